@@ -14,15 +14,7 @@ from fnmatch import fnmatchcase
 from textwrap import wrap
 
 from adapters.shared.printing import printable
-from adapters.slurm.capacity import (
-    MISMATCH_DIMENSIONS,
-    NodeMismatch,
-    SlurmDroneType,
-    admits_lifetime,
-    gpu_types,
-    mismatch,
-    resolve_types,
-)
+from adapters.slurm.capacity import MISMATCH_DIMENSIONS, SlurmDroneType, resolve_types
 from adapters.slurm.records import Partition, SlurmNode, expand_hostlist
 from adapters.slurm.settings import LIMIT_CHECK_INTERVAL_S, SlurmNodeHardware, SlurmSiteConfig
 from provisioner.interfaces import AuditFinding
@@ -56,7 +48,17 @@ def reserve_limits(
 def render_blocking(policy: SitePolicy, types: Iterable[DroneType], config: SlurmSiteConfig) -> str:
     """Return configuration that enforces ``policy.blocking`` and the owner's priority; equal for equal policies."""
     all_types = tuple(types)
-    lines = [*_head(policy)]
+    lines = _comment(
+        f"Blocking and preemption for drones at site {policy.site}: `provisioner render blocking --site {policy.site}`."
+        " Do not edit: change the site's file and print it again.",
+        "Each part says which file it is for and where it goes. A part for slurm.conf can be put into a file of its own"
+        " and included there. Then, with all files on all nodes: scontrol reconfigure. (If daemons are restarted"
+        " instead: slurmd on the nodes, and slurmctld AFTER them, as it takes from their first word how GPUs lie on"
+        " cores.)"
+        " `scontrol show node` then has to name cores, as in `RestrictedCoresPerGPU=4(0-7,38-45)`: with `(null)` in the"
+        " brackets nothing is kept.",
+    )
+    lines.append("")
     if policy.blocking:
         lines += _blocking(policy, config)
         lines += _limitations(policy)
@@ -67,75 +69,45 @@ def render_blocking(policy: SitePolicy, types: Iterable[DroneType], config: Slur
     return "\n".join([*lines, "# ==== end", ""])
 
 
-def _comment(text: str, indent: str = "") -> list[str]:
-    return [f"# {indent}{line}" for line in wrap(text, 114 - len(indent), break_on_hyphens=False)]
-
-
-def _head(policy: SitePolicy) -> Iterator[str]:
-    yield from _comment(
-        f"Blocking and preemption for drones at site {policy.site}: `provisioner render blocking --site {policy.site}`."
-        " Do not edit: change the site's file and print it again."
-    )
-    yield from _comment(
-        "Each part says which file it is for and where it goes. A part for slurm.conf can be put into a file of its own"
-        " and included there. Then, with all files on all nodes: scontrol reconfigure. (If daemons are restarted"
-        " instead: slurmd on the nodes, and slurmctld AFTER them, as it takes from their first word how GPUs lie on"
-        " cores.)"
-        " `scontrol show node` then has to name cores, as in `RestrictedCoresPerGPU=4(0-7,38-45)`: with `(null)` in the"
-        " brackets nothing is kept."
-    )
-    yield ""
+def _comment(*paragraphs: str, indent: str = "") -> list[str]:
+    lines = [line for text in paragraphs for line in wrap(text, 114 - len(indent), break_on_hyphens=False)]
+    return [f"# {indent}{line}" for line in lines]
 
 
 # ----------------------------------------------------------------------------------------------------------- blocking
 
 
 def _blocking(policy: SitePolicy, config: SlurmSiteConfig) -> Iterator[str]:
-    yield "# ==== Blocking"
-    yield "#"
+    yield from ("# ==== Blocking", "#")
     yield from _comment("What is kept of every GPU that is free, from jobs that do not use it:")
-    for reserve in policy.blocking:
-        yield from _comment(_describe_reserve(reserve), "  ")
+    yield from _comment(*(f"{' '.join(each.nodes)}: {_amounts(each)}" for each in policy.blocking), indent="  ")
     yield "#"
     if not config.hardware:
-        yield from _formulas(config)
+        yield from _comment(
+            "The lines follow from the size of the nodes, which the site's file does not tell: write it under"
+            " `options.hardware` and print this again. By hand, for each kind of node:"
+        )
+        yield "#   RestrictedCoresPerGPU = CPUs kept per GPU / ThreadsPerCore, rounded up"
+        memory = "(RealMemory - GPUs * MiB kept per GPU) / (CPUs - GPUs * CPUs kept per GPU)"
+        yield f"#   MaxMemPerCPU = {memory}, rounded down"
+        yield ""
         return
     for hardware in config.hardware:
         yield from _hardware_lines(hardware, policy)
     yield from _comment(
         "The partitions through which GPU jobs (drones too) come to these nodes need a higher PriorityTier than that"
         f" partition, {DRONE_TIER} or more: with equal tiers a GPU job that waits makes the scheduler keep the whole"
-        " node, and none starts although its cores are free."
-    )
-    yield from _comment(
+        " node, and none starts although its cores are free.",
         "Jobs without a GPU that come through one of those meet RestrictedCoresPerGPU there too, but no limit of"
         " memory: have such jobs refused there (job_submit), or give it the same MaxMemPerCPU; a GPU job that wants"
-        " more memory per CPU is then given, and charged, more CPUs."
+        " more memory per CPU is then given, and charged, more CPUs.",
     )
     yield ""
-
-
-def _describe_reserve(reserve: Reserve) -> str:
-    return f"{' '.join(reserve.nodes)}: {_amounts(reserve)}"
 
 
 def _amounts(reserve: Reserve) -> str:
-    amounts = [
-        *([f"{reserve.cpus} CPUs"] if reserve.cpus else []),
-        *([f"{reserve.memory_mib} MiB of memory"] if reserve.memory_mib else []),
-        *([f"{reserve.disk_mib} MiB of disk"] if reserve.disk_mib else []),
-    ]
-    return ", ".join(amounts) or "nothing"
-
-
-def _formulas(config: SlurmSiteConfig) -> Iterator[str]:
-    yield from _comment(
-        "The lines follow from the size of the nodes, which the site's file does not tell: write it under"
-        " `options.hardware` and print this again. By hand, for each kind of node:"
-    )
-    yield "#   RestrictedCoresPerGPU = CPUs kept per GPU / ThreadsPerCore, rounded up"
-    yield "#   MaxMemPerCPU = (RealMemory - GPUs * MiB kept per GPU) / (CPUs - GPUs * CPUs kept per GPU), rounded down"
-    yield ""
+    amounts = {"CPUs": reserve.cpus, "MiB of memory": reserve.memory_mib, "MiB of disk": reserve.disk_mib}
+    return ", ".join(f"{amount} {unit}" for unit, amount in amounts.items() if amount) or "nothing"
 
 
 def reserve_of(names: Sequence[str], reserves: Sequence[Reserve]) -> Reserve | None:
@@ -155,27 +127,27 @@ def _hardware_lines(hardware: SlurmNodeHardware, policy: SitePolicy) -> Iterator
         yield from _comment(f"!! {nodes}: `blocking` has not one entry for all of them: write a `hardware` for each.")
         yield "#"
         return
-    asked = reserve_limits(reserve, hardware.cpus, hardware.threads_per_core, hardware.memory, gpus)
-    if asked is None:
+    limits = reserve_limits(reserve, hardware.cpus, hardware.threads_per_core, hardware.memory, gpus)
+    if limits is None:
         yield from _comment(
             f"!! {nodes}: {gpus} GPUs cannot keep {_amounts(reserve)} each of {hardware.cpus} CPUs and"
             f" {hardware.memory} MiB: nothing is printed for these nodes."
         )
         yield "#"
         return
-    if asked.cores_per_gpu:
-        yield from _cores(hardware, asked)
-    if asked.memory_per_cpu_mib:
-        yield from _memory(hardware, reserve, asked)
+    if limits.cores_per_gpu:
+        yield from _cores(hardware, limits)
+    if limits.memory_per_cpu_mib:
+        yield from _memory(hardware, reserve, limits)
 
 
-def _cores(hardware: SlurmNodeHardware, asked: ReserveLimits) -> Iterator[str]:
+def _cores(hardware: SlurmNodeHardware, limits: ReserveLimits) -> Iterator[str]:
     yield f"# ---- slurm.conf, before the NodeName lines of {hardware.nodes}"
     yield from _comment(
         "(or add the words to each of these lines; another NodeName=DEFAULT line, with"
         " RestrictedCoresPerGPU=0, ends it). Slurm 24.05 or newer; older ones refuse the whole file."
     )
-    yield f"NodeName=DEFAULT RestrictedCoresPerGPU={asked.cores_per_gpu}"
+    yield f"NodeName=DEFAULT RestrictedCoresPerGPU={limits.cores_per_gpu}"
     yield ""
     yield f"# ---- gres.conf, in the place of the lines for {hardware.nodes}"
     yield from _comment(
@@ -185,54 +157,43 @@ def _cores(hardware: SlurmNodeHardware, asked: ReserveLimits) -> Iterator[str]:
     )
     name, _, model = hardware.gres.partition(":")
     kind = f" Type={model}" if model else ""
-    for first, last, low, high in _by_socket(hardware):
+    # GPUs spread evenly over the sockets, or all over all.
+    groups = 1 if hardware.gpus % hardware.sockets else hardware.sockets
+    gpus, cores = hardware.gpus // groups, hardware.sockets * hardware.cores_per_socket // groups
+    for group in range(groups):
+        first, last = group * gpus, (group + 1) * gpus - 1
         files = f"/dev/nvidia{first}" if first == last else f"/dev/nvidia[{first}-{last}]"
-        yield f"NodeName={hardware.nodes} Name={name}{kind} File={files} Cores={low}-{high}"
+        where = f"File={files} Cores={group * cores}-{(group + 1) * cores - 1}"
+        yield f"NodeName={hardware.nodes} Name={name}{kind} {where}"
     yield ""
 
 
-def _by_socket(hardware: SlurmNodeHardware) -> Iterator[tuple[int, int, int, int]]:
-    """Yield first and last GPU, first and last core: GPUs spread evenly over the sockets, or all over all."""
-    sockets, cores = hardware.sockets, hardware.cores_per_socket
-    if hardware.gpus % sockets:
-        yield 0, hardware.gpus - 1, 0, sockets * cores - 1
-        return
-    each = hardware.gpus // sockets
-    for socket in range(sockets):
-        yield socket * each, (socket + 1) * each - 1, socket * cores, (socket + 1) * cores - 1
-
-
-def _memory(hardware: SlurmNodeHardware, reserve: Reserve, asked: ReserveLimits) -> Iterator[str]:
+def _memory(hardware: SlurmNodeHardware, reserve: Reserve, limits: ReserveLimits) -> Iterator[str]:
     total_mib = hardware.memory - hardware.gpus * reserve.memory_mib
     yield f"# ---- slurm.conf, after the NodeName lines of {hardware.nodes}"
     yield from _comment(
         "The partition for CPU-only jobs on these nodes; if you have one, add the last three words to its line. A job"
-        f" that asks for more than {asked.memory_per_cpu_mib} MiB per CPU is given more CPUs, so CPU-only jobs run out"
+        f" that asks for more than {limits.memory_per_cpu_mib} MiB per CPU is given more CPUs, so CPU-only jobs run out"
         f" of CPUs before they have more than {total_mib} MiB of a node."
     )
     name = f"{CPU_PARTITION}-{hardware.gres.partition(':')[2]}".rstrip("-")
     yield (
         f"PartitionName={name} Nodes={hardware.nodes} State=UP PriorityTier={CPU_TIER}"
-        f" PreemptMode=OFF MaxMemPerCPU={asked.memory_per_cpu_mib}"
+        f" PreemptMode=OFF MaxMemPerCPU={limits.memory_per_cpu_mib}"
     )
     yield ""
 
 
 def _limitations(policy: SitePolicy) -> Iterator[str]:
     """Yield what an administrator would otherwise believe to be kept."""
-    yield "# ==== What Slurm cannot do"
-    yield "#"
+    yield from ("# ==== What Slurm cannot do", "#")
     yield from _comment(
         "- Memory per free GPU, as such: there is nothing like RestrictedCoresPerGPU for it. MaxMemPerCPU holds for the"
-        " partition that has it, and for no other."
-    )
-    yield from _comment(
+        " partition that has it, and for no other.",
         "- In 22.05 there is no RestrictedCoresPerGPU, and MaxMemPerCPU leaks: CPU-only jobs of much memory took all"
-        " of a node in spite of it. MaxCPUsPerNode on the CPU partition (CPUs less what all GPUs keep) keeps the CPUs."
-    )
-    yield from _comment(
+        " of a node in spite of it. MaxCPUsPerNode on the CPU partition (CPUs less what all GPUs keep) keeps the CPUs.",
         "- The CPUs are kept while the GPU is free, whichever it is; MaxMemPerCPU is the same whether GPUs are free or"
-        " not."
+        " not.",
     )
     if any(reserve.disk_mib for reserve in policy.blocking):
         yield from _comment(
@@ -248,12 +209,11 @@ def _limitations(policy: SitePolicy) -> Iterator[str]:
 
 def _uncovered_types(policy: SitePolicy, types: Sequence[DroneType]) -> Iterator[str]:
     """Yield drone types that no reserve covers."""
+    most_cpus = max(reserve.cpus for reserve in policy.blocking)
+    most_mib = max(reserve.memory_mib for reserve in policy.blocking)
     for kind in types:
         gpus = -(-kind.gpu_milli // WHOLE_GPU)
-        for what, asked, most in (
-            ("CPUs", kind.cpus, max((r.cpus for r in policy.blocking), default=0)),
-            ("MiB of memory", kind.memory_mib, max((r.memory_mib for r in policy.blocking), default=0)),
-        ):
+        for what, asked, most in (("CPUs", kind.cpus, most_cpus), ("MiB of memory", kind.memory_mib, most_mib)):
             if gpus and 0 < most * gpus < asked:
                 yield from _comment(
                     f"Drone type {kind.name} takes {asked / gpus:g} {what} per GPU and no reserve keeps that much"
@@ -266,8 +226,7 @@ def _uncovered_types(policy: SitePolicy, types: Sequence[DroneType]) -> Iterator
 
 
 def _preemption(policy: SitePolicy, types: Sequence[DroneType], config: SlurmSiteConfig) -> Iterator[str]:
-    yield "# ==== Owner's priority"
-    yield "#"
+    yield from ("# ==== Owner's priority", "#")
     if config.owner is None:
         yield from _comment("The site's file names no owner (`options.owner`): drones are jobs like any others.")
         return
@@ -281,23 +240,16 @@ def _preemption(policy: SitePolicy, types: Sequence[DroneType], config: SlurmSit
             " drones that the owner's may preempt (sacctmgr: GraceTime and PreemptMode=cancel on it)."
         )
         return
-    yield "# ---- slurm.conf"
-    yield "PreemptType=preempt/partition_prio"
-    yield "PreemptMode=CANCEL"
+    yield from ("# ---- slurm.conf", "PreemptType=preempt/partition_prio", "PreemptMode=CANCEL")
     yield from _comment("Without it nothing is lost: the drone itself is a job step, and steps get the signal at once.")
-    yield "PreemptParameters=send_user_signal"
-    yield "#"
+    yield from ("PreemptParameters=send_user_signal", "#")
     yield from _comment(
         f"On the PartitionName lines of {', '.join(config.owner.partitions)} (the owner):"
-        f" PriorityTier={OWNER_TIER} PreemptMode=OFF"
-    )
-    yield from _comment(
+        f" PriorityTier={OWNER_TIER} PreemptMode=OFF",
         f"On those of {', '.join(drones) or 'the drones'} (drones): PriorityTier={DRONE_TIER} PreemptMode=CANCEL"
-        f" GraceTime={grace_s}"
-    )
-    yield from _comment(
+        f" GraceTime={grace_s}",
         f"SIGTERM then comes at once, the end {grace_s} s later and up to {LIMIT_CHECK_INTERVAL_S} s on top of that, as"
-        f" slurmctld checks every {LIMIT_CHECK_INTERVAL_S} s; SIGKILL after KillWait more."
+        f" slurmctld checks every {LIMIT_CHECK_INTERVAL_S} s; SIGKILL after KillWait more.",
     )
 
 
@@ -306,255 +258,205 @@ def _preemption(policy: SitePolicy, types: Sequence[DroneType], config: SlurmSit
 _SECONDS_SETTING = re.compile(r"(\d+)(?:\s*sec(?:onds)?)?")
 
 
-def audit_cluster(
-    nodes: Sequence[SlurmNode],
-    partitions: Sequence[Partition],
-    configuration: Mapping[str, str],
-    policy: SitePolicy,
-    types: Sequence[DroneType],
-    config: SlurmSiteConfig,
-) -> tuple[AuditFinding, ...]:
-    """Return where the running configuration does not do what the policy and the drone types say.
+class SlurmAudit:
+    """Comparison of the running configuration with the policy and the drone types of the site.
 
     ``configuration``: see :meth:`adapters.slurm.records.SlurmClient.configuration`; missing settings are not checked.
     """
-    hosted = resolve_types(types, partitions, config)
-    return (
-        *_partition_gaps(partitions, hosted),
-        *_type_gaps(nodes, partitions, hosted),
-        *_blocking_gaps(nodes, partitions, policy, hosted, config),
-        *_grace_gaps(partitions, configuration, policy, hosted, config),
-        *_job_age_gaps(configuration, policy, config),
-    )
 
+    def __init__(
+        self,
+        nodes: Sequence[SlurmNode],
+        partitions: Sequence[Partition],
+        configuration: Mapping[str, str],
+        policy: SitePolicy,
+        types: Sequence[DroneType],
+        config: SlurmSiteConfig,
+    ) -> None:
+        self.nodes, self.partitions, self.configuration = nodes, partitions, configuration
+        self.policy, self.types, self.config = policy, resolve_types(types, partitions, config), config
 
-def _names(names: Sequence[str], most: int = 4) -> str:
-    return printable(", ".join(names[:most]) + (", ..." if len(names) > most else "")) or "none"
+    def gaps(self) -> tuple[AuditFinding, ...]:
+        """Return where the running configuration does not do what the policy and the drone types say."""
+        types = [kind for kind in self.types if kind.partitions]  # _partition_gaps reports the others
+        of_types = [gap for kind in types for gap in self._type_gaps(kind)]
+        rest = (*self._blocking_gaps(), *self._grace_gaps(), *self._job_age_gaps())
+        return (*self._partition_gaps(), *of_types, *rest)
 
+    def _partition_gaps(self) -> Iterator[AuditFinding]:
+        known = {each.name: each for each in self.partitions}
+        for name in dict.fromkeys(name for kind in self.types for name in kind.options.partition.split(",") if name):
+            if name not in known:
+                problem = f"no such partition (there are: {_names(sorted(known))}); correct `options.partition`"
+                yield AuditFinding(name, "partition", problem)
+            elif not known[name].up:
+                problem = "the partition is down: drones wait in it until its admin sets it up again"
+                yield AuditFinding(name, "partition", problem)
 
-# ---------------------------------------------------------------------------------------------------------- drone types
-
-
-def _partition_gaps(partitions: Sequence[Partition], hosted: Sequence[SlurmDroneType]) -> Iterator[AuditFinding]:
-    known = {each.name: each for each in partitions}
-    named = dict.fromkeys(name for kind in hosted for name in kind.options.partition.split(",") if name)
-    for name in named:
-        if name not in known:
-            there = _names(sorted(known))
-            yield AuditFinding(
-                name, "partition", f"no such partition (there are: {there}); correct `options.partition`"
-            )
-        elif not known[name].up:
-            yield AuditFinding(
-                name, "partition", "the partition is down: drones wait in it until its admin sets it up again"
-            )
-
-
-def _type_gaps(
-    nodes: Sequence[SlurmNode], partitions: Sequence[Partition], hosted: Sequence[SlurmDroneType]
-) -> Iterator[AuditFinding]:
-    for kind in hosted:
-        if not kind.partitions:
-            continue  # reported by _partition_gaps
-        label = f"drone type {kind.type.name}"
-        life_s = kind.type.walltime_s
+    def _type_gaps(self, kind: SlurmDroneType) -> Iterator[AuditFinding]:
+        label, where = f"drone type {kind.type.name}", kind.options.partition or "default"
         up = [each for each in kind.partitions if each.up]
-        if up and not any(admits_lifetime(kind, each) for each in up):
+        if up and not any(map(kind.admitted_by, up)):
             most_s = max(each.max_s for each in up)
             yield AuditFinding(
                 ",".join(each.name for each in up),
                 "walltime",
-                f"{label} lives {life_s:.0f} s and MaxTime is {most_s:.0f} s: it would wait forever or be rejected;"
-                f" write `walltime: {most_s / 3600:g}h` at most",
+                f"{label} lives {kind.type.walltime_s:.0f} s and MaxTime is {most_s:.0f} s: it would wait forever or be"
+                f" rejected; write `walltime: {most_s / 3600:g}h` at most",
             )
-        tried = [(node, mismatch(kind, node)) for node in nodes if node.state != "FUTURE"]
-        if tried and all(why is not None for _, why in tried):
-            yield AuditFinding(
-                kind.options.partition or "default", "types", f"{label}: no node could host one. {_nearest(tried)}"
-            )
-        mixed = [
-            n.name for n in nodes if kind.gpus and mismatch(kind, n) is None and _hosts_other_gpus(n, kind, hosted)
-        ]
-        if mixed:
+        tried = [(node, kind.mismatch(node)) for node in self.nodes if node.state != "FUTURE"]
+        hosts = [node for node, why in tried if why is None]
+        if failed := [(node, why) for node, why in tried if why is not None and not hosts]:
+            node, why = max(failed, key=lambda pair: MISMATCH_DIMENSIONS.index(pair[1].dimension))
+            nearest = f"Nearest is {node.name}: {why.dimension} requested {why.requested}, available {why.available}"
+            yield AuditFinding(where, "types", f"{label}: no node could host one. {printable(nearest, 300)}")
+        if mixed := [node.name for node in hosts if kind.gpus and self._hosts_other_gpus(node, kind)]:
             yield AuditFinding(
                 _names(mixed),
                 "gpus",
                 f"{label} shares nodes with a type that needs other GPUs of them: such a node is planned with one type"
                 " of GPU at a time, that of which most is free",
             )
-        if "exclusive" in kind.options.submit and any(_is_small(kind, n) for n in nodes if mismatch(kind, n) is None):
+        if "exclusive" in kind.options.submit and any(kind.gpus < sum(node.gpus.values()) for node in hosts):
             yield AuditFinding(
-                kind.options.partition or "default",
+                where,
                 "exclusive",
                 f"{label} takes whole nodes (`submit.exclusive`) and is smaller than they are: the rest stays idle;"
                 " make it as large as the node",
             )
 
+    def _hosts_other_gpus(self, node: SlurmNode, kind: SlurmDroneType) -> bool:
+        own = kind.gpu_types(node)
+        others = [each for each in self.types if each.gpus and each.mismatch(node) is None]
+        return any(own.isdisjoint(each.gpu_types(node)) for each in others)
 
-def _nearest(tried: Sequence[tuple[SlurmNode, NodeMismatch | None]]) -> str:
-    """Describe the nearest miss among the nodes."""
-    failed = [(node, why) for node, why in tried if why is not None]
-    node, why = max(failed, key=lambda pair: MISMATCH_DIMENSIONS.index(pair[1].dimension))
-    return printable(
-        f"Nearest is {node.name}: {why.dimension} requested {why.requested}, available {why.available}", 300
-    )
+    # -------------------------------------------------------------------------------------------------------- blocking
 
+    def _blocking_gaps(self) -> Iterator[AuditFinding]:
+        known = {each.name: each for each in self.partitions}
+        for node in self.nodes:
+            hosted = [kind for kind in self.types if kind.mismatch(node) is None]
+            if not any(node.gpus.values()) or not any(kind.gpus for kind in hosted):
+                continue
+            reserve = reserve_of([node.name], self.policy.blocking)
+            if reserve is not None:
+                through = [known[name] for name in node.partitions if name in known and known[name].up]
+                yield from self._reserve_gaps(node, reserve, through)
+            elif node.restricted_cores_per_gpu and any(not kind.gpus for kind in hosted):
+                yield AuditFinding(
+                    node.name,
+                    "cpus",
+                    f"the node keeps {node.restricted_cores_per_gpu} cores per free GPU (RestrictedCoresPerGPU) and"
+                    " `blocking` does not say so: CPU drones would be asked for and wait; write the same into"
+                    " `blocking`",
+                )
+        for pattern in dict.fromkeys(p for reserve in self.policy.blocking for p in reserve.nodes):
+            if not any(fnmatchcase(node.name, pattern) for node in self.nodes):
+                there = _names([node.name for node in self.nodes if node.gpus], 3)
+                problem = f"no node has such a name (there are: {there}); correct `blocking.nodes`"
+                yield AuditFinding(pattern, "nodes", problem)
 
-def _hosts_other_gpus(node: SlurmNode, kind: SlurmDroneType, hosted: Sequence[SlurmDroneType]) -> bool:
-    mine = gpu_types(node, kind.gres)
-    return any(each.gpus and mismatch(each, node) is None and not gpu_types(node, each.gres) & mine for each in hosted)
+    def _reserve_gaps(self, node: SlurmNode, reserve: Reserve, through: Sequence[Partition]) -> Iterator[AuditFinding]:
+        """Compare what jobs without GPU can get through each partition while all GPUs of the node are free.
 
-
-def _is_small(kind: SlurmDroneType, node: SlurmNode) -> bool:
-    return kind.gpus < sum(node.gpus.values())
-
-
-# ------------------------------------------------------------------------------------------------------------- blocking
-
-
-def _blocking_gaps(
-    nodes: Sequence[SlurmNode],
-    partitions: Sequence[Partition],
-    policy: SitePolicy,
-    hosted: Sequence[SlurmDroneType],
-    config: SlurmSiteConfig,
-) -> Iterator[AuditFinding]:
-    known = {each.name: each for each in partitions}
-    gpu_kinds = [kind for kind in hosted if kind.gpus]
-    repair = f"`provisioner render blocking --site {policy.site}` prints what can be done"
-    if config.transport == "native":
-        repair += " (but pyslurm does not tell RestrictedCoresPerGPU: see `scontrol show node` first)"
-    for node in nodes:
-        gpus = sum(node.gpus.values())
-        if not gpus or not any(mismatch(kind, node) is None for kind in gpu_kinds):
-            continue
-        reserve = reserve_of([node.name], policy.blocking)
-        through = [known[name] for name in node.partitions if name in known and known[name].up]
-        if reserve is not None:
-            yield from _reserve_gaps(node, gpus, reserve, through, repair)
-        elif node.restricted_cores_per_gpu and any(not k.gpus and mismatch(k, node) is None for k in hosted):
+        Their memory ends with their CPUs, where the partition limits it per CPU.
+        """
+        gpus, threads = sum(node.gpus.values()), node.threads_per_core or 1
+        limits = reserve_limits(reserve, node.cpus, threads, node.memory_mib, gpus)
+        if limits is None:
+            yield AuditFinding(
+                node.name,
+                "cpus" if gpus * reserve.cpus >= node.cpus else "memory",
+                f"{gpus} GPUs cannot keep {reserve.cpus} CPUs and {reserve.memory_mib} MiB each of {node.cpus} CPUs and"
+                f" {node.memory_mib} MiB: write less into `blocking` for it",
+            )
+            return
+        repair = f"`provisioner render blocking --site {self.policy.site}` prints what can be done"
+        if self.config.transport == "native":
+            repair += " (but pyslurm does not tell RestrictedCoresPerGPU: see `scontrol show node` first)"
+        kept_cpus, kept_mib = {}, {}
+        for each in through:
+            by_partition = node.cpus - each.max_cpus_per_node if each.max_cpus_per_node else 0
+            kept = max(gpus * node.restricted_cores_per_gpu * threads, by_partition, 0)
+            per_cpu_mib = each.max_memory_per_cpu_mib
+            kept_cpus[each.name] = kept
+            kept_mib[each.name] = max(0, node.memory_mib - (node.cpus - kept) * per_cpu_mib) if per_cpu_mib else 0
+        if reserve.cpus and (loose := [name for name, kept in kept_cpus.items() if kept < gpus * reserve.cpus]):
             yield AuditFinding(
                 node.name,
                 "cpus",
-                f"the node keeps {node.restricted_cores_per_gpu} cores per free GPU (RestrictedCoresPerGPU) and"
-                " `blocking` does not say so: CPU drones would be asked for and wait; write the same into `blocking`",
+                f"{gpus} free GPUs keep {min(kept_cpus.values())} of {node.cpus} CPUs, requested"
+                f" {gpus * reserve.cpus}: jobs without GPU may have the rest through {_names(loose)}; {repair}",
             )
-    for pattern in dict.fromkeys(p for reserve in policy.blocking for p in reserve.nodes):
-        if not any(fnmatchcase(node.name, pattern) for node in nodes):
-            there = _names([node.name for node in nodes if node.gpus], 3)
+        requested = gpus * reserve.memory_mib
+        if loose := [name for name, kept in kept_mib.items() if kept < requested]:
             yield AuditFinding(
-                pattern, "nodes", f"no node has such a name (there are: {there}); correct `blocking.nodes`"
+                node.name,
+                "memory",
+                f"{gpus} free GPUs keep {min(kept_mib.values())} of {node.memory_mib} MiB, requested {requested}: jobs"
+                f" without GPU may have the rest through {_names(loose)} (MaxMemPerCPU={limits.memory_per_cpu_mib}"
+                f" there would keep it); {repair}",
             )
+        if reserve.disk_mib:
+            problem = "Slurm keeps no disk: leave `disk` out of `blocking`, or live with it"
+            yield AuditFinding(node.name, "disk", problem)
 
+    # ----------------------------------------------------------------------------------------------------------- grace
 
-def _reserve_gaps(
-    node: SlurmNode, gpus: int, reserve: Reserve, through: Sequence[Partition], repair: str
-) -> Iterator[AuditFinding]:
-    threads = node.threads_per_core or 1
-    asked = reserve_limits(reserve, node.cpus, threads, node.memory_mib, gpus)
-    if asked is None:
-        yield AuditFinding(
-            node.name,
-            "cpus" if gpus * reserve.cpus >= node.cpus else "memory",
-            f"{gpus} GPUs cannot keep {reserve.cpus} CPUs and {reserve.memory_mib} MiB each of {node.cpus} CPUs and"
-            f" {node.memory_mib} MiB: write less into `blocking` for it",
-        )
-        return
-    open_cpus = [each.name for each in through if _reserved_cpus(node, gpus, threads, each) < gpus * reserve.cpus]
-    if reserve.cpus and open_cpus:
-        keeps = min(_reserved_cpus(node, gpus, threads, each) for each in through)
-        yield AuditFinding(
-            node.name,
-            "cpus",
-            f"{gpus} free GPUs keep {keeps} of {node.cpus} CPUs, requested {gpus * reserve.cpus}: jobs without GPU may"
-            f" have the rest through {_names(open_cpus)}; {repair}",
-        )
-    yield from _memory_gaps(node, gpus, threads, reserve, asked, through, repair)
-    if reserve.disk_mib:
-        yield AuditFinding(node.name, "disk", "Slurm keeps no disk: leave `disk` out of `blocking`, or live with it")
-
-
-def _reserved_cpus(node: SlurmNode, gpus: int, threads: int, partition: Partition) -> int:
-    """Return the CPUs that jobs without GPU of this partition cannot get while all GPUs of the node are free."""
-    by_partition = node.cpus - partition.max_cpus_per_node if partition.max_cpus_per_node else 0
-    return max(gpus * node.restricted_cores_per_gpu * threads, by_partition, 0)
-
-
-def _memory_gaps(
-    node: SlurmNode,
-    gpus: int,
-    threads: int,
-    reserve: Reserve,
-    asked: ReserveLimits,
-    through: Sequence[Partition],
-    repair: str,
-) -> Iterator[AuditFinding]:
-    """Compare the reserve with the limit per CPU times the CPUs of jobs without GPU: the memory that they can get."""
-    requested = gpus * reserve.memory_mib
-    most = {
-        each.name: min(node.memory_mib, (node.cpus - _reserved_cpus(node, gpus, threads, each)) * per_cpu_mib)
-        if (per_cpu_mib := each.max_memory_per_cpu_mib)
-        else node.memory_mib
-        for each in through
-    }
-    loose = [name for name, mib in most.items() if node.memory_mib - mib < requested]
-    if reserve.memory_mib and loose:
-        keeps = node.memory_mib - max(most.values())
-        yield AuditFinding(
-            node.name,
-            "memory",
-            f"{gpus} free GPUs keep {keeps} of {node.memory_mib} MiB, requested {requested}: jobs without GPU may have"
-            f" the rest through {_names(loose)} (MaxMemPerCPU={asked.memory_per_cpu_mib} there would keep"
-            f" it); {repair}",
-        )
-
-
-# ---------------------------------------------------------------------------------------------------------------- grace
-
-
-def _grace_gaps(
-    partitions: Sequence[Partition],
-    configuration: Mapping[str, str],
-    policy: SitePolicy,
-    hosted: Sequence[SlurmDroneType],
-    config: SlurmSiteConfig,
-) -> Iterator[AuditFinding]:
-    kill_wait_s = parse_seconds(configuration.get("KillWait", ""))
-    promised = f"`timeouts.grace` is {policy.grace_s:.0f} s: drones would promise their jobs time that they do not have"
-    if kill_wait_s is not None and kill_wait_s < policy.grace_s:
-        yield AuditFinding(
-            "slurm.conf",
-            "grace",
-            f"a drone that is asked to leave is killed {kill_wait_s} s after SIGTERM (KillWait), {promised}; write"
-            f" `grace: {kill_wait_s}s`, or have KillWait raised",
-        )
-    ours = {each.name: each for kind in hosted for each in kind.partitions}
-    by_qos = "qos" in configuration.get("PreemptType", "")
-    is_reported = bool(configuration.get("PreemptType") or configuration.get("PreemptMode"))
-    for each in ours.values():
-        mode = preempt_mode(each, partitions, configuration)
-        if mode == "" and config.owner is not None and is_reported and not by_qos:
+    def _grace_gaps(self) -> Iterator[AuditFinding]:
+        grace_s, kill_wait_s = self.policy.grace_s, parse_seconds(self.configuration.get("KillWait", ""))
+        promised = f"`timeouts.grace` is {grace_s:.0f} s: drones would promise their jobs time that they do not have"
+        if kill_wait_s is not None and kill_wait_s < grace_s:
             yield AuditFinding(
-                each.name,
-                "preemption",
-                "Slurm takes no drone's place in this partition for the owner: their jobs wait until drones have been"
-                f" asked to leave; `provisioner render blocking --site {policy.site}` prints how it would",
-            )
-        if mode in ("SUSPEND", "GANG"):
-            yield AuditFinding(
-                each.name,
-                "preemption",
-                f"a preempted drone is suspended (PreemptMode={each.preempt_mode or mode}): its jobs stand still and"
-                " its pool takes it for dead; have PreemptMode=CANCEL set for the partition",
-            )
-        got_s = each.grace_s + (kill_wait_s or 0)
-        if mode in ("CANCEL", "REQUEUE") and kill_wait_s is not None and got_s < policy.grace_s and not by_qos:
-            yield AuditFinding(
-                each.name,
+                "slurm.conf",
                 "grace",
-                f"a preempted drone is killed {got_s:.0f} s after SIGTERM, up to 30 s more (GraceTime"
-                f" {each.grace_s:.0f} s, KillWait {kill_wait_s} s), {promised}",
+                f"a drone that is asked to leave is killed {kill_wait_s} s after SIGTERM (KillWait), {promised}; write"
+                f" `grace: {kill_wait_s}s`, or have KillWait raised",
             )
+        by_qos = "qos" in self.configuration.get("PreemptType", "")
+        is_reported = bool(self.configuration.get("PreemptType") or self.configuration.get("PreemptMode"))
+        for each in {each.name: each for kind in self.types for each in kind.partitions}.values():
+            mode = preempt_mode(each, self.partitions, self.configuration)
+            if mode == "" and self.config.owner is not None and is_reported and not by_qos:
+                yield AuditFinding(
+                    each.name,
+                    "preemption",
+                    "Slurm takes no drone's place in this partition for the owner: their jobs wait until drones have"
+                    f" been asked to leave; `provisioner render blocking --site {self.policy.site}` prints how it"
+                    " would",
+                )
+            if mode in ("SUSPEND", "GANG"):
+                yield AuditFinding(
+                    each.name,
+                    "preemption",
+                    f"a preempted drone is suspended (PreemptMode={each.preempt_mode or mode}): its jobs stand still"
+                    " and its pool takes it for dead; have PreemptMode=CANCEL set for the partition",
+                )
+            got_s = each.grace_s + (kill_wait_s or 0)
+            if mode in ("CANCEL", "REQUEUE") and kill_wait_s is not None and got_s < grace_s and not by_qos:
+                yield AuditFinding(
+                    each.name,
+                    "grace",
+                    f"a preempted drone is killed {got_s:.0f} s after SIGTERM, up to {LIMIT_CHECK_INTERVAL_S} s more"
+                    f" (GraceTime {each.grace_s:.0f} s, KillWait {kill_wait_s} s), {promised}",
+                )
+
+    def _job_age_gaps(self) -> Iterator[AuditFinding]:
+        age_s, max_age_s = parse_seconds(self.configuration.get("MinJobAge", "")), self.policy.view_max_age_s
+        kept_in = self.configuration.get("AccountingStorageType")
+        without = kept_in is not None and ("none" in kept_in or kept_in in ("", "(null)"))
+        if age_s is not None and age_s < max_age_s and (without or self.config.accounting is False):
+            yield AuditFinding(
+                "slurm.conf",
+                "ends",
+                f"slurmctld forgets a job {age_s} s after its end (MinJobAge), a poll may be {max_age_s:.0f} s old and"
+                " there is no accounting to ask: how a drone ended may never be known; have MinJobAge raised to its"
+                " default, 300",
+            )
+
+
+def _names(names: Sequence[str], most: int = 4) -> str:
+    return printable(", ".join(names[:most]) + (", ..." if len(names) > most else "")) or "none"
 
 
 def preempt_mode(partition: Partition, partitions: Sequence[Partition], configuration: Mapping[str, str]) -> str:
@@ -570,22 +472,6 @@ def preempt_mode(partition: Partition, partitions: Sequence[Partition], configur
     if not higher or not modes:
         return ""
     return next((mode for mode in modes if mode != "GANG"), "GANG")
-
-
-def _job_age_gaps(
-    configuration: Mapping[str, str], policy: SitePolicy, config: SlurmSiteConfig
-) -> Iterator[AuditFinding]:
-    age_s = parse_seconds(configuration.get("MinJobAge", ""))
-    kept_in = configuration.get("AccountingStorageType")
-    without = config.accounting is False or (kept_in is not None and ("none" in kept_in or kept_in in ("", "(null)")))
-    if age_s is not None and age_s < policy.view_max_age_s and without:
-        yield AuditFinding(
-            "slurm.conf",
-            "ends",
-            f"slurmctld forgets a job {age_s} s after its end (MinJobAge), a poll may be {policy.view_max_age_s:.0f} s"
-            " old and there is no accounting to ask: how a drone ended may never be known; have MinJobAge raised to its"
-            " default, 300",
-        )
 
 
 def parse_seconds(text: str) -> int | None:

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from adapters.shared.printing import printable
 from adapters.slurm.records import SlurmClient, SlurmJob, job_id_key, split_job_id
@@ -26,8 +27,7 @@ _DRONE_JOB_NAME = re.compile(rf"{_SLURM_DRONE_ID.pattern}(?P<array>\+?)\.(?P<typ
 _MAX_ID_LENGTH = 63
 
 
-@dataclass(frozen=True, slots=True)
-class SlurmDroneName:
+class SlurmDroneName(NamedTuple):
     """The drone id and type in a job's name."""
 
     drone_id: DroneId
@@ -105,79 +105,67 @@ def list_drones(
 ) -> SlurmDroneListing:
     """Return the drones among ``jobs``, which were listed at ``now``. Ended ones stay for ``retain_s``."""
     alive: dict[DroneId, list[RemoteDrone]] = {}
-    ended: dict[DroneId, RemoteDrone] = {}
+    drones: dict[DroneId, RemoteDrone] = {}
     for job in jobs:
         name = drone_of(job, controller, site)
         if name is None or is_rejected_submission(job):
             continue
         drone = remote_drone(job, name, cancelled, now)
+        other = drones.get(name.drone_id)
         if drone.end is None:
             alive.setdefault(name.drone_id, []).append(drone)
-        elif drone.end.at > now - retain_s:
-            other = ended.get(name.drone_id)
-            ended[name.drone_id] = drone if other is None else max(other, drone, key=_ended_at)
+        elif drone.end.at > now - retain_s and (other is None or other.end is None or other.end.at < drone.end.at):
+            drones[name.drone_id] = drone
     duplicates: list[str] = []
     notices: list[str] = []
-    drones = dict(ended)
     for drone_id, several in alive.items():
-        several.sort(key=_seniority)
+        # A running drone has more to lose than a waiting one; otherwise the older stays.
+        several.sort(key=lambda drone: (drone.state is RemoteState.PENDING, job_id_key(drone.remote_id)))
         drones[drone_id] = several[0]
-        duplicates += [drone.remote_id for drone in several[1:]]
         for drone in several[1:]:
+            duplicates.append(drone.remote_id)
             notices.append(f"{drone_id} exists twice, as {several[0].remote_id} and {drone.remote_id}")
     return SlurmDroneListing(drones, tuple(duplicates), tuple(notices[:_MAX_DUPLICATE_NOTICES]))
-
-
-def _ended_at(drone: RemoteDrone) -> float:
-    return drone.end.at if drone.end is not None else 0.0
-
-
-def _seniority(drone: RemoteDrone) -> tuple[bool, tuple[int, int]]:
-    """Return a sort key: a running drone has more to lose than a waiting one; otherwise the older comes first."""
-    return drone.state is RemoteState.PENDING, job_id_key(drone.remote_id)
 
 
 def is_rejected_submission(job: SlurmJob) -> bool:
     """Return whether a job is the record of a rejected submission: it failed for its request and never ran."""
     if job.state != "FAILED" or job.nodes:
         return False
-    rejected = classify_reason(job.reason) in (FaultKind.CONFIG, FaultKind.CAPACITY) or job.reason in ("", "None")
+    rejected = classify_reason(job.reason) in (FaultKind.CONFIG, FaultKind.CAPACITY) or not job.reason
     return rejected and job.started_at <= (job.submitted_at or job.started_at)
 
 
 def remote_drone(job: SlurmJob, name: SlurmDroneName, cancelled: CancelledDrones, now: float) -> RemoteDrone:
     """Return one job as a drone."""
     mapping = map_state(job.state, job.flags)
-    state, reason = mapping.state, job.reason if job.reason != "None" else ""
+    state, reason, blocked = mapping.state, mapping.description, None
     end = _end(job, mapping, name.drone_id, cancelled, now) if state is RemoteState.ENDED else None
-    blocked = None
     if end is not None:
         reason = ""
     elif job.restarts > 0:
         # Its batch script refuses a second life: whatever it does now, it has ended as the drone that it was.
-        blocked = classify_reason(reason) if state is RemoteState.PENDING else None
-        state, reason = RemoteState.PENDING, f"requeued by its site: {reason}".removesuffix(": ")
+        blocked = classify_reason(job.reason) if state is RemoteState.PENDING else None
+        state, reason = RemoteState.PENDING, f"requeued by its site: {job.reason}".removesuffix(": ")
     elif state is RemoteState.PENDING:
-        blocked = classify_reason(reason)
-        reason = ": ".join(filter(None, (mapping.description, reason)))
-    else:
-        reason = mapping.description
-        if job.flags & {"COMPLETING"} and job.state != "COMPLETING":
-            reason = f"{reason} ({job.state.lower()})"
+        blocked = classify_reason(job.reason)
+        reason = ": ".join(filter(None, (reason, job.reason)))
+    elif "COMPLETING" in job.flags and job.state != "COMPLETING":
+        reason = f"{reason} ({job.state.lower()})"
     waits = state is RemoteState.PENDING
-    alive = end is None and not waits
+    node = job.nodes[0] if job.nodes and not waits else ""
     return RemoteDrone(
         drone_id=name.drone_id,
         state=state,
         remote_id=job.remote_id,
         type=name.type,
-        started_at=job.started_at if (alive or job.nodes) and not waits else 0.0,
+        started_at=0.0 if waits or (end is not None and not job.nodes) else job.started_at,
         reason=printable(reason, _REASON_LENGTH),
         expected_start_at=job.started_at if waits and job.started_at > now and not job.restarts else 0.0,
         end=end,
-        node=job.nodes[0] if job.nodes and not waits else "",
-        slot=f"{job.remote_id}@{job.nodes[0]}" if job.nodes and not waits else "",
-        notice_at=_preempted_at(job, now) if alive else 0.0,
+        node=node,
+        slot=f"{job.remote_id}@{node}" if node else "",
+        notice_at=_preempted_at(job, now) if end is None and not waits else 0.0,
         blocked=blocked,
     )
 
@@ -220,8 +208,7 @@ def _with_reason(text: str, job: SlurmJob) -> str:
 
     Of a cancelled job squeue still prints why it waited, sacct who cancelled it.
     """
-    is_about_end = job.reason not in ("", "None") and (job.state != "CANCELLED" or job.reason.startswith("by "))
-    reason = job.reason if is_about_end else ""
+    reason = job.reason if job.state != "CANCELLED" or job.reason.startswith("by ") else ""
     return printable(": ".join(filter(None, (text, reason))), _REASON_LENGTH)
 
 
@@ -243,7 +230,6 @@ def _failed_end(job: SlurmJob, at: float) -> RemoteEnd:
 
 # ---------------------------------------------------------------------------------------------------- forgotten drones
 
-_SACCT_JOBS_PER_CALL = 500
 
 ReadDrones = Callable[[Iterable[SlurmJob]], Mapping[DroneId, RemoteDrone]]
 
@@ -257,8 +243,10 @@ class ForgottenDrones:
 
     def __init__(self, retain_s: float, accounting: bool | None) -> None:
         self._retain_s, self._has_accounting = retain_s, accounting is not False
-        self._alive: dict[DroneId, tuple[RemoteDrone, float]] = {}
-        """As last listed, and since when a listing lacks it; 0 if the last one had it."""
+        self._alive: dict[DroneId, RemoteDrone] = {}
+        """As last listed."""
+        self._missing: dict[DroneId, float] = {}
+        """Drones that were alive, and since when listings lack them."""
         self._ended: dict[DroneId, tuple[RemoteDrone, float]] = {}
         """And since when its end is known."""
         self._asked_all = False
@@ -278,60 +266,39 @@ class ForgottenDrones:
         as long as ends are kept: "forgotten" is not "gone". Where it has no record, they are left out. The first call
         asks for all that ended recently.
         """
-        self._remember(listed, now)
-        self._end_cancelled(listed, cancelled, now)
-        gone = {drone_id: drone for drone_id, (drone, _) in self._alive.items() if drone_id not in listed}
+        self._remember(listed, now, cancelled)
         notices: tuple[str, ...] = ()
         unknown: dict[DroneId, RemoteDrone] = {}
-        if self._has_accounting and (gone or not self._asked_all):
+        if self._has_accounting and (self._missing or not self._asked_all):
+            # At first of all of ours, with no ids.
+            remote_ids = [self._alive[drone_id].remote_id for drone_id in self._missing] if self._asked_all else []
             try:
-                found = await self._ended_drones(cluster, [drone.remote_id for drone in gone.values()], read, now)
+                jobs = await cluster.ended_jobs(remote_ids, now - self._retain_s)
             except AdapterError as error:
                 notices = (printable(f"accounting does not answer: {error}", 300),)
                 reason = "slurmctld has forgotten it, and accounting does not answer"
-                unknown = {
-                    drone_id: replace(drone, state=RemoteState.UNKNOWN, reason=reason, blocked=None)
-                    for drone_id, drone in gone.items()
-                }
+                for drone_id in self._missing:
+                    drone = self._alive[drone_id]
+                    unknown[drone_id] = replace(drone, state=RemoteState.UNKNOWN, reason=reason, blocked=None)
             else:
-                self._asked_all = True
+                self._asked_all, self._has_accounting = True, jobs is not None
+                found = read(jobs or ())
                 self._ended |= {d: (drone, now) for d, drone in found.items() if drone.end and d not in listed}
         for drone_id in self._ended:
             self._alive.pop(drone_id, None)
         return {**{drone_id: drone for drone_id, (drone, _) in self._ended.items()}, **unknown}, notices
 
-    def _remember(self, listed: Mapping[DroneId, RemoteDrone], now: float) -> None:
-        for drone_id, drone in listed.items():
-            if drone.end is None:
-                self._alive[drone_id] = drone, 0.0
-            else:
-                self._alive.pop(drone_id, None)
+    def _remember(self, listed: Mapping[DroneId, RemoteDrone], now: float, cancelled: Collection[DroneId]) -> None:
         oldest = now - self._retain_s
-        self._alive = {
-            drone_id: (drone, 0.0 if drone_id in listed else since or now)
-            for drone_id, (drone, since) in self._alive.items()
-            if not since or since > oldest or drone_id in listed
-        }
         self._ended = {d: found for d, found in self._ended.items() if d not in listed and found[1] > oldest}
-
-    def _end_cancelled(self, listed: Mapping[DroneId, RemoteDrone], cancelled: Collection[DroneId], now: float) -> None:
-        for drone_id, (drone, _) in list(self._alive.items()):
-            if drone_id not in listed and drone.state is RemoteState.PENDING and drone_id in cancelled:
-                del self._alive[drone_id]
+        self._alive = {d: drone for d, drone in {**self._alive, **listed}.items() if drone.end is None}
+        missing = {d: self._missing.get(d, now) for d in self._alive if d not in listed}
+        for drone_id, since in missing.items():
+            drone = self._alive[drone_id]
+            if drone.state is RemoteState.PENDING and drone_id in cancelled:
                 end = RemoteEnd(EndKind.STOPPED, now, None, "cancelled before it started")
                 gone = replace(drone, state=RemoteState.ENDED, end=end, reason="", blocked=None, expected_start_at=0.0)
                 self._ended[drone_id] = gone, now
-
-    async def _ended_drones(
-        self, cluster: SlurmClient, remote_ids: list[str], read: ReadDrones, now: float
-    ) -> Mapping[DroneId, RemoteDrone]:
-        found: dict[DroneId, RemoteDrone] = {}
-        starts = range(0, len(remote_ids), _SACCT_JOBS_PER_CALL)
-        parts = [remote_ids[start : start + _SACCT_JOBS_PER_CALL] for start in starts]
-        for ids in parts if self._asked_all else [[]]:  # with no ids the question is for all of ours
-            jobs = await cluster.ended_jobs(ids, now - self._retain_s)
-            if jobs is None:
-                self._has_accounting = False
-                return {}
-            found |= read(jobs)
-        return found
+            if drone_id in self._ended or since <= oldest:
+                del self._alive[drone_id]
+        self._missing = {d: since for d, since in missing.items() if d in self._alive}

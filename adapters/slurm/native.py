@@ -7,7 +7,7 @@ import importlib.util
 import re
 import subprocess
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from adapters.slurm.records import Partition, Reservation, SlurmJob, SlurmNode, SlurmSubmission
 from provisioner.interfaces import OutcomeUnknownError, UnavailableError
@@ -16,6 +16,8 @@ from provisioner.worker_process import WorkerProcess
 
 if TYPE_CHECKING:  # the worker's interpreter has nothing of what the settings need
     from adapters.slurm.settings import SlurmSiteConfig
+
+T = TypeVar("T")
 
 _WORKER = "adapters.slurm.native_worker:NativeWorker"
 _NO_CONFIGURATION = re.compile(
@@ -54,45 +56,40 @@ class SlurmNativeClient:
     # ---------------------------------------------------------------------------------------------------- questions
 
     async def own_jobs(self) -> Sequence[SlurmJob]:
-        return await self._list("own_jobs")
+        return await self._query(list, "own_jobs")
 
     async def ended_jobs(self, remote_ids: Collection[str], since: float) -> Sequence[SlurmJob] | None:
         if self._config.accounting is False:
             return None
-        answer = await self._query("ended_jobs", tuple(remote_ids), since)
+        answer = await self._query(object, "ended_jobs", tuple(remote_ids), since)
         assert answer is None or isinstance(answer, list)
         return answer
 
     async def active_jobs(self, partitions: Collection[str]) -> Sequence[SlurmJob]:
-        return await self._list("active_jobs", tuple(partitions))
+        return await self._query(list, "active_jobs", tuple(partitions))
 
     async def nodes(self) -> Sequence[SlurmNode]:
-        return await self._list("nodes")
+        return await self._query(list, "nodes")
 
     async def partitions(self) -> Sequence[Partition]:
-        return await self._list("partitions")
+        return await self._query(list, "partitions")
 
     async def reservations(self) -> Sequence[Reservation]:
-        return await self._list("reservations")
+        return await self._query(list, "reservations")
 
     def notices(self) -> Sequence[str]:
         return ()
 
     async def configuration(self) -> Mapping[str, str]:
-        answer = await self._query("configuration")
-        assert isinstance(answer, dict)
-        return answer
+        return await self._query(dict, "configuration")
 
-    async def _list(self, method: str, *args: object) -> list[Any]:
-        answer = await self._query(method, *args)
-        assert isinstance(answer, list)
-        return answer
-
-    async def _query(self, method: str, *args: object) -> object:
+    async def _query(self, kind: type[T], method: str, *args: object, purpose: str = "poll") -> T:
         try:
-            return await self._worker("poll").call(method, *args, deadline_s=self._config.deadline)
+            answer = await self._worker(purpose).call(method, *args, deadline_s=self._config.deadline)
         except UnavailableError as error:
             raise explain_error(error) from None
+        assert isinstance(answer, kind)
+        return answer
 
     def _worker(self, purpose: str) -> WorkerProcess:
         if not self._entered:
@@ -125,12 +122,8 @@ class SlurmNativeClient:
 
     async def _ready_worker(self) -> WorkerProcess:
         """Return the started worker for orders: an order that fails before that has certainly not been sent."""
-        worker = self._worker("orders")
-        try:
-            await worker.call("ready", deadline_s=self._config.deadline)
-        except UnavailableError as error:
-            raise explain_error(error) from None
-        return worker
+        await self._query(object, "ready", purpose="orders")
+        return self._worker("orders")
 
 
 def explain_error(error: UnavailableError) -> UnavailableError:
@@ -162,12 +155,9 @@ def missing_requirement(python: str) -> str:
         return ""
     except OSError as error:
         return f"{python} cannot be started: {error.strerror or error}"
-    match done.stdout.strip():
-        case b"True":
-            return ""
-        case b"old":
-            return f"{python} is older than Python 3.11"
-        case b"False":
-            return f"{python} has no pyslurm: {PYSLURM_REQUIRED}"
-        case _:
-            return f"{python} is not a Python interpreter (exit status {done.returncode})"
+    problems = {
+        b"True": "",
+        b"old": f"{python} is older than Python 3.11",
+        b"False": f"{python} has no pyslurm: {PYSLURM_REQUIRED}",
+    }
+    return problems.get(done.stdout.strip(), f"{python} is not a Python interpreter (exit status {done.returncode})")

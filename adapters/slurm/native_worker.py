@@ -11,6 +11,7 @@ import ctypes
 import os
 import pwd
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -30,10 +31,11 @@ from adapters.slurm.records import (
     fold_job_ids,
     format_ranges,
     gpus_per_node,
+    parse_gpus,
     parse_tasks,
 )
-from adapters.slurm.states import UNFINISHED_STATES, classify_refusal, refusal_error
-from provisioner.interfaces import AdapterError, AuthError, RejectedError, UnavailableError
+from adapters.slurm.states import UNFINISHED_STATES, query_error, refusal_error
+from provisioner.interfaces import RejectedError, UnavailableError
 from provisioner.model import FaultKind
 
 _PYSLURM_JOB_ENVIRONMENT = {"SLURM_EXPORT_ENV": "NIL"}
@@ -50,12 +52,13 @@ class NativeWorker:
 
     def __init__(self) -> None:
         os.environ["PYSLURM_DISABLE_AUTO_INIT"] = "1"
+        configured = os.environ.get("SLURM_CONF", "")
         hide_from_jobs()
         self._pyslurm = _import_pyslurm()
         self._libslurm = _libslurm()
         self._libslurm.slurm_api_version.restype = ctypes.c_long
         check_release(self._pyslurm.__version__, self._libslurm.slurm_api_version() >> 16)
-        _check_configuration(self._libslurm)
+        _check_configuration(self._libslurm, configured)
         self._pyslurm.slurm_init()  # without a configuration this process ends, with a message to the parent
 
     # ---------------------------------------------------------------------------------------------------- questions
@@ -77,9 +80,8 @@ class NativeWorker:
         numbers = sorted({int(each.partition("_")[0]) for each in remote_ids})
         query = {"ids": numbers} if numbers else {"users": [uid], "start_time": int(since)}
         found = self._query(lambda: database.Jobs.load(database.JobFilter(**query)), "the accounting database")
-        own = [each for each in found.values() if each.user_id == uid and each.state != "PENDING"]
-        jobs = [convert_accounted_job(each) for each in own]
-        return [job for job in jobs if not remote_ids or job.remote_id in remote_ids]
+        jobs = [convert_accounted_job(each) for each in found.values() if each.user_id == uid]
+        return [job for job in jobs if job.state != "PENDING" and (not remote_ids or job.remote_id in remote_ids)]
 
     def nodes(self) -> list[SlurmNode]:
         found = list(self._query(self._pyslurm.Nodes.load).values())
@@ -127,23 +129,22 @@ class NativeWorker:
             raise RejectedError(f"pyslurm: {printable(str(error), 300)}", FaultKind.CONFIG) from None
 
     def cancel(self, remote_ids: Sequence[str], kill: bool) -> None:
-        """Cancel jobs by the library's own call, as scancel does.
+        """Cancel jobs by the library's own call, as scancel does. A failed one does not spare the others.
 
         pyslurm knows jobs by number only, and the number of one task is that of its whole array. With ``kill`` the
-        drone, a step, gets SIGKILL first.
+        drone, a step, gets SIGKILL first, if there is one.
         """
-        failure: AdapterError | None = None
+        failures = []
         for remote_id in fold_job_ids(remote_ids):
-            for flags in (_STEPS_ONLY, 0) if kill else (0,):
-                ctypes.set_errno(0)
-                if self._libslurm.slurm_kill_job2(remote_id.encode(), _SIGKILL, flags, None) != 0:
-                    message = self._pyslurm.core.error.slurm_strerror(ctypes.get_errno())
-                    if (
-                        message not in _PYSLURM_NOTHING_TO_CANCEL and not flags
-                    ):  # a failed one does not spare the others
-                        failure = failure or refusal_error(f"{remote_id}: {message}")
-        if failure is not None:
-            raise failure
+            if kill:
+                self._libslurm.slurm_kill_job2(remote_id.encode(), _SIGKILL, _STEPS_ONLY, None)
+            ctypes.set_errno(0)
+            if self._libslurm.slurm_kill_job2(remote_id.encode(), _SIGKILL, 0, None) != 0:
+                message = self._pyslurm.core.error.slurm_strerror(ctypes.get_errno())
+                if message not in _PYSLURM_NOTHING_TO_CANCEL:
+                    failures.append(refusal_error(f"{remote_id}: {message}"))
+        if failures:
+            raise failures[0]
 
 
 # ------------------------------------------------------------------------------------------------------ initialization
@@ -159,26 +160,27 @@ def hide_from_jobs() -> None:
     os.putenv("SLURM_BITSTR_LEN", "0")  # else the tasks of a long array end with "..."
 
 
+def _unusable(message: str) -> UnavailableError:
+    return UnavailableError(message, FaultKind.CONFIG)
+
+
 def _import_pyslurm() -> Any:
     try:
         return import_module("pyslurm")
     except ModuleNotFoundError as error:
         if error.name != "pyslurm":
             raise
-        raise UnavailableError(PYSLURM_REQUIRED, FaultKind.CONFIG) from None
+        raise _unusable(PYSLURM_REQUIRED) from None
     except ImportError as error:  # built with another libslurm than there is now
-        raise UnavailableError(
-            f"pyslurm does not load: {printable(str(error), 300)}. It is built for one release of Slurm:"
-            f" {PYSLURM_REQUIRED}",
-            FaultKind.CONFIG,
-        ) from None
+        why = f"{printable(str(error), 300)}. It is built for one release of Slurm: {PYSLURM_REQUIRED}"
+        raise _unusable(f"pyslurm does not load: {why}") from None
 
 
 def _libslurm() -> ctypes.CDLL:
     """Return the very library that pyslurm has loaded."""
     everything = ctypes.CDLL(None, use_errno=True)
     if not hasattr(everything, "slurm_kill_job2"):
-        raise UnavailableError(f"pyslurm is installed without libslurmfull.so: {PYSLURM_REQUIRED}", FaultKind.CONFIG)
+        raise _unusable(f"pyslurm is installed without libslurmfull.so: {PYSLURM_REQUIRED}")
     return everything
 
 
@@ -196,42 +198,20 @@ def check_release(pyslurm_version: str, api: int) -> None:
     installed = (24 + steps // 2, 11 if steps % 2 else 5)
     if built_for != installed:
         one, other = (f"{year}.{month:02}" for year, month in (built_for, installed))
-        raise UnavailableError(
-            f"pyslurm {pyslurm_version} is for Slurm {one}, and the libslurm of this host is of {other}:"
-            f" {PYSLURM_REQUIRED}",
-            FaultKind.CONFIG,
-        )
+        releases = f"is for Slurm {one}, and the libslurm of this host is of {other}"
+        raise _unusable(f"pyslurm {pyslurm_version} {releases}: {PYSLURM_REQUIRED}")
 
 
-def _check_configuration(libslurm: ctypes.CDLL) -> None:
+def _check_configuration(libslurm: ctypes.CDLL, configured: str) -> None:
     """Check that slurm.conf exists: without it libslurm waits a minute, and then ends the process.
 
-    Where one may come over the network the library finds that out itself, which is quick.
+    Where one may come over the network the library finds that out itself, which is quick. ``configured``: SLURM_CONF.
     """
-    configured = _library_environment(b"SLURM_CONF")
     default = ctypes.c_char_p.in_dll(libslurm, "default_slurm_config_file").value or b"/etc/slurm/slurm.conf"
     if configured and not os.path.exists(configured):
-        path = printable(os.fsdecode(configured), 200)
-        raise UnavailableError(f"slurm.conf is missing: SLURM_CONF={path} does not exist", FaultKind.CONFIG)
+        raise _unusable(f"slurm.conf is missing: SLURM_CONF={printable(configured)} does not exist")
     if not configured and os.path.lexists(default) and not os.path.exists(default):
-        path = printable(os.fsdecode(default), 200)
-        raise UnavailableError(f"slurm.conf is missing: {path} is a dangling link", FaultKind.CONFIG)
-
-
-def _library_environment(name: bytes) -> bytes | None:
-    """Return a variable as the library sees it."""
-    getenv = ctypes.CDLL(None).getenv
-    getenv.restype = ctypes.c_char_p
-    value = getenv(name)
-    return value if isinstance(value, bytes) else None
-
-
-def query_error(text: str) -> AdapterError:
-    """Return the error for a question that was not answered: nothing is done by one, so the outcome is known."""
-    message = printable(" ".join(text.split()), 300)
-    if classify_refusal(text) is FaultKind.DENIED:
-        return AuthError(message)
-    return UnavailableError(message)
+        raise _unusable(f"slurm.conf is missing: {printable(os.fsdecode(default))} is a dangling link")
 
 
 def job_description(submission: SlurmSubmission) -> Mapping[str, object]:
@@ -241,25 +221,10 @@ def job_description(submission: SlurmSubmission) -> Mapping[str, object]:
     except UnsupportedOptionError as error:
         raise RejectedError(str(error), FaultKind.CONFIG) from None
     attributes: dict[str, object] = {
-        "name": submission.name,
-        "script": submission.script.decode("utf-8", "surrogateescape"),
-        "array": format_ranges(submission.tasks),
-        "partitions": submission.partition,
-        "account": submission.account,
-        "qos": submission.qos,
-        "reservations": submission.reservation,
-        "constraints": submission.constraint,
-        "gres_per_node": submission.gres,
-        "memory_per_node": submission.memory_mib,
-        "temporary_disk_per_node": submission.tmp_mib,
-        "time_limit": submission.minutes,
-    }
-    if submission.notice_s:
-        attributes["signal"] = {"signal": 15, "time": submission.notice_s, "batch_only": True}
-    return {
         "profile_types": "none",  # by default pyslurm requests all of them
         **options,
-        **{attribute: value for attribute, value in attributes.items() if value},
+        "name": submission.name,
+        "script": submission.script.decode("utf-8", "surrogateescape"),
         "nodes": 1,
         "ntasks": 1,
         "cpus_per_task": submission.cpus,
@@ -268,13 +233,21 @@ def job_description(submission: SlurmSubmission) -> Mapping[str, object]:
         "working_directory": "/",
         "standard_output": submission.output,
     }
+    if submission.tasks:
+        attributes["array"] = format_ranges(submission.tasks)
+    if submission.memory_mib:
+        attributes["memory_per_node"] = submission.memory_mib
+    if submission.minutes:
+        attributes["time_limit"] = submission.minutes
+    if submission.notice_s:
+        attributes["signal"] = {"signal": 15, "time": submission.notice_s, "batch_only": True}
+    return attributes
 
 
 # ------------------------------------------------------------------------------------------------------------- records
 
 _PYSLURM_BASE_STATES = {"CONFIGURING": "RUNNING", "STAGE_OUT": "COMPLETING"}
 """Flags that pyslurm reports in place of the base state, and an equivalent base state."""
-_GRES = re.compile(r"(?:gres[/:])?gpu(?::([A-Za-z0-9_.-]+))?")
 
 
 def convert_jobs(record: Any) -> Iterator[SlurmJob]:
@@ -352,9 +325,7 @@ def convert_node(record: Any, used_gpus: Mapping[str, int] | None) -> SlurmNode:
     """Return a node. ``used_gpus``: those of its running jobs by type, where Slurm does not count them itself."""
     words = [word.rstrip("*~#!%$@^-") for word in (record.state or "UNKNOWN").upper().split("+")]
     gpus = count_gpus(record.configured_gres)
-    used = count_gpus(record.allocated_gres, total=True)
-    if set(used) == {""} and len(gpus) == 1:
-        used = {kind: used[""] for kind in gpus}
+    used = count_gpus(record.allocated_gres, total=True) if used_gpus is None else used_gpus
     return SlurmNode(
         name=record.name,
         state=words[0],
@@ -366,7 +337,7 @@ def convert_node(record: Any, used_gpus: Mapping[str, int] | None) -> SlurmNode:
         memory_mib=record.real_memory or 0,
         used_memory_mib=record.allocated_memory or 0,
         gpus=gpus,
-        used_gpus=used if used_gpus is None else used_gpus,
+        used_gpus=_typed(used, gpus),
         reason=record.reason or "",
         threads_per_core=record.threads_per_core or 0,
     )
@@ -379,16 +350,18 @@ def used_gpus_by_node(
 
     ``nodes``: the GPUs of each. GPUs without a type are of the node's only type.
     """
-    used: dict[str, dict[str, int]] = {name: {} for name in nodes}
-    for each in jobs:
-        if each.state == "PENDING":
-            continue
-        for name in each.nodes:
-            for kind, count in each.gpus.items():
-                gpus = nodes.get(name, {})
-                its = next(iter(gpus)) if not kind and len(gpus) == 1 else kind
-                used.setdefault(name, {})[its] = used.get(name, {}).get(its, 0) + count
-    return used
+    used: dict[str, Counter[str]] = {name: Counter() for name in nodes}
+    for job in jobs:
+        for name in job.nodes if job.state != "PENDING" else ():
+            used.setdefault(name, Counter()).update(job.gpus)
+    return {name: _typed(counts, nodes.get(name, {})) for name, counts in used.items()}
+
+
+def _typed(used: Mapping[str, int], gpus: Mapping[str, int]) -> Mapping[str, int]:
+    """Return used GPUs of a node: those without a type are of its only type."""
+    if "" not in used or len(gpus) != 1:
+        return dict(used)
+    return {kind: sum(used.values()) for kind in gpus}
 
 
 def convert_partition(record: Any) -> Partition:
@@ -426,57 +399,34 @@ def convert_reservation(record: Any) -> Reservation:
     )
 
 
-_PYSLURM_SECONDS = {
-    "KillWait": "kill_wait_time",
-    "MinJobAge": "min_job_age",
-    "SlurmdTimeout": "slurmd_timeout",
-    "MessageTimeout": "message_timeout",
-    "PreemptExemptTime": "preempt_exempt_time",
-}
+_PYSLURM_SECONDS = {"KillWait": "kill_wait_time", "MinJobAge": "min_job_age"}
 _PYSLURM_SETTINGS = {
-    "ClusterName": "cluster_name",
     "SLURM_VERSION": "version",
     "MaxArraySize": "max_array_size",
-    "MaxJobCount": "max_job_count",
     "PreemptType": "preempt_type",
     "PreemptMode": "preempt_mode",
     "AccountingStorageType": "accounting_storage_type",
-    "SchedulerType": "scheduler_type",
-    "SelectType": "select_type",
-    "PreemptParameters": "preempt_parameters",
-    "SchedulerParameters": "scheduler_parameters",
     "AccountingStorageTRES": "accounting_storage_tres",
-    "SelectTypeParameters": "select_type_parameters",
-    "AccountingStorageEnforce": "accounting_storage_enforce",
     "PrivateData": "private_data",
 }
 """scontrol's name of a setting -> pyslurm's."""
 
 
 def convert_configuration(record: Any) -> Mapping[str, str]:
-    """Return the settings of slurm.conf that pyslurm reports, as ``scontrol show config`` prints them."""
+    """Return the settings of slurm.conf that are asked for, as ``scontrol show config`` prints them."""
     found = {name: f"{_number(getattr(record, attribute)):g} sec" for name, attribute in _PYSLURM_SECONDS.items()}
     for name, attribute in _PYSLURM_SETTINGS.items():
         value = getattr(record, attribute, None)
-        if isinstance(value, dict):
-            value = [key if item is None or item is True else f"{key}={item}" for key, item in value.items()]
-        if isinstance(value, list | tuple):
+        if isinstance(value, dict | list | tuple):
             value = ",".join(str(item) for item in value)
         found[name] = "" if value is None else str(value)
     return {name: value for name, value in found.items() if value}
 
 
-def count_gpus(gres: Mapping[str, Any] | None, *, total: bool = False) -> dict[str, int]:
+def count_gpus(gres: Mapping[str, Any] | None, *, total: bool = False) -> Mapping[str, int]:
     """Return GPUs by type from ``{"gpu:a100": 4}``. With ``total`` the GPUs without a type include those with one."""
-    found: dict[str, int] = {}
-    for name, count in (gres or {}).items():
-        kind = _GRES.fullmatch(name)
-        if kind is not None:
-            number = count.get("count", 0) if isinstance(count, dict) else count
-            found[kind[1] or ""] = found.get(kind[1] or "", 0) + int(number)
-    if total and "" in found:
-        found[""] -= sum(count for kind, count in found.items() if kind)
-    return {kind: count for kind, count in found.items() if count > 0}
+    counts = {name: each.get("count", 0) if isinstance(each, dict) else each for name, each in (gres or {}).items()}
+    return parse_gpus(",".join(f"{name}{'=' if total else ':'}{count}" for name, count in counts.items()))
 
 
 def _requested_gpus(record: Any, nodes: int) -> Mapping[str, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,14 +15,12 @@ from provisioner.model import WHOLE_GPU, Node, OwnerDemand, OwnerLoad
 _MAX_OVERSIZED_NOTICES = 10
 _MAX_DEMANDS = 500
 """Shapes of waiting jobs that are told apart: more than a site's nodes can be freed for in one tick."""
-_MAX_COUNTED_TASKS = 100_000
 
-_RESOURCE_REASONS = frozenset({"", "None", "Resources", "Priority"})
+_RESOURCE_REASONS = frozenset({"", "Resources", "Priority"})
 """Reasons of jobs that wait for their turn or for resources. Drones that leave do not help with the others (limits,
 holds, dependencies, begin times, licences, nodes that are down)."""
 _RESERVED_ABOVE = "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions"
 """Reason of a job that cannot start on nodes which are planned for another: it waits for resources as well."""
-_TASKS = re.compile(r"\d+_\[([\d,\-:]+)(?:,?\.\.\.)?(?:%(\d+))?\]?")
 
 HIDDEN_OWNER_JOBS = (
     "`PrivateData=jobs` in slurm.conf hides the jobs of other users from our account, and with them the owner's: drones"
@@ -46,27 +43,41 @@ class _JobShape:
 
     cpus: int
     memory_mib: int
-    gpus: tuple[tuple[str, int], ...]
+    gpus: frozenset[tuple[str, int]]
     node_count: int
-    partitions: tuple[str, ...]
-    required_nodes: tuple[str, ...]
+    partitions: frozenset[str]
+    required_nodes: frozenset[str]
     user: str
 
     @classmethod
     def of(cls, job: SlurmJob) -> _JobShape:
-        gpus = tuple(sorted((name, n) for name, n in job.gpus.items() if n > 0))
-        partitions = tuple(job.partition.split(","))
-        required = tuple(sorted(job.required_nodes))
-        return cls(job.cpus, job.memory_mib, gpus, max(1, job.node_count), partitions, required, job.user)
+        gpus = frozenset((kind, count) for kind, count in job.gpus.items() if count > 0)
+        partitions, nodes = frozenset(job.partition.split(",")), frozenset(job.required_nodes)
+        return cls(job.cpus, job.memory_mib, gpus, max(1, job.node_count), partitions, nodes, job.user)
+
+    @property
+    def gpu_count(self) -> int:
+        return sum(count for _, count in self.gpus)
+
+    def fits(self, node: SlurmNode) -> bool:
+        """Return whether the node, empty, satisfies the request."""
+        return (
+            not self.partitions.isdisjoint(node.partitions)
+            and (not self.required_nodes or node.name in self.required_nodes)
+            and self.cpus <= node.cpus
+            and self.memory_mib <= node.memory_mib
+            and self.gpu_count <= sum(node.gpus.values())
+            and all(count <= node.gpus.get(kind, 0) for kind, count in self.gpus if kind)
+        )
 
 
-def are_jobs_hidden(jobs: Iterable[SlurmJob], private: Collection[str], user: str) -> bool:
+def are_jobs_hidden(jobs: Iterable[SlurmJob], configuration: Mapping[str, str], user: str) -> bool:
     """Return whether the owner's jobs are hidden from us.
 
-    They are if ``private``, the words of PrivateData, say so and no job in ``jobs`` is of another user than ``user``
-    ("" if unknown): operators see all jobs.
+    They are if PrivateData of slurm.conf says so and no job in ``jobs`` is of another user than ``user`` ("" if
+    unknown): operators see all jobs.
     """
-    if "jobs" not in private:
+    if "jobs" not in configuration.get("PrivateData", "").lower().split(","):
         return False
     return not any(job.user != user if user else not is_drone(job) for job in jobs)
 
@@ -85,16 +96,15 @@ def owner_demands(
     usable = [node for node in slurm_nodes if node.name in names and is_usable(node, config)]
     groups: dict[_JobShape, list[SlurmJob]] = {}
     for job in jobs:
-        if job.state == "PENDING" and waits_for_resources(job) and not is_drone(job) and _is_owners(job, config.owner):
+        if job.state == "PENDING" and _waits_for_resources(job) and _is_owners(job, config.owner):
             groups.setdefault(_JobShape.of(job), []).append(job)
     found, oversized = [], []
     for shape, waiting in groups.items():
-        hosts = [node.name for node in usable if _can_host(node, shape)]
-        count = sum(_task_count(job.remote_id) for job in waiting)
+        hosts = [node.name for node in usable if shape.fits(node)]
         if len(hosts) >= shape.node_count:
-            found.append(_demand(shape, count, waiting, () if len(hosts) == len(nodes) else tuple(hosts)))
-        elif usable and len([n for n in slurm_nodes if _can_host(n, shape)]) < shape.node_count:
-            oversized.append(_oversized(shape, count, waiting))
+            found.append(_demand(shape, waiting, () if len(hosts) == len(nodes) else tuple(hosts)))
+        elif usable and sum(map(shape.fits, slurm_nodes)) < shape.node_count:
+            oversized.append(_oversized(shape, waiting))
     found.sort(key=lambda demand: demand.since)
     notices = oversized
     if len(oversized) > _MAX_OVERSIZED_NOTICES:
@@ -105,64 +115,25 @@ def owner_demands(
     return SlurmOwnerDemands(tuple(found[:_MAX_DEMANDS]), tuple(notices))
 
 
-def waits_for_resources(job: SlurmJob) -> bool:
-    """Return whether a waiting job waits for its turn or for resources, and for nothing else."""
+def _waits_for_resources(job: SlurmJob) -> bool:
     reason = job.reason.replace("_", " ").strip("() ")
     return reason in _RESOURCE_REASONS or reason == _RESERVED_ABOVE
 
 
 def _is_owners(job: SlurmJob, owner: SlurmOwnerConfig) -> bool:
     return (
-        any(name in owner.partitions for name in job.partition.split(","))
+        not is_drone(job)
+        and any(name in owner.partitions for name in job.partition.split(","))
         and (not owner.accounts or job.account in owner.accounts)
         and (not owner.qos or job.qos in owner.qos)
         and (not owner.users or job.user in owner.users)
     )
 
 
-def _task_count(remote_id: str) -> int:
-    """Return how many jobs a record stands for: ``7_[0-9,12%4]`` is an array of which at most four run at a time.
-
-    Tasks that ``squeue`` leaves out of a long list (``...``) are not counted.
-    """
-    found = _TASKS.match(remote_id)
-    if found is None:
-        return 1
-    count = sum(map(_range_length, filter(None, found[1].split(","))))
-    most = int(found[2]) if found[2] else _MAX_COUNTED_TASKS
-    return max(1, min(count, most, _MAX_COUNTED_TASKS))
-
-
-def _range_length(text: str) -> int:
-    """Return the length of ``5``, ``1-9`` or ``1-9:2``; a range that was cut off counts as one."""
-    span, _, step = text.partition(":")
-    first, _, last = span.partition("-")
-    if not first.isdigit() or not last.isdigit():
-        return 1
-    return max(0, int(last) - int(first)) // max(1, int(step) if step.isdigit() else 1) + 1
-
-
-def _can_host(node: SlurmNode, shape: _JobShape) -> bool:
-    """Return whether the node, empty, satisfies the job's request."""
-    return (
-        any(name in shape.partitions for name in node.partitions)
-        and (not shape.required_nodes or node.name in shape.required_nodes)
-        and shape.cpus <= node.cpus
-        and shape.memory_mib <= node.memory_mib
-        and _has_gpus(node.gpus, shape.gpus)
-    )
-
-
-def _has_gpus(available: Mapping[str, int], requested: Iterable[tuple[str, int]]) -> bool:
-    return sum(n for _, n in requested) <= sum(available.values()) and all(
-        n <= available.get(name, 0) for name, n in requested if name
-    )
-
-
-def _demand(shape: _JobShape, count: int, waiting: Sequence[SlurmJob], nodes: tuple[str, ...]) -> OwnerDemand:
+def _demand(shape: _JobShape, waiting: Sequence[SlurmJob], nodes: tuple[str, ...]) -> OwnerDemand:
     return OwnerDemand(
-        count=count * shape.node_count,
-        gpu_milli=sum(n for _, n in shape.gpus) * WHOLE_GPU,
+        count=len(waiting) * shape.node_count,
+        gpu_milli=shape.gpu_count * WHOLE_GPU,
         cpus=shape.cpus,
         memory_mib=shape.memory_mib,
         since=min(job.submitted_at for job in waiting),
@@ -171,13 +142,13 @@ def _demand(shape: _JobShape, count: int, waiting: Sequence[SlurmJob], nodes: tu
     )
 
 
-def _oversized(shape: _JobShape, count: int, waiting: Sequence[SlurmJob]) -> str:
+def _oversized(shape: _JobShape, waiting: Sequence[SlurmJob]) -> str:
     ids = ", ".join(job.remote_id for job in waiting[:3]) + (", ..." if len(waiting) > 3 else "")
-    gpus = sum(n for _, n in shape.gpus)
     hosts = f"no {shape.node_count} nodes" if shape.node_count > 1 else "no node"
     return printable(
-        f"owner: {count} jobs of {shape.user or 'an unknown user'} ({ids}) need {gpus} GPUs, {shape.cpus} CPUs and"
-        f" {shape.memory_mib} MiB, and {hosts} here could host them even if all were empty: no room is made for them",
+        f"owner: {len(waiting)} jobs of {shape.user or 'an unknown user'} ({ids}) need {shape.gpu_count} GPUs,"
+        f" {shape.cpus} CPUs and {shape.memory_mib} MiB, and {hosts} here could host them even if all were empty: no"
+        " room is made for them",
         400,
     )
 
@@ -193,7 +164,7 @@ def owner_load(jobs: Iterable[SlurmJob], nodes: Collection[Node], config: SlurmS
     total = OwnerLoad()
     for job in jobs:
         here = len(names.intersection(job.nodes))
-        if here and job.state != "PENDING" and not is_drone(job) and _is_owners(job, config.owner):
+        if here and job.state != "PENDING" and _is_owners(job, config.owner):
             total = OwnerLoad(
                 total.jobs + 1,
                 total.gpu_milli + here * sum(job.gpus.values()) * WHOLE_GPU,

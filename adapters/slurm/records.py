@@ -2,12 +2,12 @@
 
 Every transport (command-line tools, slurmrestd, pyslurm) answers with these records. They keep Slurm's own words:
 states in capitals, reasons as ``squeue %r`` prints them (:mod:`adapters.slurm.states` maps them). Times are seconds
-since the epoch, 0 for none; memory is in MiB. The parsers raise ValueError for text that they do not understand: such
-an answer is not complete.
+since the epoch, 0 for none; memory is in MiB. Parsers raise ValueError for an invalid text: it is no complete answer.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,9 +38,9 @@ class SlurmJob:
     qos: str = ""
     submitted_at: float = 0.0
     started_at: float = 0.0
-    """Start time; of a pending job the expected one."""
+    """Of a pending job the expected start."""
     ends_at: float = 0.0
-    """End time; of a running job, the end of its limit or of the grace period of its preemption."""
+    """Of a running job, the end of its limit or of the grace period of its preemption."""
     limit_s: float = 0.0
     """Time limit; 0 for none or not reported."""
     preempted_at: float = 0.0
@@ -51,12 +51,12 @@ class SlurmJob:
     signal: int = 0
     """Signal that ended it."""
     restarts: int = 0
-    # Request per node; set for jobs of others only:
+    # Request per node, of jobs of others only:
     node_count: int = 1
     cpus: int = 0
     memory_mib: int = 0
     gpus: Mapping[str, int] = field(default_factory=dict)
-    """GPUs per node by type; "" is any type."""
+    """By type; "" is any type."""
     required_nodes: tuple[str, ...] = ()
 
 
@@ -131,44 +131,30 @@ class SlurmSubmission:
     script: bytes = field(repr=False)
     tasks: tuple[int, ...] = ()
     """Ascending task numbers of the array; empty for a single job."""
-    partition: str = ""
-    account: str = ""
-    qos: str = ""
-    reservation: str = ""
-    constraint: str = ""
-    gres: str = ""
-    """``gpu:a100:1``; "" without GPU."""
     cpus: int = 1
     memory_mib: int = 0
-    tmp_mib: int = 0
-    """Requested local disk; 0 requests none."""
     minutes: int = 0
     """Time limit."""
     notice_s: int = 0
     """Seconds between the signal to the batch shell and the end (``--signal=B:TERM@N``)."""
     output: str = "/dev/null"
     options: Mapping[str, str | bool] = field(default_factory=dict)
-    """Further options of sbatch by long name without dashes; True for those without a value."""
+    """Further options of sbatch by long name without dashes (``partition``, ``gres``, ...); True for those without a
+    value. Each transport expresses them in its own way: see :mod:`adapters.slurm.options`."""
 
 
-JOB_STATES = frozenset(
-    (
-        "PENDING",
-        "RUNNING",
-        "SUSPENDED",
-        "COMPLETED",
-        "CANCELLED",
-        "FAILED",
-        "TIMEOUT",
-        "NODE_FAIL",
-        "PREEMPTED",
-        "BOOT_FAIL",
-        "DEADLINE",
-        "OUT_OF_MEMORY",
-    )
+BASE_JOB_STATES = frozenset(
+    {"PENDING", "RUNNING", "SUSPENDED", "COMPLETED", "CANCELLED", "FAILED"}
+    | {"TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY"}
 )
-NODE_STATES = frozenset({"UNKNOWN", "DOWN", "IDLE", "ALLOCATED", "ERROR", "MIXED", "FUTURE", "INVALID"})
+BASE_NODE_STATES = frozenset({"UNKNOWN", "DOWN", "IDLE", "ALLOCATED", "ERROR", "MIXED", "FUTURE", "INVALID"})
 """Base states; all other words are flags."""
+
+
+def split_state(words: Collection[str], base_states: frozenset[str]) -> tuple[str, frozenset[str]]:
+    """Return the base state among a record's words (the first word if none is known, "" without words), and flags."""
+    base = next((word for word in words if word in base_states), next(iter(words), ""))
+    return base, frozenset(words) - {base}
 
 
 class SlurmClient(Protocol):
@@ -184,18 +170,15 @@ class SlurmClient(Protocol):
 
     async def own_jobs(self) -> Sequence[SlurmJob]:
         """Return every job of our account that slurmctld remembers, ended ones included, arrays task by task."""
-        ...
 
     async def ended_jobs(self, remote_ids: Collection[str], since: float) -> Sequence[SlurmJob] | None:
         """Return what the accounting database has of these jobs, or with no ids of all of ours since ``since``.
 
         None where there is no accounting.
         """
-        ...
 
     async def active_jobs(self, partitions: Collection[str]) -> Sequence[SlurmJob]:
         """Return the pending and running jobs of all users in these partitions, ours included."""
-        ...
 
     async def nodes(self) -> Sequence[SlurmNode]: ...
 
@@ -208,11 +191,9 @@ class SlurmClient(Protocol):
 
         Names and values are those that ``scontrol show config`` prints (``KillWait``, ``PreemptType``, ...).
         """
-        ...
 
     def notices(self) -> Sequence[str]:
         """Return oddities of recent answers that a person should know of."""
-        ...
 
     async def submit(self, submission: SlurmSubmission) -> int:
         """Return the job id (of the whole array, if it is one).
@@ -222,14 +203,12 @@ class SlurmClient(Protocol):
             UnavailableError: Slurm was certainly not asked.
             OutcomeUnknownError: Slurm may have accepted it.
         """
-        ...
 
     async def cancel(self, remote_ids: Sequence[str], *, kill: bool = False) -> None:
         """Cancel these jobs: SIGTERM, and SIGKILL after KillWait, or at once with ``kill``.
 
         Unknown ids and ended jobs are not an error.
         """
-        ...
 
 
 # ------------------------------------------------------------------------------------------------------------- job ids
@@ -262,6 +241,11 @@ def valid_job_ids(remote_ids: Collection[str]) -> list[str]:
         if not _SLURM_JOB_ID.fullmatch(remote_id):
             raise ValueError(f"`{printable(remote_id, 40)}` is not a job id")
     return list(remote_ids)
+
+
+def chunks(remote_ids: Sequence[str], size: int) -> Iterator[Sequence[str]]:
+    """Yield the ids in parts that fit into one call."""
+    yield from (remote_ids[start : start + size] for start in range(0, len(remote_ids), size))
 
 
 def fold_job_ids(remote_ids: Sequence[str]) -> Iterator[str]:
@@ -310,7 +294,8 @@ def parse_tasks(text: str, limit: int = _MAX_ARRAY_TASKS) -> tuple[int, ...]:
 _MAX_NODES = 100_000
 """Names in one list: several times the nodes of the largest machines, and little memory."""
 _NO_NODES = ("", "(null)", "N/A", "None assigned")
-_PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]*")
+_HOSTLIST_TERM = re.compile(r"(?:[A-Za-z0-9_.-]|\[[0-9,-]*\])+")
+_HOSTLIST = re.compile(rf"{_HOSTLIST_TERM.pattern}(?:,{_HOSTLIST_TERM.pattern})*")
 _NODE_RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
 
 
@@ -322,42 +307,23 @@ def expand_hostlist(text: str, limit: int = _MAX_NODES) -> tuple[str, ...]:
     Raises:
         ValueError: it is not such a list, or has more than ``limit`` names.
     """
-    if text.strip() in _NO_NODES:
+    text = text.strip()
+    if text in _NO_NODES:
         return ()
+    if not _HOSTLIST.fullmatch(text):
+        raise ValueError(f"`{printable(text, 60)}` is not a list of node names")
     found: list[str] = []
-    for term in _hostlist_terms(text.strip()):
+    for term in _HOSTLIST_TERM.findall(text):
         found += _hostlist_names(term, limit - len(found))
     return tuple(found)
-
-
-def _hostlist_terms(text: str) -> Iterator[str]:
-    """Yield the parts between the commas outside of brackets."""
-    start, depth = 0, 0
-    for at, each in enumerate(text):
-        depth += (each == "[") - (each == "]")
-        if depth not in (0, 1):
-            raise ValueError(f"brackets do not match in the node list `{printable(text, 60)}`")
-        if each == "," and not depth:
-            yield text[start:at]
-            start = at + 1
-    if depth:
-        raise ValueError(f"brackets do not match in the node list `{printable(text, 60)}`")
-    yield text[start:]
 
 
 def _hostlist_names(term: str, limit: int) -> list[str]:
     """Return the names of one term. They are counted first: a short text can stand for a million names."""
     pieces = re.split(r"[\[\]]", term)
-    if not term or not all(_PLAIN_NAME.fullmatch(plain) for plain in pieces[::2]):
-        raise ValueError(f"`{printable(term, 60)}` is not a node name")
     choices = [[_node_range(part) for part in inside.split(",")] for inside in pieces[1::2]]
-    count = 1
-    for choice in choices:
-        count *= sum(last - first + 1 for first, last, _ in choice)
-        if count > limit:
-            raise ValueError(f"`{printable(term, 60)}` stands for more nodes than there can be")
-    if count > limit:
-        raise ValueError("the node list is longer than there can be nodes")
+    if math.prod(sum(last - first + 1 for first, last, _ in choice) for choice in choices) > limit:
+        raise ValueError(f"`{printable(term, 60)}` stands for more nodes than there can be")
     names = [pieces[0]]
     for choice, plain in zip(choices, pieces[2::2], strict=True):
         numbers = [f"{n:0{width}d}" for first, last, width in choice for n in range(first, last + 1)]

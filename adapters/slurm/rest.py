@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import getpass
 import math
-from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any, Self
 
 from adapters.shared.printing import printable
@@ -19,6 +19,7 @@ from adapters.slurm.records import (
     SlurmJob,
     SlurmNode,
     SlurmSubmission,
+    chunks,
     format_ranges,
     valid_job_ids,
 )
@@ -34,7 +35,7 @@ from adapters.slurm.rest_records import (
     parse_reservation,
 )
 from adapters.slurm.rest_session import MAX_CONNECTIONS, RestResponse, RestResponseTooLargeError, RestSession
-from adapters.slurm.settings import SlurmRestConfig, SlurmSiteConfig
+from adapters.slurm.settings import SlurmSiteConfig
 from adapters.slurm.states import refusal_error
 from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import FaultKind
@@ -62,8 +63,10 @@ class SlurmRestClient:
     def __init__(self, config: SlurmSiteConfig, name: str) -> None:
         assert config.rest is not None
         self._config = config
-        self._session = RestSession(config.rest)
-        self._user = _account(config.rest)
+        self._session = RestSession(config.rest, config.deadline)
+        ssh = config.rest.ssh
+        self._user = config.rest.user or (ssh.user if ssh else getpass.getuser())
+        """The account of our jobs: the configured one, or ours at the other end of a unix socket."""
         self._jobs = RestJobRegistry(self._session, self._user, config.rest.max_job_details_per_poll)
 
     async def __aenter__(self) -> Self:
@@ -84,37 +87,28 @@ class SlurmRestClient:
     async def ended_jobs(self, remote_ids: Collection[str], since: float) -> Sequence[SlurmJob] | None:
         if self._config.accounting is False:
             return None
-        always = [("users", self._user), ("skip_steps", "true")]
-        if not remote_ids:
-            return await self._accounted([*always, ("start_time", str(max(0, int(since))))])
-        ids = sorted(valid_job_ids(remote_ids))
+        parts = chunks(sorted(valid_job_ids(remote_ids)), _JOBS_PER_QUERY)
+        selections = [[("step", each) for each in part] for part in parts]
         found: list[SlurmJob] = []
-        for start in range(0, len(ids), _JOBS_PER_QUERY):
-            some = ids[start : start + _JOBS_PER_QUERY]
-            jobs = await self._accounted([*always, *(("step", each) for each in some)])
-            if jobs is None:
-                return None
-            found += jobs
+        for selection in selections or [[("start_time", str(max(0, int(since))))]]:
+            query = [("users", self._user), ("skip_steps", "true"), *selection]
+            response = await self._session.request("GET", "slurmdb/{}/jobs/", query)
+            if response.status == 404 and not response.body:
+                return None  # slurmrestd was started without it, as it must be where there is no slurmdbd
+            found += map(parse_accounted_job, self._session.checked(response).items("jobs"))
         return found
-
-    async def _accounted(self, query: Sequence[tuple[str, str]]) -> Sequence[SlurmJob] | None:
-        response = await self._session.request("GET", "slurmdb/{}/jobs/", query, deadline_s=self._config.deadline)
-        if response.status == 404 and not response.body:
-            return None  # slurmrestd was started without it, as it must be where there is no slurmdbd
-        if response.status != 200 or response.errors:
-            raise UnavailableError(f"{self._session.where}: {response.message}")
-        return [parse_accounted_job(record) for record in response.items("jobs")]
 
     async def nodes(self) -> Sequence[SlurmNode]:
         # All of it, 2.5 kB a node. With `update_time` 24.11 answers "nothing has changed" with status 500 and
         # "Unspecified error", as it does when slurmctld is silent.
-        return [parse_node(record) for record in (await self._read("slurm/{}/nodes/")).items("nodes")]
+        return [parse_node(record) for record in (await self._session.read("slurm/{}/nodes/")).items("nodes")]
 
     async def partitions(self) -> Sequence[Partition]:
-        return [parse_partition(record) for record in (await self._read("slurm/{}/partitions/")).items("partitions")]
+        response = await self._session.read("slurm/{}/partitions/")
+        return [parse_partition(record) for record in response.items("partitions")]
 
     async def reservations(self) -> Sequence[Reservation]:
-        response = await self._read("slurm/{}/reservations/")
+        response = await self._session.read("slurm/{}/reservations/")
         return [parse_reservation(record) for record in response.items("reservations")]
 
     def notices(self) -> Sequence[str]:
@@ -122,13 +116,9 @@ class SlurmRestClient:
 
     async def configuration(self) -> Mapping[str, str]:
         """Return all of slurm.conf from 26.05 on; before, only the version and whether there is accounting."""
-        response = await self._session.request("GET", _CONFIGURATION_PATH, deadline_s=self._config.deadline)
-        about = parse_configuration((await self._read("slurm/{}/ping/")).body)
-        is_complete = response.status == 200 and not response.errors
-        return {**about, **(parse_configuration(response.body) if is_complete else {})}
-
-    async def _read(self, path: str) -> RestResponse:
-        return await self._session.read(path, deadline_s=self._config.deadline)
+        response = await self._session.request("GET", _CONFIGURATION_PATH)
+        about = parse_configuration((await self._session.read("slurm/{}/ping/")).body)
+        return {**about, **(parse_configuration(response.body) if response.is_complete else {})}
 
     # -------------------------------------------------------------------------------------------------------- orders
 
@@ -140,13 +130,7 @@ class SlurmRestClient:
             body = {"script": submission.script.decode(), "job": job_description(submission)}
         except UnsupportedOptionError as error:
             raise RejectedError(printable(str(error)), FaultKind.CONFIG) from None
-        except UnicodeDecodeError:
-            raise RejectedError("the script is not UTF-8, as slurmrestd requires", FaultKind.CONFIG) from None
-        response = await self._session.request(
-            "POST", "slurm/{}/job/submit", body=body, deadline_s=self._config.submit_deadline
-        )
-        if response.status != 200 or response.errors:
-            raise self._refusal(response)
+        response = await self._order("POST", "slurm/{}/job/submit", body, self._config.submit_deadline)
         job_id = response.body.get("job_id")
         if not isinstance(job_id, int) or job_id <= 0:
             raise OutcomeUnknownError(f"{self._session.where}: it accepts a job without reporting its number")
@@ -154,32 +138,30 @@ class SlurmRestClient:
         return job_id
 
     async def cancel(self, remote_ids: Sequence[str], *, kill: bool = False) -> None:
-        ids = valid_job_ids(remote_ids)
-        for start in range(0, len(ids), _JOBS_PER_CANCEL):
-            # Never without ids: an order that names no jobs is for all of them.
-            jobs = {"jobs": ids[start : start + _JOBS_PER_CANCEL]}
+        # Never without ids: an order that names no jobs is for all of them.
+        for some in chunks(valid_job_ids(remote_ids), _JOBS_PER_CANCEL):
             if kill:
                 # SIGKILL to a whole job is a plain scancel, with SIGTERM and KillWait before. The steps alone are
                 # killed at once; the batch script is left to tidy up, and has KillWait for it.
-                await self._delete({**jobs, "signal": "KILL", "flags": ["FULL_STEPS_ONLY"]})
-            await self._delete(jobs)
+                await self._delete({"jobs": some, "signal": "KILL", "flags": ["FULL_STEPS_ONLY"]})
+            await self._delete({"jobs": some})
 
     async def _delete(self, body: Mapping[str, Any]) -> None:
-        response = await self._session.request("DELETE", "slurm/{}/jobs/", body=body, deadline_s=self._config.deadline)
-        if response.status != 200 or response.errors:
-            raise self._refusal(response)
+        response = await self._order("DELETE", "slurm/{}/jobs/", body, self._config.deadline)
         for each in response.items("status"):
             error = each.get("error")
-            code = error.get("code") if isinstance(error, dict) else 0
-            if not code or code in (_NO_SUCH_JOB, _JOB_ENDED):
+            if not isinstance(error, dict) or error.get("code") in (None, 0, _NO_SUCH_JOB, _JOB_ENDED):
                 continue
-            message = f"{each.get('step_id')}: {error.get('message') if isinstance(error, dict) else ''}"
-            raise AuthError(printable(message)) if code == _ACCESS_DENIED else refusal_error(message)
+            message = f"{each.get('step_id')}: {error.get('message')}"
+            raise AuthError(printable(message)) if error["code"] == _ACCESS_DENIED else refusal_error(message)
 
-    def _refusal(self, response: RestResponse) -> AdapterError:
+    async def _order(self, method: str, path: str, body: Mapping[str, Any], deadline_s: float) -> RestResponse:
+        response = await self._session.request(method, path, body=body, deadline_s=deadline_s)
+        if response.is_complete:
+            return response
         if not response.body and response.status >= 500:  # from a proxy: the order may have got through
-            return OutcomeUnknownError(f"{self._session.where}: {response.message}")
-        return refusal_error(response.message)
+            raise OutcomeUnknownError(f"{self._session.where}: {response.message}")
+        raise refusal_error(response.message)
 
 
 def job_description(submission: SlurmSubmission) -> Mapping[str, Any]:
@@ -196,21 +178,10 @@ def job_description(submission: SlurmSubmission) -> Mapping[str, Any]:
         "maximum_nodes": 1,
         "cpus_per_task": submission.cpus,
     }
-    words = {
-        "partition": submission.partition,
-        "account": submission.account,
-        "qos": submission.qos,
-        "reservation": submission.reservation,
-        "constraints": submission.constraint,
-        # 24.11 would take `gpu:a100:1` too, 26.05 does not
-        "tres_per_node": f"gres/{submission.gres}" if submission.gres else "",
-        "array": format_ranges(submission.tasks),
-    }
-    job |= {name: word for name, word in words.items() if word}
+    if submission.tasks:
+        job["array"] = format_ranges(submission.tasks)
     if submission.memory_mib:
         job["memory_per_node"] = {"set": True, "number": submission.memory_mib}
-    if submission.tmp_mib:
-        job["temporary_disk_per_node"] = submission.tmp_mib
     if submission.minutes:
         job["time_limit"] = {"set": True, "number": submission.minutes}
     if submission.notice_s:
@@ -218,11 +189,6 @@ def job_description(submission: SlurmSubmission) -> Mapping[str, Any]:
         job["kill_warning_delay"] = {"set": True, "number": submission.notice_s}
         job["kill_warning_flags"] = ["BATCH_JOB"]
     return job
-
-
-def _account(settings: SlurmRestConfig) -> str:
-    """Return the account of our jobs: the configured one, or ours at the other end of a unix socket."""
-    return settings.user or (settings.ssh.user if settings.ssh else getpass.getuser())
 
 
 # ------------------------------------------------------------------------------------------------------------ registry
@@ -265,6 +231,7 @@ class RestJobRegistry:
         self._known: dict[int, _RegisteredJob] = {}
         self._partitions: frozenset[str] = frozenset()
         self._turn, self._credit = 0, 0
+        """Number of the listing, and how many unchanged jobs may be requested after it."""
         self._lock = asyncio.Lock()
         self._listing: dict[int, list[RestJobState]] = {}
         self._listed_at = -math.inf
@@ -273,7 +240,13 @@ class RestJobRegistry:
     async def own_jobs(self, deadline_s: float) -> Sequence[SlurmJob]:
         """Return all of our jobs. UnavailableError as long as the user of some job is unknown."""
         jobs = await self._update(deadline_s, max_age_s=0.0)
-        self._check_user()
+        ours = self._known.get(self._last_submitted)
+        if ours is not None and ours.details is not None and ours.details.job.user != self._user:
+            user = printable(ours.details.job.user, 60)
+            raise UnavailableError(
+                f"{self._session.where}: our jobs belong to `{user}`, not to `{self._user}`: write `user: {user}`",
+                FaultKind.CONFIG,
+            )
         return [job for job in jobs if job.user == self._user]
 
     async def active_jobs(self, partitions: Collection[str], deadline_s: float) -> Sequence[SlurmJob]:
@@ -285,15 +258,6 @@ class RestJobRegistry:
     def submitted(self, number: int) -> None:
         """Remember a job that is certainly ours."""
         self._last_submitted = number
-
-    def _check_user(self) -> None:
-        known = self._known.get(self._last_submitted)
-        if known is not None and known.details is not None and known.details.job.user != self._user:
-            user = printable(known.details.job.user, 60)
-            raise UnavailableError(
-                f"{self._session.where}: our jobs belong to `{user}`, not to `{self._user}`: write `user: {user}`",
-                FaultKind.CONFIG,
-            )
 
     # ------------------------------------------------------------------------------------------------------- updating
 
@@ -310,26 +274,31 @@ class RestJobRegistry:
             raise UnavailableError(message) from None
         try:
             if self._listed_at < asked_at - max_age_s:  # else one was begun meanwhile, and is as good as our own
-                began_at = loop.time()
-                self._listing = await self._list_states(until - began_at)
-                self._listed_at = began_at
-                self._turn += 1
-                self._credit = min(self._details_per_poll, self._credit + self._details_per_poll)
-                for gone in self._known.keys() - self._listing.keys():
-                    del self._known[gone]
-            await self._request_unknown(until)
-            await self._request_changed(until)
-            await self._request_in_turn(until)
+                await self._list_states(until)
+            await self._request_all(self._unknown(), until)
+            if left := len(self._unknown()):
+                total = len(self._listing)
+                raise UnavailableError(
+                    f"{self._session.where}: still learning which jobs are ours: {total - left} of {total}"
+                )
+            # The rest while time allows: of a changed job that is left over only the state is reported this time.
+            await self._request_all(self._changed()[:_CHANGES_PER_POLL], (loop.time() + until) / 2)
+            self._credit -= await self._request_all(self._in_turn(), (loop.time() + until) / 2)
             return list(self._jobs())
         finally:
             self._lock.release()
 
-    async def _list_states(self, left_s: float) -> dict[int, list[RestJobState]]:
-        response = await self._session.read("slurm/{}/jobs/state/", deadline_s=max(left_s, 0.001))
+    async def _list_states(self, until: float) -> None:
+        began_at = asyncio.get_running_loop().time()
+        response = await self._session.read("slurm/{}/jobs/state/", deadline_s=max(until - began_at, 0.001))
         found: dict[int, list[RestJobState]] = {}
         for each in map(parse_job_state, response.items("jobs")):
             found.setdefault(each.number, []).extend(self._tasks(each) if each.all_tasks else [each])
-        return {number: entries for number, entries in found.items() if entries}
+        self._listing = {number: entries for number, entries in found.items() if entries}
+        self._listed_at = began_at
+        self._turn += 1
+        self._credit = min(self._details_per_poll, self._credit + self._details_per_poll)
+        self._known = {number: known for number, known in self._known.items() if number in self._listing}
 
     def _tasks(self, every: RestJobState) -> Sequence[RestJobState]:
         """Return the tasks of ``1_*`` from the last listing; if there are none, they have ended before they began."""
@@ -348,8 +317,10 @@ class RestJobRegistry:
 
     def _has_ended(self, number: int) -> bool:
         known, now = self._known[number], self._listing[number][0].state
-        is_own = known.details is not None and known.details.job.user == self._user
-        return is_own and now not in _COMPLETE_STATES and now != known.listed.state
+        return self._is_own(known) and now not in _COMPLETE_STATES and now != known.listed.state
+
+    def _is_own(self, known: _RegisteredJob) -> bool:
+        return known.details is not None and known.details.job.user == self._user
 
     def _changed(self) -> Sequence[int]:
         return sorted(number for number, entries in self._listing.items() if self._has_changed(number, entries[0]))
@@ -358,36 +329,31 @@ class RestJobRegistry:
         known = self._known.get(number)
         if known is None or known.details is None or known.turn == self._turn:
             return False
-        if known.details.job.user != self._user and not _is_in(known.details.job, self._partitions):
+        if not self._is_own(known) and not _is_in(known.details.job, self._partitions):
             return False
         if (known.listed.state, known.listed.flags) != (now.state, now.flags):
             return True
         # the last waiting task of an array takes the array's own number along when it starts
         return known.details.task is not None and known.details.task != now.task
 
-    async def _request_unknown(self, until: float) -> None:
-        failures = await self._request_all(self._unknown(), until)
-        if left := len(self._unknown()):
-            if failures and asyncio.get_running_loop().time() < until:
-                raise failures[0]
-            total = len(self._listing)
-            raise UnavailableError(
-                f"{self._session.where}: still learning which jobs are ours: {total - left} of {total}"
-            )
+    def _in_turn(self) -> Sequence[int]:
+        """Return a few of our unchanged jobs, the oldest details first, one running job after each waiting one."""
+        own = [(known.turn, number) for number, known in self._known.items() if self._is_own(known)]
+        oldest = [number for turn, number in sorted(own) if turn < self._turn]
+        by_state = [[n for n in oldest if self._known[n].listed.state == state] for state in ("PENDING", "RUNNING")]
+        mixed = [number for pair in zip_longest(*by_state) for number in pair if number is not None]
+        return mixed[: max(0, self._credit)]
 
-    async def _request_changed(self, until: float) -> None:
-        """Request the details of changed jobs while time allows; of the rest only the state is reported this time."""
+    async def _request_all(self, numbers: Sequence[int], until: float) -> int:
+        """Request details, several at a time, and return how many jobs were reported by then.
+
+        An array that was begun costs as much as it has jobs. After a failure, which is raised, no more are begun.
+        """
         loop = asyncio.get_running_loop()
-        half_way = loop.time() + (until - loop.time()) / 2
-        failures = await self._request_all(self._changed()[:_CHANGES_PER_POLL], half_way)
-        if failures and loop.time() < half_way:
-            raise failures[0]
-
-    async def _request_all(self, numbers: Sequence[int], until: float) -> Sequence[AdapterError]:
-        """Request details, several at a time, and return the failures; after a failure no more are begun."""
-        left, failures = iter(numbers), list[AdapterError]()
+        left, failures, reported = iter(numbers), list[AdapterError](), 0
 
         async def work() -> None:
+            nonlocal reported
             for number in left:
                 known = self._known.get(number)
                 if failures:
@@ -395,7 +361,7 @@ class RestJobRegistry:
                 if known is not None and known.turn == self._turn:
                     continue  # reported with another of its array
                 try:
-                    await self._request(number, until)
+                    reported += await self._request(number, until)
                 except AdapterError as error:
                     failures.append(error)
 
@@ -403,34 +369,9 @@ class RestJobRegistry:
             async with asyncio.timeout_at(until), asyncio.TaskGroup() as group:
                 for _ in range(min(MAX_CONNECTIONS, len(numbers))):
                     group.create_task(work())
-        return failures
-
-    async def _request_in_turn(self, until: float) -> None:
-        """Request the details of a few unchanged jobs, as far as time and the configured limit allow.
-
-        The oldest details first, one running job after each waiting one. An array that was begun costs as much as it
-        has jobs.
-        """
-        loop = asyncio.get_running_loop()
-        half_way = loop.time() + (until - loop.time()) / 2
-        waiting, running = (self._oldest(state) for state in ("PENDING", "RUNNING"))
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(half_way):
-                while self._credit > 0 and (waiting or running):
-                    for queue in (waiting, running):
-                        if queue and self._credit > 0:
-                            self._credit -= await self._request(queue.popleft(), until)
-
-    def _oldest(self, state: str) -> deque[int]:
-        found = [
-            (known.turn, number)
-            for number, known in self._known.items()
-            if known.details
-            and known.turn < self._turn
-            and known.details.job.user == self._user
-            and known.listed.state == state
-        ]
-        return deque(number for _, number in sorted(found)[: self._details_per_poll])
+        if failures and loop.time() < until:
+            raise failures[0]
+        return reported
 
     async def _request(self, number: int, until: float) -> int:
         """Request the details of one number, and return how many jobs were reported."""
@@ -445,9 +386,7 @@ class RestJobRegistry:
         if response is None or response.has_error(_NO_SUCH_JOB):
             self._known[number] = _RegisteredJob(None, listed, self._turn)
             return 1
-        if response.status != 200 or response.errors:
-            raise UnavailableError(f"{self._session.where}: {response.message}")
-        found = [parse_job_details(record) for record in response.items("jobs")]
+        found = [parse_job_details(record) for record in self._session.checked(response).items("jobs")]
         for each in found:
             if entries := self._listing.get(each.number):
                 self._known[each.number] = _RegisteredJob(each, entries[0], self._turn)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from adapters.slurm.records import (
-    JOB_STATES,
-    NODE_STATES,
+    BASE_JOB_STATES,
+    BASE_NODE_STATES,
     Partition,
     Reservation,
     SlurmJob,
@@ -18,6 +18,7 @@ from adapters.slurm.records import (
     gpus_per_node,
     parse_gpus,
     parse_tres,
+    split_state,
 )
 from adapters.slurm.states import UNFINISHED_STATES
 from provisioner.interfaces import UnavailableError
@@ -82,29 +83,19 @@ def _object(value: object) -> JsonObject:
     return value if isinstance(value, dict) else {}
 
 
-def _list(value: object) -> Iterable[str]:
-    """Return a list of words, or the words of a text with commas."""
+def _words(value: object) -> list[str]:
+    """Return a list of words, or the words of a text with commas; older versions write one state as a text."""
     found = value if isinstance(value, list) else _text(value).split(",")
     return [word for word in found if isinstance(word, str) and word]
 
 
 def _states(value: object) -> list[str]:
-    """Return a list of states, or the one state that older versions write."""
-    found = value if isinstance(value, list) else [value]
-    return [word.upper() for word in found if isinstance(word, str) and word]
-
-
-def _split_state(value: object, base_states: frozenset[str]) -> tuple[str, frozenset[str]]:
-    words = _states(value)
-    base = next((word for word in words if word in base_states), words[0] if words else "")
-    return base, frozenset(words) - {base}
+    return [word.upper() for word in _words(value)]
 
 
 def _nodes(value: object) -> tuple[str, ...]:
-    if isinstance(value, list):
-        value = ",".join(word for word in value if isinstance(word, str))
     try:
-        return expand_hostlist(_text(value))
+        return expand_hostlist(",".join(_words(value)))
     except ValueError as error:
         raise UnavailableError(f"slurmrestd reports an invalid list of nodes: {error}") from None
 
@@ -115,7 +106,7 @@ def _nodes(value: object) -> tuple[str, ...]:
 def parse_job_state(record: JsonObject) -> RestJobState:
     """Return a line of ``jobs/state/``. UnavailableError if it is invalid: the listing would not be complete."""
     found = _REST_JOB_ID.fullmatch(str(record.get("job_id")))
-    state, flags = _split_state(record.get("state"), JOB_STATES)
+    state, flags = split_state(_states(record.get("state")), BASE_JOB_STATES)
     if not found or not state:
         raise UnavailableError("slurmrestd reports the state of a job in an unknown format")
     task = int(found[2]) if found[2] and found[2] != "*" else None
@@ -127,22 +118,19 @@ def parse_job_details(record: JsonObject) -> RestJobDetails:
     if not _int(record.get("job_id")):
         raise UnavailableError("slurmrestd reports a job without its number")
     number, array = _int(record["job_id"]), _int(record.get("array_job_id"))
-    task = _task(array, record.get("array_task_id"))
+    # None for no array, and for an array's waiting tasks, all in one
+    task = _number(record.get("array_task_id")) if array else None
+    times = [record.get(key) for key in ("submit_time", "start_time", "end_time", "time_limit")]
+    job = _job(record, array, task, record.get("job_state"), record.get("state_reason"), times)
     count = max(1, _int(record.get("node_count")))
     tres = _text(record.get("tres_req_str"))
     total = parse_tres(tres).get("cpu", "")
     cpus = max(1, -(-(int(total) if total.isdecimal() else _int(record.get("cpus"))) // count))
     per_cpu = _number(record.get("memory_per_cpu"))
-    state, flags = _split_state(record.get("job_state"), JOB_STATES)
     job = replace(
-        _job(record, _remote_id(number, array, task), state),
-        flags=flags,
-        reason="" if state == "RUNNING" else _reason(record.get("state_reason")),
+        job,
+        reason="" if job.state == "RUNNING" else job.reason,
         user=_text(record.get("user_name")),
-        submitted_at=_float(record.get("submit_time")),
-        started_at=_float(record.get("start_time")),
-        ends_at=_float(record.get("end_time")),
-        limit_s=60 * _float(record.get("time_limit")),
         preempted_at=_float(record.get("preempt_time")),
         node_count=count,
         cpus=cpus,
@@ -150,56 +138,50 @@ def parse_job_details(record: JsonObject) -> RestJobDetails:
         gpus=parse_gpus(_text(record.get("tres_per_node"))) or gpus_per_node(parse_gpus(tres), count),
         required_nodes=_nodes(record.get("required_nodes")),
     )
-    return RestJobDetails(number, array, task, job)
+    return RestJobDetails(number, array, None if task is None else int(task), job)
 
 
 def parse_accounted_job(record: JsonObject) -> SlurmJob:
     """Return a job of the accounting database."""
     times, array, state = (_object(record.get(key)) for key in ("time", "array", "state"))
-    array_id = _int(array.get("job_id"))
-    base, flags = _split_state(state.get("current"), JOB_STATES)
-    return replace(
-        _job(record, _remote_id(_int(record.get("job_id")), array_id, _task(array_id, array.get("task_id"))), base),
-        flags=flags,
-        reason=_reason(state.get("reason")),
-        user=_text(_object(record.get("association")).get("user")) or _text(record.get("user")),
-        submitted_at=_float(times.get("submission")),
-        started_at=_float(times.get("start")),
-        ends_at=_float(times.get("end")),
-        limit_s=60 * _float(times.get("limit")),
+    found = [times.get(key) for key in ("submission", "start", "end", "limit")]
+    job = _job(
+        record,
+        _int(array.get("job_id")),
+        _number(array.get("task_id")),
+        state.get("current"),
+        state.get("reason"),
+        found,
     )
+    return replace(job, user=_text(_object(record.get("association")).get("user")) or _text(record.get("user")))
 
 
-def _job(record: JsonObject, remote_id: str, state: str) -> SlurmJob:
-    """Return the fields that slurmctld and accounting report in the same way."""
+def _job(
+    record: JsonObject, array: int, task: float | None, states: object, reason: object, times: Sequence[object]
+) -> SlurmJob:
+    """Return the fields that slurmctld and accounting report, under the same name or under others."""
+    state, flags = split_state(_states(states), BASE_JOB_STATES)
     exit_code = {} if state in UNFINISHED_STATES else _object(record.get("exit_code"))
     code, signal = _number(exit_code.get("return_code")), _object(exit_code.get("signal"))
+    submitted_at, started_at, ends_at, limit_minutes = map(_float, times)
     return SlurmJob(
-        remote_id=remote_id,
+        remote_id=f"{array}_{task:.0f}" if array and task is not None else str(_int(record.get("job_id"))),
         name=_text(record.get("name")),
         state=state,
+        flags=flags,
+        reason="" if reason == "None" else _text(reason),
         account=_text(record.get("account")),
         partition=_text(record.get("partition")),
         qos=_text(record.get("qos")),
+        submitted_at=submitted_at,
+        started_at=started_at,
+        ends_at=ends_at,
+        limit_s=60 * limit_minutes,
         nodes=_nodes(record.get("nodes")),
         exit_code=None if code is None else int(code),
         signal=_int(signal.get("id", signal.get("signal_id"))),
         restarts=_int(record.get("restart_cnt")),
     )
-
-
-def _task(array: int, value: object) -> int | None:
-    """Return the number of a task; None for no array, and for an array's waiting tasks, all in one."""
-    task = _number(value) if array else None
-    return None if task is None else int(task)
-
-
-def _remote_id(number: int, array: int, task: int | None) -> str:
-    return str(number) if not array or task is None else f"{array}_{task}"
-
-
-def _reason(value: object) -> str:
-    return "" if value in (None, "None") else _text(value)
 
 
 # ---------------------------------------------------------------------------------------------------------- the cluster
@@ -209,13 +191,13 @@ def parse_node(record: JsonObject) -> SlurmNode:
     """Return a record of ``nodes/``."""
     if not _text(record.get("name")):
         raise UnavailableError("slurmrestd reports a node without a name")
-    state, flags = _split_state(record.get("state"), NODE_STATES)
+    state, flags = split_state(_states(record.get("state")), BASE_NODE_STATES)
     return SlurmNode(
         name=record["name"],
         state=state or "UNKNOWN",
         flags=flags,
-        partitions=tuple(_list(record.get("partitions"))),
-        features=tuple(_list(record.get("active_features"))) or tuple(_list(record.get("features"))),
+        partitions=tuple(_words(record.get("partitions"))),
+        features=tuple(_words(record.get("active_features"))) or tuple(_words(record.get("features"))),
         cpus=_int(record.get("cpus")),
         used_cpus=_int(record.get("alloc_cpus")),
         memory_mib=_int(record.get("real_memory")),
@@ -256,8 +238,8 @@ def parse_reservation(record: JsonObject) -> Reservation:
         ends_at=_float(record.get("end_time")),
         nodes=_nodes(record.get("node_list")),
         flags=frozenset(_states(record.get("flags"))),
-        users=tuple(_list(record.get("users"))),
-        accounts=tuple(_list(record.get("accounts"))),
+        users=tuple(_words(record.get("users"))),
+        accounts=tuple(_words(record.get("accounts"))),
     )
 
 
@@ -274,14 +256,7 @@ def parse_configuration(body: JsonObject) -> Mapping[str, str]:
     return {name: value for name, value in {**about, **settings}.items() if value}
 
 
-_SETTINGS_IN_SECONDS = (
-    "KillWait",
-    "MessageTimeout",
-    "MinJobAge",
-    "SlurmctldTimeout",
-    "SlurmdTimeout",
-    "UnkillableStepTimeout",
-)
+_SETTINGS_IN_SECONDS = ("KillWait", "MinJobAge")
 
 
 def _setting(name: str, value: object) -> str:

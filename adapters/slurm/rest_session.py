@@ -8,7 +8,7 @@ import json
 import re
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -16,6 +16,7 @@ import aiohttp
 from aiohttp.client_proto import ResponseHandler
 
 from adapters.shared import http
+from adapters.shared.commands.choice import optional_package
 from adapters.shared.commands.settings import SshSettings
 from adapters.shared.printing import printable
 from adapters.slurm.settings import SlurmRestConfig
@@ -30,9 +31,8 @@ MAX_CONNECTIONS = 6
 """slurmrestd works on as many requests as it has threads, and slurmctld suffers from many at a time."""
 _KNOWN_VERSIONS = tuple(f"v0.0.{number}" for number in range(36, 51))
 _TOKEN_TTL_S = 1.0
-_TOKEN_PREFIX = "SLURM_JWT="
-"""Printed by ``scontrol token``."""
-_AUTHENTICATION_ERRORS = (1007,)
+_TOKEN_PREFIX = "SLURM_JWT="  # printed by ``scontrol token``
+_AUTHENTICATION_ERROR = 1007
 """Slurm's number for an invalid token (``Protocol authentication error``)."""
 
 
@@ -54,8 +54,12 @@ class RestResponse:
         text = "; ".join(text for _, text in self.errors)
         return printable(text, 400) or f"HTTP {self.status} without a message"
 
-    def has_error(self, *numbers: int) -> bool:
-        return any(number in numbers for number, _ in self.errors)
+    @property
+    def is_complete(self) -> bool:
+        return self.status == 200 and not self.errors
+
+    def has_error(self, number: int) -> bool:
+        return any(number == each for each, _ in self.errors)
 
     def items(self, key: str) -> Sequence[Mapping[str, Any]]:
         """Return the list that the answer is about. UnavailableError if it is missing or incomplete."""
@@ -65,11 +69,22 @@ class RestResponse:
         return found
 
 
+@dataclass(slots=True)
+class _Request:
+    """A request, and whether something of it has been sent."""
+
+    method: str
+    path: str
+    query: Sequence[tuple[str, str]] = ()
+    body: Mapping[str, Any] | None = None
+    sent: list[bool] = field(default_factory=list)
+
+
 class RestSession:
     """HTTP to slurmrestd. Connects with the first request; connections are kept and shared."""
 
-    def __init__(self, settings: SlurmRestConfig) -> None:
-        self._settings = settings
+    def __init__(self, settings: SlurmRestConfig, deadline_s: float) -> None:
+        self._settings, self._deadline_s = settings, deadline_s
         self.where = f"slurmrestd at {settings.url}" + (f" on {settings.ssh.host}" if settings.ssh else "")
         self._stack = contextlib.AsyncExitStack()
         self._session: aiohttp.ClientSession | None = None
@@ -91,23 +106,21 @@ class RestSession:
         await self._stack.aclose()
 
     async def _over_ssh(self, settings: SshSettings) -> Connect:
-        try:
+        with optional_package("asyncssh", "ssh", "a socket over ssh needs"):
             from adapters.shared.commands.forward import Forward
             from adapters.shared.commands.ssh import SshRunner
-        except ImportError as error:
-            if error.name != "asyncssh":
-                raise
-            message = "a socket over ssh needs the Python package asyncssh: pip install 'gpu-drone-provisioner[ssh]'"
-            raise UnavailableError(message, FaultKind.CONFIG) from None
         runner = await self._stack.enter_async_context(SshRunner(settings))
         return Forward(runner, self._settings.url.removeprefix("unix:")).connect
 
     # ------------------------------------------------------------------------------------------------------- requests
 
-    async def read(self, path: str, query: Sequence[tuple[str, str]] = (), *, deadline_s: float) -> RestResponse:
+    async def read(self, path: str, deadline_s: float | None = None) -> RestResponse:
         """Return a complete answer without errors. ``{}`` in ``path`` stands for the version of the API."""
-        response = await self.request("GET", path, query, deadline_s=deadline_s)
-        if response.status != 200 or response.errors:
+        return self.checked(await self.request("GET", path, deadline_s=deadline_s))
+
+    def checked(self, response: RestResponse) -> RestResponse:
+        """Return the answer to a question. UnavailableError if it is incomplete or has errors."""
+        if not response.is_complete:
             raise UnavailableError(f"{self.where}: {response.message}")
         return response
 
@@ -118,7 +131,7 @@ class RestSession:
         query: Sequence[tuple[str, str]] = (),
         *,
         body: Mapping[str, Any] | None = None,
-        deadline_s: float,
+        deadline_s: float | None = None,
     ) -> RestResponse:
         """Return the answer to one request, a refusal included.
 
@@ -127,35 +140,34 @@ class RestSession:
             AuthError: it does not accept our token.
             OutcomeUnknownError: an order was sent, and not answered.
         """
-        sent: list[bool] = []
+        request = _Request(method, path, query, body)
+        deadline_s = self._deadline_s if deadline_s is None else deadline_s
         try:
             async with asyncio.timeout(deadline_s):
                 version = await self._api_version() if "{}" in path else ""
-                sent.clear()
-                response = await self._authenticated(method, path.format(version), query, body, sent)
+                request.path = path.format(version)
+                response = await self._authenticated(request)
         except TimeoutError:
-            raise self._no_answer(method, sent, f"no answer within {deadline_s:g} s") from None
+            raise self._no_answer(request, f"no answer within {deadline_s:g} s") from None
         except RestResponseTooLargeError:
             raise
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise self._no_answer(method, sent, printable(str(error) or type(error).__name__)) from None
+            raise self._no_answer(request, printable(str(error) or type(error).__name__)) from None
         if response.status == 404 and not response.body and path.startswith("slurm/{}/"):
             self._version = ""  # another release replaced it: negotiated again at the next call
-            raise UnavailableError(f"{self.where}: it does not offer {path.format(version)}")
+            raise UnavailableError(f"{self.where}: it does not offer {request.path}")
         return response
 
-    def _no_answer(self, method: str, sent: Sequence[bool], why: str) -> AdapterError:
-        if method == "GET" or not sent:
+    def _no_answer(self, request: _Request, why: str) -> AdapterError:
+        if request.method == "GET" or not request.sent:
             return UnavailableError(f"{self.where}: {why}")
         return OutcomeUnknownError(f"{self.where}: {why}")
 
     async def _api_version(self) -> str:
         """Return the version of the API that both sides support."""
-        if not self._version:
-            async with self._version_lock:
-                if not self._version:
-                    self._version = await self._negotiate()
-        return self._version
+        async with self._version_lock:
+            self._version = self._version or await self._negotiate()
+            return self._version
 
     async def _negotiate(self) -> str:
         for version in SUPPORTED_VERSIONS:
@@ -170,20 +182,18 @@ class RestSession:
         )
 
     async def _offers(self, version: str) -> bool:
-        response = await self._authenticated("GET", f"slurm/{version}/ping/", (), None, [])
+        response = await self._authenticated(_Request("GET", f"slurm/{version}/ping/"))
         if response.status not in (200, 404):
             raise UnavailableError(f"{self.where}: {response.message}")
         return response.status == 200
 
-    async def _authenticated(
-        self, method: str, path: str, query: Sequence[tuple[str, str]], body: Mapping[str, Any] | None, sent: list[bool]
-    ) -> RestResponse:
+    async def _authenticated(self, request: _Request) -> RestResponse:
         """Return the answer to a request with our token. A rejected token is read again: it may have changed."""
         token = self._current_token()
-        response = await self._exchange(method, path, query, body, token, sent)
+        response = await self._exchange(request, token)
         if _rejects_token(response) and (renewed := self._current_token(renew=True)) != token:
-            sent.clear()  # a rejected request has done nothing
-            response = await self._exchange(method, path, query, body, renewed, sent)
+            request.sent.clear()  # a rejected request has done nothing
+            response = await self._exchange(request, renewed)
         if _rejects_token(response):
             what = f"the token of {self._settings.token}" if self._settings.token else "a request without a token"
             raise AuthError(f"{self.where}: {what} is rejected: {response.message}")
@@ -205,30 +215,27 @@ class RestSession:
             self._token_read_at = now
         return self._token
 
-    async def _exchange(
-        self,
-        method: str,
-        path: str,
-        query: Sequence[tuple[str, str]],
-        body: Mapping[str, Any] | None,
-        token: str,
-        sent: list[bool],
-    ) -> RestResponse:
+    async def _exchange(self, request: _Request, token: str) -> RestResponse:
         assert self._session is not None, "not entered"
         url = self._settings.url if self._settings.url.startswith("http") else "http://localhost"
-        headers = {"X-SLURM-USER-NAME": self._settings.user, "X-SLURM-USER-TOKEN": token} if token else {}
-        where = f"{url.rstrip('/')}/{path}"
         try:
             reply = await http.exchange(
-                self._session, method, where, query, body=body, headers=headers, sent=sent, largest=MAX_RESPONSE_BYTES
+                self._session,
+                request.method,
+                f"{url.rstrip('/')}/{request.path}",
+                request.query,
+                body=request.body,
+                headers={"X-SLURM-USER-NAME": self._settings.user, "X-SLURM-USER-TOKEN": token} if token else {},
+                sent=request.sent,
+                largest=MAX_RESPONSE_BYTES,
             )
         except http.ResponseTooLongError as error:
-            raise RestResponseTooLargeError(f"{self.where}: {error} of {path}") from None
+            raise RestResponseTooLargeError(f"{self.where}: {error} of {request.path}") from None
         return _parse_response(reply.status, reply.raw)
 
 
 def _rejects_token(response: RestResponse) -> bool:
-    return response.status == 401 or response.has_error(*_AUTHENTICATION_ERRORS)
+    return response.status == 401 or response.has_error(_AUTHENTICATION_ERROR)
 
 
 def _parse_response(status: int, raw: bytes) -> RestResponse:
@@ -296,16 +303,17 @@ class _Connector(aiohttp.BaseConnector):
 
 
 def _direct(settings: SlurmRestConfig) -> Connect:
-    async def to_socket(protocol: Callable[[], _SingleResponse]) -> _SingleResponse:
-        return (await asyncio.get_running_loop().create_unix_connection(protocol, path))[1]
+    """Return the function that connects from this host, to a unix socket or over the network."""
+    url, context = urlsplit(settings.url), _ssl_context(settings)
 
-    async def to_port(protocol: Callable[[], _SingleResponse]) -> _SingleResponse:
+    async def connect(protocol: Callable[[], _SingleResponse]) -> _SingleResponse:
         loop = asyncio.get_running_loop()
+        if settings.url.startswith("unix:"):
+            return (await loop.create_unix_connection(protocol, settings.url.removeprefix("unix:")))[1]
+        host, port = url.hostname or "", url.port or (443 if context else 80)
         return (await loop.create_connection(protocol, host, port, ssl=context, happy_eyeballs_delay=0.25))[1]
 
-    path, url, context = settings.url.removeprefix("unix:"), urlsplit(settings.url), _ssl_context(settings)
-    host, port = url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
-    return to_socket if settings.url.startswith("unix:") else to_port
+    return connect
 
 
 def _ssl_context(settings: SlurmRestConfig) -> ssl.SSLContext | None:

@@ -19,8 +19,8 @@ from provisioner.model import WHOLE_GPU, DroneType
 _SLURM_NAME = r"[A-Za-z0-9_.@+:-]{1,127}"
 _SLURM_NAMES = rf"^{_SLURM_NAME}(,{_SLURM_NAME})*$"
 _SBATCH_OPTION = re.compile(r"[a-z][a-z0-9-]{0,63}")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
-_RESERVED_VARIABLES = re.compile(
+_ENVIRONMENT_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_RESERVED_JOB_VARIABLES = re.compile(
     r"PROVISIONER_.*|DRONE_.*|_CONDOR_.*|CONDOR_(?!PREFIX$).*|SLURM_.*|CUDA_VISIBLE_DEVICES", re.IGNORECASE
 )
 
@@ -71,12 +71,12 @@ def _check_options(options: dict[str, str | bool]) -> dict[str, str | bool]:
 
 def _check_environment(env: dict[str, str]) -> dict[str, str]:
     for name, value in env.items():
-        if not _VARIABLE.fullmatch(name) or not value.isprintable():
+        if not _ENVIRONMENT_VARIABLE.fullmatch(name) or not value.isprintable():
             raise mistake_at(
                 name,
                 f"`{name[:40]}` is not a valid environment variable: it needs a plain name and a value on one line",
             )
-        if _RESERVED_VARIABLES.fullmatch(name):
+        if _RESERVED_JOB_VARIABLES.fullmatch(name):
             raise mistake_at(name, f"`{name}` is set by the site: remove it")
     return env
 
@@ -111,6 +111,11 @@ class SlurmJobOptions(BaseModel):
         examples=[{"exclude": "hkn0815", "nice": "100"}],
     )
 
+    def sbatch_options(self) -> dict[str, str | bool]:
+        """Return all of these as options of sbatch by their long names: `submit`, and every other key that is set."""
+        named = {key: getattr(self, key) for key in SlurmJobOptions.model_fields if key != "submit"}
+        return {**self.submit, **{key: value for key, value in named.items() if value}}
+
 
 class SlurmTypeOptions(SlurmJobOptions):
     """Options of one drone type, which override those of the site."""
@@ -130,7 +135,7 @@ class SlurmRestConfig(BaseModel):
 
     url: str = Field(
         pattern=r"^(https?://[^\s/?#@]+(/[^\s?#]*)?|unix:/[^\s]+)$",
-        description="SlurmJobOptions it listens: `http://host:port`, `https://...`, or `unix:/path/to/socket`.",
+        description="Its address: `http://host:port`, `https://...`, or `unix:/path/to/socket`.",
         examples=["https://slurm.example.org:6820"],
     )
     user: str = Field(default="", pattern=r"^[A-Za-z0-9_.@-]{0,63}$", description="Account that the token is for.")
@@ -236,11 +241,11 @@ class SlurmSiteConfig(SlurmJobOptions):
         " (`native`).",
     )
     tools: SlurmToolsConfig = Field(
-        default_factory=SlurmToolsConfig, description="SlurmJobOptions the tools are, with `transport: tools`."
+        default_factory=SlurmToolsConfig, description="Host and directory of the tools, with `transport: tools`."
     )
     rest: SlurmRestConfig | None = Field(default=None, description="slurmrestd, with `transport: rest`.")
     native: SlurmNativeConfig = Field(
-        default_factory=SlurmNativeConfig, description="SlurmJobOptions pyslurm is, with `transport: native`."
+        default_factory=SlurmNativeConfig, description="Interpreter that has pyslurm, with `transport: native`."
     )
     types: dict[str, SlurmTypeOptions] = Field(
         default_factory=dict, description="Options of single drone types, by name."
@@ -294,16 +299,12 @@ class SlurmSiteConfig(SlurmJobOptions):
                 raise ValueError(f"`{name}` is for another transport: write `transport: {name}`, or remove it")
         return self
 
-    def options_for(self, type_name: str) -> SlurmJobOptions:
-        """Return the options for drones of a type: those of the type, else those of the site."""
+    def options_for(self, type_name: str) -> SlurmTypeOptions:
+        """Return the options for drones of a type: those of the type, else those of the site; `gres` is set."""
         special = self.types.get(type_name, SlurmTypeOptions())
-        keys = ("partition", "account", "qos", "reservation", "constraint")
+        keys = SlurmJobOptions.model_fields.keys() - {"submit"}
         options = {key: getattr(special, key) or getattr(self, key) for key in keys}
-        return SlurmJobOptions(**options, submit={**self.submit, **special.submit})
-
-    def gres_of(self, type_name: str) -> str:
-        """Return the GPUs of a drone type as Gres names them: ``gpu`` or ``gpu:a100``."""
-        return self.types.get(type_name, SlurmTypeOptions()).gres or "gpu"
+        return SlurmTypeOptions(**options, submit={**self.submit, **special.submit}, gres=special.gres or "gpu")
 
     def kept_life_s(self, walltime_s: float, grace_s: float) -> float:
         """Return how much shorter a drone lives than its walltime."""

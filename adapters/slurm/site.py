@@ -9,11 +9,12 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Self
 
+from adapters.shared.commands.choice import optional_package
 from adapters.shared.parcel import UnfitError
 from adapters.shared.printing import printable
 from adapters.shared.starts import Starts
-from adapters.slurm.blocking import audit_cluster, render_blocking
-from adapters.slurm.capacity import list_nodes, next_downtime
+from adapters.slurm.blocking import SlurmAudit, render_blocking
+from adapters.slurm.capacity import list_nodes, next_downtime, resolve_types
 from adapters.slurm.drones import (
     CancelledDrones,
     ForgottenDrones,
@@ -70,12 +71,10 @@ class SlurmSite:
         """When this controller cancelled which drone."""
         self._forgotten = ForgottenDrones(config.retain_finished, config.accounting)
         self._starts = Starts(name, _LATE_SUBMIT_S)
-        self._max_array_size = 0
         self._partitions: tuple[Sequence[Partition], Sequence[Reservation]] = (), ()
         self._partitions_until = 0.0
         self._user = ""
-        self._private: frozenset[str] | None = None
-        """PrivateData of slurm.conf; None until it has been read."""
+        self._slurm_conf: Mapping[str, str] = {}
         self._polls = 0
         self._cleanup: asyncio.Task[None] | None = None
 
@@ -119,8 +118,8 @@ class SlurmSite:
         slurm_nodes = await self._cluster.nodes()
         partitions, reservations = await self._partitions_and_reservations()
         users = (self._user,) if self._user else ()
-        options = [self._config.options_for(each.name) for each in self._types]
-        downtime_at = next_downtime(reservations, slurm_nodes, partitions, options, taken_at, users)
+        types = resolve_types(self._types, partitions, self._config)
+        downtime_at = next_downtime(reservations, slurm_nodes, types, taken_at, users)
         nodes = list_nodes(
             slurm_nodes,
             partitions,
@@ -137,7 +136,7 @@ class SlurmSite:
             active = await self._cluster.active_jobs(self._config.owner.partitions)
             demands = owner_demands(active, slurm_nodes, nodes, self._config)
             load = owner_load(active, nodes, self._config)
-            if are_jobs_hidden(active, await self._private_data(), self._user):
+            if are_jobs_hidden(active, await self._configuration(), self._user):
                 load, notices = None, [*notices, f"owner: {HIDDEN_OWNER_JOBS}"]
         view = SiteView(
             site=self._name,
@@ -148,7 +147,7 @@ class SlurmSite:
             claims=demands.demands,
             owner_runs=load,
             downtime_at=downtime_at,
-            notices=(*notices, *self._cluster.notices(), *self._cleanup_errors()),
+            notices=(*notices, *self._cluster.notices()),
             remarks=demands.notices,
         )
         self._clean_up(listing)
@@ -171,20 +170,17 @@ class SlurmSite:
             self._partitions_until = time.monotonic() + _CLUSTER_REFRESH_S
         return self._partitions
 
-    async def _private_data(self) -> frozenset[str]:
-        """Return the words of PrivateData; none while the configuration cannot be read."""
-        if self._private is None:
-            try:
-                text = (await self._cluster.configuration()).get("PrivateData", "")
-            except AdapterError:
-                return frozenset()
-            self._private = frozenset(text.lower().split(","))
-        return self._private
+    async def _configuration(self) -> Mapping[str, str]:
+        """Return slurm.conf as it was when it could be read first; nothing until then."""
+        if not self._slurm_conf:
+            with contextlib.suppress(AdapterError):
+                self._slurm_conf = await self._cluster.configuration()
+        return self._slurm_conf
 
     # -------------------------------------------------------------------------------------------------------- cleanup
 
     def _clean_up(self, listing: SlurmDroneListing) -> None:
-        """Start one cleanup at a time, between polls; a single poll (``provisioner check``) starts none."""
+        """Cancel duplicates between polls, one cleanup at a time. A single poll (``provisioner check``) starts none."""
         self._polls += 1
         if self._polls > 1 and listing.duplicates and (self._cleanup is None or self._cleanup.done()):
             work = self._cancel_duplicates(listing.duplicates)
@@ -194,23 +190,16 @@ class SlurmSite:
         with contextlib.suppress(AdapterError):  # then after the next poll
             await self._cluster.cancel(remote_ids)
 
-    def _cleanup_errors(self) -> Iterable[str]:
-        task = self._cleanup
-        if task is not None and task.done() and not task.cancelled() and (error := task.exception()):
-            yield printable(f"cleanup: {type(error).__name__}: {error}", 300)
-
     # ------------------------------------------------------------------------------------------------------- auditing
 
     async def audit(self, policy: SitePolicy) -> Sequence[AuditFinding]:
         """Return where the cluster's configuration does not do what ``policy`` says."""
-        nodes = await self._cluster.nodes()
-        partitions = await self._cluster.partitions()
+        nodes, partitions = await self._cluster.nodes(), await self._cluster.partitions()
         configuration = await self._cluster.configuration()
-        findings = audit_cluster(nodes, partitions, configuration, policy, self._types, self._config)
+        findings = SlurmAudit(nodes, partitions, configuration, policy, self._types, self._config).gaps()
         if self._config.owner is not None:
-            private = configuration.get("PrivateData", "").lower().split(",")
             active = await self._cluster.active_jobs(self._config.owner.partitions)
-            if are_jobs_hidden(active, private, self._user):
+            if are_jobs_hidden(active, configuration, self._user):
                 return (*findings, AuditFinding("slurm.conf", "owner", HIDDEN_OWNER_JOBS))
         return findings
 
@@ -250,7 +239,8 @@ class SlurmSite:
                 results.append(_unknown(order.drone_id, "an earlier submission of it may still get through"))
             elif order.drone_id not in existing:
                 missing.append(order)
-        for batch in make_batches(missing, self._config, await self._array_size(len(missing))):
+        largest = max_array_size(await self._configuration()) if len(missing) > 1 else DEFAULT_MAX_ARRAY_SIZE
+        for batch in make_batches(missing, self._config, largest):
             if not given_up.is_set():
                 results += await self._submit(batch)
         return results
@@ -267,14 +257,6 @@ class SlurmSite:
             jobs.sort(key=lambda job: (not _is_alive(job), job_id_key(job.remote_id)))
         return found
 
-    async def _array_size(self, orders: int) -> int:
-        if not self._max_array_size and orders > 1:
-            try:
-                self._max_array_size = max_array_size(await self._cluster.configuration())
-            except AdapterError:
-                return DEFAULT_MAX_ARRAY_SIZE
-        return self._max_array_size or DEFAULT_MAX_ARRAY_SIZE
-
     async def _submit(self, batch: SlurmBatch) -> list[OrderResult]:
         """Submit a batch. Site errors become results: another batch may have gone through.
 
@@ -283,23 +265,20 @@ class SlurmSite:
         """
         try:
             job = await self._cluster.submit(batch.submission)
+        except OutcomeUnknownError as error:
+            self._starts.without_answer(batch.drone_ids)
+            return [_unknown(drone_id, str(error)) for drone_id in batch.drone_ids]
         except AdapterError as error:
-            if isinstance(error, OutcomeUnknownError):
-                self._starts.without_answer(batch.drone_ids)
-                return [_unknown(drone_id, str(error)) for drone_id in batch.drone_ids]
-            if isinstance(error, RejectedError) and len(batch.orders) > 1 and _may_be_size(error):
-                return await self._submit_in_halves(batch)
-            return [_rejected(drone_id, error.kind, str(error)) for drone_id in batch.drone_ids]
+            half = len(batch.orders) // 2
+            if not half or not _may_be_size(error):
+                return [_rejected(drone_id, error.kind, str(error)) for drone_id in batch.drone_ids]
+            first = await self._submit(make_batch(batch.orders[:half], self._config))
+            if first[-1].answer is OrderOutcome.OK:
+                return first + await self._submit(make_batch(batch.orders[half:], self._config))
+            rejected, fault = OrderOutcome.REJECTED, first[-1].fault
+            return first + [OrderResult(drone_id, rejected, "", fault) for drone_id in batch.drone_ids[half:]]
         ids = zip(batch.drone_ids, batch.remote_ids(job), strict=True)
         return [OrderResult(drone_id, OrderOutcome.OK, remote_id) for drone_id, remote_id in ids]
-
-    async def _submit_in_halves(self, batch: SlurmBatch) -> list[OrderResult]:
-        half = len(batch.orders) // 2
-        first = await self._submit(make_batch(batch.orders[:half], self._config))
-        if first[-1].answer is OrderOutcome.OK:
-            return first + await self._submit(make_batch(batch.orders[half:], self._config))
-        fault = first[-1].fault
-        return first + [OrderResult(drone_id, OrderOutcome.REJECTED, "", fault) for drone_id in batch.drone_ids[half:]]
 
     # ------------------------------------------------------------------------------------------------------- stopping
 
@@ -309,24 +288,22 @@ class SlurmSite:
             return []
         kill = {order.drone_id: order.kill for order in orders}
         await self._starts.settled(kill.keys())
-        cancelled: list[DroneId] = []
+        jobs_of = await self._jobs_of(kill)
         polite: list[str] = []
         forced: list[str] = []
-        remote: dict[DroneId, str] = {}
-        for drone_id, jobs in (await self._jobs_of(kill)).items():
-            remote[drone_id] = jobs[0].remote_id
-            if any(map(_is_alive, jobs)):  # the end of one that has ended is not ours
-                cancelled.append(drone_id)
-            for job in filter(_is_alive, jobs):
-                if kill[drone_id]:
-                    forced.append(job.remote_id)
-                elif "COMPLETING" not in (*job.flags, job.state):
-                    polite.append(job.remote_id)
-        self._cancelled |= dict.fromkeys(cancelled, time.time())
+        for drone_id, jobs in jobs_of.items():
+            alive = [job for job in jobs if _is_alive(job)]
+            if alive:  # the end of one that has ended is not ours
+                self._cancelled[drone_id] = time.time()
+            if kill[drone_id]:
+                forced += [job.remote_id for job in alive]
+            else:
+                polite += [job.remote_id for job in alive if "COMPLETING" not in (*job.flags, job.state)]
         if polite:
             await self._cluster.cancel(polite)
         if forced:
             await self._cluster.cancel(forced, kill=True)
+        remote = {drone_id: jobs[0].remote_id for drone_id, jobs in jobs_of.items()}
         return [OrderResult(order.drone_id, OrderOutcome.OK, remote.get(order.drone_id, "")) for order in orders]
 
 
@@ -334,9 +311,10 @@ def _is_alive(job: SlurmJob) -> bool:
     return map_state(job.state, job.flags).state is not RemoteState.ENDED
 
 
-def _may_be_size(error: RejectedError) -> bool:
+def _may_be_size(error: AdapterError) -> bool:
     """Return whether the size of the array may be the reason. Not every transport reports MaxArraySize."""
-    return error.kind is FaultKind.QUOTA or (error.kind is FaultKind.CONFIG and "array" in str(error))
+    too_large = error.kind is FaultKind.QUOTA or (error.kind is FaultKind.CONFIG and "array" in str(error))
+    return isinstance(error, RejectedError) and too_large
 
 
 def _unknown(drone_id: DroneId, message: str) -> OrderResult:
@@ -359,13 +337,8 @@ def make_client(config: SlurmSiteConfig, name: str) -> SlurmClient:
 
             return SlurmToolsClient(config, name)
         case "rest":
-            try:
+            with optional_package("aiohttp", "slurm-rest", "slurmrestd needs"):
                 from adapters.slurm.rest import SlurmRestClient
-            except ImportError as error:
-                if error.name is None or error.name.partition(".")[0] != "aiohttp":
-                    raise
-                message = "slurmrestd needs the Python package aiohttp: pip install 'gpu-drone-provisioner[slurm-rest]'"
-                raise UnavailableError(message, FaultKind.CONFIG) from None
             return SlurmRestClient(config, name)
         case "native":
             from adapters.slurm.native import SlurmNativeClient

@@ -216,6 +216,12 @@ def classify_refusal(text: str) -> FaultKind:
     return FaultKind.UNKNOWN
 
 
+def query_error(text: str) -> AdapterError:
+    """Return the error for a question that was not answered: nothing is done by one, so the outcome is known."""
+    message = printable(" ".join(text.split()), 400)
+    return AuthError(message) if classify_refusal(text) is FaultKind.DENIED else UnavailableError(message)
+
+
 def refusal_error(text: str) -> AdapterError:
     """Return the error to raise for Slurm's message about a submission or cancellation.
 

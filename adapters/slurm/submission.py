@@ -30,9 +30,12 @@ _SET_BY_JOB = frozenset({"DRONE_ID", "DRONE_DIR", "PROVISIONER_DRONE_ID"})
 class SlurmBatch:
     """Drones that are submitted together, in the order of their tasks."""
 
-    drone_ids: tuple[DroneId, ...]
     orders: tuple[StartOrder, ...]
     submission: SlurmSubmission
+
+    @property
+    def drone_ids(self) -> tuple[DroneId, ...]:
+        return tuple(order.drone_id for order in self.orders)
 
     def remote_ids(self, job: int) -> tuple[str, ...]:
         """Return the ids of the drones once Slurm has accepted them as ``job``."""
@@ -80,30 +83,25 @@ def make_batches(
 def make_batch(orders: Sequence[StartOrder], config: SlurmSiteConfig) -> SlurmBatch:
     """Return one submission for orders that differ only in their number, ascending."""
     drone_type, base = orders[0].type, _number(orders[0])
-    options = config.options_for(drone_type.name)
-    drone_ids = tuple(order.drone_id for order in orders)
+    options = config.options_for(drone_type.name).sbatch_options()
+    if gres := _gres(drone_type, config):
+        options["gres"] = gres
     output = "/dev/null"
     if config.output_directory:
         output = f"{config.output_directory.rstrip('/')}/drone-{'%A_%a' if len(orders) > 1 else '%j'}.log"
     submission = SlurmSubmission(
-        name=job_name(drone_ids, drone_type.name, drone_type.site),
+        name=job_name([order.drone_id for order in orders], drone_type.name, drone_type.site),
         script=render_script(orders, config),
         tasks=tuple(_number(order) - base for order in orders) if len(orders) > 1 else (),
-        partition=options.partition,
-        account=options.account,
-        qos=options.qos,
-        reservation=options.reservation,
-        constraint=options.constraint,
-        gres=_gres(drone_type, config),
         cpus=drone_type.cpus,
         memory_mib=drone_type.memory_mib,
-        tmp_mib=0,  # Slurm knows only the size of a node's disk, not its free space: it would reserve nothing
+        # Not `tmp`: Slurm knows only the size of a node's disk, not its free space, and would reserve nothing.
         minutes=int(drone_type.walltime_s // 60),  # whole minutes, rounded down: the type may not live longer
         notice_s=min(_MAX_NOTICE_S, round(orders[0].grace_s) + LIMIT_CHECK_INTERVAL_S),
         output=output,
-        options=options.submit,
+        options=options,
     )
-    return SlurmBatch(drone_ids, tuple(orders), submission)
+    return SlurmBatch(tuple(orders), submission)
 
 
 def _number(order: StartOrder) -> int:
@@ -121,7 +119,7 @@ def _all_but_number(order: StartOrder) -> Hashable:
 
 def _gres(drone_type: DroneType, config: SlurmSiteConfig) -> str:
     gpus = drone_type.gpu_milli // WHOLE_GPU
-    return f"{config.gres_of(drone_type.name)}:{gpus}" if gpus else ""
+    return f"{config.options_for(drone_type.name).gres}:{gpus}" if gpus else ""
 
 
 def max_array_size(configuration: Mapping[str, str]) -> int:
@@ -140,8 +138,12 @@ def _body() -> str:
 
 
 def render_script(orders: Sequence[StartOrder], config: SlurmSiteConfig) -> bytes:
-    """Return the batch script for orders that differ only in their number: plain ASCII, whatever is in the files."""
-    order = orders[0]
+    """Return the batch script for orders that differ only in their number: plain ASCII, whatever is in the files.
+
+    The drone's directory goes along as a tar archive.
+    """
+    order, bootstrap = orders[0], orders[0].bootstrap
+    assert bootstrap is not None
     prefix, _, first = order.drone_id.rpartition("-")
     variables = {
         "controller": prefix.rpartition("-")[0],
@@ -153,7 +155,8 @@ def render_script(orders: Sequence[StartOrder], config: SlurmSiteConfig) -> byte
     }
     lines = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
     lines.append(f"scratch={_scratch(config.scratch)}")
-    encoded = base64.encodebytes(_archive(order, config)).decode()
+    own = {f"{OURS}/script": bootstrap.script, f"{OURS}/step": _step(order, bootstrap.env, config)}
+    encoded = base64.encodebytes(packed({**bootstrap.files, **own})).decode()
     files = f"files() {{\n    base64 -d <<'END_OF_FILES'\n{encoded}END_OF_FILES\n}}\n"
     return ("\n".join(["#!/bin/sh", *lines, files]) + _body()).encode("ascii")
 
@@ -165,39 +168,24 @@ def _scratch(scratch: str) -> str:
     return shlex.quote(scratch.rstrip("/") or "/") if scratch else '"${TMPDIR:-/tmp}"'
 
 
-def _archive(order: StartOrder, config: SlurmSiteConfig) -> bytes:
-    """Return the drone's directory as a tar archive."""
-    assert order.bootstrap is not None
-    script = {f"{OURS}/script": order.bootstrap.script, f"{OURS}/step": _step(order, config)}
-    return packed({**order.bootstrap.files, **script})
-
-
-def _step(order: StartOrder, config: SlurmSiteConfig) -> bytes:
+def _step(order: StartOrder, env: Mapping[str, str], config: SlurmSiteConfig) -> bytes:
     """Return the script of the job step: the drone's environment and, in the same process, the drone.
 
     All that the drone starts inherits its lock. Its pid is for the batch script, which signals it.
     """
-    lines = exports(_environment(order, config))
-    return "\n".join(
-        [
-            'cd "$DRONE_DIR" || exit 69',
-            'export HOME="$DRONE_DIR"',
-            # Not before: in the end a drone kills all that carries its tag but its parents, and srun is none of those.
-            'export PROVISIONER_DRONE_ID="$DRONE_ID"',
-            *lines,
-            f"exec 9<{OURS}/lock",
-            "flock -s 9 2>/dev/null",
-            f"echo $$ >{OURS}/pid.new && mv {OURS}/pid.new {OURS}/pid || exit 69",
-            f"[ ! -e {OURS}/asked ] || exit 143",
-            f"exec /bin/sh {OURS}/script",
-            "",
-        ]
-    ).encode("utf-8", "surrogateescape")
-
-
-def _environment(order: StartOrder, config: SlurmSiteConfig) -> Mapping[str, str]:
-    assert order.bootstrap is not None
     lifetime_s = float(drone_lifetime_s(order.type.walltime_s, order.grace_s))
     of_drone = drone.environment(replace(order, type=replace(order.type, walltime_s=lifetime_s)))
-    env = {"PATH": _PATH, **order.bootstrap.env, **config.env, **of_drone}
-    return {name: value for name, value in env.items() if name not in _SET_BY_JOB}
+    variables = {"PATH": _PATH, **env, **config.env, **of_drone}
+    lines = [
+        'cd "$DRONE_DIR" || exit 69',
+        'export HOME="$DRONE_DIR"',
+        # Not before: in the end a drone kills all that carries its tag but its parents, and srun is none of those.
+        'export PROVISIONER_DRONE_ID="$DRONE_ID"',
+        *exports({name: value for name, value in variables.items() if name not in _SET_BY_JOB}),
+        f"exec 9<{OURS}/lock",
+        "flock -s 9 2>/dev/null",
+        f"echo $$ >{OURS}/pid.new && mv {OURS}/pid.new {OURS}/pid || exit 69",
+        f"[ ! -e {OURS}/asked ] || exit 143",
+        f"exec /bin/sh {OURS}/script",
+    ]
+    return "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape")

@@ -14,22 +14,23 @@ import contextlib
 import re
 import secrets
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import dropwhile
-from types import MappingProxyType
 from typing import Self, TypeVar
 
 from adapters.shared.commands.choice import runner_for
 from adapters.shared.commands.runner import Finished, NoReplyError, Runner
 from adapters.shared.printing import printable
 from adapters.slurm.records import (
-    NODE_STATES,
+    BASE_NODE_STATES,
     Partition,
     Reservation,
     SlurmJob,
     SlurmNode,
     SlurmSubmission,
+    chunks,
     expand_hostlist,
     fold_job_ids,
     format_ranges,
@@ -43,27 +44,23 @@ from adapters.slurm.records import (
     parse_tres,
     parse_word,
     parse_words,
+    split_state,
     valid_job_ids,
 )
 from adapters.slurm.settings import SlurmSiteConfig
-from adapters.slurm.states import UNFINISHED_STATES, classify_refusal, refusal_error
-from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError
+from adapters.slurm.states import UNFINISHED_STATES, query_error, refusal_error
+from provisioner.interfaces import AdapterError, OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import FaultKind
 
 T = TypeVar("T")
 
 _UNSET_VARIABLES = ("SQUEUE_", "SINFO_", "SACCT_", "SBATCH_", "SCANCEL_", "SLURM_CLUSTERS", "SLURM_JOB", "SLURM_STEP")
 """Variables of this host that would change what the tools do."""
-_SQUEUE_FILTERS = (
-    "SQUEUE_ACCOUNT",
-    "SQUEUE_LICENSES",
-    "SQUEUE_NAMES",
-    "SQUEUE_PARTITION",
-    "SQUEUE_QOS",
-    "SQUEUE_USERS",
-)
-_SINFO_FILTERS = ("SINFO_PARTITION",)
-"""Variables with which the tools leave out jobs or nodes."""
+_FILTERS = {
+    "squeue": [f"SQUEUE_{word}" for word in ("ACCOUNT", "LICENSES", "NAMES", "PARTITION", "QOS", "USERS")],
+    "sinfo": ["SINFO_PARTITION"],
+}
+"""Variables with which a tool leaves out jobs or nodes."""
 _EXACT_TIMES = ("SLURM_TIME_FORMAT=%s", "SLURM_BITSTR_LEN=0")
 _RESTRICTED_CORES_TTL_S = 600.0
 _JOBS_PER_CALL = 500
@@ -104,51 +101,42 @@ class SlurmToolsClient:
     # ---------------------------------------------------------------------------------------------------- questions
 
     async def own_jobs(self) -> Sequence[SlurmJob]:
-        separator = _separator()
-        argv = ["--me", "-a", "-r", "-t", "all", "-O", output_format(OWN_JOB_COLUMNS, separator)]
-        return await self._query("squeue", argv, lambda text: parse_own_jobs(text, separator), _SQUEUE_FILTERS)
+        argv = ["--me", "-a", "-r", "-t", "all"]
+        return await self._table("squeue", argv, OWN_JOB_COLUMNS, parse_jobs)
 
     async def active_jobs(self, partitions: Collection[str]) -> Sequence[SlurmJob]:
         if not partitions:
             return []
-        separator, names = _separator(), sorted(partitions)
+        names = sorted(partitions)
         if invalid := [name for name in names if not _PARTITION.fullmatch(name)]:
             raise RejectedError(f"`{printable(invalid[0], 60)}` is not a partition name", FaultKind.CONFIG)
         argv = ["-a", "-r", "-t", "PENDING,RUNNING", "-p", ",".join(names)]
-        argv += ["-O", output_format(ACTIVE_JOB_COLUMNS, separator)]
-        return await self._query("squeue", argv, lambda text: parse_active_jobs(text, separator), _SQUEUE_FILTERS)
+        return await self._table("squeue", argv, ACTIVE_JOB_COLUMNS, parse_jobs)
 
     async def ended_jobs(self, remote_ids: Collection[str], since: float) -> Sequence[SlurmJob] | None:
         """Return jobs of the account that runs the tools; root sees those of everybody."""
-        separator, ids = _separator(), valid_job_ids(remote_ids)
+        separator = _separator()
         argv = ["-X", "-p", f"--delimiter={separator}", "-o", ",".join(SACCT_COLUMNS)]
-        questions = [[*argv, "-j", ",".join(some)] for some in _chunks(ids)]
+        selections = [["-j", ",".join(some)] for some in chunks(valid_job_ids(remote_ids), _JOBS_PER_CALL)]
         found: list[SlurmJob] = []
-        for question in questions or [[*argv, "-S", f"uts{max(0, int(since))}"]]:
+        for selection in selections or [["-S", f"uts{max(0, int(since))}"]]:
             if not self._accounting:
                 return None
             try:
-                found += await self._query("sacct", question, lambda text: parse_ended_jobs(text, separator))
+                found += await self._query("sacct", [*argv, *selection], lambda text: parse_ended_jobs(text, separator))
             except _NoAccountingError:
                 self._accounting = False
         return found if self._accounting else None
 
     async def nodes(self) -> Sequence[SlurmNode]:
-        separator = _separator()
-        argv = ["-a", "-N", "-O", output_format(NODE_COLUMNS, separator)]
-        nodes = await self._query("sinfo", argv, lambda text: parse_nodes(text, separator), _SINFO_FILTERS)
-        cores = await self._cores_per_gpu()
-        return [
-            replace(node, restricted_cores_per_gpu=cores[node.name]) if node.name in cores else node for node in nodes
-        ]
-
-    async def _cores_per_gpu(self) -> Mapping[str, int]:
-        """Return what slurm.conf, which seldom changes, restricts, and sinfo does not print: a long answer."""
+        nodes = await self._table("sinfo", ["-a", "-N"], NODE_COLUMNS, parse_nodes)
         if time.monotonic() - self._restricted_cores_at >= _RESTRICTED_CORES_TTL_S:
+            # slurm.conf seldom changes it, sinfo does not print it, and this answer is long
             argv = ["-a", "-o", "show", "node"]
             self._restricted_cores = await self._query("scontrol", argv, parse_restricted_cores)
             self._restricted_cores_at = time.monotonic()
-        return self._restricted_cores
+        cores = self._restricted_cores
+        return [replace(node, restricted_cores_per_gpu=cores.get(node.name, 0)) for node in nodes]
 
     async def partitions(self) -> Sequence[Partition]:
         return await self._query("scontrol", ["-a", "-o", "show", "partition"], parse_partitions)
@@ -159,9 +147,16 @@ class SlurmToolsClient:
     async def configuration(self) -> Mapping[str, str]:
         return await self._query("scontrol", ["show", "config"], parse_configuration)
 
-    async def _query(self, tool: str, argv: Sequence[str], parse: Callable[[str], T], unset: Sequence[str] = ()) -> T:
-        """Return the parsed answer of a tool that runs without the variables ``unset``."""
-        without = [word for variable in unset for word in ("-u", variable)]
+    async def _table(
+        self, tool: str, argv: Sequence[str], columns: Columns, parse: Callable[[str, str, Columns], T]
+    ) -> T:
+        separator = _separator()
+        argv = [*argv, "-O", output_format(columns, separator)]
+        return await self._query(tool, argv, lambda text: parse(text, separator, columns))
+
+    async def _query(self, tool: str, argv: Sequence[str], parse: Callable[[str], T]) -> T:
+        """Return the parsed answer of a tool that runs without the variables that filter it."""
+        without = [word for variable in _FILTERS.get(tool, ()) for word in ("-u", variable)]
         done = await self._run(["env", *without, *_EXACT_TIMES, self._tool(tool), *argv], self._config.deadline)
         errors = _error_lines(done)
         if done.code or _INVALID.search(errors) or (errors and not done.out.strip()):
@@ -214,7 +209,7 @@ class SlurmToolsClient:
         script may clean up. (``scancel --signal=KILL`` of a whole job is as polite as without, and in 22.05, of one
         waiting task, cancels them all.)
         """
-        for some in _chunks(valid_job_ids(remote_ids)):
+        for some in chunks(valid_job_ids(remote_ids), _JOBS_PER_CALL):
             if kill:
                 with contextlib.suppress(RejectedError):  # it has no step yet, or none any more
                     await self._scancel(["--signal=KILL", *(f"{job}.0" for job in some)])
@@ -245,22 +240,14 @@ class SlurmToolsClient:
 
 
 def sbatch_arguments(submission: SlurmSubmission) -> Iterator[str]:
-    """Yield the arguments of sbatch. Ours come last: of a repeated option sbatch takes the last."""
-    for name, value in submission.options.items():
-        yield f"--{name}" if value is True else f"--{name}={value}"
+    """Yield the arguments of sbatch. What defines a drone replaces further options of the same name."""
     options = {
+        **submission.options,
         "job-name": submission.name,
-        "partition": submission.partition,
-        "account": submission.account,
-        "qos": submission.qos,
-        "reservation": submission.reservation,
-        "constraint": submission.constraint,
-        "gres": submission.gres,
         "nodes": "1",
         "ntasks": "1",
         "cpus-per-task": str(submission.cpus),
         "mem": f"{submission.memory_mib}M" if submission.memory_mib else "",
-        "tmp": f"{submission.tmp_mib}M" if submission.tmp_mib else "",
         "time": str(submission.minutes) if submission.minutes else "",
         "signal": f"B:TERM@{submission.notice_s}" if submission.notice_s else "",
         "output": submission.output,
@@ -268,12 +255,8 @@ def sbatch_arguments(submission: SlurmSubmission) -> Iterator[str]:
         "export": "NIL",
         "array": format_ranges(submission.tasks),
     }
-    yield from (f"--{name}={value}" for name, value in options.items() if value)
+    yield from (f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items() if value)
     yield from ("--no-requeue", "--parsable")
-
-
-def _chunks(ids: Sequence[str]) -> Iterator[Sequence[str]]:
-    yield from (ids[start : start + _JOBS_PER_CALL] for start in range(0, len(ids), _JOBS_PER_CALL))
 
 
 def _separator() -> str:
@@ -302,18 +285,18 @@ def _without_tool(line: str) -> str:
 
 def _query_error(tool: str, text: str) -> AdapterError:
     """Return the error for a question that was not answered."""
-    message = printable(" ".join(text.split()), 400)
     if _NO_ACCOUNTING.search(text):
-        return _NoAccountingError(message, FaultKind.CONFIG)
-    if classify_refusal(text) is FaultKind.DENIED:
-        return AuthError(message)
-    return UnavailableError(message if tool in message else f"{tool}: {message}")
+        return _NoAccountingError(printable(" ".join(text.split()), 400), FaultKind.CONFIG)
+    return query_error(text if tool in text else f"{tool}: {text}")
 
 
 # -------------------------------------------------------------------------------------------------------------- tables
 
+Columns = Mapping[str, tuple[str, str]]
+"""What a tool calls a column -> the heading that it prints, and our name of the cell."""
 
-def output_format(columns: Mapping[str, str], separator: str) -> str:
+
+def output_format(columns: Columns, separator: str) -> str:
     """Return the value of ``-O`` of squeue and sinfo.
 
     With ``NAME:0TEXT`` a cell is printed whole and followed by TEXT (22.05 to 26.05). With a separator that changes
@@ -322,22 +305,23 @@ def output_format(columns: Mapping[str, str], separator: str) -> str:
     return ",".join(f"{name}:0{separator}" for name in columns)
 
 
-def parse_table(text: str, separator: str, header: Sequence[str]) -> list[list[str]]:
-    """Return the rows below ``header`` of a table whose every cell, the last one of a row too, ends with ``separator``.
+def parse_table(text: str, separator: str, columns: Columns) -> list[dict[str, str]]:
+    """Return the rows, cells by our names, of a table whose every cell, the last one too, ends with ``separator``.
 
     A cell may hold line breaks. A table without rows still has its header: an empty text is not an answer. Lines above
     the header are a greeting of the login node, and are left out.
     """
     end = f"{separator}\n"
+    headings, names = zip(*columns.values(), strict=True)
     if not text.endswith(end):
         raise ValueError(f"it does not end as a table does{_beginning(text)}")
-    above, first, below = text.partition(separator.join(header) + end)
+    above, first, below = text.partition(separator.join(headings) + end)
     if not first or (above and not above.endswith("\n")):
         raise ValueError(f"it does not begin with the requested columns{_beginning(text)}")
     rows = [row.split(separator) for row in below.split(end)[:-1]]
-    if any(len(row) != len(header) for row in rows):
+    if any(len(row) != len(names) for row in rows):
         raise ValueError("one of its rows does not have the requested number of cells")
-    return rows
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def _beginning(text: str) -> str:
@@ -345,42 +329,56 @@ def _beginning(text: str) -> str:
     return f", but begins with `{line[:60]}`" if line else ", but is empty"
 
 
-# -------------------------------------------------------------------------------------------------------------- squeue
+# ---------------------------------------------------------------------------------------------------- squeue and sacct
 
 _JOB_COLUMNS = {
-    "JobArrayID": "JOBID",
-    "State": "STATE",
-    "Reason": "REASON",
-    "SubmitTime": "SUBMIT_TIME",
-    "StartTime": "START_TIME",
-    "EndTime": "END_TIME",
-    "TimeLimit": "TIME_LIMIT",
-    "Partition": "PARTITION",
-    "NodeList": "NODELIST",
-    "UserName": "USER",
-    "Account": "ACCOUNT",
-    "QOS": "QOS",
-    "Name": "NAME",
+    "JobArrayID": ("JOBID", "remote_id"),
+    "State": ("STATE", "state"),
+    "Reason": ("REASON", "reason"),
+    "SubmitTime": ("SUBMIT_TIME", "submitted_at"),
+    "StartTime": ("START_TIME", "started_at"),
+    "EndTime": ("END_TIME", "ends_at"),
+    "TimeLimit": ("TIME_LIMIT", "limit"),
+    "Partition": ("PARTITION", "partition"),
+    "NodeList": ("NODELIST", "nodes"),
+    "UserName": ("USER", "user"),
+    "Account": ("ACCOUNT", "account"),
+    "QOS": ("QOS", "qos"),
+    "Name": ("NAME", "name"),
 }
 OWN_JOB_COLUMNS = {
     **_JOB_COLUMNS,
-    "RestartCnt": "RESTART_COUNT",
-    "exit_code": "EXIT_CODE",
-    "PreemptTime": "PREEMPT_TIME",
+    "RestartCnt": ("RESTART_COUNT", "restarts"),
+    "exit_code": ("EXIT_CODE", "exit_code"),
+    "PreemptTime": ("PREEMPT_TIME", "preempted_at"),
 }
-"""Names of the columns, and what squeue prints above them."""
 ACTIVE_JOB_COLUMNS = {
     **_JOB_COLUMNS,
-    "NumNodes": "NODES",
-    "NumTasks": "TASKS",
-    "tres-alloc": "TRES_ALLOC",
-    "tres-per-node": "TRES_PER_NODE",
-    "tres-per-job": "TRES_PER_JOB",
-    "tres-per-task": "TRES_PER_TASK",
-    "ReqNodes": "REQ_NODES",
+    "NumNodes": ("NODES", "node_count"),
+    "NumTasks": ("TASKS", "tasks"),
+    "tres-alloc": ("TRES_ALLOC", "tres"),
+    "tres-per-node": ("TRES_PER_NODE", "tres_per_node"),
+    "tres-per-job": ("TRES_PER_JOB", "tres_per_job"),
+    "tres-per-task": ("TRES_PER_TASK", "tres_per_task"),
+    "ReqNodes": ("REQ_NODES", "required_nodes"),
+}
+SACCT_COLUMNS = {
+    "JobID": ("JobID", "remote_id"),
+    "State": ("State", "state"),
+    "ExitCode": ("ExitCode", "exit_code"),
+    "Reason": ("Reason", "reason"),
+    "Submit": ("Submit", "submitted_at"),
+    "Start": ("Start", "started_at"),
+    "End": ("End", "ends_at"),
+    "TimelimitRaw": ("TimelimitRaw", "limit_minutes"),
+    "Partition": ("Partition", "partition"),
+    "NodeList": ("NodeList", "nodes"),
+    "User": ("User", "user"),
+    "Account": ("Account", "account"),
+    "QOS": ("QOS", "qos"),
+    "JobName": ("JobName", "name"),
 }
 
-_COMMON, _STATE = len(_JOB_COLUMNS), list(_JOB_COLUMNS).index("State")
 _SQUEUE_ID = re.compile(r"[0-9]{1,10}([_+][0-9]{1,10})?")
 _EXIT_CODE = re.compile(r"([0-9]{1,3}):([0-9]{1,3})")
 _SQUEUE_BASE_STATES = {
@@ -391,72 +389,66 @@ _SQUEUE_BASE_STATES = {
 """Flags that squeue prints in place of the state, and the base state, where there is only one."""
 
 
-def parse_own_jobs(text: str, separator: str) -> list[SlurmJob]:
-    """Return the jobs of a ``squeue`` with the columns of :data:`OWN_JOB_COLUMNS`."""
-    return [_own_job(row) for row in parse_table(text, separator, tuple(OWN_JOB_COLUMNS.values()))]
+def parse_jobs(text: str, separator: str, columns: Columns) -> list[SlurmJob]:
+    """Return the jobs of a ``squeue`` with :data:`OWN_JOB_COLUMNS` or :data:`ACTIVE_JOB_COLUMNS`."""
+    return [_listed_job(row) for row in parse_table(text, separator, columns)]
 
 
-def parse_active_jobs(text: str, separator: str) -> list[SlurmJob]:
-    """Return the jobs of a ``squeue`` with the columns of :data:`ACTIVE_JOB_COLUMNS`."""
-    return [_active_job(row) for row in parse_table(text, separator, tuple(ACTIVE_JOB_COLUMNS.values()))]
-
-
-def _job(row: Sequence[str]) -> SlurmJob:
-    remote_id, state, reason, submitted, started, ends, limit, partition, nodes, user, account, qos, name = row
-    if not _SQUEUE_ID.fullmatch(remote_id):
-        raise ValueError(f"`{remote_id[:40]}` is not a job id")
-    if not state:
+def _listed_job(row: Mapping[str, str]) -> SlurmJob:
+    if not _SQUEUE_ID.fullmatch(row["remote_id"]):
+        raise ValueError(f"`{row['remote_id'][:40]}` is not a job id")
+    word = row["state"]
+    if not word:
         raise ValueError("a job without a state")
+    flags = frozenset({word}) if word in _SQUEUE_BASE_STATES else frozenset()
+    return replace(_job(row, _SQUEUE_BASE_STATES.get(word) or word), flags=flags)
+
+
+def _job(row: Mapping[str, str], state: str) -> SlurmJob:
+    """Return a row of squeue or sacct. Columns that were not requested count as empty."""
+    cells = defaultdict(str, row)
+    code, signal = (None, 0) if state in UNFINISHED_STATES else parse_exit_code(cells["exit_code"])
+    node_count = max(1, parse_count(cells["node_count"].partition("-")[0]))
+    amounts = parse_tres(cells["tres"])
     return SlurmJob(
-        remote_id,
-        name,
-        _SQUEUE_BASE_STATES.get(state) or state,
-        frozenset({state}) if state in _SQUEUE_BASE_STATES else frozenset(),
-        parse_word(reason),
-        user,
-        parse_word(account),
-        partition,
-        parse_word(qos),
-        parse_time(submitted),
-        parse_time(started),
-        parse_time(ends),
-        parse_duration(limit),
-        nodes=expand_hostlist(nodes),
-    )
-
-
-def _own_job(row: Sequence[str]) -> SlurmJob:
-    restarts, exit_code, preempted = row[_COMMON:]
-    code, signal = (None, 0) if row[_STATE] in UNFINISHED_STATES else parse_exit_code(exit_code)
-    return replace(
-        _job(row[:_COMMON]),
-        preempted_at=parse_time(preempted),
+        cells["remote_id"],
+        cells["name"],
+        state,
+        reason=parse_word(cells["reason"]),
+        user=cells["user"],
+        account=parse_word(cells["account"]),
+        partition=cells["partition"],
+        qos=parse_word(cells["qos"]),
+        submitted_at=parse_time(cells["submitted_at"]),
+        started_at=parse_time(cells["started_at"]),
+        ends_at=parse_time(cells["ends_at"]),
+        limit_s=parse_duration(cells["limit"]) or 60.0 * parse_count(cells["limit_minutes"]),
+        preempted_at=parse_time(cells["preempted_at"]),
+        nodes=expand_hostlist(cells["nodes"]),
         exit_code=code,
         signal=signal,
-        restarts=parse_count(restarts),
-    )
-
-
-def _active_job(row: Sequence[str]) -> SlurmJob:
-    count, tasks, total, per_node, per_job, per_task, required = row[_COMMON:]
-    node_count = max(1, parse_count(count.partition("-")[0]))
-    amounts = parse_tres(total)
-    gpus = parse_gpus(per_node)
-    if not gpus:  # only with accounting are they among the totals
-        of_tasks = {kind: each * max(1, parse_count(tasks)) for kind, each in parse_gpus(per_task).items()}
-        gpus = gpus_per_node(parse_gpus(total) or parse_gpus(per_job) or of_tasks, node_count)
-    try:
-        required_nodes = expand_hostlist(required)
-    except ValueError:  # as the user wrote them: a node that does not exist
-        required_nodes = (required[:255],)
-    return replace(
-        _job(row[:_COMMON]),
+        restarts=parse_count(cells["restarts"]),
         node_count=node_count,
-        cpus=-(-parse_count(amounts.get("cpu", "0")) // node_count),
-        memory_mib=-(-parse_memory_mib(amounts.get("mem", "0")) // node_count),
-        gpus=MappingProxyType(dict(gpus)),
-        required_nodes=required_nodes,
+        cpus=-(-parse_count(amounts.get("cpu", "")) // node_count),
+        memory_mib=-(-parse_memory_mib(amounts.get("mem", "")) // node_count),
+        gpus=parse_gpus(cells["tres_per_node"]) or gpus_per_node(_all_gpus(cells), node_count),
+        required_nodes=_required_nodes(cells["required_nodes"]),
     )
+
+
+def _all_gpus(cells: Mapping[str, str]) -> Mapping[str, int]:
+    """Return the GPUs of all nodes of a job. Only with accounting are they among the totals."""
+    if total := parse_gpus(cells["tres"]) or parse_gpus(cells["tres_per_job"]):
+        return total
+    tasks = max(1, parse_count(cells["tasks"]))
+    return {kind: count * tasks for kind, count in parse_gpus(cells["tres_per_task"]).items()}
+
+
+def _required_nodes(text: str) -> tuple[str, ...]:
+    try:
+        return expand_hostlist(text)
+    except ValueError:  # as the user wrote them: a node that does not exist
+        return (text[:255],)
 
 
 def parse_exit_code(text: str) -> tuple[int, int]:
@@ -467,24 +459,6 @@ def parse_exit_code(text: str) -> tuple[int, int]:
     return status >> 8 & 0xFF, status & 0x7F
 
 
-# --------------------------------------------------------------------------------------------------------------- sacct
-
-SACCT_COLUMNS = (
-    "JobID",
-    "State",
-    "ExitCode",
-    "Reason",
-    "Submit",
-    "Start",
-    "End",
-    "TimelimitRaw",
-    "Partition",
-    "NodeList",
-    "User",
-    "Account",
-    "QOS",
-    "JobName",
-)
 _MAX_SACCT_TASKS = 100_000
 _SACCT_ID = re.compile(r"(?P<job>[0-9]{1,10})(?:[_+][0-9]{1,10}|_\[(?P<tasks>[0-9,:%-]{1,400000})\])?")
 _SACCT_STATE = re.compile(r"(?P<state>[A-Z_]+)(?: (?P<by>by [0-9]{1,10}))?")
@@ -495,31 +469,13 @@ def parse_ended_jobs(text: str, separator: str) -> list[SlurmJob]:
     return [job for row in parse_table(text, separator, SACCT_COLUMNS) for job in _accounted_jobs(row)]
 
 
-def _accounted_jobs(row: Sequence[str]) -> Iterator[SlurmJob]:
+def _accounted_jobs(row: Mapping[str, str]) -> Iterator[SlurmJob]:
     """Yield one job, or each of the tasks that wait in one row, ``14_[2-10%2]``."""
-    job_id, words, ending, reason, submitted, started, ends, minutes, partition, nodes, user, account, qos, name = row
-    remote_id, state = _SACCT_ID.fullmatch(job_id), _SACCT_STATE.fullmatch(words)
+    remote_id, state = _SACCT_ID.fullmatch(row["remote_id"]), _SACCT_STATE.fullmatch(row["state"])
     if remote_id is None or state is None:
-        raise ValueError(f"`{job_id[:40]}` is not a job id, or `{words[:40]}` not a state")
-    alive = state["state"] in ("PENDING", "RUNNING", "SUSPENDED")
-    code, signal = (None, 0) if alive else parse_exit_code(ending)
-    job = SlurmJob(
-        job_id,
-        name,
-        state["state"],
-        reason=parse_word(reason) or state["by"] or "",
-        user=user,
-        account=parse_word(account),
-        partition=partition,
-        qos=parse_word(qos),
-        submitted_at=parse_time(submitted),
-        started_at=parse_time(started),
-        ends_at=parse_time(ends),
-        limit_s=60.0 * parse_count(minutes),
-        nodes=expand_hostlist(nodes),
-        exit_code=code,
-        signal=signal,
-    )
+        raise ValueError(f"`{row['remote_id'][:40]}` is not a job id, or `{row['state'][:40]}` not a state")
+    job = _job(row, state["state"])
+    job = replace(job, reason=job.reason or state["by"] or "")
     if remote_id["tasks"] is None:
         yield job
     else:
@@ -530,55 +486,48 @@ def _accounted_jobs(row: Sequence[str]) -> Iterator[SlurmJob]:
 # --------------------------------------------------------------------------------------------------------------- sinfo
 
 NODE_COLUMNS = {
-    "NodeList": "NODELIST",
-    "StateComplete": "STATECOMPLETE",
-    "Partition": "PARTITION",
-    "Features_act": "ACTIVE_FEATURES",
-    "CPUsState": "CPUS(A/I/O/T)",
-    "Memory": "MEMORY",
-    "AllocMem": "ALLOCMEM",
-    "Gres": "GRES",
-    "GresUsed": "GRES_USED",
-    "Threads": "THREADS",
-    "Reason": "REASON",
+    "NodeList": ("NODELIST", "name"),
+    "StateComplete": ("STATECOMPLETE", "states"),
+    "Partition": ("PARTITION", "partition"),
+    "Features_act": ("ACTIVE_FEATURES", "features"),
+    "CPUsState": ("CPUS(A/I/O/T)", "cpus"),
+    "Memory": ("MEMORY", "memory_mib"),
+    "AllocMem": ("ALLOCMEM", "used_memory_mib"),
+    "Gres": ("GRES", "gpus"),
+    "GresUsed": ("GRES_USED", "used_gpus"),
+    "Threads": ("THREADS", "threads_per_core"),
+    "Reason": ("REASON", "reason"),
 }
-"""Names of the columns, and what sinfo prints above them."""
 _CPUS = re.compile(r"([0-9]{1,9})/([0-9]{1,9})/([0-9]{1,9})/([0-9]{1,9})")
 
 
-def parse_nodes(text: str, separator: str) -> list[SlurmNode]:
+def parse_nodes(text: str, separator: str, columns: Columns = NODE_COLUMNS) -> list[SlurmNode]:
     """Return the nodes of ``sinfo -a -N -O``, which prints a row for each node and partition."""
     found: dict[str, SlurmNode] = {}
-    for row in parse_table(text, separator, tuple(NODE_COLUMNS.values())):
-        name, partition = row[0], row[2].removesuffix("*")
-        if known := found.get(name):
-            found[name] = replace(known, partitions=(*known.partitions, partition))
-        else:
-            found[name] = _node(row, partition)
+    for row in parse_table(text, separator, columns):
+        node = found.get(row["name"]) or _node(row)
+        found[node.name] = replace(node, partitions=(*node.partitions, row["partition"].removesuffix("*")))
     return list(found.values())
 
 
-def _node(row: Sequence[str], partition: str) -> SlurmNode:
-    name, state, _, features, cpus, memory, used_memory, gres, gres_used, threads, reason = row
-    counts = _CPUS.fullmatch(cpus)
-    if counts is None or not name:
-        raise ValueError(f"`{cpus[:40]}` is not a count of the CPUs of a node")
-    states = state.upper().split("+")
-    base = next((each for each in states if each in NODE_STATES), states[0])
+def _node(row: Mapping[str, str]) -> SlurmNode:
+    counts = _CPUS.fullmatch(row["cpus"])
+    if counts is None or not row["name"]:
+        raise ValueError(f"`{row['cpus'][:40]}` is not a count of the CPUs of a node")
+    state, flags = split_state(row["states"].upper().split("+"), BASE_NODE_STATES)
     return SlurmNode(
-        name,
-        base,
-        frozenset(states) - {base},
-        (partition,),
-        parse_words(features),
-        int(counts[4]),
-        int(counts[1]),
-        parse_count(memory),
-        parse_count(used_memory),
-        parse_gpus(gres),
-        parse_gpus(gres_used),
-        parse_word(reason),
-        parse_count(threads),
+        row["name"],
+        state,
+        flags,
+        features=parse_words(row["features"]),
+        cpus=int(counts[4]),
+        used_cpus=int(counts[1]),
+        memory_mib=parse_count(row["memory_mib"]),
+        used_memory_mib=parse_count(row["used_memory_mib"]),
+        gpus=parse_gpus(row["gpus"]),
+        used_gpus=parse_gpus(row["used_gpus"]),
+        reason=parse_word(row["reason"]),
+        threads_per_core=parse_count(row["threads_per_core"]),
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from adapters.slurm import SlurmSite
+from adapters.slurm.records import SlurmSubmission
 from adapters.slurm.settings import SlurmSiteConfig
 from provisioner.adapter_tests import NotSupportedError
 from provisioner.model import DroneId, DroneType
@@ -51,10 +52,7 @@ def ways(lab: SlurmLab, work: Path) -> Mapping[str, Mapping[str, Any]]:
     return {
         "tools": {"tools": {"bin": str(lab.tools)}},
         "ssh": {"tools": {"ssh": login}},
-        "rest": {
-            "transport": "rest",
-            "rest": {"url": lab.rest_url, "user": "drone", "token": {"file": str(token)}},
-        },
+        "rest": {"transport": "rest", "rest": {"url": lab.rest_url, "user": "drone", "token": {"file": str(token)}}},
         "socket": {"transport": "rest", "rest": {"url": f"unix:{lab.rest_socket}", "ssh": login}},
         "native": {"transport": "native"},  # on the cluster's own hosts only: the Python there is for the test to say
     }
@@ -70,6 +68,15 @@ def site_config(lab: SlurmLab, way: str, work: Path, **more: Any) -> SlurmSiteCo
             **more,
         }
     )
+
+
+def lab_job(
+    name: str, script: str = "exec sleep 600", tasks: Sequence[int] = (), output: str = "/dev/null", **options: Any
+) -> SlurmSubmission:
+    """A job of one A100 for five minutes. ``options``: of sbatch, by their long names."""
+    text = f"#!/bin/sh\nexport PATH=/usr/bin:/bin\n{script}\n".encode()
+    chosen = {"partition": "accelerated", "gres": "gpu:a100:1", **options}
+    return SlurmSubmission(name, text, tuple(tasks), 8, 2048, 5, 60, output, chosen)
 
 
 class SlurmWorld(ShellDrones):

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
-from adapters.slurm.blocking import audit_cluster, render_blocking
-from adapters.slurm.capacity import list_nodes, next_downtime
+from adapters.slurm.blocking import SlurmAudit, render_blocking
+from adapters.slurm.capacity import list_nodes, next_downtime, resolve_types
 from adapters.slurm.records import Partition, Reservation, SlurmNode
 from adapters.slurm.settings import SlurmSiteConfig
 from adapters.slurm.tools import SlurmToolsClient
@@ -37,7 +37,7 @@ CONFIG = SlurmSiteConfig.model_validate(
                 "memory": "512000 MiB",
                 "gpus": 4,
                 "gres": "gpu:a100",
-            },
+            }
         ],
     }
 )
@@ -180,7 +180,7 @@ def free(lab: SlurmLab, config: SlurmSiteConfig = CONFIG) -> Node:
 
 def audited(lab: SlurmLab, config: SlurmSiteConfig = CONFIG) -> list[tuple[str, str]]:
     slurm_nodes, partitions, _, configuration = told(lab)
-    found = audit_cluster(slurm_nodes, partitions, configuration, POLICY, [DRONE], config)
+    found = SlurmAudit(slurm_nodes, partitions, configuration, POLICY, [DRONE], config).gaps()
     return [(gap.node, gap.dimension) for gap in found]
 
 
@@ -222,25 +222,18 @@ def test_a_maintenance_of_all_nodes_is_the_downtime(plain: SlurmLab) -> None:
     starts_at = int(time.time()) + 1200
     when = plain.run("date", "-d", f"@{starts_at}", "+%Y-%m-%dT%H:%M:%S").strip()
     plain.run(
-        "scontrol",
-        "create",
-        "reservation",
-        "ReservationName=service",
-        f"StartTime={when}",
-        "Duration=60",
-        "Nodes=ALL",
-        "Flags=MAINT,IGNORE_JOBS",
-        "Users=root",
+        *("scontrol", "create", "reservation", "ReservationName=service", f"StartTime={when}", "Duration=60"),
+        *("Nodes=ALL", "Flags=MAINT,IGNORE_JOBS", "Users=root"),
         user="root",
     )
     try:
         slurm_nodes, partitions, reservations, _ = told(plain)
-        wheres = [CONFIG.options_for(DRONE.name)]
-        assert next_downtime(reservations, slurm_nodes, partitions, wheres, time.time()) == starts_at
+        now = time.time()
+        assert next_downtime(reservations, slurm_nodes, resolve_types([DRONE], partitions, CONFIG), now) == starts_at
         assert free(plain).free_gpu_milli == 0  # for a drone that would not be done in time
         [node] = list_nodes(slurm_nodes, partitions, [DRONE], CONFIG, reservations, downtime_at=starts_at)
         assert node.free_gpu_milli == 4000  # for one whose life is cut
         inside = CONFIG.model_copy(update={"reservation": "service"})
-        assert next_downtime(reservations, slurm_nodes, partitions, [inside.options_for(DRONE.name)], time.time()) == 0
+        assert next_downtime(reservations, slurm_nodes, resolve_types([DRONE], partitions, inside), now) == 0
     finally:
         plain.run("scontrol", "delete", "ReservationName=service", user="root")

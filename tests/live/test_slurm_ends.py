@@ -135,15 +135,7 @@ async def test_each_end_and_each_wait_is_told_for_what_it_is(
 
         # The owner's job takes the place of a drone: notice, grace, end.
         took = lab.sbatch(
-            "#!/bin/sh\nsleep 300\n",
-            "-p",
-            "accelerated-h100",
-            "--gres=gpu:h100:4",
-            "-c",
-            "8",
-            "--mem=1G",
-            "-t",
-            "10",
+            *("#!/bin/sh\nsleep 300\n", "-p", "accelerated-h100", "--gres=gpu:h100:4", "-c8", "--mem=1G", "-t10"),
             user="owner",
         )
         told = await seen(site, preempted, "has its notice or its end", lambda d: d.notice_at or d.end)

@@ -5,36 +5,33 @@ Only there is there a Slurm that a pyslurm builds beside (get-pyslurm.sh), so th
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shlex
 import subprocess
 import sys
-import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from signal import SIGCONT, SIGSTOP
 from typing import Any, ClassVar
 
 import pytest
 
 from adapters.slurm.native import SlurmNativeClient
-from adapters.slurm.records import SlurmJob, SlurmSubmission
 from adapters.slurm.settings import SlurmSiteConfig
 from provisioner.adapter_tests import SiteContract, SiteWorld
-from provisioner.interfaces import OutcomeUnknownError, RejectedError, UnavailableError
+from provisioner.interfaces import UnavailableError
 from provisioner.model import FaultKind
 from tests.labs.horeka import horeka
 from tests.labs.htcondor import OWN, Condor, LabError, children_of, own
 from tests.labs.slurm import NoNamespaces, Slurm, SlurmLab, running_slurm
-from tests.labs.slurm_sites import SlurmWorld
+from tests.labs.slurm_sites import SlurmWorld, lab_job
 from tests.live.conftest import wanted
 from tests.live.test_slurm_drones import twenty_jobs_run
+from tests.live.test_slurm_transports import TransportStories, in_state, seen, unique
 
-HERE = Path(__file__).parent
-CHECKOUT = HERE.parents[1]
+CHECKOUT = Path(__file__).parents[2]
+LABS = CHECKOUT / "tests/labs"
 MARKS = [pytest.mark.matrix, pytest.mark.xdist_group("slurm"), pytest.mark.timeout(300)]
 pytestmark = MARKS
 _NTH = count(1)
@@ -47,7 +44,7 @@ def pyslurm() -> Path:
     if os.geteuid() != 0:
         pytest.skip("a Slurm cluster needs namespaces, and they need root")
     done = subprocess.run(
-        [str(HERE / "get-pyslurm.sh"), sys.executable], text=True, capture_output=True, stdin=subprocess.DEVNULL
+        [str(LABS / "get-pyslurm.sh"), sys.executable], text=True, capture_output=True, stdin=subprocess.DEVNULL
     )
     if done.returncode != 0:
         pytest.fail(f"no pyslurm:\n{done.stderr}\n(PROVISIONER_NO_LIVE=1 leaves the live tests out)", pytrace=False)
@@ -94,14 +91,7 @@ def interpreter(lab: SlurmLab, pyslurm: Path, directory: Path) -> Path:
 
 def config(python: Path, **more: Any) -> SlurmSiteConfig:
     usual = {"transport": "native", "native": {"python": str(python)}, "partition": "accelerated"}
-    return SlurmSiteConfig.model_validate({**usual, "deadline": "20s", **more})
-
-
-def drones(name: str, script: str = "exec /bin/sleep 600", **special: Any) -> SlurmSubmission:
-    usual: dict[str, Any] = {"partition": "accelerated", "gres": "gpu:a100:1", "cpus": 8, "memory_mib": 20480}
-    return SlurmSubmission(
-        name, f"#!/bin/sh\n{script}\n".encode(), **{**usual, "minutes": 10, "notice_s": 60, **special}
-    )
+    return SlurmSiteConfig.model_validate({**usual, "deadline": "20s", "submit_deadline": "20s", **more})
 
 
 @pytest.fixture
@@ -109,23 +99,6 @@ async def cluster(slurm: SlurmLab, python: Path) -> AsyncIterator[SlurmNativeCli
     async with SlurmNativeClient(config(python), "hk") as found:
         yield found
     slurm.empty()
-
-
-async def seen(
-    cluster: SlurmNativeClient, name: str, wanted: Callable[[Sequence[SlurmJob]], bool]
-) -> dict[str, SlurmJob]:
-    """Our jobs of that name, as soon as they are as wanted."""
-    until = time.monotonic() + 60
-    while True:
-        jobs = [job for job in await cluster.own_jobs() if job.name == name]
-        if wanted(jobs):
-            return {job.remote_id: job for job in jobs}
-        assert time.monotonic() < until, jobs
-        await asyncio.sleep(0.3)
-
-
-def states(jobs: dict[str, SlurmJob]) -> dict[str, str]:
-    return {remote_id: job.state for remote_id, job in jobs.items()}
 
 
 class NativeWorld(SlurmWorld):
@@ -145,33 +118,19 @@ class TestByPyslurm(SiteContract):
         slurm.empty()
 
 
+class TestPyslurm(TransportStories):
+    pytestmark: ClassVar = MARKS
+
+
 def test_twenty_jobs_run_on_the_gpus_that_they_need(newest_condor: Condor, slurm: SlurmLab, python: Path) -> None:
     with horeka(newest_condor, slurm, "native", options={"native": {"python": str(python)}}) as lab:
         twenty_jobs_run(lab)
 
 
-async def test_an_array_is_told_task_by_task_and_a_task_ends_alone(cluster: SlurmNativeClient) -> None:
-    """Also the last one to start, whose number is the whole array's."""
-    name = f"{own('array')}-0+.a100.hk"
-    job = await cluster.submit(drones(name, tasks=(0, 1, 2, 7)))
-    ids = {f"{job}_{task}" for task in (0, 1, 2, 7)}
-    there = await seen(cluster, name, lambda jobs: [each.state for each in jobs] == ["RUNNING"] * 4)
-    assert there.keys() == ids
-    one = there[f"{job}_7"]
-    assert (one.user, one.account, one.partition, one.limit_s) == ("drone", "lab", "accelerated", 600.0)
-    assert (one.cpus, one.memory_mib, one.gpus, one.exit_code) == (8, 20480, {"a100": 1}, None)
-    assert one.ends_at - one.started_at == 600
-    await cluster.cancel([f"{job}_7", f"{job}_999", "999999"])
-    left = await seen(cluster, name, lambda jobs: "CANCELLED" in {each.state for each in jobs})
-    assert states(left) == {each: "CANCELLED" if each == f"{job}_7" else "RUNNING" for each in ids}
-    await cluster.cancel(sorted(ids), kill=True)
-    await seen(cluster, name, lambda jobs: {each.state for each in jobs} == {"CANCELLED"})
-
-
 async def test_a_long_array_waits_whole(cluster: SlurmNativeClient) -> None:
-    name = f"{own('long')}-0+.a100.hk"
+    name = unique("long")
     tasks = tuple(range(0, 1000, 3))
-    job = await cluster.submit(drones(name, tasks=tasks, gres="gpu:a100:4"))
+    job = await cluster.submit(lab_job(name, tasks=tasks, gres="gpu:a100:4"))
     there = await seen(cluster, name, lambda jobs: len(jobs) == len(tasks))
     assert set(there) == {f"{job}_{task}" for task in tasks}
     waiting = sorted(each for each, found in there.items() if found.state == "PENDING")
@@ -182,51 +141,6 @@ async def test_a_long_array_waits_whole(cluster: SlurmNativeClient) -> None:
     assert waiting[-1] in others and waiting[0] not in others
 
 
-async def test_nodes_partitions_reservations_and_configuration(slurm: SlurmLab, cluster: SlurmNativeClient) -> None:
-    name = f"{own('room')}-1.a100.hk"
-    await cluster.submit(drones(name, gres="gpu:a100:3"))
-    there = await seen(cluster, name, lambda jobs: [each.state for each in jobs] == ["RUNNING"])
-    (job,) = there.values()
-    nodes = {node.name: node for node in await cluster.nodes()}
-    busy = nodes[job.nodes[0]]
-    assert (busy.gpus, busy.used_gpus, busy.cpus, busy.used_cpus) == ({"a100": 4}, {"a100": 3}, 152, 8)
-    assert (busy.state, busy.memory_mib, busy.used_memory_mib) == ("MIXED", 512000, 20480)
-    assert nodes["hkn0901"].gpus == {"h100": 4} and nodes["hkn0901"].used_gpus == {}
-    partitions = {partition.name: partition for partition in await cluster.partitions()}
-    assert partitions["accelerated"].nodes == ("hkn0801", "hkn0802") and partitions["accelerated"].default
-    assert (partitions["accelerated"].max_s, partitions["backfill"].grace_s) == (172800.0, 6.0)
-    assert (partitions["accelerated"].tier, partitions["backfill"].preempt_mode) == (10, "CANCEL")
-    begin = int(time.time()) + 3600
-    slurm.run(
-        *("scontrol", "create", "reservation", "reservationname=upkeep", "flags=maint,ignore_jobs", "user=root"),
-        *("nodes=hkn0802", "duration=60", f"starttime={time.strftime('%FT%T', time.gmtime(begin))}"),
-        user="root",
-    )
-    try:
-        (planned,) = await cluster.reservations()
-        assert (planned.name, planned.nodes, planned.users) == ("upkeep", ("hkn0802",), ("root",))
-        assert (planned.starts_at, planned.ends_at) == (begin, begin + 3600)
-        assert planned.flags >= {"MAINT", "IGNORE_JOBS"}
-    finally:
-        slurm.run("scontrol", "delete", "reservationname=upkeep", user="root")
-    told = await cluster.configuration()
-    assert (told["KillWait"], told["MaxArraySize"], told["PreemptType"]) == ("5 sec", "1001", "preempt/partition_prio")
-    assert told["SLURM_VERSION"].startswith("26.05")
-
-
-async def test_ends_are_in_the_accounting_database(cluster: SlurmNativeClient) -> None:
-    name = f"{own('ends')}-0+.a100.hk"
-    before = time.time() - 1
-    job = await cluster.submit(drones(name, "exit $SLURM_ARRAY_TASK_ID", tasks=(0, 3)))
-    await seen(cluster, name, lambda jobs: {each.state for each in jobs} == {"COMPLETED", "FAILED"})
-    for ids in ([f"{job}_0", f"{job}_3"], []):
-        ended = await cluster.ended_jobs(ids, before)
-        assert ended is not None
-        found = {each.remote_id: (each.name, each.state, each.exit_code) for each in ended if each.name == name}
-        assert found == {f"{job}_0": (name, "COMPLETED", 0), f"{job}_3": (name, "FAILED", 3)}
-    assert await cluster.ended_jobs(["999999"], before) == []
-
-
 async def test_a_job_gets_nothing_of_our_environment(
     slurm: SlurmLab, python: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,50 +149,12 @@ async def test_a_job_gets_nothing_of_our_environment(
     monkeypatch.setenv("SECRET_OF_OURS", "token")
     said = slurm.shared / own("environment")
     async with SlurmNativeClient(config(python), "hk") as cluster:
-        name = f"{own('env')}-1.a100.hk"
-        await cluster.submit(drones(name, "/usr/bin/env", output=str(said)))
-        await seen(cluster, name, lambda jobs: [each.state for each in jobs] == ["COMPLETED"])
+        name = unique("env")
+        await cluster.submit(lab_job(name, "/usr/bin/env", output=str(said)))
+        await seen(cluster, name, in_state("COMPLETED", 1))
     told = dict(line.split("=", 1) for line in said.read_text().splitlines() if "=" in line)
-    assert told["SLURM_EXPORT_ENV"] == "NIL" and told["SLURM_MEM_PER_NODE"] == "20480"
+    assert told["SLURM_EXPORT_ENV"] == "NIL" and told["SLURM_MEM_PER_NODE"] == "2048"
     assert not told.keys() & {"SLURM_SECRET", "SECRET_OF_OURS", "SLURM_BITSTR_LEN"}
-    slurm.empty()
-
-
-@pytest.mark.parametrize(
-    ("special", "kind"),
-    [
-        ({"partition": "nix"}, FaultKind.CONFIG),
-        ({"account": "nobody"}, FaultKind.CONFIG),
-        ({"gres": "gpu:a100:9"}, FaultKind.CONFIG),
-        ({"options": {"bb": "x"}}, FaultKind.CONFIG),
-    ],
-    ids=["partition", "account", "gpus", "unsayable"],
-)
-async def test_a_refusal_says_of_which_kind_it_is(
-    cluster: SlurmNativeClient, special: dict[str, Any], kind: FaultKind
-) -> None:
-    with pytest.raises(RejectedError) as refused:
-        await cluster.submit(drones(f"{own('no')}-1.a100.hk", **special))
-    assert refused.value.kind is kind
-
-
-async def test_a_submit_that_is_not_answered_in_time_is_unsure(slurm: SlurmLab, python: Path) -> None:
-    async with SlurmNativeClient(config(python, deadline="3s", submit_deadline="2s"), "hk") as cluster:
-        for _ in range(5):  # its children have started
-            try:
-                await cluster.own_jobs()
-                await cluster.cancel(["999999"])
-                break
-            except (UnavailableError, OutcomeUnknownError):
-                continue
-        slurm.signal("slurmctld", SIGSTOP)
-        try:
-            with pytest.raises(OutcomeUnknownError):
-                await cluster.submit(drones(f"{own('late')}-1.a100.hk"))
-            with pytest.raises(UnavailableError):
-                await cluster.own_jobs()
-        finally:
-            slurm.signal("slurmctld", SIGCONT)
     slurm.empty()
 
 
@@ -290,7 +166,7 @@ async def test_without_slurm_conf_it_says_so(python: Path, monkeypatch: pytest.M
             await cluster.own_jobs()
         assert down.value.kind is FaultKind.CONFIG
         with pytest.raises(UnavailableError):
-            await cluster.submit(drones(f"{own('nowhere')}-1.a100.hk"))
+            await cluster.submit(lab_job(unique("nowhere")))
 
 
 async def test_where_slurm_conf_cannot_be_used_it_says_so(python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,9 +181,9 @@ async def test_where_slurm_conf_cannot_be_used_it_says_so(python: Path, monkeypa
 async def test_without_accounting_used_gpus_are_those_of_running_jobs(pyslurm: Path, tmp_path: Path) -> None:
     with cluster_with_us(accounting=False) as lab:
         async with SlurmNativeClient(config(interpreter(lab, pyslurm, tmp_path)), "hk") as cluster:
-            name = f"{own('plain')}-1.a100.hk"
-            await cluster.submit(drones(name, gres="gpu:2"))
-            there = await seen(cluster, name, lambda jobs: [each.state for each in jobs] == ["RUNNING"])
+            name = unique("plain")
+            await cluster.submit(lab_job(name, gres="gpu:2"))
+            there = await seen(cluster, name, in_state("RUNNING", 1))
             (job,) = there.values()
             used = {node.name: node.used_gpus for node in await cluster.nodes()}
             assert used == {name: {"a100": 2} if name in job.nodes else {} for name in lab.setup.nodes}

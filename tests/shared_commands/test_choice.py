@@ -25,7 +25,6 @@ def test_here_or_there() -> None:
 def test_without_asyncssh_ssh_is_a_mistake_of_the_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "asyncssh", None)
     monkeypatch.delitem(sys.modules, "adapters.shared.commands.ssh")
-    monkeypatch.delitem(sys.modules, "adapters.shared.commands.ssh_link", raising=False)
     monkeypatch.delitem(sys.modules, "adapters.shared.commands.ssh_login", raising=False)
     assert isinstance(runner_for(None), LocalRunner)
     with pytest.raises(UnavailableError, match=r"gpu-drone-provisioner\[ssh\]") as caught:

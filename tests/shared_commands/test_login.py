@@ -15,10 +15,10 @@ import asyncssh
 import pytest
 from pydantic import ValidationError
 
-from adapters.shared.commands import totp
+from adapters.shared.commands import ssh_login
 from adapters.shared.commands.settings import SshSettings
 from adapters.shared.commands.ssh import SshRunner
-from adapters.shared.commands.totp import Codes, code
+from adapters.shared.commands.ssh_login import CODE_INTERVAL_S, Codes, one_time_code
 from provisioner.interfaces import AuthError
 
 RFC_SEED = "GEZDGNBVGY3TQOJQGEZDGNBVGY3TQOJQ"
@@ -38,13 +38,13 @@ RFC_SEED = "GEZDGNBVGY3TQOJQGEZDGNBVGY3TQOJQ"
 )
 def test_codes_are_those_of_the_standard(moment: int, digits: str) -> None:
     """RFC 6238, appendix B, SHA-1; the last six of its eight digits."""
-    assert code(RFC_SEED, moment // totp.STEP_S) == digits
-    assert code("gezd gnbv gy3t qojq gezd gnbv gy3t qojq", moment // totp.STEP_S) == digits
+    assert one_time_code(RFC_SEED, moment // CODE_INTERVAL_S) == digits
+    assert one_time_code("gezd gnbv gy3t qojq gezd gnbv gy3t qojq", moment // CODE_INTERVAL_S) == digits
 
 
 def test_a_seed_that_is_none_is_said_to_be() -> None:
     with pytest.raises(ValueError, match="not base32"):
-        code("no seed: 0189", 1)
+        one_time_code("no seed: 0189", 1)
 
 
 async def test_no_code_is_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,12 +55,12 @@ async def test_no_code_is_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         waits.append(seconds)
         now[0] += seconds
 
-    monkeypatch.setattr(totp.time, "time", lambda: now[0])
-    monkeypatch.setattr(totp.asyncio, "sleep", sleep)
+    monkeypatch.setattr(ssh_login.time, "time", lambda: now[0])
+    monkeypatch.setattr(ssh_login.asyncio, "sleep", sleep)
     codes = Codes()
     given = [await codes.next(RFC_SEED) for _ in range(3)]
     first = 1_000_000_005 // 30
-    assert given == [code(RFC_SEED, first + n) for n in range(3)]
+    assert given == [one_time_code(RFC_SEED, first + n) for n in range(3)]
     assert waits == [0.0, (first + 1) * 30 - 1_000_000_005.0, 30.0]
 
 
@@ -126,8 +126,8 @@ async def asking(tmp_path: Path) -> AsyncIterator[NewServer]:
 
 
 def right_now(answers: Sequence[str], seed: str = RFC_SEED) -> bool:
-    step = int(time.time()) // totp.STEP_S
-    return answers[-1] in (code(seed, step), code(seed, step - 1))
+    step = int(time.time()) // CODE_INTERVAL_S
+    return answers[-1] in (one_time_code(seed, step), one_time_code(seed, step - 1))
 
 
 async def tried(settings: dict[str, object]) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from adapters.shared.commands import files
 from adapters.shared.commands.local import LocalRunner, own_environment
-from adapters.shared.commands.runner import LARGEST_ANSWER, NoReplyError, Runner
+from adapters.shared.commands.runner import MAX_OUTPUT_BYTES, NoReplyError, Runner
 from adapters.shared.commands.ssh import SshRunner
 from provisioner.interfaces import UnavailableError
 from provisioner.model import FaultKind
@@ -85,7 +85,7 @@ def command_lines() -> Iterator[list[str]]:
 
 
 async def test_an_endless_answer_is_cut_short(runner: Runner) -> None:
-    with pytest.raises(NoReplyError, match=f"more than {LARGEST_ANSWER // 1024**2} MiB"):
+    with pytest.raises(NoReplyError, match=f"more than {MAX_OUTPUT_BYTES // 1024**2} MiB"):
         await runner.run(["yes", "x" * 1000], deadline_s=60)
     assert (await runner.run(["echo", "on"], deadline_s=30)).out == b"on\n"
 

@@ -13,6 +13,9 @@ from typing import Any
 
 from aiohttp import web
 
+from adapters.slurm.rest import SlurmRestClient
+from adapters.slurm.settings import SlurmSiteConfig
+
 ANSWERS = Path(__file__).with_name("rest_answers")
 
 
@@ -31,6 +34,8 @@ class Restd:
     asked: list[str] = field(default_factory=list)
     """Method and path of each call."""
     bodies: list[Any] = field(default_factory=list)
+    reply: tuple[int, str | bytes] | None = None
+    """Status and body of the answer to all but pings."""
     before: Callable[[web.Request], Any] | None = None
     """Awaited before each answer; what it returns is the answer, None for the usual one."""
     url: str = ""
@@ -59,6 +64,9 @@ class Restd:
             self.bodies.append(await request.json())
         if self.before is not None and (special := await self.before(request)) is not None:
             return special if isinstance(special, web.StreamResponse) else _json(special)
+        if self.reply is not None and "ping" not in path:
+            status, body = self.reply
+            return web.Response(status=status, body=body)
         if self.token and request.headers.get("X-SLURM-USER-TOKEN") != self.token:
             return web.Response(status=401, text="Authentication failure")
         version = path.split("/")[2]
@@ -110,6 +118,14 @@ async def running(restd: Restd, socket: Path | None = None) -> AsyncIterator[Res
         yield restd
     finally:
         await runner.cleanup()
+
+
+def rest_client(url: str, deadline: str = "2s", **rest: Any) -> SlurmRestClient:
+    """A client of the server there. Its token is REST_TOKEN, over the network."""
+    token = {} if url.startswith("unix:") else {"token": {"env": "REST_TOKEN"}}
+    settings = {"url": url, "user": "drone", **token, **rest}
+    config = {"transport": "rest", "deadline": deadline, "submit_deadline": "2s", "rest": settings}
+    return SlurmRestClient(SlurmSiteConfig.model_validate(config), "s")
 
 
 @asynccontextmanager

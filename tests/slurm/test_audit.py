@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from adapters.slurm.blocking import audit_cluster, parse_seconds, preempt_mode, render_blocking
+from adapters.slurm.blocking import SlurmAudit, parse_seconds, preempt_mode, render_blocking
 from adapters.slurm.capacity import list_nodes
 from adapters.slurm.records import Partition, SlurmNode, expand_hostlist
 from provisioner.config import SiteConfig, load
@@ -31,7 +31,6 @@ from tests.slurm.test_capacity import (
 )
 
 POLICY = SitePolicy(site="horeka", grace_s=30)
-BLOCKING = replace(POLICY, blocking=(Reserve(cpus=8, memory_mib=20480),))
 CONF = {
     "KillWait": "30 sec",
     "MinJobAge": "300 sec",
@@ -53,169 +52,180 @@ def audit(
     types: Sequence[DroneType] = (A100, FULL, H100),
     **more: Any,
 ) -> dict[tuple[str, str], str]:
-    found: Sequence[AuditFinding] = audit_cluster(list_nodes, partitions, configuration, policy, types, config(**more))
+    found: Sequence[AuditFinding] = SlurmAudit(
+        list_nodes, partitions, configuration, policy, types, config(**more)
+    ).gaps()
     told = {(gap.node, gap.dimension): gap.message for gap in found}
     assert len(told) == len(found), "one per node and dimension"
     return told
 
 
-def test_a_site_that_does_as_its_file_says_has_no_gap() -> None:
-    assert audit() == {}
+OWNED_NODE = replace(NODE, partitions=("owners", "backfill"))
 
 
-def test_settings_that_the_cluster_does_not_report_are_not_checked() -> None:
-    assert audit(configuration={}) == {}
+def owned(partition: Partition = BACKFILL, configuration: Mapping[str, str] = BY_PARTITION) -> dict[str, Any]:
+    owner = {"owner": {"partitions": ["owners"]}, "partition": "backfill", "types": (A100,)}
+    return {"list_nodes": (OWNED_NODE,), "partitions": (OWNERS, partition), "configuration": configuration, **owner}
 
 
-# ---------------------------------------------------------------------------------------------------------------- types
+def blocked(node: SlurmNode = NODE, *partitions: Partition, cpus: int = 8, memory_mib: int = 20480) -> dict[str, Any]:
+    policy = replace(POLICY, blocking=(Reserve(cpus=cpus, memory_mib=memory_mib),))
+    return {"list_nodes": (node,), "partitions": partitions or PARTITIONS, "policy": policy, "types": (A100,)}
 
 
-def test_a_partition_that_is_not_there_or_down() -> None:
-    assert audit(partition="acelerated") == {
-        ("acelerated", "partition"): "no such partition (there are: accelerated, accelerated-h100); correct"
-        " `options.partition`"
-    }
-    down = (replace(ACCELERATED, up=False), ACCELERATED_H100)
-    assert list(audit(partitions=down)) == [("accelerated", "partition")]
+KEEPS = replace(NODE, restricted_cores_per_gpu=4)
+BESIDE = replace(KEEPS, partitions=("accelerated", "cpu"))
+LIMITED = replace(ACCELERATED, max_memory_per_cpu_mib=3584)
+CPU_ONLY = Partition("cpu", nodes=("hkn0801",), max_memory_per_cpu_mib=3584)
+FORGETFUL = {**CONF, "MinJobAge": "10 sec"}
+LONG = (ACCELERATED, replace(ACCELERATED, name="long", max_s=96 * HOUR_S))
+WEEK = (replace(A100, walltime_s=72 * HOUR_S),)
 
 
-def test_a_type_that_no_node_can_host_names_the_nearest() -> None:
-    told = audit(types=(replace(A100, memory_mib=600_000),))
-    assert told == {
-        (
-            "accelerated",
-            "types",
-        ): "drone type a100: no node could host one. Nearest is hkn0801: memory requested 600000 MiB, available"
-        " 512000 MiB"
-    }
-    [said] = audit(types=(replace(A100, gpu_milli=8000),)).values()
-    assert said.endswith("Nearest is hkn0801: gpus requested 8 a100, available 4 a100")
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        {},
+        {"configuration": {}},  # settings that the cluster does not report are not checked
+        {"types": (FULL,), "submit": {"exclusive": True}},
+        {"list_nodes": (replace(NODE, partitions=("accelerated", "long")),), "partitions": LONG, "types": WEEK}
+        | {"partition": "accelerated,long"},
+        blocked(BESIDE, LIMITED, CPU_ONLY),  # the printed lines
+        blocked(NODE, replace(ACCELERATED, max_cpus_per_node=120), memory_mib=0),  # a partition's own limit
+        {"list_nodes": (KEEPS,), "types": (A100,)},
+        owned(),
+        owned(replace(BACKFILL, grace_s=0)),  # KillWait alone is as long
+        owned(configuration={**CONF, "PreemptType": "preempt/qos"}),  # QOS decide, and are not seen
+        owned(configuration={"SLURM_VERSION": "24.11.5"}),  # slurmrestd before 26.05 does not report it
+        {"configuration": FORGETFUL},  # accounting knows
+        {"configuration": {"MinJobAge": "10 sec"}},
+    ],
+)
+def test_a_site_that_does_as_its_file_says_has_no_gap(cluster: Mapping[str, Any]) -> None:
+    assert audit(**cluster) == {}
 
 
-def test_a_walltime_beyond_the_partitions() -> None:
-    told = audit(types=(replace(A100, walltime_s=72 * HOUR_S),))
-    assert list(told) == [("accelerated", "walltime")]
-    assert "lives 259200 s and MaxTime is 172800 s" in told["accelerated", "walltime"]
-    assert "write `walltime: 48h` at most" in told["accelerated", "walltime"]
-    longer = replace(ACCELERATED, name="long", max_s=96 * HOUR_S)
-    node = replace(NODE, partitions=("accelerated", "long"))
-    week = replace(A100, walltime_s=72 * HOUR_S)
-    assert audit((node,), (ACCELERATED, longer), types=(week,), partition="accelerated,long") == {}
+GAPS: Mapping[str, tuple[Mapping[str, Any], Mapping[tuple[str, str], str]]] = {
+    "a partition that is missing": (
+        {"partition": "acelerated"},
+        {
+            ("acelerated", "partition"): "no such partition (there are: accelerated, accelerated-h100); correct"
+            " `options.partition`"
+        },
+    ),
+    "a partition that is down": (
+        {"partitions": (replace(ACCELERATED, up=False), ACCELERATED_H100)},
+        {("accelerated", "partition"): "the partition is down"},
+    ),
+    "memory that no node has": (
+        {"types": (replace(A100, memory_mib=600_000),)},
+        {
+            ("accelerated", "types"): "drone type a100: no node could host one. Nearest is hkn0801: memory requested"
+            " 600000 MiB, available 512000 MiB"
+        },
+    ),
+    "GPUs that no node has": (
+        {"types": (replace(A100, gpu_milli=8000),)},
+        {("accelerated", "types"): "Nearest is hkn0801: gpus requested 8 a100, available 4 a100"},
+    ),
+    "a walltime beyond the partition's": (
+        {"types": WEEK},
+        {
+            ("accelerated", "walltime"): "lives 259200 s and MaxTime is 172800 s: it would wait forever or be rejected;"
+            " write `walltime: 48h` at most"
+        },
+    ),
+    "whole nodes for a small drone": (
+        {"types": (A100,), "submit": {"exclusive": True}},
+        {("accelerated", "exclusive"): "takes whole nodes"},
+    ),
+    "a node that keeps nothing": (
+        blocked(),
+        {
+            ("hkn0801", "cpus"): "4 free GPUs keep 0 of 152 CPUs, requested 32: jobs without GPU may have the rest"
+            " through accelerated; `provisioner render blocking --site horeka` prints what can be done",
+            ("hkn0801", "memory"): "4 free GPUs keep 0 of 512000 MiB, requested 81920: jobs without GPU may have the"
+            " rest through accelerated (MaxMemPerCPU=3584 there would keep it)",
+        },
+    ),
+    "by pyslurm": (
+        {**blocked(memory_mib=0), "transport": "native"},
+        {("hkn0801", "cpus"): "see `scontrol show node` first)"},
+    ),
+    "a partition with a looser limit": (
+        blocked(BESIDE, LIMITED, replace(CPU_ONLY, max_memory_per_cpu_mib=3600)),
+        {
+            ("hkn0801", "memory"): "4 free GPUs keep 80000 of 512000 MiB, requested 81920: jobs without GPU may have"
+            " the rest through cpu ("
+        },
+    ),
+    "fewer cores than requested": (
+        blocked(replace(NODE, restricted_cores_per_gpu=3), memory_mib=0),
+        {("hkn0801", "cpus"): "keep 24 of 152 CPUs, requested 32"},
+    ),
+    "a reserve larger than the node": (
+        blocked(cpus=40, memory_mib=1024),
+        {("hkn0801", "cpus"): "4 GPUs cannot keep 40 CPUs"},
+    ),
+    "disk": (
+        {**blocked(), "policy": replace(POLICY, blocking=(Reserve(disk_mib=51200),))},
+        {("hkn0801", "disk"): "Slurm keeps no disk"},
+    ),
+    "a pattern that names no node": (
+        {"policy": replace(POLICY, blocking=(Reserve(nodes=("topas-*",), cpus=8),))},
+        {("topas-*", "nodes"): "no node has such a name (there are: hkn0801, hkn0901); correct `blocking.nodes`"},
+    ),
+    "a reserve that the file lacks": (
+        {"list_nodes": (KEEPS,), "types": (A100, CPU)},
+        {("hkn0801", "cpus"): "`blocking` does not say so"},
+    ),
+    "a KillWait shorter than the grace": (
+        {"configuration": {**CONF, "KillWait": "5 sec"}},
+        {
+            ("slurm.conf", "grace"): "killed 5 s after SIGTERM (KillWait), `timeouts.grace` is 30 s: drones would"
+            " promise their jobs time that they do not have; write `grace: 5s`"
+        },
+    ),
+    "a GraceTime shorter than the grace": (
+        owned(replace(BACKFILL, grace_s=6), {**BY_PARTITION, "KillWait": "10 sec"}),
+        {
+            ("slurm.conf", "grace"): "killed 10 s after SIGTERM",
+            ("backfill", "grace"): "killed 16 s after SIGTERM, up to 30 s more (GraceTime 6 s, KillWait 10 s)",
+        },
+    ),
+    "no preemption": (owned(configuration=CONF), {("backfill", "preemption"): "Slurm takes no drone's place"}),
+    "no preemption in the partition": (
+        owned(replace(BACKFILL, preempt_mode="OFF")),
+        {("backfill", "preemption"): "Slurm takes no drone's place"},
+    ),
+    "an equal tier": (owned(replace(BACKFILL, tier=20)), {("backfill", "preemption"): "Slurm takes no drone's place"}),
+    "suspension": (
+        owned(replace(BACKFILL, preempt_mode="GANG,SUSPEND")),
+        {("backfill", "preemption"): "a preempted drone is suspended (PreemptMode=GANG,SUSPEND)"},
+    ),
+    "ends that are forgotten": (
+        {"configuration": {**FORGETFUL, "AccountingStorageType": "(null)"}},
+        {("slurm.conf", "ends"): "slurmctld forgets a job 10 s after its end"},
+    ),
+    "accounting that is switched off": (
+        {"configuration": FORGETFUL, "accounting": False},
+        {("slurm.conf", "ends"): "slurmctld forgets a job 10 s after its end"},
+    ),
+}
 
 
-def test_types_that_share_nodes_with_different_gpus_and_whole_nodes_for_a_small_drone() -> None:
+@pytest.mark.parametrize(("cluster", "gaps"), GAPS.values(), ids=GAPS)
+def test_a_gap_is_explained(cluster: Mapping[str, Any], gaps: Mapping[tuple[str, str], str]) -> None:
+    found = audit(**cluster)
+    assert found.keys() == gaps.keys()
+    assert all(text in found[where] for where, text in gaps.items()), found
+
+
+def test_types_that_share_nodes_with_different_gpus() -> None:
     mixed = replace(NODE, gpus={"a100": 2, "h100": 2})
     both = {"types": {"a100": {"gres": "gpu:a100"}, "h100": {"gres": "gpu:h100"}}}
-    told = audit_cluster([mixed], PARTITIONS, CONF, POLICY, (A100, H100), config(**both))
-    assert [(gap.node, gap.dimension) for gap in told] == [("hkn0801", "gpus")] * 2
-    assert list(audit(types=(A100,), submit={"exclusive": True})) == [("accelerated", "exclusive")]
-    assert audit(types=(FULL,), submit={"exclusive": True}) == {}
-
-
-# ------------------------------------------------------------------------------------------------------------- blocking
-
-
-def test_a_node_that_keeps_nothing() -> None:
-    told = audit(types=(A100,), policy=BLOCKING)
-    assert list(told) == [("hkn0801", "cpus"), ("hkn0801", "memory")]
-    assert told["hkn0801", "cpus"] == (
-        "4 free GPUs keep 0 of 152 CPUs, requested 32: jobs without GPU may have the rest through accelerated;"
-        " `provisioner render blocking --site horeka` prints what can be done"
-    )
-    assert told["hkn0801", "memory"].startswith("4 free GPUs keep 0 of 512000 MiB, requested 81920")
-    assert "MaxMemPerCPU=3584 there would keep it" in told["hkn0801", "memory"]
-    told = audit(types=(A100,), policy=BLOCKING, transport="native")
-    assert told["hkn0801", "cpus"].endswith("see `scontrol show node` first)")
-
-
-def test_the_printed_lines_leave_no_gap() -> None:
-    node = replace(NODE, restricted_cores_per_gpu=4, partitions=("accelerated", "cpu"))
-    limited = replace(ACCELERATED, max_memory_per_cpu_mib=3584)
-    beside = Partition("cpu", nodes=("hkn0801",), max_memory_per_cpu_mib=3584)
-    assert audit((node,), (limited, beside), types=(A100,), policy=BLOCKING) == {}
-
-
-def test_the_gap_is_named_by_the_partition_through_which_it_is() -> None:
-    node = replace(NODE, restricted_cores_per_gpu=4, partitions=("accelerated", "cpu"))
-    limited = replace(ACCELERATED, max_memory_per_cpu_mib=3584)
-    loose = Partition("cpu", nodes=("hkn0801",), max_memory_per_cpu_mib=3600)
-    told = audit((node,), (limited, loose), types=(A100,), policy=BLOCKING)
-    assert list(told) == [("hkn0801", "memory")]
-    assert "4 free GPUs keep 80000 of 512000 MiB, requested 81920" in told["hkn0801", "memory"]
-    assert "through cpu (" in told["hkn0801", "memory"]
-
-
-def test_fewer_cores_than_wanted_and_a_partitions_own_limit() -> None:
-    only_cpus = replace(POLICY, blocking=(Reserve(cpus=8),))
-    short = replace(NODE, restricted_cores_per_gpu=3)
-    assert "keep 24 of 152 CPUs, requested 32" in audit((short,), types=(A100,), policy=only_cpus)["hkn0801", "cpus"]
-    capped = (replace(ACCELERATED, max_cpus_per_node=120),)
-    assert audit((NODE,), capped, types=(A100,), policy=only_cpus) == {}
-
-
-def test_more_than_the_node_has() -> None:
-    greedy = replace(POLICY, blocking=(Reserve(cpus=40, memory_mib=1024),))
-    told = audit((NODE,), types=(A100,), policy=greedy)
-    assert "4 GPUs cannot keep 40 CPUs" in told["hkn0801", "cpus"]
-
-
-def test_disk_is_never_kept() -> None:
-    disk = replace(POLICY, blocking=(Reserve(disk_mib=51200),))
-    assert list(audit((NODE,), types=(A100,), policy=disk)) == [("hkn0801", "disk")]
-
-
-def test_a_pattern_that_names_no_node() -> None:
-    elsewhere = replace(POLICY, blocking=(Reserve(nodes=("topas-*",), cpus=8),))
-    told = audit(policy=elsewhere)
-    assert told == {
-        ("topas-*", "nodes"): "no node has such a name (there are: hkn0801, hkn0901); correct `blocking.nodes`"
-    }
-
-
-def test_a_reserve_that_the_file_lacks_starves_cpu_drones() -> None:
-    keeps = replace(NODE, restricted_cores_per_gpu=4)
-    assert list(audit((keeps,), types=(A100, CPU))) == [("hkn0801", "cpus")]
-    assert audit((keeps,), types=(A100,)) == {}
-
-
-# ------------------------------------------------------------------------------------------------- grace and preemption
-
-
-def test_a_kill_wait_shorter_than_the_grace() -> None:
-    told = audit(configuration={**CONF, "KillWait": "5 sec"})
-    assert list(told) == [("slurm.conf", "grace")]
-    assert "killed 5 s after SIGTERM (KillWait), `timeouts.grace` is 30 s" in told["slurm.conf", "grace"]
-    assert "write `grace: 5s`" in told["slurm.conf", "grace"]
-
-
-def owned(partition: Partition = BACKFILL, conf: Mapping[str, str] = BY_PARTITION, **more: Any) -> dict[Any, str]:
-    node = replace(NODE, partitions=("owners", "backfill"))
-    owner = {"partitions": ["owners"]}
-    return audit((node,), (OWNERS, partition), conf, types=(A100,), partition="backfill", owner=owner, **more)
-
-
-def test_a_preempted_drone_has_the_grace_and_the_kill_wait() -> None:
-    assert owned() == {}
-    told = owned(policy=replace(POLICY, grace_s=30), partition=replace(BACKFILL, grace_s=0))
-    assert told == {}  # KillWait alone is as long
-    told = owned(conf={**BY_PARTITION, "KillWait": "10 sec"}, partition=replace(BACKFILL, grace_s=6))
-    assert "killed 16 s after SIGTERM, up to 30 s more (GraceTime 6 s, KillWait 10 s)" in told["backfill", "grace"]
-
-
-def test_an_owner_who_cannot_preempt_waits() -> None:
-    for partition, conf in (
-        (BACKFILL, CONF),
-        (replace(BACKFILL, preempt_mode="OFF"), BY_PARTITION),
-        (replace(BACKFILL, tier=20), BY_PARTITION),
-    ):
-        assert list(owned(partition, conf)) == [("backfill", "preemption")]
-    assert owned(conf={**CONF, "PreemptType": "preempt/qos"}) == {}  # QOS decide, and are not seen
-    assert owned(conf={"SLURM_VERSION": "24.11.5"}) == {}  # slurmrestd before 26.05 does not tell
-
-
-def test_a_drone_must_not_be_suspended() -> None:
-    told = owned(replace(BACKFILL, preempt_mode="GANG,SUSPEND"))
-    assert "a preempted drone is suspended (PreemptMode=GANG,SUSPEND)" in told["backfill", "preemption"]
+    found = SlurmAudit([mixed], PARTITIONS, CONF, POLICY, (A100, H100), config(**both)).gaps()
+    assert [(gap.node, gap.dimension) for gap in found] == [("hkn0801", "gpus")] * 2
 
 
 @pytest.mark.parametrize(
@@ -230,15 +240,6 @@ def test_a_drone_must_not_be_suspended() -> None:
 )
 def test_the_mode_of_preemption(partition: Partition, conf: Mapping[str, str], mode: str) -> None:
     assert preempt_mode(partition, (OWNERS, BACKFILL), conf) == mode
-
-
-def test_ends_that_are_forgotten_before_they_are_seen() -> None:
-    forgetful = {**CONF, "MinJobAge": "10 sec"}
-    assert audit(configuration=forgetful) == {}  # the accounting knows
-    without = {**forgetful, "AccountingStorageType": "(null)"}
-    assert list(audit(configuration=without)) == [("slurm.conf", "ends")]
-    assert list(audit(configuration=forgetful, accounting=False)) == [("slurm.conf", "ends")]
-    assert audit(configuration={"MinJobAge": "10 sec"}) == {}
 
 
 @pytest.mark.parametrize(("text", "value"), [("30 sec", 30), ("300", 300), ("(null)", None), ("UNLIMITED", None)])
@@ -303,7 +304,7 @@ def test_the_lines_printed_for_horeka_leave_no_gap(horeka: SiteConfig) -> None:
         replace(ACCELERATED_H100, max_memory_per_cpu_mib=most["h100"]),
     )
     here = as_told(horeka)
-    assert audit_cluster(here, running, CONF, horeka.policy, horeka.types, horeka.options) == ()
+    assert SlurmAudit(here, running, CONF, horeka.policy, horeka.types, horeka.options).gaps() == ()
     assert {
-        gap.dimension for gap in audit_cluster(here, PARTITIONS, CONF, horeka.policy, horeka.types, horeka.options)
+        gap.dimension for gap in SlurmAudit(here, PARTITIONS, CONF, horeka.policy, horeka.types, horeka.options).gaps()
     } == {"memory"}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from adapters.slurm.capacity import list_nodes, mismatch, resolve_types
+from adapters.slurm.capacity import list_nodes, resolve_types
 from adapters.slurm.records import Partition, Reservation, SlurmNode
 from adapters.slurm.settings import SlurmSiteConfig
 from provisioner.model import DroneType, Node
@@ -92,20 +92,10 @@ def test_without_a_partition_drones_go_to_the_default_one() -> None:
 @pytest.mark.parametrize(
     ("state", "flags"),
     [
-        ("DOWN", ()),
-        ("ERROR", ()),
-        ("UNKNOWN", ()),
-        ("SOMETHING_NEW", ()),
-        ("MIXED", ("DRAIN",)),
-        ("IDLE", ("DRAIN",)),
-        ("IDLE", ("MAINTENANCE",)),
-        ("IDLE", ("NOT_RESPONDING",)),
-        ("IDLE", ("POWERING_DOWN",)),
-        ("IDLE", ("FAIL",)),
-        ("IDLE", ("REBOOT_REQUESTED",)),
-        ("IDLE", ("RESERVED",)),
-        ("IDLE", ("PLANNED",)),
-        ("MIXED", ("PLANNED",)),
+        *((state, ()) for state in ("DOWN", "ERROR", "UNKNOWN", "SOMETHING_NEW")),
+        *(("MIXED", (flag,)) for flag in ("DRAIN", "PLANNED")),
+        *(("IDLE", (flag,)) for flag in ("DRAIN", "MAINTENANCE", "NOT_RESPONDING", "POWERING_DOWN", "FAIL")),
+        *(("IDLE", (flag,)) for flag in ("REBOOT_REQUESTED", "RESERVED", "PLANNED")),
     ],
 )
 def test_nothing_is_free_where_slurm_starts_nothing_now(state: str, flags: tuple[str, ...]) -> None:
@@ -146,20 +136,15 @@ def test_a_node_that_lacks_something_hosts_no_drone(
     node = replace(NODE, **change)
     assert list_nodes([node], PARTITIONS, (A100,), config(), now=NOW) == ()
     [kind] = resolve_types((A100,), PARTITIONS, config())
-    found = mismatch(kind, node)
+    found = kind.mismatch(node)
     assert found and (found.dimension, found.requested, found.available) == (dimension, wanted, offered)
 
 
 @pytest.mark.parametrize(
     ("constraint", "hosts"),
     [
-        ("", True),
-        ("LSDF", True),
-        ("LSDF&BEEOND", True),
-        ("LSDF,NONE", False),
-        ("NONE|LSDF", True),
-        ("NONE", False),
-        ("[rack1*2&rack2*4]", True),
+        *((met, True) for met in ("", "LSDF", "LSDF&BEEOND", "NONE|LSDF", "[rack1*2&rack2*4]")),
+        *((unmet, False) for unmet in ("LSDF,NONE", "NONE")),
     ],
 )
 def test_constraints_that_are_plain_are_judged(constraint: str, hosts: bool) -> None:
@@ -223,7 +208,7 @@ def test_memory_costs_cpus_where_the_partition_limits_it_per_cpu() -> None:
 def test_a_drone_for_whose_memory_the_node_has_too_few_cpus_fits_nowhere() -> None:
     limited = replace(ACCELERATED, max_memory_per_cpu_mib=1000)
     [kind] = resolve_types((replace(FULL, cpus=76),), (limited,), config())
-    found = mismatch(kind, NODE)
+    found = kind.mismatch(NODE)
     assert found and found.dimension == "cpus" and found.requested == "492 (for its 491520 MiB, by MaxMemPerCPU)"
 
 
@@ -242,8 +227,7 @@ def reservation(starts_h: float, ends_h: float, **more: Any) -> Reservation:
 
 
 @pytest.mark.parametrize(
-    ("starts_h", "ends_h", "gpus"),
-    [(-1, 2, 0), (3, 5, 0), (11.9, 20, 0), (12.0, 20, 4000), (-5, 0, 4000)],
+    ("starts_h", "ends_h", "gpus"), [(-1, 2, 0), (3, 5, 0), (11.9, 20, 0), (12.0, 20, 4000), (-5, 0, 4000)]
 )
 def test_a_node_reserved_for_others_before_the_drone_would_be_done_is_not_free(
     starts_h: float, ends_h: float, gpus: int

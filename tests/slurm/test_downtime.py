@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from adapters.slurm.capacity import next_downtime
+from adapters.slurm.capacity import next_downtime, resolve_types
 from adapters.slurm.records import Reservation, SlurmNode
-from tests.slurm.test_capacity import H100_NODE, NODE, NOW, PARTITIONS, config
+from tests.slurm.test_capacity import A100, H100, H100_NODE, NODE, NOW, PARTITIONS, config
 
 CLUSTER = (NODE, replace(NODE, name="hkn0802"), H100_NODE, replace(NODE, name="hkn0001", partitions=("cpuonly",)))
 OURS = ("hkn0801", "hkn0802", "hkn0901")
@@ -23,9 +23,7 @@ def found(
     *reservations: Reservation, nodes: Sequence[SlurmNode] = CLUSTER, users: tuple[str, ...] = (), **more: Any
 ) -> float:
     """Seconds from now; 0 without."""
-    settings = config(**more)
-    wheres = [settings.options_for(kind) for kind in ("a100", "h100")]
-    at = next_downtime(reservations, nodes, PARTITIONS, wheres, NOW, users)
+    at = next_downtime(reservations, nodes, resolve_types((A100, H100), PARTITIONS, config(**more)), NOW, users)
     return at - NOW if at else 0.0
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.slurm.drones import drone_of, is_drone, job_name, split_drone_id
-from adapters.slurm.records import SlurmJob, fold_job_ids, job_id_key
+from adapters.slurm.records import SlurmJob
 from provisioner.model import DroneId
 
 
@@ -66,10 +66,6 @@ def test_an_id_has_a_prefix_and_a_serial() -> None:
     assert split_drone_id(DroneId("kit-two-a1b2-17"), "kit") is None
 
 
-def test_older_jobs_come_first() -> None:
-    assert sorted(["12", "9_10", "x", "9_2", "9"], key=job_id_key) == ["9", "9_2", "9_10", "12", "x"]
-
-
 LABEL = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,8}[a-z0-9])?", fullmatch=True)
 
 
@@ -89,7 +85,3 @@ def test_every_drone_of_a_job_is_found_again(
 def test_no_name_whatever_breaks_a_listing(name: str, remote_id: str) -> None:
     found = drone_of(job(name, remote_id), "kit", "horeka")
     assert found is None or found.drone_id.startswith("kit-")
-
-
-def test_tasks_of_an_array_go_in_one_word() -> None:
-    assert list(fold_job_ids(["7_3", "9", "7_0", "7_1", "8_5", "7_1"])) == ["9", "7_[0-1,3]", "8_5"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -18,14 +19,16 @@ from adapters.slurm.native_worker import (
     convert_node,
     hide_from_jobs,
     job_description,
-    query_error,
     used_gpus_by_node,
 )
 from adapters.slurm.options import unsupported_options
-from adapters.slurm.records import SlurmJob, SlurmSubmission, parse_tasks
+from adapters.slurm.records import SlurmJob, SlurmSubmission
 from adapters.slurm.settings import SlurmSiteConfig
-from provisioner.interfaces import AuthError, RejectedError, UnavailableError
+from provisioner.interfaces import RejectedError, UnavailableError
 from provisioner.model import FaultKind
+
+RECORDED = json.loads((Path(__file__).parent / "recorded/pyslurm.json").read_text())
+"""Attributes of objects of pyslurm 25.11.2 beside Slurm 26.05."""
 
 
 def native(**more: Any) -> SlurmNativeClient:
@@ -33,37 +36,8 @@ def native(**more: Any) -> SlurmNativeClient:
 
 
 def told(**special: Any) -> SimpleNamespace:
-    """A job as pyslurm tells it (recorded from 25.11.2 beside Slurm 26.05): None for what is 0."""
-    usual: dict[str, Any] = {
-        "id": 3,
-        "array_id": None,
-        "array_task_id": None,
-        "array_tasks_waiting": None,
-        "name": "kit-a-1.a100.hk",
-        "state": "RUNNING",
-        "state_reason": "None",
-        "user_id": os.getuid(),
-        "account": "lab",
-        "partition": "accelerated",
-        "qos": "normal",
-        "submit_time": 1795277069,
-        "start_time": 1795277069,
-        "end_time": 1795277669,
-        "time_limit": 10,
-        "preempt_time": None,
-        "allocated_nodes": "hkn0801",
-        "exit_code": 0,
-        "exit_code_signal": 0,
-        "requeue_count": 0,
-        "num_nodes": 1,
-        "cpus": 8,
-        "memory_per_cpu": None,
-        "memory_per_node": 20480,
-        "gres_per_node": {"gres/gpu:a100": 1},
-        "requested_tres": None,
-        "required_nodes": None,
-    }
-    return SimpleNamespace(**{**usual, **special})
+    """A job as pyslurm tells it: None for what is 0."""
+    return SimpleNamespace(**{**RECORDED["job"], **special})
 
 
 def only(job: SimpleNamespace) -> SlurmJob:
@@ -72,20 +46,6 @@ def only(job: SimpleNamespace) -> SlurmJob:
 
 
 # ------------------------------------------------------------------------------------------------------------ readings
-
-
-@pytest.mark.parametrize(
-    ("text", "numbers"),
-    [("4", (4,)), ("0-3,7", (0, 1, 2, 3, 7)), ("0-8:4,9", (0, 4, 8, 9)), ("1-2%1", (1, 2)), ("5,2", (5, 2))],
-)
-def test_waiting_tasks_are_written_out(text: str, numbers: tuple[int, ...]) -> None:
-    assert parse_tasks(text) == numbers
-
-
-@pytest.mark.parametrize("text", ["0-3,...", "0-3,5...", "", "a", "0x2BF", "0-999999999"])
-def test_tasks_that_are_cut_short_are_no_listing(text: str) -> None:
-    with pytest.raises(ValueError):
-        parse_tasks(text)
 
 
 def test_a_waiting_array_is_its_tasks_and_a_started_task_is_itself() -> None:
@@ -142,21 +102,7 @@ def test_gpus_that_are_asked_for_in_all_are_shared_out() -> None:
 
 
 def test_a_node() -> None:
-    node = SimpleNamespace(
-        name="hkn0801",
-        state="MIXED+DRAIN+PLANNED",
-        configured_gres={"gpu:a100": 4},
-        allocated_gres={"gpu": 3, "gpu:a100": 3},
-        partitions=["accelerated", "dev"],
-        active_features=["LSDF"],
-        available_features=[],
-        total_cpus=152,
-        allocated_cpus=24,
-        real_memory=512000,
-        allocated_memory=60000,
-        reason=None,
-        threads_per_core=2,
-    )
+    node = SimpleNamespace(**RECORDED["node"])
     found = convert_node(node, None)
     assert (found.state, found.flags) == ("MIXED", {"DRAIN", "PLANNED"})
     assert (found.gpus, found.used_gpus, found.features) == ({"a100": 4}, {"a100": 3}, ("LSDF",))
@@ -184,13 +130,17 @@ def test_a_submission_in_pyslurms_words() -> None:
             "kit-a-0+.a100.hk",
             b"#!/bin/sh\n",
             tasks=(0, 1, 4),
-            partition="accelerated",
-            gres="gpu:a100:1",
             cpus=8,
             memory_mib=20480,
             minutes=10,
             notice_s=60,
-            options={"nice": "100", "exclude": "hkn0815", "exclusive": True},
+            options={
+                "partition": "accelerated",
+                "gres": "gpu:a100:1",
+                "nice": "100",
+                "exclude": "hkn0815",
+                "exclusive": True,
+            },
         )
     )
     assert said["array"] == "0-1,4" and said["gres_per_node"] == "gpu:a100:1"
@@ -243,11 +193,6 @@ def test_another_release_is_not_tried() -> None:
     with pytest.raises(UnavailableError, match=r"pyslurm 25\.11\.2 is for Slurm 25\.11, .* is of 26\.05") as down:
         check_release("25.11.2", 45)
     assert down.value.kind is FaultKind.CONFIG
-
-
-def test_an_unanswered_question_is_never_unsure() -> None:
-    assert type(query_error("slurmctld: Socket timed out on send/recv operation")) is UnavailableError
-    assert type(query_error("slurmctld: Access/permission denied")) is AuthError
 
 
 def test_the_end_for_want_of_a_configuration_is_explain_error() -> None:

@@ -60,14 +60,11 @@ def test_configured_options_do_not_redefine_a_drone() -> None:
             "c-b-0+.t.s",
             b"",
             tasks=(0, 1, 5),
-            partition="p",
-            gres="gpu:a100:1",
             cpus=8,
             memory_mib=20480,
-            tmp_mib=9,
             minutes=90,
             notice_s=120,
-            options={"nice": "3", "spread-job": True},
+            options={"nice": "3", "spread-job": True, "partition": "p", "gres": "gpu:a100:1"},
         )
     )
 
@@ -81,7 +78,6 @@ def test_configured_options_do_not_redefine_a_drone() -> None:
         "maximum_nodes": 1,
         "cpus_per_task": 8,
         "memory_per_node": {"set": True, "number": 20480},
-        "temporary_disk_per_node": 9,
         "time_limit": {"set": True, "number": 90},
         "kill_warning_signal": "TERM",
         "kill_warning_delay": {"set": True, "number": 120},

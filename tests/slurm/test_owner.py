@@ -68,7 +68,6 @@ def test_without_an_owner_there_is_no_demand() -> None:
     "reason",
     [
         "",
-        "None",
         "Priority",
         "(Resources)",
         "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved_for_jobs_in_higher_priority_partitions",
@@ -81,20 +80,9 @@ def test_plain_waiting_is_a_claim(reason: str) -> None:
 @pytest.mark.parametrize(
     "reason",
     [
-        "QOSMaxJobsPerUserLimit",
-        "AssocGrpGRES",
-        "JobHeldUser",
-        "JobHeldAdmin",
-        "Dependency",
-        "BeginTime",
-        "Licenses",
-        "ReqNodeNotAvail",
-        "ReqNodeNotAvail,_UnavailableNodes:hkn0801",
-        "Reservation",
-        "PartitionTimeLimit",
-        "BadConstraints",
-        "launch_failed_requeued_held",
-        "SomethingNew",
+        *("QOSMaxJobsPerUserLimit", "AssocGrpGRES", "JobHeldUser", "JobHeldAdmin", "Dependency", "BeginTime"),
+        *("Licenses", "ReqNodeNotAvail", "ReqNodeNotAvail,_UnavailableNodes:hkn0801", "Reservation"),
+        *("PartitionTimeLimit", "BadConstraints", "launch_failed_requeued_held", "SomethingNew"),
     ],
 )
 def test_a_job_that_leaving_drones_do_not_help_is_no_demand(reason: str) -> None:
@@ -119,24 +107,6 @@ def test_jobs_alike_are_one_claim_since_the_first_of_them() -> None:
     jobs = [replace(JOB, remote_id=str(n), submitted_at=NOW - n) for n in (5, 90, 30)]
     assert wanted(*jobs).demands == (replace(ONE, count=3, since=NOW - 90),)
     assert len(wanted(JOB, replace(JOB, user="bert"), replace(JOB, cpus=9)).demands) == 3
-
-
-@pytest.mark.parametrize(
-    ("remote_id", "count"),
-    [
-        ("100_[0-9]", 10),
-        ("100_[1,3,5-7]", 5),
-        ("100_[0-99%4]", 4),
-        ("100_[0-20:10]", 3),
-        ("100_7", 1),
-        ("100_[0-3,5-...", 5),
-        ("100_[0-999999999999]", 100_000),
-        ("100_[9-1]", 1),
-        ("100_[x]", 1),
-    ],
-)
-def test_the_waiting_tasks_of_an_array_count_as_many_as_may_run(remote_id: str, count: int) -> None:
-    assert claim(replace(JOB, remote_id=remote_id)).count == count
 
 
 def test_a_job_of_several_nodes_counts_once_for_each() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +14,28 @@ from aiohttp import web
 from adapters.slurm import rest_session
 from adapters.slurm.records import SlurmSubmission
 from adapters.slurm.rest import SlurmRestClient
-from adapters.slurm.settings import SlurmSiteConfig
 from provisioner.interfaces import AuthError, OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import FaultKind
-from tests.slurm.restd import Restd, recorded, running, saying
+from tests.slurm.restd import Restd, recorded, rest_client, running, saying
 
 DRONE = SlurmSubmission("c-b-0.t.s", b"#!/bin/sh\n")
-
-
-def cluster(url: str, **rest: Any) -> SlurmRestClient:
-    settings = {"url": url, "user": "drone", **rest}
-    if not url.startswith("unix:"):
-        settings.setdefault("token", {"env": "REST_TOKEN"})
-    return SlurmRestClient(
-        SlurmSiteConfig.model_validate(
-            {"transport": "rest", "deadline": "2s", "submit_deadline": "2s", "rest": settings}
-        ),
-        "s",
-    )
 
 
 @pytest.fixture(autouse=True)
 def token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REST_TOKEN", "one")
+
+
+@pytest.fixture
+async def restd() -> AsyncIterator[Restd]:
+    async with running(Restd()) as server:
+        yield server
+
+
+@pytest.fixture
+async def slurm(restd: Restd) -> AsyncIterator[SlurmRestClient]:
+    async with rest_client(restd.url) as client:
+        yield client
 
 
 # ---------------------------------------------------------------------------------------------------------- who we are
@@ -44,7 +44,7 @@ def token(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_token_is_read_again_when_it_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("SLURM_JWT=one\n")  # as `scontrol token` prints it
-    async with running(Restd(token="one")) as restd, cluster(restd.url, token={"file": str(file)}) as slurm:
+    async with running(Restd(token="one")) as restd, rest_client(restd.url, token={"file": str(file)}) as slurm:
         assert await slurm.own_jobs() == []
         restd.token = "two"
         file.write_text("two")
@@ -57,7 +57,7 @@ async def test_a_token_is_read_again_when_it_is_refused(tmp_path: Path) -> None:
 async def test_a_token_that_is_refused_twice_is_somebodys_business(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("one")
-    async with running(Restd(token="two")) as restd, cluster(restd.url, token={"file": str(file)}) as slurm:
+    async with running(Restd(token="two")) as restd, rest_client(restd.url, token={"file": str(file)}) as slurm:
         with pytest.raises(AuthError, match=r"token of file .*/token is rejected"):
             await slurm.own_jobs()
 
@@ -68,11 +68,8 @@ async def test_a_token_that_slurmctld_does_not_believe_is_refused_too() -> None:
         "error_number": 1007,
         "error": "Protocol authentication error",
     }
-
-    async def refuse(request: web.Request) -> web.Response | None:
-        return None if "ping" in request.path else web.json_response({"jobs": None, "errors": [error]}, status=511)
-
-    async with running(Restd(before=refuse)) as restd, cluster(restd.url) as slurm:
+    refusal = (511, json.dumps({"jobs": None, "errors": [error]}))
+    async with running(Restd(reply=refusal)) as restd, rest_client(restd.url) as slurm:
         with pytest.raises(AuthError, match="Protocol authentication error"):
             await slurm.own_jobs()
         with pytest.raises(AuthError):
@@ -81,7 +78,7 @@ async def test_a_token_that_slurmctld_does_not_believe_is_refused_too() -> None:
 
 async def test_an_unreadable_or_invalid_token(tmp_path: Path) -> None:
     file = tmp_path / "token"
-    async with running(Restd()) as restd, cluster(restd.url, token={"file": str(file)}) as slurm:
+    async with running(Restd()) as restd, rest_client(restd.url, token={"file": str(file)}) as slurm:
         with pytest.raises(AuthError, match="cannot be read"):
             await slurm.own_jobs()
         file.write_text("two\nlines")
@@ -91,7 +88,7 @@ async def test_an_unreadable_or_invalid_token(tmp_path: Path) -> None:
 
 
 async def test_a_unix_socket_needs_no_token(tmp_path: Path) -> None:
-    async with running(Restd(), tmp_path / "socket") as restd, cluster(restd.url) as slurm:
+    async with running(Restd(), tmp_path / "socket") as restd, rest_client(restd.url) as slurm:
         restd.add(5)
         assert [job.remote_id for job in await slurm.own_jobs()] == ["5"]
 
@@ -100,14 +97,14 @@ async def test_a_unix_socket_needs_no_token(tmp_path: Path) -> None:
 
 
 async def test_the_newest_version_that_both_speak_is_chosen_once() -> None:
-    async with running(Restd(versions=("v0.0.40", "v0.0.43", "v0.0.99"))) as restd, cluster(restd.url) as slurm:
+    async with running(Restd(versions=("v0.0.40", "v0.0.43", "v0.0.99"))) as restd, rest_client(restd.url) as slurm:
         await slurm.own_jobs()
         await slurm.own_jobs()
         assert [each for each in restd.asked if "ping" not in each] == ["GET /slurm/v0.0.43/jobs/state/"] * 2
 
 
 async def test_a_server_without_a_supported_version_is_reported_with_its_versions() -> None:
-    async with running(Restd(versions=("v0.0.37", "v0.0.38"))) as restd, cluster(restd.url) as slurm:
+    async with running(Restd(versions=("v0.0.37", "v0.0.38"))) as restd, rest_client(restd.url) as slurm:
         with pytest.raises(
             UnavailableError, match=r"offers v0\.0\.37, v0\.0\.38, and we support v0\.0\.40 to v0\.0\.45"
         ) as told:
@@ -116,7 +113,7 @@ async def test_a_server_without_a_supported_version_is_reported_with_its_version
 
 
 async def test_another_release_in_its_place_is_found_out_at_the_next_call() -> None:
-    async with running(Restd(versions=("v0.0.42",))) as restd, cluster(restd.url) as slurm:
+    async with running(Restd(versions=("v0.0.42",))) as restd, rest_client(restd.url) as slurm:
         await slurm.own_jobs()
         restd.versions = ("v0.0.44",)
         with pytest.raises(UnavailableError):
@@ -130,7 +127,7 @@ async def test_another_release_in_its_place_is_found_out_at_the_next_call() -> N
 async def test_a_refused_connection_means_that_nothing_was_sent() -> None:
     async with saying() as url:
         pass
-    async with cluster(url) as slurm:
+    async with rest_client(url) as slurm:
         for call in (slurm.own_jobs(), slurm.submit(DRONE), slurm.cancel(["1"])):
             with pytest.raises(UnavailableError):
                 await call
@@ -142,7 +139,7 @@ async def test_a_connection_that_is_cut_leaves_an_order_unsure_and_a_question_un
             assert request.transport is not None
             request.transport.abort()
 
-    async with running(Restd(before=cut)) as restd, cluster(restd.url) as slurm:
+    async with running(Restd(before=cut)) as restd, rest_client(restd.url) as slurm:
         with pytest.raises(UnavailableError):
             await slurm.own_jobs()
         with pytest.raises(OutcomeUnknownError):
@@ -155,7 +152,7 @@ async def test_a_deadline_that_passes_leaves_an_order_unsure() -> None:
         if "ping" not in request.path:
             await asyncio.sleep(60)
 
-    async with running(Restd(before=sleep)) as restd, cluster(restd.url) as slurm:
+    async with running(Restd(before=sleep)) as restd, rest_client(restd.url) as slurm:
         with pytest.raises(OutcomeUnknownError, match="no answer within 2 s"):
             await slurm.submit(DRONE)
 
@@ -165,10 +162,7 @@ async def test_a_deadline_that_passes_leaves_an_order_unsure() -> None:
     [(502, "<html>Bad Gateway</html>", OutcomeUnknownError), (400, "Unable to parse query.", RejectedError)],
 )
 async def test_somebody_between_us_may_have_passed_an_order_on(status: int, text: str, error: type[Exception]) -> None:
-    async def between(request: web.Request) -> web.Response | None:
-        return None if "ping" in request.path else web.Response(status=status, text=text)
-
-    async with running(Restd(before=between)) as restd, cluster(restd.url) as slurm:
+    async with running(Restd(reply=(status, text))) as restd, rest_client(restd.url) as slurm:
         with pytest.raises(error):
             await slurm.submit(DRONE)
         with pytest.raises(UnavailableError):
@@ -176,29 +170,24 @@ async def test_somebody_between_us_may_have_passed_an_order_on(status: int, text
 
 
 async def test_a_taken_job_without_a_number_is_unsure() -> None:
-    async def numberless(request: web.Request) -> dict[str, Any] | None:
-        return None if "ping" in request.path else {"errors": []}
-
-    async with running(Restd(before=numberless)) as restd, cluster(restd.url) as slurm:
+    async with running(Restd(reply=(200, '{"errors": []}'))) as restd, rest_client(restd.url) as slurm:
         with pytest.raises(OutcomeUnknownError):
             await slurm.submit(DRONE)
 
 
-async def test_an_answer_without_end_is_not_listened_to(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_without_end_is_not_listened_to(
+    restd: Restd, slurm: SlurmRestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rest_session, "MAX_RESPONSE_BYTES", 10_000)
-    async with running(Restd()) as restd, cluster(restd.url) as slurm:
-        for number in range(1, 300):
-            restd.add(number, user="owner")
-        with pytest.raises(UnavailableError, match="says more than"):
-            await slurm.own_jobs()
+    for number in range(1, 300):
+        restd.add(number, user="owner")
+    with pytest.raises(UnavailableError, match="says more than"):
+        await slurm.own_jobs()
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"jobs": [', b'{"jobs": null}', b'{"jobs": [1]}', b"[" * 100_000])
 async def test_an_incomplete_answer_is_not_an_empty_listing(body: bytes) -> None:
-    async def torn(request: web.Request) -> web.Response | None:
-        return None if "ping" in request.path else web.Response(body=body)
-
-    async with running(Restd(before=torn)) as restd, cluster(restd.url) as slurm:
+    async with running(Restd(reply=(200, body))) as restd, rest_client(restd.url) as slurm:
         with pytest.raises(UnavailableError):
             await slurm.own_jobs()
 
@@ -211,7 +200,7 @@ async def test_a_second_answer_after_a_no_is_left_unheard() -> None:
     head = b"HTTP/1.1 422 UNPROCESSABLE CONTENT\r\nConnection: Close\r\nContent-Length: %d\r\n%s\r\n"
     twice = head % (len(no), b"Content-Type: application/json\r\n") + no + head % (2, b"") + b"no"
 
-    async with saying(pong, twice) as url, cluster(url) as slurm:
+    async with saying(pong, twice) as url, rest_client(url) as slurm:
         with pytest.raises(RejectedError, match="Requested node configuration is not available") as told:
             await slurm.submit(DRONE)
         assert told.value.kind is FaultKind.CONFIG
@@ -220,36 +209,34 @@ async def test_a_second_answer_after_a_no_is_left_unheard() -> None:
 # ------------------------------------------------------------------------------------------------------------- ending
 
 
-async def test_jobs_that_have_ended_are_no_error_and_no_jobs_are_no_order() -> None:
-    async with running(Restd()) as restd, cluster(restd.url) as slurm:
-        await slurm.cancel([])
-        assert restd.asked == []
-        await slurm.cancel(["77", "1_77"])
-        assert restd.bodies == [{"jobs": ["77", "1_77"]}]
+async def test_jobs_that_have_ended_are_no_error_and_no_jobs_are_no_order(restd: Restd, slurm: SlurmRestClient) -> None:
+    await slurm.cancel([])
+    assert restd.asked == []
+    await slurm.cancel(["77", "1_77"])
+    assert restd.bodies == [{"jobs": ["77", "1_77"]}]
 
 
-async def test_a_kill_is_for_the_steps_first_as_slurm_asks_politely_otherwise() -> None:
-    async with running(Restd()) as restd, cluster(restd.url) as slurm:
-        await slurm.cancel(["77"], kill=True)
-        assert restd.bodies == [{"jobs": ["77"], "signal": "KILL", "flags": ["FULL_STEPS_ONLY"]}, {"jobs": ["77"]}]
+async def test_a_kill_is_for_the_steps_first_as_slurm_asks_politely_otherwise(
+    restd: Restd, slurm: SlurmRestClient
+) -> None:
+    await slurm.cancel(["77"], kill=True)
+    assert restd.bodies == [{"jobs": ["77"], "signal": "KILL", "flags": ["FULL_STEPS_ONLY"]}, {"jobs": ["77"]}]
 
 
 async def test_cancelling_a_job_of_somebody_else_is_denied() -> None:
     async def denied(request: web.Request) -> Any:
         return recorded("denied-24.11") if request.method == "DELETE" else None
 
-    async with running(Restd(before=denied)) as restd, cluster(restd.url) as slurm:
+    async with running(Restd(before=denied)) as restd, rest_client(restd.url) as slurm:
         with pytest.raises(AuthError, match="28: Access/permission denied"):
             await slurm.cancel(["28"])
 
 
-async def test_an_invalid_job_id_is_never_sent() -> None:
-    async with running(Restd()) as restd, cluster(restd.url) as slurm:
-        with pytest.raises(ValueError, match="is not a job"):
-            await slurm.cancel(["1,2"])
-        assert restd.asked == []
+async def test_an_invalid_job_id_is_never_sent(restd: Restd, slurm: SlurmRestClient) -> None:
+    with pytest.raises(ValueError, match="is not a job"):
+        await slurm.cancel(["1,2"])
+    assert restd.asked == []
 
 
-async def test_without_slurmdbd_there_is_no_accounting() -> None:
-    async with running(Restd()) as restd, cluster(restd.url) as slurm:
-        assert await slurm.ended_jobs(["7"], 0.0) is None
+async def test_without_slurmdbd_there_is_no_accounting(restd: Restd, slurm: SlurmRestClient) -> None:
+    assert await slurm.ended_jobs(["7"], 0.0) is None

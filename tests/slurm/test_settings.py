@@ -53,7 +53,7 @@ def test_options_of_a_type_replace_those_of_the_site() -> None:
     assert (general.partition, general.account, general.submit) == ("accelerated", "hk", {"nice": "1", "exclude": "a"})
     assert (special.partition, special.account) == ("accelerated-h100", "hk")
     assert special.submit == {"nice": "2", "exclude": "a"}
-    assert (settings.gres_of("a100"), settings.gres_of("h100")) == ("gpu", "gpu:h100")
+    assert (general.gres, special.gres) == ("gpu", "gpu:h100")
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED_SBATCH_OPTIONS))
@@ -89,14 +89,8 @@ def test_an_option_is_a_long_name_and_its_value_one_line(name: str, value: objec
 @pytest.mark.parametrize(
     "name",
     [
-        "PROVISIONER_X",
-        "drone_id",
-        "SLURM_CONF",
-        "_CONDOR_X",
-        "CONDOR_CONFIG",
-        "CONDOR_PREFIX_",
-        "CUDA_VISIBLE_DEVICES",
-        "A B",
+        *("PROVISIONER_X", "drone_id", "SLURM_CONF", "_CONDOR_X", "CONDOR_CONFIG", "CONDOR_PREFIX_"),
+        *("CUDA_VISIBLE_DEVICES", "A B"),
     ],
 )
 def test_reserved_variables_are_rejected(name: str) -> None:

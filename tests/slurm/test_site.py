@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Self
 
@@ -26,6 +26,7 @@ from provisioner.model import (
     FaultKind,
     OrderOutcome,
     OwnerLoad,
+    RemoteEnd,
     RemoteState,
     SitePolicy,
     StartOrder,
@@ -34,6 +35,9 @@ from provisioner.model import (
 
 A100 = DroneType("hk", "a100", gpu_milli=1000, cpus=8, memory_mib=2048, disk_mib=10, walltime_s=3600.0)
 NODE = SlurmNode("hkn0801", "IDLE", partitions=("accelerated",), cpus=152, memory_mib=512_000, gpus={"a100": 4})
+
+
+FIRST = DroneId("kit-ab12-1")
 
 
 class Remembered:
@@ -139,9 +143,21 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Remembered:
     return found
 
 
+@pytest.fixture
+async def site(cluster: Remembered) -> AsyncIterator[SlurmSite]:
+    async with slurm_site() as found:
+        yield found
+
+
 def slurm_site(**more: object) -> SlurmSite:
     config = SlurmSiteConfig.model_validate({"partition": "accelerated", **more})
     return SlurmSite("hk", config, [A100], "kit")
+
+
+async def end_of(site: SlurmSite, drone_id: DroneId = FIRST) -> RemoteEnd:
+    end = (await site.poll()).drones[drone_id].end
+    assert end is not None
+    return end
 
 
 def order(serial: int, kind: DroneType = A100) -> StartOrder:
@@ -151,87 +167,83 @@ def order(serial: int, kind: DroneType = A100) -> StartOrder:
 # ------------------------------------------------------------------------------------------------------------ starting
 
 
-async def test_drones_of_a_type_start_with_one_submit(cluster: Remembered) -> None:
-    async with slurm_site() as site:
-        receipts = await site.start([order(n) for n in range(7, 27)])
-        assert [r.answer for r in receipts] == [OrderOutcome.OK] * 20
-        assert [r.remote_id for r in receipts] == [f"101_{n}" for n in range(20)]
-        assert len(cluster.submitted) == 1
-        view = await site.poll()
-        assert {d: drone.remote_id for d, drone in view.drones.items()} == {r.drone_id: r.remote_id for r in receipts}
+async def test_drones_of_a_type_start_with_one_submit(cluster: Remembered, site: SlurmSite) -> None:
+    receipts = await site.start([order(n) for n in range(7, 27)])
+    assert [r.answer for r in receipts] == [OrderOutcome.OK] * 20
+    assert [r.remote_id for r in receipts] == [f"101_{n}" for n in range(20)]
+    assert len(cluster.submitted) == 1
+    view = await site.poll()
+    assert {d: drone.remote_id for d, drone in view.drones.items()} == {r.drone_id: r.remote_id for r in receipts}
 
 
-async def test_a_limit_is_used_up_and_the_rest_is_rejected(cluster: Remembered) -> None:
+async def test_a_limit_is_used_up_and_the_rest_is_rejected(cluster: Remembered, site: SlurmSite) -> None:
     cluster.most = 5
-    async with slurm_site() as site:
-        receipts = await site.start([order(n) for n in range(20)])
-        assert len(cluster.jobs) == 5
-        assert [r.answer for r in receipts] == [OrderOutcome.OK] * 5 + [OrderOutcome.REJECTED] * 15
-        assert {r.fault.kind for r in receipts if r.fault} == {FaultKind.QUOTA}
-        assert len({(await site.poll()).drones[r.drone_id].remote_id for r in receipts[:5]}) == 5
+    receipts = await site.start([order(n) for n in range(20)])
+    assert len(cluster.jobs) == 5
+    assert [r.answer for r in receipts] == [OrderOutcome.OK] * 5 + [OrderOutcome.REJECTED] * 15
+    assert {r.fault.kind for r in receipts if r.fault} == {FaultKind.QUOTA}
+    assert len({(await site.poll()).drones[r.drone_id].remote_id for r in receipts[:5]}) == 5
 
 
-async def test_without_a_reported_max_array_size_arrays_are_halved(cluster: Remembered) -> None:
+async def test_without_a_reported_max_array_size_arrays_are_halved(cluster: Remembered, site: SlurmSite) -> None:
     cluster.longest = 6
-    async with slurm_site() as site:
-        receipts = await site.start([order(n) for n in range(20)])
-        assert [r.answer for r in receipts] == [OrderOutcome.OK] * 20
-        assert [len(each.tasks) for each in cluster.submitted] == [5, 5, 5, 5]
-        assert (await site.poll()).drones.keys() == {r.drone_id for r in receipts}
+    receipts = await site.start([order(n) for n in range(20)])
+    assert [r.answer for r in receipts] == [OrderOutcome.OK] * 20
+    assert [len(each.tasks) for each in cluster.submitted] == [5, 5, 5, 5]
+    assert (await site.poll()).drones.keys() == {r.drone_id for r in receipts}
 
 
-async def test_two_thousand_drones_are_two_submits(cluster: Remembered) -> None:
+async def test_two_thousand_drones_are_two_submits(cluster: Remembered, site: SlurmSite) -> None:
     cluster.most = 2000
-    async with slurm_site() as site:
-        receipts = await site.start([order(n) for n in range(2000)])
-        assert {r.answer for r in receipts} == {OrderOutcome.OK}
-        assert [len(each.tasks) for each in cluster.submitted] == [1001, 999]
-        assert len((await site.poll()).drones) == 2000
+    receipts = await site.start([order(n) for n in range(2000)])
+    assert {r.answer for r in receipts} == {OrderOutcome.OK}
+    assert [len(each.tasks) for each in cluster.submitted] == [1001, 999]
+    assert len((await site.poll()).drones) == 2000
 
 
-async def test_an_invalid_order_does_not_affect_the_others(cluster: Remembered) -> None:
-    async with slurm_site() as site:
-        bad = order(2, replace(A100, gpu_milli=500))
-        receipts = await site.start([order(1), bad, order(3)])
-        assert [r.answer for r in receipts] == [OrderOutcome.OK, OrderOutcome.REJECTED, OrderOutcome.OK]
-        assert receipts[1].fault is not None
-        assert receipts[1].fault.kind is FaultKind.CONFIG
+async def test_an_invalid_order_does_not_affect_the_others(cluster: Remembered, site: SlurmSite) -> None:
+    bad = order(2, replace(A100, gpu_milli=500))
+    receipts = await site.start([order(1), bad, order(3)])
+    assert [r.answer for r in receipts] == [OrderOutcome.OK, OrderOutcome.REJECTED, OrderOutcome.OK]
+    assert receipts[1].fault is not None
+    assert receipts[1].fault.kind is FaultKind.CONFIG
 
 
-async def test_one_type_that_is_refused_costs_the_others_nothing(cluster: Remembered) -> None:
+async def test_one_type_that_is_refused_costs_the_others_nothing(cluster: Remembered, site: SlurmSite) -> None:
     cluster.trouble, cluster.carried_out = RejectedError("Invalid partition", FaultKind.CONFIG), False
-    async with slurm_site() as site:
-        receipts = await site.start([order(1), order(2, replace(A100, name="cpu", gpu_milli=0))])
-        assert [r.answer for r in receipts] == [OrderOutcome.REJECTED, OrderOutcome.OK]
+    receipts = await site.start([order(1), order(2, replace(A100, name="cpu", gpu_milli=0))])
+    assert [r.answer for r in receipts] == [OrderOutcome.REJECTED, OrderOutcome.OK]
 
 
 @pytest.mark.parametrize("carried_out", [True, False])
-async def test_a_submit_whose_answer_was_lost_is_not_made_again(cluster: Remembered, carried_out: bool) -> None:
+async def test_a_submit_whose_answer_was_lost_is_not_made_again(
+    cluster: Remembered, site: SlurmSite, carried_out: bool
+) -> None:
     cluster.trouble, cluster.carried_out = OutcomeUnknownError("connection lost"), carried_out
-    async with slurm_site() as site:
-        [receipt] = await site.start([order(1)])
-        assert receipt.answer is OrderOutcome.UNKNOWN
-        [again] = await site.start([order(1)])
-        # It is there, or it may still come: it is never asked for twice.
-        assert again.answer is (OrderOutcome.OK if carried_out else OrderOutcome.UNKNOWN)
-        assert len(cluster.submitted) == (1 if carried_out else 0)
-        [other] = await site.start([order(2)])
-        assert other.answer is OrderOutcome.OK
+    [receipt] = await site.start([order(1)])
+    assert receipt.answer is OrderOutcome.UNKNOWN
+    [again] = await site.start([order(1)])
+    # It is there, or it may still come: it is never asked for twice.
+    assert again.answer is (OrderOutcome.OK if carried_out else OrderOutcome.UNKNOWN)
+    assert len(cluster.submitted) == (1 if carried_out else 0)
+    [other] = await site.start([order(2)])
+    assert other.answer is OrderOutcome.OK
 
 
-async def test_a_start_that_is_cut_short_is_not_cut_in_the_middle_of_a_submit(cluster: Remembered) -> None:
+async def test_a_start_that_is_cut_short_is_not_cut_in_the_middle_of_a_submit(
+    cluster: Remembered, site: SlurmSite
+) -> None:
     cluster.release.clear()
     orders = [order(1), order(2, replace(A100, name="cpu", gpu_milli=0))]
-    async with slurm_site() as site:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.05):
-                await site.start(orders)
-        second = asyncio.ensure_future(site.start(orders))
-        await asyncio.sleep(0.05)
-        assert not second.done()  # it waits for what the first has under way
-        cluster.release.set()
-        assert [r.answer for r in await second] == [OrderOutcome.OK] * 2
-        assert sorted(job.name for job in cluster.jobs.values()) == ["kit-ab12-1.a100.hk", "kit-ab12-2.cpu.hk"]
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await site.start(orders)
+    second = asyncio.ensure_future(site.start(orders))
+    await asyncio.sleep(0.05)
+    assert not second.done()  # it waits for what the first has under way
+    cluster.release.set()
+    assert [r.answer for r in await second] == [OrderOutcome.OK] * 2
+    assert sorted(job.name for job in cluster.jobs.values()) == ["kit-ab12-1.a100.hk", "kit-ab12-2.cpu.hk"]
 
 
 async def test_a_controller_that_leaves_waits_for_the_submit_under_way(cluster: Remembered) -> None:
@@ -244,60 +256,51 @@ async def test_a_controller_that_leaves_waits_for_the_submit_under_way(cluster: 
     assert len(cluster.jobs) == 1
 
 
-async def test_the_record_of_a_refused_submit_does_not_stand_in_for_a_drone(cluster: Remembered) -> None:
+async def test_the_record_of_a_refused_submit_does_not_stand_in_for_a_drone(
+    cluster: Remembered, site: SlurmSite
+) -> None:
     now = time.time()
     cluster.jobs["90"] = SlurmJob(
         "90", "kit-ab12-1.a100.hk", "FAILED", reason="BadConstraints", submitted_at=now, started_at=now, ends_at=now
     )
-    async with slurm_site() as site:
-        assert (await site.poll()).drones == {}
-        [receipt] = await site.start([order(1)])
-        assert (receipt.answer, receipt.remote_id) == (OrderOutcome.OK, "101")
+    assert (await site.poll()).drones == {}
+    [receipt] = await site.start([order(1)])
+    assert (receipt.answer, receipt.remote_id) == (OrderOutcome.OK, "101")
 
 
 # ------------------------------------------------------------------------------------------------------------ stopping
 
 
-async def test_only_live_jobs_are_cancelled_and_politely_by_default(cluster: Remembered) -> None:
-    async with slurm_site() as site:
-        await site.start([order(n) for n in (1, 2, 3, 4)])
-        ids = {d: drone.remote_id for d, drone in (await site.poll()).drones.items()}
-        one, two, three, four = (ids[DroneId(f"kit-ab12-{n}")] for n in (1, 2, 3, 4))
-        cluster.jobs[three] = replace(cluster.jobs[three], state="COMPLETED", ends_at=time.time())
-        cluster.jobs[four] = replace(cluster.jobs[four], state="COMPLETING")
-        stops = [StopOrder(d, "", kill=d.endswith("-2")) for d in ids]
-        receipts = await site.stop([*stops, StopOrder(DroneId("kit-ab12-99"), "")])
-        assert [r.answer for r in receipts] == [OrderOutcome.OK] * 5
-        assert cluster.cancelled == [(one, False), (two, True)]
-        ended = (await site.poll()).drones[DroneId("kit-ab12-1")].end
-        assert ended is not None
-        assert ended.kind is EndKind.STOPPED
+async def test_only_live_jobs_are_cancelled_and_politely_by_default(cluster: Remembered, site: SlurmSite) -> None:
+    await site.start([order(n) for n in (1, 2, 3, 4)])
+    ids = {d: drone.remote_id for d, drone in (await site.poll()).drones.items()}
+    one, two, three, four = (ids[DroneId(f"kit-ab12-{n}")] for n in (1, 2, 3, 4))
+    cluster.jobs[three] = replace(cluster.jobs[three], state="COMPLETED", ends_at=time.time())
+    cluster.jobs[four] = replace(cluster.jobs[four], state="COMPLETING")
+    stops = [StopOrder(d, "", kill=d.endswith("-2")) for d in ids]
+    receipts = await site.stop([*stops, StopOrder(DroneId("kit-ab12-99"), "")])
+    assert [r.answer for r in receipts] == [OrderOutcome.OK] * 5
+    assert cluster.cancelled == [(one, False), (two, True)]
+    assert (await end_of(site)).kind is EndKind.STOPPED
 
 
-async def test_a_job_cancelled_by_an_admin_is_not_stopped_by_us(cluster: Remembered) -> None:
-    async with slurm_site() as site:
-        await site.start([order(1)])
-        cluster.jobs["101"] = replace(cluster.jobs["101"], state="CANCELLED", ends_at=time.time() + 0.5)
-        await asyncio.sleep(0.6)
-        end = (await site.poll()).drones[DroneId("kit-ab12-1")].end
-        assert end is not None
-        assert (end.kind, end.message) == (EndKind.FAULT, "cancelled by somebody else")
-
-
-# ----------------------------------------------------------------------------------------------------------- forgotten
-
-
-async def test_a_stop_leaves_the_end_of_a_drone_that_had_ended(cluster: Remembered) -> None:
+@pytest.mark.parametrize("stopped", [False, True])
+async def test_a_stop_leaves_the_end_of_a_drone_that_had_ended(
+    cluster: Remembered, site: SlurmSite, stopped: bool
+) -> None:
     """A stop of a drone that an admin had cancelled made its end one of ours."""
-    async with slurm_site() as site:
-        await site.start([order(1)])
-        cluster.jobs["101"] = replace(cluster.jobs["101"], state="CANCELLED", ends_at=time.time() + 0.5)
-        [receipt] = await site.stop([StopOrder(DroneId("kit-ab12-1"), "101")])
+    await site.start([order(1)])
+    cluster.jobs["101"] = replace(cluster.jobs["101"], state="CANCELLED", ends_at=time.time() + 0.5)
+    if stopped:
+        [receipt] = await site.stop([StopOrder(FIRST, "101")])
         assert receipt.answer is OrderOutcome.OK
-        end = (await site.poll()).drones[DroneId("kit-ab12-1")].end
-        assert end is not None
-        assert (end.kind, end.message) == (EndKind.FAULT, "cancelled by somebody else")
+    else:
+        await asyncio.sleep(0.6)
+    end = await end_of(site)
+    assert (end.kind, end.message) == (EndKind.FAULT, "cancelled by somebody else")
 
+
+# ------------------------------------------------------------------------------------------------------------- owner
 
 OWNER = {"owner": {"partitions": ["accelerated"]}}
 
@@ -320,146 +323,112 @@ async def test_private_data_hides_the_owner_and_is_reported(cluster: Remembered)
 
 
 async def test_an_owners_job_that_fits_no_node_is_a_remark_and_no_alarm(cluster: Remembered) -> None:
-    huge = SlurmJob(
-        "7", "train", "PENDING", reason="Resources", user="anna", partition="accelerated", gpus={"a100": 99}
-    )
+    huge = SlurmJob("7", "train", "PENDING", reason="Resources", partition="accelerated", gpus={"a100": 99})
     cluster.configured, cluster.visible = {"PrivateData": "none"}, [huge]
     async with slurm_site(**OWNER) as site:
         view = await site.poll()
-    assert view.notices == ()
-    assert ["no node here could host them" in each for each in view.remarks] == [True]
-
-
-async def test_without_private_data_an_idle_owner_is_not_hidden(cluster: Remembered) -> None:
-    cluster.configured, cluster.visible = {"PrivateData": "none"}, []
-    async with slurm_site(**OWNER) as site:
-        view = await site.poll()
-        assert (view.owner_runs, view.notices) == (OwnerLoad(), ())
+        assert view.notices == ()
+        assert ["no node here could host them" in each for each in view.remarks] == [True]
+        cluster.visible = []
+        view = await site.poll()  # an idle owner is not a hidden one
+        assert (view.owner_runs, view.notices, view.remarks) == (OwnerLoad(), (), ())
         assert not await site.audit(SitePolicy("hk"))
 
 
-async def test_a_drone_that_slurmctld_has_forgotten_is_asked_of_accounting(cluster: Remembered) -> None:
-    async with slurm_site() as site:
-        await site.start([order(1), order(2)])
-        cluster.runs("101_0")
-        await site.poll()
-        gone = replace(cluster.jobs.pop("101_0"), state="NODE_FAIL", ends_at=time.time() - 10)
-        assert cluster.accounted is not None
-        cluster.accounted["101_0"] = gone
-        drone = (await site.poll()).drones[DroneId("kit-ab12-1")]
-        assert drone.end is not None
-        assert (drone.end.fault, drone.end.at) == (FaultKind.NODE, gone.ends_at)
-        asked = list(cluster.asked)
-        assert asked == [(), ("101_0",)]  # all of ours once, then only what is missed
-        assert (await site.poll()).drones[DroneId("kit-ab12-1")].end == drone.end  # told for a while
-        assert cluster.asked == asked
+# ----------------------------------------------------------------------------------------------------------- forgotten
 
 
-async def test_after_a_long_night_without_a_listing_each_is_asked_for(
-    cluster: Remembered, monkeypatch: pytest.MonkeyPatch
+async def test_a_drone_that_slurmctld_has_forgotten_is_asked_of_accounting(
+    cluster: Remembered, site: SlurmSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A login node down for hours: slurmctld has forgotten what ended meanwhile, and accounting has not."""
-    async with slurm_site() as site:
-        await site.start([order(1), order(2)])
-        cluster.runs("101_0")
-        await site.poll()
-        now = time.time()
-        assert cluster.accounted is not None
-        ended = replace(cluster.jobs.pop("101_0"), state="COMPLETED", exit_code=0, ends_at=now + 100)
-        cluster.accounted["101_0"] = ended
-        monkeypatch.setattr(time, "time", lambda: now + 4 * 3600)
-        for _ in range(2):
-            end = (await site.poll()).drones[DroneId("kit-ab12-1")].end
-            assert end is not None and (end.kind, end.at) == (EndKind.EXITED, now + 100)
-        monkeypatch.setattr(time, "time", lambda: now + 5 * 3600)
-        assert (await site.poll()).drones.keys() == {"kit-ab12-2"}
-        assert cluster.asked == [(), ("101_0",)]
-
-
-async def test_an_account_that_sees_everybodys_jobs_ignores_them(cluster: Remembered) -> None:
+    """All of ours once, then only what is missed; also after hours without a poll. An end is reported for a while."""
+    await site.start([order(1), order(2)])
+    cluster.runs("101_0")
+    await site.poll()
     now = time.time()
-    assert cluster.accounted is not None
+    ended = replace(cluster.jobs.pop("101_0"), state="COMPLETED", exit_code=0, ends_at=now + 100)
+    cluster.accounted = {"101_0": ended}
+    monkeypatch.setattr(time, "time", lambda: now + 4 * 3600)
+    for _ in range(2):
+        end = await end_of(site)
+        assert (end.kind, end.at) == (EndKind.EXITED, now + 100)
+    monkeypatch.setattr(time, "time", lambda: now + 5 * 3600)
+    assert (await site.poll()).drones.keys() == {"kit-ab12-2"}
+    assert cluster.asked == [(), ("101_0",)]
+
+
+async def test_an_account_that_sees_everybodys_jobs_ignores_them(cluster: Remembered, site: SlurmSite) -> None:
+    now = time.time()
     forged = SlurmJob("7", "kit-ab12-2.a100.hk", "COMPLETED", user="mallory", started_at=now - 9, ends_at=now - 5)
-    cluster.accounted["7"] = forged
-    async with slurm_site() as site:
-        await site.start([order(1)])
-        assert (await site.poll()).drones.keys() == {"kit-ab12-1"}
+    cluster.accounted = {"7": forged}
+    await site.start([order(1)])
+    assert (await site.poll()).drones.keys() == {FIRST}
 
 
-async def test_forgotten_is_not_gone_while_accounting_does_not_answer(cluster: Remembered) -> None:
-    async with slurm_site() as site:
-        await site.start([order(1)])
-        cluster.runs("101")
-        await site.poll()
-        cluster.jobs.clear()
-        cluster.accounting_trouble = UnavailableError("slurmdbd is down")
-        view = await site.poll()
-        assert view.drones[DroneId("kit-ab12-1")].state is RemoteState.UNKNOWN
-        assert "slurmdbd is down" in view.notices[0]
+async def test_forgotten_is_not_gone_while_accounting_does_not_answer(cluster: Remembered, site: SlurmSite) -> None:
+    await site.start([order(1)])
+    cluster.runs("101")
+    await site.poll()
+    cluster.jobs.clear()
+    cluster.accounting_trouble = UnavailableError("slurmdbd is down")
+    view = await site.poll()
+    assert view.drones[FIRST].state is RemoteState.UNKNOWN
+    assert "slurmdbd is down" in view.notices[0]
 
 
 async def test_a_task_that_was_cancelled_before_it_started_leaves_no_trace_and_has_ended_all_the_same(
     cluster: Remembered,
+    site: SlurmSite,
 ) -> None:
-    async with slurm_site() as site:
-        await site.start([order(1), order(2)])
-        await site.poll()
-        await site.stop([StopOrder(DroneId("kit-ab12-1"), "")])
-        cluster.jobs.clear()
-        drones = (await site.poll()).drones
-        assert drones.keys() == {"kit-ab12-1"}  # what became of the other is not known
-        [drone] = drones.values()
-        assert drone.end is not None
-        assert (drone.state, drone.end.kind) == (RemoteState.ENDED, EndKind.STOPPED)
+    await site.start([order(1), order(2)])
+    await site.poll()
+    await site.stop([StopOrder(FIRST, "")])
+    cluster.jobs.clear()
+    drones = (await site.poll()).drones
+    assert drones.keys() == {FIRST}  # what became of the other is not known
+    assert drones[FIRST].state is RemoteState.ENDED
+    assert (await end_of(site)).kind is EndKind.STOPPED
 
 
-async def test_without_accounting_a_forgotten_drone_is_not_listed(cluster: Remembered) -> None:
+async def test_without_accounting_a_forgotten_drone_is_not_listed(cluster: Remembered, site: SlurmSite) -> None:
     cluster.accounted = None
-    async with slurm_site() as site:
-        await site.start([order(1)])
-        await site.poll()
-        cluster.jobs.clear()
-        assert (await site.poll()).drones == {}
-        assert cluster.asked == [()]  # and it is not asked again
+    await site.start([order(1)])
+    await site.poll()
+    cluster.jobs.clear()
+    assert (await site.poll()).drones == {}
+    assert cluster.asked == [()]  # and it is not asked again
 
 
-async def test_a_restarted_controller_learns_what_ended_meanwhile(cluster: Remembered) -> None:
+async def test_a_restarted_controller_learns_what_ended_meanwhile(cluster: Remembered, site: SlurmSite) -> None:
     now = time.time()
-    assert cluster.accounted is not None
-    cluster.accounted["90"] = SlurmJob(
-        "90", "kit-ab12-1.a100.hk", "PREEMPTED", started_at=now - 500, ends_at=now - 100, nodes=(NODE.name,)
-    )
-    async with slurm_site() as site:
-        end = (await site.poll()).drones[DroneId("kit-ab12-1")].end
-        assert end is not None
-        assert end.kind is EndKind.PREEMPTED
+    ended = SlurmJob("90", "kit-ab12-1.a100.hk", "PREEMPTED", started_at=now - 500, ends_at=now - 100)
+    cluster.accounted = {"90": replace(ended, nodes=(NODE.name,))}
+    assert (await end_of(site)).kind is EndKind.PREEMPTED
 
 
 # ------------------------------------------------------------------------------------------------------------- looking
 
 
-async def test_a_duplicate_drone_is_cancelled_after_the_poll(cluster: Remembered) -> None:
+async def test_a_duplicate_drone_is_cancelled_after_the_poll(cluster: Remembered, site: SlurmSite) -> None:
     for remote_id in ("90", "91"):
         cluster.jobs[remote_id] = SlurmJob(remote_id, "kit-ab12-1.a100.hk", "PENDING", reason="Priority")
-    async with slurm_site() as site:
-        await site.poll()
-        await asyncio.sleep(0)
-        assert cluster.cancelled == []  # who looks but once changes nothing
-        view = await site.poll()
-        assert view.drones[DroneId("kit-ab12-1")].remote_id == "90"
-        assert "twice" in view.notices[0]
-        await asyncio.sleep(0.01)
-        assert cluster.cancelled == [("91", False)]
-        assert (await site.poll()).drones[DroneId("kit-ab12-1")].remote_id == "90"
+    await site.poll()
+    await asyncio.sleep(0)
+    assert cluster.cancelled == []  # who looks but once changes nothing
+    view = await site.poll()
+    assert view.drones[FIRST].remote_id == "90"
+    assert "twice" in view.notices[0]
+    await asyncio.sleep(0.01)
+    assert cluster.cancelled == [("91", False)]
+    assert (await site.poll()).drones[FIRST].remote_id == "90"
 
 
-async def test_a_maintenance_of_all_nodes_is_a_downtime(cluster: Remembered) -> None:
+async def test_a_maintenance_of_all_nodes_is_a_downtime(cluster: Remembered, site: SlurmSite) -> None:
     soon = time.time() + 7200
     cluster.reserved = (Reservation("maint", soon, soon + 3600, (NODE.name,), frozenset({"MAINT"})),)
-    async with slurm_site() as site:
-        view = await site.poll()
-        assert view.downtime_at == soon
-        assert [node.name for node in view.nodes] == [NODE.name]
+    view = await site.poll()
+    assert view.downtime_at == soon
+    assert [node.name for node in view.nodes] == [NODE.name]
 
 
 async def test_a_site_that_was_not_entered_is_not_connected() -> None:

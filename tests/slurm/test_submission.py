@@ -40,14 +40,11 @@ def submitted(*orders: StartOrder, largest: int = 1001, **more: object) -> list[
 # ------------------------------------------------------------------------------------------------------------- batches
 
 
-def test_drones_of_a_type_go_as_one_array_whose_tasks_are_their_numbers() -> None:
+def test_drones_of_a_type_go_as_one_array_whose_tasks_are_their_numbers_and_one_drone_as_a_job() -> None:
     [batch] = submitted(order(120), order(117), order(118))
     assert batch.drone_ids == ("kit-ab12-117", "kit-ab12-118", "kit-ab12-120")
     assert (batch.submission.name, batch.submission.tasks) == ("kit-ab12-117+.a100.horeka", (0, 1, 3))
     assert batch.remote_ids(55) == ("55_0", "55_1", "55_3")
-
-
-def test_one_drone_is_a_job_of_its_own() -> None:
     [batch] = submitted(order(117))
     assert (batch.submission.name, batch.submission.tasks) == ("kit-ab12-117.a100.horeka", ())
     assert batch.remote_ids(55) == ("55",)
@@ -86,15 +83,11 @@ def test_the_cluster_limits_the_size_of_an_array(told: str, largest: int) -> Non
 def test_a_submission_requests_the_resources_of_the_type() -> None:
     [batch] = submitted(order(1), partition="accelerated", account="hk", submit={"exclude": "hkn0815"})
     asked = batch.submission
-    assert (asked.cpus, asked.gres, asked.tmp_mib) == (8, "gpu:a100:1", 0)
-    assert (asked.partition, asked.account, asked.options) == ("accelerated", "hk", {"exclude": "hkn0815"})
-    assert submitted(order(1, NODE))[0].submission.gres == "gpu:4"
-    assert submitted(order(1, CPU))[0].submission.gres == ""
-
-
-def test_memory_is_in_mib_which_slurm_calls_m_and_its_g_is_a_gib() -> None:
-    [batch] = submitted(order(1))
-    assert batch.submission.memory_mib == 20 * 1024  # --mem=20480M is --mem=20G to Slurm; 20 GB would be 19074M
+    assert asked.cpus == 8
+    assert asked.memory_mib == 20 * 1024  # --mem=20480M is --mem=20G to Slurm; 20 GB would be 19074M
+    assert asked.options == {"exclude": "hkn0815", "partition": "accelerated", "account": "hk", "gres": "gpu:a100:1"}
+    assert submitted(order(1, NODE))[0].submission.options["gres"] == "gpu:4"
+    assert "gres" not in submitted(order(1, CPU))[0].submission.options
 
 
 def test_the_limit_is_whole_minutes_and_the_lifetime_ends_before_it() -> None:
@@ -103,10 +96,7 @@ def test_the_limit_is_whole_minutes_and_the_lifetime_ends_before_it() -> None:
     assert drone_lifetime_s(7259.0, 30.0) == 7200 - 30 - 90
     assert drone_lifetime_s(120.0, 30.0) == 60  # too short for that: half of it
 
-
-def test_the_configuration_reports_the_lifetime_of_drones() -> None:
-    settings = config()
-    assert settings.kept_life_s(7259.0, 30.0) == 7259 - drone_lifetime_s(7259.0, 30.0)
+    assert config().kept_life_s(7259.0, 30.0) == 7259 - drone_lifetime_s(7259.0, 30.0)
 
 
 def test_output_goes_to_the_configured_directory() -> None:
@@ -118,23 +108,17 @@ def test_output_goes_to_the_configured_directory() -> None:
 @pytest.mark.parametrize(
     "bad",
     [
-        replace(order(1), drone_id=DroneId("kit-two-ab12-1")),
-        replace(order(1), drone_id=DroneId("kit-ab12-x")),
-        replace(order(1), drone_id=DroneId("kit-ab12-01")),
+        *(replace(order(1), drone_id=DroneId(bad)) for bad in ("kit-two-ab12-1", "kit-ab12-x", "kit-ab12-01")),
         order(1, A100, None),
-        order(1, replace(A100, gpu_milli=500)),
-        order(1, replace(A100, gpu_milli=-1000)),
+        *(order(1, replace(A100, gpu_milli=gpus)) for gpus in (500, -1000)),
         order(1, replace(A100, cpus=0)),
         order(1, replace(A100, walltime_s=0.0)),
-        order(1, A100, replace(DRONE, files={"../token": b""})),
-        order(1, A100, replace(DRONE, files={"a/../b": b""})),
-        order(1, A100, replace(DRONE, files={"a b": b""})),
-        order(1, A100, replace(DRONE, files={"/etc/passwd": b""})),
-        order(1, A100, replace(DRONE, files={".site/step": b""})),
+        *(
+            order(1, A100, replace(DRONE, files={name: b""}))
+            for name in ("../token", "a/../b", "a b", "/etc/passwd", ".site/step")
+        ),
         order(1, A100, replace(DRONE, files={"large": bytes(4 * 1024**2)})),
-        order(1, A100, replace(DRONE, env={"A": "\0"})),
-        order(1, A100, replace(DRONE, env={"A": "\ud800"})),
-        order(1, A100, replace(DRONE, env={"A B": "x"})),
+        *(order(1, A100, replace(DRONE, env=env)) for env in ({"A": "\0"}, {"A": "\ud800"}, {"A B": "x"})),
     ],
 )
 def test_an_invalid_order_is_rejected(bad: StartOrder) -> None:

@@ -7,14 +7,14 @@ them one user has a job whose name is made to look like rows of a table.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from adapters.shared.commands.runner import Finished, NoReplyError, judged
 from adapters.slurm import tools as slurm_tools
-from adapters.slurm.records import SlurmJob, SlurmSubmission, parse_count, parse_duration, parse_gpus, parse_memory_mib
+from adapters.slurm.records import SlurmJob, SlurmSubmission
 from adapters.slurm.settings import SlurmSiteConfig
 from adapters.slurm.tools import SlurmToolsClient, sbatch_arguments
 from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError
@@ -32,6 +32,14 @@ def recorded(version: str, name: str) -> str:
     return (RECORDED / version / f"{name}.txt").read_text()
 
 
+def own_jobs(text: str) -> list[SlurmJob]:
+    return slurm_tools.parse_jobs(text, SEPARATOR, slurm_tools.OWN_JOB_COLUMNS)
+
+
+def active_jobs(text: str) -> list[SlurmJob]:
+    return slurm_tools.parse_jobs(text, SEPARATOR, slurm_tools.ACTIVE_JOB_COLUMNS)
+
+
 def by_name(jobs: Sequence[SlurmJob]) -> dict[str, list[SlurmJob]]:
     found: dict[str, list[SlurmJob]] = {}
     for job in jobs:
@@ -44,7 +52,7 @@ def by_name(jobs: Sequence[SlurmJob]) -> dict[str, list[SlurmJob]]:
 
 @each_version
 def test_own_jobs_are_listed_with_their_ends(version: str) -> None:
-    jobs = by_name(slurm_tools.parse_own_jobs(recorded(version, "ours"), SEPARATOR))
+    jobs = by_name(own_jobs(recorded(version, "ours")))
 
     drones = jobs["kit-a1b2-7+.a100.horeka"]
     assert sorted(job.remote_id.partition("_")[2] for job in drones) == ["0", "1", "2", "5"]
@@ -83,20 +91,8 @@ def test_accounting_lists_ended_jobs(version: str) -> None:
 
 def test_waiting_tasks_in_one_row_of_accounting_are_listed_singly() -> None:
     row = (
-        "14_[2-4,9,10-14:2%2]",
-        "CANCELLED by 0",
-        "0:0",
-        "None",
-        "5",
-        "None",
-        "9",
-        "UNLIMITED",
-        "p",
-        "None assigned",
-        "drone",
-        "lab",
-        "normal",
-        "kit-a-0+.t.s",
+        *("14_[2-4,9,10-14:2%2]", "CANCELLED by 0", "0:0", "None", "5", "None", "9", "UNLIMITED", "p"),
+        *("None assigned", "drone", "lab", "normal", "kit-a-0+.t.s"),
     )
     text = "".join(f"{SEPARATOR.join(each)}{SEPARATOR}\n" for each in (slurm_tools.SACCT_COLUMNS, row))
     jobs = slurm_tools.parse_ended_jobs(text, SEPARATOR)
@@ -108,7 +104,7 @@ def test_waiting_tasks_in_one_row_of_accounting_are_listed_singly() -> None:
 
 @each_version
 def test_active_jobs_are_listed_with_their_request_per_node(version: str) -> None:
-    jobs = slurm_tools.parse_active_jobs(recorded(version, "others"), SEPARATOR)
+    jobs = active_jobs(recorded(version, "others"))
     runs = [job for job in jobs if job.state == "RUNNING"]
     assert len(runs) == 5
     for job in runs:
@@ -125,29 +121,12 @@ def test_active_jobs_are_listed_with_their_request_per_node(version: str) -> Non
 
 def test_without_accounting_an_account_may_be_any_text() -> None:
     cells = [
-        "1",
-        "PENDING",
-        "None",
-        "5",
-        "N/A",
-        "N/A",
-        "UNLIMITED",
-        "a,b",
-        "",
-        "drone",
-        "l\nb@+@",
-        "(null)",
-        "n",
-        "2",
-        "2",
-        "cpu=2,mem=2G,node=2",
-        "N/A",
-        "gres/gpu:4",
-        "N/A",
-        "hkn0[1-",
+        *("1", "PENDING", "None", "5", "N/A", "N/A", "UNLIMITED", "a,b", "", "drone", "l\nb@+@", "(null)", "n"),
+        *("2", "2", "cpu=2,mem=2G,node=2", "N/A", "gres/gpu:4", "N/A", "hkn0[1-"),
     ]
-    text = "".join(f"{SEPARATOR.join(each)}{SEPARATOR}\n" for each in (slurm_tools.ACTIVE_JOB_COLUMNS.values(), cells))
-    (job,) = slurm_tools.parse_active_jobs(text, SEPARATOR)
+    headings = [heading for heading, _ in slurm_tools.ACTIVE_JOB_COLUMNS.values()]
+    text = "".join(f"{SEPARATOR.join(each)}{SEPARATOR}\n" for each in (headings, cells))
+    (job,) = active_jobs(text)
     assert (job.account, job.qos, job.limit_s, job.required_nodes) == ("l\nb@+@", "", 0.0, ("hkn0[1-",))
     assert (job.cpus, job.memory_mib, dict(job.gpus)) == (1, 1024, {"": 2})
 
@@ -186,8 +165,8 @@ def test_a_sentence_means_no_reservations() -> None:
 
 
 READERS: dict[str, Callable[[str], object]] = {
-    "ours": lambda text: slurm_tools.parse_own_jobs(text, SEPARATOR),
-    "others": lambda text: slurm_tools.parse_active_jobs(text, SEPARATOR),
+    "ours": own_jobs,
+    "others": active_jobs,
     "ended": lambda text: slurm_tools.parse_ended_jobs(text, SEPARATOR),
     "nodes": lambda text: slurm_tools.parse_nodes(text, SEPARATOR),
 }
@@ -239,48 +218,8 @@ def test_incomplete_partitions_are_no_answer(text: str) -> None:
 )
 def test_a_flag_in_the_place_of_the_state(told: str, state: str, flags: set[str]) -> None:
     text = recorded("24.11", "ours").replace("RUNNING@c0deNone", f"{told}@c0deNone")
-    job = by_name(slurm_tools.parse_own_jobs(text, SEPARATOR))["kit-a1b2-7+.a100.horeka"][0]
+    job = by_name(own_jobs(text))["kit-a1b2-7+.a100.horeka"][0]
     assert (job.state, job.flags) == (state, flags)
-
-
-def test_numbers_as_slurm_prints_them() -> None:
-    assert [parse_duration(text) for text in ("5:00", "1:00:00", "2-00:00:00", "UNLIMITED")] == [300, 3600, 172800, 0]
-    assert [parse_memory_mib(text) for text in ("20G", "512000M", "1.50T", "3584", "500K", "0")] == [
-        20480,
-        512000,
-        1572864,
-        3584,
-        1,
-        0,
-    ]
-    assert [parse_count(text) for text in ("7", "1K", "1.50K", "UNLIMITED")] == [7, 1024, 1536, 0]
-    for text in ("abc", "-1", "1e9", "\N{ARABIC-INDIC DIGIT THREE}", "5:\n00"):
-        for read in (parse_duration, parse_memory_mib, parse_count):
-            with pytest.raises(ValueError):
-                read(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("gpu:a100:4(S:0-1),gpu:h100:2", {"a100": 4, "h100": 2}),
-        ("gpu:4(IDX:0-3)", {"": 4}),
-        ("gres/gpu:a100:3,gres/", {"a100": 3}),
-        ("gres:gpu:2", {"": 2}),
-        ("gres/gpu", {"": 1}),
-        ("gpu:a100", {"a100": 1}),
-        ("cpu=8,mem=20G,gres/gpu=3,gres/gpu:a100=2", {"": 1, "a100": 2}),
-        ("gpu:a100:0(IDX:N/A)", {}),
-        ("shard:8,craynetwork:1", {}),
-        ("(null)", {}),
-        ("gpu:a100:no_consume:2", {"a100": 2}),
-        ("gpu:a100:3(IDX:0-2),gpu:h100:0(IDX:N/A)", {"a100": 3}),
-        ("gpu:1g.10gb:7(S:0),gpu:4090:2", {"1g.10gb": 7, "4090": 2}),
-        ("cpu=8,mem=16G,gres/shard=4", {}),
-    ],
-)
-def test_gpus_by_type(text: str, told: dict[str, int]) -> None:
-    assert parse_gpus(text) == told
 
 
 def test_restricted_cores_of_a_node() -> None:
@@ -323,6 +262,12 @@ def login(monkeypatch: pytest.MonkeyPatch) -> Login:
     return there
 
 
+@pytest.fixture
+async def tools(login: Login) -> AsyncIterator[SlurmToolsClient]:
+    async with SlurmToolsClient(SlurmSiteConfig(), "site") as cluster:
+        yield cluster
+
+
 def well(out: str = "", err: str = "") -> Finished:
     return Finished(0, out.encode(), err.encode())
 
@@ -336,14 +281,11 @@ SUBMISSION = SlurmSubmission(
     "kit-a1b2-7+.a100.horeka",
     b"#!/bin/sh\n",
     (0, 1, 2, 5),
-    "accelerated,dev",
-    "lab",
-    gres="gpu:a100:1",
     cpus=8,
     memory_mib=20000,
     minutes=60,
     notice_s=120,
-    options={"exclude": "hkn0815", "exclusive": True, "export": "ALL"},
+    options={"exclude": "hkn0815", "exclusive": True, "partition": "accelerated,dev", "gres": "gpu:a100:1"},
 )
 
 
@@ -359,19 +301,20 @@ SUBMISSION = SlurmSubmission(
         NoReplyError("cut"),
     ],
 )
-async def test_no_jobs_only_by_a_complete_answer(login: Login, answer: Finished | Exception) -> None:
+async def test_no_jobs_only_by_a_complete_answer(
+    login: Login, tools: SlurmToolsClient, answer: Finished | Exception
+) -> None:
     header = recorded("24.11", "ours").split("\n")[0] + "\n"
     login.answers = [answer, well(header, "bash: warning: setlocale: LC_ALL: cannot change locale\n")]
-    async with SlurmToolsClient(CONFIG, "site") as cluster:
-        with pytest.raises(UnavailableError):
-            await cluster.own_jobs()
-        assert await cluster.own_jobs() == []
+    with pytest.raises(UnavailableError):
+        await tools.own_jobs()
+    assert await tools.own_jobs() == []
 
 
 LEFTOVER = "error: Ignoring ControlMachine since SlurmctldHost is set."
 
 
-async def test_a_remark_beside_a_complete_answer_is_a_notice(login: Login) -> None:
+async def test_a_remark_beside_a_complete_answer_is_a_notice(login: Login, tools: SlurmToolsClient) -> None:
     """A leftover line in slurm.conf took the whole site down."""
     whole = recorded("24.11", "ours")
     login.answers = [
@@ -383,18 +326,17 @@ async def test_a_remark_beside_a_complete_answer_is_a_notice(login: Login) -> No
         well("", f"squeue: {LEFTOVER}\n"),
         well(whole[:-9], f"squeue: {LEFTOVER}\n"),
     ]
-    async with SlurmToolsClient(CONFIG, "site") as cluster:
-        assert list(cluster.notices()) == []
-        assert await cluster.own_jobs() == slurm_tools.parse_own_jobs(whole, SEPARATOR)
-        await cluster.partitions()
-        (notice,) = cluster.notices()
-        assert LEFTOVER in notice
-        with pytest.raises(OutcomeUnknownError):
-            await cluster.cancel(["3"])
-        await cluster.cancel(["3"])
-        for _ in range(3):
-            with pytest.raises(UnavailableError):
-                await cluster.own_jobs()
+    assert list(tools.notices()) == []
+    assert await tools.own_jobs() == own_jobs(whole)
+    await tools.partitions()
+    (notice,) = tools.notices()
+    assert LEFTOVER in notice
+    with pytest.raises(OutcomeUnknownError):
+        await tools.cancel(["3"])
+    await tools.cancel(["3"])
+    for _ in range(3):
+        with pytest.raises(UnavailableError):
+            await tools.own_jobs()
 
 
 def test_lines_above_the_first_record_are_a_greeting() -> None:
@@ -439,86 +381,55 @@ async def test_missing_accounting_is_asked_once(login: Login) -> None:
     assert len(login.asked) == 1
 
 
-async def test_an_accounting_database_that_is_away_is_not_none(login: Login) -> None:
+async def test_an_accounting_database_that_is_away_is_not_none(login: Login, tools: SlurmToolsClient) -> None:
     login.answers = [
         badly(
             "sacct: error: slurm_persist_conn_open_without_init: failed to open persistent connection to host:db:6819:"
             " Connection refused\nsacct: error: Problem talking to the database: Connection refused\n"
-        ),
+        )
     ]
-    async with SlurmToolsClient(CONFIG, "site") as cluster:
-        with pytest.raises(UnavailableError):
-            await cluster.ended_jobs(["1"], 0)
+    with pytest.raises(UnavailableError):
+        await tools.ended_jobs(["1"], 0)
 
 
-async def test_rejected_credentials_are_an_auth_error(login: Login) -> None:
+async def test_rejected_credentials_are_an_auth_error(login: Login, tools: SlurmToolsClient) -> None:
     login.answers = [badly("slurm_load_jobs error: Protocol authentication error")]
-    async with SlurmToolsClient(CONFIG, "site") as cluster:
-        with pytest.raises(AuthError):
-            await cluster.own_jobs()
+    with pytest.raises(AuthError):
+        await tools.own_jobs()
 
 
-async def test_a_submission_has_all_arguments_of_a_drone(login: Login) -> None:
+async def test_a_submission_has_all_arguments_of_a_drone(login: Login, tools: SlurmToolsClient) -> None:
     login.answers = [well("4711\n"), well("sbatch wrapper 3.1\n12;horeka\n")]
-    async with SlurmToolsClient(CONFIG, "site") as cluster:
-        assert await cluster.submit(SUBMISSION) == 4711
-        assert await cluster.submit(SUBMISSION) == 12
+    assert await tools.submit(SUBMISSION) == 4711
+    assert await tools.submit(SUBMISSION) == 12
     argv, stdin = login.asked[0]
     assert stdin == SUBMISSION.script
     assert argv == [
-        "sbatch",
-        "--exclude=hkn0815",
-        "--exclusive",
-        "--export=ALL",
-        "--job-name=kit-a1b2-7+.a100.horeka",
-        "--partition=accelerated,dev",
-        "--account=lab",
-        "--gres=gpu:a100:1",
-        "--nodes=1",
-        "--ntasks=1",
-        "--cpus-per-task=8",
-        "--mem=20000M",
-        "--time=60",
-        "--signal=B:TERM@120",
-        "--output=/dev/null",
-        "--chdir=/",
-        "--export=NIL",
-        "--array=0-2,5",
-        "--no-requeue",
-        "--parsable",
+        *("sbatch", "--exclude=hkn0815", "--exclusive", "--partition=accelerated,dev", "--gres=gpu:a100:1"),
+        *("--job-name=kit-a1b2-7+.a100.horeka", "--nodes=1", "--ntasks=1", "--cpus-per-task=8", "--mem=20000M"),
+        *("--time=60", "--signal=B:TERM@120", "--output=/dev/null", "--chdir=/", "--export=NIL", "--array=0-2,5"),
+        *("--no-requeue", "--parsable"),
     ]
     alone = list(sbatch_arguments(SlurmSubmission("n", b"", cpus=2, memory_mib=1)))
     assert not [word for word in alone if word.startswith(("--array", "--gres", "--time", "--signal", "--qos"))]
 
 
+def failed(why: str, before: str = "") -> Finished:
+    return badly(f"{before}sbatch: error: Batch job submission failed: {why}")
+
+
+LIMIT = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
+GREETING = "Welcome, permission denied to nobody\nsbatch: error: QOSMaxSubmitJobPerUserLimit\n"
+
+
 @pytest.mark.parametrize(
     ("answer", "error", "kind"),
     [
-        (
-            badly("sbatch: error: Batch job submission failed: Requested node configuration is not available"),
-            RejectedError,
-            FaultKind.CONFIG,
-        ),
-        (
-            badly(
-                "Welcome, permission denied to nobody\nsbatch: error: QOSMaxSubmitJobPerUserLimit\n"
-                "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job submit limit,"
-                " user's size and/or time limits)"
-            ),
-            RejectedError,
-            FaultKind.QUOTA,
-        ),
-        (
-            badly("sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"),
-            OutcomeUnknownError,
-            FaultKind.UNKNOWN,
-        ),
-        (
-            badly("sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)"),
-            UnavailableError,
-            FaultKind.DOWN,
-        ),
-        (badly("sbatch: error: Batch job submission failed: Access/permission denied"), AuthError, FaultKind.DENIED),
+        (failed("Requested node configuration is not available"), RejectedError, FaultKind.CONFIG),
+        (failed(LIMIT, GREETING), RejectedError, FaultKind.QUOTA),
+        (failed("Socket timed out on send/recv operation"), OutcomeUnknownError, FaultKind.UNKNOWN),
+        (failed("Unable to contact slurm controller (connect failure)"), UnavailableError, FaultKind.DOWN),
+        (failed("Access/permission denied"), AuthError, FaultKind.DENIED),
         (badly(""), OutcomeUnknownError, FaultKind.UNKNOWN),
         (well("Submitted\n"), OutcomeUnknownError, FaultKind.UNKNOWN),
         (well(""), OutcomeUnknownError, FaultKind.UNKNOWN),
@@ -527,23 +438,21 @@ async def test_a_submission_has_all_arguments_of_a_drone(login: Login) -> None:
     ],
 )
 async def test_the_outcome_of_a_submission(
-    login: Login, answer: Finished | Exception, error: type[AdapterError], kind: FaultKind
+    login: Login, tools: SlurmToolsClient, answer: Finished | Exception, error: type[AdapterError], kind: FaultKind
 ) -> None:
     login.answers = [answer]
-    async with SlurmToolsClient(CONFIG, "site") as cluster:
-        with pytest.raises(AdapterError) as raised:
-            await cluster.submit(SUBMISSION)
+    with pytest.raises(AdapterError) as raised:
+        await tools.submit(SUBMISSION)
     assert (type(raised.value), raised.value.kind) == (error, kind)
 
 
-async def test_cancelling_and_killing(login: Login) -> None:
+async def test_cancelling_and_killing(login: Login, tools: SlurmToolsClient) -> None:
     gone = "scancel: error: Kill job error on job step id 9.0: Invalid job id specified\n"
     login.answers = [well(), badly(gone), well(), well(), well(), well()]
-    async with SlurmToolsClient(CONFIG, "site") as cluster:
-        await cluster.cancel([])
-        await cluster.cancel(["7_0", "7_1", "9"])
-        await cluster.cancel(["7_0", "9"], kill=True)
-        await cluster.cancel([f"5_{task}" for task in range(1200)])
+    await tools.cancel([])
+    await tools.cancel(["7_0", "7_1", "9"])
+    await tools.cancel(["7_0", "9"], kill=True)
+    await tools.cancel([f"5_{task}" for task in range(1200)])
     assert [argv for argv, _ in login.asked] == [
         ["scancel", "9", "7_[0-1]"],
         ["scancel", "--signal=KILL", "7_0.0", "9.0"],
@@ -557,28 +466,25 @@ async def test_cancelling_and_killing(login: Login) -> None:
 @pytest.mark.parametrize(
     "strange", ["", "-u", "7_", "7_[0-9]", "7 8", "7_1.0", "all", "7\n", "\N{ARABIC-INDIC DIGIT THREE}"]
 )
-async def test_an_invalid_job_id_is_never_an_argument(login: Login, strange: str) -> None:
-    async with SlurmToolsClient(CONFIG, "site") as cluster:
-        with pytest.raises(ValueError):
-            await cluster.cancel(["1", strange])
-        with pytest.raises(ValueError):
-            await cluster.ended_jobs(["1", strange], 0)
+async def test_an_invalid_job_id_is_never_an_argument(login: Login, tools: SlurmToolsClient, strange: str) -> None:
+    with pytest.raises(ValueError):
+        await tools.cancel(["1", strange])
+    with pytest.raises(ValueError):
+        await tools.ended_jobs(["1", strange], 0)
     assert login.asked == []
+
+
+KILL_ERROR = "scancel: error: Kill job error on job id"
 
 
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
+        (badly(f"{KILL_ERROR} 3: Unable to contact slurm controller (connect failure)", 8), UnavailableError),
         (
             badly(
-                "scancel: error: Kill job error on job id 3: Unable to contact slurm controller (connect failure)", 8
-            ),
-            UnavailableError,
-        ),
-        (
-            badly(
-                "scancel: error: Kill job error on job id 3: Job/step already completing or completed\n"
-                "scancel: error: Kill job error on job id 4: Socket timed out on send/recv operation"
+                f"{KILL_ERROR} 3: Job/step already completing or completed\n"
+                f"{KILL_ERROR} 4: Socket timed out on send/recv operation"
             ),
             OutcomeUnknownError,
         ),
@@ -587,19 +493,17 @@ async def test_an_invalid_job_id_is_never_an_argument(login: Login, strange: str
     ],
 )
 async def test_the_outcome_of_a_cancellation(
-    login: Login, answer: Finished | Exception, error: type[AdapterError]
+    login: Login, tools: SlurmToolsClient, answer: Finished | Exception, error: type[AdapterError]
 ) -> None:
     login.answers = [answer]
-    async with SlurmToolsClient(CONFIG, "site") as cluster:
-        with pytest.raises(AdapterError) as raised:
-            await cluster.cancel(["3", "4"])
+    with pytest.raises(AdapterError) as raised:
+        await tools.cancel(["3", "4"])
     assert type(raised.value) is error
 
 
-async def test_the_exit_status_of_scancel_may_be_an_error_number(login: Login) -> None:
+async def test_the_exit_status_of_scancel_may_be_an_error_number(login: Login, tools: SlurmToolsClient) -> None:
     with pytest.raises(NoReplyError) as lost:
         judged("here", "scancel", 210, b"", b"scancel: error: Kill job error on job id 3: Access/permission denied")
     login.answers = [lost.value]
-    async with SlurmToolsClient(CONFIG, "site") as cluster:
-        with pytest.raises(OutcomeUnknownError, match="permission denied"):
-            await cluster.cancel(["3"])
+    with pytest.raises(OutcomeUnknownError, match="permission denied"):
+        await tools.cancel(["3"])

@@ -1,4 +1,4 @@
-"""Private files for tools to read, put where the tools run: as a tar stream to a shell, so that any runner can."""
+"""Private files for tools, put on the host that the tools run on, as a tar stream to a shell."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from adapters.shared.commands.runner import Runner
 from provisioner.interfaces import UnavailableError
 from provisioner.model import FaultKind
 
-_NAME = re.compile(r"[A-Za-z0-9_@+=-][A-Za-z0-9._@+=-]*(/[A-Za-z0-9_@+=-][A-Za-z0-9._@+=-]*)*")
-_DIRECTORY = re.compile(r"/?[A-Za-z0-9_.][A-Za-z0-9._+@=-]*(/[A-Za-z0-9_.][A-Za-z0-9._+@=-]*)*")
+_PUT_FILE_NAME = re.compile(r"[A-Za-z0-9_@+=-][A-Za-z0-9._@+=-]*(/[A-Za-z0-9_@+=-][A-Za-z0-9._@+=-]*)*")
+_PUT_DIRECTORY = re.compile(r"/?[A-Za-z0-9_.][A-Za-z0-9._+@=-]*(/[A-Za-z0-9_.][A-Za-z0-9._+@=-]*)*")
 _MARK = "put."
 """A file of this name and the digest says that all of it is there."""
 
@@ -42,12 +42,7 @@ _REMOVE = 'exec rm -rf -- "$1"'
 
 
 async def put(
-    runner: Runner,
-    directory: str,
-    files: Mapping[str, bytes],
-    *,
-    executable: Collection[str] = (),
-    deadline_s: float,
+    runner: Runner, directory: str, files: Mapping[str, bytes], *, executable: Collection[str] = (), deadline_s: float
 ) -> None:
     """Make ``directory`` (absolute, or below the account's home; mode 0700) hold these files and nothing else.
 
@@ -55,7 +50,7 @@ async def put(
     same again does nothing. UnavailableError if it cannot be done: a put may be tried again. ValueError for a bad name.
     """
     for name in files:
-        if not _NAME.fullmatch(name) or ".." in name.split("/") or name.startswith(_MARK):
+        if not _PUT_FILE_NAME.fullmatch(name) or ".." in name.split("/") or name.startswith(_MARK):
             raise ValueError(f"`{name[:60]}` is no name for a file that goes along")
     packed = _packed(files, executable)
     digest = hashlib.sha256(packed).hexdigest()
@@ -73,7 +68,7 @@ async def remove(runner: Runner, directory: str, *, deadline_s: float) -> None:
 
 
 def _checked(directory: str) -> str:
-    if not _DIRECTORY.fullmatch(directory) or ".." in directory.split("/"):
+    if not _PUT_DIRECTORY.fullmatch(directory) or ".." in directory.split("/"):
         raise ValueError(f"`{directory[:60]}` is no name for a directory of ours")
     return directory
 

@@ -38,7 +38,7 @@ class Forward:
 
 
 class _Channel(asyncssh.SSHUNIXSession[bytes], Generic[Ends]):
-    """What asyncssh tells of a channel, told on as of a connection. A channel offers what a transport does."""
+    """An adapter from asyncssh's channel to a protocol of asyncio. A channel offers what a transport does."""
 
     def __init__(self, ends: Ends) -> None:
         self.ends = ends

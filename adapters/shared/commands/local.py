@@ -9,7 +9,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Self, cast
 
-from adapters.shared.commands.runner import LARGEST_ANSWER, Finished, checked, judged, no_time, too_much
+from adapters.shared.commands.runner import MAX_OUTPUT_BYTES, Finished, checked, judged, no_time, too_much
 from provisioner.interfaces import UnavailableError
 from provisioner.model import FaultKind
 
@@ -82,7 +82,7 @@ class _Answer(asyncio.SubprocessProtocol):
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         (self.out if fd == 1 else self.err).extend(data)
-        if len(self.out) + len(self.err) > LARGEST_ANSWER:
+        if len(self.out) + len(self.err) > MAX_OUTPUT_BYTES:
             self.too_long = True
             self.over.set()
 

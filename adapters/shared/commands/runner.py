@@ -1,4 +1,4 @@
-"""One command run somewhere: what goes in, what comes out, and whether it can have happened when nothing does."""
+"""A command on some host: its input, its output, and whether it may have run without an answer."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from adapters.shared.printing import printable
 from provisioner.interfaces import UnavailableError
 from provisioner.model import FaultKind
 
-LARGEST_ANSWER = 64 * 1024**2
-"""Bytes of output, both streams together; what says more than this is not listened to any longer."""
+MAX_OUTPUT_BYTES = 64 * 1024**2
+"""Bytes of output, both streams together. A command with more is ended."""
 _NOT_FOUND = (126, 127)
 _LAST_OWN = 128
-"""Above it a shell tells of a signal, and ssh (255) of itself: no exit status of a command that came to its end."""
+"""Above it a shell reports a signal, and ssh (255) itself: no exit status of a command that came to its end."""
 
 
 class NoReplyError(UnavailableError):
@@ -52,11 +52,10 @@ class Runner(Protocol):
             NoReplyError: it was started, and no exit status of its own came within ``deadline_s``.
             AuthError: the host does not accept us, or we do not accept the host.
         """
-        ...
 
 
 def checked(argv: Sequence[str]) -> Sequence[str]:
-    """``argv``, fit to be run. ValueError for what no program can be given."""
+    """Return ``argv``. ValueError if no program can be given that."""
     if not argv or not argv[0]:
         raise ValueError("no program to run")
     if any("\0" in word for word in argv):
@@ -65,7 +64,7 @@ def checked(argv: Sequence[str]) -> Sequence[str]:
 
 
 def judged(where: str, name: str, code: int, out: bytes, err: bytes) -> Finished:
-    """``Finished``, if ``code`` is an exit status that ``name`` itself can have meant."""
+    """Return the finished command, if ``code`` can be its own exit status. Else UnavailableError or NoReplyError."""
     done = Finished(code, out, err)
     if code in _NOT_FOUND:
         raise UnavailableError(
@@ -83,4 +82,4 @@ def no_time(where: str, name: str, deadline_s: float) -> NoReplyError:
 
 
 def too_much(where: str, name: str) -> NoReplyError:
-    return NoReplyError(f"{where}: `{name}` says more than {LARGEST_ANSWER // 1024**2} MiB: it is not listened to")
+    return NoReplyError(f"{where}: `{name}` says more than {MAX_OUTPUT_BYTES // 1024**2} MiB: it is not listened to")

@@ -9,20 +9,20 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from provisioner.config.units import ConfigPath, PositiveDuration, Secret
 
-_HOST = r"[A-Za-z0-9][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\]"
-_USER = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
+_SSH_HOST = r"[A-Za-z0-9][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\]"
+_SSH_USER = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 
 
 class SshSettings(BaseModel):
-    """A login node, and how to be let in. Nothing is taken from ``~/.ssh/config``."""
+    """A login node and our credentials there. Nothing is taken from ``~/.ssh/config``."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     host: str = Field(
-        pattern=rf"^({_HOST})$", description="Name or address of the login node.", examples=["login.example.org"]
+        pattern=rf"^({_SSH_HOST})$", description="Name or address of the login node.", examples=["login.example.org"]
     )
     port: int = Field(default=22, ge=1, le=65535, description="Its port.")
-    user: str = Field(pattern=rf"^{_USER}$", description="Account there.", examples=["drones"])
+    user: str = Field(pattern=rf"^{_SSH_USER}$", description="Account there.", examples=["drones"])
     known_hosts: ConfigPath = Field(
         default=Path("~/.ssh/known_hosts"),
         validate_default=True,
@@ -50,7 +50,7 @@ class SshSettings(BaseModel):
     )
     jump: str | None = Field(
         default=None,
-        pattern=rf"^({_USER}@)?({_HOST})(:\d{{1,5}})?$",
+        pattern=rf"^({_SSH_USER}@)?({_SSH_HOST})(:\d{{1,5}})?$",
         description="Host to go through, `[user@]host[:port]`; let in by the same key, agent, password and codes.",
         examples=["drones@gate.example.org"],
     )

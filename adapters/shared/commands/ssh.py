@@ -3,30 +3,140 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Self
 
 import asyncssh
 
-from adapters.shared.commands.runner import (
-    LARGEST_ANSWER,
-    Finished,
-    NoReplyError,
-    checked,
-    judged,
-    no_time,
-    too_much,
-)
+from adapters.shared.commands.runner import MAX_OUTPUT_BYTES, Finished, NoReplyError, checked, judged, no_time, too_much
 from adapters.shared.commands.settings import SshSettings
-from adapters.shared.commands.ssh_link import Link, Session
-from adapters.shared.commands.ssh_login import login
-from adapters.shared.commands.totp import Codes
+from adapters.shared.commands.ssh_login import Codes, login
 from adapters.shared.printing import printable
 from provisioner.interfaces import AdapterError, UnavailableError
 
-asyncssh.set_log_level("WARNING")  # it tells of every command, and what matters is in our errors
+_CLOSE_TIMEOUT_S = 5.0
+
+asyncssh.set_log_level("WARNING")  # it logs every command, and what matters is in our errors
+
+
+class SshCommand(asyncssh.SSHClientSession[bytes]):
+    """One command: its output and its end, told apart from an end of the connection."""
+
+    def __init__(self) -> None:
+        self.freed: Callable[[], None] = lambda: None
+        self._channel: asyncssh.SSHClientChannel[bytes] | None = None
+        self.over = asyncio.Event()
+        self.opened = False
+        """From here on the command may have been started."""
+        self.unwanted = False
+        self.out, self.err = bytearray(), bytearray()
+        self.code: int | None = None
+        self.signal = ""
+
+    def connection_made(self, chan: asyncssh.SSHClientChannel[bytes]) -> None:
+        self._channel = chan
+        if self.unwanted:  # nobody waits any longer: the command is not sent
+            chan.abort()
+            raise ConnectionAbortedError("not wanted any more")
+        self.opened = True
+
+    def data_received(self, data: bytes, datatype: int | None) -> None:
+        (self.err if datatype else self.out).extend(data)
+        if self.is_too_long:
+            self.abort()
+
+    @property
+    def is_too_long(self) -> bool:
+        return len(self.out) + len(self.err) > MAX_OUTPUT_BYTES
+
+    def exit_status_received(self, status: int) -> None:
+        self.code = status
+
+    def exit_signal_received(self, signal: str, core_dumped: bool, msg: str, lang: str) -> None:
+        self.signal = signal or "?"
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.over.set()
+        self.freed()
+
+    def feed(self, stdin: bytes) -> None:
+        assert self._channel is not None
+        with contextlib.suppress(OSError):  # it has ended already
+            if stdin:
+                self._channel.write(stdin)
+            self._channel.write_eof()
+
+    def abort(self) -> None:
+        """End it, if it has not ended: killed where the server allows that, and its channel closed."""
+        if self._channel is not None and not self.over.is_set():
+            with contextlib.suppress(OSError):
+                self._channel.kill()
+            self._channel.abort()
+
+
+class SshConnection:
+    """A connection in use. It runs as many commands at a time as the server has sessions for."""
+
+    def __init__(self, sessions: int) -> None:
+        self._free = asyncio.Semaphore(sessions)
+        self._busy = 0
+        self._opening: set[asyncio.Task[object]] = set()
+        self.hops: Sequence[asyncssh.SSHClientConnection] = ()
+        self.lost = False
+
+    def end(self) -> None:
+        self.lost = True
+
+    async def begin(self, line: str, command: SshCommand) -> bool:
+        """Return whether ``line`` was begun as ``command``; False if the server had no session for it.
+
+        Raises what asyncssh raises; then too ``command.opened`` says whether the command may have been sent.
+        """
+        await self._free.acquire()
+        self._busy += 1
+        command.freed = self._release
+        opening: asyncio.Task[object] = asyncio.create_task(
+            self.hops[-1].create_session(lambda: command, line, encoding=None)
+        )
+        self._opening.add(opening)
+        opening.add_done_callback(lambda task: self._began(task, command))
+        try:
+            await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            command.unwanted = True
+            raise
+        except asyncssh.ChannelOpenError:
+            if command.opened or self.lost:
+                raise
+            return False
+        return True
+
+    def _began(self, task: asyncio.Task[object], command: SshCommand) -> None:
+        self._opening.discard(task)
+        failed = task.cancelled() or task.exception() is not None
+        if failed and not command.opened:
+            # Refused by MaxSessions: its place is given up for good, as long as others hold theirs.
+            self._busy -= 1
+            if self.lost or self._busy == 0 or command.unwanted:
+                self._free.release()
+
+    def _release(self) -> None:
+        self._busy -= 1
+        self._free.release()
+
+    async def close(self) -> None:
+        self.end()
+        for hop in reversed(self.hops):
+            hop.close()
+            with contextlib.suppress(TimeoutError, OSError, asyncssh.Error):
+                async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                    await hop.wait_closed()
+            hop.abort()
+        if self._opening:
+            await asyncio.wait(self._opening, timeout=_CLOSE_TIMEOUT_S)
 
 
 class SshRunner:
@@ -37,12 +147,12 @@ class SshRunner:
 
     def __init__(self, settings: SshSettings) -> None:
         self._settings = settings
-        self._where = f"{settings.user}@{settings.host}:{settings.port}"
+        self.where = f"{settings.user}@{settings.host}:{settings.port}"
         self._codes = Codes()
-        self._link: Link | None = None
-        self._connecting: asyncio.Task[Link | AdapterError] | None = None
+        self._connection: SshConnection | None = None
+        self._connecting: asyncio.Task[SshConnection | AdapterError] | None = None
         self._failures, self._not_before = 0, 0.0
-        self._last: AdapterError = UnavailableError(self._where)
+        self._last: AdapterError = UnavailableError(self.where)
 
     async def __aenter__(self) -> Self:
         return self
@@ -52,9 +162,9 @@ class SshRunner:
             self._connecting.cancel()
             await asyncio.wait([self._connecting])
             self._connecting = None
-        if self._link is not None:
-            link, self._link = self._link, None
-            await link.close()
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            await connection.close()
 
     async def run(self, argv: Sequence[str], *, stdin: bytes = b"", deadline_s: float) -> Finished:
         name, line = checked(argv)[0], shlex.join(argv)
@@ -63,26 +173,29 @@ class SshRunner:
                 raise ValueError("an argument holds a line break, and the command has to go as one line")
             # exec: or a shell on the other side reads on, and takes the tool's input for commands
             stdin = f"exec {line}\n".encode() + stdin
-        session = Session()
+        command = SshCommand()
         try:
             async with asyncio.timeout(deadline_s):
                 pause_s = 0.05
-                while not await self._begun(line, session):
+                while not await self._begun(line, command):
                     await asyncio.sleep(pause_s)
-                    session, pause_s = Session(), min(1.0, 2 * pause_s)
-                session.feed(stdin)
-                await session.over.wait()
+                    command, pause_s = SshCommand(), min(1.0, 2 * pause_s)
+                command.feed(stdin)
+                await command.over.wait()
         except TimeoutError:
-            if session.opened:
-                raise no_time(self._where, name, deadline_s) from None
-            raise UnavailableError(f"{self._where}: `{name}` had no turn within {deadline_s:g} s") from None
+            if command.opened:
+                raise no_time(self.where, name, deadline_s) from None
+            raise UnavailableError(f"{self.where}: `{name}` had no turn within {deadline_s:g} s") from None
         finally:
-            session.leave()
-        return self._outcome(name, session)
-
-    @property
-    def where(self) -> str:
-        return self._where
+            command.abort()
+        if command.is_too_long:
+            raise too_much(self.where, name)
+        if command.code is None and not command.signal:
+            raise NoReplyError(f"{self.where}: the connection was lost while `{name}` ran")
+        self.worked()
+        if command.code is None:
+            raise NoReplyError(f"{self.where}: `{name}` was ended by signal {printable(command.signal, 20)}")
+        return judged(self.where, name, command.code, bytes(command.out), bytes(command.err))
 
     async def connection(self) -> asyncssh.SSHClientConnection:
         """Return the connection itself, for uses other than commands.
@@ -90,58 +203,48 @@ class SshRunner:
         The caller sets the deadline, and reports with ``worked`` that the connection was of use. Raises
         UnavailableError or AuthError, as ``run``.
         """
-        return (await self._linked()).hops[-1]
+        return (await self._connected()).hops[-1]
 
     def worked(self) -> None:
         """Record that the connection worked: when it is lost, the next attempt comes without a pause."""
         self._failures, self._not_before = 0, 0.0
 
-    async def _begun(self, line: str, session: Session) -> bool:
+    async def _begun(self, line: str, command: SshCommand) -> bool:
         """Return whether the command was sent; if not, it may be tried again."""
-        link = await self._linked()
+        connection = await self._connected()
         try:
-            return await link.begin(line, session)
+            return await connection.begin(line, command)
         except (asyncssh.Error, OSError) as error:
-            if link.lost and session.opened:
-                raise NoReplyError(f"{self._where}: the connection was lost as a command began") from None
-            if link.lost:
+            if connection.lost and command.opened:
+                raise NoReplyError(f"{self.where}: the connection was lost as a command began") from None
+            if connection.lost:
                 return False
-            raise UnavailableError(f"{self._where}: it runs no commands for us: {printable(str(error))}") from None
+            raise UnavailableError(f"{self.where}: it runs no commands for us: {printable(str(error))}") from None
 
-    def _outcome(self, name: str, session: Session) -> Finished:
-        if len(session.out) + len(session.err) > LARGEST_ANSWER:
-            raise too_much(self._where, name)
-        if session.code is None and not session.signal:
-            raise NoReplyError(f"{self._where}: the connection was lost while `{name}` ran")
-        self.worked()
-        if session.code is None:
-            raise NoReplyError(f"{self._where}: `{name}` was ended by signal {printable(session.signal, 20)}")
-        return judged(self._where, name, session.code, bytes(session.out), bytes(session.err))
-
-    async def _linked(self) -> Link:
+    async def _connected(self) -> SshConnection:
         """Return the connection, made if there is none. All callers wait for one attempt."""
-        if self._link is not None and not self._link.lost:
-            return self._link
+        if self._connection is not None and not self._connection.lost:
+            return self._connection
         if self._connecting is None:
             wait_s = self._not_before - asyncio.get_running_loop().time()
             if wait_s > 0:
                 when = datetime.datetime.now().astimezone() + datetime.timedelta(seconds=wait_s)
                 raise type(self._last)(f"{self._last}; not tried again before {when:%H:%M:%S}", self._last.kind)
-            self._connecting = asyncio.create_task(self._attempt(), name=f"ssh to {self._where}")
+            self._connecting = asyncio.create_task(self._connect(), name=f"ssh to {self.where}")
         outcome = await asyncio.shield(self._connecting)
         if isinstance(outcome, AdapterError):
             raise type(outcome)(str(outcome), outcome.kind)
         return outcome
 
-    async def _attempt(self) -> Link | AdapterError:
-        settings, link = self._settings, Link(self._settings.max_sessions)
+    async def _connect(self) -> SshConnection | AdapterError:
+        settings, connection = self._settings, SshConnection(self._settings.max_sessions)
         try:
             async with asyncio.timeout(settings.connect_deadline):
-                link.hops = await login(settings, self._codes, link.end)
-            self._link = link
-            self._last = UnavailableError(f"{self._where}: the connection was lost before a command was answered")
+                connection.hops = await login(settings, self._codes, connection.end)
+            self._connection = connection
+            self._last = UnavailableError(f"{self.where}: the connection was lost before a command was answered")
         except TimeoutError:
-            self._last = UnavailableError(f"{self._where}: not connected within {settings.connect_deadline:g} s")
+            self._last = UnavailableError(f"{self.where}: not connected within {settings.connect_deadline:g} s")
         except AdapterError as error:
             self._last = error
         finally:
@@ -150,4 +253,4 @@ class SshRunner:
         pause_s = min(settings.retry_at_most, settings.retry * 2 ** min(self._failures, 30))
         self._failures += 1
         self._not_before = asyncio.get_running_loop().time() + pause_s
-        return self._link if self._link is link else self._last
+        return connection if self._connection is connection else self._last

@@ -1,24 +1,56 @@
-"""Being let in: through the jump host to the login node, by key, agent, password and one-time code."""
+"""Login: through the jump host to the login node, by key, agent, password and one-time code."""
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import binascii
 import contextlib
+import hmac
 import os
 import re
-from asyncio import to_thread
+import struct
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 import asyncssh
 
 from adapters.shared.commands.settings import SshSettings
-from adapters.shared.commands.totp import Codes
 from adapters.shared.printing import printable
 from provisioner.config.units import Secret, SecretUnreadableError
 from provisioner.interfaces import AuthError, UnavailableError
 
-_CODE = re.compile(r"one.?time|\botp\b|token|verification|authenticator|passcode|second factor|\b[2m]fa\b", re.I)
-_PASSWORD = re.compile(r"passwor[dt]", re.I)
-_SILENCES = 3
+_CODE_PROMPT = re.compile(r"one.?time|\botp\b|token|verification|authenticator|passcode|second factor|\b[2m]fa\b", re.I)
+_PASSWORD_PROMPT = re.compile(r"passwor[dt]", re.I)
+_MAX_SILENCES = 3
+CODE_INTERVAL_S = 30
+
+
+def one_time_code(seed: str, step: int) -> str:
+    """Return the code of RFC 6238 (SHA-1, six digits) of time step ``step``, in half minutes since the epoch.
+
+    Raises ValueError if ``seed`` is not base32.
+    """
+    letters = "".join(seed.split()).upper().rstrip("=")
+    try:
+        key = base64.b32decode(letters + "=" * (-len(letters) % 8))
+    except binascii.Error:
+        raise ValueError("the seed of the one-time codes is not base32") from None
+    mac = hmac.digest(key, struct.pack(">Q", step), "sha1")
+    at = mac[-1] & 15
+    return f"{(int.from_bytes(mac[at : at + 4], 'big') & 0x7FFFFFFF) % 10**6:06}"
+
+
+class Codes:
+    """One-time codes of one seed. A server takes each only once, so a second one waits for the next half minute."""
+
+    def __init__(self) -> None:
+        self._last = 0
+
+    async def next(self, seed: str) -> str:
+        step = self._last = max(int(time.time()) // CODE_INTERVAL_S, self._last + 1)
+        await asyncio.sleep(max(0.0, step * CODE_INTERVAL_S - time.time()))
+        return one_time_code(seed, step)
 
 
 async def login(
@@ -41,7 +73,7 @@ async def login(
             keys = await _keys(settings, where, stack)
             for user, host, port in _hops(settings):
                 answers = _Answers(settings, codes, lost if host is settings.host else lambda: None)
-                with _told(f"{user}@{host}:{port}", settings, answers):
+                with _explained(f"{user}@{host}:{port}", settings, answers):
                     hops.append(
                         await asyncssh.connect(
                             host.strip("[]"),
@@ -56,7 +88,7 @@ async def login(
                             gss_host=None,
                             client_factory=lambda answers=answers: answers,
                             keepalive_interval=settings.keepalive,
-                            keepalive_count_max=_SILENCES,
+                            keepalive_count_max=_MAX_SILENCES,
                             connect_timeout=settings.connect_deadline,
                             login_timeout=settings.connect_deadline,
                         )
@@ -83,7 +115,7 @@ async def _keys(settings: SshSettings, where: str, stack: contextlib.AsyncExitSt
         try:
             phrase = settings.passphrase.read() if settings.passphrase else None
             # in a thread: a key with a passphrase is slow to open, on purpose
-            keys += await to_thread(asyncssh.load_keypairs, str(settings.key), phrase)
+            keys += await asyncio.to_thread(asyncssh.load_keypairs, str(settings.key), phrase)
         except (OSError, ValueError, SecretUnreadableError) as error:
             raise AuthError(f"{where}: key {settings.key}: {_words(error)}") from None
     if settings.agent:
@@ -98,7 +130,7 @@ async def _keys(settings: SshSettings, where: str, stack: contextlib.AsyncExitSt
 
 
 @contextlib.contextmanager
-def _told(host: str, settings: SshSettings, answers: _Answers) -> Iterator[None]:
+def _explained(host: str, settings: SshSettings, answers: _Answers) -> Iterator[None]:
     try:
         yield
     except asyncssh.HostKeyNotVerifiable as error:
@@ -113,13 +145,13 @@ def _told(host: str, settings: SshSettings, answers: _Answers) -> Iterator[None]
 
 
 class _Answers(asyncssh.SSHClient):
-    """Our side of a login: each secret is said once, and a prompt that nobody expects is not answered."""
+    """Our side of a login. Each secret is given once, and an unexpected prompt is not answered."""
 
     def __init__(self, settings: SshSettings, codes: Codes, lost: Callable[[], None]) -> None:
         self._settings, self._codes, self._lost = settings, codes, lost
         self._said: set[str] = set()
         self.complaint = ""
-        """Why we gave up, where it was us."""
+        """The reason for giving up, where it was our decision."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost()
@@ -135,22 +167,21 @@ class _Answers(asyncssh.SSHClient):
     ) -> Sequence[str] | None:
         answers: list[str] = []
         for prompt, _ in prompts:
-            answer = await self._answer(prompt)
-            if answer is None:
+            if (answer := await self._answer(prompt)) is None:
                 return None
             answers.append(answer)
         return answers
 
     async def _answer(self, prompt: str) -> str | None:
         totp, password = self._settings.totp, self._settings.password
-        if totp and (_CODE.search(prompt) or not password):
+        if totp and (_CODE_PROMPT.search(prompt) or not password):
             seed = self._once("one-time code", totp)
             try:
                 return None if seed is None else await self._codes.next(seed)
             except ValueError as error:
                 self._complain(f"{totp}: {error}")
                 return None
-        if password and _PASSWORD.search(prompt):
+        if password and _PASSWORD_PROMPT.search(prompt):
             return self._once("password", password)
         self._complain(f"it asks `{printable(prompt.strip(), 60)}`, and neither `password` nor `totp` answers that")
         return None
