@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from adapters.shared.commands.settings import SshSettings
 from adapters.slurm.native import missing_requirement
 from adapters.slurm.options import unsupported_options
 from provisioner.config.messages import choices
-from provisioner.config.models import mistake_at
+from provisioner.config.models import ConfigSection, mistake_at
 from provisioner.config.units import ConfigPath, Duration, PositiveDuration, Secret, Size
 from provisioner.model import WHOLE_GPU, DroneType
 
@@ -84,32 +84,22 @@ def _check_environment(env: dict[str, str]) -> dict[str, str]:
 Options = Annotated[dict[str, str | bool], AfterValidator(_check_options)]
 
 
-class SlurmJobOptions(BaseModel):
+class SlurmJobOptions(ConfigSection):
     """Options of sbatch for all drones, or for those of one type."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    partition: str = Field(
-        default="",
-        pattern=rf"^$|{_SLURM_NAMES}",
-        description="Partition, or several with commas. Default: the cluster's.",
-        examples=["accelerated"],
-    )
-    account: str = Field(default="", pattern=rf"^({_SLURM_NAME})?$", description="Account that is charged.")
-    qos: str = Field(default="", pattern=rf"^({_SLURM_NAME})?$", description="Quality of service.")
-    reservation: str = Field(default="", pattern=rf"^$|{_SLURM_NAMES}", description="Reservation that drones run in.")
-    constraint: str = Field(
-        default="",
-        pattern=r"^[A-Za-z0-9_.&|()\[\]*:,+-]{0,255}$",
-        description="Features that nodes must have.",
-        examples=["LSDF"],
-    )
-    submit: Options = Field(
-        default_factory=dict,
-        description="Further options of sbatch by their long names without dashes, as text, or `true` for those that"
-        " take no value. Options that define a drone are refused.",
-        examples=[{"exclude": "hkn0815", "nice": "100"}],
-    )
+    partition: str = Field("", pattern=rf"^$|{_SLURM_NAMES}", examples=["accelerated"])
+    """Partition, or several with commas. Default: the cluster's."""
+    account: str = Field("", pattern=rf"^({_SLURM_NAME})?$")
+    """Account that is charged."""
+    qos: str = Field("", pattern=rf"^({_SLURM_NAME})?$")
+    """Quality of service."""
+    reservation: str = Field("", pattern=rf"^$|{_SLURM_NAMES}")
+    """Reservation that drones run in."""
+    constraint: str = Field("", pattern=r"^[A-Za-z0-9_.&|()\[\]*:,+-]{0,255}$", examples=["LSDF"])
+    """Features that nodes must have."""
+    submit: Options = Field(default_factory=dict, examples=[{"exclude": "hkn0815", "nice": "100"}])
+    """Further options of sbatch by their long names without dashes, as text, or `true` for those that take no value.
+    Options that define a drone are refused."""
 
     def sbatch_options(self) -> dict[str, str | bool]:
         """Return all of these as options of sbatch by their long names: `submit`, and every other key that is set."""
@@ -120,40 +110,28 @@ class SlurmJobOptions(BaseModel):
 class SlurmTypeOptions(SlurmJobOptions):
     """Options of one drone type, which override those of the site."""
 
-    gres: str = Field(
-        default="",
-        pattern=r"^$|^[A-Za-z0-9_.-]+(:[A-Za-z0-9_.-]+)?$",
-        description="Its GPUs as the cluster's Gres names them, without a number. Default: `gpu`, any type.",
-        examples=["gpu:a100"],
-    )
+    gres: str = Field("", pattern=r"^$|^[A-Za-z0-9_.-]+(:[A-Za-z0-9_.-]+)?$", examples=["gpu:a100"])
+    """Its GPUs as the cluster's Gres names them, without a number. Default: `gpu`, any type."""
 
 
-class SlurmRestConfig(BaseModel):
+class SlurmRestConfig(ConfigSection):
     """Address of slurmrestd and our account there."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     url: str = Field(
-        pattern=r"^(https?://[^\s/?#@]+(/[^\s?#]*)?|unix:/[^\s]+)$",
-        description="Its address: `http://host:port`, `https://...`, or `unix:/path/to/socket`.",
-        examples=["https://slurm.example.org:6820"],
+        pattern=r"^(https?://[^\s/?#@]+(/[^\s?#]*)?|unix:/[^\s]+)$", examples=["https://slurm.example.org:6820"]
     )
-    user: str = Field(default="", pattern=r"^[A-Za-z0-9_.@-]{0,63}$", description="Account that the token is for.")
-    token: Secret | None = Field(
-        default=None,
-        description="JWT of the account (`scontrol token`). Its file is read again when it changes and when the token"
-        " is refused. Not needed at a unix socket of the account itself.",
-    )
-    ssh: SshSettings | None = Field(
-        default=None, description="Login node on which the unix socket of `url` is reached, forwarded over ssh."
-    )
-    ca: ConfigPath | None = Field(default=None, description="File with the trusted certificate authorities, for https.")
-    max_job_details_per_poll: int = Field(
-        default=50,
-        ge=1,
-        le=1000,
-        description="Largest number of unchanged jobs whose details are requested in one poll.",
-    )
+    """Its address: `http://host:port`, `https://...`, or `unix:/path/to/socket`."""
+    user: str = Field("", pattern=r"^[A-Za-z0-9_.@-]{0,63}$")
+    """Account that the token is for."""
+    token: Secret | None = Field(None)
+    """JWT of the account (`scontrol token`). Its file is read again when it changes and when the token is refused. Not
+    needed at a unix socket of the account itself."""
+    ssh: SshSettings | None = Field(None)
+    """Login node on which the unix socket of `url` is reached, forwarded over ssh."""
+    ca: ConfigPath | None = Field(None)
+    """File with the trusted certificate authorities, for https."""
+    max_job_details_per_poll: int = Field(50, ge=1, le=1000)
+    """Largest number of unchanged jobs whose details are requested in one poll."""
 
     @model_validator(mode="after")
     def _reachable(self) -> Self:
@@ -166,65 +144,53 @@ class SlurmRestConfig(BaseModel):
         return self
 
 
-class SlurmToolsConfig(BaseModel):
+class SlurmToolsConfig(ConfigSection):
     """Host and directory of Slurm's command-line tools."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    ssh: SshSettings | None = Field(default=None, description="Login node. Default: the tools run on this host.")
-    bin: str = Field(
-        default="", pattern=r"^(/[A-Za-z0-9_.+/-]*)?$", description="Directory of the tools. Default: found by PATH."
-    )
+    ssh: SshSettings | None = Field(None)
+    """Login node. Default: the tools run on this host."""
+    bin: str = Field("", pattern=r"^(/[A-Za-z0-9_.+/-]*)?$")
+    """Directory of the tools. Default: found by PATH."""
 
 
-class SlurmNativeConfig(BaseModel):
+class SlurmNativeConfig(ConfigSection):
     """Interpreter that has pyslurm."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    python: str = Field(
-        default="",
-        pattern=r"^(/[A-Za-z0-9_.+/-]*)?$",
-        description="Interpreter (3.11 or newer) that has pyslurm, the system's own for example; it needs nothing else"
-        " that the provisioner needs. Default: the provisioner's.",
-        examples=["/usr/bin/python3"],
-    )
+    python: str = Field("", pattern=r"^(/[A-Za-z0-9_.+/-]*)?$", examples=["/usr/bin/python3"])
+    """Interpreter (3.11 or newer) that has pyslurm, the system's own for example; it needs nothing else that the
+    provisioner needs. Default: the provisioner's."""
 
 
-class SlurmOwnerConfig(BaseModel):
+class SlurmOwnerConfig(ConfigSection):
     """Jobs of the owner, which preempt drones."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    partitions: list[str] = Field(min_length=1, examples=[["accelerated"]])
+    """Partitions in which the owner's jobs wait."""
+    accounts: list[str] = Field(default_factory=list)
+    """Only jobs of these accounts. Default: of any."""
+    qos: list[str] = Field(default_factory=list)
+    """Only jobs of these QOS. Default: of any."""
+    users: list[str] = Field(default_factory=list)
+    """Only jobs of these users. Default: of any but ours."""
 
-    partitions: list[str] = Field(
-        min_length=1, description="Partitions in which the owner's jobs wait.", examples=[["accelerated"]]
-    )
-    accounts: list[str] = Field(default_factory=list, description="Only jobs of these accounts. Default: of any.")
-    qos: list[str] = Field(default_factory=list, description="Only jobs of these QOS. Default: of any.")
-    users: list[str] = Field(default_factory=list, description="Only jobs of these users. Default: of any but ours.")
 
-
-class SlurmNodeHardware(BaseModel):
+class SlurmNodeHardware(ConfigSection):
     """Nodes of one kind, as in slurm.conf. Only `render blocking` uses them."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    nodes: str = Field(
-        pattern=r"^[A-Za-z0-9_.,\[\]-]{1,4000}$",
-        description="Their names, as in its NodeName line.",
-        examples=["hkn[0801-0967]"],
-    )
-    sockets: int = Field(default=2, ge=1, le=64, description="Sockets.")
-    cores_per_socket: int = Field(ge=1, le=1024, description="CoresPerSocket.", examples=[38])
-    threads_per_core: int = Field(default=1, ge=1, le=16, description="ThreadsPerCore.", examples=[2])
-    memory: Size = Field(description="RealMemory (which counts in MiB).", examples=["512000 MiB"])
-    gpus: int = Field(ge=1, le=64, description="GPUs.", examples=[4])
-    gres: str = Field(
-        default="gpu",
-        pattern=r"^[A-Za-z0-9_.-]+(:[A-Za-z0-9_.-]+)?$",
-        description="How its Gres names them, without a number.",
-        examples=["gpu:a100"],
-    )
+    nodes: str = Field(pattern=r"^[A-Za-z0-9_.,\[\]-]{1,4000}$", examples=["hkn[0801-0967]"])
+    """Their names, as in its NodeName line."""
+    sockets: int = Field(2, ge=1, le=64)
+    """Sockets."""
+    cores_per_socket: int = Field(ge=1, le=1024, examples=[38])
+    """CoresPerSocket."""
+    threads_per_core: int = Field(1, ge=1, le=16, examples=[2])
+    """ThreadsPerCore."""
+    memory: Size = Field(examples=["512000 MiB"])
+    """RealMemory (which counts in MiB)."""
+    gpus: int = Field(ge=1, le=64, examples=[4])
+    """GPUs."""
+    gres: str = Field("gpu", pattern=r"^[A-Za-z0-9_.-]+(:[A-Za-z0-9_.-]+)?$", examples=["gpu:a100"])
+    """How its Gres names them, without a number."""
 
     @property
     def cpus(self) -> int:
@@ -235,58 +201,44 @@ class SlurmNodeHardware(BaseModel):
 class SlurmSiteConfig(SlurmJobOptions):
     """Options of the ``slurm`` site."""
 
-    transport: Literal["tools", "rest", "native"] = Field(
-        default="tools",
-        description="Interface to Slurm: its command-line `tools` (here or over ssh), slurmrestd (`rest`), or pyslurm"
-        " (`native`).",
-    )
-    tools: SlurmToolsConfig = Field(
-        default_factory=SlurmToolsConfig, description="Host and directory of the tools, with `transport: tools`."
-    )
-    rest: SlurmRestConfig | None = Field(default=None, description="slurmrestd, with `transport: rest`.")
-    native: SlurmNativeConfig = Field(
-        default_factory=SlurmNativeConfig, description="Interpreter that has pyslurm, with `transport: native`."
-    )
-    types: dict[str, SlurmTypeOptions] = Field(
-        default_factory=dict, description="Options of single drone types, by name."
-    )
+    transport: Literal["tools", "rest", "native"] = Field("tools")
+    """Interface to Slurm: its command-line `tools` (here or over ssh), slurmrestd (`rest`), or pyslurm (`native`)."""
+    tools: SlurmToolsConfig = Field(default_factory=SlurmToolsConfig)
+    """Host and directory of the tools, with `transport: tools`."""
+    rest: SlurmRestConfig | None = Field(None)
+    """slurmrestd, with `transport: rest`."""
+    native: SlurmNativeConfig = Field(default_factory=SlurmNativeConfig)
+    """Interpreter that has pyslurm, with `transport: native`."""
+    types: dict[str, SlurmTypeOptions] = Field(default_factory=dict)
+    """Options of single drone types, by name."""
     env: Annotated[dict[str, str], AfterValidator(_check_environment)] = Field(
-        default_factory=dict,
-        description="Environment variables for each drone. `CONDOR_PREFIX` here replaces the overlay's"
-        " `condor_prefix`: the directory of HTCondor on the nodes of this site.",
-        examples=[{"CONDOR_PREFIX": "/home/kit/condor"}],
+        default_factory=dict, examples=[{"CONDOR_PREFIX": "/home/kit/condor"}]
     )
+    """Environment variables for each drone. `CONDOR_PREFIX` here replaces the overlay's `condor_prefix`: the directory
+    of HTCondor on the nodes of this site."""
     scratch: str = Field(
-        default="",
-        pattern=r"^(\$[A-Za-z_][A-Za-z0-9_]*|/[A-Za-z0-9_./+-]*)?$",
-        description="Directory on the nodes below which drones work, or the variable of the job's environment that"
-        " holds it. Default: `$TMPDIR`, or `/tmp` without it.",
-        examples=["$TMPDIR", "/scratch"],
+        "", pattern=r"^(\$[A-Za-z_][A-Za-z0-9_]*|/[A-Za-z0-9_./+-]*)?$", examples=["$TMPDIR", "/scratch"]
     )
-    output_directory: str = Field(
-        default="",
-        pattern=r"^(/[A-Za-z0-9_./+-]*)?$",
-        description="Existing directory on the cluster's file system for the output of drones. Default: discarded.",
-        examples=["/home/kit/drones/logs"],
-    )
-    accounting: bool | None = Field(
-        default=None,
-        description="Whether there is an accounting database, which knows the end of drones that slurmctld has"
-        " forgotten. Default: detected.",
-    )
-    owner: SlurmOwnerConfig | None = Field(
-        default=None, description="Jobs that have priority over drones. Default: no owner."
-    )
+    """Directory on the nodes below which drones work, or the variable of the job's environment that holds it. Default:
+    `$TMPDIR`, or `/tmp` without it."""
+    output_directory: str = Field("", pattern=r"^(/[A-Za-z0-9_./+-]*)?$", examples=["/home/kit/drones/logs"])
+    """Existing directory on the cluster's file system for the output of drones. Default: discarded."""
+    accounting: bool | None = Field(None)
+    """Whether there is an accounting database, which knows the end of drones that slurmctld has forgotten. Default:
+    detected."""
+    owner: SlurmOwnerConfig | None = Field(None)
+    """Jobs that have priority over drones. Default: no owner."""
     hardware: list[SlurmNodeHardware] = Field(
         default_factory=list,
-        description="The nodes with GPUs, for `provisioner render blocking`.",
         examples=[[{"nodes": "hkn[0801-0967]", "cores_per_socket": 38, "memory": "512000 MiB", "gpus": 4}]],
     )
-    retain_finished: Duration = Field(
-        default=600.0, ge=60.0, description="How long ended drones are reported, as long as Slurm knows them."
-    )
-    deadline: PositiveDuration = Field(default=15.0, description="Longest time for one query.")
-    submit_deadline: PositiveDuration = Field(default=45.0, description="Longest time for one submission.")
+    """The nodes with GPUs, for `provisioner render blocking`."""
+    retain_finished: Duration = Field(600.0, ge=60.0)
+    """How long ended drones are reported, as long as Slurm knows them."""
+    deadline: PositiveDuration = Field(15.0)
+    """Longest time for one query."""
+    submit_deadline: PositiveDuration = Field(45.0)
+    """Longest time for one submission."""
 
     @model_validator(mode="after")
     def _only_transport(self) -> Self:

@@ -35,97 +35,61 @@ class DroneTokenMode(StrEnum):
 class HTCondorConfig(ConfigSection):
     """Options of ``overlay: {adapter: htcondor}``."""
 
-    collector: Addresses = Field(
-        description="Address of the pool's collector, `host:port` or `[IPv6]:port`; several that stand in for each"
-        " other with commas between. Drones must reach it too.",
-        examples=["pool.example.org:9618"],
-    )
-    trust_domain: str = Field(
-        pattern=r"^[A-Za-z0-9._-]+$",
-        description="TRUST_DOMAIN of the pool: the issuer (`iss`) of its tokens.",
-        examples=["pool.example.org"],
-    )
-    schedds: tuple[str, ...] = Field(
-        default=(),
-        description="Names of the schedds whose jobs count. Default: all that the collector lists.",
-        examples=[["submit1.example.org"]],
-    )
-    token: Secret | None = Field(
-        default=None,
-        description="Our own token: READ at the collector and the schedds; at the collector DAEMON to drain by order"
-        " ads and ADMINISTRATOR to drain by `condor_drain`.",
-    )
-    token_directory: ConfigPath | None = Field(
-        default=None, description="Directory with tokens, instead of `token` or beside it; all are offered to the pool."
-    )
-    drone_token_mode: DroneTokenMode = Field(
-        default=DroneTokenMode.STATIC,
-        description="Origin of the drones' tokens: `static`, all drones get `drone_token`; `signing-key`, each gets a"
-        " token of its own, signed with `drone_signing_key` when the drone is ordered.",
-    )
-    drone_token: Secret | None = Field(
-        default=None,
-        description="Token given to every drone: READ, ADVERTISE_STARTD and ADVERTISE_MASTER, nothing more.",
-    )
-    drone_signing_key: ConfigPath | None = Field(
-        default=None,
-        description="Copy of a signing key of the pool (a file of SEC_PASSWORD_DIRECTORY) for `signing-key`. A holder"
-        " of a key can be any identity of the pool: keep the file as you would keep the collector's.",
-    )
-    drone_signing_key_id: str = Field(
-        default="POOL", pattern=r"^[A-Za-z0-9._-]+$", description="Name of that key in the pool (`kid` of its tokens)."
-    )
-    drone_user: str = Field(
-        default="drone-{drone}",
-        pattern=r"^[A-Za-z0-9._-]*(\{drone\}[A-Za-z0-9._-]*)?$",
-        min_length=1,
-        description="User name in the tokens of `signing-key`; `{drone}` is the drone's id. With the default the pool"
-        " allows `drone-*@<trust domain>`.",
-    )
-    drone_token_margin: PositiveDuration = Field(
-        default=3600.0,
-        description="A token of `signing-key` expires this long after the last moment at which the drone may be there:"
-        " the site's `timeouts` for `queued`, `booting` and `joining`, then the walltime of its type and"
-        " `timeouts.grace`.",
-    )
-    drone_token_lifetime: PositiveDuration = Field(
-        default=7 * 86400.0, description="The same for a drone without a walltime, in place of walltime and margin."
-    )
-    deadline: PositiveDuration = Field(default=20.0, description="Longest time for one poll of the pool.")
-    drain_deadline: PositiveDuration = Field(default=20.0, description="Longest time for one call of `condor_drain`.")
-    constraint: Expression = Field(
-        default="true",
-        description="Only jobs for which this ClassAd expression is true count.",
-        examples=['AcctGroup == "physics"'],
-    )
-    owner_attribute: str = Field(
-        default="AcctGroup",
-        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
-        description="Job attribute that names the accounting group a job belongs to; its user is its `Owner`.",
-    )
-    negotiation_period: PositiveDuration = Field(
-        default=300.0,
-        description="After this long an idle job counts as seen by the negotiator, where the pool does not advertise"
-        " its accounting and so tells the end of a cycle only every NEGOTIATOR_UPDATE_INTERVAL.",
-    )
-    slot_weight: SlotWeight = Field(
-        default=SlotWeight.CPUS,
-        description="What SLOT_WEIGHT of the pool is, the unit of its group quotas: `cpus` (HTCondor's default) or"
-        " `gpus`.",
-    )
-    collector_memory: PositiveDuration = Field(
-        default=900.0,
-        description="What the collector forgets in a restart is remembered for this long: slots keep their last state."
-        " So are the jobs of a schedd that does not answer. Longer than UPDATE_INTERVAL of the pool.",
-    )
-    drain_tool: str = Field(default="condor_drain", min_length=1, description="The tool that drains; found on PATH.")
-    client_config: str = Field(default="", description="Lines to add to the controller's own HTCondor configuration.")
-    condor_prefix: str = Field(
-        default="",
-        description="Where HTCondor is on the worker nodes: the directory above `usr/sbin/condor_master`."
-        " Default: found on PATH there.",
-    )
-    drone_config: str = Field(default="", description="Lines to add to every drone's HTCondor configuration.")
+    collector: Addresses = Field(examples=["pool.example.org:9618"])
+    """Address of the pool's collector, `host:port` or `[IPv6]:port`; several that stand in for each other with commas
+    between. Drones must reach it too."""
+    trust_domain: str = Field(pattern=r"^[A-Za-z0-9._-]+$", examples=["pool.example.org"])
+    """TRUST_DOMAIN of the pool: the issuer (`iss`) of its tokens."""
+    schedds: tuple[str, ...] = Field((), examples=[["submit1.example.org"]])
+    """Names of the schedds whose jobs count. Default: all that the collector lists."""
+    token: Secret | None = Field(None)
+    """Our own token: READ at the collector and the schedds; at the collector DAEMON to drain by order ads and
+    ADMINISTRATOR to drain by `condor_drain`."""
+    token_directory: ConfigPath | None = Field(None)
+    """Directory with tokens, instead of `token` or beside it; all are offered to the pool."""
+    drone_token_mode: DroneTokenMode = Field(DroneTokenMode.STATIC)
+    """Origin of the drones' tokens: `static`, all drones get `drone_token`; `signing-key`, each gets a token of its
+    own, signed with `drone_signing_key` when the drone is ordered."""
+    drone_token: Secret | None = Field(None)
+    """Token given to every drone: READ, ADVERTISE_STARTD and ADVERTISE_MASTER, nothing more."""
+    drone_signing_key: ConfigPath | None = Field(None)
+    """Copy of a signing key of the pool (a file of SEC_PASSWORD_DIRECTORY) for `signing-key`. A holder of a key can be
+    any identity of the pool: keep the file as you would keep the collector's."""
+    drone_signing_key_id: str = Field("POOL", pattern=r"^[A-Za-z0-9._-]+$")
+    """Name of that key in the pool (`kid` of its tokens)."""
+    drone_user: str = Field("drone-{drone}", pattern=r"^[A-Za-z0-9._-]*(\{drone\}[A-Za-z0-9._-]*)?$", min_length=1)
+    """User name in the tokens of `signing-key`; `{drone}` is the drone's id. With the default the pool allows
+    `drone-*@<trust domain>`."""
+    drone_token_margin: PositiveDuration = Field(3600.0)
+    """A token of `signing-key` expires this long after the last moment at which the drone may be there: the site's
+    `timeouts` for `queued`, `booting` and `joining`, then the walltime of its type and `timeouts.grace`."""
+    drone_token_lifetime: PositiveDuration = Field(7 * 86400.0)
+    """The same for a drone without a walltime, in place of walltime and margin."""
+    deadline: PositiveDuration = Field(20.0)
+    """Longest time for one poll of the pool."""
+    drain_deadline: PositiveDuration = Field(20.0)
+    """Longest time for one call of `condor_drain`."""
+    constraint: Expression = Field("true", examples=['AcctGroup == "physics"'])
+    """Only jobs for which this ClassAd expression is true count."""
+    owner_attribute: str = Field("AcctGroup", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    """Job attribute that names the accounting group a job belongs to; its user is its `Owner`."""
+    negotiation_period: PositiveDuration = Field(300.0)
+    """After this long an idle job counts as seen by the negotiator, where the pool does not advertise its accounting
+    and so tells the end of a cycle only every NEGOTIATOR_UPDATE_INTERVAL."""
+    slot_weight: SlotWeight = Field(SlotWeight.CPUS)
+    """What SLOT_WEIGHT of the pool is, the unit of its group quotas: `cpus` (HTCondor's default) or `gpus`."""
+    collector_memory: PositiveDuration = Field(900.0)
+    """What the collector forgets in a restart is remembered for this long: slots keep their last state. So are the jobs
+    of a schedd that does not answer. Longer than UPDATE_INTERVAL of the pool."""
+    drain_tool: str = Field("condor_drain", min_length=1)
+    """The tool that drains; found on PATH."""
+    client_config: str = Field("")
+    """Lines to add to the controller's own HTCondor configuration."""
+    condor_prefix: str = Field("")
+    """Where HTCondor is on the worker nodes: the directory above `usr/sbin/condor_master`. Default: found on PATH
+    there."""
+    drone_config: str = Field("")
+    """Lines to add to every drone's HTCondor configuration."""
 
     @property
     def drone_identities(self) -> str:

@@ -114,36 +114,30 @@ _SUBMITTER_PATTERN = r"^[A-Za-z0-9@._*?\[\]-]{1,255}$"
 class OwnerJobShape(ConfigSection):
     """Resources that one job is taken to need where its queue may not be read."""
 
-    gpus: int = Field(default=1, ge=0, le=1000, description="GPUs of one job.", examples=[1])
-    cpus: int = Field(default=1, ge=1, le=100_000, description="CPU cores of one job.", examples=[4])
-    memory: Size = Field(default=2048, description="Memory of one job.", examples=["16 GiB"])
+    gpus: int = Field(1, ge=0, le=1000, examples=[1])
+    """GPUs of one job."""
+    cpus: int = Field(1, ge=1, le=100_000, examples=[4])
+    """CPU cores of one job."""
+    memory: Size = Field(2048, examples=["16 GiB"])
+    """Memory of one job."""
 
 
 class HTCondorOwnerConfig(ConfigSection):
     """Jobs that come first at the site, and their queues."""
 
-    jobs: Expression = Field(
-        default="true",
-        description="A job for which this ClassAd expression is true is the owner's. Our own drones never are.",
-        examples=['AcctGroup == "etp"'],
-    )
+    jobs: Expression = Field("true", examples=['AcctGroup == "etp"'])
+    """A job for which this ClassAd expression is true is the owner's. Our own drones never are."""
     schedds: tuple[Annotated[str, Field(pattern=_SCHEDD_PATTERN)], ...] = Field(
-        default=(),
-        description="Names of the schedds whose queues hold them, the site's own or those that flock to it; READ is"
-        " needed there.",
-        examples=[["submit.etp.example.org"]],
+        (), examples=[["submit.etp.example.org"]]
     )
+    """Names of the schedds whose queues hold them, the site's own or those that flock to it; READ is needed there."""
     submitters: tuple[Annotated[str, Field(pattern=_SUBMITTER_PATTERN)], ...] = Field(
-        default=(),
-        description="Submitters (`*`, `?` and `[...]` as in file names) that are the owner's but whose queue may not be"
-        " read: the site's collector tells how many of their jobs are idle, and `shape` is what one needs.",
-        examples=[["*@etp.example.org"]],
+        (), examples=[["*@etp.example.org"]]
     )
-    shape: OwnerJobShape = Field(
-        default_factory=OwnerJobShape,
-        description="What one job of `submitters` is taken to need.",
-        examples=[{"gpus": 1, "cpus": 4, "memory": "16 GiB"}],
-    )
+    """Submitters (`*`, `?` and `[...]` as in file names) that are the owner's but whose queue may not be read: the
+    site's collector tells how many of their jobs are idle, and `shape` is what one needs."""
+    shape: OwnerJobShape = Field(default_factory=OwnerJobShape, examples=[{"gpus": 1, "cpus": 4, "memory": "16 GiB"}])
+    """What one job of `submitters` is taken to need."""
 
     @model_validator(mode="after")
     def _some_queue(self) -> Self:
@@ -157,119 +151,77 @@ class HTCondorOwnerConfig(ConfigSection):
 class CondorToolsConfig(ConfigSection):
     """Place and use of HTCondor's command-line tools."""
 
-    path: str = Field(
-        default="",
-        pattern=r"^(/[A-Za-z0-9._+@=-]+)*$",
-        description="Directory that holds the tools. Default: found on PATH there.",
-        examples=["/opt/condor/bin"],
-    )
-    condor_config: str = Field(
-        default="",
-        pattern=r"^(/[A-Za-z0-9._+@=-]+)*$",
-        description="Configuration file for the tools (CONDOR_CONFIG). Default: the one made from `token` and"
-        " `token_directory` where these are set and the tools run on the controller's host, else HTCondor's own.",
-        examples=["/etc/condor/condor_config"],
-    )
-    ssh: SshSettings | None = Field(
-        default=None,
-        description="Login node that the tools are run on, as its user, with the tokens that it has there."
-        " Default: the controller's host.",
-    )
+    path: str = Field("", pattern=r"^(/[A-Za-z0-9._+@=-]+)*$", examples=["/opt/condor/bin"])
+    """Directory that holds the tools. Default: found on PATH there."""
+    condor_config: str = Field("", pattern=r"^(/[A-Za-z0-9._+@=-]+)*$", examples=["/etc/condor/condor_config"])
+    """Configuration file for the tools (CONDOR_CONFIG). Default: the one made from `token` and `token_directory` where
+    these are set and the tools run on the controller's host, else HTCondor's own."""
+    ssh: SshSettings | None = Field(None)
+    """Login node that the tools are run on, as its user, with the tokens that it has there. Default: the controller's
+    host."""
     directory: str = Field(
-        default="provisioner",
-        pattern=r"^/?[A-Za-z0-9_][A-Za-z0-9._+@=-]*(/[A-Za-z0-9_][A-Za-z0-9._+@=-]*)*$",
-        description="Directory on the login node, from the user's home, that takes the place of `work_directory`: for"
-        " what drones take along and what they leave. Made if missing.",
+        "provisioner", pattern=r"^/?[A-Za-z0-9_][A-Za-z0-9._+@=-]*(/[A-Za-z0-9_][A-Za-z0-9._+@=-]*)*$"
     )
+    """Directory on the login node, from the user's home, that takes the place of `work_directory`: for what drones take
+    along and what they leave. Made if missing."""
 
 
 class HTCondorTypeConfig(ConfigSection):
     """Options of submitting one drone type."""
 
-    submit: Commands = Field(
-        default_factory=dict, description="Submit commands for this type; they take the place of those under `submit`."
-    )
-    requirements: SlotExpression | None = Field(
-        default=None,
-        description="Only slots for which this holds (`TARGET.` is the slot).",
-        examples=['TARGET.GpuClass == "a100"'],
-    )
+    submit: Commands = Field(default_factory=dict)
+    """Submit commands for this type; they take the place of those under `submit`."""
+    requirements: SlotExpression | None = Field(None, examples=['TARGET.GpuClass == "a100"'])
+    """Only slots for which this holds (`TARGET.` is the slot)."""
 
 
 class HTCondorSiteConfig(ConfigSection):
     """Options of the ``htcondor`` site."""
 
-    collector: Addresses = Field(
-        description="Address of the site's collector, `host:port` or `[IPv6]:port`; several that stand in for each"
-        " other with commas between.",
-        examples=["condor.example.org:9618"],
-    )
-    schedd: str = Field(
-        default="",
-        pattern=r"^[A-Za-z0-9@._-]{0,255}$",
-        description="Name of the schedd that drones are submitted to. Default: the only one that the collector lists.",
-        examples=["grid@submit1.example.org"],
-    )
-    transport: Literal["bindings", "tools"] = Field(
-        default="bindings",
-        description="How HTCondor is spoken to: by its Python `bindings`, or by its command-line `tools`.",
-    )
-    tools: CondorToolsConfig = Field(
-        default_factory=CondorToolsConfig,
-        description="Where the tools are and how they are run, with `transport: tools`.",
-    )
-    token: Secret | None = Field(
-        default=None, description="Token of the account that owns the drones' jobs: READ and WRITE at the schedd."
-    )
-    token_directory: ConfigPath | None = Field(
-        default=None,
-        description="Directory with tokens, instead of `token` or beside it (say, one for the owner's schedd).",
-    )
-    client_config: str = Field(default="", description="Lines to add to the controller's own HTCondor configuration.")
-    spool: bool = Field(
-        default=True,
-        description="Files are sent to the schedd and fetched back; `false`: it sees `work_directory` itself.",
-    )
-    work_directory: ConfigPath = Field(
-        description="Directory, on the controller's host, for what drones take along and what they leave: their log and"
-        " their outcome, in a directory each. Made if missing.",
-        examples=["var/topas"],
-        json_schema_extra={"places_drones": "shared"},
-    )
+    collector: Addresses = Field(examples=["condor.example.org:9618"])
+    """Address of the site's collector, `host:port` or `[IPv6]:port`; several that stand in for each other with commas
+    between."""
+    schedd: str = Field("", pattern=r"^[A-Za-z0-9@._-]{0,255}$", examples=["grid@submit1.example.org"])
+    """Name of the schedd that drones are submitted to. Default: the only one that the collector lists."""
+    transport: Literal["bindings", "tools"] = Field("bindings")
+    """How HTCondor is spoken to: by its Python `bindings`, or by its command-line `tools`."""
+    tools: CondorToolsConfig = Field(default_factory=CondorToolsConfig)
+    """Where the tools are and how they are run, with `transport: tools`."""
+    token: Secret | None = Field(None)
+    """Token of the account that owns the drones' jobs: READ and WRITE at the schedd."""
+    token_directory: ConfigPath | None = Field(None)
+    """Directory with tokens, instead of `token` or beside it (say, one for the owner's schedd)."""
+    client_config: str = Field("")
+    """Lines to add to the controller's own HTCondor configuration."""
+    spool: bool = Field(True)
+    """Files are sent to the schedd and fetched back; `false`: it sees `work_directory` itself."""
+    work_directory: ConfigPath = Field(examples=["var/topas"], json_schema_extra={"places_drones": "shared"})
+    """Directory, on the controller's host, for what drones take along and what they leave: their log and their outcome,
+    in a directory each. Made if missing."""
     submit: Commands = Field(
-        default_factory=dict,
-        description="Submit commands for every drone, in quotes: attributes, accounting group, universe, rank;"
-        " `requirements` and `require_gpus` are joined to those that follow from the type.",
-        examples=[{"+IsBackfill": "True", "accounting_group": "group_backfill"}],
+        default_factory=dict, examples=[{"+IsBackfill": "True", "accounting_group": "group_backfill"}]
     )
-    types: dict[str, HTCondorTypeConfig] = Field(
-        default_factory=dict, description="What is special about a drone type, by its name."
-    )
-    env: Annotated[dict[str, FilledIn], AfterValidator(_plain_environment)] = Field(
-        default_factory=dict, description="Environment variables added for each drone."
-    )
+    """Submit commands for every drone, in quotes: attributes, accounting group, universe, rank; `requirements` and
+    `require_gpus` are joined to those that follow from the type."""
+    types: dict[str, HTCondorTypeConfig] = Field(default_factory=dict)
+    """What is special about a drone type, by its name."""
+    env: Annotated[dict[str, FilledIn], AfterValidator(_plain_environment)] = Field(default_factory=dict)
+    """Environment variables added for each drone."""
     owner: HTCondorOwnerConfig | None = Field(
-        default=None,
-        description="Whose jobs come first here, and where they wait. Without it the site's owner is not looked at.",
-        examples=[{"jobs": 'AcctGroup == "etp"', "schedds": ["submit.etp.example.org"]}],
+        None, examples=[{"jobs": 'AcctGroup == "etp"', "schedds": ["submit.etp.example.org"]}]
     )
-    slot_max_age: PositiveDuration = Field(
-        default=900.0,
-        description="A slot that was last heard from so long before the newest is dead, though the collector lists it.",
-    )
-    lease: Duration = Field(
-        default=60.0,
-        ge=20.0,
-        description="How long a drone outlives the contact between its schedd and its node, and a job that is removed"
-        " while the site vacates it stays in the queue.",
-    )
-    retain_finished: Duration = Field(
-        default=600.0,
-        ge=60.0,
-        description="How long an ended drone stays in the site's queue, to be listed with its end.",
-    )
-    deadline: PositiveDuration = Field(default=15.0, description="Longest time for one question to HTCondor.")
-    submit_deadline: PositiveDuration = Field(default=45.0, description="Longest time for one submit, with its files.")
+    """Whose jobs come first here, and where they wait. Without it the site's owner is not looked at."""
+    slot_max_age: PositiveDuration = Field(900.0)
+    """A slot that was last heard from so long before the newest is dead, though the collector lists it."""
+    lease: Duration = Field(60.0, ge=20.0)
+    """How long a drone outlives the contact between its schedd and its node, and a job that is removed while the site
+    vacates it stays in the queue."""
+    retain_finished: Duration = Field(600.0, ge=60.0)
+    """How long an ended drone stays in the site's queue, to be listed with its end."""
+    deadline: PositiveDuration = Field(15.0)
+    """Longest time for one question to HTCondor."""
+    submit_deadline: PositiveDuration = Field(45.0)
+    """Longest time for one submit, with its files."""
 
     @model_validator(mode="after")
     def _some_token(self) -> Self:

@@ -5,78 +5,57 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from provisioner.config.models import ConfigSection
 from provisioner.config.units import ConfigPath, PositiveDuration, Secret
 
 _SSH_HOST = r"[A-Za-z0-9][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\]"
 _SSH_USER = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 
 
-class SshSettings(BaseModel):
+class SshSettings(ConfigSection):
     """A login node and our credentials there. Nothing is taken from ``~/.ssh/config``."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    host: str = Field(
-        pattern=rf"^({_SSH_HOST})$", description="Name or address of the login node.", examples=["login.example.org"]
-    )
-    port: int = Field(default=22, ge=1, le=65535, description="Its port.")
-    user: str = Field(pattern=rf"^{_SSH_USER}$", description="Account there.", examples=["drones"])
-    known_hosts: ConfigPath = Field(
-        default=Path("~/.ssh/known_hosts"),
-        validate_default=True,
-        description="File with the host keys that are believed, of the login node and of the jump host, as OpenSSH"
-        " writes it. A host that is not in it is not talked to, and there is no way to switch this off.",
-        examples=["known_hosts"],
-    )
-    key: ConfigPath | None = Field(
-        default=None,
-        description="File with the private key; a certificate beside it (`KEY-cert.pub`) is used too.",
-        examples=["id_drones"],
-    )
-    passphrase: Secret | None = Field(default=None, description="Passphrase of `key`, if it has one.")
-    agent: bool = Field(
-        default=False, description="Offer the keys of the ssh agent that SSH_AUTH_SOCK names, after `key`."
-    )
-    password: Secret | None = Field(
-        default=None,
-        description="Password, for login nodes that ask for one, alone or beside a key or a one-time code.",
-    )
-    totp: Secret | None = Field(
-        default=None,
-        description="Seed of the one-time codes in base32, as the enrolment shows it beside the picture (RFC 6238:"
-        " SHA-1, six digits, thirty seconds). A code is used once: connecting again may wait for half a minute.",
-    )
+    host: str = Field(pattern=rf"^({_SSH_HOST})$", examples=["login.example.org"])
+    """Name or address of the login node."""
+    port: int = Field(22, ge=1, le=65535)
+    """Its port."""
+    user: str = Field(pattern=rf"^{_SSH_USER}$", examples=["drones"])
+    """Account there."""
+    known_hosts: ConfigPath = Field(Path("~/.ssh/known_hosts"), validate_default=True, examples=["known_hosts"])
+    """File with the host keys that are believed, of the login node and of the jump host, as OpenSSH writes it. A host
+    that is not in it is not talked to, and there is no way to switch this off."""
+    key: ConfigPath | None = Field(None, examples=["id_drones"])
+    """File with the private key; a certificate beside it (`KEY-cert.pub`) is used too."""
+    passphrase: Secret | None = Field(None)
+    """Passphrase of `key`, if it has one."""
+    agent: bool = Field(False)
+    """Offer the keys of the ssh agent that SSH_AUTH_SOCK names, after `key`."""
+    password: Secret | None = Field(None)
+    """Password, for login nodes that ask for one, alone or beside a key or a one-time code."""
+    totp: Secret | None = Field(None)
+    """Seed of the one-time codes in base32, as the enrolment shows it beside the picture (RFC 6238: SHA-1, six digits,
+    thirty seconds). A code is used once: connecting again may wait for half a minute."""
     jump: str | None = Field(
-        default=None,
-        pattern=rf"^({_SSH_USER}@)?({_SSH_HOST})(:\d{{1,5}})?$",
-        description="Host to go through, `[user@]host[:port]`; let in by the same key, agent, password and codes.",
-        examples=["drones@gate.example.org"],
+        None, pattern=rf"^({_SSH_USER}@)?({_SSH_HOST})(:\d{{1,5}})?$", examples=["drones@gate.example.org"]
     )
-    forced_command: Literal["stdin"] | None = Field(
-        default=None,
-        description="For keys with a forced command (`command=` in authorized_keys). One that looks at"
-        " SSH_ORIGINAL_COMMAND needs nothing here. `stdin`: it reads the command as its first line of input, written"
-        " `exec TOOL ARGUMENT...` in the shell's quoting, and what follows is the tool's own input; `bash -s` is one.",
-    )
-    max_sessions: int = Field(
-        default=5,
-        ge=1,
-        le=100,
-        description="Commands at a time over the one connection. The server's own limit, MaxSessions, is 10 unless set,"
-        " and it counts a command for a moment longer than we do; refusals lower this by themselves.",
-    )
-    connect_deadline: PositiveDuration = Field(
-        default=45.0, description="Longest time to connect and log in, the jump host and waiting for a code included."
-    )
-    keepalive: PositiveDuration = Field(
-        default=15.0, description="How often a silent connection is tried; after three silences it counts as lost."
-    )
-    retry: PositiveDuration = Field(
-        default=2.0, description="Pause after a first failure to connect; each further failure doubles it."
-    )
-    retry_at_most: PositiveDuration = Field(default=300.0, description="Longest pause between two tries to connect.")
+    """Host to go through, `[user@]host[:port]`; let in by the same key, agent, password and codes."""
+    forced_command: Literal["stdin"] | None = Field(None)
+    """For keys with a forced command (`command=` in authorized_keys). One that looks at SSH_ORIGINAL_COMMAND needs
+    nothing here. `stdin`: it reads the command as its first line of input, written `exec TOOL ARGUMENT...` in the
+    shell's quoting, and what follows is the tool's own input; `bash -s` is one."""
+    max_sessions: int = Field(5, ge=1, le=100)
+    """Commands at a time over the one connection. The server's own limit, MaxSessions, is 10 unless set, and it counts
+    a command for a moment longer than we do; refusals lower this by themselves."""
+    connect_deadline: PositiveDuration = Field(45.0)
+    """Longest time to connect and log in, the jump host and waiting for a code included."""
+    keepalive: PositiveDuration = Field(15.0)
+    """How often a silent connection is tried; after three silences it counts as lost."""
+    retry: PositiveDuration = Field(2.0)
+    """Pause after a first failure to connect; each further failure doubles it."""
+    retry_at_most: PositiveDuration = Field(300.0)
+    """Longest pause between two tries to connect."""
 
     @model_validator(mode="after")
     def _some_credential(self) -> Self:
