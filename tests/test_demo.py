@@ -14,7 +14,7 @@ import pytest
 
 from provisioner.model import DroneState
 from provisioner.reasons import JobsWaiting
-from provisioner.store.reader import SqlReader
+from provisioner.store.reader import Reader
 from tests.conftest import Played
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("demo"), pytest.mark.timeout(240)]
@@ -44,7 +44,7 @@ def test_the_demo_runs_what_fits_and_says_why_the_rest_does_not(played: Played) 
 
 
 def test_its_drones_were_started_for_jobs_and_all_left(played: Played) -> None:
-    reader = SqlReader(played.directory / "provisioner.db")
+    reader = Reader(played.directory / "provisioner.db")
     drones = reader.drones(ended=None)
     assert 2 <= len(drones) <= 10, "few GPUs, few drones: none was started twice"
     assert {drone.state for drone in drones} <= {DroneState.DONE, DroneState.CANCELLED, DroneState.UNUSED}
@@ -66,7 +66,7 @@ def test_interrupted_it_takes_everything_with_it(how: signal.Signals, tmp_path: 
         stdin=subprocess.DEVNULL,
         text=True,
     )
-    reader = SqlReader(place / "provisioner.db")
+    reader = Reader(place / "provisioner.db")
     try:
         while not (busy := [d for d in reader.drones() if d.state is DroneState.BUSY] if reader.path.exists() else []):
             assert demo.poll() is None, demo.communicate()

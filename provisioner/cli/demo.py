@@ -31,7 +31,8 @@ from provisioner.cli.jobs import answer_of, class_rows, newest_plan, open_queue
 from provisioner.cli.options import Exit, VerbError, Where
 from provisioner.model import WAITING, Drone, DroneId, DroneState
 from provisioner.reasons import JobsWaiting, Reason
-from provisioner.store import Reader, StoreError, Transition
+from provisioner.store import StoreError, Transition
+from provisioner.store.reader import Reader
 
 DEMO_LIMIT_S = 150.0
 """The demo gives up after this long. It takes about 20 s on a quiet host."""
@@ -169,10 +170,10 @@ def run_demo(directory: Path, show: Callable[[DemoView], None], asked_to_end: th
 
     Raises KeyboardInterrupt where it was asked to end earlier.
     """
-    from provisioner.store.reader import SqlReader
+    from provisioner.store.reader import Reader
 
     log = directory / "controller.log"
-    reader = SqlReader(directory / "provisioner.db")
+    reader = Reader(directory / "provisioner.db")
     watcher = DemoWatcher(open_queue(Where(config=directory / "provisioner.yaml")), reader)
     faults: list[str] = []
     try:

@@ -37,7 +37,8 @@ from provisioner.cli.options import (
 )
 from provisioner.cli.output import note, picked, present
 from provisioner.model import WHOLE_GPU, DrainMode, Drone, DroneId, DroneState, RequestKind
-from provisioner.store import Reader, Transition
+from provisioner.store import Transition
+from provisioner.store.reader import Reader
 
 if TYPE_CHECKING:
     from provisioner.planner.retirement import IdleLimit

@@ -26,7 +26,8 @@ from provisioner.estimates import (
     mean_run_s,
     owner_of,
 )
-from provisioner.store import ForgetRequest, Reader
+from provisioner.store import ForgetRequest
+from provisioner.store.reader import Reader
 
 ESTIMATES_SCHEMA = "provisioner.estimates/1"
 

@@ -261,7 +261,7 @@ class RecordedStore(MemoryStore):
     """A store in memory that enters in a :class:`RunRecord` what is committed to it."""
 
     def __init__(self, run: RunRecord) -> None:
-        super().__init__("sim", keep_s=math.inf, snapshots=0)
+        super().__init__()
         self._run = run
 
     async def record(self, plan: Plan, snapshot: Snapshot) -> None:

@@ -43,7 +43,7 @@ from provisioner.model import (
 )
 from provisioner.planner import decide
 from provisioner.reasons import Accepted, EndedAtSite, SeenInPool
-from provisioner.store.reader import SqlReader
+from provisioner.store.reader import Reader
 from provisioner.store.writer import SqlStore
 
 CONTROLLER = "kit"
@@ -157,8 +157,8 @@ def record(_filled: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def reader(record: Path) -> SqlReader:
-    return SqlReader(record)
+def reader(record: Path) -> Reader:
+    return Reader(record)
 
 
 @pytest.fixture

@@ -19,10 +19,10 @@ from provisioner.model import CompletedJob, DroneType, JobClass, OverlayView, Sn
 from provisioner.planner import decide
 from provisioner.simulator.loop import run_virtual
 from provisioner.store import EstimatesUnreadableError, ForgetRequest, StoreUnusableError
-from provisioner.store.memory import MemoryStore
-from provisioner.store.reader import SqlReader
+from provisioner.store.reader import Reader
 from provisioner.store.writer import SqlStore
 from tests.controller.world import JOB, Place, Pool, run_for, serving, wall
+from tests.store.story import TemporaryStore
 
 EPOCH = 1.7e9
 
@@ -59,9 +59,9 @@ async def dies(controller: Controller) -> None:
 @pytest.fixture(params=["memory", "sql"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[object]:
     """Opens the same record again and again."""
-    memory = MemoryStore("kit", 1e9, 10)
+    memory = TemporaryStore("kit", 1e9, 10)
 
-    def store() -> MemoryStore | SqlStore:
+    def store() -> TemporaryStore | SqlStore:
         if request.param == "memory":
             vars(memory).pop("learn", None)
             return memory
@@ -106,7 +106,7 @@ def test_a_crash_loses_ten_minutes_and_what_the_pool_still_tells_not_even_that(o
 def test_it_is_written_every_ten_minutes_and_at_an_orderly_end_and_not_at_every_tick() -> None:
     written: list[float] = []
 
-    class Counted(MemoryStore):
+    class Counted(TemporaryStore):
         async def learn(self, experience: EstimateSamples, forgotten: Sequence[int] = ()) -> None:
             written.append(round(experience.at - EPOCH))
             await super().learn(experience, forgotten)
@@ -121,7 +121,7 @@ def test_it_is_written_every_ten_minutes_and_at_an_orderly_end_and_not_at_every_
     assert len(pauses_s) == 4 and all(KEEP_EVERY_S <= each <= KEEP_EVERY_S + 20 for each in pauses_s)
 
 
-class Unread(MemoryStore):
+class Unread(TemporaryStore):
     """A record in which what was learned cannot be made out until it is written anew."""
 
     def __init__(self) -> None:
@@ -191,19 +191,19 @@ def test_what_could_not_be_read_again_is_told_and_never_takes_the_place_of_what_
 
         async with serving(Place(), store=store(), pool=pool) as controller:
             await run_for(controller, 1000)
-        kept = SqlReader(path).experience()
+        kept = Reader(path).experience()
         with capture_logs() as told:
             async with serving(Place(), store=store(), pool=pool) as controller:
                 controller.estimation.memory.delays["here/gpu"] = StartDelays(-0.4, 60.0)
                 await run_for(controller, 60)
         (line,) = [line for line in told if line["event"] == "estimates.write_failed"]
         assert line["log_level"] == "error" and "delays.here/gpu.0: Input should be greater" in line["message"]
-        assert kept is not None and kept.runs and SqlReader(path).experience() == kept
+        assert kept is not None and kept.runs and Reader(path).experience() == kept
 
     run_virtual(story(), start_epoch=EPOCH)
 
 
-class Deaf(MemoryStore):
+class Deaf(TemporaryStore):
     """A disk on which nothing that was learned can be read or written."""
 
     async def experience(self) -> EstimateSamples | None:
@@ -230,7 +230,7 @@ def test_what_an_operator_wants_forgotten_is_forgotten_within_a_minute_and_on_re
     async def story() -> None:
         pool, store = BusyPool(), opened()
         async with serving(Place(), store=store, pool=pool) as controller:
-            reader = store.reader() if isinstance(store, MemoryStore) else SqlReader(store.path)
+            reader = store.reader() if isinstance(store, TemporaryStore) else Reader(store.path)
             await run_for(controller, 1000)
             reader.forget("user:anna", reason="new code", by="mg", at=wall())
             await run_for(controller, ASK_EVERY_S + 30)
@@ -258,7 +258,7 @@ def test_a_snapshot_saved_after_a_restart_replays_with_what_was_known(opened) ->
         async with serving(Place(), store=store, pool=pool) as controller:
             known = controller.estimation.estimates
             report = await controller.tick()
-            reader = store.reader() if isinstance(store, MemoryStore) else SqlReader(store.path)
+            reader = store.reader() if isinstance(store, TemporaryStore) else Reader(store.path)
             kept = reader.snapshot(report.plan.tick)
             assert report.plan.starts and kept is not None, "an acting tick"
             assert kept.estimates == known and known.runs

@@ -34,7 +34,7 @@ from provisioner.model import (
 )
 from provisioner.simulator.loop import VirtualClock
 from provisioner.store import ForgetRequest, StoreUnusableError
-from provisioner.store.memory import MemoryStore
+from tests.store.story import TemporaryStore
 
 GPU = DroneType("here", "gpu", 1000, 8, 20480, 0, vram_mib=16384, capability=80)
 JOB = JobClass("jobs", 1000, 1, 1024, waiting=1)
@@ -119,7 +119,7 @@ class Pool:
         return Bootstrap(b"#!/bin/sh\n")
 
 
-class FullDisk(MemoryStore):
+class FullDisk(TemporaryStore):
     """A record that can be read and cannot be written (nor, for some calls, read) while ``full`` names the call."""
 
     def __init__(self, *full: str) -> None:
@@ -163,7 +163,7 @@ class FullDisk(MemoryStore):
         return await super().prune(now)
 
 
-class Crowded(MemoryStore):
+class Crowded(TemporaryStore):
     """A record with more to forget than one pruning does."""
 
     def __init__(self, rounds: int) -> None:
@@ -185,12 +185,12 @@ class SetClock(VirtualClock):
 
 @asynccontextmanager
 async def serving(
-    *places: Place, store: MemoryStore | None = None, pool: Pool | None = None, **limits: float
+    *places: Place, store: TemporaryStore | None = None, pool: Pool | None = None, **limits: float
 ) -> AsyncIterator[Controller]:
     """A controller with these sites, entered; :meth:`Controller.tick` is the story's to call."""
     types = [DroneType(p.name, "gpu", 1000, 8, 20480, 0, vram_mib=16384, capability=80) for p in places]
     policy = Policy(sites={p.name: SitePolicy(p.name, **limits) for p in places})  # type: ignore[arg-type]
-    async with store or MemoryStore("kit", 1e9, 10) as kept:
+    async with store or TemporaryStore("kit", 1e9, 10) as kept:
         sites = {p.name: p for p in places}
         controller = Controller("kit", policy, types, pool or Pool(), sites, kept, SetClock())
         async with controller:

@@ -11,7 +11,7 @@ from provisioner.cli.reference import REASON_EXAMPLES
 from provisioner.estimates import HORIZONS_S, UNKNOWN, Estimates, EstimateSamples, OwnerGrowth, SiteSamples, StartDelays
 from provisioner.planner.safeguards import safe_plan
 from provisioner.reasons import JobsWaiting, OperatorRequested, Orphan, Unneeded
-from provisioner.store.reader import SqlReader
+from provisioner.store.reader import Reader
 from provisioner.store.writer import SqlStore
 
 NOW = 1_770_000_000.0
@@ -306,7 +306,7 @@ async def write(path: Path, *, decided: bool) -> None:
             await store.keep(NOW - 300, {d.id: "reason=gpu-check why=no%20device" for d in made if d.state.ended})
             seen = snapshot(store, at)
             await store.record(safe_plan(seen).plan, seen)
-            reader = SqlReader(path)
+            reader = Reader(path)
             reader.ask(
                 m.RequestKind.DRAIN, [made[6].id], reason="new fan", by="alice", at=NOW - 9, mode=m.DrainMode.FAST
             )

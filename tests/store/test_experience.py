@@ -14,7 +14,7 @@ from provisioner.controller.estimation import KEYS_KEPT, RUNS_KEPT, USE_KEPT
 from provisioner.estimates import EstimateSamples, SiteSamples, StartDelays
 from provisioner.store import EstimatesUnreadableError, StoreUnusableError
 from provisioner.store.documents import ESTIMATES_FORMAT, pack_estimates, unpack_estimates
-from provisioner.store.reader import SqlReader
+from provisioner.store.reader import Reader
 from provisioner.store.writer import SqlStore
 from tests.store.story import CONTROLLER, KEEP_S, KNOWN, SNAPSHOTS, drone, record, starts
 
@@ -94,8 +94,8 @@ async def test_what_is_damaged_is_said_with_its_repair_and_the_next_writing_mend
             with pytest.raises(EstimatesUnreadableError, match=said):
                 await ask()
         with pytest.raises(EstimatesUnreadableError, match=said):
-            SqlReader(file).experience()
-        assert set(store.drones) == {drone(1).id} and SqlReader(file).drones(), "nothing else is the worse for it"
+            Reader(file).experience()
+        assert set(store.drones) == {drone(1).id} and Reader(file).drones(), "nothing else is the worse for it"
         await store.learn(KNOWN)
         assert await store.experience() == KNOWN
 

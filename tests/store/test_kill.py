@@ -16,7 +16,7 @@ import pytest
 from provisioner.model import DroneId, DroneState
 from provisioner.store import Store
 from provisioner.store.changes import serial_of
-from provisioner.store.reader import SqlReader
+from provisioner.store.reader import Reader
 from provisioner.store.writer import SqlStore
 from tests.store.story import CONTROLLER, SNAPSHOTS, drone, now_is, record, starts
 
@@ -88,7 +88,7 @@ def test_killed_at_any_moment_every_plan_is_whole_or_absent(file: Path, pace_s: 
     announced = checked = 0
     for kill in range(30):
         if file.exists():  # readable as the dead one left it, before a controller has put anything in order
-            assert len(SqlReader(file).drones(ended=None)) % STARTS == 0
+            assert len(Reader(file).drones(ended=None)) % STARTS == 0
         after_s = chance.uniform(0.0, 6 * pace_s) if kill % 4 else chance.uniform(0.0, pace_s)
         announced = max(announced, _killed(file, after_s, threaded))
         checked = asyncio.run(_check(file, announced, checked, f"seed {seed}, kill {kill} after {after_s:.4f} s"))
@@ -112,7 +112,7 @@ async def _check(file: Path, announced: int, checked: int, moment: str) -> int:
     """Reopen and compare plans since tick ``checked`` with drones and their histories; the last recorded tick."""
     async with SqlStore(file, CONTROLLER, 1e9, SNAPSHOTS, threaded=False) as store:
         assert store.tick >= announced, f"{moment}: tick {announced} was acted on and is not on record"
-        reader = SqlReader(file)
+        reader = Reader(file)
         listed = {each.id: each for each in reader.drones(ended=None)}
         assert dict(store.drones) == listed, moment
         plans = reader.plans(limit=10**6, since=checked + 0.5)
@@ -137,7 +137,7 @@ def test_a_killed_writer_leaves_the_store_readable_and_free(file: Path) -> None:
     while not announced:
         assert time.monotonic() - started < 60
         announced = _killed(file, 0.5, threaded=True)
-    reader = SqlReader(file)
+    reader = Reader(file)
     assert reader.holder() is None
     assert reader.drone(DroneId("kit-ab12-1")) is not None
     assert len(reader.drones()) >= announced * STARTS

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from provisioner.model import DroneState
-from provisioner.store.reader import SqlReader
+from provisioner.store.reader import Reader
 from provisioner.store.writer import BATCH_ROWS, BATCHES_PER_PRUNING, MAX_EVENTS, SqlStore
 from tests.store.story import CONTROLLER, DONE, KEEP_S, SNAPSHOTS, Ground, drone, record, starts
 
@@ -48,7 +48,7 @@ async def test_more_jobs_than_one_pruning_forgets_are_all_forgotten_by_the_next_
         assert await store.prune(1e6) is True
         assert _counts(file)["completed_jobs"] == count + 1 - AT_ONCE, "one pruning is bounded: a tick waits for it"
         assert await _pruned(store, 1e6) == 2
-        assert [each.job_id for each in SqlReader(file).completions(0.0, 2e6)] == ["young.0"]
+        assert [each.job_id for each in Reader(file).completions(0.0, 2e6)] == ["young.0"]
 
 
 async def test_every_kind_of_row_is_pruned_until_none_is_old(file: Path) -> None:

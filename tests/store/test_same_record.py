@@ -26,9 +26,9 @@ from provisioner.model import (
     Start,
     StateChange,
 )
-from provisioner.store import Hazard, Reader, Store
+from provisioner.store import Hazard, Store
 from provisioner.store.memory import MemoryStore
-from provisioner.store.reader import SqlReader
+from provisioner.store.reader import Reader
 from provisioner.store.writer import SqlStore
 from tests.store.story import (
     CONTROLLER,
@@ -119,9 +119,9 @@ def test_sqlite_and_memory_hold_the_same_record(blank: Path, ticks: list[Tick]) 
             return SqlStore(path, CONTROLLER, KEEP_S, SNAPSHOTS, threaded=False)
 
         in_memory = asyncio.run(_run(lambda: memory, memory.reader(), ticks))
-        in_file = asyncio.run(_run(reopened, SqlReader(path), ticks))
+        in_file = asyncio.run(_run(reopened, Reader(path), ticks))
         assert in_file == in_memory
-        assert _told(SqlReader(path)) == _told(memory.reader())
+        assert _told(Reader(path)) == _told(memory.reader())
 
 
 async def _run(opened: Callable[[], Store], reader: Reader, ticks: list[Tick]) -> list[object]:
@@ -222,4 +222,4 @@ async def test_the_comparison_would_notice_a_difference(blank: Path, tmp_path: P
     memory = MemoryStore(CONTROLLER, KEEP_S, SNAPSHOTS, birth="mem0")
     async with memory:
         await record(memory, Plan(1, 100.0, starts=(Start(drone(1), WHY),)))
-    assert _told(memory.reader()) != _told(SqlReader(blank))
+    assert _told(memory.reader()) != _told(Reader(blank))
