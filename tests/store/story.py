@@ -81,6 +81,20 @@ KNOWN = EstimateSamples(
 )
 
 
+class Ground:
+    """One record, opened as often as a test likes."""
+
+    def __init__(self, path: Path, threaded: bool) -> None:
+        self.path = path
+        self._threaded = threaded
+
+    def store(self) -> SqlStore:
+        return SqlStore(self.path, CONTROLLER, KEEP_S, SNAPSHOTS, self._threaded)
+
+    def reader(self) -> Reader:
+        return Reader(self.path)
+
+
 class TemporaryStore(SqlStore):
     """A store in a file that goes with it: open for all of its life, and used without a thread."""
 
