@@ -83,29 +83,33 @@ def submit(
     compute capability times ten; 0 or an empty text sets no requirement.
 
     Raises:
-        BadJob: the request can never be met.
+        InvalidJobError: the request can never be met.
         sqlite3.Error: the queue cannot be used.
     """
-    request = {
-        "owner": _text("owner", owner or getpass.getuser()),
-        "priority": priority,
-        "gpu_milli": gpu_milli(gpus),
-        "cpus": _at_least("cpus", cpus, 1),
-        "memory_mib": _at_least("memory_mib", memory_mib, 0),
-        "disk_mib": _at_least("disk_mib", disk_mib, 0),
-        "vram_mib": _at_least("vram_mib", vram_mib, 0),
-        "capability": _at_least("capability", capability, 0),
-        "gpu_model": _text("gpu_model", gpu_model),
-        "walltime_s": _walltime(walltime_s),
-        "argv": json.dumps(_argv(argv)),
-        "env": json.dumps(_environment(env or {})),
-        "submitted_at": time.time(),
-        "state": JobState.IDLE.value,
-    }
+    least = {"cpus": 1, "memory_mib": 0, "disk_mib": 0, "vram_mib": 0, "capability": 0}
+    sizes = {"cpus": cpus, "memory_mib": memory_mib, "disk_mib": disk_mib, "vram_mib": vram_mib}
+    sizes["capability"] = capability
+    for name, value in sizes.items():
+        if not least[name] <= value < _LARGEST:
+            raise InvalidJobError(f"{name} = {value}: at least {least[name]}, and below 2^62")
+    if not 0 <= walltime_s < _LARGEST:  # false for NaN too
+        raise InvalidJobError(f"walltime_s = {walltime_s}: 0 (not specified) or more")
     if not -_LARGEST < priority < _LARGEST:
         raise InvalidJobError(f"priority {priority} is out of range")
     if count < 1:
         raise InvalidJobError(f"count {count}: at least one job")
+    request = {
+        **sizes,
+        "owner": _text("owner", owner or getpass.getuser()),
+        "priority": priority,
+        "gpu_milli": gpu_milli(gpus),
+        "gpu_model": _text("gpu_model", gpu_model),
+        "walltime_s": float(walltime_s),
+        "argv": _argv(argv),
+        "env": _environment(env or {}),
+        "submitted_at": time.time(),
+        "state": JobState.IDLE.value,
+    }
     table.create(path)
     statement = f"INSERT INTO job ({', '.join(request)}) VALUES ({', '.join(f':{name}' for name in request)})"
     with contextlib.closing(table.connect(path)) as connection, table.writing(connection):
@@ -181,34 +185,22 @@ def wrong_gpu_milli(milli: int) -> str:
     return ""
 
 
-def _at_least(name: str, value: int, least: int) -> int:
-    if not least <= value < _LARGEST:
-        raise InvalidJobError(f"{name} = {value}: at least {least}, and below 2^62")
-    return int(value)
-
-
-def _walltime(seconds: float) -> float:
-    if not 0 <= seconds < _LARGEST:  # false for NaN too
-        raise InvalidJobError(f"walltime_s = {seconds}: 0 (not said) or more")
-    return float(seconds)
-
-
 def _text(name: str, text: str) -> str:
     if len(text) > _TEXT_LIMIT or not text.isprintable():
         raise InvalidJobError(f"{name}: at most {_TEXT_LIMIT} printable characters")
     return text
 
 
-def _argv(argv: Sequence[str]) -> list[str]:
+def _argv(argv: Sequence[str]) -> str:
     if isinstance(argv, str) or not argv or not argv[0]:
         raise InvalidJobError("argv: a list of a program and its arguments")
     if any("\0" in word for word in argv):
         raise InvalidJobError("argv: no NUL characters")
-    return list(argv)
+    return json.dumps(list(argv))
 
 
-def _environment(env: Mapping[str, str]) -> dict[str, str]:
+def _environment(env: Mapping[str, str]) -> str:
     for name, value in env.items():
         if not _VARIABLE.fullmatch(name) or "\0" in value:
             raise InvalidJobError(f"env: `{name[:40]}` cannot be an environment variable")
-    return dict(env)
+    return json.dumps(dict(env))

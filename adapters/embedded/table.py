@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-SCHEMA_VERSION = 1
+QUEUE_VERSION = 1
 LONGEST_LEASE_S = 600.0
 """A lease that ends later than this from now is from before a reboot."""
 _BUSY_S = 5.0
 
-SCHEMA = """
+_TABLES = """
 CREATE TABLE job (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     owner TEXT NOT NULL,
@@ -60,7 +60,7 @@ CREATE TABLE slot (
 );
 CREATE TABLE drain (drone_id TEXT PRIMARY KEY, mode TEXT NOT NULL, reason TEXT NOT NULL, at REAL NOT NULL);
 """
-DONE_INDEX = "CREATE INDEX IF NOT EXISTS job_done ON job (ended_at) WHERE ended_at > 0"
+_DONE_INDEX = "CREATE INDEX IF NOT EXISTS job_done ON job (ended_at) WHERE ended_at > 0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class SlotOffer:
 class ClaimedJob:
     """A job that a drone has taken."""
 
-    job_id: int
+    id: int
     attempt: int
     token: str
     argv: str
@@ -134,10 +134,10 @@ def create(path: Path) -> None:
         connection.execute("PRAGMA journal_mode = WAL")
         with writing(connection):
             if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
-                for statement in SCHEMA.split(";"):
+                for statement in _TABLES.split(";"):
                     connection.execute(statement)
-                connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-            connection.execute(DONE_INDEX)  # queues made before it get it too
+                connection.execute(f"PRAGMA user_version = {QUEUE_VERSION}")
+            connection.execute(_DONE_INDEX)  # queues made before it get it too
 
 
 def connect(path: Path, busy_s: float = _BUSY_S) -> sqlite3.Connection:
@@ -145,8 +145,8 @@ def connect(path: Path, busy_s: float = _BUSY_S) -> sqlite3.Connection:
     connection = _connect(path, "rw", busy_s)
     try:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version != SCHEMA_VERSION:
-            raise sqlite3.DatabaseError(f"{path}: queue version {version}, this program knows {SCHEMA_VERSION}")
+        if version != QUEUE_VERSION:
+            raise sqlite3.DatabaseError(f"{path}: queue version {version}, this program knows {QUEUE_VERSION}")
     except BaseException:
         connection.close()
         raise
@@ -215,18 +215,8 @@ def take(connection: sqlite3.Connection, offer: SlotOffer, drone_id: str, lease_
         " started_at = ?, message = '' WHERE id = ?",
         (drone_id, token, lease_until, time.time(), row["id"]),
     )
-    return ClaimedJob(
-        job_id=row["id"],
-        attempt=row["attempts"] + 1,
-        token=token,
-        argv=row["argv"],
-        env=row["env"],
-        gpu_milli=row["gpu_milli"],
-        cpus=row["cpus"],
-        memory_mib=row["memory_mib"],
-        disk_mib=row["disk_mib"],
-        walltime_s=row["walltime_s"],
-    )
+    copied = {name: row[name] for name in ClaimedJob.__slots__ if name not in ("attempt", "token")}
+    return ClaimedJob(**copied, attempt=row["attempts"] + 1, token=token)
 
 
 def renew(connection: sqlite3.Connection, claim: ClaimedJob, lease_until: float) -> bool:
@@ -237,25 +227,20 @@ def renew(connection: sqlite3.Connection, claim: ClaimedJob, lease_until: float)
 def finish(connection: sqlite3.Connection, claim: ClaimedJob, exit_code: int, message: str) -> bool:
     """Record the end of a job; return False, and change nothing, if it belongs to another drone now."""
     state = "failed" if exit_code else "done"
-    return _if_claimed(
-        connection,
-        claim,
-        "state = ?, exit_code = ?, message = ?, ended_at = ?, token = ''",
-        *(state, exit_code, message, time.time()),
-    )
+    ended = "state = ?, exit_code = ?, message = ?, ended_at = ?, token = ''"
+    return _if_claimed(connection, claim, ended, state, exit_code, message, time.time())
 
 
 def give_back(connection: sqlite3.Connection, claim: ClaimedJob, message: str) -> bool:
     """Put a job back to idle without counting it as lost."""
-    return _if_claimed(
-        connection, claim, "state = 'idle', message = ?, drone_id = '', token = '', started_at = 0", message
-    )
+    idle = "state = 'idle', message = ?, drone_id = '', token = '', started_at = 0"
+    return _if_claimed(connection, claim, idle, message)
 
 
 def _if_claimed(connection: sqlite3.Connection, claim: ClaimedJob, assignments: str, *values: object) -> bool:
     changed = connection.execute(
         f"UPDATE job SET {assignments} WHERE id = ? AND token = ? AND state = 'running'",
-        (*values, claim.job_id, claim.token),
+        (*values, claim.id, claim.token),
     )
     return changed.rowcount == 1
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from adapters.embedded import EmbeddedOverlay, JobQueueOverlay, queue, table
+from adapters.embedded import EmbeddedOverlay, queue, table
 from adapters.embedded.overlay import _DONE
 from adapters.embedded.queue import InvalidJobError, JobState
 from provisioner.interfaces import UnavailableError
@@ -212,11 +212,10 @@ def test_a_file_that_is_no_queue_is_trouble_and_is_not_touched(path: Path, conte
 
 async def test_the_overlay_takes_jobs_itself(path: Path) -> None:
     async with EmbeddedOverlay(config(path), "kit") as overlay:
-        as_queue: JobQueueOverlay = overlay
-        ids = await as_queue.submit(["true"], count=2, gpus=0.5, owner="ada")
-        assert [job.owner for job in await as_queue.jobs(ids=ids, states=["idle"])] == ["ada", "ada"]
-        assert (await as_queue.counts())[JobState.IDLE] == 2
-        assert await as_queue.remove(ids) == 2
+        ids = await overlay.submit(["true"], count=2, gpus=0.5, owner="ada")
+        assert [job.owner for job in await overlay.jobs(ids=ids, states=["idle"])] == ["ada", "ada"]
+        assert queue.counts(path)[JobState.IDLE] == 2
+        assert await overlay.remove(ids) == 2
 
 
 async def test_an_admission_needs_no_secret_and_survives_odd_paths(tmp_path: Path) -> None:
