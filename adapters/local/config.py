@@ -13,15 +13,15 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from provisioner.config.units import Capability, ConfigPath, Duration, PositiveDuration, Size
 from provisioner.model import DroneType
 
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_OURS = re.compile(r"PROVISIONER_.*|DRONE_.*|CUDA_VISIBLE_DEVICES")
+_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SITE_VARIABLES = re.compile(r"PROVISIONER_.*|DRONE_.*|CUDA_VISIBLE_DEVICES")
 
 
 def _plain_environment(env: dict[str, str]) -> dict[str, str]:
     for name, value in env.items():
-        if not _VARIABLE.fullmatch(name) or "\0" in value:
+        if not _VARIABLE_NAME.fullmatch(name) or "\0" in value:
             raise ValueError(f"`{name[:40]}` cannot be an environment variable: use letters, digits and `_`")
-        if _OURS.fullmatch(name):
+        if _SITE_VARIABLES.fullmatch(name):
             raise ValueError(f"`{name}` is set by the site itself: remove it")
     return env
 
@@ -84,24 +84,12 @@ class LocalSiteConfig(BaseModel):
 
     def unfit(self, types: Sequence[DroneType]) -> Iterator[tuple[str, str]]:
         """Yield types that this host can never hold. GPUs that `nvidia-smi` would have to list are left out."""
-        from adapters.local.resources import (
-            FreeHostResources,
-            LocalHost,
-            ResourceShortage,
-            declared,
-            disk_mib,
-            memory_mib,
-        )
+        from adapters.local.resources import FreeHostResources, ResourceShortage, declared_host
 
         root = self.root.absolute()
         while not root.exists():
             root = root.parent
-        host = LocalHost(
-            cpus=self.cpus,
-            memory_mib=self.memory if self.memory is not None else memory_mib(),
-            disk_mib=self.disk if self.disk is not None else disk_mib(root),
-            gpus=() if self.gpus == "auto" else declared(self.gpus),
-        )
+        host = declared_host(self, root)
         for kind in types:
             asked = replace(kind, gpu_milli=0) if self.gpus == "auto" else kind
             if isinstance(found := FreeHostResources.of(host).find(asked), ResourceShortage):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from adapters.local.drones import DroneDirectory, DroneRecord, claim, prepare
+from adapters.local.drones import DroneRecord, claim, prepare
 from adapters.local.processes import Process, boot_id
 from adapters.local.resources import HostAllocation
 from provisioner.adapter_tests import eventually
@@ -86,7 +86,7 @@ async def test_a_claim_whose_controller_died_is_a_fault_and_frees_its_room(
     never = order(1)
     dead = Process(1, 1, boot_id())  # pid 1 did not start at tick 1 under this name
     record = DroneRecord(controller, HERE, "small", 1.0, str(dead), HostAllocation(2, 1024, 10, {0: 1000}))
-    assert claim(prepare(root, dead, LIVING), DroneDirectory(root / never.drone_id), record)
+    assert claim(prepare(root, dead, LIVING), root / never.drone_id, record)
     async with make_site() as site:
         view = await site.poll()
         end = view.drones[never.drone_id].end
@@ -104,7 +104,7 @@ async def test_a_claim_of_a_live_controller_waits_and_can_be_stopped(
     waiting = order(1)
     me = Process.own()
     record = DroneRecord(controller, HERE, "small", 1.0, str(me), HostAllocation(2, 1024, 10, {0: 1000}))
-    assert claim(prepare(root, me, LIVING), DroneDirectory(root / waiting.drone_id), record)
+    assert claim(prepare(root, me, LIVING), root / waiting.drone_id, record)
     async with make_site() as site:
         view = await site.poll()
         assert view.drones[waiting.drone_id].state is RemoteState.PENDING
