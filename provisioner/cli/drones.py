@@ -496,7 +496,7 @@ def drone_document(reader: Reader, drone_id: str) -> Document:
     if drone is None:
         raise VerbError(f"drone {drone_id} is no longer on record")
     idle = _idle_limit(drone, reader)
-    return life_document(drone, life_steps(reader.history(drone.id)), time.time(), reader.last_words(drone.id), idle)
+    return life_document(drone, life_steps(reader.history(drone.id)), time.time(), reader.last_output(drone.id), idle)
 
 
 def _idle_limit(drone: Drone, reader: Reader) -> IdleLimit | None:

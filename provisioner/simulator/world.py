@@ -268,10 +268,10 @@ class RecordedStore(MemoryStore):
         await super().record(plan, snapshot)
         self._run.committed(plan, self.drones)
 
-    async def settle(
+    async def record_results(
         self, tick: int, moves: Sequence[StateChange], breakers: Sequence[Breaker], *, set_to: float | None = None
     ) -> None:
-        await super().settle(tick, moves, breakers, set_to=set_to)
+        await super().record_results(tick, moves, breakers, set_to=set_to)
         self._run.moved(moves, self.drones)
 
     async def event(self, at: float, name: str, fields: Mapping[str, str | int | float]) -> None:

@@ -94,7 +94,7 @@ class Views:
 
 
 @dataclass(frozen=True, slots=True)
-class ForgetRequest:
+class EstimateReset:
     """The request of an operator to forget estimates."""
 
     id: int
@@ -216,7 +216,7 @@ class Store(ABC):
         """
 
     @abstractmethod
-    async def settle(
+    async def record_results(
         self, tick: int, moves: Sequence[StateChange], breakers: Sequence[Breaker], *, set_to: float | None = None
     ) -> None:
         """Commit the results of a plan's orders as state changes, and the breakers that they changed.
@@ -229,23 +229,23 @@ class Store(ABC):
         """Commit a log event."""
 
     @abstractmethod
-    async def keep(self, at: float, words: Mapping[DroneId, str]) -> None:
+    async def record_outputs(self, at: float, outputs: Mapping[DroneId, str]) -> None:
         """Commit the last output of drones, for as long as they are on record."""
 
     @abstractmethod
-    async def completed(self, completions: Sequence[CompletedJob]) -> None:
+    async def record_completed(self, completions: Sequence[CompletedJob]) -> None:
         """Commit completed jobs. One that is on record already (by job id and end) stays as it is."""
 
     @abstractmethod
-    async def experience(self) -> EstimateSamples | None:
-        """Return the samples that :meth:`learn` committed last. Raises :class:`EstimatesUnreadableError`."""
+    async def estimate_samples(self) -> EstimateSamples | None:
+        """Return the samples that :meth:`record_estimates` committed last. Raises :class:`EstimatesUnreadableError`."""
 
     @abstractmethod
-    async def learn(self, experience: EstimateSamples, forgotten: Sequence[int] = ()) -> None:
+    async def record_estimates(self, samples: EstimateSamples, resets: Sequence[int] = ()) -> None:
         """Commit samples in place of those before, and delete the requests to forget that were carried out."""
 
     @abstractmethod
-    async def forgets(self) -> tuple[ForgetRequest, ...]:
+    async def estimate_resets(self) -> tuple[EstimateReset, ...]:
         """Return the requests to forget that are not carried out yet, oldest first."""
 
     @abstractmethod

@@ -17,7 +17,7 @@ from provisioner.model import (
     Snapshot,
     StateChange,
 )
-from provisioner.store import CommittedState, ForgetRequest, Store
+from provisioner.store import CommittedState, EstimateReset, Store
 from provisioner.store.changes import RecordChange, change_by_plan, change_by_results, state_after, state_after_plan
 
 
@@ -53,7 +53,7 @@ class MemoryStore(Store):
         self._note_ends(change)
         self.waiting = [request for request in self.waiting if request.id not in plan.requests_done]
 
-    async def settle(
+    async def record_results(
         self, tick: int, moves: Sequence[StateChange], breakers: Sequence[Breaker], *, set_to: float | None = None
     ) -> None:
         change = change_by_results(tick, moves, breakers)
@@ -72,19 +72,19 @@ class MemoryStore(Store):
     async def event(self, at: float, name: str, fields: Mapping[str, str | int | float]) -> None:
         pass
 
-    async def keep(self, at: float, words: Mapping[DroneId, str]) -> None:
+    async def record_outputs(self, at: float, outputs: Mapping[DroneId, str]) -> None:
         pass
 
-    async def completed(self, completions: Sequence[CompletedJob]) -> None:
+    async def record_completed(self, completions: Sequence[CompletedJob]) -> None:
         pass
 
-    async def experience(self) -> EstimateSamples | None:
+    async def estimate_samples(self) -> EstimateSamples | None:
         return self._samples
 
-    async def learn(self, experience: EstimateSamples, forgotten: Sequence[int] = ()) -> None:
-        self._samples = experience
+    async def record_estimates(self, samples: EstimateSamples, resets: Sequence[int] = ()) -> None:
+        self._samples = samples
 
-    async def forgets(self) -> tuple[ForgetRequest, ...]:
+    async def estimate_resets(self) -> tuple[EstimateReset, ...]:
         return ()
 
     async def ended(self, drone_ids: Sequence[DroneId]) -> Mapping[DroneId, DroneState]:

@@ -27,7 +27,7 @@ from provisioner.model import (
     Plan,
     RequestKind,
 )
-from provisioner.store import ForgetRequest
+from provisioner.store import EstimateReset
 from provisioner.store.changes import patience_of, serial_of
 
 T = TypeVar("T")
@@ -129,10 +129,10 @@ def read_requests(sql: sqlite3.Connection) -> tuple[OperatorRequest, ...]:
     )
 
 
-def read_forget_requests(sql: sqlite3.Connection) -> tuple[ForgetRequest, ...]:
+def read_estimate_resets(sql: sqlite3.Connection) -> tuple[EstimateReset, ...]:
     """Return the requests to forget estimates, oldest first."""
-    rows = sql.execute("SELECT id, at, what, reason, by FROM forget_requests ORDER BY id")
-    return tuple(ForgetRequest(*row) for row in rows)
+    rows = sql.execute("SELECT id, at, what, reason, by FROM estimate_resets ORDER BY id")
+    return tuple(EstimateReset(*row) for row in rows)
 
 
 def read_estimates(sql: sqlite3.Connection, path: Path) -> EstimateSamples | None:

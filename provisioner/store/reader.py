@@ -19,8 +19,8 @@ from typing import Any, cast
 from provisioner.estimates import EstimateSamples
 from provisioner.model import Breaker, CompletedJob, DrainMode, Drone, DroneId, DroneState, Plan, RequestKind, Snapshot
 from provisioner.store import (
+    EstimateReset,
     Event,
-    ForgetRequest,
     Hazard,
     Holder,
     StoreError,
@@ -38,8 +38,8 @@ from provisioner.store.queries import (
     drones_of,
     insert,
     read_breakers,
+    read_estimate_resets,
     read_estimates,
-    read_forget_requests,
     read_meta,
     read_patience,
     read_requests,
@@ -153,7 +153,7 @@ class Reader:
             rows = sql.execute(_SELECT_TRANSITIONS + " WHERE drone_id = ? ORDER BY seq", (drone_id,))
             return [_transition(row) for row in rows]
 
-    def last_words(self, drone_id: DroneId) -> str:
+    def last_output(self, drone_id: DroneId) -> str:
         """Return its last output as its site reported it; empty if there is none."""
         with self._open() as sql:
             row = sql.execute("SELECT body FROM console_outputs WHERE drone_id = ?", (drone_id,)).fetchone()
@@ -184,7 +184,7 @@ class Reader:
         with self._open() as sql:
             return [CompletedJob(*row) for row in sql.execute(query, (since, until))]
 
-    def experience(self) -> EstimateSamples | None:
+    def estimate_samples(self) -> EstimateSamples | None:
         """Return the recorded samples of the estimates. Raises :class:`EstimatesUnreadableError`."""
         with self._open() as sql:
             return read_estimates(sql, self.path)
@@ -264,15 +264,15 @@ class Reader:
             newest = sql.execute("SELECT seq FROM sqlite_sequence WHERE name = 'requests'").fetchone()
             return newest is not None and 0 < request <= newest[0]
 
-    def forget(self, what: str, *, reason: str, by: str, at: float) -> None:
+    def ask_estimate_reset(self, what: str, *, reason: str, by: str, at: float) -> None:
         """Record a request to forget estimates: carried out within a minute, or when a controller runs."""
         with self._open(write=True) as sql:
-            insert(sql, "forget_requests", {"at": at, "what": what, "reason": reason, "by": by})
+            insert(sql, "estimate_resets", {"at": at, "what": what, "reason": reason, "by": by})
 
-    def forgets(self) -> tuple[ForgetRequest, ...]:
+    def estimate_resets(self) -> tuple[EstimateReset, ...]:
         """Return the requests to forget that are not carried out yet."""
         with self._open() as sql:
-            return read_forget_requests(sql)
+            return read_estimate_resets(sql)
 
     # --------------------------------------------------------------------------------------------------- connection
 

@@ -26,7 +26,7 @@ from provisioner.model import (
     Snapshot,
     StateChange,
 )
-from provisioner.store import CommittedState, ForgetRequest, Store, StoreError
+from provisioner.store import CommittedState, EstimateReset, Store, StoreError
 from provisioner.store.changes import (
     RecordChange,
     change_by_plan,
@@ -53,8 +53,8 @@ from provisioner.store.queries import (
     drones_of,
     insert,
     read_breakers,
+    read_estimate_resets,
     read_estimates,
-    read_forget_requests,
     read_meta,
     read_patience,
     read_requests,
@@ -167,7 +167,7 @@ class SqlStore(Store):
         self._state, self._view_parts, self._newest_plan = state, view_parts, recorded_plan
 
     @_on_worker
-    def settle(
+    def record_results(
         self, tick: int, moves: Sequence[StateChange], breakers: Sequence[Breaker], *, set_to: float | None = None
     ) -> None:
         change = change_by_results(tick, moves, breakers)
@@ -248,38 +248,38 @@ class SqlStore(Store):
             insert(sql, "events", {"at": at, "name": name, "fields": json.dumps(dict(fields))})
 
     @_on_worker
-    def keep(self, at: float, words: Mapping[DroneId, str]) -> None:
+    def record_outputs(self, at: float, outputs: Mapping[DroneId, str]) -> None:
         with self._transaction() as sql:
-            for drone_id, text in words.items():
+            for drone_id, text in outputs.items():
                 body = zlib.compress(text.encode("utf-8", "replace"))
                 insert(sql, "console_outputs", {"drone_id": drone_id, "at": at, "body": body}, keys=("drone_id",))
 
     @_on_worker
-    def completed(self, completions: Sequence[CompletedJob]) -> None:
+    def record_completed(self, completions: Sequence[CompletedJob]) -> None:
         rows = [{name: getattr(each, name) for name in COMPLETED_JOB_FIELDS} for each in completions]
         with self._transaction() as sql:
             insert(sql, "completed_jobs", *rows, keep=True)
 
     @_on_worker
-    def experience(self) -> EstimateSamples | None:
+    def estimate_samples(self) -> EstimateSamples | None:
         with self._transaction() as sql:
             return read_estimates(sql, self.path)
 
     @_on_worker
-    def learn(self, experience: EstimateSamples, forgotten: Sequence[int] = ()) -> None:
+    def record_estimates(self, samples: EstimateSamples, resets: Sequence[int] = ()) -> None:
         try:
-            body = pack_estimates(experience)  # this takes a while: operators may write meanwhile
+            body = pack_estimates(samples)  # this takes a while: operators may write meanwhile
         except ValueError as error:
             raise unrecordable(self.path, error) from error
         with self._transaction() as sql:
-            row = {"id": 1, "format": ESTIMATES_FORMAT, "at": experience.at, "body": body}
+            row = {"id": 1, "format": ESTIMATES_FORMAT, "at": samples.at, "body": body}
             insert(sql, "estimates", row, keys=("id",))
-            sql.executemany("DELETE FROM forget_requests WHERE id = ?", [(number,) for number in forgotten])
+            sql.executemany("DELETE FROM estimate_resets WHERE id = ?", [(number,) for number in resets])
 
     @_on_worker
-    def forgets(self) -> tuple[ForgetRequest, ...]:
+    def estimate_resets(self) -> tuple[EstimateReset, ...]:
         with self._transaction() as sql:
-            return read_forget_requests(sql)
+            return read_estimate_resets(sql)
 
     @_on_worker
     def ended(self, drone_ids: Sequence[DroneId]) -> Mapping[DroneId, DroneState]:

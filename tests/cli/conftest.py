@@ -202,7 +202,7 @@ async def _story(path: Path) -> None:
         assert len(plan.starts) == 3, plan
         await store.record(plan, first)
         born = [s.drone for s in plan.starts]
-        await store.settle(plan.tick, [_accepted(d, i) for i, d in enumerate(born)], [_banned()])
+        await store.record_results(plan.tick, [_accepted(d, i) for i, d in enumerate(born)], [_banned()])
         one, two, three = (store.drones[d.id] for d in born)
         moves = (
             _now(

@@ -142,7 +142,7 @@ async def _story(path: Path) -> None:
         starts = tuple(Start(each, JobsWaiting("7", 20, 0, 5)) for each in all_of_them)
         looked = _look(store, NOW - 2 * DAY)
         await store.record(Plan(1, NOW - 2 * DAY, starts=starts), looked)
-        await store.settle(1, (_ended(GONE, NOW - 2 * DAY), _ended(GONE_TODAY, NOW - HOUR)), ())
+        await store.record_results(1, (_ended(GONE, NOW - 2 * DAY), _ended(GONE_TODAY, NOW - HOUR)), ())
         last = _look(store, NOW - 2)
         plan = decide(last)
         await store.record(Plan(2, NOW - 2, refusals=plan.refusals), last)

@@ -129,7 +129,7 @@ def test_the_time_in_which_no_controller_ran_does_not_count_against_drones(ntp: 
             await run_for(controller, 30)
         requested = store.drones.copy() if isinstance(store.drones, dict) else dict(store.drones)
         banned = Breaker("there", BreakerState.BANNED, since=EPOCH, until=EPOCH + 600)
-        await store.settle(store.tick, [], [banned])
+        await store.record_results(store.tick, [], [banned])
         ahead_s.set(2 * DAY_S)
         async with life(store, here, ntp=ntp) as controller:
             await run_for(controller, 30)
@@ -156,10 +156,10 @@ def test_a_clock_is_not_set_while_the_moved_times_cannot_be_recorded(restarts: b
         async with life(store, here) as controller:
             await run_for(controller, 30)
         ahead_s.set(2 * DAY_S)
-        store.full = {"settle"}
+        store.full = {"record_results"}
         async with life(store, here, ntp=True) as controller:
             await run_for(controller, 30)
-            assert controller.clock.doubted() and "settle" in store.refused
+            assert controller.clock.doubted() and "record_results" in store.refused
             store.full = set()
             if not restarts:
                 await run_for(controller, 30)

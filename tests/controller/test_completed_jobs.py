@@ -23,11 +23,11 @@ class Counted(TemporaryStore):
         self.given: list[list[str]] = []
         self.full = False
 
-    async def completed(self, completions: Sequence[CompletedJob]) -> None:
+    async def record_completed(self, completions: Sequence[CompletedJob]) -> None:
         if self.full:
             raise StoreUnusableError("no room")
         self.given.append([each.job_id for each in completions])
-        await super().completed(completions)
+        await super().record_completed(completions)
 
 
 def view(*done: CompletedJob) -> OverlayView:

@@ -28,7 +28,9 @@ async def breaks() -> None:
     raise KeyError("an adapter's own mistake")
 
 
-@pytest.mark.parametrize("call", ["requests", "record", "settle", "event", "experience", "forgets", "prune"])
+@pytest.mark.parametrize(
+    "call", ["requests", "record", "record_results", "event", "estimate_samples", "estimate_resets", "prune"]
+)
 def test_the_controller_outlives_a_disk_that_is_full_at_any_call_and_acts_on_nothing_unrecorded(call: str) -> None:
     async def story() -> None:
         here, store = Place(), FullDisk(call)
@@ -49,7 +51,7 @@ def test_the_controller_outlives_a_disk_that_is_full_at_any_call_and_acts_on_not
 
 def test_answers_that_could_not_be_recorded_are_kept_and_their_site_is_left_alone_meanwhile() -> None:
     async def story() -> None:
-        here, store = Place(), FullDisk("settle")
+        here, store = Place(), FullDisk("record_results")
         here.look_wire = never  # no listing will tell what came of the order
         async with serving(here, store=store, view_max_age_s=1e6) as controller:
             here.look_wire = Place().look_wire

@@ -33,7 +33,7 @@ from provisioner.model import (
     StopOrder,
 )
 from provisioner.simulator.loop import VirtualClock
-from provisioner.store import ForgetRequest, StoreUnusableError
+from provisioner.store import EstimateReset, StoreUnusableError
 from tests.store.story import TemporaryStore
 
 GPU = DroneType("here", "gpu", 1000, 8, 20480, 0, vram_mib=16384, capability=80)
@@ -140,23 +140,23 @@ class FullDisk(TemporaryStore):
         self._write("record")
         await super().record(plan, snapshot)
 
-    async def settle(
+    async def record_results(
         self, tick: int, moves: Sequence[StateChange], breakers: Sequence[Breaker], *, set_to: float | None = None
     ) -> None:
-        self._write("settle")
-        await super().settle(tick, moves, breakers, set_to=set_to)
+        self._write("record_results")
+        await super().record_results(tick, moves, breakers, set_to=set_to)
 
     async def event(self, at: float, name: str, fields: Mapping[str, str | int | float]) -> None:
         self._write("event")
         await super().event(at, name, fields)
 
-    async def experience(self) -> EstimateSamples | None:
-        self._write("experience")
-        return await super().experience()
+    async def estimate_samples(self) -> EstimateSamples | None:
+        self._write("estimate_samples")
+        return await super().estimate_samples()
 
-    async def forgets(self) -> tuple[ForgetRequest, ...]:
-        self._write("forgets")
-        return await super().forgets()
+    async def estimate_resets(self) -> tuple[EstimateReset, ...]:
+        self._write("estimate_resets")
+        return await super().estimate_resets()
 
     async def prune(self, now: float) -> bool:
         self._write("prune")

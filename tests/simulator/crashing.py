@@ -31,7 +31,7 @@ from provisioner.store import Store
 from provisioner.store.memory import MemoryStore
 
 T = TypeVar("T")
-STORE_ACTS = frozenset({"settle"})
+STORE_ACTS = frozenset({"record_results"})
 """Methods of the store that always change something; ``record`` does if its plan does."""
 
 
@@ -226,7 +226,7 @@ class CrashableStore:
         match name:
             case "record":
                 self._record.committed(args[0], self._store.drones)
-            case "settle":
+            case "record_results":
                 self._record.moved(args[1], self._store.drones)
             case "event":
                 self._record.event(*args)

@@ -115,10 +115,10 @@ class Witness(MemoryStore):
                 if remote.end is not None:
                     self.ends[remote.drone_id] = remote.end
 
-    async def settle(
+    async def record_results(
         self, tick: int, moves: Sequence[StateChange], breakers: Sequence[Breaker], *, set_to: float | None = None
     ) -> None:
-        await super().settle(tick, moves, breakers, set_to=set_to)
+        await super().record_results(tick, moves, breakers, set_to=set_to)
         self.latest |= {move.drone.id: move.drone for move in moves}
 
     # ------------------------------------------------------------------------------------------- jobs cut short

@@ -48,7 +48,9 @@ def _live_until_killed(file: Path, told: int, threaded: bool) -> None:
                 new = [drone(serial, at=float(tick)) for serial in range(first, first + STARTS)]
                 await record(store, starts(tick, *new, at=float(tick)))
                 os.write(told, f"{tick}\n".encode())
-                await store.settle(tick, [now_is(each, DroneState.SUBMITTED, at=tick + 0.5) for each in new], ())
+                await store.record_results(
+                    tick, [now_is(each, DroneState.SUBMITTED, at=tick + 0.5) for each in new], ()
+                )
 
     asyncio.run(live())
 

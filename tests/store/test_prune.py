@@ -43,8 +43,8 @@ async def test_more_jobs_than_one_pruning_forgets_are_all_forgotten_by_the_next_
     """30,000 jobs an hour were pruned at 20,000 an hour: the record grew for ever."""
     count = AT_ONCE * 2 + 700
     async with SqlStore(file, CONTROLLER, KEEP_S, SNAPSHOTS, threaded=False) as store:
-        await store.completed([replace(DONE, job_id=f"{n}.0", ended_at=100.0 + n / 1e5) for n in range(count)])
-        await store.completed([replace(DONE, job_id="young.0", ended_at=1e6)])
+        await store.record_completed([replace(DONE, job_id=f"{n}.0", ended_at=100.0 + n / 1e5) for n in range(count)])
+        await store.record_completed([replace(DONE, job_id="young.0", ended_at=1e6)])
         assert await store.prune(1e6) is True
         assert _counts(file)["completed_jobs"] == count + 1 - AT_ONCE, "one pruning is bounded: a tick waits for it"
         assert await _pruned(store, 1e6) == 2
@@ -91,6 +91,6 @@ async def test_events_are_bounded_in_number_however_young(file: Path) -> None:
 @pytest.mark.parametrize("younger", [False, True])
 async def test_all_stores_say_that_nothing_is_left_when_nothing_is(ground: Ground, younger: bool) -> None:
     async with ground.store() as store:
-        await store.completed([replace(DONE, ended_at=1e6 if younger else 1.0)])
+        await store.record_completed([replace(DONE, ended_at=1e6 if younger else 1.0)])
         assert not await store.prune(1e6)
         assert len(ground.reader().completions(0.0, 2e6)) == younger

@@ -123,11 +123,19 @@ async def _run(path: Path, ticks: list[Tick], *, restarts: bool) -> list[object]
         ids = [drone(serial).id for serial in range(1, 7)]
         assert store.committed == memory.committed
         assert await store.requests() == await memory.requests()
-        assert await store.experience() == await memory.experience()
+        assert await store.estimate_samples() == await memory.estimate_samples()
         ended = dict(await store.ended(ids))
         assert ended.items() <= dict(await memory.ended(ids)).items(), "and some are pruned"
         _compare(store, reader)
-        known.append((store.committed, await store.requests(), ended, await store.experience(), await store.forgets()))
+        known.append(
+            (
+                store.committed,
+                await store.requests(),
+                ended,
+                await store.estimate_samples(),
+                await store.estimate_resets(),
+            )
+        )
     await store.__aexit__(None, None, None)
     return known
 
@@ -171,15 +179,15 @@ async def _one(store: SqlStore, memory: MemoryStore, reader: Reader, tick: Tick,
         await each.record(plan, snapshot)
     moves = _moves(store, tick.settles, now)
     if tick.forgets:
-        reader.forget("site:topas", reason="new owner", by="mg", at=now)
-    asked_to_forget = [each.id for each in await store.forgets()][:1]
+        reader.ask_estimate_reset("site:topas", reason="new owner", by="mg", at=now)
+    asked_to_forget = [each.id for each in await store.estimate_resets()][:1]
     for each in (store, memory):
         if tick.tells:
             await each.event(now, "told", {"tick": number})
-        await each.settle(number, moves, (Breaker("topas/a100", tick.breaker),) if tick.breaker else ())
-        await each.completed([CompletedJob(f"s#{n}.0", at, 50.0, now, 1000, n, 2048) for n, at in tick.done])
+        await each.record_results(number, moves, (Breaker("topas/a100", tick.breaker),) if tick.breaker else ())
+        await each.record_completed([CompletedJob(f"s#{n}.0", at, 50.0, now, 1000, n, 2048) for n, at in tick.done])
         if tick.learns:
-            await each.learn(replace(KNOWN, at=now), asked_to_forget)
+            await each.record_estimates(replace(KNOWN, at=now), asked_to_forget)
         if tick.prunes:
             await each.prune(now)
 
@@ -219,7 +227,7 @@ def _shown(reader: Reader) -> dict[str, object]:
         "next": reader.snapshot(),
         "found": [reader.find(any_id) for any_id in ("1", "4711", "kit", "kit-ab12-2", "02", "slot1_2@w1")],
         "jobs done": [reader.completions(since, until) for since, until in ((0.0, 1e9), (100.0, 420.0))],
-        "estimates": (reader.experience(), reader.forgets()),
+        "estimates": (reader.estimate_samples(), reader.estimate_resets()),
         "done": [reader.request_done(number) for number in range(10)],
     }
 

@@ -100,7 +100,7 @@ CREATE TABLE estimates (
 );
 
 -- Requests of operators to forget estimates. A row is deleted with the commit of the reduced estimates.
-CREATE TABLE forget_requests (
+CREATE TABLE estimate_resets (
     id INTEGER PRIMARY KEY AUTOINCREMENT NOT NULL,
     at FLOAT NOT NULL,
     what TEXT NOT NULL,
