@@ -16,9 +16,9 @@ from pathlib import Path
 from adapters.embedded import table
 
 _WHOLE_GPU = 1000
-_LARGEST = 2**62
-"""Numbers beyond this do not fit a SQLite integer with room for sums."""
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_MAX_INTEGER = 2**62
+"""Numbers from this on do not fit a SQLite integer with room for sums."""
+_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TEXT_LIMIT = 200
 
 
@@ -86,25 +86,21 @@ def submit(
         InvalidJobError: the request can never be met.
         sqlite3.Error: the queue cannot be used.
     """
-    least = {"cpus": 1, "memory_mib": 0, "disk_mib": 0, "vram_mib": 0, "capability": 0}
-    sizes = {"cpus": cpus, "memory_mib": memory_mib, "disk_mib": disk_mib, "vram_mib": vram_mib}
-    sizes["capability"] = capability
-    for name, value in sizes.items():
-        if not least[name] <= value < _LARGEST:
-            raise InvalidJobError(f"{name} = {value}: at least {least[name]}, and below 2^62")
-    if not 0 <= walltime_s < _LARGEST:  # false for NaN too
-        raise InvalidJobError(f"walltime_s = {walltime_s}: 0 (not specified) or more")
-    if not -_LARGEST < priority < _LARGEST:
+    if not -_MAX_INTEGER < priority < _MAX_INTEGER:
         raise InvalidJobError(f"priority {priority} is out of range")
     if count < 1:
         raise InvalidJobError(f"count {count}: at least one job")
     request = {
-        **sizes,
         "owner": _text("owner", owner or getpass.getuser()),
         "priority": priority,
         "gpu_milli": gpu_milli(gpus),
+        "cpus": _at_least("cpus", cpus, 1),
+        "memory_mib": _at_least("memory_mib", memory_mib, 0),
+        "disk_mib": _at_least("disk_mib", disk_mib, 0),
+        "vram_mib": _at_least("vram_mib", vram_mib, 0),
+        "capability": _at_least("capability", capability, 0),
         "gpu_model": _text("gpu_model", gpu_model),
-        "walltime_s": float(walltime_s),
+        "walltime_s": _at_least("walltime_s", walltime_s, 0),
         "argv": _argv(argv),
         "env": _environment(env or {}),
         "submitted_at": time.time(),
@@ -166,7 +162,7 @@ def gpu_milli(gpus: int | float | str | Decimal) -> int:
         milli = Decimal(str(gpus)) * _WHOLE_GPU
     except InvalidOperation:
         raise InvalidJobError(f"`{str(gpus)[:40]}` is not a number of GPUs: write 1 or 0.5") from None
-    if not milli.is_finite() or not 0 <= milli < _LARGEST:
+    if not milli.is_finite() or not 0 <= milli < _MAX_INTEGER:
         raise InvalidJobError(f"{str(gpus)[:40]} GPUs cannot be: write 0, a share such as 0.5, or a whole number")
     if milli != milli.to_integral_value():
         raise InvalidJobError(f"{str(gpus)[:40]} GPUs: shares come in steps of 0.001")
@@ -185,6 +181,12 @@ def wrong_gpu_milli(milli: int) -> str:
     return ""
 
 
+def _at_least(name: str, value: float, least: int) -> float:
+    if not least <= value < _MAX_INTEGER:  # false for NaN too
+        raise InvalidJobError(f"{name} = {value}: at least {least}, and below 2^62")
+    return value
+
+
 def _text(name: str, text: str) -> str:
     if len(text) > _TEXT_LIMIT or not text.isprintable():
         raise InvalidJobError(f"{name}: at most {_TEXT_LIMIT} printable characters")
@@ -201,6 +203,6 @@ def _argv(argv: Sequence[str]) -> str:
 
 def _environment(env: Mapping[str, str]) -> str:
     for name, value in env.items():
-        if not _VARIABLE.fullmatch(name) or "\0" in value:
+        if not _VARIABLE_NAME.fullmatch(name) or "\0" in value:
             raise InvalidJobError(f"env: `{name[:40]}` cannot be an environment variable")
     return json.dumps(dict(env))

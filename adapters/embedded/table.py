@@ -55,7 +55,7 @@ CREATE TABLE slot (
     free_gpu_milli INTEGER NOT NULL, free_cpus INTEGER NOT NULL,
     free_memory_mib INTEGER NOT NULL, free_disk_mib INTEGER NOT NULL,
     jobs INTEGER NOT NULL, jobs_started INTEGER NOT NULL,
-    idle_since REAL NOT NULL, retires_at REAL NOT NULL,
+    idle_since REAL NOT NULL, retires_at REAL NOT NULL, -- seconds since the epoch
     gpu_model TEXT NOT NULL, vram_mib INTEGER NOT NULL, capability INTEGER NOT NULL
 );
 CREATE TABLE drain (drone_id TEXT PRIMARY KEY, mode TEXT NOT NULL, reason TEXT NOT NULL, at REAL NOT NULL);
@@ -104,27 +104,6 @@ class ClaimedJob:
     memory_mib: int
     disk_mib: int
     walltime_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class SlotRow:
-    """State of a drone. ``idle_since`` and ``retires_at`` are seconds since the epoch."""
-
-    drone_id: str
-    site: str
-    type: str
-    state: str
-    free_gpu_milli: int
-    free_cpus: int
-    free_memory_mib: int
-    free_disk_mib: int
-    jobs: int
-    jobs_started: int
-    idle_since: float
-    retires_at: float
-    gpu_model: str
-    vram_mib: int
-    capability: int
 
 
 def create(path: Path) -> None:
@@ -263,11 +242,11 @@ def expire(connection: sqlite3.Connection, max_lost: int) -> int:
 # ----------------------------------------------------------------------------------------------------------- drones
 
 
-def publish(connection: sqlite3.Connection, slot: SlotRow) -> None:
-    fields = {**_fields(slot), "heard": lease_clock()}
-    connection.execute(
-        f"INSERT OR REPLACE INTO slot ({', '.join(fields)}) VALUES ({', '.join(f':{name}' for name in fields)})", fields
-    )
+def publish(connection: sqlite3.Connection, **slot: str | float) -> None:
+    """Write the row of a drone, with these columns of table ``slot``."""
+    row = {**slot, "heard": lease_clock()}
+    columns = f"({', '.join(row)}) VALUES ({', '.join(f':{name}' for name in row)})"
+    connection.execute(f"INSERT OR REPLACE INTO slot {columns}", row)
 
 
 def remove_slot(connection: sqlite3.Connection, drone_id: str) -> None:
@@ -281,5 +260,5 @@ def drain_mode(connection: sqlite3.Connection, drone_id: str) -> str:
     return str(row["mode"]) if row else ""
 
 
-def _fields(value: SlotOffer | SlotRow) -> dict[str, object]:
+def _fields(value: SlotOffer) -> dict[str, object]:
     return {name: getattr(value, name) for name in value.__slots__}

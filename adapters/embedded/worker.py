@@ -192,16 +192,14 @@ def _watch(reader: int) -> NoReturn:
     until, rest = math.inf, b""
     while True:
         wait_s = None if until == math.inf or not groups else max(0.0, until - lease_clock())
-        if not select.select([reader], [], [], wait_s)[0]:
+        expired = not select.select([reader], [], [], wait_s)[0]
+        received = b"" if expired else os.read(reader, 65536)
+        if not received:  # the leases have expired, or the worker has died
             for group in groups:
                 kill_group(group)
+            if not expired:
+                os._exit(0)
             until = math.inf
-            continue
-        received = os.read(reader, 65536)
-        if not received:
-            for group in groups:
-                kill_group(group)
-            os._exit(0)
         *lines, rest = (rest + received).split(b"\n")
         for line in lines:
             match line[:1]:
@@ -220,11 +218,13 @@ _CANNOT_RUN = 127
 
 @dataclass(slots=True)
 class JobAttempt:
+    """One run of a job, in a directory of its own."""
+
     claim: ClaimedJob
     gpus: Mapping[str, int]
     directory: Path
-    ends_at: float
-    """Monotonic; the job's own walltime, infinite if it has none."""
+    ends_at: float = math.inf
+    """Monotonic; by the job's own walltime, infinite if it has none."""
     process: subprocess.Popen[bytes] | None = None
     """None: it could not be executed."""
     trouble: str = ""
@@ -233,6 +233,37 @@ class JobAttempt:
     overran: bool = False
     cut: bool = False
     """Killed for no fault of its own: the drone leaves, or the job belongs to another drone."""
+
+    def begin(self, env: Mapping[str, str], guard: LeaseGuard) -> None:
+        """Run the job. One that cannot be run has ended with status 127."""
+        claim, kept_out = self.claim, ("PYTHONPATH", "EMBEDDED_")
+        if claim.walltime_s > 0:
+            self.ends_at = time.monotonic() + claim.walltime_s
+        try:
+            self.directory.mkdir(mode=0o700, exist_ok=True)
+            variables = {
+                **{name: value for name, value in env.items() if not name.startswith(kept_out)},
+                **{str(name): str(value) for name, value in json.loads(claim.env).items()},
+                "PROVISIONER_DRONE_ID": env["DRONE_ID"],
+                "JOB_ID": str(claim.id),
+                "JOB_GPU_MILLI": str(claim.gpu_milli),
+                "CUDA_VISIBLE_DEVICES": ",".join(self.gpus),
+                "TMPDIR": str(self.directory),
+            }
+            with open(self.directory / "out", "wb") as out, open(self.directory / "err", "wb") as err:
+                self.process = subprocess.Popen(
+                    [str(word) for word in json.loads(claim.argv)],
+                    cwd=self.directory,
+                    env=variables,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    start_new_session=True,
+                    preexec_fn=guard.prepare,
+                )
+        except (OSError, ValueError, TypeError, AttributeError, subprocess.SubprocessError) as error:
+            # the row is the user's, and may hold anything
+            self.trouble = f"cannot be run: {error}"[:_MESSAGE_LIMIT]
 
     def ask_to_end(self) -> None:
         if self.process is not None and not self.asked:
@@ -250,17 +281,17 @@ class JobAttempt:
 
     @property
     def group(self) -> int:
-        """Return its process group; 0 if it never had one."""
+        """Its process group; 0 if it never had one."""
         return self.process.pid if self.process is not None else 0
 
     @property
     def unfinished(self) -> bool:
-        """Return whether the drone ended it, so that it should run again."""
+        """True if the drone ended it, so that it should run again."""
         return self.exit_code != 0 and not self.overran and (self.asked or self.cut)
 
     @property
     def exit_code(self) -> int:
-        """Return the status as a shell does: 128 and the signal's number for a killed one."""
+        """The status as a shell reports it: 128 and the signal's number for a killed one."""
         if self.process is None:
             return _CANNOT_RUN
         code = self.process.returncode
@@ -272,35 +303,6 @@ class JobAttempt:
             return self.trouble or f"ran longer than its walltime of {self.claim.walltime_s:g} s"
         names = ("err", "out") if self.exit_code else ("out",)
         return next(filter(None, (_last_line(self.directory / name) for name in names)), "")
-
-
-def begin(
-    claim: ClaimedJob, gpus: Mapping[str, int], parent: Path, env: Mapping[str, str], guard: LeaseGuard
-) -> JobAttempt:
-    """Run a job in ``parent/job-<id>.<attempt>``. A job that cannot be run has ended with status 127."""
-    directory = parent / f"job-{claim.id}.{claim.attempt}"
-    ends_at = time.monotonic() + claim.walltime_s if claim.walltime_s > 0 else math.inf
-    attempt = JobAttempt(claim, gpus, directory, ends_at)
-    inherited = {name: value for name, value in env.items() if not name.startswith(("PYTHONPATH", "EMBEDDED_"))}
-    tags = {"PROVISIONER_DRONE_ID": env["DRONE_ID"], "JOB_ID": str(claim.id), "JOB_GPU_MILLI": str(claim.gpu_milli)}
-    place = {"CUDA_VISIBLE_DEVICES": ",".join(gpus), "TMPDIR": str(directory)}
-    try:
-        directory.mkdir(mode=0o700, exist_ok=True)
-        own = {str(name): str(value) for name, value in json.loads(claim.env).items()}
-        with open(directory / "out", "wb") as out, open(directory / "err", "wb") as err:
-            attempt.process = subprocess.Popen(
-                [str(word) for word in json.loads(claim.argv)],
-                cwd=directory,
-                env={**inherited, **own, **tags, **place},
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                start_new_session=True,
-                preexec_fn=guard.prepare,
-            )
-    except (OSError, ValueError, TypeError, AttributeError, subprocess.SubprocessError) as error:
-        attempt.trouble = f"cannot be run: {error}"[:_MESSAGE_LIMIT]  # the row is the user's, and may hold anything
-    return attempt
 
 
 def _last_line(path: Path) -> str:
@@ -428,9 +430,6 @@ class Worker:
         self._end_jobs(retirement)
         if retirement is None:
             self._take()
-        self._leave_if_done(retirement)
-
-    def _leave_if_done(self, retirement: WorkerRetirement | None) -> None:
         if self._running or self._ended:
             return
         if retirement is not None:
@@ -440,11 +439,9 @@ class Worker:
             raise WorkerExitError(0, f"no job for {idle_s:.1f} s > {self._settings.idle_s:g} s")
 
     def _assert_queue(self) -> None:
-        try:
+        with contextlib.suppress(OSError):
             if os.stat(self._settings.queue).st_ino == self._inode:
                 return
-        except OSError:
-            pass
         raise WorkerExitError(75, f"the queue {self._settings.queue} is gone")
 
     def _wait(self, pause_s: float) -> None:
@@ -464,7 +461,7 @@ class Worker:
                 return
             if len(self._running) == 1:  # with others running, the earlier lease is the one that counts
                 self._hold(lease_until)
-            self._running[-1] = begin(begun.claim, begun.gpus, self._settings.dir, dict(os.environ), self._guard)
+            begun.begin(os.environ, self._guard)
             self._guard.only(one.group for one in self._running if one.group)
 
     def _claim(self, lease_until: float) -> JobAttempt | None:
@@ -473,11 +470,13 @@ class Worker:
         try:
             with table.writing(self._table):
                 claim = table.take(self._table, self._offer(), self._settings.id, lease_until)
-                if claim is not None:
-                    begun = JobAttempt(claim, self._devices.take(claim.gpu_milli), self._settings.dir, math.inf)
-                    self._running.append(begun)
-                    self._jobs_started += 1
-                    self._publish()
+                if claim is None:
+                    return None
+                directory = self._settings.dir / f"job-{claim.id}.{claim.attempt}"
+                begun = JobAttempt(claim, self._devices.take(claim.gpu_milli), directory)
+                self._running.append(begun)
+                self._jobs_started += 1
+                self._publish()
         except BaseException:
             if begun is not None:
                 self._running.remove(begun)
@@ -625,23 +624,21 @@ class Worker:
             self._state = "draining" if self._retirement() is not None else "busy" if jobs else "idle"
         table.publish(
             self._table,
-            table.SlotRow(
-                drone_id=settings.id,
-                site=settings.site,
-                type=settings.type,
-                state=self._state,
-                free_gpu_milli=self._devices.free_milli,
-                free_cpus=offer.cpus,
-                free_memory_mib=offer.memory_mib,
-                free_disk_mib=offer.disk_mib,
-                jobs=jobs,
-                jobs_started=self._jobs_started,
-                idle_since=0.0 if jobs else now - (mono - self._idle_from),
-                retires_at=now - mono + self._retires_at if settings.walltime_s else 0.0,
-                gpu_model=settings.gpu_model,
-                vram_mib=settings.vram_mib,
-                capability=settings.capability,
-            ),
+            drone_id=settings.id,
+            site=settings.site,
+            type=settings.type,
+            state=self._state,
+            free_gpu_milli=self._devices.free_milli,
+            free_cpus=offer.cpus,
+            free_memory_mib=offer.memory_mib,
+            free_disk_mib=offer.disk_mib,
+            jobs=jobs,
+            jobs_started=self._jobs_started,
+            idle_since=0.0 if jobs else now - (mono - self._idle_from),
+            retires_at=now - mono + self._retires_at if settings.walltime_s else 0.0,
+            gpu_model=settings.gpu_model,
+            vram_mib=settings.vram_mib,
+            capability=settings.capability,
         )
 
 

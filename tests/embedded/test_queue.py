@@ -18,6 +18,12 @@ from provisioner.interfaces import UnavailableError
 from provisioner.model import DrainMode, DroneId, OverlayView, StartOrder, UnmetRequirement
 from tests.embedded.drones import KIND, config
 
+NUMBERS = ("free_gpu_milli", "free_cpus", "free_memory_mib", "free_disk_mib", "jobs", "jobs_started")
+SLOT: dict[str, str | float] = {
+    **dict.fromkeys((*NUMBERS, "idle_since", "retires_at", "vram_mib", "capability"), 0),
+    **{"drone_id": "kit-abcd-1", "site": "here", "type": "pair", "state": "busy", "gpu_model": ""},
+}
+
 
 async def poll(path: Path, **options: object) -> OverlayView:
     async with EmbeddedOverlay(config(path, **options), "kit") as overlay:
@@ -134,10 +140,9 @@ async def test_a_drone_asked_to_leave_before_it_joined_finds_the_request(path: P
 
 
 async def test_a_slot_without_a_sign_of_life_is_forgotten(path: Path) -> None:
-    row = table.SlotRow("kit-abcd-1", "here", "pair", "idle", 0, 0, 0, 0, 0, 0, 0.0, 0.0, "", 0, 0)
     table.create(path)
     with contextlib.closing(table.connect(path)) as connection:
-        table.publish(connection, row)
+        table.publish(connection, **SLOT)
         connection.execute("UPDATE slot SET heard = heard - 30")
         [slot] = (await poll(path)).slots
         assert 29 < time.time() - slot.heard_at < 40
@@ -178,10 +183,9 @@ async def test_jobs_that_are_done_are_told_for_a_quarter_of_an_hour(path: Path) 
 async def test_a_slot_tells_whose_jobs_run_and_since_when(path: Path) -> None:
     queue.submit(path, ["true"], owner="ann")
     queue.submit(path, ["true"], owner="ben")
-    row = table.SlotRow("kit-abcd-1", "here", "pair", "busy", 0, 0, 0, 0, 2, 2, 0.0, 0.0, "", 0, 0)
     begins = "UPDATE job SET state = 'running', drone_id = 'kit-abcd-1', started_at = ? WHERE id = ?"
     with contextlib.closing(table.connect(path)) as connection:
-        table.publish(connection, row)
+        table.publish(connection, **SLOT)
         connection.execute("UPDATE job SET lease_until = ?", (table.lease_clock() + 60,))
         connection.execute(begins, (500.0, 1))
         [slot] = (await poll(path)).slots

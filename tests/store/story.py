@@ -81,6 +81,10 @@ KNOWN = EstimateSamples(
 )
 
 
+def store_at(file: Path, controller: str = CONTROLLER, *, threaded: bool = True) -> SqlStore:
+    return SqlStore(file, controller, KEEP_S, SNAPSHOTS, threaded)
+
+
 class Ground:
     """One record, opened as often as a test likes."""
 
@@ -89,7 +93,7 @@ class Ground:
         self._threaded = threaded
 
     def store(self) -> SqlStore:
-        return SqlStore(self.path, CONTROLLER, KEEP_S, SNAPSHOTS, self._threaded)
+        return store_at(self.path, threaded=self._threaded)
 
     def reader(self) -> Reader:
         return Reader(self.path)

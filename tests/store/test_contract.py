@@ -617,10 +617,10 @@ async def test_what_the_overlay_told_of_jobs_done_is_in_the_views_and_in_the_nex
 
 async def test_what_was_learned_is_there_for_the_next_controller_just_as_it_was(ground: Ground) -> None:
     async with ground.store() as store:
-        assert await store.estimate_samples() is None and ground.reader().experience() is None
+        assert await store.estimate_samples() is None and ground.reader().estimate_samples() is None
         await store.record_estimates(replace(KNOWN, at=50.0, runs={}))
         await store.record_estimates(KNOWN)
-        assert ground.reader().experience() == KNOWN
+        assert ground.reader().estimate_samples() == KNOWN
     async with ground.store() as store:
         assert await store.estimate_samples() == KNOWN
         await store.prune(1e9)

@@ -15,14 +15,9 @@ from provisioner.estimates import EstimateSamples, SiteSamples, StartDelays
 from provisioner.store import EstimatesUnreadableError, StoreUnusableError
 from provisioner.store.documents import ESTIMATES_FORMAT, pack_estimates, unpack_estimates
 from provisioner.store.reader import Reader
-from provisioner.store.writer import SqlStore
-from tests.store.story import CONTROLLER, KEEP_S, KNOWN, SNAPSHOTS, drone, record, starts
+from tests.store.story import KNOWN, drone, record, starts, store_at
 
 MIB = 1 << 20
-
-
-def store_at(file: Path) -> SqlStore:
-    return SqlStore(file, CONTROLLER, KEEP_S, SNAPSHOTS)
 
 
 def test_as_large_as_it_can_get_it_stays_within_four_mebibytes() -> None:

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import sqlite3
+import stat
 import subprocess
 import sys
 import tempfile
@@ -22,15 +23,11 @@ import pytest
 import provisioner.store.file as store_file
 import provisioner.store.reader as store_reader
 from provisioner.model import Drone, DroneState, Plan, RequestKind, StateChange
-from provisioner.store import Holder, StoreError, StoreHeldError, StoreUnusableError
+from provisioner.store import StoreError, StoreUnusableError
 from provisioner.store.queries import COMPLETED_JOB_FIELDS, drone_row
 from provisioner.store.reader import Reader
 from provisioner.store.writer import SqlStore
-from tests.store.story import CONTROLLER, KEEP_S, SEEN, SNAPSHOTS, drone, now_is, record, starts
-
-
-def store_at(file: Path, controller: str = CONTROLLER) -> SqlStore:
-    return SqlStore(file, controller, KEEP_S, SNAPSHOTS)
+from tests.store.story import SEEN, drone, now_is, record, starts, store_at
 
 
 @pytest.fixture
@@ -264,7 +261,7 @@ async def test_a_full_disk_records_nothing_and_goes_on_later(small_disk: Path) -
 
 
 async def _fill_up(file: Path, full: Callable[[SqlStore, Path], Any]) -> None:
-    async with SqlStore(file, CONTROLLER, KEEP_S, SNAPSHOTS, threaded=False) as store:
+    async with store_at(file, threaded=False) as store:
         await record(store, starts(1, drone(1)))
         known = dict(store.drones)
         many = starts(2, *(drone(n, site_reason=os.urandom(500).hex()) for n in range(2, 300)))
@@ -320,18 +317,6 @@ async def test_who_may_only_read_reads_while_a_controller_runs_and_while_none_do
             assert told.startswith("kit-ab12-1\n") and "this user needs to read and write" in told
 
 
-HOLD = """
-import asyncio, sys
-from pathlib import Path
-from provisioner.store.writer import SqlStore
-async def hold():
-    async with SqlStore(Path(sys.argv[1]), "kit", 1000.0, 3):
-        print("held", flush=True)
-        await asyncio.sleep(60)
-asyncio.run(hold())
-"""
-
-
 async def test_a_commit_is_on_the_disk_before_it_counts(file: Path) -> None:
     """Read back from the connection that writes: FULL, so that a power cut loses no intent that a site was given."""
     async with store_at(file) as store:
@@ -350,24 +335,6 @@ async def test_a_transaction_has_the_right_to_write_from_its_first_statement_on(
         theirs.execute("BEGIN IMMEDIATE")
         theirs.execute("ROLLBACK")
         theirs.close()
-
-
-async def test_a_second_controller_is_told_who_holds_the_store(file: Path) -> None:
-    first = await asyncio.create_subprocess_exec(sys.executable, "-c", HOLD, str(file), stdout=asyncio.subprocess.PIPE)
-    try:
-        assert first.stdout is not None
-        assert await asyncio.wait_for(first.stdout.readline(), 30) == b"held\n"
-        holder = Reader(file).holder()
-        assert isinstance(holder, Holder) and holder.pid == first.pid
-        with pytest.raises(
-            StoreHeldError, match=rf"held by the controller with pid {first.pid} on {holder.host}, since 20"
-        ):
-            await _open(file)()
-    finally:
-        first.kill()
-        await asyncio.wait_for(first.wait(), 10)
-    assert Reader(file).holder() is None, "the kernel released what the dead one held"
-    await _open(file)()
 
 
 async def test_a_reader_that_asks_for_the_holder_keeps_no_controller_out(file: Path) -> None:
@@ -449,3 +416,26 @@ def test_reading_drones_does_not_import_pydantic(file: Path) -> None:
         [sys.executable, "-c", script, str(file)], capture_output=True, text=True, timeout=30, check=True
     )
     assert told.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o007, 0o660), (0o077, 0o600)])
+def test_a_group_that_the_umask_lets_in_can_write_the_store(tmp_path: Path, mask: int, mode: int) -> None:
+    """SQLite makes 0644 files: under the shipped unit operators met "attempt to write a readonly database"."""
+    modes: dict[str, int] = {}
+
+    async def write() -> None:
+        async with store_at(tmp_path / "record.db") as store:
+            await store.event(1.7e9, "anything", {})
+            modes.update(_modes(tmp_path))
+
+    before = os.umask(mask)
+    try:
+        asyncio.run(write())
+    finally:
+        os.umask(before)
+    assert modes["record.db"] == mode
+    assert {m for name, m in modes.items() if name in ("record.db-wal", "record.db-shm")} == {mode}
+
+
+def _modes(directory: Path) -> dict[str, int]:
+    return {each.name: stat.S_IMODE(each.stat().st_mode) for each in directory.iterdir()}

@@ -19,8 +19,7 @@ import pytest
 from provisioner.store import Holder, StoreHeldError, StoreUnusableError
 from provisioner.store.lock import is_alive, lock_path, process_of
 from provisioner.store.reader import Reader
-from provisioner.store.writer import SqlStore
-from tests.store.story import CONTROLLER, KEEP_S, SNAPSHOTS, drone, record, starts
+from tests.store.story import drone, record, starts, store_at
 
 HOLD = """
 import asyncio, sys
@@ -60,8 +59,17 @@ def let_in(directory: Path) -> None:
             each.chmod(0o644)
 
 
-def store_at(file: Path) -> SqlStore:
-    return SqlStore(file, CONTROLLER, KEEP_S, SNAPSHOTS)
+async def test_a_second_controller_is_told_who_holds_the_store(file: Path) -> None:
+    with process(HOLD, file) as pid:
+        holder = Reader(file).holder()
+        assert holder is not None and holder.pid == pid
+        told = rf"held by the controller with pid {pid} on {holder.host}, since 20"
+        with pytest.raises(StoreHeldError, match=told):
+            async with store_at(file):
+                pass
+    assert Reader(file).holder() is None, "the kernel released what the dead one held"
+    async with store_at(file):
+        pass
 
 
 async def test_a_symbolic_link_to_a_store_leads_to_its_lock(file: Path) -> None:
