@@ -59,16 +59,6 @@ class DroneRecord:
     allocation: HostAllocation
 
 
-@dataclass(frozen=True, slots=True)
-class DroneEnd:
-    """``end``. ``exit_code`` is None unless the drone's script ended by itself or by our request."""
-
-    at: float
-    exit_code: int | None
-    killed: bool
-    message: str
-
-
 class DronePhase(Enum):
     """Phases of a drone between its claim and its end."""
 
@@ -98,7 +88,7 @@ class LocalDrone:
         self.started_at = 0.0
         self._site = path / ".site"
         self._launcher: Process | None = None
-        self._end: DroneEnd | None = None
+        self._end: RemoteEnd | None = None
 
     @cached_property
     def record(self) -> DroneRecord:
@@ -121,19 +111,22 @@ class LocalDrone:
         return str(self.launcher.pid or "") if self.launcher else ""
 
     @property
-    def end(self) -> DroneEnd | None:
+    def end(self) -> RemoteEnd | None:
         return self._read_end()
 
-    def _read_end(self) -> DroneEnd | None:
+    def _read_end(self) -> RemoteEnd | None:
+        """Return its end; there is an exit code only if its script ended by itself or by our request."""
         if self._end is None:
             path = self._site / "end"
             with contextlib.suppress(FileNotFoundError):
                 word, _, rest = path.read_text(errors="replace").strip().partition(" ")
                 at = path.stat().st_mtime
                 if word == "exited":
-                    self._end = DroneEnd(at, int(rest), False, self._last_words())
+                    kind = EndKind.STOPPED if self.asked_to_stop else EndKind.EXITED
+                    self._end = RemoteEnd(kind, at, int(rest), self._last_words())
                 else:
-                    self._end = DroneEnd(at, None, word == "killed", rest if word == "fault" else "")
+                    kind = EndKind.STOPPED if word == "killed" else EndKind.FAULT
+                    self._end = RemoteEnd(kind, at, None, rest if word == "fault" else "")
         return self._end
 
     @property
@@ -162,11 +155,11 @@ class LocalDrone:
 
     def finish(self, fault: str) -> None:
         """Record the end of a drone of which no process is left, unless one is recorded."""
-        text = "killed" if self.asked_to_stop else f"fault {fault}"
+        asked = self.asked_to_stop
         try:
-            self._make_once("end", text + "\n")
+            self._make_once("end", "killed\n" if asked else f"fault {fault}\n")
         except OSError:  # a full disk must not keep it alive
-            self._end = DroneEnd(time.time(), None, text == "killed", fault)
+            self._end = RemoteEnd(EndKind.STOPPED if asked else EndKind.FAULT, time.time(), None, fault)
 
     def remove(self) -> None:
         """Remove the directory from every listing at once, then from the disk. What resists keeps a ``.old-`` name."""
@@ -314,11 +307,6 @@ def listed(drone: LocalDrone, phase: DronePhase, ids_with_processes: Callable[[]
 
 
 def _remote(drone: LocalDrone, state: RemoteState, reason: str = "") -> RemoteDrone:
-    end = None
-    if state is RemoteState.ENDED and drone.end is not None:
-        asked = drone.end.killed or (drone.end.exit_code is not None and drone.asked_to_stop)
-        kind = EndKind.STOPPED if asked else EndKind.FAULT if drone.end.exit_code is None else EndKind.EXITED
-        end = RemoteEnd(kind, drone.end.at, drone.end.exit_code, drone.end.message)
     return RemoteDrone(
         drone_id=drone.id,
         state=state,
@@ -326,7 +314,7 @@ def _remote(drone: LocalDrone, state: RemoteState, reason: str = "") -> RemoteDr
         type=drone.record.type,
         started_at=drone.started_at,
         reason=reason,
-        end=end,
+        end=drone.end if state is RemoteState.ENDED else None,
     )
 
 

@@ -14,11 +14,10 @@ from pathlib import Path
 import pytest
 
 from provisioner.model import DroneId, DroneState
-from provisioner.store import Store
 from provisioner.store.changes import serial_of
 from provisioner.store.reader import Reader
 from provisioner.store.writer import SqlStore
-from tests.store.story import CONTROLLER, SNAPSHOTS, drone, now_is, record, starts
+from tests.store.story import CONTROLLER, SNAPSHOTS, drone, now_is, record, starts, store_at
 
 STARTS = 5
 """Drones per tick."""
@@ -29,7 +28,7 @@ def pace_s(tmp_path_factory: pytest.TempPathFactory) -> float:
     """How long this host takes to make a store: moments are drawn from a few times that."""
 
     async def make() -> None:
-        async with SqlStore(tmp_path_factory.mktemp("pace") / "provisioner.db", CONTROLLER, 1e9, SNAPSHOTS):
+        async with store_at(tmp_path_factory.mktemp("pace") / "provisioner.db"):
             pass
 
     asyncio.run(make())  # the first time costs more
@@ -125,12 +124,9 @@ async def _check(file: Path, announced: int, checked: int, moment: str) -> int:
                 assert states in (["requested"], ["requested", "submitted"]), moment
                 assert listed[start.drone.id].state == states[-1], moment
         assert len(listed) == STARTS * store.tick, f"{moment}: drones without a plan, or plans without drones"
-        assert store.next_serial == _highest(store) + 1, moment
+        highest = max((serial_of(each) or 0 for each in store.drones), default=0)
+        assert store.next_serial == highest + 1, moment
         return store.tick
-
-
-def _highest(store: Store) -> int:
-    return max((serial_of(each) or 0 for each in store.drones), default=0)
 
 
 def test_a_killed_writer_leaves_the_store_readable_and_free(file: Path) -> None:
