@@ -14,24 +14,11 @@ import pytest
 
 from provisioner.model import DroneState
 from provisioner.reasons import JobsWaiting
-from provisioner.store.reader import SqlReader
+from provisioner.store.reader import Reader
 from tests.conftest import Played
+from tests.local.drones import all_tagged
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("demo"), pytest.mark.timeout(240)]
-
-
-def processes_of(prefix: str) -> list[int]:
-    """Processes of this user that carry the id of a drone that begins with ``prefix``."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                environment = (entry / "environ").read_bytes()
-            except OSError:
-                continue
-            if f"PROVISIONER_DRONE_ID={prefix}".encode() in environment:
-                found.append(int(entry.name))
-    return found
 
 
 def test_the_demo_runs_what_fits_and_says_why_the_rest_does_not(played: Played) -> None:
@@ -44,7 +31,7 @@ def test_the_demo_runs_what_fits_and_says_why_the_rest_does_not(played: Played) 
 
 
 def test_its_drones_were_started_for_jobs_and_all_left(played: Played) -> None:
-    reader = SqlReader(played.directory / "provisioner.db")
+    reader = Reader(played.directory / "provisioner.db")
     drones = reader.drones(ended=None)
     assert 2 <= len(drones) <= 10, "few GPUs, few drones: none was started twice"
     assert {drone.state for drone in drones} <= {DroneState.DONE, DroneState.CANCELLED, DroneState.UNUSED}
@@ -53,7 +40,7 @@ def test_its_drones_were_started_for_jobs_and_all_left(played: Played) -> None:
     for drone in drones:
         first, *_ = reader.history(drone.id)
         assert first.state is DroneState.REQUESTED and isinstance(first.reason, JobsWaiting)
-    assert processes_of(drones[0].id.rpartition("-")[0]) == []
+    assert all_tagged(drones[0].id.rpartition("-")[0]) == {}
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
@@ -66,13 +53,13 @@ def test_interrupted_it_takes_everything_with_it(how: signal.Signals, tmp_path: 
         stdin=subprocess.DEVNULL,
         text=True,
     )
-    reader = SqlReader(place / "provisioner.db")
+    reader = Reader(place / "provisioner.db")
     try:
         while not (busy := [d for d in reader.drones() if d.state is DroneState.BUSY] if reader.path.exists() else []):
             assert demo.poll() is None, demo.communicate()
             time.sleep(0.05)
         prefix = busy[0].id.rpartition("-")[0]
-        assert processes_of(prefix), "something has to run for something to be stopped"
+        assert all_tagged(prefix), "something has to run for something to be stopped"
         holder = reader.holder()
         assert holder is not None
         demo.send_signal(how)
@@ -82,6 +69,6 @@ def test_interrupted_it_takes_everything_with_it(how: signal.Signals, tmp_path: 
         demo.wait()
     assert demo.returncode == 130
     assert "stopped" in err and "Traceback" not in err
-    assert processes_of(prefix) == []
+    assert all_tagged(prefix) == {}
     with pytest.raises(ProcessLookupError):
         os.kill(holder.pid, 0)

@@ -1,4 +1,4 @@
-"""The demo's picture and sums, from made-up scenes."""
+"""The screen of the demo and its sums."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_gpu_seconds_count_from_the_first_sign_at_the_site(
     assert gpu_seconds(life(*steps), DRONE) == (busy_s / 2, held_s / 2)
 
 
-def test_the_picture_fits_a_small_terminal_and_says_why() -> None:
+def test_the_screen_fits_a_small_terminal_and_says_why() -> None:
     huge = next(shape for shape in JOB_SHAPES if not shape.fits)
     shapes = tuple(ShapeView(shape, 3, 2, 0, (1.0,), None) for shape in JOB_SHAPES if shape.fits)
     shapes += (ShapeView(huge, 0, 0, 0, (), NothingFits("local/a100", "vram", "81920 MiB", "40960 MiB")),)

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from adapters.embedded.overlay import EmbeddedOverlay, EmbeddedOverlayConfig, JobQueueOverlay
+    from adapters.embedded.overlay import EmbeddedOverlay, EmbeddedOverlayConfig
 
-__all__ = ["EmbeddedOverlay", "EmbeddedOverlayConfig", "JobQueueOverlay"]
+__all__ = ["EmbeddedOverlay", "EmbeddedOverlayConfig"]
 
 
 def __getattr__(name: str) -> object:

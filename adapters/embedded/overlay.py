@@ -10,9 +10,9 @@ import shlex
 import sqlite3
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -89,26 +89,11 @@ class EmbeddedOverlayConfig(BaseModel):
         return lease_s
 
 
-class JobQueueOverlay(Protocol):
-    """An overlay that takes jobs itself. The command line then offers ``submit`` and ``jobs``."""
-
-    async def submit(self, argv: Sequence[str], *, count: int = 1, **request: Any) -> Sequence[int]:
-        """Add equal jobs; ``request`` as in :func:`adapters.embedded.queue.submit`. Raises ValueError for a bad one."""
-        ...
-
-    async def jobs(
-        self, *, states: Sequence[str] = (), ids: Sequence[int] = (), limit: int = 1000
-    ) -> Sequence[EmbeddedJob]: ...
-
-    async def counts(self) -> Mapping[JobState, int]: ...
-
-    async def remove(self, ids: Sequence[int]) -> int: ...
-
-    async def release(self, ids: Sequence[int]) -> int: ...
-
-
 class EmbeddedOverlay:
-    """A queue in a SQLite file. Each call opens it in a thread and waits at most seconds for a busy one."""
+    """A queue in a SQLite file. Each call opens it in a thread and waits at most seconds for a busy one.
+
+    It takes jobs itself: the command line then offers ``submit`` and ``jobs``.
+    """
 
     Config = EmbeddedOverlayConfig
 
@@ -163,14 +148,8 @@ class EmbeddedOverlay:
         wanted = [JobState(state) for state in states]
         return await asyncio.to_thread(queue.jobs, self._path, states=wanted, ids=ids, limit=limit)
 
-    async def counts(self) -> Mapping[JobState, int]:
-        return await asyncio.to_thread(queue.counts, self._path)
-
     async def remove(self, ids: Sequence[int]) -> int:
         return await asyncio.to_thread(queue.remove, self._path, ids)
-
-    async def release(self, ids: Sequence[int]) -> int:
-        return await asyncio.to_thread(queue.release, self._path, ids)
 
     # ------------------------------------------------------------------------------------------------ reading
 
@@ -234,27 +213,30 @@ def _drain_one(connection: sqlite3.Connection, drone_id: DroneId, mode: DrainMod
 
 # ---------------------------------------------------------------------------------------------------------- classes
 
-_KEY = "owner, priority, gpu_milli, cpus, memory_mib, disk_mib, vram_mib, capability, gpu_model, walltime_s"
+_SIZE = ("gpu_milli", "cpus", "memory_mib", "disk_mib", "vram_mib", "capability")
+_REQUEST = ("owner", "priority", *_SIZE, "gpu_model", "walltime_s")
+_COLUMNS = ", ".join(_REQUEST)
+_COUNTS = ("waiting", "fresh", "running", "held", "oldest_at")
 
 _CLASSES = f"""
-SELECT {_KEY},
+SELECT {_COLUMNS},
     sum(state = 'idle' AND submitted_at <= :negotiated_at) AS waiting,
     sum(state = 'idle' AND submitted_at > :negotiated_at) AS fresh,
     sum(state = 'running') AS running,
     sum(state = 'held') AS held,
     coalesce(min(CASE WHEN state = 'idle' THEN submitted_at END), 0) AS oldest_at
-FROM job WHERE state IN ('idle', 'running', 'held') GROUP BY {_KEY}
+FROM job WHERE state IN ('idle', 'running', 'held') GROUP BY {_COLUMNS}
 """
 
 # Consecutive ids of one class differ from their rank in it by the same number: that number names the range.
 _ID_RANGES = f"""
-SELECT {_KEY}, first, last, ranges FROM (
-    SELECT {_KEY}, min(id) AS first, max(id) AS last,
-        row_number() OVER (PARTITION BY {_KEY} ORDER BY min(id)) AS place,
-        count(*) OVER (PARTITION BY {_KEY}) AS ranges
-    FROM (SELECT {_KEY}, id, id - row_number() OVER (PARTITION BY {_KEY} ORDER BY id) AS run
+SELECT {_COLUMNS}, first, last, ranges FROM (
+    SELECT {_COLUMNS}, min(id) AS first, max(id) AS last,
+        row_number() OVER (PARTITION BY {_COLUMNS} ORDER BY min(id)) AS place,
+        count(*) OVER (PARTITION BY {_COLUMNS}) AS ranges
+    FROM (SELECT {_COLUMNS}, id, id - row_number() OVER (PARTITION BY {_COLUMNS} ORDER BY id) AS run
           FROM job WHERE state = 'idle')
-    GROUP BY {_KEY}, run
+    GROUP BY {_COLUMNS}, run
 ) WHERE place <= {_RANGES} ORDER BY first
 """
 
@@ -268,21 +250,8 @@ def _classes(connection: sqlite3.Connection, types: Sequence[DroneType], negotia
             known.append("...")
     for row in connection.execute(_CLASSES, {"negotiated_at": negotiated_at}):
         yield JobClass(
+            **{name: row[name] for name in (*_REQUEST, *_COUNTS) if name != "gpu_model"},
             id=hashlib.blake2s(repr(_key(row)).encode(), digest_size=4).hexdigest(),
-            gpu_milli=row["gpu_milli"],
-            cpus=row["cpus"],
-            memory_mib=row["memory_mib"],
-            disk_mib=row["disk_mib"],
-            vram_mib=row["vram_mib"],
-            capability=row["capability"],
-            waiting=row["waiting"],
-            fresh=row["fresh"],
-            running=row["running"],
-            held=row["held"],
-            oldest_at=row["oldest_at"],
-            owner=row["owner"],
-            priority=row["priority"],
-            walltime_s=row["walltime_s"],
             invalid=_invalid(row),
             refuses=_refusals(row["gpu_model"], types),
             job_ids=", ".join(ranges.get(_key(row), [])),
@@ -298,7 +267,7 @@ def _invalid(row: sqlite3.Row) -> str:
 
 
 def _key(row: sqlite3.Row) -> tuple[object, ...]:
-    return tuple(row)[: len(_KEY.split(","))]
+    return tuple(row)[: len(_REQUEST)]
 
 
 def _refusals(gpu_model: str, types: Sequence[DroneType]) -> dict[TypeKey, UnmetRequirement]:
@@ -313,11 +282,11 @@ def _refusals(gpu_model: str, types: Sequence[DroneType]) -> dict[TypeKey, Unmet
 
 # A job without a GPU counts by its CPUs. There are no checkpoints: all work since its start is at stake.
 _WORK = """
-SELECT drone_id, group_concat(id, ', ') AS ids, sum(milli) AS milli,
-    sum(milli * started_at) / sum(milli) AS at, min(started_at) AS begun_at,
+SELECT drone_id, substr(group_concat(id, ', '), 1, 2000) AS job_ids, sum(milli) AS work_gpu_milli,
+    sum(milli * started_at) / sum(milli) AS work_at, min(started_at) AS begun_at,
     CASE WHEN count(DISTINCT owner) = 1 THEN min(owner) ELSE '' END AS owner,
-    (count(*) = 1) * min(gpu_milli) AS gpu_milli, (count(*) = 1) * min(cpus) AS cpus,
-    (count(*) = 1) * min(memory_mib) AS memory_mib
+    (count(*) = 1) * min(gpu_milli) AS job_gpu_milli, (count(*) = 1) * min(cpus) AS job_cpus,
+    (count(*) = 1) * min(memory_mib) AS job_memory_mib
 FROM (
     SELECT id, drone_id, owner, started_at, gpu_milli, cpus, memory_mib,
         CASE WHEN gpu_milli > 0 THEN min(gpu_milli, 4096000) ELSE 1000 * min(cpus, 4096) END AS milli
@@ -328,33 +297,16 @@ WHERE milli > 0 GROUP BY drone_id
 
 def _slots(connection: sqlite3.Connection, now: float) -> Iterator[Slot]:
     clock = table.lease_clock()
-    work = {row["drone_id"]: row for row in connection.execute(_WORK)}
-    for row in connection.execute("SELECT * FROM slot ORDER BY drone_id"):
-        at_stake = work.get(row["drone_id"])
+    work = {row["drone_id"]: dict(row) for row in connection.execute(_WORK)}
+    for row in map(dict, connection.execute("SELECT * FROM slot ORDER BY drone_id")):
+        drone_id, state, heard = row.pop("drone_id"), SlotState(row.pop("state")), row.pop("heard")
+        name = f"{row.pop('type')}@{row.pop('site')}#{drone_id}"
         yield Slot(
-            drone_id=DroneId(row["drone_id"]),
-            state=SlotState(row["state"]),
-            heard_at=now - max(0.0, clock - row["heard"]),
-            free_gpu_milli=row["free_gpu_milli"],
-            free_cpus=row["free_cpus"],
-            free_memory_mib=row["free_memory_mib"],
-            free_disk_mib=row["free_disk_mib"],
-            jobs=row["jobs"],
-            jobs_started=row["jobs_started"],
-            idle_since=row["idle_since"],
-            retires_at=row["retires_at"],
-            name=f"{row['type']}@{row['site']}#{row['drone_id']}",
-            gpu_model=row["gpu_model"],
-            vram_mib=row["vram_mib"],
-            capability=row["capability"],
-            work_gpu_milli=at_stake["milli"] if at_stake else 0,
-            work_at=at_stake["at"] if at_stake else 0.0,
-            owner=at_stake["owner"] if at_stake else "",
-            begun_at=at_stake["begun_at"] if at_stake else 0.0,
-            job_gpu_milli=at_stake["gpu_milli"] if at_stake else 0,
-            job_cpus=at_stake["cpus"] if at_stake else 0,
-            job_memory_mib=at_stake["memory_mib"] if at_stake else 0,
-            job_ids=at_stake["ids"][:2000] if at_stake else "",
+            **row,
+            **work.get(drone_id, {"drone_id": drone_id}),
+            state=state,
+            heard_at=now - max(0.0, clock - heard),
+            name=name,
         )
 
 
@@ -369,17 +321,10 @@ def _completions(connection: sqlite3.Connection, since: float) -> Iterator[Compl
     """Yield finished jobs, the newest first."""
     for row in connection.execute(_DONE, (since, _MAX_REPORTED_JOBS)):
         yield CompletedJob(
+            **{name: row[name] for name in ("owner", "walltime_s", *_SIZE)},
             job_id=str(row["id"]),
             ended_at=row["ended_at"],
             submitted_at=row["submitted_at"],
             run_s=max(0.0, row["ended_at"] - row["started_at"]),
-            gpu_milli=row["gpu_milli"],
-            cpus=row["cpus"],
-            memory_mib=row["memory_mib"],
-            disk_mib=row["disk_mib"],
-            vram_mib=row["vram_mib"],
-            capability=row["capability"],
-            owner=row["owner"],
-            walltime_s=row["walltime_s"],
             drone_id=DroneId(row["drone_id"]) if row["drone_id"] else None,
         )

@@ -16,9 +16,9 @@ from pathlib import Path
 from adapters.embedded import table
 
 _WHOLE_GPU = 1000
-_LARGEST = 2**62
-"""Numbers beyond this do not fit a SQLite integer with room for sums."""
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_MAX_INTEGER = 2**62
+"""Numbers from this on do not fit a SQLite integer with room for sums."""
+_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TEXT_LIMIT = 200
 
 
@@ -83,9 +83,13 @@ def submit(
     compute capability times ten; 0 or an empty text sets no requirement.
 
     Raises:
-        BadJob: the request can never be met.
+        InvalidJobError: the request can never be met.
         sqlite3.Error: the queue cannot be used.
     """
+    if not -_MAX_INTEGER < priority < _MAX_INTEGER:
+        raise InvalidJobError(f"priority {priority} is out of range")
+    if count < 1:
+        raise InvalidJobError(f"count {count}: at least one job")
     request = {
         "owner": _text("owner", owner or getpass.getuser()),
         "priority": priority,
@@ -96,16 +100,12 @@ def submit(
         "vram_mib": _at_least("vram_mib", vram_mib, 0),
         "capability": _at_least("capability", capability, 0),
         "gpu_model": _text("gpu_model", gpu_model),
-        "walltime_s": _walltime(walltime_s),
-        "argv": json.dumps(_argv(argv)),
-        "env": json.dumps(_environment(env or {})),
+        "walltime_s": _at_least("walltime_s", walltime_s, 0),
+        "argv": _argv(argv),
+        "env": _environment(env or {}),
         "submitted_at": time.time(),
         "state": JobState.IDLE.value,
     }
-    if not -_LARGEST < priority < _LARGEST:
-        raise InvalidJobError(f"priority {priority} is out of range")
-    if count < 1:
-        raise InvalidJobError(f"count {count}: at least one job")
     table.create(path)
     statement = f"INSERT INTO job ({', '.join(request)}) VALUES ({', '.join(f':{name}' for name in request)})"
     with contextlib.closing(table.connect(path)) as connection, table.writing(connection):
@@ -162,7 +162,7 @@ def gpu_milli(gpus: int | float | str | Decimal) -> int:
         milli = Decimal(str(gpus)) * _WHOLE_GPU
     except InvalidOperation:
         raise InvalidJobError(f"`{str(gpus)[:40]}` is not a number of GPUs: write 1 or 0.5") from None
-    if not milli.is_finite() or not 0 <= milli < _LARGEST:
+    if not milli.is_finite() or not 0 <= milli < _MAX_INTEGER:
         raise InvalidJobError(f"{str(gpus)[:40]} GPUs cannot be: write 0, a share such as 0.5, or a whole number")
     if milli != milli.to_integral_value():
         raise InvalidJobError(f"{str(gpus)[:40]} GPUs: shares come in steps of 0.001")
@@ -181,16 +181,10 @@ def wrong_gpu_milli(milli: int) -> str:
     return ""
 
 
-def _at_least(name: str, value: int, least: int) -> int:
-    if not least <= value < _LARGEST:
+def _at_least(name: str, value: float, least: int) -> float:
+    if not least <= value < _MAX_INTEGER:  # false for NaN too
         raise InvalidJobError(f"{name} = {value}: at least {least}, and below 2^62")
-    return int(value)
-
-
-def _walltime(seconds: float) -> float:
-    if not 0 <= seconds < _LARGEST:  # false for NaN too
-        raise InvalidJobError(f"walltime_s = {seconds}: 0 (not said) or more")
-    return float(seconds)
+    return value
 
 
 def _text(name: str, text: str) -> str:
@@ -199,16 +193,16 @@ def _text(name: str, text: str) -> str:
     return text
 
 
-def _argv(argv: Sequence[str]) -> list[str]:
+def _argv(argv: Sequence[str]) -> str:
     if isinstance(argv, str) or not argv or not argv[0]:
         raise InvalidJobError("argv: a list of a program and its arguments")
     if any("\0" in word for word in argv):
         raise InvalidJobError("argv: no NUL characters")
-    return list(argv)
+    return json.dumps(list(argv))
 
 
-def _environment(env: Mapping[str, str]) -> dict[str, str]:
+def _environment(env: Mapping[str, str]) -> str:
     for name, value in env.items():
-        if not _VARIABLE.fullmatch(name) or "\0" in value:
+        if not _VARIABLE_NAME.fullmatch(name) or "\0" in value:
             raise InvalidJobError(f"env: `{name[:40]}` cannot be an environment variable")
-    return dict(env)
+    return json.dumps(dict(env))

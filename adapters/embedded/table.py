@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-SCHEMA_VERSION = 1
+QUEUE_VERSION = 1
 LONGEST_LEASE_S = 600.0
 """A lease that ends later than this from now is from before a reboot."""
 _BUSY_S = 5.0
 
-SCHEMA = """
+_TABLES = """
 CREATE TABLE job (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     owner TEXT NOT NULL,
@@ -55,12 +55,12 @@ CREATE TABLE slot (
     free_gpu_milli INTEGER NOT NULL, free_cpus INTEGER NOT NULL,
     free_memory_mib INTEGER NOT NULL, free_disk_mib INTEGER NOT NULL,
     jobs INTEGER NOT NULL, jobs_started INTEGER NOT NULL,
-    idle_since REAL NOT NULL, retires_at REAL NOT NULL,
+    idle_since REAL NOT NULL, retires_at REAL NOT NULL, -- seconds since the epoch
     gpu_model TEXT NOT NULL, vram_mib INTEGER NOT NULL, capability INTEGER NOT NULL
 );
 CREATE TABLE drain (drone_id TEXT PRIMARY KEY, mode TEXT NOT NULL, reason TEXT NOT NULL, at REAL NOT NULL);
 """
-DONE_INDEX = "CREATE INDEX IF NOT EXISTS job_done ON job (ended_at) WHERE ended_at > 0"
+_DONE_INDEX = "CREATE INDEX IF NOT EXISTS job_done ON job (ended_at) WHERE ended_at > 0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class SlotOffer:
 class ClaimedJob:
     """A job that a drone has taken."""
 
-    job_id: int
+    id: int
     attempt: int
     token: str
     argv: str
@@ -106,27 +106,6 @@ class ClaimedJob:
     walltime_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class SlotRow:
-    """State of a drone. ``idle_since`` and ``retires_at`` are seconds since the epoch."""
-
-    drone_id: str
-    site: str
-    type: str
-    state: str
-    free_gpu_milli: int
-    free_cpus: int
-    free_memory_mib: int
-    free_disk_mib: int
-    jobs: int
-    jobs_started: int
-    idle_since: float
-    retires_at: float
-    gpu_model: str
-    vram_mib: int
-    capability: int
-
-
 def create(path: Path) -> None:
     """Create the queue file if there is none."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -134,10 +113,10 @@ def create(path: Path) -> None:
         connection.execute("PRAGMA journal_mode = WAL")
         with writing(connection):
             if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
-                for statement in SCHEMA.split(";"):
+                for statement in _TABLES.split(";"):
                     connection.execute(statement)
-                connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-            connection.execute(DONE_INDEX)  # queues made before it get it too
+                connection.execute(f"PRAGMA user_version = {QUEUE_VERSION}")
+            connection.execute(_DONE_INDEX)  # queues made before it get it too
 
 
 def connect(path: Path, busy_s: float = _BUSY_S) -> sqlite3.Connection:
@@ -145,8 +124,8 @@ def connect(path: Path, busy_s: float = _BUSY_S) -> sqlite3.Connection:
     connection = _connect(path, "rw", busy_s)
     try:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version != SCHEMA_VERSION:
-            raise sqlite3.DatabaseError(f"{path}: queue version {version}, this program knows {SCHEMA_VERSION}")
+        if version != QUEUE_VERSION:
+            raise sqlite3.DatabaseError(f"{path}: queue version {version}, this program knows {QUEUE_VERSION}")
     except BaseException:
         connection.close()
         raise
@@ -215,18 +194,8 @@ def take(connection: sqlite3.Connection, offer: SlotOffer, drone_id: str, lease_
         " started_at = ?, message = '' WHERE id = ?",
         (drone_id, token, lease_until, time.time(), row["id"]),
     )
-    return ClaimedJob(
-        job_id=row["id"],
-        attempt=row["attempts"] + 1,
-        token=token,
-        argv=row["argv"],
-        env=row["env"],
-        gpu_milli=row["gpu_milli"],
-        cpus=row["cpus"],
-        memory_mib=row["memory_mib"],
-        disk_mib=row["disk_mib"],
-        walltime_s=row["walltime_s"],
-    )
+    copied = {name: row[name] for name in ClaimedJob.__slots__ if name not in ("attempt", "token")}
+    return ClaimedJob(**copied, attempt=row["attempts"] + 1, token=token)
 
 
 def renew(connection: sqlite3.Connection, claim: ClaimedJob, lease_until: float) -> bool:
@@ -237,25 +206,20 @@ def renew(connection: sqlite3.Connection, claim: ClaimedJob, lease_until: float)
 def finish(connection: sqlite3.Connection, claim: ClaimedJob, exit_code: int, message: str) -> bool:
     """Record the end of a job; return False, and change nothing, if it belongs to another drone now."""
     state = "failed" if exit_code else "done"
-    return _if_claimed(
-        connection,
-        claim,
-        "state = ?, exit_code = ?, message = ?, ended_at = ?, token = ''",
-        *(state, exit_code, message, time.time()),
-    )
+    ended = "state = ?, exit_code = ?, message = ?, ended_at = ?, token = ''"
+    return _if_claimed(connection, claim, ended, state, exit_code, message, time.time())
 
 
 def give_back(connection: sqlite3.Connection, claim: ClaimedJob, message: str) -> bool:
     """Put a job back to idle without counting it as lost."""
-    return _if_claimed(
-        connection, claim, "state = 'idle', message = ?, drone_id = '', token = '', started_at = 0", message
-    )
+    idle = "state = 'idle', message = ?, drone_id = '', token = '', started_at = 0"
+    return _if_claimed(connection, claim, idle, message)
 
 
 def _if_claimed(connection: sqlite3.Connection, claim: ClaimedJob, assignments: str, *values: object) -> bool:
     changed = connection.execute(
         f"UPDATE job SET {assignments} WHERE id = ? AND token = ? AND state = 'running'",
-        (*values, claim.job_id, claim.token),
+        (*values, claim.id, claim.token),
     )
     return changed.rowcount == 1
 
@@ -278,11 +242,11 @@ def expire(connection: sqlite3.Connection, max_lost: int) -> int:
 # ----------------------------------------------------------------------------------------------------------- drones
 
 
-def publish(connection: sqlite3.Connection, slot: SlotRow) -> None:
-    fields = {**_fields(slot), "heard": lease_clock()}
-    connection.execute(
-        f"INSERT OR REPLACE INTO slot ({', '.join(fields)}) VALUES ({', '.join(f':{name}' for name in fields)})", fields
-    )
+def publish(connection: sqlite3.Connection, **slot: str | float) -> None:
+    """Write the row of a drone, with these columns of table ``slot``."""
+    row = {**slot, "heard": lease_clock()}
+    columns = f"({', '.join(row)}) VALUES ({', '.join(f':{name}' for name in row)})"
+    connection.execute(f"INSERT OR REPLACE INTO slot {columns}", row)
 
 
 def remove_slot(connection: sqlite3.Connection, drone_id: str) -> None:
@@ -296,5 +260,5 @@ def drain_mode(connection: sqlite3.Connection, drone_id: str) -> str:
     return str(row["mode"]) if row else ""
 
 
-def _fields(value: SlotOffer | SlotRow) -> dict[str, object]:
+def _fields(value: SlotOffer) -> dict[str, object]:
     return {name: getattr(value, name) for name in value.__slots__}

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import signal
@@ -20,28 +21,41 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from adapters.embedded import table
 from adapters.embedded.table import ClaimedJob, lease_clock
 
-_MOST_SHARES = 32
+_MAX_SHARES = 32
+_READERS: dict[Any, Callable[[str], Any]] = {"Path": Path, "str": str, "int": int, "float": float}
 
 
-class WorkerSettingsError(ValueError):
-    """A variable is missing or invalid."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverlaySettings:
+    """Variables ``EMBEDDED_*``, which the overlay sets."""
 
-
-@dataclass(frozen=True, slots=True)
-class WorkerSettings:
     queue: Path
-    drone_id: str
+    capability: int
+    gpu_model: str
+    lease_s: float
+    poll_s: float
+    negotiation_s: float
+    max_lost: int
+    check_deadline_s: float
+    avoids: str
+    """Users whose jobs it does not take, with commas between."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings(OverlaySettings):
+    """Variables ``DRONE_*``, which every site sets, and those of the overlay."""
+
+    id: str
     site: str
     type: str
-    directory: Path
-    devices: tuple[str, ...]
+    dir: Path
     gpu_milli: int
     cpus: int
     memory_mib: int
@@ -49,63 +63,30 @@ class WorkerSettings:
     vram_mib: int
     shares: int
     """Number of shares that each of its GPUs is offered in to small jobs."""
-    joins: bool
-    """A job may have several shares of a GPU: not slices of MIG."""
-    capability: int
-    gpu_model: str
+    sharing: str
+    """``mig``: no job may have several shares of a GPU."""
     idle_s: float
     grace_s: float
     walltime_s: float
-    lease_s: float
-    poll_s: float
-    negotiation_s: float
-    max_lost: int
+    devices: tuple[str, ...]
     check: tuple[str, ...]
-    check_deadline_s: float
-    avoids: str
-    """Users whose jobs it does not take, with commas between."""
 
     @classmethod
     def read(cls, env: Mapping[str, str]) -> WorkerSettings:
+        """Read the environment. Raises ValueError for a variable that is missing or invalid."""
+        ours, values = {each.name for each in fields(OverlaySettings)}, dict[str, Any]()
         try:
-            return cls(
-                queue=Path(env["EMBEDDED_QUEUE"]),
-                drone_id=env["DRONE_ID"],
-                site=env["DRONE_SITE"],
-                type=env["DRONE_TYPE"],
-                directory=Path(env["DRONE_DIR"]),
-                devices=tuple(filter(None, env.get("CUDA_VISIBLE_DEVICES", "").split(","))),
-                gpu_milli=int(env["DRONE_GPU_MILLI"]),
-                cpus=int(env["DRONE_CPUS"]),
-                memory_mib=int(env["DRONE_MEMORY_MIB"]),
-                disk_mib=int(env["DRONE_DISK_MIB"]),
-                vram_mib=int(env["DRONE_VRAM_MIB"]),
-                shares=_shares(env["DRONE_SHARES"]),
-                joins=env["DRONE_SHARING"] != "mig",
-                capability=int(env["EMBEDDED_CAPABILITY"]),
-                gpu_model=env["EMBEDDED_GPU_MODEL"],
-                idle_s=float(env["DRONE_IDLE_S"]),
-                grace_s=float(env["DRONE_GRACE_S"]),
-                walltime_s=float(env["DRONE_WALLTIME_S"]),
-                lease_s=float(env["EMBEDDED_LEASE_S"]),
-                poll_s=float(env["EMBEDDED_POLL_S"]),
-                negotiation_s=float(env["EMBEDDED_NEGOTIATION_S"]),
-                max_lost=int(env["EMBEDDED_MAX_LOST"]),
-                check=tuple(json.loads(env["EMBEDDED_CHECK"])),
-                check_deadline_s=float(env["EMBEDDED_CHECK_DEADLINE_S"]),
-                avoids=env.get("EMBEDDED_AVOIDS", ""),
-            )
+            for each in fields(cls):
+                if each.type in _READERS:
+                    prefix = "EMBEDDED" if each.name in ours else "DRONE"
+                    values[each.name] = _READERS[each.type](env[f"{prefix}_{each.name.upper()}"])
+            check = tuple(json.loads(env["EMBEDDED_CHECK"]))
         except KeyError as error:
-            raise WorkerSettingsError(f"{error.args[0]} is not set") from None
-        except ValueError as error:
-            raise WorkerSettingsError(str(error)) from None
-
-
-def _shares(written: str) -> int:
-    shares = int(written)
-    if not 1 <= shares <= _MOST_SHARES:
-        raise ValueError(f"DRONE_SHARES is {shares}: 1 to {_MOST_SHARES}")
-    return shares
+            raise ValueError(f"{error.args[0]} is not set") from None
+        if not 1 <= values["shares"] <= _MAX_SHARES:
+            raise ValueError(f"DRONE_SHARES is {values['shares']}: 1 to {_MAX_SHARES}")
+        devices = tuple(filter(None, env.get("CUDA_VISIBLE_DEVICES", "").split(",")))
+        return cls(**values, devices=devices, check=check)
 
 
 _WHOLE_GPU = 1000
@@ -142,18 +123,17 @@ class GpuShares:
 
     def take(self, gpu_milli: int) -> dict[str, int]:
         """Take whole devices, or a part of one. Raises ValueError if there is no room."""
-        chosen = self._whole(gpu_milli // _WHOLE_GPU) if gpu_milli >= _WHOLE_GPU else self._part(gpu_milli)
+        count = gpu_milli // _WHOLE_GPU
+        if not count:
+            chosen = self._part(gpu_milli)
+        else:
+            names = [name for name, free in self._free.items() if free == _WHOLE_GPU] if count <= self.untouched else []
+            chosen = dict.fromkeys(names[:count], _WHOLE_GPU)
         if gpu_milli and not chosen:
             raise ValueError(f"no room for {gpu_milli} milli-GPU in {self._free}")
         for name, milli in chosen.items():
             self._free[name] -= milli
         return chosen
-
-    def _whole(self, count: int) -> dict[str, int]:
-        if count > self.untouched:
-            return {}
-        names = [name for name, free in self._free.items() if free == _WHOLE_GPU]
-        return dict.fromkeys(names[:count], _WHOLE_GPU)
 
     def _part(self, gpu_milli: int) -> dict[str, int]:
         """Choose the fullest device with room; for shares the emptiest, as jobs on one device slow each other."""
@@ -180,23 +160,24 @@ class LeaseGuard:
             _watch(reader)
         os.close(reader)
 
-    def begin_here(self) -> None:
-        """Register this process. Called in the job's process before it executes anything."""
-        self._tell(f"+{os.getpid()}")
+    def prepare(self) -> None:
+        """Register this process and unblock signals. Called in the job's process before it executes anything."""
+        self._send(f"+{os.getpid()}")
+        signal.pthread_sigmask(signal.SIG_SETMASK, set())
 
     def only(self, groups: Iterable[int]) -> None:
         """Forget all other groups: their ids may be reused."""
-        self._tell("*" + ",".join(map(str, groups)))
+        self._send("*" + ",".join(map(str, groups)))
 
     def hold_until(self, lease_until: float) -> None:
-        self._tell(f"={lease_until!r}")
+        self._send(f"={lease_until!r}")
 
     def close(self) -> None:
         os.close(self._writer)
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
 
-    def _tell(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         with contextlib.suppress(BrokenPipeError):  # the guard was killed, and so is the worker soon
             os.write(self._writer, f"{line}\n".encode())
 
@@ -208,19 +189,17 @@ def kill_group(group: int) -> None:
 
 def _watch(reader: int) -> NoReturn:
     groups: set[int] = set()
-    until, rest = float("inf"), b""
+    until, rest = math.inf, b""
     while True:
-        wait_s = None if until == float("inf") or not groups else max(0.0, until - lease_clock())
-        if not select.select([reader], [], [], wait_s)[0]:
+        wait_s = None if until == math.inf or not groups else max(0.0, until - lease_clock())
+        expired = not select.select([reader], [], [], wait_s)[0]
+        received = b"" if expired else os.read(reader, 65536)
+        if not received:  # the leases have expired, or the worker has died
             for group in groups:
                 kill_group(group)
-            until = float("inf")
-            continue
-        received = os.read(reader, 65536)
-        if not received:
-            for group in groups:
-                kill_group(group)
-            os._exit(0)
+            if not expired:
+                os._exit(0)
+            until = math.inf
         *lines, rest = (rest + received).split(b"\n")
         for line in lines:
             match line[:1]:
@@ -232,19 +211,20 @@ def _watch(reader: int) -> NoReturn:
                     until = float(line[1:])
 
 
-_TAIL_BYTES = 2048
+_OUTPUT_TAIL_BYTES = 2048
 _MESSAGE_LIMIT = 300
-_NOT_OURS = ("PYTHONPATH",)
 _CANNOT_RUN = 127
 
 
 @dataclass(slots=True)
 class JobAttempt:
+    """One run of a job, in a directory of its own."""
+
     claim: ClaimedJob
     gpus: Mapping[str, int]
     directory: Path
-    ends_at: float
-    """Monotonic; the job's own walltime, infinite if it has none."""
+    ends_at: float = math.inf
+    """Monotonic; by the job's own walltime, infinite if it has none."""
     process: subprocess.Popen[bytes] | None = None
     """None: it could not be executed."""
     trouble: str = ""
@@ -254,13 +234,42 @@ class JobAttempt:
     cut: bool = False
     """Killed for no fault of its own: the drone leaves, or the job belongs to another drone."""
 
+    def begin(self, env: Mapping[str, str], guard: LeaseGuard) -> None:
+        """Run the job. One that cannot be run has ended with status 127."""
+        claim, kept_out = self.claim, ("PYTHONPATH", "EMBEDDED_")
+        if claim.walltime_s > 0:
+            self.ends_at = time.monotonic() + claim.walltime_s
+        try:
+            self.directory.mkdir(mode=0o700, exist_ok=True)
+            variables = {
+                **{name: value for name, value in env.items() if not name.startswith(kept_out)},
+                **{str(name): str(value) for name, value in json.loads(claim.env).items()},
+                "PROVISIONER_DRONE_ID": env["DRONE_ID"],
+                "JOB_ID": str(claim.id),
+                "JOB_GPU_MILLI": str(claim.gpu_milli),
+                "CUDA_VISIBLE_DEVICES": ",".join(self.gpus),
+                "TMPDIR": str(self.directory),
+            }
+            with open(self.directory / "out", "wb") as out, open(self.directory / "err", "wb") as err:
+                self.process = subprocess.Popen(
+                    [str(word) for word in json.loads(claim.argv)],
+                    cwd=self.directory,
+                    env=variables,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    start_new_session=True,
+                    preexec_fn=guard.prepare,
+                )
+        except (OSError, ValueError, TypeError, AttributeError, subprocess.SubprocessError) as error:
+            # the row is the user's, and may hold anything
+            self.trouble = f"cannot be run: {error}"[:_MESSAGE_LIMIT]
+
     def ask_to_end(self) -> None:
         if self.process is not None and not self.asked:
             self.asked = True
-            try:
+            with contextlib.suppress(ProcessLookupError):  # it just ended; the next check notices
                 os.killpg(self.process.pid, signal.SIGTERM)
-            except ProcessLookupError:
-                pass  # it just ended; the next check notices
 
     def kill(self) -> None:
         if self.process is not None:
@@ -272,17 +281,17 @@ class JobAttempt:
 
     @property
     def group(self) -> int:
-        """Return its process group; 0 if it never had one."""
+        """Its process group; 0 if it never had one."""
         return self.process.pid if self.process is not None else 0
 
     @property
     def unfinished(self) -> bool:
-        """Return whether the drone ended it, so that it should run again."""
+        """True if the drone ended it, so that it should run again."""
         return self.exit_code != 0 and not self.overran and (self.asked or self.cut)
 
     @property
     def exit_code(self) -> int:
-        """Return the status as a shell does: 128 and the signal's number for a killed one."""
+        """The status as a shell reports it: 128 and the signal's number for a killed one."""
         if self.process is None:
             return _CANNOT_RUN
         code = self.process.returncode
@@ -296,82 +305,16 @@ class JobAttempt:
         return next(filter(None, (_last_line(self.directory / name) for name in names)), "")
 
 
-def begin(
-    claim: ClaimedJob, gpus: Mapping[str, int], parent: Path, env: Mapping[str, str], guard: LeaseGuard
-) -> JobAttempt:
-    """Run a job in ``parent/job-<id>.<attempt>``. A job that cannot be run has ended with status 127."""
-    directory = parent / f"job-{claim.job_id}.{claim.attempt}"
-    ends_at = time.monotonic() + claim.walltime_s if claim.walltime_s > 0 else float("inf")
-    attempt = JobAttempt(claim, gpus, directory, ends_at)
-    try:
-        directory.mkdir(mode=0o700, exist_ok=True)
-        attempt.process = _execute(claim, gpus, directory, env, guard)
-    except (OSError, ValueError, TypeError, AttributeError, subprocess.SubprocessError) as error:
-        attempt.trouble = f"cannot be run: {error}"[:_MESSAGE_LIMIT]  # the row is the user's, and may hold anything
-    return attempt
-
-
-def _execute(
-    claim: ClaimedJob, gpus: Mapping[str, int], directory: Path, env: Mapping[str, str], guard: LeaseGuard
-) -> subprocess.Popen[bytes]:
-    ours = {name: value for name, value in env.items() if name not in _NOT_OURS and not name.startswith("EMBEDDED_")}
-    wanted = {str(name): str(value) for name, value in json.loads(claim.env).items()}
-    tag = {"PROVISIONER_DRONE_ID": env["DRONE_ID"], "JOB_ID": str(claim.job_id), "JOB_GPU_MILLI": str(claim.gpu_milli)}
-    with open(directory / "out", "wb") as out, open(directory / "err", "wb") as err:
-        return subprocess.Popen(
-            [str(word) for word in json.loads(claim.argv)],
-            cwd=directory,
-            env={**ours, **wanted, **tag, "CUDA_VISIBLE_DEVICES": ",".join(gpus), "TMPDIR": str(directory)},
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            start_new_session=True,
-            preexec_fn=lambda: prepare(guard),
-        )
-
-
-def prepare(guard: LeaseGuard) -> None:
-    """Prepare the job's process: register it with the guard, then unblock signals."""
-    guard.begin_here()
-    signal.pthread_sigmask(signal.SIG_SETMASK, set())
-
-
 def _last_line(path: Path) -> str:
     """Return the last line of a job's output, made printable."""
     try:
         with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-            lines = file.read(_TAIL_BYTES).decode(errors="replace").splitlines()
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _OUTPUT_TAIL_BYTES))
+            lines = file.read(_OUTPUT_TAIL_BYTES).decode(errors="replace").splitlines()
     except OSError:
         return ""
     cleaned = ("".join(c if c.isprintable() else " " for c in line).strip() for line in reversed(lines))
     return next(filter(None, cleaned), "")[:_MESSAGE_LIMIT]
-
-
-_FAILED = 71
-_HUNG = 72
-
-
-def check(
-    argv: Sequence[str], guard: LeaseGuard, deadline_s: float, pause: Callable[[], None]
-) -> tuple[int, str] | None:
-    """Run the operator's check; return the exit status to leave with and why, or None. It calls ``pause`` meanwhile."""
-    try:
-        process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=lambda: prepare(guard)
-        )
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
-        return _FAILED, f"GPU check cannot be run: {error}"
-    give_up_at = time.monotonic() + deadline_s
-    try:
-        while process.poll() is None:
-            if time.monotonic() > give_up_at:
-                return _HUNG, f"GPU check hung: no answer within {deadline_s:g} s"
-            pause()
-    finally:
-        kill_group(process.pid)
-        guard.only(())
-    return (_FAILED, f"GPU check failed with status {process.returncode}") if process.returncode else None
 
 
 _EVENTS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
@@ -391,6 +334,25 @@ class WorkerExitError(Exception):
         self.status = status
 
 
+def check(argv: Sequence[str], guard: LeaseGuard, deadline_s: float, pause: Callable[[], None]) -> None:
+    """Run the operator's check, and ``pause`` meanwhile. Raises :class:`WorkerExitError` if it fails or hangs."""
+    try:
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=guard.prepare)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise WorkerExitError(71, f"GPU check cannot be run: {error}") from error
+    give_up_at = time.monotonic() + deadline_s
+    try:
+        while process.poll() is None:
+            if time.monotonic() > give_up_at:
+                raise WorkerExitError(72, f"GPU check hung: no answer within {deadline_s:g} s")
+            pause()
+    finally:
+        kill_group(process.pid)
+        guard.only(())
+    if process.returncode:
+        raise WorkerExitError(71, f"GPU check failed with status {process.returncode}")
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerRetirement:
     """A time without new jobs. Running ones are asked to end at ``ask_at`` and killed at ``kill_at`` (monotonic)."""
@@ -399,12 +361,9 @@ class WorkerRetirement:
     ask_at: float
     kill_at: float
 
-
-def _strictest(retirements: list[WorkerRetirement]) -> WorkerRetirement | None:
-    if not retirements:
-        return None
-    first = min(retirements, key=lambda r: r.kill_at)
-    return WorkerRetirement(first.why, min(r.ask_at for r in retirements), first.kill_at)
+    @classmethod
+    def within(cls, why: str, begin_at: float, grace_s: float) -> WorkerRetirement:
+        return cls(why, begin_at + 0.7 * grace_s, begin_at + 0.9 * grace_s)
 
 
 class Worker:
@@ -415,7 +374,7 @@ class Worker:
         self._guard = guard
         self._table = connection
         self._inode = os.stat(settings.queue).st_ino
-        self._devices = GpuShares(settings.devices, settings.gpu_milli, settings.shares, settings.joins)
+        self._devices = GpuShares(settings.devices, settings.gpu_milli, settings.shares, settings.sharing != "mig")
         self._running: list[JobAttempt] = []
         self._ended: list[JobAttempt] = []
         """Ended, and not reported yet."""
@@ -435,9 +394,7 @@ class Worker:
         """Run until :class:`WorkerExitError` is raised."""
         self._heartbeat()
         if self._settings.check:
-            verdict = check(self._settings.check, self._guard, self._settings.check_deadline_s, self._pause)
-            if verdict is not None:
-                raise WorkerExitError(*verdict)
+            check(self._settings.check, self._guard, self._settings.check_deadline_s, self._pause)
         self._state, self._idle_from, self._heartbeat_at = "idle", time.monotonic(), 0.0
         while True:
             self._tolerating_errors(self._turn)
@@ -466,16 +423,13 @@ class Worker:
         # A drain takes effect at once, not at the next heartbeat.
         if (
             time.monotonic() >= self._heartbeat_at
-            or table.drain_mode(self._table, self._settings.drone_id) != self._drain_mode
+            or table.drain_mode(self._table, self._settings.id) != self._drain_mode
         ):
             self._heartbeat()
         retirement = self._retirement()
         self._end_jobs(retirement)
         if retirement is None:
             self._take()
-        self._leave_if_done(retirement)
-
-    def _leave_if_done(self, retirement: WorkerRetirement | None) -> None:
         if self._running or self._ended:
             return
         if retirement is not None:
@@ -485,19 +439,16 @@ class Worker:
             raise WorkerExitError(0, f"no job for {idle_s:.1f} s > {self._settings.idle_s:g} s")
 
     def _assert_queue(self) -> None:
-        try:
+        with contextlib.suppress(OSError):
             if os.stat(self._settings.queue).st_ino == self._inode:
                 return
-        except OSError:
-            pass
         raise WorkerExitError(75, f"the queue {self._settings.queue} is gone")
 
     def _wait(self, pause_s: float) -> None:
         """Wait until a job ends, a signal asks the drone to leave, or the pause is over."""
         caught = signal.sigtimedwait(_EVENTS, pause_s)
         if caught is not None and caught.si_signo in (signal.SIGTERM, signal.SIGINT) and self._asked is None:
-            now, grace_s = time.monotonic(), self._settings.grace_s
-            self._asked = WorkerRetirement("asked to leave", now + 0.7 * grace_s, now + 0.9 * grace_s)
+            self._asked = WorkerRetirement.within("asked to leave", time.monotonic(), self._settings.grace_s)
             self._heartbeat_at = 0.0
 
     # -------------------------------------------------------------------------------------------------- jobs
@@ -510,7 +461,7 @@ class Worker:
                 return
             if len(self._running) == 1:  # with others running, the earlier lease is the one that counts
                 self._hold(lease_until)
-            self._running[-1] = begin(begun.claim, begun.gpus, self._settings.directory, dict(os.environ), self._guard)
+            begun.begin(os.environ, self._guard)
             self._guard.only(one.group for one in self._running if one.group)
 
     def _claim(self, lease_until: float) -> JobAttempt | None:
@@ -518,14 +469,14 @@ class Worker:
         begun: JobAttempt | None = None
         try:
             with table.writing(self._table):
-                claim = table.take(self._table, self._offer(), self._settings.drone_id, lease_until)
-                if claim is not None:
-                    begun = JobAttempt(
-                        claim, self._devices.take(claim.gpu_milli), self._settings.directory, float("inf")
-                    )
-                    self._running.append(begun)
-                    self._jobs_started += 1
-                    self._publish()
+                claim = table.take(self._table, self._offer(), self._settings.id, lease_until)
+                if claim is None:
+                    return None
+                directory = self._settings.dir / f"job-{claim.id}.{claim.attempt}"
+                begun = JobAttempt(claim, self._devices.take(claim.gpu_milli), directory)
+                self._running.append(begun)
+                self._jobs_started += 1
+                self._publish()
         except BaseException:
             if begun is not None:
                 self._running.remove(begun)
@@ -567,7 +518,7 @@ class Worker:
         for one in list(self._ended):
             with table.writing(self._table):
                 if one.unfinished:
-                    table.give_back(self._table, one.claim, f"drone {self._settings.drone_id} left")
+                    table.give_back(self._table, one.claim, f"drone {self._settings.id} left")
                 else:
                     table.finish(self._table, one.claim, one.exit_code, one.message)
             self._ended.remove(one)
@@ -596,15 +547,18 @@ class Worker:
     def _retires_at(self) -> float:
         """Return the monotonic time at which the site's walltime leaves no more than the grace."""
         settings = self._settings
-        return self._began + max(0.0, settings.walltime_s - settings.grace_s) if settings.walltime_s else float("inf")
+        return self._began + max(0.0, settings.walltime_s - settings.grace_s) if settings.walltime_s else math.inf
 
     def _retirement(self) -> WorkerRetirement | None:
-        reasons = [reason for reason in (self._asked, self._drained) if reason is not None]
+        """Return the strictest of the retirements that are due."""
+        due = [each for each in (self._asked, self._drained) if each is not None]
         if time.monotonic() >= self._retires_at:
-            grace_s = self._settings.grace_s
             why = f"end of its walltime of {self._settings.walltime_s:g} s"
-            reasons.append(WorkerRetirement(why, self._retires_at + 0.7 * grace_s, self._retires_at + 0.9 * grace_s))
-        return _strictest(reasons)
+            due.append(WorkerRetirement.within(why, self._retires_at, self._settings.grace_s))
+        if not due:
+            return None
+        first = min(due, key=lambda each: each.kill_at)
+        return WorkerRetirement(first.why, min(each.ask_at for each in due), first.kill_at)
 
     def _end_jobs(self, retirement: WorkerRetirement | None) -> None:
         now = time.monotonic()
@@ -622,7 +576,7 @@ class Worker:
         """Apply the drain mode that the overlay asks for; an empty mode takes the drain back."""
         if mode == self._drain_mode:
             return
-        now, never = time.monotonic(), float("inf")
+        now = time.monotonic()
         self._drain_mode = mode
         match mode:
             case "":
@@ -632,7 +586,7 @@ class Worker:
             case "graceful":
                 self._drained = WorkerRetirement("drained (graceful)", now, now + self._settings.grace_s)
             case _:
-                self._drained = WorkerRetirement(f"drained ({mode})", never, never)
+                self._drained = WorkerRetirement(f"drained ({mode})", math.inf, math.inf)
 
     # -------------------------------------------------------------------------------------------------- beat
 
@@ -644,7 +598,7 @@ class Worker:
         """Remove the slot from the pool; if that fails the slot expires."""
         try:
             with table.writing(self._table):
-                table.remove_slot(self._table, self._settings.drone_id)
+                table.remove_slot(self._table, self._settings.id)
         except sqlite3.Error as error:
             print(f"slot not removed: {error}", file=sys.stderr)
 
@@ -658,7 +612,7 @@ class Worker:
                     one.cut = True
                     one.kill()
             table.expire(self._table, self._settings.max_lost)
-            self._apply_drain(table.drain_mode(self._table, self._settings.drone_id))
+            self._apply_drain(table.drain_mode(self._table, self._settings.id))
             self._publish()
         self._hold(lease_until)
         self._heartbeat_at = time.monotonic() + self._settings.lease_s / 3
@@ -670,23 +624,21 @@ class Worker:
             self._state = "draining" if self._retirement() is not None else "busy" if jobs else "idle"
         table.publish(
             self._table,
-            table.SlotRow(
-                drone_id=settings.drone_id,
-                site=settings.site,
-                type=settings.type,
-                state=self._state,
-                free_gpu_milli=self._devices.free_milli,
-                free_cpus=offer.cpus,
-                free_memory_mib=offer.memory_mib,
-                free_disk_mib=offer.disk_mib,
-                jobs=jobs,
-                jobs_started=self._jobs_started,
-                idle_since=0.0 if jobs else now - (mono - self._idle_from),
-                retires_at=now - mono + self._retires_at if settings.walltime_s else 0.0,
-                gpu_model=settings.gpu_model,
-                vram_mib=settings.vram_mib,
-                capability=settings.capability,
-            ),
+            drone_id=settings.id,
+            site=settings.site,
+            type=settings.type,
+            state=self._state,
+            free_gpu_milli=self._devices.free_milli,
+            free_cpus=offer.cpus,
+            free_memory_mib=offer.memory_mib,
+            free_disk_mib=offer.disk_mib,
+            jobs=jobs,
+            jobs_started=self._jobs_started,
+            idle_since=0.0 if jobs else now - (mono - self._idle_from),
+            retires_at=now - mono + self._retires_at if settings.walltime_s else 0.0,
+            gpu_model=settings.gpu_model,
+            vram_mib=settings.vram_mib,
+            capability=settings.capability,
         )
 
 
@@ -702,16 +654,16 @@ def main() -> int:
         signal.signal(number, signal.SIG_DFL)
     try:
         settings = WorkerSettings.read(os.environ)
-    except WorkerSettingsError as error:
+    except ValueError as error:
         print(f"called wrongly: {error}", file=sys.stderr)
         return 64
     leave = _serve(settings)
     line = f"{'left' if leave.status == 0 else 'failed'}: {leave}"
     print(line, flush=True)
     try:
-        (settings.directory / "outcome").write_text(line + "\n")
+        (settings.dir / "outcome").write_text(line + "\n")
     except OSError as error:
-        print(f"{settings.directory}/outcome: {error.strerror}", file=sys.stderr)
+        print(f"{settings.dir}/outcome: {error.strerror}", file=sys.stderr)
     return leave.status
 
 

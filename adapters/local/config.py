@@ -8,100 +8,74 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field
 
+from provisioner.config.models import ConfigSection
 from provisioner.config.units import Capability, ConfigPath, Duration, PositiveDuration, Size
 from provisioner.model import DroneType
 
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_OURS = re.compile(r"PROVISIONER_.*|DRONE_.*|CUDA_VISIBLE_DEVICES")
+_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SITE_VARIABLES = re.compile(r"PROVISIONER_.*|DRONE_.*|CUDA_VISIBLE_DEVICES")
 
 
 def _plain_environment(env: dict[str, str]) -> dict[str, str]:
     for name, value in env.items():
-        if not _VARIABLE.fullmatch(name) or "\0" in value:
+        if not _VARIABLE_NAME.fullmatch(name) or "\0" in value:
             raise ValueError(f"`{name[:40]}` cannot be an environment variable: use letters, digits and `_`")
-        if _OURS.fullmatch(name):
+        if _SITE_VARIABLES.fullmatch(name):
             raise ValueError(f"`{name}` is set by the site itself: remove it")
     return env
 
 
-class GpuSpec(BaseModel):
+class GpuSpec(ConfigSection):
     """Equal GPUs, declared instead of detected."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    count: int = Field(default=1, ge=1, le=1024, description="How many.")
-    model: str = Field(default="", description="Model, as `nvidia-smi` names it.", examples=["A100-SXM4-40GB"])
-    vram: Size = Field(default=0, description="Memory of each.", examples=["40 GiB"])
-    capability: Capability = Field(default=0, description="CUDA compute capability.", examples=[8.0])
-    simulate: int | None = Field(
-        default=None,
-        ge=0,
-        le=9,
-        description="Not real: a drone on them pretends to find the model of this number of `condor_gpu_discovery"
-        " -simulate` (2: V100, 4: A100), for tests.",
-        examples=[4],
-    )
+    count: int = Field(1, ge=1, le=1024)
+    """How many."""
+    model: str = Field("", examples=["A100-SXM4-40GB"])
+    """Model, as `nvidia-smi` names it."""
+    vram: Size = Field(0, examples=["40 GiB"])
+    """Memory of each."""
+    capability: Capability = Field(0, examples=[8.0])
+    """CUDA compute capability."""
+    simulate: int | None = Field(None, ge=0, le=9, examples=[4])
+    """Not real: a drone on them pretends to find the model of this number of `condor_gpu_discovery -simulate` (2: V100,
+    4: A100), for tests."""
 
 
-class LocalSiteConfig(BaseModel):
+class LocalSiteConfig(ConfigSection):
     """Options of the ``local`` site."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    root: ConfigPath = Field(
-        description="Directory, on a local disk, in which each drone gets its own, named by its id. Made if missing.",
-        examples=["var/drones"],
-        json_schema_extra={"places_drones": "shared"},
-    )
-    gpus: Literal["auto"] | tuple[GpuSpec, ...] = Field(
-        default="auto",
-        description="`auto`: what `nvidia-smi` lists, none where there is no `nvidia-smi`. A list declares GPUs, real "
-        "or not; they are numbered from 0 in its order.",
-    )
-    cpus: int = Field(
-        default_factory=lambda: len(os.sched_getaffinity(0)),
-        ge=1,
-        description="CPUs for drones. Default: those that the controller may use.",
-    )
-    memory: Size | None = Field(default=None, description="Memory for drones. Default: all of this host's.")
-    disk: Size | None = Field(default=None, description="Disk for drones. Default: the size of `root`'s file system.")
-    retain_finished: Duration = Field(
-        default=3600.0, description="How long the directory of an ended drone is kept for the operator, then removed."
-    )
-    log_limit: Size = Field(
-        default=64,
-        ge=1,
-        description="Largest log of a drone. Of a longer one only the end, at most 8 MiB, is kept at the next look.",
-        examples=["64 MiB"],
-    )
-    probe_deadline: PositiveDuration = Field(default=20.0, description="Longest wait for `nvidia-smi`.")
-    nice: int = Field(default=0, ge=0, le=19, description="Niceness of drones; 0 is that of the controller.")
-    env: Annotated[dict[str, str], AfterValidator(_plain_environment)] = Field(
-        default_factory=dict, description="Environment variables added for each drone."
-    )
+    root: ConfigPath = Field(examples=["var/drones"], json_schema_extra={"places_drones": "shared"})
+    """Directory, on a local disk, in which each drone gets its own, named by its id. Made if missing."""
+    gpus: Literal["auto"] | tuple[GpuSpec, ...] = Field("auto")
+    """`auto`: what `nvidia-smi` lists, none where there is no `nvidia-smi`. A list declares GPUs, real or not; they are
+    numbered from 0 in its order."""
+    cpus: int = Field(default_factory=lambda: len(os.sched_getaffinity(0)), ge=1)
+    """CPUs for drones. Default: those that the controller may use."""
+    memory: Size | None = Field(None)
+    """Memory for drones. Default: all of this host's."""
+    disk: Size | None = Field(None)
+    """Disk for drones. Default: the size of `root`'s file system."""
+    retain_finished: Duration = Field(3600.0)
+    """How long the directory of an ended drone is kept for the operator, then removed."""
+    log_limit: Size = Field(64, ge=1, examples=["64 MiB"])
+    """Largest log of a drone. Of a longer one only the end, at most 8 MiB, is kept at the next look."""
+    probe_deadline: PositiveDuration = Field(20.0)
+    """Longest wait for `nvidia-smi`."""
+    nice: int = Field(0, ge=0, le=19)
+    """Niceness of drones; 0 is that of the controller."""
+    env: Annotated[dict[str, str], AfterValidator(_plain_environment)] = Field(default_factory=dict)
+    """Environment variables added for each drone."""
 
     def unfit(self, types: Sequence[DroneType]) -> Iterator[tuple[str, str]]:
         """Yield types that this host can never hold. GPUs that `nvidia-smi` would have to list are left out."""
-        from adapters.local.resources import (
-            FreeHostResources,
-            LocalHost,
-            ResourceShortage,
-            declared,
-            disk_mib,
-            memory_mib,
-        )
+        from adapters.local.resources import FreeHostResources, ResourceShortage, declared_host
 
         root = self.root.absolute()
         while not root.exists():
             root = root.parent
-        host = LocalHost(
-            cpus=self.cpus,
-            memory_mib=self.memory if self.memory is not None else memory_mib(),
-            disk_mib=self.disk if self.disk is not None else disk_mib(root),
-            gpus=() if self.gpus == "auto" else declared(self.gpus),
-        )
+        host = declared_host(self, root)
         for kind in types:
             asked = replace(kind, gpu_milli=0) if self.gpus == "auto" else kind
             if isinstance(found := FreeHostResources.of(host).find(asked), ResourceShortage):

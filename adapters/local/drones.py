@@ -22,24 +22,28 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import cached_property
 from pathlib import Path
 
-from adapters.local.processes import Process, boot_id, kill_tagged, tagged
+from adapters.local.processes import Process, boot_id, kill_tagged
 from adapters.local.resources import HostAllocation
 from provisioner.model import Bootstrap, DroneId, EndKind, RemoteDrone, RemoteEnd, RemoteState
 from provisioner.serialization import from_json, to_json
 
-_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
-_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
-_KEPT_BYTES = 8 << 20
+_DRONE_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_PLAIN_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+_KEPT_LOG_BYTES = 8 << 20
 """Bytes that are kept of the end of a log that was too long."""
-_TAIL_BYTES = 4096
+_LOG_TAIL_BYTES = 4096
 _MESSAGE_LIMIT = 300
+_CLAIM_LIMIT_S = 60.0
+"""A claimed directory that no launcher has taken by then never will be."""
 UNFINISHED = ".new-"
 REMOVED = ".old-"
+_STARTER = re.compile(r"\.new-(\d+)-(\d+)-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,78 +59,91 @@ class DroneRecord:
     allocation: HostAllocation
 
 
-@dataclass(frozen=True, slots=True)
-class DroneEnd:
-    """``end``. ``exit_code`` is None unless the drone's script ended by itself or by our request."""
+class DronePhase(Enum):
+    """Phases of a drone between its claim and its end."""
 
-    at: float
-    exit_code: int | None
-    killed: bool
-    message: str
-
-
-class InvalidNameError(ValueError):
-    """A drone id or a file name that must not become a path."""
+    CLAIMED = auto()
+    """Its controller is about to launch it."""
+    ABANDONED = auto()
+    """Its controller died before it did."""
+    RUNNING = auto()
+    VANISHED = auto()
+    """Its launcher is gone without a recorded end; processes of it may be left."""
+    ENDED = auto()
 
 
 def is_drone_id(name: str) -> bool:
-    return _ID.fullmatch(name) is not None
+    return _DRONE_ID.fullmatch(name) is not None
 
 
-@dataclass(frozen=True, slots=True)
-class DroneDirectory:
-    path: Path
+class LocalDrone:
+    """A drone by its directory. What cannot change any more is read once."""
 
-    @property
-    def drone_id(self) -> str:
-        return self.path.name
-
-    @property
-    def own(self) -> Path:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.id = DroneId(path.name)
+        self.own = path / "drone"
         """The drone's own directory, in which it starts."""
-        return self.path / "drone"
+        self.log = path / "log"
+        self.started_at = 0.0
+        self._site = path / ".site"
+        self._launcher: Process | None = None
+        self._end: RemoteEnd | None = None
 
-    @property
-    def log(self) -> Path:
-        return self.path / "log"
-
-    @property
-    def _site(self) -> Path:
-        return self.path / ".site"
-
+    @cached_property
     def record(self) -> DroneRecord:
-        """Read the record. Raises OSError or ValueError (``pydantic.ValidationError``) in a foreign directory."""
+        """``order.json``. Raises OSError or ValueError (``pydantic.ValidationError``) in a foreign directory."""
         return from_json(DroneRecord, (self._site / "order.json").read_bytes())
 
-    def launcher(self) -> tuple[Process, float] | None:
-        """Return the process that runs the script, and since when; None if none has claimed it yet."""
-        path = self._site / "launcher"
-        try:
-            return Process.parse(path.read_text()), path.stat().st_mtime
-        except FileNotFoundError:
-            return None
+    @property
+    def launcher(self) -> Process | None:
+        """The process that runs the script; None if none has claimed it yet."""
+        if self._launcher is None:
+            path = self._site / "launcher"
+            with contextlib.suppress(FileNotFoundError):
+                self._launcher = Process.parse(path.read_text())
+                self.started_at = path.stat().st_mtime if self._launcher.pid else 0.0
+        return self._launcher
 
-    def claimed_at(self) -> float:
-        return (self._site / "order.json").stat().st_mtime
+    @property
+    def remote_id(self) -> str:
+        """The launcher's pid; empty before it runs or if it never did."""
+        return str(self.launcher.pid or "") if self.launcher else ""
 
-    def abandon(self, boot: str) -> bool:
+    @property
+    def end(self) -> RemoteEnd | None:
+        return self._read_end()
+
+    def _read_end(self) -> RemoteEnd | None:
+        """Return its end; there is an exit code only if its script ended by itself or by our request."""
+        if self._end is None:
+            path = self._site / "end"
+            with contextlib.suppress(FileNotFoundError):
+                word, _, rest = path.read_text(errors="replace").strip().partition(" ")
+                at = path.stat().st_mtime
+                if word == "exited":
+                    kind = EndKind.STOPPED if self.asked_to_stop else EndKind.EXITED
+                    self._end = RemoteEnd(kind, at, int(rest), self._last_words())
+                else:
+                    kind = EndKind.STOPPED if word == "killed" else EndKind.FAULT
+                    self._end = RemoteEnd(kind, at, None, rest if word == "fault" else "")
+        return self._end
+
+    @property
+    def phase(self) -> DronePhase:
+        if self.end is not None:
+            return DronePhase.ENDED
+        if self.launcher is None:
+            young = time.time() - (self._site / "order.json").stat().st_mtime < _CLAIM_LIMIT_S
+            return DronePhase.CLAIMED if young and Process.parse(self.record.starter).alive else DronePhase.ABANDONED
+        if self.launcher.alive:
+            return DronePhase.RUNNING
+        # it may have ended in order between the two questions
+        return DronePhase.VANISHED if self._read_end() is None else DronePhase.ENDED
+
+    def abandon(self) -> bool:
         """Claim that no process will ever run the script; return False if a launcher was first."""
-        return self._make_once("launcher", f"0 0 {boot}\n")
-
-    def end(self) -> DroneEnd | None:
-        path = self._site / "end"
-        try:
-            word, _, rest = path.read_text(errors="replace").strip().partition(" ")
-            at = path.stat().st_mtime
-        except FileNotFoundError:
-            return None
-        if word == "exited":
-            return DroneEnd(at, int(rest), False, self._last_words())
-        return DroneEnd(at, None, word == "killed", rest if word == "fault" else "")
-
-    def settle(self, text: str) -> None:
-        """Record the end, unless one is recorded."""
-        self._make_once("end", text + "\n")
+        return self._make_once("launcher", f"0 0 {boot_id()}\n")
 
     def ask_to_stop(self) -> None:
         with contextlib.suppress(FileExistsError):
@@ -136,9 +153,17 @@ class DroneDirectory:
     def asked_to_stop(self) -> bool:
         return (self._site / "stop").exists()
 
+    def finish(self, fault: str) -> None:
+        """Record the end of a drone of which no process is left, unless one is recorded."""
+        asked = self.asked_to_stop
+        try:
+            self._make_once("end", "killed\n" if asked else f"fault {fault}\n")
+        except OSError:  # a full disk must not keep it alive
+            self._end = RemoteEnd(EndKind.STOPPED if asked else EndKind.FAULT, time.time(), None, fault)
+
     def remove(self) -> None:
         """Remove the directory from every listing at once, then from the disk. What resists keeps a ``.old-`` name."""
-        aside = self.path.with_name(REMOVED + self.drone_id)
+        aside = self.path.with_name(REMOVED + self.id)
         os.rename(self.path, aside)
         shutil.rmtree(aside, ignore_errors=True)
 
@@ -167,7 +192,7 @@ class DroneDirectory:
             with os.fdopen(descriptor, "r+b", buffering=0) as file:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                     return
-                kept = min(most_bytes // 2, _KEPT_BYTES)
+                kept = min(most_bytes // 2, _KEPT_LOG_BYTES)
                 file.seek(-kept, os.SEEK_END)
                 end = file.read(kept)
                 file.truncate(0)
@@ -182,8 +207,8 @@ class DroneDirectory:
                 continue
             with os.fdopen(descriptor, "rb") as file:
                 try:
-                    file.seek(max(0, os.fstat(descriptor).st_size - _TAIL_BYTES))
-                    lines = file.read(_TAIL_BYTES).decode(errors="replace").splitlines()
+                    file.seek(max(0, os.fstat(descriptor).st_size - _LOG_TAIL_BYTES))
+                    lines = file.read(_LOG_TAIL_BYTES).decode(errors="replace").splitlines()
                 except OSError:  # a pipe or a directory by that name
                     continue
             for line in reversed(lines):
@@ -192,7 +217,7 @@ class DroneDirectory:
         return ""
 
 
-def directories(root: Path) -> Iterator[DroneDirectory]:
+def directories(root: Path) -> Iterator[Path]:
     """Yield the directories in ``root`` that may be drones: plainly named, real, of this user."""
     uid = os.geteuid()
     with os.scandir(root) as entries:
@@ -200,17 +225,17 @@ def directories(root: Path) -> Iterator[DroneDirectory]:
             if is_drone_id(entry.name) and entry.is_dir(follow_symlinks=False):
                 with contextlib.suppress(FileNotFoundError):
                     if entry.stat(follow_symlinks=False).st_uid == uid:
-                        yield DroneDirectory(Path(entry.path))
+                        yield Path(entry.path)
 
 
 def prepare(root: Path, starter: Process, bootstrap: Bootstrap) -> Path:
     """Make a directory under a temporary name with the drone's script and files, mode 0600.
 
-    Its mode is 0700, and 0711 for root. Raises OSError, or InvalidNameError for a file name that is not a plain one.
+    Its mode is 0700, and 0711 for root. Raises OSError, or ValueError for a file name that is not a plain one.
     """
     for name in bootstrap.files:
-        if not _FILE.fullmatch(name):
-            raise InvalidNameError(f"admission file {name[:100]!r}: not a plain file name")
+        if not _PLAIN_FILE_NAME.fullmatch(name):
+            raise ValueError(f"admission file {name[:100]!r}: not a plain file name")
     fresh = Path(tempfile.mkdtemp(prefix=f"{UNFINISHED}{starter.pid}-{starter.start}-", dir=root))
     try:
         if os.geteuid() == 0:
@@ -226,35 +251,28 @@ def prepare(root: Path, starter: Process, bootstrap: Bootstrap) -> Path:
     return fresh
 
 
-def claim(fresh: Path, target: DroneDirectory, record: DroneRecord) -> bool:
+def claim(fresh: Path, target: Path, record: DroneRecord) -> bool:
     """Move a prepared directory to its drone id, with the record in it; return False if the id is taken."""
     try:
         _write(fresh / ".site" / "order.json", to_json(record).encode())
-        os.rename(fresh, target.path)
+        os.rename(fresh, target)
     except OSError:
         shutil.rmtree(fresh, ignore_errors=True)
-        if target.path.is_dir():
+        if target.is_dir():
             return False
         raise
     return True
 
 
-def clean_up(root: Path, boot: str) -> None:
+def clean_up(root: Path) -> None:
     """Remove directories that dead controllers left unfinished or half removed."""
     with os.scandir(root) as entries:
-        names = [
-            e.name for e in entries if e.name.startswith((UNFINISHED, REMOVED)) and e.is_dir(follow_symlinks=False)
-        ]
+        names = [each.name for each in entries if each.is_dir(follow_symlinks=False)]
     for name in names:
-        parts = name.removeprefix(UNFINISHED).split("-")
-        if name.startswith(UNFINISHED) and (
-            len(parts) < 3
-            or not parts[0].isdigit()
-            or not parts[1].isdigit()
-            or Process(int(parts[0]), int(parts[1]), boot).alive(boot)
-        ):
-            continue
-        shutil.rmtree(root / name, ignore_errors=True)
+        starter = _STARTER.match(name)
+        dead = starter is not None and not Process(int(starter[1]), int(starter[2]), boot_id()).alive
+        if dead or name.startswith(REMOVED):
+            shutil.rmtree(root / name, ignore_errors=True)
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -263,171 +281,49 @@ def _write(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-_CLAIM_LIMIT_S = 60.0
-"""A claimed directory that no launcher has taken by then never will be."""
-
-
-class DronePhase(Enum):
-    """Phases of a drone between its claim and its end."""
-
-    CLAIMED = auto()
-    """Its controller is about to launch it."""
-    ABANDONED = auto()
-    """Its controller died before it did."""
-    RUNNING = auto()
-    VANISHED = auto()
-    """Its launcher is gone without a recorded end; processes of it may be left."""
-    ENDED = auto()
-
-
-@dataclass(slots=True)
-class DroneFacts:
-    """Facts read from a drone's directory that cannot change any more."""
-
-    record: DroneRecord
-    launcher: Process | None = None
-    started_at: float = 0.0
-    end: DroneEnd | None = None
-
-    @property
-    def remote_id(self) -> str:
-        """Return the launcher's pid; empty before it runs or if it never did."""
-        return str(self.launcher.pid or "") if self.launcher else ""
-
-
-@dataclass(frozen=True, slots=True)
-class RegisteredDrone:
-    directory: DroneDirectory
-    known: DroneFacts
-    life: DronePhase
-
-
-class TaggedProcesses:
-    """Drone ids with living processes, looked up at most once per poll and only when a launcher is missing."""
-
-    def __init__(self) -> None:
-        self._ids: Mapping[str, Sequence[int]] | None = None
-
-    @property
-    def ids(self) -> Mapping[str, Sequence[int]]:
-        if self._ids is None:
-            self._ids = tagged()
-        return self._ids
-
-
-class LocalDroneRegistry:
-    """All drones of one root. Facts that cannot change are read once."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._known: dict[str, DroneFacts] = {}
-        self.boot = boot_id()
-
-    def list_all(self, notices: list[str]) -> list[RegisteredDrone]:
-        """Return every drone, of any controller. Raises OSError if the root cannot be read."""
-        seen = list(self._each(notices))
-        here = {one.directory.drone_id for one in seen}
-        self._known = {name: known for name, known in self._known.items() if name in here}
-        return seen
-
-    def _each(self, notices: list[str]) -> Iterator[RegisteredDrone]:
-        for directory in directories(self._root):
-            known = self._known.get(directory.drone_id)
+def listed(drone: LocalDrone, phase: DronePhase, ids_with_processes: Callable[[], Collection[str]]) -> RemoteDrone:
+    """Return the state of one of our drones; one without a launcher is brought to its end first."""
+    match phase:
+        case DronePhase.CLAIMED:
+            return _remote(drone, RemoteState.PENDING)
+        case DronePhase.RUNNING:
+            return _remote(drone, RemoteState.RUNNING)
+        case DronePhase.ABANDONED:
             try:
-                if known is None:
-                    known = DroneFacts(directory.record())
-                    self._known[directory.drone_id] = known
-                seen = RegisteredDrone(directory, known, self.phase(directory, known))
-            except FileNotFoundError:
-                continue  # not a drone, or removed meanwhile
-            except ValueError as error:
-                notices.append(f"{directory.path}: not a readable drone directory: {str(error).splitlines()[0]}")
-                continue
-            yield seen
-
-    def phase(self, directory: DroneDirectory, known: DroneFacts) -> DronePhase:
-        """Return the drone's phase; what is read on the way is added to ``known``."""
-        if known.end is None:
-            known.end = directory.end()
-        if known.end is not None:
-            return DronePhase.ENDED
-        if known.launcher is None and (launcher := directory.launcher()) is not None:
-            known.launcher, known.started_at = launcher
-        if known.launcher is None:
-            young = time.time() - directory.claimed_at() < _CLAIM_LIMIT_S
-            return (
-                DronePhase.CLAIMED
-                if young and Process.parse(known.record.starter).alive(self.boot)
-                else DronePhase.ABANDONED
-            )
-        if known.launcher.alive(self.boot):
-            return DronePhase.RUNNING
-        known.end = directory.end()  # it may have ended in order between the two questions
-        return DronePhase.VANISHED if known.end is None else DronePhase.ENDED
-
-    def settle(self, seen: RegisteredDrone, tags: TaggedProcesses) -> RemoteDrone:
-        """Return the state of one of our drones; one without a launcher is brought to its end first."""
-        directory, known = seen.directory, seen.known
-        match seen.life:
-            case DronePhase.CLAIMED:
-                return _remote(seen, RemoteState.PENDING)
-            case DronePhase.RUNNING:
-                return _remote(seen, RemoteState.RUNNING)
-            case DronePhase.ABANDONED:
-                if not self._abandon(directory):  # a launcher was quicker, the next listing shows it
-                    return _remote(seen, RemoteState.PENDING)
-                self.finish(directory, known, "the controller died before it was launched")
-            case DronePhase.VANISHED:
-                if directory.drone_id in tags.ids and not kill_tagged(directory.drone_id):
-                    return _remote(seen, RemoteState.UNKNOWN, "its launcher is gone, its processes cannot be killed")
-                rebooted = known.launcher is not None and known.launcher.boot != self.boot
-                self.finish(
-                    directory, known, "the host was rebooted" if rebooted else "its launcher vanished, probably killed"
-                )
-            case DronePhase.ENDED:
-                pass
-        return _remote(seen, RemoteState.ENDED)
-
-    def _abandon(self, directory: DroneDirectory) -> bool:
-        try:
-            return directory.abandon(self.boot)
-        except OSError:  # a full disk: no launcher can claim it either
-            return directory.launcher() is None
-
-    def finish(self, directory: DroneDirectory, known: DroneFacts, fault: str) -> None:
-        """Record the end of a drone of which no process is left."""
-        text = "killed" if directory.asked_to_stop else f"fault {fault}"
-        try:
-            directory.settle(text)
-            known.end = directory.end()
-        except OSError:  # a full disk must not keep it alive
-            known.end = DroneEnd(time.time(), None, text == "killed", fault)
+                abandoned = drone.abandon()
+            except OSError:  # a full disk: no launcher can claim it either
+                abandoned = drone.launcher is None
+            if not abandoned:  # a launcher was quicker, the next listing shows it
+                return _remote(drone, RemoteState.PENDING)
+            drone.finish("the controller died before it was launched")
+        case DronePhase.VANISHED:
+            if drone.id in ids_with_processes() and not kill_tagged(drone.id):
+                return _remote(drone, RemoteState.UNKNOWN, "its launcher is gone, its processes cannot be killed")
+            rebooted = drone.launcher is not None and drone.launcher.boot != boot_id()
+            drone.finish("the host was rebooted" if rebooted else "its launcher vanished, probably killed")
+        case DronePhase.ENDED:
+            pass
+    return _remote(drone, RemoteState.ENDED)
 
 
-def holds(seen: RegisteredDrone, tags: TaggedProcesses) -> bool:
-    """Return whether another controller's drone still holds resources here. It is left as it is."""
-    match seen.life:
+def _remote(drone: LocalDrone, state: RemoteState, reason: str = "") -> RemoteDrone:
+    return RemoteDrone(
+        drone_id=drone.id,
+        state=state,
+        remote_id=drone.remote_id,
+        type=drone.record.type,
+        started_at=drone.started_at,
+        reason=reason,
+        end=drone.end if state is RemoteState.ENDED else None,
+    )
+
+
+def holds_resources(drone: LocalDrone, phase: DronePhase, ids_with_processes: Callable[[], Collection[str]]) -> bool:
+    """Return True if another controller's drone still holds resources here. It is left as it is."""
+    match phase:
         case DronePhase.CLAIMED | DronePhase.RUNNING:
             return True
         case DronePhase.VANISHED | DronePhase.ABANDONED:
-            return seen.directory.drone_id in tags.ids
+            return drone.id in ids_with_processes()
         case DronePhase.ENDED:
             return False
-
-
-def _remote(seen: RegisteredDrone, state: RemoteState, reason: str = "") -> RemoteDrone:
-    known = seen.known
-    end = None
-    if state is RemoteState.ENDED and known.end is not None:
-        asked = known.end.killed or (known.end.exit_code is not None and seen.directory.asked_to_stop)
-        kind = EndKind.STOPPED if asked else EndKind.FAULT if known.end.exit_code is None else EndKind.EXITED
-        end = RemoteEnd(kind, known.end.at, known.end.exit_code, known.end.message)
-    return RemoteDrone(
-        drone_id=DroneId(seen.directory.drone_id),
-        state=state,
-        remote_id=known.remote_id,
-        type=known.record.type,
-        started_at=known.started_at,
-        reason=reason,
-        end=end,
-    )

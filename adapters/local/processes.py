@@ -9,18 +9,19 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Self
 
 TAG = "PROVISIONER_DRONE_ID"
 _TAG_BYTES = TAG.encode() + b"="
 _KILL_ROUNDS = 50
 _KILL_PAUSE_S = 0.02
-T = TypeVar("T")
 
 
+@cache
 def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
@@ -46,27 +47,31 @@ class Process:
     def __str__(self) -> str:
         return f"{self.pid} {self.start} {self.boot}"
 
-    def alive(self, boot: str) -> bool:
-        """Return whether it still runs; a zombie does not. ``boot``: the current boot id."""
-        return self.pid > 0 and self.boot == boot and _start(self.pid) == self.start
+    @property
+    def alive(self) -> bool:
+        """True while it runs; a zombie does not."""
+        return self.pid > 0 and self.boot == boot_id() and _start(self.pid) == self.start
 
-    def signal(self, number: signal.Signals, boot: str) -> bool:
+    def signal(self, number: signal.Signals) -> bool:
         """Send a signal to exactly this process; False if it is gone."""
-        if self.pid <= 0 or self.boot != boot:
+        return self.pid > 0 and _signal_if(self.pid, number, lambda pid: self.alive)
+
+
+def _signal_if(pid: int, number: signal.Signals, is_meant: Callable[[int], bool]) -> bool:
+    """Send a signal to ``pid`` if, with a handle on it open, it is the process that is meant; False if it is not."""
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        if not is_meant(pid):
             return False
-        try:
-            handle = os.pidfd_open(self.pid)
-        except OSError:
-            return False
-        try:
-            if _start(self.pid) != self.start:
-                return False
-            signal.pidfd_send_signal(handle, number)
-        except ProcessLookupError:
-            return False
-        finally:
-            os.close(handle)
-        return True
+        signal.pidfd_send_signal(handle, number)
+    except ProcessLookupError:  # it went by itself
+        return False
+    finally:
+        os.close(handle)
+    return True
 
 
 def _fields(pid: int) -> list[bytes]:
@@ -81,6 +86,11 @@ def _fields(pid: int) -> list[bytes]:
 def _start(pid: int) -> int | None:
     fields = _fields(pid)
     return int(fields[19]) if fields and fields[0] not in (b"Z", b"X") else None
+
+
+def _session(pid: int) -> int:
+    fields = _fields(pid)
+    return int(fields[3]) if fields else 0
 
 
 def _tag(pid: int) -> str:
@@ -113,26 +123,6 @@ def tagged() -> dict[str, list[int]]:
     return found
 
 
-def _session(pid: int) -> int:
-    fields = _fields(pid)
-    return int(fields[3]) if fields else 0
-
-
-def _kill_if(pid: int, mark: Callable[[int], T], wanted: Set[T]) -> None:
-    """Send SIGKILL to ``pid`` if, with a handle on it open, it still has the mark by which it was chosen."""
-    try:
-        handle = os.pidfd_open(pid)
-    except OSError:
-        return
-    try:
-        if mark(pid) in wanted:
-            signal.pidfd_send_signal(handle, signal.SIGKILL)
-    except ProcessLookupError:
-        pass  # it went by itself
-    finally:
-        os.close(handle)
-
-
 def kill_tagged(drone_id: str) -> bool:
     """Send SIGKILL to the processes of a drone and of its sessions until none is left; return False if some stay.
 
@@ -145,9 +135,9 @@ def kill_tagged(drone_id: str) -> bool:
             return True
         sessions = {session for pid in pids if (session := _session(pid)) and _tag(pid) == drone_id} - foreign
         for pid in pids:
-            _kill_if(pid, _tag, {drone_id})
+            _signal_if(pid, signal.SIGKILL, lambda pid: _tag(pid) == drone_id)
         for pid in _all_pids():
             if _session(pid) in sessions:
-                _kill_if(pid, _session, sessions)
+                _signal_if(pid, signal.SIGKILL, lambda pid: _session(pid) in sessions)  # noqa: B023
         time.sleep(_KILL_PAUSE_S)
     return False

@@ -6,14 +6,12 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from adapters.local.config import GpuSpec, LocalSiteConfig
 from provisioner.interfaces import UnavailableError
 from provisioner.model import WHOLE_GPU, DroneType, FaultKind
-
-_MIB = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,22 +39,24 @@ def survey(config: LocalSiteConfig) -> LocalHost:
 
     Blocks for up to ``probe_deadline``. Raises :class:`UnavailableError`.
     """
-    notices: tuple[str, ...] = ()
-    if config.gpus == "auto":
-        gpus, notices = _probe(config.probe_deadline)
-    else:
-        gpus = declared(config.gpus)
+    host = declared_host(config, config.root)
+    if config.gpus != "auto":
+        return host
+    gpus, notices = _probe(config.probe_deadline)
+    return replace(host, gpus=gpus, notices=notices)
+
+
+def declared_host(config: LocalSiteConfig, root: Path) -> LocalHost:
+    """Return this host with the GPUs that the configuration declares; ``root``: a path on the disk for drones."""
     return LocalHost(
         cpus=config.cpus,
         memory_mib=config.memory if config.memory is not None else memory_mib(),
-        disk_mib=config.disk if config.disk is not None else disk_mib(config.root),
-        gpus=gpus,
-        notices=notices,
+        disk_mib=config.disk if config.disk is not None else disk_mib(root),
+        gpus=() if config.gpus == "auto" else _declared_gpus(config.gpus),
     )
 
 
-def declared(specs: tuple[GpuSpec, ...]) -> tuple[LocalGpu, ...]:
-    """Return the devices that a configuration declares."""
+def _declared_gpus(specs: tuple[GpuSpec, ...]) -> tuple[LocalGpu, ...]:
     each = [spec for spec in specs for _ in range(spec.count)]
     return tuple(LocalGpu(index, s.model, s.vram, s.capability, s.simulate) for index, s in enumerate(each))
 
@@ -75,7 +75,7 @@ def disk_mib(root: Path) -> int:
         system = os.statvfs(root)
     except OSError as error:
         raise UnavailableError(f"{root}: {error.strerror}", FaultKind.NODE) from error
-    return system.f_blocks * system.f_frsize // _MIB
+    return system.f_blocks * system.f_frsize // (1 << 20)
 
 
 def _probe(deadline_s: float) -> tuple[tuple[LocalGpu, ...], tuple[str, ...]]:
@@ -100,10 +100,10 @@ def _probe(deadline_s: float) -> tuple[tuple[LocalGpu, ...], tuple[str, ...]]:
     except subprocess.TimeoutExpired as error:
         raise UnavailableError(f"nvidia-smi did not answer within {deadline_s:g} s", FaultKind.NODE) from error
     except subprocess.CalledProcessError as error:
-        said = " ".join(f"{error.stdout} {error.stderr}".split())[:200]
-        if "no devices were found" in said.lower():
+        output = " ".join(f"{error.stdout} {error.stderr}".split())[:200]
+        if "no devices were found" in output.lower():
             return (), ("nvidia-smi finds no devices: this host has no GPUs for drones",)
-        raise UnavailableError(f"nvidia-smi failed with status {error.returncode}: {said}", FaultKind.NODE) from error
+        raise UnavailableError(f"nvidia-smi failed with status {error.returncode}: {output}", FaultKind.NODE) from error
     except (OSError, ValueError) as error:
         raise UnavailableError(f"nvidia-smi: {error}", FaultKind.NODE) from error
 
@@ -190,7 +190,7 @@ class FreeHostResources:
 
     def count(self, kind: DroneType) -> int:
         """Return how many drones of this type would fit, if no others were started."""
-        trial = FreeHostResources(self.cpus, self.memory_mib, self.disk_mib, self.gpus, dict(self.free_milli))
+        trial = replace(self, free_milli=dict(self.free_milli))
         for count in range(_COUNT_LIMIT):
             found = trial.find(kind)
             if isinstance(found, ResourceShortage):
@@ -223,7 +223,7 @@ class FreeHostResources:
 
 
 def _suits(gpu: LocalGpu, kind: DroneType) -> bool:
-    """Return whether a device meets the type's requirements. Unknown values, on either side, are not compared."""
+    """Return True if a device meets the type's requirements. Unknown values, on either side, are not compared."""
     return (
         (not kind.gpu_model or not gpu.model or gpu.model == kind.gpu_model)
         and (not gpu.vram_mib or gpu.vram_mib >= kind.vram_mib)

@@ -18,35 +18,26 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import Self, TypedDict, TypeVar
+from typing import Self, TypeVar
 
 from adapters.local.config import LocalSiteConfig
 from adapters.local.drones import (
-    DroneDirectory,
-    DroneFacts,
     DronePhase,
     DroneRecord,
-    LocalDroneRegistry,
-    RegisteredDrone,
-    TaggedProcesses,
+    LocalDrone,
     claim,
     clean_up,
-    holds,
+    directories,
+    holds_resources,
     is_drone_id,
+    listed,
     prepare,
 )
-from adapters.local.processes import TAG, Process, kill_tagged
-from adapters.local.resources import (
-    FreeHostResources,
-    HostAllocation,
-    LocalGpu,
-    LocalHost,
-    ResourceShortage,
-    disk_mib,
-    survey,
-)
-from provisioner import drone
+from adapters.local.processes import TAG, Process, kill_tagged, tagged
+from adapters.local.resources import FreeHostResources, HostAllocation, LocalHost, ResourceShortage, disk_mib, survey
+from provisioner import drone as drone_contract
 from provisioner.interfaces import AuditFinding, UnavailableError
 from provisioner.model import (
     Bootstrap,
@@ -69,26 +60,10 @@ _INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "LD_LIB
 _LAUNCHER = Path(__file__).with_name("launcher.sh")
 _LOCK_WAIT_S = 10.0
 _LAUNCH_WAIT_S = 5.0
+"""For launchers to report; of a drone whose launcher has not by then the outcome is unknown."""
 _ROOT_MODE = 0o711 if os.geteuid() == 0 else 0o700
-"""For launchers to report; a drone of which nothing is heard by then is one we are unsure of."""
-_PURGE_BUDGET_S = 1.0
+_CLEANUP_BUDGET_S = 1.0
 T = TypeVar("T")
-
-
-class _Shortages(TypedDict):
-    lacks: dict[str, str]
-    unfit: dict[str, str]
-
-
-def _shortages(host: LocalHost, room: FreeHostResources, types: Sequence[DroneType]) -> _Shortages:
-    """Return what each type lacks of which none could start: of this host, or of what is free on it."""
-    found = _Shortages(lacks={}, unfit={})
-    for kind in types:
-        if isinstance(never := FreeHostResources.of(host).find(kind), ResourceShortage):
-            found["unfit"][kind.name] = never.compared("of this host")
-        elif isinstance(now := room.find(kind), ResourceShortage):
-            found["lacks"][kind.name] = now.compared("free on this host")
-    return found
 
 
 class LocalSite:
@@ -104,7 +79,7 @@ class LocalSite:
         self._controller = controller
         self._root = config.root.absolute()
         self._turn = threading.Lock()
-        self._drones = LocalDroneRegistry(self._root)
+        self._drones: dict[str, LocalDrone] = {}
         self._host: LocalHost | None = None
 
     async def __aenter__(self) -> Self:
@@ -118,10 +93,10 @@ class LocalSite:
 
     async def poll(self) -> SiteView:
         """List the drones of this controller; ended ones for ``retain_finished``. Raises :class:`UnavailableError`."""
-        return await self._in_thread(lambda given_up: self._look())
+        return await self._in_thread(lambda given_up: self._view())
 
     async def audit(self, policy: SitePolicy) -> Sequence[AuditFinding]:
-        """Return whether drones could not be started for want of a directory that can be written."""
+        """Report a directory that cannot be written: no drone could be started."""
 
         def try_to_write() -> Sequence[AuditFinding]:
             try:
@@ -135,11 +110,11 @@ class LocalSite:
 
     async def start(self, orders: Sequence[StartOrder]) -> Sequence[OrderResult]:
         """Start drones. If it is cancelled it stops before the next drone; the next poll lists what it began."""
-        return await self._in_thread(lambda given_up: self._start_all(tuple(orders), given_up))
+        return await self._in_thread(lambda given_up: self._start_all(orders, given_up))
 
     async def stop(self, orders: Sequence[StopOrder]) -> Sequence[OrderResult]:
         """End drones. The launcher applies notice and grace."""
-        return await self._in_thread(lambda given_up: self._stop_all(tuple(orders)))
+        return await self._in_thread(lambda given_up: self._stop_all(orders))
 
     async def _in_thread(self, work: Callable[[threading.Event], T]) -> T:
         given_up = threading.Event()
@@ -158,37 +133,51 @@ class LocalSite:
         finally:
             self._turn.release()
 
-    # ------------------------------------------------------------------------------------------------- looking
+    # ------------------------------------------------------------------------------------------------- listing
 
-    def _look(self) -> SiteView:
-        host, tags = self._surveyed(), TaggedProcesses()
+    def _list(self, notices: list[str]) -> Iterator[tuple[LocalDrone, DronePhase]]:
+        """Yield every drone, of any controller. Raises OSError if the root cannot be read."""
+        paths = list(directories(self._root))
+        self._drones = {path.name: self._drones.get(path.name) or LocalDrone(path) for path in paths}
+        for drone in self._drones.values():
+            try:
+                _, phase = drone.record, drone.phase
+            except FileNotFoundError:
+                continue  # not a drone, or removed meanwhile
+            except ValueError as error:
+                notices.append(f"{drone.path}: not a readable drone directory: {str(error).splitlines()[0]}")
+                continue
+            yield drone, phase
+
+    def _view(self) -> SiteView:
+        host, ids_with_processes = self._surveyed(), cache(tagged)
         notices = list(host.notices)
         drones: dict[DroneId, RemoteDrone] = {}
         held: list[HostAllocation] = []
-        over: list[RegisteredDrone] = []
-        for seen in self._drones.list_all(notices):
-            if not self._owns(seen.known.record):
-                if holds(seen, tags):
-                    held.append(seen.known.record.allocation)
+        ended: list[LocalDrone] = []
+        for drone, phase in self._list(notices):
+            if not self._owns(drone.record):
+                if holds_resources(drone, phase, ids_with_processes):
+                    held.append(drone.record.allocation)
                 continue
-            drone = self._drones.settle(seen, tags)
-            drones[drone.drone_id] = drone
-            if drone.end is not None:
-                over.append(seen)
+            remote = drones[drone.id] = listed(drone, phase, ids_with_processes)
+            if remote.end is not None:
+                ended.append(drone)
                 continue
-            seen.directory.shorten_log(self._config.log_limit << 20)
-            if drone.state is not RemoteState.PENDING:  # what waits has its room promised by the planner
-                held.append(seen.known.record.allocation)
-        room = FreeHostResources.of(host, held)
-        view = SiteView(
-            site=self._name,
-            taken_at=time.time(),
-            drones=drones,
-            free={kind.name: room.count(kind) for kind in self._types},
-            notices=tuple(notices),
-            **_shortages(host, room, self._types),
-        )
-        self._purge(over)
+            drone.shorten_log(self._config.log_limit << 20)
+            if remote.state is not RemoteState.PENDING:  # what waits has its room promised by the planner
+                held.append(drone.record.allocation)
+        room, whole = FreeHostResources.of(host, held), FreeHostResources.of(host)
+        lacks: dict[str, str] = {}
+        unfit: dict[str, str] = {}
+        for kind in self._types:
+            if isinstance(never := whole.find(kind), ResourceShortage):
+                unfit[kind.name] = never.compared("of this host")
+            elif isinstance(now := room.find(kind), ResourceShortage):
+                lacks[kind.name] = now.compared("free on this host")
+        free = {kind.name: room.count(kind) for kind in self._types}
+        view = SiteView(self._name, time.time(), drones, free=free, notices=tuple(notices), lacks=lacks, unfit=unfit)
+        self._clean_up(ended)
         return view
 
     def _owns(self, record: DroneRecord) -> bool:
@@ -202,33 +191,31 @@ class LocalSite:
             self._host = replace(self._host, disk_mib=disk_mib(self._config.root))
         return self._host
 
-    def _purge(self, over: Sequence[RegisteredDrone]) -> None:
+    def _clean_up(self, ended: Sequence[LocalDrone]) -> None:
         """Remove directories of drones that ended long ago: as many as the time allows, the rest at the next poll."""
         began, now = time.monotonic(), time.time()
-        clean_up(self._root, self._drones.boot)
-        for seen in over:
-            if time.monotonic() - began > _PURGE_BUDGET_S:
+        clean_up(self._root)
+        for drone in ended:
+            if time.monotonic() - began > _CLEANUP_BUDGET_S:
                 return
-            if seen.known.end is not None and now - seen.known.end.at > self._config.retain_finished:
-                with contextlib.suppress(OSError):  # tried again at the next look
-                    seen.directory.remove()
+            if drone.end is not None and now - drone.end.at > self._config.retain_finished:
+                with contextlib.suppress(OSError):  # tried again at the next poll
+                    drone.remove()
 
     # ------------------------------------------------------------------------------------------------ starting
 
     def _start_all(self, orders: Sequence[StartOrder], given_up: threading.Event) -> Sequence[OrderResult]:
         host = self._surveyed()
-        begun: list[OrderResult | DroneDirectory] = []
+        begun: list[OrderResult | LocalDrone] = []
         with self._allocation_lock():
-            # Unlike a poll this settles nothing, so doubt counts as taken.
-            held = [
-                seen.known.record.allocation for seen in self._drones.list_all([]) if seen.life is not DronePhase.ENDED
-            ]
+            # Unlike a poll this brings nothing to its end, so doubt counts as taken.
+            held = [drone.record.allocation for drone, phase in self._list([]) if phase is not DronePhase.ENDED]
             room = FreeHostResources.of(host, held)
             for order in orders:
                 if given_up.is_set():
                     break
                 begun.append(self._begin(order, host, room))
-        return self._await_launchers(begun, orders, given_up)
+        return self._await_launchers(begun, given_up)
 
     @contextlib.contextmanager
     def _allocation_lock(self) -> Iterator[None]:
@@ -245,95 +232,87 @@ class LocalSite:
                     time.sleep(0.01)
             yield
 
-    def _begin(self, order: StartOrder, host: LocalHost, room: FreeHostResources) -> OrderResult | DroneDirectory:
+    def _begin(self, order: StartOrder, host: LocalHost, room: FreeHostResources) -> OrderResult | LocalDrone:
         """Claim the order's directory and launch it, or return a rejection."""
-        target = DroneDirectory(self._root / order.drone_id)
         if not is_drone_id(order.drone_id) or not order.drone_id.startswith(f"{self._controller}-"):
-            return _rejected(order.drone_id, FaultKind.CONFIG, "not a drone id of this controller")
+            return _failed(order.drone_id, FaultKind.CONFIG, "not a drone id of this controller")
         if order.bootstrap is None:
-            return _rejected(order.drone_id, FaultKind.CONFIG, "the order has no bootstrap: nothing to run")
+            return _failed(order.drone_id, FaultKind.CONFIG, "the order has no bootstrap: nothing to run")
         if order.type.gpu_milli < 0:
-            return _rejected(order.drone_id, FaultKind.CONFIG, f"{order.type.key} asks for negative GPUs")
+            return _failed(order.drone_id, FaultKind.CONFIG, f"{order.type.key} asks for negative GPUs")
         if isinstance(never := FreeHostResources.of(host).find(order.type), ResourceShortage):
-            return _rejected(order.drone_id, FaultKind.CONFIG, f"this host can never hold {order.type.key}: {never}")
+            return _failed(order.drone_id, FaultKind.CONFIG, f"this host can never hold {order.type.key}: {never}")
+        drone = LocalDrone(self._root / order.drone_id)
         try:
-            if not target.path.is_dir():
+            if not drone.path.is_dir():
                 found = room.find(order.type)
                 if isinstance(found, ResourceShortage):
-                    return _rejected(order.drone_id, FaultKind.CAPACITY, f"no room now: {found}")
-                if self._claim(order, target, found):
+                    return _failed(order.drone_id, FaultKind.CAPACITY, f"no room now: {found}")
+                starter = Process.own()
+                record = DroneRecord(
+                    self._controller, self._name, order.type.name, order.grace_s, str(starter), allocation=found
+                )
+                if claim(prepare(self._root, starter, order.bootstrap), drone.path, record):
                     room.take(found)
-            return self._launch(order, target)
+            if not self._owns(drone.record):
+                wrong = f"the id belongs to controller {drone.record.controller}"
+                return _failed(order.drone_id, FaultKind.CONFIG, wrong)
+            if drone.launcher is None:
+                self._launch(drone, order, order.bootstrap, host)
+            return drone
         except ValueError as error:  # a bad file name, or a foreign directory with that name
-            return _rejected(order.drone_id, FaultKind.CONFIG, str(error))
+            return _failed(order.drone_id, FaultKind.CONFIG, str(error))
         except (OSError, subprocess.SubprocessError) as error:
-            return self._undone(order, target, error)
+            return self._undone(drone, error)
 
-    def _claim(self, order: StartOrder, target: DroneDirectory, allocation: HostAllocation) -> bool:
-        assert order.bootstrap is not None
-        starter = Process.own()
-        record = DroneRecord(self._controller, self._name, order.type.name, order.grace_s, str(starter), allocation)
-        return claim(prepare(self._root, starter, order.bootstrap), target, record)
-
-    def _launch(self, order: StartOrder, target: DroneDirectory) -> OrderResult | DroneDirectory:
-        """Run a launcher where none has been; of several launchers one wins."""
-        assert order.bootstrap is not None
-        record = target.record()
-        if not self._owns(record):
-            return _rejected(order.drone_id, FaultKind.CONFIG, f"the id belongs to controller {record.controller}")
-        if target.launcher() is not None:
-            return target
-        argv = ["setsid", "--fork", "/bin/sh", str(_LAUNCHER), str(target.path), f"{record.grace_s:g}"]
+    def _launch(self, drone: LocalDrone, order: StartOrder, bootstrap: Bootstrap, host: LocalHost) -> None:
+        """Run a launcher; of several launchers of a drone one wins."""
+        argv = ["setsid", "--fork", "/bin/sh", str(_LAUNCHER), str(drone.path), f"{drone.record.grace_s:g}"]
         if self._config.nice:
             argv = ["nice", "-n", str(self._config.nice), *argv]
-        gpus = self._host.gpus if self._host else ()
-        environment = _drone_environment(order, order.bootstrap, record.allocation, target.own, self._config, gpus)
-        with open(target.log, "ab", opener=_private) as log:
+        with open(drone.log, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as log:
             # The launcher is reparented at once, so it survives the controller.
             subprocess.run(
                 argv,
-                cwd=target.path,
-                env=environment,
+                cwd=drone.path,
+                env=_drone_environment(order, bootstrap, drone, self._config, host),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 timeout=_LAUNCH_WAIT_S,
                 check=True,
             )
-        return target
 
-    def _undone(self, order: StartOrder, target: DroneDirectory, error: Exception) -> OrderResult:
+    @staticmethod
+    def _undone(drone: LocalDrone, error: Exception) -> OrderResult:
         """Return a rejection where it is certain that nothing runs, else an unknown outcome."""
         kind, what = FaultKind.NODE, str(error)
         if isinstance(error, OSError):
             kind = FaultKind.DENIED if error.errno in (errno.EACCES, errno.EPERM) else FaultKind.NODE
-            what = f"{error.filename or target.path}: {error.strerror or error}"
-        try:
-            if not target.path.is_dir():
-                return _rejected(order.drone_id, kind, what)
-            if target.abandon(self._drones.boot):
-                shutil.rmtree(target.path, ignore_errors=True)
-                return _rejected(order.drone_id, kind, what)
-        except OSError:
-            pass  # the disk fails again: the next poll resolves it
-        return OrderResult(order.drone_id, OrderOutcome.UNKNOWN, "", Fault(kind, what, time.time()))
+            what = f"{error.filename or drone.path}: {error.strerror or error}"
+        with contextlib.suppress(OSError):  # the disk fails again: the next poll resolves it
+            if not drone.path.is_dir():
+                return _failed(drone.id, kind, what)
+            if drone.abandon():
+                shutil.rmtree(drone.path, ignore_errors=True)
+                return _failed(drone.id, kind, what)
+        return _failed(drone.id, kind, what, OrderOutcome.UNKNOWN)
 
-    def _await_launchers(
-        self, begun: Sequence[OrderResult | DroneDirectory], orders: Sequence[StartOrder], given_up: threading.Event
-    ) -> list[OrderResult]:
+    @staticmethod
+    def _await_launchers(begun: Sequence[OrderResult | LocalDrone], given_up: threading.Event) -> list[OrderResult]:
         give_up_at = time.monotonic() + _LAUNCH_WAIT_S
-        receipts = []
-        for one, order in zip(begun, orders, strict=False):
-            if isinstance(one, DroneDirectory):
-                while (launcher := one.launcher()) is None and time.monotonic() < give_up_at and not given_up.is_set():
+        results = []
+        for one in begun:
+            if isinstance(one, LocalDrone):
+                while one.launcher is None and time.monotonic() < give_up_at and not given_up.is_set():
                     time.sleep(0.002)
-                if launcher is None:
-                    fault = Fault(FaultKind.NODE, "its launcher has not reported", time.time())
-                    one = OrderResult(order.drone_id, OrderOutcome.UNKNOWN, "", fault)
+                if one.launcher is None:
+                    message = "its launcher has not reported"
+                    one = _failed(one.id, FaultKind.NODE, message, OrderOutcome.UNKNOWN)
                 else:
-                    one = OrderResult(order.drone_id, OrderOutcome.OK, str(launcher[0].pid or ""))
-            receipts.append(one)
-        return receipts
+                    one = OrderResult(one.id, OrderOutcome.OK, one.remote_id)
+            results.append(one)
+        return results
 
     # ------------------------------------------------------------------------------------------------ stopping
 
@@ -343,68 +322,63 @@ class LocalSite:
         return [self._stop(order) for order in orders]
 
     def _stop(self, order: StopOrder) -> OrderResult:
-        directory = DroneDirectory(self._root / order.drone_id)
-        if not is_drone_id(order.drone_id) or not directory.path.is_dir():
+        drone = LocalDrone(self._root / order.drone_id)
+        if not is_drone_id(order.drone_id) or not drone.path.is_dir():
             return OrderResult(order.drone_id, OrderOutcome.OK)
         try:
-            known = DroneFacts(directory.record())
-            if not self._owns(known.record):
-                return _rejected(order.drone_id, FaultKind.CONFIG, f"it belongs to {known.record.controller}")
-            life = self._drones.phase(directory, known)
-            if life is DronePhase.ENDED:
-                return OrderResult(order.drone_id, OrderOutcome.OK, known.remote_id)
+            if not self._owns(drone.record):
+                return _failed(drone.id, FaultKind.CONFIG, f"it belongs to {drone.record.controller}")
+            if drone.phase is DronePhase.ENDED:
+                return OrderResult(drone.id, OrderOutcome.OK, drone.remote_id)
             with contextlib.suppress(OSError):  # only the word for its end depends on it
-                directory.ask_to_stop()
-            return self._end(directory, known, order.kill)
+                drone.ask_to_stop()
+            return self._end(drone, order.kill)
         except FileNotFoundError:
-            return OrderResult(order.drone_id, OrderOutcome.OK)  # removed meanwhile
+            return OrderResult(drone.id, OrderOutcome.OK)  # removed meanwhile
         except (OSError, ValueError) as error:
-            return OrderResult(order.drone_id, OrderOutcome.UNKNOWN, "", Fault(FaultKind.NODE, str(error), time.time()))
+            return _failed(drone.id, FaultKind.NODE, str(error), OrderOutcome.UNKNOWN)
 
-    def _end(self, directory: DroneDirectory, known: DroneFacts, kill: bool) -> OrderResult:
-        if known.launcher is None and directory.abandon(self._drones.boot):
-            self._drones.finish(directory, known, "stopped before it was launched")
-            return OrderResult(DroneId(directory.drone_id), OrderOutcome.OK)
-        if (launcher := directory.launcher()) is not None:
-            known.launcher = launcher[0]
-        done = OrderResult(DroneId(directory.drone_id), OrderOutcome.OK, known.remote_id)
-        if not kill and known.launcher is not None and known.launcher.signal(signal.SIGTERM, self._drones.boot):
+    @staticmethod
+    def _end(drone: LocalDrone, kill: bool) -> OrderResult:
+        if drone.launcher is None and drone.abandon():
+            drone.finish("stopped before it was launched")
+            return OrderResult(drone.id, OrderOutcome.OK)
+        done = OrderResult(drone.id, OrderOutcome.OK, drone.remote_id)
+        if not kill and drone.launcher is not None and drone.launcher.signal(signal.SIGTERM):
             return done
-        if directory.end() is not None:
+        if drone.end is not None:
             return done
-        if not kill_tagged(directory.drone_id):
-            fault = Fault(FaultKind.NODE, "some of its processes cannot be killed", time.time())
-            return OrderResult(DroneId(directory.drone_id), OrderOutcome.UNKNOWN, known.remote_id, fault)
-        self._drones.finish(directory, known, "its launcher vanished")
+        if not kill_tagged(drone.id):
+            message = "some of its processes cannot be killed"
+            return _failed(drone.id, FaultKind.NODE, message, OrderOutcome.UNKNOWN, drone.remote_id)
+        drone.finish("its launcher vanished")
         return done
 
 
-def _rejected(drone_id: DroneId, kind: FaultKind, message: str) -> OrderResult:
-    return OrderResult(drone_id, OrderOutcome.REJECTED, "", Fault(kind, message, time.time()))
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+def _failed(
+    drone_id: DroneId,
+    kind: FaultKind,
+    message: str,
+    outcome: OrderOutcome = OrderOutcome.REJECTED,
+    remote_id: str = "",
+) -> OrderResult:
+    return OrderResult(drone_id, outcome, remote_id, Fault(kind, message, time.time()))
 
 
 def _drone_environment(
-    order: StartOrder,
-    bootstrap: Bootstrap,
-    allocation: HostAllocation,
-    directory: Path,
-    config: LocalSiteConfig,
-    gpus: Sequence[LocalGpu],
+    order: StartOrder, bootstrap: Bootstrap, drone: LocalDrone, config: LocalSiteConfig, host: LocalHost
 ) -> dict[str, str]:
     inherited = {name: value for name in _INHERITED if (value := os.environ.get(name)) is not None}
+    indexes = sorted(drone.record.allocation.gpus)
     contract = {
-        **drone.environment(order),
+        **drone_contract.environment(order),
         TAG: order.drone_id,
-        "DRONE_DIR": str(directory),
+        "DRONE_DIR": str(drone.own),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the order in which nvidia-smi numbers devices
-        "CUDA_VISIBLE_DEVICES": ",".join(map(str, sorted(allocation.gpus))),
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, indexes)),
     }
-    pretended = [gpu.simulate for gpu in gpus if gpu.index in allocation.gpus and gpu.simulate is not None]
+    pretended = [gpu.simulate for gpu in host.gpus if gpu.index in indexes and gpu.simulate is not None]
     if pretended:
         # As many as this host has: of those the discovery takes the ones in CUDA_VISIBLE_DEVICES.
-        contract["DRONE_GPU_SIMULATE"] = f"{pretended[0]},{len(gpus)}"
+        contract["DRONE_GPU_SIMULATE"] = f"{pretended[0]},{len(host.gpus)}"
     return {"PATH": os.defpath, **inherited, **config.env, **bootstrap.env, **contract}

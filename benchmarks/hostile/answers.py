@@ -46,7 +46,7 @@ from provisioner.model import (
 )
 from provisioner.planner.safeguards import PlanFunction
 from provisioner.simulator.loop import VirtualLoop, run_virtual
-from provisioner.store.memory import MemoryStore
+from tests.store.story import TemporaryStore
 
 LIVES = 2
 TICKS = 4
@@ -172,7 +172,7 @@ async def _lives(rng: Random, planner: PlanFunction) -> None:
     def wall() -> float:
         return NOW + loop.time() + ahead_s
 
-    store = MemoryStore("kit", 1e9, 0)
+    store = TemporaryStore("kit", 1e9, 0)
     for _ in range(LIVES):
         async with store:
             clock = SteadyClock(wall, loop.time, store.recorded_at, store.recorded_drift_s, lambda: rng.random() < 0.5)

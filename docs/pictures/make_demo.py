@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import re
 import threading
 from collections import deque
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
 from rich.rule import Rule
 from rich.text import Text
 
-from provisioner.cli.demo import DemoResult, DemoView, demo_directory, run_demo, screen, step_line, summary
+from provisioner.cli.demo import DemoView, demo_directory, run_demo, screen, step_line, summary
 from provisioner.model import DroneState
 
 WIDTH = 118
@@ -22,33 +20,21 @@ MOMENT_S = 6.0
 """The moment that is kept."""
 
 
-@dataclass(slots=True)
-class Camera:
-    """Display that keeps what it shows."""
-
-    frames: list[tuple[DemoView, list[Text]]] = field(default_factory=list)
-    news: deque[Text] = field(default_factory=lambda: deque(maxlen=6))
-
-    def view(self, view: DemoView) -> None:
-        self.news.extend(step_line(step, view) for step in view.news if step.state is not DroneState.SUBMITTED)
-        self.frames.append((view, list(self.news)))
-
-    def summary(self, outcome: DemoResult) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
 def main() -> None:
-    camera = Camera()
-    with demo_directory(None) as there, asyncio.Runner() as runner:
-        outcome = run_demo(there, camera, runner, threading.Event())
-    view, news = min(camera.frames, key=lambda frame: abs(frame[0].at_s - MOMENT_S))
+    frames: list[tuple[DemoView, list[Text]]] = []
+    recent: deque[Text] = deque(maxlen=6)
+
+    def keep(view: DemoView) -> None:
+        recent.extend(step_line(step, view) for step in view.news if step.state is not DroneState.SUBMITTED)
+        frames.append((view, list(recent)))
+
+    with demo_directory(None) as directory:
+        result = run_demo(directory, keep, threading.Event())
+    view, news = min(frames, key=lambda frame: abs(frame[0].at_s - MOMENT_S))
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, highlight=False)
     console.print(Text.assemble(("$ ", "dim"), "provisioner demo"), "")
     console.print(screen(view, news))
-    console.print("", Rule("a few seconds later", style="dim"), summary(outcome))
+    console.print("", Rule("a few seconds later", style="dim"), summary(result))
     picture_file = Path(__file__).parent / "demo.svg"
     picture_file.write_text(without_fonts(console.export_svg(title="provisioner demo")), encoding="utf-8")
 

@@ -41,9 +41,9 @@ def against_record(settings: Settings, path: Path) -> tuple[list[Problem], list[
     try:
         if not path.is_file():
             return [], []
-        from provisioner.store.reader import SqlReader
+        from provisioner.store.reader import Reader
 
-        live = SqlReader(path).drones()
+        live = Reader(path).drones()
     except (OSError, StoreError) as error:
         why = (
             f"warning: not compared with the drones on record: {formatting.sanitize(str(error), formatting.SHORT_TEXT)}"

@@ -37,7 +37,8 @@ from provisioner.cli.options import (
 )
 from provisioner.cli.output import note, picked, present
 from provisioner.model import WHOLE_GPU, DrainMode, Drone, DroneId, DroneState, RequestKind
-from provisioner.store import Reader, Transition
+from provisioner.store import Transition
+from provisioner.store.reader import Reader
 
 if TYPE_CHECKING:
     from provisioner.planner.retirement import IdleLimit
@@ -495,7 +496,7 @@ def drone_document(reader: Reader, drone_id: str) -> Document:
     if drone is None:
         raise VerbError(f"drone {drone_id} is no longer on record")
     idle = _idle_limit(drone, reader)
-    return life_document(drone, life_steps(reader.history(drone.id)), time.time(), reader.last_words(drone.id), idle)
+    return life_document(drone, life_steps(reader.history(drone.id)), time.time(), reader.last_output(drone.id), idle)
 
 
 def _idle_limit(drone: Drone, reader: Reader) -> IdleLimit | None:

@@ -26,7 +26,8 @@ from provisioner.estimates import (
     mean_run_s,
     owner_of,
 )
-from provisioner.store import ForgetRequest, Reader
+from provisioner.store import EstimateReset
+from provisioner.store.reader import Reader
 
 ESTIMATES_SCHEMA = "provisioner.estimates/1"
 
@@ -41,7 +42,7 @@ class EstimatesRow:
     experience: EstimateSamples | None
     estimates: Estimates | None
     """Estimates of the newest tick."""
-    forgets: Sequence[ForgetRequest] = ()
+    forgets: Sequence[EstimateReset] = ()
     user: str = ""
     """User whose run times are shown by size; empty: of all users, all sizes together."""
 
@@ -264,7 +265,7 @@ def estimates(ctx: typer.Context, where: Where, show: Show, user: User = None) -
 
 def estimates_on_record(reader: Reader, user: str) -> EstimatesRow:
     """Return the estimates on record. Raises :class:`VerbError` for a user of whom nothing is known."""
-    experience, views, asked = reader.experience(), reader.views(), reader.forgets()
+    experience, views, asked = reader.estimate_samples(), reader.views(), reader.estimate_resets()
     if user and experience is not None:
         _require_known_user(experience, user)
     return EstimatesRow(experience, views.estimates if views else None, asked, user)
@@ -307,7 +308,7 @@ def forget(
     reader = open_record(where)
     _require_known(reader, users, sites)
     for each in ["all"] if all_ else what:
-        reader.forget(each, reason=reason, by=operator(), at=time.time())
+        reader.ask_estimate_reset(each, reason=reason, by=operator(), at=time.time())
         note(f"recorded: to forget {each}")
     if reader.holder() is None:
         note("no controller runs: it will be done when one does")
@@ -321,7 +322,7 @@ def _require_names(option: str, names: Sequence[str], instead: str) -> None:
 
 def _require_known(reader: Reader, users: Sequence[str], sites: Sequence[str]) -> None:
     """Raise :class:`VerbError` for the first name without anything on record: a misspelling would forget nothing."""
-    experience = reader.experience() if users or sites else EstimateSamples(0.0)
+    experience = reader.estimate_samples() if users or sites else EstimateSamples(0.0)
     if experience is None:
         raise VerbError("nothing learned is on record yet: the controller keeps it every ten minutes and at its end")
     for name in users:

@@ -27,7 +27,8 @@ from provisioner.cli.options import Show, VerbError, VerbGroup, Where, shared
 from provisioner.cli.output import present
 from provisioner.model import Drone, DroneId, DroneType, JobClass, SitePolicy, UnmetRequirement
 from provisioner.reasons import Reason
-from provisioner.store import Reader, Transition, Views
+from provisioner.store import Transition, Views
+from provisioner.store.reader import Reader
 
 _JOB_ID = re.compile(r"(?:(?P<queue>[^#\s]+)#)?(?P<cluster>\d+)(?:\.(?P<proc>\d+))?")
 _JOB_RANGE = re.compile(r"\s*((?:[^#\s,]+#)?\d+(?:\.\d+)?)\s*(?:-\s*((?:[^#\s,]+#)?\d+(?:\.\d+)?))?\s*")

@@ -17,7 +17,8 @@ from provisioner.cli.options import Exit, Pick, Show, VerbError, Where, parse_ag
 from provisioner.cli.output import note, picked, present
 from provisioner.model import Drone, DroneType, JobClass, Plan, Start
 from provisioner.reasons import HeadroomShort, JobsWaiting, NothingFits, Reason
-from provisioner.store import Reader, Views
+from provisioner.store import Views
+from provisioner.store.reader import Reader
 
 DEMAND_SCHEMA = "provisioner.demand/1"
 

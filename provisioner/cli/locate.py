@@ -17,7 +17,7 @@ from provisioner.model import DroneId
 if TYPE_CHECKING:
     import yaml
 
-    from provisioner.store import Reader
+    from provisioner.store.reader import Reader
 
 MAX_CONFIG_BYTES = 4 * 1024 * 1024
 MAX_CONFIG_DEPTH = 50
@@ -133,9 +133,9 @@ def open_record(where: Where) -> Reader:
         raise VerbError(f"no record at {path}", advice)
     if path.is_dir():
         raise VerbError(f"{path} is a directory, not a record")
-    from provisioner.store.reader import SqlReader
+    from provisioner.store.reader import Reader
 
-    return SqlReader(path)
+    return Reader(path)
 
 
 # ----------------------------------------------------------------------------------------------------- drones and sites

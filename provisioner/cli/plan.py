@@ -20,7 +20,7 @@ from provisioner.cli.options import LARGEST_TICK, Exit, Format, Show, VerbError,
 from provisioner.cli.output import note, present
 from provisioner.model import Breaker, Plan, Snapshot
 from provisioner.reasons import Reason
-from provisioner.store import Reader
+from provisioner.store.reader import Reader
 
 SNAPSHOT_SCHEMA = "provisioner.snapshot/1"
 PLAN_SCHEMA = "provisioner.plan/1"

@@ -38,7 +38,7 @@ from provisioner.simulator.traces import Trace
 from provisioner.store import Views
 
 if TYPE_CHECKING:
-    from provisioner.store import Reader
+    from provisioner.store.reader import Reader
 
 REASON_EXAMPLES: tuple[Reason, ...] = (
     r.Accepted("8812.0"),

@@ -18,8 +18,9 @@ from provisioner.cli.options import ConfigArgument, ConfigPath, Exit, VerbError,
 from provisioner.cli.output import note
 from provisioner.cli.status import all_events
 from provisioner.logs import LogFormat, LogLevel, log_to_stderr
-from provisioner.store import Event, Reader
+from provisioner.store import Event
 from provisioner.store.lock import process_of
+from provisioner.store.reader import Reader
 
 
 def run(

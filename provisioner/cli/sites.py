@@ -44,7 +44,8 @@ from provisioner.model import (
     SitePolicy,
     SiteView,
 )
-from provisioner.store import Hazard, Reader, Views
+from provisioner.store import Hazard, Views
+from provisioner.store.reader import Reader
 
 _CLASSES_NAMED = 3
 """Job classes that back off at a site and are named in its note."""

@@ -24,7 +24,8 @@ from provisioner.cli.sites import DAY_S, site_columns, site_rows
 from provisioner.cli.troubles import OperatorTrouble, Severity, TroubleContext, check_line, trouble_columns, troubles
 from provisioner.model import Breaker, Drone, DroneState, Fault, JobClass, OverlayView, Plan, SiteView
 from provisioner.reasons import LimitReached, Reason
-from provisioner.store import Event, Holder, Reader, Transition, Views
+from provisioner.store import Event, Holder, Transition, Views
+from provisioner.store.reader import Reader
 
 EVENTS_SCHEMA = "provisioner.events/1"
 EVENTS_PER_READ = 1000

@@ -10,7 +10,7 @@ import structlog
 from provisioner.controller.clock import Clock
 from provisioner.controller.estimation import EstimateCollector
 from provisioner.model import CompletedJob, OverlayView
-from provisioner.store import ForgetRequest, Store, StoreError
+from provisioner.store import EstimateReset, Store, StoreError
 
 log = structlog.get_logger()
 
@@ -35,14 +35,14 @@ class EstimateStore:
     _asked_at: float = 0.0
     _spares: bool = False
     """What is on record could not be read: whoever wants it back has until the next time of writing."""
-    _forgot: dict[int, ForgetRequest] = field(default_factory=dict)
+    _forgot: dict[int, EstimateReset] = field(default_factory=dict)
     """Forgotten here, and still on record as to be forgotten: what is learned anew meanwhile is not forgotten again."""
 
     async def begin(self, waiting_cost: float) -> None:
         """Restore the estimates of an earlier controller."""
         now = self._kept_at = self.clock.now()
         try:
-            known = await self.store.experience()
+            known = await self.store.estimate_samples()
         except StoreError as error:
             self._spares = True
             log.warning("estimates.reset", message=str(error))
@@ -70,7 +70,7 @@ class EstimateStore:
     async def _forget(self) -> None:
         self._asked_at = self.clock.now()
         try:
-            asked = await self.store.forgets()
+            asked = await self.store.estimate_resets()
         except StoreError as error:
             log.error("estimates.forget_failed", message=str(error))
             return
@@ -85,7 +85,7 @@ class EstimateStore:
         """Record the estimates and the requests to forget that are carried out. A failure is tried again later."""
         now = self._kept_at = self.clock.now()
         try:
-            await self.store.learn(self.estimation.experience(now), tuple(self._forgot))
+            await self.store.record_estimates(self.estimation.experience(now), tuple(self._forgot))
         except StoreError as error:
             log.error("estimates.write_failed", message=str(error))
             return
@@ -121,7 +121,7 @@ class CompletedJobRecorder:
         new = [each for key, each in known.items() if key not in self._recorded]
         if new:
             try:
-                await store.completed(new)
+                await store.record_completed(new)
             except StoreError as error:
                 log.error("completed_jobs.write_failed", message=str(error), jobs=len(new))
                 return

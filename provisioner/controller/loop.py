@@ -283,9 +283,9 @@ class Controller:
         breakers = [shift_breaker(breaker, by_s) for breaker in self.store.breakers.values()] if by_s else []
         try:
             if by_s:
-                await self.store.settle(self.store.tick, moves, breakers, set_to=now)
+                await self.store.record_results(self.store.tick, moves, breakers, set_to=now)
             elif moves:
-                await self.store.settle(self.store.tick, moves, breakers)
+                await self.store.record_results(self.store.tick, moves, breakers)
         except StoreError as error:
             log.error("clock.set_failed", message=str(error))
             return False
@@ -447,7 +447,7 @@ class Controller:
                 log.warning("console_output.read_failed", site=name, message=f"{type(error).__name__}: {error}")
         try:
             if words:
-                await self.store.keep(self.clock.now(), words)
+                await self.store.record_outputs(self.clock.now(), words)
         except StoreError as error:
             log.error("console_output.write_failed", message=str(error))
 
@@ -471,7 +471,7 @@ class Controller:
             lifted = [Breaker(s, since=now, blind_until=known[s].blind_until) for s in scopes]
             try:
                 if lifted:
-                    await self.store.settle(self.store.tick, (), lifted)
+                    await self.store.record_results(self.store.tick, (), lifted)
             except StoreError as error:
                 log.error("breaker.reset_failed", message=str(error))
                 return
@@ -507,7 +507,7 @@ class Controller:
             known = {m.drone.id: self.store.drones[m.drone.id].drain_refusal for m in moves}
             if moves or breakers:
                 try:
-                    await self.store.settle(self.store.tick, moves, breakers)
+                    await self.store.record_results(self.store.tick, moves, breakers)
                 except StoreError as error:
                     log.error("order_results.write_failed", message=str(error))
                     return

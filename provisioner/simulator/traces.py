@@ -499,9 +499,9 @@ class RecordedJobs:
 
 def last_look(store_path: Path) -> float | None:
     """When the controller looked at its pool last; None if that is not on record. Raises StoreError."""
-    from provisioner.store.reader import SqlReader  # SQLAlchemy takes its time to load
+    from provisioner.store.reader import Reader  # SQLAlchemy takes its time to load
 
-    views = SqlReader(store_path).views()
+    views = Reader(store_path).views()
     view = views.overlay.view if views is not None else None
     return view.taken_at if view is not None else None
 
@@ -517,9 +517,9 @@ def recorded(store_path: Path, since: float, until: float) -> RecordedJobs:
     Jobs that were removed, and those that ran when the controller looked last, left no run time: they are missing.
     Those that waited then are added with the run time of those like them. Raises StoreError.
     """
-    from provisioner.store.reader import SqlReader  # SQLAlchemy takes its time to load
+    from provisioner.store.reader import Reader  # SQLAlchemy takes its time to load
 
-    reader = SqlReader(store_path)
+    reader = Reader(store_path)
     done = [each for each in reader.completions(since, float("inf")) if since <= each.submitted_at < until]
     views = reader.views()
     view = views.overlay.view if views is not None else None

@@ -261,17 +261,17 @@ class RecordedStore(MemoryStore):
     """A store in memory that enters in a :class:`RunRecord` what is committed to it."""
 
     def __init__(self, run: RunRecord) -> None:
-        super().__init__("sim", keep_s=math.inf, snapshots=0)
+        super().__init__()
         self._run = run
 
     async def record(self, plan: Plan, snapshot: Snapshot) -> None:
         await super().record(plan, snapshot)
         self._run.committed(plan, self.drones)
 
-    async def settle(
+    async def record_results(
         self, tick: int, moves: Sequence[StateChange], breakers: Sequence[Breaker], *, set_to: float | None = None
     ) -> None:
-        await super().settle(tick, moves, breakers, set_to=set_to)
+        await super().record_results(tick, moves, breakers, set_to=set_to)
         self._run.moved(moves, self.drones)
 
     async def event(self, at: float, name: str, fields: Mapping[str, str | int | float]) -> None:

@@ -1,7 +1,7 @@
 """The record of the controller: drones and their history, plans with reasons, breakers, requests, events, newest views.
 
-:class:`Store` is the controller's side: it writes, and one controller at a time holds it. :class:`Reader` is the
-operator's side: it reads beside a running controller or without one, and writes nothing but requests of operators.
+:class:`Store` is the controller's side: it writes, and one controller at a time holds it. The operator's side is
+:class:`provisioner.store.reader.Reader`.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, Self
+from typing import Self
 
 from provisioner.estimates import NO_ESTIMATES, Estimates, EstimateSamples
 from provisioner.model import (
     Breaker,
     CompletedJob,
-    DrainMode,
     Drone,
     DroneId,
     DroneState,
@@ -26,7 +25,6 @@ from provisioner.model import (
     Policy,
     PolledOverlay,
     PolledSite,
-    RequestKind,
     Snapshot,
     StateChange,
 )
@@ -96,7 +94,7 @@ class Views:
 
 
 @dataclass(frozen=True, slots=True)
-class ForgetRequest:
+class EstimateReset:
     """The request of an operator to forget estimates."""
 
     id: int
@@ -218,7 +216,7 @@ class Store(ABC):
         """
 
     @abstractmethod
-    async def settle(
+    async def record_results(
         self, tick: int, moves: Sequence[StateChange], breakers: Sequence[Breaker], *, set_to: float | None = None
     ) -> None:
         """Commit the results of a plan's orders as state changes, and the breakers that they changed.
@@ -231,23 +229,23 @@ class Store(ABC):
         """Commit a log event."""
 
     @abstractmethod
-    async def keep(self, at: float, words: Mapping[DroneId, str]) -> None:
+    async def record_outputs(self, at: float, outputs: Mapping[DroneId, str]) -> None:
         """Commit the last output of drones, for as long as they are on record."""
 
     @abstractmethod
-    async def completed(self, completions: Sequence[CompletedJob]) -> None:
+    async def record_completed(self, completions: Sequence[CompletedJob]) -> None:
         """Commit completed jobs. One that is on record already (by job id and end) stays as it is."""
 
     @abstractmethod
-    async def experience(self) -> EstimateSamples | None:
-        """Return the samples that :meth:`learn` committed last. Raises :class:`EstimatesUnreadableError`."""
+    async def estimate_samples(self) -> EstimateSamples | None:
+        """Return the samples that :meth:`record_estimates` committed last. Raises :class:`EstimatesUnreadableError`."""
 
     @abstractmethod
-    async def learn(self, experience: EstimateSamples, forgotten: Sequence[int] = ()) -> None:
+    async def record_estimates(self, samples: EstimateSamples, resets: Sequence[int] = ()) -> None:
         """Commit samples in place of those before, and delete the requests to forget that were carried out."""
 
     @abstractmethod
-    async def forgets(self) -> tuple[ForgetRequest, ...]:
+    async def estimate_resets(self) -> tuple[EstimateReset, ...]:
         """Return the requests to forget that are not carried out yet, oldest first."""
 
     @abstractmethod
@@ -260,115 +258,3 @@ class Store(ABC):
 
         That is: ended drones with their history, plans, events, completed jobs and requests.
         """
-
-
-class Reader(Protocol):
-    """The operator's side: synchronous and quick; it never blocks the controller."""
-
-    def holder(self) -> Holder | None:
-        """Return the controller that runs now, if one does."""
-
-    def drones(
-        self,
-        *,
-        ended: bool | None = False,
-        sites: Sequence[str] = (),
-        states: Sequence[DroneState] = (),
-        types: Sequence[str] = (),
-        nodes: Sequence[str] = (),
-        limit: int | None = None,
-    ) -> list[Drone]:
-        """Return drones by request time, newest last; ``limit`` keeps the newest.
-
-        ``ended``: False only live ones, True only ended ones, None both. ``types`` by key (``site/type``) or by name
-        alone; ``nodes`` by whole name or by the part before the first dot.
-        """
-        ...
-
-    def drone(self, drone_id: DroneId) -> Drone | None:
-        """Return one drone, if it is on record."""
-
-    def find(self, any_id: str) -> list[DroneId]:
-        """Return the drones that an id of any kind means, newest first.
-
-        That is: our drone id (or a unique prefix or its serial), the site's remote id, the overlay's slot name, or
-        the site's name of its slot. Exact ids win over prefixes, and live drones over ended ones, as sites use their
-        ids again.
-        """
-        ...
-
-    def history(self, drone_id: DroneId) -> list[Transition]:
-        """Return the transitions of one drone, oldest first."""
-        ...
-
-    def last_words(self, drone_id: DroneId) -> str:
-        """Return its last output as its site reported it; empty if there is none."""
-        ...
-
-    def hazards(self, since: float, now: float) -> list[Hazard]:
-        """Return preemption statistics from ``since`` to ``now`` by scope, of drones that are still on record."""
-        ...
-
-    def completions(self, since: float, until: float) -> list[CompletedJob]:
-        """Return jobs that ended from ``since`` on and before ``until``, in the order of their ends."""
-        ...
-
-    def experience(self) -> EstimateSamples | None:
-        """Return the recorded samples of the estimates. Raises :class:`EstimatesUnreadableError`."""
-
-    def forgets(self) -> tuple[ForgetRequest, ...]:
-        """Return the requests to forget that are not carried out yet."""
-        ...
-
-    def plans(self, *, limit: int = 20, since: float = 0.0, acting: bool = False) -> list[Plan]:
-        """Return plans that differ from the one before, newest last; with ``acting`` only those that did something.
-
-        ``tick`` and ``at`` are those of the last repetition.
-        """
-        ...
-
-    def events(self, *, after: int = 0, limit: int = 1000) -> list[Event]:
-        """Return recorded events with a number above ``after``, oldest first."""
-        ...
-
-    def transitions(self, *, since: float = 0.0, after: int = 0, limit: int = 1000) -> list[tuple[int, Transition]]:
-        """Return transitions of all drones with their sequence numbers, for following."""
-        ...
-
-    def views(self) -> Views | None:
-        """Return the newest views; None in a new store."""
-
-    def breakers(self) -> Mapping[str, Breaker]:
-        """Return the circuit breakers by scope."""
-        ...
-
-    def snapshot(self, tick: int | None = None) -> Snapshot | None:
-        """Return the snapshot of a recorded acting tick, as long as it is kept.
-
-        None: the snapshot with which the next tick would begin, as of the time of the newest views.
-        """
-
-    def kept_snapshots(self) -> list[int]:
-        """Return the ticks whose snapshots are kept."""
-        ...
-
-    def ask(
-        self,
-        kind: RequestKind,
-        drone_ids: Sequence[DroneId],
-        *,
-        reason: str,
-        by: str,
-        at: float,
-        mode: DrainMode = DrainMode.PEACEFUL,
-    ) -> int:
-        """Record an operator's request for the controller's next tick. Return its number."""
-        ...
-
-    def request_done(self, request: int) -> bool:
-        """Return True if a plan has taken up the request, also if that is so old that it was deleted."""
-        ...
-
-    def forget(self, what: str, *, reason: str, by: str, at: float) -> None:
-        """Record a request to forget estimates: carried out within a minute, or when a controller runs."""
-        ...

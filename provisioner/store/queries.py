@@ -6,11 +6,11 @@ Imports neither pydantic nor asyncio at the top, so that the reader starts quick
 from __future__ import annotations
 
 import json
-import re
 import sqlite3
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +27,7 @@ from provisioner.model import (
     Plan,
     RequestKind,
 )
-from provisioner.store import ForgetRequest
+from provisioner.store import EstimateReset
 from provisioner.store.changes import patience_of, serial_of
 
 T = TypeVar("T")
@@ -42,15 +42,34 @@ SELECT_DRONES = (
 SELECT_LIVE_DRONES = SELECT_DRONES + " WHERE d.live = 1 ORDER BY d.requested_at, d.serial, d.id"
 
 _STATE = DRONE_FIELDS.index("state")
-_LEAVING = DRONE_FIELDS.index("leaving")
+_LEAVING_STATE = DRONE_FIELDS.index("leaving")
 _DRAIN_MODE = DRONE_FIELDS.index("drain_mode")
 _STATES: dict[str | None, DroneState | None] = {state.value: state for state in DroneState} | {None: None}
-_DRONE_COLUMNS = tuple(name for name in DRONE_FIELDS if name != "heard_at")
+
+
+@cache
+def _insertion(table: str, columns: tuple[str, ...], keys: tuple[str, ...], keep: bool) -> str:
+    names = ", ".join(f'"{name}"' for name in columns)
+    values = ", ".join(f":{name}" for name in columns)
+    update = ", ".join(f'"{name}" = excluded."{name}"' for name in columns if name not in keys)
+    conflict = f"ON CONFLICT ({', '.join(keys)}) DO UPDATE SET {update}" if keys else ""
+    return f"INSERT INTO {table} ({names}) VALUES ({values}) {'ON CONFLICT DO NOTHING' if keep else conflict}"
+
+
+def insert(
+    sql: sqlite3.Connection, table: str, *rows: Mapping[str, object], keys: tuple[str, ...] = (), keep: bool = False
+) -> None:
+    """Insert rows, which all have the same columns.
+
+    ``keys``: columns by which a row replaces one on record. ``keep``: what is on record stays as it is.
+    """
+    if rows:
+        sql.executemany(_insertion(table, tuple(rows[0]), keys, keep), rows)
 
 
 def drone_row(drone: Drone) -> dict[str, object]:
     """Return the row of ``drone`` in table ``drones``; ``heard_at``, which changes all the time, has its own table."""
-    row: dict[str, object] = {name: getattr(drone, name) for name in _DRONE_COLUMNS}
+    row: dict[str, object] = {name: getattr(drone, name) for name in DRONE_FIELDS if name != "heard_at"}
     row["state"] = drone.state.value
     row["leaving"] = drone.leaving.value if drone.leaving else None
     row["drain_mode"] = drone.drain_mode.value
@@ -66,7 +85,7 @@ def drones_of(rows: Iterable[Sequence[Any]]) -> list[Drone]:
     for row in rows:
         values = list(row)
         values[_STATE] = _STATES[values[_STATE]]
-        values[_LEAVING] = _STATES[values[_LEAVING]]
+        values[_LEAVING_STATE] = _STATES[values[_LEAVING_STATE]]
         values[_DRAIN_MODE] = DrainMode(values[_DRAIN_MODE])
         drones.append(Drone(*values))
     return drones
@@ -75,6 +94,10 @@ def drones_of(rows: Iterable[Sequence[Any]]) -> list[Drone]:
 def read_meta(sql: sqlite3.Connection) -> dict[str, str]:
     """Return the keys and values of the store itself."""
     return dict(sql.execute("SELECT key, value FROM meta").fetchall())
+
+
+def write_meta(sql: sqlite3.Connection, **values: str) -> None:
+    insert(sql, "meta", *({"key": key, "value": value} for key, value in values.items()), keys=("key",))
 
 
 def read_breakers(sql: sqlite3.Connection) -> dict[str, Breaker]:
@@ -106,10 +129,10 @@ def read_requests(sql: sqlite3.Connection) -> tuple[OperatorRequest, ...]:
     )
 
 
-def read_forget_requests(sql: sqlite3.Connection) -> tuple[ForgetRequest, ...]:
+def read_estimate_resets(sql: sqlite3.Connection) -> tuple[EstimateReset, ...]:
     """Return the requests to forget estimates, oldest first."""
-    rows = sql.execute("SELECT id, at, what, reason, by FROM forget_requests ORDER BY id")
-    return tuple(ForgetRequest(*row) for row in rows)
+    rows = sql.execute("SELECT id, at, what, reason, by FROM estimate_resets ORDER BY id")
+    return tuple(EstimateReset(*row) for row in rows)
 
 
 def read_estimates(sql: sqlite3.Connection, path: Path) -> EstimateSamples | None:
@@ -127,35 +150,3 @@ def decompress(kind: type[T], body: bytes) -> T:
     from provisioner import serialization
 
     return serialization.from_json(kind, zlib.decompress(body))
-
-
-# --------------------------------------------------------------------------------------- ids that a person may enter
-
-FIND_LIMIT = 100
-"""Largest number of drones that one ambiguous id is answered with."""
-
-_DYNAMIC_SLOT = re.compile(r"^(?P<parent>slot\d+)(?:_\d+)+@(?P<host>.+)$")
-
-
-def is_plausible_id(any_id: str) -> bool:
-    """Return True if ``any_id`` can be an id: not empty, and text (arguments of a command may be any bytes)."""
-    try:
-        return bool(any_id.encode())
-    except UnicodeEncodeError:
-        return False
-
-
-def as_serial(any_id: str) -> int | None:
-    """Return the serial number that ``any_id`` is, if it is one."""
-    return int(any_id) if len(any_id) <= 18 and any_id.isascii() and any_id.isdecimal() else None
-
-
-def as_slot_names(any_id: str) -> tuple[str, ...]:
-    """Return ``any_id`` as slot names; a dynamic slot (``slot1_3@host``) belongs to the drone of its parent."""
-    dynamic = _DYNAMIC_SLOT.match(any_id)
-    return (any_id, f"{dynamic['parent']}@{dynamic['host']}") if dynamic else (any_id,)
-
-
-def prefix_end(prefix: str) -> str:
-    """Return the least string above all that begin with ``prefix``."""
-    return prefix[:-1] + chr(ord(prefix[-1]) + 1)

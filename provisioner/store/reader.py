@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sqlite3
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,8 +19,8 @@ from typing import Any, cast
 from provisioner.estimates import EstimateSamples
 from provisioner.model import Breaker, CompletedJob, DrainMode, Drone, DroneId, DroneState, Plan, RequestKind, Snapshot
 from provisioner.store import (
+    EstimateReset,
     Event,
-    ForgetRequest,
     Hazard,
     Holder,
     StoreError,
@@ -31,18 +32,14 @@ from provisioner.store.file import BUSY_TIMEOUT_S, MIGRATIONS, schema_version, u
 from provisioner.store.lock import HOLDER, StoreClaim, holder_of, is_alive
 from provisioner.store.queries import (
     COMPLETED_JOB_FIELDS,
-    FIND_LIMIT,
     SELECT_DRONES,
     SELECT_LIVE_DRONES,
-    as_serial,
-    as_slot_names,
     decompress,
     drones_of,
-    is_plausible_id,
-    prefix_end,
+    insert,
     read_breakers,
+    read_estimate_resets,
     read_estimates,
-    read_forget_requests,
     read_meta,
     read_patience,
     read_requests,
@@ -50,18 +47,23 @@ from provisioner.store.queries import (
 
 _SELECT_COMPLETED_JOBS = 'SELECT "' + '", "'.join(COMPLETED_JOB_FIELDS) + '" FROM completed_jobs'
 _SELECT_TRANSITIONS = "SELECT drone_id, at, was, state, reason, tick, seq FROM transitions"
+_DYNAMIC_SLOT = re.compile(r"^(?P<parent>slot\d+)(?:_\d+)+@(?P<host>.+)$")
+FIND_LIMIT = 100
+"""Largest number of drones that one ambiguous id is answered with."""
 
 
-class SqlReader:
-    """:class:`provisioner.store.Reader` of the store at ``path``. Opens it at each call, so it may come and go.
+class Reader:
+    """The operator's side of the record: synchronous and quick; it never blocks the controller.
 
-    Raises :class:`StoreError` if there is no store, :class:`StoreUnusableError` if it is damaged or of another schema.
+    It opens the store at ``path`` at each call, so that may come and go. Raises :class:`StoreError` if there is no
+    store, :class:`StoreUnusableError` if it is damaged or of another schema.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def holder(self) -> Holder | None:
+        """Return the controller that runs now, if one does."""
         try:
             return holder_of(self.path)
         except PermissionError:  # the lock is not for everybody: the record says who took it last
@@ -82,63 +84,89 @@ class SqlReader:
         nodes: Sequence[str] = (),
         limit: int | None = None,
     ) -> list[Drone]:
-        where = _Where()
+        """Return drones by request time, newest last; ``limit`` keeps the newest.
+
+        ``ended``: False only live ones, True only ended ones, None both. ``types`` by key (``site/type``) or by name
+        alone; ``nodes`` by whole name or by the part before the first dot.
+        """
+        where, values = " WHERE 1", list[object]()
         if ended is not None:
-            where.add("d.live = ?", not ended)
-        where.one_of("d.site", sites)
-        where.one_of("d.state", [state.value for state in states])
-        where.one_of("d.type", [t for t in types if "/" in t], "substr(d.type, instr(d.type, '/') + 1)", types)
-        short = [node for node in nodes if "." not in node]
-        where.one_of("d.node", nodes, "substr(d.node, 1, instr(d.node || '.', '.') - 1)", short)
+            where, values = " WHERE d.live = ?", [not ended]
+        for columns, wanted in (
+            (("d.site",), sites),
+            (("d.state",), [state.value for state in states]),
+            (("d.type", "substr(d.type, instr(d.type, '/') + 1)"), types),
+            (("d.node", "substr(d.node, 1, instr(d.node || '.', '.') - 1)"), nodes),
+        ):
+            if wanted:
+                marks = ", ".join("?" * len(wanted))
+                where += f" AND ({' OR '.join(f'{column} IN ({marks})' for column in columns)})"
+                values += [*wanted] * len(columns)
         newest_first = " ORDER BY d.requested_at DESC, d.serial DESC, d.id DESC LIMIT ?"
         with self._open() as sql:
-            query = SELECT_DRONES + where.text + newest_first
-            found = drones_of(sql.execute(query, (*where.values, -1 if limit is None else limit)))
+            query = SELECT_DRONES + where + newest_first
+            found = drones_of(sql.execute(query, (*values, -1 if limit is None else limit)))
         found.reverse()
         return found
 
     def drone(self, drone_id: DroneId) -> Drone | None:
+        """Return one drone, if it is on record."""
         with self._open() as sql:
             return next(iter(drones_of(sql.execute(SELECT_DRONES + " WHERE d.id = ?", (drone_id,)))), None)
 
     def find(self, any_id: str) -> list[DroneId]:
-        if not is_plausible_id(any_id):
-            return []
-        slots = as_slot_names(any_id)
+        """Return the drones that an id of any kind means, newest first.
+
+        That is: our drone id (or a unique prefix or its serial), the site's remote id, the overlay's slot name, or
+        the site's name of its slot. Exact ids win over prefixes, and live drones over ended ones, as sites use their
+        ids again.
+        """
+        if not any_id or any(0xD800 <= ord(letter) < 0xE000 for letter in any_id):
+            return []  # arguments of a command may be any bytes, and SQLite takes only text
+        ascii_id, serial = any_id.isascii(), None
+        if len(any_id) <= 18 and ascii_id and any_id.isdecimal():
+            serial = int(any_id)
+        dynamic = _DYNAMIC_SLOT.match(any_id)  # it belongs to the drone of its parent
+        parent = f"{dynamic['parent']}@{dynamic['host']}" if dynamic else any_id
+        newest_first = " ORDER BY live DESC, requested_at DESC, serial DESC, id DESC LIMIT ?"
         with self._open() as sql:
             if sql.execute("SELECT 1 FROM drones WHERE id = ?", (any_id,)).fetchone():
                 return [DroneId(any_id)]
-            newest_first = " ORDER BY live DESC, requested_at DESC, serial DESC, id DESC LIMIT ?"
             rows = sql.execute(
                 # one index each, which an OR would not use as surely
                 "SELECT id, live FROM drones WHERE id IN (SELECT id FROM drones WHERE serial = ?"
                 " UNION SELECT id FROM drones WHERE remote_id = ?"
                 " UNION SELECT id FROM drones WHERE site_slot = ?"
-                f" UNION SELECT id FROM drones WHERE slot IN ({_marks(slots)}))" + newest_first,
-                (as_serial(any_id), any_id, any_id, *slots, FIND_LIMIT),
+                " UNION SELECT id FROM drones WHERE slot IN (?, ?))" + newest_first,
+                (serial, any_id, any_id, any_id, parent, FIND_LIMIT),
             ).fetchall()
-            if not rows and any_id.isascii():
+            if not rows and ascii_id:
+                above = any_id[:-1] + chr(ord(any_id[-1]) + 1)  # the least text above all that begin with it
                 with_prefix = "SELECT id, live FROM drones WHERE id >= ? AND id < ?" + newest_first
-                rows = sql.execute(with_prefix, (any_id, prefix_end(any_id), FIND_LIMIT)).fetchall()
-        some_live = bool(rows) and bool(rows[0][1])
+                rows = sql.execute(with_prefix, (any_id, above, FIND_LIMIT)).fetchall()
+        some_live = any(live for _, live in rows)
         return [DroneId(drone_id) for drone_id, live in rows if live or not some_live]
 
     def history(self, drone_id: DroneId) -> list[Transition]:
+        """Return the transitions of one drone, oldest first."""
         with self._open() as sql:
             rows = sql.execute(_SELECT_TRANSITIONS + " WHERE drone_id = ? ORDER BY seq", (drone_id,))
             return [_transition(row) for row in rows]
 
-    def last_words(self, drone_id: DroneId) -> str:
+    def last_output(self, drone_id: DroneId) -> str:
+        """Return its last output as its site reported it; empty if there is none."""
         with self._open() as sql:
             row = sql.execute("SELECT body FROM console_outputs WHERE drone_id = ?", (drone_id,)).fetchone()
         return zlib.decompress(row[0]).decode("utf-8", "replace") if row else ""
 
     def transitions(self, *, since: float = 0.0, after: int = 0, limit: int = 1000) -> list[tuple[int, Transition]]:
+        """Return transitions of all drones with their sequence numbers, for following."""
         query = _SELECT_TRANSITIONS + " WHERE seq > ? AND at >= ? ORDER BY seq LIMIT ?"
         with self._open() as sql:
             return [(row[6], _transition(row)) for row in sql.execute(query, (after, since, limit))]
 
     def hazards(self, since: float, now: float) -> list[Hazard]:
+        """Return preemption statistics from ``since`` to ``now`` by scope, of drones that are still on record."""
         from provisioner.store.statistics import DroneLifetime, hazards_of
 
         # Two ranges of one index: the live ones, and those that ended since.
@@ -151,42 +179,52 @@ class SqlReader:
             return hazards_of(map(DroneLifetime._make, sql.execute(query, (since,))), since, now)
 
     def completions(self, since: float, until: float) -> list[CompletedJob]:
+        """Return jobs that ended from ``since`` on and before ``until``, in the order of their ends."""
         query = _SELECT_COMPLETED_JOBS + " WHERE ended_at >= ? AND ended_at < ? ORDER BY ended_at, job_id"
         with self._open() as sql:
             return [CompletedJob(*row) for row in sql.execute(query, (since, until))]
 
-    def experience(self) -> EstimateSamples | None:
+    def estimate_samples(self) -> EstimateSamples | None:
+        """Return the recorded samples of the estimates. Raises :class:`EstimatesUnreadableError`."""
         with self._open() as sql:
             return read_estimates(sql, self.path)
 
     # -------------------------------------------------------------------------------------------------------- ticks
 
     def plans(self, *, limit: int = 20, since: float = 0.0, acting: bool = False) -> list[Plan]:
-        where = _Where()
-        if since > 0:
-            where.add("last_at >= ?", since)
-        if acting:
-            where.add("acting = ?", True)
-        query = "SELECT last_tick, last_at, body FROM plans" + where.text + " ORDER BY seq DESC LIMIT ?"
+        """Return plans that differ from the one before, newest last; with ``acting`` only those that did something.
+
+        ``tick`` and ``at`` are those of the last repetition.
+        """
+        conditions = ["last_at >= :since"] * (since > 0) + ["acting = 1"] * acting
+        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        query = f"SELECT last_tick, last_at, body FROM plans{where} ORDER BY seq DESC LIMIT :limit"
         with self._open() as sql:
-            rows = sql.execute(query, (*where.values, limit)).fetchall()
+            rows = sql.execute(query, {"since": since, "limit": limit}).fetchall()
             return [replace(decompress(Plan, body), tick=tick, at=at) for tick, at, body in reversed(rows)]
 
     def events(self, *, after: int = 0, limit: int = 1000) -> list[Event]:
+        """Return recorded events with a number above ``after``, oldest first."""
         query = "SELECT id, at, name, fields FROM events WHERE id > ? ORDER BY id LIMIT ?"
         with self._open() as sql:
             rows = sql.execute(query, (after, limit))
             return [Event(number, at, name, json.loads(fields)) for number, at, name, fields in rows]
 
     def views(self) -> Views | None:
+        """Return the newest views; None in a new store."""
         with self._open() as sql:
             return _views(sql)
 
     def breakers(self) -> Mapping[str, Breaker]:
+        """Return the circuit breakers by scope."""
         with self._open() as sql:
             return read_breakers(sql)
 
     def snapshot(self, tick: int | None = None) -> Snapshot | None:
+        """Return the snapshot of a recorded acting tick, as long as it is kept.
+
+        None: the snapshot with which the next tick would begin, as of the time of the newest views.
+        """
         with self._open() as sql:
             if tick is None:
                 return _next_snapshot(sql)
@@ -194,6 +232,7 @@ class SqlReader:
             return decompress(Snapshot, row[0]) if row else None
 
     def kept_snapshots(self) -> list[int]:
+        """Return the ticks whose snapshots are kept."""
         with self._open() as sql:
             return [tick for (tick,) in sql.execute("SELECT tick FROM snapshots ORDER BY tick")]
 
@@ -209,14 +248,15 @@ class SqlReader:
         at: float,
         mode: DrainMode = DrainMode.PEACEFUL,
     ) -> int:
-        row = (at, kind.value, mode.value, json.dumps(list(drone_ids)), reason, by)
+        """Record an operator's request for the controller's next tick. Return its number."""
+        ids = json.dumps(list(drone_ids))
+        row = {"at": at, "kind": kind.value, "mode": mode.value, "drone_ids": ids, "reason": reason, "by": by}
         with self._open(write=True) as sql:
-            added = sql.execute(
-                "INSERT INTO requests (at, kind, mode, drone_ids, reason, by) VALUES (?, ?, ?, ?, ?, ?)", row
-            )
-            return int(added.lastrowid or 0)
+            insert(sql, "requests", row)
+            return int(sql.execute("SELECT last_insert_rowid()").fetchone()[0])
 
     def request_done(self, request: int) -> bool:
+        """Return True if a plan has taken up the request, also if that is so old that it was deleted."""
         with self._open() as sql:
             row = sql.execute("SELECT done_tick FROM requests WHERE id = ?", (request,)).fetchone()
             if row is not None:
@@ -224,14 +264,15 @@ class SqlReader:
             newest = sql.execute("SELECT seq FROM sqlite_sequence WHERE name = 'requests'").fetchone()
             return newest is not None and 0 < request <= newest[0]
 
-    def forget(self, what: str, *, reason: str, by: str, at: float) -> None:
-        row = (at, what, reason, by)
+    def ask_estimate_reset(self, what: str, *, reason: str, by: str, at: float) -> None:
+        """Record a request to forget estimates: carried out within a minute, or when a controller runs."""
         with self._open(write=True) as sql:
-            sql.execute("INSERT INTO forget_requests (at, what, reason, by) VALUES (?, ?, ?, ?)", row)
+            insert(sql, "estimate_resets", {"at": at, "what": what, "reason": reason, "by": by})
 
-    def forgets(self) -> tuple[ForgetRequest, ...]:
+    def estimate_resets(self) -> tuple[EstimateReset, ...]:
+        """Return the requests to forget that are not carried out yet."""
         with self._open() as sql:
-            return read_forget_requests(sql)
+            return read_estimate_resets(sql)
 
     # --------------------------------------------------------------------------------------------------- connection
 
@@ -266,33 +307,6 @@ class SqlReader:
             if not self.path.exists():
                 raise StoreError(f"there is no store {self.path}: `provisioner run` creates it") from error
             raise unusable(self.path, error) from error
-
-
-class _Where:
-    """Conditions joined by AND, with their values."""
-
-    def __init__(self) -> None:
-        self.values: list[object] = []
-        self._conditions: list[str] = []
-
-    def add(self, condition: str, *values: object) -> None:
-        self._conditions.append(condition)
-        self.values += values
-
-    def one_of(self, column: str, values: Sequence[object], other: str = "", others: Sequence[object] = ()) -> None:
-        """Add ``column`` among ``values``, or ``other`` among ``others``; no values at all set no condition."""
-        parts = [(column, values), (other, others)]
-        if any(some for _, some in parts):
-            condition = " OR ".join(f"{name} IN ({_marks(some)})" for name, some in parts if some)
-            self.add(f"({condition})", *values, *others)
-
-    @property
-    def text(self) -> str:
-        return " WHERE " + " AND ".join(self._conditions) if self._conditions else ""
-
-
-def _marks(values: Sequence[object]) -> str:
-    return ", ".join("?" * len(values))
 
 
 def _transition(row: Sequence[Any]) -> Transition:

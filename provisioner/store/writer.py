@@ -11,7 +11,6 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
@@ -27,7 +26,7 @@ from provisioner.model import (
     Snapshot,
     StateChange,
 )
-from provisioner.store import CommittedState, ForgetRequest, Store, StoreError
+from provisioner.store import CommittedState, EstimateReset, Store, StoreError
 from provisioner.store.changes import (
     RecordChange,
     change_by_plan,
@@ -52,12 +51,14 @@ from provisioner.store.queries import (
     SELECT_LIVE_DRONES,
     drone_row,
     drones_of,
+    insert,
     read_breakers,
+    read_estimate_resets,
     read_estimates,
-    read_forget_requests,
     read_meta,
     read_patience,
     read_requests,
+    write_meta,
 )
 
 P = ParamSpec("P")
@@ -151,8 +152,11 @@ class SqlStore(Store):
             done = [(plan.tick, number) for number in plan.requests_done]
             sql.executemany("UPDATE requests SET done_tick = ? WHERE id = ? AND done_tick IS NULL", done)
             if plan.acts and self._snapshots_kept > 0:
-                _write_snapshot(sql, snapshot, plan.tick, self._snapshots_kept)
-            _write_meta(
+                body = zlib.compress(serialization.to_json(snapshot).encode(), 1)
+                insert(sql, "snapshots", {"tick": plan.tick, "body": body}, keys=("tick",))
+                newest = "SELECT tick FROM snapshots ORDER BY tick DESC LIMIT ?"
+                sql.execute(f"DELETE FROM snapshots WHERE tick NOT IN ({newest})", (self._snapshots_kept,))
+            write_meta(
                 sql,
                 tick=str(state.tick),
                 at=repr(plan.at),
@@ -163,7 +167,7 @@ class SqlStore(Store):
         self._state, self._view_parts, self._newest_plan = state, view_parts, recorded_plan
 
     @_on_worker
-    def settle(
+    def record_results(
         self, tick: int, moves: Sequence[StateChange], breakers: Sequence[Breaker], *, set_to: float | None = None
     ) -> None:
         change = change_by_results(tick, moves, breakers)
@@ -176,7 +180,7 @@ class SqlStore(Store):
             meta |= {"at": repr(set_to), "drift_s": repr(0.0)}
         with self._transaction() as sql:
             self._write_change(sql, change)
-            _write_meta(sql, **meta)
+            write_meta(sql, **meta)
         self._state = state
 
     def _write_change(self, sql: sqlite3.Connection, change: RecordChange) -> None:
@@ -193,26 +197,18 @@ class SqlStore(Store):
             row = drone_row(drone)
             if before is None or row != drone_row(before):
                 rows.append(row)
-        _upsert(sql, "drones", ("id",), rows)
-        _upsert(sql, "heartbeats", ("drone_id",), heartbeats)
-        sql.executemany(
-            "INSERT INTO transitions (drone_id, at, was, state, reason, tick) VALUES (?, ?, ?, ?, ?, ?)",
-            [
-                (
-                    each.drone_id,
-                    each.at,
-                    each.was.value if each.was else None,
-                    each.state.value,
-                    serialization.to_json(each.reason),
-                    each.tick,
-                )
-                for each in change.transitions
-            ],
-        )
-        kept = [each for each in change.breakers if not each.forgotten]
-        forgotten = [(each.scope,) for each in change.breakers if each.forgotten]
-        _upsert(sql, "breakers", ("scope",), [{"scope": b.scope, "body": serialization.to_json(b)} for b in kept])
-        sql.executemany("DELETE FROM breakers WHERE scope = ?", forgotten)
+        insert(sql, "drones", *rows, keys=("id",))
+        insert(sql, "heartbeats", *heartbeats, keys=("drone_id",))
+        for each in change.transitions:
+            reason, was = serialization.to_json(each.reason), each.was.value if each.was else None
+            step = {"drone_id": each.drone_id, "at": each.at, "was": was, "state": each.state.value}
+            insert(sql, "transitions", {**step, "reason": reason, "tick": each.tick})
+        for breaker in change.breakers:
+            if breaker.forgotten:
+                sql.execute("DELETE FROM breakers WHERE scope = ?", (breaker.scope,))
+            else:
+                body = serialization.to_json(breaker)
+                insert(sql, "breakers", {"scope": breaker.scope, "body": body}, keys=("scope",))
 
     def _write_plan(self, sql: sqlite3.Connection, plan: Plan) -> None:
         if repeats(plan, self._newest_plan):
@@ -220,10 +216,8 @@ class SqlStore(Store):
             if sql.execute(move_on, (plan.tick, plan.at)).rowcount:
                 return
         body = zlib.compress(serialization.to_json(plan).encode())
-        sql.execute(
-            "INSERT INTO plans (tick, at, last_tick, last_at, acting, body) VALUES (?, ?, ?, ?, ?, ?)",
-            (plan.tick, plan.at, plan.tick, plan.at, plan.acts, body),
-        )
+        times = {"tick": plan.tick, "at": plan.at, "last_tick": plan.tick, "last_at": plan.at}
+        insert(sql, "plans", {**times, "acting": plan.acts, "body": body})
 
     def _write_views(self, sql: sqlite3.Connection, parts: Mapping[ViewPartKey, ViewPart]) -> None:
         """Write the parts that differ from those on record; after opening all of them."""
@@ -239,7 +233,7 @@ class SqlStore(Store):
                 sql.execute("UPDATE views SET taken_at = ? WHERE kind = ? AND name = ?", (part.taken_at, *key))
             else:
                 row = {"kind": key.kind, "name": key.site, "taken_at": part.taken_at, "body": pack_part(key, part)}
-                _upsert(sql, "views", ("kind", "name"), [row])
+                insert(sql, "views", row, keys=("kind", "name"))
 
     # ---------------------------------------------------------------------------------------------- between the ticks
 
@@ -251,47 +245,41 @@ class SqlStore(Store):
     @_on_worker
     def event(self, at: float, name: str, fields: Mapping[str, str | int | float]) -> None:
         with self._transaction() as sql:
-            row = (at, name, json.dumps(dict(fields)))
-            sql.execute("INSERT INTO events (at, name, fields) VALUES (?, ?, ?)", row)
+            insert(sql, "events", {"at": at, "name": name, "fields": json.dumps(dict(fields))})
 
     @_on_worker
-    def keep(self, at: float, words: Mapping[DroneId, str]) -> None:
-        rows: list[dict[str, object]] = [
-            {"drone_id": drone_id, "at": at, "body": zlib.compress(text.encode("utf-8", "replace"))}
-            for drone_id, text in words.items()
-        ]
+    def record_outputs(self, at: float, outputs: Mapping[DroneId, str]) -> None:
         with self._transaction() as sql:
-            _upsert(sql, "console_outputs", ("drone_id",), rows)
+            for drone_id, text in outputs.items():
+                body = zlib.compress(text.encode("utf-8", "replace"))
+                insert(sql, "console_outputs", {"drone_id": drone_id, "at": at, "body": body}, keys=("drone_id",))
 
     @_on_worker
-    def completed(self, completions: Sequence[CompletedJob]) -> None:
-        columns = ", ".join(f'"{name}"' for name in COMPLETED_JOB_FIELDS)
-        marks = ", ".join("?" * len(COMPLETED_JOB_FIELDS))
-        rows = [[getattr(each, name) for name in COMPLETED_JOB_FIELDS] for each in completions]
+    def record_completed(self, completions: Sequence[CompletedJob]) -> None:
+        rows = [{name: getattr(each, name) for name in COMPLETED_JOB_FIELDS} for each in completions]
         with self._transaction() as sql:
-            insert = f"INSERT INTO completed_jobs ({columns}) VALUES ({marks}) ON CONFLICT DO NOTHING"
-            sql.executemany(insert, rows)
+            insert(sql, "completed_jobs", *rows, keep=True)
 
     @_on_worker
-    def experience(self) -> EstimateSamples | None:
+    def estimate_samples(self) -> EstimateSamples | None:
         with self._transaction() as sql:
             return read_estimates(sql, self.path)
 
     @_on_worker
-    def learn(self, experience: EstimateSamples, forgotten: Sequence[int] = ()) -> None:
+    def record_estimates(self, samples: EstimateSamples, resets: Sequence[int] = ()) -> None:
         try:
-            body = pack_estimates(experience)  # this takes a while: operators may write meanwhile
+            body = pack_estimates(samples)  # this takes a while: operators may write meanwhile
         except ValueError as error:
             raise unrecordable(self.path, error) from error
         with self._transaction() as sql:
-            row = {"id": 1, "format": ESTIMATES_FORMAT, "at": experience.at, "body": body}
-            _upsert(sql, "estimates", ("id",), [row])
-            sql.executemany("DELETE FROM forget_requests WHERE id = ?", [(number,) for number in forgotten])
+            row = {"id": 1, "format": ESTIMATES_FORMAT, "at": samples.at, "body": body}
+            insert(sql, "estimates", row, keys=("id",))
+            sql.executemany("DELETE FROM estimate_resets WHERE id = ?", [(number,) for number in resets])
 
     @_on_worker
-    def forgets(self) -> tuple[ForgetRequest, ...]:
+    def estimate_resets(self) -> tuple[EstimateReset, ...]:
         with self._transaction() as sql:
-            return read_forget_requests(sql)
+            return read_estimate_resets(sql)
 
     @_on_worker
     def ended(self, drone_ids: Sequence[DroneId]) -> Mapping[DroneId, DroneState]:
@@ -311,44 +299,23 @@ class SqlStore(Store):
         before = now - self._keep_s
         with self._transaction() as sql:
             (newest,) = sql.execute("SELECT coalesce(max(id), 0) FROM events").fetchone()
-        kinds: Sequence[Callable[[], bool]] = (
-            lambda: self._prune_drones(before),
+        kinds: Sequence[tuple[str, str, str, Sequence[float]]] = (
+            ("drones", "id", "live = 0 AND ended_at < ?", (before,)),
             # the first transition of a drone on record stays, however old
-            lambda: self._prune_rows("transitions", "seq", "at < ? AND was IS NOT NULL", before),
-            lambda: self._prune_rows("plans", "seq", "last_at < ?", before),
-            lambda: self._prune_completed_jobs(before),
+            ("transitions", "seq", "at < ? AND was IS NOT NULL", (before,)),
+            ("plans", "seq", "last_at < ?", (before,)),
+            ("completed_jobs", "ended_at, job_id", "ended_at < ?", (before,)),
             # of strays: no drone on record goes with them
-            lambda: self._prune_rows("console_outputs", "drone_id", "at < ?", before),
-            lambda: self._prune_rows("requests", "id", "done_tick IS NOT NULL AND at < ?", before),
-            lambda: self._prune_rows("events", "id", "at < ? OR id <= ?", before, newest - MAX_EVENTS),
+            ("console_outputs", "drone_id", "at < ?", (before,)),
+            ("requests", "id", "done_tick IS NOT NULL AND at < ?", (before,)),
+            ("events", "id", "at < ? OR id <= ?", (before, newest - MAX_EVENTS)),
         )
-        more = [all(batch() for _ in range(BATCHES_PER_PRUNING)) for batch in kinds]
+        more = [all(self._prune_batch(*kind) for _ in range(BATCHES_PER_PRUNING)) for kind in kinds]
         return any(more)
 
-    def _prune_drones(self, before: float) -> bool:
-        """Delete one batch. Return True if there may be more."""
-        with self._transaction() as sql:
-            query = "SELECT id FROM drones WHERE live = 0 AND ended_at < ? LIMIT ?"
-            old = sql.execute(query, (before, BATCH_ROWS)).fetchall()
-            for table in ("transitions", "heartbeats", "console_outputs"):
-                sql.executemany(f"DELETE FROM {table} WHERE drone_id = ?", old)
-            sql.executemany("DELETE FROM drones WHERE id = ?", old)
-        return len(old) == BATCH_ROWS
-
-    def _prune_completed_jobs(self, before: float) -> bool:
-        """Delete one batch: all up to the end of its last, since they lie in the order of their ends."""
-        query = "SELECT ended_at FROM completed_jobs WHERE ended_at < ? ORDER BY ended_at LIMIT 1 OFFSET ?"
-        with self._transaction() as sql:
-            last = sql.execute(query, (before, BATCH_ROWS - 1)).fetchone()
-            if last is None:
-                sql.execute("DELETE FROM completed_jobs WHERE ended_at < ?", (before,))
-            else:
-                sql.execute("DELETE FROM completed_jobs WHERE ended_at <= ?", last)
-        return last is not None
-
-    def _prune_rows(self, table: str, key: str, old: str, *values: float) -> bool:
-        """Delete one batch. Return True if there may be more."""
-        batch = f"DELETE FROM {table} WHERE {key} IN (SELECT {key} FROM {table} WHERE {old} LIMIT ?)"
+    def _prune_batch(self, table: str, key: str, old: str, values: Sequence[float]) -> bool:
+        """Delete some rows. Return True if there may be more."""
+        batch = f"DELETE FROM {table} WHERE ({key}) IN (SELECT {key} FROM {table} WHERE {old} LIMIT ?)"
         with self._transaction() as sql:
             return sql.execute(batch, (*values, BATCH_ROWS)).rowcount >= BATCH_ROWS
 
@@ -367,7 +334,7 @@ class SqlStore(Store):
         with self._transaction(claims=True) as sql:
             meta = read_meta(sql)
             self._check_previous_claim(StoreClaim(meta.get(HOLDER, "")), path)
-            _write_meta(sql, **{HOLDER: self._claim.text})
+            write_meta(sql, **{HOLDER: self._claim.text})
             self._state = CommittedState(
                 birth=meta["birth"],
                 tick=int(meta["tick"]),
@@ -458,28 +425,3 @@ class SqlStore(Store):
         row = sql.execute("SELECT value FROM meta WHERE key = ?", (HOLDER,)).fetchone()
         if row is None or row[0] != self._claim.text:
             raise taken_over(self.path, StoreClaim(row[0]).holder if row is not None else None)
-
-
-@cache
-def _upsert_statement(table: str, keys: tuple[str, ...], columns: tuple[str, ...]) -> str:
-    names = ", ".join(f'"{name}"' for name in columns)
-    values = ", ".join(f":{name}" for name in columns)
-    update = ", ".join(f'"{name}" = excluded."{name}"' for name in columns if name not in keys)
-    return f"INSERT INTO {table} ({names}) VALUES ({values}) ON CONFLICT ({', '.join(keys)}) DO UPDATE SET {update}"
-
-
-def _upsert(sql: sqlite3.Connection, table: str, keys: tuple[str, ...], rows: Sequence[Mapping[str, object]]) -> None:
-    if rows:
-        sql.executemany(_upsert_statement(table, keys, tuple(rows[0])), rows)
-
-
-def _write_meta(sql: sqlite3.Connection, **values: str) -> None:
-    _upsert(sql, "meta", ("key",), [{"key": key, "value": value} for key, value in values.items()])
-
-
-def _write_snapshot(sql: sqlite3.Connection, snapshot: Snapshot, tick: int, kept: int) -> None:
-    body = zlib.compress(serialization.to_json(snapshot).encode(), 1)
-    _upsert(sql, "snapshots", ("tick",), [{"tick": tick, "body": body}])
-    sql.execute(
-        "DELETE FROM snapshots WHERE tick NOT IN (SELECT tick FROM snapshots ORDER BY tick DESC LIMIT ?)", (kept,)
-    )

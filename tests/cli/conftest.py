@@ -43,7 +43,7 @@ from provisioner.model import (
 )
 from provisioner.planner import decide
 from provisioner.reasons import Accepted, EndedAtSite, SeenInPool
-from provisioner.store.reader import SqlReader
+from provisioner.store.reader import Reader
 from provisioner.store.writer import SqlStore
 
 CONTROLLER = "kit"
@@ -157,8 +157,8 @@ def record(_filled: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def reader(record: Path) -> SqlReader:
-    return SqlReader(record)
+def reader(record: Path) -> Reader:
+    return Reader(record)
 
 
 @pytest.fixture
@@ -202,7 +202,7 @@ async def _story(path: Path) -> None:
         assert len(plan.starts) == 3, plan
         await store.record(plan, first)
         born = [s.drone for s in plan.starts]
-        await store.settle(plan.tick, [_accepted(d, i) for i, d in enumerate(born)], [_banned()])
+        await store.record_results(plan.tick, [_accepted(d, i) for i, d in enumerate(born)], [_banned()])
         one, two, three = (store.drones[d.id] for d in born)
         moves = (
             _now(

@@ -13,7 +13,7 @@ from provisioner.cli.options import Exit
 from provisioner.cli.reference import output_schemas
 from provisioner.estimates import HORIZONS_S, UNKNOWN, Estimates, EstimateSamples, OwnerGrowth, SiteSamples, StartDelays
 from provisioner.model import Plan, Policy, PolledOverlay, Snapshot
-from provisioner.store.reader import SqlReader
+from provisioner.store.reader import Reader
 from provisioner.store.writer import SqlStore
 from tests.cli.conftest import CONTROLLER, NOW, Cli
 
@@ -39,7 +39,7 @@ async def _kept(path: Path, experience: EstimateSamples | None) -> None:
         seen = Snapshot(plan.at, 1, f"{CONTROLLER}-ab12", 1, Policy(), (), PolledOverlay(), {}, {}, estimates=LEARNED)
         await store.record(plan, seen)
         if experience is not None:
-            await store.learn(experience)
+            await store.record_estimates(experience)
 
 
 @pytest.fixture
@@ -108,13 +108,13 @@ def test_what_is_to_be_forgotten_is_recorded_and_shown_until_it_is(on: Cli, reco
         "recorded: to forget site:topas",
         "no controller runs: it will be done when one does",
     ]
-    assert [(f.what, f.reason) for f in SqlReader(record).forgets()] == [
+    assert [(f.what, f.reason) for f in Reader(record).estimate_resets()] == [
         ("user:bob", "new code"),
         ("site:topas", "new code"),
     ]
     assert on("estimates", "-o", "json").json["to_forget"] == ["user:bob", "site:topas"]
     assert on("estimates", "forget", "--all", "--reason", "moved").code == 0
-    assert SqlReader(record).forgets()[-1].what == "all"
+    assert Reader(record).estimate_resets()[-1].what == "all"
 
 
 @pytest.mark.parametrize(
@@ -133,13 +133,13 @@ def test_what_is_to_be_forgotten_is_recorded_and_shown_until_it_is(on: Cli, reco
 def test_what_would_forget_nothing_is_refused(on: Cli, record: Path, words: list[str], code: Exit, said: str) -> None:
     ran = on("estimates", "forget", *words)
     assert ran.code == code and said in ran.err
-    assert SqlReader(record).forgets() == ()
+    assert Reader(record).estimate_resets() == ()
 
 
 def test_a_name_that_is_given_twice_is_recorded_once(on: Cli, record: Path) -> None:
     twice = ("--user", "bob", "--user", "bob", "--site", "topas", "--site", "topas")
     assert on("estimates", "forget", *twice, "--reason", "new code").code == 0
-    assert [f.what for f in SqlReader(record).forgets()] == ["user:bob", "site:topas"]
+    assert [f.what for f in Reader(record).estimate_resets()] == ["user:bob", "site:topas"]
 
 
 def test_of_a_user_without_a_name_nothing_is_told(on: Cli) -> None:
@@ -161,7 +161,7 @@ def test_an_option_of_the_list_before_forget_is_refused(on: Cli, record: Path, w
     """It would be ignored: with another record before it, the one that is at hand would lose what it knows."""
     ran = on("estimates", *words, "forget", "--all", "--reason", "x")
     assert ran.code == Exit.USAGE and said in ran.err
-    assert SqlReader(record).forgets() == ()
+    assert Reader(record).estimate_resets() == ()
 
 
 def test_what_cannot_be_read_is_said_and_can_be_forgotten(on: Cli, record: Path) -> None:

@@ -18,7 +18,8 @@ from provisioner.model import (
     Slot,
     SlotState,
 )
-from provisioner.store import Reader, Views
+from provisioner.store import Views
+from provisioner.store.reader import Reader
 
 NOW = 1.7e9
 SLOT = Slot(DroneId("kit-ab12-3"), SlotState.BUSY, NOW, jobs=1, begun_at=NOW - 60, job_ids="204.17, 205.0")

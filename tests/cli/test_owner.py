@@ -41,7 +41,7 @@ from provisioner.model import (
 )
 from provisioner.planner import decide
 from provisioner.reasons import JobsWaiting, Preempted
-from provisioner.store.reader import SqlReader
+from provisioner.store.reader import Reader
 from provisioner.store.writer import SqlStore
 from tests.cli.conftest import CONTROLLER, NOW, Cli
 
@@ -142,7 +142,7 @@ async def _story(path: Path) -> None:
         starts = tuple(Start(each, JobsWaiting("7", 20, 0, 5)) for each in all_of_them)
         looked = _look(store, NOW - 2 * DAY)
         await store.record(Plan(1, NOW - 2 * DAY, starts=starts), looked)
-        await store.settle(1, (_ended(GONE, NOW - 2 * DAY), _ended(GONE_TODAY, NOW - HOUR)), ())
+        await store.record_results(1, (_ended(GONE, NOW - 2 * DAY), _ended(GONE_TODAY, NOW - HOUR)), ())
         last = _look(store, NOW - 2)
         plan = decide(last)
         await store.record(Plan(2, NOW - 2, refusals=plan.refusals), last)
@@ -231,7 +231,7 @@ def test_drones_are_chosen_by_node_and_found_by_their_place(at: Cli, cli: Cli, _
             Path(f"{own}{suffix}").write_bytes(Path(f"{_cluster}{suffix}").read_bytes())
     ran = cli("drones", "drain", "--node", "topas-a100-2", "--reason", "kernel", "--yes", "--store", own)
     assert ran.code == Exit.OK
-    found = SqlReader(own).snapshot()
+    found = Reader(own).snapshot()
     assert found is not None and [r.drone_ids for r in found.requests] == [("kit-ab12-2", "kit-ab12-3")]
 
 
@@ -319,7 +319,7 @@ def test_a_reserve_that_is_released_is_not_shown_as_kept(at: Cli, _cluster: Path
     """As `sites show` reckons: no GPU job has waited for longer than the policy's ten minutes."""
     from provisioner.cli.sites import node_rows, site_rows
 
-    reader = SqlReader(_cluster)
+    reader = Reader(_cluster)
     (_, topas) = site_rows(reader.views(), {}, reader.drones())
     assert [row.kept_cpus for row in node_rows(topas, (), 599.0)] == [24, 0, 0]
     assert [row.kept_cpus for row in node_rows(topas, (), 600.0)] == [0, 0, 0]

@@ -31,7 +31,7 @@ from provisioner.model import (
 )
 from provisioner.reasons import BadRequest, TooManyUnhealthy
 from provisioner.store import Event, Holder, Views
-from provisioner.store.reader import SqlReader
+from provisioner.store.reader import Reader
 from tests.cli.conftest import Cli
 
 NOW = 1.7e9
@@ -281,7 +281,7 @@ def test_status_shows_troubles_and_ends_with_0_whatever_they_are(cli: Cli, runni
     assert cli("status", "--check", "--store", running).code == 1
 
 
-def test_a_ban_is_lifted_through_the_record_and_a_misspelling_is_not_recorded(on: Cli, reader: SqlReader) -> None:
+def test_a_ban_is_lifted_through_the_record_and_a_misspelling_is_not_recorded(on: Cli, reader: Reader) -> None:
     ran = on("sites", "reset", "horeka", "--reason", "token renewed")
     assert ran.code == 0 and "request 1 recorded: use horeka again" in ran.err
     snapshot = reader.snapshot()
@@ -297,7 +297,7 @@ def test_a_ban_is_lifted_through_the_record_and_a_misspelling_is_not_recorded(on
     assert request_count(reader) == 1
 
 
-def request_count(reader: SqlReader) -> int:
+def request_count(reader: Reader) -> int:
     snapshot = reader.snapshot()
     return len(snapshot.requests) if snapshot else 0
 

@@ -25,7 +25,7 @@ from provisioner.model import DrainMode, RequestKind
 from provisioner.planner.context import PlacementResult, PlanningContext
 from provisioner.planner.owner import OwnerReservations
 from provisioner.planner.supply import Supply
-from provisioner.store.reader import SqlReader
+from provisioner.store.reader import Reader
 from tests.cli.conftest import Cli, Ran, process
 
 SCHEMAS = output_schemas()
@@ -315,13 +315,13 @@ def test_options_of_the_list_are_not_silently_dropped_before_another_verb(cli: C
 # ------------------------------------------------------------------------------------------------------- drain and kill
 
 
-def _requests(reader: SqlReader) -> list[tuple[RequestKind, tuple[str, ...], str, DrainMode]]:
+def _requests(reader: Reader) -> list[tuple[RequestKind, tuple[str, ...], str, DrainMode]]:
     found = reader.snapshot()
     assert found is not None
     return [(r.kind, r.drone_ids, r.reason, r.mode) for r in found.requests]
 
 
-def test_a_drain_is_recorded_for_the_next_tick(on: Cli, reader: SqlReader) -> None:
+def test_a_drain_is_recorded_for_the_next_tick(on: Cli, reader: Reader) -> None:
     ran = on("drones", "drain", "8810.0", "--mode", "fast", "--reason", "hung jobs")
     assert ran.code == Exit.OK
     assert ran.out == ""
@@ -336,7 +336,7 @@ def test_the_plan_shows_what_was_asked_for(on: Cli) -> None:
     assert "GPU fell off the bus" in stops[0]["text"]
 
 
-def test_many_at_once_are_confirmed_first(on: Cli, reader: SqlReader) -> None:
+def test_many_at_once_are_confirmed_first(on: Cli, reader: Reader) -> None:
     ran = on("drones", "kill", "1", "3", "--reason", "x")
     assert ran.code == Exit.USAGE
     assert "kill 2 drones: kit-ab12-1, kit-ab12-3?" in ran.err and "--yes" in ran.err
@@ -345,7 +345,7 @@ def test_many_at_once_are_confirmed_first(on: Cli, reader: SqlReader) -> None:
     assert _requests(reader) == [(RequestKind.KILL, ("kit-ab12-1", "kit-ab12-3"), "x", DrainMode.PEACEFUL)]
 
 
-def test_a_selection_needs_a_selector_and_a_reason(on: Cli, reader: SqlReader) -> None:
+def test_a_selection_needs_a_selector_and_a_reason(on: Cli, reader: Reader) -> None:
     assert on("drones", "kill", "--reason", "x").code == Exit.USAGE
     assert on("drones", "kill", "1", "--site", "topas", "--reason", "x").code == Exit.USAGE
     assert on("drones", "kill", "1").code == Exit.USAGE
@@ -353,13 +353,13 @@ def test_a_selection_needs_a_selector_and_a_reason(on: Cli, reader: SqlReader) -
     assert _requests(reader) == []
 
 
-def test_a_dry_run_names_them_and_records_nothing(on: Cli, reader: SqlReader) -> None:
+def test_a_dry_run_names_them_and_records_nothing(on: Cli, reader: Reader) -> None:
     ran = on("drones", "drain", "--site", "topas", "--reason", "x", "--dry-run")
     assert ran.lines == ["kit-ab12-1", "kit-ab12-3", "kit-ab12-4"]
     assert _requests(reader) == []
 
 
-def test_some_unknown_ids_are_a_partial_success_and_only_unknown_ones_a_failure(on: Cli, reader: SqlReader) -> None:
+def test_some_unknown_ids_are_a_partial_success_and_only_unknown_ones_a_failure(on: Cli, reader: Reader) -> None:
     ran = on("drones", "kill", "1", "nobody", "--reason", "x")
     assert ran.code == Exit.PARTIAL
     assert "no drone is known by nobody" in ran.err
@@ -367,7 +367,7 @@ def test_some_unknown_ids_are_a_partial_success_and_only_unknown_ones_a_failure(
     assert on("drones", "kill", "nobody", "--reason", "x").code == Exit.FAILED
 
 
-def test_an_ended_drone_is_gone_already_and_that_is_success(on: Cli, reader: SqlReader) -> None:
+def test_an_ended_drone_is_gone_already_and_that_is_success(on: Cli, reader: Reader) -> None:
     ran = on("drones", "kill", "2", "--reason", "x")
     assert ran.code == Exit.OK
     assert "already ended" in ran.err

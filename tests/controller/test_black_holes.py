@@ -20,8 +20,8 @@ from provisioner.model import (
     SlotState,
 )
 from provisioner.simulator.loop import run_virtual
-from provisioner.store.memory import MemoryStore
 from tests.controller.world import Place, Pool, serving, wall
+from tests.store.story import TemporaryStore
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Hole(Pool):
 def test_a_drone_that_eats_jobs_is_drained_with_its_reason_and_one_event() -> None:
     async def story() -> None:
         place = Place()
-        pool, store = Hole(place=place), MemoryStore("kit", 1e9, 10)
+        pool, store = Hole(place=place), TemporaryStore("kit", 1e9, 10)
         async with serving(place, pool=pool, store=store) as controller:
             for _ in range(5):
                 await controller.tick()

@@ -24,8 +24,8 @@ from provisioner.model import (
     SlotState,
 )
 from provisioner.simulator.loop import run_virtual
-from provisioner.store.memory import MemoryStore
 from tests.controller.world import GPU, JOB, FullDisk, Place, Pool, ahead_s, run_for, wall
+from tests.store.story import TemporaryStore
 
 S = DroneState
 EPOCH = 1.7e9
@@ -58,7 +58,7 @@ class Listing(Place):
 
 
 @asynccontextmanager
-async def life(store: MemoryStore, place: Place, *, ntp: bool = False) -> AsyncIterator[Controller]:
+async def life(store: TemporaryStore, place: Place, *, ntp: bool = False) -> AsyncIterator[Controller]:
     """One life of the controller, with the clock of the real one."""
     pool = Slots()
     pool.place = place
@@ -71,14 +71,14 @@ async def life(store: MemoryStore, place: Place, *, ntp: bool = False) -> AsyncI
             yield controller
 
 
-def names(store: MemoryStore) -> list[str]:
+def names(store: TemporaryStore) -> list[str]:
     return [event.name for event in store.reader().events()]
 
 
 @pytest.mark.parametrize("ahead", [TWO_MONTHS_S, -TWO_MONTHS_S])
 def test_a_clock_that_is_wrong_at_the_start_deletes_nothing_and_ends_no_drone(ahead: float) -> None:
     async def story() -> None:
-        here, store = Listing(), MemoryStore("kit", 30 * DAY_S, 10)
+        here, store = Listing(), TemporaryStore("kit", 30 * DAY_S, 10)
         async with life(store, here) as controller:
             await run_for(controller, 60)
         assert sorted(d.state for d in store.drones.values()) == [S.BOOTING, S.BUSY, S.JOINED]
@@ -104,7 +104,7 @@ def test_a_clock_that_is_wrong_at_the_start_deletes_nothing_and_ends_no_drone(ah
 
 def test_a_clock_that_ntp_sets_while_the_controller_runs_is_believed() -> None:
     async def story() -> None:
-        here, store = Listing(), MemoryStore("kit", 30 * DAY_S, 10)
+        here, store = Listing(), TemporaryStore("kit", 30 * DAY_S, 10)
         async with life(store, here) as controller:
             await run_for(controller, 30)
         ahead_s.set(TWO_MONTHS_S)
@@ -124,12 +124,12 @@ def test_the_time_in_which_no_controller_ran_does_not_count_against_drones(ntp: 
     """With NTP the clock is believed at once, without it after an hour: either way no limit passes in one step."""
 
     async def story() -> None:
-        here, store = Listing(), MemoryStore("kit", 30 * DAY_S, 10)
+        here, store = Listing(), TemporaryStore("kit", 30 * DAY_S, 10)
         async with life(store, here) as controller:
             await run_for(controller, 30)
         requested = store.drones.copy() if isinstance(store.drones, dict) else dict(store.drones)
         banned = Breaker("there", BreakerState.BANNED, since=EPOCH, until=EPOCH + 600)
-        await store.settle(store.tick, [], [banned])
+        await store.record_results(store.tick, [], [banned])
         ahead_s.set(2 * DAY_S)
         async with life(store, here, ntp=ntp) as controller:
             await run_for(controller, 30)
@@ -156,10 +156,10 @@ def test_a_clock_is_not_set_while_the_moved_times_cannot_be_recorded(restarts: b
         async with life(store, here) as controller:
             await run_for(controller, 30)
         ahead_s.set(2 * DAY_S)
-        store.full = {"settle"}
+        store.full = {"record_results"}
         async with life(store, here, ntp=True) as controller:
             await run_for(controller, 30)
-            assert controller.clock.doubted() and "settle" in store.refused
+            assert controller.clock.doubted() and "record_results" in store.refused
             store.full = set()
             if not restarts:
                 await run_for(controller, 30)
@@ -176,7 +176,7 @@ def test_a_clock_is_not_set_while_the_moved_times_cannot_be_recorded(restarts: b
 
 def test_a_clock_that_was_an_hour_slow_before_a_restart_ends_no_drone() -> None:
     async def story() -> None:
-        here, store = Listing(), MemoryStore("kit", 30 * DAY_S, 10)
+        here, store = Listing(), TemporaryStore("kit", 30 * DAY_S, 10)
         ahead_s.set(-3700.0)
         async with life(store, here) as controller:
             await run_for(controller, 30)

@@ -8,14 +8,14 @@ from dataclasses import replace
 from provisioner.controller.estimate_store import CompletedJobRecorder
 from provisioner.model import CompletedJob, OverlayView
 from provisioner.store import StoreUnusableError
-from provisioner.store.memory import MemoryStore
+from tests.store.story import TemporaryStore
 
 ONE = CompletedJob("submit#1.0", 100.0, 10.0, 60.0, 1000, 1, 2048, owner="ann")
 TWO = replace(ONE, job_id="submit#2.0", ended_at=130.0)
 THREE = replace(ONE, job_id="submit#3.0", ended_at=160.0)
 
 
-class Counted(MemoryStore):
+class Counted(TemporaryStore):
     """Notes what it is given; its disk may be full."""
 
     def __init__(self) -> None:
@@ -23,11 +23,11 @@ class Counted(MemoryStore):
         self.given: list[list[str]] = []
         self.full = False
 
-    async def completed(self, completions: Sequence[CompletedJob]) -> None:
+    async def record_completed(self, completions: Sequence[CompletedJob]) -> None:
         if self.full:
             raise StoreUnusableError("no room")
         self.given.append([each.job_id for each in completions])
-        await super().completed(completions)
+        await super().record_completed(completions)
 
 
 def view(*done: CompletedJob) -> OverlayView:

@@ -13,8 +13,8 @@ from provisioner.model import BreakerState, DroneId, DroneState, OverlayView, Pl
 from provisioner.planner import decide
 from provisioner.planner.validation import Breach
 from provisioner.simulator.loop import run_virtual
-from provisioner.store.memory import MemoryStore
 from tests.controller.world import Crowded, FullDisk, Place, Pool, ahead_s, never, run_for, serving
+from tests.store.story import TemporaryStore
 
 S = DroneState
 EPOCH = 1.7e9
@@ -28,7 +28,9 @@ async def breaks() -> None:
     raise KeyError("an adapter's own mistake")
 
 
-@pytest.mark.parametrize("call", ["requests", "record", "settle", "event", "experience", "forgets", "prune"])
+@pytest.mark.parametrize(
+    "call", ["requests", "record", "record_results", "event", "estimate_samples", "estimate_resets", "prune"]
+)
 def test_the_controller_outlives_a_disk_that_is_full_at_any_call_and_acts_on_nothing_unrecorded(call: str) -> None:
     async def story() -> None:
         here, store = Place(), FullDisk(call)
@@ -49,7 +51,7 @@ def test_the_controller_outlives_a_disk_that_is_full_at_any_call_and_acts_on_not
 
 def test_answers_that_could_not_be_recorded_are_kept_and_their_site_is_left_alone_meanwhile() -> None:
     async def story() -> None:
-        here, store = Place(), FullDisk("settle")
+        here, store = Place(), FullDisk("record_results")
         here.look_wire = never  # no listing will tell what came of the order
         async with serving(here, store=store, view_max_age_s=1e6) as controller:
             here.look_wire = Place().look_wire
@@ -109,7 +111,7 @@ def test_when_asked_to_stop_it_waits_for_orders_under_way_but_not_for_ever() -> 
         slow.start_wire = lambda: asyncio.sleep(20)
         deaf.start_wire = never
         jobs = (replace(Pool().classes[0], waiting=2),)
-        store = MemoryStore("kit", 1e9, 10)
+        store = TemporaryStore("kit", 1e9, 10)
         async with serving(slow, deaf, pool=Pool(jobs), store=store, max_drones=1, order_deadline_s=1e4) as controller:
             await controller.tick()
             asked = loop.time()
@@ -121,7 +123,7 @@ def test_when_asked_to_stop_it_waits_for_orders_under_way_but_not_for_ever() -> 
 
 def test_a_kill_while_orders_are_under_way_loses_no_answer() -> None:
     async def story() -> None:
-        here, store = Place(), MemoryStore("kit", 1e9, 10)
+        here, store = Place(), TemporaryStore("kit", 1e9, 10)
         async with serving(here, store=store, max_drones=2) as controller:
             await controller.tick()
             here.start_wire = lambda: asyncio.sleep(30)
@@ -141,7 +143,7 @@ def test_a_kill_while_orders_are_under_way_loses_no_answer() -> None:
 
 def test_a_mistake_of_the_planner_stops_no_loop_and_no_drone(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
-        here, store = Place(), MemoryStore("kit", 1e9, 10)
+        here, store = Place(), TemporaryStore("kit", 1e9, 10)
         async with serving(here, store=store) as controller:
             with monkeypatch.context() as patch:
                 patch.setattr(controller, "planner", lambda snapshot: 1 / 0)
@@ -163,7 +165,7 @@ def test_a_class_that_the_planner_fails_on_costs_the_others_nothing(monkeypatch:
         return decide(snapshot)
 
     async def story() -> None:
-        here, store = Place(), MemoryStore("kit", 1e9, 10)
+        here, store = Place(), TemporaryStore("kit", 1e9, 10)
         jobs = (Pool().classes[0], replace(Pool().classes[0], id="odd"))
         async with serving(here, store=store, pool=Pool(jobs)) as controller:
             monkeypatch.setattr(controller, "planner", planner)
@@ -182,7 +184,7 @@ def test_a_class_that_the_planner_fails_on_costs_the_others_nothing(monkeypatch:
 
 def test_a_refused_plan_forgets_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
-        here, store = Place(), MemoryStore("kit", 1e9, 10)
+        here, store = Place(), TemporaryStore("kit", 1e9, 10)
         async with serving(here, store=store, max_drones=1) as controller:
             await controller.tick()
             asked = store.reader().ask(RequestKind.KILL, list(store.drones), reason="hot", by="anna", at=EPOCH)
@@ -202,7 +204,7 @@ def test_an_overlay_that_admits_nobody_is_not_the_sites_fault() -> None:
         raise AuthError("token for drones: no such file")
 
     async def story() -> None:
-        here, store, pool = Place(), MemoryStore("kit", 1e9, 10), Pool(admission_wire=denied)
+        here, store, pool = Place(), TemporaryStore("kit", 1e9, 10), Pool(admission_wire=denied)
         async with serving(here, store=store, pool=pool) as controller:
             await run_for(controller, 100)
             assert here.told == []
@@ -217,7 +219,7 @@ def test_an_overlay_that_admits_nobody_is_not_the_sites_fault() -> None:
 
 def test_a_silent_admission_holds_a_site_up_for_half_a_minute_not_for_each_order() -> None:
     async def story() -> None:
-        here, store = Place(), MemoryStore("kit", 1e9, 10)
+        here, store = Place(), TemporaryStore("kit", 1e9, 10)
         jobs = (replace(Pool().classes[0], waiting=10),)
         async with serving(here, store=store, pool=Pool(jobs, admission_wire=never)) as controller:
             await run_for(controller, 40)
@@ -231,7 +233,7 @@ def test_a_clock_that_is_set_neither_blinds_the_controller_nor_goes_untold(set_b
     """Adapters tell the host's time: a view taken now must not look an hour old."""
 
     async def story() -> None:
-        here, store = Place(), MemoryStore("kit", 1e9, 10)
+        here, store = Place(), TemporaryStore("kit", 1e9, 10)
         async with serving(here, store=store) as controller:
             ahead_s.set(set_by_s)
             await run_for(controller, 40)
@@ -245,7 +247,7 @@ def test_a_clock_that_is_set_neither_blinds_the_controller_nor_goes_untold(set_b
 
 def test_a_site_built_anew_while_it_is_looked_at_keeps_what_is_known_and_loses_no_answer() -> None:
     async def story() -> None:
-        old, new, store = Place(), Place(), MemoryStore("kit", 1e9, 10)
+        old, new, store = Place(), Place(), TemporaryStore("kit", 1e9, 10)
         new.running = old.running
         async with serving(old, store=store) as controller:
             await controller.tick()
@@ -309,7 +311,7 @@ def test_an_operator_lifts_a_ban_and_the_site_is_used_at_the_next_tick() -> None
         raise AuthError("var/drones: Permission denied")
 
     async def story() -> None:
-        here, store = Place(start_wire=denied), MemoryStore("kit", 1e9, 10)
+        here, store = Place(start_wire=denied), TemporaryStore("kit", 1e9, 10)
         async with serving(here, store=store) as controller:
             await run_for(controller, 20)
             assert store.breakers["here"].state is BreakerState.BANNED

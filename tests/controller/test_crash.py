@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from adapters.embedded import queue
-from provisioner.store.reader import SqlReader
+from provisioner.store.reader import Reader
 
 CAP = 4
 KILLS = int(os.environ.get("PROVISIONER_CRASH_KILLS", "50"))
@@ -177,7 +177,7 @@ def test_killed_at_any_moment_it_loses_orphans_and_doubles_nothing(place: tuple[
     process = controller(directory)
     try:
         deadline = time.monotonic() + 360
-        reader = SqlReader(directory / "record.db")
+        reader = Reader(directory / "record.db")
         while time.monotonic() < deadline:
             states = Counter(j.state for j in queue.jobs(directory / "queue.db", limit=10000))
             if set(states) == {queue.JobState.DONE} and not reader.drones() and not tagged(name):

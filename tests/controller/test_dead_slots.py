@@ -27,8 +27,8 @@ from provisioner.model import (
     SlotState,
 )
 from provisioner.simulator.loop import run_virtual
-from provisioner.store.memory import MemoryStore
 from tests.controller.world import Place, Pool, serving, wall
+from tests.store.story import TemporaryStore
 
 DENIED = Fault(FaultKind.DENIED, "ADVERTISE_STARTD denied", 0.0)
 
@@ -85,7 +85,7 @@ async def ticks(controller: Controller, count: int, pause_s: float = 5.0) -> Non
         await controller.tick()
 
 
-def told(store: MemoryStore) -> list[str]:
+def told(store: TemporaryStore) -> list[str]:
     return [str(e.fields["why"]) for e in store.reader().events() if e.name == "slots.not_removed"]
 
 
@@ -95,7 +95,7 @@ def play(story) -> None:  # type: ignore[no-untyped-def]
 
 def test_the_slot_of_a_drone_that_died_is_removed_once() -> None:
     async def story() -> None:
-        place, store = Place(), MemoryStore("kit", 1e9, 10)
+        place, store = Place(), TemporaryStore("kit", 1e9, 10)
         board = Board(place=place)
         assert isinstance(board, SupportsForget)
         async with serving(place, pool=board, store=store) as controller:
@@ -181,7 +181,7 @@ def test_a_drone_that_is_missing_in_listings_keeps_its_slot() -> None:
 @pytest.mark.parametrize("how", ["refused", "raised"])
 def test_a_removal_that_fails_is_told_once_and_tried_three_times(how: str) -> None:
     async def story() -> None:
-        place, store = Place(), MemoryStore("kit", 1e9, 10)
+        place, store = Place(), TemporaryStore("kit", 1e9, 10)
         fault, error = (DENIED, None) if how == "refused" else (None, AuthError(DENIED.message))
         board = Board(place=place, fault=fault, error=error)
         async with serving(place, pool=board, store=store) as controller:
@@ -196,7 +196,7 @@ def test_a_removal_that_fails_is_told_once_and_tried_three_times(how: str) -> No
 
 def test_a_removal_without_an_answer_holds_up_nothing() -> None:
     async def story() -> None:
-        place, store = Place(), MemoryStore("kit", 1e9, 10)
+        place, store = Place(), TemporaryStore("kit", 1e9, 10)
 
         class Silent(Board):
             async def forget(self, ended_at: Mapping[DroneId, float]) -> Sequence[OrderResult]:

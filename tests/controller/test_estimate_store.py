@@ -18,11 +18,11 @@ from provisioner.estimates import EstimateSamples, StartDelays
 from provisioner.model import CompletedJob, DroneType, JobClass, OverlayView, Snapshot
 from provisioner.planner import decide
 from provisioner.simulator.loop import run_virtual
-from provisioner.store import EstimatesUnreadableError, ForgetRequest, StoreUnusableError
-from provisioner.store.memory import MemoryStore
-from provisioner.store.reader import SqlReader
+from provisioner.store import EstimateReset, EstimatesUnreadableError, StoreUnusableError
+from provisioner.store.reader import Reader
 from provisioner.store.writer import SqlStore
 from tests.controller.world import JOB, Place, Pool, run_for, serving, wall
+from tests.store.story import TemporaryStore
 
 EPOCH = 1.7e9
 
@@ -53,17 +53,17 @@ async def dies(controller: Controller) -> None:
     async def nothing(*_: object) -> None:
         return None
 
-    controller.store.learn = nothing  # type: ignore[method-assign]
+    controller.store.record_estimates = nothing  # type: ignore[method-assign]
 
 
 @pytest.fixture(params=["memory", "sql"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[object]:
     """Opens the same record again and again."""
-    memory = MemoryStore("kit", 1e9, 10)
+    memory = TemporaryStore("kit", 1e9, 10)
 
-    def store() -> MemoryStore | SqlStore:
+    def store() -> TemporaryStore | SqlStore:
         if request.param == "memory":
-            vars(memory).pop("learn", None)
+            vars(memory).pop("record_estimates", None)
             return memory
         return SqlStore(tmp_path / "record.db", "kit", 1e9, 10, threaded=False, birth="mem0")
 
@@ -106,10 +106,10 @@ def test_a_crash_loses_ten_minutes_and_what_the_pool_still_tells_not_even_that(o
 def test_it_is_written_every_ten_minutes_and_at_an_orderly_end_and_not_at_every_tick() -> None:
     written: list[float] = []
 
-    class Counted(MemoryStore):
-        async def learn(self, experience: EstimateSamples, forgotten: Sequence[int] = ()) -> None:
+    class Counted(TemporaryStore):
+        async def record_estimates(self, experience: EstimateSamples, forgotten: Sequence[int] = ()) -> None:
             written.append(round(experience.at - EPOCH))
-            await super().learn(experience, forgotten)
+            await super().record_estimates(experience, forgotten)
 
     async def story() -> None:
         async with serving(Place(), store=Counted("kit", 1e9, 10), pool=BusyPool()) as controller:
@@ -121,21 +121,21 @@ def test_it_is_written_every_ten_minutes_and_at_an_orderly_end_and_not_at_every_
     assert len(pauses_s) == 4 and all(KEEP_EVERY_S <= each <= KEEP_EVERY_S + 20 for each in pauses_s)
 
 
-class Unread(MemoryStore):
+class Unread(TemporaryStore):
     """A record in which what was learned cannot be made out until it is written anew."""
 
     def __init__(self) -> None:
         super().__init__("kit", 1e9, 10)
         self.written: list[EstimateSamples] = []
 
-    async def experience(self) -> EstimateSamples | None:
+    async def estimate_samples(self) -> EstimateSamples | None:
         if not self.written:
             raise EstimatesUnreadableError("what was learned is damaged: learning starts anew")
         return self.written[-1]
 
-    async def learn(self, experience: EstimateSamples, forgotten: Sequence[int] = ()) -> None:
+    async def record_estimates(self, experience: EstimateSamples, forgotten: Sequence[int] = ()) -> None:
         self.written.append(experience)
-        await super().learn(experience, forgotten)
+        await super().record_estimates(experience, forgotten)
 
 
 def test_what_cannot_be_read_is_told_once_and_learned_anew_and_left_alone_for_ten_minutes() -> None:
@@ -164,17 +164,17 @@ def test_what_is_to_be_forgotten_is_no_reason_to_write_over_what_cannot_be_read(
     async def story() -> None:
         store, pool = Unread(), BusyPool()
         reader = store.reader()
-        reader.forget("user:bert", reason="new code", by="mg", at=wall())
+        reader.ask_estimate_reset("user:bert", reason="new code", by="mg", at=wall())
         async with serving(Place(), store=store, pool=pool) as controller:
             await run_for(controller, 200)
-            reader.forget("user:anna", reason="new code", by="mg", at=wall())
+            reader.ask_estimate_reset("user:anna", reason="new code", by="mg", at=wall())
             await run_for(controller, ASK_EVERY_S + 30)
             assert runs_of(controller) <= 5, "within a minute"
             await run_for(controller, 3 * ASK_EVERY_S)
             assert runs_of(controller) >= 9, "what was learned since stays"
-            assert store.written == [] and len(reader.forgets()) == 2
+            assert store.written == [] and len(reader.estimate_resets()) == 2
             await run_for(controller, 200)
-            assert len(store.written) == 1 and reader.forgets() == ()
+            assert len(store.written) == 1 and reader.estimate_resets() == ()
             assert runs_of(controller) >= 15
         told = [dict(e.fields)["what"] for e in reader.events() if e.name == "estimates.forgotten"]
         assert sorted(told) == ["user:anna", "user:bert"]
@@ -191,28 +191,28 @@ def test_what_could_not_be_read_again_is_told_and_never_takes_the_place_of_what_
 
         async with serving(Place(), store=store(), pool=pool) as controller:
             await run_for(controller, 1000)
-        kept = SqlReader(path).experience()
+        kept = Reader(path).estimate_samples()
         with capture_logs() as told:
             async with serving(Place(), store=store(), pool=pool) as controller:
                 controller.estimation.memory.delays["here/gpu"] = StartDelays(-0.4, 60.0)
                 await run_for(controller, 60)
         (line,) = [line for line in told if line["event"] == "estimates.write_failed"]
         assert line["log_level"] == "error" and "delays.here/gpu.0: Input should be greater" in line["message"]
-        assert kept is not None and kept.runs and SqlReader(path).experience() == kept
+        assert kept is not None and kept.runs and Reader(path).estimate_samples() == kept
 
     run_virtual(story(), start_epoch=EPOCH)
 
 
-class Deaf(MemoryStore):
+class Deaf(TemporaryStore):
     """A disk on which nothing that was learned can be read or written."""
 
-    async def experience(self) -> EstimateSamples | None:
+    async def estimate_samples(self) -> EstimateSamples | None:
         raise StoreUnusableError("disk I/O error")
 
-    async def learn(self, experience: EstimateSamples, forgotten: Sequence[int] = ()) -> None:
+    async def record_estimates(self, experience: EstimateSamples, forgotten: Sequence[int] = ()) -> None:
         raise StoreUnusableError("database or disk is full")
 
-    async def forgets(self) -> tuple[ForgetRequest, ...]:
+    async def estimate_resets(self) -> tuple[EstimateReset, ...]:
         raise StoreUnusableError("disk I/O error")
 
 
@@ -230,20 +230,20 @@ def test_what_an_operator_wants_forgotten_is_forgotten_within_a_minute_and_on_re
     async def story() -> None:
         pool, store = BusyPool(), opened()
         async with serving(Place(), store=store, pool=pool) as controller:
-            reader = store.reader() if isinstance(store, MemoryStore) else SqlReader(store.path)
+            reader = store.reader() if isinstance(store, TemporaryStore) else Reader(store.path)
             await run_for(controller, 1000)
-            reader.forget("user:anna", reason="new code", by="mg", at=wall())
+            reader.ask_estimate_reset("user:anna", reason="new code", by="mg", at=wall())
             await run_for(controller, ASK_EVERY_S + 30)
-            assert reader.forgets() == ()
-            kept = reader.experience()
+            assert reader.estimate_resets() == ()
+            kept = reader.estimate_samples()
             assert kept is not None and len(kept.runs.get("anna", ())) <= 2 and len(kept.runs.get("", ())) <= 2
             (event,) = [e for e in reader.events() if e.name == "estimates.forgotten"]
             assert dict(event.fields) == {"what": "user:anna", "by": "mg", "reason": "new code"}
-        reader.forget("all", reason="moved", by="mg", at=wall())
+        reader.ask_estimate_reset("all", reason="moved", by="mg", at=wall())
         async with serving(Place(), store=opened(), pool=pool) as controller:
             assert runs_of(controller) == 0 and controller.estimation.estimates.runs == {}
-            kept = reader.experience()
-            assert kept is not None and kept.runs == {} and reader.forgets() == ()
+            kept = reader.estimate_samples()
+            assert kept is not None and kept.runs == {} and reader.estimate_resets() == ()
 
     run_virtual(story(), start_epoch=EPOCH)
 
@@ -258,7 +258,7 @@ def test_a_snapshot_saved_after_a_restart_replays_with_what_was_known(opened) ->
         async with serving(Place(), store=store, pool=pool) as controller:
             known = controller.estimation.estimates
             report = await controller.tick()
-            reader = store.reader() if isinstance(store, MemoryStore) else SqlReader(store.path)
+            reader = store.reader() if isinstance(store, TemporaryStore) else Reader(store.path)
             kept = reader.snapshot(report.plan.tick)
             assert report.plan.starts and kept is not None, "an acting tick"
             assert kept.estimates == known and known.runs

@@ -34,8 +34,8 @@ from provisioner.model import (
 )
 from provisioner.planner import decide
 from provisioner.simulator.loop import VirtualClock, run_virtual
-from provisioner.store.memory import MemoryStore
 from tests.controller.world import GPU, JOB, Place, Pool, run_for, serving
+from tests.store.story import TemporaryStore
 
 S = DroneState
 EPOCH = 1.7e9
@@ -46,7 +46,7 @@ def test_after_a_restored_backup_no_id_is_given_twice_and_the_controller_goes_on
     """Drones 1 and 2 were started after the backup was taken; a new drone would have their ids."""
 
     async def story() -> None:
-        here, store = Place(), MemoryStore("kit", 1e9, 10)
+        here, store = Place(), TemporaryStore("kit", 1e9, 10)
         for number in (1, 2):
             drone_id = DroneId(f"kit-mem0-{number}")
             remote = RemoteDrone(drone_id, RemoteState.RUNNING, f"r-{drone_id}")
@@ -96,7 +96,7 @@ def test_forged_slots_raise_the_serial_numbers_once_and_not_at_every_tick() -> N
             return replace(view, slots=(slot,))
 
     async def story() -> None:
-        here, store, pool = Place(), MemoryStore("kit", 1e9, 10), Forger()
+        here, store, pool = Place(), TemporaryStore("kit", 1e9, 10), Forger()
         async with serving(here, pool=pool, store=store) as controller:
             for _ in range(5):
                 pool.serial = store.next_serial + SERIALS_MISSED - 1
@@ -121,7 +121,7 @@ def test_forged_entries_of_a_listing_raise_the_serial_numbers_once_and_only_with
             return replace(view, drones={**view.drones, drone_id: over})
 
     async def story() -> None:
-        here, store = Forger(), MemoryStore("kit", 1e9, 10)
+        here, store = Forger(), TemporaryStore("kit", 1e9, 10)
         async with serving(here, store=store) as controller:
             for _ in range(5):
                 here.serial = store.next_serial + SERIALS_MISSED - 1
@@ -186,7 +186,7 @@ def test_an_order_that_was_long_under_way_is_not_written_off_when_its_answer_doe
             return [OrderResult(order.drone_id, OrderOutcome.OK) for order in orders]
 
     async def story() -> None:
-        here, store = Slow(), MemoryStore("kit", 1e9, 10)
+        here, store = Slow(), TemporaryStore("kit", 1e9, 10)
 
         async def slow_token() -> None:
             await asyncio.sleep(28.0)

@@ -14,8 +14,8 @@ from structlog.testing import capture_logs
 from provisioner.interfaces import AuthError
 from provisioner.logs import LogFormat, LogLevel, log_to_stderr
 from provisioner.simulator.loop import run_virtual
-from provisioner.store.memory import MemoryStore
 from tests.controller.world import Place, serving
+from tests.store.story import TemporaryStore
 
 EPOCH = 1.7e9
 
@@ -41,7 +41,7 @@ def test_a_decision_that_fails_at_each_tick_is_logged_once_and_without_variables
         return 1 / 0
 
     async def story() -> float:
-        async with serving(Place(), store=MemoryStore("kit", 1e9, 10)) as controller:
+        async with serving(Place(), store=TemporaryStore("kit", 1e9, 10)) as controller:
             monkeypatch.setattr(controller, "planner", fails)
             began = time.process_time()
             for _ in range(20):

@@ -15,7 +15,7 @@ import pytest
 
 from adapters.embedded import queue
 from provisioner.model import DroneState, RequestKind
-from provisioner.store.reader import SqlReader
+from provisioner.store.reader import Reader
 
 pytestmark = pytest.mark.slow
 
@@ -122,8 +122,8 @@ class Host:
         return (self.path / "stderr").read_bytes().splitlines()
 
     @property
-    def record(self) -> SqlReader:
-        return SqlReader(self.path / "record.db")
+    def record(self) -> Reader:
+        return Reader(self.path / "record.db")
 
     def told(self, name: str) -> list[str]:
         return [" ".join(map(str, e.fields.values())) for e in self.record.events() if e.name == name]

@@ -22,8 +22,8 @@ from provisioner.model import (
     SlotState,
 )
 from provisioner.simulator.loop import run_virtual
-from provisioner.store.memory import MemoryStore
 from tests.controller.world import Place, Pool, serving, wall
+from tests.store.story import TemporaryStore
 
 EPOCH = 1_760_000_000.0
 WORDS = "condor_drain: exit 1: not authorized"
@@ -57,7 +57,7 @@ def test_a_refused_drain_is_told_once_kept_on_record_and_tried_until_the_drone_d
 
     async def story() -> None:
         place = Place()
-        pool, store = Deaf(place=place), MemoryStore("kit", 1e9, 10)
+        pool, store = Deaf(place=place), TemporaryStore("kit", 1e9, 10)
         async with serving(place, pool=pool, store=store) as controller:
 
             async def ticks(seconds: float) -> None:

@@ -33,8 +33,8 @@ from provisioner.model import (
     StopOrder,
 )
 from provisioner.simulator.loop import VirtualClock
-from provisioner.store import ForgetRequest, StoreUnusableError
-from provisioner.store.memory import MemoryStore
+from provisioner.store import EstimateReset, StoreUnusableError
+from tests.store.story import TemporaryStore
 
 GPU = DroneType("here", "gpu", 1000, 8, 20480, 0, vram_mib=16384, capability=80)
 JOB = JobClass("jobs", 1000, 1, 1024, waiting=1)
@@ -119,7 +119,7 @@ class Pool:
         return Bootstrap(b"#!/bin/sh\n")
 
 
-class FullDisk(MemoryStore):
+class FullDisk(TemporaryStore):
     """A record that can be read and cannot be written (nor, for some calls, read) while ``full`` names the call."""
 
     def __init__(self, *full: str) -> None:
@@ -140,30 +140,30 @@ class FullDisk(MemoryStore):
         self._write("record")
         await super().record(plan, snapshot)
 
-    async def settle(
+    async def record_results(
         self, tick: int, moves: Sequence[StateChange], breakers: Sequence[Breaker], *, set_to: float | None = None
     ) -> None:
-        self._write("settle")
-        await super().settle(tick, moves, breakers, set_to=set_to)
+        self._write("record_results")
+        await super().record_results(tick, moves, breakers, set_to=set_to)
 
     async def event(self, at: float, name: str, fields: Mapping[str, str | int | float]) -> None:
         self._write("event")
         await super().event(at, name, fields)
 
-    async def experience(self) -> EstimateSamples | None:
-        self._write("experience")
-        return await super().experience()
+    async def estimate_samples(self) -> EstimateSamples | None:
+        self._write("estimate_samples")
+        return await super().estimate_samples()
 
-    async def forgets(self) -> tuple[ForgetRequest, ...]:
-        self._write("forgets")
-        return await super().forgets()
+    async def estimate_resets(self) -> tuple[EstimateReset, ...]:
+        self._write("estimate_resets")
+        return await super().estimate_resets()
 
     async def prune(self, now: float) -> bool:
         self._write("prune")
         return await super().prune(now)
 
 
-class Crowded(MemoryStore):
+class Crowded(TemporaryStore):
     """A record with more to forget than one pruning does."""
 
     def __init__(self, rounds: int) -> None:
@@ -185,12 +185,12 @@ class SetClock(VirtualClock):
 
 @asynccontextmanager
 async def serving(
-    *places: Place, store: MemoryStore | None = None, pool: Pool | None = None, **limits: float
+    *places: Place, store: TemporaryStore | None = None, pool: Pool | None = None, **limits: float
 ) -> AsyncIterator[Controller]:
     """A controller with these sites, entered; :meth:`Controller.tick` is the story's to call."""
     types = [DroneType(p.name, "gpu", 1000, 8, 20480, 0, vram_mib=16384, capability=80) for p in places]
     policy = Policy(sites={p.name: SitePolicy(p.name, **limits) for p in places})  # type: ignore[arg-type]
-    async with store or MemoryStore("kit", 1e9, 10) as kept:
+    async with store or TemporaryStore("kit", 1e9, 10) as kept:
         sites = {p.name: p for p in places}
         controller = Controller("kit", policy, types, pool or Pool(), sites, kept, SetClock())
         async with controller:

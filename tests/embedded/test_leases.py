@@ -134,7 +134,7 @@ def test_many_processes_never_take_the_same_job(path: Path) -> None:
                             claim = table.take(connection, OFFER, f"drone-{taker}", table.lease_clock() + 60)
                         if claim is None:
                             break
-                        os.write(writer, f"{claim.job_id} {taker}\n".encode())
+                        os.write(writer, f"{claim.id} {taker}\n".encode())
                         time.sleep(0.001)  # a job has to be begun: others get their turn
             finally:
                 os._exit(0)
@@ -221,6 +221,6 @@ def test_a_drone_takes_no_jobs_of_users_whom_it_avoids(path: Path) -> None:
         offer = replace(OFFER, avoids="ann,ben")
         taken = []
         while claim := table.take(connection, offer, "one", table.lease_clock() + 60):
-            taken.append(claim.job_id)
+            taken.append(claim.id)
         assert taken == [2, 4]
         assert not table.fits_any(connection, offer) and table.fits_any(connection, OFFER)

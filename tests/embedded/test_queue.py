@@ -11,12 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from adapters.embedded import EmbeddedOverlay, JobQueueOverlay, queue, table
+from adapters.embedded import EmbeddedOverlay, queue, table
 from adapters.embedded.overlay import _DONE
 from adapters.embedded.queue import InvalidJobError, JobState
 from provisioner.interfaces import UnavailableError
 from provisioner.model import DrainMode, DroneId, OverlayView, StartOrder, UnmetRequirement
 from tests.embedded.drones import KIND, config
+
+NUMBERS = ("free_gpu_milli", "free_cpus", "free_memory_mib", "free_disk_mib", "jobs", "jobs_started")
+SLOT: dict[str, str | float] = {
+    **dict.fromkeys((*NUMBERS, "idle_since", "retires_at", "vram_mib", "capability"), 0),
+    **{"drone_id": "kit-abcd-1", "site": "here", "type": "pair", "state": "busy", "gpu_model": ""},
+}
 
 
 async def poll(path: Path, **options: object) -> OverlayView:
@@ -134,10 +140,9 @@ async def test_a_drone_asked_to_leave_before_it_joined_finds_the_request(path: P
 
 
 async def test_a_slot_without_a_sign_of_life_is_forgotten(path: Path) -> None:
-    row = table.SlotRow("kit-abcd-1", "here", "pair", "idle", 0, 0, 0, 0, 0, 0, 0.0, 0.0, "", 0, 0)
     table.create(path)
     with contextlib.closing(table.connect(path)) as connection:
-        table.publish(connection, row)
+        table.publish(connection, **SLOT)
         connection.execute("UPDATE slot SET heard = heard - 30")
         [slot] = (await poll(path)).slots
         assert 29 < time.time() - slot.heard_at < 40
@@ -178,10 +183,9 @@ async def test_jobs_that_are_done_are_told_for_a_quarter_of_an_hour(path: Path) 
 async def test_a_slot_tells_whose_jobs_run_and_since_when(path: Path) -> None:
     queue.submit(path, ["true"], owner="ann")
     queue.submit(path, ["true"], owner="ben")
-    row = table.SlotRow("kit-abcd-1", "here", "pair", "busy", 0, 0, 0, 0, 2, 2, 0.0, 0.0, "", 0, 0)
     begins = "UPDATE job SET state = 'running', drone_id = 'kit-abcd-1', started_at = ? WHERE id = ?"
     with contextlib.closing(table.connect(path)) as connection:
-        table.publish(connection, row)
+        table.publish(connection, **SLOT)
         connection.execute("UPDATE job SET lease_until = ?", (table.lease_clock() + 60,))
         connection.execute(begins, (500.0, 1))
         [slot] = (await poll(path)).slots
@@ -212,11 +216,10 @@ def test_a_file_that_is_no_queue_is_trouble_and_is_not_touched(path: Path, conte
 
 async def test_the_overlay_takes_jobs_itself(path: Path) -> None:
     async with EmbeddedOverlay(config(path), "kit") as overlay:
-        as_queue: JobQueueOverlay = overlay
-        ids = await as_queue.submit(["true"], count=2, gpus=0.5, owner="ada")
-        assert [job.owner for job in await as_queue.jobs(ids=ids, states=["idle"])] == ["ada", "ada"]
-        assert (await as_queue.counts())[JobState.IDLE] == 2
-        assert await as_queue.remove(ids) == 2
+        ids = await overlay.submit(["true"], count=2, gpus=0.5, owner="ada")
+        assert [job.owner for job in await overlay.jobs(ids=ids, states=["idle"])] == ["ada", "ada"]
+        assert queue.counts(path)[JobState.IDLE] == 2
+        assert await overlay.remove(ids) == 2
 
 
 async def test_an_admission_needs_no_secret_and_survives_odd_paths(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -64,7 +63,7 @@ class _Plans(MemoryStore):
     """The record of a simulated controller that keeps all plans, across its crashes too."""
 
     def __init__(self) -> None:
-        super().__init__("sim", math.inf, 0)
+        super().__init__()
         self.seen: list[Plan] = []
 
     async def record(self, plan: Plan, snapshot: Snapshot) -> None:

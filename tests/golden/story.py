@@ -11,7 +11,7 @@ from provisioner.cli.reference import REASON_EXAMPLES
 from provisioner.estimates import HORIZONS_S, UNKNOWN, Estimates, EstimateSamples, OwnerGrowth, SiteSamples, StartDelays
 from provisioner.planner.safeguards import safe_plan
 from provisioner.reasons import JobsWaiting, OperatorRequested, Orphan, Unneeded
-from provisioner.store.reader import SqlReader
+from provisioner.store.reader import Reader
 from provisioner.store.writer import SqlStore
 
 NOW = 1_770_000_000.0
@@ -297,20 +297,22 @@ async def write(path: Path, *, decided: bool) -> None:
         await store.record(m.Plan(2, NOW - 1000, tuple(moves), breakers=BREAKERS), snapshot(store, NOW - 1000))
         at = NOW - 30
         if decided:
-            await store.learn(SAMPLES)
+            await store.record_estimates(SAMPLES)
             jobs = (
                 m.CompletedJob(f"200.{n}", NOW - 900 + n, NOW - 4000 + 40 * n, 300.0 + n, 1000, 2, 4096, owner="alice")
                 for n in range(12)
             )
-            await store.completed(tuple(jobs))
-            await store.keep(NOW - 300, {d.id: "reason=gpu-check why=no%20device" for d in made if d.state.ended})
+            await store.record_completed(tuple(jobs))
+            await store.record_outputs(
+                NOW - 300, {d.id: "reason=gpu-check why=no%20device" for d in made if d.state.ended}
+            )
             seen = snapshot(store, at)
             await store.record(safe_plan(seen).plan, seen)
-            reader = SqlReader(path)
+            reader = Reader(path)
             reader.ask(
                 m.RequestKind.DRAIN, [made[6].id], reason="new fan", by="alice", at=NOW - 9, mode=m.DrainMode.FAST
             )
-            reader.forget("user:bob", reason="new code", by="alice", at=NOW - 8)
+            reader.ask_estimate_reset("user:bob", reason="new code", by="alice", at=NOW - 8)
             return
         asked = OperatorRequested("alice", "node needs a new fan")
         busy, idle = made[6], made[5]

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from provisioner.cli.drones import DroneFilter, drone_listing
 from provisioner.store import StoreError
-from provisioner.store.reader import SqlReader
+from provisioner.store.reader import Reader
 from tests.labs.htcondor import QUICK_DRONE, Pool, end, own, processes_with, until
 
 CONTROLLER = """\
@@ -245,8 +245,8 @@ class LabController:
     # a third of a second of processor time each, by three workers, is more than the daemons themselves need.
 
     @property
-    def _record(self) -> SqlReader:
-        return SqlReader(self.directory / "provisioner.db")
+    def _record(self) -> Reader:
+        return Reader(self.directory / "provisioner.db")
 
     def _listed(self, *, ended: bool | None) -> list[dict[str, Any]]:
         listing = drone_listing(self._record, DroneFilter(), ended, time.time())

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from provisioner.model import DroneId, FaultKind, OrderOutcome
-from provisioner.store.reader import SqlReader
+from provisioner.store.reader import Reader
 from tests.htcondor_overlay.live import overlay_on
 from tests.labs.controller import BIG, LabController
 from tests.labs.htcondor import Condor, Pool, gpu_job, processes_with, running_pool, until
@@ -61,7 +61,7 @@ def test_jobs_are_matched_to_a_fresh_drone_and_not_to_the_slot_of_a_dead_one(lab
     assert alive in pool.run(*masters).split()
     assert {str(ad["RemoteHost"]).split("@")[1] for ad in pool.jobs(jobs)}.isdisjoint({dead})
     assert "slots.removed" in controller.log() and f"drones={dead}" in controller.log()
-    names = [event.name for event in SqlReader(controller.directory / "provisioner.db").events()]
+    names = [event.name for event in Reader(controller.directory / "provisioner.db").events()]
     assert "slots.not_removed" not in names
     second.touch()
     until(lambda: not pool.jobs(jobs), 60, what="both jobs are done", every_s=0.5)

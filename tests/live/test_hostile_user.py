@@ -16,7 +16,7 @@ import pytest
 
 from adapters.htcondor.tokens import TokenSigner
 from provisioner.model import BreakerState
-from provisioner.store.reader import SqlReader
+from provisioner.store.reader import Reader
 from tests.labs.controller import BIG, LabController, LabSite
 from tests.labs.htcondor import ADS_OF_ONES_OWN, IDENTITIES, Condor, LabError, Pool, gpu_job, lab_directory
 
@@ -255,7 +255,7 @@ def poll(pool: Pool, controller: LabController, told: Told, clusters: dict[int, 
         for ad in pool.jobs()
         if ad["Owner"] == "alice" and ad["JobStatus"] == 5
     ]
-    reader = SqlReader(controller.directory / "provisioner.db")
+    reader = Reader(controller.directory / "provisioner.db")
     views = reader.views()
     overlay = views.overlay.view if views is not None else None
     theirs = {c.id for c in overlay.classes if c.owner == "alice"} if overlay is not None else set()
@@ -269,7 +269,7 @@ def sound(controller: LabController) -> None:
     assert controller.process is not None and controller.process.poll() is None
     log = controller.log()
     assert "Traceback" not in log, log[-5000:]
-    reader = SqlReader(controller.directory / "provisioner.db")
+    reader = Reader(controller.directory / "provisioner.db")
     events = [event.name for event in reader.events()]
     assert not {"plan.rejected", "planner-failed", "store.write_failed"} & set(events), events
     assert max(int(drone["id"].rpartition("-")[2]) for drone in controller.drones()) < 2_000_000

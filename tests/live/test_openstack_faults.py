@@ -12,7 +12,7 @@ import pytest
 
 from provisioner.model import BreakerState, FaultKind
 from provisioner.planner.breakers import BACKOFF_POLICIES
-from provisioner.store.reader import SqlReader
+from provisioner.store.reader import Reader
 from tests.labs.htcondor import until
 from tests.labs.openstack import OpenStackLab
 from tests.labs.openstack_stress import KIND, SITE, Drill, drill
@@ -40,7 +40,7 @@ def old_limits(cloud: OpenStackLab) -> Iterator[None]:
 def banned(lab: Drill, kind: FaultKind, *words: str, scope: str = TYPE) -> None:
     """The site's note tells that ``scope`` is left alone and why, and it is so for as long as for such a fault."""
     lab.noted(f"{scope} banned", *words)
-    breaker = SqlReader(lab.controller.directory / "provisioner.db").breakers()[scope]
+    breaker = Reader(lab.controller.directory / "provisioner.db").breakers()[scope]
     assert breaker.fault is not None
     assert (breaker.state, breaker.fault.kind) == (BreakerState.BANNED, kind)
     rule = BACKOFF_POLICIES[kind]

@@ -13,7 +13,7 @@ from adapters.htcondor.overlay import HTCondorOverlay
 from provisioner import drone
 from provisioner.model import CompletedJob, DroneId, OverlayView
 from provisioner.simulator.traces import recorded_jobs
-from provisioner.store.reader import SqlReader
+from provisioner.store.reader import Reader
 from tests.htcondor_overlay.live import A100, classes_of, overlay_on
 from tests.labs.controller import LabController
 from tests.labs.htcondor import Pool, gpu_job, own, start_drone, until
@@ -132,7 +132,7 @@ def test_a_controller_keeps_them_on_record_to_be_replayed(lab: tuple[Pool, LabCo
     begun = time.time()
     cluster = pool.submit(gpu_job(3, n=3))
     until(lambda: not pool.jobs(cluster), 240, what="all are done", every_s=1)
-    reader = SqlReader(controller.directory / "provisioner.db")
+    reader = Reader(controller.directory / "provisioner.db")
     until(lambda: len(reader.completions(0.0, 1e12)) == 3, 120, what="all are on record", every_s=1)
     controller.stop()
     controller.start()

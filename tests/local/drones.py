@@ -34,21 +34,6 @@ def config(root: Path, **others: object) -> LocalSiteConfig:
     return LocalSiteConfig.model_validate({"root": str(root), "memory": "8 GiB", "disk": "1 GiB", **declared, **others})
 
 
-def tagged(drone_id: str, name: str = "") -> list[int]:
-    """Pids of living processes that carry the drone's tag (and have this name in their command line)."""
-    mark = f"\0PROVISIONER_DRONE_ID={drone_id}\0".encode()
-    found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            environ = Path(f"/proc/{pid}/environ").read_bytes()
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if mark in b"\0" + environ + b"\0" and name in command:
-            found.append(int(pid))
-    return found
-
-
 def all_tagged(prefix: str) -> Mapping[int, str]:
     """Every process with a tag that begins so: pid and drone id."""
     found = {}
@@ -62,6 +47,18 @@ def all_tagged(prefix: str) -> Mapping[int, str]:
             rest = environ.split(b"\0PROVISIONER_DRONE_ID=", 1)[1]
             found[int(pid)] = rest.split(b"\0", 1)[0].decode()
     return found
+
+
+def tagged(drone_id: str, name: str = "") -> list[int]:
+    """Return pids of living processes that carry the drone's tag (and have this name in their command line)."""
+    return [pid for pid, tag in all_tagged(drone_id).items() if tag == drone_id and name in _command(pid)]
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def end_all_tagged(prefix: str) -> Mapping[int, str]:

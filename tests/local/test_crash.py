@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from adapters.local.drones import DroneDirectory, DroneRecord, claim, prepare
+from adapters.local.drones import DroneRecord, claim, prepare
 from adapters.local.processes import Process, boot_id
 from adapters.local.resources import HostAllocation
 from provisioner.adapter_tests import eventually
-from provisioner.model import EndKind, OrderOutcome, RemoteState, StartOrder, StopOrder
+from provisioner.model import EndKind, OrderOutcome, RemoteEnd, RemoteState, SiteView, StartOrder, StopOrder
 from tests.local.conftest import MakeSite
 from tests.local.drones import HERE, LIVING, STUBBORN, all_tagged, launchers, tagged
 
@@ -86,11 +86,10 @@ async def test_a_claim_whose_controller_died_is_a_fault_and_frees_its_room(
     never = order(1)
     dead = Process(1, 1, boot_id())  # pid 1 did not start at tick 1 under this name
     record = DroneRecord(controller, HERE, "small", 1.0, str(dead), HostAllocation(2, 1024, 10, {0: 1000}))
-    assert claim(prepare(root, dead, LIVING), DroneDirectory(root / never.drone_id), record)
+    assert claim(prepare(root, dead, LIVING), root / never.drone_id, record)
     async with make_site() as site:
         view = await site.poll()
-        end = view.drones[never.drone_id].end
-        assert end is not None
+        end = end_of(view, never)
         assert (end.kind, end.message) == (EndKind.FAULT, "the controller died before it was launched")
         assert view.free == {"small": 4}
         [receipt] = await site.start([never])
@@ -104,14 +103,13 @@ async def test_a_claim_of_a_live_controller_waits_and_can_be_stopped(
     waiting = order(1)
     me = Process.own()
     record = DroneRecord(controller, HERE, "small", 1.0, str(me), HostAllocation(2, 1024, 10, {0: 1000}))
-    assert claim(prepare(root, me, LIVING), DroneDirectory(root / waiting.drone_id), record)
+    assert claim(prepare(root, me, LIVING), root / waiting.drone_id, record)
     async with make_site() as site:
         view = await site.poll()
         assert view.drones[waiting.drone_id].state is RemoteState.PENDING
         assert view.free == {"small": 4}, "what waits has its room promised by the planner"
         await site.stop([StopOrder(waiting.drone_id, "")])
-        end = (await site.poll()).drones[waiting.drone_id].end
-        assert end is not None
+        end = end_of(await site.poll(), waiting)
         assert end.kind is EndKind.STOPPED
 
 
@@ -132,8 +130,7 @@ async def test_a_drone_that_ignores_sigterm_dies_after_its_grace_without_a_contr
     assert len(tagged(one.drone_id, "sleep 1000")) >= 3, "it should be in its grace now"
 
     await eventually("nothing of it is left", lambda: _none_left(one), 60)
-    end = (await make_site().poll()).drones[one.drone_id].end
-    assert end is not None
+    end = end_of(await make_site().poll(), one)
     assert (end.kind, end.exit_code) == (EndKind.STOPPED, 137)
 
 
@@ -150,8 +147,7 @@ async def test_a_launcher_that_vanished_is_a_fault_and_its_leftovers_are_ended(
         assert tagged(one.drone_id), "its script should have outlived it"
 
         view = await site.poll()
-        end = view.drones[one.drone_id].end
-        assert end is not None
+        end = end_of(view, one)
         assert end.kind is EndKind.FAULT
         assert "launcher vanished" in end.message
         assert tagged(one.drone_id) == []
@@ -192,9 +188,14 @@ async def test_after_a_reboot_every_drone_has_ended_with_that_word(
     (ours / "end").unlink()
     (ours / "stop").unlink()
     (ours / "launcher").write_text(f"{os.getpid()} 1 an-earlier-boot\n")
-    end = (await make_site().poll()).drones[one.drone_id].end
-    assert end is not None
+    end = end_of(await make_site().poll(), one)
     assert (end.kind, end.message) == (EndKind.FAULT, "the host was rebooted")
+
+
+def end_of(view: SiteView, one: StartOrder) -> RemoteEnd:
+    end = view.drones[one.drone_id].end
+    assert end is not None
+    return end
 
 
 async def _runs(one: StartOrder, times: int) -> bool:

@@ -18,8 +18,7 @@ from provisioner.model import (
     EndKind,
     FaultKind,
     OrderOutcome,
-    RemoteDrone,
-    RemoteState,
+    RemoteEnd,
     StartOrder,
     StopOrder,
 )
@@ -30,10 +29,10 @@ Order = Callable[..., StartOrder]
 PRETENDED = [{"count": 8, "vram": "40 GiB", "capability": 8.0, "simulate": 4}]
 
 
-async def ended(site: LocalSite, one: StartOrder) -> RemoteDrone:
-    async def ask() -> RemoteDrone | None:
+async def ended(site: LocalSite, one: StartOrder) -> RemoteEnd:
+    async def ask() -> RemoteEnd | None:
         drone = (await site.poll()).drones.get(one.drone_id)
-        return drone if drone is not None and drone.state is RemoteState.ENDED else None
+        return drone.end if drone is not None else None
 
     return await eventually(f"{one.drone_id} has ended", ask, 60)
 
@@ -41,8 +40,7 @@ async def ended(site: LocalSite, one: StartOrder) -> RemoteDrone:
 async def test_a_script_that_dies_at_once_tells_its_code_and_last_words(make_site: MakeSite, order: Order) -> None:
     async with make_site() as site:
         await site.start([order(1, exiting(7))])
-        end = (await ended(site, order(1))).end
-        assert end is not None
+        end = await ended(site, order(1))
         assert (end.kind, end.exit_code, end.message) == (EndKind.EXITED, 7, "it leaves with 7")
 
 
@@ -50,8 +48,7 @@ async def test_the_outcome_file_has_the_last_word_made_printable(make_site: Make
     script = b"#!/bin/sh\nprintf 'queue lost\\033[2J\\n\\n' > outcome\necho noise\nexit 75\n"
     async with make_site() as site:
         await site.start([order(1, Bootstrap(script))])
-        end = (await ended(site, order(1))).end
-        assert end is not None
+        end = await ended(site, order(1))
         assert (end.exit_code, end.message) == (75, "queue lost [2J")
 
 
@@ -59,8 +56,7 @@ async def test_a_script_that_ends_takes_along_whatever_it_left_running(make_site
     script = b"#!/bin/sh\nsetsid sh -c 'setsid sleep 1000 & sleep 1000' &\nsleep 0.1\nexit 0\n"
     async with make_site() as site:
         await site.start([order(1, Bootstrap(script))])
-        end = (await ended(site, order(1))).end
-        assert end is not None
+        end = await ended(site, order(1))
         assert (end.kind, end.exit_code) == (EndKind.EXITED, 0)
         assert tagged(order(1).drone_id, "sleep") == []
 
@@ -112,8 +108,7 @@ async def test_shares_fill_a_gpu_exactly_and_no_device_is_given_twice(make_site:
         assert (await site.poll()).free == {"share": 5}
         receipts = await site.start(orders)
         assert [r.answer for r in receipts] == [OrderOutcome.OK] * 5 + [OrderOutcome.REJECTED]
-        assert receipts[5].fault is not None
-        assert receipts[5].fault.kind is FaultKind.CAPACITY
+        assert receipts[5].fault is not None and receipts[5].fault.kind is FaultKind.CAPACITY
         assert (await site.poll()).free == {"share": 0}
         await site.stop([StopOrder(one.drone_id, "", kill=True) for one in orders])
         assert (await site.poll()).free == {"share": 5}
@@ -171,8 +166,7 @@ async def test_a_type_that_can_never_fit_is_a_mistake_in_the_configuration(make_
     async with make_site([SMALL, HUGE]) as site:
         [receipt] = await site.start([order(1, kind=HUGE)])
         assert receipt.answer is OrderOutcome.REJECTED
-        assert receipt.fault is not None
-        assert receipt.fault.kind is FaultKind.CONFIG
+        assert receipt.fault is not None and receipt.fault.kind is FaultKind.CONFIG
         assert receipt.fault.message == "this host can never hold here/huge: GPUs: 9 wanted, 4 of 4 free there"
 
 

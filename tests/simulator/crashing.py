@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self, TypeVar
@@ -32,7 +31,7 @@ from provisioner.store import Store
 from provisioner.store.memory import MemoryStore
 
 T = TypeVar("T")
-STORE_ACTS = frozenset({"settle"})
+STORE_ACTS = frozenset({"record_results"})
 """Methods of the store that always change something; ``record`` does if its plan does."""
 
 
@@ -80,7 +79,7 @@ def simulate(scenario: Scenario, open_store: Callable[[], Store] | None = None) 
     ``open_store`` is called for each life of the controller and must lead to the same record each time, as a file does;
     it may not use threads. By default, the record is kept in memory.
     """
-    kept = MemoryStore("sim", keep_s=math.inf, snapshots=0)
+    kept = MemoryStore()
     simulation = CrashSimulation(scenario, open_store or (lambda: kept))
     with quiet():
         outcome = run_virtual(simulation.run(), start_epoch=START_EPOCH)
@@ -227,7 +226,7 @@ class CrashableStore:
         match name:
             case "record":
                 self._record.committed(args[0], self._store.drones)
-            case "settle":
+            case "record_results":
                 self._record.moved(args[1], self._store.drones)
             case "event":
                 self._record.event(*args)

@@ -38,7 +38,7 @@ ALIKE = JobClass(
 async def written(path: Path, done: list[CompletedJob], *classes: JobClass) -> SqlStore:
     """A store with these jobs done and these classes in the newest view; open."""
     store = await SqlStore(path, CONTROLLER, 1e9, 3).__aenter__()
-    await store.completed(done)
+    await store.record_completed(done)
     plan = Plan(1, 2000.0)
     await store.record(plan, seen(store, plan, overlay=PolledOverlay(OverlayView(1998.0, classes))))
     return store
@@ -91,7 +91,7 @@ async def test_what_cannot_be_known_is_said(tmp_path: Path) -> None:
     late = recorded(path, since=0.0, until=100.0)
     assert late.jobs == ()
     async with SqlStore(path, CONTROLLER, 1e9, 3) as store:
-        await store.completed([DONE])
+        await store.record_completed([DONE])
     (_, began, *_) = recorded(path, since=-9000.0, until=2000.0).notes
     assert began.startswith("the first job on record was submitted 2h46m after the begin"), began
 

@@ -9,14 +9,26 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from provisioner.model import DrainMode, Drone, DroneId, EndKind, Eviction, Plan, RemoteEnd, Snapshot
+from provisioner.model import (
+    Breaker,
+    DrainMode,
+    Drone,
+    DroneId,
+    EndKind,
+    Eviction,
+    Plan,
+    RemoteEnd,
+    Snapshot,
+    StateChange,
+)
 from provisioner.reasons import HeadroomShort, Reason, StateTimeout
 from provisioner.simulator.drones import DroneDefect, DroneScript
 from provisioner.simulator.world import Scenario
+from provisioner.store.changes import change_by_plan
 from provisioner.store.memory import MemoryStore
 from tests.simulator.crashing import CrashOutcome, simulate
 
@@ -64,12 +76,14 @@ class Witness(MemoryStore):
     """The record of a run, and what it shows beside."""
 
     def __init__(self, scenario: Scenario) -> None:
-        super().__init__("sim", math.inf, 0)
+        super().__init__()
         self.orders: defaultdict[DroneId, list[Order]] = defaultdict(list)
         self.drained: set[DroneId] = set()
         self.cuts: dict[tuple[DroneId, str, float], Eviction] = {}
         self.ends: dict[DroneId, RemoteEnd] = {}
         """As their sites told them, where that was seen."""
+        self.latest: dict[DroneId, Drone] = {}
+        """The newest record of each drone."""
         self.warm = 0
         """Starts for headroom."""
         self._scenario = scenario
@@ -81,6 +95,7 @@ class Witness(MemoryStore):
 
     async def record(self, plan: Plan, snapshot: Snapshot) -> None:
         await super().record(plan, snapshot)
+        self.latest |= change_by_plan(plan).drones
         view = snapshot.overlay.view
         seen_at = view.taken_at if view is not None else -math.inf
         for stop in plan.stops:
@@ -99,6 +114,12 @@ class Witness(MemoryStore):
             for remote in reading.view.drones.values() if reading.view is not None else ():
                 if remote.end is not None:
                     self.ends[remote.drone_id] = remote.end
+
+    async def record_results(
+        self, tick: int, moves: Sequence[StateChange], breakers: Sequence[Breaker], *, set_to: float | None = None
+    ) -> None:
+        await super().record_results(tick, moves, breakers, set_to=set_to)
+        self.latest |= {move.drone.id: move.drone for move in moves}
 
     # ------------------------------------------------------------------------------------------- jobs cut short
 
@@ -146,7 +167,7 @@ class Witness(MemoryStore):
     # ---------------------------------------------------------------------------------------- what starts came to
 
     def courses(self) -> Counter[Course]:
-        return Counter(self._course(drone) for drone in self.reader().drones(ended=None))
+        return Counter(self._course(drone) for drone in self.latest.values())
 
     def _course(self, drone: Drone) -> Course:
         if drone.busy_at or drone.jobs_started:

@@ -1,4 +1,4 @@
-"""The kinds of store that the contract is told for."""
+"""A record that a test opens as often as it likes, with a worker thread and without."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 from tests.store.story import Ground
 
 
-@pytest.fixture(params=["memory", "sql", "sql-inline"])
-def ground(request: pytest.FixtureRequest, tmp_path: Path) -> Ground:
-    return Ground(request.param, tmp_path / "provisioner.db")
+@pytest.fixture(params=[True, False], ids=["threaded", "inline"])
+def ground(request: pytest.FixtureRequest, file: Path) -> Ground:
+    return Ground(file, request.param)
 
 
 @pytest.fixture

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+import weakref
 from dataclasses import replace
 from pathlib import Path
+from typing import Self
 
 from provisioner.estimates import UNKNOWN, Estimates, EstimateSamples, OwnerGrowth, SiteSamples, StartDelays
 from provisioner.model import (
@@ -37,9 +41,9 @@ from provisioner.model import (
     type_key,
 )
 from provisioner.reasons import JobsWaiting, NothingFits, Reason, SeenInPool
-from provisioner.store import Reader, Store
-from provisioner.store.memory import MemoryStore
-from provisioner.store.reader import SqlReader
+from provisioner.store import Store
+from provisioner.store.lock import StoreLock
+from provisioner.store.reader import Reader
 from provisioner.store.writer import SqlStore
 
 KEEP_S = 1000.0
@@ -77,21 +81,47 @@ KNOWN = EstimateSamples(
 )
 
 
+def store_at(file: Path, controller: str = CONTROLLER, *, threaded: bool = True) -> SqlStore:
+    return SqlStore(file, controller, KEEP_S, SNAPSHOTS, threaded)
+
+
 class Ground:
     """One record, opened as often as a test likes."""
 
-    def __init__(self, kind: str, path: Path) -> None:
-        self.kind = kind
+    def __init__(self, path: Path, threaded: bool) -> None:
         self.path = path
-        self._memory = MemoryStore(CONTROLLER, KEEP_S, SNAPSHOTS)
+        self._threaded = threaded
 
-    def store(self) -> Store:
-        if self.kind == "memory":
-            return self._memory
-        return SqlStore(self.path, CONTROLLER, KEEP_S, SNAPSHOTS, threaded=self.kind == "sql")
+    def store(self) -> SqlStore:
+        return store_at(self.path, threaded=self._threaded)
 
     def reader(self) -> Reader:
-        return self._memory.reader() if self.kind == "memory" else SqlReader(self.path)
+        return Reader(self.path)
+
+
+class TemporaryStore(SqlStore):
+    """A store in a file that goes with it: open for all of its life, and used without a thread."""
+
+    def __init__(self, controller: str = CONTROLLER, keep_s: float = 1e9, snapshots: int = 10) -> None:
+        directory = tempfile.mkdtemp(prefix="store-")
+        super().__init__(Path(directory) / "record.db", controller, keep_s, snapshots, threaded=False, birth="mem0")
+        self._open()
+        self._opened.execute("PRAGMA synchronous = OFF")
+        weakref.finalize(self, _discard, directory, self._lock)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        return None
+
+    def reader(self) -> Reader:
+        return Reader(self.path)
+
+
+def _discard(directory: str, lock: StoreLock) -> None:
+    lock.release()
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def drone(serial: int, state: DroneState = DroneState.REQUESTED, *, at: float = 100.0, **known: object) -> Drone:

@@ -82,13 +82,15 @@ async def test_a_clock_that_was_set_is_on_record_with_the_times_that_were_moved(
         await record(store, starts(1, one))
         assert store.recorded_at == 100.0
         moved = replace(one, since=one.since + 900.0, requested_at=one.requested_at + 900.0)
-        await store.settle(1, (StateChange(moved, moved.state, SEEN),), (Breaker("topas", since=900.0),), set_to=1000.0)
+        await store.record_results(
+            1, (StateChange(moved, moved.state, SEEN),), (Breaker("topas", since=900.0),), set_to=1000.0
+        )
         assert (store.recorded_at, store.recorded_drift_s) == (1000.0, 0.0)
-        await store.settle(1, (), (), set_to=1100.0)
+        await store.record_results(1, (), (), set_to=1100.0)
     async with ground.store() as store:
         assert (store.recorded_at, store.recorded_drift_s) == (1100.0, 0.0)
         assert dict(store.drones) == {one.id: moved} and store.breakers["topas"].since == 900.0
-        await store.settle(1, (), ())
+        await store.record_results(1, (), ())
         assert store.recorded_at == 1100.0
 
 
@@ -97,7 +99,7 @@ async def test_the_record_tells_a_drones_whole_life(ground: Ground) -> None:
     async with ground.store() as store:
         await record(store, starts(1, one))
         queued = now_is(one, S.SUBMITTED, at=101.0, remote_id="4711", submitted_at=101.0)
-        await store.settle(1, (queued,), ())
+        await store.record_results(1, (queued,), ())
         idle = now_is(queued.drone, S.IDLE, at=160.0, idle_at=160.0, heard_at=159.5, slot="slot1@w1")
         await record(store, Plan(2, 160.0, moves=(idle,)))
         asked = replace(idle.drone, state=S.DRAINING, since=800.0, asked_at=800.0, leaving=S.DONE)
@@ -157,7 +159,7 @@ async def test_what_was_handed_out_never_changes(ground: Ground) -> None:
     async with ground.store() as store:
         await record(store, starts(1, drone(1)))
         drones, breakers = store.drones, store.breakers
-        await store.settle(1, (now_is(drone(1), S.FAILED, at=3.0, ended_at=3.0),), (Breaker("topas"),))
+        await store.record_results(1, (now_is(drone(1), S.FAILED, at=3.0, ended_at=3.0),), (Breaker("topas"),))
         assert set(drones) == {DroneId("kit-ab12-1")} and dict(breakers) == {}
         assert dict(store.drones) == {} and set(store.breakers) == {"topas"}
 
@@ -169,7 +171,7 @@ async def test_breakers_survive(ground: Ground) -> None:
     async with ground.store() as store:
         await store.record(Plan(1, 100.0, breakers=(banned, of_type)), seen(store, Plan(1, 100.0)))
         probing = replace(banned, state=BreakerState.PROBING, since=161.0)
-        await store.settle(1, (), (probing,))
+        await store.record_results(1, (), (probing,))
         expected = {"topas": probing, "topas/a100": of_type}
         assert dict(store.breakers) == dict(ground.reader().breakers()) == expected
     async with ground.store() as store:
@@ -192,7 +194,7 @@ async def test_serial_numbers_are_never_used_twice(ground: Ground) -> None:
     async with ground.store() as store:
         await record(store, starts(1, drone(1), drone(41)))
         gone = [now_is(drone(n), S.FAILED, at=101.0, ended_at=101.0) for n in (1, 41)]
-        await store.settle(1, gone, ())
+        await store.record_results(1, gone, ())
         assert store.next_serial == 42
         await store.prune(100_000.0)
         assert ground.reader().drones(ended=None) == []
@@ -261,7 +263,7 @@ async def test_the_next_snapshot_is_put_together_from_the_record(ground: Ground)
     async with ground.store() as store:
         last = await record(store, starts(7, drone(1), drone(2)))
         ground.reader().ask(RequestKind.KILL, [drone(1).id], reason="broken fan", by="mg", at=105.0)
-        await store.settle(7, (now_is(drone(1), S.SUBMITTED, at=101.0, remote_id="1"),), (Breaker("topas"),))
+        await store.record_results(7, (now_is(drone(1), S.SUBMITTED, at=101.0, remote_id="1"),), (Breaker("topas"),))
         following = ground.reader().snapshot()
         assert following == replace(
             last,
@@ -346,7 +348,7 @@ async def test_steps_of_all_drones_can_be_followed(ground: Ground) -> None:
         (_, _), (last, step) = reader.transitions()
         assert step.drone_id == drone(2).id
         assert reader.transitions(after=last) == []
-        await store.settle(1, (now_is(drone(1), S.SUBMITTED, at=104.0),), ())
+        await store.record_results(1, (now_is(drone(1), S.SUBMITTED, at=104.0),), ())
         ((newer, step),) = reader.transitions(after=last)
         assert newer > last and step.state is S.SUBMITTED
         assert reader.transitions(since=104.0) == [(newer, step)]
@@ -479,7 +481,7 @@ async def test_reason_text_is_kept_as_it_came(ground: Ground) -> None:
     one = drone(1, S.IDLE, site_reason=nasty, slot=nasty)
     async with ground.store() as store:
         await record(store, starts(1, one))
-        await store.settle(1, (now_is(one, S.DRAINING, at=101.0, reason=OperatorRequested("mg", nasty)),), ())
+        await store.record_results(1, (now_is(one, S.DRAINING, at=101.0, reason=OperatorRequested("mg", nasty)),), ())
         assert ground.reader().history(one.id)[1].reason == OperatorRequested("mg", nasty)
         assert ground.reader().find(nasty) == [one.id]
 
@@ -562,22 +564,22 @@ async def test_since_when_no_gpu_job_waits_is_on_record_for_the_next_snapshot(gr
 async def test_what_a_drone_said_last_is_kept_with_it(ground: Ground) -> None:
     words = {DroneId("kit-ab12-1"): "no CUDA device\npower off", DroneId("kit-ab12-2"): "\udcff?"}
     async with ground.store() as store:
-        await store.keep(10.0, words)
-        await store.keep(11.0, {DroneId("kit-ab12-1"): "power off"})
+        await store.record_outputs(10.0, words)
+        await store.record_outputs(11.0, {DroneId("kit-ab12-1"): "power off"})
     reader = ground.reader()
-    assert reader.last_words(DroneId("kit-ab12-1")) == "power off"
-    assert reader.last_words(DroneId("kit-ab12-3")) == ""
+    assert reader.last_output(DroneId("kit-ab12-1")) == "power off"
+    assert reader.last_output(DroneId("kit-ab12-3")) == ""
 
 
 async def test_a_job_that_is_done_is_on_record_once_however_often_it_is_told(ground: Ground) -> None:
     elsewhere = replace(DONE, job_id="submit.test#9.0", ended_at=80.0, group="", drone_id=None)
     again = replace(DONE, ended_at=700.0, run_s=9.0)  # a schedd that was set up anew counts from 1 again
     async with ground.store() as store:
-        await store.completed([DONE, elsewhere])
-        await store.completed([])
+        await store.record_completed([DONE, elsewhere])
+        await store.record_completed([])
         assert ground.reader().completions(0.0, 1e9) == [elsewhere, DONE]
     async with ground.store() as store:
-        await store.completed([replace(DONE, run_s=1.0), again])
+        await store.record_completed([replace(DONE, run_s=1.0), again])
         assert ground.reader().completions(0.0, 1e9) == [elsewhere, DONE, again], "by id and end; the first word counts"
         assert ground.reader().completions(80.0, 90.5) == [elsewhere], "the end of the time is not in it"
         assert ground.reader().completions(800.0, 1e9) == []
@@ -586,7 +588,9 @@ async def test_a_job_that_is_done_is_on_record_once_however_often_it_is_told(gro
 async def test_jobs_that_were_done_long_ago_are_forgotten(ground: Ground) -> None:
     async with ground.store() as store:
         at_once = [replace(DONE, job_id=f"s#{n}.0", ended_at=100.0) for n in range(700)]  # more than a batch
-        await store.completed([*at_once, *(replace(DONE, job_id=f"s#{n}.1", ended_at=n / 2) for n in range(1400))])
+        await store.record_completed(
+            [*at_once, *(replace(DONE, job_id=f"s#{n}.1", ended_at=n / 2) for n in range(1400))]
+        )
         await store.prune(100.0 + KEEP_S)
         assert min(each.ended_at for each in ground.reader().completions(0.0, 1e9)) == 100.0
         assert len(ground.reader().completions(0.0, 1e9)) == 700 + 1200
@@ -613,35 +617,35 @@ async def test_what_the_overlay_told_of_jobs_done_is_in_the_views_and_in_the_nex
 
 async def test_what_was_learned_is_there_for_the_next_controller_just_as_it_was(ground: Ground) -> None:
     async with ground.store() as store:
-        assert await store.experience() is None and ground.reader().experience() is None
-        await store.learn(replace(KNOWN, at=50.0, runs={}))
-        await store.learn(KNOWN)
-        assert ground.reader().experience() == KNOWN
+        assert await store.estimate_samples() is None and ground.reader().estimate_samples() is None
+        await store.record_estimates(replace(KNOWN, at=50.0, runs={}))
+        await store.record_estimates(KNOWN)
+        assert ground.reader().estimate_samples() == KNOWN
     async with ground.store() as store:
-        assert await store.experience() == KNOWN
+        assert await store.estimate_samples() == KNOWN
         await store.prune(1e9)
-        assert await store.experience() == KNOWN, "it is bounded in itself, not by age"
+        assert await store.estimate_samples() == KNOWN, "it is bounded in itself, not by age"
 
 
 async def test_what_is_to_be_forgotten_waits_until_it_is_and_goes_with_what_was_known_of_it(ground: Ground) -> None:
     reader = ground.reader()
     async with ground.store() as store:
-        await store.learn(KNOWN)
-    reader.forget("user:ann", reason="new code; rm -rf /", by="mg", at=5.0)
-    reader.forget("all", reason="moved", by="ab", at=6.0)
+        await store.record_estimates(KNOWN)
+    reader.ask_estimate_reset("user:ann", reason="new code; rm -rf /", by="mg", at=5.0)
+    reader.ask_estimate_reset("all", reason="moved", by="ab", at=6.0)
     async with ground.store() as store:
-        first, second = await store.forgets()
+        first, second = await store.estimate_resets()
         assert (first.what, first.reason, first.by, first.at) == ("user:ann", "new code; rm -rf /", "mg", 5.0)
-        assert (second.what, second.by) == ("all", "ab") and reader.forgets() == (first, second)
-        await store.learn(replace(KNOWN, at=91.0, runs={}), [first.id])
-        assert await store.forgets() == reader.forgets() == (second,)
-        await store.learn(replace(KNOWN, at=92.0), ())
-        assert await store.forgets() == (second,)
-        await store.learn(EstimateSamples(93.0), [second.id])
-    reader.forget("site:topas", reason="x", by="mg", at=7.0)
-    (third,) = reader.forgets()
+        assert (second.what, second.by) == ("all", "ab") and reader.estimate_resets() == (first, second)
+        await store.record_estimates(replace(KNOWN, at=91.0, runs={}), [first.id])
+        assert await store.estimate_resets() == reader.estimate_resets() == (second,)
+        await store.record_estimates(replace(KNOWN, at=92.0), ())
+        assert await store.estimate_resets() == (second,)
+        await store.record_estimates(EstimateSamples(93.0), [second.id])
+    reader.ask_estimate_reset("site:topas", reason="x", by="mg", at=7.0)
+    (third,) = reader.estimate_resets()
     assert third.id > second.id, "a number means one thing"
-    assert reader.experience() == EstimateSamples(93.0)
+    assert reader.estimate_samples() == EstimateSamples(93.0)
 
 
 async def test_what_the_newest_tick_knew_is_in_the_views_and_in_both_snapshots(ground: Ground) -> None:

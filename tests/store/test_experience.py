@@ -14,15 +14,10 @@ from provisioner.controller.estimation import KEYS_KEPT, RUNS_KEPT, USE_KEPT
 from provisioner.estimates import EstimateSamples, SiteSamples, StartDelays
 from provisioner.store import EstimatesUnreadableError, StoreUnusableError
 from provisioner.store.documents import ESTIMATES_FORMAT, pack_estimates, unpack_estimates
-from provisioner.store.reader import SqlReader
-from provisioner.store.writer import SqlStore
-from tests.store.story import CONTROLLER, KEEP_S, KNOWN, SNAPSHOTS, drone, record, starts
+from provisioner.store.reader import Reader
+from tests.store.story import KNOWN, drone, record, starts, store_at
 
 MIB = 1 << 20
-
-
-def store_at(file: Path) -> SqlStore:
-    return SqlStore(file, CONTROLLER, KEEP_S, SNAPSHOTS)
 
 
 def test_as_large_as_it_can_get_it_stays_within_four_mebibytes() -> None:
@@ -77,7 +72,7 @@ DAMAGED = {
 async def _put(file: Path, form: int, body: bytes) -> None:
     async with store_at(file) as store:
         await record(store, starts(1, drone(1)))
-        await store.learn(KNOWN)
+        await store.record_estimates(KNOWN)
     with sqlite3.connect(file) as sql:
         sql.execute("UPDATE estimates SET format = ?, body = ?", (form, body))
     sql.close()
@@ -90,14 +85,14 @@ async def test_what_is_damaged_is_said_with_its_repair_and_the_next_writing_mend
     await _put(file, *case)
     said = r"the estimates are damaged \(.+\): estimation starts again.*restore a backup"
     async with store_at(file) as store:
-        for ask in (store.experience, store.experience):
+        for ask in (store.estimate_samples, store.estimate_samples):
             with pytest.raises(EstimatesUnreadableError, match=said):
                 await ask()
         with pytest.raises(EstimatesUnreadableError, match=said):
-            SqlReader(file).experience()
-        assert set(store.drones) == {drone(1).id} and SqlReader(file).drones(), "nothing else is the worse for it"
-        await store.learn(KNOWN)
-        assert await store.experience() == KNOWN
+            Reader(file).estimate_samples()
+        assert set(store.drones) == {drone(1).id} and Reader(file).drones(), "nothing else is the worse for it"
+        await store.record_estimates(KNOWN)
+        assert await store.estimate_samples() == KNOWN
 
 
 @pytest.mark.parametrize(("form", "other"), [(ESTIMATES_FORMAT + 1, "a newer"), (ESTIMATES_FORMAT - 1, "an older")])
@@ -106,7 +101,7 @@ async def test_a_document_of_another_program_is_told_apart_from_damage(file: Pat
     said = f"written by {other} provisioner .format {form}, this one reads {ESTIMATES_FORMAT}"
     async with store_at(file) as store:
         with pytest.raises(EstimatesUnreadableError, match=said):
-            await store.experience()
+            await store.estimate_samples()
 
 
 UNFIT = {
@@ -123,7 +118,7 @@ async def test_what_could_not_be_read_is_not_written_and_leaves_what_was_there(
     file: Path, experience: EstimateSamples, where: str
 ) -> None:
     async with store_at(file) as store:
-        await store.learn(KNOWN)
+        await store.record_estimates(KNOWN)
         with pytest.raises(StoreUnusableError, match=f"a value cannot be recorded .*{where}"):
-            await store.learn(experience)
-        assert await store.experience() == KNOWN
+            await store.record_estimates(experience)
+        assert await store.estimate_samples() == KNOWN

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import sqlite3
+import stat
 import subprocess
 import sys
 import tempfile
@@ -22,15 +23,11 @@ import pytest
 import provisioner.store.file as store_file
 import provisioner.store.reader as store_reader
 from provisioner.model import Drone, DroneState, Plan, RequestKind, StateChange
-from provisioner.store import Holder, StoreError, StoreHeldError, StoreUnusableError
+from provisioner.store import StoreError, StoreUnusableError
 from provisioner.store.queries import COMPLETED_JOB_FIELDS, drone_row
-from provisioner.store.reader import SqlReader
+from provisioner.store.reader import Reader
 from provisioner.store.writer import SqlStore
-from tests.store.story import CONTROLLER, KEEP_S, SEEN, SNAPSHOTS, drone, now_is, record, starts
-
-
-def store_at(file: Path, controller: str = CONTROLLER) -> SqlStore:
-    return SqlStore(file, controller, KEEP_S, SNAPSHOTS)
+from tests.store.story import SEEN, drone, now_is, record, starts, store_at
 
 
 @pytest.fixture
@@ -90,7 +87,7 @@ async def test_a_controller_migrates_an_older_store_and_a_reader_does_not(filled
         assert len(store.drones) == 100 and store.tick == 100
         await record(store, starts(101, drone(101)))
     assert "rack" in _columns(filled, "drones")
-    assert len(SqlReader(filled).drones()) == 101
+    assert len(Reader(filled).drones()) == 101
 
 
 async def test_a_migration_that_fails_leaves_the_store_as_it_was(filled: Path, next_migration: Path) -> None:
@@ -116,9 +113,9 @@ def _open(file: Path) -> Callable[[], Any]:
 
 def _read(file: Path) -> Callable[[], Any]:
     async def use() -> None:
-        SqlReader(file).drones(ended=None)
-        SqlReader(file).plans(limit=1000)
-        SqlReader(file).transitions()
+        Reader(file).drones(ended=None)
+        Reader(file).plans(limit=1000)
+        Reader(file).transitions()
 
     return use
 
@@ -161,7 +158,7 @@ async def test_a_damaged_file_is_named_with_its_repair(filled: Path, harm: Calla
     with pytest.raises(StoreUnusableError, match=re.escape(str(filled))):
         await _read(filled)()
     assert _bytes(filled) == before, "what may still be saved from it is not touched"
-    assert SqlReader(filled).holder() is None, "and it is not left locked"
+    assert Reader(filled).holder() is None, "and it is not left locked"
 
 
 async def test_a_file_of_another_program_is_left_alone(file: Path) -> None:
@@ -194,7 +191,7 @@ async def test_after_the_repair_a_new_store_has_another_birth_and_no_old_log(fil
 
 async def test_without_a_store_a_reader_says_who_makes_it(file: Path) -> None:
     with pytest.raises(StoreError, match=r"there is no store .*provisioner run"):
-        SqlReader(file).drones()
+        Reader(file).drones()
     assert not list(file.parent.iterdir()), "and it makes none"
 
 
@@ -218,9 +215,9 @@ async def test_a_value_that_cannot_be_recorded_is_not_acted_on(file: Path, poiso
         with pytest.raises(StoreUnusableError, match=r"a value cannot be recorded .*nothing was recorded"):
             await record(store, starts(2, drone(2), drone(3, **poison)))
         assert set(store.drones) == {drone(1).id} and store.tick == 1
-        assert SqlReader(file).drones() == [drone(1)]
+        assert Reader(file).drones() == [drone(1)]
         await record(store, starts(2, drone(2)))
-        assert SqlReader(file).drones() == [drone(1), drone(2)]
+        assert Reader(file).drones() == [drone(1), drone(2)]
 
 
 @contextmanager
@@ -264,7 +261,7 @@ async def test_a_full_disk_records_nothing_and_goes_on_later(small_disk: Path) -
 
 
 async def _fill_up(file: Path, full: Callable[[SqlStore, Path], Any]) -> None:
-    async with SqlStore(file, CONTROLLER, KEEP_S, SNAPSHOTS, threaded=False) as store:
+    async with store_at(file, threaded=False) as store:
         await record(store, starts(1, drone(1)))
         known = dict(store.drones)
         many = starts(2, *(drone(n, site_reason=os.urandom(500).hex()) for n in range(2, 300)))
@@ -273,11 +270,11 @@ async def _fill_up(file: Path, full: Callable[[SqlStore, Path], Any]) -> None:
                 with pytest.raises(StoreUnusableError, match=r"full.*make room in .*nothing was recorded"):
                     await record(store, many)
                 assert (dict(store.drones), store.tick, store.next_serial) == (known, 1, 2)
-                assert SqlReader(file).drones(ended=None) == [drone(1)]
+                assert Reader(file).drones(ended=None) == [drone(1)]
         await record(store, many)
         assert len(store.drones) == 299 and (store.tick, store.next_serial) == (2, 300)
-        assert len(SqlReader(file).drones()) == 299
-        assert [plan.tick for plan in SqlReader(file).plans()] == [1, 2]
+        assert len(Reader(file).drones()) == 299
+        assert [plan.tick for plan in Reader(file).plans()] == [1, 2]
     async with store_at(file) as store:
         assert len(store.drones) == 299
 
@@ -293,9 +290,9 @@ def _as_another_user(directory: Path, file: Path) -> str:
         try:
             os.setuid(65534) if os.getuid() == 0 else directory.chmod(0o555)
             file.chmod(0o444) if os.getuid() != 65534 else None
-            seen = [str(each.id) for each in SqlReader(file).drones()]
+            seen = [str(each.id) for each in Reader(file).drones()]
             try:
-                SqlReader(file).ask(RequestKind.KILL, [], reason="", by="mg", at=1.0)
+                Reader(file).ask(RequestKind.KILL, [], reason="", by="mg", at=1.0)
             except StoreUnusableError as refused:
                 seen.append(str(refused))
             os.write(tell, "\n".join(seen).encode())
@@ -320,18 +317,6 @@ async def test_who_may_only_read_reads_while_a_controller_runs_and_while_none_do
             assert told.startswith("kit-ab12-1\n") and "this user needs to read and write" in told
 
 
-HOLD = """
-import asyncio, sys
-from pathlib import Path
-from provisioner.store.writer import SqlStore
-async def hold():
-    async with SqlStore(Path(sys.argv[1]), "kit", 1000.0, 3):
-        print("held", flush=True)
-        await asyncio.sleep(60)
-asyncio.run(hold())
-"""
-
-
 async def test_a_commit_is_on_the_disk_before_it_counts(file: Path) -> None:
     """Read back from the connection that writes: FULL, so that a power cut loses no intent that a site was given."""
     async with store_at(file) as store:
@@ -350,24 +335,6 @@ async def test_a_transaction_has_the_right_to_write_from_its_first_statement_on(
         theirs.execute("BEGIN IMMEDIATE")
         theirs.execute("ROLLBACK")
         theirs.close()
-
-
-async def test_a_second_controller_is_told_who_holds_the_store(file: Path) -> None:
-    first = await asyncio.create_subprocess_exec(sys.executable, "-c", HOLD, str(file), stdout=asyncio.subprocess.PIPE)
-    try:
-        assert first.stdout is not None
-        assert await asyncio.wait_for(first.stdout.readline(), 30) == b"held\n"
-        holder = SqlReader(file).holder()
-        assert isinstance(holder, Holder) and holder.pid == first.pid
-        with pytest.raises(
-            StoreHeldError, match=rf"held by the controller with pid {first.pid} on {holder.host}, since 20"
-        ):
-            await _open(file)()
-    finally:
-        first.kill()
-        await asyncio.wait_for(first.wait(), 10)
-    assert SqlReader(file).holder() is None, "the kernel released what the dead one held"
-    await _open(file)()
 
 
 async def test_a_reader_that_asks_for_the_holder_keeps_no_controller_out(file: Path) -> None:
@@ -389,7 +356,7 @@ async def test_readers_see_whole_ticks_while_the_controller_writes(file: Path) -
             await record(store, Plan(tick, 100.0 + tick, moves=moves))
 
     def read() -> int:
-        snapshot = SqlReader(file).snapshot()
+        snapshot = Reader(file).snapshot()
         assert snapshot is not None and len(snapshot.drones) == 20
         assert {each.remote_id for each in snapshot.drones.values()} == {str(snapshot.tick - 1)}
         assert snapshot.now == 100.0 + snapshot.tick - 1 or snapshot.tick == 2
@@ -402,7 +369,7 @@ async def test_readers_see_whole_ticks_while_the_controller_writes(file: Path) -
             writing = tasks.create_task(write(store, 150))
             while not writing.done():
                 ticks.append(await asyncio.to_thread(read))
-                number = SqlReader(file).ask(RequestKind.DRAIN, [], reason="", by="mg", at=1.0)
+                number = Reader(file).ask(RequestKind.DRAIN, [], reason="", by="mg", at=1.0)
         assert ticks == sorted(ticks) and len(set(ticks)) > 3
         assert (await store.requests())[-1].id == number
         assert read() == 151
@@ -421,7 +388,7 @@ async def test_when_a_cancelled_tick_returns_it_is_known_whether_it_is_on_record
             recording.cancel()
             await asyncio.wait([recording])
             known = set(store.drones)
-            assert {each.id for each in SqlReader(file).drones()} == known
+            assert {each.id for each in Reader(file).drones()} == known
             await store.event(1.0, "later", {})  # waits for whatever the worker thread still does
             assert set(store.drones) == known
 
@@ -441,11 +408,34 @@ def test_reading_drones_does_not_import_pydantic(file: Path) -> None:
     """Half a second for ``provisioner drones`` leaves no room for it."""
     asyncio.run(_open(file)())
     script = (
-        "import sys; from pathlib import Path; from provisioner.store.reader import SqlReader\n"
-        "SqlReader(Path(sys.argv[1])).drones()\n"
+        "import sys; from pathlib import Path; from provisioner.store.reader import Reader\n"
+        "Reader(Path(sys.argv[1])).drones()\n"
         "print(sorted({'asyncio', 'pydantic'} & set(sys.modules)))"
     )
     told = subprocess.run(
         [sys.executable, "-c", script, str(file)], capture_output=True, text=True, timeout=30, check=True
     )
     assert told.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o007, 0o660), (0o077, 0o600)])
+def test_a_group_that_the_umask_lets_in_can_write_the_store(tmp_path: Path, mask: int, mode: int) -> None:
+    """SQLite makes 0644 files: under the shipped unit operators met "attempt to write a readonly database"."""
+    modes: dict[str, int] = {}
+
+    async def write() -> None:
+        async with store_at(tmp_path / "record.db") as store:
+            await store.event(1.7e9, "anything", {})
+            modes.update(_modes(tmp_path))
+
+    before = os.umask(mask)
+    try:
+        asyncio.run(write())
+    finally:
+        os.umask(before)
+    assert modes["record.db"] == mode
+    assert {m for name, m in modes.items() if name in ("record.db-wal", "record.db-shm")} == {mode}
+
+
+def _modes(directory: Path) -> dict[str, int]:
+    return {each.name: stat.S_IMODE(each.stat().st_mode) for each in directory.iterdir()}

@@ -14,11 +14,10 @@ from pathlib import Path
 import pytest
 
 from provisioner.model import DroneId, DroneState
-from provisioner.store import Store
 from provisioner.store.changes import serial_of
-from provisioner.store.reader import SqlReader
+from provisioner.store.reader import Reader
 from provisioner.store.writer import SqlStore
-from tests.store.story import CONTROLLER, SNAPSHOTS, drone, now_is, record, starts
+from tests.store.story import CONTROLLER, SNAPSHOTS, drone, now_is, record, starts, store_at
 
 STARTS = 5
 """Drones per tick."""
@@ -29,7 +28,7 @@ def pace_s(tmp_path_factory: pytest.TempPathFactory) -> float:
     """How long this host takes to make a store: moments are drawn from a few times that."""
 
     async def make() -> None:
-        async with SqlStore(tmp_path_factory.mktemp("pace") / "provisioner.db", CONTROLLER, 1e9, SNAPSHOTS):
+        async with store_at(tmp_path_factory.mktemp("pace") / "provisioner.db"):
             pass
 
     asyncio.run(make())  # the first time costs more
@@ -48,7 +47,9 @@ def _live_until_killed(file: Path, told: int, threaded: bool) -> None:
                 new = [drone(serial, at=float(tick)) for serial in range(first, first + STARTS)]
                 await record(store, starts(tick, *new, at=float(tick)))
                 os.write(told, f"{tick}\n".encode())
-                await store.settle(tick, [now_is(each, DroneState.SUBMITTED, at=tick + 0.5) for each in new], ())
+                await store.record_results(
+                    tick, [now_is(each, DroneState.SUBMITTED, at=tick + 0.5) for each in new], ()
+                )
 
     asyncio.run(live())
 
@@ -88,7 +89,7 @@ def test_killed_at_any_moment_every_plan_is_whole_or_absent(file: Path, pace_s: 
     announced = checked = 0
     for kill in range(30):
         if file.exists():  # readable as the dead one left it, before a controller has put anything in order
-            assert len(SqlReader(file).drones(ended=None)) % STARTS == 0
+            assert len(Reader(file).drones(ended=None)) % STARTS == 0
         after_s = chance.uniform(0.0, 6 * pace_s) if kill % 4 else chance.uniform(0.0, pace_s)
         announced = max(announced, _killed(file, after_s, threaded))
         checked = asyncio.run(_check(file, announced, checked, f"seed {seed}, kill {kill} after {after_s:.4f} s"))
@@ -112,7 +113,7 @@ async def _check(file: Path, announced: int, checked: int, moment: str) -> int:
     """Reopen and compare plans since tick ``checked`` with drones and their histories; the last recorded tick."""
     async with SqlStore(file, CONTROLLER, 1e9, SNAPSHOTS, threaded=False) as store:
         assert store.tick >= announced, f"{moment}: tick {announced} was acted on and is not on record"
-        reader = SqlReader(file)
+        reader = Reader(file)
         listed = {each.id: each for each in reader.drones(ended=None)}
         assert dict(store.drones) == listed, moment
         plans = reader.plans(limit=10**6, since=checked + 0.5)
@@ -123,12 +124,9 @@ async def _check(file: Path, announced: int, checked: int, moment: str) -> int:
                 assert states in (["requested"], ["requested", "submitted"]), moment
                 assert listed[start.drone.id].state == states[-1], moment
         assert len(listed) == STARTS * store.tick, f"{moment}: drones without a plan, or plans without drones"
-        assert store.next_serial == _highest(store) + 1, moment
+        highest = max((serial_of(each) or 0 for each in store.drones), default=0)
+        assert store.next_serial == highest + 1, moment
         return store.tick
-
-
-def _highest(store: Store) -> int:
-    return max((serial_of(each) or 0 for each in store.drones), default=0)
 
 
 def test_a_killed_writer_leaves_the_store_readable_and_free(file: Path) -> None:
@@ -137,7 +135,7 @@ def test_a_killed_writer_leaves_the_store_readable_and_free(file: Path) -> None:
     while not announced:
         assert time.monotonic() - started < 60
         announced = _killed(file, 0.5, threaded=True)
-    reader = SqlReader(file)
+    reader = Reader(file)
     assert reader.holder() is None
     assert reader.drone(DroneId("kit-ab12-1")) is not None
     assert len(reader.drones()) >= announced * STARTS

@@ -18,9 +18,8 @@ import pytest
 
 from provisioner.store import Holder, StoreHeldError, StoreUnusableError
 from provisioner.store.lock import is_alive, lock_path, process_of
-from provisioner.store.reader import SqlReader
-from provisioner.store.writer import SqlStore
-from tests.store.story import CONTROLLER, KEEP_S, SNAPSHOTS, drone, record, starts
+from provisioner.store.reader import Reader
+from tests.store.story import drone, record, starts, store_at
 
 HOLD = """
 import asyncio, sys
@@ -60,8 +59,17 @@ def let_in(directory: Path) -> None:
             each.chmod(0o644)
 
 
-def store_at(file: Path) -> SqlStore:
-    return SqlStore(file, CONTROLLER, KEEP_S, SNAPSHOTS)
+async def test_a_second_controller_is_told_who_holds_the_store(file: Path) -> None:
+    with process(HOLD, file) as pid:
+        holder = Reader(file).holder()
+        assert holder is not None and holder.pid == pid
+        told = rf"held by the controller with pid {pid} on {holder.host}, since 20"
+        with pytest.raises(StoreHeldError, match=told):
+            async with store_at(file):
+                pass
+    assert Reader(file).holder() is None, "the kernel released what the dead one held"
+    async with store_at(file):
+        pass
 
 
 async def test_a_symbolic_link_to_a_store_leads_to_its_lock(file: Path) -> None:
@@ -73,8 +81,8 @@ async def test_a_symbolic_link_to_a_store_leads_to_its_lock(file: Path) -> None:
             pass
     async with store_at(link) as store:
         await record(store, starts(1, drone(1)))
-        assert SqlReader(file).holder() == SqlReader(link).holder() != None  # noqa: E711
-    assert link.is_symlink() and [each.id for each in SqlReader(file).drones()] == [drone(1).id]
+        assert Reader(file).holder() == Reader(link).holder() != None  # noqa: E711
+    assert link.is_symlink() and [each.id for each in Reader(file).drones()] == [drone(1).id]
 
 
 async def test_a_store_with_two_names_is_refused(file: Path) -> None:
@@ -114,7 +122,7 @@ async def test_a_controller_whose_store_was_taken_over_writes_nothing_any_more(f
                 await first.requests()
             assert set(first.drones) == {drone(1).id}
             await record(second, starts(2, drone(3)))
-            assert [each.id for each in SqlReader(file).drones()] == [drone(1).id, drone(3).id]
+            assert [each.id for each in Reader(file).drones()] == [drone(1).id, drone(3).id]
             await first.__aexit__(None, None, None)
             await record(second, starts(3, drone(4)))
 
@@ -166,7 +174,7 @@ async def test_who_may_read_the_store_and_not_the_lock_sees_the_holder() -> None
                 os.setgroups([])
                 os.setgid(65534)
                 os.setuid(65534)
-                holder = SqlReader(file).holder()
+                holder = Reader(file).holder()
                 os.write(tell, str(holder.pid if holder is not None else 0).encode())
             finally:
                 os._exit(0)
@@ -222,4 +230,4 @@ async def test_a_lock_file_removed_between_opening_and_locking_is_not_taken_for_
 
     monkeypatch.setattr(fcntl, "flock", flock)
     async with store_at(file):
-        assert removed and lock_path(file).exists() and SqlReader(file).holder() is not None
+        assert removed and lock_path(file).exists() and Reader(file).holder() is not None

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from provisioner.model import DroneState
-from provisioner.store.reader import SqlReader
+from provisioner.store.reader import Reader
 from provisioner.store.writer import BATCH_ROWS, BATCHES_PER_PRUNING, MAX_EVENTS, SqlStore
-from tests.store.story import CONTROLLER, DONE, KEEP_S, SNAPSHOTS, Ground, drone, record, starts
+from tests.store.story import DONE, Ground, drone, record, starts, store_at
 
 AT_ONCE = BATCH_ROWS * BATCHES_PER_PRUNING
 """Rows of one kind that one pruning forgets at most."""
@@ -42,17 +42,17 @@ def _counts(file: Path) -> dict[str, int]:
 async def test_more_jobs_than_one_pruning_forgets_are_all_forgotten_by_the_next_ones(file: Path) -> None:
     """30,000 jobs an hour were pruned at 20,000 an hour: the record grew for ever."""
     count = AT_ONCE * 2 + 700
-    async with SqlStore(file, CONTROLLER, KEEP_S, SNAPSHOTS, threaded=False) as store:
-        await store.completed([replace(DONE, job_id=f"{n}.0", ended_at=100.0 + n / 1e5) for n in range(count)])
-        await store.completed([replace(DONE, job_id="young.0", ended_at=1e6)])
+    async with store_at(file, threaded=False) as store:
+        await store.record_completed([replace(DONE, job_id=f"{n}.0", ended_at=100.0 + n / 1e5) for n in range(count)])
+        await store.record_completed([replace(DONE, job_id="young.0", ended_at=1e6)])
         assert await store.prune(1e6) is True
         assert _counts(file)["completed_jobs"] == count + 1 - AT_ONCE, "one pruning is bounded: a tick waits for it"
         assert await _pruned(store, 1e6) == 2
-        assert [each.job_id for each in SqlReader(file).completions(0.0, 2e6)] == ["young.0"]
+        assert [each.job_id for each in Reader(file).completions(0.0, 2e6)] == ["young.0"]
 
 
 async def test_every_kind_of_row_is_pruned_until_none_is_old(file: Path) -> None:
-    async with SqlStore(file, CONTROLLER, KEEP_S, SNAPSHOTS, threaded=False) as store:
+    async with store_at(file, threaded=False) as store:
         await record(store, starts(1, drone(1), drone(2, DroneState.FAILED, ended_at=100.0)))
         count = AT_ONCE + 300
         with rows(file) as sql:
@@ -78,7 +78,7 @@ async def test_every_kind_of_row_is_pruned_until_none_is_old(file: Path) -> None
 
 
 async def test_events_are_bounded_in_number_however_young(file: Path) -> None:
-    async with SqlStore(file, CONTROLLER, KEEP_S, SNAPSHOTS, threaded=False) as store:
+    async with store_at(file, threaded=False) as store:
         with rows(file) as sql:
             young = ((1e6, f"e{n}") for n in range(MAX_EVENTS + 700))
             sql.executemany("INSERT INTO events (at, name, fields) VALUES (?, ?, '{}')", young)
@@ -91,6 +91,6 @@ async def test_events_are_bounded_in_number_however_young(file: Path) -> None:
 @pytest.mark.parametrize("younger", [False, True])
 async def test_all_stores_say_that_nothing_is_left_when_nothing_is(ground: Ground, younger: bool) -> None:
     async with ground.store() as store:
-        await store.completed([replace(DONE, ended_at=1e6 if younger else 1.0)])
+        await store.record_completed([replace(DONE, ended_at=1e6 if younger else 1.0)])
         assert not await store.prune(1e6)
         assert len(ground.reader().completions(0.0, 2e6)) == younger

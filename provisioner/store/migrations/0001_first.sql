@@ -66,6 +66,12 @@ CREATE TABLE console_outputs (
 );
 CREATE INDEX console_outputs_at ON console_outputs (at);
 
+CREATE TRIGGER drone_deleted AFTER DELETE ON drones BEGIN
+    DELETE FROM transitions WHERE drone_id = old.id;
+    DELETE FROM heartbeats WHERE drone_id = old.id;
+    DELETE FROM console_outputs WHERE drone_id = old.id;
+END;
+
 -- In the order of their ends, without a second copy as an index: there may be millions.
 CREATE TABLE completed_jobs (
     ended_at FLOAT NOT NULL,
@@ -94,7 +100,7 @@ CREATE TABLE estimates (
 );
 
 -- Requests of operators to forget estimates. A row is deleted with the commit of the reduced estimates.
-CREATE TABLE forget_requests (
+CREATE TABLE estimate_resets (
     id INTEGER PRIMARY KEY AUTOINCREMENT NOT NULL,
     at FLOAT NOT NULL,
     what TEXT NOT NULL,
