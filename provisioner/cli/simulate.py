@@ -761,10 +761,10 @@ def _require_writable(report: Path | None, json_file: Path | None) -> None:
         if path is not None and path.is_dir():
             raise VerbError(f"{path} is a directory: name a file")
     if report is not None:
-        from provisioner.simulator.figures import PlotsMissingError, plots_there
+        from provisioner.simulator.report import PlotsMissingError, require_matplotlib
 
         try:
-            plots_there()
+            require_matplotlib()
         except PlotsMissingError as error:
             raise VerbError(f"{report}: {error}") from None
 

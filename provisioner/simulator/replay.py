@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from multiprocessing.queues import SimpleQueue
 
 from provisioner.model import DroneType, Plan, Policy, Snapshot
@@ -20,7 +20,7 @@ from provisioner.planner.validation import Breach
 from provisioner.sharing import co2_kg
 from provisioner.simulator.jobs import JobRequirements, SimulatedJob
 from provisioner.simulator.owner import OwnerSeries
-from provisioner.simulator.results import GpuHours, GpuSeconds, ReplayResult, WaitStatistics
+from provisioner.simulator.results import GpuTime, ReplayResult, WaitStatistics
 from provisioner.simulator.sites import Facility
 from provisioner.simulator.world import START_EPOCH, Scenario, SimulationOutcome, simulate
 from provisioner.simulator.world_file import WorldPlan
@@ -71,8 +71,9 @@ def summarize(
     )
 
 
-def hours(spent: GpuSeconds) -> GpuHours:
-    return GpuHours(*(getattr(spent, part) / 3600.0 for part in ("held", "good", "badput", "boot", "release", "idle")))
+def hours(spent: GpuTime) -> GpuTime:
+    """Return seconds as hours."""
+    return GpuTime(*(part / 3600.0 for part in astuple(spent)))
 
 
 def waits(waits_s: Iterable[float]) -> WaitStatistics:

@@ -28,7 +28,7 @@ class WaitStatistics:
 
 @dataclass(frozen=True, slots=True)
 class GpuTime:
-    """Where the GPU time of drones went, of whole GPUs. ``held = good + badput + boot + release + idle``."""
+    """Where the GPU time of drones went, in hours or seconds of one GPU: ``held`` is the sum of the others."""
 
     held: float = 0.0
     """From grant to release."""
@@ -47,18 +47,6 @@ class GpuTime:
     def waste(self) -> float:
         """``(held - good) / good``; infinite where nothing good came out."""
         return (self.held - self.good) / self.good if self.good else float("inf")
-
-
-class GpuSeconds(GpuTime):
-    """In seconds."""
-
-    __slots__ = ()
-
-
-class GpuHours(GpuTime):
-    """In hours."""
-
-    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +88,7 @@ class ReplayResult:
     jobs_done: int
     jobs_impossible: int
     """That fit no drone type."""
-    gpu_hours: GpuHours
+    gpu_hours: GpuTime
     waits: WaitStatistics
     waits_by_class: Mapping[str, WaitStatistics] = field(default_factory=dict)
     owner_wait_s: float | None = None
@@ -124,12 +112,8 @@ class ReplayResult:
     energy_kwh: float | None = None
     """None where no drone type tells its power."""
     co2_kg: float | None = None
-    by_site: Mapping[str, GpuHours] = field(default_factory=dict)
+    by_site: Mapping[str, GpuTime] = field(default_factory=dict)
     samples: tuple[Sample, ...] = ()
-
-    @property
-    def kj_per_job(self) -> float | None:
-        return None if self.energy_kwh is None or not self.jobs_done else self.energy_kwh * 3600.0 / self.jobs_done
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,9 +156,9 @@ class GpuTimeAccount:
     energy_kwh: float = 0.0
 
     @property
-    def gpu_seconds(self) -> GpuSeconds:
+    def gpu_seconds(self) -> GpuTime:
         idle_s = self.held_s - self.good_s - self.badput_s - self.boot_s - self.release_s
-        return GpuSeconds(self.held_s, self.good_s, self.badput_s, self.boot_s, self.release_s, idle_s)
+        return GpuTime(self.held_s, self.good_s, self.badput_s, self.boot_s, self.release_s, idle_s)
 
 
 @dataclass(slots=True)
@@ -300,7 +284,7 @@ class Metrics:
         return GpuTimeAccount(*(sum(column) for column in zip(*map(astuple, self.books.values()), strict=True)))
 
     @property
-    def gpu_seconds(self) -> GpuSeconds:
+    def gpu_seconds(self) -> GpuTime:
         return self.total.gpu_seconds
 
     @property
