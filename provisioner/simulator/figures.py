@@ -39,6 +39,8 @@ class KeyFigure:
     """None where the replay does not tell."""
     better: int = 0
     """1: more is better, -1: less is, 0: neither."""
+    detail: bool = False
+    """Left out of brief tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,7 @@ def _decisions_per_second(result: ReplayResult) -> float | None:
 
 FIGURES: Mapping[str, tuple[KeyFigure, ...]] = {
     "GPU-hours": (
-        KeyFigure("Held", "GPU-h", lambda r: r.gpu_hours.held),
+        KeyFigure("Held", "GPU-h", lambda r: r.gpu_hours.held, detail=True),
         KeyFigure("Good", "GPU-h", lambda r: r.gpu_hours.good, 1),
         KeyFigure("Idle", "GPU-h", lambda r: r.gpu_hours.idle, -1),
         KeyFigure("Boot and release", "GPU-h", lambda r: _boot_and_release(r.gpu_hours), -1),
@@ -122,35 +124,37 @@ FIGURES: Mapping[str, tuple[KeyFigure, ...]] = {
     ),
     "Waste, of the good GPU-hours": (
         KeyFigure("Waste", "%", lambda r: waste(r.gpu_hours), -1),
-        KeyFigure("by idle GPUs", "%", lambda r: of_good(lambda h: h.idle, r.gpu_hours), -1),
-        KeyFigure("by boot and release", "%", lambda r: of_good(_boot_and_release, r.gpu_hours), -1),
-        KeyFigure("by badput", "%", lambda r: of_good(lambda h: h.badput, r.gpu_hours), -1),
+        KeyFigure("by idle GPUs", "%", lambda r: of_good(lambda h: h.idle, r.gpu_hours), -1, detail=True),
+        KeyFigure("by boot and release", "%", lambda r: of_good(_boot_and_release, r.gpu_hours), -1, detail=True),
+        KeyFigure("by badput", "%", lambda r: of_good(lambda h: h.badput, r.gpu_hours), -1, detail=True),
     ),
     "Waits": (
         KeyFigure("Mean wait", "s", lambda r: r.waits.mean_s if r.waits.jobs else None, -1),
         KeyFigure("Median wait", "s", lambda r: r.waits.p50_s if r.waits.jobs else None, -1),
         KeyFigure("95th percentile of waits", "s", lambda r: r.waits.p95_s if r.waits.jobs else None, -1),
         KeyFigure("First start of a burst", "s", lambda r: r.burst_first_s, -1),
-        KeyFigure("80 % of a burst started", "s", lambda r: r.burst_most_s, -1),
+        KeyFigure("80 % of a burst started", "s", lambda r: r.burst_most_s, -1, detail=True),
         KeyFigure("Owner's wait for drones", "s", lambda r: r.owner_wait_s, -1),
     ),
     "Jobs and drones": (
-        KeyFigure("Jobs", "", lambda r: r.jobs),
+        KeyFigure("Jobs", "", lambda r: r.jobs, detail=True),
         KeyFigure("Jobs done", "", lambda r: r.jobs_done, 1),
         KeyFigure("Jobs that fit no drone", "", lambda r: r.jobs_impossible),
         KeyFigure("Requests", "drones", lambda r: r.requests, -1),
-        KeyFigure("Requests per job", "", lambda r: _per_job(r.requests, r), -1),
-        KeyFigure("Started", "drones", lambda r: r.drones_started),
-        KeyFigure("Withdrawn", "drones", lambda r: r.withdrawn, -1),
+        KeyFigure("Requests per job", "", lambda r: _per_job(r.requests, r), -1, detail=True),
+        KeyFigure("Started", "drones", lambda r: r.drones_started, detail=True),
+        KeyFigure("Withdrawn", "drones", lambda r: r.withdrawn, -1, detail=True),
         KeyFigure("Preempted", "attempts", lambda r: r.preempted, -1),
         KeyFigure("Violations", "", lambda r: len(r.violations), -1),
     ),
     "Cost": (
         KeyFigure("Decisions per second", "1/s", _decisions_per_second, 1),
-        KeyFigure("Slowest decision", "s", lambda r: r.decisions.worst_s if r.decisions.count else None, -1),
-        KeyFigure("Energy", "kWh", lambda r: r.energy_kwh, -1),
+        KeyFigure(
+            "Slowest decision", "s", lambda r: r.decisions.worst_s if r.decisions.count else None, -1, detail=True
+        ),
+        KeyFigure("Energy", "kWh", lambda r: r.energy_kwh, -1, detail=True),
         KeyFigure("Energy per job", "kJ", _kj_per_job, -1),
-        KeyFigure("CO2 per job", "kg", lambda r: _per_job(r.co2_kg, r), -1),
+        KeyFigure("CO2 per job", "kg", lambda r: _per_job(r.co2_kg, r), -1, detail=True),
     ),
 }
 """By heading. Those that no replay tells are left out of a report."""
