@@ -592,7 +592,7 @@ class SimulatedOverlay:
         key = bucket.name, kind.key
         if key not in self._suits:
             self._suits[key] = bucket.wants.unmet_requirement(kind) is None
-        return self._suits[key] and slot.drone.script.verdict is not DroneDefect.MATCHES_NOTHING
+        return self._suits[key] and slot.drone.script.defect is not DroneDefect.MATCHES_NOTHING
 
     def _too_short(self, bucket: QueuedJobClass, slot: SimulatedSlot) -> bool:
         """Return whether the job's requested time exceeds the drone's remaining walltime."""
@@ -614,7 +614,7 @@ class SimulatedOverlay:
         if queued.first_begun_s is None:
             queued.first_begun_s = now_s
             self._metrics.first_starts.append((queued.job.submit_s, now_s))
-        eaten = slot.drone.script.verdict is DroneDefect.EATS_JOBS
+        eaten = slot.drone.script.defect is DroneDefect.EATS_JOBS
         left_s = queued.job.duration_s - queued.saved_s
         slot.start(queued, min(BLACK_HOLE_JOB_S, left_s) if eaten else left_s, not eaten, now_s)
 

@@ -17,8 +17,7 @@ from multiprocessing.queues import SimpleQueue
 from provisioner.model import DroneType, Plan, Policy, Snapshot
 from provisioner.planner.validation import Breach
 from provisioner.sharing import co2_kg
-from provisioner.simulator.jobs import JobRequirements, SimulatedJob
-from provisioner.simulator.owner import OwnerSeries
+from provisioner.simulator.jobs import SimulatedJob
 from provisioner.simulator.results import GpuTime, ReplayResult, WaitStatistics
 from provisioner.simulator.sites import Facility
 from provisioner.simulator.world import START_EPOCH, Scenario, SimulationOutcome, simulate
@@ -36,7 +35,6 @@ def summarize(
     policy: str,
     trace: str,
     jobs: Sequence[SimulatedJob],
-    types: Sequence[DroneType],
     carbon_g_per_kwh: float | None = None,
 ) -> ReplayResult:
     """Return the result of a replay of ``jobs``; ``carbon_g_per_kwh`` is the grid's CO2, if known."""
@@ -50,22 +48,22 @@ def summarize(
         days=outcome.ended_s / DAY_S,
         jobs=outcome.jobs,
         jobs_done=outcome.jobs_done,
-        jobs_impossible=_impossible(jobs, types),
+        jobs_impossible=outcome.jobs_impossible,
         gpu_hours=hours(metrics.gpu_seconds),
         waits=waits(metrics.waits_s),
         waits_by_class={label: waits(metrics.waits_by_class[label]) for label in sorted(metrics.waits_by_class)},
         owner_wait_s=metrics.owner_blocked_s if metrics.owner_waits else None,
         requests=sum(metrics.accepted.values()),
-        drones_started=outcome.started,
-        withdrawn=outcome.withdrawn,
-        preempted=outcome.preempted,
+        drones_started=metrics.started,
+        withdrawn=metrics.withdrawn,
+        preempted=metrics.attempts_lost,
         burst_first_s=statistics.median(first for first, _ in bursts) if bursts else None,
         burst_most_s=statistics.median(most for _, most in bursts) if bursts else None,
         violations=outcome.violations,
         decisions=outcome.decisions,
         energy_kwh=energy_kwh,
         co2_kg=None if energy_kwh is None or carbon_g_per_kwh is None else co2_kg(energy_kwh, carbon_g_per_kwh),
-        by_site={site: hours(book.gpu_seconds) for site, book in sorted(metrics.books.items())},
+        by_site={site: hours(account.gpu_seconds) for site, account in sorted(metrics.accounts.items())},
         samples=outcome.samples,
     )
 
@@ -79,11 +77,8 @@ def waits(waits_s: Iterable[float]) -> WaitStatistics:
     ordered = sorted(waits_s)
     if not ordered:
         return WaitStatistics()
-    return WaitStatistics(len(ordered), statistics.fmean(ordered), _part(ordered, 0.5), _part(ordered, 0.95))
-
-
-def _part(ordered: Sequence[float], share: float) -> float:
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+    p50_s, p95_s = (ordered[min(len(ordered) - 1, int(share * len(ordered)))] for share in (0.5, 0.95))
+    return WaitStatistics(len(ordered), statistics.fmean(ordered), p50_s, p95_s)
 
 
 def burst_waits(starts: Sequence[tuple[float, float]], arrivals: Sequence[float]) -> Iterable[tuple[float, float]]:
@@ -106,14 +101,6 @@ def burst_waits(starts: Sequence[tuple[float, float]], arrivals: Sequence[float]
         if most < len(took):
             yield took[0], took[most]
         n = end
-
-
-def _impossible(jobs: Sequence[SimulatedJob], types: Sequence[DroneType]) -> int:
-    fits: dict[JobRequirements, bool] = {}
-    for job in jobs:
-        if job.wants not in fits:
-            fits[job.wants] = any(job.wants.unmet_requirement(kind) is None for kind in types)
-    return sum(not fits[job.wants] for job in jobs)
 
 
 REPLAY_LIMIT_S = 14 * 86400.0
@@ -164,7 +151,7 @@ class Replay:
             service_faults=self.world.service_faults,
             hardware_faults=self.world.hardware_faults,
             limit_s=self.span_s + REPLAY_LIMIT_S,
-            patience_s=REPLAY_STALL_S + max(map(_longest_s, self.world.facilities), default=0.0),
+            stall_s=REPLAY_STALL_S + max(map(_longest_s, self.world.facilities), default=0.0),
             samples_s=max(60.0, self.span_s / SAMPLES_PER_REPLAY),
         )
 
@@ -174,19 +161,16 @@ def _longest_s(facility: Facility) -> float:
 
     That is almost the longest queue and boot, and the longest time for which the owner has all GPUs.
     """
-    ways = (facility.behaviour, *facility.behaviour_of.values())
-    full_s = _longest_full_s(facility, facility.series) if facility.series is not None else 0.0
-    return full_s + max(behaviour.queue.mostly_below_s + behaviour.boot.mostly_below_s for behaviour in ways)
-
-
-def _longest_full_s(facility: Facility, series: OwnerSeries) -> float:
-    gpus = sum(p.nodes * p.gpus_per_node for p in facility.pools if not series.pools or p.name in series.pools)
+    behaviours = (facility.behaviour, *facility.behaviour_of.values())
     longest_s, since_s = 0.0, None
-    for at_s, has in series.steps:
-        if since_s is not None:
-            longest_s = max(longest_s, at_s - since_s)
-        since_s = since_s if has >= gpus and since_s is not None else at_s if has >= gpus else None
-    return longest_s
+    if facility.series is not None:
+        owned = facility.series.pools
+        gpus = sum(pool.nodes * pool.gpus_per_node for pool in facility.pools if not owned or pool.name in owned)
+        for at_s, has in facility.series.steps:
+            if since_s is not None:
+                longest_s = max(longest_s, at_s - since_s)
+            since_s = None if has < gpus else at_s if since_s is None else since_s
+    return longest_s + max(each.queue.mostly_below_s + each.boot.mostly_below_s for each in behaviours)
 
 
 def run(replay: Replay, seed: int, tell: Callable[[float], None] = lambda at_s: None) -> ReplayResult:
@@ -207,7 +191,6 @@ def run(replay: Replay, seed: int, tell: Callable[[float], None] = lambda at_s: 
         policy=replay.policy,
         trace=replay.trace,
         jobs=replay.jobs,
-        types=replay.types,
         carbon_g_per_kwh=replay.carbon_g_per_kwh,
     )
 

@@ -386,7 +386,7 @@ class SimulatedSite:
         drone = self.drones.get(order.drone_id)
         if drone is not None and drone.alive:
             if order.kill:
-                drone.kill()
+                drone.perish(EndKind.STOPPED, "killed on request")
             else:
                 drone.leave(EndKind.STOPPED, None, "stopped on request", drone.order.grace_s)
         return OrderResult(order.drone_id, OrderOutcome.OK, order.remote_id)

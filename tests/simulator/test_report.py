@@ -152,8 +152,7 @@ def made(policy: str = "ours", seed: int = 1, **given: object) -> ReplayResult:
 
 def replayed(policy: str, scenario: Scenario) -> ReplayResult:
     """What really came of a scenario."""
-    kinds = [kind for facility in scenario.facilities for kind in facility.types]
-    return summarize(simulate(scenario), policy=policy, trace="calm", jobs=scenario.jobs, types=kinds)
+    return summarize(simulate(scenario), policy=policy, trace="calm", jobs=scenario.jobs)
 
 
 def test_the_figures_of_real_replays_are_on_the_page() -> None:

@@ -138,7 +138,7 @@ def test_what_checkpoints_have_saved_is_counted_in_work_and_what_is_lost_in_time
         assert slot.jobs == 2
         assert slot.work_at == pytest.approx(slot.heard_at - (slot.heard_at - 35.0) * _lost(slot.heard_at - 35.0))
         await asyncio.sleep(0.1)
-        next(iter(world.sites["kit"].drones.values())).kill()
+        next(iter(world.sites["kit"].drones.values())).perish(EndKind.STOPPED, "killed")
         await asyncio.sleep(100.0)
         assert [t.saved_s for t in world.overlay.queued_jobs] == [30.0, 30.0]
         view = await world.overlay.poll(world.types)

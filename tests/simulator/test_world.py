@@ -491,7 +491,7 @@ def test_a_lost_reply_is_an_order_carried_out() -> None:
     async def script(world: World) -> None:
         with pytest.raises(OutcomeUnknownError):
             await world.sites["kit"].start([order("d-1")])
-        assert world.live_ids == {"d-1"}
+        assert [drone.id for drone in world.drones] == ["d-1"]
 
     in_world(script, service_faults=[ServiceFault(ServiceFaultKind.REPLY_LOST, verb="start")])
 
@@ -502,7 +502,7 @@ def test_an_order_once_sent_cannot_be_taken_back() -> None:
         await asyncio.sleep(0.01)
         task.cancel()
         await asyncio.sleep(1.0)
-        assert world.live_ids == {"d-1"}
+        assert [drone.id for drone in world.drones] == ["d-1"]
 
     in_world(script)
 

@@ -17,7 +17,6 @@ from provisioner.simulator.faults import (
     HardwareFaultKind,
     ServiceFault,
     ServiceFaultKind,
-    unreliable_network,
 )
 from provisioner.simulator.jobs import JobRequirements, SimulatedJob
 from provisioner.simulator.loop import Fixed, LogNormal, Uniform, rng_for
@@ -26,7 +25,7 @@ from provisioner.simulator.sites import Facility, GpuPool
 from provisioner.simulator.world import START_EPOCH
 from tests.simulator.crashing import CrashScenario, crashes
 from tests.simulator.facilities import drone_type
-from tests.simulator.workload import Shape, burst, poisson_mix
+from tests.simulator.workload import Shape, burst, poisson_mix, unreliable_network
 
 BUSY_S = 900.0
 """Jobs come, and things go wrong, for so long."""
