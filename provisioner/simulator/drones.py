@@ -67,20 +67,13 @@ class SimulatedNode:
         self.outages = 0
         """Failures and downtimes that go on; they may overlap."""
         self.free = total
-        self.drones: dict[Hashable, ResourceVector] = {}
-        self.owners: dict[Hashable, ResourceVector] = {}
-        """Resources that the owner's jobs hold."""
-        self.free_of_drones = total
-        """Free resources if no drone held any."""
+        self.held: dict[Hashable, ResourceVector] = {}
+        """What drones and the owner's jobs hold."""
         self._slots = 0
 
     @property
     def up(self) -> bool:
         return not self.outages
-
-    @property
-    def used_milli(self) -> int:
-        return self.total.gpu_milli - self.free.gpu_milli
 
     def hosts(self, amount: ResourceVector) -> bool:
         """Return whether it has room now."""
@@ -96,25 +89,18 @@ class SimulatedNode:
             for each, there, keep in zip(amount[1:], room[1:], self.kept[1:], strict=True)
         )
 
-    def place_drone(self, drone: Hashable, amount: ResourceVector) -> str:
-        """Give a drone its part; return the name of its slot."""
-        self.drones[drone] = amount
+    def place(self, holder: Hashable, amount: ResourceVector) -> None:
+        """Give a drone or an owner's job its part."""
+        self.held[holder] = amount
         self.free = self.free.less(amount)
+
+    def left(self, holder: Hashable) -> None:
+        self.free = self.free.plus(self.held.pop(holder))
+
+    def new_slot(self) -> str:
+        """Return the name of a drone's slot."""
         self._slots += 1
         return f"slot1_{self._slots}@{self.name}"
-
-    def place_owner_job(self, job: Hashable, amount: ResourceVector) -> None:
-        self.owners[job] = amount
-        self.free = self.free.less(amount)
-        self.free_of_drones = self.free_of_drones.less(amount)
-
-    def drone_left(self, drone: Hashable) -> None:
-        self.free = self.free.plus(self.drones.pop(drone))
-
-    def owner_left(self, job: Hashable) -> None:
-        amount = self.owners.pop(job)
-        self.free = self.free.plus(amount)
-        self.free_of_drones = self.free_of_drones.plus(amount)
 
     @property
     def overfull(self) -> bool:
@@ -124,11 +110,11 @@ class SimulatedNode:
     def recounted(self) -> ResourceVector:
         """Count the free resources anew from all holders."""
         room = self.total
-        for amount in (*self.drones.values(), *self.owners.values()):
+        for amount in self.held.values():
             room = room.less(amount)
         return room
 
-    def told(self, kinds: Iterable[DroneType]) -> Node:
+    def listed(self, kinds: Iterable[DroneType]) -> Node:
         """Return the node as its site lists it; ``kinds`` are the drone types that may run in its pool."""
         return Node(
             name=self.name,

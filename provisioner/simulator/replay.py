@@ -18,6 +18,7 @@ from provisioner.model import DroneType, Plan, Policy, Snapshot
 from provisioner.planner.validation import Breach
 from provisioner.sharing import co2_kg
 from provisioner.simulator.jobs import SimulatedJob
+from provisioner.simulator.owner import OwnerSeries
 from provisioner.simulator.results import GpuTime, ReplayResult, WaitStatistics
 from provisioner.simulator.sites import Facility
 from provisioner.simulator.world import START_EPOCH, Scenario, SimulationOutcome, simulate
@@ -163,10 +164,10 @@ def _longest_s(facility: Facility) -> float:
     """
     behaviours = (facility.behaviour, *facility.behaviour_of.values())
     longest_s, since_s = 0.0, None
-    if facility.series is not None:
-        owned = facility.series.pools
+    if isinstance(facility.owner, OwnerSeries):
+        owned = facility.owner.pools
         gpus = sum(pool.nodes * pool.gpus_per_node for pool in facility.pools if not owned or pool.name in owned)
-        for at_s, has in facility.series.steps:
+        for at_s, has in facility.owner.steps:
             if since_s is not None:
                 longest_s = max(longest_s, at_s - since_s)
             since_s = None if has < gpus else at_s if since_s is None else since_s

@@ -147,9 +147,9 @@ def changed(plan: WorldPlan, question: Question) -> WorldPlan:
         case ScaledDuration(_, key, factor):
             facility = _slower(facility, key, factor)
         case OwnerRemoved(site):
-            if facility.series is None:
+            if facility.owner is None:
                 raise QuestionError(f"`{site} owner=none`: {site} has no owner: a world file may give it one (--world)")
-            facility = replace(facility, series=None)
+            facility = replace(facility, owner=None)
     return replace(plan, facilities=tuple(facility if f.name == facility.name else f for f in plan.facilities))
 
 

@@ -115,7 +115,7 @@ class World:
             jobs_running=self.overlay.running,
             gpus_held=sum(by_site.values()),
             gpus_busy=self.overlay.busy_milli / WHOLE_GPU,
-            gpus_owner=sum(site.owner_milli for site in self.sites.values()) / WHOLE_GPU,
+            gpus_owner=sum(site.owner.held_milli for site in self.sites.values()) / WHOLE_GPU,
             by_site=by_site,
         )
 

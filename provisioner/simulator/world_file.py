@@ -302,7 +302,7 @@ class _Building:
             queues=site.queues,
             reports_free=site.reports_free,
             reports_nodes=site.reports_nodes,
-            series=series,
+            owner=series,
         )
 
     def _pools(self, spec: SiteConfig, site: SiteSection) -> tuple[tuple[GpuPool, ...], dict[str, str]]:
@@ -416,5 +416,5 @@ def describe_world(plan: WorldPlan) -> Iterator[str]:
             f"{pool.nodes * pool.gpus_per_node} {pool.name}" if pool.gpus_per_node else count(pool.nodes, "CPU node")
             for pool in facility.pools
         )
-        owner = " with an owner" if facility.series else ""
+        owner = " with an owner" if facility.owner else ""
         yield f"{facility.name}: {parts}{owner}"

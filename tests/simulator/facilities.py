@@ -8,8 +8,8 @@ from typing import Any
 from provisioner.model import DroneType, SitePolicy
 from provisioner.simulator.drones import SiteBehaviour
 from provisioner.simulator.loop import Fixed, LogNormal, Uniform
-from provisioner.simulator.owner import Owner
 from provisioner.simulator.sites import Facility, GpuPool
+from tests.simulator.owner_queue import Owner
 
 
 def drone_type(site: str, name: str, **given: Any) -> DroneType:
@@ -38,7 +38,7 @@ def small(
     )
 
 
-def institute(owner: tuple[tuple[float, int], ...] = ()) -> Facility:
+def institute() -> Facility:
     """An institute's own HTCondor cluster: 32 + 24 GPUs, quick, but the owner comes first."""
     name = "topas"
     return Facility(
@@ -47,7 +47,7 @@ def institute(owner: tuple[tuple[float, int], ...] = ()) -> Facility:
             drone_type(name, "v100s", vram_mib=32768, capability=70, gpu_model="V100S"),
             drone_type(name, "a100", gpu_model="A100-40", price=1.2),
         ),
-        pools=(GpuPool("v100s", 8, nodes=4, owner=owner), GpuPool("a100", 8, nodes=3)),
+        pools=(GpuPool("v100s", 8, nodes=4), GpuPool("a100", 8, nodes=3)),
         serves={"v100s": "v100s", "a100": "a100"},
         behaviour=SiteBehaviour(queue=Uniform(10.0, 80.0), boot=Uniform(40.0, 110.0), release=Fixed(20.0)),
     )

@@ -89,7 +89,7 @@ def test_a_queue_that_only_one_type_has(settings: Settings) -> None:
 
 def test_an_owner_who_is_there_no_more(settings: Settings) -> None:
     plan = world(settings, "sites: {farm: {owner: {file: load.csv, vc: vcA}}}")
-    assert plan.facilities[0].series is not None and farm(plan, "farm owner=none").series is None
+    assert plan.facilities[0].owner is not None and farm(plan, "farm owner=none").owner is None
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from provisioner.simulator.drones import ResourceVector, SimulatedNode, SiteBeha
 from provisioner.simulator.faults import HardwareFault, HardwareFaultKind
 from provisioner.simulator.jobs import JobRequirements, SimulatedJob
 from provisioner.simulator.loop import Fixed, run_virtual
-from provisioner.simulator.owner import Owner, OwnerJob, VictimRule
+from provisioner.simulator.owner import VictimRule
 from provisioner.simulator.results import Metrics
 from provisioner.simulator.sites import Facility, GpuPool
 from provisioner.simulator.traces import OwnerLoadSeries, read_loads
@@ -30,6 +30,7 @@ from provisioner.simulator.world import SimulationOutcome, World
 from tests.simulator.crashing import crashes, simulate
 from tests.simulator.facilities import drone_type, topas
 from tests.simulator.owner_jobs import made_load, owner_jobs, rise_of, trace_file, window_of
+from tests.simulator.owner_queue import Owner, OwnerJob, OwnerSteps
 from tests.simulator.owner_world import SPAN_S, TICK_S, Chooser, load_of, owned, waits_alone
 from tests.simulator.workload import unreliable_network
 
@@ -120,11 +121,11 @@ def test_waiting_jobs_of_one_shape_are_one_claim_that_names_the_nodes_that_could
 
 def test_books_that_do_not_add_up_are_found_out() -> None:
     machine, metrics = SimulatedNode("n", "gpus", ResourceVector(1000, 8, 1024)), Metrics(Policy())
-    machine.place_drone("d-1", ResourceVector(1000, 4, 512))
+    machine.place("d-1", ResourceVector(1000, 4, 512))
     metrics.node_filled(1.0, machine)
     metrics.nodes_counted(2.0, [machine])
     assert metrics.overfull == []
-    machine.place_owner_job("job", ResourceVector(1000, 1, 1))
+    machine.place("job", ResourceVector(1000, 1, 1))
     metrics.node_filled(3.0, machine)
     assert len(metrics.overfull) == 1
     machine.free = ResourceVector(0, 0, 0)  # wrong books, though nothing shows
@@ -134,7 +135,7 @@ def test_books_that_do_not_add_up_are_found_out() -> None:
 
 def test_a_load_that_is_on_no_certain_node_cannot_be_told_node_by_node() -> None:
     with pytest.raises(ValueError, match="no certain node"):
-        cluster(Owner(), pools=(GpuPool("gpus", 4, owner=((10.0, 2),)),))
+        replace(cluster(Owner()), owner=OwnerSteps(((10.0, 2),), "gpus"))
 
 
 # ------------------------------------------------------------------------------------------------- the site alone
@@ -367,7 +368,7 @@ def played(seed: int, loads: Mapping[str, OwnerLoadSeries] | None) -> Pair:
     load = load_of(seed, loads)
     ours = owned(seed, load, Chooser.PLANNER)
     owner = ours.facilities[0].owner
-    assert owner is not None
+    assert isinstance(owner, Owner)
     waits = [w.wait_s for w in waits_alone(ours)]
     return Pair(
         simulate(ours),
@@ -417,10 +418,8 @@ def judge(pairs: Mapping[int, Pair]) -> None:
     )
     bound_s = statistics.mean(pair.bound_s for pair in pairs.values())
     cycle_s = statistics.mean(pair.cycle_s for pair in pairs.values())
-    lost = {
-        seed: (p.ours.metrics.gpu_seconds.badput, p.youngest.metrics.gpu_seconds.badput) for seed, p in pairs.items()
-    }
-    ratios = [mine / theirs for mine, theirs in lost.values() if theirs]
+    lost = [(p.ours.metrics.gpu_seconds.badput, p.youngest.metrics.gpu_seconds.badput) for p in pairs.values()]
+    ratios = [mine / theirs for mine, theirs in lost if theirs]
     print(
         f"\n{len(pairs)} seeds, {len(waits)} owner's jobs: blocked {statistics.mean(w.blocked_s for w in waits):.1f} s"
         f" on average (of those blocked at all, {len(blocked)}: {statistics.mean(blocked):.1f} s), late {late_s:.1f} s,"

@@ -22,6 +22,7 @@ from provisioner.simulator.jobs import JobRequirements, SimulatedJob
 from provisioner.simulator.loop import AT_ONCE, Draw, Fixed, LogNormal
 from provisioner.simulator.sites import Facility, GpuPool
 from provisioner.simulator.world import START_EPOCH, Scenario, SimulationOutcome, simulate
+from tests.simulator.owner_queue import OwnerSteps
 
 HOUR_S = 3600.0
 NEVER_S = 1e7
@@ -32,7 +33,8 @@ def site(name: str, gpus: int, *, queue: Draw = AT_ONCE, taken: int = 0) -> Faci
     return Facility(
         policy=SitePolicy(name, max_drones=UNLIMITED, max_pending=UNLIMITED, max_starts_per_tick=UNLIMITED),
         types=(DroneType(name, "gpu", gpu_milli=1000, cpus=8, memory_mib=20480, disk_mib=10240, vram_mib=16384),),
-        pools=(GpuPool("gpus", 1, gpus, owner=((0.0, taken),) if taken else ()),),
+        pools=(GpuPool("gpus", 1, gpus),),
+        owner=OwnerSteps(((0.0, taken),), "gpus") if taken else None,
         behaviour=SiteBehaviour(queue=queue, boot=Fixed(60.0), check=AT_ONCE, release=Fixed(20.0)),
         latency=AT_ONCE,
         reports_claims=False,

@@ -12,6 +12,7 @@ from provisioner.simulator.faults import ServiceFault, ServiceFaultKind
 from provisioner.simulator.sites import GpuPool
 from provisioner.simulator.world import START_EPOCH, Scenario
 from tests.simulator.facilities import small
+from tests.simulator.owner_queue import OwnerSteps
 from tests.simulator.wild import NEXT_HOUR
 from tests.simulator.witness import Course, watched
 from tests.simulator.worlds import calm
@@ -69,8 +70,8 @@ def test_who_starts_and_withdraws_by_turns_is_found_out() -> None:
 
 def test_what_an_owner_takes_is_the_owners_doing() -> None:
     (site,) = calm().facilities
-    pools = (GpuPool("gpus", 4, owner=((60.0, 4), (200.0, 0))),)
-    seen = watched(replace(calm(), facilities=(replace(site, pools=pools),)))
+    owned = replace(site, pools=(GpuPool("gpus", 4),), owner=OwnerSteps(((60.0, 4), (200.0, 0)), "gpus"))
+    seen = watched(replace(calm(), facilities=(owned,)))
     assert seen.violations == ()
     assert seen.causes["the owner's claim"] == seen.outcome.metrics.attempts_lost > 0
 

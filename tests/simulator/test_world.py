@@ -27,11 +27,11 @@ from provisioner.simulator.drones import DroneScript, SiteBehaviour
 from provisioner.simulator.faults import OVERLAY, HardwareFault, HardwareFaultKind, ServiceFault, ServiceFaultKind
 from provisioner.simulator.jobs import JobRequirements, SimulatedJob
 from provisioner.simulator.loop import Fixed, Uniform, run_virtual
-from provisioner.simulator.owner import VictimRule
 from provisioner.simulator.pool import PoolBehaviour
 from provisioner.simulator.sites import Facility, GpuPool
 from provisioner.simulator.world import World
 from tests.simulator.facilities import small
+from tests.simulator.owner_queue import OwnerSteps
 
 T = TypeVar("T")
 STEADY = SiteBehaviour(boot=Fixed(30.0), check=Fixed(5.0), release=Fixed(2.0))
@@ -316,7 +316,7 @@ def test_what_does_not_fit_waits_in_the_queue_or_is_refused() -> None:
 
 
 def test_the_owner_pushes_out_the_youngest_and_gives_back_later() -> None:
-    owned = replace(KIT, pools=(GpuPool("gpus", 4, owner=((100.0, 3), (200.0, 0)), victim=VictimRule.YOUNGEST),))
+    owned = replace(KIT, pools=(GpuPool("gpus", 4),), owner=OwnerSteps(((100.0, 3), (200.0, 0)), "gpus"))
 
     async def script(world: World) -> None:
         site = world.sites["kit"]
@@ -335,7 +335,7 @@ def test_the_owner_pushes_out_the_youngest_and_gives_back_later() -> None:
 
 
 def test_an_owner_that_gives_notice_is_seen_as_a_claim_meanwhile() -> None:
-    owned = replace(KIT, pools=(GpuPool("gpus", 4, owner=((100.0, 4),), notice_s=60.0),))
+    owned = replace(KIT, pools=(GpuPool("gpus", 4),), owner=OwnerSteps(((100.0, 4),), "gpus", notice_s=60.0))
 
     async def script(world: World) -> None:
         site = world.sites["kit"]
