@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import multiprocessing
 import os
 import statistics
@@ -13,34 +12,30 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
 from provisioner.model import DroneId, EndKind, OwnerLoad, Policy, StartOrder, StopOrder
-from provisioner.simulator.drones import ResourceVector, SimulatedNode, SiteBehaviour
+from provisioner.simulator.drones import ResourceVector, SimulatedNode
 from provisioner.simulator.faults import HardwareFault, HardwareFaultKind
 from provisioner.simulator.jobs import JobRequirements, SimulatedJob
-from provisioner.simulator.loop import Fixed, run_virtual
 from provisioner.simulator.owner import VictimRule
 from provisioner.simulator.results import Metrics
 from provisioner.simulator.sites import Facility, GpuPool
 from provisioner.simulator.traces import OwnerLoadSeries, read_loads
 from provisioner.simulator.world import SimulationOutcome, World
 from tests.simulator.crashing import crashes, simulate
-from tests.simulator.facilities import drone_type, topas
+from tests.simulator.facilities import STEADY, drone_type, in_world, topas, until
 from tests.simulator.owner_jobs import made_load, owner_jobs, rise_of, trace_file, window_of
 from tests.simulator.owner_queue import Owner, OwnerJob, OwnerSteps
 from tests.simulator.owner_world import SPAN_S, TICK_S, Chooser, load_of, owned, waits_alone
 from tests.simulator.workload import unreliable_network
 
-T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
 SEEDS = int(os.environ.get("SIM_OWNER_SEEDS", "200"))
 FIRST = int(os.environ.get("SIM_FIRST_SEED", "0"))
 TRACE = trace_file(ROOT)
-
-STEADY = SiteBehaviour(boot=Fixed(30.0), check=Fixed(5.0), release=Fixed(2.0))
 
 
 def cluster(owner: Owner, *, nodes: int = 1, gpus: int = 4, **given: Any) -> Facility:
@@ -51,19 +46,6 @@ def cluster(owner: Owner, *, nodes: int = 1, gpus: int = 4, **given: Any) -> Fac
     return replace(usual, **given)
 
 
-def in_world(
-    facility: Facility, script: Callable[[World], Awaitable[T]], jobs: Sequence[SimulatedJob] = (), **given: Any
-) -> T:
-    policy = Policy(sites={facility.name: facility.policy})
-
-    async def play() -> T:
-        world = World([facility], jobs, policy, seed=7, start_epoch=0.0, **given)
-        world.begin()
-        return await script(world)
-
-    return run_virtual(play())
-
-
 def orders(facility: Facility, count: int, first: int = 0) -> list[StartOrder]:
     kind = facility.types[0]
     ids = [DroneId(f"d-{n}") for n in range(first, first + count)]
@@ -72,10 +54,6 @@ def orders(facility: Facility, count: int, first: int = 0) -> list[StartOrder]:
 
 def long_jobs(count: int, **given: Any) -> tuple[SimulatedJob, ...]:
     return tuple(SimulatedJob(0.0, 5000.0, JobRequirements(cpus=4, memory_mib=8192), **given) for _ in range(count))
-
-
-async def until(at_s: float) -> None:
-    await asyncio.sleep(at_s - asyncio.get_running_loop().time())
 
 
 # --------------------------------------------------------------------------------------------------- node by node
@@ -102,7 +80,7 @@ def test_nodes_and_places_are_told_and_cpus_run_out_before_gpus() -> None:
         assert world.metrics.accepted_without_room == {"topas": 2}
         assert world.metrics.overfull == []
 
-    in_world(facility, script)
+    in_world(script, [facility])
 
 
 def test_waiting_jobs_of_one_shape_are_one_claim_that_names_the_nodes_that_could_host_it() -> None:
@@ -114,9 +92,9 @@ def test_waiting_jobs_of_one_shape_are_one_claim_that_names_the_nodes_that_could
         view = await world.sites["topas"].poll()
         return [(c.count, c.gpu_milli, c.since, c.nodes, c.who) for c in view.claims]
 
-    claims = in_world(cluster(owner, nodes=2), script)
+    claims = in_world(script, [cluster(owner, nodes=2)])
     assert claims == [(1, 4000, 3.0, ("none",), "owner"), (2, 1000, 4.0, (), "owner")]
-    assert in_world(cluster(owner, nodes=2, reports_claims=False), script) == []
+    assert in_world(script, [cluster(owner, nodes=2, reports_claims=False)]) == []
 
 
 def test_books_that_do_not_add_up_are_found_out() -> None:
@@ -152,7 +130,7 @@ def full(owner: Owner, **given: Any) -> Callable[[Callable[[World], Awaitable[No
                 await until(25.0 * (n + 1))
             await script(world)
 
-        in_world(facility, staged, long_jobs(4))
+        in_world(staged, [facility], long_jobs(4))
 
     return play
 
@@ -236,7 +214,7 @@ def test_what_the_owner_waits_for_his_own_jobs_is_not_our_doing() -> None:
         await until(700.0)
         assert [(w.wait_s, w.blocked_s, w.late_s) for w in world.metrics.owner_waits] == [(15.0, 0, 0), (314.0, 0, 0)]
 
-    in_world(cluster(Owner(both, negotiation_s=20.0)), script)
+    in_world(script, [cluster(Owner(both, negotiation_s=20.0))])
 
 
 def test_room_that_came_between_two_cycles_is_late_not_blocked() -> None:
@@ -270,7 +248,7 @@ def test_drones_come_after_the_owner_and_a_node_that_fails_sends_his_jobs_back()
         assert (await site.poll()).owner_runs == OwnerLoad(1, 4000, 4, 1024)
         assert world.metrics.overfull == []
 
-    in_world(facility, script, hardware_faults=[HardwareFault(HardwareFaultKind.NODE_FAILS, 50.0, 100.0, "topas")])
+    in_world(script, [facility], hardware_faults=[HardwareFault(HardwareFaultKind.NODE_FAILS, 50.0, 100.0, "topas")])
 
 
 # ------------------------------------------------------------------------------------------------------ lost work
@@ -300,7 +278,7 @@ def test_work_since_the_last_checkpoint_is_told_and_lost() -> None:
         assert world.metrics.gpu_seconds.good == pytest.approx(1000.0)
         assert (await pool.poll(world.types)).evictions == ()
 
-    in_world(facility, script, [job])
+    in_world(script, [facility], [job])
 
 
 def test_a_cpu_drone_counts_its_work_in_cpus() -> None:
@@ -313,7 +291,7 @@ def test_a_cpu_drone_counts_its_work_in_cpus() -> None:
         (slot,) = (await world.overlay.poll(world.types)).slots
         assert (slot.jobs, slot.work_gpu_milli, slot.work_at) == (2, 6000, 60.0)
 
-    in_world(facility, script, [SimulatedJob(0.0, 900.0, JobRequirements(gpu_milli=0, cpus=3)) for _ in range(2)])
+    in_world(script, [facility], [SimulatedJob(0.0, 900.0, JobRequirements(gpu_milli=0, cpus=3)) for _ in range(2)])
 
 
 # -------------------------------------------------------------------------------------------------- the owner's load
@@ -494,4 +472,4 @@ def test_a_drone_takes_no_jobs_of_users_whom_it_avoids() -> None:
         view = await world.overlay.poll(world.types)
         assert {job.owner: job.running for job in view.classes} == {"ann": 1, "ben": 1}
 
-    in_world(facility, script, jobs)
+    in_world(script, [facility], jobs)

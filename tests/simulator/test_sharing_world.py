@@ -14,11 +14,11 @@ from provisioner.sharing import KIT_SMALL, share_milli
 from provisioner.simulator.drones import SiteBehaviour
 from provisioner.simulator.faults import HardwareFault, HardwareFaultKind
 from provisioner.simulator.jobs import JobRequirements, QueuedJobClass, SimulatedJob
-from provisioner.simulator.loop import Fixed, rng_for, run_virtual
+from provisioner.simulator.loop import Fixed, rng_for
 from provisioner.simulator.pool import PoolBehaviour, SimulatedOverlay, SimulatedSlot
 from provisioner.simulator.sites import Facility, GpuPool
 from provisioner.simulator.world import Scenario, SimulationOutcome, World, simulate
-from tests.simulator.facilities import drone_type
+from tests.simulator.facilities import drone_type, in_world
 
 AT_ONCE = PoolBehaviour(negotiation_s=0.0, latency=Fixed(0.0))
 STEADY = SiteBehaviour(boot=Fixed(30.0), check=Fixed(5.0), release=Fixed(20.0))
@@ -42,17 +42,14 @@ def shared(sharing: Sharing, shares: int, **given: Any) -> DroneType:
     return drone_type("kit", str(sharing), sharing=sharing, shares=shares, cpus=64, power_w=400.0, **given)
 
 
-def in_world(script: Any, kind: DroneType, jobs: list[SimulatedJob], **given: Any) -> Any:
-    facility = site(kind)
+def shared_world(script: Any, kind: DroneType, jobs: list[SimulatedJob], **given: Any) -> Any:
+    """Run a script in a world with one drone of a type."""
 
-    async def play() -> Any:
-        policy = Policy(sites={"kit": facility.policy})
-        world = World([facility], jobs, policy, seed=1, start_epoch=0.0, **{"pool": AT_ONCE, **given})
-        world.begin()
+    async def with_drone(world: World) -> Any:
         await world.sites["kit"].start([StartOrder(DroneId("d-1"), kind, idle_timeout_s=600.0, grace_s=5.0)])
         return await script(world)
 
-    return run_virtual(play())
+    return in_world(with_drone, [site(kind)], jobs, pool=AT_ONCE, **given)
 
 
 def heavy(duration_s: float = 100.0, at_s: float = 0.0, gpu_milli: int = 250, **given: Any) -> SimulatedJob:
@@ -70,7 +67,7 @@ def test_a_small_job_keeps_its_whole_share_busy() -> None:
         return [during, world.sample(660.0).gpus_busy]
 
     jobs = [heavy(gpu_milli=100), heavy(gpu_milli=300)]
-    assert in_world(script, shared(Sharing.MPS, 4), jobs) == [0.75, 0.0]
+    assert shared_world(script, shared(Sharing.MPS, 4), jobs) == [0.75, 0.0]
 
 
 @pytest.mark.parametrize(("sharing", "rate"), [(Sharing.TIME_SLICED, 0.31), (Sharing.MPS, 0.56)])
@@ -79,7 +76,7 @@ def test_a_job_that_comes_later_slows_the_first_one_down_from_then_on(sharing: S
         await asyncio.sleep(2000.0)
         return [t.done_s for t in world.overlay.queued_jobs if t.done_s is not None]
 
-    first_s, second_s = in_world(script, shared(sharing, 4), [heavy(), heavy(at_s=85.0)])
+    first_s, second_s = shared_world(script, shared(sharing, 4), [heavy(), heavy(at_s=85.0)])
     meet_s, first_left = 85.0, 50.0  # the drone takes jobs from 35 s on
     assert first_s == pytest.approx(meet_s + first_left / rate)
     assert second_s == pytest.approx(first_s + (100.0 - first_left))
@@ -92,7 +89,7 @@ def test_jobs_of_little_duty_share_a_gpu_at_full_speed() -> None:
         await asyncio.sleep(200.0)
         assert [t.done_s for t in world.overlay.queued_jobs] == [pytest.approx(135.0)] * 4
 
-    in_world(script, shared(Sharing.MPS, 4), jobs)
+    shared_world(script, shared(Sharing.MPS, 4), jobs)
 
 
 def test_a_job_on_a_mig_slice_minds_nobody() -> None:
@@ -101,7 +98,7 @@ def test_a_job_on_a_mig_slice_minds_nobody() -> None:
         return [t.done_s for t in world.overlay.queued_jobs if t.done_s is not None]
 
     jobs = [heavy(gpu_milli=142), heavy(gpu_milli=142, at_s=85.0)]
-    first_s, second_s = in_world(script, shared(Sharing.MIG, 7), jobs)
+    first_s, second_s = shared_world(script, shared(Sharing.MIG, 7), jobs)
     assert first_s - 35.0 == pytest.approx(second_s - 85.0) == pytest.approx(100 * 2.18 * 1.48 * 1.97 / 0.91)
 
 
@@ -113,7 +110,7 @@ def test_small_jobs_spread_evenly_over_a_drones_gpus() -> None:
         assert [t.done_s for t in world.overlay.queued_jobs] == [pytest.approx(135.0)] * 2
         assert world.metrics.energy_kwh == pytest.approx(2 * 400.0 * 100.0 / 3.6e6), "two GPUs were at work"
 
-    in_world(script, kind, [heavy(), heavy()])
+    shared_world(script, kind, [heavy(), heavy()])
 
 
 def test_a_gpu_at_work_takes_its_power_once_whoever_shares_it() -> None:
@@ -126,7 +123,7 @@ def test_a_gpu_at_work_takes_its_power_once_whoever_shares_it() -> None:
         assert spent.good == pytest.approx(2 * 0.25 * 200.0 / 1.12), "each had a share of it for as long"
         assert spent.held == pytest.approx(spent.good + spent.boot + spent.release + spent.idle)
 
-    in_world(script, shared(Sharing.MPS, 4), [heavy(), heavy()])
+    shared_world(script, shared(Sharing.MPS, 4), [heavy(), heavy()])
 
 
 def test_what_checkpoints_have_saved_is_counted_in_work_and_what_is_lost_in_time() -> None:
@@ -145,7 +142,7 @@ def test_what_checkpoints_have_saved_is_counted_in_work_and_what_is_lost_in_time
         assert view.evictions is not None
         assert [e.lost_s for e in view.evictions] == [pytest.approx(100.1 * (56.056 - 30.0) / 56.056)] * 2
 
-    in_world(script, shared(Sharing.MPS, 4), jobs)
+    shared_world(script, shared(Sharing.MPS, 4), jobs)
 
 
 def _lost(ran_s: float) -> float:
@@ -172,7 +169,7 @@ def test_the_view_tells_completions_owners_and_what_jobs_ask_of_a_gpu() -> None:
         await asyncio.sleep(3000.0)
         assert (await world.overlay.poll(world.types)).completions == ()
 
-    in_world(script, shared(Sharing.MPS, 4), jobs)
+    shared_world(script, shared(Sharing.MPS, 4), jobs)
 
 
 # ------------------------------------------------------------------------------------- matching without negotiation
@@ -190,7 +187,7 @@ def test_without_negotiation_jobs_are_matched_as_they_come_and_as_slots_open() -
         assert [t.first_begun_s for t in world.overlay.queued_jobs] == [35.0, 95.0, 200.0]
         assert world.metrics.first_starts == [(0.0, 35.0), (1.0, 95.0), (200.0, 200.0)]
 
-    in_world(script, kind, jobs)
+    shared_world(script, kind, jobs)
 
 
 def test_without_negotiation_a_job_put_back_goes_to_another_drone_at_once() -> None:
@@ -205,7 +202,7 @@ def test_without_negotiation_a_job_put_back_goes_to_another_drone_at_once() -> N
         await asyncio.sleep(100.0)
         assert (ticket.starts, ticket.begun_s) == (2, 100.0 + AT_ONCE.lease_s), "when its lease was over"
 
-    in_world(script, kind, [SimulatedJob(0.0, 500.0)])
+    shared_world(script, kind, [SimulatedJob(0.0, 500.0)])
 
 
 def test_a_pause_of_the_matchmaker_holds_without_cycles_as_well() -> None:
@@ -217,7 +214,7 @@ def test_a_pause_of_the_matchmaker_holds_without_cycles_as_well() -> None:
         assert world.overlay.queued_jobs[0].first_begun_s == 110.0
 
     pause = HardwareFault(HardwareFaultKind.NO_NEGOTIATION, at_s=10.0, for_s=100.0)
-    in_world(script, drone_type("kit", "whole"), [SimulatedJob(20.0, 60.0)], hardware_faults=[pause])
+    shared_world(script, drone_type("kit", "whole"), [SimulatedJob(20.0, 60.0)], hardware_faults=[pause])
 
 
 # ------------------------------------------------------------------------------------------- with the service in it
