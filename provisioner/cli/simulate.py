@@ -492,7 +492,7 @@ class JobOptions(OptionGroup):
 
     @property
     def for_traces(self) -> bool:
-        """Whether an option is given that jobs on record have no use for."""
+        """True if an option is given that jobs on record have no use for."""
         return bool(self.begin or self.ignore or self.trace_columns or self.swf_cpus or self.skip_bad)
 
     def selection(self) -> TraceSelection:

@@ -36,7 +36,7 @@ class KeyFigure:
     name: str
     unit: str
     of: Callable[[ReplayResult], float | None]
-    """None where the replay does not tell."""
+    """None where it is not known."""
     better: int = 0
     """1: more is better, -1: less is, 0: neither."""
     detail: bool = False
@@ -157,4 +157,4 @@ FIGURES: Mapping[str, tuple[KeyFigure, ...]] = {
         KeyFigure("CO2 per job", "kg", lambda r: _per_job(r.co2_kg, r), -1, detail=True),
     ),
 }
-"""By heading. Those that no replay tells are left out of a report."""
+"""By heading. Those that are not known of any replay are left out of a report."""

@@ -39,7 +39,7 @@ class OutsideWorldError(RuntimeError):
 class VirtualLoop(asyncio.BaseEventLoop):
     """An event loop in virtual time, beginning at 0 s. Timers for one instant go off in the order they were set in."""
 
-    # asyncio keeps these; its type stubs do not tell.
+    # asyncio has these; its type stubs do not.
     _ready: deque[asyncio.Handle]
     _stopping: bool
 

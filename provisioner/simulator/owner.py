@@ -38,7 +38,7 @@ class OwnerModel(Protocol):
 
     @property
     def on_nodes(self) -> bool:
-        """Whether what the owner has is on certain nodes."""
+        """True if what the owner has is on certain nodes."""
         ...
 
     def at(self, site: SimulatedSite) -> SimulatedOwner:
@@ -50,7 +50,7 @@ class SimulatedOwner:
     """An owner at work. What they hold is a number of each pool's GPUs; by default it is none."""
 
     places_drones = False
-    """Whether waiting drones get their places in the owner's own cycle only, after the owner's jobs."""
+    """True if waiting drones get their places in the owner's own cycle only, after the owner's jobs."""
 
     def __init__(self, site: SimulatedSite) -> None:
         self.site = site

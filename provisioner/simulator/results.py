@@ -111,7 +111,7 @@ class ReplayResult:
     """Broken promises, exceeded limits among them: must be none."""
     decisions: Decisions = Decisions()
     energy_kwh: float | None = None
-    """None where no drone type tells its power."""
+    """None where no drone type has a power."""
     co2_kg: float | None = None
     by_site: Mapping[str, GpuTime] = field(default_factory=dict)
     samples: tuple[Sample, ...] = ()
@@ -170,7 +170,7 @@ class _Live:
 
 @dataclass(slots=True)
 class Metrics:
-    """What the world counts. Limits are checked at every instant at which a count rises."""
+    """Counts of a world. Limits are checked at every instant at which a count rises."""
 
     policy: Policy
     types: Iterable[DroneType] = ()

@@ -1,4 +1,4 @@
-"""A simulated site: hardware, queue and owner behind the seam that every site has."""
+"""A simulated site: hardware, queue and owner behind the interface that every site has."""
 
 from __future__ import annotations
 
@@ -169,10 +169,7 @@ class SimulatedSite:
         self._downtimes: list[HardwareFault] = []
         self._frozen: dict[int, SiteView] = {}
         self._listed: Mapping[DroneId, RemoteDrone] | None = None
-        """None after a change; else what the next look is told as well."""
-        self._held: list[object] | None = None
-        """Allocation at the last count of places for drones."""
-        self._was_free: tuple[Mapping[str, int], int] = {}, 0
+        """None after a change."""
         self._gone: deque[SimulatedDrone] = deque()
         """Ended and not yet forgotten, by end."""
         self._hardware_faults = [fault for fault in hardware_faults if fault.where == facility.name]
@@ -203,7 +200,7 @@ class SimulatedSite:
             loop.call_at(max(0.0, fault.at_s - fault.notice_s), self._announce, fault)
             loop.call_at(fault.at_s, self._hardware_fails, fault)
 
-    # ---------------------------------------------------------------------------------------------------- the seam
+    # ----------------------------------------------------------------------------------------------- the interface
 
     async def __aenter__(self) -> Self:
         return self
@@ -226,17 +223,17 @@ class SimulatedSite:
         self._check_open()
         now = self.now
         self._forget(now)
-        free, free_milli = self._told_free() if self.facility.reports_free else (None, None)
+        reports_free = self.facility.reports_free
         return SiteView(
             site=self.name,
             taken_at=now,
             drones=self._drones(),
-            free=free,
+            free={kind.name: self._places(kind) for kind in self.facility.types} if reports_free else None,
             nodes=self._nodes() if self.facility.reports_nodes else (),
             claims=self.owner.claims() if self.facility.reports_claims else (),
             owner_runs=self.owner.load() if self.facility.reports_claims or not self.owner.places_drones else None,
             downtime_at=self.start_epoch + min(b.at_s for b in self._downtimes) if self._downtimes else 0.0,
-            free_gpu_milli=free_milli,
+            free_gpu_milli=self._free_milli() if reports_free else None,
         )
 
     def _free_milli(self) -> int:
@@ -277,16 +274,6 @@ class SimulatedSite:
 
     def pool_of(self, kind: DroneType) -> GpuPoolState:
         return self.pools[self.facility.serves.get(kind.name, self.facility.pools[0].name)]
-
-    def _told_free(self) -> tuple[Mapping[str, int], int]:
-        """By type, and in all; counted anew when something was taken or given back since the look before."""
-        held: list[object] = [m.free for m in self.machines]
-        held += (m.up for m in self.machines)
-        held += (pool.wanted_milli for pool in self.pools.values())
-        if held != self._held:
-            self._held = held
-            self._was_free = {t.name: self._places(t) for t in self.facility.types}, self._free_milli()
-        return self._was_free
 
     def _places(self, kind: DroneType, promised_milli: int = 0) -> int:
         """Drones of a type that could start right now, were it not for others that wait."""
@@ -387,7 +374,7 @@ class SimulatedSite:
         self.place_waiting()
 
     def account(self, drone: SimulatedDrone) -> None:
-        """Enter a body's GPU time, up to now, in the tally."""
+        """Count a drone's GPU time up to now."""
         if drone.granted_s is None:
             return
         now_s = asyncio.get_running_loop().time()
@@ -406,13 +393,8 @@ class SimulatedSite:
 
     def _hardware_fails(self, fault: HardwareFault) -> None:
         """Hardware goes away, and comes back ``for_s`` later."""
-        if fault.kind is HardwareFaultKind.DOWNTIME:
-            failing = self.machines
-            self._downs += 1
-        else:
-            first = next(iter(self.pools.values())).machines
-            failing = [first[fault.node % len(first)]]
-        for machine in failing:
+        self._downs += fault.kind is HardwareFaultKind.DOWNTIME
+        for machine in self._hit_by(fault):
             machine.outages += 1
         self.owner.nodes_failed()
         for drone in self.alive:
@@ -420,9 +402,14 @@ class SimulatedSite:
                 drone.perish(EndKind.FAULT, f"node failure: {fault.kind.value}")
         asyncio.get_running_loop().call_later(fault.for_s, self._recover, fault)
 
-    def _recover(self, fault: HardwareFault) -> None:
+    def _hit_by(self, fault: HardwareFault) -> list[SimulatedNode]:
+        if fault.kind is HardwareFaultKind.DOWNTIME:
+            return self.machines
         first = next(iter(self.pools.values())).machines
-        for machine in self.machines if fault.kind is HardwareFaultKind.DOWNTIME else [first[fault.node % len(first)]]:
+        return [first[fault.node % len(first)]]
+
+    def _recover(self, fault: HardwareFault) -> None:
+        for machine in self._hit_by(fault):
             machine.outages -= 1
         if fault.kind is HardwareFaultKind.DOWNTIME:
             self._downs -= 1

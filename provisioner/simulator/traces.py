@@ -438,17 +438,6 @@ LATE_SHARE = 0.05
 """Part of the time after whose beginning a first job suggests that the record began only then."""
 LEAST_RUN_S = 1.0
 """Pools count in whole seconds: what took none took less than one."""
-RECORDED_FIELDS = (
-    "gpu_milli",
-    "cpus",
-    "memory_mib",
-    "disk_mib",
-    "vram_mib",
-    "capability",
-    "walltime_s",
-    "owner",
-    "group",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -457,11 +446,6 @@ class RecordedJobs:
 
     jobs: tuple[SimulatedJob, ...]
     notes: tuple[str, ...]
-
-
-def requirements_of(recorded: CompletedJob | JobClass) -> JobRequirements:
-    """Return the requirements of a finished job, or of the jobs of a class."""
-    return JobRequirements(**{name: getattr(recorded, name) for name in RECORDED_FIELDS})
 
 
 def poll_time(store_path: Path) -> float | None:
@@ -488,7 +472,7 @@ def recorded_jobs(store_path: Path, since: float, until: float) -> RecordedJobs:
     completed = SqlReader(store_path).completions(since, math.inf)
     done = [each for each in completed if since <= each.submitted_at < until]
     jobs = [
-        SimulatedJob(each.submitted_at - since, max(LEAST_RUN_S, each.run_s), requirements_of(each)) for each in done
+        SimulatedJob(each.submitted_at - since, max(LEAST_RUN_S, each.run_s), JobRequirements.of(each)) for each in done
     ]
     if done:
         notes = ["jobs that were removed or held, priorities and GPU models asked for are not on record"]
@@ -516,7 +500,7 @@ def _waiting(
     """Return jobs that waited at the last poll, as if all of a class came with its oldest: more is not on record."""
     samples: defaultdict[JobRequirements | str, list[float]] = defaultdict(list)
     for each in done:
-        for key in (requirements_of(each), each.owner, ""):
+        for key in (JobRequirements.of(each), each.owner, ""):
             samples[key].append(each.run_s)
     run_s = {key: median(times) for key, times in samples.items()}
     added: list[SimulatedJob] = []
@@ -525,7 +509,7 @@ def _waiting(
         idle = jobs.waiting + jobs.fresh
         if not idle or jobs.invalid or not since <= jobs.oldest_at < until:
             continue
-        wants = requirements_of(jobs)
+        wants = JobRequirements.of(jobs)
         takes_s = run_s.get(wants) or run_s.get(jobs.owner) or run_s.get("") or jobs.walltime_s
         if takes_s:
             added += [SimulatedJob(jobs.oldest_at - since, takes_s, wants)] * idle

@@ -146,7 +146,7 @@ class Scenario:
     service_faults: tuple[ServiceFault, ...] = ()
     hardware_faults: tuple[HardwareFault, ...] = ()
     least_s: float = 0.0
-    """It goes on for so long even if all is over before."""
+    """It continues for so long even if all is over before."""
     limit_s: float = 7 * 86400.0
     """It breaks off then."""
     stall_s: float = math.inf
@@ -235,7 +235,7 @@ class RunRecord:
         self.live = live
 
     def event(self, at: float, name: str, fields: Mapping[str, str | int | float]) -> None:
-        """Enter an event, if it tells of a refused plan."""
+        """Enter an event, if it is a refused plan."""
         if name == "plan.rejected":
             self.refused_plans.append(f"{at:.1f}: {fields}")
 

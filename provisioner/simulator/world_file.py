@@ -1,7 +1,7 @@
 """The world in which a configuration is simulated: from its site files, and from what a world file says of them.
 
 Strict YAML like all configuration: every mistake with file, line and repair. What a world file does not say, or all of
-it where there is none, is derived from the site files, and :attr:`WorldPlan.notes` tells what was.
+it where there is none, is derived from the site files, and :attr:`WorldPlan.notes` lists what was.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import pytest
 
 from provisioner.model import CompletedJob, DroneId, JobClass, OverlayView, Plan, PolledOverlay
 from provisioner.simulator.jobs import JobRequirements, SimulatedJob
-from provisioner.simulator.traces import recorded_jobs, requirements_of
+from provisioner.simulator.traces import recorded_jobs
 from provisioner.store import StoreError
 from provisioner.store.writer import SqlStore
 from tests.store.story import CONTROLLER, seen
@@ -68,7 +68,7 @@ async def test_jobs_that_still_wait_are_added_and_told(tmp_path: Path) -> None:
     found = recorded_jobs(path, since=1000.0, until=2000.0)
     waiting = [job for job in found.jobs if job.submit_s == 900.0]
     assert [(job.duration_s, job.wants.owner) for job in waiting] == [(400.0, "ann")] * 3 + [(400.0, "ben")]
-    assert waiting[0].wants == requirements_of(DONE) and len(found.jobs) == 6
+    assert waiting[0].wants == JobRequirements.of(DONE) and len(found.jobs) == 6
     assert found.notes == (
         "jobs that were removed or held, priorities and GPU models asked for are not on record",
         "4 jobs that waited at the last look are added as if submitted with the oldest of their class, with the median"
