@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import Fault, FaultKind, OrderOutcome, OrderResult
 from provisioner.simulator.loop import Draw, VirtualClock, draw_for, rng_for
+
+if TYPE_CHECKING:
+    from provisioner.simulator.results import Conditions
 
 OVERLAY = "overlay"
 """Name of the overlay in ``where``; sites go by their names."""
@@ -121,19 +123,12 @@ V = TypeVar("V")
 class Network:
     """Calls to one part of the world (``name``: a site or the overlay)."""
 
-    def __init__(
-        self,
-        name: str,
-        seed: int,
-        latency: Draw,
-        service_faults: Sequence[ServiceFault],
-        faults_met: Counter[ServiceFaultKind],
-    ) -> None:
+    def __init__(self, name: str, latency: Draw, conditions: Conditions) -> None:
         self.name = name
-        self.seed = seed
+        self.seed = conditions.seed
         self._latency = latency
-        self._service_faults = service_faults
-        self._faults_met = faults_met
+        self._service_faults = conditions.service_faults
+        self._faults_met = conditions.metrics.faults_met
         self._calls = 0
 
     async def poll(self, view: Callable[[], T], distort: Callable[[T, ServiceFault], T]) -> T:

@@ -31,7 +31,6 @@ from provisioner.sharing import Load, load_of, rates, share_milli, shares_needed
 from provisioner.simulator.drones import DroneDefect, SimulatedDrone
 from provisioner.simulator.faults import (
     OVERLAY,
-    HardwareFault,
     HardwareFaultKind,
     Network,
     ServiceFault,
@@ -39,7 +38,7 @@ from provisioner.simulator.faults import (
 )
 from provisioner.simulator.jobs import JobRequirements, QueuedJob, QueuedJobClass, SimulatedJob, SimulatedJobQueue
 from provisioner.simulator.loop import Draw, Fixed, rng_for
-from provisioner.simulator.results import Metrics
+from provisioner.simulator.results import Conditions
 
 ROUNDING_S = 1e-3
 """Floating-point sums of times are off by far less."""
@@ -361,17 +360,7 @@ def _by_vram(slot: SimulatedSlot) -> tuple[int, int]:
 class SimulatedOverlay:
     """Implements :class:`provisioner.interfaces.Overlay`; the other methods are the world's."""
 
-    def __init__(
-        self,
-        jobs: Sequence[SimulatedJob],
-        metrics: Metrics,
-        *,
-        behaviour: PoolBehaviour,
-        seed: int,
-        start_epoch: float,
-        service_faults: Sequence[ServiceFault] = (),
-        hardware_faults: Sequence[HardwareFault] = (),
-    ) -> None:
+    def __init__(self, jobs: Sequence[SimulatedJob], behaviour: PoolBehaviour, conditions: Conditions) -> None:
         self.done = 0
         self.starts = 0
         """Attempts ever begun."""
@@ -388,17 +377,17 @@ class SimulatedOverlay:
         """Without negotiation cycles: slots that may have room."""
         self._matches: dict[tuple[str, str], bool] = {}
         self._behaviour = behaviour
-        self._metrics = metrics
-        self._seed = seed
-        self._start_epoch = start_epoch
+        self._metrics = conditions.metrics
+        self._seed = conditions.seed
+        self._start_epoch = conditions.start_epoch
         self._negotiated_s = 0.0
         self._paused_until_s = 0.0
-        self._network = Network(OVERLAY, seed, behaviour.latency, service_faults, metrics.faults_met)
+        self._network = Network(OVERLAY, behaviour.latency, conditions)
         self._frozen: dict[int, OverlayView] = {}
         self._evictions = _Recent[Eviction]()
         self._completions = _Recent[CompletedJob]()
         self._mishaps = _Recent[JobFailure]()
-        self._pauses = [fault for fault in hardware_faults if fault.kind is HardwareFaultKind.NO_NEGOTIATION]
+        self._pauses = [f for f in conditions.hardware_faults if f.kind is HardwareFaultKind.NO_NEGOTIATION]
 
     @property
     def _now_s(self) -> float:

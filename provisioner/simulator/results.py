@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from statistics import fmean
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from provisioner.model import DroneId, DroneType, EndKind, Policy
 from provisioner.sharing import kwh
 from provisioner.simulator.drones import SimulatedNode
-from provisioner.simulator.faults import ServiceFaultKind
+from provisioner.simulator.faults import HardwareFault, ServiceFault, ServiceFaultKind
 
 SCHEMA = 1
 """Version of the JSON form; a field that changes its meaning raises it."""
@@ -298,3 +298,14 @@ class Metrics:
     def owner_blocked_s(self) -> float:
         """Mean over the owner's jobs of the time for which drones held their room."""
         return fmean(wait.blocked_s for wait in self.owner_waits) if self.owner_waits else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What sites and overlay of one world have in common."""
+
+    metrics: Metrics
+    seed: int
+    start_epoch: float
+    service_faults: Sequence[ServiceFault] = ()
+    hardware_faults: Sequence[HardwareFault] = ()

@@ -39,7 +39,7 @@ from provisioner.simulator.faults import HardwareFault, HardwareFaultKind, Netwo
 from provisioner.simulator.loop import Draw, Fixed, rng_for
 from provisioner.simulator.owner import OwnerModel, SimulatedOwner, VictimRule
 from provisioner.simulator.pool import SimulatedOverlay
-from provisioner.simulator.results import Metrics
+from provisioner.simulator.results import Conditions
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,25 +142,15 @@ class GpuPoolState:
 class SimulatedSite:
     """Implements :class:`provisioner.interfaces.Site`; the other methods are the world's."""
 
-    def __init__(
-        self,
-        facility: Facility,
-        overlay: SimulatedOverlay,
-        metrics: Metrics,
-        *,
-        seed: int,
-        start_epoch: float,
-        service_faults: Sequence[ServiceFault] = (),
-        hardware_faults: Sequence[HardwareFault] = (),
-    ) -> None:
+    def __init__(self, facility: Facility, overlay: SimulatedOverlay, conditions: Conditions) -> None:
         self.facility = facility
-        self.start_epoch = start_epoch
+        self.start_epoch = conditions.start_epoch
         self.drones: dict[DroneId, SimulatedDrone] = {}
         """Alive, or ended and not yet forgotten."""
         self._overlay = overlay
-        self.metrics = metrics
-        self.seed = seed
-        self._network = Network(facility.name, seed, facility.latency, service_faults, metrics.faults_met)
+        self.metrics = conditions.metrics
+        self.seed = conditions.seed
+        self._network = Network(facility.name, facility.latency, conditions)
         self.pools = {pool.name: GpuPoolState(pool, facility.blocks) for pool in facility.pools}
         self._queue: dict[DroneId, SimulatedDrone] = {}
         self._serial = 0
@@ -172,7 +162,7 @@ class SimulatedSite:
         """None after a change."""
         self._gone: deque[SimulatedDrone] = deque()
         """Ended and not yet forgotten, by end."""
-        self._hardware_faults = [fault for fault in hardware_faults if fault.where == facility.name]
+        self._hardware_faults = [fault for fault in conditions.hardware_faults if fault.where == facility.name]
         self._kinds = {
             pool.pool.name: tuple(kind for kind in facility.types if self.pool_of(kind) is pool)
             for pool in self.pools.values()

@@ -35,7 +35,7 @@ from provisioner.simulator.faults import HardwareFault, ServiceFault
 from provisioner.simulator.jobs import SimulatedJob
 from provisioner.simulator.loop import VirtualClock, run_virtual
 from provisioner.simulator.pool import PoolBehaviour, SimulatedOverlay
-from provisioner.simulator.results import Decisions, Metrics, Sample
+from provisioner.simulator.results import Conditions, Decisions, Metrics, Sample
 from provisioner.simulator.sites import Facility, SimulatedSite
 from provisioner.store import Store
 from provisioner.store.memory import MemoryStore
@@ -58,32 +58,14 @@ class World:
     ) -> None:
         self.types: tuple[DroneType, ...] = tuple(t for facility in facilities for t in facility.types)
         self.metrics = Metrics(policy, self.types)
-        self.overlay = SimulatedOverlay(
-            jobs,
-            self.metrics,
-            behaviour=pool or PoolBehaviour(),
-            seed=seed,
-            start_epoch=start_epoch,
-            service_faults=service_faults,
-            hardware_faults=hardware_faults,
-        )
+        conditions = Conditions(self.metrics, seed, start_epoch, service_faults, hardware_faults)
+        self.overlay = SimulatedOverlay(jobs, pool or PoolBehaviour(), conditions)
+        self.sites = {facility.name: SimulatedSite(facility, self.overlay, conditions) for facility in facilities}
         self.jobs_impossible = sum(
             number
             for wants, number in Counter(job.wants for job in jobs).items()
             if all(wants.unmet_requirement(kind) for kind in self.types)
         )
-        self.sites = {
-            facility.name: SimulatedSite(
-                facility,
-                self.overlay,
-                self.metrics,
-                seed=seed,
-                start_epoch=start_epoch,
-                service_faults=service_faults,
-                hardware_faults=hardware_faults,
-            )
-            for facility in facilities
-        }
 
     def begin(self) -> None:
         """Set the timers of arrivals, negotiation, owner load and faults."""
