@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -357,25 +358,12 @@ def played(seed: int, loads: Mapping[str, OwnerLoadSeries] | None) -> Pair:
     )
 
 
-_LOADS: Mapping[str, OwnerLoadSeries] | None = None
-"""In a process of :func:`played_all`: what every seed there is played with."""
-
-
-def _set_loads(loads: Mapping[str, OwnerLoadSeries] | None) -> None:
-    global _LOADS
-    _LOADS = loads
-
-
-def _played(seed: int) -> Pair:
-    return played(seed, _LOADS)
-
-
 def played_all(count: int, loads: Mapping[str, OwnerLoadSeries] | None) -> Mapping[int, Pair]:
     """So many seeds, side by side on all cores."""
     seeds = range(FIRST, FIRST + count)
     spawned = multiprocessing.get_context("spawn")  # a test worker has threads
-    with ProcessPoolExecutor(mp_context=spawned, initializer=_set_loads, initargs=(loads,)) as pool:
-        return dict(zip(seeds, pool.map(_played, seeds, chunksize=4), strict=True))
+    with ProcessPoolExecutor(mp_context=spawned) as pool:
+        return dict(zip(seeds, pool.map(partial(played, loads=loads), seeds, chunksize=4), strict=True))
 
 
 def judge(pairs: Mapping[int, Pair]) -> None:
