@@ -302,7 +302,7 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What sites and overlay of one world have in common."""
+    """Common properties of the sites and the overlay of one world."""
 
     metrics: Metrics
     seed: int
