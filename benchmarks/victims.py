@@ -49,7 +49,9 @@ def figures(tallies: dict[Chooser, list[Metrics]]) -> list[Figure]:
         ]
     for rival in (Chooser.YOUNGEST, Chooser.RANDOM):
         both = zip(tallies[Chooser.PLANNER], tallies[rival], strict=True)
-        pairs = [(mine.badput_s, theirs.badput_s) for mine, theirs in both if theirs.badput_s]
+        pairs = [
+            (mine.gpu_seconds.badput, theirs.gpu_seconds.badput) for mine, theirs in both if theirs.gpu_seconds.badput
+        ]
         median = statistics.median(mine / theirs for mine, theirs in pairs)
         wanted = "< 0.8 of 200" if rival is Chooser.YOUNGEST else ""
         found += [

@@ -16,7 +16,7 @@ from itertools import pairwise
 from benchmarks.deciding.worlds import Place, Steps
 from provisioner.simulator.jobs import SimulatedJob
 from provisioner.simulator.replay import waits
-from provisioner.simulator.results import GpuHours, WaitStatistics
+from provisioner.simulator.results import GpuTime, WaitStatistics
 
 NEVER_WAIT = 1e9
 ENDLESS_S = float("inf")
@@ -54,7 +54,7 @@ class Chair:
 
 def schedule(
     jobs: Sequence[SimulatedJob], owner: Steps, places: Sequence[Place], *, wait_weight: float = NEVER_WAIT
-) -> tuple[GpuHours, WaitStatistics]:
+) -> tuple[GpuTime, WaitStatistics]:
     """What the schedule costs, and how long jobs wait in it. All waste is put down as boot."""
     chairs = list(_chairs(owner, places))
     waits_s, wasted_s = [], 0.0
@@ -64,7 +64,7 @@ def schedule(
         waits_s.append(at_s - job.submit_s)
         chair.free_from_s, chair.used = at_s + job.duration_s, True
     good_h = sum(job.duration_s for job in jobs) / 3600
-    return GpuHours(held=good_h + wasted_s / 3600, good=good_h, boot=wasted_s / 3600), waits(waits_s)
+    return GpuTime(held=good_h + wasted_s / 3600, good=good_h, boot=wasted_s / 3600), waits(waits_s)
 
 
 def _best(chairs: Sequence[Chair], job: SimulatedJob, wait_weight: float) -> tuple[float, float, Chair]:

@@ -115,8 +115,7 @@ def play(run: Run) -> ReplayResult:
         scenario, facilities=facilities(owner, release_s=release_s, ours=ours), seed=run.seed, planner=planner
     )
     outcome = simulate(scenario)
-    types = [place.kind for place in PLACES]
-    result = summarize(outcome, policy=run.rule, trace=run.trace, jobs=jobs, types=types)
+    result = summarize(outcome, policy=run.rule, trace=run.trace, jobs=jobs)
     # A rule may ask for more than an operator would allow: that is its own affair.
     violations = outcome.violations if run.rule == OURS else ()
     return replace(result, violations=violations, decisions=planner.timed[0].decisions, samples=())

@@ -190,7 +190,7 @@ def facilities(owner: Steps, *, release_s: float = 20.0, ours: bool = True) -> t
                 reports_free=places[0].reports_free,
                 reports_claims=False,
                 retain_finished_s=120.0,
-                series=OwnerSeries(owner) if owned and owner else None,
+                owner=OwnerSeries(owner) if owned and owner else None,
             )
         )
     return tuple(found)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from provisioner.model import Policy
-from provisioner.simulator.figures import stacked_hours
 from provisioner.simulator.jobs import JobRequirements
 from provisioner.simulator.loop import Uniform
 from provisioner.simulator.pool import PoolBehaviour
 from provisioner.simulator.replay import Replay, run
+from provisioner.simulator.report import hours_by_policy, svg
 from provisioner.simulator.world_file import WorldPlan
 from tests.simulator.facilities import cloud, small
 from tests.simulator.workload import Shape, day
@@ -22,7 +22,7 @@ WORLD = WorldPlan((small(gpus=4), cloud()), PoolBehaviour(negotiation_s=60.0))
 
 def main() -> None:
     runs = {f"idle for {name}": [run(replay(name, seed), seed) for seed in SEEDS] for name in TIMEOUTS_S}
-    (Path(__file__).parent / "report.svg").write_text(stacked_hours(runs) + "\n", encoding="utf-8")
+    (Path(__file__).parent / "report.svg").write_bytes(svg(hours_by_policy, runs))
 
 
 def replay(name: str, seed: int) -> Replay:

@@ -1,4 +1,4 @@
-"""A drone as it really is, whatever others believe of it: from grant to release, with its fate drawn at birth."""
+"""Simulated drones and nodes: a drone from grant to release, with its durations and its defect drawn at its start."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import asyncio
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from provisioner.model import DroneId, DroneType, EndKind, Node, RemoteDrone, RemoteEnd, RemoteState, StartOrder
 from provisioner.simulator.loop import AT_ONCE, Draw, Fixed, rng_for
+
+if TYPE_CHECKING:
+    from provisioner.simulator.pool import SimulatedOverlay
+    from provisioner.simulator.sites import SimulatedSite
 
 UNCOUNTED = 1 << 40
 """Stands for CPUs, RAM or disk of a node where a scenario does not count them."""
@@ -63,20 +67,13 @@ class SimulatedNode:
         self.outages = 0
         """Failures and downtimes that go on; they may overlap."""
         self.free = total
-        self.drones: dict[Hashable, ResourceVector] = {}
-        self.owners: dict[Hashable, ResourceVector] = {}
-        """Resources that the owner's jobs hold."""
-        self.free_of_drones = total
-        """Free resources if no drone held any."""
+        self.held: dict[Hashable, ResourceVector] = {}
+        """What drones and the owner's jobs hold."""
         self._slots = 0
 
     @property
     def up(self) -> bool:
         return not self.outages
-
-    @property
-    def used_milli(self) -> int:
-        return self.total.gpu_milli - self.free.gpu_milli
 
     def hosts(self, amount: ResourceVector) -> bool:
         """Return whether it has room now."""
@@ -92,25 +89,18 @@ class SimulatedNode:
             for each, there, keep in zip(amount[1:], room[1:], self.kept[1:], strict=True)
         )
 
-    def place_drone(self, drone: Hashable, amount: ResourceVector) -> str:
-        """Give a drone its part; return the name of its slot."""
-        self.drones[drone] = amount
+    def place(self, holder: Hashable, amount: ResourceVector) -> None:
+        """Give a drone or an owner's job its part."""
+        self.held[holder] = amount
         self.free = self.free.less(amount)
+
+    def left(self, holder: Hashable) -> None:
+        self.free = self.free.plus(self.held.pop(holder))
+
+    def new_slot(self) -> str:
+        """Return the name of a drone's slot."""
         self._slots += 1
         return f"slot1_{self._slots}@{self.name}"
-
-    def place_owner_job(self, job: Hashable, amount: ResourceVector) -> None:
-        self.owners[job] = amount
-        self.free = self.free.less(amount)
-        self.free_of_drones = self.free_of_drones.less(amount)
-
-    def drone_left(self, drone: Hashable) -> None:
-        self.free = self.free.plus(self.drones.pop(drone))
-
-    def owner_left(self, job: Hashable) -> None:
-        amount = self.owners.pop(job)
-        self.free = self.free.plus(amount)
-        self.free_of_drones = self.free_of_drones.plus(amount)
 
     @property
     def overfull(self) -> bool:
@@ -120,11 +110,11 @@ class SimulatedNode:
     def recounted(self) -> ResourceVector:
         """Count the free resources anew from all holders."""
         room = self.total
-        for amount in (*self.drones.values(), *self.owners.values()):
+        for amount in self.held.values():
             room = room.less(amount)
         return room
 
-    def told(self, kinds: Iterable[DroneType]) -> Node:
+    def listed(self, kinds: Iterable[DroneType]) -> Node:
         """Return the node as its site lists it; ``kinds`` are the drone types that may run in its pool."""
         return Node(
             name=self.name,
@@ -141,9 +131,9 @@ class SimulatedNode:
 
 
 class DroneDefect(StrEnum):
-    """Defect of a drone, if any."""
+    """Defect of a drone."""
 
-    WELL = "well"
+    NONE = "none"
     DIES_YOUNG = "dies-young"
     """Its script ends with exit code 71 within a second."""
     NEVER_JOINS = "never-joins"
@@ -183,7 +173,7 @@ class DroneScript:
     check_s: float
     release_s: float
     lifetime_s: float | None
-    verdict: DroneDefect
+    defect: DroneDefect
     retire_s: float | None = None
 
     @classmethod
@@ -191,7 +181,7 @@ class DroneScript:
         """Depends on nothing but seed, site and id."""
         rng = rng_for(seed, "fate", site, drone_id)
         durations = [draw.draw(rng) for draw in (behaviour.queue, behaviour.boot, behaviour.check, behaviour.release)]
-        chance, verdict = rng.random(), DroneDefect.WELL
+        chance, defect = rng.random(), DroneDefect.NONE
         for candidate, share in (
             (DroneDefect.DIES_YOUNG, behaviour.dies_young),
             (DroneDefect.NEVER_JOINS, behaviour.never_joins),
@@ -200,10 +190,11 @@ class DroneScript:
             (DroneDefect.EATS_JOBS, behaviour.eats_jobs),
         ):
             if 0.0 <= chance < share:
-                verdict = candidate
+                defect = candidate
             chance -= share
         lifetime_s = None if behaviour.lifetime is None else behaviour.lifetime.draw(rng)
-        return cls(durations[0], durations[1], durations[2], durations[3], lifetime_s, verdict, behaviour.retire_s)
+        queue_s, boot_s, check_s, release_s = durations
+        return cls(queue_s, boot_s, check_s, release_s, lifetime_s, defect, behaviour.retire_s)
 
 
 class DroneStage(StrEnum):
@@ -216,44 +207,12 @@ class DroneStage(StrEnum):
     GONE = "gone"
 
 
-class Ground(Protocol):
-    """The site that has a drone."""
-
-    start_epoch: float
-
-    def listing_changed(self) -> None:
-        """Something about a body is not as it was listed."""
-        ...
-
-    def left(self, drone: SimulatedDrone) -> None:
-        """Its GPUs are free again."""
-        ...
-
-
-class Berth(Protocol):
-    """Where a body shows itself and gets its jobs: the overlay pool."""
-
-    def join(self, drone: SimulatedDrone) -> None:
-        """Add the drone to the pool; it does not accept jobs yet."""
-        ...
-
-    def serve(self, drone: SimulatedDrone) -> None:
-        """Let the drone accept jobs."""
-        ...
-
-    def withdraw(self, drone: SimulatedDrone) -> None:
-        """Give it no new jobs; call :meth:`SimulatedDrone.leave_empty` once it has none."""
-        ...
-
-    def part(self, drone: SimulatedDrone, orderly: bool) -> None:
-        """Take it out of the pool; if not orderly, the pool has yet to notice."""
-        ...
-
-
 class SimulatedDrone:
     """One drone. Times are those of the loop; every step after :meth:`grant` sets its own timers."""
 
-    def __init__(self, order: StartOrder, remote_id: str, script: DroneScript, ground: Ground, overlay: Berth) -> None:
+    def __init__(
+        self, order: StartOrder, remote_id: str, script: DroneScript, site: SimulatedSite, overlay: SimulatedOverlay
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self.order = order
         self.id: DroneId = order.drone_id
@@ -268,7 +227,7 @@ class SimulatedDrone:
         self.serving_s: float | None = None
         self.left_s: float | None = None
         self.end: RemoteEnd | None = None
-        self._site = ground
+        self._site = site
         self._overlay = overlay
         self._timers: list[asyncio.TimerHandle] = []
         self._leaving: tuple[EndKind, int | None, str] | None = None
@@ -276,7 +235,7 @@ class SimulatedDrone:
         self._notice_s: float | None = None
         self._view: RemoteDrone | None = None
 
-    # -------------------------------------------------------------------------------------------------- coming
+    # -------------------------------------------------------------------------------------------------- start
 
     def grant(self, machine: SimulatedNode, slot: str) -> None:
         """Start the drone on a node."""
@@ -288,7 +247,7 @@ class SimulatedDrone:
         if self.type.walltime_s:
             left_s = max(0.0, self.type.walltime_s - self.order.grace_s)
             self._after(left_s, lambda: self.leave(EndKind.EXITED, 0, "end of walltime", self.order.grace_s))
-        match self.script.verdict:
+        match self.script.defect:
             case DroneDefect.DIES_YOUNG:
                 self._after(self.script.boot_s + 1.0, lambda: self._finish(EndKind.EXITED, 71, "GPU check failed"))
             case DroneDefect.NEVER_JOINS:
@@ -301,7 +260,7 @@ class SimulatedDrone:
             return
         self._enter(DroneStage.CHECKING)
         self._overlay.join(self)
-        if self.script.verdict is not DroneDefect.HANGS_IN_CHECK:
+        if self.script.defect is not DroneDefect.HANGS_IN_CHECK:
             self._after(self.script.check_s, self._serve)
 
     def _serve(self) -> None:
@@ -317,7 +276,7 @@ class SimulatedDrone:
             self._retired = True
             self._overlay.withdraw(self)
 
-    # -------------------------------------------------------------------------------------------------- going
+    # -------------------------------------------------------------------------------------------------- end
 
     @property
     def alive(self) -> bool:
@@ -359,10 +318,6 @@ class SimulatedDrone:
         """End the drone at once and without notice to the pool."""
         self._finish(kind, None, message)
 
-    def kill(self) -> None:
-        """End the drone without notice, by its site."""
-        self._finish(EndKind.STOPPED, None, "killed on request")
-
     def _release(self) -> None:
         if self.stage in (DroneStage.LEAVING, DroneStage.GONE) or self._leaving is None:
             return
@@ -383,7 +338,7 @@ class SimulatedDrone:
         self.end = RemoteEnd(kind, self._site.start_epoch + self._loop.time(), exit_code, message)
         self._site.left(self)
 
-    # -------------------------------------------------------------------------------------------------- as told
+    # -------------------------------------------------------------------------------------------------- as listed
 
     def listed(self) -> RemoteDrone:
         """Return the drone as its site lists it."""

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import Fault, FaultKind, OrderOutcome, OrderResult
 from provisioner.simulator.loop import Draw, VirtualClock, draw_for, rng_for
+
+if TYPE_CHECKING:
+    from provisioner.simulator.results import Conditions
 
 OVERLAY = "overlay"
 """Name of the overlay in ``where``; sites go by their names."""
@@ -39,18 +42,18 @@ class ServiceFaultKind(StrEnum):
     REPLY_HANGS = "reply-hangs"
     """Carried out; no answer until the caller's deadline."""
     REPLY_TORN = "reply-torn"
-    """Carried out; a fraction (amount) of the receipts says unsure."""
+    """Carried out; the outcome of a fraction (amount) of the orders is unknown."""
     LATE = "late"
     """Carried out amount seconds after it was sent; never an answer."""
     TWICE = "twice"
     """Carried out, and once more amount seconds later."""
     SLOW = "slow"
     """The answer takes amount seconds longer."""
-    # looks: hangs and lies
+    # polls: hangs and false views
     HANG = "hang"
     EMPTY = "empty"
     PARTIAL = "partial"
-    """A fraction (amount) of the drones or slots is not listed: the same ones for the whole spell."""
+    """A fraction (amount) of the drones or slots is not listed: the same ones as long as the fault lasts."""
     STALE = "stale"
     """An old listing with a new date."""
     FREE_WRONG = "free-wrong"
@@ -72,7 +75,7 @@ ACTING_CALLS = frozenset({"start", "stop", "drain", "bootstrap"})
 
 @dataclass(frozen=True, slots=True)
 class ServiceFault:
-    """Calls of ``verb`` to ``where`` meet ``trouble``, each with ``chance``, from ``from_s`` until ``to_s``."""
+    """Calls of ``verb`` to ``where`` meet this fault, each with ``chance``, from ``from_s`` until ``to_s``."""
 
     kind: ServiceFaultKind
     where: str = "*"
@@ -113,78 +116,30 @@ class HardwareFault:
     notice_s: float = 0.0
 
 
-def matching_fault(
-    seed: int, service_faults: Sequence[ServiceFault], where: str, verb: str, call: int, now_s: float
-) -> ServiceFault | None:
-    """Return the first fault that hits call number ``call``; None if none does."""
-    for index, fault in enumerate(service_faults):
-        if fault.covers(where, verb, now_s) and (
-            fault.chance >= 1.0 or rng_for(seed, "spell", index, where, call).random() < fault.chance
-        ):
-            return fault
-    return None
-
-
-def unreliable_network(seed: int, *, chance: float = 0.3, late_s: float = 40.0) -> tuple[ServiceFault, ...]:
-    """Orders lost, late and doubled, replies lost and torn: three kinds by seed, and one trouble with looks."""
-    rng = rng_for(seed, "rough wire")
-    acts = [
-        ServiceFault(ServiceFaultKind.ORDER_LOST, verb="act"),
-        ServiceFault(ServiceFaultKind.ORDER_HANGS, verb="act"),
-        ServiceFault(ServiceFaultKind.REPLY_LOST, verb="act"),
-        ServiceFault(ServiceFaultKind.REPLY_HANGS, verb="act"),
-        ServiceFault(ServiceFaultKind.REPLY_TORN, verb="start", amount=0.5),
-        ServiceFault(ServiceFaultKind.LATE, verb="act", amount=rng.uniform(1.0, late_s)),
-        ServiceFault(ServiceFaultKind.TWICE, verb="act", amount=rng.uniform(1.0, late_s)),
-        ServiceFault(ServiceFaultKind.SLOW, verb="act", amount=rng.uniform(0.5, late_s)),
-        ServiceFault(ServiceFaultKind.DOWN, verb="act"),
-    ]
-    looks = [
-        ServiceFault(ServiceFaultKind.DOWN, verb="poll"),
-        ServiceFault(ServiceFaultKind.HANG, verb="poll"),
-        ServiceFault(ServiceFaultKind.SLOW, verb="poll", amount=rng.uniform(0.5, 15.0)),
-        ServiceFault(ServiceFaultKind.BUG, verb="poll"),
-    ]
-    chosen = (*rng.sample(acts, 3), rng.choice(looks))
-    return tuple(replace(fault, chance=rng.uniform(0.3, 1.0) * chance) for fault in chosen)
-
-
 T = TypeVar("T")
-
-
-class ViewDistortion(Protocol[T]):
-    """Turns a true view into what a spell makes of it."""
-
-    def __call__(self, view: T, fault: ServiceFault) -> T: ...
+V = TypeVar("V")
 
 
 class Network:
     """Calls to one part of the world (``name``: a site or the overlay)."""
 
-    def __init__(
-        self,
-        name: str,
-        seed: int,
-        latency: Draw,
-        service_faults: Sequence[ServiceFault],
-        faults_met: Counter[ServiceFaultKind],
-    ) -> None:
+    def __init__(self, name: str, latency: Draw, conditions: Conditions) -> None:
         self.name = name
-        self.seed = seed
+        self.seed = conditions.seed
         self._latency = latency
-        self._service_faults = service_faults
-        self._faults_met = faults_met
+        self._service_faults = conditions.service_faults
+        self._faults_met = conditions.metrics.faults_met
         self._calls = 0
 
-    async def poll(self, see: Callable[[], T], distort: ViewDistortion[T]) -> T:
+    async def poll(self, view: Callable[[], T], distort: Callable[[T, ServiceFault], T]) -> T:
         """Return the view at the arrival of the call, distorted by ``distort`` if a fault says so."""
         fault, latency_s = self._next("poll")
         if fault is not None and fault.kind in VIEW_FAULTS:
-            return distort(await self._exchange(see, latency_s), fault)
-        return await self._with_fault(see, latency_s, fault)
+            return distort(await self._exchange(view, latency_s), fault)
+        return await self._with_fault(view, latency_s, fault)
 
     async def act(self, verb: str, carry_out: Callable[[], Sequence[OrderResult]]) -> Sequence[OrderResult]:
-        """Have orders carried out. Raises as the seams say; hangs where the answer is lost without a word."""
+        """Have orders carried out; may raise an AdapterError, or never return."""
         fault, latency_s = self._next(verb)
         receipts = await self._with_fault(carry_out, latency_s, fault)
         if fault is not None and fault.kind is ServiceFaultKind.REPLY_TORN:
@@ -197,17 +152,18 @@ class Network:
         return await self._with_fault(answer, latency_s, fault)
 
     def _next(self, verb: str) -> tuple[ServiceFault | None, float]:
+        """Return the first fault that hits the next call, if any, and the latency of that call."""
         self._calls += 1
-        now_s = asyncio.get_running_loop().time()
         latency_s = draw_for(self._latency, self.seed, "latency", self.name, self._calls)
-        fault = (
-            matching_fault(self.seed, self._service_faults, self.name, verb, self._calls, now_s)
-            if self._service_faults
-            else None
-        )
-        if fault is not None:
-            self._faults_met[fault.kind] += 1
-        return fault, latency_s
+        now_s = asyncio.get_running_loop().time()
+        for index, fault in enumerate(self._service_faults):
+            if fault.covers(self.name, verb, now_s) and (
+                fault.chance >= 1.0
+                or rng_for(self.seed, "spell", index, self.name, self._calls).random() < fault.chance
+            ):
+                self._faults_met[fault.kind] += 1
+                return fault, latency_s
+        return None, latency_s
 
     async def _exchange(self, carry_out: Callable[[], T], latency_s: float) -> T:
         if not latency_s:
@@ -215,13 +171,15 @@ class Network:
         loop = asyncio.get_running_loop()
         reply: asyncio.Future[T] = loop.create_future()
 
+        def answer(fulfil: Callable[[V], None], value: V) -> None:
+            if not reply.done():
+                fulfil(value)
+
         def arrive() -> None:
             try:
-                answer = carry_out()
+                loop.call_later(latency_s / 2, answer, reply.set_result, carry_out())
             except AdapterError as error:
-                loop.call_later(latency_s / 2, _reply_error, reply, error)
-            else:
-                loop.call_later(latency_s / 2, _reply, reply, answer)
+                loop.call_later(latency_s / 2, answer, reply.set_exception, error)
 
         loop.call_later(latency_s / 2, arrive)
         return await reply
@@ -259,8 +217,8 @@ class Network:
         return replace(receipt, answer=OrderOutcome.UNKNOWN, remote_id="", fault=error)
 
 
-def _error(name: str, trouble: ServiceFaultKind) -> Exception:
-    match trouble:
+def _error(name: str, kind: ServiceFaultKind) -> Exception:
+    match kind:
         case ServiceFaultKind.DOWN:
             return UnavailableError(f"{name}: no route to host")
         case ServiceFaultKind.DENIED:
@@ -274,7 +232,7 @@ def _error(name: str, trouble: ServiceFaultKind) -> Exception:
         case ServiceFaultKind.ORDER_LOST:
             return OutcomeUnknownError(f"{name}: connection reset while sending")
         case _:
-            return KeyError(f"{name}: an adapter's own mistake ({trouble})")
+            return KeyError(f"{name}: an adapter's own mistake ({kind})")
 
 
 async def _never() -> NoReturn:
@@ -285,17 +243,5 @@ async def _never() -> NoReturn:
 
 def _carry_out_unheard(carry_out: Callable[[], object]) -> None:
     """Carry out an order whose answer nobody will read."""
-    try:
+    with suppress(AdapterError):
         carry_out()
-    except AdapterError:
-        return
-
-
-def _reply(reply: asyncio.Future[T], answer: T) -> None:
-    if not reply.done():
-        reply.set_result(answer)
-
-
-def _reply_error(reply: asyncio.Future[T], error: AdapterError) -> None:
-    if not reply.done():
-        reply.set_exception(error)

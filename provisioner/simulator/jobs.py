@@ -5,10 +5,24 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
-from provisioner.model import WHOLE_GPU, DroneType, JobClass, Sharing, TypeKey, UnmetRequirement
+from provisioner.model import WHOLE_GPU, CompletedJob, DroneType, JobClass, Sharing, TypeKey, UnmetRequirement
 from provisioner.sharing import share_milli, shares_needed
+
+COMPLETED_FIELDS = (
+    "gpu_milli",
+    "cpus",
+    "memory_mib",
+    "disk_mib",
+    "vram_mib",
+    "capability",
+    "owner",
+    "group",
+    "walltime_s",
+)
+"""Requirements that are on record of a completed job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +36,7 @@ class JobRequirements:
     vram_mib: int = 0
     capability: int = 0
     gpu_model: str = ""
-    """Runs on this model only; a requirement that only the pool's own matchmaker can judge."""
+    """Runs on this model only; a requirement that only the pool's own matchmaker can evaluate."""
     walltime_s: float = 0.0
     owner: str = "alice"
     priority: int = 0
@@ -33,12 +47,18 @@ class JobRequirements:
     @property
     def label(self) -> str:
         """Jobs of this size, for people."""
-        told = [f"{self.gpu_milli / WHOLE_GPU:g} GPU"]
-        if self.vram_mib:
-            told.append(f"{self.vram_mib / 1024:.3g} GiB VRAM")
-        if self.gpu_model:
-            told.append(self.gpu_model)
-        return ", ".join(told)
+        vram = f"{self.vram_mib / 1024:.3g} GiB VRAM" if self.vram_mib else ""
+        return ", ".join(filter(None, (f"{self.gpu_milli / WHOLE_GPU:g} GPU", vram, self.gpu_model)))
+
+    @property
+    def completed_fields(self) -> dict[str, Any]:
+        """The fields that the overlay reports of a completed job."""
+        return {name: getattr(self, name) for name in COMPLETED_FIELDS}
+
+    @classmethod
+    def of(cls, recorded: CompletedJob | JobClass) -> JobRequirements:
+        """Return the requirements of a completed job, or of the jobs of a class, as far as the record has them."""
+        return cls(**{name: getattr(recorded, name) for name in COMPLETED_FIELDS})
 
     def unmet_requirement(self, kind: DroneType) -> UnmetRequirement | None:
         """Return the first dimension in which an empty drone of ``kind`` falls short, if any."""
@@ -110,6 +130,7 @@ class QueuedJobClass:
         self.name = name
         self.wants = wants
         self.label = wants.label
+        self._fields = {name: value for name, value in asdict(wants).items() if name != "gpu_model"}
         self._idle_in = idle_in
         self.running = 0
         self._judged: list[tuple[float, int, QueuedJob]] = []
@@ -132,7 +153,7 @@ class QueuedJobClass:
         self._idle_in[self.name] = self
         self._view = None
 
-    def judged(self) -> None:
+    def mark_judged(self) -> None:
         """Mark the idle jobs as seen by a negotiation cycle."""
         if self._fresh:
             for entry in self._fresh:
@@ -165,7 +186,7 @@ class QueuedJobClass:
         return self._waits[0][0]
 
     def ran(self) -> None:
-        """One of the running jobs runs no more."""
+        """Count one running job less."""
         self.running -= 1
         self._view = None
 
@@ -177,27 +198,15 @@ class QueuedJobClass:
                 t.key: m for t in types if (m := self.wants.unmet_requirement(t)) and m.dimension == "gpu_model"
             }
         if self._view is None:
-            wants = self.wants
             self._view = JobClass(
                 id=self.name,
-                gpu_milli=wants.gpu_milli,
-                cpus=wants.cpus,
-                memory_mib=wants.memory_mib,
-                disk_mib=wants.disk_mib,
-                vram_mib=wants.vram_mib,
-                capability=wants.capability,
                 waiting=len(self._judged),
                 fresh=len(self._fresh),
                 running=self.running,
                 oldest_at=start_epoch + self.first()[0] if self.idle else 0.0,
-                owner=wants.owner,
-                priority=wants.priority,
-                walltime_s=wants.walltime_s,
                 refuses=self._refuses,
-                group=wants.group,
-                duty_milli=wants.duty_milli,
-                width_milli=wants.width_milli,
                 idle_at=start_epoch + self.waits_since_s() if self.idle else 0.0,
+                **self._fields,
             )
         return self._view
 
@@ -206,13 +215,13 @@ class SimulatedJobQueue:
     """All jobs of the pool by class."""
 
     def __init__(self) -> None:
-        self._buckets: dict[JobRequirements, QueuedJobClass] = {}
+        self._classes: dict[JobRequirements, QueuedJobClass] = {}
         self._idle: dict[str, QueuedJobClass] = {}
 
-    def bucket(self, wants: JobRequirements) -> QueuedJobClass:
-        found = self._buckets.get(wants)
+    def of(self, wants: JobRequirements) -> QueuedJobClass:
+        found = self._classes.get(wants)
         if found is None:
-            found = self._buckets[wants] = QueuedJobClass(f"c{len(self._buckets) + 1}", wants, self._idle)
+            found = self._classes[wants] = QueuedJobClass(f"c{len(self._classes) + 1}", wants, self._idle)
         return found
 
     def idle(self) -> list[QueuedJobClass]:
@@ -221,4 +230,4 @@ class SimulatedJobQueue:
 
     def alive(self) -> Iterable[QueuedJobClass]:
         """Classes with idle or running jobs."""
-        return (bucket for bucket in self._buckets.values() if bucket.idle or bucket.running)
+        return (jobs for jobs in self._classes.values() if jobs.idle or jobs.running)

@@ -39,7 +39,7 @@ class OutsideWorldError(RuntimeError):
 class VirtualLoop(asyncio.BaseEventLoop):
     """An event loop in virtual time, beginning at 0 s. Timers for one instant go off in the order they were set in."""
 
-    # asyncio keeps these; its type stubs do not tell.
+    # asyncio has these; its type stubs do not.
     _ready: deque[asyncio.Handle]
     _stopping: bool
 
@@ -175,6 +175,9 @@ class Fixed:
 
     value_s: float
 
+    def times(self, factor: float) -> Fixed:
+        return Fixed(self.value_s * factor)
+
     def draw(self, rng: Random) -> float:
         return self.value_s
 
@@ -189,6 +192,9 @@ class Uniform:
 
     low_s: float
     high_s: float
+
+    def times(self, factor: float) -> Uniform:
+        return Uniform(self.low_s * factor, self.high_s * factor)
 
     def draw(self, rng: Random) -> float:
         return rng.uniform(self.low_s, self.high_s)
@@ -205,6 +211,9 @@ class LogNormal:
     median_s: float
     sigma: float
     most_s: float = math.inf
+
+    def times(self, factor: float) -> LogNormal:
+        return LogNormal(max(1e-3, self.median_s * factor), self.sigma, self.most_s * factor)
 
     def draw(self, rng: Random) -> float:
         return min(self.most_s, rng.lognormvariate(math.log(self.median_s), self.sigma))

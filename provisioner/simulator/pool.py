@@ -31,7 +31,6 @@ from provisioner.sharing import Load, load_of, rates, share_milli, shares_needed
 from provisioner.simulator.drones import DroneDefect, SimulatedDrone
 from provisioner.simulator.faults import (
     OVERLAY,
-    HardwareFault,
     HardwareFaultKind,
     Network,
     ServiceFault,
@@ -39,29 +38,28 @@ from provisioner.simulator.faults import (
 )
 from provisioner.simulator.jobs import JobRequirements, QueuedJob, QueuedJobClass, SimulatedJob, SimulatedJobQueue
 from provisioner.simulator.loop import Draw, Fixed, rng_for
-from provisioner.simulator.results import Metrics
+from provisioner.simulator.results import Conditions
 
 ROUNDING_S = 1e-3
 """Floating-point sums of times are off by far less."""
 
 
+@dataclass(slots=True, eq=False)
 class SimulatedAttempt:
     """An attempt of a job on a drone. Work is in seconds of a run with a GPU of its own."""
 
-    __slots__ = ("begun_s", "done", "gpu", "queued", "rate", "since_s", "timer", "work_s", "worked_s")
-
-    def __init__(self, queued: QueuedJob, work_s: float, done: bool, now_s: float) -> None:
-        self.queued = queued
-        self.work_s = work_s
-        self.done = done
-        """True if the job is done after this work, False if it breaks off."""
-        self.begun_s = self.since_s = now_s
-        self.rate = 1.0
-        self.worked_s = 0.0
-        """Work done until ``since_s``; it goes on at ``rate``."""
-        self.gpu = -1
-        """Index of the drone's GPU that it shares with others; -1 if none."""
-        self.timer: asyncio.TimerHandle
+    queued: QueuedJob
+    work_s: float
+    done: bool
+    """True if the job is done after this work, False if it breaks off."""
+    begun_s: float
+    since_s: float
+    worked_s: float = 0.0
+    """Work done until ``since_s``; it goes on at ``rate``."""
+    rate: float = 1.0
+    gpu: int = -1
+    """Index of the drone's GPU that it shares with others; -1 if none."""
+    timer: asyncio.TimerHandle = field(init=False)
 
     def worked(self, now_s: float) -> float:
         return self.worked_s + (now_s - self.since_s) * self.rate
@@ -119,8 +117,8 @@ class SimulatedSlot:
         """GPUs of the drone that jobs hold, in thousandths."""
         return self.drone.type.gpu_milli - self.gpu_milli
 
-    def fits(self, bucket: QueuedJobClass) -> bool:
-        wants = bucket.wants
+    def fits(self, jobs: QueuedJobClass) -> bool:
+        wants = jobs.wants
         return (
             wants.gpu_milli <= self.gpu_milli
             and wants.cpus <= self.cpus
@@ -132,7 +130,7 @@ class SimulatedSlot:
         """Start a job here; there must be room."""
         self._take(queued.wants, self.milli_of(queued.wants), 1)
         self.jobs_started += 1
-        run = self.running[queued.serial] = SimulatedAttempt(queued, work_s, done, now_s)
+        run = self.running[queued.serial] = SimulatedAttempt(queued, work_s, done, now_s, now_s)
         self._timed(run)
         self.touched(now_s)
 
@@ -265,8 +263,8 @@ class SharedSlot(SimulatedSlot):
     def _shares_of(self, wants: JobRequirements) -> int:
         return shares_needed(wants.gpu_milli, self._shares)
 
-    def fits(self, bucket: QueuedJobClass) -> bool:
-        return super().fits(bucket) and self._shares_of(bucket.wants) <= max(gpu.free for gpu in self._gpus)
+    def fits(self, jobs: QueuedJobClass) -> bool:
+        return super().fits(jobs) and self._shares_of(jobs.wants) <= max(gpu.free for gpu in self._gpus)
 
     @property
     def full(self) -> bool:
@@ -306,11 +304,6 @@ class SharedSlot(SimulatedSlot):
                 self._timed(run)
 
 
-def slot_for(drone: SimulatedDrone, joined_s: float, ended: Ended) -> SimulatedSlot:
-    """Return a slot for a drone, by how it offers its GPUs."""
-    return (SharedSlot if drone.type.shares > 1 else SimulatedSlot)(drone, joined_s, ended)
-
-
 T = TypeVar("T")
 
 BLACK_HOLE_JOB_S = 5.0
@@ -344,19 +337,19 @@ class _Recent(Generic[T]):
 
     def __init__(self) -> None:
         self._events: deque[tuple[float, T]] = deque()
-        self._told: tuple[T, ...] | None = ()
+        self._view: tuple[T, ...] | None = ()
 
     def add(self, at: float, event: T) -> None:
         self._events.append((at, event))
-        self._told = None
+        self._view = None
 
-    def told(self, now: float) -> tuple[T, ...]:
+    def listed(self, now: float) -> tuple[T, ...]:
         while self._events and self._events[0][0] <= now - EVENT_RETENTION_S:
             self._events.popleft()
-            self._told = None
-        if self._told is None:
-            self._told = tuple(event for _, event in self._events)
-        return self._told
+            self._view = None
+        if self._view is None:
+            self._view = tuple(event for _, event in self._events)
+        return self._view
 
 
 def _by_vram(slot: SimulatedSlot) -> tuple[int, int]:
@@ -367,17 +360,7 @@ def _by_vram(slot: SimulatedSlot) -> tuple[int, int]:
 class SimulatedOverlay:
     """Implements :class:`provisioner.interfaces.Overlay`; the other methods are the world's."""
 
-    def __init__(
-        self,
-        jobs: Sequence[SimulatedJob],
-        metrics: Metrics,
-        *,
-        behaviour: PoolBehaviour,
-        seed: int,
-        start_epoch: float,
-        service_faults: Sequence[ServiceFault] = (),
-        hardware_faults: Sequence[HardwareFault] = (),
-    ) -> None:
+    def __init__(self, jobs: Sequence[SimulatedJob], behaviour: PoolBehaviour, conditions: Conditions) -> None:
         self.done = 0
         self.starts = 0
         """Attempts ever begun."""
@@ -389,22 +372,22 @@ class SimulatedOverlay:
         """Those that perished, for as long as they are listed."""
         self._slots: tuple[Slot, ...] = ()
         self._classes: tuple[JobClass, ...] = ()
-        """As they were last told: the very same where nothing has changed."""
+        """As they were last listed: the very same where nothing has changed."""
         self._roomy: dict[DroneId, SimulatedSlot] = {}
         """Without negotiation cycles: slots that may have room."""
-        self._suits: dict[tuple[str, str], bool] = {}
+        self._matches: dict[tuple[str, str], bool] = {}
         self._behaviour = behaviour
-        self._metrics = metrics
-        self._seed = seed
-        self._start_epoch = start_epoch
+        self._metrics = conditions.metrics
+        self._seed = conditions.seed
+        self._start_epoch = conditions.start_epoch
         self._negotiated_s = 0.0
         self._paused_until_s = 0.0
-        self._network = Network(OVERLAY, seed, behaviour.latency, service_faults, metrics.faults_met)
+        self._network = Network(OVERLAY, behaviour.latency, conditions)
         self._frozen: dict[int, OverlayView] = {}
         self._evictions = _Recent[Eviction]()
         self._completions = _Recent[CompletedJob]()
         self._mishaps = _Recent[JobFailure]()
-        self._pauses = [fault for fault in hardware_faults if fault.kind is HardwareFaultKind.NO_NEGOTIATION]
+        self._pauses = [f for f in conditions.hardware_faults if f.kind is HardwareFaultKind.NO_NEGOTIATION]
 
     @property
     def _now_s(self) -> float:
@@ -413,11 +396,11 @@ class SimulatedOverlay:
     @property
     def waiting(self) -> int:
         """Jobs that have arrived and wait."""
-        return sum(bucket.idle for bucket in self._queue.alive())
+        return sum(jobs.idle for jobs in self._queue.alive())
 
     @property
     def running(self) -> int:
-        return sum(bucket.running for bucket in self._queue.alive())
+        return sum(jobs.running for jobs in self._queue.alive())
 
     @property
     def busy_milli(self) -> int:
@@ -437,7 +420,7 @@ class SimulatedOverlay:
         for pause in self._pauses:
             loop.call_at(pause.at_s, self._pause, pause.for_s)
 
-    # ---------------------------------------------------------------------------------------------------- the seam
+    # ----------------------------------------------------------------------------------------------- the interface
 
     async def __aenter__(self) -> Self:
         return self
@@ -466,7 +449,7 @@ class SimulatedOverlay:
         slots = [slot.listed(now_s, behaviour.update_s, self._start_epoch) for slot in self._drone_slots.values()]
         if len(slots) != len(self._slots) or not all(map(is_, slots, self._slots)):
             self._slots = tuple(slots)
-        classes = [bucket.view(types, self._start_epoch) for bucket in self._queue.alive()]
+        classes = [jobs.view(types, self._start_epoch) for jobs in self._queue.alive()]
         if len(classes) != len(self._classes) or not all(map(is_, classes, self._classes)):
             self._classes = tuple(classes)
         return OverlayView(
@@ -474,9 +457,9 @@ class SimulatedOverlay:
             classes=self._classes,
             slots=self._slots,
             negotiated_at=self._start_epoch + self._negotiated_s if self._negotiated_s else 0.0,
-            evictions=self._evictions.told(self._start_epoch + now_s),
-            completions=self._completions.told(self._start_epoch + now_s),
-            mishaps=self._mishaps.told(self._start_epoch + now_s),
+            evictions=self._evictions.listed(self._start_epoch + now_s),
+            completions=self._completions.listed(self._start_epoch + now_s),
+            mishaps=self._mishaps.listed(self._start_epoch + now_s),
         )
 
     def _expired(self, slot: SimulatedSlot, now_s: float) -> bool:
@@ -504,10 +487,10 @@ class SimulatedOverlay:
     def _arrive(self) -> None:
         queued = self.queued_jobs[self._arrived]
         self._arrived += 1
-        bucket = self._queue.bucket(queued.wants)
-        bucket.add(queued, self._now_s)
+        jobs = self._queue.of(queued.wants)
+        jobs.add(queued, self._now_s)
         if self._at_once:
-            self._offer(bucket)
+            self._offer(jobs)
         self._next_arrival()
 
     def _pause(self, for_s: float) -> None:
@@ -537,15 +520,15 @@ class SimulatedOverlay:
         rounds = [(-b.wants.priority, *b.first(), n, b, 0) for n, b in enumerate(idle)]
         heapq.heapify(rounds)
         while rounds:
-            priority, _, _, n, bucket, place = heapq.heappop(rounds)
-            while place < len(open_slots) and not self._match(bucket, open_slots[place]):
+            priority, _, _, n, jobs, place = heapq.heappop(rounds)
+            while place < len(open_slots) and not self._match(jobs, open_slots[place]):
                 place += 1
             if place < len(open_slots):
-                self._start(bucket, open_slots[place])
-                if bucket.idle:
-                    heapq.heappush(rounds, (priority, *bucket.first(), n, bucket, place))
-        for bucket in idle:
-            bucket.judged()
+                self._start(jobs, open_slots[place])
+                if jobs.idle:
+                    heapq.heappush(rounds, (priority, *jobs.first(), n, jobs, place))
+        for jobs in idle:
+            jobs.mark_judged()
 
     # Without cycles: no job waits for which some open slot has room, so only what has just changed is looked at.
 
@@ -553,20 +536,20 @@ class SimulatedOverlay:
     def _at_once(self) -> bool:
         return self._behaviour.negotiation_s == 0
 
-    def _offer(self, bucket: QueuedJobClass) -> None:
+    def _offer(self, jobs: QueuedJobClass) -> None:
         """Jobs of a class have come, or come back."""
         if self._paused:
             return
-        bucket.judged()
-        while bucket.idle and (slot := self._with_room(bucket)) is not None:
-            self._start(bucket, slot)
+        jobs.mark_judged()
+        while jobs.idle and (slot := self._with_room(jobs)) is not None:
+            self._start(jobs, slot)
 
-    def _with_room(self, bucket: QueuedJobClass) -> SimulatedSlot | None:
+    def _with_room(self, jobs: QueuedJobClass) -> SimulatedSlot | None:
         """Return the slot that a job of the class goes to now, if any."""
         full = [drone_id for drone_id, slot in self._roomy.items() if slot.full or not slot.open]
         for drone_id in full:
             del self._roomy[drone_id]
-        fitting = (slot for slot in self._roomy.values() if self._match(bucket, slot))
+        fitting = (slot for slot in self._roomy.values() if self._match(jobs, slot))
         return min(fitting, key=_by_vram, default=None) if self._behaviour.best_fit else next(fitting, None)
 
     def _opened(self, slot: SimulatedSlot) -> None:
@@ -577,34 +560,34 @@ class SimulatedOverlay:
         if self._paused:
             return
         while not slot.full:
-            fitting = (bucket for bucket in self._queue.idle() if self._match(bucket, slot))
-            bucket = min(fitting, key=lambda b: (-b.wants.priority, b.first()), default=None)
-            if bucket is None:
+            fitting = (jobs for jobs in self._queue.idle() if self._match(jobs, slot))
+            jobs = min(fitting, key=lambda b: (-b.wants.priority, b.first()), default=None)
+            if jobs is None:
                 break
-            self._start(bucket, slot)
+            self._start(jobs, slot)
 
-    def _match(self, bucket: QueuedJobClass, slot: SimulatedSlot) -> bool:
-        welcome = slot.open and bucket.wants.owner not in slot.avoids
-        return welcome and slot.fits(bucket) and self._suitable(bucket, slot) and not self._too_short(bucket, slot)
+    def _match(self, jobs: QueuedJobClass, slot: SimulatedSlot) -> bool:
+        accepted = slot.open and jobs.wants.owner not in slot.avoids
+        return accepted and slot.fits(jobs) and self._suitable(jobs, slot) and not self._too_short(jobs, slot)
 
-    def _suitable(self, bucket: QueuedJobClass, slot: SimulatedSlot) -> bool:
+    def _suitable(self, jobs: QueuedJobClass, slot: SimulatedSlot) -> bool:
         kind = slot.drone.type
-        key = bucket.name, kind.key
-        if key not in self._suits:
-            self._suits[key] = bucket.wants.unmet_requirement(kind) is None
-        return self._suits[key] and slot.drone.script.verdict is not DroneDefect.MATCHES_NOTHING
+        key = jobs.name, kind.key
+        if key not in self._matches:
+            self._matches[key] = jobs.wants.unmet_requirement(kind) is None
+        return self._matches[key] and slot.drone.script.defect is not DroneDefect.MATCHES_NOTHING
 
-    def _too_short(self, bucket: QueuedJobClass, slot: SimulatedSlot) -> bool:
+    def _too_short(self, jobs: QueuedJobClass, slot: SimulatedSlot) -> bool:
         """Return whether the job's requested time exceeds the drone's remaining walltime."""
         walltime_s, granted_s = slot.drone.type.walltime_s, slot.drone.granted_s
-        if not bucket.wants.walltime_s or not walltime_s or granted_s is None:
+        if not jobs.wants.walltime_s or not walltime_s or granted_s is None:
             return False
-        return self._now_s + bucket.wants.walltime_s > granted_s + walltime_s
+        return self._now_s + jobs.wants.walltime_s > granted_s + walltime_s
 
     # ----------------------------------------------------------------------------------------------- jobs on drones
 
-    def _start(self, bucket: QueuedJobClass, slot: SimulatedSlot) -> None:
-        queued, now_s = bucket.take(), self._now_s
+    def _start(self, jobs: QueuedJobClass, slot: SimulatedSlot) -> None:
+        queued, now_s = jobs.take(), self._now_s
         if slot.idle_timer is not None:
             slot.idle_timer.cancel()
             slot.idle_timer = None
@@ -614,46 +597,46 @@ class SimulatedOverlay:
         if queued.first_begun_s is None:
             queued.first_begun_s = now_s
             self._metrics.first_starts.append((queued.job.submit_s, now_s))
-        eaten = slot.drone.script.verdict is DroneDefect.EATS_JOBS
+        eaten = slot.drone.script.defect is DroneDefect.EATS_JOBS
         left_s = queued.job.duration_s - queued.saved_s
         slot.start(queued, min(BLACK_HOLE_JOB_S, left_s) if eaten else left_s, not eaten, now_s)
 
     def _ended(self, slot: SimulatedSlot, queued: QueuedJob, done: bool) -> None:
         """Give the slot of a job that ended by itself the next one, or let it fall idle."""
-        bucket = self._close(slot, queued, done)
+        jobs = self._close(slot, queued, done)
         if not done:
             at, owner = self._start_epoch + self._now_s, queued.wants.owner
             self._mishaps.add(at, JobFailure(slot.drone.id, f"{queued.serial}.0", at, owner, "broke off"))
-        if self._behaviour.reuses_claims and bucket.idle and self._match(bucket, slot):
-            self._start(bucket, slot)
+        if self._behaviour.reuses_claims and jobs.idle and self._match(jobs, slot):
+            self._start(jobs, slot)
         self._opened(slot)
         if self._at_once and not done:
-            self._offer(bucket)
+            self._offer(jobs)
         if not slot.running:
             self._idle(slot)
 
     def _close(self, slot: SimulatedSlot, queued: QueuedJob, done: bool) -> QueuedJobClass:
         """Book the end of an attempt; a job that is not done waits again."""
-        now_s, bucket, kind = self._now_s, self._queue.bucket(queued.wants), slot.drone.type
+        now_s, jobs, kind = self._now_s, self._queue.of(queued.wants), slot.drone.type
         until_s = now_s if slot.lost_s is None else slot.lost_s
         run = slot.running[queued.serial]
         ran_s, saved_s = until_s - run.begun_s, run.saved(until_s)
         lost_s = None if done else ran_s - run.kept_s(until_s)
         self._metrics.attempt(kind, slot.milli_of(queued.wants), ran_s, lost_s)
         self._metrics.at_work(kind, slot.end(run, until_s))
-        bucket.ran()
+        jobs.ran()
         if done:
             self._done(slot, queued, ran_s)
         else:
             queued.saved_s += saved_s
-            bucket.add(queued, self._now_s)
-        return bucket
+            jobs.add(queued, self._now_s)
+        return jobs
 
     def _done(self, slot: SimulatedSlot, queued: QueuedJob, ran_s: float) -> None:
         job, wants = queued.job, queued.wants
         queued.done_s = self._now_s
         self.done += 1
-        self._metrics.waited(self._queue.bucket(wants).label, queued.done_s - job.duration_s - job.submit_s)
+        self._metrics.waited(self._queue.of(wants).label, queued.done_s - job.duration_s - job.submit_s)
         ended_at = self._start_epoch + queued.done_s
         self._completions.add(
             ended_at,
@@ -662,32 +645,24 @@ class SimulatedOverlay:
                 ended_at=ended_at,
                 submitted_at=self._start_epoch + job.submit_s,
                 run_s=ran_s,
-                gpu_milli=wants.gpu_milli,
-                cpus=wants.cpus,
-                memory_mib=wants.memory_mib,
-                disk_mib=wants.disk_mib,
-                vram_mib=wants.vram_mib,
-                capability=wants.capability,
-                owner=wants.owner,
-                group=wants.group,
-                walltime_s=wants.walltime_s,
                 drone_id=slot.drone.id,
+                **wants.completed_fields,
             ),
         )
 
     def _cut_short(self, slot: SimulatedSlot) -> None:
-        """End all jobs of a seat; they wait again."""
+        """End all jobs of a slot; they wait again."""
         until_s = self._now_s if slot.lost_s is None else slot.lost_s
         back: dict[str, QueuedJobClass] = {}
         for run in list(slot.running.values()):
             lost_s = until_s - run.begun_s - run.kept_s(until_s)
             at, worth = self._start_epoch + self._now_s, slot.worth(run.queued)
             self._evictions.add(at, Eviction(slot.drone.id, f"{run.queued.serial}.0", at, worth, lost_s))
-            bucket = self._close(slot, run.queued, done=False)
-            back[bucket.name] = bucket
+            jobs = self._close(slot, run.queued, done=False)
+            back[jobs.name] = jobs
         if self._at_once:
-            for bucket in back.values():
-                self._offer(bucket)
+            for jobs in back.values():
+                self._offer(jobs)
 
     def _idle(self, slot: SimulatedSlot) -> None:
         """Let a drone without jobs leave: at once if it drains, else after its idle time-out."""
@@ -703,7 +678,8 @@ class SimulatedOverlay:
 
     def join(self, drone: SimulatedDrone) -> None:
         """Add a drone to the pool; it does not accept jobs yet."""
-        self._drone_slots[drone.id] = slot_for(drone, self._now_s, self._ended)
+        kind = SharedSlot if drone.type.shares > 1 else SimulatedSlot
+        self._drone_slots[drone.id] = kind(drone, self._now_s, self._ended)
 
     def serve(self, drone: SimulatedDrone) -> None:
         """Let the drone accept jobs."""
@@ -723,7 +699,7 @@ class SimulatedOverlay:
             drone.leave_empty("drained")
 
     def _slot_of(self, drone: SimulatedDrone) -> SimulatedSlot | None:
-        """Its seat; none where another drone has come under the same id (which the tally calls by its name)."""
+        """Return its slot; None where another drone has joined under the same id, which the metrics report."""
         slot = self._drone_slots.get(drone.id)
         return slot if slot is not None and slot.drone is drone else None
 

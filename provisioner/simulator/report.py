@@ -1,52 +1,50 @@
-"""The report as one HTML page that needs nothing else: no script, no network, no second file."""
+"""The report on replays: its JSON form, and one HTML page that needs neither script, network nor second file."""
 
 from __future__ import annotations
 
+import base64
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass
 from html import escape
 from importlib.resources import files
+from io import BytesIO
+from math import isfinite
 from pathlib import Path
 from statistics import fmean
 from string import Template
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from provisioner import __version__, serialization
-from provisioner.formatting import count, sanitize
+from provisioner.formatting import age, count, sanitize
 from provisioner.simulator.figures import (
     FIGURES,
-    NOTHING,
     KeyFigure,
-    PairedDifference,
     Runs,
     SeedStatistics,
     amount,
     change,
-    class_waits,
-    common_seeds,
-    finite_points,
-    mean_hours,
-    mean_waits,
-    name,
-    named_classes,
-    named_sites,
     paired,
-    site_waste,
-    sites,
-    span,
     spread,
-    stacked_hours,
-    thinned,
-    time_line,
-    waits_of,
     waste,
-    waste_wait_scatter,
 )
-from provisioner.simulator.results import SCHEMA, GpuHours, ReplayResult, WaitStatistics
+from provisioner.simulator.results import SCHEMA, GpuTime, ReplayResult, WaitStatistics
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+T = TypeVar("T")
+
+# ---------------------------------------------------------------------------------------------------------- JSON form
+
+SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+SCHEMA_FILE = "simulate.schema.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +56,7 @@ class Report:
     runs: Mapping[str, tuple[ReplayResult, ...]]
 
 
-def to_json(runs: Mapping[str, Sequence[ReplayResult]]) -> str:
+def to_json(runs: Runs) -> str:
     """Return ``runs`` as compact JSON. Raises ValueError for a number that JSON does not know."""
     report = Report(1, {policy: tuple(results) for policy, results in runs.items()})
     return json.dumps(serialization.to_plain(report), allow_nan=False, separators=(",", ":"))
@@ -78,10 +76,6 @@ def from_json(text: str | bytes) -> dict[str, tuple[ReplayResult, ...]]:
         first = error.errors()[0]
         where = ".".join(str(step) for step in first["loc"])
         raise ValueError(f"no report of a replay: {where}: {first['msg']}") from None
-
-
-SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
-SCHEMA_FILE = "simulate.schema.json"
 
 
 def schema() -> dict[str, Any]:
@@ -108,347 +102,51 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-Cell = str | float | SeedStatistics | PairedDifference | None
-MAX_TABLE_ROWS = 200
-"""More do not help a reader; the JSON form has them all."""
+# ---------------------------------------------------------------------------------------------------------- HTML page
 
-
-@dataclass(frozen=True, slots=True)
-class GroupHeading:
-    """A row that names the group of those below."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class ReportTable:
-    """The first cell of each row is its heading."""
-
-    caption: str
-    head: tuple[str, ...]
-    rows: Sequence[tuple[Cell, ...] | GroupHeading]
-
-
-def html_of(table: ReportTable) -> str:
-    head = "".join(f'<th scope="col">{escape(text)}</th>' for text in table.head)
-    rows = "\n".join(_row(row, len(table.head)) for row in table.rows[:MAX_TABLE_ROWS])
-    left_out = len(table.rows) - MAX_TABLE_ROWS
-    more = f"; {left_out} more rows are in the JSON form" if left_out > 0 else ""
-    return (
-        f'<div class="wide" role="region" tabindex="0" aria-label="{escape(table.caption)}"><table>\n'
-        f"<caption>{escape(table.caption + more)}</caption>\n"
-        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody></table></div>"
-    )
-
-
-def _row(row: tuple[Cell, ...] | GroupHeading, width: int) -> str:
-    if isinstance(row, GroupHeading):
-        return f'<tr><th scope="rowgroup" colspan="{width}" class="group">{escape(row.text)}</th></tr>'
-    first, *rest = row
-    return f'<tr><th scope="row">{_cell(first)}</th>{"".join(f"<td>{_cell(cell)}</td>" for cell in rest)}</tr>'
-
-
-def _cell(cell: Cell) -> str:
-    match cell:
-        case None:
-            return NOTHING
-        case str():
-            return escape(cell)
-        case SeedStatistics():
-            return _number(cell.mean, amount(cell.mean)) + _deviation(cell)
-        case PairedDifference():
-            better = f' <span class="aside">better in {cell.improved} of {cell.spread.count}</span>'
-            return _number(cell.spread.mean, change(cell.spread.mean)) + _deviation(cell.spread) + better
-        case _:
-            return _number(cell, amount(cell))
-
-
-def _number(value: float, text: str) -> str:
-    """For people rounded, for programs as it is."""
-    return f'<data value="{value!r}">{text}</data>'
-
-
-def _deviation(spread: SeedStatistics) -> str:
-    return f' <span class="aside">± {amount(spread.deviation)}</span>' if spread.count > 1 else ""
-
-
-MAX_TIME_ROWS = 48
-"""Rows of the time line's table."""
-HOURS = ("good", "badput", "boot", "release", "idle", "held")
-WAITS = ("mean wait s", "median wait s", "95th percentile s")
-
-
-@dataclass(frozen=True, slots=True)
-class ReportSection:
-    """A plot, what to make of it, and its numbers."""
-
-    title: str
-    words: str
-    svg: str
-    table: ReportTable
-
-
-def headline(runs: Runs) -> ReportTable:
-    """Every figure by policy: mean and standard deviation over the seeds."""
-    rows: list[tuple[Cell, ...] | GroupHeading] = []
-    for heading, figures in FIGURES.items():
-        body = [
-            (_label(figure), *(spread(figure.of(result) for result in results) for results in runs.values()))
-            for figure in figures
-        ]
-        known = [row for row in body if any(cell is not None for cell in row[1:])]
-        rows += [GroupHeading(heading), *known] if known else []
-    return ReportTable("Figures by policy: mean ± standard deviation over the seeds", ("", *_names(runs)), rows)
-
-
-def differences(runs: Runs) -> ReportTable:
-    """Every policy less the first one, seed by seed."""
-    first, *others = runs
-    rows: list[tuple[Cell, ...] | GroupHeading] = []
-    for heading, figures in FIGURES.items():
-        body = [
-            (_label(figure), *(paired(figure, runs[first], runs[other]) for other in others))
-            for figure in figures
-            if figure.better
-        ]
-        known = [row for row in body if any(cell is not None for cell in row[1:])]
-        rows += [GroupHeading(heading), *known] if known else []
-    caption = f"Difference from {name(first)} over the seeds that both have: mean ± standard deviation"
-    return ReportTable(caption, ("", *_names(others)), rows)
-
-
-def sections(runs: Runs) -> Iterable[ReportSection]:
-    """In the order of the page; those of which the replays tell nothing are left out."""
-    yield _hours(runs)
-    yield _seeds(runs)
-    yield _waits(runs)
-    if named_sites(runs):
-        yield _sites(runs)
-    for result in _one_seed(runs):
-        yield _time_line(result)
-
-
-def _hours(runs: Runs) -> ReportSection:
-    rows = [(name(policy), *_hours_of([r.gpu_hours for r in results])) for policy, results in runs.items()]
-    return ReportSection(
-        "Where the GPU-hours went",
-        "A drone holds its GPUs from grant to release. Good is what jobs have to show for it; badput is work that was "
-        "cut short and must be done again. Means over the seeds.",
-        stacked_hours(runs),
-        ReportTable("GPU-hours by policy, means over the seeds", ("Policy", *HOURS, "waste %"), rows),
-    )
-
-
-def _seeds(runs: Runs) -> ReportSection:
-    rows: list[tuple[Cell, ...]] = [
-        (
-            name(policy),
-            name(result.trace),
-            str(result.seed),
-            waste(result.gpu_hours),
-            *_jobs_and_waits([result.waits])[1:],
-            result.requests,
-            len(result.violations),
-        )
-        for policy, results in runs.items()
-        for result in results
-    ]
-    hidden = sum(len(results) - len(finite_points(results)) for results in runs.values())
-    missing = f" {hidden} without good GPU-hours or waits cannot be shown." if hidden else ""
-    return ReportSection(
-        "Waste against mean wait",
-        "A point for each seed: less waste is further down, shorter waits are further left." + missing,
-        waste_wait_scatter(runs),
-        ReportTable(
-            "Each replay",
-            ("Policy", "trace", "seed", "waste %", *WAITS, "requests", "violations"),
-            rows,
-        ),
-    )
-
-
-def _waits(runs: Runs) -> ReportSection:
-    rows: list[tuple[Cell, ...]] = [
-        ("all jobs", name(policy), *_jobs_and_waits([r.waits for r in results])) for policy, results in runs.items()
-    ]
-    rows += [
-        (name(kind), name(policy), *_jobs_and_waits(waits_of(kind, results)))
-        for kind in named_classes(runs)
-        for policy, results in runs.items()
-    ]
-    return ReportSection(
-        "Waits by class of job",
-        "From the median to the 95th percentile, with a mark at the mean; the axis is linear up to 10 s and "
-        "logarithmic from there. A job's wait is completion less submission less run time: work that was lost counts "
-        "as wait. Classes with most jobs come first.",
-        class_waits(runs),
-        ReportTable(
-            "Waits by class and policy, means over the seeds",
-            ("Class", "policy", "jobs", *WAITS),
-            rows,
-        ),
-    )
-
-
-def _sites(runs: Runs) -> ReportSection:
-    rows = [
-        (name(site), name(policy), *_hours_of([r.by_site.get(site, GpuHours()) for r in results]))
-        for site in named_sites(runs)
-        for policy, results in runs.items()
-    ]
-    return ReportSection(
-        "Waste by site",
-        "GPU-hours that were held and not good; behind each bar the waste in percent of that site's good GPU-hours. "
-        "Means over the seeds.",
-        site_waste(runs),
-        ReportTable("GPU-hours by site and policy, means over the seeds", ("Site", "policy", *HOURS, "waste %"), rows),
-    )
-
-
-def _time_line(result: ReplayResult) -> ReportSection:
-    samples = thinned(result.samples, MAX_TIME_ROWS)
-    here = sites(samples)
-    rows: list[tuple[Cell, ...]] = [
-        (
-            f"{sample.at_s / 3600:.2f}",
-            sample.jobs_waiting,
-            sample.jobs_running,
-            sample.gpus_held,
-            sample.gpus_busy,
-            sample.gpus_owner,
-            *(sample.by_site.get(site, 0.0) for site in here),
-        )
-        for sample in samples
-    ]
-    title = f"Time line: {name(result.policy)}, trace {name(result.trace)}, seed {result.seed}"
-    head = ("Hours", "jobs waiting", "jobs running", "GPUs held", "GPUs busy", "GPUs of owner", *map(name, here))
-    return ReportSection(
-        title,
-        "Each point is the mean over its stretch of time.",
-        time_line(result),
-        ReportTable(title, head, rows),
-    )
-
-
-def _one_seed(runs: Runs) -> list[ReplayResult]:
-    """One replay of each policy that has samples: of the first policy's first seed where there is one."""
-    sampled = {policy: [r for r in results if r.samples] for policy, results in runs.items()}
-    wanted = next(((results[0].trace, results[0].seed) for results in sampled.values() if results), None)
-    return [
-        next((result for result in results if (result.trace, result.seed) == wanted), results[0])
-        for results in sampled.values()
-        if results
-    ]
-
-
-def _hours_of(hours: Sequence[GpuHours]) -> tuple[Cell, ...]:
-    mean, wastes = mean_hours(hours), spread(waste(each) for each in hours)
-    return (*(getattr(mean, part) for part in HOURS), wastes and wastes.mean)
-
-
-def _jobs_and_waits(waits: Sequence[WaitStatistics]) -> tuple[Cell, ...]:
-    mean = mean_waits(waits)
-    return (mean.jobs, mean.mean_s, mean.p50_s, mean.p95_s) if mean else (0, None, None, None)
-
-
-def _label(figure: KeyFigure) -> str:
-    return f"{figure.name} ({figure.unit})" if figure.unit else figure.name
-
-
-def _names(policies: Iterable[str]) -> tuple[str, ...]:
-    return tuple(name(policy) for policy in policies)
-
-
+MAX_NAME_LENGTH = 60
+"""Longest foreign name in a table; in plots it is shorter."""
 MAX_VIOLATIONS = 100
-"""Lines that are shown of them; each is counted."""
-
-_SECTION = Template(
-    """<section>
-<h2>$title</h2>
-<p>$words</p>
-<figure>$svg</figure>
-<details><summary>The numbers</summary>
-$table
-</details>
-</section>"""
-)
+"""Violations that are listed; each is counted."""
 
 
-def write_html(
-    path: str | Path, runs: Mapping[str, Sequence[ReplayResult]], *, title: str = "", notes: Sequence[str] = ()
-) -> None:
-    """Write the report on ``runs``, policy to one replay for each seed, to ``path``.
+def html_page(runs: Runs, *, notes: Sequence[str] = (), command: str = "") -> str:
+    """Return the page on ``runs``, of which there is at least one of each policy; the same for the same input.
 
-    ``ValueError`` where there is nothing to report on, :class:`PlotsMissing` where the plotting library is missing.
+    ``command`` is the command line that made it. Raises PlotsMissingError without matplotlib.
     """
-    Path(path).write_text(html_page(runs, title=title, notes=notes), encoding="utf-8")
-
-
-def html_page(
-    runs: Mapping[str, Sequence[ReplayResult]], *, title: str = "", notes: Sequence[str] = (), command: str = ""
-) -> str:
-    """Return the page's text; the same for the same input. ``command``: the command line that it was made by."""
-    _complain(runs)
+    results = [result for each in runs.values() for result in each]
+    traces = ", ".join(sorted({name(result.trace) for result in results}))
+    policies = count(len(runs), "policy", "policies")
+    days = " to ".join(dict.fromkeys(amount(of(result.days for result in results)) for of in (min, max)))
+    seeds = count(len({result.seed for result in results}), "seed")
+    first, *others = runs
+    caption = "Figures by policy: mean ± standard deviation over the seeds"
+    if others:
+        common = set.intersection(*({(r.trace, r.seed) for r in each} for each in runs.values()))
+        caption += f"; differences seed by seed over the seeds that both have ({len(common)} seeds are in all policies)"
+    head = ["", *map(name, runs), *(f"{name(other)} less {name(first)}" for other in others)]
     return Template(files(__package__).joinpath("report.html").read_text(encoding="utf-8")).substitute(
-        title=escape(sanitize(title) or _title(runs)),
-        subject=escape(_subject(runs)),
-        command=f'<p class="subject"><code>{escape(sanitize(command))}</code></p>' if command else "",
-        verdict=_verdict(runs) + _answer(runs),
+        title=escape(f"Replay of {traces}: {' against '.join(map(name, runs)) if len(runs) < 4 else policies}"),
+        subject=escape(f"{traces}: {days} days, {policies}, {seeds}"),
+        command=escape(sanitize(command)),
+        verdict=_verdict(runs),
+        answer="".join(f"<li>{escape(_answer(policy, each))}</li>" for policy, each in runs.items()),
         notes="".join(f"<p>{escape(sanitize(note))}</p>\n" for note in notes),
-        headline=html_of(headline(runs)),
-        comparison=_comparison(runs),
-        sections="\n".join(map(_section, sections(runs))),
+        caption=escape(caption),
+        head="".join(f'<th scope="col">{escape(text)}</th>' for text in head),
+        rows="\n".join(_rows(runs)),
+        plots="\n".join(map(_plot, plots(runs))),
         version=escape(__version__),
     )
 
 
-def _complain(runs: Mapping[str, Sequence[ReplayResult]]) -> None:
-    if not runs:
-        raise ValueError("no replay to report on")
-    for policy, results in runs.items():
-        if not results:
-            raise ValueError(f"no replay of the policy {policy!r} to report on")
-        seen = set()
-        for result in results:
-            if (result.trace, result.seed) in seen:
-                raise ValueError(f"policy {policy!r} has seed {result.seed} of the trace {result.trace!r} twice")
-            seen.add((result.trace, result.seed))
+def name(text: str, most: int = MAX_NAME_LENGTH) -> str:
+    """Return a foreign name on one line, without invisible characters and not too long."""
+    return sanitize(text, most).strip() or "(no name)"
 
 
-def _subject(runs: Mapping[str, Sequence[ReplayResult]]) -> str:
-    """Return one line on what was replayed."""
-    results = [result for each in runs.values() for result in each]
-    traces = sorted({name(result.trace) for result in results})
-    seeds = len({result.seed for result in results})
-    shortest, longest = (amount(of(result.days for result in results)) for of in (min, max))
-    days = shortest if shortest == longest else f"{shortest} to {longest}"
-    policies = count(len(runs), "policy", "policies")
-    return f"{', '.join(traces)}: {days} days, {policies}, {count(seeds, 'seed')}"
-
-
-def _title(runs: Mapping[str, Sequence[ReplayResult]]) -> str:
-    traces = sorted({name(result.trace) for results in runs.values() for result in results})
-    policies = " against ".join(map(name, runs)) if len(runs) < 4 else count(len(runs), "policy", "policies")
-    return f"Replay of {', '.join(traces)}: {policies}"
-
-
-def _answer(runs: Mapping[str, Sequence[ReplayResult]]) -> str:
-    """Return the figures that most readers look for, in a sentence for each policy; means over its seeds."""
-    lines = []
-    for policy, results in runs.items():
-        parts = [f"{amount(fmean(r.jobs_done for r in results))} of {amount(fmean(r.jobs for r in results))} jobs done"]
-        waited = [r.waits for r in results if r.waits.jobs]
-        if waited:
-            mean_s, p95_s = fmean(w.mean_s for w in waited), fmean(w.p95_s for w in waited)
-            parts.append(f"mean wait {span(mean_s)}, 95 % of waits within {span(p95_s)}")
-        wastes = spread(waste(r.gpu_hours) for r in results)
-        if wastes:
-            parts.append(f"waste {amount(wastes.mean)} % of the good GPU-hours")
-        lines.append(f"<li>{escape(name(policy))}: {'; '.join(parts)}</li>")
-    return f'<ul class="answer">{"".join(lines)}</ul>'
-
-
-def _verdict(runs: Mapping[str, Sequence[ReplayResult]]) -> str:
+def _verdict(runs: Runs) -> str:
     """Return whether every guarantee held; if not, this is the first thing on the page."""
     lines = [
         f"{name(policy)}, trace {name(result.trace)}, seed {result.seed}: {sanitize(line)}"
@@ -459,28 +157,324 @@ def _verdict(runs: Mapping[str, Sequence[ReplayResult]]) -> str:
     replays = count(sum(map(len, runs.values())), "replay")
     if not lines:
         return f'<p class="kept">No promise was broken in {replays}.</p>'
-    shown = "\n".join(f"<li>{escape(line)}</li>" for line in lines[:MAX_VIOLATIONS])
-    more = len(lines) - MAX_VIOLATIONS
-    rest = f"\n<li>and {more} more</li>" if more > 0 else ""
+    shown = lines[:MAX_VIOLATIONS]
+    if len(lines) > len(shown):
+        shown.append(f"and {len(lines) - len(shown)} more")
+    listed = "\n".join(f"<li>{escape(line)}</li>" for line in shown)
     head = f"{count(len(lines), 'broken promise')} in {replays}"
-    return f'<section class="broken" role="alert"><h2>{head}</h2>\n<ul>\n{shown}{rest}\n</ul></section>'
+    return f'<section class="broken" role="alert"><h2>{head}</h2>\n<ul>\n{listed}\n</ul></section>'
 
 
-def _comparison(runs: Mapping[str, Sequence[ReplayResult]]) -> str:
-    if len(runs) < 2:
+def _answer(policy: str, results: Sequence[ReplayResult]) -> str:
+    """Return the figures that most readers look for; means over the seeds."""
+    parts = [f"{amount(fmean(r.jobs_done for r in results))} of {amount(fmean(r.jobs for r in results))} jobs done"]
+    if waits := _mean_waits([r.waits for r in results]):
+        parts.append(f"mean wait {age(waits.mean_s)}, 95 % of waits within {age(waits.p95_s)}")
+    if wastes := spread(waste(r.gpu_hours) for r in results):
+        parts.append(f"waste {amount(wastes.mean)} % of the good GPU-hours")
+    return f"{name(policy)}: {'; '.join(parts)}"
+
+
+def _rows(runs: Runs) -> Iterator[str]:
+    """Yield the rows of the table: each known figure by policy, and the differences from the first policy."""
+    for heading, figures in FIGURES.items():
+        known = [row for figure in figures if (row := _row(figure, runs))]
+        if known:
+            columns = max(1, 2 * len(runs))
+            yield f'<tr><th scope="rowgroup" colspan="{columns}" class="group">{escape(heading)}</th></tr>'
+            yield from known
+
+
+def _row(figure: KeyFigure, runs: Runs) -> str:
+    first, *others = runs.values()
+    means = [spread(figure.of(result) for result in results) for results in runs.values()]
+    if not any(means):
         return ""
+    cells = ["-" if over is None else _cell(over, amount(over.mean)) for over in means]
+    for results in others:
+        versus = paired(figure, first, results)
+        better = f", better in {versus.improved} of {versus.spread.count}" if versus and figure.better else ""
+        cells.append("-" if versus is None else _cell(versus.spread, change(versus.spread.mean), better))
+    label = f"{figure.name} ({figure.unit})" if figure.unit else figure.name
+    return f'<tr><th scope="row">{escape(label)}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
+
+
+def _cell(over: SeedStatistics, text: str, more: str = "") -> str:
+    deviation = f" ± {amount(over.deviation)}" if over.count > 1 else ""
+    return f'<data value="{over.mean!r}">{text}</data> <span class="aside">{deviation}{more}</span>'
+
+
+def _plot(plot: Plot) -> str:
+    picture = base64.b64encode(plot.svg).decode()
+    title, words = escape(plot.title), escape(plot.words)
     return (
-        "<section><h2>Side by side</h2>\n"
-        f"<p>Seeds that all policies have: {common_seeds(runs)}. What a seed does to all alike falls out of the "
-        "difference.</p>\n"
-        f"{html_of(differences(runs))}</section>"
+        f"<section>\n<h2>{title}</h2>\n<p>{words}</p>\n"
+        f'<figure><img alt="{title}" src="data:image/svg+xml;base64,{picture}"></figure>\n</section>'
     )
 
 
-def _section(section: ReportSection) -> str:
-    return _SECTION.substitute(
-        title=escape(section.title), words=escape(section.words), svg=section.svg, table=html_of(section.table)
+# -------------------------------------------------------------------------------------------------------------- plots
+
+STYLE: dict[str, Any] = {
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlelocation": "left",
+    "figure.constrained_layout.use": True,
+    "font.size": 9,
+    "grid.alpha": 0.2,
+    "legend.frameon": False,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "report",
+    "text.parse_math": False,  # names may have dollar signs
+}
+PARTS = {"good": "#2f9e5f", "badput": "#d1495b", "boot": "#3f7fbf", "release": "#8a63b8", "idle": "#c98a1b"}
+"""Parts of the GPU-hours held, with their colours."""
+COLOURS = ("#3f7fbf", "#d1713a", "#2f9e5f", "#b0529f", "#8c7a2b", "#2a9d9d", "#d1495b", "#7f7f7f")
+MARKERS = "osD^vP*X"
+MAX_BARS = 48
+MAX_CLASSES = 12
+MAX_SITES = 8
+MAX_POINTS = 300
+
+
+class PlotsMissingError(RuntimeError):
+    """The plotting library is not installed; the text says how to get it."""
+
+
+def require_matplotlib() -> None:
+    """Raise PlotsMissingError if matplotlib is not installed."""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError:
+        raise PlotsMissingError(
+            "the report's plots need the Python package matplotlib: pip install 'gpu-drone-provisioner[report]'"
+        ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A plot with what it shows, in words."""
+
+    title: str
+    words: str
+    svg: bytes
+
+
+def plots(runs: Runs) -> Iterator[Plot]:
+    """Yield the plots of the page, without those of which the replays have nothing to show."""
+    yield Plot(
+        "Where the GPU-hours went",
+        "A drone holds its GPUs from grant to release. Good is what jobs have to show for it; badput is work that was "
+        "cut short and must be done again. Means over the seeds.",
+        svg(hours_by_policy, runs),
     )
+    hidden = sum(len(results) - len(_points(results)) for results in runs.values())
+    missing = f" {hidden} without good GPU-hours or waits cannot be shown." if hidden else ""
+    yield Plot(
+        "Waste against mean wait",
+        "A point for each seed: less waste is further down, shorter waits are further left." + missing,
+        svg(waste_against_wait, runs),
+    )
+    yield Plot(
+        "Waits by class of job",
+        "From the median to the 95th percentile, with a mark at the mean; the axis is linear up to 10 s and "
+        "logarithmic from there. A job's wait is completion less submission less run time: work that was lost counts "
+        "as wait. Classes with most jobs come first.",
+        svg(waits_by_class, runs),
+    )
+    if any(result.by_site for results in runs.values() for result in results):
+        yield Plot(
+            "Waste by site",
+            "GPU-hours that were held and not good; behind each bar the waste in percent of that site's good "
+            "GPU-hours. Means over the seeds.",
+            svg(waste_by_site, runs),
+        )
+    for policy, results in runs.items():
+        sampled = next((result for result in results if result.samples), None)
+        if sampled is not None:
+            title = f"Time line: {name(policy)}, trace {name(sampled.trace)}, seed {sampled.seed}"
+            yield Plot(title, "Jobs; GPUs held, busy and the owner's; GPUs held by site.", svg(time_line, sampled))
+
+
+def hours_by_policy(figure: Figure, runs: Runs) -> None:
+    """Draw a bar for each policy, of the parts of the GPU-hours held."""
+    rows = []
+    for policy, results in runs.items():
+        wastes = spread(waste(result.gpu_hours) for result in results)
+        end = f"waste {amount(wastes.mean)} %" if wastes else ""
+        rows.append((policy, _mean_hours(result.gpu_hours for result in results), end))
+    _bars(figure, rows, list(PARTS))
+
+
+def waste_by_site(figure: Figure, runs: Runs) -> None:
+    """Draw a bar for each site and policy, of the GPU-hours that were held and not good."""
+    held: Counter[str] = Counter()
+    for results in runs.values():
+        for result in results:
+            held.update({site: hours.held for site, hours in result.by_site.items()})
+    rows = [
+        (f"{name(site, 20)} · {name(policy, 20)}" if len(runs) > 1 else site, hours, f"{amount(waste(hours))} %")
+        for site, _ in held.most_common()
+        for policy, results in runs.items()
+        if (hours := _mean_hours(r.by_site.get(site, GpuTime()) for r in results)).held
+    ]
+    _bars(figure, rows[:MAX_BARS], [part for part in PARTS if part != "good"])
+
+
+def _bars(figure: Figure, rows: Sequence[tuple[str, GpuTime, str]], parts: Sequence[str]) -> None:
+    figure.set_figheight(0.95 + 0.32 * len(rows))
+    axes = figure.subplots()
+    lefts = [0.0] * len(rows)
+    for part in parts:
+        widths = [max(0.0, getattr(hours, part)) for _, hours, _ in rows]
+        bars = axes.barh(range(len(rows)), widths, left=lefts, height=0.62, color=PARTS[part], label=part)
+        lefts = [left + width for left, width in zip(lefts, widths, strict=True)]
+    axes.bar_label(bars, [end for _, _, end in rows], padding=4, fontsize=8)
+    axes.margins(x=0.16)
+    axes.set_xlabel("GPU-hours")
+    _label_rows(axes, [label for label, _, _ in rows])
+    figure.legend(loc="outside upper left", ncols=len(parts))
+
+
+def waste_against_wait(figure: Figure, runs: Runs) -> None:
+    """Draw a point for each seed of each policy; lower left is better."""
+    figure.set_figheight(max(3.2, 0.4 + 0.22 * len(runs)))
+    axes = figure.subplots()
+    points = {policy: _points(results) for policy, results in runs.items()}
+    for n, (policy, seeds) in enumerate(points.items()):
+        colour, marker = _marked(n)
+        waits, wastes = [wait_s for wait_s, _ in seeds], [percent for _, percent in seeds]
+        axes.scatter(waits, wastes, s=34, marker=marker, color=colour, alpha=0.8, linewidths=0, label=_entry(policy))
+    flat = [point for seeds in points.values() for point in seeds]
+    for scale, axis, values in (
+        (axes.set_xscale, axes.xaxis, [wait_s for wait_s, _ in flat]),
+        (axes.set_yscale, axes.yaxis, [percent for _, percent in flat]),
+    ):
+        if values and min(values) > 0 and max(values) > 20 * min(values):
+            scale("log")
+        axis.set_major_formatter(lambda value, _: amount(value))
+    axes.grid()
+    axes.set_xlabel("mean wait (s)")
+    axes.set_ylabel("waste (% of good GPU-hours)")
+    figure.legend(loc="outside right upper")
+
+
+def waits_by_class(figure: Figure, runs: Runs) -> None:
+    """Draw median, mean and 95th percentile of waits, for all jobs and for the classes with most of them."""
+    jobs: dict[str, int] = {}
+    for results in runs.values():
+        for result in results:
+            for kind, waits in result.waits_by_class.items():
+                jobs[kind] = max(jobs.get(kind, 0), waits.jobs)
+    kinds = sorted(jobs, key=lambda kind: (-jobs[kind], kind))[: max(1, min(MAX_CLASSES, MAX_BARS // len(runs)))]
+    figure.set_figheight(1.0 + (1 + len(kinds)) * (0.12 + 0.16 * len(runs)))
+    axes = figure.subplots()
+    step, most_s = 0.8 / len(runs), 50.0
+    for n, (policy, results) in enumerate(runs.items()):
+        bands = [[r.waits for r in results]]
+        bands += [[r.waits_by_class[kind] for r in results if kind in r.waits_by_class] for kind in kinds]
+        known = [(band - 0.4 + step * (n + 0.5), w) for band, waits in enumerate(bands) if (w := _mean_waits(waits))]
+        places, (colour, marker) = [place for place, _ in known], _marked(n)
+        axes.hlines(places, [w.p50_s for _, w in known], [w.p95_s for _, w in known], color=colour, linewidth=2)
+        means = [w.mean_s for _, w in known]
+        axes.plot(means, places, linestyle="none", marker=marker, markersize=5, color=colour, label=_entry(policy))
+        most_s = max([most_s, *(w.p95_s for _, w in known)])
+    axes.set_xscale("symlog", linthresh=10, linscale=0.5)
+    axes.set_xticks([0, 10, 60, 600, 3600, 6 * 3600, 86400, 7 * 86400, 70 * 86400])
+    axes.set_xlim(0, 1.2 * most_s)  # ticks beyond the data widen the axis
+    axes.xaxis.set_major_formatter(lambda seconds, _: age(seconds))
+    axes.minorticks_off()
+    axes.grid(axis="x")
+    axes.set_xlabel("wait: median to 95th percentile, mark at the mean")
+    _label_rows(axes, ["all jobs", *kinds])
+    if len(runs) > 1:
+        figure.legend(loc="outside upper left", ncols=3)
+
+
+def time_line(figure: Figure, result: ReplayResult) -> None:
+    """Draw jobs, GPUs and sites over the time of one replay, one below the other."""
+    samples = result.samples[:: -(-len(result.samples) // MAX_POINTS)]
+    unit_s, unit = (86400.0, "days") if samples[-1].at_s > 3 * 86400 else (3600.0, "hours")
+    times = [sample.at_s / unit_s for sample in samples]
+    jobs, gpus, places = figure.subplots(3, sharex=True)
+    jobs.set_title("Jobs")
+    jobs.plot(times, [s.jobs_waiting for s in samples], color="#d1713a", linestyle="--", linewidth=1.2, label="waiting")
+    jobs.plot(times, [s.jobs_running for s in samples], color="#3f7fbf", linewidth=1.2, label="running")
+    gpus.set_title("GPUs")
+    gpus.fill_between(times, [s.gpus_held for s in samples], color="#c98a1b", alpha=0.6, linewidth=0, label="held")
+    gpus.fill_between(times, [s.gpus_busy for s in samples], color="#2f9e5f", linewidth=0, label="busy")
+    gpus.plot(times, [s.gpus_owner for s in samples], color="black", linestyle=":", linewidth=1.2, label="owner's")
+    places.set_title("GPUs held, by site")
+    held: Counter[str] = Counter()
+    for sample in samples:
+        held.update(sample.by_site)
+    here = [site for site, gpus_held in held.most_common() if gpus_held]
+    layers = {_entry(site): [s.by_site.get(site, 0.0) for s in samples] for site in here[:MAX_SITES]}
+    if others := here[MAX_SITES:]:
+        layers[f"{len(others)} others"] = [sum(s.by_site.get(site, 0.0) for site in others) for s in samples]
+    if layers:
+        places.stackplot(times, *layers.values(), labels=list(layers), colors=[*COLOURS, "#a0a0a0"], linewidth=0)
+    places.set_xlabel(unit)
+    for axes in (jobs, gpus, places):
+        axes.set_ylim(bottom=0)
+        axes.margins(x=0)
+        axes.grid(axis="y")
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.05))
+
+
+def svg(paint: Callable[[Figure, T], None], subject: T) -> bytes:
+    """Return the SVG that ``paint`` draws of ``subject``, whatever the user's own settings of matplotlib are."""
+    require_matplotlib()
+    from matplotlib import style
+    from matplotlib.figure import Figure
+
+    page = BytesIO()
+    with style.context(STYLE, after_reset=True), warnings.catch_warnings():
+        # Only the layout suffers: the reader's browser has the glyph.
+        warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
+        figure = Figure(figsize=(7.4, 5.6))
+        paint(figure, subject)
+        figure.savefig(page, format="svg", metadata={"Date": None})
+    return page.getvalue()
+
+
+def _label_rows(axes: Axes, labels: Sequence[str]) -> None:
+    """Set a label for each row, the first on top."""
+    axes.set_yticks(range(len(labels)), [name(label, 42) for label in labels])
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(len(labels) - 0.4, -0.6)
+
+
+def _entry(label: str) -> str:
+    """Return a foreign name for a legend; matplotlib leaves out labels that begin with an underscore."""
+    text = name(label, 30)
+    return f" {text}" if text.startswith("_") else text
+
+
+def _marked(place: int) -> tuple[str, str]:
+    """Return colour and marker of the policy at ``place``; the first 64 differ."""
+    turn = place // len(COLOURS)
+    return COLOURS[place % len(COLOURS)], MARKERS[(place + turn) % len(MARKERS)]
+
+
+def _mean_hours(hours: Iterable[GpuTime]) -> GpuTime:
+    return GpuTime(*map(fmean, zip(*map(astuple, hours), strict=True)))
+
+
+def _mean_waits(waits: Sequence[WaitStatistics]) -> WaitStatistics | None:
+    """Return the means over the seeds in which there were such jobs; None without any."""
+    known = [astuple(each) for each in waits if each.jobs]
+    if not known:
+        return None
+    jobs, *seconds = map(fmean, zip(*known, strict=True))
+    return WaitStatistics(round(jobs), *seconds)
+
+
+def _points(results: Sequence[ReplayResult]) -> list[tuple[float, float]]:
+    """Return mean wait in seconds and waste in percent of the replays in which both are known and finite."""
+    both = [(r.waits.mean_s, waste(r.gpu_hours)) for r in results if r.waits.jobs]
+    return [(wait_s, percent) for wait_s, percent in both if percent is not None and isfinite(percent)]
 
 
 if __name__ == "__main__":

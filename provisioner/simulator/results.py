@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
+from statistics import fmean
 from typing import NamedTuple
 
 from provisioner.model import DroneId, DroneType, EndKind, Policy
 from provisioner.sharing import kwh
 from provisioner.simulator.drones import SimulatedNode
-from provisioner.simulator.faults import ServiceFaultKind
+from provisioner.simulator.faults import HardwareFault, ServiceFault, ServiceFaultKind
 
 SCHEMA = 1
 """Version of the JSON form; a field that changes its meaning raises it."""
@@ -28,7 +29,7 @@ class WaitStatistics:
 
 @dataclass(frozen=True, slots=True)
 class GpuTime:
-    """Where the GPU time of drones went, of whole GPUs. ``held = good + badput + boot + release + idle``."""
+    """Where the GPU time of drones went, in hours or seconds of one GPU: ``held`` is the sum of the others."""
 
     held: float = 0.0
     """From grant to release."""
@@ -47,18 +48,6 @@ class GpuTime:
     def waste(self) -> float:
         """``(held - good) / good``; infinite where nothing good came out."""
         return (self.held - self.good) / self.good if self.good else float("inf")
-
-
-class GpuSeconds(GpuTime):
-    """In seconds."""
-
-    __slots__ = ()
-
-
-class GpuHours(GpuTime):
-    """In hours."""
-
-    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +89,7 @@ class ReplayResult:
     jobs_done: int
     jobs_impossible: int
     """That fit no drone type."""
-    gpu_hours: GpuHours
+    gpu_hours: GpuTime
     waits: WaitStatistics
     waits_by_class: Mapping[str, WaitStatistics] = field(default_factory=dict)
     owner_wait_s: float | None = None
@@ -122,14 +111,10 @@ class ReplayResult:
     """Broken promises, exceeded limits among them: must be none."""
     decisions: Decisions = Decisions()
     energy_kwh: float | None = None
-    """None where no drone type tells its power."""
+    """None where no drone type has a power."""
     co2_kg: float | None = None
-    by_site: Mapping[str, GpuHours] = field(default_factory=dict)
+    by_site: Mapping[str, GpuTime] = field(default_factory=dict)
     samples: tuple[Sample, ...] = ()
-
-    @property
-    def kj_per_job(self) -> float | None:
-        return None if self.energy_kwh is None or not self.jobs_done else self.energy_kwh * 3600.0 / self.jobs_done
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,20 +146,19 @@ class OwnerWait(NamedTuple):
 
 @dataclass(slots=True)
 class GpuTimeAccount:
-    """GPU time of drones as it is entered, in seconds of one whole GPU, and the energy of their GPUs at work."""
+    """GPU time of a site's drones as it is entered, in seconds of one GPU, and the energy of their GPUs at work."""
 
     held_s: float = 0.0
     good_s: float = 0.0
     badput_s: float = 0.0
-    """Time of attempts that were cut short and must be repeated."""
     boot_s: float = 0.0
     release_s: float = 0.0
     energy_kwh: float = 0.0
 
     @property
-    def gpu_seconds(self) -> GpuSeconds:
+    def gpu_seconds(self) -> GpuTime:
         idle_s = self.held_s - self.good_s - self.badput_s - self.boot_s - self.release_s
-        return GpuSeconds(self.held_s, self.good_s, self.badput_s, self.boot_s, self.release_s, idle_s)
+        return GpuTime(self.held_s, self.good_s, self.badput_s, self.boot_s, self.release_s, idle_s)
 
 
 @dataclass(slots=True)
@@ -186,7 +170,7 @@ class _Live:
 
 @dataclass(slots=True)
 class Metrics:
-    """Books kept by the world. Caps are checked at every instant at which a count rises."""
+    """Counts of a world. Limits are checked at every instant at which a count rises."""
 
     policy: Policy
     types: Iterable[DroneType] = ()
@@ -201,7 +185,7 @@ class Metrics:
     """Per finished job: completion - submission - run time with a GPU of its own, so that lost work counts as wait, and
     so does what others on a shared GPU have slowed it down by."""
     waits_by_class: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    """The same by size of the jobs (``Wants.label``)."""
+    """The same by size of the jobs (:attr:`JobRequirements.label`)."""
     first_starts: list[tuple[float, float]] = field(default_factory=list)
     """Submission and first start of each job that has ever begun, in that order."""
     owner_waits: list[OwnerWait] = field(default_factory=list)
@@ -216,8 +200,8 @@ class Metrics:
     doubles: list[DroneId] = field(default_factory=list)
     """Ids under which two drones lived at once."""
     faults_met: Counter[ServiceFaultKind] = field(default_factory=Counter)
-    """Calls that a spell has hit."""
-    books: defaultdict[str, GpuTimeAccount] = field(default_factory=lambda: defaultdict(GpuTimeAccount))
+    """Calls that a fault has hit."""
+    accounts: defaultdict[str, GpuTimeAccount] = field(default_factory=lambda: defaultdict(GpuTimeAccount))
     """By site."""
     _live: defaultdict[str, _Live] = field(default_factory=lambda: defaultdict(_Live))
     _ids: Counter[DroneId] = field(default_factory=Counter)
@@ -256,22 +240,22 @@ class Metrics:
 
     def held(self, kind: DroneType, held_s: float, boot_s: float, release_s: float) -> None:
         """Enter the GPU time of a drone: held in all, before it took jobs, and after its exit."""
-        book, gpus = self.books[kind.site], kind.gpu_milli / 1000
-        book.held_s += held_s * gpus
-        book.boot_s += boot_s * gpus
-        book.release_s += release_s * gpus
+        account, gpus = self.accounts[kind.site], kind.gpu_milli / 1000
+        account.held_s += held_s * gpus
+        account.boot_s += boot_s * gpus
+        account.release_s += release_s * gpus
 
     def attempt(self, kind: DroneType, gpu_milli: int, ran_s: float, lost_s: float | None) -> None:
         """Enter an attempt of ``ran_s``: the job is done (None), or must repeat ``lost_s`` of it."""
-        book = self.books[kind.site]
+        account = self.accounts[kind.site]
         self.attempts += 1
         self.attempts_lost += lost_s is not None
-        book.good_s += (ran_s - (lost_s or 0.0)) * gpu_milli / 1000
-        book.badput_s += (lost_s or 0.0) * gpu_milli / 1000
+        account.good_s += (ran_s - (lost_s or 0.0)) * gpu_milli / 1000
+        account.badput_s += (lost_s or 0.0) * gpu_milli / 1000
 
     def at_work(self, kind: DroneType, gpu_s: float) -> None:
         """So long GPUs of a drone were at work, whoever shared them, in seconds of one."""
-        self.books[kind.site].energy_kwh += kwh(kind.power_w, gpu_s)
+        self.accounts[kind.site].energy_kwh += kwh(kind.power_w, gpu_s)
 
     def waited(self, label: str, wait_s: float) -> None:
         """Enter the wait of a finished job."""
@@ -288,7 +272,9 @@ class Metrics:
         for machine in machines:
             there = machine.recounted()
             if there != machine.free or min(there) < 0:
-                self.overfull.append(f"{machine.name} at {at_s:.1f} s: {machine.free} by its books, {there} by count")
+                self.overfull.append(
+                    f"{machine.name} at {at_s:.1f} s: {machine.free} is free by its record, {there} by count"
+                )
 
     def peak(self, scope: str) -> int:
         """Most drones alive at once at a site, of a type (by key), or of ``all``."""
@@ -297,19 +283,11 @@ class Metrics:
     @property
     def total(self) -> GpuTimeAccount:
         """All sites together."""
-        return GpuTimeAccount(*(sum(column) for column in zip(*map(astuple, self.books.values()), strict=True)))
+        return GpuTimeAccount(*(sum(column) for column in zip(*map(astuple, self.accounts.values()), strict=True)))
 
     @property
-    def gpu_seconds(self) -> GpuSeconds:
+    def gpu_seconds(self) -> GpuTime:
         return self.total.gpu_seconds
-
-    @property
-    def good_s(self) -> float:
-        return self.total.good_s
-
-    @property
-    def badput_s(self) -> float:
-        return self.total.badput_s
 
     @property
     def energy_kwh(self) -> float | None:
@@ -319,13 +297,15 @@ class Metrics:
     @property
     def owner_blocked_s(self) -> float:
         """Mean over the owner's jobs of the time for which drones held their room."""
-        return sum(w.blocked_s for w in self.owner_waits) / len(self.owner_waits) if self.owner_waits else 0.0
+        return fmean(wait.blocked_s for wait in self.owner_waits) if self.owner_waits else 0.0
 
-    @property
-    def owner_wait_s(self) -> float:
-        """Mean wait of the owner's jobs in all, whoever caused it."""
-        return sum(w.wait_s for w in self.owner_waits) / len(self.owner_waits) if self.owner_waits else 0.0
 
-    @property
-    def mean_wait_s(self) -> float:
-        return sum(self.waits_s) / len(self.waits_s) if self.waits_s else 0.0
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """Common properties of the sites and the overlay of one world."""
+
+    metrics: Metrics
+    seed: int
+    start_epoch: float
+    service_faults: Sequence[ServiceFault] = ()
+    hardware_faults: Sequence[HardwareFault] = ()

@@ -1,10 +1,10 @@
-"""A simulated site: hardware, queue and owner behind the seam that every site has."""
+"""A simulated site: hardware, queue and owner behind the interface that every site has."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -18,8 +18,6 @@ from provisioner.model import (
     Node,
     OrderOutcome,
     OrderResult,
-    OwnerDemand,
-    OwnerLoad,
     RemoteDrone,
     RemoteState,
     SitePolicy,
@@ -39,26 +37,18 @@ from provisioner.simulator.drones import (
 )
 from provisioner.simulator.faults import HardwareFault, HardwareFaultKind, Network, ServiceFault, ServiceFaultKind
 from provisioner.simulator.loop import Draw, Fixed, rng_for
-from provisioner.simulator.owner import OwnedPool, Owner, OwnerSeries, SeriesOwner, SimulatedOwnerQueue, VictimRule
+from provisioner.simulator.owner import OwnerModel, SimulatedOwner, VictimRule
 from provisioner.simulator.pool import SimulatedOverlay
-from provisioner.simulator.results import Metrics
+from provisioner.simulator.results import Conditions
 
 
 @dataclass(frozen=True, slots=True)
 class GpuPool:
-    """``nodes`` nodes of ``gpus_per_node`` GPUs.
-
-    ``owner``: steps ``(from_s, GPUs that the owner's jobs want)``, for scenarios in which it does not matter on which
-    nodes; else :class:`provisioner.simulator.owner.Owner`.
-    """
+    """``nodes`` nodes of ``gpus_per_node`` GPUs."""
 
     name: str
     gpus_per_node: int
     nodes: int = 1
-    owner: tuple[tuple[float, int], ...] = ()
-    victim: VictimRule = VictimRule.YOUNGEST
-    notice_s: float = 0.0
-    """Between the owner's wish and the drone's end; 0 is without notice."""
     cpus_per_node: int = 0
     """0: not counted."""
     memory_mib_per_node: int = 0
@@ -93,18 +83,15 @@ class Facility:
     reports_free: bool = True
     retain_finished_s: float = 3600.0
     """Time for which ended drones stay in the listing."""
-    owner: Owner | None = None
-    """Owner of the cluster, if their jobs are simulated one by one."""
-    series: OwnerSeries | None = None
-    """The owner of several GPU pools together, of whose jobs nothing is known but their GPUs."""
+    owner: OwnerModel | None = None
     reports_claims: bool = True
-    """False: the owner's jobs are nobody's business, and the site alone makes room for them."""
+    """False: the owner's jobs are not listed, and the site alone makes room for them."""
     reports_nodes: bool = False
     blocks: ResourceVector = NOTHING
     """Reserve that the site itself keeps for each free GPU of its nodes; ``policy.blocking`` is the planner's view."""
 
     def __post_init__(self) -> None:
-        if (self.owner or self.reports_nodes) and (self.series or any(pool.owner for pool in self.pools)):
+        if self.reports_nodes and self.owner is not None and not self.owner.on_nodes:
             raise ValueError(f"{self.name}: an owner whose load is a step function is on no certain node")
 
     @property
@@ -112,7 +99,7 @@ class Facility:
         return self.policy.site
 
 
-class _GpuPoolState:
+class GpuPoolState:
     """Allocation of one GPU pool."""
 
     def __init__(self, pool: GpuPool, kept: ResourceVector = NOTHING) -> None:
@@ -155,26 +142,16 @@ class _GpuPoolState:
 class SimulatedSite:
     """Implements :class:`provisioner.interfaces.Site`; the other methods are the world's."""
 
-    def __init__(
-        self,
-        facility: Facility,
-        overlay: SimulatedOverlay,
-        metrics: Metrics,
-        *,
-        seed: int,
-        start_epoch: float,
-        service_faults: Sequence[ServiceFault] = (),
-        hardware_faults: Sequence[HardwareFault] = (),
-    ) -> None:
+    def __init__(self, facility: Facility, overlay: SimulatedOverlay, conditions: Conditions) -> None:
         self.facility = facility
-        self.start_epoch = start_epoch
+        self.start_epoch = conditions.start_epoch
         self.drones: dict[DroneId, SimulatedDrone] = {}
         """Alive, or ended and not yet forgotten."""
         self._overlay = overlay
-        self._metrics = metrics
-        self._seed = seed
-        self._network = Network(facility.name, seed, facility.latency, service_faults, metrics.faults_met)
-        self._pools = {pool.name: _GpuPoolState(pool, facility.blocks) for pool in facility.pools}
+        self.metrics = conditions.metrics
+        self.seed = conditions.seed
+        self._network = Network(facility.name, facility.latency, conditions)
+        self.pools = {pool.name: GpuPoolState(pool, facility.blocks) for pool in facility.pools}
         self._queue: dict[DroneId, SimulatedDrone] = {}
         self._serial = 0
         self._downs = 0
@@ -182,29 +159,16 @@ class SimulatedSite:
         self._downtimes: list[HardwareFault] = []
         self._frozen: dict[int, SiteView] = {}
         self._listed: Mapping[DroneId, RemoteDrone] | None = None
-        """None after a change; else what the next look is told as well."""
-        self._held: list[object] | None = None
-        """Allocation at the last count of places for drones."""
-        self._was_free: tuple[Mapping[str, int], int] = {}, 0
+        """None after a change."""
         self._gone: deque[SimulatedDrone] = deque()
         """Ended and not yet forgotten, by end."""
-        self._hardware_faults = [fault for fault in hardware_faults if fault.where == facility.name]
+        self._hardware_faults = [fault for fault in conditions.hardware_faults if fault.where == facility.name]
         self._kinds = {
-            pool.pool.name: tuple(kind for kind in facility.types if self._pool_of(kind) is pool)
-            for pool in self._pools.values()
+            pool.pool.name: tuple(kind for kind in facility.types if self.pool_of(kind) is pool)
+            for pool in self.pools.values()
         }
-        self._machines = [machine for pool in self._pools.values() for machine in pool.machines]
-        self._owner: SimulatedOwnerQueue | None = None
-        if facility.owner is not None:
-            self._owner = SimulatedOwnerQueue(
-                facility.owner,
-                self._machines,
-                self._standing,
-                self._place_queued,
-                metrics,
-                seed=seed,
-                start_epoch=start_epoch,
-            )
+        self.machines = [machine for pool in self.pools.values() for machine in pool.machines]
+        self.owner = SimulatedOwner(self) if facility.owner is None else facility.owner.at(self)
 
     @property
     def name(self) -> str:
@@ -214,26 +178,19 @@ class SimulatedSite:
     def alive(self) -> list[SimulatedDrone]:
         return [drone for drone in self.drones.values() if drone.alive]
 
-    def _standing(self) -> Iterator[SimulatedDrone]:
-        return (drone for drone in self.drones.values() if drone.alive)
+    @property
+    def now(self) -> float:
+        return self.start_epoch + asyncio.get_running_loop().time()
 
     def begin(self) -> None:
-        """Set the timers of owner load and blows. To be called once, inside the running loop."""
+        """Set the timers of owner load and faults. To be called once, inside the running loop."""
         loop = asyncio.get_running_loop()
-        if self._owner is not None:
-            self._owner.begin()
-        for pool in self._pools.values():
-            for from_s, gpus in pool.pool.owner:
-                loop.call_at(from_s, self._owner_wants, pool, gpus * 1000)
-        series = self.facility.series
-        if series is not None:
-            theirs = [pool for name, pool in self._pools.items() if name in (series.pools or self._pools)]
-            SeriesOwner(series, theirs, self._series_victims, self._place, seed=self._seed, site=self.name).begin()
+        self.owner.begin()
         for fault in self._hardware_faults:
             loop.call_at(max(0.0, fault.at_s - fault.notice_s), self._announce, fault)
             loop.call_at(fault.at_s, self._hardware_fails, fault)
 
-    # ---------------------------------------------------------------------------------------------------- the seam
+    # ----------------------------------------------------------------------------------------------- the interface
 
     async def __aenter__(self) -> Self:
         return self
@@ -254,30 +211,23 @@ class SimulatedSite:
 
     def _listing(self) -> SiteView:
         self._check_open()
-        now = self.start_epoch + asyncio.get_running_loop().time()
+        now = self.now
         self._forget(now)
-        free, free_milli = self._told_free() if self.facility.reports_free else (None, None)
+        reports_free = self.facility.reports_free
         return SiteView(
             site=self.name,
             taken_at=now,
             drones=self._drones(),
-            free=free,
+            free={kind.name: self._places(kind) for kind in self.facility.types} if reports_free else None,
             nodes=self._nodes() if self.facility.reports_nodes else (),
-            claims=self._claims(now) if self.facility.reports_claims else (),
-            owner_runs=self._owner_runs(),
+            claims=self.owner.claims() if self.facility.reports_claims else (),
+            owner_runs=self.owner.load() if self.facility.reports_claims or not self.owner.places_drones else None,
             downtime_at=self.start_epoch + min(b.at_s for b in self._downtimes) if self._downtimes else 0.0,
-            free_gpu_milli=free_milli,
+            free_gpu_milli=self._free_milli() if reports_free else None,
         )
 
-    def _owner_runs(self) -> OwnerLoad | None:
-        if self._owner is not None:
-            return self._owner.load() if self.facility.reports_claims else None
-        if self.facility.series is None:
-            return None
-        return OwnerLoad(gpu_milli=sum(pool.wanted_milli for pool in self._pools.values()))
-
     def _free_milli(self) -> int:
-        return sum(max(0, pool.room_milli) for pool in self._pools.values())
+        return sum(max(0, pool.room_milli) for pool in self.pools.values())
 
     def _distort(self, view: SiteView, fault: ServiceFault) -> SiteView:
         """Return a true view as a fault distorts it."""
@@ -286,7 +236,7 @@ class SimulatedSite:
                 return replace(view, drones={})
             case ServiceFaultKind.PARTIAL:
                 begin_s = fault.from_s
-                hidden = {d for d in view.drones if rng_for(self._seed, "hidden", begin_s, d).random() < fault.amount}
+                hidden = {d for d in view.drones if rng_for(self.seed, "hidden", begin_s, d).random() < fault.amount}
                 return replace(view, drones={d: remote for d, remote in view.drones.items() if d not in hidden})
             case ServiceFaultKind.STALE:
                 return replace(self._frozen.setdefault(id(fault), view), taken_at=view.taken_at)
@@ -312,39 +262,23 @@ class SimulatedSite:
             del self.drones[self._gone.popleft().id]
             self.listing_changed()
 
-    def _pool_of(self, kind: DroneType) -> _GpuPoolState:
-        return self._pools[self.facility.serves.get(kind.name, self.facility.pools[0].name)]
-
-    def _told_free(self) -> tuple[Mapping[str, int], int]:
-        """By type, and in all; counted anew when something was taken or given back since the look before."""
-        held: list[object] = [m.free for m in self._machines]
-        held += (m.up for m in self._machines)
-        held += (pool.wanted_milli for pool in self._pools.values())
-        if held != self._held:
-            self._held = held
-            self._was_free = {t.name: self._places(t) for t in self.facility.types}, self._free_milli()
-        return self._was_free
+    def pool_of(self, kind: DroneType) -> GpuPoolState:
+        return self.pools[self.facility.serves.get(kind.name, self.facility.pools[0].name)]
 
     def _places(self, kind: DroneType, promised_milli: int = 0) -> int:
         """Drones of a type that could start right now, were it not for others that wait."""
-        pool = self._pool_of(kind)
+        pool = self.pool_of(kind)
         by_gpus = max(0, pool.room_milli - promised_milli) // max(1, kind.gpu_milli)
         return max(0, min(by_gpus, pool.places(ResourceVector.of(kind))))
 
     def _free(self, kind: DroneType) -> int:
         """Return the same less what queued drones take."""
-        pool = self._pool_of(kind)
-        queued = [b.type.gpu_milli for b in self._queue.values() if self._pool_of(b.type) is pool]
+        pool = self.pool_of(kind)
+        queued = [b.type.gpu_milli for b in self._queue.values() if self.pool_of(b.type) is pool]
         return min(self._places(kind, sum(queued)), max(0, pool.places(ResourceVector.of(kind)) - len(queued)))
 
     def _nodes(self) -> tuple[Node, ...]:
-        return tuple(m.told(self._kinds[m.pool]) for m in self._machines if m.up)
-
-    def _claims(self, now: float) -> tuple[OwnerDemand, ...]:
-        if self._owner is not None:
-            return self._owner.claims()
-        short = sum(max(0, -pool.room_milli) for pool in self._pools.values())
-        return (OwnerDemand(-(-short // 1000), 1000, 1, 1024, now),) if short else ()
+        return tuple(m.listed(self._kinds[m.pool]) for m in self.machines if m.up)
 
     # ------------------------------------------------------------------------------------------- what is carried out
 
@@ -364,13 +298,13 @@ class SimulatedSite:
             return self._refused(order.drone_id, FaultKind.CAPACITY, "no valid host was found")
         self._serial += 1
         behaviour = self.facility.behaviour_of.get(order.type.name, self.facility.behaviour)
-        script = DroneScript.drawn(behaviour, self._seed, self.name, order.drone_id)
+        script = DroneScript.drawn(behaviour, self.seed, self.name, order.drone_id)
         drone = SimulatedDrone(order, f"{self.name}-{self._serial}", script, self, self._overlay)
         self.drones[drone.id] = drone
         self.listing_changed()
-        self._metrics.born(drone.id, drone.type, asyncio.get_running_loop().time())
+        self.metrics.born(drone.id, drone.type, asyncio.get_running_loop().time())
         if self._free(drone.type) <= 0:
-            self._metrics.accepted_without_room[self.name] += 1
+            self.metrics.accepted_without_room[self.name] += 1
         if script.queue_s > 0:
             asyncio.get_running_loop().call_later(script.queue_s, self._eligible, drone)
         else:
@@ -378,15 +312,14 @@ class SimulatedSite:
         return OrderResult(drone.id, OrderOutcome.OK, drone.remote_id)
 
     def _refused(self, drone_id: DroneId, kind: FaultKind, message: str) -> OrderResult:
-        now = self.start_epoch + asyncio.get_running_loop().time()
-        return OrderResult(drone_id, OrderOutcome.REJECTED, fault=Fault(kind, f"{self.name}: {message}", now))
+        return OrderResult(drone_id, OrderOutcome.REJECTED, fault=Fault(kind, f"{self.name}: {message}", self.now))
 
     def _stop(self, order: StopOrder) -> OrderResult:
         self._check_open()
         drone = self.drones.get(order.drone_id)
         if drone is not None and drone.alive:
             if order.kill:
-                drone.kill()
+                drone.perish(EndKind.STOPPED, "killed on request")
             else:
                 drone.leave(EndKind.STOPPED, None, "stopped on request", drone.order.grace_s)
         return OrderResult(order.drone_id, OrderOutcome.OK, order.remote_id)
@@ -396,82 +329,53 @@ class SimulatedSite:
     def _eligible(self, drone: SimulatedDrone) -> None:
         if drone.stage is DroneStage.QUEUED:
             self._queue[drone.id] = drone
-            self._place()
+            self.place_waiting()
 
-    def _place(self) -> None:
-        """Give room to those who wait for it; where there is an owner, their jobs come first, in the site's cycle."""
-        if self._owner is None:
-            self._place_queued()
+    def place_waiting(self) -> None:
+        """Give room to those who wait for it, unless the owner's jobs come first, in the site's cycle."""
+        if not self.owner.places_drones:
+            self.place_queued()
 
-    def _place_queued(self) -> None:
+    def place_queued(self) -> None:
         """First come, first served, small ones may slip by."""
         if self._downs:
             return
         for drone in list(self._queue.values()):
             amount = ResourceVector.of(drone.type)
-            machine = self._pool_of(drone.type).machine_for(amount)
+            machine = self.pool_of(drone.type).machine_for(amount)
             if machine is not None:
                 del self._queue[drone.id]
-                slot = machine.place_drone(drone, amount)
-                self._metrics.node_filled(asyncio.get_running_loop().time(), machine)
-                self._metrics.started += 1
-                drone.grant(machine, slot)
+                machine.place(drone, amount)
+                self.metrics.node_filled(asyncio.get_running_loop().time(), machine)
+                self.metrics.started += 1
+                drone.grant(machine, machine.new_slot())
 
     def left(self, drone: SimulatedDrone) -> None:
         """Free the room of a drone that is gone."""
         assert drone.end is not None
         self._gone.append(drone)
         self._queue.pop(drone.id, None)
-        self._metrics.gone(drone.id, drone.type, drone.end.kind)
-        self._metrics.withdrawn += drone.granted_s is None
+        self.metrics.gone(drone.id, drone.type, drone.end.kind)
+        self.metrics.withdrawn += drone.granted_s is None
         if drone.machine is not None:
-            drone.machine.drone_left(drone)
+            drone.machine.left(drone)
             self.account(drone)
-            if self._owner is not None:
-                self._owner.left(drone)
-        self._place()
+            self.owner.drone_left(drone)
+        self.place_waiting()
 
     def account(self, drone: SimulatedDrone) -> None:
-        """Enter a body's GPU time, up to now, in the tally."""
+        """Count a drone's GPU time up to now."""
         if drone.granted_s is None:
             return
         now_s = asyncio.get_running_loop().time()
         left_s = now_s if drone.left_s is None else drone.left_s
         boot_end_s = left_s if drone.serving_s is None else drone.serving_s
-        self._metrics.held(drone.type, now_s - drone.granted_s, boot_end_s - drone.granted_s, now_s - left_s)
+        self.metrics.held(drone.type, now_s - drone.granted_s, boot_end_s - drone.granted_s, now_s - left_s)
 
-    def _owner_wants(self, pool: _GpuPoolState, milli: int) -> None:
-        pool.wanted_milli = min(milli, pool.total_milli)
-        if pool.pool.notice_s > 0:
-            leaving = 0
-            for drone in self._victims(pool):
-                if pool.room_milli + leaving >= 0:
-                    break
-                leaving += drone.type.gpu_milli
-                drone.leave(EndKind.PREEMPTED, None, "preempted by the owner", pool.pool.notice_s)
-        else:
-            for drone in self._victims(pool):
-                if pool.room_milli >= 0:
-                    break
-                drone.perish(EndKind.PREEMPTED, "preempted by the owner")
-        self._place()
-
-    def _victims(self, pool: _GpuPoolState) -> list[SimulatedDrone]:
-        """Return the drones in a GPU pool, first victim first."""
-        placed = [b for b in self.alive if b.granted_s is not None and self._pool_of(b.type) is pool]
-        return self._in_order(placed, pool.pool.victim)
-
-    def _series_victims(self, pools: Sequence[OwnedPool]) -> list[tuple[SimulatedDrone, OwnedPool]]:
-        """Return the drones in some GPU pools with their pools, first victim first."""
-        assert self.facility.series is not None
-        placed = [b for b in self.alive if b.granted_s is not None and self._pool_of(b.type) in pools]
-        return [(b, self._pool_of(b.type)) for b in self._in_order(placed, self.facility.series.victim)]
-
-    def _in_order(self, placed: list[SimulatedDrone], victim: VictimRule) -> list[SimulatedDrone]:
-        if victim is VictimRule.RANDOM:
-            now_s = asyncio.get_running_loop().time()
-            return sorted(placed, key=lambda b: rng_for(self._seed, "victim", now_s, b.id).random())
-        return sorted(placed, key=lambda b: (-(b.granted_s or 0.0), b.id))
+    def victims(self, rule: VictimRule, pools: Sequence[GpuPoolState]) -> list[SimulatedDrone]:
+        """Return the drones in some GPU pools, first victim first."""
+        placed = [drone for drone in self.alive if drone.granted_s is not None and self.pool_of(drone.type) in pools]
+        return sorted(placed, key=rule.order(self.seed))
 
     def _announce(self, fault: HardwareFault) -> None:
         if fault.kind is HardwareFaultKind.DOWNTIME:
@@ -479,44 +383,37 @@ class SimulatedSite:
 
     def _hardware_fails(self, fault: HardwareFault) -> None:
         """Hardware goes away, and comes back ``for_s`` later."""
-        if fault.kind is HardwareFaultKind.DOWNTIME:
-            failing = self._machines
-            self._downs += 1
-        else:
-            first = next(iter(self._pools.values())).machines
-            failing = [first[fault.node % len(first)]]
-        for machine in failing:
+        self._downs += fault.kind is HardwareFaultKind.DOWNTIME
+        for machine in self._hit_by(fault):
             machine.outages += 1
-        if self._owner is not None:
-            self._owner.fell()
+        self.owner.nodes_failed()
         for drone in self.alive:
             if drone.machine is not None and not drone.machine.up:
                 drone.perish(EndKind.FAULT, f"node failure: {fault.kind.value}")
         asyncio.get_running_loop().call_later(fault.for_s, self._recover, fault)
 
+    def _hit_by(self, fault: HardwareFault) -> list[SimulatedNode]:
+        if fault.kind is HardwareFaultKind.DOWNTIME:
+            return self.machines
+        first = next(iter(self.pools.values())).machines
+        return [first[fault.node % len(first)]]
+
     def _recover(self, fault: HardwareFault) -> None:
-        first = next(iter(self._pools.values())).machines
-        for machine in self._machines if fault.kind is HardwareFaultKind.DOWNTIME else [first[fault.node % len(first)]]:
+        for machine in self._hit_by(fault):
             machine.outages -= 1
         if fault.kind is HardwareFaultKind.DOWNTIME:
             self._downs -= 1
             self._downtimes.remove(fault)
-        self._place()
+        self.place_waiting()
 
     @property
     def held_milli(self) -> int:
         """GPUs that drones hold, in thousandths."""
-        return sum(amount.gpu_milli for machine in self._machines for amount in machine.drones.values())
-
-    @property
-    def owner_milli(self) -> int:
-        """GPUs that the owner has for themselves, in thousandths."""
-        jobs = sum(amount.gpu_milli for machine in self._machines for amount in machine.owners.values())
-        return jobs + sum(pool.wanted_milli for pool in self._pools.values())
+        return sum(drone.type.gpu_milli for drone in self.alive if drone.machine is not None)
 
     def close(self) -> None:
-        """Enter what is still held, and who still waits, in the books."""
+        """Count what is still held, and who still waits."""
         for drone in self.alive:
             self.account(drone)
-        if self._owner is not None:
-            self._owner.close()
+        self.owner.close()
+        self.metrics.nodes_counted(asyncio.get_running_loop().time(), self.machines)

@@ -22,7 +22,7 @@ from provisioner.formatting import count
 from provisioner.model import WHOLE_GPU, DroneType, Fault, FaultKind, Policy, PolledSite, SitePolicy, Snapshot
 from provisioner.simulator.drones import SiteBehaviour
 from provisioner.simulator.faults import HardwareFault, HardwareFaultKind
-from provisioner.simulator.loop import Draw, Fixed, LogNormal, Uniform
+from provisioner.simulator.loop import Fixed
 from provisioner.simulator.sites import Facility, GpuPool
 from provisioner.simulator.world_file import WorldPlan
 
@@ -147,9 +147,9 @@ def changed(plan: WorldPlan, question: Question) -> WorldPlan:
         case ScaledDuration(_, key, factor):
             facility = _slower(facility, key, factor)
         case OwnerRemoved(site):
-            if facility.series is None:
+            if facility.owner is None:
                 raise QuestionError(f"`{site} owner=none`: {site} has no owner: a world file may give it one (--world)")
-            facility = replace(facility, series=None)
+            facility = replace(facility, owner=None)
     return replace(plan, facilities=tuple(facility if f.name == facility.name else f for f in plan.facilities))
 
 
@@ -244,9 +244,8 @@ def _limited(facility: Facility, key: str, value: float) -> Facility:
 
 
 def _slower(facility: Facility, key: str, factor: float) -> Facility:
-    if all(
-        getattr(behaviour, key) == Fixed(0.0) for behaviour in (facility.behaviour, *facility.behaviour_of.values())
-    ):
+    behaviours = (facility.behaviour, *facility.behaviour_of.values())
+    if all(getattr(behaviour, key) == Fixed(0.0) for behaviour in behaviours):
         raise QuestionError(
             f"`{facility.name} {key}*{factor:g}`: it takes no time there to begin with: a world file tells how long "
             f"(--world)"
@@ -256,19 +255,7 @@ def _slower(facility: Facility, key: str, factor: float) -> Facility:
 
 
 def _stretched(behaviour: SiteBehaviour, key: str, factor: float) -> SiteBehaviour:
-    if key == "queue":
-        return replace(behaviour, queue=_times(behaviour.queue, factor))
-    return replace(behaviour, boot=_times(behaviour.boot, factor))
-
-
-def _times(draw: Draw, factor: float) -> Draw:
-    match draw:
-        case Fixed(value_s):
-            return Fixed(value_s * factor)
-        case Uniform(low_s, high_s):
-            return Uniform(low_s * factor, high_s * factor)
-        case LogNormal(median_s, sigma, most_s):
-            return LogNormal(max(1e-3, median_s * factor), sigma, most_s * factor)
+    return replace(behaviour, **{key: getattr(behaviour, key).times(factor)})
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A scenario, and what comes of it when the service itself runs in it."""
+"""A simulated world, scenarios, and what comes of them when the controller itself runs in one."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from provisioner.simulator.faults import HardwareFault, ServiceFault
 from provisioner.simulator.jobs import SimulatedJob
 from provisioner.simulator.loop import VirtualClock, run_virtual
 from provisioner.simulator.pool import PoolBehaviour, SimulatedOverlay
-from provisioner.simulator.results import Decisions, Metrics, Sample
+from provisioner.simulator.results import Conditions, Decisions, Metrics, Sample
 from provisioner.simulator.sites import Facility, SimulatedSite
 from provisioner.store import Store
 from provisioner.store.memory import MemoryStore
 
 
 class World:
-    """To be made and begun inside a running virtual loop; it then lives by its own timers."""
+    """Overlay and sites, made and begun inside a running virtual loop; they then live by their own timers."""
 
     def __init__(
         self,
@@ -58,31 +58,17 @@ class World:
     ) -> None:
         self.types: tuple[DroneType, ...] = tuple(t for facility in facilities for t in facility.types)
         self.metrics = Metrics(policy, self.types)
-        self.overlay = SimulatedOverlay(
-            jobs,
-            self.metrics,
-            behaviour=pool or PoolBehaviour(),
-            seed=seed,
-            start_epoch=start_epoch,
-            service_faults=service_faults,
-            hardware_faults=hardware_faults,
+        conditions = Conditions(self.metrics, seed, start_epoch, service_faults, hardware_faults)
+        self.overlay = SimulatedOverlay(jobs, pool or PoolBehaviour(), conditions)
+        self.sites = {facility.name: SimulatedSite(facility, self.overlay, conditions) for facility in facilities}
+        self.jobs_impossible = sum(
+            number
+            for wants, number in Counter(job.wants for job in jobs).items()
+            if all(wants.unmet_requirement(kind) for kind in self.types)
         )
-        self._possible = sum(any(job.wants.unmet_requirement(t) is None for t in self.types) for job in jobs)
-        self.sites = {
-            facility.name: SimulatedSite(
-                facility,
-                self.overlay,
-                self.metrics,
-                seed=seed,
-                start_epoch=start_epoch,
-                service_faults=service_faults,
-                hardware_faults=hardware_faults,
-            )
-            for facility in facilities
-        }
 
     def begin(self) -> None:
-        """Let time work: arrivals, negotiation, owner load, blows."""
+        """Set the timers of arrivals, negotiation, owner load and faults."""
         self.overlay.begin()
         for site in self.sites.values():
             site.begin()
@@ -93,18 +79,9 @@ class World:
         return [drone for site in self.sites.values() for drone in site.alive]
 
     @property
-    def live_ids(self) -> set[DroneId]:
-        return {drone.id for drone in self.drones}
-
-    @property
-    def jobs_done(self) -> bool:
-        """All that can be done: not those that no drone type fits."""
-        return self.jobs_left <= 0
-
-    @property
     def jobs_left(self) -> int:
-        """Those that could be done and are not."""
-        return self._possible - self.overlay.done
+        """Jobs that could be done and are not."""
+        return len(self.overlay.queued_jobs) - self.jobs_impossible - self.overlay.done
 
     def jobs_astray(self) -> int:
         """Jobs that are neither to come, nor waiting, running or done: there is no such thing."""
@@ -120,12 +97,12 @@ class World:
             jobs_running=self.overlay.running,
             gpus_held=sum(by_site.values()),
             gpus_busy=self.overlay.busy_milli / WHOLE_GPU,
-            gpus_owner=sum(site.owner_milli for site in self.sites.values()) / WHOLE_GPU,
+            gpus_owner=sum(site.owner.held_milli for site in self.sites.values()) / WHOLE_GPU,
             by_site=by_site,
         )
 
     def close(self) -> None:
-        """Enter what is still held in the books."""
+        """Count what is still held."""
         for site in self.sites.values():
             site.close()
 
@@ -151,11 +128,11 @@ class Scenario:
     service_faults: tuple[ServiceFault, ...] = ()
     hardware_faults: tuple[HardwareFault, ...] = ()
     least_s: float = 0.0
-    """It goes on for so long even if all is over before."""
+    """It continues for so long even if all is over before."""
     limit_s: float = 7 * 86400.0
     """It breaks off then."""
-    patience_s: float = math.inf
-    """It breaks off, too, when no job has run for so long after the last one came and the last trouble was over."""
+    stall_s: float = math.inf
+    """It breaks off, too, when no job has run for so long after the last one came and the last fault was over."""
     planner: Callable[[], PlanFunction] = lambda: decide
     """Makes what decides, anew for each life of the controller."""
     judge: PlanValidator = validate_plan
@@ -179,9 +156,11 @@ class SimulationOutcome:
     ended_s: float
     jobs: int
     jobs_done: int
+    jobs_impossible: int
+    """Those that no drone type fits."""
     jobs_left: int
-    """Those that some drone type fits, and that were not done at the end."""
-    still_s: float | None
+    """Others that were not done at the end."""
+    stalled_s: float | None
     """Since when no job had run, if that is why it broke off."""
     orphans: tuple[DroneId, ...]
     """Alive at a site at the end, without a live record."""
@@ -191,12 +170,6 @@ class SimulationOutcome:
     """Ids ever asked for."""
     refused_plans: tuple[str, ...]
     """Violations that the plan validator found."""
-    started: int
-    """Drones that were given a place."""
-    withdrawn: int
-    """Drones that ended before that."""
-    preempted: int
-    """Attempts of jobs that were cut short."""
     decisions: Decisions
     samples: tuple[Sample, ...]
     metrics: Metrics
@@ -244,7 +217,7 @@ class RunRecord:
         self.live = live
 
     def event(self, at: float, name: str, fields: Mapping[str, str | int | float]) -> None:
-        """Enter an event, if it tells of a refused plan."""
+        """Enter an event, if it is a refused plan."""
         if name == "plan.rejected":
             self.refused_plans.append(f"{at:.1f}: {fields}")
 
@@ -290,7 +263,7 @@ class Simulation:
         self.decided: list[PlanningTime] = []
         """Decision times of each controller that ran."""
         self.samples: list[Sample] = []
-        self.still_s: float | None = None
+        self.stalled_s: float | None = None
 
     async def run(self) -> SimulationOutcome:
         scenario = self.scenario
@@ -364,27 +337,26 @@ class Simulation:
         await asyncio.sleep(
             min(max(last_s, scenario.least_s), scenario.limit_s) // END_CHECK_INTERVAL_S * END_CHECK_INTERVAL_S
         )
-        ran_s, starts = max(last_s, scenario.least_s, *self._troubles_over_s()), world.overlay.starts
+        ran_s, starts = max(last_s, scenario.least_s, *self._faults_over_s()), world.overlay.starts
         while loop.time() < scenario.limit_s:
             await asyncio.sleep(END_CHECK_INTERVAL_S)
-            settled = world.jobs_done and not self.record.live and not world.drones
+            settled = not world.jobs_left and not self.record.live and not world.drones
             if settled and loop.time() >= scenario.least_s:
                 return
             if world.overlay.running or world.overlay.starts != starts:
                 ran_s, starts = max(ran_s, loop.time()), world.overlay.starts
-            elif not world.jobs_done and loop.time() - ran_s >= scenario.patience_s:
-                self.still_s = ran_s
+            elif world.jobs_left and loop.time() - ran_s >= scenario.stall_s:
+                self.stalled_s = ran_s
                 return
 
-    def _troubles_over_s(self) -> list[float]:
-        """When what goes wrong for a time is over."""
-        ends = [fault.at_s + fault.for_s for fault in self.scenario.hardware_faults] + [
-            s.to_s for s in self.scenario.service_faults
-        ]
+    def _faults_over_s(self) -> list[float]:
+        """Return when each fault that ends is over."""
+        ends = [fault.at_s + fault.for_s for fault in self.scenario.hardware_faults]
+        ends += [fault.to_s for fault in self.scenario.service_faults]
         return [end_s for end_s in ends if end_s < self.scenario.limit_s]
 
     def _outcome(self, world: World) -> SimulationOutcome:
-        live, recorded = world.live_ids, set(self.record.live)
+        live, recorded = {drone.id for drone in world.drones}, set(self.record.live)
         outcome = SimulationOutcome(
             seed=self.scenario.seed,
             digest=self.record.digest,
@@ -393,15 +365,13 @@ class Simulation:
             ended_s=asyncio.get_running_loop().time(),
             jobs=len(world.overlay.queued_jobs),
             jobs_done=world.overlay.done,
+            jobs_impossible=world.jobs_impossible,
             jobs_left=world.jobs_left,
-            still_s=self.still_s,
+            stalled_s=self.stalled_s,
             orphans=tuple(sorted(live - recorded)),
             ghosts=tuple(sorted(recorded - live)),
             drones=len(self.record.births),
             refused_plans=tuple(self.record.refused_plans),
-            started=world.metrics.started,
-            withdrawn=world.metrics.withdrawn,
-            preempted=world.metrics.attempts_lost,
             decisions=self._decisions(),
             samples=tuple(self.samples),
             metrics=world.metrics,
@@ -431,8 +401,8 @@ class Simulation:
         if world.jobs_astray():
             yield f"{world.jobs_astray()} jobs are nowhere"
         if outcome.jobs_left:
-            still = "" if outcome.still_s is None else f": none has run since {outcome.still_s:.0f} s"
-            yield f"{outcome.jobs_left} of {outcome.jobs} jobs were not done after {outcome.ended_s:.0f} s{still}"
+            stalled = "" if outcome.stalled_s is None else f": none has run since {outcome.stalled_s:.0f} s"
+            yield f"{outcome.jobs_left} of {outcome.jobs} jobs were not done after {outcome.ended_s:.0f} s{stalled}"
         elif live := len(world.drones):
             yield f"{live} drones still live {outcome.ended_s:.0f} s after the start, and no job needs them"
         for drone_id in outcome.orphans:

@@ -1,7 +1,7 @@
 """The world in which a configuration is simulated: from its site files, and from what a world file says of them.
 
 Strict YAML like all configuration: every mistake with file, line and repair. What a world file does not say, or all of
-it where there is none, is derived from the site files, and :attr:`WorldPlan.notes` tells what was.
+it where there is none, is derived from the site files, and :attr:`WorldPlan.notes` lists what was.
 """
 
 from __future__ import annotations
@@ -38,18 +38,17 @@ _POOL = PoolBehaviour()
 class DrawSection(ConfigSection):
     """A duration that differs from drone to drone; a plain duration is always the same."""
 
-    fixed: Duration | None = Field(default=None, description="Always this.", examples=["75s"])
-    low: Duration | None = Field(default=None, description="With `high`: anything between.", examples=["10s"])
-    high: Duration | None = Field(default=None, description="With `low`.", examples=["1min"])
-    median: PositiveDuration | None = Field(default=None, description="Log-normal: half is below.", examples=["45s"])
-    sigma: float | None = Field(default=None, ge=0, le=5, description="Log-normal: of the logarithm.", examples=[0.4])
-    most: Duration | None = Field(default=None, description="Log-normal: nothing is above.", examples=["1h"])
+    fixed: Duration | None = Field(default=None, examples=["75s"])
+    low: Duration | None = Field(default=None, examples=["10s"])
+    high: Duration | None = Field(default=None, examples=["1min"])
+    median: PositiveDuration | None = Field(default=None, examples=["45s"])
+    sigma: float | None = Field(default=None, ge=0, le=5, examples=[0.4])
+    most: Duration | None = Field(default=None, examples=["1h"])
 
     @model_validator(mode="after")
     def _is_one_kind(self) -> Self:
-        told = {key for key, value in self if value is not None}
-        kinds = ({"fixed"}, {"low", "high"}, {"median", "sigma"}, {"median", "sigma", "most"})
-        if told not in kinds:
+        given = {key for key, value in self if value is not None}
+        if given not in ({"fixed"}, {"low", "high"}, {"median", "sigma"}, {"median", "sigma", "most"}):
             raise ValueError("write `75s`, `{low: 10s, high: 1min}` or `{median: 45s, sigma: 0.4}`")
         if self.low is not None and self.high is not None and self.low > self.high:
             raise mistake_at("low", "is longer than `high`: swap them")
@@ -73,13 +72,13 @@ Spread = Annotated[DrawSection, BeforeValidator(_spelled_out)]
 
 
 class FailureSection(ConfigSection):
-    """Chances that a drone turns out badly, each from 0 to 1."""
+    """Chances of the defects of a drone, each from 0 to 1."""
 
-    dies_young: float = Field(default=0.0, ge=0, le=1, description="Ends at once, exit code 71.", examples=[0.01])
-    never_joins: float = Field(default=0.0, ge=0, le=1, description="Runs and is never in the pool.", examples=[0.01])
-    hangs_in_check: float = Field(default=0.0, ge=0, le=1, description="Joins, accepts no job.", examples=[0.01])
-    matches_nothing: float = Field(default=0.0, ge=0, le=1, description="Accepts jobs, refuses all.", examples=[0.01])
-    eats_jobs: float = Field(default=0.0, ge=0, le=1, description="Each job breaks off after seconds.", examples=[0.01])
+    dies_young: float = Field(default=0.0, ge=0, le=1, examples=[0.01])
+    never_joins: float = Field(default=0.0, ge=0, le=1, examples=[0.01])
+    hangs_in_check: float = Field(default=0.0, ge=0, le=1, examples=[0.01])
+    matches_nothing: float = Field(default=0.0, ge=0, le=1, examples=[0.01])
+    eats_jobs: float = Field(default=0.0, ge=0, le=1, examples=[0.01])
 
     @model_validator(mode="after")
     def _add_up(self) -> Self:
@@ -89,149 +88,102 @@ class FailureSection(ConfigSection):
         return self
 
 
-class HabitsSection(ConfigSection):
-    """Behaviour of a site towards drones."""
+class BehaviourSection(ConfigSection):
+    """Behaviour of a site towards drones; fields as in :class:`SiteBehaviour`."""
 
-    queue: Spread | None = Field(default=None, description="Wait in the site's queue. Default: none.", examples=["45s"])
-    boot: Spread | None = Field(default=None, description="From grant to joined. Default: 75 s.", examples=["75s"])
-    check: Spread | None = Field(default=None, description="Until it accepts jobs. Default: 0 s.", examples=["5s"])
-    release: Spread | None = Field(default=None, description="From exit to free GPUs. Default: 20 s.", examples=["20s"])
-    lifetime: Spread | None = Field(default=None, description="Each breaks down after this.", examples=["30d"])
-    retire: PositiveDuration | None = Field(
-        default=None, description="Takes no further job after this, and leaves.", examples=["24h"]
-    )
-    failures: FailureSection | None = Field(
-        default=None, description="How many turn out badly.", examples=[{"dies_young": 0.01}]
-    )
+    queue: Spread | None = Field(default=None, examples=["45s"])
+    boot: Spread | None = Field(default=None, examples=["75s"])
+    check: Spread | None = Field(default=None, examples=["5s"])
+    release: Spread | None = Field(default=None, examples=["20s"])
+    lifetime: Spread | None = Field(default=None, examples=["30d"])
+    retire: PositiveDuration | None = Field(default=None, examples=["24h"])
+    failures: FailureSection | None = Field(default=None, examples=[{"dies_young": 0.01}])
 
     def over(self, behaviour: SiteBehaviour) -> SiteBehaviour:
-        """``behaviour`` with what is told here."""
-        told: dict[str, Any] = {
-            key: getattr(self, key).draw
-            for key in ("queue", "boot", "check", "release", "lifetime")
-            if getattr(self, key) is not None
-        }
-        told |= self.failures.model_dump() if self.failures else {}
-        return replace(behaviour, retire_s=behaviour.retire_s if self.retire is None else self.retire, **told)
+        """Return ``behaviour`` with what is set here."""
+        draws = {key: getattr(self, key) for key in ("queue", "boot", "check", "release", "lifetime")}
+        changes: dict[str, Any] = {key: section.draw for key, section in draws.items() if section is not None}
+        changes |= self.failures.model_dump() if self.failures else {}
+        return replace(behaviour, retire_s=behaviour.retire_s if self.retire is None else self.retire, **changes)
 
 
 class NodesSection(ConfigSection):
-    """Nodes of one kind."""
+    """Nodes of one kind; without ``cpus`` or ``memory`` these are not counted."""
 
-    nodes: int = Field(default=1, ge=1, le=100_000, description="How many there are.", examples=[4])
-    gpus: int = Field(ge=0, le=1024, description="GPUs of one.", examples=[8])
-    cpus: int = Field(default=0, ge=0, le=100_000, description="CPU cores of one; 0: not counted.", examples=[192])
-    memory: Size = Field(default=0, description="Memory of one; without it, not counted.", examples=["1 TiB"])
-    serves: tuple[str, ...] = Field(default=(), description="Drone types that run there.", examples=[["a100"]])
+    nodes: int = Field(default=1, ge=1, le=100_000, examples=[4])
+    gpus: int = Field(ge=0, le=1024, examples=[8])
+    cpus: int = Field(default=0, ge=0, le=100_000, examples=[192])
+    memory: Size = Field(default=0, examples=["1 TiB"])
+    serves: tuple[str, ...] = Field(default=(), examples=[["a100"]])
 
 
 class SeriesSection(ConfigSection):
     """GPUs of the owner over time, from a file with `vc, t_s, total_gpus, busy_gpus, pending_gpus`."""
 
-    file: str = Field(
-        min_length=1,
-        description="Beside this file, or in the directory that PROVISIONER_TRACES names.",
-        examples=["owner_load_public.csv.gz"],
-    )
-    vc: str = Field(min_length=1, description="Which series of the file.", examples=["vc8Sj"])
-    gpus: int | None = Field(
-        default=None, ge=1, description="Scale it to so many. Default: the GPUs of `nodes`.", examples=[56]
-    )
-    nodes: tuple[str, ...] = Field(default=(), description="Of these kinds of nodes only.", examples=[["a100"]])
-    pending: bool = Field(default=False, description="Also count the GPUs that they wait for.", examples=[False])
-    victim: VictimRule = Field(
-        default=VictimRule.YOUNGEST, description="Which drone goes first.", examples=["youngest"]
-    )
-    notice: Duration = Field(default=0.0, description="What a drone is given before it goes.", examples=["30s"])
+    file: str = Field(min_length=1, examples=["owner_load_public.csv.gz"])
+    vc: str = Field(min_length=1, examples=["vc8Sj"])
+    gpus: int | None = Field(default=None, ge=1, examples=[56])
+    nodes: tuple[str, ...] = Field(default=(), examples=[["a100"]])
+    pending: bool = Field(default=False, examples=[False])
+    victim: VictimRule = Field(default=VictimRule.YOUNGEST, examples=["youngest"])
+    notice: Duration = Field(default=0.0, examples=["30s"])
 
 
-class SiteSection(HabitsSection):
+class SiteSection(BehaviourSection):
     """One site."""
 
-    nodes: dict[Name, NodesSection] = Field(
-        default_factory=dict,
-        description="Its nodes by kind. Default: as many GPUs as the site's limits allow.",
-        examples=[{"a100": {"nodes": 3, "gpus": 8}}],
-    )
-    types: dict[str, HabitsSection] = Field(
-        default_factory=dict, description="Drone types treated otherwise.", examples=[{"h100": {"queue": "30min"}}]
-    )
-    owner: SeriesSection | None = Field(
-        default=None,
-        description="Whose GPUs they are. Default: nobody's.",
-        examples=[{"file": "owner_load_public.csv.gz", "vc": "vc8Sj"}],
-    )
-    reports_free: bool = Field(default=True, description="Says how many drones could start.", examples=[True])
-    reports_nodes: bool = Field(default=False, description="Lists its nodes; not with `owner`.", examples=[False])
-    queues: bool = Field(default=True, description="`false`: refuses what does not fit now.", examples=[True])
-    quota: int | None = Field(default=None, ge=0, description="Drones that the site itself allows.", examples=[56])
-    latency: Spread | None = Field(default=None, description="Of each call. Default: 200 ms.", examples=["200ms"])
+    nodes: dict[Name, NodesSection] = Field(default_factory=dict, examples=[{"a100": {"nodes": 3, "gpus": 8}}])
+    types: dict[str, BehaviourSection] = Field(default_factory=dict, examples=[{"h100": {"queue": "30min"}}])
+    owner: SeriesSection | None = Field(default=None, examples=[{"file": "owner_load_public.csv.gz", "vc": "vc8Sj"}])
+    reports_free: bool = Field(default=True, examples=[True])
+    reports_nodes: bool = Field(default=False, examples=[False])
+    queues: bool = Field(default=True, examples=[True])
+    quota: int | None = Field(default=None, ge=0, examples=[56])
+    latency: Spread | None = Field(default=None, examples=["200ms"])
 
 
 class PoolSection(ConfigSection):
-    """The overlay pool."""
+    """The overlay pool; fields as in :class:`PoolBehaviour`."""
 
-    negotiation: Duration = Field(
-        default=_POOL.negotiation_s,
-        description="Between two negotiation cycles; `0s`: jobs are matched as they come.",
-        examples=["20s"],
-    )
-    update: PositiveDuration = Field(
-        default=_POOL.update_s, description="Between two signs of life of a slot.", examples=["1min"]
-    )
-    slot_lifetime: PositiveDuration = Field(
-        default=_POOL.slot_lifetime_s, description="A lost drone's slot stays listed for this.", examples=["15min"]
-    )
-    lease: PositiveDuration = Field(
-        default=_POOL.lease_s, description="Until the jobs of a lost drone wait again.", examples=["1min"]
-    )
-    best_fit: bool = Field(
-        default=_POOL.best_fit, description="Jobs go to the slot with the least VRAM that does.", examples=[True]
-    )
-    reuses_claims: bool = Field(
-        default=_POOL.reuses_claims, description="A slot takes the next job of the class at once.", examples=[True]
-    )
+    negotiation: Duration = Field(default=_POOL.negotiation_s, examples=["20s"])
+    update: PositiveDuration = Field(default=_POOL.update_s, examples=["1min"])
+    slot_lifetime: PositiveDuration = Field(default=_POOL.slot_lifetime_s, examples=["15min"])
+    lease: PositiveDuration = Field(default=_POOL.lease_s, examples=["1min"])
+    best_fit: bool = Field(default=_POOL.best_fit, examples=[True])
+    reuses_claims: bool = Field(default=_POOL.reuses_claims, examples=[True])
 
 
 class ServiceFaultSection(ConfigSection):
-    """Fault of calls for a time."""
+    """Fault of calls for a time; fields as in :class:`ServiceFault`."""
 
-    kind: ServiceFaultKind = Field(description="What happens.", examples=["down"])
-    where: str = Field(default="*", description="A site, `overlay`, or `*`.", examples=["horeka"])
-    verb: str = Field(default="*", description="poll, start, stop, drain, bootstrap, act or `*`.", examples=["poll"])
-    from_: Duration = Field(default=0.0, alias="from", description="Since the start.", examples=["2d"])
-    to: Duration | None = Field(default=None, description="Since the start. Default: to the end.", examples=["3d"])
-    chance: float = Field(default=1.0, gt=0, le=1, description="Of each call.", examples=[0.1])
-    amount: float = Field(default=0.0, ge=0, description="Seconds or share, by kind.", examples=[30.0])
+    kind: ServiceFaultKind = Field(examples=["down"])
+    where: str = Field(default="*", examples=["horeka"])
+    verb: str = Field(default="*", examples=["poll"])
+    from_: Duration = Field(default=0.0, alias="from", examples=["2d"])
+    to: Duration = Field(default=math.inf, examples=["3d"])
+    chance: float = Field(default=1.0, gt=0, le=1, examples=[0.1])
+    amount: float = Field(default=0.0, ge=0, examples=[30.0])
 
 
 class HardwareFaultSection(ConfigSection):
-    """Fault of hardware."""
+    """Fault of hardware; fields as in :class:`HardwareFault`."""
 
-    kind: HardwareFaultKind = Field(description="What happens.", examples=["downtime"])
-    where: str = Field(default=OVERLAY, description="A site, or `overlay`.", examples=["horeka"])
-    at: Duration = Field(description="Since the start.", examples=["2d"])
-    for_: PositiveDuration = Field(alias="for", description="How long.", examples=["6h"])
-    node: int = Field(default=0, ge=0, description="Which node fails.", examples=[0])
-    notice: Duration = Field(default=0.0, description="Announced so long before.", examples=["1h"])
+    kind: HardwareFaultKind = Field(examples=["downtime"])
+    where: str = Field(default=OVERLAY, examples=["horeka"])
+    at: Duration = Field(examples=["2d"])
+    for_: PositiveDuration = Field(alias="for", examples=["6h"])
+    node: int = Field(default=0, ge=0, examples=[0])
+    notice: Duration = Field(default=0.0, examples=["1h"])
 
 
 class WorldFile(ConfigSection):
-    """The world file."""
+    """The world file; docs/how-to/simulate.md explains its keys."""
 
-    pool: PoolSection = Field(
-        default_factory=PoolSection, description="The overlay pool.", examples=[{"negotiation": "20s"}]
-    )
-    sites: dict[Name, SiteSection] = Field(
-        default_factory=dict, description="Sites by name.", examples=[{"horeka": {"queue": "15min"}}]
-    )
-    service_faults: tuple[ServiceFaultSection, ...] = Field(
-        default=(), description="What happens to calls.", examples=[[{"kind": "down", "where": "horeka"}]]
-    )
+    pool: PoolSection = Field(default_factory=PoolSection, examples=[{"negotiation": "20s"}])
+    sites: dict[Name, SiteSection] = Field(default_factory=dict, examples=[{"horeka": {"queue": "15min"}}])
+    service_faults: tuple[ServiceFaultSection, ...] = Field(default=(), examples=[[{"kind": "down"}]])
     hardware_faults: tuple[HardwareFaultSection, ...] = Field(
-        default=(),
-        description="What happens to hardware.",
-        examples=[[{"kind": "downtime", "where": "horeka", "at": "2d", "for": "6h"}]],
+        default=(), examples=[[{"kind": "downtime", "where": "horeka", "at": "2d", "for": "6h"}]]
     )
 
 
@@ -259,12 +211,17 @@ def world_of(settings: Settings, path: Path | None, *, span_s: float) -> WorldPl
     Raises ConfigError, with every mistake in the world file at ``path``.
     """
     document = YamlDocument("") if path is None else yaml.read(path)
-    model = WorldFile() if path is None else _judged(document)
+    model = WorldFile() if path is None else None
+    if path is not None and document.is_mapping:
+        try:
+            model = WorldFile.model_validate_json(json.dumps(document.tree), strict=True)
+        except ValidationError as error:
+            report_errors(document, error, WorldFile)
     if model is None:
         raise ConfigError(document.problems)
-    _sites_are_known(document, model, settings)
+    _check_sites(document, model, settings)
     building = _Building(document, path, span_s)
-    facilities = tuple(building.facility(spec, model.sites.get(spec.name)) for spec in settings.sites)
+    facilities = tuple(building.facility(spec, model.sites.get(spec.name, SiteSection())) for spec in settings.sites)
     if document.problems:
         raise ConfigError(sorted(dict.fromkeys(document.problems), key=lambda p: (p.line, p.col)))
     pool = model.pool
@@ -278,28 +235,13 @@ def world_of(settings: Settings, path: Path | None, *, span_s: float) -> WorldPl
             reuses_claims=pool.reuses_claims,
             best_fit=pool.best_fit,
         ),
-        tuple(_service_fault(t) for t in model.service_faults),
-        tuple(HardwareFault(b.kind, b.at, b.for_, b.where, b.node, b.notice) for b in model.hardware_faults),
+        tuple(ServiceFault(f.kind, f.where, f.verb, f.from_, f.to, f.chance, f.amount) for f in model.service_faults),
+        tuple(HardwareFault(f.kind, f.at, f.for_, f.where, f.node, f.notice) for f in model.hardware_faults),
         tuple(building.notes),
     )
 
 
-def _service_fault(written: ServiceFaultSection) -> ServiceFault:
-    to_s = math.inf if written.to is None else written.to
-    return ServiceFault(written.kind, written.where, written.verb, written.from_, to_s, written.chance, written.amount)
-
-
-def _judged(document: YamlDocument) -> WorldFile | None:
-    if not document.is_mapping:
-        return None
-    try:
-        return WorldFile.model_validate_json(json.dumps(document.tree), strict=True)
-    except ValidationError as error:
-        report_errors(document, error, WorldFile)
-    return None
-
-
-def _sites_are_known(document: YamlDocument, model: WorldFile, settings: Settings) -> None:
+def _check_sites(document: YamlDocument, model: WorldFile, settings: Settings) -> None:
     names = tuple(spec.name for spec in settings.sites)
     for name in model.sites:
         if name not in names:
@@ -328,31 +270,26 @@ class _Building:
         self.span_s = span_s
         self.notes: list[str] = []
 
-    def facility(self, spec: SiteConfig, told: SiteSection | None) -> Facility:
-        site = told or SiteSection()
+    def facility(self, spec: SiteConfig, site: SiteSection) -> Facility:
         behaviour = site.over(DEFAULT_BEHAVIOUR)
-        pools, serves = self._told_pools(spec, site) if site.nodes else self._derived_pools(spec)
+        pools, serves = self._pools(spec, site) if site.nodes else self._derived_pools(spec)
         if not spec.policy.enabled:
             self.notes.append(f"{spec.name}: not enabled, gets no drones")
-        assumed = [
-            words
-            for key, words in (("queue", "no queue"), ("boot", "boot 75 s"), ("release", "release 20 s"))
-            if getattr(site, key) is None
-        ]
-        if assumed:
+        defaults = {"queue": "no queue", "boot": "boot 75 s", "release": "release 20 s"}
+        if assumed := [words for key, words in defaults.items() if getattr(site, key) is None]:
             self.notes.append(f"{spec.name}: {', '.join(assumed)}")
+        known = tuple(kind.name for kind in spec.types)
         for name in site.types:
-            if name not in {kind.name for kind in spec.types}:
-                known = tuple(kind.name for kind in spec.types)
-                self._complain(
-                    ("sites", spec.name, "types", name), f"site {spec.name} has no type `{name}`", name, known
-                )
+            if name not in known:
+                at = ("sites", spec.name, "types", name)
+                self._complain(at, f"site {spec.name} has no type `{name}`", name, known)
+        series = self._series(spec, site.owner, pools) if site.owner else None
         if site.reports_nodes and site.owner is not None:
             self.document.complain_at(
                 ("sites", spec.name, "reports_nodes"),
                 "`reports_nodes`: an owner of whom only a series is known is on no certain node: remove one of the two",
             )
-            return Facility(spec.policy, spec.types, pools)
+            series = None
         return Facility(
             policy=spec.policy,
             types=spec.types,
@@ -365,12 +302,11 @@ class _Building:
             queues=site.queues,
             reports_free=site.reports_free,
             reports_nodes=site.reports_nodes,
-            series=self._series(spec, site.owner, pools) if site.owner else None,
+            owner=series,
         )
 
-    # ------------------------------------------------------------------------------------------------------- nodes
-
-    def _told_pools(self, spec: SiteConfig, site: SiteSection) -> tuple[tuple[GpuPool, ...], dict[str, str]]:
+    def _pools(self, spec: SiteConfig, site: SiteSection) -> tuple[tuple[GpuPool, ...], dict[str, str]]:
+        """Return the GPU pools that the file declares, and the pool of each drone type."""
         pools = tuple(
             GpuPool(name, n.gpus, n.nodes, cpus_per_node=n.cpus, memory_mib_per_node=n.memory)
             for name, n in site.nodes.items()
@@ -388,27 +324,23 @@ class _Building:
                     serves[served] = name
         if len(pools) == 1 and not serves:
             serves = dict.fromkeys(types, pools[0].name)
+        top = ("sites", spec.name, "nodes")
         for kind in types.values():
-            self._fits(spec, site, kind, serves.get(kind.name))
+            if kind.name not in serves:
+                wrong = f"type `{kind.name}` of {spec.name} runs nowhere: name it under `serves`"
+                self.document.complain(self.document.key_position(top), wrong)
+                continue
+            where = serves[kind.name]
+            nodes = site.nodes[where]
+            for key, has, wants in (
+                ("gpus", nodes.gpus * WHOLE_GPU, kind.gpu_milli),
+                ("cpus", nodes.cpus or kind.cpus, kind.cpus),
+                ("memory", nodes.memory or kind.memory_mib, kind.memory_mib),
+            ):
+                if wants > has:
+                    wrong = f"`{key}`: a drone of type `{kind.name}` has more than a node: it could never start"
+                    self.document.complain_at((*top, where, key), wrong)
         return pools, serves
-
-    def _fits(self, spec: SiteConfig, site: SiteSection, kind: DroneType, where: str | None) -> None:
-        at = ("sites", spec.name, "nodes")
-        if where is None:
-            self.document.complain(
-                self.document.key_position(at),
-                f"type `{kind.name}` of {spec.name} runs nowhere: name it under `serves`",
-            )
-            return
-        nodes = site.nodes[where]
-        for key, has, wants in (
-            ("gpus", nodes.gpus * WHOLE_GPU, kind.gpu_milli),
-            ("cpus", nodes.cpus or kind.cpus, kind.cpus),
-            ("memory", nodes.memory or kind.memory_mib, kind.memory_mib),
-        ):
-            if wants > has:
-                wrong = f"`{key}`: a drone of type `{kind.name}` has more than a node: it could never start"
-                self.document.complain_at((*at, where, key), wrong)
 
     def _derived_pools(self, spec: SiteConfig) -> tuple[tuple[GpuPool, ...], dict[str, str]]:
         """For each GPU model as many GPUs as the limits of site and types allow; CPU drones have nodes of their own."""
@@ -423,33 +355,35 @@ class _Building:
 
     # ------------------------------------------------------------------------------------------------------- owner
 
-    def _series(self, spec: SiteConfig, told: SeriesSection, pools: tuple[GpuPool, ...]) -> OwnerSeries | None:
+    def _series(self, spec: SiteConfig, owner: SeriesSection, pools: tuple[GpuPool, ...]) -> OwnerSeries | None:
         at = ("sites", spec.name, "owner")
         names = tuple(pool.name for pool in pools)
-        for n, name in enumerate(told.nodes):
+        for n, name in enumerate(owner.nodes):
             if name not in names:
                 self._complain((*at, "nodes", n), f"no nodes `{name}`", name, names, key=False)
         beside = self.path.parent if self.path else Path()
-        path = located(Path(told.file), beside)
+        path = located(Path(owner.file), beside)
         if path is None:
             self.document.complain_at(
                 (*at, "file"),
-                f"`file`: no {told.file} in {os.path.abspath(beside)}: put it there, or name its directory in the "
+                f"`file`: no {owner.file} in {os.path.abspath(beside)}: put it there, or name its directory in the "
                 f"environment variable PROVISIONER_TRACES",
             )
             return None
         try:
-            loads = read_loads(path, pending=told.pending)
+            loads = read_loads(path, pending=owner.pending)
         except TraceError as error:
             for line in error.lines:
                 self.document.complain_at((*at, "file"), line)
             return None
-        if told.vc not in loads:
-            self._complain((*at, "vc"), f"`vc`: no series `{told.vc}` in {path.name}", told.vc, tuple(loads), key=False)
+        if owner.vc not in loads:
+            self._complain(
+                (*at, "vc"), f"`vc`: no series `{owner.vc}` in {path.name}", owner.vc, tuple(loads), key=False
+            )
             return None
-        mine = [pool for pool in pools if not told.nodes or pool.name in told.nodes]
-        load = loads[told.vc].scaled(told.gpus or sum(pool.nodes * pool.gpus_per_node for pool in mine))
-        return OwnerSeries(load.repeated(self.span_s).steps, told.nodes, told.victim, told.notice)
+        mine = [pool for pool in pools if not owner.nodes or pool.name in owner.nodes]
+        load = loads[owner.vc].scaled(owner.gpus or sum(pool.nodes * pool.gpus_per_node for pool in mine))
+        return OwnerSeries(load.repeated(self.span_s).steps, owner.nodes, owner.victim, owner.notice)
 
     def _complain(
         self, at: tuple[str | int, ...], wrong: str, name: str, known: tuple[str, ...], *, key: bool = True
@@ -482,5 +416,5 @@ def describe_world(plan: WorldPlan) -> Iterator[str]:
             f"{pool.nodes * pool.gpus_per_node} {pool.name}" if pool.gpus_per_node else count(pool.nodes, "CPU node")
             for pool in facility.pools
         )
-        owner = " with an owner" if facility.series else ""
+        owner = " with an owner" if facility.owner else ""
         yield f"{facility.name}: {parts}{owner}"

@@ -19,7 +19,6 @@ from provisioner.cli.reference import output_schemas
 from provisioner.cli.simulate import progress
 from provisioner.config import load
 from provisioner.simulator.jobs import JobRequirements, SimulatedJob
-from provisioner.simulator.replay import ReplayRun
 from provisioner.simulator.report import from_json
 from provisioner.simulator.world import Scenario
 from provisioner.simulator.world_file import world_of
@@ -150,11 +149,11 @@ def test_jobs_that_fit_no_drone_are_told_by_size(here: Path, cli: Cli) -> None:
 
 def test_progress_of_long_replays_is_told_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:
     now, span_s = [0.0], 2 * 86400.0
-    turns = [ReplayRun(n, None, 1) for n in range(2)]  # type: ignore[arg-type]
+
     with progress(2, span_s, color=False, clock=lambda: now[0]) as tell:
         for at, turn, reached_s in ((10.0, 0, span_s / 4), (40.0, 0, span_s / 2), (50.0, 0, span_s), (80.0, 0, inf)):
             now[0] = at
-            tell(turns[turn], reached_s)
+            tell(turn, reached_s)
     assert capsys.readouterr().err.splitlines() == [
         "0 of 2 replays done, 1.0 of 4.0 days, about 2m left",
         "1 of 2 replays done, 2.0 of 4.0 days, about 1m20s left",

@@ -140,6 +140,6 @@ def test_a_controller_keeps_them_on_record_to_be_replayed(lab: tuple[Pool, LabCo
     done = reader.completions(0.0, 1e12)
     assert len(done) == 3 and all(each.owner == "alice" and 3 <= each.run_s < 100 for each in done)
     assert {each.drone_id for each in done} <= {each.id for each in reader.drones(ended=None)}
-    jobs = recorded_jobs(reader.path, since=begun - 5, until=time.time())
+    jobs = recorded_jobs(reader.path, since=begun - 5, until=time.time()).jobs
     assert sorted(job.duration_s for job in jobs) == sorted(each.run_s for each in done)
     assert {job.wants.owner for job in jobs} == {"alice"} and all(0 <= job.submit_s < 30 for job in jobs)

@@ -8,23 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, Self, TypeVar
 
-from provisioner.interfaces import Overlay, Site
-from provisioner.model import (
-    Bootstrap,
-    DrainMode,
-    DroneId,
-    DroneType,
-    OrderResult,
-    OverlayView,
-    Plan,
-    SiteView,
-    StartOrder,
-    StopOrder,
-)
+from provisioner.model import Plan
 from provisioner.simulator.loop import rng_for, run_virtual
 from provisioner.simulator.world import START_EPOCH, RunRecord, Scenario, Simulation, SimulationOutcome, World, quiet
 from provisioner.store import Store
@@ -33,6 +22,8 @@ from provisioner.store.memory import MemoryStore
 T = TypeVar("T")
 STORE_ACTS = frozenset({"record_results"})
 """Methods of the store that always change something; ``record`` does if its plan does."""
+SITE_ACTS = frozenset({"start", "stop"})
+OVERLAY_ACTS = frozenset({"drain", "bootstrap"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,15 +151,11 @@ class CrashSimulation(Simulation):
         """Run one life of the controller; return whether it ended by the crash."""
         injector = self.injector = CrashInjector(crash)
         stop = asyncio.Event()
-        store = CrashableStore(self._open_store(), injector, self.record)
+        store: Any = Crashable("store", self._open_store(), injector, STORE_ACTS, self.record)
+        overlay: Any = Crashable("overlay", world.overlay, injector, OVERLAY_ACTS)
+        sites: Any = {name: Crashable("site", site, injector, SITE_ACTS) for name, site in world.sites.items()}
         life = asyncio.create_task(
-            self.serve(
-                world,
-                stop,
-                store,  # type: ignore[arg-type]
-                CrashableOverlay(world.overlay, injector),
-                {name: CrashableSite(site, injector) for name, site in world.sites.items()},
-            ),
+            self.serve(world, stop, store, overlay, sites),
             name=f"controller {len(self.lives) + 1}",
         )
         killed = asyncio.create_task(injector.crashed.wait(), name="killed")
@@ -185,97 +172,50 @@ class CrashSimulation(Simulation):
         return False
 
 
-class CrashableStore:
-    """A store that outlives its controller: committed records stay."""
+class Crashable:
+    """Store, site or overlay as one life of the controller sees it; what was committed stays."""
 
-    def __init__(self, store: Store, injector: CrashInjector, record: RunRecord) -> None:
-        self._store = store
+    def __init__(
+        self, name: str, behind: Any, injector: CrashInjector, acts: frozenset[str], record: RunRecord | None = None
+    ) -> None:
+        self._name = name
+        self._behind = behind
         self._injector = injector
+        self._acts = acts
         self._record = record
 
     async def __aenter__(self) -> Self:
-        await self._store.__aenter__()
+        if self._record is not None:
+            await self._behind.__aenter__()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self._store.__aexit__(*exc)
+        if self._record is not None:
+            await self._behind.__aexit__(*exc)
 
     def __getattr__(self, name: str) -> Any:
-        value = getattr(self._store, name)
+        value = getattr(self._behind, name)
         if not inspect.iscoroutinefunction(value):
             return value
 
         async def call(*args: Any, **options: Any) -> Any:
-            return await self._injector.around(
-                f"store.{name}",
-                lambda: self._committed(name, value(*args, **options), args),
-                act=self._acts(name, args),
-            )
+            act = name in self._acts
+            if name == "record":
+                plan: Plan = args[0]
+                act = plan.acts or bool(plan.moves)
+            ask = partial(self._committed, name, value, args, options)
+            return await self._injector.around(f"{self._name}.{name}", ask, act=act)
 
         return call
 
-    @staticmethod
-    def _acts(name: str, args: tuple[Any, ...]) -> bool:
-        if name == "record":
-            plan: Plan = args[0]
-            return plan.acts or bool(plan.moves)
-        return name in STORE_ACTS
-
-    async def _committed(self, name: str, call: Awaitable[Any], args: tuple[Any, ...]) -> Any:
-        answer = await call
-        match name:
-            case "record":
-                self._record.committed(args[0], self._store.drones)
-            case "record_results":
-                self._record.moved(args[1], self._store.drones)
-            case "event":
-                self._record.event(*args)
+    async def _committed(self, name: str, value: Callable[..., Awaitable[Any]], args: Any, options: Any) -> Any:
+        answer = await value(*args, **options)
+        if self._record is not None:
+            match name:
+                case "record":
+                    self._record.committed(args[0], self._behind.drones)
+                case "record_results":
+                    self._record.moved(args[1], self._behind.drones)
+                case "event":
+                    self._record.event(*args)
         return answer
-
-
-class CrashableSite:
-    """A site as one life of the controller sees it."""
-
-    def __init__(self, site: Site, injector: CrashInjector) -> None:
-        self._site = site
-        self._injector = injector
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        return None
-
-    async def poll(self) -> SiteView:
-        return await self._injector.around("site.poll", self._site.poll)
-
-    async def start(self, orders: Sequence[StartOrder]) -> Sequence[OrderResult]:
-        return await self._injector.around("site.start", lambda: self._site.start(orders), act=True)
-
-    async def stop(self, orders: Sequence[StopOrder]) -> Sequence[OrderResult]:
-        return await self._injector.around("site.stop", lambda: self._site.stop(orders), act=True)
-
-
-class CrashableOverlay:
-    """The overlay as one life of the controller sees it."""
-
-    def __init__(self, overlay: Overlay, injector: CrashInjector) -> None:
-        self._overlay = overlay
-        self._injector = injector
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        return None
-
-    async def poll(self, types: Sequence[DroneType]) -> OverlayView:
-        return await self._injector.around("overlay.poll", lambda: self._overlay.poll(types))
-
-    async def drain(self, drone_ids: Sequence[DroneId], mode: DrainMode, reason: str) -> Sequence[OrderResult]:
-        return await self._injector.around(
-            "overlay.drain", lambda: self._overlay.drain(drone_ids, mode, reason), act=True
-        )
-
-    async def bootstrap(self, order: StartOrder) -> Bootstrap:
-        return await self._injector.around("overlay.bootstrap", lambda: self._overlay.bootstrap(order), act=True)

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
-from provisioner.model import DroneType, SitePolicy
+from provisioner.model import DroneType, Policy, SitePolicy
 from provisioner.simulator.drones import SiteBehaviour
-from provisioner.simulator.loop import Fixed, LogNormal, Uniform
-from provisioner.simulator.owner import Owner
+from provisioner.simulator.jobs import SimulatedJob
+from provisioner.simulator.loop import Fixed, LogNormal, Uniform, run_virtual
 from provisioner.simulator.sites import Facility, GpuPool
+from provisioner.simulator.world import World
+from tests.simulator.owner_queue import Owner
+
+T = TypeVar("T")
+STEADY = SiteBehaviour(boot=Fixed(30.0), check=Fixed(5.0), release=Fixed(2.0))
+"""Durations that are always the same."""
 
 
 def drone_type(site: str, name: str, **given: Any) -> DroneType:
@@ -38,7 +46,7 @@ def small(
     )
 
 
-def institute(owner: tuple[tuple[float, int], ...] = ()) -> Facility:
+def institute() -> Facility:
     """An institute's own HTCondor cluster: 32 + 24 GPUs, quick, but the owner comes first."""
     name = "topas"
     return Facility(
@@ -47,7 +55,7 @@ def institute(owner: tuple[tuple[float, int], ...] = ()) -> Facility:
             drone_type(name, "v100s", vram_mib=32768, capability=70, gpu_model="V100S"),
             drone_type(name, "a100", gpu_model="A100-40", price=1.2),
         ),
-        pools=(GpuPool("v100s", 8, nodes=4, owner=owner), GpuPool("a100", 8, nodes=3)),
+        pools=(GpuPool("v100s", 8, nodes=4), GpuPool("a100", 8, nodes=3)),
         serves={"v100s": "v100s", "a100": "a100"},
         behaviour=SiteBehaviour(queue=Uniform(10.0, 80.0), boot=Uniform(40.0, 110.0), release=Fixed(20.0)),
     )
@@ -109,3 +117,39 @@ def topas(owner: Owner, *, nodes: int = 7, grace_s: float = 10.0, **given: Any) 
         reports_nodes=True,
     )
     return replace(usual, **given)
+
+
+def in_world(
+    script: Callable[[World], Awaitable[T]],
+    facilities: Sequence[Facility],
+    jobs: Sequence[SimulatedJob] = (),
+    **given: Any,
+) -> T:
+    """Run a script, in the place of a controller, in a world of its own."""
+    policy = Policy(sites={facility.name: facility.policy for facility in facilities})
+
+    async def play() -> T:
+        world = World(facilities, jobs, policy, **{"seed": 7, "start_epoch": 0.0, **given})
+        world.begin()
+        return await script(world)
+
+    return run_virtual(play())
+
+
+def played(
+    facility: Facility, jobs: Sequence[SimulatedJob] = (), **given: Any
+) -> Callable[[Callable[[World], Awaitable[None]]], Callable[[], None]]:
+    """Make a test of a script that runs in a world with one site."""
+
+    def test_of(script: Callable[[World], Awaitable[None]]) -> Callable[[], None]:
+        def test() -> None:
+            in_world(script, [facility], jobs, **given)
+
+        return test
+
+    return test_of
+
+
+async def until(at_s: float) -> None:
+    """Let virtual time pass until ``at_s``."""
+    await asyncio.sleep(at_s - asyncio.get_running_loop().time())

@@ -15,8 +15,8 @@ from itertools import pairwise
 from pathlib import Path
 from random import Random
 
-from provisioner.simulator.owner import OwnerJob
 from provisioner.simulator.traces import OwnerLoadSeries
+from tests.simulator.owner_queue import OwnerJob
 
 SIZES = {1: 5, 2: 2, 4: 2, 8: 4}
 """GPUs of a job, and how many of 13 jobs are so: most jobs are small, and most GPUs are in large ones."""

@@ -10,7 +10,7 @@ from random import Random
 from provisioner.model import Policy
 from provisioner.simulator.jobs import JobRequirements, SimulatedJob
 from provisioner.simulator.loop import LogNormal, rng_for, run_virtual
-from provisioner.simulator.owner import Owner, VictimRule
+from provisioner.simulator.owner import VictimRule
 from provisioner.simulator.pool import PoolBehaviour
 from provisioner.simulator.results import OwnerWait
 from provisioner.simulator.traces import OwnerLoadSeries
@@ -18,6 +18,7 @@ from provisioner.simulator.world import World
 from tests.simulator.crashing import CrashScenario
 from tests.simulator.facilities import topas
 from tests.simulator.owner_jobs import made_load, owner_jobs, part_of
+from tests.simulator.owner_queue import Owner
 
 SPAN_S = 3600.0
 """How long the owner's jobs come."""

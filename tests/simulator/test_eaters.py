@@ -62,6 +62,6 @@ def test_drones_that_eat_jobs_are_let_go_and_no_others(seed: int) -> None:
     outcome, without = played(watched, seed), played(before, seed)
     assert outcome.violations == () and without.violations
     assert before.gone == {} and watched.gone
-    fates = {each: DroneScript.drawn(HABITS, seed, "kit", each).verdict for each in watched.gone}
+    fates = {each: DroneScript.drawn(HABITS, seed, "kit", each).defect for each in watched.gone}
     assert set(fates.values()) == {DroneDefect.EATS_JOBS}
-    assert outcome.preempted < without.preempted / 10
+    assert outcome.metrics.attempts_lost < without.metrics.attempts_lost / 10

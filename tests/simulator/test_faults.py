@@ -15,6 +15,7 @@ from provisioner.simulator.loop import Fixed, Uniform
 from provisioner.simulator.sites import GpuPool
 from provisioner.simulator.world import Scenario, SimulationOutcome, simulate
 from tests.simulator.facilities import small
+from tests.simulator.owner_queue import OwnerSteps
 from tests.simulator.witness import watched
 from tests.simulator.workload import IMPOSSIBLE, burst
 from tests.simulator.worlds import BRISK, SHORT, calm
@@ -139,8 +140,8 @@ def test_an_owner_who_comes_and_goes_loses_us_work_but_no_job(seed: int) -> None
     base = calm(seed=seed)
     (site,) = base.facilities
     for notice_s in (0.0, 30.0):
-        pools = (GpuPool("gpus", 4, owner=owner, notice_s=notice_s),)
-        outcome = kept(replace(base, facilities=(replace(site, pools=pools),)))
+        owned = replace(site, pools=(GpuPool("gpus", 4),), owner=OwnerSteps(owner, "gpus", notice_s=notice_s))
+        outcome = kept(replace(base, facilities=(owned,)))
         assert outcome.metrics.ends["kit", EndKind.PREEMPTED] > 0
         assert outcome.jobs_done == 12
 

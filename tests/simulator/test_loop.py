@@ -140,23 +140,3 @@ def test_there_is_no_outside_world() -> None:
         run_virtual(connects())
     with pytest.raises(NotImplementedError):
         run_virtual(runs_a_program())
-
-
-def test_the_same_program_has_the_same_history() -> None:
-    async def story() -> list[tuple[float, int]]:
-        history: list[tuple[float, int]] = []
-
-        async def walker(number: int) -> None:
-            for step in range(20):
-                await asyncio.sleep((number * 7 + step * 3) % 5)
-                history.append((asyncio.get_running_loop().time(), number))
-
-        async with asyncio.TaskGroup() as group:
-            for number in range(20):
-                group.create_task(walker(number))
-        return history
-
-    first, second = run_virtual(story()), run_virtual(story())
-    assert first == second
-    assert len(first) == 400
-    assert first == sorted(first, key=lambda entry: entry[0])

@@ -5,40 +5,38 @@
 
 from __future__ import annotations
 
-import asyncio
 import multiprocessing
 import os
 import statistics
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
 from provisioner.model import DroneId, EndKind, OwnerLoad, Policy, StartOrder, StopOrder
-from provisioner.simulator.drones import ResourceVector, SimulatedNode, SiteBehaviour
-from provisioner.simulator.faults import HardwareFault, HardwareFaultKind, unreliable_network
+from provisioner.simulator.drones import ResourceVector, SimulatedNode
+from provisioner.simulator.faults import HardwareFault, HardwareFaultKind
 from provisioner.simulator.jobs import JobRequirements, SimulatedJob
-from provisioner.simulator.loop import Fixed, run_virtual
-from provisioner.simulator.owner import Owner, OwnerJob, VictimRule
+from provisioner.simulator.owner import VictimRule
 from provisioner.simulator.results import Metrics
 from provisioner.simulator.sites import Facility, GpuPool
 from provisioner.simulator.traces import OwnerLoadSeries, read_loads
 from provisioner.simulator.world import SimulationOutcome, World
 from tests.simulator.crashing import crashes, simulate
-from tests.simulator.facilities import drone_type, topas
+from tests.simulator.facilities import STEADY, drone_type, in_world, topas, until
 from tests.simulator.owner_jobs import made_load, owner_jobs, rise_of, trace_file, window_of
+from tests.simulator.owner_queue import Owner, OwnerJob, OwnerSteps
 from tests.simulator.owner_world import SPAN_S, TICK_S, Chooser, load_of, owned, waits_alone
+from tests.simulator.workload import unreliable_network
 
-T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
 SEEDS = int(os.environ.get("SIM_OWNER_SEEDS", "200"))
 FIRST = int(os.environ.get("SIM_FIRST_SEED", "0"))
 TRACE = trace_file(ROOT)
-
-STEADY = SiteBehaviour(boot=Fixed(30.0), check=Fixed(5.0), release=Fixed(2.0))
 
 
 def cluster(owner: Owner, *, nodes: int = 1, gpus: int = 4, **given: Any) -> Facility:
@@ -49,19 +47,6 @@ def cluster(owner: Owner, *, nodes: int = 1, gpus: int = 4, **given: Any) -> Fac
     return replace(usual, **given)
 
 
-def in_world(
-    facility: Facility, script: Callable[[World], Awaitable[T]], jobs: Sequence[SimulatedJob] = (), **given: Any
-) -> T:
-    policy = Policy(sites={facility.name: facility.policy})
-
-    async def play() -> T:
-        world = World([facility], jobs, policy, seed=7, start_epoch=0.0, **given)
-        world.begin()
-        return await script(world)
-
-    return run_virtual(play())
-
-
 def orders(facility: Facility, count: int, first: int = 0) -> list[StartOrder]:
     kind = facility.types[0]
     ids = [DroneId(f"d-{n}") for n in range(first, first + count)]
@@ -70,10 +55,6 @@ def orders(facility: Facility, count: int, first: int = 0) -> list[StartOrder]:
 
 def long_jobs(count: int, **given: Any) -> tuple[SimulatedJob, ...]:
     return tuple(SimulatedJob(0.0, 5000.0, JobRequirements(cpus=4, memory_mib=8192), **given) for _ in range(count))
-
-
-async def until(at_s: float) -> None:
-    await asyncio.sleep(at_s - asyncio.get_running_loop().time())
 
 
 # --------------------------------------------------------------------------------------------------- node by node
@@ -100,7 +81,7 @@ def test_nodes_and_places_are_told_and_cpus_run_out_before_gpus() -> None:
         assert world.metrics.accepted_without_room == {"topas": 2}
         assert world.metrics.overfull == []
 
-    in_world(facility, script)
+    in_world(script, [facility])
 
 
 def test_waiting_jobs_of_one_shape_are_one_claim_that_names_the_nodes_that_could_host_it() -> None:
@@ -112,18 +93,18 @@ def test_waiting_jobs_of_one_shape_are_one_claim_that_names_the_nodes_that_could
         view = await world.sites["topas"].poll()
         return [(c.count, c.gpu_milli, c.since, c.nodes, c.who) for c in view.claims]
 
-    claims = in_world(cluster(owner, nodes=2), script)
+    claims = in_world(script, [cluster(owner, nodes=2)])
     assert claims == [(1, 4000, 3.0, ("none",), "owner"), (2, 1000, 4.0, (), "owner")]
-    assert in_world(cluster(owner, nodes=2, reports_claims=False), script) == []
+    assert in_world(script, [cluster(owner, nodes=2, reports_claims=False)]) == []
 
 
 def test_books_that_do_not_add_up_are_found_out() -> None:
     machine, metrics = SimulatedNode("n", "gpus", ResourceVector(1000, 8, 1024)), Metrics(Policy())
-    machine.place_drone("d-1", ResourceVector(1000, 4, 512))
+    machine.place("d-1", ResourceVector(1000, 4, 512))
     metrics.node_filled(1.0, machine)
     metrics.nodes_counted(2.0, [machine])
     assert metrics.overfull == []
-    machine.place_owner_job("job", ResourceVector(1000, 1, 1))
+    machine.place("job", ResourceVector(1000, 1, 1))
     metrics.node_filled(3.0, machine)
     assert len(metrics.overfull) == 1
     machine.free = ResourceVector(0, 0, 0)  # wrong books, though nothing shows
@@ -133,7 +114,7 @@ def test_books_that_do_not_add_up_are_found_out() -> None:
 
 def test_a_load_that_is_on_no_certain_node_cannot_be_told_node_by_node() -> None:
     with pytest.raises(ValueError, match="no certain node"):
-        cluster(Owner(), pools=(GpuPool("gpus", 4, owner=((10.0, 2),)),))
+        replace(cluster(Owner()), owner=OwnerSteps(((10.0, 2),), "gpus"))
 
 
 # ------------------------------------------------------------------------------------------------- the site alone
@@ -150,7 +131,7 @@ def full(owner: Owner, **given: Any) -> Callable[[Callable[[World], Awaitable[No
                 await until(25.0 * (n + 1))
             await script(world)
 
-        in_world(facility, staged, long_jobs(4))
+        in_world(staged, [facility], long_jobs(4))
 
     return play
 
@@ -234,7 +215,7 @@ def test_what_the_owner_waits_for_his_own_jobs_is_not_our_doing() -> None:
         await until(700.0)
         assert [(w.wait_s, w.blocked_s, w.late_s) for w in world.metrics.owner_waits] == [(15.0, 0, 0), (314.0, 0, 0)]
 
-    in_world(cluster(Owner(both, negotiation_s=20.0)), script)
+    in_world(script, [cluster(Owner(both, negotiation_s=20.0))])
 
 
 def test_room_that_came_between_two_cycles_is_late_not_blocked() -> None:
@@ -268,7 +249,7 @@ def test_drones_come_after_the_owner_and_a_node_that_fails_sends_his_jobs_back()
         assert (await site.poll()).owner_runs == OwnerLoad(1, 4000, 4, 1024)
         assert world.metrics.overfull == []
 
-    in_world(facility, script, hardware_faults=[HardwareFault(HardwareFaultKind.NODE_FAILS, 50.0, 100.0, "topas")])
+    in_world(script, [facility], hardware_faults=[HardwareFault(HardwareFaultKind.NODE_FAILS, 50.0, 100.0, "topas")])
 
 
 # ------------------------------------------------------------------------------------------------------ lost work
@@ -290,15 +271,15 @@ def test_work_since_the_last_checkpoint_is_told_and_lost() -> None:
         (eviction,) = (await pool.poll(world.types)).evictions or ()
         assert (eviction.drone_id, eviction.gpu_milli) == ("d-0", 1000)
         assert eviction.lost_s == pytest.approx(40.3)  # left at 400.3, having saved until 360
-        assert world.metrics.badput_s == pytest.approx(40.3)
-        assert world.metrics.good_s == pytest.approx(300.0)
+        assert world.metrics.gpu_seconds.badput == pytest.approx(40.3)
+        assert world.metrics.gpu_seconds.good == pytest.approx(300.0)
         await site.start(orders(facility, 1, 1))
         await until(2000.0)
         assert pool.done == 1
-        assert world.metrics.good_s == pytest.approx(1000.0)
+        assert world.metrics.gpu_seconds.good == pytest.approx(1000.0)
         assert (await pool.poll(world.types)).evictions == ()
 
-    in_world(facility, script, [job])
+    in_world(script, [facility], [job])
 
 
 def test_a_cpu_drone_counts_its_work_in_cpus() -> None:
@@ -311,7 +292,7 @@ def test_a_cpu_drone_counts_its_work_in_cpus() -> None:
         (slot,) = (await world.overlay.poll(world.types)).slots
         assert (slot.jobs, slot.work_gpu_milli, slot.work_at) == (2, 6000, 60.0)
 
-    in_world(facility, script, [SimulatedJob(0.0, 900.0, JobRequirements(gpu_milli=0, cpus=3)) for _ in range(2)])
+    in_world(script, [facility], [SimulatedJob(0.0, 900.0, JobRequirements(gpu_milli=0, cpus=3)) for _ in range(2)])
 
 
 # -------------------------------------------------------------------------------------------------- the owner's load
@@ -366,7 +347,7 @@ def played(seed: int, loads: Mapping[str, OwnerLoadSeries] | None) -> Pair:
     load = load_of(seed, loads)
     ours = owned(seed, load, Chooser.PLANNER)
     owner = ours.facilities[0].owner
-    assert owner is not None
+    assert isinstance(owner, Owner)
     waits = [w.wait_s for w in waits_alone(ours)]
     return Pair(
         simulate(ours),
@@ -377,25 +358,12 @@ def played(seed: int, loads: Mapping[str, OwnerLoadSeries] | None) -> Pair:
     )
 
 
-_LOADS: Mapping[str, OwnerLoadSeries] | None = None
-"""In a process of :func:`played_all`: what every seed there is played with."""
-
-
-def _set_loads(loads: Mapping[str, OwnerLoadSeries] | None) -> None:
-    global _LOADS
-    _LOADS = loads
-
-
-def _played(seed: int) -> Pair:
-    return played(seed, _LOADS)
-
-
 def played_all(count: int, loads: Mapping[str, OwnerLoadSeries] | None) -> Mapping[int, Pair]:
     """So many seeds, side by side on all cores."""
     seeds = range(FIRST, FIRST + count)
     spawned = multiprocessing.get_context("spawn")  # a test worker has threads
-    with ProcessPoolExecutor(mp_context=spawned, initializer=_set_loads, initargs=(loads,)) as pool:
-        return dict(zip(seeds, pool.map(_played, seeds, chunksize=4), strict=True))
+    with ProcessPoolExecutor(mp_context=spawned) as pool:
+        return dict(zip(seeds, pool.map(partial(played, loads=loads), seeds, chunksize=4), strict=True))
 
 
 def judge(pairs: Mapping[int, Pair]) -> None:
@@ -410,17 +378,20 @@ def judge(pairs: Mapping[int, Pair]) -> None:
     assert len(waits) > 5 * len(pairs), "too few owner's jobs to prove anything"
     blocked = [w.blocked_s for w in waits if w.blocked_s] or [0.0]
     late_s = statistics.mean(w.late_s for w in waits)
-    more_s = statistics.mean(pair.ours.metrics.owner_wait_s - pair.alone_s for pair in pairs.values())
+    more_s = statistics.mean(
+        statistics.mean([w.wait_s for w in pair.ours.metrics.owner_waits] or [0.0]) - pair.alone_s
+        for pair in pairs.values()
+    )
     bound_s = statistics.mean(pair.bound_s for pair in pairs.values())
     cycle_s = statistics.mean(pair.cycle_s for pair in pairs.values())
-    lost = {seed: (p.ours.metrics.badput_s, p.youngest.metrics.badput_s) for seed, p in pairs.items()}
-    ratios = [mine / theirs for mine, theirs in lost.values() if theirs]
+    lost = [(p.ours.metrics.gpu_seconds.badput, p.youngest.metrics.gpu_seconds.badput) for p in pairs.values()]
+    ratios = [mine / theirs for mine, theirs in lost if theirs]
     print(
         f"\n{len(pairs)} seeds, {len(waits)} owner's jobs: blocked {statistics.mean(w.blocked_s for w in waits):.1f} s"
         f" on average (of those blocked at all, {len(blocked)}: {statistics.mean(blocked):.1f} s), late {late_s:.1f} s,"
         f" {more_s:.1f} s more than without drones; bound {bound_s:.0f} s, the site's cycle {cycle_s:.0f} s;"
         f" lost work, ours to youngest first: median {statistics.median(ratios):.2f} of {len(ratios)} seeds, in all"
-        f" {sum(mine for mine, _ in lost.values()) / sum(theirs for _, theirs in lost.values()):.2f}"
+        f" {sum(mine for mine, _ in lost) / sum(theirs for _, theirs in lost):.2f}"
     )
     assert statistics.mean(blocked) <= bound_s, "those that our drones block at all"
     assert more_s <= bound_s + cycle_s
@@ -455,7 +426,7 @@ def test_the_planner_and_not_the_site_makes_room_in_time() -> None:
     ended = pair.ours.metrics.ends
     assert pair.ours.violations == ()
     assert ended["topas", EndKind.PREEMPTED] < ended["topas", EndKind.STOPPED]
-    assert pair.ours.metrics.badput_s < 0.8 * pair.youngest.metrics.badput_s
+    assert pair.ours.metrics.gpu_seconds.badput < 0.8 * pair.youngest.metrics.gpu_seconds.badput
     assert pair.ours.metrics.owner_blocked_s <= pair.bound_s
     assert pair.ours.ended_s > SPAN_S
 
@@ -489,4 +460,4 @@ def test_a_drone_takes_no_jobs_of_users_whom_it_avoids() -> None:
         view = await world.overlay.poll(world.types)
         assert {job.owner: job.running for job in view.classes} == {"ann": 1, "ben": 1}
 
-    in_world(facility, script, jobs)
+    in_world(script, [facility], jobs)

@@ -9,7 +9,7 @@ import pytest
 
 from provisioner.model import CompletedJob, DroneId, JobClass, OverlayView, Plan, PolledOverlay
 from provisioner.simulator.jobs import JobRequirements, SimulatedJob
-from provisioner.simulator.traces import recorded, recorded_jobs, wants_of
+from provisioner.simulator.traces import recorded_jobs
 from provisioner.store import StoreError
 from provisioner.store.writer import SqlStore
 from tests.store.story import CONTROLLER, seen
@@ -50,12 +50,12 @@ async def test_jobs_are_those_submitted_in_the_time_beside_a_running_controller(
     later = replace(DONE, job_id="4", ended_at=9000.0, submitted_at=1500.0, run_s=0.0)
     store = await written(path, [before, DONE, after, later])
     try:
-        found = recorded_jobs(path, since=1000.0, until=2000.0)
+        found = recorded_jobs(path, since=1000.0, until=2000.0).jobs
     finally:
         await store.__aexit__()
     wants = JobRequirements(200, 2, 4096, 1024, 8192, 70, walltime_s=900.0, owner="ann", group="group_a")
     assert found == (SimulatedJob(0.0, 300.0, wants), SimulatedJob(500.0, 1.0, wants)), "whenever they ended"
-    assert found == recorded_jobs(path, since=1000.0, until=2000.0), "and without a controller"
+    assert found == recorded_jobs(path, since=1000.0, until=2000.0).jobs, "and without a controller"
 
 
 async def test_jobs_that_still_wait_are_added_and_told(tmp_path: Path) -> None:
@@ -65,10 +65,10 @@ async def test_jobs_that_still_wait_are_added_and_told(tmp_path: Path) -> None:
     old, broken = replace(others, id="c3", oldest_at=10.0), replace(others, id="c4", invalid="never")
     store = await written(path, [DONE, longer], ALIKE, others, old, broken)
     await store.__aexit__()
-    found = recorded(path, since=1000.0, until=2000.0)
+    found = recorded_jobs(path, since=1000.0, until=2000.0)
     waiting = [job for job in found.jobs if job.submit_s == 900.0]
     assert [(job.duration_s, job.wants.owner) for job in waiting] == [(400.0, "ann")] * 3 + [(400.0, "ben")]
-    assert waiting[0].wants == wants_of(DONE) and len(found.jobs) == 6
+    assert waiting[0].wants == JobRequirements.of(DONE) and len(found.jobs) == 6
     assert found.notes == (
         "jobs that were removed or held, priorities and GPU models asked for are not on record",
         "4 jobs that waited at the last look are added as if submitted with the oldest of their class, with the median"
@@ -82,17 +82,17 @@ async def test_what_cannot_be_known_is_said(tmp_path: Path) -> None:
     unlike = replace(ALIKE, running=0, walltime_s=0.0)
     store = await written(path, [], unlike)
     await store.__aexit__()
-    found = recorded(path, since=1000.0, until=2000.0)
+    found = recorded_jobs(path, since=1000.0, until=2000.0)
     assert found.jobs == ()
     assert found.notes == (
         "no job that was submitted in this time is on record as done",
         "3 jobs that waited at the last look are missing: nothing tells their run time",
     )
-    late = recorded(path, since=0.0, until=100.0)
+    late = recorded_jobs(path, since=0.0, until=100.0)
     assert late.jobs == ()
     async with SqlStore(path, CONTROLLER, 1e9, 3) as store:
         await store.record_completed([DONE])
-    (_, began, *_) = recorded(path, since=-9000.0, until=2000.0).notes
+    (_, began, *_) = recorded_jobs(path, since=-9000.0, until=2000.0).notes
     assert began.startswith("the first job on record was submitted 2h46m after the begin"), began
 
 

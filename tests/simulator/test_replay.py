@@ -71,7 +71,7 @@ def test_a_downtime_is_waited_for_and_one_without_end_is_not() -> None:
 
 def test_an_owner_who_has_all_gpus_for_days_is_waited_for() -> None:
     series = OwnerSeries(((0.0, 4), (3 * DAY_S, 0)))
-    told = result(replace(small(gpus=4), series=series))
+    told = result(replace(small(gpus=4), owner=series))
     assert told.violations == () and told.days > 3
 
 

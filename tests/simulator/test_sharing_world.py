@@ -14,11 +14,11 @@ from provisioner.sharing import KIT_SMALL, share_milli
 from provisioner.simulator.drones import SiteBehaviour
 from provisioner.simulator.faults import HardwareFault, HardwareFaultKind
 from provisioner.simulator.jobs import JobRequirements, QueuedJobClass, SimulatedJob
-from provisioner.simulator.loop import Fixed, rng_for, run_virtual
+from provisioner.simulator.loop import Fixed, rng_for
 from provisioner.simulator.pool import PoolBehaviour, SimulatedOverlay, SimulatedSlot
 from provisioner.simulator.sites import Facility, GpuPool
 from provisioner.simulator.world import Scenario, SimulationOutcome, World, simulate
-from tests.simulator.facilities import drone_type
+from tests.simulator.facilities import drone_type, in_world
 
 AT_ONCE = PoolBehaviour(negotiation_s=0.0, latency=Fixed(0.0))
 STEADY = SiteBehaviour(boot=Fixed(30.0), check=Fixed(5.0), release=Fixed(20.0))
@@ -42,17 +42,19 @@ def shared(sharing: Sharing, shares: int, **given: Any) -> DroneType:
     return drone_type("kit", str(sharing), sharing=sharing, shares=shares, cpus=64, power_w=400.0, **given)
 
 
-def in_world(script: Any, kind: DroneType, jobs: list[SimulatedJob], **given: Any) -> Any:
-    facility = site(kind)
+def shared_world(script: Any, kind: DroneType, jobs: list[SimulatedJob], **given: Any) -> Any:
+    """Run a script in a world with one drone of a type."""
 
-    async def play() -> Any:
-        policy = Policy(sites={"kit": facility.policy})
-        world = World([facility], jobs, policy, seed=1, start_epoch=0.0, **{"pool": AT_ONCE, **given})
-        world.begin()
+    async def started(world: World) -> Any:
         await world.sites["kit"].start([StartOrder(DroneId("d-1"), kind, idle_timeout_s=600.0, grace_s=5.0)])
         return await script(world)
 
-    return run_virtual(play())
+    return in_world(started, [site(kind)], jobs, pool=AT_ONCE, **given)
+
+
+def with_drone(kind: DroneType, jobs: list[SimulatedJob], **given: Any) -> Any:
+    """Make a test of a script that runs in such a world."""
+    return lambda script: lambda: shared_world(script, kind, jobs, **given)
 
 
 def heavy(duration_s: float = 100.0, at_s: float = 0.0, gpu_milli: int = 250, **given: Any) -> SimulatedJob:
@@ -70,7 +72,7 @@ def test_a_small_job_keeps_its_whole_share_busy() -> None:
         return [during, world.sample(660.0).gpus_busy]
 
     jobs = [heavy(gpu_milli=100), heavy(gpu_milli=300)]
-    assert in_world(script, shared(Sharing.MPS, 4), jobs) == [0.75, 0.0]
+    assert shared_world(script, shared(Sharing.MPS, 4), jobs) == [0.75, 0.0]
 
 
 @pytest.mark.parametrize(("sharing", "rate"), [(Sharing.TIME_SLICED, 0.31), (Sharing.MPS, 0.56)])
@@ -79,20 +81,16 @@ def test_a_job_that_comes_later_slows_the_first_one_down_from_then_on(sharing: S
         await asyncio.sleep(2000.0)
         return [t.done_s for t in world.overlay.queued_jobs if t.done_s is not None]
 
-    first_s, second_s = in_world(script, shared(sharing, 4), [heavy(), heavy(at_s=85.0)])
+    first_s, second_s = shared_world(script, shared(sharing, 4), [heavy(), heavy(at_s=85.0)])
     meet_s, first_left = 85.0, 50.0  # the drone takes jobs from 35 s on
     assert first_s == pytest.approx(meet_s + first_left / rate)
     assert second_s == pytest.approx(first_s + (100.0 - first_left))
 
 
-def test_jobs_of_little_duty_share_a_gpu_at_full_speed() -> None:
-    jobs = [SimulatedJob(0.0, 100.0, JobRequirements(250, duty_milli=200)) for _ in range(4)]
-
-    async def script(world: World) -> None:
-        await asyncio.sleep(200.0)
-        assert [t.done_s for t in world.overlay.queued_jobs] == [pytest.approx(135.0)] * 4
-
-    in_world(script, shared(Sharing.MPS, 4), jobs)
+@with_drone(shared(Sharing.MPS, 4), [SimulatedJob(0.0, 100.0, JobRequirements(250, duty_milli=200)) for _ in range(4)])
+async def test_jobs_of_little_duty_share_a_gpu_at_full_speed(world: World) -> None:
+    await asyncio.sleep(200.0)
+    assert [t.done_s for t in world.overlay.queued_jobs] == [pytest.approx(135.0)] * 4
 
 
 def test_a_job_on_a_mig_slice_minds_nobody() -> None:
@@ -101,32 +99,26 @@ def test_a_job_on_a_mig_slice_minds_nobody() -> None:
         return [t.done_s for t in world.overlay.queued_jobs if t.done_s is not None]
 
     jobs = [heavy(gpu_milli=142), heavy(gpu_milli=142, at_s=85.0)]
-    first_s, second_s = in_world(script, shared(Sharing.MIG, 7), jobs)
+    first_s, second_s = shared_world(script, shared(Sharing.MIG, 7), jobs)
     assert first_s - 35.0 == pytest.approx(second_s - 85.0) == pytest.approx(100 * 2.18 * 1.48 * 1.97 / 0.91)
 
 
-def test_small_jobs_spread_evenly_over_a_drones_gpus() -> None:
-    kind = shared(Sharing.MPS, 4, gpu_milli=2000)
-
-    async def script(world: World) -> None:
-        await asyncio.sleep(300.0)
-        assert [t.done_s for t in world.overlay.queued_jobs] == [pytest.approx(135.0)] * 2
-        assert world.metrics.energy_kwh == pytest.approx(2 * 400.0 * 100.0 / 3.6e6), "two GPUs were at work"
-
-    in_world(script, kind, [heavy(), heavy()])
+@with_drone(shared(Sharing.MPS, 4, gpu_milli=2000), [heavy(), heavy()])
+async def test_small_jobs_spread_evenly_over_a_drones_gpus(world: World) -> None:
+    await asyncio.sleep(300.0)
+    assert [t.done_s for t in world.overlay.queued_jobs] == [pytest.approx(135.0)] * 2
+    assert world.metrics.energy_kwh == pytest.approx(2 * 400.0 * 100.0 / 3.6e6), "two GPUs were at work"
 
 
-def test_a_gpu_at_work_takes_its_power_once_whoever_shares_it() -> None:
-    async def script(world: World) -> None:
-        await asyncio.sleep(1000.0)
-        world.close()
-        assert world.overlay.done == 2
-        assert world.metrics.energy_kwh == pytest.approx(400.0 * (200.0 / 1.12) / 3.6e6)
-        spent = world.metrics.gpu_seconds
-        assert spent.good == pytest.approx(2 * 0.25 * 200.0 / 1.12), "each had a share of it for as long"
-        assert spent.held == pytest.approx(spent.good + spent.boot + spent.release + spent.idle)
-
-    in_world(script, shared(Sharing.MPS, 4), [heavy(), heavy()])
+@with_drone(shared(Sharing.MPS, 4), [heavy(), heavy()])
+async def test_a_gpu_at_work_takes_its_power_once_whoever_shares_it(world: World) -> None:
+    await asyncio.sleep(1000.0)
+    world.close()
+    assert world.overlay.done == 2
+    assert world.metrics.energy_kwh == pytest.approx(400.0 * (200.0 / 1.12) / 3.6e6)
+    spent = world.metrics.gpu_seconds
+    assert spent.good == pytest.approx(2 * 0.25 * 200.0 / 1.12), "each had a share of it for as long"
+    assert spent.held == pytest.approx(spent.good + spent.boot + spent.release + spent.idle)
 
 
 def test_what_checkpoints_have_saved_is_counted_in_work_and_what_is_lost_in_time() -> None:
@@ -138,14 +130,14 @@ def test_what_checkpoints_have_saved_is_counted_in_work_and_what_is_lost_in_time
         assert slot.jobs == 2
         assert slot.work_at == pytest.approx(slot.heard_at - (slot.heard_at - 35.0) * _lost(slot.heard_at - 35.0))
         await asyncio.sleep(0.1)
-        next(iter(world.sites["kit"].drones.values())).kill()
+        next(iter(world.sites["kit"].drones.values())).perish(EndKind.STOPPED, "killed")
         await asyncio.sleep(100.0)
         assert [t.saved_s for t in world.overlay.queued_jobs] == [30.0, 30.0]
         view = await world.overlay.poll(world.types)
         assert view.evictions is not None
         assert [e.lost_s for e in view.evictions] == [pytest.approx(100.1 * (56.056 - 30.0) / 56.056)] * 2
 
-    in_world(script, shared(Sharing.MPS, 4), jobs)
+    shared_world(script, shared(Sharing.MPS, 4), jobs)
 
 
 def _lost(ran_s: float) -> float:
@@ -153,44 +145,41 @@ def _lost(ran_s: float) -> float:
     return worked_s % 30.0 / worked_s
 
 
-def test_the_view_tells_completions_owners_and_what_jobs_ask_of_a_gpu() -> None:
-    jobs = [SimulatedJob(0.0, 100.0, JobRequirements(250, duty_milli=120, width_milli=100, owner="ann")), heavy(500.0)]
-
-    async def script(world: World) -> None:
-        await asyncio.sleep(50.0)
-        view = await world.overlay.poll(world.types)
-        assert [(c.duty_milli, c.width_milli) for c in view.classes] == [(120, 100), (1000, 1000)]
-        (slot,) = view.slots
-        assert (slot.owner, slot.begun_at) == ("", 35.0), "of several"
-        await asyncio.sleep(200.0)
-        view = await world.overlay.poll(world.types)
-        assert view.slots[0].owner == "alice"
-        assert view.completions is not None
-        (done,) = view.completions
-        assert (done.owner, done.gpu_milli, done.drone_id, done.submitted_at) == ("ann", 250, "d-1", 0.0)
-        assert done.run_s == pytest.approx(done.ended_at - 35.0)
-        await asyncio.sleep(3000.0)
-        assert (await world.overlay.poll(world.types)).completions == ()
-
-    in_world(script, shared(Sharing.MPS, 4), jobs)
+@with_drone(
+    shared(Sharing.MPS, 4),
+    [SimulatedJob(0.0, 100.0, JobRequirements(250, duty_milli=120, width_milli=100, owner="ann")), heavy(500.0)],
+)
+async def test_the_view_tells_completions_owners_and_what_jobs_ask_of_a_gpu(world: World) -> None:
+    await asyncio.sleep(50.0)
+    view = await world.overlay.poll(world.types)
+    assert [(c.duty_milli, c.width_milli) for c in view.classes] == [(120, 100), (1000, 1000)]
+    (slot,) = view.slots
+    assert (slot.owner, slot.begun_at) == ("", 35.0), "of several"
+    await asyncio.sleep(200.0)
+    view = await world.overlay.poll(world.types)
+    assert view.slots[0].owner == "alice"
+    assert view.completions is not None
+    (done,) = view.completions
+    assert (done.owner, done.gpu_milli, done.drone_id, done.submitted_at) == ("ann", 250, "d-1", 0.0)
+    assert done.run_s == pytest.approx(done.ended_at - 35.0)
+    await asyncio.sleep(3000.0)
+    assert (await world.overlay.poll(world.types)).completions == ()
 
 
 # ------------------------------------------------------------------------------------- matching without negotiation
 
 
-def test_without_negotiation_jobs_are_matched_as_they_come_and_as_slots_open() -> None:
-    kind = drone_type("kit", "whole")
-    jobs = [SimulatedJob(at_s, 60.0, JobRequirements(owner=str(at_s))) for at_s in (0.0, 1.0, 200.0)]
-
-    async def script(world: World) -> None:
-        await asyncio.sleep(10.0)
-        classes = (await world.overlay.poll(world.types)).classes
-        assert [(c.waiting, c.fresh) for c in classes] == [(1, 0), (1, 0)], "judged at once"
-        await asyncio.sleep(390.0)
-        assert [t.first_begun_s for t in world.overlay.queued_jobs] == [35.0, 95.0, 200.0]
-        assert world.metrics.first_starts == [(0.0, 35.0), (1.0, 95.0), (200.0, 200.0)]
-
-    in_world(script, kind, jobs)
+@with_drone(
+    drone_type("kit", "whole"),
+    [SimulatedJob(at_s, 60.0, JobRequirements(owner=str(at_s))) for at_s in (0.0, 1.0, 200.0)],
+)
+async def test_without_negotiation_jobs_are_matched_as_they_come_and_as_slots_open(world: World) -> None:
+    await asyncio.sleep(10.0)
+    classes = (await world.overlay.poll(world.types)).classes
+    assert [(c.waiting, c.fresh) for c in classes] == [(1, 0), (1, 0)], "judged at once"
+    await asyncio.sleep(390.0)
+    assert [t.first_begun_s for t in world.overlay.queued_jobs] == [35.0, 95.0, 200.0]
+    assert world.metrics.first_starts == [(0.0, 35.0), (1.0, 95.0), (200.0, 200.0)]
 
 
 def test_without_negotiation_a_job_put_back_goes_to_another_drone_at_once() -> None:
@@ -205,19 +194,20 @@ def test_without_negotiation_a_job_put_back_goes_to_another_drone_at_once() -> N
         await asyncio.sleep(100.0)
         assert (ticket.starts, ticket.begun_s) == (2, 100.0 + AT_ONCE.lease_s), "when its lease was over"
 
-    in_world(script, kind, [SimulatedJob(0.0, 500.0)])
+    shared_world(script, kind, [SimulatedJob(0.0, 500.0)])
 
 
-def test_a_pause_of_the_matchmaker_holds_without_cycles_as_well() -> None:
-    async def script(world: World) -> None:
-        await asyncio.sleep(60.0)
-        (job,) = (await world.overlay.poll(world.types)).classes
-        assert (job.waiting, job.fresh) == (0, 1)
-        await asyncio.sleep(200.0)
-        assert world.overlay.queued_jobs[0].first_begun_s == 110.0
-
-    pause = HardwareFault(HardwareFaultKind.NO_NEGOTIATION, at_s=10.0, for_s=100.0)
-    in_world(script, drone_type("kit", "whole"), [SimulatedJob(20.0, 60.0)], hardware_faults=[pause])
+@with_drone(
+    drone_type("kit", "whole"),
+    [SimulatedJob(20.0, 60.0)],
+    hardware_faults=[HardwareFault(HardwareFaultKind.NO_NEGOTIATION, at_s=10.0, for_s=100.0)],
+)
+async def test_a_pause_of_the_matchmaker_holds_without_cycles_as_well(world: World) -> None:
+    await asyncio.sleep(60.0)
+    (job,) = (await world.overlay.poll(world.types)).classes
+    assert (job.waiting, job.fresh) == (0, 1)
+    await asyncio.sleep(200.0)
+    assert world.overlay.queued_jobs[0].first_begun_s == 110.0
 
 
 # ------------------------------------------------------------------------------------------- with the service in it

@@ -15,10 +15,10 @@ from provisioner.reasons import GpusStranded, Reason
 from provisioner.simulator.drones import NOTHING, ResourceVector, SiteBehaviour
 from provisioner.simulator.jobs import JobRequirements, SimulatedJob
 from provisioner.simulator.loop import Fixed
-from provisioner.simulator.owner import Owner, OwnerJob
 from provisioner.simulator.sites import Facility, GpuPool
 from provisioner.simulator.world import START_EPOCH, Scenario, SimulationOutcome, simulate
 from tests.simulator.facilities import drone_type
+from tests.simulator.owner_queue import Owner, OwnerJob
 
 NODES, GPUS, CORES = 63, 8, 104
 MEMORY_MIB = 1 << 20

@@ -12,6 +12,7 @@ from provisioner.simulator.faults import ServiceFault, ServiceFaultKind
 from provisioner.simulator.sites import GpuPool
 from provisioner.simulator.world import START_EPOCH, Scenario
 from tests.simulator.facilities import small
+from tests.simulator.owner_queue import OwnerSteps
 from tests.simulator.wild import NEXT_HOUR
 from tests.simulator.witness import Course, watched
 from tests.simulator.worlds import calm
@@ -54,9 +55,9 @@ def test_a_planner_in_its_senses_is_found_guilty_of_nothing() -> None:
 
 def test_who_stops_a_drone_that_works_is_found_out() -> None:
     seen = watched(spoiled(lambda drone: drone.jobs > 0))
-    assert seen.outcome.preempted > 0
+    assert seen.outcome.metrics.attempts_lost > 0
     assert all("while job" in line and line.endswith("ran: unneeded") for line in seen.violations)
-    assert len(seen.violations) == seen.outcome.preempted
+    assert len(seen.violations) == seen.outcome.metrics.attempts_lost
 
 
 def test_who_starts_and_withdraws_by_turns_is_found_out() -> None:
@@ -69,10 +70,10 @@ def test_who_starts_and_withdraws_by_turns_is_found_out() -> None:
 
 def test_what_an_owner_takes_is_the_owners_doing() -> None:
     (site,) = calm().facilities
-    pools = (GpuPool("gpus", 4, owner=((60.0, 4), (200.0, 0))),)
-    seen = watched(replace(calm(), facilities=(replace(site, pools=pools),)))
+    owned = replace(site, pools=(GpuPool("gpus", 4),), owner=OwnerSteps(((60.0, 4), (200.0, 0)), "gpus"))
+    seen = watched(replace(calm(), facilities=(owned,)))
     assert seen.violations == ()
-    assert seen.causes["the owner's claim"] == seen.outcome.preempted > 0
+    assert seen.causes["the owner's claim"] == seen.outcome.metrics.attempts_lost > 0
 
 
 def test_an_order_that_comes_late_was_given_when_no_job_ran() -> None:
@@ -80,7 +81,7 @@ def test_an_order_that_comes_late_was_given_when_no_job_ran() -> None:
     late = ServiceFault(ServiceFaultKind.LATE, "kit", "stop", amount=30.0)
     asked = spoiled(lambda drone: drone.state is DroneState.BOOTING)
     seen = watched(replace(asked, service_faults=(late,), policy=replace(asked.policy, max_drones=2)))
-    assert seen.causes["an order given before the job began"] == seen.outcome.preempted > 0
+    assert seen.causes["an order given before the job began"] == seen.outcome.metrics.attempts_lost > 0
     assert not any("while job" in line for line in seen.violations)
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
@@ -17,7 +16,6 @@ from provisioner.model import (
     EndKind,
     FaultKind,
     OrderOutcome,
-    Policy,
     RemoteState,
     SlotState,
     StartOrder,
@@ -26,34 +24,14 @@ from provisioner.model import (
 from provisioner.simulator.drones import DroneScript, SiteBehaviour
 from provisioner.simulator.faults import OVERLAY, HardwareFault, HardwareFaultKind, ServiceFault, ServiceFaultKind
 from provisioner.simulator.jobs import JobRequirements, SimulatedJob
-from provisioner.simulator.loop import Fixed, Uniform, run_virtual
-from provisioner.simulator.owner import VictimRule
+from provisioner.simulator.loop import Uniform
 from provisioner.simulator.pool import PoolBehaviour
-from provisioner.simulator.sites import Facility, GpuPool
+from provisioner.simulator.sites import GpuPool
 from provisioner.simulator.world import World
-from tests.simulator.facilities import small
+from tests.simulator.facilities import STEADY, in_world, played, small
+from tests.simulator.owner_queue import OwnerSteps
 
-T = TypeVar("T")
-STEADY = SiteBehaviour(boot=Fixed(30.0), check=Fixed(5.0), release=Fixed(2.0))
 KIT = small(behaviour=STEADY)
-
-
-def in_world(
-    script: Callable[[World], Awaitable[T]],
-    *,
-    facilities: Sequence[Facility] = (KIT,),
-    jobs: Sequence[SimulatedJob] = (),
-    **given: Any,
-) -> T:
-    """Run a script in a world of its own."""
-    policy = Policy(sites={f.name: f.policy for f in facilities})
-
-    async def play() -> T:
-        world = World(facilities, jobs, policy, **{"seed": 7, "start_epoch": 0.0, **given})
-        world.begin()
-        return await script(world)
-
-    return run_virtual(play())
 
 
 def order(name: str, kind: DroneType = KIT.types[0], *, idle_s: float = 600.0) -> StartOrder:
@@ -82,54 +60,48 @@ def test_a_drone_boots_joins_works_and_leaves_when_idle() -> None:
         assert (remote.end.kind, remote.end.exit_code) == (EndKind.EXITED, 0)
         return seen
 
-    seen = in_world(script, jobs=jobs(1))
+    seen = in_world(script, [KIT], jobs=jobs(1))
     assert seen == ["running -", "running checking", "running busy", "running idle", "ended -", "ended -"]
 
 
-def test_the_books_tell_where_the_gpu_time_went() -> None:
-    async def script(world: World) -> None:
-        await world.sites["kit"].start([order("d-1", idle_s=100.0)])
-        await asyncio.sleep(400.0)
-        world.close()
-        metrics, spent = world.metrics, world.metrics.gpu_seconds
-        # granted at 0.1; took jobs at 35.1; matched at 40; worked 60 s; idle 100 s; released 2 s later
-        assert spent.held == pytest.approx(201.9)
-        assert spent.boot == pytest.approx(35.0)
-        assert spent.good == pytest.approx(60.0)
-        assert spent.badput == 0.0
-        assert spent.release == pytest.approx(2.0)
-        assert spent.idle == pytest.approx(201.9 - 97.0)
-        assert metrics.waits_s == [pytest.approx(40.0)]
-        assert metrics.accepted == {"kit": 1}
-        assert metrics.ends == {("kit", EndKind.EXITED): 1}
-
-    in_world(script, jobs=jobs(1))
+@played(KIT, jobs=jobs(1))
+async def test_the_books_tell_where_the_gpu_time_went(world: World) -> None:
+    await world.sites["kit"].start([order("d-1", idle_s=100.0)])
+    await asyncio.sleep(400.0)
+    world.close()
+    metrics, spent = world.metrics, world.metrics.gpu_seconds
+    # granted at 0.1; took jobs at 35.1; matched at 40; worked 60 s; idle 100 s; released 2 s later
+    assert spent.held == pytest.approx(201.9)
+    assert spent.boot == pytest.approx(35.0)
+    assert spent.good == pytest.approx(60.0)
+    assert spent.badput == 0.0
+    assert spent.release == pytest.approx(2.0)
+    assert spent.idle == pytest.approx(201.9 - 97.0)
+    assert metrics.waits_s == [pytest.approx(40.0)]
+    assert metrics.accepted == {"kit": 1}
+    assert metrics.ends == {("kit", EndKind.EXITED): 1}
 
 
-def test_jobs_of_one_kind_are_one_class_and_fresh_until_negotiated() -> None:
-    async def script(world: World) -> None:
-        early = await world.overlay.poll(world.types)
-        assert [(c.fresh, c.waiting, c.running) for c in early.classes] == [(3, 0, 0), (2, 0, 0)]
-        assert early.negotiated_at == 0.0
-        await asyncio.sleep(30.0)
-        later = await world.overlay.poll(world.types)
-        assert [(c.fresh, c.waiting, c.running) for c in later.classes] == [(0, 3, 0), (0, 2, 0)]
-        assert later.negotiated_at == 20.0
-        assert [c.gpu_milli for c in later.classes] == [1000, 500]
-
-    in_world(script, jobs=jobs(3) + jobs(2, gpu_milli=500))
+@played(KIT, jobs=jobs(3) + jobs(2, gpu_milli=500))
+async def test_jobs_of_one_kind_are_one_class_and_fresh_until_negotiated(world: World) -> None:
+    early = await world.overlay.poll(world.types)
+    assert [(c.fresh, c.waiting, c.running) for c in early.classes] == [(3, 0, 0), (2, 0, 0)]
+    assert early.negotiated_at == 0.0
+    await asyncio.sleep(30.0)
+    later = await world.overlay.poll(world.types)
+    assert [(c.fresh, c.waiting, c.running) for c in later.classes] == [(0, 3, 0), (0, 2, 0)]
+    assert later.negotiated_at == 20.0
+    assert [c.gpu_milli for c in later.classes] == [1000, 500]
 
 
-def test_small_jobs_share_a_gpu_and_what_is_left_is_told() -> None:
-    async def script(world: World) -> None:
-        await world.sites["kit"].start([order("d-1")])
-        await asyncio.sleep(61.0)
-        view = await world.overlay.poll(world.types)
-        (slot,) = view.slots
-        assert (slot.jobs, slot.free_gpu_milli, slot.free_cpus) == (3, 100, 5)
-        assert [(c.waiting, c.running) for c in view.classes] == [(2, 3)]
-
-    in_world(script, jobs=jobs(5, gpu_milli=300, duration_s=500.0))
+@played(KIT, jobs=jobs(5, gpu_milli=300, duration_s=500.0))
+async def test_small_jobs_share_a_gpu_and_what_is_left_is_told(world: World) -> None:
+    await world.sites["kit"].start([order("d-1")])
+    await asyncio.sleep(61.0)
+    view = await world.overlay.poll(world.types)
+    (slot,) = view.slots
+    assert (slot.jobs, slot.free_gpu_milli, slot.free_cpus) == (3, 100, 5)
+    assert [(c.waiting, c.running) for c in view.classes] == [(2, 3)]
 
 
 def test_the_oldest_job_goes_first_but_priority_before_age() -> None:
@@ -147,7 +119,7 @@ def test_the_oldest_job_goes_first_but_priority_before_age() -> None:
         SimulatedJob(1.0, 90.0, JobRequirements(owner="second")),
         SimulatedJob(2.0, 90.0, JobRequirements(owner="urgent", priority=5)),
     )
-    assert in_world(script, jobs=three) == ["urgent", "first", "second"]
+    assert in_world(script, [KIT], jobs=three) == ["urgent", "first", "second"]
 
 
 def test_a_job_goes_only_where_it_fits() -> None:
@@ -167,7 +139,7 @@ def test_a_job_goes_only_where_it_fits() -> None:
         SimulatedJob(0.0, 9.0, JobRequirements(owner="picky", gpu_model="B200")),
         SimulatedJob(0.0, 9.0, JobRequirements(owner="plain")),
     )
-    in_world(script, jobs=four)
+    in_world(script, [KIT], jobs=four)
 
 
 # ------------------------------------------------------------------------------------------------------- leaving
@@ -187,90 +159,80 @@ def test_drain_modes_differ_in_what_becomes_of_the_job(mode: DrainMode, done: in
         assert remote.state is RemoteState.ENDED
         assert (world.overlay.done, world.metrics.attempts_lost, world.overlay.waiting) == (done, lost, lost)
 
-    in_world(script, jobs=jobs(1))
+    in_world(script, [KIT], jobs=jobs(1))
 
 
-def test_a_draining_drone_can_be_taken_back_into_service() -> None:
-    async def script(world: World) -> None:
-        pool, drone = world.overlay, DroneId("d-1")
-        await world.sites["kit"].start([order("d-1")])
-        await asyncio.sleep(60.0)
-        await pool.drain([drone], DrainMode.PEACEFUL, "a test")
-        assert (await pool.poll(world.types)).slots[0].state is SlotState.DRAINING
-        await pool.drain([drone], DrainMode.RESUME, "wanted again")
-        await asyncio.sleep(200.0)
-        assert pool.done == 2
-        assert (await pool.poll(world.types)).slots[0].state is SlotState.IDLE
-
-    in_world(script, jobs=jobs(2))
+@played(KIT, jobs=jobs(2))
+async def test_a_draining_drone_can_be_taken_back_into_service(world: World) -> None:
+    pool, drone = world.overlay, DroneId("d-1")
+    await world.sites["kit"].start([order("d-1")])
+    await asyncio.sleep(60.0)
+    await pool.drain([drone], DrainMode.PEACEFUL, "a test")
+    assert (await pool.poll(world.types)).slots[0].state is SlotState.DRAINING
+    await pool.drain([drone], DrainMode.RESUME, "wanted again")
+    await asyncio.sleep(200.0)
+    assert pool.done == 2
+    assert (await pool.poll(world.types)).slots[0].state is SlotState.IDLE
 
 
-def test_a_job_that_was_cut_short_begins_anew_to_wait_and_is_as_old_as_before() -> None:
-    async def script(world: World) -> None:
-        pool = world.overlay
-        await world.sites["kit"].start([order("d-1")])
-        before = (await pool.poll(world.types)).classes[0]
-        assert before.idle_at == before.oldest_at
-        await asyncio.sleep(60.0)
-        await pool.drain([DroneId("d-1")], DrainMode.FAST, "a test")
-        await asyncio.sleep(60.0)
-        after = (await pool.poll(world.types)).classes[0]
-        assert after.waiting == 1 and after.oldest_at == before.oldest_at
-        assert 60.0 <= after.idle_at - before.idle_at <= 120.0
-        await world.sites["kit"].start([order("d-2")])
-        await asyncio.sleep(200.0)
-        assert pool.done == 1 and not any(each.idle_at for each in (await pool.poll(world.types)).classes)
-
-    in_world(script, jobs=jobs(1))
+@played(KIT, jobs=jobs(1))
+async def test_a_job_that_was_cut_short_begins_anew_to_wait_and_is_as_old_as_before(world: World) -> None:
+    pool = world.overlay
+    await world.sites["kit"].start([order("d-1")])
+    before = (await pool.poll(world.types)).classes[0]
+    assert before.idle_at == before.oldest_at
+    await asyncio.sleep(60.0)
+    await pool.drain([DroneId("d-1")], DrainMode.FAST, "a test")
+    await asyncio.sleep(60.0)
+    after = (await pool.poll(world.types)).classes[0]
+    assert after.waiting == 1 and after.oldest_at == before.oldest_at
+    assert 60.0 <= after.idle_at - before.idle_at <= 120.0
+    await world.sites["kit"].start([order("d-2")])
+    await asyncio.sleep(200.0)
+    assert pool.done == 1 and not any(each.idle_at for each in (await pool.poll(world.types)).classes)
 
 
-def test_a_stopped_drone_gives_its_job_a_grace_and_the_job_starts_again_from_nothing() -> None:
-    async def script(world: World) -> None:
-        site = world.sites["kit"]
-        await site.start([order("d-1")])
-        await asyncio.sleep(60.0)
-        await site.stop([StopOrder(DroneId("d-1"), "kit-1")])
-        assert (await site.poll()).drones[DroneId("d-1")].state is RemoteState.RUNNING
-        await asyncio.sleep(20.0)
-        end = (await site.poll()).drones[DroneId("d-1")].end
-        assert end is not None
-        assert end.kind is EndKind.STOPPED
-        assert world.overlay.waiting == 1
-        assert world.metrics.gpu_seconds.badput == pytest.approx(25.3)
-
-    in_world(script, jobs=jobs(1))
+@played(KIT, jobs=jobs(1))
+async def test_a_stopped_drone_gives_its_job_a_grace_and_the_job_starts_again_from_nothing(world: World) -> None:
+    site = world.sites["kit"]
+    await site.start([order("d-1")])
+    await asyncio.sleep(60.0)
+    await site.stop([StopOrder(DroneId("d-1"), "kit-1")])
+    assert (await site.poll()).drones[DroneId("d-1")].state is RemoteState.RUNNING
+    await asyncio.sleep(20.0)
+    end = (await site.poll()).drones[DroneId("d-1")].end
+    assert end is not None
+    assert end.kind is EndKind.STOPPED
+    assert world.overlay.waiting == 1
+    assert world.metrics.gpu_seconds.badput == pytest.approx(25.3)
 
 
-def test_stopping_what_is_gone_is_success_and_a_second_start_is_the_same_drone() -> None:
-    async def script(world: World) -> None:
-        site = world.sites["kit"]
-        (nobody,) = await site.stop([StopOrder(DroneId("never-was"), "")])
-        assert nobody.answer is OrderOutcome.OK
-        (first,) = await site.start([order("d-1")])
-        (second,) = await site.start([order("d-1")])
-        assert first == second
-        assert world.metrics.accepted == {"kit": 1}
-        assert world.metrics.doubles == []
-
-    in_world(script)
+@played(KIT)
+async def test_stopping_what_is_gone_is_success_and_a_second_start_is_the_same_drone(world: World) -> None:
+    site = world.sites["kit"]
+    (nobody,) = await site.stop([StopOrder(DroneId("never-was"), "")])
+    assert nobody.answer is OrderOutcome.OK
+    (first,) = await site.start([order("d-1")])
+    (second,) = await site.start([order("d-1")])
+    assert first == second
+    assert world.metrics.accepted == {"kit": 1}
+    assert world.metrics.doubles == []
 
 
-def test_a_drone_that_perishes_leaves_a_stale_slot_and_a_job_that_comes_back() -> None:
-    async def script(world: World) -> None:
-        site, pool = world.sites["kit"], world.overlay
-        await site.start([order("d-1")])
-        await asyncio.sleep(60.0)
-        await site.stop([StopOrder(DroneId("d-1"), "kit-1", kill=True)])
-        await asyncio.sleep(20.0)
-        view = await pool.poll(world.types)
-        assert [(s.state, s.heard_at < 61.0) for s in view.slots] == [(SlotState.BUSY, True)]
-        assert (pool.running, pool.waiting) == (1, 0)  # the pool does not know yet
-        await asyncio.sleep(60.0)
-        assert (pool.running, pool.waiting) == (0, 1)
-        await asyncio.sleep(900.0)
-        assert (await pool.poll(world.types)).slots == ()
-
-    in_world(script, jobs=jobs(1, duration_s=600.0))
+@played(KIT, jobs=jobs(1, duration_s=600.0))
+async def test_a_drone_that_perishes_leaves_a_stale_slot_and_a_job_that_comes_back(world: World) -> None:
+    site, pool = world.sites["kit"], world.overlay
+    await site.start([order("d-1")])
+    await asyncio.sleep(60.0)
+    await site.stop([StopOrder(DroneId("d-1"), "kit-1", kill=True)])
+    await asyncio.sleep(20.0)
+    view = await pool.poll(world.types)
+    assert [(s.state, s.heard_at < 61.0) for s in view.slots] == [(SlotState.BUSY, True)]
+    assert (pool.running, pool.waiting) == (1, 0)  # the pool does not know yet
+    await asyncio.sleep(60.0)
+    assert (pool.running, pool.waiting) == (0, 1)
+    await asyncio.sleep(900.0)
+    assert (await pool.poll(world.types)).slots == ()
 
 
 def test_a_walltime_ends_a_drone() -> None:
@@ -284,7 +246,7 @@ def test_a_walltime_ends_a_drone() -> None:
         assert world.drones == []
         assert world.overlay.waiting == 2  # one was cut short, one says that it needs more time than there was
 
-    in_world(script, facilities=[short], jobs=jobs(1, duration_s=900.0) + jobs(1, walltime_s=290.0))
+    in_world(script, [short], jobs=jobs(1, duration_s=900.0) + jobs(1, walltime_s=290.0))
 
 
 # ---------------------------------------------------------------------------------------- hardware, owner, bad drones
@@ -310,13 +272,13 @@ def test_what_does_not_fit_waits_in_the_queue_or_is_refused() -> None:
         receipts = await world.sites["kit"].start([order(f"d-{n}") for n in range(3)])
         assert [r.fault.kind if r.fault else None for r in receipts] == [None, None, FaultKind.QUOTA]
 
-    in_world(queues)
-    in_world(refuses, facilities=[replace(KIT, queues=False)])
-    in_world(has_a_quota, facilities=[replace(KIT, quota=2)])
+    in_world(queues, [KIT])
+    in_world(refuses, [replace(KIT, queues=False)])
+    in_world(has_a_quota, [replace(KIT, quota=2)])
 
 
 def test_the_owner_pushes_out_the_youngest_and_gives_back_later() -> None:
-    owned = replace(KIT, pools=(GpuPool("gpus", 4, owner=((100.0, 3), (200.0, 0)), victim=VictimRule.YOUNGEST),))
+    owned = replace(KIT, pools=(GpuPool("gpus", 4),), owner=OwnerSteps(((100.0, 3), (200.0, 0)), "gpus"))
 
     async def script(world: World) -> None:
         site = world.sites["kit"]
@@ -331,11 +293,11 @@ def test_the_owner_pushes_out_the_youngest_and_gives_back_later() -> None:
         await asyncio.sleep(100.0)
         assert (await site.poll()).free == {"gpu": 3}
 
-    in_world(script, facilities=[owned])
+    in_world(script, [owned])
 
 
 def test_an_owner_that_gives_notice_is_seen_as_a_claim_meanwhile() -> None:
-    owned = replace(KIT, pools=(GpuPool("gpus", 4, owner=((100.0, 4),), notice_s=60.0),))
+    owned = replace(KIT, pools=(GpuPool("gpus", 4),), owner=OwnerSteps(((100.0, 4),), "gpus", notice_s=60.0))
 
     async def script(world: World) -> None:
         site = world.sites["kit"]
@@ -347,7 +309,7 @@ def test_an_owner_that_gives_notice_is_seen_as_a_claim_meanwhile() -> None:
         assert (await site.poll()).claims == ()
         assert world.metrics.ends == {("kit", EndKind.PREEMPTED): 2}
 
-    in_world(script, facilities=[owned], jobs=jobs(2, duration_s=1000.0))
+    in_world(script, [owned], jobs=jobs(2, duration_s=1000.0))
 
 
 def test_a_node_that_fails_takes_its_drones_and_a_downtime_takes_the_site() -> None:
@@ -373,8 +335,10 @@ def test_a_node_that_fails_takes_its_drones_and_a_downtime_takes_the_site() -> N
         await asyncio.sleep(100.0)
         assert (await site.poll()).drones[DroneId("d-1")].state is RemoteState.ENDED
 
-    in_world(node, hardware_faults=[HardwareFault(HardwareFaultKind.NODE_FAILS, 50.0, 100.0, "kit", node=1)])
-    in_world(downtime, hardware_faults=[HardwareFault(HardwareFaultKind.DOWNTIME, 50.0, 100.0, "kit", notice_s=30.0)])
+    in_world(node, [KIT], hardware_faults=[HardwareFault(HardwareFaultKind.NODE_FAILS, 50.0, 100.0, "kit", node=1)])
+    in_world(
+        downtime, [KIT], hardware_faults=[HardwareFault(HardwareFaultKind.DOWNTIME, 50.0, 100.0, "kit", notice_s=30.0)]
+    )
 
 
 def test_a_short_downtime_within_a_long_one_does_not_bring_the_site_back() -> None:
@@ -386,16 +350,18 @@ def test_a_short_downtime_within_a_long_one_does_not_bring_the_site_back() -> No
             await asyncio.sleep(50.0)
             with pytest.raises(UnavailableError):
                 await site.poll()
-        assert all(not machine.up for machine in site._machines)
+        assert all(not machine.up for machine in site.machines)
         await asyncio.sleep(100.0)
         assert (await site.poll()).free == {"gpu": 4}
 
-    long, short = (
-        HardwareFault(HardwareFaultKind.DOWNTIME, 1.0, 200.0, "kit"),
-        HardwareFault(HardwareFaultKind.DOWNTIME, 60.0, 20.0, "kit"),
-    )
     in_world(
-        script, hardware_faults=[long, short, HardwareFault(HardwareFaultKind.NODE_FAILS, 70.0, 20.0, "kit", node=1)]
+        script,
+        [KIT],
+        hardware_faults=[
+            HardwareFault(HardwareFaultKind.DOWNTIME, 1.0, 200.0, "kit"),
+            HardwareFault(HardwareFaultKind.DOWNTIME, 60.0, 20.0, "kit"),
+            HardwareFault(HardwareFaultKind.NODE_FAILS, 70.0, 20.0, "kit", node=1),
+        ],
     )
 
 
@@ -419,7 +385,7 @@ def test_bad_drones_each_fail_in_their_own_way(habit: str, slot: SlotState | Non
         assert (await world.sites["kit"].poll()).drones[DroneId("d-1")].state is remote
         assert world.overlay.done == 0
 
-    in_world(script, facilities=[bad], jobs=jobs(1))
+    in_world(script, [bad], jobs=jobs(1))
 
 
 def test_a_black_hole_eats_jobs_and_none_is_done() -> None:
@@ -433,7 +399,7 @@ def test_a_black_hole_eats_jobs_and_none_is_done() -> None:
         assert world.overlay.done == 0
         assert world.jobs_astray() == 0
 
-    in_world(script, facilities=[bad], jobs=jobs(3))
+    in_world(script, [bad], jobs=jobs(3))
 
 
 def test_a_fate_depends_on_the_drone_not_on_who_came_before() -> None:
@@ -467,7 +433,7 @@ def test_refusals_and_lost_orders_leave_nothing_behind(trouble: ServiceFaultKind
         assert world.drones == []
         assert world.metrics.faults_met == {trouble: 1}
 
-    in_world(script, service_faults=[ServiceFault(trouble, verb="start")])
+    in_world(script, [KIT], service_faults=[ServiceFault(trouble, verb="start")])
 
 
 @pytest.mark.parametrize(
@@ -484,37 +450,31 @@ def test_a_caller_that_gave_up_does_not_know_what_happened(
         await asyncio.sleep(60.0)
         assert [round(body.accepted_s) <= carried_out_s for body in world.drones] == [True] * bool(carried_out_s)  # type: ignore[operator]
 
-    in_world(script, service_faults=[ServiceFault(trouble, verb="start", amount=90.0)])
+    in_world(script, [KIT], service_faults=[ServiceFault(trouble, verb="start", amount=90.0)])
 
 
-def test_a_lost_reply_is_an_order_carried_out() -> None:
-    async def script(world: World) -> None:
-        with pytest.raises(OutcomeUnknownError):
-            await world.sites["kit"].start([order("d-1")])
-        assert world.live_ids == {"d-1"}
-
-    in_world(script, service_faults=[ServiceFault(ServiceFaultKind.REPLY_LOST, verb="start")])
-
-
-def test_an_order_once_sent_cannot_be_taken_back() -> None:
-    async def script(world: World) -> None:
-        task = asyncio.create_task(world.sites["kit"].start([order("d-1")]))  # type: ignore[arg-type]
-        await asyncio.sleep(0.01)
-        task.cancel()
-        await asyncio.sleep(1.0)
-        assert world.live_ids == {"d-1"}
-
-    in_world(script)
-
-
-def test_a_doubled_delivery_is_still_one_drone() -> None:
-    async def script(world: World) -> None:
+@played(KIT, service_faults=[ServiceFault(ServiceFaultKind.REPLY_LOST, verb="start")])
+async def test_a_lost_reply_is_an_order_carried_out(world: World) -> None:
+    with pytest.raises(OutcomeUnknownError):
         await world.sites["kit"].start([order("d-1")])
-        await asyncio.sleep(100.0)
-        assert world.metrics.accepted == {"kit": 1}
-        assert world.metrics.doubles == []
+    assert [drone.id for drone in world.drones] == ["d-1"]
 
-    in_world(script, service_faults=[ServiceFault(ServiceFaultKind.TWICE, verb="start", amount=20.0)])
+
+@played(KIT)
+async def test_an_order_once_sent_cannot_be_taken_back(world: World) -> None:
+    task = asyncio.create_task(world.sites["kit"].start([order("d-1")]))  # type: ignore[arg-type]
+    await asyncio.sleep(0.01)
+    task.cancel()
+    await asyncio.sleep(1.0)
+    assert [drone.id for drone in world.drones] == ["d-1"]
+
+
+@played(KIT, service_faults=[ServiceFault(ServiceFaultKind.TWICE, verb="start", amount=20.0)])
+async def test_a_doubled_delivery_is_still_one_drone(world: World) -> None:
+    await world.sites["kit"].start([order("d-1")])
+    await asyncio.sleep(100.0)
+    assert world.metrics.accepted == {"kit": 1}
+    assert world.metrics.doubles == []
 
 
 def test_listings_lie_as_told_and_the_truth_stays() -> None:
@@ -549,31 +509,27 @@ def test_listings_lie_as_told_and_the_truth_stays() -> None:
         ServiceFault(ServiceFaultKind.STALE, "kit", "poll", 390.0, 420.0),
         ServiceFault(ServiceFaultKind.FREE_WRONG, "kit", "poll", 590.0, 610.0, amount=99),
     ]
-    in_world(script, service_faults=lies)
+    in_world(script, [KIT], service_faults=lies)
 
 
-def test_a_collector_that_is_silent_does_not_stop_the_jobs() -> None:
-    async def script(world: World) -> None:
-        await world.sites["kit"].start([order("d-1")])
-        await asyncio.sleep(50.0)
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(20.0):
-                await world.overlay.poll(world.types)
-        await asyncio.sleep(200.0)
-        assert world.overlay.done == 2
-
-    in_world(script, jobs=jobs(2), service_faults=[ServiceFault(ServiceFaultKind.HANG, OVERLAY, "poll", 40.0, 100.0)])
+@played(KIT, jobs=jobs(2), service_faults=[ServiceFault(ServiceFaultKind.HANG, OVERLAY, "poll", 40.0, 100.0)])
+async def test_a_collector_that_is_silent_does_not_stop_the_jobs(world: World) -> None:
+    await world.sites["kit"].start([order("d-1")])
+    await asyncio.sleep(50.0)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(20.0):
+            await world.overlay.poll(world.types)
+    await asyncio.sleep(200.0)
+    assert world.overlay.done == 2
 
 
-def test_without_negotiation_nothing_starts() -> None:
-    async def script(world: World) -> None:
-        await world.sites["kit"].start([order("d-1")])
-        await asyncio.sleep(190.0)
-        assert (world.overlay.running, world.overlay.waiting) == (0, 1)
-        await asyncio.sleep(40.0)
-        assert (world.overlay.running, world.overlay.waiting) == (1, 0)
-
-    in_world(script, jobs=jobs(1), hardware_faults=[HardwareFault(HardwareFaultKind.NO_NEGOTIATION, 10.0, 190.0)])
+@played(KIT, jobs=jobs(1), hardware_faults=[HardwareFault(HardwareFaultKind.NO_NEGOTIATION, 10.0, 190.0)])
+async def test_without_negotiation_nothing_starts(world: World) -> None:
+    await world.sites["kit"].start([order("d-1")])
+    await asyncio.sleep(190.0)
+    assert (world.overlay.running, world.overlay.waiting) == (0, 1)
+    await asyncio.sleep(40.0)
+    assert (world.overlay.running, world.overlay.waiting) == (1, 0)
 
 
 # ---------------------------------------------------------------------------------------------------------- the tally
@@ -595,7 +551,7 @@ def test_the_tally_sees_a_broken_cap_and_a_doubled_id() -> None:
         assert world.metrics.peak("kit") == 3
         assert world.metrics.peak("all") == 4
 
-    in_world(script, facilities=facilities)
+    in_world(script, facilities)
 
 
 def test_the_tally_sees_a_broken_gpu_budget() -> None:
@@ -605,15 +561,13 @@ def test_the_tally_sees_a_broken_gpu_budget() -> None:
         await world.sites["kit"].start([order(f"d-{n}", halves.types[0]) for n in range(3)])
         assert [(c.unit, c.count, c.limit) for c in world.metrics.caps_broken] == [("milli-GPU", 1500, 1000)]
 
-    in_world(script, facilities=[halves])
+    in_world(script, [halves])
 
 
-def test_a_pool_of_ten_thousand_jobs_is_not_counted_again_at_each_look() -> None:
-    async def script(world: World) -> None:
-        await asyncio.sleep(25.0)
-        first = await world.overlay.poll(world.types)
-        second = await world.overlay.poll(world.types)
-        assert first.classes[0].waiting == 10_000
-        assert first.classes[0] is second.classes[0]
-
-    in_world(script, jobs=jobs(10_000), pool=PoolBehaviour())
+@played(KIT, jobs=jobs(10_000), pool=PoolBehaviour())
+async def test_a_pool_of_ten_thousand_jobs_is_not_counted_again_at_each_look(world: World) -> None:
+    await asyncio.sleep(25.0)
+    first = await world.overlay.poll(world.types)
+    second = await world.overlay.poll(world.types)
+    assert first.classes[0].waiting == 10_000
+    assert first.classes[0] is second.classes[0]

@@ -17,16 +17,16 @@ from provisioner.simulator.faults import (
     HardwareFaultKind,
     ServiceFault,
     ServiceFaultKind,
-    unreliable_network,
 )
 from provisioner.simulator.jobs import JobRequirements, SimulatedJob
 from provisioner.simulator.loop import Fixed, LogNormal, Uniform, rng_for
-from provisioner.simulator.owner import Owner, OwnerJob, VictimRule
+from provisioner.simulator.owner import VictimRule
 from provisioner.simulator.sites import Facility, GpuPool
 from provisioner.simulator.world import START_EPOCH
 from tests.simulator.crashing import CrashScenario, crashes
 from tests.simulator.facilities import drone_type
-from tests.simulator.workload import Shape, burst, poisson_mix
+from tests.simulator.owner_queue import Owner, OwnerJob, OwnerSteps
+from tests.simulator.workload import Shape, burst, poisson_mix, unreliable_network
 
 BUSY_S = 900.0
 """Jobs come, and things go wrong, for so long."""
@@ -88,14 +88,13 @@ def _facility(name: str, rng: Random) -> Facility:
         "pool",
         gpus_per_node=rng.randint(2, 4),
         nodes=2,
-        owner=_owner(rng),
-        victim=rng.choice(list(VictimRule)),
-        notice_s=rng.choice([0.0, 20.0]),
     )
+    owner = OwnerSteps(_owner(rng), "pool", victim=rng.choice(list(VictimRule)), notice_s=rng.choice([0.0, 20.0]))
     return Facility(
         policy,
         types=tuple(_type(name, f"t{n}", rng) for n in range(rng.randint(1, 3))),
         pools=(pool,),
+        owner=owner,
         behaviour=_behaviour(rng),
         quota=rng.choice([None, None, 3]),
         queues=rng.random() < 0.7,
@@ -136,6 +135,7 @@ def _owned(facility: Facility, rng: Random) -> Facility:
     if rng.random() < 0.65:
         return facility
     (pool,) = facility.pools
+    assert isinstance(facility.owner, OwnerSteps)
     jobs = (
         OwnerJob(rng.uniform(0.0, BUSY_S), rng.uniform(60.0, 400.0), gpus=rng.randint(1, pool.gpus_per_node), cpus=8)
         for _ in range(rng.randint(1, 6))
@@ -144,10 +144,10 @@ def _owned(facility: Facility, rng: Random) -> Facility:
         tuple(sorted(jobs, key=lambda job: job.submit_s)),
         preempts_after_s=rng.choice([0.0, 60.0]),
         grace_s=facility.policy.grace_s,
-        victim=pool.victim,
+        victim=facility.owner.victim,
         pslot_preemption=rng.random() < 0.5,
     )
-    seen = replace(pool, owner=(), cpus_per_node=64, memory_mib_per_node=512 << 10)
+    seen = replace(pool, cpus_per_node=64, memory_mib_per_node=512 << 10)
     return replace(facility, pools=(seen,), owner=owner, reports_nodes=rng.random() < 0.7)
 
 

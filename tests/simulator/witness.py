@@ -175,7 +175,7 @@ class Witness(MemoryStore):
         if not drone.submitted_at and not drone.started_at:
             return Course.REFUSED
         script = DroneScript.drawn(self._behaviour[drone.type], self._scenario.seed, drone.site, drone.id)
-        if script.verdict is not DroneDefect.WELL:
+        if script.defect is not DroneDefect.NONE:
             return Course.BAD
         asked = drone.id in self.orders or drone.id in self.drained
         if not asked and drone.site_reason != "idle too long":  # nor by its own time-out
@@ -242,8 +242,8 @@ def _oscillation(seen: Watched) -> Iterator[str]:
 
 
 def _oversights(witness: Witness, outcome: CrashOutcome) -> Iterator[str]:
-    if len(witness.cuts) != outcome.preempted:
-        yield f"{outcome.preempted} jobs were cut short, {len(witness.cuts)} told of"
+    if len(witness.cuts) != outcome.metrics.attempts_lost:
+        yield f"{outcome.metrics.attempts_lost} jobs were cut short, {len(witness.cuts)} told of"
 
 
 def _ground(reason: Reason) -> str:

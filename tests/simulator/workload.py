@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
+from provisioner.simulator.faults import ServiceFault, ServiceFaultKind
 from provisioner.simulator.jobs import JobRequirements, SimulatedJob
-from provisioner.simulator.loop import Draw, Fixed, LogNormal
+from provisioner.simulator.loop import Draw, Fixed, LogNormal, rng_for
 
 DAY_S = 86400.0
 
@@ -64,3 +65,27 @@ def day(
         shape = rng.choices(shapes, weights)[0]
         jobs.append(SimulatedJob(at_s, shape.duration.draw(rng), shape.wants))
     return tuple(sorted(jobs, key=lambda job: job.submit_s))
+
+
+def unreliable_network(seed: int, *, chance: float = 0.3, late_s: float = 40.0) -> tuple[ServiceFault, ...]:
+    """Orders lost, late and doubled, replies lost and torn: three kinds by seed, and one trouble with looks."""
+    rng = rng_for(seed, "rough wire")
+    acts = [
+        ServiceFault(ServiceFaultKind.ORDER_LOST, verb="act"),
+        ServiceFault(ServiceFaultKind.ORDER_HANGS, verb="act"),
+        ServiceFault(ServiceFaultKind.REPLY_LOST, verb="act"),
+        ServiceFault(ServiceFaultKind.REPLY_HANGS, verb="act"),
+        ServiceFault(ServiceFaultKind.REPLY_TORN, verb="start", amount=0.5),
+        ServiceFault(ServiceFaultKind.LATE, verb="act", amount=rng.uniform(1.0, late_s)),
+        ServiceFault(ServiceFaultKind.TWICE, verb="act", amount=rng.uniform(1.0, late_s)),
+        ServiceFault(ServiceFaultKind.SLOW, verb="act", amount=rng.uniform(0.5, late_s)),
+        ServiceFault(ServiceFaultKind.DOWN, verb="act"),
+    ]
+    looks = [
+        ServiceFault(ServiceFaultKind.DOWN, verb="poll"),
+        ServiceFault(ServiceFaultKind.HANG, verb="poll"),
+        ServiceFault(ServiceFaultKind.SLOW, verb="poll", amount=rng.uniform(0.5, 15.0)),
+        ServiceFault(ServiceFaultKind.BUG, verb="poll"),
+    ]
+    chosen = (*rng.sample(acts, 3), rng.choice(looks))
+    return tuple(replace(fault, chance=rng.uniform(0.3, 1.0) * chance) for fault in chosen)

@@ -6,14 +6,13 @@ from dataclasses import replace
 
 from provisioner.model import Policy
 from provisioner.simulator.drones import SiteBehaviour
-from provisioner.simulator.faults import unreliable_network
 from provisioner.simulator.jobs import JobRequirements, SimulatedJob
 from provisioner.simulator.loop import Draw, Fixed, Uniform, rng_for
 from provisioner.simulator.pool import PoolBehaviour
 from provisioner.simulator.world import Scenario
 from tests.simulator.crashing import CrashScenario, crashes
 from tests.simulator.facilities import cloud, hpc, institute, small
-from tests.simulator.workload import Shape, burst, day
+from tests.simulator.workload import Shape, burst, day, unreliable_network
 
 SHORT = Shape(JobRequirements(), Uniform(20.0, 90.0))
 BRISK = Policy(idle_timeout_s=60.0, slot_max_age_s=120.0)

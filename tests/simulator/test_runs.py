@@ -1,14 +1,19 @@
-"""Same seed, same record: in this process, and in others with other hash seeds."""
+"""Whole runs: the same seed gives the same record in every process; a day of 4,000 jobs; the example of the docs."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 from tests.simulator.crashing import simulate
-from tests.simulator.worlds import calm, rough
+from tests.simulator.worlds import busy_day, calm, rough
 
+PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "simulator.md"
 ELSEWHERE = """
 from tests.simulator.crashing import simulate
 from tests.simulator.worlds import rough
@@ -43,3 +48,26 @@ def test_the_record_does_not_depend_on_the_process() -> None:
         said.add(done.stdout.strip())
     here = simulate(rough(11))
     assert said == {f"{here.digest} {here.steps}"}
+
+
+@pytest.mark.slow
+def test_a_day_of_four_thousand_jobs_at_three_sites() -> None:
+    outcome = simulate(busy_day())
+    assert outcome.violations == ()
+    assert outcome.jobs_done == 4000
+    assert outcome.ended_s > 86400.0
+    metrics, spent = outcome.metrics, outcome.metrics.gpu_seconds
+    assert set(metrics.accepted) == {"topas", "cloud", "horeka"}
+    assert metrics.peak("topas") <= 56
+    assert metrics.peak("cloud") <= 12
+    assert metrics.peak("horeka/h100") <= 8
+    assert spent.held == pytest.approx(spent.good + spent.badput + spent.boot + spent.release + spent.idle)
+    assert spent.good > 0.5 * spent.held, f"more than half of the GPU time was wasted: {spent}"
+    assert sum(metrics.ends.values()) == sum(metrics.accepted.values())
+
+
+def test_the_example_of_the_page_runs() -> None:
+    (example,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    known: dict[str, object] = {}
+    exec(compile(example, str(PAGE), "exec"), known)
+    assert "outcome" in known
