@@ -8,40 +8,31 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from adapters.shared.parcel import environment_validator
 from provisioner.config.messages import choices
 from provisioner.config.models import mistake_at
 from provisioner.config.units import ConfigPath, Duration, PositiveDuration, Secret, Size
 from provisioner.model import WHOLE_GPU, DroneType
 
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
-_OUR_VARIABLES = re.compile(
+_RESERVED = re.compile(
     r"PROVISIONER_.*|DRONE_(?!USER$).*|_CONDOR_.*|CONDOR_(?!PREFIX$).*|CUDA_VISIBLE_DEVICES", re.IGNORECASE
 )
-_NAME_OR_ID = r"^[^\s/,][^/,\n]{0,254}$"
-_KEY = re.compile(r"[A-Za-z0-9_.:-]{1,200}")
-_URL = r"^https?://[^\s?#@]+$"
-OUR_KEYS = "provisioner_"
+_OBJECT_NAME = r"^[^\s/,][^/,\n]{0,254}$"
+_OPTIONAL_NAME = rf"^$|{_OBJECT_NAME}"
+_METADATA_KEY = re.compile(r"[A-Za-z0-9_.:-]{1,200}")
+_METADATA_PREFIX = "provisioner_"
 """Keys of a server's metadata that begin so are ours."""
 
 
-def _plain_environment(env: dict[str, str]) -> dict[str, str]:
-    for name, value in env.items():
-        if not _VARIABLE.fullmatch(name) or not value.isprintable():
-            raise mistake_at(name, f"`{name[:40]}` cannot be an environment variable: a name, and a value on one line")
-        if _OUR_VARIABLES.fullmatch(name):
-            raise mistake_at(name, f"`{name}` is set by the site itself: remove it")
-    return env
-
-
-def _metadata(told: dict[str, str]) -> dict[str, str]:
-    for key, value in told.items():
-        if not _KEY.fullmatch(key) or len(value) > 255 or not value.isprintable():
+def _check_metadata(metadata: dict[str, str]) -> dict[str, str]:
+    for key, value in metadata.items():
+        if not _METADATA_KEY.fullmatch(key) or len(value) > 255 or not value.isprintable():
             raise mistake_at(key, f"`{key[:40]}` cannot be metadata of a server: letters, digits, `_.:-`, and one line")
-        if key.startswith(OUR_KEYS):
+        if key.startswith(_METADATA_PREFIX):
             raise mistake_at(key, f"`{key[:40]}` is set by the provisioner: remove it")
-    if len(told) > 100:
+    if len(metadata) > 100:
         raise ValueError("a server takes 128 metadata at most, and some are ours")
-    return told
+    return metadata
 
 
 class Credentials(BaseModel):
@@ -50,7 +41,7 @@ class Credentials(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     url: str = Field(
-        pattern=_URL,
+        pattern=r"^https?://[^\s?#@]+$",
         description="Keystone's address, with or without `/v3`.",
         examples=["https://keystone.example.org:5000/v3"],
     )
@@ -105,25 +96,25 @@ class ServerOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     image: str = Field(
-        default="", pattern=rf"^$|{_NAME_OR_ID}", description="Name or id of the image.", examples=["drone-2026-11"]
+        default="", pattern=_OPTIONAL_NAME, description="Name or id of the image.", examples=["drone-2026-11"]
     )
     boot_volume: BootVolume | None = Field(
         default=None, description="Servers boot from a volume made from the image. Default: from the image itself."
     )
-    networks: list[Annotated[str, Field(pattern=_NAME_OR_ID)]] | None = Field(
+    networks: list[Annotated[str, Field(pattern=_OBJECT_NAME)]] | None = Field(
         default=None,
         max_length=8,
         description="Names or ids of networks; `[]` is none. Default: as the cloud sees fit.",
     )
-    security_groups: list[Annotated[str, Field(pattern=_NAME_OR_ID)]] = Field(
+    security_groups: list[Annotated[str, Field(pattern=_OBJECT_NAME)]] = Field(
         default_factory=list, max_length=16, description="Names or ids of security groups. Default: the project's."
     )
     key_pair: str = Field(
         default="",
-        pattern=rf"^$|{_NAME_OR_ID}",
+        pattern=_OPTIONAL_NAME,
         description="Key pair for a person who looks into a server. Default: none.",
     )
-    availability_zone: str = Field(default="", pattern=rf"^$|{_NAME_OR_ID}", description="Availability zone.")
+    availability_zone: str = Field(default="", pattern=_OPTIONAL_NAME, description="Availability zone.")
     server_group: str = Field(
         default="",
         pattern=r"^([0-9a-fA-F-]{32,36})?$",
@@ -132,7 +123,7 @@ class ServerOptions(BaseModel):
     config_drive: bool | None = Field(
         default=None, description="Whether the server's data come by a config drive. Default: as the cloud sees fit."
     )
-    metadata: Annotated[dict[str, str], AfterValidator(_metadata)] = Field(
+    metadata: Annotated[dict[str, str], AfterValidator(_check_metadata)] = Field(
         default_factory=dict, description="Further metadata of each server.", examples=[{"cost_centre": "wlcg"}]
     )
 
@@ -141,7 +132,7 @@ class OpenStackTypeConfig(ServerOptions):
     """Options of one drone type."""
 
     flavor: str = Field(
-        pattern=_NAME_OR_ID, description="Name or id of the flavour that servers of it have.", examples=["gpu.h100.1"]
+        pattern=_OBJECT_NAME, description="Name or id of the flavour that servers of it have.", examples=["gpu.h100.1"]
     )
 
 
@@ -192,7 +183,7 @@ class OpenStackSiteConfig(CloudAccess, ServerOptions):
     types: dict[str, OpenStackTypeConfig] = Field(
         min_length=1, description="Flavour, and what else is special, of each drone type, by its name."
     )
-    env: Annotated[dict[str, str], AfterValidator(_plain_environment)] = Field(
+    env: Annotated[dict[str, str], AfterValidator(environment_validator(_RESERVED))] = Field(
         default_factory=dict,
         description="Environment variables for each drone. `CONDOR_PREFIX` here is said instead of the overlay's"
         " `condor_prefix`: where HTCondor is in the image. `DRONE_USER`: the account that drones run as.",
@@ -245,16 +236,16 @@ class OpenStackSiteConfig(CloudAccess, ServerOptions):
     @model_validator(mode="after")
     def _owner_on_hosts(self) -> Self:
         if self.owner is not None and not self.hosts:
-            raise ValueError("`hosts` is wanted with `owner`: without it nobody knows who stands in his way")
+            raise ValueError("`hosts` is wanted with `owner`: without it nothing tells which drones are in the way")
         return self
 
     def server(self, kind: str) -> OpenStackTypeConfig:
         """Return the options of servers of a drone type: the type's, else the site's."""
         special = self.types[kind]
-        told: dict[str, Any] = {name: getattr(self, name) for name in ServerOptions.model_fields}
-        told |= {name: getattr(special, name) for name in special.model_fields_set}
-        told["metadata"] = {**self.metadata, **special.metadata}
-        return OpenStackTypeConfig.model_validate(told)
+        options: dict[str, Any] = {name: getattr(self, name) for name in ServerOptions.model_fields}
+        options |= {name: getattr(special, name) for name in special.model_fields_set}
+        options["metadata"] = {**self.metadata, **special.metadata}
+        return OpenStackTypeConfig.model_validate(options)
 
     def misfits(self, types: Sequence[DroneType]) -> Iterator[tuple[tuple[str | int, ...], str]]:
         """Yield what does not agree with the site's drone types: path in the site file, and message."""
@@ -268,20 +259,16 @@ class OpenStackSiteConfig(CloudAccess, ServerOptions):
                 yield ("options", "types"), message
             elif not self.server(kind.name).image:
                 yield ("options", "types", kind.name), f"drone type `{kind.name}` has no image: write `image: NAME`"
-        for name in self.types:
+        named: list[tuple[tuple[str | int, ...], str]] = [(("options", "types", name), name) for name in self.types]
+        named += [(("options", "hosts", n, "types"), name) for n, host in enumerate(self.hosts) for name in host.types]
+        for path, name in named:
             if name not in names:
-                message = f"there is no drone type `{name[:63]}`: {choices(name, names)}"
-                yield ("options", "types", name), message
-        for nth, host in enumerate(self.hosts):
-            for name in host.types:
-                if name not in names:
-                    message = f"there is no drone type `{name[:63]}`: {choices(name, names)}"
-                    yield ("options", "hosts", nth, "types"), message
+                yield path, f"there is no drone type `{name[:63]}`: {choices(name, names)}"
 
     def doubts(self) -> Iterator[tuple[tuple[str, ...], str]]:
         """Yield what would not work on this host: path below the options, and message."""
         from adapters.openstack import clouds
 
-        yield from clouds.doubts(self)
+        yield from clouds.access_problems(self)
         if self.owner is not None:
-            yield from ((("owner", *path), message) for path, message in clouds.doubts(self.owner))
+            yield from ((("owner", *path), message) for path, message in clouds.access_problems(self.owner))

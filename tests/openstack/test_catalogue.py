@@ -146,7 +146,7 @@ async def test_a_flavour_that_is_not_what_its_drone_type_says(
     clouded.lists["flavors"] = [flavor(**told)]
     assert message in await refusal(clouded)
     async with running(clouded), catalogue(clouded) as found:
-        [(what, words)] = await found.troubles(A100)
+        [(what, words)] = await found.problems(A100)
         assert (what, message in words) == (dimension, True)
 
 
@@ -155,7 +155,7 @@ async def test_a_flavour_that_does_not_tell_its_gpus_is_for_a_person_to_judge() 
     clouded.lists["flavors"] = [flavor(extra_specs={"accel:device_profile": "a100"})]
     async with running(clouded), catalogue(clouded) as found:
         assert (await found.resolved(A100)).flavor == FLAVOR
-        [(what, words)] = await found.troubles(A100)
+        [(what, words)] = await found.problems(A100)
         assert what == "gpus-unknown" and "does not tell how many GPUs it has" in words
 
 
@@ -163,7 +163,7 @@ async def test_of_a_disk_it_is_the_volume_that_counts() -> None:
     clouded = stocked()
     clouded.lists["flavors"] = [flavor(disk=0)]
     async with running(clouded), catalogue(clouded, boot_volume={"size": "10 GiB"}) as found:
-        assert await found.troubles(A100) == []
+        assert await found.problems(A100) == []
     clouded = stocked()
     assert "its boot volume has 5 GiB of disk" in await refusal(clouded, boot_volume={"size": "5 GiB"})
 
@@ -172,8 +172,8 @@ async def test_an_audit_tells_all_that_does_not_fit_and_what_is_missing_once() -
     clouded = stocked()
     clouded.lists["flavors"] = [flavor(vcpus=1, ram=1)]
     async with running(clouded), catalogue(clouded) as found:
-        assert [what for what, _ in await found.troubles(A100)] == ["cpus", "memory"]
+        assert [what for what, _ in await found.problems(A100)] == ["cpus", "memory"]
     async with running(stocked()) as clouded, catalogue(clouded, image="ubuntu") as found:
-        assert await found.troubles(A100) == [("options", "there is no image `ubuntu` for this project")]
+        assert await found.problems(A100) == [("options", "there is no image `ubuntu` for this project")]
     async with running(stocked()) as clouded, catalogue(clouded) as found:
-        assert await found.troubles(replace(A100, cpus=1)) == []
+        assert await found.problems(replace(A100, cpus=1)) == []

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from adapters.openstack.creation import ResolvedNames, checked, request
+from adapters.openstack.creation import ResolvedNames, check_order, server_request
 from adapters.openstack.records import Server
 from adapters.openstack.registry import named
 from adapters.openstack.settings import OpenStackSiteConfig
@@ -31,7 +31,7 @@ def asked(
     ids: ResolvedNames = IDS, special: Mapping[str, object] = {}, **more: object
 ) -> tuple[dict[str, Any], dict[str, str]]:
     told = {"cloud": "x", "image": "drone", "types": {"h100": {"flavor": "gpu.1", **special}}, **more}
-    return request(order(), OpenStackSiteConfig.model_validate(told), ids, b"#!/bin/sh\n")
+    return server_request(order(), OpenStackSiteConfig.model_validate(told), ids, b"#!/bin/sh\n")
 
 
 def test_little_is_asked_for_where_little_is_told() -> None:
@@ -112,7 +112,7 @@ def test_a_request_that_nova_would_not_read_is_refused() -> None:
         }
     )
     with pytest.raises(UnfitError, match="may be 114688"):
-        request(order(), config, IDS, b"x")
+        server_request(order(), config, IDS, b"x")
 
 
 @pytest.mark.parametrize(
@@ -139,9 +139,9 @@ def test_a_request_that_nova_would_not_read_is_refused() -> None:
 )
 def test_what_can_never_be_a_server_is_refused(bad: StartOrder) -> None:
     with pytest.raises(UnfitError):
-        checked(bad, "kit")
+        check_order(bad, "kit")
 
 
 def test_a_good_order_is_not_refused() -> None:
     for kind in (H100, replace(H100, gpu_milli=8000), replace(H100, gpu_milli=0), replace(H100, walltime_s=86400.0)):
-        checked(order(kind), "kit")
+        check_order(order(kind), "kit")

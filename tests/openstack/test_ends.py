@@ -23,7 +23,7 @@ VACATED = GuestExitReport(0, "vacated: SIGTERM")
 def did(*actions: tuple[str, str]) -> Sequence[ServerAction]:
     """What was done in this order, as the API tells it: newest first."""
     said = [("create", US), *actions]
-    return [ServerAction(what, who, "p", NOW - 100 + n) for n, (what, who) in enumerate(said)][::-1]
+    return [ServerAction(what, who, NOW - 100 + n) for n, (what, who) in enumerate(said)][::-1]
 
 
 def ended(
@@ -184,27 +184,27 @@ class Clock:
 
 def test_an_end_once_made_out_stands() -> None:
     ends = EndedServers(600.0)
-    first = ends.make_out(SEVEN, OFF, IDLE, did(("stop", "")), US, NOW)
+    first = ends.determine(SEVEN, OFF, IDLE, did(("stop", "")), US, NOW)
     ends.ask([SEVEN])
-    assert ends.make_out(SEVEN, DELETED, None, None, US, NOW + 60) is first
+    assert ends.determine(SEVEN, DELETED, None, None, US, NOW + 60) is first
     assert (ends.known, list(ends.asked)) == ({SEVEN: first}, [])
 
 
 def test_what_was_asked_for_decides_where_nothing_else_is_known() -> None:
     ends = EndedServers(600.0)
     ends.ask([SEVEN])
-    assert ends.make_out(SEVEN, DELETED, None, None, US, NOW).kind is EndKind.STOPPED
+    assert ends.determine(SEVEN, DELETED, None, None, US, NOW).kind is EndKind.STOPPED
     other = DroneId("kit-a1b2-8")
     ends.ask([other])
-    ends.unasked([other])
-    assert ends.make_out(other, DELETED, None, None, US, NOW).kind is EndKind.FAULT
+    ends.unasked(other)
+    assert ends.determine(other, DELETED, None, None, US, NOW).kind is EndKind.FAULT
 
 
 def test_ends_are_kept_for_as_long_as_their_servers_are_and_a_while_more() -> None:
     clock = Clock()
     ends = EndedServers(600.0, clock)
     ends.ask([SEVEN, DroneId("kit-a1b2-9")])
-    ends.make_out(SEVEN, OFF, IDLE, did(), US, NOW)
+    ends.determine(SEVEN, OFF, IDLE, did(), US, NOW)
     for _ in range(5):
         clock.now += 500
         ends.forget([SEVEN])

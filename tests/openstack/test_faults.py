@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from adapters.openstack.errors import complaint, of_answer, of_question, of_server
 from adapters.openstack.records import ServerFault
+from adapters.openstack.states import classify_fault, fault_in, order_error, read_error
 from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import FaultKind
 
@@ -75,7 +75,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("status", "key", "message", "kind"), REFUSED)
 def test_a_no_that_is_about_the_order(status: int, key: str, message: str, kind: FaultKind) -> None:
-    error = of_answer(status, key, message)
+    error = order_error(status, key, message)
     assert (type(error), error.kind, str(error)) == (RejectedError, kind, message)
 
 
@@ -95,7 +95,7 @@ def test_a_no_that_is_about_the_order(status: int, key: str, message: str, kind:
     ],
 )
 def test_a_no_that_is_not(status: int, message: str, error: type[AdapterError], kind: FaultKind) -> None:
-    found = of_answer(status, "", message, text="said")
+    found = order_error(status, "", message, words="said")
     assert (type(found), found.kind, str(found)) == (error, kind, "said")
 
 
@@ -110,7 +110,7 @@ def test_a_no_that_is_not(status: int, message: str, error: type[AdapterError], 
     ],
 )
 def test_a_no_to_a_question(status: int, key: str, error: type[AdapterError], kind: FaultKind) -> None:
-    found = of_question(status, key, "said")
+    found = read_error(status, key, "said")
     assert (type(found), found.kind) == (error, kind)
 
 
@@ -132,7 +132,7 @@ def test_a_no_to_a_question(status: int, key: str, error: type[AdapterError], ki
     ],
 )
 def test_the_shapes_of_a_fault(body: dict[str, object], found: tuple[str, str]) -> None:
-    assert complaint(body) == found
+    assert fault_in(body) == found
 
 
 def aborted(reason: str) -> str:
@@ -189,12 +189,12 @@ IN_ERROR = [
 
 @pytest.mark.parametrize(("message", "kind"), IN_ERROR)
 def test_why_a_server_is_in_error(message: str, kind: FaultKind) -> None:
-    assert of_server(ServerFault(500, message)) is kind
+    assert classify_fault(ServerFault(500, message)) is kind
 
 
 def test_the_conductors_second_count_is_told_by_its_code() -> None:
-    assert of_server(ServerFault(413, "")) is FaultKind.QUOTA
+    assert classify_fault(ServerFault(413, "")) is FaultKind.QUOTA
 
 
 def test_a_very_long_message_is_no_work() -> None:
-    assert of_server(ServerFault(500, "image " * 1_000_000)) is FaultKind.NODE
+    assert classify_fault(ServerFault(500, "image " * 1_000_000)) is FaultKind.NODE

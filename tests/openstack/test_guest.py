@@ -15,7 +15,7 @@ import pytest
 
 from adapters.openstack.creation import Guest, user_data
 from adapters.openstack.settings import OpenStackSiteConfig
-from adapters.openstack.termination import GuestExitReport, verdict
+from adapters.openstack.termination import GuestExitReport, exit_report
 from provisioner.model import Bootstrap, DroneId, DroneType, StartOrder
 from tests.labs.htcondor import own, processes_with, until
 
@@ -116,7 +116,7 @@ class Machine:
         """What it has said, all of it, and its verdict."""
         said = process.communicate(timeout=60)[0].decode(errors="replace")
         assert TOKEN not in said
-        return said, verdict(said, self.drone_id)
+        return said, exit_report(said, self.drone_id)
 
     def live(self, text: str, **order: float) -> tuple[str, GuestExitReport | None]:
         self.render(text, "", {}, **order)
@@ -318,7 +318,7 @@ def test_a_script_that_is_killed_does_not_keep_the_machine(machine: Machine) -> 
     until(lambda: "poweroff -f" in machine.called, 20, what="the machine is off")
     assert machine.called == ["poweroff ", "poweroff -f"]
     lost = GuestExitReport(137, "lost: what keeps it hung or was killed")
-    assert verdict(console.read_text(), machine.drone_id) == lost
+    assert exit_report(console.read_text(), machine.drone_id) == lost
 
 
 def test_a_poweroff_that_hangs_is_followed_by_one_that_does_not(machine: Machine) -> None:
@@ -427,7 +427,7 @@ def test_the_verdict_is_on_the_port_that_the_cloud_keeps(machine: Machine, activ
     assert found == GuestExitReport(71, "no outcome")
     for name in ("console", "ttyS0"):
         console = (machine.root / "dev" / name).read_text()
-        assert verdict(console, machine.drone_id) == (found if name in heard else None)
+        assert exit_report(console, machine.drone_id) == (found if name in heard else None)
 
 
 def test_a_reader_that_goes_does_not_end_it(machine: Machine) -> None:
@@ -440,7 +440,7 @@ def test_a_reader_that_goes_does_not_end_it(machine: Machine) -> None:
     process.stdout.close()
     process.send_signal(signal.SIGTERM)
     process.wait(60)
-    assert verdict(console.read_text(), machine.drone_id) == GuestExitReport(5, "no outcome")
+    assert exit_report(console.read_text(), machine.drone_id) == GuestExitReport(5, "no outcome")
     assert machine.called == ["poweroff "]
 
 
@@ -473,7 +473,7 @@ def test_under_systemd_it_is_a_service_that_cloud_init_does_not_wait_for(machine
     os.kill(int((machine.root / "pid").read_text()), signal.SIGTERM)
     until(lambda: "systemctl poweroff" in machine.called, 60, what="the machine goes off")
     journal = (machine.root / "journal").read_text()
-    assert verdict(journal, machine.drone_id) == GuestExitReport(5, "no outcome")
+    assert exit_report(journal, machine.drone_id) == GuestExitReport(5, "no outcome")
     assert (machine.root / "dev/console").read_text() == ""  # systemd puts there what it says
     assert machine.called[:2] == ["systemctl daemon-reload", "systemctl start --no-block gpu-drone.service"]
     assert machine.left() == {}

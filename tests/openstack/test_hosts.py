@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from adapters.openstack.capacity import FlavorSize, Occupancy, host_id, nodes, places, size_of
+from adapters.openstack.capacity import FlavorSize, Occupancy, host_id, host_names, nodes, size_of
 from adapters.openstack.records import Server, ServerFlavor
 from adapters.openstack.registry import metadata
 from adapters.openstack.settings import OpenStackSiteConfig
@@ -26,11 +26,10 @@ DRONE = Server(
     "ACTIVE",
     launched_at=1.0,
     host_id=host_id(OURS, "gk-gpu-01"),
-    project=OURS,
     flavor=FLAVOR,
     metadata=metadata(DroneId("kit-a1b2-7"), "a100", "kit", "cloud"),
 )
-THEIR = replace(DRONE, id="t1", name="etp-1", project=THEIRS, host_id=host_id(THEIRS, "gk-gpu-01"), metadata={})
+THEIR = replace(DRONE, id="t1", name="etp-1", host_id=host_id(THEIRS, "gk-gpu-01"), metadata={})
 EMPTY = Node(
     "gk-gpu-01",
     ("a100", "whole", "cpu"),
@@ -55,7 +54,7 @@ def config(**more: Any) -> OpenStackSiteConfig:
 
 def found(ours: list[Server], others: list[Server] | None = None, **more: Any) -> Occupancy:
     told = config(**more)
-    return nodes(told, TYPES, ours, others or [], places(told.hosts, [OURS, THEIRS]))
+    return nodes(told, TYPES, ours, others or [], host_names(told.hosts, [OURS, THEIRS]))
 
 
 def first(ours: list[Server], others: list[Server] | None = None, **more: Any) -> Node:
@@ -73,9 +72,9 @@ def test_a_hosts_id_is_what_nova_makes_of_it() -> None:
 
 
 def test_each_project_has_its_own_ids_of_the_same_hosts() -> None:
-    found = places(config().hosts, [OURS, THEIRS])
+    found = host_names(config().hosts, [OURS, THEIRS])
     assert (len(found), sorted(set(found.values()))) == (4, ["gk-gpu-01", "gk-gpu-02"])
-    assert places(config().hosts, ["", OURS]) == places(config().hosts, [OURS])
+    assert host_names(config().hosts, ["", OURS]) == host_names(config().hosts, [OURS])
 
 
 def test_an_empty_host_is_free() -> None:

@@ -447,7 +447,7 @@ async def test_a_page_that_is_missing_makes_no_listing() -> None:
 
 
 async def test_more_pages_than_there_can_be_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "_MOST_PAGES", 2)
+    monkeypatch.setattr(session, "_MAX_PAGES", 2)
     async with running(Clouded(page=1)) as clouded, cloud(clouded) as nova:
         for number in range(3):
             clouded.add(f"kit-a-{number}")

@@ -26,7 +26,6 @@ RUNS = Server(
     updated_at=NOW - 600,
     launched_at=NOW - 600,
     host_id=HOST,
-    project="p",
     tags=frozenset(tags(SEVEN, "kit", "cloud")),
     metadata=metadata(SEVEN, "a100", "kit", "cloud"),
 )

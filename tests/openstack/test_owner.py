@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from adapters.openstack.capacity import host_id, nodes, places
-from adapters.openstack.owner import OwnerRequests, claims, owners, running
+from adapters.openstack.capacity import OwnerRequests, claims, host_id, host_names, nodes, owner_load, owners
 from adapters.openstack.records import Server, ServerFault, ServerFlavor
 from adapters.openstack.settings import OpenStackOwnerConfig
 from provisioner.model import OwnerDemand, OwnerLoad
@@ -19,9 +18,7 @@ NOW = 1_800_000_000.0
 FLAVOR = ServerFlavor("gpu.2", 32, 131_072, 102_400, {"resources:VGPU": "2"})
 PLAIN = replace(FLAVOR, extra={})
 NO_HOST = ServerFault(500, "No valid host was found. There are not enough hosts available.")
-FAILED = Server(
-    "t1", "etp-train-1", "ERROR", created_at=NOW - 90, updated_at=NOW - 60, project=THEIRS, flavor=FLAVOR, fault=NO_HOST
-)
+FAILED = Server("t1", "etp-train-1", "ERROR", created_at=NOW - 90, updated_at=NOW - 60, flavor=FLAVOR, fault=NO_HOST)
 RUNS = replace(
     FAILED,
     id="t2",
@@ -32,7 +29,7 @@ RUNS = replace(
     host_id=host_id(THEIRS, "gk-gpu-01"),
 )
 ONE = OwnerDemand(1, 2000, 32, 131_072, NOW - 90, disk_mib=102_400, who="etp-train-1")
-PLACES = places(config().hosts, [OURS, THEIRS])
+PLACES = host_names(config().hosts, [OURS, THEIRS])
 
 
 def owner(**more: Any) -> OpenStackOwnerConfig:
@@ -145,11 +142,11 @@ def test_many_sizes_that_fit_nowhere_are_summed_up() -> None:
     assert found.notices[-1] == "owner: 21 further sizes fit no node"
 
 
-# -------------------------------------------------------------------------------------------------------------- running
+# ---------------------------------------------------------------------------------------------------------- the load
 
 
 def test_what_he_holds_of_our_hosts() -> None:
     elsewhere = replace(RUNS, id="t3", host_id=host_id(THEIRS, "web-7"))
     off = replace(RUNS, id="t4", status="SHUTOFF")
-    assert running([FAILED, RUNS, elsewhere, off], PLACES) == OwnerLoad(2, 4000, 64, 262_144)
-    assert running([], PLACES) == OwnerLoad()
+    assert owner_load([FAILED, RUNS, elsewhere, off], PLACES) == OwnerLoad(2, 4000, 64, 262_144)
+    assert owner_load([], PLACES) == OwnerLoad()

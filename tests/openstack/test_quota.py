@@ -8,8 +8,8 @@ from adapters.openstack.capacity import allowed
 from adapters.openstack.records import Flavor, Limits
 
 LIMITS = Limits(instances=10, instances_used=4, cpus=100, cpus_used=60, memory_mib=400_000, memory_used_mib=100_000)
-A100 = Flavor("1", "gpu.a100.1", vcpus=16, memory_mib=65_536, disk_mib=0, ephemeral_mib=0)
-SMALL = Flavor("2", "gpu.t4.1", vcpus=4, memory_mib=8192, disk_mib=0, ephemeral_mib=0)
+A100 = Flavor("1", "gpu.a100.1", vcpus=16, memory_mib=65_536, disk_mib=0)
+SMALL = Flavor("2", "gpu.t4.1", vcpus=4, memory_mib=8192, disk_mib=0)
 FLAVORS = {"a100": A100, "t4": SMALL}
 
 

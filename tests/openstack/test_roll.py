@@ -43,7 +43,7 @@ class Nova:
             gone = row.status in ("DELETED", "SOFT_DELETED")
             if self.cells.get(row.id) in self.down:
                 if not (tag or name or since or gone):
-                    found.append(Server(row.id, "", "UNKNOWN", created_at=row.created_at, project=row.project))
+                    found.append(Server(row.id, "", "UNKNOWN", created_at=row.created_at))
             elif (
                 (not gone or since)
                 and (not tag or tag in row.tags)
@@ -66,7 +66,6 @@ class Nova:
             updated_at=self.now,
             launched_at=self.now,
             host_id="ab" * 28,
-            project="p",
             tags=frozenset(tags(drone_id, controller, site)),
             metadata=metadata(drone_id, "a100", controller, site),
             **more,

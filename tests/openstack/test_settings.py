@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from adapters.openstack.capacity import nodes
-from adapters.openstack.creation import ResolvedNames, request
+from adapters.openstack.creation import ResolvedNames, server_request
 from adapters.openstack.settings import OpenStackSiteConfig
 from provisioner.config import ConfigError, SiteConfig, check, load
 from provisioner.model import WHOLE_GPU, DroneId, DroneType, StartOrder
@@ -69,7 +69,7 @@ def test_what_is_set_is_what_nova_is_asked_for() -> None:
         types={"h100": {"flavor": "f", "boot_volume": {"size": "60.5 GiB", "type": "ssd"}, "availability_zone": "ka"}},
     )
     order = StartOrder(DroneId("kit-a1b2-7"), H100, 600.0, 40.0)
-    server, hints = request(
+    server, hints = server_request(
         order, settings, ResolvedNames("flavor-id", "image-id", ("net-id",), ("sg-id",)), b"#!/bin/sh\n"
     )
     [volume] = server["block_device_mapping_v2"]
@@ -229,7 +229,7 @@ options:
         ("gpus: 4,", "gpus: many,", {"11:49": "whole number"}),
         ("image: drone", "setup: setup.sh", {"9:5": "has no image: write `image: NAME`"}),
         ("image: drone", "image: drone\n  metadata: {provisioner_site: x}", {"8:32": "is set by the provisioner"}),
-        ("image: drone", "image: drone\n  env: {DRONE_ID: x}", {"8:19": "is set by the site itself"}),
+        ("image: drone", "image: drone\n  env: {DRONE_ID: x}", {"8:19": "is set by the site"}),
         ("image: drone", "image: drone\n  parallel: 0", {"8:13": "1"}),
         ("image: drone", "image: drone\n  owner: {cloud: o, names: '('}", {"8:28": "no regular expression"}),
     ],

@@ -47,11 +47,11 @@ async def looked(made: OpenStackSite, times: int = 1) -> SiteView:
     """The last of some looks, each with what it had left to do."""
     view = await made.poll()
     for _ in range(times - 1):
-        if made._errand is not None:
-            await asyncio.wait([made._errand])
+        if made._housekeeping is not None:
+            await asyncio.wait([made._housekeeping])
         view = await made.poll()
-    if made._errand is not None:
-        await asyncio.wait([made._errand])
+    if made._housekeeping is not None:
+        await asyncio.wait([made._housekeeping])
     return view
 
 

@@ -119,7 +119,7 @@ async def test_who_gives_up_leaves_what_is_under_way_and_asks_for_nothing_more()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        stopped = asyncio.create_task(start.starting.settled([drone(3)]))
+        stopped = asyncio.create_task(start.starting.starts.settled([drone(3)]))
         await asyncio.sleep(0.05)
         assert not stopped.done(), "a stop waits for creates that are under way"
         release.set()

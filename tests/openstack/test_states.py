@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from adapters.openstack.records import Server, ServerFault
-from adapters.openstack.states import STATES, Way, meaning
+from adapters.openstack.states import STATES, StopMethod, server_phase
 from provisioner.model import FaultKind, RemoteState
 
 GUIDE = (
@@ -42,8 +42,8 @@ def test_every_status_of_the_guide_is_in_the_table() -> None:
 
 @pytest.mark.parametrize("status", ["QUANTUM", "", "active", "x" * 5000, "\x1b[2J"])
 def test_an_unknown_status_is_alive(status: str) -> None:
-    found = meaning(replace(RAN, status=status))
-    assert (found.state, found.way) == (RemoteState.UNKNOWN, Way.DELETE)
+    found = server_phase(replace(RAN, status=status))
+    assert (found.state, found.stop) == (RemoteState.UNKNOWN, StopMethod.DELETE)
     assert found.why.isprintable()
     assert len(found.why) <= 300
 
@@ -71,20 +71,20 @@ def test_an_unknown_status_is_alive(status: str) -> None:
     ],
 )
 def test_what_each_status_is(status: str, state: RemoteState, taken: bool) -> None:
-    found = meaning(replace(RAN, status=status))
+    found = server_phase(replace(RAN, status=status))
     assert (found.state, found.taken) == (state, taken)
-    assert found.way is not Way.SHUT_DOWN
+    assert found.stop is not StopMethod.SHUT_DOWN
     assert found.why
 
 
 def test_an_active_server_runs_and_can_be_told_to_leave() -> None:
-    found = meaning(RAN)
-    assert (found.state, found.why, found.way, found.leaving) == (RemoteState.RUNNING, "", Way.SHUT_DOWN, False)
+    found = server_phase(RAN)
+    assert (found.state, found.why, found.stop, found.leaving) == (RemoteState.RUNNING, "", StopMethod.SHUT_DOWN, False)
 
 
 def test_one_that_is_being_built_tells_how_far_it_is() -> None:
-    found = meaning(replace(RAN, status="BUILD", task="spawning", launched_at=0.0, power=0))
-    assert (found.state, found.why, found.way) == (RemoteState.PENDING, "is being built: spawning", Way.DELETE)
+    found = server_phase(replace(RAN, status="BUILD", task="spawning", launched_at=0.0, power=0))
+    assert (found.state, found.why, found.stop) == (RemoteState.PENDING, "is being built: spawning", StopMethod.DELETE)
     assert not found.final
 
 
@@ -92,14 +92,14 @@ def test_one_that_is_being_built_tells_how_far_it_is() -> None:
     "task", ["deleting", "soft-deleting", "powering-off", "suspending", "shelving", "shelving_image_uploading"]
 )
 def test_one_that_somebody_ends_still_runs_and_is_not_told_again(task: str) -> None:
-    found = meaning(replace(RAN, task=task))
-    assert (found.state, found.leaving, found.way) == (RemoteState.RUNNING, True, Way.NONE)
+    found = server_phase(replace(RAN, task=task))
+    assert (found.state, found.leaving, found.stop) == (RemoteState.RUNNING, True, StopMethod.NONE)
     assert found.why
 
 
 def test_nova_takes_no_stop_while_it_does_something_else() -> None:
-    found = meaning(replace(RAN, task="image_uploading"))
-    assert (found.state, found.leaving, found.way) == (RemoteState.RUNNING, False, Way.DELETE)
+    found = server_phase(replace(RAN, task="image_uploading"))
+    assert (found.state, found.leaving, found.stop) == (RemoteState.RUNNING, False, StopMethod.DELETE)
 
 
 @pytest.mark.parametrize(
@@ -113,12 +113,12 @@ def test_nova_takes_no_stop_while_it_does_something_else() -> None:
     ],
 )
 def test_a_guest_that_its_hypervisor_no_longer_runs(power: int, state: RemoteState, fault: FaultKind | None) -> None:
-    found = meaning(replace(RAN, power=power))
+    found = server_phase(replace(RAN, power=power))
     assert (found.state, found.fault) == (state, fault)
 
 
 def test_a_guest_that_is_being_switched_on_again_is_not_over() -> None:
-    assert meaning(replace(RAN, power=4, task="reboot_started_hard")).state is RemoteState.RUNNING
+    assert server_phase(replace(RAN, power=4, task="reboot_started_hard")).state is RemoteState.RUNNING
 
 
 @pytest.mark.parametrize(
@@ -131,13 +131,15 @@ def test_a_guest_that_is_being_switched_on_again_is_not_over() -> None:
     ],
 )
 def test_an_error_before_the_first_start_waits_in_vain(fault: ServerFault | None, kind: FaultKind) -> None:
-    found = meaning(replace(RAN, status="ERROR", launched_at=0.0, power=0, fault=fault))
-    assert (found.state, found.fault, found.final, found.way) == (RemoteState.PENDING, kind, True, Way.DELETE)
+    found = server_phase(replace(RAN, status="ERROR", launched_at=0.0, power=0, fault=fault))
+    assert (found.state, found.fault, found.final, found.stop) == (RemoteState.PENDING, kind, True, StopMethod.DELETE)
     assert found.why
 
 
 def test_an_error_after_it_ran_is_the_nodes() -> None:
-    found = meaning(replace(RAN, status="ERROR", power=0, fault=ServerFault(500, "libvirt: \x1b[2J gone " + "x" * 900)))
+    found = server_phase(
+        replace(RAN, status="ERROR", power=0, fault=ServerFault(500, "libvirt: \x1b[2J gone " + "x" * 900))
+    )
     assert (found.state, found.fault, found.final) == (RemoteState.STOPPED, FaultKind.NODE, False)
     assert found.why.startswith("libvirt: ?[2J gone")
     assert len(found.why) <= 300
@@ -145,12 +147,12 @@ def test_an_error_after_it_ran_is_the_nodes() -> None:
 
 def test_an_error_while_its_guest_runs_is_alive() -> None:
     """An operator's live migration that failed leaves one so; jobs run on in it."""
-    found = meaning(replace(RAN, status="ERROR", power=1))
+    found = server_phase(replace(RAN, status="ERROR", power=1))
     assert (found.state, found.fault) == (RemoteState.UNKNOWN, None)
 
 
 def test_one_that_is_over_or_waits_in_vain_is_being_deleted() -> None:
-    off = meaning(replace(RAN, status="SHUTOFF", task="deleting"))
-    assert (off.state, off.way, off.leaving) == (RemoteState.STOPPED, Way.NONE, True)
-    vain = meaning(replace(RAN, status="ERROR", launched_at=0.0, fault=NO_HOST, task="deleting"))
+    off = server_phase(replace(RAN, status="SHUTOFF", task="deleting"))
+    assert (off.state, off.stop, off.leaving) == (RemoteState.STOPPED, StopMethod.NONE, True)
+    vain = server_phase(replace(RAN, status="ERROR", launched_at=0.0, fault=NO_HOST, task="deleting"))
     assert (vain.state, vain.fault, vain.final) == (RemoteState.PENDING, FaultKind.CAPACITY, True)

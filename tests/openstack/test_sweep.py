@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from adapters.openstack.cleanup import Leavings, ResourceCleanup, leavings
 from adapters.openstack.nova import OpenStackCloud
 from adapters.openstack.records import Port, Server, Volume
+from adapters.openstack.termination import ResourceCleanup, leftovers
 from provisioner.interfaces import UnavailableError
 from tests.openstack.clouded import Clouded, access, fault, running
 from tests.openstack.stocked import stocked
@@ -45,13 +45,13 @@ def test_only_what_was_a_drones_and_is_free_is_left_behind() -> None:
     volumes = [
         Volume("booted", "available"),
         Volume("failed", "error_deleting"),
-        Volume("in-use", "in-use", ("s2",)),
+        Volume("in-use", "in-use"),
         Volume("goes", "deleting"),
         Volume("a-person's", "available"),
     ]
     server = gone("s1", "DELETED", "booted", "failed", "in-use", "goes")
-    assert leavings({"s1": server}, ports, volumes) == Leavings(("ours", "a-zone's"), ("booted", "failed"))
-    assert leavings({}, ports, volumes) == Leavings()
+    assert leftovers({"s1": server}, ports, volumes) == (["ours", "a-zone's"], ["booted", "failed"])
+    assert leftovers({}, ports, volumes) == ([], [])
 
 
 def test_without_a_deleted_server_nobody_is_asked() -> None:
@@ -70,13 +70,13 @@ async def test_it_sweeps_now_and_again_until_it_is_late_enough() -> None:
         clouded.lists["ports"] = [port("p1"), port("p9", "s9")]
         clouded.lists["volumes"] = [{"id": "v1", "status": "detaching"}, {"id": "v9", "status": "available"}]
         assert sweeper.due(seen)
-        await sweeper.sweep(nova)
+        await sweeper.run(nova)
         assert left(clouded) == ["p9", "v1", "v9"]
         assert not sweeper.due(seen)
         clouded.lists["volumes"][0]["status"] = "available"
         clock.now += 601
         assert sweeper.due(seen), "Cinder was late"
-        await sweeper.sweep(nova)
+        await sweeper.run(nova)
         assert left(clouded) == ["p9", "v9"]
         clock.now += 601
         assert not sweeper.due(seen), "it is enough"
@@ -96,11 +96,11 @@ async def test_one_that_failed_is_tried_again_soon() -> None:
         clouded.before = down
         assert sweeper.due({"s1": gone()})
         with pytest.raises(UnavailableError):
-            await sweeper.sweep(nova)
+            await sweeper.run(nova)
         clouded.before = None
         clock.now += 61
         assert sweeper.due({"s1": gone()})
-        await sweeper.sweep(nova)
+        await sweeper.run(nova)
         assert left(clouded) == []
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from adapters.openstack.creation import LARGEST, user_data
+from adapters.openstack.creation import MAX_USER_DATA, user_data
 from adapters.openstack.settings import OpenStackSiteConfig
 from adapters.shared.parcel import UnfitError
 from provisioner import drone
@@ -31,8 +31,8 @@ def config(**more: object) -> OpenStackSiteConfig:
 
 def test_a_real_drone_is_far_below_the_limit() -> None:
     size = len(base64.b64encode(user_data(ORDER, config(), b"#!/bin/sh\nmount /cvmfs\n" * 20)))
-    print(f"user data: {size} of {LARGEST} bytes")
-    assert size < LARGEST * 0.8
+    print(f"user data: {size} of {MAX_USER_DATA} bytes")
+    assert size < MAX_USER_DATA * 0.8
 
 
 def test_what_is_too_large_says_how_large() -> None:

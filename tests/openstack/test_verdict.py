@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from adapters.openstack.termination import LARGEST_TAIL, GuestExitReport, tail, verdict
+from adapters.openstack.termination import MAX_TAIL_BYTES, GuestExitReport, exit_report, tail
 from provisioner.model import DroneId
 
 ID = DroneId("kit-ab12-7")
@@ -26,7 +26,7 @@ TOKEN = "eyJhbGciOiJIUzI1NiIsImtpZCI6IlBPT0wifQ.eyJpYXQiOjE3MDAwMDAwMDAsInN1YiI6
     ],
 )
 def test_it_is_found(console: str) -> None:
-    assert verdict(console, ID) == IDLE
+    assert exit_report(console, ID) == IDLE
 
 
 @pytest.mark.parametrize(
@@ -43,24 +43,24 @@ def test_it_is_found(console: str) -> None:
     ],
 )
 def test_it_is_not_made_up(console: str) -> None:
-    assert verdict(console, ID) is None
+    assert exit_report(console, ID) is None
 
 
 def test_the_last_one_counts() -> None:
     other = f"=== drone {ID} exit=74 reason=master-died why=it%20%1b[31mdied ==="
-    assert verdict(f"{LINE}\n{other}\n", ID) == GuestExitReport(74, "master-died: it ?[31mdied")
-    assert verdict(f"{other}\n{LINE}\n", ID) == IDLE
+    assert exit_report(f"{LINE}\n{other}\n", ID) == GuestExitReport(74, "master-died: it ?[31mdied")
+    assert exit_report(f"{other}\n{LINE}\n", ID) == IDLE
 
 
 def test_words_of_the_guest_itself_are_as_they_are() -> None:
     line = f"=== drone {ID} exit=69 the setup script failed (exit status 3) ==="
-    assert verdict(line, ID) == GuestExitReport(69, "the setup script failed (exit status 3)")
+    assert exit_report(line, ID) == GuestExitReport(69, "the setup script failed (exit status 3)")
 
 
 def test_no_words_are_too_long_or_hold_a_token() -> None:
-    found = verdict(f"=== drone {ID} exit=73 reason=not-joined why=token%20{TOKEN} {'x' * 5000} ===", ID)
+    found = exit_report(f"=== drone {ID} exit=73 reason=not-joined why=token%20{TOKEN} {'x' * 5000} ===", ID)
     assert found == GuestExitReport(73, "not-joined: token (token)")
-    long = verdict(f"=== drone {ID} exit=1 {'x' * 5000} ===", ID)
+    long = exit_report(f"=== drone {ID} exit=1 {'x' * 5000} ===", ID)
     assert long is not None
     assert len(long.words) <= 300
 
@@ -73,8 +73,8 @@ def test_people_see_the_last_lines_plain_and_without_tokens() -> None:
 
 
 def test_what_people_see_is_never_large() -> None:
-    assert len(tail("é" * 10**6, 100).encode()) <= LARGEST_TAIL
+    assert len(tail("é" * 10**6, 100).encode()) <= MAX_TAIL_BYTES
     shown = tail("\n".join(f"{n} " + "é" * 500 for n in range(1000)), 1000)
-    assert len(shown.encode()) <= LARGEST_TAIL
+    assert len(shown.encode()) <= MAX_TAIL_BYTES
     assert shown.splitlines()[-1].startswith("999 ")
     assert shown.split(" ")[0].isdigit()  # whole lines
