@@ -216,13 +216,8 @@ def allowed(limits: Limits, flavors: Mapping[str, Flavor]) -> Mapping[str, int] 
     ERROR or shut off count as used until they are deleted. Another create may come in between: Nova then accepts the
     server and puts it into ERROR (fault 413).
     """
-    pairs = (
-        (limits.instances, limits.instances_used),
-        (limits.cpus, limits.cpus_used),
-        (limits.memory_mib, limits.memory_used_mib),
-    )
     # -1 is unlimited; an operator may have lowered a limit below what is used.
-    left = [None if limit < 0 else max(0, limit - used) for limit, used in pairs]
+    left = [None if limit < 0 else max(0, limit - used) for limit, used in limits]
     if all(each is None for each in left):
         return None
     counts: dict[str, int] = {}

@@ -122,7 +122,7 @@ class NameResolver:
         wanted = self._config.server(kind.name)
         flavor = self._flavor(wanted.flavor)
         if flavor is None:
-            raise _missing("flavour", wanted.flavor, [each.name for each in self._flavors])
+            raise _missing("flavour", wanted.flavor, [each.name for each in self._flavors if not each.disabled])
         for what, message in misfits(kind, flavor, wanted):
             if what != "gpus-unknown":
                 raise RejectedError(message, FaultKind.CONFIG)

@@ -104,6 +104,8 @@ class OpenStackCloud(OpenStackSession):
     async def flavors(self) -> Sequence[Flavor]:
         """Return the flavours that the project may use, with extra specs."""
         flavors = [records.parse_flavor(each) for each in await self.pages("compute", "/flavors/detail", "flavors")]
+        if not all(each.id for each in flavors):
+            raise UnavailableError("the cloud tells of a flavour without an id")
         if await self.microversion() >= EXTRA_SPECS_VERSION:
             return flavors
         return [replace(each, extra=await self._extra_specs(each.id)) for each in flavors]

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from provisioner.interfaces import UnavailableError
 
@@ -86,14 +86,30 @@ class ServerFault:
 
 
 @dataclass(frozen=True, slots=True)
-class ServerFlavor:
-    """The flavour within a server (microversion 2.47): a copy, without its id."""
+class Flavor:
+    """A flavour that the project may use, or the copy of one within a server (microversion 2.47), without its id."""
 
     name: str
     vcpus: int
     memory_mib: int
     disk_mib: int
+    """Root disk; 0: as large as the image."""
     extra: Mapping[str, str] = field(default_factory=dict)
+    id: str = ""
+    """Any text (``m1.small``)."""
+    disabled: bool = False
+
+
+def parse_flavor(record: Record) -> Flavor:
+    return Flavor(
+        name=text(record, "name") or text(record, "original_name"),
+        vcpus=number(record, "vcpus"),
+        memory_mib=number(record, "ram"),
+        disk_mib=number(record, "disk") * _GIB_IN_MIB,
+        extra=texts(record.get("extra_specs")),
+        id=text(record, "id"),
+        disabled=record.get("OS-FLV-DISABLED:disabled") is True,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +130,7 @@ class Server:
     terminated_at: float = 0.0
     host_id: str = ""
     """Host as its project sees it: sha224 of project id and host name (nova.utils.generate_hostid)."""
-    flavor: ServerFlavor | None = None
+    flavor: Flavor | None = None
     tags: frozenset[str] = frozenset()
     metadata: Mapping[str, str] = field(default_factory=dict)
     fault: ServerFault | None = None
@@ -137,7 +153,7 @@ def parse_server(record: Record) -> Server:
         launched_at=instant(record, "OS-SRV-USG:launched_at"),
         terminated_at=instant(record, "OS-SRV-USG:terminated_at"),
         host_id=text(record, "hostId"),
-        flavor=_parse_server_flavor(flavor) if "original_name" in flavor else None,
+        flavor=parse_flavor(flavor) if "original_name" in flavor else None,
         tags=frozenset(each for each in tags if isinstance(each, str)) if isinstance(tags, list) else frozenset(),
         metadata=texts(record.get("metadata")),
         fault=ServerFault(number(fault, "code"), text(fault, "message")) if isinstance(fault, dict) else None,
@@ -145,16 +161,6 @@ def parse_server(record: Record) -> Server:
         volumes=tuple(
             each["id"] for each in attached if is_id(each.get("id")) and each.get("delete_on_termination") is True
         ),
-    )
-
-
-def _parse_server_flavor(record: Record) -> ServerFlavor:
-    return ServerFlavor(
-        name=text(record, "original_name"),
-        vcpus=number(record, "vcpus"),
-        memory_mib=number(record, "ram"),
-        disk_mib=number(record, "disk") * _GIB_IN_MIB,
-        extra=texts(record.get("extra_specs")),
     )
 
 
@@ -176,57 +182,22 @@ def parse_action(record: Record) -> ServerAction:
 # ----------------------------------------------------------------------------------------------------------- the others
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of the project (GET /limits) and its use; -1 is without limit."""
+class Limits(NamedTuple):
+    """Limits of the project (GET /limits), each with its use; -1 is without limit."""
 
-    instances: int
-    instances_used: int
-    cpus: int
-    cpus_used: int
-    memory_mib: int
-    memory_used_mib: int
+    instances: tuple[int, int]
+    cpus: tuple[int, int]
+    memory_mib: tuple[int, int]
 
 
 def parse_limits(record: Record) -> Limits:
     """Parse ``limits.absolute``; what is not told is not limited."""
-    return Limits(
-        instances=number(record, "maxTotalInstances", -1),
-        instances_used=number(record, "totalInstancesUsed"),
-        cpus=number(record, "maxTotalCores", -1),
-        cpus_used=number(record, "totalCoresUsed"),
-        memory_mib=number(record, "maxTotalRAMSize", -1),
-        memory_used_mib=number(record, "totalRAMUsed"),
+    keys = (
+        ("maxTotalInstances", "totalInstancesUsed"),
+        ("maxTotalCores", "totalCoresUsed"),
+        ("maxTotalRAMSize", "totalRAMUsed"),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Flavor:
-    """One flavour that the project may use."""
-
-    id: str
-    name: str
-    vcpus: int
-    memory_mib: int
-    disk_mib: int
-    """Root disk; 0: as large as the image."""
-    extra: Mapping[str, str] = field(default_factory=dict)
-    disabled: bool = False
-
-
-def parse_flavor(record: Record) -> Flavor:
-    """Its id may be any text (``m1.small``)."""
-    if not (found := text(record, "id")):
-        raise UnavailableError("the cloud tells of a flavour without an id")
-    return Flavor(
-        id=found,
-        name=text(record, "name"),
-        vcpus=number(record, "vcpus"),
-        memory_mib=number(record, "ram"),
-        disk_mib=number(record, "disk") * _GIB_IN_MIB,
-        extra=texts(record.get("extra_specs")),
-        disabled=record.get("OS-FLV-DISABLED:disabled") is True,
-    )
+    return Limits(*((number(record, limit, -1), number(record, used)) for limit, used in keys))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from adapters.shared.parcel import environment_validator
+from adapters.shared.parcel import check_environment
 from provisioner.config.messages import choices
 from provisioner.config.models import mistake_at
 from provisioner.config.units import ConfigPath, Duration, PositiveDuration, Secret, Size
@@ -183,7 +184,7 @@ class OpenStackSiteConfig(CloudAccess, ServerOptions):
     types: dict[str, OpenStackTypeConfig] = Field(
         min_length=1, description="Flavour, and what else is special, of each drone type, by its name."
     )
-    env: Annotated[dict[str, str], AfterValidator(environment_validator(_RESERVED))] = Field(
+    env: Annotated[dict[str, str], AfterValidator(partial(check_environment, reserved=_RESERVED))] = Field(
         default_factory=dict,
         description="Environment variables for each drone. `CONDOR_PREFIX` here is said instead of the overlay's"
         " `condor_prefix`: where HTCondor is in the image. `DRONE_USER`: the account that drones run as.",

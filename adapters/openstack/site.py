@@ -191,9 +191,9 @@ class OpenStackSite:
         for kind in self._types:
             for dimension, message in await self._names.problems(kind):
                 found.append(AuditFinding(f"type {kind.name}", dimension, printable(message, 400)))
-        limits = await self._cloud.limits()
-        if 0 <= limits.instances < policy.max_drones:
-            message = f"the project may have {limits.instances} servers, `max_drones` is {policy.max_drones}: lower it"
+        instances, _ = (await self._cloud.limits()).instances
+        if 0 <= instances < policy.max_drones:
+            message = f"the project may have {instances} servers, `max_drones` is {policy.max_drones}: lower it"
             found.append(AuditFinding("project", "quota", message))
         return found
 

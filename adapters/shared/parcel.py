@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 import tarfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from provisioner.config.models import mistake_at
 from provisioner.model import Bootstrap
@@ -21,19 +21,15 @@ class UnfitError(ValueError):
     """An order that can never be carried out; the message says why."""
 
 
-def environment_validator(reserved: re.Pattern[str]) -> Callable[[dict[str, str]], dict[str, str]]:
-    """Return a validator of the option ``env``: plain names, values on one line, and none that is ``reserved``."""
-
-    def validate(env: dict[str, str]) -> dict[str, str]:
-        for name, value in env.items():
-            if not VARIABLE_NAME.fullmatch(name) or not value.isprintable():
-                what = f"`{name[:40]}` is not a valid environment variable"
-                raise mistake_at(name, f"{what}: it needs a plain name and a value on one line")
-            if reserved.fullmatch(name):
-                raise mistake_at(name, f"`{name}` is set by the site: remove it")
-        return env
-
-    return validate
+def check_environment(env: dict[str, str], *, reserved: re.Pattern[str]) -> dict[str, str]:
+    """Validate the option ``env`` of a site: plain names, values on one line, no variable that the site sets."""
+    for name, value in env.items():
+        if not VARIABLE_NAME.fullmatch(name) or not value.isprintable():
+            what = f"`{name[:40]}` is not a valid environment variable"
+            raise mistake_at(name, f"{what}: it needs a plain name and a value on one line")
+        if reserved.fullmatch(name):
+            raise mistake_at(name, f"`{name}` is set by the site: remove it")
+    return env
 
 
 def sendable(bootstrap: Bootstrap) -> None:
@@ -43,10 +39,10 @@ def sendable(bootstrap: Bootstrap) -> None:
             raise UnfitError(f"a drone cannot take a file along as {name[:60]!r}")
     for name, value in bootstrap.env.items():
         try:
-            size = len(value.encode("utf-8", "surrogateescape"))
+            fits = "\0" not in value and len(value.encode("utf-8", "surrogateescape")) < _MAX_VALUE_BYTES
         except UnicodeEncodeError:
-            size = _MAX_VALUE_BYTES
-        if not VARIABLE_NAME.fullmatch(name) or "\0" in value or size >= _MAX_VALUE_BYTES:
+            fits = False
+        if not fits or not VARIABLE_NAME.fullmatch(name):
             raise UnfitError(f"{name[:60]!r} cannot be an environment variable")
 
 

@@ -30,10 +30,7 @@ def outcome_unknown(drone_id: DroneId, message: str) -> OrderResult:
 
 
 class Starts:
-    """Starts of one site, one call at a time.
-
-    ``may_come_s`` is the time for which a start without an answer may still succeed.
-    """
+    """Starts of one site, one call at a time. A start without an answer may still succeed for ``may_come_s``."""
 
     def __init__(self, site: str, may_come_s: float) -> None:
         self._site, self._may_come_s = site, may_come_s
@@ -73,12 +70,10 @@ class Starts:
     async def close(self, timeout_s: float) -> None:
         """Wait for starts under way, for a limited time."""
         if self._under_way:
-            await asyncio.wait(self._under_way, timeout=timeout_s)
-        left = list(self._under_way)
-        for task in left:
-            task.cancel()
-        if left:
-            await asyncio.wait(left)
+            _, left = await asyncio.wait(self._under_way, timeout=timeout_s)
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
 
     def without_answer(self, drone_ids: Iterable[DroneId]) -> None:
         """Record that these starts may have succeeded."""
