@@ -150,9 +150,6 @@ def test_ports_and_volumes_go_with_their_server_or_stay(cloud: OpenStackLab, ten
         (port,) = tenant("GET", f"neutron:/ports?device_id={number}")["ports"]
         (address,) = server["addresses"]["drones"]
         assert (port["status"], port["fixed_ips"][0]["ip_address"]) == ("ACTIVE", address["addr"])
-        tenant("PUT", f"neutron:/ports/{port['id']}/tags", {"tags": ["drone", "a"]})
-        assert [each["id"] for each in tenant("GET", "neutron:/ports?tags=drone")["ports"]] == [port["id"]]
-        assert tenant("GET", "neutron:/ports?not-tags=drone")["ports"] == []
         (volume,) = tenant("GET", "cinder:/volumes/detail")["volumes"]
         assert (volume["status"], volume["attachments"][0]["server_id"]) == ("in-use", number)
         assert tenant.ask("DELETE", f"cinder:/volumes/{volume['id']}")[0] == 400
@@ -173,15 +170,8 @@ def test_openstacksdk_sees_the_same(cloud: OpenStackLab) -> None:
     cloud.reaches(number, "ACTIVE")
     seen = cloud.second_opinion()
     (server,) = seen["servers"]
-    assert server == {
-        "id": number,
-        "name": "drone",
-        "status": "ACTIVE",
-        "tags": ["a"],
-        "metadata": {"b": "c"},
-        "flavor": "cpu.small",
-        "fault": None,
-    }
+    shown = {"status": "ACTIVE", "tags": ["a"], "metadata": {"b": "c"}, "flavor": "cpu.small", "fault": None}
+    assert server == {"id": number, "name": "drone", **shown}
     assert [each["device_id"] for each in seen["ports"]] == [number]
     assert (seen["volumes"], seen["keypairs"]) == ([], [])
     assert [each["id"] for each in seen["images"]] == [cloud.image]
