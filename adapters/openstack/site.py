@@ -14,7 +14,7 @@ from adapters.openstack.records import Server, ServerAction
 from adapters.openstack.registry import RegistryView, ServerListing, ServerRegistry, listing
 from adapters.openstack.settings import CloudAccess, OpenStackSiteConfig
 from adapters.openstack.states import DELETING_TASKS, StopMethod, server_phase
-from adapters.openstack.termination import EndedServers, ResourceCleanup, exit_report, is_deleted, tail
+from adapters.openstack.termination import EndedServers, EndEvidence, ResourceCleanup, exit_report, is_deleted, tail
 from adapters.shared.printing import printable
 from adapters.shared.starts import outcome_unknown, rejected
 from provisioner.interfaces import AdapterError, AuditFinding, AuthError, OutcomeUnknownError, UnavailableError
@@ -165,8 +165,8 @@ class OpenStackSite:
             with contextlib.suppress(AdapterError):  # the server is deleted whatever the answer
                 console = await self._cloud.console(server.id, lines)
             report, output = exit_report(console, drone_id), tail(console, lines)
-            actions, user = await self._actions(server.id), self._cloud.user
-            self._ends.determine(drone_id, server, report, actions, user, time.time(), output=output)
+            evidence = EndEvidence(server, await self._actions(server.id), report, output)
+            self._ends.determine(drone_id, evidence, self._cloud.user, time.time())
             if output:
                 self._consoles[drone_id] = output
         await self._cloud.delete(server.id)
@@ -175,7 +175,7 @@ class OpenStackSite:
         """Record the end of a drone whose server is gone."""
         actions = await self._actions(server.id)
         if is_deleted(server, actions or (), drone_id in self._ends.asked):
-            self._ends.determine(drone_id, server, None, actions, self._cloud.user, time.time())
+            self._ends.determine(drone_id, EndEvidence(server, actions), self._cloud.user, time.time())
 
     async def _actions(self, server_id: str) -> Sequence[ServerAction] | None:
         """Return a server's actions; None where we may not see them."""

@@ -44,22 +44,23 @@ _ENDING: Mapping[str, str] = {
 """Actions (``nova/compute/instance_actions.py``) after which a guest does not go on where it was."""
 
 
-def end_of(
-    server: Server,
-    asked: bool,
-    report: GuestExitReport | None,
-    actions: Sequence[ServerAction] | None,
-    our_user: str,
-    now: float,
-    *,
-    output: str = "",
-) -> RemoteEnd:
-    """Return the end of the drone in ``server``, as last known.
+@dataclass(frozen=True, slots=True)
+class EndEvidence:
+    """Facts about the end of a drone."""
 
-    ``asked``: this controller has stopped it. ``actions``: newest first; None if unknown. ``output``: the end of its
-    console output.
-    """
-    first = _ending_action(actions or ())
+    server: Server
+    """As last known."""
+    actions: Sequence[ServerAction] | None = None
+    """Newest first; None if unknown."""
+    report: GuestExitReport | None = None
+    output: str = ""
+    """The end of its console output."""
+
+
+def end_of(evidence: EndEvidence, asked: bool, our_user: str, now: float) -> RemoteEnd:
+    """Return the end of a drone. ``asked``: this controller has stopped it."""
+    server, report = evidence.server, evidence.report
+    first = _ending_action(evidence.actions or ())
     words = report.words if report is not None else ""
     if report is None and server.fault is not None and not server.launched_at:
         words = server.fault.message.strip()  # it was stopped for that: why it never ran, in Nova's words
@@ -71,7 +72,7 @@ def end_of(
     elif report is not None:
         end = RemoteEnd(EndKind.EXITED, 0.0, report.exit_code, words)
     else:
-        end = _end_without_report(server, first, output)
+        end = _end_without_report(server, first, evidence.output)
     reported_at = first.at if first is not None else 0.0
     at = min(reported_at or server.terminated_at or server.updated_at or now, now)
     return replace(end, at=at, message=printable(end.message, MAX_REASON))
@@ -165,22 +166,10 @@ class EndedServers:
         """Record that the cloud has not carried out the request."""
         self._asked.pop(drone_id, None)
 
-    def determine(
-        self,
-        drone_id: DroneId,
-        server: Server,
-        report: GuestExitReport | None,
-        actions: Sequence[ServerAction] | None,
-        our_user: str,
-        now: float,
-        *,
-        output: str = "",
-    ) -> RemoteEnd:
-        """Return the recorded end of a drone, or determine it from all sources."""
+    def determine(self, drone_id: DroneId, evidence: EndEvidence, our_user: str, now: float) -> RemoteEnd:
+        """Return the recorded end of a drone, or determine it."""
         if drone_id not in self._known:
-            asked = drone_id in self._asked
-            found = end_of(server, asked, report, actions, our_user, now, output=output)
-            self._known[drone_id] = found, self._clock()
+            self._known[drone_id] = end_of(evidence, drone_id in self._asked, our_user, now), self._clock()
         return self._known[drone_id][0]
 
     def forget(self, there: Collection[DroneId]) -> None:

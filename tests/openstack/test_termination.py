@@ -12,6 +12,7 @@ from adapters.openstack.records import Port, Server, ServerAction, ServerFault, 
 from adapters.openstack.termination import (
     MAX_TAIL_BYTES,
     EndedServers,
+    EndEvidence,
     GuestExitReport,
     ResourceCleanup,
     end_of,
@@ -41,12 +42,13 @@ def did(*actions: tuple[str, str]) -> Sequence[ServerAction]:
 def ended(
     server: Server,
     actions: Sequence[ServerAction] | None,
-    verdict: GuestExitReport | None = None,
+    report: GuestExitReport | None = None,
     *,
     asked: bool = False,
     output: str = "",
+    us: str = US,
 ) -> RemoteEnd:
-    return end_of(server, asked, verdict, actions, US, NOW, output=output)
+    return end_of(EndEvidence(server, actions, report, output), asked, us, NOW)
 
 
 # --------------------------------------------------------------------------------------------------------- by whom
@@ -114,7 +116,7 @@ def test_an_evacuation_is_its_hosts_end() -> None:
 
 
 def test_nobody_is_not_us_before_we_know_who_we_are() -> None:
-    assert end_of(OFF, False, IDLE, did(("stop", "")), "", NOW).kind is EndKind.EXITED
+    assert ended(OFF, did(("stop", "")), IDLE, us="").kind is EndKind.EXITED
 
 
 # ------------------------------------------------------------------------------------------------- nobody is named
@@ -189,27 +191,27 @@ def test_who_is_gone_is_told_by_the_record_or_by_our_own_request() -> None:
 
 def test_an_end_once_made_out_stands() -> None:
     ends = EndedServers(600.0)
-    first = ends.determine(SEVEN, OFF, IDLE, did(("stop", "")), US, NOW)
+    first = ends.determine(SEVEN, EndEvidence(OFF, did(("stop", "")), IDLE), US, NOW)
     ends.ask([SEVEN])
-    assert ends.determine(SEVEN, DELETED, None, None, US, NOW + 60) is first
+    assert ends.determine(SEVEN, EndEvidence(DELETED), US, NOW + 60) is first
     assert (ends.known, list(ends.asked)) == ({SEVEN: first}, [])
 
 
 def test_what_was_asked_for_decides_where_nothing_else_is_known() -> None:
     ends = EndedServers(600.0)
     ends.ask([SEVEN])
-    assert ends.determine(SEVEN, DELETED, None, None, US, NOW).kind is EndKind.STOPPED
+    assert ends.determine(SEVEN, EndEvidence(DELETED), US, NOW).kind is EndKind.STOPPED
     other = DroneId("kit-a1b2-8")
     ends.ask([other])
     ends.unasked(other)
-    assert ends.determine(other, DELETED, None, None, US, NOW).kind is EndKind.FAULT
+    assert ends.determine(other, EndEvidence(DELETED), US, NOW).kind is EndKind.FAULT
 
 
 def test_ends_are_kept_for_as_long_as_their_servers_are_and_a_while_more() -> None:
     clock = Clock()
     ends = EndedServers(600.0, clock)
     ends.ask([SEVEN, DroneId("kit-a1b2-9")])
-    ends.determine(SEVEN, OFF, IDLE, did(), US, NOW)
+    ends.determine(SEVEN, EndEvidence(OFF, did(), IDLE), US, NOW)
     for _ in range(5):
         clock.now += 500
         ends.forget([SEVEN])
