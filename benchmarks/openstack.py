@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from adapters.openstack import OpenStackSite
-from adapters.openstack.registry import metadata, tags
+from adapters.openstack.registry import ServerNames
 from adapters.openstack.settings import OpenStackSiteConfig
 from benchmarks.cost import Figure, tell
 from provisioner.model import DroneId, DroneType
@@ -53,13 +53,13 @@ class Look:
 
 def add_server(cloud: FakeCloud, number: int, at: datetime) -> None:
     """One as Nova 34 tells it, with all fields that it has for a project's user."""
-    drone_id = DroneId(f"{US}-a1b2-{number}")
+    drone_id, names = DroneId(f"{US}-a1b2-{number}"), ServerNames(US, HERE)
     told = at.strftime("%Y-%m-%dT%H:%M:%SZ")
     address = {"version": 4, "addr": f"10.0.{number // 250}.{number % 250}", "OS-EXT-IPS:type": "fixed"}
     cloud.add(
         drone_id,
-        metadata=dict(metadata(drone_id, GPU.name, US, HERE)),
-        tags=tags(drone_id, US, HERE),
+        metadata=dict(names.metadata(drone_id, GPU.name)),
+        tags=names.tags(drone_id),
         created=told,
         updated=told,
         hostId=f"{number % 25:056x}",

@@ -15,9 +15,9 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapters.openstack import registry
 from adapters.openstack.capacity import gpus_of
 from adapters.openstack.records import Flavor, Server
+from adapters.openstack.registry import ServerNames
 from adapters.openstack.settings import OpenStackSiteConfig, OpenStackTypeConfig
 from adapters.openstack.states import server_phase
 from adapters.shared.parcel import OURS, UnfitError, exports, packed, sendable
@@ -264,10 +264,10 @@ MAX_REQUEST_BYTES = 114688
 _GIB_MIB = 1024
 
 
-def check_order(order: StartOrder, controller: str) -> None:
+def check_order(order: StartOrder, names: ServerNames) -> None:
     """Check that a server can be made of this order. Raises UnfitError."""
     kind, bootstrap = order.type, order.bootstrap
-    if not registry.is_ours(order.drone_id, controller):
+    if not names.is_ours(order.drone_id):
         raise UnfitError("not a drone id of this controller")
     if bootstrap is None:
         raise UnfitError("the order has no admission: nothing to run")
@@ -288,13 +288,13 @@ def server_request(
     ``script`` is its user data. Raises UnfitError if Nova would not accept it.
     """
     kind, wanted = order.type, config.server(order.type.name)
-    controller = order.drone_id.rsplit("-", 2)[0]
+    names = ServerNames(order.drone_id.rsplit("-", 2)[0], kind.site)
     body: dict[str, Any] = {
         "name": order.drone_id,
         "flavorRef": ids.flavor,
         "networks": "auto" if ids.networks is None else [{"uuid": each} for each in ids.networks] or "none",
-        "metadata": {**wanted.metadata, **registry.metadata(order.drone_id, kind.name, controller, kind.site)},
-        "tags": registry.tags(order.drone_id, controller, kind.site),
+        "metadata": {**wanted.metadata, **names.metadata(order.drone_id, kind.name)},
+        "tags": names.tags(order.drone_id),
         "user_data": base64.b64encode(script).decode(),
     }
     if wanted.boot_volume is None:
@@ -340,12 +340,12 @@ _MAX_SETUP_BYTES = 256 * 1024
 class ServerCreation:
     """The starts of one site. One call at a time creates; what it creates is bounded by ``config.parallel``."""
 
-    def __init__(self, config: OpenStackSiteConfig, controller: str, site: str) -> None:
-        self._config, self._controller, self._site = config, controller, site
-        self.starts = Starts(site, _LATE_CREATE_S)
+    def __init__(self, config: OpenStackSiteConfig, names: ServerNames) -> None:
+        self._config, self._names = config, names
+        self.starts = Starts(names.site, _LATE_CREATE_S)
 
     async def start(
-        self, cloud: OpenStackCloud, names: NameResolver, orders: Sequence[StartOrder], known: Iterable[Server]
+        self, cloud: OpenStackCloud, resolver: NameResolver, orders: Sequence[StartOrder], known: Iterable[Server]
     ) -> Sequence[OrderResult]:
         """Start drones, as :meth:`provisioner.interfaces.Site.start`.
 
@@ -355,14 +355,14 @@ class ServerCreation:
         fit = []
         for order in orders:
             try:
-                check_order(order, self._controller)
+                check_order(order, self._names)
                 fit.append(order)
             except UnfitError as error:
                 results[order.drone_id] = rejected(order.drone_id, FaultKind.CONFIG, str(error))
         if fit:
             started = await self.starts.run(
                 [order.drone_id for order in fit],
-                lambda given_up: self._start(cloud, names, fit, known, given_up),
+                lambda given_up: self._start(cloud, resolver, fit, known, given_up),
             )
             results |= {result.drone_id: result for result in started}
         return [results[order.drone_id] for order in orders]
@@ -374,13 +374,13 @@ class ServerCreation:
     async def _start(
         self,
         cloud: OpenStackCloud,
-        names: NameResolver,
+        resolver: NameResolver,
         orders: Sequence[StartOrder],
         known: Iterable[Server],
         given_up: asyncio.Event,
     ) -> Sequence[OrderResult]:
         wanted = {order.drone_id for order in orders}
-        there = await servers_of(cloud, self._controller, self._site, wanted, known)
+        there = await servers_of(cloud, self._names, wanted, known)
         self.starts.there(there)
         setup = await asyncio.to_thread(_read_setup, self._config.setup)
         results = [OrderResult(drone_id, OrderOutcome.OK, servers[0].id) for drone_id, servers in there.items()]
@@ -392,7 +392,7 @@ class ServerCreation:
                 async with width:
                     if given_up.is_set():
                         return rejected(order.drone_id, FaultKind.DOWN, "not asked for: there was no time left")
-                    ids = await names.resolved(order.type)
+                    ids = await resolver.resolved(order.type)
                     body, hints = server_request(order, self._config, ids, user_data(order, self._config, setup))
                     server_id = await cloud.create(body, hints, deadline_s=self._config.create_deadline)
                     return OrderResult(order.drone_id, OrderOutcome.OK, server_id)
@@ -402,7 +402,7 @@ class ServerCreation:
                 message = str(error)
             except AdapterError as error:
                 if error.kind is FaultKind.CONFIG:
-                    names.forget()  # what a name means may have changed
+                    resolver.forget()  # what a name means may have changed
                 return rejected(order.drone_id, error.kind, str(error))
             except Exception as error:  # a mistake of ours, with an unknown outcome
                 message = f"{type(error).__name__}: {error}"
@@ -420,7 +420,7 @@ class ServerCreation:
 
 
 async def servers_of(
-    cloud: OpenStackCloud, controller: str, site: str, drone_ids: Collection[DroneId], known: Iterable[Server]
+    cloud: OpenStackCloud, names: ServerNames, drone_ids: Collection[DroneId], known: Iterable[Server]
 ) -> Mapping[DroneId, Sequence[Server]]:
     """Return the servers of these drones that the cloud lists now, those with most to lose first.
 
@@ -429,11 +429,13 @@ async def servers_of(
     """
     found: dict[DroneId, list[Server]] = {}
     silent = [server for server in known if server.status == "UNKNOWN"]
-    listed = await cloud.servers(tag=registry.group_tag(controller, site))
+    listed = await cloud.servers(tag=names.group_tag)
     for server in {server.id: server for server in (*silent, *listed)}.values():
-        name = registry.named(server, controller, site)
-        if name is not None and name.drone_id in drone_ids and server_phase(server).state is not RemoteState.ENDED:
-            found.setdefault(name.drone_id, []).append(server)
+        found_drone = names.drone(server)
+        if found_drone is None or server_phase(server).state is RemoteState.ENDED:
+            continue
+        if found_drone[0] in drone_ids:
+            found.setdefault(found_drone[0], []).append(server)
     for servers in found.values():
         servers.sort(key=lambda each: (not each.launched_at, each.created_at, each.id))
     return found

@@ -19,7 +19,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from adapters.openstack.records import Server
 from adapters.openstack.states import GONE, MAX_REASON, server_phase
@@ -33,6 +33,55 @@ if TYPE_CHECKING:
 MARGIN_S = 300.0
 """How far the clocks within one cloud may be apart: a change listed twice costs less than one that is missed."""
 _MAX_GONE = 5000
+
+
+# --------------------------------------------------------------------------------------------------- names of servers
+
+_LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
+_DRONE_ID = re.compile(rf"(?P<controller>{_LABEL})-[a-z0-9]{{1,32}}-(?:0|[1-9][0-9]{{0,17}})")
+_MAX_ID = 63
+_MAX_TAG = 60
+
+DRONE_KEY, CONTROLLER_KEY, SITE_KEY, TYPE_KEY = (
+    f"provisioner_{key}" for key in ("drone", "controller", "site", "type")
+)
+
+
+def tag(text: str) -> str:
+    """Return ``text`` as a tag of a server: the end of its hash where it is longer than a tag may be."""
+    return text if len(text) <= _MAX_TAG else hashlib.sha256(text.encode()).hexdigest()[:40]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerNames:
+    """Names, tags and metadata of the servers of one controller at one site."""
+
+    controller: str
+    site: str
+
+    @property
+    def group_tag(self) -> str:
+        return tag(f"{self.controller}.{self.site}")
+
+    def is_ours(self, drone_id: str) -> bool:
+        """Return whether it is an id of a drone of this controller."""
+        found = _DRONE_ID.fullmatch(drone_id)
+        return found is not None and found["controller"] == self.controller and len(drone_id) <= _MAX_ID
+
+    def tags(self, drone_id: DroneId) -> list[str]:
+        return ["gpu-drone", self.group_tag, tag(drone_id)]
+
+    def metadata(self, drone_id: DroneId, kind: str) -> Mapping[str, str]:
+        return {DRONE_KEY: drone_id, CONTROLLER_KEY: self.controller, SITE_KEY: self.site, TYPE_KEY: kind}
+
+    def drone(self, server: Server) -> tuple[DroneId, str] | None:
+        """Return the drone that a server is and its type; None if it is no drone of this controller at this site."""
+        found, drone_id = server.metadata, server.metadata.get(DRONE_KEY, "")
+        here = (found.get(CONTROLLER_KEY), found.get(SITE_KEY)) == (self.controller, self.site)
+        return (DroneId(drone_id), found.get(TYPE_KEY, "")) if here and self.is_ours(drone_id) else None
+
+
+# --------------------------------------------------------------------------------------------------------- registry
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +105,14 @@ class ServerRegistry:
 
     def __init__(
         self,
-        controller: str,
-        site: str,
+        names: ServerNames,
         *,
         full_s: float,
         keep_s: float,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self._controller, self._site = controller, site
+        self._names = names
         self._full_s, self._keep_s = full_s, keep_s
         self._clock, self._wall_clock = clock, wall_clock
         self._servers: dict[str, Server] = {}
@@ -114,7 +162,7 @@ class ServerRegistry:
         if since <= MARGIN_S:
             return ()
         since = min(since, self._wall_clock()) - MARGIN_S
-        return await cloud.servers(name=name_pattern(self._controller), since=since)
+        return await cloud.servers(name=f"^{re.escape(self._names.controller)}-", since=since)
 
     def _check(self, everything: Iterable[Server]) -> None:
         """Raise if a server of which only the id is known may be one of ours."""
@@ -135,7 +183,7 @@ class ServerRegistry:
                 others[server.id] = self._others[server.id]
             elif _is_bare(server):
                 ours[server.id] = replace(before[server.id], status="UNKNOWN", task="", power=0)
-            elif named(server, self._controller, self._site) is not None:
+            elif self._names.drone(server) is not None:
                 ours[server.id] = server
             else:
                 others[server.id] = server
@@ -154,9 +202,9 @@ class ServerRegistry:
             elif server.status in GONE:
                 self._others.pop(server.id, None)
                 known = self._servers.get(server.id) or self._gone.get(server.id, (server, 0.0))[0]
-                if known is not server or is_ours(server.name, self._controller):
+                if known is not server or self._names.is_ours(server.name):
                     self._is_gone(_ended(known, server))
-            elif named(server, self._controller, self._site) is not None:
+            elif self._names.drone(server) is not None:
                 sound = self._is_there(server) and sound
         return sound
 
@@ -206,65 +254,6 @@ def _ended(known: Server, deleted: Server) -> Server:
     )
 
 
-# --------------------------------------------------------------------------------------------------- names of servers
-
-_LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
-_DRONE_ID = re.compile(rf"(?P<controller>{_LABEL})-[a-z0-9]{{1,32}}-(?:0|[1-9][0-9]{{0,17}})")
-_MAX_ID = 63
-_MAX_TAG = 60
-
-DRONE_KEY, CONTROLLER_KEY, SITE_KEY, TYPE_KEY = (
-    f"provisioner_{key}" for key in ("drone", "controller", "site", "type")
-)
-
-
-class ServerName(NamedTuple):
-    """Drone and drone type of a server, by its metadata."""
-
-    drone_id: DroneId
-    type: str
-
-
-def is_ours(drone_id: str, controller: str) -> bool:
-    """Return whether it is an id of a drone of this controller."""
-    found = _DRONE_ID.fullmatch(drone_id)
-    return found is not None and found["controller"] == controller and len(drone_id) <= _MAX_ID
-
-
-def tag(text: str) -> str:
-    """Return ``text`` as a tag of a server: the end of its hash where it is longer than a tag may be."""
-    return text if len(text) <= _MAX_TAG else hashlib.sha256(text.encode()).hexdigest()[:40]
-
-
-def group_tag(controller: str, site: str) -> str:
-    """Return the tag of all servers of a controller at a site."""
-    return tag(f"{controller}.{site}")
-
-
-def name_pattern(controller: str) -> str:
-    """Return a pattern of the names of all servers of a controller, for Nova's ``name`` filter."""
-    return f"^{re.escape(controller)}-"
-
-
-def tags(drone_id: DroneId, controller: str, site: str) -> list[str]:
-    """Return the tags of one drone's server."""
-    return ["gpu-drone", group_tag(controller, site), tag(drone_id)]
-
-
-def metadata(drone_id: DroneId, kind: str, controller: str, site: str) -> Mapping[str, str]:
-    """Return the metadata of one drone's server."""
-    return {DRONE_KEY: drone_id, CONTROLLER_KEY: controller, SITE_KEY: site, TYPE_KEY: kind}
-
-
-def named(server: Server, controller: str, site: str) -> ServerName | None:
-    """Return the drone of ``controller`` at ``site`` that a server is; None if it is no drone of theirs."""
-    written = server.metadata
-    drone_id = written.get(DRONE_KEY, "")
-    if (written.get(CONTROLLER_KEY), written.get(SITE_KEY)) != (controller, site) or not is_ours(drone_id, controller):
-        return None
-    return ServerName(DroneId(drone_id), written.get(TYPE_KEY, ""))
-
-
 # --------------------------------------------------------------------------------------------------- servers as drones
 
 MAX_SERVER_NOTICES = 10
@@ -291,8 +280,7 @@ def listing(
     ends: Mapping[DroneId, RemoteEnd],
     asked: Collection[DroneId],
     hosts: Mapping[str, str],
-    controller: str,
-    site: str,
+    names: ServerNames,
     now: float,
 ) -> ServerListing:
     """Return the drones that a set of servers represents.
@@ -302,12 +290,12 @@ def listing(
     """
     by_drone: dict[DroneId, list[tuple[Server, str]]] = {}
     for server in view.servers:
-        if (name := named(server, controller, site)) is not None:
-            by_drone.setdefault(name.drone_id, []).append((server, name.type))
+        if (drone := names.drone(server)) is not None:
+            by_drone.setdefault(drone[0], []).append((server, drone[1]))
     drones: dict[DroneId, RemoteDrone] = {}
     over: dict[DroneId, Server] = {}
     surplus: list[str] = []
-    notices = list(_strays(view.others, controller, site))
+    notices = list(_strays(view.others, names))
     for drone_id, several in by_drone.items():
         (server, kind), *rest = sorted(several, key=lambda each: _seniority(each[0]))
         drones[drone_id] = _listed_drone(server, drone_id, kind, drone_id in asked, hosts, now)
@@ -318,7 +306,7 @@ def listing(
             # One of a cell that is down may be the better one, and could not be deleted now anyway.
             surplus += [other.id] if "UNKNOWN" not in (server.status, other.status) else []
     unsettled: dict[DroneId, Server] = {}
-    for drone_id, (server, kind) in _gone(view.gone.values(), controller, site).items():
+    for drone_id, (server, kind) in _gone(view.gone.values(), names).items():
         if drone_id in by_drone:
             continue
         if (end := ends.get(drone_id)) is not None:
@@ -336,24 +324,24 @@ def listing(
     return ServerListing(drones, tuple(surplus), over, unsettled, tuple(notices[:MAX_SERVER_NOTICES]))
 
 
-def _strays(others: Iterable[Server], controller: str, site: str) -> Iterable[str]:
+def _strays(others: Iterable[Server], names: ServerNames) -> Iterable[str]:
     """Yield a notice of each server that carries our tag and is no drone of ours."""
     for server in others:
-        if group_tag(controller, site) in server.tags:
+        if names.group_tag in server.tags:
             drone_id = printable(server.metadata.get(DRONE_KEY, ""), 80) or "nothing"
             yield f"server {server.id} carries our tag, and {drone_id} as its drone id"
 
 
-def _gone(servers: Iterable[Server], controller: str, site: str) -> Mapping[DroneId, tuple[Server, str]]:
+def _gone(servers: Iterable[Server], names: ServerNames) -> Mapping[DroneId, tuple[Server, str]]:
     """Return gone servers with drone type by drone: the last server of each drone that has run.
 
     A deleted server that is listed for the first time has its name alone.
     """
     found: dict[DroneId, tuple[Server, str]] = {}
     for server in sorted(servers, key=lambda each: (each.launched_at > 0, each.updated_at)):
-        if (name := named(server, controller, site)) is not None:
-            found[name.drone_id] = server, name.type
-        elif not server.metadata and is_ours(server.name, controller):
+        if (drone := names.drone(server)) is not None:
+            found[drone[0]] = server, drone[1]
+        elif not server.metadata and names.is_ours(server.name):
             found[DroneId(server.name)] = server, ""
     return found
 

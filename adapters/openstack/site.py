@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 from adapters.openstack.capacity import OwnerRequests, allowed, claims, host_names, nodes, owner_load, owners
 from adapters.openstack.creation import NameResolver, ServerCreation, servers_of
 from adapters.openstack.records import Server, ServerAction
-from adapters.openstack.registry import RegistryView, ServerListing, ServerRegistry, listing
+from adapters.openstack.registry import RegistryView, ServerListing, ServerNames, ServerRegistry, listing
 from adapters.openstack.settings import CloudAccess, OpenStackSiteConfig
 from adapters.openstack.states import DELETING_TASKS, StopMethod, server_phase
 from adapters.openstack.termination import EndedServers, EndEvidence, ResourceCleanup, exit_report, is_deleted, tail
@@ -40,15 +40,14 @@ class OpenStackSite:
     Config = OpenStackSiteConfig
 
     def __init__(self, name: str, config: OpenStackSiteConfig, types: Sequence[DroneType], controller: str) -> None:
-        self._name, self._config, self._types, self._controller = name, config, tuple(types), controller
+        self._name, self._config, self._types = name, config, tuple(types)
+        self._names = ServerNames(controller, name)
         self._stack = contextlib.AsyncExitStack()
         self._entered: OpenStackCloud | None = None
         self._owners_cloud: OpenStackCloud | None = None
-        self._registry = ServerRegistry(
-            controller, name, full_s=config.full_refresh_interval, keep_s=config.retain_finished
-        )
+        self._registry = ServerRegistry(self._names, full_s=config.full_refresh_interval, keep_s=config.retain_finished)
         self._ends = EndedServers(config.retain_finished)
-        self._creation = ServerCreation(config, controller, name)
+        self._creation = ServerCreation(config, self._names)
         self._consoles: dict[DroneId, str] = {}
         self._known: Sequence[Server] = ()
         """Our servers as last seen."""
@@ -64,7 +63,7 @@ class OpenStackSite:
             if config.owner is not None:
                 self._owners_cloud = await stack.enter_async_context(_connect(config.owner, config))
             self._stack = stack.pop_all()
-        self._entered, self._names = entered, NameResolver(entered, config)
+        self._entered, self._resolver = entered, NameResolver(entered, config)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -92,11 +91,11 @@ class OpenStackSite:
         taken_at = time.time()
         ours = await self._registry.poll(self._cloud)
         self._known = ours.servers
-        limits, flavors = await self._cloud.limits(), await self._names.flavors()
+        limits, flavors = await self._cloud.limits(), await self._resolver.flavors()
         theirs = await self._owners_cloud.servers() if self._owners_cloud is not None else ()
         projects = (self._cloud.project, self._owners_cloud.project if self._owners_cloud is not None else "")
         hosts = host_names(self._config.hosts, projects)
-        found = listing(ours, self._ends.known, self._ends.asked, hosts, self._controller, self._name, taken_at)
+        found = listing(ours, self._ends.known, self._ends.asked, hosts, self._names, taken_at)
         here = nodes(self._config, self._types, ours.servers, (*ours.others, *theirs), hosts)
         wanted, load = OwnerRequests(), None
         if self._config.owner is not None:
@@ -189,7 +188,7 @@ class OpenStackSite:
         """Return what the cloud lacks of the settings, and where it differs from a drone type."""
         found: list[AuditFinding] = []
         for kind in self._types:
-            for dimension, message in await self._names.problems(kind):
+            for dimension, message in await self._resolver.problems(kind):
                 found.append(AuditFinding(f"type {kind.name}", dimension, printable(message, 400)))
         instances, _ = (await self._cloud.limits()).instances
         if 0 <= instances < policy.max_drones:
@@ -199,7 +198,7 @@ class OpenStackSite:
 
     async def start(self, orders: Sequence[StartOrder]) -> Sequence[OrderResult]:
         """Create a server for each drone that has none yet."""
-        return await self._creation.start(self._cloud, self._names, orders, self._known)
+        return await self._creation.start(self._cloud, self._resolver, orders, self._known)
 
     async def stop(self, orders: Sequence[StopOrder]) -> Sequence[OrderResult]:
         """Shut down the guest, which notifies its drone, or delete a server that has no guest.
@@ -210,7 +209,7 @@ class OpenStackSite:
             return []
         drone_ids = {order.drone_id for order in orders}
         await self._creation.starts.settled(drone_ids)
-        there = await servers_of(self._cloud, self._controller, self._name, drone_ids, self._known)
+        there = await servers_of(self._cloud, self._names, drone_ids, self._known)
         self._ends.ask(there)
         width = asyncio.Semaphore(self._config.parallel)
         async with asyncio.TaskGroup() as group:

@@ -16,8 +16,8 @@ from typing import Any
 
 from aiohttp import web
 
-from adapters.openstack import registry
 from adapters.openstack.nova import OpenStackCloud
+from adapters.openstack.registry import ServerNames
 from adapters.openstack.settings import CloudAccess, OpenStackSiteConfig
 from provisioner.model import Bootstrap, DroneId, DroneType, StartOrder
 
@@ -308,8 +308,9 @@ def order(serial: int, **more: Any) -> StartOrder:
 
 def has(fake: FakeCloud, drone_id: DroneId, controller: str = CONTROLLER, **more: Any) -> str:
     """Give the cloud a server of a drone; its id."""
-    metadata = dict(registry.metadata(drone_id, "a100", controller, SITE))
-    return fake.add(drone_id, **{"tags": registry.tags(drone_id, controller, SITE), "metadata": metadata, **more})
+    names = ServerNames(controller, SITE)
+    metadata = dict(names.metadata(drone_id, "a100"))
+    return fake.add(drone_id, **{"tags": names.tags(drone_id), "metadata": metadata, **more})
 
 
 def created(fake: FakeCloud) -> list[str]:

@@ -24,7 +24,7 @@ from adapters.openstack.capacity import (
     size_of,
 )
 from adapters.openstack.records import Flavor, Limits, Server, ServerFault
-from adapters.openstack.registry import metadata
+from adapters.openstack.registry import ServerNames
 from adapters.openstack.settings import OpenStackOwnerConfig, OpenStackSiteConfig
 from provisioner.model import DroneId, DroneType, Node, OwnerDemand, OwnerLoad
 
@@ -103,6 +103,7 @@ def test_what_a_flavour_does_not_use_is_no_limit_to_it() -> None:
     assert allowed(LIMITS._replace(cpus=(60, 60), instances=(-1, 4), memory_mib=(-1, 0)), {"odd": nothing}) == {}
 
 
+NAMES = ServerNames("kit", "cloud")
 OURS, THEIRS = "79a929b39a1f4d79b2d4dd4184f373de", "0f6b0c6f4d0e4b36a8a4ad5b1b8a6c11"
 A100 = DroneType("cloud", "a100", gpu_milli=1000, cpus=14, memory_mib=60_000, disk_mib=90_000)
 WHOLE = DroneType("cloud", "whole", gpu_milli=4000, cpus=60, memory_mib=240_000, disk_mib=400_000)
@@ -116,7 +117,7 @@ DRONE = Server(
     launched_at=1.0,
     host_id=host_id(OURS, "gk-gpu-01"),
     flavor=FLAVOR,
-    metadata=metadata(DroneId("kit-a1b2-7"), "a100", "kit", "cloud"),
+    metadata=NAMES.metadata(DroneId("kit-a1b2-7"), "a100"),
 )
 THEIR = replace(DRONE, id="t1", name="etp-1", host_id=host_id(THEIRS, "gk-gpu-01"), metadata={})
 EMPTY = Node(
@@ -176,7 +177,7 @@ def test_a_drone_holds_its_types_gpus_and_its_flavours_rest() -> None:
     shares = replace(DRONE, flavor=replace(FLAVOR, extra={}))  # whatever its flavour says of GPUs, or hides
     assert free(first([shares])).gpu_milli == 3000
     assert free(first([replace(DRONE, flavor=None)])) == FlavorSize(3000, 50, 202_144, 910_000)
-    forgotten = replace(DRONE, metadata=metadata(DroneId("kit-a1b2-7"), "v100", "kit", "cloud"))
+    forgotten = replace(DRONE, metadata=NAMES.metadata(DroneId("kit-a1b2-7"), "v100"))
     assert free(first([forgotten])).gpu_milli == 3000
 
 

@@ -24,7 +24,7 @@ from adapters.openstack.creation import (
     user_data,
 )
 from adapters.openstack.records import Server
-from adapters.openstack.registry import metadata, named
+from adapters.openstack.registry import ServerNames
 from adapters.openstack.settings import OpenStackSiteConfig
 from adapters.shared.parcel import UnfitError
 from provisioner import drone as drone_files
@@ -48,6 +48,7 @@ from tests.openstack.fake_openstack import (
     site_config,
 )
 
+NAMES = ServerNames(CONTROLLER, SITE)
 FLAVOR = "id-of-gpu.a100.1"
 OK, REJECTED, UNKNOWN = OrderOutcome.OK, OrderOutcome.REJECTED, OrderOutcome.UNKNOWN
 
@@ -264,7 +265,7 @@ def test_little_is_asked_for_where_little_is_told() -> None:
 def test_a_server_is_known_again_by_its_request() -> None:
     body, _ = asked(metadata={"cost_centre": "wlcg"})
     server = Server("1", body["name"], "ACTIVE", metadata=body["metadata"], tags=frozenset(body["tags"]))
-    assert named(server, "kit", "gridka") == ("kit-ab12-7", "h100")
+    assert ServerNames("kit", "gridka").drone(server) == ("kit-ab12-7", "h100")
     assert body["metadata"]["cost_centre"] == "wlcg"
 
 
@@ -315,7 +316,7 @@ def test_a_request_that_nova_would_not_read_is_refused() -> None:
 
 def test_a_good_order_is_not_refused() -> None:
     for kind in (H100, replace(H100, gpu_milli=8000), replace(H100, gpu_milli=0), replace(H100, walltime_s=0.0)):
-        check_order(replace(ORDER, type=kind), "kit")
+        check_order(replace(ORDER, type=kind), NAMES)
 
 
 @pytest.mark.parametrize(
@@ -333,7 +334,7 @@ def test_a_good_order_is_not_refused() -> None:
 )
 def test_what_can_never_be_a_server_is_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(UnfitError):
-        check_order(replace(ORDER, **bad), "kit")
+        check_order(replace(ORDER, **bad), NAMES)
 
 
 # --------------------------------------------------------------------------------------------------------------- starts
@@ -345,7 +346,7 @@ class Starter:
     def __init__(self, fake: FakeCloud, nova: Nova, **options: Any) -> None:
         settings = site_config(fake, **options)
         self.nova, self.names = nova, NameResolver(nova, settings)
-        self.creation = ServerCreation(settings, CONTROLLER, SITE)
+        self.creation = ServerCreation(settings, NAMES)
         self.known: Collection[Server] = ()
 
     async def __call__(self, *orders: StartOrder) -> Sequence[OrderResult]:
@@ -386,7 +387,7 @@ async def test_of_two_servers_the_one_that_was_launched_is_told(fake: FakeCloud,
 
 
 async def test_a_server_in_a_cell_that_is_down_is_one_too(fake: FakeCloud, start: Starter) -> None:
-    start.known = [Server("far", drone(1), "UNKNOWN", metadata=metadata(drone(1), "a100", CONTROLLER, SITE))]
+    start.known = [Server("far", drone(1), "UNKNOWN", metadata=NAMES.metadata(drone(1), "a100"))]
     [result] = await start(order(1))
     assert (result.answer, result.remote_id, created(fake)) == (OK, "far", [])
 

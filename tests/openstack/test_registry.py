@@ -15,12 +15,13 @@ import pytest
 
 from adapters.openstack.capacity import host_id
 from adapters.openstack.records import Server, ServerFault
-from adapters.openstack.registry import MARGIN_S, RegistryView, ServerListing, ServerRegistry, listing, metadata, tags
+from adapters.openstack.registry import MARGIN_S, RegistryView, ServerListing, ServerNames, ServerRegistry, listing
 from provisioner.interfaces import UnavailableError
 from provisioner.model import DroneId, EndKind, FaultKind, RemoteDrone, RemoteEnd, RemoteState
 
 FULL_S, KEEP_S = 600.0, 900.0
 SEVEN = DroneId("kit-a1b2-7")
+NAMES = ServerNames("kit", "cloud")
 
 
 @dataclass
@@ -67,8 +68,8 @@ class Nova:
             updated_at=self.now,
             launched_at=self.now,
             host_id="ab" * 28,
-            tags=frozenset(tags(drone_id, controller, site)),
-            metadata=metadata(drone_id, "a100", controller, site),
+            tags=frozenset(ServerNames(controller, site).tags(drone_id)),
+            metadata=ServerNames(controller, site).metadata(drone_id, "a100"),
             **more,
         )
 
@@ -93,8 +94,7 @@ class Looks:
 
     def fresh(self) -> ServerRegistry:
         return ServerRegistry(
-            "kit",
-            "cloud",
+            NAMES,
             full_s=FULL_S,
             keep_s=KEEP_S,
             clock=lambda: self.watch.steady,
@@ -387,8 +387,8 @@ RUNS = Server(
     updated_at=NOW - 600,
     launched_at=NOW - 600,
     host_id=HOST,
-    tags=frozenset(tags(SEVEN, "kit", "cloud")),
-    metadata=metadata(SEVEN, "a100", "kit", "cloud"),
+    tags=frozenset(NAMES.tags(SEVEN)),
+    metadata=NAMES.metadata(SEVEN, "a100"),
 )
 BUILDS = replace(RUNS, status="BUILD", power=0, launched_at=0.0, host_id="", task="scheduling")
 NO_HOST = ServerFault(500, "No valid host was found. There are not enough hosts available.")
@@ -405,7 +405,7 @@ def listed(
     asked: Collection[DroneId] = (),
 ) -> ServerListing:
     muster = RegistryView(servers, {server.id: server for server in gone}, tuple(others))
-    return listing(muster, ends or {}, asked, PLACES, "kit", "cloud", NOW)
+    return listing(muster, ends or {}, asked, PLACES, NAMES, NOW)
 
 
 def one(server: Server, **more: Any) -> RemoteDrone:
