@@ -55,60 +55,32 @@ class Nova:
                 found.append(replace(row, tags=frozenset(), metadata={}) if row.status == "DELETED" else row)
         return found
 
-    def boot(
-        self, server_id: str, name: str = SEVEN, site: str = "cloud", controller: str = "kit", **more: Any
-    ) -> None:
-        drone_id = DroneId(name)
-        self.rows[server_id] = Server(
-            server_id,
-            name,
-            "ACTIVE",
-            power=1,
-            created_at=self.now,
-            updated_at=self.now,
-            launched_at=self.now,
-            host_id="ab" * 28,
-            tags=frozenset(ServerNames(controller, site).tags(drone_id)),
-            metadata=ServerNames(controller, site).metadata(drone_id, "a100"),
-            **more,
-        )
+    def boot(self, server_id: str, name: str = SEVEN, site: str = "cloud", controller: str = "kit") -> None:
+        names, drone_id, at = ServerNames(controller, site), DroneId(name), self.now
+        times = {"created_at": at, "updated_at": at, "launched_at": at}
+        marks: Any = {"tags": frozenset(names.tags(drone_id)), "metadata": names.metadata(drone_id, "a100")}
+        self.rows[server_id] = Server(server_id, name, "ACTIVE", power=1, host_id="ab" * 28, **times, **marks)
 
     def change(self, server_id: str, **what: Any) -> None:
         self.rows[server_id] = replace(self.rows[server_id], updated_at=self.now, **what)
 
 
-@dataclass
-class Watch:
-    """Our clocks."""
-
-    steady: float = 50.0
-    skew: float = 0.0
-
-
 class Looks:
-    """A roll that looks every 15 s."""
+    """A registry that polls every 15 s."""
 
     def __init__(self, nova: Nova, skew: float = 0.0) -> None:
-        self.nova, self.watch = nova, Watch(skew=skew)
-        self.roll = self.fresh()
-
-    def fresh(self) -> ServerRegistry:
-        return ServerRegistry(
-            NAMES,
-            full_s=FULL_S,
-            keep_s=KEEP_S,
-            clock=lambda: self.watch.steady,
-            wall_clock=lambda: self.nova.now + self.watch.skew,
-        )
+        self.nova, self.steady = nova, 50.0
+        clocks: Any = {"clock": lambda: self.steady, "wall_clock": lambda: nova.now + skew}
+        self.registry = ServerRegistry(NAMES, full_s=FULL_S, keep_s=KEEP_S, **clocks)
 
     def passes(self, seconds: float) -> None:
-        self.watch.steady += seconds
+        self.steady += seconds
         self.nova.now += seconds
 
     async def after(self, seconds: float = 15.0) -> RegistryView:
         self.passes(seconds)
         self.nova.asked.clear()
-        return await self.roll.poll(self.nova)  # type: ignore[arg-type]  # it lists, and is asked for nothing else
+        return await self.registry.poll(self.nova)  # type: ignore[arg-type]  # it lists, and is asked for nothing else
 
 
 @pytest.fixture
@@ -121,8 +93,25 @@ def looks(nova: Nova) -> Looks:
     return Looks(nova)
 
 
-def statuses(muster: RegistryView) -> dict[str, str]:
-    return {server.id: server.status for server in muster.servers}
+@pytest.fixture
+async def known_one(nova: Nova, looks: Looks) -> Looks:
+    """One server is known."""
+    nova.boot("s1")
+    await looks.after(0)
+    return looks
+
+
+@pytest.fixture
+async def two(nova: Nova, looks: Looks) -> Looks:
+    """Two servers are known."""
+    nova.boot("s1")
+    nova.boot("s2", "kit-a1b2-8")
+    await looks.after(0)
+    return looks
+
+
+def statuses(view: RegistryView) -> dict[str, str]:
+    return {server.id: server.status for server in view.servers}
 
 
 # ------------------------------------------------------------------------------------------------------ what is asked
@@ -150,23 +139,19 @@ async def test_an_empty_project_tells_no_time_to_ask_by(nova: Nova, looks: Looks
     assert nova.asked != ["all"]
 
 
-async def test_nothing_is_merged_of_a_look_that_failed_and_the_next_one_is_full(nova: Nova, looks: Looks) -> None:
-    nova.boot("s1")
-    await looks.after(0)
+async def test_nothing_is_merged_of_a_look_that_failed_and_the_next_one_is_full(nova: Nova, known_one: Looks) -> None:
     nova.broken = True
     with pytest.raises(UnavailableError):
-        await looks.after()
+        await known_one.after()
     nova.broken = False
     nova.change("s1", status="SHUTOFF")
-    assert statuses(await looks.after()) == {"s1": "SHUTOFF"}
+    assert statuses(await known_one.after()) == {"s1": "SHUTOFF"}
     assert nova.asked[0] == "all"
-    await looks.after()
+    await known_one.after()
     assert len(nova.asked) == 1
 
 
-async def test_half_a_full_look_is_none(nova: Nova, looks: Looks) -> None:
-    nova.boot("s1")
-    await looks.after(0)
+async def test_half_a_full_look_is_none(nova: Nova, known_one: Looks) -> None:
     nova.change("s1", status="DELETED")
     listed = nova.servers
 
@@ -177,32 +162,26 @@ async def test_half_a_full_look_is_none(nova: Nova, looks: Looks) -> None:
 
     nova.servers = cut  # type: ignore[method-assign]
     with pytest.raises(UnavailableError):
-        await looks.after(FULL_S)
+        await known_one.after(FULL_S)
     nova.servers = listed  # type: ignore[method-assign]
-    found = await looks.after()
+    found = await known_one.after()
     assert (statuses(found), found.gone["s1"].status) == ({}, "DELETED")
 
 
-async def test_what_nova_does_not_tell_as_a_change_is_found_by_a_full_look(nova: Nova, looks: Looks) -> None:
-    nova.boot("s1")
-    nova.boot("s2", "kit-a1b2-8")
-    await looks.after(0)
-    looks.passes(MARGIN_S + 1)
+async def test_what_nova_does_not_tell_as_a_change_is_found_by_a_full_look(nova: Nova, two: Looks) -> None:
+    two.passes(MARGIN_S + 1)
     nova.change("s2")
-    await looks.after()
+    await two.after()
     nova.rows["s1"] = replace(nova.rows["s1"], status="SHUTOFF")  # and no time with it
-    assert statuses(await looks.after())["s1"] == "ACTIVE"
-    assert statuses(await looks.after(FULL_S))["s1"] == "SHUTOFF"
+    assert statuses(await two.after())["s1"] == "ACTIVE"
+    assert statuses(await two.after(FULL_S))["s1"] == "SHUTOFF"
 
 
-async def test_one_that_was_deleted_before_it_had_a_host_leaves_no_trace(nova: Nova, looks: Looks) -> None:
-    nova.boot("s1")
-    nova.boot("s2", "kit-a1b2-8")
-    await looks.after(0)
+async def test_one_that_was_deleted_before_it_had_a_host_leaves_no_trace(nova: Nova, two: Looks) -> None:
     del nova.rows["s1"]
-    assert "s1" in statuses(await looks.after())
-    looks.roll.distrust()
-    found = await looks.after()
+    assert "s1" in statuses(await two.after())
+    two.registry.distrust()
+    found = await two.after()
     assert statuses(found) == {"s2": "ACTIVE"}
     assert found.gone["s1"].status == "ACTIVE"  # nobody has said that it was deleted
 
@@ -250,19 +229,17 @@ async def test_a_change_of_next_year_does_not_end_all_news(nova: Nova, looks: Lo
 # ------------------------------------------------------------------------------------------------------ what has gone
 
 
-async def test_a_deleted_one_is_remembered_with_what_was_known_of_it(nova: Nova, looks: Looks) -> None:
-    nova.boot("s1")
-    await looks.after(0)
+async def test_a_deleted_one_is_remembered_with_what_was_known_of_it(nova: Nova, known_one: Looks) -> None:
     before = nova.rows["s1"]
     nova.change("s1", status="DELETED", power=0, terminated_at=nova.now + 9)
-    found = await looks.after()
+    found = await known_one.after()
     gone = found.gone["s1"]
     assert found.servers == ()
     assert (gone.status, gone.metadata, gone.host_id, gone.power) == ("DELETED", before.metadata, before.host_id, 1)
     assert gone.terminated_at
     for _ in range(3):
-        assert (await looks.after(FULL_S / 2)).gone.get("s1", gone) == gone
-    assert (await looks.after(KEEP_S)).gone == {}
+        assert (await known_one.after(FULL_S / 2)).gone.get("s1", gone) == gone
+    assert (await known_one.after(KEEP_S)).gone == {}
 
 
 async def test_a_restarted_controller_learns_who_was_deleted_meanwhile(nova: Nova, looks: Looks) -> None:
@@ -282,29 +259,24 @@ async def test_a_restarted_controller_learns_who_was_deleted_meanwhile(nova: Nov
     assert found.gone["s2"].name == "kit-a1b2-8"
 
 
-async def test_what_is_deleted_does_not_come_back(nova: Nova, looks: Looks) -> None:
+async def test_what_is_deleted_does_not_come_back(nova: Nova, two: Looks) -> None:
     """An old copy of Nova's tables shows it once more, and the next look is a full one."""
-    nova.boot("s1")
-    nova.boot("s2", "kit-a1b2-8")
-    await looks.after(0)
     was = nova.rows["s1"]
     nova.change("s1", status="DELETED")
-    await looks.after()
+    await two.after()
     now, nova.rows["s1"] = nova.rows["s1"], was
-    assert statuses(await looks.after()) == {"s2": "ACTIVE"}
+    assert statuses(await two.after()) == {"s2": "ACTIVE"}
     nova.rows["s1"] = now
-    await looks.after()
+    await two.after()
     assert nova.asked[0] == "all"
 
 
-async def test_a_soft_deleted_one_may_be_restored(nova: Nova, looks: Looks) -> None:
-    nova.boot("s1")
-    await looks.after(0)
+async def test_a_soft_deleted_one_may_be_restored(nova: Nova, known_one: Looks) -> None:
     nova.change("s1", status="SOFT_DELETED")
-    found = await looks.after()
+    found = await known_one.after()
     assert (found.servers, found.gone["s1"].status) == ((), "SOFT_DELETED")
     nova.change("s1", status="ACTIVE")
-    found = await looks.after()
+    found = await known_one.after()
     assert (statuses(found), found.gone) == ({"s1": "ACTIVE"}, {})
 
 
@@ -327,15 +299,12 @@ async def test_servers_of_a_cell_that_is_down_are_alive(nova: Nova, looks: Looks
     assert statuses(await looks.after(FULL_S)) == {"s1": "ACTIVE", "s2": "ACTIVE"}
 
 
-async def test_one_that_was_not_listed_for_a_while_is_there_again(nova: Nova, looks: Looks) -> None:
-    nova.boot("s1")
-    nova.boot("s2", "kit-a1b2-8")
-    await looks.after(0)
+async def test_one_that_was_not_listed_for_a_while_is_there_again(nova: Nova, two: Looks) -> None:
     kept = nova.rows.pop("s1")
-    found = await looks.after(FULL_S)
+    found = await two.after(FULL_S)
     assert (statuses(found), found.gone["s1"].status) == ({"s2": "ACTIVE"}, "ACTIVE")
     nova.rows["s1"] = kept
-    found = await looks.after(FULL_S)
+    found = await two.after(FULL_S)
     assert (set(statuses(found)), found.gone) == ({"s1", "s2"}, {})
 
 
@@ -404,8 +373,8 @@ def listed(
     ends: Mapping[DroneId, RemoteEnd] | None = None,
     asked: Collection[DroneId] = (),
 ) -> ServerListing:
-    muster = RegistryView(servers, {server.id: server for server in gone}, tuple(others))
-    return listing(muster, ends or {}, asked, PLACES, NAMES, NOW)
+    view = RegistryView(servers, {server.id: server for server in gone}, tuple(others))
+    return listing(view, ends or {}, asked, PLACES, NAMES, NOW)
 
 
 def one(server: Server, **more: Any) -> RemoteDrone:
