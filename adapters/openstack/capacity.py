@@ -29,7 +29,7 @@ from provisioner.model import WHOLE_GPU, DroneType, FaultKind, Node, OwnerDemand
 MAX_HOST_NOTICES = 5
 MAX_OWNER_NOTICES = 10
 _MAX_CLAIMS = 500
-_MAX_NAMES = 3
+_MAX_NAMES_OF_SERVERS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,4 +314,4 @@ def _waits(server: Server, made_anew_at: float, wait_s: float, now: float) -> bo
 
 def _names(servers: Collection[Server]) -> str:
     names = sorted({server.name for server in servers})
-    return printable(", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else ""))
+    return printable(", ".join(names[:_MAX_NAMES_OF_SERVERS]) + (", ..." if len(names) > _MAX_NAMES_OF_SERVERS else ""))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 HTTP_URL = re.compile(r"https?://[^\s?#@]+")
 _SUFFIXES = (".yaml", ".yml", ".json")
 _VERSION = re.compile(r"/v(2\.0|3)$")
-_MAX_FILE_BYTES = 1024**2
+_MAX_CLOUDS_FILE_BYTES = 1024**2
 _APPLICATION_TYPES = ("v3applicationcredential",)
 _PASSWORD_TYPES = ("password", "v3password")
 _SECRET_KEYS = ("password", "application_credential_secret")
@@ -227,8 +227,8 @@ def _clouds(file: Path) -> tuple[Mapping[str, Any], Mapping[str, int]]:
 def _text(file: Path) -> str:
     try:
         with file.open("rb") as stream:
-            raw = stream.read(_MAX_FILE_BYTES + 1)
-        if len(raw) > _MAX_FILE_BYTES:
+            raw = stream.read(_MAX_CLOUDS_FILE_BYTES + 1)
+        if len(raw) > _MAX_CLOUDS_FILE_BYTES:
             raise NoAccessError(f"{file}: it is larger than 1 MiB: is it a clouds.yaml?")
         return raw.decode("utf-8-sig")
     except OSError as error:

@@ -8,12 +8,12 @@ import gzip
 import json
 import shlex
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from adapters.openstack.capacity import gpus_of
 from adapters.openstack.records import Flavor, Server
@@ -40,6 +40,8 @@ from provisioner.model import (
 
 if TYPE_CHECKING:
     from adapters.openstack.nova import OpenStackCloud
+
+T = TypeVar("T")
 
 # ------------------------------------------------------------------------------------------------ names in this cloud
 
@@ -129,12 +131,8 @@ class NameResolver:
         image = await self._image(wanted.image, flavor)
         networks: tuple[str, ...] | None = None
         if wanted.networks is not None:
-            known = await self._cloud.networks() if wanted.networks else {}
-            networks = tuple(_identity("network", name, known) for name in wanted.networks)
-        groups: tuple[str, ...] = ()
-        if wanted.security_groups:
-            known = await self._cloud.security_groups()
-            groups = tuple(_identity("security group", name, known) for name in wanted.security_groups)
+            networks = await _ids("network", wanted.networks, self._cloud.networks)
+        groups = await _ids("security group", wanted.security_groups, self._cloud.security_groups)
         if wanted.key_pair and wanted.key_pair not in (pairs := await self._cloud.key_pairs()):
             raise _missing("key pair", wanted.key_pair, pairs)
         return ResolvedNames(flavor.id, image, networks, groups)
@@ -177,15 +175,21 @@ def misfits(kind: DroneType, flavor: Flavor, wanted: OpenStackTypeConfig) -> Ite
         yield "disk", f"{of} has {sizes}: change `disk` or the flavour"
 
 
-def _identity(what: str, name: str, known: Mapping[str, str]) -> str:
-    """Return the id of an object by its id or its name. A name that several have matches none."""
-    ids = [name] if name in known else [each for each, own in known.items() if own == name]
-    if not ids:
-        raise _missing(what, name, list(known.values()))
-    if len(ids) > 1:
-        message = f"{len(ids)} of this cloud's {what}s are called `{_name(name)}`: write the id of one"
-        raise RejectedError(message, FaultKind.CONFIG)
-    return ids[0]
+async def _ids(
+    what: str, wanted: Iterable[str], names_by_id: Callable[[], Awaitable[Mapping[str, str]]]
+) -> tuple[str, ...]:
+    """Return the ids of objects by their ids or names. A name that several have matches none."""
+    known = await names_by_id() if wanted else {}
+    found: list[str] = []
+    for name in wanted:
+        ids = [name] if name in known else [each for each, own in known.items() if own == name]
+        if not ids:
+            raise _missing(what, name, list(known.values()))
+        if len(ids) > 1:
+            message = f"{len(ids)} of this cloud's {what}s are called `{_name(name)}`: write the id of one"
+            raise RejectedError(message, FaultKind.CONFIG)
+        found += ids
+    return tuple(found)
 
 
 def _missing(what: str, name: str, known: Sequence[str]) -> RejectedError:
@@ -384,18 +388,16 @@ class ServerCreation:
         self.starts.there(there)
         setup = await asyncio.to_thread(_read_setup, self._config.setup)
         results = [OrderResult(drone_id, OrderOutcome.OK, servers[0].id) for drone_id, servers in there.items()]
-        width = asyncio.Semaphore(self._config.parallel)
 
         async def create(order: StartOrder) -> OrderResult:
             """Never raises: another may have got through."""
             try:
-                async with width:
-                    if given_up.is_set():
-                        return rejected(order.drone_id, FaultKind.DOWN, "not asked for: there was no time left")
-                    ids = await resolver.resolved(order.type)
-                    body, hints = server_request(order, self._config, ids, user_data(order, self._config, setup))
-                    server_id = await cloud.create(body, hints, deadline_s=self._config.create_deadline)
-                    return OrderResult(order.drone_id, OrderOutcome.OK, server_id)
+                if given_up.is_set():
+                    return rejected(order.drone_id, FaultKind.DOWN, "not asked for: there was no time left")
+                ids = await resolver.resolved(order.type)
+                body, hints = server_request(order, self._config, ids, user_data(order, self._config, setup))
+                server_id = await cloud.create(body, hints, deadline_s=self._config.create_deadline)
+                return OrderResult(order.drone_id, OrderOutcome.OK, server_id)
             except UnfitError as error:
                 return rejected(order.drone_id, FaultKind.CONFIG, str(error))
             except OutcomeUnknownError as error:
@@ -409,14 +411,26 @@ class ServerCreation:
             self.starts.without_answer([order.drone_id])
             return outcome_unknown(order.drone_id, message)
 
-        tasks = []
-        async with asyncio.TaskGroup() as group:
-            for order in orders:
-                if self.starts.may_come(order.drone_id):
-                    results.append(outcome_unknown(order.drone_id, "an earlier create of it may still get through"))
-                elif order.drone_id not in there:
-                    tasks.append(group.create_task(create(order)))
-        return [*results, *(task.result() for task in tasks)]
+        creates = []
+        for order in orders:
+            if self.starts.may_come(order.drone_id):
+                results.append(outcome_unknown(order.drone_id, "an earlier create of it may still get through"))
+            elif order.drone_id not in there:
+                creates.append(create(order))
+        return [*results, *await side_by_side(creates, self._config.parallel)]
+
+
+async def side_by_side(calls: Iterable[Awaitable[T]], most: int) -> list[T]:
+    """Await calls, ``most`` of them at a time, and return their results in order."""
+    width = asyncio.Semaphore(most)
+
+    async def one(call: Awaitable[T]) -> T:
+        async with width:
+            return await call
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one(call)) for call in calls]
+    return [task.result() for task in tasks]
 
 
 async def servers_of(

@@ -11,7 +11,7 @@ from dataclasses import replace
 from urllib.parse import quote
 
 from adapters.openstack import records
-from adapters.openstack.records import Flavor, Image, Limits, Port, Record, Server, ServerAction, Volume, mapping, text
+from adapters.openstack.records import Flavor, Image, Limits, Record, Server, ServerAction, mapping, text
 from adapters.openstack.session import EXTRA_SPECS_VERSION, OpenStackSession, Query, ServiceMissingError, listed
 from adapters.openstack.states import DELETING_TASKS, GONE, order_error
 from adapters.shared.printing import printable
@@ -144,29 +144,31 @@ class OpenStackCloud(OpenStackSession):
 
     # ---------------------------------------------------------------------------------------- what servers leave behind
 
-    async def ports(self) -> Sequence[Port]:
-        """Return the project's ports of servers; none where the cloud offers no network service.
+    async def ports(self) -> Mapping[str, str]:
+        """Return the servers of the project's ports, by port; none where the cloud offers no network service.
 
-        Neutron shows an admin the whole cloud's, so the project is asked for.
+        Neutron shows an admin the whole cloud's, so the project is asked for. ``compute:`` is Nova's prefix of the
+        owner of a port that is bound to a server (Neutron API reference, "device_owner").
         """
         fields = [("fields", each) for each in ("id", "device_id", "device_owner")]
         try:
             query: Query = [*fields, ("project_id", await self.current_project())]
-            ports = [records.parse_port(each) for each in await self.pages("network", "/ports", "ports", query)]
+            found = await self.pages("network", "/ports", "ports", query)
         except ServiceMissingError:
-            return []
-        return [each for each in ports if each.device_owner.startswith("compute:")]
+            return {}
+        owned = [each for each in found if text(each, "device_owner").startswith("compute:")]
+        return {records.identity(each, "port"): text(each, "device_id") for each in owned}
 
     async def delete_port(self, port_id: str) -> None:
         await self.order("network", "DELETE", f"/ports/{_safe(port_id)}", accepted=(404,))
 
-    async def volumes(self) -> Sequence[Volume]:
-        """Return the project's volumes; none where the cloud offers no volume service."""
+    async def volumes(self) -> Mapping[str, str]:
+        """Return the statuses of the project's volumes by id; none where the cloud offers no volume service."""
         try:
             found = await self.pages("block-storage", "/volumes/detail", "volumes")
         except ServiceMissingError:
-            return []
-        return [records.parse_volume(each) for each in found]
+            return {}
+        return {records.identity(each, "volume"): text(each, "status") for each in found}
 
     async def delete_volume(self, volume_id: str) -> None:
         await self.order("block-storage", "DELETE", f"/volumes/{_safe(volume_id)}", accepted=(404,))

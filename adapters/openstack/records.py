@@ -1,4 +1,4 @@
-"""Records of servers, flavours, limits, ports and volumes, and their parsing from the services' JSON.
+"""Records of servers, flavours, images and limits, and their parsing from the services' JSON.
 
 Times are seconds since the epoch, UTC; 0 where the cloud does not tell. Sizes are MiB; disk sizes come in GiB. A field
 that is missing or invalid is left at its default; identities must be there. Names of fields: compute API reference,
@@ -217,29 +217,3 @@ def parse_image(record: Record) -> Image:
         min_memory_mib=number(record, "min_ram"),
         created_at=instant(record, "created_at"),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Port:
-    """A port of a network (Neutron)."""
-
-    id: str
-    device_id: str
-    """Server that it is or was of."""
-    device_owner: str
-
-
-def parse_port(record: Record) -> Port:
-    return Port(identity(record, "port"), text(record, "device_id"), text(record, "device_owner"))
-
-
-@dataclass(frozen=True, slots=True)
-class Volume:
-    """A volume (Cinder)."""
-
-    id: str
-    status: str
-
-
-def parse_volume(record: Record) -> Volume:
-    return Volume(identity(record, "volume"), text(record, "status"))

@@ -38,7 +38,7 @@ _MAX_GONE = 5000
 # --------------------------------------------------------------------------------------------------- names of servers
 
 _LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
-_DRONE_ID = re.compile(rf"(?P<controller>{_LABEL})-[a-z0-9]{{1,32}}-(?:0|[1-9][0-9]{{0,17}})")
+_DRONE_ID_FORMAT = re.compile(rf"(?P<controller>{_LABEL})-[a-z0-9]{{1,32}}-(?:0|[1-9][0-9]{{0,17}})")
 _MAX_ID = 63
 _MAX_TAG = 60
 
@@ -65,7 +65,7 @@ class ServerNames:
 
     def is_ours(self, drone_id: str) -> bool:
         """Return whether it is an id of a drone of this controller."""
-        found = _DRONE_ID.fullmatch(drone_id)
+        found = _DRONE_ID_FORMAT.fullmatch(drone_id)
         return found is not None and found["controller"] == self.controller and len(drone_id) <= _MAX_ID
 
     def tags(self, drone_id: DroneId) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from typing import TYPE_CHECKING, Self
 
 from adapters.openstack.capacity import OwnerRequests, allowed, claims, host_names, nodes, owner_load, owners
-from adapters.openstack.creation import NameResolver, ServerCreation, servers_of
+from adapters.openstack.creation import NameResolver, ServerCreation, servers_of, side_by_side
 from adapters.openstack.records import Server, ServerAction
 from adapters.openstack.registry import RegistryView, ServerListing, ServerNames, ServerRegistry, listing
 from adapters.openstack.settings import CloudAccess, OpenStackSiteConfig
@@ -136,19 +136,15 @@ class OpenStackSite:
         tasks += [self._cloud.delete(server_id) for server_id in found.surplus]
         if self._cleanup.due(ours.gone):
             tasks.append(self._cleanup.run(self._cloud))
-        width = asyncio.Semaphore(self._config.parallel)
         self._trouble = ""
 
-        async def one(task: Awaitable[None]) -> None:
-            async with width:
-                try:
-                    await task
-                except AdapterError as error:  # then after the next poll
-                    self._trouble = printable(f"housekeeping: {error}", 300)
+        async def attempt(task: Awaitable[None]) -> None:
+            try:
+                await task
+            except AdapterError as error:  # then after the next poll
+                self._trouble = printable(f"housekeeping: {error}", 300)
 
-        async with asyncio.TaskGroup() as group:
-            for task in tasks:
-                group.create_task(one(task))
+        await side_by_side([attempt(task) for task in tasks], self._config.parallel)
 
     def _housekeeping_trouble(self) -> Sequence[str]:
         task = self._housekeeping
@@ -211,17 +207,14 @@ class OpenStackSite:
         await self._creation.starts.settled(drone_ids)
         there = await servers_of(self._cloud, self._names, drone_ids, self._known)
         self._ends.ask(there)
-        width = asyncio.Semaphore(self._config.parallel)
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._stop(width, order, there.get(order.drone_id, ()))) for order in orders]
-        return [task.result() for task in tasks]
+        stops = [self._stop(order, there.get(order.drone_id, ())) for order in orders]
+        return await side_by_side(stops, self._config.parallel)
 
-    async def _stop(self, width: asyncio.Semaphore, order: StopOrder, servers: Sequence[Server]) -> OrderResult:
+    async def _stop(self, order: StopOrder, servers: Sequence[Server]) -> OrderResult:
         """Stop the servers of one drone. An error is its result: the other drones are stopped all the same."""
         try:
             for server in servers:
-                async with width:
-                    await self._stop_server(server, kill=order.kill)
+                await self._stop_server(server, kill=order.kill)
         except OutcomeUnknownError as error:
             return outcome_unknown(order.drone_id, str(error))
         except AdapterError as error:

@@ -62,7 +62,7 @@ class ServerPhase:
 _PENDING, _RUNNING, _UNKNOWN = RemoteState.PENDING, RemoteState.RUNNING, RemoteState.UNKNOWN
 _OFF, _ENDED = RemoteState.STOPPED, RemoteState.ENDED
 
-STATES: Mapping[str, ServerPhase] = {
+SERVER_STATES: Mapping[str, ServerPhase] = {
     "ACTIVE": ServerPhase(_RUNNING, stop=StopMethod.SHUT_DOWN),
     "BUILD": ServerPhase(_PENDING, "is being built"),
     # The guest runs on while these go on.
@@ -94,7 +94,7 @@ STATES: Mapping[str, ServerPhase] = {
 }
 """All states of the compute API guide."""
 
-GONE = frozenset(status for status, phase in STATES.items() if phase.state is _ENDED)
+GONE = frozenset(status for status, phase in SERVER_STATES.items() if phase.state is _ENDED)
 DELETING_TASKS = frozenset({"deleting", "soft-deleting"})
 
 _ENDING_TASKS: Mapping[str, str] = {
@@ -120,7 +120,7 @@ those that are off, crashed or suspended, and lets paused ones be."""
 
 def server_phase(server: Server) -> ServerPhase:
     """Return the phase of a server. A status that the table lacks means that it is alive."""
-    phase = STATES.get(server.status)
+    phase = SERVER_STATES.get(server.status)
     if phase is None:
         status = printable(server.status, 60) or "none"
         return ServerPhase(_UNKNOWN, f"in a state that is not known here: {status}")
@@ -151,7 +151,7 @@ def _phase_in_error(server: Server) -> ServerPhase:
         return ServerPhase(_PENDING, words, fault=kind, final=True)
     if server.power == _RUNNING_GUEST:
         return ServerPhase(_UNKNOWN, printable(f"in error, and its guest runs: {words}", MAX_REASON))
-    return replace(STATES["ERROR"], why=words)
+    return replace(SERVER_STATES["ERROR"], why=words)
 
 
 # ------------------------------------------------------------------------------------------------- the words of errors

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from adapters.openstack.records import Port, Server, ServerAction, Volume
+from adapters.openstack.records import Server, ServerAction
 from adapters.openstack.states import CRASHED_GUEST, GONE, MAX_REASON, SHUT_DOWN_GUEST, server_phase
 from adapters.shared.printing import printable
 from provisioner.model import DroneId, EndKind, FaultKind, RemoteEnd, RemoteState
@@ -243,17 +243,16 @@ _LATE_S = 300.0
 
 
 def leftovers(
-    deleted: Mapping[str, Server], ports: Iterable[Port], volumes: Iterable[Volume]
+    deleted: Mapping[str, Server], ports: Mapping[str, str], volumes: Mapping[str, str]
 ) -> tuple[list[str], list[str]]:
     """Return the ids of ports and of volumes that Nova made for deleted servers and did not delete.
 
     ``deleted`` are our servers by id, as last known: only what belonged to one of them is deleted. Such leftovers eat
-    quotas, until nothing more can be started (field notes, B 46).
+    quotas, until nothing more can be started (field notes, B 46). ``ports`` are servers by port, ``volumes`` statuses.
     """
     attached = {volume for server in deleted.values() for volume in server.volumes}
-    # Nova's prefix of ``device_owner`` of a port that is bound to a server (Neutron API reference, "device_owner").
-    left = [port.id for port in ports if port.device_id in deleted and port.device_owner.startswith("compute:")]
-    return left, [each.id for each in volumes if each.id in attached and each.status in _DELETABLE]
+    left = [port for port, server_id in ports.items() if server_id in deleted]
+    return left, [volume for volume, status in volumes.items() if volume in attached and status in _DELETABLE]
 
 
 class ResourceCleanup:

@@ -14,7 +14,7 @@ OURS = ".site"
 """Subdirectory of the drone's directory for the files of the site."""
 VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _MAX_VALUE_BYTES = 100_000
-_FILE = re.compile(r"[A-Za-z0-9_@+=.-]{1,128}(/[A-Za-z0-9_@+=.-]{1,128}){0,8}")
+_SENDABLE_FILE = re.compile(r"[A-Za-z0-9_@+=.-]{1,128}(/[A-Za-z0-9_@+=.-]{1,128}){0,8}")
 
 
 class UnfitError(ValueError):
@@ -35,7 +35,7 @@ def check_environment(env: dict[str, str], *, reserved: re.Pattern[str]) -> dict
 def sendable(bootstrap: Bootstrap) -> None:
     """Check that a bootstrap can be sent along. Raises UnfitError."""
     for name in bootstrap.files:
-        if not _FILE.fullmatch(name) or set(name.split("/")) & {".", "..", OURS}:
+        if not _SENDABLE_FILE.fullmatch(name) or set(name.split("/")) & {".", "..", OURS}:
             raise UnfitError(f"a drone cannot take a file along as {name[:60]!r}")
     for name, value in bootstrap.env.items():
         try:

@@ -133,7 +133,7 @@ def left_of(lab: OpenStackLab, drone_id: str) -> list[str]:
     there = [each["id"] for each in servers_named(lab, drone_id)]
     once = {each["id"] for each in servers_named(lab, drone_id, deleted=True)} | set(there)
     ports = lab.admin("GET", "neutron:/ports")["ports"]
-    volumes = lab.session()("GET", "cinder:/volumes/detail")["volumes"]
+    volumes = lab.disks()
     held = [{attached["server_id"] for attached in volume["attachments"]} for volume in volumes]
     return [
         *(f"server {each}" for each in there),

@@ -124,7 +124,7 @@ def test_ports_and_volumes_go_with_their_server_or_stay(cloud: OpenStackLab, ten
         cloud.network.keep_ports = cloud.volumes.keep_volumes = kept
         tenant("DELETE", f"nova:/servers/{number}")
         cloud.reaches(number, "GONE")
-        left = [*tenant("GET", "neutron:/ports")["ports"], *tenant("GET", "cinder:/volumes/detail")["volumes"]]
+        left = [*cloud.ports(), *cloud.disks()]
         assert [each["id"] for each in left] == ([port["id"], volume["id"]] if kept else [])
     assert left[1]["status"] == "available"
     tenant("DELETE", f"neutron:/ports/{port['id']}")

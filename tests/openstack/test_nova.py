@@ -14,11 +14,9 @@ from adapters.openstack.records import (
     Flavor,
     Image,
     Limits,
-    Port,
     Server,
     ServerAction,
     ServerFault,
-    Volume,
 )
 from provisioner.interfaces import AuthError, RejectedError, UnavailableError
 from provisioner.model import FaultKind
@@ -192,23 +190,24 @@ async def test_ports_and_volumes_of_servers(fake: FakeCloud, nova: Nova) -> None
     fake.page = 1
     port = {"id": "p1", "device_id": "s1", "device_owner": "compute:nova", "status": "DOWN"}
     fake.lists["ports"] = [port, {**port, "id": "p2", "device_owner": "network:dhcp"}]
+    fake.lists["ports"].append({**port, "id": "p3", "device_owner": "compute:az-2"})
     fake.lists["volumes"] = [
         {"id": "v1", "status": "in-use", "attachments": [{"server_id": "s1"}]},
         {"id": "v2"},
     ]
-    assert await nova.ports() == [Port("p1", "s1", "compute:nova")]
+    assert await nova.ports() == {"p1": "s1", "p3": "s1"}
     assert f"project_id={PROJECT}" in fake.asked[-1]
-    assert await nova.volumes() == [Volume("v1", "in-use"), Volume("v2", "")]
+    assert await nova.volumes() == {"v1": "in-use", "v2": ""}
     await nova.delete_port("p1")
     await nova.delete_port("p1")
     await nova.delete_volume("v1")
     await nova.delete_volume("v1")
-    assert [each["id"] for each in fake.lists["ports"] + fake.lists["volumes"]] == ["p2", "v2"]
+    assert [each["id"] for each in fake.lists["ports"] + fake.lists["volumes"]] == ["p2", "p3", "v2"]
 
 
 async def test_a_cloud_without_networks_and_volumes_has_nothing_left_behind(fake: FakeCloud, nova: Nova) -> None:
     del fake.services["network"], fake.services["volumev3"]
-    assert (await nova.ports(), await nova.volumes()) == ([], [])
+    assert (await nova.ports(), await nova.volumes()) == ({}, {})
     with pytest.raises(UnavailableError, match="no service `network`") as told:
         await nova.networks()
     assert told.value.kind is FaultKind.CONFIG
@@ -285,7 +284,7 @@ _JSON = st.recursive(
 def test_no_answer_is_more_than_a_site_that_is_down(told: dict[str, Any]) -> None:
     records.parse_limits(told)
     records.parse_action(told)
-    for kind in ("server", "flavor", "image", "port", "volume"):
+    for kind in ("server", "flavor", "image"):
         with suppress(UnavailableError):
             getattr(records, f"parse_{kind}")(told)
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from adapters.openstack.states import STATES, StopMethod
+from adapters.openstack.states import SERVER_STATES, StopMethod
 from provisioner.model import FaultKind, RemoteState
 from provisioner.planner.breakers import BACKOFF_POLICIES
 
@@ -39,7 +39,7 @@ def test_the_states_are_those_of_the_table() -> None:
         for status in re.findall(r"`(\w+)`", statuses):
             assert status not in told
             told[status] = state, "taken back" in drone, WAY[way]
-    assert told == {status: (means.state, means.taken, means.stop) for status, means in STATES.items()}
+    assert told == {status: (means.state, means.taken, means.stop) for status, means in SERVER_STATES.items()}
 
 
 def test_the_back_offs_are_those_of_the_breakers() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from adapters.openstack.records import Server, ServerFault
 from adapters.openstack.states import (
-    STATES,
+    SERVER_STATES,
     StopMethod,
     classify_fault,
     fault_in,
@@ -29,7 +29,7 @@ NO_HOST = ServerFault(500, "No valid host was found. There are not enough hosts 
 
 
 def test_every_status_of_the_guide_is_in_the_table() -> None:
-    assert set(STATES) == set(GUIDE.split())
+    assert set(SERVER_STATES) == set(GUIDE.split())
 
 
 @pytest.mark.parametrize("status", ["QUANTUM", "", "active", "x" * 5000, "\x1b[2J"])

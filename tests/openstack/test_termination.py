@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from adapters.openstack.records import Port, Server, ServerAction, ServerFault, Volume
+from adapters.openstack.records import Server, ServerAction, ServerFault
 from adapters.openstack.termination import (
     MAX_TAIL_BYTES,
     EndedServers,
@@ -310,22 +310,11 @@ def port(port_id: str, server: str = "s1", owner: str = "compute:nova") -> dict[
 
 
 def test_only_what_was_a_drones_and_is_free_is_left_behind() -> None:
-    ports = [
-        Port("ours", "s1", "compute:nova"),
-        Port("a-zone's", "s1", "compute:az-2"),
-        Port("another's", "s9", "compute:nova"),
-        Port("a-router's", "s1", "network:router_interface"),
-        Port("nobody's", "", ""),
-    ]
-    volumes = [
-        Volume("booted", "available"),
-        Volume("failed", "error_deleting"),
-        Volume("in-use", "in-use"),
-        Volume("goes", "deleting"),
-        Volume("a-person's", "available"),
-    ]
+    ports = {"ours": "s1", "another's": "s9", "nobody's": ""}
+    volumes = {"booted": "available", "failed": "error_deleting", "in-use": "in-use", "goes": "deleting"}
+    volumes["a-person's"] = "available"
     server = gone("s1", "DELETED", "booted", "failed", "in-use", "goes")
-    assert leftovers({"s1": server}, ports, volumes) == (["ours", "a-zone's"], ["booted", "failed"])
+    assert leftovers({"s1": server}, ports, volumes) == (["ours"], ["booted", "failed"])
     assert leftovers({}, ports, volumes) == ([], [])
 
 
