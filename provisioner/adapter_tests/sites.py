@@ -48,61 +48,47 @@ class SiteWorld(Protocol):
 
     def site(self, controller: str | None = None) -> Site:
         """Return a new adapter object, as a controller (:attr:`controller`, or another) builds it at its start."""
-        ...
 
     def living(self) -> Bootstrap:
         """Return a drone that runs until it gets SIGTERM."""
-        ...
 
     def stubborn(self) -> Bootstrap:
         """Return a drone that ignores SIGTERM and has further processes."""
-        ...
 
     def exiting(self, code: int) -> Bootstrap:
         """Return a drone that exits by itself with this status."""
-        ...
 
     async def alive(self, drone_id: DroneId) -> int:
         """Return how many copies of a drone run or wait there: 0, 1, or more if it was duplicated."""
-        ...
 
     async def anything_left(self, drone_id: DroneId) -> bool:
         """Return whether anything of a drone is left that uses resources."""
-        ...
 
     def broken(self) -> AbstractAsyncContextManager[None]:
         """Make the site unreachable, while inside."""
-        ...
 
     # Hooks: a lab that cannot do one of these raises NotSupportedError with the reason, and its tests are skipped.
 
     def lost_replies(self) -> AbstractAsyncContextManager[None]:
         """Carry out each start and lose the reply to it, while inside."""
-        ...
 
     def pages(self) -> AbstractAsyncContextManager[None]:
         """Answer each listing in pages of one drone, while inside."""
-        ...
 
     def cut_listings(self) -> AbstractAsyncContextManager[None]:
         """Break off the answer to each listing in the middle, while inside."""
-        ...
 
     def refused_starts(self) -> AbstractAsyncContextManager[None]:
         """Refuse each start and make nothing, while inside."""
-        ...
 
     def refused_stops(self, status: int) -> AbstractAsyncContextManager[None]:
         """Answer each stop with this HTTP status (403, 500 or 503) or its equivalent, and stop nothing."""
-        ...
 
     def forgetful_site(self) -> Site:
         """Return a new adapter object like :meth:`site`, which keeps finished drones for a second at most."""
-        ...
 
     async def objects(self, drone_id: DroneId) -> Sequence[str]:
         """List the objects of a drone that stay at the site until somebody deletes them."""
-        ...
 
 
 class SiteContract:
