@@ -1,8 +1,7 @@
-"""Starts that run to their end whoever still waits for them, and results of orders that failed.
+"""Starts that run to their end although their caller gives up, and results of orders that failed.
 
-A submit that is cut off has happened or not, and nothing tells which. So a caller that gives up only prevents orders
-that were not sent yet, and an order without an answer keeps its drone from being started again until it would have
-shown.
+A submit that is cut off may have happened. So a caller that gives up only prevents orders that were not sent yet, and
+an order without an answer keeps its drone from being started again until it would have shown.
 """
 
 from __future__ import annotations
@@ -14,17 +13,12 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from adapters.shared.printing import printable
 from provisioner.model import DroneId, Fault, FaultKind, OrderOutcome, OrderResult
 
-Work = Callable[[asyncio.Event], Awaitable[Sequence[OrderResult]]]
-"""Starts drones. Once the event is set, its caller has given up: no more orders are sent."""
-
 
 def rejected(drone_id: DroneId, kind: FaultKind, message: str) -> OrderResult:
-    """Return the result of an order that was not carried out."""
     return OrderResult(drone_id, OrderOutcome.REJECTED, "", Fault(kind, printable(message, 300), time.time()))
 
 
 def outcome_unknown(drone_id: DroneId, message: str) -> OrderResult:
-    """Return the result of an order that may have been carried out."""
     fault = Fault(FaultKind.UNKNOWN, printable(message, 300), time.time())
     return OrderResult(drone_id, OrderOutcome.UNKNOWN, "", fault)
 
@@ -40,10 +34,17 @@ class Starts:
         self._unanswered: dict[DroneId, float] = {}
         """Time, by the monotonic clock, from which on it cannot succeed any more."""
 
-    async def run(self, drone_ids: Iterable[DroneId], work: Work) -> Sequence[OrderResult]:
-        """Run ``work`` in its turn, in a task of its own."""
+    async def run(
+        self, drone_ids: Iterable[DroneId], work: Callable[[asyncio.Event], Awaitable[Sequence[OrderResult]]]
+    ) -> Sequence[OrderResult]:
+        """Run ``work`` in its turn, in a task of its own. It sends no more orders once its event is set."""
         given_up = asyncio.Event()
-        task = asyncio.create_task(self._in_turn(work, given_up), name=f"start at site {self._site}")
+
+        async def in_turn() -> Sequence[OrderResult]:
+            async with self._turn:
+                return [] if given_up.is_set() else await work(given_up)
+
+        task = asyncio.create_task(in_turn(), name=f"start at site {self._site}")
         self._under_way[task] = frozenset(drone_ids)
         task.add_done_callback(self._done)
         try:
@@ -51,10 +52,6 @@ class Starts:
         except asyncio.CancelledError:
             given_up.set()
             raise
-
-    async def _in_turn(self, work: Work, given_up: asyncio.Event) -> Sequence[OrderResult]:
-        async with self._turn:
-            return [] if given_up.is_set() else await work(given_up)
 
     def _done(self, task: asyncio.Task[Sequence[OrderResult]]) -> None:
         self._under_way.pop(task, None)
