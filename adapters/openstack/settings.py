@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from adapters.shared.parcel import check_environment
 from provisioner.config.messages import choices
-from provisioner.config.models import mistake_at
+from provisioner.config.models import ConfigSection, mistake_at
 from provisioner.config.units import ConfigPath, Duration, PositiveDuration, Secret, Size
 from provisioner.model import WHOLE_GPU, DroneType
 
@@ -36,10 +36,8 @@ def _check_metadata(metadata: dict[str, str]) -> dict[str, str]:
     return metadata
 
 
-class Credentials(BaseModel):
+class Credentials(ConfigSection):
     """Who we are to Keystone: an application credential (`openstack application credential create`)."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     url: str = Field(
         pattern=r"^https?://[^\s?#@]+$",
@@ -54,10 +52,8 @@ class Credentials(BaseModel):
     )
 
 
-class CloudAccess(BaseModel):
+class CloudAccess(ConfigSection):
     """A cloud, and who we are there: an entry of a clouds.yaml, or `auth`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     cloud: str = Field(default="", max_length=255, description="Name of an entry of clouds.yaml.", examples=["gridka"])
     clouds_file: ConfigPath | None = Field(
@@ -82,19 +78,15 @@ class CloudAccess(BaseModel):
         return self
 
 
-class BootVolume(BaseModel):
+class BootVolume(ConfigSection):
     """A volume that a server boots from, made from the image and deleted with the server."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     size: Size = Field(description="How large; whole GiB are made of it.", examples=["40 GiB"])
     type: str = Field(default="", pattern=r"^[^\n]{0,255}$", description="Volume type. Default: the cloud's.")
 
 
-class ServerOptions(BaseModel):
+class ServerOptions(ConfigSection):
     """Options of servers: for all of them, or for one drone type instead."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     image: str = Field(
         default="", pattern=_OPTIONAL_NAME, description="Name or id of the image.", examples=["drone-2026-11"]
@@ -137,10 +129,8 @@ class OpenStackTypeConfig(ServerOptions):
     )
 
 
-class HostConfig(BaseModel):
+class HostConfig(ConfigSection):
     """Hosts of one kind whose GPUs our servers may have. A cloud tells its users nothing of them: its operator does."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     names: list[Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,253}$")]] = Field(
         min_length=1,
