@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,11 @@ class Machine:
     def left(self) -> dict[int, str]:
         return processes_with(f"PROVISIONER_DRONE_ID={self.drone_id}\0")
 
+    def kill_left(self) -> None:
+        for pid in self.left():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
 
 @pytest.fixture(
     params=[None, pytest.param(BUSYBOX, marks=pytest.mark.skipif(not BUSYBOX, reason="no busybox"))],
@@ -113,13 +119,10 @@ def machine(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Machine]
     found = Machine(tmp_path, request.param)
     yield found
     for process in found.running:
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         process.wait()
-    for pid in found.left():
-        os.kill(pid, signal.SIGKILL)
+    found.kill_left()
 
 
 READY = "; : >../ready; while :; do sleep 0.1; done"
@@ -321,8 +324,7 @@ def test_cut_off_and_started_again_it_does_not_go_on(machine: Machine) -> None:
     machine.render(f"echo alive >>../lives{READY}")
     process = machine.running_drone()
     os.killpg(process.pid, signal.SIGKILL)
-    for pid in machine.left():
-        os.kill(pid, signal.SIGKILL)
+    machine.kill_left()
     # cloud-init runs user data no more, but what is in per-boot.
     script = machine.root / "var/lib/cloud/scripts/per-boot/gpu-drone"
     assert os.access(script, os.X_OK)
