@@ -1,7 +1,7 @@
 """One look at an OpenStack site with 50 and with 500 drones' servers: calls, processor time, and how they grow.
 
-The adapter as shipped, before a cloud in a thread that speaks as Nova does (tests/openstack/clouded.py); only the
-adapter's own thread is measured. Servers have come up a minute apart: an ordinary look is told those of the last
+The adapter as shipped, before a cloud in a thread that speaks as Nova does (tests/openstack/fake_openstack.py); only
+the adapter's own thread is measured. Servers have come up a minute apart: an ordinary look is told those of the last
 minutes, a full one all.
 
     openstack.py
@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from adapters.openstack import OpenStackSite
-from adapters.openstack.registry import metadata, tags
+from adapters.openstack.registry import ServerNames
 from adapters.openstack.settings import OpenStackSiteConfig
 from benchmarks.cost import Figure, tell
 from provisioner.model import DroneId, DroneType
-from tests.openstack.clouded import Clouded, running
+from tests.openstack.fake_openstack import FakeCloud, running
 
 FEW, MANY = 50, 500
 LOOKS = 20
@@ -51,15 +51,15 @@ class Look:
     cpu_s: float
 
 
-def add_server(cloud: Clouded, number: int, at: datetime) -> None:
+def add_server(cloud: FakeCloud, number: int, at: datetime) -> None:
     """One as Nova 34 tells it, with all fields that it has for a project's user."""
-    drone_id = DroneId(f"{US}-a1b2-{number}")
+    drone_id, names = DroneId(f"{US}-a1b2-{number}"), ServerNames(US, HERE)
     told = at.strftime("%Y-%m-%dT%H:%M:%SZ")
     address = {"version": 4, "addr": f"10.0.{number // 250}.{number % 250}", "OS-EXT-IPS:type": "fixed"}
     cloud.add(
         drone_id,
-        metadata=dict(metadata(drone_id, GPU.name, US, HERE)),
-        tags=tags(drone_id, US, HERE),
+        metadata=dict(names.metadata(drone_id, GPU.name)),
+        tags=names.tags(drone_id),
         created=told,
         updated=told,
         hostId=f"{number % 25:056x}",
@@ -97,9 +97,9 @@ def add_server(cloud: Clouded, number: int, at: datetime) -> None:
 
 
 @contextmanager
-def cloud_of(servers: int) -> Iterator[Clouded]:
+def cloud_of(servers: int) -> Iterator[FakeCloud]:
     """In a thread of its own."""
-    cloud = Clouded(quota=10_000)
+    cloud = FakeCloud(quota=10_000)
     up, over = threading.Event(), asyncio.Event()
     loop = asyncio.new_event_loop()
 
@@ -122,7 +122,7 @@ def cloud_of(servers: int) -> Iterator[Clouded]:
         loop.close()
 
 
-async def looks(cloud: Clouded, servers: int, *, full: bool) -> Look:
+async def looks(cloud: FakeCloud, servers: int, *, full: bool) -> Look:
     """The mean of some, after the first."""
     config = OpenStackSiteConfig.model_validate(
         {

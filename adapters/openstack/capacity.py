@@ -1,23 +1,35 @@
-"""The hosts with GPUs as nodes: all that each has, as the operator tells, less what the servers hold that we can see.
+"""Room in a cloud: hosts with GPUs as nodes, the project's quota, and the claims of the hardware's owner.
 
 Nova tells a project no host's name, only an id made of that and the project's (``nova/utils.py``, generate_hostid):
 who knows the names knows the ids. Servers of further projects on these hosts are not seen; where there are any, the
-operator tells hosts with what is left of them.
+operator configures hosts with what is left of them.
+
+Nova knows no queue: a create that finds no host becomes a server in ERROR, and only its owner tries again. So one that
+found no room claims it for a while (``wait``) after it failed, that its owner may try again and find it; then no more,
+or servers that were forgotten long ago, or made anew under another name, would claim room for ever. A server that was
+made anew under its own name claims nothing.
 """
 
 from __future__ import annotations
 
 import hashlib
+import operator
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass
+from typing import NamedTuple
 
 from adapters.openstack.records import Flavor, Limits, Server
-from adapters.openstack.registry import TYPE
-from adapters.openstack.settings import HostConfig, OpenStackSiteConfig
-from provisioner.model import WHOLE_GPU, DroneType, Node
+from adapters.openstack.registry import DRONE_KEY, TYPE_KEY
+from adapters.openstack.settings import HostConfig, OpenStackOwnerConfig, OpenStackSiteConfig
+from adapters.openstack.states import GONE, classify_fault
+from adapters.shared.printing import printable
+from provisioner.model import WHOLE_GPU, DroneType, FaultKind, Node, OwnerDemand, OwnerLoad
 
-_MOST_NOTICES = 5
+MAX_HOST_NOTICES = 5
+MAX_OWNER_NOTICES = 10
+_MAX_CLAIMS = 500
+_MAX_NAMES_OF_SERVERS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,26 +42,19 @@ class FlavorSize:
     disk_mib: int = 0
 
     def __add__(self, other: FlavorSize) -> FlavorSize:
-        return FlavorSize(
-            self.gpu_milli + other.gpu_milli,
-            self.cpus + other.cpus,
-            self.memory_mib + other.memory_mib,
-            self.disk_mib + other.disk_mib,
-        )
+        return FlavorSize(*map(operator.add, astuple(self), astuple(other)))
 
-    def within(self, node: Node) -> bool:
+    def within(self, room: FlavorSize | Node) -> bool:
         """Return whether the node, if it were empty, has as much."""
-        return (
-            self.gpu_milli <= node.gpu_milli
-            and self.cpus <= node.cpus
-            and self.memory_mib <= node.memory_mib
-            and self.disk_mib <= node.disk_mib
-        )
+        total = (room.gpu_milli, room.cpus, room.memory_mib, room.disk_mib)
+        return all(map(operator.le, astuple(self), total))
 
 
-@dataclass(frozen=True, slots=True)
-class Occupancy:
-    """The hosts, and what a person should know of them."""
+# ---------------------------------------------------------------------------------------------------------------- hosts
+
+
+class Occupancy(NamedTuple):
+    """The hosts, and notices about them for people."""
 
     nodes: tuple[Node, ...] = ()
     notices: tuple[str, ...] = ()
@@ -60,7 +65,7 @@ def host_id(project: str, name: str) -> str:
     return hashlib.sha224((project + name).encode()).hexdigest()
 
 
-def places(hosts: Iterable[HostConfig], projects: Iterable[str]) -> Mapping[str, str]:
+def host_names(hosts: Iterable[HostConfig], projects: Iterable[str]) -> Mapping[str, str]:
     """Return the hosts' names by the ids that they have to these projects.
 
     An empty project is one that is not known yet.
@@ -70,13 +75,12 @@ def places(hosts: Iterable[HostConfig], projects: Iterable[str]) -> Mapping[str,
 
 
 def size_of(server: Server) -> FlavorSize:
-    """Of what its flavour tells. One that asks for GPUs and does not say how many has one at least."""
+    """Return the size of a server's flavour. One that asks for an unknown number of GPUs has one at least."""
     flavor = server.flavor
     if flavor is None:
         return FlavorSize()
     gpus = gpus_of(flavor.extra)
-    milli = WHOLE_GPU * (1 if gpus is None else gpus)
-    return FlavorSize(milli, flavor.vcpus, flavor.memory_mib, flavor.disk_mib)
+    return FlavorSize(WHOLE_GPU * (1 if gpus is None else gpus), flavor.vcpus, flavor.memory_mib, flavor.disk_mib)
 
 
 def nodes(
@@ -84,13 +88,13 @@ def nodes(
     types: Sequence[DroneType],
     ours: Iterable[Server],
     others: Iterable[Server],
-    places: Mapping[str, str],
+    hosts: Mapping[str, str],
 ) -> Occupancy:
     """Return one node for each host.
 
     ``ours`` are our drones' servers. ``others`` are all other servers seen, of our project and of the owner's; a
-    server may be in both. A server that is on no host yet holds nothing. One that is off or being deleted holds its
-    place until it is gone.
+    server may be in both. ``hosts`` are names by ids. A server that is on no host yet holds nothing. One that is off or
+    being deleted holds its place until it is gone.
     """
     by_name = {kind.name: kind for kind in types}
     from_volume = {name for name in by_name if name in config.types and config.server(name).boot_volume is not None}
@@ -99,25 +103,25 @@ def nodes(
     sizes |= mine
     held: dict[str, FlavorSize] = {}
     for server, size in sizes.values():
-        if name := places.get(server.host_id):
+        if name := hosts.get(server.host_id):
             held[name] = held.get(name, FlavorSize()) + size
-    elsewhere = sum(1 for server, _ in mine.values() if server.host_id and server.host_id not in places)
     found = tuple(
         _node(host, name, types, from_volume, held.get(name, FlavorSize()))
         for host in config.hosts
         for name in host.names
     )
     notices = []
+    elsewhere = sum(1 for server, _ in mine.values() if server.host_id and server.host_id not in hosts)
     if elsewhere and found:
         notices.append(f"{elsewhere} of our servers are on hosts that `hosts` does not name")
     uncounted = sorted({s.flavor.name for s, _ in sizes.values() if s.flavor and gpus_of(s.flavor.extra) is None})
     notices += [f"flavor {name} does not tell how many GPUs it has: one is counted" for name in uncounted]
-    return Occupancy(found, tuple(notices[:_MOST_NOTICES]))
+    return Occupancy(found, tuple(notices[:MAX_HOST_NOTICES]))
 
 
 def _drone_size(server: Server, types: Mapping[str, DroneType], from_volume: Collection[str]) -> FlavorSize:
-    """GPUs as its type says; the rest as its server has it, which may be more than its drone uses."""
-    kind = types.get(server.metadata.get(TYPE, ""))
+    """Return GPUs by the drone type; the rest by the server, which may be more than its drone uses."""
+    kind = types.get(server.metadata.get(TYPE_KEY, ""))
     if kind is None:
         return size_of(server)
     if server.flavor is None:
@@ -134,49 +138,32 @@ def _type_size(kind: DroneType, from_volume: Collection[str]) -> FlavorSize:
 def _node(
     host: HostConfig, name: str, types: Iterable[DroneType], from_volume: Collection[str], held: FlavorSize
 ) -> Node:
-    whole = Node(
-        name=name,
-        types=(),
-        gpu_milli=host.gpus * WHOLE_GPU,
-        cpus=host.cpus,
-        memory_mib=host.memory,
-        disk_mib=host.disk,
-        free_gpu_milli=0,
-        free_cpus=0,
-        free_memory_mib=0,
-        free_disk_mib=0,
-    )
-    could = [
+    whole = FlavorSize(host.gpus * WHOLE_GPU, host.cpus, host.memory, host.disk)
+    fitting = tuple(
         kind.name
         for kind in types
         if (not host.types or kind.name in host.types) and _type_size(kind, from_volume).within(whole)
-    ]
-    return replace(
-        whole,
-        types=tuple(could),
-        free_gpu_milli=max(0, whole.gpu_milli - held.gpu_milli),
-        free_cpus=max(0, whole.cpus - held.cpus),
-        free_memory_mib=max(0, whole.memory_mib - held.memory_mib),
-        free_disk_mib=max(0, whole.disk_mib - held.disk_mib),
     )
+    free = [max(0, total - used) for total, used in zip(astuple(whole), astuple(held), strict=True)]
+    return Node(name, fitting, *astuple(whole), *free)
 
+
+# ----------------------------------------------------------------------------------------------------- GPUs of flavours
 
 _RESOURCES = re.compile(r"resources[A-Za-z0-9_-]{0,64}:(?P<name>[A-Z0-9_]{1,255})")
-_PLAIN = frozenset({"VGPU", "PGPU"})
-_ALIASES = "pci_passthrough:alias"
-_PROFILE = "accel:device_profile"
+_GPU_CLASSES = frozenset({"VGPU", "PGPU"})
 _MODEL = re.compile(
     r"gpu|nvidia|tesla|quadro|geforce|[gr]tx|instinct|pci_10de_|pci_1002_"
     r"|(?<![a-z0-9])(a|b|h|l|mi|p|t|v|gh|gb)\d{1,3}[a-z]?(?![0-9])",
     re.IGNORECASE,
 )
 """Words that operators use for GPUs: the word, the maker, the PCI vendor's id, or the model."""
-_ELSE = re.compile(
+_OTHER_DEVICE = re.compile(
     r"nic|net|eth|sr-?iov|vf|(?<![a-z])(ib|cx\d|hca|roce|rdma|mlx\w*|mellanox|ssd|nvme|disk|qat|usb|audio)(?![a-z])"
     r"|infiniband|connectx|bluefield|quickassist|crypto|fpga",
     re.IGNORECASE,
 )
-_MOST = 64
+_MAX_GPUS = 64
 
 
 def gpus_of(extra: Mapping[str, str]) -> int | None:
@@ -186,24 +173,25 @@ def gpus_of(extra: Mapping[str, str]) -> int | None:
     number. An alias that is plausibly a GPU counts as one unless the flavour names another GPU alias.
     """
     found: int = 0
-    for key, told in extra.items():
-        named = _RESOURCES.fullmatch(key)
-        if named is not None and (named["name"] in _PLAIN or _is_custom_gpu(named["name"])):
-            count = _number(told)
+    for key, value in extra.items():
+        resource = _RESOURCES.fullmatch(key)
+        if resource is not None and _is_gpu_class(resource["name"]):
+            count = _number(value)
             if count is None:
                 return None
             found += count
-    aliases = list(_aliases(extra.get(_ALIASES, "")))
+    aliases = list(_aliases(extra.get("pci_passthrough:alias", "")))
     clear = [count for name, count in aliases if _MODEL.search(name)]
-    counts = clear or [count for name, count in aliases if not found and not _ELSE.search(name)]
-    if None in counts or (extra.get(_PROFILE) and not counts and not found):
+    counts = clear or [count for name, count in aliases if not found and not _OTHER_DEVICE.search(name)]
+    if None in counts or (extra.get("accel:device_profile") and not counts and not found):
         return None
     return found + sum(filter(None, counts))
 
 
-def _is_custom_gpu(name: str) -> bool:
+def _is_gpu_class(name: str) -> bool:
     """``CUSTOM_GPU_H100``, ``CUSTOM_NVIDIA_A100``, ``CUSTOM_PCI_10DE_2330``, ``CUSTOM_BAREMETAL_GPU``."""
-    return name.startswith("CUSTOM_") and _MODEL.search(name.removeprefix("CUSTOM_")) is not None
+    is_custom = name.startswith("CUSTOM_") and _MODEL.search(name.removeprefix("CUSTOM_")) is not None
+    return is_custom or name in _GPU_CLASSES
 
 
 def _aliases(text: str) -> Iterator[tuple[str, int | None]]:
@@ -215,7 +203,10 @@ def _aliases(text: str) -> Iterator[tuple[str, int | None]]:
 
 def _number(text: str) -> int | None:
     text = text.strip()
-    return min(int(text), _MOST) if text.isascii() and text.isdecimal() and len(text) <= 9 else None
+    return min(int(text), _MAX_GPUS) if text.isascii() and text.isdecimal() and len(text) <= 9 else None
+
+
+# ---------------------------------------------------------------------------------------------------------------- quota
 
 
 def allowed(limits: Limits, flavors: Mapping[str, Flavor]) -> Mapping[str, int] | None:
@@ -225,22 +216,102 @@ def allowed(limits: Limits, flavors: Mapping[str, Flavor]) -> Mapping[str, int] 
     ERROR or shut off count as used until they are deleted. Another create may come in between: Nova then accepts the
     server and puts it into ERROR (fault 413).
     """
-    lefts = (
-        _left(limits.instances, limits.instances_used),
-        _left(limits.cpus, limits.cpus_used),
-        _left(limits.memory_mib, limits.memory_used_mib),
-    )
-    if all(left is None for left in lefts):
+    # -1 is unlimited; an operator may have lowered a limit below what is used.
+    left = [None if limit < 0 else max(0, limit - used) for limit, used in limits]
+    if all(each is None for each in left):
         return None
     counts: dict[str, int] = {}
     for name, flavor in flavors.items():
         sizes = (1, flavor.vcpus, flavor.memory_mib)
-        fits = [left // size for left, size in zip(lefts, sizes, strict=True) if left is not None and size > 0]
+        fits = [room // size for room, size in zip(left, sizes, strict=True) if room is not None and size > 0]
         if fits:
             counts[name] = min(fits)
     return counts
 
 
-def _left(limit: int, used: int) -> int | None:
-    """None: unlimited (-1). An operator may have lowered a limit below what is used."""
-    return None if limit < 0 else max(0, limit - used)
+# ------------------------------------------------------------------------------------------------------------ the owner
+
+
+class OwnerRequests(NamedTuple):
+    """Claims, and notices about servers that are none."""
+
+    claims: tuple[OwnerDemand, ...] = ()
+    notices: tuple[str, ...] = ()
+
+
+def owners(servers: Iterable[Server], owner: OpenStackOwnerConfig) -> Sequence[Server]:
+    """Return those of a project's servers that come before us: not drones of any controller, and only named ones."""
+    pattern = re.compile(owner.names)
+    return [each for each in servers if DRONE_KEY not in each.metadata and pattern.search(each.name)]
+
+
+def claims(
+    theirs: Sequence[Server], nodes: Sequence[Node], hosts: Mapping[str, str], owner: OpenStackOwnerConfig, now: float
+) -> OwnerRequests:
+    """Return the servers of the owner that wait for room: a claim for each size that some node could hold.
+
+    Those without a GPU claim nothing unless one like them is on one of our nodes: elsewhere in the cloud there are
+    hosts for them, of which we do not know whether they are full.
+    """
+    with_cpu_servers = any(each.host_id in hosts and not size_of(each).gpu_milli for each in theirs)
+    placed: dict[str, float] = {}
+    """By name, when the newest was made of those that have a host or may yet find one."""
+    for each in theirs:
+        if each.host_id or each.launched_at or each.status == "BUILD":
+            placed[each.name] = max(each.created_at, placed.get(each.name, 0.0))
+    groups: dict[FlavorSize, list[Server]] = {}
+    for server in theirs:
+        size = size_of(server)
+        if (size.gpu_milli or with_cpu_servers) and _waits(server, placed.get(server.name, 0.0), owner.wait, now):
+            groups.setdefault(size, []).append(server)
+    found: list[OwnerDemand] = []
+    impossible: list[str] = []
+    for size, waiting in groups.items():
+        could = tuple(node.name for node in nodes if size.within(node))
+        if could:
+            since = min([now, *(server.created_at for server in waiting if server.created_at)])
+            on = () if len(could) == len(nodes) else could
+            gpu_milli, cpus, memory_mib, disk_mib = astuple(size)
+            found.append(OwnerDemand(len(waiting), gpu_milli, cpus, memory_mib, since, disk_mib, on, _names(waiting)))
+        elif nodes:
+            impossible.append(
+                printable(
+                    f"owner: {len(waiting)} servers ({_names(waiting)}) find no host with {size.gpu_milli // WHOLE_GPU}"
+                    f" GPUs, {size.cpus} CPUs, {size.memory_mib} MiB and a disk of {size.disk_mib} MiB here even if all"
+                    " were empty: no room is made for them",
+                    400,
+                )
+            )
+    found.sort(key=lambda claim: claim.since)
+    if len(impossible) > MAX_OWNER_NOTICES:
+        more = len(impossible) - MAX_OWNER_NOTICES + 1
+        impossible[MAX_OWNER_NOTICES - 1 :] = [f"owner: {more} further sizes fit no node"]
+    if left_out := found[_MAX_CLAIMS:]:
+        impossible.append(f"owner: {len(left_out)} further sizes of waiting servers are not looked at")
+    return OwnerRequests(tuple(found[:_MAX_CLAIMS]), tuple(impossible))
+
+
+def owner_load(theirs: Iterable[Server], hosts: Mapping[str, str]) -> OwnerLoad:
+    """Return what the owner's servers hold of our nodes, those that are off included."""
+    sizes = [size_of(each) for each in theirs if each.host_id in hosts and each.status not in GONE]
+    total = sum(sizes, FlavorSize())
+    return OwnerLoad(len(sizes), total.gpu_milli, total.cpus, total.memory_mib)
+
+
+def _waits(server: Server, made_anew_at: float, wait_s: float, now: float) -> bool:
+    """Return whether a server waits for a host.
+
+    Nova reports the present as the last change of a server that is on no host yet: that one waits since its creation.
+    """
+    if server.host_id or server.launched_at or server.task == "deleting":
+        return False
+    if server.status == "BUILD":
+        return now - server.created_at <= wait_s
+    if server.status != "ERROR" or server.fault is None or classify_fault(server.fault) is not FaultKind.CAPACITY:
+        return False
+    return now - (server.updated_at or server.created_at) <= wait_s and made_anew_at <= server.created_at
+
+
+def _names(servers: Collection[Server]) -> str:
+    names = sorted({server.name for server in servers})
+    return printable(", ".join(names[:_MAX_NAMES_OF_SERVERS]) + (", ..." if len(names) > _MAX_NAMES_OF_SERVERS else ""))

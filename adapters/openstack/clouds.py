@@ -1,4 +1,4 @@
-"""How a cloud is reached and who we are there: an entry of a clouds.yaml, or what the site file says itself.
+"""Access to a cloud: an entry of a clouds.yaml, or the credentials in the site file.
 
 The file is read as openstacksdk reads it ("Configuring OpenStack SDK Applications"): the first one found, a secure.yaml
 laid over it, keys with ``-`` or ``_``. It differs in this: a file that is named and not there, not readable or no YAML
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from adapters.openstack.records import Record, mapping
 from adapters.shared.printing import printable
 from provisioner.config.messages import choices
 from provisioner.config.units import SecretUnreadableError
@@ -25,81 +26,73 @@ from provisioner.interfaces import AuthError
 from provisioner.model import FaultKind
 
 if TYPE_CHECKING:
-    from adapters.openstack.settings import CloudAccess, Credentials
+    from adapters.openstack.settings import CloudAccess
 
+HTTP_URL = re.compile(r"https?://[^\s?#@]+")
 _SUFFIXES = (".yaml", ".yml", ".json")
-_URL = re.compile(r"https?://[^\s?#@]+")
 _VERSION = re.compile(r"/v(2\.0|3)$")
-_LARGEST_FILE = 1024**2
-_APPLICATION = ("v3applicationcredential",)
-_PASSWORD = ("password", "v3password")
-
-UNSUPPORTED = {
-    "profile": "vendor profiles are not supported: write the profile's `auth_url` and the rest into the entry",
-    "cloud": "vendor profiles are not supported: write the profile's `auth_url` and the rest into the entry",
-    "cert": "client certificates are not supported: use an application credential",
-    "key": "client certificates are not supported: use an application credential",
-}
+_MAX_CLOUDS_FILE_BYTES = 1024**2
+_APPLICATION_TYPES = ("v3applicationcredential",)
+_PASSWORD_TYPES = ("password", "v3password")
+_SECRET_KEYS = ("password", "application_credential_secret")
+_YES, _NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+_OF_AUTH = frozenset(
+    ("auth_url", "username", "password", *(f"application_credential_{each}" for each in ("id", "name", "secret")))
+) | frozenset(
+    f"{what}_{each}"
+    for what in ("user", "project", "tenant", "user_domain", "project_domain", "domain", "default_domain")
+    for each in ("id", "name")
+)
+_NO_PROFILES = "vendor profiles are not supported: write the profile's `auth_url` and the rest into the entry"
+_NO_CERTIFICATES = "client certificates are not supported: use an application credential"
+UNSUPPORTED = {"profile": _NO_PROFILES, "cloud": _NO_PROFILES, "cert": _NO_CERTIFICATES, "key": _NO_CERTIFICATES}
 """Keys of an entry without which it means something else -> what to do instead."""
 
 
 class NoAccessError(AuthError):
-    """It is not said, or not well, where the cloud is and who we are: file, entry, key and repair. Never the secret."""
+    """Missing or wrong access to a cloud; the message names file, entry, key and repair, and never the secret."""
 
     kind = FaultKind.CONFIG
 
 
 @dataclass(frozen=True, slots=True)
-class Domain:
-    """Domain of a user or a project, by id or by name."""
+class KeystoneUser:
+    """A user or an application credential, and the request by which it logs in."""
 
-    id: str = ""
-    name: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class NamedReference:
-    """A user or a project, by id, or by name within a domain."""
-
-    id: str = ""
-    name: str = ""
-    domain: Domain = Domain()
-
-
-@dataclass(frozen=True, slots=True)
-class ApplicationCredential:
-    """By id, or by its name within its user."""
-
+    name: str
+    """For people."""
     secret: str = field(repr=False)
-    id: str = ""
-    name: str = ""
-    user: NamedReference = NamedReference()
-
-    def __str__(self) -> str:
-        return f"application credential {printable(self.id or self.name, 64)}"
+    body: Record = field(repr=False)
+    """Body of POST /v3/auth/tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class Password:
-    password: str = field(repr=False)
-    user: NamedReference
-    project: NamedReference
+def application_credential(secret: str, **identity: Any) -> KeystoneUser:
+    """``identity``: its ``id``, or its ``name`` and its ``user``.
 
-    @property
-    def secret(self) -> str:
-        return self.password
+    Source: Identity API v3, "Authenticating with an Application Credential".
+    """
+    method = {"methods": ["application_credential"], "application_credential": {**identity, "secret": secret}}
+    name = printable(identity.get("id") or identity["name"], 64)
+    return KeystoneUser(f"application credential {name}", secret, {"auth": {"identity": method}})
 
-    def __str__(self) -> str:
-        return f"user {printable(self.user.id or self.user.name, 64)}"
+
+def password_user(password: str, user: Record, project: Record) -> KeystoneUser:
+    """``user`` and ``project``: an ``id``, or a ``name`` and its ``domain``.
+
+    Source: Identity API v3, "Password authentication".
+    """
+    identity = {"methods": ["password"], "password": {"user": {**user, "password": password}}}
+    name = printable(user.get("id") or user["name"], 64)
+    return KeystoneUser(f"user {name}", password, {"auth": {"identity": identity, "scope": {"project": project}}})
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """All that is wanted to log in and to find the services."""
+    """Values needed to log in and to find the services."""
 
     auth_url: str
     """Ends in ``/v3``."""
-    who: ApplicationCredential | Password
+    who: KeystoneUser
     source: str
     """For people: where it is written."""
     region: str = ""
@@ -109,52 +102,19 @@ class Access:
     ca: Path | None = None
 
 
-def access(settings: CloudAccess) -> Access:
+def read_access(settings: CloudAccess) -> Access:
     """Read the settings of a cloud with its secrets. Raises NoAccessError."""
-    if settings.auth is not None:
-        return _said(settings, settings.auth)
-    file = _found(settings.clouds_file)
-    where, entry = _entry(file, settings.cloud, beside_only=settings.clouds_file is not None)
-    return _Entry(where, _regional(where, entry, settings.region)).access(settings)
-
-
-def trust(access: Access) -> ssl.SSLContext | bool:
-    """Return the certificates to accept; False accepts any. Raises NoAccessError."""
-    if not access.verify:
-        return False
-    if access.ca is None:
-        return True
+    if settings.auth is None:
+        file = _found(settings.clouds_file)
+        where, entry = _entry(file, settings.cloud, beside_only=settings.clouds_file is not None)
+        return _EntryReader(where, _regional(where, entry, settings.region)).access(settings)
     try:
-        return ssl.create_default_context(cafile=str(access.ca))
-    except (OSError, ssl.SSLError) as error:
-        raise NoAccessError(f"{access.source}: the authorities of {access.ca} cannot be read: {_why(error)}") from None
-
-
-def doubts(settings: CloudAccess) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield what would not work on this host: path below the options, and message.
-
-    It calls no service. Secrets in the site file are readable by everyone who can read that file.
-    """
-    try:
-        found = access(settings)
-    except NoAccessError as error:
-        if settings.auth is None:
-            yield ("clouds_file",) if settings.clouds_file else ("cloud",), str(error)
-        return
-    try:
-        trust(found)
-    except NoAccessError as error:
-        yield ("ca",) if settings.ca else ("cloud",), str(error)
-
-
-def _said(settings: CloudAccess, auth: Credentials) -> Access:
-    try:
-        secret = auth.application_credential_secret.read()
+        secret = settings.auth.application_credential_secret.read()
     except SecretUnreadableError as error:
         raise NoAccessError(f"`auth`: `application_credential_secret`: {error}") from None
     return Access(
-        auth_url=_v3(auth.url),
-        who=ApplicationCredential(secret=secret, id=auth.application_credential_id),
+        auth_url=_v3(settings.auth.url),
+        who=application_credential(secret, id=settings.auth.application_credential_id),
         source="`auth` of the site file",
         region=settings.region,
         interface=settings.interface or "public",
@@ -162,8 +122,33 @@ def _said(settings: CloudAccess, auth: Credentials) -> Access:
     )
 
 
+def trusted_certificates(access: Access) -> ssl.SSLContext | bool:
+    """Return the certificates to accept; False accepts any. Raises NoAccessError."""
+    if not access.verify or access.ca is None:
+        return access.verify
+    try:
+        return ssl.create_default_context(cafile=str(access.ca))
+    except (OSError, ssl.SSLError) as error:
+        raise NoAccessError(f"{access.source}: the authorities of {access.ca} cannot be read: {_why(error)}") from None
+
+
+def access_problems(settings: CloudAccess) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield what would not work on this host: path below the options, and message.
+
+    It calls no service. Secrets in the site file are readable by everyone who can read that file.
+    """
+    key = ("clouds_file",) if settings.clouds_file else ("cloud",)
+    try:
+        access = read_access(settings)
+        key = ("ca",) if settings.ca else ("cloud",)
+        trusted_certificates(access)
+    except NoAccessError as error:
+        if settings.auth is None or key == ("ca",):
+            yield key, str(error)
+
+
 def _v3(url: str) -> str:
-    """Keystone's address as it is written, of any version or none, as that of its third."""
+    """Return Keystone's address as it is written, of any version or none, as that of its third."""
     return _VERSION.sub("", url.rstrip("/")) + "/v3"
 
 
@@ -173,9 +158,12 @@ def _v3(url: str) -> str:
 def _found(named: Path | None) -> Path:
     if named is not None:
         return named
-    if told := os.environ.get("OS_CLIENT_CONFIG_FILE", ""):
-        return Path(told).expanduser()
-    for directory in (places := _places()):
+    if path_of_user := os.environ.get("OS_CLIENT_CONFIG_FILE", ""):
+        return Path(path_of_user).expanduser()
+    home = Path("~").expanduser()
+    own = Path(os.environ.get("XDG_CONFIG_HOME", "") or home / ".config")
+    places = dict.fromkeys((Path.cwd(), own / "openstack", home / ".config/openstack", Path("/etc/openstack")))
+    for directory in places:
         for suffix in _SUFFIXES:
             if (path := directory / f"clouds{suffix}").exists():
                 return path
@@ -183,21 +171,15 @@ def _found(named: Path | None) -> Path:
     raise NoAccessError(f"there is no clouds.yaml in {looked}: write one, or say which with `clouds_file: path`")
 
 
-def _places() -> list[Path]:
-    home = Path("~").expanduser()
-    own = Path(os.environ.get("XDG_CONFIG_HOME", "") or home / ".config")
-    return list(dict.fromkeys((Path.cwd(), own / "openstack", home / ".config/openstack", Path("/etc/openstack"))))
-
-
 def _secure(file: Path, *, beside_only: bool) -> Path | None:
-    told = "" if beside_only else os.environ.get("OS_CLIENT_SECURE_FILE", "")
-    if told:
-        return Path(told).expanduser()
+    path_of_user = "" if beside_only else os.environ.get("OS_CLIENT_SECURE_FILE", "")
+    if path_of_user:
+        return Path(path_of_user).expanduser()
     return next((path for suffix in _SUFFIXES if (path := file.with_name(f"secure{suffix}")).exists()), None)
 
 
 def _entry(file: Path, name: str, *, beside_only: bool) -> tuple[str, Mapping[str, Any]]:
-    """Where the entry is, and what it says, secure.yaml laid over it."""
+    """Return the place of the entry and its content, with secure.yaml laid over it."""
     clouds, lines = _clouds(file)
     if name not in clouds:
         raise NoAccessError(
@@ -245,8 +227,8 @@ def _clouds(file: Path) -> tuple[Mapping[str, Any], Mapping[str, int]]:
 def _text(file: Path) -> str:
     try:
         with file.open("rb") as stream:
-            raw = stream.read(_LARGEST_FILE + 1)
-        if len(raw) > _LARGEST_FILE:
+            raw = stream.read(_MAX_CLOUDS_FILE_BYTES + 1)
+        if len(raw) > _MAX_CLOUDS_FILE_BYTES:
             raise NoAccessError(f"{file}: it is larger than 1 MiB: is it a clouds.yaml?")
         return raw.decode("utf-8-sig")
     except OSError as error:
@@ -263,7 +245,7 @@ def _lines(node: yaml.Node | None) -> Mapping[str, int]:
 
 
 def _plain(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """With ``_`` in all keys, of which ``auth`` is the only mapping that matters."""
+    """Return a tree with ``_`` in all keys."""
     return {
         str(key).replace("-", "_"): _plain(value) if isinstance(value, dict) else value for key, value in tree.items()
     }
@@ -284,9 +266,8 @@ def _regional(where: str, entry: Mapping[str, Any], wanted: str) -> Mapping[str,
         return entry
     values = {}
     for region in regions:
-        told = region if isinstance(region, dict) else {"name": region}
-        own = told.get("values")
-        values[str(told.get("name") or "")] = _plain(own) if isinstance(own, dict) else {}
+        described = region if isinstance(region, dict) else {"name": region}
+        values[str(described.get("name") or "")] = _plain(mapping(described.get("values")))
     name = wanted or next(iter(values))
     if name not in values:
         raise NoAccessError(f"{where}: under `regions` there is no `{printable(name, 64)}`: {choices(name, values)}")
@@ -296,116 +277,98 @@ def _regional(where: str, entry: Mapping[str, Any], wanted: str) -> Mapping[str,
 # ----------------------------------------------------------------------------------------------------------- the entry
 
 
-class _Entry:
-    """One entry, asked for one key after the other."""
+class _EntryReader:
+    """One entry of a clouds.yaml."""
 
     def __init__(self, where: str, entry: Mapping[str, Any]) -> None:
-        self._where = where
-        self._entry = entry
-        auth = entry.get("auth")
+        self._where, self._entry = where, entry
         # As openstacksdk has it, what stands beside `auth` comes before what stands in it.
-        told = {**(auth if isinstance(auth, dict) else {}), **{k: v for k, v in entry.items() if k in _OF_AUTH}}
-        self._auth = {key.replace("tenant_", "project_"): value for key, value in told.items()}
+        auth = {**mapping(entry.get("auth")), **{key: value for key, value in entry.items() if key in _OF_AUTH}}
+        self._auth = {key.replace("tenant_", "project_"): value for key, value in auth.items()}
 
     def access(self, settings: CloudAccess) -> Access:
         for key, instead in UNSUPPORTED.items():
             if self._entry.get(key):
-                raise NoAccessError(f"{self._where}: `{key}`: {instead}")
+                raise self._error(f"`{key}`: {instead}")
         if override := next((key for key in self._entry if key.endswith("_endpoint_override")), None):
-            raise NoAccessError(f"{self._where}: `{override}` is not supported: the catalogue says where services are")
-        if self._text("identity_api_version", self._entry).startswith("2"):
-            raise NoAccessError(f"{self._where}: `identity_api_version`: Keystone's API v3 is spoken: remove it")
-        ca = self._text("cacert", self._entry)
+            raise self._error(f"`{override}` is not supported: the catalogue says where services are")
+        if self._option("identity_api_version").startswith("2"):
+            raise self._error("`identity_api_version`: Keystone's API v3 is spoken: remove it")
+        auth_url = self._wanted("auth_url", "Keystone's address, `https://keystone.example.org:5000/v3`")
+        if not HTTP_URL.fullmatch(auth_url):
+            raise self._error("`auth_url` is no address: write `https://keystone.example.org:5000/v3`")
+        ca = self._option("cacert")
         return Access(
-            auth_url=self._auth_url(),
-            who=self._who(),
+            auth_url=_v3(auth_url),
+            who=self._user(),
             source=self._where,
-            region=settings.region or self._text("region_name", self._entry).partition(",")[0].strip(),
+            region=settings.region or self._option("region_name").partition(",")[0].strip(),
             interface=settings.interface or self._interface(),
-            verify=settings.ca is not None or not self._unbelieving(),
+            verify=settings.ca is not None or self._verify(),
             ca=settings.ca or (Path(ca).expanduser() if ca else None),
         )
 
-    def _auth_url(self) -> str:
-        url = self._wanted("auth_url", "Keystone's address, `https://keystone.example.org:5000/v3`")
-        if not _URL.fullmatch(url):
-            raise NoAccessError(
-                f"{self._where}: `auth_url` is no address: write `https://keystone.example.org:5000/v3`"
-            )
-        return _v3(url)
-
     def _interface(self) -> str:
-        told = self._text("interface", self._entry) or self._text("endpoint_type", self._entry)
-        interface = told.removesuffix("URL") or "public"
+        written = self._option("interface") or self._option("endpoint_type")
+        interface = written.removesuffix("URL") or "public"
         if interface not in (known := ("public", "internal", "admin")):
-            raise NoAccessError(f"{self._where}: `interface`: no `{printable(told, 40)}`: {choices(interface, known)}")
+            raise self._error(f"`interface`: no `{printable(written, 40)}`: {choices(interface, known)}")
         return interface
 
-    def _unbelieving(self) -> bool:
-        """Return whether any certificate is accepted: ``verify: false``, or the older ``insecure: true``."""
-        verify, insecure = self._text("verify", self._entry).lower(), self._text("insecure", self._entry).lower()
-        for key, told in (("verify", verify), ("insecure", insecure)):
-            if told not in ("", *_YES, *_NO):
-                raise NoAccessError(f"{self._where}: `{key}`: write `true` or `false`")
-        return verify in _NO or insecure in _YES
+    def _verify(self) -> bool:
+        """Return whether certificates are checked: not with ``verify: false``, or the older ``insecure: true``."""
+        values = {key: self._option(key).lower() for key in ("verify", "insecure")}
+        if wrong := next((key for key, value in values.items() if value not in ("", *_YES, *_NO)), None):
+            raise self._error(f"`{wrong}`: write `true` or `false`")
+        return values["verify"] not in _NO and values["insecure"] not in _YES
 
-    def _who(self) -> ApplicationCredential | Password:
-        kind = (self._text("auth_type", self._entry) or self._text("auth_plugin", self._entry)).lower()
+    def _user(self) -> KeystoneUser:
+        kind = (self._option("auth_type") or self._option("auth_plugin")).lower()
         if not kind:
-            kind = _APPLICATION[0] if "application_credential_secret" in self._auth else _PASSWORD[0]
-        if kind in _APPLICATION:
-            return self._application_credential()
-        if kind in _PASSWORD:
-            return self._password()
+            kind = (_APPLICATION_TYPES if "application_credential_secret" in self._auth else _PASSWORD_TYPES)[0]
+        if kind in _APPLICATION_TYPES:
+            secret = self._wanted("application_credential_secret", "the credential's secret")
+            if name := self._text("application_credential_name"):
+                return application_credential(secret, name=name, user=self._reference("user", "username"))
+            return application_credential(secret, id=self._wanted("application_credential_id", "the credential's id"))
+        if kind in _PASSWORD_TYPES:
+            password = self._wanted("password", "the user's password")
+            user, project = self._reference("user", "username"), self._reference("project", "project_name")
+            return password_user(password, user, project)
         message = f"`auth_type` is `{printable(kind, 40)}`: only v3applicationcredential and password are supported"
-        raise NoAccessError(f"{self._where}: {message}: make one (`openstack application credential create NAME`)")
+        raise self._error(f"{message}: make one (`openstack application credential create NAME`)")
 
-    def _application_credential(self) -> ApplicationCredential:
-        secret = self._wanted("application_credential_secret", "the credential's secret")
-        if name := self._text("application_credential_name"):
-            return ApplicationCredential(secret, name=name, user=self._named("user", "username"))
-        return ApplicationCredential(secret, id=self._wanted("application_credential_id", "the credential's id"))
-
-    def _password(self) -> Password:
-        password = self._wanted("password", "the user's password")
-        return Password(password, self._named("user", "username"), self._named("project", "project_name"))
-
-    def _named(self, what: str, name_key: str) -> NamedReference:
+    def _reference(self, what: str, name_key: str) -> Record:
+        """Return a user or a project by its id, or by its name within its domain."""
         if found := self._text(f"{what}_id"):
-            return NamedReference(id=found)
+            return {"id": found}
         name = self._wanted(name_key, f"the {what}'s name; or `{what}_id`")
         for prefix in (f"{what}_domain", "domain", "default_domain"):
-            domain = Domain(self._text(f"{prefix}_id"), self._text(f"{prefix}_name"))
-            if domain != Domain():
-                return NamedReference(name=name, domain=domain)
-        return NamedReference(
-            name=name, domain=Domain(name=self._wanted(f"{what}_domain_name", "its domain, often `Default`"))
-        )
+            for key in ("id", "name"):
+                if domain := self._text(f"{prefix}_{key}"):
+                    return {"name": name, "domain": {key: domain}}
+        domain = self._wanted(f"{what}_domain_name", "its domain, often `Default`")
+        return {"name": name, "domain": {"name": domain}}
 
     def _wanted(self, key: str, what: str) -> str:
         if found := self._text(key):
             return found
-        also = ", or in a secure.yaml beside" if key in _SECRETS else ""
-        raise NoAccessError(f"{self._where}: `{key}` is missing: write it under `auth`{also} ({what})")
+        also = ", or in a secure.yaml beside" if key in _SECRET_KEYS else ""
+        raise self._error(f"`{key}` is missing: write it under `auth`{also} ({what})")
 
-    def _text(self, key: str, within: Mapping[str, Any] | None = None) -> str:
-        told = (self._auth if within is None else within).get(key)
-        if told is None:
+    def _option(self, key: str) -> str:
+        return self._text(key, self._entry)
+
+    def _text(self, key: str, within: Record | None = None) -> str:
+        value = (self._auth if within is None else within).get(key)
+        if value is None:
             return ""
-        if not isinstance(told, str):
-            raise NoAccessError(f"{self._where}: `{key}`: a text on one line is wanted")
-        return told.strip() if key not in _SECRETS else told
+        if not isinstance(value, str):
+            raise self._error(f"`{key}`: a text on one line is wanted")
+        return value.strip() if key not in _SECRET_KEYS else value
 
-
-_SECRETS = ("password", "application_credential_secret")
-_YES, _NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
-_OF_AUTH = frozenset(
-    ("auth_url", "username", "password", *(f"application_credential_{each}" for each in ("id", "name", "secret")))
-) | frozenset(
-    f"{what}_{each}"
-    for what in ("user", "project", "tenant", "user_domain", "project_domain", "domain", "default_domain")
-    for each in ("id", "name")
-)
+    def _error(self, message: str) -> NoAccessError:
+        return NoAccessError(f"{self._where}: {message}")
 
 
 def _why(error: OSError | ssl.SSLError) -> str:

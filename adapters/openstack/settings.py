@@ -4,82 +4,65 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
+from adapters.shared.parcel import check_environment
 from provisioner.config.messages import choices
-from provisioner.config.models import mistake_at
+from provisioner.config.models import ConfigSection, mistake_at
 from provisioner.config.units import ConfigPath, Duration, PositiveDuration, Secret, Size
 from provisioner.model import WHOLE_GPU, DroneType
 
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
-_OUR_VARIABLES = re.compile(
+_RESERVED = re.compile(
     r"PROVISIONER_.*|DRONE_(?!USER$).*|_CONDOR_.*|CONDOR_(?!PREFIX$).*|CUDA_VISIBLE_DEVICES", re.IGNORECASE
 )
-_NAME_OR_ID = r"^[^\s/,][^/,\n]{0,254}$"
-_KEY = re.compile(r"[A-Za-z0-9_.:-]{1,200}")
-_URL = r"^https?://[^\s?#@]+$"
-OUR_KEYS = "provisioner_"
+_OBJECT_NAME = r"^[^\s/,][^/,\n]{0,254}$"
+_OPTIONAL_NAME = rf"^$|{_OBJECT_NAME}"
+_METADATA_KEY = re.compile(r"[A-Za-z0-9_.:-]{1,200}")
+_METADATA_PREFIX = "provisioner_"
 """Keys of a server's metadata that begin so are ours."""
 
 
-def _plain_environment(env: dict[str, str]) -> dict[str, str]:
-    for name, value in env.items():
-        if not _VARIABLE.fullmatch(name) or not value.isprintable():
-            raise mistake_at(name, f"`{name[:40]}` cannot be an environment variable: a name, and a value on one line")
-        if _OUR_VARIABLES.fullmatch(name):
-            raise mistake_at(name, f"`{name}` is set by the site itself: remove it")
-    return env
-
-
-def _metadata(told: dict[str, str]) -> dict[str, str]:
-    for key, value in told.items():
-        if not _KEY.fullmatch(key) or len(value) > 255 or not value.isprintable():
+def _check_metadata(metadata: dict[str, str]) -> dict[str, str]:
+    for key, value in metadata.items():
+        if not _METADATA_KEY.fullmatch(key) or len(value) > 255 or not value.isprintable():
             raise mistake_at(key, f"`{key[:40]}` cannot be metadata of a server: letters, digits, `_.:-`, and one line")
-        if key.startswith(OUR_KEYS):
+        if key.startswith(_METADATA_PREFIX):
             raise mistake_at(key, f"`{key[:40]}` is set by the provisioner: remove it")
-    if len(told) > 100:
+    if len(metadata) > 100:
         raise ValueError("a server takes 128 metadata at most, and some are ours")
-    return told
+    return metadata
 
 
-class Credentials(BaseModel):
+class Credentials(ConfigSection):
     """Who we are to Keystone: an application credential (`openstack application credential create`)."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    url: str = Field(
-        pattern=_URL,
-        description="Keystone's address, with or without `/v3`.",
-        examples=["https://keystone.example.org:5000/v3"],
-    )
-    application_credential_id: str = Field(
-        pattern=r"^[A-Za-z0-9_.-]{1,255}$", description="Id of the application credential."
-    )
-    application_credential_secret: Secret = Field(
-        description="Its secret. The file is read again at each login, so that it can be replaced."
-    )
+    url: str = Field(pattern=r"^https?://[^\s?#@]+$", examples=["https://keystone.example.org:5000/v3"])
+    """Keystone's address, with or without `/v3`."""
+    application_credential_id: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,255}$")
+    """Id of the application credential."""
+    application_credential_secret: Secret = Field()
+    """Its secret. The file is read again at each login, so that it can be replaced."""
 
 
-class CloudAccess(BaseModel):
+class CloudAccess(ConfigSection):
     """A cloud, and who we are there: an entry of a clouds.yaml, or `auth`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    cloud: str = Field(default="", max_length=255, description="Name of an entry of clouds.yaml.", examples=["gridka"])
-    clouds_file: ConfigPath | None = Field(
-        default=None,
-        description="The clouds.yaml. Default: `$OS_CLIENT_CONFIG_FILE`, else clouds.yaml in the controller's working"
-        " directory, ~/.config/openstack or /etc/openstack. A secure.yaml beside it is read as well; vendors' profiles"
-        " are not.",
-    )
-    auth: Credentials | None = Field(default=None, description="Instead of an entry of clouds.yaml.")
-    region: str = Field(default="", max_length=255, description="Region. Default: as in clouds.yaml, else the first.")
-    interface: Literal["", "public", "internal", "admin"] = Field(
-        default="", description="Which of the catalogue's endpoints are used. Default: as in clouds.yaml, else public."
-    )
-    ca: ConfigPath | None = Field(default=None, description="File with the authorities to believe, for https.")
+    cloud: str = Field("", max_length=255, examples=["gridka"])
+    """Name of an entry of clouds.yaml."""
+    clouds_file: ConfigPath | None = Field(None)
+    """The clouds.yaml. Default: `$OS_CLIENT_CONFIG_FILE`, else clouds.yaml in the controller's working directory,
+    ~/.config/openstack or /etc/openstack. A secure.yaml beside it is read as well; vendors' profiles are not."""
+    auth: Credentials | None = Field(None)
+    """Instead of an entry of clouds.yaml."""
+    region: str = Field("", max_length=255)
+    """Region. Default: as in clouds.yaml, else the first."""
+    interface: Literal["", "public", "internal", "admin"] = Field("")
+    """Which of the catalogue's endpoints are used. Default: as in clouds.yaml, else public."""
+    ca: ConfigPath | None = Field(None)
+    """File with the authorities to believe, for https."""
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
@@ -90,92 +73,73 @@ class CloudAccess(BaseModel):
         return self
 
 
-class BootVolume(BaseModel):
+class BootVolume(ConfigSection):
     """A volume that a server boots from, made from the image and deleted with the server."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    size: Size = Field(examples=["40 GiB"])
+    """How large; whole GiB are made of it."""
+    type: str = Field("", pattern=r"^[^\n]{0,255}$")
+    """Volume type. Default: the cloud's."""
 
-    size: Size = Field(description="How large; whole GiB are made of it.", examples=["40 GiB"])
-    type: str = Field(default="", pattern=r"^[^\n]{0,255}$", description="Volume type. Default: the cloud's.")
 
-
-class ServerOptions(BaseModel):
+class ServerOptions(ConfigSection):
     """Options of servers: for all of them, or for one drone type instead."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    image: str = Field(
-        default="", pattern=rf"^$|{_NAME_OR_ID}", description="Name or id of the image.", examples=["drone-2026-11"]
+    image: str = Field("", pattern=_OPTIONAL_NAME, examples=["drone-2026-11"])
+    """Name or id of the image."""
+    boot_volume: BootVolume | None = Field(None)
+    """Servers boot from a volume made from the image. Default: from the image itself."""
+    networks: list[Annotated[str, Field(pattern=_OBJECT_NAME)]] | None = Field(None, max_length=8)
+    """Names or ids of networks; `[]` is none. Default: as the cloud sees fit."""
+    security_groups: list[Annotated[str, Field(pattern=_OBJECT_NAME)]] = Field(default_factory=list, max_length=16)
+    """Names or ids of security groups. Default: the project's."""
+    key_pair: str = Field("", pattern=_OPTIONAL_NAME)
+    """Key pair for a person who looks into a server. Default: none."""
+    availability_zone: str = Field("", pattern=_OPTIONAL_NAME)
+    """Availability zone."""
+    server_group: str = Field("", pattern=r"^([0-9a-fA-F-]{32,36})?$")
+    """Id of a server group (its policy keeps servers together or apart)."""
+    config_drive: bool | None = Field(None)
+    """Whether the server's data come by a config drive. Default: as the cloud sees fit."""
+    metadata: Annotated[dict[str, str], AfterValidator(_check_metadata)] = Field(
+        default_factory=dict, examples=[{"cost_centre": "wlcg"}]
     )
-    boot_volume: BootVolume | None = Field(
-        default=None, description="Servers boot from a volume made from the image. Default: from the image itself."
-    )
-    networks: list[Annotated[str, Field(pattern=_NAME_OR_ID)]] | None = Field(
-        default=None,
-        max_length=8,
-        description="Names or ids of networks; `[]` is none. Default: as the cloud sees fit.",
-    )
-    security_groups: list[Annotated[str, Field(pattern=_NAME_OR_ID)]] = Field(
-        default_factory=list, max_length=16, description="Names or ids of security groups. Default: the project's."
-    )
-    key_pair: str = Field(
-        default="",
-        pattern=rf"^$|{_NAME_OR_ID}",
-        description="Key pair for a person who looks into a server. Default: none.",
-    )
-    availability_zone: str = Field(default="", pattern=rf"^$|{_NAME_OR_ID}", description="Availability zone.")
-    server_group: str = Field(
-        default="",
-        pattern=r"^([0-9a-fA-F-]{32,36})?$",
-        description="Id of a server group (its policy keeps servers together or apart).",
-    )
-    config_drive: bool | None = Field(
-        default=None, description="Whether the server's data come by a config drive. Default: as the cloud sees fit."
-    )
-    metadata: Annotated[dict[str, str], AfterValidator(_metadata)] = Field(
-        default_factory=dict, description="Further metadata of each server.", examples=[{"cost_centre": "wlcg"}]
-    )
+    """Further metadata of each server."""
 
 
 class OpenStackTypeConfig(ServerOptions):
     """Options of one drone type."""
 
-    flavor: str = Field(
-        pattern=_NAME_OR_ID, description="Name or id of the flavour that servers of it have.", examples=["gpu.h100.1"]
-    )
+    flavor: str = Field(pattern=_OBJECT_NAME, examples=["gpu.h100.1"])
+    """Name or id of the flavour that servers of it have."""
 
 
-class HostConfig(BaseModel):
+class HostConfig(ConfigSection):
     """Hosts of one kind whose GPUs our servers may have. A cloud tells its users nothing of them: its operator does."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     names: list[Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,253}$")]] = Field(
-        min_length=1,
-        max_length=1000,
-        description="Their names, as nova-compute has them (`openstack compute service list`).",
-        examples=[["gk-gpu-01", "gk-gpu-02"]],
+        min_length=1, max_length=1000, examples=[["gk-gpu-01", "gk-gpu-02"]]
     )
-    types: list[str] = Field(default_factory=list, description="Drone types that fit them. Default: all of the site.")
-    gpus: int = Field(ge=1, le=64, description="GPUs of one host.", examples=[4])
-    cpus: int = Field(ge=1, le=4096, description="VCPUs of one host, over-commitment included.", examples=[128])
-    memory: Size = Field(description="Memory of one host.", examples=["1 TiB"])
-    disk: Size = Field(description="Disk of one host.", examples=["6 TB"])
+    """Their names, as nova-compute has them (`openstack compute service list`)."""
+    types: list[str] = Field(default_factory=list)
+    """Drone types that fit them. Default: all of the site."""
+    gpus: int = Field(ge=1, le=64, examples=[4])
+    """GPUs of one host."""
+    cpus: int = Field(ge=1, le=4096, examples=[128])
+    """VCPUs of one host, over-commitment included."""
+    memory: Size = Field(examples=["1 TiB"])
+    """Memory of one host."""
+    disk: Size = Field(examples=["6 TB"])
+    """Disk of one host."""
 
 
 class OpenStackOwnerConfig(CloudAccess):
     """The owner's project, whose servers come first: an access that may read it (role `reader` is enough)."""
 
-    names: str = Field(
-        default="",
-        max_length=255,
-        description="Only servers in whose name this regular expression is found. Default: all of the project.",
-        examples=["^etp-"],
-    )
-    wait: Duration = Field(
-        default=3600.0,
-        description="A server that found no host counts as waiting for so long after its last change.",
-    )
+    names: str = Field("", max_length=255, examples=["^etp-"])
+    """Only servers in whose name this regular expression is found. Default: all of the project."""
+    wait: Duration = Field(3600.0)
+    """A server that found no host counts as waiting for so long after its last change."""
 
     @model_validator(mode="after")
     def _regular(self) -> Self:
@@ -189,51 +153,37 @@ class OpenStackOwnerConfig(CloudAccess):
 class OpenStackSiteConfig(CloudAccess, ServerOptions):
     """Options of the ``openstack`` site."""
 
-    types: dict[str, OpenStackTypeConfig] = Field(
-        min_length=1, description="Flavour, and what else is special, of each drone type, by its name."
+    types: dict[str, OpenStackTypeConfig] = Field(min_length=1)
+    """Flavour, and what else is special, of each drone type, by its name."""
+    env: Annotated[dict[str, str], AfterValidator(partial(check_environment, reserved=_RESERVED))] = Field(
+        default_factory=dict, examples=[{"CONDOR_PREFIX": "/opt/condor"}]
     )
-    env: Annotated[dict[str, str], AfterValidator(_plain_environment)] = Field(
-        default_factory=dict,
-        description="Environment variables for each drone. `CONDOR_PREFIX` here is said instead of the overlay's"
-        " `condor_prefix`: where HTCondor is in the image. `DRONE_USER`: the account that drones run as.",
-        examples=[{"CONDOR_PREFIX": "/opt/condor"}],
-    )
-    setup: ConfigPath | None = Field(
-        default=None,
-        description="Shell script, run by root in each server before its drone: to mount what jobs need. It is sent"
-        " along, so it must hold no secret; it is ended after a quarter of an hour.",
-    )
-    scratch: str = Field(
-        default="/var/tmp",
-        pattern=r"^/[A-Za-z0-9_./+-]*$",
-        description="Directory in the server below which its drone works.",
-    )
-    hosts: list[HostConfig] = Field(
-        default_factory=list,
-        description="The hosts with GPUs, where their operator tells them: only then is it known which servers stand in"
-        " the owner's way, and where GPUs are free. Default: only quotas are looked at.",
-    )
-    owner: OpenStackOwnerConfig | None = Field(
-        default=None, description="Whose servers come first here. Without it the site's owner is not looked at."
-    )
-    retain_finished: Duration = Field(
-        default=600.0, ge=60.0, description="How long an ended drone is told with its end."
-    )
-    full_refresh_interval: PositiveDuration = Field(
-        default=600.0, description="All servers are listed so often; between, only what has changed."
-    )
-    console_lines: int = Field(
-        default=200, ge=0, le=2000, description="Lines of its console that are kept of a server that ends; 0: none."
-    )
-    cleanup_interval: Duration = Field(
-        default=600.0,
-        description="How often ports and volumes are looked for that our deleted servers have left; 0: never.",
-    )
-    deadline: PositiveDuration = Field(default=15.0, description="Longest time for one question to the cloud.")
-    create_deadline: PositiveDuration = Field(
-        default=60.0, description="Longest time for one server to be accepted. Nova may accept it later all the same."
-    )
-    parallel: int = Field(default=8, ge=1, le=64, description="Calls to the cloud at a time.")
+    """Environment variables for each drone. `CONDOR_PREFIX` here is said instead of the overlay's `condor_prefix`:
+    where HTCondor is in the image. `DRONE_USER`: the account that drones run as."""
+    setup: ConfigPath | None = Field(None)
+    """Shell script, run by root in each server before its drone: to mount what jobs need. It is sent along, so it must
+    hold no secret; it is ended after a quarter of an hour."""
+    scratch: str = Field("/var/tmp", pattern=r"^/[A-Za-z0-9_./+-]*$")
+    """Directory in the server below which its drone works."""
+    hosts: list[HostConfig] = Field(default_factory=list)
+    """The hosts with GPUs, where their operator tells them: only then is it known which servers stand in the owner's
+    way, and where GPUs are free. Default: only quotas are looked at."""
+    owner: OpenStackOwnerConfig | None = Field(None)
+    """Whose servers come first here. Without it the site's owner is not looked at."""
+    retain_finished: Duration = Field(600.0, ge=60.0)
+    """How long an ended drone is told with its end."""
+    full_refresh_interval: PositiveDuration = Field(600.0)
+    """All servers are listed so often; between, only what has changed."""
+    console_lines: int = Field(200, ge=0, le=2000)
+    """Lines of its console that are kept of a server that ends; 0: none."""
+    cleanup_interval: Duration = Field(600.0)
+    """How often ports and volumes are looked for that our deleted servers have left; 0: never."""
+    deadline: PositiveDuration = Field(15.0)
+    """Longest time for one question to the cloud."""
+    create_deadline: PositiveDuration = Field(60.0)
+    """Longest time for one server to be accepted. Nova may accept it later all the same."""
+    parallel: int = Field(8, ge=1, le=64)
+    """Calls to the cloud at a time."""
 
     @model_validator(mode="after")
     def _each_host_once(self) -> Self:
@@ -245,16 +195,16 @@ class OpenStackSiteConfig(CloudAccess, ServerOptions):
     @model_validator(mode="after")
     def _owner_on_hosts(self) -> Self:
         if self.owner is not None and not self.hosts:
-            raise ValueError("`hosts` is wanted with `owner`: without it nobody knows who stands in his way")
+            raise ValueError("`hosts` is wanted with `owner`: without it nothing tells which drones are in the way")
         return self
 
     def server(self, kind: str) -> OpenStackTypeConfig:
         """Return the options of servers of a drone type: the type's, else the site's."""
         special = self.types[kind]
-        told: dict[str, Any] = {name: getattr(self, name) for name in ServerOptions.model_fields}
-        told |= {name: getattr(special, name) for name in special.model_fields_set}
-        told["metadata"] = {**self.metadata, **special.metadata}
-        return OpenStackTypeConfig.model_validate(told)
+        options: dict[str, Any] = {name: getattr(self, name) for name in ServerOptions.model_fields}
+        options |= {name: getattr(special, name) for name in special.model_fields_set}
+        options["metadata"] = {**self.metadata, **special.metadata}
+        return OpenStackTypeConfig.model_validate(options)
 
     def misfits(self, types: Sequence[DroneType]) -> Iterator[tuple[tuple[str | int, ...], str]]:
         """Yield what does not agree with the site's drone types: path in the site file, and message."""
@@ -268,20 +218,16 @@ class OpenStackSiteConfig(CloudAccess, ServerOptions):
                 yield ("options", "types"), message
             elif not self.server(kind.name).image:
                 yield ("options", "types", kind.name), f"drone type `{kind.name}` has no image: write `image: NAME`"
-        for name in self.types:
+        named: list[tuple[tuple[str | int, ...], str]] = [(("options", "types", name), name) for name in self.types]
+        named += [(("options", "hosts", n, "types"), name) for n, host in enumerate(self.hosts) for name in host.types]
+        for path, name in named:
             if name not in names:
-                message = f"there is no drone type `{name[:63]}`: {choices(name, names)}"
-                yield ("options", "types", name), message
-        for nth, host in enumerate(self.hosts):
-            for name in host.types:
-                if name not in names:
-                    message = f"there is no drone type `{name[:63]}`: {choices(name, names)}"
-                    yield ("options", "hosts", nth, "types"), message
+                yield path, f"there is no drone type `{name[:63]}`: {choices(name, names)}"
 
     def doubts(self) -> Iterator[tuple[tuple[str, ...], str]]:
         """Yield what would not work on this host: path below the options, and message."""
         from adapters.openstack import clouds
 
-        yield from clouds.doubts(self)
+        yield from clouds.access_problems(self)
         if self.owner is not None:
-            yield from ((("owner", *path), message) for path, message in clouds.doubts(self.owner))
+            yield from ((("owner", *path), message) for path, message in clouds.access_problems(self.owner))

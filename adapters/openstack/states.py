@@ -1,38 +1,44 @@
-"""What Nova's word for the state of a server means to us: one table; a word that it does not hold means alive.
+"""Classification of OpenStack's words: states of servers, faults of servers in ERROR, and rejected calls.
 
-Sources: "Server concepts" of the compute API guide for the words; ``nova/api/openstack/common.py`` (_STATE_MAP) for how
-they come of vm_state and task_state; ``nova/compute/api.py`` (check_instance_state) for what may be asked of a server
+Sources of the states: "Server concepts" of the compute API guide; ``nova/api/openstack/common.py`` (_STATE_MAP) for how
+they come from vm_state and task_state; ``nova/compute/api.py`` (check_instance_state) for what may be asked of a server
 in which state; ``nova/compute/manager.py`` (_sync_instance_power_state) for what Nova does with a guest that went off.
-Looked up in Nova 34.
+
+Sources of the errors: Nova 34 (``nova/exception.py``; ``nova/compute/manager.py``: ``_build_and_run_instance`` and
+``_build_resources``; statuses: ``create`` in ``nova/api/openstack/compute/servers.py``), neutron-lib (``exceptions``:
+OverQuota, IpAddressGenerationFailure) and Cinder (``exception.py``: QuotaError and its children). They have hardly
+changed since Pike. The shape of an error is in the compute API guide under "Faults".
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
-from adapters.openstack.errors import of_server
-from adapters.openstack.records import Server
+from adapters.openstack.records import Record, Server, ServerFault, mapping, mappings, text
 from adapters.shared.printing import printable
+from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import FaultKind, RemoteState
 
-LONGEST = 300
+MAX_REASON = 300
+"""Characters of a reason."""
 
 PAUSED_GUEST, SHUT_DOWN_GUEST, CRASHED_GUEST, SUSPENDED_GUEST = 3, 4, 6, 7
-"""OS-EXT-STS:power_state (``nova/objects/fields.py``, InstancePowerState), as the hypervisor last told it."""
+"""OS-EXT-STS:power_state (``nova/objects/fields.py``, InstancePowerState), as the hypervisor last reported it."""
 _RUNNING_GUEST = 1
 
 
-class Way(Enum):
+class StopMethod(Enum):
     """Way in which a server is stopped with notice. Without notice, all are deleted."""
 
     SHUT_DOWN = auto()
-    """By os-stop: its guest is told. Nova takes that of an active server only on which nothing else is being done."""
+    """By os-stop, which notifies its guest. Nova takes that of an active server only on which nothing else is done."""
     NONE = auto()
     """It is on its way already, and would only be cut short."""
     DELETE = auto()
-    """There is no guest to tell, or Nova would not tell it now."""
+    """There is no guest to notify, or Nova would not notify it now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +48,7 @@ class ServerPhase:
     state: RemoteState
     why: str = ""
     """For people: why it does not simply wait or run."""
-    way: Way = Way.DELETE
+    stop: StopMethod = StopMethod.DELETE
     taken: bool = False
     """Somebody at the cloud has taken back what it ran on."""
     leaving: bool = False
@@ -53,21 +59,16 @@ class ServerPhase:
     """It waits, and will never start."""
 
 
-_PENDING, _RUNNING, _UNKNOWN, _OVER, _ENDED = (
-    RemoteState.PENDING,
-    RemoteState.RUNNING,
-    RemoteState.UNKNOWN,
-    RemoteState.STOPPED,
-    RemoteState.ENDED,
-)
+_PENDING, _RUNNING, _UNKNOWN = RemoteState.PENDING, RemoteState.RUNNING, RemoteState.UNKNOWN
+_OFF, _ENDED = RemoteState.STOPPED, RemoteState.ENDED
 
-STATES: Mapping[str, ServerPhase] = {
-    "ACTIVE": ServerPhase(_RUNNING, way=Way.SHUT_DOWN),
+SERVER_STATES: Mapping[str, ServerPhase] = {
+    "ACTIVE": ServerPhase(_RUNNING, stop=StopMethod.SHUT_DOWN),
     "BUILD": ServerPhase(_PENDING, "is being built"),
     # The guest runs on while these go on.
     "PASSWORD": ServerPhase(_RUNNING, "its password is being set"),
     "MIGRATING": ServerPhase(_RUNNING, "is being moved to another host"),
-    # Somebody does something with it, and what it was made of is still there: he may give it back. Its guest does not
+    # Somebody does something with it, and what it was made of is still there: they may give it back. Its guest does not
     # run, or starts anew, and whether a drone is in it the pool says.
     "PAUSED": ServerPhase(_UNKNOWN, "was paused at its cloud"),
     "REBOOT": ServerPhase(_UNKNOWN, "is being rebooted"),
@@ -77,27 +78,27 @@ STATES: Mapping[str, ServerPhase] = {
     "RESIZE": ServerPhase(_UNKNOWN, "is being resized or moved, and off meanwhile"),
     "VERIFY_RESIZE": ServerPhase(_UNKNOWN, "was resized or moved, and waits for a yes"),
     "REVERT_RESIZE": ServerPhase(_UNKNOWN, "is moved back to where it was"),
-    # It is off, by itself or by somebody (``ends.py``), and what it held is held still: SHUTOFF and SHELVED servers
-    # keep their place on the host, all of them count against the quota, until they are deleted.
-    "SHUTOFF": ServerPhase(_OVER, "has shut down"),
-    "SUSPENDED": ServerPhase(_OVER, "was suspended at its cloud", taken=True),
-    "SHELVED": ServerPhase(_OVER, "was shelved at its cloud", taken=True),
-    "SHELVED_OFFLOADED": ServerPhase(_OVER, "was shelved at its cloud", taken=True),
-    "ERROR": ServerPhase(_OVER, "is in error", fault=FaultKind.NODE),  # one that ran; see meaning() for the others
+    # It is off, by itself or by somebody (``termination.py``), and what it held is held still: SHUTOFF and SHELVED
+    # servers keep their place on the host, all of them count against the quota, until they are deleted.
+    "SHUTOFF": ServerPhase(_OFF, "has shut down"),
+    "SUSPENDED": ServerPhase(_OFF, "was suspended at its cloud", taken=True),
+    "SHELVED": ServerPhase(_OFF, "was shelved at its cloud", taken=True),
+    "SHELVED_OFFLOADED": ServerPhase(_OFF, "was shelved at its cloud", taken=True),
+    "ERROR": ServerPhase(_OFF, "is in error", fault=FaultKind.NODE),  # one that ran; see server_phase() for the others
     # Told by ``changes-since`` alone. A soft-deleted one is off, out of the quota and out of all listings; what it held
     # on its host comes back when the cloud gets round to it (reclaim_instance_interval), or an administrator does.
-    "DELETED": ServerPhase(_ENDED, "was deleted", way=Way.NONE),
-    "SOFT_DELETED": ServerPhase(_ENDED, "was deleted", way=Way.NONE),
+    "DELETED": ServerPhase(_ENDED, "was deleted", stop=StopMethod.NONE),
+    "SOFT_DELETED": ServerPhase(_ENDED, "was deleted", stop=StopMethod.NONE),
     # "Handling Down Cells" in the guide. The API says the same of a vm_state that it does not know.
     "UNKNOWN": ServerPhase(_UNKNOWN, "its part of the cloud (a cell) does not answer"),
 }
 """All states of the compute API guide."""
 
-GONE = frozenset(status for status, each in STATES.items() if each.state is _ENDED)
+GONE = frozenset(status for status, phase in SERVER_STATES.items() if phase.state is _ENDED)
+DELETING_TASKS = frozenset({"deleting", "soft-deleting"})
 
-_LEAVING: Mapping[str, str] = {
-    "deleting": "is being deleted",
-    "soft-deleting": "is being deleted",
+_ENDING_TASKS: Mapping[str, str] = {
+    **dict.fromkeys(DELETING_TASKS, "is being deleted"),
     "powering-off": "is being shut down",
     "suspending": "is being suspended",
     "shelving": "is being shelved",
@@ -108,8 +109,8 @@ _LEAVING: Mapping[str, str] = {
 """Tasks (``nova/compute/task_states.py``) that end the run of a server which has one."""
 
 _BY_POWER: Mapping[int, ServerPhase] = {
-    SHUT_DOWN_GUEST: ServerPhase(_OVER, "its guest has shut down"),
-    CRASHED_GUEST: ServerPhase(_OVER, "its guest has crashed", fault=FaultKind.NODE),
+    SHUT_DOWN_GUEST: ServerPhase(_OFF, "its guest has shut down"),
+    CRASHED_GUEST: ServerPhase(_OFF, "its guest has crashed", fault=FaultKind.NODE),
     PAUSED_GUEST: ServerPhase(_UNKNOWN, "its guest was paused by its hypervisor"),
     SUSPENDED_GUEST: ServerPhase(_UNKNOWN, "its guest was suspended by its hypervisor"),
 }
@@ -117,37 +118,158 @@ _BY_POWER: Mapping[int, ServerPhase] = {
 those that are off, crashed or suspended, and lets paused ones be."""
 
 
-def meaning(server: Server) -> ServerPhase:
-    """Return the phase of a server."""
-    found = STATES.get(server.status)
-    if found is None:
+def server_phase(server: Server) -> ServerPhase:
+    """Return the phase of a server. A status that the table lacks means that it is alive."""
+    phase = SERVER_STATES.get(server.status)
+    if phase is None:
         status = printable(server.status, 60) or "none"
         return ServerPhase(_UNKNOWN, f"in a state that is not known here: {status}")
     match server.status:
         case "ERROR":
-            found = _in_error(server)
+            phase = _phase_in_error(server)
         case "BUILD" if server.task:
-            found = replace(found, why=printable(f"{found.why}: {server.task}", LONGEST))
+            phase = replace(phase, why=printable(f"{phase.why}: {server.task}", MAX_REASON))
         case "ACTIVE" if server.task:
-            found = replace(found, why=printable(f"{server.task} goes on", LONGEST), way=Way.DELETE)
+            phase = replace(phase, why=printable(f"{server.task} goes on", MAX_REASON), stop=StopMethod.DELETE)
         case "ACTIVE":
-            found = _BY_POWER.get(server.power, found)
-    if server.task in _LEAVING and found.state is not _ENDED:
-        return replace(found, why=_LEAVING[server.task], way=Way.NONE, leaving=True)
-    return found
+            phase = _BY_POWER.get(server.power, phase)
+    if server.task in _ENDING_TASKS and phase.state is not _ENDED:
+        return replace(phase, why=_ENDING_TASKS[server.task], stop=StopMethod.NONE, leaving=True)
+    return phase
 
 
-def _in_error(server: Server) -> ServerPhase:
+def _phase_in_error(server: Server) -> ServerPhase:
     """Return the phase of a server in ERROR.
 
     One that was never launched waits in vain. Another is dead, unless the hypervisor says that its guest runs: a
     failed live migration leaves jobs at work in such a server.
     """
-    words = printable(server.fault.message.strip(), LONGEST) if server.fault is not None else ""
+    words = printable(server.fault.message.strip(), MAX_REASON) if server.fault is not None else ""
     words = words or "in error, and its cloud does not say why"
     if not server.launched_at:
-        kind = of_server(server.fault) if server.fault is not None else FaultKind.UNKNOWN
+        kind = classify_fault(server.fault) if server.fault is not None else FaultKind.UNKNOWN
         return ServerPhase(_PENDING, words, fault=kind, final=True)
     if server.power == _RUNNING_GUEST:
-        return ServerPhase(_UNKNOWN, printable(f"in error, and its guest runs: {words}", LONGEST))
-    return replace(STATES["ERROR"], why=words)
+        return ServerPhase(_UNKNOWN, printable(f"in error, and its guest runs: {words}", MAX_REASON))
+    return replace(SERVER_STATES["ERROR"], why=words)
+
+
+# ------------------------------------------------------------------------------------------------- the words of errors
+
+_Patterns = Sequence[tuple[str, FaultKind]]
+
+_REQUEST_LIMITS = (r"maximum number of metadata items|personality file", FaultKind.CONFIG)
+"""Limits of one request, which no waiting mends; Nova counts them among quotas, so they are looked for first."""
+_QUOTA_WORDS = (
+    r"\bquotas?\b|\bOverQuota\b|\w+LimitExceeded"
+    r"|maximum number of (instances|cores|ports|fixed ips|floating ips|volumes|gigabytes|security groups)"
+)
+_QUOTA = (_QUOTA_WORDS, FaultKind.QUOTA)
+_CAPACITY = (
+    r"no valid host|not enough hosts|exhausted all hosts|maximum number of retries|insufficient compute resources"
+    r"|no fixed ip addresses available|no more ip addresses|instance group policy was violated"
+    r"|pci device request .* failed|attempt to consume pci device|pci device .* instead of"
+    r"|virtual functions of pf .* are not? free|not all virtual functions|failed to create allocations"
+    r"|conflict was encountered attempting to (invoke the placement api|update resource provider)",
+    FaultKind.CAPACITY,
+)
+"""Of a race for the last GPU too: the PCI claims on the host find it taken (``nova/exception.py``, Pci*)."""
+_BAD_REQUEST = (
+    r"(image|flavor|network|volume type|key ?pair|security group|snapshot|instance group|availability zone)\b.*"
+    r"(could not be found|not found|is not available)"
+    r"|can not find requested image|invalid key_name|image .* is (not active|unacceptable)|not authorized for image"
+    r"|(disk|memory) is too small|disk would be too small|volume is smaller|only volume-backed servers"
+    r"|number of disk devices|block device mapping is invalid|disk format|pci alias"
+    r"|signature certificate|signature verif"
+    r"|external network|requires a subnet|port_security_enabled|more than one possible network|no unique match"
+    r"|multiple \w+ (groups )?(found|match)|unable to automatically allocate a network|scheduling failed:"
+    r"|invalid input|user data|video memory|volume encryption is not supported|disk info",
+    FaultKind.CONFIG,
+)
+# A service that all hosts depend on: another host would meet the same, and later it may be well.
+_SHARED_SERVICE = (
+    r"did not finish being created|connection to (cinder|glance|keystone|manila) .*failed|connection to neutron"
+    r"|timed out waiting for a reply|unable to communicate with the placement api|could not fetch image",
+    FaultKind.DOWN,
+)
+# The agent on that host did not plug or bind the port within vif_plugging_timeout; on another host it may.
+_HOST_NETWORK = (
+    r"failed to allocate the network|binding failed for port|virtual interface creation failed|port update failed",
+    FaultKind.NODE,
+)
+# Somebody has locked it, on purpose: only a human knows why.
+_LOCKED = (r"\bis locked\b", FaultKind.DENIED)
+
+_REJECTED: _Patterns = (_REQUEST_LIMITS, _QUOTA, _CAPACITY, _BAD_REQUEST, _LOCKED)
+"""Of rejected orders; the first row that matches counts."""
+_IN_ERROR: _Patterns = (_REQUEST_LIMITS, _QUOTA, _CAPACITY, _SHARED_SERVICE, _HOST_NETWORK, _BAD_REQUEST)
+"""Of servers in ERROR. A host's network comes before the bad request, whose words say `network`, too."""
+
+
+def _matching(patterns: _Patterns, words: str) -> FaultKind | None:
+    words = " ".join(words[:1000].split())
+    return next((kind for pattern, kind in patterns if re.search(pattern, words, re.IGNORECASE)), None)
+
+
+def classify_fault(fault: ServerFault) -> FaultKind:
+    """Return the kind of the fault of a server in ERROR.
+
+    Words that no table knows come from a hypervisor (libvirt, a traceback's last line, "Failure prepping block
+    device"): the fault is its host's. "Exhausted all hosts available for retrying" hides what each host reported; all
+    that remains is that no host was left.
+    """
+    if fault.code == 413:  # the conductor counts again after the API has: two creates at a time meet there
+        return FaultKind.QUOTA
+    return _matching(_IN_ERROR, fault.message) or FaultKind.NODE
+
+
+def order_error(status: int, key: str, message: str, *, words: str = "") -> AdapterError:
+    """Return the error to raise for a rejected order.
+
+    ``key`` is the name of the fault in the body (``badRequest``, ``NeutronError``), ``message`` its words, ``words``
+    those to report (default: ``message``). 500, 502 and 504 leave the outcome open: Nova may have recorded the server
+    before something else failed, and a proxy may have passed the order on. 503 comes from a service that did not
+    accept it.
+    """
+    words = words or message
+    if status in (429, 413) and not re.search(_QUOTA_WORDS, message, re.IGNORECASE):
+        # Without the key it is a proxy's word for a request that is too large.
+        throttled = status == 429 or key == "overLimit"
+        return RejectedError(words, FaultKind.THROTTLED if throttled else FaultKind.CONFIG)
+    if status in (408, 503):
+        return UnavailableError(words)
+    if status == 501:
+        return RejectedError(words, FaultKind.CONFIG)
+    if status >= 500:
+        return OutcomeUnknownError(words)
+    if 300 <= status < 400:
+        return UnavailableError(words, FaultKind.CONFIG)
+    kind = _matching(_REJECTED, f"{key} {message}")
+    if status == 401 or (status == 403 and kind is None):
+        return AuthError(words)
+    # What else conflicts passes: two that change one thing at a time.
+    return RejectedError(words, kind or (FaultKind.CAPACITY if status == 409 else FaultKind.CONFIG))
+
+
+def read_error(status: int, key: str, words: str) -> AdapterError:
+    """Return the error to raise for a rejected read."""
+    if status in (401, 403):
+        return AuthError(words)
+    throttled = status == 429 or (status == 413 and key == "overLimit")
+    return UnavailableError(words, FaultKind.THROTTLED if throttled else None)
+
+
+def fault_in(body: Record) -> tuple[str, str]:
+    """Return the key of the fault in a body and its words; empty for an unknown shape.
+
+    Shapes: ``{"badRequest": {"message": ...}}`` (Nova, Cinder), ``{"error": ...}`` (Keystone), ``{"NeutronError":
+    {"type": ..., "message": ...}}``, ``{"errors": [{"detail": ...}]}`` (a wrong microversion).
+    """
+    for key, value in body.items():
+        if isinstance(value, str) and key in ("error", "NeutronError", "message"):
+            return key, value
+        if fault := next(iter(mappings(value)), mapping(value)):
+            words = next(filter(None, (text(fault, each) for each in ("message", "detail", "title"))), "")
+            kind = text(fault, "type")
+            return key, f"{kind}: {words}" if kind else words
+    return "", ""

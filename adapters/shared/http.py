@@ -1,6 +1,6 @@
 """One HTTP exchange with a site: bounded in size, without redirects, cookies or a proxy, and it is known what was sent.
 
-Who asks sets a deadline on the call as a whole, and judges the answer.
+The caller sets a deadline on the call as a whole, and judges the answer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Reply:
 
 
 def session(connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
-    """Of ``connector``, which it owns and closes. Nothing of the environment and of earlier answers goes along."""
+    """Return a session that owns ``connector`` and sends nothing of the environment and of earlier answers."""
     traces = aiohttp.TraceConfig()
     traces.on_request_headers_sent.append(_note_sent)
     return aiohttp.ClientSession(
@@ -55,9 +55,9 @@ async def exchange(
     sent: list[bool],
     largest: int,
 ) -> Reply:
-    """Make one call in a session of its own and return its answer of at most ``largest`` bytes.
+    """Make one call and return its answer of at most ``largest`` bytes.
 
-    ``sent`` is incremented once anything was sent: without that a failed call has done nothing. Raises
+    ``sent`` is not empty once anything was sent: without that a failed call has done nothing. Raises
     ResponseTooLongError, and what aiohttp and asyncio raise.
     """
     async with to.request(

@@ -1,4 +1,4 @@
-"""A drone's directory as it is sent along with a request for the drone: what can be sent, and how it is packed."""
+"""A drone's environment, and its directory as it is sent along with a request for the drone."""
 
 from __future__ import annotations
 
@@ -7,34 +7,43 @@ import re
 import tarfile
 from collections.abc import Mapping
 
+from provisioner.config.models import mistake_at
 from provisioner.model import Bootstrap
 
 OURS = ".site"
-"""In the drone's directory: what is the site's."""
-_LONGEST_VALUE = 100_000
-_FILE = re.compile(r"[A-Za-z0-9_@+=.-]{1,128}(/[A-Za-z0-9_@+=.-]{1,128}){0,8}")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+"""Subdirectory of the drone's directory for the files of the site."""
+VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_MAX_VALUE_BYTES = 100_000
+_SENDABLE_FILE = re.compile(r"[A-Za-z0-9_@+=.-]{1,128}(/[A-Za-z0-9_@+=.-]{1,128}){0,8}")
 
 
 class UnfitError(ValueError):
-    """An order that can never be asked for: why."""
+    """An order that can never be carried out; the message says why."""
+
+
+def check_environment(env: dict[str, str], *, reserved: re.Pattern[str]) -> dict[str, str]:
+    """Validate the option ``env`` of a site: plain names, values on one line, no variable that the site sets."""
+    for name, value in env.items():
+        if not VARIABLE_NAME.fullmatch(name) or not value.isprintable():
+            what = f"`{name[:40]}` is not a valid environment variable"
+            raise mistake_at(name, f"{what}: it needs a plain name and a value on one line")
+        if reserved.fullmatch(name):
+            raise mistake_at(name, f"`{name}` is set by the site: remove it")
+    return env
 
 
 def sendable(bootstrap: Bootstrap) -> None:
     """Check that a bootstrap can be sent along. Raises UnfitError."""
     for name in bootstrap.files:
-        if not _FILE.fullmatch(name) or set(name.split("/")) & {".", "..", OURS}:
+        if not _SENDABLE_FILE.fullmatch(name) or set(name.split("/")) & {".", "..", OURS}:
             raise UnfitError(f"a drone cannot take a file along as {name[:60]!r}")
     for name, value in bootstrap.env.items():
-        if not _VARIABLE.fullmatch(name) or "\0" in value or not _in_bytes(value):
+        try:
+            fits = "\0" not in value and len(value.encode("utf-8", "surrogateescape")) < _MAX_VALUE_BYTES
+        except UnicodeEncodeError:
+            fits = False
+        if not fits or not VARIABLE_NAME.fullmatch(name):
             raise UnfitError(f"{name[:60]!r} cannot be an environment variable")
-
-
-def _in_bytes(value: str) -> bool:
-    try:
-        return len(value.encode("utf-8", "surrogateescape")) < _LONGEST_VALUE
-    except UnicodeEncodeError:
-        return False
 
 
 def packed(content: Mapping[str, bytes]) -> bytes:
@@ -52,5 +61,5 @@ def packed(content: Mapping[str, bytes]) -> bytes:
 
 
 def exports(env: Mapping[str, str]) -> list[str]:
-    """Lines of a shell script that set these variables, whatever is in them."""
+    """Return lines of a shell script that set these variables, whatever is in them."""
     return [f"export {name}=" + "'" + value.replace("'", "'\\''") + "'" for name, value in env.items()]

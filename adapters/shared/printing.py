@@ -5,6 +5,6 @@ LONGEST = 200
 
 
 def printable(text: str, limit: int = LONGEST) -> str:
-    """One line of ``text`` without control characters, shortened."""
+    """Return one line of ``text`` without control characters, shortened."""
     line = "".join(c if c.isprintable() else "?" for c in text[: limit + 1].replace("\n", " "))
     return line if len(line) <= limit else line[: limit - 3] + "..."

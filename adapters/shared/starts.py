@@ -1,8 +1,7 @@
-"""Starts that nothing cuts in the middle: one call of a site at a time, each to its end, whoever still waits for it.
+"""Starts that run to their end although their caller gives up, and results of orders that failed.
 
-A submit that is cut has happened or not, and nobody knows. So a caller that gives up only keeps from being asked what
-has not been asked yet, and what was asked without an answer keeps its drone from being asked for again until it would
-have shown.
+A submit that is cut off may have happened. So a caller that gives up only prevents orders that were not sent yet, and
+an order without an answer keeps its drone from being started again until it would have shown.
 """
 
 from __future__ import annotations
@@ -11,27 +10,41 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 
-from provisioner.model import DroneId, OrderResult
+from adapters.shared.printing import printable
+from provisioner.model import DroneId, Fault, FaultKind, OrderOutcome, OrderResult
 
-Work = Callable[[asyncio.Event], Awaitable[Sequence[OrderResult]]]
-"""Starts drones. Once the event is set, its caller has given up: nothing more is to be asked for."""
+
+def rejected(drone_id: DroneId, kind: FaultKind, message: str) -> OrderResult:
+    return OrderResult(drone_id, OrderOutcome.REJECTED, "", Fault(kind, printable(message, 300), time.time()))
+
+
+def outcome_unknown(drone_id: DroneId, message: str) -> OrderResult:
+    fault = Fault(FaultKind.UNKNOWN, printable(message, 300), time.time())
+    return OrderResult(drone_id, OrderOutcome.UNKNOWN, "", fault)
 
 
 class Starts:
-    """Starts of one site. ``may_come_s``: time for which a start without an answer may still succeed."""
+    """Starts of one site, one call at a time. A start without an answer may still succeed for ``may_come_s``."""
 
     def __init__(self, site: str, may_come_s: float) -> None:
         self._site, self._may_come_s = site, may_come_s
         self._turn = asyncio.Lock()
         self._under_way: dict[asyncio.Task[Sequence[OrderResult]], frozenset[DroneId]] = {}
-        """Those too whose caller has given up."""
-        self._unsure: dict[DroneId, float] = {}
-        """Until when, by the steady clock."""
+        """With those whose caller has given up."""
+        self._unanswered: dict[DroneId, float] = {}
+        """Time, by the monotonic clock, from which on it cannot succeed any more."""
 
-    async def run(self, drone_ids: Iterable[DroneId], work: Work) -> Sequence[OrderResult]:
-        """``work`` in its turn, in a task of its own."""
+    async def run(
+        self, drone_ids: Iterable[DroneId], work: Callable[[asyncio.Event], Awaitable[Sequence[OrderResult]]]
+    ) -> Sequence[OrderResult]:
+        """Run ``work`` in its turn, in a task of its own. It sends no more orders once its event is set."""
         given_up = asyncio.Event()
-        task = asyncio.create_task(self._in_turn(work, given_up), name=f"start at site {self._site}")
+
+        async def in_turn() -> Sequence[OrderResult]:
+            async with self._turn:
+                return [] if given_up.is_set() else await work(given_up)
+
+        task = asyncio.create_task(in_turn(), name=f"start at site {self._site}")
         self._under_way[task] = frozenset(drone_ids)
         task.add_done_callback(self._done)
         try:
@@ -40,14 +53,10 @@ class Starts:
             given_up.set()
             raise
 
-    async def _in_turn(self, work: Work, given_up: asyncio.Event) -> Sequence[OrderResult]:
-        async with self._turn:
-            return [] if given_up.is_set() else await work(given_up)
-
     def _done(self, task: asyncio.Task[Sequence[OrderResult]]) -> None:
         self._under_way.pop(task, None)
         if not task.cancelled():
-            task.exception()  # whoever gave up does not ask for it
+            task.exception()  # a caller that gave up does not ask for it
 
     async def settled(self, drone_ids: Collection[DroneId]) -> None:
         """Wait for starts of any of these drones: else one might come up after it was stopped."""
@@ -55,29 +64,25 @@ class Starts:
             async with self._turn:
                 pass
 
-    async def close(self, patience_s: float) -> None:
+    async def close(self, timeout_s: float) -> None:
         """Wait for starts under way, for a limited time."""
         if self._under_way:
-            await asyncio.wait(self._under_way, timeout=patience_s)
-        left = list(self._under_way)
-        for task in left:
-            task.cancel()
-        if left:
-            await asyncio.wait(left)
-
-    # ------------------------------------------------------------------------------------------ asked without an answer
+            _, left = await asyncio.wait(self._under_way, timeout=timeout_s)
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
 
     def without_answer(self, drone_ids: Iterable[DroneId]) -> None:
-        """Nobody knows what came of asking for these."""
+        """Record that these starts may have succeeded."""
         now = time.monotonic()
-        self._unsure = {drone_id: at for drone_id, at in self._unsure.items() if at > now}
-        self._unsure |= dict.fromkeys(drone_ids, now + self._may_come_s)
+        self._unanswered = {drone_id: at for drone_id, at in self._unanswered.items() if at > now}
+        self._unanswered |= dict.fromkeys(drone_ids, now + self._may_come_s)
 
     def there(self, drone_ids: Iterable[DroneId]) -> None:
         """Record that these drones are listed."""
         for drone_id in drone_ids:
-            self._unsure.pop(drone_id, None)
+            self._unanswered.pop(drone_id, None)
 
     def may_come(self, drone_id: DroneId) -> bool:
         """Return whether an earlier start of it may still succeed."""
-        return self._unsure.get(drone_id, 0.0) > time.monotonic()
+        return self._unanswered.get(drone_id, 0.0) > time.monotonic()

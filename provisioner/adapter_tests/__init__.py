@@ -18,6 +18,8 @@ from typing import TypeVar
 
 import pytest
 
+from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError
+
 T = TypeVar("T")
 
 
@@ -32,6 +34,15 @@ async def skip_unless_supported(hook: Callable[[], AbstractAsyncContextManager[N
             pass
     except NotSupportedError as error:
         pytest.skip(str(error))
+
+
+async def outcome(call: Awaitable[T]) -> T | AdapterError:
+    """Return the result of a call, or its error, which has to be one of the four."""
+    try:
+        return await call
+    except AdapterError as error:
+        assert isinstance(error, UnavailableError | RejectedError | AuthError | OutcomeUnknownError)
+        return error
 
 
 async def eventually(what: str, ask: Callable[[], Awaitable[T | None]], deadline_s: float, every_s: float = 0.05) -> T:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, Self
 
 import aiohttp
@@ -48,8 +48,8 @@ class PodSite:
 
     def __init__(self, name: str, config: Config, types: Sequence[DroneType], controller: str) -> None:
         self._name, self._config, self._controller = name, config, controller
-        self._looks = 0
-        self._errand: asyncio.Task[None] | None = None
+        self._polls = 0
+        self._cleanup: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         timeout = aiohttp.ClientTimeout(total=self._config.deadline)
@@ -57,9 +57,9 @@ class PodSite:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        if self._errand is not None:
-            self._errand.cancel()
-            await asyncio.wait([self._errand])
+        if self._cleanup is not None:
+            self._cleanup.cancel()
+            await asyncio.wait([self._cleanup])
         await self._http.close()
 
     # -------------------------------------------------------------------------------------------------------- looking
@@ -67,9 +67,9 @@ class PodSite:
     async def poll(self) -> SiteView:
         pods = await self._pods()
         view = SiteView(self._name, time.time(), {DroneId(pod["name"]): _drone(pod) for pod in pods})
-        self._looks += 1
-        if self._looks > 1 and (self._errand is None or self._errand.done()):  # `check --live` looks once
-            self._errand = asyncio.create_task(self._delete_old(view))
+        self._polls += 1
+        if self._polls > 1 and (self._cleanup is None or self._cleanup.done()):  # `check --live` polls once
+            self._cleanup = asyncio.create_task(self._delete_old(view))
         return view
 
     async def _pods(self) -> list[Mapping[str, Any]]:
@@ -91,7 +91,7 @@ class PodSite:
                 try:
                     await self._delete(drone_id, kill=True)
                 except AdapterError:
-                    return  # after the next look
+                    return  # after the next poll
 
     # ------------------------------------------------------------------------------------------ starting and stopping
 
@@ -110,31 +110,30 @@ class PodSite:
             "script": base64.b64encode(order.bootstrap.script).decode(),
             "files": {name: base64.b64encode(data).decode() for name, data in order.bootstrap.files.items()},
         }
+
+        async def create() -> str:
+            return str((await self._call("POST", "/pods", json=pod))["uid"])
+
+        return await self._result(order.drone_id, create())
+
+    async def _result(self, drone_id: DroneId, call: Awaitable[str]) -> OrderResult:
+        """Return the result of an order: the remote id, or the error."""
         try:
-            made = await self._call("POST", "/pods", json=pod)
+            return OrderResult(drone_id, OrderOutcome.OK, await call)
         except OutcomeUnknownError as error:
-            return self._lost_reply(order.drone_id, error)
+            return self._lost_reply(drone_id, error)
         except AdapterError as error:
-            return _refused(order.drone_id, error)
-        return OrderResult(order.drone_id, OrderOutcome.OK, made["uid"])
+            return _refused(drone_id, error)
 
     def _lost_reply(self, drone_id: DroneId, error: AdapterError) -> OrderResult:
         return OrderResult(drone_id, OrderOutcome.UNKNOWN, "", Fault(FaultKind.UNKNOWN, str(error), time.time()))
 
     async def stop(self, orders: Sequence[StopOrder]) -> Sequence[OrderResult]:
-        return [await self._stop(order) for order in orders]
+        return [await self._result(order.drone_id, self._delete(order.drone_id, order.kill)) for order in orders]
 
-    async def _stop(self, order: StopOrder) -> OrderResult:
-        try:
-            await self._delete(order.drone_id, order.kill)
-        except OutcomeUnknownError as error:
-            return self._lost_reply(order.drone_id, error)
-        except AdapterError as error:
-            return _refused(order.drone_id, error)
-        return OrderResult(order.drone_id, OrderOutcome.OK, order.remote_id)
-
-    async def _delete(self, drone_id: DroneId, kill: bool) -> None:
-        await self._call("DELETE", f"/pods/{drone_id}", params={"kill": str(int(kill))}, accepted=(202, 404))
+    async def _delete(self, drone_id: DroneId, kill: bool, accepted: Sequence[int] = (202, 404)) -> str:
+        await self._call("DELETE", f"/pods/{drone_id}", params={"kill": str(int(kill))}, accepted=accepted)
+        return ""
 
     # ---------------------------------------------------------------------------------------------------------- calls
 
@@ -206,9 +205,8 @@ class TakesHalf(PodSite):
 class BelievesStops(PodSite):
     """A mutant: takes any answer to a stop for done."""
 
-    async def _delete(self, drone_id: DroneId, kill: bool) -> None:
-        path, query = f"/pods/{drone_id}", {"kill": str(int(kill))}
-        await self._call("DELETE", path, params=query, accepted=(202, 403, 404, 500, 503))
+    async def _delete(self, drone_id: DroneId, kill: bool, accepted: Sequence[int] = ()) -> str:
+        return await super()._delete(drone_id, kill, (202, 403, 404, 500, 503))
 
 
 class LeavesPods(PodSite):
@@ -222,7 +220,6 @@ class BelievesStarts(PodSite):
     """A mutant: takes a refused start for done."""
 
     async def _start(self, order: StartOrder) -> OrderResult:
-        receipt = await super()._start(order)
-        if receipt.fault is not None and receipt.fault.kind is FaultKind.QUOTA:
-            return OrderResult(order.drone_id, OrderOutcome.OK, "asked")
-        return receipt
+        result = await super()._start(order)
+        quota = result.fault is not None and result.fault.kind is FaultKind.QUOTA
+        return OrderResult(order.drone_id, OrderOutcome.OK, "asked") if quota else result

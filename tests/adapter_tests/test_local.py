@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
 
 import pytest
 
 from adapters.local import LocalSite
-from provisioner.adapter_tests import NotSupportedError, SiteContract, SiteWorld, eventually
-from provisioner.model import Bootstrap, DroneId, DroneType, OrderOutcome, StartOrder, StopOrder
-from tests.local.drones import HERE, HUGE, LIVING, SMALL, STUBBORN, config, end_all_tagged, exiting, launchers, tagged
+from provisioner.adapter_tests import SiteContract, SiteWorld, eventually
+from provisioner.model import DroneId, DroneType, OrderOutcome, StartOrder, StopOrder
+from tests.labs.shell_drones import ShellDrones, unsupported
+from tests.local.drones import HERE, HUGE, LIVING, SMALL, config, end_all_tagged, launchers, tagged
 
 
-class LocalWorld:
+class LocalWorld(ShellDrones):
     controller = f"kit{os.getpid()}"
     kind: DroneType = SMALL
     impossible: DroneType = HUGE
@@ -29,17 +30,8 @@ class LocalWorld:
         self.root = root
         self._serial = count(1)
 
-    def site(self, controller: str | None = None) -> LocalSite:
-        return LocalSite(HERE, config(self.root), [SMALL, HUGE], controller or self.controller)
-
-    def living(self) -> Bootstrap:
-        return LIVING
-
-    def stubborn(self) -> Bootstrap:
-        return STUBBORN
-
-    def exiting(self, code: int) -> Bootstrap:
-        return exiting(code)
+    def site(self, controller: str | None = None, **options: str) -> LocalSite:
+        return LocalSite(HERE, config(self.root, **options), [SMALL, HUGE], controller or self.controller)
 
     async def alive(self, drone_id: DroneId) -> int:
         return len(launchers(drone_id))
@@ -57,14 +49,10 @@ class LocalWorld:
         self.root.unlink()
         away.rename(self.root)
 
-    def lost_replies(self) -> AbstractAsyncContextManager[None]:
-        raise NotSupportedError("a launcher reports in a file of its own: there is no reply that could be lost")
-
-    def pages(self) -> AbstractAsyncContextManager[None]:
-        raise NotSupportedError("a directory is read in one go")
-
-    def cut_listings(self) -> AbstractAsyncContextManager[None]:
-        raise NotSupportedError("a directory is read whole or not at all")
+    lost_replies = unsupported("a launcher reports in a file of its own: there is no reply that could be lost")
+    pages = unsupported("a directory is read in one go")
+    cut_listings = unsupported("a directory is read whole or not at all")
+    refused_stops = unsupported("nothing between us and our processes could refuse")
 
     @asynccontextmanager
     async def refused_starts(self) -> AsyncIterator[None]:
@@ -82,11 +70,8 @@ class LocalWorld:
     async def _ended(self, drone_id: DroneId) -> bool:
         return not await self.anything_left(drone_id)
 
-    def refused_stops(self, status: int) -> AbstractAsyncContextManager[None]:
-        raise NotSupportedError("nobody stands between us and our processes who could refuse")
-
     def forgetful_site(self) -> LocalSite:
-        return LocalSite(HERE, config(self.root, retain_finished="0s"), [SMALL, HUGE], self.controller)
+        return self.site(retain_finished="0s")
 
     async def objects(self, drone_id: DroneId) -> Sequence[str]:
         return [str(self.root / name) for name in (drone_id, f".old-{drone_id}") if (self.root / name).exists()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -54,20 +55,11 @@ class PodWorld(ShellDrones):
         finally:
             vars(self.server).update(before)
 
-    def broken(self) -> Any:
-        return self._with(down=True)
-
-    def lost_replies(self) -> Any:
-        return self._with(loses_replies=True)
-
-    def pages(self) -> Any:
-        return self._with(page=1)
-
-    def cut_listings(self) -> Any:
-        return self._with(cuts_listings=True)
-
-    def refused_starts(self) -> Any:
-        return self._with(has_no_room=True)
+    broken = partialmethod(_with, down=True)
+    lost_replies = partialmethod(_with, loses_replies=True)
+    pages = partialmethod(_with, page=1)
+    cut_listings = partialmethod(_with, cuts_listings=True)
+    refused_starts = partialmethod(_with, has_no_room=True)
 
     def refused_stops(self, status: int) -> Any:
         return self._with(stop_status=status)

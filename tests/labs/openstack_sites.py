@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -19,31 +20,10 @@ from tests.labs.openstack import OWNER, TENANT, OpenStackLab
 from tests.labs.shell_drones import ShellDrones
 
 HERE = "gk"
-H100 = DroneType(
-    HERE,
-    "h100",
-    gpu_milli=1000,
-    cpus=8,
-    memory_mib=16384,
-    disk_mib=10240,
-    vram_mib=81920,
-    gpu_model="H100",
-    capability=90,
-    walltime_s=3600.0,
-)
-VGPU = DroneType(
-    HERE,
-    "vgpu",
-    gpu_milli=1000,
-    cpus=8,
-    memory_mib=16384,
-    disk_mib=10240,
-    vram_mib=20480,
-    gpu_model="H100",
-    capability=90,
-    walltime_s=3600.0,
-)
-HUGE = DroneType(HERE, "huge", gpu_milli=9000, cpus=8, memory_mib=16384, disk_mib=10240, walltime_s=3600.0)
+CPUS = DroneType(HERE, "cpus", gpu_milli=0, cpus=8, memory_mib=16384, disk_mib=10240, walltime_s=3600.0)
+H100 = replace(CPUS, name="h100", gpu_milli=1000, vram_mib=81920, gpu_model="H100", capability=90)
+VGPU = replace(H100, name="vgpu", vram_mib=20480)
+HUGE = replace(CPUS, name="huge", gpu_milli=9000)
 TYPES: Mapping[str, Mapping[str, Any]] = {
     "h100": {"flavor": "gpu.h100.pci", "boot_volume": {"size": "20 GiB"}},
     "vgpu": {"flavor": "gpu.h100.vgpu"},
@@ -73,17 +53,8 @@ def access(lab: OpenStackLab, directory: Path, project: str = TENANT) -> Mapping
 
 
 def site_config(lab: OpenStackLab, work: Path, **more: Any) -> OpenStackSiteConfig:
-    return OpenStackSiteConfig.model_validate(
-        {
-            **access(lab, work),
-            "image": "worker",
-            "networks": ["drones"],
-            "types": TYPES,
-            "deadline": "5s",
-            "create_deadline": "20s",
-            **more,
-        }
-    )
+    options = {"image": "worker", "networks": ["drones"], "types": TYPES, "deadline": "5s", "create_deadline": "20s"}
+    return OpenStackSiteConfig.model_validate({**access(lab, work), **options, **more})
 
 
 class OpenStackWorld(ShellDrones):
@@ -143,7 +114,7 @@ class OpenStackWorld(ShellDrones):
         return self._nova(method="DELETE|POST", path=path, status=status, body=json.dumps(words), headers=_JSON)
 
     def forgetful_site(self) -> OpenStackSite:
-        return OpenStackSite(HERE, self.config, [H100, VGPU, HUGE], self.controller)  # Nova keeps what is deleted
+        return self.site()  # Nova keeps what is deleted
 
     async def objects(self, drone_id: DroneId) -> Sequence[str]:
         return await asyncio.to_thread(left_of, self.lab, drone_id)
@@ -162,7 +133,7 @@ def left_of(lab: OpenStackLab, drone_id: str) -> list[str]:
     there = [each["id"] for each in servers_named(lab, drone_id)]
     once = {each["id"] for each in servers_named(lab, drone_id, deleted=True)} | set(there)
     ports = lab.admin("GET", "neutron:/ports")["ports"]
-    volumes = lab.session()("GET", "cinder:/volumes/detail")["volumes"]
+    volumes = lab.disks()
     held = [{attached["server_id"] for attached in volume["attachments"]} for volume in volumes]
     return [
         *(f"server {each}" for each in there),

@@ -240,8 +240,7 @@ class Drill:
 
     def leavings(self) -> list[dict[str, Any]]:
         """Ports and volumes."""
-        mine = self.cloud.session()
-        return [*mine("GET", "neutron:/ports")["ports"], *mine("GET", "cinder:/volumes/detail")["volumes"]]
+        return [*self.cloud.ports(), *self.cloud.disks()]
 
     def story(self) -> str:
         """Everything there is to tell, for a failing test."""

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+from provisioner.adapter_tests import NotSupportedError
 from provisioner.model import Bootstrap
+
+
+def unsupported(reason: str) -> Callable[..., Any]:
+    """A hook of a world that cannot cause a fault."""
+
+    def hook(*_: object) -> Any:
+        raise NotSupportedError(reason)
+
+    return hook
 
 
 class ShellDrones:

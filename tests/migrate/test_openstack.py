@@ -73,12 +73,12 @@ def test_the_entry_filled_in_is_one_that_the_site_logs_in_with(tmp_path: Path) -
     file = tmp_path / "clouds.yaml"
     file.write_text("clouds:\n" + re.sub(r"(?m)^  # ", "", entry))
     config = OpenStackSiteConfig.model_validate(options(converted(OPENSTACK), "woohoo") | {"clouds_file": str(file)})
-    found = clouds.access(config)
+    found = clouds.read_access(config)
     assert found.auth_url == "https://cloud.example.org:13000/v3"
-    assert found.who == clouds.Password(
+    assert found.who == clouds.password_user(
         "a-new-one",
-        clouds.NamedReference(name="woohoo", domain=clouds.Domain(name="Default")),
-        clouds.NamedReference(name="WooHoo", domain=clouds.Domain(name="12")),
+        {"name": "woohoo", "domain": {"name": "Default"}},
+        {"name": "WooHoo", "domain": {"name": "12"}},
     )
 
 

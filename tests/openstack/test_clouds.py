@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from adapters.openstack import clouds
-from adapters.openstack.clouds import Access, ApplicationCredential, Domain, NamedReference, NoAccessError, Password
+from adapters.openstack.clouds import Access, NoAccessError, application_credential, password_user
 from adapters.openstack.settings import CloudAccess
 from provisioner.model import FaultKind
 
@@ -60,16 +60,16 @@ def written(path: Path, text: str) -> Path:
 
 
 def read(tmp_path: Path, text: str, **more: Any) -> Access:
-    return clouds.access(wanted(written(tmp_path / "clouds.yaml", text), **more))
+    return clouds.read_access(wanted(written(tmp_path / "clouds.yaml", text), **more))
 
 
 def refused(tmp_path: Path, text: str, **more: Any) -> str:
     settings = wanted(written(tmp_path / "clouds.yaml", text), **more)
     with pytest.raises(NoAccessError) as told:
-        clouds.access(settings)
+        clouds.read_access(settings)
     assert told.value.kind is FaultKind.CONFIG
     assert "s3cret" not in str(told.value)
-    [(path, message)] = clouds.doubts(settings)
+    [(path, message)] = clouds.access_problems(settings)
     assert (path, message) == (("clouds_file",), str(told.value))
     return message
 
@@ -80,40 +80,36 @@ def refused(tmp_path: Path, text: str, **more: Any) -> str:
 def test_an_application_credential(tmp_path: Path) -> None:
     assert read(tmp_path, APPLICATION) == Access(
         auth_url="https://keystone.gridka.de:5000/v3",
-        who=ApplicationCredential("s3cret", id="abc"),
+        who=application_credential("s3cret", id="abc"),
         source=f"{tmp_path}/clouds.yaml:2: cloud `gridka`",
         region="KA",
         interface="internal",
         verify=False,
     )
-    assert clouds.trust(read(tmp_path, APPLICATION)) is False
+    assert clouds.trusted_certificates(read(tmp_path, APPLICATION)) is False
 
 
 def test_a_password_is_text_even_if_it_looks_like_a_number(tmp_path: Path) -> None:
     found = read(tmp_path, PASSWORD)
-    drone, grid = (
-        NamedReference(name="drone", domain=Domain(name="Default")),
-        NamedReference(name="grid", domain=Domain("default")),
-    )
-    assert found.who == Password("0123", drone, grid)
+    drone, grid = {"name": "drone", "domain": {"name": "Default"}}, {"name": "grid", "domain": {"id": "default"}}
+    assert found.who == password_user("0123", drone, grid)
     assert (found.auth_url, found.region) == ("https://keystone.gridka.de/identity/v3", "")
     assert (found.interface, found.verify) == ("public", True)
-    assert clouds.trust(found) is True
+    assert clouds.trusted_certificates(found) is True
 
 
 def test_a_domain_for_both_and_names_of_old(tmp_path: Path) -> None:
     text = PASSWORD.replace("user_domain_name: Default", "domain_name: Default").replace("project-name", "tenant_name")
     found = read(tmp_path, text.replace("      project_domain_id: default\n", ""))
-    assert isinstance(found.who, Password)
-    assert found.who.project == NamedReference(name="grid", domain=Domain(name="Default"))
-    assert found.who.user.domain == Domain(name="Default")
+    domain = {"name": "Default"}
+    assert found.who == password_user("0123", {"name": "drone", "domain": domain}, {"name": "grid", "domain": domain})
 
 
 def test_an_application_credential_by_name_is_within_its_user(tmp_path: Path) -> None:
     text = APPLICATION.replace(
         "application_credential_id: abc", "application_credential_name: drones\n      user_id: u7"
     )
-    assert read(tmp_path, text).who == ApplicationCredential("s3cret", name="drones", user=NamedReference(id="u7"))
+    assert read(tmp_path, text).who == application_credential("s3cret", name="drones", user={"id": "u7"})
 
 
 def test_a_merge_key_and_json_are_understood(tmp_path: Path) -> None:
@@ -121,8 +117,8 @@ def test_a_merge_key_and_json_are_understood(tmp_path: Path) -> None:
     assert read(tmp_path, merged).interface == "admin"
     entry = {"auth": {"auth_url": "http://k", "application_credential_id": "a", "application_credential_secret": "b"}}
     file = written(tmp_path / "clouds.json", json.dumps({"clouds": {"gridka": {**entry, "verify": False}}}))
-    found = clouds.access(wanted(file))
-    assert (found.who, found.verify) == (ApplicationCredential("b", id="a"), False)
+    found = clouds.read_access(wanted(file))
+    assert (found.who, found.verify) == (application_credential("b", id="a"), False)
 
 
 def test_a_region_may_have_keys_of_its_own(tmp_path: Path) -> None:
@@ -149,21 +145,21 @@ def test_the_site_file_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     settings = CloudAccess.model_validate({"auth": auth, "region": "KA"})
     monkeypatch.setenv("CLOUD_SECRET", "one")
-    found = clouds.access(settings)
+    found = clouds.read_access(settings)
     assert (found.auth_url, found.region) == ("https://k.example.org/identity/v3", "KA")
-    assert found.who == ApplicationCredential("one", id="abc")
+    assert found.who == application_credential("one", id="abc")
     monkeypatch.setenv("CLOUD_SECRET", "two")
-    assert clouds.access(settings).who.secret == "two"
+    assert clouds.read_access(settings).who.secret == "two"
     monkeypatch.delenv("CLOUD_SECRET")
     with pytest.raises(NoAccessError, match="environment variable CLOUD_SECRET is empty or not set"):
-        clouds.access(settings)
-    assert list(clouds.doubts(settings)) == [], "the site file's own secrets are looked at by who reads it"
+        clouds.read_access(settings)
+    assert list(clouds.access_problems(settings)) == [], "the site file's own secrets are looked at by who reads it"
 
 
 def test_secrets_are_not_part_of_what_is_printed(tmp_path: Path) -> None:
     assert "s3cret" not in repr(read(tmp_path, APPLICATION))
     assert "0123" not in repr(read(tmp_path, PASSWORD))
-    assert str(read(tmp_path, APPLICATION).who) == "application credential abc"
+    assert read(tmp_path, APPLICATION).who.name == "application credential abc"
 
 
 # --------------------------------------------------------------------------------------------------------- where it is
@@ -174,46 +170,46 @@ def test_the_first_file_found_is_the_one(home: Path, monkeypatch: pytest.MonkeyP
         return written(home / place, APPLICATION.replace("KA", name))
 
     region(".config/openstack/clouds.yaml", "home")
-    assert clouds.access(wanted()).region == "home"
+    assert clouds.read_access(wanted()).region == "home"
     monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "xdg"))
     region("xdg/openstack/clouds.yml", "xdg")
-    assert clouds.access(wanted()).region == "xdg"
+    assert clouds.read_access(wanted()).region == "xdg"
     region("work/clouds.yaml", "here")
-    assert clouds.access(wanted()).region == "here"
+    assert clouds.read_access(wanted()).region == "here"
     monkeypatch.setenv("OS_CLIENT_CONFIG_FILE", str(region("other.yaml", "told")))
-    assert clouds.access(wanted()).region == "told"
-    assert clouds.access(wanted(region("own.yaml", "own"))).region == "own"
+    assert clouds.read_access(wanted()).region == "told"
+    assert clouds.read_access(wanted(region("own.yaml", "own"))).region == "own"
 
 
 def test_no_file_at_all_is_told_with_where_it_was_looked_for(home: Path) -> None:
     with pytest.raises(
         NoAccessError, match=rf"no clouds\.yaml in {home}/work, {home}/\.config/openstack, /etc/openstack"
     ):
-        clouds.access(wanted())
-    [(path, _)] = clouds.doubts(wanted())
+        clouds.read_access(wanted())
+    [(path, _)] = clouds.access_problems(wanted())
     assert path == ("cloud",)
 
 
 def test_a_file_that_is_named_must_be_there(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written(home / "work/clouds.yaml", APPLICATION)
     with pytest.raises(NoAccessError, match=r"/none\.yaml: it cannot be read: No such file"):
-        clouds.access(wanted(home / "none.yaml"))
+        clouds.read_access(wanted(home / "none.yaml"))
     monkeypatch.setenv("OS_CLIENT_CONFIG_FILE", str(home / "none.yaml"))
     with pytest.raises(NoAccessError, match=r"/none\.yaml: it cannot be read: No such file"):
-        clouds.access(wanted())
+        clouds.read_access(wanted())
 
 
 def test_a_secure_yaml_beside_it_is_laid_over_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = written(home / "clouds.yaml", APPLICATION.replace("      application_credential_secret: s3cret\n", ""))
     with pytest.raises(NoAccessError, match=r"`application_credential_secret` is missing: .* in a secure\.yaml beside"):
-        clouds.access(wanted(file))
+        clouds.read_access(wanted(file))
     secure = "clouds: {gridka: {auth: {application-credential-secret: SECRET}}, other: {}}"
     written(home / "secure.yaml", secure)
-    assert clouds.access(wanted(file)).who == ApplicationCredential("SECRET", id="abc")
+    assert clouds.read_access(wanted(file)).who == application_credential("SECRET", id="abc")
 
     monkeypatch.setenv("OS_CLIENT_CONFIG_FILE", str(file))
     monkeypatch.setenv("OS_CLIENT_SECURE_FILE", str(written(home / "else.yaml", secure.replace("SECRET", "else"))))
-    assert clouds.access(wanted()).who.secret == "else"
+    assert clouds.read_access(wanted()).who.secret == "else"
 
 
 # --------------------------------------------------------------------------------------------------------- mistakes
@@ -271,16 +267,16 @@ def test_what_is_no_clouds_yaml_at_all(tmp_path: Path, text: str) -> None:
 def test_a_file_that_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "clouds.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(NoAccessError, match="not UTF-8"):
-        clouds.access(wanted(tmp_path / "clouds.yaml"))
+        clouds.read_access(wanted(tmp_path / "clouds.yaml"))
 
 
 def test_authorities_that_cannot_be_read(tmp_path: Path) -> None:
     text = APPLICATION.replace("verify: false", f"cacert: {tmp_path}/none.pem")
     with pytest.raises(NoAccessError, match=rf"the authorities of {tmp_path}/none\.pem cannot be read: No such file"):
-        clouds.trust(read(tmp_path, text))
-    [(path, message)] = clouds.doubts(wanted(tmp_path / "clouds.yaml"))
+        clouds.trusted_certificates(read(tmp_path, text))
+    [(path, message)] = clouds.access_problems(wanted(tmp_path / "clouds.yaml"))
     assert path == ("cloud",)
     assert "none.pem" in message
     ca = written(tmp_path / "ca.pem", "no certificate")
-    [(path, _)] = clouds.doubts(wanted(tmp_path / "clouds.yaml", ca=str(ca)))
+    [(path, _)] = clouds.access_problems(wanted(tmp_path / "clouds.yaml", ca=str(ca)))
     assert path == ("ca",)

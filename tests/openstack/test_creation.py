@@ -1,37 +1,246 @@
-"""An order becomes the JSON of POST /servers, or is refused with the reason."""
+"""Names looked up in a cloud, user data, the JSON of POST /servers, and starts that create no drone twice."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
-from collections.abc import Mapping
+import secrets
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
-from adapters.openstack.creation import ResolvedNames, checked, request
+from adapters.openstack.creation import (
+    MAX_USER_DATA,
+    NameResolver,
+    ResolvedNames,
+    ServerCreation,
+    check_order,
+    server_request,
+    user_data,
+)
 from adapters.openstack.records import Server
-from adapters.openstack.registry import named
+from adapters.openstack.registry import ServerNames
 from adapters.openstack.settings import OpenStackSiteConfig
 from adapters.shared.parcel import UnfitError
-from provisioner.model import Bootstrap, DroneId, DroneType, StartOrder
+from provisioner import drone as drone_files
+from provisioner.interfaces import RejectedError
+from provisioner.model import Bootstrap, DroneId, DroneType, FaultKind, OrderOutcome, OrderResult, StartOrder
+from tests.openstack.fake_openstack import (
+    A100,
+    CONTROLLER,
+    IMAGE,
+    NETWORK,
+    SITE,
+    Clock,
+    FakeCloud,
+    Nova,
+    created,
+    drone,
+    flavor,
+    has,
+    image,
+    order,
+    site_config,
+)
 
-H100 = DroneType("gridka", "h100", gpu_milli=1000, cpus=16, memory_mib=131072, disk_mib=102400)
-DRONE = Bootstrap(b"#!/bin/sh\nexit 0\n", {"DRONE_COLLECTOR": "pool:9618"}, {"token": b"secret"})
-IMAGE, NETWORK = "70a599e0-31e7-49b7-b260-868f441e862b", "e4a2b1f0-9b57-4f0e-8f52-0d9c6f1d3b11"
+NAMES = ServerNames(CONTROLLER, SITE)
+FLAVOR = "id-of-gpu.a100.1"
+OK, REJECTED, UNKNOWN = OrderOutcome.OK, OrderOutcome.REJECTED, OrderOutcome.UNKNOWN
+
+# ---------------------------------------------------------------------------------------------------------------- names
+
+
+def names(fake: FakeCloud, nova: Nova, clock: Clock | None = None, **options: Any) -> NameResolver:
+    return NameResolver(nova, site_config(fake, **options), clock or Clock())
+
+
+async def refusal(fake: FakeCloud, nova: Nova, **options: Any) -> str:
+    """Why nothing can be made of the drone type."""
+    with pytest.raises(RejectedError) as told:
+        await names(fake, nova, **options).resolved(A100)
+    assert told.value.kind is FaultKind.CONFIG
+    return str(told.value)
+
+
+async def test_names_are_looked_up(fake: FakeCloud, nova: Nova) -> None:
+    fake.lists["images"] += [image(2), image(3, status="queued"), image(4, name="other")]
+    fake.lists["security-groups"] = [{"id": "s1", "name": "default"}, {"id": "s2", "name": "drones"}]
+    fake.lists["os-keypairs"] = [{"keypair": {"name": "admin"}}]
+    found = names(fake, nova, security_groups=["drones"], key_pair="admin")
+    assert await found.resolved(A100) == ResolvedNames(FLAVOR, f"{IMAGE[:-1]}2", (NETWORK,), ("s2",))
+    assert {name: each.vcpus for name, each in (await found.flavors()).items()} == {"a100": 8}
+
+
+@pytest.mark.parametrize(("networks", "resolved"), [(None, None), ([], ()), ([NETWORK], (NETWORK,))])
+async def test_networks_may_be_left_to_the_cloud_or_be_none(
+    fake: FakeCloud, nova: Nova, networks: list[str] | None, resolved: tuple[str, ...] | None
+) -> None:
+    assert (await names(fake, nova, networks=networks).resolved(A100)).networks == resolved
+    assert any("/networks" in each for each in fake.asked) is bool(networks)
+
+
+async def test_an_id_comes_before_a_name(fake: FakeCloud, nova: Nova) -> None:
+    fake.lists["flavors"] = [flavor(FLAVOR), flavor()]
+    found = names(fake, nova, types={"a100": {"flavor": FLAVOR}}, image=IMAGE)
+    assert await found.resolved(A100) == ResolvedNames(FLAVOR, IMAGE, (NETWORK,))
+
+
+async def test_names_are_looked_up_once_in_a_while_and_after_an_error(fake: FakeCloud, nova: Nova) -> None:
+    clock = Clock()
+    found = names(fake, nova, clock)
+    for _ in range(3):
+        await found.resolved(A100)
+        await found.flavors()
+    asked = len(fake.asked)
+    clock.now += 599
+    await found.resolved(A100)
+    assert len(fake.asked) == asked
+    fake.lists["images"] = [image(7)]
+    clock.now += 2
+    assert (await found.resolved(A100)).image == f"{IMAGE[:-1]}7"
+    fake.lists["images"] = [image(8)]
+    found.forget()
+    assert (await found.resolved(A100)).image == f"{IMAGE[:-1]}8"
+
+
+@pytest.mark.parametrize(
+    ("options", "lists", "message"),
+    [
+        (
+            {"types": {"a100": {"flavor": "gpu.a100.2"}}},
+            {},
+            "there is no flavour `gpu.a100.2` for this project: did you mean `gpu.a100.1`?",
+        ),
+        ({"networks": ["public"]}, {}, "there is no network `public` for this project: choose from drones"),
+        ({"security_groups": ["x"]}, {}, "there is no security group `x` for this project: there are none"),
+        ({"key_pair": "me"}, {}, "there is no key pair `me` for this project: there are none"),
+        ({"image": "ubuntu"}, {}, "there is no image `ubuntu` for this project"),
+        (
+            {},
+            {"flavors": [flavor(**{"OS-FLV-DISABLED:disabled": True})]},
+            "there is no flavour `gpu.a100.1` for this project: there are none",
+        ),
+        (
+            {},
+            {"networks": [{"id": "n1", "name": "drones"}, {"id": "n2", "name": "drones"}]},
+            "2 of this cloud's networks are called `drones`: write the id of one",
+        ),
+        ({}, {"images": [image(status="deactivated")]}, "image `drone` cannot be used now: it is deactivated"),
+        (
+            {},
+            {"images": [image(min_ram=32768)]},
+            "image `drone` wants 32 GiB of memory: flavour `gpu.a100.1` has less",
+        ),
+        (
+            {"boot_volume": {"size": "5 GiB"}},
+            {},
+            "its boot volume has 5 GiB of disk, drone type `a100` 10 GiB: change `disk` or the flavour",
+        ),
+    ],
+)
+async def test_what_cannot_be_used_is_named_with_what_can(
+    fake: FakeCloud, nova: Nova, options: dict[str, Any], lists: dict[str, Any], message: str
+) -> None:
+    fake.lists |= lists
+    assert await refusal(fake, nova, **options) == message
+
+
+@pytest.mark.parametrize(
+    ("told", "dimension", "message"),
+    [
+        ({"extra_specs": {}}, "gpus", "has 0 GPUs, drone type `a100` 1: change `gpus` or `flavor`"),
+        ({"extra_specs": {"pci_passthrough:alias": "a100:2"}}, "gpus", "has 2 GPUs"),
+        ({"vcpus": 4}, "cpus", "has 4 CPUs, drone type `a100` 8: change `cpus` or `flavor`"),
+        ({"ram": 8192}, "memory", "has 8 GiB of memory, drone type `a100` 16 GiB: change `memory` or `flavor`"),
+        ({"disk": 5}, "disk", "has 5 GiB of disk, drone type `a100` 10 GiB: change `disk` or the flavour"),
+    ],
+)
+async def test_a_flavour_that_is_not_what_its_drone_type_says(
+    fake: FakeCloud, nova: Nova, told: dict[str, Any], dimension: str, message: str
+) -> None:
+    fake.lists["flavors"] = [flavor(**told)]
+    assert message in await refusal(fake, nova)
+    [(what, words)] = await names(fake, nova).problems(A100)
+    assert (what, message in words) == (dimension, True)
+
+
+async def test_a_flavour_that_does_not_tell_its_gpus_is_for_a_person_to_judge(fake: FakeCloud, nova: Nova) -> None:
+    fake.lists["flavors"] = [flavor(extra_specs={"accel:device_profile": "a100"})]
+    found = names(fake, nova)
+    assert (await found.resolved(A100)).flavor == FLAVOR
+    [(what, words)] = await found.problems(A100)
+    assert what == "gpus-unknown" and "does not tell how many GPUs it has" in words
+
+
+async def test_an_audit_tells_all_that_does_not_fit_and_what_is_missing_once(fake: FakeCloud, nova: Nova) -> None:
+    assert await names(fake, nova).problems(replace(A100, cpus=1)) == []
+    found = names(fake, nova, image="ubuntu")
+    assert await found.problems(A100) == [("options", "there is no image `ubuntu` for this project")]
+    fake.lists["flavors"] = [flavor(disk=0)]
+    assert await names(fake, nova, boot_volume={"size": "10 GiB"}).problems(A100) == []
+    fake.lists["flavors"] = [flavor(vcpus=1, ram=1)]
+    assert [what for what, _ in await names(fake, nova).problems(A100)] == ["cpus", "memory"]
+
+
+# ------------------------------------------------------------------------------------------------------------ user data
+
+H100 = DroneType("gridka", "h100", gpu_milli=1000, cpus=16, memory_mib=131072, disk_mib=102400, walltime_s=86400.0)
+TOKEN = ".".join(base64.urlsafe_b64encode(secrets.token_bytes(size)).rstrip(b"=").decode() for size in (60, 180, 32))
+POOLED = Bootstrap(
+    drone_files.script("condor_drone.sh"),
+    {"DRONE_COLLECTOR": "pool.example.org:9618", "DRONE_TRUST_DOMAIN": "pool.example.org", "CONDOR_PREFIX": ""},
+    {"token": TOKEN.encode(), "extra.conf": b"UPDATE_INTERVAL = 60\n" * 20},
+)
+ORDER = StartOrder(DroneId("kit-ab12-7"), H100, 600.0, 30.0, POOLED)
+
+
+def config(special: Mapping[str, object] = {}, **more: object) -> OpenStackSiteConfig:
+    told = {"cloud": "x", "image": "drone", "types": {"h100": {"flavor": "gpu.1", **special}}, **more}
+    return OpenStackSiteConfig.model_validate(told)
+
+
+def test_a_real_drone_is_far_below_the_limit() -> None:
+    size = len(base64.b64encode(user_data(ORDER, config(), b"#!/bin/sh\nmount /cvmfs\n" * 20)))
+    print(f"user data: {size} of {MAX_USER_DATA} bytes")
+    assert size < MAX_USER_DATA * 0.8
+
+
+def test_what_is_too_large_says_how_large() -> None:
+    large = replace(ORDER, bootstrap=replace(POOLED, files={"more": secrets.token_bytes(40_000)}))
+    with pytest.raises(UnfitError, match=r"may be 65535.*drone's files [6-9][0-9]{4} bytes, the setup script 0 bytes"):
+        user_data(large, config(), b"")
+    with pytest.raises(UnfitError, match="setup script 40000 bytes"):
+        user_data(ORDER, config(), secrets.token_bytes(40_000))
+
+
+def test_user_data_are_a_script_of_plain_ascii_without_a_visible_secret() -> None:
+    script = user_data(ORDER, config(), "grüße".encode())
+    assert script.startswith(b"#!/bin/sh\n")
+    assert script.isascii()
+    assert b"\r" not in script
+    assert TOKEN.encode() not in script
+
+
+def test_equal_orders_have_equal_user_data() -> None:
+    assert user_data(ORDER, config(), b"x") == user_data(replace(ORDER), config(), b"x")
+    assert user_data(ORDER, config(), b"x") != user_data(replace(ORDER, grace_s=31.0), config(), b"x")
+
+
+# ---------------------------------------------------------------------------------------------------------- the request
+
 GROUP = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
 IDS = ResolvedNames("17", IMAGE)
-
-
-def order(kind: DroneType = H100, bootstrap: Bootstrap | None = DRONE, number: str = "7") -> StartOrder:
-    return StartOrder(DroneId(f"kit-ab12-{number}"), kind, 600.0, 30.0, bootstrap)
 
 
 def asked(
     ids: ResolvedNames = IDS, special: Mapping[str, object] = {}, **more: object
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    told = {"cloud": "x", "image": "drone", "types": {"h100": {"flavor": "gpu.1", **special}}, **more}
-    return request(order(), OpenStackSiteConfig.model_validate(told), ids, b"#!/bin/sh\n")
+    return server_request(ORDER, config(special, **more), ids, b"#!/bin/sh\n")
 
 
 def test_little_is_asked_for_where_little_is_told() -> None:
@@ -53,12 +262,10 @@ def test_little_is_asked_for_where_little_is_told() -> None:
     }
 
 
-def test_its_server_is_known_again_by_what_was_asked_for() -> None:
+def test_a_server_is_known_again_by_its_request() -> None:
     body, _ = asked(metadata={"cost_centre": "wlcg"})
     server = Server("1", body["name"], "ACTIVE", metadata=body["metadata"], tags=frozenset(body["tags"]))
-    found = named(server, "kit", "gridka")
-    assert found is not None
-    assert (found.drone_id, found.type) == ("kit-ab12-7", "h100")
+    assert ServerNames("kit", "gridka").drone(server) == ("kit-ab12-7", "h100")
     assert body["metadata"]["cost_centre"] == "wlcg"
 
 
@@ -103,45 +310,172 @@ def test_a_boot_volume_is_made_of_the_image_and_goes_with_the_server() -> None:
 
 
 def test_a_request_that_nova_would_not_read_is_refused() -> None:
-    config = OpenStackSiteConfig.model_validate(
-        {
-            "cloud": "x",
-            "image": "drone",
-            "types": {"h100": {"flavor": "gpu.1"}},
-            "metadata": {f"{n:03}{'k' * 190}": "é" * 255 for n in range(100)},
-        }
-    )
     with pytest.raises(UnfitError, match="may be 114688"):
-        request(order(), config, IDS, b"x")
+        asked(metadata={f"{n:03}{'k' * 190}": "é" * 255 for n in range(100)})
+
+
+def test_a_good_order_is_not_refused() -> None:
+    for kind in (H100, replace(H100, gpu_milli=8000), replace(H100, gpu_milli=0), replace(H100, walltime_s=0.0)):
+        check_order(replace(ORDER, type=kind), NAMES)
 
 
 @pytest.mark.parametrize(
     "bad",
     [
-        order(number="x"),
-        order(number="01"),
-        replace(order(), drone_id=DroneId("kit-two-ab12-1")),
-        order(bootstrap=None),
-        order(replace(H100, gpu_milli=500)),
-        order(replace(H100, gpu_milli=-1000)),
-        order(replace(H100, cpus=0)),
-        order(replace(H100, memory_mib=0)),
-        order(replace(H100, walltime_s=-1.0)),
-        replace(order(), grace_s=-1.0),
-        order(H100, replace(DRONE, files={"../token": b""})),
-        order(H100, replace(DRONE, files={"/etc/passwd": b""})),
-        order(H100, replace(DRONE, files={"a b": b""})),
-        order(H100, replace(DRONE, files={".site/step": b""})),
-        order(H100, replace(DRONE, env={"A": "\0"})),
-        order(H100, replace(DRONE, env={"A": "\ud800"})),
-        order(H100, replace(DRONE, env={"A B": "x"})),
+        *({"drone_id": DroneId(each)} for each in ("kit-ab12-x", "kit-ab12-01", "kit-two-ab12-1")),
+        {"bootstrap": None},
+        {"grace_s": -1.0},
+        *({"type": replace(H100, gpu_milli=each)} for each in (500, -1000)),
+        *({"type": replace(H100, **{each: 0})} for each in ("cpus", "memory_mib")),
+        {"type": replace(H100, walltime_s=-1.0)},
+        *({"bootstrap": replace(POOLED, files={f: b""})} for f in ("../token", "/etc/passwd", "a b", ".site/step")),
+        *({"bootstrap": replace(POOLED, env=env)} for env in ({"A": "\0"}, {"A": "\ud800"}, {"A B": "x"})),
     ],
 )
-def test_what_can_never_be_a_server_is_refused(bad: StartOrder) -> None:
+def test_what_can_never_be_a_server_is_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(UnfitError):
-        checked(bad, "kit")
+        check_order(replace(ORDER, **bad), NAMES)
 
 
-def test_a_good_order_is_not_refused() -> None:
-    for kind in (H100, replace(H100, gpu_milli=8000), replace(H100, gpu_milli=0), replace(H100, walltime_s=86400.0)):
-        checked(order(kind), "kit")
+# --------------------------------------------------------------------------------------------------------------- starts
+
+
+class Starter:
+    """One site's starts."""
+
+    def __init__(self, fake: FakeCloud, nova: Nova, **options: Any) -> None:
+        settings = site_config(fake, **options)
+        self.nova, self.names = nova, NameResolver(nova, settings)
+        self.creation = ServerCreation(settings, NAMES)
+        self.known: Collection[Server] = ()
+
+    async def __call__(self, *orders: StartOrder) -> Sequence[OrderResult]:
+        return await self.creation.start(self.nova, self.names, orders, self.known)
+
+
+@asynccontextmanager
+async def starter(fake: FakeCloud, nova: Nova, **options: Any) -> AsyncIterator[Starter]:
+    found = Starter(fake, nova, **options)
+    yield found
+    await found.creation.close()
+
+
+@pytest.fixture
+async def start(fake: FakeCloud, nova: Nova) -> AsyncIterator[Starter]:
+    async with starter(fake, nova) as found:
+        yield found
+
+
+def answers(results: Sequence[OrderResult]) -> list[OrderOutcome]:
+    return [result.answer for result in results]
+
+
+async def test_a_drone_that_has_a_server_gets_no_other(fake: FakeCloud, start: Starter) -> None:
+    there = has(fake, drone(1))
+    one, two = await start(order(1), order(2))
+    assert (one.answer, one.remote_id, two.answer) == (OK, there, OK)
+    assert created(fake) == [drone(2)]
+    assert await start(order(2)) == [two]
+    assert created(fake) == [drone(2)]
+
+
+async def test_of_two_servers_the_one_that_was_launched_is_told(fake: FakeCloud, start: Starter) -> None:
+    has(fake, drone(1), status="BUILD", created="2026-11-21T22:00:00Z")
+    runs = has(fake, drone(1), **{"OS-SRV-USG:launched_at": "2026-11-21T23:00:01.000000"})
+    [result] = await start(order(1))
+    assert result.remote_id == runs
+
+
+async def test_a_server_in_a_cell_that_is_down_is_one_too(fake: FakeCloud, start: Starter) -> None:
+    start.known = [Server("far", drone(1), "UNKNOWN", metadata=NAMES.metadata(drone(1), "a100"))]
+    [result] = await start(order(1))
+    assert (result.answer, result.remote_id, created(fake)) == (OK, "far", [])
+
+
+async def test_a_create_without_an_answer_is_not_repeated(fake: FakeCloud, start: Starter) -> None:
+    fake.fail("/servers", lambda _: web.Response(status=504), "POST")
+    assert answers(await start(order(1), order(2))) == [UNKNOWN] * 2
+    fake.heal()
+    results = await start(order(1), order(3))
+    assert answers(results) == [UNKNOWN, OK]
+    assert results[0].fault is not None and "may still get through" in results[0].fault.message
+    assert created(fake)[2:] == [drone(3)]
+
+    late = has(fake, drone(1), status="BUILD")  # it has got through
+    [result] = await start(order(1))
+    assert (result.answer, result.remote_id) == (OK, late)
+    fake.servers.clear()  # and is over: the next order is one of its own
+    assert answers(await start(order(1))) == [OK]
+    assert created(fake)[2:] == [drone(3), drone(1)]
+
+
+async def test_a_cancelled_start_finishes_what_is_under_way_and_creates_no_more(fake: FakeCloud, nova: Nova) -> None:
+    asked, release = asyncio.Event(), asyncio.Event()
+
+    async def slow(_: web.Request) -> None:
+        asked.set()
+        await release.wait()
+
+    fake.fail("/servers", slow, "POST")
+    async with starter(fake, nova, parallel=1) as start:
+        task = asyncio.create_task(start(order(1), order(2), order(3)))  # type: ignore[arg-type]
+        await asked.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        stopped = asyncio.create_task(start.creation.starts.settled([drone(3)]))
+        await asyncio.sleep(0.05)
+        assert not stopped.done(), "a stop waits for creates that are under way"
+        release.set()
+        await stopped
+        [first] = created(fake)
+        assert [each["name"] for each in fake.servers.values()] == [first], "it was not cut"
+        assert answers(await start(order(1), order(2), order(3))) == [OK] * 3
+        assert sorted(created(fake)) == [drone(1), drone(2), drone(3)]
+
+
+async def test_one_that_is_refused_does_not_hurt_another(fake: FakeCloud, nova: Nova) -> None:
+    fake.quota = 1
+    async with starter(fake, nova, parallel=1) as start:
+        results = await start(order(1), order(2))
+        assert answers(results) == [OK, REJECTED]
+        assert results[1].fault is not None
+        assert results[1].fault.kind is FaultKind.QUOTA
+        assert "Quota exceeded for instances" in results[1].fault.message
+        fake.servers.clear()
+        assert answers(await start(order(2))) == [OK], "a refusal is an answer: it may be asked for again"
+
+
+async def test_an_order_that_can_never_be_a_server_makes_no_call(fake: FakeCloud, start: Starter) -> None:
+    foreign = replace(order(1), drone_id=drone(1, "kit-two"))
+    results = await start(foreign, order(2, env={"NOT A NAME": "x"}))
+    assert answers(results) == [REJECTED] * 2
+    faults = [result.fault for result in results if result.fault is not None]
+    assert [fault.kind for fault in faults] == [FaultKind.CONFIG] * 2
+    assert "not a drone id of this controller" in faults[0].message
+    assert fake.asked == []
+
+
+async def test_what_is_too_large_for_nova_is_refused(fake: FakeCloud, start: Starter) -> None:
+    large, small = await start(order(1, files={"noise": secrets.token_bytes(80_000)}), order(2))
+    assert answers([large, small]) == [REJECTED, OK]
+    assert large.fault is not None and "65535" in large.fault.message
+    assert created(fake) == [drone(2)]
+
+
+async def test_a_setup_script_that_cannot_be_read_is_named(fake: FakeCloud, nova: Nova, tmp_path: Path) -> None:
+    missing = tmp_path / "setup.sh"
+    async with starter(fake, nova, setup=str(missing)) as start:
+        with pytest.raises(RejectedError, match=r"setup\.sh: No such file") as told:
+            await start(order(1))
+        assert told.value.kind is FaultKind.CONFIG
+        missing.write_text("#!/bin/sh\n")
+        assert answers(await start(order(1))) == [OK]
+
+
+async def test_a_rejected_configuration_is_looked_up_anew(fake: FakeCloud, start: Starter) -> None:
+    fake.lists["images"] = []
+    [result] = await start(order(1))
+    assert result.fault is not None and "no image `drone`" in result.fault.message
+    fake.lists["images"] = [image()]
+    assert answers(await start(order(1))) == [OK]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from adapters.openstack.states import STATES, Way
+from adapters.openstack.states import SERVER_STATES, StopMethod
 from provisioner.model import FaultKind, RemoteState
 from provisioner.planner.breakers import BACKOFF_POLICIES
 
@@ -18,7 +18,7 @@ STATE = {
     "stopped": RemoteState.STOPPED,
     "ended": RemoteState.ENDED,
 }
-WAY = {"shutdown": Way.SHUT_DOWN, "deletion": Way.DELETE, "nothing": Way.NONE}
+WAY = {"shutdown": StopMethod.SHUT_DOWN, "deletion": StopMethod.DELETE, "nothing": StopMethod.NONE}
 SECONDS = {"s": 1, "min": 60, "h": 3600}
 
 
@@ -33,13 +33,13 @@ def rows(head: str) -> Iterator[list[str]]:
 
 
 def test_the_states_are_those_of_the_table() -> None:
-    told: dict[str, tuple[RemoteState, bool, Way]] = {}
+    told: dict[str, tuple[RemoteState, bool, StopMethod]] = {}
     for statuses, drone, way in rows("status"):
         state = next(state for words, state in STATE.items() if drone.startswith(words))
         for status in re.findall(r"`(\w+)`", statuses):
             assert status not in told
             told[status] = state, "preempted" in drone, WAY[way]
-    assert told == {status: (means.state, means.taken, means.way) for status, means in STATES.items()}
+    assert told == {status: (means.state, means.taken, means.stop) for status, means in SERVER_STATES.items()}
 
 
 def test_the_back_offs_are_those_of_the_breakers() -> None:

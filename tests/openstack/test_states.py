@@ -1,90 +1,72 @@
-"""Nova's words for the state of a server: which are alive, which are over, who can still be told to leave."""
+"""Words of Nova: states of servers and how they are stopped, faults of servers, rejected calls."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 
 from adapters.openstack.records import Server, ServerFault
-from adapters.openstack.states import STATES, Way, meaning
+from adapters.openstack.states import (
+    SERVER_STATES,
+    StopMethod,
+    classify_fault,
+    fault_in,
+    order_error,
+    read_error,
+    server_phase,
+)
+from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import FaultKind, RemoteState
 
-GUIDE = (
-    "ACTIVE",
-    "BUILD",
-    "DELETED",
-    "ERROR",
-    "HARD_REBOOT",
-    "MIGRATING",
-    "PASSWORD",
-    "PAUSED",
-    "REBOOT",
-    "REBUILD",
-    "RESCUE",
-    "RESIZE",
-    "REVERT_RESIZE",
-    "SHELVED",
-    "SHELVED_OFFLOADED",
-    "SHUTOFF",
-    "SOFT_DELETED",
-    "SUSPENDED",
-    "UNKNOWN",
-    "VERIFY_RESIZE",
-)
+GUIDE = """
+    ACTIVE BUILD DELETED ERROR HARD_REBOOT MIGRATING PASSWORD PAUSED REBOOT REBUILD RESCUE RESIZE REVERT_RESIZE SHELVED
+    SHELVED_OFFLOADED SHUTOFF SOFT_DELETED SUSPENDED UNKNOWN VERIFY_RESIZE
+"""
 RAN = Server("8f1c", "kit-a1b2-7", "ACTIVE", power=1, created_at=100.0, updated_at=200.0, launched_at=150.0)
 NO_HOST = ServerFault(500, "No valid host was found. There are not enough hosts available.")
 
 
 def test_every_status_of_the_guide_is_in_the_table() -> None:
-    assert set(STATES) == set(GUIDE)
+    assert set(SERVER_STATES) == set(GUIDE.split())
 
 
 @pytest.mark.parametrize("status", ["QUANTUM", "", "active", "x" * 5000, "\x1b[2J"])
 def test_an_unknown_status_is_alive(status: str) -> None:
-    found = meaning(replace(RAN, status=status))
-    assert (found.state, found.way) == (RemoteState.UNKNOWN, Way.DELETE)
+    found = server_phase(replace(RAN, status=status))
+    assert (found.state, found.stop) == (RemoteState.UNKNOWN, StopMethod.DELETE)
     assert found.why.isprintable()
     assert len(found.why) <= 300
 
 
+PHASES = {
+    (RemoteState.RUNNING, False): "PASSWORD MIGRATING",
+    (RemoteState.UNKNOWN, False): "PAUSED REBOOT HARD_REBOOT REBUILD RESCUE RESIZE VERIFY_RESIZE REVERT_RESIZE UNKNOWN",
+    (RemoteState.STOPPED, False): "SHUTOFF",
+    (RemoteState.STOPPED, True): "SUSPENDED SHELVED SHELVED_OFFLOADED",
+    (RemoteState.ENDED, False): "DELETED SOFT_DELETED",
+}
+
+
 @pytest.mark.parametrize(
-    ("status", "state", "taken"),
-    [
-        ("PASSWORD", RemoteState.RUNNING, False),
-        ("MIGRATING", RemoteState.RUNNING, False),
-        ("PAUSED", RemoteState.UNKNOWN, False),
-        ("REBOOT", RemoteState.UNKNOWN, False),
-        ("HARD_REBOOT", RemoteState.UNKNOWN, False),
-        ("REBUILD", RemoteState.UNKNOWN, False),
-        ("RESCUE", RemoteState.UNKNOWN, False),
-        ("RESIZE", RemoteState.UNKNOWN, False),
-        ("VERIFY_RESIZE", RemoteState.UNKNOWN, False),
-        ("REVERT_RESIZE", RemoteState.UNKNOWN, False),
-        ("UNKNOWN", RemoteState.UNKNOWN, False),
-        ("SHUTOFF", RemoteState.STOPPED, False),
-        ("SUSPENDED", RemoteState.STOPPED, True),
-        ("SHELVED", RemoteState.STOPPED, True),
-        ("SHELVED_OFFLOADED", RemoteState.STOPPED, True),
-        ("DELETED", RemoteState.ENDED, False),
-        ("SOFT_DELETED", RemoteState.ENDED, False),
-    ],
+    ("status", "state", "taken"), [(status, *phase) for phase, words in PHASES.items() for status in words.split()]
 )
 def test_what_each_status_is(status: str, state: RemoteState, taken: bool) -> None:
-    found = meaning(replace(RAN, status=status))
+    found = server_phase(replace(RAN, status=status))
     assert (found.state, found.taken) == (state, taken)
-    assert found.way is not Way.SHUT_DOWN
+    assert found.stop is not StopMethod.SHUT_DOWN
     assert found.why
 
 
 def test_an_active_server_runs_and_can_be_told_to_leave() -> None:
-    found = meaning(RAN)
-    assert (found.state, found.why, found.way, found.leaving) == (RemoteState.RUNNING, "", Way.SHUT_DOWN, False)
+    found = server_phase(RAN)
+    assert (found.state, found.why, found.stop, found.leaving) == (RemoteState.RUNNING, "", StopMethod.SHUT_DOWN, False)
 
 
 def test_one_that_is_being_built_tells_how_far_it_is() -> None:
-    found = meaning(replace(RAN, status="BUILD", task="spawning", launched_at=0.0, power=0))
-    assert (found.state, found.why, found.way) == (RemoteState.PENDING, "is being built: spawning", Way.DELETE)
+    found = server_phase(replace(RAN, status="BUILD", task="spawning", launched_at=0.0, power=0))
+    assert (found.state, found.why, found.stop) == (RemoteState.PENDING, "is being built: spawning", StopMethod.DELETE)
     assert not found.final
 
 
@@ -92,14 +74,14 @@ def test_one_that_is_being_built_tells_how_far_it_is() -> None:
     "task", ["deleting", "soft-deleting", "powering-off", "suspending", "shelving", "shelving_image_uploading"]
 )
 def test_one_that_somebody_ends_still_runs_and_is_not_told_again(task: str) -> None:
-    found = meaning(replace(RAN, task=task))
-    assert (found.state, found.leaving, found.way) == (RemoteState.RUNNING, True, Way.NONE)
+    found = server_phase(replace(RAN, task=task))
+    assert (found.state, found.leaving, found.stop) == (RemoteState.RUNNING, True, StopMethod.NONE)
     assert found.why
 
 
 def test_nova_takes_no_stop_while_it_does_something_else() -> None:
-    found = meaning(replace(RAN, task="image_uploading"))
-    assert (found.state, found.leaving, found.way) == (RemoteState.RUNNING, False, Way.DELETE)
+    found = server_phase(replace(RAN, task="image_uploading"))
+    assert (found.state, found.leaving, found.stop) == (RemoteState.RUNNING, False, StopMethod.DELETE)
 
 
 @pytest.mark.parametrize(
@@ -113,12 +95,12 @@ def test_nova_takes_no_stop_while_it_does_something_else() -> None:
     ],
 )
 def test_a_guest_that_its_hypervisor_no_longer_runs(power: int, state: RemoteState, fault: FaultKind | None) -> None:
-    found = meaning(replace(RAN, power=power))
+    found = server_phase(replace(RAN, power=power))
     assert (found.state, found.fault) == (state, fault)
 
 
 def test_a_guest_that_is_being_switched_on_again_is_not_over() -> None:
-    assert meaning(replace(RAN, power=4, task="reboot_started_hard")).state is RemoteState.RUNNING
+    assert server_phase(replace(RAN, power=4, task="reboot_started_hard")).state is RemoteState.RUNNING
 
 
 @pytest.mark.parametrize(
@@ -131,13 +113,15 @@ def test_a_guest_that_is_being_switched_on_again_is_not_over() -> None:
     ],
 )
 def test_an_error_before_the_first_start_waits_in_vain(fault: ServerFault | None, kind: FaultKind) -> None:
-    found = meaning(replace(RAN, status="ERROR", launched_at=0.0, power=0, fault=fault))
-    assert (found.state, found.fault, found.final, found.way) == (RemoteState.PENDING, kind, True, Way.DELETE)
+    found = server_phase(replace(RAN, status="ERROR", launched_at=0.0, power=0, fault=fault))
+    assert (found.state, found.fault, found.final, found.stop) == (RemoteState.PENDING, kind, True, StopMethod.DELETE)
     assert found.why
 
 
 def test_an_error_after_it_ran_is_the_nodes() -> None:
-    found = meaning(replace(RAN, status="ERROR", power=0, fault=ServerFault(500, "libvirt: \x1b[2J gone " + "x" * 900)))
+    found = server_phase(
+        replace(RAN, status="ERROR", power=0, fault=ServerFault(500, "libvirt: \x1b[2J gone " + "x" * 900))
+    )
     assert (found.state, found.fault, found.final) == (RemoteState.STOPPED, FaultKind.NODE, False)
     assert found.why.startswith("libvirt: ?[2J gone")
     assert len(found.why) <= 300
@@ -145,12 +129,164 @@ def test_an_error_after_it_ran_is_the_nodes() -> None:
 
 def test_an_error_while_its_guest_runs_is_alive() -> None:
     """An operator's live migration that failed leaves one so; jobs run on in it."""
-    found = meaning(replace(RAN, status="ERROR", power=1))
+    found = server_phase(replace(RAN, status="ERROR", power=1))
     assert (found.state, found.fault) == (RemoteState.UNKNOWN, None)
 
 
 def test_one_that_is_over_or_waits_in_vain_is_being_deleted() -> None:
-    off = meaning(replace(RAN, status="SHUTOFF", task="deleting"))
-    assert (off.state, off.way, off.leaving) == (RemoteState.STOPPED, Way.NONE, True)
-    vain = meaning(replace(RAN, status="ERROR", launched_at=0.0, fault=NO_HOST, task="deleting"))
+    off = server_phase(replace(RAN, status="SHUTOFF", task="deleting"))
+    assert (off.state, off.stop, off.leaving) == (RemoteState.STOPPED, StopMethod.NONE, True)
+    vain = server_phase(replace(RAN, status="ERROR", launched_at=0.0, fault=NO_HOST, task="deleting"))
     assert (vain.state, vain.fault, vain.final) == (RemoteState.PENDING, FaultKind.CAPACITY, True)
+
+
+_ID = "4641fe9b-adb0-4473-a73e-e69a0bde44b9"
+
+REJECTED = {
+    FaultKind.QUOTA: """
+        403 forbidden Quota exceeded for instances: Requested 1, but already used 7 of 6 instances
+        403 forbidden Quota exceeded, too many servers in group
+        403 forbidden Maximum number of ports exceeded
+        409 NeutronError OverQuota: Quota exceeded for resources: ['port'].
+        413 overLimit VolumeSizeExceedsAvailableQuota: Requested volume or snapshot exceeds allowed gigabytes quota.
+        413 overLimit VolumeLimitExceeded: Maximum number of volumes allowed (10) exceeded for quota 'volumes'.""",
+    FaultKind.CONFIG: """
+        403 forbidden Maximum number of metadata items exceeds 128
+        403 forbidden Only volume-backed servers are allowed for flavors with zero disk.
+        403 forbidden It is not allowed to create an interface on external network ID
+        400 badRequest Flavor nope could not be found.
+        400 badRequest Can not find requested image
+        400 badRequest Invalid key_name provided.
+        400 badRequest Network ID could not be found.
+        400 badRequest The requested availability zone is not available
+        400 badRequest Unable to find security_group with name or id 'nogroup'
+        400 badRequest Flavor's disk is too small for requested image. Flavor disk is 1 bytes, image is 2 bytes.
+        400 badRequest Invalid input for field/attribute name. Value: . '' should be non-empty
+        404 itemNotFound The resource could not be found.
+        409 conflictingRequest More than one possible network found. Specify network ID(s) to select which one(s).
+        409 conflictingRequest Multiple security groups found matching 'default'. Use an ID to be more specific.
+        413 - Request Entity Too Large
+        501 notImplemented Unable to do that""",
+    FaultKind.CAPACITY: """
+        409 NeutronError IpAddressGenerationFailure: No more IP addresses available on network ID.
+        409 conflictingRequest Port ID is still in use.""",
+    FaultKind.DENIED: """
+        409 conflictingRequest Instance ID is locked""",
+    FaultKind.THROTTLED: """
+        429 overLimit This request was rate-limited.
+        413 overLimit This request was rate-limited.""",
+}
+
+
+def rows(table: Mapping[FaultKind, str]) -> list[tuple[str, FaultKind]]:
+    return [
+        (line.strip().replace(" ID", f" {_ID}"), kind) for kind, text in table.items() for line in text.split("\n")[1:]
+    ]
+
+
+@pytest.mark.parametrize(("row", "kind"), rows(REJECTED))
+def test_a_no_that_is_about_the_order(row: str, kind: FaultKind) -> None:
+    status, key, message = row.split(maxsplit=2)
+    error = order_error(int(status), key.strip("-"), message)
+    assert (type(error), error.kind, str(error)) == (RejectedError, kind, message)
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "error", "kind"),
+    [
+        (403, "Policy doesn't allow os_compute_api:servers:create to be performed.", AuthError, FaultKind.DENIED),
+        (403, "", AuthError, FaultKind.DENIED),
+        (401, "", AuthError, FaultKind.DENIED),
+        (500, "Unexpected API Error. Please report this at ...", OutcomeUnknownError, FaultKind.UNKNOWN),
+        (500, "Unexpected API Error: Quota service", OutcomeUnknownError, FaultKind.UNKNOWN),
+        (502, "<html>Bad Gateway</html>", OutcomeUnknownError, FaultKind.UNKNOWN),
+        (504, "", OutcomeUnknownError, FaultKind.UNKNOWN),
+        (503, "<html>No server is available to handle this request.</html>", UnavailableError, FaultKind.DOWN),
+        (408, "", UnavailableError, FaultKind.DOWN),
+        (301, "", UnavailableError, FaultKind.CONFIG),
+    ],
+)
+def test_a_no_that_is_not(status: int, message: str, error: type[AdapterError], kind: FaultKind) -> None:
+    found = order_error(status, "", message, words="said")
+    assert (type(found), found.kind, str(found)) == (error, kind, "said")
+
+
+@pytest.mark.parametrize(
+    ("status", "key", "error", "kind"),
+    [
+        (403, "forbidden", AuthError, FaultKind.DENIED),
+        (429, "", UnavailableError, FaultKind.THROTTLED),
+        (413, "overLimit", UnavailableError, FaultKind.THROTTLED),
+        (404, "itemNotFound", UnavailableError, FaultKind.DOWN),
+        (500, "computeFault", UnavailableError, FaultKind.DOWN),
+    ],
+)
+def test_a_no_to_a_question(status: int, key: str, error: type[AdapterError], kind: FaultKind) -> None:
+    found = read_error(status, key, "said")
+    assert (type(found), found.kind) == (error, kind)
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ({"badRequest": {"code": 400, "message": "Flavor"}}, ("badRequest", "Flavor")),
+        ({"error": {"code": 401, "message": "no", "title": "Unauthorized"}}, ("error", "no")),
+        (
+            {"NeutronError": {"type": "OverQuota", "message": "exceeded", "detail": ""}},
+            ("NeutronError", "OverQuota: exceeded"),
+        ),
+        ({"NeutronError": "plain"}, ("NeutronError", "plain")),
+        ({"errors": [{"status": 406, "title": "Not Acceptable", "detail": "too new"}]}, ("errors", "too new")),
+        ({"message": "a proxy's"}, ("message", "a proxy's")),
+        ({"badRequest": {"message": 7}}, ("badRequest", "")),
+        ({"servers": []}, ("", "")),
+        ({}, ("", "")),
+    ],
+)
+def test_the_shapes_of_a_fault(body: dict[str, object], found: tuple[str, str]) -> None:
+    assert fault_in(body) == found
+
+
+IN_ERROR = {
+    FaultKind.CAPACITY: """
+        No valid host was found.
+        No valid host was found. There are not enough hosts available.
+        Exceeded maximum number of retries. Exhausted all hosts available for retrying build failures for instance x.
+        Insufficient compute resources: vGPU resource is not available.
+        PCI device request [{'alias': 'h100'}] failed
+        Build of instance ID aborted: Failed to allocate the network(s) with error No fixed IP addresses available""",
+    FaultKind.QUOTA: """
+        Quota exceeded for instances: Requested 1, but already used 6 of 6 instances
+        Build of instance ID aborted: VolumeLimitExceeded: Maximum number of volumes allowed (10) exceeded""",
+    FaultKind.CONFIG: """
+        Image ID could not be found.
+        Build of instance ID aborted: Image ID is unacceptable: Image disk size greater than requested disk size
+        Build of instance ID aborted: Flavor's disk is too small for requested image. Flavor disk is 1 bytes
+        Build of instance ID aborted: Image ID is not active.
+        Build of instance ID aborted: Block Device Mapping is Invalid: failed to get image x.
+        PCI alias h100 is not defined""",
+    FaultKind.DOWN: """
+        Build of instance ID aborted: Volume ID did not finish being created even after we waited 187 seconds
+        Connection to glance host http://glance:9292 failed: timed out
+        Timed out waiting for a reply to message ID 7""",
+    FaultKind.NODE: """
+        Build of instance ID aborted: Failed to allocate the network(s), not rescheduling.
+        Binding failed for port ID, please check neutron logs for more information.
+        Build of instance ID aborted: GPU fell off the bus
+        Build of instance ID aborted: Failure prepping block device.
+        internal error: qemu unexpectedly closed the monitor: vfio 0000:41:00.0: group 22 is not viable
+        """,
+}
+
+
+@pytest.mark.parametrize(("message", "kind"), rows(IN_ERROR))
+def test_why_a_server_is_in_error(message: str, kind: FaultKind) -> None:
+    assert classify_fault(ServerFault(500, message)) is kind
+
+
+def test_the_conductors_second_count_is_told_by_its_code() -> None:
+    assert classify_fault(ServerFault(413, "")) is FaultKind.QUOTA
+
+
+def test_a_very_long_message_is_no_work() -> None:
+    assert classify_fault(ServerFault(500, "image " * 1_000_000)) is FaultKind.NODE

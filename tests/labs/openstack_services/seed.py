@@ -8,6 +8,7 @@ import grp
 import json
 import os
 import random
+import shlex
 import shutil
 import socket
 import sqlite3
@@ -25,18 +26,13 @@ from settings import FRONTS, SERVICES, Settings
 
 TENANTS = {"atlas": "robot", "etp": "owner"}
 """Projects, each with its one user: who asks for drones, and whose machines these are."""
+_LARGE = {"vcpus": 8, "ram": 20480, "disk": 80}
 FLAVORS: dict[str, tuple[dict[str, int], dict[str, str]]] = {
     "cpu.small": ({"vcpus": 2, "ram": 2048, "disk": 10}, {}),
-    "gpu.h100.pci": ({"vcpus": 8, "ram": 20480, "disk": 80}, {"pci_passthrough:alias": "h100:1"}),
-    "gpu.h100.vgpu": (
-        {"vcpus": 8, "ram": 20480, "disk": 80},
-        {"resources:VGPU": "1", "trait:CUSTOM_GPU_H100": "required"},
-    ),
+    "gpu.h100.pci": (_LARGE, {"pci_passthrough:alias": "h100:1"}),
+    "gpu.h100.vgpu": (_LARGE, {"resources:VGPU": "1", "trait:CUSTOM_GPU_H100": "required"}),
     # No host has one.
-    "gpu.absent": (
-        {"vcpus": 8, "ram": 20480, "disk": 80},
-        {"resources:VGPU": "1", "trait:CUSTOM_GPU_B300": "required"},
-    ),
+    "gpu.absent": (_LARGE, {"resources:VGPU": "1", "trait:CUSTOM_GPU_B300": "required"}),
 }
 
 
@@ -51,58 +47,45 @@ def free_port() -> int:
             return port
 
 
-def run(lab: Settings, program: str, *words: object) -> None:
+def run(lab: Settings, command: str) -> None:
     """One of the projects' own tools; it is said how long it took."""
     began = time.monotonic()
-    command = [sys.executable, str(lab.venv / "bin" / program), *map(str, words)]
-    done = subprocess.run(command, env=lab.environment, text=True, capture_output=True)
-    print(f"{time.monotonic() - began:5.1f} s {program} {' '.join(map(str, words))}", flush=True)
+    program, *words = shlex.split(command)
+    done = subprocess.run(
+        [sys.executable, str(lab.venv / "bin" / program), *words], env=lab.environment, text=True, capture_output=True
+    )
+    print(f"{time.monotonic() - began:5.1f} s {command}", flush=True)
     if done.returncode != 0:
         sys.exit(done.stdout[-3000:] + done.stderr[-3000:])
 
 
 def migrate(lab: Settings) -> None:
     """Empty databases of the four projects, side by side."""
-    keystone, placement, glance, nova = (
-        ("--config-file", lab.directory / f"etc/{name}.conf")
-        for name in ("keystone", "placement", "glance-api", "nova")
-    )
-    us = ("--keystone-user", getpass.getuser(), "--keystone-group", grp.getgrgid(os.getgid()).gr_name)
-    urls = [
-        word
-        for kind in ("admin", "internal", "public")
-        for word in (f"--bootstrap-{kind}-url", lab.front("keystone") + "/v3")
-    ]
-    cell1 = ("--name", "cell1", "--transport-url", "fake://", "--database_connection", lab.database("nova_cell1"))
-    jobs: list[list[tuple[object, ...]]] = [
+    etc, us = lab.directory / "etc", f"{getpass.getuser()} --keystone-group {grp.getgrgid(os.getgid()).gr_name}"
+    keystone = f"keystone-manage --config-file {etc}/keystone.conf"
+    nova = f"nova-manage --config-file {etc}/nova.conf"
+    urls = " ".join(f"--bootstrap-{kind}-url {lab.front('keystone')}/v3" for kind in ("admin", "internal", "public"))
+    cell1 = f"--name cell1 --transport-url fake:// --database_connection {lab.database('nova_cell1')}"
+    jobs = [
         [
-            ("keystone-manage", *keystone, "db_sync"),
-            ("keystone-manage", *keystone, "fernet_setup", *us),
-            ("keystone-manage", *keystone, "credential_setup", *us),
-            (
-                "keystone-manage",
-                *keystone,
-                "bootstrap",
-                "--bootstrap-password",
-                "admin",
-                "--bootstrap-region-id",
-                "RegionOne",
-                *urls,
-            ),
+            f"{keystone} db_sync",
+            f"{keystone} fernet_setup --keystone-user {us}",
+            f"{keystone} credential_setup --keystone-user {us}",
+            f"{keystone} bootstrap --bootstrap-password admin --bootstrap-region-id RegionOne {urls}",
         ],
-        [("placement-manage", *placement, "db", "sync")],
-        [("glance-manage", *glance, "db_sync")],
+        [f"placement-manage --config-file {etc}/placement.conf db sync"],
+        [f"glance-manage --config-file {etc}/glance-api.conf db_sync"],
         [
-            ("nova-manage", *nova, "api_db", "sync"),
-            ("nova-manage", *nova, "cell_v2", "map_cell0", "--database_connection", lab.database("nova_cell0")),
-            ("nova-manage", *nova, "db", "sync"),
-            ("nova-manage", *nova, "cell_v2", "create_cell", *cell1),
+            f"{nova} api_db sync",
+            f"{nova} cell_v2 map_cell0 --database_connection {lab.database('nova_cell0')}",
+            f"{nova} db sync",
+            f"{nova} cell_v2 create_cell {cell1}",
         ],
     ]
 
-    def all_of(commands: list[tuple[object, ...]]) -> None:
+    def all_of(commands: list[str]) -> None:
         for command in commands:
-            run(lab, *command)  # type: ignore[arg-type]
+            run(lab, command)
 
     with ThreadPoolExecutor(len(jobs)) as side_by_side:
         list(side_by_side.map(all_of, jobs))
@@ -160,11 +143,8 @@ def seed_identity(lab: Settings) -> dict[str, Any]:
         credential = connect(lab, person, project).identity.create_application_credential(
             user=user.id, name="first", roles=[{"name": "member"}]
         )
-        tenants[project] = {
-            "id": tenant.id,
-            "user": user.id,
-            "credential": {"id": credential.id, "secret": credential.secret},
-        }
+        secret = {"id": credential.id, "secret": credential.secret}
+        tenants[project] = {"id": tenant.id, "user": user.id, "credential": secret}
     return tenants
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from string import Template
 
 SERVICES = ("keystone", "placement", "glance", "nova")
 """The real ones, a process each, in the order in which they start."""
@@ -20,7 +22,11 @@ FRONTS: Mapping[str, tuple[str, str]] = {
 }
 """What the catalogue holds: name -> its type and what follows the port."""
 
-Text = Mapping[str, Mapping[str, object]]
+DATABASES = ("keystone", "placement", "glance", "nova_api", "nova_cell0", "nova_cell1")
+SERVICE_PROJECT = (
+    "project_name = service\nuser_domain_name = Default\nproject_domain_name = Default\nregion_name = RegionOne"
+)
+TOKEN_CHECK = "service_token_roles_required = true\nservice_token_roles = service\ninterface = internal"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,10 +81,8 @@ class Settings:
             "MALLOC_ARENA_MAX": "2",  # many threads, little memory
         }
 
-    # ------------------------------------------------------------------------------------------------------- files
-
     def write(self) -> None:
-        """All configuration files."""
+        """All configuration files, from the templates ``*.conf`` beside this file."""
         for name in ("db", "log", "fernet", "credential", "images", "lock", "etc"):
             (self.directory / name).mkdir(parents=True, exist_ok=True)
         for name in ("fernet", "credential"):
@@ -86,136 +90,21 @@ class Settings:
         # nova wants to know itself again at a second start; the lab's driver names the hosts.
         (self.directory / "compute_id").write_text("11111111-1111-4111-8111-111111111111")
         (self.directory / "etc/api-paste.ini").write_text((self.venv / "etc/nova/api-paste.ini").read_text())
-        self.write_keystone()
-        files = {"placement": self._placement(), "glance-api": self._glance(), "nova": self._nova()}
-        for name, sections in files.items():
-            _write(self.directory / f"etc/{name}.conf", sections)
-
-    def write_keystone(self) -> None:
-        sections: Text = {
-            "DEFAULT": self._log("keystone"),
-            "database": {"connection": self.database("keystone")},
-            "token": {"provider": "fernet", "expiration": self.token_s},
-            "fernet_tokens": {"key_repository": self.directory / "fernet"},
-            "credential": {"key_repository": self.directory / "credential"},
-            # Or every call of nova would take keystone a hundred queries.
-            "cache": {"enabled": "true", "backend": "dogpile.cache.memory"},
-            "identity": {"password_hash_rounds": 4},  # they are only the lab's passwords
+        values = {
+            **{name: str(getattr(self, name)) for name in ("directory", "venv", "token_s", "shutdown_s", "page")},
+            **{f"db_{name}": self.database(name) for name in DATABASES},
+            **{f"url_{name}": self.url(name) for name in SERVICES},
+            **{f"front_{name}": self.front(name) for name in FRONTS},
+            **{f"login_{name}": self._login(name) for name in SERVICES},
+            "sync_power_s": str(self.sync_power_s),
+            "token_check": f"www_authenticate_uri = {self.front('keystone')}/v3\n{TOKEN_CHECK}",
         }
-        _write(self.directory / "etc/keystone.conf", sections)
+        for template in Path(__file__).parent.glob("*.conf"):
+            (self.directory / "etc" / template.name).write_text(Template(template.read_text()).substitute(values))
 
-    def _log(self, name: str) -> dict[str, object]:
-        return {"log_file": self.directory / f"log/{name}.log", "use_stderr": "false"}
-
-    def _login(self, name: str) -> dict[str, object]:
-        return {
-            "auth_type": "password",
-            "auth_url": self.url("keystone") + "/v3",
-            "username": name,
-            "password": "svc",
-            "project_name": "service",
-            "user_domain_name": "Default",
-            "project_domain_name": "Default",
-            "region_name": "RegionOne",
-        }
-
-    def _tokens(self, name: str) -> dict[str, object]:
-        return {
-            **self._login(name),
-            "www_authenticate_uri": self.front("keystone") + "/v3",
-            "service_token_roles_required": "true",
-            "service_token_roles": "service",
-            "interface": "internal",
-            "token_cache_time": 1,  # a token that is revoked is refused at once, not after five minutes
-        }
-
-    def _placement(self) -> Text:
-        return {
-            "DEFAULT": self._log("placement"),
-            "placement_database": {"connection": self.database("placement")},
-            "api": {"auth_strategy": "keystone"},
-            "keystone_authtoken": {**self._tokens("placement"), "token_cache_time": 300},
-        }
-
-    def _glance(self) -> Text:
-        images = self.directory / "images"
-        return {
-            "DEFAULT": {
-                **self._log("glance"),
-                "enabled_backends": "file:file",
-                "enabled_import_methods": "[]",
-                "worker_self_reference_url": self.url("glance"),
-            },
-            "database": {"connection": self.database("glance")},
-            "glance_store": {"default_backend": "file"},
-            "file": {"filesystem_store_datadir": images},
-            "os_glance_staging_store": {"filesystem_store_datadir": images / "staging"},
-            "os_glance_tasks_store": {"filesystem_store_datadir": images / "tasks"},
-            "keystone_authtoken": self._tokens("glance"),
-            "paste_deploy": {"flavor": "keystone", "config_file": self.venv / "etc/glance/glance-api-paste.ini"},
-            "oslo_concurrency": {"lock_path": self.directory / "lock"},
-        }
-
-    def _nova(self) -> Text:
-        login = self._login("nova")
-        return {
-            "DEFAULT": {
-                **self._log("nova"),
-                # One process, so that this needs no message broker.
-                "transport_url": "fake://",
-                "concurrency_backend": "threading",
-                "compute_driver": "lab.LabDriver",
-                "host": "controller",
-                "state_path": self.directory,
-                "my_ip": "127.0.0.1",
-                "report_interval": 5,
-                "service_down_time": 60,
-                "sync_power_state_interval": self.sync_power_s,
-                "shutdown_timeout": self.shutdown_s,
-                "periodic_fuzzy_delay": 0,
-                "rpc_response_timeout": 20,
-                "update_resources_interval": 10,
-                "running_deleted_instance_poll_interval": 0,
-                "instance_build_timeout": 0,
-                "max_concurrent_builds": 20,
-                "cpu_allocation_ratio": 1.0,
-                "ram_allocation_ratio": 1.0,
-                "disk_allocation_ratio": 1.0,
-                "reserved_host_memory_mb": 0,
-                "vif_plugging_timeout": 0,
-                "block_device_allocate_retries_interval": 1,
-            },
-            "api_database": {"connection": self.database("nova_api")},
-            "database": {"connection": self.database("nova_cell1")},
-            "api": {"auth_strategy": "keystone", "max_limit": self.page, "compute_link_prefix": self.front("nova")},
-            "wsgi": {"api_paste_config": self.directory / "etc/api-paste.ini"},
-            "keystone_authtoken": self._tokens("nova"),
-            "service_user": {**login, "send_service_user_token": "true"},
-            "placement": {**login, "endpoint_override": self.url("placement")},
-            "keystone": {**login, "endpoint_override": self.url("keystone") + "/v3"},
-            "glance": {"region_name": "RegionOne", "endpoint_override": self.url("glance"), "num_retries": 1},
-            "neutron": {**login, "endpoint_override": self.front("neutron"), "http_retries": 0},
-            "cinder": {**login, "catalog_info": "volumev3::publicURL", "http_retries": 0},
-            "conductor": {"workers": 1},
-            "scheduler": {
-                "workers": 1,
-                "discover_hosts_in_cells_interval": -1,
-                "max_placement_results": 50,
-                "max_attempts": 1,
-            },
-            "filter_scheduler": {
-                "enabled_filters": "ComputeFilter,ComputeCapabilitiesFilter,ImagePropertiesFilter,PciPassthroughFilter"
-            },
-            "pci": {
-                "alias": '{"vendor_id":"10de","product_id":"2330","device_type":"type-PCI","name":"h100"}',
-                "device_spec": '{"vendor_id":"10de","product_id":"2330"}',
-            },
-            "quota": {"driver": "nova.quota.DbQuotaDriver", "instances": 10, "cores": 200, "ram": 1048576},
-            "oslo_concurrency": {"lock_path": self.directory / "lock"},
-            "vnc": {"enabled": "false"},
-        }
-
-    # --------------------------------------------------------------------------------------------------- databases
+    def _login(self, name: str) -> str:
+        url = self.url("keystone") + "/v3"
+        return f"auth_type = password\nauth_url = {url}\nusername = {name}\npassword = svc\n{SERVICE_PROJECT}"
 
     def move_in(self) -> None:
         """Make databases that were copied from another lab's directory say where this one is."""
@@ -241,23 +130,8 @@ class Settings:
                 glance.execute("UPDATE image_locations SET value = ? WHERE id = ?", (there, number))
 
 
-class _open:
+@contextmanager
+def _open(file: Path) -> Iterator[sqlite3.Connection]:
     """A database, written and closed at the end."""
-
-    def __init__(self, file: Path) -> None:
-        self.connection = sqlite3.connect(file)
-
-    def __enter__(self) -> sqlite3.Connection:
-        return self.connection
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:
-            self.connection.commit()
-        self.connection.close()
-
-
-def _write(file: Path, sections: Text) -> None:
-    lines = []
-    for section, options in sections.items():
-        lines += [f"[{section}]", *(f"{key} = {value}" for key, value in options.items()), ""]
-    file.write_text("\n".join(lines))
+    with closing(sqlite3.connect(file)) as connection, connection:
+        yield connection

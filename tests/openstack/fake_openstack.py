@@ -1,9 +1,10 @@
-"""A cloud for tests, in one process over loopback: Keystone, Nova, Neutron, Glance and Cinder as far as they are asked,
-answering as Nova 34 and Keystone 30 were seen to, and breaking as they are told."""
+"""A cloud for tests, in one process over loopback: Keystone, Nova, Neutron, Glance and Cinder as far as called,
+answering as Nova 34 and Keystone 30 were seen to, with a flavour, an image and a network, and failing on order."""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 import re
 import ssl
@@ -15,9 +16,14 @@ from typing import Any
 
 from aiohttp import web
 
-from adapters.openstack.settings import CloudAccess
+from adapters.openstack.nova import OpenStackCloud
+from adapters.openstack.registry import ServerNames
+from adapters.openstack.settings import CloudAccess, OpenStackSiteConfig
+from provisioner.model import Bootstrap, DroneId, DroneType, StartOrder
 
+Nova = OpenStackCloud
 PROJECT, USER = "79a929b39a1f4d79b2d4dd4184f373de", "3440e6de2d8a4ac0adb94520d4deec0e"
+IMAGE, NETWORK = "11111111-0000-4000-8000-000000000001", "22222222-0000-4000-8000-000000000001"
 _SERVICES = {
     "compute": ("nova", "/compute/v2.1"),
     "network": ("neutron", "/network"),
@@ -26,8 +32,23 @@ _SERVICES = {
 }
 
 
+def flavor(name: str = "gpu.a100.1", **more: Any) -> dict[str, Any]:
+    told = {"id": f"id-of-{name}", "name": name, "vcpus": 8, "ram": 16384, "disk": 10}
+    return {**told, "extra_specs": {"pci_passthrough:alias": "a100:1"}, **more}
+
+
+def image(number: int = 1, **more: Any) -> dict[str, Any]:
+    told = {"id": f"{IMAGE[:-1]}{number}", "name": "drone", "status": "active", "min_disk": 0, "min_ram": 0}
+    return {**told, "created_at": f"2026-11-21T23:00:0{number}Z", **more}
+
+
+def _lists() -> dict[str, list[dict[str, Any]]]:
+    empty: dict[str, list[dict[str, Any]]] = {n: [] for n in ("security-groups", "os-keypairs", "ports", "volumes")}
+    return {"flavors": [flavor()], "images": [image()], "networks": [{"id": NETWORK, "name": "drones"}], **empty}
+
+
 @dataclass
-class Clouded:
+class FakeCloud:
     secret: str = "s3cret"
     life_s: float = 3600.0
     newest: str = "2.104"
@@ -36,24 +57,29 @@ class Clouded:
     regions: tuple[str, ...] = ("RegionOne",)
     servers: dict[str, dict[str, Any]] = field(default_factory=dict)
     deleted: dict[str, dict[str, Any]] = field(default_factory=dict)
-    lists: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """What the other lists hold, by the last part of their path."""
+    lists: dict[str, list[dict[str, Any]]] = field(default_factory=_lists)
+    """The content of the other lists, by the last part of their path."""
     quota: int = 10
     next_link: Callable[[str], str] = lambda url: url
     """Makes the address of the next page of it."""
-    before: Callable[[web.Request], Any] | None = None
-    """Awaited before each answer to a call with a token; what it returns is the answer, None for the usual one."""
     asked: list[str] = field(default_factory=list)
     """Method and path with query of each call."""
     microversions: list[str] = field(default_factory=list)
     bodies: list[Any] = field(default_factory=list)
+    """Of all calls but logins."""
+    logins: list[Any] = field(default_factory=list)
+    """Bodies of logins."""
     tokens: set[str] = field(default_factory=set)
     url: str = ""
     numbers: Any = field(default_factory=lambda: itertools.count(1))
+    _faults: list[tuple[str, str, Callable[[web.Request], Any]]] = field(default_factory=list)
 
-    @property
-    def logins(self) -> int:
-        return sum("/auth/tokens" in each for each in self.asked)
+    def fail(self, path: str, answer: Callable[[web.Request], Any], method: str = "") -> None:
+        """Answer calls with ``path`` in theirs as ``answer`` does; the usual answer if that gives None."""
+        self._faults.append((method, path, answer))
+
+    def heal(self) -> None:
+        self._faults.clear()
 
     def add(self, name: str, *, status: str = "ACTIVE", **more: Any) -> str:
         number = next(self.numbers)
@@ -78,21 +104,27 @@ class Clouded:
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.asked.append(f"{request.method} {request.path_qs}")
         body = await request.json() if request.can_read_body else None
-        if request.path == "/identity/v3/auth/tokens":
-            return await self._token(request, body)
-        if (told := request.headers.get("OpenStack-API-Version")) is not None:
-            self.microversions.append(told)
-        if body is not None:
+        is_login = request.path == "/identity/v3/auth/tokens"
+        if is_login:
+            self.logins.append(body)
+        elif body is not None:
             self.bodies.append(body)
-        if self.before is not None and (special := await self.before(request)) is not None:
-            return special if isinstance(special, web.StreamResponse) else web.json_response(special)
+        if (version := request.headers.get("OpenStack-API-Version")) is not None:
+            self.microversions.append(version)
+        for method, path, answer in list(self._faults):
+            if path in request.path and method in ("", request.method):
+                special = answer(request)
+                if inspect.isawaitable(special):
+                    special = await special
+                if special is not None:
+                    return special if isinstance(special, web.StreamResponse) else web.json_response(special)
+        if is_login:
+            return self._token(body)
         if request.headers.get("X-Auth-Token") not in self.tokens:
             return fault(401, "error", "The request you have made requires authentication.")
         return self._served(request, body)
 
-    async def _token(self, request: web.Request, body: Any) -> web.StreamResponse:
-        if self.before is not None and (special := await self.before(request)) is not None:
-            return special if isinstance(special, web.StreamResponse) else web.json_response(special)
+    def _token(self, body: Any) -> web.StreamResponse:
         identity = body["auth"]["identity"]
         method = identity[identity["methods"][0]]
         if (method["user"]["password"] if "password" in identity else method["secret"]) != self.secret:
@@ -138,18 +170,17 @@ class Clouded:
                 total = {"maxTotalInstances": self.quota, "maxTotalCores": -1, "maxTotalRAMSize": 1048576}
                 return web.json_response({"limits": {"rate": [], "absolute": {**used, **total}}})
             case "GET", ["image", "v2", "images", image_id]:
-                found = [each for each in self.lists.get("images", []) if each["id"] == image_id]
+                found = [each for each in self.lists["images"] if each["id"] == image_id]
                 return web.json_response(found[0]) if found else web.Response(status=404, text="404 Not Found")
             case "GET", ["compute", "v2.1", "servers", _, "os-instance-actions" as last]:
                 return web.json_response({"instanceActions": self.lists[last]}) if last in self.lists else _none()
             case "GET", ["compute", "v2.1", "flavors", _, "os-extra_specs"]:
                 return web.json_response({"extra_specs": {"pci_passthrough:alias": "h100:1"}})
             case "GET", [*_, last] if last in self.lists:
-                return self._page(request, _KEYS.get(last, last.replace("-", "_")), self.lists[last])
-            case "GET", ["compute", "v2.1", "flavors", "detail"]:
-                return self._page(request, "flavors", self.lists.get("flavors", []))
-            case "GET", ["volume", "v3", _, "volumes", "detail"]:
-                return self._page(request, "volumes", self.lists.get("volumes", []))
+                key = "keypairs" if last == "os-keypairs" else last.replace("-", "_")
+                return self._page(request, key, self.lists[last])
+            case "GET", [*_, ("flavors" | "volumes" as kind), "detail"]:
+                return self._page(request, kind, self.lists[kind])
             case "DELETE", [("network" | "volume"), *_, kind, thing]:
                 left = [each for each in self.lists[kind] if each["id"] != thing]
                 gone, self.lists[kind] = len(left) == len(self.lists[kind]), left
@@ -202,12 +233,13 @@ class Clouded:
         return fault(400, "badRequest", "There is no such action")
 
 
-_KEYS = {"os-keypairs": "keypairs"}
-
-
 def fault(status: int, key: str, message: str, **more: Any) -> web.Response:
     body = {key: {"code": status, "message": message, **more}}
     return web.json_response(body, status=status, headers={"X-Openstack-Request-Id": "req-1"})
+
+
+def busy(_: web.Request) -> web.Response:
+    return fault(503, "x", "busy")
 
 
 def _none() -> web.Response:
@@ -215,14 +247,14 @@ def _none() -> web.Response:
 
 
 @asynccontextmanager
-async def running(cloud: Clouded, tls: ssl.SSLContext | None = None) -> AsyncIterator[Clouded]:
+async def running(fake: FakeCloud, tls: ssl.SSLContext | None = None) -> AsyncIterator[FakeCloud]:
     """At a port of its own."""
-    runner = web.ServerRunner(web.Server(cloud.answer), shutdown_timeout=0.1)
+    runner = web.ServerRunner(web.Server(fake.answer), shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
-    cloud.url = f"{'https' if tls else 'http'}://127.0.0.1:{runner.addresses[0][1]}"
+    fake.url = f"{'https' if tls else 'http'}://127.0.0.1:{runner.addresses[0][1]}"
     try:
-        yield cloud
+        yield fake
     finally:
         await runner.cleanup()
 
@@ -237,11 +269,57 @@ async def nobody() -> AsyncIterator[str]:
     yield f"http://127.0.0.1:{port}"
 
 
-def access(cloud: Clouded, **more: Any) -> CloudAccess:
+# ------------------------------------------------------------------------------------------------- a site in this cloud
+
+SITE, CONTROLLER = "cloud", "kit"
+A100 = DroneType(SITE, "a100", gpu_milli=1000, cpus=8, memory_mib=16384, disk_mib=10240, walltime_s=3600.0)
+
+
+def auth(fake: FakeCloud) -> Mapping[str, Any]:
     """Ours, with the secret in the environment (``CLOUD_SECRET``)."""
-    auth = {
-        "url": f"{cloud.url}/identity",
+    secret = {"env": "CLOUD_SECRET"}
+    return {
+        "url": f"{fake.url}/identity",
         "application_credential_id": "abc",
-        "application_credential_secret": {"env": "CLOUD_SECRET"},
+        "application_credential_secret": secret,
     }
-    return CloudAccess.model_validate({"auth": auth, **more})
+
+
+def connect(fake: FakeCloud, *, deadline_s: float = 30, parallel: int = 8, **access: Any) -> OpenStackCloud:
+    settings = access if "cloud" in access else {"auth": auth(fake), **access}
+    return OpenStackCloud(CloudAccess.model_validate(settings), deadline_s=deadline_s, parallel=parallel)
+
+
+def site_config(fake: FakeCloud, **more: Any) -> OpenStackSiteConfig:
+    options = {"image": "drone", "networks": ["drones"], "types": {"a100": {"flavor": "gpu.a100.1"}}}
+    return OpenStackSiteConfig.model_validate({"auth": auth(fake), **options, "deadline": "10s", **more})
+
+
+def drone(serial: int, controller: str = CONTROLLER) -> DroneId:
+    return DroneId(f"{controller}-a1b2-{serial}")
+
+
+def order(serial: int, **more: Any) -> StartOrder:
+    """``more``: fields of :class:`Bootstrap`."""
+    return StartOrder(
+        drone(serial), A100, 600.0, 30.0, Bootstrap(**{"script": b"#!/bin/sh\nexec sleep 1000\n", **more})
+    )
+
+
+def has(fake: FakeCloud, drone_id: DroneId, controller: str = CONTROLLER, **more: Any) -> str:
+    """Give the cloud a server of a drone; its id."""
+    names = ServerNames(controller, SITE)
+    metadata = dict(names.metadata(drone_id, "a100"))
+    return fake.add(drone_id, **{"tags": names.tags(drone_id), "metadata": metadata, **more})
+
+
+def created(fake: FakeCloud) -> list[str]:
+    """Names of the servers that were asked for."""
+    return [body["server"]["name"] for body in fake.bodies if "server" in body]
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now

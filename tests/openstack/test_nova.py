@@ -1,0 +1,306 @@
+"""The calls against a cloud that answers as Nova, Neutron, Glance and Cinder do, and the parsing of its answers."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapters.openstack import records
+from adapters.openstack.records import (
+    Flavor,
+    Image,
+    Limits,
+    Server,
+    ServerAction,
+    ServerFault,
+)
+from provisioner.interfaces import AuthError, RejectedError, UnavailableError
+from provisioner.model import FaultKind
+from tests.openstack.fake_openstack import PROJECT, USER, FakeCloud, Nova, fault
+
+_FIELDS = (
+    *("id", "name", "status", "created", "updated", "created_at", "start_time", "tags", "metadata", "attachments"),
+    *("OS-EXT-STS:task_state", "OS-EXT-STS:power_state", "os-extended-volumes:volumes_attached", "server_id"),
+    *("flavor", "original_name", "vcpus", "ram", "disk", "extra_specs", "fault", "code", "message"),
+    *("maxTotalCores", "totalCoresUsed"),
+)
+NOV_21 = 1795302000.0
+"""2026-11-21T23:00:00Z"""
+
+
+# ------------------------------------------------------------------------------------------------------------- servers
+
+
+async def test_a_server_is_made_and_found_by_its_tag(fake: FakeCloud, nova: Nova) -> None:
+    wanted = {"name": "kit-a-1", "flavorRef": "1", "tags": ["gpu-drone", "kit.s"], "networks": "none"}
+    made = await nova.create(wanted, {"group": "g7"}, deadline_s=30)
+    fake.add("other")
+    [found] = await nova.servers(tag="kit.s")
+    assert (found.id, found.name, found.status) == (made, "kit-a-1", "BUILD")
+    assert found.tags == {"gpu-drone", "kit.s"}
+    assert fake.bodies == [{"server": wanted, "os:scheduler_hints": {"group": "g7"}}]
+
+    await nova.create(wanted, {}, deadline_s=30)
+    assert fake.bodies[-1] == {"server": wanted}
+
+
+async def test_what_has_changed_is_told_with_what_was_deleted(fake: FakeCloud, nova: Nova) -> None:
+    fake.add("kit-a-0", updated="2026-11-21T22:59:59Z")
+    gone, other = fake.add("kit-a-1"), fake.add("fzi-a-1")
+    await nova.delete(gone)
+    await nova.delete(other)
+    assert [each.status for each in await nova.servers()] == ["ACTIVE"]
+    [found] = await nova.servers(name="^kit-", since=NOV_21 + 0.9)
+    assert (found.id, found.status, found.tags) == (gone, "DELETED", frozenset())
+    assert "changes-since=2026-11-21T23:00:00Z" in fake.asked[-1].replace("%3A", ":")
+
+
+async def test_a_quota_is_told_as_one(fake: FakeCloud, nova: Nova) -> None:
+    fake.quota = 0
+    with pytest.raises(RejectedError, match="Quota exceeded for instances") as told:
+        await nova.create({"name": "x"}, {}, deadline_s=30)
+    assert told.value.kind is FaultKind.QUOTA
+
+
+async def test_what_is_gone_is_deleted(fake: FakeCloud, nova: Nova) -> None:
+    server = fake.add("kit-a-1")
+    await nova.delete(server)
+    await nova.delete(server)
+    await nova.shut_down(server)
+    assert await nova.console(server, 10) == ""
+    assert await nova.actions(server) == []
+
+
+@pytest.mark.parametrize(
+    ("now", "done"),
+    [
+        ({"OS-EXT-STS:task_state": "deleting"}, True),
+        ({"status": "DELETED"}, True),
+        ({"status": "SOFT_DELETED"}, True),
+        ({}, False),
+    ],
+)
+async def test_a_conflict_at_deletion_is_fine_if_it_is_being_deleted(
+    fake: FakeCloud, nova: Nova, now: dict[str, Any], done: bool
+) -> None:
+    fake.fail("", lambda _: fault(409, "conflictingRequest", "Instance x is locked"), "DELETE")
+    server = fake.add("kit-a-1", **now)
+    if done:
+        await nova.delete(server)
+        return
+    with pytest.raises(RejectedError, match="is locked") as told:
+        await nova.delete(server)
+    assert told.value.kind is FaultKind.DENIED
+
+
+async def test_a_guest_is_told_to_shut_down(fake: FakeCloud, nova: Nova) -> None:
+    server = fake.add("kit-a-1")
+    await nova.shut_down(server)
+    assert fake.servers[server]["OS-EXT-STS:task_state"] == "powering-off"
+    await nova.shut_down(server)  # on its way
+    await nova.shut_down(fake.add("kit-a-2", status="SHUTOFF"))
+    await nova.shut_down(fake.add("kit-a-3", status="ERROR"))
+    with pytest.raises(RejectedError, match="while it is in vm_state build"):
+        await nova.shut_down(fake.add("kit-a-4", status="BUILD"))
+    scheduling = {"OS-EXT-STS:task_state": "scheduling"}
+    with pytest.raises(RejectedError, match="could not be found") as told:
+        await nova.shut_down(fake.add("kit-a-5", status="BUILD", **scheduling))
+    assert told.value.kind is FaultKind.CAPACITY, "it passes"
+
+
+async def test_the_end_of_the_console(fake: FakeCloud, nova: Nova) -> None:
+    server = fake.add("kit-a-1", console="one\ntwo\nthree\n")
+    assert await nova.console(server, 2) == "two\nthree"
+    assert await nova.console(server, 0) == ""
+    assert await nova.console(fake.add("kit-a-2"), 2) == "", "it is not ready"
+
+
+async def test_what_was_done_with_a_server(fake: FakeCloud, nova: Nova) -> None:
+    at = {"start_time": "2026-11-21T23:00:00.000000", "project_id": PROJECT, "user_id": USER}
+    stop = {"action": "stop", "start_time": "2026-11-21T23:00:01.000000", "project_id": None, "user_id": None}
+    fake.lists["os-instance-actions"] = [{"action": "create", **at}, stop]
+    assert await nova.actions("aa") == [
+        ServerAction("stop", "", NOV_21 + 1),
+        ServerAction("create", USER, NOV_21),
+    ]
+
+
+@pytest.mark.parametrize("odd", ["", "..", "a/b", "../images/7", "a?b", "a" * 300, "x y"])
+async def test_what_is_no_id_goes_into_no_address(fake: FakeCloud, nova: Nova, odd: str) -> None:
+    for call in (nova.delete, nova.shut_down, nova.actions, nova.delete_port, nova.delete_volume):
+        with pytest.raises(RejectedError, match="is no id"):
+            await call(odd)
+    assert fake.asked == []
+
+
+# ------------------------------------------------------------------------------------------------- what there is to use
+
+
+async def test_limits(fake: FakeCloud, nova: Nova) -> None:
+    fake.quota = 7
+    fake.add("kit-a-1")
+    assert await nova.limits() == Limits((7, 1), (-1, 8), (1048576, 2048))
+
+
+FLAVOR = {"id": "m1.gpu", "name": "gpu", "vcpus": 8, "ram": 2048, "disk": 80, "swap": ""}
+
+
+@pytest.mark.parametrize("newest", ["2.104", "2.60"])
+async def test_flavours_have_extra_specs_in_any_version(fake: FakeCloud, nova: Nova, newest: str) -> None:
+    fake.newest = newest
+    fake.page = 1
+    extra = {"pci_passthrough:alias": "h100:1"}
+    told = {**FLAVOR, "extra_specs": extra} if newest == "2.104" else FLAVOR
+    fake.lists["flavors"] = [told, {**told, "id": "2", "OS-FLV-DISABLED:disabled": True}]
+    one, two = await nova.flavors()
+    assert one == Flavor("gpu", 8, 2048, 81920, extra, "m1.gpu")
+    assert (two.id, two.disabled) == ("2", True)
+
+
+async def test_an_image_by_its_id_and_by_its_name(fake: FakeCloud, nova: Nova) -> None:
+    def image(number: int, name: str) -> dict[str, Any]:
+        at = f"2026-11-21T23:00:0{number}Z"
+        return {"id": f"i{number}", "name": name, "status": "active", "min_disk": 10, "min_ram": 5, "created_at": at}
+
+    fake.page = 2
+    fake.lists["images"] = [image(1, "drone"), image(2, "other"), image(3, "drone"), image(4, "i1")]
+    assert await nova.images("i1") == [Image("i1", "drone", "active", 5, NOV_21 + 1)]
+    assert [each.id for each in await nova.images("drone")] == ["i3", "i1"]
+    assert await nova.images("a name") == []
+
+
+async def test_names_of_networks_security_groups_and_key_pairs(fake: FakeCloud, nova: Nova) -> None:
+    fake.page = 1
+    fake.lists["networks"] = [{"id": "n1", "name": "grid"}, {"id": "n2", "name": "public"}]
+    fake.lists["security-groups"] = [{"id": "s1", "name": "default"}]
+    fake.lists["os-keypairs"] = [{"keypair": {"name": "admin"}}]
+    assert await nova.networks() == {"n1": "grid", "n2": "public"}
+    assert await nova.security_groups() == {"s1": "default"}
+    assert await nova.key_pairs() == ["admin"]
+
+
+# -------------------------------------------------------------------------------------------- what servers leave behind
+
+
+async def test_ports_and_volumes_of_servers(fake: FakeCloud, nova: Nova) -> None:
+    fake.page = 1
+    port = {"id": "p1", "device_id": "s1", "device_owner": "compute:nova", "status": "DOWN"}
+    fake.lists["ports"] = [port, {**port, "id": "p2", "device_owner": "network:dhcp"}]
+    fake.lists["ports"].append({**port, "id": "p3", "device_owner": "compute:az-2"})
+    fake.lists["volumes"] = [
+        {"id": "v1", "status": "in-use", "attachments": [{"server_id": "s1"}]},
+        {"id": "v2"},
+    ]
+    assert await nova.ports() == {"p1": "s1", "p3": "s1"}
+    assert f"project_id={PROJECT}" in fake.asked[-1]
+    assert await nova.volumes() == {"v1": "in-use", "v2": ""}
+    await nova.delete_port("p1")
+    await nova.delete_port("p1")
+    await nova.delete_volume("v1")
+    await nova.delete_volume("v1")
+    assert [each["id"] for each in fake.lists["ports"] + fake.lists["volumes"]] == ["p2", "p3", "v2"]
+
+
+async def test_a_cloud_without_networks_and_volumes_has_nothing_left_behind(fake: FakeCloud, nova: Nova) -> None:
+    del fake.services["network"], fake.services["volumev3"]
+    assert (await nova.ports(), await nova.volumes()) == ({}, {})
+    with pytest.raises(UnavailableError, match="no service `network`") as told:
+        await nova.networks()
+    assert told.value.kind is FaultKind.CONFIG
+
+
+async def test_ports_that_we_may_not_see_are_not_none(fake: FakeCloud, nova: Nova) -> None:
+    fake.fail("/ports", lambda _: fault(403, "NeutronError", "no"))
+    with pytest.raises(AuthError):
+        await nova.ports()
+
+
+# ------------------------------------------------------------------------------------------------------------- records
+
+
+def test_a_server_in_full() -> None:
+    told = {
+        "id": "119683a1-c806-405a-8ade-d47721a46740",
+        "name": "kit-a-1",
+        "status": "error",
+        "tenant_id": PROJECT,
+        "hostId": "888c",
+        "created": "2026-11-21T23:00:00Z",
+        "updated": "2026-11-21T23:00:01Z",
+        "OS-SRV-USG:launched_at": "2026-11-21T23:00:02.500000",
+        "OS-SRV-USG:terminated_at": None,
+        "OS-EXT-STS:task_state": "deleting",
+        "OS-EXT-STS:power_state": 4,
+        "flavor": {"original_name": "gpu", "vcpus": 8, "ram": 20480, "disk": 80, "extra_specs": {"a": "b"}},
+        "metadata": {"provisioner_drone": "kit-a-1"},
+        "tags": ["gpu-drone"],
+        "fault": {"code": 500, "created": "2026-11-21T23:00:03Z", "message": "No valid host was found. "},
+        "os-extended-volumes:volumes_attached": [{"id": "v1", "delete_on_termination": True}],
+    }
+    assert records.parse_server(told) == Server(
+        id="119683a1-c806-405a-8ade-d47721a46740",
+        name="kit-a-1",
+        status="ERROR",
+        task="deleting",
+        power=4,
+        created_at=NOV_21,
+        updated_at=NOV_21 + 1,
+        launched_at=NOV_21 + 2.5,
+        terminated_at=0.0,
+        host_id="888c",
+        flavor=Flavor("gpu", 8, 20480, 81920, {"a": "b"}),
+        tags=frozenset({"gpu-drone"}),
+        metadata={"provisioner_drone": "kit-a-1"},
+        fault=ServerFault(500, "No valid host was found. "),
+        volumes=("v1",),
+    )
+
+
+def test_a_server_of_a_cell_that_is_down_is_unknown_and_not_gone() -> None:
+    told = {"id": "b546af1e", "created": "2026-11-21T23:00:00Z", "tenant_id": PROJECT, "status": "UNKNOWN", "links": []}
+    assert records.parse_server(told) == Server("b546af1e", "", "UNKNOWN", created_at=NOV_21)
+    assert records.parse_server({"id": "b546af1e"}).status == "UNKNOWN"
+    assert records.parse_server({"id": "b546af1e", "status": "Shelved_Offloaded"}).status == "SHELVED_OFFLOADED"
+
+
+@pytest.mark.parametrize("odd", [None, "", 7, "../x", "a b", [], "a" * 256])
+def test_a_server_without_an_id_is_no_server(odd: object) -> None:
+    with pytest.raises(UnavailableError, match="a server without an id"):
+        records.parse_server({"id": odd, "status": "ACTIVE"})
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=30),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(_FIELDS), inner, max_size=6),
+    max_leaves=20,
+)
+
+
+@given(st.dictionaries(st.sampled_from(_FIELDS), _JSON))
+def test_no_answer_is_more_than_a_site_that_is_down(told: dict[str, Any]) -> None:
+    records.parse_limits(told)
+    records.parse_action(told)
+    for kind in ("server", "flavor", "image"):
+        with suppress(UnavailableError):
+            getattr(records, f"parse_{kind}")(told)
+
+
+def test_odd_fields_say_nothing() -> None:
+    odd: dict[str, Any] = {
+        "name": 7,
+        "status": [],
+        "created": "yesterday",
+        "updated": "0001-01-01T00:00:00+14:00",
+        "OS-EXT-STS:power_state": True,
+        "flavor": {"id": "1"},
+        "metadata": {"a": 1, "b": "c"},
+        "tags": "gpu-drone",
+        "fault": "no",
+        "os-extended-volumes:volumes_attached": [7, {"id": "../x"}],
+    }
+    assert records.parse_server({"id": "a", **odd}) == Server("a", "", "UNKNOWN", metadata={"b": "c"})
+    assert records.parse_limits({"maxTotalInstances": "many", "totalInstancesUsed": 1e300}) == Limits(*[(-1, 0)] * 3)

@@ -1,0 +1,560 @@
+"""Logins, addresses and tokens; a cloud's silence and its refusals; our token goes where it should and nowhere else."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import ipaddress
+import json
+import ssl
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from adapters.openstack import session
+from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError
+from provisioner.model import FaultKind
+from tests.openstack.fake_openstack import PROJECT, USER, FakeCloud, Nova, connect, fault, nobody, running
+
+SERVERS, LOGIN = "/servers", "/auth/tokens"
+
+
+async def create(nova: Nova, deadline_s: float = 30.0) -> str:
+    order = {"name": "kit-a-1", "flavorRef": "1", "imageRef": "2", "networks": "none"}
+    return await nova.create(order, {}, deadline_s=deadline_s)
+
+
+async def sleep(_: web.Request) -> None:
+    await asyncio.sleep(60)
+
+
+def abort(request: web.Request) -> None:
+    assert request.transport is not None
+    request.transport.abort()
+
+
+# ------------------------------------------------------------------------------------------------------------- silence
+
+
+async def test_nobody_there_means_that_nothing_was_asked(fake: FakeCloud, nova: Nova) -> None:
+    async with nobody() as url:
+        fake.services["compute"] = ("nova", f"{url}/v2.1")
+        for call in (nova.servers(), create(nova), nova.delete("aa"), nova.shut_down("aa")):
+            with pytest.raises(UnavailableError, match="Cannot connect"):
+                await call
+
+
+async def half(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(status=202, headers={"Content-Length": "1000"})
+    await response.prepare(request)
+    await response.write(b'{"server": {"id": "')
+    abort(request)
+    return response
+
+
+finished: list[web.Request] = []
+"""Endless answers that were read to their end."""
+
+
+async def endless(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse()
+    await response.prepare(request)
+    await response.write(b'{"servers": ["')
+    for _ in range(64):
+        await response.write(b"x" * 1024**2)
+    finished.append(request)
+    return response
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (abort, None),
+        (half, None),
+        (endless, "says more than 32 MiB"),
+        # a proxy may have passed the order on
+        *(
+            (lambda _, s=status: web.Response(status=s, text="<html>Bad Gateway"), "Bad G")
+            for status in (500, 502, 504)
+        ),
+    ],
+)
+async def test_without_a_reply_an_order_is_unsure_and_a_read_fails(
+    fake: FakeCloud, nova: Nova, answer: Any, words: str | None
+) -> None:
+    fake.fail(SERVERS, answer)
+    with pytest.raises(UnavailableError, match=words):
+        await nova.servers()
+    for call in (create(nova), nova.delete("aa")):
+        with pytest.raises(OutcomeUnknownError, match=words):
+            await call
+    assert fake.asked.count("POST /compute/v2.1/servers") == 1, "an order is never said twice"
+    assert not finished
+
+
+async def test_a_deadline_that_passes_leaves_an_order_unsure(fake: FakeCloud) -> None:
+    fake.fail(SERVERS, sleep)
+    async with connect(fake, deadline_s=1) as nova:
+        await nova.limits()  # logged in, the version known
+        with pytest.raises(UnavailableError, match="no answer within 1 s"):
+            await nova.servers()
+        with pytest.raises(OutcomeUnknownError, match=r"no answer within 0\.5 s"):
+            await create(nova, deadline_s=0.5)
+
+
+async def test_a_deadline_that_passes_at_the_login_asked_nothing(fake: FakeCloud, nova: Nova) -> None:
+    fake.fail(LOGIN, sleep)
+    with pytest.raises(UnavailableError):
+        await create(nova, deadline_s=0.5)
+    assert not fake.servers
+
+
+@pytest.mark.parametrize(
+    "body", [b"[]", b'{"servers": [', b'{"servers": null}', b'{"servers": [1]}', b"[" * 100_000, b""]
+)
+async def test_half_an_answer_is_no_empty_listing(fake: FakeCloud, nova: Nova, body: bytes) -> None:
+    fake.fail(SERVERS, lambda _: web.Response(body=body, status=200))
+    with pytest.raises(UnavailableError):
+        await nova.servers()
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"{}", b'{"server": {"id": "../images"}}', b'{"server": {"id": 7}}'])
+async def test_a_taken_server_without_an_id_is_unsure(fake: FakeCloud, nova: Nova, body: bytes) -> None:
+    fake.fail(SERVERS, lambda _: web.Response(body=body, status=202), "POST")
+    with pytest.raises(OutcomeUnknownError):
+        await create(nova)
+
+
+async def test_an_answer_that_is_packed_is_not_unpacked(fake: FakeCloud, nova: Nova) -> None:
+    bomb = gzip.compress(json.dumps({"servers": [], "more": "0" * 100_000_000}).encode())
+    fake.fail(SERVERS, lambda _: web.Response(body=bomb, headers={"Content-Encoding": "gzip"}))
+    with pytest.raises(UnavailableError, match="no JSON object"):
+        await nova.servers()
+
+
+# ------------------------------------------------------------------------------------------------------------- refusals
+
+
+async def test_reads_are_retried_and_orders_are_not(fake: FakeCloud, nova: Nova) -> None:
+    left = [503, 502]
+    fake.fail(SERVERS, lambda _: web.Response(status=left.pop(0), text="<html>") if left else None)
+    assert await nova.servers() == []
+    left += [503, 503, 503]
+    with pytest.raises(UnavailableError):
+        await nova.servers()
+    left[:] = [503]
+    with pytest.raises(UnavailableError):
+        await create(nova)
+    assert not fake.servers
+    assert await create(nova) in fake.servers
+
+
+NO_POLICY = "Policy doesn't allow os_compute_api:servers:create to be performed."
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "kind"),
+    [
+        (lambda _: fault(403, "forbidden", "Quota exceeded for cores: Requested 8"), RejectedError, FaultKind.QUOTA),
+        (lambda _: fault(403, "forbidden", NO_POLICY), AuthError, FaultKind.DENIED),
+        (lambda _: fault(400, "badRequest", "Flavor x could not be found."), RejectedError, FaultKind.CONFIG),
+        (lambda _: fault(429, "overLimit", "This request was rate-limited."), RejectedError, FaultKind.THROTTLED),
+        (lambda _: web.Response(status=302, headers={"Location": "http://x/"}), UnavailableError, FaultKind.CONFIG),
+    ],
+)
+async def test_a_no_is_a_no(
+    fake: FakeCloud, nova: Nova, answer: Any, error: type[AdapterError], kind: FaultKind
+) -> None:
+    fake.fail(SERVERS, answer, "POST")
+    with pytest.raises(error) as told:
+        await create(nova)
+    assert told.value.kind is kind
+
+
+async def test_a_no_is_told_with_status_wait_and_request_id(fake: FakeCloud, nova: Nova) -> None:
+    def slower(_: web.Request) -> web.Response:
+        response = fault(429, "overLimit", "Too many\x1b[31m requests")
+        response.headers["Retry-After"] = "30"
+        return response
+
+    fake.fail(SERVERS, slower)
+    with pytest.raises(UnavailableError) as told:
+        await nova.servers()
+    assert str(told.value) == "compute: Too many?[31m requests (HTTP 429, try again after 30 s, req-1)"
+    assert told.value.kind is FaultKind.THROTTLED
+
+
+async def test_user_data_that_nova_repeats_are_not_quoted(fake: FakeCloud, nova: Nova) -> None:
+    joins_with = "SGVyZSBpcyB0aGUgdG9rZW4=" * 20
+    words = f"Invalid input for field/attribute user_data. Value: {joins_with}. '{joins_with}' is too long"
+    fake.fail(SERVERS, lambda _: fault(400, "badRequest", words), "POST")
+    with pytest.raises(RejectedError, match="user_data") as told:
+        await create(nova)
+    assert joins_with[:13] not in str(told.value)
+
+
+# -------------------------------------------------------------------------------------------------------------- tokens
+
+
+async def test_a_refused_token_is_renewed_once(fake: FakeCloud, nova: Nova) -> None:
+    await nova.servers()
+    fake.tokens.clear()
+    assert await create(nova) in fake.servers
+    assert (len(fake.logins), fake.asked.count("POST /compute/v2.1/servers")) == (2, 2)
+    assert len(fake.servers) == 1
+
+
+async def test_an_order_refused_and_not_repeated_was_not_done(fake: FakeCloud, nova: Nova) -> None:
+    await nova.servers()
+    fake.tokens.clear()
+    fake.fail(LOGIN, sleep)
+    with pytest.raises(UnavailableError, match="no answer within 1 s"):
+        await create(nova, deadline_s=1)
+
+
+async def test_many_who_are_refused_at_a_time_log_in_once(fake: FakeCloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def together(request: web.Request) -> None:
+        if request.headers["X-Auth-Token"] not in fake.tokens:
+            await waiting.wait()  # all of them are refused before one of them can log in
+
+    async with connect(fake, parallel=32) as nova:
+        for secret, answers in (("s3cret", [[]] * 20), ("another", AuthError)):
+            waiting = asyncio.Barrier(20)
+            await nova.servers()
+            fake.tokens.clear()
+            fake.logins.clear()
+            fake.secret = secret
+            fake.fail(SERVERS, together)
+            found = await asyncio.gather(*(nova.servers() for _ in range(20)), return_exceptions=True)
+            assert found == answers if secret == "s3cret" else {type(each) for each in found} == {answers}
+            assert len(fake.logins) == 1, "a wrong password many times locks accounts"
+            fake.heal()
+        monkeypatch.setenv("CLOUD_SECRET", "another")  # it is read again
+        assert await nova.servers() == []
+
+
+async def test_a_service_that_refuses_a_new_token(fake: FakeCloud, nova: Nova) -> None:
+    fake.fail(SERVERS, lambda _: fault(401, "error", "no"))
+    with pytest.raises(AuthError, match="refuses a token that Keystone has just given"):
+        await create(nova)
+    assert len(fake.logins) == 2
+
+
+@pytest.mark.parametrize(("life_s", "logins"), [(3600, 1), (59, 2)])
+async def test_a_token_is_kept_until_its_last_minute(fake: FakeCloud, nova: Nova, life_s: float, logins: int) -> None:
+    fake.life_s = life_s
+    await nova.servers()
+    await nova.servers()
+    assert (len(fake.logins) == 1) is (logins == 1)
+
+
+async def test_no_more_calls_at_a_time_than_are_set(fake: FakeCloud) -> None:
+    now: list[int] = []
+    most: list[int] = []
+
+    async def count(_: web.Request) -> None:
+        now.append(1)
+        most.append(len(now))
+        await asyncio.sleep(0.02)
+        now.pop()
+
+    fake.fail(SERVERS, count)
+    async with connect(fake, parallel=3) as nova:
+        await asyncio.gather(*(nova.servers() for _ in range(12)))
+    assert max(most) == 3
+
+
+async def test_a_token_follows_no_redirect(fake: FakeCloud, nova: Nova, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(FakeCloud()) as other:
+        fake.fail(SERVERS, lambda _: web.Response(status=307, headers={"Location": f"{other.url}/x"}))
+        monkeypatch.setenv("http_proxy", other.url)
+        for call in (nova.servers(), create(nova)):
+            with pytest.raises(UnavailableError):
+                await call
+        assert other.asked == []
+
+
+# ------------------------------------------------------------------------------------------------------------- versions
+
+
+@pytest.mark.parametrize(
+    ("newest", "spoken"), [("2.104", "2.90"), ("2.90", "2.90"), ("2.60", "2.60"), ("2.52", "2.52")]
+)
+async def test_the_newest_common_microversion_is_found_once(
+    fake: FakeCloud, nova: Nova, newest: str, spoken: str
+) -> None:
+    fake.newest = newest
+    await nova.servers()
+    await nova.servers()
+    assert fake.microversions == [f"compute {spoken}"] * 2
+    assert fake.asked.count("GET /compute/v2.1/") == 1
+
+
+@pytest.mark.parametrize("newest", ["2.51", "2.1", ""])
+async def test_a_nova_that_is_too_old_is_told_so(fake: FakeCloud, nova: Nova, newest: str) -> None:
+    fake.newest = newest
+    with pytest.raises(UnavailableError, match=r"at least 2\.52 is wanted") as told:
+        await create(nova)
+    assert told.value.kind is FaultKind.CONFIG
+
+
+async def test_another_release_is_found_out_at_the_next_call(fake: FakeCloud, nova: Nova) -> None:
+    def older(request: web.Request) -> web.Response | None:
+        if request.headers["OpenStack-API-Version"] == "compute 2.60":
+            return None
+        words = "Version 2.90 is not supported by the API. Minimum is 2.1 and maximum is 2.60."
+        return web.json_response({"errors": [{"status": 406, "title": "Not acceptable", "detail": words}]}, status=406)
+
+    await nova.servers()
+    fake.newest = "2.60"
+    fake.fail(SERVERS, older)
+    with pytest.raises(UnavailableError, match=r"maximum is 2\.60"):
+        await create(nova)
+    assert await create(nova) in fake.servers
+
+
+# ---------------------------------------------------------------------------------------------------------------- pages
+
+
+def three(fake: FakeCloud, **more: Any) -> list[str]:
+    fake.page = 1
+    return [fake.add(f"kit-a-{number}", **more) for number in range(3)]
+
+
+async def test_all_pages_are_read_with_the_same_question(fake: FakeCloud, nova: Nova) -> None:
+    ours = three(fake, tags=["mine"])
+    fake.add("other")
+    assert [each.id for each in await nova.servers(tag="mine")] == ours
+    listings = [each for each in fake.asked if "/servers/detail" in each]
+    assert len(listings) == 3
+    assert all("tags=mine" in each for each in listings)
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        lambda url: url.replace("http://127.0.0.1", "https://evil.example.org"),
+        lambda url: url.replace("/servers/detail", "/servers/all"),
+        lambda url: url.replace("tags=mine", "tags=other&all_tenants=1"),
+        lambda url: url.partition("?")[2].join(("?", "")),
+    ],
+)
+async def test_only_the_marker_of_a_next_link_is_used(fake: FakeCloud, nova: Nova, hostile: Any) -> None:
+    ours, fake.next_link = three(fake, tags=["mine"]), hostile
+    assert [each.id for each in await nova.servers(tag="mine")] == ours
+    assert not any("all_tenants" in each for each in fake.asked)
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        lambda url: url.partition("marker")[0],
+        lambda url: "http://[",
+        lambda url: "7",
+        lambda url: f"{url.partition('?')[0]}?marker=00000000-0000-4000-8000-000000000001",  # round in circles
+    ],
+)
+async def test_a_page_that_cannot_be_found_is_no_end(fake: FakeCloud, nova: Nova, lost: Any) -> None:
+    three(fake)
+    fake.next_link = lost
+    with pytest.raises(UnavailableError, match="lead nowhere"):
+        await nova.servers()
+
+
+async def test_a_page_that_is_missing_makes_no_listing(fake: FakeCloud, nova: Nova) -> None:
+    three(fake)
+    fake.fail(SERVERS, lambda request: web.Response(status=500, text="no") if "marker" in request.query else None)
+    with pytest.raises(UnavailableError):
+        await nova.servers()
+
+
+async def test_more_pages_than_there_can_be_are_left(
+    fake: FakeCloud, nova: Nova, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "_MAX_PAGES", 2)
+    three(fake)
+    with pytest.raises(UnavailableError, match="more than 2 pages"):
+        await nova.servers()
+
+
+# ---------------------------------------------------------------------------------------------------------- who we are
+
+
+async def test_who_we_are_is_known_from_the_first_call(fake: FakeCloud, nova: Nova) -> None:
+    assert (nova.project, nova.user, fake.asked) == ("", "", [])
+    await nova.limits()
+    assert (nova.project, nova.user) == (PROJECT, USER)
+
+
+async def test_a_password_of_a_clouds_yaml(fake: FakeCloud, tmp_path: Path) -> None:
+    file = tmp_path / "clouds.yaml"
+    file.write_text(
+        f"clouds: {{kit: {{auth: {{auth_url: '{fake.url}/identity', username: drone, password: s3cret,"
+        " user_domain_name: Default, project_id: p7}}}\n"
+    )
+    async with connect(fake, cloud="kit", clouds_file=str(file)) as nova:
+        await nova.servers()
+        user = {"name": "drone", "domain": {"name": "Default"}, "password": "s3cret"}
+        identity = {"methods": ["password"], "password": {"user": user}}
+        assert fake.logins == [{"auth": {"identity": identity, "scope": {"project": {"id": "p7"}}}}]
+        file.unlink()
+        assert await nova.servers() == [], "a token that is good needs no file"
+        fake.tokens.clear()
+        with pytest.raises(AuthError, match=r"clouds\.yaml: it cannot be read") as told:
+            await nova.servers()
+        assert told.value.kind is FaultKind.CONFIG
+
+
+async def test_a_refused_credential_is_told_without_its_secret(fake: FakeCloud, nova: Nova) -> None:
+    fake.secret = "other"
+    with pytest.raises(AuthError) as told:
+        await create(nova)
+    words = f"keystone at {fake.url}/identity/v3: application credential abc (`auth` of the site file) is refused: "
+    assert str(told.value).startswith(words)
+    assert "s3cret" not in str(told.value)
+
+
+async def test_a_keystone_that_repeats_our_secret_is_not_quoted(fake: FakeCloud, nova: Nova) -> None:
+    async def echo(request: web.Request) -> web.Response:
+        return web.Response(status=400, text=f"cannot read {await request.text()}")
+
+    fake.fail("", echo)
+    with pytest.raises(UnavailableError, match="does not understand") as told:
+        await nova.servers()
+    assert "s3cret" not in str(told.value)
+    assert "***" in str(told.value)
+
+
+async def test_a_keystone_that_is_not_there(fake: FakeCloud) -> None:
+    async with nobody() as fake.url, connect(fake) as nova:
+        for call in (nova.servers(), create(nova), nova.delete("aa")):
+            with pytest.raises(UnavailableError, match=r"keystone at .*: Cannot connect"):
+                await call
+
+
+TOKEN = {"X-Subject-Token": "t"}
+NO_PROJECT = {"token": {"user": {"id": "u"}}}
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "kind"),
+    [
+        (lambda _: fault(403, "error", "The account is locked"), AuthError, FaultKind.DENIED),
+        (lambda _: web.Response(status=404, text="nginx"), UnavailableError, FaultKind.CONFIG),
+        (lambda _: web.json_response({"versions": {}}, status=300), UnavailableError, FaultKind.CONFIG),
+        (lambda _: web.Response(status=503), UnavailableError, FaultKind.DOWN),
+        (lambda _: fault(429, "error", "slower"), UnavailableError, FaultKind.THROTTLED),
+        (lambda _: web.json_response({"token": {}}, status=201), UnavailableError, FaultKind.DOWN),
+        (lambda _: web.Response(status=201, text="{", headers=TOKEN), UnavailableError, FaultKind.DOWN),
+        (lambda _: web.json_response(NO_PROJECT, status=201, headers=TOKEN), AuthError, FaultKind.CONFIG),
+    ],
+)
+async def test_a_keystone_that_gives_no_token(
+    fake: FakeCloud, nova: Nova, answer: Any, error: type[AdapterError], kind: FaultKind
+) -> None:
+    fake.fail("", answer)
+    with pytest.raises(error) as told:
+        await nova.servers()
+    assert told.value.kind is kind
+
+
+async def test_a_cancelled_login_does_not_fail_who_waits_for_it(fake: FakeCloud, nova: Nova) -> None:
+    """A login that a short deadline has cut off was nobody's refusal."""
+    arrived, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(_: web.Request) -> None:
+        if len(fake.logins) == 1:
+            arrived.set()
+            await go_on.wait()
+
+    fake.fail(LOGIN, slow)
+    first = asyncio.create_task(nova.servers())  # type: ignore[arg-type]
+    await arrived.wait()
+    second = asyncio.create_task(nova.servers())  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    first.cancel()
+    assert await second == []
+    go_on.set()
+    await asyncio.gather(first, return_exceptions=True)
+
+
+# ------------------------------------------------------------------------------------------------------------ services
+
+
+async def test_the_default_region_is_the_first_with_a_nova(fake: FakeCloud) -> None:
+    fake.regions = ("KA", "HD")
+    for region in ("", "KA", "HD"):
+        async with connect(fake, region=region) as nova:
+            assert await nova.servers() == []
+    async with connect(fake, region="KAA") as nova:
+        with pytest.raises(UnavailableError, match=r"there is no region `KAA`: did you mean `KA`\?") as told:
+            await nova.servers()
+        assert told.value.kind is FaultKind.CONFIG
+    async with connect(fake, interface="internal") as nova:
+        with pytest.raises(UnavailableError, match="no service `compute`"):
+            await nova.servers()
+
+
+@pytest.mark.parametrize("name", ["block-storage", "volumev3", "block-store"])
+async def test_a_service_is_found_by_any_of_its_names(fake: FakeCloud, nova: Nova, name: str) -> None:
+    fake.services[name] = fake.services.pop("volumev3")
+    fake.lists["volumes"] = [{"id": "v1", "status": "available"}]
+    assert await nova.volumes() == {"v1": "available"}
+
+
+@pytest.mark.parametrize(
+    "url", ["ftp://x/v2.1", "file:///etc/passwd", "http://me:pw@127.0.0.1/v2.1", "", "/compute/v2.1"]
+)
+async def test_only_addresses_of_the_web_are_gone_to(fake: FakeCloud, nova: Nova, url: str) -> None:
+    fake.services = {"compute": ("nova", url), "image": ("glance", f"{fake.url}/image")}
+    fake.url = ""
+    with pytest.raises(UnavailableError, match="no service `compute`"):
+        await nova.servers()
+    assert len(fake.asked) == 1
+
+
+async def test_a_nova_whose_address_names_the_project(fake: FakeCloud, nova: Nova) -> None:
+    fake.services["compute"] = ("nova", f"/compute/v2.1/{PROJECT}/")
+    with pytest.raises(UnavailableError):
+        await nova.servers()  # what is there, the fake has not
+    assert fake.asked[1:] == ["GET /compute/v2.1/", f"GET /compute/v2.1/{PROJECT}/servers/detail"]
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """A file with a certificate of 127.0.0.1 by itself, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    now, day = datetime.now(UTC), timedelta(days=1)
+    made = x509.CertificateBuilder(name, name, key.public_key(), 1, now - day, now + day)
+    signed = made.add_extension(address, critical=False).sign(key, hashes.SHA256())
+    pem, encoding = serialization.PrivateFormat.PKCS8, serialization.Encoding.PEM
+    file = tmp_path / "tls.pem"
+    private = key.private_bytes(encoding, pem, serialization.NoEncryption())
+    file.write_bytes(private + signed.public_bytes(encoding))
+    return file
+
+
+async def test_a_certificate_is_believed_by_its_authority(certificate: Path, tmp_path: Path) -> None:
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(certificate)
+    async with running(FakeCloud(), tls) as fake:
+        async with connect(fake) as nova:
+            with pytest.raises(UnavailableError, match="certificate verify failed"):
+                await nova.servers()
+            assert fake.asked == []
+        async with connect(fake, ca=str(certificate)) as nova:
+            assert await nova.servers() == []
+        (tmp_path / "clouds.yaml").write_text(
+            f"clouds: {{kit: {{verify: false, auth: {{auth_url: '{fake.url}/identity', application_credential_id: a,"
+            " application_credential_secret: s3cret}}}\n"
+        )
+        async with connect(fake, cloud="kit", clouds_file=str(tmp_path / "clouds.yaml")) as nova:
+            assert await nova.servers() == []
