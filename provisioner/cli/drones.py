@@ -278,7 +278,9 @@ _FACT_TITLES = {
 
 def _drone_facts(now: float, idle_s: float | None = None, idle_by: str = "") -> tuple[Column, ...]:
     """Return the facts of a drone: the columns of the list with titles for people, and the limit of its idle time."""
-    may_idle = f"{formatting.seconds(idle_s)}: {formatting.idle_words(idle_by)}" if idle_s is not None else "-"
+    may_idle = (
+        f"{formatting.seconds(idle_s)}: {formatting.IDLE_LIMIT_WORDS.get(idle_by)}" if idle_s is not None else "-"
+    )
     return (
         *(_fact(c, now) for c in drone_columns(now)),
         number(
@@ -314,7 +316,7 @@ def _fact(column: Column, now: float) -> Column:
 
 
 def _state_words(drone: Drone, now: float) -> str:
-    words = formatting.state_words(drone.state)
+    words = formatting.STATE_WORDS[drone.state]
     if drone.state.ended:
         return f"{drone.state.value}, {words}"
     return f"{drone.state.value} for {formatting.ago(drone.since, now)}: {words}"
@@ -585,7 +587,7 @@ def drain(
       provisioner drones drain --node topas-a100-1 --reason "kernel update" --yes --wait --timeout 3600
       provisioner drones drain 17 18 19 --mode fast --reason "hung jobs" --wait --timeout 120
     """
-    verb = f"drain ({mode.value}: {formatting.mode_words(mode)})"
+    verb = f"drain ({mode.value}: {formatting.DRAIN_MODE_WORDS[mode]})"
     _request_leave(open_record(where), RequestKind.DRAIN, mode, verb, ids or [], drone_filter, options)
 
 

@@ -331,7 +331,7 @@ def _limit_s(drone: Drone, limit: str, views: Views | None) -> tuple[float | Non
             from provisioner.planner.retirement import idle_limit
 
             limit_s, by = idle_limit(drone, views.policy, views.estimates)
-            return limit_s, formatting.idle_words(by)
+            return limit_s, formatting.IDLE_LIMIT_WORDS.get(by, "")
         case _:
             policy = views.policy.sites.get(drone.site, SitePolicy(drone.site))
             return float(getattr(policy, limit)), ""
@@ -344,7 +344,7 @@ def _explained_facts(now: float) -> tuple[Column, ...]:
         text("id", "Our id.", "drone.id", head="drone"),
         text("type", "Drone type, as site/name.", "drone.type", head="type"),
         text("state", "State.", "drone.state.value", head="state"),
-        text("meaning", "What the state means.", lambda e: formatting.state_words(e.drone.state), head="means"),
+        text("meaning", "What the state means.", lambda e: formatting.STATE_WORDS[e.drone.state], head="means"),
         text(
             "text",
             "Why it is in its state, in words.",

@@ -142,7 +142,7 @@ def plan_rows(plan: Plan) -> list[PlanRow]:
 def _breaker_words(breaker: Breaker) -> str:
     why = f": {formatting.excerpt(breaker.fault.message)}" if breaker.fault else ""
     until = f" until {formatting.iso(breaker.until)}" if breaker.until else ""
-    return f"{breaker.state.value}{until}, {formatting.breaker_words(breaker.state)}{why}"
+    return f"{breaker.state.value}{until}, {formatting.BREAKER_WORDS[breaker.state]}{why}"
 
 
 def _grouped(items: Iterable[T], key: Callable[[T], Any]) -> list[tuple[Any, list[T]]]:

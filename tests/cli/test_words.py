@@ -95,12 +95,12 @@ def test_rounding_never_makes_a_comparison_a_lie() -> None:
 
 @pytest.mark.parametrize("state", DroneState)
 def test_every_state_has_words(state: DroneState) -> None:
-    assert formatting.state_words(state).startswith(("ended", "lost")) is state.ended
+    assert formatting.STATE_WORDS[state].startswith(("ended", "lost")) is state.ended
 
 
 def test_every_breaker_state_and_drain_mode_has_words() -> None:
-    assert all(formatting.breaker_words(s) for s in BreakerState)
-    assert all(formatting.mode_words(m) for m in DrainMode)
+    assert formatting.BREAKER_WORDS.keys() == set(BreakerState)
+    assert formatting.DRAIN_MODE_WORDS.keys() == set(DrainMode)
 
 
 @pytest.mark.parametrize(
