@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from provisioner import formatting
-from provisioner.cli.columns import Column, Listing, text, whole, words
 from provisioner.cli.options import Exit, Pick, Show, VerbError, shared
-from provisioner.cli.output import note, picked, present
+from provisioner.cli.output import Column, Listing, note, picked, present, text, whole, words
 from provisioner.migrate import ImportOutcome, ImportResult, ImportSource, convert
 
 if TYPE_CHECKING:
@@ -101,7 +100,7 @@ def finding_columns() -> tuple[Column, ...]:
             "verdict.value",
             head="BECAME",
             choices=tuple(v.value for v in ImportOutcome),
-            tint=lambda f: _VERDICT_TINTS[f.verdict],
+            tint=_VERDICT_TINTS,
         ),
         text("key", "Its key there, dotted.", level=0, least=20, tail=True),
         text("ours", "File and key here; empty for none.", level=1),

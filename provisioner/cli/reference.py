@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
@@ -20,14 +21,13 @@ from provisioner import formatting, reasons
 from provisioner import reasons as r
 from provisioner.cli.__main__ import VERBS, LazyVerbs, app
 from provisioner.cli.check import PROBES_SCHEMA, PROBLEMS_SCHEMA, probe_columns, problem_columns
-from provisioner.cli.columns import Document, Listing, json_schema
 from provisioner.cli.drones import DRONES_SCHEMA, drone_columns, life_document
 from provisioner.cli.estimates import EstimatesRow, estimates_document
 from provisioner.cli.explain import KnownJob, class_document, explained_drone_document, job_document
 from provisioner.cli.import_tardis import IMPORT_SCHEMA, finding_columns
 from provisioner.cli.jobs import DEMAND_SCHEMA, JOBS_SCHEMA, class_columns, queue_columns
 from provisioner.cli.options import EXIT_HELP, Exit, Pick, Show, VerbError, Where
-from provisioner.cli.output import note
+from provisioner.cli.output import Column, Document, Listing, note
 from provisioner.cli.plan import SNAPSHOTS_SCHEMA, plan_diff_document, plan_document, snapshot_columns
 from provisioner.cli.simulate import simulation
 from provisioner.cli.sites import SITES_SCHEMA, SiteRow, site_columns, site_document
@@ -114,6 +114,34 @@ def schemas_text() -> str:
     return json.dumps(output_schemas(), indent=1) + "\n"
 
 
+def json_schema(answer: Listing | Document) -> dict[str, Any]:
+    """Return the JSON Schema of what ``-o json`` writes for ``answer``, whatever its rows."""
+    common = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": answer.schema, "type": "object"}
+    version = {"schema": {"const": answer.schema}}
+    if isinstance(answer, Listing):
+        return common | _object(version | {"items": {"type": "array", "items": _row_schema(answer.columns)}})
+    facts = _row_schema(answer.facts.columns)["properties"]
+    parts = {
+        key: {"type": "array" if part.unknown is None else ["array", "null"], "items": _row_schema(part.columns)}
+        for key, part in answer.parts.items()
+    }
+    raw = {key: {"type": "object"} for key in answer.raw}
+    return common | _object(version | facts | parts | raw)
+
+
+def _row_schema(columns: Sequence[Column]) -> dict[str, Any]:
+    return {"type": "object"} | _object({c.key: _cell_schema(c) for c in columns})
+
+
+def _cell_schema(column: Column) -> dict[str, Any]:
+    kind: str | list[str] = [column.kind, "null"] if column.null else column.kind
+    return {"type": kind, "description": column.doc} | ({"enum": list(column.choices)} if column.choices else {})
+
+
+def _object(properties: dict[str, Any]) -> dict[str, Any]:
+    return {"properties": properties, "required": list(properties), "additionalProperties": False}
+
+
 def _sample_answers() -> list[Listing | Document]:
     """Return each kind of answer, from a record that is nearly empty: a schema does not depend on the rows."""
     reader = cast("Reader", SampleReader())
@@ -175,7 +203,7 @@ def schema(
       provisioner schema site > site.schema.json
       provisioner schema provisioner.drones/1
     """
-    known: dict[str, Callable[[], Any]] = _known_schemas()
+    known = _known_schemas()
     if name is None:
         sys.stdout.write("".join(f"{n}\n" for n in known))
         return
@@ -188,19 +216,10 @@ def schema(
 
 
 def _known_schemas() -> dict[str, Callable[[], Any]]:
+    from provisioner.config.reference import controller_schema, site_schema
 
-    def controller() -> Any:
-        from provisioner.config.reference import controller_schema
-
-        return controller_schema()
-
-    def site() -> Any:
-        from provisioner.config.reference import site_schema
-
-        return site_schema()
-
-    outputs = output_schemas()
-    return {"controller": controller, "site": site} | {n: (lambda s=s: s) for n, s in outputs.items()}
+    known: dict[str, Callable[[], Any]] = {"controller": controller_schema, "site": site_schema}
+    return known | {answer.schema: partial(json_schema, answer) for answer in _sample_answers()}
 
 
 PAGE_NOTICE = "<!-- Made by `python -m provisioner.cli.reference --write {}`; do not edit. -->"

@@ -18,10 +18,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from provisioner import formatting
-from provisioner.cli.columns import Column, Document, Listing, items, number, text, whole, words
-from provisioner.cli.locate import config_path, store_path
-from provisioner.cli.options import Exit, Format, Show, VerbError, Where, shared
-from provisioner.cli.output import note, present
+from provisioner.cli.options import Exit, Format, Show, VerbError, Where, config_path, shared, store_path
+from provisioner.cli.output import Column, Document, Listing, items, note, number, present, text, whole, words
 from provisioner.cli.plan import write_file
 from provisioner.formatting import age
 from provisioner.simulator.figures import (
@@ -280,13 +278,7 @@ def _wait_columns() -> tuple[Column, ...]:
         ),
         number("jobs", "Jobs done.", level=0, show=lambda r: amount(r.jobs)),
         *(
-            number(
-                key,
-                doc,
-                lambda r, key=key: round(getattr(r, key), 3),
-                head=head,
-                show=lambda r, key=key: amount(getattr(r, key)),
-            )
+            number(key, doc, convert=lambda wait_s: round(wait_s, 3), head=head, unit=amount)
             for key, head, doc in (
                 ("mean_s", "MEAN s", "Mean wait."),
                 ("p50_s", "MEDIAN s", "Median wait."),

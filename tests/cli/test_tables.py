@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from provisioner.cli.check import Probe, probe_columns
-from provisioner.cli.columns import Column, Document, Listing
+from provisioner.cli.output import Column, Document, Listing
 from provisioner.cli.drones import drone_columns
 from provisioner.cli.jobs import ClassRow, class_columns
 from provisioner.cli.options import Format, Show

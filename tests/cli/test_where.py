@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.cli.locate import store_path
+from provisioner.cli.options import store_path
 from provisioner.cli.options import Exit, VerbError, Where
 from tests.cli.conftest import process
 
