@@ -495,15 +495,22 @@ def table_lines(
         columns, cells = [columns[i] for i in kept], [cells[i] for i in kept]
         titles, widths = [titles[i] for i in kept], [widths[i] for i in kept]
         widths = _fitted(columns, widths, width)
-    blocks = [_blocks(c, column, has, rows, color) for c, column, has in zip(columns, cells, widths, strict=True)]
+    shown = [_padded(c, column, has, rows, color) for c, column, has in zip(columns, cells, widths, strict=True)]
     gap, blanks = " " * COLUMN_GAP, [" " * has for has in widths]
     body = []
-    for row in zip(*blocks, strict=True):
-        for parts in zip_longest(*row):
-            body.append(gap.join(blanks[i] if part is None else part for i, part in enumerate(parts)).rstrip())
+    for row in zip(*shown, strict=True):
+        if "\n" not in (line := gap.join(row)):
+            body.append(line.rstrip())
+            continue
+        for parts in zip_longest(*(cell.split("\n") for cell in row)):
+            line = gap.join(blank if part is None else part for part, blank in zip(parts, blanks, strict=True))
+            body.append(line.rstrip())
     if not header:
         return body
-    head = [_pad(shorten(t, has), has, c.right) for t, has, c in zip(titles, widths, columns, strict=True)]
+    head = [
+        _padded(replace(c, wrap=False, tail=False), [t], has)[0]
+        for c, t, has in zip(columns, titles, widths, strict=True)
+    ]
     return [_painted(gap.join(head).rstrip(), "bold" if color else ""), *body]
 
 
@@ -541,13 +548,22 @@ def _fitted(columns: Sequence[Column], wants: Sequence[int], width: int) -> list
     return widths
 
 
-def _blocks(column: Column, texts: Sequence[str], width: int, rows: Sequence[Any], color: bool) -> list[list[str]]:
-    """Return the lines of each cell, padded to ``width``."""
-    blocks = [[_pad(line, width, column.right) for line in _cell_lines(column, text, width)] for text in texts]
-    if not color or column.tint is None:
-        return blocks
-    tints = [column.tint.get(column.of(row), "") for row in rows]
-    return [[_painted(line, tint) for line in block] for block, tint in zip(blocks, tints, strict=True)]
+def _padded(
+    column: Column, texts: Sequence[str], width: int, rows: Sequence[Any] = (), color: bool = False
+) -> list[str]:
+    """Return the cells of a column in ``width``, the lines of each separated by newlines."""
+    pad = str.rjust if column.right else str.ljust
+    tint = column.tint.get if color and column.tint else None
+    if tint is None and all(map(str.isascii, texts)) and max(map(len, texts), default=0) <= width:
+        return [pad(text, width) for text in texts]
+    tints = [tint(column.of(row), "") for row in rows] if tint else [""] * len(texts)
+    return [
+        "\n".join(
+            _painted(pad(line, width + len(line) - text_width(line)), color)
+            for line in _cell_lines(column, text, width)
+        )
+        for text, color in zip(texts, tints, strict=True)
+    ]
 
 
 def _cell_lines(column: Column, text: str, width: int) -> list[str]:
@@ -562,11 +578,6 @@ def _cell_lines(column: Column, text: str, width: int) -> list[str]:
         found.append(text[:at].rstrip())
         text = text[at:].lstrip()
     return [*found, text] if text else found
-
-
-def _pad(text: str, width: int, right: bool | None) -> str:
-    blank = " " * (width - text_width(text))
-    return blank + text if right else text + blank
 
 
 def _painted(text: str, color: str) -> str:
