@@ -362,7 +362,8 @@ def blocking(
     """Print what makes a site keep CPUs, memory and disk for its free GPUs, and put its owner first.
 
     In the site's own language (for an HTCondor cluster, the configuration of its execution nodes). Nothing is asked of
-    the site, and nothing is changed there.
+    the site, and nothing is changed there. The configuration may be the site's file alone; a site that the controller's
+    file does not list is read from NAME.yaml beside it.
 
     \b
     Examples:
@@ -370,25 +371,31 @@ def blocking(
       provisioner render blocking --site topas > 60-provisioner.conf
       provisioner render blocking --site topas | ssh root@topas-a100-1 'cat > /etc/condor/config.d/60-provisioner.conf'
     """
-    from provisioner.config import load
-
-    settings = load(config_path(Where(config=config)))
-    text = _rendered_blocking(settings, _the_site(settings, site))
+    text = _rendered_blocking(*_named_site(config_path(Where(config=config)), site))
     sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
     sys.stdout.flush()
     note(f"site {site}: once it is in place, `provisioner check --live` tells where it does not hold")
 
 
-def _the_site(settings: Settings, name: str) -> SiteConfig:
+def _named_site(path: Path, name: str) -> tuple[str, SiteConfig]:
+    """Return the controller's name and a site: of a site file alone, of a file beside it, or of a configuration."""
+    from provisioner.config import load, load_site
     from provisioner.config.messages import choices
 
-    for spec in settings.sites:
+    tree, beside = yaml.read(path).tree, path.parent / f"{name}.yaml"
+    controller = str(tree.get("controller") or "provisioner")
+    sites = [load_site(path)] if "site" in tree else []
+    if not sites and "/" not in name and beside.is_file():
+        sites = [load_site(beside)]
+    if "site" not in tree and name not in (spec.name for spec in sites):
+        sites += load(path).sites
+    for spec in sites:
         if spec.name == name:
-            return spec
-    raise VerbError(f"no site {name[:80]!r} in {settings.path}: {choices(name, [s.name for s in settings.sites])}")
+            return controller, spec
+    raise VerbError(f"no site {name[:80]!r} in {path.absolute()}: {choices(name, [s.name for s in sites])}")
 
 
-def _rendered_blocking(settings: Settings, spec: SiteConfig) -> str:
+def _rendered_blocking(controller: str, spec: SiteConfig) -> str:
     from provisioner import loader
     from provisioner.interfaces import AdapterError, SupportsRenderBlocking
 
@@ -400,7 +407,7 @@ def _rendered_blocking(settings: Settings, spec: SiteConfig) -> str:
             code=Exit.UNMET,
         )
     try:
-        made = loader.site_adapter(spec.adapter)(spec.name, spec.options, spec.types, settings.controller)
+        made = loader.site_adapter(spec.adapter)(spec.name, spec.options, spec.types, controller)
         if not isinstance(made, SupportsRenderBlocking):
             raise VerbError(
                 f"adapter {spec.adapter} of site {spec.name} cannot render blocking: what its site needs for it is "

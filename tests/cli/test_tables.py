@@ -14,11 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from provisioner.cli.check import Probe, probe_columns
-from provisioner.cli.output import Column, Document, Listing
 from provisioner.cli.drones import drone_columns
 from provisioner.cli.jobs import ClassRow, class_columns
 from provisioner.cli.options import Format, Show
-from provisioner.cli.output import Page, shorten, table_lines, text_width, write
+from provisioner.cli.output import Column, Document, Listing, Page, shorten, table_lines, text_width, write
 from provisioner.cli.plan import PlanRow, plan_columns
 from provisioner.cli.sites import SiteRow, site_columns, site_document
 from provisioner.cli.status import Happening, _by_site, _state_columns, event_columns
