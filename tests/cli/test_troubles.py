@@ -9,46 +9,27 @@ from typing import Any
 
 import pytest
 
+from provisioner import model as m
 from provisioner.cli.troubles import Severity, TroubleContext, check_line, troubles
-from provisioner.model import (
-    Breaker,
-    BreakerState,
-    Drone,
-    DroneId,
-    DroneState,
-    Fault,
-    FaultKind,
-    JobClass,
-    OverlayView,
-    Plan,
-    Policy,
-    PolledOverlay,
-    PolledSite,
-    Refusal,
-    RequestKind,
-    SitePolicy,
-    SiteView,
-    TypeKey,
-)
 from provisioner.reasons import BadRequest, Reason, TooManyUnhealthy
 from provisioner.store import Event, Holder, Views
 from provisioner.store.reader import SqlReader
 from tests.cli.conftest import Cli
 
 NOW = 1.7e9
-JOBS = JobClass("7", 1000, 1, 1024, waiting=2, fresh=1, oldest_at=NOW - 400)
-OVERLAY = OverlayView(NOW - 2, (JOBS,), negotiated_at=NOW - 20)
-SITE = SiteView("here", NOW - 1)
+JOBS = m.JobClass("7", 1000, 1, 1024, waiting=2, fresh=1, oldest_at=NOW - 400)
+OVERLAY = m.OverlayView(NOW - 2, (JOBS,), negotiated_at=NOW - 20)
+SITE = m.SiteView("here", NOW - 1)
 CALM = TroubleContext(
     NOW,
     Holder(1, "host", NOW - 5000),
     Views(
         9,
         NOW - 3,
-        Policy(sites={"here": SitePolicy("here")}),
+        m.Policy(sites={"here": m.SitePolicy("here")}),
         (),
-        PolledOverlay(OVERLAY),
-        {"here": PolledSite("here", SITE)},
+        m.PolledOverlay(OVERLAY),
+        {"here": m.PolledSite("here", SITE)},
     ),
     None,
     (),
@@ -57,32 +38,36 @@ CALM = TroubleContext(
 )
 
 
-def views(overlay: PolledOverlay | None = None, here: PolledSite | None = None, at: float = NOW - 3) -> Views:
+def views(overlay: m.PolledOverlay | None = None, here: m.PolledSite | None = None, at: float = NOW - 3) -> Views:
     assert CALM.views is not None
     return replace(
         CALM.views, at=at, overlay=overlay or CALM.views.overlay, sites={"here": here or CALM.views.sites["here"]}
     )
 
 
-def ended(number: int) -> Drone:
+def ended(number: int) -> m.Drone:
     words = f"drone=kit-{number} exit=74 reason=no-condor why=condor_master%20is%20missing"
-    key, at = TypeKey("here/a100"), NOW - 50
-    return Drone(DroneId(f"kit-{number}"), key, DroneState.FAILED, at, NOW - 99, 1000, ended_at=at, site_reason=words)
+    key, at = m.TypeKey("here/a100"), NOW - 50
+    return m.Drone(
+        m.DroneId(f"kit-{number}"), key, m.DroneState.FAILED, at, NOW - 99, 1000, ended_at=at, site_reason=words
+    )
 
 
-def overlay(fault: Fault | None = None, **changed: Any) -> dict[str, Any]:
+def overlay(fault: m.Fault | None = None, **changed: Any) -> dict[str, Any]:
     """Return the facts with another view of the pool."""
-    return {"views": views(PolledOverlay(replace(OVERLAY, **changed), fault))}
+    return {"views": views(m.PolledOverlay(replace(OVERLAY, **changed), fault))}
 
 
-def here(fault: Fault | None = None, **changed: Any) -> dict[str, Any]:
+def here(fault: m.Fault | None = None, **changed: Any) -> dict[str, Any]:
     """Return the facts with another view of the site."""
-    return {"views": views(here=PolledSite("here", replace(SITE, **changed), fault))}
+    return {"views": views(here=m.PolledSite("here", replace(SITE, **changed), fault))}
 
 
-def breaker(scope: str, fault: Fault, state: BreakerState = BreakerState.BANNED, failures: int = 0) -> dict[str, Any]:
-    until = NOW + 60 if state is BreakerState.BANNED else 0.0
-    return {"breakers": (Breaker(scope, state, failures=failures, until=until, fault=fault),)}
+def breaker(
+    scope: str, fault: m.Fault, state: m.BreakerState = m.BreakerState.BANNED, failures: int = 0
+) -> dict[str, Any]:
+    until = NOW + 60 if state is m.BreakerState.BANNED else 0.0
+    return {"breakers": (m.Breaker(scope, state, failures=failures, until=until, fault=fault),)}
 
 
 def event(name: str, ago_s: float = 60, **fields: str | float) -> dict[str, Any]:
@@ -90,12 +75,14 @@ def event(name: str, ago_s: float = 60, **fields: str | float) -> dict[str, Any]
 
 
 def refused(subject: str, count: int, reason: Reason) -> dict[str, Any]:
-    return {"plan": Plan(1, NOW, refusals=(Refusal(subject, count, reason),))}
+    return {"plan": m.Plan(1, NOW, refusals=(m.Refusal(subject, count, reason),))}
 
 
-EATEN = Fault(FaultKind.BLACK_HOLE, "kit-7: job 7.3 held with code 12", NOW)
-BANNED = Fault(FaultKind.DRONE, "kit-1 ended failed: drone=kit-1 exit=74 reason=no-condor why=is%20missing", NOW - 9)
-REFUSED = replace(ended(1), state=DroneState.BUSY, drain_refusal="not on PATH")
+EATEN = m.Fault(m.FaultKind.BLACK_HOLE, "kit-7: job 7.3 held with code 12", NOW)
+BANNED = m.Fault(
+    m.FaultKind.DRONE, "kit-1 ended failed: drone=kit-1 exit=74 reason=no-condor why=is%20missing", NOW - 9
+)
+REFUSED = replace(ended(1), state=m.DroneState.BUSY, drain_refusal="not on PATH")
 CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "controller down": ({"holder": None}, "critical", "controller", "no controller runs"),
     "disk full, no tick recorded": (
@@ -107,7 +94,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "no tick since the start": ({"views": None}, "critical", "controller", "no tick recorded"),
     "little room": ({"free_bytes": 1 << 20}, "critical", "controller", "1 MiB left"),
     "pool lost": (
-        overlay(Fault(FaultKind.DOWN, "Connection refused", NOW)),
+        overlay(m.Fault(m.FaultKind.DOWN, "Connection refused", NOW)),
         "critical",
         "overlay",
         "Connection refused",
@@ -138,7 +125,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
         "2 drones on it ate jobs: kit-7: job 7.3 held with code 12. After the repair: `provisioner sites reset here`",
     ),
     "node watched": (
-        breaker("here@n1", EATEN, BreakerState.DEGRADED, 1),
+        breaker("here@n1", EATEN, m.BreakerState.DEGRADED, 1),
         "warning",
         "site:here",
         "node n1 watched, 1 drone on it ate jobs",
@@ -150,12 +137,12 @@ CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
         "look at its node (1m ago): eats jobs on n1",
     ),
     "class backs off": (
-        breaker("here/a100#7", Fault(FaultKind.JOBS, "no job of the class was given to kit-3", NOW - 9)),
+        breaker("here/a100#7", m.Fault(m.FaultKind.JOBS, "no job of the class was given to kit-3", NOW - 9)),
         "note",
         "class:7",
         "no drone of here/a100 is started for it until ",
     ),
-    "site lost": (here(Fault(FaultKind.DENIED, "expired", NOW)), "warning", "site:here", "expired"),
+    "site lost": (here(m.Fault(m.FaultKind.DENIED, "expired", NOW)), "warning", "site:here", "expired"),
     "view old": (here(taken_at=NOW - 300), "warning", "site:here", "5m old"),
     "reload refused": (
         event("config.rejected", problems="site.yaml:3:1 unknown key"),
@@ -232,7 +219,7 @@ def test_what_is_over_is_no_trouble(events: tuple[Event, ...]) -> None:
 
 
 def test_a_type_without_room_and_jobs_just_seen_are_no_trouble() -> None:
-    full = breaker("here/a100", Fault(FaultKind.CAPACITY, "full", NOW))
+    full = breaker("here/a100", m.Fault(m.FaultKind.CAPACITY, "full", NOW))
     assert troubles(replace(CALM, **full)) == []
     new = replace(JOBS, waiting=0, oldest_at=NOW - 30)
     assert troubles(replace(CALM, **overlay(negotiated_at=0.0), waiting=(new,))) == []
@@ -265,7 +252,7 @@ def test_a_ban_is_lifted_through_the_record_and_a_misspelling_is_not_recorded(on
     snapshot = reader.snapshot()
     assert snapshot is not None
     assert [(r.kind, r.drone_ids, r.reason) for r in snapshot.requests] == [
-        (RequestKind.RESET, ("horeka",), "token renewed")
+        (m.RequestKind.RESET, ("horeka",), "token renewed")
     ]
     calm = on("sites", "reset", "topas", "--type", "a100")
     assert calm.code == 0 and "topas/a100 is not banned" in calm.err
