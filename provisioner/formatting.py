@@ -15,6 +15,7 @@ from contextvars import ContextVar
 from dataclasses import fields
 from datetime import UTC, datetime
 from enum import StrEnum
+from itertools import groupby
 from math import isfinite
 from string import Formatter
 from typing import Any
@@ -224,14 +225,9 @@ def _by_width(numbers: set[str]) -> Iterable[str]:
 
 
 def _ranges(numbers: list[int], width: int) -> Iterable[str]:
-    first = last = numbers[0]
-    for number in [*numbers[1:], -1]:
-        if number == last + 1:
-            last = number
-            continue
-        ends = [f"{n:0{width}d}" for n in (first, last)]
-        yield ends[0] if first == last else ("-" if last > first + 1 else ",").join(ends)
-        first = last = number
+    for _, pairs in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
+        run = [f"{number:0{width}d}" for _, number in pairs]
+        yield f"{run[0]}-{run[-1]}" if len(run) > 2 else ",".join(run)
 
 
 # ------------------------------------------------------------------------------------------------- states and settings

@@ -94,16 +94,6 @@ def _within_range(job: JobId, low: JobId, high: JobId) -> bool:
     return low[1:] <= (cluster, proc) <= high[1:]
 
 
-def is_shortened(ranges: str) -> bool:
-    """Return True if the list leaves ids out."""
-    return "..." in ranges or "\u2026" in ranges
-
-
-def classes_of_job(job: JobId, classes: Sequence[JobClass]) -> list[JobClass]:
-    """Return the classes whose idle jobs include ``job``."""
-    return [c for c in classes if holds_job(c.job_ids, job)]
-
-
 JOB_SCHEMA = "provisioner.job/1"
 COMPLETED_JOBS_S = 7 * 86400.0
 """Age up to which finished jobs are searched."""
@@ -422,7 +412,7 @@ def _job_document(reader: Reader, text: str) -> Document:
     job, shown = parse_job_id(text), formatting.sanitize(text, 80)
     if job is None:
         raise VerbError(f"{shown!r} is not a job id: write it as 204.17, 17 or schedd#204.17")
-    found = classes_of_job(job, classes)
+    found = [c for c in classes if holds_job(c.job_ids, job)]
     if len(found) > 1:
         raise VerbError(
             f"job {shown} may be in {len(found)} classes: {named([c.id for c in found])}",
@@ -447,7 +437,7 @@ def _unknown_job(text: str, views: Views, classes: list[JobClass]) -> list[str]:
     ]
     if not any(not kind.gpu_milli for kind in views.types):
         lines.append("jobs that ask for no GPU are not looked at: no drone type without GPUs is configured")
-    cut = [c.id for c in classes if is_shortened(c.job_ids)]
+    cut = [c.id for c in classes if "..." in c.job_ids or "\u2026" in c.job_ids]
     if cut:
         lines.append(f"the lists of ids are shortened for classes {named(cut)}: it may be in one of them")
     known = [f"{c.id} ({formatting.sanitize(c.job_ids, 40)})" for c in classes if c.job_ids]

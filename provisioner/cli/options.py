@@ -469,15 +469,12 @@ def _completing(names: Callable[[Reader], Iterable[str]]) -> Callable[[typer.Con
     return complete
 
 
-def _class_ids(reader: Reader) -> list[str]:
-    views = reader.views()
-    return [c.id for c in views.overlay.view.classes] if views and views.overlay.view else []
-
-
 complete_live_drones = _completing(lambda reader: [drone.id for drone in reader.drones()])
 complete_drones = _completing(
     lambda reader: [d.id for d in (*reader.drones(), *reader.drones(ended=True, limit=MAX_COMPLETIONS))]
 )
 complete_sites = _completing(lambda reader: sorted(views.policy.sites) if (views := reader.views()) else ())
 complete_types = _completing(lambda reader: [str(t.key) for t in views.types] if (views := reader.views()) else ())
-complete_classes = _completing(_class_ids)
+complete_classes = _completing(
+    lambda reader: [c.id for c in v.overlay.view.classes] if (v := reader.views()) and v.overlay.view else ()
+)

@@ -375,15 +375,12 @@ def snapshot_listing(reader: Reader) -> Listing:
     """Return the answer of ``snapshot --list``: plans of the ticks whose snapshots are kept, oldest first."""
     kept = reader.kept_snapshots()
     plans = {plan.tick: plan for plan in reader.plans(limit=len(kept), acting=True)} if kept else {}
-    rows = [plans.get(tick) or _empty_plan(reader, tick) for tick in kept]
+    rows = []
+    for tick in kept:  # of a tick whose plan was made again later, the record has the last plan only
+        saved = None if tick in plans else reader.snapshot(tick)
+        rows.append(plans.get(tick) or Plan(tick, saved.now if saved else 0.0))
     scope = f"{formatting.count(len(kept), 'snapshot')} kept"
     return Listing(SNAPSHOTS_SCHEMA, snapshot_columns(), rows, lambda p: str(p.tick), scope)
-
-
-def _empty_plan(reader: Reader, tick: int) -> Plan:
-    """Return an empty plan for a tick whose plan was made again later: the record has the last time only."""
-    found = reader.snapshot(tick)
-    return Plan(tick, found.now if found else 0.0)
 
 
 def snapshot_columns() -> tuple[Column, ...]:

@@ -13,7 +13,7 @@ from dataclasses import fields
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -101,17 +101,9 @@ REASON_EXAMPLES: tuple[Reason, ...] = (
 )
 
 
-SCHEMAS_FILE = "docs/reference/cli-schemas.json"
-
-
 def output_schemas() -> dict[str, dict[str, Any]]:
     """Return the JSON Schemas by name (``provisioner.drones/1``)."""
     return {answer.schema: json_schema(answer) for answer in _sample_answers()}
-
-
-def schemas_text() -> str:
-    """Return all of them, as kept in :data:`SCHEMAS_FILE`."""
-    return json.dumps(output_schemas(), indent=1) + "\n"
 
 
 def json_schema(answer: Listing | Document) -> dict[str, Any]:
@@ -130,12 +122,12 @@ def json_schema(answer: Listing | Document) -> dict[str, Any]:
 
 
 def _row_schema(columns: Sequence[Column]) -> dict[str, Any]:
-    return {"type": "object"} | _object({c.key: _cell_schema(c) for c in columns})
-
-
-def _cell_schema(column: Column) -> dict[str, Any]:
-    kind: str | list[str] = [column.kind, "null"] if column.null else column.kind
-    return {"type": kind, "description": column.doc} | ({"enum": list(column.choices)} if column.choices else {})
+    cells = {}
+    for column in columns:
+        kind: str | list[str] = [column.kind, "null"] if column.null else column.kind
+        choices = {"enum": list(column.choices)} if column.choices else {}
+        cells[column.key] = {"type": kind, "description": column.doc, **choices}
+    return {"type": "object"} | _object(cells)
 
 
 def _object(properties: dict[str, Any]) -> dict[str, Any]:
@@ -358,10 +350,13 @@ def reasons_page() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+_TYPE_WORDS = {"str": "text", "int": "integer", "float": "number", "int | None": "integer or null"}
+
+
 def _reason_lines(example: reasons.Reason) -> list[str]:
     meaning = inspect.getdoc(type(example)) or ""
     has_meaning = meaning and not meaning.startswith(f"{type(example).__name__}(")
-    named = ", ".join(f"`{f.name}` ({_type_of(f.type)})" for f in fields(example) if f.name != "kind")
+    named = ", ".join(f"`{f.name}` ({_TYPE_WORDS[str(f.type)]})" for f in fields(example) if f.name != "kind")
     return [
         f"### `{example.kind}`",
         "",
@@ -372,17 +367,11 @@ def _reason_lines(example: reasons.Reason) -> list[str]:
     ]
 
 
-def _type_of(annotation: object) -> str:
-    words = {"str": "text", "int": "integer", "float": "number", "int | None": "integer or null"}
-    return words[str(annotation)]
-
-
-def reason_kinds() -> list[str]:
-    """Return the stable names of all reasons."""
-    return [t.__dataclass_fields__["kind"].default for t in get_args(reasons.Reason)]
-
-
-PAGES: dict[str, Callable[[], str]] = {"cli.md": cli_page, "reasons.md": reasons_page, "cli-schemas.json": schemas_text}
+PAGES: dict[str, Callable[[], str]] = {
+    "cli.md": cli_page,
+    "reasons.md": reasons_page,
+    "cli-schemas.json": lambda: json.dumps(output_schemas(), indent=1) + "\n",
+}
 
 
 def main(argv: Sequence[str]) -> int:

@@ -160,6 +160,12 @@ def site_columns(now: float) -> tuple[Column, ...]:
     def preempted(row: SiteRow) -> str:
         return f"{preemption_words(row.hazard)} in {formatting.age(row.hazard_s)}" if row.hazard else ""
 
+    def of_hazard(column: Column) -> Callable[[SiteRow], Cell]:
+        return lambda row: column.cells([row.hazard])[0] if row.hazard else None
+
+    def states(row: SiteRow) -> str:
+        return ", ".join(f"{n} {state.value}" for state, n in row.states.items())
+
     untold = "null: the site does not tell"
     free_doc = "How many drones of each type could start now (alternatives); null: the site does not tell."
     owner_doc = "The owner's jobs: what waits and what runs, in words; empty: none, or not told."
@@ -188,7 +194,7 @@ def site_columns(now: float) -> tuple[Column, ...]:
         whole("max_drones", "Limit on drones.", "policy.max_drones", null=True, head="MAX", fact="of at most"),
         whole("gpu_milli", "Thousandths of GPUs in live drones.", head="GPUS", unit=formatting.gpus, fact="gpus"),
         whole("max_gpu_milli", "Limit on thousandths of GPUs; null: none.", "policy.max_gpu_milli", null=True),
-        data("states", "Live drones by state.", show=_states, fact="states"),
+        data("states", "Live drones by state.", show=states, fact="states"),
         data("free", free_doc, "view.free", null=True, level=0, least=8, show=_free_words, fact="free"),
         words("owner", owner_doc, lambda s: owner_words(s.view), least=12, spare=1, fact="the owner"),
         whole("claims", "Jobs of the owner that wait there.", of_claims(lambda c: 1)),
@@ -214,7 +220,7 @@ def site_columns(now: float) -> tuple[Column, ...]:
         ),
         words("taken_back", taken_doc, preempted, head="TAKEN BACK", least=14, spare=2, fact="taken back"),
         span_s("hazard_s", "How far back the following figures look, seconds."),
-        *(Column(c.key, c.doc, _of_hazard(c), null=True, kind=c.kind) for c in hazard_columns()),
+        *(Column(c.key, c.doc, of_hazard(c), null=True, kind=c.kind) for c in hazard_columns()),
         time_at("taken_at", "When the newest good view was taken."),
         age_s(
             "view_age_s",
@@ -227,10 +233,6 @@ def site_columns(now: float) -> tuple[Column, ...]:
         text("fault", "Kind of fault of the newest look; empty: it succeeded.", "reading.fault.kind"),
         words("note", "What is wrong, if anything.", lambda s: site_note(s, now), least=16, fact="note"),
     )
-
-
-def _states(row: SiteRow) -> str:
-    return ", ".join(f"{n} {state.value}" for state, n in row.states.items())
 
 
 def owner_words(view: SiteView | None) -> str:
@@ -262,18 +264,9 @@ def preemption_words(hazard: Hazard) -> str:
     if not hazard.preempted and not hazard.lost_jobs:
         return "none"
     rate = f" ({formatting.number(round(hazard.per_1000_h, 1))} per 1000 h)" if hazard.per_1000_h is not None else ""
-    return f"{hazard.preempted}{rate}" + "".join(f", {part} lost" for part in lost_work(hazard))
-
-
-def lost_work(hazard: Hazard) -> list[str]:
-    """Return the lost work in GPU-hours and CPU-hours."""
     lost = (("GPU", hazard.lost_gpu_s), ("CPU", hazard.lost_cpu_s))
-    return [f"{formatting.number(round(spent_s / 3600, 1))} {unit}-hours" for unit, spent_s in lost if spent_s]
-
-
-def _of_hazard(column: Column) -> Callable[[SiteRow], Cell]:
-    """Return the function of a figure of a site's hazard."""
-    return lambda row: column.cells([row.hazard])[0] if row.hazard else None
+    hours = [f", {formatting.number(round(work_s / 3600, 1))} {unit}-hours lost" for unit, work_s in lost if work_s]
+    return f"{hazard.preempted}{rate}{''.join(hours)}"
 
 
 def hazard_columns() -> tuple[Column, ...]:

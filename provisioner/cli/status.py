@@ -308,6 +308,8 @@ def status_document(reader: Reader, now: float) -> Document:
     found = troubles(facts_of(reader, views, plan, list(breakers.values()), live, now))
     recent = [Happening(e.at, None, e) for e in all_events(reader)[-MAX_EVENTS_SHOWN:]]
     row = StatusRow(reader.holder(), controller_of(live[0].id) if live else "", views, plan, live)
+    reasons = [refusal.reason for refusal in plan.refusals] if plan else []
+    limits = list({(r.limit, r.scope): r for r in reasons if isinstance(r, LimitReached)}.values())
     shown_classes = class_rows(views, plan, live, waiting[:MAX_CLASSES_SHOWN])
     parts = {
         "troubles": Listing("", trouble_columns(), found, lambda t: t.kind),
@@ -315,7 +317,7 @@ def status_document(reader: Reader, now: float) -> Document:
         "sites": Listing("", _only(site_columns(now), _SITE_COLUMNS), shown_sites, lambda s: s.name),
         "drones": Listing("", _state_columns(live), _by_site(live), lambda s: s.site),
         "demand": Listing("", _only(class_columns(now), _DEMAND_COLUMNS), shown_classes, lambda c: c.job.id),
-        "limits": Listing("", _limit_columns(), _limits_reached(plan), lambda r: r.limit),
+        "limits": Listing("", _limit_columns(), limits, lambda r: r.limit),
         "events": Listing("", _only(event_columns(), ("at", "name", "text")), recent, lambda h: h.name),
     }
     idle = formatting.count(sum(c.waiting + c.fresh for c in waiting), "job")
@@ -463,12 +465,6 @@ def _state_columns(live: Sequence[Drone]) -> tuple[Column, ...]:
         *map(column, LIVE_STATES),
         whole("total", "All live drones.", lambda s: sum(s.counts.values()), level=0),
     )
-
-
-def _limits_reached(plan: Plan | None) -> list[LimitReached]:
-    """Return each limit that prevented a start, once."""
-    found = [r.reason for r in plan.refusals if isinstance(r.reason, LimitReached)] if plan else []
-    return list({(r.limit, r.scope): r for r in found}.values())
 
 
 def _limit_columns() -> tuple[Column, ...]:
