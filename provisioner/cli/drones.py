@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 DRONES_SCHEMA = "provisioner.drones/1"
 HISTORY_SCHEMA = "provisioner.history/1"
 
-STATES = tuple(DroneState)
+DRONE_STATES = tuple(DroneState)
 _STATE_TINTS = {
     DroneState.BUSY: "green",
     DroneState.DRAINING: "yellow",
@@ -134,7 +134,7 @@ def drone_columns(now: float, reason: Callable[[Drone], str] | None = None) -> t
         text("id", "Our id of the drone.", level=0, least=16, tail=True, fact="drone"),
         text("site", "Site."),
         text("type", "Drone type, as site/name.", level=0, least=10, tail=True, fact="type"),
-        text("state", "State.", level=0, tint=_STATE_TINTS, choices=STATES, fact="state"),
+        text("state", "State.", level=0, tint=_STATE_TINTS, choices=DRONE_STATES, fact="state"),
         age_s("state_s", "Time in this state, seconds.", "since", now, head="FOR"),
         span_s("age_s", age_doc, lambda x: max(0.0, (x.ended_at or now) - x.requested_at), head="AGE"),
         whole("jobs", "Jobs that run in it now.", head="RUN", fact="jobs now"),
@@ -227,7 +227,7 @@ def history_columns(now: float) -> tuple[Column, ...]:
     return (
         time_at("at", "When.", "transition.at", level=0),
         text("was", "State before; null: none.", "transition.was", null=True),
-        text("state", "State from then on.", "transition.state", level=0, choices=STATES),
+        text("state", "State from then on.", "transition.state", level=0, choices=DRONE_STATES),
         number("for_s", for_doc, "spent_s", null=True, head="FOR", show=lasted),
         whole("tick", "Number of the tick.", "transition.tick", level=1),
         words("text", "Why, in words.", lambda s: formatting.describe(s.transition.reason), head="WHY", least=20),

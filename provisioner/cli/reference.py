@@ -150,10 +150,10 @@ def _sample_answers() -> list[Listing | Document]:
     }
     return [
         status_document(reader, 2.0),
-        life_document(_DRONE, [], 2.0),
-        site_document(_SITE, None, (), (), 0.0, 2.0),
-        class_document(reader, _VIEWS, JobClass("1", 1000, 1, 1), "", 2.0),
-        explained_drone_document(reader, _DRONE.id, 2.0),
+        life_document(_SAMPLE_DRONE, [], 2.0),
+        site_document(_SAMPLE_SITE, None, (), (), 0.0, 2.0),
+        class_document(reader, _SAMPLE_VIEWS, JobClass("1", 1000, 1, 1), "", 2.0),
+        explained_drone_document(reader, _SAMPLE_DRONE.id, 2.0),
         job_document(KnownJob("1.0", "running", "")),
         plan_document(Plan(1, 1.0), ""),
         plan_diff_document(Plan(1, 1.0), Plan(1, 1.0), ""),
@@ -163,16 +163,16 @@ def _sample_answers() -> list[Listing | Document]:
     ]
 
 
-_DRONE = Drone(DroneId("a-b-1"), TypeKey("s/t"), DroneState.IDLE, 1.0, 1.0, 1000)
-_SITE = SiteRow("s", None, None, Breaker("s"), (), {}, 0)
-_VIEWS = Views(1, 1.0, Policy(), (), PolledOverlay(), {})
+_SAMPLE_DRONE = Drone(DroneId("a-b-1"), TypeKey("s/t"), DroneState.IDLE, 1.0, 1.0, 1000)
+_SAMPLE_SITE = SiteRow("s", None, None, Breaker("s"), (), {}, 0)
+_SAMPLE_VIEWS = Views(1, 1.0, Policy(), (), PolledOverlay(), {})
 
 
 class SampleReader:
     """Reader of a record with one drone and nothing else."""
 
     path = None
-    _ANSWERS: Mapping[str, object] = {"holder": None, "views": None, "breakers": {}, "drone": _DRONE}
+    _ANSWERS: Mapping[str, object] = {"holder": None, "views": None, "breakers": {}, "drone": _SAMPLE_DRONE}
 
     def __getattr__(self, name: str) -> Callable[..., object]:
         return lambda *args, **named: self._ANSWERS.get(name, [])
