@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import fields
 from datetime import UTC, datetime
 from enum import StrEnum
+from itertools import groupby
 from math import isfinite
-from typing import assert_never
+from string import Formatter
+from typing import Any
 from urllib.parse import unquote
 
 from provisioner import reasons as r
@@ -76,15 +79,13 @@ def age(seconds: float) -> str:
     if seconds <= -1:
         return f"-{age(-seconds)}"
     minutes, rest = divmod(int(seconds), 60)
-    if not minutes:
-        return f"{rest}s"
-    if minutes < 60:
-        return f"{minutes}m{rest}s" if rest else f"{minutes}m"
     hours, minutes = divmod(minutes, 60)
-    if hours < 24:
-        return f"{hours}h{minutes}m" if minutes else f"{hours}h"
     days, hours = divmod(hours, 24)
-    return f"{days}d{hours}h" if hours and days < 100 else f"{days}d"
+    if days >= 100:
+        return f"{days}d"
+    units = [(days, "d"), (hours, "h"), (minutes, "m"), (rest, "s")]
+    first = next((i for i, (amount, _) in enumerate(units) if amount), 3)
+    return "".join(f"{amount}{unit}" for amount, unit in units[first : first + 2] if amount) or "0s"
 
 
 def ago(at: float, now: float) -> str:
@@ -147,26 +148,23 @@ def _visible(char: str) -> str:
             return char
 
 
+_EXIT_REPORT = re.compile(r"drone=\S*(?: [a-z_]+=\S*)+")
+
+
 def excerpt(text: str) -> str:
-    """Return a message of a site or pool for people: sanitised, cut, the exit report of a drone decoded."""
-    return sanitize(_last_words(text), SHORT_TEXT).strip()
+    """Return a message of a site or pool for people: sanitised, cut, the exit report of a drone decoded.
 
-
-_OUTCOME = re.compile(r"drone=\S*(?: [a-z_]+=\S*)+")
-
-
-def _last_words(text: str) -> str:
-    """Decode a drone's exit report, alone or within a sentence.
-
-    ``drone=kit-1 exit=0 reason=idle ... why=no%20claim`` becomes ``idle: no claim``.
+    ``drone=kit-1 exit=0 reason=idle ... why=no%20claim``, alone or within a sentence, becomes ``idle: no claim``.
     """
-    return _OUTCOME.sub(_decoded, text) if "drone=" in text else text
+    if "drone=" in text:
+        text = _EXIT_REPORT.sub(_decoded, text)
+    return sanitize(text, SHORT_TEXT).strip()
 
 
-def _decoded(outcome: re.Match[str]) -> str:
-    fields = dict(word.partition("=")[::2] for word in outcome[0].split(" "))
+def _decoded(report: re.Match[str]) -> str:
+    fields = dict(word.partition("=")[::2] for word in report[0].split(" "))
     if not fields.get("reason"):
-        return outcome[0]
+        return report[0]
     return ": ".join(unquote(fields[key]) for key in ("reason", "why") if fields.get(key))
 
 
@@ -178,8 +176,8 @@ def _tail(text: str, joint: str = ": ") -> str:
 
 def amounts(wanted: str, offered: str) -> tuple[str, str]:
     """Return both amounts in the unit that people use, unless they would then look the same."""
-    told = _in_gib(wanted), _in_gib(offered)
-    return told if told[0] != told[1] else (wanted, offered)
+    rounded = _in_gib(wanted), _in_gib(offered)
+    return rounded if rounded[0] != rounded[1] else (wanted, offered)
 
 
 def _in_gib(text: str) -> str:
@@ -227,255 +225,65 @@ def _by_width(numbers: set[str]) -> Iterable[str]:
 
 
 def _ranges(numbers: list[int], width: int) -> Iterable[str]:
-    first = last = numbers[0]
-    for number in [*numbers[1:], -1]:
-        if number == last + 1:
-            last = number
-            continue
-        ends = [f"{n:0{width}d}" for n in (first, last)]
-        yield ends[0] if first == last else ("-" if last > first + 1 else ",").join(ends)
-        first = last = number
+    for _, pairs in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
+        run = [f"{number:0{width}d}" for _, number in pairs]
+        yield f"{run[0]}-{run[-1]}" if len(run) > 2 else ",".join(run)
 
 
-# -------------------------------------------------------------------------------------------------------------- states
+# ------------------------------------------------------------------------------------------------- states and settings
 
-
-def state_words(state: DroneState) -> str:
-    """Return the meaning of a drone's state."""
-    match state:
-        case DroneState.REQUESTED:
-            return "recorded and being asked for; the site has not confirmed it"
-        case DroneState.SUBMITTED:
-            return "the site took the order"
-        case DroneState.QUEUED:
-            return "waits at the site"
-        case DroneState.BOOTING:
-            return "the site runs it; it is not in the pool yet"
-        case DroneState.JOINED:
-            return "in the pool, checking its GPUs; takes no jobs yet"
-        case DroneState.IDLE:
-            return "in the pool, ready for jobs, none runs"
-        case DroneState.BUSY:
-            return "runs jobs"
-        case DroneState.DRAINING:
-            return "takes no new jobs; running ones may end"
-        case DroneState.STOPPING:
-            return "the site was asked to end it; not confirmed gone"
-        case DroneState.DONE:
-            return "ended: in order"
-        case DroneState.CANCELLED:
-            return "ended: taken back, because no job needed it or an operator asked"
-        case DroneState.PREEMPTED:
-            return "ended: the site took its resources back"
-        case DroneState.FAILED:
-            return "ended: could not start or broke"
-        case DroneState.LOST:
-            return "lost: disappeared from site and pool without an exit status"
-        case DroneState.JOIN_TIMEOUT:
-            return "ended: the site ran it but it never came to the pool"
-        case DroneState.UNUSED:
-            return "ended: was in the pool but never had a job"
-        case _:
-            assert_never(state)
-
-
-def breaker_words(state: BreakerState) -> str:
-    """Return the meaning of the state of a circuit breaker."""
-    match state:
-        case BreakerState.ACTIVE:
-            return "works"
-        case BreakerState.DEGRADED:
-            return "failed lately, still used"
-        case BreakerState.BANNED:
-            return "not used until its time is up"
-        case BreakerState.PROBING:
-            return "one drone is tried"
-        case _:
-            assert_never(state)
-
-
-def mode_words(mode: DrainMode) -> str:
-    """Return the effect of a drain mode on running jobs."""
-    match mode:
-        case DrainMode.NONE:
-            return "let it run out"
-        case DrainMode.PEACEFUL:
-            return "no new jobs, running ones end by themselves"
-        case DrainMode.GRACEFUL:
-            return "no new jobs, running ones are asked to leave"
-        case DrainMode.FAST:
-            return "no new jobs, running ones are killed"
-        case DrainMode.RESUME:
-            return "take it back into service"
-        case _:
-            assert_never(mode)
+STATE_WORDS = {
+    DroneState.REQUESTED: "recorded and being asked for; the site has not confirmed it",
+    DroneState.SUBMITTED: "the site took the order",
+    DroneState.QUEUED: "waits at the site",
+    DroneState.BOOTING: "the site runs it; it is not in the pool yet",
+    DroneState.JOINED: "in the pool, checking its GPUs; takes no jobs yet",
+    DroneState.IDLE: "in the pool, ready for jobs, none runs",
+    DroneState.BUSY: "runs jobs",
+    DroneState.DRAINING: "takes no new jobs; running ones may end",
+    DroneState.STOPPING: "the site was asked to end it; not confirmed gone",
+    DroneState.DONE: "ended: in order",
+    DroneState.CANCELLED: "ended: taken back, because no job needed it or an operator asked",
+    DroneState.PREEMPTED: "ended: the site took its resources back",
+    DroneState.FAILED: "ended: could not start or broke",
+    DroneState.LOST: "lost: disappeared from site and pool without an exit status",
+    DroneState.JOIN_TIMEOUT: "ended: the site ran it but it never came to the pool",
+    DroneState.UNUSED: "ended: was in the pool but never had a job",
+}
+BREAKER_WORDS = {
+    BreakerState.ACTIVE: "works",
+    BreakerState.DEGRADED: "failed lately, still used",
+    BreakerState.BANNED: "not used until its time is up",
+    BreakerState.PROBING: "one drone is tried",
+}
+DRAIN_MODE_WORDS = {
+    DrainMode.NONE: "let it run out",
+    DrainMode.PEACEFUL: "no new jobs, running ones end by themselves",
+    DrainMode.GRACEFUL: "no new jobs, running ones are asked to leave",
+    DrainMode.FAST: "no new jobs, running ones are killed",
+    DrainMode.RESUME: "take it back into service",
+}
+"""Effect of each mode on running jobs."""
+IDLE_LIMIT_WORDS = {
+    "gaps": "the time-out that would have cost least over the known gaps between jobs at its site",
+    "start-cost": "what another start costs at its site, learned from the drones that came there",
+    "time-out": "the configured time-out",
+    "slow-start": "as long as the drone took to come, at most three times the configured time-out",
+    "fixed": "the configured time-out, which is fixed",
+}
+"""Source of the limit of an idle drone."""
+EXIT_WORDS = {
+    64: "wrong call or missing input",
+    71: "GPU check failed",
+    72: "GPU check hung",
+    73: "could not join the pool",
+    74: "HTCondor programs missing or not starting",
+    75: "the pool was lost",
+}
+"""Meanings of the drone's own exit codes (the contract of the drone script)."""
 
 
 # ------------------------------------------------------------------------------------------------------------- reasons
-
-
-def describe(reason: Reason) -> str:
-    """One line for people, with the numbers of the reason; never longer than a few foreign texts of 200 characters."""
-    match reason:
-        # what happened to a drone
-        case r.Accepted(remote_id=remote):
-            return f"the site took the order{_tail(remote, ' as ')}"
-        case r.OrderRefused(fault=fault, message=message):
-            return f"the site refused the order ({_q(fault)}){_tail(message)}"
-        case r.DrainRefused(fault=fault, message=message):
-            return f"the overlay refused the order to drain{f' ({_q(fault)})' if fault else ''}{_tail(message)}"
-        case r.DrainRepeated(after_s=after_s, message=message):
-            return f"asked again: it still takes jobs {seconds(after_s)} after it was asked to drain{_tail(message)}"
-        case r.OutcomeUnknown(message=message):
-            return f"nobody knows yet whether the order was carried out; the next listing tells{_tail(message)}"
-        case r.SeenAtSite(site_state=state, site_reason=why):
-            return f"the site lists it as {_q(state)}{_tail(why)}"
-        case r.SeenInPool(slot_state=state, jobs=jobs, after_s=after_s):
-            return f"in the pool, {_q(state)} with {count(jobs, 'job')}, {seconds(after_s)} after it was asked for"
-        case r.NotInListing():
-            return "missing from a fresh listing of the site; not yet taken for gone"
-        case r.NeverArrived(waited_s=waited_s, limit_s=limit_s):
-            return f"the order never arrived: not in the site's listings for {_over(waited_s, limit_s)}"
-        case r.Disappeared(missing_s=missing_s, limit_s=limit_s):
-            return f"gone from the site: missing from its listings for {_over(missing_s, limit_s)}"
-        case r.EndedAtSite():
-            return _ended(reason)
-        # why a drone leaves
-        case r.IdleTimeout(idle_s=idle_s, limit_s=limit_s, by=by):
-            why = idle_words(by)
-            return f"idle {_over(idle_s, limit_s)}" + (f", {why}" if why else "")
-        case r.DrainAtRisk(site=site, lost=lost, tolerated=tolerated):
-            return (
-                f"ends what it runs and takes no more: the owner of {_q(site)} is likely to take its place, and "
-                f"waiting jobs would lose {lost:.1%} of their work there, where they accept {tolerated:.1%}"
-            )
-        case r.BlackHoleDrone(failed=failed, good=good, owners=owners, node=node, message=message):
-            on = f" on {_q(node)}" if node else ""
-            return (
-                f"eats jobs{on}: {count(failed, 'start')} of jobs of {count(owners, 'user')} failed within seconds or "
-                f"ended in a hold, {count(good, 'job')} went well{_tail(message)}"
-            )
-        case r.BlackHoleNode(node=node, until=until, failures=failures, message=message):
-            return (
-                f"its node {_q(node)} is avoided until {iso(until)}: {count(failures, 'drone')} on it ate jobs"
-                f"{_tail(message)}"
-            )
-        case r.Unneeded(state=state):
-            return f"no waiting job needs it any more, and it was only {_q(state)}"
-        case r.StateTimeout(state=state, for_s=for_s, limit_s=limit_s):
-            return f"{_q(state)} for {_over(for_s, limit_s)}"
-        case r.LeftPool(for_s=for_s, limit_s=limit_s):
-            return f"out of the pool for {_over(for_s, limit_s)} while the site still runs it"
-        case r.OperatorRequested(by=by, text=text):
-            return f"{_q(by)} asked{_tail(text)}"
-        case r.PreemptedForOwner():
-            return _owner_claim(reason)
-        case r.Preempted():
-            return _taken_back(reason)
-        case r.PreemptionNotice(message=message):
-            return f"its site has told it to leave{_tail(message)}"
-        case r.ReserveReclaimed(node=node):
-            return f"it stands on what {_q(node)} keeps for a free GPU, and a GPU job waits"
-        case r.TypeRemoved(type=kind):
-            return f"drone type {_q(kind)} is no longer in the configuration"
-        case r.Orphan(recorded_end=end):
-            known = f"on record it ended as {_q(end)}" if end else "there is no record of it"
-            return f"carries our tag at the site, but {known}"
-        case r.DemandReturned(class_id=class_id, waiting=waiting):
-            return f"back into service: {count(waiting, 'job')} of class {_q(class_id)} wait that it can run"
-        # why a drone is started
-        case r.JobsWaiting(class_id=class_id, waiting=waiting, covered=covered, starts=starts):
-            wait = "waits" if waiting == 1 else "wait"
-            return (
-                f"{count(waiting, 'job')} of class {_q(class_id)} {wait}, {covered} of them taken care of: "
-                f"{count(starts, 'drone')} of this type more"
-            )
-        case r.HeadroomShort(name=name, wanted=wanted, covered=covered, starts=starts):
-            return (
-                f"headroom {_q(name)}: room for {count(wanted, 'job')} is kept warm, there is some for {covered}: "
-                f"{count(starts, 'drone')} of this type more"
-            )
-        # why something is not done
-        case r.BadRequest(message=message):
-            return f"no slot can ever offer what the jobs ask for{_tail(message)}"
-        case r.PlannerFailed(error=error):
-            return f"the planner fails on this and leaves it out{_tail(error)}. Report it with `provisioner snapshot`"
-        case r.InvalidAction(promise=promise):
-            return f"left out of the plan as invalid{_tail(promise)}. Report it with `provisioner snapshot`"
-        case r.NothingFits(nearest=nearest, dimension=dimension, requested=wanted, available=offered):
-            wanted, offered = amounts(wanted, offered)
-            near = f"nearest is {_q(nearest)} with {_q(offered)}" if nearest else "there is no drone type at all"
-            return f"no drone type fits: {_q(dimension)} must be {_q(wanted)}; {near}"
-        case r.LimitReached(limit=limit, scope=scope, used=used, allowed=allowed):
-            return f"limit {_q(limit)} of {_q(scope)} is reached: {number(used)}/{number(allowed)}"
-        case r.GroupQuota(group=group, used_gpus=used, quota_gpus=quota):
-            return (
-                f"group {_q(group)} has used up its quota ({number(used)}/{number(quota)} GPUs) and takes no surplus: "
-                "the negotiator would match no more of its jobs"
-            )
-        case r.OwnerRisk(site=site, typical_s=typical, waited_s=waited, tolerated=tolerated):
-            return (
-                f"the owner of {_q(site)} comes back too often for jobs of typically {seconds(typical)}: more than "
-                f"{tolerated:.1%} of their work would be lost, which is what jobs accept that have waited for "
-                f"{seconds(waited)}"
-            )
-        case r.AwaitingCheaperType(type=kind, waited_s=waited, more_s=more):
-            return (
-                f"a drone of {_q(kind)} holds its GPUs for long before its first job: one is started if nothing "
-                f"cheaper comes before the jobs have waited for {seconds(more)} together ({seconds(waited)} so far)"
-            )
-        case r.ExistingDronesSuffice(mean_s=mean, running=running):
-            return f"such jobs run for {seconds(mean)}: drones that are there take them soon ({running} run now)"
-        case r.HeadroomYields(name=name, wanted=wanted):
-            return f"headroom {_q(name)} (room for {count(wanted, 'job')}) waits: real jobs or the owner come first"
-        case r.BackingOff(scope=scope, until=until, fault=fault, message=message):
-            return f"{_q(scope)} is not used until {iso(until)} ({_q(fault)}){_tail(message)}"
-        case r.StartsUnmatched(type=kind, until=until, failures=failures, message=message):
-            return (
-                f"the pool gave none of these jobs to drones of {_q(kind)} that were started for them ({failures} in a "
-                f"row): the next one is tried at {iso(until)}; other jobs are not affected{_tail(message)}"
-            )
-        case r.PoolLimit(message=message):
-            return f"the pool would match no more of these jobs, whatever slots came{_tail(message)}"
-        case r.SiteFull(type=kind, lack=lack):
-            return f"the site shows no free place for {_q(kind)} or any other type that fits{_tail(lack)}"
-        case r.GpusStranded():
-            return _stranded(reason)
-        case r.SiteQuota(type=kind):
-            return f"the site's quota leaves no place for {_q(kind)} or any other type that fits"
-        case r.StartBlocked(type=kind, fault=fault, message=message):
-            return f"the site lets no more of {_q(kind)} start ({_q(fault)}){_tail(message)}"
-        case r.Downtime(site=site, at=at, left_s=left, wanted_s=wanted):
-            return f"{_q(site)} goes down at {iso(at)}: {seconds(left)} are left, {seconds(wanted)} are wanted"
-        case r.OwnerWaits(site=site, jobs=jobs, gpus=gpus):
-            asked = f" for {number(gpus)} GPUs" if gpus else ""
-            return f"the owner's jobs come first: {count(jobs, 'job')} of theirs get room at {_q(site)}{asked}"
-        case r.ReserveKept(type=kind, free_gpus=gpus):
-            return f"not enough room for {_q(kind)}: its CPUs and memory are reserved for {number(gpus)} free GPUs"
-        case r.SiteDisabled(site=site):
-            return f"site {_q(site)} is disabled in the configuration"
-        case r.DemandCovered(jobs=jobs, drones=drones):
-            return f"{count(jobs, 'job')} will be taken by free slots and {count(drones, 'drone')} on the way"
-        case r.AwaitingNegotiation(fresh=fresh):
-            return f"{count(fresh, 'job')} so new that no negotiation cycle has seen them"
-        case r.StaleView(view=view, age_s=age_s, limit_s=limit_s, message=message):
-            how = _how_stale(age_s, limit_s)
-            return f"the view of {_q(view)} {how}: what depends on it is left alone{_tail(message)}"
-        case r.AllVanished(site=site, drones=drones):
-            return f"all {count(drones, 'drone')} vanished from the listing of {_q(site)} at once: not believed yet"
-        case r.TooManyUnhealthy(unhealthy=unhealthy, drones=drones, fraction=fraction):
-            return (
-                f"{unhealthy} of {count(drones, 'drone')} look unhealthy, more than {number(100 * fraction)} %: "
-                "nothing is done, the fault is probably ours"
-            )
-        case r.Probing(scope=scope):
-            return f"{_q(scope)} is tried with one drone before more are started"
-        case r.UnknownDrone(drone_id=drone_id):
-            return f"no live drone {_q(drone_id)} is on record"
-        case r.NotDraining(drone_id=drone_id, state=state):
-            return f"{_q(drone_id)} is {_q(state)}: only a draining drone can be taken back into service"
-        case _:
-            assert_never(reason)
 
 
 def _over(value_s: float, limit_s: float) -> str:
@@ -491,12 +299,49 @@ def _whole(value: float) -> float:
     return float(round(value)) if isfinite(value) else value
 
 
-def _how_stale(age_s: float, limit_s: float) -> str:
-    if age_s < 0:
-        return "was never obtained"
-    if age_s > limit_s:
-        return f"is {_over(age_s, limit_s)} old"
-    return f"could not be renewed, the newest is {seconds(_whole(age_s))} old"
+def _idle(reason: r.IdleTimeout) -> str:
+    why = IDLE_LIMIT_WORDS.get(reason.by)
+    return f"idle {_over(reason.idle_s, reason.limit_s)}" + (f", {why}" if why else "")
+
+
+def _black_hole(reason: r.BlackHoleDrone) -> str:
+    on = f" on {_q(reason.node)}" if reason.node else ""
+    return (
+        f"eats jobs{on}: {count(reason.failed, 'start')} of jobs of {count(reason.owners, 'user')} failed within "
+        f"seconds or ended in a hold, {count(reason.good, 'job')} went well{_tail(reason.message)}"
+    )
+
+
+def _orphan(reason: r.Orphan) -> str:
+    end = reason.recorded_end
+    return (
+        f"carries our tag at the site, but {f'on record it ended as {_q(end)}' if end else 'there is no record of it'}"
+    )
+
+
+def _jobs_waiting(reason: r.JobsWaiting) -> str:
+    wait = "waits" if reason.waiting == 1 else "wait"
+    return (
+        f"{count(reason.waiting, 'job')} of class {_q(reason.class_id)} {wait}, {reason.covered} of them taken care "
+        f"of: {count(reason.starts, 'drone')} of this type more"
+    )
+
+
+def _nothing_fits(reason: r.NothingFits) -> str:
+    wanted, offered = amounts(reason.requested, reason.available)
+    nearest = (
+        f"nearest is {_q(reason.nearest)} with {_q(offered)}" if reason.nearest else "there is no drone type at all"
+    )
+    return f"no drone type fits: {_q(reason.dimension)} must be {_q(wanted)}; {nearest}"
+
+
+def _stale(reason: r.StaleView) -> str:
+    how = f"could not be renewed, the newest is {seconds(_whole(reason.age_s))} old"
+    if reason.age_s < 0:
+        how = "was never obtained"
+    elif reason.age_s > reason.limit_s:
+        how = f"is {_over(reason.age_s, reason.limit_s)} old"
+    return f"the view of {_q(reason.view)} {how}: what depends on it is left alone{_tail(reason.message)}"
 
 
 def _owner_claim(reason: r.PreemptedForOwner) -> str:
@@ -524,109 +369,133 @@ def _taken_back(reason: r.Preempted) -> str:
 
 
 def _ended(reason: r.EndedAtSite) -> str:
-    code = "" if reason.exit_code is None else f", exit code {reason.exit_code}{_exit_words(reason.exit_code)}"
+    code = "" if reason.exit_code is None else f", exit code {reason.exit_code}"
+    code += f": {EXIT_WORDS[reason.exit_code]}" if reason.exit_code in EXIT_WORDS else ""
     lived = f" after {seconds(_whole(reason.lived_s))} and {count(reason.jobs_started, 'job')}"
     return f"ended at the site ({_q(reason.end)}{code}){lived}{_tail(reason.message)}"
 
 
-EXIT_WORDS = {
-    64: "wrong call or missing input",
-    71: "GPU check failed",
-    72: "GPU check hung",
-    73: "could not join the pool",
-    74: "HTCondor programs missing or not starting",
-    75: "the pool was lost",
+class _SentenceFormatter(Formatter):
+    """Formatter of sentences: a spec is a unit, ``tail`` for foreign text at the end, or a noun that is counted."""
+
+    UNITS: Mapping[str, Callable[[Any], str]] = {
+        "tail": _tail,
+        "seconds": seconds,
+        "time": iso,
+        "percent": "{:.1%}".format,
+    }
+
+    def format_field(self, value: Any, spec: str) -> str:
+        if not spec:
+            return _q(value) if isinstance(value, str) else number(value)
+        return self.UNITS[spec](value) if spec in self.UNITS else count(value, spec)
+
+
+_SENTENCES: Mapping[Category, Mapping[type, str | Callable[[Any], str]]] = {
+    Category.STEP: {
+        r.Accepted: lambda x: f"the site took the order{_tail(x.remote_id, ' as ')}",
+        r.OrderRefused: "the site refused the order ({fault}){message:tail}",
+        r.DrainRefused: lambda x: (
+            f"the overlay refused the order to drain{f' ({_q(x.fault)})' if x.fault else ''}{_tail(x.message)}"
+        ),
+        r.OutcomeUnknown: "outcome of the order unknown, the next poll will resolve it{message:tail}",
+        r.SeenAtSite: "the site lists it as {site_state}{site_reason:tail}",
+        r.SeenInPool: "in the pool, {slot_state} with {jobs:job}, {after_s:seconds} after it was asked for",
+        r.NotInListing: "missing from a fresh listing of the site; not yet taken for gone",
+        r.NeverArrived: lambda x: (
+            f"the order never arrived: not in the site's listings for {_over(x.waited_s, x.limit_s)}"
+        ),
+        r.Disappeared: lambda x: f"gone from the site: missing from its listings for {_over(x.missing_s, x.limit_s)}",
+        r.EndedAtSite: _ended,
+        r.DemandReturned: "back into service: {waiting:job} of class {class_id} wait that it can run",
+        r.Preempted: _taken_back,
+        r.PreemptionNotice: "its site has told it to leave{message:tail}",
+    },
+    Category.START: {
+        r.JobsWaiting: _jobs_waiting,
+        r.HeadroomShort: "headroom {name}: room for {wanted:job} is kept warm, there is some for {covered}: "
+        "{starts:drone} of this type more",
+    },
+    Category.LEAVE: {
+        r.DrainRepeated: "asked again: it still takes jobs {after_s:seconds} after it was asked to drain{message:tail}",
+        r.IdleTimeout: _idle,
+        r.DrainAtRisk: "ends what it runs and takes no more: the owner of {site} is likely to take its place, and "
+        "waiting jobs would lose {lost:percent} of their work there, where they accept {tolerated:percent}",
+        r.BlackHoleDrone: _black_hole,
+        r.BlackHoleNode: "its node {node} is avoided until {until:time}: {failures:drone} on it ate jobs{message:tail}",
+        r.Unneeded: "no waiting job needs it any more, and it was only {state}",
+        r.StateTimeout: lambda x: f"{_q(x.state)} for {_over(x.for_s, x.limit_s)}",
+        r.LeftPool: lambda x: f"out of the pool for {_over(x.for_s, x.limit_s)} while the site still runs it",
+        r.OperatorRequested: "{by} asked{text:tail}",
+        r.PreemptedForOwner: _owner_claim,
+        r.ReserveReclaimed: "it stands on what {node} keeps for a free GPU, and a GPU job waits",
+        r.TypeRemoved: "drone type {type} is no longer in the configuration",
+        r.Orphan: _orphan,
+    },
+    Category.CONFIGURATION: {
+        r.BadRequest: "no slot can ever offer what the jobs ask for{message:tail}",
+        r.PlannerFailed: "the planner fails on this and leaves it out{error:tail}. Report it with "
+        "`provisioner snapshot`",
+        r.InvalidAction: "left out of the plan as invalid{promise:tail}. Report it with `provisioner snapshot`",
+        r.SiteDisabled: "site {site} is disabled in the configuration",
+        r.UnknownDrone: "no live drone {drone_id} is on record",
+        r.NotDraining: "{drone_id} is {state}: only a draining drone can be taken back into service",
+    },
+    Category.NOTHING_FITS: {r.NothingFits: _nothing_fits},
+    Category.LIMIT: {
+        r.LimitReached: "limit {limit} of {scope} is reached: {used}/{allowed}",
+        r.GroupQuota: "group {group} has used up its quota ({used_gpus}/{quota_gpus} GPUs) and takes no surplus: the "
+        "negotiator would match no more of its jobs",
+        r.PoolLimit: "the pool would match no more of these jobs, whatever slots came{message:tail}",
+        r.SiteQuota: "the site's quota leaves no place for {type} or any other type that fits",
+    },
+    Category.BACK_OFF: {
+        r.BackingOff: "{scope} is not used until {until:time} ({fault}){message:tail}",
+        r.StartsUnmatched: "the pool gave none of these jobs to drones of {type} that were started for them "
+        "({failures} in a row): the next one is tried at {until:time}; other jobs are not affected{message:tail}",
+        r.Probing: "{scope} is tried with one drone before more are started",
+        r.TooManyUnhealthy: lambda x: (
+            f"{x.unhealthy} of {count(x.drones, 'drone')} look unhealthy, more than {number(100 * x.fraction)} %: "
+            "nothing is done, the fault is probably ours"
+        ),
+    },
+    Category.WAITING_SITE: {
+        r.OwnerRisk: "the owner of {site} comes back too often for jobs of typically {typical_s:seconds}: more than "
+        "{tolerated:percent} of their work would be lost, which is what jobs accept that have waited for "
+        "{waited_s:seconds}",
+        r.AwaitingCheaperType: "a drone of {type} holds its GPUs for long before its first job: one is started if "
+        "nothing cheaper comes before the jobs have waited for {more_s:seconds} together ({waited_s:seconds} so far)",
+        r.ExistingDronesSuffice: "such jobs run for {mean_s:seconds}: drones that are there take them soon "
+        "({running} run now)",
+        r.HeadroomYields: "headroom {name} (room for {wanted:job}) waits: real jobs or the owner come first",
+        r.SiteFull: "the site shows no free place for {type} or any other type that fits{lack:tail}",
+        r.GpusStranded: _stranded,
+        r.StartBlocked: "the site lets no more of {type} start ({fault}){message:tail}",
+        r.Downtime: "{site} goes down at {at:time}: {left_s:seconds} are left, {wanted_s:seconds} are wanted",
+        r.OwnerWaits: lambda x: (
+            f"the owner's jobs come first: {count(x.jobs, 'job')} of theirs get room at {_q(x.site)}"
+            + (f" for {number(x.gpus)} GPUs" if x.gpus else "")
+        ),
+        r.ReserveKept: "not enough room for {type}: its CPUs and memory are reserved for {free_gpus} free GPUs",
+        r.DemandCovered: "{jobs:job} will be taken by free slots and {drones:drone} on the way",
+        r.StaleView: _stale,
+        r.AllVanished: "all {drones:drone} vanished from the listing of {site} at once: not believed yet",
+    },
+    Category.WAITING_NEGOTIATION: {r.AwaitingNegotiation: "{fresh:job} so new that no negotiation cycle has seen them"},
 }
-"""Meanings of the drone's own exit codes (the contract of the drone script)."""
-
-
-def _exit_words(code: int) -> str:
-    return f": {EXIT_WORDS[code]}" if code in EXIT_WORDS else ""
-
-
-_IDLE_WORDS = {
-    "gaps": "the time-out that would have cost least over the known gaps between jobs at its site",
-    "start-cost": "what another start costs at its site, learned from the drones that came there",
-    "time-out": "the configured time-out",
-    "slow-start": "as long as the drone took to come, at most three times the configured time-out",
-    "fixed": "the configured time-out, which is fixed",
-}
-
-
-def idle_words(by: str) -> str:
-    """Return where the limit of an idle drone comes from, in words; empty if that is not known."""
-    return _IDLE_WORDS.get(by, "")
+"""Sentence of each reason, by category: a text with its fields, or a function of the reason."""
+_CATEGORIES = {kind: category for category, sentences in _SENTENCES.items() for kind in sentences}
+_SENTENCE_FORMATTER = _SentenceFormatter()
 
 
 def category(reason: Reason) -> Category:
     """Return the category of a reason."""
-    match reason:
-        case (
-            r.Accepted()
-            | r.OrderRefused()
-            | r.DrainRefused()
-            | r.OutcomeUnknown()
-            | r.SeenAtSite()
-            | r.SeenInPool()
-            | r.NotInListing()
-            | r.NeverArrived()
-            | r.Disappeared()
-            | r.EndedAtSite()
-            | r.DemandReturned()
-            | r.Preempted()
-            | r.PreemptionNotice()
-        ):
-            return Category.STEP
-        case r.JobsWaiting() | r.HeadroomShort():
-            return Category.START
-        case (
-            r.IdleTimeout()
-            | r.DrainAtRisk()
-            | r.Unneeded()
-            | r.StateTimeout()
-            | r.LeftPool()
-            | r.OperatorRequested()
-            | r.PreemptedForOwner()
-            | r.TypeRemoved()
-            | r.Orphan()
-            | r.ReserveReclaimed()
-            | r.DrainRepeated()
-            | r.BlackHoleDrone()
-            | r.BlackHoleNode()
-        ):
-            return Category.LEAVE
-        case (
-            r.BadRequest()
-            | r.SiteDisabled()
-            | r.UnknownDrone()
-            | r.NotDraining()
-            | r.PlannerFailed()
-            | r.InvalidAction()
-        ):
-            return Category.CONFIGURATION
-        case r.NothingFits():
-            return Category.NOTHING_FITS
-        case r.LimitReached() | r.SiteQuota() | r.GroupQuota() | r.PoolLimit():
-            return Category.LIMIT
-        case r.BackingOff() | r.StartsUnmatched() | r.Probing() | r.TooManyUnhealthy():
-            return Category.BACK_OFF
-        case (
-            r.SiteFull()
-            | r.StartBlocked()
-            | r.Downtime()
-            | r.OwnerWaits()
-            | r.ReserveKept()
-            | r.DemandCovered()
-            | r.StaleView()
-            | r.AllVanished()
-            | r.GpusStranded()
-            | r.HeadroomYields()
-            | r.OwnerRisk()
-            | r.AwaitingCheaperType()
-            | r.ExistingDronesSuffice()
-        ):
-            return Category.WAITING_SITE
-        case r.AwaitingNegotiation():
-            return Category.WAITING_NEGOTIATION
-        case _:
-            assert_never(reason)
+    return _CATEGORIES[type(reason)]
+
+
+def describe(reason: Reason) -> str:
+    """Return one line for people, with the numbers of the reason; foreign texts are cut to :data:`SHORT_TEXT`."""
+    sentence = _SENTENCES[category(reason)][type(reason)]
+    if callable(sentence):
+        return sentence(reason)
+    return _SENTENCE_FORMATTER.vformat(sentence, (), {f.name: getattr(reason, f.name) for f in fields(reason)})

@@ -94,9 +94,15 @@ def _checked(group: str, point: EntryPoint) -> Any:
     return adapter
 
 
+_EXTRAS = {"classad2": "htcondor", "htcondor2": "htcondor", "asyncssh": "ssh", "pyslurm": "slurm-native"}
+"""Extras of this distribution that install a module."""
+
+
 def _in_words(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError):
-        return f"Python module `{error.name}` is missing"
+        extra = _EXTRAS.get(error.name or "")
+        repair = f": pip install 'gpu-drone-provisioner[{extra}]'" if extra else ""
+        return f"Python module `{error.name}` is missing{repair}"
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 

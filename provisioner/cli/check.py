@@ -9,18 +9,25 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from provisioner import formatting
-from provisioner.cli.columns import Column, Listing, flag, items, text, whole, words
 from provisioner.cli.drones import controller_of
-from provisioner.cli.locate import config_path
-from provisioner.cli.options import ConfigArgument, ConfigPath, Exit, Format, Show, VerbError, Where, shared
-from provisioner.cli.output import note, present
+from provisioner.cli.options import (
+    ConfigArgument,
+    ConfigPath,
+    Exit,
+    Show,
+    VerbError,
+    Where,
+    config_path,
+    shared,
+)
+from provisioner.cli.output import Column, Listing, flag, items, note, present, text, whole, words
 from provisioner.cli.sites import gpu_count, owner_words
 from provisioner.config import Problem, Settings
 from provisioner.config import strict_yaml as yaml
@@ -28,7 +35,7 @@ from provisioner.model import Drone
 from provisioner.store import StoreError
 
 if TYPE_CHECKING:
-    from provisioner.config import Problem, Settings, SiteConfig
+    from provisioner.config import SiteConfig
     from provisioner.interfaces import AuditFinding
     from provisioner.model import OverlayView, SiteView
 
@@ -45,53 +52,42 @@ def against_record(settings: Settings, path: Path) -> tuple[list[Problem], list[
 
         live = Reader(path).drones()
     except (OSError, StoreError) as error:
-        why = (
-            f"warning: not compared with the drones on record: {formatting.sanitize(str(error), formatting.SHORT_TEXT)}"
-        )
-        return [], [_problem_at(settings.path, ("store", "path"), why)]
-    return [*_renamed(settings, live), *_removed(settings, live)], _without_type(settings, live)
+        why = formatting.sanitize(str(error), formatting.SHORT_TEXT)
+        message = f"warning: not compared with the drones on record: {why}"
+        return [], [_problem_at(settings.path, ("store", "path"), message)]
+    return _without_controller(settings, live), _without_type(settings, live)
 
 
-def _renamed(settings: Settings, live: list[Drone]) -> list[Problem]:
-    others = Counter(controller_of(d.id) for d in live if controller_of(d.id) != settings.controller)
-    return [
-        _problem_at(
-            settings.path,
-            ("controller",),
-            f"`{settings.controller}`: {formatting.count(count, 'live drone')} on record would be left without "
-            f"a controller: the name is in their ids. Keep `{name}`, or drain them first",
-        )
-        for name, count in sorted(others.items())
-    ]
-
-
-def _removed(settings: Settings, live: list[Drone]) -> list[Problem]:
+def _without_controller(settings: Settings, live: list[Drone]) -> list[Problem]:
     known = {site.name for site in settings.sites}
+    others = Counter(name for d in live if (name := controller_of(d.id)) != settings.controller)
     lost = Counter(d.site for d in live if d.site not in known)
-    return [
-        _problem_at(
-            settings.path,
-            ("sites",),
-            f"`sites`: site `{name}` was removed, and {formatting.count(count, 'live drone')} would be left without a "
-            f"controller. Put it back with `enabled: false`, drain them, then remove it",
+    problems = []
+    for name, count in sorted(others.items()):
+        message = (
+            f"`{settings.controller}`: {formatting.count(count, 'live drone')} on record would be left without a "
+            f"controller: the name is in their ids. Keep `{name}`, or drain them first"
         )
-        for name, count in sorted(lost.items())
-    ]
+        problems.append(_problem_at(settings.path, ("controller",), message))
+    for name, count in sorted(lost.items()):
+        message = (
+            f"`sites`: site `{name}` was removed, and {formatting.count(count, 'live drone')} would be left without a "
+            "controller. Put it back with `enabled: false`, drain them, then remove it"
+        )
+        problems.append(_problem_at(settings.path, ("sites",), message))
+    return problems
 
 
 def _without_type(settings: Settings, live: list[Drone]) -> list[Problem]:
     files = {site.name: site.path for site in settings.sites}
     known = {str(t.key) for t in settings.types}
     ends = Counter((d.site, str(d.type)) for d in live if d.site in files and str(d.type) not in known)
-    return [
-        _problem_at(
-            files[site],
-            ("types",),
-            f"warning: type `{kind.partition('/')[2]}` was removed or renamed: "
-            f"its {formatting.count(count, 'live drone')} will be drained",
-        )
-        for (site, kind), count in sorted(ends.items())
-    ]
+    problems = []
+    for (site, kind), count in sorted(ends.items()):
+        name, drones = kind.partition("/")[2], formatting.count(count, "live drone")
+        message = f"warning: type `{name}` was removed or renamed: its {drones} will be drained"
+        problems.append(_problem_at(files[site], ("types",), message))
+    return problems
 
 
 def _problem_at(path: Path, at: tuple[str, ...], message: str) -> Problem:
@@ -116,19 +112,18 @@ class Probe:
     """All nodes that have the gap."""
 
 
+_LIVE_HELP = (
+    "Also connect to each site and the overlay, look once, and compare what a site enforces with the policy; starts "
+    "and changes nothing."
+)
+
+
 @shared
 def check(
     where: Where,
     show: Show,
     path: ConfigArgument = None,
-    live: Annotated[
-        bool,
-        typer.Option(
-            "--live",
-            help="Also connect to each site and the overlay, look once, and compare what a "
-            "site enforces with the policy; starts and changes nothing.",
-        ),
-    ] = False,
+    live: Annotated[bool, typer.Option("--live", help=_LIVE_HELP)] = False,
 ) -> None:
     """Check the configuration and its site files.
 
@@ -191,34 +186,18 @@ def problem_columns() -> tuple[Column, ...]:
 
 def probe_columns() -> tuple[Column, ...]:
     """Return the columns of live probes."""
+    nodes_doc = "Of a gap: the nodes that have it."
+    gap_doc = (
+        "Of a gap: what is not as the policy says (cpus, memory, disk, preemption, grace, ...); null: this is no gap "
+        "but a look."
+    )
+    seen_doc = "What was seen, or what went wrong; of a gap, what is so, what was wanted, and the repair."
     return (
         text("view", "overlay, site:<name>, or store.", level=0),
-        flag("ok", "Did it succeed? A gap is never ok.", level=0, tint=lambda x: "green" if x.ok else "red"),
-        items(
-            "nodes",
-            "Of a gap: the nodes that have it.",
-            lambda x: list(x.nodes),
-            level=0,
-            least=12,
-            wrap=True,
-            spare=1,
-            show=lambda x: formatting.fold_hostlist(x.nodes),
-        ),
-        text(
-            "dimension",
-            "Of a gap: what is not as the policy says (cpus, memory, disk, preemption, grace, ...); null: this is no "
-            "gap but a look.",
-            lambda x: x.dimension or None,
-            null=True,
-            head="GAP",
-            spare=1,
-        ),
-        words(
-            "text",
-            "What was seen, or what went wrong; of a gap, what is so, what was wanted, and the repair.",
-            head="SEEN",
-            least=30,
-        ),
+        flag("ok", "Did it succeed? A gap is never ok.", level=0, tint={True: "green", False: "red"}),
+        items("nodes", nodes_doc, level=0, least=12, wrap=True, spare=1, unit=formatting.fold_hostlist),
+        text("dimension", gap_doc, lambda x: x.dimension or None, null=True, head="GAP", spare=1),
+        words("text", seen_doc, head="SEEN", least=30),
     )
 
 
@@ -227,8 +206,10 @@ def _check_live(path: Path, show: Show) -> None:
 
     settings = load(path)
     looks = asyncio.run(_probes(settings))
-    once = Show(output=Format(show.output), columns=show.columns, no_header=show.no_header, no_color=show.no_color)
-    present(once, lambda: Listing(PROBES_SCHEMA, probe_columns(), looks, lambda x: x.view))
+    present(
+        replace(show, watch=False),
+        lambda: Listing(PROBES_SCHEMA, probe_columns(), looks, lambda x: x.view),
+    )
     failed = [x.view for x in looks if not x.ok and not x.dimension]
     gaps = [x.view for x in looks if x.dimension]
     wrong = [f"{len(failed)} of {len(looks) - len(gaps)} looks failed: {', '.join(failed)}"] if failed else []
@@ -381,7 +362,8 @@ def blocking(
     """Print what makes a site keep CPUs, memory and disk for its free GPUs, and put its owner first.
 
     In the site's own language (for an HTCondor cluster, the configuration of its execution nodes). Nothing is asked of
-    the site, and nothing is changed there.
+    the site, and nothing is changed there. The configuration may be the site's file alone; a site that the controller's
+    file does not list is read from NAME.yaml beside it.
 
     \b
     Examples:
@@ -389,25 +371,31 @@ def blocking(
       provisioner render blocking --site topas > 60-provisioner.conf
       provisioner render blocking --site topas | ssh root@topas-a100-1 'cat > /etc/condor/config.d/60-provisioner.conf'
     """
-    from provisioner.config import load
-
-    settings = load(config_path(Where(config=config)))
-    text = _rendered_blocking(settings, _the_site(settings, site))
+    text = _rendered_blocking(*_named_site(config_path(Where(config=config)), site))
     sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
     sys.stdout.flush()
     note(f"site {site}: once it is in place, `provisioner check --live` tells where it does not hold")
 
 
-def _the_site(settings: Settings, name: str) -> SiteConfig:
+def _named_site(path: Path, name: str) -> tuple[str, SiteConfig]:
+    """Return the controller's name and a site: of a site file alone, of a file beside it, or of a configuration."""
+    from provisioner.config import load, load_site
     from provisioner.config.messages import choices
 
-    for spec in settings.sites:
+    tree, beside = yaml.read(path).tree, path.parent / f"{name}.yaml"
+    controller = str(tree.get("controller") or "provisioner")
+    sites = [load_site(path)] if "site" in tree else []
+    if not sites and "/" not in name and beside.is_file():
+        sites = [load_site(beside)]
+    if "site" not in tree and name not in (spec.name for spec in sites):
+        sites += load(path).sites
+    for spec in sites:
         if spec.name == name:
-            return spec
-    raise VerbError(f"no site {name[:80]!r} in {settings.path}: {choices(name, [s.name for s in settings.sites])}")
+            return controller, spec
+    raise VerbError(f"no site {name[:80]!r} in {path.absolute()}: {choices(name, [s.name for s in sites])}")
 
 
-def _rendered_blocking(settings: Settings, spec: SiteConfig) -> str:
+def _rendered_blocking(controller: str, spec: SiteConfig) -> str:
     from provisioner import loader
     from provisioner.interfaces import AdapterError, SupportsRenderBlocking
 
@@ -419,7 +407,7 @@ def _rendered_blocking(settings: Settings, spec: SiteConfig) -> str:
             code=Exit.UNMET,
         )
     try:
-        made = loader.site_adapter(spec.adapter)(spec.name, spec.options, spec.types, settings.controller)
+        made = loader.site_adapter(spec.adapter)(spec.name, spec.options, spec.types, controller)
         if not isinstance(made, SupportsRenderBlocking):
             raise VerbError(
                 f"adapter {spec.adapter} of site {spec.name} cannot render blocking: what its site needs for it is "

@@ -8,22 +8,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from provisioner import formatting
-from provisioner.cli.columns import Column, Document, Listing, data, number, span_s, text, time_at, whole, words
-from provisioner.cli.locate import (
-    complete_drones,
-    complete_live_drones,
-    complete_sites,
-    complete_types,
-    find_drone,
-    named,
-    open_record,
-    require_known_sites,
-)
 from provisioner.cli.options import (
     Exit,
     OptionGroup,
@@ -32,10 +22,35 @@ from provisioner.cli.options import (
     VerbError,
     VerbGroup,
     Where,
+    complete_drones,
+    complete_live_drones,
+    complete_sites,
+    complete_types,
+    find_drone,
+    named,
+    open_record,
     refuse_options_before_verb,
+    require_known_sites,
     shared,
 )
-from provisioner.cli.output import note, picked, present
+from provisioner.cli.output import (
+    Column,
+    Document,
+    Listing,
+    age_s,
+    as_facts,
+    data,
+    note,
+    number,
+    picked,
+    present,
+    reason_data,
+    span_s,
+    text,
+    time_at,
+    whole,
+    words,
+)
 from provisioner.model import WHOLE_GPU, DrainMode, Drone, DroneId, DroneState, RequestKind
 from provisioner.store import Transition
 from provisioner.store.reader import Reader
@@ -46,10 +61,7 @@ if TYPE_CHECKING:
 DRONES_SCHEMA = "provisioner.drones/1"
 HISTORY_SCHEMA = "provisioner.history/1"
 
-ID_LEAST = 16
-STATES = tuple(s.value for s in DroneState)
-
-
+DRONE_STATES = tuple(DroneState)
 _STATE_TINTS = {
     DroneState.BUSY: "green",
     DroneState.DRAINING: "yellow",
@@ -87,16 +99,9 @@ def drone_note(drone: Drone, now: float) -> str:
     return "; ".join(parts)
 
 
-def _short_node(node: str) -> str:
-    """Return the name of a node without its domain, and an address whole."""
-    first = node.partition(".")[0]
-    return node if first.isdecimal() else first
-
-
-def _at_risk_gpu_s(drone: Drone, now: float) -> float:
-    if drone.state.ended or not drone.work_at:
-        return 0.0
-    return drone.work_gpu_milli / WHOLE_GPU * max(0.0, now - drone.work_at)
+def _node_without_domain(drone: Drone) -> str:
+    first = drone.node.partition(".")[0]
+    return drone.node if first.isdecimal() else first
 
 
 def _work(drone: Drone, gpu_s: float) -> str:
@@ -115,24 +120,32 @@ def drone_columns(now: float, reason: Callable[[Drone], str] | None = None) -> t
     def grace_used_s(drone: Drone) -> float | None:
         return max(0.0, (drone.ended_at or now) - drone.notice_at) if drone.notice_at else None
 
+    def at_risk_gpu_s(drone: Drone) -> float:
+        if drone.state.ended or not drone.work_at:
+            return 0.0
+        return round(drone.work_gpu_milli / WHOLE_GPU * max(0.0, now - drone.work_at), 3)
+
+    age_doc = "Time since it was asked for, until its end if it has ended, seconds."
+    notice_doc = "When the site's notice was first seen, or when it was asked to leave for the owner."
+    place_doc = "The site's name of its place on the node; empty: not told."
+    risk_doc = "Work of jobs that would be lost if it ended now: GPU-seconds, of a CPU drone CPU-seconds."
+    lost_doc = "Work of jobs that its end has cost: GPU-seconds, of a CPU drone CPU-seconds."
+    refusal_doc = "Why the overlay refused to drain it, or to take it back into service; empty: it did not."
     return (
-        text("id", "Our id of the drone.", level=0, least=ID_LEAST, tail=True),
+        text("id", "Our id of the drone.", level=0, least=16, tail=True, fact="drone"),
         text("site", "Site."),
-        text("type", "Drone type, as site/name.", level=0, least=10, tail=True),
-        text("state", "State.", "state.value", level=0, tint=lambda x: _STATE_TINTS.get(x.state, ""), choices=STATES),
-        span_s("state_s", "Time in this state, seconds.", lambda x: max(0.0, now - x.since), head="FOR"),
-        span_s(
-            "age_s",
-            "Time since it was asked for, until its end if it has ended, seconds.",
-            lambda x: max(0.0, (x.ended_at or now) - x.requested_at),
-            head="AGE",
+        text("type", "Drone type, as site/name.", level=0, least=10, tail=True, fact="type"),
+        text("state", "State.", level=0, tint=_STATE_TINTS, choices=DRONE_STATES, fact="state"),
+        age_s("state_s", "Time in this state, seconds.", "since", now, head="FOR"),
+        span_s("age_s", age_doc, lambda x: max(0.0, (x.ended_at or now) - x.requested_at), head="AGE"),
+        whole("jobs", "Jobs that run in it now.", head="RUN", fact="jobs now"),
+        whole("jobs_started", "Jobs started in it so far.", head="STARTED", spare=1, fact="jobs so far"),
+        whole("gpu_milli", "Thousandths of a GPU.", level=1, head="GPUS", unit=formatting.gpus, fact="gpus"),
+        text(
+            "for_class", "Job class that it was started for.", level=1, head="CLASS", least=6, fact="started for class"
         ),
-        whole("jobs", "Jobs that run in it now.", head="RUN"),
-        whole("jobs_started", "Jobs started in it so far.", head="STARTED", spare=1),
-        whole("gpu_milli", "Thousandths of a GPU.", level=1, head="GPUS", unit=formatting.gpus),
-        text("for_class", "Job class that it was started for.", level=1, head="CLASS", least=6),
-        text("avoids", "Users whose jobs it does not take."),
-        text("remote_id", "The site's id.", head="REMOTE", least=8, tail=True),
+        text("avoids", "Users whose jobs it does not take.", fact="takes no jobs of"),
+        text("remote_id", "The site's id.", head="REMOTE", least=8, tail=True, fact="id at the site"),
         text(
             "node",
             "Node that it runs on, as the site names it; empty: not told.",
@@ -140,170 +153,91 @@ def drone_columns(now: float, reason: Callable[[Drone], str] | None = None) -> t
             least=8,
             tail=True,
             spare=1,
-            show=lambda x: _short_node(x.node),
+            show=_node_without_domain,
+            fact="node",
         ),
-        text(
-            "site_slot",
-            "The site's name of its place on the node; empty: not told.",
-            head="SITE SLOT",
-            least=8,
-            tail=True,
-            spare=3,
-        ),
-        text("slot", "The pool's name of its slot.", level=0, least=8, tail=True, spare=2),
+        text("site_slot", place_doc, head="SITE SLOT", least=8, tail=True, spare=3, fact="slot at the site"),
+        text("slot", "The pool's name of its slot.", level=0, least=8, tail=True, spare=2, fact="slot in the pool"),
         words("note", "What is worth knowing beside the state.", lambda x: drone_note(x, now), least=18),
         *([] if reason is None else [words("reason", "Why it is in this state.", reason, least=20)]),
         text(
             "leaving",
             "The end that it will have once it is confirmed gone; null: not asked to leave.",
-            "leaving.value",
             null=True,
+            fact="will end as",
         ),
         time_at("since_at", "When it entered its state.", "since"),
-        time_at("requested_at", "When it was recorded and asked for."),
-        time_at("submitted_at", "When the site took the order."),
-        time_at("started_at", "When it began to run."),
-        time_at("joined_at", "When its slot came to the pool."),
-        time_at("busy_at", "When it first had a job."),
-        time_at("idle_at", "Since when it has no job."),
-        time_at("heard_at", "Last sign of life in the pool."),
-        time_at("missing_at", "Since when the site's listings lack it."),
-        time_at("unslotted_at", "Since when the pool lacks its slot."),
-        time_at("asked_at", "When it was last asked to drain or stop."),
+        time_at("requested_at", "When it was recorded and asked for.", fact="asked for"),
+        time_at("submitted_at", "When the site took the order.", fact="taken by the site"),
+        time_at("started_at", "When it began to run.", fact="started"),
+        time_at("joined_at", "When its slot came to the pool.", fact="joined the pool"),
+        time_at("busy_at", "When it first had a job.", fact="first job"),
+        time_at("idle_at", "Since when it has no job.", fact="idle since"),
+        time_at("heard_at", "Last sign of life in the pool.", fact="last heard of"),
+        time_at("missing_at", "Since when the site's listings lack it.", fact="missing since"),
+        time_at("unslotted_at", "Since when the pool lacks its slot.", fact="out of pool since"),
+        time_at("asked_at", "When it was last asked to drain or stop.", fact="asked to leave"),
         whole("asked", "How often it was asked to stop."),
-        time_at("retires_at", "When it takes no new job any more."),
-        time_at("ended_at", "When it ended."),
-        time_at("notice_at", "When the site's notice was first seen, or when it was asked to leave for the owner."),
+        time_at("retires_at", "When it takes no new job any more.", fact="retires"),
+        time_at("ended_at", "When it ended.", fact="ended"),
+        time_at("notice_at", notice_doc, fact="told to leave"),
         span_s(
             "grace_used_s",
             "From that notice to its end, or until now; null: no notice.",
             grace_used_s,
-            level=2,
-            head="GRACE USED",
+            fact="grace used",
         ),
         number(
-            "at_risk_gpu_s",
-            "Work of jobs that would be lost if it ended now: GPU-seconds, of a CPU drone CPU-seconds.",
-            lambda x: round(_at_risk_gpu_s(x, now), 3),
-            show=lambda x: _work(x, _at_risk_gpu_s(x, now)),
+            "at_risk_gpu_s", risk_doc, at_risk_gpu_s, show=lambda x: _work(x, at_risk_gpu_s(x)), fact="work at risk"
         ),
-        number(
-            "lost_gpu_s",
-            "Work of jobs that its end has cost: GPU-seconds, of a CPU drone CPU-seconds.",
-            show=_lost_work,
-        ),
+        number("lost_gpu_s", lost_doc, show=_lost_work, fact="work lost"),
         whole("lost_jobs", "Jobs that lost it."),
-        text(
-            "drain_refusal", "Why the overlay refused to drain it, or to take it back into service; empty: it did not."
-        ),
-        text("site_reason", "The site's own word."),
+        text("drain_refusal", refusal_doc, fact="drain refused"),
+        text("site_reason", "The site's own word.", fact="the site says"),
     )
 
 
-Step = tuple[Transition, float | None]
-"""A step in a drone's life and how long it stayed in that state; None while it is in it."""
+@dataclass(frozen=True, slots=True)
+class LifeStep:
+    """Step in a drone's life."""
+
+    transition: Transition
+    spent_s: float | None
+    """Time in that state; None while the drone is in it, and for an end."""
 
 
-def life_steps(history: list[Transition]) -> list[Step]:
+def life_steps(history: list[Transition]) -> list[LifeStep]:
     """Return transitions with the time spent in each state."""
     ends = [*(t.at for t in history[1:]), None]
     return [
-        (t, None if end is None or t.state.ended else max(0.0, end - t.at))
+        LifeStep(t, None if end is None or t.state.ended else max(0.0, end - t.at))
         for t, end in zip(history, ends, strict=False)
     ]
 
 
 def history_columns(now: float) -> tuple[Column, ...]:
     """Return the columns of the steps of one drone."""
-    from provisioner.reasons import Reason
-    from provisioner.serialization import to_plain
 
-    def lasted(step: Step) -> str:
-        transition, spent_s = step
-        if spent_s is not None:
-            return formatting.age(spent_s)
+    def lasted(step: LifeStep) -> str:
+        if step.spent_s is not None:
+            return formatting.age(step.spent_s)
+        transition = step.transition
         return "-" if transition.state.ended else formatting.age(max(0.0, now - transition.at)) + "+"
 
+    for_doc = "How long it lasted, seconds; null: it still does, or is an end."
     return (
-        time_at("at", "When.", lambda s: s[0].at, level=0),
-        text("was", "State before; null: none.", lambda s: s[0].was.value if s[0].was else None, null=True),
-        text("state", "State from then on.", lambda s: s[0].state.value, level=0, choices=STATES),
-        number(
-            "for_s",
-            "How long it lasted, seconds; null: it still does, or is an end.",
-            lambda s: s[1],
-            null=True,
-            head="FOR",
-            show=lasted,
-        ),
-        whole("tick", "Number of the tick.", lambda s: s[0].tick, level=1),
-        words("text", "Why, in words.", lambda s: formatting.describe(s[0].reason), head="WHY", least=20),
-        data("reason", "Why, as data.", lambda s: to_plain(s[0].reason, Reason)),
+        time_at("at", "When.", "transition.at", level=0),
+        text("was", "State before; null: none.", "transition.was", null=True),
+        text("state", "State from then on.", "transition.state", level=0, choices=DRONE_STATES),
+        number("for_s", for_doc, "spent_s", null=True, head="FOR", show=lasted),
+        whole("tick", "Number of the tick.", "transition.tick", level=1),
+        words("text", "Why, in words.", lambda s: formatting.describe(s.transition.reason), head="WHY", least=20),
+        data("reason", "Why, as data.", "transition.reason", convert=reason_data),
     )
 
 
-_FACT_TITLES = {
-    "id": "drone",
-    "type": "type",
-    "state": "state",
-    "for_class": "started for class",
-    "remote_id": "id at the site",
-    "avoids": "takes no jobs of",
-    "node": "node",
-    "site_slot": "slot at the site",
-    "slot": "slot in the pool",
-    "gpu_milli": "gpus",
-    "jobs": "jobs now",
-    "jobs_started": "jobs so far",
-    "leaving": "will end as",
-    "requested_at": "asked for",
-    "submitted_at": "taken by the site",
-    "started_at": "started",
-    "joined_at": "joined the pool",
-    "busy_at": "first job",
-    "idle_at": "idle since",
-    "heard_at": "last heard of",
-    "missing_at": "missing since",
-    "unslotted_at": "out of pool since",
-    "asked_at": "asked to leave",
-    "retires_at": "retires",
-    "ended_at": "ended",
-    "notice_at": "told to leave",
-    "grace_used_s": "grace used",
-    "at_risk_gpu_s": "work at risk",
-    "lost_gpu_s": "work lost",
-    "site_reason": "the site says",
-    "drain_refusal": "drain refused",
-}
-
-
-def _drone_facts(now: float, idle_s: float | None = None, idle_by: str = "") -> tuple[Column, ...]:
+def _drone_facts(now: float, idle: IdleLimit | None) -> tuple[Column, ...]:
     """Return the facts of a drone: the columns of the list with titles for people, and the limit of its idle time."""
-    may_idle = f"{formatting.seconds(idle_s)}: {formatting.idle_words(idle_by)}" if idle_s is not None else "-"
-    return (
-        *(_fact(c, now) for c in drone_columns(now)),
-        number(
-            "idle_limit_s",
-            "How long it may be idle, seconds; null: it is not idle.",
-            lambda d: idle_s,
-            null=True,
-            head="may be idle",
-            show=lambda d: may_idle,
-        ),
-        text(
-            "idle_limit_by",
-            "Where that comes from: gaps, start-cost, time-out, slow-start or fixed; empty: it is not idle.",
-            lambda d: idle_by,
-        ),
-    )
-
-
-def _fact(column: Column, now: float) -> Column:
-    title = _FACT_TITLES.get(column.key)
-    if title is None:
-        return replace(column, level=2)
-    if column.key.endswith("_at"):
-        return replace(column, level=0, head=title, show=lambda d: _when(column.cell(d), now))
     shows: dict[str, Callable[[Drone], str]] = {
         "state": lambda d: _state_words(d, now),
         "grace_used_s": lambda d: _grace_words(d, now),
@@ -311,14 +245,22 @@ def _fact(column: Column, now: float) -> Column:
         "node": lambda d: d.node,
         "site_reason": lambda d: formatting.excerpt(d.site_reason),
     }
-    return replace(column, level=0, head=title, show=shows.get(column.key, column.show))
+    facts = [replace(c, show=shows.get(c.key, c.show)) for c in as_facts(drone_columns(now))]
+    facts = [replace(c, unit=lambda at: _when(at, now)) if c.key.endswith("_at") else c for c in facts]
+    limit_s, by = idle or (None, "")
+    may_idle = f"{formatting.seconds(limit_s)}: {formatting.IDLE_LIMIT_WORDS.get(by)}" if limit_s is not None else "-"
+    limit_doc = "How long it may be idle, seconds; null: it is not idle."
+    by_doc = "Where that comes from: gaps, start-cost, time-out, slow-start or fixed; empty: it is not idle."
+    return (
+        *facts,
+        number("idle_limit_s", limit_doc, lambda _: limit_s, null=True, head="may be idle", show=lambda _: may_idle),
+        text("idle_limit_by", by_doc, lambda _: by),
+    )
 
 
 def _state_words(drone: Drone, now: float) -> str:
-    words = formatting.state_words(drone.state)
-    if drone.state.ended:
-        return f"{drone.state.value}, {words}"
-    return f"{drone.state.value} for {formatting.ago(drone.since, now)}: {words}"
+    lasting = "," if drone.state.ended else f" for {formatting.ago(drone.since, now)}:"
+    return f"{drone.state.value}{lasting} {formatting.STATE_WORDS[drone.state]}"
 
 
 def _grace_words(drone: Drone, now: float) -> str:
@@ -328,8 +270,8 @@ def _grace_words(drone: Drone, now: float) -> str:
     return used if drone.state.ended else f"{used} so far"
 
 
-def _when(at: object, now: float) -> str:
-    if not isinstance(at, float | int):
+def _when(at: float, now: float) -> str:
+    if not at or not isfinite(at):
         return "-"
     relative = f"{formatting.age(now - at)} ago" if at <= now else f"in {formatting.age(at - now)}"
     return f"{formatting.iso(at)} ({relative})"
@@ -343,26 +285,16 @@ Sites = Annotated[
     list[str] | None,
     typer.Option("--site", metavar="NAME", help="Only of this site; repeatable.", autocompletion=complete_sites),
 ]
+_STATE_HELP = "Only in this state; repeatable. Ends imply --ended."
 States = Annotated[
-    list[DroneState] | None,
-    typer.Option(
-        "--state", metavar="STATE", help="Only in this state; repeatable. Ends imply --ended.", case_sensitive=False
-    ),
+    list[DroneState] | None, typer.Option("--state", metavar="STATE", help=_STATE_HELP, case_sensitive=False)
 ]
+_TYPE_HELP = "Only of this drone type; repeatable."
 Types = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--type", metavar="SITE/NAME", help="Only of this drone type; repeatable.", autocompletion=complete_types
-    ),
+    list[str] | None, typer.Option("--type", metavar="SITE/NAME", help=_TYPE_HELP, autocompletion=complete_types)
 ]
-Nodes = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--node",
-        metavar="NAME",
-        help="Only on this node, by its whole name or the part before the first dot; repeatable.",
-    ),
-]
+_NODE_HELP = "Only on this node, by its whole name or the part before the first dot; repeatable."
+Nodes = Annotated[list[str] | None, typer.Option("--node", metavar="NAME", help=_NODE_HELP)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -508,22 +440,20 @@ def _idle_limit(drone: Drone, reader: Reader) -> IdleLimit | None:
 
 
 def life_document(
-    drone: Drone, life_steps: list[Step], now: float, last_words: str = "", idle: IdleLimit | None = None
+    drone: Drone, life_steps: list[LifeStep], now: float, last_words: str = "", idle: IdleLimit | None = None
 ) -> Document:
     """Return one drone and its steps as a document, with what it said last, and how long it may be idle."""
+    line = words("line", "A line of what it said last, where its site tells: a console's end.", str, least=40)
     return Document(
         "provisioner.drone/1",
-        Listing("", _drone_facts(now, *idle) if idle else _drone_facts(now), [drone], lambda d: d.id),
+        Listing("", _drone_facts(now, idle), [drone], lambda d: d.id),
         {
-            "history": Listing(HISTORY_SCHEMA, history_columns(now), life_steps, lambda s: s[0].drone_id),
-            "last_words": Listing("", _LAST_WORDS, last_words.splitlines(), str),
+            "history": Listing(HISTORY_SCHEMA, history_columns(now), life_steps, lambda s: s.transition.drone_id),
+            "last_words": Listing("", (line,), last_words.splitlines(), str),
         },
         {"history": "Life"} | ({"last_words": "What it said last"} if last_words else {}),
         scope=f"{formatting.count(len(life_steps), 'step')} on record",
     )
-
-
-_LAST_WORDS = (words("line", "A line of what it said last, where its site tells: a console's end.", str, least=40),)
 
 
 # ------------------------------------------------------------------------------------------------------- drain and kill
@@ -532,14 +462,10 @@ WAIT_POLL_S = 0.5
 CONFIRM_FROM = 2
 """From this many drones on a person is asked to confirm."""
 
+_IDS_HELP = "Drone ids, their numbers, sites' ids or slot names."
 Ids = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="ID",
-        help="Drone ids, their numbers, sites' ids or slot names.",
-        show_default=False,
-        autocompletion=complete_live_drones,
-    ),
+    typer.Argument(metavar="ID", help=_IDS_HELP, show_default=False, autocompletion=complete_live_drones),
 ]
 Reason = Annotated[str, typer.Option("--reason", "-r", metavar="TEXT", help="Why; it is recorded with every step.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
@@ -548,6 +474,12 @@ Wait = Annotated[bool, typer.Option("--wait", help="Return when all of them have
 Timeout = Annotated[
     float, typer.Option("--timeout", metavar="SECONDS", min=0, help="With --wait: give up after this; exit 124.")
 ]
+
+
+_MODE_HELP = (
+    "none: let it run out; peaceful: no new jobs; graceful: running ones are asked to leave; fast: running ones are "
+    "killed; resume: back into service."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -568,14 +500,7 @@ def drain(
     drone_filter: DroneFilter,
     where: Where,
     ids: Ids = None,
-    mode: Annotated[
-        DrainMode,
-        typer.Option(
-            "--mode",
-            help="none: let it run out; peaceful: no new jobs; graceful: running ones are asked to "
-            "leave; fast: running ones are killed; resume: back into service.",
-        ),
-    ] = DrainMode.PEACEFUL,
+    mode: Annotated[DrainMode, typer.Option("--mode", help=_MODE_HELP)] = DrainMode.PEACEFUL,
 ) -> None:
     """Ask drones to leave the pool. It is recorded now and carried out at the controller's next tick.
 
@@ -586,7 +511,7 @@ def drain(
       provisioner drones drain --node topas-a100-1 --reason "kernel update" --yes --wait --timeout 3600
       provisioner drones drain 17 18 19 --mode fast --reason "hung jobs" --wait --timeout 120
     """
-    verb = f"drain ({mode.value}: {formatting.mode_words(mode)})"
+    verb = f"drain ({mode.value}: {formatting.DRAIN_MODE_WORDS[mode]})"
     _request_leave(open_record(where), RequestKind.DRAIN, mode, verb, ids or [], drone_filter, options)
 
 

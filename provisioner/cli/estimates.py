@@ -10,11 +10,33 @@ from typing import Annotated
 import typer
 
 from provisioner import formatting
-from provisioner.cli.columns import Column, Document, Listing, flag, items, number, span_s, text, time_at, whole
 from provisioner.cli.drones import operator
-from provisioner.cli.locate import named, open_record
-from provisioner.cli.options import Exit, Show, VerbError, Where, refuse_options_before_verb, shared
-from provisioner.cli.output import note, present
+from provisioner.cli.options import (
+    EventReason,
+    Exit,
+    Show,
+    VerbError,
+    Where,
+    named,
+    open_record,
+    refuse_options_before_verb,
+    shared,
+)
+from provisioner.cli.output import (
+    Column,
+    Document,
+    Listing,
+    flag,
+    items,
+    note,
+    number,
+    present,
+    rounded,
+    span_s,
+    text,
+    time_at,
+    whole,
+)
 from provisioner.controller.estimation import RUNS_NEEDED, RUNS_TOLD, USE_EVERY_S, thinned
 from provisioner.estimates import (
     HORIZONS_S,
@@ -85,9 +107,16 @@ def estimates_document(known: EstimatesRow, now: float) -> Document:
         scope = "nothing is on record yet: the controller keeps it every ten minutes and at its end"
     else:
         scope = f"{formatting.count(len(kept.runs), 'kind')} of jobs known, as of {formatting.ago(kept.at, now)} ago"
+    to_forget_doc = "What operators want forgotten and is not yet."
+    facts = (
+        time_at(
+            "kept_at", "When it was kept last.", "experience.at", head="kept", unit=lambda at: formatting.ago(at, now)
+        ),
+        items("to_forget", to_forget_doc, lambda k: [each.what for each in k.forgets], head="to forget", spare=1),
+    )
     return Document(
         ESTIMATES_SCHEMA,
-        Listing("", _estimate_facts(now), [known], lambda k: k.user),
+        Listing("", facts, [known], lambda k: k.user),
         {
             "run_times": Listing("", _run_columns(), _run_times(known), lambda r: r.user),
             "delays": Listing("", _delay_columns(), delays, lambda d: d[0]),
@@ -101,9 +130,13 @@ def estimates_document(known: EstimatesRow, now: float) -> Document:
 
 def _run_times(known: EstimatesRow) -> list[RunTimes]:
     """Return run times, those of the most jobs first."""
-    runs = known.experience.runs if known.experience else {}
-    rows = [_run_times_of(key, runs_s) for key, runs_s in runs.items() if not known.user or owner_of(key) == known.user]
-    rows = [row for row in rows if known.user or row.size is None]
+    rows = []
+    for key, runs_s in known.experience.runs.items() if known.experience else ():
+        user = owner_of(key)
+        if known.user in ("", user) and (known.user or key == user):
+            gpu_milli, cpus, memory_mib = map(int, key[len(user) + 1 :].split("/")) if key != user else (0, 0, 0)
+            size = (gpu_milli, cpus, memory_mib) if key != user else None
+            rows.append(RunTimes(user, size, tuple(sorted(runs_s))))
     return sorted(rows, key=lambda r: (-len(r.runs_s), r.user, r.size or ()))
 
 
@@ -115,125 +148,74 @@ def _site_estimates(known: EstimatesRow) -> list[SiteEstimates]:
     ]
 
 
-def _run_times_of(key: str, runs_s: tuple[float, ...]) -> RunTimes:
-    user = owner_of(key)
-    gpu_milli, cpus, memory_mib = map(int, key[len(user) + 1 :].split("/")) if key != user else (0, 0, 0)
-    return RunTimes(user, (gpu_milli, cpus, memory_mib) if key != user else None, tuple(sorted(runs_s)))
-
-
-def _estimate_facts(now: float) -> tuple[Column, ...]:
-    return (
-        time_at("kept_at", "When it was kept last.", "experience.at", head="kept", now=now),
-        items(
-            "to_forget",
-            "What operators want forgotten and is not yet.",
-            lambda k: [each.what for each in k.forgets],
-            head="to forget",
-            spare=1,
-        ),
-    )
-
-
 def _run_columns() -> tuple[Column, ...]:
-    def asks_for(key: str, place: int, what: str, head: str, say_it: Callable[[int], str]) -> Column:
-        return whole(
-            key,
-            f"{what} such a job asks for; null: of all sizes.",
-            lambda r: r.size[place] if r.size else None,
-            null=True,
-            head=head,
-            show=lambda r: say_it(r.size[place]) if r.size else "any",
-        )
+    def asks_for(key: str, place: int, what: str, head: str, unit: Callable[[int], str]) -> Column:
+        def value(row: RunTimes) -> int | None:
+            return row.size[place] if row.size else None
 
+        def show(row: RunTimes) -> str:
+            return unit(row.size[place]) if row.size else "any"
+
+        return whole(key, f"{what} such a job asks for; null: of all sizes.", value, null=True, head=head, show=show)
+
+    mean_doc = "Mean of their run times as the planner takes it (a few very long ones count less), seconds."
+    used_doc = f"Whether they are enough ({RUNS_NEEDED}) to be used."
     return (
-        text("user", "Whose jobs; empty: everybody's.", level=0, least=12, tail=True, show=lambda r: r.user or "(all)"),
+        text("user", "Whose jobs; empty: everybody's.", level=0, least=12, tail=True, unit=lambda u: u or "(all)"),
         asks_for("gpu_milli", 0, "Thousandths of GPUs that", "GPUS", formatting.gpus),
         asks_for("cpus", 1, "CPUs that", "CPUS", str),
         asks_for("memory_mib", 2, "MiB of memory that", "MEMORY", formatting.size),
         whole("jobs", "How many of the newest are known, 200 at most.", lambda r: len(r.runs_s), level=0),
         span_s("median_s", "Median of their run times, seconds.", lambda r: _quantile(r.runs_s, 0.5), head="MEDIAN"),
-        span_s(
-            "mean_s",
-            "Mean of their run times as the planner takes it (a few very long ones count less), seconds.",
-            _mean_s,
-            head="MEAN",
-        ),
+        span_s("mean_s", mean_doc, lambda r: mean_run_s(thinned(r.runs_s, RUNS_TOLD)), head="MEAN"),
         span_s("p90_s", "Nine of ten ran no longer, seconds.", lambda r: _quantile(r.runs_s, 0.9), head="P90"),
-        flag(
-            "used",
-            f"Whether they are enough ({RUNS_NEEDED}) to be used.",
-            lambda r: len(r.runs_s) >= RUNS_NEEDED,
-            level=0,
-        ),
+        flag("used", used_doc, lambda r: len(r.runs_s) >= RUNS_NEEDED, level=0),
     )
 
 
 def _delay_columns() -> tuple[Column, ...]:
+    queue_doc = "From the order to its place at the site, a mean, seconds."
     return (
         text("type", "Drone type, as site/name.", lambda d: d[0], level=0, least=12, tail=True),
-        span_s(
-            "queue_s", "From the order to its place at the site, a mean, seconds.", lambda d: d[1].queue_s, head="QUEUE"
-        ),
+        span_s("queue_s", queue_doc, lambda d: d[1].queue_s, head="QUEUE"),
         span_s("boot_s", "From its place to the pool, a mean, seconds.", lambda d: d[1].boot_s, head="BOOT"),
     )
 
 
 def _site_estimate_columns() -> tuple[Column, ...]:
     def rise(key: str, horizon_s: float, head: str) -> Column:
-        return whole(
-            key,
-            f"Within {formatting.age(horizon_s)} its owner came to hold more, in nine "
-            "cases of ten by no more than this, in thousandths of GPUs; null: not known yet.",
-            lambda s: s.rise_milli(horizon_s),
-            null=True,
-            head=head,
-            show=lambda s: _gpus(s.rise_milli(horizon_s)),
+        doc = (
+            f"Within {formatting.age(horizon_s)} its owner came to hold more, in nine cases of ten by no more than "
+            "this, in thousandths of GPUs; null: not known yet."
         )
+        return whole(key, doc, lambda s: s.rise_milli(horizon_s), null=True, head=head, unit=formatting.gpus)
 
+    def taken_per_1000_h(row: SiteEstimates) -> float | None:
+        return rounded(row.kept.taken / row.kept.run_s * 3_600_000) if row.kept.run_s >= 1.0 else None
+
+    use_doc = "Over how much time its owner's use is known, 14 days at most, seconds."
+    taken_doc = "Places taken back per 1000 hours of drones, where its owner's use is not told; null: not known."
+    gaps_doc = "Gaps between two jobs of a drone that are known, 200 at most."
+    idle_doc = "Idle time-out that would have cost least, seconds; null: not known yet."
     return (
         text("site", "Site.", "name", level=0, least=8),
-        span_s("use_s", "Over how much time its owner's use is known, 14 days at most, seconds.", head="OWNER KNOWN"),
+        span_s("use_s", use_doc, head="OWNER KNOWN"),
         rise("rise_1h_gpu_milli", 3600.0, "MORE IN 1H"),
         rise("rise_8h_gpu_milli", 28800.0, "MORE IN 8H"),
-        number(
-            "taken_per_1000_h",
-            "Places taken back per 1000 hours of drones, where its owner's use is not told; null: not known.",
-            lambda s: _taken(s.kept),
-            null=True,
-            head="TAKEN/1000H",
-        ),
-        whole(
-            "gaps",
-            "Gaps between two jobs of a drone that are known, 200 at most.",
-            lambda s: len(s.kept.gaps_s),
-            level=0,
-        ),
+        number("taken_per_1000_h", taken_doc, taken_per_1000_h, null=True, head="TAKEN/1000H"),
+        whole("gaps", gaps_doc, lambda s: len(s.kept.gaps_s), level=0),
         span_s(
             "gap_median_s",
             "Median of these, seconds; null: none.",
             lambda s: _quantile(sorted(s.kept.gaps_s), 0.5),
             head="GAP",
         ),
-        span_s(
-            "idle_s", "Idle time-out that would have cost least, seconds; null: not known yet.", head="IDLE TIME-OUT"
-        ),
+        span_s("idle_s", idle_doc, head="IDLE TIME-OUT"),
     )
 
 
 def _quantile(ascending: Sequence[float], share: float) -> float | None:
     return ascending[min(len(ascending) - 1, int(share * len(ascending)))] if ascending else None
-
-
-def _mean_s(runs: RunTimes) -> float:
-    return mean_run_s(thinned(runs.runs_s, RUNS_TOLD))
-
-
-def _gpus(milli: int | None) -> str:
-    return "-" if milli is None else formatting.gpus(milli)
-
-
-def _taken(kept: SiteSamples) -> float | None:
-    return round(kept.taken / kept.run_s * 3_600_000, 3) if kept.run_s >= 1.0 else None
 
 
 estimates_app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -275,7 +257,7 @@ def estimates_on_record(reader: Reader, user: str) -> EstimatesRow:
 @shared
 def forget(
     where: Where,
-    reason: Annotated[str, typer.Option("--reason", "-r", metavar="TEXT", help="Why; it is recorded as an event.")],
+    reason: EventReason,
     user: Annotated[
         list[str] | None,
         typer.Option("--user", metavar="NAME", help="This user's run times, and with them those of all; repeatable."),

@@ -4,29 +4,54 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Annotated
 
 import typer
 
 from provisioner import formatting
-from provisioner.cli.columns import Column, Document, Listing, data, flag, number, span_s, text, time_at, whole, words
 from provisioner.cli.drones import HISTORY_SCHEMA, drone_note, history_columns, life_steps
 from provisioner.cli.jobs import (
-    ClassRow,
-    _why_waiting,
     class_columns,
     class_row,
     newest_plan,
     reasons_by_class,
     reasons_for_all,
+    why_waiting,
 )
-from provisioner.cli.locate import complete_classes, complete_drones, find_drone, named, open_record
-from provisioner.cli.options import Show, VerbError, VerbGroup, Where, shared
-from provisioner.cli.output import present
+from provisioner.cli.options import (
+    Show,
+    VerbError,
+    VerbGroup,
+    Where,
+    complete_classes,
+    complete_drones,
+    find_drone,
+    named,
+    open_record,
+    shared,
+)
+from provisioner.cli.output import (
+    Column,
+    Document,
+    Listing,
+    age_s,
+    as_facts,
+    data,
+    flag,
+    number,
+    present,
+    reason_data,
+    span_s,
+    text,
+    time_at,
+    whole,
+    words,
+)
 from provisioner.model import Drone, DroneId, DroneType, JobClass, SitePolicy, UnmetRequirement
-from provisioner.reasons import Reason
+from provisioner.reasons import BadRequest
 from provisioner.store import Transition, Views
 from provisioner.store.reader import Reader
 
@@ -68,16 +93,6 @@ def _within_range(job: JobId, low: JobId, high: JobId) -> bool:
     if proc < 0 and low[2] >= 0:
         return low[1] <= cluster <= high[1]
     return low[1:] <= (cluster, proc) <= high[1:]
-
-
-def is_shortened(ranges: str) -> bool:
-    """Return True if the list leaves ids out."""
-    return "..." in ranges or "\u2026" in ranges
-
-
-def classes_of_job(job: JobId, classes: Sequence[JobClass]) -> list[JobClass]:
-    """Return the classes whose idle jobs include ``job``."""
-    return [c for c in classes if holds_job(c.job_ids, job)]
 
 
 JOB_SCHEMA = "provisioner.job/1"
@@ -126,15 +141,7 @@ def known_job(reader: Reader, views: Views, classes: Sequence[JobClass], title: 
 
 def job_document(known: KnownJob) -> Document:
     """Return the document of ``explain job`` for a job that does not wait."""
-    return Document(
-        JOB_SCHEMA,
-        Listing("", _job_columns(), [known], lambda k: k.job),
-        scope=f"job {formatting.sanitize(known.job, 80)}",
-    )
-
-
-def _job_columns() -> tuple[Column, ...]:
-    return (
+    columns = (
         text("job", "Id, as it was asked for.", level=0),
         text("state", "State at the newest look.", level=0, choices=("running", "held", "done")),
         words("said", "The same in words, with what to do.", head="which", least=30),
@@ -143,21 +150,11 @@ def _job_columns() -> tuple[Column, ...]:
         time_at("ended_at", "When it was done."),
         span_s("run_s", "How long its last run took, seconds; null: it is not done."),
     )
+    facts = Listing("", columns, [known], lambda k: k.job)
+    return Document(JOB_SCHEMA, facts, scope=f"job {formatting.sanitize(known.job, 80)}")
 
 
 CLASS_SCHEMA = "provisioner.class/1"
-
-_CLASS_TITLES = {
-    "id": "class",
-    "owner": "owner",
-    "waiting": "waiting",
-    "fresh": "not yet negotiated",
-    "running": "running",
-    "held": "held",
-    "needs": "needs",
-    "job_ids": "jobs",
-    "drones": "drones started for it",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,65 +166,42 @@ class TypeFit:
     live: int
 
 
-@dataclass(frozen=True, slots=True)
-class PlanReason:
-    """Reason that a plan gives for a class."""
-
-    reason: Reason
-
-
 def class_document(reader: Reader, views: Views, job: JobClass, title: str, now: float) -> Document:
     """Return the document of ``explain class`` and ``explain job``."""
     from provisioner.planner.matching import unmet_requirement
 
-    plan = newest_plan(reader)
-    said = (*reasons_for_all(plan), *reasons_by_class(plan).get(job.id, ()))
-    live = reader.drones()
-    row = class_row(job, views.types, said, sum(d.for_class == job.id for d in live))
+    plan, live = newest_plan(reader), reader.drones()
+    reasons = (*reasons_for_all(plan), *reasons_by_class(plan).get(job.id, ()))
+    row = class_row(job, views.types, reasons, sum(d.for_class == job.id for d in live))
+    if job.invalid and not reasons:
+        reasons = (BadRequest(job.invalid),)
     fits = [TypeFit(t, unmet_requirement(job, t), sum(d.type == t.key for d in live)) for t in views.types]
     fits.sort(key=lambda f: (f.misfit is not None, f.kind.price, f.kind.key))
-    facts = tuple(
-        replace(c, level=0 if c.key in _CLASS_TITLES else 2, head=_CLASS_TITLES.get(c.key, ""))
-        for c in class_columns(now)
-    )
     when = f"tick {plan.tick}, {formatting.ago(plan.at, now)} ago" if plan else "no plan is on record yet"
+    tiers = tuple(formatting.Category)
+    reason_columns = (
+        text("tier", "Kind of answer.", formatting.category, level=0, choices=tiers),
+        words("text", "In words.", formatting.describe, head="WHY", least=30),
+        data("reason", "As data.", reason_data),
+    )
     return Document(
         CLASS_SCHEMA,
-        Listing("", facts, [row], lambda r: r.job.id),
+        Listing("", as_facts(class_columns(now)), [row], lambda r: r.job.id),
         {
-            "said": Listing(
-                "", _reason_columns(), [PlanReason(r) for r in said] or _invalid_reason(row), lambda s: s.reason.kind
-            ),
+            "said": Listing("", reason_columns, reasons, lambda r: r.kind),
             "types": Listing("", _fit_columns(), fits, lambda f: f.kind.key),
         },
         {"said": f"What the newest plan says ({when})", "types": "Drone types"},
-        scope=f"{title}: {_why_waiting(row)}",
-    )
-
-
-def _invalid_reason(row: ClassRow) -> list[PlanReason]:
-    from provisioner.reasons import BadRequest
-
-    return [PlanReason(BadRequest(row.job.invalid))] if row.job.invalid else []
-
-
-def _reason_columns() -> tuple[Column, ...]:
-    from provisioner.serialization import to_plain
-
-    return (
-        text(
-            "tier",
-            "Kind of answer.",
-            lambda s: formatting.category(s.reason).value,
-            level=0,
-            choices=tuple(formatting.Category),
-        ),
-        words("text", "In words.", lambda s: formatting.describe(s.reason), head="WHY", least=30),
-        data("reason", "As data.", lambda s: to_plain(s.reason, Reason)),
+        scope=f"{title}: {why_waiting(row)}",
     )
 
 
 def _fit_columns() -> tuple[Column, ...]:
+    def shown(place: int) -> Callable[[TypeFit], str]:
+        """Return a function of one of both amounts, which are in the same unit."""
+        return lambda f: formatting.amounts(f.misfit.requested, f.misfit.available)[place] if f.misfit else ""
+
+    dimension_doc = "First dimension that fails; empty: none."
     return (
         text("type", "Drone type, as site/name.", "kind.key", level=0, least=12, tail=True),
         flag(
@@ -235,38 +209,14 @@ def _fit_columns() -> tuple[Column, ...]:
             "Could an empty drone of it run one job?",
             lambda f: f.misfit is None,
             level=0,
-            tint=lambda f: "green" if f.misfit is None else "",
+            tint={True: "green"},
         ),
-        text(
-            "dimension",
-            "First dimension that fails; empty: none.",
-            lambda f: f.misfit.dimension if f.misfit else "",
-            head="FAILS",
-            least=8,
-        ),
-        text(
-            "wanted",
-            "What the jobs want there.",
-            lambda f: f.misfit.requested if f.misfit else "",
-            level=0,
-            least=10,
-            show=lambda f: _fit_amounts(f)[0],
-        ),
-        text(
-            "offered",
-            "What the type has there.",
-            lambda f: f.misfit.available if f.misfit else "",
-            level=0,
-            least=10,
-            show=lambda f: _fit_amounts(f)[1],
-        ),
+        text("dimension", dimension_doc, "misfit.dimension", head="FAILS", least=8),
+        text("wanted", "What the jobs want there.", "misfit.requested", level=0, least=10, show=shown(0)),
+        text("offered", "What the type has there.", "misfit.available", level=0, least=10, show=shown(1)),
         whole("drones", "Live drones of the type.", "live", level=0),
         number("price", "Relative price of a GPU-hour.", "kind.price", level=1),
     )
-
-
-def _fit_amounts(row: TypeFit) -> tuple[str, str]:
-    return formatting.amounts(row.misfit.requested, row.misfit.available) if row.misfit else ("", "")
 
 
 DRONE_EXPLAINED_SCHEMA = "provisioner.drone-explained/1"
@@ -332,28 +282,27 @@ def _limit_s(drone: Drone, limit: str, views: Views | None) -> tuple[float | Non
             from provisioner.planner.retirement import idle_limit
 
             limit_s, by = idle_limit(drone, views.policy, views.estimates)
-            return limit_s, formatting.idle_words(by)
+            return limit_s, formatting.IDLE_LIMIT_WORDS.get(by, "")
         case _:
             policy = views.policy.sites.get(drone.site, SitePolicy(drone.site))
             return float(getattr(policy, limit)), ""
 
 
 def _explained_facts(now: float) -> tuple[Column, ...]:
-    from provisioner.serialization import to_plain
-
+    place_doc = "The site's name of its place there; empty: not told."
     return (
         text("id", "Our id.", "drone.id", head="drone"),
         text("type", "Drone type, as site/name.", "drone.type", head="type"),
-        text("state", "State.", "drone.state.value", head="state"),
-        text("meaning", "What the state means.", lambda e: formatting.state_words(e.drone.state), head="means"),
+        text("state", "State.", "drone.state", head="state"),
+        text("meaning", "What the state means.", lambda e: formatting.STATE_WORDS[e.drone.state], head="means"),
         text(
             "text",
             "Why it is in its state, in words.",
             lambda e: formatting.describe(e.newest.reason) if e.newest else "",
             head="because",
         ),
-        data("reason", "Why, as data.", lambda e: to_plain(e.newest.reason, Reason) if e.newest else None, null=True),
-        span_s("for_s", "Time in this state, seconds.", lambda e: max(0.0, now - e.drone.since), head="for"),
+        data("reason", "Why, as data.", "newest.reason", convert=reason_data, null=True),
+        age_s("for_s", "Time in this state, seconds.", "drone.since", now, head="for"),
         text("limit", "Setting that limits the state; empty: it has ended."),
         number("limit_s", "Its value, seconds; null: no limit.", null=True, head="may last", show=_limit_words),
         text("limit_by", "Where the limit of an idle drone comes from, in words; empty: the setting.", "by"),
@@ -362,12 +311,7 @@ def _explained_facts(now: float) -> tuple[Column, ...]:
         text("note", "What else is worth knowing.", lambda e: drone_note(e.drone, now), head="note"),
         text("remote_id", "The site's id.", "drone.remote_id", head="id at the site"),
         text("node", "Node that it runs on; empty: not told.", "drone.node", head="node"),
-        text(
-            "site_slot",
-            "The site's name of its place there; empty: not told.",
-            "drone.site_slot",
-            head="slot at the site",
-        ),
+        text("site_slot", place_doc, "drone.site_slot", head="slot at the site"),
         text("slot", "The pool's name of its slot.", "drone.slot", head="slot in the pool"),
     )
 
@@ -375,9 +319,9 @@ def _explained_facts(now: float) -> tuple[Column, ...]:
 def _limit_words(row: ExplainedDrone) -> str:
     if not row.limit:
         return "-"
-    return (
-        f"{formatting.seconds(row.limit_s)} ({row.by or row.limit})" if row.limit_s else f"no limit known ({row.limit})"
-    )
+    if not row.limit_s:
+        return f"no limit known ({row.limit})"
+    return f"{formatting.seconds(row.limit_s)} ({row.by or row.limit})"
 
 
 explain_app = typer.Typer(cls=VerbGroup, add_completion=False, rich_markup_mode=None, no_args_is_help=True)
@@ -465,25 +409,22 @@ def explain_drone(
 
 
 def _job_document(reader: Reader, text: str) -> Document:
-
     views, classes = _views_and_classes(reader)
-    job = parse_job_id(text)
+    job, shown = parse_job_id(text), formatting.sanitize(text, 80)
     if job is None:
-        raise VerbError(f"{formatting.sanitize(text, 80)!r} is not a job id: write it as 204.17, 17 or schedd#204.17")
-    found = classes_of_job(job, classes)
-    match found:
-        case [one]:
-            return _explained(reader, views, one, f"job {formatting.sanitize(text, 80)}")
-        case []:
-            known = known_job(reader, views, classes, text.strip(), time.time())
-            if known is None:
-                raise VerbError(*_unknown_job(text, views, classes))
-            return job_document(known)
-        case _:
-            raise VerbError(
-                f"job {formatting.sanitize(text, 80)} may be in {len(found)} classes: {named([c.id for c in found])}",
-                "say the whole id (schedd#cluster.process), or explain the class",
-            )
+        raise VerbError(f"{shown!r} is not a job id: write it as 204.17, 17 or schedd#204.17")
+    found = [c for c in classes if holds_job(c.job_ids, job)]
+    if len(found) > 1:
+        raise VerbError(
+            f"job {shown} may be in {len(found)} classes: {named([c.id for c in found])}",
+            "say the whole id (schedd#cluster.process), or explain the class",
+        )
+    if found:
+        return class_document(reader, views, found[0], f"job {shown}", time.time())
+    known = known_job(reader, views, classes, text.strip(), time.time())
+    if known is None:
+        raise VerbError(*_unknown_job(text, views, classes))
+    return job_document(known)
 
 
 def _unknown_job(text: str, views: Views, classes: list[JobClass]) -> list[str]:
@@ -497,7 +438,7 @@ def _unknown_job(text: str, views: Views, classes: list[JobClass]) -> list[str]:
     ]
     if not any(not kind.gpu_milli for kind in views.types):
         lines.append("jobs that ask for no GPU are not looked at: no drone type without GPUs is configured")
-    cut = [c.id for c in classes if is_shortened(c.job_ids)]
+    cut = [c.id for c in classes if "..." in c.job_ids or "\u2026" in c.job_ids]
     if cut:
         lines.append(f"the lists of ids are shortened for classes {named(cut)}: it may be in one of them")
     known = [f"{c.id} ({formatting.sanitize(c.job_ids, 40)})" for c in classes if c.job_ids]
@@ -513,15 +454,11 @@ def _class_document(reader: Reader, class_id: str) -> Document:
     classes += headroom_classes(views.policy, views.types, time.time())
     for job in classes:
         if job.id == class_id:
-            return _explained(reader, views, job, f"class {formatting.sanitize(job.id, 80)}")
-    from difflib import get_close_matches
-
+            return class_document(reader, views, job, f"class {formatting.sanitize(job.id, 80)}", time.time())
     ids = [c.id for c in classes]
     near = get_close_matches(class_id[:200], ids, n=3, cutoff=0.4) or ids[:3]
-    raise VerbError(
-        f"no job class {formatting.sanitize(class_id, 80)} in the newest look"
-        + (f"; nearest: {named(near)}" if near else "; there is none at all")
-    )
+    nearest = f"nearest: {named(near)}" if near else "there is none at all"
+    raise VerbError(f"no job class {formatting.sanitize(class_id, 80)} in the newest look; {nearest}")
 
 
 def _views_and_classes(reader: Reader) -> tuple[Views, list[JobClass]]:
@@ -532,8 +469,3 @@ def _views_and_classes(reader: Reader) -> tuple[Views, list[JobClass]]:
         fault = formatting.sanitize(views.overlay.fault.message, 200) if views.overlay.fault else "no reason on record"
         raise VerbError(f"the overlay was never seen: {fault}")
     return views, list(views.overlay.view.classes)
-
-
-def _explained(reader: Reader, views: Views, job: JobClass, title: str) -> Document:
-
-    return class_document(reader, views, job, title, time.time())

@@ -11,9 +11,8 @@ from typing import Annotated
 import typer
 
 from provisioner import formatting
-from provisioner.cli.columns import Column, Listing, text, whole, words
 from provisioner.cli.options import Exit, Pick, Show, VerbError, shared
-from provisioner.cli.output import note, picked, present
+from provisioner.cli.output import Column, Listing, note, picked, present, text, whole, words
 from provisioner.config.strict_yaml import YamlDocument, text_of
 from provisioner.loader import site_adapters
 from provisioner.migrate import ImportOutcome, ImportSource, convert
@@ -96,7 +95,7 @@ def finding_columns() -> tuple[Column, ...]:
             "verdict.value",
             head="BECAME",
             choices=outcomes,
-            tint=lambda f: _TINTS[f.verdict],
+            tint=_TINTS,
         ),
         text("key", "Its key there, dotted.", level=0, least=20, tail=True),
         text("ours", "File and key here; empty for none.", level=1),

@@ -11,11 +11,24 @@ from typing import Annotated, Any, Protocol, TypeVar, cast
 import typer
 
 from provisioner import formatting
-from provisioner.cli.columns import Column, Listing, amount, items, span_s, text, time_at, whole, words
-from provisioner.cli.locate import config_path, open_record
-from provisioner.cli.options import Exit, Pick, Show, VerbError, Where, parse_age, shared
-from provisioner.cli.output import note, picked, present
-from provisioner.model import Drone, DroneType, JobClass, Plan, Start
+from provisioner.cli.options import Exit, Pick, Show, VerbError, Where, config_path, open_record, parse_age, shared
+from provisioner.cli.output import (
+    Column,
+    Listing,
+    age_s,
+    amount,
+    items,
+    note,
+    picked,
+    present,
+    reason_data,
+    span_s,
+    text,
+    time_at,
+    whole,
+    words,
+)
+from provisioner.model import Drone, DroneType, JobClass, Plan
 from provisioner.reasons import HeadroomShort, JobsWaiting, NothingFits, Reason
 from provisioner.store import Views
 from provisioner.store.reader import Reader
@@ -44,30 +57,36 @@ def class_rows(
     if views is None or views.overlay.view is None:
         return []
     jobs = views.overlay.view.classes if only is None else only
-    said, for_all = reasons_by_class(plan), reasons_for_all(plan)
-    started: dict[str, int] = {}
-    for drone in live:
-        started[drone.for_class] = started.get(drone.for_class, 0) + 1
-    return [class_row(job, views.types, (*for_all, *said.get(job.id, ())), started.get(job.id, 0)) for job in jobs]
+    of_class, of_all, started = reasons_by_class(plan), reasons_for_all(plan), Counter(d.for_class for d in live)
+    return [class_row(job, views.types, (*of_all, *of_class.get(job.id, ())), started[job.id]) for job in jobs]
 
 
-def class_row(job: JobClass, types: Sequence[DroneType], said: Sequence[Reason], drones: int) -> ClassRow:
+def class_row(job: JobClass, types: Sequence[DroneType], reasons: Sequence[Reason], drones: int) -> ClassRow:
     """Return the row of a class, matched with the drone types."""
     from provisioner.planner.matching import unmet_requirement
 
     fitting = [] if job.invalid else [t for t in types if unmet_requirement(job, t) is None]
-    fitting.sort(key=lambda t: (t.price, t.key))
-    return ClassRow(job, tuple(said), tuple(t.key for t in fitting), _nearest_type(fitting, said), drones)
+    fits = tuple(t.key for t in sorted(fitting, key=lambda t: (t.price, t.key)))
+    nearest = next((r.nearest for r in reasons if isinstance(r, NothingFits)), "")
+    return ClassRow(job, tuple(reasons), fits, fits[0] if fits else nearest, drones)
 
 
-def _nearest_type(fitting: Sequence[DroneType], said: Sequence[Reason]) -> str:
-    if fitting:
-        return fitting[0].key
-    return next((r.nearest for r in said if isinstance(r, NothingFits)), "")
+_CATEGORIES_BY_WEIGHT = (
+    formatting.Category.CONFIGURATION,
+    formatting.Category.NOTHING_FITS,
+    formatting.Category.LIMIT,
+    formatting.Category.BACK_OFF,
+    formatting.Category.START,
+    formatting.Category.WAITING_SITE,
+    formatting.Category.WAITING_NEGOTIATION,
+    formatting.Category.LEAVE,
+    formatting.Category.STEP,
+)
+"""What a person must change comes before what only takes time."""
 
 
 def reasons_by_class(plan: Plan | None) -> dict[str, tuple[Reason, ...]]:
-    """Return the reasons of a plan by class: refusals by weight, then starts."""
+    """Return the reasons of a plan by class: refusals by weight, then starts, one per drone type."""
     if plan is None:
         return {}
     found: dict[str, list[Reason]] = {}
@@ -75,9 +94,17 @@ def reasons_by_class(plan: Plan | None) -> dict[str, tuple[Reason, ...]]:
         kind, _, name = refusal.subject.partition(":")
         if kind == "class":
             found.setdefault(name, []).append(refusal.reason)
-    for name, reason in _start_reasons(plan.starts):
+    starts: dict[tuple[str, str], Reason] = {}
+    for start in plan.starts:
+        if isinstance(start.reason, JobsWaiting | HeadroomShort):
+            starts.setdefault((start.drone.for_class, start.drone.type), start.reason)
+    for (name, _), reason in starts.items():
         found.setdefault(name, []).append(reason)
-    return {name: tuple(sorted(dict.fromkeys(reasons), key=_reason_weight)) for name, reasons in found.items()}
+    return {name: tuple(sorted(dict.fromkeys(reasons), key=_weight)) for name, reasons in found.items()}
+
+
+def _weight(reason: Reason) -> int:
+    return _CATEGORIES_BY_WEIGHT.index(formatting.category(reason))
 
 
 def reasons_for_all(plan: Plan | None) -> tuple[Reason, ...]:
@@ -85,39 +112,7 @@ def reasons_for_all(plan: Plan | None) -> tuple[Reason, ...]:
     return tuple(r.reason for r in plan.refusals if r.subject == "all") if plan else ()
 
 
-def _start_reasons(starts: Sequence[Start]) -> list[tuple[str, Reason]]:
-    """Return one reason per class and drone type, however many drones."""
-    unique: dict[tuple[str, str], Reason] = {}
-    for start in starts:
-        if isinstance(start.reason, JobsWaiting | HeadroomShort):
-            unique.setdefault((start.drone.for_class, start.drone.type), start.reason)
-    return [(name, reason) for (name, _), reason in unique.items()]
-
-
-_CATEGORY_WEIGHTS = {
-    t: i
-    for i, t in enumerate(
-        (
-            formatting.Category.CONFIGURATION,
-            formatting.Category.NOTHING_FITS,
-            formatting.Category.LIMIT,
-            formatting.Category.BACK_OFF,
-            formatting.Category.START,
-            formatting.Category.WAITING_SITE,
-            formatting.Category.WAITING_NEGOTIATION,
-            formatting.Category.LEAVE,
-            formatting.Category.STEP,
-        )
-    )
-}
-
-
-def _reason_weight(reason: Reason) -> int:
-    """Return the rank of a reason: what a person must change comes before what only takes time."""
-    return _CATEGORY_WEIGHTS[formatting.category(reason)]
-
-
-def _why_waiting(row: ClassRow) -> str:
+def why_waiting(row: ClassRow) -> str:
     """Return why the class waits, in one line."""
     job = row.job
     if row.reasons:
@@ -139,65 +134,52 @@ def _needs(job: JobClass) -> str:
         parts.append(f"CC {formatting.capability(job.capability)}")
     if job.driver:
         parts.append(f"CUDA {formatting.driver(job.driver)}")
-    parts.append(f"{job.cpus} CPU")
-    parts.append(formatting.size(job.memory_mib))
-    return ", ".join(parts)
+    return ", ".join([*parts, f"{job.cpus} CPU", formatting.size(job.memory_mib)])
 
 
 def class_columns(now: float) -> tuple[Column, ...]:
     """Return the columns of job classes at ``now``."""
-    from provisioner.serialization import to_plain
-
+    nearest_doc = "Cheapest drone type that fits, or the one that nearly does; may be empty."
+    capability_doc = "Least CUDA compute capability times 10; 0: any."
+    walltime_doc = "What the job says that it needs, seconds; null: it does not say."
     return (
-        text("id", "Id of the class.", "job.id", head="CLASS", least=8, tail=True),
-        text("owner", "User or accounting group.", "job.owner", level=0, least=8),
-        whole("waiting", "Idle jobs that a negotiation cycle has left idle.", "job.waiting", level=0),
-        whole("fresh", "Idle jobs that no negotiation cycle has seen.", "job.fresh", level=1),
-        whole("running", "Running jobs.", "job.running", level=0),
-        whole("held", "Held jobs.", "job.held", level=1),
-        whole("drones", "Live drones that were started for it.", level=0),
-        span_s(
-            "oldest_s",
-            "Age of the oldest idle job, seconds; null: none waits.",
-            lambda c: max(0.0, now - c.job.oldest_at) if c.job.oldest_at else None,
-            head="OLDEST",
-        ),
-        words("needs", "What one job asks for, in words.", lambda c: _needs(c.job), least=12),
-        words("why", "Why it waits, in words.", _why_waiting, least=28),
-        text(
-            "nearest",
-            "Cheapest drone type that fits, or the one that nearly does; may be empty.",
+        text("id", "Id of the class.", "job.id", head="CLASS", least=8, tail=True, fact="class"),
+        text("owner", "User or accounting group.", "job.owner", level=0, least=8, fact="owner"),
+        whole("waiting", "Idle jobs that a negotiation cycle has left idle.", "job.waiting", level=0, fact="waiting"),
+        whole(
+            "fresh",
+            "Idle jobs that no negotiation cycle has seen.",
+            "job.fresh",
             level=1,
-            least=10,
-            tail=True,
+            fact="not yet negotiated",
         ),
-        items("fits", "Drone types that fit, cheapest first.", lambda c: list(c.fits)),
+        whole("running", "Running jobs.", "job.running", level=0, fact="running"),
+        whole("held", "Held jobs.", "job.held", level=1, fact="held"),
+        whole("drones", "Live drones that were started for it.", level=0, fact="drones started for it"),
+        age_s(
+            "oldest_s", "Age of the oldest idle job, seconds; null: none waits.", "job.oldest_at", now, head="OLDEST"
+        ),
+        words("needs", "What one job asks for, in words.", lambda c: _needs(c.job), least=12, fact="needs"),
+        words("why", "Why it waits, in words.", why_waiting, least=28),
+        text("nearest", nearest_doc, level=1, least=10, tail=True),
+        items("fits", "Drone types that fit, cheapest first."),
         items(
             "reasons",
             "What the newest plan says of it, as data, weightiest first.",
-            lambda c: [to_plain(r, Reason) for r in c.reasons],
+            lambda c: list(map(reason_data, c.reasons)),
         ),
         whole("gpu_milli", "Thousandths of a GPU per job.", "job.gpu_milli"),
         whole("cpus", "CPUs per job.", "job.cpus"),
         whole("memory_mib", "Memory per job, MiB.", "job.memory_mib", unit=amount),
         whole("disk_mib", "Disk per job, MiB.", "job.disk_mib", unit=amount),
         whole("vram_mib", "Least VRAM per GPU, MiB; 0: any.", "job.vram_mib", unit=amount),
-        whole(
-            "capability",
-            "Least CUDA compute capability times 10; 0: any.",
-            "job.capability",
-            unit=formatting.capability,
-        ),
+        whole("capability", capability_doc, "job.capability", unit=formatting.capability),
         whole("driver", "Least CUDA version times 1000 (12040 is 12.4); 0: any.", "job.driver", unit=formatting.driver),
         text("arch", "CPU architecture; empty: any.", "job.arch"),
-        span_s(
-            "walltime_s",
-            "What the job says that it needs, seconds; null: it does not say.",
-            lambda c: c.job.walltime_s or None,
-        ),
+        span_s("walltime_s", walltime_doc, lambda c: c.job.walltime_s or None),
         whole("priority", "Priority.", "job.priority"),
         time_at("oldest_at", "When the oldest idle job was submitted.", "job.oldest_at"),
-        text("job_ids", "Ids of the idle jobs as ranges.", "job.job_ids", level=1, least=12),
+        text("job_ids", "Ids of the idle jobs as ranges.", "job.job_ids", level=1, least=12, fact="jobs"),
     )
 
 
@@ -229,24 +211,22 @@ def class_listing(reader: Reader, now: float, *, waiting: bool = False) -> Listi
     rows = class_rows(views, newest_plan(reader), reader.drones())
     if waiting:
         rows = [r for r in rows if r.job.waiting or r.job.fresh]
+    return Listing(
+        DEMAND_SCHEMA, class_columns(now), rows, lambda c: c.job.id, _demand_scope(views, rows, now, waiting)
+    )
+
+
+def _demand_scope(views: Views | None, rows: Sequence[ClassRow], now: float, waiting: bool) -> str:
     if views is None:
-        scope = "no tick is on record yet"
-    elif views.overlay.view is None:
-        message = views.overlay.fault.message if views.overlay.fault else "?"
-        scope = f"the overlay was never seen: {formatting.sanitize(message)}"
-    else:
-        fault = (
-            f"; newest look failed: {formatting.sanitize(views.overlay.fault.message, 120)}"
-            if views.overlay.fault
-            else ""
-        )
-        idle = sum(r.job.waiting + r.job.fresh for r in rows)
-        only = " with waiting jobs" if waiting else ""
-        scope = (
-            f"{formatting.count(len(rows), 'class', 'classes')}{only}, {formatting.count(idle, 'idle job')}, as of "
-            f"{formatting.ago(views.overlay.view.taken_at, now)} ago{fault}"
-        )
-    return Listing(DEMAND_SCHEMA, class_columns(now), rows, lambda c: c.job.id, scope)
+        return "no tick is on record yet"
+    overlay = views.overlay
+    if overlay.view is None:
+        return f"the overlay was never seen: {formatting.sanitize(overlay.fault.message) if overlay.fault else '?'}"
+    idle = sum(r.job.waiting + r.job.fresh for r in rows)
+    classes = formatting.count(len(rows), "class", "classes") + (" with waiting jobs" if waiting else "")
+    fault = f"; newest look failed: {formatting.sanitize(overlay.fault.message, 120)}" if overlay.fault else ""
+    age = formatting.ago(overlay.view.taken_at, now)
+    return f"{classes}, {formatting.count(idle, 'idle job')}, as of {age} ago{fault}"
 
 
 def newest_plan(reader: Reader) -> Plan | None:
@@ -259,7 +239,7 @@ JOBS_SCHEMA = "provisioner.jobs/1"
 T = TypeVar("T")
 
 QUEUE_TIMEOUT_S = 30.0
-JOB_STATES = ("idle", "running", "done", "failed", "held")
+QUEUE_STATES = ("idle", "running", "done", "failed", "held")
 
 
 class QueuedJobView(Protocol):
@@ -346,26 +326,19 @@ def queue_columns(now: float) -> tuple[Column, ...]:
     tints = {"running": "green", "failed": "red", "held": "yellow"}
     return (
         whole("id", "Id of the job.", level=0),
-        text(
-            "state",
-            "State.",
-            lambda j: str(j.state),
-            level=0,
-            choices=JOB_STATES,
-            tint=lambda j: tints.get(str(j.state), ""),
-        ),
+        text("state", "State.", level=0, choices=QUEUE_STATES, tint=tints),
         text("owner", "Who submitted it.", level=0, least=8),
         whole("gpu_milli", "Thousandths of a GPU.", head="GPUS", unit=formatting.gpus),
         whole("cpus", "CPUs.", level=1),
         whole("memory_mib", "Memory, MiB.", level=1, head="MEMORY", unit=formatting.size),
         whole("vram_mib", "Least VRAM per GPU, MiB; 0: any."),
-        span_s("age_s", "Since it was submitted, seconds.", lambda j: max(0.0, now - j.submitted_at), head="AGE"),
+        age_s("age_s", "Since it was submitted, seconds.", "submitted_at", now, head="AGE"),
         text("drone", "The drone that runs or ran it.", "drone_id", level=0, least=12, tail=True),
         whole("attempts", "How often it was started.", level=1),
         whole("exit_code", "Its exit code; null: it has not ended.", null=True, head="EXIT"),
         text("command", "The command.", lambda j: " ".join(j.argv), level=0, least=14),
         text("message", "What went wrong.", level=1, least=12),
-        items("argv", "The command, word by word.", lambda j: list(j.argv)),
+        items("argv", "The command, word by word."),
         whole("priority", "Higher goes first."),
         time_at("submitted_at", "When it was submitted."),
         time_at("started_at", "When it was last started."),
@@ -402,17 +375,11 @@ def job_listing(queue: OverlayJobQueue, ids: list[int] | tuple[()], all_: bool, 
     """Return the answer of ``provisioner jobs``."""
     found = list(answer_of(queue.jobs(ids=ids, limit=MAX_JOBS)))
     if not all_:
-        found = [j for j in found if str(j.state) in ("idle", "running", "held")]
-    counts = Counter(str(j.state) for j in found)
+        found = [j for j in found if j.state in ("idle", "running", "held")]
+    counts = Counter(j.state for j in found)
     states = ", ".join(f"{n} {state}" for state, n in counts.most_common()) or "none"
-    more = "" if all_ else "; --all for ended ones"
-    return Listing(
-        JOBS_SCHEMA,
-        queue_columns(now),
-        found,
-        lambda j: str(j.id),
-        f"{formatting.count(len(found), 'job')}: {states}{more}",
-    )
+    scope = f"{formatting.count(len(found), 'job')}: {states}{'' if all_ else '; --all for ended ones'}"
+    return Listing(JOBS_SCHEMA, queue_columns(now), found, lambda j: str(j.id), scope)
 
 
 submit_app = typer.Typer(add_completion=False, rich_markup_mode=None)

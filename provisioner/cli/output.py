@@ -1,4 +1,4 @@
-"""Write an answer in the form that was asked for: results on stdout, everything else on stderr."""
+"""Answers as values, rows with typed columns, and their forms: results on stdout, everything else on stderr."""
 
 from __future__ import annotations
 
@@ -8,112 +8,214 @@ import os
 import re
 import shutil
 import sys
+import textwrap
 import time
-import unicodedata
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from functools import partial
+from itertools import accumulate, zip_longest
 from math import isfinite
+from operator import attrgetter
 from typing import Any, TextIO
 
-from provisioner.cli.columns import Cell, Column, Document, Listing
+from provisioner import formatting
 from provisioner.cli.options import Exit, Format, Pick, Show, VerbError
 from provisioner.formatting import iso, sanitize
 
-Answer = Listing | Document
-
-COLUMN_GAP = 2
-ELLIPSIS = "..."
-COLORS = {"red": "31", "green": "32", "yellow": "33", "blue": "34", "dim": "2", "bold": "1"}
-_COLOR_CODE = re.compile(r"\x1b\[[0-9;]*m")
+Cell = str | int | float | bool | None | Sequence[Any] | Mapping[str, Any]
+"""A JSON value."""
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
-    """Size and colours of what people read."""
+class Column:
+    """One column of a list, or one fact of a document.
 
-    width: int | None
-    """None: as wide as the widest row. So is a table in a pipe: `grep` and `awk` must get whole rows."""
-    color: bool
-
-    @classmethod
-    def of(cls, show: Show) -> Page:
-        tty = sys.stdout.isatty()
-        color = tty and not show.no_color and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-        width = shutil.get_terminal_size().columns if tty else _columns_variable()
-        return cls(None if show.output is Format.WIDE else width, color)
-
-
-def _columns_variable() -> int | None:
-    wanted = os.environ.get("COLUMNS", "")
-    return int(wanted) if wanted.isascii() and wanted.isdecimal() and 0 < int(wanted) < 10_000 else None
-
-
-def note(*lines: str) -> None:
-    """Write lines for the person at the terminal to stderr."""
-    for line in lines:
-        print(sanitize(line), file=sys.stderr)
-
-
-def present(show: Show, make: Callable[[], Answer]) -> None:
-    """Show what ``make`` answers; with ``--watch`` again and again until interrupted."""
-    page = Page.of(show)
-    while True:
-        answer = _answer(make, show)
-        if answer is None:
-            time.sleep(show.interval)
-            continue
-        scope = answer.scope if show.output.for_people and not show.no_header else ""
-        scope = _stamped(scope) if scope and show.watch else scope
-        if show.watch and show.output.for_people and sys.stdout.isatty():
-            sys.stdout.write("\x1b[H\x1b[2J" + _one_screen(answer, show, page, scope))
-        else:
-            write(answer, show, page, sys.stdout)
-        sys.stdout.flush()
-        if scope:
-            note(scope)
-        if not show.watch:
-            return
-        time.sleep(show.interval)
-
-
-def _one_screen(answer: Answer, show: Show, page: Page, scope: str) -> str:
-    """Return the top of the answer, as much as fits on the terminal above its line of scope."""
-    columns, rows = shutil.get_terminal_size()
-    out = io.StringIO()
-    write(answer, show, page, out)
-    lines = out.getvalue().splitlines(keepends=True)
-    heights = [_terminal_rows(_COLOR_CODE.sub("", line.rstrip("\n")), columns) for line in lines]
-    room = rows - 1 - (_terminal_rows(scope, columns) if scope else 0)
-    if sum(heights) <= room:
-        return "".join(lines)
-    kept = sum(total < room for total in accumulate(heights))  # one row is for the last line
-    return "".join(lines[:kept]) + f"... {len(lines) - kept} more lines: enlarge the terminal\n"
-
-
-def _terminal_rows(line: str, columns: int) -> int:
-    return max(1, -(-text_width(line) // max(columns, 1)))
-
-
-def _answer(make: Callable[[], Answer], show: Show) -> Answer | None:
-    """Return what ``make`` answers.
-
-    With ``--watch`` a record that cannot be read for a while (a full disk, a new version) is reported and None is
-    returned.
+    ``of`` gets the value of a row for machines: a function, or a dotted path of attributes, by default the key; it
+    leads to None (to the empty text, in a column of texts that are never null) where a part of it is None. ``show``
+    (of the row) or ``unit`` (of the value) makes the text for people.
     """
-    from provisioner.store import StoreError
 
-    try:
-        return make()
-    except StoreError as error:
-        if not show.watch:
-            raise
-        note(_stamped(str(error)))
-        return None
+    key: str
+    """Stable name in JSON, with the unit (``_s``, ``_at``, ``_mib``, ``gpu_milli``)."""
+    doc: str
+    of: Any = ""
+    kind: str = "string"
+    """JSON type: string, integer, number, boolean, array, object."""
+    null: bool = False
+    head: str = ""
+    fact: str = ""
+    """Title in a document that shows this column of a list as a fact."""
+    show: Callable[[Any], str] | None = None
+    unit: Callable[[Any], str] | None = None
+    level: int = -1
+    """0: in tables; 1: in wide ones; 2: for machines and by --columns. By default 0 with a heading, else 2."""
+    least: int = 0
+    """May be shortened to this many characters; 0: never shortened."""
+    wrap: bool = False
+    """Continues in further lines instead of being cut."""
+    tail: bool = False
+    """Shorten in the middle and keep the end, which distinguishes ids."""
+    right: bool | None = None
+    """By default numbers."""
+    spare: int = 0
+    """Left out of a table that has no room for it or nothing in it, the largest first. 0: never."""
+    tint: Mapping[Any, str] | None = None
+    """Colours by value."""
+    choices: tuple[str, ...] = ()
+    convert: Callable[[Any], Cell] | None = None
+    """Makes the JSON value of what ``of`` gets."""
+
+    def __post_init__(self) -> None:
+        if self.level < 0:
+            object.__setattr__(self, "level", 0 if self.head else 2)
+        if self.right is None:
+            object.__setattr__(self, "right", self.kind in ("integer", "number"))
+        if isinstance(self.of, str):
+            none = "" if self.kind == "string" and not self.null else None
+            object.__setattr__(self, "of", _path_getter(self.of or self.key, none))
+
+    def cells(self, rows: Sequence[Any]) -> list[Any]:
+        """Return the values of ``rows`` for machines."""
+        found = list(map(self.of, rows))
+        return found if self.convert is None else list(map(self.convert, found))
+
+    @property
+    def title(self) -> str:
+        return self.head or self.key.upper()
+
+    def texts(self, rows: Sequence[Any]) -> list[str]:
+        """Return the cells of ``rows`` for people: one clean line each, ``-`` for nothing."""
+        if self.show is not None:
+            return [_text(self.show(row)) for row in rows]
+        if self.unit is not None:
+            return [_text(None if (value := self.of(row)) is None else self.unit(value)) for row in rows]
+        return [_text(self.of(row)) for row in rows]
 
 
-def _stamped(scope: str) -> str:
-    return f"{iso(time.time())}  {scope}"
+def _path_getter(path: str, none: str | None) -> Callable[[Any], Any]:
+    if "." not in path:
+        return attrgetter(path)
+    names = path.split(".")
+
+    def get(row: Any) -> Any:
+        for name in names:
+            if row is None:
+                return none
+            row = getattr(row, name)
+        return none if row is None else row
+
+    return get
+
+
+def _text(value: Cell) -> str:
+    if isinstance(value, str):
+        return (value if value.isascii() and value.isprintable() else sanitize(value)) or "-"
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Sequence):
+        return ", ".join(sanitize(str(v)) for v in value) or "-"
+    return sanitize(str(value))
+
+
+def rounded(value: float | None) -> float | None:
+    return round(value, 3) if value is not None and isfinite(value) else None
+
+
+text = partial(Column)
+words = partial(Column, level=0, wrap=True)
+"""Sentences: never cut, continued in further lines where a table is too wide."""
+whole = partial(Column, kind="integer")
+number = partial(Column, kind="number")
+flag = partial(Column, kind="boolean")
+items = partial(Column, kind="array")
+data = partial(Column, kind="object")
+span_s = partial(Column, kind="number", null=True, unit=formatting.age, convert=rounded)
+"""Durations in seconds; people get a short age."""
+
+
+def age_s(key: str, doc: str, of: Any, now: float, **more: Any) -> Column:
+    """Return a column of the time since a moment, in seconds; null where ``of`` is 0 (never)."""
+    more = {"unit": lambda at: formatting.ago(at, now)} | more
+    return number(key, doc, of, null=True, convert=lambda at: rounded(max(0.0, now - at)) if at else None, **more)
+
+
+def time_at(key: str, doc: str, of: Any = "", **more: Any) -> Column:
+    """Return a column of times; people get ISO-8601."""
+    doc = f"{doc} Seconds since the epoch (UTC); null: never."
+    more = {"unit": iso} | more
+    return number(key, doc, of, null=True, right=False, convert=moment, **more)
+
+
+def moment(value: float) -> float | None:
+    """Return a time for machines: None for 0, which means never."""
+    return value if value and isfinite(value) else None
+
+
+def reason_data(reason: Any) -> Any:
+    """Return a reason as JSON values."""
+    from provisioner.reasons import Reason
+    from provisioner.serialization import to_plain
+
+    return None if reason is None else to_plain(reason, Reason)
+
+
+def amount(mib: int) -> str:
+    """Return MiB for people, ``-`` for none."""
+    return formatting.size(mib) if mib else "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Rows of one kind. ``scope`` says in one line what is and is not in it."""
+
+    schema: str
+    columns: tuple[Column, ...]
+    rows: Sequence[Any]
+    name: Callable[[Any], str]
+    scope: str = ""
+    unknown: str | None = None
+    """Why a part of a document is unknown, which is null for machines. Empty: it may be, but is known."""
+
+    def plain(self, columns: Sequence[Column] | None = None) -> list[dict[str, Cell]]:
+        """Return the rows as JSON values, by default of all columns."""
+        columns = columns or self.columns
+        keys = [column.key for column in columns]
+        cells = zip(*(column.cells(self.rows) for column in columns), strict=True)
+        return [dict(zip(keys, row, strict=True)) for row in cells]
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """Facts about one thing and lists that belong to it."""
+
+    schema: str
+    facts: Listing
+    """Exactly one row."""
+    parts: Mapping[str, Listing] = field(default_factory=dict)
+    titles: Mapping[str, str] = field(default_factory=dict)
+    """Titles of the parts, for people; a part without a title is not shown to them."""
+    main: str = ""
+    """The part that csv, jsonl and name give; empty: jsonl gives the document, csv and name do not apply."""
+    raw: Mapping[str, Any] = field(default_factory=dict)
+    """For machines only, as it is."""
+    scope: str = ""
+
+    def plain(self) -> dict[str, Any]:
+        """Return the document as JSON values."""
+        (facts,) = self.facts.plain()
+        parts = {key: None if part.unknown else part.plain() for key, part in self.parts.items()}
+        return {"schema": self.schema, **facts, **parts, **self.raw}
+
+
+Answer = Listing | Document
+
+
+def as_facts(columns: Sequence[Column]) -> tuple[Column, ...]:
+    """Return the columns of a list as the facts of a document: those with a title of a fact are for people."""
+    return tuple(replace(c, level=0 if c.fact else 2, spare=0, head=c.fact or c.head) for c in columns)
 
 
 def picked(listing: Listing, pick: Pick) -> Listing:
@@ -144,14 +246,99 @@ def chosen_columns(columns: Sequence[Column], names: str) -> list[Column]:
     found = []
     for name in filter(None, (n.strip().lower() for n in names.split(","))):
         if name not in known:
-            from difflib import get_close_matches
-
             near = get_close_matches(name, list(known), n=1)
             advice = f"; did you mean {near[0]!r}?" if near else ""
             every = "columns: " + ", ".join(c.key for c in columns)
             raise VerbError(f"no column {name!r}{advice}", every, code=Exit.USAGE)
         found.append(known[name])
     return found
+
+
+# ------------------------------------------------------------------------------------------------------------- present
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Size and colours of what people read."""
+
+    width: int | None
+    """None: as wide as the widest row. So is a table in a pipe: `grep` and `awk` must get whole rows."""
+    color: bool
+
+    @classmethod
+    def of(cls, show: Show) -> Page:
+        tty = sys.stdout.isatty()
+        color = tty and not show.no_color and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        width = shutil.get_terminal_size().columns if tty else _columns_variable()
+        return cls(None if show.output is Format.WIDE else width, color)
+
+
+def _columns_variable() -> int | None:
+    wanted = os.environ.get("COLUMNS", "")
+    return int(wanted) if wanted.isascii() and wanted.isdecimal() and 0 < int(wanted) < 10_000 else None
+
+
+def note(*lines: str) -> None:
+    """Write lines for the person at the terminal to stderr."""
+    for line in lines:
+        print(sanitize(line), file=sys.stderr)
+
+
+def present(show: Show, make: Callable[[], Answer]) -> None:
+    """Show what ``make`` answers; with ``--watch`` again and again until interrupted.
+
+    With ``--watch`` a record that cannot be read for a while (a full disk, a new version) is only reported.
+    """
+    from provisioner.store import StoreError
+
+    page = Page.of(show)
+    while True:
+        try:
+            _present_once(make(), show, page)
+        except StoreError as error:
+            if not show.watch:
+                raise
+            note(_stamped(str(error)))
+        if not show.watch:
+            return
+        time.sleep(show.interval)
+
+
+def _present_once(answer: Answer, show: Show, page: Page) -> None:
+    scope = answer.scope if show.output.for_people and not show.no_header else ""
+    scope = _stamped(scope) if scope and show.watch else scope
+    if show.watch and show.output.for_people and sys.stdout.isatty():
+        sys.stdout.write("\x1b[H\x1b[2J" + _one_screen(answer, show, page, scope))
+    else:
+        write(answer, show, page, sys.stdout)
+    sys.stdout.flush()
+    if scope:
+        note(scope)
+
+
+def _stamped(scope: str) -> str:
+    return f"{iso(time.time())}  {scope}"
+
+
+_COLOR_CODE = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def _one_screen(answer: Answer, show: Show, page: Page, scope: str) -> str:
+    """Return the top of the answer, as much as fits on the terminal above its line of scope."""
+    columns, rows = shutil.get_terminal_size()
+    out = io.StringIO()
+    write(answer, show, page, out)
+    lines = out.getvalue().splitlines(keepends=True)
+    heights = [_terminal_rows(_COLOR_CODE.sub("", line.rstrip("\n")), columns) for line in lines]
+    room = rows - 1 - (_terminal_rows(scope, columns) if scope else 0)
+    if sum(heights) <= room:
+        return "".join(lines)
+    kept = sum(total < room for total in accumulate(heights))  # one row is for the last line
+    return "".join(lines[:kept]) + f"... {len(lines) - kept} more lines: enlarge the terminal\n"
+
+
+def _terminal_rows(line: str, columns: int) -> int:
+    return max(1, -(-text_width(line) // max(columns, 1)))
 
 
 # --------------------------------------------------------------------------------------------------------------- forms
@@ -170,24 +357,27 @@ def write(answer: Answer, show: Show, page: Page, out: TextIO) -> None:
 
 
 def _write_listing(listing: Listing, show: Show, page: Page, out: TextIO) -> None:
-    columns = [replace(c, spare=0) for c in chosen_columns(listing.columns, show.columns)] if show.columns else None
-    shown = columns or listing.columns
+    chosen = [replace(c, spare=0) for c in chosen_columns(listing.columns, show.columns)] if show.columns else None
+    columns = chosen or listing.columns
     match show.output:
         case Format.TABLE | Format.WIDE:
-            _write_lines(_table(columns or _for_people(listing, show), listing.rows, show, page), out)
+            _write_lines(_table(chosen or _for_people(listing, show), listing.rows, show, page), out)
         case Format.NAME:
             _write_lines([sanitize(listing.name(row)) for row in listing.rows], out)
         case Format.CSV:
-            _write_csv(shown, listing.rows, show, out)
+            _write_csv(columns, listing.rows, show, out)
         case Format.JSONL:
-            _write_lines(_json_lines(shown, listing.rows, _COMPACT), out)
-        case Format.JSON:
-            out.write(_json_list(listing, shown, _COMPACT if show.watch else _SPACED) + "\n")
-        case Format.YAML:
-            _write_tree(json.loads(_json_list(listing, shown, _COMPACT)), show, out)
+            _write_lines(map(dumps, listing.plain(columns)), out)
+        case Format.JSON if not show.watch:
+            # One row per line: a diff of two lists shows the rows that differ.
+            rows = ",\n  ".join(_encoded(row, _SPACED) for row in listing.plain(columns))
+            body = f"\n  {rows}\n" if listing.rows else ""
+            out.write(f'{{"schema": {_encoded(listing.schema, _SPACED)}, "items": [{body}]}}\n')
+        case _:
+            _write_tree({"schema": listing.schema, "items": listing.plain(columns)}, show, out)
 
 
-def _write_lines(lines: Sequence[str], out: TextIO) -> None:
+def _write_lines(lines: Iterable[str], out: TextIO) -> None:
     out.write("".join(f"{line}\n" for line in lines))
 
 
@@ -197,31 +387,6 @@ def _for_people(listing: Listing, show: Show) -> list[Column]:
 
 def _table(columns: Sequence[Column], rows: Sequence[Any], show: Show, page: Page) -> list[str]:
     return table_lines(columns, rows, width=page.width, header=not show.no_header, color=page.color)
-
-
-def _json_list(listing: Listing, columns: Sequence[Column], encoder: json.JSONEncoder) -> str:
-    """Return a list as JSON. Spaced, with one row per line: a diff of two lists shows the rows that differ."""
-    lines = _json_lines(columns, listing.rows, encoder)
-    head, items = encoder.encode({"schema": listing.schema}), encoder.encode("items")
-    if encoder is _COMPACT:
-        return f"{head[:-1]},{items}:[{','.join(lines)}]}}"
-    body = ",\n  ".join(lines)
-    return f"{head[:-1]}, {items}: [" + (f"\n  {body}\n" if lines else "") + "]}"
-
-
-def _json_lines(columns: Sequence[Column], rows: Sequence[Any], encoder: json.JSONEncoder) -> list[str]:
-    """Return each row as JSON. Made column by column, which for many rows takes a third of the time."""
-    names = [encoder.encode(c.key).replace("%", "%%") for c in columns]
-    form = "{" + encoder.item_separator.join(f"{name}{encoder.key_separator}%s" for name in names) + "}"
-    return [form % cells for cells in zip(*(_json_cells(c, rows, encoder) for c in columns), strict=True)]
-
-
-def _json_cells(column: Column, rows: Sequence[Any], encoder: json.JSONEncoder) -> list[str]:
-    cells = column.cells(rows)
-    if not cells or column.kind in ("array", "object"):
-        return [_encoded(cell, encoder) for cell in cells]
-    # One call for all: within a cell that is no list, a newline is always escaped.
-    return _encoded(cells, _BY_LINES)[1:-1].split("\n")
 
 
 def _write_csv(columns: Sequence[Column], rows: Sequence[Any], show: Show, out: TextIO) -> None:
@@ -257,6 +422,11 @@ def _write_tree(tree: dict[str, Any], show: Show, out: TextIO) -> None:
         out.write(dumps(tree, indent=not show.watch) + "\n")
 
 
+_COMPACT = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+_SPACED = json.JSONEncoder(allow_nan=False)
+_INDENTED = json.JSONEncoder(indent=2, allow_nan=False)
+
+
 def dumps(tree: object, *, indent: bool = False) -> str:
     """Return JSON, with null for what JSON cannot say: infinity and not-a-number."""
     return _encoded(tree, _INDENTED if indent else _COMPACT)
@@ -266,25 +436,7 @@ def _encoded(tree: object, encoder: json.JSONEncoder) -> str:
     try:
         return encoder.encode(tree)
     except ValueError:
-        return encoder.encode(_finite(tree))
-
-
-_COMPACT = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
-_SPACED = json.JSONEncoder(allow_nan=False)
-_BY_LINES = json.JSONEncoder(separators=("\n", ":"), allow_nan=False)
-_INDENTED = json.JSONEncoder(indent=2, allow_nan=False)
-
-
-def _finite(tree: object) -> object:
-    match tree:
-        case float():
-            return tree if isfinite(tree) else None
-        case dict():
-            return {key: _finite(value) for key, value in tree.items()}
-        case list() | tuple():
-            return [_finite(value) for value in tree]
-        case _:
-            return tree
+        return encoder.encode(json.loads(json.dumps(tree), parse_constant=lambda constant: None))
 
 
 def _write_document(document: Document, show: Show, page: Page, out: TextIO) -> None:
@@ -304,23 +456,20 @@ def _write_document(document: Document, show: Show, page: Page, out: TextIO) -> 
 
 
 def _document_lines(document: Document, show: Show, page: Page) -> list[str]:
-    (row,) = document.facts.rows
-    facts = [(c.title.lower(), c.text(row)) for c in _for_people(document.facts, show)]
+    columns = _for_people(document.facts, show)
+    facts = [(c.title.lower(), c.texts(document.facts.rows)[0]) for c in columns]
     facts = [(title, text) for title, text in facts if text != "-"]
     indent = max((len(title) for title, _ in facts), default=0) + COLUMN_GAP
-    text = [line for title, value in facts for line in _fact_lines(title, value, indent, page.width)]
+    lines = [line for title, value in facts for line in _fact_lines(title, value, indent, page.width)]
     for key, title in document.titles.items():
         part = document.parts[key]
-        body = _table(_for_people(part, show), part.rows, show, page)
         heading = title if part.rows or ": " in title else f"{title}: {part.unknown or 'none'}"
-        text += ["", _painted(heading, "bold" if page.color else "")]
-        text += body if part.rows else []
-    return text[1:] if text and not facts else text
+        lines += ["", _painted(heading, "bold" if page.color else "")]
+        lines += _table(_for_people(part, show), part.rows, show, page) if part.rows else []
+    return lines[1:] if lines and not facts else lines
 
 
 def _fact_lines(title: str, value: str, indent: int, width: int | None) -> list[str]:
-    import textwrap
-
     room = 10_000 if width is None else max(width - indent, 20) // (1 if value.isascii() else 2)
     first, *rest = textwrap.wrap(value, room, break_on_hyphens=False) or [""]
     return [f"{title:<{indent}}{first}", *(" " * indent + line for line in rest)]
@@ -329,8 +478,9 @@ def _fact_lines(title: str, value: str, indent: int, width: int | None) -> list[
 # -------------------------------------------------------------------------------------------------------------- tables
 # Not by rich: ids are shortened in the middle, whole columns give way, and 10,000 rows must take tenths of a second.
 
-Layers = list[list[str]]
-"""One column of a table: the first lines of all cells, the second lines, ... (a missing line is blank)."""
+COLUMN_GAP = 2
+ELLIPSIS = "..."
+COLORS = {"red": "31", "green": "32", "yellow": "33", "blue": "34", "dim": "2", "bold": "1"}
 
 
 def table_lines(
@@ -339,24 +489,29 @@ def table_lines(
     """Return a table as lines. With ``width`` cells are shortened until it fits; ``color``: with ANSI colours."""
     cells = [c.texts(rows) for c in columns]
     titles = [c.title if header else "" for c in columns]
-    wants = [_widest([title, *column]) for title, column in zip(titles, cells, strict=True)]
+    widths = [max(map(text_width, [title, *column])) for title, column in zip(titles, cells, strict=True)]
     if width is not None:
-        kept = _columns_with_room(columns, cells, wants, width)
+        kept = _columns_with_room(columns, cells, widths, width)
         columns, cells = [columns[i] for i in kept], [cells[i] for i in kept]
-        titles, wants = [titles[i] for i in kept], [wants[i] for i in kept]
-    widths = wants if width is None else _fitted(columns, wants, width)
-    layers = [
-        _padded([column], has, c.right) if want <= has else _wrapped(c, column, has)
-        for c, column, want, has in zip(columns, cells, wants, widths, strict=True)
-    ]
-    if color:
-        layers = [_tinted(c, found, rows) for c, found in zip(columns, layers, strict=True)]
-    body = _joined(layers, widths)
+        titles, widths = [titles[i] for i in kept], [widths[i] for i in kept]
+        widths = _fitted(columns, widths, width)
+    shown = [_padded(c, column, has, rows, color) for c, column, has in zip(columns, cells, widths, strict=True)]
+    gap, blanks = " " * COLUMN_GAP, [" " * has for has in widths]
+    body = []
+    for row in zip(*shown, strict=True):
+        if "\n" not in (line := gap.join(row)):
+            body.append(line.rstrip())
+            continue
+        for parts in zip_longest(*(cell.split("\n") for cell in row)):
+            line = gap.join(blank if part is None else part for part, blank in zip(parts, blanks, strict=True))
+            body.append(line.rstrip())
     if not header:
         return body
-    head = [_pad(shorten(t, has), has, c.right) for t, has, c in zip(titles, widths, columns, strict=True)]
-    first = (" " * COLUMN_GAP).join(head).rstrip()
-    return [f"\x1b[1m{first}\x1b[0m" if color else first, *body]
+    head = [
+        _padded(replace(c, wrap=False, tail=False), [t], has)[0]
+        for c, t, has in zip(columns, titles, widths, strict=True)
+    ]
+    return [_painted(gap.join(head).rstrip(), "bold" if color else ""), *body]
 
 
 def _columns_with_room(
@@ -393,26 +548,22 @@ def _fitted(columns: Sequence[Column], wants: Sequence[int], width: int) -> list
     return widths
 
 
-def _joined(columns: Sequence[Layers], widths: Sequence[int]) -> list[str]:
-    gap, height = " " * COLUMN_GAP, max(map(len, columns), default=0)
-    if height == 1:
-        return [gap.join(row).rstrip() for row in zip(*(layers[0] for layers in columns), strict=True)]
-    blanks = [" " * has for has in widths]
-    body = []
-    for i in range(len(columns[0][0])):
-        for k in range(height):
-            parts = [c[k][i] if k < len(c) else blank for c, blank in zip(columns, blanks, strict=True)]
-            line = gap.join(parts).rstrip()
-            if line or not k:
-                body.append(line)
-    return body
-
-
-def _wrapped(column: Column, texts: Sequence[str], width: int) -> Layers:
-    blocks = [_cell_lines(column, text, width) for text in texts]
-    height = max(map(len, blocks), default=1)
-    layers = [[block[k] if k < len(block) else "" for block in blocks] for k in range(height)]
-    return _padded(layers, width, column.right)
+def _padded(
+    column: Column, texts: Sequence[str], width: int, rows: Sequence[Any] = (), color: bool = False
+) -> list[str]:
+    """Return the cells of a column in ``width``, the lines of each separated by newlines."""
+    pad = str.rjust if column.right else str.ljust
+    tint = column.tint.get if color and column.tint else None
+    if tint is None and all(map(str.isascii, texts)) and max(map(len, texts), default=0) <= width:
+        return [pad(text, width) for text in texts]
+    tints = [tint(column.of(row), "") for row in rows] if tint else [""] * len(texts)
+    return [
+        "\n".join(
+            _painted(pad(line, width + len(line) - text_width(line)), color)
+            for line in _cell_lines(column, text, width)
+        )
+        for text, color in zip(texts, tints, strict=True)
+    ]
 
 
 def _cell_lines(column: Column, text: str, width: int) -> list[str]:
@@ -429,33 +580,8 @@ def _cell_lines(column: Column, text: str, width: int) -> list[str]:
     return [*found, text] if text else found
 
 
-def _padded(layers: Layers, width: int, right: bool) -> Layers:
-    return [
-        [text.rjust(width) if right else text.ljust(width) for text in layer]
-        if all(map(str.isascii, layer))
-        else [_pad(text, width, right) for text in layer]
-        for layer in layers
-    ]
-
-
-def _pad(text: str, width: int, right: bool) -> str:
-    blank = " " * (width - text_width(text))
-    return blank + text if right else text + blank
-
-
-def _tinted(column: Column, layers: Layers, rows: Sequence[Any]) -> Layers:
-    if column.tint is None:
-        return layers
-    tints = [column.tint(row) for row in rows]
-    return [[_painted(text, tint) for text, tint in zip(layer, tints, strict=True)] for layer in layers]
-
-
 def _painted(text: str, color: str) -> str:
     return f"\x1b[{COLORS[color]}m{text}\x1b[0m" if color else text
-
-
-def _widest(texts: Sequence[str]) -> int:
-    return max(map(len if all(map(str.isascii, texts)) else text_width, texts))
 
 
 def shorten(text: str, width: int, *, tail: bool = False) -> str:
@@ -472,22 +598,17 @@ def shorten(text: str, width: int, *, tail: bool = False) -> str:
 
 def text_width(text: str) -> int:
     """Return the columns that ``text`` takes on a terminal."""
-    return len(text) if text.isascii() else sum(map(_char_width, text))
+    return len(text) if text.isascii() else sum(_char_widths(text))
 
 
-def _char_width(char: str) -> int:
-    if unicodedata.combining(char) or unicodedata.category(char) in ("Mn", "Me"):
-        return 0
-    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
+def _char_widths(text: str) -> Iterator[int]:
+    from rich.cells import cell_len
+
+    return map(cell_len, text)
 
 
 def _front(text: str, width: int) -> str:
+    """Return the longest start of ``text`` that takes no more than ``width`` columns."""
     if text.isascii():
         return text[:width]
-    taken, kept = 0, []
-    for char in text:
-        taken += _char_width(char)
-        if taken > width:
-            break
-        kept.append(char)
-    return "".join(kept)
+    return text[: sum(taken <= width for taken in accumulate(_char_widths(text)))]

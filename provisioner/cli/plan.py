@@ -6,19 +6,31 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 
 from provisioner import formatting
-from provisioner.cli.columns import Column, Document, Listing, data, flag, items, text, time_at, whole, words
-from provisioner.cli.locate import open_record
-from provisioner.cli.options import LARGEST_TICK, Exit, Format, Show, VerbError, Where, shared
-from provisioner.cli.output import note, present
-from provisioner.model import Breaker, Plan, Snapshot
+from provisioner.cli.options import Exit, Format, Show, VerbError, Where, open_record, shared, tick_option
+from provisioner.cli.output import (
+    Column,
+    Document,
+    Listing,
+    data,
+    flag,
+    items,
+    note,
+    present,
+    reason_data,
+    text,
+    time_at,
+    whole,
+    words,
+)
+from provisioner.model import Breaker, Plan, Snapshot, Start, StateChange
 from provisioner.reasons import Reason
 from provisioner.store.reader import Reader
 
@@ -35,21 +47,20 @@ def snapshot_text(snapshot: Snapshot) -> str:
     return json.dumps(tree, indent=1) + "\n"
 
 
+T = TypeVar("T")
+
+
 def read_snapshot(path: Path) -> Snapshot:
     """Return the snapshot in a file, with or without the envelope. Raises :class:`VerbError`."""
-    found = _read_file(path, Snapshot, "snapshot", SNAPSHOT_SCHEMA)
-    assert isinstance(found, Snapshot)
-    return found
+    return _read_file(path, Snapshot, "snapshot", SNAPSHOT_SCHEMA)
 
 
 def read_plan(path: Path) -> Plan:
     """Return the plan in a file, as ``plan -o json`` writes it or bare. Raises :class:`VerbError`."""
-    found = _read_file(path, Plan, "plan", PLAN_SCHEMA)
-    assert isinstance(found, Plan)
-    return found
+    return _read_file(path, Plan, "plan", PLAN_SCHEMA)
 
 
-def _read_file(path: Path, kind: type, key: str, schema: str) -> object:
+def _read_file(path: Path, kind: type[T], key: str, schema: str) -> T:
     from pydantic import ValidationError
 
     from provisioner.serialization import from_json
@@ -62,17 +73,15 @@ def _read_file(path: Path, kind: type, key: str, schema: str) -> object:
         raise VerbError(f"{path}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from None
     if not isinstance(tree, dict):
         raise VerbError(f"{path}: not a {key}")
-    told = tree.get("schema")
-    if told is not None and told != schema:
-        raise VerbError(f"{path}: schema {str(told)[:80]!r}, but this version reads {schema}")
+    if tree.get("schema") not in (None, schema):
+        raise VerbError(f"{path}: schema {str(tree['schema'])[:80]!r}, but this version reads {schema}")
     try:
         return from_json(kind, json.dumps(tree.get(key, tree)))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        raise VerbError(
-            f"{path}: not a {key}: {place or 'top'}: {first['msg']} ({error.error_count()} in all)"
-        ) from None
+        place = ".".join(map(str, first["loc"])) or "top"
+        problem = f"{place}: {first['msg']} ({error.error_count()} in all)"
+        raise VerbError(f"{path}: not a {key}: {problem}") from None
 
 
 def write_file(path: Path, text: str) -> None:
@@ -93,8 +102,6 @@ def write_file(path: Path, text: str) -> None:
 
 PLAN_ACTIONS = ("start", "drain", "stop", "stop-orphan", "move", "breaker", "refuse")
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True, slots=True)
 class PlanRow:
@@ -110,66 +117,50 @@ class PlanRow:
 
 def plan_rows(plan: Plan) -> list[PlanRow]:
     """Return the lines of a plan: actions, then changes of state and breakers, then refusals."""
-    rows = []
-    for (kind, why), starts in _grouped(plan.starts, lambda s: (s.drone.type, formatting.describe(s.reason))):
-        rows.append(PlanRow("start", kind, len(starts), starts[0].reason, why, tuple(s.drone.id for s in starts)))
-    for drain in plan.drains:
-        how = f"{drain.mode.value}: {formatting.describe(drain.reason)}"
-        rows.append(PlanRow("drain", drain.drone.type, 1, drain.reason, how, (drain.drone.id,)))
-    for stop in plan.stops:
-        how = ("without notice: " if stop.kill else "") + formatting.describe(stop.reason)
-        rows.append(PlanRow("stop", stop.drone.type, 1, stop.reason, how, (stop.drone.id,)))
-    for orphan in plan.orphans:
-        rows.append(
-            PlanRow(
-                "stop-orphan", orphan.site, 1, orphan.reason, formatting.describe(orphan.reason), (orphan.drone_id,)
-            )
-        )
-    for move in plan.moves:
-        step = (
-            f"{move.was.value if move.was else 'new'} -> {move.drone.state.value}: {formatting.describe(move.reason)}"
-        )
-        rows.append(PlanRow("move", move.drone.type, 1, move.reason, step, (move.drone.id,)))
-    for breaker in plan.breakers:
-        rows.append(PlanRow("breaker", breaker.scope, 1, None, _breaker_words(breaker)))
-    for refusal in plan.refusals:
-        rows.append(
-            PlanRow("refuse", refusal.subject, refusal.count, refusal.reason, formatting.describe(refusal.reason))
-        )
-    return rows
+
+    def row(action: str, subject: str, reason: Reason, drone: str, how: str = "") -> PlanRow:
+        return PlanRow(action, subject, 1, reason, how + formatting.describe(reason), (drone,))
+
+    def step(move: StateChange) -> str:
+        return f"{move.was.value if move.was else 'new'} -> {move.drone.state.value}: "
+
+    return [
+        *_start_rows(plan.starts),
+        *(row("drain", d.drone.type, d.reason, d.drone.id, f"{d.mode.value}: ") for d in plan.drains),
+        *(row("stop", s.drone.type, s.reason, s.drone.id, "without notice: " * s.kill) for s in plan.stops),
+        *(row("stop-orphan", o.site, o.reason, o.drone_id) for o in plan.orphans),
+        *(row("move", m.drone.type, m.reason, m.drone.id, step(m)) for m in plan.moves),
+        *(PlanRow("breaker", b.scope, 1, None, _breaker_text(b)) for b in plan.breakers),
+        *(PlanRow("refuse", r.subject, r.count, r.reason, formatting.describe(r.reason)) for r in plan.refusals),
+    ]
 
 
-def _breaker_words(breaker: Breaker) -> str:
+def _start_rows(starts: Iterable[Start]) -> Iterator[PlanRow]:
+    """Yield a line for all drones of one type that start for the same reason."""
+    groups: dict[tuple[str, str], list[Start]] = {}
+    for start in starts:
+        groups.setdefault((start.drone.type, formatting.describe(start.reason)), []).append(start)
+    for (kind, why), alike in groups.items():
+        yield PlanRow("start", kind, len(alike), alike[0].reason, why, tuple(s.drone.id for s in alike))
+
+
+def _breaker_text(breaker: Breaker) -> str:
     why = f": {formatting.excerpt(breaker.fault.message)}" if breaker.fault else ""
     until = f" until {formatting.iso(breaker.until)}" if breaker.until else ""
-    return f"{breaker.state.value}{until}, {formatting.breaker_words(breaker.state)}{why}"
-
-
-def _grouped(items: Iterable[T], key: Callable[[T], Any]) -> list[tuple[Any, list[T]]]:
-    groups: dict[Any, list[T]] = {}
-    for item in items:
-        groups.setdefault(key(item), []).append(item)
-    return list(groups.items())
+    return f"{breaker.state.value}{until}, {formatting.BREAKER_WORDS[breaker.state]}{why}"
 
 
 def plan_columns() -> tuple[Column, ...]:
     """Return the columns of a plan's lines."""
-    from provisioner.serialization import to_plain
-
     tints = {"start": "green", "drain": "yellow", "stop": "red", "stop-orphan": "red", "refuse": "dim"}
+    subject_doc = "Drone type, site, scope, or what a refusal is about (class:, site:, type:, all)."
     return (
-        text("action", "What is done.", level=0, choices=PLAN_ACTIONS, tint=lambda r: tints.get(r.action, "")),
-        text(
-            "subject",
-            "Drone type, site, scope, or what a refusal is about (class:, site:, type:, all).",
-            level=0,
-            least=14,
-            tail=True,
-        ),
+        text("action", "What is done.", level=0, choices=PLAN_ACTIONS, tint=tints),
+        text("subject", subject_doc, level=0, least=14, tail=True),
         whole("count", "Drones, or jobs that a refusal is about.", level=0),
-        items("drones", "Ids of the drones.", lambda r: list(r.drones), level=0, show=_drone_range, least=14),
+        items("drones", "Ids of the drones.", level=0, show=_drone_range, least=14),
         words("text", "Why, in words.", head="WHY", least=24),
-        data("reason", "Why, as data.", lambda r: to_plain(r.reason, Reason) if r.reason else None, null=True),
+        data("reason", "Why, as data.", convert=reason_data, null=True),
     )
 
 
@@ -183,8 +174,7 @@ def plan_document(plan: Plan, origin: str) -> Document:
     """Return a plan with its lines for people and as a whole for ``replay --expect``. ``origin``: its source."""
     from provisioner.serialization import to_plain
 
-    rows = plan_rows(plan)
-    facts: tuple[Column, ...] = (
+    facts = (
         whole("tick", "Number of the tick.", level=1),
         time_at("at", "The time that the plan is for.", level=1),
         flag("acts", "Is anything started, drained or stopped?"),
@@ -192,7 +182,11 @@ def plan_document(plan: Plan, origin: str) -> Document:
     return Document(
         PLAN_SCHEMA,
         Listing("", facts, [plan], lambda p: f"{p.tick}"),
-        {"items": Listing("provisioner.plan-items/1", plan_columns(), rows, lambda r: f"{r.action}:{r.subject}")},
+        {
+            "items": Listing(
+                "provisioner.plan-items/1", plan_columns(), plan_rows(plan), lambda r: f"{r.action}:{r.subject}"
+            )
+        },
         {"items": f"Plan for tick {plan.tick}"},
         main="items",
         raw={"plan": to_plain(plan)},
@@ -245,35 +239,26 @@ def plan_differences(before: Plan, after: Plan) -> list[PlanDifference]:
     return found
 
 
-_Key = tuple[str, str, str]
-
-
-def _plan_lines(plan: Plan) -> dict[_Key, tuple[int, str]]:
+def _plan_lines(plan: Plan) -> dict[tuple[str, str, str], tuple[int, str]]:
     """Return count and reasons by action, subject and drone.
 
     New drones have no id to compare: another plan gives the same one to another type.
     """
-    rows: dict[_Key, list[PlanRow]] = {}
+    rows: dict[tuple[str, str, str], list[PlanRow]] = {}
     for row in plan_rows(plan):
         drone = "" if row.action == "start" else "".join(row.drones)
         rows.setdefault((row.action, row.subject, drone), []).append(row)
-    return {key: (sum(r.count for r in found), _joined_reasons(found)) for key, found in rows.items()}
-
-
-def _joined_reasons(rows: Iterable[PlanRow]) -> str:
-    return "; ".join(dict.fromkeys(row.text for row in rows))
+    return {
+        key: (sum(row.count for row in found), "; ".join(dict.fromkeys(row.text for row in found)))
+        for key, found in rows.items()
+    }
 
 
 def _difference_columns() -> tuple[Column, ...]:
     tints = {"more": "green", "less": "yellow"}
+    change_doc = "More or less of it than before, or for another reason."
     return (
-        text(
-            "change",
-            "More or less of it than before, or for another reason.",
-            level=0,
-            choices=PLAN_CHANGES,
-            tint=lambda d: tints.get(d.change, ""),
-        ),
+        text("change", change_doc, level=0, choices=PLAN_CHANGES, tint=tints),
         text("action", "What is done.", level=0, choices=PLAN_ACTIONS),
         text("subject", "Drone type, site, scope, or what a refusal is about.", level=0, least=14, tail=True),
         text("drone", "Id of the drone, of what concerns one on record.", level=0, least=14, tail=True),
@@ -288,22 +273,16 @@ def plan_diff_document(before: Plan, after: Plan, origin: str) -> Document:
     from provisioner.serialization import to_plain
 
     found = plan_differences(before, after)
-    facts: tuple[Column, ...] = (flag("same", "Are the plans the same?", lambda rows: not rows),)
+    columns, schema = _difference_columns(), "provisioner.plan-diff-items/1"
+    summary = f"{plan_summary(after)} instead of {plan_summary(before)}"
     return Document(
         PLAN_DIFF_SCHEMA,
-        Listing("", facts, [found], lambda _: ""),
-        {
-            "items": Listing(
-                "provisioner.plan-diff-items/1", _difference_columns(), found, lambda d: f"{d.action}:{d.subject}"
-            )
-        },
+        Listing("", (flag("same", "Are the plans the same?", lambda rows: not rows),), [found], lambda _: ""),
+        {"items": Listing(schema, columns, found, lambda d: f"{d.action}:{d.subject}")},
         {"items": f"Plan for tick {before.tick}, otherwise"},
         main="items",
         raw={"before": to_plain(before), "after": to_plain(after)},
-        scope=(
-            f"{origin}: {plan_summary(after)} instead of {plan_summary(before)}; "
-            f"{formatting.count(len(found), 'difference')}"
-        ),
+        scope=f"{origin}: {summary}; {formatting.count(len(found), 'difference')}",
     )
 
 
@@ -357,12 +336,7 @@ def snapshot(
     ctx: typer.Context,
     where: Where,
     show: Show,
-    tick: Annotated[
-        int | None,
-        typer.Option(
-            "--tick", metavar="N", min=0, max=LARGEST_TICK, help="Of this recorded tick; else as the next one begins."
-        ),
-    ] = None,
+    tick: Annotated[int | None, tick_option("Of this recorded tick; else as the next one begins.")] = None,
     to: Annotated[Path | None, typer.Option("--to", metavar="FILE", help="Write here instead of stdout.")] = None,
     list_: Annotated[
         bool, typer.Option("--list", help="Only list the ticks whose snapshots are kept, and what each did.")
@@ -401,56 +375,50 @@ def snapshot_listing(reader: Reader) -> Listing:
     """Return the answer of ``snapshot --list``: plans of the ticks whose snapshots are kept, oldest first."""
     kept = reader.kept_snapshots()
     plans = {plan.tick: plan for plan in reader.plans(limit=len(kept), acting=True)} if kept else {}
-    rows = [plans.get(tick) or _empty_plan(reader, tick) for tick in kept]
-    return Listing(
-        SNAPSHOTS_SCHEMA,
-        snapshot_columns(),
-        rows,
-        lambda p: str(p.tick),
-        f"{formatting.count(len(kept), 'snapshot')} kept",
-    )
-
-
-def _empty_plan(reader: Reader, tick: int) -> Plan:
-    """Return an empty plan for a tick whose plan was made again later: the record has the last time only."""
-    found = reader.snapshot(tick)
-    return Plan(tick, found.now if found else 0.0)
+    rows = []
+    for tick in kept:  # of a tick whose plan was made again later, the record has the last plan only
+        saved = None if tick in plans else reader.snapshot(tick)
+        rows.append(plans.get(tick) or Plan(tick, saved.now if saved else 0.0))
+    scope = f"{formatting.count(len(kept), 'snapshot')} kept"
+    return Listing(SNAPSHOTS_SCHEMA, snapshot_columns(), rows, lambda p: str(p.tick), scope)
 
 
 def snapshot_columns() -> tuple[Column, ...]:
     """Return the columns of kept snapshots, by the plan that was made from each."""
+
+    def summary(plan: Plan) -> str:
+        return plan_summary(plan) if plan.acts else "the same as a later tick"
+
     return (
         whole("tick", "Number of the tick.", level=0),
         time_at("at", "When it was.", level=0),
         whole("starts", "Drones started.", lambda p: len(p.starts)),
         whole("drains", "Drones asked to leave.", lambda p: len(p.drains)),
         whole("stops", "Drones stopped.", lambda p: len(p.stops) + len(p.orphans)),
-        text(
-            "did",
-            "What was done, in words.",
-            lambda p: plan_summary(p) if p.acts else "the same as a later tick",
-            level=0,
-            least=20,
-        ),
+        text("did", "What was done, in words.", summary, level=0, least=20),
     )
 
 
 def kept_snapshot(reader: Reader, tick: int | None) -> Snapshot:
     """Return the snapshot of a tick. Raises :class:`VerbError` that names the nearest ones kept."""
+    if tick is None:
+        return next_snapshot(reader)
     found = reader.snapshot(tick)
     if found is not None:
         return found
-    if tick is None:
-        raise VerbError("no tick is on record yet: `provisioner run` makes the first")
     kept = reader.kept_snapshots()
     near = ", ".join(map(str, sorted(sorted(kept, key=lambda n: abs(n - tick))[:5])))
     raise VerbError(
-        f"no snapshot of tick {tick} is kept" + (f"; nearest: {near}" if near else "; none is"),
+        f"no snapshot of tick {tick} is kept; {f'nearest: {near}' if near else 'none is'}",
         "only ticks that did something leave one, and only the newest are kept",
     )
 
 
 MAX_DIFFERENCES_SHOWN = 20
+_WHAT_IF_HELP = (
+    "Decide as if this were so ('horeka down', 'topas price=2', 'topas gpus=20'), and show what differs; may be given "
+    "again."
+)
 
 
 @shared
@@ -463,29 +431,12 @@ def replay(
     expect: Annotated[
         Path | None, typer.Option("--expect", metavar="PLANFILE", help="Compare with this plan; exit 3 if it differs.")
     ] = None,
-    tick: Annotated[
-        int | None,
-        typer.Option(
-            "--tick",
-            metavar="N",
-            min=0,
-            max=LARGEST_TICK,
-            help="Replay this recorded tick and compare with its recorded plan.",
-        ),
-    ] = None,
+    tick: Annotated[int | None, tick_option("Replay this recorded tick and compare with its recorded plan.")] = None,
     policy: Annotated[
         Path | None,
         typer.Option("--policy", metavar="CONFIG", help="Decide by this configuration file, and show what differs."),
     ] = None,
-    what_if: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--what-if",
-            metavar="QUESTION",
-            help="Decide as if this were so ('horeka down', 'topas price=2', "
-            "'topas gpus=20'), and show what differs; may be given again.",
-        ),
-    ] = None,
+    what_if: Annotated[list[str] | None, typer.Option("--what-if", metavar="QUESTION", help=_WHAT_IF_HELP)] = None,
 ) -> None:
     """Decide again on a saved snapshot.
 
@@ -501,6 +452,7 @@ def replay(
       provisioner replay --tick 1742 --what-if 'horeka down' --what-if 'topas price=2'
     """
     from provisioner.planner.safeguards import safe_plan
+    from provisioner.store.changes import without_refreshes
 
     if (policy or what_if) and expect is not None:
         raise VerbError("--expect is for the plan as it is: leave out --policy and --what-if", code=Exit.USAGE)
@@ -509,10 +461,10 @@ def replay(
         _compare_plans(show, snapshot, origin, policy, what_if or [])
         return
     again = safe_plan(snapshot).plan
-
     present(show, lambda: plan_document(again, f"replay of {origin} at {formatting.iso(snapshot.now)}"))
     if expected is not None:
-        _require_same(expected, again if expect is not None else _as_recorded(again))
+        # The record keeps a plan without refreshes.
+        _require_same(expected, again if expect is not None else without_refreshes(again))
 
 
 def _compare_plans(show: Show, snapshot: Snapshot, origin: str, policy: Path | None, what_if: list[str]) -> None:
@@ -533,9 +485,7 @@ def _compare_plans(show: Show, snapshot: Snapshot, origin: str, policy: Path | N
 
 
 def _under_config(snapshot: Snapshot, config: Path) -> tuple[Snapshot, list[str]]:
-    """``snapshot`` under the policy and with the drone types of a configuration, and what it cannot know of them."""
-    from dataclasses import replace
-
+    """Return a snapshot with the policy and the drone types of a configuration, and what it cannot know of them."""
     from provisioner.config import load
 
     settings = load(config, connects=False)
@@ -573,13 +523,6 @@ def _replay_input(
     return snapshot, plans[0], f"tick {tick}"
 
 
-def _as_recorded(plan: Plan) -> Plan:
-    """Return the part of a plan that the record keeps."""
-    from provisioner.store.changes import without_refreshes
-
-    return without_refreshes(plan)
-
-
 def _require_same(expected: Plan, again: Plan) -> None:
     """Report that plans are the same. Raises :class:`VerbError` with :attr:`Exit.UNMET` if they differ."""
     from provisioner.serialization import to_plain
@@ -588,11 +531,11 @@ def _require_same(expected: Plan, again: Plan) -> None:
     if not found:
         note("the plan is the same")
         return
-    more = [f"and {len(found) - MAX_DIFFERENCES_SHOWN} more"] if len(found) > MAX_DIFFERENCES_SHOWN else []
+    more = len(found) - MAX_DIFFERENCES_SHOWN
     raise VerbError(
         f"the plan differs in {formatting.count(len(found), 'place')} (expected -> now):",
         *found[:MAX_DIFFERENCES_SHOWN],
-        *more,
+        *([f"and {more} more"] if more > 0 else []),
         code=Exit.UNMET,
     )
 
@@ -607,9 +550,5 @@ def tree_differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
             left, right = (side[i] if i < len(side) else None for side in (old, new))
             yield from tree_differences(left, right, f"{path}[{i}]")
     elif old != new:
-        yield f"  {path}: {_short_repr(old)} -> {_short_repr(new)}"
-
-
-def _short_repr(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+        before, after = (text if len(text) <= 80 else f"{text[:77]}..." for text in map(repr, (old, new)))
+        yield f"  {path}: {before} -> {after}"

@@ -11,8 +11,9 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -20,14 +21,13 @@ from provisioner import formatting, reasons
 from provisioner import reasons as r
 from provisioner.cli.__main__ import VERBS, LazyVerbs, app
 from provisioner.cli.check import PROBES_SCHEMA, PROBLEMS_SCHEMA, probe_columns, problem_columns
-from provisioner.cli.columns import Document, Listing, json_schema
 from provisioner.cli.drones import DRONES_SCHEMA, drone_columns, life_document
 from provisioner.cli.estimates import EstimatesRow, estimates_document
 from provisioner.cli.explain import KnownJob, class_document, explained_drone_document, job_document
 from provisioner.cli.import_tardis import IMPORT_SCHEMA, finding_columns
 from provisioner.cli.jobs import DEMAND_SCHEMA, JOBS_SCHEMA, class_columns, queue_columns
 from provisioner.cli.options import EXIT_HELP, Exit, Pick, Show, VerbError, Where
-from provisioner.cli.output import note
+from provisioner.cli.output import Column, Document, Listing, note
 from provisioner.cli.plan import SNAPSHOTS_SCHEMA, plan_diff_document, plan_document, snapshot_columns
 from provisioner.cli.simulate import simulation
 from provisioner.cli.sites import SITES_SCHEMA, SiteRow, site_columns, site_document
@@ -101,17 +101,37 @@ REASON_EXAMPLES: tuple[Reason, ...] = (
 )
 
 
-SCHEMAS_FILE = "docs/reference/cli-schemas.json"
-
-
 def output_schemas() -> dict[str, dict[str, Any]]:
     """Return the JSON Schemas by name (``provisioner.drones/1``)."""
     return {answer.schema: json_schema(answer) for answer in _sample_answers()}
 
 
-def schemas_text() -> str:
-    """Return all of them, as kept in :data:`SCHEMAS_FILE`."""
-    return json.dumps(output_schemas(), indent=1) + "\n"
+def json_schema(answer: Listing | Document) -> dict[str, Any]:
+    """Return the JSON Schema of what ``-o json`` writes for ``answer``, whatever its rows."""
+    common = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": answer.schema, "type": "object"}
+    version = {"schema": {"const": answer.schema}}
+    if isinstance(answer, Listing):
+        return common | _object(version | {"items": {"type": "array", "items": _row_schema(answer.columns)}})
+    facts = _row_schema(answer.facts.columns)["properties"]
+    parts = {
+        key: {"type": "array" if part.unknown is None else ["array", "null"], "items": _row_schema(part.columns)}
+        for key, part in answer.parts.items()
+    }
+    raw = {key: {"type": "object"} for key in answer.raw}
+    return common | _object(version | facts | parts | raw)
+
+
+def _row_schema(columns: Sequence[Column]) -> dict[str, Any]:
+    cells = {}
+    for column in columns:
+        kind: str | list[str] = [column.kind, "null"] if column.null else column.kind
+        choices = {"enum": list(column.choices)} if column.choices else {}
+        cells[column.key] = {"type": kind, "description": column.doc, **choices}
+    return {"type": "object"} | _object(cells)
+
+
+def _object(properties: dict[str, Any]) -> dict[str, Any]:
+    return {"properties": properties, "required": list(properties), "additionalProperties": False}
 
 
 def _sample_answers() -> list[Listing | Document]:
@@ -130,10 +150,10 @@ def _sample_answers() -> list[Listing | Document]:
     }
     return [
         status_document(reader, 2.0),
-        life_document(_DRONE, [], 2.0),
-        site_document(_SITE, None, (), (), 0.0, 2.0),
-        class_document(reader, _VIEWS, JobClass("1", 1000, 1, 1), "", 2.0),
-        explained_drone_document(reader, _DRONE.id, 2.0),
+        life_document(_SAMPLE_DRONE, [], 2.0),
+        site_document(_SAMPLE_SITE, None, (), (), 0.0, 2.0),
+        class_document(reader, _SAMPLE_VIEWS, JobClass("1", 1000, 1, 1), "", 2.0),
+        explained_drone_document(reader, _SAMPLE_DRONE.id, 2.0),
         job_document(KnownJob("1.0", "running", "")),
         plan_document(Plan(1, 1.0), ""),
         plan_diff_document(Plan(1, 1.0), Plan(1, 1.0), ""),
@@ -143,16 +163,16 @@ def _sample_answers() -> list[Listing | Document]:
     ]
 
 
-_DRONE = Drone(DroneId("a-b-1"), TypeKey("s/t"), DroneState.IDLE, 1.0, 1.0, 1000)
-_SITE = SiteRow("s", None, None, Breaker("s"), (), {}, 0)
-_VIEWS = Views(1, 1.0, Policy(), (), PolledOverlay(), {})
+_SAMPLE_DRONE = Drone(DroneId("a-b-1"), TypeKey("s/t"), DroneState.IDLE, 1.0, 1.0, 1000)
+_SAMPLE_SITE = SiteRow("s", None, None, Breaker("s"), (), {}, 0)
+_SAMPLE_VIEWS = Views(1, 1.0, Policy(), (), PolledOverlay(), {})
 
 
 class SampleReader:
     """Reader of a record with one drone and nothing else."""
 
     path = None
-    _ANSWERS: Mapping[str, object] = {"holder": None, "views": None, "breakers": {}, "drone": _DRONE}
+    _ANSWERS: Mapping[str, object] = {"holder": None, "views": None, "breakers": {}, "drone": _SAMPLE_DRONE}
 
     def __getattr__(self, name: str) -> Callable[..., object]:
         return lambda *args, **named: self._ANSWERS.get(name, [])
@@ -175,7 +195,7 @@ def schema(
       provisioner schema site > site.schema.json
       provisioner schema provisioner.drones/1
     """
-    known: dict[str, Callable[[], Any]] = _known_schemas()
+    known = _known_schemas()
     if name is None:
         sys.stdout.write("".join(f"{n}\n" for n in known))
         return
@@ -188,19 +208,10 @@ def schema(
 
 
 def _known_schemas() -> dict[str, Callable[[], Any]]:
+    from provisioner.config.reference import controller_schema, site_schema
 
-    def controller() -> Any:
-        from provisioner.config.reference import controller_schema
-
-        return controller_schema()
-
-    def site() -> Any:
-        from provisioner.config.reference import site_schema
-
-        return site_schema()
-
-    outputs = output_schemas()
-    return {"controller": controller, "site": site} | {n: (lambda s=s: s) for n, s in outputs.items()}
+    known: dict[str, Callable[[], Any]] = {"controller": controller_schema, "site": site_schema}
+    return known | {answer.schema: partial(json_schema, answer) for answer in _sample_answers()}
 
 
 PAGE_NOTICE = "<!-- Made by `python -m provisioner.cli.reference --write {}`; do not edit. -->"
@@ -339,10 +350,13 @@ def reasons_page() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+_TYPE_WORDS = {"str": "text", "int": "integer", "float": "number", "int | None": "integer or null"}
+
+
 def _reason_lines(example: reasons.Reason) -> list[str]:
     meaning = inspect.getdoc(type(example)) or ""
     has_meaning = meaning and not meaning.startswith(f"{type(example).__name__}(")
-    named = ", ".join(f"`{f.name}` ({_type_of(f.type)})" for f in fields(example) if f.name != "kind")
+    named = ", ".join(f"`{f.name}` ({_TYPE_WORDS[str(f.type)]})" for f in fields(example) if f.name != "kind")
     return [
         f"### `{example.kind}`",
         "",
@@ -353,17 +367,11 @@ def _reason_lines(example: reasons.Reason) -> list[str]:
     ]
 
 
-def _type_of(annotation: object) -> str:
-    words = {"str": "text", "int": "integer", "float": "number", "int | None": "integer or null"}
-    return words[str(annotation)]
-
-
-def reason_kinds() -> list[str]:
-    """Return the stable names of all reasons."""
-    return [t.__dataclass_fields__["kind"].default for t in get_args(reasons.Reason)]
-
-
-PAGES: dict[str, Callable[[], str]] = {"cli.md": cli_page, "reasons.md": reasons_page, "cli-schemas.json": schemas_text}
+PAGES: dict[str, Callable[[], str]] = {
+    "cli.md": cli_page,
+    "reasons.md": reasons_page,
+    "cli-schemas.json": lambda: json.dumps(output_schemas(), indent=1) + "\n",
+}
 
 
 def main(argv: Sequence[str]) -> int:

@@ -13,8 +13,7 @@ from typing import Annotated
 import typer
 
 from provisioner import formatting
-from provisioner.cli.locate import config_path, open_record
-from provisioner.cli.options import ConfigArgument, ConfigPath, Exit, VerbError, Where, shared
+from provisioner.cli.options import ConfigArgument, ConfigPath, Exit, VerbError, Where, config_path, open_record, shared
 from provisioner.cli.output import note
 from provisioner.cli.status import all_events
 from provisioner.logs import LogFormat, LogLevel, log_to_stderr
@@ -50,8 +49,6 @@ def run(
       provisioner run --once
       provisioner run --log-format json --log-level warning
     """
-    import signal
-
     from provisioner import app as process
     from provisioner.interfaces import AdapterError
     from provisioner.loader import AdapterBrokenError, AdapterUnknownError

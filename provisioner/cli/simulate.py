@@ -20,10 +20,8 @@ from typing import Annotated, Any, NamedTuple, NoReturn
 import typer
 
 from provisioner import formatting
-from provisioner.cli.columns import Column, Document, Listing, items, number, text, whole, words
-from provisioner.cli.locate import config_path, store_path
-from provisioner.cli.options import Exit, Format, OptionGroup, Show, VerbError, Where, shared
-from provisioner.cli.output import note, present
+from provisioner.cli.options import Exit, Format, OptionGroup, Show, VerbError, Where, config_path, shared, store_path
+from provisioner.cli.output import Column, Document, Listing, items, note, number, present, text, whole, words
 from provisioner.cli.plan import write_file
 from provisioner.config import ConfigError, load
 from provisioner.config.messages import choices
@@ -243,16 +241,18 @@ def _figure_columns(several: bool) -> tuple[Column, ...]:
 
 
 def _wait_columns(several: bool) -> tuple[Column, ...]:
-    def wait(key: str, head: str, doc: str) -> Column:
-        return number(key, doc, lambda r: round(getattr(r, key), 3), head=head, show=lambda r: amount(getattr(r, key)))
-
     return (
         text("class", "What the jobs ask for.", "label", level=0, least=16),
         _policy_column(several, spare=1),
         number("jobs", "Jobs done.", level=0, show=lambda r: amount(r.jobs)),
-        wait("mean_s", "MEAN s", "Mean wait."),
-        wait("p50_s", "MEDIAN s", "Median wait."),
-        wait("p95_s", "P95 s", "95th percentile."),
+        *(
+            number(key, doc, convert=lambda wait_s: round(wait_s, 3), head=head, unit=amount)
+            for key, head, doc in (
+                ("mean_s", "MEAN s", "Mean wait."),
+                ("p50_s", "MEDIAN s", "Median wait."),
+                ("p95_s", "P95 s", "95th percentile."),
+            )
+        ),
     )
 
 

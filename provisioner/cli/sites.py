@@ -5,32 +5,51 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import Annotated
 
 import typer
 
 from provisioner import formatting
-from provisioner.cli.columns import (
+from provisioner.cli.drones import note_without_controller, operator
+from provisioner.cli.options import (
+    EventReason,
+    Pick,
+    Show,
+    VerbError,
+    VerbGroup,
+    Where,
+    complete_sites,
+    named,
+    open_record,
+    refuse_options_before_verb,
+    require_known_sites,
+    shared,
+    unknown_site,
+)
+from provisioner.cli.output import (
     Cell,
     Column,
     Document,
     Listing,
+    age_s,
     amount,
+    as_facts,
     data,
     flag,
     items,
+    note,
     number,
+    picked,
+    present,
+    rounded,
     span_s,
     text,
     time_at,
     whole,
     words,
 )
-from provisioner.cli.drones import note_without_controller, operator
-from provisioner.cli.locate import complete_sites, named, open_record, require_known_sites, unknown_site
-from provisioner.cli.options import Pick, Show, VerbError, VerbGroup, Where, refuse_options_before_verb, shared
-from provisioner.cli.output import note, picked, present
 from provisioner.model import (
     WHOLE_GPU,
     Breaker,
@@ -39,6 +58,7 @@ from provisioner.model import (
     DroneId,
     DroneState,
     Node,
+    OwnerDemand,
     PolledSite,
     RequestKind,
     SitePolicy,
@@ -131,103 +151,95 @@ def site_rows(
 
 def site_columns(now: float) -> tuple[Column, ...]:
     """Return the columns of sites at ``now``."""
+
+    def of_claims(value: Callable[[OwnerDemand], int]) -> Callable[[SiteRow], int]:
+        return lambda row: sum(c.count * value(c) for c in row.view.claims) if row.view else 0
+
+    def of_nodes(value: Callable[[Node], int]) -> Callable[[SiteRow], int | None]:
+        return lambda row: sum(map(value, row.view.nodes)) if row.view and row.view.nodes else None
+
+    def preempted(row: SiteRow) -> str:
+        return f"{preemption_words(row.hazard)} in {formatting.age(row.hazard_s)}" if row.hazard else ""
+
+    def of_hazard(column: Column) -> Callable[[SiteRow], Cell]:
+        return lambda row: column.cells([row.hazard])[0] if row.hazard else None
+
+    def states(row: SiteRow) -> str:
+        return ", ".join(f"{n} {state.value}" for state, n in row.states.items())
+
+    untold = "null: the site does not tell"
+    free_doc = "How many drones of each type could start now (alternatives); null: the site does not tell."
+    owner_doc = "The owner's jobs: what waits and what runs, in words; empty: none, or not told."
+    taken_doc = "How often it took places of drones back of late, and what that cost, in words; empty: none ran."
     return (
-        text("site", "Site.", "name", level=0, least=12, tail=True),
-        flag("enabled", "May drones be started there?", lambda s: bool(s.policy and s.policy.enabled), level=1),
+        text("site", "Site.", "name", level=0, least=12, tail=True, fact="site"),
+        flag(
+            "enabled",
+            "May drones be started there?",
+            lambda s: bool(s.policy and s.policy.enabled),
+            level=1,
+            fact="enabled",
+        ),
         text(
             "breaker",
             "State of the circuit breaker.",
-            "breaker.state.value",
+            "breaker.state",
             level=0,
-            tint=lambda s: BREAKER_TINTS.get(s.breaker.state, ""),
+            tint=BREAKER_TINTS,
             choices=tuple(BreakerState),
+            fact="breaker",
         ),
         time_at("until_at", "While banned: when it may be tried again.", "breaker.until"),
         whole("failures", "Failures in a row.", "breaker.failures", level=1),
-        whole("drones", "Live drones: asked for and not confirmed gone.", "live", level=0),
-        whole("max_drones", "Limit on drones.", "policy.max_drones", null=True, head="MAX"),
-        whole("gpu_milli", "Thousandths of GPUs in live drones.", head="GPUS", unit=formatting.gpus),
+        whole("drones", "Live drones: asked for and not confirmed gone.", "live", level=0, fact="drones"),
+        whole("max_drones", "Limit on drones.", "policy.max_drones", null=True, head="MAX", fact="of at most"),
+        whole("gpu_milli", "Thousandths of GPUs in live drones.", head="GPUS", unit=formatting.gpus, fact="gpus"),
         whole("max_gpu_milli", "Limit on thousandths of GPUs; null: none.", "policy.max_gpu_milli", null=True),
-        data("states", "Live drones by state.", lambda s: {k.value: v for k, v in s.states.items()}, show=_states),
-        data(
-            "free",
-            "How many drones of each type could start now (alternatives); null: the site does not tell.",
-            lambda s: dict(s.free) if s.free is not None else None,
-            null=True,
-            level=0,
-            least=8,
-            show=_free_words,
-        ),
-        words(
-            "owner",
-            "The owner's jobs: what waits and what runs, in words; empty: none, or not told.",
-            lambda s: owner_words(s.view) if s.view else "",
-            least=12,
-            spare=1,
-        ),
-        whole(
-            "claims",
-            "Jobs of the owner that wait there.",
-            lambda s: sum(c.count for c in s.view.claims) if s.view else 0,
-        ),
-        whole(
-            "claims_gpu_milli",
-            "Thousandths of GPUs that these want.",
-            lambda s: sum(c.count * c.gpu_milli for c in s.view.claims) if s.view else 0,
-        ),
-        whole(
-            "owner_jobs", "Jobs of the owner that run; null: the site does not tell.", "view.owner_runs.jobs", null=True
-        ),
+        data("states", "Live drones by state.", show=states, fact="states"),
+        data("free", free_doc, "view.free", null=True, level=0, least=8, show=_free_words, fact="free"),
+        words("owner", owner_doc, lambda s: owner_words(s.view), least=12, spare=1, fact="the owner"),
+        whole("claims", "Jobs of the owner that wait there.", of_claims(lambda c: 1)),
+        whole("claims_gpu_milli", "Thousandths of GPUs that these want.", of_claims(lambda c: c.gpu_milli)),
+        whole("owner_jobs", f"Jobs of the owner that run; {untold}.", "view.owner_runs.jobs", null=True),
         whole(
             "owner_gpu_milli",
-            "Thousandths of GPUs that these hold; null: the site does not tell.",
+            f"Thousandths of GPUs that these hold; {untold}.",
             "view.owner_runs.gpu_milli",
             null=True,
         ),
         whole(
             "free_gpu_milli",
-            "Thousandths of GPUs that nobody holds; null: the site does not tell node by node.",
-            lambda s: sum(n.free_gpu_milli for n in s.view.nodes) if s.view and s.view.nodes else None,
+            f"Thousandths of GPUs that nobody holds; {untold} node by node.",
+            of_nodes(lambda n: n.free_gpu_milli),
             null=True,
         ),
         whole(
             "node_gpu_milli",
-            "Thousandths of GPUs of all its nodes; null: the site does not tell node by node.",
-            lambda s: sum(n.gpu_milli for n in s.view.nodes) if s.view and s.view.nodes else None,
+            f"Thousandths of GPUs of all its nodes; {untold} node by node.",
+            of_nodes(lambda n: n.gpu_milli),
             null=True,
         ),
-        words(
-            "taken_back",
-            "How often it took places of drones back of late, and what that cost, in words; empty: none ran.",
-            lambda s: preemption_words(s.hazard) + f" in {formatting.age(s.hazard_s)}" if s.hazard else "",
-            head="TAKEN BACK",
-            least=14,
-            spare=2,
-        ),
+        words("taken_back", taken_doc, preempted, head="TAKEN BACK", least=14, spare=2, fact="taken back"),
         span_s("hazard_s", "How far back the following figures look, seconds."),
-        *map(_of_hazard, hazard_columns()),
+        *(Column(c.key, c.doc, of_hazard(c), null=True, kind=c.kind) for c in hazard_columns()),
         time_at("taken_at", "When the newest good view was taken."),
-        span_s(
+        age_s(
             "view_age_s",
             "Age of the newest good view, seconds; null: there never was one.",
-            lambda s: max(0.0, now - s.taken_at) if s.taken_at else None,
+            "taken_at",
+            now,
             head="VIEW",
+            fact="age of view",
         ),
-        text(
-            "fault",
-            "Kind of fault of the newest look; empty: it succeeded.",
-            lambda s: s.reading.fault.kind.value if s.reading and s.reading.fault else "",
-        ),
-        words("note", "What is wrong, if anything.", lambda s: site_note(s, now), least=16),
+        text("fault", "Kind of fault of the newest look; empty: it succeeded.", "reading.fault.kind"),
+        words("note", "What is wrong, if anything.", lambda s: site_note(s, now), least=16, fact="note"),
     )
 
 
-def _states(row: SiteRow) -> str:
-    return ", ".join(f"{n} {state.value}" for state, n in row.states.items())
-
-
-def owner_words(view: SiteView) -> str:
+def owner_words(view: SiteView | None) -> str:
     """Return ``3 jobs wait for 8 GPUs, 2 jobs run on 4 GPUs`` of the owner; empty: none, or not known."""
+    if view is None:
+        return ""
     waiting = sum(c.count for c in view.claims)
     wanted_milli, runs = sum(c.count * c.gpu_milli for c in view.claims), view.owner_runs
     parts = [f"{_job_words(waiting, 'wait')}{_gpu_words(wanted_milli, 'for')}"] if waiting else []
@@ -253,57 +265,32 @@ def preemption_words(hazard: Hazard) -> str:
     if not hazard.preempted and not hazard.lost_jobs:
         return "none"
     rate = f" ({formatting.number(round(hazard.per_1000_h, 1))} per 1000 h)" if hazard.per_1000_h is not None else ""
-    return f"{hazard.preempted}{rate}" + "".join(f", {part} lost" for part in lost_work(hazard))
-
-
-def lost_work(hazard: Hazard) -> list[str]:
-    """Return the lost work in GPU-hours and CPU-hours."""
     lost = (("GPU", hazard.lost_gpu_s), ("CPU", hazard.lost_cpu_s))
-    return [f"{formatting.number(round(spent_s / 3600, 1))} {unit}-hours" for unit, spent_s in lost if spent_s]
-
-
-def _of_hazard(column: Column) -> Column:
-    """Return the column of a figure of a site's hazard, for machines."""
-
-    def of(row: SiteRow) -> Cell:
-        return column.cell(row.hazard) if row.hazard else None
-
-    return Column(column.key, column.doc, of, null=True, kind=column.kind)
+    hours = [f", {formatting.number(round(work_s / 3600, 1))} {unit}-hours lost" for unit, work_s in lost if work_s]
+    return f"{hazard.preempted}{rate}{''.join(hours)}"
 
 
 def hazard_columns() -> tuple[Column, ...]:
     """Return the columns of preemptions and their cost."""
+
+    def lost(key: str, doc: str, head: str, level: int) -> Column:
+        def hours(hazard: Hazard) -> str:
+            return formatting.number(round(getattr(hazard, key) / 3600, 2))
+
+        return number(key, doc, lambda h: round(getattr(h, key), 3), level=level, head=head, show=hours)
+
+    rate_doc = "Taken back per 1000 hours of drones; null: none ran."
+    grace_doc = "Mean time from a notice to the end, seconds; null: there was no notice."
     return (
         whole("ran", "Drones that ran in that time.", "drones", level=0),
         span_s("run_s", "How long they ran then, all together, seconds.", head="FOR"),
         whole("preempted", "Of those, taken back by the site or for the owner.", head="TAKEN BACK"),
-        number(
-            "per_1000_h",
-            "Taken back per 1000 hours of drones; null: none ran.",
-            lambda h: None if h.per_1000_h is None else round(h.per_1000_h, 3),
-            null=True,
-            head="PER 1000 H",
-        ),
+        number("per_1000_h", rate_doc, lambda h: rounded(h.per_1000_h), null=True, head="PER 1000 H"),
         span_s("life_mean_s", "Mean life of those, seconds; null: there were none.", level=1, head="MEAN LIFE"),
         span_s("life_median_s", "Median life of those, seconds; null: there were none.", head="MEDIAN LIFE"),
-        span_s(
-            "grace_mean_s", "Mean time from a notice to the end, seconds; null: there was no notice.", head="GRACE USED"
-        ),
-        number(
-            "lost_gpu_s",
-            "Work of jobs that GPU drones' ends have cost, GPU-seconds.",
-            lambda h: round(h.lost_gpu_s, 3),
-            head="GPU-H LOST",
-            show=lambda h: formatting.number(round(h.lost_gpu_s / 3600, 2)),
-        ),
-        number(
-            "lost_cpu_s",
-            "The same of CPU drones, CPU-seconds.",
-            lambda h: round(h.lost_cpu_s, 3),
-            level=1,
-            head="CPU-H LOST",
-            show=lambda h: formatting.number(round(h.lost_cpu_s / 3600, 2)),
-        ),
+        span_s("grace_mean_s", grace_doc, head="GRACE USED"),
+        lost("lost_gpu_s", "Work of jobs that GPU drones' ends have cost, GPU-seconds.", "GPU-H LOST", 0),
+        lost("lost_cpu_s", "The same of CPU drones, CPU-seconds.", "CPU-H LOST", 1),
         whole("lost_jobs", "Jobs that lost it.", level=1, head="JOBS"),
     )
 
@@ -349,21 +336,6 @@ def _breaker_note(breaker: Breaker, now: float) -> str:
 
 SITE_SCHEMA = "provisioner.site/1"
 
-_SITE_TITLES = {
-    "site": "site",
-    "enabled": "enabled",
-    "breaker": "breaker",
-    "drones": "drones",
-    "max_drones": "of at most",
-    "gpu_milli": "gpus",
-    "states": "states",
-    "free": "free",
-    "owner": "the owner",
-    "taken_back": "taken back",
-    "view_age_s": "age of view",
-    "note": "note",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
@@ -396,20 +368,17 @@ def site_document(
 ) -> Document:
     """Return a site as a document. ``hazards``: of its drone types; ``quiet_s``: time without a waiting GPU job."""
     nodes = node_rows(row, live, quiet_s)
+    scope = text("scope", "Drone type, as site/name.", head="TYPE", least=12, tail=True)
     claims = row.view.claims if row.view else ()
     unknown = "" if row.view else "not known: the site was never seen"
-    facts = tuple(
-        replace(c, level=0, spare=0, head=_SITE_TITLES[c.key]) if c.key in _SITE_TITLES else replace(c, level=2)
-        for c in site_columns(now)
-    )
     as_of = f"as of tick {views.tick}, {formatting.ago(views.at, now)} ago" if views else "no tick is on record yet"
     return Document(
         SITE_SCHEMA,
-        Listing("", facts, [row], lambda s: s.name),
+        Listing("", as_facts(site_columns(now)), [row], lambda s: s.name),
         {
             "nodes": Listing("provisioner.nodes/1", node_columns(), nodes, lambda n: n.node.name, unknown=unknown),
             "claims": Listing("", _claim_columns(now), claims, lambda c: c.who, unknown=unknown),
-            "hazards": Listing("", _type_hazard_columns(), hazards, lambda h: h.scope),
+            "hazards": Listing("", (scope, *hazard_columns()), hazards, lambda h: h.scope),
         },
         {
             "nodes": "Nodes (free of all)",
@@ -440,46 +409,27 @@ def node_rows(row: SiteRow, live: Sequence[Drone], quiet_s: float) -> list[NodeR
 
 def node_columns() -> tuple[Column, ...]:
     """Return the columns of nodes."""
+
+    def free(key: str, doc: str, head: str, unit: Callable[[int], str], level: int = 0) -> Column:
+        left, total = attrgetter(f"node.{key}"), attrgetter(f"node.{key.removeprefix('free_')}")
+
+        def show(row: NodeRow) -> str:
+            return f"{unit(left(row))} of {unit(total(row))}" if total(row) else "-"
+
+        return whole(key, doc, left, level=level, head=head, show=show)
+
+    kept_doc = "What of the free CPUs, memory and disk is kept for the free GPUs (blocking), in words; empty: nothing."
     return (
         text("node", "Node, as the site names it.", "node.name", level=0, least=12, tail=True),
         whole("gpu_milli", "Thousandths of its GPUs.", "node.gpu_milli"),
-        _free_of(
-            "free_gpu_milli",
-            lambda n: n.node.free_gpu_milli,
-            lambda n: n.node.gpu_milli,
-            formatting.gpus,
-            "Thousandths of GPUs that nobody holds.",
-            "GPUS",
-        ),
+        free("free_gpu_milli", "Thousandths of GPUs that nobody holds.", "GPUS", formatting.gpus),
         whole("cpus", "Its CPUs.", "node.cpus"),
-        _free_of(
-            "free_cpus", lambda n: n.node.free_cpus, lambda n: n.node.cpus, str, "CPUs that nobody holds.", "CPUS"
-        ),
+        free("free_cpus", "CPUs that nobody holds.", "CPUS", str),
         whole("memory_mib", "Its memory, MiB.", "node.memory_mib"),
-        _free_of(
-            "free_memory_mib",
-            lambda n: n.node.free_memory_mib,
-            lambda n: n.node.memory_mib,
-            formatting.size,
-            "Memory that nobody holds, MiB.",
-            "MEMORY",
-        ),
+        free("free_memory_mib", "Memory that nobody holds, MiB.", "MEMORY", formatting.size),
         whole("disk_mib", "Its disk, MiB; 0: not told.", "node.disk_mib"),
-        _free_of(
-            "free_disk_mib",
-            lambda n: n.node.free_disk_mib,
-            lambda n: n.node.disk_mib,
-            formatting.size,
-            "Disk that nobody holds, MiB.",
-            "DISK",
-            level=1,
-        ),
-        words(
-            "kept",
-            "What of the free CPUs, memory and disk is kept for the free GPUs (blocking), in words; empty: nothing.",
-            _kept_words,
-            least=12,
-        ),
+        free("free_disk_mib", "Disk that nobody holds, MiB.", "DISK", formatting.size, level=1),
+        words("kept", kept_doc, _kept_words, least=12),
         whole("kept_cpus", "CPUs kept for its free GPUs."),
         whole("kept_memory_mib", "Memory kept for its free GPUs, MiB."),
         whole("kept_disk_mib", "Disk kept for its free GPUs, MiB."),
@@ -491,28 +441,8 @@ def node_columns() -> tuple[Column, ...]:
             right=True,
             show=lambda n: str(len(n.drones)),
         ),
-        items(
-            "types", "Drone types that it could host if it were empty.", lambda n: list(n.node.types), level=1, least=8
-        ),
+        items("types", "Drone types that it could host if it were empty.", "node.types", level=1, least=8),
     )
-
-
-def _free_of(
-    key: str,
-    free: Callable[[NodeRow], int],
-    total: Callable[[NodeRow], int],
-    told: Callable[[int], str],
-    doc: str,
-    head: str,
-    *,
-    level: int = 0,
-) -> Column:
-    """Return a column of a free amount; people also see the total."""
-
-    def show(row: NodeRow) -> str:
-        return f"{told(free(row))} of {told(total(row))}" if total(row) else "-"
-
-    return whole(key, doc, free, level=level, head=head, show=show)
 
 
 def _kept_words(row: NodeRow) -> str:
@@ -523,6 +453,7 @@ def _kept_words(row: NodeRow) -> str:
 
 
 def _claim_columns(now: float) -> tuple[Column, ...]:
+    waits_doc = "Since the first of them was submitted, seconds; null: not told."
     return (
         text("who", "Whose; may be empty.", level=0, least=8),
         whole("jobs", "Jobs of this shape.", "count", level=0),
@@ -530,32 +461,20 @@ def _claim_columns(now: float) -> tuple[Column, ...]:
         whole("cpus", "CPUs of each.", level=0),
         whole("memory_mib", "Memory of each, MiB.", head="MEMORY", unit=amount),
         whole("disk_mib", "Disk of each, MiB.", level=1, head="DISK", unit=amount),
-        span_s(
-            "waits_s",
-            "Since the first of them was submitted, seconds; null: not told.",
-            lambda c: max(0.0, now - c.since) if c.since else None,
-            head="WAITS",
-        ),
+        age_s("waits_s", waits_doc, "since", now, head="WAITS"),
         time_at("since_at", "When the first of them was submitted.", "since"),
         items(
             "nodes",
             "Nodes that could host one if they were empty; empty: any.",
-            lambda c: list(c.nodes),
             level=0,
             least=12,
             wrap=True,
-            show=lambda c: formatting.fold_hostlist(c.nodes) or "any",
+            unit=lambda nodes: formatting.fold_hostlist(nodes) or "any",
         ),
     )
 
 
-def _type_hazard_columns() -> tuple[Column, ...]:
-    return (
-        text("scope", "Drone type, as site/name.", head="TYPE", least=12, tail=True),
-        *hazard_columns(),
-    )
-
-
+SiteName = Annotated[str, typer.Argument(metavar="SITE", help="Name of the site.", autocompletion=complete_sites)]
 sites_app = typer.Typer(cls=VerbGroup, add_completion=False, rich_markup_mode=None)
 
 
@@ -585,7 +504,7 @@ def sites(ctx: typer.Context, where: Where, show: Show, pick: Pick) -> None:
 def show_site(
     where: Where,
     show: Show,
-    name: Annotated[str, typer.Argument(metavar="SITE", help="Name of the site.", autocompletion=complete_sites)],
+    name: SiteName,
 ) -> None:
     """Tell all of one site: its nodes, the owner's jobs that wait, and how often it takes places back.
 
@@ -605,11 +524,9 @@ def show_site(
 @shared
 def reset_site(
     where: Where,
-    name: Annotated[str, typer.Argument(metavar="SITE", help="Name of the site.", autocompletion=complete_sites)],
+    name: SiteName,
     type_: Annotated[str | None, typer.Option("--type", metavar="NAME", help="Only this drone type of it.")] = None,
-    reason: Annotated[
-        str, typer.Option("--reason", "-r", metavar="TEXT", help="Why; it is recorded as an event.")
-    ] = "",
+    reason: EventReason = "",
 ) -> None:
     """Use a banned site or drone type again, now: after a repair.
 

@@ -8,22 +8,52 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 
 from provisioner import formatting
-from provisioner.cli.columns import Column, Document, Listing, data, flag, number, span_s, text, time_at, whole, words
 from provisioner.cli.drones import controller_of
 from provisioner.cli.jobs import class_columns, class_rows, newest_plan
-from provisioner.cli.locate import complete_drones, find_drone, open_record
-from provisioner.cli.options import Exit, Format, Pick, Show, VerbError, Where, parse_age, shared, verb_error
-from provisioner.cli.output import Page, dumps, picked, present, shorten
+from provisioner.cli.options import (
+    Exit,
+    Format,
+    Pick,
+    Show,
+    VerbError,
+    Where,
+    complete_drones,
+    find_drone,
+    open_record,
+    parse_age,
+    shared,
+    verb_error,
+)
+from provisioner.cli.output import (
+    Column,
+    Document,
+    Listing,
+    Page,
+    age_s,
+    data,
+    dumps,
+    flag,
+    number,
+    picked,
+    present,
+    reason_data,
+    shorten,
+    span_s,
+    text,
+    time_at,
+    whole,
+    words,
+)
 from provisioner.cli.plan import plan_summary
 from provisioner.cli.sites import DAY_S, site_columns, site_rows
 from provisioner.cli.troubles import OperatorTrouble, Severity, TroubleContext, check_line, trouble_columns, troubles
-from provisioner.model import Breaker, Drone, DroneState, Fault, JobClass, OverlayView, Plan, SiteView
-from provisioner.reasons import LimitReached, Reason
+from provisioner.model import Breaker, Drone, DroneState, Fault, JobClass, Plan, PolledOverlay, PolledSite
+from provisioner.reasons import LimitReached
 from provisioner.store import Event, Holder, Transition, Views
 from provisioner.store.reader import Reader
 
@@ -40,6 +70,10 @@ class Happening:
     event: Event | None
 
     @property
+    def kind(self) -> str:
+        return "step" if self.step else "event"
+
+    @property
     def name(self) -> str:
         return self.step.state.value if self.step else self.event.name if self.event else ""
 
@@ -53,35 +87,15 @@ class Happening:
 
 def event_columns() -> tuple[Column, ...]:
     """Return the columns of steps and events."""
-    from provisioner.serialization import to_plain
-
     return (
         time_at("at", "When.", level=0),
-        text(
-            "kind",
-            "step of a drone, or event.",
-            lambda h: "step" if h.step else "event",
-            level=1,
-            choices=("step", "event"),
-        ),
-        text("name", "The state that was entered, or the event's name.", level=0),
-        text(
-            "drone",
-            "The drone; empty for events.",
-            lambda h: h.step.drone_id if h.step else "",
-            level=0,
-            least=16,
-            tail=True,
-        ),
+        text("kind", "step of a drone, or event.", level=1, choices=("step", "event")),
+        text("name", "The state that was entered, or the event's name.", level=0, least=20),
+        text("drone", "The drone; empty for events.", "step.drone_id", level=0, least=16, tail=True),
         words("text", "Why or what, in words.", head="WHY", least=24),
-        text("was", "State before.", "step.was.value", null=True),
-        data(
-            "reason",
-            "Why, as data; null for events.",
-            lambda h: to_plain(h.step.reason, Reason) if h.step else None,
-            null=True,
-        ),
-        data("fields", "Of an event.", lambda h: dict(h.event.fields) if h.event else None, null=True),
+        text("was", "State before.", "step.was", null=True),
+        data("reason", "Why, as data; null for events.", "step.reason", convert=reason_data, null=True),
+        data("fields", "Of an event.", "event.fields", null=True),
         whole("tick", "Number of the tick; null for events.", "step.tick", null=True, level=1),
     )
 
@@ -112,7 +126,7 @@ def events(
     """
     reader = open_record(where)
     start = 0.0 if since == "all" else time.time() - parse_age(since)
-    only = _drone_of(reader, drone)
+    only = find_drone(reader, drone) if drone else ""
     if not follow:
         present(show, lambda: picked(_event_listing(reader, start, since, only), pick))
         return
@@ -121,22 +135,20 @@ def events(
     _follow_events(reader, show, start, only)
 
 
-def _drone_of(reader: Reader, any_id: str | None) -> str:
-
-    return find_drone(reader, any_id) if any_id else ""
-
-
 def _event_listing(reader: Reader, start: float, since: str, only: str) -> Listing:
-    found = [*(Happening(t.at, t, None) for _, t in _transitions(reader, start, 0))]
-    if only:
-        found = [h for h in found if h.step and h.step.drone_id == only]
-    else:
-        found += [Happening(e.at, None, e) for e in all_events(reader) if e.at >= start]
-    found.sort(key=lambda h: h.at)
+    steps, events = list(_transitions(reader, start, 0)), all_events(reader)
+    found = _happenings([t for _, t in steps], events, start, only)
     back = "everything on record" if since == "all" else f"of the last {since}; --since for more"
     whose = f" of drone {only}" if only else ""
     scope = f"{formatting.count(len(found), 'entry', 'entries')}{whose}, {back}"
     return Listing(EVENTS_SCHEMA, event_columns(), found, lambda h: h.name, scope)
+
+
+def _happenings(steps: Sequence[Transition], events: Sequence[Event], start: float, only: str) -> list[Happening]:
+    """Return steps and events by time; with ``only`` the steps of that drone."""
+    found = [Happening(t.at, t, None) for t in steps if only in ("", t.drone_id)]
+    found += [Happening(e.at, None, e) for e in events if e.at >= start and not only]
+    return sorted(found, key=lambda h: h.at)
 
 
 def _transitions(reader: Reader, since: float, after: int) -> Iterator[tuple[int, Transition]]:
@@ -162,23 +174,16 @@ def _follow_events(reader: Reader, show: Show, start: float, only: str) -> None:
     page = Page.of(show)
     step, event = 0, 0
     while True:
-        found = []
-        for serial, t in _transitions(reader, start, step):
-            step = serial
-            found.append(Happening(t.at, t, None))
-        for e in all_events(reader, event):
-            event = e.id
-            if e.at >= start:
-                found.append(Happening(e.at, None, e))
-        found.sort(key=lambda h: h.at)
-        _write_stream([h for h in found if not only or (h.step and h.step.drone_id == only)], show, page)
+        steps, events = list(_transitions(reader, start, step)), all_events(reader, event)
+        step, event = steps[-1][0] if steps else step, events[-1].id if events else event
+        _write_stream(_happenings([t for _, t in steps], events, start, only), show, page)
         time.sleep(show.interval)
 
 
 def _write_stream(found: list[Happening], show: Show, page: Page) -> None:
     """Write one complete line per entry: a stream has no column widths."""
-    known = event_columns()
-    for happening in found:
+    rows = Listing("", event_columns(), found, str).plain()
+    for happening, row in zip(found, rows, strict=True):
         match show.output:
             case Format.TABLE | Format.WIDE:
                 drone = f"{happening.step.drone_id} " if happening.step else ""
@@ -187,7 +192,7 @@ def _write_stream(found: list[Happening], show: Show, page: Page) -> None:
             case Format.NAME:
                 print(formatting.sanitize(happening.name))
             case _:
-                print(dumps({c.key: c.cell(happening) for c in known}))
+                print(dumps(row))
     sys.stdout.flush()
 
 
@@ -197,7 +202,7 @@ CHECK_UNKNOWN = 3
 """Exit code of ``--check`` for what cannot be found out, as monitoring plugins give it."""
 MAX_CLASSES_SHOWN = 10
 _SITE_COLUMNS = ("site", "breaker", "drones", "max_drones", "gpu_milli", "owner", "taken_back", "note")
-Row = TypeVar("Row")
+_DEMAND_COLUMNS = ("id", "waiting", "running", "drones", "oldest_s", "why")
 
 LIVE_STATES = tuple(s for s in DroneState if not s.ended)
 
@@ -289,11 +294,9 @@ def _run_check(where: Where) -> int:
         print(formatting.sanitize(f"PROVISIONER UNKNOWN - {'; '.join(failure.lines)}").replace("|", "/"))
         return CHECK_UNKNOWN
     idle = sum(c.waiting + c.fresh for c in facts.waiting)
-    interval_s = formatting.ago(views.at, now) if views else "-"
-    code, line = check_line(
-        troubles(facts),
-        f"{formatting.count(len(live), 'drone')}, {formatting.count(idle, 'idle job')}, last tick {interval_s} ago",
-    )
+    last_tick = formatting.ago(views.at, now) if views else "-"
+    counts = f"{formatting.count(len(live), 'drone')}, {formatting.count(idle, 'idle job')}"
+    code, line = check_line(troubles(facts), f"{counts}, last tick {last_tick} ago")
     print(f"{line} | drones={len(live)} idle_jobs={idle}")
     return code
 
@@ -306,36 +309,31 @@ def status_document(reader: Reader, now: float) -> Document:
     found = troubles(facts_of(reader, views, plan, list(breakers.values()), live, now))
     recent = [Happening(e.at, None, e) for e in all_events(reader)[-MAX_EVENTS_SHOWN:]]
     row = StatusRow(reader.holder(), controller_of(live[0].id) if live else "", views, plan, live)
-    parts: dict[str, Listing] = {
+    reasons = [refusal.reason for refusal in plan.refusals] if plan else []
+    limits = list({(r.limit, r.scope): r for r in reasons if isinstance(r, LimitReached)}.values())
+    shown_classes = class_rows(views, plan, live, waiting[:MAX_CLASSES_SHOWN])
+    parts = {
         "troubles": Listing("", trouble_columns(), found, lambda t: t.kind),
         "views": Listing("", _view_columns(), _view_rows(views, now), lambda v: v.view),
         "sites": Listing("", _only(site_columns(now), _SITE_COLUMNS), shown_sites, lambda s: s.name),
         "drones": Listing("", _state_columns(live), _by_site(live), lambda s: s.site),
-        "demand": Listing(
-            "",
-            _only(class_columns(now), ("id", "waiting", "running", "drones", "oldest_s", "why")),
-            class_rows(views, plan, live, waiting[:MAX_CLASSES_SHOWN]),
-            lambda c: c.job.id,
-        ),
-        "limits": Listing("", _limit_columns(), _limits_reached(plan), lambda r: r.limit),
+        "demand": Listing("", _only(class_columns(now), _DEMAND_COLUMNS), shown_classes, lambda c: c.job.id),
+        "limits": Listing("", _limit_columns(), limits, lambda r: r.limit),
         "events": Listing("", _only(event_columns(), ("at", "name", "text")), recent, lambda h: h.name),
     }
-    idle = sum(c.waiting + c.fresh for c in waiting)
+    idle = formatting.count(sum(c.waiting + c.fresh for c in waiting), "job")
     more = f", the largest {MAX_CLASSES_SHOWN} of {len(waiting)}" if len(waiting) > MAX_CLASSES_SHOWN else ""
     titles = {
         "troubles": f"Troubles: {len(found)}" if found else "Troubles",
         "views": "Views",
         "sites": "Sites",
         "drones": f"Live drones: {len(live)}",
-        "demand": (
-            f"Waiting: {formatting.count(idle, 'job')} in {formatting.count(len(waiting), 'class', 'classes')}{more}"
-        ),
+        "demand": f"Waiting: {idle} in {formatting.count(len(waiting), 'class', 'classes')}{more}",
         "limits": "Limits reached",
         "events": "Last events of the controller",
     }
-    return Document(
-        STATUS_SCHEMA, Listing("", _status_facts(now), [row], lambda _: ""), parts, titles, scope=_status_scope(found)
-    )
+    facts = Listing("", _status_facts(now), [row], lambda _: "")
+    return Document(STATUS_SCHEMA, facts, parts, titles, scope=_status_scope(found))
 
 
 def _waiting_classes(views: Views | None) -> list[JobClass]:
@@ -353,18 +351,9 @@ def facts_of(
     now: float,
 ) -> TroubleContext:
     """Return the facts that the rules of troubles need."""
-    return TroubleContext(
-        now,
-        reader.holder(),
-        views,
-        plan,
-        breakers,
-        _waiting_classes(views),
-        all_events(reader),
-        reader.drones(ended=True, states=[DroneState.FAILED, DroneState.JOIN_TIMEOUT], limit=50),
-        live,
-        _free_bytes(reader),
-    )
+    ended = reader.drones(ended=True, states=[DroneState.FAILED, DroneState.JOIN_TIMEOUT], limit=50)
+    waiting, events, free_bytes = _waiting_classes(views), all_events(reader), _free_bytes(reader)
+    return TroubleContext(now, reader.holder(), views, plan, breakers, waiting, events, ended, live, free_bytes)
 
 
 def _free_bytes(reader: Reader) -> int | None:
@@ -383,110 +372,77 @@ def _status_scope(found: Sequence[OperatorTrouble]) -> str:
     if not found:
         return "no trouble on record"
     counts = Counter(t.severity for t in found)
-    parts = [formatting.count(counts[s], *_SEVERITY_NOUNS[s]) for s in Severity if counts[s]]
+    parts = [
+        formatting.count(counts[s], "critical trouble" if s is Severity.CRITICAL else s.value)
+        for s in Severity
+        if counts[s]
+    ]
     return f"{', '.join(parts)}: {found[0].subject}: {found[0].text}"
 
 
-_SEVERITY_NOUNS = {
-    Severity.CRITICAL: ("critical trouble", "critical troubles"),
-    Severity.WARNING: ("warning", "warnings"),
-    Severity.NOTE: ("note", "notes"),
-}
-
-
-# --------------------------------------------------------------------------------------------------------------- facts
-
-
 def _status_facts(now: float) -> tuple[Column, ...]:
+    def holder_words(row: StatusRow) -> str:
+        name, holder = f"{row.controller}: " if row.controller else "", row.holder
+        if holder is None:
+            return f"{name}not running; what follows is as last recorded"
+        return f"{name}runs as process {holder.pid} on {holder.host} for {formatting.ago(holder.since, now)}"
+
+    def tick_words(row: StatusRow) -> str:
+        if row.views is None:
+            return "none yet"
+        did = f"; last plan: {plan_summary(row.plan)}" if row.plan else ""
+        return f"{row.views.tick}, {formatting.ago(row.views.at, now)} ago{did}"
+
+    def gpu_milli(row: StatusRow) -> int:
+        return sum(d.gpu_milli for d in row.live)
+
+    running_doc = "Does a controller hold the record?"
+    tick_doc = "Number of the newest tick; null: none yet."
+    live_doc = "Drones asked for and not confirmed gone."
     return (
         text("controller", "Name; empty while no drone lives."),
-        flag(
-            "running",
-            "Does a controller hold the record?",
-            lambda x: x.holder is not None,
-            head="controller",
-            show=lambda x: _holder_words(x, now),
-        ),
+        flag("running", running_doc, lambda x: x.holder is not None, head="controller", show=holder_words),
         whole("pid", "Its process; null: none runs.", "holder.pid", null=True),
         text("host", "Its host; null: none runs.", "holder.host", null=True),
         time_at("running_since_at", "Since when it runs.", "holder.since"),
-        whole(
-            "tick",
-            "Number of the newest tick; null: none yet.",
-            "views.tick",
-            null=True,
-            head="newest tick",
-            show=lambda x: _tick_words(x, now),
-        ),
+        whole("tick", tick_doc, "views.tick", null=True, head="newest tick", show=tick_words),
         time_at("tick_at", "When it was.", "views.at"),
-        span_s("tick_age_s", "Its age, seconds.", lambda x: max(0.0, now - x.views.at) if x.views else None),
-        whole(
-            "live_drones", "Drones asked for and not confirmed gone.", lambda x: len(x.live), head="drones", unit=str
-        ),
+        age_s("tick_age_s", "Its age, seconds.", "views.at", now),
+        whole("live_drones", live_doc, lambda x: len(x.live), head="drones", unit=str),
         whole("max_drones", "Limit on them; null: not known.", "views.policy.max_drones", null=True, head="of at most"),
-        whole(
-            "gpu_milli",
-            "Thousandths of GPUs in them.",
-            lambda x: sum(d.gpu_milli for d in x.live),
-            head="gpus",
-            unit=formatting.gpus,
-        ),
+        whole("gpu_milli", "Thousandths of GPUs in them.", gpu_milli, head="gpus", unit=formatting.gpus),
         whole("max_gpu_milli", "Limit on those; null: none.", "views.policy.max_gpu_milli", null=True),
     )
-
-
-def _holder_words(row: StatusRow, now: float) -> str:
-    name = f"{row.controller}: " if row.controller else ""
-    if row.holder is None:
-        return f"{name}not running; what follows is as last recorded"
-    return f"{name}runs as process {row.holder.pid} on {row.holder.host} for {formatting.ago(row.holder.since, now)}"
-
-
-def _tick_words(row: StatusRow, now: float) -> str:
-    if row.views is None:
-        return "none yet"
-
-    did = f"; last plan: {plan_summary(row.plan)}" if row.plan else ""
-    return f"{row.views.tick}, {formatting.ago(row.views.at, now)} ago{did}"
-
-
-# --------------------------------------------------------------------------------------------------------------- parts
 
 
 def _view_rows(views: Views | None, now: float) -> list[ViewRow]:
     if views is None:
         return []
-    overlay = views.overlay
-    taken = overlay.view.taken_at if overlay.view else 0.0
-    rows = [ViewRow("overlay", taken, views.policy.overlay_max_age_s, overlay.fault, now, _view_messages(overlay.view))]
-    for name, policy in sorted(views.policy.sites.items()):
-        reading = views.sites.get(name)
-        view = reading.view if reading else None
-        fault = reading.fault if reading else None
-        taken = view.taken_at if view else 0.0
-        rows.append(ViewRow(f"site:{name}", taken, policy.view_max_age_s, fault, now, _view_messages(view)))
-    return rows
 
+    def row(name: str, polled: PolledOverlay | PolledSite | None, limit_s: float) -> ViewRow:
+        view, fault = (polled.view, polled.fault) if polled else (None, None)
+        messages = (*view.notices, *view.remarks) if view else ()
+        return ViewRow(name, view.taken_at if view else 0.0, limit_s, fault, now, messages)
 
-def _view_messages(view: OverlayView | SiteView | None) -> tuple[str, ...]:
-    return (*view.notices, *view.remarks) if view else ()
+    return [
+        row("overlay", views.overlay, views.policy.overlay_max_age_s),
+        *(
+            row(f"site:{name}", views.sites.get(name), policy.view_max_age_s)
+            for name, policy in sorted(views.policy.sites.items())
+        ),
+    ]
 
 
 def _view_columns() -> tuple[Column, ...]:
     tints = {"failed": "red", "never": "red", "old": "yellow"}
+    verdict_doc = "fresh; old: past its limit; failed: the newest look failed; never: none succeeded."
     return (
         text("view", "overlay, or site:<name>.", level=0, least=12, tail=True),
-        text(
-            "verdict",
-            "fresh; old: past its limit; failed: the newest look failed; never: none succeeded.",
-            head="IS",
-            choices=("fresh", "old", "failed", "never"),
-            tint=lambda v: tints.get(v.verdict, ""),
-        ),
+        text("verdict", verdict_doc, head="IS", choices=("fresh", "old", "failed", "never"), tint=tints),
         span_s("age_s", "Age of the newest good view, seconds; null: there is none.", head="AGE"),
         span_s("limit_s", "Older than this it is not acted on, seconds.", head="LIMIT"),
         time_at("taken_at", "When it was taken."),
-        text("fault", "Kind of fault of the newest look; null: it succeeded.", "fault.kind.value", null=True),
+        text("fault", "Kind of fault of the newest look; null: it succeeded.", "fault.kind", null=True),
         words("message", "What went wrong; of a view that is good, what is odd in it.", head="NOTE", least=20),
     )
 
@@ -499,17 +455,11 @@ def _by_site(live: Sequence[Drone]) -> list[SiteStates]:
 
 
 def _state_columns(live: Sequence[Drone]) -> tuple[Column, ...]:
-    present_ = {d.state for d in live}
+    shown = {d.state for d in live}
 
     def column(state: DroneState) -> Column:
-        doc = f"Live drones in state {state.value}."
-        return whole(
-            state.value,
-            doc,
-            lambda s: s.counts.get(state, 0),
-            level=0 if state in present_ else 2,
-            show=lambda s: str(s.counts.get(state) or "-"),
-        )
+        doc, level = f"Live drones in state {state.value}.", 0 if state in shown else 2
+        return whole(state.value, doc, lambda s: s.counts.get(state, 0), level=level, unit=lambda n: str(n or "-"))
 
     return (
         text("site", "Site.", level=0, least=12, tail=True),
@@ -518,18 +468,12 @@ def _state_columns(live: Sequence[Drone]) -> tuple[Column, ...]:
     )
 
 
-def _limits_reached(plan: Plan | None) -> list[LimitReached]:
-    """Return each limit that prevented a start, once."""
-    found = [r.reason for r in plan.refusals if isinstance(r.reason, LimitReached)] if plan else []
-    return list({(r.limit, r.scope): r for r in found}.values())
-
-
 def _limit_columns() -> tuple[Column, ...]:
     return (
         text("limit", "Name of the setting.", level=0, least=12),
         text("scope", "What it limits.", level=0, least=12, tail=True),
-        number("used", "How much is used.", level=0, show=lambda r: formatting.number(r.used)),
-        number("allowed", "How much may be.", level=0, show=lambda r: formatting.number(r.allowed)),
+        number("used", "How much is used.", level=0, unit=formatting.number),
+        number("allowed", "How much may be.", level=0, unit=formatting.number),
     )
 
 

@@ -1,8 +1,9 @@
 """Everything on record that a person should look at, one line each: a list of small rules over the facts of `status`.
 
-A rule takes :class:`Facts` and yields :class:`OperatorTrouble` rows. To have another trouble shown, add a rule to
-:data:`RULES`, or record an event: a name in :data:`LASTING` holds until one of the events that end it, and any other
-name that ends in ``.rejected`` or ``.failed`` or ``_failed``, or is in :data:`RECENT`, is shown for an hour.
+A rule takes a :class:`TroubleContext` and yields :class:`OperatorTrouble` rows. To have another trouble shown, add a
+rule to :data:`TROUBLE_RULES`, or record an event: a name in :data:`LASTING_EVENTS` holds until one of the events that
+end it, and any other name that ends in ``.rejected`` or ``.failed`` or ``_failed``, or is in :data:`RECENT_EVENTS`, is
+shown for an hour.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from provisioner import formatting
-from provisioner.cli.columns import Column, text, words
 from provisioner.cli.jobs import reasons_by_class
+from provisioner.cli.output import Column, text, words
 from provisioner.model import Breaker, BreakerState, Drone, DroneState, FaultKind, JobClass, Plan
 from provisioner.reasons import AllVanished, Reason, TooManyUnhealthy
 from provisioner.store import Event, Holder, Views
@@ -23,7 +24,7 @@ NEGOTIATION_TIMEOUT_S = 300.0
 RECENT_TROUBLE_S = 3600.0
 """Time for which the failure of a drone, and an event that nothing ends, counts as a trouble."""
 MIN_FAILED_DRONES = 3
-"""So many failed drones of one type within :data:`RECENT_S` are a trouble: one alone may be a bad node."""
+"""So many failed drones of one type within :data:`RECENT_TROUBLE_S` are a trouble: one alone may be a bad node."""
 MIN_FREE_BYTES = 32 << 20
 """Below this much free space on the store's disk the next writes may fail."""
 MAX_NOTICES = 5
@@ -108,24 +109,13 @@ def troubles(facts: TroubleContext) -> list[OperatorTrouble]:
 
 
 def trouble_columns() -> tuple[Column, ...]:
-    """Severity of troubles."""
+    """Return the columns of troubles."""
+    severity_doc = "critical: nothing is done; warning: something is not done; note: users or sites cause it."
+    subject_doc = "overlay, controller, site:NAME, type:SITE/NAME, class:ID or drone:ID."
     return (
-        text(
-            "severity",
-            "critical: nothing is done; warning: something is not done; note: users or sites cause it.",
-            "severity.value",
-            level=0,
-            choices=tuple(Severity),
-            tint=lambda t: SEVERITY_TINTS.get(t.severity, ""),
-        ),
+        text("severity", severity_doc, level=0, choices=tuple(Severity), tint=SEVERITY_TINTS),
         text("kind", "Stable name of the kind of trouble."),
-        text(
-            "subject",
-            "overlay, controller, site:NAME, type:SITE/NAME, class:ID or drone:ID.",
-            level=0,
-            least=12,
-            tail=True,
-        ),
+        text("subject", subject_doc, level=0, least=12, tail=True),
         words("text", "What is wrong, and what to do.", head="TROUBLE", least=30),
     )
 
@@ -136,11 +126,8 @@ def trouble_columns() -> tuple[Column, ...]:
 def _controller_down(facts: TroubleContext) -> Iterator[OperatorTrouble]:
     if facts.holder is None:
         last = f", the last tick was {formatting.ago(facts.views.at, facts.now)} ago" if facts.views else ""
-        yield _critical(
-            "controller-down",
-            "controller",
-            f"no controller runs{last}. Start it: nothing is started or drained meanwhile",
-        )
+        message = f"no controller runs{last}. Start it: nothing is started or drained meanwhile"
+        yield _critical("controller-down", "controller", message)
 
 
 def _no_tick(facts: TroubleContext) -> Iterator[OperatorTrouble]:
@@ -149,23 +136,18 @@ def _no_tick(facts: TroubleContext) -> Iterator[OperatorTrouble]:
     limit_s = facts.views.policy.overlay_max_age_s if facts.views else 120.0
     last = max(facts.holder.since, facts.views.at if facts.views else 0.0)
     if facts.now - last > limit_s:
-        yield _critical(
-            "no-tick",
-            "controller",
-            f"no tick recorded for {formatting.age(facts.now - last)} although the "
-            "controller runs: the store cannot be written (disk full?) or the controller hangs. "
-            "Look at its log",
+        message = (
+            f"no tick recorded for {formatting.age(facts.now - last)} although the controller runs: the store cannot "
+            "be written (disk full?) or the controller hangs. Look at its log"
         )
+        yield _critical("no-tick", "controller", message)
 
 
 def _disk_full(facts: TroubleContext) -> Iterator[OperatorTrouble]:
     if facts.free_bytes is not None and facts.free_bytes < MIN_FREE_BYTES:
         left = f"{facts.free_bytes >> 20} MiB"
-        yield _critical(
-            "disk-full",
-            "controller",
-            f"disk of the store nearly full: {left} left. Make room: nothing is done that cannot be recorded",
-        )
+        message = f"disk of the store nearly full: {left} left. Make room: nothing is done that cannot be recorded"
+        yield _critical("disk-full", "controller", message)
 
 
 def _views_in_doubt(facts: TroubleContext) -> Iterator[OperatorTrouble]:
@@ -191,10 +173,8 @@ def _views_in_doubt(facts: TroubleContext) -> Iterator[OperatorTrouble]:
 def _types_unfit(facts: TroubleContext) -> Iterator[OperatorTrouble]:
     for name, reading in sorted(facts.views.sites.items()) if facts.views else ():
         for kind, lack in reading.view.unfit.items() if reading.view else ():
-            advice = "Change the type in the site's file"
-            yield _warning(
-                "unfit", f"type:{name}/{kind}", f"can never start there: {formatting.excerpt(lack)}. {advice}"
-            )
+            message = f"can never start there: {formatting.excerpt(lack)}. Change the type in the site's file"
+            yield _warning("unfit", f"type:{name}/{kind}", message)
 
 
 def _notices(facts: TroubleContext) -> Iterator[OperatorTrouble]:
@@ -234,50 +214,41 @@ def _negotiator_silent(facts: TroubleContext) -> Iterator[OperatorTrouble]:
 
 def _breakers_open(facts: TroubleContext) -> Iterator[OperatorTrouble]:
     for breaker in facts.breakers:
-        fault = breaker.fault
         if breaker.state is BreakerState.ACTIVE or breaker.scope == "overlay":  # told as a view
             continue
+        fault, banned = breaker.fault, breaker.state is BreakerState.BANNED
+        message = f": {formatting.excerpt(fault.message)}" if fault else ""
+        until = f" until {formatting.iso(breaker.until)}" if banned else ""
         if breaker.class_id:  # the type is open to all other jobs
-            yield OperatorTrouble(Severity.NOTE, "class-backs-off", f"class:{breaker.class_id}", _of_class(breaker))
-            continue
-        if breaker.node:
-            yield _warning("black-hole-node", f"site:{breaker.scope.partition('@')[0]}", _of_node(breaker))
-            continue
-        kind, _, _ = breaker.scope.partition("/")
-        of_type = kind != breaker.scope
-        if of_type and fault is not None and fault.kind in _EXPECTED_FAULTS:
-            continue
-        until = f" until {formatting.iso(breaker.until)}" if breaker.state is BreakerState.BANNED else ""
-        why = f" ({fault.kind.value}): {formatting.excerpt(fault.message)}" if fault else ""
-        advice = f". After the repair: `{_reset(breaker.scope)}`" if breaker.state is BreakerState.BANNED else ""
-        subject = f"type:{breaker.scope}" if of_type else f"site:{breaker.scope}"
-        state = {BreakerState.BANNED: "not used", BreakerState.PROBING: "tried with one drone"}.get(
-            breaker.state, "failed lately, still used"
-        )
-        yield _warning(breaker.state.value, subject, f"{state}{until}{why}{advice}")
+            text_ = f"no drone of {breaker.scope.partition('#')[0]} is started for it{until}{message}"
+            yield OperatorTrouble(Severity.NOTE, "class-backs-off", f"class:{breaker.class_id}", text_)
+        elif breaker.node:
+            site, _, node = breaker.scope.partition("@")
+            drones = formatting.count(breaker.failures, "drone")
+            state = f"node {formatting.sanitize(node, 80)} {f'avoided{until}' if until else 'watched'}"
+            text_ = f"{state}, {drones} on it ate jobs{message}. After the repair: `{_reset(site)}`"
+            yield _warning("black-hole-node", f"site:{site}", text_)
+        else:
+            of_type = "/" in breaker.scope
+            if of_type and fault is not None and fault.kind in _EXPECTED_FAULTS:
+                continue
+            why = f" ({fault.kind.value}){message}" if fault else ""
+            advice = f". After the repair: `{_reset(breaker.scope)}`" if banned else ""
+            subject = f"{'type' if of_type else 'site'}:{breaker.scope}"
+            yield _warning(breaker.state.value, subject, f"{_BREAKER_WORDS[breaker.state]}{until}{why}{advice}")
 
 
-def _of_class(breaker: Breaker) -> str:
-    until = f" until {formatting.iso(breaker.until)}" if breaker.state is BreakerState.BANNED else ""
-    why = f": {formatting.excerpt(breaker.fault.message)}" if breaker.fault else ""
-    return f"no drone of {breaker.scope.partition('#')[0]} is started for it{until}{why}"
-
-
-def _of_node(breaker: Breaker) -> str:
-    site, _, node = breaker.scope.partition("@")
-    until = f" until {formatting.iso(breaker.until)}" if breaker.state is BreakerState.BANNED else ""
-    state = f"avoided{until}" if until else "watched"
-    why = f": {formatting.excerpt(breaker.fault.message)}" if breaker.fault else ""
-    drones = formatting.count(breaker.failures, "drone")
-    name = formatting.sanitize(node, 80)
-    return f"node {name} {state}, {drones} on it ate jobs{why}. After the repair: `{_reset(site)}`"
+_BREAKER_WORDS = {
+    BreakerState.BANNED: "not used",
+    BreakerState.PROBING: "tried with one drone",
+    BreakerState.DEGRADED: "failed lately, still used",
+}
 
 
 def _reset(scope: str) -> str:
     site, _, kind = scope.partition("/")
-    return f"provisioner sites reset {formatting.sanitize(site, 80)}" + (
-        f" --type {formatting.sanitize(kind, 80)}" if kind else ""
-    )
+    of_type = f" --type {formatting.sanitize(kind, 80)}" if kind else ""
+    return f"provisioner sites reset {formatting.sanitize(site, 80)}{of_type}"
 
 
 def _events_lasting(facts: TroubleContext) -> Iterator[OperatorTrouble]:
@@ -306,11 +277,9 @@ def _events_recent(facts: TroubleContext) -> Iterator[OperatorTrouble]:
 
 
 def _of_event(event: Event, now: float) -> str:
-    fields = [str(v) for k, v in event.fields.items() if k != "drone"]
-    what = _EVENT_WORDS.get(event.name, event.name)
-    return (
-        f"{what} ({formatting.ago(event.at, now)} ago): {formatting.sanitize('; '.join(fields), formatting.SHORT_TEXT)}"
-    )
+    fields = "; ".join(str(v) for k, v in event.fields.items() if k != "drone")
+    what = f"{_EVENT_WORDS.get(event.name, event.name)} ({formatting.ago(event.at, now)} ago)"
+    return f"{what}: {formatting.sanitize(fields, formatting.SHORT_TEXT)}"
 
 
 def _drains_refused(facts: TroubleContext) -> Iterator[OperatorTrouble]:
@@ -323,20 +292,15 @@ def _drains_refused(facts: TroubleContext) -> Iterator[OperatorTrouble]:
 def _drones_failed(facts: TroubleContext) -> Iterator[OperatorTrouble]:
     failed: dict[str, list[Drone]] = {}
     for drone in facts.ended:
-        if (
-            drone.state in (DroneState.FAILED, DroneState.JOIN_TIMEOUT)
-            and facts.now - drone.ended_at <= RECENT_TROUBLE_S
-        ):
+        recent = facts.now - drone.ended_at <= RECENT_TROUBLE_S
+        if recent and drone.state in (DroneState.FAILED, DroneState.JOIN_TIMEOUT):
             failed.setdefault(str(drone.type), []).append(drone)
     for kind, drones in sorted(failed.items()):
         if len(drones) >= MIN_FAILED_DRONES:
             last = max(drones, key=lambda d: d.ended_at)
             why = f", the last: {formatting.excerpt(last.site_reason)}" if last.site_reason else ""
-            yield _warning(
-                "drones-failed",
-                f"type:{kind}",
-                f"{len(drones)} drones failed within an hour{why}. See `provisioner drones show {last.id}`",
-            )
+            message = f"{len(drones)} drones failed within an hour{why}. See `provisioner drones show {last.id}`"
+            yield _warning("drones-failed", f"type:{kind}", message)
 
 
 def _brakes(facts: TroubleContext) -> Iterator[OperatorTrouble]:
@@ -351,13 +315,10 @@ def _hopeless_classes(facts: TroubleContext) -> Iterator[OperatorTrouble]:
     never = [c.id for c in facts.waiting if any(formatting.category(r) in hopeless for r in text_.get(c.id, ()))]
     if never:
         more = f" and {len(never) - 5} more" if len(never) > 5 else ""
-        yield OperatorTrouble(
-            Severity.NOTE,
-            "hopeless",
-            f"class:{never[0]}" if len(never) == 1 else "classes",
-            f"classes that can never start: {', '.join(map(formatting.sanitize, never[:5]))}{more}. "
-            "See `provisioner demand`",
-        )
+        names = ", ".join(map(formatting.sanitize, never[:5]))
+        message = f"classes that can never start: {names}{more}. See `provisioner demand`"
+        subject = f"class:{never[0]}" if len(never) == 1 else "classes"
+        yield OperatorTrouble(Severity.NOTE, "hopeless", subject, message)
 
 
 def _critical(kind: str, subject: str, text_: str) -> OperatorTrouble:

@@ -93,6 +93,7 @@ class ConfigError(Exception):
 # Imported last: these modules use the classes above.
 from provisioner.config.loading import check as check  # noqa: E402
 from provisioner.config.loading import load as load  # noqa: E402
+from provisioner.config.loading import load_site as load_site  # noqa: E402
 from provisioner.config.loading import warnings as warnings  # noqa: E402
 from provisioner.config.reload import ConfigChange as ConfigChange  # noqa: E402
 from provisioner.config.reload import changes as changes  # noqa: E402

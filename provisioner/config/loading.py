@@ -47,6 +47,15 @@ def load(path: Path, *, root: Path | None = None, connects: bool = True) -> Sett
     return settings
 
 
+def load_site(path: Path) -> SiteConfig:
+    """Return the configuration of one site from its file alone. Raises :class:`ConfigError`."""
+    reading = _ConfigReader(None)
+    site = reading.site(path, read(path))
+    if problems := reading.problems():
+        raise ConfigError(problems)
+    return _site_config(site)
+
+
 def check(path: Path, *, root: Path | None = None) -> list[Problem]:
     """Return every problem of the configuration at ``path``: a controller file with its sites, or one site file.
 

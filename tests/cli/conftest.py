@@ -17,30 +17,8 @@ from typing import Any
 
 import pytest
 
+from provisioner import model as m
 from provisioner.cli.__main__ import run_verb
-from provisioner.model import (
-    Breaker,
-    BreakerState,
-    Drone,
-    DroneState,
-    DroneType,
-    Fault,
-    FaultKind,
-    JobClass,
-    OverlayView,
-    Plan,
-    Policy,
-    PolledOverlay,
-    PolledSite,
-    RemoteDrone,
-    RemoteState,
-    SitePolicy,
-    SiteView,
-    Slot,
-    SlotState,
-    Snapshot,
-    StateChange,
-)
 from provisioner.planner import decide
 from provisioner.reasons import Accepted, EndedAtSite, SeenInPool
 from provisioner.store.reader import Reader
@@ -58,20 +36,20 @@ def now(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: NOW + 0.5 + clock() - began)
 
 
-A100 = DroneType("topas", "a100", 1000, 8, 20480, 51200, vram_mib=40960, capability=80, gpu_model="A100")
-H100 = DroneType("horeka", "h100", 1000, 16, 65536, 51200, vram_mib=97792, capability=90, gpu_model="H100")
+A100 = m.DroneType("topas", "a100", 1000, 8, 20480, 51200, vram_mib=40960, capability=80, gpu_model="A100")
+H100 = m.DroneType("horeka", "h100", 1000, 16, 65536, 51200, vram_mib=97792, capability=90, gpu_model="H100")
 
-PLAIN = JobClass("7", 1000, 2, 4096, waiting=5, oldest_at=NOW - 7200, owner="alice", job_ids="204.0-204.3, 207.1")
-HUGE = JobClass(
+PLAIN = m.JobClass("7", 1000, 2, 4096, waiting=5, oldest_at=NOW - 7200, owner="alice", job_ids="204.0-204.3, 207.1")
+HUGE = m.JobClass(
     "9", 1000, 2, 4096, vram_mib=200000, waiting=40, fresh=2, oldest_at=NOW - 90000, owner="bob", job_ids="205.0-205.41"
 )
-FRESH = JobClass("11", 500, 1, 1024, fresh=3, oldest_at=NOW - 5, owner="eve", job_ids="207.2-207.4, 300.0 ...")
+FRESH = m.JobClass("11", 500, 1, 1024, fresh=3, oldest_at=NOW - 5, owner="eve", job_ids="207.2-207.4, 300.0 ...")
 
-POLICY = Policy(
+POLICY = m.Policy(
     max_drones=50,
     sites={
-        "topas": SitePolicy("topas", max_drones=3),
-        "horeka": SitePolicy("horeka", max_drones=40),
+        "topas": m.SitePolicy("topas", max_drones=3),
+        "horeka": m.SitePolicy("horeka", max_drones=40),
     },
 )
 
@@ -175,18 +153,22 @@ def running(record: Path) -> Iterator[Path]:
 # --------------------------------------------------------------------------------------------------------- the story
 
 
-def _look(store: SqlStore, at: float, slots: tuple[Slot, ...], remotes: dict[Any, RemoteDrone]) -> Snapshot:
-    return Snapshot(
+def _look(store: SqlStore, at: float, slots: tuple[m.Slot, ...], remotes: dict[Any, m.RemoteDrone]) -> m.Snapshot:
+    return m.Snapshot(
         now=at,
         tick=store.tick + 1,
         id_prefix=f"{CONTROLLER}-{store.birth}",
         next_serial=store.next_serial,
         policy=POLICY,
         types=(A100, H100),
-        overlay=PolledOverlay(OverlayView(at - 2, (PLAIN, HUGE, FRESH), slots, negotiated_at=at - 20, notices=(ODD,))),
+        overlay=m.PolledOverlay(
+            m.OverlayView(at - 2, (PLAIN, HUGE, FRESH), slots, negotiated_at=at - 20, notices=(ODD,))
+        ),
         sites={
-            "topas": PolledSite("topas", SiteView("topas", at - 1, remotes, {"a100": 3})),
-            "horeka": PolledSite("horeka", None, Fault(FaultKind.DENIED, "token has \x1b[31mexpired\x1b[0m", at - 1)),
+            "topas": m.PolledSite("topas", m.SiteView("topas", at - 1, remotes, {"a100": 3})),
+            "horeka": m.PolledSite(
+                "horeka", None, m.Fault(m.FaultKind.DENIED, "token has \x1b[31mexpired\x1b[0m", at - 1)
+            ),
         },
         drones=dict(store.drones),
         breakers=dict(store.breakers),
@@ -204,62 +186,39 @@ async def _story(path: Path) -> None:
         born = [s.drone for s in plan.starts]
         await store.record_results(plan.tick, [_accepted(d, i) for i, d in enumerate(born)], [_banned()])
         one, two, three = (store.drones[d.id] for d in born)
+        works = {"jobs": 2, "jobs_started": 2, "joined_at": NOW - 2500, "busy_at": NOW - 2500, "started_at": NOW - 2700}
+        idles = {"joined_at": NOW - 100, "idle_at": NOW - 100, "started_at": NOW - 300}
+        busy, idle = (f"slot1@gpu0{n}.example.org" for n in (7, 8))
+        ended = EndedAtSite("exited", 71, "", 61.0, 0)
         moves = (
-            _now(
-                one,
-                DroneState.BUSY,
-                NOW - 2500,
-                SeenInPool("busy", 2, 500.0),
-                jobs=2,
-                jobs_started=2,
-                joined_at=NOW - 2500,
-                busy_at=NOW - 2500,
-                started_at=NOW - 2700,
-                slot="slot1@gpu07.example.org",
-            ),
-            _now(two, DroneState.FAILED, NOW - 2400, EndedAtSite("exited", 71, "", 61.0, 0), ended_at=NOW - 2400),
-            _now(
-                three,
-                DroneState.IDLE,
-                NOW - 100,
-                SeenInPool("idle", 0, 2900.0),
-                joined_at=NOW - 100,
-                idle_at=NOW - 100,
-                started_at=NOW - 300,
-                slot="slot1@gpu08.example.org",
-            ),
+            _now(one, m.DroneState.BUSY, NOW - 2500, SeenInPool("busy", 2, 500.0), slot=busy, **works),
+            _now(two, m.DroneState.FAILED, NOW - 2400, ended, ended_at=NOW - 2400),
+            _now(three, m.DroneState.IDLE, NOW - 100, SeenInPool("idle", 0, 2900.0), slot=idle, **idles),
         )
         second = _look(store, NOW - 100, (), {})
-        await store.record(Plan(second.tick, second.now, moves), second)
+        await store.record(m.Plan(second.tick, second.now, moves), second)
+        free = {"free_gpu_milli": 1000, "free_cpus": 8, "free_memory_mib": 20480, "free_disk_mib": 51200}
         slots = (
-            Slot(one.id, SlotState.BUSY, NOW - 5, jobs=2, jobs_started=2, name="slot1@gpu07.example.org"),
-            Slot(
-                three.id,
-                SlotState.IDLE,
-                NOW - 5,
-                idle_since=NOW - 100,
-                name="slot1@gpu08.example.org",
-                free_gpu_milli=1000,
-                free_cpus=8,
-                free_memory_mib=20480,
-                free_disk_mib=51200,
-            ),
+            m.Slot(one.id, m.SlotState.BUSY, NOW - 5, jobs=2, jobs_started=2, name=busy),
+            m.Slot(three.id, m.SlotState.IDLE, NOW - 5, idle_since=NOW - 100, name=idle, **free),
         )
-        remotes = {d.id: RemoteDrone(d.id, RemoteState.RUNNING, f"881{i}.0", "a100") for i, d in ((0, one), (2, three))}
+        remotes = {
+            d.id: m.RemoteDrone(d.id, m.RemoteState.RUNNING, f"881{i}.0", "a100") for i, d in ((0, one), (2, three))
+        }
         third = _look(store, NOW - 4, slots, remotes)
         await store.record(decide(third), third)
 
 
-def _accepted(drone: Drone, number: int) -> StateChange:
+def _accepted(drone: m.Drone, number: int) -> m.StateChange:
     at = drone.requested_at + 3
-    after = replace(drone, state=DroneState.SUBMITTED, since=at, submitted_at=at, remote_id=f"881{number}.0")
-    return StateChange(after, drone.state, Accepted(after.remote_id))
+    after = replace(drone, state=m.DroneState.SUBMITTED, since=at, submitted_at=at, remote_id=f"881{number}.0")
+    return m.StateChange(after, drone.state, Accepted(after.remote_id))
 
 
-def _banned() -> Breaker:
-    fault = Fault(FaultKind.DENIED, "token has expired", NOW - 60)
-    return Breaker("horeka", BreakerState.BANNED, NOW - 60, 2, NOW + 600, fault)
+def _banned() -> m.Breaker:
+    fault = m.Fault(m.FaultKind.DENIED, "token has expired", NOW - 60)
+    return m.Breaker("horeka", m.BreakerState.BANNED, NOW - 60, 2, NOW + 600, fault)
 
 
-def _now(was: Drone, state: DroneState, at: float, reason: Any, **known: Any) -> StateChange:
-    return StateChange(replace(was, state=state, since=at, **known), was.state, reason)
+def _now(was: m.Drone, state: m.DroneState, at: float, reason: Any, **known: Any) -> m.StateChange:
+    return m.StateChange(replace(was, state=state, since=at, **known), was.state, reason)

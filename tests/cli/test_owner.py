@@ -10,35 +10,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from provisioner import model as m
 from provisioner.cli.options import Exit
 from provisioner.cli.reference import output_schemas
-from provisioner.model import (
-    Drone,
-    DroneId,
-    DroneState,
-    DroneType,
-    JobClass,
-    Node,
-    OverlayView,
-    OwnerDemand,
-    OwnerLoad,
-    Plan,
-    Policy,
-    PolledOverlay,
-    PolledSite,
-    RemoteDrone,
-    RemoteState,
-    Reserve,
-    ReserveWhen,
-    SitePolicy,
-    SiteView,
-    Slot,
-    SlotState,
-    Snapshot,
-    Start,
-    StateChange,
-    type_key,
-)
 from provisioner.planner import decide
 from provisioner.reasons import JobsWaiting, Preempted
 from provisioner.store.reader import Reader
@@ -49,56 +23,45 @@ SCHEMAS = output_schemas()
 HOUR, DAY = 3600.0, 86400.0
 GIB = 1024
 
-A100 = DroneType("topas", "a100", 1000, 8, 20 * GIB, 50 * GIB, vram_mib=40 * GIB, gpu_model="A100")
-CPU = DroneType("topas", "cpu", 0, 16, 32 * GIB, 50 * GIB)
-LOCAL = DroneType("local", "one", 1000, 1, GIB, GIB)
-KEEPS = Reserve(("topas-a100-*",), 8, 20 * GIB, 0, ReserveWhen.GPU_DEMAND, 600.0)
-POLICY = Policy(
+A100 = m.DroneType("topas", "a100", 1000, 8, 20 * GIB, 50 * GIB, vram_mib=40 * GIB, gpu_model="A100")
+CPU = m.DroneType("topas", "cpu", 0, 16, 32 * GIB, 50 * GIB)
+LOCAL = m.DroneType("local", "one", 1000, 1, GIB, GIB)
+KEEPS = m.Reserve(("topas-a100-*",), 8, 20 * GIB, 0, m.ReserveWhen.GPU_DEMAND, 600.0)
+POLICY = m.Policy(
     sites={
-        "topas": SitePolicy("topas", max_drones=40, blocking=(KEEPS,)),
-        "local": SitePolicy("local"),
+        "topas": m.SitePolicy("topas", max_drones=40, blocking=(KEEPS,)),
+        "local": m.SitePolicy("local"),
     }
 )
-LARGE = JobClass("7", 1000, 2, 4 * GIB, waiting=20, oldest_at=NOW - 600, owner="alice", job_ids="204.0-204.19")
-CPU_ONLY = JobClass("8", 0, 16, 32 * GIB, waiting=30, oldest_at=NOW - 900, owner="bob", job_ids="205.0-205.29")
+LARGE = m.JobClass("7", 1000, 2, 4 * GIB, waiting=20, oldest_at=NOW - 600, owner="alice", job_ids="204.0-204.19")
+CPU_ONLY = m.JobClass("8", 0, 16, 32 * GIB, waiting=30, oldest_at=NOW - 900, owner="bob", job_ids="205.0-205.29")
 
 ONE, TWO, THREE = (f"topas-a100-{n}.example.org" for n in (1, 2, 3))
 
 
-def _node(name: str, free_gpus: int, free_cpus: int, free_gib: int) -> Node:
+def _node(name: str, free_gpus: int, free_cpus: int, free_gib: int) -> m.Node:
     types = ("a100", "cpu")
-    return Node(name, types, 8000, 192, 1024 * GIB, 2048 * GIB, free_gpus * 1000, free_cpus, free_gib * GIB, 1024 * GIB)
+    return m.Node(
+        name, types, 8000, 192, 1024 * GIB, 2048 * GIB, free_gpus * 1000, free_cpus, free_gib * GIB, 1024 * GIB
+    )
 
 
 NODES = (_node(TWO, 0, 60, 500), _node(ONE, 3, 24, 60), _node(THREE, 0, 0, 0))
 CLAIMS = (
-    OwnerDemand(2, 3000, 24, 100 * GIB, NOW - 95, nodes=(ONE, TWO, THREE), who="etp/anna"),
-    OwnerDemand(1, 0, 8, 16 * GIB, NOW - 30, who="etp/bert"),
+    m.OwnerDemand(2, 3000, 24, 100 * GIB, NOW - 95, nodes=(ONE, TWO, THREE), who="etp/anna"),
+    m.OwnerDemand(1, 0, 8, 16 * GIB, NOW - 30, who="etp/bert"),
 )
 
 
-def drone(serial: int, state: DroneState, kind: DroneType = A100, **known: object) -> Drone:
-    made = Drone(DroneId(f"kit-ab12-{serial}"), kind.key, state, NOW - HOUR, NOW - 2 * HOUR, kind.gpu_milli)
+def drone(serial: int, state: m.DroneState, kind: m.DroneType = A100, **known: object) -> m.Drone:
+    made = m.Drone(m.DroneId(f"kit-ab12-{serial}"), kind.key, state, NOW - HOUR, NOW - 2 * HOUR, kind.gpu_milli)
     return replace(made, **known)  # type: ignore[arg-type]
 
 
-def _running(serial: int, kind: DroneType, node: str, place: int, **known: object) -> Drone:
-    began = NOW - 10 * HOUR
-    return drone(
-        serial,
-        DroneState.BUSY,
-        kind,
-        node=node,
-        site_slot=f"slot1_{place}@{node}",
-        started_at=began,
-        joined_at=began,
-        busy_at=began,
-        remote_id=f"88.{serial}",
-        slot=f"slot1@kit-ab12-{serial}",
-        jobs=1,
-        jobs_started=3,
-        **known,
-    )
+def _running(serial: int, kind: m.DroneType, node: str, place: int, **known: object) -> m.Drone:
+    since = dict.fromkeys(("started_at", "joined_at", "busy_at"), NOW - 10 * HOUR)
+    ids = {"site_slot": f"slot1_{place}@{node}", "remote_id": f"88.{serial}", "slot": f"slot1@kit-ab12-{serial}"}
+    return drone(serial, m.DroneState.BUSY, kind, node=node, jobs=1, jobs_started=3, **since, **ids, **known)
 
 
 WORKS = _running(1, A100, ONE, 1, work_gpu_milli=1000, work_at=NOW - 120)
@@ -108,10 +71,10 @@ GONE = _running(4, A100, TWO, 4, notice_at=NOW - 2 * DAY - 9, lost_gpu_s=7200.0,
 GONE_TODAY = _running(5, CPU, THREE, 5, notice_at=NOW - HOUR - 3, lost_gpu_s=960.0, lost_jobs=1)
 
 
-def _ended(was: Drone, at: float) -> StateChange:
-    after = replace(was, state=DroneState.PREEMPTED, since=at, ended_at=at, started_at=at - 5 * HOUR, jobs=0)
+def _ended(was: m.Drone, at: float) -> m.StateChange:
+    after = replace(was, state=m.DroneState.PREEMPTED, since=at, ended_at=at, started_at=at - 5 * HOUR, jobs=0)
     reason = Preempted("the owner's job took its place", at - was.notice_at, 30.0, was.lost_gpu_s, was.lost_jobs)
-    return StateChange(after, was.state, reason)
+    return m.StateChange(after, was.state, reason)
 
 
 async def _alone(path: Path) -> None:
@@ -122,60 +85,52 @@ async def _alone(path: Path) -> None:
         view = looked.sites["topas"].view
         assert view is not None
         alone = replace(view, drones={}, nodes=(NODES[1],), claims=())
-        overlay = PolledOverlay(OverlayView(NOW - 3, (CPU_ONLY,), (), NOW - 20))
-        sites = dict(looked.sites) | {"topas": PolledSite("topas", alone)}
+        overlay = m.PolledOverlay(m.OverlayView(NOW - 3, (CPU_ONLY,), (), NOW - 20))
+        sites = dict(looked.sites) | {"topas": m.PolledSite("topas", alone)}
         looked = replace(looked, overlay=overlay, sites=sites)
-        await store.record(Plan(1, NOW - 2, refusals=decide(looked).refusals), looked)
+        await store.record(m.Plan(1, NOW - 2, refusals=decide(looked).refusals), looked)
 
 
 async def _unseen(path: Path) -> None:
     """No look at the cluster has ever succeeded."""
     async with SqlStore(path, CONTROLLER, keep_s=1e9, snapshots=10, birth="ab12") as store:
         looked = _look(store, NOW - 2)
-        looked = replace(looked, sites=dict(looked.sites) | {"topas": PolledSite("topas")})
-        await store.record(Plan(1, NOW - 2), looked)
+        looked = replace(looked, sites=dict(looked.sites) | {"topas": m.PolledSite("topas")})
+        await store.record(m.Plan(1, NOW - 2), looked)
 
 
 async def _story(path: Path) -> None:
     async with SqlStore(path, CONTROLLER, keep_s=1e9, snapshots=10, birth="ab12") as store:
         all_of_them = (WORKS, CPUS, TOLD, GONE, GONE_TODAY)
-        starts = tuple(Start(each, JobsWaiting("7", 20, 0, 5)) for each in all_of_them)
+        starts = tuple(m.Start(each, JobsWaiting("7", 20, 0, 5)) for each in all_of_them)
         looked = _look(store, NOW - 2 * DAY)
-        await store.record(Plan(1, NOW - 2 * DAY, starts=starts), looked)
+        await store.record(m.Plan(1, NOW - 2 * DAY, starts=starts), looked)
         await store.record_results(1, (_ended(GONE, NOW - 2 * DAY), _ended(GONE_TODAY, NOW - HOUR)), ())
         last = _look(store, NOW - 2)
         plan = decide(last)
-        await store.record(Plan(2, NOW - 2, refusals=plan.refusals), last)
+        await store.record(m.Plan(2, NOW - 2, refusals=plan.refusals), last)
 
 
-def _look(store: SqlStore, at: float) -> Snapshot:
+def _look(store: SqlStore, at: float) -> m.Snapshot:
     living = (WORKS, CPUS, TOLD)
-    remotes = {
-        d.id: RemoteDrone(
-            d.id,
-            RemoteState.RUNNING,
-            d.remote_id,
-            d.type.partition("/")[2],
-            started_at=d.started_at,
-            node=d.node,
-            slot=d.site_slot,
-            notice_at=d.notice_at,
-        )
-        for d in living
-    }
-    slots = tuple(Slot(d.id, SlotState.BUSY, at - 1, jobs=1, name=d.slot) for d in living)
-    topas = SiteView("topas", at - 1, remotes, None, NODES, CLAIMS, OwnerLoad(4, 10_000, 40, 400 * GIB))
-    return Snapshot(
+    remotes = {}
+    for d in living:
+        known = {"started_at": d.started_at, "node": d.node, "slot": d.site_slot, "notice_at": d.notice_at}
+        kind = d.type.partition("/")[2]
+        remotes[d.id] = m.RemoteDrone(d.id, m.RemoteState.RUNNING, d.remote_id, kind, **known)
+    slots = tuple(m.Slot(d.id, m.SlotState.BUSY, at - 1, jobs=1, name=d.slot) for d in living)
+    topas = m.SiteView("topas", at - 1, remotes, None, NODES, CLAIMS, m.OwnerLoad(4, 10_000, 40, 400 * GIB))
+    return m.Snapshot(
         now=at,
         tick=store.tick + 1,
         id_prefix=f"{CONTROLLER}-{store.birth}",
         next_serial=store.next_serial,
         policy=POLICY,
         types=(A100, CPU, LOCAL),
-        overlay=PolledOverlay(OverlayView(at - 1, (LARGE, CPU_ONLY), slots, at - 20)),
+        overlay=m.PolledOverlay(m.OverlayView(at - 1, (LARGE, CPU_ONLY), slots, at - 20)),
         sites={
-            "topas": PolledSite("topas", topas),
-            "local": PolledSite("local", SiteView("local", at - 1, {}, {"one": 2})),
+            "topas": m.PolledSite("topas", topas),
+            "local": m.PolledSite("local", m.SiteView("local", at - 1, {}, {"one": 2})),
         },
         drones=dict(store.drones),
         breakers={},
@@ -255,12 +210,8 @@ def test_a_drone_tells_what_is_at_risk_and_what_its_end_has_cost(at: Cli) -> Non
 def test_sites_tells_of_the_owner_and_of_what_was_taken_back(at: Cli) -> None:
     items = {i["site"]: i for i in at("sites", "-o", "json").json["items"]}
     topas = items["topas"]
-    assert (topas["claims"], topas["claims_gpu_milli"], topas["owner_jobs"], topas["owner_gpu_milli"]) == (
-        3,
-        6000,
-        4,
-        10_000,
-    )
+    owner = ("claims", "claims_gpu_milli", "owner_jobs", "owner_gpu_milli")
+    assert [topas[key] for key in owner] == [3, 6000, 4, 10_000]
     assert (topas["free_gpu_milli"], topas["node_gpu_milli"]) == (3000, 24_000)
     assert (topas["preempted"], topas["lost_gpu_s"], topas["lost_cpu_s"], topas["hazard_s"]) == (2, 7200, 960, 7 * DAY)
     assert topas["life_median_s"] == 5 * HOUR and topas["grace_mean_s"] == 6.0
@@ -400,7 +351,7 @@ def test_jobs_and_drones_without_a_gpu_are_shown_as_such(at: Cli) -> None:
     assert items["7"]["needs"] == "1 GPU, 2 CPU, 4 GiB"
     fits = {t["type"]: t["fits"] for t in at("explain", "class", "8", "-o", "json").json["types"]}
     assert fits["topas/cpu"] is True
-    (cpu,) = (i for i in at("drones", "-o", "json").json["items"] if i["type"] == type_key("topas", "cpu"))
+    (cpu,) = (i for i in at("drones", "-o", "json").json["items"] if i["type"] == m.type_key("topas", "cpu"))
     assert cpu["gpu_milli"] == 0
     status = at("status", "-o", "json").json
     assert status["gpu_milli"] == 2000

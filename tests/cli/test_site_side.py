@@ -124,6 +124,15 @@ def test_a_misspelt_site_is_told_with_the_nearest(cli: Cli, lib: Path) -> None:
     assert "no site 'tpoas' in" in ran.err and "did you mean `topas`?" in ran.err
 
 
+def test_a_site_file_alone_and_one_that_is_not_listed_are_rendered(cli: Cli, lib: Path) -> None:
+    path = configured(lib.parent, "telling-cluster")
+    path.write_text(path.read_text().replace("topas.yaml", "other.yaml").replace("embedded", "absent"))
+    for config in (path, path.with_name("topas.yaml")):
+        ran = cli("render", "blocking", "--site", "topas", "--config", config)
+        assert ran.code == Exit.OK and ran.out.startswith("# grace 30 s"), ran.err
+    assert "did you mean `topas`?" in cli("render", "blocking", "--site", "tpoas", "-c", lib.parent / "topas.yaml").err
+
+
 def test_an_adapter_that_cannot_render_says_so(cli: Cli, lib: Path) -> None:
     ran = cli("render", "blocking", "--site", "topas", "--config", configured(lib.parent, "plain-cluster"))
     assert (ran.code, ran.out) == (Exit.FAILED, "")

@@ -13,32 +13,15 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from provisioner import model as m
 from provisioner.cli.check import Probe, probe_columns
-from provisioner.cli.columns import Column, Document, Listing
 from provisioner.cli.drones import drone_columns
 from provisioner.cli.jobs import ClassRow, class_columns
 from provisioner.cli.options import Format, Show
-from provisioner.cli.output import Page, shorten, table_lines, text_width, write
+from provisioner.cli.output import Column, Document, Listing, Page, shorten, table_lines, text_width, write
 from provisioner.cli.plan import PlanRow, plan_columns
 from provisioner.cli.sites import SiteRow, site_columns, site_document
 from provisioner.cli.status import Happening, _by_site, _state_columns, event_columns
-from provisioner.model import (
-    Breaker,
-    BreakerState,
-    Drone,
-    DroneId,
-    DroneState,
-    Fault,
-    FaultKind,
-    JobClass,
-    Node,
-    OwnerDemand,
-    OwnerLoad,
-    PolledSite,
-    SitePolicy,
-    SiteView,
-    TypeKey,
-)
 from provisioner.reasons import BadRequest
 from provisioner.store import Event, Hazard
 
@@ -50,109 +33,48 @@ COUNT = st.integers(0, 999_999)
 AT = st.floats(1.7e9, NOW) | st.just(0.0)
 
 DRONES = st.builds(
-    Drone,
-    id=NAME.map(DroneId),
-    type=st.builds("{}/{}".format, NAME, NAME).map(TypeKey),
-    state=st.sampled_from(DroneState),
-    since=AT,
-    requested_at=AT,
-    gpu_milli=COUNT,
-    for_class=TEXT,
-    remote_id=TEXT,
-    jobs=COUNT,
-    missing_at=AT,
-    unslotted_at=AT,
-    node=TEXT,
-    site_slot=TEXT,
-    notice_at=AT,
-    work_at=AT,
-    leaving=st.sampled_from(DroneState) | st.none(),
-    slot=TEXT,
-    site_reason=TEXT,
-    asked=COUNT,
+    m.Drone,
+    id=NAME,
+    type=st.builds("{}/{}".format, NAME, NAME),
+    state=st.sampled_from(m.DroneState),
+    leaving=st.sampled_from(m.DroneState) | st.none(),
+    **dict.fromkeys(("since", "requested_at", "missing_at", "unslotted_at", "notice_at", "work_at"), AT),
+    **dict.fromkeys(("for_class", "remote_id", "node", "site_slot", "slot", "site_reason"), TEXT),
+    **dict.fromkeys(("gpu_milli", "jobs", "asked"), COUNT),
 )
-CLASSES = st.builds(
-    ClassRow,
-    job=st.builds(
-        JobClass,
-        id=NAME,
-        gpu_milli=COUNT,
-        cpus=COUNT,
-        memory_mib=COUNT,
-        vram_mib=COUNT,
-        owner=TEXT,
-        waiting=COUNT,
-        running=COUNT,
-        oldest_at=AT,
-        job_ids=TEXT,
-    ),
-    reasons=st.lists(st.builds(BadRequest, TEXT), max_size=2).map(tuple),
-    fits=st.lists(NAME, max_size=3).map(tuple),
-    nearest=NAME,
-    drones=COUNT,
-)
-FAULTS = st.builds(Fault, st.sampled_from(FaultKind), TEXT, AT)
-NODES = st.builds(
-    Node,
+COUNTED = ("gpu_milli", "cpus", "memory_mib", "vram_mib", "waiting", "running")
+JOBS = st.builds(m.JobClass, id=NAME, owner=TEXT, oldest_at=AT, job_ids=TEXT, **dict.fromkeys(COUNTED, COUNT))
+REASONS = st.lists(st.builds(BadRequest, TEXT), max_size=2).map(tuple)
+NAMES = st.lists(NAME, max_size=9).map(tuple)
+CLASSES = st.builds(ClassRow, job=JOBS, reasons=REASONS, fits=NAMES, nearest=NAME, drones=COUNT)
+FAULTS = st.builds(m.Fault, st.sampled_from(m.FaultKind), TEXT, AT)
+NODES = st.builds(m.Node, NAME, st.just(("a100",)), *[COUNT] * 8)
+CLAIMS = st.builds(m.OwnerDemand, COUNT, COUNT, COUNT, COUNT, AT, nodes=NAMES, who=TEXT)
+SPAN, SUM = st.none() | st.floats(0, 1e8), st.floats(0, 1e9)
+HAZARDS = st.builds(Hazard, NAME, COUNT, SUM, COUNT, SPAN, SPAN, SPAN, SUM, SUM, COUNT)
+VIEWS = st.builds(
+    m.SiteView,
     NAME,
-    st.just(("a100",)),
-    COUNT,
-    COUNT,
-    COUNT,
-    COUNT,
-    COUNT,
-    COUNT,
-    COUNT,
-    COUNT,
-)
-CLAIMS = st.builds(OwnerDemand, COUNT, COUNT, COUNT, COUNT, AT, nodes=st.lists(NAME, max_size=9).map(tuple), who=TEXT)
-SPAN = st.none() | st.floats(0, 1e8)
-HAZARDS = st.builds(
-    Hazard,
-    NAME,
-    COUNT,
-    st.floats(0, 1e9),
-    COUNT,
-    SPAN,
-    SPAN,
-    SPAN,
-    st.floats(0, 1e9),
-    st.floats(0, 1e9),
-    COUNT,
+    AT,
+    free=st.dictionaries(NAME, COUNT, max_size=4),
+    nodes=st.lists(NODES, max_size=2).map(tuple),
+    claims=st.lists(CLAIMS, max_size=2).map(tuple),
+    owner_runs=st.none() | st.builds(m.OwnerLoad, COUNT, COUNT),
 )
 SITES = st.builds(
     SiteRow,
     name=NAME,
-    policy=st.builds(SitePolicy, site=NAME, max_drones=COUNT) | st.none(),
-    reading=st.builds(
-        PolledSite,
-        NAME,
-        st.builds(
-            SiteView,
-            NAME,
-            AT,
-            free=st.dictionaries(NAME, COUNT, max_size=4),
-            nodes=st.lists(NODES, max_size=2).map(tuple),
-            claims=st.lists(CLAIMS, max_size=2).map(tuple),
-            owner_runs=st.none() | st.builds(OwnerLoad, COUNT, COUNT),
-        ),
-        FAULTS | st.none(),
-    ),
-    breaker=st.builds(Breaker, NAME, st.sampled_from(BreakerState), fault=FAULTS),
+    policy=st.builds(m.SitePolicy, site=NAME, max_drones=COUNT) | st.none(),
+    reading=st.builds(m.PolledSite, NAME, VIEWS, FAULTS | st.none()),
+    breaker=st.builds(m.Breaker, NAME, st.sampled_from(m.BreakerState), fault=FAULTS),
     type_breakers=st.just(()),
-    states=st.dictionaries(st.sampled_from(DroneState), COUNT),
+    states=st.dictionaries(st.sampled_from(m.DroneState), COUNT),
     gpu_milli=COUNT,
     hazard=st.none() | HAZARDS,
 )
-PLANS = st.builds(
-    PlanRow,
-    action=st.sampled_from(["start", "stop-orphan"]),
-    subject=TEXT,
-    count=COUNT,
-    reason=st.none(),
-    text=TEXT,
-    drones=st.lists(NAME, max_size=3).map(tuple),
-)
+ACTIONS = st.sampled_from(["start", "stop-orphan"])
+PLANS = st.builds(PlanRow, ACTIONS, TEXT, COUNT, st.none(), TEXT, NAMES)
+PROBES = st.builds(Probe, NAME, st.booleans(), TEXT, st.sampled_from(["", "cpus", "preemption"]), NAMES)
 HAPPENINGS = st.builds(
     Happening, at=AT, step=st.none(), event=st.builds(Event, COUNT, AT, TEXT, st.dictionaries(NAME, TEXT))
 )
@@ -165,22 +87,24 @@ def _fits(columns: tuple[Column, ...], rows: list[Any]) -> None:
         assert line.isprintable()
 
 
+@pytest.mark.parametrize(
+    ("strategy", "columns"),
+    [
+        (DRONES, drone_columns(NOW)),
+        (CLASSES, class_columns(NOW)),
+        (SITES, site_columns(NOW)),
+        (PROBES, probe_columns()),
+        (PLANS, plan_columns()),
+        (HAPPENINGS, event_columns()),
+    ],
+    ids=["drones", "classes", "sites", "looks and gaps", "plans", "events"],
+)
 @settings(deadline=None)
-@given(st.lists(DRONES, max_size=5))
-def test_drones_fit_100_columns(rows: list[Drone]) -> None:
-    _fits(drone_columns(NOW), rows)
-
-
-@settings(deadline=None)
-@given(st.lists(CLASSES, max_size=5))
-def test_classes_fit_100_columns(rows: list[ClassRow]) -> None:
-    _fits(class_columns(NOW), rows)
-
-
-@settings(deadline=None)
-@given(st.lists(SITES, max_size=5))
-def test_sites_fit_100_columns(rows: list[SiteRow]) -> None:
-    _fits(site_columns(NOW), rows)
+@given(st.data())
+def test_a_table_fits_100_columns(
+    strategy: st.SearchStrategy[Any], columns: tuple[Column, ...], data: st.DataObject
+) -> None:
+    _fits(columns, data.draw(st.lists(strategy, max_size=5)))
 
 
 @settings(deadline=None)
@@ -192,38 +116,8 @@ def test_a_site_in_full_fits_100_columns(row: SiteRow, hazards: list[Hazard]) ->
 
 
 @settings(deadline=None)
-@given(
-    st.lists(
-        st.builds(
-            Probe,
-            NAME,
-            st.booleans(),
-            TEXT,
-            st.sampled_from(["", "cpus", "preemption"]),
-            st.lists(NAME, max_size=9).map(tuple),
-        ),
-        max_size=5,
-    )
-)
-def test_looks_and_gaps_fit_100_columns(rows: list[Probe]) -> None:
-    _fits(probe_columns(), rows)
-
-
-@settings(deadline=None)
-@given(st.lists(PLANS, max_size=5))
-def test_plans_fit_100_columns(rows: list[PlanRow]) -> None:
-    _fits(plan_columns(), rows)
-
-
-@settings(deadline=None)
-@given(st.lists(HAPPENINGS, max_size=5))
-def test_events_fit_100_columns(rows: list[Happening]) -> None:
-    _fits(event_columns(), rows)
-
-
-@settings(deadline=None)
 @given(st.lists(DRONES, max_size=30))
-def test_the_states_of_status_fit_100_columns(live: list[Drone]) -> None:
+def test_the_states_of_status_fit_100_columns(live: list[m.Drone]) -> None:
     _fits(_state_columns(live), _by_site(live))
 
 
@@ -248,10 +142,7 @@ def test_a_column_that_may_be_spared_is_shown_where_there_is_room_and_something_
 
 
 def test_ids_are_cut_last_and_in_the_middle() -> None:
-    columns = (
-        Column("id", "", str, least=10, tail=True),
-        Column("note", "", lambda r: "n" * 60, least=12),
-    )
+    columns = (Column("id", "", str, least=10, tail=True), Column("note", "", lambda r: "n" * 60, least=12))
     (line,) = table_lines(columns, ["controller-with-a-long-name-ab12-123456"], width=60, header=False)
     assert line == "controller-with-a-long-name-ab12-123456  nnnnnnnnnnnnnnnn..."
     (line,) = table_lines(columns, ["controller-with-a-long-name-ab12-123456"], width=40, header=False)
@@ -269,14 +160,14 @@ def test_a_sentence_goes_on_in_further_lines_and_loses_no_word() -> None:
 # ------------------------------------------------------------------------------------------------------ machine formats
 
 EVIL = replace(
-    Drone(DroneId("kit-ab12-1"), TypeKey("topas/a100"), DroneState.IDLE, 1.0, 1.0, 1000),
+    m.Drone(m.DroneId("kit-ab12-1"), m.TypeKey("topas/a100"), m.DroneState.IDLE, 1.0, 1.0, 1000),
     slot="slot1@\x1b[31mevil\x1b[0m\n",
     site_reason="x" * 5000 + '",\x00\u202e',
     remote_id="=cmd|' /C calc'!A1",
 )
 
 
-def _written(output: Format, rows: list[Drone], **more: Any) -> str:
+def _written(output: Format, rows: list[m.Drone], **more: Any) -> str:
     listing = Listing("provisioner.drones/1", drone_columns(NOW), rows, lambda d: d.id, "")
     out = io.StringIO()
     write(listing, Show(output=output, **more), Page(WIDTH, False), out)
@@ -316,7 +207,7 @@ def test_an_empty_list_is_valid_in_every_form() -> None:
 
 def test_colour_never_changes_the_text() -> None:
     columns = [c for c in drone_columns(NOW) if c.level == 0]
-    failed = replace(EVIL, state=DroneState.FAILED)
+    failed = replace(EVIL, state=m.DroneState.FAILED)
     plain = table_lines(columns, [failed], width=100)
     painted = table_lines(columns, [failed], width=100, color=True)
     assert "\x1b[31mfailed" in painted[1]

@@ -5,49 +5,31 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from provisioner import model as m
 from provisioner.cli.troubles import Severity, TroubleContext, check_line, troubles
-from provisioner.model import (
-    Breaker,
-    BreakerState,
-    Drone,
-    DroneId,
-    DroneState,
-    Fault,
-    FaultKind,
-    JobClass,
-    OverlayView,
-    Plan,
-    Policy,
-    PolledOverlay,
-    PolledSite,
-    Refusal,
-    RequestKind,
-    SitePolicy,
-    SiteView,
-    TypeKey,
-)
-from provisioner.reasons import BadRequest, TooManyUnhealthy
+from provisioner.reasons import BadRequest, Reason, TooManyUnhealthy
 from provisioner.store import Event, Holder, Views
 from provisioner.store.reader import Reader
 from tests.cli.conftest import Cli
 
 NOW = 1.7e9
-JOBS = JobClass("7", 1000, 1, 1024, waiting=2, fresh=1, oldest_at=NOW - 400)
-OVERLAY = OverlayView(NOW - 2, (JOBS,), negotiated_at=NOW - 20)
-SITE = SiteView("here", NOW - 1)
+JOBS = m.JobClass("7", 1000, 1, 1024, waiting=2, fresh=1, oldest_at=NOW - 400)
+OVERLAY = m.OverlayView(NOW - 2, (JOBS,), negotiated_at=NOW - 20)
+SITE = m.SiteView("here", NOW - 1)
 CALM = TroubleContext(
     NOW,
     Holder(1, "host", NOW - 5000),
     Views(
         9,
         NOW - 3,
-        Policy(sites={"here": SitePolicy("here")}),
+        m.Policy(sites={"here": m.SitePolicy("here")}),
         (),
-        PolledOverlay(OVERLAY),
-        {"here": PolledSite("here", SITE)},
+        m.PolledOverlay(OVERLAY),
+        {"here": m.PolledSite("here", SITE)},
     ),
     None,
     (),
@@ -56,165 +38,149 @@ CALM = TroubleContext(
 )
 
 
-def views(overlay: PolledOverlay | None = None, here: PolledSite | None = None, at: float = NOW - 3) -> Views:
+def views(overlay: m.PolledOverlay | None = None, here: m.PolledSite | None = None, at: float = NOW - 3) -> Views:
     assert CALM.views is not None
     return replace(
         CALM.views, at=at, overlay=overlay or CALM.views.overlay, sites={"here": here or CALM.views.sites["here"]}
     )
 
 
-def ended(number: int) -> Drone:
+def ended(number: int) -> m.Drone:
     words = f"drone=kit-{number} exit=74 reason=no-condor why=condor_master%20is%20missing"
-    return Drone(
-        DroneId(f"kit-{number}"),
-        TypeKey("here/a100"),
-        DroneState.FAILED,
-        NOW - 50,
-        NOW - 99,
-        1000,
-        ended_at=NOW - 50,
-        site_reason=words,
+    key, at = m.TypeKey("here/a100"), NOW - 50
+    return m.Drone(
+        m.DroneId(f"kit-{number}"), key, m.DroneState.FAILED, at, NOW - 99, 1000, ended_at=at, site_reason=words
     )
 
 
-EATEN = Fault(FaultKind.BLACK_HOLE, "kit-7: job 7.3 held with code 12", NOW)
-BANNED = Fault(FaultKind.DRONE, "kit-1 ended failed: drone=kit-1 exit=74 reason=no-condor why=is%20missing", NOW - 9)
-CASES = {
-    "controller down": (replace(CALM, holder=None), "critical", "controller", "no controller runs"),
+def overlay(fault: m.Fault | None = None, **changed: Any) -> dict[str, Any]:
+    """Return the facts with another view of the pool."""
+    return {"views": views(m.PolledOverlay(replace(OVERLAY, **changed), fault))}
+
+
+def here(fault: m.Fault | None = None, **changed: Any) -> dict[str, Any]:
+    """Return the facts with another view of the site."""
+    return {"views": views(here=m.PolledSite("here", replace(SITE, **changed), fault))}
+
+
+def breaker(
+    scope: str, fault: m.Fault, state: m.BreakerState = m.BreakerState.BANNED, failures: int = 0
+) -> dict[str, Any]:
+    until = NOW + 60 if state is m.BreakerState.BANNED else 0.0
+    return {"breakers": (m.Breaker(scope, state, failures=failures, until=until, fault=fault),)}
+
+
+def event(name: str, ago_s: float = 60, **fields: str | float) -> dict[str, Any]:
+    return {"events": (Event(1, NOW - ago_s, name, fields),)}
+
+
+def refused(subject: str, count: int, reason: Reason) -> dict[str, Any]:
+    return {"plan": m.Plan(1, NOW, refusals=(m.Refusal(subject, count, reason),))}
+
+
+EATEN = m.Fault(m.FaultKind.BLACK_HOLE, "kit-7: job 7.3 held with code 12", NOW)
+BANNED = m.Fault(
+    m.FaultKind.DRONE, "kit-1 ended failed: drone=kit-1 exit=74 reason=no-condor why=is%20missing", NOW - 9
+)
+REFUSED = replace(ended(1), state=m.DroneState.BUSY, drain_refusal="not on PATH")
+CASES: dict[str, tuple[dict[str, Any], str, str, str]] = {
+    "controller down": ({"holder": None}, "critical", "controller", "no controller runs"),
     "disk full, no tick recorded": (
-        replace(CALM, views=views(at=NOW - 145)),
+        {"views": views(at=NOW - 145)},
         "critical",
         "controller",
         "no tick recorded for 2m25s",
     ),
-    "no tick since the start": (replace(CALM, views=None), "critical", "controller", "no tick recorded"),
-    "little room": (replace(CALM, free_bytes=1 << 20), "critical", "controller", "1 MiB left"),
+    "no tick since the start": ({"views": None}, "critical", "controller", "no tick recorded"),
+    "little room": ({"free_bytes": 1 << 20}, "critical", "controller", "1 MiB left"),
     "pool lost": (
-        replace(CALM, views=views(PolledOverlay(OVERLAY, Fault(FaultKind.DOWN, "Connection refused", NOW)))),
+        overlay(m.Fault(m.FaultKind.DOWN, "Connection refused", NOW)),
         "critical",
         "overlay",
         "Connection refused",
     ),
     "negotiator dead": (
-        replace(CALM, views=views(PolledOverlay(replace(OVERLAY, negotiated_at=NOW - 410)))),
+        overlay(negotiated_at=NOW - 410),
         "critical",
         "overlay",
         "no negotiation cycle for 6m48s although 3 jobs wait",
     ),
     "negotiator never seen": (
-        replace(CALM, views=views(PolledOverlay(replace(OVERLAY, negotiated_at=0.0)))),
+        overlay(negotiated_at=0.0),
         "critical",
         "overlay",
         "no negotiation cycle known although 3 jobs wait",
     ),
     "type banned": (
-        replace(CALM, breakers=(Breaker("here/a100", BreakerState.BANNED, until=NOW + 60, fault=BANNED),)),
+        breaker("here/a100", BANNED),
         "warning",
         "type:here/a100",
         "is missing. After the repair: `provisioner sites reset here --type a100`",
     ),
-    "site banned": (
-        replace(CALM, breakers=(Breaker("here", BreakerState.BANNED, until=NOW + 60, fault=BANNED),)),
-        "warning",
-        "site:here",
-        "`provisioner sites reset here`",
-    ),
+    "site banned": (breaker("here", BANNED), "warning", "site:here", "`provisioner sites reset here`"),
     "node avoided": (
-        replace(CALM, breakers=(Breaker("here@n1", BreakerState.BANNED, failures=2, until=NOW + 60, fault=EATEN),)),
+        breaker("here@n1", EATEN, failures=2),
         "warning",
         "site:here",
         "2 drones on it ate jobs: kit-7: job 7.3 held with code 12. After the repair: `provisioner sites reset here`",
     ),
     "node watched": (
-        replace(CALM, breakers=(Breaker("here@n1", BreakerState.DEGRADED, failures=1, fault=EATEN),)),
+        breaker("here@n1", EATEN, m.BreakerState.DEGRADED, 1),
         "warning",
         "site:here",
         "node n1 watched, 1 drone on it ate jobs",
     ),
     "drone eats jobs": (
-        replace(CALM, events=(Event(1, NOW - 60, "drone.black_hole", {"drone": "kit-7", "why": "eats jobs on n1"}),)),
+        event("drone.black_hole", drone="kit-7", why="eats jobs on n1"),
         "warning",
         "drone:kit-7",
         "look at its node (1m ago): eats jobs on n1",
     ),
-    "site lost": (
-        replace(CALM, views=views(here=PolledSite("here", SITE, Fault(FaultKind.DENIED, "expired", NOW)))),
-        "warning",
-        "site:here",
-        "expired",
+    "class backs off": (
+        breaker("here/a100#7", m.Fault(m.FaultKind.JOBS, "no job of the class was given to kit-3", NOW - 9)),
+        "note",
+        "class:7",
+        "no drone of here/a100 is started for it until ",
     ),
-    "view old": (
-        replace(CALM, views=views(here=PolledSite("here", replace(SITE, taken_at=NOW - 300)))),
-        "warning",
-        "site:here",
-        "5m old",
-    ),
+    "site lost": (here(m.Fault(m.FaultKind.DENIED, "expired", NOW)), "warning", "site:here", "expired"),
+    "view old": (here(taken_at=NOW - 300), "warning", "site:here", "5m old"),
     "reload refused": (
-        replace(CALM, events=(Event(1, NOW - 60, "config.rejected", {"problems": "site.yaml:3:1 unknown key"}),)),
+        event("config.rejected", problems="site.yaml:3:1 unknown key"),
         "warning",
         "controller",
         "unknown key",
     ),
     "plan refused": (
-        replace(CALM, events=(Event(1, NOW - 60, "plan.rejected", {"faults": "decide failed: ZeroDivisionError"}),)),
+        event("plan.rejected", faults="decide failed: ZeroDivisionError"),
         "warning",
         "controller",
         "ZeroDivisionError",
     ),
-    "clock set": (
-        replace(CALM, events=(Event(1, NOW - 60, "clock.stepped", {"drift_s": 600.0}),)),
-        "warning",
-        "controller",
-        "600",
-    ),
+    "clock set": (event("clock.stepped", drift_s=600.0), "warning", "controller", "600"),
     "drain refused": (
-        replace(
-            CALM,
-            live=(replace(ended(1), state=DroneState.BUSY, drain_refusal="not on PATH"),),
-            events=(Event(1, NOW - 60, "drain.rejected", {"drone": "kit-1", "why": "not on PATH"}),),
-        ),
+        {"live": (REFUSED,)} | event("drain.rejected", drone="kit-1", why="not on PATH"),
         "warning",
         "drone:kit-1",
         "not on PATH",
     ),
     "clock doubted at start": (
-        replace(CALM, events=(Event(1, NOW - 900, "clock.doubted", {"drift_s": 7200.0, "advice": "Set the clock"}),)),
+        event("clock.doubted", 900, drift_s=7200.0, advice="Set the clock"),
         "warning",
         "controller",
         "Set the clock",
     ),
-    "backup restored": (
-        replace(CALM, events=(Event(1, NOW - 900, "store.outdated", {"newest_serial": 9}),)),
-        "warning",
-        "controller",
-        "older than what runs",
-    ),
+    "backup restored": (event("store.outdated", 900, newest_serial=9), "warning", "controller", "older than what runs"),
     "drones fail": (
-        replace(CALM, ended=tuple(map(ended, range(1, 4)))),
+        {"ended": tuple(map(ended, range(1, 4)))},
         "warning",
         "type:here/a100",
         "3 drones failed within an hour, the last: no-condor: condor_master is missing",
     ),
-    "a schedd denies": (
-        replace(CALM, views=views(PolledOverlay(replace(OVERLAY, notices=("schedd b denies",))))),
-        "warning",
-        "overlay",
-        "schedd b denies",
-    ),
-    "an odd request": (
-        replace(CALM, views=views(PolledOverlay(replace(OVERLAY, remarks=("class 7: GpuDuty = 7",))))),
-        "note",
-        "overlay",
-        "class 7: GpuDuty = 7",
-    ),
-    "brake": (
-        replace(CALM, plan=Plan(1, NOW, refusals=(Refusal("all", 9, TooManyUnhealthy(9, 20, 0.2)),))),
-        "warning",
-        "controller",
-        "look unhealthy",
-    ),
+    "a schedd denies": (overlay(notices=("schedd b denies",)), "warning", "overlay", "schedd b denies"),
+    "an odd request": (overlay(remarks=("class 7: GpuDuty = 7",)), "note", "overlay", "class 7: GpuDuty = 7"),
+    "brake": (refused("all", 9, TooManyUnhealthy(9, 20, 0.2)), "warning", "controller", "look unhealthy"),
     "hopeless class": (
-        replace(CALM, plan=Plan(1, NOW, refusals=(Refusal("class:7", 3, BadRequest("2000 of a GPU")),))),
+        refused("class:7", 3, BadRequest("2000 of a GPU")),
         "note",
         "class:7",
         "classes that can never start: 7",
@@ -230,7 +196,7 @@ def test_a_calm_controller_has_no_trouble() -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_a_trouble_is_one_line_with_its_subject_and_alarms(case: str) -> None:
     facts, severity, subject, words = CASES[case]
-    (found,) = troubles(facts)
+    (found,) = troubles(replace(CALM, **facts))
     assert (found.severity, found.subject) == (severity, subject)
     assert words in found.text and "%20" not in found.text
     code, line = check_line([found], "calm")
@@ -253,11 +219,10 @@ def test_what_is_over_is_no_trouble(events: tuple[Event, ...]) -> None:
 
 
 def test_a_type_without_room_and_jobs_just_seen_are_no_trouble() -> None:
-    full = Breaker("here/a100", BreakerState.BANNED, until=NOW + 60, fault=Fault(FaultKind.CAPACITY, "full", NOW))
-    assert troubles(replace(CALM, breakers=(full,))) == []
+    full = breaker("here/a100", m.Fault(m.FaultKind.CAPACITY, "full", NOW))
+    assert troubles(replace(CALM, **full)) == []
     new = replace(JOBS, waiting=0, oldest_at=NOW - 30)
-    quiet = views(PolledOverlay(replace(OVERLAY, negotiated_at=0.0)))
-    assert troubles(replace(CALM, views=quiet, waiting=(new,))) == []
+    assert troubles(replace(CALM, **overlay(negotiated_at=0.0), waiting=(new,))) == []
 
 
 def test_status_check_is_one_line_with_the_exit_code_of_a_monitoring_plugin(on: Cli, cli: Cli, tmp_path: Path) -> None:
@@ -287,24 +252,12 @@ def test_a_ban_is_lifted_through_the_record_and_a_misspelling_is_not_recorded(on
     snapshot = reader.snapshot()
     assert snapshot is not None
     assert [(r.kind, r.drone_ids, r.reason) for r in snapshot.requests] == [
-        (RequestKind.RESET, ("horeka",), "token renewed")
+        (m.RequestKind.RESET, ("horeka",), "token renewed")
     ]
     calm = on("sites", "reset", "topas", "--type", "a100")
     assert calm.code == 0 and "topas/a100 is not banned" in calm.err
     for wrong in (("horka",), ("horeka", "--type", "h1000")):
         refused = on("sites", "reset", *wrong)
         assert refused.code == 1 and "horeka" in refused.err
-    assert request_count(reader) == 1
-
-
-def request_count(reader: Reader) -> int:
-    snapshot = reader.snapshot()
-    return len(snapshot.requests) if snapshot else 0
-
-
-def test_a_class_that_backs_off_is_a_note_for_its_type_serves_the_others() -> None:
-    fault = Fault(FaultKind.JOBS, "no job of the class was given to kit-3", NOW - 9)
-    breaker = Breaker("here/a100#7", BreakerState.BANNED, until=NOW + 60, fault=fault)
-    (found,) = troubles(replace(CALM, breakers=(breaker,)))
-    assert (found.severity, found.subject) == ("note", "class:7")
-    assert found.text.startswith("no drone of here/a100 is started for it until ")
+    after = reader.snapshot()
+    assert after is not None and len(after.requests) == 1

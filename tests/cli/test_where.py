@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.cli.locate import store_path
-from provisioner.cli.options import Exit, VerbError, Where
+from provisioner.cli.options import Exit, VerbError, Where, store_path
 from tests.cli.conftest import process
 
 

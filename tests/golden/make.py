@@ -220,26 +220,19 @@ def messages_records() -> Records:
 
 def reasons_records() -> Records:
     """Every reason with its kind, what it is for, and its sentence."""
-    yield (
-        "reasons.txt",
-        "".join(f"{e.kind} ({formatting.category(e).value})\n  {formatting.describe(e)}\n" for e in REASON_EXAMPLES),
-    )
+    lines = (f"{e.kind} ({formatting.category(e).value})\n  {formatting.describe(e)}\n" for e in REASON_EXAMPLES)
+    yield "reasons.txt", "".join(lines)
 
 
 def snapshots_records() -> Records:
     """The plans of all saved snapshots."""
-    actions, reasons = plans.saved()
-    yield "plans/snapshots.txt", actions
-    yield "plans/snapshots-reasons.txt", reasons
+    yield from zip(("plans/snapshots.txt", "plans/snapshots-reasons.txt"), plans.saved(), strict=True)
 
 
 def worlds_records(worlds: int, jobs: int = 1) -> Records:
     """The plans of the first ``worlds`` random worlds."""
-    if jobs > 1:
-        with ProcessPoolExecutor(jobs) as pool:
-            found = list(pool.map(plans.world, range(worlds), chunksize=4))
-    else:
-        found = [plans.world(seed) for seed in range(worlds)]
+    with ProcessPoolExecutor(jobs) as pool:
+        found = list((pool.map if jobs > 1 else map)(plans.world, range(worlds)))
     yield "plans/worlds.txt", "".join(f"{actions}\n" for actions, _, _ in found)
     yield "plans/worlds-reasons.txt", "".join(f"{reasons}\n" for _, reasons, _ in found[:EXPLAINED])
 

@@ -48,15 +48,9 @@ def steps(plan: Plan) -> Iterator[str]:
 
 def reasons(plan: Plan) -> Counter[str]:
     """Count the reasons of a plan by what they are given for."""
-    given = {
-        "start": plan.starts,
-        "drain": plan.drains,
-        "stop": plan.stops,
-        "orphan": plan.orphans,
-        "step": plan.moves,
-        "refusal": plan.refusals,
-    }
-    return Counter(f"{what}:{each.reason.kind}" for what, all_ in given.items() for each in all_)  # type: ignore[attr-defined]
+    names = ("start", "drain", "stop", "orphan", "step", "refusal")
+    given = (plan.starts, plan.drains, plan.stops, plan.orphans, plan.moves, plan.refusals)
+    return Counter(f"{name}:{each.reason.kind}" for name, rows in zip(names, given, strict=True) for each in rows)
 
 
 class _Plans(MemoryStore):
@@ -82,15 +76,9 @@ def world(seed: int) -> tuple[str, str, str]:
     verbs = Counter(line.split()[1] for line in done)
     totals = " ".join(f"{verb}={verbs[verb]}" for verb in ("start", "drain", "stop", "kill", "orphan"))
     types = " ".join(f"{key}={count}" for key, count in sorted(by_type.items()))
-    line = (
-        f"{seed} {_digest(done)} {_digest(moved)} plans={len(store.seen)} {totals} jobs={outcome.jobs_done} "
-        f"steps={len(moved)} {types}"
-    )
-    return (
-        line.rstrip(),
-        f"{seed} {_counted(sum(map(reasons, store.seen), Counter()))}".rstrip(),
-        "\n".join(done) + "\n",
-    )
+    head = f"{seed} {_digest(done)} {_digest(moved)} plans={len(store.seen)} {totals} jobs={outcome.jobs_done}"
+    counted = _counted(sum(map(reasons, store.seen), Counter()))
+    return f"{head} steps={len(moved)} {types}".rstrip(), f"{seed} {counted}".rstrip(), "\n".join(done) + "\n"
 
 
 def saved() -> tuple[str, str]:

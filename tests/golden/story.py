@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from provisioner import formatting
 from provisioner import model as m
 from provisioner.cli.reference import REASON_EXAMPLES
 from provisioner.estimates import HORIZONS_S, UNKNOWN, Estimates, EstimateSamples, OwnerGrowth, SiteSamples, StartDelays
+from provisioner.formatting import Category
 from provisioner.planner.safeguards import safe_plan
 from provisioner.reasons import JobsWaiting, OperatorRequested, Orphan, Unneeded
 from provisioner.store.reader import Reader
@@ -25,113 +27,53 @@ TYPES = (
     m.DroneType("horeka", "h100", 4000, 64, 256 * GIB, 200 * GIB, 95 * GIB, "H100", 90, price=3.0),
     m.DroneType("cloud", "t4", 1000, 4, 8 * GIB, 20 * GIB, 16 * GIB, "T4", 75, sharing=m.Sharing.TIME_SLICED, shares=4),
 )
+KEEPS = m.Reserve(("topas-*",), 8, 20 * GIB)
 POLICY = m.Policy(
     max_drones=50,
     max_gpu_milli=60000,
     sites={
-        "topas": m.SitePolicy(
-            "topas", max_drones=30, blocking=(m.Reserve(("topas-*",), 8, 20 * GIB),), min_runtime_s=600.0
-        ),
+        "topas": m.SitePolicy("topas", max_drones=30, blocking=(KEEPS,), min_runtime_s=600.0),
         "horeka": m.SitePolicy("horeka", max_drones=8, price=2.0, queue_when_full=True),
         "cloud": m.SitePolicy("cloud", max_drones=4, idle_timeout_s=120.0, idle_fixed=True),
         "closed": m.SitePolicy("closed", enabled=False),
     },
     headroom=(m.Headroom("day-shift", cpus=2, count=2, site="topas"),),
 )
+
+
+def _jobs(id_: str, gpu_milli: int, cpus: int, gib: int, age_s: float, owner: str, ids: str, **more: Any) -> m.JobClass:
+    return m.JobClass(id_, gpu_milli, cpus, gib * GIB, oldest_at=NOW - age_s, owner=owner, job_ids=ids, **more)
+
+
+RUNNING = {"running": 2, "running_ids": "203.1-203.2", "group": "physics.atlas"}
+REFUSES = {TYPES[2].key: m.UnmetRequirement("requirements", 'Site == "topas"', "horeka")}
+LIMITED = {"limited": 3, "limit": "concurrency limit licence is used up"}
 CLASSES = (
-    m.JobClass(
-        "7",
-        1000,
-        2,
-        4 * GIB,
-        waiting=5,
-        running=2,
-        oldest_at=NOW - 7200,
-        owner="alice",
-        group="physics.atlas",
-        job_ids="204.0-204.3, 207.1",
-        running_ids="203.1-203.2",
-    ),
-    m.JobClass(
-        "9",
-        1000,
-        2,
-        4 * GIB,
-        vram_mib=200000,
-        waiting=40,
-        fresh=2,
-        oldest_at=NOW - 90000,
-        owner="bob",
-        job_ids="205.0-205.41",
-    ),
-    m.JobClass(
-        "11", 500, 1, GIB, fresh=3, held=1, oldest_at=NOW - 5, owner="eve", job_ids="207.2-207.4", held_ids="9.0"
-    ),
-    m.JobClass(
-        "12",
-        1500,
-        1,
-        GIB,
-        waiting=2,
-        oldest_at=NOW - 60,
-        owner="eve",
-        job_ids="208.0-208.1",
-        invalid="1.5 GPUs: write 1 or 2",
-    ),
-    m.JobClass(
-        "13",
-        4000,
-        8,
-        64 * GIB,
-        vram_mib=80 * GIB,
-        waiting=1,
-        oldest_at=NOW - 900,
-        owner="bob",
-        job_ids="209.0",
-        walltime_s=7200.0,
-        refuses={TYPES[2].key: m.UnmetRequirement("requirements", 'Site == "topas"', "horeka")},
-    ),
-    m.JobClass(
-        "14",
-        0,
-        4,
-        8 * GIB,
-        waiting=8,
-        oldest_at=NOW - 300,
-        owner="carol",
-        job_ids="210.0-210.7",
-        limited=3,
-        limit="concurrency limit licence is used up",
-    ),
+    _jobs("7", 1000, 2, 4, 7200, "alice", "204.0-204.3, 207.1", waiting=5, **RUNNING),
+    _jobs("9", 1000, 2, 4, 90000, "bob", "205.0-205.41", waiting=40, fresh=2, vram_mib=200000),
+    _jobs("11", 500, 1, 1, 5, "eve", "207.2-207.4", fresh=3, held=1, held_ids="9.0"),
+    _jobs("12", 1500, 1, 1, 60, "eve", "208.0-208.1", waiting=2, invalid="1.5 GPUs: write 1 or 2"),
+    _jobs("13", 4000, 8, 64, 900, "bob", "209.0", waiting=1, vram_mib=80 * GIB, walltime_s=7200.0, refuses=REFUSES),
+    _jobs("14", 0, 4, 8, 300, "carol", "210.0-210.7", waiting=8, **LIMITED),
 )
+SIZE = (8000, 192, 1024 * GIB, 2048 * GIB)
 NODES = tuple(
-    m.Node(
-        f"topas-a100-{n}",
-        ("a100", "cpu"),
-        8000,
-        192,
-        1024 * GIB,
-        2048 * GIB,
-        free * 1000,
-        24 * free,
-        90 * GIB * free,
-        1024 * GIB,
-    )
+    m.Node(f"topas-a100-{n}", ("a100", "cpu"), *SIZE, free * 1000, 24 * free, 90 * GIB * free, 1024 * GIB)
     for n, free in ((1, 3), (2, 0), (3, 1))
 )
-HELD = m.Fault(m.FaultKind.BLACK_HOLE, "held", NOW - 9)
+BANNED, DEGRADED, PROBING = m.BreakerState.BANNED, m.BreakerState.DEGRADED, m.BreakerState.PROBING
+
+
+def _fault(kind: m.FaultKind, message: str, ago_s: float) -> m.Fault:
+    return m.Fault(kind, message, NOW - ago_s)
+
+
 BREAKERS = (
-    m.Breaker(
-        "horeka", m.BreakerState.BANNED, NOW - 60, 2, NOW + 600, m.Fault(m.FaultKind.DENIED, "token expired", NOW - 60)
-    ),
-    m.Breaker("topas/a100", m.BreakerState.DEGRADED, NOW - 90, 1, 0.0, m.Fault(m.FaultKind.DRONE, "exit=71", NOW - 90)),
-    m.Breaker(
-        "cloud/t4", m.BreakerState.PROBING, NOW - 9, 3, NOW, m.Fault(m.FaultKind.QUOTA, "quota of 4 GPUs", NOW - 900)
-    ),
-    m.Breaker(
-        "topas/a100#9", m.BreakerState.BANNED, NOW - 9, 1, NOW + 60, m.Fault(m.FaultKind.JOBS, "no job came", NOW - 9)
-    ),
-    m.Breaker("topas@topas-a100-2", m.BreakerState.BANNED, NOW - 9, 2, NOW + 60, HELD),
+    m.Breaker("horeka", BANNED, NOW - 60, 2, NOW + 600, _fault(m.FaultKind.DENIED, "token expired", 60)),
+    m.Breaker("topas/a100", DEGRADED, NOW - 90, 1, 0.0, _fault(m.FaultKind.DRONE, "exit=71", 90)),
+    m.Breaker("cloud/t4", PROBING, NOW - 9, 3, NOW, _fault(m.FaultKind.QUOTA, "quota of 4 GPUs", 900)),
+    m.Breaker("topas/a100#9", BANNED, NOW - 9, 1, NOW + 60, _fault(m.FaultKind.JOBS, "no job came", 9)),
+    m.Breaker("topas@topas-a100-2", BANNED, NOW - 9, 2, NOW + 60, _fault(m.FaultKind.BLACK_HOLE, "held", 9)),
 )
 EVENTS: tuple[tuple[str, dict[str, str | float]], ...] = (
     ("config.rejected", {"problems": "topas.yaml:3:1: unknown key"}),
@@ -198,45 +140,21 @@ def _drone(serial: int, state: m.DroneState) -> m.Drone:
 def snapshot(store: SqlStore, at: float) -> m.Snapshot:
     """Return what the controller sees: topas node by node, a site that denies, one that counts, one never seen."""
     live = [drone for drone in store.drones.values() if drone.started_at and not drone.state.ended]
-    remotes = {
-        site: {
-            d.id: m.RemoteDrone(
-                d.id,
-                m.RemoteState.RUNNING,
-                d.remote_id,
-                d.type.partition("/")[2],
-                d.started_at,
-                node=d.node,
-                slot=d.site_slot,
-            )
-            for d in live
-            if d.site == site
-        }
-        for site in POLICY.sites
-    }
-    states = {
-        m.DroneState.BUSY: m.SlotState.BUSY,
-        m.DroneState.IDLE: m.SlotState.IDLE,
-        m.DroneState.DRAINING: m.SlotState.DRAINING,
-    }
-    slots = tuple(
-        m.Slot(
-            d.id,
-            states.get(d.state, m.SlotState.CHECKING),
-            at - 5,
-            1000,
-            8,
-            20 * GIB,
-            50 * GIB,
-            d.jobs,
-            d.jobs_started,
-            idle_since=d.idle_at,
-            name=d.slot,
-            owner="alice" if d.jobs else "",
-        )
-        for d in live
-        if d.joined_at
-    )
+    remotes: dict[str, dict[str, m.RemoteDrone]] = {site: {} for site in POLICY.sites}
+    for d in live:
+        place = {"started_at": d.started_at, "node": d.node, "slot": d.site_slot}
+        kind = d.type.partition("/")[2]
+        remotes[d.site][d.id] = m.RemoteDrone(d.id, m.RemoteState.RUNNING, d.remote_id, kind, **place)
+    states = {m.DroneState.BUSY: m.SlotState.BUSY, m.DroneState.IDLE: m.SlotState.IDLE}
+    states[m.DroneState.DRAINING] = m.SlotState.DRAINING
+
+    def slot(d: m.Drone) -> m.Slot:
+        state, owner = states.get(d.state, m.SlotState.CHECKING), "alice" if d.jobs else ""
+        counts = (d.jobs, d.jobs_started)
+        size = (1000, 8, 20 * GIB, 50 * GIB)
+        return m.Slot(d.id, state, at - 5, *size, *counts, idle_since=d.idle_at, name=d.slot, owner=owner)
+
+    slots = tuple(slot(d) for d in live if d.joined_at)
     claims = (m.OwnerDemand(2, 3000, 24, 100 * GIB, at - 95, nodes=tuple(n.name for n in NODES), who="etp/anna"),)
     groups = (m.Group("physics.atlas", 8000, 2000, False, 3.5),)
     topas = m.SiteView(
@@ -252,6 +170,13 @@ def snapshot(store: SqlStore, at: float) -> m.Snapshot:
     )
     cloud = m.SiteView("cloud", at - 2, remotes["cloud"], {"t4": 0}, quota={"t4": 2}, lacks={"t4": "gpus 1 > 0 free"})
     odd = ("an ad named `x; rm -rf /` has no drone id of ours",)
+    denied = m.Fault(m.FaultKind.DENIED, "token has \x1b[31mexpired\x1b[0m", at - 1)
+    polled = (
+        m.PolledSite("topas", topas),
+        m.PolledSite("horeka", None, denied),
+        m.PolledSite("cloud", cloud),
+        m.PolledSite("closed"),
+    )
     return m.Snapshot(
         now=at,
         tick=store.tick + 1,
@@ -260,14 +185,7 @@ def snapshot(store: SqlStore, at: float) -> m.Snapshot:
         policy=POLICY,
         types=TYPES,
         overlay=m.PolledOverlay(m.OverlayView(at - 2, CLASSES, slots, at - 20, odd, groups=groups)),
-        sites={
-            "topas": m.PolledSite("topas", topas),
-            "horeka": m.PolledSite(
-                "horeka", None, m.Fault(m.FaultKind.DENIED, "token has \x1b[31mexpired\x1b[0m", at - 1)
-            ),
-            "cloud": m.PolledSite("cloud", cloud),
-            "closed": m.PolledSite("closed"),
-        },
+        sites={site.site: site for site in polled},
         drones=dict(store.drones),
         breakers=dict(store.breakers),
         requests=(),
@@ -277,23 +195,20 @@ def snapshot(store: SqlStore, at: float) -> m.Snapshot:
 
 async def write(path: Path, *, decided: bool) -> None:
     """Write the record to ``path``; its newest plan is the planner's own, or has each reason once."""
-    steps = [
-        e for e in REASON_EXAMPLES if formatting.category(e) in (formatting.Category.STEP, formatting.Category.LEAVE)
-    ]
-    others = [e for e in REASON_EXAMPLES if e not in steps and formatting.category(e) is not formatting.Category.START]
+    of_drones = (Category.STEP, Category.LEAVE)
+    steps = [e for e in REASON_EXAMPLES if formatting.category(e) in of_drones]
+    others = [e for e in REASON_EXAMPLES if formatting.category(e) not in (*of_drones, Category.START)]
     async with SqlStore(path, CONTROLLER, keep_s=1e9, snapshots=10, birth=BIRTH) as store:
         for n, (name, fields) in enumerate(EVENTS):
             await store.event(NOW - 2000 + 60 * n, name, fields)
         made = drones()
-        first = [
-            m.Drone(d.id, d.type, m.DroneState.REQUESTED, d.requested_at, d.requested_at, d.gpu_milli, d.for_class)
-            for d in made
-        ]
+        asked = m.DroneState.REQUESTED
+        first = [m.Drone(d.id, d.type, asked, d.requested_at, d.requested_at, d.gpu_milli, d.for_class) for d in made]
         seen = replace(snapshot(store, NOW - 4000), next_serial=len(made) + 1)
         starts = tuple(m.Start(d, JobsWaiting("7", 5, 0, 5)) for d in first)
         await store.record(m.Plan(1, seen.now, starts=starts), seen)
         rounds = [made[n % len(made)] for n in range(max(len(made), len(steps)))]
-        moves = [m.StateChange(d, m.DroneState.REQUESTED, steps[n % len(steps)]) for n, d in enumerate(rounds)]
+        moves = [m.StateChange(d, asked, steps[n % len(steps)]) for n, d in enumerate(rounds)]
         await store.record(m.Plan(2, NOW - 1000, tuple(moves), breakers=BREAKERS), snapshot(store, NOW - 1000))
         at = NOW - 30
         if decided:
@@ -308,19 +223,17 @@ async def write(path: Path, *, decided: bool) -> None:
             )
             seen = snapshot(store, at)
             await store.record(safe_plan(seen).plan, seen)
-            reader = Reader(path)
-            reader.ask(
-                m.RequestKind.DRAIN, [made[6].id], reason="new fan", by="alice", at=NOW - 9, mode=m.DrainMode.FAST
-            )
+            reader, mode = Reader(path), m.DrainMode.FAST
+            reader.ask(m.RequestKind.DRAIN, [made[6].id], reason="new fan", by="alice", at=NOW - 9, mode=mode)
             reader.ask_estimate_reset("user:bob", reason="new code", by="alice", at=NOW - 8)
             return
-        asked = OperatorRequested("alice", "node needs a new fan")
+        wish = OperatorRequested("alice", "node needs a new fan")
         busy, idle = made[6], made[5]
         refusals = [m.Refusal("class:7" if n % 3 else "site:topas", n + 1, e) for n, e in enumerate(others)]
         plan = m.Plan(
             3,
             at,
-            drains=(m.Drain(replace(busy, state=m.DroneState.DRAINING), busy.state, m.DrainMode.PEACEFUL, asked),),
+            drains=(m.Drain(replace(busy, state=m.DroneState.DRAINING), busy.state, m.DrainMode.PEACEFUL, wish),),
             stops=(m.Stop(replace(idle, state=m.DroneState.STOPPING), idle.state, Unneeded("idle"), kill=True),),
             orphans=(m.StopOrphan("topas", m.DroneId(f"{CONTROLLER}-{BIRTH}-999"), "99.0", Orphan("lost")),),
             refusals=tuple(refusals),
