@@ -11,7 +11,7 @@ from typing import Self
 
 import structlog
 
-from provisioner import formatting
+from provisioner import formatting, reasons
 from provisioner.controller import actuation
 from provisioner.controller.actuation import DeadSlots
 from provisioner.controller.clock import Clock
@@ -43,7 +43,7 @@ from provisioner.planner.lifecycle import apply_drain_result, apply_start_result
 from provisioner.planner.matching import unmet_requirement
 from provisioner.planner.safeguards import PlanFunction, PlanValidator, SafePlan, safe_plan
 from provisioner.planner.validation import validate_plan
-from provisioner.reasons import BlackHoleDrone, DrainRefused, OrderRefused, OutcomeUnknown, Reason
+from provisioner.reasons import Reason
 from provisioner.store import Store, StoreError, changes
 
 log = structlog.get_logger()
@@ -279,7 +279,7 @@ class Controller:
             if start and drone.state is DroneState.REQUESTED:
                 new = replace(new, since=now)
             if new != drone:
-                moves.append(StateChange(new, new.state, OutcomeUnknown("")))
+                moves.append(StateChange(new, new.state, reasons.OutcomeUnknown("")))
         breakers = [shift_breaker(breaker, by_s) for breaker in self.store.breakers.values()] if by_s else []
         try:
             if by_s:
@@ -342,7 +342,7 @@ class Controller:
         _log_plan(plan)
         _log_breakers(before, plan.breakers)
         for drain in plan.drains:
-            if isinstance(drain.reason, BlackHoleDrone):
+            if isinstance(drain.reason, reasons.BlackHoleDrone):
                 await self.event(
                     "drone.black_hole", warn=True, drone=drain.drone.id, why=formatting.describe(drain.reason)
                 )
@@ -516,7 +516,7 @@ class Controller:
             _log_breakers(before, breakers)
             for move in (m for m in moves if not site and m.drone.drain_refusal != known[m.drone.id]):
                 await self.event(
-                    "drain.rejected" if isinstance(move.reason, DrainRefused) else "drain.failed",
+                    "drain.rejected" if isinstance(move.reason, reasons.DrainRefused) else "drain.failed",
                     warn=True,
                     drone=move.drone.id,
                     why=formatting.excerpt(move.drone.drain_refusal),
@@ -644,7 +644,7 @@ _BAD_ENDS = frozenset({DroneState.FAILED, DroneState.LOST, DroneState.JOIN_TIMEO
 
 def _log_moves(moves: Sequence[StateChange]) -> None:
     for move in moves:
-        state, refused = move.drone.state, isinstance(move.reason, OrderRefused)
+        state, refused = move.drone.state, isinstance(move.reason, reasons.OrderRefused)
         if state is move.was and not refused:
             continue
         tell = log.warning if refused or state in _BAD_ENDS else log.info

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from provisioner import reasons
 from provisioner.model import (
     PENDING,
     WHOLE_GPU,
@@ -21,21 +22,10 @@ from provisioner.model import (
 from provisioner.planner.context import NO_END, PlanningContext, life_too_short
 from provisioner.planner.matching import CompatibleTypes
 from provisioner.planner.owner import OwnerReservations
-from provisioner.reasons import (
-    BackingOff,
-    GpusStranded,
-    LimitReached,
-    Probing,
-    Reason,
-    ReserveKept,
-    SiteDisabled,
-    SiteFull,
-    SiteQuota,
-    StartBlocked,
-)
+from provisioner.reasons import Reason
 
 
-def stranded_gpus(kind: DroneType, nodes: Iterable[Node]) -> GpusStranded | None:
+def stranded_gpus(kind: DroneType, nodes: Iterable[Node]) -> reasons.GpusStranded | None:
     """Return why no node with enough free GPUs has room for a drone of the type.
 
     None if some node has room, or none has GPUs. The resource that is short on most GPUs is reported.
@@ -56,7 +46,7 @@ def stranded_gpus(kind: DroneType, nodes: Iterable[Node]) -> GpusStranded | None
     dimension, found = max(short.items(), key=lambda each: (sum(milli for milli, _ in each[1]), each[0]))
     wanted = {"cpus": kind.cpus, "memory": kind.memory_mib, "disk": kind.disk_mib}[dimension]
     free_gpus = sum(milli for milli, _ in found) / WHOLE_GPU
-    return GpusStranded(kind.key, len(found), free_gpus, dimension, wanted, max(free for _, free in found))
+    return reasons.GpusStranded(kind.key, len(found), free_gpus, dimension, wanted, max(free for _, free in found))
 
 
 def _scarce_resource(kind: DroneType, node: Node) -> tuple[str, int] | None:
@@ -143,7 +133,7 @@ class StartLimits:
             key, site = drone.type, drone.site
             remote = self.context.remote(drone)
             if remote is not None and remote.blocked is not None and remote.state is RemoteState.PENDING:
-                self.blocked[key] = StartBlocked(key, remote.blocked.value, remote.reason)
+                self.blocked[key] = reasons.StartBlocked(key, remote.blocked.value, remote.reason)
             self._add(self.pending, 1, site, key)
             if probing:
                 self._add(self.probes, 1, *(s for s in (site, key) if drone.requested_at >= probing.get(s, NO_END)))
@@ -231,7 +221,7 @@ class StartLimits:
     def _for_type(self, key: TypeKey, kind: DroneType) -> tuple[int, Reason | None]:
         site = self.context.snapshot.policy.sites.get(kind.site)
         if site is None or not site.enabled:
-            return 0, SiteDisabled(kind.site)
+            return 0, reasons.SiteDisabled(kind.site)
         doubt = self.context.validity.sites.get(kind.site) or self.reservations.held.get(key)
         doubt = doubt or self.blocked.get(key) or life_too_short(self.context, kind)
         if doubt is not None:
@@ -242,7 +232,7 @@ class StartLimits:
             found = free, self._why_full(kind)
         quota = self.quota.get(kind.site, {}).get(kind.name)
         if quota is not None and int(quota) < found[0]:
-            found = int(quota), SiteQuota(key)
+            found = int(quota), reasons.SiteQuota(key)
         for breaker in (self._breaker(kind.site), self._breaker(key)):
             if breaker is not None and breaker[0] < found[0]:
                 found = breaker
@@ -271,17 +261,17 @@ class StartLimits:
             return least, None
         limit, scope, counts, most, _ = binding
         unit = WHOLE_GPU if limit == "max_gpus" else 1
-        return least, LimitReached(limit, scope or "all sites", counts.get(scope, 0) / unit, (most or 0) / unit)
+        return least, reasons.LimitReached(limit, scope or "all sites", counts.get(scope, 0) / unit, (most or 0) / unit)
 
     def _why_full(self, kind: DroneType) -> Reason:
         if kind.site in self.reservations.free and not kind.gpu_milli:
             unblocked, gpu_milli = self.reservations.free[kind.site].count_unblocked(kind)
             if unblocked and gpu_milli:
-                return ReserveKept(kind.key, gpu_milli / WHOLE_GPU)
+                return reasons.ReserveKept(kind.key, gpu_milli / WHOLE_GPU)
         view = self.context.validity.site_view(self.context.snapshot, kind.site)
         short = stranded_gpus(kind, view.nodes) if view is not None else None
         lack = (view.unfit.get(kind.name) or view.lacks.get(kind.name, "")) if view is not None else ""
-        return short or self.reservations.claimed.get(kind.site) or SiteFull(kind.key, lack)
+        return short or self.reservations.claimed.get(kind.site) or reasons.SiteFull(kind.key, lack)
 
     def _breaker(self, scope: str | TypeKey) -> tuple[int, Reason | None] | None:
         breaker = self.context.breakers.get(scope)
@@ -291,13 +281,13 @@ class StartLimits:
             case BreakerState.ACTIVE:
                 return None
             case BreakerState.DEGRADED:
-                return max(0, 1 - self.started.get(scope, 0)), Probing(scope)
+                return max(0, 1 - self.started.get(scope, 0)), reasons.Probing(scope)
             case BreakerState.PROBING:
-                return max(0, 1 - self.probes.get(scope, 0)), Probing(scope)
+                return max(0, 1 - self.probes.get(scope, 0)), reasons.Probing(scope)
             case BreakerState.BANNED:
                 fault = breaker.fault
                 kind, text = (fault.kind.value, fault.message) if fault else ("unknown", "")
-                return 0, BackingOff(scope, breaker.until, kind, text)
+                return 0, reasons.BackingOff(scope, breaker.until, kind, text)
 
 
 def _take_share(left: dict[str, float], name: str, count: int) -> None:

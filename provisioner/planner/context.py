@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import filterfalse
 
+from provisioner import reasons
 from provisioner.model import (
     Breaker,
     Drain,
@@ -33,7 +34,7 @@ from provisioner.planner.breakers import ClassBackoffs
 from provisioner.planner.headroom import headroom_classes
 from provisioner.planner.matching import CompatibleTypes, compatibility_cache
 from provisioner.planner.views import ViewValidity
-from provisioner.reasons import Downtime, DrainAtRisk, Reason, TooManyUnhealthy
+from provisioner.reasons import Reason
 
 DELAYED_AFTER_S = 600.0
 """A drone is delayed if its site expects to start it later than this, or if a limit holds it there. A drone needs about
@@ -134,13 +135,13 @@ def shortened_life_s(context: PlanningContext, kind: DroneType) -> float:
     return float(int(left_s)) if left_s < (kind.walltime_s or NO_END) else 0.0
 
 
-def life_too_short(context: PlanningContext, kind: DroneType, wanted_s: float = 0.0) -> Downtime | None:
+def life_too_short(context: PlanningContext, kind: DroneType, wanted_s: float = 0.0) -> reasons.Downtime | None:
     """Return the downtime that forbids a start for jobs of ``wanted_s``, or None."""
     left_s = drone_end_at(context, kind) - context.now
     least_s = max(wanted_s, min(MIN_LIFE_S, kind.walltime_s or MIN_LIFE_S))
     if left_s >= least_s or (kind.walltime_s and wanted_s > kind.walltime_s):
         return None
-    return Downtime(kind.site, downtime_at(context, kind.site), max(0.0, left_s), least_s)
+    return reasons.Downtime(kind.site, downtime_at(context, kind.site), max(0.0, left_s), least_s)
 
 
 _UNKNOWN_SITE = object()
@@ -174,7 +175,7 @@ class PlacementResult:
     """By drone type: number of drones that are lacking only because the site has no room."""
     without_headroom: frozenset[str] = frozenset()
     """Sites that keep no headroom now: real jobs lack room there, or the owner waits."""
-    at_risk: Mapping[DroneId, DrainAtRisk] = field(default_factory=dict)
+    at_risk: Mapping[DroneId, reasons.DrainAtRisk] = field(default_factory=dict)
     """Drones that should take no more jobs because the owner is likely to take their place."""
 
 
@@ -317,5 +318,5 @@ def _too_many_unhealthy(policy: Policy, changing: Iterable[Drone], live: int) ->
         and d.state not in (DroneState.REQUESTED, DroneState.SUBMITTED)
     )
     if ill >= policy.min_unhealthy and ill > policy.max_unhealthy_fraction * live:
-        return TooManyUnhealthy(ill, live, policy.max_unhealthy_fraction)
+        return reasons.TooManyUnhealthy(ill, live, policy.max_unhealthy_fraction)
     return None

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
+from provisioner import reasons
 from provisioner.model import DroneId, DroneState, DroneType, Headroom, JobClass, Policy, Refusal, UnmetRequirement
 from provisioner.planner.matching import count_jobs, free_resources, request_of
-from provisioner.reasons import GpusStranded, LimitReached, Reason, SiteFull, SiteQuota
+from provisioner.reasons import Reason
 
 if TYPE_CHECKING:
     from provisioner.planner.context import PlanningContext
@@ -72,14 +73,14 @@ def sites_without_headroom(
         kind, _, class_id = refusal.subject.partition(":")
         if kind != "class" or is_headroom(class_id) or not _lacks_room(refusal.reason):
             continue
-        if isinstance(refusal.reason, LimitReached) and refusal.reason.scope == "all sites":
+        if isinstance(refusal.reason, reasons.LimitReached) and refusal.reason.scope == "all sites":
             sites.update(context.snapshot.policy.sites)
         sites.update(each.site for each in context.compatible[class_id].kinds)
     return frozenset(sites)
 
 
 def _lacks_room(reason: Reason) -> bool:
-    return isinstance(reason, LimitReached | SiteFull | SiteQuota | GpusStranded)
+    return isinstance(reason, reasons.LimitReached | reasons.SiteFull | reasons.SiteQuota | reasons.GpusStranded)
 
 
 def kept_for_headroom(context: PlanningContext, sites_without_headroom: Collection[str]) -> frozenset[DroneId]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from operator import attrgetter
 
+from provisioner import reasons
 from provisioner.model import (
     WHOLE_GPU,
     Drone,
@@ -27,21 +28,7 @@ from provisioner.model import (
     StateChange,
 )
 from provisioner.planner.views import HEARTBEAT_RECORD_INTERVAL_S, VANISHED_PATIENCE_FACTOR, ViewValidity
-from provisioner.reasons import (
-    Accepted,
-    Disappeared,
-    DrainRefused,
-    EndedAtSite,
-    NeverArrived,
-    NotInListing,
-    OrderRefused,
-    OutcomeUnknown,
-    Preempted,
-    PreemptionNotice,
-    Reason,
-    SeenAtSite,
-    SeenInPool,
-)
+from provisioner.reasons import Reason
 
 _drone_fields = attrgetter(*(field.name for field in fields(Drone)))
 _set_field = object.__setattr__
@@ -196,7 +183,7 @@ def observe(
         seen = with_changes(seen, lost_gpu_s=priced.lost_gpu_s, lost_jobs=priced.lost_jobs)
     if seen is drone or seen == drone:
         return None
-    return StateChange(seen, drone.state, reason or SeenAtSite(seen.state.value, seen.site_reason))
+    return StateChange(seen, drone.state, reason or reasons.SeenAtSite(seen.state.value, seen.site_reason))
 
 
 def _listed(drone: Drone, remote: RemoteDrone, now: float) -> tuple[Drone, Reason | None]:
@@ -242,8 +229,8 @@ def _listed(drone: Drone, remote: RemoteDrone, now: float) -> tuple[Drone, Reaso
         notice_at=_notice_at(drone, remote),
     )
     if seen.notice_at and not drone.notice_at:
-        return seen, PreemptionNotice(remote.reason)
-    return seen, SeenAtSite(remote.state.value, remote.reason)
+        return seen, reasons.PreemptionNotice(remote.reason)
+    return seen, reasons.SeenAtSite(remote.state.value, remote.reason)
 
 
 def _stopped_at_site(drone: Drone, remote: RemoteDrone, policy: SitePolicy, now: float) -> StateChange | None:
@@ -266,7 +253,9 @@ def _stopped_at_site(drone: Drone, remote: RemoteDrone, policy: SitePolicy, now:
         node=remote.node or drone.node,
         notice_at=_notice_at(drone, remote),
     )
-    return StateChange(seen, drone.state, SeenAtSite(remote.state.value, remote.reason)) if seen != drone else None
+    return (
+        StateChange(seen, drone.state, reasons.SeenAtSite(remote.state.value, remote.reason)) if seen != drone else None
+    )
 
 
 def _notice_at(drone: Drone, remote: RemoteDrone) -> float:
@@ -290,9 +279,9 @@ def _unlisted(
         waited = now - ordered_at
         if waited <= policy.order_confirm_s:
             return drone, None
-        return ended_record(drone, drone.leaving or S.FAILED, now), NeverArrived(waited, policy.order_confirm_s)
+        return ended_record(drone, drone.leaving or S.FAILED, now), reasons.NeverArrived(waited, policy.order_confirm_s)
     if not drone.missing_at:
-        return with_changes(drone, missing_at=view.taken_at), NotInListing()
+        return with_changes(drone, missing_at=view.taken_at), reasons.NotInListing()
     if slot is not None and slot.heard_at > drone.missing_at:
         return drone, None  # the pool has heard from it since: the listing is wrong
     limit = policy.order_confirm_s if drone.state is S.SUBMITTED else policy.missing_s
@@ -302,7 +291,7 @@ def _unlisted(
     if missing < limit:
         return drone, None
     unknown = S.DONE if drone.goes and drone.busy_at else S.LOST
-    return ended_record(drone, drone.leaving or unknown, now), Disappeared(missing, limit)
+    return ended_record(drone, drone.leaving or unknown, now), reasons.Disappeared(missing, limit)
 
 
 def _missing_with_many(drone: Drone, view: SiteView) -> bool:
@@ -359,7 +348,7 @@ def _in_pool(
     if not is_new:
         return drone, reason
     if state is not drone.state or reason is None:
-        reason = SeenInPool(slot.state.value, slot.jobs, now - drone.requested_at)
+        reason = reasons.SeenInPool(slot.state.value, slot.jobs, now - drone.requested_at)
     seen = change(
         drone,
         state=state,
@@ -415,10 +404,10 @@ def _ended(drone: Drone, how: RemoteEnd, policy: SitePolicy, now: float) -> Stat
     if ended.state is S.PREEMPTED:
         notice_s = max(0.0, at - drone.notice_at) if drone.notice_at else 0.0
         unit = "GPU-seconds" if drone.gpu_milli else "CPU-seconds"
-        reason = Preempted(how.message, notice_s, policy.grace_s, drone.lost_gpu_s, drone.lost_jobs, unit)
+        reason = reasons.Preempted(how.message, notice_s, policy.grace_s, drone.lost_gpu_s, drone.lost_jobs, unit)
     else:
         fault = how.fault.value if how.fault else ""
-        reason = EndedAtSite(how.kind.value, how.exit_code, how.message, lived, drone.jobs_started, fault)
+        reason = reasons.EndedAtSite(how.kind.value, how.exit_code, how.message, lived, drone.jobs_started, fault)
     return StateChange(ended, drone.state, reason)
 
 
@@ -476,19 +465,19 @@ def apply_start_result(drone: Drone, result: OrderResult, now: float) -> StateCh
             after = with_changes(
                 drone, state=S.SUBMITTED, since=now, submitted_at=now, remote_id=result.remote_id or drone.remote_id
             )
-            return StateChange(after, drone.state, Accepted(after.remote_id))
+            return StateChange(after, drone.state, reasons.Accepted(after.remote_id))
         case OrderOutcome.REJECTED:
             return StateChange(ended_record(drone, S.FAILED, now, _message(result)), drone.state, _refused(result))
         case OrderOutcome.UNKNOWN:
             after = with_changes(drone, since=now, site_reason=_message(result))
-            return StateChange(after, drone.state, OutcomeUnknown(_message(result)))
+            return StateChange(after, drone.state, reasons.OutcomeUnknown(_message(result)))
 
 
 def apply_stop_result(drone: Drone, result: OrderResult) -> StateChange | None:
     """Return the change that the result of a stop order causes: only failures are recorded."""
     if result.answer is OrderOutcome.OK:
         return None
-    reason = _refused(result) if result.answer is OrderOutcome.REJECTED else OutcomeUnknown(_message(result))
+    reason = _refused(result) if result.answer is OrderOutcome.REJECTED else reasons.OutcomeUnknown(_message(result))
     return StateChange(with_changes(drone, site_reason=_message(result)), drone.state, reason)
 
 
@@ -503,18 +492,20 @@ def apply_drain_result(drone: Drone, result: OrderResult) -> StateChange | None:
     if result.answer is OrderOutcome.UNKNOWN:
         known = words == drone.drain_refusal
         return (
-            None if known else StateChange(with_changes(drone, drain_refusal=words), drone.state, OutcomeUnknown(words))
+            None
+            if known
+            else StateChange(with_changes(drone, drain_refusal=words), drone.state, reasons.OutcomeUnknown(words))
         )
     after = with_changes(drone, drain_refusal=words or "no reason given")
     if drone.state is S.DRAINING:
         after = with_changes(after, asked=drone.asked + 1)
     kind = result.fault.kind.value if result.fault else "unknown"
-    return StateChange(after, drone.state, DrainRefused(kind, words)) if after != drone else None
+    return StateChange(after, drone.state, reasons.DrainRefused(kind, words)) if after != drone else None
 
 
 def _message(result: OrderResult) -> str:
     return result.fault.message if result.fault else ""
 
 
-def _refused(result: OrderResult) -> OrderRefused:
-    return OrderRefused(result.fault.kind.value if result.fault else "unknown", _message(result))
+def _refused(result: OrderResult) -> reasons.OrderRefused:
+    return reasons.OrderRefused(result.fault.kind.value if result.fault else "unknown", _message(result))

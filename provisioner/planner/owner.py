@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
+from provisioner import reasons
 from provisioner.model import (
     WAITING,
     WHOLE_GPU,
@@ -34,7 +35,7 @@ from provisioner.model import (
 from provisioner.planner.context import PlanningContext
 from provisioner.planner.matching import NO_RESOURCES, UNKNOWN_DISK_MIB, Resources, count_fits
 from provisioner.planner.victims import NodeCandidates, SearchBudget, VictimCandidate, cheapest_set
-from provisioner.reasons import OwnerWaits, PreemptedForOwner, Reason, ReserveReclaimed
+from provisioner.reasons import Reason
 
 
 @dataclass(slots=True)
@@ -230,13 +231,13 @@ class OwnerReservations:
         memory = next_backoff(known, site, waiting, standing, jobs - standing, context.now)
         if memory is not None:
             self.patience.append(memory)
-        waits = OwnerWaits(site, jobs, milli / WHOLE_GPU)
+        waits = reasons.OwnerWaits(site, jobs, milli / WHOLE_GPU)
         if jobs:
             self.claimed[site] = waits
         self.held |= {k.key: waits for k in context.types.values() if k.site == site and k.name in narrow}
         self._queued(context, site, waits, drones)
 
-    def _queued(self, context: PlanningContext, site: str, waits: OwnerWaits, drones: Iterable[Drone]) -> None:
+    def _queued(self, context: PlanningContext, site: str, waits: reasons.OwnerWaits, drones: Iterable[Drone]) -> None:
         """Promise room to drones that wait at the site.
 
         Types that would take, one by one, what is being made free for a larger job are cancelled instead.
@@ -247,7 +248,7 @@ class OwnerReservations:
             if drone.state not in WAITING:
                 continue
             if drone.type in self.held and drone.state is not DroneState.REQUESTED and not drone.goes:
-                why = PreemptedForOwner(waits.jobs, 0.0, gpus=waits.gpus)
+                why = reasons.PreemptedForOwner(waits.jobs, 0.0, gpus=waits.gpus)
                 self.preemptions.append(PreemptionOrder(drone, why, DroneState.CANCELLED))
             elif (
                 drone.awaits_room
@@ -262,7 +263,7 @@ class OwnerReservations:
         for victim in hole.victims:
             gpus = claim.gpu_milli / WHOLE_GPU
             unit = "GPU-seconds" if victim.space.gpu_milli else "CPU-seconds"
-            why = PreemptedForOwner(claim.count, waited_s, hole.node_room.name, gpus, victim.lost_gpu_s, unit)
+            why = reasons.PreemptedForOwner(claim.count, waited_s, hole.node_room.name, gpus, victim.lost_gpu_s, unit)
             self.preemptions.append(PreemptionOrder(context.drones[victim.drone_id], why, DroneState.PREEMPTED))
 
 
@@ -456,7 +457,7 @@ def reclaim_reserve(
                 found = cheapest_set(need, drones_there.room(node_room), NO_RESOURCES, movable, drones_there.effort)
                 if not found:
                     break
-                why = ReserveReclaimed(node_room.name)
+                why = reasons.ReserveReclaimed(node_room.name)
                 preemptions += [PreemptionOrder(context.drones[c.drone_id], why, DroneState.PREEMPTED) for c in found]
                 drones_there.gone(node_room.name, found)
                 drones_there.takes(node_room, need)

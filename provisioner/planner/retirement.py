@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
+from provisioner import reasons
 from provisioner.estimates import NO_ESTIMATES, Estimates
 from provisioner.model import (
     Drain,
@@ -41,22 +42,7 @@ from provisioner.planner.lifecycle import STATE_RULES, OnTimeout, ended_record, 
 from provisioner.planner.matching import count_jobs, free_resources
 from provisioner.planner.owner import PreemptionOrder
 from provisioner.planner.supply import Supply
-from provisioner.reasons import (
-    DrainRefused,
-    DrainRepeated,
-    IdleTimeout,
-    LeftPool,
-    NotDraining,
-    OperatorRequested,
-    Orphan,
-    Reason,
-    SeenAtSite,
-    StartBlocked,
-    StateTimeout,
-    TypeRemoved,
-    UnknownDrone,
-    Unneeded,
-)
+from provisioner.reasons import Reason
 
 MAX_IDLE_STRETCH = 3.0
 """A drone that took very long to start is kept for at most this many timeouts: it leaves by itself soon after."""
@@ -286,7 +272,7 @@ class RetirementOrders:
 
     def _mark(self, drone: Drone, unneeded_at: float) -> None:
         after = with_changes(drone, idle_at=unneeded_at)
-        self.moves.append(StateChange(after, drone.state, Unneeded(drone.state.value)))
+        self.moves.append(StateChange(after, drone.state, reasons.Unneeded(drone.state.value)))
 
 
 def _carry_out(orders: RetirementOrders, request: OperatorRequest) -> bool:
@@ -303,11 +289,11 @@ def _carry_out(orders: RetirementOrders, request: OperatorRequest) -> bool:
     if doubt is not None and request.kind is RequestKind.DRAIN and of_overlay:
         orders.refusals.extend(Refusal(f"drone:{d.id}", 1, doubt) for d in named)
         return False
-    reason = OperatorRequested(request.by, request.reason)
+    reason = reasons.OperatorRequested(request.by, request.reason)
     for drone_id in request.drone_ids:
         drone = drones.get(drone_id)
         if drone is None:
-            orders.refusals.append(Refusal(f"drone:{drone_id}", 1, UnknownDrone(drone_id)))
+            orders.refusals.append(Refusal(f"drone:{drone_id}", 1, reasons.UnknownDrone(drone_id)))
         elif drone.id in orders.asked:
             continue
         elif request.kind is RequestKind.KILL:
@@ -318,7 +304,7 @@ def _carry_out(orders: RetirementOrders, request: OperatorRequest) -> bool:
         elif request.mode is DrainMode.RESUME and drone.state is DroneState.DRAINING:
             orders.undrain(drone, reason)
         elif request.mode is DrainMode.RESUME:
-            orders.refusals.append(Refusal(f"drone:{drone.id}", 1, NotDraining(drone.id, drone.state.value)))
+            orders.refusals.append(Refusal(f"drone:{drone.id}", 1, reasons.NotDraining(drone.id, drone.state.value)))
         elif drone.state is not DroneState.STOPPING:
             orders.drain_or_stop(drone, reason, DroneState.CANCELLED, request.mode)
     return True
@@ -354,7 +340,7 @@ def requeued(orders: RetirementOrders, drone: Drone) -> bool:
     """Stop a drone that its site has preempted and put back into the queue."""
     if drone.state is not DroneState.QUEUED or not drone.started_at:
         return False
-    orders.stop(drone, SeenAtSite(RemoteState.PENDING.value, drone.site_reason), DroneState.PREEMPTED)
+    orders.stop(drone, reasons.SeenAtSite(RemoteState.PENDING.value, drone.site_reason), DroneState.PREEMPTED)
     return True
 
 
@@ -365,7 +351,7 @@ def never_starting(orders: RetirementOrders, drone: Drone) -> bool:
     if remote is None or not remote.hopeless:
         return False
     fault = remote.blocked.value if remote.blocked else ""
-    orders.stop(drone, StartBlocked(drone.type, fault, remote.reason), DroneState.FAILED)
+    orders.stop(drone, reasons.StartBlocked(drone.type, fault, remote.reason), DroneState.FAILED)
     return True
 
 
@@ -377,7 +363,7 @@ def left_pool(orders: RetirementOrders, drone: Drone) -> bool:
     limit_s = orders.policy_of(drone).slot_loss_s
     if away_s <= limit_s:
         return False
-    orders.stop(drone, LeftPool(away_s, limit_s), DroneState.LOST)
+    orders.stop(drone, reasons.LeftPool(away_s, limit_s), DroneState.LOST)
     return True
 
 
@@ -385,7 +371,7 @@ def type_removed(orders: RetirementOrders, drone: Drone) -> bool:
     """Let go of a drone whose type is no longer configured."""
     if drone.type in orders.context.types or drone.goes:
         return False
-    orders.drain_or_stop(drone, TypeRemoved(drone.type), _final_state(drone), DrainMode.PEACEFUL)
+    orders.drain_or_stop(drone, reasons.TypeRemoved(drone.type), _final_state(drone), DrainMode.PEACEFUL)
     return True
 
 
@@ -393,7 +379,7 @@ def unneeded(orders: RetirementOrders, drone: Drone) -> bool:
     """Cancel a drone that waits at its site and that no job needs."""
     if drone.id not in orders.unneeded:
         return False
-    orders.stop(drone, Unneeded(drone.state.value), DroneState.CANCELLED)
+    orders.stop(drone, reasons.Unneeded(drone.state.value), DroneState.CANCELLED)
     return True
 
 
@@ -410,7 +396,7 @@ def idle(orders: RetirementOrders, drone: Drone) -> bool:
     idle_s = context.now - (drone.idle_at or drone.since)
     matchable_s = MATCHABLE_IDLE_FACTOR * policy.idle_timeout_at(drone.site)
     if idle_s > limit_s and not (idle_s <= matchable_s and orders.matchable(drone)):
-        orders.drain(drone, IdleTimeout(idle_s, limit_s, by), _final_state(drone))
+        orders.drain(drone, reasons.IdleTimeout(idle_s, limit_s, by), _final_state(drone))
     return True
 
 
@@ -422,8 +408,8 @@ def empty_and_draining(orders: RetirementOrders, drone: Drone) -> bool:
     idle_s = orders.heard_at(drone) - max(drone.since, drone.idle_at, orders.pool_seen_since)
     if idle_s < limit_s:
         return False
-    refused = DrainRefused("", drone.drain_refusal)
-    reason = refused if drone.asked else StateTimeout(drone.state.value, idle_s, limit_s)
+    refused = reasons.DrainRefused("", drone.drain_refusal)
+    reason = refused if drone.asked else reasons.StateTimeout(drone.state.value, idle_s, limit_s)
     orders.stop(drone, reason, drone.leaving or STATE_RULES[drone.state].ends_as)
     return True
 
@@ -437,7 +423,7 @@ def overdue(orders: RetirementOrders, drone: Drone) -> bool:
         return False
     if drone.state in (DroneState.BOOTING, DroneState.JOINED) and orders.context.validity.overlay is not None:
         return True  # it may have joined: nobody can see
-    reason = StateTimeout(drone.state.value, spent_s, limit_s)
+    reason = reasons.StateTimeout(drone.state.value, spent_s, limit_s)
     match rule.then:
         case OnTimeout.STOP:
             orders.stop(drone, reason, rule.ends_as)
@@ -460,7 +446,7 @@ def drain_ignored(orders: RetirementOrders, drone: Drone) -> bool:
     after_s = orders.context.now - drone.since
     if orders.context.now - drone.asked_at < min(max(DRAIN_REPEAT_MIN_S, after_s / 3), DRAIN_REPEAT_MAX_S):
         return False
-    again = DrainRepeated(after_s, drone.drain_refusal)
+    again = reasons.DrainRepeated(after_s, drone.drain_refusal)
     orders.drain(drone, again, drone.leaving or STATE_RULES[drone.state].ends_as, drone.drain_mode)
     return True
 
@@ -523,5 +509,5 @@ def _orphans(context: PlanningContext) -> tuple[StopOrphan, ...]:
         for drone_id, remote in view.drones.items():
             if remote.state not in _NOTHING_TO_STOP and drone_id not in context.drones:
                 known = context.snapshot.ended.get(drone_id)
-                found.append(StopOrphan(site, drone_id, remote.remote_id, Orphan(known.value if known else "")))
+                found.append(StopOrphan(site, drone_id, remote.remote_id, reasons.Orphan(known.value if known else "")))
     return tuple(found)

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from provisioner import reasons
 from provisioner.model import (
     Drone,
     DroneId,
@@ -27,7 +28,7 @@ from provisioner.model import (
     Snapshot,
     TypeKey,
 )
-from provisioner.reasons import AllVanished, Reason, StaleView
+from provisioner.reasons import Reason
 
 VANISHED_MIN_DRONES = 3
 VANISHED_FRACTION = 0.5
@@ -51,7 +52,7 @@ class ViewValidity:
     def site_view(self, snapshot: Snapshot, site: str) -> SiteView | None:
         """Return the view of a site if it is fresh, even if many drones vanished from it."""
         doubt = self.sites.get(site)
-        if doubt is not None and not isinstance(doubt, AllVanished):
+        if doubt is not None and not isinstance(doubt, reasons.AllVanished):
             return None
         polled = snapshot.sites.get(site)
         return polled.view if polled else None
@@ -73,7 +74,9 @@ def check_views(snapshot: Snapshot) -> ViewValidity:
         )
         if doubt is None and polled is not None and polled.busy:
             age = now - taken if taken is not None else -1.0
-            doubt = StaleView(f"site:{name}", age, site_policy.view_max_age_s, "its last orders are still under way")
+            doubt = reasons.StaleView(
+                f"site:{name}", age, site_policy.view_max_age_s, "its last orders are still under way"
+            )
         if doubt is None and polled is not None and polled.view is not None:
             views[name] = polled.view
         sites[name] = doubt
@@ -88,14 +91,14 @@ def _alive_slots(snapshot: Snapshot) -> Mapping[DroneId, Slot]:
     return {s.drone_id: s for s in view.slots if s.heard_at >= oldest} if view else {}
 
 
-def _stale(name: str, taken: float | None, fault: Fault | None, now: float, limit_s: float) -> StaleView | None:
+def _stale(name: str, taken: float | None, fault: Fault | None, now: float, limit_s: float) -> reasons.StaleView | None:
     age = -1.0 if taken is None else max(0.0, now - taken)
     if fault is not None:
-        return StaleView(name, age, limit_s, fault.message)
+        return reasons.StaleView(name, age, limit_s, fault.message)
     if taken is None:
-        return StaleView(name, -1.0, limit_s, "never seen")
+        return reasons.StaleView(name, -1.0, limit_s, "never seen")
     if age > limit_s:
-        return StaleView(name, age, limit_s, "too old")
+        return reasons.StaleView(name, age, limit_s, "too old")
     return None
 
 
@@ -115,7 +118,7 @@ def _vanished(policy: Policy, views: Mapping[str, SiteView], split: SteadyStateS
     for key, count in split.steady.items() if missing else ():
         known[key.partition("/")[0]] += count
     return {
-        site: AllVanished(site, count)
+        site: reasons.AllVanished(site, count)
         for site, count in missing.items()
         if count >= VANISHED_MIN_DRONES and count >= VANISHED_FRACTION * known[site]
     }

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from provisioner import reasons
 from provisioner.controller.estimation import (
     FADE_S,
     GHOST_S,
@@ -36,7 +37,6 @@ from provisioner.model import (
     StateChange,
 )
 from provisioner.planner.risk import expected_loss
-from provisioner.reasons import IdleTimeout, JobsWaiting, SeenInPool
 from tests.planner.scenes import A100, NOW, drone, snapshot
 
 
@@ -114,7 +114,7 @@ def test_delays_are_learned_from_drones_that_came(
     made = snapshot(drones=[was])
     learning.note(
         replace(made, now=NOW + 60),
-        replace(nothing(made), moves=(StateChange(now, was.state, SeenInPool("idle", 0, 100.0)),)),
+        replace(nothing(made), moves=(StateChange(now, was.state, reasons.SeenInPool("idle", 0, 100.0)),)),
     )
     assert learning.estimates.delays[A100.key] == StartDelays(queue_s, boot_s)
 
@@ -122,7 +122,7 @@ def test_delays_are_learned_from_drones_that_came(
 def test_a_gap_across_a_clock_set_back_is_none() -> None:
     learning, idles = watching(), replace(drone("i", DroneState.IDLE), idle_at=NOW + 30)
     made = snapshot(drones=[idles])
-    move = StateChange(replace(idles, state=DroneState.BUSY), idles.state, SeenInPool("busy", 1, 1.0))
+    move = StateChange(replace(idles, state=DroneState.BUSY), idles.state, reasons.SeenInPool("busy", 1, 1.0))
     learning.note(made, replace(nothing(made), moves=(move,)))
     assert list(learning.memory.sites["topas"].gaps_s) == [0.0]
 
@@ -155,10 +155,14 @@ def test_idle_time_outs_come_from_gaps_that_were_and_gaps_that_would_have_been()
     came = replace(idle, requested_at=NOW - 100, started_at=NOW - 70, joined_at=NOW)
     booting = replace(came, state=DroneState.BOOTING, joined_at=0.0)
     first = snapshot(drones=[booting])
-    learning.note(first, replace(nothing(first), moves=(StateChange(came, booting.state, SeenInPool("idle", 0, 1.0)),)))
+    learning.note(
+        first, replace(nothing(first), moves=(StateChange(came, booting.state, reasons.SeenInPool("idle", 0, 1.0)),))
+    )
     # It leaves after ten minutes, and ten seconds later another one is needed: 610 s would have been long enough.
-    left = Drain(replace(idle, state=DroneState.DRAINING), idle.state, DrainMode.PEACEFUL, IdleTimeout(600.0, 600.0))
-    again = Start(drone("e", DroneState.REQUESTED), JobsWaiting("small", 1, 0, 1))
+    left = Drain(
+        replace(idle, state=DroneState.DRAINING), idle.state, DrainMode.PEACEFUL, reasons.IdleTimeout(600.0, 600.0)
+    )
+    again = Start(drone("e", DroneState.REQUESTED), reasons.JobsWaiting("small", 1, 0, 1))
     for n in range(MIN_IDLE_GAPS):
         then = replace(made, now=NOW + 100.0 * n)
         learning.note(then, replace(nothing(then), drains=(left,)))
@@ -173,7 +177,9 @@ def test_idle_time_outs_come_from_gaps_that_were_and_gaps_that_would_have_been()
 def test_a_drone_that_nobody_missed_would_have_waited_in_vain() -> None:
     learning, idle = EstimateCollector(), drone("d", DroneState.IDLE)
     made = snapshot(drones=[idle])
-    left = Drain(replace(idle, state=DroneState.DRAINING), idle.state, DrainMode.PEACEFUL, IdleTimeout(60.0, 60.0))
+    left = Drain(
+        replace(idle, state=DroneState.DRAINING), idle.state, DrainMode.PEACEFUL, reasons.IdleTimeout(60.0, 60.0)
+    )
     learning.note(made, replace(nothing(made), drains=(left,)))
     late = replace(made, now=NOW + GHOST_S + 1)
     learning.note(late, nothing(late))
@@ -292,12 +298,16 @@ def test_what_happened_while_nobody_looked_is_no_delay_and_no_gap_and_no_chance(
     idles = replace(drone("i", DroneState.IDLE), idle_at=NOW - 7000)
     works = drone("w", DroneState.BUSY)
     moves = (
-        StateChange(replace(boots, state=DroneState.IDLE, joined_at=NOW), boots.state, SeenInPool("idle", 0, 1.0)),
-        StateChange(replace(idles, state=DroneState.BUSY), idles.state, SeenInPool("busy", 1, 1.0)),
-        StateChange(replace(works, state=DroneState.PREEMPTED, ended_at=NOW), works.state, SeenInPool("busy", 1, 1.0)),
+        StateChange(
+            replace(boots, state=DroneState.IDLE, joined_at=NOW), boots.state, reasons.SeenInPool("idle", 0, 1.0)
+        ),
+        StateChange(replace(idles, state=DroneState.BUSY), idles.state, reasons.SeenInPool("busy", 1, 1.0)),
+        StateChange(
+            replace(works, state=DroneState.PREEMPTED, ended_at=NOW), works.state, reasons.SeenInPool("busy", 1, 1.0)
+        ),
     )
     first = snapshot(drones=[boots, idles, works])
-    start = Start(drone("n", DroneState.REQUESTED), JobsWaiting("small", 1, 0, 1))
+    start = Start(drone("n", DroneState.REQUESTED), reasons.JobsWaiting("small", 1, 0, 1))
     learning.note(first, replace(nothing(first), moves=moves, starts=(start,)))
     site = learning.memory.sites["topas"]
     assert learning.memory.delays == {A100.key: StartDelays(30.0, 70.0)}

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from provisioner import reasons
 from provisioner.model import DroneState, Group, JobClass, Policy, PolledOverlay, Snapshot
-from provisioner.reasons import DemandCovered, GroupQuota, IdleTimeout, JobsWaiting, LimitReached
 from tests.planner.scenes import A100, QUAD, V100, drone, jobs, plan_of, snapshot, started, why
 
 ATLAS = Group("physics.atlas", quota_milli=4000, used_milli=1000, surplus=False)
@@ -28,8 +28,8 @@ def of(group: str, waiting: int, name: str = "", **more: object) -> JobClass:
 def test_a_group_gets_drones_up_to_its_quota_and_no_further() -> None:
     plan = plan_of(with_groups(snapshot(classes=[of("physics.atlas", 10)]), ATLAS))
     assert started(plan) == [A100.key] * 3
-    assert plan.starts[0].reason == JobsWaiting("physics.atlas", waiting=3, covered=0, starts=3)
-    assert why(plan, "class:physics.atlas") == [GroupQuota("physics.atlas", 1.0, 4.0)]
+    assert plan.starts[0].reason == reasons.JobsWaiting("physics.atlas", waiting=3, covered=0, starts=3)
+    assert why(plan, "class:physics.atlas") == [reasons.GroupQuota("physics.atlas", 1.0, 4.0)]
     assert [r.count for r in plan.refusals] == [7]
 
 
@@ -37,7 +37,7 @@ def test_a_group_whose_quota_is_used_up_is_no_demand() -> None:
     full = replace(ATLAS, used_milli=4000)
     plan = plan_of(with_groups(snapshot(classes=[of("physics.atlas", 10)]), full))
     assert plan.starts == ()
-    assert why(plan, "class:physics.atlas") == [GroupQuota("physics.atlas", 4.0, 4.0)]
+    assert why(plan, "class:physics.atlas") == [reasons.GroupQuota("physics.atlas", 4.0, 4.0)]
 
 
 def test_a_group_that_may_take_surplus_is_demand_beyond_its_quota() -> None:
@@ -51,14 +51,17 @@ def test_a_quota_is_shared_by_all_classes_of_a_group() -> None:
     large = of("physics.atlas", 2, "large", vram_mib=35000)
     plan = plan_of(with_groups(snapshot(classes=[small, large]), ATLAS))
     assert [s.drone.for_class for s in plan.starts] == ["large", "large", "small"]
-    assert why(plan, "class:small") == [GroupQuota("physics.atlas", 3.0, 4.0)]
+    assert why(plan, "class:small") == [reasons.GroupQuota("physics.atlas", 3.0, 4.0)]
 
 
 def test_what_is_on_its_way_for_a_group_is_not_granted_twice() -> None:
     coming = [drone(f"d-{n}", DroneState.BOOTING, for_class="physics.atlas") for n in range(3)]
     plan = plan_of(with_groups(snapshot(classes=[of("physics.atlas", 10)], drones=coming), ATLAS))
     assert plan.starts == ()
-    assert why(plan, "class:physics.atlas") == [GroupQuota("physics.atlas", 1.0, 4.0), DemandCovered(3, 3)]
+    assert why(plan, "class:physics.atlas") == [
+        reasons.GroupQuota("physics.atlas", 1.0, 4.0),
+        reasons.DemandCovered(3, 3),
+    ]
 
 
 @pytest.mark.parametrize("asked_as", ["physics.atlas.higgs", "Physics.ATLAS"])
@@ -71,7 +74,7 @@ def test_the_quota_of_a_group_that_contains_it_binds_too() -> None:
     physics = Group("physics", quota_milli=6000, used_milli=5000, surplus=False)
     plan = plan_of(with_groups(snapshot(classes=[of("physics.atlas", 10)]), ATLAS, physics))
     assert len(plan.starts) == 1
-    assert why(plan, "class:physics.atlas") == [GroupQuota("physics", 5.0, 6.0)]
+    assert why(plan, "class:physics.atlas") == [reasons.GroupQuota("physics", 5.0, 6.0)]
 
 
 def test_sub_groups_share_what_their_parent_has_left() -> None:
@@ -81,7 +84,7 @@ def test_sub_groups_share_what_their_parent_has_left() -> None:
     classes = [of("physics.atlas", 9), of("physics.cms", 9)]
     plan = plan_of(with_groups(snapshot(classes=classes), physics, atlas, cms))
     assert sorted(s.drone.for_class for s in plan.starts) == ["physics.atlas"] * 2 + ["physics.cms"]
-    assert why(plan, "class:physics.cms") == [GroupQuota("physics", 2.0, 3.0)]
+    assert why(plan, "class:physics.cms") == [reasons.GroupQuota("physics", 2.0, 3.0)]
 
 
 def test_jobs_of_no_listed_group_and_groups_without_a_quota_are_not_limited() -> None:
@@ -96,7 +99,7 @@ def test_an_idle_drone_is_not_kept_for_jobs_beyond_their_groups_quota() -> None:
     waits = snapshot(classes=[of("physics.atlas", 1)], drones=[idle])
     assert plan_of(with_groups(waits, ATLAS)).drains == (), "the negotiator takes it any moment"
     (drain,) = plan_of(with_groups(waits, replace(ATLAS, used_milli=4000))).drains
-    assert isinstance(drain.reason, IdleTimeout)
+    assert isinstance(drain.reason, reasons.IdleTimeout)
 
 
 def test_a_quota_smaller_than_one_job_lets_none_in() -> None:
@@ -115,7 +118,7 @@ def test_where_a_limit_binds_the_group_far_below_its_share_comes_first() -> None
     rich_jobs, poor_jobs = of("rich", 20, priority=9), of("poor", 4)
     plan = plan_of(with_groups(snapshot(classes=[rich_jobs, poor_jobs], policy=SIX), rich, poor))
     assert [s.drone.for_class for s in plan.starts] == ["poor"] * 4 + ["rich"] * 2
-    assert why(plan, "class:rich") == [LimitReached("max_drones", "all sites", 6, 6)]
+    assert why(plan, "class:rich") == [reasons.LimitReached("max_drones", "all sites", 6, 6)]
 
 
 def test_quotas_come_before_surplus() -> None:

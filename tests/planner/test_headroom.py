@@ -6,21 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from provisioner import reasons
 from provisioner.model import DroneState, Headroom, OwnerDemand, Policy
 from provisioner.planner import decide
 from provisioner.planner.headroom import headroom_active
 from provisioner.planner.validation import validate_plan
-from provisioner.reasons import (
-    DemandCovered,
-    HeadroomShort,
-    HeadroomYields,
-    IdleTimeout,
-    LimitReached,
-    NothingFits,
-    PreemptedForOwner,
-    SiteFull,
-    Unneeded,
-)
 from tests.planner.scenes import A100, NOW, QUAD, V100, drone, jobs, node, plan_of, snapshot, started, why
 
 TWO = Headroom("day-shift", cpus=8, memory_mib=20480, count=2)
@@ -32,7 +22,7 @@ LONG = 3 * 600.0 + 100.0
 def test_without_any_job_as_many_drones_are_warmed_up_as_are_wanted() -> None:
     plan = plan_of(snapshot(policy=WARM))
     assert started(plan) == [A100.key] * 2
-    assert plan.starts[0].reason == HeadroomShort("day-shift", wanted=2, covered=0, starts=2)
+    assert plan.starts[0].reason == reasons.HeadroomShort("day-shift", wanted=2, covered=0, starts=2)
     assert plan.starts[0].drone.for_class == "headroom:day-shift"
 
 
@@ -44,7 +34,7 @@ def test_what_is_on_its_way_and_what_is_idle_is_headroom_already() -> None:
     here = [drone("kit-1"), drone("kit-2", DroneState.BOOTING)]
     plan = plan_of(snapshot(policy=WARM, drones=here))
     assert plan.starts == ()
-    assert why(plan, "class:headroom:day-shift") == [DemandCovered(2, 1)]
+    assert why(plan, "class:headroom:day-shift") == [reasons.DemandCovered(2, 1)]
 
 
 def test_real_jobs_take_the_warm_drones_and_others_are_warmed_up() -> None:
@@ -57,7 +47,7 @@ def test_as_many_idle_drones_as_are_wanted_stay_and_the_others_leave() -> None:
     idle = [drone(f"kit-{n}", age_s=LONG) for n in range(5)]
     plan = plan_of(snapshot(policy=WARM, drones=idle))
     assert [d.drone.id for d in plan.drains] == ["kit-2", "kit-3", "kit-4"]
-    assert isinstance(plan.drains[0].reason, IdleTimeout)
+    assert isinstance(plan.drains[0].reason, reasons.IdleTimeout)
 
 
 def test_room_beside_running_jobs_is_headroom_before_an_idle_drone_is() -> None:
@@ -74,7 +64,7 @@ def test_room_beside_running_jobs_is_headroom_before_an_idle_drone_is() -> None:
 def test_a_drone_that_waits_at_its_site_for_headroom_is_not_withdrawn() -> None:
     queued = [drone(f"kit-{n}", DroneState.QUEUED, age_s=400.0, idle_at=NOW - 300.0) for n in range(3)]
     plan = plan_of(snapshot(policy=WARM, drones=queued))
-    assert [type(s.reason) for s in plan.stops] == [Unneeded]
+    assert [type(s.reason) for s in plan.stops] == [reasons.Unneeded]
     assert plan.starts == ()
 
 
@@ -108,7 +98,7 @@ def test_only_where_the_operator_wants_it() -> None:
 def test_headroom_that_nothing_can_host_says_so() -> None:
     huge = Policy(headroom=(replace(TWO, vram_mib=100_000),))
     (reason,) = why(plan_of(snapshot(policy=huge)), "class:headroom:day-shift")
-    assert isinstance(reason, NothingFits)
+    assert isinstance(reason, reasons.NothingFits)
 
 
 # ------------------------------------------------------------------------------------------------------ given up first
@@ -120,8 +110,8 @@ def test_a_limit_that_real_jobs_meet_leaves_nothing_for_headroom() -> None:
     large = jobs(waiting=2, gpu_milli=4000, cpus=8)
     plan = plan_of(snapshot(policy=policy, types=(A100, QUAD), classes=[large]))
     assert started(plan) == [QUAD.key]
-    assert why(plan, "class:small") == [LimitReached("max_gpus", "all sites", 4.0, 4.0)]
-    assert why(plan, "class:headroom:day-shift") == [HeadroomYields("day-shift", 2)]
+    assert why(plan, "class:small") == [reasons.LimitReached("max_gpus", "all sites", 4.0, 4.0)]
+    assert why(plan, "class:headroom:day-shift") == [reasons.HeadroomYields("day-shift", 2)]
 
 
 def test_warm_drones_that_hold_what_real_jobs_lack_are_not_kept() -> None:
@@ -137,7 +127,7 @@ def test_warm_drones_that_the_jobs_of_a_burst_fit_are_kept_for_them() -> None:
     idle = [drone(f"kit-{n}", age_s=LONG) for n in range(2)]
     plan = plan_of(snapshot(policy=WARM, classes=[jobs(waiting=40)], drones=idle, free={"a100": 0}))
     assert plan.drains == ()
-    assert SiteFull(A100.key) in why(plan, "class:small")
+    assert reasons.SiteFull(A100.key) in why(plan, "class:small")
 
 
 def test_the_owners_jobs_come_before_headroom() -> None:
@@ -146,14 +136,14 @@ def test_the_owners_jobs_come_before_headroom() -> None:
     snap = snapshot(policy=WARM, drones=idle, nodes=[node("n1", 8, free_gpus=6)], claims=[claim])
     plan = plan_of(snap)
     assert plan.starts == ()
-    assert [type(s.reason) for s in plan.stops] == [PreemptedForOwner, PreemptedForOwner]
+    assert [type(s.reason) for s in plan.stops] == [reasons.PreemptedForOwner, reasons.PreemptedForOwner]
 
 
 def test_where_the_owner_got_free_room_no_more_headroom_is_warmed_up() -> None:
     claim = OwnerDemand(1, 1000, 8, 1024, NOW - 100)
     plan = plan_of(snapshot(policy=WARM, nodes=[node("n1", 8)], claims=[claim]))
     assert plan.starts == ()
-    assert why(plan, "class:headroom:day-shift") == [HeadroomYields("day-shift", 2)]
+    assert why(plan, "class:headroom:day-shift") == [reasons.HeadroomYields("day-shift", 2)]
 
 
 def test_a_cpu_drone_does_not_give_up_its_place_for_headroom() -> None:
@@ -185,4 +175,4 @@ def test_explain_has_what_a_plan_says_of_headroom() -> None:
     from provisioner.cli.jobs import reasons_by_class
 
     plan = plan_of(snapshot(policy=WARM))
-    assert reasons_by_class(plan) == {"headroom:day-shift": (HeadroomShort("day-shift", 2, 0, 2),)}
+    assert reasons_by_class(plan) == {"headroom:day-shift": (reasons.HeadroomShort("day-shift", 2, 0, 2),)}

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from provisioner import reasons
 from provisioner.model import (
     ENDS,
     Drone,
@@ -37,18 +38,6 @@ from provisioner.planner.lifecycle import (
     observe,
     shift_drone,
 )
-from provisioner.reasons import (
-    Accepted,
-    Disappeared,
-    DrainRefused,
-    EndedAtSite,
-    NeverArrived,
-    OrderRefused,
-    OutcomeUnknown,
-    Preempted,
-    PreemptionNotice,
-    SeenAtSite,
-)
 from tests.planner.scenes import NOW, drone, jobs, plan_of, remote_of, slot_of, snapshot
 
 S = DroneState
@@ -77,7 +66,7 @@ def test_an_order_that_a_fresh_listing_lacks_is_not_lost_before_its_time() -> No
     young, old = drone("kit-ab12-1", S.REQUESTED, age_s=100), drone("kit-ab12-1", S.REQUESTED, age_s=121)
     assert plan_of(snapshot(drones=[young])).moves == ()
     (move,) = plan_of(snapshot(drones=[old])).moves
-    assert (move.drone.state, move.reason) == (S.FAILED, NeverArrived(121, 120))
+    assert (move.drone.state, move.reason) == (S.FAILED, reasons.NeverArrived(121, 120))
 
 
 def test_missing_once_is_not_gone() -> None:
@@ -87,7 +76,7 @@ def test_missing_once_is_not_gone() -> None:
     assert first.drone.state is S.BOOTING
     others = [remote_of(drone("kit-ab12-2", S.BOOTING))]
     (gone,) = plan_of(snapshot(drones=[replace(there, missing_at=NOW - 60)], remotes=others)).moves
-    assert (gone.drone.state, gone.reason) == (S.LOST, Disappeared(59, 30))
+    assert (gone.drone.state, gone.reason) == (S.LOST, reasons.Disappeared(59, 30))
 
 
 def test_a_drone_that_comes_back_was_never_gone() -> None:
@@ -195,7 +184,7 @@ def test_the_end_is_recorded_with_what_the_site_said() -> None:
     remote = replace(remote_of(there), state=RemoteState.ENDED, end=RemoteEnd(EndKind.EXITED, NOW, 71, "no GPU"))
     plan = plan_of(snapshot(drones=[there], remotes=[remote]))
     (move,) = plan.moves
-    assert move.reason == EndedAtSite("exited", 71, "no GPU", 2.0, 0)
+    assert move.reason == reasons.EndedAtSite("exited", 71, "no GPU", 2.0, 0)
     assert move.drone.ended_at == NOW
     assert [b.scope for b in plan.breakers if b.fault] == ["topas/a100"], "a type whose drones die young is slowed"
 
@@ -215,7 +204,7 @@ def test_receipts_of_a_start() -> None:
     unsure = apply_start_result(asked, OrderResult(asked.id, OrderOutcome.UNKNOWN, fault=fault), NOW)
     assert accepted and (accepted.drone.state, accepted.drone.remote_id) == (S.SUBMITTED, "4711")
     assert refused and (refused.drone.state, refused.drone.site_reason) == (S.FAILED, "quota of 4 exceeded")
-    assert unsure and unsure.drone.state is S.REQUESTED and isinstance(unsure.reason, OutcomeUnknown)
+    assert unsure and unsure.drone.state is S.REQUESTED and isinstance(unsure.reason, reasons.OutcomeUnknown)
     assert apply_stop_result(asked, OrderResult(asked.id, OrderOutcome.OK)) is None
 
 
@@ -224,7 +213,7 @@ def test_a_refused_drain_keeps_the_overlays_own_words() -> None:
     there = drone("kit-ab12-1", S.DRAINING, leaving=S.CANCELLED, joined_at=NOW - 500, jobs=1, asked_at=NOW - 5)
     fault = Fault(FaultKind.DENIED, "condor_drain: exit 1: not authorized", NOW)
     move = apply_drain_result(there, OrderResult(there.id, OrderOutcome.REJECTED, fault=fault))
-    assert move is not None and move.reason == DrainRefused("denied", fault.message)
+    assert move is not None and move.reason == reasons.DrainRefused("denied", fault.message)
     assert (move.drone.drain_refusal, move.drone.site_reason) == (fault.message, there.site_reason)
     busy = slot_of(move.drone, state=SlotState.BUSY, jobs=1)
     seen = plan_of(snapshot(drones=[move.drone], slots=[busy], remotes=[replace(remote_of(there), reason="running")]))
@@ -238,7 +227,7 @@ def test_an_unanswered_drain_is_told_and_the_answer_of_a_later_one_is_not_told_t
     there = drone("kit-ab12-1", S.DRAINING, leaving=S.CANCELLED, joined_at=NOW - 500, jobs=1, asked_at=NOW - 5)
     receipt = OrderResult(there.id, OrderOutcome.UNKNOWN, fault=Fault(FaultKind.DOWN, "no answer within 20 s", NOW))
     unsure = apply_drain_result(there, receipt)
-    assert unsure is not None and isinstance(unsure.reason, OutcomeUnknown)
+    assert unsure is not None and isinstance(unsure.reason, reasons.OutcomeUnknown)
     assert unsure.drone.drain_refusal == "no answer within 20 s"
     assert apply_drain_result(unsure.drone, receipt) is None
 
@@ -292,7 +281,7 @@ def test_all_that_a_listing_tells_goes_on_record_and_what_it_does_not_tell_stays
         node="n1",
         site_slot="s1",
     )
-    assert move.reason == SeenAtSite("running", "up")
+    assert move.reason == reasons.SeenAtSite("running", "up")
     assert seen(move.drone, TOLD) is None, "told once"
     silent = seen(move.drone, RemoteDrone(before.id, RemoteState.RUNNING, reason="still up"), at=NOW + 15)
     assert silent is not None and silent.drone == replace(move.drone, site_reason="still up")
@@ -315,13 +304,16 @@ def test_the_first_notice_of_an_end_is_told_and_ours_counts_if_it_came_before() 
     before = drone("kit-ab12-1", S.BOOTING, remote_id="4711", site_reason="up", node="n1", site_slot="s1")
     noticed = replace(TOLD, notice_at=NOW - 3, reason="preempted")
     first = seen(before, noticed)
-    assert first is not None and (first.drone.notice_at, first.reason) == (NOW - 3, PreemptionNotice("preempted"))
+    assert first is not None and (first.drone.notice_at, first.reason) == (
+        NOW - 3,
+        reasons.PreemptionNotice("preempted"),
+    )
     assert seen(first.drone, replace(noticed, notice_at=NOW - 1)) is None
     taken_back = seen(first.drone, replace(noticed, notice_at=0.0))
     assert taken_back is not None and taken_back.drone.notice_at == 0.0
     asked = replace(before, state=S.STOPPING, notice_at=NOW - 20, leaving=S.CANCELLED)
     ours = seen(asked, replace(noticed, notice_at=0.0))
-    assert ours is not None and (ours.drone.notice_at, type(ours.reason)) == (NOW - 20, SeenAtSite)
+    assert ours is not None and (ours.drone.notice_at, type(ours.reason)) == (NOW - 20, reasons.SeenAtSite)
 
 
 @pytest.mark.parametrize("state", [S.BUSY, S.STOPPING])
@@ -343,7 +335,7 @@ def test_a_machine_that_is_over_counts_as_asked_to_stop(state: S) -> None:
         node="n1",
         notice_at=NOW - 2,
     )  # type: ignore[arg-type]
-    assert move.reason == SeenAtSite("stopped", "shut off")
+    assert move.reason == reasons.SeenAtSite("stopped", "shut off")
     assert seen(move.drone, over) is None
     silent = seen(move.drone, replace(over, remote_id="", node="", started_at=0.0))
     assert silent is None, "what it no longer tells stays"
@@ -381,7 +373,7 @@ def test_evictions_count_from_the_notice_on_with_half_a_minute_for_two_clocks() 
     ):
         (move,) = plan_of(snapshot(drones=[there], remotes=[over], evictions=evictions)).moves
         assert (move.drone.lost_gpu_s, move.drone.lost_jobs) == (lost, jobs_lost)
-        assert move.reason == Preempted("owner", 100.0, 30.0, lost, jobs_lost, "GPU-seconds")
+        assert move.reason == reasons.Preempted("owner", 100.0, 30.0, lost, jobs_lost, "GPU-seconds")
 
 
 def test_answers_to_a_stop_are_news_only_where_they_are_trouble() -> None:
@@ -390,17 +382,19 @@ def test_answers_to_a_stop_are_news_only_where_they_are_trouble() -> None:
     refused = apply_stop_result(there, OrderResult(there.id, OrderOutcome.REJECTED, fault=fault))
     unsure = apply_stop_result(there, OrderResult(there.id, OrderOutcome.UNKNOWN, fault=fault))
     assert refused == StateChange(
-        replace(there, site_reason="not yours"), S.STOPPING, OrderRefused("denied", "not yours")
+        replace(there, site_reason="not yours"), S.STOPPING, reasons.OrderRefused("denied", "not yours")
     )
-    assert unsure == StateChange(replace(there, site_reason="not yours"), S.STOPPING, OutcomeUnknown("not yours"))
+    assert unsure == StateChange(
+        replace(there, site_reason="not yours"), S.STOPPING, reasons.OutcomeUnknown("not yours")
+    )
     silent = apply_stop_result(there, OrderResult(there.id, OrderOutcome.REJECTED))
-    assert silent is not None and silent.reason == OrderRefused("unknown", "")
+    assert silent is not None and silent.reason == reasons.OrderRefused("unknown", "")
 
 
 def test_the_answer_to_a_start_keeps_the_name_that_the_site_gave_before() -> None:
     asked = drone("kit-ab12-1", S.REQUESTED, remote_id="4711")
     move = apply_start_result(asked, OrderResult(asked.id, OrderOutcome.OK), NOW)
-    assert move is not None and (move.drone.remote_id, move.reason) == ("4711", Accepted("4711"))
+    assert move is not None and (move.drone.remote_id, move.reason) == ("4711", reasons.Accepted("4711"))
     assert (move.drone.since, move.drone.submitted_at) == (NOW, NOW)
 
 
@@ -432,6 +426,6 @@ def test_only_a_refused_drain_of_one_that_drains_counts_as_asked_again() -> None
     refused = OrderResult(DroneId("kit-ab12-1"), OrderOutcome.REJECTED)
     for state, asked in ((S.DRAINING, 3), (S.BUSY, 2)):
         move = apply_drain_result(drone("kit-ab12-1", state, asked=2), refused)
-        assert move is not None and move.reason == DrainRefused("unknown", "")
+        assert move is not None and move.reason == reasons.DrainRefused("unknown", "")
         assert (move.drone.asked, move.drone.drain_refusal) == (asked, "no reason given")
     assert apply_drain_result(drone("kit-ab12-1", S.STOPPING), refused) is None

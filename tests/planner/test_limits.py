@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from provisioner import reasons
 from provisioner.model import (
     Breaker,
     BreakerState,
@@ -26,7 +27,6 @@ from provisioner.model import (
 from provisioner.planner.matching import Resources, count_fits_raw
 from provisioner.planner.owner import FreeResources
 from provisioner.planner.views import check_views
-from provisioner.reasons import Downtime, LimitReached, Probing, SiteFull, SiteQuota
 from tests.planner.scenes import A100, NOW, V100, drone, jobs, node, plan_of, snapshot, started, why
 
 MANY = jobs(waiting=50)
@@ -47,7 +47,7 @@ def test_the_limit_of_a_type_holds_to_the_last_drone(most: int) -> None:
     kind = replace(A100, max_drones=most)
     plan = plan_of(snapshot(classes=[MANY], drones=there, types=(kind,), limits=ROOMY))
     assert len(plan.starts) == most - 1
-    assert why(plan, "class:small") == [LimitReached("max_drones", "topas/a100", most, most)]
+    assert why(plan, "class:small") == [reasons.LimitReached("max_drones", "topas/a100", most, most)]
 
 
 def test_strays_count_with_the_gpus_of_their_sites_largest_type() -> None:
@@ -78,7 +78,7 @@ def test_a_degraded_breaker_lets_one_drone_start_at_a_time() -> None:
         breaker = Breaker(scope, BreakerState.DEGRADED, NOW - 60, 2, 0.0, fault)
         plan = plan_of(snapshot(classes=[MANY], limits=ROOMY, breakers=[breaker]))
         assert len(plan.starts) == 1
-        assert why(plan, "class:small") == [Probing(scope)]
+        assert why(plan, "class:small") == [reasons.Probing(scope)]
 
 
 def test_a_probed_type_starts_no_other_while_its_probe_is_on_the_way() -> None:
@@ -102,13 +102,13 @@ def test_gpus_in_all_bind_gpu_types_only_and_types_that_are_not_configured_do_no
 
 def test_a_type_that_a_site_does_not_list_as_free_has_no_room_there() -> None:
     plan = plan_of(snapshot(classes=[MANY], free={"v100": 4}, limits=ROOMY))
-    assert plan.starts == () and why(plan, "class:small") == [SiteFull("topas/a100")]
+    assert plan.starts == () and why(plan, "class:small") == [reasons.SiteFull("topas/a100")]
 
 
 def test_a_quota_holds_to_the_last_drone_and_counts_what_was_asked_for_and_not_answered() -> None:
     asked = drone("kit-ab12-1", DroneState.REQUESTED, age_s=5.0)
     plan = plan_of(snapshot(classes=[MANY], quota={"a100": 3}, limits=ROOMY))
-    assert len(plan.starts) == 3 and why(plan, "class:small") == [SiteQuota("topas/a100")]
+    assert len(plan.starts) == 3 and why(plan, "class:small") == [reasons.SiteQuota("topas/a100")]
     plan = plan_of(snapshot(classes=[MANY], drones=[asked], quota={"a100": 3}, limits=ROOMY))
     assert len(plan.starts) == 2
 
@@ -117,10 +117,10 @@ def test_a_downtime_that_has_begun_to_bind_is_told_with_the_time_that_is_left() 
     def refusal(in_s: float) -> list[object]:
         return why(plan_of(_viewed(snapshot(classes=[MANY], limits=ROOMY), downtime_at=NOW + in_s)), "class:small")
 
-    assert refusal(300.0 + 1799.0) == [Downtime("topas", NOW + 2099.0, 1799.0, 1800.0)]
-    assert refusal(300.0) == [Downtime("topas", NOW + 300.0, 0.0, 1800.0)]
-    assert refusal(100.0) == [Downtime("topas", NOW + 100.0, 0.0, 1800.0)], "never less than no time"
-    assert not any(isinstance(each, Downtime) for each in refusal(300.0 + 1800.0))
+    assert refusal(300.0 + 1799.0) == [reasons.Downtime("topas", NOW + 2099.0, 1799.0, 1800.0)]
+    assert refusal(300.0) == [reasons.Downtime("topas", NOW + 300.0, 0.0, 1800.0)]
+    assert refusal(100.0) == [reasons.Downtime("topas", NOW + 100.0, 0.0, 1800.0)], "never less than no time"
+    assert not any(isinstance(each, reasons.Downtime) for each in refusal(300.0 + 1800.0))
 
 
 # ---------------------------------------------------------------------------------------------------- nodes and amounts
@@ -187,9 +187,9 @@ def test_settled_drones_count_against_every_limit() -> None:
 
 def test_what_binds_at_a_full_site_is_told_as_the_site_tells_it() -> None:
     full = snapshot(classes=[MANY], free={"a100": 0}, limits=ROOMY)
-    assert why(plan_of(full), "class:small") == [SiteFull("topas/a100")]
+    assert why(plan_of(full), "class:small") == [reasons.SiteFull("topas/a100")]
     lacking = _viewed(full, lacks={"a100": "memory"})
-    assert why(plan_of(lacking), "class:small") == [SiteFull("topas/a100", "memory")]
+    assert why(plan_of(lacking), "class:small") == [reasons.SiteFull("topas/a100", "memory")]
 
 
 def test_what_one_type_takes_of_free_places_all_others_lose_in_proportion() -> None:

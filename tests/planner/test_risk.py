@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from provisioner import reasons
 from provisioner.estimates import HORIZONS_S, Estimates, OwnerGrowth, StartDelays, mean_run_s, run_keys
 from provisioner.model import (
     Breaker,
@@ -29,7 +30,6 @@ from provisioner.model import (
 )
 from provisioner.planner.retirement import idle_limit
 from provisioner.planner.risk import DRAIN_LOSS_FACTOR, accepted_loss, expected_loss, expected_loss_at_rate
-from provisioner.reasons import AwaitingCheaperType, DrainAtRisk, ExistingDronesSuffice, OwnerRisk
 from tests.planner.scenes import A100, DOWN, NOW, SMALL, drone, jobs, plan_of, slot_of, snapshot, why
 
 HOUR_S = 3600.0
@@ -140,7 +140,7 @@ def test_what_is_held_back_for_an_owner_is_said() -> None:
     full = replace(made.sites["horeka"], view=replace(made.sites["horeka"].view, free={"a100": 0}))  # type: ignore[type-var]
     plan = plan_of(replace(made, sites={**made.sites, "horeka": full}))
     assert plan.starts == ()
-    assert [type(r) for r in why(plan, "class:small")] == [OwnerRisk]
+    assert [type(r) for r in why(plan, "class:small")] == [reasons.OwnerRisk]
 
 
 # ------------------------------------------------------------------------------------------- drones that are exposed
@@ -189,11 +189,11 @@ NEAR = Estimates(rises={"topas": BUSY}, runs={LONG: (4 * HOUR_S,)})
 
 def test_drones_before_an_owner_who_is_near_end_their_job_and_take_no_more_the_newest_first() -> None:
     plan = plan_of(staffed(NEAR))
-    assert leaves(plan) and all(type(drain.reason) is DrainAtRisk for drain in plan.drains)
+    assert leaves(plan) and all(type(drain.reason) is reasons.DrainAtRisk for drain in plan.drains)
     assert sorted(leaves(plan), key=lambda each: int(each[2:])) == [f"d-{n}" for n in range(20 - len(leaves(plan)), 20)]
     assert len(leaves(plan)) < 20, "the oldest have the others before them"
     first = plan.drains[0].reason
-    assert isinstance(first, DrainAtRisk) and first.lost > DRAIN_LOSS_FACTOR * first.tolerated
+    assert isinstance(first, reasons.DrainAtRisk) and first.lost > DRAIN_LOSS_FACTOR * first.tolerated
 
 
 def test_where_the_owner_is_far_or_nothing_waits_or_there_is_no_safer_place_all_stay() -> None:
@@ -280,7 +280,9 @@ HOW = ("stale", "faulted", "downtime", "disabled", "full by its limit", "blocked
 def test_none_is_told_to_take_no_more_where_others_are_started_for_the_same_jobs(how: str, free: int) -> None:
     plan = plan_of(crippled(staffed(NEAR, waiting=10, free=free), how))
     assert at("topas", plan) == free or not free
-    assert not [drain for drain in plan.drains if isinstance(drain.reason, DrainAtRisk)], "there is no safer place"
+    assert not [drain for drain in plan.drains if isinstance(drain.reason, reasons.DrainAtRisk)], (
+        "there is no safer place"
+    )
 
 
 def test_drones_that_boot_stand_before_those_that_have_come() -> None:
@@ -317,7 +319,7 @@ def dear(waited_s: float, waiting: int = 1) -> Snapshot:
 def test_a_dear_start_is_made_once_waiting_has_cost_as_much() -> None:
     assert at("topas", plan_of(dear(399.0))) == 0
     assert at("topas", plan_of(dear(401.0))) == 1
-    assert why(plan_of(dear(100.0)), "class:small") == [AwaitingCheaperType(TOPAS.key, 100.0, 400.0)]
+    assert why(plan_of(dear(100.0)), "class:small") == [reasons.AwaitingCheaperType(TOPAS.key, 100.0, 400.0)]
 
 
 def test_many_jobs_wait_for_a_dear_start_only_shortly() -> None:
@@ -337,7 +339,7 @@ def test_jobs_of_seconds_are_served_one_after_the_other() -> None:
     made = world(Estimates(runs={mine: (30.0,)}), free=100, waiting=40, safe=False)
     plan = plan_of(made)
     assert len(plan.starts) == 4  # 40 of half a minute are 20 minutes of work, and each drone should have five
-    assert why(plan, "class:small")[0] == ExistingDronesSuffice(30.0, 0)
+    assert why(plan, "class:small")[0] == reasons.ExistingDronesSuffice(30.0, 0)
 
 
 def test_a_job_that_has_waited_for_long_gets_its_drone_however_short_it_is() -> None:
@@ -365,7 +367,7 @@ def test_jobs_that_seem_to_run_on_drones_that_are_gone_are_no_supply() -> None:
     for slots in ([], [slot_of(dead, jobs=3)]):
         made = replace(snapshot(classes=[job], slots=slots), estimates=estimates)
         assert len(plan_of(made).starts) == 1
-        assert why(plan_of(made), "class:small")[0] == ExistingDronesSuffice(60.0, 0)
+        assert why(plan_of(made), "class:small")[0] == reasons.ExistingDronesSuffice(60.0, 0)
 
 
 def test_only_jobs_that_may_be_of_the_class_serve_it() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from provisioner import reasons
 from provisioner.model import (
     DroneId,
     DroneState,
@@ -28,7 +29,6 @@ from provisioner.planner.safeguards import (
     safe_plan,
 )
 from provisioner.planner.validation import Breach, validate_plan
-from provisioner.reasons import InvalidAction, NothingFits, PlannerFailed
 from tests.planner.scenes import A100, NOW, SMALL, drone, jobs, plan_of, snapshot, started, why
 
 CPU = DroneType("topas", "cpu", 0, 8, 20480, 10240)
@@ -71,7 +71,7 @@ def test_a_job_that_asks_for_nothing_fits_nothing_and_says_so() -> None:
     plan = plan_of(snapshot(classes=[nothing, jobs(waiting=2)], types=[A100, CPU]))
     assert started(plan) == [A100.key] * 2
     (reason,) = why(plan, "class:zero")
-    assert isinstance(reason, NothingFits)
+    assert isinstance(reason, reasons.NothingFits)
     assert (reason.nearest, reason.dimension) == (CPU.key, "cpus")
 
 
@@ -92,7 +92,7 @@ def test_the_classes_on_which_the_planner_fails_are_found_and_refused(bad: tuple
     assert isinstance(found.error, ZeroDivisionError)
     assert len(found.plan.starts) == 100 - len(bad)
     for each in bad:
-        assert why(found.plan, f"class:{each}") == [PlannerFailed("ZeroDivisionError: division by zero")]
+        assert why(found.plan, f"class:{each}") == [reasons.PlannerFailed("ZeroDivisionError: division by zero")]
     assert len(tried) <= MAX_ISOLATION_TRIES + 2
     tried.clear()
     again = plan_isolated(snap, fails_on(*bad, tried=tried), found.left_out)
@@ -137,7 +137,7 @@ def test_operators_requests_pass_where_nothing_else_can_be_decided() -> None:
     assert [d.drone.id for d in found.plan.drains] == ["kit-ab12-2"]
     assert not found.plan.starts
     assert found.plan.requests_done == (3, 4)
-    assert [type(r.reason) for r in found.plan.refusals if r.subject == "all"] == [PlannerFailed]
+    assert [type(r.reason) for r in found.plan.refusals if r.subject == "all"] == [reasons.PlannerFailed]
     assert validate_plan(snap, found.plan) == ()
 
 
@@ -176,7 +176,7 @@ def test_only_the_actions_that_break_a_promise_are_left_out() -> None:
     assert found.plan.starts == whole.starts[1:]
     assert found.plan.stops == whole.stops
     assert found.plan.requests_done == (3,)
-    assert why(found.plan, "class:small")[-1] == InvalidAction(f"{wrong} is wrong")
+    assert why(found.plan, "class:small")[-1] == reasons.InvalidAction(f"{wrong} is wrong")
     assert found.actions == (f"start {wrong} of topas/a100",)
 
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from provisioner import reasons
 from provisioner.model import (
     Breaker,
     BreakerState,
@@ -31,7 +32,6 @@ from provisioner.model import (
 )
 from provisioner.planner import decide
 from provisioner.planner.validation import validate_plan
-from provisioner.reasons import IdleTimeout, JobsWaiting, Orphan, Unneeded
 from tests.planner.scenes import A100, DOWN, NOW, QUAD, V100, drone, jobs, plan_of, slot_of, snapshot
 
 S = DroneState
@@ -42,15 +42,15 @@ CPU = DroneType("topas", "cpu", 0, 8, 20480, 0)
 
 def start(serial: int = 42, kind: TypeKey = A100.key) -> Start:
     made = replace(drone(f"kit-ab12-{serial}", S.REQUESTED, age_s=0), type=kind, for_class="small")
-    return Start(made, JobsWaiting("small", 3, 0, 1))
+    return Start(made, reasons.JobsWaiting("small", 3, 0, 1))
 
 
 def stop(of: str = "kit-ab12-1") -> Stop:
-    return Stop(replace(BUSY, id=DroneId(of), state=S.STOPPING), S.BUSY, Unneeded("busy"))
+    return Stop(replace(BUSY, id=DroneId(of), state=S.STOPPING), S.BUSY, reasons.Unneeded("busy"))
 
 
 def drain() -> Drain:
-    return Drain(replace(BUSY, state=S.DRAINING), S.BUSY, DrainMode.PEACEFUL, IdleTimeout(1, 1))
+    return Drain(replace(BUSY, state=S.DRAINING), S.BUSY, DrainMode.PEACEFUL, reasons.IdleTimeout(1, 1))
 
 
 BAD: list[tuple[str, Snapshot, dict[str, object]]] = [
@@ -87,7 +87,7 @@ BAD: list[tuple[str, Snapshot, dict[str, object]]] = [
     (
         "is stopped as a stray but is on record",
         snapshot(drones=[BUSY]),
-        {"orphans": (StopOrphan("topas", BUSY.id, "r", Orphan()),)},
+        {"orphans": (StopOrphan("topas", BUSY.id, "r", reasons.Orphan()),)},
     ),
 ]
 

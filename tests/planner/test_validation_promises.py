@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from provisioner import reasons
 from provisioner.model import (
     Breaker,
     BreakerState,
@@ -34,29 +35,18 @@ from provisioner.model import (
     class_scope,
 )
 from provisioner.planner.validation import validate_plan
-from provisioner.reasons import (
-    DrainRepeated,
-    HeadroomShort,
-    JobsWaiting,
-    OperatorRequested,
-    Orphan,
-    PreemptedForOwner,
-    Reason,
-    SeenAtSite,
-    TypeRemoved,
-    Unneeded,
-)
+from provisioner.reasons import Reason
 from tests.planner.scenes import A100, NOW, QUAD, V100, drone, jobs, node, snapshot
 
 S = DroneState
 CPU = DroneType("topas", "cpu", 0, 8, 20480, 0)
 WAITS = jobs(waiting=3)
-OPERATOR = OperatorRequested("ada", "drain")
+OPERATOR = reasons.OperatorRequested("ada", "drain")
 
 
 def start(serial: int = 42, kind: DroneType = A100, reason: Reason | None = None, **more: object) -> Start:
     made = drone(f"kit-ab12-{serial}", S.REQUESTED, kind, age_s=0, for_class="small")
-    return Start(replace(made, **more), reason or JobsWaiting("small", 3, 0, 1))  # type: ignore[arg-type]
+    return Start(replace(made, **more), reason or reasons.JobsWaiting("small", 3, 0, 1))  # type: ignore[arg-type]
 
 
 def stop(of: Drone, reason: Reason) -> Stop:
@@ -68,7 +58,7 @@ def drain(of: Drone, reason: Reason, mode: DrainMode = DrainMode.PEACEFUL) -> Dr
 
 
 def orphan(name: str = "kit-ab12-7", site: str = "topas") -> StopOrphan:
-    return StopOrphan(site, DroneId(name), "r", Orphan())
+    return StopOrphan(site, DroneId(name), "r", reasons.Orphan())
 
 
 def plan(**actions: object) -> Plan:
@@ -82,14 +72,14 @@ def texts(snap: Snapshot, made: Plan) -> list[str]:
 # ------------------------------------------------------------------------------------------------------- identities
 
 IDLE, BUSY = drone("kit-ab12-1", S.IDLE), drone("kit-ab12-2", S.BUSY)
-ENDED = StateChange(replace(IDLE, state=S.DONE), S.IDLE, SeenAtSite("ended"))
+ENDED = StateChange(replace(IDLE, state=S.DONE), S.IDLE, reasons.SeenAtSite("ended"))
 
 
 def test_of_two_orders_for_a_drone_the_operators_is_kept_else_the_first() -> None:
-    ours, theirs = stop(IDLE, Unneeded("idle")), drain(IDLE, OPERATOR)
+    ours, theirs = stop(IDLE, reasons.Unneeded("idle")), drain(IDLE, OPERATOR)
     (breach,) = validate_plan(snapshot(drones=[IDLE]), plan(stops=(ours,), drains=(theirs,)))
     assert (breach.text, breach.actions) == ("kit-ab12-1 is asked for 2 things at once", (ours,))
-    thrice = plan(stops=tuple(stop(IDLE, Unneeded(word)) for word in ("idle", "busy", "booting")))
+    thrice = plan(stops=tuple(stop(IDLE, reasons.Unneeded(word)) for word in ("idle", "busy", "booting")))
     (breach,) = validate_plan(snapshot(drones=[IDLE]), thrice)
     assert breach.actions == thrice.stops[1:]
 
@@ -108,11 +98,11 @@ def test_a_start_has_an_id_that_was_never_used_and_begins_as_requested(made: Sta
 
 
 def test_a_drone_that_has_ended_in_this_tick_is_asked_nothing_but_may_be_stopped_as_a_stray() -> None:
-    leaves = stop(IDLE, Unneeded("idle"))
+    leaves = stop(IDLE, reasons.Unneeded("idle"))
     (breach,) = validate_plan(snapshot(drones=[IDLE]), plan(stops=(leaves,), moves=(ENDED,)))
     assert (breach.text, breach.actions) == ("kit-ab12-1 has ended and is asked to leave", (leaves,))
     assert texts(snapshot(drones=[IDLE]), plan(orphans=(orphan(IDLE.id),), moves=(ENDED,))) == []
-    alive = StateChange(replace(IDLE, site_reason="x"), S.IDLE, SeenAtSite("running"))
+    alive = StateChange(replace(IDLE, site_reason="x"), S.IDLE, reasons.SeenAtSite("running"))
     stray = plan(orphans=(orphan(IDLE.id),), moves=(alive,))
     assert texts(snapshot(drones=[IDLE]), stray) == ["kit-ab12-1 is stopped as a stray but is on record"]
 
@@ -190,7 +180,7 @@ def test_views_are_believed_up_to_their_age_limit_and_operators_always(age_s: fl
         (snapshot(drones=[IDLE], overlay_age_s=age_s), "0 starts and 1 drains without a fresh view of the overlay"),
     ):
         snap = replace(snap, policy=replace(snap.policy, overlay_max_age_s=120.0))
-        assert texts(snap, plan(drains=(drain(IDLE, Unneeded("idle")),))) == ([text] if blind else [])
+        assert texts(snap, plan(drains=(drain(IDLE, reasons.Unneeded("idle")),))) == ([text] if blind else [])
     old = snapshot(drones=[IDLE], site_age_s=age_s)
     assert texts(old, plan(stops=(stop(IDLE, OPERATOR),))) == []
     assert bool(texts(old, plan(orphans=(orphan(),)))) is blind
@@ -199,7 +189,7 @@ def test_views_are_believed_up_to_their_age_limit_and_operators_always(age_s: fl
 def test_nothing_is_asked_of_a_site_that_was_never_seen() -> None:
     snap = snapshot(drones=[IDLE])
     never = replace(snap, sites={"topas": PolledSite("topas", None)})
-    leaves = plan(stops=(stop(IDLE, Unneeded("idle")),), orphans=(orphan(),))
+    leaves = plan(stops=(stop(IDLE, reasons.Unneeded("idle")),), orphans=(orphan(),))
     for blind in (never, replace(snap, sites={}), replace(snap, policy=replace(snap.policy, sites={}))):
         (breach,) = validate_plan(blind, leaves)
         assert breach.text == "2 actions at topas, which was never seen"
@@ -221,13 +211,13 @@ def test_what_this_plan_bans_is_not_started(scope: str, state: BreakerState, ban
 @pytest.mark.parametrize(
     ("action", "kept"),
     [
-        (stop(BUSY, Unneeded("busy")), False),
+        (stop(BUSY, reasons.Unneeded("busy")), False),
         (stop(BUSY, OPERATOR), True),
-        (stop(BUSY, TypeRemoved("topas/a100")), False),
-        (drain(BUSY, TypeRemoved("topas/a100")), True),
-        (drain(BUSY, Unneeded("busy")), False),
-        (drain(BUSY, Unneeded("busy"), DrainMode.RESUME), True),
-        (drain(BUSY, DrainRepeated(90.0)), False),
+        (stop(BUSY, reasons.TypeRemoved("topas/a100")), False),
+        (drain(BUSY, reasons.TypeRemoved("topas/a100")), True),
+        (drain(BUSY, reasons.Unneeded("busy")), False),
+        (drain(BUSY, reasons.Unneeded("busy"), DrainMode.RESUME), True),
+        (drain(BUSY, reasons.DrainRepeated(90.0)), False),
     ],
 )
 def test_a_drone_with_a_job_leaves_on_few_grounds(action: Stop | Drain, kept: bool) -> None:
@@ -238,24 +228,24 @@ def test_a_drone_with_a_job_leaves_on_few_grounds(action: Stop | Drain, kept: bo
 
 def test_a_drain_is_repeated_only_of_a_drone_that_drains_in_that_mode() -> None:
     drains = replace(BUSY, state=S.DRAINING, leaving=S.CANCELLED, drain_mode=DrainMode.PEACEFUL)
-    again = {mode: plan(drains=(drain(drains, DrainRepeated(90.0), mode),)) for mode in DrainMode}
+    again = {mode: plan(drains=(drain(drains, reasons.DrainRepeated(90.0), mode),)) for mode in DrainMode}
     snap = snapshot(drones=[drains])
     assert texts(snap, again[DrainMode.PEACEFUL]) == []
     assert len(texts(snap, again[DrainMode.FAST])) == 1
 
 
 def test_a_job_that_came_in_this_tick_protects_and_one_that_went_does_not() -> None:
-    ends = plan(stops=(stop(IDLE, Unneeded("idle")),))
-    came = StateChange(replace(IDLE, state=S.BUSY, jobs=2), S.IDLE, SeenAtSite("running"))
+    ends = plan(stops=(stop(IDLE, reasons.Unneeded("idle")),))
+    came = StateChange(replace(IDLE, state=S.BUSY, jobs=2), S.IDLE, reasons.SeenAtSite("running"))
     (text,) = texts(snapshot(drones=[IDLE]), replace(ends, moves=(came,)))
     assert text == "kit-ab12-1 has 2 jobs and is asked to leave because unneeded"
-    went = StateChange(replace(BUSY, state=S.IDLE, jobs=0), S.BUSY, SeenAtSite("running"))
-    assert texts(snapshot(drones=[BUSY]), plan(stops=(stop(BUSY, Unneeded("idle")),), moves=(went,))) == []
+    went = StateChange(replace(BUSY, state=S.IDLE, jobs=0), S.BUSY, reasons.SeenAtSite("running"))
+    assert texts(snapshot(drones=[BUSY]), plan(stops=(stop(BUSY, reasons.Unneeded("idle")),), moves=(went,))) == []
 
 
 # -------------------------------------------------------------------------------------------------------------- owners
 
-CLAIM = PreemptedForOwner(1, 60.0)
+CLAIM = reasons.PreemptedForOwner(1, 60.0)
 
 
 def on(name: str, serial: int, state: S = S.IDLE, kind: DroneType = A100) -> Drone:
@@ -290,7 +280,7 @@ def test_no_more_leave_than_the_owners_jobs_need(
     assert sorted({a.drone.id for b in found for a in b.actions if isinstance(a, Stop)}) == named
 
 
-@pytest.mark.parametrize("other", [stop(on("n2", 2), Unneeded("idle")), stop(on("n2", 2, kind=QUAD), CLAIM)])
+@pytest.mark.parametrize("other", [stop(on("n2", 2), reasons.Unneeded("idle")), stop(on("n2", 2, kind=QUAD), CLAIM)])
 def test_drones_that_leave_for_another_reason_or_site_are_not_the_owners(other: Stop) -> None:
     there = on("n1", 1)
     snap = snapshot(drones=[there, replace(other.drone, state=S.IDLE)], types=[A100, QUAD], claims=[claim()])
@@ -409,7 +399,7 @@ def test_no_more_drones_are_started_for_a_class_than_jobs_wait(waiting: int, nam
 
 @pytest.mark.parametrize(("count", "named"), [(2, []), (1, [43]), (0, [42, 43])])
 def test_no_more_drones_are_kept_warm_than_the_policy_says(count: int, named: list[int]) -> None:
-    warm = HeadroomShort("desk", 2, 0, 2)
+    warm = reasons.HeadroomShort("desk", 2, 0, 2)
     starts = tuple(start(serial, reason=warm, for_class="headroom:desk") for serial in (42, 43))
     snap = snapshot(policy=Policy(headroom=(Headroom("desk", count=count),)))
     found = validate_plan(snap, plan(starts=starts))
@@ -420,7 +410,7 @@ def test_no_more_drones_are_kept_warm_than_the_policy_says(count: int, named: li
 
 def test_the_reason_of_a_start_is_that_of_its_class() -> None:
     snap = snapshot(classes=[WAITS], policy=Policy(headroom=(Headroom("desk", count=2),)))
-    warm = HeadroomShort("desk", 2, 0, 2)
+    warm = reasons.HeadroomShort("desk", 2, 0, 2)
     wrong = (start(42, reason=warm), start(43, for_class="headroom:desk"))
     assert texts(snap, plan(starts=wrong)) == [
         "kit-ab12-42 is started because headroom-short",

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from provisioner import reasons
 from provisioner.model import (
     Breaker,
     BreakerState,
@@ -25,7 +26,6 @@ from provisioner.model import (
 )
 from provisioner.planner.breakers import update_by_order_results
 from provisioner.planner.lifecycle import observe
-from provisioner.reasons import LimitReached, SiteQuota, StartBlocked, StateTimeout
 from tests.planner.scenes import NOW, drone, jobs, node, plan_of, slot_of, snapshot, started, why
 
 S = DroneState
@@ -53,7 +53,7 @@ def test_a_machine_that_is_over_counts_against_the_cap_and_is_no_supply() -> Non
     [move] = plan.moves
     assert (move.drone.state, move.drone.leaving, move.drone.asked) == (S.STOPPING, None, 1)
     assert started(plan) == [VM.key], "one place is left under the cap, and the one that is over takes no job"
-    assert LimitReached("max_drones", "cloud", 2, 2) in why(plan, "class:small")
+    assert reasons.LimitReached("max_drones", "cloud", 2, 2) in why(plan, "class:small")
     assert plan.stops == (), "its site clears it away by itself"
 
 
@@ -87,7 +87,7 @@ def test_one_that_is_not_cleared_away_is_asked_for_and_at_last_without_notice() 
     remote = over(was.id)
     plan = plan_of(snapshot(types=(VM,), drones=[was], slots=[], remotes=[remote]))
     [stop] = plan.stops
-    assert isinstance(stop.reason, StateTimeout) and not stop.kill and stop.drone.leaving is None
+    assert isinstance(stop.reason, reasons.StateTimeout) and not stop.kill and stop.drone.leaving is None
     late = replace(stop.drone, asked=3, asked_at=NOW - 100)
     [stop] = plan_of(snapshot(types=(VM,), drones=[late], slots=[], remotes=[remote])).stops
     assert stop.kill
@@ -122,7 +122,10 @@ def test_a_machine_in_error_is_taken_back_at_once_and_its_type_backs_off(fault: 
     snap = snapshot(classes=[jobs(waiting=3)], types=(VM,), drones=[was], remotes=[failed])
     plan = plan_of(snap)
     [stop], [breaker] = plan.stops, plan.breakers
-    assert (stop.drone.leaving, stop.reason) == (S.FAILED, StartBlocked("cloud/h100", fault.value, "No valid host"))
+    assert (stop.drone.leaving, stop.reason) == (
+        S.FAILED,
+        reasons.StartBlocked("cloud/h100", fault.value, "No valid host"),
+    )
     assert (breaker.scope, breaker.state) == ("cloud/h100", BreakerState.BANNED)
     assert plan.starts == ()
     again = plan_of(replace(snap, drones={was.id: stop.drone}, breakers={breaker.scope: breaker}))
@@ -186,7 +189,7 @@ def test_no_more_are_asked_for_than_the_quota_leaves() -> None:
     snap = snapshot(classes=[jobs(waiting=5)], types=(VM,), quota={"h100": 2})
     plan = plan_of(snap)
     assert started(plan) == [VM.key] * 2
-    assert SiteQuota("cloud/h100") in why(plan, "class:small")
+    assert reasons.SiteQuota("cloud/h100") in why(plan, "class:small")
 
 
 def test_types_share_a_quota_in_proportion() -> None:

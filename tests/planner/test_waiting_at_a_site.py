@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from provisioner import reasons
 from provisioner.controller.actuation import batches
 from provisioner.model import (
     BreakerState,
@@ -20,7 +21,6 @@ from provisioner.model import (
 )
 from provisioner.planner import decide
 from provisioner.planner.validation import validate_plan
-from provisioner.reasons import BackingOff, DemandCovered, Downtime, JobsWaiting, StartBlocked
 from tests.planner.scenes import NOW, drone, jobs, node, plan_of, snapshot, started, why
 
 S = DroneState
@@ -54,7 +54,7 @@ def test_a_limit_that_one_drone_met_is_not_met_by_more() -> None:
     remote = waits(held, "QOSMaxJobsPerUserLimit", FaultKind.QUOTA)
     plan = plan_of(snapshot(classes=[jobs(waiting=5)], types=(A100,), drones=[held], remotes=[remote]))
     assert plan.starts == () and plan.stops == (), "it keeps its place in the queue"
-    assert StartBlocked("horeka/a100", "quota", "QOSMaxJobsPerUserLimit") in why(plan, "class:small")
+    assert reasons.StartBlocked("horeka/a100", "quota", "QOSMaxJobsPerUserLimit") in why(plan, "class:small")
 
 
 def test_other_types_are_started_meanwhile() -> None:
@@ -76,7 +76,7 @@ def test_a_drone_that_will_never_start_is_taken_back_and_its_type_backs_off(faul
     snap = snapshot(classes=[jobs(waiting=3)], types=(A100,), drones=[held], remotes=[waits(held, "Bad", fault)])
     plan = plan_of(snap)
     [stop] = plan.stops
-    assert (stop.drone.leaving, stop.reason) == (S.FAILED, StartBlocked("horeka/a100", fault.value, "Bad"))
+    assert (stop.drone.leaving, stop.reason) == (S.FAILED, reasons.StartBlocked("horeka/a100", fault.value, "Bad"))
     [breaker] = plan.breakers
     assert breaker.scope == "horeka/a100" and breaker.fault is not None
     assert (breaker.fault.kind, breaker.fault.message) == (fault, "kit-ab12-1 waits: Bad")
@@ -87,7 +87,9 @@ def test_a_drone_that_will_never_start_is_taken_back_and_its_type_backs_off(faul
     assert again.breakers == () and again.stops == ()
     if fault is FaultKind.CONFIG:
         assert breaker.state is BreakerState.BANNED
-        left = [each for each in why(again, "class:small") if isinstance(each, BackingOff | StartBlocked)]
+        left = [
+            each for each in why(again, "class:small") if isinstance(each, reasons.BackingOff | reasons.StartBlocked)
+        ]
         assert left, "the reason is told as long as it holds"
 
 
@@ -105,7 +107,7 @@ def test_a_drone_that_its_site_expects_late_keeps_no_job_from_room_that_is_there
     )
     plan = plan_of(snap)
     assert started(plan) == [CLOUD.key]
-    assert plan.starts[0].reason == JobsWaiting("small", 1, 0, 1)
+    assert plan.starts[0].reason == reasons.JobsWaiting("small", 1, 0, 1)
 
 
 def test_one_that_starts_soon_does() -> None:
@@ -119,7 +121,7 @@ def test_one_that_starts_soon_does() -> None:
     )
     plan = plan_of(snap)
     assert plan.starts == ()
-    assert why(plan, "class:small") == [DemandCovered(1, 1)]
+    assert why(plan, "class:small") == [reasons.DemandCovered(1, 1)]
 
 
 def test_where_room_is_not_told_one_late_drone_is_as_good_as_two() -> None:
@@ -129,7 +131,7 @@ def test_where_room_is_not_told_one_late_drone_is_as_good_as_two() -> None:
     )
     plan = plan_of(snap)
     assert plan.starts == ()
-    assert why(plan, "class:small") == [DemandCovered(1, 1)]
+    assert why(plan, "class:small") == [reasons.DemandCovered(1, 1)]
 
 
 def test_room_that_one_of_ours_is_not_given_is_no_room() -> None:
@@ -263,14 +265,14 @@ def test_one_far_away_changes_nothing() -> None:
 def test_shortly_before_it_nothing_is_started() -> None:
     plan = plan_of(down_in(snapshot(classes=[jobs(waiting=1)], types=(A100,)), 1500))
     assert plan.starts == ()
-    assert why(plan, "class:small") == [Downtime("horeka", NOW + 1500, 1200.0, 1800.0)]
+    assert why(plan, "class:small") == [reasons.Downtime("horeka", NOW + 1500, 1200.0, 1800.0)]
 
 
 def test_a_long_job_gets_no_drone_that_the_downtime_would_cut_short() -> None:
     long = jobs(waiting=1, walltime_s=10800.0)
     plan = plan_of(down_in(snapshot(classes=[long], types=(A100,)), 7200))
     assert plan.starts == ()
-    assert why(plan, "class:small") == [Downtime("horeka", NOW + 7200, 6900.0, 10800.0)]
+    assert why(plan, "class:small") == [reasons.Downtime("horeka", NOW + 7200, 6900.0, 10800.0)]
     elsewhere = plan_of(down_in(snapshot(classes=[long], types=(A100, CLOUD)), 7200))
     assert started(elsewhere) == [CLOUD.key]
 

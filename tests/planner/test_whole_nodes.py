@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from provisioner import reasons
 from provisioner.model import DroneState
-from provisioner.reasons import DemandCovered, LimitReached, SiteFull
 from tests.planner.scenes import A100, drone, jobs, node, plan_of, slot_of, snapshot, started, why
 
 SIX = replace(A100, name="six", gpu_milli=6000, cpus=48, memory_mib=6 * 20480)
@@ -22,7 +22,7 @@ def test_free_gpus_on_several_nodes_are_no_place_for_it() -> None:
     halves = [node(f"n{n}", 8, kinds=BOTH, free_gpus=5) for n in range(4)]
     plan = plan_of(snapshot(classes=[LARGE], types=(SIX, A100), nodes=halves))
     assert plan.starts == ()
-    assert why(plan, "class:large") == [SiteFull(SIX.key)]
+    assert why(plan, "class:large") == [reasons.SiteFull(SIX.key)]
 
 
 def test_eight_of_them_take_a_node_each_and_small_jobs_what_these_leave() -> None:
@@ -62,15 +62,15 @@ def test_what_is_left_in_a_drone_of_a_whole_node_is_used_before_another_starts()
     given = {"types": (WHOLE,), "drones": [busy], "slots": [slot]}
     plan = plan_of(snapshot(classes=[jobs(waiting=3)], **given))  # type: ignore[arg-type]
     assert plan.starts == ()
-    assert why(plan, "class:small") == [DemandCovered(3, 0)]
+    assert why(plan, "class:small") == [reasons.DemandCovered(3, 0)]
     assert started(plan_of(snapshot(classes=[jobs(waiting=4)], **given))) == [WHOLE.key]  # type: ignore[arg-type]
 
 
 def test_the_ramp_of_a_site_counts_drones_and_says_so() -> None:
     plan = plan_of(snapshot(classes=[jobs(waiting=50)], types=(A100,), limits={"max_starts_per_tick": 3}))
     assert len(plan.starts) == 3
-    assert why(plan, "class:small") == [LimitReached("max_starts_per_tick", "topas", 3, 3)]
+    assert why(plan, "class:small") == [reasons.LimitReached("max_starts_per_tick", "topas", 3, 3)]
     coming = [drone(f"d-{n}", DroneState.BOOTING) for n in range(4)]
     plan = plan_of(snapshot(classes=[jobs(waiting=50)], drones=coming, limits={"max_pending": 5}))
     assert len(plan.starts) == 1
-    assert why(plan, "class:small")[0] == LimitReached("max_pending", "topas", 5, 5)
+    assert why(plan, "class:small")[0] == reasons.LimitReached("max_pending", "topas", 5, 5)
