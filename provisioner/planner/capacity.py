@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from provisioner import reasons
@@ -303,26 +303,6 @@ _FULL_SITE_H = 1_000_000
 
 
 @dataclass(slots=True)
-class RankedTypes:
-    """Compatible types of one shape in the order in which they are tried."""
-
-    keys: Sequence[TypeKey]
-    left: Sequence[TypeKey]
-    """Types that were open when the list was last checked."""
-    turn: Sequence[TypeKey] = ()
-    """If drones are delayed: the first type of which another drone might wait as well, and the last one before it."""
-    of: int = -1
-    """Number of open types at the last check."""
-
-    def open(self, limits: StartLimits) -> Sequence[TypeKey]:
-        """Return the types that are still open, in order; those of ``turn`` stay."""
-        if len(limits.open) != self.of:
-            self.left = [key for key in self.left if key in limits.open or key in self.turn]
-            self.of = len(limits.open)
-        return self.left
-
-
-@dataclass(slots=True)
 class TypeRanking:
     """Order of drone types: by expected start, then by price per job, then by unused VRAM and capability.
 
@@ -330,13 +310,13 @@ class TypeRanking:
     long one.
     """
 
-    tier: Mapping[TypeKey, int]
+    wait_h: Mapping[TypeKey, int]
     """Expected hours until a start: types with lower values are tried first."""
     sure: frozenset[TypeKey]
     """Types of which a drone would start now, by what their site reports."""
     any_late: bool
     """True if any drone is delayed."""
-    known: dict[CompatibleTypes, RankedTypes] = field(default_factory=dict)
+    known: dict[CompatibleTypes, Sequence[TypeKey]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, context: PlanningContext, limits: StartLimits) -> TypeRanking:
@@ -348,18 +328,21 @@ class TypeRanking:
         full = {key for key, count in free.items() if count is not None and count <= 0}
         return cls({key: (_FULL_SITE_H if key in full else 0) + waits.get(key, 0) for key in free}, sure, bool(waits))
 
-    def for_jobs(self, compatible: CompatibleTypes) -> RankedTypes:
-        """Return the ranked types of one shape."""
-        found = self.known.get(compatible)
-        if found is None:
-            keys = sorted(compatible.cheapest, key=self.tier.__getitem__)
-            found = self.known[compatible] = RankedTypes(keys, keys, self._turn(keys) if self.any_late else ())
-        return found
+    def for_jobs(self, compatible: CompatibleTypes) -> Sequence[TypeKey]:
+        """Return the compatible types of one shape in the order in which they are tried."""
+        if compatible not in self.known:
+            self.known[compatible] = sorted(compatible.cheapest, key=self.wait_h.__getitem__)
+        return self.known[compatible]
 
-    def _turn(self, keys: Sequence[TypeKey]) -> Sequence[TypeKey]:
-        """Return the types at which delayed drones are counted as supply."""
-        unsure = next((n for n, key in enumerate(keys) if key not in self.sure), len(keys))
-        return keys[max(0, unsure - 1) : unsure + 1]
+    def candidates(self, compatible: CompatibleTypes, still_open: Set[TypeKey]) -> Sequence[TypeKey]:
+        """Return the types that are still open, in order, and those at which delayed drones are counted as supply.
+
+        These are the first type of which another drone might wait as well, and the last one before it.
+        """
+        keys = self.for_jobs(compatible)
+        unsure = next((n for n, key in enumerate(keys) if key not in self.sure), len(keys)) if self.any_late else 0
+        turn = keys[max(0, unsure - 1) : unsure + 1] if self.any_late else ()
+        return [key for key in keys if key in still_open or key in turn]
 
 
 def _expected_wait_h(context: PlanningContext) -> Mapping[TypeKey, int]:

@@ -225,8 +225,10 @@ class PlanningContext:
         headroom = headroom_classes(snapshot.policy, snapshot.types, snapshot.now) if view else ()
         known = compatibility_cache(snapshot.types, snapshot.policy)
         class_backoffs = ClassBackoffs.of(breakers, changing.values())
-        compatible = known.table((*classes, *headroom))
-        shut = {i: compatible[i].without_types(types) for i, types in class_backoffs.closed.items() if i in compatible}
+        compatible = dict(known.table((*classes, *headroom)))
+        for class_id, closed in class_backoffs.closed.items():
+            if fits := compatible.get(class_id):
+                compatible[class_id] = fits.only(kind for kind in fits.kinds if kind.key not in closed)
         return cls(
             snapshot=snapshot,
             validity=validity,
@@ -238,7 +240,7 @@ class PlanningContext:
             types=known.by_key,
             classes=classes,
             headroom=headroom,
-            compatible={**compatible, **shut} if shut else compatible,
+            compatible=compatible,
             class_backoffs=class_backoffs,
             orphan_counts=_orphan_counts(snapshot, live),
             too_unhealthy=_too_many_unhealthy(snapshot.policy, changing.values(), len(live)),

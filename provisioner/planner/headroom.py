@@ -98,7 +98,7 @@ def kept_for_headroom(context: PlanningContext, sites_without_headroom: Collecti
     }
     order = sorted(rooms, key=lambda i: _keep_order(context, i))
     warm: set[DroneId] = set()
-    wanted = {key for job in context.classes for key in context.compatible[job.id].keys}
+    wanted = {key for job in context.classes for key in context.compatible[job.id].jobs}
     for job in context.headroom:
         lack, keys = job.waiting, context.compatible[job.id].jobs
         for drone_id in order:

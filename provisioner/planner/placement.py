@@ -44,10 +44,10 @@ from provisioner.planner.capacity import StartLimits, TypeRanking
 from provisioner.planner.context import PlacementResult, PlanningContext, drone_end_at, life_too_short, shortened_life_s
 from provisioner.planner.fairness import GroupShares
 from provisioner.planner.headroom import HEADROOM_PREFIX, is_headroom, sites_without_headroom
-from provisioner.planner.matching import CompatibleTypes, count_jobs_in_slot, nearest
+from provisioner.planner.matching import CompatibleTypes, count_jobs_in_slot, nearest, resources_of_type
 from provisioner.planner.owner import OwnerReservations
 from provisioner.planner.risk import DrainRisk, RiskBudget, UserExclusions, is_excluded
-from provisioner.planner.supply import NO_COVERAGE, Coverage, Supply, new_slots
+from provisioner.planner.supply import NO_COVERAGE, Coverage, DroneSlots, SlotShape, Supply
 from provisioner.reasons import Reason
 
 MIN_WORK_S = 300.0
@@ -283,7 +283,7 @@ class Allocation:
 
     def safer(self, compatible: CompatibleTypes) -> bool:
         """Return True if such jobs can get a drone, now or later, at a place without an owner."""
-        safe = (key for key, kind in zip(compatible.keys, compatible.kinds, strict=True) if not self.risk.bears(kind))
+        safe = (kind.key for kind in compatible.kinds if not self.risk.bears(kind))
         return any(_is_temporary(self.limits.for_type(key)[1]) for key in safe)
 
     def allowed(self, candidate: StartCandidate) -> tuple[int, Reason | None]:
@@ -314,7 +314,8 @@ class Allocation:
         drones = self._new_drones(kind, count, job.id, avoids)
         self.starts += [Start(drone, reason, vram_mib, life_s, on_reserve) for drone in drones]
         self.limits.start(kind.key, count)
-        self.supply.add(kind.key, new_slots(kind, count, drone_end_at(self.context, kind), avoids))
+        shape = SlotShape(resources_of_type(kind), drone_end_at(self.context, kind), on_the_way=True, avoids=avoids)
+        self.supply.add(DroneSlots(kind, shape, count))
 
     def _new_drones(self, kind: DroneType, count: int, class_id: str, avoids: str) -> Iterator[Drone]:
         snapshot = self.context.snapshot
@@ -366,7 +367,7 @@ def one_probe(allocation: Allocation, start: StartCandidate, count: int) -> tupl
 
 def cheaper_start(allocation: Allocation, start: StartCandidate, count: int) -> tuple[int, Reason | None]:
     """Wait for a cheaper start until the jobs have waited as long as the dearer one costs."""
-    dear = allocation.start_costs.too_dear(start.job, start.kind, start.compatible.keys, start.lack)
+    dear = allocation.start_costs.too_dear(start.job, start.kind, start.compatible.jobs, start.lack)
     return (0 if dear else count), dear
 
 
@@ -427,10 +428,11 @@ class Placement:
 
     def warm_up(self, job: JobClass, compatible: CompatibleTypes, without_headroom: Collection[str]) -> None:
         """Serve headroom, but not at the sites ``without_headroom``."""
-        if compatible.kinds and not (compatible := compatible.without(without_headroom)).kinds:
+        here = compatible.only(kind for kind in compatible.kinds if kind.site not in without_headroom)
+        if compatible.kinds and not here.kinds:
             self._refuse(job, job.waiting, reasons.HeadroomYields(job.id.removeprefix(HEADROOM_PREFIX), job.waiting))
         else:
-            self.serve(job, compatible)
+            self.serve(job, here)
 
     def _cover(self, job: JobClass, compatible: CompatibleTypes) -> None:
         """Cover jobs with existing drones, then with undrained ones, then with new ones."""
@@ -475,13 +477,13 @@ class Placement:
     def _candidates(self, compatible: CompatibleTypes, *, any_late: bool) -> Collection[TypeKey]:
         """Return the open types in the order in which they are tried, with those where delayed drones count."""
         limits = self.allocation.limits
-        if not any_late and compatible.places.keys().isdisjoint(limits.open):  # as for most classes once all is full
+        if not any_late and compatible.jobs.keys().isdisjoint(limits.open):  # as for most classes once all is full
             return ()
-        return self.allocation.ranking.for_jobs(compatible).open(limits)
+        return self.allocation.ranking.candidates(compatible, limits.open)
 
     def _fall_short(self, job: JobClass, compatible: CompatibleTypes, lack: int, held_back: Reason | None) -> None:
         """Refuse ``lack`` jobs of a class. The limit of the best type is given as the reason."""
-        key = self.allocation.ranking.for_jobs(compatible).keys[0]
+        key = self.allocation.ranking.for_jobs(compatible)[0]
         if job.walltime_s:
             key, limit = self._long_enough(job, compatible)
         else:
@@ -497,7 +499,7 @@ class Placement:
 
         If there is none, return the best of all types and the downtime.
         """
-        keys = self.allocation.ranking.for_jobs(compatible).keys
+        keys = self.allocation.ranking.for_jobs(compatible)
         brief: Reason | None = None
         for key in keys:
             soon = life_too_short(self.context, self.context.types[key], job.walltime_s)

@@ -8,9 +8,9 @@ costs at most twice the optimum, whatever comes (the rent-or-buy problem: Karlin
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from provisioner import reasons
 from provisioner.estimates import NO_ESTIMATES, Estimates
@@ -38,7 +38,7 @@ from provisioner.planner.breakers import OVERLAY_SCOPE
 from provisioner.planner.context import PlacementResult, PlanningContext, RetirementResult
 from provisioner.planner.fairness import GroupShares
 from provisioner.planner.headroom import is_headroom, kept_for_headroom
-from provisioner.planner.lifecycle import STATE_RULES, OnTimeout, ended_record, with_changes
+from provisioner.planner.lifecycle import STATE_RULES, OnTimeout, ended_record
 from provisioner.planner.matching import count_jobs, free_resources
 from provisioner.planner.owner import PreemptionOrder
 from provisioner.planner.supply import Supply
@@ -158,8 +158,8 @@ class RetirementOrders:
         news = {"state": state, "since": now, "leaving": None, "asked_at": 0.0, "asked": 0, "idle_at": idle_at}
         self._order_drain(drone, DrainMode.RESUME, reason, **news)
 
-    def _order_drain(self, drone: Drone, mode: DrainMode, reason: Reason, **news: object) -> None:
-        self.drains.append(Drain(with_changes(drone, **news), drone.state, mode, reason))
+    def _order_drain(self, drone: Drone, mode: DrainMode, reason: Reason, **news: Any) -> None:
+        self.drains.append(Drain(replace(drone, **news), drone.state, mode, reason))
         self.asked.add(drone.id)
 
     def stop(self, drone: Drone, reason: Reason, leaving: DroneState | None, *, kill: bool = False) -> None:
@@ -170,10 +170,10 @@ class RetirementOrders:
         """Stop a drone for the owner or for a GPU job. This is its notice, whatever it was about to do."""
         self._order_stop(drone, reason, leaving=leaving, notice_at=drone.notice_at or self.context.now)
 
-    def _order_stop(self, drone: Drone, reason: Reason, *, kill: bool = False, **news: object) -> None:
+    def _order_stop(self, drone: Drone, reason: Reason, *, kill: bool = False, **news: Any) -> None:
         now, again = self.context.now, drone.state is DroneState.STOPPING
         since, asked = (drone.since, drone.asked + 1) if again else (now, 1)
-        after = with_changes(drone, state=DroneState.STOPPING, since=since, asked_at=now, asked=asked, **news)
+        after = replace(drone, state=DroneState.STOPPING, since=since, asked_at=now, asked=asked, **news)
         self.stops.append(Stop(after, drone.state, reason, kill))
         self.asked.add(drone.id)
 
@@ -262,16 +262,17 @@ class RetirementOrders:
         for job in (*real, *context.headroom):
             compatible, wanted = context.compatible[job.id], job.waiting + job.fresh
             if is_headroom(job.id):
-                compatible = compatible.without(self.placed.without_headroom)
+                without = self.placed.without_headroom
+                compatible = compatible.only(kind for kind in compatible.kinds if kind.site not in without)
             wanted -= supply.take_own(job, wanted).jobs
             wanted -= supply.take(job, compatible, wanted).jobs
-            for key in compatible.places.keys() & supply.late if wanted > 0 else ():
+            for key in compatible.jobs.keys() & supply.late if wanted > 0 else ():
                 # Of delayed drones, as many of each type: which of them starts first is unknown.
                 supply.take(job, compatible, wanted, key, late=True)
         return {key: supply.untouched(context.types[key]) for key in keys}
 
     def _mark(self, drone: Drone, unneeded_at: float) -> None:
-        after = with_changes(drone, idle_at=unneeded_at)
+        after = replace(drone, idle_at=unneeded_at)
         self.moves.append(StateChange(after, drone.state, reasons.Unneeded(drone.state.value)))
 
 

@@ -7,6 +7,7 @@ older class that is not worth a start, and the next tick would start another dro
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -24,23 +25,11 @@ from provisioner.planner.matching import (
 from provisioner.planner.risk import is_excluded
 
 
-class _SlotsKey(NamedTuple):
+class SlotShape(NamedTuple):
     """Everything of drone slots but their type and count."""
 
     room: Resources
-    ends_at: float
-    on_the_way: bool
-    late: bool
-    avoids: str
-
-
-@dataclass(slots=True)
-class DroneSlots:
-    """Free slots in ``count`` drones of one type, each with the same free room."""
-
-    kind: DroneType
-    room: Resources
-    count: int
+    """Free room in each drone."""
     ends_at: float
     on_the_way: bool
     """Not in the pool yet."""
@@ -48,53 +37,44 @@ class DroneSlots:
     """They wait at their site and will not start soon (:func:`context.delayed_drones`)."""
     avoids: str = ""
     """Users whose jobs they refuse, as on their records."""
-    held: dict[CompatibleTypes, int] = field(default_factory=dict)
-    """Results of :meth:`holds` by shape."""
 
-    def holds(self, job: JobClass, compatible: CompatibleTypes, now: float) -> int:
+
+@dataclass(slots=True)
+class DroneSlots:
+    """Free slots in ``count`` drones of one type."""
+
+    kind: DroneType
+    shape: SlotShape
+    count: int
+
+    def holds(self, job: JobClass, now: float) -> int:
         """Return how many jobs of the class one of these drones can still take.
 
         A drone that is about to end is no supply for a long job (field notes, B 4).
         """
-        if self.avoids and is_excluded(job.owner, self.avoids):
+        shape = self.shape
+        too_long = job.walltime_s and now + job.walltime_s > shape.ends_at
+        if too_long or is_excluded(job.owner, shape.avoids):
             return 0
-        found = self.held.get(compatible)
-        if found is None:
-            too_long = job.walltime_s and now + job.walltime_s > self.ends_at
-            found = self.held[compatible] = 0 if too_long else count_jobs(job, self.room, self.kind)
-        return found
-
-    @property
-    def key(self) -> _SlotsKey:
-        """Return everything but the type and the count."""
-        return _SlotsKey(self.room, self.ends_at, self.on_the_way, self.late, self.avoids)
+        return count_jobs(job, shape.room, self.kind)
 
     def fill(self, job: JobClass, jobs: int, each: int) -> list[DroneSlots]:
         """Put ``jobs`` jobs into these drones, ``each`` to a drone, and return the slots that are left."""
         full, partly = divmod(jobs, each)
-        touched = [self.less(job, each, full)] if full else []
+        touched = [self._less(job, each, full)] if full else []
         if partly:
-            touched.append(self.less(job, partly, 1))
+            touched.append(self._less(job, partly, 1))
         self.count -= -(-jobs // each)
         return [part for part in (*touched, self) if part.count and not part.full]
 
-    def less(self, job: JobClass, jobs: int, count: int) -> DroneSlots:
+    def _less(self, job: JobClass, jobs: int, count: int) -> DroneSlots:
         """Return the slots of ``count`` of these drones with ``jobs`` more jobs in each."""
-        room = self.room.plus(request_of(job, self.kind), -jobs)
-        return DroneSlots(self.kind, room, count, self.ends_at, self.on_the_way, self.late, self.avoids)
+        room = self.shape.room.plus(request_of(job, self.kind), -jobs)
+        return DroneSlots(self.kind, self.shape._replace(room=room), count)
 
     @property
     def full(self) -> bool:
-        return self.room.gpu_milli <= 0 if self.kind.gpu_milli else self.room.cpus <= 0
-
-
-def _slots(kind: DroneType, key: _SlotsKey, count: int) -> DroneSlots:
-    return DroneSlots(kind, key.room, count, key.ends_at, key.on_the_way, key.late, key.avoids)
-
-
-def new_slots(kind: DroneType, count: int, ends_at: float, avoids: str = "") -> DroneSlots:
-    """Return the slots of ``count`` new drones of a type."""
-    return DroneSlots(kind, resources_of_type(kind), count, ends_at, on_the_way=True, avoids=avoids)
+        return (self.shape.room.gpu_milli if self.kind.gpu_milli else self.shape.room.cpus) <= 0
 
 
 class Coverage(NamedTuple):
@@ -128,41 +108,37 @@ class Supply:
         """Collect the slots of the drones on record. Drones that leave offer none."""
         supply = cls(context.now)
         wanted = {job.id: job.waiting for job in context.classes if job.waiting > 0}
-        groups: dict[tuple[str, TypeKey, _SlotsKey], int] = {}
+        groups: Counter[tuple[str, TypeKey, SlotShape]] = Counter()
         empties = {key: resources_of_type(kind) for key, kind in context.types.items()}
         downtimes = {site: downtime_at(context, site) for site in {kind.site for kind in context.types.values()}}
         for drone in context.changing.values():
-            room = _free_room(context, drone, empties, downtimes)
-            if room is not None:
-                late = drone.id in context.late
-                own = not late and not drone.jobs_started and not drone.jobs and drone.for_class in wanted
-                group = (drone.for_class if own else "", drone.type, _SlotsKey(*room, late, drone.avoids))
-                groups[group] = groups.get(group, 0) + 1
+            shape = _slot_shape(context, drone, empties, downtimes)
+            if shape is not None:
+                own = not shape.late and not drone.jobs_started and not drone.jobs and drone.for_class in wanted
+                groups[drone.for_class if own else "", drone.type, shape] += 1
         jobs = {job.id: job for job in context.classes if job.id in wanted}
-        shared: dict[tuple[TypeKey, _SlotsKey], int] = {}
-        for (for_class, kind, key), count in groups.items():
-            if not for_class:
-                shared[kind, key] = shared.get((kind, key), 0) + count
-                continue
-            stock = _slots(context.types[kind], key, count)
-            for part in supply._book_own(jobs[for_class], context.compatible[for_class], wanted, stock):
-                merged = (kind, part.key)
-                shared[merged] = shared.get(merged, 0) + part.count
-        for (kind, key), count in shared.items():
-            supply.add(kind, _slots(context.types[kind], key, count))
+        shared: Counter[tuple[TypeKey, SlotShape]] = Counter()
+        for (for_class, key, shape), count in groups.items():
+            parts = [DroneSlots(context.types[key], shape, count)]
+            if for_class:
+                parts = supply._book_own(jobs[for_class], context.compatible[for_class], wanted, parts[0])
+            for part in parts:
+                shared[key, part.shape] += part.count
+        for (key, shape), count in shared.items():
+            supply.add(DroneSlots(context.types[key], shape, count))
         return supply
 
     def _book_own(
         self, job: JobClass, compatible: CompatibleTypes, wanted: dict[str, int], stock: DroneSlots
     ) -> list[DroneSlots]:
         """Book jobs of a class into drones that were started for it, and return the slots that are left."""
-        fits = stock.kind.key in compatible.places and wanted[job.id] > 0
-        each = stock.holds(job, compatible, self.now) if fits else 0
+        fits = stock.kind.key in compatible.jobs and wanted[job.id] > 0
+        each = stock.holds(job, self.now) if fits else 0
         if not each:
             return [stock]
         here = min(wanted[job.id], each * stock.count)
         wanted[job.id] -= here
-        taken = Coverage(here, -(-here // each) if stock.on_the_way else 0)
+        taken = Coverage(here, -(-here // each) if stock.shape.on_the_way else 0)
         self.own[job.id] = self.own.get(job.id, NO_COVERAGE).plus(taken)
         return stock.fill(job, here, each)
 
@@ -175,10 +151,10 @@ class Supply:
         self.own[job.id] = Coverage(own.jobs - taken.jobs, own.drones - taken.drones)
         return taken
 
-    def add(self, kind: TypeKey, more: DroneSlots) -> None:
-        self.slots.setdefault(kind, []).append(more)
-        if more.late:
-            self.late.add(kind)
+    def add(self, more: DroneSlots) -> None:
+        self.slots.setdefault(more.kind.key, []).append(more)
+        if more.shape.late:
+            self.late.add(more.kind.key)
 
     def take(
         self, job: JobClass, compatible: CompatibleTypes, jobs: int, key: TypeKey | None = None, *, late: bool = False
@@ -192,11 +168,11 @@ class Supply:
             rest: list[DroneSlots] = []
             for have in self.slots.get(kind, ()):
                 wanted = jobs - booked
-                each = have.holds(job, compatible, self.now) if wanted > 0 and have.late is late else 0
+                each = have.holds(job, self.now) if wanted > 0 and have.shape.late is late else 0
                 if each:
                     here = min(wanted, each * have.count)
                     booked += here
-                    drones += -(-here // each) if have.on_the_way else 0
+                    drones += -(-here // each) if have.shape.on_the_way else 0
                     rest += have.fill(job, here, each)
                 else:
                     rest.append(have)
@@ -204,7 +180,7 @@ class Supply:
                 self.slots[kind] = rest
             else:
                 self.slots.pop(kind, None)
-            if late and not any(have.late for have in rest):
+            if late and not any(have.shape.late for have in rest):
                 self.late.discard(kind)
             if booked >= jobs:
                 break
@@ -212,32 +188,36 @@ class Supply:
 
     def untouched(self, kind: DroneType) -> int:
         """Return the number of drones of a type on their way that no job is booked into."""
-        return sum(b.count for b in self.slots.get(kind.key, ()) if b.on_the_way and b.room == resources_of_type(kind))
+        empty, stocked = resources_of_type(kind), self.slots.get(kind.key, ())
+        return sum(each.count for each in stocked if each.shape.on_the_way and each.shape.room == empty)
 
 
 def _stocked_types(stocked: Set[TypeKey], compatible: CompatibleTypes) -> Sequence[TypeKey]:
     """Return the compatible types among those with slots, in the order of the configuration."""
-    here = compatible.places.keys() & stocked if stocked else ()
-    return sorted(here, key=compatible.places.__getitem__) if here else ()
+    here = compatible.jobs.keys() & stocked if stocked else ()
+    return [key for key in compatible.jobs if key in here] if here else ()
 
 
-def _free_room(
+def _slot_shape(
     context: PlanningContext, drone: Drone, empties: Mapping[TypeKey, Resources], downtimes: Mapping[str, float]
-) -> tuple[Resources, float, bool] | None:
-    """Return the free room of one drone, the end of its life, and whether it is on its way; None if it is no supply.
+) -> SlotShape | None:
+    """Return the free slots of one drone; None if it is no supply.
 
     ``empties`` holds the resources of an empty drone by type, ``downtimes`` the next downtime by site.
     """
     kind = context.types.get(drone.type)
     if kind is None or drone.goes or drone.notice_at:
         return None
+    late = drone.id in context.late
     if drone.state in ON_THE_WAY or (drone.state is DroneState.IDLE and drone.id not in context.slots):
         if drone.state is DroneState.QUEUED and drone.started_at:
             return None  # preempted: it does not come back
         # An idle drone that the pool forgot for a while (a collector's restart) still is supply.
         ends_at = drone.started_at + kind.longest_job_s if drone.started_at and kind.walltime_s else NO_END
-        return empties[drone.type], min(ends_at, downtimes[kind.site] - DOWNTIME_MARGIN_S), True
+        ends_at = min(ends_at, downtimes[kind.site] - DOWNTIME_MARGIN_S)
+        return SlotShape(empties[drone.type], ends_at, on_the_way=True, late=late, avoids=drone.avoids)
     slot = context.slots.get(drone.id)
     if slot is None or (slot.free_gpu_milli if kind.gpu_milli else slot.free_cpus) <= 0:
         return None
-    return free_resources(slot), min(slot.retires_at or NO_END, downtimes[kind.site]), False
+    ends_at = min(slot.retires_at or NO_END, downtimes[kind.site])
+    return SlotShape(free_resources(slot), ends_at, on_the_way=False, late=late, avoids=drone.avoids)

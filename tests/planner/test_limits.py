@@ -24,7 +24,7 @@ from provisioner.model import (
     Reserve,
     Snapshot,
 )
-from provisioner.planner.matching import Resources, count_fits_raw
+from provisioner.planner.matching import Resources, count_fits
 from provisioner.planner.owner import FreeResources
 from provisioner.planner.views import check_views
 from tests.planner.scenes import A100, NOW, V100, drone, jobs, node, plan_of, snapshot, started, why
@@ -158,14 +158,16 @@ def test_the_disk_that_free_gpus_keep_is_kept_where_it_is_told() -> None:
 
 
 def test_amounts_that_are_not_asked_for_do_not_bind() -> None:
-    assert count_fits_raw(0, 1, 0, 0, 0, 5, 0, 0) == 5
-    assert count_fits_raw(0, 0, 7, 0, 0, 0, 20, 0) == 2
-    assert count_fits_raw(0, 0, 0, 7, 0, 0, 0, 20) == 2
-    assert count_fits_raw(1000, 1, 1, 1, 3000, 2, 2, 9) == 2
-    assert count_fits_raw(1000, 1, 1, 1, 3000, 2, 9, 1) == 1
-    assert count_fits_raw(0, 0, -5, 0, 4000, 9, 9, 9) == 0, "less than nothing is nothing"
-    assert count_fits_raw(1000, -1, -5, -5, 4000, 0, 0, 0) == 4
-    assert count_fits_raw(500, 0, 0, 0, 1700, 0, 0, 0) == 3, "two on the one device that is free, one on the rest"
+    assert count_fits(Resources(0, 1, 0, 0), Resources(0, 5, 0, 0)) == 5
+    assert count_fits(Resources(0, 0, 7, 0), Resources(0, 0, 20, 0)) == 2
+    assert count_fits(Resources(0, 0, 0, 7), Resources(0, 0, 0, 20)) == 2
+    assert count_fits(Resources(1000, 1, 1, 1), Resources(3000, 2, 2, 9)) == 2
+    assert count_fits(Resources(1000, 1, 1, 1), Resources(3000, 2, 9, 1)) == 1
+    assert count_fits(Resources(0, 0, -5, 0), Resources(4000, 9, 9, 9)) == 0, "less than nothing is nothing"
+    assert count_fits(Resources(1000, -1, -5, -5), Resources(4000, 0, 0, 0)) == 4
+    assert count_fits(Resources(500, 0, 0, 0), Resources(1700, 0, 0, 0)) == 3, (
+        "two on the one device that is free, one on the rest"
+    )
     assert Resources(1, 2, 3, 4).plus(Resources(10, 20, 30, 40)) == Resources(11, 22, 33, 44)
     assert Resources(1, 2, 3, 4).plus(Resources(1, 1, 1, 1), -2) == Resources(-1, 0, 1, 2)
 

@@ -88,21 +88,21 @@ def test_a_share_of_a_gpu_with_no_other_request_takes_its_share() -> None:
 def test_the_classes_on_which_the_planner_fails_are_found_and_refused(bad: tuple[str, ...]) -> None:
     snap, tried = many(100), list[int]()
     found = plan_isolated(snap, fails_on(*bad, tried=tried))
-    assert found.left_out == bad
+    assert found.classes == bad
     assert isinstance(found.error, ZeroDivisionError)
     assert len(found.plan.starts) == 100 - len(bad)
     for each in bad:
         assert why(found.plan, f"class:{each}") == [reasons.PlannerFailed("ZeroDivisionError: division by zero")]
     assert len(tried) <= MAX_ISOLATION_TRIES + 2
     tried.clear()
-    again = plan_isolated(snap, fails_on(*bad, tried=tried), found.left_out)
+    again = plan_isolated(snap, fails_on(*bad, tried=tried), found.classes)
     assert again.plan == found.plan
     assert len(tried) <= 3 + len(bad), "what is known from the tick before is not searched for again"
 
 
 def test_a_suspect_that_is_well_again_is_planned_for() -> None:
     found = plan_isolated(many(10), fails_on("c3"), ("c3", "c5"))
-    assert found.left_out == ("c3",)
+    assert found.classes == ("c3",)
 
 
 def test_a_search_that_takes_too_long_leaves_whole_groups_out() -> None:
@@ -110,7 +110,7 @@ def test_a_search_that_takes_too_long_leaves_whole_groups_out() -> None:
     bad = tuple(f"c{n}" for n in range(0, 400, 2))
     found = plan_isolated(many(400), fails_on(*bad, tried=tried))
     assert len(tried) <= MAX_ISOLATION_TRIES + 2
-    assert set(bad) <= set(found.left_out)
+    assert set(bad) <= set(found.classes)
 
 
 def test_classes_that_fail_only_together_lose_one_of_them() -> None:
@@ -120,7 +120,7 @@ def test_classes_that_fail_only_together_lose_one_of_them() -> None:
             raise KeyError("both")
         return decide(snap)
 
-    assert len(plan_isolated(many(10), planner).left_out) == 1
+    assert len(plan_isolated(many(10), planner).classes) == 1
 
 
 def fails_on_sites(snap: Snapshot) -> Plan:

@@ -11,7 +11,7 @@ from provisioner.model import Drone, DroneState, JobClass, Slot, Snapshot, Unmet
 from provisioner.planner import decide, lifecycle, matching
 from provisioner.planner.capacity import StartLimits, TypeRanking
 from provisioner.planner.lifecycle import observe
-from provisioner.planner.matching import CACHE_MAX_BYTES, _caches, _size, compatibility_cache, unmet_requirement
+from provisioner.planner.matching import _caches, compatibility_cache, unmet_requirement
 from provisioner.planner.placement import StartCosts
 from provisioner.planner.risk import RiskBudget
 from provisioner.planner.supply import Supply
@@ -51,40 +51,20 @@ def test_other_prices_are_not_what_is_remembered() -> None:
     policy = World.of(jobs=10, classes=1, types=2, alive=2).snapshot().policy
     dear = replace(policy, sites={"topas": replace(policy.sites["site0"], site="topas", price=100.0)})
     job = replace(SMALL, waiting=1)
-    cheap_first = compatibility_cache(TYPES, policy).compatible(job).cheapest
-    dear_last = compatibility_cache(TYPES, dear).compatible(job).cheapest
+    cheap_first = compatibility_cache(TYPES, policy).table([job])[job.id].cheapest
+    dear_last = compatibility_cache(TYPES, dear).table([job])[job.id].cheapest
     assert cheap_first[0] == V100.key
     assert dear_last[0] == QUAD.key
 
 
-def test_what_is_remembered_of_shapes_is_bounded_by_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    classes = [replace(SMALL, id=str(n), cpus=n, waiting=1) for n in range(1, 9)]
-    many = snapshot(classes=classes, types=TYPES)
-    _caches.clear()
-    first = decide(many)
-    [known] = _caches
-    assert len(known.known) == 8
-    monkeypatch.setattr(matching, "CACHE_MAX_BYTES", known.size // 2)
-    _caches.clear()
-    assert decide(many) == first
-    [known] = _caches
-    assert 0 < len(known.known) <= 4
-    assert 0 < known.size <= CACHE_MAX_BYTES
-
-
-def test_shapes_of_jobs_that_have_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shapes_of_jobs_that_have_gone_are_forgotten() -> None:
     """Jobs whose requests differ each filled 600 MB, and none of it was given back."""
     _caches.clear()
-    monkeypatch.setattr(matching, "CACHE_SPARE_BYTES", 20_000)
-    most = 0
     for n in range(0, 400, 8):
         classes = [replace(SMALL, id=str(i), disk_mib=i, waiting=1) for i in range(n, n + 8)]
         decide(snapshot(classes=classes, types=TYPES))
         [known] = _caches
-        most = max(most, len(known.known))
-        assert known.size == sum(_size(shape, found) for shape, found in known.known.items())
-    assert most < 40
-    assert len(known.known) >= 8, "those of the newest decision are kept"
+        assert len(known.known) == 8, "those of the newest plan are kept"
 
 
 def _steady() -> Snapshot:

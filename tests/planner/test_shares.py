@@ -12,9 +12,10 @@ from provisioner.planner.matching import (
     count_jobs_in_slot,
     count_jobs_in_type,
     request_of,
+    resources_of_type,
     unmet_requirement,
 )
-from provisioner.planner.supply import new_slots
+from provisioner.planner.supply import DroneSlots, SlotShape
 from tests.planner.scenes import A100, QUAD
 
 QUARTERS = replace(A100, name="quarters", sharing=Sharing.MPS, shares=4)
@@ -57,8 +58,9 @@ def test_a_small_job_that_does_not_split_takes_a_whole_gpu_but_of_shares_one() -
     assert told(whole, A100) is None
     half = replace(A100, gpu_milli=500)
     assert count_jobs_in_type(whole, half) == 1, "what is left of a device is all that it can have"
-    both = compatibility_cache((A100, QUARTERS), Policy())
-    assert both.compatible(whole).jobs != both.compatible(small(200)).jobs
+    split, unsplit = small(200), replace(whole, id="whole")
+    both = compatibility_cache((A100, QUARTERS), Policy()).table([split, unsplit])
+    assert both[split.id].jobs != both["whole"].jobs
 
 
 def test_a_mig_slice_is_not_joined_with_another() -> None:
@@ -112,7 +114,7 @@ def test_what_rounding_leaves_of_a_gpu_keeps_nothing() -> None:
 
 
 def test_what_is_on_its_way_is_booked_by_shares() -> None:
-    job = small(100)
-    compatible = compatibility_cache((QUARTERS,), Policy()).compatible(job)
-    assert new_slots(QUARTERS, 1, 1e12).holds(job, compatible, 0.0) == 4
-    assert new_slots(QUARTERS, 1, 1e12).less(job, 3, 1).holds(job, compatible, 0.0) == 1
+    coming = DroneSlots(QUARTERS, SlotShape(resources_of_type(QUARTERS), 1e12, on_the_way=True), 1)
+    assert coming.holds(small(100), 0.0) == 4
+    [left] = coming.fill(small(100), 3, 4)
+    assert left.holds(small(100), 0.0) == 1
