@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 import structlog
@@ -31,6 +31,8 @@ class EstimateStore:
     estimation: EstimateCollector
     store: Store
     clock: Clock
+    event: Callable[..., Awaitable[None]]
+    """:meth:`Controller.event <provisioner.controller.loop.Controller.event>`: logs and records."""
     _kept_at: float = 0.0
     _asked_at: float = 0.0
     _spares: bool = False
@@ -45,8 +47,7 @@ class EstimateStore:
             known = await self.store.experience()
         except StoreError as error:
             self._spares = True
-            log.warning("estimates.reset", message=str(error))
-            await self._event("estimates.reset", message=str(error)[:2000])
+            await self.event("estimates.reset", warn=True, message=str(error)[:2000])
         else:
             if known is not None:
                 self.estimation.recall(known, now, waiting_cost)
@@ -91,14 +92,7 @@ class EstimateStore:
             return
         self._spares, forgot, self._forgot = False, self._forgot, {}
         for each in forgot.values():
-            log.info("estimates.forgotten", what=each.what, by=each.by, reason=each.reason)
-            await self._event("estimates.forgotten", what=each.what, by=each.by, reason=each.reason)
-
-    async def _event(self, name: str, **fields: str) -> None:
-        try:
-            await self.store.event(self.clock.now(), name, fields)
-        except StoreError as error:
-            log.error("store.write_failed", message=str(error))
+            await self.event("estimates.forgotten", what=each.what, by=each.by, reason=each.reason)
 
 
 @dataclass(slots=True)

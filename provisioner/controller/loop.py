@@ -191,7 +191,7 @@ class Controller:
 
     async def __aenter__(self) -> Self:
         await self._set_clock(start=True)
-        self._estimate_store = EstimateStore(self.estimation, self.store, self.clock)
+        self._estimate_store = EstimateStore(self.estimation, self.store, self.clock, self.event)
         await self._estimate_store.begin(self.policy.waiting_cost)
         await self._group.__aenter__()
         overlay = PollTarget(OVERLAY_SCOPE, lambda: self.overlay.poll(self.types), 0.0)

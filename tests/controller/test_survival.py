@@ -8,8 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provisioner.controller.estimation import RUNS_KEPT, RUNS_NEEDED, RUNS_TOLD, UNFINISHED_EVERY_S, EstimateCollector
-from provisioner.controller.survival import CUT_KEPT, LONGER, UnfinishedJobs, expected
+from provisioner.controller.estimation import (
+    CUT_KEPT,
+    LONGER,
+    RUNS_KEPT,
+    RUNS_NEEDED,
+    RUNS_TOLD,
+    UNFINISHED_EVERY_S,
+    EstimateCollector,
+    UnfinishedJobs,
+    expected,
+)
 from provisioner.estimates import USUAL_RUN_S, Estimates
 from provisioner.model import CompletedJob, DroneId, Eviction, Slot, SlotState, Snapshot
 from tests.controller.test_estimation import done, nothing
