@@ -11,6 +11,7 @@ from provisioner.model import (
     PENDING,
     WHOLE_GPU,
     BreakerState,
+    Drone,
     DroneState,
     DroneType,
     Node,
@@ -73,12 +74,12 @@ class StartLimits:
 
     context: PlanningContext
     reservations: OwnerReservations
-    drones: dict[str, int] = field(default_factory=dict)
+    drones: Counter[str] = field(default_factory=Counter)
     """By site, by type key, and ``""`` for all."""
-    gpu_milli: dict[str, int] = field(default_factory=dict)
-    pending: dict[str, int] = field(default_factory=dict)
-    started: dict[str, int] = field(default_factory=dict)
-    probes: dict[str, int] = field(default_factory=dict)
+    gpu_milli: Counter[str] = field(default_factory=Counter)
+    pending: Counter[str] = field(default_factory=Counter)
+    started: Counter[str] = field(default_factory=Counter)
+    probes: Counter[str] = field(default_factory=Counter)
     """Pending drones that were ordered since their site or type is probed: older ones are no probes."""
     free: dict[str, dict[str, float]] = field(default_factory=dict)
     """By site and type name: free places at a site that does not report nodes, less those promised."""
@@ -98,54 +99,50 @@ class StartLimits:
     @classmethod
     def of(cls, context: PlanningContext, reservations: OwnerReservations) -> StartLimits:
         """Count everything once."""
-        room = cls(context, reservations, open=set(context.types))
+        limits = cls(context, reservations, open=set(context.types))
         for key, count in context.steady.items():
-            kind = context.types[key]
-            room._count(key, kind.site, count, count * kind.gpu_milli)
-        room._count_unsettled()
+            limits._count(key, count, context.types[key].gpu_milli)
+        sizes = Counter((drone.type, drone.gpu_milli) for drone in context.changing.values())
+        for (key, gpu_milli), count in sizes.items():
+            limits._count(key, count, gpu_milli)
         for site, count in context.orphan_counts.items():
-            if count:
-                biggest = max((t.gpu_milli for t in context.snapshot.types if t.site == site), default=0)
-                room._count("", site, count, count * biggest)
+            largest = max((t.gpu_milli for t in context.snapshot.types if t.site == site), default=0)
+            limits._count(site, count, largest)
         for site, polled in context.snapshot.sites.items():
-            if polled.view is not None and polled.view.free is not None and not polled.view.nodes:
-                room.free[site] = {k: float(v) for k, v in polled.view.free.items()}
+            if polled.view is None:
+                continue
+            if polled.view.free is not None and not polled.view.nodes:
+                limits.free[site] = {name: float(count) for name, count in polled.view.free.items()}
                 if polled.view.free_gpu_milli is not None:
-                    room.free_milli[site] = polled.view.free_gpu_milli
-            if polled.view is not None and polled.view.quota is not None:
-                room.quota[site] = {k: float(v) for k, v in polled.view.quota.items()}
+                    limits.free_milli[site] = polled.view.free_gpu_milli
+            if polled.view.quota is not None:
+                limits.quota[site] = {name: float(count) for name, count in polled.view.quota.items()}
+        probing = {b.scope: b.since for b in context.breakers.values() if b.state is BreakerState.PROBING}
         for drone in context.changing.values():
+            if drone.state in PENDING:
+                limits._count_pending(drone, probing)
             if drone.awaits_room:
-                room._promise(drone.type, 1)
+                limits._promise(drone.type, 1)
             # The quota that a site tells cannot know yet of an order whose outcome is unknown.
             if drone.state is DroneState.REQUESTED:
-                room._grant(drone.type, 1)
-        return room
+                limits._grant(drone.type, 1)
+        return limits
 
-    def _count_unsettled(self) -> None:
-        probing = {b.scope: b.since for b in self.context.breakers.values() if b.state is BreakerState.PROBING}
-        sizes = Counter((drone.type, drone.gpu_milli) for drone in self.context.changing.values())
-        for (key, gpu_milli), count in sizes.items():
-            self._count(key, key.partition("/")[0], count, count * gpu_milli)
-        for drone in self.context.changing.values():
-            if drone.state not in PENDING:
-                continue
-            key, site = drone.type, drone.site
-            remote = self.context.remote(drone)
-            if remote is not None and remote.blocked is not None and remote.state is RemoteState.PENDING:
-                self.blocked[key] = reasons.StartBlocked(key, remote.blocked.value, remote.reason)
-            self._add(self.pending, 1, site, key)
-            if probing:
-                self._add(self.probes, 1, *(s for s in (site, key) if drone.requested_at >= probing.get(s, NO_END)))
+    def _count_pending(self, drone: Drone, probing: Mapping[str, float]) -> None:
+        remote = self.context.remote(drone)
+        if remote is not None and remote.blocked is not None and remote.state is RemoteState.PENDING:
+            self.blocked[drone.type] = reasons.StartBlocked(drone.type, remote.blocked.value, remote.reason)
+        for scope in (drone.site, drone.type):
+            self.pending[scope] += 1
+            self.probes[scope] += drone.requested_at >= probing.get(scope, NO_END)
 
-    @staticmethod
-    def _add(counts: dict[str, int], amount: int, *keys: str) -> None:
-        for key in keys:
-            counts[key] = counts.get(key, 0) + amount
-
-    def _count(self, kind: str, site: str, count: int, gpu_milli: int) -> None:
-        self._add(self.drones, count, *((kind, site, "") if kind else (site, "")))
-        self._add(self.gpu_milli, gpu_milli, site, "")
+    def _count(self, scope: str, count: int, gpu_milli: int) -> None:
+        """Count drones of a type, or of a site whose types are unknown."""
+        site = scope.partition("/")[0]
+        for each in dict.fromkeys((scope, site, "")):
+            self.drones[each] += count
+        for each in (site, ""):
+            self.gpu_milli[each] += count * gpu_milli
 
     def _promise(self, key: TypeKey, count: int) -> None:
         """Reserve places for drones that hold none yet.
@@ -177,10 +174,9 @@ class StartLimits:
         """Book ``count`` starts of a type."""
         kind = self.context.types[key]
         site = kind.site
-        self._count(key, site, count, count * kind.gpu_milli)
-        self._add(self.pending, count, site, key)
-        self._add(self.probes, count, site, key)
-        self._add(self.started, count, site, key)
+        self._count(key, count, kind.gpu_milli)
+        for counts in (self.pending, self.probes, self.started):
+            counts.update({site: count, key: count})
         if site in self.reservations.free:
             self.reservations.free[site].book(kind, count)
             self.counted = {other: n for other, n in self.counted.items() if other.partition("/")[0] != site}
@@ -254,14 +250,14 @@ class StartLimits:
         for cap in caps:
             _, scope, counts, most, each = cap
             if most is not None and each:
-                count = max(0, (most - counts.get(scope, 0)) // each)
+                count = max(0, (most - counts[scope]) // each)
                 if count < least:
                     least, binding = count, cap
         if binding is None:
             return least, None
         limit, scope, counts, most, _ = binding
         unit = WHOLE_GPU if limit == "max_gpus" else 1
-        return least, reasons.LimitReached(limit, scope or "all sites", counts.get(scope, 0) / unit, (most or 0) / unit)
+        return least, reasons.LimitReached(limit, scope or "all sites", counts[scope] / unit, (most or 0) / unit)
 
     def _why_full(self, kind: DroneType) -> Reason:
         if kind.site in self.reservations.free and not kind.gpu_milli:
@@ -281,9 +277,9 @@ class StartLimits:
             case BreakerState.ACTIVE:
                 return None
             case BreakerState.DEGRADED:
-                return max(0, 1 - self.started.get(scope, 0)), reasons.Probing(scope)
+                return max(0, 1 - self.started[scope]), reasons.Probing(scope)
             case BreakerState.PROBING:
-                return max(0, 1 - self.probes.get(scope, 0)), reasons.Probing(scope)
+                return max(0, 1 - self.probes[scope]), reasons.Probing(scope)
             case BreakerState.BANNED:
                 fault = breaker.fault
                 kind, text = (fault.kind.value, fault.message) if fault else ("unknown", "")

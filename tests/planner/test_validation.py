@@ -87,10 +87,7 @@ def texts(snap: Snapshot, made: Plan) -> list[str]:
         ("without a fresh view of it", snapshot(classes=[WAITS], site_fault=DOWN)),
         ("view of the overlay", snapshot(classes=[WAITS], overlay_fault=DOWN)),
         ("of which nothing waits", snapshot()),
-        (
-            "is banned until",
-            snapshot(classes=[WAITS], breakers=[Breaker("topas", BreakerState.BANNED, NOW, 3, NOW + 9)]),
-        ),
+        ("is banned until", snapshot(classes=[WAITS], breakers=[BANNED])),
     ],
 )
 def test_a_bad_start_is_found_out(fault: str, snap: Snapshot) -> None:
@@ -99,7 +96,7 @@ def test_a_bad_start_is_found_out(fault: str, snap: Snapshot) -> None:
 
 def test_a_drone_that_is_not_on_record_is_not_asked_to_leave() -> None:
     [text] = texts(snapshot(), plan(stops=(stop(IDLE, OPERATOR),)))
-    assert text == ["kit-ab12-1 is asked to leave but is not on record"]
+    assert text == "kit-ab12-1 is asked to leave but is not on record"
 
 
 def test_a_limit_names_the_starts_beyond_it_and_no_others() -> None:
