@@ -606,7 +606,7 @@ class Drone:
         return self.type.partition("/")[0]
 
     @property
-    def goes(self) -> bool:
+    def is_leaving(self) -> bool:
         """Return True if it was asked to leave or has stopped: it is no supply and gets no further orders."""
         return self.leaving is not None or self.state is DroneState.STOPPING
 

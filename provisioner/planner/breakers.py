@@ -231,7 +231,7 @@ def _never_starting(snapshot: Snapshot, others: Iterable[Drone]) -> Mapping[str,
     found: dict[str, Fault] = {}
     for drone in others:
         waits = drone.state in (DroneState.SUBMITTED, DroneState.QUEUED) and not drone.started_at
-        if not waits or drone.goes:
+        if not waits or drone.is_leaving:
             continue
         polled = snapshot.sites.get(drone.site)
         remote = polled.view.drones.get(drone.id) if polled is not None and polled.view is not None else None
@@ -342,7 +342,7 @@ class ClassBackoffs:
         for drone in drones if probing else ():
             probed = probing.get(drone.for_class, {})
             idle = drone.state in (*PENDING, DroneState.JOINED, DroneState.IDLE)
-            if drone.type in probed and idle and not drone.goes:
+            if drone.type in probed and idle and not drone.is_leaving:
                 probed[drone.type] += 1
         return cls(closed, probing)
 

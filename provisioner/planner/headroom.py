@@ -118,7 +118,7 @@ def kept_for_headroom(context: PlanningContext, sites_without_headroom: Collecti
 def _accepts_jobs(context: PlanningContext, drone_id: DroneId) -> bool:
     drone = context.drones[drone_id]
     serves = drone.state in (DroneState.IDLE, DroneState.BUSY)
-    return serves and drone.type in context.types and not drone.goes and not drone.notice_at
+    return serves and drone.type in context.types and not drone.is_leaving and not drone.notice_at
 
 
 def _keep_order(context: PlanningContext, drone_id: DroneId) -> tuple[bool, float, float, str]:

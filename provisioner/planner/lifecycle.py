@@ -27,7 +27,7 @@ from provisioner.model import (
     Snapshot,
     StateChange,
 )
-from provisioner.planner.views import HEARTBEAT_RECORD_INTERVAL_S, VANISHED_PATIENCE_FACTOR, ViewValidity
+from provisioner.planner.context import HEARTBEAT_RECORD_INTERVAL_S, VANISHED_WAIT_FACTOR, ViewValidity
 from provisioner.reasons import Reason
 
 S = DroneState
@@ -256,11 +256,11 @@ def _unlisted(
         return drone, None  # the pool has heard from it since: the listing is wrong
     limit = policy.order_confirm_s if drone.state is S.SUBMITTED else policy.missing_s
     if doubted or _missing_with_many(drone, view):
-        limit *= VANISHED_PATIENCE_FACTOR
+        limit *= VANISHED_WAIT_FACTOR
     missing = view.taken_at - drone.missing_at
     if missing < limit:
         return drone, None
-    unknown = S.DONE if drone.goes and drone.busy_at else S.LOST
+    unknown = S.DONE if drone.is_leaving and drone.busy_at else S.LOST
     return ended_record(drone, drone.leaving or unknown, now), reasons.Disappeared(missing, limit)
 
 

@@ -247,7 +247,7 @@ class OwnerReservations:
         for drone in drones:
             if drone.state not in WAITING:
                 continue
-            if drone.type in self.held and drone.state is not DroneState.REQUESTED and not drone.goes:
+            if drone.type in self.held and drone.state is not DroneState.REQUESTED and not drone.is_leaving:
                 why = reasons.PreemptedForOwner(waits.jobs, 0.0, gpus=waits.gpus)
                 self.preemptions.append(PreemptionOrder(drone, why, DroneState.CANCELLED))
             elif (

@@ -40,14 +40,13 @@ from provisioner.model import (
     class_scope,
 )
 from provisioner.planner.breakers import OVERLAY_SCOPE
-from provisioner.planner.capacity import StartLimits, TypeRanking
+from provisioner.planner.capacity import NO_COVERAGE, Coverage, DroneSlots, SlotShape, StartLimits, Supply, TypeRanking
 from provisioner.planner.context import PlacementResult, PlanningContext, drone_end_at, life_too_short, shortened_life_s
 from provisioner.planner.fairness import GroupShares
 from provisioner.planner.headroom import HEADROOM_PREFIX, is_headroom, sites_without_headroom
 from provisioner.planner.matching import CompatibleTypes, count_jobs_in_slot, nearest, resources_of_type
 from provisioner.planner.owner import OwnerReservations
 from provisioner.planner.risk import DrainRisk, RiskBudget, UserExclusions, is_excluded
-from provisioner.planner.supply import NO_COVERAGE, Coverage, DroneSlots, SlotShape, Supply
 from provisioner.reasons import Reason
 
 MIN_WORK_S = 300.0
@@ -112,7 +111,7 @@ class RunningJobs:
 
 def _accepts_next_job(drone: Drone, slot: Slot) -> bool:
     """Return True if a drone takes another job once one of its jobs is done."""
-    leaves = drone.goes or drone.notice_at or drone.state is DroneState.DRAINING
+    leaves = drone.is_leaving or drone.notice_at or drone.state is DroneState.DRAINING
     return not leaves and slot.state is not SlotState.DRAINING
 
 

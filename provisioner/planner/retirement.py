@@ -35,13 +35,13 @@ from provisioner.model import (
 )
 from provisioner.planner.black_holes import NO_BLACK_HOLES, BlackHoles
 from provisioner.planner.breakers import OVERLAY_SCOPE
+from provisioner.planner.capacity import Supply
 from provisioner.planner.context import PlacementResult, PlanningContext, RetirementResult
 from provisioner.planner.fairness import GroupShares
 from provisioner.planner.headroom import is_headroom, kept_for_headroom
 from provisioner.planner.lifecycle import STATE_RULES, OnTimeout, ended_record
 from provisioner.planner.matching import count_jobs, free_resources
 from provisioner.planner.owner import PreemptionOrder
-from provisioner.planner.supply import Supply
 from provisioner.reasons import Reason
 
 MAX_IDLE_STRETCH = 3.0
@@ -253,7 +253,7 @@ class RetirementOrders:
 
     def _waits_at_site(self, drone: Drone) -> bool:
         waits = drone.state in (DroneState.SUBMITTED, DroneState.QUEUED) and not drone.jobs and not drone.started_at
-        return waits and not drone.goes and drone.type in self.context.types and drone.id not in self.asked
+        return waits and not drone.is_leaving and drone.type in self.context.types and drone.id not in self.asked
 
     def _uncovered_types(self, keys: Collection[TypeKey]) -> dict[TypeKey, int]:
         """Return how many drones of these types on their way no job and no headroom needs."""
@@ -329,7 +329,7 @@ def drain_at_risk(orders: RetirementOrders) -> None:
     """Drain drones whose place an owner is likely to take."""
     for drone_id, reason in orders.placed.at_risk.items():
         drone = orders.context.drones[drone_id]
-        if not drone.goes and orders.may_ask(drone):
+        if not drone.is_leaving and orders.may_ask(drone):
             orders.drain(drone, reason, _final_state(drone))
 
 
@@ -370,7 +370,7 @@ def left_pool(orders: RetirementOrders, drone: Drone) -> bool:
 
 def type_removed(orders: RetirementOrders, drone: Drone) -> bool:
     """Let go of a drone whose type is no longer configured."""
-    if drone.type in orders.context.types or drone.goes:
+    if drone.type in orders.context.types or drone.is_leaving:
         return False
     orders.drain_or_stop(drone, reasons.TypeRemoved(drone.type), _final_state(drone), DrainMode.PEACEFUL)
     return True

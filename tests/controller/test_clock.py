@@ -26,9 +26,8 @@ from provisioner.model import (
     Slot,
     SlotState,
 )
-from provisioner.simulator.loop import run_virtual
 from provisioner.store.memory import MemoryStore
-from tests.controller.world import GPU, JOB, FullDisk, Place, Pool, ahead_s, run_for, wall
+from tests.controller.world import EPOCH, GPU, JOB, FullDisk, Place, Pool, ahead_s, in_virtual_time, run_for, wall
 
 
 class Hands:
@@ -163,7 +162,6 @@ async def test_a_blocking_call_is_noticed() -> None:
 
 
 S = DroneState
-EPOCH = 1.7e9
 DAY_S = 86_400.0
 TWO_MONTHS_S = 60 * DAY_S
 
@@ -211,115 +209,105 @@ def names(store: MemoryStore) -> list[str]:
 
 
 @pytest.mark.parametrize("ahead", [TWO_MONTHS_S, -TWO_MONTHS_S])
-def test_a_clock_that_is_wrong_at_the_start_deletes_nothing_and_ends_no_drone(ahead: float) -> None:
-    async def story() -> None:
-        here, store = Listing(), MemoryStore("kit", 30 * DAY_S, 10)
-        async with life(store, here) as controller:
-            await run_for(controller, 60)
-        assert sorted(d.state for d in store.drones.values()) == [S.BOOTING, S.BUSY, S.JOINED]
-        known = len(store.reader().plans(limit=1000))
-        ahead_s.set(ahead)
-        async with life(store, here) as controller:
-            await run_for(controller, 60)
-            view = controller._polled_overlay().view
-            assert view is not None and "clock" in view.notices[-1], "operators see it"
-        assert sorted(d.state for d in store.drones.values()) == [S.BOOTING, S.BUSY, S.JOINED]
-        assert not any(line.startswith("stop") for line in here.told)
-        assert len(store.reader().plans(limit=1000)) >= known
-        assert names(store) == ["clock.doubted"]
+@in_virtual_time
+async def test_a_clock_that_is_wrong_at_the_start_deletes_nothing_and_ends_no_drone(ahead: float) -> None:
+    here, store = Listing(), MemoryStore("kit", 30 * DAY_S, 10)
+    async with life(store, here) as controller:
+        await run_for(controller, 60)
+    assert sorted(d.state for d in store.drones.values()) == [S.BOOTING, S.BUSY, S.JOINED]
+    known = len(store.reader().plans(limit=1000))
+    ahead_s.set(ahead)
+    async with life(store, here) as controller:
+        await run_for(controller, 60)
+        view = controller._polled_overlay().view
+        assert view is not None and "clock" in view.notices[-1], "operators see it"
+    assert sorted(d.state for d in store.drones.values()) == [S.BOOTING, S.BUSY, S.JOINED]
+    assert not any(line.startswith("stop") for line in here.told)
+    assert len(store.reader().plans(limit=1000)) >= known
+    assert names(store) == ["clock.doubted"]
+    ahead_s.set(0.0)
+    async with life(store, here) as controller:
+        await run_for(controller, 60)
+        assert abs(controller.clock.drift_s()) < 1
+    assert names(store) == ["clock.doubted"]
+    assert not any(line.startswith("stop") for line in here.told)
+
+
+@in_virtual_time
+async def test_a_clock_that_ntp_sets_while_the_controller_runs_is_believed() -> None:
+    here, store = Listing(), MemoryStore("kit", 30 * DAY_S, 10)
+    async with life(store, here) as controller:
+        await run_for(controller, 30)
+    ahead_s.set(TWO_MONTHS_S)
+    async with life(store, here) as controller:
+        await run_for(controller, 30)
         ahead_s.set(0.0)
-        async with life(store, here) as controller:
-            await run_for(controller, 60)
-            assert abs(controller.clock.drift_s()) < 1
-        assert names(store) == ["clock.doubted"]
-        assert not any(line.startswith("stop") for line in here.told)
-
-    run_virtual(story(), start_epoch=EPOCH)
-
-
-def test_a_clock_that_ntp_sets_while_the_controller_runs_is_believed() -> None:
-    async def story() -> None:
-        here, store = Listing(), MemoryStore("kit", 30 * DAY_S, 10)
-        async with life(store, here) as controller:
-            await run_for(controller, 30)
-        ahead_s.set(TWO_MONTHS_S)
-        async with life(store, here) as controller:
-            await run_for(controller, 30)
-            ahead_s.set(0.0)
-            await run_for(controller, 30)
-            assert abs(controller.clock.drift_s()) < 1
-        assert names(store) == ["clock.doubted", "clock.trusted"]
-        assert not any(line.startswith("stop") for line in here.told)
-
-    run_virtual(story(), start_epoch=EPOCH)
+        await run_for(controller, 30)
+        assert abs(controller.clock.drift_s()) < 1
+    assert names(store) == ["clock.doubted", "clock.trusted"]
+    assert not any(line.startswith("stop") for line in here.told)
 
 
 @pytest.mark.parametrize("ntp", [True, False])
-def test_the_time_in_which_no_controller_ran_does_not_count_against_drones(ntp: bool) -> None:
+@in_virtual_time
+async def test_the_time_in_which_no_controller_ran_does_not_count_against_drones(ntp: bool) -> None:
     """With NTP the clock is believed at once, without it after an hour: either way no limit passes in one step."""
 
-    async def story() -> None:
-        here, store = Listing(), MemoryStore("kit", 30 * DAY_S, 10)
-        async with life(store, here) as controller:
-            await run_for(controller, 30)
-        requested = store.drones.copy() if isinstance(store.drones, dict) else dict(store.drones)
-        banned = Breaker("there", BreakerState.BANNED, since=EPOCH, until=EPOCH + 600)
-        await store.settle(store.tick, [], [banned])
-        ahead_s.set(2 * DAY_S)
-        async with life(store, here, ntp=ntp) as controller:
-            await run_for(controller, 30)
-            assert controller.clock.doubted() is not ntp
-            assert not any(line.startswith("stop") for line in here.told)
-            if ntp:
-                assert abs(controller.clock.drift_s()) < 1
-                gone = {i: d.requested_at - requested[i].requested_at for i, d in store.drones.items()}
-                assert set(gone.values()) <= {gone[next(iter(gone))]} and min(gone.values()) > DAY_S
-                assert store.breakers["there"].until > EPOCH + DAY_S
-                assert names(store) == ["clock.set"]
-            else:
-                assert names(store) == ["clock.doubted"]
-
-    run_virtual(story(), start_epoch=EPOCH)
+    here, store = Listing(), MemoryStore("kit", 30 * DAY_S, 10)
+    async with life(store, here) as controller:
+        await run_for(controller, 30)
+    requested = store.drones.copy() if isinstance(store.drones, dict) else dict(store.drones)
+    banned = Breaker("there", BreakerState.BANNED, since=EPOCH, until=EPOCH + 600)
+    await store.settle(store.tick, [], [banned])
+    ahead_s.set(2 * DAY_S)
+    async with life(store, here, ntp=ntp) as controller:
+        await run_for(controller, 30)
+        assert controller.clock.doubted() is not ntp
+        assert not any(line.startswith("stop") for line in here.told)
+        if ntp:
+            assert abs(controller.clock.drift_s()) < 1
+            gone = {i: d.requested_at - requested[i].requested_at for i, d in store.drones.items()}
+            assert set(gone.values()) <= {gone[next(iter(gone))]} and min(gone.values()) > DAY_S
+            assert store.breakers["there"].until > EPOCH + DAY_S
+            assert names(store) == ["clock.set"]
+        else:
+            assert names(store) == ["clock.doubted"]
 
 
 @pytest.mark.parametrize("restarts", [False, True], ids=["goes-on", "restarts"])
-def test_a_clock_is_not_set_while_the_moved_times_cannot_be_recorded(restarts: bool) -> None:
+@in_virtual_time
+async def test_a_clock_is_not_set_while_the_moved_times_cannot_be_recorded(restarts: bool) -> None:
     """The clock was set first: with a full disk, or after a crash, two days passed for every limit in one step."""
 
-    async def story() -> None:
-        here, store = Listing(), FullDisk()
-        async with life(store, here) as controller:
+    here, store = Listing(), FullDisk()
+    async with life(store, here) as controller:
+        await run_for(controller, 30)
+    ahead_s.set(2 * DAY_S)
+    store.full = {"settle"}
+    async with life(store, here, ntp=True) as controller:
+        await run_for(controller, 30)
+        assert controller.clock.doubted() and "settle" in store.refused
+        store.full = set()
+        if not restarts:
             await run_for(controller, 30)
-        ahead_s.set(2 * DAY_S)
-        store.full = {"settle"}
+    if restarts:
         async with life(store, here, ntp=True) as controller:
             await run_for(controller, 30)
-            assert controller.clock.doubted() and "settle" in store.refused
-            store.full = set()
-            if not restarts:
-                await run_for(controller, 30)
-        if restarts:
-            async with life(store, here, ntp=True) as controller:
-                await run_for(controller, 30)
-        assert store.recorded_at > EPOCH + 2 * DAY_S
-        assert names(store).count("clock.set") == 1
-        assert not any(line.startswith("stop") for line in here.told)
-        assert sorted(d.state for d in store.drones.values()) == [S.BOOTING, S.BUSY, S.JOINED]
-
-    run_virtual(story(), start_epoch=EPOCH)
+    assert store.recorded_at > EPOCH + 2 * DAY_S
+    assert names(store).count("clock.set") == 1
+    assert not any(line.startswith("stop") for line in here.told)
+    assert sorted(d.state for d in store.drones.values()) == [S.BOOTING, S.BUSY, S.JOINED]
 
 
-def test_a_clock_that_was_an_hour_slow_before_a_restart_ends_no_drone() -> None:
-    async def story() -> None:
-        here, store = Listing(), MemoryStore("kit", 30 * DAY_S, 10)
-        ahead_s.set(-3700.0)
-        async with life(store, here) as controller:
-            await run_for(controller, 30)
-            ahead_s.set(0.0)  # NTP has come
-            await run_for(controller, 30)
-        async with life(store, here, ntp=True) as controller:
-            await run_for(controller, 60)
-        assert sorted(d.state for d in store.drones.values()) == [S.BOOTING, S.BUSY, S.JOINED]
-        assert not any(line.startswith("stop") for line in here.told)
-
-    run_virtual(story(), start_epoch=EPOCH)
+@in_virtual_time
+async def test_a_clock_that_was_an_hour_slow_before_a_restart_ends_no_drone() -> None:
+    here, store = Listing(), MemoryStore("kit", 30 * DAY_S, 10)
+    ahead_s.set(-3700.0)
+    async with life(store, here) as controller:
+        await run_for(controller, 30)
+        ahead_s.set(0.0)  # NTP has come
+        await run_for(controller, 30)
+    async with life(store, here, ntp=True) as controller:
+        await run_for(controller, 60)
+    assert sorted(d.state for d in store.drones.values()) == [S.BOOTING, S.BUSY, S.JOINED]
+    assert not any(line.startswith("stop") for line in here.told)

@@ -22,9 +22,7 @@ from provisioner.store import EstimatesUnreadableError, ForgetRequest, StoreUnus
 from provisioner.store.memory import MemoryStore
 from provisioner.store.reader import SqlReader
 from provisioner.store.writer import SqlStore
-from tests.controller.world import JOB, Place, Pool, run_for, serving, wall
-
-EPOCH = 1.7e9
+from tests.controller.world import EPOCH, JOB, Place, Pool, in_virtual_time, run_for, serving, wall
 
 
 @dataclass
@@ -70,37 +68,33 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[object]:
     return store  # type: ignore[return-value]
 
 
-def test_a_restart_keeps_all_and_counts_nothing_twice(opened) -> None:  # type: ignore[no-untyped-def]
-    async def story() -> None:
-        pool = BusyPool()
-        async with serving(Place(), store=opened(), pool=pool) as controller:
-            await run_for(controller, 1000)
-            known = controller.estimation.estimates
-            assert set(known.runs) == {"", "anna", "anna/1000/1/1024"}
-        await asyncio.sleep(100)
-        async with serving(Place(), store=opened(), pool=pool) as controller:
-            assert controller.estimation.estimates == replace(known, runs=controller.estimation.estimates.runs)
-            assert set(controller.estimation.estimates.runs) == set(known.runs), "before it has looked at anything"
-            await controller.tick()
-            assert runs_of(controller) == len(pool.ended), "those that ended while it was away are told as well"
-
-    run_virtual(story(), start_epoch=EPOCH)
+@in_virtual_time
+async def test_a_restart_keeps_all_and_counts_nothing_twice(opened) -> None:  # type: ignore[no-untyped-def]
+    pool = BusyPool()
+    async with serving(Place(), store=opened(), pool=pool) as controller:
+        await run_for(controller, 1000)
+        known = controller.estimation.estimates
+        assert set(known.runs) == {"", "anna", "anna/1000/1/1024"}
+    await asyncio.sleep(100)
+    async with serving(Place(), store=opened(), pool=pool) as controller:
+        assert controller.estimation.estimates == replace(known, runs=controller.estimation.estimates.runs)
+        assert set(controller.estimation.estimates.runs) == set(known.runs), "before it has looked at anything"
+        await controller.tick()
+        assert runs_of(controller) == len(pool.ended), "those that ended while it was away are told as well"
 
 
-def test_a_crash_loses_ten_minutes_and_what_the_pool_still_tells_not_even_that(opened) -> None:  # type: ignore[no-untyped-def]
-    async def story() -> None:
-        pool = BusyPool()
-        async with serving(Place(), store=opened(), pool=pool) as controller:
-            await run_for(controller, 3 * KEEP_EVERY_S - 60)
-            counted = runs_of(controller)
-            await dies(controller)
-        async with serving(Place(), store=opened(), pool=pool) as controller:
-            lost = counted - runs_of(controller)
-            assert 0 < lost <= KEEP_EVERY_S / pool.every_s + 1
-            await controller.tick()
-            assert runs_of(controller) == len(pool.ended)
-
-    run_virtual(story(), start_epoch=EPOCH)
+@in_virtual_time
+async def test_a_crash_loses_ten_minutes_and_what_the_pool_still_tells_not_even_that(opened) -> None:  # type: ignore[no-untyped-def]
+    pool = BusyPool()
+    async with serving(Place(), store=opened(), pool=pool) as controller:
+        await run_for(controller, 3 * KEEP_EVERY_S - 60)
+        counted = runs_of(controller)
+        await dies(controller)
+    async with serving(Place(), store=opened(), pool=pool) as controller:
+        lost = counted - runs_of(controller)
+        assert 0 < lost <= KEEP_EVERY_S / pool.every_s + 1
+        await controller.tick()
+        assert runs_of(controller) == len(pool.ended)
 
 
 def test_it_is_written_every_ten_minutes_and_at_an_orderly_end_and_not_at_every_tick() -> None:
@@ -138,69 +132,63 @@ class Unread(MemoryStore):
         await super().learn(experience, forgotten)
 
 
-def test_what_cannot_be_read_is_told_once_and_learned_anew_and_left_alone_for_ten_minutes() -> None:
-    async def story() -> None:
-        store = Unread()
-        with capture_logs() as told:
-            async with serving(Place(), store=store, pool=BusyPool()) as controller:
-                await run_for(controller, 300)
-            assert store.written == [], "whoever wants it back could stop the controller"
-            async with serving(Place(), store=store, pool=BusyPool()) as controller:
-                assert controller.estimation.estimates.runs == {}
-                await run_for(controller, KEEP_EVERY_S + 30)
-                assert len(controller.estimation.estimates.runs["anna"]) >= RUNS_NEEDED
-            assert len(store.written) == 2
-        warnings = [line for line in told if line["log_level"] == "warning"]
-        assert [line["event"] for line in warnings] == ["estimates.reset"] * 2, "once at each start"
-        assert "damaged" in warnings[0]["message"]
-        assert [e.name for e in store.reader().events()] == ["estimates.reset"] * 2
-
-    run_virtual(story(), start_epoch=EPOCH)
+@in_virtual_time
+async def test_what_cannot_be_read_is_told_once_and_learned_anew_and_left_alone_for_ten_minutes() -> None:
+    store = Unread()
+    with capture_logs() as told:
+        async with serving(Place(), store=store, pool=BusyPool()) as controller:
+            await run_for(controller, 300)
+        assert store.written == [], "whoever wants it back could stop the controller"
+        async with serving(Place(), store=store, pool=BusyPool()) as controller:
+            assert controller.estimation.estimates.runs == {}
+            await run_for(controller, KEEP_EVERY_S + 30)
+            assert len(controller.estimation.estimates.runs["anna"]) >= RUNS_NEEDED
+        assert len(store.written) == 2
+    warnings = [line for line in told if line["log_level"] == "warning"]
+    assert [line["event"] for line in warnings] == ["estimates.reset"] * 2, "once at each start"
+    assert "damaged" in warnings[0]["message"]
+    assert [e.name for e in store.reader().events()] == ["estimates.reset"] * 2
 
 
-def test_what_is_to_be_forgotten_is_no_reason_to_write_over_what_cannot_be_read() -> None:
+@in_virtual_time
+async def test_what_is_to_be_forgotten_is_no_reason_to_write_over_what_cannot_be_read() -> None:
     """It is forgotten at once, and once; the document and what was asked for stay for whoever wants them back."""
 
-    async def story() -> None:
-        store, pool = Unread(), BusyPool()
-        reader = store.reader()
-        reader.forget("user:bert", reason="new code", by="mg", at=wall())
-        async with serving(Place(), store=store, pool=pool) as controller:
-            await run_for(controller, 200)
-            reader.forget("user:anna", reason="new code", by="mg", at=wall())
-            await run_for(controller, ASK_EVERY_S + 30)
-            assert runs_of(controller) <= 5, "within a minute"
-            await run_for(controller, 3 * ASK_EVERY_S)
-            assert runs_of(controller) >= 9, "what was learned since stays"
-            assert store.written == [] and len(reader.forgets()) == 2
-            await run_for(controller, 200)
-            assert len(store.written) == 1 and reader.forgets() == ()
-            assert runs_of(controller) >= 15
-        told = [dict(e.fields)["what"] for e in reader.events() if e.name == "estimates.forgotten"]
-        assert sorted(told) == ["user:anna", "user:bert"]
-
-    run_virtual(story(), start_epoch=EPOCH)
+    store, pool = Unread(), BusyPool()
+    reader = store.reader()
+    reader.forget("user:bert", reason="new code", by="mg", at=wall())
+    async with serving(Place(), store=store, pool=pool) as controller:
+        await run_for(controller, 200)
+        reader.forget("user:anna", reason="new code", by="mg", at=wall())
+        await run_for(controller, ASK_EVERY_S + 30)
+        assert runs_of(controller) <= 5, "within a minute"
+        await run_for(controller, 3 * ASK_EVERY_S)
+        assert runs_of(controller) >= 9, "what was learned since stays"
+        assert store.written == [] and len(reader.forgets()) == 2
+        await run_for(controller, 200)
+        assert len(store.written) == 1 and reader.forgets() == ()
+        assert runs_of(controller) >= 15
+    told = [dict(e.fields)["what"] for e in reader.events() if e.name == "estimates.forgotten"]
+    assert sorted(told) == ["user:anna", "user:bert"]
 
 
-def test_what_could_not_be_read_again_is_told_and_never_takes_the_place_of_what_can(tmp_path: Path) -> None:
-    async def story() -> None:
-        pool, path = BusyPool(), tmp_path / "record.db"
+@in_virtual_time
+async def test_what_could_not_be_read_again_is_told_and_never_takes_the_place_of_what_can(tmp_path: Path) -> None:
+    pool, path = BusyPool(), tmp_path / "record.db"
 
-        def store() -> SqlStore:
-            return SqlStore(path, "kit", 1e9, 10, threaded=False, birth="mem0")
+    def store() -> SqlStore:
+        return SqlStore(path, "kit", 1e9, 10, threaded=False, birth="mem0")
 
+    async with serving(Place(), store=store(), pool=pool) as controller:
+        await run_for(controller, 1000)
+    kept = SqlReader(path).experience()
+    with capture_logs() as told:
         async with serving(Place(), store=store(), pool=pool) as controller:
-            await run_for(controller, 1000)
-        kept = SqlReader(path).experience()
-        with capture_logs() as told:
-            async with serving(Place(), store=store(), pool=pool) as controller:
-                controller.estimation.memory.delays["here/gpu"] = StartDelays(-0.4, 60.0)
-                await run_for(controller, 60)
-        (line,) = [line for line in told if line["event"] == "estimates.write_failed"]
-        assert line["log_level"] == "error" and "delays.here/gpu.0: Input should be greater" in line["message"]
-        assert kept is not None and kept.runs and SqlReader(path).experience() == kept
-
-    run_virtual(story(), start_epoch=EPOCH)
+            controller.estimation.memory.delays["here/gpu"] = StartDelays(-0.4, 60.0)
+            await run_for(controller, 60)
+    (line,) = [line for line in told if line["event"] == "estimates.write_failed"]
+    assert line["log_level"] == "error" and "delays.here/gpu.0: Input should be greater" in line["message"]
+    assert kept is not None and kept.runs and SqlReader(path).experience() == kept
 
 
 class Deaf(MemoryStore):
@@ -216,57 +204,51 @@ class Deaf(MemoryStore):
         raise StoreUnusableError("disk I/O error")
 
 
-def test_a_disk_that_can_neither_read_nor_write_it_stops_no_loop() -> None:
-    async def story() -> None:
-        here, store = Place(), Deaf("kit", 1e9, 10)
-        async with serving(here, store=store, pool=BusyPool(classes=(JOB,)), booting_s=1e9) as controller:
-            await run_for(controller, 2 * KEEP_EVERY_S)
-            assert runs_of(controller) and len(here.told) == 1
-
-    run_virtual(story(), start_epoch=EPOCH)
+@in_virtual_time
+async def test_a_disk_that_can_neither_read_nor_write_it_stops_no_loop() -> None:
+    here, store = Place(), Deaf("kit", 1e9, 10)
+    async with serving(here, store=store, pool=BusyPool(classes=(JOB,)), booting_s=1e9) as controller:
+        await run_for(controller, 2 * KEEP_EVERY_S)
+        assert runs_of(controller) and len(here.told) == 1
 
 
-def test_what_an_operator_wants_forgotten_is_forgotten_within_a_minute_and_on_record(opened) -> None:  # type: ignore[no-untyped-def]
-    async def story() -> None:
-        pool, store = BusyPool(), opened()
-        async with serving(Place(), store=store, pool=pool) as controller:
-            reader = store.reader() if isinstance(store, MemoryStore) else SqlReader(store.path)
-            await run_for(controller, 1000)
-            reader.forget("user:anna", reason="new code", by="mg", at=wall())
-            await run_for(controller, ASK_EVERY_S + 30)
-            assert reader.forgets() == ()
-            kept = reader.experience()
-            assert kept is not None and len(kept.runs.get("anna", ())) <= 2 and len(kept.runs.get("", ())) <= 2
-            (event,) = [e for e in reader.events() if e.name == "estimates.forgotten"]
-            assert dict(event.fields) == {"what": "user:anna", "by": "mg", "reason": "new code"}
-        reader.forget("all", reason="moved", by="mg", at=wall())
-        async with serving(Place(), store=opened(), pool=pool) as controller:
-            assert runs_of(controller) == 0 and controller.estimation.estimates.runs == {}
-            kept = reader.experience()
-            assert kept is not None and kept.runs == {} and reader.forgets() == ()
-
-    run_virtual(story(), start_epoch=EPOCH)
+@in_virtual_time
+async def test_what_an_operator_wants_forgotten_is_forgotten_within_a_minute_and_on_record(opened) -> None:  # type: ignore[no-untyped-def]
+    pool, store = BusyPool(), opened()
+    async with serving(Place(), store=store, pool=pool) as controller:
+        reader = store.reader() if isinstance(store, MemoryStore) else SqlReader(store.path)
+        await run_for(controller, 1000)
+        reader.forget("user:anna", reason="new code", by="mg", at=wall())
+        await run_for(controller, ASK_EVERY_S + 30)
+        assert reader.forgets() == ()
+        kept = reader.experience()
+        assert kept is not None and len(kept.runs.get("anna", ())) <= 2 and len(kept.runs.get("", ())) <= 2
+        (event,) = [e for e in reader.events() if e.name == "estimates.forgotten"]
+        assert dict(event.fields) == {"what": "user:anna", "by": "mg", "reason": "new code"}
+    reader.forget("all", reason="moved", by="mg", at=wall())
+    async with serving(Place(), store=opened(), pool=pool) as controller:
+        assert runs_of(controller) == 0 and controller.estimation.estimates.runs == {}
+        kept = reader.experience()
+        assert kept is not None and kept.runs == {} and reader.forgets() == ()
 
 
-def test_a_snapshot_saved_after_a_restart_replays_with_what_was_known(opened) -> None:  # type: ignore[no-untyped-def]
-    async def story() -> None:
-        pool = BusyPool()
-        async with serving(Place(), store=opened(), pool=pool) as controller:
-            await run_for(controller, 1000)
-        store = opened()
-        pool.classes = (replace(JOB, waiting=5),)
-        async with serving(Place(), store=store, pool=pool) as controller:
-            known = controller.estimation.estimates
-            report = await controller.tick()
-            reader = store.reader() if isinstance(store, MemoryStore) else SqlReader(store.path)
-            kept = reader.snapshot(report.plan.tick)
-            assert report.plan.starts and kept is not None, "an acting tick"
-            assert kept.estimates == known and known.runs
-            assert decide(serialization.from_json(Snapshot, serialization.to_json(kept))) == report.plan
-            following = reader.snapshot()
-            assert following is not None and following.estimates == kept.estimates, "what the newest tick knew"
-
-    run_virtual(story(), start_epoch=EPOCH)
+@in_virtual_time
+async def test_a_snapshot_saved_after_a_restart_replays_with_what_was_known(opened) -> None:  # type: ignore[no-untyped-def]
+    pool = BusyPool()
+    async with serving(Place(), store=opened(), pool=pool) as controller:
+        await run_for(controller, 1000)
+    store = opened()
+    pool.classes = (replace(JOB, waiting=5),)
+    async with serving(Place(), store=store, pool=pool) as controller:
+        known = controller.estimation.estimates
+        report = await controller.tick()
+        reader = store.reader() if isinstance(store, MemoryStore) else SqlReader(store.path)
+        kept = reader.snapshot(report.plan.tick)
+        assert report.plan.starts and kept is not None, "an acting tick"
+        assert kept.estimates == known and known.runs
+        assert decide(serialization.from_json(Snapshot, serialization.to_json(kept))) == report.plan
+        following = reader.snapshot()
+        assert following is not None and following.estimates == kept.estimates, "what the newest tick knew"
 
 
 # -------------------------- Each job that is done is written down once, and what cannot be written now is written later

@@ -33,7 +33,7 @@ from provisioner.planner.breakers import (
     shift_breaker,
     update_by_order_results,
 )
-from provisioner.planner.views import check_views
+from provisioner.planner.context import check_views
 from provisioner.reasons import Reason
 from tests.planner.scenes import A100, DOWN, NOW, drone, jobs, plan_of, remote_of, slot_of, snapshot, why
 

@@ -27,9 +27,9 @@ from provisioner.model import (
     Snapshot,
 )
 from provisioner.planner.capacity import stranded_gpus
+from provisioner.planner.context import check_views
 from provisioner.planner.matching import NO_RESOURCES, Resources, count_fits
 from provisioner.planner.owner import FreeResources
-from provisioner.planner.views import check_views
 from provisioner.reasons import GpusStranded
 from tests.planner.scenes import A100, NOW, V100, drone, jobs, node, plan_of, slot_of, snapshot, started, why
 

@@ -9,13 +9,12 @@ import pytest
 from benchmarks.ticks import World
 from provisioner.model import Drone, DroneState, JobClass, Slot, Snapshot, UnmetRequirement
 from provisioner.planner import decide, lifecycle, matching
-from provisioner.planner.capacity import StartLimits, TypeRanking
+from provisioner.planner.capacity import StartLimits, Supply, TypeRanking
+from provisioner.planner.context import check_views
 from provisioner.planner.lifecycle import observe
 from provisioner.planner.matching import _caches, compatibility_cache, unmet_requirement
 from provisioner.planner.placement import StartCosts
 from provisioner.planner.risk import RiskBudget
-from provisioner.planner.supply import Supply
-from provisioner.planner.views import check_views
 from tests.planner.scenes import A100, NOW, QUAD, SMALL, V100, drone, jobs, remote_of, snapshot
 
 TYPES = (A100, V100, QUAD)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from provisioner.model import DroneId, JobClass, Policy, Sharing, Slot, SlotState
+from provisioner.planner.capacity import DroneSlots, SlotShape
 from provisioner.planner.matching import (
     compatibility_cache,
     count_jobs_in_slot,
@@ -15,7 +16,6 @@ from provisioner.planner.matching import (
     resources_of_type,
     unmet_requirement,
 )
-from provisioner.planner.supply import DroneSlots, SlotShape
 from provisioner.sharing import (
     KIT_SMALL,
     MOST_SHARES,

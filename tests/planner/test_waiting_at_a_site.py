@@ -333,7 +333,7 @@ def test_its_end_is_what_the_site_found_out_once_it_is_gone() -> None:
     was = drone("kit-ab12-1", S.BUSY, VM)
     policy = SitePolicy("cloud")
     seen = observe(was, listed(over(was.id)), None, pool_fresh=True, policy=policy, doubted=False, now=NOW)
-    assert seen is not None and seen.drone.goes
+    assert seen is not None and seen.drone.is_leaving
     for end, state in (
         (RemoteEnd(EndKind.EXITED, NOW, 0), S.DONE),
         (RemoteEnd(EndKind.EXITED, NOW, 71, "no GPU"), S.FAILED),
