@@ -7,18 +7,17 @@ from dataclasses import replace
 import pytest
 
 from provisioner import reasons
-from provisioner.model import DroneState, Group, Headroom, JobClass, OwnerDemand, Policy, PolledOverlay, Snapshot
+from provisioner.model import DroneState, Group, Headroom, JobClass, OwnerDemand, Policy, Snapshot
 from provisioner.planner import decide
 from provisioner.planner.headroom import headroom_active
 from provisioner.planner.validation import validate_plan
-from tests.planner.scenes import A100, NOW, QUAD, V100, drone, jobs, node, plan_of, snapshot, started, why
+from tests.planner.scenes import A100, NOW, QUAD, V100, drone, jobs, node, plan_of, snapshot, started, why, with_pool
 
 ATLAS = Group("physics.atlas", quota_milli=4000, used_milli=1000, surplus=False)
 
 
 def with_groups(snap: Snapshot, *groups: Group) -> Snapshot:
-    assert snap.overlay.view is not None
-    return replace(snap, overlay=PolledOverlay(replace(snap.overlay.view, groups=groups)))
+    return with_pool(snap, groups=groups)
 
 
 def of(group: str, waiting: int, name: str = "", **more: object) -> JobClass:

@@ -22,7 +22,6 @@ from provisioner.model import (
     FaultKind,
     OrderOutcome,
     OrderResult,
-    PolledOverlay,
     RemoteDrone,
     RemoteEnd,
     RemoteState,
@@ -43,7 +42,7 @@ from provisioner.planner.lifecycle import (
     observe,
     shift_drone,
 )
-from tests.planner.scenes import DOWN, NOW, drone, jobs, plan_of, remote_of, slot_of, snapshot
+from tests.planner.scenes import DOWN, NOW, drone, jobs, plan_of, remote_of, slot_of, snapshot, with_pool, with_site
 
 S = DroneState
 LIMITS = SitePolicy("topas")
@@ -556,29 +555,15 @@ def away_for(outage_s: float, there: Drone) -> Snapshot:
     """The first look after an outage in which the look of every tick failed."""
     known: dict[str, Breaker] = {}
     usual = snapshot(drones=[there])
-    site = usual.sites["topas"]
-    assert usual.overlay.view is not None and site.view is not None
     at = NOW
     while at < NOW + outage_s:
         fault = Fault(FaultKind.DOWN, "no answer within its deadline", at - 1)
-        seen = replace(
-            usual,
-            now=at,
-            overlay=PolledOverlay(replace(usual.overlay.view, taken_at=NOW - 1), fault),
-            sites={"topas": replace(site, view=replace(site.view, taken_at=at - 1))},
-            breakers=known,
-        )
-        plan = plan_of(seen)
+        seen = with_site(replace(usual, now=at, breakers=known), taken_at=at - 1)
+        plan = plan_of(replace(seen, overlay=replace(seen.overlay, fault=fault)))
         assert not plan.acts
         known = {**known, **{breaker.scope: breaker for breaker in plan.breakers}}
         at += 15
-    return replace(
-        usual,
-        now=at,
-        overlay=PolledOverlay(replace(usual.overlay.view, taken_at=at - 1)),
-        sites={"topas": replace(site, view=replace(site.view, taken_at=at - 1))},
-        breakers=known,
-    )
+    return with_pool(with_site(replace(usual, now=at, breakers=known), taken_at=at - 1), taken_at=at - 1)
 
 
 def test_after_a_long_outage_of_the_pool_no_drone_is_blamed_for_not_joining_in_it() -> None:

@@ -24,25 +24,17 @@ from provisioner.model import (
     RemoteState,
     RequestKind,
     Reserve,
-    Snapshot,
 )
 from provisioner.planner.capacity import stranded_gpus
 from provisioner.planner.context import check_views
 from provisioner.planner.matching import NO_RESOURCES, Resources, count_fits
 from provisioner.planner.owner import FreeResources
 from provisioner.reasons import GpusStranded
-from tests.planner.scenes import A100, NOW, V100, drone, jobs, node, plan_of, slot_of, snapshot, started, why
+from tests.planner.scenes import A100, NOW, V100, drone, jobs, node, plan_of, slot_of, snapshot, started, why, with_site
 
 MANY = jobs(waiting=50)
 ROOMY = {"max_drones": 100, "max_pending": 100, "max_starts_per_tick": 100}
 CPU = DroneType("topas", "cpu", 0, 8, 20480, 0, price=0.1)
-
-
-def _viewed(snap: Snapshot, **view: object) -> Snapshot:
-    """The same, with more in the view of topas."""
-    reading = snap.sites["topas"]
-    assert reading.view is not None
-    return replace(snap, sites={**snap.sites, "topas": replace(reading, view=replace(reading.view, **view))})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("most", [1, 3, 5])
@@ -99,7 +91,7 @@ def test_gpus_in_all_bind_gpu_types_only_and_types_that_are_not_configured_do_no
     small = jobs(waiting=9, id="cpu", gpu_milli=0)
     free = {"a100": 4, "v100": 4, "cpu": 6, "unheard-of": 3}
     snap = snapshot(classes=[MANY, small], types=(A100, V100, CPU), free=free, limits=ROOMY)
-    kinds = started(plan_of(_viewed(snap, free_gpu_milli=5000)))
+    kinds = started(plan_of(with_site(snap, free_gpu_milli=5000)))
     gpus = [kind for kind in kinds if kind != "topas/cpu"]
     assert (len(gpus), len(kinds) - len(gpus)) == (5, 6)
 
@@ -119,7 +111,7 @@ def test_a_quota_holds_to_the_last_drone_and_counts_what_was_asked_for_and_not_a
 
 def test_a_downtime_that_has_begun_to_bind_is_told_with_the_time_that_is_left() -> None:
     def refusal(in_s: float) -> list[object]:
-        return why(plan_of(_viewed(snapshot(classes=[MANY], limits=ROOMY), downtime_at=NOW + in_s)), "class:small")
+        return why(plan_of(with_site(snapshot(classes=[MANY], limits=ROOMY), downtime_at=NOW + in_s)), "class:small")
 
     assert refusal(300.0 + 1799.0) == [reasons.Downtime("topas", NOW + 2099.0, 1799.0, 1800.0)]
     assert refusal(300.0) == [reasons.Downtime("topas", NOW + 300.0, 0.0, 1800.0)]
@@ -194,7 +186,7 @@ def test_settled_drones_count_against_every_limit() -> None:
 def test_what_binds_at_a_full_site_is_told_as_the_site_tells_it() -> None:
     full = snapshot(classes=[MANY], free={"a100": 0}, limits=ROOMY)
     assert why(plan_of(full), "class:small") == [reasons.SiteFull("topas/a100")]
-    lacking = _viewed(full, lacks={"a100": "memory"})
+    lacking = with_site(full, lacks={"a100": "memory"})
     assert why(plan_of(lacking), "class:small") == [reasons.SiteFull("topas/a100", "memory")]
 
 

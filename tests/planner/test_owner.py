@@ -26,7 +26,20 @@ from provisioner.model import (
     ReserveWhen,
 )
 from provisioner.planner.matching import Resources, count_fits
-from tests.planner.scenes import A100, NOW, drone, jobs, node, plan_of, remote_of, slot_of, snapshot, started, why
+from tests.planner.scenes import (
+    A100,
+    NOW,
+    drone,
+    jobs,
+    node,
+    plan_of,
+    remote_of,
+    slot_of,
+    snapshot,
+    started,
+    why,
+    with_pool,
+)
 
 S = DroneState
 CPU = DroneType("topas", "cpu", 0, 8, 20480, 0)
@@ -292,8 +305,7 @@ def test_while_a_queue_does_not_answer_a_job_without_an_eviction_is_not_taken_fo
     end = RemoteEnd(EndKind.PREEMPTED, NOW - 1, None, "evicted")
     remote = RemoteDrone(here.id, RemoteState.ENDED, here.remote_id, end=end)
     whole = snapshot(drones=[here], slots=[], remotes=[remote], evictions=())
-    assert whole.overlay.view is not None
-    partial = replace(whole, overlay=replace(whole.overlay, view=replace(whole.overlay.view, unheard=("b",))))
+    partial = with_pool(whole, unheard=("b",))
     found = [plan_of(seen).moves[0].drone.lost_gpu_s for seen in (whole, partial)]
     assert found == [0.0, 299.0]
 

@@ -30,7 +30,20 @@ from provisioner.model import (
 )
 from provisioner.planner.retirement import CANCEL_AFTER_S, MIN_IDLE_GAPS, idle_limit
 from provisioner.reasons import IdleTimeout
-from tests.planner.scenes import A100, DOWN, NOW, V100, drone, jobs, plan_of, remote_of, slot_of, snapshot, why
+from tests.planner.scenes import (
+    A100,
+    DOWN,
+    NOW,
+    V100,
+    drone,
+    jobs,
+    plan_of,
+    remote_of,
+    slot_of,
+    snapshot,
+    why,
+    with_pool,
+)
 
 S = DroneState
 
@@ -430,10 +443,8 @@ def test_a_job_that_ended_with_a_drained_drone_is_lost_only_if_the_queue_says_so
     )
     over = replace(remote_of(gone), state=RemoteState.ENDED, end=RemoteEnd(EndKind.EXITED, NOW - 1, exit_code))
     seen = snapshot(drones=[gone], slots=[], remotes=[over])
-    assert seen.overlay.view is not None
     told = (Eviction(gone.id, "1.0", NOW - 2, 1000, 300.0),) if evicted else ()
-    overlay = replace(seen.overlay, view=replace(seen.overlay.view, evictions=told))
-    (move,) = plan_of(replace(seen, overlay=overlay)).moves
+    (move,) = plan_of(with_pool(seen, evictions=told)).moves
     assert move.drone.state is becomes
 
 

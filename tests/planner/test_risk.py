@@ -40,7 +40,20 @@ from provisioner.planner.risk import (
 )
 from provisioner.planner.validation import validate_plan
 from provisioner.reasons import DemandCovered
-from tests.planner.scenes import A100, DOWN, NOW, SMALL, drone, jobs, plan_of, slot_of, snapshot, why
+from tests.planner.scenes import (
+    A100,
+    DOWN,
+    NOW,
+    SMALL,
+    drone,
+    jobs,
+    plan_of,
+    slot_of,
+    snapshot,
+    why,
+    with_pool,
+    with_site,
+)
 
 HOUR_S = 3600.0
 CALM = OwnerGrowth(tuple((0,) * 100 for _ in HORIZONS_S))
@@ -85,10 +98,13 @@ def world(estimates: Estimates, *, free: int, waited_s: float = 60.0, waiting: i
     made = snapshot(
         classes=[jobs(waiting=waiting, oldest_at=NOW - waited_s)], types=types, free={"a100": 100}, limits=LIMITS
     )
-    topas = made.sites["topas"]
-    assert topas.view is not None
-    view = replace(topas.view, free={"a100": free}, free_gpu_milli=1000 * free, owner_runs=OwnerLoad())
-    return replace(made, sites={**made.sites, "topas": replace(topas, view=view)}, estimates=estimates)
+    made = with_site(made, free={"a100": free}, free_gpu_milli=1000 * free, owner_runs=OwnerLoad())
+    return replace(made, estimates=estimates)
+
+
+def size_key(owner: str) -> str:
+    """The key of the run times of a user's jobs of the size of SMALL."""
+    return run_keys(owner, SMALL.gpu_milli, SMALL.cpus, SMALL.memory_mib)[0]
 
 
 def at(site: str, plan: Plan) -> int:
@@ -108,7 +124,7 @@ def test_the_last_gpus_before_an_owner_who_comes_back_are_left_to_him_and_the_re
 
 
 def test_the_longer_jobs_have_waited_the_more_risk_is_taken() -> None:
-    mine, _, _ = run_keys(SMALL.owner, SMALL.gpu_milli, SMALL.cpus, SMALL.memory_mib)
+    mine = size_key(SMALL.owner)
     estimates = Estimates(rises={"topas": BUSY}, runs={mine: (4 * HOUR_S,)})
     soon, late, very_late = (
         at("topas", plan_of(world(estimates, free=30, waited_s=waited_s, waiting=30)))
@@ -125,7 +141,7 @@ def test_of_long_jobs_a_smaller_share_and_a_larger_amount_may_be_lost() -> None:
 
 
 def test_long_jobs_take_less_risk_than_short_ones() -> None:
-    mine, _, _ = run_keys(SMALL.owner, SMALL.gpu_milli, SMALL.cpus, SMALL.memory_mib)
+    mine = size_key(SMALL.owner)
     short, long = (
         at("topas", plan_of(world(Estimates(rises={"topas": BUSY}, runs={mine: (run_s,)}), free=20, waiting=20)))
         for run_s in (600.0, 20 * HOUR_S)
@@ -147,8 +163,7 @@ def test_a_site_that_tells_no_owner_is_judged_by_how_often_it_took_places_back()
 def test_what_is_held_back_for_an_owner_is_said() -> None:
     estimates = Estimates(taken_per_s={"topas": 1 / HOUR_S})
     made = world(estimates, free=10)
-    full = replace(made.sites["horeka"], view=replace(made.sites["horeka"].view, free={"a100": 0}))  # type: ignore[type-var]
-    plan = plan_of(replace(made, sites={**made.sites, "horeka": full}))
+    plan = plan_of(with_site(made, "horeka", free={"a100": 0}))
     assert plan.starts == ()
     assert [type(r) for r in why(plan, "class:small")] == [reasons.OwnerRisk]
 
@@ -176,16 +191,9 @@ def staffed(
         )
         for n in range(20)
     }
-    view, topas = made.overlay.view, made.sites["topas"]
-    assert view is not None and topas.view is not None
     slots = tuple(Slot(each, SlotState.BUSY, NOW, jobs=1, jobs_started=1) for each in drones)
     there = {each: RemoteDrone(each, RemoteState.RUNNING) for each in drones}
-    return replace(
-        made,
-        drones=drones,
-        overlay=replace(made.overlay, view=replace(view, slots=slots)),
-        sites={**made.sites, "topas": replace(topas, view=replace(topas.view, drones=there))},
-    )
+    return with_site(with_pool(replace(made, drones=drones), slots=slots), drones=there)
 
 
 def leaves(plan: Plan) -> list[DroneId]:
@@ -193,7 +201,7 @@ def leaves(plan: Plan) -> list[DroneId]:
     return [drain.drone.id for drain in plan.drains]
 
 
-LONG, _, _ = run_keys(SMALL.owner, SMALL.gpu_milli, SMALL.cpus, SMALL.memory_mib)
+LONG = size_key(SMALL.owner)
 NEAR = Estimates(rises={"topas": BUSY}, runs={LONG: (4 * HOUR_S,)})
 
 
@@ -219,8 +227,8 @@ def test_the_longer_jobs_have_waited_the_fewer_leave_and_a_preempted_job_began_a
     made = staffed(NEAR, waited_s=6 * HOUR_S)
     view = made.overlay.view
     assert view is not None
-    back = replace(view, classes=tuple(replace(job, idle_at=NOW) for job in view.classes))
-    assert len(leaves(plan_of(replace(made, overlay=replace(made.overlay, view=back))))) == fresh
+    back = with_pool(made, classes=tuple(replace(job, idle_at=NOW) for job in view.classes))
+    assert len(leaves(plan_of(back))) == fresh
 
 
 def newest_leaves(made: Snapshot) -> Snapshot:
@@ -234,9 +242,7 @@ def newest_leaves(made: Snapshot) -> Snapshot:
         else s
         for s in view.slots
     )
-    return replace(
-        made, drones={**made.drones, drone.id: drone}, overlay=replace(made.overlay, view=replace(view, slots=slots))
-    )
+    return with_pool(replace(made, drones={**made.drones, drone.id: drone}), slots=slots)
 
 
 def taken_back(plan: Plan) -> list[DroneId]:
@@ -246,8 +252,7 @@ def taken_back(plan: Plan) -> list[DroneId]:
 def test_one_that_leaves_for_this_is_taken_back_only_where_it_stands_safely_again() -> None:
     def with_one_leaving(estimates: Estimates) -> Plan:
         made = newest_leaves(staffed(estimates))
-        full = replace(made.sites["horeka"], view=replace(made.sites["horeka"].view, free={"a100": 0}))  # type: ignore[type-var]
-        return plan_of(replace(made, sites={**made.sites, "horeka": full}))
+        return plan_of(with_site(made, "horeka", free={"a100": 0}))
 
     assert taken_back(with_one_leaving(NEAR)) == []
     assert taken_back(with_one_leaving(replace(NEAR, rises={"topas": CALM}))) == ["d-19"]
@@ -305,9 +310,7 @@ def test_drones_that_boot_stand_before_those_that_have_come() -> None:
     view = made.overlay.view
     assert view is not None
     slots = tuple(slot for slot in view.slots if slot.drone_id not in booting)
-    ramp = replace(
-        made, drones={**made.drones, **booting}, overlay=replace(made.overlay, view=replace(view, slots=slots))
-    )
+    ramp = with_pool(replace(made, drones={**made.drones, **booting}), slots=slots)
     assert leaves(plan_of(ramp)) == [each for each in leaves(plan_of(made)) if each not in booting]
 
 
@@ -345,7 +348,7 @@ def test_where_waiting_is_worth_nothing_told_all_start_at_once() -> None:
 
 
 def test_jobs_of_seconds_are_served_one_after_the_other() -> None:
-    mine, _, _ = run_keys(SMALL.owner, SMALL.gpu_milli, SMALL.cpus, SMALL.memory_mib)
+    mine = size_key(SMALL.owner)
     made = world(Estimates(runs={mine: (30.0,)}), free=100, waiting=40, safe=False)
     plan = plan_of(made)
     assert len(plan.starts) == 4  # 40 of half a minute are 20 minutes of work, and each drone should have five
@@ -353,7 +356,7 @@ def test_jobs_of_seconds_are_served_one_after_the_other() -> None:
 
 
 def test_a_job_that_has_waited_for_long_gets_its_drone_however_short_it_is() -> None:
-    mine, _, _ = run_keys(SMALL.owner, SMALL.gpu_milli, SMALL.cpus, SMALL.memory_mib)
+    mine = size_key(SMALL.owner)
     estimates = Estimates(runs={mine: (1.0,)})
     busy = jobs(waiting=1, running=9, oldest_at=NOW - 60.0)
     ours = drone("kit-ab12-1", DroneState.BUSY)
@@ -370,7 +373,7 @@ def test_a_job_that_has_waited_for_long_gets_its_drone_however_short_it_is() -> 
 
 def test_jobs_that_seem_to_run_on_drones_that_are_gone_are_no_supply() -> None:
     """A drone was killed; the queue counts its jobs as running until their lease ends, and new ones waited for them."""
-    mine, _, _ = run_keys(SMALL.owner, SMALL.gpu_milli, SMALL.cpus, SMALL.memory_mib)
+    mine = size_key(SMALL.owner)
     estimates = Estimates(runs={mine: (60.0,)})
     job = jobs(waiting=3, running=3, oldest_at=NOW - 30.0)
     dead = drone("kit-ab12-1", DroneState.BUSY)
@@ -436,12 +439,10 @@ def world_excluded(
     made = snapshot(
         classes=classes, drones=drones, types=(TOPAS, HPC) if safe else (TOPAS,), free={"a100": 0}, limits=LIMITS
     )
-    topas = made.sites["topas"]
-    assert topas.view is not None
-    view = replace(topas.view, free={"a100": free}, free_gpu_milli=1000 * free, owner_runs=OwnerLoad())
-    long, _, _ = run_keys("long", SMALL.gpu_milli, SMALL.cpus, SMALL.memory_mib)
+    made = with_site(made, free={"a100": free}, free_gpu_milli=1000 * free, owner_runs=OwnerLoad())
+    long = size_key("long")
     estimates = Estimates(rises={"topas": CALM if calm else BUSY}, runs={long: (24 * HOUR_S,), "": (600.0,)})
-    return replace(made, sites={**made.sites, "topas": replace(topas, view=view)}, estimates=estimates)
+    return replace(made, estimates=estimates)
 
 
 def avoided(made: Snapshot, owner: str) -> set[str]:
@@ -471,7 +472,7 @@ def test_who_has_waited_for_days_is_not_kept_out() -> None:
 
 def test_names_that_no_expression_could_hold_are_left_out() -> None:
     odd = [replace(of("long"), id=f"odd-{n}", owner=name) for n, name in enumerate(('a"b', "x,y", "ü", "a b", ""))]
-    estimates = {run_keys(j.owner, j.gpu_milli, j.cpus, j.memory_mib)[0]: (24 * HOUR_S,) for j in odd}
+    estimates = {size_key(j.owner): (24 * HOUR_S,) for j in odd}
     made = world_excluded(of("short"), of("long"), *odd)
     made = replace(made, estimates=replace(made.estimates, runs={**made.estimates.runs, **estimates}))
     assert avoided(made, "short") == {"long"}
@@ -479,7 +480,7 @@ def test_names_that_no_expression_could_hold_are_left_out() -> None:
 
 def test_the_list_is_bounded() -> None:
     many = [replace(of("long"), id=f"{n:03}", owner=f"{n:03}-{'x' * 40}") for n in range(150)]
-    estimates = {run_keys(j.owner, j.gpu_milli, j.cpus, j.memory_mib)[0]: (24 * HOUR_S,) for j in many}
+    estimates = {size_key(j.owner): (24 * HOUR_S,) for j in many}
     made = world_excluded(of("short"), *many)
     made = replace(made, estimates=replace(made.estimates, runs={**made.estimates.runs, **estimates}))
     (found,) = avoided(made, "short")
@@ -521,16 +522,12 @@ def test_the_checker_knows_who_cannot_use_his_own_drone() -> None:
 
 def of_user(made: Snapshot, avoids: str) -> Snapshot:
     """The same with all jobs of one user, and drones that avoid some."""
-    view = made.overlay.view
-    assert view is not None
-    classes = tuple(replace(job, owner="long") for job in view.classes)
-    long, _, _ = run_keys("long", SMALL.gpu_milli, SMALL.cpus, SMALL.memory_mib)
-    return replace(
-        made,
-        drones={each.id: replace(each, avoids=avoids) for each in made.drones.values()},
-        overlay=replace(made.overlay, view=replace(view, classes=classes)),
-        estimates=replace(made.estimates, runs={long: (4 * HOUR_S,)}),
-    )
+    assert made.overlay.view is not None
+    classes = tuple(replace(job, owner="long") for job in made.overlay.view.classes)
+    long = size_key("long")
+    drones = {each.id: replace(each, avoids=avoids) for each in made.drones.values()}
+    estimates = replace(made.estimates, runs={long: (4 * HOUR_S,)})
+    return with_pool(replace(made, drones=drones, estimates=estimates), classes=classes)
 
 
 def test_a_drone_that_avoids_who_is_next_need_not_leave_for_him() -> None:

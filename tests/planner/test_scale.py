@@ -15,7 +15,7 @@ from provisioner.planner.lifecycle import observe
 from provisioner.planner.matching import _caches, compatibility_cache, unmet_requirement
 from provisioner.planner.placement import StartCosts
 from provisioner.planner.risk import RiskBudget
-from tests.planner.scenes import A100, NOW, QUAD, SMALL, V100, drone, jobs, remote_of, snapshot
+from tests.planner.scenes import A100, NOW, QUAD, SMALL, V100, drone, jobs, remote_of, snapshot, with_pool
 
 TYPES = (A100, V100, QUAD)
 
@@ -35,9 +35,7 @@ def test_fit_is_judged_once_for_each_shape_and_type_and_then_remembered(monkeypa
         replace(SMALL, id=str(n), cpus=1 + n % 7, waiting=n + 1, owner=f"u{n}", priority=n) for n in range(1_000)
     )
     seen = world.snapshot()
-    view = seen.overlay.view
-    assert view is not None
-    many = replace(seen, overlay=replace(seen.overlay, view=replace(view, classes=classes)))
+    many = with_pool(seen, classes=classes)
     first = decide(many)
     assert len(judged) == 7 * 4
     assert decide(many) == first
@@ -112,8 +110,7 @@ def test_whatever_a_slot_tells_anew_unsettles_its_drone(news: dict[str, object])
         return replace(slot, **news) if slot.drone_id == drone_id else slot  # type: ignore[arg-type]
 
     slots = tuple(told(slot) for slot in view.slots)
-    after = replace(steady, overlay=replace(steady.overlay, view=replace(view, slots=slots)))
-    assert drone_id in check_views(after).split.changing
+    assert drone_id in check_views(with_pool(steady, slots=slots)).split.changing
 
 
 @pytest.mark.parametrize("part", [StartLimits, TypeRanking, StartCosts, RiskBudget])

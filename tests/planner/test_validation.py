@@ -41,7 +41,7 @@ from provisioner.model import (
 from provisioner.planner import decide
 from provisioner.planner.validation import validate_plan
 from provisioner.reasons import Reason
-from tests.planner.scenes import A100, DOWN, NOW, QUAD, V100, drone, jobs, node, plan_of, slot_of, snapshot
+from tests.planner.scenes import A100, DOWN, NOW, QUAD, V100, drone, jobs, node, plan_of, slot_of, snapshot, with_site
 
 S = DroneState
 WAITS = jobs(waiting=3)
@@ -122,13 +122,10 @@ def test_gpus_above_a_lowered_limit_are_no_fault_of_a_drone_without_a_gpu() -> N
 def stray_at(*sites: str) -> Snapshot:
     """A drone without a record in the listing of each site, where jobs wait."""
     snap = snapshot(classes=[WAITS], types=[A100, QUAD], limits={"max_gpu_milli": 4500})
-    readings = dict(snap.sites)
     for site in sites:
-        view = readings[site].view
-        assert view is not None
         stray = RemoteDrone(DroneId("kit-ab12-7"), RemoteState.RUNNING, "r")
-        readings[site] = replace(readings[site], view=replace(view, drones={stray.drone_id: stray}))
-    return replace(snap, sites=readings)
+        snap = with_site(snap, site, drones={stray.drone_id: stray})
+    return snap
 
 
 def test_the_judge_counts_strays_with_the_gpus_of_the_largest_type() -> None:
@@ -479,10 +476,8 @@ def test_no_more_leave_than_the_owners_jobs_need(
 def test_drones_that_leave_for_another_reason_or_site_are_not_the_owners(other: Stop) -> None:
     there = on("n1", 1)
     snap = snapshot(drones=[there, replace(other.drone, state=S.IDLE)], types=[A100, QUAD], claims=[claim()])
-    sites = dict(snap.sites)
-    if "horeka" in sites and sites["horeka"].view is not None:
-        sites["horeka"] = replace(sites["horeka"], view=replace(sites["horeka"].view, claims=(claim(4),)))
-    assert texts(replace(snap, sites=sites), plan(stops=(stop(there, CLAIM), other))) == []
+    snap = with_site(snap, "horeka", claims=(claim(4),)) if "horeka" in snap.sites else snap
+    assert texts(snap, plan(stops=(stop(there, CLAIM), other))) == []
 
 
 def test_where_freed_gpus_keep_some_of_what_is_freed_more_drones_may_leave() -> None:
@@ -579,9 +574,7 @@ def test_no_drone_is_started_to_live_into_a_downtime(
     down_in_s: float, start_s: float, type_s: float, kept: bool
 ) -> None:
     snap = snapshot(classes=[WAITS], types=[replace(A100, walltime_s=type_s)])
-    view = snap.sites["topas"].view
-    assert view is not None
-    snap = replace(snap, sites={"topas": PolledSite("topas", replace(view, downtime_at=NOW + down_in_s))})
+    snap = with_site(snap, downtime_at=NOW + down_in_s)
     text = "kit-ab12-42 is started to live into the downtime of topas"
     assert texts(snap, plan(starts=(replace(start(), walltime_s=start_s),))) == ([] if kept else [text])
 

@@ -32,7 +32,7 @@ from provisioner.planner import decide
 from provisioner.planner.breakers import update_by_order_results
 from provisioner.planner.lifecycle import observe
 from provisioner.planner.validation import validate_plan
-from tests.planner.scenes import NOW, drone, jobs, node, plan_of, slot_of, snapshot, started, why
+from tests.planner.scenes import NOW, drone, jobs, node, plan_of, slot_of, snapshot, started, why, with_site
 
 S = DroneState
 A100 = DroneType("horeka", "a100", 1000, 8, 20480, 0, vram_mib=40960, capability=80, walltime_s=172800.0)
@@ -51,10 +51,7 @@ def waits(of: Drone, reason: str = "", blocked: FaultKind | None = None, start_i
 
 
 def down_in(snap: Snapshot, left_s: float, site: str = "horeka") -> Snapshot:
-    reading = snap.sites[site]
-    assert reading.view is not None
-    view = replace(reading.view, downtime_at=NOW + left_s)
-    return replace(snap, sites={**snap.sites, site: replace(reading, view=view)})
+    return with_site(snap, site, downtime_at=NOW + left_s)
 
 
 # --------------------------------------------------------------------------------------------------------- obstacles
