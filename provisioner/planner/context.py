@@ -23,7 +23,6 @@ from provisioner.model import (
     RemoteDrone,
     RemoteState,
     RequestKind,
-    SitePolicy,
     SiteView,
     Slot,
     SlotState,
@@ -209,7 +208,7 @@ def _steady_types(snapshot: Snapshot, views: Mapping[str, SiteView]) -> dict[Typ
     """Return an entry for each type of a site with a valid view."""
     steady_types = {}
     for kind in snapshot.types:
-        view, policy = views.get(kind.site), snapshot.policy.sites.get(kind.site) or SitePolicy(kind.site)
+        view, policy = views.get(kind.site), snapshot.policy.of_site(kind.site)
         if view is not None:
             life_s = kind.walltime_s + policy.grace_s - _STEADY_SLACK_S if kind.walltime_s else snapshot.now
             steady_types[kind.key] = _SteadyType(kind, view.drones, max(0.0, snapshot.now - life_s))

@@ -91,7 +91,6 @@ def observe_all(snapshot: Snapshot, validity: ViewValidity) -> list[StateChange]
     moves = []
     for drone in validity.split.changing.values():
         site = drone.site
-        site_policy = snapshot.policy.sites.get(site) or SitePolicy(site)
         move = observe(
             drone,
             views.get(site),
@@ -99,7 +98,7 @@ def observe_all(snapshot: Snapshot, validity: ViewValidity) -> list[StateChange]
             pool_fresh=validity.overlay is None,
             # in a partial view a drone without evictions may have had jobs of a queue that does not answer
             evictions=lost.get(drone.id, None if partial else ()) if lost is not None else None,
-            policy=site_policy,
+            policy=snapshot.policy.of_site(site),
             doubted=site in validity.vanished,
             now=snapshot.now,
         )

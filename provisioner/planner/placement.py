@@ -46,7 +46,7 @@ from provisioner.planner.fairness import GroupShares
 from provisioner.planner.headroom import HEADROOM_PREFIX, is_headroom, sites_without_headroom
 from provisioner.planner.matching import CompatibleTypes, count_jobs_in_slot, nearest, resources_of_type
 from provisioner.planner.owner import OwnerReservations
-from provisioner.planner.risk import DrainRisk, RiskBudget, UserExclusions, is_excluded
+from provisioner.planner.risk import DrainRisk, RiskBudget, UserExclusions, is_excluded, runs_of
 from provisioner.reasons import Reason
 
 MIN_WORK_S = 300.0
@@ -60,8 +60,7 @@ def worthwhile_starts(
     """Return for how many of the ``lacking`` jobs a start is worthwhile, and the reason for the others."""
     if lacking <= 0:
         return lacking, None
-    runs = context.snapshot.estimates.runs_of(job.owner, job.gpu_milli, job.cpus, job.memory_mib, job.walltime_s)
-    mean_s = mean_run_s(runs)
+    mean_s = mean_run_s(runs_of(context, job))
     if mean_s >= MIN_WORK_S:
         return lacking, None
     # Those that run such jobs now end them soon, and take these; so do those that others of the class are to run on.

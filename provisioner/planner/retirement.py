@@ -26,7 +26,6 @@ from provisioner.model import (
     Refusal,
     RemoteState,
     RequestKind,
-    SitePolicy,
     SlotState,
     StateChange,
     Stop,
@@ -137,10 +136,6 @@ class RetirementOrders:
     def may_ask(self, drone: Drone) -> bool:
         """Return True if the drone has no order yet and its site's view is valid."""
         return drone.id not in self.asked and self.context.can_act_on(drone)
-
-    def policy_of(self, drone: Drone) -> SitePolicy:
-        """Return the policy of the drone's site, or the default if the site is not configured."""
-        return self.context.snapshot.policy.sites.get(drone.site) or SitePolicy(drone.site)
 
     def drain(self, drone: Drone, reason: Reason, leaving: DroneState, mode: DrainMode = DrainMode.PEACEFUL) -> None:
         """Drain a drone, unless the overlay's view is invalid: it could not be asked, nor seen to be busy."""
@@ -361,7 +356,7 @@ def left_pool(orders: RetirementOrders, drone: Drone) -> bool:
     if not drone.unslotted_at or orders.context.validity.overlay is not None or drone.state is DroneState.STOPPING:
         return False
     away_s = orders.context.now - max(drone.unslotted_at, orders.pool_seen_since)
-    limit_s = orders.policy_of(drone).slot_loss_s
+    limit_s = orders.context.snapshot.policy.of_site(drone.site).slot_loss_s
     if away_s <= limit_s:
         return False
     orders.stop(drone, reasons.LeftPool(away_s, limit_s), DroneState.LOST)
@@ -405,7 +400,7 @@ def empty_and_draining(orders: RetirementOrders, drone: Drone) -> bool:
     """Stop a drained drone that is still there: the drain was refused, lost or had no effect."""
     if drone.state is not DroneState.DRAINING or drone.jobs or orders.context.validity.overlay is not None:
         return False
-    limit_s = 0.0 if drone.asked else orders.policy_of(drone).stopping_s
+    limit_s = 0.0 if drone.asked else orders.context.snapshot.policy.of_site(drone.site).stopping_s
     idle_s = orders.heard_at(drone) - max(drone.since, drone.idle_at, orders.pool_seen_since)
     if idle_s < limit_s:
         return False
@@ -483,7 +478,7 @@ def _works_again(context: PlanningContext, drone: Drone) -> bool:
 
 def _limit(orders: RetirementOrders, drone: Drone) -> tuple[float, float]:
     """Return how long the drone's state may last, and the start of that time."""
-    policy = orders.policy_of(drone)
+    policy = orders.context.snapshot.policy.of_site(drone.site)
     setting = float(getattr(policy, STATE_RULES[drone.state].limit, 0.0))
     match drone.state:
         case DroneState.BUSY:
