@@ -349,6 +349,8 @@ class TypeRanking:
         keys = self.for_jobs(compatible)
         unsure = next((n for n, key in enumerate(keys) if key not in self.sure), len(keys)) if self.any_late else 0
         turn = keys[max(0, unsure - 1) : unsure + 1] if self.any_late else ()
+        if compatible.jobs.keys().isdisjoint(still_open):  # as for most classes once all is full
+            return turn
         return [key for key in keys if key in still_open or key in turn]
 
 

@@ -475,7 +475,7 @@ class Placement:
     def _candidates(self, compatible: CompatibleTypes, *, any_late: bool) -> Collection[TypeKey]:
         """Return the open types in the order in which they are tried, with those where delayed drones count."""
         limits = self.allocation.limits
-        if not any_late and compatible.jobs.keys().isdisjoint(limits.open):  # as for most classes once all is full
+        if not any_late and compatible.jobs.keys().isdisjoint(limits.open):
             return ()
         return self.allocation.ranking.candidates(compatible, limits.open)
 
