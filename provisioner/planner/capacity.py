@@ -438,6 +438,8 @@ class Supply:
     """Free slots of all drones by type. Mutable, local to one plan; :meth:`take` books jobs."""
 
     now: float
+    order: Mapping[TypeKey, int]
+    """Position of each type in the configuration."""
     slots: dict[TypeKey, list[DroneSlots]] = field(default_factory=dict)
     late: set[TypeKey] = field(default_factory=set)
     """Types with slots in delayed drones."""
@@ -447,7 +449,7 @@ class Supply:
     @classmethod
     def of(cls, context: PlanningContext) -> Supply:
         """Collect the slots of the drones on record. Drones that leave offer none."""
-        supply = cls(context.now)
+        supply = cls(context.now, {key: place for place, key in enumerate(context.types)})
         wanted = {job.id: job.waiting for job in context.classes if job.waiting > 0}
         groups: Counter[tuple[str, TypeKey, SlotShape]] = Counter()
         empties = {key: resources_of_type(kind) for key, kind in context.types.items()}
@@ -505,7 +507,8 @@ class Supply:
         With ``late`` only delayed drones are used, else only the others.
         """
         booked, drones = 0, 0
-        for kind in (key,) if key else _stocked_types(self.late if late else self.slots.keys(), compatible):
+        stocked = compatible.jobs.keys() & (self.late if late else self.slots.keys())
+        for kind in (key,) if key else sorted(stocked, key=self.order.__getitem__):
             rest: list[DroneSlots] = []
             for have in self.slots.get(kind, ()):
                 wanted = jobs - booked
@@ -531,12 +534,6 @@ class Supply:
         """Return the number of drones of a type on their way that no job is booked into."""
         empty, stocked = resources_of_type(kind), self.slots.get(kind.key, ())
         return sum(each.count for each in stocked if each.shape.on_the_way and each.shape.room == empty)
-
-
-def _stocked_types(stocked: Set[TypeKey], compatible: CompatibleTypes) -> Sequence[TypeKey]:
-    """Return the compatible types among those with slots, in the order of the configuration."""
-    here = compatible.jobs.keys() & stocked if stocked else ()
-    return [key for key in compatible.jobs if key in here] if here else ()
 
 
 def _slot_shape(
