@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from provisioner import reasons
 from provisioner.controller.estimation import (
     CUT_KEPT,
+    DEPARTED_KEPT_S,
     FADE_S,
-    GHOST_S,
     LONGER,
     MIN_IDLE_GAPS,
     RUNS_KEPT,
@@ -202,9 +202,9 @@ def test_a_drone_that_nobody_missed_would_have_waited_in_vain() -> None:
         replace(idle, state=DroneState.DRAINING), idle.state, DrainMode.PEACEFUL, reasons.IdleTimeout(60.0, 60.0)
     )
     learning.note(made, replace(nothing(made), drains=(left,)))
-    late = replace(made, now=NOW + GHOST_S + 1)
+    late = replace(made, now=NOW + DEPARTED_KEPT_S + 1)
     learning.note(late, nothing(late))
-    assert list(learning.memory.sites["topas"].gaps_s) == [60.0 + GHOST_S]
+    assert list(learning.memory.sites["topas"].gaps_s) == [60.0 + DEPARTED_KEPT_S]
 
 
 @pytest.mark.parametrize(
@@ -312,7 +312,7 @@ def test_what_happened_while_nobody_looked_is_no_delay_and_no_gap_and_no_chance(
     """At the first look after the restart a drone has come, one works and one has gone: since when, nobody saw."""
     before = EstimateCollector()
     before.memory.delays[A100.key] = StartDelays(30.0, 70.0)
-    before._site("topas").ghosts.append(DepartedDrone(60.0, NOW - 10))
+    before._site("topas").departed.append(DepartedDrone(60.0, NOW - 10))
     before._site("topas").taken, before._site("topas").run_s = 2.0, 7200.0
     learning = restarted(before, NOW - FADE_S, NOW)
     boots = replace(drone("b", DroneState.BOOTING), requested_at=NOW - 9000, started_at=NOW - 8000)
@@ -332,7 +332,7 @@ def test_what_happened_while_nobody_looked_is_no_delay_and_no_gap_and_no_chance(
     learning.note(first, replace(nothing(first), moves=moves, starts=(start,)))
     site = learning.memory.sites["topas"]
     assert learning.memory.delays == {A100.key: StartDelays(30.0, 70.0)}
-    assert not site.gaps_s and not site.ghosts
+    assert not site.gaps_s and not site.departed
     assert (site.taken, site.run_s) == (1.0, 3600.0), "a week later the same chance counts half"
     second = snapshot(drones=[idles, works])
     learning.note(replace(second, now=NOW + 15), replace(nothing(second), moves=moves[1:]))
