@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from provisioner import reasons
 from provisioner.model import DroneId, DroneState, DroneType, Headroom, JobClass, Policy, Refusal, UnmetRequirement
 from provisioner.planner.matching import count_jobs, free_resources, request_of
-from provisioner.reasons import Reason
 
 if TYPE_CHECKING:
     from provisioner.planner.context import PlanningContext
@@ -22,12 +21,26 @@ if TYPE_CHECKING:
 HEADROOM_PREFIX = "headroom:"
 """Prefix of the ids of virtual classes; no overlay's class has it."""
 _DAY_S, _HOUR_S = 86400.0, 3600.0
+_NO_ROOM = (reasons.LimitReached, reasons.SiteFull, reasons.SiteQuota, reasons.GpusStranded)
 
 
 def headroom_classes(policy: Policy, types: Iterable[DroneType], now: float) -> tuple[JobClass, ...]:
     """Return the headroom that is wanted now, as waiting jobs."""
-    types = tuple(types) if policy.headroom else ()
-    return tuple(_headroom_class(each, types) for each in policy.headroom if each.count and headroom_active(each, now))
+    active = [each for each in policy.headroom if each.count and headroom_active(each, now)]
+    types = tuple(types) if active else ()
+    return tuple(
+        JobClass(
+            id=HEADROOM_PREFIX + each.name,
+            gpu_milli=each.gpu_milli,
+            cpus=each.cpus,
+            memory_mib=each.memory_mib,
+            disk_mib=each.disk_mib,
+            vram_mib=each.vram_mib,
+            waiting=each.count,
+            refuses={t.key: UnmetRequirement("headroom", each.name, t.key) for t in types if not _allows_type(each, t)},
+        )
+        for each in active
+    )
 
 
 def is_headroom(class_id: str) -> bool:
@@ -40,22 +53,6 @@ def headroom_active(headroom: Headroom, now: float) -> bool:
     if headroom.from_h < headroom.to_h:
         return headroom.from_h <= hour < headroom.to_h
     return hour >= headroom.from_h or hour < headroom.to_h
-
-
-def _headroom_class(headroom: Headroom, types: Iterable[DroneType]) -> JobClass:
-    elsewhere = {
-        t.key: UnmetRequirement("headroom", headroom.name, t.key) for t in types if not _allows_type(headroom, t)
-    }
-    return JobClass(
-        id=HEADROOM_PREFIX + headroom.name,
-        gpu_milli=headroom.gpu_milli,
-        cpus=headroom.cpus,
-        memory_mib=headroom.memory_mib,
-        disk_mib=headroom.disk_mib,
-        vram_mib=headroom.vram_mib,
-        waiting=headroom.count,
-        refuses=elsewhere,
-    )
 
 
 def _allows_type(headroom: Headroom, kind: DroneType) -> bool:
@@ -71,16 +68,12 @@ def sites_without_headroom(
     sites = set(claimed)
     for refusal in refusals:
         kind, _, class_id = refusal.subject.partition(":")
-        if kind != "class" or is_headroom(class_id) or not _lacks_room(refusal.reason):
+        if kind != "class" or is_headroom(class_id) or not isinstance(refusal.reason, _NO_ROOM):
             continue
         if isinstance(refusal.reason, reasons.LimitReached) and refusal.reason.scope == "all sites":
             sites.update(context.snapshot.policy.sites)
         sites.update(each.site for each in context.compatible[class_id].kinds)
     return frozenset(sites)
-
-
-def _lacks_room(reason: Reason) -> bool:
-    return isinstance(reason, reasons.LimitReached | reasons.SiteFull | reasons.SiteQuota | reasons.GpusStranded)
 
 
 def kept_for_headroom(context: PlanningContext, sites_without_headroom: Collection[str]) -> frozenset[DroneId]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given
@@ -122,15 +122,7 @@ def test_a_listing_older_than_the_order_says_nothing_of_it() -> None:
 def test_listings_move_a_drone_on_and_an_unknown_state_is_alive(state: S, remote: RemoteState, becomes: S) -> None:
     before = drone("kit-ab12-1", state)
     listed = replace(remote_of(before), state=remote)
-    move = observe(
-        before,
-        SiteView("topas", NOW - 1, {before.id: listed}),
-        None,
-        pool_fresh=True,
-        policy=LIMITS,
-        doubted=False,
-        now=NOW,
-    )
+    move = seen(before, listed)
     assert (move.drone.state if move else before.state) is becomes
 
 
@@ -403,21 +395,8 @@ def test_the_answer_to_a_start_keeps_the_name_that_the_site_gave_before() -> Non
 
 
 def test_times_of_a_drone_go_with_its_clock_and_never_beyond_now() -> None:
-    names = (
-        "since",
-        "requested_at",
-        "submitted_at",
-        "started_at",
-        "joined_at",
-        "busy_at",
-        "idle_at",
-        "heard_at",
-        "missing_at",
-        "unslotted_at",
-        "asked_at",
-        "notice_at",
-        "work_at",
-    )
+    names = [f.name for f in fields(Drone) if f.name == "since" or f.name.endswith("_at")]
+    names = [name for name in names if name not in ("retires_at", "ended_at")]
     there = replace(drone("kit-ab12-1", S.BUSY), **{name: NOW - 100 - i for i, name in enumerate(names)})  # type: ignore[arg-type]
     earlier = shift_drone(there, -7200.5, NOW)
     assert [getattr(earlier, name) for name in names] == [NOW - 7300.5 - i for i in range(len(names))]
