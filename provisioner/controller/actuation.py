@@ -29,6 +29,7 @@ from provisioner.model import (
     PolledOverlay,
     PolledSite,
     RemoteState,
+    Start,
     StartOrder,
     StateChange,
     StopOrder,
@@ -41,11 +42,11 @@ log = structlog.get_logger()
 DRAIN_DEADLINE_S = 30.0
 ADMISSION_DEADLINE_S = 30.0
 OWN_TIMEOUT_FACTOR, OWN_TIMEOUT_MORE_S = 4.0, 60.0
-"""A drone leaves by itself, without us, only well after we would have asked it to."""
+"""Factor and constant of the idle timeout of the drone itself: well after the controller would have drained it."""
 OWN_TIMEOUT_WARM_S = 6 * 3600.0
-"""At least so long where there is headroom: any idle drone may be one that is kept warm."""
+"""Its smallest value where there is headroom: any idle drone may be one that is kept warm."""
 KEEP_FOR_JOBS_S = 90.0
-"""A negotiation cycle of HTCondor's default (60 s) and some: by then the jobs that a drone was started for have it."""
+"""HTCondor's default negotiation cycle (60 s) and some: by then the jobs it was started for have claimed it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class BatchResults:
     starts: tuple[OrderResult, ...] = ()
     leaves: tuple[OrderResult, ...] = ()
     admissions: tuple[OrderResult, ...] = ()
-    """The overlay's, for the same drones as ``starts``: where it refused one, the site was not asked."""
+    """Results of the overlay, for the same drones as ``starts``: where it refused one, the site was not asked."""
 
 
 def batches(plan: Plan, types: dict[TypeKey, DroneType], policy: Policy) -> list[OrderBatch]:
@@ -85,48 +86,29 @@ def batches(plan: Plan, types: dict[TypeKey, DroneType], policy: Policy) -> list
         found.append(OrderBatch("", drains=tuple(DrainOrder(d.drone.id, d.mode, d.reason.kind) for d in plan.drains)))
     asked = {s.drone.site for s in plan.starts} | {s.drone.site for s in plan.stops} | {o.site for o in plan.orphans}
     for site in sorted(asked):
-        grace_s = policy.sites[site].grace_s if site in policy.sites else 0.0
-        comes_within_s = _comes_within_s(policy, site)
-        own_timeout = _own_timeout_s(policy, site)
-        found.append(
-            OrderBatch(
-                site,
-                tuple(
-                    StartOrder(
-                        s.drone.id,
-                        _for_its_life(types[s.drone.type], s.walltime_s),
-                        own_timeout,
-                        grace_s,
-                        kept_vram_mib=s.vram_mib,
-                        kept_s=KEEP_FOR_JOBS_S,
-                        uses_reserve=s.uses_reserve,
-                        avoids=s.drone.avoids,
-                        comes_within_s=comes_within_s,
-                    )
-                    for s in plan.starts
-                    if s.drone.site == site
-                ),
-                tuple(StopOrder(s.drone.id, s.drone.remote_id, s.kill) for s in plan.stops if s.drone.site == site)
-                + tuple(StopOrder(o.drone_id, o.remote_id) for o in plan.orphans if o.site == site),
-            )
-        )
+        starts = tuple(_start_order(s, types[s.drone.type], policy) for s in plan.starts if s.drone.site == site)
+        stops = [StopOrder(s.drone.id, s.drone.remote_id, s.kill) for s in plan.stops if s.drone.site == site]
+        stops += [StopOrder(o.drone_id, o.remote_id) for o in plan.orphans if o.site == site]
+        found.append(OrderBatch(site, starts, tuple(stops)))
     return found
 
 
-def _comes_within_s(policy: Policy, site: str) -> float:
-    """Return the longest time from an order to a drone that accepts jobs, by the site's limits."""
-    limits = policy.sites.get(site)
-    return limits.order_confirm_s + limits.queued_s + limits.booting_s + limits.joining_s if limits else 0.0
-
-
-def _own_timeout_s(policy: Policy, site: str) -> float:
-    usual_s = policy.idle_timeout_at(site) * OWN_TIMEOUT_FACTOR + OWN_TIMEOUT_MORE_S
-    warm = any(headroom.site in ("", site) for headroom in policy.headroom)
-    return max(usual_s, OWN_TIMEOUT_WARM_S) if warm else usual_s
-
-
-def _for_its_life(kind: DroneType, walltime_s: float) -> DroneType:
-    return replace(kind, walltime_s=walltime_s) if walltime_s else kind
+def _start_order(start: Start, kind: DroneType, policy: Policy) -> StartOrder:
+    limits = policy.of_site(kind.site)
+    idle_timeout_s = policy.idle_timeout_at(kind.site) * OWN_TIMEOUT_FACTOR + OWN_TIMEOUT_MORE_S
+    if any(headroom.site in ("", kind.site) for headroom in policy.headroom):
+        idle_timeout_s = max(idle_timeout_s, OWN_TIMEOUT_WARM_S)
+    return StartOrder(
+        start.drone.id,
+        replace(kind, walltime_s=start.walltime_s or kind.walltime_s),
+        idle_timeout_s,
+        limits.grace_s,
+        kept_vram_mib=start.vram_mib,
+        kept_s=KEEP_FOR_JOBS_S,
+        uses_reserve=start.uses_reserve,
+        avoids=start.drone.avoids,
+        comes_within_s=limits.order_confirm_s + limits.queued_s + limits.booting_s + limits.joining_s,
+    )
 
 
 async def carry_out(
