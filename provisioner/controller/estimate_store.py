@@ -36,7 +36,7 @@ class EstimateStore:
     _kept_at: float = 0.0
     _asked_at: float = 0.0
     _spares: bool = False
-    """What is on record could not be read: whoever wants it back has until the next time of writing."""
+    """The recorded samples could not be read: they can be restored until the next write."""
     _forgot: dict[int, ForgetRequest] = field(default_factory=dict)
     """Forgotten here, and still on record as to be forgotten: what is learned anew meanwhile is not forgotten again."""
 

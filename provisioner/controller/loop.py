@@ -63,8 +63,8 @@ PRUNE_EVERY_S = 3600.0
 SERIAL_MARGIN = 1000
 """Serial numbers left out after a record that was older than what runs."""
 SERIALS_MISSED = 1_000_000
-"""A record misses fewer drones than that. A serial number further on is forged: whoever runs jobs can send slot ads,
-and whoever shares our account at a site can have entries listed."""
+"""A record misses fewer drones than that. A larger serial number is forged: a user who runs jobs can send slot ads, and
+a user who shares our account at a site can have entries listed."""
 UNKNOWN_SLOTS = 1000
 """Slots of drones that neither the record nor a site knows: more of them are left out of a view."""
 SHUTDOWN_WAIT_S = 60.0
@@ -159,7 +159,7 @@ class Controller:
     judge: PlanValidator = validate_plan
     decided: PlanningTime = field(default_factory=PlanningTime)
     between_ticks: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held during a tick of :meth:`run`; whoever changes something takes it."""
+    """Held during a tick of :meth:`run`, and by each change of the configuration."""
     _group: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
     _poller: Poller = field(init=False)
     _orders: dict[asyncio.Task[actuation.BatchResults], str] = field(default_factory=dict)
@@ -369,7 +369,7 @@ class Controller:
     def _without_forged_slots(self, view: OverlayView) -> OverlayView:
         """Return a view with a limited number of slots of drones that neither the record nor a site knows.
 
-        Whoever has a drone's token can advertise any number of them, and each tick would work on all.
+        A user with a drone's token can advertise any number of them, and each tick would work on all.
         """
         known = set(self.store.drones)
         known.update(*(r.view.drones for r in self._poller.site_readings().values() if r.view is not None))

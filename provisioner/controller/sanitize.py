@@ -41,7 +41,7 @@ ENDS_KEPT_S = 1200.0
 """Ends of jobs are remembered for so long after an overlay has told them last: longer than one tells of them."""
 _SIGNED = ("priority", "int")
 """The one whole number that may be less than 0, and its type."""
-_TIMES = ("at", "since")
+_TIME_SUFFIXES = ("at", "since")
 
 T = TypeVar(
     "T",
@@ -160,7 +160,7 @@ class _Repair:
             sound = int(_number(number)) if field in shape.counts else _number(number)
             if sound != number:
                 self.repaired.append((name, f"{field} = {str(number)[:40]}"))
-            shift = self.ahead_s if sound and field.endswith(_TIMES) else 0.0
+            shift = self.ahead_s if sound and field.endswith(_TIME_SUFFIXES) else 0.0
             new[field] = max(0.0, sound - shift) if shift else sound
         for field in shape.texts:
             new[field] = held(getattr(value, field))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 HEADROOM_PREFIX = "headroom:"
 """Prefix of the ids of virtual classes; no overlay's class has it."""
 _DAY_S, _HOUR_S = 86400.0, 3600.0
-_NO_ROOM = (reasons.LimitReached, reasons.SiteFull, reasons.SiteQuota, reasons.GpusStranded)
+_YIELDS_TO = (reasons.LimitReached, reasons.SiteFull, reasons.SiteQuota, reasons.GpusStranded)
 
 
 def headroom_classes(policy: Policy, types: Iterable[DroneType], now: float) -> tuple[JobClass, ...]:
@@ -68,7 +68,7 @@ def sites_without_headroom(
     sites = set(claimed)
     for refusal in refusals:
         kind, _, class_id = refusal.subject.partition(":")
-        if kind != "class" or is_headroom(class_id) or not isinstance(refusal.reason, _NO_ROOM):
+        if kind != "class" or is_headroom(class_id) or not isinstance(refusal.reason, _YIELDS_TO):
             continue
         if isinstance(refusal.reason, reasons.LimitReached) and refusal.reason.scope == "all sites":
             sites.update(context.snapshot.policy.sites)

@@ -394,7 +394,7 @@ def ended_record(drone: Drone, state: DroneState, now: float, message: str = "")
     return replace(drone, state=state, since=now, ended_at=now, jobs=0, site_reason=message or drone.site_reason)
 
 
-_TIMES = (
+_DRONE_TIMES = (
     *("since", "requested_at", "submitted_at", "started_at", "joined_at", "busy_at", "idle_at", "heard_at"),
     *("missing_at", "unslotted_at", "asked_at", "notice_at", "work_at"),
 )
@@ -402,7 +402,7 @@ _TIMES = (
 
 def shift_drone(drone: Drone, by_s: float, now: float) -> Drone:
     """Return the drone with its times shifted by ``by_s``, none later than ``now``, after a change of the clock."""
-    known = ((name, getattr(drone, name)) for name in _TIMES)
+    known = ((name, getattr(drone, name)) for name in _DRONE_TIMES)
     return replace(drone, **{name: min(now, at + by_s) for name, at in known if at})
 
 

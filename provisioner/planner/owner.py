@@ -1,7 +1,7 @@
 """The owner of a site's hardware: room for their waiting jobs, and the drones that leave for them.
 
-Each job of a claim gets room on one node: first what is free, then what drones that already leave will free, whoever
-asked them to. Only then are more drones asked: the set on one node that loses least work. A job that would not fit even
+Each job of a claim gets room on one node: first what is free, then what drones that already leave will free, for
+any reason. Only then are more drones asked: the set on one node that loses least work. A job that would not fit even
 if every drone left cannot be helped.
 
 A queue may wait for other reasons than drones: a limit on running jobs, a quota, a licence. So room that stands unused

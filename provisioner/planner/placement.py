@@ -202,7 +202,7 @@ def _may_return(context: PlanningContext, drone: Drone) -> bool:
     )
 
 
-_NO_ROOM = (reasons.SiteFull, reasons.GpusStranded)
+_NO_ROOM_AT_SITE = (reasons.SiteFull, reasons.GpusStranded)
 
 
 def place(context: PlanningContext, reservations: OwnerReservations, supply: Supply) -> PlacementResult:
@@ -489,7 +489,7 @@ class Placement:
         why = held_back or limit
         if why is not None:
             self._refuse(job, lack, why)
-        if isinstance(why, _NO_ROOM) and not is_headroom(job.id):
+        if isinstance(why, _NO_ROOM_AT_SITE) and not is_headroom(job.id):
             self.lacking_room[key] = self.lacking_room.get(key, 0) - (-lack // compatible.jobs[key])
 
     def _long_enough(self, job: JobClass, compatible: CompatibleTypes) -> tuple[TypeKey, Reason | None]:

@@ -86,7 +86,7 @@ _NOTHING_TO_STOP = (RemoteState.STOPPED, RemoteState.ENDED)
 CANCEL_AFTER_S = 120.0
 """A drone that waits at its site is cancelled when no job has needed it for this long, or for the idle timeout if that
 is shorter. A place in a queue took hours to earn, and a queue that looks empty is often one that is restarting. In
-replays five minutes served bursts better, but started too many drones for nothing where jobs come singly."""
+replays five minutes served bursts better, but started too many unused drones where jobs come singly."""
 MATCHABLE_IDLE_FACTOR = 3
 """An idle drone that waiting jobs fit is kept for this many idle timeouts: the negotiator should match it any
 moment."""
