@@ -168,7 +168,7 @@ def _beyond(
 ) -> Iterator[Breach]:
     """Yield a breach that names the starts whose amounts, after the earlier ones and ``used``, exceed ``allowed``.
 
-    Starts that ask for nothing do not count. The text has the numbers in ``unit``.
+    Starts with an amount of 0 do not count. The text has the numbers in ``unit``.
     """
     named, count = [], used
     for start, amount in asks:
