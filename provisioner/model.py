@@ -606,7 +606,7 @@ class Drone:
         return self.type.partition("/")[0]
 
     @property
-    def goes(self) -> bool:
+    def is_leaving(self) -> bool:
         """Return True if it was asked to leave or has stopped: it is no supply and gets no further orders."""
         return self.leaving is not None or self.state is DroneState.STOPPING
 
@@ -856,14 +856,18 @@ class Policy:
     idle_fixed: bool = False
     """The idle timeout is used as it is: no estimate shortens it, and no slow start lengthens it."""
 
+    def of_site(self, site: str) -> SitePolicy:
+        """Return the policy of a site, or the default if the site is not configured."""
+        return self.sites.get(site) or SitePolicy(site)
+
     def idle_fixed_at(self, site: str) -> bool:
         """Return the site's own setting, or the general one."""
-        own = self.sites[site].idle_fixed if site in self.sites else None
+        own = self.of_site(site).idle_fixed
         return self.idle_fixed if own is None else own
 
     def idle_timeout_at(self, site: str) -> float:
         """Return the site's own timeout in seconds, or the general one."""
-        own = self.sites[site].idle_timeout_s if site in self.sites else None
+        own = self.of_site(site).idle_timeout_s
         return self.idle_timeout_s if own is None else own
 
 

@@ -626,62 +626,31 @@ class NotDraining:
     kind: Literal["not-draining"] = "not-draining"
 
 
+OrderReason = Accepted | OrderRefused | DrainRefused | DrainRepeated | OutcomeUnknown
+ObservedReason = SeenAtSite | SeenInPool | NotInListing | NeverArrived | Disappeared | EndedAtSite
+PlannedEndReason = IdleTimeout | DrainAtRisk | BlackHoleDrone | BlackHoleNode | Unneeded | StateTimeout | LeftPool
+RequestedEndReason = OperatorRequested | PreemptedForOwner | Preempted | PreemptionNotice | ReserveReclaimed
+RecordEndReason = TypeRemoved | Orphan | DemandReturned
+StartReason = JobsWaiting | HeadroomShort
+RequestRefusal = BadRequest | PlannerFailed | InvalidAction | NothingFits
+LimitRefusal = LimitReached | GroupQuota | PoolLimit
+WaitRefusal = OwnerRisk | AwaitingCheaperType | ExistingDronesSuffice | HeadroomYields | BackingOff | StartsUnmatched
+SiteRefusal = SiteFull | GpusStranded | SiteQuota | StartBlocked | Downtime | OwnerWaits | ReserveKept | SiteDisabled
+DemandRefusal = DemandCovered | AwaitingNegotiation
+DoubtRefusal = StaleView | AllVanished | TooManyUnhealthy | Probing
+OperatorRefusal = UnknownDrone | NotDraining
 Reason = (
-    Accepted
-    | OrderRefused
-    | DrainRefused
-    | DrainRepeated
-    | OutcomeUnknown
-    | SeenAtSite
-    | SeenInPool
-    | NotInListing
-    | NeverArrived
-    | Disappeared
-    | EndedAtSite
-    | IdleTimeout
-    | DrainAtRisk
-    | BlackHoleDrone
-    | BlackHoleNode
-    | Unneeded
-    | StateTimeout
-    | LeftPool
-    | OperatorRequested
-    | PreemptedForOwner
-    | Preempted
-    | PreemptionNotice
-    | ReserveReclaimed
-    | TypeRemoved
-    | Orphan
-    | DemandReturned
-    | JobsWaiting
-    | HeadroomShort
-    | BadRequest
-    | PlannerFailed
-    | InvalidAction
-    | NothingFits
-    | LimitReached
-    | GroupQuota
-    | PoolLimit
-    | OwnerRisk
-    | AwaitingCheaperType
-    | ExistingDronesSuffice
-    | HeadroomYields
-    | BackingOff
-    | StartsUnmatched
-    | SiteFull
-    | GpusStranded
-    | SiteQuota
-    | StartBlocked
-    | Downtime
-    | OwnerWaits
-    | ReserveKept
-    | SiteDisabled
-    | DemandCovered
-    | AwaitingNegotiation
-    | StaleView
-    | AllVanished
-    | TooManyUnhealthy
-    | Probing
-    | UnknownDrone
-    | NotDraining
+    OrderReason
+    | ObservedReason
+    | PlannedEndReason
+    | RequestedEndReason
+    | RecordEndReason
+    | StartReason
+    | RequestRefusal
+    | LimitRefusal
+    | WaitRefusal
+    | SiteRefusal
+    | DemandRefusal
+    | DoubtRefusal
+    | OperatorRefusal
 )

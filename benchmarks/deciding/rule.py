@@ -29,9 +29,9 @@ from provisioner.model import (
     Stop,
     TypeKey,
 )
+from provisioner.planner.context import check_views
 from provisioner.planner.lifecycle import observe_all
 from provisioner.planner.matching import unmet_requirement
-from provisioner.planner.views import check_views
 from provisioner.reasons import IdleTimeout, JobsWaiting, Reason, StateTimeout, Unneeded
 
 COMES = frozenset({DroneState.BOOTING, DroneState.JOINED})

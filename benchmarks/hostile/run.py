@@ -125,10 +125,10 @@ def judge(found: Found, snapshot: Snapshot, plan: Plan, seed: int) -> None:
     """Count what the judge has against a plan."""
     found.acted += plan.acts
     kept = drop_invalid(snapshot, plan, validate_plan)
-    kinds = {re.sub(r"kit-ab12-\S+", "ID", re.sub(r"\b\d+(\.\d+)?\b", "N", each.text)) for each in kept.breaches}
+    kinds = {re.sub(r"kit-ab12-\S+", "ID", re.sub(r"\b\d+(\.\d+)?\b", "N", each)) for each in kept.faults}
     for kind in kinds:
         found.add(found.breaches, kind, seed)
-    if kept.breaches and (not kept.plan.acts or not all(each.actions for each in kept.breaches)):
+    if kept.faults and (not kept.plan.acts or not all(each.actions for each in validate_plan(snapshot, plan))):
         found.add(found.refused_whole, "; ".join(sorted(kinds)), seed)
 
 

@@ -18,9 +18,7 @@ from provisioner.controller.sanitize import sanitize_result
 from provisioner.interfaces import AuthError, Overlay, RejectedError, Site, SupportsForget, UnavailableError
 from provisioner.model import (
     DrainMode,
-    Drone,
     DroneId,
-    DroneState,
     DroneType,
     Fault,
     FaultKind,
@@ -31,6 +29,7 @@ from provisioner.model import (
     PolledOverlay,
     PolledSite,
     RemoteState,
+    Start,
     StartOrder,
     StateChange,
     StopOrder,
@@ -43,11 +42,11 @@ log = structlog.get_logger()
 DRAIN_DEADLINE_S = 30.0
 ADMISSION_DEADLINE_S = 30.0
 OWN_TIMEOUT_FACTOR, OWN_TIMEOUT_MORE_S = 4.0, 60.0
-"""A drone leaves by itself, without us, only well after we would have asked it to."""
+"""Factor and constant of the idle timeout of the drone itself: well after the controller would have drained it."""
 OWN_TIMEOUT_WARM_S = 6 * 3600.0
-"""At least so long where there is headroom: any idle drone may be one that is kept warm."""
+"""Its smallest value where there is headroom: any idle drone may be one that is kept warm."""
 KEEP_FOR_JOBS_S = 90.0
-"""A negotiation cycle of HTCondor's default (60 s) and some: by then the jobs that a drone was started for have it."""
+"""HTCondor's default negotiation cycle (60 s) and some: by then the jobs it was started for have claimed it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,7 @@ class BatchResults:
     starts: tuple[OrderResult, ...] = ()
     leaves: tuple[OrderResult, ...] = ()
     admissions: tuple[OrderResult, ...] = ()
-    """The overlay's, for the same drones as ``starts``: where it refused one, the site was not asked."""
+    """Results of the overlay, for the same drones as ``starts``: where it refused one, the site was not asked."""
 
 
 def batches(plan: Plan, types: dict[TypeKey, DroneType], policy: Policy) -> list[OrderBatch]:
@@ -87,48 +86,29 @@ def batches(plan: Plan, types: dict[TypeKey, DroneType], policy: Policy) -> list
         found.append(OrderBatch("", drains=tuple(DrainOrder(d.drone.id, d.mode, d.reason.kind) for d in plan.drains)))
     asked = {s.drone.site for s in plan.starts} | {s.drone.site for s in plan.stops} | {o.site for o in plan.orphans}
     for site in sorted(asked):
-        grace_s = policy.sites[site].grace_s if site in policy.sites else 0.0
-        comes_within_s = _comes_within_s(policy, site)
-        own_timeout = _own_timeout_s(policy, site)
-        found.append(
-            OrderBatch(
-                site,
-                tuple(
-                    StartOrder(
-                        s.drone.id,
-                        _for_its_life(types[s.drone.type], s.walltime_s),
-                        own_timeout,
-                        grace_s,
-                        kept_vram_mib=s.vram_mib,
-                        kept_s=KEEP_FOR_JOBS_S,
-                        uses_reserve=s.uses_reserve,
-                        avoids=s.drone.avoids,
-                        comes_within_s=comes_within_s,
-                    )
-                    for s in plan.starts
-                    if s.drone.site == site
-                ),
-                tuple(StopOrder(s.drone.id, s.drone.remote_id, s.kill) for s in plan.stops if s.drone.site == site)
-                + tuple(StopOrder(o.drone_id, o.remote_id) for o in plan.orphans if o.site == site),
-            )
-        )
+        starts = tuple(_start_order(s, types[s.drone.type], policy) for s in plan.starts if s.drone.site == site)
+        stops = [StopOrder(s.drone.id, s.drone.remote_id, s.kill) for s in plan.stops if s.drone.site == site]
+        stops += [StopOrder(o.drone_id, o.remote_id) for o in plan.orphans if o.site == site]
+        found.append(OrderBatch(site, starts, tuple(stops)))
     return found
 
 
-def _comes_within_s(policy: Policy, site: str) -> float:
-    """Return the longest time from an order to a drone that accepts jobs, by the site's limits."""
-    limits = policy.sites.get(site)
-    return limits.order_confirm_s + limits.queued_s + limits.booting_s + limits.joining_s if limits else 0.0
-
-
-def _own_timeout_s(policy: Policy, site: str) -> float:
-    usual_s = policy.idle_timeout_at(site) * OWN_TIMEOUT_FACTOR + OWN_TIMEOUT_MORE_S
-    warm = any(headroom.site in ("", site) for headroom in policy.headroom)
-    return max(usual_s, OWN_TIMEOUT_WARM_S) if warm else usual_s
-
-
-def _for_its_life(kind: DroneType, walltime_s: float) -> DroneType:
-    return replace(kind, walltime_s=walltime_s) if walltime_s else kind
+def _start_order(start: Start, kind: DroneType, policy: Policy) -> StartOrder:
+    limits = policy.of_site(kind.site)
+    idle_timeout_s = policy.idle_timeout_at(kind.site) * OWN_TIMEOUT_FACTOR + OWN_TIMEOUT_MORE_S
+    if any(headroom.site in ("", kind.site) for headroom in policy.headroom):
+        idle_timeout_s = max(idle_timeout_s, OWN_TIMEOUT_WARM_S)
+    return StartOrder(
+        start.drone.id,
+        replace(kind, walltime_s=start.walltime_s or kind.walltime_s),
+        idle_timeout_s,
+        limits.grace_s,
+        kept_vram_mib=start.vram_mib,
+        kept_s=KEEP_FOR_JOBS_S,
+        uses_reserve=start.uses_reserve,
+        avoids=start.drone.avoids,
+        comes_within_s=limits.order_confirm_s + limits.queued_s + limits.booting_s + limits.joining_s,
+    )
 
 
 async def carry_out(
@@ -136,11 +116,11 @@ async def carry_out(
 ) -> BatchResults:
     """Carry out a batch. Stops come first: they make room. Never raises."""
     if site is None:
-        receipts: list[OrderResult] = []
+        results: list[OrderResult] = []
         for mode, why in dict.fromkeys((d.mode, d.why) for d in batch.drains):
             ids = [d.drone_id for d in batch.drains if (d.mode, d.why) == (mode, why)]
-            receipts += await _asked(ids, partial(overlay.drain, ids, mode, why), clock, DRAIN_DEADLINE_S)
-        return BatchResults("", leaves=tuple(receipts))
+            results += await _asked(ids, partial(overlay.drain, ids, mode, why), clock, DRAIN_DEADLINE_S)
+        return BatchResults("", leaves=tuple(results))
     leaves: list[OrderResult] = []
     if batch.stops:
         stop_ids = [o.drone_id for o in batch.stops]
@@ -160,7 +140,7 @@ async def _admit(
 ) -> tuple[list[StartOrder], list[OrderResult]]:
     """Request a bootstrap for every order, as late as possible; the site gets no order without one."""
     admitted: list[StartOrder] = []
-    receipts: list[OrderResult] = []
+    results: list[OrderResult] = []
     loop = asyncio.get_running_loop()
     until = loop.time() + ADMISSION_DEADLINE_S  # for all of them: a silent overlay must not hold up a site for long
     for order in orders:
@@ -169,11 +149,11 @@ async def _admit(
         except Exception as error:
             fault = fault_of(error, clock.now())
             log.warning("bootstrap.failed", drone=order.drone_id, message=fault.message)
-            receipts.append(OrderResult(order.drone_id, OrderOutcome.REJECTED, fault=fault))
+            results.append(OrderResult(order.drone_id, OrderOutcome.REJECTED, fault=fault))
         else:
             admitted.append(replace(order, bootstrap=bootstrap))
-            receipts.append(OrderResult(order.drone_id, OrderOutcome.OK))
-    return admitted, receipts
+            results.append(OrderResult(order.drone_id, OrderOutcome.OK))
+    return admitted, results
 
 
 async def _asked(
@@ -188,13 +168,8 @@ async def _asked(
     except Exception as error:
         fault = fault_of(error, clock.now())
         return [OrderResult(i, OrderOutcome.UNKNOWN, fault=fault) for i in ids]
-    silence = Fault(FaultKind.UNKNOWN, "the adapter gave no receipt for it", clock.now())
+    silence = Fault(FaultKind.UNKNOWN, "the adapter gave no result for it", clock.now())
     return [answered.get(i) or OrderResult(i, OrderOutcome.UNKNOWN, fault=silence) for i in ids]
-
-
-def still_waits(drone: Drone) -> bool:
-    """Return True if a start's result still is news: a listing may have settled it first."""
-    return drone.state is DroneState.REQUESTED
 
 
 # -------------------------------------------------------------------------------- slots of dead drones
@@ -231,7 +206,7 @@ class DeadSlots:
     overlay: object
     clock: Clock
     _dead: dict[DroneId, _Dead] = field(default_factory=dict)
-    _task: asyncio.Task[Sequence[OrderResult]] | None = None
+    _task: asyncio.Task[list[OrderResult]] | None = None
     _failing: bool = False
     """The newest attempt failed, and that was reported."""
 
@@ -253,22 +228,25 @@ class DeadSlots:
     ) -> None:
         """Begin to remove slots that are still listed, if no removal is under way."""
         if self._task is None and isinstance(self.overlay, SupportsForget) and (due := self._due(pool, sites, live)):
-            self._task = group.create_task(self._removed(self.overlay, due), name="forget-drones")
+            drift_s, overlay = self.clock.drift_s(), self.overlay
+            wall = {drone_id: ended_at + drift_s for drone_id, ended_at in due.items()}
+            removal = _asked(list(due), lambda: overlay.forget(wall), self.clock, FORGET_DEADLINE_S)
+            self._task = group.create_task(removal, name="forget-drones")
 
     def answered(self) -> Fault | None:
         """Return the fault of an attempt that failed, once until one succeeds."""
         if self._task is None or not self._task.done():
             return None
-        receipts, self._task = self._task.result(), None
+        results, self._task = self._task.result(), None
         now, fault = self.clock.now(), None
-        for receipt in receipts:
-            dead = self._dead.pop(receipt.drone_id, None)
-            if receipt.answer is OrderOutcome.OK or dead is None:
+        for result in results:
+            dead = self._dead.pop(result.drone_id, None)
+            if result.answer is OrderOutcome.OK or dead is None:
                 continue
-            fault = receipt.fault or Fault(FaultKind.UNKNOWN, "no reason given", now)
+            fault = result.fault or Fault(FaultKind.UNKNOWN, "no reason given", now)
             if dead.attempts + 1 < FORGET_ATTEMPTS:
-                self._dead[receipt.drone_id] = replace(dead, attempts=dead.attempts + 1, tried_at=now)
-        done = [receipt.drone_id for receipt in receipts if receipt.answer is OrderOutcome.OK]
+                self._dead[result.drone_id] = replace(dead, attempts=dead.attempts + 1, tried_at=now)
+        done = [result.drone_id for result in results if result.answer is OrderOutcome.OK]
         if done:
             log.info("slots.removed", drones=", ".join(done))
         known, self._failing = self._failing, fault is not None
@@ -310,14 +288,3 @@ class DeadSlots:
             elif (not dead.attempts or now - dead.tried_at >= FORGET_RETRY_S) and len(due) < FORGET_BATCH:
                 due[drone_id] = dead.ended_at
         return due
-
-    async def _removed(self, overlay: SupportsForget, ended_at: Mapping[DroneId, float]) -> Sequence[OrderResult]:
-        """Return one result for each drone, whatever happens."""
-        drift_s = self.clock.drift_s()
-        silence = Fault(FaultKind.UNKNOWN, "the adapter gave no receipt for it", self.clock.now())
-        try:
-            wall = {drone_id: at + drift_s for drone_id, at in ended_at.items()}
-            answered = {r.drone_id: r for r in await within(FORGET_DEADLINE_S, overlay.forget(wall))}
-        except Exception as error:
-            silence, answered = fault_of(error, self.clock.now()), {}
-        return [answered.get(i) or OrderResult(i, OrderOutcome.UNKNOWN, fault=silence) for i in ended_at]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 import structlog
@@ -31,10 +31,12 @@ class EstimateStore:
     estimation: EstimateCollector
     store: Store
     clock: Clock
+    event: Callable[..., Awaitable[None]]
+    """:meth:`Controller.event <provisioner.controller.loop.Controller.event>`: logs and records."""
     _kept_at: float = 0.0
     _asked_at: float = 0.0
     _spares: bool = False
-    """What is on record could not be read: whoever wants it back has until the next time of writing."""
+    """The recorded samples could not be read: they can be restored until the next write."""
     _forgot: dict[int, EstimateReset] = field(default_factory=dict)
     """Forgotten here, and still on record as to be forgotten: what is learned anew meanwhile is not forgotten again."""
 
@@ -45,8 +47,7 @@ class EstimateStore:
             known = await self.store.estimate_samples()
         except StoreError as error:
             self._spares = True
-            log.warning("estimates.reset", message=str(error))
-            await self._event("estimates.reset", message=str(error)[:2000])
+            await self.event("estimates.reset", warn=True, message=str(error)[:2000])
         else:
             if known is not None:
                 self.estimation.recall(known, now, waiting_cost)
@@ -85,20 +86,13 @@ class EstimateStore:
         """Record the estimates and the requests to forget that are carried out. A failure is tried again later."""
         now = self._kept_at = self.clock.now()
         try:
-            await self.store.record_estimates(self.estimation.experience(now), tuple(self._forgot))
+            await self.store.record_estimates(self.estimation.samples(now), tuple(self._forgot))
         except StoreError as error:
             log.error("estimates.write_failed", message=str(error))
             return
         self._spares, forgot, self._forgot = False, self._forgot, {}
         for each in forgot.values():
-            log.info("estimates.forgotten", what=each.what, by=each.by, reason=each.reason)
-            await self._event("estimates.forgotten", what=each.what, by=each.by, reason=each.reason)
-
-    async def _event(self, name: str, **fields: str) -> None:
-        try:
-            await self.store.event(self.clock.now(), name, fields)
-        except StoreError as error:
-            log.error("store.write_failed", message=str(error))
+            await self.event("estimates.forgotten", what=each.what, by=each.by, reason=each.reason)
 
 
 @dataclass(slots=True)

@@ -8,12 +8,11 @@ with them; losing them costs nothing but that. Time without polls is left out, n
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import accumulate, groupby
 from math import ceil
 
-from provisioner.controller.survival import UnfinishedJobs, expected
 from provisioner.estimates import (
     HORIZONS_S,
     NO_ESTIMATES,
@@ -27,12 +26,12 @@ from provisioner.estimates import (
     owner_of,
     run_keys,
 )
-from provisioner.model import PENDING, CompletedJob, Drone, DroneState, Plan, PolledSite, Snapshot
+from provisioner.model import PENDING, CompletedJob, Drone, DroneId, DroneState, OverlayView, Plan, PolledSite, Snapshot
 from provisioner.planner.retirement import MIN_IDLE_GAPS
 from provisioner.reasons import IdleTimeout
 
 RUNS_KEPT, RUNS_TOLD, RUNS_NEEDED = 200, 20, 10
-"""Run times under one key: how many of the newest are kept, as how many they are told, and from how many on."""
+"""Run times under one key: number of the newest that are kept, of quantiles of an estimate, and of samples it needs."""
 UNFINISHED_EVERY_S = 300.0
 """Interval at which unfinished drones are examined."""
 KEYS_KEPT = 5000
@@ -40,29 +39,83 @@ USE_EVERY_S = 120.0
 """Interval at which an owner's use is recorded."""
 USE_KEPT = 14 * 86400 // 120
 USE_FILLED = 15
-"""So many times in a row at which nobody looked (half an hour) count as the next that was seen; more are unknown."""
+"""Up to this many samples in a row that are missing (half an hour) get the value of the next one; more are unknown."""
 USE_NEEDED = 120
-"""Four hours of it, before anything is concluded."""
+"""Samples (four hours) that an estimate needs."""
 RISE_EVERY_S = 4 * 3600.0
-RISE_TOLD = 500
+RISE_QUANTILES = 500
 GAPS_KEPT = 200
-GHOST_S = 3600.0
-"""A drone that left and of which no other had to take the place for so long would have waited in vain."""
+DEPARTED_KEPT_S = 3600.0
+"""A drone that left, and that no other drone replaced within this time, would have waited in vain."""
 RELEASE_S = 20.0
 """Typical time that a drone still holds its GPUs after it was asked to leave."""
 IDLE_CHOICES_S = (15.0, 30.0, 60.0, 120.0, 240.0, 480.0, 900.0, 1800.0, 3600.0)
-"""Among which an idle time-out is chosen. Shorter than a tick would be none."""
-NEWEST = 0.1
+"""Candidates for an idle timeout, none shorter than a tick."""
+MEAN_WEIGHT = 0.1
 """Weight of the newest delay in the mean."""
-TELL_EVERY_S = 60.0
+ESTIMATE_EVERY_S = 60.0
 AWAY_S = 300.0
-"""Who has not seen the pool for longer cannot say when a drone came, or got its next job."""
+"""After a longer time without a view of the pool it is unknown when a drone joined, or got its next job."""
 SEEN_S = 1200.0
-"""A job that ended counts no second time within this, whoever told of it: longer than an overlay tells of one."""
+"""The same end of a job counts once within this time, which is longer than an overlay reports it."""
 SHORTEST_RUN_S = 0.1
 """Run times are kept to the tenth of a second."""
 FADE_S = 7 * 86400.0
-"""After so long what is known of preemption counts half."""
+"""Half-life of the counts of preemptions."""
+CUT_KEPT = 1000
+"""Number of evicted jobs that are kept, the newest."""
+LONGER = 2.0
+"""A job that has run longer than all completed ones is expected to run this many times as long: seen at any moment of
+its life a job is, in the median, half done (Gott, "Implications of the Copernican principle", Nature 363, 1993)."""
+
+Keys = tuple[str, ...]
+"""Keys of the run times of a job (:func:`provisioner.estimates.run_keys`), the widest last."""
+
+
+@dataclass(slots=True)
+class UnfinishedJobs:
+    """Jobs that run alone in a drone, and those that were evicted from one.
+
+    Forgotten with this life of the controller: running jobs are seen again.
+    """
+
+    running: dict[DroneId, tuple[Keys, float]] = field(default_factory=dict)
+    """By drone: keys of the job that runs there, and its start."""
+    cut: dict[str, tuple[Keys, float]] = field(default_factory=dict)
+    """By job: its keys, and its longest run before an eviction."""
+
+    def note(self, view: OverlayView) -> None:
+        """Take in a view of the pool: first the evictions of jobs that ran at the view before."""
+        for eviction in view.evictions or ():
+            keys, begun_at = self.running.get(eviction.drone_id, ((), eviction.at))
+            before_s = self.cut.pop(eviction.job_id, (keys, 0.0))[1]
+            ran_s = max(eviction.at - begun_at, before_s)
+            if keys and ran_s > 0:
+                self.cut[eviction.job_id] = keys, ran_s
+        while len(self.cut) > CUT_KEPT:
+            del self.cut[next(iter(self.cut))]
+        self.running = {
+            slot.drone_id: (
+                run_keys(slot.owner, slot.job_gpu_milli, slot.job_cpus, slot.job_memory_mib),
+                slot.begun_at,
+            )
+            for slot in view.slots
+            if slot.job_cpus and slot.begun_at and slot.owner
+        }
+
+    def so_far(self, now: float) -> Iterator[tuple[Keys, list[float]]]:
+        """Yield the run times so far of unfinished jobs, by key, with all wider keys."""
+        ages = [(keys, max(0.0, now - begun_at)) for keys, begun_at in self.running.values()]
+        ages += self.cut.values()
+        for level in range(3):
+            found: dict[Keys, list[float]] = {}
+            for keys, ran_s in ages:
+                found.setdefault(keys[level:], []).append(ran_s)
+            yield from found.items()
+
+    def forget(self, user: str) -> None:
+        """Forget the evicted jobs of one user."""
+        self.cut = {job: cut for job, cut in self.cut.items() if user not in cut[0]}
 
 
 @dataclass(slots=True)
@@ -84,11 +137,11 @@ class SiteHistory:
     rise_at: float = 0.0
     gaps_s: deque[float] = field(default_factory=lambda: deque(maxlen=GAPS_KEPT))
     """Waits of drones for their next job, or the waits they would have had."""
-    ghosts: deque[DepartedDrone] = field(default_factory=lambda: deque(maxlen=500))
+    departed: deque[DepartedDrone] = field(default_factory=lambda: deque(maxlen=500))
     taken: float = 0.0
     run_s: float = 0.0
     counted_at: float = 0.0
-    """Until when ``run_s`` was counted; 0: not yet in this life of the controller."""
+    """Time up to which ``run_s`` is counted; 0: not yet since the start of the controller."""
 
     @classmethod
     def of(cls, kept: SiteSamples, now: float, away_s: float) -> SiteHistory:
@@ -115,7 +168,7 @@ class EstimateHistory:
     """All samples. Departed drones are forgotten with this life of the controller; the rest is recorded."""
 
     runs: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    """Never changed in place: what is kept of them now and then is these very values."""
+    """Never changed in place: the recorded samples share these values."""
     delays: dict[str, StartDelays] = field(default_factory=dict)
     sites: dict[str, SiteHistory] = field(default_factory=dict)
 
@@ -130,26 +183,26 @@ class EstimateCollector:
     memory: EstimateHistory = field(default_factory=EstimateHistory)
     estimates: Estimates = NO_ESTIMATES
     _seen: frozenset[tuple[str, float]] = frozenset()
-    """Jobs that were counted: those told now, and of those told before what ended in the last :data:`SEEN_S`."""
-    _told: tuple[CompletedJob, ...] | None = None
+    """Counted jobs: those reported now, and of those reported before the ones that ended in the last :data:`SEEN_S`."""
+    _counted: tuple[CompletedJob, ...] | None = None
     _at: float = 0.0
     _dirty: bool = True
     _waiting_cost: float = 0.0
     """Cost of waiting in the policy, at the newest tick."""
     _pool_at: float = 0.0
-    """When the pool was seen last."""
+    """Time of the newest view of the pool."""
     _unfinished: UnfinishedJobs = field(default_factory=UnfinishedJobs)
-    _looked_at: float = 0.0
-    """When those that are not done were looked through."""
+    _examined_at: float = 0.0
+    """Time at which the unfinished jobs were examined."""
 
     def note(self, snapshot: Snapshot, plan: Plan) -> None:
         """Add the samples of one tick."""
         view, now, self._waiting_cost = snapshot.overlay.view, snapshot.now, snapshot.policy.waiting_cost
-        if view is not None and view.completions and view.completions is not self._told:
+        if view is not None and view.completions and view.completions is not self._counted:
             self._note_runs(view.completions, now)
-        if view is not None and view.completions is not None and now - self._looked_at >= UNFINISHED_EVERY_S:
+        if view is not None and view.completions is not None and now - self._examined_at >= UNFINISHED_EVERY_S:
             self._unfinished.note(view)
-            self._looked_at, self._dirty = now, self._dirty or bool(self._unfinished.running or self._unfinished.cut)
+            self._examined_at, self._dirty = now, self._dirty or bool(self._unfinished.running or self._unfinished.cut)
         watched = now - self._pool_at <= AWAY_S
         if view is not None and snapshot.overlay.fault is None:
             self._pool_at = now
@@ -158,11 +211,11 @@ class EstimateCollector:
         for name, reading in snapshot.sites.items():
             self._note_use(name, reading, snapshot)
         self._note_gaps(snapshot, plan)
-        if self._dirty and now - self._at >= TELL_EVERY_S:
+        if self._dirty and now - self._at >= ESTIMATE_EVERY_S:
             self._at, self._dirty = now, False
-            self.estimates = self._tell()
+            self.estimates = self._estimated()
 
-    def experience(self, now: float) -> EstimateSamples:
+    def samples(self, now: float) -> EstimateSamples:
         """Return the samples to record."""
         memory = self.memory
         return EstimateSamples(
@@ -182,7 +235,7 @@ class EstimateCollector:
             {name: SiteHistory.of(site, now, away_s) for name, site in kept.sites.items()},
         )
         self._seen, self._waiting_cost = kept.seen, waiting_cost
-        self.estimates = self._tell()
+        self.estimates = self._estimated()
 
     def forget(self, what: str) -> None:
         """Forget samples as an operator asks: ``all``, ``user:NAME`` or ``site:NAME``. Counted jobs stay counted.
@@ -199,7 +252,7 @@ class EstimateCollector:
             case "site":
                 memory.sites.pop(name, None)
                 memory.delays = {key: d for key, d in memory.delays.items() if key.partition("/")[0] != name}
-        self.estimates = self._tell()
+        self.estimates = self._estimated()
 
     def _site(self, name: str) -> SiteHistory:
         return self.memory.sites.setdefault(name, SiteHistory())
@@ -216,7 +269,7 @@ class EstimateCollector:
             del self.memory.runs[next(key for key in self.memory.runs if key)]
         # a schedd that does not answer once tells its jobs again when it is back
         self._seen = told | {(job, ended_at) for job, ended_at in self._seen if ended_at >= now - SEEN_S}
-        self._told = completions
+        self._counted = completions
         self._dirty = self._dirty or bool(new)
 
     def _note_use(self, name: str, reading: PolledSite, snapshot: Snapshot) -> None:
@@ -238,7 +291,7 @@ class EstimateCollector:
     def _note_preemption_chance(self, name: str, snapshot: Snapshot) -> None:
         site, now = self._site(name), snapshot.now
         past_s = now - site.counted_at
-        if past_s < TELL_EVERY_S:
+        if past_s < ESTIMATE_EVERY_S:
             return
         if site.counted_at:
             site.run_s += past_s * sum(1 for d in snapshot.drones.values() if d.joined_at and d.site == name)
@@ -265,28 +318,29 @@ class EstimateCollector:
         boot_s = max(0.0, drone.joined_at - drone.started_at)
         known = self.memory.delays.get(drone.type, StartDelays(queue_s, boot_s))
         self.memory.delays[drone.type] = StartDelays(
-            known.queue_s + NEWEST * (queue_s - known.queue_s), known.boot_s + NEWEST * (boot_s - known.boot_s)
+            known.queue_s + MEAN_WEIGHT * (queue_s - known.queue_s),
+            known.boot_s + MEAN_WEIGHT * (boot_s - known.boot_s),
         )
         self._dirty = True
 
     def _note_gaps(self, snapshot: Snapshot, plan: Plan) -> None:
         for drain in plan.drains:
             if isinstance(drain.reason, IdleTimeout):
-                self._site(drain.drone.site).ghosts.append(DepartedDrone(drain.reason.idle_s, snapshot.now))
+                self._site(drain.drone.site).departed.append(DepartedDrone(drain.reason.idle_s, snapshot.now))
         for start in plan.starts:
-            ghosts = self._site(start.drone.site).ghosts
-            if ghosts:  # the one that left last would have served these jobs
-                ghost = ghosts.pop()
-                self._gap(start.drone.site, ghost.idle_s + snapshot.now - ghost.left_at)
+            departed = self._site(start.drone.site).departed
+            if departed:  # the one that left last would have served these jobs
+                drone = departed.pop()
+                self._gap(start.drone.site, drone.idle_s + snapshot.now - drone.left_at)
         for name, site in self.memory.sites.items():
-            while site.ghosts and snapshot.now - site.ghosts[0].left_at > GHOST_S:
-                self._gap(name, site.ghosts.popleft().idle_s + GHOST_S)
+            while site.departed and snapshot.now - site.departed[0].left_at > DEPARTED_KEPT_S:
+                self._gap(name, site.departed.popleft().idle_s + DEPARTED_KEPT_S)
 
     def _gap(self, site: str, gap_s: float) -> None:
         self._site(site).gaps_s.append(max(0.0, gap_s))
         self._dirty = True
 
-    def _tell(self) -> Estimates:
+    def _estimated(self) -> Estimates:
         memory = self.memory
         boots: dict[str, float] = {}
         for key, delays in memory.delays.items():
@@ -314,7 +368,7 @@ class EstimateCollector:
         known = self.memory.runs
         of_done = {key: thinned(runs, RUNS_TOLD) for key, runs in known.items() if len(runs) >= RUNS_NEEDED}
         told = dict(of_done)
-        for (key, *wider), so_far in self._unfinished.so_far(self._looked_at):
+        for (key, *wider), so_far in self._unfinished.so_far(self._examined_at):
             done = known.get(key, ())
             if len(done) < RUNS_KEPT:
                 others = next((of_done[each] for each in wider if each in of_done), (USUAL_RUN_S,))
@@ -347,7 +401,7 @@ def rise_of(use_milli: Iterable[int]) -> OwnerGrowth:
             span += step
         pairs = (zip(tops, use, strict=False) for tops, use in zip(highest, stretches, strict=True))
         rises = sorted(top - now for each in pairs for top, now in each)
-        rows.append(tuple(int(rise) for rise in thinned(rises, RISE_TOLD)))
+        rows.append(tuple(int(rise) for rise in thinned(rises, RISE_QUANTILES)))
     return OwnerGrowth(tuple(rows))
 
 
@@ -367,3 +421,43 @@ def best_timeout_s(gaps_s: Iterable[float], boot_s: float, waiting_cost: float) 
         return sum(gap if gap <= timeout_s else timeout_s + start_s for gap in gaps)
 
     return min(IDLE_CHOICES_S, key=cost)
+
+
+# ------------------------------------------------------------------------------------------------ run times of jobs
+# A job that runs, or was cut short, takes longer than it has run so far. To learn from completed jobs alone is blind
+# where it matters: none of a user's first jobs of a day is completed for a day, and a job that an owner cuts short each
+# time never is. The estimate of Kaplan and Meier ("Nonparametric estimation from incomplete observations", J. Am. Stat.
+# Assoc. 53, 1958) takes such jobs in, here in the form of Efron ("The two sample problem with censored data", Proc. 5th
+# Berkeley Symp. 4, 1967): the weight of an unfinished job goes to all that took longer, in equal parts.
+
+
+def expected(done: Sequence[float], unfinished: Sequence[float], count: int) -> tuple[float, ...]:
+    """Return ``count`` equally likely run times in seconds, ascending.
+
+    They are of jobs some of which are ``done`` after so many seconds, and others ``unfinished`` after so many.
+    """
+    longest_done = max(done, default=0.0)
+    # A job that ends in the very moment up to which another was seen ends before that one.
+    seen = sorted([(run_s, False) for run_s in done] + [(run_s, True) for run_s in unfinished])
+    weighted: list[tuple[float, float]] = []
+    weight = 1.0
+    for longer, (run_s, goes_on) in zip(range(len(seen) - 1, -1, -1), seen, strict=True):
+        if not goes_on:
+            weighted.append((run_s, weight))
+        elif run_s >= longest_done:
+            weighted.append((LONGER * run_s, weight))
+        else:
+            weight *= (longer + 1) / longer
+    return _quantiles(weighted, count)
+
+
+def _quantiles(weighted: Iterable[tuple[float, float]], count: int) -> tuple[float, ...]:
+    values, weights = zip(*sorted(weighted), strict=True)
+    reached = list(accumulate(weights))
+    found, at = [], 0
+    for n in range(count):
+        wanted = (n + 0.5) / count * reached[-1]
+        while reached[at] < wanted:
+            at += 1
+        found.append(values[at])
+    return tuple(found)

@@ -11,7 +11,7 @@ from typing import Self
 
 import structlog
 
-from provisioner import formatting
+from provisioner import formatting, reasons
 from provisioner.controller import actuation
 from provisioner.controller.actuation import DeadSlots
 from provisioner.controller.clock import Clock
@@ -43,7 +43,7 @@ from provisioner.planner.lifecycle import apply_drain_result, apply_start_result
 from provisioner.planner.matching import unmet_requirement
 from provisioner.planner.safeguards import PlanFunction, PlanValidator, SafePlan, safe_plan
 from provisioner.planner.validation import validate_plan
-from provisioner.reasons import BlackHoleDrone, DrainRefused, OrderRefused, OutcomeUnknown, Reason
+from provisioner.reasons import Reason
 from provisioner.store import Store, StoreError, changes
 
 log = structlog.get_logger()
@@ -63,15 +63,15 @@ PRUNE_EVERY_S = 3600.0
 SERIAL_MARGIN = 1000
 """Serial numbers left out after a record that was older than what runs."""
 SERIALS_MISSED = 1_000_000
-"""A record misses fewer drones than that. A serial number further on is forged: whoever runs jobs can send slot ads,
-and whoever shares our account at a site can have entries listed."""
+"""A record misses fewer drones than that. A larger serial number is forged: a user who runs jobs can send slot ads, and
+a user who shares our account at a site can have entries listed."""
 UNKNOWN_SLOTS = 1000
 """Slots of drones that neither the record nor a site knows: more of them are left out of a view."""
 SHUTDOWN_WAIT_S = 60.0
-"""How long orders under way are waited for at the end. The next controller settles what is not answered by then."""
-QUICK_FOR_S = 300.0
-"""A drone that stays in one state for longer is on the move no more: it is waited for at the usual pace."""
-ON_THE_MOVE = frozenset(
+"""Longest wait for orders under way at the end. The next controller settles those without a result."""
+ACTIVE_FOR_S = 300.0
+"""A drone that stays in one state for longer does not shorten the pause between ticks."""
+CHANGING = frozenset(
     {
         *(DroneState.REQUESTED, DroneState.SUBMITTED, DroneState.BOOTING, DroneState.JOINED),
         *(DroneState.DRAINING, DroneState.STOPPING),
@@ -159,9 +159,9 @@ class Controller:
     judge: PlanValidator = validate_plan
     decided: PlanningTime = field(default_factory=PlanningTime)
     between_ticks: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held during a tick of :meth:`run`; whoever changes something takes it."""
+    """Held during a tick of :meth:`run`, and by each change of the configuration."""
     _group: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
-    _poller: Poller | None = None
+    _poller: Poller = field(init=False)
     _orders: dict[asyncio.Task[actuation.BatchResults], str] = field(default_factory=dict)
     """Orders under way, or answered and not yet on record, with the site that they went to."""
     _failures: PlannerFailures = field(default_factory=PlannerFailures)
@@ -172,30 +172,30 @@ class Controller:
     _doubted: bool = False
     """The host's clock was doubted at the newest tick."""
     _outdated: bool = False
+    """The record was found to be older than what runs, and that was reported."""
     _first_serial: int = 0
     """The first free serial number by the record at the start; 0 before the first tick."""
-    """The record was found to be older than what runs; told once."""
     _pruned_at: float = 0.0
     _prunes: bool = False
     """True while the record holds more to forget than one tick should wait for."""
     _gpu_wanted_at: float = 0.0
     _stepped: bool = False
     _completed_jobs: CompletedJobRecorder = field(default_factory=CompletedJobRecorder)
-    _estimate_store: EstimateStore | None = None
+    _estimate_store: EstimateStore = field(init=False)
     _dead_slots: DeadSlots = field(init=False)
     _consoles: Mapping[str, SupportsConsoleOutput] = field(default_factory=dict)
-    """The sites that tell last words: asking a protocol is not for every tick."""
+    """The sites that report the last output of drones: to check a protocol takes too long for every tick."""
 
     def __post_init__(self) -> None:
         self._dead_slots = DeadSlots(self.overlay, self.clock)
+        self._estimate_store = EstimateStore(self.estimation, self.store, self.clock, self.event)
+        overlay = PollTarget(OVERLAY_SCOPE, lambda: self.overlay.poll(self.types), 0.0)
+        self._poller = Poller(self._group, self.clock, overlay)
 
     async def __aenter__(self) -> Self:
         await self._set_clock(start=True)
-        self._estimate_store = EstimateStore(self.estimation, self.store, self.clock)
         await self._estimate_store.begin(self.policy.waiting_cost)
         await self._group.__aenter__()
-        overlay = PollTarget(OVERLAY_SCOPE, lambda: self.overlay.poll(self.types), 0.0)
-        self._poller = Poller(self._group, self.clock, overlay)
         self._set_poll_targets()
         return self
 
@@ -204,7 +204,6 @@ class Controller:
 
         Their intent is on record, and listings will show the next controller what came of them.
         """
-        assert self._poller is not None and self._estimate_store is not None
         self._poller.close()
         self._dead_slots.close()
         try:
@@ -279,7 +278,7 @@ class Controller:
             if start and drone.state is DroneState.REQUESTED:
                 new = replace(new, since=now)
             if new != drone:
-                moves.append(StateChange(new, new.state, OutcomeUnknown("")))
+                moves.append(StateChange(new, new.state, reasons.OutcomeUnknown("")))
         breakers = [shift_breaker(breaker, by_s) for breaker in self.store.breakers.values()] if by_s else []
         try:
             if by_s:
@@ -292,7 +291,6 @@ class Controller:
         return True
 
     async def _poll(self) -> Snapshot:
-        assert self._poller is not None
         await self._poller.poll(self.store.breakers)
         await self._record_console_output()
         readings = self._poller.site_readings()
@@ -342,7 +340,7 @@ class Controller:
         _log_plan(plan)
         _log_breakers(before, plan.breakers)
         for drain in plan.drains:
-            if isinstance(drain.reason, BlackHoleDrone):
+            if isinstance(drain.reason, reasons.BlackHoleDrone):
                 await self.event(
                     "drone.black_hole", warn=True, drone=drain.drone.id, why=formatting.describe(drain.reason)
                 )
@@ -360,7 +358,6 @@ class Controller:
 
     def _polled_overlay(self) -> PolledOverlay:
         """Return the newest reading of the pool, with a notice for operators while the host's clock is doubted."""
-        assert self._poller is not None
         reading = self._poller.overlay_reading()
         if reading.view is not None and len(reading.view.slots) > UNKNOWN_SLOTS:
             reading = replace(reading, view=self._without_forged_slots(reading.view))
@@ -372,9 +369,8 @@ class Controller:
     def _without_forged_slots(self, view: OverlayView) -> OverlayView:
         """Return a view with a limited number of slots of drones that neither the record nor a site knows.
 
-        Whoever has a drone's token can advertise any number of them, and each tick would work on all.
+        A user with a drone's token can advertise any number of them, and each tick would work on all.
         """
-        assert self._poller is not None
         known = set(self.store.drones)
         known.update(*(r.view.drones for r in self._poller.site_readings().values() if r.view is not None))
         unknown = [slot.drone_id for slot in view.slots if slot.drone_id not in known]
@@ -387,7 +383,6 @@ class Controller:
 
     def _gpu_wanted(self) -> float:
         """Return the time at which a GPU job was last seen to wait. While the queue cannot be seen, one may wait."""
-        assert self._poller is not None
         overlay = self._poller.overlay_reading()
         view = overlay.view
         classes = view.classes if view is not None and overlay.fault is None and not view.unheard else None
@@ -405,7 +400,6 @@ class Controller:
         view shows yet may have later ids still: a margin is left for them. What slots or a listing show may be forged:
         it counts up to a limit that stays where it was at the start, when the record was read.
         """
-        assert self._poller is not None
         known = self.store.next_serial
         self._first_serial = self._first_serial or known
         shown = {drone_id for reading in readings if reading.view is not None for drone_id in reading.view.drones}
@@ -516,7 +510,7 @@ class Controller:
             _log_breakers(before, breakers)
             for move in (m for m in moves if not site and m.drone.drain_refusal != known[m.drone.id]):
                 await self.event(
-                    "drain.rejected" if isinstance(move.reason, DrainRefused) else "drain.failed",
+                    "drain.rejected" if isinstance(move.reason, reasons.DrainRefused) else "drain.failed",
                     warn=True,
                     drone=move.drone.id,
                     why=formatting.excerpt(move.drone.drain_refusal),
@@ -528,7 +522,7 @@ class Controller:
         refused = (r for r in answers.admissions if r.answer is OrderOutcome.REJECTED)
         for receipt in (*answers.starts, *refused):
             drone = drones.get(receipt.drone_id)
-            if drone is not None and actuation.still_waits(drone):
+            if drone is not None and drone.state is DroneState.REQUESTED:  # else a listing has settled it
                 moves.append(apply_start_result(drone, receipt, now))
         for receipt in answers.leaves:
             drone = drones.get(receipt.drone_id)
@@ -562,17 +556,16 @@ class Controller:
         return list(self._orders)
 
     def _set_poll_targets(self) -> None:
-        assert self._poller is not None
         self._consoles = {name: site for name, site in self.sites.items() if isinstance(site, SupportsConsoleOutput)}
         before, self._poller.sites = self._poller.sites, {}
         for name, site in self.sites.items():
-            watch = before.pop(name, None)
-            if watch is not None and watch.poll != site.poll:  # an adapter built anew: what is known of the site stays
-                watch.close()
-                watch = PollTarget(name, site.poll, 0.0, watch.view, watch.fault)
-            watch = watch or PollTarget(name, site.poll, 0.0)
-            watch.deadline_s = self.policy.sites[name].poll_deadline_s
-            self._poller.sites[name] = watch
+            target = before.pop(name, None)
+            if target is not None and target.poll != site.poll:  # built anew: what is known stays
+                target.close()
+                target = PollTarget(name, site.poll, 0.0, target.view, target.fault)
+            target = target or PollTarget(name, site.poll, 0.0)
+            target.deadline_s = self.policy.sites[name].poll_deadline_s
+            self._poller.sites[name] = target
         for gone in before.values():
             gone.close()
         self._poller.overlay.deadline_s = min(30.0, self.policy.overlay_max_age_s / 2)
@@ -580,11 +573,10 @@ class Controller:
     def _pause(self, report: TickReport) -> float:
         if not report.recorded:
             return self.interval_s
-        since = self.clock.now() - QUICK_FOR_S
-        moving = any(d.state in ON_THE_MOVE and d.since > since for d in self.store.drones.values())
-        waiting = self._poller is not None and any(
-            c.fresh for c in (self._poller.overlay.view.classes if self._poller.overlay.view else ())
-        )
+        since = self.clock.now() - ACTIVE_FOR_S
+        moving = any(d.state in CHANGING and d.since > since for d in self.store.drones.values())
+        view = self._poller.overlay.view
+        waiting = view is not None and any(job.fresh for job in view.classes)
         return self.active_interval_s if report.plan.acts or moving or waiting else self.interval_s
 
     async def _housekeeping(self) -> None:
@@ -601,8 +593,7 @@ class Controller:
                 self._prunes = await self.store.prune(now)
             except StoreError as error:
                 log.error("store.prune_failed", message=str(error))
-        if self._estimate_store is not None:
-            await self._estimate_store.turn()
+        await self._estimate_store.turn()
 
     async def event(self, name: str, *, warn: bool = False, **fields: str | int | float) -> None:
         """Log and record an event that is no transition of a drone, as a warning with ``warn``."""
@@ -644,7 +635,7 @@ _BAD_ENDS = frozenset({DroneState.FAILED, DroneState.LOST, DroneState.JOIN_TIMEO
 
 def _log_moves(moves: Sequence[StateChange]) -> None:
     for move in moves:
-        state, refused = move.drone.state, isinstance(move.reason, OrderRefused)
+        state, refused = move.drone.state, isinstance(move.reason, reasons.OrderRefused)
         if state is move.was and not refused:
             continue
         tell = log.warning if refused or state in _BAD_ENDS else log.info

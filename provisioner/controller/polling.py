@@ -8,27 +8,19 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import structlog
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_fixed
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, wait_fixed
 
 from provisioner.controller.adapter_calls import fault_of, within
 from provisioner.controller.clock import Clock
 from provisioner.controller.sanitize import Sanitizer
 from provisioner.interfaces import UnavailableError
-from provisioner.model import (
-    Breaker,
-    BreakerState,
-    Fault,
-    OverlayView,
-    PolledOverlay,
-    PolledSite,
-    SiteView,
-)
+from provisioner.model import Breaker, BreakerState, Fault, OverlayView, PolledOverlay, PolledSite, SiteView
 from provisioner.planner.breakers import OVERLAY_SCOPE
 
 log = structlog.get_logger()
 
 TICK_WAIT_S = 5.0
-"""How long a tick waits for looks; what takes longer goes on, and its answer serves a later tick."""
+"""Longest time that a tick waits for polls; the answer of one that takes longer serves a later tick."""
 ATTEMPTS = 2
 RETRY_AFTER_S = 0.2
 
@@ -37,7 +29,7 @@ View = TypeVar("View", SiteView, OverlayView)
 
 @dataclass(slots=True)
 class PollTarget(Generic[View]):
-    """The newest good view through one pair of eyes, and what went wrong since."""
+    """The newest good view of one site or of the overlay, and what went wrong since."""
 
     name: str
     poll: Callable[[], Awaitable[View]]
@@ -45,15 +37,15 @@ class PollTarget(Generic[View]):
     view: View | None = None
     fault: Fault | None = None
     in_flight: asyncio.Task[None] | None = None
-    border: Sanitizer = field(default_factory=Sanitizer)
+    sanitizer: Sanitizer = field(default_factory=Sanitizer)
     _first: UnavailableError | None = None
-    """Error of the first attempt of the look that goes on."""
+    """Error of the first attempt of the poll under way."""
 
     async def once(self, clock: Clock) -> None:
-        """Look; retried once if the service does not answer, within one deadline. Never raises."""
+        """Poll within one deadline, and note the view or the fault. Never raises."""
         began = clock.now()
         try:
-            view = self.border.sanitized(await within(self.deadline_s, self._looked()), began, clock.drift_s())
+            view = self.sanitizer.sanitized(await within(self.deadline_s, self._poll_twice()), began, clock.drift_s())
         except Exception as error:
             # the deadline of both attempts says less than what the first one failed for
             told = self._first if isinstance(error, TimeoutError) and self._first is not None else error
@@ -74,29 +66,24 @@ class PollTarget(Generic[View]):
                     away_s=round(clock.now() - before.at, 1),
                 )
 
-    async def _looked(self) -> View:
+    async def _poll_twice(self) -> View:
+        """Poll; once more if the service does not answer."""
         self._first = None
-        try:
-            return await self.poll()
-        except UnavailableError as error:
-            return await self._again(error)
 
-    async def _again(self, error: UnavailableError) -> View:
-        """Look again after one that failed, which is the first attempt of those that are retried."""
-        failed = [error]
-        self._first = error
-
-        async def attempt() -> View:
-            if failed:
-                raise failed.pop()
+        async def attempt() -> View:  # tenacity awaits coroutine functions only, and `poll` may be any callable
             return await self.poll()
 
         return await AsyncRetrying(
             stop=stop_after_attempt(ATTEMPTS),
             wait=wait_fixed(RETRY_AFTER_S),
             retry=retry_if_exception_type(UnavailableError),
+            before_sleep=self._note_first,
             reraise=True,
         )(attempt)
+
+    def _note_first(self, attempt: RetryCallState) -> None:
+        error = attempt.outcome.exception() if attempt.outcome is not None else None
+        self._first = error if isinstance(error, UnavailableError) else None
 
     def close(self) -> None:
         """Break off what is in flight."""
@@ -106,7 +93,7 @@ class PollTarget(Generic[View]):
 
 @dataclass(slots=True)
 class Poller:
-    """All watches. Tasks live in the given group, so none outlives the service."""
+    """All poll targets. Tasks live in the given group, so none outlives the service."""
 
     group: asyncio.TaskGroup
     clock: Clock
@@ -114,28 +101,28 @@ class Poller:
     sites: dict[str, PollTarget[SiteView]] = field(default_factory=dict)
 
     async def poll(self, breakers: Mapping[str, Breaker]) -> None:
-        """Begin every look that is due, wait for them with patience. A banned site that did not answer rests."""
+        """Begin every poll that is due, and wait for them. A banned site that did not answer is left out."""
         due: list[PollTarget[OverlayView] | PollTarget[SiteView]] = [self.overlay]
-        due += [w for name, w in self.sites.items() if not self._rests(w, breakers.get(name))]
+        due += [w for name, w in self.sites.items() if not self._skips(w, breakers.get(name))]
         tasks: list[asyncio.Task[None]] = []
-        for watch in due:
-            if watch.in_flight is None or watch.in_flight.done():
-                watch.in_flight = self.group.create_task(watch.once(self.clock), name=f"look:{watch.name}")
-            tasks.append(watch.in_flight)
+        for target in due:
+            if target.in_flight is None or target.in_flight.done():
+                target.in_flight = self.group.create_task(target.once(self.clock), name=f"poll:{target.name}")
+            tasks.append(target.in_flight)
         if tasks:
             await asyncio.wait(tasks, timeout=TICK_WAIT_S)
 
     def close(self) -> None:
         """Break off what is in flight."""
         self.overlay.close()
-        for watch in self.sites.values():
-            watch.close()
+        for target in self.sites.values():
+            target.close()
 
-    def _rests(self, watch: PollTarget[SiteView], breaker: Breaker | None) -> bool:
+    def _skips(self, target: PollTarget[SiteView], breaker: Breaker | None) -> bool:
         return (
             breaker is not None
             and breaker.state is BreakerState.BANNED
-            and watch.fault is not None
+            and target.fault is not None
             and self.clock.now() < breaker.until
         )
 

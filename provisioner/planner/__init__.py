@@ -11,13 +11,12 @@ from dataclasses import replace
 from provisioner.model import Plan, Snapshot
 from provisioner.planner.black_holes import BlackHoles
 from provisioner.planner.breakers import update_breakers, update_class_breakers
-from provisioner.planner.context import PlanningContext
+from provisioner.planner.capacity import Supply
+from provisioner.planner.context import PlanningContext, check_views
 from provisioner.planner.lifecycle import observe_all
 from provisioner.planner.owner import OwnerReservations, reclaim_reserve
 from provisioner.planner.placement import place
 from provisioner.planner.retirement import retire
-from provisioner.planner.supply import Supply
-from provisioner.planner.views import check_views
 
 __all__ = ["decide"]
 

@@ -143,7 +143,13 @@ def _black_hole_drones(context: PlanningContext, view: OverlayView) -> Iterator[
         if sum(map(len, by_job.values())) < MIN_FAILED_JOBS:
             continue
         drone, slot_there = context.drones.get(drone_id), context.slots.get(drone_id)
-        if drone is None or slot_there is None or drone.goes or not drone.joined_at or not context.can_act_on(drone):
+        if (
+            drone is None
+            or slot_there is None
+            or drone.is_leaving
+            or not drone.joined_at
+            or not context.can_act_on(drone)
+        ):
             continue
         elsewhere = {owner: _elsewhere(good_in[owner], drone_id) for owner in {m[0].owner for m in by_job.values()}}
         theirs = {o for o, well in elsewhere.items() if not (ill := _elsewhere(bad_in[o], drone_id)) or well > ill}
@@ -179,7 +185,7 @@ def _drones_on_avoided_nodes(
     places = {(drone.site, drone.node) for drone in context.drones.values() if drone.node}
     others = {site for site, node in places if node_scope(site, node) not in banned}
     for drone in context.changing.values():
-        if drone.state not in _TAKES_NO_JOB_YET or drone.jobs or drone.goes:
+        if drone.state not in _TAKES_NO_JOB_YET or drone.jobs or drone.is_leaving:
             continue
         site, slot = drone.site, context.slots.get(drone.id)
         breaker = banned.get(node_scope(site, drone.node))

@@ -146,7 +146,8 @@ def update_breakers(snapshot: Snapshot, moves: Sequence[StateChange], others: It
         for scope in (key, site):
             if scope in known and _clears_fault(snapshot, move, known[scope]):
                 known[scope] = after_success(known[scope], now)
-        if key in known and move.drone.busy_at and not _had_work(snapshot, move):
+        before = snapshot.drones.get(move.drone.id)
+        if key in known and move.drone.busy_at and not (before and before.busy_at):  # its first job
             known[key] = after_success(known[key], now)
     return known
 
@@ -185,9 +186,9 @@ def _clears_fault(snapshot: Snapshot, move: StateChange, breaker: Breaker) -> bo
     return drone.requested_at >= fault.at and (started or joined)
 
 
-def _had_work(snapshot: Snapshot, move: StateChange) -> bool:
-    before = snapshot.drones.get(move.drone.id)
-    return before is not None and before.busy_at > 0
+def _scope(kind: FaultKind, drone: Drone) -> str:
+    """Return the scope of the breaker that a fault of a drone concerns."""
+    return str(drone.type) if BACKOFF_POLICIES[kind].per_type else drone.site
 
 
 def _early_exits(snapshot: Snapshot, moves: Sequence[StateChange]) -> Mapping[str, Fault]:
@@ -217,9 +218,8 @@ def _early_exits(snapshot: Snapshot, moves: Sequence[StateChange]) -> Mapping[st
             move.reason.fault if isinstance(move.reason, EndedAtSite) and drone.state is DroneState.FAILED else ""
         )
         if reported and not (worked and reported in _FAULTS_OF_JOBS):
-            kind = FaultKind(reported)
-            scope = str(drone.type) if BACKOFF_POLICIES[kind].per_type else drone.site
-            found[scope] = Fault(kind, f"{drone.id}: {drone.site_reason}", snapshot.now, of_order=True, accepted=True)
+            kind, text = FaultKind(reported), f"{drone.id}: {drone.site_reason}"
+            found[_scope(kind, drone)] = Fault(kind, text, snapshot.now, of_order=True, accepted=True)
     return found
 
 
@@ -231,14 +231,15 @@ def _never_starting(snapshot: Snapshot, others: Iterable[Drone]) -> Mapping[str,
     found: dict[str, Fault] = {}
     for drone in others:
         waits = drone.state in (DroneState.SUBMITTED, DroneState.QUEUED) and not drone.started_at
-        if not waits or drone.goes:
+        if not waits or drone.is_leaving:
             continue
         polled = snapshot.sites.get(drone.site)
         remote = polled.view.drones.get(drone.id) if polled is not None and polled.view is not None else None
         if remote is not None and remote.hopeless and remote.blocked:
-            scope = str(drone.type) if BACKOFF_POLICIES[remote.blocked].per_type else drone.site
-            message = f"{drone.id} waits: {remote.reason}"
-            found[scope] = Fault(remote.blocked, message, snapshot.now, of_order=True, accepted=True)
+            text = f"{drone.id} waits: {remote.reason}"
+            found[_scope(remote.blocked, drone)] = Fault(
+                remote.blocked, text, snapshot.now, of_order=True, accepted=True
+            )
     return found
 
 
@@ -291,9 +292,8 @@ def update_class_breakers(
             breaker = after.get(scope) or Breaker(scope, since=now)
             if job is not None and _idled_in_vain(drone, job, view) and not _already_counted(breaker, drone):
                 text = f"{drone.id} idled until it left, and no job of the class came"
-                after[scope] = after_failure(
-                    breaker, Fault(FaultKind.JOBS, text, now, of_order=True, accepted=True), now
-                )
+                fault = Fault(FaultKind.JOBS, text, now, of_order=True, accepted=True)
+                after[scope] = after_failure(breaker, fault, now)
         elif scope in after and drone.busy_at and job is not None and job.running:
             after[scope] = after_success(after[scope], now)
     return after
@@ -329,12 +329,9 @@ class ClassBackoffs:
     @classmethod
     def of(cls, breakers: Mapping[str, Breaker], drones: Iterable[Drone]) -> ClassBackoffs:
         """Collect the breakers of classes. ``drones`` are the live drones that are not steady."""
-        ours = _class_breakers(breakers)
-        if not ours:
-            return NO_CLASS_BACKOFFS
         closed: dict[str, dict[TypeKey, Breaker]] = {}
         probing: dict[str, dict[TypeKey, int]] = {}
-        for key, class_id, breaker in ours:
+        for key, class_id, breaker in _class_breakers(breakers):
             if breaker.state is BreakerState.BANNED:
                 closed.setdefault(class_id, {})[key] = breaker
             elif breaker.state is BreakerState.PROBING:
@@ -342,7 +339,7 @@ class ClassBackoffs:
         for drone in drones if probing else ():
             probed = probing.get(drone.for_class, {})
             idle = drone.state in (*PENDING, DroneState.JOINED, DroneState.IDLE)
-            if drone.type in probed and idle and not drone.goes:
+            if drone.type in probed and idle and not drone.is_leaving:
                 probed[drone.type] += 1
         return cls(closed, probing)
 
@@ -357,6 +354,3 @@ class ClassBackoffs:
     def doubted(self, class_id: str, key: TypeKey) -> bool:
         """Return True if the pool is not expected to match jobs of a class to drones of a type."""
         return key in self.closed.get(class_id, ()) or key in self.probing.get(class_id, ())
-
-
-NO_CLASS_BACKOFFS = ClassBackoffs()

@@ -3,39 +3,41 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from provisioner import reasons
 from provisioner.model import (
+    ON_THE_WAY,
     PENDING,
     WHOLE_GPU,
     BreakerState,
+    Drone,
     DroneState,
     DroneType,
+    JobClass,
     Node,
     RemoteState,
     ReserveWhen,
     SitePolicy,
     TypeKey,
 )
-from provisioner.planner.context import NO_END, PlanningContext, life_too_short
-from provisioner.planner.matching import CompatibleTypes
-from provisioner.planner.owner import OwnerReservations
-from provisioner.reasons import (
-    BackingOff,
-    GpusStranded,
-    LimitReached,
-    Probing,
-    Reason,
-    ReserveKept,
-    SiteDisabled,
-    SiteFull,
-    SiteQuota,
-    StartBlocked,
+from provisioner.planner.context import DOWNTIME_MARGIN_S, NO_END, PlanningContext, downtime_at, life_too_short
+from provisioner.planner.matching import (
+    CompatibleTypes,
+    Resources,
+    count_jobs,
+    free_resources,
+    request_of,
+    resources_of_type,
 )
+from provisioner.planner.owner import OwnerReservations
+from provisioner.planner.risk import is_excluded
+from provisioner.reasons import Reason
 
 
-def stranded_gpus(kind: DroneType, nodes: Iterable[Node]) -> GpusStranded | None:
+def stranded_gpus(kind: DroneType, nodes: Iterable[Node]) -> reasons.GpusStranded | None:
     """Return why no node with enough free GPUs has room for a drone of the type.
 
     None if some node has room, or none has GPUs. The resource that is short on most GPUs is reported.
@@ -56,7 +58,7 @@ def stranded_gpus(kind: DroneType, nodes: Iterable[Node]) -> GpusStranded | None
     dimension, found = max(short.items(), key=lambda each: (sum(milli for milli, _ in each[1]), each[0]))
     wanted = {"cpus": kind.cpus, "memory": kind.memory_mib, "disk": kind.disk_mib}[dimension]
     free_gpus = sum(milli for milli, _ in found) / WHOLE_GPU
-    return GpusStranded(kind.key, len(found), free_gpus, dimension, wanted, max(free for _, free in found))
+    return reasons.GpusStranded(kind.key, len(found), free_gpus, dimension, wanted, max(free for _, free in found))
 
 
 def _scarce_resource(kind: DroneType, node: Node) -> tuple[str, int] | None:
@@ -83,12 +85,12 @@ class StartLimits:
 
     context: PlanningContext
     reservations: OwnerReservations
-    drones: dict[str, int] = field(default_factory=dict)
+    drones: Counter[str] = field(default_factory=Counter)
     """By site, by type key, and ``""`` for all."""
-    gpu_milli: dict[str, int] = field(default_factory=dict)
-    pending: dict[str, int] = field(default_factory=dict)
-    started: dict[str, int] = field(default_factory=dict)
-    probes: dict[str, int] = field(default_factory=dict)
+    gpu_milli: Counter[str] = field(default_factory=Counter)
+    pending: Counter[str] = field(default_factory=Counter)
+    started: Counter[str] = field(default_factory=Counter)
+    probes: Counter[str] = field(default_factory=Counter)
     """Pending drones that were ordered since their site or type is probed: older ones are no probes."""
     free: dict[str, dict[str, float]] = field(default_factory=dict)
     """By site and type name: free places at a site that does not report nodes, less those promised."""
@@ -108,54 +110,50 @@ class StartLimits:
     @classmethod
     def of(cls, context: PlanningContext, reservations: OwnerReservations) -> StartLimits:
         """Count everything once."""
-        room = cls(context, reservations, open=set(context.types))
+        limits = cls(context, reservations, open=set(context.types))
         for key, count in context.steady.items():
-            kind = context.types[key]
-            room._count(key, kind.site, count, count * kind.gpu_milli)
-        room._count_unsettled()
+            limits._count(key, count, context.types[key].gpu_milli)
+        sizes = Counter((drone.type, drone.gpu_milli) for drone in context.changing.values())
+        for (key, gpu_milli), count in sizes.items():
+            limits._count(key, count, gpu_milli)
         for site, count in context.orphan_counts.items():
-            if count:
-                biggest = max((t.gpu_milli for t in context.snapshot.types if t.site == site), default=0)
-                room._count("", site, count, count * biggest)
+            largest = max((t.gpu_milli for t in context.snapshot.types if t.site == site), default=0)
+            limits._count(site, count, largest)
         for site, polled in context.snapshot.sites.items():
-            if polled.view is not None and polled.view.free is not None and not polled.view.nodes:
-                room.free[site] = {k: float(v) for k, v in polled.view.free.items()}
+            if polled.view is None:
+                continue
+            if polled.view.free is not None and not polled.view.nodes:
+                limits.free[site] = {name: float(count) for name, count in polled.view.free.items()}
                 if polled.view.free_gpu_milli is not None:
-                    room.free_milli[site] = polled.view.free_gpu_milli
-            if polled.view is not None and polled.view.quota is not None:
-                room.quota[site] = {k: float(v) for k, v in polled.view.quota.items()}
+                    limits.free_milli[site] = polled.view.free_gpu_milli
+            if polled.view.quota is not None:
+                limits.quota[site] = {name: float(count) for name, count in polled.view.quota.items()}
+        probing = {b.scope: b.since for b in context.breakers.values() if b.state is BreakerState.PROBING}
         for drone in context.changing.values():
+            if drone.state in PENDING:
+                limits._count_pending(drone, probing)
             if drone.awaits_room:
-                room._promise(drone.type, 1)
+                limits._promise(drone.type, 1)
             # The quota that a site tells cannot know yet of an order whose outcome is unknown.
             if drone.state is DroneState.REQUESTED:
-                room._grant(drone.type, 1)
-        return room
+                limits._grant(drone.type, 1)
+        return limits
 
-    def _count_unsettled(self) -> None:
-        probing = {b.scope: b.since for b in self.context.breakers.values() if b.state is BreakerState.PROBING}
-        sizes = Counter((drone.type, drone.gpu_milli) for drone in self.context.changing.values())
-        for (key, gpu_milli), count in sizes.items():
-            self._count(key, key.partition("/")[0], count, count * gpu_milli)
-        for drone in self.context.changing.values():
-            if drone.state not in PENDING:
-                continue
-            key, site = drone.type, drone.site
-            remote = self.context.remote(drone)
-            if remote is not None and remote.blocked is not None and remote.state is RemoteState.PENDING:
-                self.blocked[key] = StartBlocked(key, remote.blocked.value, remote.reason)
-            self._add(self.pending, 1, site, key)
-            if probing:
-                self._add(self.probes, 1, *(s for s in (site, key) if drone.requested_at >= probing.get(s, NO_END)))
+    def _count_pending(self, drone: Drone, probing: Mapping[str, float]) -> None:
+        remote = self.context.remote(drone)
+        if remote is not None and remote.blocked is not None and remote.state is RemoteState.PENDING:
+            self.blocked[drone.type] = reasons.StartBlocked(drone.type, remote.blocked.value, remote.reason)
+        for scope in (drone.site, drone.type):
+            self.pending[scope] += 1
+            self.probes[scope] += drone.requested_at >= probing.get(scope, NO_END)
 
-    @staticmethod
-    def _add(counts: dict[str, int], amount: int, *keys: str) -> None:
-        for key in keys:
-            counts[key] = counts.get(key, 0) + amount
-
-    def _count(self, kind: str, site: str, count: int, gpu_milli: int) -> None:
-        self._add(self.drones, count, *((kind, site, "") if kind else (site, "")))
-        self._add(self.gpu_milli, gpu_milli, site, "")
+    def _count(self, scope: str, count: int, gpu_milli: int) -> None:
+        """Count drones of a type, or of a site whose types are unknown."""
+        site = scope.partition("/")[0]
+        for each in dict.fromkeys((scope, site, "")):
+            self.drones[each] += count
+        for each in (site, ""):
+            self.gpu_milli[each] += count * gpu_milli
 
     def _promise(self, key: TypeKey, count: int) -> None:
         """Reserve places for drones that hold none yet.
@@ -187,10 +185,9 @@ class StartLimits:
         """Book ``count`` starts of a type."""
         kind = self.context.types[key]
         site = kind.site
-        self._count(key, site, count, count * kind.gpu_milli)
-        self._add(self.pending, count, site, key)
-        self._add(self.probes, count, site, key)
-        self._add(self.started, count, site, key)
+        self._count(key, count, kind.gpu_milli)
+        for counts in (self.pending, self.probes, self.started):
+            counts.update({site: count, key: count})
         if site in self.reservations.free:
             self.reservations.free[site].book(kind, count)
             self.counted = {other: n for other, n in self.counted.items() if other.partition("/")[0] != site}
@@ -231,7 +228,7 @@ class StartLimits:
     def _for_type(self, key: TypeKey, kind: DroneType) -> tuple[int, Reason | None]:
         site = self.context.snapshot.policy.sites.get(kind.site)
         if site is None or not site.enabled:
-            return 0, SiteDisabled(kind.site)
+            return 0, reasons.SiteDisabled(kind.site)
         doubt = self.context.validity.sites.get(kind.site) or self.reservations.held.get(key)
         doubt = doubt or self.blocked.get(key) or life_too_short(self.context, kind)
         if doubt is not None:
@@ -242,7 +239,7 @@ class StartLimits:
             found = free, self._why_full(kind)
         quota = self.quota.get(kind.site, {}).get(kind.name)
         if quota is not None and int(quota) < found[0]:
-            found = int(quota), SiteQuota(key)
+            found = int(quota), reasons.SiteQuota(key)
         for breaker in (self._breaker(kind.site), self._breaker(key)):
             if breaker is not None and breaker[0] < found[0]:
                 found = breaker
@@ -264,24 +261,24 @@ class StartLimits:
         for cap in caps:
             _, scope, counts, most, each = cap
             if most is not None and each:
-                count = max(0, (most - counts.get(scope, 0)) // each)
+                count = max(0, (most - counts[scope]) // each)
                 if count < least:
                     least, binding = count, cap
         if binding is None:
             return least, None
         limit, scope, counts, most, _ = binding
         unit = WHOLE_GPU if limit == "max_gpus" else 1
-        return least, LimitReached(limit, scope or "all sites", counts.get(scope, 0) / unit, (most or 0) / unit)
+        return least, reasons.LimitReached(limit, scope or "all sites", counts[scope] / unit, (most or 0) / unit)
 
     def _why_full(self, kind: DroneType) -> Reason:
         if kind.site in self.reservations.free and not kind.gpu_milli:
             unblocked, gpu_milli = self.reservations.free[kind.site].count_unblocked(kind)
             if unblocked and gpu_milli:
-                return ReserveKept(kind.key, gpu_milli / WHOLE_GPU)
+                return reasons.ReserveKept(kind.key, gpu_milli / WHOLE_GPU)
         view = self.context.validity.site_view(self.context.snapshot, kind.site)
         short = stranded_gpus(kind, view.nodes) if view is not None else None
         lack = (view.unfit.get(kind.name) or view.lacks.get(kind.name, "")) if view is not None else ""
-        return short or self.reservations.claimed.get(kind.site) or SiteFull(kind.key, lack)
+        return short or self.reservations.claimed.get(kind.site) or reasons.SiteFull(kind.key, lack)
 
     def _breaker(self, scope: str | TypeKey) -> tuple[int, Reason | None] | None:
         breaker = self.context.breakers.get(scope)
@@ -291,13 +288,13 @@ class StartLimits:
             case BreakerState.ACTIVE:
                 return None
             case BreakerState.DEGRADED:
-                return max(0, 1 - self.started.get(scope, 0)), Probing(scope)
+                return max(0, 1 - self.started[scope]), reasons.Probing(scope)
             case BreakerState.PROBING:
-                return max(0, 1 - self.probes.get(scope, 0)), Probing(scope)
+                return max(0, 1 - self.probes[scope]), reasons.Probing(scope)
             case BreakerState.BANNED:
                 fault = breaker.fault
                 kind, text = (fault.kind.value, fault.message) if fault else ("unknown", "")
-                return 0, BackingOff(scope, breaker.until, kind, text)
+                return 0, reasons.BackingOff(scope, breaker.until, kind, text)
 
 
 def _take_share(left: dict[str, float], name: str, count: int) -> None:
@@ -313,26 +310,6 @@ _FULL_SITE_H = 1_000_000
 
 
 @dataclass(slots=True)
-class RankedTypes:
-    """Compatible types of one shape in the order in which they are tried."""
-
-    keys: Sequence[TypeKey]
-    left: Sequence[TypeKey]
-    """Types that were open when the list was last checked."""
-    turn: Sequence[TypeKey] = ()
-    """If drones are delayed: the first type of which another drone might wait as well, and the last one before it."""
-    of: int = -1
-    """Number of open types at the last check."""
-
-    def open(self, limits: StartLimits) -> Sequence[TypeKey]:
-        """Return the types that are still open, in order; those of ``turn`` stay."""
-        if len(limits.open) != self.of:
-            self.left = [key for key in self.left if key in limits.open or key in self.turn]
-            self.of = len(limits.open)
-        return self.left
-
-
-@dataclass(slots=True)
 class TypeRanking:
     """Order of drone types: by expected start, then by price per job, then by unused VRAM and capability.
 
@@ -340,13 +317,13 @@ class TypeRanking:
     long one.
     """
 
-    tier: Mapping[TypeKey, int]
+    wait_h: Mapping[TypeKey, int]
     """Expected hours until a start: types with lower values are tried first."""
     sure: frozenset[TypeKey]
     """Types of which a drone would start now, by what their site reports."""
     any_late: bool
     """True if any drone is delayed."""
-    known: dict[CompatibleTypes, RankedTypes] = field(default_factory=dict)
+    known: dict[CompatibleTypes, Sequence[TypeKey]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, context: PlanningContext, limits: StartLimits) -> TypeRanking:
@@ -358,18 +335,23 @@ class TypeRanking:
         full = {key for key, count in free.items() if count is not None and count <= 0}
         return cls({key: (_FULL_SITE_H if key in full else 0) + waits.get(key, 0) for key in free}, sure, bool(waits))
 
-    def for_jobs(self, compatible: CompatibleTypes) -> RankedTypes:
-        """Return the ranked types of one shape."""
-        found = self.known.get(compatible)
-        if found is None:
-            keys = sorted(compatible.cheapest, key=self.tier.__getitem__)
-            found = self.known[compatible] = RankedTypes(keys, keys, self._turn(keys) if self.any_late else ())
-        return found
+    def for_jobs(self, compatible: CompatibleTypes) -> Sequence[TypeKey]:
+        """Return the compatible types of one shape in the order in which they are tried."""
+        if compatible not in self.known:
+            self.known[compatible] = sorted(compatible.cheapest, key=self.wait_h.__getitem__)
+        return self.known[compatible]
 
-    def _turn(self, keys: Sequence[TypeKey]) -> Sequence[TypeKey]:
-        """Return the types at which delayed drones are counted as supply."""
-        unsure = next((n for n, key in enumerate(keys) if key not in self.sure), len(keys))
-        return keys[max(0, unsure - 1) : unsure + 1]
+    def candidates(self, compatible: CompatibleTypes, still_open: Set[TypeKey]) -> Sequence[TypeKey]:
+        """Return the types that are still open, in order, and those at which delayed drones are counted as supply.
+
+        These are the first type of which another drone might wait as well, and the last one before it.
+        """
+        keys = self.for_jobs(compatible)
+        unsure = next((n for n, key in enumerate(keys) if key not in self.sure), len(keys)) if self.any_late else 0
+        turn = keys[max(0, unsure - 1) : unsure + 1] if self.any_late else ()
+        if compatible.jobs.keys().isdisjoint(still_open):  # as for most classes once all is full
+            return turn
+        return [key for key in keys if key in still_open or key in turn]
 
 
 def _expected_wait_h(context: PlanningContext) -> Mapping[TypeKey, int]:
@@ -382,3 +364,198 @@ def _expected_wait_h(context: PlanningContext) -> Mapping[TypeKey, int]:
             hours = 1 + max(0, int((remote.expected_start_at - context.now) // 3600))
             waits[drone.type] = max(waits.get(drone.type, 0), hours)
     return waits
+
+
+class SlotShape(NamedTuple):
+    """Everything of drone slots but their type and count."""
+
+    room: Resources
+    """Free room in each drone."""
+    ends_at: float
+    on_the_way: bool
+    """Not in the pool yet."""
+    late: bool = False
+    """They wait at their site and will not start soon (:func:`context.delayed_drones`)."""
+    avoids: str = ""
+    """Users whose jobs they refuse, as on their records."""
+
+
+@dataclass(slots=True)
+class DroneSlots:
+    """Free slots in ``count`` drones of one type."""
+
+    kind: DroneType
+    shape: SlotShape
+    count: int
+
+    def holds(self, job: JobClass, now: float) -> int:
+        """Return how many jobs of the class one of these drones can still take.
+
+        A drone that is about to end is no supply for a long job (field notes, B 4).
+        """
+        shape = self.shape
+        too_long = job.walltime_s and now + job.walltime_s > shape.ends_at
+        if too_long or is_excluded(job.owner, shape.avoids):
+            return 0
+        return count_jobs(job, shape.room, self.kind)
+
+    def fill(self, job: JobClass, jobs: int, each: int) -> list[DroneSlots]:
+        """Put ``jobs`` jobs into these drones, ``each`` to a drone, and return the slots that are left."""
+        full, partly = divmod(jobs, each)
+        touched = [self._less(job, each, full)] if full else []
+        if partly:
+            touched.append(self._less(job, partly, 1))
+        self.count -= -(-jobs // each)
+        return [part for part in (*touched, self) if part.count and not part.full]
+
+    def _less(self, job: JobClass, jobs: int, count: int) -> DroneSlots:
+        """Return the slots of ``count`` of these drones with ``jobs`` more jobs in each."""
+        room = self.shape.room.plus(request_of(job, self.kind), -jobs)
+        return DroneSlots(self.kind, self.shape._replace(room=room), count)
+
+    @property
+    def full(self) -> bool:
+        return (self.shape.room.gpu_milli if self.kind.gpu_milli else self.shape.room.cpus) <= 0
+
+
+class Coverage(NamedTuple):
+    """Jobs of a class that the supply covers."""
+
+    jobs: int = 0
+    drones: int = 0
+    """Drones for them that are not in the pool yet."""
+
+    def plus(self, more: Coverage) -> Coverage:
+        """Return the sum of both."""
+        return Coverage(self.jobs + more.jobs, self.drones + more.drones)
+
+
+NO_COVERAGE = Coverage()
+
+
+@dataclass(slots=True)
+class Supply:
+    """Free slots of all drones by type. Mutable, local to one plan; :meth:`take` books jobs."""
+
+    now: float
+    order: Mapping[TypeKey, int]
+    """Position of each type in the configuration."""
+    slots: dict[TypeKey, list[DroneSlots]] = field(default_factory=dict)
+    late: set[TypeKey] = field(default_factory=set)
+    """Types with slots in delayed drones."""
+    own: dict[str, Coverage] = field(default_factory=dict)
+    """By class id: jobs that are booked into drones that were started for them."""
+
+    @classmethod
+    def of(cls, context: PlanningContext) -> Supply:
+        """Collect the slots of the drones on record. Drones that leave offer none."""
+        supply = cls(context.now, {key: place for place, key in enumerate(context.types)})
+        wanted = {job.id: job.waiting for job in context.classes if job.waiting > 0}
+        groups: Counter[tuple[str, TypeKey, SlotShape]] = Counter()
+        empties = {key: resources_of_type(kind) for key, kind in context.types.items()}
+        downtimes = {site: downtime_at(context, site) for site in {kind.site for kind in context.types.values()}}
+        for drone in context.changing.values():
+            shape = _slot_shape(context, drone, empties, downtimes)
+            if shape is not None:
+                own = not shape.late and not drone.jobs_started and not drone.jobs and drone.for_class in wanted
+                groups[drone.for_class if own else "", drone.type, shape] += 1
+        jobs = {job.id: job for job in context.classes if job.id in wanted}
+        shared: Counter[tuple[TypeKey, SlotShape]] = Counter()
+        for (for_class, key, shape), count in groups.items():
+            parts = [DroneSlots(context.types[key], shape, count)]
+            if for_class:
+                parts = supply._book_own(jobs[for_class], context.compatible[for_class], wanted, parts[0])
+            for part in parts:
+                shared[key, part.shape] += part.count
+        for (key, shape), count in shared.items():
+            supply.add(DroneSlots(context.types[key], shape, count))
+        return supply
+
+    def _book_own(
+        self, job: JobClass, compatible: CompatibleTypes, wanted: dict[str, int], stock: DroneSlots
+    ) -> list[DroneSlots]:
+        """Book jobs of a class into drones that were started for it, and return the slots that are left."""
+        fits = stock.kind.key in compatible.jobs and wanted[job.id] > 0
+        each = stock.holds(job, self.now) if fits else 0
+        if not each:
+            return [stock]
+        here = min(wanted[job.id], each * stock.count)
+        wanted[job.id] -= here
+        taken = Coverage(here, -(-here // each) if stock.shape.on_the_way else 0)
+        self.own[job.id] = self.own.get(job.id, NO_COVERAGE).plus(taken)
+        return stock.fill(job, here, each)
+
+    def take_own(self, job: JobClass, jobs: int) -> Coverage:
+        """Return the part of up to ``jobs`` jobs that is booked into drones started for the class; count it once."""
+        own = self.own.pop(job.id, NO_COVERAGE)
+        if own.jobs <= jobs:
+            return own
+        taken = Coverage(jobs, own.drones * jobs // own.jobs)
+        self.own[job.id] = Coverage(own.jobs - taken.jobs, own.drones - taken.drones)
+        return taken
+
+    def add(self, more: DroneSlots) -> None:
+        self.slots.setdefault(more.kind.key, []).append(more)
+        if more.shape.late:
+            self.late.add(more.kind.key)
+
+    def take(
+        self, job: JobClass, compatible: CompatibleTypes, jobs: int, key: TypeKey | None = None, *, late: bool = False
+    ) -> Coverage:
+        """Book up to ``jobs`` jobs into compatible drones, or into those of the type ``key``.
+
+        With ``late`` only delayed drones are used, else only the others.
+        """
+        booked, drones = 0, 0
+        stocked = compatible.jobs.keys() & (self.late if late else self.slots.keys())
+        for kind in (key,) if key else sorted(stocked, key=self.order.__getitem__):
+            rest: list[DroneSlots] = []
+            for have in self.slots.get(kind, ()):
+                wanted = jobs - booked
+                each = have.holds(job, self.now) if wanted > 0 and have.shape.late is late else 0
+                if each:
+                    here = min(wanted, each * have.count)
+                    booked += here
+                    drones += -(-here // each) if have.shape.on_the_way else 0
+                    rest += have.fill(job, here, each)
+                else:
+                    rest.append(have)
+            if rest:
+                self.slots[kind] = rest
+            else:
+                self.slots.pop(kind, None)
+            if late and not any(have.shape.late for have in rest):
+                self.late.discard(kind)
+            if booked >= jobs:
+                break
+        return Coverage(booked, drones) if booked else NO_COVERAGE
+
+    def untouched(self, kind: DroneType) -> int:
+        """Return the number of drones of a type on their way that no job is booked into."""
+        empty, stocked = resources_of_type(kind), self.slots.get(kind.key, ())
+        return sum(each.count for each in stocked if each.shape.on_the_way and each.shape.room == empty)
+
+
+def _slot_shape(
+    context: PlanningContext, drone: Drone, empties: Mapping[TypeKey, Resources], downtimes: Mapping[str, float]
+) -> SlotShape | None:
+    """Return the free slots of one drone; None if it is no supply.
+
+    ``empties`` holds the resources of an empty drone by type, ``downtimes`` the next downtime by site.
+    """
+    kind = context.types.get(drone.type)
+    if kind is None or drone.is_leaving or drone.notice_at:
+        return None
+    late = drone.id in context.late
+    if drone.state in ON_THE_WAY or (drone.state is DroneState.IDLE and drone.id not in context.slots):
+        if drone.state is DroneState.QUEUED and drone.started_at:
+            return None  # preempted: it does not come back
+        # An idle drone that the pool forgot for a while (a collector's restart) still is supply.
+        ends_at = drone.started_at + kind.longest_job_s if drone.started_at and kind.walltime_s else NO_END
+        ends_at = min(ends_at, downtimes[kind.site] - DOWNTIME_MARGIN_S)
+        return SlotShape(empties[drone.type], ends_at, on_the_way=True, late=late, avoids=drone.avoids)
+    slot = context.slots.get(drone.id)
+    if slot is None or (slot.free_gpu_milli if kind.gpu_milli else slot.free_cpus) <= 0:
+        return None
+    ends_at = min(slot.retires_at or NO_END, downtimes[kind.site])
+    return SlotShape(free_resources(slot), ends_at, on_the_way=False, late=late, avoids=drone.avoids)

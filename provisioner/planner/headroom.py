@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
+from provisioner import reasons
 from provisioner.model import DroneId, DroneState, DroneType, Headroom, JobClass, Policy, Refusal, UnmetRequirement
 from provisioner.planner.matching import count_jobs, free_resources, request_of
-from provisioner.reasons import GpusStranded, LimitReached, Reason, SiteFull, SiteQuota
 
 if TYPE_CHECKING:
     from provisioner.planner.context import PlanningContext
@@ -21,12 +21,26 @@ if TYPE_CHECKING:
 HEADROOM_PREFIX = "headroom:"
 """Prefix of the ids of virtual classes; no overlay's class has it."""
 _DAY_S, _HOUR_S = 86400.0, 3600.0
+_YIELDS_TO = (reasons.LimitReached, reasons.SiteFull, reasons.SiteQuota, reasons.GpusStranded)
 
 
 def headroom_classes(policy: Policy, types: Iterable[DroneType], now: float) -> tuple[JobClass, ...]:
     """Return the headroom that is wanted now, as waiting jobs."""
-    types = tuple(types) if policy.headroom else ()
-    return tuple(_headroom_class(each, types) for each in policy.headroom if each.count and headroom_active(each, now))
+    active = [each for each in policy.headroom if each.count and headroom_active(each, now)]
+    types = tuple(types) if active else ()
+    return tuple(
+        JobClass(
+            id=HEADROOM_PREFIX + each.name,
+            gpu_milli=each.gpu_milli,
+            cpus=each.cpus,
+            memory_mib=each.memory_mib,
+            disk_mib=each.disk_mib,
+            vram_mib=each.vram_mib,
+            waiting=each.count,
+            refuses={t.key: UnmetRequirement("headroom", each.name, t.key) for t in types if not _allows_type(each, t)},
+        )
+        for each in active
+    )
 
 
 def is_headroom(class_id: str) -> bool:
@@ -39,22 +53,6 @@ def headroom_active(headroom: Headroom, now: float) -> bool:
     if headroom.from_h < headroom.to_h:
         return headroom.from_h <= hour < headroom.to_h
     return hour >= headroom.from_h or hour < headroom.to_h
-
-
-def _headroom_class(headroom: Headroom, types: Iterable[DroneType]) -> JobClass:
-    elsewhere = {
-        t.key: UnmetRequirement("headroom", headroom.name, t.key) for t in types if not _allows_type(headroom, t)
-    }
-    return JobClass(
-        id=HEADROOM_PREFIX + headroom.name,
-        gpu_milli=headroom.gpu_milli,
-        cpus=headroom.cpus,
-        memory_mib=headroom.memory_mib,
-        disk_mib=headroom.disk_mib,
-        vram_mib=headroom.vram_mib,
-        waiting=headroom.count,
-        refuses=elsewhere,
-    )
 
 
 def _allows_type(headroom: Headroom, kind: DroneType) -> bool:
@@ -70,16 +68,12 @@ def sites_without_headroom(
     sites = set(claimed)
     for refusal in refusals:
         kind, _, class_id = refusal.subject.partition(":")
-        if kind != "class" or is_headroom(class_id) or not _lacks_room(refusal.reason):
+        if kind != "class" or is_headroom(class_id) or not isinstance(refusal.reason, _YIELDS_TO):
             continue
-        if isinstance(refusal.reason, LimitReached) and refusal.reason.scope == "all sites":
+        if isinstance(refusal.reason, reasons.LimitReached) and refusal.reason.scope == "all sites":
             sites.update(context.snapshot.policy.sites)
         sites.update(each.site for each in context.compatible[class_id].kinds)
     return frozenset(sites)
-
-
-def _lacks_room(reason: Reason) -> bool:
-    return isinstance(reason, LimitReached | SiteFull | SiteQuota | GpusStranded)
 
 
 def kept_for_headroom(context: PlanningContext, sites_without_headroom: Collection[str]) -> frozenset[DroneId]:
@@ -97,7 +91,7 @@ def kept_for_headroom(context: PlanningContext, sites_without_headroom: Collecti
     }
     order = sorted(rooms, key=lambda i: _keep_order(context, i))
     warm: set[DroneId] = set()
-    wanted = {key for job in context.classes for key in context.compatible[job.id].keys}
+    wanted = {key for job in context.classes for key in context.compatible[job.id].jobs}
     for job in context.headroom:
         lack, keys = job.waiting, context.compatible[job.id].jobs
         for drone_id in order:
@@ -117,7 +111,7 @@ def kept_for_headroom(context: PlanningContext, sites_without_headroom: Collecti
 def _accepts_jobs(context: PlanningContext, drone_id: DroneId) -> bool:
     drone = context.drones[drone_id]
     serves = drone.state in (DroneState.IDLE, DroneState.BUSY)
-    return serves and drone.type in context.types and not drone.goes and not drone.notice_at
+    return serves and drone.type in context.types and not drone.is_leaving and not drone.notice_at
 
 
 def _keep_order(context: PlanningContext, drone_id: DroneId) -> tuple[bool, float, float, str]:

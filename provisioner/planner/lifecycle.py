@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from operator import attrgetter
+from typing import Any
 
+from provisioner import reasons
 from provisioner.model import (
     WHOLE_GPU,
     Drone,
@@ -26,44 +27,8 @@ from provisioner.model import (
     Snapshot,
     StateChange,
 )
-from provisioner.planner.views import HEARTBEAT_RECORD_INTERVAL_S, VANISHED_PATIENCE_FACTOR, ViewValidity
-from provisioner.reasons import (
-    Accepted,
-    Disappeared,
-    DrainRefused,
-    EndedAtSite,
-    NeverArrived,
-    NotInListing,
-    OrderRefused,
-    OutcomeUnknown,
-    Preempted,
-    PreemptionNotice,
-    Reason,
-    SeenAtSite,
-    SeenInPool,
-)
-
-_drone_fields = attrgetter(*(field.name for field in fields(Drone)))
-_set_field = object.__setattr__
-
-
-def with_changes(drone: Drone, **news: object) -> Drone:
-    """Return the drone with some fields changed: ``dataclasses.replace`` takes twice as long.
-
-    After a restart nearly every record changes. Raises AttributeError for an unknown field.
-    """
-    return set_fields(Drone(*_drone_fields(drone)), **news)
-
-
-def set_fields(copy: Drone, **news: object) -> Drone:
-    """Change fields of a copy that the caller has just made, and return it.
-
-    A drone with news of both its site and the pool is copied only once.
-    """
-    for name, value in news.items():
-        _set_field(copy, name, value)
-    return copy
-
+from provisioner.planner.context import HEARTBEAT_RECORD_INTERVAL_S, VANISHED_WAIT_FACTOR, ViewValidity
+from provisioner.reasons import Reason
 
 S = DroneState
 
@@ -126,7 +91,6 @@ def observe_all(snapshot: Snapshot, validity: ViewValidity) -> list[StateChange]
     moves = []
     for drone in validity.split.changing.values():
         site = drone.site
-        site_policy = snapshot.policy.sites.get(site) or SitePolicy(site)
         move = observe(
             drone,
             views.get(site),
@@ -134,7 +98,7 @@ def observe_all(snapshot: Snapshot, validity: ViewValidity) -> list[StateChange]
             pool_fresh=validity.overlay is None,
             # in a partial view a drone without evictions may have had jobs of a queue that does not answer
             evictions=lost.get(drone.id, None if partial else ()) if lost is not None else None,
-            policy=site_policy,
+            policy=snapshot.policy.of_site(site),
             doubted=site in validity.vanished,
             now=snapshot.now,
         )
@@ -173,12 +137,12 @@ def observe(
     if view is not None:
         remote = view.drones.get(drone.id)
         if remote is not None and remote.state is RemoteState.STOPPED:
-            return _stopped_at_site(drone, remote, policy, now)
+            return _stopped_at_site(drone, remote, now)
         if remote is not None and (remote.end is not None or remote.state is RemoteState.ENDED):
             how = remote.end or RemoteEnd(EndKind.FAULT, 0.0, None, "its site does not say how")
             priced = _with_lost_work(drone, slot, evictions, policy, how.at or now)
             if how.kind is EndKind.EXITED and how.exit_code == 0 and evictions is not None and not priced.lost_jobs:
-                priced = with_changes(priced, jobs=0)  # they were done between two polls
+                priced = replace(priced, jobs=0)  # they were done between two polls
             return _ended(priced, how, policy, now)
         seen, reason = (
             _listed(drone, remote, now) if remote else _unlisted(drone, view, slot, policy, doubted=doubted, now=now)
@@ -187,16 +151,16 @@ def observe(
         seen, reason = drone, None
     if not seen.state.ended:
         if slot is not None:
-            seen, reason = _in_pool(seen, slot, reason, now, with_changes if seen is drone else set_fields)
+            seen, reason = _in_pool(seen, slot, reason, now)
         elif pool_fresh and seen.joined_at and not seen.unslotted_at:
-            seen = with_changes(seen, unslotted_at=now)
+            seen = replace(seen, unslotted_at=now)
     if seen.state.ended:
         # The site listed it until it was missed: it lived at least as long, whenever the pool last heard from it.
         priced = _with_lost_work(drone, slot, evictions, policy, max(drone.heard_at, drone.missing_at) or now)
-        seen = with_changes(seen, lost_gpu_s=priced.lost_gpu_s, lost_jobs=priced.lost_jobs)
+        seen = replace(seen, lost_gpu_s=priced.lost_gpu_s, lost_jobs=priced.lost_jobs)
     if seen is drone or seen == drone:
         return None
-    return StateChange(seen, drone.state, reason or SeenAtSite(seen.state.value, seen.site_reason))
+    return StateChange(seen, drone.state, reason or reasons.SeenAtSite(seen.state.value, seen.site_reason))
 
 
 def _listed(drone: Drone, remote: RemoteDrone, now: float) -> tuple[Drone, Reason | None]:
@@ -216,57 +180,51 @@ def _listed(drone: Drone, remote: RemoteDrone, now: float) -> tuple[Drone, Reaso
                 state = S.SUBMITTED
         case _:
             pass
-    same = (
-        state is drone.state
-        and started_at == drone.started_at
-        and not drone.missing_at
-        and drone.site_reason == remote.reason
-        and (drone.remote_id == remote.remote_id or not remote.remote_id)
-        and drone.submitted_at
-        and (drone.node, drone.site_slot) == (remote.node or drone.node, remote.slot or drone.site_slot)
-        and drone.notice_at == _notice_at(drone, remote)
-    )
-    if same:
-        return drone, None
-    seen = with_changes(
+    seen = replace(
         drone,
         state=state,
         since=drone.since if state is drone.state else now,
-        remote_id=remote.remote_id or drone.remote_id,
-        submitted_at=drone.submitted_at or now,
         started_at=started_at,
-        missing_at=0.0,
-        site_reason=remote.reason,
-        node=remote.node or drone.node,
         site_slot=remote.slot or drone.site_slot,
-        notice_at=_notice_at(drone, remote),
+        **_news_of_listing(drone, remote, now),
     )
+    if seen == drone:
+        return drone, None
     if seen.notice_at and not drone.notice_at:
-        return seen, PreemptionNotice(remote.reason)
-    return seen, SeenAtSite(remote.state.value, remote.reason)
+        return seen, reasons.PreemptionNotice(remote.reason)
+    return seen, reasons.SeenAtSite(remote.state.value, remote.reason)
 
 
-def _stopped_at_site(drone: Drone, remote: RemoteDrone, policy: SitePolicy, now: float) -> StateChange | None:
+def _stopped_at_site(drone: Drone, remote: RemoteDrone, now: float) -> StateChange | None:
     """Return the change of a drone that the site reports as stopped, as if it had been asked to stop.
 
     The site cleans it up by itself and is asked to if that takes long. How it ended is recorded once it is gone.
     """
     asked_now = drone.state is not S.STOPPING
-    seen = with_changes(
+    seen = replace(
         drone,
         state=S.STOPPING,
         since=now if asked_now else drone.since,
         asked_at=now if asked_now else drone.asked_at,
         asked=1 if asked_now else drone.asked,
         started_at=drone.started_at or remote.started_at,
-        submitted_at=drone.submitted_at or now,
-        remote_id=remote.remote_id or drone.remote_id,
-        missing_at=0.0,
-        site_reason=remote.reason,
-        node=remote.node or drone.node,
-        notice_at=_notice_at(drone, remote),
+        **_news_of_listing(drone, remote, now),
     )
-    return StateChange(seen, drone.state, SeenAtSite(remote.state.value, remote.reason)) if seen != drone else None
+    return (
+        StateChange(seen, drone.state, reasons.SeenAtSite(remote.state.value, remote.reason)) if seen != drone else None
+    )
+
+
+def _news_of_listing(drone: Drone, remote: RemoteDrone, now: float) -> dict[str, Any]:
+    """Return the fields that any listing of the drone changes."""
+    return {
+        "remote_id": remote.remote_id or drone.remote_id,
+        "submitted_at": drone.submitted_at or now,
+        "missing_at": 0.0,
+        "site_reason": remote.reason,
+        "node": remote.node or drone.node,
+        "notice_at": _notice_at(drone, remote),
+    }
 
 
 def _notice_at(drone: Drone, remote: RemoteDrone) -> float:
@@ -290,19 +248,19 @@ def _unlisted(
         waited = now - ordered_at
         if waited <= policy.order_confirm_s:
             return drone, None
-        return ended_record(drone, drone.leaving or S.FAILED, now), NeverArrived(waited, policy.order_confirm_s)
+        return ended_record(drone, drone.leaving or S.FAILED, now), reasons.NeverArrived(waited, policy.order_confirm_s)
     if not drone.missing_at:
-        return with_changes(drone, missing_at=view.taken_at), NotInListing()
+        return replace(drone, missing_at=view.taken_at), reasons.NotInListing()
     if slot is not None and slot.heard_at > drone.missing_at:
         return drone, None  # the pool has heard from it since: the listing is wrong
     limit = policy.order_confirm_s if drone.state is S.SUBMITTED else policy.missing_s
     if doubted or _missing_with_many(drone, view):
-        limit *= VANISHED_PATIENCE_FACTOR
+        limit *= VANISHED_WAIT_FACTOR
     missing = view.taken_at - drone.missing_at
     if missing < limit:
         return drone, None
-    unknown = S.DONE if drone.goes and drone.busy_at else S.LOST
-    return ended_record(drone, drone.leaving or unknown, now), Disappeared(missing, limit)
+    unknown = S.DONE if drone.is_leaving and drone.busy_at else S.LOST
+    return ended_record(drone, drone.leaving or unknown, now), reasons.Disappeared(missing, limit)
 
 
 def _missing_with_many(drone: Drone, view: SiteView) -> bool:
@@ -313,10 +271,8 @@ def _missing_with_many(drone: Drone, view: SiteView) -> bool:
     return not view.drones and drone.leaving is None and drone.state not in (S.REQUESTED, S.SUBMITTED)
 
 
-def _in_pool(
-    drone: Drone, slot: Slot, reason: Reason | None, now: float, change: Callable[..., Drone]
-) -> tuple[Drone, Reason | None]:
-    """Return the drone as its slot shows it. ``change`` sets fields of the drone or of a copy of it."""
+def _in_pool(drone: Drone, slot: Slot, reason: Reason | None, now: float) -> tuple[Drone, Reason | None]:
+    """Return the drone as its slot shows it."""
     state = _BY_SLOT[slot.state]
     returned = drone.state is S.DRAINING and not drone.asked_at and state in (S.IDLE, S.BUSY)
     if drone.state is S.STOPPING or (drone.state is S.DRAINING and not returned):
@@ -341,26 +297,7 @@ def _in_pool(
     if state is S.DRAINING and leaving is None:
         leaving = S.DONE if busy_at else S.UNUSED  # it leaves by itself: end of life, or its own time-out
     refusal = drone.drain_refusal if state is S.DRAINING and slot.state is not SlotState.DRAINING else ""
-    is_new = (
-        state is not drone.state
-        or refusal != drone.drain_refusal
-        or not drone.joined_at
-        or drone.unslotted_at
-        or slot.jobs != drone.jobs
-        or slot.jobs_started != drone.jobs_started
-        or busy_at != drone.busy_at
-        or idle_at != drone.idle_at
-        or leaving is not drone.leaving
-        or slot.retires_at != drone.retires_at
-        or (slot.work_gpu_milli, slot.work_at) != (drone.work_gpu_milli, drone.work_at)
-        or (slot.name and slot.name != drone.slot)
-        or slot.heard_at - drone.heard_at >= HEARTBEAT_RECORD_INTERVAL_S
-    )
-    if not is_new:
-        return drone, reason
-    if state is not drone.state or reason is None:
-        reason = SeenInPool(slot.state.value, slot.jobs, now - drone.requested_at)
-    seen = change(
+    seen = replace(
         drone,
         state=state,
         since=drone.since if state is drone.state else now,
@@ -380,6 +317,10 @@ def _in_pool(
         work_at=slot.work_at,
         drain_refusal=refusal,
     )
+    if seen == replace(drone, heard_at=seen.heard_at) and seen.heard_at - drone.heard_at < HEARTBEAT_RECORD_INTERVAL_S:
+        return drone, reason
+    if state is not drone.state or reason is None:
+        reason = reasons.SeenInPool(slot.state.value, slot.jobs, now - drone.requested_at)
     return seen, reason
 
 
@@ -396,12 +337,12 @@ def _with_lost_work(
     of_its_end = [e for e in evictions or () if e.at >= since]
     if of_its_end:
         lost = sum(e.gpu_milli / WHOLE_GPU * e.lost_s for e in of_its_end)
-        return with_changes(drone, lost_gpu_s=lost, lost_jobs=len(of_its_end))
+        return replace(drone, lost_gpu_s=lost, lost_jobs=len(of_its_end))
     reported = evictions is not None and (slot is None or not slot.work_gpu_milli)
     if reported or not drone.jobs or not drone.work_at:
         return drone
     lost = drone.work_gpu_milli / WHOLE_GPU * max(0.0, at - drone.work_at)
-    return with_changes(drone, lost_gpu_s=lost, lost_jobs=drone.jobs)
+    return replace(drone, lost_gpu_s=lost, lost_jobs=drone.jobs)
 
 
 def _ended(drone: Drone, how: RemoteEnd, policy: SitePolicy, now: float) -> StateChange:
@@ -410,15 +351,15 @@ def _ended(drone: Drone, how: RemoteEnd, policy: SitePolicy, now: float) -> Stat
     ended = ended_record(drone, end_state(drone, how), now, how.message)
     # It may have run and gone between two polls: that it ran at all is known now.
     if not ended.started_at and how.kind is EndKind.EXITED:
-        ended = with_changes(ended, started_at=at)
+        ended = replace(ended, started_at=at)
     reason: Reason
     if ended.state is S.PREEMPTED:
         notice_s = max(0.0, at - drone.notice_at) if drone.notice_at else 0.0
         unit = "GPU-seconds" if drone.gpu_milli else "CPU-seconds"
-        reason = Preempted(how.message, notice_s, policy.grace_s, drone.lost_gpu_s, drone.lost_jobs, unit)
+        reason = reasons.Preempted(how.message, notice_s, policy.grace_s, drone.lost_gpu_s, drone.lost_jobs, unit)
     else:
         fault = how.fault.value if how.fault else ""
-        reason = EndedAtSite(how.kind.value, how.exit_code, how.message, lived, drone.jobs_started, fault)
+        reason = reasons.EndedAtSite(how.kind.value, how.exit_code, how.message, lived, drone.jobs_started, fault)
     return StateChange(ended, drone.state, reason)
 
 
@@ -450,10 +391,10 @@ def ended_record(drone: Drone, state: DroneState, now: float, message: str = "")
     """
     if drone.busy_at and (state is S.UNUSED or (state is S.CANCELLED and not drone.jobs)):
         state = S.DONE
-    return with_changes(drone, state=state, since=now, ended_at=now, jobs=0, site_reason=message or drone.site_reason)
+    return replace(drone, state=state, since=now, ended_at=now, jobs=0, site_reason=message or drone.site_reason)
 
 
-_TIMES = (
+_DRONE_TIMES = (
     *("since", "requested_at", "submitted_at", "started_at", "joined_at", "busy_at", "idle_at", "heard_at"),
     *("missing_at", "unslotted_at", "asked_at", "notice_at", "work_at"),
 )
@@ -461,8 +402,8 @@ _TIMES = (
 
 def shift_drone(drone: Drone, by_s: float, now: float) -> Drone:
     """Return the drone with its times shifted by ``by_s``, none later than ``now``, after a change of the clock."""
-    known = ((name, getattr(drone, name)) for name in _TIMES)
-    return with_changes(drone, **{name: min(now, at + by_s) for name, at in known if at})
+    known = ((name, getattr(drone, name)) for name in _DRONE_TIMES)
+    return replace(drone, **{name: min(now, at + by_s) for name, at in known if at})
 
 
 def apply_start_result(drone: Drone, result: OrderResult, now: float) -> StateChange | None:
@@ -473,23 +414,23 @@ def apply_start_result(drone: Drone, result: OrderResult, now: float) -> StateCh
     """
     match result.answer:
         case OrderOutcome.OK:
-            after = with_changes(
+            after = replace(
                 drone, state=S.SUBMITTED, since=now, submitted_at=now, remote_id=result.remote_id or drone.remote_id
             )
-            return StateChange(after, drone.state, Accepted(after.remote_id))
+            return StateChange(after, drone.state, reasons.Accepted(after.remote_id))
         case OrderOutcome.REJECTED:
             return StateChange(ended_record(drone, S.FAILED, now, _message(result)), drone.state, _refused(result))
         case OrderOutcome.UNKNOWN:
-            after = with_changes(drone, since=now, site_reason=_message(result))
-            return StateChange(after, drone.state, OutcomeUnknown(_message(result)))
+            after = replace(drone, since=now, site_reason=_message(result))
+            return StateChange(after, drone.state, reasons.OutcomeUnknown(_message(result)))
 
 
 def apply_stop_result(drone: Drone, result: OrderResult) -> StateChange | None:
     """Return the change that the result of a stop order causes: only failures are recorded."""
     if result.answer is OrderOutcome.OK:
         return None
-    reason = _refused(result) if result.answer is OrderOutcome.REJECTED else OutcomeUnknown(_message(result))
-    return StateChange(with_changes(drone, site_reason=_message(result)), drone.state, reason)
+    reason = _refused(result) if result.answer is OrderOutcome.REJECTED else reasons.OutcomeUnknown(_message(result))
+    return StateChange(replace(drone, site_reason=_message(result)), drone.state, reason)
 
 
 def apply_drain_result(drone: Drone, result: OrderResult) -> StateChange | None:
@@ -503,18 +444,20 @@ def apply_drain_result(drone: Drone, result: OrderResult) -> StateChange | None:
     if result.answer is OrderOutcome.UNKNOWN:
         known = words == drone.drain_refusal
         return (
-            None if known else StateChange(with_changes(drone, drain_refusal=words), drone.state, OutcomeUnknown(words))
+            None
+            if known
+            else StateChange(replace(drone, drain_refusal=words), drone.state, reasons.OutcomeUnknown(words))
         )
-    after = with_changes(drone, drain_refusal=words or "no reason given")
+    after = replace(drone, drain_refusal=words or "no reason given")
     if drone.state is S.DRAINING:
-        after = with_changes(after, asked=drone.asked + 1)
+        after = replace(after, asked=drone.asked + 1)
     kind = result.fault.kind.value if result.fault else "unknown"
-    return StateChange(after, drone.state, DrainRefused(kind, words)) if after != drone else None
+    return StateChange(after, drone.state, reasons.DrainRefused(kind, words)) if after != drone else None
 
 
 def _message(result: OrderResult) -> str:
     return result.fault.message if result.fault else ""
 
 
-def _refused(result: OrderResult) -> OrderRefused:
-    return OrderRefused(result.fault.kind.value if result.fault else "unknown", _message(result))
+def _refused(result: OrderResult) -> reasons.OrderRefused:
+    return reasons.OrderRefused(result.fault.kind.value if result.fault else "unknown", _message(result))

@@ -8,7 +8,7 @@ a plan is the same with and without the cache.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import NamedTuple
@@ -47,7 +47,16 @@ def count_fits(each: Resources, free: Resources, kept: Resources = NO_RESOURCES)
 
     The scarcest resource decides. ``kept.gpu_milli`` is not used. An empty request fits into nothing.
     """
-    most = count_fits_raw(*each, *free)
+    most = UNLIMITED
+    if each.gpu_milli >= WHOLE_GPU:
+        most = free.gpu_milli // each.gpu_milli
+    elif each.gpu_milli:
+        per_gpu = WHOLE_GPU // each.gpu_milli  # a share lies on one device
+        most = free.gpu_milli // WHOLE_GPU * per_gpu + free.gpu_milli % WHOLE_GPU // each.gpu_milli
+    for need, there in zip(each[1:], free[1:], strict=True):
+        if need > 0:
+            most = min(most, there // need)
+    most = max(0, most) if most != UNLIMITED else 0
     return most if kept is NO_RESOURCES else limit_by_reserve(most, each, free, kept)
 
 
@@ -61,35 +70,6 @@ def limit_by_reserve(most: int, each: Resources, free: Resources, kept: Resource
         if keep and eats > 0:
             most = min(most, (there * WHOLE_GPU - keep * free.gpu_milli) // eats)
     return max(0, most)
-
-
-def count_fits_raw(
-    gpu_milli: int,
-    cpus: int,
-    memory_mib: int,
-    disk_mib: int,
-    in_gpu_milli: int,
-    in_cpus: int,
-    in_memory_mib: int,
-    in_disk_mib: int,
-) -> int:
-    """Return how many times the first four amounts fit into the second four, with no reserve.
-
-    A plan for a large site calls this a hundred thousand times, so it creates no object.
-    """
-    most = UNLIMITED
-    if gpu_milli >= WHOLE_GPU:
-        most = in_gpu_milli // gpu_milli
-    elif gpu_milli:
-        per_gpu = WHOLE_GPU // gpu_milli  # a share lies on one device
-        most = in_gpu_milli // WHOLE_GPU * per_gpu + in_gpu_milli % WHOLE_GPU // gpu_milli
-    if cpus > 0 and in_cpus // cpus < most:
-        most = in_cpus // cpus
-    if memory_mib > 0 and in_memory_mib // memory_mib < most:
-        most = in_memory_mib // memory_mib
-    if disk_mib > 0 and in_disk_mib // disk_mib < most:
-        most = in_disk_mib // disk_mib
-    return max(0, most) if most != UNLIMITED else 0
 
 
 def unmet_requirement(job: JobClass, kind: DroneType) -> UnmetRequirement | None:
@@ -206,8 +186,8 @@ def count_jobs(job: JobClass, space: Resources, kind: DroneType) -> int:
 
     Each of its GPUs that is still free then keeps its reserve, as the drone's START requires.
     """
-    if kind.shares == 1 and not _has_reserve(kind):  # as nearly always
-        return count_fits_raw(_gpu_milli_taken(job, kind), job.cpus, job.memory_mib, job.disk_mib, *space)
+    if space.gpu_milli < job.gpu_milli or space.cpus < job.cpus or space.memory_mib < job.memory_mib:
+        return 0  # as nearly always: a plan for a large site asks a hundred thousand times
     need, kept = request_of(job, kind), Resources(0, kind.kept_cpus, kind.kept_memory_mib, kind.kept_disk_mib)
     if kind.shares == 1:
         return count_fits(need, space, kept)
@@ -217,7 +197,7 @@ def count_jobs(job: JobClass, space: Resources, kind: DroneType) -> int:
     space = space._replace(gpu_milli=free_shares * share)
     most = _jobs_in_shares(job, free_shares, kind)
     if need.cpus > 0 or need.memory_mib > 0 or need.disk_mib > 0:  # else the shares alone decide
-        most = min(most, count_fits_raw(0, *need[1:], *space))
+        most = min(most, count_fits(need._replace(gpu_milli=0), space))
     return limit_by_reserve(most, need, space, kept)
 
 
@@ -257,16 +237,8 @@ def nearest(job: JobClass, types: Sequence[DroneType]) -> tuple[TypeKey, UnmetRe
     return kind.key, why
 
 
-_MAX_CACHES = 2
+MAX_CACHES = 2
 """Sets of types and prices cached at once: the running one, and one that somebody tries out beside it."""
-CACHE_MAX_BYTES = 600_000_000
-"""Estimated size at which a cache is cleared. Ten thousand shapes fit that each match all of five hundred types. With
-more, each plan would match all of them anew."""
-CACHE_SPARE_BYTES = 32_000_000
-"""Part of it for shapes without a waiting job: such jobs may come again."""
-_SHAPE_BYTES, _TYPE_BYTES = 1_000, 100
-"""Size of a shape, and of each type that it matches or refuses, rounded up from measurements with ``tracemalloc``: 46
-kB for a shape that 500 types match, 17 kB for one that refuses 499 of them, 0.6 kB for one that matches none."""
 
 _requested_fields = attrgetter(
     "gpu_milli",
@@ -289,11 +261,8 @@ class CompatibleTypes:
 
     kinds: tuple[DroneType, ...]
     """The types in the order of the configuration."""
-    keys: tuple[TypeKey, ...]
-    places: Mapping[TypeKey, int]
-    """Position of each type in that order."""
     jobs: Mapping[TypeKey, int]
-    """Number of such jobs that an empty drone of each type takes at once."""
+    """Number of such jobs that an empty drone of each type takes at once, in the same order."""
     cheapest: tuple[TypeKey, ...]
     """The same types by price per job, then by how little VRAM and capability is left unused."""
     hardness: tuple[int, int, int] = (0, 0, 0)
@@ -302,28 +271,11 @@ class CompatibleTypes:
     """If no type matches: the nearest type and its unmet requirement. None also if that depends on the jobs' own
     requirements."""
 
-    def without(self, sites: Collection[str]) -> CompatibleTypes:
-        """Return the same without the types of these sites."""
-        return self._of(tuple(kind for kind in self.kinds if kind.site not in sites))
-
-    def without_types(self, keys: Collection[TypeKey]) -> CompatibleTypes:
-        """Return the same without these types."""
-        return self._of(tuple(kind for kind in self.kinds if kind.key not in keys))
-
-    def _of(self, kinds: tuple[DroneType, ...]) -> CompatibleTypes:
+    def only(self, some: Iterable[DroneType]) -> CompatibleTypes:
+        """Return the same with only some of the types."""
+        kinds = tuple(some)
         jobs = {kind.key: self.jobs[kind.key] for kind in kinds}
-        return replace(
-            self,
-            kinds=kinds,
-            keys=tuple(jobs),
-            places=_positions(jobs),
-            jobs=jobs,
-            cheapest=tuple(key for key in self.cheapest if key in jobs),
-        )
-
-
-def _positions(keys: Iterable[TypeKey]) -> Mapping[TypeKey, int]:
-    return {key: place for place, key in enumerate(keys)}
+        return replace(self, kinds=kinds, jobs=jobs, cheapest=tuple(key for key in self.cheapest if key in jobs))
 
 
 _Shape = tuple[object, ...]
@@ -334,54 +286,29 @@ def _shape(job: JobClass) -> _Shape:
     return (*_requested_fields(job), frozenset(job.refuses) if job.refuses else None)
 
 
-def _size(shape: _Shape, found: CompatibleTypes) -> int:
-    refused = shape[-1]
-    return _SHAPE_BYTES + _TYPE_BYTES * (len(found.keys) + (len(refused) if isinstance(refused, frozenset) else 0))
-
-
 @dataclass(slots=True)
 class CompatibilityCache:
-    """All shapes met so far, for one set of types and prices."""
+    """The shapes of the newest plan, for one set of types and prices."""
 
     types: tuple[DroneType, ...]
     site_prices: Mapping[str, float]
     by_key: Mapping[TypeKey, DroneType]
     known: dict[_Shape, CompatibleTypes] = field(default_factory=dict)
-    size: int = 0
-    """Estimated size in bytes."""
 
     def table(self, classes: Iterable[JobClass]) -> Mapping[str, CompatibleTypes]:
         """Return the compatible types of each class, by class id.
 
-        Shapes without a class are dropped once they take more than :data:`CACHE_SPARE_BYTES`: jobs with ever new
-        requests would fill the memory.
+        Shapes without a class are forgotten: jobs with ever new requests would fill the memory.
         """
-        jobs = list(classes)
-        found = {job.id: self.compatible(job) for job in jobs}
-        if jobs and self.size > CACHE_SPARE_BYTES:
-            now = {shape for job in jobs if (shape := _shape(job)) in self.known}
-            size = sum(_size(shape, self.known[shape]) for shape in now)
-            if self.size > size + CACHE_SPARE_BYTES:
-                self.known = {shape: compatible for shape, compatible in self.known.items() if shape in now}
-                self.size = size
+        found: dict[str, CompatibleTypes] = {}
+        now: dict[_Shape, CompatibleTypes] = {}
+        for job in classes:
+            shape = _shape(job)
+            if shape not in now:
+                now[shape] = self.known.get(shape) or self._judged(job)
+            found[job.id] = now[shape]
+        self.known = now or self.known
         return found
-
-    def compatible(self, job: JobClass) -> CompatibleTypes:
-        """Return the compatible types of a class."""
-        shape = _shape(job)
-        found = self.known.get(shape)
-        if found is None:
-            found = self._judged(job)
-            self._remember(shape, found)
-        return found
-
-    def _remember(self, shape: _Shape, found: CompatibleTypes) -> None:
-        size = _size(shape, found)
-        if self.size + size > CACHE_MAX_BYTES:
-            self.known.clear()
-            self.size = 0
-        self.known[shape] = found
-        self.size += size
 
     def _judged(self, job: JobClass) -> CompatibleTypes:
         fits = {} if job.invalid else {k: t for k, t in self.by_key.items() if unmet_requirement(job, t) is None}
@@ -391,8 +318,6 @@ class CompatibilityCache:
         ranked = sorted((self._price(k) / jobs[key], k.vram_mib, k.capability, key) for key, k in fits.items())
         return CompatibleTypes(
             kinds=tuple(fits.values()),
-            keys=tuple(fits),
-            places=_positions(fits),
             jobs=jobs,
             cheapest=tuple(key for *_, key in ranked),
             hardness=(len(fits), -job.gpu_milli, -job.vram_mib),
@@ -404,7 +329,7 @@ class CompatibilityCache:
         return kind.price * self.site_prices.get(kind.site, 1.0) * (kind.gpu_milli or WHOLE_GPU)
 
 
-_caches: deque[CompatibilityCache] = deque(maxlen=_MAX_CACHES)
+_caches: deque[CompatibilityCache] = deque(maxlen=MAX_CACHES)
 
 
 def compatibility_cache(types: tuple[DroneType, ...], policy: Policy) -> CompatibilityCache:

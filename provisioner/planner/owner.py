@@ -1,7 +1,7 @@
 """The owner of a site's hardware: room for their waiting jobs, and the drones that leave for them.
 
-Each job of a claim gets room on one node: first what is free, then what drones that already leave will free, whoever
-asked them to. Only then are more drones asked: the set on one node that loses least work. A job that would not fit even
+Each job of a claim gets room on one node: first what is free, then what drones that already leave will free, for
+any reason. Only then are more drones asked: the set on one node that loses least work. A job that would not fit even
 if every drone left cannot be helped.
 
 A queue may wait for other reasons than drones: a limit on running jobs, a quota, a licence. So room that stands unused
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
+from provisioner import reasons
 from provisioner.model import (
     WAITING,
     WHOLE_GPU,
@@ -34,7 +35,7 @@ from provisioner.model import (
 from provisioner.planner.context import PlanningContext
 from provisioner.planner.matching import NO_RESOURCES, UNKNOWN_DISK_MIB, Resources, count_fits
 from provisioner.planner.victims import NodeCandidates, SearchBudget, VictimCandidate, cheapest_set
-from provisioner.reasons import OwnerWaits, PreemptedForOwner, Reason, ReserveReclaimed
+from provisioner.reasons import Reason
 
 
 @dataclass(slots=True)
@@ -121,10 +122,10 @@ def reserve_of(node: str, rules: Iterable[Reserve]) -> Reserve | None:
 
 
 def _node_resources(node: Node, rule: Reserve | None, gpu_quiet_s: float) -> NodeResources:
-    told = node.disk_mib > 0
-    enforced = Resources(0, rule.cpus, rule.memory_mib, rule.disk_mib if told else 0) if rule else NO_RESOURCES
+    has_disk = node.disk_mib > 0
+    enforced = Resources(0, rule.cpus, rule.memory_mib, rule.disk_mib if has_disk else 0) if rule else NO_RESOURCES
     released = rule is not None and rule.when is ReserveWhen.GPU_DEMAND and gpu_quiet_s >= rule.release_after_s
-    disk_mib, free_disk_mib = (node.disk_mib, node.free_disk_mib) if told else (UNKNOWN_DISK_MIB, UNKNOWN_DISK_MIB)
+    disk_mib, free_disk_mib = (node.disk_mib, node.free_disk_mib) if has_disk else (UNKNOWN_DISK_MIB, UNKNOWN_DISK_MIB)
     return NodeResources(
         node.name,
         frozenset(node.types),
@@ -139,11 +140,6 @@ CLAIM_BACKOFF_AFTER_S = 600.0
 """Longest time that free room stands unused for the owner: ten negotiation cycles."""
 MIN_OFFERED_JOBS = 2
 """Jobs that get room even after that."""
-
-
-def offered_jobs(known: OwnerClaimBackoff | None) -> int | None:
-    """Return the number of jobs that are offered room at once; None for all."""
-    return known.offer or None if known else None
 
 
 def next_backoff(
@@ -200,13 +196,14 @@ class OwnerReservations:
     def of(cls, context: PlanningContext) -> OwnerReservations:
         """Reserve room at every site with a valid view."""
         reservations = cls()
-        by_site: dict[str, list[Drone]] | None = None
-        for name, policy in context.snapshot.policy.sites.items():
-            view = context.validity.site_view(context.snapshot, name)
-            if view is not None and view.nodes and context.validity.sites.get(name) is None:
-                if by_site is None:  # the first site that tells node by node; there may be none
-                    by_site = _drones_by_site(context)
-                reservations._site(context, policy, view, by_site.get(name, ()))
+        polled = {name: context.validity.site_view(context.snapshot, name) for name in context.snapshot.policy.sites}
+        views = {n: v for n, v in polled.items() if v is not None and v.nodes and context.validity.sites.get(n) is None}
+        drones: dict[str, list[Drone]] = {name: [] for name in views}
+        for drone in context.drones.values() if views else ():
+            if drone.site in drones:
+                drones[drone.site].append(drone)
+        for name, view in views.items():
+            reservations._site(context, context.snapshot.policy.sites[name], view, drones[name])
         return reservations
 
     def _site(self, context: PlanningContext, policy: SitePolicy, view: SiteView, drones: Sequence[Drone]) -> None:
@@ -215,7 +212,7 @@ class OwnerReservations:
         free_nodes = self.free[site] = FreeResources.of(view.nodes, policy.blocking, quiet_s)
         drones_there = self.site_drones[site] = SiteDrones.of(context, policy, view, free_nodes, drones, self.effort)
         known = context.snapshot.patience.get(site)
-        left = offered_jobs(known)
+        left = known.offer if known and known.offer else None  # None: all
         jobs, milli, standing, narrow = 0, 0, 0, set[str]()
         for claim in sorted(view.claims, key=lambda c: (-c.gpu_milli, -c.cpus, -c.memory_mib, c.since)):
             most = claim.count if left is None else min(claim.count, left - jobs)
@@ -230,13 +227,13 @@ class OwnerReservations:
         memory = next_backoff(known, site, waiting, standing, jobs - standing, context.now)
         if memory is not None:
             self.patience.append(memory)
-        waits = OwnerWaits(site, jobs, milli / WHOLE_GPU)
+        waits = reasons.OwnerWaits(site, jobs, milli / WHOLE_GPU)
         if jobs:
             self.claimed[site] = waits
         self.held |= {k.key: waits for k in context.types.values() if k.site == site and k.name in narrow}
         self._queued(context, site, waits, drones)
 
-    def _queued(self, context: PlanningContext, site: str, waits: OwnerWaits, drones: Iterable[Drone]) -> None:
+    def _queued(self, context: PlanningContext, site: str, waits: reasons.OwnerWaits, drones: Iterable[Drone]) -> None:
         """Promise room to drones that wait at the site.
 
         Types that would take, one by one, what is being made free for a larger job are cancelled instead.
@@ -246,8 +243,8 @@ class OwnerReservations:
         for drone in drones:
             if drone.state not in WAITING:
                 continue
-            if drone.type in self.held and drone.state is not DroneState.REQUESTED and not drone.goes:
-                why = PreemptedForOwner(waits.jobs, 0.0, gpus=waits.gpus)
+            if drone.type in self.held and drone.state is not DroneState.REQUESTED and not drone.is_leaving:
+                why = reasons.PreemptedForOwner(waits.jobs, 0.0, gpus=waits.gpus)
                 self.preemptions.append(PreemptionOrder(drone, why, DroneState.CANCELLED))
             elif (
                 drone.awaits_room
@@ -262,7 +259,7 @@ class OwnerReservations:
         for victim in hole.victims:
             gpus = claim.gpu_milli / WHOLE_GPU
             unit = "GPU-seconds" if victim.space.gpu_milli else "CPU-seconds"
-            why = PreemptedForOwner(claim.count, waited_s, hole.node_room.name, gpus, victim.lost_gpu_s, unit)
+            why = reasons.PreemptedForOwner(claim.count, waited_s, hole.node_room.name, gpus, victim.lost_gpu_s, unit)
             self.preemptions.append(PreemptionOrder(context.drones[victim.drone_id], why, DroneState.PREEMPTED))
 
 
@@ -299,17 +296,15 @@ class SiteDrones:
         drones_there, there = cls(effort=effort), dict[str, list[VictimCandidate]]()
         if not view.claims and not policy.blocking:  # nobody will be asked to leave, nor is anything kept
             return drones_there
-        now, spaces = (
-            context.now,
-            {key: drone_resources(kind) for key, kind in context.types.items() if kind.site == policy.site},
-        )
+        now = context.now
+        spaces = {key: drone_resources(kind) for key, kind in context.types.items() if kind.site == policy.site}
         for drone in drones:
             remote = view.drones.get(drone.id)
             if remote is None or remote.node not in free_nodes.nodes or remote.state not in _HOLDS:
                 continue
             space = spaces.get(drone.type) or Resources(drone.gpu_milli)
-            told_at = drone.asked_at or drone.notice_at or drone.since
-            if _is_vacating(drone) and now - told_at <= policy.grace_s + policy.stopping_s:
+            asked_at = drone.asked_at or drone.notice_at or drone.since
+            if _is_vacating(drone) and now - asked_at <= policy.grace_s + policy.stopping_s:
                 drones_there.coming[remote.node] = drones_there.coming.get(remote.node, NO_RESOURCES).plus(space)
             elif drone.state is not DroneState.STOPPING and _worked_s(drone, now) >= policy.min_runtime_s:
                 candidate = VictimCandidate(drone.id, space, lost_work_gpu_s(drone, now), _victim_rank(drone))
@@ -346,12 +341,8 @@ def _make_room(
     It is promised from what is free now, then from what is coming, then by the cheapest set of drones on one node, job
     by job.
     """
-    need = claim_resources(claim)
-    nodes = (
-        [free_nodes.nodes[n] for n in claim.nodes if n in free_nodes.nodes]
-        if claim.nodes
-        else [*free_nodes.nodes.values()]
-    )
+    need = Resources(claim.gpu_milli, claim.cpus, claim.memory_mib, claim.disk_mib)
+    nodes = [free_nodes.nodes[n] for n in claim.nodes or free_nodes.nodes if n in free_nodes.nodes]
     # By how little is left over: what was made for one job is found by that job, and nodes stay whole.
     nodes.sort(key=lambda s: (_unused_share(need, drones_there.room(s), s.whole), s.name))
     for free_now in (True, False):
@@ -393,21 +384,9 @@ class _VictimSet(NamedTuple):
     victims: tuple[VictimCandidate, ...]
 
 
-def _drones_by_site(context: PlanningContext) -> dict[str, list[Drone]]:
-    drones: dict[str, list[Drone]] = {}
-    for drone in context.drones.values():
-        drones.setdefault(drone.site, []).append(drone)
-    return drones
-
-
 def _unused_share(need: Resources, room: Resources, whole: Resources) -> float:
     """Return the share of a node's GPUs, CPUs and memory that would be left unused."""
     return sum((r - n) / w for n, r, w in zip(need[:3], room[:3], whole[:3], strict=True) if w)
-
-
-def claim_resources(claim: OwnerDemand) -> Resources:
-    """Return what one job of a claim takes of a node."""
-    return Resources(claim.gpu_milli, claim.cpus, claim.memory_mib, claim.disk_mib)
 
 
 def _is_vacating(drone: Drone) -> bool:
@@ -432,8 +411,8 @@ def _worked_s(drone: Drone, now: float) -> float:
 
 
 def _victim_rank(drone: Drone) -> tuple[int, float]:
-    tier = 0 if drone.state in _NOT_IN_POOL else 2 if drone.jobs else 1
-    return tier, -drone.started_at
+    stage = 0 if drone.state in _NOT_IN_POOL else 2 if drone.jobs else 1
+    return stage, -drone.started_at
 
 
 def reclaim_reserve(
@@ -441,8 +420,8 @@ def reclaim_reserve(
 ) -> list[PreemptionOrder]:
     """Return the CPU drones that leave a lent reserve for GPU drones.
 
-    ``roomless`` is the number of drones by GPU drone type that are lacking only because no node has room. Drones that
-    lose least leave, node by node, until each of these has its place.
+    ``lacking_room`` is the number of drones by GPU drone type that are lacking only because no node has room. Drones
+    that lose least leave, node by node, until each of these has its place.
     """
     preemptions: list[PreemptionOrder] = []
     for key, lack in lacking_room.items():
@@ -456,7 +435,7 @@ def reclaim_reserve(
                 found = cheapest_set(need, drones_there.room(node_room), NO_RESOURCES, movable, drones_there.effort)
                 if not found:
                     break
-                why = ReserveReclaimed(node_room.name)
+                why = reasons.ReserveReclaimed(node_room.name)
                 preemptions += [PreemptionOrder(context.drones[c.drone_id], why, DroneState.PREEMPTED) for c in found]
                 drones_there.gone(node_room.name, found)
                 drones_there.takes(node_room, need)

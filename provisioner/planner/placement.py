@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
+from provisioner import reasons
 from provisioner.estimates import mean_run_s
 from provisioner.model import (
     WHOLE_GPU,
@@ -39,35 +40,14 @@ from provisioner.model import (
     class_scope,
 )
 from provisioner.planner.breakers import OVERLAY_SCOPE
-from provisioner.planner.capacity import StartLimits, TypeRanking
+from provisioner.planner.capacity import NO_COVERAGE, Coverage, DroneSlots, SlotShape, StartLimits, Supply, TypeRanking
 from provisioner.planner.context import PlacementResult, PlanningContext, drone_end_at, life_too_short, shortened_life_s
 from provisioner.planner.fairness import GroupShares
 from provisioner.planner.headroom import HEADROOM_PREFIX, is_headroom, sites_without_headroom
-from provisioner.planner.matching import CompatibleTypes, count_jobs_in_slot, nearest
+from provisioner.planner.matching import CompatibleTypes, count_jobs_in_slot, nearest, resources_of_type
 from provisioner.planner.owner import OwnerReservations
-from provisioner.planner.risk import DrainRisk, RiskBudget, UserExclusions, is_excluded
-from provisioner.planner.supply import NO_COVERAGE, Coverage, Supply, new_slots
-from provisioner.reasons import (
-    AwaitingCheaperType,
-    AwaitingNegotiation,
-    BackingOff,
-    BadRequest,
-    DemandCovered,
-    DemandReturned,
-    ExistingDronesSuffice,
-    GpusStranded,
-    HeadroomShort,
-    HeadroomYields,
-    JobsWaiting,
-    LimitReached,
-    NothingFits,
-    OwnerWaits,
-    PoolLimit,
-    Probing,
-    Reason,
-    SiteFull,
-    SiteQuota,
-)
+from provisioner.planner.risk import DrainRisk, RiskBudget, UserExclusions, is_excluded, runs_of
+from provisioner.reasons import Reason
 
 MIN_WORK_S = 300.0
 MAX_WORK_WAIT_S = 900.0
@@ -76,12 +56,11 @@ MAX_WORK_WAIT_S = 900.0
 
 def worthwhile_starts(
     context: PlanningContext, job: JobClass, lacking: int, running_jobs: RunningJobs
-) -> tuple[int, ExistingDronesSuffice | None]:
+) -> tuple[int, reasons.ExistingDronesSuffice | None]:
     """Return for how many of the ``lacking`` jobs a start is worthwhile, and the reason for the others."""
     if lacking <= 0:
         return lacking, None
-    runs = context.snapshot.estimates.runs_of(job.owner, job.gpu_milli, job.cpus, job.memory_mib, job.walltime_s)
-    mean_s = mean_run_s(runs)
+    mean_s = mean_run_s(runs_of(context, job))
     if mean_s >= MIN_WORK_S:
         return lacking, None
     # Those that run such jobs now end them soon, and take these; so do those that others of the class are to run on.
@@ -89,7 +68,7 @@ def worthwhile_starts(
     enough = math.ceil(job.waiting * mean_s / MIN_WORK_S) - running - covered
     late = context.now - job.oldest_at > MAX_WORK_WAIT_S
     found = max(1 if late else 0, min(lacking, enough))
-    return found, ExistingDronesSuffice(mean_s, running) if found < lacking else None
+    return found, reasons.ExistingDronesSuffice(mean_s, running) if found < lacking else None
 
 
 _JobShape = tuple[str, int, int, int]
@@ -131,7 +110,7 @@ class RunningJobs:
 
 def _accepts_next_job(drone: Drone, slot: Slot) -> bool:
     """Return True if a drone takes another job once one of its jobs is done."""
-    leaves = drone.goes or drone.notice_at or drone.state is DroneState.DRAINING
+    leaves = drone.is_leaving or drone.notice_at or drone.state is DroneState.DRAINING
     return not leaves and slot.state is not SlotState.DRAINING
 
 
@@ -156,7 +135,7 @@ class StartCosts:
 
     def too_dear(
         self, job: JobClass, kind: DroneType, kinds: Iterable[TypeKey], lacking: int
-    ) -> AwaitingCheaperType | None:
+    ) -> reasons.AwaitingCheaperType | None:
         """Return the reason to wait for a cheaper start among ``kinds``, if any."""
         mine = self.held.get(kind.key)
         worth = self.context.snapshot.policy.waiting_cost
@@ -166,7 +145,7 @@ class StartCosts:
         # Jobs of a class come one after the other: on average half as old as the oldest.
         waited_s = max(0.0, self.context.now - job.oldest_at) * (lacking + 1) / 2
         more_s = (mine - cheapest) / worth
-        return AwaitingCheaperType(kind.key, waited_s, more_s) if waited_s < more_s else None
+        return reasons.AwaitingCheaperType(kind.key, waited_s, more_s) if waited_s < more_s else None
 
 
 @dataclass(slots=True)
@@ -206,7 +185,9 @@ class UndrainCandidates:
                 back = replace(
                     drone, state=DroneState.BUSY, since=self.context.now, leaving=None, asked_at=0.0, asked=0
                 )
-                self.asked.append(Drain(back, drone.state, DrainMode.RESUME, DemandReturned(job.id, job.waiting)))
+                self.asked.append(
+                    Drain(back, drone.state, DrainMode.RESUME, reasons.DemandReturned(job.id, job.waiting))
+                )
                 covered += room
         return covered
 
@@ -221,7 +202,7 @@ def _may_return(context: PlanningContext, drone: Drone) -> bool:
     )
 
 
-_NO_ROOM = (SiteFull, GpusStranded)
+_NO_ROOM_AT_SITE = (reasons.SiteFull, reasons.GpusStranded)
 
 
 def place(context: PlanningContext, reservations: OwnerReservations, supply: Supply) -> PlacementResult:
@@ -258,7 +239,7 @@ def _no_starts_reason(context: PlanningContext) -> Refusal | None:
     outage = context.breakers.get(OVERLAY_SCOPE)
     if outage is not None and context.now < outage.until:
         fault = outage.fault or Fault(FaultKind.DOWN, "it was out of sight and settles first", outage.since)
-        return Refusal("all", 0, BackingOff(OVERLAY_SCOPE, outage.until, fault.kind.value, fault.message))
+        return Refusal("all", 0, reasons.BackingOff(OVERLAY_SCOPE, outage.until, fault.kind.value, fault.message))
     return None
 
 
@@ -300,7 +281,7 @@ class Allocation:
 
     def safer(self, compatible: CompatibleTypes) -> bool:
         """Return True if such jobs can get a drone, now or later, at a place without an owner."""
-        safe = (key for key, kind in zip(compatible.keys, compatible.kinds, strict=True) if not self.risk.bears(kind))
+        safe = (kind.key for kind in compatible.kinds if not self.risk.bears(kind))
         return any(_is_temporary(self.limits.for_type(key)[1]) for key in safe)
 
     def allowed(self, candidate: StartCandidate) -> tuple[int, Reason | None]:
@@ -318,17 +299,21 @@ class Allocation:
 
     def allocate(self, kind: DroneType, count: int, job: JobClass, covered: int) -> None:
         """Start ``count`` drones of a type for a class of which ``covered`` jobs are covered."""
-        reason: Reason = JobsWaiting(job.id, job.waiting, covered, count)
+        reason: Reason = reasons.JobsWaiting(job.id, job.waiting, covered, count)
         vram_mib = job.vram_mib
         if is_headroom(job.id):  # any job may take a warm drone
-            reason, vram_mib = HeadroomShort(job.id.removeprefix(HEADROOM_PREFIX), job.waiting, covered, count), 0
+            reason, vram_mib = (
+                reasons.HeadroomShort(job.id.removeprefix(HEADROOM_PREFIX), job.waiting, covered, count),
+                0,
+            )
         life_s, on_reserve = shortened_life_s(self.context, kind), self.limits.on_reserve(kind)
         self.risk.book(kind, count)
         avoids = self.exclusions.of_drones_for(job, kind)
         drones = self._new_drones(kind, count, job.id, avoids)
         self.starts += [Start(drone, reason, vram_mib, life_s, on_reserve) for drone in drones]
         self.limits.start(kind.key, count)
-        self.supply.add(kind.key, new_slots(kind, count, drone_end_at(self.context, kind), avoids))
+        shape = SlotShape(resources_of_type(kind), drone_end_at(self.context, kind), on_the_way=True, avoids=avoids)
+        self.supply.add(DroneSlots(kind, shape, count))
 
     def _new_drones(self, kind: DroneType, count: int, class_id: str, avoids: str) -> Iterator[Drone]:
         snapshot = self.context.snapshot
@@ -375,12 +360,12 @@ def one_probe(allocation: Allocation, start: StartCandidate, count: int) -> tupl
     tried = allocation.context.class_backoffs.probing.get(start.job.id, {}).get(start.kind.key)
     if tried is None:
         return count, None
-    return min(count, 1 - tried), Probing(class_scope(start.kind.key, start.job.id))
+    return min(count, 1 - tried), reasons.Probing(class_scope(start.kind.key, start.job.id))
 
 
 def cheaper_start(allocation: Allocation, start: StartCandidate, count: int) -> tuple[int, Reason | None]:
     """Wait for a cheaper start until the jobs have waited as long as the dearer one costs."""
-    dear = allocation.start_costs.too_dear(start.job, start.kind, start.compatible.keys, start.lack)
+    dear = allocation.start_costs.too_dear(start.job, start.kind, start.compatible.jobs, start.lack)
     return (0 if dear else count), dear
 
 
@@ -426,9 +411,9 @@ class Placement:
     def serve(self, job: JobClass, compatible: CompatibleTypes) -> None:
         """Give the jobs of a class what their group is entitled to."""
         if job.fresh:
-            self._refuse(job, job.fresh, AwaitingNegotiation(job.fresh))
+            self._refuse(job, job.fresh, reasons.AwaitingNegotiation(job.fresh))
         if job.limited:
-            self._refuse(job, job.limited, PoolLimit(job.limit))
+            self._refuse(job, job.limited, reasons.PoolLimit(job.limit))
         if not compatible.kinds:
             self._refuse(job, job.waiting + job.fresh, self._never(job, compatible))
             return
@@ -441,10 +426,11 @@ class Placement:
 
     def warm_up(self, job: JobClass, compatible: CompatibleTypes, without_headroom: Collection[str]) -> None:
         """Serve headroom, but not at the sites ``without_headroom``."""
-        if compatible.kinds and not (compatible := compatible.without(without_headroom)).kinds:
-            self._refuse(job, job.waiting, HeadroomYields(job.id.removeprefix(HEADROOM_PREFIX), job.waiting))
+        here = compatible.only(kind for kind in compatible.kinds if kind.site not in without_headroom)
+        if compatible.kinds and not here.kinds:
+            self._refuse(job, job.waiting, reasons.HeadroomYields(job.id.removeprefix(HEADROOM_PREFIX), job.waiting))
         else:
-            self.serve(job, compatible)
+            self.serve(job, here)
 
     def _cover(self, job: JobClass, compatible: CompatibleTypes) -> None:
         """Cover jobs with existing drones, then with undrained ones, then with new ones."""
@@ -458,7 +444,7 @@ class Placement:
             taken = taken.plus(late) if late.jobs else taken
         self.shares.book(job, min(covered, job.waiting))
         if taken.jobs:
-            self._refuse(job, taken.jobs, DemandCovered(taken.jobs, taken.drones))
+            self._refuse(job, taken.jobs, reasons.DemandCovered(taken.jobs, taken.drones))
 
     def _start(self, job: JobClass, compatible: CompatibleTypes, covered: int) -> tuple[int, Coverage]:
         """Start drones for the jobs that are not ``covered``, as far as that is worthwhile.
@@ -489,13 +475,13 @@ class Placement:
     def _candidates(self, compatible: CompatibleTypes, *, any_late: bool) -> Collection[TypeKey]:
         """Return the open types in the order in which they are tried, with those where delayed drones count."""
         limits = self.allocation.limits
-        if not any_late and compatible.places.keys().isdisjoint(limits.open):  # as for most classes once all is full
+        if not any_late and compatible.jobs.keys().isdisjoint(limits.open):
             return ()
-        return self.allocation.ranking.for_jobs(compatible).open(limits)
+        return self.allocation.ranking.candidates(compatible, limits.open)
 
     def _fall_short(self, job: JobClass, compatible: CompatibleTypes, lack: int, held_back: Reason | None) -> None:
         """Refuse ``lack`` jobs of a class. The limit of the best type is given as the reason."""
-        key = self.allocation.ranking.for_jobs(compatible).keys[0]
+        key = self.allocation.ranking.for_jobs(compatible)[0]
         if job.walltime_s:
             key, limit = self._long_enough(job, compatible)
         else:
@@ -503,7 +489,7 @@ class Placement:
         why = held_back or limit
         if why is not None:
             self._refuse(job, lack, why)
-        if isinstance(why, _NO_ROOM) and not is_headroom(job.id):
+        if isinstance(why, _NO_ROOM_AT_SITE) and not is_headroom(job.id):
             self.lacking_room[key] = self.lacking_room.get(key, 0) - (-lack // compatible.jobs[key])
 
     def _long_enough(self, job: JobClass, compatible: CompatibleTypes) -> tuple[TypeKey, Reason | None]:
@@ -511,7 +497,7 @@ class Placement:
 
         If there is none, return the best of all types and the downtime.
         """
-        keys = self.allocation.ranking.for_jobs(compatible).keys
+        keys = self.allocation.ranking.for_jobs(compatible)
         brief: Reason | None = None
         for key in keys:
             soon = life_too_short(self.context, self.context.types[key], job.walltime_s)
@@ -522,15 +508,15 @@ class Placement:
 
     def _never(self, job: JobClass, compatible: CompatibleTypes) -> Reason:
         if job.invalid:
-            return BadRequest(job.invalid)
+            return reasons.BadRequest(job.invalid)
         unmatched = self.context.class_backoffs.why(job.id)
         if unmatched is not None:
             return unmatched
         found = compatible.nearest or nearest(job, self.context.snapshot.types)
         if found is None:
-            return NothingFits("", "type", "any", "no drone type is configured")
+            return reasons.NothingFits("", "type", "any", "no drone type is configured")
         key, why = found
-        return NothingFits(key, why.dimension, why.requested, why.available)
+        return reasons.NothingFits(key, why.dimension, why.requested, why.available)
 
     def _refuse(self, job: JobClass, count: int, why: Reason) -> None:
         self.refusals.append(Refusal(f"class:{job.id}", count, why))
@@ -539,9 +525,9 @@ class Placement:
 def _is_temporary(why: Reason | None) -> bool:
     """Return True if the reason against a start passes without anybody's action."""
     match why:
-        case None | SiteFull() | SiteQuota() | GpusStranded() | OwnerWaits():
+        case None | reasons.SiteFull() | reasons.SiteQuota() | reasons.GpusStranded() | reasons.OwnerWaits():
             return True
-        case LimitReached(allowed=allowed):
+        case reasons.LimitReached(allowed=allowed):
             return allowed > 0
         case _:
             return False

@@ -8,10 +8,11 @@ costs at most twice the optimum, whatever comes (the rent-or-buy problem: Karlin
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from provisioner import reasons
 from provisioner.estimates import NO_ESTIMATES, Estimates
 from provisioner.model import (
     Drain,
@@ -25,7 +26,6 @@ from provisioner.model import (
     Refusal,
     RemoteState,
     RequestKind,
-    SitePolicy,
     SlotState,
     StateChange,
     Stop,
@@ -34,29 +34,14 @@ from provisioner.model import (
 )
 from provisioner.planner.black_holes import NO_BLACK_HOLES, BlackHoles
 from provisioner.planner.breakers import OVERLAY_SCOPE
+from provisioner.planner.capacity import Supply
 from provisioner.planner.context import PlacementResult, PlanningContext, RetirementResult
 from provisioner.planner.fairness import GroupShares
 from provisioner.planner.headroom import is_headroom, kept_for_headroom
-from provisioner.planner.lifecycle import STATE_RULES, OnTimeout, ended_record, with_changes
+from provisioner.planner.lifecycle import STATE_RULES, OnTimeout, ended_record
 from provisioner.planner.matching import count_jobs, free_resources
 from provisioner.planner.owner import PreemptionOrder
-from provisioner.planner.supply import Supply
-from provisioner.reasons import (
-    DrainRefused,
-    DrainRepeated,
-    IdleTimeout,
-    LeftPool,
-    NotDraining,
-    OperatorRequested,
-    Orphan,
-    Reason,
-    SeenAtSite,
-    StartBlocked,
-    StateTimeout,
-    TypeRemoved,
-    UnknownDrone,
-    Unneeded,
-)
+from provisioner.reasons import Reason
 
 MAX_IDLE_STRETCH = 3.0
 """A drone that took very long to start is kept for at most this many timeouts: it leaves by itself soon after."""
@@ -101,7 +86,7 @@ _NOTHING_TO_STOP = (RemoteState.STOPPED, RemoteState.ENDED)
 CANCEL_AFTER_S = 120.0
 """A drone that waits at its site is cancelled when no job has needed it for this long, or for the idle timeout if that
 is shorter. A place in a queue took hours to earn, and a queue that looks empty is often one that is restarting. In
-replays five minutes served bursts better, but started too many drones for nothing where jobs come singly."""
+replays five minutes served bursts better, but started too many unused drones where jobs come singly."""
 MATCHABLE_IDLE_FACTOR = 3
 """An idle drone that waiting jobs fit is kept for this many idle timeouts: the negotiator should match it any
 moment."""
@@ -152,10 +137,6 @@ class RetirementOrders:
         """Return True if the drone has no order yet and its site's view is valid."""
         return drone.id not in self.asked and self.context.can_act_on(drone)
 
-    def policy_of(self, drone: Drone) -> SitePolicy:
-        """Return the policy of the drone's site, or the default if the site is not configured."""
-        return self.context.snapshot.policy.sites.get(drone.site) or SitePolicy(drone.site)
-
     def drain(self, drone: Drone, reason: Reason, leaving: DroneState, mode: DrainMode = DrainMode.PEACEFUL) -> None:
         """Drain a drone, unless the overlay's view is invalid: it could not be asked, nor seen to be busy."""
         if self.context.validity.overlay is not None:
@@ -172,8 +153,8 @@ class RetirementOrders:
         news = {"state": state, "since": now, "leaving": None, "asked_at": 0.0, "asked": 0, "idle_at": idle_at}
         self._order_drain(drone, DrainMode.RESUME, reason, **news)
 
-    def _order_drain(self, drone: Drone, mode: DrainMode, reason: Reason, **news: object) -> None:
-        self.drains.append(Drain(with_changes(drone, **news), drone.state, mode, reason))
+    def _order_drain(self, drone: Drone, mode: DrainMode, reason: Reason, **news: Any) -> None:
+        self.drains.append(Drain(replace(drone, **news), drone.state, mode, reason))
         self.asked.add(drone.id)
 
     def stop(self, drone: Drone, reason: Reason, leaving: DroneState | None, *, kill: bool = False) -> None:
@@ -184,10 +165,10 @@ class RetirementOrders:
         """Stop a drone for the owner or for a GPU job. This is its notice, whatever it was about to do."""
         self._order_stop(drone, reason, leaving=leaving, notice_at=drone.notice_at or self.context.now)
 
-    def _order_stop(self, drone: Drone, reason: Reason, *, kill: bool = False, **news: object) -> None:
+    def _order_stop(self, drone: Drone, reason: Reason, *, kill: bool = False, **news: Any) -> None:
         now, again = self.context.now, drone.state is DroneState.STOPPING
         since, asked = (drone.since, drone.asked + 1) if again else (now, 1)
-        after = with_changes(drone, state=DroneState.STOPPING, since=since, asked_at=now, asked=asked, **news)
+        after = replace(drone, state=DroneState.STOPPING, since=since, asked_at=now, asked=asked, **news)
         self.stops.append(Stop(after, drone.state, reason, kill))
         self.asked.add(drone.id)
 
@@ -267,7 +248,7 @@ class RetirementOrders:
 
     def _waits_at_site(self, drone: Drone) -> bool:
         waits = drone.state in (DroneState.SUBMITTED, DroneState.QUEUED) and not drone.jobs and not drone.started_at
-        return waits and not drone.goes and drone.type in self.context.types and drone.id not in self.asked
+        return waits and not drone.is_leaving and drone.type in self.context.types and drone.id not in self.asked
 
     def _uncovered_types(self, keys: Collection[TypeKey]) -> dict[TypeKey, int]:
         """Return how many drones of these types on their way no job and no headroom needs."""
@@ -276,17 +257,18 @@ class RetirementOrders:
         for job in (*real, *context.headroom):
             compatible, wanted = context.compatible[job.id], job.waiting + job.fresh
             if is_headroom(job.id):
-                compatible = compatible.without(self.placed.without_headroom)
+                without = self.placed.without_headroom
+                compatible = compatible.only(kind for kind in compatible.kinds if kind.site not in without)
             wanted -= supply.take_own(job, wanted).jobs
             wanted -= supply.take(job, compatible, wanted).jobs
-            for key in compatible.places.keys() & supply.late if wanted > 0 else ():
+            for key in compatible.jobs.keys() & supply.late if wanted > 0 else ():
                 # Of delayed drones, as many of each type: which of them starts first is unknown.
                 supply.take(job, compatible, wanted, key, late=True)
         return {key: supply.untouched(context.types[key]) for key in keys}
 
     def _mark(self, drone: Drone, unneeded_at: float) -> None:
-        after = with_changes(drone, idle_at=unneeded_at)
-        self.moves.append(StateChange(after, drone.state, Unneeded(drone.state.value)))
+        after = replace(drone, idle_at=unneeded_at)
+        self.moves.append(StateChange(after, drone.state, reasons.Unneeded(drone.state.value)))
 
 
 def _carry_out(orders: RetirementOrders, request: OperatorRequest) -> bool:
@@ -303,11 +285,11 @@ def _carry_out(orders: RetirementOrders, request: OperatorRequest) -> bool:
     if doubt is not None and request.kind is RequestKind.DRAIN and of_overlay:
         orders.refusals.extend(Refusal(f"drone:{d.id}", 1, doubt) for d in named)
         return False
-    reason = OperatorRequested(request.by, request.reason)
+    reason = reasons.OperatorRequested(request.by, request.reason)
     for drone_id in request.drone_ids:
         drone = drones.get(drone_id)
         if drone is None:
-            orders.refusals.append(Refusal(f"drone:{drone_id}", 1, UnknownDrone(drone_id)))
+            orders.refusals.append(Refusal(f"drone:{drone_id}", 1, reasons.UnknownDrone(drone_id)))
         elif drone.id in orders.asked:
             continue
         elif request.kind is RequestKind.KILL:
@@ -318,7 +300,7 @@ def _carry_out(orders: RetirementOrders, request: OperatorRequest) -> bool:
         elif request.mode is DrainMode.RESUME and drone.state is DroneState.DRAINING:
             orders.undrain(drone, reason)
         elif request.mode is DrainMode.RESUME:
-            orders.refusals.append(Refusal(f"drone:{drone.id}", 1, NotDraining(drone.id, drone.state.value)))
+            orders.refusals.append(Refusal(f"drone:{drone.id}", 1, reasons.NotDraining(drone.id, drone.state.value)))
         elif drone.state is not DroneState.STOPPING:
             orders.drain_or_stop(drone, reason, DroneState.CANCELLED, request.mode)
     return True
@@ -342,7 +324,7 @@ def drain_at_risk(orders: RetirementOrders) -> None:
     """Drain drones whose place an owner is likely to take."""
     for drone_id, reason in orders.placed.at_risk.items():
         drone = orders.context.drones[drone_id]
-        if not drone.goes and orders.may_ask(drone):
+        if not drone.is_leaving and orders.may_ask(drone):
             orders.drain(drone, reason, _final_state(drone))
 
 
@@ -354,7 +336,7 @@ def requeued(orders: RetirementOrders, drone: Drone) -> bool:
     """Stop a drone that its site has preempted and put back into the queue."""
     if drone.state is not DroneState.QUEUED or not drone.started_at:
         return False
-    orders.stop(drone, SeenAtSite(RemoteState.PENDING.value, drone.site_reason), DroneState.PREEMPTED)
+    orders.stop(drone, reasons.SeenAtSite(RemoteState.PENDING.value, drone.site_reason), DroneState.PREEMPTED)
     return True
 
 
@@ -365,7 +347,7 @@ def never_starting(orders: RetirementOrders, drone: Drone) -> bool:
     if remote is None or not remote.hopeless:
         return False
     fault = remote.blocked.value if remote.blocked else ""
-    orders.stop(drone, StartBlocked(drone.type, fault, remote.reason), DroneState.FAILED)
+    orders.stop(drone, reasons.StartBlocked(drone.type, fault, remote.reason), DroneState.FAILED)
     return True
 
 
@@ -374,18 +356,18 @@ def left_pool(orders: RetirementOrders, drone: Drone) -> bool:
     if not drone.unslotted_at or orders.context.validity.overlay is not None or drone.state is DroneState.STOPPING:
         return False
     away_s = orders.context.now - max(drone.unslotted_at, orders.pool_seen_since)
-    limit_s = orders.policy_of(drone).slot_loss_s
+    limit_s = orders.context.snapshot.policy.of_site(drone.site).slot_loss_s
     if away_s <= limit_s:
         return False
-    orders.stop(drone, LeftPool(away_s, limit_s), DroneState.LOST)
+    orders.stop(drone, reasons.LeftPool(away_s, limit_s), DroneState.LOST)
     return True
 
 
 def type_removed(orders: RetirementOrders, drone: Drone) -> bool:
     """Let go of a drone whose type is no longer configured."""
-    if drone.type in orders.context.types or drone.goes:
+    if drone.type in orders.context.types or drone.is_leaving:
         return False
-    orders.drain_or_stop(drone, TypeRemoved(drone.type), _final_state(drone), DrainMode.PEACEFUL)
+    orders.drain_or_stop(drone, reasons.TypeRemoved(drone.type), _final_state(drone), DrainMode.PEACEFUL)
     return True
 
 
@@ -393,7 +375,7 @@ def unneeded(orders: RetirementOrders, drone: Drone) -> bool:
     """Cancel a drone that waits at its site and that no job needs."""
     if drone.id not in orders.unneeded:
         return False
-    orders.stop(drone, Unneeded(drone.state.value), DroneState.CANCELLED)
+    orders.stop(drone, reasons.Unneeded(drone.state.value), DroneState.CANCELLED)
     return True
 
 
@@ -410,7 +392,7 @@ def idle(orders: RetirementOrders, drone: Drone) -> bool:
     idle_s = context.now - (drone.idle_at or drone.since)
     matchable_s = MATCHABLE_IDLE_FACTOR * policy.idle_timeout_at(drone.site)
     if idle_s > limit_s and not (idle_s <= matchable_s and orders.matchable(drone)):
-        orders.drain(drone, IdleTimeout(idle_s, limit_s, by), _final_state(drone))
+        orders.drain(drone, reasons.IdleTimeout(idle_s, limit_s, by), _final_state(drone))
     return True
 
 
@@ -418,12 +400,12 @@ def empty_and_draining(orders: RetirementOrders, drone: Drone) -> bool:
     """Stop a drained drone that is still there: the drain was refused, lost or had no effect."""
     if drone.state is not DroneState.DRAINING or drone.jobs or orders.context.validity.overlay is not None:
         return False
-    limit_s = 0.0 if drone.asked else orders.policy_of(drone).stopping_s
+    limit_s = 0.0 if drone.asked else orders.context.snapshot.policy.of_site(drone.site).stopping_s
     idle_s = orders.heard_at(drone) - max(drone.since, drone.idle_at, orders.pool_seen_since)
     if idle_s < limit_s:
         return False
-    refused = DrainRefused("", drone.drain_refusal)
-    reason = refused if drone.asked else StateTimeout(drone.state.value, idle_s, limit_s)
+    refused = reasons.DrainRefused("", drone.drain_refusal)
+    reason = refused if drone.asked else reasons.StateTimeout(drone.state.value, idle_s, limit_s)
     orders.stop(drone, reason, drone.leaving or STATE_RULES[drone.state].ends_as)
     return True
 
@@ -437,7 +419,7 @@ def overdue(orders: RetirementOrders, drone: Drone) -> bool:
         return False
     if drone.state in (DroneState.BOOTING, DroneState.JOINED) and orders.context.validity.overlay is not None:
         return True  # it may have joined: nobody can see
-    reason = StateTimeout(drone.state.value, spent_s, limit_s)
+    reason = reasons.StateTimeout(drone.state.value, spent_s, limit_s)
     match rule.then:
         case OnTimeout.STOP:
             orders.stop(drone, reason, rule.ends_as)
@@ -460,7 +442,7 @@ def drain_ignored(orders: RetirementOrders, drone: Drone) -> bool:
     after_s = orders.context.now - drone.since
     if orders.context.now - drone.asked_at < min(max(DRAIN_REPEAT_MIN_S, after_s / 3), DRAIN_REPEAT_MAX_S):
         return False
-    again = DrainRepeated(after_s, drone.drain_refusal)
+    again = reasons.DrainRepeated(after_s, drone.drain_refusal)
     orders.drain(drone, again, drone.leaving or STATE_RULES[drone.state].ends_as, drone.drain_mode)
     return True
 
@@ -496,7 +478,7 @@ def _works_again(context: PlanningContext, drone: Drone) -> bool:
 
 def _limit(orders: RetirementOrders, drone: Drone) -> tuple[float, float]:
     """Return how long the drone's state may last, and the start of that time."""
-    policy = orders.policy_of(drone)
+    policy = orders.context.snapshot.policy.of_site(drone.site)
     setting = float(getattr(policy, STATE_RULES[drone.state].limit, 0.0))
     match drone.state:
         case DroneState.BUSY:
@@ -523,5 +505,5 @@ def _orphans(context: PlanningContext) -> tuple[StopOrphan, ...]:
         for drone_id, remote in view.drones.items():
             if remote.state not in _NOTHING_TO_STOP and drone_id not in context.drones:
                 known = context.snapshot.ended.get(drone_id)
-                found.append(StopOrphan(site, drone_id, remote.remote_id, Orphan(known.value if known else "")))
+                found.append(StopOrphan(site, drone_id, remote.remote_id, reasons.Orphan(known.value if known else "")))
     return tuple(found)

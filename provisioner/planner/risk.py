@@ -212,7 +212,7 @@ class UserExclusions:
         found: dict[str, None] = {}
         for each in self._waiting:
             user = each.job.owner
-            if user == job.owner or user in found or kind.key not in each.compatible.places:
+            if user == job.owner or user in found or kind.key not in each.compatible.jobs:
                 continue
             if expected_loss(each.runs, chances) > each.accepts:
                 found[user] = None
@@ -287,7 +287,7 @@ class DrainRisk:
             for drone, head in zip(line.drones[:safe], line.heads_milli, strict=False)
             if drone.joined_at
             and not drone.notice_at
-            and drone.type in compatible.places
+            and drone.type in compatible.jobs
             and not is_excluded(job.owner, drone.avoids)
         }
 

@@ -133,49 +133,51 @@ def _caps(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
             largest = max((t.gpu_milli for t in snapshot.types if t.site == site), default=0)
             drones[site] += unknown
             milli[site] += unknown * largest
-    starts: dict[str, list[Start]] = {}
-    for start in plan.starts:
-        starts.setdefault(start.drone.site, []).append(start)
-    policy, every = snapshot.policy, list(plan.starts)
-    yield from _over_limit("drones in all", drones.total(), policy.max_drones, every)
-    yield from _over_gpus("GPUs in all", milli.total(), policy.max_gpu_milli, every)
-    for site, mine in starts.items():
+    policy, types = snapshot.policy, {t.key: t for t in snapshot.types}
+    every = [(start, 1) for start in plan.starts]
+    gpus = [(start, start.drone.gpu_milli) for start in plan.starts]
+    yield from _beyond("drones in all", every, policy.max_drones, drones.total())
+    yield from _beyond("GPUs in all", gpus, policy.max_gpu_milli, milli.total(), 1000)
+    for site in dict.fromkeys(start.drone.site for start in plan.starts):
         limits = policy.sites.get(site)
+        mine = [ask for ask in every if ask[0].drone.site == site]
         if limits is None or not limits.enabled:
-            yield Breach(f"{len(mine)} starts at {site}, which is not enabled", tuple(mine))
+            yield Breach(f"{len(mine)} starts at {site}, which is not enabled", tuple(start for start, _ in mine))
             continue
-        yield from _over_limit(f"drones at {site}", drones[site], limits.max_drones, mine)
-        yield from _over_gpus(f"GPUs at {site}", milli[site], limits.max_gpu_milli, mine)
-        yield from _over_limit(f"drones on their way at {site}", pending[site], limits.max_pending, mine)
-        yield from _over_limit(f"starts at once at {site}", 0, limits.max_starts_per_tick, mine)
-    types = {t.key: t for t in snapshot.types}
-    for key in {s.drone.type for s in plan.starts}:
-        kind, of_kind = types.get(key), [s for s in plan.starts if s.drone.type == key]
-        if kind is None:
-            yield Breach(f"{key} is started but is not configured", tuple(of_kind))
-        elif kind.max_drones is not None:
-            yield from _over_limit(f"drones of {key}", kinds[key], kind.max_drones, of_kind)
+        my_gpus = [ask for ask in gpus if ask[0].drone.site == site]
+        yield from _beyond(f"drones at {site}", mine, limits.max_drones, drones[site])
+        yield from _beyond(f"GPUs at {site}", my_gpus, limits.max_gpu_milli, milli[site], 1000)
+        yield from _beyond(f"drones on their way at {site}", mine, limits.max_pending, pending[site])
+        yield from _beyond(f"starts at once at {site}", mine, limits.max_starts_per_tick)
+    for key in {start.drone.type for start in plan.starts}:
+        of_kind = [ask for ask in every if ask[0].drone.type == key]
+        if key not in types:
+            yield Breach(f"{key} is started but is not configured", tuple(start for start, _ in of_kind))
+        else:
+            yield from _beyond(f"drones of {key}", of_kind, types[key].max_drones, kinds[key])
 
 
-def _over_limit(what: str, there: int, allowed: int, starts: Sequence[Start]) -> Iterator[Breach]:
-    """Yield a breach that names the last ``starts`` beyond ``allowed`` with ``there`` counted before them."""
-    count = there + len(starts)
-    if count > allowed and starts:
-        yield Breach(f"{count} {what}, {allowed} allowed", tuple(starts[max(0, allowed - there) :]))
+def _beyond(
+    what: str,
+    asks: Sequence[tuple[Start, int]],
+    allowed: int | None,
+    used: int = 0,
+    unit: int = 1,
+    who: str = "",
+    are: str = "allowed",
+) -> Iterator[Breach]:
+    """Yield a breach that names the starts whose amounts, after the earlier ones and ``used``, exceed ``allowed``.
 
-
-def _over_gpus(what: str, there: int, allowed: int | None, starts: Sequence[Start]) -> Iterator[Breach]:
-    """Yield the same for milli-GPUs; starts without a GPU do not count."""
-    with_gpu = [s for s in starts if s.drone.gpu_milli > 0]
-    if allowed is None:
-        return
-    named, count = [], there
-    for start in with_gpu:
-        count += start.drone.gpu_milli
-        if count > allowed:
+    Starts with an amount of 0 do not count. The text has the numbers in ``unit``.
+    """
+    named, count = [], used
+    for start, amount in asks:
+        count += amount
+        if allowed is not None and amount and count > allowed:
             named.append(start)
-    if named:
-        yield Breach(f"{count / 1000} {what}, {allowed / 1000} allowed", tuple(named))
+    if named and allowed is not None:
+        asked, limit = (count, allowed) if unit == 1 else (count / unit, allowed / unit)
+        yield Breach(f"{who}{asked} {what}, {limit} {are}", tuple(named))
 
 
 def _unseen(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
@@ -267,37 +269,18 @@ def _owners(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
         mine = [s for s in plan.starts if s.drone.site == site and s.drone.type in types]
         if not view.nodes or limits is None or limits.queue_when_full or not mine:
             continue
+        sizes = [(start, types[start.drone.type]) for start in mine]
         free = [(n.free_gpu_milli, n.free_cpus, n.free_memory_mib) for n in view.nodes]
         for i, what in enumerate(("milli-GPU", "CPUs", "MiB of memory")):
-            there = sum(f[i] for f in free)
-            yield from _over_free(
-                f"starts at {site} ask for",
-                what,
-                "free",
-                there,
-                [(s, (k.gpu_milli, k.cpus, k.memory_mib)[i]) for s in mine for k in (types[s.drone.type],)],
-            )
+            asks = [(start, (kind.gpu_milli, kind.cpus, kind.memory_mib)[i]) for start, kind in sizes]
+            who = f"starts at {site} ask for "
+            yield from _beyond(what, asks, sum(f[i] for f in free), who=who, are="are free")
         if all(rule.when.value == "always" and "*" in rule.nodes for rule in limits.blocking) and limits.blocking:
             kept = limits.blocking[0].cpus
             rest = sum(max(0, cpus - kept * milli // 1000) for milli, cpus, _ in free)
-            yield from _over_free(
-                f"CPU drones at {site} ask for",
-                "CPUs",
-                "not kept for free GPUs",
-                rest,
-                [(s, k.cpus) for s in mine for k in (types[s.drone.type],) if not k.gpu_milli],
-            )
-
-
-def _over_free(who: str, what: str, there_is: str, there: int, asks: Sequence[tuple[Start, int]]) -> Iterator[Breach]:
-    """Yield a breach that names the starts that ask for more than the earlier ones leave of ``there``."""
-    asked, named = 0, []
-    for start, amount in asks:
-        asked += amount
-        if asked > there and amount:
-            named.append(start)
-    if named:
-        yield Breach(f"{who} {asked} {what}, {there} are {there_is}", tuple(named))
+            asks = [(start, kind.cpus) for start, kind in sizes if not kind.gpu_milli]
+            who = f"CPU drones at {site} ask for "
+            yield from _beyond("CPUs", asks, rest, who=who, are="are not kept for free GPUs")
 
 
 def _amounts(claims: Sequence[OwnerDemand]) -> tuple[list[int], ...]:

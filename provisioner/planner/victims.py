@@ -88,16 +88,6 @@ class SearchBudget:
     """Remaining steps of all searches of one plan. Mutable."""
 
     left: int = MAX_PLAN_STEPS
-    """Steps that may still be taken."""
-    rules: dict[tuple[Resources, Resources], _Rules] = field(default_factory=dict)
-    """Rules by need and reserve: the same on most nodes."""
-
-    def rules_for(self, need: Resources, kept: Resources) -> _Rules:
-        """Return the rules for such room; they are computed once."""
-        found = self.rules.get((need, kept))
-        if found is None:
-            found = self.rules[need, kept] = _Rules(_linear(need, kept))
-        return found
 
 
 def cheapest_set(
@@ -118,12 +108,12 @@ def cheapest_set(
     if count_fits(need, free, kept) >= 1:
         return ()
     effort = effort or SearchBudget()
-    rules = effort.rules_for(need, kept)
-    lacks = rules.lacks(free)
+    rules = _linear(need, kept)
+    lacks = [rule.least - rule.of(free) for rule in rules]
     short = [(rule, lack) for rule, lack in enumerate(lacks) if lack > 0]
     groups = []
     for space, group in residents.by_shape.items():
-        gains = rules.gains(space)
+        gains = [rule.of(space) for rule in rules]
         if some := tuple(group[: _most(short, gains)]):
             groups.append(_Group(space.gpu_milli, gains, some))
     counts = _spared(groups, lacks)
@@ -203,26 +193,6 @@ class _Rule:
     def of(self, room: Resources) -> int:
         gpus, cpus, memory, disk = self.weights
         return gpus * room.gpu_milli + cpus * room.cpus + memory * room.memory_mib + disk * room.disk_mib
-
-
-@dataclass(slots=True)
-class _Rules:
-    """All rules for one need, with cached gains. Mutable, local to one plan."""
-
-    rules: Sequence[_Rule]
-    known: dict[Resources, list[int]] = field(default_factory=dict)
-    """By shape: contribution of the end of one drone to each rule."""
-
-    def lacks(self, free: Resources) -> list[int]:
-        """Return the shortage of each rule with ``free`` resources."""
-        return [rule.least - rule.of(free) for rule in self.rules]
-
-    def gains(self, space: Resources) -> list[int]:
-        """Return the contribution of the end of one drone of a shape to each rule."""
-        found = self.known.get(space)
-        if found is None:
-            found = self.known[space] = [rule.of(space) for rule in self.rules]
-        return found
 
 
 def _linear(need: Resources, kept: Resources) -> list[_Rule]:

@@ -23,9 +23,9 @@ from adapters.embedded.queue import remove
 from provisioner.cli.options import Exit
 from provisioner.cli.reference import output_schemas
 from provisioner.model import DrainMode, RequestKind
+from provisioner.planner.capacity import Supply
 from provisioner.planner.context import PlacementResult, PlanningContext
 from provisioner.planner.owner import OwnerReservations
-from provisioner.planner.supply import Supply
 from provisioner.store.reader import Reader
 from tests.cli.conftest import Cli, Ran, process
 

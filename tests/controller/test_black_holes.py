@@ -19,8 +19,7 @@ from provisioner.model import (
     Slot,
     SlotState,
 )
-from provisioner.simulator.loop import run_virtual
-from tests.controller.world import Place, Pool, serving, wall
+from tests.controller.world import Place, Pool, in_virtual_time, serving, wall
 from tests.store.story import TemporaryStore
 
 
@@ -45,21 +44,19 @@ class Hole(Pool):
         return [OrderResult(drone_id, OrderOutcome.OK) for drone_id in drone_ids]
 
 
-def test_a_drone_that_eats_jobs_is_drained_with_its_reason_and_one_event() -> None:
-    async def story() -> None:
-        place = Place()
-        pool, store = Hole(place=place), TemporaryStore("kit", 1e9, 10)
-        async with serving(place, pool=pool, store=store) as controller:
-            for _ in range(5):
-                await controller.tick()
-                await asyncio.sleep(5)
-            (drone,) = store.drones.values()
-            assert (drone.state, drone.leaving) == (DroneState.DRAINING, DroneState.CANCELLED)
-            assert pool.drained[0] == (drone.id, "black-hole")
-            (event,) = (e for e in store.reader().events() if e.name == "drone.black_hole")
-            assert event.fields["drone"] == drone.id and "3 starts of jobs of 2 users failed" in event.fields["why"]
-
-    run_virtual(story(), start_epoch=1_760_000_000.0)
+@in_virtual_time
+async def test_a_drone_that_eats_jobs_is_drained_with_its_reason_and_one_event() -> None:
+    place = Place()
+    pool, store = Hole(place=place), TemporaryStore("kit", 1e9, 10)
+    async with serving(place, pool=pool, store=store) as controller:
+        for _ in range(5):
+            await controller.tick()
+            await asyncio.sleep(5)
+        (drone,) = store.drones.values()
+        assert (drone.state, drone.leaving) == (DroneState.DRAINING, DroneState.CANCELLED)
+        assert pool.drained[0] == (drone.id, "black-hole")
+        (event,) = (e for e in store.reader().events() if e.name == "drone.black_hole")
+        assert event.fields["drone"] == drone.id and "3 starts of jobs of 2 users failed" in event.fields["why"]
 
 
 def test_the_reset_of_a_site_reaches_its_nodes() -> None:

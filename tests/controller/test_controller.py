@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
 from dataclasses import replace
 
 import pytest
+from structlog.testing import capture_logs
 
 from provisioner.controller.loop import SHUTDOWN_WAIT_S
 from provisioner.interfaces import AuthError
+from provisioner.logs import LogFormat, LogLevel, log_to_stderr
 from provisioner.model import BreakerState, DroneId, DroneState, OverlayView, Plan, RequestKind, SiteView, Snapshot
 from provisioner.planner import decide
 from provisioner.planner.validation import Breach
 from provisioner.simulator.loop import run_virtual
-from tests.controller.world import Crowded, FullDisk, Place, Pool, ahead_s, never, run_for, serving
+from tests.controller.world import (
+    EPOCH,
+    Crowded,
+    FullDisk,
+    Place,
+    Pool,
+    ahead_s,
+    in_virtual_time,
+    never,
+    run_for,
+    serving,
+)
 from tests.store.story import TemporaryStore
 
 S = DroneState
-EPOCH = 1.7e9
 
 
 async def leaks() -> None:
@@ -31,59 +48,56 @@ async def breaks() -> None:
 @pytest.mark.parametrize(
     "call", ["requests", "record", "record_results", "event", "estimate_samples", "estimate_resets", "prune"]
 )
-def test_the_controller_outlives_a_disk_that_is_full_at_any_call_and_acts_on_nothing_unrecorded(call: str) -> None:
-    async def story() -> None:
-        here, store = Place(), FullDisk(call)
-        async with serving(here, store=store) as controller:
-            ahead_s.set(3600.0)  # somebody sets the clock: that is an event
-            await run_for(controller, 100)
-            assert set(store.refused) == {call}, "the story is about this call"
-            assert here.told == ([] if call == "record" else ["start kit-mem0-1"])
-            assert set(here.running) <= set(store.drones)
-            store.full.clear()
-            await run_for(controller, 30)
-            (drone,) = store.drones.values()
-            assert (drone.id, drone.remote_id) == ("kit-mem0-1", "r-kit-mem0-1")
-            assert here.told == ["start kit-mem0-1"]
+@in_virtual_time
+async def test_the_controller_outlives_a_disk_that_is_full_at_any_call_and_acts_on_nothing_unrecorded(
+    call: str,
+) -> None:
+    here, store = Place(), FullDisk(call)
+    async with serving(here, store=store) as controller:
+        ahead_s.set(3600.0)  # somebody sets the clock: that is an event
+        await run_for(controller, 100)
+        assert set(store.refused) == {call}, "the story is about this call"
+        assert here.told == ([] if call == "record" else ["start kit-mem0-1"])
+        assert set(here.running) <= set(store.drones)
+        store.full.clear()
+        await run_for(controller, 30)
+        (drone,) = store.drones.values()
+        assert (drone.id, drone.remote_id) == ("kit-mem0-1", "r-kit-mem0-1")
+        assert here.told == ["start kit-mem0-1"]
 
-    run_virtual(story(), start_epoch=EPOCH)
 
-
-def test_answers_that_could_not_be_recorded_are_kept_and_their_site_is_left_alone_meanwhile() -> None:
-    async def story() -> None:
-        here, store = Place(), FullDisk("record_results")
-        here.look_wire = never  # no listing will tell what came of the order
-        async with serving(here, store=store, view_max_age_s=1e6) as controller:
-            here.look_wire = Place().look_wire
-            await controller.tick()
-            assert [d.state for d in store.drones.values()] == [S.REQUESTED]
-            controller.overlay.classes = (replace(controller.overlay.classes[0], waiting=5),)  # type: ignore[attr-defined]
-            await controller.tick()
-            assert len(here.told) == 1
-            store.full.clear()
-            await controller.tick()
-            assert store.drones[next(iter(store.drones))].remote_id == "r-kit-mem0-1"
-            assert len(here.told) == 5
-
-    run_virtual(story(), start_epoch=EPOCH)
+@in_virtual_time
+async def test_answers_that_could_not_be_recorded_are_kept_and_their_site_is_left_alone_meanwhile() -> None:
+    here, store = Place(), FullDisk("record_results")
+    here.look_wire = never  # no listing will tell what came of the order
+    async with serving(here, store=store, view_max_age_s=1e6) as controller:
+        here.look_wire = Place().look_wire
+        await controller.tick()
+        assert [d.state for d in store.drones.values()] == [S.REQUESTED]
+        controller.overlay.classes = (replace(controller.overlay.classes[0], waiting=5),)  # type: ignore[attr-defined]
+        await controller.tick()
+        assert len(here.told) == 1
+        store.full.clear()
+        await controller.tick()
+        assert store.drones[next(iter(store.drones))].remote_id == "r-kit-mem0-1"
+        assert len(here.told) == 5
 
 
 @pytest.mark.parametrize("trouble", [leaks, breaks, never])
 @pytest.mark.parametrize("wire", ["look_wire", "start_wire", "stop_wire"])
-def test_whatever_an_adapter_raises_or_leaves_open_the_others_are_served(wire: str, trouble: object) -> None:
-    async def story() -> None:
-        ill, well = Place("ill"), Place("well")
-        setattr(ill, wire, trouble)
-        jobs = (replace(Pool().classes[0], waiting=3),)
-        async with serving(ill, well, pool=Pool(jobs), booting_s=30) as controller:
-            await run_for(controller, 600)
-            assert len(well.told) > 2
-            assert "look_wire" not in wire or ill.told == []
-
-    run_virtual(story(), start_epoch=EPOCH)
+@in_virtual_time
+async def test_whatever_an_adapter_raises_or_leaves_open_the_others_are_served(wire: str, trouble: object) -> None:
+    ill, well = Place("ill"), Place("well")
+    setattr(ill, wire, trouble)
+    jobs = (replace(Pool().classes[0], waiting=3),)
+    async with serving(ill, well, pool=Pool(jobs), booting_s=30) as controller:
+        await run_for(controller, 600)
+        assert len(well.told) > 2
+        assert "look_wire" not in wire or ill.told == []
 
 
-def test_what_is_no_view_at_all_is_a_fault_of_that_adapter() -> None:
+@in_virtual_time
+async def test_what_is_no_view_at_all_is_a_fault_of_that_adapter() -> None:
     class Odd(Place):
         async def poll(self) -> SiteView:
             return None  # type: ignore[return-value]
@@ -92,238 +106,334 @@ def test_what_is_no_view_at_all_is_a_fault_of_that_adapter() -> None:
         async def poll(self, types: object) -> OverlayView:
             return "soon"  # type: ignore[return-value]
 
-    async def story() -> None:
-        well = Place("well")
-        async with serving(Odd("odd"), well) as controller:
-            await run_for(controller, 60)
-            assert well.told == ["start kit-mem0-1"]
-        async with serving(well, pool=OddPool()) as controller:
-            report = await controller.tick()
-            assert [type(r.reason).__name__ for r in report.plan.refusals] == ["StaleView"]
-
-    run_virtual(story(), start_epoch=EPOCH)
+    well = Place("well")
+    async with serving(Odd("odd"), well) as controller:
+        await run_for(controller, 60)
+        assert well.told == ["start kit-mem0-1"]
+    async with serving(well, pool=OddPool()) as controller:
+        report = await controller.tick()
+        assert [type(r.reason).__name__ for r in report.plan.refusals] == ["StaleView"]
 
 
-def test_when_asked_to_stop_it_waits_for_orders_under_way_but_not_for_ever() -> None:
-    async def story() -> None:
-        loop = asyncio.get_running_loop()
-        slow, deaf = Place("slow"), Place("deaf")
-        slow.start_wire = lambda: asyncio.sleep(20)
-        deaf.start_wire = never
-        jobs = (replace(Pool().classes[0], waiting=2),)
-        store = TemporaryStore("kit", 1e9, 10)
-        async with serving(slow, deaf, pool=Pool(jobs), store=store, max_drones=1, order_deadline_s=1e4) as controller:
-            await controller.tick()
-            asked = loop.time()
-        assert SHUTDOWN_WAIT_S <= loop.time() - asked < SHUTDOWN_WAIT_S + 1
-        assert {d.site: d.state for d in store.drones.values()} == {"slow": S.SUBMITTED, "deaf": S.REQUESTED}
-
-    run_virtual(story(), start_epoch=EPOCH)
+@in_virtual_time
+async def test_when_asked_to_stop_it_waits_for_orders_under_way_but_not_for_ever() -> None:
+    loop = asyncio.get_running_loop()
+    slow, deaf = Place("slow"), Place("deaf")
+    slow.start_wire = lambda: asyncio.sleep(20)
+    deaf.start_wire = never
+    jobs = (replace(Pool().classes[0], waiting=2),)
+    store = TemporaryStore("kit", 1e9, 10)
+    async with serving(slow, deaf, pool=Pool(jobs), store=store, max_drones=1, order_deadline_s=1e4) as controller:
+        await controller.tick()
+        asked = loop.time()
+    assert SHUTDOWN_WAIT_S <= loop.time() - asked < SHUTDOWN_WAIT_S + 1
+    assert {d.site: d.state for d in store.drones.values()} == {"slow": S.SUBMITTED, "deaf": S.REQUESTED}
 
 
-def test_a_kill_while_orders_are_under_way_loses_no_answer() -> None:
-    async def story() -> None:
-        here, store = Place(), TemporaryStore("kit", 1e9, 10)
-        async with serving(here, store=store, max_drones=2) as controller:
-            await controller.tick()
-            here.start_wire = lambda: asyncio.sleep(30)
-            controller.overlay.classes = (replace(controller.overlay.classes[0], waiting=2),)  # type: ignore[attr-defined]
-            await controller.tick()
-            store.reader().ask(RequestKind.KILL, list(store.drones)[:1], reason="hot", by="anna", at=EPOCH)
-            await controller.tick()
-            assert here.told == ["start kit-mem0-1", "start kit-mem0-2", "stop kit-mem0-1"]
-            here.look_wire = never
-            await asyncio.sleep(30)
-            await controller.tick()
-            second = next(d for d in store.drones.values() if d.id == "kit-mem0-2")
-            assert (second.state, second.remote_id) == (S.SUBMITTED, "r-kit-mem0-2")
-
-    run_virtual(story(), start_epoch=EPOCH)
+@in_virtual_time
+async def test_a_kill_while_orders_are_under_way_loses_no_answer() -> None:
+    here, store = Place(), TemporaryStore("kit", 1e9, 10)
+    async with serving(here, store=store, max_drones=2) as controller:
+        await controller.tick()
+        here.start_wire = lambda: asyncio.sleep(30)
+        controller.overlay.classes = (replace(controller.overlay.classes[0], waiting=2),)  # type: ignore[attr-defined]
+        await controller.tick()
+        store.reader().ask(RequestKind.KILL, list(store.drones)[:1], reason="hot", by="anna", at=EPOCH)
+        await controller.tick()
+        assert here.told == ["start kit-mem0-1", "start kit-mem0-2", "stop kit-mem0-1"]
+        here.look_wire = never
+        await asyncio.sleep(30)
+        await controller.tick()
+        second = next(d for d in store.drones.values() if d.id == "kit-mem0-2")
+        assert (second.state, second.remote_id) == (S.SUBMITTED, "r-kit-mem0-2")
 
 
-def test_a_mistake_of_the_planner_stops_no_loop_and_no_drone(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
-        here, store = Place(), TemporaryStore("kit", 1e9, 10)
-        async with serving(here, store=store) as controller:
-            with monkeypatch.context() as patch:
-                patch.setattr(controller, "planner", lambda snapshot: 1 / 0)
-                reports = [await controller.tick(), await controller.tick()]
-            assert all("ZeroDivisionError" in r.faults[0] and not r.plan.acts for r in reports)
-            told = [e.name for e in store.reader().events()]
-            assert told == ["plan.rejected"], "told once"
-            assert here.told == []
-            await controller.tick()
-            assert here.told == ["start kit-mem0-1"]
-
-    run_virtual(story(), start_epoch=EPOCH)
+@in_virtual_time
+async def test_a_mistake_of_the_planner_stops_no_loop_and_no_drone(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, store = Place(), TemporaryStore("kit", 1e9, 10)
+    async with serving(here, store=store) as controller:
+        with monkeypatch.context() as patch:
+            patch.setattr(controller, "planner", lambda snapshot: 1 / 0)
+            reports = [await controller.tick(), await controller.tick()]
+        assert all("ZeroDivisionError" in r.faults[0] and not r.plan.acts for r in reports)
+        told = [e.name for e in store.reader().events()]
+        assert told == ["plan.rejected"], "told once"
+        assert here.told == []
+        await controller.tick()
+        assert here.told == ["start kit-mem0-1"]
 
 
-def test_a_class_that_the_planner_fails_on_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_virtual_time
+async def test_a_class_that_the_planner_fails_on_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def planner(snapshot: Snapshot) -> Plan:
         if snapshot.overlay.view and any(c.id == "odd" for c in snapshot.overlay.view.classes):
             raise ZeroDivisionError
         return decide(snapshot)
 
-    async def story() -> None:
-        here, store = Place(), TemporaryStore("kit", 1e9, 10)
-        jobs = (Pool().classes[0], replace(Pool().classes[0], id="odd"))
-        async with serving(here, store=store, pool=Pool(jobs)) as controller:
-            monkeypatch.setattr(controller, "planner", planner)
-            reports = [await controller.tick() for _ in range(3)]
-            assert here.told == ["start kit-mem0-1"]
-            assert all("ZeroDivisionError" in r.faults[0] for r in reports)
-            (told,) = store.reader().events()
-            assert (told.name, told.fields["left_out"]) == ("plan.rejected", "class odd"), "told once"
-            controller.overlay.classes = jobs[:1]  # type: ignore[attr-defined]
-            assert (await controller.tick()).faults == ()
-            assert [e.name for e in store.reader().events()] == ["plan.rejected", "plan.accepted"]
-            assert ("class:odd", "planner-failed") in [(r.subject, r.reason.kind) for r in reports[-1].plan.refusals]
-
-    run_virtual(story(), start_epoch=EPOCH)
+    here, store = Place(), TemporaryStore("kit", 1e9, 10)
+    jobs = (Pool().classes[0], replace(Pool().classes[0], id="odd"))
+    async with serving(here, store=store, pool=Pool(jobs)) as controller:
+        monkeypatch.setattr(controller, "planner", planner)
+        reports = [await controller.tick() for _ in range(3)]
+        assert here.told == ["start kit-mem0-1"]
+        assert all("ZeroDivisionError" in r.faults[0] for r in reports)
+        (told,) = store.reader().events()
+        assert (told.name, told.fields["left_out"]) == ("plan.rejected", "class odd"), "told once"
+        controller.overlay.classes = jobs[:1]  # type: ignore[attr-defined]
+        assert (await controller.tick()).faults == ()
+        assert [e.name for e in store.reader().events()] == ["plan.rejected", "plan.accepted"]
+        assert ("class:odd", "planner-failed") in [(r.subject, r.reason.kind) for r in reports[-1].plan.refusals]
 
 
-def test_a_refused_plan_forgets_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
-        here, store = Place(), TemporaryStore("kit", 1e9, 10)
-        async with serving(here, store=store, max_drones=1) as controller:
+@in_virtual_time
+async def test_a_refused_plan_forgets_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, store = Place(), TemporaryStore("kit", 1e9, 10)
+    async with serving(here, store=store, max_drones=1) as controller:
+        await controller.tick()
+        asked = store.reader().ask(RequestKind.KILL, list(store.drones), reason="hot", by="anna", at=EPOCH)
+        with monkeypatch.context() as patch:
+            patch.setattr(controller, "judge", lambda snapshot, plan: (Breach("wrong"),))
             await controller.tick()
-            asked = store.reader().ask(RequestKind.KILL, list(store.drones), reason="hot", by="anna", at=EPOCH)
-            with monkeypatch.context() as patch:
-                patch.setattr(controller, "judge", lambda snapshot, plan: (Breach("wrong"),))
-                await controller.tick()
-            assert not store.reader().request_done(asked)
-            await controller.tick()
-            assert store.reader().request_done(asked)
-            assert here.told[-1] == "stop kit-mem0-1"
-
-    run_virtual(story(), start_epoch=EPOCH)
+        assert not store.reader().request_done(asked)
+        await controller.tick()
+        assert store.reader().request_done(asked)
+        assert here.told[-1] == "stop kit-mem0-1"
 
 
-def test_an_overlay_that_admits_nobody_is_not_the_sites_fault() -> None:
+@in_virtual_time
+async def test_an_overlay_that_admits_nobody_is_not_the_sites_fault() -> None:
     async def denied() -> None:
         raise AuthError("token for drones: no such file")
 
-    async def story() -> None:
-        here, store, pool = Place(), TemporaryStore("kit", 1e9, 10), Pool(admission_wire=denied)
-        async with serving(here, store=store, pool=pool) as controller:
-            await run_for(controller, 100)
-            assert here.told == []
-            assert list(store.breakers) == ["overlay"]
-            assert len(store.reader().drones(ended=None)) == 1, "tried once, then left in peace"
-            pool.admission_wire = Pool().admission_wire
-            await run_for(controller, 60)
-            assert here.told == ["start kit-mem0-2"]
-
-    run_virtual(story(), start_epoch=EPOCH)
+    here, store, pool = Place(), TemporaryStore("kit", 1e9, 10), Pool(admission_wire=denied)
+    async with serving(here, store=store, pool=pool) as controller:
+        await run_for(controller, 100)
+        assert here.told == []
+        assert list(store.breakers) == ["overlay"]
+        assert len(store.reader().drones(ended=None)) == 1, "tried once, then left in peace"
+        pool.admission_wire = Pool().admission_wire
+        await run_for(controller, 60)
+        assert here.told == ["start kit-mem0-2"]
 
 
-def test_a_silent_admission_holds_a_site_up_for_half_a_minute_not_for_each_order() -> None:
-    async def story() -> None:
-        here, store = Place(), TemporaryStore("kit", 1e9, 10)
-        jobs = (replace(Pool().classes[0], waiting=10),)
-        async with serving(here, store=store, pool=Pool(jobs, admission_wire=never)) as controller:
-            await run_for(controller, 40)
-            assert {d.state for d in store.reader().drones(ended=True)} == {S.FAILED}
-
-    run_virtual(story(), start_epoch=EPOCH)
+@in_virtual_time
+async def test_a_silent_admission_holds_a_site_up_for_half_a_minute_not_for_each_order() -> None:
+    here, store = Place(), TemporaryStore("kit", 1e9, 10)
+    jobs = (replace(Pool().classes[0], waiting=10),)
+    async with serving(here, store=store, pool=Pool(jobs, admission_wire=never)) as controller:
+        await run_for(controller, 40)
+        assert {d.state for d in store.reader().drones(ended=True)} == {S.FAILED}
 
 
 @pytest.mark.parametrize("set_by_s", [-3600.0, 3600.0, -1e7])
-def test_a_clock_that_is_set_neither_blinds_the_controller_nor_goes_untold(set_by_s: float) -> None:
+@in_virtual_time
+async def test_a_clock_that_is_set_neither_blinds_the_controller_nor_goes_untold(set_by_s: float) -> None:
     """Adapters tell the host's time: a view taken now must not look an hour old."""
 
-    async def story() -> None:
-        here, store = Place(), TemporaryStore("kit", 1e9, 10)
-        async with serving(here, store=store) as controller:
-            ahead_s.set(set_by_s)
-            await run_for(controller, 40)
-            assert here.told == ["start kit-mem0-1"]
-            ahead_s.set(0.0)
-            await run_for(controller, 40)
-            assert [e.name for e in store.reader().events()] == ["clock.stepped", "clock.caught_up"]
-
-    run_virtual(story(), start_epoch=EPOCH)
+    here, store = Place(), TemporaryStore("kit", 1e9, 10)
+    async with serving(here, store=store) as controller:
+        ahead_s.set(set_by_s)
+        await run_for(controller, 40)
+        assert here.told == ["start kit-mem0-1"]
+        ahead_s.set(0.0)
+        await run_for(controller, 40)
+        assert [e.name for e in store.reader().events()] == ["clock.stepped", "clock.caught_up"]
 
 
-def test_a_site_built_anew_while_it_is_looked_at_keeps_what_is_known_and_loses_no_answer() -> None:
-    async def story() -> None:
-        old, new, store = Place(), Place(), TemporaryStore("kit", 1e9, 10)
-        new.running = old.running
-        async with serving(old, store=store) as controller:
-            await controller.tick()
-            old.look_wire = never
-            await controller.tick()
-            old.start_wire = lambda: asyncio.sleep(20)
-            controller.overlay.classes = (replace(controller.overlay.classes[0], waiting=2),)  # type: ignore[attr-defined]
-            await controller.tick()
-            under_way = controller.apply(controller.policy, controller.types, {"here": new}, 15.0, 2.0)
-            assert len(under_way) == 1, "the old one must stay open until this is done"
-            await run_for(controller, 40)
-            assert old.told == ["start kit-mem0-1", "start kit-mem0-2"]
-            assert new.told == []
-            assert {d.remote_id for d in store.drones.values()} == {"r-kit-mem0-1", "r-kit-mem0-2"}
-
-    run_virtual(story(), start_epoch=EPOCH)
+@in_virtual_time
+async def test_a_site_built_anew_while_it_is_looked_at_keeps_what_is_known_and_loses_no_answer() -> None:
+    old, new, store = Place(), Place(), TemporaryStore("kit", 1e9, 10)
+    new.running = old.running
+    async with serving(old, store=store) as controller:
+        await controller.tick()
+        old.look_wire = never
+        await controller.tick()
+        old.start_wire = lambda: asyncio.sleep(20)
+        controller.overlay.classes = (replace(controller.overlay.classes[0], waiting=2),)  # type: ignore[attr-defined]
+        await controller.tick()
+        under_way = controller.apply(controller.policy, controller.types, {"here": new}, 15.0, 2.0)
+        assert len(under_way) == 1, "the old one must stay open until this is done"
+        await run_for(controller, 40)
+        assert old.told == ["start kit-mem0-1", "start kit-mem0-2"]
+        assert new.told == []
+        assert {d.remote_id for d in store.drones.values()} == {"r-kit-mem0-1", "r-kit-mem0-2"}
 
 
-def test_a_removed_site_is_not_looked_at_any_more() -> None:
-    async def story() -> None:
-        loop = asyncio.get_running_loop()
-        gone, here = Place("gone"), Place("here")
-        gone.look_wire = never
-        async with serving(gone, here, poll_deadline_s=1e5) as controller:
-            await controller.tick()
-            policy = replace(controller.policy, sites={"here": controller.policy.sites["here"]})
-            controller.apply(policy, controller.types[1:], {"here": here}, 15.0, 2.0)
-            await controller.tick()
-            left_at = loop.time()
-        assert loop.time() - left_at < 1, "nothing waits for its last look"
-
-    run_virtual(story(), start_epoch=EPOCH)
+@in_virtual_time
+async def test_a_removed_site_is_not_looked_at_any_more() -> None:
+    loop = asyncio.get_running_loop()
+    gone, here = Place("gone"), Place("here")
+    gone.look_wire = never
+    async with serving(gone, here, poll_deadline_s=1e5) as controller:
+        await controller.tick()
+        policy = replace(controller.policy, sites={"here": controller.policy.sites["here"]})
+        controller.apply(policy, controller.types[1:], {"here": here}, 15.0, 2.0)
+        await controller.tick()
+        left_at = loop.time()
+    assert loop.time() - left_at < 1, "nothing waits for its last look"
 
 
-def test_a_full_disk_does_not_make_the_loop_run_hot() -> None:
-    async def story() -> None:
-        store = FullDisk("record")
-        async with serving(Place(), store=store) as controller:
-            await run_for(controller, 149)
-            assert len(store.refused) == 10
-
-    run_virtual(story(), start_epoch=EPOCH)
+@in_virtual_time
+async def test_a_full_disk_does_not_make_the_loop_run_hot() -> None:
+    store = FullDisk("record")
+    async with serving(Place(), store=store) as controller:
+        await run_for(controller, 149)
+        assert len(store.refused) == 10
 
 
-def test_pruning_goes_on_at_each_tick_until_nothing_is_left_to_forget() -> None:
+@in_virtual_time
+async def test_pruning_goes_on_at_each_tick_until_nothing_is_left_to_forget() -> None:
     """It forgot a fixed number of rows an hour, and a record with more jobs than that an hour grew for ever."""
 
-    async def story() -> None:
-        store = Crowded(rounds=4)
-        async with serving(Place(), store=store) as controller:
-            await run_for(controller, 200)
-            assert store.pruned == 4
-            await run_for(controller, 3700)
-            assert store.pruned == 5, "and again in an hour"
-
-    run_virtual(story(), start_epoch=EPOCH)
+    store = Crowded(rounds=4)
+    async with serving(Place(), store=store) as controller:
+        await run_for(controller, 200)
+        assert store.pruned == 4
+        await run_for(controller, 3700)
+        assert store.pruned == 5, "and again in an hour"
 
 
-def test_an_operator_lifts_a_ban_and_the_site_is_used_at_the_next_tick() -> None:
+@in_virtual_time
+async def test_an_operator_lifts_a_ban_and_the_site_is_used_at_the_next_tick() -> None:
     async def denied() -> None:
         raise AuthError("var/drones: Permission denied")
 
-    async def story() -> None:
-        here, store = Place(start_wire=denied), TemporaryStore("kit", 1e9, 10)
-        async with serving(here, store=store) as controller:
-            await run_for(controller, 20)
-            assert store.breakers["here"].state is BreakerState.BANNED
-            tried = len(here.told)
-            here.start_wire = Place().start_wire
-            asked = store.reader().ask(RequestKind.RESET, [DroneId("here")], reason="repaired", by="anna", at=EPOCH)
-            await run_for(controller, 20)
-            assert len(here.told) == tried + 1 and here.running
-            assert store.reader().request_done(asked)
-            told = [e for e in store.reader().events() if e.name == "breaker.reset"]
-            assert [(e.fields["scopes"], e.fields["by"], e.fields["reason"]) for e in told] == [
-                ("here", "anna", "repaired")
-            ]
+    here, store = Place(start_wire=denied), TemporaryStore("kit", 1e9, 10)
+    async with serving(here, store=store) as controller:
+        await run_for(controller, 20)
+        assert store.breakers["here"].state is BreakerState.BANNED
+        tried = len(here.told)
+        here.start_wire = Place().start_wire
+        asked = store.reader().ask(RequestKind.RESET, [DroneId("here")], reason="repaired", by="anna", at=EPOCH)
+        await run_for(controller, 20)
+        assert len(here.told) == tried + 1 and here.running
+        assert store.reader().request_done(asked)
+        told = [e for e in store.reader().events() if e.name == "breaker.reset"]
+        assert [(e.fields["scopes"], e.fields["by"], e.fields["reason"]) for e in told] == [
+            ("here", "anna", "repaired")
+        ]
+
+
+# ------------------ Log lines: a failed decision costs one traceback without variables, lines carry reasons, levels fit
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> object:
+    import structlog
+
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
+
+
+@pytest.mark.parametrize("form", list(LogFormat))
+def test_a_decision_that_fails_at_each_tick_is_logged_once_and_without_variables(
+    form: LogFormat, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Core 2: rich's traceback with all local variables took a minute per tick and named users."""
+    log_to_stderr(LogLevel.INFO, form)
+
+    def fails(snapshot: object) -> object:
+        secret = "owner-of-the-jobs"  # noqa: F841 - a local variable must not get into the log
+        return 1 / 0
+
+    async def story() -> float:
+        async with serving(Place(), store=TemporaryStore("kit", 1e9, 10)) as controller:
+            monkeypatch.setattr(controller, "planner", fails)
+            began = time.process_time()
+            for _ in range(20):
+                await controller.tick()
+            return time.process_time() - began
 
     run_virtual(story(), start_epoch=EPOCH)
+    text = capsys.readouterr().err
+    assert text.count("ZeroDivisionError: division by zero") > 0
+    assert text.count("Traceback") == 1
+    assert "owner-of-the-jobs" not in text and "secret =" not in text.replace('secret = "owner', "")
+    assert text.count("planner.failed") == 5, "the 1st, 2nd, 4th, 8th and 16th"
+    assert "16" in text
+    assert len(text) < 10_000
+
+
+@in_virtual_time
+async def test_a_decision_that_works_again_says_after_how_many_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(Place()) as controller:
+        with monkeypatch.context() as patch, capture_logs() as told:
+            patch.setattr(controller, "planner", lambda snapshot: 1 / 0)
+            for _ in range(3):
+                await controller.tick()
+        with capture_logs() as after:
+            await controller.tick()
+        assert [e.get("in_a_row") for e in told if e["event"] == "planner.failed"] == [None, 2]
+        assert [e["in_a_row"] for e in after if e["event"] == "planner.recovered"] == [3]
+        assert [e["log_level"] for e in told if e["event"] == "plan.rejected"] == ["warning"]
+
+
+@in_virtual_time
+async def test_a_refused_order_and_the_ban_after_it_are_warnings_with_their_reasons() -> None:
+    """BUG H: `move ... why=order-refused` at level info for "Permission denied", and no line for the ban."""
+
+    async def denied() -> None:
+        raise AuthError("/srv/drones: Permission denied")
+
+    here = Place(start_wire=denied)
+    with capture_logs() as told:
+        async with serving(here) as controller:
+            for _ in range(3):
+                await controller.tick()
+    (start,) = (e for e in told if e["event"] == "drone.start_ordered")
+    assert start["reason"] == "jobs-waiting" and "wait" in start["why"]
+    refused = [e for e in told if e["event"] == "drone.state_changed" and e["reason"] == "order-refused"]
+    assert refused and all(e["log_level"] == "warning" and "Permission denied" in e["why"] for e in refused)
+    (ban,) = (e for e in told if e["event"] == "breaker.changed" and e["state"] == "banned")
+    assert (ban["log_level"], ban["scope"], ban["fault"]) == ("warning", "here", "denied")
+    assert "Permission denied" in ban["why"] and ban["until"].endswith("Z")
+
+
+LINES = """
+import structlog, sys
+from provisioner.logs import log_to_stderr, LogLevel, LogFormat
+log_to_stderr(LogLevel(sys.argv[1]), LogFormat(sys.argv[2]) if len(sys.argv) > 2 else None)
+log = structlog.get_logger()
+log.debug("fine"), log.info("controller.started", drones=2)
+log.warning("site.poll_failed", view="site:x", message="no answer")
+try: 1 / 0
+except ZeroDivisionError: log.exception("planner.failed")
+"""
+
+
+def lines(*options: str, env: dict[str, str] | None = None) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", LINES, *options],
+        env=os.environ | (env or {}),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return done.stderr.splitlines()
+
+
+def test_lines_for_the_journal_have_priorities_and_no_time_of_their_own() -> None:
+    found = lines("info", "journal")
+    assert found[0].startswith("<6>controller.started") and found[0].endswith("drones=2")
+    assert found[1].startswith("<4>site.poll_failed") and "no answer" in found[1]
+    assert len(found) > 4 and all(line.startswith("<3>") for line in found[2:]), "each line of a traceback"
+
+
+def test_stderr_that_leads_to_the_journal_is_found_out_by_itself() -> None:
+    reader, writer = os.pipe()
+    seen = os.fstat(writer)
+    env = os.environ | {"JOURNAL_STREAM": f"{seen.st_dev}:{seen.st_ino}"}
+    with os.fdopen(reader, "rb") as journal:
+        subprocess.run([sys.executable, "-c", LINES, "info"], env=env, stderr=writer, timeout=60, check=True)
+        os.close(writer)
+        assert journal.readline().startswith(b"<6>controller.started")
+    assert "<6>" not in lines("info", env={"JOURNAL_STREAM": "1:1"})[0]
+
+
+def test_json_lines_are_objects_and_the_level_cuts_off() -> None:
+    found = [json.loads(line) for line in lines("warning", "json")]
+    assert [(e["event"], e["level"]) for e in found] == [("site.poll_failed", "warning"), ("planner.failed", "error")]
+    assert found[0]["message"] == "no answer" and found[0]["timestamp"].endswith("Z")
+    assert "ZeroDivisionError" in found[1]["exception"]

@@ -26,8 +26,7 @@ from provisioner.model import (
     Slot,
     SlotState,
 )
-from provisioner.simulator.loop import run_virtual
-from tests.controller.world import Place, Pool, serving, wall
+from tests.controller.world import Place, Pool, in_virtual_time, serving, wall
 from tests.store.story import TemporaryStore
 
 DENIED = Fault(FaultKind.DENIED, "ADVERTISE_STARTD denied", 0.0)
@@ -89,134 +88,116 @@ def told(store: TemporaryStore) -> list[str]:
     return [str(e.fields["why"]) for e in store.reader().events() if e.name == "slots.not_removed"]
 
 
-def play(story) -> None:  # type: ignore[no-untyped-def]
-    run_virtual(story, start_epoch=1_760_000_000.0)
+@in_virtual_time
+async def test_the_slot_of_a_drone_that_died_is_removed_once() -> None:
+    place, store = Place(), TemporaryStore("kit", 1e9, 10)
+    board = Board(place=place)
+    assert isinstance(board, SupportsForget)
+    async with serving(place, pool=board, store=store) as controller:
+        drone_id = await one_busy(controller, place, board)
+        assert board.forgotten == []
+        die(place, drone_id)
+        died_at = wall()
+        await ticks(controller, 10)
+        ((forgotten, ended_at),) = board.forgotten
+        assert forgotten == drone_id and died_at <= ended_at <= died_at + 10
+        assert drone_id not in board.slots and told(store) == []
 
 
-def test_the_slot_of_a_drone_that_died_is_removed_once() -> None:
-    async def story() -> None:
-        place, store = Place(), TemporaryStore("kit", 1e9, 10)
-        board = Board(place=place)
-        assert isinstance(board, SupportsForget)
-        async with serving(place, pool=board, store=store) as controller:
-            drone_id = await one_busy(controller, place, board)
-            assert board.forgotten == []
-            die(place, drone_id)
-            died_at = wall()
-            await ticks(controller, 10)
-            ((forgotten, ended_at),) = board.forgotten
-            assert forgotten == drone_id and died_at <= ended_at <= died_at + 10
-            assert drone_id not in board.slots and told(store) == []
-
-    play(story())
+@in_virtual_time
+async def test_a_drone_that_left_the_pool_in_order_is_not_asked_about() -> None:
+    place = Place()
+    board = Board(place=place)
+    async with serving(place, pool=board) as controller:
+        drone_id = await one_busy(controller, place, board)
+        die(place, drone_id)
+        del board.slots[drone_id]
+        await ticks(controller, 5)
+        assert board.forgotten == [] and controller._dead_slots._dead == {}
 
 
-def test_a_drone_that_left_the_pool_in_order_is_not_asked_about() -> None:
-    async def story() -> None:
-        place = Place()
-        board = Board(place=place)
-        async with serving(place, pool=board) as controller:
-            drone_id = await one_busy(controller, place, board)
-            die(place, drone_id)
-            del board.slots[drone_id]
-            await ticks(controller, 5)
-            assert board.forgotten == [] and controller._dead_slots._dead == {}
-
-    play(story())
-
-
-def test_a_slot_that_the_pool_has_heard_from_since_stays() -> None:
+@in_virtual_time
+async def test_a_slot_that_the_pool_has_heard_from_since_stays() -> None:
     """Its site was wrong about its end."""
 
-    async def story() -> None:
-        place = Place()
-        board = Board(place=place)
-        async with serving(place, pool=board) as controller:
-            drone_id = await one_busy(controller, place, board)
-            die(place, drone_id)
+    place = Place()
+    board = Board(place=place)
+    async with serving(place, pool=board) as controller:
+        drone_id = await one_busy(controller, place, board)
+        die(place, drone_id)
+        await controller.tick()
+        for _ in range(5):
+            await asyncio.sleep(5)
+            board.slots[drone_id] = wall()
             await controller.tick()
-            for _ in range(5):
-                await asyncio.sleep(5)
-                board.slots[drone_id] = wall()
-                await controller.tick()
-            assert board.forgotten == []
-
-    play(story())
+        assert board.forgotten == []
 
 
-def test_a_drone_that_its_site_lists_again_keeps_its_slot() -> None:
+@in_virtual_time
+async def test_a_drone_that_its_site_lists_again_keeps_its_slot() -> None:
     """OrderBatch systems put a preempted job back into the queue, under the same name."""
 
-    async def story() -> None:
-        place = Place()
-        board = Board(place=place)
-        async with serving(place, pool=board) as controller:
-            drone_id = await one_busy(controller, place, board)
-            die(place, drone_id)
-            await controller.tick()
-            assert drone_id not in controller.store.drones
-            place.running[drone_id] = RemoteDrone(drone_id, RemoteState.PENDING, "again")
-            await ticks(controller, 1)
-            assert board.forgotten == []
-
-    play(story())
+    place = Place()
+    board = Board(place=place)
+    async with serving(place, pool=board) as controller:
+        drone_id = await one_busy(controller, place, board)
+        die(place, drone_id)
+        await controller.tick()
+        assert drone_id not in controller.store.drones
+        place.running[drone_id] = RemoteDrone(drone_id, RemoteState.PENDING, "again")
+        await ticks(controller, 1)
+        assert board.forgotten == []
 
 
-def test_a_drone_that_is_missing_in_listings_keeps_its_slot() -> None:
+@in_virtual_time
+async def test_a_drone_that_is_missing_in_listings_keeps_its_slot() -> None:
     """Nobody said that it ended."""
 
-    async def story() -> None:
-        place = Place()
-        board = Board(place=place)
-        async with serving(place, pool=board) as controller:
-            drone_id = await one_busy(controller, place, board)
-            del place.running[drone_id]
-            await ticks(controller, 100)
-            assert drone_id not in controller.store.drones, "it is given up"
-            assert board.forgotten == []
-
-    play(story())
+    place = Place()
+    board = Board(place=place)
+    async with serving(place, pool=board) as controller:
+        drone_id = await one_busy(controller, place, board)
+        del place.running[drone_id]
+        await ticks(controller, 100)
+        assert drone_id not in controller.store.drones, "it is given up"
+        assert board.forgotten == []
 
 
 @pytest.mark.parametrize("how", ["refused", "raised"])
-def test_a_removal_that_fails_is_told_once_and_tried_three_times(how: str) -> None:
-    async def story() -> None:
-        place, store = Place(), TemporaryStore("kit", 1e9, 10)
-        fault, error = (DENIED, None) if how == "refused" else (None, AuthError(DENIED.message))
-        board = Board(place=place, fault=fault, error=error)
-        async with serving(place, pool=board, store=store) as controller:
-            drone_id = await one_busy(controller, place, board)
-            die(place, drone_id)
-            await ticks(controller, 100)
-            assert len(board.forgotten) == FORGET_ATTEMPTS == 3
-            assert told(store) == [DENIED.message]
-
-    play(story())
+@in_virtual_time
+async def test_a_removal_that_fails_is_told_once_and_tried_three_times(how: str) -> None:
+    place, store = Place(), TemporaryStore("kit", 1e9, 10)
+    fault, error = (DENIED, None) if how == "refused" else (None, AuthError(DENIED.message))
+    board = Board(place=place, fault=fault, error=error)
+    async with serving(place, pool=board, store=store) as controller:
+        drone_id = await one_busy(controller, place, board)
+        die(place, drone_id)
+        await ticks(controller, 100)
+        assert len(board.forgotten) == FORGET_ATTEMPTS == 3
+        assert told(store) == [DENIED.message]
 
 
-def test_a_removal_without_an_answer_holds_up_nothing() -> None:
-    async def story() -> None:
-        place, store = Place(), TemporaryStore("kit", 1e9, 10)
+@in_virtual_time
+async def test_a_removal_without_an_answer_holds_up_nothing() -> None:
+    place, store = Place(), TemporaryStore("kit", 1e9, 10)
 
-        class Silent(Board):
-            async def forget(self, ended_at: Mapping[DroneId, float]) -> Sequence[OrderResult]:
-                self.forgotten += ended_at.items()
-                await asyncio.get_running_loop().create_future()
-                raise AssertionError
+    class Silent(Board):
+        async def forget(self, ended_at: Mapping[DroneId, float]) -> Sequence[OrderResult]:
+            self.forgotten += ended_at.items()
+            await asyncio.get_running_loop().create_future()
+            raise AssertionError
 
-        board = Silent(place=place)
-        async with serving(place, pool=board, store=store) as controller:
-            drone_id = await one_busy(controller, place, board)
-            die(place, drone_id)
-            await controller.tick()
-            await asyncio.sleep(5)
-            began = wall()
-            await controller.tick()
-            assert wall() - began < 1
-            await asyncio.sleep(1)
-            assert board.forgotten
-            await ticks(controller, 10)
-            assert told(store) == ["no answer within its deadline"]
-            assert controller.store.tick > 10
-
-    play(story())
+    board = Silent(place=place)
+    async with serving(place, pool=board, store=store) as controller:
+        drone_id = await one_busy(controller, place, board)
+        die(place, drone_id)
+        await controller.tick()
+        await asyncio.sleep(5)
+        began = wall()
+        await controller.tick()
+        assert wall() - began < 1
+        await asyncio.sleep(1)
+        assert board.forgotten
+        await ticks(controller, 10)
+        assert told(store) == ["no answer within its deadline"]
+        assert controller.store.tick > 10

@@ -5,38 +5,59 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from provisioner import reasons
 from provisioner.controller.estimation import (
+    CUT_KEPT,
+    DEPARTED_KEPT_S,
     FADE_S,
-    GHOST_S,
+    LONGER,
     MIN_IDLE_GAPS,
     RUNS_KEPT,
     RUNS_NEEDED,
+    RUNS_TOLD,
     SEEN_S,
+    UNFINISHED_EVERY_S,
     USE_EVERY_S,
     USE_FILLED,
     USE_KEPT,
     USE_NEEDED,
     DepartedDrone,
     EstimateCollector,
+    UnfinishedJobs,
     best_timeout_s,
+    expected,
     rise_of,
     thinned,
 )
-from provisioner.estimates import HORIZONS_S, UNKNOWN, EstimateSamples, SiteSamples, StartDelays, run_keys
+from provisioner.estimates import (
+    HORIZONS_S,
+    UNKNOWN,
+    USUAL_RUN_S,
+    Estimates,
+    EstimateSamples,
+    SiteSamples,
+    StartDelays,
+    run_keys,
+)
 from provisioner.model import (
     CompletedJob,
     Drain,
     DrainMode,
+    DroneId,
     DroneState,
+    Eviction,
     OwnerLoad,
     Plan,
+    Slot,
+    SlotState,
     Snapshot,
     Start,
     StateChange,
 )
 from provisioner.planner.risk import expected_loss
-from provisioner.reasons import IdleTimeout, JobsWaiting, SeenInPool
 from tests.planner.scenes import A100, NOW, drone, snapshot
 
 
@@ -78,7 +99,7 @@ def test_the_jobs_of_a_schedd_that_was_silent_for_a_while_count_once() -> None:
     assert told(520, *here, *there) == 15, "though they ended before all that were told meanwhile"
     late = done(2000, 60.0, schedd="a#")
     told(SEEN_S + 304, late)
-    assert learning.experience(NOW).seen == {(each.job_id, each.ended_at) for each in (late, *here[4:])}, "no longer"
+    assert learning.samples(NOW).seen == {(each.job_id, each.ended_at) for each in (late, *here[4:])}, "no longer"
 
 
 def test_the_jobs_of_nobody_in_particular_count_once() -> None:
@@ -114,7 +135,7 @@ def test_delays_are_learned_from_drones_that_came(
     made = snapshot(drones=[was])
     learning.note(
         replace(made, now=NOW + 60),
-        replace(nothing(made), moves=(StateChange(now, was.state, SeenInPool("idle", 0, 100.0)),)),
+        replace(nothing(made), moves=(StateChange(now, was.state, reasons.SeenInPool("idle", 0, 100.0)),)),
     )
     assert learning.estimates.delays[A100.key] == StartDelays(queue_s, boot_s)
 
@@ -122,7 +143,7 @@ def test_delays_are_learned_from_drones_that_came(
 def test_a_gap_across_a_clock_set_back_is_none() -> None:
     learning, idles = watching(), replace(drone("i", DroneState.IDLE), idle_at=NOW + 30)
     made = snapshot(drones=[idles])
-    move = StateChange(replace(idles, state=DroneState.BUSY), idles.state, SeenInPool("busy", 1, 1.0))
+    move = StateChange(replace(idles, state=DroneState.BUSY), idles.state, reasons.SeenInPool("busy", 1, 1.0))
     learning.note(made, replace(nothing(made), moves=(move,)))
     assert list(learning.memory.sites["topas"].gaps_s) == [0.0]
 
@@ -155,10 +176,14 @@ def test_idle_time_outs_come_from_gaps_that_were_and_gaps_that_would_have_been()
     came = replace(idle, requested_at=NOW - 100, started_at=NOW - 70, joined_at=NOW)
     booting = replace(came, state=DroneState.BOOTING, joined_at=0.0)
     first = snapshot(drones=[booting])
-    learning.note(first, replace(nothing(first), moves=(StateChange(came, booting.state, SeenInPool("idle", 0, 1.0)),)))
+    learning.note(
+        first, replace(nothing(first), moves=(StateChange(came, booting.state, reasons.SeenInPool("idle", 0, 1.0)),))
+    )
     # It leaves after ten minutes, and ten seconds later another one is needed: 610 s would have been long enough.
-    left = Drain(replace(idle, state=DroneState.DRAINING), idle.state, DrainMode.PEACEFUL, IdleTimeout(600.0, 600.0))
-    again = Start(drone("e", DroneState.REQUESTED), JobsWaiting("small", 1, 0, 1))
+    left = Drain(
+        replace(idle, state=DroneState.DRAINING), idle.state, DrainMode.PEACEFUL, reasons.IdleTimeout(600.0, 600.0)
+    )
+    again = Start(drone("e", DroneState.REQUESTED), reasons.JobsWaiting("small", 1, 0, 1))
     for n in range(MIN_IDLE_GAPS):
         then = replace(made, now=NOW + 100.0 * n)
         learning.note(then, replace(nothing(then), drains=(left,)))
@@ -173,11 +198,13 @@ def test_idle_time_outs_come_from_gaps_that_were_and_gaps_that_would_have_been()
 def test_a_drone_that_nobody_missed_would_have_waited_in_vain() -> None:
     learning, idle = EstimateCollector(), drone("d", DroneState.IDLE)
     made = snapshot(drones=[idle])
-    left = Drain(replace(idle, state=DroneState.DRAINING), idle.state, DrainMode.PEACEFUL, IdleTimeout(60.0, 60.0))
+    left = Drain(
+        replace(idle, state=DroneState.DRAINING), idle.state, DrainMode.PEACEFUL, reasons.IdleTimeout(60.0, 60.0)
+    )
     learning.note(made, replace(nothing(made), drains=(left,)))
-    late = replace(made, now=NOW + GHOST_S + 1)
+    late = replace(made, now=NOW + DEPARTED_KEPT_S + 1)
     learning.note(late, nothing(late))
-    assert list(learning.memory.sites["topas"].gaps_s) == [60.0 + GHOST_S]
+    assert list(learning.memory.sites["topas"].gaps_s) == [60.0 + DEPARTED_KEPT_S]
 
 
 @pytest.mark.parametrize(
@@ -208,7 +235,7 @@ def with_owner(made: Snapshot, now: float, gpu_milli: int) -> Snapshot:
 def restarted(learning: EstimateCollector, kept_at: float, now: float) -> EstimateCollector:
     """The next controller's, from what this one kept."""
     again = EstimateCollector()
-    again.recall(learning.experience(kept_at), now, 0.3)
+    again.recall(learning.samples(kept_at), now, 0.3)
     return again
 
 
@@ -231,7 +258,7 @@ def test_the_next_controller_knows_the_same_from_its_first_tick_on() -> None:
         and set(again.estimates.rises)
         and again.estimates.idle_s
     )
-    assert again.experience(then.now) == learning.experience(then.now)
+    assert again.samples(then.now) == learning.samples(then.now)
 
 
 def test_a_job_that_was_told_before_the_restart_counts_no_second_time() -> None:
@@ -285,23 +312,27 @@ def test_what_happened_while_nobody_looked_is_no_delay_and_no_gap_and_no_chance(
     """At the first look after the restart a drone has come, one works and one has gone: since when, nobody saw."""
     before = EstimateCollector()
     before.memory.delays[A100.key] = StartDelays(30.0, 70.0)
-    before._site("topas").ghosts.append(DepartedDrone(60.0, NOW - 10))
+    before._site("topas").departed.append(DepartedDrone(60.0, NOW - 10))
     before._site("topas").taken, before._site("topas").run_s = 2.0, 7200.0
     learning = restarted(before, NOW - FADE_S, NOW)
     boots = replace(drone("b", DroneState.BOOTING), requested_at=NOW - 9000, started_at=NOW - 8000)
     idles = replace(drone("i", DroneState.IDLE), idle_at=NOW - 7000)
     works = drone("w", DroneState.BUSY)
     moves = (
-        StateChange(replace(boots, state=DroneState.IDLE, joined_at=NOW), boots.state, SeenInPool("idle", 0, 1.0)),
-        StateChange(replace(idles, state=DroneState.BUSY), idles.state, SeenInPool("busy", 1, 1.0)),
-        StateChange(replace(works, state=DroneState.PREEMPTED, ended_at=NOW), works.state, SeenInPool("busy", 1, 1.0)),
+        StateChange(
+            replace(boots, state=DroneState.IDLE, joined_at=NOW), boots.state, reasons.SeenInPool("idle", 0, 1.0)
+        ),
+        StateChange(replace(idles, state=DroneState.BUSY), idles.state, reasons.SeenInPool("busy", 1, 1.0)),
+        StateChange(
+            replace(works, state=DroneState.PREEMPTED, ended_at=NOW), works.state, reasons.SeenInPool("busy", 1, 1.0)
+        ),
     )
     first = snapshot(drones=[boots, idles, works])
-    start = Start(drone("n", DroneState.REQUESTED), JobsWaiting("small", 1, 0, 1))
+    start = Start(drone("n", DroneState.REQUESTED), reasons.JobsWaiting("small", 1, 0, 1))
     learning.note(first, replace(nothing(first), moves=moves, starts=(start,)))
     site = learning.memory.sites["topas"]
     assert learning.memory.delays == {A100.key: StartDelays(30.0, 70.0)}
-    assert not site.gaps_s and not site.ghosts
+    assert not site.gaps_s and not site.departed
     assert (site.taken, site.run_s) == (1.0, 3600.0), "a week later the same chance counts half"
     second = snapshot(drones=[idles, works])
     learning.note(replace(second, now=NOW + 15), replace(nothing(second), moves=moves[1:]))
@@ -329,7 +360,7 @@ def test_what_is_forgotten_is_what_was_named() -> None:
         learning.recall(EstimateSamples(NOW, runs, delays, sites), NOW, 0.3)
         learning.forget(what)
         assert set(learning.estimates.runs) == set(learning.memory.runs), "the next tick plans without it"
-        return learning.experience(NOW)
+        return learning.samples(NOW)
 
     etp_left = {"etp/a", "etp/a/1000/8/2048", "/1/2/3"}
     assert set(left("user:etp").runs) == etp_left, "the key names the user, not a part of him; everybody's had his"
@@ -348,3 +379,170 @@ def test_the_newest_run_times_are_kept_and_none_of_them_is_nothing() -> None:
     brief = with_done(snapshot(), done(1000, 0.04))
     learning.note(brief, nothing(brief))
     assert learning.memory.runs["anna"][-1] == 0.1
+
+
+# --------------------------- What is learned from jobs that are not done: those that run, and those that were cut short
+
+
+HOUR_S = 3600.0
+times = st.lists(st.floats(0.1, 1e6), min_size=1, max_size=40)
+
+
+def kaplan_meier(done: list[float], unfinished: list[float], at_s: float) -> float:
+    """Share of jobs that run longer than ``at_s``, by the product of 1958."""
+    left = 1.0
+    for run_s in sorted(set(done)):
+        if run_s <= at_s:
+            at_risk = sum(each >= run_s for each in (*done, *unfinished))
+            left *= 1 - done.count(run_s) / at_risk
+    return left
+
+
+@given(done=times, unfinished=times)
+def test_it_is_the_estimate_of_kaplan_and_meier(done: list[float], unfinished: list[float]) -> None:
+    told = expected(done, unfinished, 1000)
+    for at_s in (*done, *unfinished):
+        if at_s <= max(done):
+            assert sum(run_s > at_s for run_s in told) / 1000 == pytest.approx(
+                kaplan_meier(done, unfinished, at_s), abs=0.0011
+            )
+
+
+@given(done=times, unfinished=times)
+def test_what_is_not_done_never_makes_jobs_look_shorter(done: list[float], unfinished: list[float]) -> None:
+    known, told = expected(done, [], 20), expected(done, unfinished, 20)
+    assert all(new >= old for new, old in zip(told, known, strict=True))
+    assert told == tuple(sorted(told))
+
+
+def test_by_hand() -> None:
+    assert expected([10.0, 20.0, 30.0], [], 3) == (10.0, 20.0, 30.0)
+    # Of four that ran for 12 s three went on; the one that is not told any more counts for the two that were done.
+    assert expected([10.0, 20.0, 30.0], [15.0], 8) == (10.0, 10.0, 20.0, 20.0, 20.0, 30.0, 30.0, 30.0)
+    assert expected([], [100.0, 300.0], 4) == (100.0 * LONGER,) * 2 + (300.0 * LONGER,) * 2
+    assert expected([10.0], [100.0], 2) == (10.0, 100.0 * LONGER)
+
+
+# ------------------------------------------------------------------------------------------------- as it is learned
+
+
+def runs(n: int, owner: str = "anna", begun_at: float = NOW, cpus: int = 8) -> Slot:
+    return Slot(
+        DroneId(f"d-{n}"),
+        SlotState.BUSY,
+        NOW,
+        jobs=1,
+        owner=owner,
+        begun_at=begun_at,
+        job_gpu_milli=1000,
+        job_cpus=cpus,
+        job_memory_mib=20480,
+    )
+
+
+def seen(
+    at: float, *slots: Slot, done: tuple[CompletedJob, ...] = (), evictions: tuple[Eviction, ...] = ()
+) -> Snapshot:
+    made = snapshot()
+    assert made.overlay.view is not None
+    view = replace(made.overlay.view, slots=slots, completions=done, evictions=evictions)
+    return replace(made, now=at, overlay=replace(made.overlay, view=view))
+
+
+def learns(*looks: Snapshot) -> Estimates:
+    learning = EstimateCollector()
+    for made in looks:
+        learning.note(made, nothing(made))
+    return learning.estimates
+
+
+def of(estimates: Estimates, owner: str = "anna", cpus: int = 8) -> tuple[float, ...]:
+    return estimates.runs_of(owner, 1000, cpus, 20480, 0.0)
+
+
+SHORT = tuple(done(n, 600.0, owner="ben") for n in range(RUNS_NEEDED))
+"""What everybody's jobs run for, as far as any are done."""
+
+
+def test_a_user_of_whom_nothing_is_done_and_much_has_run_for_long() -> None:
+    young = learns(seen(NOW + 60, *(runs(n) for n in range(30)), done=SHORT))
+    assert set(of(young)) == {600.0}, "a minute says nothing: as everybody's"
+    old = learns(seen(NOW + 6 * HOUR_S, *(runs(n) for n in range(30)), done=SHORT))
+    assert of(old)[RUNS_TOLD // 2] == LONGER * 6 * HOUR_S
+    assert of(old, "carl")[RUNS_TOLD // 2] == LONGER * 6 * HOUR_S, "of him nothing is known: as everybody's"
+    assert of(old, cpus=2)[RUNS_TOLD // 2] == LONGER * 6 * HOUR_S, "of his other jobs, nothing better is known"
+
+
+def test_one_job_that_has_run_for_long_says_little() -> None:
+    estimates = learns(seen(NOW + 6 * HOUR_S, runs(0), done=SHORT))
+    assert sorted(set(of(estimates))) == [600.0, LONGER * 6 * HOUR_S]
+    assert of(estimates).count(600.0) >= 0.8 * RUNS_TOLD
+
+
+def test_who_has_jobs_enough_that_are_done_is_known_by_them() -> None:
+    mine = tuple(done(n, 600.0) for n in range(RUNS_KEPT))
+    estimates = learns(seen(NOW + 6 * HOUR_S, *(runs(n) for n in range(30)), done=mine))
+    assert set(of(estimates)) == {600.0}
+
+
+def test_before_any_job_is_done_it_is_what_is_usual() -> None:
+    estimates = learns(seen(NOW + 60, runs(0)))
+    assert set(of(estimates)) == {USUAL_RUN_S}
+
+
+def test_a_pool_that_does_not_tell_who_is_done_teaches_nothing() -> None:
+    made = seen(NOW + 6 * HOUR_S, *(runs(n) for n in range(30)))
+    assert made.overlay.view is not None
+    silent = replace(made, overlay=replace(made.overlay, view=replace(made.overlay.view, completions=None)))
+    assert learns(silent).runs == {}
+
+
+def test_what_was_cut_short_is_not_forgotten() -> None:
+    cut = tuple(Eviction(DroneId(f"d-{n}"), f"{n}.0", NOW + 6 * HOUR_S, 1000, 1.0) for n in range(30))
+    before = seen(NOW + 6 * HOUR_S - 60, *(runs(n) for n in range(30)), done=SHORT)
+    after = [seen(NOW + 6 * HOUR_S + n * UNFINISHED_EVERY_S, done=SHORT, evictions=cut) for n in (1, 2)]
+    assert of(learns(before, *after))[RUNS_TOLD // 2] == pytest.approx(LONGER * 6 * HOUR_S)
+
+
+def test_of_a_job_that_is_cut_short_again_and_again_the_longest_time_counts() -> None:
+    unfinished = UnfinishedJobs()
+    for began_s, ran_s in ((0.0, 50.0), (100.0, 70.0), (200.0, 10.0)):
+        view = seen(NOW, runs(1, begun_at=NOW + began_s)).overlay.view
+        evicted = seen(NOW, evictions=(Eviction(DroneId("d-1"), "7.0", NOW + began_s + ran_s, 1000, ran_s),))
+        assert view is not None and evicted.overlay.view is not None
+        unfinished.note(view)
+        unfinished.note(evicted.overlay.view)
+    assert [ran_s for _, ran_s in unfinished.cut.values()] == [70.0]
+
+
+def test_what_is_remembered_is_bounded_and_can_be_forgotten() -> None:
+    unfinished = UnfinishedJobs()
+    many = range(CUT_KEPT + 10)
+    for made in (
+        seen(NOW, *(runs(n) for n in many)),
+        seen(NOW, evictions=tuple(Eviction(DroneId(f"d-{n}"), f"{n}.0", NOW + 9, 1000, 9.0) for n in many)),
+    ):
+        assert made.overlay.view is not None
+        unfinished.note(made.overlay.view)
+    assert len(unfinished.cut) == CUT_KEPT and f"{many[-1]}.0" in unfinished.cut
+    unfinished.forget("anna")
+    assert not unfinished.cut
+
+
+def test_a_user_is_forgotten_with_what_was_cut_short() -> None:
+    learning = EstimateCollector()
+    cut = tuple(Eviction(DroneId(f"d-{n}"), f"{n}.0", NOW + 6 * HOUR_S, 1000, 1.0) for n in range(30))
+    looks = (
+        seen(NOW + 6 * HOUR_S - 60, *(runs(n) for n in range(30)), done=SHORT),
+        seen(NOW + 7 * HOUR_S, done=SHORT, evictions=cut),
+    )
+    for made in looks:
+        learning.note(made, nothing(made))
+    assert of(learning.estimates)[RUNS_TOLD // 2] > 600.0
+    learning.forget("user:anna")
+    assert set(of(learning.estimates)) == {USUAL_RUN_S}, "everybody's run times go with his"
+
+
+def test_several_jobs_in_a_drone_are_nobody_s_run() -> None:
+    several = Slot(DroneId("d-1"), SlotState.BUSY, NOW, jobs=2, owner="anna", begun_at=NOW)
+    assert learns(seen(NOW + 6 * HOUR_S, several, done=SHORT)).runs.keys().isdisjoint({"anna"})

@@ -34,39 +34,37 @@ from provisioner.model import (
 )
 from provisioner.planner import decide
 from provisioner.simulator.loop import VirtualClock, run_virtual
-from tests.controller.world import GPU, JOB, Place, Pool, run_for, serving
+from tests.controller.world import EPOCH, GPU, JOB, Place, Pool, in_virtual_time, run_for, serving
 from tests.store.story import TemporaryStore
 
 S = DroneState
-EPOCH = 1.7e9
 
 
 @pytest.mark.parametrize("ended", [False, True])
-def test_after_a_restored_backup_no_id_is_given_twice_and_the_controller_goes_on(ended: bool) -> None:
+@in_virtual_time
+async def test_after_a_restored_backup_no_id_is_given_twice_and_the_controller_goes_on(ended: bool) -> None:
     """Drones 1 and 2 were started after the backup was taken; a new drone would have their ids."""
 
-    async def story() -> None:
-        here, store = Place(), TemporaryStore("kit", 1e9, 10)
-        for number in (1, 2):
-            drone_id = DroneId(f"kit-mem0-{number}")
-            remote = RemoteDrone(drone_id, RemoteState.RUNNING, f"r-{drone_id}")
-            over = RemoteEnd(EndKind.EXITED, EPOCH - 500, 0)
-            here.running[drone_id] = replace(remote, state=RemoteState.ENDED, end=over) if ended else remote
-        async with serving(here, store=store) as controller:
-            report = await controller.tick()
-            assert report.faults == ()
-            await run_for(controller, 30)
-        first = 3 + SERIAL_MARGIN
-        assert [line for line in here.told if line.startswith("start")] == [f"start kit-mem0-{first}"]
-        assert {f"stop kit-mem0-{n}" for n in (1, 2)} <= set(here.told) or ended
-        assert store.drones.keys() == {f"kit-mem0-{first}"}
-        assert store.next_serial == first + 1
-        assert [e.name for e in store.reader().events()] == ["store.outdated"]
-
-    run_virtual(story(), start_epoch=EPOCH)
+    here, store = Place(), TemporaryStore("kit", 1e9, 10)
+    for number in (1, 2):
+        drone_id = DroneId(f"kit-mem0-{number}")
+        remote = RemoteDrone(drone_id, RemoteState.RUNNING, f"r-{drone_id}")
+        over = RemoteEnd(EndKind.EXITED, EPOCH - 500, 0)
+        here.running[drone_id] = replace(remote, state=RemoteState.ENDED, end=over) if ended else remote
+    async with serving(here, store=store) as controller:
+        report = await controller.tick()
+        assert report.faults == ()
+        await run_for(controller, 30)
+    first = 3 + SERIAL_MARGIN
+    assert [line for line in here.told if line.startswith("start")] == [f"start kit-mem0-{first}"]
+    assert {f"stop kit-mem0-{n}" for n in (1, 2)} <= set(here.told) or ended
+    assert store.drones.keys() == {f"kit-mem0-{first}"}
+    assert store.next_serial == first + 1
+    assert [e.name for e in store.reader().events()] == ["store.outdated"]
 
 
-def test_an_id_that_only_a_slot_shows_is_not_given_again_and_a_forged_one_changes_nothing() -> None:
+@in_virtual_time
+async def test_an_id_that_only_a_slot_shows_is_not_given_again_and_a_forged_one_changes_nothing() -> None:
     forged = 1 + SERIALS_MISSED
 
     class Slots(Pool):
@@ -75,16 +73,14 @@ def test_an_id_that_only_a_slot_shows_is_not_given_again_and_a_forged_one_change
             slots = (Slot(DroneId(f"kit-mem0-{n}"), SlotState.BUSY, view.taken_at, jobs=1) for n in (7, forged))
             return replace(view, slots=tuple(slots))
 
-    async def story() -> None:
-        here = Place()
-        async with serving(here, pool=Slots()) as controller:
-            await controller.tick()
-        assert here.told == [f"start kit-mem0-{8 + SERIAL_MARGIN}"]
-
-    run_virtual(story(), start_epoch=EPOCH)
+    here = Place()
+    async with serving(here, pool=Slots()) as controller:
+        await controller.tick()
+    assert here.told == [f"start kit-mem0-{8 + SERIAL_MARGIN}"]
 
 
-def test_forged_slots_raise_the_serial_numbers_once_and_not_at_every_tick() -> None:
+@in_virtual_time
+async def test_forged_slots_raise_the_serial_numbers_once_and_not_at_every_tick() -> None:
     """Each forged id was believed up to a million beyond the last: a new one at each tick raised them for ever."""
 
     class Forger(Pool):
@@ -95,22 +91,20 @@ def test_forged_slots_raise_the_serial_numbers_once_and_not_at_every_tick() -> N
             slot = Slot(DroneId(f"kit-mem0-{self.serial}"), SlotState.BUSY, view.taken_at, jobs=1)
             return replace(view, slots=(slot,))
 
-    async def story() -> None:
-        here, store, pool = Place(), TemporaryStore("kit", 1e9, 10), Forger()
-        async with serving(here, pool=pool, store=store) as controller:
-            for _ in range(5):
-                pool.serial = store.next_serial + SERIALS_MISSED - 1
-                await controller.tick()
-                await asyncio.sleep(10.0)
-        assert store.next_serial <= 1 + SERIALS_MISSED + SERIAL_MARGIN + 5
-        assert [e.name for e in store.reader().events()].count("store.outdated") == 1
-        assert len(here.told) >= 1
-
-    run_virtual(story(), start_epoch=EPOCH)
+    here, store, pool = Place(), TemporaryStore("kit", 1e9, 10), Forger()
+    async with serving(here, pool=pool, store=store) as controller:
+        for _ in range(5):
+            pool.serial = store.next_serial + SERIALS_MISSED - 1
+            await controller.tick()
+            await asyncio.sleep(10.0)
+    assert store.next_serial <= 1 + SERIALS_MISSED + SERIAL_MARGIN + 5
+    assert [e.name for e in store.reader().events()].count("store.outdated") == 1
+    assert len(here.told) >= 1
 
 
 @pytest.mark.parametrize("prefix", ["kit-mem0", "kit-othr", "other-mem0"])
-def test_forged_entries_of_a_listing_raise_the_serial_numbers_once_and_only_with_our_prefix(prefix: str) -> None:
+@in_virtual_time
+async def test_forged_entries_of_a_listing_raise_the_serial_numbers_once_and_only_with_our_prefix(prefix: str) -> None:
     class Forger(Place):
         serial = 0
 
@@ -120,23 +114,21 @@ def test_forged_entries_of_a_listing_raise_the_serial_numbers_once_and_only_with
             over = RemoteDrone(drone_id, RemoteState.ENDED, "r-x", end=RemoteEnd(EndKind.EXITED, EPOCH - 500, 0))
             return replace(view, drones={**view.drones, drone_id: over})
 
-    async def story() -> None:
-        here, store = Forger(), TemporaryStore("kit", 1e9, 10)
-        async with serving(here, store=store) as controller:
-            for _ in range(5):
-                here.serial = store.next_serial + SERIALS_MISSED - 1
-                await controller.tick()
-                await asyncio.sleep(10.0)
-        ours = prefix == "kit-mem0"
-        started = [line for line in here.told if line.startswith("start")]
-        assert started[0] == f"start kit-mem0-{1 + SERIALS_MISSED + SERIAL_MARGIN if ours else 1}"
-        assert store.next_serial <= (1 + SERIALS_MISSED + SERIAL_MARGIN if ours else 1) + 5
-        assert [e.name for e in store.reader().events()].count("store.outdated") == ours
-
-    run_virtual(story(), start_epoch=EPOCH)
+    here, store = Forger(), TemporaryStore("kit", 1e9, 10)
+    async with serving(here, store=store) as controller:
+        for _ in range(5):
+            here.serial = store.next_serial + SERIALS_MISSED - 1
+            await controller.tick()
+            await asyncio.sleep(10.0)
+    ours = prefix == "kit-mem0"
+    started = [line for line in here.told if line.startswith("start")]
+    assert started[0] == f"start kit-mem0-{1 + SERIALS_MISSED + SERIAL_MARGIN if ours else 1}"
+    assert store.next_serial <= (1 + SERIALS_MISSED + SERIAL_MARGIN if ours else 1) + 5
+    assert [e.name for e in store.reader().events()].count("store.outdated") == ours
 
 
-def test_slots_of_thousands_of_unknown_drones_are_left_out_of_the_view() -> None:
+@in_virtual_time
+async def test_slots_of_thousands_of_unknown_drones_are_left_out_of_the_view() -> None:
     real = DroneId("kit-mem0-1")
 
     class Forger(Pool):
@@ -145,28 +137,26 @@ def test_slots_of_thousands_of_unknown_drones_are_left_out_of_the_view() -> None
             ids = (*(DroneId(f"kit-x-{n}") for n in range(UNKNOWN_SLOTS + 500)), real)
             return replace(view, slots=tuple(Slot(i, SlotState.BUSY, view.taken_at, jobs=1) for i in ids))
 
-    async def story() -> None:
-        here, pool = Place(), Forger()
-        here.running[real] = RemoteDrone(real, RemoteState.RUNNING, "r-1")
-        seen: list[Snapshot] = []
+    here, pool = Place(), Forger()
+    here.running[real] = RemoteDrone(real, RemoteState.RUNNING, "r-1")
+    seen: list[Snapshot] = []
 
-        def planner(snapshot: Snapshot) -> Plan:
-            seen.append(snapshot)
-            return decide(snapshot)
+    def planner(snapshot: Snapshot) -> Plan:
+        seen.append(snapshot)
+        return decide(snapshot)
 
-        async with serving(here, pool=pool) as controller:
-            controller.planner = planner
-            await controller.tick()
-        view = seen[-1].overlay.view
-        assert view is not None
-        assert len(view.slots) == UNKNOWN_SLOTS + 1
-        assert real in {slot.drone_id for slot in view.slots}
-        assert any(notice.startswith("500 slots of unknown drones are left out") for notice in view.notices)
-
-    run_virtual(story(), start_epoch=EPOCH)
+    async with serving(here, pool=pool) as controller:
+        controller.planner = planner
+        await controller.tick()
+    view = seen[-1].overlay.view
+    assert view is not None
+    assert len(view.slots) == UNKNOWN_SLOTS + 1
+    assert real in {slot.drone_id for slot in view.slots}
+    assert any(notice.startswith("500 slots of unknown drones are left out") for notice in view.notices)
 
 
-def test_an_order_that_was_long_under_way_is_not_written_off_when_its_answer_does_not_come() -> None:
+@in_virtual_time
+async def test_an_order_that_was_long_under_way_is_not_written_off_when_its_answer_does_not_come() -> None:
     """``settle`` counts from the answer, or from when it was clear that none comes, not from the plan."""
 
     class Slow(Place):
@@ -185,37 +175,32 @@ def test_an_order_that_was_long_under_way_is_not_written_off_when_its_answer_doe
             await asyncio.sleep(70.0)
             return [OrderResult(order.drone_id, OrderOutcome.OK) for order in orders]
 
-    async def story() -> None:
-        here, store = Slow(), TemporaryStore("kit", 1e9, 10)
+    here, store = Slow(), TemporaryStore("kit", 1e9, 10)
 
-        async def slow_token() -> None:
-            await asyncio.sleep(28.0)
+    async def slow_token() -> None:
+        await asyncio.sleep(28.0)
 
-        async def slow_stop() -> None:
-            await asyncio.sleep(58.0)
+    async def slow_stop() -> None:
+        await asyncio.sleep(58.0)
 
-        here.stop_wire = slow_stop
-        here.running[DroneId("kit-old1-9")] = RemoteDrone(DroneId("kit-old1-9"), RemoteState.RUNNING, "r9")
-        async with serving(here, store=store, pool=Pool(admission_wire=slow_token)) as controller:
-            await run_for(controller, 320)
-        starts = [line for line in here.told if line.startswith("start")]
-        assert starts == ["start kit-mem0-1"]
-        assert store.drones[DroneId("kit-mem0-1")].state is S.BOOTING
-
-    run_virtual(story(), start_epoch=EPOCH)
+    here.stop_wire = slow_stop
+    here.running[DroneId("kit-old1-9")] = RemoteDrone(DroneId("kit-old1-9"), RemoteState.RUNNING, "r9")
+    async with serving(here, store=store, pool=Pool(admission_wire=slow_token)) as controller:
+        await run_for(controller, 320)
+    starts = [line for line in here.told if line.startswith("start")]
+    assert starts == ["start kit-mem0-1"]
+    assert store.drones[DroneId("kit-mem0-1")].state is S.BOOTING
 
 
-def test_an_order_without_a_receipt_may_have_been_carried_out() -> None:
+@in_virtual_time
+async def test_an_order_without_a_receipt_may_have_been_carried_out() -> None:
     class Mute(Place):
         async def start(self, orders: object) -> list[OrderResult]:
             return []
 
-    async def story() -> None:
-        order = StartOrder(DroneId("kit-mem0-1"), GPU, 60.0, 30.0)
-        answers = await carry_out(OrderBatch("here", (order,)), Mute(), Pool(), VirtualClock(), 60.0)
-        assert [(r.drone_id, r.answer) for r in answers.starts] == [(order.drone_id, OrderOutcome.UNKNOWN)]
-
-    run_virtual(story(), start_epoch=EPOCH)
+    order = StartOrder(DroneId("kit-mem0-1"), GPU, 60.0, 30.0)
+    answers = await carry_out(OrderBatch("here", (order,)), Mute(), Pool(), VirtualClock(), 60.0)
+    assert [(r.drone_id, r.answer) for r in answers.starts] == [(order.drone_id, OrderOutcome.UNKNOWN)]
 
 
 @pytest.mark.parametrize(("fault", "looks"), [(None, 1), (Fault(FaultKind.DOWN, "no route", EPOCH), 0)])
@@ -239,31 +224,29 @@ def test_a_banned_site_rests_only_if_it_cannot_be_looked_at(fault: Fault | None,
     assert len(asked) == looks
 
 
-def test_a_pool_that_cannot_be_seen_may_have_gpu_jobs() -> None:
-    async def story() -> None:
-        seen: list[Snapshot] = []
+@in_virtual_time
+async def test_a_pool_that_cannot_be_seen_may_have_gpu_jobs() -> None:
+    seen: list[Snapshot] = []
 
-        class Away(Pool):
-            away, unheard = False, ()
+    class Away(Pool):
+        away, unheard = False, ()
 
-            async def poll(self, types: object) -> OverlayView:
-                if self.away:
-                    raise UnavailableError("no route")
-                return OverlayView(VirtualClock().now(), (replace(JOB, gpu_milli=0),), unheard=self.unheard)
+        async def poll(self, types: object) -> OverlayView:
+            if self.away:
+                raise UnavailableError("no route")
+            return OverlayView(VirtualClock().now(), (replace(JOB, gpu_milli=0),), unheard=self.unheard)
 
-        def planner(snapshot: Snapshot) -> Plan:
-            seen.append(snapshot)
-            return decide(snapshot)
+    def planner(snapshot: Snapshot) -> Plan:
+        seen.append(snapshot)
+        return decide(snapshot)
 
-        pool = Away()
-        async with serving(Place(), pool=pool) as controller:
-            controller.planner = planner
-            for pool.away, pool.unheard in ((False, ()), (False, ()), (False, ("b",)), (False, ()), (True, ())):
-                await controller.tick()
-                await asyncio.sleep(60)
-        first, second, partial, fourth, away = seen
-        assert second.gpu_wanted_at == first.gpu_wanted_at
-        assert fourth.gpu_wanted_at == partial.gpu_wanted_at == partial.now
-        assert away.gpu_wanted_at == away.now
-
-    run_virtual(story(), start_epoch=EPOCH)
+    pool = Away()
+    async with serving(Place(), pool=pool) as controller:
+        controller.planner = planner
+        for pool.away, pool.unheard in ((False, ()), (False, ()), (False, ("b",)), (False, ()), (True, ())):
+            await controller.tick()
+            await asyncio.sleep(60)
+    first, second, partial, fourth, away = seen
+    assert second.gpu_wanted_at == first.gpu_wanted_at
+    assert fourth.gpu_wanted_at == partial.gpu_wanted_at == partial.now
+    assert away.gpu_wanted_at == away.now

@@ -21,11 +21,9 @@ from provisioner.model import (
     Slot,
     SlotState,
 )
-from provisioner.simulator.loop import run_virtual
-from tests.controller.world import Place, Pool, serving, wall
+from tests.controller.world import Place, Pool, in_virtual_time, serving, wall
 from tests.store.story import TemporaryStore
 
-EPOCH = 1_760_000_000.0
 WORDS = "condor_drain: exit 1: not authorized"
 
 
@@ -52,42 +50,38 @@ class Deaf(Pool):
         return [OrderResult(drone_id, OrderOutcome.REJECTED, fault=fault) for drone_id in drone_ids]
 
 
-def test_a_refused_drain_is_told_once_kept_on_record_and_tried_until_the_drone_drains() -> None:
+@in_virtual_time
+async def test_a_refused_drain_is_told_once_kept_on_record_and_tried_until_the_drone_drains() -> None:
     """A refused drain vanished: the drone showed as draining and took jobs for hours, without an event or a word."""
 
-    async def story() -> None:
-        place = Place()
-        pool, store = Deaf(place=place), TemporaryStore("kit", 1e9, 10)
-        async with serving(place, pool=pool, store=store) as controller:
+    place = Place()
+    pool, store = Deaf(place=place), TemporaryStore("kit", 1e9, 10)
+    async with serving(place, pool=pool, store=store) as controller:
 
-            async def ticks(seconds: float) -> None:
-                until = wall() + seconds
-                while wall() < until:
-                    await controller.tick()
-                    await asyncio.sleep(5)
+        async def ticks(seconds: float) -> None:
+            until = wall() + seconds
+            while wall() < until:
+                await controller.tick()
+                await asyncio.sleep(5)
 
-            await ticks(30)
-            (drone,) = store.drones.values()
-            assert drone.state is DroneState.BUSY
-            store.reader().ask(
-                RequestKind.DRAIN, [drone.id], reason="fan", by="anna", at=wall(), mode=DrainMode.GRACEFUL
-            )
-            await ticks(600)
-            now = store.drones[drone.id]
-            assert (now.state, now.drain_refusal, now.site_reason) == (DroneState.DRAINING, WORDS, "")
-            assert WORDS in drone_note(now, wall()) and "drain refused" in drone_note(now, wall())
-            (event,) = (e for e in store.reader().events() if e.name == "drain.rejected")
-            assert event.fields == {"drone": drone.id, "why": WORDS}
-            assert {mode for _, mode in pool.asked} == {DrainMode.GRACEFUL}
-            gaps = [later - at for (at, _), (later, _) in zip(pool.asked, pool.asked[1:], strict=False)]
-            assert 4 <= len(gaps) <= 10 and min(gaps) >= 30 and gaps == sorted(gaps), "ever more rarely"
+        await ticks(30)
+        (drone,) = store.drones.values()
+        assert drone.state is DroneState.BUSY
+        store.reader().ask(RequestKind.DRAIN, [drone.id], reason="fan", by="anna", at=wall(), mode=DrainMode.GRACEFUL)
+        await ticks(600)
+        now = store.drones[drone.id]
+        assert (now.state, now.drain_refusal, now.site_reason) == (DroneState.DRAINING, WORDS, "")
+        assert WORDS in drone_note(now, wall()) and "drain refused" in drone_note(now, wall())
+        (event,) = (e for e in store.reader().events() if e.name == "drain.rejected")
+        assert event.fields == {"drone": drone.id, "why": WORDS}
+        assert {mode for _, mode in pool.asked} == {DrainMode.GRACEFUL}
+        gaps = [later - at for (at, _), (later, _) in zip(pool.asked, pool.asked[1:], strict=False)]
+        assert 4 <= len(gaps) <= 10 and min(gaps) >= 30 and gaps == sorted(gaps), "ever more rarely"
 
-            pool.hears = True
-            await ticks(300)
-            assert store.drones[drone.id].drain_refusal == ""
-            asked = len(pool.asked)
-            await ticks(600)
-            assert len(pool.asked) == asked, "it drains: nothing more to ask"
-            assert not [each for each in place.told if each.startswith("stop")]
-
-    run_virtual(story(), start_epoch=EPOCH)
+        pool.hears = True
+        await ticks(300)
+        assert store.drones[drone.id].drain_refusal == ""
+        asked = len(pool.asked)
+        await ticks(600)
+        assert len(pool.asked) == asked, "it drains: nothing more to ask"
+        assert not [each for each in place.told if each.startswith("stop")]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from provisioner import serialization
 from provisioner.controller.adapter_calls import fault_of
-from provisioner.controller.sanitize import LARGEST, LONGEST, Sanitizer, View, sanitize_result
+from provisioner.controller.sanitize import MAX_NUMBER, MAX_TEXT_CHARS, Sanitizer, View, sanitize_result
 from provisioner.interfaces import UnavailableError
 from provisioner.model import (
     CompletedJob,
@@ -173,10 +173,10 @@ def test_a_node_an_owner_and_an_eviction_that_cannot_be_are_mended_and_told() ->
     claim = OwnerDemand(-3, 1000, 1, 1, NOW + inf, nodes=("w1", "x" * 5000), who="\ud800")
     site = taken_over(SiteView("topas", NOW, nodes=(node,), claims=(claim,), owner_runs=OwnerLoad(-1)), NOW, 0.0)
     (mended,) = site.nodes
-    assert (mended.cpus, mended.memory_mib, mended.free_gpu_milli) == (0, 0, LARGEST)
+    assert (mended.cpus, mended.memory_mib, mended.free_gpu_milli) == (0, 0, MAX_NUMBER)
     assert (mended.name, mended.types) == ("w?1", ("a100", "?"))
     assert (site.claims[0].count, site.claims[0].since, site.claims[0].who) == (0, 0.0, "?")
-    assert [len(name) for name in site.claims[0].nodes] == [2, LONGEST]
+    assert [len(name) for name in site.claims[0].nodes] == [2, MAX_TEXT_CHARS]
     assert site.owner_runs == OwnerLoad()
     assert site.notices == (
         f"4 values that cannot be: node w?1: cpus = -1; node w?1: memory_mib = nan; node w?1: free_gpu_milli = {2**70}",
@@ -191,7 +191,7 @@ def test_a_node_an_owner_and_an_eviction_that_cannot_be_are_mended_and_told() ->
 def test_a_quota_that_is_none_allows_none_and_free_gpus_that_cannot_be_are_not_told() -> None:
     odd: Any = {"a100": 2.5, "h100": nan, "v100": -3, "t4": 10**400, "k\udcff": 1, "l4": 4}
     view = taken_over(SiteView("topas", NOW, quota=odd, free_gpu_milli=-1000), NOW, 0.0)
-    assert view.quota == {"a100": 2, "h100": 0, "v100": 0, "t4": LARGEST, "k?": 1, "l4": 4}
+    assert view.quota == {"a100": 2, "h100": 0, "v100": 0, "t4": MAX_NUMBER, "k?": 1, "l4": 4}
     assert view.free_gpu_milli is None
     assert view.notices == ("5 values that cannot be: quota: a100 = 2.5; quota: h100 = nan; quota: v100 = -3",)
     serialization.to_json(view)
@@ -225,7 +225,7 @@ def test_a_request_that_is_no_amount_is_the_jobs_mistake() -> None:
 
 def test_numbers_beyond_reason_become_the_largest_that_can_be_held() -> None:
     (job,) = taken_over(OverlayView(NOW, (replace(SMALL, waiting=10**400),)), NOW, 0.0).classes
-    assert job.waiting == LARGEST
+    assert job.waiting == MAX_NUMBER
 
 
 def test_times_come_from_the_hosts_clock_and_are_used_on_ours() -> None:
@@ -247,7 +247,7 @@ def test_what_cannot_be_recorded_of_an_answer_does_not_come_that_far() -> None:
     fault = Fault(FaultKind.NODE, "caf\udce9 " + "x" * 10**6, nan)
     receipt = sanitize_result(OrderResult(DroneId("kit-ab12-1"), OrderOutcome.REJECTED, "r\udcff", fault))
     assert serialization.from_json(OrderResult, serialization.to_json(receipt)) == receipt
-    assert receipt.fault is not None and len(receipt.fault.message) == LONGEST
+    assert receipt.fault is not None and len(receipt.fault.message) == MAX_TEXT_CHARS
     assert serialization.to_json(fault_of(UnavailableError("/tmp/\udcff"), NOW))
 
 
@@ -258,7 +258,7 @@ def test_what_a_class_wants_of_a_type_that_it_refuses_can_be_recorded(text: str)
     )
     (taken,) = taken_over(OverlayView(NOW, (job,)), NOW, 0.0).classes
     wanted = taken.refuses[TypeKey("topas/a100")].requested
-    assert len(wanted) <= LONGEST
+    assert len(wanted) <= MAX_TEXT_CHARS
     assert serialization.from_json(JobClass, serialization.to_json(taken)) == taken
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import wraps
 
 from provisioner.controller.loop import Controller
 from provisioner.estimates import EstimateSamples
@@ -32,12 +33,23 @@ from provisioner.model import (
     StateChange,
     StopOrder,
 )
-from provisioner.simulator.loop import VirtualClock
+from provisioner.simulator.loop import VirtualClock, run_virtual
 from provisioner.store import EstimateReset, StoreUnusableError
 from tests.store.story import TemporaryStore
 
 GPU = DroneType("here", "gpu", 1000, 8, 20480, 0, vram_mib=16384, capability=80)
 JOB = JobClass("jobs", 1000, 1, 1024, waiting=1)
+EPOCH = 1.7e9
+
+
+def in_virtual_time(story: Callable[..., Coroutine[None, None, None]]) -> Callable[..., None]:
+    """Run an async test on the virtual loop."""
+
+    @wraps(story)
+    def test(*args: object, **given: object) -> None:
+        run_virtual(story(*args, **given), start_epoch=EPOCH)
+
+    return test
 
 
 ahead_s: ContextVar[float] = ContextVar("ahead_s", default=0.0)

@@ -186,6 +186,19 @@ def snapshot(
     )
 
 
+def with_pool(snap: Snapshot, **news: object) -> Snapshot:
+    """The same with changes in the view of the overlay, which it has."""
+    assert snap.overlay.view is not None
+    return replace(snap, overlay=replace(snap.overlay, view=replace(snap.overlay.view, **news)))  # type: ignore[arg-type]
+
+
+def with_site(snap: Snapshot, site: str = "topas", **news: object) -> Snapshot:
+    """The same with changes in the view of a site, which it has."""
+    polled = snap.sites[site]
+    assert polled.view is not None
+    return replace(snap, sites={**snap.sites, site: replace(polled, view=replace(polled.view, **news))})  # type: ignore[arg-type]
+
+
 def _site(remote: RemoteDrone, drones: list[Drone], site: str) -> bool:
     owner = next((d.site for d in drones if d.id == remote.drone_id), None)
     return owner in (None, site)

@@ -27,7 +27,7 @@ from provisioner.planner import decide
 from provisioner.planner.black_holes import NODE_QUIET_S
 from provisioner.planner.validation import validate_plan
 from provisioner.reasons import BlackHoleDrone, BlackHoleNode
-from tests.planner.scenes import NOW, drone, plan_of, slot_of, snapshot
+from tests.planner.scenes import NOW, drone, plan_of, slot_of, snapshot, with_pool
 
 S = DroneState
 BAD, GOOD = "bad", "good"
@@ -53,9 +53,7 @@ def pool(*drones: Drone, mishaps: list[JobFailure], completions: list[CompletedJ
     """Slots that have started many jobs, unless the story brings its own."""
     slots = more.pop("slots", [slot_of(d, jobs_started=50) for d in drones if d.joined_at])
     made = snapshot(drones=drones, slots=slots, **more)  # type: ignore[arg-type]
-    assert made.overlay.view is not None
-    view = replace(made.overlay.view, mishaps=tuple(mishaps), completions=tuple(completions))
-    return replace(made, overlay=replace(made.overlay, view=view))
+    return with_pool(made, mishaps=tuple(mishaps), completions=tuple(completions))
 
 
 def idle(name: str, node: str = "n1", **more: object) -> Drone:

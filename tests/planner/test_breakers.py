@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from provisioner import reasons
 from provisioner.model import (
     Breaker,
     BreakerState,
@@ -32,8 +33,8 @@ from provisioner.planner.breakers import (
     shift_breaker,
     update_by_order_results,
 )
-from provisioner.planner.views import check_views
-from provisioner.reasons import AllVanished, BackingOff, Reason, StaleView
+from provisioner.planner.context import check_views
+from provisioner.reasons import Reason
 from tests.planner.scenes import A100, DOWN, NOW, drone, jobs, plan_of, remote_of, slot_of, snapshot, why
 
 B = BreakerState
@@ -152,7 +153,7 @@ def test_an_overlay_that_admits_nobody_is_left_in_peace_and_its_outages_stay_kno
     (banned,) = update_by_order_results(known, OVERLAY_SCOPE, types, refused, NOW)
     plan = plan_of(snapshot(classes=[jobs(waiting=1)], breakers=[banned]))
     assert plan.starts == ()
-    assert why(plan, "all") == [BackingOff(OVERLAY_SCOPE, NOW + 120, "denied", "a denied fault")]
+    assert why(plan, "all") == [reasons.BackingOff(OVERLAY_SCOPE, NOW + 120, "denied", "a denied fault")]
     (well,) = update_by_order_results({OVERLAY_SCOPE: banned}, OVERLAY_SCOPE, types, admitted, NOW)
     assert well == Breaker(OVERLAY_SCOPE, since=NOW, blind_until=NOW - 50)
 
@@ -161,7 +162,7 @@ def test_when_all_drones_of_a_site_vanish_at_once_the_site_is_left_alone() -> No
     there = [drone(f"kit-ab12-{i}", DroneState.BOOTING) for i in range(3)]
     plan = plan_of(snapshot(classes=[jobs(waiting=9)], drones=there, remotes=[]))
     assert not plan.acts
-    assert why(plan, "site:topas") == [AllVanished("topas", 3)]
+    assert why(plan, "site:topas") == [reasons.AllVanished("topas", 3)]
 
 
 def test_a_drone_that_works_clears_its_types_blame() -> None:
@@ -200,7 +201,7 @@ def test_after_an_outage_the_pool_comes_to_itself_before_drones_are_started_for_
     plan = plan_of(snapshot(classes=[jobs(waiting=2)], breakers=[away]))
     assert plan.starts == ()
     (reason,) = why(plan, "all")
-    assert isinstance(reason, BackingOff) and reason.until == NOW + 17
+    assert isinstance(reason, reasons.BackingOff) and reason.until == NOW + 17
     (back,) = plan.breakers
     later = plan_of(replace(snapshot(classes=[jobs(waiting=2)], breakers=[back]), now=NOW + 18))
     assert len(later.starts) == 2
@@ -261,22 +262,22 @@ def test_views_are_told_with_their_age_and_what_is_wrong_with_them() -> None:
 
     assert doubts(snapshot()) == (None, None)
     assert doubts(snapshot(overlay_age_s=121, site_age_s=121)) == (
-        StaleView("overlay", 121, 120, "too old"),
-        StaleView("site:topas", 121, 120, "too old"),
+        reasons.StaleView("overlay", 121, 120, "too old"),
+        reasons.StaleView("site:topas", 121, 120, "too old"),
     )
     assert doubts(snapshot(overlay_age_s=120, site_age_s=120)) == (None, None)
     assert doubts(snapshot(overlay_fault=DOWN, site_fault=DOWN)) == (
-        StaleView("overlay", 1, 120, "connection refused"),
-        StaleView("site:topas", 1, 120, "connection refused"),
+        reasons.StaleView("overlay", 1, 120, "connection refused"),
+        reasons.StaleView("site:topas", 1, 120, "connection refused"),
     )
     never = replace(snapshot(view=False), sites={"topas": PolledSite("topas", None)})
     assert doubts(never) == (
-        StaleView("overlay", -1, 120, "never seen"),
-        StaleView("site:topas", -1, 120, "never seen"),
+        reasons.StaleView("overlay", -1, 120, "never seen"),
+        reasons.StaleView("site:topas", -1, 120, "never seen"),
     )
     busy = snapshot(site_age_s=7)
     busy = replace(busy, sites={"topas": replace(busy.sites["topas"], busy=True)})
-    assert doubts(busy)[1] == StaleView("site:topas", 7, 120, "its last orders are still under way")
+    assert doubts(busy)[1] == reasons.StaleView("site:topas", 7, 120, "its last orders are still under way")
 
 
 @pytest.mark.parametrize(
@@ -303,7 +304,7 @@ def test_a_listing_that_lacks_half_of_a_sites_drones_at_once_is_doubted(
     order = drone("kit-ab12-0-0", DroneState.REQUESTED, age_s=1)
     snap = snapshot(drones=[order, *gone, *there], remotes=[remote_of(each) for each in there])
     found = check_views(snap).sites["topas"]
-    assert found == (AllVanished("topas", doubted) if doubted else None)
+    assert found == (reasons.AllVanished("topas", doubted) if doubted else None)
 
 
 def test_an_order_that_is_accepted_clears_the_site_of_its_drone_and_no_other_blame() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from provisioner import reasons
 from provisioner.model import (
     ENDS,
+    Breaker,
+    BreakerState,
     Drone,
     DroneId,
     DroneState,
@@ -26,8 +29,10 @@ from provisioner.model import (
     SiteView,
     Slot,
     SlotState,
+    Snapshot,
     StateChange,
 )
+from provisioner.planner.breakers import BACKOFF_POLICIES, OVERLAY_SCOPE, after_failure
 from provisioner.planner.lifecycle import (
     STATE_RULES,
     apply_drain_result,
@@ -37,19 +42,7 @@ from provisioner.planner.lifecycle import (
     observe,
     shift_drone,
 )
-from provisioner.reasons import (
-    Accepted,
-    Disappeared,
-    DrainRefused,
-    EndedAtSite,
-    NeverArrived,
-    OrderRefused,
-    OutcomeUnknown,
-    Preempted,
-    PreemptionNotice,
-    SeenAtSite,
-)
-from tests.planner.scenes import NOW, drone, jobs, plan_of, remote_of, slot_of, snapshot
+from tests.planner.scenes import DOWN, NOW, drone, jobs, plan_of, remote_of, slot_of, snapshot, with_pool, with_site
 
 S = DroneState
 LIMITS = SitePolicy("topas")
@@ -77,7 +70,7 @@ def test_an_order_that_a_fresh_listing_lacks_is_not_lost_before_its_time() -> No
     young, old = drone("kit-ab12-1", S.REQUESTED, age_s=100), drone("kit-ab12-1", S.REQUESTED, age_s=121)
     assert plan_of(snapshot(drones=[young])).moves == ()
     (move,) = plan_of(snapshot(drones=[old])).moves
-    assert (move.drone.state, move.reason) == (S.FAILED, NeverArrived(121, 120))
+    assert (move.drone.state, move.reason) == (S.FAILED, reasons.NeverArrived(121, 120))
 
 
 def test_missing_once_is_not_gone() -> None:
@@ -87,7 +80,7 @@ def test_missing_once_is_not_gone() -> None:
     assert first.drone.state is S.BOOTING
     others = [remote_of(drone("kit-ab12-2", S.BOOTING))]
     (gone,) = plan_of(snapshot(drones=[replace(there, missing_at=NOW - 60)], remotes=others)).moves
-    assert (gone.drone.state, gone.reason) == (S.LOST, Disappeared(59, 30))
+    assert (gone.drone.state, gone.reason) == (S.LOST, reasons.Disappeared(59, 30))
 
 
 def test_a_drone_that_comes_back_was_never_gone() -> None:
@@ -129,15 +122,7 @@ def test_a_listing_older_than_the_order_says_nothing_of_it() -> None:
 def test_listings_move_a_drone_on_and_an_unknown_state_is_alive(state: S, remote: RemoteState, becomes: S) -> None:
     before = drone("kit-ab12-1", state)
     listed = replace(remote_of(before), state=remote)
-    move = observe(
-        before,
-        SiteView("topas", NOW - 1, {before.id: listed}),
-        None,
-        pool_fresh=True,
-        policy=LIMITS,
-        doubted=False,
-        now=NOW,
-    )
+    move = seen(before, listed)
     assert (move.drone.state if move else before.state) is becomes
 
 
@@ -195,7 +180,7 @@ def test_the_end_is_recorded_with_what_the_site_said() -> None:
     remote = replace(remote_of(there), state=RemoteState.ENDED, end=RemoteEnd(EndKind.EXITED, NOW, 71, "no GPU"))
     plan = plan_of(snapshot(drones=[there], remotes=[remote]))
     (move,) = plan.moves
-    assert move.reason == EndedAtSite("exited", 71, "no GPU", 2.0, 0)
+    assert move.reason == reasons.EndedAtSite("exited", 71, "no GPU", 2.0, 0)
     assert move.drone.ended_at == NOW
     assert [b.scope for b in plan.breakers if b.fault] == ["topas/a100"], "a type whose drones die young is slowed"
 
@@ -215,7 +200,7 @@ def test_receipts_of_a_start() -> None:
     unsure = apply_start_result(asked, OrderResult(asked.id, OrderOutcome.UNKNOWN, fault=fault), NOW)
     assert accepted and (accepted.drone.state, accepted.drone.remote_id) == (S.SUBMITTED, "4711")
     assert refused and (refused.drone.state, refused.drone.site_reason) == (S.FAILED, "quota of 4 exceeded")
-    assert unsure and unsure.drone.state is S.REQUESTED and isinstance(unsure.reason, OutcomeUnknown)
+    assert unsure and unsure.drone.state is S.REQUESTED and isinstance(unsure.reason, reasons.OutcomeUnknown)
     assert apply_stop_result(asked, OrderResult(asked.id, OrderOutcome.OK)) is None
 
 
@@ -224,7 +209,7 @@ def test_a_refused_drain_keeps_the_overlays_own_words() -> None:
     there = drone("kit-ab12-1", S.DRAINING, leaving=S.CANCELLED, joined_at=NOW - 500, jobs=1, asked_at=NOW - 5)
     fault = Fault(FaultKind.DENIED, "condor_drain: exit 1: not authorized", NOW)
     move = apply_drain_result(there, OrderResult(there.id, OrderOutcome.REJECTED, fault=fault))
-    assert move is not None and move.reason == DrainRefused("denied", fault.message)
+    assert move is not None and move.reason == reasons.DrainRefused("denied", fault.message)
     assert (move.drone.drain_refusal, move.drone.site_reason) == (fault.message, there.site_reason)
     busy = slot_of(move.drone, state=SlotState.BUSY, jobs=1)
     seen = plan_of(snapshot(drones=[move.drone], slots=[busy], remotes=[replace(remote_of(there), reason="running")]))
@@ -238,7 +223,7 @@ def test_an_unanswered_drain_is_told_and_the_answer_of_a_later_one_is_not_told_t
     there = drone("kit-ab12-1", S.DRAINING, leaving=S.CANCELLED, joined_at=NOW - 500, jobs=1, asked_at=NOW - 5)
     receipt = OrderResult(there.id, OrderOutcome.UNKNOWN, fault=Fault(FaultKind.DOWN, "no answer within 20 s", NOW))
     unsure = apply_drain_result(there, receipt)
-    assert unsure is not None and isinstance(unsure.reason, OutcomeUnknown)
+    assert unsure is not None and isinstance(unsure.reason, reasons.OutcomeUnknown)
     assert unsure.drone.drain_refusal == "no answer within 20 s"
     assert apply_drain_result(unsure.drone, receipt) is None
 
@@ -292,7 +277,7 @@ def test_all_that_a_listing_tells_goes_on_record_and_what_it_does_not_tell_stays
         node="n1",
         site_slot="s1",
     )
-    assert move.reason == SeenAtSite("running", "up")
+    assert move.reason == reasons.SeenAtSite("running", "up")
     assert seen(move.drone, TOLD) is None, "told once"
     silent = seen(move.drone, RemoteDrone(before.id, RemoteState.RUNNING, reason="still up"), at=NOW + 15)
     assert silent is not None and silent.drone == replace(move.drone, site_reason="still up")
@@ -315,13 +300,16 @@ def test_the_first_notice_of_an_end_is_told_and_ours_counts_if_it_came_before() 
     before = drone("kit-ab12-1", S.BOOTING, remote_id="4711", site_reason="up", node="n1", site_slot="s1")
     noticed = replace(TOLD, notice_at=NOW - 3, reason="preempted")
     first = seen(before, noticed)
-    assert first is not None and (first.drone.notice_at, first.reason) == (NOW - 3, PreemptionNotice("preempted"))
+    assert first is not None and (first.drone.notice_at, first.reason) == (
+        NOW - 3,
+        reasons.PreemptionNotice("preempted"),
+    )
     assert seen(first.drone, replace(noticed, notice_at=NOW - 1)) is None
     taken_back = seen(first.drone, replace(noticed, notice_at=0.0))
     assert taken_back is not None and taken_back.drone.notice_at == 0.0
     asked = replace(before, state=S.STOPPING, notice_at=NOW - 20, leaving=S.CANCELLED)
     ours = seen(asked, replace(noticed, notice_at=0.0))
-    assert ours is not None and (ours.drone.notice_at, type(ours.reason)) == (NOW - 20, SeenAtSite)
+    assert ours is not None and (ours.drone.notice_at, type(ours.reason)) == (NOW - 20, reasons.SeenAtSite)
 
 
 @pytest.mark.parametrize("state", [S.BUSY, S.STOPPING])
@@ -343,7 +331,7 @@ def test_a_machine_that_is_over_counts_as_asked_to_stop(state: S) -> None:
         node="n1",
         notice_at=NOW - 2,
     )  # type: ignore[arg-type]
-    assert move.reason == SeenAtSite("stopped", "shut off")
+    assert move.reason == reasons.SeenAtSite("stopped", "shut off")
     assert seen(move.drone, over) is None
     silent = seen(move.drone, replace(over, remote_id="", node="", started_at=0.0))
     assert silent is None, "what it no longer tells stays"
@@ -381,7 +369,7 @@ def test_evictions_count_from_the_notice_on_with_half_a_minute_for_two_clocks() 
     ):
         (move,) = plan_of(snapshot(drones=[there], remotes=[over], evictions=evictions)).moves
         assert (move.drone.lost_gpu_s, move.drone.lost_jobs) == (lost, jobs_lost)
-        assert move.reason == Preempted("owner", 100.0, 30.0, lost, jobs_lost, "GPU-seconds")
+        assert move.reason == reasons.Preempted("owner", 100.0, 30.0, lost, jobs_lost, "GPU-seconds")
 
 
 def test_answers_to_a_stop_are_news_only_where_they_are_trouble() -> None:
@@ -390,36 +378,25 @@ def test_answers_to_a_stop_are_news_only_where_they_are_trouble() -> None:
     refused = apply_stop_result(there, OrderResult(there.id, OrderOutcome.REJECTED, fault=fault))
     unsure = apply_stop_result(there, OrderResult(there.id, OrderOutcome.UNKNOWN, fault=fault))
     assert refused == StateChange(
-        replace(there, site_reason="not yours"), S.STOPPING, OrderRefused("denied", "not yours")
+        replace(there, site_reason="not yours"), S.STOPPING, reasons.OrderRefused("denied", "not yours")
     )
-    assert unsure == StateChange(replace(there, site_reason="not yours"), S.STOPPING, OutcomeUnknown("not yours"))
+    assert unsure == StateChange(
+        replace(there, site_reason="not yours"), S.STOPPING, reasons.OutcomeUnknown("not yours")
+    )
     silent = apply_stop_result(there, OrderResult(there.id, OrderOutcome.REJECTED))
-    assert silent is not None and silent.reason == OrderRefused("unknown", "")
+    assert silent is not None and silent.reason == reasons.OrderRefused("unknown", "")
 
 
 def test_the_answer_to_a_start_keeps_the_name_that_the_site_gave_before() -> None:
     asked = drone("kit-ab12-1", S.REQUESTED, remote_id="4711")
     move = apply_start_result(asked, OrderResult(asked.id, OrderOutcome.OK), NOW)
-    assert move is not None and (move.drone.remote_id, move.reason) == ("4711", Accepted("4711"))
+    assert move is not None and (move.drone.remote_id, move.reason) == ("4711", reasons.Accepted("4711"))
     assert (move.drone.since, move.drone.submitted_at) == (NOW, NOW)
 
 
 def test_times_of_a_drone_go_with_its_clock_and_never_beyond_now() -> None:
-    names = (
-        "since",
-        "requested_at",
-        "submitted_at",
-        "started_at",
-        "joined_at",
-        "busy_at",
-        "idle_at",
-        "heard_at",
-        "missing_at",
-        "unslotted_at",
-        "asked_at",
-        "notice_at",
-        "work_at",
-    )
+    names = [f.name for f in fields(Drone) if f.name == "since" or f.name.endswith("_at")]
+    names = [name for name in names if name not in ("retires_at", "ended_at")]
     there = replace(drone("kit-ab12-1", S.BUSY), **{name: NOW - 100 - i for i, name in enumerate(names)})  # type: ignore[arg-type]
     earlier = shift_drone(there, -7200.5, NOW)
     assert [getattr(earlier, name) for name in names] == [NOW - 7300.5 - i for i in range(len(names))]
@@ -432,6 +409,162 @@ def test_only_a_refused_drain_of_one_that_drains_counts_as_asked_again() -> None
     refused = OrderResult(DroneId("kit-ab12-1"), OrderOutcome.REJECTED)
     for state, asked in ((S.DRAINING, 3), (S.BUSY, 2)):
         move = apply_drain_result(drone("kit-ab12-1", state, asked=2), refused)
-        assert move is not None and move.reason == DrainRefused("unknown", "")
+        assert move is not None and move.reason == reasons.DrainRefused("unknown", "")
         assert (move.drone.asked, move.drone.drain_refusal) == (asked, "no reason given")
     assert apply_drain_result(drone("kit-ab12-1", S.STOPPING), refused) is None
+
+
+# -------------------------------------------------------- News of a slot goes on record, be it more or less than before
+
+
+def _after(before: Drone, **news: object) -> Drone:
+    plan = plan_of(snapshot(drones=[before], slots=[slot_of(before, **news)]))
+    (move,) = [move for move in plan.moves if move.drone.id == before.id]
+    return move.drone
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_fewer_and_more_jobs_than_before_go_on_record(jobs: int) -> None:
+    before = drone("kit-ab12-1", DroneState.BUSY, jobs=2, jobs_started=2, heard_at=NOW - 2)
+    assert _after(before, jobs=jobs).jobs == jobs
+
+
+@pytest.mark.parametrize("retires_at", [NOW + 100.0, NOW + 900.0])
+def test_an_earlier_and_a_later_end_of_its_startd_go_on_record(retires_at: float) -> None:
+    before = drone("kit-ab12-1", DroneState.BUSY, heard_at=NOW - 2, retires_at=NOW + 500.0)
+    assert _after(before, retires_at=retires_at).retires_at == retires_at
+
+
+def test_the_name_of_a_slot_goes_on_record_and_stays_while_none_is_told() -> None:
+    before = drone("kit-ab12-1", DroneState.BUSY, heard_at=NOW - 2)
+    named = _after(before, name="slot1@w1")
+    assert named.slot == "slot1@w1"
+    assert _after(named, name="", jobs=2).slot == "slot1@w1"
+
+
+# --------------------- Times in a drone's life: idle clock, last sign of life, patience with listings and with the pool
+
+
+def idle_slot(there: Drone, **more: object) -> Slot:
+    return slot_of(replace(there, state=S.IDLE), **more)
+
+
+def test_the_idle_clock_begins_at_the_end_of_the_job_though_the_slot_ad_keeps_an_older_time() -> None:
+    """HTCondor's ad at the end of a job has the NumDynamicSlotsTime of its beginning (BUG A)."""
+    worked = drone("kit-ab12-1", S.BUSY, age_s=600, jobs=1, jobs_started=0)
+    plan = plan_of(snapshot(drones=[worked], slots=[idle_slot(worked, jobs_started=1, idle_since=NOW - 590)]))
+    (move,) = plan.moves
+    assert (move.drone.state, move.drone.idle_at) == (S.IDLE, NOW)
+    assert plan.drains == ()
+
+
+def test_a_job_between_two_looks_starts_the_idle_clock_where_the_slot_says() -> None:
+    idle = drone("kit-ab12-1", S.IDLE, age_s=100, jobs_started=1, busy_at=NOW - 500)
+    (move,) = plan_of(snapshot(drones=[idle], slots=[slot_of(idle, jobs_started=2, idle_since=NOW - 7)])).moves
+    assert move.drone.idle_at == NOW - 7
+
+
+def test_the_last_sign_of_life_of_a_drone_without_other_news_is_recorded_now_and_then() -> None:
+    busy = drone("kit-ab12-1", S.BUSY, age_s=36_000, heard_at=NOW - 400, idle_at=0.0)
+    (move,) = plan_of(snapshot(drones=[busy])).moves
+    assert move.drone == replace(busy, heard_at=NOW - 1)
+    assert plan_of(snapshot(drones=[replace(busy, heard_at=NOW - 200)])).moves == ()
+
+
+def test_a_lost_drone_has_cost_its_work_up_to_when_it_was_missed() -> None:
+    begun = NOW - 36_000
+    gone = drone(
+        "kit-ab12-1",
+        S.BUSY,
+        age_s=36_000,
+        heard_at=begun,
+        missing_at=NOW - 700,
+        work_gpu_milli=1000,
+        work_at=begun,
+    )
+    (move,) = plan_of(snapshot(drones=[gone], slots=[], remotes=[])).moves
+    assert (move.drone.state, move.drone.lost_gpu_s) == (S.LOST, 35_300)
+
+
+def test_a_drone_taken_back_into_service_stays_so_though_an_older_ad_says_draining() -> None:
+    back = drone("kit-ab12-1", S.BUSY, age_s=2, heard_at=NOW - 20)
+    older = slot_of(back, state=SlotState.DRAINING, heard_at=NOW - 20)
+    assert plan_of(snapshot(drones=[back], slots=[older])).moves == ()
+    (move,) = plan_of(snapshot(drones=[back], slots=[replace(older, heard_at=NOW - 1)])).moves
+    assert (move.drone.state, move.drone.leaving) == (S.DRAINING, S.DONE)
+
+
+def test_a_drone_that_nobody_asked_to_drain_is_in_service_again_when_its_slot_is() -> None:
+    drains = drone("kit-ab12-1", S.DRAINING, leaving=S.DONE, joined_at=NOW - 900, busy_at=NOW - 800, jobs=1)
+    busy = slot_of(replace(drains, state=S.BUSY))
+    (move,) = plan_of(snapshot(drones=[drains], slots=[busy])).moves
+    assert (move.drone.state, move.drone.leaving) == (S.BUSY, None)
+    asked = replace(drains, asked_at=NOW - 60)
+    (move,) = plan_of(snapshot(drones=[asked], slots=[busy])).moves
+    assert (move.drone.state, move.drone.leaving) == (S.DRAINING, S.DONE)
+
+
+@pytest.mark.parametrize("state", [S.QUEUED, S.BOOTING])
+def test_an_empty_listing_of_a_small_site_is_not_believed_at_once(state: S) -> None:
+    there = [drone(f"kit-ab12-{i}", state, missing_at=NOW - 46) for i in (1, 2)]
+    plan = plan_of(snapshot(classes=[jobs(waiting=2)], drones=there, remotes=[], limits={"max_drones": 2}))
+    assert (plan.moves, plan.starts) == ((), ())
+    later = [replace(each, missing_at=NOW - 302) for each in there]
+    assert {m.drone.state for m in plan_of(snapshot(drones=later, remotes=[])).moves} == {S.LOST}
+
+
+def test_an_accepted_order_has_longer_to_appear_in_a_listing_than_a_listed_drone_to_come_back() -> None:
+    others = [remote_of(drone("kit-ab12-2", S.QUEUED))]
+    accepted = drone("kit-ab12-1", S.SUBMITTED, age_s=200, missing_at=NOW - 100)
+    wanted = [jobs(waiting=1)]
+    assert plan_of(snapshot(classes=wanted, drones=[accepted], remotes=others)).moves == ()
+    accepted = replace(accepted, missing_at=NOW - 130)
+    (move,) = plan_of(snapshot(classes=wanted, drones=[accepted], remotes=others)).moves
+    assert move.drone.state is S.LOST
+
+
+def test_a_machine_that_is_over_keeps_the_start_that_its_site_tells() -> None:
+    booting = drone("kit-ab12-1", S.SUBMITTED)
+    over = replace(remote_of(booting), state=RemoteState.STOPPED, started_at=NOW - 30)
+    (move,) = plan_of(snapshot(drones=[booting], remotes=[over])).moves
+    assert (move.drone.state, move.drone.started_at) == (S.STOPPING, NOW - 30)
+
+
+def away_for(outage_s: float, there: Drone) -> Snapshot:
+    """The first look after an outage in which the look of every tick failed."""
+    known: dict[str, Breaker] = {}
+    usual = snapshot(drones=[there])
+    at = NOW
+    while at < NOW + outage_s:
+        fault = Fault(FaultKind.DOWN, "no answer within its deadline", at - 1)
+        seen = with_site(replace(usual, now=at, breakers=known), taken_at=at - 1)
+        plan = plan_of(replace(seen, overlay=replace(seen.overlay, fault=fault)))
+        assert not plan.acts
+        known = {**known, **{breaker.scope: breaker for breaker in plan.breakers}}
+        at += 15
+    return with_pool(with_site(replace(usual, now=at, breakers=known), taken_at=at - 1), taken_at=at - 1)
+
+
+def test_after_a_long_outage_of_the_pool_no_drone_is_blamed_for_not_joining_in_it() -> None:
+    back = away_for(1800, drone("kit-ab12-1", S.BOOTING, age_s=60))
+    plan = plan_of(back)
+    assert plan.stops == ()
+    (after,) = plan.breakers
+    assert (after.scope, after.blind_until) == (OVERLAY_SCOPE, back.now)
+
+
+@pytest.mark.parametrize(("outage_s", "settles_s"), [(30, 30), (60, 60), (1800, 60)])
+def test_after_an_outage_the_pool_settles_for_as_long_and_a_minute_at_most(outage_s: float, settles_s: float) -> None:
+    back = away_for(outage_s, drone("kit-ab12-1", S.BOOTING, age_s=60))
+    (after,) = plan_of(back).breakers
+    assert after.until - back.now == settles_s
+
+
+def test_each_failure_in_a_row_backs_off_for_twice_as_long() -> None:
+    rule = BACKOFF_POLICIES[FaultKind.DOWN]
+    breaker, pauses = Breaker("topas"), []
+    for _ in range(rule.after + 3):
+        breaker = after_failure(breaker, DOWN, NOW)
+        if breaker.state is BreakerState.BANNED:
+            pauses.append(breaker.until - NOW)
+    assert pauses == [rule.base_s, 2 * rule.base_s, 4 * rule.base_s, 8 * rule.base_s]

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from provisioner import reasons
 from provisioner.model import (
     Breaker,
     BreakerState,
@@ -21,24 +24,17 @@ from provisioner.model import (
     RemoteState,
     RequestKind,
     Reserve,
-    Snapshot,
 )
-from provisioner.planner.matching import Resources, count_fits_raw
+from provisioner.planner.capacity import stranded_gpus
+from provisioner.planner.context import check_views
+from provisioner.planner.matching import NO_RESOURCES, Resources, count_fits
 from provisioner.planner.owner import FreeResources
-from provisioner.planner.views import check_views
-from provisioner.reasons import Downtime, LimitReached, Probing, SiteFull, SiteQuota
-from tests.planner.scenes import A100, NOW, V100, drone, jobs, node, plan_of, snapshot, started, why
+from provisioner.reasons import GpusStranded
+from tests.planner.scenes import A100, NOW, V100, drone, jobs, node, plan_of, slot_of, snapshot, started, why, with_site
 
 MANY = jobs(waiting=50)
 ROOMY = {"max_drones": 100, "max_pending": 100, "max_starts_per_tick": 100}
 CPU = DroneType("topas", "cpu", 0, 8, 20480, 0, price=0.1)
-
-
-def _viewed(snap: Snapshot, **view: object) -> Snapshot:
-    """The same, with more in the view of topas."""
-    reading = snap.sites["topas"]
-    assert reading.view is not None
-    return replace(snap, sites={**snap.sites, "topas": replace(reading, view=replace(reading.view, **view))})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("most", [1, 3, 5])
@@ -47,7 +43,7 @@ def test_the_limit_of_a_type_holds_to_the_last_drone(most: int) -> None:
     kind = replace(A100, max_drones=most)
     plan = plan_of(snapshot(classes=[MANY], drones=there, types=(kind,), limits=ROOMY))
     assert len(plan.starts) == most - 1
-    assert why(plan, "class:small") == [LimitReached("max_drones", "topas/a100", most, most)]
+    assert why(plan, "class:small") == [reasons.LimitReached("max_drones", "topas/a100", most, most)]
 
 
 def test_strays_count_with_the_gpus_of_their_sites_largest_type() -> None:
@@ -78,7 +74,7 @@ def test_a_degraded_breaker_lets_one_drone_start_at_a_time() -> None:
         breaker = Breaker(scope, BreakerState.DEGRADED, NOW - 60, 2, 0.0, fault)
         plan = plan_of(snapshot(classes=[MANY], limits=ROOMY, breakers=[breaker]))
         assert len(plan.starts) == 1
-        assert why(plan, "class:small") == [Probing(scope)]
+        assert why(plan, "class:small") == [reasons.Probing(scope)]
 
 
 def test_a_probed_type_starts_no_other_while_its_probe_is_on_the_way() -> None:
@@ -95,32 +91,32 @@ def test_gpus_in_all_bind_gpu_types_only_and_types_that_are_not_configured_do_no
     small = jobs(waiting=9, id="cpu", gpu_milli=0)
     free = {"a100": 4, "v100": 4, "cpu": 6, "unheard-of": 3}
     snap = snapshot(classes=[MANY, small], types=(A100, V100, CPU), free=free, limits=ROOMY)
-    kinds = started(plan_of(_viewed(snap, free_gpu_milli=5000)))
+    kinds = started(plan_of(with_site(snap, free_gpu_milli=5000)))
     gpus = [kind for kind in kinds if kind != "topas/cpu"]
     assert (len(gpus), len(kinds) - len(gpus)) == (5, 6)
 
 
 def test_a_type_that_a_site_does_not_list_as_free_has_no_room_there() -> None:
     plan = plan_of(snapshot(classes=[MANY], free={"v100": 4}, limits=ROOMY))
-    assert plan.starts == () and why(plan, "class:small") == [SiteFull("topas/a100")]
+    assert plan.starts == () and why(plan, "class:small") == [reasons.SiteFull("topas/a100")]
 
 
 def test_a_quota_holds_to_the_last_drone_and_counts_what_was_asked_for_and_not_answered() -> None:
     asked = drone("kit-ab12-1", DroneState.REQUESTED, age_s=5.0)
     plan = plan_of(snapshot(classes=[MANY], quota={"a100": 3}, limits=ROOMY))
-    assert len(plan.starts) == 3 and why(plan, "class:small") == [SiteQuota("topas/a100")]
+    assert len(plan.starts) == 3 and why(plan, "class:small") == [reasons.SiteQuota("topas/a100")]
     plan = plan_of(snapshot(classes=[MANY], drones=[asked], quota={"a100": 3}, limits=ROOMY))
     assert len(plan.starts) == 2
 
 
 def test_a_downtime_that_has_begun_to_bind_is_told_with_the_time_that_is_left() -> None:
     def refusal(in_s: float) -> list[object]:
-        return why(plan_of(_viewed(snapshot(classes=[MANY], limits=ROOMY), downtime_at=NOW + in_s)), "class:small")
+        return why(plan_of(with_site(snapshot(classes=[MANY], limits=ROOMY), downtime_at=NOW + in_s)), "class:small")
 
-    assert refusal(300.0 + 1799.0) == [Downtime("topas", NOW + 2099.0, 1799.0, 1800.0)]
-    assert refusal(300.0) == [Downtime("topas", NOW + 300.0, 0.0, 1800.0)]
-    assert refusal(100.0) == [Downtime("topas", NOW + 100.0, 0.0, 1800.0)], "never less than no time"
-    assert not any(isinstance(each, Downtime) for each in refusal(300.0 + 1800.0))
+    assert refusal(300.0 + 1799.0) == [reasons.Downtime("topas", NOW + 2099.0, 1799.0, 1800.0)]
+    assert refusal(300.0) == [reasons.Downtime("topas", NOW + 300.0, 0.0, 1800.0)]
+    assert refusal(100.0) == [reasons.Downtime("topas", NOW + 100.0, 0.0, 1800.0)], "never less than no time"
+    assert not any(isinstance(each, reasons.Downtime) for each in refusal(300.0 + 1800.0))
 
 
 # ---------------------------------------------------------------------------------------------------- nodes and amounts
@@ -158,14 +154,16 @@ def test_the_disk_that_free_gpus_keep_is_kept_where_it_is_told() -> None:
 
 
 def test_amounts_that_are_not_asked_for_do_not_bind() -> None:
-    assert count_fits_raw(0, 1, 0, 0, 0, 5, 0, 0) == 5
-    assert count_fits_raw(0, 0, 7, 0, 0, 0, 20, 0) == 2
-    assert count_fits_raw(0, 0, 0, 7, 0, 0, 0, 20) == 2
-    assert count_fits_raw(1000, 1, 1, 1, 3000, 2, 2, 9) == 2
-    assert count_fits_raw(1000, 1, 1, 1, 3000, 2, 9, 1) == 1
-    assert count_fits_raw(0, 0, -5, 0, 4000, 9, 9, 9) == 0, "less than nothing is nothing"
-    assert count_fits_raw(1000, -1, -5, -5, 4000, 0, 0, 0) == 4
-    assert count_fits_raw(500, 0, 0, 0, 1700, 0, 0, 0) == 3, "two on the one device that is free, one on the rest"
+    assert count_fits(Resources(0, 1, 0, 0), Resources(0, 5, 0, 0)) == 5
+    assert count_fits(Resources(0, 0, 7, 0), Resources(0, 0, 20, 0)) == 2
+    assert count_fits(Resources(0, 0, 0, 7), Resources(0, 0, 0, 20)) == 2
+    assert count_fits(Resources(1000, 1, 1, 1), Resources(3000, 2, 2, 9)) == 2
+    assert count_fits(Resources(1000, 1, 1, 1), Resources(3000, 2, 9, 1)) == 1
+    assert count_fits(Resources(0, 0, -5, 0), Resources(4000, 9, 9, 9)) == 0, "less than nothing is nothing"
+    assert count_fits(Resources(1000, -1, -5, -5), Resources(4000, 0, 0, 0)) == 4
+    assert count_fits(Resources(500, 0, 0, 0), Resources(1700, 0, 0, 0)) == 3, (
+        "two on the one device that is free, one on the rest"
+    )
     assert Resources(1, 2, 3, 4).plus(Resources(10, 20, 30, 40)) == Resources(11, 22, 33, 44)
     assert Resources(1, 2, 3, 4).plus(Resources(1, 1, 1, 1), -2) == Resources(-1, 0, 1, 2)
 
@@ -187,9 +185,9 @@ def test_settled_drones_count_against_every_limit() -> None:
 
 def test_what_binds_at_a_full_site_is_told_as_the_site_tells_it() -> None:
     full = snapshot(classes=[MANY], free={"a100": 0}, limits=ROOMY)
-    assert why(plan_of(full), "class:small") == [SiteFull("topas/a100")]
-    lacking = _viewed(full, lacks={"a100": "memory"})
-    assert why(plan_of(lacking), "class:small") == [SiteFull("topas/a100", "memory")]
+    assert why(plan_of(full), "class:small") == [reasons.SiteFull("topas/a100")]
+    lacking = with_site(full, lacks={"a100": "memory"})
+    assert why(plan_of(lacking), "class:small") == [reasons.SiteFull("topas/a100", "memory")]
 
 
 def test_what_one_type_takes_of_free_places_all_others_lose_in_proportion() -> None:
@@ -200,3 +198,185 @@ def test_what_one_type_takes_of_free_places_all_others_lose_in_proportion() -> N
     queued = [drone(f"kit-ab12-{n}", DroneState.SUBMITTED, V100) for n in range(1, 5)]
     snap = snapshot(classes=[MANY], drones=queued, types=(A100, V100), free={"a100": 4, "v100": 8}, limits=ROOMY)
     assert len(started(plan_of(snap))) <= 4
+
+
+# ------------------------------------------------------ How often one amount goes into another, and what blocking keeps
+
+
+KEPT = Resources(0, 8, 20480)
+
+
+def test_the_binding_dimension_decides() -> None:
+    assert count_fits(Resources(1000, 8, 20480), Resources(8000, 192, 1048576)) == 8
+    assert count_fits(Resources(1000, 8, 20480), Resources(8000, 60, 1048576)) == 7
+    assert count_fits(Resources(1000, 8, 204800), Resources(8000, 192, 1048576)) == 5
+    assert count_fits(Resources(0, 4, 1024), Resources(8000, 192, 1048576)) == 48
+
+
+def test_cpu_work_gets_the_rest_and_never_the_reserve() -> None:
+    """The table of a real pool: 192 CPUs, 8 free GPUs that keep 8 each: 32 jobs of 4 CPUs, not 48."""
+    node = Resources(8000, 192, 1048576)
+    assert count_fits(Resources(0, 4, 1024), node, KEPT) == 32
+    assert count_fits(Resources(0, 1, 102400), node, KEPT) == 8
+    assert count_fits(Resources(0, 4, 1024), Resources(0, 192, 1048576), KEPT) == 48, (
+        "no GPU is free, so nothing is kept"
+    )
+
+
+def test_a_gpu_job_that_takes_its_share_is_not_held_up_and_a_greedy_one_is() -> None:
+    node = Resources(8000, 192, 1048576)
+    assert count_fits(Resources(1000, 8, 20480), node, KEPT) == 8
+    assert count_fits(Resources(1000, 136, 20480), node, KEPT) == 1
+    assert count_fits(Resources(1000, 137, 20480), node, KEPT) == 0
+
+
+def test_where_others_have_eaten_the_reserve_gpu_jobs_take_what_is_left() -> None:
+    assert count_fits(Resources(1000, 8, 20480), Resources(8000, 20, 1048576), KEPT) == 2
+
+
+def test_a_share_lies_on_one_gpu() -> None:
+    assert count_fits(Resources(400, 1, 1), Resources(2000, 99, 99)) == 4
+    assert count_fits(Resources(), Resources(2000, 99, 99)) == 0, "what asks for nothing goes into nothing"
+
+
+AMOUNTS = st.builds(
+    Resources, st.sampled_from([0, 1000, 2000]), st.integers(0, 12), st.integers(0, 3), st.integers(0, 2)
+)
+
+
+@given(AMOUNTS, st.builds(Resources, st.sampled_from([0, 1000, 4000]), *[st.integers(0, 40)] * 3), AMOUNTS)
+def test_it_is_the_largest_number_that_leaves_every_free_gpu_its_share(
+    each: Resources, free: Resources, kept: Resources
+) -> None:
+    kept = kept._replace(gpu_milli=0)
+
+    def fits(n: int) -> bool:
+        left = free.plus(each, -n)
+        enough = min(left) >= 0
+        for need, there, keep in zip(each[1:], left[1:], kept[1:], strict=True):
+            eats = need * 1000 - keep * each.gpu_milli > 0
+            if eats and free.gpu_milli and there * 1000 < keep * left.gpu_milli:
+                return False
+        return enough
+
+    if each == NO_RESOURCES:
+        return
+    most = count_fits(each, free, kept)
+    assert most == 0 or fits(most)
+    assert not fits(most + 1)
+
+
+# ------------ Free GPUs beside which too little is left: what is short, on how many nodes, and how much is left at most
+
+
+KIND = DroneType("topas", "a100", 2000, 8, 20480, 1024)
+ENOUGH = {"free_gpus": 2, "free_cpus": 8, "free_gib": 20}
+
+
+def of(name: str, disk: int = 0, free_disk: int = 0, **free: int) -> Node:
+    return replace(node(name, 8, **ENOUGH | free), disk_mib=disk, free_disk_mib=free_disk)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "short"),
+    [
+        ([], None),
+        ([of("n1")], None),
+        ([of("n1", free_cpus=7)], ("cpus", 8, 1, 2.0, 7)),
+        ([of("n1", free_gib=19)], ("memory", 20480, 1, 2.0, 19 * 1024)),
+        ([of("n1", disk=9999, free_disk=1024)], None),
+        ([of("n1", disk=9999, free_disk=1023)], ("disk", 1024, 1, 2.0, 1023)),
+        ([of("n1", free_cpus=7), of("n2")], None),
+        ([of("n1", free_gpus=1), of("n2", free_cpus=7)], ("cpus", 8, 1, 2.0, 7)),
+        ([of("n1", free_gpus=1, free_cpus=0)], None),
+        ([of("n1", free_cpus=3), of("n2", free_cpus=5, free_gpus=5)], ("cpus", 8, 2, 7.0, 5)),
+        (
+            [of("n1", free_cpus=3), of("n2", free_cpus=5), of("n3", free_gib=1, free_gpus=5)],
+            ("memory", 20480, 1, 5.0, 1024),
+        ),
+        ([replace(of("n1", free_cpus=3), types=("v100",)), of("n2", free_gib=1)], ("memory", 20480, 1, 2.0, 1024)),
+    ],
+)
+def test_what_is_short_on_most_free_gpus_is_told(
+    nodes: list[Node], short: tuple[str, int, int, float, int] | None
+) -> None:
+    expected = None
+    if short is not None:
+        dimension, wanted, count, gpus, free = short
+        expected = GpusStranded(KIND.key, count, gpus, dimension, wanted, free)
+    assert stranded_gpus(KIND, nodes) == expected
+
+
+def test_a_type_without_gpus_strands_none() -> None:
+    assert stranded_gpus(replace(KIND, gpu_milli=0), [of("n1", free_cpus=0)]) is None
+
+
+# -------------- Jobs of several GPUs get one drone on one node; drones of whole nodes hold many jobs; starts are ramped
+
+
+SIX = replace(A100, name="six", gpu_milli=6000, cpus=48, memory_mib=6 * 20480)
+WHOLE = replace(A100, name="whole", gpu_milli=8000, cpus=64, memory_mib=8 * 20480)
+LARGE = jobs(gpu_milli=6000, cpus=48, memory_mib=6 * 20480, id="large")
+BOTH = ("a100", "six")
+
+
+def test_a_job_of_six_gpus_gets_one_drone_of_six_and_not_six_of_one() -> None:
+    assert started(plan_of(snapshot(classes=[LARGE], types=(A100, SIX)))) == [SIX.key]
+
+
+def test_free_gpus_on_several_nodes_are_no_place_for_it() -> None:
+    halves = [node(f"n{n}", 8, kinds=BOTH, free_gpus=5) for n in range(4)]
+    plan = plan_of(snapshot(classes=[LARGE], types=(SIX, A100), nodes=halves))
+    assert plan.starts == ()
+    assert why(plan, "class:large") == [reasons.SiteFull(SIX.key)]
+
+
+def test_eight_of_them_take_a_node_each_and_small_jobs_what_these_leave() -> None:
+    nodes = [node(f"n{n}", 8, kinds=BOTH) for n in range(8)]
+    classes = [jobs(waiting=20), replace(LARGE, waiting=8)]
+    plan = plan_of(
+        snapshot(
+            classes=classes,
+            types=(A100, SIX),
+            nodes=nodes,
+            limits={"max_drones": 100, "max_pending": 100, "max_starts_per_tick": 100},
+        )
+    )
+    assert started(plan).count(SIX.key) == 8, "the hardest to place comes first"
+    assert started(plan).count(A100.key) == 2 * 8, "what is left beside them, and no more"
+
+
+def test_small_drones_leave_whole_nodes_whole() -> None:
+    # one node is half full: four small drones that are not there yet are promised room on that one
+    used, empty = node("n1", 8, kinds=BOTH, free_gpus=4), node("n2", 8, kinds=BOTH)
+    coming = [drone(f"d-{n}", DroneState.SUBMITTED) for n in range(4)]
+    plan = plan_of(snapshot(classes=[LARGE], types=(A100, SIX), drones=coming, nodes=[used, empty]))
+    assert started(plan) == [SIX.key]
+
+
+def test_one_drone_of_a_whole_node_holds_many_jobs() -> None:
+    kinds = (WHOLE,)
+    assert started(plan_of(snapshot(classes=[jobs(waiting=8)], types=kinds))) == [WHOLE.key]
+    assert started(plan_of(snapshot(classes=[jobs(waiting=9)], types=kinds))) == [WHOLE.key] * 2
+    mixed = [jobs(waiting=2, gpu_milli=2000, cpus=8, id="two"), jobs(waiting=4)]
+    assert started(plan_of(snapshot(classes=mixed, types=kinds))) == [WHOLE.key]
+
+
+def test_what_is_left_in_a_drone_of_a_whole_node_is_used_before_another_starts() -> None:
+    busy = drone("d-1", DroneState.BUSY, WHOLE)
+    slot = slot_of(busy, WHOLE, free_gpu_milli=3000, free_cpus=24, free_memory_mib=3 * 20480)
+    given = {"types": (WHOLE,), "drones": [busy], "slots": [slot]}
+    plan = plan_of(snapshot(classes=[jobs(waiting=3)], **given))  # type: ignore[arg-type]
+    assert plan.starts == ()
+    assert why(plan, "class:small") == [reasons.DemandCovered(3, 0)]
+    assert started(plan_of(snapshot(classes=[jobs(waiting=4)], **given))) == [WHOLE.key]  # type: ignore[arg-type]
+
+
+def test_the_ramp_of_a_site_counts_drones_and_says_so() -> None:
+    plan = plan_of(snapshot(classes=[jobs(waiting=50)], types=(A100,), limits={"max_starts_per_tick": 3}))
+    assert len(plan.starts) == 3
+    assert why(plan, "class:small") == [reasons.LimitReached("max_starts_per_tick", "topas", 3, 3)]
+    coming = [drone(f"d-{n}", DroneState.BOOTING) for n in range(4)]
+    plan = plan_of(snapshot(classes=[jobs(waiting=50)], drones=coming, limits={"max_pending": 5}))
+    assert len(plan.starts) == 1
+    assert why(plan, "class:small")[0] == reasons.LimitReached("max_pending", "topas", 5, 5)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from provisioner import reasons
 from provisioner.model import (
     Drone,
     DroneState,
@@ -25,18 +26,20 @@ from provisioner.model import (
     ReserveWhen,
 )
 from provisioner.planner.matching import Resources, count_fits
-from provisioner.reasons import (
-    EndedAtSite,
-    NothingFits,
-    OwnerWaits,
-    Preempted,
-    PreemptedForOwner,
-    PreemptionNotice,
-    ReserveKept,
-    ReserveReclaimed,
-    SiteFull,
+from tests.planner.scenes import (
+    A100,
+    NOW,
+    drone,
+    jobs,
+    node,
+    plan_of,
+    remote_of,
+    slot_of,
+    snapshot,
+    started,
+    why,
+    with_pool,
 )
-from tests.planner.scenes import A100, NOW, drone, jobs, node, plan_of, remote_of, slot_of, snapshot, started, why
 
 S = DroneState
 CPU = DroneType("topas", "cpu", 0, 8, 20480, 0)
@@ -83,7 +86,7 @@ def test_three_small_owner_jobs_cost_the_three_drones_with_the_least_work() -> N
     plan = told(two_full_nodes(), nodes=[FULL_1, FULL_2], claims=[claim(3)])
     assert preemptions(plan) == ["kit-ab12-0", "kit-ab12-1", "kit-ab12-2"]
     stop = plan.stops[0]
-    assert stop.reason == PreemptedForOwner(3, 30.0, "n1", 1.0, 5.0)
+    assert stop.reason == reasons.PreemptedForOwner(3, 30.0, "n1", 1.0, 5.0)
     assert (stop.drone.state, stop.drone.leaving, stop.drone.notice_at) == (S.STOPPING, S.PREEMPTED, NOW)
 
 
@@ -170,7 +173,7 @@ def test_while_room_is_made_nothing_starts_that_could_take_it_and_what_queues_th
         classes=[jobs(waiting=5)],
     )
     assert started(plan) == []
-    assert OwnerWaits("topas", 1, 6.0) in why(plan, "class:small")
+    assert reasons.OwnerWaits("topas", 1, 6.0) in why(plan, "class:small")
     assert "kit-ab12-20" in preemptions(plan)
 
 
@@ -186,7 +189,7 @@ def test_nothing_is_asked_for_where_nothing_is_free() -> None:
     """8 free GPUs, 12 jobs: 8 drones; what waits at the site counts as there."""
     plan = plan_of(snapshot(classes=[jobs(waiting=12)], nodes=[node("n1", 8)]))
     assert len(started(plan)) == 8
-    assert why(plan, "class:small") == [SiteFull("topas/a100")]
+    assert why(plan, "class:small") == [reasons.SiteFull("topas/a100")]
     waiting = [drone(f"kit-ab12-{i}", S.SUBMITTED, age_s=2) for i in range(5)]
     plan = plan_of(snapshot(classes=[jobs(waiting=12)], drones=waiting, nodes=[node("n1", 8)]))
     assert len(started(plan)) == 3
@@ -217,7 +220,7 @@ def test_cpu_drones_take_the_rest_of_a_gpu_node_and_never_the_reserve() -> None:
     """192 CPUs less 8 for each of 8 free GPUs: 128, so 16 CPU drones of 8."""
     plan = cpu_plan()
     assert started(plan) == [CPU.key] * 16
-    assert why(plan, "class:cpu-work") == [ReserveKept("topas/cpu", 8.0)]
+    assert why(plan, "class:cpu-work") == [reasons.ReserveKept("topas/cpu", 8.0)]
     assert not any(s.uses_reserve for s in plan.starts)
 
 
@@ -259,7 +262,7 @@ def test_and_taken_back_from_our_own_cpu_drones_when_a_gpu_job_waits(most: int, 
         )
     )
     assert preemptions(plan) == gone, "one for each job, those that lose least; none where more could not start anyway"
-    assert {s.reason for s in plan.stops} <= {ReserveReclaimed("n1")}
+    assert {s.reason for s in plan.stops} <= {reasons.ReserveReclaimed("n1")}
 
 
 def test_a_cpu_job_is_never_given_a_gpu_drone_nor_the_other_way_round() -> None:
@@ -281,7 +284,7 @@ def test_a_preemption_tells_notice_grace_and_the_work_that_was_lost() -> None:
     here = on("kit-ab12-1", "n1", worked_s=300, notice_at=NOW - 9)
     (move,) = preempted(here, (Eviction(here.id, "7.0", NOW - 1.5, 1000, 298.5),)).moves
     assert move.drone.state is S.PREEMPTED
-    assert move.reason == Preempted("evicted", 8.0, 30.0, 298.5, 1)
+    assert move.reason == reasons.Preempted("evicted", 8.0, 30.0, 298.5, 1)
     assert (move.drone.lost_gpu_s, move.drone.lost_jobs) == (298.5, 1)
 
 
@@ -302,8 +305,7 @@ def test_while_a_queue_does_not_answer_a_job_without_an_eviction_is_not_taken_fo
     end = RemoteEnd(EndKind.PREEMPTED, NOW - 1, None, "evicted")
     remote = RemoteDrone(here.id, RemoteState.ENDED, here.remote_id, end=end)
     whole = snapshot(drones=[here], slots=[], remotes=[remote], evictions=())
-    assert whole.overlay.view is not None
-    partial = replace(whole, overlay=replace(whole.overlay, view=replace(whole.overlay.view, unheard=("b",))))
+    partial = with_pool(whole, unheard=("b",))
     found = [plan_of(seen).moves[0].drone.lost_gpu_s for seen in (whole, partial)]
     assert found == [0.0, 299.0]
 
@@ -313,7 +315,7 @@ def test_the_sites_own_notice_is_news_once_and_such_a_drone_is_no_supply() -> No
     listed = replace(remote_of(here), notice_at=NOW - 4, node="n1")
     plan = plan_of(snapshot(drones=[here], remotes=[listed], classes=[jobs()], nodes=[node("n2", 8)]))
     (move,) = plan.moves
-    assert (move.reason, move.drone.notice_at) == (PreemptionNotice(""), NOW - 4)
+    assert (move.reason, move.drone.notice_at) == (reasons.PreemptionNotice(""), NOW - 4)
     assert len(started(plan)) == 1, "the idle drone will not take the job"
     again = plan_of(snapshot(drones=[move.drone], remotes=[listed]))
     assert again.moves == ()
@@ -327,7 +329,7 @@ def test_what_the_site_blames_backs_off_as_such() -> None:
     remote = RemoteDrone(here.id, RemoteState.ENDED, here.remote_id, end=end)
     plan = plan_of(snapshot(drones=[here], remotes=[remote]))
     (move,) = plan.moves
-    assert isinstance(move.reason, EndedAtSite) and move.reason.fault == "config"
+    assert isinstance(move.reason, reasons.EndedAtSite) and move.reason.fault == "config"
     (breaker,) = plan.breakers
     assert breaker.scope == "topas/a100" and breaker.fault is not None and breaker.fault.kind is FaultKind.CONFIG
 
@@ -400,7 +402,7 @@ def test_a_reserve_of_memory_alone_is_one_too() -> None:
     greedy = replace(jobs(), gpu_milli=1000, cpus=2, memory_mib=61440)
     assert started(plan_of(snapshot(types=(quad,), classes=[greedy], nodes=[node("n1", 8)]))) == []
     (reason,) = why(plan_of(snapshot(types=(quad,), classes=[greedy], nodes=[node("n1", 8)])), "class:small")
-    assert isinstance(reason, NothingFits) and reason.dimension == "memory"
+    assert isinstance(reason, reasons.NothingFits) and reason.dimension == "memory"
 
 
 # -------------------------------------------------------------------------------------------------- whatever it be
@@ -451,7 +453,7 @@ def test_every_plan_is_sound_and_nobody_leaves_in_vain(
         limits=limits,
     )
     plan = plan_of(snap)  # judged by the independent checker
-    gone = {s.drone.id for s in plan.stops if isinstance(s.reason, PreemptedForOwner)}
+    gone = {s.drone.id for s in plan.stops if isinstance(s.reason, reasons.PreemptedForOwner)}
     if len(claims) == 1:  # then how many jobs fit at best is a plain sum
         fitting = _fitting(nodes, drones, claims[0], gone, blocks)
         for one in gone:

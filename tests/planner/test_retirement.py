@@ -6,6 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from provisioner import reasons
+from provisioner.estimates import Estimates
+from provisioner.formatting import describe
 from provisioner.model import (
     Breaker,
     BreakerState,
@@ -22,27 +25,25 @@ from provisioner.model import (
     RemoteEnd,
     RemoteState,
     RequestKind,
+    SitePolicy,
     SlotState,
 )
-from provisioner.planner.retirement import CANCEL_AFTER_S
-from provisioner.reasons import (
-    DemandReturned,
-    DrainRefused,
-    DrainRepeated,
-    IdleTimeout,
-    LeftPool,
-    NotDraining,
-    OperatorRequested,
-    Orphan,
-    SeenAtSite,
-    StaleView,
-    StateTimeout,
-    TooManyUnhealthy,
-    TypeRemoved,
-    UnknownDrone,
-    Unneeded,
+from provisioner.planner.retirement import CANCEL_AFTER_S, MIN_IDLE_GAPS, idle_limit
+from provisioner.reasons import IdleTimeout
+from tests.planner.scenes import (
+    A100,
+    DOWN,
+    NOW,
+    V100,
+    drone,
+    jobs,
+    plan_of,
+    remote_of,
+    slot_of,
+    snapshot,
+    why,
+    with_pool,
 )
-from tests.planner.scenes import A100, DOWN, NOW, V100, drone, jobs, plan_of, remote_of, slot_of, snapshot, why
 
 S = DroneState
 
@@ -50,7 +51,7 @@ S = DroneState
 def test_an_idle_drone_leaves_after_its_time_out() -> None:
     plan = plan_of(snapshot(drones=[drone("kit-ab12-1", S.IDLE, age_s=612)]))
     (drain,) = plan.drains
-    assert drain.reason == IdleTimeout(612, 600, "time-out")
+    assert drain.reason == reasons.IdleTimeout(612, 600, "time-out")
     assert drain.mode is DrainMode.PEACEFUL
     assert (drain.drone.state, drain.drone.leaving) == (S.DRAINING, S.UNUSED)
 
@@ -89,7 +90,7 @@ def test_each_state_has_an_end(state: S, age_s: float, ends_as: S, more: dict[st
     slots = [slot_of(late, state=SlotState.CHECKING)] if state is S.JOINED else []
     plan = plan_of(snapshot(classes=[jobs(waiting=1)], drones=[late], slots=slots))
     (stop,) = plan.stops
-    assert isinstance(stop.reason, StateTimeout)
+    assert isinstance(stop.reason, reasons.StateTimeout)
     assert stop.reason.state == state.value
     assert (stop.drone.state, stop.drone.leaving) == (S.STOPPING, ends_as)
 
@@ -141,7 +142,7 @@ def test_drones_waiting_at_a_site_are_withdrawn_when_no_job_needs_them_any_more(
     assert not unneeded_for(CANCEL_AFTER_S - 1).acts
     plan = unneeded_for(CANCEL_AFTER_S)
     assert {s.drone.id for s in plan.stops} == {"kit-ab12-1", "kit-ab12-2", "kit-ab12-3"}
-    assert plan.stops[0].reason == Unneeded("queued")
+    assert plan.stops[0].reason == reasons.Unneeded("queued")
     assert plan.stops[0].drone.leaving is S.CANCELLED
 
 
@@ -155,7 +156,7 @@ def test_a_mark_does_not_hide_what_the_site_says() -> None:
     submitted = drone("kit-ab12-1", S.SUBMITTED)
     (move,) = plan_of(snapshot(drones=[submitted])).moves
     assert (move.was, move.drone.state, move.drone.idle_at) == (S.SUBMITTED, S.QUEUED, NOW)
-    assert isinstance(move.reason, SeenAtSite)
+    assert isinstance(move.reason, reasons.SeenAtSite)
 
 
 def test_while_the_pool_comes_to_itself_after_an_outage_nothing_queued_is_withdrawn() -> None:
@@ -171,7 +172,7 @@ def test_a_drone_that_checks_its_gpus_now_and_then_still_leaves_when_idle() -> N
     assert (checks.drone.state, checks.drone.idle_at) == (S.JOINED, NOW - 590)
     again = replace(snapshot(drones=[checks.drone], slots=[slot_of(idle)]), now=NOW + 20)
     (drain,) = plan_of(again).drains
-    assert drain.reason == IdleTimeout(610, 600, "time-out")
+    assert drain.reason == reasons.IdleTimeout(610, 600, "time-out")
 
 
 def test_the_time_of_its_first_check_is_not_idle_time() -> None:
@@ -198,7 +199,7 @@ def test_nothing_leaves_while_the_overlay_cannot_be_seen() -> None:
 def test_a_drone_that_fell_out_of_the_pool_is_ended_after_its_limit() -> None:
     away = drone("kit-ab12-1", S.IDLE, age_s=2000, unslotted_at=NOW - 301)
     (stop,) = plan_of(snapshot(drones=[away], slots=[])).stops
-    assert stop.reason == LeftPool(301, 300)
+    assert stop.reason == reasons.LeftPool(301, 300)
     assert stop.drone.leaving is S.LOST
 
 
@@ -207,13 +208,13 @@ def test_a_preempted_drone_that_its_site_put_back_into_the_queue_does_not_start_
     pending = RemoteDrone(back.id, RemoteState.PENDING, "r1", reason="preempted")
     (stop,) = plan_of(snapshot(classes=[jobs(waiting=1)], drones=[back], remotes=[pending], slots=[])).stops
     assert stop.drone.leaving is S.PREEMPTED
-    assert stop.reason == SeenAtSite("pending", "preempted")
+    assert stop.reason == reasons.SeenAtSite("pending", "preempted")
 
 
 def test_a_drone_of_a_type_that_is_no_longer_configured_drains() -> None:
     old = drone("kit-ab12-1", S.BUSY, V100)
     (drain,) = plan_of(snapshot(drones=[old], types=(A100,))).drains
-    assert drain.reason == TypeRemoved("topas/v100")
+    assert drain.reason == reasons.TypeRemoved("topas/v100")
 
 
 def test_an_empty_drone_that_did_not_follow_its_drain_is_stopped_by_its_site() -> None:
@@ -243,7 +244,7 @@ def test_a_refused_drain_of_an_idle_drone_becomes_a_stop_at_once() -> None:
     )
     refused = replace(stuck, drain_refusal="condor_drain: exit 1: not authorized")
     (stop,) = plan_of(snapshot(drones=[refused], slots=[slot_of(refused)])).stops
-    assert stop.reason == DrainRefused("", refused.drain_refusal), "the overlay refused, not the site"
+    assert stop.reason == reasons.DrainRefused("", refused.drain_refusal), "the overlay refused, not the site"
 
 
 @pytest.mark.parametrize("mode", [DrainMode.PEACEFUL, DrainMode.FAST])
@@ -259,7 +260,7 @@ def test_a_drain_without_effect_is_asked_for_again_ever_more_rarely(mode: DrainM
 
     assert again(20, 20) == []
     (first,) = again(31, 31)
-    assert (first.mode, first.reason) == (mode, DrainRepeated(31, "not authorized"))
+    assert (first.mode, first.reason) == (mode, reasons.DrainRepeated(31, "not authorized"))
     assert (first.drone.state, first.drone.since, first.drone.leaving) == (S.DRAINING, NOW - 31, S.CANCELLED)
     assert again(600, 100) == [] and len(again(600, 201)) == 1
     assert again(80_000, 599) == [] and len(again(80_000, 601)) == 1
@@ -279,7 +280,7 @@ def test_a_draining_drone_goes_back_into_service_when_jobs_wait_that_it_can_run(
     small = jobs(waiting=1, gpu_milli=500, cpus=1, memory_mib=1000)
     plan = plan_of(snapshot(classes=[small], drones=[half], slots=[slot]))
     (drain,) = plan.drains
-    assert (drain.mode, drain.reason) == (DrainMode.RESUME, DemandReturned("small", 1))
+    assert (drain.mode, drain.reason) == (DrainMode.RESUME, reasons.DemandReturned("small", 1))
     assert plan.starts == ()
 
 
@@ -293,13 +294,13 @@ def test_an_operator_may_drain_a_busy_drone_and_kill_one() -> None:
     plan = plan_of(snapshot(drones=there, requests=requests))
     assert [(d.drone.id, d.mode) for d in plan.drains] == [("kit-ab12-1", DrainMode.GRACEFUL)]
     assert [(s.drone.id, s.kill) for s in plan.stops] == [("kit-ab12-2", True)]
-    assert plan.drains[0].reason == OperatorRequested("anna", "broken fan")
+    assert plan.drains[0].reason == reasons.OperatorRequested("anna", "broken fan")
     assert plan.requests_done == (5, 5)
 
 
 def test_an_operator_who_names_an_unknown_drone_is_told() -> None:
     plan = plan_of(snapshot(requests=[ask(RequestKind.DRAIN, "kit-ab12-99")]))
-    assert why(plan, "drone:kit-ab12-99") == [UnknownDrone("kit-ab12-99")]
+    assert why(plan, "drone:kit-ab12-99") == [reasons.UnknownDrone("kit-ab12-99")]
 
 
 def test_a_drain_waits_for_an_overlay_that_cannot_be_asked() -> None:
@@ -307,7 +308,7 @@ def test_a_drain_waits_for_an_overlay_that_cannot_be_asked() -> None:
     plan = plan_of(snapshot(drones=[there], requests=[ask(RequestKind.DRAIN, there.id)], overlay_fault=DOWN))
     assert not plan.acts
     assert plan.requests_done == (), "it is not forgotten"
-    assert why(plan, f"drone:{there.id}") == [StaleView("overlay", 1.0, 120.0, "connection refused")]
+    assert why(plan, f"drone:{there.id}") == [reasons.StaleView("overlay", 1.0, 120.0, "connection refused")]
 
 
 def test_a_kill_needs_no_view_at_all() -> None:
@@ -339,22 +340,22 @@ def test_the_record_of_a_drone_whose_site_is_no_longer_configured_ends_by_a_kill
     sites = {name: policy for name, policy in snap.policy.sites.items() if name != "topas"}
     (move,) = plan_of(replace(snap, policy=replace(snap.policy, sites=sites), sites={}, types=())).moves
     assert (move.was, move.drone.state) == (S.BUSY, S.LOST)
-    assert move.reason == OperatorRequested("anna", "broken fan")
+    assert move.reason == reasons.OperatorRequested("anna", "broken fan")
 
 
 def test_while_the_brake_is_on_a_person_may_still_act_and_so_end_the_trouble() -> None:
     ill = [drone(f"kit-ab12-{i}", S.BUSY, unslotted_at=NOW - 400) for i in range(5)]
     plan = plan_of(snapshot(drones=ill, slots=[], requests=[ask(RequestKind.KILL, *(d.id for d in ill))]))
     assert len(plan.stops) == 5
-    assert why(plan, "all") == [TooManyUnhealthy(5, 5, 0.2)]
+    assert why(plan, "all") == [reasons.TooManyUnhealthy(5, 5, 0.2)]
 
 
 def test_what_carries_our_tag_without_a_record_is_stopped() -> None:
     stray = RemoteDrone(DroneId("kit-old1-3"), RemoteState.RUNNING, "r3")
     (orphan,) = plan_of(snapshot(remotes=[stray])).orphans
-    assert (orphan.drone_id, orphan.remote_id, orphan.reason) == ("kit-old1-3", "r3", Orphan())
+    assert (orphan.drone_id, orphan.remote_id, orphan.reason) == ("kit-old1-3", "r3", reasons.Orphan())
     lost = replace(snapshot(remotes=[stray]), ended={stray.drone_id: S.LOST})
-    assert plan_of(lost).orphans[0].reason == Orphan("lost")
+    assert plan_of(lost).orphans[0].reason == reasons.Orphan("lost")
 
 
 def test_too_much_trouble_at_once_is_probably_ours() -> None:
@@ -363,7 +364,7 @@ def test_too_much_trouble_at_once_is_probably_ours() -> None:
     snap = snapshot(classes=[jobs(waiting=3)], drones=[*ill, *well], slots=[slot_of(d) for d in well])
     plan = plan_of(snap)
     assert not plan.acts
-    assert why(plan, "all") == [TooManyUnhealthy(5, 20, 0.2)]
+    assert why(plan, "all") == [reasons.TooManyUnhealthy(5, 20, 0.2)]
     calm = replace(snap, policy=replace(snap.policy, max_unhealthy_fraction=0.5))
     assert len(plan_of(calm).stops) == 5
 
@@ -393,7 +394,7 @@ def test_an_operator_takes_a_draining_drone_back_into_service_whoever_drained_it
     request = ask(RequestKind.DRAIN, drains.id, mode=DrainMode.RESUME)
     plan = plan_of(snapshot(drones=[drains], slots=[slot], requests=[request], limits={"stopping_s": 900}))
     (back,) = plan.drains
-    assert (back.mode, back.reason) == (DrainMode.RESUME, OperatorRequested("anna", "broken fan"))
+    assert (back.mode, back.reason) == (DrainMode.RESUME, reasons.OperatorRequested("anna", "broken fan"))
     assert (back.drone.state, back.drone.leaving, back.drone.asked_at) == (S.BUSY if working else S.IDLE, None, 0.0)
     assert plan.requests_done == (5,)
 
@@ -404,7 +405,7 @@ def test_an_operator_who_takes_back_what_does_not_drain_is_told(state: S) -> Non
     request = ask(RequestKind.DRAIN, there.id, mode=DrainMode.RESUME)
     plan = plan_of(snapshot(classes=[jobs(waiting=1)], drones=[there], requests=[request]))
     assert plan.leaves == ()
-    assert why(plan, "drone:kit-ab12-1") == [NotDraining("kit-ab12-1", state.value)]
+    assert why(plan, "drone:kit-ab12-1") == [reasons.NotDraining("kit-ab12-1", state.value)]
     assert plan.requests_done == (5,)
 
 
@@ -442,8 +443,61 @@ def test_a_job_that_ended_with_a_drained_drone_is_lost_only_if_the_queue_says_so
     )
     over = replace(remote_of(gone), state=RemoteState.ENDED, end=RemoteEnd(EndKind.EXITED, NOW - 1, exit_code))
     seen = snapshot(drones=[gone], slots=[], remotes=[over])
-    assert seen.overlay.view is not None
     told = (Eviction(gone.id, "1.0", NOW - 2, 1000, 300.0),) if evicted else ()
-    overlay = replace(seen.overlay, view=replace(seen.overlay.view, evictions=told))
-    (move,) = plan_of(replace(seen, overlay=overlay)).moves
+    (move,) = plan_of(with_pool(seen, evictions=told)).moves
     assert move.drone.state is becomes
+
+
+# ------------------------------------------------ How long an idle drone is kept, where another would take long to come
+
+
+@pytest.mark.parametrize(("came_s", "limit_s"), [(30, 600), (599, 600), (700, 700), (1800, 1800), (90000, 1800)])
+def test_a_drone_is_kept_as_long_as_another_would_take_to_come(came_s: float, limit_s: float) -> None:
+    idle = drone("kit-ab12-1", S.IDLE, started_at=NOW - 99999, joined_at=NOW - 99999 + came_s)
+    by = "slow-start" if limit_s > 600 else "time-out"
+    assert idle_limit(idle, Policy(idle_timeout_s=600)) == (limit_s, by)
+
+
+def test_of_one_of_which_nobody_knows_when_it_began_the_time_out_holds() -> None:
+    assert idle_limit(drone("kit-ab12-1", S.IDLE, joined_at=NOW - 50, started_at=0.0), Policy()).limit_s == 600
+
+
+def test_a_site_may_have_a_time_out_of_its_own() -> None:
+    policy = Policy(idle_timeout_s=600, sites={"topas": SitePolicy("topas", idle_timeout_s=60)})
+    assert idle_limit(drone("kit-ab12-1", S.IDLE), policy).limit_s == 60
+    assert policy.idle_timeout_at("horeka") == 600
+
+
+def test_it_leaves_then_and_the_reason_has_its_numbers() -> None:
+    slow = drone("kit-ab12-1", S.IDLE, started_at=NOW - 9000, joined_at=NOW - 8100, idle_at=NOW - 899)
+    assert plan_of(snapshot(drones=[slow])).drains == ()
+    late = drone("kit-ab12-1", S.IDLE, started_at=NOW - 9000, joined_at=NOW - 8100, idle_at=NOW - 901)
+    [drain] = plan_of(snapshot(drones=[late])).drains
+    assert drain.reason == IdleTimeout(901, 900, "slow-start")
+    own = drone("kit-ab12-1", S.IDLE, idle_at=NOW - 61)
+    [drain] = plan_of(snapshot(drones=[own], limits={"idle_timeout_s": 60.0})).drains
+    assert drain.reason == IdleTimeout(61, 60, "time-out")
+
+
+def test_what_was_learned_shortens_the_time_out_and_says_so() -> None:
+    idle, policy = drone("kit-ab12-1", S.IDLE, idle_at=NOW - 31), Policy(idle_timeout_s=600)
+    few, many = (Estimates(idle_s={"topas": 26.0}, gaps={"topas": gaps}) for gaps in (MIN_IDLE_GAPS - 1, MIN_IDLE_GAPS))
+    assert idle_limit(idle, policy, few) == (26.0, "start-cost")
+    assert idle_limit(idle, policy, many) == (26.0, "gaps")
+    assert idle_limit(idle, policy, Estimates(idle_s={"topas": 9000.0})) == (600.0, "time-out")
+    [drain] = plan_of(replace(snapshot(drones=[idle]), estimates=few)).drains
+    assert drain.reason == IdleTimeout(31, 26, "start-cost")
+    assert describe(drain.reason) == (
+        "idle 31 s > 26 s, what another start costs at its site, learned from the drones that came there"
+    )
+
+
+@pytest.mark.parametrize("own", [True, None])
+def test_a_fixed_time_out_is_neither_shortened_nor_lengthened(own: bool | None) -> None:
+    estimates = Estimates(idle_s={"topas": 26.0})
+    policy = Policy(idle_timeout_s=600, idle_fixed=own is None, sites={"topas": SitePolicy("topas", idle_fixed=own)})
+    for came_s in (30, 900):
+        idle = drone("kit-ab12-1", S.IDLE, started_at=NOW - 9999, joined_at=NOW - 9999 + came_s)
+        assert idle_limit(idle, policy, estimates) == (600.0, "fixed")
+    loose = replace(policy, idle_fixed=True, sites={"topas": SitePolicy("topas", idle_fixed=False)})
+    assert idle_limit(drone("kit-ab12-1"), loose, estimates).by == "start-cost"

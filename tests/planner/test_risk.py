@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from provisioner import reasons
 from provisioner.estimates import HORIZONS_S, Estimates, OwnerGrowth, StartDelays, mean_run_s, run_keys
 from provisioner.model import (
     Breaker,
@@ -18,6 +19,7 @@ from provisioner.model import (
     DroneId,
     DroneState,
     FaultKind,
+    JobClass,
     OwnerLoad,
     Plan,
     Policy,
@@ -28,9 +30,30 @@ from provisioner.model import (
     Snapshot,
 )
 from provisioner.planner.retirement import idle_limit
-from provisioner.planner.risk import DRAIN_LOSS_FACTOR, accepted_loss, expected_loss, expected_loss_at_rate
-from provisioner.reasons import AwaitingCheaperType, DrainAtRisk, ExistingDronesSuffice, OwnerRisk
-from tests.planner.scenes import A100, DOWN, NOW, SMALL, drone, jobs, plan_of, slot_of, snapshot, why
+from provisioner.planner.risk import (
+    DRAIN_LOSS_FACTOR,
+    MAX_EXCLUSION_CHARS,
+    accepted_loss,
+    expected_loss,
+    expected_loss_at_rate,
+    is_excluded,
+)
+from provisioner.planner.validation import validate_plan
+from provisioner.reasons import DemandCovered
+from tests.planner.scenes import (
+    A100,
+    DOWN,
+    NOW,
+    SMALL,
+    drone,
+    jobs,
+    plan_of,
+    slot_of,
+    snapshot,
+    why,
+    with_pool,
+    with_site,
+)
 
 HOUR_S = 3600.0
 CALM = OwnerGrowth(tuple((0,) * 100 for _ in HORIZONS_S))
@@ -75,10 +98,13 @@ def world(estimates: Estimates, *, free: int, waited_s: float = 60.0, waiting: i
     made = snapshot(
         classes=[jobs(waiting=waiting, oldest_at=NOW - waited_s)], types=types, free={"a100": 100}, limits=LIMITS
     )
-    topas = made.sites["topas"]
-    assert topas.view is not None
-    view = replace(topas.view, free={"a100": free}, free_gpu_milli=1000 * free, owner_runs=OwnerLoad())
-    return replace(made, sites={**made.sites, "topas": replace(topas, view=view)}, estimates=estimates)
+    made = with_site(made, free={"a100": free}, free_gpu_milli=1000 * free, owner_runs=OwnerLoad())
+    return replace(made, estimates=estimates)
+
+
+def size_key(owner: str) -> str:
+    """The key of the run times of a user's jobs of the size of SMALL."""
+    return run_keys(owner, SMALL.gpu_milli, SMALL.cpus, SMALL.memory_mib)[0]
 
 
 def at(site: str, plan: Plan) -> int:
@@ -98,7 +124,7 @@ def test_the_last_gpus_before_an_owner_who_comes_back_are_left_to_him_and_the_re
 
 
 def test_the_longer_jobs_have_waited_the_more_risk_is_taken() -> None:
-    mine, _, _ = run_keys(SMALL.owner, SMALL.gpu_milli, SMALL.cpus, SMALL.memory_mib)
+    mine = size_key(SMALL.owner)
     estimates = Estimates(rises={"topas": BUSY}, runs={mine: (4 * HOUR_S,)})
     soon, late, very_late = (
         at("topas", plan_of(world(estimates, free=30, waited_s=waited_s, waiting=30)))
@@ -115,7 +141,7 @@ def test_of_long_jobs_a_smaller_share_and_a_larger_amount_may_be_lost() -> None:
 
 
 def test_long_jobs_take_less_risk_than_short_ones() -> None:
-    mine, _, _ = run_keys(SMALL.owner, SMALL.gpu_milli, SMALL.cpus, SMALL.memory_mib)
+    mine = size_key(SMALL.owner)
     short, long = (
         at("topas", plan_of(world(Estimates(rises={"topas": BUSY}, runs={mine: (run_s,)}), free=20, waiting=20)))
         for run_s in (600.0, 20 * HOUR_S)
@@ -137,10 +163,9 @@ def test_a_site_that_tells_no_owner_is_judged_by_how_often_it_took_places_back()
 def test_what_is_held_back_for_an_owner_is_said() -> None:
     estimates = Estimates(taken_per_s={"topas": 1 / HOUR_S})
     made = world(estimates, free=10)
-    full = replace(made.sites["horeka"], view=replace(made.sites["horeka"].view, free={"a100": 0}))  # type: ignore[type-var]
-    plan = plan_of(replace(made, sites={**made.sites, "horeka": full}))
+    plan = plan_of(with_site(made, "horeka", free={"a100": 0}))
     assert plan.starts == ()
-    assert [type(r) for r in why(plan, "class:small")] == [OwnerRisk]
+    assert [type(r) for r in why(plan, "class:small")] == [reasons.OwnerRisk]
 
 
 # ------------------------------------------------------------------------------------------- drones that are exposed
@@ -166,16 +191,9 @@ def staffed(
         )
         for n in range(20)
     }
-    view, topas = made.overlay.view, made.sites["topas"]
-    assert view is not None and topas.view is not None
     slots = tuple(Slot(each, SlotState.BUSY, NOW, jobs=1, jobs_started=1) for each in drones)
     there = {each: RemoteDrone(each, RemoteState.RUNNING) for each in drones}
-    return replace(
-        made,
-        drones=drones,
-        overlay=replace(made.overlay, view=replace(view, slots=slots)),
-        sites={**made.sites, "topas": replace(topas, view=replace(topas.view, drones=there))},
-    )
+    return with_site(with_pool(replace(made, drones=drones), slots=slots), drones=there)
 
 
 def leaves(plan: Plan) -> list[DroneId]:
@@ -183,17 +201,17 @@ def leaves(plan: Plan) -> list[DroneId]:
     return [drain.drone.id for drain in plan.drains]
 
 
-LONG, _, _ = run_keys(SMALL.owner, SMALL.gpu_milli, SMALL.cpus, SMALL.memory_mib)
+LONG = size_key(SMALL.owner)
 NEAR = Estimates(rises={"topas": BUSY}, runs={LONG: (4 * HOUR_S,)})
 
 
 def test_drones_before_an_owner_who_is_near_end_their_job_and_take_no_more_the_newest_first() -> None:
     plan = plan_of(staffed(NEAR))
-    assert leaves(plan) and all(type(drain.reason) is DrainAtRisk for drain in plan.drains)
+    assert leaves(plan) and all(type(drain.reason) is reasons.DrainAtRisk for drain in plan.drains)
     assert sorted(leaves(plan), key=lambda each: int(each[2:])) == [f"d-{n}" for n in range(20 - len(leaves(plan)), 20)]
     assert len(leaves(plan)) < 20, "the oldest have the others before them"
     first = plan.drains[0].reason
-    assert isinstance(first, DrainAtRisk) and first.lost > DRAIN_LOSS_FACTOR * first.tolerated
+    assert isinstance(first, reasons.DrainAtRisk) and first.lost > DRAIN_LOSS_FACTOR * first.tolerated
 
 
 def test_where_the_owner_is_far_or_nothing_waits_or_there_is_no_safer_place_all_stay() -> None:
@@ -209,8 +227,8 @@ def test_the_longer_jobs_have_waited_the_fewer_leave_and_a_preempted_job_began_a
     made = staffed(NEAR, waited_s=6 * HOUR_S)
     view = made.overlay.view
     assert view is not None
-    back = replace(view, classes=tuple(replace(job, idle_at=NOW) for job in view.classes))
-    assert len(leaves(plan_of(replace(made, overlay=replace(made.overlay, view=back))))) == fresh
+    back = with_pool(made, classes=tuple(replace(job, idle_at=NOW) for job in view.classes))
+    assert len(leaves(plan_of(back))) == fresh
 
 
 def newest_leaves(made: Snapshot) -> Snapshot:
@@ -224,9 +242,7 @@ def newest_leaves(made: Snapshot) -> Snapshot:
         else s
         for s in view.slots
     )
-    return replace(
-        made, drones={**made.drones, drone.id: drone}, overlay=replace(made.overlay, view=replace(view, slots=slots))
-    )
+    return with_pool(replace(made, drones={**made.drones, drone.id: drone}), slots=slots)
 
 
 def taken_back(plan: Plan) -> list[DroneId]:
@@ -236,8 +252,7 @@ def taken_back(plan: Plan) -> list[DroneId]:
 def test_one_that_leaves_for_this_is_taken_back_only_where_it_stands_safely_again() -> None:
     def with_one_leaving(estimates: Estimates) -> Plan:
         made = newest_leaves(staffed(estimates))
-        full = replace(made.sites["horeka"], view=replace(made.sites["horeka"].view, free={"a100": 0}))  # type: ignore[type-var]
-        return plan_of(replace(made, sites={**made.sites, "horeka": full}))
+        return plan_of(with_site(made, "horeka", free={"a100": 0}))
 
     assert taken_back(with_one_leaving(NEAR)) == []
     assert taken_back(with_one_leaving(replace(NEAR, rises={"topas": CALM}))) == ["d-19"]
@@ -280,7 +295,9 @@ HOW = ("stale", "faulted", "downtime", "disabled", "full by its limit", "blocked
 def test_none_is_told_to_take_no_more_where_others_are_started_for_the_same_jobs(how: str, free: int) -> None:
     plan = plan_of(crippled(staffed(NEAR, waiting=10, free=free), how))
     assert at("topas", plan) == free or not free
-    assert not [drain for drain in plan.drains if isinstance(drain.reason, DrainAtRisk)], "there is no safer place"
+    assert not [drain for drain in plan.drains if isinstance(drain.reason, reasons.DrainAtRisk)], (
+        "there is no safer place"
+    )
 
 
 def test_drones_that_boot_stand_before_those_that_have_come() -> None:
@@ -293,9 +310,7 @@ def test_drones_that_boot_stand_before_those_that_have_come() -> None:
     view = made.overlay.view
     assert view is not None
     slots = tuple(slot for slot in view.slots if slot.drone_id not in booting)
-    ramp = replace(
-        made, drones={**made.drones, **booting}, overlay=replace(made.overlay, view=replace(view, slots=slots))
-    )
+    ramp = with_pool(replace(made, drones={**made.drones, **booting}), slots=slots)
     assert leaves(plan_of(ramp)) == [each for each in leaves(plan_of(made)) if each not in booting]
 
 
@@ -317,7 +332,7 @@ def dear(waited_s: float, waiting: int = 1) -> Snapshot:
 def test_a_dear_start_is_made_once_waiting_has_cost_as_much() -> None:
     assert at("topas", plan_of(dear(399.0))) == 0
     assert at("topas", plan_of(dear(401.0))) == 1
-    assert why(plan_of(dear(100.0)), "class:small") == [AwaitingCheaperType(TOPAS.key, 100.0, 400.0)]
+    assert why(plan_of(dear(100.0)), "class:small") == [reasons.AwaitingCheaperType(TOPAS.key, 100.0, 400.0)]
 
 
 def test_many_jobs_wait_for_a_dear_start_only_shortly() -> None:
@@ -333,15 +348,15 @@ def test_where_waiting_is_worth_nothing_told_all_start_at_once() -> None:
 
 
 def test_jobs_of_seconds_are_served_one_after_the_other() -> None:
-    mine, _, _ = run_keys(SMALL.owner, SMALL.gpu_milli, SMALL.cpus, SMALL.memory_mib)
+    mine = size_key(SMALL.owner)
     made = world(Estimates(runs={mine: (30.0,)}), free=100, waiting=40, safe=False)
     plan = plan_of(made)
     assert len(plan.starts) == 4  # 40 of half a minute are 20 minutes of work, and each drone should have five
-    assert why(plan, "class:small")[0] == ExistingDronesSuffice(30.0, 0)
+    assert why(plan, "class:small")[0] == reasons.ExistingDronesSuffice(30.0, 0)
 
 
 def test_a_job_that_has_waited_for_long_gets_its_drone_however_short_it_is() -> None:
-    mine, _, _ = run_keys(SMALL.owner, SMALL.gpu_milli, SMALL.cpus, SMALL.memory_mib)
+    mine = size_key(SMALL.owner)
     estimates = Estimates(runs={mine: (1.0,)})
     busy = jobs(waiting=1, running=9, oldest_at=NOW - 60.0)
     ours = drone("kit-ab12-1", DroneState.BUSY)
@@ -358,14 +373,14 @@ def test_a_job_that_has_waited_for_long_gets_its_drone_however_short_it_is() -> 
 
 def test_jobs_that_seem_to_run_on_drones_that_are_gone_are_no_supply() -> None:
     """A drone was killed; the queue counts its jobs as running until their lease ends, and new ones waited for them."""
-    mine, _, _ = run_keys(SMALL.owner, SMALL.gpu_milli, SMALL.cpus, SMALL.memory_mib)
+    mine = size_key(SMALL.owner)
     estimates = Estimates(runs={mine: (60.0,)})
     job = jobs(waiting=3, running=3, oldest_at=NOW - 30.0)
     dead = drone("kit-ab12-1", DroneState.BUSY)
     for slots in ([], [slot_of(dead, jobs=3)]):
         made = replace(snapshot(classes=[job], slots=slots), estimates=estimates)
         assert len(plan_of(made).starts) == 1
-        assert why(plan_of(made), "class:small")[0] == ExistingDronesSuffice(60.0, 0)
+        assert why(plan_of(made), "class:small")[0] == reasons.ExistingDronesSuffice(60.0, 0)
 
 
 def test_only_jobs_that_may_be_of_the_class_serve_it() -> None:
@@ -407,3 +422,120 @@ def test_the_idle_time_out_is_what_would_have_cost_least_and_at_most_what_is_con
     assert idle_limit(drone, policy, Estimates(idle_s={"topas": 60.0})).limit_s == 60.0
     assert idle_limit(drone, policy, Estimates(idle_s={"topas": 900.0})).limit_s == 300.0
     assert idle_limit(drone, policy, Estimates(idle_s={"horeka": 60.0})).limit_s == 300.0
+
+
+# --------------------------------------------------------------------- Whose jobs a drone before an owner does not take
+
+
+def of(owner: str, *, waiting: int = 3, waited_s: float = 60.0) -> JobClass:
+    return replace(jobs(waiting=waiting, oldest_at=NOW - waited_s), id=owner or "nobody", owner=owner)
+
+
+def world_excluded(
+    *classes: JobClass, drones: tuple[Drone, ...] = (), calm: bool = False, safe: bool = True, free: int = 20
+) -> Snapshot:
+    """TOpAS has GPUs free and an owner; HoreKa, dearer, is full. Jobs of "long" run for a day, all others for
+    ten minutes."""
+    made = snapshot(
+        classes=classes, drones=drones, types=(TOPAS, HPC) if safe else (TOPAS,), free={"a100": 0}, limits=LIMITS
+    )
+    made = with_site(made, free={"a100": free}, free_gpu_milli=1000 * free, owner_runs=OwnerLoad())
+    long = size_key("long")
+    estimates = Estimates(rises={"topas": CALM if calm else BUSY}, runs={long: (24 * HOUR_S,), "": (600.0,)})
+    return replace(made, estimates=estimates)
+
+
+def avoided(made: Snapshot, owner: str) -> set[str]:
+    """By all drones that are started for a user's jobs."""
+    return {start.drone.avoids for start in plan_of(made).starts if start.drone.for_class == owner}
+
+
+def test_a_drone_for_short_jobs_takes_none_of_a_user_who_would_lose_too_much_there() -> None:
+    assert avoided(world_excluded(of("short"), of("long")), "short") == {"long"}
+
+
+def test_where_nothing_is_lost_or_nobody_waits_all_are_taken() -> None:
+    assert avoided(world_excluded(of("short"), of("long"), calm=True), "short") == {""}
+    assert avoided(world_excluded(of("short")), "short") == {""}
+    assert avoided(world_excluded(of("short"), of("long", waiting=0)), "short") == {""}
+    assert avoided(world_excluded(of("short"), of("other")), "short") == {""}
+
+
+def test_who_has_no_safer_place_to_wait_for_is_not_kept_out() -> None:
+    assert avoided(world_excluded(of("short"), of("long"), safe=False), "short") == {""}
+
+
+def test_who_has_waited_for_days_is_not_kept_out() -> None:
+    assert avoided(world_excluded(of("short"), of("long"), free=62), "short") == {"long"}
+    assert avoided(world_excluded(of("short"), of("long", waited_s=30 * 24 * HOUR_S), free=62), "short") == {""}
+
+
+def test_names_that_no_expression_could_hold_are_left_out() -> None:
+    odd = [replace(of("long"), id=f"odd-{n}", owner=name) for n, name in enumerate(('a"b', "x,y", "ü", "a b", ""))]
+    estimates = {size_key(j.owner): (24 * HOUR_S,) for j in odd}
+    made = world_excluded(of("short"), of("long"), *odd)
+    made = replace(made, estimates=replace(made.estimates, runs={**made.estimates.runs, **estimates}))
+    assert avoided(made, "short") == {"long"}
+
+
+def test_the_list_is_bounded() -> None:
+    many = [replace(of("long"), id=f"{n:03}", owner=f"{n:03}-{'x' * 40}") for n in range(150)]
+    estimates = {size_key(j.owner): (24 * HOUR_S,) for j in many}
+    made = world_excluded(of("short"), *many)
+    made = replace(made, estimates=replace(made.estimates, runs={**made.estimates.runs, **estimates}))
+    (found,) = avoided(made, "short")
+    assert MAX_EXCLUSION_CHARS - 50 < len(found) <= MAX_EXCLUSION_CHARS and found.split(",")[0] == many[0].owner
+
+
+def test_a_drone_is_no_supply_for_those_whom_it_avoids() -> None:
+    coming = tuple(drone(f"d-{n}", DroneState.BOOTING) for n in range(3))
+    plan = plan_of(world_excluded(of("other"), drones=coming))
+    assert not plan.starts
+    assert why(plan, "class:other") == [DemandCovered(3, 3)]
+    exclusions = tuple(replace(each, avoids="long,other") for each in coming)
+    plan = plan_of(world_excluded(of("other"), drones=exclusions))
+    assert len(plan.starts) == 3, "they need drones of their own"
+    plan = plan_of(world_excluded(of("short"), drones=exclusions))
+    assert not plan.starts, "and others do not"
+
+
+def test_within_one_decision_too() -> None:
+    """What is started for some is not counted for those whom it avoids."""
+    plan = plan_of(world_excluded(of("short", waiting=3), of("long", waiting=3, waited_s=120.0)))
+    assert len(plan.starts) == 3
+    assert not [r for r in plan.refusals if r.subject == "class:long" and isinstance(r.reason, DemandCovered)]
+
+
+def test_a_name_is_on_the_list_or_not() -> None:
+    assert is_excluded("long", "long") and is_excluded("long", "a,long,b")
+    assert not is_excluded("long", "") and not is_excluded("lon", "long") and not is_excluded("", "long")
+
+
+def test_the_checker_knows_who_cannot_use_his_own_drone() -> None:
+    made = world_excluded(of("short"), of("long"))
+    plan = plan_of(made)
+    start = plan.starts[0]
+    wrong = replace(plan, starts=(replace(start, drone=replace(start.drone, avoids="short")), *plan.starts[1:]))
+    (fault,) = validate_plan(made, wrong)
+    assert "avoids its user" in fault.text
+
+
+def of_user(made: Snapshot, avoids: str) -> Snapshot:
+    """The same with all jobs of one user, and drones that avoid some."""
+    assert made.overlay.view is not None
+    classes = tuple(replace(job, owner="long") for job in made.overlay.view.classes)
+    long = size_key("long")
+    drones = {each.id: replace(each, avoids=avoids) for each in made.drones.values()}
+    estimates = replace(made.estimates, runs={long: (4 * HOUR_S,)})
+    return with_pool(replace(made, drones=drones, estimates=estimates), classes=classes)
+
+
+def test_a_drone_that_avoids_who_is_next_need_not_leave_for_him() -> None:
+    assert leaves(plan_of(of_user(staffed(NEAR), "other")))
+    assert not leaves(plan_of(of_user(staffed(NEAR), "long")))
+
+
+@pytest.mark.parametrize(("avoids", "back"), [("other", [DroneId("d-19")]), ("long", [])])
+def test_a_drone_is_not_taken_back_for_those_whom_it_avoids(avoids: str, back: list[DroneId]) -> None:
+    made = newest_leaves(of_user(staffed(replace(NEAR, rises={"topas": CALM})), avoids))
+    assert taken_back(plan_of(made)) == back

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from provisioner import reasons
 from provisioner.model import (
     DroneId,
     DroneState,
@@ -28,7 +29,6 @@ from provisioner.planner.safeguards import (
     safe_plan,
 )
 from provisioner.planner.validation import Breach, validate_plan
-from provisioner.reasons import InvalidAction, NothingFits, PlannerFailed
 from tests.planner.scenes import A100, NOW, SMALL, drone, jobs, plan_of, snapshot, started, why
 
 CPU = DroneType("topas", "cpu", 0, 8, 20480, 10240)
@@ -71,7 +71,7 @@ def test_a_job_that_asks_for_nothing_fits_nothing_and_says_so() -> None:
     plan = plan_of(snapshot(classes=[nothing, jobs(waiting=2)], types=[A100, CPU]))
     assert started(plan) == [A100.key] * 2
     (reason,) = why(plan, "class:zero")
-    assert isinstance(reason, NothingFits)
+    assert isinstance(reason, reasons.NothingFits)
     assert (reason.nearest, reason.dimension) == (CPU.key, "cpus")
 
 
@@ -88,21 +88,21 @@ def test_a_share_of_a_gpu_with_no_other_request_takes_its_share() -> None:
 def test_the_classes_on_which_the_planner_fails_are_found_and_refused(bad: tuple[str, ...]) -> None:
     snap, tried = many(100), list[int]()
     found = plan_isolated(snap, fails_on(*bad, tried=tried))
-    assert found.left_out == bad
+    assert found.classes == bad
     assert isinstance(found.error, ZeroDivisionError)
     assert len(found.plan.starts) == 100 - len(bad)
     for each in bad:
-        assert why(found.plan, f"class:{each}") == [PlannerFailed("ZeroDivisionError: division by zero")]
+        assert why(found.plan, f"class:{each}") == [reasons.PlannerFailed("ZeroDivisionError: division by zero")]
     assert len(tried) <= MAX_ISOLATION_TRIES + 2
     tried.clear()
-    again = plan_isolated(snap, fails_on(*bad, tried=tried), found.left_out)
+    again = plan_isolated(snap, fails_on(*bad, tried=tried), found.classes)
     assert again.plan == found.plan
     assert len(tried) <= 3 + len(bad), "what is known from the tick before is not searched for again"
 
 
 def test_a_suspect_that_is_well_again_is_planned_for() -> None:
     found = plan_isolated(many(10), fails_on("c3"), ("c3", "c5"))
-    assert found.left_out == ("c3",)
+    assert found.classes == ("c3",)
 
 
 def test_a_search_that_takes_too_long_leaves_whole_groups_out() -> None:
@@ -110,7 +110,7 @@ def test_a_search_that_takes_too_long_leaves_whole_groups_out() -> None:
     bad = tuple(f"c{n}" for n in range(0, 400, 2))
     found = plan_isolated(many(400), fails_on(*bad, tried=tried))
     assert len(tried) <= MAX_ISOLATION_TRIES + 2
-    assert set(bad) <= set(found.left_out)
+    assert set(bad) <= set(found.classes)
 
 
 def test_classes_that_fail_only_together_lose_one_of_them() -> None:
@@ -120,7 +120,7 @@ def test_classes_that_fail_only_together_lose_one_of_them() -> None:
             raise KeyError("both")
         return decide(snap)
 
-    assert len(plan_isolated(many(10), planner).left_out) == 1
+    assert len(plan_isolated(many(10), planner).classes) == 1
 
 
 def fails_on_sites(snap: Snapshot) -> Plan:
@@ -137,7 +137,7 @@ def test_operators_requests_pass_where_nothing_else_can_be_decided() -> None:
     assert [d.drone.id for d in found.plan.drains] == ["kit-ab12-2"]
     assert not found.plan.starts
     assert found.plan.requests_done == (3, 4)
-    assert [type(r.reason) for r in found.plan.refusals if r.subject == "all"] == [PlannerFailed]
+    assert [type(r.reason) for r in found.plan.refusals if r.subject == "all"] == [reasons.PlannerFailed]
     assert validate_plan(snap, found.plan) == ()
 
 
@@ -176,7 +176,7 @@ def test_only_the_actions_that_break_a_promise_are_left_out() -> None:
     assert found.plan.starts == whole.starts[1:]
     assert found.plan.stops == whole.stops
     assert found.plan.requests_done == (3,)
-    assert why(found.plan, "class:small")[-1] == InvalidAction(f"{wrong} is wrong")
+    assert why(found.plan, "class:small")[-1] == reasons.InvalidAction(f"{wrong} is wrong")
     assert found.actions == (f"start {wrong} of topas/a100",)
 
 

@@ -9,14 +9,13 @@ import pytest
 from benchmarks.ticks import World
 from provisioner.model import Drone, DroneState, JobClass, Slot, Snapshot, UnmetRequirement
 from provisioner.planner import decide, lifecycle, matching
-from provisioner.planner.capacity import StartLimits, TypeRanking
+from provisioner.planner.capacity import StartLimits, Supply, TypeRanking
+from provisioner.planner.context import check_views
 from provisioner.planner.lifecycle import observe
-from provisioner.planner.matching import CACHE_MAX_BYTES, _caches, _size, compatibility_cache, unmet_requirement
+from provisioner.planner.matching import _caches, compatibility_cache, unmet_requirement
 from provisioner.planner.placement import StartCosts
 from provisioner.planner.risk import RiskBudget
-from provisioner.planner.supply import Supply
-from provisioner.planner.views import check_views
-from tests.planner.scenes import A100, NOW, QUAD, SMALL, V100, drone, jobs, remote_of, snapshot
+from tests.planner.scenes import A100, NOW, QUAD, SMALL, V100, drone, jobs, remote_of, snapshot, with_pool
 
 TYPES = (A100, V100, QUAD)
 
@@ -36,9 +35,7 @@ def test_fit_is_judged_once_for_each_shape_and_type_and_then_remembered(monkeypa
         replace(SMALL, id=str(n), cpus=1 + n % 7, waiting=n + 1, owner=f"u{n}", priority=n) for n in range(1_000)
     )
     seen = world.snapshot()
-    view = seen.overlay.view
-    assert view is not None
-    many = replace(seen, overlay=replace(seen.overlay, view=replace(view, classes=classes)))
+    many = with_pool(seen, classes=classes)
     first = decide(many)
     assert len(judged) == 7 * 4
     assert decide(many) == first
@@ -51,40 +48,20 @@ def test_other_prices_are_not_what_is_remembered() -> None:
     policy = World.of(jobs=10, classes=1, types=2, alive=2).snapshot().policy
     dear = replace(policy, sites={"topas": replace(policy.sites["site0"], site="topas", price=100.0)})
     job = replace(SMALL, waiting=1)
-    cheap_first = compatibility_cache(TYPES, policy).compatible(job).cheapest
-    dear_last = compatibility_cache(TYPES, dear).compatible(job).cheapest
+    cheap_first = compatibility_cache(TYPES, policy).table([job])[job.id].cheapest
+    dear_last = compatibility_cache(TYPES, dear).table([job])[job.id].cheapest
     assert cheap_first[0] == V100.key
     assert dear_last[0] == QUAD.key
 
 
-def test_what_is_remembered_of_shapes_is_bounded_by_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    classes = [replace(SMALL, id=str(n), cpus=n, waiting=1) for n in range(1, 9)]
-    many = snapshot(classes=classes, types=TYPES)
-    _caches.clear()
-    first = decide(many)
-    [known] = _caches
-    assert len(known.known) == 8
-    monkeypatch.setattr(matching, "CACHE_MAX_BYTES", known.size // 2)
-    _caches.clear()
-    assert decide(many) == first
-    [known] = _caches
-    assert 0 < len(known.known) <= 4
-    assert 0 < known.size <= CACHE_MAX_BYTES
-
-
-def test_shapes_of_jobs_that_have_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shapes_of_jobs_that_have_gone_are_forgotten() -> None:
     """Jobs whose requests differ each filled 600 MB, and none of it was given back."""
     _caches.clear()
-    monkeypatch.setattr(matching, "CACHE_SPARE_BYTES", 20_000)
-    most = 0
     for n in range(0, 400, 8):
         classes = [replace(SMALL, id=str(i), disk_mib=i, waiting=1) for i in range(n, n + 8)]
         decide(snapshot(classes=classes, types=TYPES))
         [known] = _caches
-        most = max(most, len(known.known))
-        assert known.size == sum(_size(shape, found) for shape, found in known.known.items())
-    assert most < 40
-    assert len(known.known) >= 8, "those of the newest decision are kept"
+        assert len(known.known) == 8, "those of the newest plan are kept"
 
 
 def _steady() -> Snapshot:
@@ -133,8 +110,7 @@ def test_whatever_a_slot_tells_anew_unsettles_its_drone(news: dict[str, object])
         return replace(slot, **news) if slot.drone_id == drone_id else slot  # type: ignore[arg-type]
 
     slots = tuple(told(slot) for slot in view.slots)
-    after = replace(steady, overlay=replace(steady.overlay, view=replace(view, slots=slots)))
-    assert drone_id in check_views(after).split.changing
+    assert drone_id in check_views(with_pool(steady, slots=slots)).split.changing
 
 
 @pytest.mark.parametrize("part", [StartLimits, TypeRanking, StartCosts, RiskBudget])

@@ -26,7 +26,7 @@ from provisioner.model import (
 from provisioner.planner.breakers import ClassBackoffs, after_failure
 from provisioner.planner.validation import validate_plan
 from provisioner.reasons import Probing, StartsUnmatched
-from tests.planner.scenes import A100, NOW, SMALL, V100, drone, plan_of, slot_of, snapshot, why
+from tests.planner.scenes import A100, NOW, SMALL, V100, drone, plan_of, slot_of, snapshot, why, with_pool
 
 B = BreakerState
 PARALLEL = replace(SMALL, id="parallel", owner="eve", oldest_at=NOW - 5000, waiting=3)
@@ -89,8 +89,7 @@ def test_while_a_queue_does_not_answer_no_class_is_blamed_and_none_is_cleared() 
     blamed, _ = after(idled())
     cleared, _ = after(breakers=[banned(NOW - 1, state=B.DEGRADED)], classes=(PLAIN,))
     for whole in (blamed, cleared):
-        assert whole.overlay.view is not None
-        partial = replace(whole, overlay=replace(whole.overlay, view=replace(whole.overlay.view, unheard=("b",))))
+        partial = with_pool(whole, unheard=("b",))
         assert SCOPE in {b.scope for b in plan_of(whole).breakers}
         assert SCOPE not in {b.scope for b in plan_of(partial).breakers}
 
@@ -178,10 +177,7 @@ def test_jobs_that_did_not_wait_all_the_time_are_not_blamed(job: JobClass) -> No
 
 def test_without_a_negotiation_cycle_no_class_is_blamed() -> None:
     seen, _ = after(idled())
-    view = seen.overlay.view
-    assert view is not None
-    stalled = replace(seen, overlay=replace(seen.overlay, view=replace(view, negotiated_at=NOW - 3550)))
-    assert plan_of(stalled).breakers == ()
+    assert plan_of(with_pool(seen, negotiated_at=NOW - 3550)).breakers == ()
 
 
 def test_a_drone_that_the_pool_never_saw_is_still_the_types_fault() -> None:
@@ -194,10 +190,8 @@ def test_a_job_that_fills_the_memory_of_its_drone_does_not_slow_the_type(state: 
     """It may do so between two looks; its queue tells that it ran there."""
     full = drone("kit-ab12-1", state, age_s=300, for_class="parallel")
     seen = snapshot(classes=[PLAIN], drones=[full], slots=[], remotes=[ends(full, FaultKind.DRONE)])
-    view = seen.overlay.view
-    assert view is not None
     told = (Eviction(full.id, "1.0", NOW - 2, 1000, 1.0),) if state is DroneState.BOOTING else ()
-    plan = plan_of(replace(seen, overlay=replace(seen.overlay, view=replace(view, evictions=told))))
+    plan = plan_of(with_pool(seen, evictions=told))
     assert [m.drone.state for m in plan.moves] == [DroneState.FAILED]
     assert plan.breakers == ()
     assert started(plan) == {"plain": 2}

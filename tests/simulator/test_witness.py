@@ -37,7 +37,11 @@ class Spoiled:
                 Unneeded(d.state.value),
             )
             for d in live
-            if now - START_EPOCH < 900.0 and d.id not in asked and not d.goes and not d.state.ended and self.hates(d)
+            if now - START_EPOCH < 900.0
+            and d.id not in asked
+            and not d.is_leaving
+            and not d.state.ended
+            and self.hates(d)
         )
         return replace(plan, stops=(*plan.stops, *stops))
 
