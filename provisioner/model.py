@@ -841,8 +841,6 @@ class Policy:
     overlay_max_age_s: float = 120.0
     slot_max_age_s: float = 900.0
     """A slot without a sign of life for this long does not count as alive."""
-    early_exit_window_s: float = 60.0
-    """A drone that ends by itself within this time of its start, without a job, has exited early."""
     max_unhealthy_fraction: float = 0.2
     """With a larger fraction of unhealthy drones the planner stops acting: the cause is probably ours."""
     min_unhealthy: int = 5

@@ -21,21 +21,21 @@ PRODUCT = sorted([*(ROOT / "provisioner").rglob("*.py"), *(ROOT / "adapters").rg
 
 DUPLICATE_CLASSES = 0
 """Class names that may still be used twice."""
-DUPLICATE_CONSTANTS = 36
+DUPLICATE_CONSTANTS = 0
 """Names of constants that may still have two values."""
-QUESTION_DOCSTRINGS = 14
+QUESTION_DOCSTRINGS = 0
 """Docstrings that may still begin with a question word."""
 PHRASES = {
-    r"\bis there already\b": 1,
-    r"\bcomes? of\b": 3,
-    r"\bnobody knows\b": 7,
-    r"\b(he|his|him)\b": 36,
-    r"\bwhoever\b": 27,
-    r"\bseams?\b": 8,
-    r"\ba drone goes\b|\bdrones go\b": 11,
+    r"\bis there already\b": 0,
+    r"\bcomes? of\b": 0,
+    r"\bnobody knows\b": 0,
+    r"\b(he|his|him)\b": 0,
+    r"\bwhoever\b": 0,
+    r"\bseams?\b": 0,
+    r"\ba drone goes\b|\bdrones go\b": 0,
     r"\bstands? (before|for so long)\b": 0,
-    r"\bfor nothing\b": 17,
-    r"\bwithout a word\b": 5,
+    r"\bfor nothing\b": 0,
+    r"\bwithout a word\b": 0,
 }
 """Phrases of STYLE.md that messages, ``--help`` and docs may still contain, with how often."""
 

@@ -213,8 +213,8 @@ def _drain_one(connection: sqlite3.Connection, drone_id: DroneId, mode: DrainMod
 
 # ---------------------------------------------------------------------------------------------------------- classes
 
-_SIZE = ("gpu_milli", "cpus", "memory_mib", "disk_mib", "vram_mib", "capability")
-_REQUEST = ("owner", "priority", *_SIZE, "gpu_model", "walltime_s")
+_SLOT_SIZE_FIELDS = ("gpu_milli", "cpus", "memory_mib", "disk_mib", "vram_mib", "capability")
+_REQUEST = ("owner", "priority", *_SLOT_SIZE_FIELDS, "gpu_model", "walltime_s")
 _COLUMNS = ", ".join(_REQUEST)
 _COUNTS = ("waiting", "fresh", "running", "held", "oldest_at")
 
@@ -321,7 +321,7 @@ def _completions(connection: sqlite3.Connection, since: float) -> Iterator[Compl
     """Yield finished jobs, the newest first."""
     for row in connection.execute(_DONE, (since, _MAX_REPORTED_JOBS)):
         yield CompletedJob(
-            **{name: row[name] for name in ("owner", "walltime_s", *_SIZE)},
+            **{name: row[name] for name in ("owner", "walltime_s", *_SLOT_SIZE_FIELDS)},
             job_id=str(row["id"]),
             ended_at=row["ended_at"],
             submitted_at=row["submitted_at"],

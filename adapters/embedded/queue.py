@@ -18,8 +18,8 @@ from adapters.embedded import table
 _WHOLE_GPU = 1000
 _MAX_INTEGER = 2**62
 """Numbers from this on do not fit a SQLite integer with room for sums."""
-_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TEXT_LIMIT = 200
+_JOB_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class JobState(StrEnum):
@@ -203,6 +203,6 @@ def _argv(argv: Sequence[str]) -> str:
 
 def _environment(env: Mapping[str, str]) -> str:
     for name, value in env.items():
-        if not _VARIABLE_NAME.fullmatch(name) or "\0" in value:
+        if not _JOB_VARIABLE.fullmatch(name) or "\0" in value:
             raise InvalidJobError(f"env: `{name[:40]}` cannot be an environment variable")
     return json.dumps(dict(env))

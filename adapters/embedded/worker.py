@@ -29,7 +29,7 @@ from adapters.embedded import table
 from adapters.embedded.table import ClaimedJob, lease_clock
 
 _MAX_SHARES = 32
-_READERS: dict[Any, Callable[[str], Any]] = {"Path": Path, "str": str, "int": int, "float": float}
+_VALUE_TYPES: dict[Any, Callable[[str], Any]] = {"Path": Path, "str": str, "int": int, "float": float}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +77,9 @@ class WorkerSettings(OverlaySettings):
         ours, values = {each.name for each in fields(OverlaySettings)}, dict[str, Any]()
         try:
             for each in fields(cls):
-                if each.type in _READERS:
+                if each.type in _VALUE_TYPES:
                     prefix = "EMBEDDED" if each.name in ours else "DRONE"
-                    values[each.name] = _READERS[each.type](env[f"{prefix}_{each.name.upper()}"])
+                    values[each.name] = _VALUE_TYPES[each.type](env[f"{prefix}_{each.name.upper()}"])
             check = tuple(json.loads(env["EMBEDDED_CHECK"]))
         except KeyError as error:
             raise ValueError(f"{error.args[0]} is not set") from None

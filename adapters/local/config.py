@@ -10,17 +10,17 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from adapters.shared.parcel import VARIABLE_NAME
 from provisioner.config.models import ConfigSection
 from provisioner.config.units import Capability, ConfigPath, Duration, PositiveDuration, Size
 from provisioner.model import DroneType
 
-_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SITE_VARIABLES = re.compile(r"PROVISIONER_.*|DRONE_.*|CUDA_VISIBLE_DEVICES")
 
 
 def _plain_environment(env: dict[str, str]) -> dict[str, str]:
     for name, value in env.items():
-        if not _VARIABLE_NAME.fullmatch(name) or "\0" in value:
+        if not VARIABLE_NAME.fullmatch(name) or "\0" in value:
             raise ValueError(f"`{name[:40]}` cannot be an environment variable: use letters, digits and `_`")
         if _SITE_VARIABLES.fullmatch(name):
             raise ValueError(f"`{name}` is set by the site itself: remove it")

@@ -33,7 +33,7 @@ from adapters.local.resources import HostAllocation
 from provisioner.model import Bootstrap, DroneId, EndKind, RemoteDrone, RemoteEnd, RemoteState
 from provisioner.serialization import from_json, to_json
 
-_DRONE_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_DIRECTORY_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _PLAIN_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _KEPT_LOG_BYTES = 8 << 20
 """Bytes that are kept of the end of a log that was too long."""
@@ -73,7 +73,7 @@ class DronePhase(Enum):
 
 
 def is_drone_id(name: str) -> bool:
-    return _DRONE_ID.fullmatch(name) is not None
+    return _DIRECTORY_NAME.fullmatch(name) is not None
 
 
 class LocalDrone:

@@ -118,7 +118,7 @@ def _parse(line: str) -> LocalGpu:
 
 
 _COUNT_LIMIT = 10_000
-"""Enough for any host; a type that asks for nothing would fit for ever."""
+"""Limit of the count for types that request no resource."""
 
 
 @dataclass(frozen=True, slots=True)

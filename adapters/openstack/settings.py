@@ -37,7 +37,7 @@ def _check_metadata(metadata: dict[str, str]) -> dict[str, str]:
 
 
 class Credentials(ConfigSection):
-    """Who we are to Keystone: an application credential (`openstack application credential create`)."""
+    """Credentials for Keystone: an application credential (`openstack application credential create`)."""
 
     url: str = Field(pattern=r"^https?://[^\s?#@]+$", examples=["https://keystone.example.org:5000/v3"])
     """Keystone's address, with or without `/v3`."""

@@ -235,7 +235,7 @@ def _preemption(policy: SitePolicy, types: Sequence[DroneType], config: SlurmSit
     shared = [name for name in drones if name in config.owner.partitions]
     if shared:
         yield from _comment(
-            f"!! Drones go to the owner's own partition ({', '.join(shared)}): by partitions Slurm cannot tell who"
+            f"!! Drones use the owner's own partition ({', '.join(shared)}): by partitions Slurm cannot tell who"
             " makes room. Give drones one of their own on the same nodes, or use PreemptType=preempt/qos with a QOS for"
             " drones that the owner's may preempt (sacctmgr: GraceTime and PreemptMode=cancel on it)."
         )
@@ -460,7 +460,7 @@ def _names(names: Sequence[str], most: int = 4) -> str:
 
 
 def preempt_mode(partition: Partition, partitions: Sequence[Partition], configuration: Mapping[str, str]) -> str:
-    """Return what preemption by partition does to the jobs of one: ``CANCEL``, ``REQUEUE``, ...; "" for nothing.
+    """Return what preemption by partition does to the jobs of one: ``CANCEL``, ``REQUEUE``, ...; "" if nothing.
 
     Preemption by QOS cannot be seen here.
     """

@@ -300,7 +300,7 @@ _NODE_RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
 
 
 def expand_hostlist(text: str, limit: int = _MAX_NODES) -> tuple[str, ...]:
-    """Return the names of ``hkn[0801-0803,0901],login1`` in order; none for what Slurm prints for nothing.
+    """Return the names of ``hkn[0801-0803,0901],login1`` in order; none for Slurm's empty value.
 
     A name may have several brackets, and text after them; numbers keep their leading zeros.
 
@@ -343,7 +343,7 @@ def _node_range(text: str) -> tuple[int, int, int]:
 
 _NO_TIME = ("", "N/A", "Unknown", "None", "(null)")
 _NO_LIMIT = ("", "N/A", "UNLIMITED", "NOT_SET", "Partition_Limit", "INVALID", "(null)")
-_DURATION = re.compile(
+_SLURM_DURATION = re.compile(
     r"(?:(?P<days>[0-9]{1,6})-)?(?:(?P<hours>[0-9]{1,6}):)?(?P<minutes>[0-9]{1,9}):(?P<seconds>[0-9]{1,2})"
 )
 _MEMORY = re.compile(r"(?P<count>[0-9]{1,15}(?:\.[0-9]{1,6})?)(?P<unit>[KMGTP]?)i?B?")
@@ -365,7 +365,7 @@ def parse_duration(text: str) -> float:
     """Return ``2-00:00:00``, ``1:00:00`` or ``5:00`` in seconds; 0 for no limit."""
     if text in _NO_LIMIT:
         return 0.0
-    if (found := _DURATION.fullmatch(text)) is None:
+    if (found := _SLURM_DURATION.fullmatch(text)) is None:
         raise ValueError(f"`{text[:40]}` is not a duration")
     days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
@@ -418,7 +418,7 @@ def parse_tres(text: str) -> Mapping[str, str]:
 
 
 def parse_word(text: str) -> str:
-    """Return a word, "" for what Slurm prints for nothing."""
+    """Return a word, "" for Slurm's empty values."""
     return "" if text in ("(null)", "N/A", "None", "none") else text
 
 

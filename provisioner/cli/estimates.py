@@ -268,10 +268,10 @@ def forget(
     ] = None,
     all_: Annotated[bool, typer.Option("--all", help="All of it.")] = False,
 ) -> None:
-    """Forget something that was learned, so that it is learned anew: an owner who has changed, a user's new code.
+    """Remove estimates that do not apply any more: an owner who has changed, a user's new code.
 
-    Recorded now; the controller does it within a minute, or when one runs. Drones and jobs on record stay. Run times
-    of all users taken together have a user's among them, so they go with his: ten jobs later they are known anew.
+    The controller does it within a minute, or when it starts. Drones and jobs on record stay. Run times of all users
+    together contain those of each user, so they are removed too. They are known again after ten jobs.
 
     \b
     Examples:

@@ -85,7 +85,7 @@ class Column:
         return self.head or self.key.upper()
 
     def texts(self, rows: Sequence[Any]) -> list[str]:
-        """Return the cells of ``rows`` for people: one clean line each, ``-`` for nothing."""
+        """Return the cells of ``rows`` for people: one clean line each, ``-`` if empty."""
         if self.show is not None:
             return [_text(self.show(row)) for row in rows]
         if self.unit is not None:

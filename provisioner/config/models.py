@@ -129,8 +129,6 @@ class PolicySection(ConfigSection):
     """A view of the pool that is older than this is not used for decisions; at least `interval`."""
     slot_max_age: PositiveDuration = Field(_POLICY_DEFAULTS.slot_max_age_s, examples=["15min"])
     """A slot without an update for this long does not count as alive."""
-    early_exit_window: Duration = Field(_POLICY_DEFAULTS.early_exit_window_s, examples=["1min"])
-    """A drone that exits by itself within this time, without a job, counts as a failed start: its type backs off."""
     max_unhealthy_fraction: float = Field(_POLICY_DEFAULTS.max_unhealthy_fraction, gt=0, le=1, examples=[0.2])
     """If more than this share of all drones is unhealthy at once, nothing is started or stopped."""
     min_unhealthy: int = Field(_POLICY_DEFAULTS.min_unhealthy, ge=1, examples=[5])

@@ -60,7 +60,7 @@ class OpenStackOptionsImport(OptionsImport):
             if given.peek(theirs) is not None:
                 self._option(machine, given, theirs, name, what)
         given.drop(_NOT_OF_DRONES)
-        given.drop_rest("drones ask Nova for nothing of the kind")
+        given.drop_rest("drones have no such request to Nova")
 
     def _option(self, machine: MachineType, given: KeyReader, theirs: str, name: str, what: str) -> None:
         setting = given.take(theirs)

@@ -84,7 +84,7 @@ def unmet_requirement(job: JobClass, kind: DroneType) -> UnmetRequirement | None
         return UnmetRequirement("gpus", format_gpus(job.gpu_milli), format_gpus(kind.gpu_milli))
     if job.gpu_milli <= 0 and job.cpus <= 0 and job.memory_mib <= 0 and job.disk_mib <= 0:
         # A slot is made of what a job asks for: HTCondor matches such a job to nothing.
-        return UnmetRequirement("cpus", "1 or more (the job asks for nothing)", str(kind.cpus))
+        return UnmetRequirement("cpus", "1 or more (the job requests no resource)", str(kind.cpus))
     if kind.shares > 1:
         if too_much := _unmet_by_shares(job, kind):
             return too_much

@@ -56,7 +56,7 @@ NOTHING = ResourceVector()
 
 
 class SimulatedNode:
-    """One node. Whoever holds a part of it is a drone or an owner's job."""
+    """One node. Its holders are drones and the owner's jobs."""
 
     def __init__(self, name: str, pool: str, total: ResourceVector, kept: ResourceVector = NOTHING) -> None:
         self.name = name

@@ -106,7 +106,7 @@ class HardwareFaultKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HardwareFault:
-    """Something that happens to hardware or pool at ``at_s``, whoever calls."""
+    """Fault of hardware or pool at ``at_s``, independent of calls."""
 
     kind: HardwareFaultKind
     at_s: float

@@ -254,7 +254,7 @@ class Metrics:
         account.badput_s += (lost_s or 0.0) * gpu_milli / 1000
 
     def at_work(self, kind: DroneType, gpu_s: float) -> None:
-        """So long GPUs of a drone were at work, whoever shared them, in seconds of one."""
+        """Count the energy of working GPUs of a drone type; ``gpu_s`` in GPU-seconds."""
         self.accounts[kind.site].energy_kwh += kwh(kind.power_w, gpu_s)
 
     def waited(self, label: str, wait_s: float) -> None:

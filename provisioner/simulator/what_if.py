@@ -32,7 +32,7 @@ FACTORS = ("queue", "boot")
 """Durations multiplied with ``*``."""
 _WHOLE = frozenset({"gpus", "max_drones"})
 _MOST = 1e6
-_WORDS = (*NUMBERS, *FACTORS, "owner", "down")
+_QUESTIONS = (*NUMBERS, *FACTORS, "owner", "down")
 QUESTION_FORMS = "`SITE down`, `SITE down 2d..3d`, `SITE gpus=20`, `SITE price=2`, `SITE queue*2` or `SITE owner=none`"
 
 
@@ -87,7 +87,11 @@ def read(text: str, sites: Iterable[str]) -> Question:
         return _down(text, site, *down.groups())
     if not (change := re.fullmatch(r"(\w+) ?([=*]) ?(\S+)", rest)):
         word = re.match(r"\w*", rest)
-        near = choices(word[0], _WORDS) if word and word[0] and word[0] not in _WORDS else f"write {QUESTION_FORMS}"
+        near = (
+            choices(word[0], _QUESTIONS)
+            if word and word[0] and word[0] not in _QUESTIONS
+            else f"write {QUESTION_FORMS}"
+        )
         raise QuestionError(f"`{text}` is not understood: {near}")
     key, sign, value = change.groups()
     if key == "owner" and sign == "=":
@@ -100,7 +104,7 @@ def read(text: str, sites: Iterable[str]) -> Question:
         return ScaledDuration(site, key, _number(text, value))
     if key in NUMBERS or key in FACTORS:
         raise QuestionError(f"`{text}`: write `{site} {key}{'=' if key in NUMBERS else '*'}{value}`")
-    raise QuestionError(f"`{text}`: nothing is known of `{key}`: {choices(key, _WORDS)}")
+    raise QuestionError(f"`{text}`: nothing is known of `{key}`: {choices(key, _QUESTIONS)}")
 
 
 def _down(text: str, site: str, begin: str | None, end: str | None) -> SiteOutage:

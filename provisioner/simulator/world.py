@@ -1,4 +1,4 @@
-"""A simulated world, scenarios, and what comes of them when the controller itself runs in one."""
+"""A simulated world, scenarios, and the outcome of running the controller in one."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _LOCK_PAUSE_S = 0.05
 HOLDER = "holder"
 """Key of the holder's claim in the store."""
 _LOCK_FILE_MODE = 0o640
-"""Whoever may open the file may lock it, with a lock that is shared, too: it is not for everybody."""
+"""Everybody who may open the file may lock it, with a shared lock too. So others may not open it."""
 
 
 def lock_path(store: Path) -> Path:

@@ -46,7 +46,6 @@ policy:
   max_gpus: 6.5
   overlay_max_age: 90s
   slot_max_age: 10min
-  early_exit_window: 30s
   max_unhealthy_fraction: 0.3
   min_unhealthy: 4
 """
@@ -190,7 +189,6 @@ def test_every_key_arrives(tmp_path: Path) -> None:
             max_gpu_milli=6500,
             overlay_max_age_s=90,
             slot_max_age_s=600,
-            early_exit_window_s=30,
             max_unhealthy_fraction=0.3,
             min_unhealthy=4,
             sites={"big": policy},

@@ -102,7 +102,7 @@ def test_variables_of_a_template_are_written_and_macros_need_you() -> None:
 
 
 def test_the_variables_that_are_the_sites_are_so_in_both_places() -> None:
-    assert settings._RESERVED_JOB_VARIABLES.pattern == RESERVED_VARIABLES.pattern
+    assert settings._RESERVED_VARIABLES.pattern == RESERVED_VARIABLES.pattern
 
 
 def test_what_a_template_leaves_to_an_unknown_variable_needs_you_where_it_is_written() -> None:

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from adapters.htcondor.classads import Expression, attribute_names, expression
 from adapters.shared.commands.settings import SshSettings
+from adapters.shared.parcel import VARIABLE_NAME
 from provisioner.config.messages import choices
 from provisioner.config.models import ConfigSection, mistake_at
 from provisioner.config.units import Addresses, ConfigPath, Duration, PositiveDuration, Secret, Size
@@ -18,10 +19,9 @@ from provisioner.model import WHOLE_GPU, DroneType
 _SUBMIT_COMMAND = re.compile(r"(?:\+|[Mm][Yy]\.)?[A-Za-z_][A-Za-z0-9_.]{0,127}")
 _UNFILLED = re.compile(r"<[^<>]+ [^<>]+>")
 """Placeholder of `provisioner import` for a value that it does not know."""
-_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
-_RESERVED_JOB_VARIABLES = re.compile(r"PROVISIONER_.*|DRONE_.*|_?CONDOR_.*|CUDA_VISIBLE_DEVICES", re.IGNORECASE)
+_RESERVED_VARIABLES = re.compile(r"PROVISIONER_.*|DRONE_.*|_?CONDOR_.*|CUDA_VISIBLE_DEVICES", re.IGNORECASE)
 
-_RESERVED_NAMES = {
+_RESERVED_COMMANDS = {
     "it follows from the drone type: change `types`": """
         request_cpus request_memory request_disk request_gpus requestcpus requestmemory requestdisk requestgpus
         gpus_minimum_memory gpusminmemory
@@ -48,7 +48,7 @@ _RESERVED_NAMES = {
     """,
     "`blocking` decides it": "provisionerusesreserve",
 }
-RESERVED_COMMANDS = {name: instead for instead, names in _RESERVED_NAMES.items() for name in attribute_names(names)}
+RESERVED_COMMANDS = {name: instead for instead, names in _RESERVED_COMMANDS.items() for name in attribute_names(names)}
 """Submit commands and job attributes, in small letters, that only the provisioner sets, and what to do instead."""
 
 
@@ -95,9 +95,9 @@ def _submit_commands(commands: dict[str, str]) -> dict[str, str]:
 
 def _plain_environment(env: dict[str, str]) -> dict[str, str]:
     for name, value in env.items():
-        if not _VARIABLE_NAME.fullmatch(name) or not value.isprintable() or "$$" in value:
+        if not VARIABLE_NAME.fullmatch(name) or not value.isprintable() or "$$" in value:
             raise mistake_at(name, f"`{name[:40]}` cannot be an environment variable: a name, and a value on one line")
-        if _RESERVED_JOB_VARIABLES.fullmatch(name):
+        if _RESERVED_VARIABLES.fullmatch(name):
             raise mistake_at(name, f"`{name}` is set by the site itself: remove it")
     return env
 

@@ -34,7 +34,7 @@ class Finished:
     def said(self) -> str:
         """Text for a message: one line, of stderr if there is any."""
         words = " ".join((self.err or self.out)[:1500].decode(errors="replace").split())
-        return f"exit status {self.code}: {printable(words, 400) or 'without a word'}"
+        return f"exit status {self.code}: {printable(words, 400) or 'no output'}"
 
 
 class Runner(Protocol):
