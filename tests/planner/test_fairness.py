@@ -211,6 +211,14 @@ def test_room_beside_running_jobs_is_headroom_before_an_idle_drone_is() -> None:
     assert plan.starts == ()
 
 
+def test_a_drone_that_does_not_fit_the_headroom_does_not_end_the_search_for_one_that_does() -> None:
+    large = replace(TWO, count=1, vram_mib=35_000)
+    old, fits = drone("kit-1", kind=V100, age_s=2 * LONG), drone("kit-2", kind=A100, age_s=LONG)
+    plan = plan_of(snapshot(policy=replace(WARM, headroom=(large,)), types=(A100, V100), drones=[old, fits]))
+    assert [d.drone.id for d in plan.drains] == ["kit-1"]
+    assert plan.starts == ()
+
+
 def test_a_drone_that_waits_at_its_site_for_headroom_is_not_withdrawn() -> None:
     queued = [drone(f"kit-{n}", DroneState.QUEUED, age_s=400.0, idle_at=NOW - 300.0) for n in range(3)]
     plan = plan_of(snapshot(policy=WARM, drones=queued))
