@@ -105,10 +105,7 @@ mutants: $(VENV)/.mutants  ## mutation testing of planner, controller and store:
 	$(BIN)/python -m benchmarks.mutants $(MUTANTS)
 
 docs: dev  ## regenerate what is generated: references, schemas, pictures
-	$(BIN)/python -m provisioner.config.reference --write docs/reference
-	$(BIN)/python -m provisioner.simulator.report --write docs/reference
-	for page in cli.md reasons.md cli-schemas.json; do \
-	    $(BIN)/python -m provisioner.cli.reference --write docs/reference/$$page || exit 1; done
+	$(BIN)/python -m docs.make_reference
 	$(BIN)/python docs/pictures/make_demo.py
 	$(BIN)/python docs/pictures/make_report.py
 

@@ -34,7 +34,7 @@ VERBS = {
     "submit": "jobs:submit_app",
     "demo": "demo:demo",
     "import": "import_tardis:import_tardis",
-    "schema": "reference:schema",
+    "schema": "schema:schema",
     "version": "__main__:version",
 }
 """Verbs in the order of the help, each with module and function (or group of verbs). Start-up imports one module."""

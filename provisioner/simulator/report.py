@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +12,6 @@ from html import escape
 from importlib.resources import files
 from io import BytesIO
 from math import isfinite
-from pathlib import Path
 from statistics import fmean
 from string import Template
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -87,19 +85,6 @@ def schema() -> dict[str, Any]:
 def schema_text() -> str:
     """Return the schema as it is committed."""
     return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
-
-
-def main(arguments: list[str]) -> int:
-    """Write the schema into the directory after ``--write``, or to standard output."""
-    match arguments:
-        case ["--write", directory]:
-            (Path(directory) / SCHEMA_FILE).write_text(schema_text(), encoding="utf-8")
-        case []:
-            sys.stdout.write(schema_text())
-        case _:
-            print("usage: python -m provisioner.simulator.report [--write DIRECTORY]", file=sys.stderr)
-            return 2
-    return 0
 
 
 # ---------------------------------------------------------------------------------------------------------- HTML page
@@ -475,7 +460,3 @@ def _points(results: Sequence[ReplayResult]) -> list[tuple[float, float]]:
     """Return mean wait in seconds and waste in percent of the replays in which both are known and finite."""
     both = [(r.waits.mean_s, waste(r.gpu_hours)) for r in results if r.waits.jobs]
     return [(wait_s, percent) for wait_s, percent in both if percent is not None and isfinite(percent)]
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

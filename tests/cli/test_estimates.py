@@ -10,7 +10,7 @@ import pytest
 
 from provisioner.cli.estimates import ESTIMATES_SCHEMA
 from provisioner.cli.options import Exit
-from provisioner.cli.reference import output_schemas
+from provisioner.cli.schema import output_schemas
 from provisioner.estimates import HORIZONS_S, UNKNOWN, Estimates, EstimateSamples, OwnerGrowth, SiteSamples, StartDelays
 from provisioner.model import Plan, Policy, PolledOverlay, Snapshot
 from provisioner.store.reader import Reader

@@ -12,7 +12,7 @@ import pytest
 
 from provisioner import model as m
 from provisioner.cli.options import Exit
-from provisioner.cli.reference import output_schemas
+from provisioner.cli.schema import output_schemas
 from provisioner.planner import decide
 from provisioner.reasons import JobsWaiting, Preempted
 from provisioner.store.reader import Reader

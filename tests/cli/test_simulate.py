@@ -15,7 +15,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from provisioner.cli.reference import output_schemas
+from provisioner.cli.schema import output_schemas
 from provisioner.cli.simulate import progress
 from provisioner.config import load
 from provisioner.simulator.jobs import JobRequirements, SimulatedJob

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from provisioner.cli.options import Exit
-from provisioner.cli.reference import output_schemas
+from provisioner.cli.schema import output_schemas
 from tests.cli.conftest import Cli, process
 
 SITE = '''

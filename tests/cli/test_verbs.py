@@ -21,7 +21,7 @@ import yaml
 
 from adapters.embedded.queue import remove
 from provisioner.cli.options import Exit
-from provisioner.cli.reference import output_schemas
+from provisioner.cli.schema import output_schemas
 from provisioner.model import DrainMode, RequestKind
 from provisioner.planner.capacity import Supply
 from provisioner.planner.context import PlacementResult, PlanningContext
@@ -190,7 +190,7 @@ def test_every_verb_gives_names_or_says_why_not(on: Cli, words: list[str]) -> No
 
 
 def test_help_of_every_verb_has_three_examples_and_starts_with_a_sentence() -> None:
-    from provisioner.cli.reference import cli_page
+    from docs.make_reference import cli_page
 
     page = cli_page()
     sections = page.split("\n## `provisioner ")[1:] + page.split("\n### `provisioner ")[1:]

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from docs.make_reference import REASON_EXAMPLES
 from provisioner import formatting, reasons
-from provisioner.cli.reference import REASON_EXAMPLES
 from provisioner.model import BreakerState, DrainMode, DroneState
 
 HOSTILE = "slot\x1b[31m\r\nrm -rf /\u202e\x07" + "x" * 100_000

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from provisioner.config import check, strict_yaml
 from provisioner.config.messages import fields_of, union_members
 from provisioner.config.models import ConfigSection, ControllerFile, SiteFile
-from provisioner.config.reference import controller_schema, reference, schema_text, site_schema
+from provisioner.config.schema import controller_schema, site_schema
 
 REPOSITORY = Path(__file__).parents[2]
 REFERENCE = REPOSITORY / "docs/reference"
@@ -41,17 +41,9 @@ def judge(file: Path) -> list[str]:
     return [error.message for error in jsonschema.Draft202012Validator(schema).iter_errors(tree)]
 
 
-def test_the_committed_schemas_are_current() -> None:
-    again = "python -m provisioner.config.reference --write docs/reference"
-    for name, schema in (("controller", controller_schema), ("site", site_schema)):
-        committed = (REFERENCE / f"{name}.schema.json").read_text()
-        assert committed == schema_text(schema(shipped_only=True)), f"renew it: {again}"
-        jsonschema.Draft202012Validator.check_schema(json.loads(committed))
-
-
-def test_the_committed_reference_is_current() -> None:
-    committed = (REFERENCE / "configuration.md").read_text()
-    assert committed == reference(), "renew it: python -m provisioner.config.reference --write docs/reference"
+def test_the_committed_schemas_are_valid() -> None:
+    for name in ("controller", "site"):
+        jsonschema.Draft202012Validator.check_schema(json.loads((REFERENCE / f"{name}.schema.json").read_text()))
 
 
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda path: str(path.relative_to(REPOSITORY)))

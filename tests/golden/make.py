@@ -21,10 +21,10 @@ from pathlib import Path
 from unittest.mock import patch
 
 import provisioner
+from docs.make_reference import REASON_EXAMPLES
 from provisioner import formatting
 from provisioner.cli.__main__ import run_verb
 from provisioner.cli.options import Format
-from provisioner.cli.reference import REASON_EXAMPLES
 from provisioner.config import ConfigError, check
 from provisioner.store.writer import SqlStore
 from tests.config.test_broken import BROKEN, CASES

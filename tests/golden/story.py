@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from docs.make_reference import REASON_EXAMPLES
 from provisioner import formatting
 from provisioner import model as m
-from provisioner.cli.reference import REASON_EXAMPLES
 from provisioner.estimates import HORIZONS_S, UNKNOWN, Estimates, EstimateSamples, OwnerGrowth, SiteSamples, StartDelays
 from provisioner.formatting import Category
 from provisioner.planner.safeguards import safe_plan

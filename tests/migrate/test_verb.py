@@ -10,7 +10,7 @@ import pytest
 
 from provisioner.cli.__main__ import run_verb
 from provisioner.cli.options import Exit
-from provisioner.cli.reference import output_schemas
+from provisioner.cli.schema import output_schemas
 from tests.migrate.examples import COBALD, GPU_JDL, HTCONDOR, WHOLE_JDL
 
 FILES = ["provisioner.yaml", "site_configs/topas.yaml"]

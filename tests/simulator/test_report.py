@@ -23,12 +23,10 @@ from hypothesis import strategies as st
 from provisioner.simulator.figures import FIGURES, amount, paired, spread
 from provisioner.simulator.replay import summarize
 from provisioner.simulator.report import (
-    SCHEMA_FILE,
     PlotsMissingError,
     from_json,
     html_page,
     schema,
-    schema_text,
     svg,
     to_json,
     waste_against_wait,
@@ -412,13 +410,6 @@ def test_the_schema_knows_what_is_wrong() -> None:
     with pytest.raises(jsonschema.ValidationError, match="'first' is not of type 'integer'"):
         jsonschema.validate(document, schema())
     jsonschema.Draft202012Validator.check_schema(schema())
-
-
-def test_the_committed_schema_is_up_to_date() -> None:
-    committed = ROOT / "docs" / "reference" / SCHEMA_FILE
-    assert committed.read_text(encoding="utf-8") == schema_text(), (
-        "run python -m provisioner.simulator.report --write docs/reference"
-    )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,378 @@
+"""Write the reference pages and JSON Schemas that are made from the code: ``python -m docs.make_reference``.
+
+``python -m docs.make_reference DIRECTORY`` writes them elsewhere.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import typer
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from provisioner import formatting, loader, reasons
+from provisioner import reasons as r
+from provisioner.cli.__main__ import VERBS, LazyVerbs, app
+from provisioner.cli.options import EXIT_HELP, Exit, Pick, Show, Where
+from provisioner.cli.schema import output_schemas
+from provisioner.config.messages import fields_of, flow, in_words, is_model, union_members, unit_of
+from provisioner.config.models import ControllerFile, SiteFile
+from provisioner.config.schema import adapter_configs, controller_schema, schema_text, site_schema
+from provisioner.config.units import Secret
+from provisioner.simulator import report
+
+REFERENCE = Path(__file__).parent / "reference"
+PAGE_NOTICE = "<!-- Made by `python -m docs.make_reference`; do not edit. -->"
+
+# --------------------------------------------------------------------------------------------------------- command line
+
+SHARED_OPTIONS = {f.name: group.__name__ for group in (Where, Show, Pick) for f in fields(group)}
+OPTION_GROUP_WORDS = {"Where": "where the record is", "Show": "form of the output", "Pick": "rows of a list"}
+
+
+def cli_page() -> str:
+    """Return ``docs/reference/cli.md``."""
+    root = typer.main.get_command(app)
+    assert isinstance(root, LazyVerbs)
+    context = typer.Context(root, info_name="provisioner")
+    lines = [
+        PAGE_NOTICE,
+        "",
+        "# The command line",
+        "",
+        *_prose(root.help or ""),
+        "",
+        "## Exit codes",
+        "",
+        "| code | means |",
+        "|---|---|",
+        *_exit_rows(),
+        "",
+        "## Options that many verbs share",
+        "",
+        *_shared_options(root, context),
+        "",
+    ]
+    for verb in VERBS:
+        command = root.get_command(context, verb)
+        if command is not None:
+            lines += _verb(f"provisioner {verb}", command, context, "##")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _exit_rows() -> Iterator[str]:
+    parts = EXIT_HELP.removeprefix("Exit codes: ").rstrip(".").split(";")
+    meanings = dict(part.strip().split(" ", 1) for part in parts)
+    for code in Exit:
+        yield f"| {code.value} | {meanings[str(code.value)]} |"
+
+
+def _shared_options(root: LazyVerbs, context: Any) -> list[str]:
+    command = root.get_command(context, "drones")
+    shown = []
+    for group, title in OPTION_GROUP_WORDS.items():
+        shown += [f"**{title[0].upper()}{title[1:]}**", "", "| option | means |", "|---|---|"]
+        shown += [_parameter_row(p, context) for p in command.params if SHARED_OPTIONS.get(p.name) == group]
+        shown.append("")
+    return shown[:-1]
+
+
+def _verb(path: str, command: Any, context: Any, level: str) -> list[str]:
+    """Return the section of a verb and of those below it."""
+    arguments = [p for p in command.params if p.param_type_name == "argument"]
+    own = [p for p in command.params if p.param_type_name == "option" and p.name not in (*SHARED_OPTIONS, "help")]
+    groups = [w for g, w in OPTION_GROUP_WORDS.items() if any(SHARED_OPTIONS.get(p.name) == g for p in command.params)]
+    lines = [f"{level} `{path}`", "", *_prose(command.help or ""), ""]
+    if arguments:
+        lines += ["| argument | means |", "|---|---|"]
+        lines += [_parameter_row(p, context) for p in arguments]
+        lines.append("")
+    if own:
+        lines += ["| option | means |", "|---|---|", *(_parameter_row(p, context) for p in own), ""]
+    if groups:
+        lines += [f"Shared options: {'; '.join(groups)}.", ""]
+    for name, below in getattr(command, "commands", {}).items():
+        lines += _verb(f"{path} {name}", below, context, level + "#")
+    return lines
+
+
+def _parameter_row(parameter: Any, context: Any) -> str:
+    """Return an option or argument as its help shows it."""
+    name, meaning = parameter.get_help_record(context) or ("", "")
+    if parameter.param_type_name == "argument":
+        name = (parameter.metavar or parameter.name) + (" ..." if parameter.nargs == -1 else "")
+        meaning = meaning.removesuffix("[required]").rstrip()
+    return f"| `{_cell(name)}` | {_cell(meaning)} |"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _prose(help_text: str) -> list[str]:
+    """Return the help as Markdown: examples, marked by a backspace for the terminal, become code."""
+    lines: list[str] = []
+    for paragraph in inspect.cleandoc(help_text).split("\n\n"):
+        if paragraph.startswith("\b\nExamples:"):
+            lines += ["```console", *(f"$ {line.strip()}" for line in paragraph.splitlines()[2:]), "```"]
+        else:
+            lines += [" ".join(paragraph.split()), ""]
+    return lines
+
+
+# -------------------------------------------------------------------------------------------------------------- reasons
+
+CATEGORY_WORDS = {
+    formatting.Category.CONFIGURATION: (
+        "Configuration",
+        "Somebody has to change something: the jobs, or the configuration.",
+    ),
+    formatting.Category.NOTHING_FITS: (
+        "Nothing fits",
+        "No drone type is good enough; the nearest, and where it fails first.",
+    ),
+    formatting.Category.LIMIT: ("Limit", "A limit that the operator set is reached."),
+    formatting.Category.BACK_OFF: ("Back-off", "Something failed, and is left alone until a time."),
+    formatting.Category.WAITING_SITE: ("Waiting for the site", "It comes by itself, or a site has to answer first."),
+    formatting.Category.WAITING_NEGOTIATION: ("Waiting for negotiation", "The pool has not looked at the jobs yet."),
+    formatting.Category.START: ("Why a drone is started", ""),
+    formatting.Category.LEAVE: ("Why a drone leaves", ""),
+    formatting.Category.STEP: ("What became known of a drone", ""),
+}
+
+
+REASON_EXAMPLES: tuple[reasons.Reason, ...] = (
+    r.Accepted("8812.0"),
+    r.OrderRefused("quota", "AssocGrpGRES: the group has no GPU-hours left"),
+    r.DrainRefused("denied", "condor_drain: exit 1: not authorized"),
+    r.DrainRepeated(45.0, "order ad: the collector does not list it"),
+    r.OutcomeUnknown("no answer within 60 s"),
+    r.SeenAtSite("pending", "Resources"),
+    r.SeenInPool("busy", 2, 341.0),
+    r.NotInListing(),
+    r.NeverArrived(134.0, 120.0),
+    r.Disappeared(45.0, 30.0),
+    r.EndedAtSite("exited", 71, "nvidia-smi: No devices were found", 12.0, 0),
+    r.IdleTimeout(612.0, 600.0, "time-out"),
+    r.DrainAtRisk("topas", 0.043, 0.02),
+    r.BlackHoleDrone(4, 0, 2, "topas-a100-2", "job 204.7 held with code 12"),
+    r.BlackHoleNode("topas-a100-2", 1769860800.0, 2, "kit-x7q2-31: job 204.7 held with code 12"),
+    r.Unneeded("queued"),
+    r.StateTimeout("booting", 640.0, 600.0),
+    r.LeftPool(320.0, 300.0),
+    r.OperatorRequested("alice", "node needs a new fan"),
+    r.PreemptedForOwner(3, 95.0, "topas-a100-2", 6, 5400.0),
+    r.Preempted("the owner's job took its place", 9.2, 10.0, 312.0, 1),
+    r.PreemptionNotice("preempted by its site"),
+    r.ReserveReclaimed("topas-v100s-1"),
+    r.TypeRemoved("horeka/a100"),
+    r.Orphan("lost"),
+    r.DemandReturned("12", 4),
+    r.JobsWaiting("12", 30, 6, 4),
+    r.HeadroomShort("day-shift", 4, 1, 3),
+    r.BadRequest("1.5 GPUs: write 1 or 2, only less than one GPU can be a share"),
+    r.PlannerFailed("ZeroDivisionError: integer division or modulo by zero"),
+    r.InvalidAction("41 drones at horeka, 40 allowed"),
+    r.NothingFits("horeka/h100", "vram", "200000 MiB", "97792 MiB"),
+    r.LimitReached("max_drones", "horeka/h100", 40, 40),
+    r.GroupQuota("physics.atlas", 8, 8),
+    r.PoolLimit("concurrency limit licence is used up"),
+    r.OwnerRisk("topas", 3600.0, 600.0, 0.011),
+    r.AwaitingCheaperType("gridka-cloud/a100", 240.0, 550.0),
+    r.ExistingDronesSuffice(12.0, 40),
+    r.HeadroomYields("day-shift", 4),
+    r.BackingOff("horeka", 1769860800.0, "denied", "token has expired"),
+    r.StartsUnmatched("horeka/a100", 1769860800.0, 2, "kit-x7q2-31 idled until it left, and no job of the class came"),
+    r.SiteFull("topas/v100", "cpus 8 > 2 of this host"),
+    r.GpusStranded("cluster/h100", 63, 504, "cpus", 8, 2),
+    r.SiteQuota("gridka-cloud/h100"),
+    r.StartBlocked("horeka/a100", "quota", "QOSMaxJobsPerUserLimit"),
+    r.Downtime("horeka", 1769860800.0, 900.0, 1800.0),
+    r.OwnerWaits("topas", 3, 8),
+    r.ReserveKept("topas/cpu", 4),
+    r.SiteDisabled("gridka-cloud"),
+    r.DemandCovered(8, 3),
+    r.AwaitingNegotiation(25),
+    r.StaleView("site:horeka", 187.0, 120.0, "no answer within 20 s"),
+    r.AllVanished("topas", 56),
+    r.TooManyUnhealthy(31, 120, 0.2),
+    r.Probing("horeka"),
+    r.UnknownDrone("kit-x7q2-999"),
+    r.NotDraining("kit-x7q2-17", "stopping"),
+)
+
+
+def reasons_page() -> str:
+    """Return ``docs/reference/reasons.md``."""
+    lines = [
+        PAGE_NOTICE,
+        "",
+        "# Reasons",
+        "",
+        "Every action, every refusal and every step of a drone has one of these. `kind` is its stable name in JSON, in",
+        "the record; the fields are its numbers. What the tiers are for:",
+        "[Reasons](../explanation/loop.md#reasons).",
+    ]
+    for category, (title, words) in CATEGORY_WORDS.items():
+        lines += ["", f"## {title}", ""]
+        lines += [words, ""] if words else []
+        for example in (e for e in REASON_EXAMPLES if formatting.category(e) is category):
+            lines += _reason_lines(example)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+_TYPE_WORDS = {"str": "text", "int": "integer", "float": "number", "int | None": "integer or null"}
+
+
+def _reason_lines(example: reasons.Reason) -> list[str]:
+    meaning = inspect.getdoc(type(example)) or ""
+    has_meaning = meaning and not meaning.startswith(f"{type(example).__name__}(")
+    named = ", ".join(f"`{f.name}` ({_TYPE_WORDS[str(f.type)]})" for f in fields(example) if f.name != "kind")
+    return [
+        f"### `{example.kind}`",
+        "",
+        *([" ".join(meaning.split()), ""] if has_meaning else []),
+        *([f"Fields: {named}.", ""] if named else []),
+        f"> {formatting.describe(example)}",
+        "",
+    ]
+
+
+# -------------------------------------------------------------------------------------------------------- configuration
+
+INTRODUCTION = """\
+<!-- Made by `python -m docs.make_reference`; do not edit. -->
+
+# Configuration
+
+There is one controller file, and one file for each site that it lists under `sites`. `provisioner check FILE` reports
+every mistake in all of them at once, as `file:line:col: what is wrong: what to write instead`; it accepts a single site
+file too. Editors that support JSON Schema can use [controller.schema.json](controller.schema.json) and
+[site.schema.json](site.schema.json). Commented examples are in `site_configs/`.
+
+## Values
+
+| Value | Write | Not |
+|---|---|---|
+| size | `512 MiB`, `20 GiB`, `20 GB`, also B, kB, MB, TB, KiB, TiB; rounded up to whole MiB | `20`, `20G` |
+| duration | `30s`, `10min`, `2h30m`, `1d`, `250ms`, also w and m; the largest unit first | `30`, `12:30` |
+| GPUs | `1`, `4`, `0.5` (steps of 0.001) | `0.3333` |
+| number | `8.0` | `"8.0.1"`, `.5`, `1_000`, `.inf` |
+| version in quotes | `"12.4"` | `12.4` |
+| name | lower-case letters, digits, `-` inside, at most 63 characters | `My_Site` |
+| boolean | `true`, `false` | `yes`, `no`, `on`, `off` |
+| path | `/var/lib/x`, `~/x`, or relative to the directory of the file that contains it | |
+| secret by reference | `{file: /run/token}` or `{env: POOL_TOKEN}`; read at each use | the secret itself |
+
+YAML is read strictly: no duplicate or unknown keys, no empty values, no octal or base-60 numbers, no dates. Anchors,
+aliases and `<<` are supported. The options of each adapter are described at the end.
+"""
+
+
+def configuration_page() -> str:
+    """Return ``docs/reference/configuration.md``, with the adapters of this distribution."""
+    parts = [INTRODUCTION, "## Controller file\n", *_sections(ControllerFile, "")]
+    parts += ["## Site file\n", *_sections(SiteFile, "")]
+    for kind, group in (("Overlay", loader.OVERLAYS), ("Site", loader.SITES)):
+        for name, config in adapter_configs(group, shipped_only=True).items():
+            parts += [f"## {kind} adapter `{name}`: `options`\n", *_sections(config, "options")]
+    return "\n".join(parts)
+
+
+def _sections(model: type[BaseModel], path: str) -> Iterator[str]:
+    """Yield a table of the model's own keys, then one for each mapping below it."""
+    if path not in ("", "options"):
+        yield f"### `{path}`\n"
+    doc = (model.__doc__ or "").strip().partition("\n\n")[0].replace("``", "`")
+    if doc:
+        yield f"{' '.join(doc.split())}\n"
+    rows = [_row(key, field) for key, field in fields_of(model).items()]
+    yield "\n".join(["| Key | Value | Default | Meaning | Example |", "|---|---|---|---|---|", *rows]) + "\n"
+    for key, field in fields_of(model).items():
+        for below, suffix in _models_below(field.annotation):
+            yield from _sections(below, f"{path}.{key}{suffix}".lstrip("."))
+
+
+def _models_below(annotation: Any) -> Iterator[tuple[type[BaseModel], str]]:
+    for member in union_members(annotation):
+        origin = get_origin(member)
+        if is_model(member) and member is not Secret:
+            yield member, ""
+        elif origin in (dict, list, tuple):
+            mark = ".NAME" if origin is dict else "[]"
+            for model, suffix in _models_below(get_args(member)[1 if origin is dict else 0]):
+                yield model, mark + suffix
+
+
+def _row(key: str, field: FieldInfo) -> str:
+    cells = (
+        f"`{key}`",
+        in_words(field.annotation, field.metadata),
+        _default(field),
+        " ".join((field.description or "").split()),
+        _example(key, field),
+    )
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+_EXAMPLES = {
+    "size": "20 GiB",
+    "duration": "10min",
+    "path": "/var/lib/provisioner",
+    "secret by reference": "{file: /etc/provisioner/token}",
+    "whole number": "1",
+    "text": '"..."',
+    "mapping of text": '{NAME: "..."}',
+}
+
+
+def _example(key: str, field: FieldInfo) -> str:
+    """Return the field's own example; without one, the default, or a typical value of its type."""
+    if field.examples:
+        return f"`{key}: {flow(field.examples[0])}`"
+    text = _default(field).strip("`") if not field.is_required() else ""
+    text = text or _EXAMPLES.get(in_words(field.annotation, field.metadata), "")
+    return f"`{key}: {text}`" if text else ""
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.default
+    if value is PydanticUndefined or value is None or value in ("", (), [], {}):
+        return ""
+    unit = unit_of(field.annotation, field.metadata)
+    if unit is None:
+        return f"`{flow(getattr(value, 'value', value))}`"
+    return f"`{unit.format(value)}`" if value or unit.name in ("duration", "GPUs") else ""
+
+
+# ---------------------------------------------------------------------------------------------------------------- files
+
+PAGES: dict[str, Callable[[], str]] = {
+    "cli.md": cli_page,
+    "reasons.md": reasons_page,
+    "configuration.md": configuration_page,
+    "cli-schemas.json": lambda: json.dumps(output_schemas(), indent=1) + "\n",
+    "controller.schema.json": lambda: schema_text(controller_schema(shipped_only=True)),
+    "site.schema.json": lambda: schema_text(site_schema(shipped_only=True)),
+    report.SCHEMA_FILE: report.schema_text,
+}
+
+
+def write(directory: Path = REFERENCE) -> None:
+    """Write all files into a directory."""
+    for name, page in PAGES.items():
+        (directory / name).write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write(*map(Path, sys.argv[1:2]))
