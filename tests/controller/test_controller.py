@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 from structlog.testing import capture_logs
@@ -16,7 +16,18 @@ from structlog.testing import capture_logs
 from provisioner.controller.loop import SHUTDOWN_WAIT_S
 from provisioner.interfaces import AuthError
 from provisioner.logs import LogFormat, LogLevel, log_to_stderr
-from provisioner.model import BreakerState, DroneId, DroneState, OverlayView, Plan, RequestKind, SiteView, Snapshot
+from provisioner.model import (
+    BreakerState,
+    DroneId,
+    DroneState,
+    OverlayView,
+    Plan,
+    RemoteDrone,
+    RemoteState,
+    RequestKind,
+    SiteView,
+    Snapshot,
+)
 from provisioner.planner import decide
 from provisioner.planner.validation import Breach
 from provisioner.simulator.loop import run_virtual
@@ -437,3 +448,29 @@ def test_json_lines_are_objects_and_the_level_cuts_off() -> None:
     assert [(e["event"], e["level"]) for e in found] == [("site.poll_failed", "warning"), ("planner.failed", "error")]
     assert found[0]["message"] == "no answer" and found[0]["timestamp"].endswith("Z")
     assert "ZeroDivisionError" in found[1]["exception"]
+
+
+@dataclass
+class Talking(Place):
+    """A site that has the console output of its drones, or fails to give it."""
+
+    output: str = ""
+
+    def last_words(self) -> dict[DroneId, str]:
+        if not self.output:
+            raise OSError("console server is down")
+        return dict.fromkeys(self.running, self.output)
+
+
+@in_virtual_time
+async def test_console_output_is_recorded_even_if_another_site_fails_to_give_its_own() -> None:
+    silent, here, store = Talking("a-silent"), Talking("here", output="no GPU found"), TemporaryStore("kit", 1e9, 10)
+    known = DroneId("kit-mem0-1")
+    async with serving(silent, here, store=store, max_drones=1) as controller:
+        await run_for(controller, 30)
+        assert known in store.drones
+        here.running[known] = RemoteDrone(known, RemoteState.RUNNING, "r-1")
+        with capture_logs() as logs:
+            await run_for(controller, 30)
+    assert store.reader().last_output(known) == "no GPU found"
+    assert {log["site"] for log in logs if log["event"] == "console_output.read_failed"} == {"a-silent"}
