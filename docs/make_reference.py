@@ -218,7 +218,7 @@ def reasons_page() -> str:
         "# Reasons",
         "",
         "Every action, every refusal and every step of a drone has one of these. `kind` is its stable name in JSON, in",
-        "the record; the fields are its numbers. What the tiers are for:",
+        "the record; the fields are its numbers. The loop page explains the categories:",
         "[Reasons](../explanation/loop.md#reasons).",
     ]
     for category, (title, words) in CATEGORY_WORDS.items():

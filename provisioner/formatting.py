@@ -398,7 +398,7 @@ _SENTENCES: Mapping[Category, Mapping[type, str | Callable[[Any], str]]] = {
         r.DrainRefused: lambda x: (
             f"the overlay refused the order to drain{f' ({_q(x.fault)})' if x.fault else ''}{_tail(x.message)}"
         ),
-        r.OutcomeUnknown: "outcome of the order unknown, the next poll will resolve it{message:tail}",
+        r.OutcomeUnknown: "no answer to the order; it counts as carried out until a poll settles it{message:tail}",
         r.SeenAtSite: "the site lists it as {site_state}{site_reason:tail}",
         r.SeenInPool: "in the pool, {slot_state} with {jobs:job}, {after_s:seconds} after it was asked for",
         r.NotInListing: "missing from a fresh listing of the site; not yet taken for gone",
@@ -476,7 +476,7 @@ _SENTENCES: Mapping[Category, Mapping[type, str | Callable[[Any], str]]] = {
             f"the owner's jobs come first: {count(x.jobs, 'job')} of theirs get room at {_q(x.site)}"
             + (f" for {number(x.gpus)} GPUs" if x.gpus else "")
         ),
-        r.ReserveKept: "not enough room for {type}: its CPUs and memory are reserved for {free_gpus} free GPUs",
+        r.ReserveKept: "nodes have room for {type}, but `blocking` reserves it for their {free_gpus} free GPUs",
         r.DemandCovered: "{jobs:job} will be taken by free slots and {drones:drone} on the way",
         r.StaleView: _stale,
         r.AllVanished: "all {drones:drone} vanished from the listing of {site} at once: not believed yet",

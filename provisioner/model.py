@@ -21,7 +21,7 @@ TypeKey = NewType("TypeKey", str)
 """``<site>/<drone type>``: names a drone type across all sites."""
 
 WHOLE_GPU = 1000
-"""One GPU in milli-GPU. Shares are integers: 0.2 + 0.1 must be 0.3 (field notes, B 27)."""
+"""One GPU in milli-GPU. Shares are integers: 0.2 + 0.1 must be 0.3."""
 
 
 def type_key(site: str, name: str) -> TypeKey:
@@ -174,7 +174,7 @@ class SlotState(StrEnum):
     """In the pool but not accepting jobs yet."""
     IDLE = "idle"
     BUSY = "busy"
-    """At least one claim, even if the claim is idle (claimed/idle is not idle: field notes, B 40)."""
+    """At least one claim, even if the claim is idle (claimed/idle is not idle)."""
     DRAINING = "draining"
 
 
@@ -706,6 +706,11 @@ def class_scope(key: TypeKey, class_id: str) -> str:
 def node_scope(site: str, node: str) -> str:
     """Return the breaker scope of a node of a site."""
     return f"{site}@{node}"
+
+
+def is_within_scope(scope: str, outer: str) -> bool:
+    """Return True if a breaker's scope is ``outer`` or part of it: a type, a node or a class of a site or type."""
+    return scope == outer or scope.startswith((f"{outer}/", f"{outer}#", f"{outer}@"))
 
 
 @dataclass(frozen=True, slots=True)

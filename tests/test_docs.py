@@ -286,3 +286,16 @@ def assert_valid(done: subprocess.CompletedProcess[str]) -> None:
 @pytest.mark.parametrize("path", sorted((ROOT / "site_configs").rglob("provisioner.yaml")), ids=page_id)
 def test_shipped_configurations_are_valid(path: Path) -> None:
     assert_valid(provisioner(["check", "-c", str(path)], ROOT))
+
+
+def test_paths_in_docs_and_docstrings_exist() -> None:
+    texts = {page: page.read_text() for page in PAGES}
+    texts |= {file: file.read_text() for top in ("provisioner", "adapters") for file in (ROOT / top).rglob("*.py")}
+    named = re.compile(r"`((?:provisioner|adapters|tests|benchmarks|docs|planner|controller|simulator)/[\w./-]+\.\w+)`")
+    missing = [
+        f"{place.relative_to(ROOT)}: {path}"
+        for place, text in texts.items()
+        for path in named.findall(text)
+        if not (ROOT / path).exists() and not (ROOT / "provisioner" / path).exists()
+    ]
+    assert missing == []

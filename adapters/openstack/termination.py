@@ -248,7 +248,7 @@ def leftovers(
     """Return the ids of ports and of volumes that Nova made for deleted servers and did not delete.
 
     ``deleted`` are our servers by id, as last known: only what belonged to one of them is deleted. Such leftovers eat
-    quotas, until nothing more can be started (field notes, B 46). ``ports`` are servers by port, ``volumes`` statuses.
+    quotas, until nothing more can be started. ``ports`` are servers by port, ``volumes`` statuses.
     """
     attached = {volume for server in deleted.values() for volume in server.volumes}
     left = [port for port, server_id in ports.items() if server_id in deleted]

@@ -178,9 +178,9 @@ def class_document(reader: Reader, views: Views, job: JobClass, title: str, now:
     fits = [TypeFit(t, unmet_requirement(job, t), sum(d.type == t.key for d in live)) for t in views.types]
     fits.sort(key=lambda f: (f.misfit is not None, f.kind.price, f.kind.key))
     when = f"tick {plan.tick}, {formatting.ago(plan.at, now)} ago" if plan else "no plan is on record yet"
-    tiers = tuple(formatting.Category)
+    categories = tuple(formatting.Category)
     reason_columns = (
-        text("tier", "Kind of answer.", formatting.category, level=0, choices=tiers),
+        text("category", "Category of the reason.", formatting.category, level=0, choices=categories),
         words("text", "In words.", formatting.describe, head="WHY", least=30),
         data("reason", "As data.", reason_data),
     )

@@ -63,6 +63,7 @@ from provisioner.model import (
     RequestKind,
     SitePolicy,
     SiteView,
+    is_within_scope,
 )
 from provisioner.store import Hazard, Views
 from provisioner.store.reader import Reader
@@ -327,7 +328,7 @@ def site_note(row: SiteRow, now: float) -> str:
 
 
 def _breaker_note(breaker: Breaker, now: float) -> str:
-    left = f" for {formatting.age(breaker.until - now)}" if breaker.until > now else ""
+    left = f" for another {formatting.age(breaker.until - now)}" if breaker.until > now else ""
     why = f": {formatting.excerpt(breaker.fault.message)}" if breaker.fault else ""
     if breaker.class_id:  # the type is open to all others
         return f"job class {breaker.class_id} backs off on {breaker.scope.partition('#')[0]}{left}{why}"
@@ -545,11 +546,7 @@ def reset_site(
     if type_ is not None:
         scope = f"{name}/{type_.removeprefix(f'{name}/')}"
         _must_be_a_type(reader, scope)
-    troubled = [
-        s
-        for s, b in reader.breakers().items()
-        if b.failures and (s == scope or s.startswith((f"{scope}/", f"{scope}#")))
-    ]
+    troubled = [s for s, b in reader.breakers().items() if b.failures and is_within_scope(s, scope)]
     if not troubled:
         note(f"{scope} is not banned: nothing was asked for")
         return

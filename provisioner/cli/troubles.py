@@ -212,7 +212,7 @@ def _negotiator_silent(facts: TroubleContext) -> Iterator[OperatorTrouble]:
         yield _critical("no-negotiation", "overlay", f"no negotiation cycle known although {wait}. {advice}")
 
 
-def _breakers_open(facts: TroubleContext) -> Iterator[OperatorTrouble]:
+def _breakers_not_active(facts: TroubleContext) -> Iterator[OperatorTrouble]:
     for breaker in facts.breakers:
         if breaker.state is BreakerState.ACTIVE or breaker.scope == "overlay":  # told as a view
             continue
@@ -335,7 +335,7 @@ TROUBLE_RULES: tuple[TroubleRule, ...] = (
     _disk_full,
     _views_in_doubt,
     _negotiator_silent,
-    _breakers_open,
+    _breakers_not_active,
     _events_lasting,
     _events_recent,
     _drains_refused,

@@ -410,7 +410,7 @@ def best_timeout_s(gaps_s: Iterable[float], boot_s: float, waiting_cost: float) 
 
     The cost is idle time and, for each gap that was longer, the start of another drone, for which a job waits. With too
     few gaps it is just the cost of another start, which costs at most twice the optimum, whatever comes
-    (``planner/idle.py``).
+    (rent or buy; see ``idle_limit`` in ``planner/retirement.py``).
     """
     gaps = list(gaps_s)
     start_s = boot_s + RELEASE_S + waiting_cost * boot_s

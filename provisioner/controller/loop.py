@@ -36,6 +36,7 @@ from provisioner.model import (
     RequestKind,
     Snapshot,
     StateChange,
+    is_within_scope,
 )
 from provisioner.planner import decide
 from provisioner.planner.breakers import OVERLAY_SCOPE, shift_breaker, update_by_order_results
@@ -461,7 +462,11 @@ class Controller:
             if request.kind is not RequestKind.RESET:
                 continue
             known, now = self.store.breakers, self.clock.now()
-            scopes = [s for s, b in known.items() if b.failures and _is_within(s, request.drone_ids)]
+            scopes = [
+                s
+                for s, b in known.items()
+                if b.failures and any(is_within_scope(s, each) for each in request.drone_ids)
+            ]
             lifted = [Breaker(s, since=now, blind_until=known[s].blind_until) for s in scopes]
             try:
                 if lifted:
@@ -620,14 +625,6 @@ def _log_plan(plan: Plan) -> None:
     _log_moves(plan.moves)
     if plan.acts or plan.moves:
         log.info("tick.acted", tick=plan.tick, starts=len(plan.starts), drains=len(plan.drains), stops=len(plan.stops))
-
-
-def _is_within(scope: str, asked: Collection[str]) -> bool:
-    """Return True if a breaker's scope is one of ``asked``, or lies within one.
-
-    That is: a type or a node of a site (``<site>@<node>``), or a job class on a type (``<site>/<type>#<class>``).
-    """
-    return any(scope == each or scope.startswith((f"{each}/", f"{each}#", f"{each}@")) for each in asked)
 
 
 _BAD_ENDS = frozenset({DroneState.FAILED, DroneState.LOST, DroneState.JOIN_TIMEOUT})

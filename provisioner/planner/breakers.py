@@ -61,7 +61,7 @@ BACKOFF_POLICIES: Mapping[FaultKind, BackoffPolicy] = {
     FaultKind.BLACK_HOLE: BackoffPolicy(after=2, base_s=1800, cap_s=21600, per_type=False),
 }
 """A type without room is left alone for a minute, a site that throttles for as long as it takes: breakers act at the
-level of the fault (field notes, C 8)."""
+level of the fault."""
 
 
 _FAULTS_OF_JOBS = (FaultKind.DRONE, FaultKind.JOBS)
@@ -208,7 +208,7 @@ def _early_exits(snapshot: Snapshot, moves: Sequence[StateChange]) -> Mapping[st
             DroneState.JOIN_TIMEOUT: True,
             # Taken by the site and never seen again, or gone before it did anything.
             DroneState.LOST: not worked,
-            # It says that it is done, and the pool never saw it. One that joined: see :mod:`trials`.
+            # It says that it is done, and the pool never saw it. One that joined: see :func:`update_class_breakers`.
             DroneState.UNUSED: not drone.joined_at,
         }.get(drone.state, False)
         if bad:
@@ -321,7 +321,7 @@ def _already_counted(breaker: Breaker, drone: Drone) -> bool:
 class ClassBackoffs:
     """Job classes that back off on drone types, by class id."""
 
-    closed: Mapping[str, Mapping[TypeKey, Breaker]] = field(default_factory=dict)
+    banned: Mapping[str, Mapping[TypeKey, Breaker]] = field(default_factory=dict)
     """No drone of these types is started for the class, and existing ones are no supply for it."""
     probing: Mapping[str, Mapping[TypeKey, int]] = field(default_factory=dict)
     """One drone of these types is tried for the class. Values: drones on their way, or idle in the pool."""
@@ -329,11 +329,11 @@ class ClassBackoffs:
     @classmethod
     def of(cls, breakers: Mapping[str, Breaker], drones: Iterable[Drone]) -> ClassBackoffs:
         """Collect the breakers of classes. ``drones`` are the live drones that are not steady."""
-        closed: dict[str, dict[TypeKey, Breaker]] = {}
+        banned: dict[str, dict[TypeKey, Breaker]] = {}
         probing: dict[str, dict[TypeKey, int]] = {}
         for key, class_id, breaker in _class_breakers(breakers):
             if breaker.state is BreakerState.BANNED:
-                closed.setdefault(class_id, {})[key] = breaker
+                banned.setdefault(class_id, {})[key] = breaker
             elif breaker.state is BreakerState.PROBING:
                 probing.setdefault(class_id, {})[key] = 0
         for drone in drones if probing else ():
@@ -341,16 +341,16 @@ class ClassBackoffs:
             idle = drone.state in (*PENDING, DroneState.JOINED, DroneState.IDLE)
             if drone.type in probed and idle and not drone.is_leaving:
                 probed[drone.type] += 1
-        return cls(closed, probing)
+        return cls(banned, probing)
 
     def why(self, class_id: str) -> StartsUnmatched | None:
         """Return the reason why nothing is started for a class, by the type that is retried first, or None."""
-        closed = self.closed.get(class_id)
-        if not closed:
+        banned = self.banned.get(class_id)
+        if not banned:
             return None
-        key, breaker = min(closed.items(), key=lambda item: (item[1].until, item[0]))
+        key, breaker = min(banned.items(), key=lambda item: (item[1].until, item[0]))
         return StartsUnmatched(key, breaker.until, breaker.failures, breaker.fault.message if breaker.fault else "")
 
     def doubted(self, class_id: str, key: TypeKey) -> bool:
         """Return True if the pool is not expected to match jobs of a class to drones of a type."""
-        return key in self.closed.get(class_id, ()) or key in self.probing.get(class_id, ())
+        return key in self.banned.get(class_id, ()) or key in self.probing.get(class_id, ())

@@ -104,13 +104,13 @@ class StartLimits:
     """Types with a drone that waits at its site for an obstacle that another one would meet as well."""
     spent: dict[TypeKey, Reason | None] = field(default_factory=dict)
     """Types of which no more may be started, and the reason."""
-    open: set[TypeKey] = field(default_factory=set)
+    startable: set[TypeKey] = field(default_factory=set)
     """All other types, as far as is known yet."""
 
     @classmethod
     def of(cls, context: PlanningContext, reservations: OwnerReservations) -> StartLimits:
         """Count everything once."""
-        limits = cls(context, reservations, open=set(context.types))
+        limits = cls(context, reservations, startable=set(context.types))
         for key, count in context.steady.items():
             limits._count(key, count, context.types[key].gpu_milli)
         sizes = Counter((drone.type, drone.gpu_milli) for drone in context.changing.values())
@@ -222,7 +222,7 @@ class StartLimits:
         count, reason = self._for_type(key, self.context.types[key])
         if count == 0:
             self.spent[key] = reason
-            self.open.discard(key)
+            self.startable.discard(key)
         return count, reason
 
     def _for_type(self, key: TypeKey, kind: DroneType) -> tuple[int, Reason | None]:
@@ -391,7 +391,7 @@ class DroneSlots:
     def holds(self, job: JobClass, now: float) -> int:
         """Return how many jobs of the class one of these drones can still take.
 
-        A drone that is about to end is no supply for a long job (field notes, B 4).
+        A drone that is about to end is no supply for a long job.
         """
         shape = self.shape
         too_long = job.walltime_s and now + job.walltime_s > shape.ends_at

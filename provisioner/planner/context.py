@@ -42,7 +42,7 @@ VANISHED_MIN_DRONES = 3
 VANISHED_FRACTION = 0.5
 VANISHED_WAIT_FACTOR = 10
 """When at least this many drones, and this fraction of a site's drones, vanish at once, the planner waits this many
-times longer before it believes it: an empty listing is far more often a broken listing (field notes, A.2 W4, B 8)."""
+times longer before it believes it: an empty listing is far more often a broken listing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,9 +405,9 @@ class PlanningContext:
         known = compatibility_cache(snapshot.types, snapshot.policy)
         class_backoffs = ClassBackoffs.of(breakers, changing.values())
         compatible = dict(known.table((*classes, *headroom)))
-        for class_id, closed in class_backoffs.closed.items():
+        for class_id, banned in class_backoffs.banned.items():
             if fits := compatible.get(class_id):
-                compatible[class_id] = fits.only(kind for kind in fits.kinds if kind.key not in closed)
+                compatible[class_id] = fits.only(kind for kind in fits.kinds if kind.key not in banned)
         return cls(
             snapshot=snapshot,
             validity=validity,
@@ -490,7 +490,7 @@ def _written_off(snapshot: Snapshot, live: Mapping[DroneId, Drone]) -> frozenset
 
 
 def _too_many_unhealthy(policy: Policy, changing: Iterable[Drone], live: int) -> Reason | None:
-    """Return the reason to pause if more drones are unhealthy than can be their own fault (field notes, C 8)."""
+    """Return the reason to pause if more drones are unhealthy than can be their own fault."""
     ill = sum(
         1
         for d in changing

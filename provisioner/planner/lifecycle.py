@@ -63,6 +63,7 @@ STATE_RULES: Mapping[DroneState, StateRule] = {
     S.QUEUED: StateRule("queued_s", OnTimeout.STOP, S.CANCELLED),
     S.BOOTING: StateRule("booting_s", OnTimeout.STOP, S.JOIN_TIMEOUT),
     S.JOINED: StateRule("joining_s", OnTimeout.STOP, S.FAILED),
+    # Carried out by `retirement.idle`, which computes the limit.
     S.IDLE: StateRule("idle_timeout_s", OnTimeout.DRAIN, S.UNUSED),
     S.BUSY: StateRule("walltime_s", OnTimeout.STOP, S.DONE),
     S.DRAINING: StateRule("draining_s", OnTimeout.STOP, S.DONE),

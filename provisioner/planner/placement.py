@@ -475,9 +475,9 @@ class Placement:
     def _candidates(self, compatible: CompatibleTypes, *, any_late: bool) -> Collection[TypeKey]:
         """Return the open types in the order in which they are tried, with those where delayed drones count."""
         limits = self.allocation.limits
-        if not any_late and compatible.jobs.keys().isdisjoint(limits.open):
+        if not any_late and compatible.jobs.keys().isdisjoint(limits.startable):
             return ()
-        return self.allocation.ranking.candidates(compatible, limits.open)
+        return self.allocation.ranking.candidates(compatible, limits.startable)
 
     def _fall_short(self, job: JobClass, compatible: CompatibleTypes, lack: int, held_back: Reason | None) -> None:
         """Refuse ``lack`` jobs of a class. The limit of the best type is given as the reason."""

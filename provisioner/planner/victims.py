@@ -5,7 +5,7 @@ shape is to be found. The first answer spares the dearest drones that can be spa
 and proves it optimal within its budget; with three shapes on a node it nearly always does. The budget is bounded per
 node and per plan, because the number of combinations grows with the power of the number of shapes. A rule that goes
 drone by drone, youngest or cheapest first over a whole site, frees GPUs scattered over nodes, where no large job can
-start (field notes, B 34).
+start.
 """
 
 from __future__ import annotations

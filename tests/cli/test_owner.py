@@ -329,7 +329,7 @@ def test_every_answer_keeps_to_its_schema_and_to_100_columns(at: Cli, words: lis
 def test_it_is_explained_that_the_owner_comes_first(at: Cli) -> None:
     said = at("explain", "class", "7", "-o", "json").json["said"]
     (waits,) = (s for s in said if s["reason"]["kind"] == "owner-waits")
-    assert waits["tier"] == "waiting-site" and waits["reason"]["site"] == "topas"
+    assert waits["category"] == "waiting-site" and waits["reason"]["site"] == "topas"
     assert waits["text"].startswith("the owner's jobs come first: ")
     assert waits["text"] in " ".join(at("explain", "job", "204.3").out.split())
     (item,) = (i for i in at("demand", "-o", "json").json["items"] if i["id"] == "7")
@@ -340,7 +340,7 @@ def test_it_is_explained_that_a_reserve_is_kept_for_free_gpus(cli: Cli, tmp_path
     asyncio.run(_alone(tmp_path / "alone.db"))
     said = cli("explain", "class", "8", "-o", "json", "--store", tmp_path / "alone.db").json["said"]
     assert [(s["reason"]["kind"], s["reason"]["type"]) for s in said] == [("reserve-kept", "topas/cpu")]
-    assert said[0]["text"] == ("not enough room for topas/cpu: its CPUs and memory are reserved for 3 free GPUs")
+    assert said[0]["text"] == ("nodes have room for topas/cpu, but `blocking` reserves it for their 3 free GPUs")
     told = cli("explain", "job", "205.7", "--store", tmp_path / "alone.db")
     assert said[0]["text"] in " ".join(told.out.split()) and said[0]["text"] in told.err
 

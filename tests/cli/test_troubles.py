@@ -14,7 +14,8 @@ from provisioner.cli.troubles import Severity, TroubleContext, check_line, troub
 from provisioner.reasons import BadRequest, Reason, TooManyUnhealthy
 from provisioner.store import Event, Holder, Views
 from provisioner.store.reader import Reader
-from tests.cli.conftest import Cli
+from provisioner.store.writer import SqlStore
+from tests.cli.conftest import CONTROLLER, Cli
 
 NOW = 1.7e9
 JOBS = m.JobClass("7", 1000, 1, 1024, waiting=2, fresh=1, oldest_at=NOW - 400)
@@ -261,3 +262,12 @@ def test_a_ban_is_lifted_through_the_record_and_a_misspelling_is_not_recorded(on
         assert refused.code == 1 and "horeka" in refused.err
     after = reader.snapshot()
     assert after is not None and len(after.requests) == 1
+
+
+async def test_a_ban_of_a_node_alone_is_lifted_with_its_site(on: Cli, record: Path) -> None:
+    async with SqlStore(record, CONTROLLER, 1e9, 10) as store:
+        fault = m.Fault(m.FaultKind.BLACK_HOLE, "3 drones on it failed jobs", NOW)
+        banned = m.Breaker("topas@n1", m.BreakerState.BANNED, failures=3, until=NOW, fault=fault)
+        await store.record_results(store.tick, (), [banned])
+    ran = on("sites", "reset", "topas", "--reason", "disk repaired")
+    assert ran.code == 0 and "recorded: use topas@n1 again" in ran.err

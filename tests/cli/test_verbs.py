@@ -394,7 +394,7 @@ def test_explain_class_names_the_failing_dimension_of_each_type(on: Cli) -> None
         ("horeka/h100", False, "vram"),
         ("topas/a100", False, "vram"),
     ]
-    assert ran.json["said"][0]["tier"] == "nothing-fits"
+    assert ran.json["said"][0]["category"] == "nothing-fits"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from provisioner.controller.loop import _is_within
 from provisioner.model import (
     DrainMode,
     DroneId,
@@ -18,6 +17,7 @@ from provisioner.model import (
     OverlayView,
     Slot,
     SlotState,
+    is_within_scope,
 )
 from tests.controller.world import Place, Pool, in_virtual_time, serving, wall
 from tests.store.story import TemporaryStore
@@ -60,5 +60,5 @@ async def test_a_drone_that_eats_jobs_is_drained_with_its_reason_and_one_event()
 
 
 def test_the_reset_of_a_site_reaches_its_nodes() -> None:
-    assert _is_within("here@n1", ["here"])
-    assert not _is_within("here2@n1", ["here"]) and not _is_within("here@n1", ["here/a100"])
+    assert is_within_scope("here@n1", "here")
+    assert not is_within_scope("here2@n1", "here") and not is_within_scope("here@n1", "here/a100")
