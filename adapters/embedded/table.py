@@ -85,7 +85,7 @@ class SlotOffer:
     for_gpus: bool
     """It has GPUs: what is beside them is for jobs that want some. Without, it takes only those that want none."""
     each_milli: int = 1000
-    """Where its GPUs are offered in shares: what each is of one."""
+    """Size of a share of its GPUs, if they are offered in shares."""
     avoids: str = ""
     """Users whose jobs it does not take, with commas between."""
 

@@ -31,7 +31,7 @@ class GpuSpec(ConfigSection):
     """Equal GPUs, declared instead of detected."""
 
     count: int = Field(1, ge=1, le=1024)
-    """How many."""
+    """Number of such GPUs."""
     model: str = Field("", examples=["A100-SXM4-40GB"])
     """Model, as `nvidia-smi` names it."""
     vram: Size = Field(0, examples=["40 GiB"])
@@ -58,9 +58,9 @@ class LocalSiteConfig(ConfigSection):
     disk: Size | None = Field(None)
     """Disk for drones. Default: the size of `root`'s file system."""
     retain_finished: Duration = Field(3600.0)
-    """How long the directory of an ended drone is kept for the operator, then removed."""
+    """Time for which the directory of an ended drone is kept for the operator."""
     log_limit: Size = Field(64, ge=1, examples=["64 MiB"])
-    """Largest log of a drone. Of a longer one only the end, at most 8 MiB, is kept at the next look."""
+    """Largest log of a drone. Of a longer one only the end, at most 8 MiB, is kept at the next poll."""
     probe_deadline: PositiveDuration = Field(20.0)
     """Longest wait for `nvidia-smi`."""
     nice: int = Field(0, ge=0, le=19)

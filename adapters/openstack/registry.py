@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from adapters.openstack.nova import OpenStackCloud
 
 MARGIN_S = 300.0
-"""How far the clocks within one cloud may be apart: a change listed twice costs less than one that is missed."""
+"""Largest difference of clocks within one cloud: a change listed twice costs less than one that is missed."""
 _MAX_GONE = 5000
 
 

@@ -60,9 +60,9 @@ class CloudAccess(ConfigSection):
     region: str = Field("", max_length=255)
     """Region. Default: as in clouds.yaml, else the first."""
     interface: Literal["", "public", "internal", "admin"] = Field("")
-    """Which of the catalogue's endpoints are used. Default: as in clouds.yaml, else public."""
+    """Interface of the catalogue's endpoints. Default: as in clouds.yaml, else public."""
     ca: ConfigPath | None = Field(None)
-    """File with the authorities to believe, for https."""
+    """File with the trusted authorities, for https."""
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
@@ -77,7 +77,7 @@ class BootVolume(ConfigSection):
     """A volume that a server boots from, made from the image and deleted with the server."""
 
     size: Size = Field(examples=["40 GiB"])
-    """How large; whole GiB are made of it."""
+    """Size; rounded up to whole GiB."""
     type: str = Field("", pattern=r"^[^\n]{0,255}$")
     """Volume type. Default: the cloud's."""
 
@@ -100,7 +100,7 @@ class ServerOptions(ConfigSection):
     server_group: str = Field("", pattern=r"^([0-9a-fA-F-]{32,36})?$")
     """Id of a server group (its policy keeps servers together or apart)."""
     config_drive: bool | None = Field(None)
-    """Whether the server's data come by a config drive. Default: as the cloud sees fit."""
+    """True if the server gets its data by a config drive. Default: the cloud's."""
     metadata: Annotated[dict[str, str], AfterValidator(_check_metadata)] = Field(
         default_factory=dict, examples=[{"cost_centre": "wlcg"}]
     )
@@ -169,17 +169,17 @@ class OpenStackSiteConfig(CloudAccess, ServerOptions):
     """The hosts with GPUs, where their operator tells them: only then is it known which servers stand in the owner's
     way, and where GPUs are free. Default: only quotas are looked at."""
     owner: OpenStackOwnerConfig | None = Field(None)
-    """Whose servers come first here. Without it the site's owner is not looked at."""
+    """Owner whose servers have priority here. Without it the site's owner is ignored."""
     retain_finished: Duration = Field(600.0, ge=60.0)
-    """How long an ended drone is told with its end."""
+    """Time for which an ended drone is reported."""
     full_refresh_interval: PositiveDuration = Field(600.0)
-    """All servers are listed so often; between, only what has changed."""
+    """Interval of full listings of all servers; between them only changes are listed."""
     console_lines: int = Field(200, ge=0, le=2000)
     """Lines of its console that are kept of a server that ends; 0: none."""
     cleanup_interval: Duration = Field(600.0)
-    """How often ports and volumes are looked for that our deleted servers have left; 0: never."""
+    """Interval of the cleanup of ports and volumes that our deleted servers have left; 0: never."""
     deadline: PositiveDuration = Field(15.0)
-    """Longest time for one question to the cloud."""
+    """Longest time for one query to the cloud."""
     create_deadline: PositiveDuration = Field(60.0)
     """Longest time for one server to be accepted. Nova may accept it later all the same."""
     parallel: int = Field(8, ge=1, le=64)

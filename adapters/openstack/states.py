@@ -114,7 +114,7 @@ _BY_POWER: Mapping[int, ServerPhase] = {
     PAUSED_GUEST: ServerPhase(_UNKNOWN, "its guest was paused by its hypervisor"),
     SUSPENDED_GUEST: ServerPhase(_UNKNOWN, "its guest was suspended by its hypervisor"),
 }
-"""Of an active server on which nothing is being done: Nova's look at its guests writes this down first, then stops
+"""Power states of an active server without a task: Nova's periodic check of its guests writes this first, then stops
 those that are off, crashed or suspended, and lets paused ones be."""
 
 
@@ -173,7 +173,7 @@ _CAPACITY = (
     r"|conflict was encountered attempting to (invoke the placement api|update resource provider)",
     FaultKind.CAPACITY,
 )
-"""Of a race for the last GPU too: the PCI claims on the host find it taken (``nova/exception.py``, Pci*)."""
+"""Includes a race for the last GPU: the PCI claims on the host find it taken (``nova/exception.py``, Pci*)."""
 _BAD_REQUEST = (
     r"(image|flavor|network|volume type|key ?pair|security group|snapshot|instance group|availability zone)\b.*"
     r"(could not be found|not found|is not available)"
@@ -201,9 +201,9 @@ _HOST_NETWORK = (
 _LOCKED = (r"\bis locked\b", FaultKind.DENIED)
 
 _REJECTED: _Patterns = (_REQUEST_LIMITS, _QUOTA, _CAPACITY, _BAD_REQUEST, _LOCKED)
-"""Of rejected orders; the first row that matches counts."""
+"""Categories of rejected orders; the first row that matches counts."""
 _IN_ERROR: _Patterns = (_REQUEST_LIMITS, _QUOTA, _CAPACITY, _SHARED_SERVICE, _HOST_NETWORK, _BAD_REQUEST)
-"""Of servers in ERROR. A host's network comes before the bad request, whose words say `network`, too."""
+"""Categories of servers in ERROR. A host's network comes before the bad request, whose words say `network`, too."""
 
 
 def _matching(patterns: _Patterns, words: str) -> FaultKind | None:

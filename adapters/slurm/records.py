@@ -38,9 +38,9 @@ class SlurmJob:
     qos: str = ""
     submitted_at: float = 0.0
     started_at: float = 0.0
-    """Of a pending job the expected start."""
+    """Expected start of a pending job."""
     ends_at: float = 0.0
-    """Of a running job, the end of its limit or of the grace period of its preemption."""
+    """End of a running job's limit, or of the grace period of its preemption."""
     limit_s: float = 0.0
     """Time limit; 0 for none or not reported."""
     preempted_at: float = 0.0

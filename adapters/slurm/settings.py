@@ -190,7 +190,7 @@ class SlurmNodeHardware(ConfigSection):
     gpus: int = Field(ge=1, le=64, examples=[4])
     """GPUs."""
     gres: str = Field("gpu", pattern=r"^[A-Za-z0-9_.-]+(:[A-Za-z0-9_.-]+)?$", examples=["gpu:a100"])
-    """How its Gres names them, without a number."""
+    """Name in its Gres, without a number."""
 
     @property
     def cpus(self) -> int:
@@ -224,7 +224,7 @@ class SlurmSiteConfig(SlurmJobOptions):
     output_directory: str = Field("", pattern=r"^(/[A-Za-z0-9_./+-]*)?$", examples=["/home/kit/drones/logs"])
     """Existing directory on the cluster's file system for the output of drones. Default: discarded."""
     accounting: bool | None = Field(None)
-    """Whether there is an accounting database, which knows the end of drones that slurmctld has forgotten. Default:
+    """True if there is an accounting database, which knows the end of drones that slurmctld has dropped. Default:
     detected."""
     owner: SlurmOwnerConfig | None = Field(None)
     """Jobs that have priority over drones. Default: no owner."""
@@ -234,7 +234,7 @@ class SlurmSiteConfig(SlurmJobOptions):
     )
     """The nodes with GPUs, for `provisioner render blocking`."""
     retain_finished: Duration = Field(600.0, ge=60.0)
-    """How long ended drones are reported, as long as Slurm knows them."""
+    """Time for which ended drones are reported, as long as Slurm knows them."""
     deadline: PositiveDuration = Field(15.0)
     """Longest time for one query."""
     submit_deadline: PositiveDuration = Field(45.0)

@@ -293,7 +293,7 @@ def _query_error(tool: str, text: str) -> AdapterError:
 # -------------------------------------------------------------------------------------------------------------- tables
 
 Columns = Mapping[str, tuple[str, str]]
-"""What a tool calls a column -> the heading that it prints, and our name of the cell."""
+"""Columns by the tool's name: the heading that it prints, and our name of the cell."""
 
 
 def output_format(columns: Columns, separator: str) -> str:

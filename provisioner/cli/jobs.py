@@ -82,7 +82,7 @@ _CATEGORIES_BY_WEIGHT = (
     formatting.Category.LEAVE,
     formatting.Category.STEP,
 )
-"""What a person must change comes before what only takes time."""
+"""Order of the categories: first those that need a person, then those that only take time."""
 
 
 def reasons_by_class(plan: Plan | None) -> dict[str, tuple[Reason, ...]]:

@@ -305,7 +305,7 @@ CONFIG_PATHS = (
     Path("site_configs/provisioner.yaml"),
     Path("/etc/provisioner/provisioner.yaml"),
 )
-"""Where a configuration is looked for when none is named."""
+"""Places that are searched for a configuration if none is named."""
 
 
 def config_path(where: Where) -> Path:

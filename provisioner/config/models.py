@@ -339,9 +339,9 @@ class TypeSection(ConfigSection):
     disk: Size = Field(examples=["50 GiB"])
     """Scratch disk of one drone."""
     walltime: PositiveDuration | None = Field(None, examples=["24h"])
-    """How long the site lets a drone run; longer than `timeouts.grace`. Default: no limit."""
+    """Longest run of a drone at the site; longer than `timeouts.grace`. Default: no limit."""
     sharing: Sharing = Field(Sharing.EXCLUSIVE, examples=["exclusive"])
-    """How the jobs of one drone share a GPU."""
+    """Way in which the jobs of one drone share a GPU."""
     shares: int = Field(1, ge=1, le=MOST_SHARES, examples=[4])
     """Number of shares that each GPU is offered as, to jobs that request a part of a GPU: each gets one share, or as
     many as it requests, with their part of the VRAM. Jobs that request a whole GPU do not match. Not with `sharing:

@@ -141,7 +141,7 @@ RESERVED = {name: reason for reason, names in _RESERVED_BY_REASON.items() for na
 _IN_EVERY_TEMPLATE = re.compile(
     "queue|request_(cpus|memory|disk|gpus)|gpus_minimum_memory|log|output|error|environment|arguments"
 )
-"""Those of them that every template of TARDIS has, so that nothing is lost."""
+"""Commands of these that every template of TARDIS has, so that nothing is lost."""
 _PILOT_SCRIPT = (
     "TARDIS starts your pilot script; here our drone script runs and starts HTCondor itself. What yours prepares (a"
     " container, mounts, a proxy) must be on the node already, or in `overlay.options.drone_config`"

@@ -68,7 +68,7 @@ class SimulatedNode:
         """Failures and downtimes that go on; they may overlap."""
         self.free = total
         self.held: dict[Hashable, ResourceVector] = {}
-        """What drones and the owner's jobs hold."""
+        """Resources that drones and the owner's jobs hold."""
         self._slots = 0
 
     @property

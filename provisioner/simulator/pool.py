@@ -369,7 +369,7 @@ class SimulatedOverlay:
         self._queue = SimulatedJobQueue()
         self._drone_slots: dict[DroneId, SimulatedSlot] = {}
         self._lost: dict[DroneId, SimulatedSlot] = {}
-        """Those that perished, for as long as they are listed."""
+        """Dead drones, for as long as their slots are listed."""
         self._slots: tuple[Slot, ...] = ()
         self._classes: tuple[JobClass, ...] = ()
         """As they were last listed: the very same where nothing has changed."""

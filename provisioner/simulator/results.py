@@ -29,7 +29,7 @@ class WaitStatistics:
 
 @dataclass(frozen=True, slots=True)
 class GpuTime:
-    """Where the GPU time of drones went, in hours or seconds of one GPU: ``held`` is the sum of the others."""
+    """GPU time of drones by use, in hours or seconds of one GPU: ``held`` is the sum of the others."""
 
     held: float = 0.0
     """From grant to release."""
@@ -98,9 +98,9 @@ class ReplayResult:
     requests: int = 0
     """Drones that sites accepted."""
     drones_started: int = 0
-    """Those that were given a place."""
+    """Requests that started."""
     withdrawn: int = 0
-    """Those that were taken back before that."""
+    """Requests that were cancelled before that."""
     preempted: int = 0
     """Attempts of jobs that were cut short."""
     burst_first_s: float | None = None

@@ -157,9 +157,9 @@ class SimulationOutcome:
     jobs: int
     jobs_done: int
     jobs_impossible: int
-    """Those that no drone type fits."""
+    """Jobs that no drone type fits."""
     jobs_left: int
-    """Others that were not done at the end."""
+    """Other jobs that were not done at the end."""
     stalled_s: float | None
     """Since when no job had run, if that is why it broke off."""
     orphans: tuple[DroneId, ...]

@@ -77,17 +77,16 @@ class HTCondorConfig(ConfigSection):
     """After this long an idle job counts as seen by the negotiator, where the pool does not advertise its accounting
     and so tells the end of a cycle only every NEGOTIATOR_UPDATE_INTERVAL."""
     slot_weight: SlotWeight = Field(SlotWeight.CPUS)
-    """What SLOT_WEIGHT of the pool is, the unit of its group quotas: `cpus` (HTCondor's default) or `gpus`."""
+    """Unit of the pool's group quotas, by its SLOT_WEIGHT: `cpus` (HTCondor's default) or `gpus`."""
     collector_memory: PositiveDuration = Field(900.0)
-    """What the collector forgets in a restart is remembered for this long: slots keep their last state. So are the jobs
-    of a schedd that does not answer. Longer than UPDATE_INTERVAL of the pool."""
+    """Time for which slots keep their last state after a restart of the collector, and for which the jobs of a schedd
+    that does not answer count. Longer than UPDATE_INTERVAL of the pool."""
     drain_tool: str = Field("condor_drain", min_length=1)
     """The tool that drains; found on PATH."""
     client_config: str = Field("")
     """Lines to add to the controller's own HTCondor configuration."""
     condor_prefix: str = Field("")
-    """Where HTCondor is on the worker nodes: the directory above `usr/sbin/condor_master`. Default: found on PATH
-    there."""
+    """Directory of HTCondor on the worker nodes, above `usr/sbin/condor_master`. Default: found on PATH there."""
     drone_config: str = Field("")
     """Lines to add to every drone's HTCondor configuration."""
 

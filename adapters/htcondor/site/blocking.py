@@ -62,7 +62,7 @@ class _KeptResource(NamedTuple):
     unit: str
     """Unit in which jobs ask for it."""
     asked: str
-    """What a job takes of it, rounded up as the startd does."""
+    """Amount that a job takes of it, rounded up as the startd does."""
     per_unit: int = 1
 
     @property

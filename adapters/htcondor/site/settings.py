@@ -137,7 +137,7 @@ class HTCondorOwnerConfig(ConfigSection):
     """Submitters (`*`, `?` and `[...]` as in file names) that are the owner's but whose queue may not be read: the
     site's collector tells how many of their jobs are idle, and `shape` is what one needs."""
     shape: OwnerJobShape = Field(default_factory=OwnerJobShape, examples=[{"gpus": 1, "cpus": 4, "memory": "16 GiB"}])
-    """What one job of `submitters` is taken to need."""
+    """Assumed request of one job of `submitters`."""
 
     @model_validator(mode="after")
     def _some_queue(self) -> Self:
@@ -184,9 +184,9 @@ class HTCondorSiteConfig(ConfigSection):
     schedd: str = Field("", pattern=r"^[A-Za-z0-9@._-]{0,255}$", examples=["grid@submit1.example.org"])
     """Name of the schedd that drones are submitted to. Default: the only one that the collector lists."""
     transport: Literal["bindings", "tools"] = Field("bindings")
-    """How HTCondor is spoken to: by its Python `bindings`, or by its command-line `tools`."""
+    """Interface to HTCondor: its Python `bindings`, or its command-line `tools`."""
     tools: CondorToolsConfig = Field(default_factory=CondorToolsConfig)
-    """Where the tools are and how they are run, with `transport: tools`."""
+    """Place of the tools and the way to run them, with `transport: tools`."""
     token: Secret | None = Field(None)
     """Token of the account that owns the drones' jobs: READ and WRITE at the schedd."""
     token_directory: ConfigPath | None = Field(None)
@@ -204,22 +204,22 @@ class HTCondorSiteConfig(ConfigSection):
     """Submit commands for every drone, in quotes: attributes, accounting group, universe, rank; `requirements` and
     `require_gpus` are joined to those that follow from the type."""
     types: dict[str, HTCondorTypeConfig] = Field(default_factory=dict)
-    """What is special about a drone type, by its name."""
+    """Options of single drone types, by name."""
     env: Annotated[dict[str, FilledIn], AfterValidator(_plain_environment)] = Field(default_factory=dict)
     """Environment variables added for each drone."""
     owner: HTCondorOwnerConfig | None = Field(
         None, examples=[{"jobs": 'AcctGroup == "etp"', "schedds": ["submit.etp.example.org"]}]
     )
-    """Whose jobs come first here, and where they wait. Without it the site's owner is not looked at."""
+    """Owner whose jobs have priority here, and their queues. Without it the site's owner is ignored."""
     slot_max_age: PositiveDuration = Field(900.0)
     """A slot that was last heard from so long before the newest is dead, though the collector lists it."""
     lease: Duration = Field(60.0, ge=20.0)
-    """How long a drone outlives the contact between its schedd and its node, and a job that is removed while the site
-    vacates it stays in the queue."""
+    """Time for which a drone survives a loss of contact between its schedd and its node, and for which a job that is
+    removed while the site vacates it stays in the queue."""
     retain_finished: Duration = Field(600.0, ge=60.0)
-    """How long an ended drone stays in the site's queue, to be listed with its end."""
+    """Time for which an ended drone stays in the site's queue, so that its end is listed."""
     deadline: PositiveDuration = Field(15.0)
-    """Longest time for one question to HTCondor."""
+    """Longest time for one query to HTCondor."""
     submit_deadline: PositiveDuration = Field(45.0)
     """Longest time for one submit, with its files."""
 

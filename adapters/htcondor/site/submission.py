@@ -42,8 +42,8 @@ more, it would be matched again."""
 _LEAST_SPOOL_LIMIT_S = 120
 _SPOOL_SLACK_S = 15.0
 _VRAM_TOLERANCE = 0.9
-"""Of the VRAM that a type declares: a "32 GB" V100S reports 32510 MiB, a "24 GB" A10 22731. No two sizes of card are
-that close together."""
+"""Tolerance for the VRAM that a type declares: a "32 GB" V100S reports 32510 MiB, a "24 GB" A10 22731. No two sizes of
+card are that close together."""
 _WALLTIME_SLACK_S = 60
 _JOINED = ("requirements", "require_gpus")
 """Submit commands of the admin that are joined to ours."""

@@ -51,7 +51,7 @@ class SshSettings(ConfigSection):
     connect_deadline: PositiveDuration = Field(45.0)
     """Longest time to connect and log in, the jump host and waiting for a code included."""
     keepalive: PositiveDuration = Field(15.0)
-    """How often a silent connection is tried; after three silences it counts as lost."""
+    """Interval at which a silent connection is probed; after three failures it counts as lost."""
     retry: PositiveDuration = Field(2.0)
     """Pause after a first failure to connect; each further failure doubles it."""
     retry_at_most: PositiveDuration = Field(300.0)
