@@ -409,7 +409,7 @@ _SENTENCES: Mapping[Category, Mapping[type, str | Callable[[Any], str]]] = {
         r.EndedAtSite: _ended,
         r.DemandReturned: "back into service: {waiting:job} of class {class_id} wait that it can run",
         r.Preempted: _taken_back,
-        r.PreemptionNotice: "its site has told it to leave{message:tail}",
+        r.PreemptionNotice: "its site has asked it to leave{message:tail}",
     },
     Category.START: {
         r.JobsWaiting: _jobs_waiting,

@@ -274,7 +274,7 @@ def _refusals(gpu_model: str, types: Sequence[DroneType]) -> dict[TypeKey, Unmet
     if not gpu_model:
         return {}
     return {
-        kind.key: UnmetRequirement("gpu_model", gpu_model, kind.gpu_model or "not told")
+        kind.key: UnmetRequirement("gpu_model", gpu_model, kind.gpu_model or "unknown")
         for kind in types
         if kind.gpu_model != gpu_model
     }

@@ -123,7 +123,7 @@ class Server:
     task: str = ""
     """OS-EXT-STS:task_state: what is being done with it (``deleting``, ``powering-off``, ...); empty: nothing."""
     power: int = 0
-    """OS-EXT-STS:power_state: 0 not told, 1 running, 3 paused, 4 shut down, 6 crashed, 7 suspended."""
+    """OS-EXT-STS:power_state: 0 unknown, 1 running, 3 paused, 4 shut down, 6 crashed, 7 suspended."""
     created_at: float = 0.0
     updated_at: float = 0.0
     launched_at: float = 0.0
@@ -191,7 +191,7 @@ class Limits(NamedTuple):
 
 
 def parse_limits(record: Record) -> Limits:
-    """Parse ``limits.absolute``; what is not told is not limited."""
+    """Parse ``limits.absolute``; what is unknown is not limited."""
     keys = (
         ("maxTotalInstances", "totalInstancesUsed"),
         ("maxTotalCores", "totalCoresUsed"),

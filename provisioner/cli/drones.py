@@ -89,7 +89,7 @@ def drone_note(drone: Drone, now: float) -> str:
         if drone.leaving is not None:
             parts.append(f"will end as {drone.leaving.value}")
         if drone.notice_at:
-            parts.append(f"told to leave {formatting.ago(drone.notice_at, now)} ago")
+            parts.append(f"asked to leave {formatting.ago(drone.notice_at, now)} ago")
         if drone.asked > 1:
             parts.append(f"asked {drone.asked} times to stop")
     elif drone.lost_gpu_s or drone.lost_jobs:
@@ -127,7 +127,7 @@ def drone_columns(now: float, reason: Callable[[Drone], str] | None = None) -> t
 
     age_doc = "Time since it was asked for, until its end if it has ended, seconds."
     notice_doc = "When the site's notice was first seen, or when it was asked to leave for the owner."
-    place_doc = "The site's name of its place on the node; empty: not told."
+    place_doc = "The site's name of its place on the node; empty: unknown."
     risk_doc = "Work of jobs that would be lost if it ended now: GPU-seconds, of a CPU drone CPU-seconds."
     lost_doc = "Work of jobs that its end has cost: GPU-seconds, of a CPU drone CPU-seconds."
     refusal_doc = "Why the overlay refused to drain it, or to take it back into service; empty: it did not."
@@ -148,7 +148,7 @@ def drone_columns(now: float, reason: Callable[[Drone], str] | None = None) -> t
         text("remote_id", "The site's id.", head="REMOTE", least=8, tail=True, fact="id at the site"),
         text(
             "node",
-            "Node that it runs on, as the site names it; empty: not told.",
+            "Node that it runs on, as the site names it; empty: unknown.",
             level=0,
             least=8,
             tail=True,
@@ -180,7 +180,7 @@ def drone_columns(now: float, reason: Callable[[Drone], str] | None = None) -> t
         whole("asked", "How often it was asked to stop."),
         time_at("retires_at", "When it takes no new job any more.", fact="retires"),
         time_at("ended_at", "When it ended.", fact="ended"),
-        time_at("notice_at", notice_doc, fact="told to leave"),
+        time_at("notice_at", notice_doc, fact="asked to leave"),
         span_s(
             "grace_used_s",
             "From that notice to its end, or until now; null: no notice.",

@@ -194,7 +194,7 @@ def _site_estimate_columns() -> tuple[Column, ...]:
         return rounded(row.kept.taken / row.kept.run_s * 3_600_000) if row.kept.run_s >= 1.0 else None
 
     use_doc = "Over how much time its owner's use is known, 14 days at most, seconds."
-    taken_doc = "Places taken back per 1000 hours of drones, where its owner's use is not told; null: not known."
+    taken_doc = "Places taken back per 1000 hours of drones, where its owner's use is unknown; null: not known."
     gaps_doc = "Gaps between two jobs of a drone that are known, 200 at most."
     idle_doc = "Idle time-out that would have cost least, seconds; null: not known yet."
     return (

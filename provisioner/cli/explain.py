@@ -146,7 +146,7 @@ def job_document(known: KnownJob) -> Document:
         text("state", "State at the newest look.", level=0, choices=("running", "held", "done")),
         words("said", "The same in words, with what to do.", head="which", least=30),
         text("drone", "Drone that it runs or ran in; empty: none of this controller.", level=0),
-        text("class", "Its class; empty: not told.", "class_id"),
+        text("class", "Its class; empty: unknown.", "class_id"),
         time_at("ended_at", "When it was done."),
         span_s("run_s", "How long its last run took, seconds; null: it is not done."),
     )
@@ -289,7 +289,7 @@ def _limit_s(drone: Drone, limit: str, views: Views | None) -> tuple[float | Non
 
 
 def _explained_facts(now: float) -> tuple[Column, ...]:
-    place_doc = "The site's name of its place there; empty: not told."
+    place_doc = "The site's name of its place there; empty: unknown."
     return (
         text("id", "Our id.", "drone.id", head="drone"),
         text("type", "Drone type, as site/name.", "drone.type", head="type"),
@@ -310,7 +310,7 @@ def _explained_facts(now: float) -> tuple[Column, ...]:
         text("for_class", "Job class that it was started for.", "drone.for_class", head="started for class"),
         text("note", "What else is worth knowing.", lambda e: drone_note(e.drone, now), head="note"),
         text("remote_id", "The site's id.", "drone.remote_id", head="id at the site"),
-        text("node", "Node that it runs on; empty: not told.", "drone.node", head="node"),
+        text("node", "Node that it runs on; empty: unknown.", "drone.node", head="node"),
         text("site_slot", place_doc, "drone.site_slot", head="slot at the site"),
         text("slot", "The pool's name of its slot.", "drone.slot", head="slot in the pool"),
     )

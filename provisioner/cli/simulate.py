@@ -169,7 +169,7 @@ SIMULATION_COLUMNS = (
         show=lambda f: "; ".join(f.policies),
     ),
     items("world", "The sites of the first.", lambda f: list(f.world), level=0, show=lambda f: "; ".join(f.world)),
-    items("notes", "What no file told of the sites, and what was taken.", lambda f: list(f.notes)),
+    items("notes", "Assumptions about the sites, where no file has the value.", lambda f: list(f.notes)),
 )
 VIOLATION_COLUMNS = (
     text("policy", "Under which policy.", level=0),
@@ -481,7 +481,7 @@ class JobOptions(OptionGroup):
     ] = False
     ignore: Annotated[
         list[str] | None,
-        _valued("FIELD", "Take gpu_milli, cpus, memory, vram, user or group as not told; repeatable."),
+        _valued("FIELD", "Take gpu_milli, cpus, memory, vram, user or group as unknown; repeatable."),
     ] = None
     swf_cpus: Annotated[
         bool, typer.Option("--swf-cpus", help="In SWF a processor is a CPU of a job with one GPU, not a GPU.")

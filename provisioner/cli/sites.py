@@ -170,7 +170,7 @@ def site_columns(now: float) -> tuple[Column, ...]:
 
     untold = "null: the site does not tell"
     free_doc = "How many drones of each type could start now (alternatives); null: the site does not tell."
-    owner_doc = "The owner's jobs: what waits and what runs, in words; empty: none, or not told."
+    owner_doc = "The owner's jobs: what waits and what runs, in words; empty: none, or unknown."
     taken_doc = "How often it took places of drones back of late, and what that cost, in words; empty: none ran."
     return (
         text("site", "Site.", "name", level=0, least=12, tail=True, fact="site"),
@@ -428,7 +428,7 @@ def node_columns() -> tuple[Column, ...]:
         free("free_cpus", "CPUs that nobody holds.", "CPUS", str),
         whole("memory_mib", "Its memory, MiB.", "node.memory_mib"),
         free("free_memory_mib", "Memory that nobody holds, MiB.", "MEMORY", formatting.size),
-        whole("disk_mib", "Its disk, MiB; 0: not told.", "node.disk_mib"),
+        whole("disk_mib", "Its disk, MiB; 0: unknown.", "node.disk_mib"),
         free("free_disk_mib", "Disk that nobody holds, MiB.", "DISK", formatting.size, level=1),
         words("kept", kept_doc, _kept_words, least=12),
         whole("kept_cpus", "CPUs kept for its free GPUs."),
@@ -454,7 +454,7 @@ def _kept_words(row: NodeRow) -> str:
 
 
 def _claim_columns(now: float) -> tuple[Column, ...]:
-    waits_doc = "Since the first of them was submitted, seconds; null: not told."
+    waits_doc = "Since the first of them was submitted, seconds; null: unknown."
     return (
         text("who", "Whose; may be empty.", level=0, least=8),
         whole("jobs", "Jobs of this shape.", "count", level=0),

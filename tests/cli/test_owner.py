@@ -195,7 +195,7 @@ def test_a_drone_tells_what_is_at_risk_and_what_its_end_has_cost(at: Cli) -> Non
     assert f"node {ONE}" in works and f"slot at the site slot1_1@{ONE}" in works
     assert "work at risk" in works and "GPU-seconds" in works
     assert at("drones", "show", "1", "-o", "json").json["at_risk_gpu_s"] >= 120, "its job began two minutes ago"
-    assert "told to leave" in told and "so far" in told and "work lost" not in told
+    assert "asked to leave" in told and "so far" in told and "work lost" not in told
     assert "grace used 9 s" in gone and "work lost 2 jobs, 7200 GPU-seconds" in gone and "at risk" not in gone
     assert "taken back for the owner 9 s after the notice (of 30 s), 2 jobs, 7200 GPU-seconds lost" in gone
     assert "work lost 1 job, 960 CPU-seconds" in cpu and "gpus 0" in cpu
