@@ -290,12 +290,18 @@ class _ConfigReader:
     ) -> Iterator[tuple[Any, str]]:
         """Yield what a method of :class:`AdapterOptions` finds; report it if an adapter's own code fails."""
         try:
-            yield from getattr(options, method, lambda *_: ())(*arguments)
+            for found in getattr(options, method, lambda *_: ())(*arguments):
+                steps, message = found
+                yield steps, message
         except Exception as error:  # an adapter's own code may raise anything
-            if method == "misfits":
-                document.complain_at_key(at, _adapter_failed(error))
-            else:
-                self.warn(document, at, _adapter_failed(error))
+            failed = _adapter_failed(error)
+            match method:
+                case "misfits":
+                    document.complain_at_key(at, failed)
+                case "failures":
+                    self.failures.append(document.problem(document.value_position(at), failed))
+                case _:
+                    self.warn(document, at, failed)
 
     def check_grace(self, document: YamlDocument, site: SiteFile) -> None:
         """Warn if a drone that uses its grace would be stopped again before it is over."""

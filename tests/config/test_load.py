@@ -345,16 +345,24 @@ def test_an_adapter_judges_types_with_its_options(tmp_path: Path, install_adapte
     ]
 
 
-@pytest.mark.parametrize("hook", ["doubts(self)", "failures(self)", "unfit(self, types)"])
+@pytest.mark.parametrize(
+    ("hook", "level"), [("doubts(self)", "warning: "), ("failures(self)", ""), ("unfit(self, types)", "warning: ")]
+)
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        ("yield from ()\n        raise RuntimeError('not so')", "RuntimeError: not so"),
+        ("yield 'no pair'", "ValueError: too many values to unpack (expected 2)"),
+    ],
+)
 def test_an_adapter_that_fails_when_asked_about_its_options_is_named(
-    tmp_path: Path, install_adapter: InstallAdapter, hook: str
+    tmp_path: Path, install_adapter: InstallAdapter, hook: str, level: str, body: str, error: str
 ) -> None:
-    """Report the other problems of the file all the same."""
-    name = f"failing_{hook.partition('(')[0]}"
-    install_adapter(name, method=f"    def {hook}:\n        yield from ()\n        raise RuntimeError('not so')\n")
+    name = f"failing_{hook.partition('(')[0]}_{error[:5].lower()}"
+    install_adapter(name, method=f"    def {hook}:\n        {body}\n")
     file = written(tmp_path, big=with_adapter(name))
     told = [(p.line, p.message) for p in (*check(file), *warnings(file)) if "adapter" in p.message]
-    assert told == [(25, "warning: the adapter failed on its options: RuntimeError: not so")]
+    assert told == [(25, f"{level}the adapter failed on its options: {error}")]
 
 
 def test_an_adapter_that_cannot_be_imported_is_a_problem_of_its_line(
