@@ -604,7 +604,7 @@ def text_width(text: str) -> int:
 def _char_widths(text: str) -> Iterator[int]:
     from rich.cells import cell_len
 
-    return map(cell_len, text)
+    return (1 if char.isascii() else cell_len(char) for char in text)
 
 
 def _front(text: str, width: int) -> str:

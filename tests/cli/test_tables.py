@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from provisioner import model as m
@@ -121,6 +121,7 @@ def test_the_states_of_status_fit_100_columns(live: list[m.Drone]) -> None:
     _fits(_state_columns(live), _by_site(live))
 
 
+@example("0\x1f000\xa0", 4, False)  # a control character beside a wide one
 @given(st.text(max_size=60), st.integers(4, 60), st.booleans())
 def test_a_shortened_text_takes_no_more_than_its_room(text: str, width: int, tail: bool) -> None:
     assert text_width(shorten(text, width, tail=tail)) <= width

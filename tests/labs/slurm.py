@@ -576,6 +576,7 @@ class SlurmLab:
         """End it, with all that runs in it. What is left then fails the test."""
         if self.process is None:
             return
+        ours = self.processes() if self.namespace else {}
         if self._init and self.process.poll() is None:
             with suppress(ProcessLookupError):
                 # The kernel ends the rest, and only then does its parent see it gone.
@@ -583,7 +584,8 @@ class SlurmLab:
         else:
             self.process.kill()
         self.process.wait(60)
-        left = self.processes() if self.namespace else {}
+        # The number of the namespace may be used again by then, by another lab.
+        left = {pid: command for pid, command in self.processes().items() if ours.get(pid) == command} if ours else {}
         assert not left, f"processes left behind: {left}"
         assert str(self.root) not in Path("/proc/self/mounts").read_text()
 
