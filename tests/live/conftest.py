@@ -32,9 +32,14 @@ NEWEST_ALONE = (
     "test_strangers",
     "test_overlay_collectors",
     "test_dead_slots",
+    "test_faults",
+    "test_first_real_pool",
+    "test_overlay_idle_clock",
+    "test_overlay_isolated",
+    "test_a_silent_then_dead_daemon",
 )
-"""Tests with the newest HTCondor: sites, shares, groups, and what drones and queues tell of their work. All else of the
-overlay is for all."""
+"""Files and tests that `make test` runs with the newest HTCondor only: sites, shares, groups, work of drones, and long
+stories. `make test-matrix` runs them with the older one. All else of the overlay runs with every version."""
 SLURM_SUITES = os.environ.get("PROVISIONER_SLURM_SUITES", "trixie").split(",")
 SLURM_VERSIONS = {"bookworm": "slurm22.05", "trixie": "slurm24.11", "sid": "slurm26.05"}
 
@@ -44,7 +49,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.live)
-        if item.path.name.startswith(NEWEST_ALONE) and _param(item, "condor") in SUITES[:-1]:
+        newest_alone = item.path.name.startswith(NEWEST_ALONE) or item.name.startswith(NEWEST_ALONE)
+        if newest_alone and _param(item, "condor") in SUITES[:-1]:
             item.add_marker(pytest.mark.matrix)
         if _param(item, "slurm_programs") in SLURM_SUITES[1:]:
             item.add_marker(pytest.mark.matrix)  # Slurm with the first

@@ -108,7 +108,8 @@ async def test_what_a_drone_leaves_comes_home_even_when_it_is_stopped(farm: Pool
         await site.stop([StopOrder(drone_id(1), "")])
         await seen(site, 1, lambda drone: drone.end)
         home = tmp_path / HERE / "outputs" / drone_id(1)
-        await eventually("its log is home", lambda: _there(site, home / "drone.log"), 90)
+        # Polls at a real interval: each fetches the files, and gives up after a few that find none yet.
+        await eventually("its log is home", lambda: _there(site, home / "drone.log"), 90, every_s=1.0)
         assert (home / "drone.log").read_text() == "said\n"
         assert (home / "outcome").read_text() == "left\n"
         assert (home / "log/StartLog").read_text() == "logged\n"
@@ -117,7 +118,7 @@ async def test_what_a_drone_leaves_comes_home_even_when_it_is_stopped(farm: Pool
 
 async def _there(site: HTCondorSite, file: Path) -> bool:
     await site.poll()
-    return await asyncio.to_thread(file.exists)
+    return await asyncio.to_thread(lambda: file.exists() and file.stat().st_size > 0)
 
 
 async def test_a_held_drone_is_a_fault_with_its_reason(farm: Pool, tmp_path: Path) -> None:
