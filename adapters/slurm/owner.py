@@ -14,7 +14,7 @@ from provisioner.model import WHOLE_GPU, Node, OwnerDemand, OwnerLoad
 
 _MAX_OVERSIZED_NOTICES = 10
 _MAX_DEMANDS = 500
-"""Shapes of waiting jobs that are told apart: more than a site's nodes can be freed for in one tick."""
+"""Most shapes of waiting jobs that are distinguished: more than a site's nodes can be freed for in one tick."""
 
 _RESOURCE_REASONS = frozenset({"", "Resources", "Priority"})
 """Reasons of jobs that wait for their turn or for resources. Drones that leave do not help with the others (limits,

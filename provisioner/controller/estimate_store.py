@@ -103,7 +103,7 @@ class CompletedJobRecorder:
     """
 
     _recorded: Mapping[tuple[str, float], CompletedJob] = field(default_factory=dict)
-    """By job and end. What is told no more needs no remembering: that bounds it."""
+    """By job and end. Those that are not reported any more are dropped, which bounds it."""
     _seen: tuple[CompletedJob, ...] = ()
 
     async def keep(self, store: Store, view: OverlayView | None) -> None:

@@ -135,7 +135,7 @@ async def test_a_slot_that_the_pool_has_heard_from_since_stays() -> None:
 
 @in_virtual_time
 async def test_a_drone_that_its_site_lists_again_keeps_its_slot() -> None:
-    """OrderBatch systems put a preempted job back into the queue, under the same name."""
+    """Batch systems put a preempted job back into the queue, under the same name."""
 
     place = Place()
     board = Board(place=place)

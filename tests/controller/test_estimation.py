@@ -461,7 +461,7 @@ def of(estimates: Estimates, owner: str = "anna", cpus: int = 8) -> tuple[float,
 
 
 SHORT = tuple(done(n, 600.0, owner="ben") for n in range(RUNS_NEEDED))
-"""What everybody's jobs run for, as far as any are done."""
+"""Run time of all users' jobs, as far as any are done."""
 
 
 def test_a_user_of_whom_nothing_is_done_and_much_has_run_for_long() -> None:
@@ -470,7 +470,7 @@ def test_a_user_of_whom_nothing_is_done_and_much_has_run_for_long() -> None:
     old = learns(seen(NOW + 6 * HOUR_S, *(runs(n) for n in range(30)), done=SHORT))
     assert of(old)[RUNS_TOLD // 2] == LONGER * 6 * HOUR_S
     assert of(old, "carl")[RUNS_TOLD // 2] == LONGER * 6 * HOUR_S, "of him nothing is known: as everybody's"
-    assert of(old, cpus=2)[RUNS_TOLD // 2] == LONGER * 6 * HOUR_S, "of his other jobs, nothing better is known"
+    assert of(old, cpus=2)[RUNS_TOLD // 2] == LONGER * 6 * HOUR_S, "nothing better is known of their other jobs"
 
 
 def test_one_job_that_has_run_for_long_says_little() -> None:
@@ -540,7 +540,7 @@ def test_a_user_is_forgotten_with_what_was_cut_short() -> None:
         learning.note(made, nothing(made))
     assert of(learning.estimates)[RUNS_TOLD // 2] > 600.0
     learning.forget("user:anna")
-    assert set(of(learning.estimates)) == {USUAL_RUN_S}, "everybody's run times go with his"
+    assert set(of(learning.estimates)) == {USUAL_RUN_S}, "the run times of all users are removed too"
 
 
 def test_several_jobs_in_a_drone_are_nobody_s_run() -> None:

@@ -28,7 +28,7 @@ ONE = DroneId("kit-a1b2-1")
 
 
 def config(tmp_path: Path, **more: Any) -> HTCondorConfig:
-    """Of a controller that signs the drones' tokens; both its files are there."""
+    """Options of a controller that signs the drones' tokens; both its files exist."""
     (tmp_path / "token").write_text("of the controller\n")
     (tmp_path / "POOL").write_bytes(bytes(range(1, 65)))
     return HTCondorConfig.model_validate(

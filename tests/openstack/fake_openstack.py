@@ -66,7 +66,7 @@ class FakeCloud:
     """Method and path with query of each call."""
     microversions: list[str] = field(default_factory=list)
     bodies: list[Any] = field(default_factory=list)
-    """Of all calls but logins."""
+    """Bodies of all calls except logins."""
     logins: list[Any] = field(default_factory=list)
     """Bodies of logins."""
     tokens: set[str] = field(default_factory=set)

@@ -205,7 +205,7 @@ def test_the_other_host_is_not_touched() -> None:
 
 
 def test_a_server_that_is_listed_twice_holds_once() -> None:
-    """Where the owner's project is ours, both listings have it."""
+    """Both listings have a server if the owner's project is ours."""
     assert first([DRONE], [DRONE]) == first([DRONE])
 
 
