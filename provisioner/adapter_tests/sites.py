@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Awaitable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
@@ -99,7 +100,7 @@ class SiteContract:
     # --------------------------------------------------------------------------------------- start, stop and poll
 
     async def test_a_drone_is_started_listed_stopped_and_gone(self, world: SiteWorld) -> None:
-        drone_id = _id(world, 1)
+        drone_id = _new_id(world)
         async with world.site() as site:
             assert drone_id not in (await site.poll()).drones
             [result] = await site.start([_order(world, drone_id)])
@@ -119,7 +120,7 @@ class SiteContract:
                 assert ended.end.kind is EndKind.STOPPED
 
     async def test_starting_the_same_id_again_is_the_same_drone(self, world: SiteWorld) -> None:
-        order = _order(world, _id(world, 1))
+        order = _order(world, _new_id(world))
         async with world.site() as site:
             first, again = [(await site.start([order]))[0] for _ in range(2)]
             assert (first.answer, again.answer) == (OrderOutcome.OK, OrderOutcome.OK)
@@ -132,7 +133,7 @@ class SiteContract:
             await _end(world, restarted, [order.drone_id])
 
     async def test_one_bad_order_does_not_hurt_the_others(self, world: SiteWorld) -> None:
-        good, bad, good_too = (_id(world, n) for n in (1, 2, 3))
+        good, bad, good_too = (_new_id(world) for _ in range(3))
         orders = [_order(world, good), _order(world, bad, world.impossible), _order(world, good_too)]
         async with world.site() as site:
             results = await site.start(orders)
@@ -147,7 +148,7 @@ class SiteContract:
             await _end(world, site, [good, good_too])
 
     async def test_stopping_what_is_not_there_is_done(self, world: SiteWorld) -> None:
-        never, gone = _id(world, 7), _id(world, 8)
+        never, gone = _new_id(world), _new_id(world)
         async with world.site() as site:
             [result] = await site.stop([StopOrder(never, "")])
             assert (result.drone_id, result.answer) == (never, OrderOutcome.OK)
@@ -158,7 +159,7 @@ class SiteContract:
                 assert [(r.drone_id, r.answer) for r in results] == [(gone, OrderOutcome.OK), (never, OrderOutcome.OK)]
 
     async def test_a_drone_that_ends_by_itself_is_listed_with_its_exit_code(self, world: SiteWorld) -> None:
-        failing, leaving = _id(world, 1), _id(world, 2)
+        failing, leaving = _new_id(world), _new_id(world)
         async with world.site() as site:
             await site.start([_order(world, failing, bootstrap=world.exiting(3))])
             await site.start([_order(world, leaving, bootstrap=world.exiting(0))])
@@ -171,7 +172,7 @@ class SiteContract:
                 await _gone(world, site, drone_id)
 
     async def test_a_restarted_controller_lists_the_same_drones(self, world: SiteWorld) -> None:
-        ids = [_id(world, n) for n in (1, 2)]
+        ids = [_new_id(world) for _ in range(2)]
         async with world.site() as site:
             before = await _start(world, site, ids)
         async with world.site() as site:
@@ -182,7 +183,7 @@ class SiteContract:
 
     @pytest.mark.parametrize("kill", [False, True], ids=["after its grace", "at once"])
     async def test_a_drone_that_will_not_leave_is_ended_with_all_it_started(self, world: SiteWorld, kill: bool) -> None:
-        drone_id = _id(world, 1)
+        drone_id = _new_id(world)
         async with world.site() as site:
             await site.start([_order(world, drone_id, bootstrap=world.stubborn())])
             await _listed(world, site, drone_id, RemoteState.RUNNING)
@@ -192,7 +193,7 @@ class SiteContract:
 
     async def test_another_controllers_drones_are_neither_listed_nor_touched(self, world: SiteWorld) -> None:
         other = f"{world.controller}-two"  # its ids begin as ours do
-        mine, foreign = _id(world, 1), DroneId(f"{other}-abcd-1")
+        mine, foreign = _new_id(world), DroneId(f"{other}-abcd-1")
         async with world.site() as site, world.site(other) as theirs:
             await _start(world, theirs, [foreign])
             await _start(world, site, [mine])
@@ -203,7 +204,7 @@ class SiteContract:
             await _end(world, theirs, [foreign])
 
     async def test_free_counts_go_down_and_up(self, world: SiteWorld) -> None:
-        ids = [_id(world, n) for n in (1, 2)]
+        ids = [_new_id(world) for _ in range(2)]
         name = world.kind.name
         async with world.site() as site:
             before = (await site.poll()).free
@@ -222,7 +223,7 @@ class SiteContract:
 
     @pytest.mark.parametrize("after_s", [0.0, 0.001, 0.004, 0.01, 0.03])
     async def test_a_start_cut_short_leaves_what_a_listing_can_settle(self, world: SiteWorld, after_s: float) -> None:
-        orders = [_order(world, _id(world, n)) for n in (1, 2, 3)]
+        orders = [_order(world, _new_id(world)) for _ in range(3)]
         async with world.site() as site:
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(after_s):
@@ -237,7 +238,7 @@ class SiteContract:
             await _end(world, site, [order.drone_id for order in orders])
 
     async def test_what_runs_after_a_cut_start_is_listed_by_a_new_controller(self, world: SiteWorld) -> None:
-        orders = [_order(world, _id(world, n)) for n in (1, 2, 3)]
+        orders = [_order(world, _new_id(world)) for _ in range(3)]
         async with world.site() as site:
             task = asyncio.ensure_future(site.start(orders))
             await asyncio.sleep(0.002)
@@ -251,7 +252,7 @@ class SiteContract:
             await _end(world, site, [order.drone_id for order in orders])
 
     async def test_calls_side_by_side_do_not_disturb_each_other(self, world: SiteWorld) -> None:
-        ids = [_id(world, n) for n in (1, 2, 3)]
+        ids = [_new_id(world) for _ in range(3)]
         async with world.site() as site:
             async with asyncio.TaskGroup() as group:
                 starts = [group.create_task(site.start([_order(world, drone_id)])) for drone_id in ids]
@@ -262,7 +263,7 @@ class SiteContract:
             await _end(world, site, ids)
 
     async def test_trouble_comes_as_one_of_the_four_errors_or_as_results(self, world: SiteWorld) -> None:
-        drone_id = _id(world, 1)
+        drone_id = _new_id(world)
         async with world.site() as site:
             async with world.broken():
                 assert isinstance(await outcome(site.poll()), AdapterError)  # an empty listing would be a lie
@@ -275,7 +276,7 @@ class SiteContract:
 
     async def test_a_start_whose_reply_is_lost_is_unsure_and_never_refused(self, world: SiteWorld) -> None:
         await skip_unless_supported(world.lost_replies)
-        order = _order(world, _id(world, 1))
+        order = _order(world, _new_id(world))
         async with world.site() as site:
             async with world.lost_replies():
                 results = await outcome(site.start([order]))
@@ -293,7 +294,7 @@ class SiteContract:
 
     async def test_all_pages_of_a_listing_are_read(self, world: SiteWorld) -> None:
         await skip_unless_supported(world.pages)
-        ids = [_id(world, n) for n in (1, 2, 3)]
+        ids = [_new_id(world) for _ in range(3)]
         async with world.site() as site:
             await _start(world, site, ids)
 
@@ -313,7 +314,7 @@ class SiteContract:
 
     async def test_half_a_listing_is_never_taken_for_the_whole(self, world: SiteWorld) -> None:
         await skip_unless_supported(world.cut_listings)
-        ids = [_id(world, n) for n in (1, 2, 3)]
+        ids = [_new_id(world) for _ in range(3)]
         async with world.site() as site:
             await _start(world, site, ids)
             async with world.cut_listings():
@@ -327,7 +328,7 @@ class SiteContract:
 
     async def test_a_rejected_start_makes_nothing(self, world: SiteWorld) -> None:
         await skip_unless_supported(world.refused_starts)
-        order = _order(world, _id(world, 1))
+        order = _order(world, _new_id(world))
         async with world.site() as site:
             async with world.refused_starts():
                 results = await outcome(site.start([order]))
@@ -348,7 +349,7 @@ class SiteContract:
     @pytest.mark.parametrize("status", [403, 500, 503])
     async def test_a_stop_that_the_site_does_not_carry_out_is_not_done(self, world: SiteWorld, status: int) -> None:
         await skip_unless_supported(lambda: world.refused_stops(status))
-        drone_id = _id(world, 1)
+        drone_id = _new_id(world)
         async with world.site() as site:
             [running] = await _start(world, site, [drone_id])
             async with world.refused_stops(status):
@@ -358,7 +359,7 @@ class SiteContract:
             await _end(world, site, [drone_id])
 
     async def test_nothing_of_an_ended_drone_is_left_at_the_site(self, world: SiteWorld) -> None:
-        stopped, leaving = _id(world, 1), _id(world, 2)
+        stopped, leaving = _new_id(world), _new_id(world)
         try:
             assert await world.objects(stopped) == []
             forgetful = world.forgetful_site()
@@ -387,9 +388,12 @@ class SiteContract:
 
 # ------------------------------------------------------------------------------------------------------- helpers
 
+_serials = itertools.count(1)
 
-def _id(world: SiteWorld, serial: int) -> DroneId:
-    return DroneId(f"{world.controller}-abcd-{serial}")
+
+def _new_id(world: SiteWorld) -> DroneId:
+    """Return an id that no test has used: a controller never uses one twice, and adapters rely on that."""
+    return DroneId(f"{world.controller}-abcd-{next(_serials)}")
 
 
 def _order(
