@@ -13,7 +13,7 @@ CONDOR_SUITES := trixie forky
 SLURM_SUITES  := trixie
 SLURM_MATRIX  := trixie bookworm sid
 # Tests run side by side; the live pools wait on daemons more than they compute.
-WORKERS       := 3
+WORKERS       := 5
 PYTEST        := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 .DEFAULT_GOAL := help

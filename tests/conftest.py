@@ -34,8 +34,11 @@ settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Real processes on a host that others use: what fails is tried twice more (a host may stand still for
-    longer than one try takes), and the summary tells of it."""
+    """Run live tests first, since they mostly wait and the others fill the gaps, and try them up to three times.
+
+    A host that others use may stand still for longer than one try takes. The summary lists each repetition.
+    """
+    items.sort(key=lambda item: "live" not in item.path.parts)
     for item in items:
         if item.get_closest_marker("slow") or item.get_closest_marker("live"):
             item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=5))

@@ -22,24 +22,21 @@ from tests.labs.slurm import NoNamespaces, Slurm, SlurmLab, running_slurm
 
 SUITES = os.environ.get("PROVISIONER_LIVE_SUITES", "trixie,forky").split(",")
 VERSIONS = {"trixie": "condor23", "forky": "condor25"}
-NEWEST_ALONE = (
-    "test_site_",
-    "test_overlay_work",
-    "test_overlay_history",
-    "test_drone_preempted",
-    "test_groups",
-    "test_shares",
-    "test_strangers",
-    "test_overlay_collectors",
-    "test_dead_slots",
-    "test_faults",
-    "test_first_real_pool",
-    "test_overlay_idle_clock",
-    "test_overlay_isolated",
-    "test_a_silent_then_dead_daemon",
+EVERY_VERSION = (
+    "test_lab.py",
+    "test_overlay_agreement.py",
+    "test_idle_jobs_become_drones_run_and_the_drones_go_again",
+    "test_a_drone_joins_runs_gpu_jobs_and_leaves_when_idle",
+    "test_sigterm_gives_a_job_the_time_that_it_needs",
+    "test_a_killed_master_leaves_nothing_behind",
+    "test_the_life_of_a_drone_in_the_pool",
+    "test_peaceful_lets_the_job_end_and_resume_takes_it_back",
+    "test_three_autoclusters_and_what_refuses_them",
+    "test_without_a_good_token_it_is_denied_and_says_so",
+    "test_hostile_ads_are_notices_at_most",
 )
-"""Files and tests that `make test` runs with the newest HTCondor only: sites, shares, groups, work of drones, and long
-stories. `make test-matrix` runs them with the older one. All else of the overlay runs with every version."""
+"""Files and tests that `make test` runs with every version of HTCondor. It runs all others with the newest one only,
+and `make test-matrix` runs them with the older ones."""
 SLURM_SUITES = os.environ.get("PROVISIONER_SLURM_SUITES", "trixie").split(",")
 SLURM_VERSIONS = {"bookworm": "slurm22.05", "trixie": "slurm24.11", "sid": "slurm26.05"}
 
@@ -49,8 +46,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.live)
-        newest_alone = item.path.name.startswith(NEWEST_ALONE) or item.name.startswith(NEWEST_ALONE)
-        if newest_alone and _param(item, "condor") in SUITES[:-1]:
+        everywhere = item.path.name in EVERY_VERSION or item.name.startswith(EVERY_VERSION)
+        if _param(item, "condor") in SUITES[:-1] and not everywhere:
             item.add_marker(pytest.mark.matrix)
         if _param(item, "slurm_programs") in SLURM_SUITES[1:]:
             item.add_marker(pytest.mark.matrix)  # Slurm with the first

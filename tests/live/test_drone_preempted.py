@@ -92,7 +92,7 @@ queue
     return Payload(pool, cluster, diary)
 
 
-@pytest.mark.parametrize("grace_s", [10, 30])
+@pytest.mark.parametrize("grace_s", [10, pytest.param(30, marks=pytest.mark.matrix)])
 def test_a_job_saves_its_work_in_nearly_all_of_the_grace_and_goes_on_elsewhere(
     overlay_pool: Pool, drone_on: StartDrone, grace_s: int
 ) -> None:

@@ -28,6 +28,7 @@ def scopes(identity: str) -> list[str]:
     return re.findall(r"-authz (\w+)", line)
 
 
+@pytest.mark.matrix
 def test_the_guide_ends_with_jobs_done(lab: tuple[Pool, LabController]) -> None:
     pool, controller = lab
     controller.directory.mkdir(parents=True)

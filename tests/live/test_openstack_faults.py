@@ -137,7 +137,7 @@ def test_what_drones_are_made_of_is_taken_away(openstack: OpenStackLab, what: st
 # ---------------------------------------------------------------------------------------------------------- who we are
 
 
-@pytest.mark.parametrize("how", ["revoked", "expired"])
+@pytest.mark.parametrize("how", ["revoked", pytest.param("expired", marks=pytest.mark.matrix)])
 def test_the_credential_is_no_good_any_more(openstack: OpenStackLab, how: str) -> None:
     mine = openstack.new_credential(expires_s=45.0 if how == "expired" else None)  # a busy host starts in half a minute
     with drill(openstack, mine) as lab:

@@ -126,6 +126,7 @@ async def test_without_a_history_everything_else_goes_on(new_pool: Callable[[str
         assert again.completions is None and notice in again.notices, "not asked at once again"
 
 
+@pytest.mark.matrix
 def test_a_controller_keeps_them_on_record_to_be_replayed(lab: tuple[Pool, LabController]) -> None:
     pool, controller = lab
     controller.start()

@@ -19,6 +19,7 @@ POLL_S = 45
 """A look of the controller, a startd's delay in telling, and a busy host; the next ad by itself comes after 120 s."""
 
 
+@pytest.mark.matrix
 def test_the_idle_clock_of_a_drone_begins_at_the_end_of_its_job(lab: tuple[Pool, LabController]) -> None:
     """A startd sends an ad at the end of a job that still has the idle time of its beginning, and the next one with the
     true time two minutes later (the lab's usual drones send one every two seconds)."""

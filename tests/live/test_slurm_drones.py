@@ -18,7 +18,12 @@ ONLY_IN_THE_MATRIX = pytest.mark.matrix  # the contract suite goes these ways; t
 
 @pytest.mark.parametrize(
     "way",
-    [pytest.param("tools", marks=ONLY_IN_THE_MATRIX), "ssh", pytest.param("rest", marks=ONLY_IN_THE_MATRIX), "socket"],
+    [
+        pytest.param("tools", marks=ONLY_IN_THE_MATRIX),
+        "ssh",
+        pytest.param("rest", marks=ONLY_IN_THE_MATRIX),
+        pytest.param("socket", marks=ONLY_IN_THE_MATRIX),
+    ],
 )
 def test_twenty_jobs_run_on_the_gpus_that_they_need(newest_condor: Condor, slurm: SlurmLab, way: str) -> None:
     if slurm.slurm.version < (23, 2) and way in ("rest", "socket"):

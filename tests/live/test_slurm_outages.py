@@ -62,6 +62,7 @@ def no_orphan_no_duplicate(lab: HorekaLab, seen: list[Counter[str]], most: int) 
     assert {drone_id for each in seen for drone_id in each} <= recorded, "nothing there that is not on record"
 
 
+@pytest.mark.matrix
 def test_slurmctld_is_down_for_a_minute(newest_condor: Condor, new_slurm: Callable[..., SlurmLab]) -> None:
     cluster = new_slurm(h100=0, a100=1)
     with horeka(newest_condor, cluster, "tools", most=4) as lab:

@@ -81,6 +81,7 @@ def costed(what: str, controller: LabController, tools: CountedTools) -> Iterato
     print(cost)
 
 
+@pytest.mark.matrix
 def test_two_thousand_drones_are_asked_for_and_withdrawn(
     newest_condor: Condor, new_slurm: Callable[..., SlurmLab]
 ) -> None:

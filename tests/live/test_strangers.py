@@ -133,7 +133,7 @@ def idle(view: OverlayView) -> int:
 
 
 @pytest.mark.parametrize("how", ["stopped", "killed"])
-@pytest.mark.parametrize("named", [False, True], ids=["any", "named"])
+@pytest.mark.parametrize("named", [pytest.param(False, marks=pytest.mark.matrix), True], ids=["any", "named"])
 async def test_a_schedd_that_falls_silent_leaves_the_view_partial(condor: Condor, how: str, named: bool) -> None:
     with running_pool(condor, "own", SECOND) as pool:
         names = ("condor_status", "-schedd", "-af", "Name")

@@ -64,7 +64,9 @@ def waits_s(lab: TopasLab, cluster: int) -> list[float]:
     return sorted(event.at - submitted[event.job] for event in told if event.what is Happened.STARTED)
 
 
-@pytest.mark.parametrize("ask", [True, False], ids=["drones-are-asked", "the-site-preempts"])
+@pytest.mark.parametrize(
+    "ask", [True, pytest.param(False, marks=pytest.mark.matrix)], ids=["drones-are-asked", "the-site-preempts"]
+)
 def test_three_flocked_jobs_cost_three_drones(newest_condor: Condor, ask: bool) -> None:
     """Three drones have just begun new jobs: they have least to lose, though all are of the same age.
 

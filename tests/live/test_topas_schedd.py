@@ -66,7 +66,7 @@ def watched(lab: TopasLab) -> Iterator[list[Counter[str]]]:
         watcher.join()
 
 
-@pytest.mark.parametrize("when", [committed, files_come])
+@pytest.mark.parametrize("when", [committed, pytest.param(files_come, marks=pytest.mark.matrix)])
 def test_no_orphan_no_duplicate_and_the_cap_holds(newest_condor: Condor, when: Callable[[SitePool], bool]) -> None:
     with topas_lab(newest_condor) as lab, watched(lab) as seen:
         lab.controller.sites = (TopasSite(lab.site, lab.etp, most=CAP),)
