@@ -97,7 +97,7 @@ stop)
         : >"$ours/$1/stopped" || exit
         if [ "$2" = 1 ]; then end "$1"; else
             lives "$ours/$1" && kill "$(cat "$ours/$1/pid")" 2>/dev/null
-            ( trap '' HUP; sleep "$3"; end "$1" ) </dev/null >/dev/null 2>&1 &
+            ( trap '' HUP; sleep "$(cat "$ours/$1/grace")"; end "$1" ) </dev/null >/dev/null 2>&1 &
         fi
     fi ;;
 forget) for id; do ended "$ours/$id" && mv "$ours/$id" ".old.$id" && rm -rf ".old.$id"; done ;;
@@ -116,7 +116,6 @@ class SshSiteConfig(BaseModel):
     root: str = Field(default="drones", pattern=r"^[A-Za-z0-9._/-]+$", description="Directory of the drones there.")
     gpus: int = Field(ge=0, le=64, description="Number of GPUs of the host.", examples=[4])
     deadline: PositiveDuration = Field(default=20.0, description="Longest wait for one command.")
-    grace: Duration = Field(default=30.0, description="Time between SIGTERM and SIGKILL; as `timeouts.grace`.")
     retain_finished: Duration = Field(default=3600.0, description="How long finished drones are listed.")
 
     def misfits(self, types: Sequence[DroneType]) -> Iterator[tuple[tuple[str | int, ...], str]]:
@@ -179,7 +178,7 @@ class SshSite:
         return await asyncio.gather(*(self._result(self._stop, order) for order in orders))
 
     async def _stop(self, order: StopOrder) -> None:
-        await self._run("stop", order.drone_id, int(order.kill), self._config.grace, writes=True)
+        await self._run("stop", order.drone_id, int(order.kill), writes=True)
 
     async def _result(self, call: Callable[[Any], Awaitable[None]], order: StartOrder | StopOrder) -> OrderResult:
         try:
@@ -225,6 +224,7 @@ def _payload(order: StartOrder) -> bytes:
     files = {
         "launcher": LAUNCHER.encode(),
         "script": order.bootstrap.script,
+        "grace": f"{order.grace_s:g}\n".encode(),
         "env": "".join(f"export {name}={shlex.quote(value)}\n" for name, value in env.items()).encode(),
         "work/": b"",
         **{f"work/{name}": data for name, data in order.bootstrap.files.items()},

@@ -62,7 +62,7 @@ class SshWorld(ShellDrones):
         )
 
     def site(self, controller: str | None = None, **options: object) -> Any:
-        values = {"host": "far", "ssh_config": str(self.ssh_config), "gpus": 4, "grace": f"{self.grace_s:g}s"}
+        values = {"host": "far", "ssh_config": str(self.ssh_config), "gpus": 4}
         config = ssh_site.SshSiteConfig.model_validate({**values, **options})
         return ssh_site.SshSite("far", config, [SMALL, HUGE], controller or self.controller)
 
