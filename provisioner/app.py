@@ -106,7 +106,7 @@ async def _serve(
             overlay=overlay,
             sites=adapters.sites,
             store=store,
-            clock=SteadyClock(not_before=store.recorded_at, drift_s=store.recorded_drift_s),
+            clock=SteadyClock(not_before=store.committed.recorded_at, drift_s=store.committed.recorded_drift_s),
             interval_s=settings.interval_s,
             active_interval_s=settings.active_interval_s,
         )

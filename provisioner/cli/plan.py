@@ -452,7 +452,7 @@ def replay(
       provisioner replay --tick 1742 --what-if 'horeka down' --what-if 'topas price=2'
     """
     from provisioner.planner.safeguards import safe_plan
-    from provisioner.store.changes import without_refreshes
+    from provisioner.store import without_refreshes
 
     if (policy or what_if) and expect is not None:
         raise VerbError("--expect is for the plan as it is: leave out --policy and --what-if", code=Exit.USAGE)

@@ -45,7 +45,7 @@ from provisioner.planner.matching import unmet_requirement
 from provisioner.planner.safeguards import PlanFunction, PlanValidator, SafePlan, safe_plan
 from provisioner.planner.validation import validate_plan
 from provisioner.reasons import Reason
-from provisioner.store import Store, StoreError, changes
+from provisioner.store import Store, StoreError, serial_of
 
 log = structlog.get_logger()
 
@@ -313,7 +313,7 @@ class Controller:
             requests=await self._requests(),
             ended=await self._ended(readings.values()),
             gpu_wanted_at=self._gpu_wanted(),
-            patience=dict(self.store.patience),
+            patience=dict(self.store.committed.patience),
             estimates=self.estimation.estimates,
             drift_s=self.clock.drift_s(),
         )
@@ -419,7 +419,7 @@ class Controller:
     def _newest_serial(self, drone_ids: Iterable[DroneId], below: int) -> int:
         """Return the largest serial number of our ids among these that is below a limit; 0 if there is none."""
         ours = (each for each in drone_ids if each.startswith(f"{self.name}-{self.store.birth}-"))
-        return max((n for n in map(changes.serial_of, ours) if n is not None and n < below), default=0)
+        return max((n for n in map(serial_of, ours) if n is not None and n < below), default=0)
 
     async def _ended(self, readings: Iterable[PolledSite]) -> Mapping[DroneId, DroneState]:
         """Return the final states on record of drones that a site still lists: the reason to stop them."""

@@ -38,7 +38,6 @@ from provisioner.simulator.pool import PoolBehaviour, SimulatedOverlay
 from provisioner.simulator.results import Conditions, Decisions, Metrics, Sample
 from provisioner.simulator.sites import Facility, SimulatedSite
 from provisioner.store import Store
-from provisioner.store.memory import MemoryStore
 
 
 class World:
@@ -230,7 +229,7 @@ class RunRecord:
         return self._digest.hexdigest()
 
 
-class RecordedStore(MemoryStore):
+class RecordedStore(Store):
     """A store in memory that enters in a :class:`RunRecord` what is committed to it."""
 
     def __init__(self, run: RunRecord) -> None:

@@ -6,9 +6,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from provisioner.estimates import NO_ESTIMATES, Estimates, EstimateSamples
@@ -134,6 +133,41 @@ class Hazard:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordChange:
+    """The last record of each drone concerned, and the transitions that led there, in order."""
+
+    drones: Mapping[DroneId, Drone]
+    transitions: tuple[Transition, ...]
+    breakers: tuple[Breaker, ...]
+
+    @classmethod
+    def by_plan(cls, plan: Plan) -> RecordChange:
+        """Return the change that has to be recorded before ``plan`` is acted on."""
+        written = [(move.drone, move.was, move.reason) for move in plan.moves]
+        written += [(start.drone, None, start.reason) for start in plan.starts]
+        written += [(drain.drone, drain.was, drain.reason) for drain in plan.drains]
+        written += [(stop.drone, stop.was, stop.reason) for stop in plan.stops]
+        return cls._of(written, plan.breakers, plan.tick)
+
+    @classmethod
+    def by_results(cls, tick: int, moves: Sequence[StateChange], breakers: Sequence[Breaker]) -> RecordChange:
+        """Return the change by the results of the orders of tick ``tick``."""
+        return cls._of([(move.drone, move.was, move.reason) for move in moves], breakers, tick)
+
+    @classmethod
+    def _of(
+        cls, written: Iterable[tuple[Drone, DroneState | None, Reason]], breakers: Sequence[Breaker], tick: int
+    ) -> RecordChange:
+        drones: dict[DroneId, Drone] = {}
+        transitions: list[Transition] = []
+        for drone, was, reason in written:
+            drones[drone.id] = drone
+            if was is not drone.state:
+                transitions.append(Transition(drone.id, drone.since, was, drone.state, reason, tick))
+        return cls(drones, tuple(transitions), tuple(breakers))
+
+
+@dataclass(frozen=True, slots=True)
 class CommittedState:
     """The part of the record that is kept in memory: replaced whole after a commit, never changed in place."""
 
@@ -153,17 +187,72 @@ class CommittedState:
     recorded_drift_s: float = 0.0
     """Lead of the host's wall clock over that, in seconds."""
 
+    def after_plan(self, change: RecordChange, plan: Plan, snapshot: Snapshot) -> CommittedState:
+        """Return the state once ``plan``, made of ``snapshot``, is committed with its ``change``."""
+        after = self.after(change, set_to=plan.at)
+        return replace(
+            after,
+            tick=max(plan.tick, self.tick),
+            next_serial=max(after.next_serial, snapshot.next_serial),
+            recorded_drift_s=snapshot.drift_s,
+            patience=patience_of(plan),
+        )
 
-class Store(ABC):
-    """The controller's side. Entering opens and locks it.
+    def after(self, change: RecordChange, set_to: float | None = None) -> CommittedState:
+        """Return the state once ``change`` is committed; ``set_to`` as for :meth:`Store.record_results`."""
+        drones = {**self.drones, **change.drones}
+        breakers = {**self.breakers, **{each.scope: each for each in change.breakers}}
+        serials = [serial for drone_id in change.drones if (serial := serial_of(drone_id)) is not None]
+        return replace(
+            self,
+            next_serial=max([self.next_serial, *(serial + 1 for serial in serials)]),
+            drones={drone_id: drone for drone_id, drone in drones.items() if not drone.state.ended},
+            breakers={scope: breaker for scope, breaker in breakers.items() if not breaker.forgotten},
+            recorded_at=self.recorded_at if set_to is None else set_to,
+            recorded_drift_s=self.recorded_drift_s if set_to is None else 0.0,
+        )
 
-    Every method may raise :class:`StoreError`: then nothing of what it should record is recorded.
+
+def patience_of(plan: Plan) -> Mapping[str, OwnerClaimBackoff]:
+    """Return the back-off of owners' claims that ``plan`` leaves for the next tick, by site."""
+    return {each.site: each for each in plan.patience}
+
+
+def serial_of(drone_id: str) -> int | None:
+    """Return the serial number at the end of a drone id; None if it has none."""
+    digits = drone_id.rpartition("-")[2]
+    return int(digits) if len(digits) <= 18 and digits.isascii() and digits.isdecimal() else None
+
+
+def without_refreshes(plan: Plan) -> Plan:
+    """Return ``plan`` without moves that only refresh a drone's record."""
+    moves = tuple(move for move in plan.moves if move.was is not move.drone.state)
+    return plan if len(moves) == len(plan.moves) else replace(plan, moves=moves)
+
+
+class Store:
+    """The controller's side of the record. Entering opens and locks it.
+
+    This class keeps in memory what a controller reads again, which is enough for simulations; it may be entered again
+    after it was left, as at a restart. :class:`provisioner.store.writer.SqlStore` keeps all of it in a file. Every
+    method may raise :class:`StoreError`: then nothing of what it should record is recorded.
     """
 
+    def __init__(self, birth: str = "mem0") -> None:
+        """Take a fixed ``birth``: the same run gives the same ids."""
+        self.waiting: list[OperatorRequest] = []
+        """Requests that no plan has taken up."""
+        self._state: CommittedState | None = CommittedState(birth)
+        """Replaced after a commit; stays as it was when a write fails."""
+        self._ended: dict[DroneId, DroneState] = {}
+        self._samples: EstimateSamples | None = None
+
     @property
-    @abstractmethod
     def committed(self) -> CommittedState:
         """The state as the newest commit left it, from memory."""
+        if self._state is None:
+            raise StoreError("the store is not open")
+        return self._state
 
     @property
     def birth(self) -> str:
@@ -185,37 +274,27 @@ class Store(ABC):
     def breakers(self) -> Mapping[str, Breaker]:
         return self.committed.breakers
 
-    @property
-    def patience(self) -> Mapping[str, OwnerClaimBackoff]:
-        return self.committed.patience
+    async def __aenter__(self) -> Self:
+        return self
 
-    @property
-    def recorded_at(self) -> float:
-        return self.committed.recorded_at
+    async def __aexit__(self, *exc: object) -> None:
+        return None
 
-    @property
-    def recorded_drift_s(self) -> float:
-        return self.committed.recorded_drift_s
-
-    @abstractmethod
-    async def __aenter__(self) -> Self: ...
-
-    @abstractmethod
-    async def __aexit__(self, *exc: object) -> None: ...
-
-    @abstractmethod
     async def requests(self) -> tuple[OperatorRequest, ...]:
         """Return operators' requests that no plan has taken up yet."""
+        return tuple(self.waiting)
 
-    @abstractmethod
     async def record(self, plan: Plan, snapshot: Snapshot) -> None:
         """Commit a plan before it is acted on, in one durable transaction.
 
         It holds state changes, intents, breakers, requests taken up, refusals, and the snapshot's views. If this
         raises (a full disk), nothing of it is recorded and nothing may be acted on.
         """
+        change = RecordChange.by_plan(plan)
+        self._state = self.committed.after_plan(change, plan, snapshot)
+        self._note_ends(change)
+        self.waiting = [request for request in self.waiting if request.id not in plan.requests_done]
 
-    @abstractmethod
     async def record_results(
         self, tick: int, moves: Sequence[StateChange], breakers: Sequence[Breaker], *, set_to: float | None = None
     ) -> None:
@@ -223,38 +302,45 @@ class Store(ABC):
 
         ``set_to``: the controller's clock was set to this time, which is the host's too, and times were moved.
         """
+        change = RecordChange.by_results(tick, moves, breakers)
+        self._state = self.committed.after(change, set_to)
+        self._note_ends(change)
 
-    @abstractmethod
+    def _note_ends(self, change: RecordChange) -> None:
+        for drone in change.drones.values():
+            if drone.state.ended:
+                self._ended[drone.id] = drone.state
+            else:
+                self._ended.pop(drone.id, None)
+
     async def event(self, at: float, name: str, fields: Mapping[str, str | int | float]) -> None:
         """Commit a log event."""
 
-    @abstractmethod
     async def record_outputs(self, at: float, outputs: Mapping[DroneId, str]) -> None:
         """Commit the last output of drones, for as long as they are on record."""
 
-    @abstractmethod
     async def record_completed(self, completions: Sequence[CompletedJob]) -> None:
         """Commit completed jobs. One that is on record already (by job id and end) stays as it is."""
 
-    @abstractmethod
     async def estimate_samples(self) -> EstimateSamples | None:
         """Return the samples that :meth:`record_estimates` committed last. Raises :class:`EstimatesUnreadableError`."""
+        return self._samples
 
-    @abstractmethod
     async def record_estimates(self, samples: EstimateSamples, resets: Sequence[int] = ()) -> None:
         """Commit samples in place of those before, and delete the requests to forget that were carried out."""
+        self._samples = samples
 
-    @abstractmethod
     async def estimate_resets(self) -> tuple[EstimateReset, ...]:
         """Return the requests to forget that are not carried out yet, oldest first."""
+        return ()
 
-    @abstractmethod
     async def ended(self, drone_ids: Sequence[DroneId]) -> Mapping[DroneId, DroneState]:
         """Return the final states of those of the given drones that are on record as ended."""
+        return {each: self._ended[each] for each in drone_ids if each in self._ended}
 
-    @abstractmethod
     async def prune(self, now: float) -> bool:
         """Delete a bounded part of what is older than the retention limit. Return True if there is more.
 
         That is: ended drones with their history, plans, events, completed jobs and requests.
         """
+        return False

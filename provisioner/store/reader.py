@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
 
 from provisioner.estimates import EstimateSamples
 from provisioner.model import Breaker, CompletedJob, DrainMode, Drone, DroneId, DroneState, Plan, RequestKind, Snapshot
@@ -27,26 +26,11 @@ from provisioner.store import (
     StoreUnusableError,
     Transition,
     Views,
+    tables,
 )
 from provisioner.store.file import BUSY_TIMEOUT_S, MIGRATIONS, schema_version, unusable
 from provisioner.store.lock import HOLDER, StoreClaim, holder_of, is_alive
-from provisioner.store.queries import (
-    COMPLETED_JOB_FIELDS,
-    SELECT_DRONES,
-    SELECT_LIVE_DRONES,
-    decompress,
-    drones_of,
-    insert,
-    read_breakers,
-    read_estimate_resets,
-    read_estimates,
-    read_meta,
-    read_patience,
-    read_requests,
-)
 
-_SELECT_COMPLETED_JOBS = 'SELECT "' + '", "'.join(COMPLETED_JOB_FIELDS) + '" FROM completed_jobs'
-_SELECT_TRANSITIONS = "SELECT drone_id, at, was, state, reason, tick, seq FROM transitions"
 _DYNAMIC_SLOT = re.compile(r"^(?P<parent>slot\d+)(?:_\d+)+@(?P<host>.+)$")
 FIND_LIMIT = 100
 """Largest number of drones that one ambiguous id is answered with."""
@@ -89,30 +73,28 @@ class Reader:
         ``ended``: False only live ones, True only ended ones, None both. ``types`` by key (``site/type``) or by name
         alone; ``nodes`` by whole name or by the part before the first dot.
         """
-        where, values = " WHERE 1", list[object]()
+        where, values = "WHERE 1", list[object]()
         if ended is not None:
-            where, values = " WHERE d.live = ?", [not ended]
+            where, values = "WHERE live = ?", [not ended]
         for columns, wanted in (
-            (("d.site",), sites),
-            (("d.state",), [state.value for state in states]),
-            (("d.type", "substr(d.type, instr(d.type, '/') + 1)"), types),
-            (("d.node", "substr(d.node, 1, instr(d.node || '.', '.') - 1)"), nodes),
+            (("site",), sites),
+            (("state",), states),
+            (("type", "substr(type, instr(type, '/') + 1)"), types),
+            (("node", "substr(node, 1, instr(node || '.', '.') - 1)"), nodes),
         ):
             if wanted:
                 marks = ", ".join("?" * len(wanted))
                 where += f" AND ({' OR '.join(f'{column} IN ({marks})' for column in columns)})"
                 values += [*wanted] * len(columns)
-        newest_first = " ORDER BY d.requested_at DESC, d.serial DESC, d.id DESC LIMIT ?"
+        newest_first = " ORDER BY requested_at DESC, serial DESC, id DESC LIMIT ?"
         with self._open() as sql:
-            query = SELECT_DRONES + where + newest_first
-            found = drones_of(sql.execute(query, (*values, -1 if limit is None else limit)))
-        found.reverse()
-        return found
+            found = tables.DRONES.select(sql, where + newest_first, (*values, -1 if limit is None else limit))
+            return [*found][::-1]
 
     def drone(self, drone_id: DroneId) -> Drone | None:
         """Return one drone, if it is on record."""
         with self._open() as sql:
-            return next(iter(drones_of(sql.execute(SELECT_DRONES + " WHERE d.id = ?", (drone_id,)))), None)
+            return next(tables.DRONES.select(sql, "WHERE id = ?", (drone_id,)), None)
 
     def find(self, any_id: str) -> list[DroneId]:
         """Return the drones that an id of any kind means, newest first.
@@ -150,8 +132,7 @@ class Reader:
     def history(self, drone_id: DroneId) -> list[Transition]:
         """Return the transitions of one drone, oldest first."""
         with self._open() as sql:
-            rows = sql.execute(_SELECT_TRANSITIONS + " WHERE drone_id = ? ORDER BY seq", (drone_id,))
-            return [_transition(row) for row in rows]
+            return [*tables.TRANSITIONS.select(sql, "WHERE drone_id = ? ORDER BY seq", (drone_id,))]
 
     def last_output(self, drone_id: DroneId) -> str:
         """Return its last output as its site reported it; empty if there is none."""
@@ -161,9 +142,10 @@ class Reader:
 
     def transitions(self, *, since: float = 0.0, after: int = 0, limit: int = 1000) -> list[tuple[int, Transition]]:
         """Return transitions of all drones with their sequence numbers, for following."""
-        query = _SELECT_TRANSITIONS + " WHERE seq > ? AND at >= ? ORDER BY seq LIMIT ?"
+        rest, values = "WHERE seq > ? AND at >= ? ORDER BY seq LIMIT ?", (after, since, limit)
         with self._open() as sql:
-            return [(row[6], _transition(row)) for row in sql.execute(query, (after, since, limit))]
+            numbers = [number for (number,) in sql.execute(f"SELECT seq FROM transitions {rest}", values)]
+            return [*zip(numbers, tables.TRANSITIONS.select(sql, rest, values), strict=True)]
 
     def hazards(self, since: float, now: float) -> list[Hazard]:
         """Return preemption statistics from ``since`` to ``now`` by scope, of drones that are still on record."""
@@ -180,14 +162,14 @@ class Reader:
 
     def completions(self, since: float, until: float) -> list[CompletedJob]:
         """Return jobs that ended from ``since`` on and before ``until``, in the order of their ends."""
-        query = _SELECT_COMPLETED_JOBS + " WHERE ended_at >= ? AND ended_at < ? ORDER BY ended_at, job_id"
+        rest = "WHERE ended_at >= ? AND ended_at < ? ORDER BY ended_at, job_id"
         with self._open() as sql:
-            return [CompletedJob(*row) for row in sql.execute(query, (since, until))]
+            return [*tables.COMPLETED_JOBS.select(sql, rest, (since, until))]
 
     def estimate_samples(self) -> EstimateSamples | None:
         """Return the recorded samples of the estimates. Raises :class:`EstimatesUnreadableError`."""
         with self._open() as sql:
-            return read_estimates(sql, self.path)
+            return tables.read_estimates(sql, self.path)
 
     # -------------------------------------------------------------------------------------------------------- ticks
 
@@ -201,24 +183,22 @@ class Reader:
         query = f"SELECT last_tick, last_at, body FROM plans{where} ORDER BY seq DESC LIMIT :limit"
         with self._open() as sql:
             rows = sql.execute(query, {"since": since, "limit": limit}).fetchall()
-            return [replace(decompress(Plan, body), tick=tick, at=at) for tick, at, body in reversed(rows)]
+            return [replace(tables.unpack(Plan, body), tick=tick, at=at) for tick, at, body in reversed(rows)]
 
     def events(self, *, after: int = 0, limit: int = 1000) -> list[Event]:
         """Return recorded events with a number above ``after``, oldest first."""
-        query = "SELECT id, at, name, fields FROM events WHERE id > ? ORDER BY id LIMIT ?"
         with self._open() as sql:
-            rows = sql.execute(query, (after, limit))
-            return [Event(number, at, name, json.loads(fields)) for number, at, name, fields in rows]
+            return [*tables.EVENTS.select(sql, "WHERE id > ? ORDER BY id LIMIT ?", (after, limit))]
 
     def views(self) -> Views | None:
         """Return the newest views; None in a new store."""
         with self._open() as sql:
-            return _views(sql)
+            return tables.read_views(sql)
 
     def breakers(self) -> Mapping[str, Breaker]:
         """Return the circuit breakers by scope."""
         with self._open() as sql:
-            return read_breakers(sql)
+            return tables.read_breakers(sql)
 
     def snapshot(self, tick: int | None = None) -> Snapshot | None:
         """Return the snapshot of a recorded acting tick, as long as it is kept.
@@ -229,7 +209,7 @@ class Reader:
             if tick is None:
                 return _next_snapshot(sql)
             row = sql.execute("SELECT body FROM snapshots WHERE tick = ?", (tick,)).fetchone()
-            return decompress(Snapshot, row[0]) if row else None
+            return tables.unpack(Snapshot, row[0]) if row else None
 
     def kept_snapshots(self) -> list[int]:
         """Return the ticks whose snapshots are kept."""
@@ -250,9 +230,9 @@ class Reader:
     ) -> int:
         """Record an operator's request for the controller's next tick. Return its number."""
         ids = json.dumps(list(drone_ids))
-        row = {"at": at, "kind": kind.value, "mode": mode.value, "drone_ids": ids, "reason": reason, "by": by}
+        row = {"at": at, "kind": kind, "mode": mode, "drone_ids": ids, "reason": reason, "by": by}
         with self._open(write=True) as sql:
-            insert(sql, "requests", row)
+            tables.insert(sql, "requests", row)
             return int(sql.execute("SELECT last_insert_rowid()").fetchone()[0])
 
     def request_done(self, request: int) -> bool:
@@ -267,12 +247,12 @@ class Reader:
     def ask_estimate_reset(self, what: str, *, reason: str, by: str, at: float) -> None:
         """Record a request to forget estimates: carried out within a minute, or when a controller runs."""
         with self._open(write=True) as sql:
-            insert(sql, "estimate_resets", {"at": at, "what": what, "reason": reason, "by": by})
+            tables.insert(sql, "estimate_resets", {"at": at, "what": what, "reason": reason, "by": by})
 
     def estimate_resets(self) -> tuple[EstimateReset, ...]:
         """Return the requests to forget that are not carried out yet."""
         with self._open() as sql:
-            return read_estimate_resets(sql)
+            return tables.estimate_resets(sql)
 
     # --------------------------------------------------------------------------------------------------- connection
 
@@ -309,32 +289,11 @@ class Reader:
             raise unusable(self.path, error) from error
 
 
-def _transition(row: Sequence[Any]) -> Transition:
-    from provisioner import reasons, serialization
-
-    drone_id, at, was, state, reason, tick = row[:6]
-    why: reasons.Reason = serialization.from_json(cast(Any, reasons.Reason), reason)
-    return Transition(drone_id, at, DroneState(was) if was else None, DroneState(state), why, tick)
-
-
-def _views(sql: sqlite3.Connection) -> Views | None:
-    from provisioner.store.documents import ViewPartKey, join_views, unpack_part
-
-    parts = {}
-    for kind, name, taken_at, body in sql.execute("SELECT kind, name, taken_at, body FROM views ORDER BY kind, name"):
-        key = ViewPartKey(kind, name)
-        parts[key] = unpack_part(key, body, taken_at)
-    if not parts:
-        return None
-    meta = read_meta(sql)
-    return join_views(int(meta["tick"]), float(meta["at"]), parts)
-
-
 def _next_snapshot(sql: sqlite3.Connection) -> Snapshot | None:
-    views = _views(sql)
+    views = tables.read_views(sql)
     if views is None:
         return None
-    meta = read_meta(sql)
+    meta = tables.read_meta(sql)
     return Snapshot(
         now=views.at,
         tick=views.tick + 1,
@@ -344,10 +303,10 @@ def _next_snapshot(sql: sqlite3.Connection) -> Snapshot | None:
         types=views.types,
         overlay=views.overlay,
         sites=views.sites,
-        drones={drone.id: drone for drone in drones_of(sql.execute(SELECT_LIVE_DRONES))},
-        breakers=read_breakers(sql),
-        patience=read_patience(sql),
-        requests=read_requests(sql),
+        drones=tables.live_drones(sql),
+        breakers=tables.read_breakers(sql),
+        patience=tables.read_patience(sql),
+        requests=tables.waiting_requests(sql),
         gpu_wanted_at=float(meta.get("gpu_wanted_at", views.at)),
         estimates=views.estimates,
     )

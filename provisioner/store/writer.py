@@ -14,52 +14,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from provisioner import serialization
 from provisioner.estimates import EstimateSamples
-from provisioner.model import (
-    Breaker,
-    CompletedJob,
-    DroneId,
-    DroneState,
-    OperatorRequest,
-    Plan,
-    Snapshot,
-    StateChange,
-)
-from provisioner.store import CommittedState, EstimateReset, Store, StoreError
-from provisioner.store.changes import (
+from provisioner.model import Breaker, CompletedJob, DroneId, DroneState, OperatorRequest, Plan, Snapshot, StateChange
+from provisioner.serialization import to_json
+from provisioner.store import (
+    CommittedState,
+    EstimateReset,
     RecordChange,
-    change_by_plan,
-    change_by_results,
-    repeats,
-    state_after,
-    state_after_plan,
+    Store,
+    StoreError,
+    lock,
+    tables,
     without_refreshes,
 )
-from provisioner.store.documents import (
-    ESTIMATES_FORMAT,
-    ViewPart,
-    ViewPartKey,
-    pack_estimates,
-    pack_part,
-    split_views,
-)
 from provisioner.store.file import open_store, unrecordable, unusable
-from provisioner.store.lock import HOLDER, StoreClaim, StoreLock, held, is_alive, taken_over
-from provisioner.store.queries import (
-    COMPLETED_JOB_FIELDS,
-    SELECT_LIVE_DRONES,
-    drone_row,
-    drones_of,
-    insert,
-    read_breakers,
-    read_estimate_resets,
-    read_estimates,
-    read_meta,
-    read_patience,
-    read_requests,
-    write_meta,
-)
+from provisioner.store.tables import insert, write_meta
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -101,27 +70,19 @@ class SqlStore(Store):
         *,
         birth: str | None = None,
     ) -> None:
+        super().__init__()
         self.path = path
-        self._controller = controller
-        self._keep_s = keep_s
-        self._snapshots_kept = snapshots
+        self._controller, self._new_birth = controller, birth
+        self._keep_s, self._snapshots_kept = keep_s, snapshots
         self._threaded = threaded
-        self._new_birth = birth
-        self._lock = StoreLock(path)
+        self._lock = lock.StoreLock(path)
         self._worker: ThreadPoolExecutor | None = None
         self._sql: sqlite3.Connection | None = None
-        self._claim = StoreClaim("")
-        self._state: CommittedState | None = None
-        """Replaced after a commit; stays as it was when a write fails."""
+        self._claim = lock.StoreClaim("")
+        self._state = None
         self._newest_plan: Plan | None = None
-        self._view_parts: Mapping[ViewPartKey, ViewPart] | None = None
+        self._view_parts: Mapping[str, Any] | None = None
         """As recorded; None after opening: then all of them are written."""
-
-    @property
-    def committed(self) -> CommittedState:
-        if self._state is None:
-            raise StoreError(f"store {self.path} is not open")
-        return self._state
 
     async def __aenter__(self) -> Self:
         if self._sql is not None:
@@ -142,9 +103,9 @@ class SqlStore(Store):
 
     @_on_worker
     def record(self, plan: Plan, snapshot: Snapshot) -> None:
-        change = change_by_plan(plan)
-        state = state_after_plan(self.committed, change, plan, snapshot)
-        recorded_plan, view_parts = without_refreshes(plan), split_views(snapshot)
+        change = RecordChange.by_plan(plan)
+        state = self.committed.after_plan(change, plan, snapshot)
+        recorded_plan, view_parts = without_refreshes(plan), tables.split_views(snapshot)
         with self._transaction() as sql:
             self._write_change(sql, change)
             self._write_plan(sql, recorded_plan)
@@ -152,95 +113,74 @@ class SqlStore(Store):
             done = [(plan.tick, number) for number in plan.requests_done]
             sql.executemany("UPDATE requests SET done_tick = ? WHERE id = ? AND done_tick IS NULL", done)
             if plan.acts and self._snapshots_kept > 0:
-                body = zlib.compress(serialization.to_json(snapshot).encode(), 1)
-                insert(sql, "snapshots", {"tick": plan.tick, "body": body}, keys=("tick",))
+                insert(sql, "snapshots", {"tick": plan.tick, "body": tables.pack(snapshot)}, keys=("tick",))
                 newest = "SELECT tick FROM snapshots ORDER BY tick DESC LIMIT ?"
                 sql.execute(f"DELETE FROM snapshots WHERE tick NOT IN ({newest})", (self._snapshots_kept,))
-            write_meta(
-                sql,
-                tick=str(state.tick),
-                at=repr(plan.at),
-                drift_s=repr(snapshot.drift_s),
-                next_serial=str(state.next_serial),
-                gpu_wanted_at=repr(snapshot.gpu_wanted_at),
-            )
+            self._write_state(sql, state, gpu_wanted_at=repr(snapshot.gpu_wanted_at))
         self._state, self._view_parts, self._newest_plan = state, view_parts, recorded_plan
 
     @_on_worker
     def record_results(
         self, tick: int, moves: Sequence[StateChange], breakers: Sequence[Breaker], *, set_to: float | None = None
     ) -> None:
-        change = change_by_results(tick, moves, breakers)
+        change = RecordChange.by_results(tick, moves, breakers)
         if not (change.drones or change.breakers or set_to is not None):
             return
-        state = state_after(self.committed, change)
-        meta = {"next_serial": str(state.next_serial)}
-        if set_to is not None:
-            state = replace(state, recorded_at=set_to, recorded_drift_s=0.0)
-            meta |= {"at": repr(set_to), "drift_s": repr(0.0)}
+        state = self.committed.after(change, set_to)
         with self._transaction() as sql:
             self._write_change(sql, change)
-            write_meta(sql, **meta)
+            self._write_state(sql, state)
         self._state = state
+
+    def _write_state(self, sql: sqlite3.Connection, state: CommittedState, **more: str) -> None:
+        write_meta(
+            sql,
+            tick=str(state.tick),
+            next_serial=str(state.next_serial),
+            at=repr(state.recorded_at),
+            drift_s=repr(state.recorded_drift_s),
+            **more,
+        )
 
     def _write_change(self, sql: sqlite3.Connection, change: RecordChange) -> None:
         """Write the drones whose record differs, the transitions, and the breakers."""
-        rows: list[dict[str, object]] = []
-        heartbeats: list[dict[str, object]] = []
         live = self.committed.drones
-        for drone_id, drone in change.drones.items():
-            before = live.get(drone_id)
-            if before == drone:
-                continue
-            if before is None or before.heard_at != drone.heard_at:
-                heartbeats.append({"drone_id": drone_id, "heard_at": drone.heard_at})
-            row = drone_row(drone)
-            if before is None or row != drone_row(before):
-                rows.append(row)
-        insert(sql, "drones", *rows, keys=("id",))
-        insert(sql, "heartbeats", *heartbeats, keys=("drone_id",))
-        for each in change.transitions:
-            reason, was = serialization.to_json(each.reason), each.was.value if each.was else None
-            step = {"drone_id": each.drone_id, "at": each.at, "was": was, "state": each.state.value}
-            insert(sql, "transitions", {**step, "reason": reason, "tick": each.tick})
-        for breaker in change.breakers:
-            if breaker.forgotten:
-                sql.execute("DELETE FROM breakers WHERE scope = ?", (breaker.scope,))
-            else:
-                body = serialization.to_json(breaker)
-                insert(sql, "breakers", {"scope": breaker.scope, "body": body}, keys=("scope",))
+        changed = [drone for drone_id, drone in change.drones.items() if drone != live.get(drone_id)]
+        insert(sql, "drones", *map(tables.drone_row, changed), keys=("id",))
+        rows = [tables.TRANSITIONS.row(each, reason=to_json(each.reason)) for each in change.transitions]
+        insert(sql, "transitions", *rows)
+        forgotten = [(breaker.scope,) for breaker in change.breakers if breaker.forgotten]
+        sql.executemany("DELETE FROM breakers WHERE scope = ?", forgotten)
+        kept = [{"scope": each.scope, "body": tables.pack(each)} for each in change.breakers if not each.forgotten]
+        insert(sql, "breakers", *kept, keys=("scope",))
 
     def _write_plan(self, sql: sqlite3.Connection, plan: Plan) -> None:
-        if repeats(plan, self._newest_plan):
+        """Write a plan, unless it does nothing and equals the one before but for its tick and time."""
+        before = self._newest_plan
+        if before is not None and not plan.acts and replace(before, tick=plan.tick, at=plan.at) == plan:
             move_on = "UPDATE plans SET last_tick = ?, last_at = ? WHERE seq = (SELECT max(seq) FROM plans)"
             if sql.execute(move_on, (plan.tick, plan.at)).rowcount:
                 return
-        body = zlib.compress(serialization.to_json(plan).encode())
         times = {"tick": plan.tick, "at": plan.at, "last_tick": plan.tick, "last_at": plan.at}
-        insert(sql, "plans", {**times, "acting": plan.acts, "body": body})
+        insert(sql, "plans", {**times, "acting": plan.acts, "body": tables.pack(plan)})
 
-    def _write_views(self, sql: sqlite3.Connection, parts: Mapping[ViewPartKey, ViewPart]) -> None:
+    def _write_views(self, sql: sqlite3.Connection, parts: Mapping[str, Any]) -> None:
         """Write the parts that differ from those on record; after opening all of them."""
-        known = self._view_parts or {}
-        if self._view_parts is None:
+        known = self._view_parts
+        if known is None:
             sql.execute("DELETE FROM views")
-        sql.executemany("DELETE FROM views WHERE kind = ? AND name = ?", known.keys() - parts.keys())
-        for key, part in parts.items():
-            before = known.get(key)
-            if before == part:
-                continue
-            if before is not None and before.value == part.value:
-                sql.execute("UPDATE views SET taken_at = ? WHERE kind = ? AND name = ?", (part.taken_at, *key))
-            else:
-                row = {"kind": key.kind, "name": key.site, "taken_at": part.taken_at, "body": pack_part(key, part)}
-                insert(sql, "views", row, keys=("kind", "name"))
+            known = {}
+        sql.executemany("DELETE FROM views WHERE name = ?", [(name,) for name in known.keys() - parts.keys()])
+        changed = {name: part for name, part in parts.items() if name not in known or known[name] != part}
+        rows = [{"name": name, "body": tables.pack_view_part(name, part)} for name, part in changed.items()]
+        insert(sql, "views", *rows, keys=("name",))
 
     # ---------------------------------------------------------------------------------------------- between the ticks
 
     @_on_worker
     def requests(self) -> tuple[OperatorRequest, ...]:
         with self._transaction() as sql:
-            return read_requests(sql)
+            return tables.waiting_requests(sql)
 
     @_on_worker
     def event(self, at: float, name: str, fields: Mapping[str, str | int | float]) -> None:
@@ -249,37 +189,37 @@ class SqlStore(Store):
 
     @_on_worker
     def record_outputs(self, at: float, outputs: Mapping[DroneId, str]) -> None:
+        rows = [
+            {"drone_id": drone_id, "at": at, "body": zlib.compress(text.encode("utf-8", "replace"))}
+            for drone_id, text in outputs.items()
+        ]
         with self._transaction() as sql:
-            for drone_id, text in outputs.items():
-                body = zlib.compress(text.encode("utf-8", "replace"))
-                insert(sql, "console_outputs", {"drone_id": drone_id, "at": at, "body": body}, keys=("drone_id",))
+            insert(sql, "console_outputs", *rows, keys=("drone_id",))
 
     @_on_worker
     def record_completed(self, completions: Sequence[CompletedJob]) -> None:
-        rows = [{name: getattr(each, name) for name in COMPLETED_JOB_FIELDS} for each in completions]
         with self._transaction() as sql:
-            insert(sql, "completed_jobs", *rows, keep=True)
+            insert(sql, "completed_jobs", *map(tables.COMPLETED_JOBS.row, completions), keep=True)
 
     @_on_worker
     def estimate_samples(self) -> EstimateSamples | None:
         with self._transaction() as sql:
-            return read_estimates(sql, self.path)
+            return tables.read_estimates(sql, self.path)
 
     @_on_worker
     def record_estimates(self, samples: EstimateSamples, resets: Sequence[int] = ()) -> None:
         try:
-            body = pack_estimates(samples)  # this takes a while: operators may write meanwhile
+            body = tables.pack_estimates(samples)  # this takes a while: operators may write meanwhile
         except ValueError as error:
             raise unrecordable(self.path, error) from error
         with self._transaction() as sql:
-            row = {"id": 1, "format": ESTIMATES_FORMAT, "at": samples.at, "body": body}
-            insert(sql, "estimates", row, keys=("id",))
+            insert(sql, "estimates", {"id": 1, "at": samples.at, "body": body}, keys=("id",))
             sql.executemany("DELETE FROM estimate_resets WHERE id = ?", [(number,) for number in resets])
 
     @_on_worker
     def estimate_resets(self) -> tuple[EstimateReset, ...]:
         with self._transaction() as sql:
-            return read_estimate_resets(sql)
+            return tables.estimate_resets(sql)
 
     @_on_worker
     def ended(self, drone_ids: Sequence[DroneId]) -> Mapping[DroneId, DroneState]:
@@ -330,27 +270,27 @@ class SqlStore(Store):
         path = Path(os.path.realpath(self.path))  # the lock's file and SQLite's own lie beside it
         self._sql = open_store(path, self._controller, self._new_birth)
         self._newest_plan = self._view_parts = None
-        self._claim = StoreClaim.of(holder, path)
+        self._claim = lock.StoreClaim.of(holder, path)
         with self._transaction(claims=True) as sql:
-            meta = read_meta(sql)
-            self._check_previous_claim(StoreClaim(meta.get(HOLDER, "")), path)
-            write_meta(sql, **{HOLDER: self._claim.text})
+            meta = tables.read_meta(sql)
+            self._check_previous_claim(lock.StoreClaim(meta.get(lock.HOLDER, "")), path)
+            write_meta(sql, **{lock.HOLDER: self._claim.text})
             self._state = CommittedState(
                 birth=meta["birth"],
                 tick=int(meta["tick"]),
                 next_serial=int(meta["next_serial"]),
-                drones={drone.id: drone for drone in drones_of(sql.execute(SELECT_LIVE_DRONES))},
-                breakers=read_breakers(sql),
-                patience=read_patience(sql),
-                recorded_at=float(meta.get("at", 0.0)),
+                drones=tables.live_drones(sql),
+                breakers=tables.read_breakers(sql),
+                patience=tables.read_patience(sql),
+                recorded_at=float(meta["at"]),
                 recorded_drift_s=float(meta.get("drift_s", 0.0)),
             )
 
-    def _check_previous_claim(self, previous: StoreClaim, path: Path) -> None:
+    def _check_previous_claim(self, previous: lock.StoreClaim, path: Path) -> None:
         """Raise :class:`StoreHeldError` if the previous holder lives: then its lock file was removed."""
         other = previous.holder
-        if previous.is_for(path) and other.pid != os.getpid() and is_alive(other):
-            raise held(path, other)
+        if previous.is_for(path) and other.pid != os.getpid() and lock.is_alive(other):
+            raise lock.held(path, other)
 
     async def _leave(self) -> None:
         if self._sql is not None:
@@ -367,7 +307,7 @@ class SqlStore(Store):
         connection.execute("PRAGMA busy_timeout = 1000")  # whoever writes for longer must not hold up the end
         try:
             with suppress(StoreError), self._transaction() as sql:
-                sql.execute("DELETE FROM meta WHERE key = ?", (HOLDER,))
+                sql.execute("DELETE FROM meta WHERE key = ?", (lock.HOLDER,))
         finally:
             self._sql = None
             connection.close()
@@ -422,6 +362,6 @@ class SqlStore(Store):
 
     def _check_claim(self, sql: sqlite3.Connection) -> None:
         """Fence off a controller whose store another took: neither a link nor a removed lock file lets two write."""
-        row = sql.execute("SELECT value FROM meta WHERE key = ?", (HOLDER,)).fetchone()
+        row = sql.execute("SELECT value FROM meta WHERE key = ?", (lock.HOLDER,)).fetchone()
         if row is None or row[0] != self._claim.text:
-            raise taken_over(self.path, StoreClaim(row[0]).holder if row is not None else None)
+            raise lock.taken_over(self.path, lock.StoreClaim(row[0]).holder if row is not None else None)

@@ -199,7 +199,7 @@ async def life(store: TemporaryStore, place: Place, *, ntp: bool = False) -> Asy
     policy = Policy(sites={"here": SitePolicy("here", queue_when_full=True)})
     async with store:
         mono = asyncio.get_running_loop().time
-        clock = SteadyClock(wall, mono, store.recorded_at, store.recorded_drift_s, lambda: ntp)
+        clock = SteadyClock(wall, mono, store.committed.recorded_at, store.committed.recorded_drift_s, lambda: ntp)
         async with Controller("kit", policy, (kind,), pool, {"here": place}, store, clock) as controller:
             yield controller
 
@@ -293,7 +293,7 @@ async def test_a_clock_is_not_set_while_the_moved_times_cannot_be_recorded(resta
     if restarts:
         async with life(store, here, ntp=True) as controller:
             await run_for(controller, 30)
-    assert store.recorded_at > EPOCH + 2 * DAY_S
+    assert store.committed.recorded_at > EPOCH + 2 * DAY_S
     assert names(store).count("clock.set") == 1
     assert not any(line.startswith("stop") for line in here.told)
     assert sorted(d.state for d in store.drones.values()) == [S.BOOTING, S.BUSY, S.JOINED]

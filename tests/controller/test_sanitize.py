@@ -134,8 +134,8 @@ def test_a_group_and_a_completion_that_cannot_be_are_mended_and_told() -> None:
     assert view.groups == (replace(group, quota_milli=None, priority=0.0),)
     assert view.completions == (replace(ended, ended_at=0.0, drone_id=None),)
     assert view.notices == (
-        r"3 values that cannot be: id of a drone: '\udcff'; group physics: quota_milli = -4; "
-        "group physics: priority = nan",
+        r"3 values that cannot be: id of a drone: '\udcff'; group physics: priority = nan; "
+        "group physics: quota_milli = -4",
     )
     assert view.remarks == ("1 values that cannot be: end of job 7.0: ended_at = nan",), "it needs no operator"
     serialization.to_json(view)
@@ -193,7 +193,9 @@ def test_a_quota_that_is_none_allows_none_and_free_gpus_that_cannot_be_are_not_t
     view = taken_over(SiteView("topas", NOW, quota=odd, free_gpu_milli=-1000), NOW, 0.0)
     assert view.quota == {"a100": 2, "h100": 0, "v100": 0, "t4": MAX_NUMBER, "k?": 1, "l4": 4}
     assert view.free_gpu_milli is None
-    assert view.notices == ("5 values that cannot be: quota: a100 = 2.5; quota: h100 = nan; quota: v100 = -3",)
+    assert view.notices == (
+        "5 values that cannot be: site: free_gpu_milli = -1000; quota: a100 = 2.5; quota: h100 = nan",
+    )
     serialization.to_json(view)
 
 

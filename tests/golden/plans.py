@@ -12,7 +12,7 @@ from provisioner.cli.plan import read_snapshot
 from provisioner.model import DrainMode, DroneState, Plan, Snapshot
 from provisioner.planner.safeguards import safe_plan
 from provisioner.simulator.world import START_EPOCH
-from provisioner.store.memory import MemoryStore
+from provisioner.store import Store
 from tests.simulator.crashing import simulate
 from tests.simulator.wild import wild
 
@@ -53,7 +53,7 @@ def reasons(plan: Plan) -> Counter[str]:
     return Counter(f"{name}:{each.reason.kind}" for name, rows in zip(names, given, strict=True) for each in rows)
 
 
-class _Plans(MemoryStore):
+class _Plans(Store):
     """The record of a simulated controller that keeps all plans, across its crashes too."""
 
     def __init__(self) -> None:

@@ -17,7 +17,6 @@ from provisioner.model import Plan
 from provisioner.simulator.loop import rng_for, run_virtual
 from provisioner.simulator.world import START_EPOCH, RunRecord, Scenario, Simulation, SimulationOutcome, World, quiet
 from provisioner.store import Store
-from provisioner.store.memory import MemoryStore
 
 T = TypeVar("T")
 STORE_ACTS = frozenset({"record_results"})
@@ -70,7 +69,7 @@ def simulate(scenario: Scenario, open_store: Callable[[], Store] | None = None) 
     ``open_store`` is called for each life of the controller and must lead to the same record each time, as a file does;
     it may not use threads. By default, the record is kept in memory.
     """
-    kept = MemoryStore()
+    kept = Store()
     simulation = CrashSimulation(scenario, open_store or (lambda: kept))
     with quiet():
         outcome = run_virtual(simulation.run(), start_epoch=START_EPOCH)

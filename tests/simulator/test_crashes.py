@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from provisioner.model import Plan, Snapshot
-from provisioner.store.memory import MemoryStore
+from provisioner.store import Store
 from provisioner.store.writer import SqlStore
 from tests.simulator.crashing import Crash, simulate
 from tests.simulator.witness import watched
@@ -63,12 +63,12 @@ def test_crashes_and_a_bad_wire_by_the_thousand(part: int) -> None:
 
 def test_a_store_that_forgets_its_intents_would_be_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The proof that these tests can fail: without the intent on disk, the promises break."""
-    honest = MemoryStore.record
+    honest = Store.record
 
-    async def forgetful(store: MemoryStore, plan: Plan, snapshot: Snapshot) -> None:
+    async def forgetful(store: Store, plan: Plan, snapshot: Snapshot) -> None:
         await honest(store, replace(plan, starts=()), snapshot)
 
-    monkeypatch.setattr(MemoryStore, "record", forgetful)
+    monkeypatch.setattr(Store, "record", forgetful)
     outcome = simulate(replace(calm(), limit_s=900.0))
     assert outcome.violations != ()
 

@@ -28,8 +28,7 @@ from provisioner.model import (
 from provisioner.reasons import HeadroomShort, Reason, StateTimeout
 from provisioner.simulator.drones import DroneDefect, DroneScript
 from provisioner.simulator.world import Scenario
-from provisioner.store.changes import change_by_plan
-from provisioner.store.memory import MemoryStore
+from provisioner.store import RecordChange, Store
 from tests.simulator.crashing import CrashOutcome, simulate
 
 INSISTS = "state-timeout: stopping"
@@ -72,7 +71,7 @@ class Order:
     kill: bool = False
 
 
-class Witness(MemoryStore):
+class Witness(Store):
     """The record of a run, and what it shows beside."""
 
     def __init__(self, scenario: Scenario) -> None:
@@ -95,7 +94,7 @@ class Witness(MemoryStore):
 
     async def record(self, plan: Plan, snapshot: Snapshot) -> None:
         await super().record(plan, snapshot)
-        self.latest |= change_by_plan(plan).drones
+        self.latest |= RecordChange.by_plan(plan).drones
         view = snapshot.overlay.view
         seen_at = view.taken_at if view is not None else -math.inf
         for stop in plan.stops:

@@ -85,20 +85,6 @@ def store_at(file: Path, controller: str = CONTROLLER, *, threaded: bool = True)
     return SqlStore(file, controller, KEEP_S, SNAPSHOTS, threaded)
 
 
-class Ground:
-    """One record, opened as often as a test likes."""
-
-    def __init__(self, path: Path, threaded: bool) -> None:
-        self.path = path
-        self._threaded = threaded
-
-    def store(self) -> SqlStore:
-        return store_at(self.path, threaded=self._threaded)
-
-    def reader(self) -> Reader:
-        return Reader(self.path)
-
-
 class TemporaryStore(SqlStore):
     """A store in a file that goes with it: open for all of its life, and used without a thread."""
 

@@ -24,8 +24,8 @@ import provisioner.store.file as store_file
 import provisioner.store.reader as store_reader
 from provisioner.model import Drone, DroneState, Plan, RequestKind, StateChange
 from provisioner.store import StoreError, StoreUnusableError
-from provisioner.store.queries import COMPLETED_JOB_FIELDS, drone_row
 from provisioner.store.reader import Reader
+from provisioner.store.tables import COMPLETED_JOBS, drone_row
 from provisioner.store.writer import SqlStore
 from tests.store.story import SEEN, drone, now_is, record, starts, store_at
 
@@ -49,7 +49,7 @@ def _columns(file: Path, table: str) -> set[str]:
 
 async def test_every_field_of_a_drone_and_of_a_completed_job_has_its_column(filled: Path) -> None:
     assert _columns(filled, "drones") == drone_row(drone(1)).keys()
-    assert _columns(filled, "completed_jobs") == set(COMPLETED_JOB_FIELDS)
+    assert _columns(filled, "completed_jobs") == set(COMPLETED_JOBS.columns)
 
 
 async def test_a_store_of_a_newer_program_is_refused(filled: Path) -> None:

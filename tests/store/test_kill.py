@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from provisioner.model import DroneId, DroneState
-from provisioner.store.changes import serial_of
+from provisioner.store import serial_of
 from provisioner.store.reader import Reader
 from provisioner.store.writer import SqlStore
 from tests.store.story import CONTROLLER, SNAPSHOTS, drone, now_is, record, starts, store_at

@@ -8,12 +8,10 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from provisioner.model import DroneState
 from provisioner.store.reader import Reader
 from provisioner.store.writer import BATCH_ROWS, BATCHES_PER_PRUNING, MAX_EVENTS, SqlStore
-from tests.store.story import DONE, Ground, drone, record, starts, store_at
+from tests.store.story import DONE, drone, record, starts, store_at
 
 AT_ONCE = BATCH_ROWS * BATCHES_PER_PRUNING
 """Rows of one kind that one pruning forgets at most."""
@@ -34,7 +32,7 @@ async def _pruned(store: SqlStore, now: float) -> int:
 
 
 def _counts(file: Path) -> dict[str, int]:
-    tables = ("drones", "heartbeats", "transitions", "plans", "completed_jobs", "console_outputs", "requests", "events")
+    tables = ("drones", "transitions", "plans", "completed_jobs", "console_outputs", "requests", "events")
     with rows(file) as sql:
         return {table: sql.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in tables}
 
@@ -86,11 +84,3 @@ async def test_events_are_bounded_in_number_however_young(file: Path) -> None:
         with rows(file) as sql:
             assert sql.execute("SELECT count(*) FROM events").fetchone()[0] == MAX_EVENTS
             assert sql.execute("SELECT name FROM events ORDER BY id LIMIT 1").fetchone()[0] == "e700"
-
-
-@pytest.mark.parametrize("younger", [False, True])
-async def test_all_stores_say_that_nothing_is_left_when_nothing_is(ground: Ground, younger: bool) -> None:
-    async with ground.store() as store:
-        await store.record_completed([replace(DONE, ended_at=1e6 if younger else 1.0)])
-        assert not await store.prune(1e6)
-        assert len(ground.reader().completions(0.0, 2e6)) == younger

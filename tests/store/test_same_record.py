@@ -25,7 +25,6 @@ from provisioner.model import (
     StateChange,
 )
 from provisioner.store import Hazard, Store
-from provisioner.store.memory import MemoryStore
 from provisioner.store.reader import Reader
 from provisioner.store.statistics import DroneLifetime, hazards_of
 from provisioner.store.writer import SqlStore
@@ -111,7 +110,7 @@ def test_the_file_holds_what_the_controller_knows_and_restarts_change_nothing(ti
 
 async def _run(path: Path, ticks: list[Tick], *, restarts: bool) -> None:
     """Run through ``ticks``, and compare what the controller sees with a store in memory."""
-    now, memory, reader = 100.0, MemoryStore(), Reader(path)
+    now, memory, reader = 100.0, Store(), Reader(path)
     store = await _opened(path)
     for number, tick in enumerate(ticks, 1):
         now += tick.later_s
@@ -150,7 +149,7 @@ def _compare(store: SqlStore, reader: Reader) -> None:
         assert _rounded(reader.hazards(since, 1000.0)) == _rounded(hazards_of(counted, since, 1000.0))
 
 
-async def _one(store: SqlStore, memory: MemoryStore, reader: Reader, tick: Tick, number: int, now: float) -> None:
+async def _one(store: SqlStore, memory: Store, reader: Reader, tick: Tick, number: int, now: float) -> None:
     if tick.asks:
         ids = (DroneId("kit-ab12-1"),)
         asked = reader.ask(RequestKind.DRAIN, ids, reason="driver", by="mg", at=now)

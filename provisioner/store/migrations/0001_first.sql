@@ -23,6 +23,7 @@ CREATE TABLE drones (
     joined_at FLOAT NOT NULL,
     busy_at FLOAT NOT NULL,
     idle_at FLOAT NOT NULL,
+    heard_at FLOAT NOT NULL,
     jobs INTEGER NOT NULL,
     jobs_started INTEGER NOT NULL,
     missing_at FLOAT NOT NULL,
@@ -52,12 +53,6 @@ CREATE INDEX drones_slot ON drones (slot);
 CREATE INDEX drones_ended ON drones (live, ended_at);
 CREATE INDEX drones_site_slot ON drones (site_slot);
 
--- When each drone was last heard from: the one value that changes for all of them all the time.
-CREATE TABLE heartbeats (
-    drone_id TEXT PRIMARY KEY NOT NULL,
-    heard_at FLOAT NOT NULL
-) WITHOUT ROWID;
-
 -- The last output of drones (a console, compressed), where their site reports it.
 CREATE TABLE console_outputs (
     drone_id TEXT PRIMARY KEY NOT NULL,
@@ -68,7 +63,6 @@ CREATE INDEX console_outputs_at ON console_outputs (at);
 
 CREATE TRIGGER drone_deleted AFTER DELETE ON drones BEGIN
     DELETE FROM transitions WHERE drone_id = old.id;
-    DELETE FROM heartbeats WHERE drone_id = old.id;
     DELETE FROM console_outputs WHERE drone_id = old.id;
 END;
 
@@ -91,10 +85,9 @@ CREATE TABLE completed_jobs (
     PRIMARY KEY (ended_at, job_id)
 ) WITHOUT ROWID;
 
--- One row, number 1: a document in the format that `format` names.
+-- One row, number 1: a compressed JSON document.
 CREATE TABLE estimates (
     id INTEGER PRIMARY KEY NOT NULL,
-    format INTEGER NOT NULL,
     at FLOAT NOT NULL,
     body BLOB NOT NULL
 );
@@ -134,11 +127,8 @@ CREATE INDEX plans_last ON plans (last_at);
 CREATE INDEX plans_acting ON plans (acting);
 
 CREATE TABLE views (
-    kind TEXT NOT NULL,
-    name TEXT NOT NULL,
-    taken_at FLOAT NOT NULL,
-    body BLOB NOT NULL,
-    PRIMARY KEY (kind, name)
+    name TEXT PRIMARY KEY NOT NULL,
+    body BLOB NOT NULL
 );
 
 CREATE TABLE snapshots (
@@ -148,7 +138,7 @@ CREATE TABLE snapshots (
 
 CREATE TABLE breakers (
     scope TEXT PRIMARY KEY NOT NULL,
-    body TEXT NOT NULL
+    body BLOB NOT NULL
 );
 
 CREATE TABLE requests (

@@ -1,0 +1,260 @@
+"""The tables of the store as values and back, and the queries that the controller's and the operator's side share.
+
+Imports neither pydantic nor asyncio at the top, so that the reader starts quickly.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from provisioner import model, reasons
+from provisioner.estimates import Estimates, EstimateSamples
+from provisioner.model import DrainMode, DroneId, DroneState, PolledSite, Snapshot
+from provisioner.store import EstimateReset, EstimatesUnreadableError, Event, Transition, Views, patience_of, serial_of
+
+T = TypeVar("T")
+
+
+@cache
+def _insertion(table: str, columns: tuple[str, ...], keys: tuple[str, ...], keep: bool) -> str:
+    names = ", ".join(f'"{name}"' for name in columns)
+    values = ", ".join(f":{name}" for name in columns)
+    update = ", ".join(f'"{name}" = excluded."{name}"' for name in columns if name not in keys)
+    conflict = f"ON CONFLICT ({', '.join(keys)}) DO UPDATE SET {update}" if keys else ""
+    return f"INSERT INTO {table} ({names}) VALUES ({values}) {'ON CONFLICT DO NOTHING' if keep else conflict}"
+
+
+def insert(
+    sql: sqlite3.Connection, table: str, *rows: Mapping[str, object], keys: tuple[str, ...] = (), keep: bool = False
+) -> None:
+    """Insert rows, which all have the same columns.
+
+    ``keys``: columns by which a row replaces one on record. ``keep``: what is on record stays as it is.
+    """
+    if rows:
+        sql.executemany(_insertion(table, tuple(rows[0]), keys, keep), rows)
+
+
+def pack(value: object, kind: Any = None) -> bytes:
+    """Return ``value`` as compressed JSON; ``kind`` as for :func:`provisioner.serialization.to_json`."""
+    from provisioner import serialization
+
+    return zlib.compress(serialization.to_json(value, kind).encode(), 1)
+
+
+def unpack(kind: type[T], body: bytes) -> T:
+    """Return the value of compressed JSON."""
+    from provisioner import serialization
+
+    return serialization.from_json(kind, zlib.decompress(body))
+
+
+def _reason_of(text: str) -> reasons.Reason:
+    from provisioner import serialization
+
+    kind: Any = reasons.Reason
+    reason: reasons.Reason = serialization.from_json(kind, text)
+    return reason
+
+
+def _state(text: str | None) -> DroneState | None:
+    return DroneState(text) if text else None
+
+
+# ------------------------------------------------------------------------------------------------- rows that are values
+
+
+@dataclass(frozen=True)
+class Table(Generic[T]):
+    """A table whose rows are values of a dataclass: each field has a column of its name."""
+
+    name: str
+    kind: type[T]
+    readers: Mapping[str, Callable[[Any], Any]]
+    """By column: reader of what is neither a number nor a text. Members of a StrEnum are written as text."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(each.name for each in fields(self.kind))  # type: ignore[arg-type]
+
+    def select(self, sql: sqlite3.Connection, rest: str = "", values: Sequence[object] = ()) -> Iterator[T]:
+        """Yield the rows of ``SELECT ... FROM table`` with the ``rest`` of the statement as values."""
+        names = ", ".join(f'"{name}"' for name in self.columns)
+        readers = [(self.columns.index(name), read) for name, read in self.readers.items()]
+        for row in sql.execute(f"SELECT {names} FROM {self.name} {rest}", values):
+            found = list(row)
+            for column, read in readers:
+                found[column] = read(found[column])
+            yield self.kind(*found)
+
+    def row(self, value: T, **more: object) -> dict[str, object]:
+        """Return the row of ``value``, in which further columns replace, or are added to, those of its fields."""
+        return {name: getattr(value, name) for name in self.columns} | more
+
+
+DRONES = Table("drones", model.Drone, {"state": DroneState, "leaving": _state, "drain_mode": DrainMode})
+TRANSITIONS = Table("transitions", Transition, {"was": _state, "state": DroneState, "reason": _reason_of})
+COMPLETED_JOBS = Table("completed_jobs", model.CompletedJob, {})
+EVENTS = Table("events", Event, {"fields": json.loads})
+ESTIMATE_RESETS = Table("estimate_resets", EstimateReset, {})
+REQUESTS = Table(
+    "requests",
+    model.OperatorRequest,
+    {
+        "kind": model.RequestKind,
+        "drone_ids": lambda text: tuple(map(DroneId, json.loads(text))),
+        "mode": DrainMode,
+    },
+)
+
+
+def drone_row(drone: model.Drone) -> dict[str, object]:
+    """Return the row of ``drone``, with the columns by which drones are found."""
+    return DRONES.row(drone, site=drone.site, serial=serial_of(drone.id), live=not drone.state.ended)
+
+
+def live_drones(sql: sqlite3.Connection) -> dict[DroneId, model.Drone]:
+    rows = DRONES.select(sql, "WHERE live = 1 ORDER BY requested_at, serial, id")
+    return {drone.id: drone for drone in rows}
+
+
+def waiting_requests(sql: sqlite3.Connection) -> tuple[model.OperatorRequest, ...]:
+    """Return the requests that no plan has taken up, oldest first."""
+    return tuple(REQUESTS.select(sql, "WHERE done_tick IS NULL ORDER BY id"))
+
+
+def estimate_resets(sql: sqlite3.Connection) -> tuple[EstimateReset, ...]:
+    """Return the requests to forget estimates, oldest first."""
+    return tuple(ESTIMATE_RESETS.select(sql, "ORDER BY id"))
+
+
+def read_meta(sql: sqlite3.Connection) -> dict[str, str]:
+    """Return the keys and values of the store itself."""
+    return dict(sql.execute("SELECT key, value FROM meta").fetchall())
+
+
+def write_meta(sql: sqlite3.Connection, **values: str) -> None:
+    insert(sql, "meta", *({"key": key, "value": value} for key, value in values.items()), keys=("key",))
+
+
+# ------------------------------------------------------------------------------------------------------------ documents
+
+
+def read_breakers(sql: sqlite3.Connection) -> dict[str, model.Breaker]:
+    """Return the circuit breakers by scope."""
+    rows = sql.execute("SELECT scope, body FROM breakers ORDER BY scope")
+    return {scope: unpack(model.Breaker, body) for scope, body in rows}
+
+
+def read_patience(sql: sqlite3.Connection) -> Mapping[str, model.OwnerClaimBackoff]:
+    """Return the back-off of owners' claims from the newest plan, by site; nothing if that plan cannot be decoded."""
+    row = sql.execute("SELECT body FROM plans ORDER BY seq DESC LIMIT 1").fetchone()
+    try:
+        return patience_of(unpack(model.Plan, row[0])) if row else {}
+    except (ValueError, zlib.error):
+        return {}
+
+
+def read_estimates(sql: sqlite3.Connection, path: Path) -> EstimateSamples | None:
+    """Return the recorded samples; None if there are none. Raises :class:`EstimatesUnreadableError`."""
+    row = sql.execute("SELECT body FROM estimates").fetchone()
+    try:
+        return unpack(EstimateSamples, row[0]) if row else None
+    except (ValueError, zlib.error, TypeError) as error:
+        raise EstimatesUnreadableError(
+            f"store {path}: the estimates are damaged ({_first_problem(error)}): estimation starts again, and in ten "
+            "minutes replaces them; to have them back, stop this controller and restore a backup of the store"
+        ) from error
+
+
+def pack_estimates(samples: EstimateSamples) -> bytes:
+    """Return the document of ``samples``.
+
+    Raises ``ValueError`` for values that could not be read again: better now, while the document before it exists, than
+    at the next start.
+    """
+    body = pack(samples)
+    try:
+        unpack(EstimateSamples, body)
+    except ValueError as error:
+        raise ValueError(f"estimates, {_first_problem(error)}") from error
+    return body
+
+
+def _first_problem(error: Exception) -> str:
+    """Return the place of the first invalid value and what is wrong with it."""
+    errors = getattr(error, "errors", None)  # of pydantic, which is not imported here
+    if errors is None:
+        return str(error)
+    first = errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(map(str, first['loc'])) or 'document'}: {first['msg']}"[:200]
+
+
+_VIEW_PARTS: dict[str, Any] = {
+    "policy": model.Policy,
+    "types": tuple[model.DroneType, ...],
+    "estimates": Estimates,
+    "taken_at": dict[str, float],
+    "overlay": model.PolledOverlay,
+    "slots": tuple[model.Slot, ...],
+    "completions": tuple[model.CompletedJob, ...] | None,
+    "site": PolledSite,
+    "drones": dict[DroneId, model.RemoteDrone],
+}
+"""Types of the parts of the views, by the name of the part up to a slash."""
+
+
+def split_views(snapshot: Snapshot) -> dict[str, Any]:
+    """Return the views of ``snapshot`` in parts that change at different rates, by name; each is one row.
+
+    The bulk is apart from the rest, and so are the times of the views, which change when nothing else does.
+    """
+    overlay, taken_at = snapshot.overlay, dict[str, float]()
+    parts: dict[str, Any] = {"policy": snapshot.policy, "types": snapshot.types, "estimates": snapshot.estimates}
+    if overlay.view is not None:
+        taken_at[""], parts["slots"], parts["completions"] = (
+            overlay.view.taken_at,
+            overlay.view.slots,
+            overlay.view.completions,
+        )
+        overlay = replace(overlay, view=replace(overlay.view, taken_at=0.0, slots=(), completions=None))
+    for name, polled in snapshot.sites.items():
+        rest = polled
+        if polled.view is not None:
+            taken_at[name], parts[f"drones/{name}"] = polled.view.taken_at, polled.view.drones
+            rest = replace(polled, view=replace(polled.view, taken_at=0.0, drones={}))
+        parts[f"site/{name}"] = rest
+    return parts | {"overlay": overlay, "taken_at": taken_at}
+
+
+def pack_view_part(name: str, value: object) -> bytes:
+    return pack(value, _VIEW_PARTS[name.partition("/")[0]])
+
+
+def read_views(sql: sqlite3.Connection) -> Views | None:
+    """Return the newest views, put together from the parts that :func:`split_views` made; None in a new store."""
+    rows: Iterable[tuple[str, bytes]] = sql.execute("SELECT name, body FROM views ORDER BY name")
+    parts = {name: unpack(_VIEW_PARTS[name.partition("/")[0]], body) for name, body in rows}
+    if not parts:
+        return None
+    meta, overlay, taken_at = read_meta(sql), parts["overlay"], parts["taken_at"]
+    if overlay.view is not None:
+        bulk = {"slots": parts["slots"], "completions": parts["completions"]}
+        overlay = replace(overlay, view=replace(overlay.view, taken_at=taken_at[""], **bulk))
+    sites: dict[str, PolledSite] = {}
+    for part, polled in parts.items():
+        kind, _, name = part.partition("/")
+        if kind == "site":
+            sites[name] = polled
+            if polled.view is not None:
+                view = replace(polled.view, taken_at=taken_at[name], drones=parts[f"drones/{name}"])
+                sites[name] = replace(polled, view=view)
+    tick, at = int(meta["tick"]), float(meta["at"])
+    return Views(tick, at, parts["policy"], parts["types"], overlay, sites, parts["estimates"])
