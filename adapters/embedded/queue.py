@@ -1,25 +1,74 @@
-"""The user's side of the queue: submit, list, count, remove and release jobs."""
+"""The queue, a SQLite file: its tables and every statement that changes a job. Standard library only, for drones too.
+
+A running job belongs to a drone by a lease and a token. The lease is renewed while the job runs; a process that finds
+it expired puts the job back to idle. The token is new for each attempt, and a change by its holder counts only if the
+row still has it. Leases use the monotonic clock, which all processes of one host share: clock steps do not end them.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import getpass
 import json
+import os
 import re
+import sqlite3
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from enum import StrEnum
 from pathlib import Path
+from urllib.parse import quote
 
-from adapters.embedded import table
-
-_WHOLE_GPU = 1000
+QUEUE_VERSION = 1
+LONGEST_LEASE_S = 600.0
+"""A lease that ends later than this from now is from before a reboot."""
 _MAX_INTEGER = 2**62
 """Numbers from this on do not fit a SQLite integer with room for sums."""
 _TEXT_LIMIT = 200
 _JOB_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+_TABLES = """
+CREATE TABLE job (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    owner TEXT NOT NULL,
+    priority INTEGER NOT NULL,
+    gpu_milli INTEGER NOT NULL,
+    cpus INTEGER NOT NULL,
+    memory_mib INTEGER NOT NULL,
+    disk_mib INTEGER NOT NULL,
+    vram_mib INTEGER NOT NULL,
+    capability INTEGER NOT NULL,
+    gpu_model TEXT NOT NULL,
+    walltime_s REAL NOT NULL,
+    argv TEXT NOT NULL,
+    env TEXT NOT NULL,
+    submitted_at REAL NOT NULL,
+    state TEXT NOT NULL DEFAULT 'idle' CHECK (state IN ('idle', 'running', 'done', 'failed', 'held')),
+    attempts INTEGER NOT NULL DEFAULT 0,
+    lost INTEGER NOT NULL DEFAULT 0,
+    drone_id TEXT NOT NULL DEFAULT '',
+    token TEXT NOT NULL DEFAULT '',
+    lease_until REAL NOT NULL DEFAULT 0,
+    started_at REAL NOT NULL DEFAULT 0,
+    ended_at REAL NOT NULL DEFAULT 0,
+    exit_code INTEGER,
+    message TEXT NOT NULL DEFAULT ''
+);
+CREATE INDEX job_order ON job (state, priority DESC, submitted_at, id);
+CREATE INDEX job_done ON job (ended_at) WHERE ended_at > 0;
+CREATE TABLE slot (
+    drone_id TEXT PRIMARY KEY,
+    site TEXT NOT NULL, type TEXT NOT NULL, state TEXT NOT NULL, heard REAL NOT NULL,
+    free_gpu_milli INTEGER NOT NULL, free_cpus INTEGER NOT NULL,
+    free_memory_mib INTEGER NOT NULL, free_disk_mib INTEGER NOT NULL,
+    jobs INTEGER NOT NULL, jobs_started INTEGER NOT NULL,
+    idle_since REAL NOT NULL, retires_at REAL NOT NULL, -- seconds since the epoch
+    gpu_model TEXT NOT NULL, vram_mib INTEGER NOT NULL, capability INTEGER NOT NULL
+);
+CREATE TABLE drain (drone_id TEXT PRIMARY KEY, mode TEXT NOT NULL, at REAL NOT NULL);
+"""
 
 
 class JobState(StrEnum):
@@ -50,14 +99,74 @@ class EmbeddedJob:
     gpu_model: str
     walltime_s: float
     argv: tuple[str, ...]
+    env: Mapping[str, str]
     submitted_at: float
     state: JobState
     attempts: int
     drone_id: str
+    token: str
     started_at: float
     ended_at: float
     exit_code: int | None
     message: str
+
+    @classmethod
+    def of(cls, row: sqlite3.Row) -> EmbeddedJob:
+        parsed = {"argv": tuple(json.loads(row["argv"])), "env": json.loads(row["env"])}
+        return cls(**{name: row[name] for name in cls.__slots__} | {**parsed, "state": JobState(row["state"])})
+
+
+def create(path: Path) -> None:
+    """Create the queue file if there is none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.closing(_connect(path, "rwc")) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        with writing(connection):
+            if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
+                for statement in _TABLES.split(";"):
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA user_version = {QUEUE_VERSION}")
+
+
+def connect(path: Path, busy_s: float = 5.0) -> sqlite3.Connection:
+    """Open an existing queue. Raises ``sqlite3.Error`` if there is none, or one of another version."""
+    connection = _connect(path, "rw", busy_s)
+    try:
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version != QUEUE_VERSION:
+            raise sqlite3.DatabaseError(f"{path}: queue version {version}, this program knows {QUEUE_VERSION}")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _connect(path: Path, mode: str, busy_s: float = 5.0) -> sqlite3.Connection:
+    uri = f"file:{quote(os.fspath(path.absolute()))}?mode={mode}"
+    connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=busy_s)
+    connection.row_factory = sqlite3.Row
+    connection.execute("PRAGMA synchronous = NORMAL")  # survives any crash of ours; a power cut may cost a commit
+    return connection
+
+
+@contextlib.contextmanager
+def writing(connection: sqlite3.Connection) -> Iterator[None]:
+    """Open a write transaction. It is immediate: a value read in it still holds when it is written."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def lease_clock() -> float:
+    return time.monotonic()
+
+
+# ----------------------------------------------------------------------------------------------------------- users
 
 
 def submit(
@@ -86,30 +195,53 @@ def submit(
         InvalidJobError: the request can never be met.
         sqlite3.Error: the queue cannot be used.
     """
+    owner = owner or getpass.getuser()
+    least = {"count": 1, "cpus": 1, "memory_mib": 0, "disk_mib": 0, "vram_mib": 0, "capability": 0, "walltime_s": 0}
+    given = (count, cpus, memory_mib, disk_mib, vram_mib, capability, walltime_s)
+    for (name, lowest), number in zip(least.items(), given, strict=True):
+        if not lowest <= number < _MAX_INTEGER:  # false for NaN too
+            raise InvalidJobError(f"{name} = {number}: at least {lowest}, and below 2^62")
     if not -_MAX_INTEGER < priority < _MAX_INTEGER:
         raise InvalidJobError(f"priority {priority} is out of range")
-    if count < 1:
-        raise InvalidJobError(f"count {count}: at least one job")
-    request = {
-        "owner": _text("owner", owner or getpass.getuser()),
+    for name, text in (("owner", owner), ("gpu_model", gpu_model)):
+        if len(text) > _TEXT_LIMIT or not text.isprintable():
+            raise InvalidJobError(f"{name}: at most {_TEXT_LIMIT} printable characters")
+    if isinstance(argv, str) or not argv or not argv[0]:
+        raise InvalidJobError("argv: a list of a program and its arguments")
+    if any("\0" in word for word in argv):
+        raise InvalidJobError("argv: no NUL characters")
+    for name, value in (env or {}).items():
+        if not _JOB_VARIABLE.fullmatch(name) or "\0" in value:
+            raise InvalidJobError(f"env: `{name[:40]}` cannot be an environment variable")
+    row = {
+        "owner": owner,
         "priority": priority,
-        "gpu_milli": gpu_milli(gpus),
-        "cpus": _at_least("cpus", cpus, 1),
-        "memory_mib": _at_least("memory_mib", memory_mib, 0),
-        "disk_mib": _at_least("disk_mib", disk_mib, 0),
-        "vram_mib": _at_least("vram_mib", vram_mib, 0),
-        "capability": _at_least("capability", capability, 0),
-        "gpu_model": _text("gpu_model", gpu_model),
-        "walltime_s": _at_least("walltime_s", walltime_s, 0),
-        "argv": _argv(argv),
-        "env": _environment(env or {}),
+        "gpu_milli": _gpu_milli(gpus),
+        "cpus": cpus,
+        "memory_mib": memory_mib,
+        "disk_mib": disk_mib,
+        "vram_mib": vram_mib,
+        "capability": capability,
+        "gpu_model": gpu_model,
+        "walltime_s": walltime_s,
+        "argv": json.dumps(list(argv)),
+        "env": json.dumps(dict(env or {})),
         "submitted_at": time.time(),
-        "state": JobState.IDLE.value,
     }
-    table.create(path)
-    statement = f"INSERT INTO job ({', '.join(request)}) VALUES ({', '.join(f':{name}' for name in request)})"
-    with contextlib.closing(table.connect(path)) as connection, table.writing(connection):
-        return [int(connection.execute(statement, request).lastrowid or 0) for _ in range(count)]
+    create(path)
+    statement = f"INSERT INTO job ({', '.join(row)}) VALUES ({', '.join(f':{name}' for name in row)})"
+    with contextlib.closing(connect(path)) as connection, writing(connection):
+        return [int(connection.execute(statement, row).lastrowid or 0) for _ in range(count)]
+
+
+def _gpu_milli(gpus: int | float | str | Decimal) -> int:
+    """Return a number of GPUs in milli-GPU, exactly: 0.1 is 100."""
+    with contextlib.suppress(InvalidOperation):  # no number at all
+        milli = Decimal(str(gpus)) * 1000
+        if 0 <= milli < _MAX_INTEGER and milli % (1 if milli < 1000 else 1000) == 0:
+            return int(milli)
+    what = f"{str(gpus)[:40]} GPUs cannot be"
+    raise InvalidJobError(f"{what}: write 0, a share below 1 in steps of 0.001, or a whole number")
 
 
 def jobs(
@@ -117,92 +249,118 @@ def jobs(
 ) -> list[EmbeddedJob]:
     """Return jobs by id, limited to the given states and ids. Raises ``sqlite3.Error``."""
     where, values = ["1"], list[object]()
-    for column, wanted in (("state", [str(state) for state in states]), ("id", list(ids))):
+    for column, wanted in (("state", states), ("id", ids)):
         if wanted:
             where.append(f"{column} IN ({', '.join('?' * len(wanted))})")
             values += wanted
-    with contextlib.closing(table.connect(path)) as connection:
-        rows = connection.execute(
-            f"SELECT * FROM job WHERE {' AND '.join(where)} ORDER BY id LIMIT ?", (*values, limit)
-        )
-        return [
-            EmbeddedJob(
-                **{n: row[n] for n in EmbeddedJob.__slots__ if n not in ("argv", "state")},
-                argv=tuple(json.loads(row["argv"])),
-                state=JobState(row["state"]),
-            )
-            for row in rows
-        ]
+    statement = f"SELECT * FROM job WHERE {' AND '.join(where)} ORDER BY id LIMIT ?"
+    with contextlib.closing(connect(path)) as connection:
+        return [EmbeddedJob.of(row) for row in connection.execute(statement, (*values, limit))]
 
 
 def counts(path: Path) -> dict[JobState, int]:
     """Return the number of jobs by state. Raises ``sqlite3.Error``."""
-    with contextlib.closing(table.connect(path)) as connection:
-        rows = connection.execute("SELECT state, count(*) AS jobs FROM job GROUP BY state")
-        found = {JobState(row["state"]): int(row["jobs"]) for row in rows}
+    with contextlib.closing(connect(path)) as connection:
+        found = dict(map(tuple, connection.execute("SELECT state, count(*) FROM job GROUP BY state")))
     return {state: found.get(state, 0) for state in JobState}
 
 
 def remove(path: Path, ids: Sequence[int]) -> int:
     """Delete jobs and return how many existed. A running one is killed when its drone next renews the lease."""
-    with contextlib.closing(table.connect(path)) as connection, table.writing(connection):
+    with contextlib.closing(connect(path)) as connection, writing(connection):
         return sum(connection.execute("DELETE FROM job WHERE id = ?", (job_id,)).rowcount for job_id in ids)
 
 
 def release(path: Path, ids: Sequence[int]) -> int:
     """Release held jobs and return how many were held."""
     statement = "UPDATE job SET state = 'idle', lost = 0, message = '' WHERE id = ? AND state = 'held'"
-    with contextlib.closing(table.connect(path)) as connection, table.writing(connection):
+    with contextlib.closing(connect(path)) as connection, writing(connection):
         return sum(connection.execute(statement, (job_id,)).rowcount for job_id in ids)
 
 
-def gpu_milli(gpus: int | float | str | Decimal) -> int:
-    """Return a number of GPUs in milli-GPU, exactly: 0.1 is 100. Raises :class:`InvalidJobError`."""
-    try:
-        milli = Decimal(str(gpus)) * _WHOLE_GPU
-    except InvalidOperation:
-        raise InvalidJobError(f"`{str(gpus)[:40]}` is not a number of GPUs: write 1 or 0.5") from None
-    if not milli.is_finite() or not 0 <= milli < _MAX_INTEGER:
-        raise InvalidJobError(f"{str(gpus)[:40]} GPUs cannot be: write 0, a share such as 0.5, or a whole number")
-    if milli != milli.to_integral_value():
-        raise InvalidJobError(f"{str(gpus)[:40]} GPUs: shares come in steps of 0.001")
-    if wrong := wrong_gpu_milli(int(milli)):
-        raise InvalidJobError(wrong)
-    return int(milli)
+# ---------------------------------------------------------------------------------------------------------- drones
+
+_FITS = """
+    state = 'idle' AND cpus <= :cpus AND memory_mib <= :memory_mib AND disk_mib <= :disk_mib
+    AND (gpu_milli = 0 AND NOT :has_gpus              -- what is beside its GPUs is for jobs that want some
+         OR gpu_milli BETWEEN 1 AND 999 AND gpu_milli <= :share_milli  -- the largest rest on one device
+         OR gpu_milli >= 1000 AND gpu_milli / 1000 <= :whole_gpus)     -- untouched devices
+    AND vram_mib <= :vram_mib
+    AND capability <= :capability AND gpu_model IN ('', :gpu_model)
+    AND walltime_s <= :life_s                         -- time that a job may still run there
+    AND (:avoids = '' OR instr(',' || :avoids || ',', ',' || owner || ',') = 0)
+"""
+"""Jobs that fit an offer: what a drone still has for one more job."""
+Offer = Mapping[str, float | str]
 
 
-def wrong_gpu_milli(milli: int) -> str:
-    """Return what is wrong with a number of GPUs and what to write instead; empty if nothing."""
-    if milli < 0:
-        return f"{milli / _WHOLE_GPU:g} GPUs: cannot be negative"
-    if milli > _WHOLE_GPU and milli % _WHOLE_GPU:
-        below = milli // _WHOLE_GPU
-        return f"{milli / _WHOLE_GPU:g} GPUs: write {below} or {below + 1}, only less than one GPU can be a share"
-    return ""
+def take(connection: sqlite3.Connection, offer: Offer, drone_id: str, lease_until: float) -> EmbeddedJob | None:
+    """Take the first fitting job by priority, VRAM and age.
+
+    VRAM comes before age: a job that runs anywhere must not take the large GPU that another needs.
+    """
+    first = f"SELECT id FROM job WHERE {_FITS} ORDER BY priority DESC, vram_mib DESC, submitted_at, id LIMIT 1"
+    if connection.execute(first, offer).fetchone() is None:  # takes no lock: drones ask often
+        return None
+    with writing(connection):
+        found = connection.execute(first, offer).fetchone()
+        if found is None:
+            return None
+        connection.execute(
+            "UPDATE job SET state = 'running', attempts = attempts + 1, drone_id = ?, token = ?, lease_until = ?,"
+            " started_at = ?, message = '' WHERE id = ?",
+            (drone_id, os.urandom(8).hex(), lease_until, time.time(), found["id"]),
+        )
+        return EmbeddedJob.of(connection.execute("SELECT * FROM job WHERE id = ?", (found["id"],)).fetchone())
 
 
-def _at_least(name: str, value: float, least: int) -> float:
-    if not least <= value < _MAX_INTEGER:  # false for NaN too
-        raise InvalidJobError(f"{name} = {value}: at least {least}, and below 2^62")
-    return value
+def renew(connection: sqlite3.Connection, job: EmbeddedJob, lease_until: float) -> bool:
+    """Renew a lease; return False if the job belongs to another drone now."""
+    return _if_claimed(connection, job, "lease_until = ?", lease_until)
 
 
-def _text(name: str, text: str) -> str:
-    if len(text) > _TEXT_LIMIT or not text.isprintable():
-        raise InvalidJobError(f"{name}: at most {_TEXT_LIMIT} printable characters")
-    return text
+def finish(connection: sqlite3.Connection, job: EmbeddedJob, exit_code: int, message: str) -> bool:
+    """Record the end of a job; return False, and change nothing, if it belongs to another drone now."""
+    state = JobState.FAILED if exit_code else JobState.DONE
+    ended = "state = ?, exit_code = ?, message = ?, ended_at = ?, token = ''"
+    return _if_claimed(connection, job, ended, state, exit_code, message, time.time())
 
 
-def _argv(argv: Sequence[str]) -> str:
-    if isinstance(argv, str) or not argv or not argv[0]:
-        raise InvalidJobError("argv: a list of a program and its arguments")
-    if any("\0" in word for word in argv):
-        raise InvalidJobError("argv: no NUL characters")
-    return json.dumps(list(argv))
+def give_back(connection: sqlite3.Connection, job: EmbeddedJob, message: str) -> bool:
+    """Put a job back to idle without counting it as lost."""
+    idle = "state = 'idle', message = ?, drone_id = '', token = '', started_at = 0"
+    return _if_claimed(connection, job, idle, message)
 
 
-def _environment(env: Mapping[str, str]) -> str:
-    for name, value in env.items():
-        if not _JOB_VARIABLE.fullmatch(name) or "\0" in value:
-            raise InvalidJobError(f"env: `{name[:40]}` cannot be an environment variable")
-    return json.dumps(dict(env))
+def _if_claimed(connection: sqlite3.Connection, job: EmbeddedJob, assignments: str, *values: object) -> bool:
+    statement = f"UPDATE job SET {assignments} WHERE id = ? AND token = ? AND state = 'running'"
+    return connection.execute(statement, (*values, job.id, job.token)).rowcount == 1
+
+
+def expire(connection: sqlite3.Connection, max_lost: int) -> int:
+    """Put jobs with expired leases back to idle, or hold them if they were lost often; return how many."""
+    now = lease_clock()
+    return connection.execute(
+        "UPDATE job SET state = CASE WHEN lost + 1 >= ? THEN 'held' ELSE 'idle' END,"
+        " message = 'lost with drone ' || drone_id, lost = lost + 1, drone_id = '', token = '', started_at = 0"
+        " WHERE state = 'running' AND lease_until NOT BETWEEN ? AND ?",
+        (max_lost, now, now + LONGEST_LEASE_S),
+    ).rowcount
+
+
+def publish(connection: sqlite3.Connection, slot: Mapping[str, str | float]) -> None:
+    """Write the row of a drone, with these columns of table ``slot``."""
+    row = {**slot, "heard": lease_clock()}
+    columns = f"({', '.join(row)}) VALUES ({', '.join(f':{name}' for name in row)})"
+    connection.execute(f"INSERT OR REPLACE INTO slot {columns}", row)
+
+
+def remove_slot(connection: sqlite3.Connection, drone_id: str) -> None:
+    for table in ("slot", "drain"):
+        connection.execute(f"DELETE FROM {table} WHERE drone_id = ?", (drone_id,))
+
+
+def drain_mode(connection: sqlite3.Connection, drone_id: str) -> str:
+    """Return the mode in which the drone was asked to drain; empty if it was not."""
+    row = connection.execute("SELECT mode FROM drain WHERE drone_id = ?", (drone_id,)).fetchone()
+    return str(row["mode"]) if row else ""

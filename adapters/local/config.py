@@ -6,25 +6,17 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from adapters.shared.parcel import VARIABLE_NAME
+from adapters.shared.parcel import check_environment
 from provisioner.config.models import ConfigSection
-from provisioner.config.units import Capability, ConfigPath, Duration, PositiveDuration, Size
+from provisioner.config.units import Capability, ConfigPath, Duration, Size
 from provisioner.model import DroneType
 
 _SITE_VARIABLES = re.compile(r"PROVISIONER_.*|DRONE_.*|CUDA_VISIBLE_DEVICES")
-
-
-def _plain_environment(env: dict[str, str]) -> dict[str, str]:
-    for name, value in env.items():
-        if not VARIABLE_NAME.fullmatch(name) or "\0" in value:
-            raise ValueError(f"`{name[:40]}` cannot be an environment variable: use letters, digits and `_`")
-        if _SITE_VARIABLES.fullmatch(name):
-            raise ValueError(f"`{name}` is set by the site itself: remove it")
-    return env
 
 
 class GpuSpec(ConfigSection):
@@ -59,24 +51,22 @@ class LocalSiteConfig(ConfigSection):
     """Disk for drones. Default: the size of `root`'s file system."""
     retain_finished: Duration = Field(3600.0)
     """Time for which the directory of an ended drone is kept for the operator."""
-    log_limit: Size = Field(64, ge=1, examples=["64 MiB"])
-    """Largest log of a drone. Of a longer one only the end, at most 8 MiB, is kept at the next poll."""
-    probe_deadline: PositiveDuration = Field(20.0)
-    """Longest wait for `nvidia-smi`."""
     nice: int = Field(0, ge=0, le=19)
     """Niceness of drones; 0 is that of the controller."""
-    env: Annotated[dict[str, str], AfterValidator(_plain_environment)] = Field(default_factory=dict)
+    env: Annotated[dict[str, str], AfterValidator(partial(check_environment, reserved=_SITE_VARIABLES))] = Field(
+        default_factory=dict
+    )
     """Environment variables added for each drone."""
 
     def unfit(self, types: Sequence[DroneType]) -> Iterator[tuple[str, str]]:
         """Yield types that this host can never hold. GPUs that `nvidia-smi` would have to list are left out."""
-        from adapters.local.resources import FreeHostResources, ResourceShortage, declared_host
+        from adapters.local.resources import FreeHostResources, declared_host
 
         root = self.root.absolute()
         while not root.exists():
             root = root.parent
-        host = declared_host(self, root)
+        whole = FreeHostResources.of(declared_host(self, root))
         for kind in types:
             asked = replace(kind, gpu_milli=0) if self.gpus == "auto" else kind
-            if isinstance(found := FreeHostResources.of(host).find(asked), ResourceShortage):
-                yield kind.name, found.compared("of this host")
+            if isinstance(found := whole.find(asked), str):
+                yield kind.name, found

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Self
 
 TAG = "PROVISIONER_DRONE_ID"
-_TAG_BYTES = TAG.encode() + b"="
 _KILL_ROUNDS = 50
 _KILL_PAUSE_S = 0.02
 
@@ -42,7 +41,7 @@ class Process:
 
     @classmethod
     def own(cls) -> Self:
-        return cls(os.getpid(), _start(os.getpid()) or 0, boot_id())
+        return cls(os.getpid(), _start(os.getpid()), boot_id())
 
     def __str__(self) -> str:
         return f"{self.pid} {self.start} {self.boot}"
@@ -77,15 +76,14 @@ def _signal_if(pid: int, number: signal.Signals, is_meant: Callable[[int], bool]
 def _fields(pid: int) -> list[bytes]:
     """Return fields 3 (state) and up of ``/proc/<pid>/stat``; empty if there is no such process."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            return stat.read().rpartition(b")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return []
 
 
-def _start(pid: int) -> int | None:
+def _start(pid: int) -> int:
     fields = _fields(pid)
-    return int(fields[19]) if fields and fields[0] not in (b"Z", b"X") else None
+    return int(fields[19]) if fields and fields[0] not in (b"Z", b"X") else -1
 
 
 def _session(pid: int) -> int:
@@ -93,34 +91,14 @@ def _session(pid: int) -> int:
     return int(fields[3]) if fields else 0
 
 
-def _tag(pid: int) -> str:
-    """Return the drone id that a living process of this user carries; empty if none."""
+def _has_tag(pid: int, drone_id: str) -> bool:
+    """Return True for a living process of this user that carries the drone's id."""
+    directory = Path(f"/proc/{pid}")
     try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            environ = b"\0" + file.read()
+        variables = (directory / "environ").read_bytes().split(b"\0")
+        return f"{TAG}={drone_id}".encode() in variables and directory.stat().st_uid == os.geteuid()
     except OSError:  # gone, or made unreadable by a change of user: not ours then
-        return ""
-    _, found, rest = environ.partition(b"\0" + _TAG_BYTES)
-    return rest.partition(b"\0")[0].decode("ascii", "replace") if found else ""
-
-
-def _all_pids() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-
-
-def tagged() -> dict[str, list[int]]:
-    """Return pids by drone id of all living processes of this user that carry a tag."""
-    found: dict[str, list[int]] = {}
-    uid = os.geteuid()
-    for pid in _all_pids():
-        try:
-            if os.stat(f"/proc/{pid}").st_uid != uid:
-                continue
-        except OSError:
-            continue
-        if drone_id := _tag(pid):
-            found.setdefault(drone_id, []).append(pid)
-    return found
+        return False
 
 
 def kill_tagged(drone_id: str) -> bool:
@@ -128,16 +106,17 @@ def kill_tagged(drone_id: str) -> bool:
 
     A session with a tagged process in it belongs to the drone: its launcher starts one, and its jobs may.
     """
-    foreign = {os.getsid(0), 0}
     for _ in range(_KILL_ROUNDS):
-        pids = tagged().get(drone_id, [])
-        if not pids:
+        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+        tagged = [pid for pid in pids if _has_tag(pid, drone_id)]
+        if not tagged:
             return True
-        sessions = {session for pid in pids if (session := _session(pid)) and _tag(pid) == drone_id} - foreign
-        for pid in pids:
-            _signal_if(pid, signal.SIGKILL, lambda pid: _tag(pid) == drone_id)
-        for pid in _all_pids():
-            if _session(pid) in sessions:
-                _signal_if(pid, signal.SIGKILL, lambda pid: _session(pid) in sessions)  # noqa: B023
+        sessions = {_session(pid) for pid in tagged} - {os.getsid(0), 0}
+
+        def belongs(pid: int, sessions: set[int] = sessions) -> bool:
+            return _has_tag(pid, drone_id) or _session(pid) in sessions
+
+        for pid in filter(belongs, pids):
+            _signal_if(pid, signal.SIGKILL, belongs)
         time.sleep(_KILL_PAUSE_S)
     return False

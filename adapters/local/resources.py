@@ -9,9 +9,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from adapters.local.config import GpuSpec, LocalSiteConfig
+from adapters.local.config import LocalSiteConfig
 from provisioner.interfaces import UnavailableError
 from provisioner.model import WHOLE_GPU, DroneType, FaultKind
+
+PROBE_TIMEOUT_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,38 +37,24 @@ class LocalHost:
 
 
 def survey(config: LocalSiteConfig) -> LocalHost:
-    """Return the resources of this host, as the configuration limits them.
-
-    Blocks for up to ``probe_deadline``. Raises :class:`UnavailableError`.
-    """
+    """Return the resources of this host, as the configuration limits them. Raises :class:`UnavailableError`."""
     host = declared_host(config, config.root)
     if config.gpus != "auto":
         return host
-    gpus, notices = _probe(config.probe_deadline)
+    gpus, notices = _probe()
     return replace(host, gpus=gpus, notices=notices)
 
 
 def declared_host(config: LocalSiteConfig, root: Path) -> LocalHost:
     """Return this host with the GPUs that the configuration declares; ``root``: a path on the disk for drones."""
+    specs = () if config.gpus == "auto" else [spec for spec in config.gpus for _ in range(spec.count)]
+    memory_mib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
     return LocalHost(
         cpus=config.cpus,
-        memory_mib=config.memory if config.memory is not None else memory_mib(),
-        disk_mib=config.disk if config.disk is not None else disk_mib(root),
-        gpus=() if config.gpus == "auto" else _declared_gpus(config.gpus),
+        memory_mib=memory_mib if config.memory is None else config.memory,
+        disk_mib=disk_mib(root) if config.disk is None else config.disk,
+        gpus=tuple(LocalGpu(index, s.model, s.vram, s.capability, s.simulate) for index, s in enumerate(specs)),
     )
-
-
-def _declared_gpus(specs: tuple[GpuSpec, ...]) -> tuple[LocalGpu, ...]:
-    each = [spec for spec in specs for _ in range(spec.count)]
-    return tuple(LocalGpu(index, s.model, s.vram, s.capability, s.simulate) for index, s in enumerate(each))
-
-
-def memory_mib() -> int:
-    """Return field ``MemTotal`` of ``/proc/meminfo``, which is in KiB."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemTotal:"):
-            return int(line.split()[1]) // 1024
-    raise UnavailableError("/proc/meminfo names no MemTotal")
 
 
 def disk_mib(root: Path) -> int:
@@ -78,7 +66,7 @@ def disk_mib(root: Path) -> int:
     return system.f_blocks * system.f_frsize // (1 << 20)
 
 
-def _probe(deadline_s: float) -> tuple[tuple[LocalGpu, ...], tuple[str, ...]]:
+def _probe() -> tuple[tuple[LocalGpu, ...], tuple[str, ...]]:
     """Return the GPUs that ``nvidia-smi`` lists, and notices.
 
     A driver that fails or hangs is a fault of this node, not "no GPUs".
@@ -93,12 +81,12 @@ def _probe(deadline_s: float) -> tuple[tuple[LocalGpu, ...], tuple[str, ...]]:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=deadline_s,
+            timeout=PROBE_TIMEOUT_S,
             check=True,
         )
         return tuple(_parse(line) for line in answer.stdout.splitlines() if line.strip()), ()
     except subprocess.TimeoutExpired as error:
-        raise UnavailableError(f"nvidia-smi did not answer within {deadline_s:g} s", FaultKind.NODE) from error
+        raise UnavailableError(f"nvidia-smi did not answer within {PROBE_TIMEOUT_S:g} s", FaultKind.NODE) from error
     except subprocess.CalledProcessError as error:
         output = " ".join(f"{error.stdout} {error.stderr}".split())[:200]
         if "no devices were found" in output.lower():
@@ -131,24 +119,6 @@ class HostAllocation:
     gpus: Mapping[int, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class ResourceShortage:
-    """The first resource that does not suffice."""
-
-    what: str
-    wanted: str
-    there: str
-
-    def __str__(self) -> str:
-        return f"{self.what}: {self.wanted} wanted, {self.there} there"
-
-    def compared(self, where: str) -> str:
-        """Return ``cpus 8 > 2 of this host`` for ``where`` "of this host"."""
-        if self.what == "GPUs":
-            return f"GPUs: {self.wanted} wanted, {self.there}"
-        return f"{self.what} {self.wanted} > {self.there} {where}"
-
-
 @dataclass(slots=True)
 class FreeHostResources:
     """Resources of a host that no drone holds."""
@@ -174,18 +144,18 @@ class FreeHostResources:
             if index in self.free_milli:  # a device may have gone since
                 self.free_milli[index] -= milli
 
-    def find(self, kind: DroneType) -> HostAllocation | ResourceShortage:
-        """Return an allocation for a drone of this type, without taking it."""
-        for what, wanted, there in (
+    def find(self, kind: DroneType) -> HostAllocation | str:
+        """Return an allocation for a drone of this type, without taking it, or the first resource that is short."""
+        for what, wanted, free in (
             ("CPUs", kind.cpus, self.cpus),
             ("memory (MiB)", kind.memory_mib, self.memory_mib),
             ("disk (MiB)", kind.disk_mib, self.disk_mib),
         ):
-            if wanted > there:
-                return ResourceShortage(what, str(wanted), str(max(there, 0)))
+            if wanted > free:
+                return f"{what} {wanted} > {max(free, 0)}"
         gpus = self._devices(kind)
-        if gpus is None:
-            return ResourceShortage("GPUs", _describe(kind), self._describe_free(kind))
+        if sum(gpus.values()) < kind.gpu_milli:
+            return self._gpu_shortage(kind)
         return HostAllocation(kind.cpus, kind.memory_mib, kind.disk_mib, gpus)
 
     def count(self, kind: DroneType) -> int:
@@ -193,33 +163,31 @@ class FreeHostResources:
         trial = replace(self, free_milli=dict(self.free_milli))
         for count in range(_COUNT_LIMIT):
             found = trial.find(kind)
-            if isinstance(found, ResourceShortage):
+            if isinstance(found, str):
                 return count
             trial.take(found)
         return _COUNT_LIMIT
 
-    def _devices(self, kind: DroneType) -> dict[int, int] | None:
-        """Choose whole devices first, then the fullest device that still holds the rest, to keep GPUs whole."""
-        whole, rest = divmod(kind.gpu_milli, WHOLE_GPU)
-        fitting = [gpu.index for gpu in self.gpus if _suits(gpu, kind)]
-        untouched = [index for index in fitting if self.free_milli[index] == WHOLE_GPU]
-        if len(untouched) < whole:
-            return None
-        devices = dict.fromkeys(untouched[:whole], WHOLE_GPU)
-        if rest:
-            enough = [index for index in fitting if index not in devices and self.free_milli[index] >= rest]
-            if not enough:
-                return None
-            devices[min(enough, key=lambda index: (self.free_milli[index], index))] = rest
-        return devices
+    def _devices(self, kind: DroneType) -> dict[int, int]:
+        """Choose whole devices first, then the fullest device that still holds the rest, to keep GPUs whole.
 
-    def _describe_free(self, kind: DroneType) -> str:
+        There are fewer than requested if there is no room for all.
+        """
+        whole, rest = divmod(kind.gpu_milli, WHOLE_GPU)
+        free = {gpu.index: self.free_milli[gpu.index] for gpu in self.gpus if _suits(gpu, kind)}
+        devices = dict.fromkeys([index for index, milli in free.items() if milli == WHOLE_GPU][:whole], WHOLE_GPU)
+        enough = [(milli, index) for index, milli in free.items() if index not in devices and milli >= rest > 0]
+        return devices | ({min(enough)[1]: rest} if enough else {})
+
+    def _gpu_shortage(self, kind: DroneType) -> str:
+        words = [f"{kind.gpu_milli / WHOLE_GPU:g}", kind.gpu_model]
+        words += [f"with {kind.vram_mib} MiB"] * bool(kind.vram_mib)
+        words += [f"capability {kind.capability / 10:g}"] * bool(kind.capability)
         suiting = [gpu for gpu in self.gpus if _suits(gpu, kind)]
-        if not suiting:
-            have = sorted({f"{gpu.model or 'GPU'} {gpu.vram_mib} MiB" for gpu in self.gpus})
-            return f"none like it ({', '.join(have) or 'no GPU at all'})"
         free = sum(self.free_milli[gpu.index] for gpu in suiting)
-        return f"{free / WHOLE_GPU:g} of {len(suiting)} free"
+        have = sorted({f"{gpu.model or 'GPU'} {gpu.vram_mib} MiB" for gpu in self.gpus})
+        there = f"{free / WHOLE_GPU:g} of {len(suiting)} free" if suiting else f"none like it ({', '.join(have)})"
+        return f"GPUs: {' '.join(filter(None, words))} wanted, {there if have else 'this host has none'}"
 
 
 def _suits(gpu: LocalGpu, kind: DroneType) -> bool:
@@ -229,12 +197,3 @@ def _suits(gpu: LocalGpu, kind: DroneType) -> bool:
         and (not gpu.vram_mib or gpu.vram_mib >= kind.vram_mib)
         and (not gpu.capability or gpu.capability >= kind.capability)
     )
-
-
-def _describe(kind: DroneType) -> str:
-    words = [f"{kind.gpu_milli / WHOLE_GPU:g}", kind.gpu_model]
-    if kind.vram_mib:
-        words.append(f"with {kind.vram_mib} MiB")
-    if kind.capability:
-        words.append(f"capability {kind.capability / 10:g}")
-    return " ".join(filter(None, words))

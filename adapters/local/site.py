@@ -18,25 +18,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Self, TypeVar
 
 from adapters.local.config import LocalSiteConfig
-from adapters.local.drones import (
-    DronePhase,
-    DroneRecord,
-    LocalDrone,
-    claim,
-    clean_up,
-    directories,
-    holds_resources,
-    is_drone_id,
-    listed,
-    prepare,
-)
-from adapters.local.processes import TAG, Process, kill_tagged, tagged
-from adapters.local.resources import FreeHostResources, HostAllocation, LocalHost, ResourceShortage, disk_mib, survey
+from adapters.local.drones import DroneRecord, LocalDrone, claim, clean_up, directories, is_drone_id
+from adapters.local.processes import TAG, Process, kill_tagged
+from adapters.local.resources import FreeHostResources, LocalHost, disk_mib, survey
 from provisioner import drone as drone_contract
 from provisioner.interfaces import AuditFinding, UnavailableError
 from provisioner.model import (
@@ -60,7 +48,7 @@ _INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "LD_LIB
 _LAUNCHER = Path(__file__).with_name("launcher.sh")
 _LOCK_WAIT_S = 10.0
 _LAUNCH_WAIT_S = 5.0
-"""For launchers to report; of a drone whose launcher has not by then the outcome is unknown."""
+"""For a launcher to report; of a drone whose launcher has not by then the outcome is unknown."""
 _ROOT_MODE = 0o711 if os.geteuid() == 0 else 0o700
 _CLEANUP_BUDGET_S = 1.0
 T = TypeVar("T")
@@ -79,7 +67,6 @@ class LocalSite:
         self._controller = controller
         self._root = config.root.absolute()
         self._turn = threading.Lock()
-        self._drones: dict[str, LocalDrone] = {}
         self._host: LocalHost | None = None
 
     async def __aenter__(self) -> Self:
@@ -93,7 +80,7 @@ class LocalSite:
 
     async def poll(self) -> SiteView:
         """List the drones of this controller; ended ones for ``retain_finished``. Raises :class:`UnavailableError`."""
-        return await self._in_thread(lambda given_up: self._view())
+        return await asyncio.to_thread(self._one_at_a_time, self._view)
 
     async def audit(self, policy: SitePolicy) -> Sequence[AuditFinding]:
         """Report a directory that cannot be written: no drone could be started."""
@@ -109,25 +96,18 @@ class LocalSite:
         return await asyncio.to_thread(try_to_write)
 
     async def start(self, orders: Sequence[StartOrder]) -> Sequence[OrderResult]:
-        """Start drones. If it is cancelled it stops before the next drone; the next poll lists what it began."""
-        return await self._in_thread(lambda given_up: self._start_all(orders, given_up))
+        """Start drones. If it is cancelled the thread goes on; the next poll lists what it began."""
+        return await asyncio.to_thread(self._one_at_a_time, lambda: self._start_all(orders))
 
     async def stop(self, orders: Sequence[StopOrder]) -> Sequence[OrderResult]:
         """End drones. The launcher applies notice and grace."""
-        return await self._in_thread(lambda given_up: self._stop_all(orders))
+        return await asyncio.to_thread(self._one_at_a_time, lambda: self._stop_all(orders))
 
-    async def _in_thread(self, work: Callable[[threading.Event], T]) -> T:
-        given_up = threading.Event()
-        try:
-            return await asyncio.to_thread(self._one_at_a_time, work, given_up)
-        finally:
-            given_up.set()
-
-    def _one_at_a_time(self, work: Callable[[threading.Event], T], given_up: threading.Event) -> T:
+    def _one_at_a_time(self, work: Callable[[], T]) -> T:
         if not self._turn.acquire(timeout=_LOCK_WAIT_S):
             raise UnavailableError(f"an earlier call still works on {self._root}")
         try:
-            return work(given_up)
+            return work()
         except OSError as error:
             raise UnavailableError(f"{self._root}: {error.strerror or error}", FaultKind.NODE) from error
         finally:
@@ -135,49 +115,41 @@ class LocalSite:
 
     # ------------------------------------------------------------------------------------------------- listing
 
-    def _list(self, notices: list[str]) -> Iterator[tuple[LocalDrone, DronePhase]]:
+    def _list(self, notices: list[str]) -> Iterator[LocalDrone]:
         """Yield every drone, of any controller. Raises OSError if the root cannot be read."""
-        paths = list(directories(self._root))
-        self._drones = {path.name: self._drones.get(path.name) or LocalDrone(path) for path in paths}
-        for drone in self._drones.values():
+        for drone in map(LocalDrone, list(directories(self._root))):
             try:
-                _, phase = drone.record, drone.phase
+                _ = drone.record, drone.launcher, drone.end
             except FileNotFoundError:
                 continue  # not a drone, or removed meanwhile
             except ValueError as error:
                 notices.append(f"{drone.path}: not a readable drone directory: {str(error).splitlines()[0]}")
-                continue
-            yield drone, phase
+            else:
+                yield drone
 
     def _view(self) -> SiteView:
-        host, ids_with_processes = self._surveyed(), cache(tagged)
+        host = self._surveyed()
         notices = list(host.notices)
         drones: dict[DroneId, RemoteDrone] = {}
-        held: list[HostAllocation] = []
-        ended: list[LocalDrone] = []
-        for drone, phase in self._list(notices):
-            if not self._owns(drone.record):
-                if holds_resources(drone, phase, ids_with_processes):
-                    held.append(drone.record.allocation)
+        whole, room = FreeHostResources.of(host), FreeHostResources.of(host)
+        old: list[LocalDrone] = []
+        for drone in self._list(notices):
+            if not self._owns(drone.record):  # left as it is
+                if drone.end is None:
+                    room.take(drone.record.allocation)
                 continue
-            remote = drones[drone.id] = listed(drone, phase, ids_with_processes)
-            if remote.end is not None:
-                ended.append(drone)
-                continue
-            drone.shorten_log(self._config.log_limit << 20)
-            if remote.state is not RemoteState.PENDING:  # what waits has its room promised by the planner
-                held.append(drone.record.allocation)
-        room, whole = FreeHostResources.of(host, held), FreeHostResources.of(host)
-        lacks: dict[str, str] = {}
-        unfit: dict[str, str] = {}
-        for kind in self._types:
-            if isinstance(never := whole.find(kind), ResourceShortage):
-                unfit[kind.name] = never.compared("of this host")
-            elif isinstance(now := room.find(kind), ResourceShortage):
-                lacks[kind.name] = now.compared("free on this host")
+            drones[drone.id] = remote = drone.listed()
+            if remote.end is None:
+                drone.shorten_log()
+                if remote.state is not RemoteState.PENDING:  # what waits has its room promised by the planner
+                    room.take(drone.record.allocation)
+            elif time.time() - remote.end.at > self._config.retain_finished:
+                old.append(drone)
+        unfit = {t.name: found for t in self._types if isinstance(found := whole.find(t), str)}
+        lacks = {t.name: found for t in self._types if isinstance(found := room.find(t), str) and t.name not in unfit}
         free = {kind.name: room.count(kind) for kind in self._types}
         view = SiteView(self._name, time.time(), drones, free=free, notices=tuple(notices), lacks=lacks, unfit=unfit)
-        self._clean_up(ended)
+        self._clean_up(old)
         return view
 
     def _owns(self, record: DroneRecord) -> bool:
@@ -191,31 +163,23 @@ class LocalSite:
             self._host = replace(self._host, disk_mib=disk_mib(self._config.root))
         return self._host
 
-    def _clean_up(self, ended: Sequence[LocalDrone]) -> None:
-        """Remove directories of drones that ended long ago: as many as the time allows, the rest at the next poll."""
-        began, now = time.monotonic(), time.time()
+    def _clean_up(self, old: Sequence[LocalDrone]) -> None:
+        """Remove old directories: as many as the time allows, the rest at the next poll."""
+        give_up_at = time.monotonic() + _CLEANUP_BUDGET_S
         clean_up(self._root)
-        for drone in ended:
-            if time.monotonic() - began > _CLEANUP_BUDGET_S:
-                return
-            if drone.end is not None and now - drone.end.at > self._config.retain_finished:
+        for drone in old:
+            if time.monotonic() < give_up_at:
                 with contextlib.suppress(OSError):  # tried again at the next poll
                     drone.remove()
 
     # ------------------------------------------------------------------------------------------------ starting
 
-    def _start_all(self, orders: Sequence[StartOrder], given_up: threading.Event) -> Sequence[OrderResult]:
+    def _start_all(self, orders: Sequence[StartOrder]) -> Sequence[OrderResult]:
         host = self._surveyed()
-        begun: list[OrderResult | LocalDrone] = []
         with self._allocation_lock():
-            # Unlike a poll this brings nothing to its end, so doubt counts as taken.
-            held = [drone.record.allocation for drone, phase in self._list([]) if phase is not DronePhase.ENDED]
+            held = [drone.record.allocation for drone in self._list([]) if drone.end is None]
             room = FreeHostResources.of(host, held)
-            for order in orders:
-                if given_up.is_set():
-                    break
-                begun.append(self._begin(order, host, room))
-        return self._await_launchers(begun, given_up)
+            return [self._start(order, host, room) for order in orders]
 
     @contextlib.contextmanager
     def _allocation_lock(self) -> Iterator[None]:
@@ -232,34 +196,36 @@ class LocalSite:
                     time.sleep(0.01)
             yield
 
-    def _begin(self, order: StartOrder, host: LocalHost, room: FreeHostResources) -> OrderResult | LocalDrone:
-        """Claim the order's directory and launch it, or return a rejection."""
+    def _start(self, order: StartOrder, host: LocalHost, room: FreeHostResources) -> OrderResult:
+        """Claim the order's directory and launch it."""
         if not is_drone_id(order.drone_id) or not order.drone_id.startswith(f"{self._controller}-"):
             return _failed(order.drone_id, FaultKind.CONFIG, "not a drone id of this controller")
         if order.bootstrap is None:
             return _failed(order.drone_id, FaultKind.CONFIG, "the order has no bootstrap: nothing to run")
-        if order.type.gpu_milli < 0:
-            return _failed(order.drone_id, FaultKind.CONFIG, f"{order.type.key} asks for negative GPUs")
-        if isinstance(never := FreeHostResources.of(host).find(order.type), ResourceShortage):
+        if isinstance(never := FreeHostResources.of(host).find(order.type), str):
             return _failed(order.drone_id, FaultKind.CONFIG, f"this host can never hold {order.type.key}: {never}")
         drone = LocalDrone(self._root / order.drone_id)
         try:
             if not drone.path.is_dir():
                 found = room.find(order.type)
-                if isinstance(found, ResourceShortage):
+                if isinstance(found, str):
                     return _failed(order.drone_id, FaultKind.CAPACITY, f"no room now: {found}")
-                starter = Process.own()
-                record = DroneRecord(
-                    self._controller, self._name, order.type.name, order.grace_s, str(starter), allocation=found
-                )
-                if claim(prepare(self._root, starter, order.bootstrap), drone.path, record):
+                me = Process.own()
+                kind = order.type.name
+                record = DroneRecord(self._controller, self._name, kind, order.grace_s, str(me), found)
+                if claim(drone.path, record, me, order.bootstrap):
                     room.take(found)
             if not self._owns(drone.record):
                 wrong = f"the id belongs to controller {drone.record.controller}"
                 return _failed(order.drone_id, FaultKind.CONFIG, wrong)
             if drone.launcher is None:
                 self._launch(drone, order, order.bootstrap, host)
-            return drone
+            give_up_at = time.monotonic() + _LAUNCH_WAIT_S
+            while drone.launcher is None:
+                if time.monotonic() > give_up_at:
+                    return _unknown(drone, "its launcher has not reported")
+                time.sleep(0.002)
+            return _done(drone)
         except ValueError as error:  # a bad file name, or a foreign directory with that name
             return _failed(order.drone_id, FaultKind.CONFIG, str(error))
         except (OSError, subprocess.SubprocessError) as error:
@@ -290,29 +256,12 @@ class LocalSite:
         if isinstance(error, OSError):
             kind = FaultKind.DENIED if error.errno in (errno.EACCES, errno.EPERM) else FaultKind.NODE
             what = f"{error.filename or drone.path}: {error.strerror or error}"
-        with contextlib.suppress(OSError):  # the disk fails again: the next poll resolves it
-            if not drone.path.is_dir():
-                return _failed(drone.id, kind, what)
-            if drone.abandon():
-                shutil.rmtree(drone.path, ignore_errors=True)
-                return _failed(drone.id, kind, what)
-        return _failed(drone.id, kind, what, OrderOutcome.UNKNOWN)
-
-    @staticmethod
-    def _await_launchers(begun: Sequence[OrderResult | LocalDrone], given_up: threading.Event) -> list[OrderResult]:
-        give_up_at = time.monotonic() + _LAUNCH_WAIT_S
-        results = []
-        for one in begun:
-            if isinstance(one, LocalDrone):
-                while one.launcher is None and time.monotonic() < give_up_at and not given_up.is_set():
-                    time.sleep(0.002)
-                if one.launcher is None:
-                    message = "its launcher has not reported"
-                    one = _failed(one.id, FaultKind.NODE, message, OrderOutcome.UNKNOWN)
-                else:
-                    one = OrderResult(one.id, OrderOutcome.OK, one.remote_id)
-            results.append(one)
-        return results
+        if not drone.path.is_dir():
+            return _failed(drone.id, kind, what)
+        if drone.abandon():
+            shutil.rmtree(drone.path, ignore_errors=True)
+            return _failed(drone.id, kind, what)
+        return _unknown(drone, what)
 
     # ------------------------------------------------------------------------------------------------ stopping
 
@@ -328,41 +277,34 @@ class LocalSite:
         try:
             if not self._owns(drone.record):
                 return _failed(drone.id, FaultKind.CONFIG, f"it belongs to {drone.record.controller}")
-            if drone.phase is DronePhase.ENDED:
-                return OrderResult(drone.id, OrderOutcome.OK, drone.remote_id)
-            with contextlib.suppress(OSError):  # only the word for its end depends on it
-                drone.ask_to_stop()
-            return self._end(drone, order.kill)
+            if drone.end is not None:
+                return _done(drone)
+            drone.ask_to_stop()
+            if drone.launcher is None and drone.abandon():
+                drone.finish("stopped before it was launched")
+            elif not order.kill and drone.launcher is not None and drone.launcher.signal(signal.SIGTERM):
+                pass
+            elif drone.end is None:
+                if not kill_tagged(drone.id):
+                    return _unknown(drone, "some of its processes cannot be killed")
+                drone.finish("its launcher vanished")
+            return _done(drone)
         except FileNotFoundError:
             return OrderResult(drone.id, OrderOutcome.OK)  # removed meanwhile
         except (OSError, ValueError) as error:
-            return _failed(drone.id, FaultKind.NODE, str(error), OrderOutcome.UNKNOWN)
-
-    @staticmethod
-    def _end(drone: LocalDrone, kill: bool) -> OrderResult:
-        if drone.launcher is None and drone.abandon():
-            drone.finish("stopped before it was launched")
-            return OrderResult(drone.id, OrderOutcome.OK)
-        done = OrderResult(drone.id, OrderOutcome.OK, drone.remote_id)
-        if not kill and drone.launcher is not None and drone.launcher.signal(signal.SIGTERM):
-            return done
-        if drone.end is not None:
-            return done
-        if not kill_tagged(drone.id):
-            message = "some of its processes cannot be killed"
-            return _failed(drone.id, FaultKind.NODE, message, OrderOutcome.UNKNOWN, drone.remote_id)
-        drone.finish("its launcher vanished")
-        return done
+            return _unknown(drone, str(error))
 
 
-def _failed(
-    drone_id: DroneId,
-    kind: FaultKind,
-    message: str,
-    outcome: OrderOutcome = OrderOutcome.REJECTED,
-    remote_id: str = "",
-) -> OrderResult:
-    return OrderResult(drone_id, outcome, remote_id, Fault(kind, message, time.time()))
+def _done(drone: LocalDrone) -> OrderResult:
+    return OrderResult(drone.id, OrderOutcome.OK, drone.remote_id)
+
+
+def _failed(drone_id: DroneId, kind: FaultKind, message: str) -> OrderResult:
+    return OrderResult(drone_id, OrderOutcome.REJECTED, fault=Fault(kind, message, time.time()))
+
+
+def _unknown(drone: LocalDrone, message: str) -> OrderResult:
+    return OrderResult(drone.id, OrderOutcome.UNKNOWN, fault=Fault(FaultKind.NODE, message, time.time()))
 
 
 def _drone_environment(

@@ -1,22 +1,17 @@
-"""A skeleton of a site adapter for a small paged HTTP API with pods, as an outsider would write it first."""
+"""A skeleton of a site adapter, for a paged API in memory whose pods pretend to be drones."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
+import math
 import time
-from collections.abc import Awaitable, Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Self
 
-import aiohttp
-from pydantic import BaseModel, ConfigDict, Field
-
-from provisioner import drone
-from provisioner.config.units import Duration
-from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError
+from provisioner.interfaces import AdapterError, OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import (
     DroneId,
-    DroneType,
     EndKind,
     Fault,
     FaultKind,
@@ -30,196 +25,155 @@ from provisioner.model import (
     StopOrder,
 )
 
-_PHASES = {"Pending": RemoteState.PENDING, "Running": RemoteState.RUNNING}
+LIVING, STUBBORN = b"runs until it is asked to leave", b"runs until it is killed"
+"""Scripts of pods; any other is the exit code with which the pod ends at once."""
 
 
-class Config(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class NoReplyError(Exception):
+    """The connection broke before the reply came."""
 
-    endpoint: str = Field(description="Address of the API.")
-    deadline: Duration = Field(default=5.0, description="Longest wait for one answer.")
-    retain_finished: Duration = Field(default=3600.0, description="How long the pod of an ended drone is kept.")
+
+class RefusedError(Exception):
+    """A reply with an HTTP status."""
+
+
+@dataclass
+class Pod:
+    order: StartOrder
+    controller: str
+    uid: str
+    started_at: float
+    ends_at: float = math.inf
+    deleted: bool = False
+
+    @property
+    def ended(self) -> bool:
+        return time.time() >= self.ends_at
+
+    def seen(self) -> RemoteDrone:
+        assert self.order.bootstrap is not None
+        script = self.order.bootstrap.script
+        end = RemoteEnd(EndKind.EXITED, self.ends_at, int(script)) if self.ended else None
+        state = RemoteState.ENDED if end else RemoteState.RUNNING
+        return RemoteDrone(
+            self.order.drone_id, state, self.uid, self.order.type.name, started_at=self.started_at, end=end
+        )
+
+
+class PodApi:
+    """The API, with the faults that the contract suite asks for. A pod that was deleted is gone when it has ended."""
+
+    def __init__(self) -> None:
+        self._pods: dict[DroneId, Pod] = {}
+        self.page = 100
+        self.down = self.cuts_listings = self.loses_replies = self.has_no_room = False
+        self.stop_status = 0
+
+    def pods(self) -> dict[DroneId, Pod]:
+        self._pods = {name: pod for name, pod in sorted(self._pods.items()) if not (pod.deleted and pod.ended)}
+        return self._pods
+
+    async def list(self, controller: str, after: str) -> tuple[Sequence[RemoteDrone], str]:
+        """A page of the listing, and the last name on it if there are more."""
+        await self._arrive()
+        rest = [pod for name, pod in self.pods().items() if pod.controller == controller and name > after]
+        if self.cuts_listings:
+            raise NoReplyError
+        page = [pod.seen() for pod in rest[: self.page]]
+        return page, page[-1].drone_id if len(rest) > len(page) else ""
+
+    async def create(self, controller: str, order: StartOrder) -> str:
+        await self._arrive()
+        pods, now = self.pods(), time.time()
+        if order.drone_id not in pods:
+            if self.has_no_room or order.type.gpu_milli > 8000:
+                raise RefusedError(403)
+            assert order.bootstrap is not None
+            pod = pods[order.drone_id] = Pod(order, controller, f"uid-{order.drone_id}", now)
+            if order.bootstrap.script not in (LIVING, STUBBORN):
+                pod.ends_at = now
+        if self.loses_replies:
+            raise NoReplyError
+        return pods[order.drone_id].uid
+
+    async def delete(self, name: DroneId, kill: bool) -> None:
+        await self._arrive()
+        if self.stop_status:
+            raise RefusedError(self.stop_status)
+        pod = self.pods().get(name)
+        if pod is None:
+            raise RefusedError(404)
+        assert pod.order.bootstrap is not None
+        waits = pod.order.bootstrap.script == STUBBORN and not kill
+        pod.deleted = True
+        pod.ends_at = min(pod.ends_at, time.time() + pod.order.grace_s * waits)
+
+    async def _arrive(self) -> None:
+        await asyncio.sleep(0.002)
+        if self.down:
+            raise NoReplyError
 
 
 class PodSite:
-    """Drones as pods, named by their drone id and labelled with the controller."""
+    """Drones as pods, named by their drone id and labelled with the controller.
 
-    Config = Config
+    A mutant of it makes a ``mistake``.
+    """
 
-    def __init__(self, name: str, config: Config, types: Sequence[DroneType], controller: str) -> None:
-        self._name, self._config, self._controller = name, config, controller
-        self._polls = 0
-        self._cleanup: asyncio.Task[None] | None = None
+    def __init__(self, api: PodApi, controller: str, *, keep_s: float = 3600.0, mistake: str = "") -> None:
+        self._api, self._controller, self._keep_s, self._mistake = api, controller, keep_s, mistake
 
     async def __aenter__(self) -> Self:
-        timeout = aiohttp.ClientTimeout(total=self._config.deadline)
-        self._http = aiohttp.ClientSession(self._config.endpoint, timeout=timeout)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        if self._cleanup is not None:
-            self._cleanup.cancel()
-            await asyncio.wait([self._cleanup])
-        await self._http.close()
-
-    # -------------------------------------------------------------------------------------------------------- looking
+        pass
 
     async def poll(self) -> SiteView:
-        pods = await self._pods()
-        view = SiteView(self._name, time.time(), {DroneId(pod["name"]): _drone(pod) for pod in pods})
-        self._polls += 1
-        if self._polls > 1 and (self._cleanup is None or self._cleanup.done()):  # `check --live` polls once
-            self._cleanup = asyncio.create_task(self._delete_old(view))
+        drones: dict[DroneId, RemoteDrone] = {}
+        after = ""
+        while True:
+            try:
+                page, after = await self._api.list(self._controller, after)
+            except NoReplyError:
+                if self._mistake == "takes half a listing":
+                    break
+                raise UnavailableError("no answer") from None
+            drones |= {drone.drone_id: drone for drone in page}
+            if not after or self._mistake == "reads one page":
+                break
+        view = SiteView("k8s", time.time(), drones)
+        for drone_id, each in drones.items():
+            old = each.end is not None and view.taken_at - each.end.at > self._keep_s
+            if old and self._mistake != "leaves pods":
+                await self._api.delete(drone_id, kill=True)
         return view
 
-    async def _pods(self) -> list[Mapping[str, Any]]:
-        """List the pods of this controller: all pages or an error."""
-        found: list[Mapping[str, Any]] = []
-        mark = ""
-        while True:
-            query = {"controller": self._controller, "continue": mark}
-            page = await self._call("GET", "/pods", params=query, writes=False)
-            found += page["items"]
-            mark = page.get("continue", "")
-            if not mark:
-                return found
-
-    async def _delete_old(self, view: SiteView) -> None:
-        """Delete the pods of drones that ended long ago."""
-        for drone_id, each in view.drones.items():
-            if each.end is not None and view.taken_at - each.end.at > self._config.retain_finished:
-                try:
-                    await self._delete(drone_id, kill=True)
-                except AdapterError:
-                    return  # after the next poll
-
-    # ------------------------------------------------------------------------------------------ starting and stopping
-
     async def start(self, orders: Sequence[StartOrder]) -> Sequence[OrderResult]:
-        return [await self._start(order) for order in orders]
-
-    async def _start(self, order: StartOrder) -> OrderResult:
-        assert order.bootstrap is not None
-        pod = {
-            "name": order.drone_id,
-            "controller": self._controller,
-            "type": order.type.name,
-            "gpus": order.type.gpu_milli // 1000,
-            "grace_s": order.grace_s,
-            "env": {**order.bootstrap.env, **drone.environment(order), "PROVISIONER_DRONE_ID": order.drone_id},
-            "script": base64.b64encode(order.bootstrap.script).decode(),
-            "files": {name: base64.b64encode(data).decode() for name, data in order.bootstrap.files.items()},
-        }
-
-        async def create() -> str:
-            return str((await self._call("POST", "/pods", json=pod))["uid"])
-
-        return await self._result(order.drone_id, create())
-
-    async def _result(self, drone_id: DroneId, call: Awaitable[str]) -> OrderResult:
-        """Return the result of an order: the remote id, or the error."""
-        try:
-            return OrderResult(drone_id, OrderOutcome.OK, await call)
-        except OutcomeUnknownError as error:
-            return self._lost_reply(drone_id, error)
-        except AdapterError as error:
-            return _refused(drone_id, error)
-
-    def _lost_reply(self, drone_id: DroneId, error: AdapterError) -> OrderResult:
-        return OrderResult(drone_id, OrderOutcome.UNKNOWN, "", Fault(FaultKind.UNKNOWN, str(error), time.time()))
+        return [await self._result(o.drone_id, self._api.create(self._controller, o), self._started) for o in orders]
 
     async def stop(self, orders: Sequence[StopOrder]) -> Sequence[OrderResult]:
-        return [await self._result(order.drone_id, self._delete(order.drone_id, order.kill)) for order in orders]
+        return [await self._result(o.drone_id, self._api.delete(o.drone_id, o.kill), self._stopped) for o in orders]
 
-    async def _delete(self, drone_id: DroneId, kill: bool, accepted: Sequence[int] = (202, 404)) -> str:
-        await self._call("DELETE", f"/pods/{drone_id}", params={"kill": str(int(kill))}, accepted=accepted)
-        return ""
-
-    # ---------------------------------------------------------------------------------------------------------- calls
-
-    async def _call(
-        self, method: str, path: str, accepted: Sequence[int] = (200, 201), *, writes: bool = True, **more: Any
-    ) -> Mapping[str, Any]:
-        """Call the API and translate what goes wrong into one of the four errors."""
+    async def _result(
+        self, drone_id: DroneId, call: Awaitable[str | None], accepts: Callable[[int], bool]
+    ) -> OrderResult:
+        error: AdapterError
         try:
-            async with self._http.request(method, path, **more) as response:
-                body: Mapping[str, Any] = await response.json()
-        except aiohttp.ClientConnectorError as error:  # nothing was sent
-            raise UnavailableError(f"no connection: {error}") from None
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            kind = OutcomeUnknownError if writes else UnavailableError
-            raise kind(f"no answer: {error or type(error).__name__}") from None
-        if response.status in accepted:
-            return body
-        message = str(body.get("message", response.reason))
-        if response.status in (401, 403) and body.get("reason") != "quota":
-            raise AuthError(message)
-        if response.status >= 500:
-            raise OutcomeUnknownError(message) if writes and response.status != 503 else UnavailableError(message)
-        raise RejectedError(message, FaultKind.QUOTA if body.get("reason") == "quota" else FaultKind.CONFIG)
+            return OrderResult(drone_id, OrderOutcome.OK, await call or "")
+        except NoReplyError:
+            error = OutcomeUnknownError("no answer")
+        except RefusedError as refused:
+            (status,) = refused.args
+            if accepts(status):
+                return OrderResult(drone_id, OrderOutcome.OK, "asked")
+            error = OutcomeUnknownError("it broke") if status == 500 else RejectedError("quota", FaultKind.QUOTA)
+        unknown = isinstance(error, OutcomeUnknownError) and self._mistake != "loses drones"
+        answer = OrderOutcome.UNKNOWN if unknown else OrderOutcome.REJECTED
+        return OrderResult(drone_id, answer, "", Fault(error.kind, str(error), time.time()))
 
+    def _started(self, status: int) -> bool:
+        return self._mistake == "believes starts" and status == 403
 
-def _refused(drone_id: DroneId, error: AdapterError) -> OrderResult:
-    return OrderResult(drone_id, OrderOutcome.REJECTED, "", Fault(error.kind, str(error), time.time()))
-
-
-def _drone(pod: Mapping[str, Any]) -> RemoteDrone:
-    end = None
-    if pod["phase"] == "Ended":
-        end = RemoteEnd(EndKind.EXITED, pod["ended_at"], pod["exit_code"])
-    return RemoteDrone(
-        drone_id=DroneId(pod["name"]),
-        state=RemoteState.ENDED if end else _PHASES.get(pod["phase"], RemoteState.UNKNOWN),
-        remote_id=pod["uid"],
-        type=pod["type"],
-        started_at=pod["started_at"],
-        end=end,
-    )
-
-
-class LosesDrones(PodSite):
-    """A mutant: takes a lost reply for a refusal."""
-
-    def _lost_reply(self, drone_id: DroneId, error: AdapterError) -> OrderResult:
-        return _refused(drone_id, error)
-
-
-class ReadsOnePage(PodSite):
-    """A mutant: reads the first page of a listing only."""
-
-    async def _pods(self) -> list[Mapping[str, Any]]:
-        page = await self._call("GET", "/pods", params={"controller": self._controller, "continue": ""}, writes=False)
-        return list(page["items"])
-
-
-class TakesHalf(PodSite):
-    """A mutant: takes what it has when a listing breaks off."""
-
-    async def _pods(self) -> list[Mapping[str, Any]]:
-        try:
-            return await super()._pods()
-        except UnavailableError:
-            return []
-
-
-class BelievesStops(PodSite):
-    """A mutant: takes any answer to a stop for done."""
-
-    async def _delete(self, drone_id: DroneId, kill: bool, accepted: Sequence[int] = ()) -> str:
-        return await super()._delete(drone_id, kill, (202, 403, 404, 500, 503))
-
-
-class LeavesPods(PodSite):
-    """A mutant: never deletes the pod of a drone that has ended."""
-
-    async def _delete_old(self, view: SiteView) -> None:
-        return None
-
-
-class BelievesStarts(PodSite):
-    """A mutant: takes a refused start for done."""
-
-    async def _start(self, order: StartOrder) -> OrderResult:
-        result = await super()._start(order)
-        quota = result.fault is not None and result.fault.kind is FaultKind.QUOTA
-        return OrderResult(order.drone_id, OrderOutcome.OK, "asked") if quota else result
+    def _stopped(self, status: int) -> bool:
+        return status == 404 or self._mistake == "believes stops"

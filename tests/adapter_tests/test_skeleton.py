@@ -2,58 +2,60 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partialmethod
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from provisioner.adapter_tests import SiteContract, SiteWorld
-from provisioner.model import DroneId, DroneType
-from tests.adapter_tests import skeleton
-from tests.adapter_tests.pods import PodServer
-from tests.adapter_tests.skeleton import PodSite
-from tests.labs.shell_drones import ShellDrones
-from tests.local.drones import tagged
-
-SMALL = DroneType("k8s", "small", gpu_milli=1000, cpus=2, memory_mib=1024, disk_mib=10)
-HUGE = DroneType("k8s", "huge", gpu_milli=9000, cpus=2, memory_mib=1024, disk_mib=10)
+from provisioner.model import Bootstrap, DroneId, DroneType
+from tests.adapter_tests.skeleton import LIVING, STUBBORN, PodApi, PodSite
 
 
-class PodWorld(ShellDrones):
-    controller = f"kit{os.getpid()}"
-    kind: DroneType = SMALL
-    impossible: DroneType = HUGE
-    grace_s = 1.0
-    patience_s = 20.0
+class PodWorld:
+    controller = "kit"
+    kind = DroneType("k8s", "small", gpu_milli=1000, cpus=2, memory_mib=1024, disk_mib=10)
+    impossible = DroneType("k8s", "huge", gpu_milli=9000, cpus=2, memory_mib=1024, disk_mib=10)
+    grace_s = 0.5
+    patience_s = 3.0
     tells_free = False
     tells_exit_codes = True
 
-    def __init__(self, server: PodServer, endpoint: str, adapter: type[PodSite] = PodSite) -> None:
-        self.server, self._endpoint, self._adapter = server, endpoint, adapter
+    def __init__(self, mistake: str = "") -> None:
+        self.api, self._mistake = PodApi(), mistake
 
-    def site(self, controller: str | None = None, **options: object) -> PodSite:
-        config = skeleton.Config.model_validate({"endpoint": self._endpoint, **options})
-        return self._adapter("k8s", config, [SMALL, HUGE], controller or self.controller)
+    def site(self, controller: str | None = None) -> PodSite:
+        return PodSite(self.api, controller or self.controller, mistake=self._mistake)
+
+    def forgetful_site(self) -> PodSite:
+        return PodSite(self.api, self.controller, keep_s=0.0, mistake=self._mistake)
+
+    def living(self) -> Bootstrap:
+        return Bootstrap(LIVING)
+
+    def stubborn(self) -> Bootstrap:
+        return Bootstrap(STUBBORN)
+
+    def exiting(self, code: int) -> Bootstrap:
+        return Bootstrap(str(code).encode())
 
     async def alive(self, drone_id: DroneId) -> int:
-        pod = self.server.pod(drone_id)
-        return int(pod is not None and pod.process.poll() is None)
+        pod = self.api.pods().get(drone_id)
+        return int(pod is not None and not pod.ended)
 
     async def anything_left(self, drone_id: DroneId) -> bool:
-        return bool(await self.alive(drone_id) or tagged(drone_id))
+        return bool(await self.alive(drone_id))
 
     @asynccontextmanager
     async def _with(self, **faults: Any) -> AsyncIterator[None]:
-        before = {name: getattr(self.server, name) for name in faults}
-        vars(self.server).update(faults)
+        before = {name: getattr(self.api, name) for name in faults}
+        vars(self.api).update(faults)
         try:
             yield
         finally:
-            vars(self.server).update(before)
+            vars(self.api).update(before)
 
     broken = partialmethod(_with, down=True)
     lost_replies = partialmethod(_with, loses_replies=True)
@@ -64,44 +66,29 @@ class PodWorld(ShellDrones):
     def refused_stops(self, status: int) -> Any:
         return self._with(stop_status=status)
 
-    def forgetful_site(self) -> PodSite:
-        return self.site(retain_finished="0s")
-
     async def objects(self, drone_id: DroneId) -> Sequence[str]:
-        return [f"pod {drone_id}"] if self.server.pod(drone_id) else []
-
-
-@pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[tuple[PodServer, str]]:
-    server = PodServer(tmp_path / "pods")
-    endpoint = await server.start()
-    yield server, endpoint
-    await server.stop()
+        return [drone_id] if drone_id in self.api.pods() else []
 
 
 class TestSkeleton(SiteContract):
     @pytest.fixture
-    def world(self, server: tuple[PodServer, str]) -> SiteWorld:
-        return PodWorld(*server)
+    def world(self) -> SiteWorld:
+        return PodWorld()
 
 
 _NOT_STOPPED = "test_a_stop_that_the_site_does_not_carry_out_is_not_done"
-MUTANTS: Sequence[tuple[type[PodSite], str, Mapping[str, int]]] = [
-    (skeleton.LosesDrones, "test_a_start_whose_reply_is_lost_is_unsure_and_never_refused", {}),
-    (skeleton.ReadsOnePage, "test_all_pages_of_a_listing_are_read", {}),
-    (skeleton.TakesHalf, "test_half_a_listing_is_never_taken_for_the_whole", {}),
-    (skeleton.BelievesStarts, "test_a_rejected_start_makes_nothing", {}),
-    *((skeleton.BelievesStops, _NOT_STOPPED, {"status": status}) for status in (403, 500, 503)),
-    (skeleton.LeavesPods, "test_nothing_of_an_ended_drone_is_left_at_the_site", {}),
+MUTANTS: Sequence[tuple[str, str, Mapping[str, int]]] = [
+    ("loses drones", "test_a_start_whose_reply_is_lost_is_unsure_and_never_refused", {}),
+    ("reads one page", "test_all_pages_of_a_listing_are_read", {}),
+    ("takes half a listing", "test_half_a_listing_is_never_taken_for_the_whole", {}),
+    ("believes starts", "test_a_rejected_start_makes_nothing", {}),
+    *(("believes stops", _NOT_STOPPED, {"status": status}) for status in (403, 500, 503)),
+    ("leaves pods", "test_nothing_of_an_ended_drone_is_left_at_the_site", {}),
 ]
-"""Each mutant, and the test of the suite that finds it."""
+"""Each mistake, and the test of the suite that finds it."""
 
 
-@pytest.mark.parametrize(("mutant", "test", "arguments"), MUTANTS)
-async def test_the_suite_finds_each_mutant(
-    mutant: type[PodSite], test: str, arguments: Mapping[str, int], server: tuple[PodServer, str]
-) -> None:
-    world = PodWorld(*server, mutant)
-    world.patience_s = 3.0
+@pytest.mark.parametrize(("mistake", "test", "arguments"), MUTANTS)
+async def test_the_suite_finds_each_mutant(mistake: str, test: str, arguments: Mapping[str, int]) -> None:
     with pytest.raises(AssertionError):
-        await getattr(SiteContract(), test)(world, **arguments)
+        await getattr(SiteContract(), test)(PodWorld(mistake), **arguments)

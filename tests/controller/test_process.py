@@ -76,7 +76,7 @@ class Files:
 CONTROLLER = """\
 controller: proc
 store: {path: record.db}
-overlay: {adapter: embedded, options: {path: queue.db, negotiation: 0s}}
+overlay: {adapter: embedded, options: {path: queue.db}}
 sites: [site-*.yaml]
 policy: {interval: 300ms, active_interval: 100ms, idle_timeout: 10min}
 """

@@ -6,23 +6,15 @@ import asyncio
 import os
 import signal
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 from adapters.embedded import EmbeddedOverlayConfig
+from provisioner.drone import environment
 from provisioner.model import DroneId, DroneType, StartOrder
 
-KIND = DroneType(
-    "here",
-    "pair",
-    gpu_milli=2000,
-    cpus=8,
-    memory_mib=16384,
-    disk_mib=100,
-    vram_mib=40960,
-    capability=80,
-    gpu_model="A100",
-)
 CPU = DroneType("here", "cpu", gpu_milli=0, cpus=8, memory_mib=16384, disk_mib=100)
+KIND = replace(CPU, name="pair", gpu_milli=2000, vram_mib=40960, capability=80, gpu_model="A100")
 
 
 def config(path: Path, **others: object) -> EmbeddedOverlayConfig:
@@ -48,32 +40,14 @@ class Drones:
         env = {
             "PATH": os.environ["PATH"],
             **order.bootstrap.env,
+            **environment(order),
             "PROVISIONER_DRONE_ID": order.drone_id,
-            "DRONE_ID": order.drone_id,
-            "DRONE_SITE": kind.site,
-            "DRONE_TYPE": kind.name,
-            "DRONE_GPU_MILLI": str(kind.gpu_milli),
-            "DRONE_CPUS": str(kind.cpus),
-            "DRONE_MEMORY_MIB": str(kind.memory_mib),
-            "DRONE_DISK_MIB": str(kind.disk_mib),
-            "DRONE_VRAM_MIB": str(kind.vram_mib),
-            "DRONE_SHARING": kind.sharing.value,
-            "DRONE_SHARES": str(kind.shares),
-            "DRONE_IDLE_S": str(order.idle_timeout_s),
-            "DRONE_GRACE_S": str(order.grace_s),
-            "DRONE_WALLTIME_S": str(kind.walltime_s),
             "DRONE_DIR": str(directory),
             "CUDA_VISIBLE_DEVICES": ",".join(str(n) for n in range(-(-kind.gpu_milli // 1000))),
         }
         with open(directory / "log", "wb") as log:
             self.processes[order.drone_id] = subprocess.Popen(
-                ["sh", str(script)],
-                env=env,
-                cwd=directory,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
+                ["sh", str(script)], env=env, cwd=directory, stdout=log, stderr=log, start_new_session=True
             )
 
     def signal(self, drone_id: DroneId, number: signal.Signals) -> None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sqlite3
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from adapters.embedded import EmbeddedOverlay, queue, table
-from adapters.embedded.overlay import _DONE
+from adapters.embedded import EmbeddedOverlay, queue
 from adapters.embedded.queue import InvalidJobError, JobState
 from provisioner.interfaces import UnavailableError
 from provisioner.model import DrainMode, DroneId, OverlayView, StartOrder, UnmetRequirement
@@ -31,28 +29,12 @@ async def poll(path: Path, **options: object) -> OverlayView:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "milli"),
-    [(0, 0), (0.5, 500), ("0.001", 1), (0.1 + 0.2 - 0.1, 200), (1, 1000), (8, 8000), (10**9, 10**12), (1.0, 1000)],
-)
-def test_gpus_are_counted_in_whole_thousandths(path: Path, gpus: float | str, milli: int) -> None:
-    if gpus == 0.1 + 0.2 - 0.1:
-        with pytest.raises(InvalidJobError, match=r"steps of 0\.001"):  # what binary fractions make of 0.2 is not 0.2
-            queue.submit(path, ["true"], gpus=gpus)
-        return
-    queue.submit(path, ["true"], gpus=gpus)
-    assert queue.jobs(path)[0].gpu_milli == milli
-
-
-@pytest.mark.parametrize(
     ("request_", "said"),
     [
-        ({"gpus": -1}, "cannot be"),
-        ({"gpus": 1.5}, "write 1 or 2"),
-        ({"gpus": 0.0005}, "steps of 0.001"),
-        ({"gpus": float("nan")}, "cannot be"),
-        ({"gpus": float("inf")}, "cannot be"),
-        ({"gpus": "many"}, "not a number of GPUs"),
-        ({"gpus": 10**30}, "cannot be"),
+        *[
+            ({"gpus": gpus}, "write 0, a share below 1 in steps of 0.001, or a whole number")
+            for gpus in (-1, 1.5, 0.0005, 0.1 + 0.2 - 0.1, float("nan"), float("inf"), "many", 10**30)
+        ],
         ({"cpus": 0}, "cpus = 0: at least 1"),
         ({"cpus": 2**63}, "below 2^62"),
         ({"memory_mib": -1}, "memory_mib = -1"),
@@ -62,7 +44,7 @@ def test_gpus_are_counted_in_whole_thousandths(path: Path, gpus: float | str, mi
         ({"argv": ["a\0b"]}, "no NUL"),
         ({"env": {"A=B": "x"}}, "cannot be an environment variable"),
         ({"owner": "a\nb"}, "printable"),
-        ({"count": 0}, "at least one job"),
+        ({"count": 0}, "count = 0: at least 1"),
     ],
 )
 def test_a_request_that_no_drone_can_meet_is_refused_with_a_repair(
@@ -72,6 +54,13 @@ def test_a_request_that_no_drone_can_meet_is_refused_with_a_repair(
         queue.submit(path, **{"argv": ["true"], **request_})  # type: ignore[arg-type]
     assert said in str(refused.value)
     assert not path.exists()
+
+
+def test_gpus_are_counted_in_whole_thousandths(path: Path) -> None:
+    counted = {0: 0, 0.5: 500, "0.001": 1, 1: 1000, 8: 8000, 10**9: 10**12, "2.0": 2000}
+    for gpus in counted:
+        queue.submit(path, ["true"], gpus=gpus)  # type: ignore[arg-type]
+    assert [job.gpu_milli for job in queue.jobs(path)] == list(counted.values())
 
 
 async def test_jobs_are_one_object_per_class_with_their_ids_as_ranges(path: Path) -> None:
@@ -95,54 +84,23 @@ async def test_scattered_ids_are_cut_short(path: Path) -> None:
     }
 
 
-async def test_jobs_wait_for_the_next_negotiation(path: Path) -> None:
-    queue.submit(path, ["true"], count=3)
-    view = await poll(path, negotiation="1d")
-    [fresh] = view.classes
-    assert (fresh.waiting, fresh.fresh) == (0, 3)
-    assert view.negotiated_at % 86400 == 0
-    with contextlib.closing(table.connect(path)) as connection:
-        connection.execute("UPDATE job SET submitted_at = submitted_at - 86400 WHERE id < 3")
-    [some] = (await poll(path, negotiation="1d")).classes
-    assert (some.waiting, some.fresh) == (2, 1)
-    at_once = await poll(path)
-    assert (at_once.classes[0].waiting, at_once.negotiated_at) == (3, at_once.taken_at)
-
-
 async def test_another_gpu_model_is_a_misfit_by_name(path: Path) -> None:
     queue.submit(path, ["true"], gpu_model="H100")
     [one] = (await poll(path)).classes
     assert one.refuses == {KIND.key: UnmetRequirement("gpu_model", "H100", "A100")}
 
 
-async def test_rows_that_others_wrote_are_judged_not_believed(path: Path) -> None:
-    ids = queue.submit(path, ["true"], count=3)
-    with contextlib.closing(table.connect(path)) as connection:
-        for job_id, change in zip(ids, ("gpu_milli = -5", "gpu_milli = 1500", "cpus = -1"), strict=True):
-            connection.execute(f"UPDATE job SET {change} WHERE id = ?", (job_id,))
-        with pytest.raises(sqlite3.IntegrityError):
-            connection.execute("UPDATE job SET gpu_milli = 'lots'")
-        offer = table.SlotOffer(9, 1000, 99, 10**6, 10**6, 10**6, 99, "", 1e12, 1e12, True)
-        assert not table.fits_any(connection, offer)
-    said = {c.invalid for c in (await poll(path)).classes}
-    assert said == {
-        "-0.005 GPUs: cannot be negative",
-        "1.5 GPUs: write 1 or 2, only less than one GPU can be a share",
-        "cpus = -1: cannot be negative",
-    }
-
-
 async def test_a_drone_asked_to_leave_before_it_joined_finds_the_request(path: Path) -> None:
     async with EmbeddedOverlay(config(path), "kit") as overlay:
         await overlay.drain([DroneId("kit-abcd-1")], DrainMode.PEACEFUL, "too late")
-    with contextlib.closing(table.connect(path)) as connection:
-        assert table.drain_mode(connection, "kit-abcd-1") == "peaceful"
+    with contextlib.closing(queue.connect(path)) as connection:
+        assert queue.drain_mode(connection, "kit-abcd-1") == "peaceful"
 
 
 async def test_a_slot_without_a_sign_of_life_is_forgotten(path: Path) -> None:
-    table.create(path)
-    with contextlib.closing(table.connect(path)) as connection:
-        table.publish(connection, **SLOT)
+    queue.create(path)
+    with contextlib.closing(queue.connect(path)) as connection:
+        queue.publish(connection, SLOT)
         connection.execute("UPDATE slot SET heard = heard - 30")
         [slot] = (await poll(path)).slots
         assert 29 < time.time() - slot.heard_at < 40
@@ -150,43 +108,32 @@ async def test_a_slot_without_a_sign_of_life_is_forgotten(path: Path) -> None:
         assert (await poll(path)).slots == ()
 
 
-async def test_finished_jobs_are_forgotten_after_a_while(path: Path) -> None:
-    queue.submit(path, ["true"], count=2)
-    with contextlib.closing(table.connect(path)) as connection:
-        connection.execute("UPDATE job SET state = 'done', ended_at = ? WHERE id = 1", (time.time() - 7200,))
-    await poll(path, keep="1d")
-    assert len(queue.jobs(path)) == 2
-    await poll(path, keep="1h")
-    assert [job.id for job in queue.jobs(path)] == [2]
-
-
-async def test_jobs_that_are_done_are_told_for_a_quarter_of_an_hour(path: Path) -> None:
+async def test_finished_jobs_are_told_for_a_quarter_of_an_hour_and_forgotten_after_a_while(path: Path) -> None:
     queue.submit(path, ["true"], count=4, gpus=0.2, memory_mib=512, vram_mib=8000, walltime_s=60, owner="ann")
     now = time.time()
-    ends = [("done", 1, 20), ("failed", 2, 30), ("done", 3, 1000), ("held", 4, 5)]
-    with contextlib.closing(table.connect(path)) as connection:
-        for state, job_id, ago_s in ends:
+    with contextlib.closing(queue.connect(path)) as connection:
+        for state, job_id, ago_s in (("done", 1, 20), ("failed", 2, 30), ("done", 3, 1000), ("done", 4, 7200)):
             connection.execute(
                 "UPDATE job SET state = ?, submitted_at = ?, started_at = ?, ended_at = ?, drone_id = 'kit-abcd-1'"
                 " WHERE id = ?",
                 (state, now - 2000, now - ago_s - 12, now - ago_s, job_id),
             )
-        plan = connection.execute("EXPLAIN QUERY PLAN " + _DONE, (0.0, 1)).fetchall()
-    assert any("job_done" in row["detail"] for row in plan), "long-gone jobs cost nothing"
     first, second = (await poll(path)).completions or ()
     assert (first.job_id, second.job_id) == ("1", "2"), "what failed by itself is done as well"
     assert first.run_s == pytest.approx(12) and first.ended_at == now - 20 and first.submitted_at == now - 2000
     assert (first.gpu_milli, first.cpus, first.memory_mib, first.vram_mib) == (200, 1, 512, 8000)
     assert (first.owner, first.walltime_s, first.drone_id) == ("ann", 60, "kit-abcd-1")
+    await poll(path, keep="1h")
+    assert [job.id for job in queue.jobs(path)] == [1, 2, 3]
 
 
 async def test_a_slot_tells_whose_jobs_run_and_since_when(path: Path) -> None:
     queue.submit(path, ["true"], owner="ann")
     queue.submit(path, ["true"], owner="ben")
     begins = "UPDATE job SET state = 'running', drone_id = 'kit-abcd-1', started_at = ? WHERE id = ?"
-    with contextlib.closing(table.connect(path)) as connection:
-        table.publish(connection, **SLOT)
-        connection.execute("UPDATE job SET lease_until = ?", (table.lease_clock() + 60,))
+    with contextlib.closing(queue.connect(path)) as connection:
+        queue.publish(connection, SLOT)
+        connection.execute("UPDATE job SET lease_until = ?", (queue.lease_clock() + 60,))
         connection.execute(begins, (500.0, 1))
         [slot] = (await poll(path)).slots
         assert (slot.owner, slot.begun_at) == ("ann", 500.0)
@@ -194,15 +141,6 @@ async def test_a_slot_tells_whose_jobs_run_and_since_when(path: Path) -> None:
         connection.execute(begins, (400.0, 2))
         [slot] = (await poll(path)).slots
         assert (slot.owner, slot.begun_at, slot.job_cpus) == ("", 400.0, 0), "of several it is nobody's"
-
-
-async def test_a_queue_made_before_gets_the_index_of_what_is_done(path: Path) -> None:
-    queue.submit(path, ["true"])
-    with contextlib.closing(table.connect(path)) as connection:
-        connection.execute("DROP INDEX job_done")
-    await poll(path)
-    with contextlib.closing(table.connect(path)) as connection:
-        assert connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'job_done'").fetchone()
 
 
 @pytest.mark.parametrize("content", [b"this is no database, whatever its name is" * 100, b""])

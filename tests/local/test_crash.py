@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from adapters.local.drones import DroneRecord, claim, prepare
+from adapters.local.drones import DroneRecord, claim
 from adapters.local.processes import Process, boot_id
 from adapters.local.resources import HostAllocation
 from provisioner.adapter_tests import eventually
@@ -80,37 +80,56 @@ async def _settle(make_site: MakeSite, orders: Sequence[StartOrder], controller:
         assert (await site.poll()).free == {"small": 4}
 
 
+def claimed(root: Path, one: StartOrder, controller: str, starter: Process) -> None:
+    record = DroneRecord(controller, HERE, "small", 1.0, str(starter), HostAllocation(2, 1024, 10, {0: 1000}))
+    assert claim(root / one.drone_id, record, starter, LIVING)
+
+
 async def test_a_claim_whose_controller_died_is_a_fault_and_frees_its_room(
     make_site: MakeSite, order: Order, root: Path, controller: str
 ) -> None:
-    never = order(1)
-    dead = Process(1, 1, boot_id())  # pid 1 did not start at tick 1 under this name
-    record = DroneRecord(controller, HERE, "small", 1.0, str(dead), HostAllocation(2, 1024, 10, {0: 1000}))
-    assert claim(prepare(root, dead, LIVING), root / never.drone_id, record)
+    never, waiting = order(1), order(2)
+    claimed(root, never, controller, Process(1, 1, boot_id()))  # pid 1 did not start at tick 1 under this name
+    claimed(root, waiting, controller, Process.own())
     async with make_site() as site:
         view = await site.poll()
         end = end_of(view, never)
         assert (end.kind, end.message) == (EndKind.FAULT, "the controller died before it was launched")
-        assert view.free == {"small": 4}
+        assert view.drones[waiting.drone_id].state is RemoteState.PENDING
+        assert view.free == {"small": 4}, "what waits has its room promised by the planner"
         [receipt] = await site.start([never])
         assert receipt.answer is OrderOutcome.OK
         assert tagged(never.drone_id) == []  # it is over: an id is used once
-
-
-async def test_a_claim_of_a_live_controller_waits_and_can_be_stopped(
-    make_site: MakeSite, order: Order, root: Path, controller: str
-) -> None:
-    waiting = order(1)
-    me = Process.own()
-    record = DroneRecord(controller, HERE, "small", 1.0, str(me), HostAllocation(2, 1024, 10, {0: 1000}))
-    assert claim(prepare(root, me, LIVING), root / waiting.drone_id, record)
-    async with make_site() as site:
-        view = await site.poll()
-        assert view.drones[waiting.drone_id].state is RemoteState.PENDING
-        assert view.free == {"small": 4}, "what waits has its room promised by the planner"
         await site.stop([StopOrder(waiting.drone_id, "")])
-        end = end_of(await site.poll(), waiting)
-        assert end.kind is EndKind.STOPPED
+        assert end_of(await site.poll(), waiting).kind is EndKind.STOPPED
+
+
+@pytest.mark.parametrize(
+    ("boot", "said"), [("", "its launcher vanished"), ("an-earlier-boot", "the host was rebooted")]
+)
+async def test_a_reused_pid_is_neither_taken_for_the_drone_nor_killed(
+    make_site: MakeSite, order: Order, root: Path, boot: str, said: str
+) -> None:
+    one = order(1)
+    stranger = await asyncio.create_subprocess_exec("sleep", "1000")
+    try:
+        async with make_site() as site:
+            await site.start([one])
+            await site.stop([StopOrder(one.drone_id, "", kill=True)])
+            ours = root / one.drone_id / ".site"
+            (ours / "end").unlink()
+            (ours / "stop").unlink()
+            (ours / "launcher").write_text(f"{stranger.pid} 1 {boot or boot_id()}\n")
+            end = end_of(await site.poll(), one)
+            assert end.kind is EndKind.FAULT and said in end.message
+            (ours / "end").unlink()
+            await site.stop([StopOrder(one.drone_id, ""), StopOrder(one.drone_id, "", kill=True)])
+            assert (await site.poll()).drones[one.drone_id].state is RemoteState.ENDED
+        assert stranger.returncode is None
+        os.kill(stranger.pid, 0)
+    finally:
+        stranger.kill()
+        await stranger.wait()
 
 
 async def test_a_drone_that_ignores_sigterm_dies_after_its_grace_without_a_controller(
@@ -152,44 +171,6 @@ async def test_a_launcher_that_vanished_is_a_fault_and_its_leftovers_are_ended(
         assert "launcher vanished" in end.message
         assert tagged(one.drone_id) == []
         assert view.free == {"small": 4}
-
-
-async def test_a_reused_pid_is_neither_taken_for_the_drone_nor_killed(
-    make_site: MakeSite, order: Order, root: Path
-) -> None:
-    one = order(1)
-    stranger = await asyncio.create_subprocess_exec("sleep", "1000")
-    try:
-        async with make_site() as site:
-            await site.start([one])
-            await site.stop([StopOrder(one.drone_id, "", kill=True)])
-        ours = root / one.drone_id / ".site"
-        (ours / "end").unlink()
-        (ours / "stop").unlink()
-        (ours / "launcher").write_text(f"{stranger.pid} 1 {boot_id()}\n")
-        async with make_site() as site:
-            await site.stop([StopOrder(one.drone_id, ""), StopOrder(one.drone_id, "", kill=True)])
-            assert (await site.poll()).drones[one.drone_id].state is RemoteState.ENDED
-        assert stranger.returncode is None
-        os.kill(stranger.pid, 0)
-    finally:
-        stranger.kill()
-        await stranger.wait()
-
-
-async def test_after_a_reboot_every_drone_has_ended_with_that_word(
-    make_site: MakeSite, order: Order, root: Path
-) -> None:
-    one = order(1)
-    async with make_site() as site:
-        await site.start([one])
-        await site.stop([StopOrder(one.drone_id, "", kill=True)])
-    ours = root / one.drone_id / ".site"
-    (ours / "end").unlink()
-    (ours / "stop").unlink()
-    (ours / "launcher").write_text(f"{os.getpid()} 1 an-earlier-boot\n")
-    end = end_of(await make_site().poll(), one)
-    assert (end.kind, end.message) == (EndKind.FAULT, "the host was rebooted")
 
 
 def end_of(view: SiteView, one: StartOrder) -> RemoteEnd:
