@@ -292,7 +292,7 @@ def _changed(world: WorldPlan, changes: Sequence[str], span_s: float) -> WorldPl
         for asked in changes:
             question = questions.read(asked, [facility.name for facility in world.facilities])
             world = questions.changed(world, question)
-            if isinstance(question, questions.SiteOutage) and question.from_s > span_s:
+            if question.key == "down" and question.value > span_s:
                 note(f"--what-if: {asked}: by then the last job has come: it does so after {age(span_s)}")
     except questions.QuestionError as error:
         raise VerbError(f"--what-if: {error}", code=Exit.USAGE) from None

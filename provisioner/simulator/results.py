@@ -264,7 +264,7 @@ class Metrics:
 
     def node_filled(self, at_s: float, machine: SimulatedNode) -> None:
         """Somebody has taken a place on a node."""
-        if machine.overfull:
+        if min(machine.free) < 0:
             self.overfull.append(f"{machine.name} is overfull at {at_s:.1f} s: {machine.free} left")
 
     def nodes_counted(self, at_s: float, machines: Iterable[SimulatedNode]) -> None:

@@ -305,9 +305,7 @@ def test_every_drone_is_of_use_to_its_job_and_small_jobs_leave_large_gpus_alone(
     def seen(pool: SimulatedOverlay, bucket: QueuedJobClass, seat: SimulatedSlot) -> None:
         """As a job begins: where, and where else there was room."""
         if seat.drone.type is H100 and bucket.wants is SMALL:
-            spare = [
-                s.drone.id for s in pool._drone_slots.values() if s.drone.type is V100 and s.open and s.fits(bucket)
-            ]
+            spare = [s.drone.id for s in pool._slots.values() if s.drone.type is V100 and s.open and s.fits(bucket)]
             misplaced.extend(f"a share of {name} was free" for name in spare)
         begin(pool, bucket, seat)
 
