@@ -67,9 +67,9 @@ def heavy(duration_s: float = 100.0, at_s: float = 0.0, gpu_milli: int = 250, **
 def test_a_small_job_keeps_its_whole_share_busy() -> None:
     async def script(world: World) -> list[float]:
         await asyncio.sleep(60.0)
-        during = world.sample(60.0).gpus_busy
+        during = world.sample().gpus_busy
         await asyncio.sleep(600.0)
-        return [during, world.sample(660.0).gpus_busy]
+        return [during, world.sample().gpus_busy]
 
     jobs = [heavy(gpu_milli=100), heavy(gpu_milli=300)]
     assert shared_world(script, shared(Sharing.MPS, 4), jobs) == [0.75, 0.0]
