@@ -21,11 +21,11 @@ from benchmarks.cost import Figure, cpu_s, peak_mib, tell
 from provisioner.controller.loop import Controller
 from provisioner.model import DroneState, Policy, SitePolicy
 from provisioner.simulator.drones import SiteBehaviour
-from provisioner.simulator.jobs import JobRequirements, SimulatedJob
+from provisioner.simulator.jobs import SimulatedJob
 from provisioner.simulator.loop import Fixed, VirtualClock, run_virtual
 from provisioner.simulator.pool import PoolBehaviour
 from provisioner.simulator.sites import Facility, GpuPool
-from provisioner.simulator.world import World
+from provisioner.simulator.world import Scenario, World
 from provisioner.store.writer import SqlStore
 from tests.simulator.facilities import drone_type
 
@@ -52,9 +52,9 @@ async def all_busy(store: SqlStore, drones: int) -> None:
 
 async def play(drones: int, path: Path) -> list[Figure]:
     place = facility(drones)
-    policy = Policy(max_drones=drones, sites={place.name: place.policy})
-    jobs = [SimulatedJob(0.0, 10 * HOUR_S, JobRequirements()) for _ in range(drones)]
-    world = World([place], jobs, policy, seed=1, start_epoch=START, pool=PoolBehaviour(latency=AT_ONCE))
+    jobs = (SimulatedJob(0.0, 10 * HOUR_S),) * drones
+    scenario = Scenario((place,), jobs, 1, Policy(max_drones=drones), pool=PoolBehaviour(latency=AT_ONCE))
+    world, policy = World(scenario, START), scenario.full_policy
     world.begin()
     stop = asyncio.Event()
     async with SqlStore(path, "bench", keep_s=30 * 86400.0, snapshots=50, threaded=False) as store:

@@ -44,11 +44,10 @@ from provisioner.simulator.replay import REPLAY_LIMIT_S, Replay, run_all
 from provisioner.simulator.results import ReplayResult
 from provisioner.simulator.traces import (
     Trace,
-    TraceColumns,
     TraceError,
     TraceSelection,
     cut_jobs,
-    is_swf,
+    declared_columns,
     located,
     poll_time,
     read_trace,
@@ -292,7 +291,7 @@ def _changed(world: WorldPlan, changes: Sequence[str], span_s: float) -> WorldPl
         for asked in changes:
             question = questions.read(asked, [facility.name for facility in world.facilities])
             world = questions.changed(world, question)
-            if isinstance(question, questions.SiteOutage) and question.from_s > span_s:
+            if question.key == "down" and question.value > span_s:
                 note(f"--what-if: {asked}: by then the last job has come: it does so after {age(span_s)}")
     except questions.QuestionError as error:
         raise VerbError(f"--what-if: {error}", code=Exit.USAGE) from None
@@ -483,9 +482,6 @@ class JobOptions(OptionGroup):
         list[str] | None,
         _valued("FIELD", "Take gpu_milli, cpus, memory, vram, user or group as unknown; repeatable."),
     ] = None
-    swf_cpus: Annotated[
-        bool, typer.Option("--swf-cpus", help="In SWF a processor is a CPU of a job with one GPU, not a GPU.")
-    ] = False
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave out lines that cannot be understood, and count them.")
     ] = False
@@ -493,7 +489,7 @@ class JobOptions(OptionGroup):
     @property
     def for_traces(self) -> bool:
         """True if an option is given that jobs on record have no use for."""
-        return bool(self.begin or self.ignore or self.trace_columns or self.swf_cpus or self.skip_bad)
+        return bool(self.begin or self.ignore or self.trace_columns or self.skip_bad)
 
     def selection(self) -> TraceSelection:
         for name in self.ignore or ():
@@ -526,7 +522,7 @@ def simulate(
         Path | None,
         typer.Argument(
             metavar="TRACE",
-            help="Jobs: .csv or .swf, also .gz; here, or where PROVISIONER_TRACES says.",
+            help="Jobs: .csv or .csv.gz; here, or where PROVISIONER_TRACES says.",
             show_default=False,
         ),
     ] = None,
@@ -578,13 +574,13 @@ def simulate(
       provisioner simulate jobs.csv --trace-columns submit=SubmitTime,duration=RunTime,gpus=GPUs --report out.html
       provisioner simulate jobs.csv --world world.yaml --seeds 10 --compare now.yaml new.yaml
       provisioner simulate --recorded --what-if 'horeka down 2d..3d'
-      provisioner simulate jobs.swf -o json | jq '.figures[] | select(.figure == "Waste")'
+      provisioner simulate jobs.csv -o json | jq '.figures[] | select(.figure == "Waste")'
     """
     cut = options.selection()
     if recorded == (trace is not None):
         raise VerbError("name a TRACE, or take the jobs on record with --recorded", code=Exit.USAGE)
     if recorded and options.for_traces:
-        raise VerbError("--from, --ignore, --trace-columns, --swf-cpus and --skip-bad are for a TRACE", code=Exit.USAGE)
+        raise VerbError("--from, --ignore, --trace-columns and --skip-bad are for a TRACE", code=Exit.USAGE)
     if seed is not None and seeds > 1:
         raise VerbError("--seed is one seed, --seeds is seeds 1 to N: leave one out", code=Exit.USAGE)
     configs = [*(compare or (config_path(where),)), *([policy] if policy else [])]
@@ -612,21 +608,15 @@ def simulate(
 
 def _trace(path: Path, cut: TraceSelection, options: JobOptions) -> Trace:
     """Return the jobs of a trace file."""
-    swf = is_swf(path)
-    if swf and options.trace_columns is not None:
-        wrong = f"--trace-columns is for CSV; {path} has the fields of the Standard Workload Format"
-        raise VerbError(wrong, code=Exit.USAGE)
-    if options.swf_cpus and not swf:
-        raise VerbError(f"--swf-cpus is for the Standard Workload Format; {path} is CSV by its name", code=Exit.USAGE)
     try:
-        columns = TraceColumns.declared(options.trace_columns) if options.trace_columns is not None else None
+        columns = declared_columns(options.trace_columns) if options.trace_columns is not None else None
     except TraceError as error:
         raise VerbError(*(f"--trace-columns: {line}" for line in error.lines), code=Exit.USAGE) from None
     found = located(path, Path())
     if found is None:
         raise VerbError(f"no trace at {path}", "a name alone is also looked for in the directory PROVISIONER_TRACES")
     try:
-        read = read_trace(found, cut, columns=columns, skip_bad=options.skip_bad, swf_cpus=options.swf_cpus)
+        read = read_trace(found, cut, columns=columns, skip_bad=options.skip_bad)
     except TraceError as error:
         raise VerbError(*error.lines, code=Exit.UNMET) from None
     if read.left_out:

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from provisioner.model import DroneId, DroneType, EndKind, Node, RemoteDrone, RemoteEnd, RemoteState, StartOrder
-from provisioner.simulator.loop import AT_ONCE, Draw, Fixed, rng_for
+from provisioner.simulator.loop import AT_ONCE, Draw, Fixed, after, now_s, rng_for
 
 if TYPE_CHECKING:
     from provisioner.simulator.pool import SimulatedOverlay
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 UNCOUNTED = 1 << 40
 """Stands for CPUs, RAM or disk of a node where a scenario does not count them."""
+PREEMPTED = "preempted by the owner"
 
 
 class ResourceVector(NamedTuple):
@@ -102,11 +103,6 @@ class SimulatedNode:
         self._slots += 1
         return f"slot1_{self._slots}@{self.name}"
 
-    @property
-    def overfull(self) -> bool:
-        """More is held than there is: never true if the site and its owner keep off each other."""
-        return min(self.free) < 0
-
     def recounted(self) -> ResourceVector:
         """Count the free resources anew from all holders."""
         room = self.total
@@ -116,32 +112,22 @@ class SimulatedNode:
 
     def listed(self, kinds: Iterable[DroneType]) -> Node:
         """Return the node as its site lists it; ``kinds`` are the drone types that may run in its pool."""
-        return Node(
-            name=self.name,
-            types=tuple(kind.name for kind in kinds if ResourceVector.of(kind).within(self.total)),
-            gpu_milli=self.total.gpu_milli,
-            cpus=self.total.cpus,
-            memory_mib=self.total.memory_mib,
-            disk_mib=self.total.disk_mib,
-            free_gpu_milli=self.free.gpu_milli,
-            free_cpus=self.free.cpus,
-            free_memory_mib=self.free.memory_mib,
-            free_disk_mib=self.free.disk_mib,
-        )
+        types = tuple(kind.name for kind in kinds if ResourceVector.of(kind).within(self.total))
+        return Node(self.name, types, *self.total, *self.free)
 
 
 class DroneDefect(StrEnum):
-    """Defect of a drone."""
+    """Defect of a drone. :class:`SiteBehaviour` has the chance of each under its name."""
 
-    NONE = "none"
-    DIES_YOUNG = "dies-young"
+    NONE = ""
+    DIES_YOUNG = "dies_young"
     """Its script ends with exit code 71 within a second."""
-    NEVER_JOINS = "never-joins"
-    HANGS_IN_CHECK = "hangs-in-check"
+    NEVER_JOINS = "never_joins"
+    HANGS_IN_CHECK = "hangs_in_check"
     """Joins and never accepts jobs."""
-    MATCHES_NOTHING = "matches-nothing"
+    MATCHES_NOTHING = "matches_nothing"
     """Accepts jobs, but its START refuses them all."""
-    EATS_JOBS = "black-hole"
+    EATS_JOBS = "eats_jobs"
     """A black hole: each job on it breaks off after seconds."""
 
 
@@ -172,29 +158,24 @@ class DroneScript:
     boot_s: float
     check_s: float
     release_s: float
-    lifetime_s: float | None
     defect: DroneDefect
-    retire_s: float | None = None
+    lifetime_s: float | None
+    retire_s: float | None
 
     @classmethod
     def drawn(cls, behaviour: SiteBehaviour, seed: int, site: str, drone_id: DroneId) -> DroneScript:
         """Depends on nothing but seed, site and id."""
         rng = rng_for(seed, "fate", site, drone_id)
-        durations = [draw.draw(rng) for draw in (behaviour.queue, behaviour.boot, behaviour.check, behaviour.release)]
+        drawn = (behaviour.queue, behaviour.boot, behaviour.check, behaviour.release)
+        queue_s, boot_s, check_s, release_s = (each.draw(rng) for each in drawn)
         chance, defect = rng.random(), DroneDefect.NONE
-        for candidate, share in (
-            (DroneDefect.DIES_YOUNG, behaviour.dies_young),
-            (DroneDefect.NEVER_JOINS, behaviour.never_joins),
-            (DroneDefect.HANGS_IN_CHECK, behaviour.hangs_in_check),
-            (DroneDefect.MATCHES_NOTHING, behaviour.matches_nothing),
-            (DroneDefect.EATS_JOBS, behaviour.eats_jobs),
-        ):
+        for candidate in list(DroneDefect)[1:]:
+            share = getattr(behaviour, candidate)
             if 0.0 <= chance < share:
                 defect = candidate
             chance -= share
         lifetime_s = None if behaviour.lifetime is None else behaviour.lifetime.draw(rng)
-        queue_s, boot_s, check_s, release_s = durations
-        return cls(queue_s, boot_s, check_s, release_s, lifetime_s, defect, behaviour.retire_s)
+        return cls(queue_s, boot_s, check_s, release_s, defect, lifetime_s, behaviour.retire_s)
 
 
 class DroneStage(StrEnum):
@@ -213,7 +194,6 @@ class SimulatedDrone:
     def __init__(
         self, order: StartOrder, remote_id: str, script: DroneScript, site: SimulatedSite, overlay: SimulatedOverlay
     ) -> None:
-        self._loop = asyncio.get_running_loop()
         self.order = order
         self.id: DroneId = order.drone_id
         self.type: DroneType = order.type
@@ -222,7 +202,7 @@ class SimulatedDrone:
         self.stage = DroneStage.QUEUED
         self.machine: SimulatedNode | None = None
         self.slot = ""
-        self.accepted_s = self._loop.time()
+        self.accepted_s = now_s()
         self.granted_s: float | None = None
         self.serving_s: float | None = None
         self.left_s: float | None = None
@@ -230,43 +210,39 @@ class SimulatedDrone:
         self._site = site
         self._overlay = overlay
         self._timers: list[asyncio.TimerHandle] = []
-        self._leaving: tuple[EndKind, int | None, str] | None = None
+        self._leaving: tuple[EndKind, str, int | None] | None = None
         self._retired = False
         self._notice_s: float | None = None
-        self._view: RemoteDrone | None = None
 
     # -------------------------------------------------------------------------------------------------- start
 
     def grant(self, machine: SimulatedNode, slot: str) -> None:
         """Start the drone on a node."""
         self.machine, self.slot = machine, slot
-        self.granted_s = self._loop.time()
-        self._enter(DroneStage.BOOTING)
+        self.granted_s = now_s()
+        self.stage = DroneStage.BOOTING
         if self.script.lifetime_s is not None:
             self._after(self.script.lifetime_s, lambda: self.perish(EndKind.FAULT, "node health check failed"))
         if self.type.walltime_s:
             left_s = max(0.0, self.type.walltime_s - self.order.grace_s)
-            self._after(left_s, lambda: self.leave(EndKind.EXITED, 0, "end of walltime", self.order.grace_s))
-        match self.script.defect:
-            case DroneDefect.DIES_YOUNG:
-                self._after(self.script.boot_s + 1.0, lambda: self._finish(EndKind.EXITED, 71, "GPU check failed"))
-            case DroneDefect.NEVER_JOINS:
-                pass
-            case _:
-                self._after(self.script.boot_s, self._join)
+            self._after(left_s, lambda: self.leave(EndKind.EXITED, "end of walltime", self.order.grace_s, 0))
+        if self.script.defect is DroneDefect.DIES_YOUNG:
+            self._after(self.script.boot_s + 1.0, lambda: self.perish(EndKind.EXITED, "GPU check failed", 71))
+        elif self.script.defect is not DroneDefect.NEVER_JOINS:
+            self._after(self.script.boot_s, self._join)
 
     def _join(self) -> None:
         if self._leaving is not None:
             return
-        self._enter(DroneStage.CHECKING)
+        self.stage = DroneStage.CHECKING
         self._overlay.join(self)
         if self.script.defect is not DroneDefect.HANGS_IN_CHECK:
             self._after(self.script.check_s, self._serve)
 
     def _serve(self) -> None:
         if self._leaving is None:
-            self._enter(DroneStage.SERVING)
-            self.serving_s = self._loop.time()
+            self.stage = DroneStage.SERVING
+            self.serving_s = now_s()
             self._overlay.serve(self)
             if self.script.retire_s is not None:
                 self._after(self.script.retire_s, self._retire)
@@ -277,6 +253,12 @@ class SimulatedDrone:
             self._overlay.withdraw(self)
 
     # -------------------------------------------------------------------------------------------------- end
+
+    @property
+    def walltime_end_s(self) -> float | None:
+        """End of the walltime that its site has granted, if it is limited."""
+        walltime_s = self.type.walltime_s
+        return self.granted_s + walltime_s if walltime_s and self.granted_s is not None else None
 
     @property
     def alive(self) -> bool:
@@ -292,41 +274,45 @@ class SimulatedDrone:
         """Whatever the overlay says, it will not take jobs again."""
         return self._retired or self._leaving is not None
 
-    def leave(self, kind: EndKind, exit_code: int | None, message: str, within_s: float) -> None:
+    def leave(self, kind: EndKind, message: str, within_s: float, exit_code: int | None = None) -> None:
         """Notice to leave: no new jobs; what still runs after ``within_s`` is cut short."""
         if self._leaving is not None or not self.alive:
             return
-        self._leaving = kind, exit_code, message
+        self._leaving = kind, message, exit_code
         if kind is EndKind.PREEMPTED:
-            self._notice_s = self._loop.time()
-            self._changed()
+            self._notice_s = now_s()
         if self.stage is DroneStage.QUEUED:
-            self._finish(kind, None, message)
+            self.perish(kind, message)
         elif self.stage is DroneStage.BOOTING:
             self._release()
         else:
             self._after(within_s, self._release)
             self._overlay.withdraw(self)
 
+    def preempt(self, notice_s: float) -> None:
+        """Make way for the owner of the site, without notice if ``notice_s`` is 0."""
+        if notice_s > 0:
+            self.leave(EndKind.PREEMPTED, PREEMPTED, notice_s)
+        else:
+            self.perish(EndKind.PREEMPTED, PREEMPTED)
+
     def leave_empty(self, message: str) -> None:
         """Let a drone leave that has no job and takes none."""
         if self._leaving is None:
-            self._leaving = EndKind.EXITED, 0, message
+            self._leaving = EndKind.EXITED, message, 0
         self._release()
 
-    def perish(self, kind: EndKind, message: str) -> None:
-        """End the drone at once and without notice to the pool."""
-        self._finish(kind, None, message)
-
     def _release(self) -> None:
-        if self.stage in (DroneStage.LEAVING, DroneStage.GONE) or self._leaving is None:
+        leaving = self._leaving
+        if self.stage in (DroneStage.LEAVING, DroneStage.GONE) or leaving is None:
             return
-        self._enter(DroneStage.LEAVING)
-        self.left_s = self._loop.time()
+        self.stage = DroneStage.LEAVING
+        self.left_s = now_s()
         self._overlay.part(self, orderly=True)
-        self._after(self.script.release_s, lambda: self._finish(*(self._leaving or (EndKind.EXITED, 0, ""))))
+        self._after(self.script.release_s, lambda: self.perish(*leaving))
 
-    def _finish(self, kind: EndKind, exit_code: int | None, message: str) -> None:
+    def perish(self, kind: EndKind, message: str, exit_code: int | None = None) -> None:
+        """End the drone at once and without notice to the pool."""
         if not self.alive:
             return
         for timer in self._timers:
@@ -334,44 +320,29 @@ class SimulatedDrone:
         self._timers.clear()
         if self.stage in (DroneStage.CHECKING, DroneStage.SERVING):
             self._overlay.part(self, orderly=False)
-        self._enter(DroneStage.GONE)
-        self.end = RemoteEnd(kind, self._site.start_epoch + self._loop.time(), exit_code, message)
-        self._site.left(self)
+        self.stage = DroneStage.GONE
+        self.end = RemoteEnd(kind, self._site.start_epoch + now_s(), exit_code, message)
+        self._site.left(self, self.end)
 
     # -------------------------------------------------------------------------------------------------- as listed
 
     def listed(self) -> RemoteDrone:
         """Return the drone as its site lists it."""
-        if self._view is None:
-            epoch = self._site.start_epoch
-            match self.stage:
-                case DroneStage.QUEUED:
-                    state, reason = RemoteState.PENDING, "Resources"
-                case DroneStage.GONE:
-                    state, reason = RemoteState.ENDED, ""
-                case _:
-                    state, reason = RemoteState.RUNNING, ""
-            self._view = RemoteDrone(
-                drone_id=self.id,
-                state=state,
-                remote_id=self.remote_id,
-                type=self.type.name,
-                started_at=0.0 if self.granted_s is None else epoch + self.granted_s,
-                reason=reason,
-                end=self.end,
-                node="" if self.machine is None else self.machine.name,
-                slot=self.slot,
-                notice_at=0.0 if self._notice_s is None else epoch + self._notice_s,
-            )
-        return self._view
-
-    def _enter(self, stage: DroneStage) -> None:
-        self.stage = stage
-        self._changed()
-
-    def _changed(self) -> None:
-        self._view = None
-        self._site.listing_changed()
+        epoch, state = self._site.start_epoch, RemoteState.RUNNING
+        if self.stage in (DroneStage.QUEUED, DroneStage.GONE):
+            state = RemoteState.PENDING if self.stage is DroneStage.QUEUED else RemoteState.ENDED
+        return RemoteDrone(
+            drone_id=self.id,
+            state=state,
+            remote_id=self.remote_id,
+            type=self.type.name,
+            started_at=0.0 if self.granted_s is None else epoch + self.granted_s,
+            reason="Resources" if state is RemoteState.PENDING else "",
+            end=self.end,
+            node="" if self.machine is None else self.machine.name,
+            slot=self.slot,
+            notice_at=0.0 if self._notice_s is None else epoch + self._notice_s,
+        )
 
     def _after(self, delay_s: float, then: Callable[[], None]) -> None:
-        self._timers.append(self._loop.call_later(delay_s, then))
+        self._timers.append(after(delay_s, then))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import Fault, FaultKind, OrderOutcome, OrderResult
-from provisioner.simulator.loop import Draw, VirtualClock, draw_for, rng_for
+from provisioner.simulator.loop import Draw, VirtualClock, after, draw_for, now_s, rng_for
 
 if TYPE_CHECKING:
     from provisioner.simulator.results import Conditions
@@ -61,15 +61,7 @@ class ServiceFaultKind(StrEnum):
     UNKNOWN_STATES = "unknown-states"
 
 
-VIEW_FAULTS = frozenset(
-    {
-        ServiceFaultKind.EMPTY,
-        ServiceFaultKind.PARTIAL,
-        ServiceFaultKind.STALE,
-        ServiceFaultKind.FREE_WRONG,
-        ServiceFaultKind.UNKNOWN_STATES,
-    }
-)
+VIEW_FAULTS = frozenset(map(ServiceFaultKind, ("empty", "partial", "stale", "free-wrong", "unknown-states")))
 ACTING_CALLS = frozenset({"start", "stop", "drain", "bootstrap"})
 
 
@@ -119,6 +111,16 @@ class HardwareFault:
 T = TypeVar("T")
 V = TypeVar("V")
 
+_REFUSALS: Mapping[ServiceFaultKind, tuple[Callable[..., Exception], str, tuple[FaultKind, ...]]] = {
+    ServiceFaultKind.DOWN: (UnavailableError, "no route to host", ()),
+    ServiceFaultKind.DENIED: (AuthError, "token expired", ()),
+    ServiceFaultKind.QUOTA: (RejectedError, "quota exceeded", (FaultKind.QUOTA,)),
+    ServiceFaultKind.CAPACITY: (RejectedError, "no valid host was found", (FaultKind.CAPACITY,)),
+    ServiceFaultKind.THROTTLED: (RejectedError, "too many requests", (FaultKind.THROTTLED,)),
+    ServiceFaultKind.ORDER_LOST: (OutcomeUnknownError, "connection reset while sending", ()),
+}
+"""Errors, and what they say, of the faults that leave nothing done."""
+
 
 class Network:
     """Calls to one part of the world (``name``: a site or the overlay)."""
@@ -141,10 +143,10 @@ class Network:
     async def act(self, verb: str, carry_out: Callable[[], Sequence[OrderResult]]) -> Sequence[OrderResult]:
         """Have orders carried out; may raise an AdapterError, or never return."""
         fault, latency_s = self._next(verb)
-        receipts = await self._with_fault(carry_out, latency_s, fault)
+        results = await self._with_fault(carry_out, latency_s, fault)
         if fault is not None and fault.kind is ServiceFaultKind.REPLY_TORN:
-            return [self._partial_reply(receipt, fault) for receipt in receipts]
-        return receipts
+            return [self._partial_reply(result, fault) for result in results]
+        return results
 
     async def ask(self, verb: str, answer: Callable[[], T]) -> T:
         """Make a call that changes nothing."""
@@ -155,9 +157,8 @@ class Network:
         """Return the first fault that hits the next call, if any, and the latency of that call."""
         self._calls += 1
         latency_s = draw_for(self._latency, self.seed, "latency", self.name, self._calls)
-        now_s = asyncio.get_running_loop().time()
         for index, fault in enumerate(self._service_faults):
-            if fault.covers(self.name, verb, now_s) and (
+            if fault.covers(self.name, verb, now_s()) and (
                 fault.chance >= 1.0
                 or rng_for(self.seed, "spell", index, self.name, self._calls).random() < fault.chance
             ):
@@ -168,8 +169,7 @@ class Network:
     async def _exchange(self, carry_out: Callable[[], T], latency_s: float) -> T:
         if not latency_s:
             return carry_out()
-        loop = asyncio.get_running_loop()
-        reply: asyncio.Future[T] = loop.create_future()
+        reply: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
         def answer(fulfil: Callable[[V], None], value: V) -> None:
             if not reply.done():
@@ -177,62 +177,45 @@ class Network:
 
         def arrive() -> None:
             try:
-                loop.call_later(latency_s / 2, answer, reply.set_result, carry_out())
+                after(latency_s / 2, answer, reply.set_result, carry_out())
             except AdapterError as error:
-                loop.call_later(latency_s / 2, answer, reply.set_exception, error)
+                after(latency_s / 2, answer, reply.set_exception, error)
 
-        loop.call_later(latency_s / 2, arrive)
+        after(latency_s / 2, arrive)
         return await reply
 
     async def _with_fault(self, carry_out: Callable[[], T], latency_s: float, fault: ServiceFault | None) -> T:
-        if fault is None:
+        if fault is None or fault.kind is ServiceFaultKind.REPLY_TORN:
             return await self._exchange(carry_out, latency_s)
         match fault.kind:
             case ServiceFaultKind.SLOW:
                 return await self._exchange(carry_out, latency_s + fault.amount)
             case ServiceFaultKind.TWICE:
-                asyncio.get_running_loop().call_later(latency_s + fault.amount, _carry_out_unheard, carry_out)
+                after(latency_s + fault.amount, _carry_out_unheard, carry_out)
                 return await self._exchange(carry_out, latency_s)
             case ServiceFaultKind.LATE:
-                asyncio.get_running_loop().call_later(fault.amount, _carry_out_unheard, carry_out)
-                await _never()
+                after(fault.amount, _carry_out_unheard, carry_out)
+                return await _never()
             case ServiceFaultKind.REPLY_HANGS:
-                asyncio.get_running_loop().call_later(latency_s / 2, _carry_out_unheard, carry_out)
-                await _never()
+                after(latency_s / 2, _carry_out_unheard, carry_out)
+                return await _never()
             case ServiceFaultKind.REPLY_LOST:
                 await self._exchange(carry_out, latency_s)
                 raise OutcomeUnknownError(f"{self.name}: connection lost before the answer")
             case ServiceFaultKind.HANG | ServiceFaultKind.ORDER_HANGS:
-                await _never()
-            case ServiceFaultKind.REPLY_TORN:
-                return await self._exchange(carry_out, latency_s)
-            case refusing:
+                return await _never()
+            case kind:
                 await asyncio.sleep(latency_s)
-                raise _error(self.name, refusing)
+                if kind not in _REFUSALS:
+                    raise KeyError(f"{self.name}: an adapter's own mistake ({kind})")
+                error, words, more = _REFUSALS[kind]
+                raise error(f"{self.name}: {words}", *more)
 
-    def _partial_reply(self, receipt: OrderResult, fault: ServiceFault) -> OrderResult:
-        if rng_for(self.seed, "torn", self._calls, receipt.drone_id).random() >= fault.amount:
-            return receipt
+    def _partial_reply(self, result: OrderResult, fault: ServiceFault) -> OrderResult:
+        if rng_for(self.seed, "torn", self._calls, result.drone_id).random() >= fault.amount:
+            return result
         error = Fault(FaultKind.UNKNOWN, "the answer was torn", VirtualClock().now())
-        return replace(receipt, answer=OrderOutcome.UNKNOWN, remote_id="", fault=error)
-
-
-def _error(name: str, kind: ServiceFaultKind) -> Exception:
-    match kind:
-        case ServiceFaultKind.DOWN:
-            return UnavailableError(f"{name}: no route to host")
-        case ServiceFaultKind.DENIED:
-            return AuthError(f"{name}: token expired")
-        case ServiceFaultKind.QUOTA:
-            return RejectedError(f"{name}: quota exceeded", FaultKind.QUOTA)
-        case ServiceFaultKind.CAPACITY:
-            return RejectedError(f"{name}: no valid host was found", FaultKind.CAPACITY)
-        case ServiceFaultKind.THROTTLED:
-            return RejectedError(f"{name}: too many requests", FaultKind.THROTTLED)
-        case ServiceFaultKind.ORDER_LOST:
-            return OutcomeUnknownError(f"{name}: connection reset while sending")
-        case _:
-            return KeyError(f"{name}: an adapter's own mistake ({kind})")
+        return replace(result, answer=OrderOutcome.UNKNOWN, remote_id="", fault=error)
 
 
 async def _never() -> NoReturn:

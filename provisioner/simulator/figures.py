@@ -134,7 +134,6 @@ FIGURES: Mapping[str, tuple[KeyFigure, ...]] = {
         KeyFigure("95th percentile of waits", "s", lambda r: r.waits.p95_s if r.waits.jobs else None, -1),
         KeyFigure("First start of a burst", "s", lambda r: r.burst_first_s, -1),
         KeyFigure("80 % of a burst started", "s", lambda r: r.burst_most_s, -1, detail=True),
-        KeyFigure("Owner's wait for drones", "s", lambda r: r.owner_wait_s, -1),
     ),
     "Jobs and drones": (
         KeyFigure("Jobs", "", lambda r: r.jobs, detail=True),

@@ -5,24 +5,15 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from provisioner.model import WHOLE_GPU, CompletedJob, DroneType, JobClass, Sharing, TypeKey, UnmetRequirement
-from provisioner.sharing import share_milli, shares_needed
+from provisioner.model import WHOLE_GPU, CompletedJob, DroneType, JobClass, Sharing, UnmetRequirement
+from provisioner.sharing import Load, load_of, share_milli, shares_needed
+from provisioner.simulator.drones import ResourceVector
 
-COMPLETED_FIELDS = (
-    "gpu_milli",
-    "cpus",
-    "memory_mib",
-    "disk_mib",
-    "vram_mib",
-    "capability",
-    "owner",
-    "group",
-    "walltime_s",
-)
-"""Requirements that are on record of a completed job."""
+UNRECORDED_FIELDS = frozenset({"gpu_model", "priority", "duty_milli", "width_milli"})
+"""Requirements that are not on record of a completed job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +42,18 @@ class JobRequirements:
         return ", ".join(filter(None, (f"{self.gpu_milli / WHOLE_GPU:g} GPU", vram, self.gpu_model)))
 
     @property
+    def load(self) -> Load:
+        return load_of(self.gpu_milli, self.duty_milli, self.width_milli)
+
+    @property
     def completed_fields(self) -> dict[str, Any]:
         """The fields that the overlay reports of a completed job."""
-        return {name: getattr(self, name) for name in COMPLETED_FIELDS}
+        return {name: value for name, value in asdict(self).items() if name not in UNRECORDED_FIELDS}
 
     @classmethod
     def of(cls, recorded: CompletedJob | JobClass) -> JobRequirements:
         """Return the requirements of a completed job, or of the jobs of a class, as far as the record has them."""
-        return cls(**{name: getattr(recorded, name) for name in COMPLETED_FIELDS})
+        return cls(**{f.name: getattr(recorded, f.name) for f in fields(cls) if f.name not in UNRECORDED_FIELDS})
 
     def unmet_requirement(self, kind: DroneType) -> UnmetRequirement | None:
         """Return the first dimension in which an empty drone of ``kind`` falls short, if any."""
@@ -110,7 +105,7 @@ class QueuedJob:
     job: SimulatedJob
     starts: int = 0
     idle_s: float = 0.0
-    """Since when it waits, of one that was cut short since then; -1 while it runs."""
+    """Begin of its present wait; -1 while it runs."""
     begun_s: float = 0.0
     """Start of the running attempt."""
     saved_s: float = 0.0
@@ -126,87 +121,78 @@ class QueuedJob:
 class QueuedJobClass:
     """The jobs of one class: idle ones oldest first, and how many run."""
 
-    def __init__(self, name: str, wants: JobRequirements, idle_in: dict[str, QueuedJobClass]) -> None:
+    def __init__(self, name: str, wants: JobRequirements) -> None:
         self.name = name
         self.wants = wants
         self.label = wants.label
-        self._fields = {name: value for name, value in asdict(wants).items() if name != "gpu_model"}
-        self._idle_in = idle_in
+        self.amount = ResourceVector(wants.gpu_milli, wants.cpus, wants.memory_mib, wants.disk_mib)
         self.running = 0
-        self._judged: list[tuple[float, int, QueuedJob]] = []
-        self._fresh: list[tuple[float, int, QueuedJob]] = []
+        self._idle: list[tuple[float, int, QueuedJob]] = []
+        self._fresh: set[QueuedJob] = set()
+        """Idle jobs that no negotiation cycle has seen."""
         self._waits: deque[tuple[float, QueuedJob]] = deque()
-        """Since when which job waits, in this order; those that run since are left out when they come to the front."""
+        """Begins of waits, in order; those of jobs that run by now are left out when they come to the front."""
         self._view: JobClass | None = None
         self._types: tuple[DroneType, ...] = ()
-        self._refuses: dict[TypeKey, UnmetRequirement] = {}
 
     @property
     def idle(self) -> int:
-        return len(self._judged) + len(self._fresh)
+        return len(self._idle)
 
     def add(self, queued: QueuedJob, now_s: float) -> None:
         """Let a job wait, for the first time or again."""
         queued.idle_s = now_s
         self._waits.append((now_s, queued))
-        heapq.heappush(self._fresh, (queued.job.submit_s, queued.serial, queued))
-        self._idle_in[self.name] = self
+        heapq.heappush(self._idle, (queued.job.submit_s, queued.serial, queued))
+        self._fresh.add(queued)
         self._view = None
 
     def mark_judged(self) -> None:
         """Mark the idle jobs as seen by a negotiation cycle."""
         if self._fresh:
-            for entry in self._fresh:
-                heapq.heappush(self._judged, entry)
             self._fresh.clear()
             self._view = None
 
     def first(self) -> tuple[float, int]:
         """Submit time and serial number of the oldest idle job; there must be one."""
-        heads = [heap[0] for heap in (self._judged, self._fresh) if heap]
-        submit_s, serial, _ = min(heads, key=lambda head: head[:2])
-        return submit_s, serial
+        return self._idle[0][:2]
 
     def take(self) -> QueuedJob:
         """Remove the oldest idle job, which now runs, and return it."""
-        heap = min((h for h in (self._judged, self._fresh) if h), key=lambda h: h[0][:2])
+        queued = heapq.heappop(self._idle)[2]
+        self._fresh.discard(queued)
+        queued.idle_s = -1.0
         self.running += 1
         self._view = None
-        queued = heapq.heappop(heap)[2]
-        queued.idle_s = -1.0
-        if not self._judged and not self._fresh:
-            del self._idle_in[self.name]
-            self._waits.clear()
         return queued
-
-    def waits_since_s(self) -> float:
-        """When the longest wait of an idle job began; there must be one."""
-        while self._waits[0][0] != self._waits[0][1].idle_s:
-            self._waits.popleft()
-        return self._waits[0][0]
 
     def ran(self) -> None:
         """Count one running job less."""
         self.running -= 1
         self._view = None
 
+    def _waits_since_s(self) -> float:
+        while self._waits[0][0] != self._waits[0][1].idle_s:
+            self._waits.popleft()
+        return self._waits[0][0]
+
     def view(self, types: tuple[DroneType, ...], start_epoch: float) -> JobClass:
         """Return the class as the overlay lists it; it is made again only after a change."""
-        if types != self._types:
-            self._types, self._view = types, None
-            self._refuses = {
-                t.key: m for t in types if (m := self.wants.unmet_requirement(t)) and m.dimension == "gpu_model"
-            }
-        if self._view is None:
+        if self._view is None or types != self._types:
+            self._types = types
+            asked = types if self.wants.gpu_model else ()
+            unmet = {kind.key: self.wants.unmet_requirement(kind) for kind in asked}
+            wants = asdict(self.wants)
+            del wants["gpu_model"]
             self._view = JobClass(
                 id=self.name,
-                waiting=len(self._judged),
+                waiting=len(self._idle) - len(self._fresh),
                 fresh=len(self._fresh),
                 running=self.running,
-                oldest_at=start_epoch + self.first()[0] if self.idle else 0.0,
-                refuses=self._refuses,
-                idle_at=start_epoch + self.waits_since_s() if self.idle else 0.0,
-                **self._fields,
+                oldest_at=start_epoch + self.first()[0] if self._idle else 0.0,
+                refuses={key: each for key, each in unmet.items() if each and each.dimension == "gpu_model"},
+                idle_at=start_epoch + self._waits_since_s() if self._idle else 0.0,
+                **wants,
             )
         return self._view
 
@@ -217,15 +203,25 @@ class SimulatedJobQueue:
     def __init__(self) -> None:
         self._classes: dict[JobRequirements, QueuedJobClass] = {}
         self._idle: dict[str, QueuedJobClass] = {}
+        """In the order in which they came to have idle jobs."""
 
     def of(self, wants: JobRequirements) -> QueuedJobClass:
         found = self._classes.get(wants)
         if found is None:
-            found = self._classes[wants] = QueuedJobClass(f"c{len(self._classes) + 1}", wants, self._idle)
+            found = self._classes[wants] = QueuedJobClass(f"c{len(self._classes) + 1}", wants)
         return found
+
+    def add(self, queued: QueuedJob, now_s: float) -> QueuedJobClass:
+        """Let a job wait, and return its class."""
+        jobs = self.of(queued.wants)
+        jobs.add(queued, now_s)
+        self._idle[jobs.name] = jobs
+        return jobs
 
     def idle(self) -> list[QueuedJobClass]:
         """Classes with idle jobs."""
+        for name in [name for name, jobs in self._idle.items() if not jobs.idle]:
+            del self._idle[name]
         return list(self._idle.values())
 
     def alive(self) -> Iterable[QueuedJobClass]:

@@ -112,6 +112,21 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Nothing ever sleeps, so nothing needs waking (asyncio's handler of Ctrl-C asks for it)."""
 
 
+def now_s() -> float:
+    """Return the time of the running loop."""
+    return asyncio.get_running_loop().time()
+
+
+def at(when_s: float, callback: Callable[[*Ts], object], *args: *Ts) -> asyncio.TimerHandle:
+    """Set a timer of the running loop for a time."""
+    return asyncio.get_running_loop().call_at(when_s, callback, *args)
+
+
+def after(delay_s: float, callback: Callable[[*Ts], object], *args: *Ts) -> asyncio.TimerHandle:
+    """Set a timer of the running loop for a time from now."""
+    return asyncio.get_running_loop().call_later(delay_s, callback, *args)
+
+
 class VirtualClock:
     """The controller's clock in a simulation: seconds since the epoch, by the running virtual loop."""
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
-from provisioner.model import EndKind, OwnerDemand, OwnerLoad
+from provisioner.model import OwnerDemand, OwnerLoad
 from provisioner.simulator.drones import SimulatedDrone
-from provisioner.simulator.loop import rng_for
+from provisioner.simulator.loop import at, now_s, rng_for
 
 if TYPE_CHECKING:
     from provisioner.simulator.sites import GpuPoolState, SimulatedSite
 
 ONE_GPU = 1000
-PREEMPTED = "preempted by the owner"
 
 
 class VictimRule(StrEnum):
@@ -28,8 +26,8 @@ class VictimRule(StrEnum):
     def order(self, seed: int) -> Callable[[SimulatedDrone], tuple[float, str]]:
         """Return a key that sorts drones, the first victim first."""
         if self is VictimRule.RANDOM:
-            now_s = asyncio.get_running_loop().time()
-            return lambda drone: (rng_for(seed, "victim", now_s, drone.id).random(), drone.id)
+            at_s = now_s()
+            return lambda drone: (rng_for(seed, "victim", at_s, drone.id).random(), drone.id)
         return lambda drone: (-(drone.granted_s or 0.0), drone.id)
 
 
@@ -108,14 +106,14 @@ class SeriesOwner(SimulatedOwner):
 
     def begin(self) -> None:
         for at_s, gpus in self._series.steps:
-            asyncio.get_running_loop().call_at(at_s, self._have, gpus)
+            at(at_s, self._have, gpus)
 
     def load(self) -> OwnerLoad | None:
         return OwnerLoad(gpu_milli=self.held_milli)
 
     def _have(self, gpus: int) -> None:
         """From now on the owner has so many GPUs, or as many as there are."""
-        rng = rng_for(self.site.seed, "owner series", self.site.name, asyncio.get_running_loop().time())
+        rng = rng_for(self.site.seed, "owner series", self.site.name, now_s())
         more = gpus - sum(pool.wanted_milli for pool in self._pools) // ONE_GPU
         for _ in range(more):
             free = [max(0, pool.room_milli) // ONE_GPU for pool in self._pools]
@@ -148,9 +146,7 @@ class SeriesOwner(SimulatedOwner):
                 continue
             if self._series.notice_s > 0:
                 coming_milli += drone.type.gpu_milli
-                drone.leave(EndKind.PREEMPTED, None, PREEMPTED, self._series.notice_s)
-            else:
-                drone.perish(EndKind.PREEMPTED, PREEMPTED)
+            drone.preempt(self._series.notice_s)
 
     def _has_notice(self, drone: SimulatedDrone) -> bool:
         """Return whether the drone leaves anyway and the owner waits for that."""

@@ -53,7 +53,6 @@ def summarize(
         gpu_hours=hours(metrics.gpu_seconds),
         waits=waits(metrics.waits_s),
         waits_by_class={label: waits(metrics.waits_by_class[label]) for label in sorted(metrics.waits_by_class)},
-        owner_wait_s=metrics.owner_blocked_s if metrics.owner_waits else None,
         requests=sum(metrics.accepted.values()),
         drones_started=metrics.started,
         withdrawn=metrics.withdrawn,

@@ -11,12 +11,11 @@ from dataclasses import astuple, dataclass
 from html import escape
 from importlib.resources import files
 from io import BytesIO
-from math import isfinite
 from statistics import fmean
 from string import Template
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from provisioner import __version__, serialization
 from provisioner.formatting import age, count, sanitize
@@ -31,7 +30,7 @@ from provisioner.simulator.figures import (
     spread,
     waste,
 )
-from provisioner.simulator.results import SCHEMA, GpuTime, ReplayResult, WaitStatistics
+from provisioner.simulator.results import GpuTime, ReplayResult, WaitStatistics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,7 +49,7 @@ class Report:
     """Replays by policy, one for each seed."""
 
     schema: Literal[1]
-    """Version of this form."""
+    """Version of this form; a field that changes its meaning raises it."""
     runs: Mapping[str, tuple[ReplayResult, ...]]
 
 
@@ -62,18 +61,7 @@ def to_json(runs: Runs) -> str:
 
 def from_json(text: str | bytes) -> dict[str, tuple[ReplayResult, ...]]:
     """Return the runs that :func:`to_json` wrote. Raises ValueError, which says what is wrong, and where."""
-    try:
-        version = json.loads(text)["schema"]
-    except (ValueError, TypeError, KeyError):
-        raise ValueError("no report of a replay: a JSON object with the key 'schema' is wanted") from None
-    if version != SCHEMA:
-        raise ValueError(f"a report of version {version!r}; this provisioner reads {SCHEMA}: write it anew")
-    try:
-        return dict(serialization.from_json(Report, text).runs)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(step) for step in first["loc"])
-        raise ValueError(f"no report of a replay: {where}: {first['msg']}") from None
+    return dict(serialization.from_json(Report, text).runs)
 
 
 def schema() -> dict[str, Any]:
@@ -121,7 +109,7 @@ def html_page(runs: Runs, *, notes: Sequence[str] = (), command: str = "") -> st
         caption=escape(caption),
         head="".join(f'<th scope="col">{escape(text)}</th>' for text in head),
         rows="\n".join(_rows(runs)),
-        plots="\n".join(map(_plot, plots(runs))),
+        plots="\n".join(_plots(runs)),
         version=escape(__version__),
     )
 
@@ -142,10 +130,8 @@ def _verdict(runs: Runs) -> str:
     replays = count(sum(map(len, runs.values())), "replay")
     if not lines:
         return f'<p class="kept">No promise was broken in {replays}.</p>'
-    shown = lines[:MAX_VIOLATIONS]
-    if len(lines) > len(shown):
-        shown.append(f"and {len(lines) - len(shown)} more")
-    listed = "\n".join(f"<li>{escape(line)}</li>" for line in shown)
+    more = [f"and {len(lines) - MAX_VIOLATIONS} more"] if len(lines) > MAX_VIOLATIONS else []
+    listed = "\n".join(f"<li>{escape(line)}</li>" for line in [*lines[:MAX_VIOLATIONS], *more])
     head = f"{count(len(lines), 'broken promise')} in {replays}"
     return f'<section class="broken" role="alert"><h2>{head}</h2>\n<ul>\n{listed}\n</ul></section>'
 
@@ -153,7 +139,7 @@ def _verdict(runs: Runs) -> str:
 def _answer(policy: str, results: Sequence[ReplayResult]) -> str:
     """Return the figures that most readers look for; means over the seeds."""
     parts = [f"{amount(fmean(r.jobs_done for r in results))} of {amount(fmean(r.jobs for r in results))} jobs done"]
-    if waits := _mean_waits([r.waits for r in results]):
+    if waits := _mean_waits(r.waits for r in results):
         parts.append(f"mean wait {age(waits.mean_s)}, 95 % of waits within {age(waits.p95_s)}")
     if wastes := spread(waste(r.gpu_hours) for r in results):
         parts.append(f"waste {amount(wastes.mean)} % of the good GPU-hours")
@@ -165,8 +151,7 @@ def _rows(runs: Runs) -> Iterator[str]:
     for heading, figures in FIGURES.items():
         known = [row for figure in figures if (row := _row(figure, runs))]
         if known:
-            columns = max(1, 2 * len(runs))
-            yield f'<tr><th scope="rowgroup" colspan="{columns}" class="group">{escape(heading)}</th></tr>'
+            yield f'<tr><th scope="rowgroup" colspan="{2 * len(runs)}" class="group">{escape(heading)}</th></tr>'
             yield from known
 
 
@@ -189,15 +174,6 @@ def _cell(over: SeedStatistics, text: str, more: str = "") -> str:
     return f'<data value="{over.mean!r}">{text}</data> <span class="aside">{deviation}{more}</span>'
 
 
-def _plot(plot: Plot) -> str:
-    picture = base64.b64encode(plot.svg).decode()
-    title, words = escape(plot.title), escape(plot.words)
-    return (
-        f"<section>\n<h2>{title}</h2>\n<p>{words}</p>\n"
-        f'<figure><img alt="{title}" src="data:image/svg+xml;base64,{picture}"></figure>\n</section>'
-    )
-
-
 # -------------------------------------------------------------------------------------------------------------- plots
 
 STYLE: dict[str, Any] = {
@@ -215,7 +191,6 @@ STYLE: dict[str, Any] = {
 PARTS = {"good": "#2f9e5f", "badput": "#d1495b", "boot": "#3f7fbf", "release": "#8a63b8", "idle": "#c98a1b"}
 """Parts of the GPU-hours held, with their colours."""
 COLOURS = ("#3f7fbf", "#d1713a", "#2f9e5f", "#b0529f", "#8c7a2b", "#2a9d9d", "#d1495b", "#7f7f7f")
-MARKERS = "osD^vP*X"
 MAX_BARS = 48
 MAX_CLASSES = 12
 MAX_SITES = 8
@@ -236,31 +211,15 @@ def require_matplotlib() -> None:
         ) from None
 
 
-@dataclass(frozen=True, slots=True)
-class Plot:
-    """A plot with what it shows, in words."""
-
-    title: str
-    words: str
-    svg: bytes
-
-
-def plots(runs: Runs) -> Iterator[Plot]:
-    """Yield the plots of the page, without those of which the replays have nothing to show."""
-    yield Plot(
+def _plots(runs: Runs) -> Iterator[str]:
+    """Yield the sections of the page with plots, without those of which the replays have nothing to show."""
+    yield _section(
         "Where the GPU-hours went",
         "A drone holds its GPUs from grant to release. Good is what jobs have to show for it; badput is work that was "
         "cut short and must be done again. Means over the seeds.",
         svg(hours_by_policy, runs),
     )
-    hidden = sum(len(results) - len(_points(results)) for results in runs.values())
-    missing = f" {hidden} without good GPU-hours or waits cannot be shown." if hidden else ""
-    yield Plot(
-        "Waste against mean wait",
-        "A point for each seed: less waste is further down, shorter waits are further left." + missing,
-        svg(waste_against_wait, runs),
-    )
-    yield Plot(
+    yield _section(
         "Waits by class of job",
         "From the median to the 95th percentile, with a mark at the mean; the axis is linear up to 10 s and "
         "logarithmic from there. A job's wait is completion less submission less run time: work that was lost counts "
@@ -268,7 +227,7 @@ def plots(runs: Runs) -> Iterator[Plot]:
         svg(waits_by_class, runs),
     )
     if any(result.by_site for results in runs.values() for result in results):
-        yield Plot(
+        yield _section(
             "Waste by site",
             "GPU-hours that were held and not good; behind each bar the waste in percent of that site's good "
             "GPU-hours. Means over the seeds.",
@@ -278,7 +237,29 @@ def plots(runs: Runs) -> Iterator[Plot]:
         sampled = next((result for result in results if result.samples), None)
         if sampled is not None:
             title = f"Time line: {name(policy)}, trace {name(sampled.trace)}, seed {sampled.seed}"
-            yield Plot(title, "Jobs; GPUs held, busy and the owner's; GPUs held by site.", svg(time_line, sampled))
+            yield _section(title, "Jobs; GPUs held, busy and the owner's; GPUs held by site.", svg(time_line, sampled))
+
+
+def _section(title: str, words: str, picture: bytes) -> str:
+    title, data = escape(title), base64.b64encode(picture).decode()
+    image = f'<img alt="{title}" src="data:image/svg+xml;base64,{data}"/>'
+    return f"<section>\n<h2>{title}</h2>\n<p>{escape(words)}</p>\n<figure>{image}</figure>\n</section>"
+
+
+def svg(paint: Callable[[Figure, T], None], subject: T) -> bytes:
+    """Return the SVG that ``paint`` draws of ``subject``, whatever the user's own settings of matplotlib are."""
+    require_matplotlib()
+    from matplotlib import style
+    from matplotlib.figure import Figure
+
+    page = BytesIO()
+    with style.context(STYLE, after_reset=True), warnings.catch_warnings():
+        # Only the layout suffers: the reader's browser has the glyph.
+        warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
+        figure = Figure(figsize=(7.4, 5.6))
+        paint(figure, subject)
+        figure.savefig(page, format="svg", metadata={"Date": None})
+    return page.getvalue()
 
 
 def hours_by_policy(figure: Figure, runs: Runs) -> None:
@@ -321,49 +302,24 @@ def _bars(figure: Figure, rows: Sequence[tuple[str, GpuTime, str]], parts: Seque
     figure.legend(loc="outside upper left", ncols=len(parts))
 
 
-def waste_against_wait(figure: Figure, runs: Runs) -> None:
-    """Draw a point for each seed of each policy; lower left is better."""
-    figure.set_figheight(max(3.2, 0.4 + 0.22 * len(runs)))
-    axes = figure.subplots()
-    points = {policy: _points(results) for policy, results in runs.items()}
-    for n, (policy, seeds) in enumerate(points.items()):
-        colour, marker = _marked(n)
-        waits, wastes = [wait_s for wait_s, _ in seeds], [percent for _, percent in seeds]
-        axes.scatter(waits, wastes, s=34, marker=marker, color=colour, alpha=0.8, linewidths=0, label=_entry(policy))
-    flat = [point for seeds in points.values() for point in seeds]
-    for scale, axis, values in (
-        (axes.set_xscale, axes.xaxis, [wait_s for wait_s, _ in flat]),
-        (axes.set_yscale, axes.yaxis, [percent for _, percent in flat]),
-    ):
-        if values and min(values) > 0 and max(values) > 20 * min(values):
-            scale("log")
-        axis.set_major_formatter(lambda value, _: amount(value))
-    axes.grid()
-    axes.set_xlabel("mean wait (s)")
-    axes.set_ylabel("waste (% of good GPU-hours)")
-    figure.legend(loc="outside right upper")
-
-
 def waits_by_class(figure: Figure, runs: Runs) -> None:
     """Draw median, mean and 95th percentile of waits, for all jobs and for the classes with most of them."""
-    jobs: dict[str, int] = {}
+    jobs: Counter[str] = Counter()
     for results in runs.values():
         for result in results:
-            for kind, waits in result.waits_by_class.items():
-                jobs[kind] = max(jobs.get(kind, 0), waits.jobs)
+            jobs |= Counter({kind: waits.jobs for kind, waits in result.waits_by_class.items()})
     kinds = sorted(jobs, key=lambda kind: (-jobs[kind], kind))[: max(1, min(MAX_CLASSES, MAX_BARS // len(runs)))]
     figure.set_figheight(1.0 + (1 + len(kinds)) * (0.12 + 0.16 * len(runs)))
     axes = figure.subplots()
     step, most_s = 0.8 / len(runs), 50.0
     for n, (policy, results) in enumerate(runs.items()):
-        bands = [[r.waits for r in results]]
-        bands += [[r.waits_by_class[kind] for r in results if kind in r.waits_by_class] for kind in kinds]
-        known = [(band - 0.4 + step * (n + 0.5), w) for band, waits in enumerate(bands) if (w := _mean_waits(waits))]
-        places, (colour, marker) = [place for place, _ in known], _marked(n)
-        axes.hlines(places, [w.p50_s for _, w in known], [w.p95_s for _, w in known], color=colour, linewidth=2)
-        means = [w.mean_s for _, w in known]
-        axes.plot(means, places, linestyle="none", marker=marker, markersize=5, color=colour, label=_entry(policy))
-        most_s = max([most_s, *(w.p95_s for _, w in known)])
+        bands = [_mean_waits(r.waits for r in results)]
+        bands += [_mean_waits(r.waits_by_class.get(kind, WaitStatistics()) for r in results) for kind in kinds]
+        known = {band - 0.4 + step * (n + 0.5): waits for band, waits in enumerate(bands) if waits}
+        p95s_s, colour = [waits.p95_s for waits in known.values()], COLOURS[n % len(COLOURS)]
+        axes.hlines(list(known), [waits.p50_s for waits in known.values()], p95s_s, color=colour, linewidth=2)
+        axes.scatter([waits.mean_s for waits in known.values()], list(known), s=25, color=colour, label=_entry(policy))
+        most_s = max([most_s, *p95s_s])
     axes.set_xscale("symlog", linthresh=10, linscale=0.5)
     axes.set_xticks([0, 10, 60, 600, 3600, 6 * 3600, 86400, 7 * 86400, 70 * 86400])
     axes.set_xlim(0, 1.2 * most_s)  # ticks beyond the data widen the axis
@@ -408,22 +364,6 @@ def time_line(figure: Figure, result: ReplayResult) -> None:
             axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.05))
 
 
-def svg(paint: Callable[[Figure, T], None], subject: T) -> bytes:
-    """Return the SVG that ``paint`` draws of ``subject``, whatever the user's own settings of matplotlib are."""
-    require_matplotlib()
-    from matplotlib import style
-    from matplotlib.figure import Figure
-
-    page = BytesIO()
-    with style.context(STYLE, after_reset=True), warnings.catch_warnings():
-        # Only the layout suffers: the reader's browser has the glyph.
-        warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
-        figure = Figure(figsize=(7.4, 5.6))
-        paint(figure, subject)
-        figure.savefig(page, format="svg", metadata={"Date": None})
-    return page.getvalue()
-
-
 def _label_rows(axes: Axes, labels: Sequence[str]) -> None:
     """Set a label for each row, the first on top."""
     axes.set_yticks(range(len(labels)), [name(label, 42) for label in labels])
@@ -437,26 +377,14 @@ def _entry(label: str) -> str:
     return f" {text}" if text.startswith("_") else text
 
 
-def _marked(place: int) -> tuple[str, str]:
-    """Return colour and marker of the policy at ``place``; the first 64 differ."""
-    turn = place // len(COLOURS)
-    return COLOURS[place % len(COLOURS)], MARKERS[(place + turn) % len(MARKERS)]
-
-
 def _mean_hours(hours: Iterable[GpuTime]) -> GpuTime:
     return GpuTime(*map(fmean, zip(*map(astuple, hours), strict=True)))
 
 
-def _mean_waits(waits: Sequence[WaitStatistics]) -> WaitStatistics | None:
+def _mean_waits(waits: Iterable[WaitStatistics]) -> WaitStatistics | None:
     """Return the means over the seeds in which there were such jobs; None without any."""
     known = [astuple(each) for each in waits if each.jobs]
     if not known:
         return None
     jobs, *seconds = map(fmean, zip(*known, strict=True))
     return WaitStatistics(round(jobs), *seconds)
-
-
-def _points(results: Sequence[ReplayResult]) -> list[tuple[float, float]]:
-    """Return mean wait in seconds and waste in percent of the replays in which both are known and finite."""
-    both = [(r.waits.mean_s, waste(r.gpu_hours)) for r in results if r.waits.jobs]
-    return [(wait_s, percent) for wait_s, percent in both if percent is not None and isfinite(percent)]

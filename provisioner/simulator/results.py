@@ -13,9 +13,6 @@ from provisioner.sharing import kwh
 from provisioner.simulator.drones import SimulatedNode
 from provisioner.simulator.faults import HardwareFault, ServiceFault, ServiceFaultKind
 
-SCHEMA = 1
-"""Version of the JSON form; a field that changes its meaning raises it."""
-
 
 @dataclass(frozen=True, slots=True)
 class WaitStatistics:
@@ -92,9 +89,6 @@ class ReplayResult:
     gpu_hours: GpuTime
     waits: WaitStatistics
     waits_by_class: Mapping[str, WaitStatistics] = field(default_factory=dict)
-    owner_wait_s: float | None = None
-    """Mean over the owners' jobs, of their wait that drones caused; None where no job of an owner is known: there is no
-    owner, or their load is a step function."""
     requests: int = 0
     """Drones that sites accepted."""
     drones_started: int = 0
@@ -115,22 +109,6 @@ class ReplayResult:
     co2_kg: float | None = None
     by_site: Mapping[str, GpuTime] = field(default_factory=dict)
     samples: tuple[Sample, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class LimitExceeded:
-    """More drones, or GPUs, lived at one instant than the operator allowed."""
-
-    at_s: float
-    scope: str
-    """A site, a drone type's key, or ``all``."""
-    unit: str
-    """``drones`` or ``milli-GPU``."""
-    count: int
-    limit: int
-
-    def __str__(self) -> str:
-        return f"cap broken at {self.at_s:.1f} s: {self.scope} has {self.count} {self.unit}, limit {self.limit}"
 
 
 class OwnerWait(NamedTuple):
@@ -196,7 +174,8 @@ class Metrics:
     """Nodes on which more was held than there is, a line each."""
     attempts: int = 0
     attempts_lost: int = 0
-    caps_broken: list[LimitExceeded] = field(default_factory=list)
+    caps_broken: list[str] = field(default_factory=list)
+    """More drones, or GPUs, lived at one instant than the operator allowed: a line each."""
     doubles: list[DroneId] = field(default_factory=list)
     """Ids under which two drones lived at once."""
     faults_met: Counter[ServiceFaultKind] = field(default_factory=Counter)
@@ -226,10 +205,9 @@ class Metrics:
             live.gpu_milli += kind.gpu_milli
             live.peak = max(live.peak, live.drones)
             drones, gpu_milli = self._limits.get(scope, (None, None))
-            if drones is not None and live.drones > drones:
-                self.caps_broken.append(LimitExceeded(at_s, scope, "drones", live.drones, drones))
-            if gpu_milli is not None and live.gpu_milli > gpu_milli:
-                self.caps_broken.append(LimitExceeded(at_s, scope, "milli-GPU", live.gpu_milli, gpu_milli))
+            for unit, has, limit in (("drones", live.drones, drones), ("milli-GPU", live.gpu_milli, gpu_milli)):
+                if limit is not None and has > limit:
+                    self.caps_broken.append(f"cap broken at {at_s:.1f} s: {scope} has {has} {unit}, limit {limit}")
 
     def gone(self, drone_id: DroneId, kind: DroneType, end: EndKind) -> None:
         self.ends[kind.site, end] += 1
@@ -264,7 +242,7 @@ class Metrics:
 
     def node_filled(self, at_s: float, machine: SimulatedNode) -> None:
         """Somebody has taken a place on a node."""
-        if machine.overfull:
+        if min(machine.free) < 0:
             self.overfull.append(f"{machine.name} is overfull at {at_s:.1f} s: {machine.free} left")
 
     def nodes_counted(self, at_s: float, machines: Iterable[SimulatedNode]) -> None:

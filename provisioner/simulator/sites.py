@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
+from provisioner import model
 from provisioner.interfaces import UnavailableError
-from provisioner.model import (
-    DroneId,
-    DroneType,
-    EndKind,
-    Fault,
-    FaultKind,
-    Node,
-    OrderOutcome,
-    OrderResult,
-    RemoteDrone,
-    RemoteState,
-    SitePolicy,
-    SiteView,
-    StartOrder,
-    StopOrder,
-)
+from provisioner.model import DroneId, DroneType, EndKind, FaultKind, OrderOutcome, OrderResult, SiteView
 from provisioner.simulator.drones import (
     NOTHING,
     UNCOUNTED,
@@ -36,7 +20,7 @@ from provisioner.simulator.drones import (
     SiteBehaviour,
 )
 from provisioner.simulator.faults import HardwareFault, HardwareFaultKind, Network, ServiceFault, ServiceFaultKind
-from provisioner.simulator.loop import Draw, Fixed, rng_for
+from provisioner.simulator.loop import Draw, Fixed, after, at, now_s, rng_for
 from provisioner.simulator.owner import OwnerModel, SimulatedOwner, VictimRule
 from provisioner.simulator.pool import SimulatedOverlay
 from provisioner.simulator.results import Conditions
@@ -55,6 +39,10 @@ class GpuPool:
     """0: not counted."""
 
     @property
+    def gpus(self) -> int:
+        return self.nodes * self.gpus_per_node
+
+    @property
     def node(self) -> ResourceVector:
         """Resources of one node."""
         return ResourceVector(
@@ -66,7 +54,7 @@ class GpuPool:
 class Facility:
     """A site to be simulated."""
 
-    policy: SitePolicy
+    policy: model.SitePolicy
     types: tuple[DroneType, ...]
     pools: tuple[GpuPool, ...]
     serves: Mapping[str, str] = field(default_factory=dict)
@@ -98,6 +86,10 @@ class Facility:
     def name(self) -> str:
         return self.policy.site
 
+    def pool_of(self, kind: DroneType) -> str:
+        """Return the name of the GPU pool that serves a drone type."""
+        return self.serves.get(kind.name, self.pools[0].name)
+
 
 class GpuPoolState:
     """Allocation of one GPU pool."""
@@ -105,9 +97,6 @@ class GpuPoolState:
     def __init__(self, pool: GpuPool, kept: ResourceVector = NOTHING) -> None:
         self.pool = pool
         self.wanted_milli = 0
-        self._counted: list[ResourceVector] = []
-        self._places: dict[ResourceVector, int] = {}
-        """Drones of a size that fit into the free resources of the last count."""
         self.machines = [SimulatedNode(f"{pool.name}-{n}", pool.name, pool.node, kept) for n in range(pool.nodes)]
 
     @property
@@ -131,12 +120,7 @@ class GpuPoolState:
 
     def places(self, amount: ResourceVector) -> int:
         """Return for how many drones of one size there is room, node by node."""
-        free = [m.free for m in self.machines if m.up]
-        if free != self._counted:
-            self._counted, self._places = free, {}
-        if amount not in self._places:
-            self._places[amount] = sum(map(amount.goes_into, free))
-        return self._places[amount]
+        return sum(amount.goes_into(m.free) for m in self.machines if m.up)
 
 
 class SimulatedSite:
@@ -144,35 +128,25 @@ class SimulatedSite:
 
     def __init__(self, facility: Facility, overlay: SimulatedOverlay, conditions: Conditions) -> None:
         self.facility = facility
+        self.name = facility.name
         self.start_epoch = conditions.start_epoch
         self.drones: dict[DroneId, SimulatedDrone] = {}
         """Alive, or ended and not yet forgotten."""
-        self._overlay = overlay
         self.metrics = conditions.metrics
         self.seed = conditions.seed
-        self._network = Network(facility.name, facility.latency, conditions)
         self.pools = {pool.name: GpuPoolState(pool, facility.blocks) for pool in facility.pools}
+        self.machines = [machine for pool in self.pools.values() for machine in pool.machines]
+        self._overlay = overlay
+        self._network = Network(facility.name, facility.latency, conditions)
         self._queue: dict[DroneId, SimulatedDrone] = {}
         self._serial = 0
         self._downs = 0
         """Downtimes that go on: they may overlap, and the site is back when the last of them ends."""
         self._downtimes: list[HardwareFault] = []
+        """Announced, or going on."""
         self._frozen: dict[int, SiteView] = {}
-        self._listed: Mapping[DroneId, RemoteDrone] | None = None
-        """None after a change."""
-        self._gone: deque[SimulatedDrone] = deque()
-        """Ended and not yet forgotten, by end."""
         self._hardware_faults = [fault for fault in conditions.hardware_faults if fault.where == facility.name]
-        self._kinds = {
-            pool.pool.name: tuple(kind for kind in facility.types if self.pool_of(kind) is pool)
-            for pool in self.pools.values()
-        }
-        self.machines = [machine for pool in self.pools.values() for machine in pool.machines]
         self.owner = SimulatedOwner(self) if facility.owner is None else facility.owner.at(self)
-
-    @property
-    def name(self) -> str:
-        return self.facility.name
 
     @property
     def alive(self) -> list[SimulatedDrone]:
@@ -180,15 +154,14 @@ class SimulatedSite:
 
     @property
     def now(self) -> float:
-        return self.start_epoch + asyncio.get_running_loop().time()
+        return self.start_epoch + now_s()
 
     def begin(self) -> None:
         """Set the timers of owner load and faults. To be called once, inside the running loop."""
-        loop = asyncio.get_running_loop()
         self.owner.begin()
         for fault in self._hardware_faults:
-            loop.call_at(max(0.0, fault.at_s - fault.notice_s), self._announce, fault)
-            loop.call_at(fault.at_s, self._hardware_fails, fault)
+            at(max(0.0, fault.at_s - fault.notice_s), self._announce, fault)
+            at(fault.at_s, self._hardware_fails, fault)
 
     # ----------------------------------------------------------------------------------------------- the interface
 
@@ -201,33 +174,39 @@ class SimulatedSite:
     async def poll(self) -> SiteView:
         return await self._network.poll(self._listing, self._distort)
 
-    async def start(self, orders: Sequence[StartOrder]) -> Sequence[OrderResult]:
+    async def start(self, orders: Sequence[model.StartOrder]) -> Sequence[OrderResult]:
         return await self._network.act("start", lambda: [self._accept(order) for order in orders])
 
-    async def stop(self, orders: Sequence[StopOrder]) -> Sequence[OrderResult]:
+    async def stop(self, orders: Sequence[model.StopOrder]) -> Sequence[OrderResult]:
         return await self._network.act("stop", lambda: [self._stop(order) for order in orders])
 
     # ----------------------------------------------------------------------------------------------- what is listed
 
     def _listing(self) -> SiteView:
         self._check_open()
-        now = self.now
-        self._forget(now)
-        reports_free = self.facility.reports_free
+        facility, now = self.facility, self.now
+        for drone in list(self.drones.values()):
+            if drone.end is not None and drone.end.at <= now - facility.retain_finished_s:
+                del self.drones[drone.id]
+        knows_load = facility.reports_claims or not self.owner.places_drones
+        free_milli = sum(max(0, pool.room_milli) for pool in self.pools.values())
         return SiteView(
             site=self.name,
             taken_at=now,
-            drones=self._drones(),
-            free={kind.name: self._places(kind) for kind in self.facility.types} if reports_free else None,
-            nodes=self._nodes() if self.facility.reports_nodes else (),
-            claims=self.owner.claims() if self.facility.reports_claims else (),
-            owner_runs=self.owner.load() if self.facility.reports_claims or not self.owner.places_drones else None,
+            drones={drone_id: drone.listed() for drone_id, drone in self.drones.items()},
+            free={kind.name: self._places(kind) for kind in facility.types} if facility.reports_free else None,
+            nodes=self._nodes() if facility.reports_nodes else (),
+            claims=self.owner.claims() if facility.reports_claims else (),
+            owner_runs=self.owner.load() if knows_load else None,
             downtime_at=self.start_epoch + min(b.at_s for b in self._downtimes) if self._downtimes else 0.0,
-            free_gpu_milli=self._free_milli() if reports_free else None,
+            free_gpu_milli=free_milli if facility.reports_free else None,
         )
 
-    def _free_milli(self) -> int:
-        return sum(max(0, pool.room_milli) for pool in self.pools.values())
+    def _nodes(self) -> tuple[model.Node, ...]:
+        kinds = {
+            name: [kind for kind in self.facility.types if self.pool_of(kind) is p] for name, p in self.pools.items()
+        }
+        return tuple(m.listed(kinds[m.pool]) for m in self.machines if m.up)
 
     def _distort(self, view: SiteView, fault: ServiceFault) -> SiteView:
         """Return a true view as a fault distorts it."""
@@ -235,35 +214,18 @@ class SimulatedSite:
             case ServiceFaultKind.EMPTY:
                 return replace(view, drones={})
             case ServiceFaultKind.PARTIAL:
-                begin_s = fault.from_s
-                hidden = {d for d in view.drones if rng_for(self.seed, "hidden", begin_s, d).random() < fault.amount}
-                return replace(view, drones={d: remote for d, remote in view.drones.items() if d not in hidden})
+                rolls = {d: rng_for(self.seed, "hidden", fault.from_s, d).random() for d in view.drones}
+                return replace(view, drones={d: r for d, r in view.drones.items() if rolls[d] >= fault.amount})
             case ServiceFaultKind.STALE:
                 return replace(self._frozen.setdefault(id(fault), view), taken_at=view.taken_at)
             case ServiceFaultKind.FREE_WRONG:
                 return replace(view, free={t.name: int(fault.amount) for t in self.facility.types})
             case _:
-                return replace(
-                    view, drones={d: replace(r, state=RemoteState.UNKNOWN, end=None) for d, r in view.drones.items()}
-                )
-
-    def _drones(self) -> Mapping[DroneId, RemoteDrone]:
-        if self._listed is None:
-            self._listed = {drone_id: drone.listed() for drone_id, drone in self.drones.items()}
-        return self._listed
-
-    def listing_changed(self) -> None:
-        """Make the listing anew: a drone has changed."""
-        self._listed = None
-
-    def _forget(self, now: float) -> None:
-        limit = now - self.facility.retain_finished_s
-        while self._gone and (end := self._gone[0].end) is not None and end.at <= limit:
-            del self.drones[self._gone.popleft().id]
-            self.listing_changed()
+                unknown = model.RemoteState.UNKNOWN
+                return replace(view, drones={d: replace(r, state=unknown, end=None) for d, r in view.drones.items()})
 
     def pool_of(self, kind: DroneType) -> GpuPoolState:
-        return self.pools[self.facility.serves.get(kind.name, self.facility.pools[0].name)]
+        return self.pools[self.facility.pool_of(kind)]
 
     def _places(self, kind: DroneType, promised_milli: int = 0) -> int:
         """Drones of a type that could start right now, were it not for others that wait."""
@@ -277,51 +239,47 @@ class SimulatedSite:
         queued = [b.type.gpu_milli for b in self._queue.values() if self.pool_of(b.type) is pool]
         return min(self._places(kind, sum(queued)), max(0, pool.places(ResourceVector.of(kind)) - len(queued)))
 
-    def _nodes(self) -> tuple[Node, ...]:
-        return tuple(m.listed(self._kinds[m.pool]) for m in self.machines if m.up)
-
     # ------------------------------------------------------------------------------------------- what is carried out
 
     def _check_open(self) -> None:
         if self._downs:
             raise UnavailableError(f"{self.name}: downtime")
 
-    def _accept(self, order: StartOrder) -> OrderResult:
+    def _accept(self, order: model.StartOrder) -> OrderResult:
         self._check_open()
         known = self.drones.get(order.drone_id)
         if known is not None:
             return OrderResult(order.drone_id, OrderOutcome.OK, known.remote_id)
-        quota = self.facility.quota
-        if quota is not None and len(self.alive) >= quota:
-            return self._refused(order.drone_id, FaultKind.QUOTA, f"quota of {quota} drones is used up")
-        if not self.facility.queues and not self._free(order.type):
+        facility = self.facility
+        if facility.quota is not None and len(self.alive) >= facility.quota:
+            return self._refused(order.drone_id, FaultKind.QUOTA, f"quota of {facility.quota} drones is used up")
+        if not facility.queues and not self._free(order.type):
             return self._refused(order.drone_id, FaultKind.CAPACITY, "no valid host was found")
         self._serial += 1
-        behaviour = self.facility.behaviour_of.get(order.type.name, self.facility.behaviour)
+        behaviour = facility.behaviour_of.get(order.type.name, facility.behaviour)
         script = DroneScript.drawn(behaviour, self.seed, self.name, order.drone_id)
         drone = SimulatedDrone(order, f"{self.name}-{self._serial}", script, self, self._overlay)
         self.drones[drone.id] = drone
-        self.listing_changed()
-        self.metrics.born(drone.id, drone.type, asyncio.get_running_loop().time())
+        self.metrics.born(drone.id, drone.type, now_s())
         if self._free(drone.type) <= 0:
             self.metrics.accepted_without_room[self.name] += 1
         if script.queue_s > 0:
-            asyncio.get_running_loop().call_later(script.queue_s, self._eligible, drone)
+            after(script.queue_s, self._eligible, drone)
         else:
             self._eligible(drone)
         return OrderResult(drone.id, OrderOutcome.OK, drone.remote_id)
 
     def _refused(self, drone_id: DroneId, kind: FaultKind, message: str) -> OrderResult:
-        return OrderResult(drone_id, OrderOutcome.REJECTED, fault=Fault(kind, f"{self.name}: {message}", self.now))
+        fault = model.Fault(kind, f"{self.name}: {message}", self.now)
+        return OrderResult(drone_id, OrderOutcome.REJECTED, fault=fault)
 
-    def _stop(self, order: StopOrder) -> OrderResult:
+    def _stop(self, order: model.StopOrder) -> OrderResult:
         self._check_open()
         drone = self.drones.get(order.drone_id)
-        if drone is not None and drone.alive:
-            if order.kill:
-                drone.perish(EndKind.STOPPED, "killed on request")
-            else:
-                drone.leave(EndKind.STOPPED, None, "stopped on request", drone.order.grace_s)
+        if drone is not None and order.kill:
+            drone.perish(EndKind.STOPPED, "killed on request")
+        elif drone is not None:
+            drone.leave(EndKind.STOPPED, "stopped on request", drone.order.grace_s)
         return OrderResult(order.drone_id, OrderOutcome.OK, order.remote_id)
 
     # ------------------------------------------------------------------------------------------------- the hardware
@@ -346,16 +304,14 @@ class SimulatedSite:
             if machine is not None:
                 del self._queue[drone.id]
                 machine.place(drone, amount)
-                self.metrics.node_filled(asyncio.get_running_loop().time(), machine)
+                self.metrics.node_filled(now_s(), machine)
                 self.metrics.started += 1
                 drone.grant(machine, machine.new_slot())
 
-    def left(self, drone: SimulatedDrone) -> None:
+    def left(self, drone: SimulatedDrone, end: model.RemoteEnd) -> None:
         """Free the room of a drone that is gone."""
-        assert drone.end is not None
-        self._gone.append(drone)
         self._queue.pop(drone.id, None)
-        self.metrics.gone(drone.id, drone.type, drone.end.kind)
+        self.metrics.gone(drone.id, drone.type, end.kind)
         self.metrics.withdrawn += drone.granted_s is None
         if drone.machine is not None:
             drone.machine.left(drone)
@@ -367,10 +323,9 @@ class SimulatedSite:
         """Count a drone's GPU time up to now."""
         if drone.granted_s is None:
             return
-        now_s = asyncio.get_running_loop().time()
-        left_s = now_s if drone.left_s is None else drone.left_s
+        left_s = now_s() if drone.left_s is None else drone.left_s
         boot_end_s = left_s if drone.serving_s is None else drone.serving_s
-        self.metrics.held(drone.type, now_s - drone.granted_s, boot_end_s - drone.granted_s, now_s - left_s)
+        self.metrics.held(drone.type, now_s() - drone.granted_s, boot_end_s - drone.granted_s, now_s() - left_s)
 
     def victims(self, rule: VictimRule, pools: Sequence[GpuPoolState]) -> list[SimulatedDrone]:
         """Return the drones in some GPU pools, first victim first."""
@@ -390,7 +345,7 @@ class SimulatedSite:
         for drone in self.alive:
             if drone.machine is not None and not drone.machine.up:
                 drone.perish(EndKind.FAULT, f"node failure: {fault.kind.value}")
-        asyncio.get_running_loop().call_later(fault.for_s, self._recover, fault)
+        after(fault.for_s, self._recover, fault)
 
     def _hit_by(self, fault: HardwareFault) -> list[SimulatedNode]:
         if fault.kind is HardwareFaultKind.DOWNTIME:
@@ -416,4 +371,4 @@ class SimulatedSite:
         for drone in self.alive:
             self.account(drone)
         self.owner.close()
-        self.metrics.nodes_counted(asyncio.get_running_loop().time(), self.machines)
+        self.metrics.nodes_counted(now_s(), self.machines)

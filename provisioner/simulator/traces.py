@@ -1,4 +1,4 @@
-"""Job traces from files: the common form, any CSV with declared columns, and the Standard Workload Format.
+"""Job traces from files, in the common form or any CSV with declared columns; owners' loads; jobs on record.
 
 Every line is validated. A line that cannot be understood is an error with file, line and repair, unless bad lines are
 to be counted instead; one that is no job for a drone (no run time, no GPU) is left out and counted.
@@ -12,10 +12,9 @@ import math
 import os
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -46,39 +45,35 @@ class _BadLineError(ValueError):
     """A line that cannot be understood: what is wrong with it, and what to write."""
 
 
-@dataclass(frozen=True, slots=True)
-class TraceColumns:
-    """Columns of a CSV file by meaning; empty if there is none. Each may carry a factor: ``MemGB*1024``."""
-
-    submit: str = "submit_s"
-    duration: str = "duration_s"
-    gpus: str = "gpus"
-    gpu_milli: str = "gpu_milli"
-    vram: str = "vram_mb"
-    cpus: str = "cpus"
-    memory: str = "mem_mb"
-    user: str = "user"
-    group: str = "group"
-
-    @classmethod
-    def declared(cls, text: str) -> TraceColumns:
-        """From ``submit=SubmitTime,duration=RunTime,...``: what is not named there is in no column."""
-        known = [field.name for field in fields(cls)]
-        found = dict.fromkeys(known, "")
-        for part in filter(None, (p.strip() for p in text.split(","))):
-            name, equals, column = (word.strip() for word in part.partition("="))
-            if not equals or not column:
-                raise TraceError(f"`{part}` declares no column: write `{name or 'submit'}=NAME_IN_THE_FILE`")
-            if name not in known:
-                raise TraceError(f"unknown field `{name}`{_near(name, known)}; known are {', '.join(known)}")
-            found[name] = column
-        missing = [name for name in ("submit", "duration") if not found[name]]
-        if missing:
-            raise TraceError(f"no column declared for {' and '.join(missing)}: add `{missing[0]}=NAME_IN_THE_FILE`")
-        return cls(**found)
+COMMON_COLUMNS: Mapping[str, str] = {
+    "submit": "submit_s",
+    "duration": "duration_s",
+    "gpus": "gpus",
+    "gpu_milli": "gpu_milli",
+    "vram": "vram_mb",
+    "cpus": "cpus",
+    "memory": "mem_mb",
+    "user": "user",
+    "group": "group",
+}
+"""Columns of the common form by meaning."""
+NEEDED = ("submit", "duration")
 
 
-COMMON_COLUMNS = TraceColumns()
+def declared_columns(text: str) -> dict[str, str]:
+    """Return the columns of ``submit=SubmitTime,duration=Minutes*60,...`` by meaning, each perhaps with a factor."""
+    found = {}
+    for part in filter(None, (p.strip() for p in text.split(","))):
+        name, equals, column = (word.strip() for word in part.partition("="))
+        if not equals or not column:
+            raise TraceError(f"`{part}` declares no column: write `{name or 'submit'}=NAME_IN_THE_FILE`")
+        if name not in COMMON_COLUMNS:
+            known = f"{_near(name, list(COMMON_COLUMNS))}; known are {', '.join(COMMON_COLUMNS)}"
+            raise TraceError(f"unknown field `{name}`{known}")
+        found[name] = column
+    if missing := [name for name in NEEDED if name not in found]:
+        raise TraceError(f"no column declared for {' and '.join(missing)}: add `{missing[0]}=NAME_IN_THE_FILE`")
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +93,7 @@ class TraceSelection:
     vram_seed: int | None = None
     """Draw how much GPU memory each job wants from :data:`VRAM_SHARES`."""
     ignore: tuple[str, ...] = ()
-    """Fields (names as in :class:`TraceColumns`) that the trace is taken not to tell."""
+    """Fields (names as in :data:`COMMON_COLUMNS`) that the trace is taken not to tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,45 +118,42 @@ def read_trace(
     path: Path,
     cut: TraceSelection | None = None,
     *,
-    columns: TraceColumns | None = None,
+    columns: Mapping[str, str] | None = None,
     skip_bad: bool = False,
-    swf_cpus: bool = False,
 ) -> Trace:
-    """Read the jobs of ``path``: SWF by its suffix, else CSV; either may be gzipped.
-
-    In SWF a processor counts as a GPU, or with ``swf_cpus`` as a CPU of a job with one GPU. Raises TraceError.
-    """
+    """Read the jobs of a CSV file, which may be gzipped; ``columns`` are declared by meaning. Raises TraceError."""
     cut = cut or TraceSelection()
-    lines = _swf_lines(path, swf_cpus, cut.ignore) if is_swf(path) else _csv_lines(path, columns, cut.ignore)
     jobs: list[SimulatedJob] = []
     bad: list[str] = []
     left_out = 0
-    for number, read in lines:
-        try:
-            job = read()
-        except _BadLineError as error:
-            bad.append(f"{path}:{number}: {error}")
-            continue
-        if job is None:
-            left_out += 1
-        else:
-            jobs.append(job)
+    rows = csv.DictReader(text_lines(path))
+    try:
+        places = _columns(path, rows, columns)
+        for name in cut.ignore:
+            places.pop(name, None)
+        for row in rows:
+            try:
+                job = _job(row, places)
+            except _BadLineError as error:
+                bad.append(f"{path}:{rows.line_num}: {error}")
+                continue
+            if job is None:
+                left_out += 1
+            else:
+                jobs.append(job)
+    except csv.Error as error:
+        raise TraceError(f"{path}:{rows.line_num}: not CSV: {error}") from None
     if bad and not skip_bad:
         more = [f"and {len(bad) - MAX_BAD_LINES} more"] if len(bad) > MAX_BAD_LINES else []
         advice = f"{len(bad)} bad lines: repair them, or leave them out: --skip-bad"
         raise TraceError(*bad[:MAX_BAD_LINES], *more, advice)
     jobs.sort(key=lambda job: job.submit_s)
     # The common form counts from its first job already; what has other times is brought to the same.
-    origin_s = jobs[0].submit_s if jobs and (columns or is_swf(path)) else 0.0
+    origin_s = jobs[0].submit_s if jobs and columns else 0.0
     try:
         return Trace(path.name.split(".")[0], cut_jobs(jobs, cut, origin_s), left_out, tuple(bad))
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from None
-
-
-def is_swf(path: Path) -> bool:
-    """Return whether a file is in the Standard Workload Format, by its name."""
-    return path.name.removesuffix(".gz").endswith(".swf")
 
 
 def located(path: Path, beside: Path) -> Path | None:
@@ -212,18 +204,14 @@ def _near(name: str, known: Sequence[str]) -> str:
 
 # ------------------------------------------------------------------------------------------------------------- reading
 
-Lines = Iterator[tuple[int, Callable[[], SimulatedJob | None]]]
-"""Line numbers, each with a function that reads the line: None for no job of a drone; raises _BadLineError."""
-
 
 def text_lines(path: Path) -> Iterator[str]:
     """Yield the lines of a text file that may be gzipped. Raises TraceError if it cannot be read to its end."""
     number = 0
     try:
         with gzip.open(path, "rt", newline="") if path.suffix == ".gz" else path.open(newline="") as lines:
-            for number, line in enumerate(lines, 1):
-                if "\0" in line:
-                    raise TraceError(f"{path}:{number}: a NUL character: this is no text file")
+            for line in lines:
+                number += 1
                 yield line
     except UnicodeDecodeError:
         raise TraceError(f"{path}:{number + 1}: not UTF-8: save the file as UTF-8") from None
@@ -243,42 +231,25 @@ def _number(text: str, column: str) -> float:
     return number
 
 
-# ----------------------------------------------------------------------------------------------------------------- CSV
-
-
 class _Column(NamedTuple):
-    place: int
     name: str
-    factor: float
+    factor: float = 1.0
 
 
-def _csv_lines(path: Path, declared: TraceColumns | None, ignore: Sequence[str]) -> Lines:
-    lines = csv.reader(text_lines(path))
-    header = [name.strip() for name in next(lines, ())]
-    if not header:
-        raise TraceError(f"{path}:1: the file is empty: a header line with the names of the columns is wanted")
-    columns = _columns(path, header, declared)
-    for name in ignore:
-        columns.pop(name, None)
-    try:
-        for cells in lines:
-            if any(cells):
-                yield lines.line_num, partial(_csv_job, cells, columns, len(header))
-    except csv.Error as error:
-        raise TraceError(f"{path}:{lines.line_num}: not CSV: {error}") from None
-
-
-def _columns(path: Path, header: Sequence[str], declared: TraceColumns | None) -> dict[str, _Column]:
-    """Return the column of each field (name as in :class:`TraceColumns`).
+def _columns(path: Path, rows: csv.DictReader[str], declared: Mapping[str, str] | None) -> dict[str, _Column]:
+    """Return the columns of the file by meaning.
 
     A declared column must exist; of the common form, submission and run time must.
     """
+    header = rows.fieldnames = [name.strip() for name in rows.fieldnames or ()]
+    if not header:
+        raise TraceError(f"{path}:1: the file is empty: a header line with the names of the columns is wanted")
     found: dict[str, _Column] = {}
-    for name, text in asdict(declared or COMMON_COLUMNS).items():
+    for name, text in (declared or COMMON_COLUMNS).items():
         column, star, factor = text.partition("*")
         if column in header:
-            found[name] = _Column(header.index(column), column, _factor(column, factor) if star else 1.0)
-        elif column and (declared or name in ("submit", "duration")):
+            found[name] = _Column(column, _factor(column, factor) if star else 1.0)
+        elif declared or name in NEEDED:
             raise TraceError(
                 f"{path}:1: there is no column `{column}`{_near(column, header)}; there are {', '.join(header)[:200]}. "
                 f"Declare which column is which: --trace-columns submit=...,duration=...,gpus=..."
@@ -296,13 +267,14 @@ def _factor(column: str, text: str) -> float:
     return factor
 
 
-def _csv_job(cells: Sequence[str], columns: Mapping[str, _Column], width: int) -> SimulatedJob | None:
-    if len(cells) != width:
-        raise _BadLineError(f"{len(cells)} fields, but the header has {width}: quote what has a comma in it")
+def _job(row: Mapping[str, str | None], columns: Mapping[str, _Column]) -> SimulatedJob | None:
+    """Return the job of a line; None if it is none for a drone."""
+    if None in row or None in row.values():
+        raise _BadLineError("not as many fields as the header has: quote what has a comma in it")
 
     def text(name: str) -> str:
         column = columns.get(name)
-        return cells[column.place].strip() if column else ""
+        return (row[column.name] or "").strip() if column else ""
 
     def number(name: str, default: float) -> float:
         value = text(name)
@@ -336,46 +308,6 @@ def _moment(text: str, column: _Column) -> float:
         wrong = f"`{column.name}`: `{text[:40]}` is no time: write 2020-05-01 12:00:00, or seconds"
         raise _BadLineError(wrong) from None
     return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
-
-
-# ----------------------------------------------------------------------------------------------------------------- SWF
-
-
-def _swf_lines(path: Path, cpus: bool, ignore: Sequence[str]) -> Lines:
-    """Yield the jobs of a log in the Standard Workload Format: 18 numbers a line, -1 for unknown."""
-    for number, line in enumerate(text_lines(path), 1):
-        if line.strip() and not line.lstrip().startswith(";"):
-            yield number, partial(_swf_job, line.split(), cpus, ignore)
-
-
-def _swf_job(words: Sequence[str], as_cpus: bool, ignore: Sequence[str]) -> SimulatedJob | None:
-    """Return the job of a line; field numbers are those of the standard."""
-    if len(words) != 18:
-        raise _BadLineError(f"{len(words)} fields, but the Standard Workload Format has 18: -1 stands for not known")
-
-    def known(field: int, name: str, default: float = 0.0) -> float:
-        word = words[field - 1]
-        return default if word.startswith("-1") else _number(word, f"field {field}, {name}")
-
-    def named(field: int, name: str) -> str:
-        """Return a name for the standard's number (``user7``); empty if it is unknown or ignored."""
-        number = known(field, name, -1.0)
-        return "" if name in ignore or number < 0 else f"{name}{number:.0f}"
-
-    submit_s, duration_s = known(2, "submit time"), known(4, "run time")
-    processors = known(8, "requested processors") or known(5, "allocated processors")
-    if duration_s <= 0 or processors <= 0:
-        return None
-    each_kib = known(10, "requested memory") or known(7, "used memory")
-    user, group = named(12, "user"), named(13, "group")
-    wants = JobRequirements(
-        gpu_milli=1000 if as_cpus else math.ceil(processors) * 1000,
-        cpus=math.ceil(processors) if as_cpus and "cpus" not in ignore else 1,
-        memory_mib=1024 if "memory" in ignore or not each_kib else math.ceil(each_kib * processors / 1024),
-        owner=user or group or NOBODY,
-        group=group,
-    )
-    return SimulatedJob(submit_s, duration_s, wants)
 
 
 # -------------------------------------------------------------------------------------------------------- owner's load

@@ -15,25 +15,24 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import Any
 
 from provisioner.config.messages import choices
 from provisioner.config.units import parse_duration
 from provisioner.formatting import count
-from provisioner.model import WHOLE_GPU, DroneType, Fault, FaultKind, Policy, PolledSite, SitePolicy, Snapshot
-from provisioner.simulator.drones import SiteBehaviour
+from provisioner.model import WHOLE_GPU, DroneType, Fault, FaultKind, PolledSite, SitePolicy, Snapshot
 from provisioner.simulator.faults import HardwareFault, HardwareFaultKind
 from provisioner.simulator.loop import Fixed
 from provisioner.simulator.sites import Facility, GpuPool
 from provisioner.simulator.world_file import WorldPlan
 
-NUMBERS = ("gpus", "max_gpus", "max_drones", "price")
-"""Keys set to a number with ``=``; whole numbers but for the price and ``max_gpus``."""
-FACTORS = ("queue", "boot")
-"""Durations multiplied with ``*``."""
+SIGNS = {"gpus": "=", "max_gpus": "=", "max_drones": "=", "price": "=", "queue": "*", "boot": "*"}
+"""Keys that are set to a number with ``=``, and durations that are multiplied with ``*``."""
 _WHOLE = frozenset({"gpus", "max_drones"})
 _MOST = 1e6
-_QUESTIONS = (*NUMBERS, *FACTORS, "owner", "down")
+_KEYS = (*SIGNS, "owner", "down")
 QUESTION_FORMS = "`SITE down`, `SITE down 2d..3d`, `SITE gpus=20`, `SITE price=2`, `SITE queue*2` or `SITE owner=none`"
+FOREVER_S = 10 * 365 * 86400.0
 
 
 class QuestionError(Exception):
@@ -41,40 +40,16 @@ class QuestionError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class SiteOutage:
-    """A site is away for a time, counted from the begin; without an end for good."""
+class Question:
+    """A change of one site."""
 
     site: str
-    from_s: float = 0.0
+    key: str
+    """One of :data:`SIGNS`, ``owner`` or ``down``."""
+    value: float = 0.0
+    """The number or factor; of ``down``: its begin, in seconds."""
     until_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ChangedNumber:
-    """One of :data:`NUMBERS` has another value at a site."""
-
-    site: str
-    key: str
-    value: float
-
-
-@dataclass(frozen=True, slots=True)
-class ScaledDuration:
-    """One of :data:`FACTORS` takes so many times as long at a site."""
-
-    site: str
-    key: str
-    factor: float
-
-
-@dataclass(frozen=True, slots=True)
-class OwnerRemoved:
-    """A site has no owner who comes first."""
-
-    site: str
-
-
-Question = SiteOutage | ChangedNumber | ScaledDuration | OwnerRemoved
+    """End of ``down``; None for good."""
 
 
 def read(text: str, sites: Iterable[str]) -> Question:
@@ -86,28 +61,22 @@ def read(text: str, sites: Iterable[str]) -> Question:
     if down := re.fullmatch(r"down(?: (\S+?)(?:\.\.(\S+))?)?", rest):
         return _down(text, site, *down.groups())
     if not (change := re.fullmatch(r"(\w+) ?([=*]) ?(\S+)", rest)):
-        word = re.match(r"\w*", rest)
-        near = (
-            choices(word[0], _QUESTIONS)
-            if word and word[0] and word[0] not in _QUESTIONS
-            else f"write {QUESTION_FORMS}"
-        )
+        word = re.findall(r"^\w+", rest)
+        near = choices(word[0], _KEYS) if word and word[0] not in _KEYS else f"write {QUESTION_FORMS}"
         raise QuestionError(f"`{text}` is not understood: {near}")
     key, sign, value = change.groups()
-    if key == "owner" and sign == "=":
-        if value != "none":
+    if key == "owner":
+        if sign + value != "=none":
             raise QuestionError(f"`{text}`: write `{site} owner=none`")
-        return OwnerRemoved(site)
-    if sign == "=" and key in NUMBERS:
-        return ChangedNumber(site, key, _number(text, value, whole=key in _WHOLE))
-    if sign == "*" and key in FACTORS:
-        return ScaledDuration(site, key, _number(text, value))
-    if key in NUMBERS or key in FACTORS:
-        raise QuestionError(f"`{text}`: write `{site} {key}{'=' if key in NUMBERS else '*'}{value}`")
-    raise QuestionError(f"`{text}`: nothing is known of `{key}`: {choices(key, _QUESTIONS)}")
+        return Question(site, key)
+    if key not in SIGNS:
+        raise QuestionError(f"`{text}`: nothing is known of `{key}`: {choices(key, _KEYS)}")
+    if sign != SIGNS[key]:
+        raise QuestionError(f"`{text}`: write `{site} {key}{SIGNS[key]}{value}`")
+    return Question(site, key, _number(text, value, whole=key in _WHOLE))
 
 
-def _down(text: str, site: str, begin: str | None, end: str | None) -> SiteOutage:
+def _down(text: str, site: str, begin: str | None, end: str | None) -> Question:
     try:
         from_s = parse_duration(begin) if begin else 0.0
         until_s = parse_duration(end) if end else None
@@ -115,10 +84,10 @@ def _down(text: str, site: str, begin: str | None, end: str | None) -> SiteOutag
         raise QuestionError(f"`{text}`: {error}") from None
     if until_s is not None and until_s <= from_s:
         raise QuestionError(f"`{text}`: {end} is not after {begin}")
-    return SiteOutage(site, from_s, until_s)
+    return Question(site, "down", from_s, until_s)
 
 
-def _number(text: str, value: str, *, whole: bool = False) -> float:
+def _number(text: str, value: str, *, whole: bool) -> float:
     try:
         number = float(int(value) if whole else float(value))
     except ValueError:
@@ -128,53 +97,53 @@ def _number(text: str, value: str, *, whole: bool = False) -> float:
     return number
 
 
-FOREVER_S = 10 * 365 * 86400.0
+def _of_policy(question: Question) -> dict[str, Any]:
+    """Return the fields of the site's policy that a number changes."""
+    match question.key:
+        case "price":
+            return {"price": question.value}
+        case "max_drones":
+            return {"max_drones": int(question.value)}
+        case _:
+            return {"max_gpu_milli": round(question.value * WHOLE_GPU)}
+
+
+# ------------------------------------------------------------------------------------------------------------- a world
 
 
 def changed(plan: WorldPlan, question: Question) -> WorldPlan:
     """``plan`` as it would be. Raises QuestionError for a change that changes nothing, or that cannot be made."""
-    facility = next(each for each in plan.facilities if each.name == question.site)
-    match question:
-        case SiteOutage(site, from_s, until_s):
-            to_s = FOREVER_S if until_s is None else until_s
-            return replace(
-                plan,
-                hardware_faults=(
-                    *plan.hardware_faults,
-                    HardwareFault(HardwareFaultKind.DOWNTIME, from_s, to_s - from_s, site),
-                ),
-            )
-        case ChangedNumber(_, "gpus", value):
-            facility = _gpus(facility, int(value))
-        case ChangedNumber(_, key, value):
-            facility = _limited(facility, key, value)
-        case ScaledDuration(_, key, factor):
-            facility = _slower(facility, key, factor)
-        case OwnerRemoved(site):
+    site = question.site
+    facility = next(each for each in plan.facilities if each.name == site)
+    match question.key:
+        case "down":
+            for_s = (FOREVER_S if question.until_s is None else question.until_s) - question.value
+            downtime = HardwareFault(HardwareFaultKind.DOWNTIME, question.value, for_s, site)
+            return replace(plan, hardware_faults=(*plan.hardware_faults, downtime))
+        case "gpus":
+            facility = _with_gpus(facility, int(question.value))
+        case "queue" | "boot":
+            facility = _slower(facility, question.key, question.value)
+        case "owner":
             if facility.owner is None:
                 raise QuestionError(f"`{site} owner=none`: {site} has no owner: a world file may give it one (--world)")
             facility = replace(facility, owner=None)
-    return replace(plan, facilities=tuple(facility if f.name == facility.name else f for f in plan.facilities))
+        case _:
+            facility = replace(facility, policy=replace(facility.policy, **_of_policy(question)))
+    return replace(plan, facilities=tuple(facility if each.name == site else each for each in plan.facilities))
 
 
-# ------------------------------------------------------------------------------------------------------------ numbers
-
-
-def _gpus(facility: Facility, wanted: int) -> Facility:
+def _with_gpus(facility: Facility, wanted: int) -> Facility:
     """So many GPUs, each pool its share; limits of site and types go along in proportion, up as well as down."""
-    question = f"{facility.name} gpus={wanted}"
-    total = sum(pool.nodes * pool.gpus_per_node for pool in facility.pools)
+    total = sum(pool.gpus for pool in facility.pools)
     if not total:
-        raise QuestionError(f"`{question}`: {facility.name} has no GPUs to begin with")
-    cut = _cut(facility, wanted / total, wanted, question)
-    kept = tuple(_sized(pool, cut[pool.name]) for pool in facility.pools if cut[pool.name] or not pool.gpus_per_node)
-    there = {pool.name for pool in kept}
-    types = tuple(kind for kind in facility.types if _pool_of(facility, kind) in there)
-    policy, ratio = facility.policy, wanted / total
+        raise QuestionError(f"`{facility.name} gpus={wanted}`: {facility.name} has no GPUs to begin with")
+    ratio, policy, gpus = wanted / total, facility.policy, _shares(facility, wanted)
+    kept = [kind for kind in facility.types if gpus[facility.pool_of(kind)] or not kind.gpu_milli]
     return replace(
         facility,
-        pools=kept,
-        types=tuple(_with_room_for(kind, ratio) for kind in types),
+        pools=tuple(_sized(pool, gpus[pool.name]) for pool in facility.pools if gpus[pool.name] or not pool.gpus),
+        types=tuple(_limited(kind, ratio) for kind in kept),
         policy=replace(
             policy,
             max_drones=max(policy.max_drones, wanted),
@@ -184,82 +153,53 @@ def _gpus(facility: Facility, wanted: int) -> Facility:
     )
 
 
-def _pool_of(facility: Facility, kind: DroneType) -> str:
-    return facility.serves.get(kind.name, facility.pools[0].name)
+def _limited(kind: DroneType, ratio: float) -> DroneType:
+    """Scale the limit of a type of GPU drones, if it has one."""
+    return replace(kind, max_drones=ceil(kind.max_drones * ratio)) if kind.max_drones and kind.gpu_milli else kind
 
 
-def _with_room_for(kind: DroneType, ratio: float) -> DroneType:
-    if kind.max_drones is None or not kind.gpu_milli:
-        return kind
-    return replace(kind, max_drones=ceil(kind.max_drones * ratio))
-
-
-def _cut(facility: Facility, ratio: float, wanted: int, question: str) -> dict[str, int]:
-    """GPUs of each pool: where drones have several GPUs, a multiple of that, and the rest where they have one."""
-    size = dict.fromkeys((pool.name for pool in facility.pools), 1)
+def _shares(facility: Facility, wanted: int) -> dict[str, int]:
+    """Return the GPUs of each pool: where drones have several, a multiple of that; the rest where they have one."""
+    size = {pool.name: 1 for pool in facility.pools}
     for kind in facility.types:
-        name = _pool_of(facility, kind)
+        name = facility.pool_of(kind)
         size[name] = max(size[name], ceil(kind.gpu_milli / WHOLE_GPU))
-    had = {pool.name: pool.nodes * pool.gpus_per_node for pool in facility.pools}
-    cut = {name: round(gpus * ratio / size[name]) * size[name] for name, gpus in had.items() if size[name] > 1}
-    rest, single = wanted - sum(cut.values()), {name: had[name] for name in had if name not in cut}
-    if rest < 0 or (rest and not any(single.values())):
-        raise QuestionError(f"`{question}`: drones there have {max(size.values())} GPUs: write a multiple of that")
-    return cut | _shares(rest, single)
-
-
-def _shares(gpus: int, had: dict[str, int]) -> dict[str, int]:
-    """``gpus`` split in proportion; what rounding leaves goes to the largest remainders."""
-    exact = {name: gpus * there / max(1, sum(had.values())) for name, there in had.items()}
-    cut = {name: int(share) for name, share in exact.items()}
-    for name in sorted(cut, key=lambda name: (cut[name] - exact[name], name))[: gpus - sum(cut.values())]:
-        cut[name] += 1
-    return cut
+    shares, left, had_left = {}, wanted, sum(pool.gpus for pool in facility.pools)
+    for pool in sorted(facility.pools, key=lambda pool: -size[pool.name]):
+        each = size[pool.name]
+        shares[pool.name] = each * min(left // each, round(left * pool.gpus / max(1, had_left) / each))
+        left, had_left = left - shares[pool.name], had_left - pool.gpus
+    if left:
+        question = f"`{facility.name} gpus={wanted}`"
+        raise QuestionError(f"{question}: drones there have {max(size.values())} GPUs: write a multiple of that")
+    return shares
 
 
 def _sized(pool: GpuPool, gpus: int) -> GpuPool:
     """With so many GPUs, in nodes as large as they were if that comes out even."""
-    if not pool.gpus_per_node:
+    if not pool.gpus:
         return pool
     per_node = next((n for n in range(pool.gpus_per_node, 0, -1) if gpus % n == 0), 1)
     part = per_node / pool.gpus_per_node
-    return replace(
-        pool,
-        gpus_per_node=per_node,
-        nodes=gpus // per_node,
-        cpus_per_node=int(pool.cpus_per_node * part),
-        memory_mib_per_node=int(pool.memory_mib_per_node * part),
+    return GpuPool(
+        pool.name, per_node, gpus // per_node, int(pool.cpus_per_node * part), int(pool.memory_mib_per_node * part)
     )
 
 
-def _limited(facility: Facility, key: str, value: float) -> Facility:
-    policy = facility.policy
-    match key:
-        case "price":
-            policy = replace(policy, price=value)
-        case "max_drones":
-            policy = replace(policy, max_drones=int(value))
-        case _:
-            policy = replace(policy, max_gpu_milli=round(value * WHOLE_GPU))
-    return replace(facility, policy=policy)
-
-
-# -------------------------------------------------------------------------------------------------------------- habits
-
-
 def _slower(facility: Facility, key: str, factor: float) -> Facility:
-    behaviours = (facility.behaviour, *facility.behaviour_of.values())
-    if all(getattr(behaviour, key) == Fixed(0.0) for behaviour in behaviours):
+    """Let ``key`` take ``factor`` times as long, for every drone type."""
+    behaviours = {"": facility.behaviour, **facility.behaviour_of}
+    if all(getattr(behaviour, key) == Fixed(0.0) for behaviour in behaviours.values()):
         raise QuestionError(
             f"`{facility.name} {key}*{factor:g}`: it takes no time there to begin with: a world file tells how long "
             f"(--world)"
         )
-    others = {name: _stretched(behaviour, key, factor) for name, behaviour in facility.behaviour_of.items()}
-    return replace(facility, behaviour=_stretched(facility.behaviour, key, factor), behaviour_of=others)
+    for name, behaviour in behaviours.items():
+        behaviours[name] = replace(behaviour, **{key: getattr(behaviour, key).times(factor)})
+    return replace(facility, behaviour=behaviours.pop(""), behaviour_of=behaviours)
 
 
-def _stretched(behaviour: SiteBehaviour, key: str, factor: float) -> SiteBehaviour:
-    return replace(behaviour, **{key: getattr(behaviour, key).times(factor)})
+# ---------------------------------------------------------------------------------------------------------- a snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,17 +214,24 @@ def on_snapshot(snapshot: Snapshot, questions: Sequence[Question]) -> ChangedSna
     """All of ``questions``, one after the other. Raises QuestionError for those that one moment has no answer to."""
     notes: list[str] = []
     for question in questions:
-        match question:
-            case SiteOutage(site, 0.0, None):
-                snapshot = _without(snapshot, site, notes)
-            case SiteOutage(site):
+        site, key = question.site, question.key
+        polled = snapshot.sites.get(site)
+        if key == "down":
+            if question.value or question.until_s is not None:
                 raise QuestionError(f"a snapshot is one moment: write `{site} down`, or ask `provisioner simulate`")
-            case ScaledDuration(site, key):
-                raise QuestionError(f"a snapshot is one moment, `{site} {key}` takes time: ask `provisioner simulate`")
-            case ChangedNumber(site):
-                snapshot = _numbered(snapshot, question, notes)
-            case OwnerRemoved(site):
-                snapshot = _unowned(snapshot, site)
+            snapshot = _without(snapshot, site, notes)
+        elif SIGNS.get(key) == "*":
+            raise QuestionError(f"a snapshot is one moment, `{site} {key}` takes time: ask `provisioner simulate`")
+        elif key != "owner":
+            if key == "gpus":
+                limit = f"{site}: its limit is {question.value:g} GPUs"
+                notes.append(f"{limit}; what it showed to be free stays as it was seen")
+            policy = replace(snapshot.policy.sites.get(site, SitePolicy(site)), **_of_policy(question))
+            sites = {**snapshot.policy.sites, site: policy}
+            snapshot = replace(snapshot, policy=replace(snapshot.policy, sites=sites))
+        elif polled is not None and polled.view is not None:
+            unclaimed = replace(polled, view=replace(polled.view, claims=()))
+            snapshot = replace(snapshot, sites={**snapshot.sites, site: unclaimed})
     return ChangedSnapshot(snapshot, tuple(notes))
 
 
@@ -306,29 +253,3 @@ def _without(snapshot: Snapshot, site: str, notes: list[str]) -> Snapshot:
         sites={**snapshot.sites, site: away},
         requests=tuple(r for r in snapshot.requests if not there.intersection(r.drone_ids)),
     )
-
-
-def _numbered(snapshot: Snapshot, question: ChangedNumber, notes: list[str]) -> Snapshot:
-    site, value = question.site, question.value
-    match question.key:
-        case "price":
-            return replace(snapshot, policy=_with(snapshot.policy, site, price=value))
-        case "max_drones":
-            return replace(snapshot, policy=_with(snapshot.policy, site, max_drones=int(value)))
-        case key:
-            if key == "gpus":
-                notes.append(f"{site}: its limit is {value:g} GPUs; what it showed to be free stays as it was seen")
-            milli = round(value * WHOLE_GPU)
-            return replace(snapshot, policy=_with(snapshot.policy, site, max_gpu_milli=milli))
-
-
-def _unowned(snapshot: Snapshot, site: str) -> Snapshot:
-    reading = snapshot.sites.get(site)
-    if reading is None or reading.view is None:
-        return snapshot
-    return replace(snapshot, sites={**snapshot.sites, site: replace(reading, view=replace(reading.view, claims=()))})
-
-
-def _with(policy: Policy, site: str, **changes: object) -> Policy:
-    was = policy.sites.get(site, SitePolicy(site))
-    return replace(policy, sites={**policy.sites, site: replace(was, **changes)})  # type: ignore[arg-type]

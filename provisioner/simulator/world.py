@@ -33,78 +33,11 @@ from provisioner.planner.validation import validate_plan
 from provisioner.simulator.drones import SimulatedDrone
 from provisioner.simulator.faults import HardwareFault, ServiceFault
 from provisioner.simulator.jobs import SimulatedJob
-from provisioner.simulator.loop import VirtualClock, run_virtual
+from provisioner.simulator.loop import VirtualClock, now_s, run_virtual
 from provisioner.simulator.pool import PoolBehaviour, SimulatedOverlay
 from provisioner.simulator.results import Conditions, Decisions, Metrics, Sample
 from provisioner.simulator.sites import Facility, SimulatedSite
 from provisioner.store import Store
-
-
-class World:
-    """Overlay and sites, made and begun inside a running virtual loop; they then live by their own timers."""
-
-    def __init__(
-        self,
-        facilities: Sequence[Facility],
-        jobs: Sequence[SimulatedJob],
-        policy: Policy,
-        *,
-        seed: int,
-        start_epoch: float,
-        pool: PoolBehaviour | None = None,
-        service_faults: Sequence[ServiceFault] = (),
-        hardware_faults: Sequence[HardwareFault] = (),
-    ) -> None:
-        self.types: tuple[DroneType, ...] = tuple(t for facility in facilities for t in facility.types)
-        self.metrics = Metrics(policy, self.types)
-        conditions = Conditions(self.metrics, seed, start_epoch, service_faults, hardware_faults)
-        self.overlay = SimulatedOverlay(jobs, pool or PoolBehaviour(), conditions)
-        self.sites = {facility.name: SimulatedSite(facility, self.overlay, conditions) for facility in facilities}
-        self.jobs_impossible = sum(
-            number
-            for wants, number in Counter(job.wants for job in jobs).items()
-            if all(wants.unmet_requirement(kind) for kind in self.types)
-        )
-
-    def begin(self) -> None:
-        """Set the timers of arrivals, negotiation, owner load and faults."""
-        self.overlay.begin()
-        for site in self.sites.values():
-            site.begin()
-
-    @property
-    def drones(self) -> list[SimulatedDrone]:
-        """Drones alive at any site."""
-        return [drone for site in self.sites.values() for drone in site.alive]
-
-    @property
-    def jobs_left(self) -> int:
-        """Jobs that could be done and are not."""
-        return len(self.overlay.queued_jobs) - self.jobs_impossible - self.overlay.done
-
-    def jobs_astray(self) -> int:
-        """Jobs that are neither to come, nor waiting, running or done: there is no such thing."""
-        pool = self.overlay
-        return len(pool.queued_jobs) - pool.to_come - pool.waiting - pool.running - pool.done
-
-    def sample(self, at_s: float) -> Sample:
-        """Return the current state of the world."""
-        by_site = {name: site.held_milli / WHOLE_GPU for name, site in self.sites.items()}
-        return Sample(
-            at_s=at_s,
-            jobs_waiting=self.overlay.waiting,
-            jobs_running=self.overlay.running,
-            gpus_held=sum(by_site.values()),
-            gpus_busy=self.overlay.busy_milli / WHOLE_GPU,
-            gpus_owner=sum(site.owner.held_milli for site in self.sites.values()) / WHOLE_GPU,
-            by_site=by_site,
-        )
-
-    def close(self) -> None:
-        """Count what is still held."""
-        for site in self.sites.values():
-            site.close()
-
 
 START_EPOCH = 1_750_000_000.0
 """Simulations begin on 15 June 2025."""
@@ -141,6 +74,63 @@ class Scenario:
     @property
     def full_policy(self) -> Policy:
         return replace(self.policy, sites={facility.name: facility.policy for facility in self.facilities})
+
+
+class World:
+    """Overlay and sites, made and begun inside a running virtual loop; they then live by their own timers."""
+
+    def __init__(self, scenario: Scenario, start_epoch: float = START_EPOCH) -> None:
+        self.types: tuple[DroneType, ...] = tuple(t for facility in scenario.facilities for t in facility.types)
+        self.metrics = Metrics(scenario.full_policy, self.types)
+        conditions = Conditions(
+            self.metrics, scenario.seed, start_epoch, scenario.service_faults, scenario.hardware_faults
+        )
+        self.overlay = SimulatedOverlay(scenario.jobs, scenario.pool, conditions)
+        self.sites = {each.name: SimulatedSite(each, self.overlay, conditions) for each in scenario.facilities}
+        self.jobs_impossible = sum(
+            number
+            for wants, number in Counter(job.wants for job in scenario.jobs).items()
+            if all(wants.unmet_requirement(kind) for kind in self.types)
+        )
+
+    def begin(self) -> None:
+        """Set the timers of arrivals, negotiation, owner load and faults."""
+        self.overlay.begin()
+        for site in self.sites.values():
+            site.begin()
+
+    @property
+    def drones(self) -> list[SimulatedDrone]:
+        """Drones alive at any site."""
+        return [drone for site in self.sites.values() for drone in site.alive]
+
+    @property
+    def jobs_left(self) -> int:
+        """Jobs that could be done and are not."""
+        return len(self.overlay.queued_jobs) - self.jobs_impossible - self.overlay.done
+
+    def jobs_astray(self) -> int:
+        """Jobs that are neither to come, nor waiting, running or done: there is no such thing."""
+        pool = self.overlay
+        return len(pool.queued_jobs) - pool.to_come - pool.waiting - pool.running - pool.done
+
+    def sample(self) -> Sample:
+        """Return the current state of the world."""
+        by_site = {name: site.held_milli / WHOLE_GPU for name, site in self.sites.items()}
+        return Sample(
+            at_s=now_s(),
+            jobs_waiting=self.overlay.waiting,
+            jobs_running=self.overlay.running,
+            gpus_held=sum(by_site.values()),
+            gpus_busy=self.overlay.busy_milli / WHOLE_GPU,
+            gpus_owner=sum(site.owner.held_milli for site in self.sites.values()) / WHOLE_GPU,
+            by_site=by_site,
+        )
+
+    def close(self) -> None:
+        """Count what is still held."""
+        for site in self.sites.values():
+            site.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,17 +255,7 @@ class Simulation:
         self.stalled_s: float | None = None
 
     async def run(self) -> SimulationOutcome:
-        scenario = self.scenario
-        world = World(
-            scenario.facilities,
-            scenario.jobs,
-            scenario.full_policy,
-            seed=scenario.seed,
-            start_epoch=START_EPOCH,
-            pool=scenario.pool,
-            service_faults=scenario.service_faults,
-            hardware_faults=scenario.hardware_faults,
-        )
+        world = World(self.scenario)
         world.begin()
         over = asyncio.create_task(self._over(world), name="over")
         sampling = asyncio.create_task(self._sample(world), name="samples")
@@ -324,35 +304,31 @@ class Simulation:
                 await controller.run(stop)
 
     async def _sample(self, world: World) -> None:
-        loop, every_s = asyncio.get_running_loop(), self.scenario.samples_s
-        while every_s is not None:
-            self.samples.append(world.sample(loop.time()))
-            await asyncio.sleep(every_s)
+        while self.scenario.samples_s is not None:
+            self.samples.append(world.sample())
+            await asyncio.sleep(self.scenario.samples_s)
 
     async def _over(self, world: World) -> None:
         """Return when nothing is left to come, or at the scenario's limit."""
-        loop, scenario = asyncio.get_running_loop(), self.scenario
+        scenario = self.scenario
         last_s = max((job.submit_s for job in scenario.jobs), default=0.0)
         await asyncio.sleep(
             min(max(last_s, scenario.least_s), scenario.limit_s) // END_CHECK_INTERVAL_S * END_CHECK_INTERVAL_S
         )
-        ran_s, starts = max(last_s, scenario.least_s, *self._faults_over_s()), world.overlay.starts
-        while loop.time() < scenario.limit_s:
+        ends_s = [fault.at_s + fault.for_s for fault in scenario.hardware_faults]
+        ends_s += [fault.to_s for fault in scenario.service_faults]
+        ran_s, starts = max(last_s, scenario.least_s), world.overlay.starts
+        ran_s = max([ran_s, *(end_s for end_s in ends_s if end_s < scenario.limit_s)])
+        while now_s() < scenario.limit_s:
             await asyncio.sleep(END_CHECK_INTERVAL_S)
             settled = not world.jobs_left and not self.record.live and not world.drones
-            if settled and loop.time() >= scenario.least_s:
+            if settled and now_s() >= scenario.least_s:
                 return
             if world.overlay.running or world.overlay.starts != starts:
-                ran_s, starts = max(ran_s, loop.time()), world.overlay.starts
-            elif world.jobs_left and loop.time() - ran_s >= scenario.stall_s:
+                ran_s, starts = max(ran_s, now_s()), world.overlay.starts
+            elif world.jobs_left and now_s() - ran_s >= scenario.stall_s:
                 self.stalled_s = ran_s
                 return
-
-    def _faults_over_s(self) -> list[float]:
-        """Return when each fault that ends is over."""
-        ends = [fault.at_s + fault.for_s for fault in self.scenario.hardware_faults]
-        ends += [fault.to_s for fault in self.scenario.service_faults]
-        return [end_s for end_s in ends if end_s < self.scenario.limit_s]
 
     def _outcome(self, world: World) -> SimulationOutcome:
         live, recorded = {drone.id for drone in world.drones}, set(self.record.live)
@@ -361,7 +337,7 @@ class Simulation:
             digest=self.record.digest,
             steps=self.record.steps,
             ticks=self.record.ticks,
-            ended_s=asyncio.get_running_loop().time(),
+            ended_s=now_s(),
             jobs=len(world.overlay.queued_jobs),
             jobs_done=world.overlay.done,
             jobs_impossible=world.jobs_impossible,
@@ -389,8 +365,7 @@ class Simulation:
             yield f"the controller collapsed: {self.collapse}"
         for line in outcome.refused_plans:
             yield f"the checker refused a plan at {line}"
-        for broken in outcome.metrics.caps_broken:
-            yield str(broken)
+        yield from outcome.metrics.caps_broken
         yield from outcome.metrics.overfull
         for drone_id in outcome.metrics.doubles:
             yield f"two drones lived under the id {drone_id}"

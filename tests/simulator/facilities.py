@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from provisioner.model import DroneType, Policy, SitePolicy
+from provisioner.model import DroneType, SitePolicy
 from provisioner.simulator.drones import SiteBehaviour
 from provisioner.simulator.jobs import SimulatedJob
 from provisioner.simulator.loop import Fixed, LogNormal, Uniform, run_virtual
 from provisioner.simulator.sites import Facility, GpuPool
-from provisioner.simulator.world import World
+from provisioner.simulator.world import Scenario, World
 from tests.simulator.owner_queue import Owner
 
 T = TypeVar("T")
@@ -126,10 +126,9 @@ def in_world(
     **given: Any,
 ) -> T:
     """Run a script, in the place of a controller, in a world of its own."""
-    policy = Policy(sites={facility.name: facility.policy for facility in facilities})
 
     async def play() -> T:
-        world = World(facilities, jobs, policy, **{"seed": 7, "start_epoch": 0.0, **given})
+        world = World(Scenario(tuple(facilities), tuple(jobs), **{"seed": 7, **given}), start_epoch=0.0)
         world.begin()
         return await script(world)
 

@@ -18,10 +18,10 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from provisioner.model import EndKind, OwnerDemand, OwnerLoad
+from provisioner.model import OwnerDemand, OwnerLoad
 from provisioner.simulator.drones import ResourceVector, SimulatedDrone, SimulatedNode
 from provisioner.simulator.loop import rng_for
-from provisioner.simulator.owner import PREEMPTED, SimulatedOwner, VictimRule
+from provisioner.simulator.owner import SimulatedOwner, VictimRule
 from provisioner.simulator.results import OwnerWait
 from provisioner.simulator.sites import SimulatedSite
 
@@ -238,7 +238,7 @@ class SimulatedOwnerQueue(SimulatedOwner):
         if victim is not None:
             queued.promised = victim
             self._promises[victim] = queued
-            victim.leave(EndKind.PREEMPTED, None, PREEMPTED, self._owner.grace_s)
+            victim.preempt(self._owner.grace_s)
         elif self._owner.pslot_preemption:
             self._clear_node(queued, ranked)
 
@@ -265,7 +265,7 @@ class SimulatedOwnerQueue(SimulatedOwner):
         if found:
             _, _, machine, leaving = min(found, key=lambda f: f[:2])
             for drone in leaving:
-                drone.perish(EndKind.PREEMPTED, PREEMPTED)
+                drone.preempt(0.0)
             self._start(queued, machine)
 
     def drone_left(self, drone: SimulatedDrone) -> None:
@@ -332,7 +332,5 @@ class SteppingOwner(SimulatedOwner):
                 break
             if self._owner.notice_s > 0:
                 leaving_milli += drone.type.gpu_milli
-                drone.leave(EndKind.PREEMPTED, None, PREEMPTED, self._owner.notice_s)
-            else:
-                drone.perish(EndKind.PREEMPTED, PREEMPTED)
+            drone.preempt(self._owner.notice_s)
         self.site.place_waiting()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from enum import StrEnum
 from random import Random
 
@@ -84,7 +85,7 @@ def waits_alone(scenario: CrashScenario) -> list[OwnerWait]:
     """What the owner's jobs wait in the same world if there never is a drone: his own cluster's doing."""
 
     async def play() -> list[OwnerWait]:
-        world = World(scenario.facilities, (), scenario.full_policy, seed=scenario.seed, start_epoch=0.0)
+        world = World(replace(scenario, jobs=()), start_epoch=0.0)
         world.begin()
         await asyncio.sleep(scenario.limit_s)
         world.close()

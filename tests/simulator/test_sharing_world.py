@@ -67,9 +67,9 @@ def heavy(duration_s: float = 100.0, at_s: float = 0.0, gpu_milli: int = 250, **
 def test_a_small_job_keeps_its_whole_share_busy() -> None:
     async def script(world: World) -> list[float]:
         await asyncio.sleep(60.0)
-        during = world.sample(60.0).gpus_busy
+        during = world.sample().gpus_busy
         await asyncio.sleep(600.0)
-        return [during, world.sample(660.0).gpus_busy]
+        return [during, world.sample().gpus_busy]
 
     jobs = [heavy(gpu_milli=100), heavy(gpu_milli=300)]
     assert shared_world(script, shared(Sharing.MPS, 4), jobs) == [0.75, 0.0]
@@ -305,9 +305,7 @@ def test_every_drone_is_of_use_to_its_job_and_small_jobs_leave_large_gpus_alone(
     def seen(pool: SimulatedOverlay, bucket: QueuedJobClass, seat: SimulatedSlot) -> None:
         """As a job begins: where, and where else there was room."""
         if seat.drone.type is H100 and bucket.wants is SMALL:
-            spare = [
-                s.drone.id for s in pool._drone_slots.values() if s.drone.type is V100 and s.open and s.fits(bucket)
-            ]
+            spare = [s.drone.id for s in pool._slots.values() if s.drone.type is V100 and s.open and s.fits(bucket)]
             misplaced.extend(f"a share of {name} was free" for name in spare)
         begin(pool, bucket, seat)
 
