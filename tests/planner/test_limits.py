@@ -30,7 +30,21 @@ from provisioner.planner.context import check_views
 from provisioner.planner.matching import NO_RESOURCES, Resources, count_fits
 from provisioner.planner.owner import FreeResources
 from provisioner.reasons import GpusStranded
-from tests.planner.scenes import A100, NOW, V100, drone, jobs, node, plan_of, slot_of, snapshot, started, why, with_site
+from tests.planner.scenes import (
+    A100,
+    NOW,
+    V100,
+    drone,
+    jobs,
+    node,
+    plan_for,
+    plan_of,
+    slot_of,
+    snapshot,
+    started,
+    why,
+    with_site,
+)
 
 MANY = jobs(waiting=50)
 ROOMY = {"max_drones": 100, "max_pending": 100, "max_starts_per_tick": 100}
@@ -41,7 +55,7 @@ CPU = DroneType("topas", "cpu", 0, 8, 20480, 0, price=0.1)
 def test_the_limit_of_a_type_holds_to_the_last_drone(most: int) -> None:
     there = [drone("kit-ab12-1", DroneState.BUSY)]
     kind = replace(A100, max_drones=most)
-    plan = plan_of(snapshot(classes=[MANY], drones=there, types=(kind,), limits=ROOMY))
+    plan = plan_for(classes=[MANY], drones=there, types=(kind,), limits=ROOMY)
     assert len(plan.starts) == most - 1
     assert why(plan, "class:small") == [reasons.LimitReached("max_drones", "topas/a100", most, most)]
 
@@ -72,7 +86,7 @@ def test_a_degraded_breaker_lets_one_drone_start_at_a_time() -> None:
     fault = Fault(FaultKind.UNKNOWN, "boom", NOW - 60, of_order=True)
     for scope in ("topas", "topas/a100"):
         breaker = Breaker(scope, BreakerState.DEGRADED, NOW - 60, 2, 0.0, fault)
-        plan = plan_of(snapshot(classes=[MANY], limits=ROOMY, breakers=[breaker]))
+        plan = plan_for(classes=[MANY], limits=ROOMY, breakers=[breaker])
         assert len(plan.starts) == 1
         assert why(plan, "class:small") == [reasons.Probing(scope)]
 
@@ -82,7 +96,7 @@ def test_a_probed_type_starts_no_other_while_its_probe_is_on_the_way() -> None:
     breaker = Breaker("topas/a100", BreakerState.PROBING, NOW - 300, 2, 0.0, fault)
     before = drone("kit-ab12-1", DroneState.QUEUED, age_s=400.0)
     probe = drone("kit-ab12-2", DroneState.QUEUED, age_s=200.0)
-    assert len(plan_of(snapshot(classes=[MANY], drones=[before], limits=ROOMY, breakers=[breaker])).starts) == 1
+    assert len(plan_for(classes=[MANY], drones=[before], limits=ROOMY, breakers=[breaker]).starts) == 1
     snap = snapshot(classes=[MANY], drones=[before, probe], limits=ROOMY, breakers=[breaker])
     assert plan_of(snap).starts == ()
 
@@ -97,15 +111,15 @@ def test_gpus_in_all_bind_gpu_types_only_and_types_that_are_not_configured_do_no
 
 
 def test_a_type_that_a_site_does_not_list_as_free_has_no_room_there() -> None:
-    plan = plan_of(snapshot(classes=[MANY], free={"v100": 4}, limits=ROOMY))
+    plan = plan_for(classes=[MANY], free={"v100": 4}, limits=ROOMY)
     assert plan.starts == () and why(plan, "class:small") == [reasons.SiteFull("topas/a100")]
 
 
 def test_a_quota_holds_to_the_last_drone_and_counts_what_was_asked_for_and_not_answered() -> None:
     asked = drone("kit-ab12-1", DroneState.REQUESTED, age_s=5.0)
-    plan = plan_of(snapshot(classes=[MANY], quota={"a100": 3}, limits=ROOMY))
+    plan = plan_for(classes=[MANY], quota={"a100": 3}, limits=ROOMY)
     assert len(plan.starts) == 3 and why(plan, "class:small") == [reasons.SiteQuota("topas/a100")]
-    plan = plan_of(snapshot(classes=[MANY], drones=[asked], quota={"a100": 3}, limits=ROOMY))
+    plan = plan_for(classes=[MANY], drones=[asked], quota={"a100": 3}, limits=ROOMY)
     assert len(plan.starts) == 2
 
 
@@ -179,7 +193,7 @@ def test_settled_drones_count_against_every_limit() -> None:
         snapshot(classes=[MANY], drones=there, limits=ROOMY, policy=Policy(max_drones=5)),
         snapshot(classes=[MANY], drones=there, limits=ROOMY, policy=Policy(max_gpu_milli=5000)),
     ):
-        assert check_views(snap).split.changing == {}, "the story is about settled ones"
+        assert check_views(snap).changing == {}, "the story is about settled ones"
         assert len(plan_of(snap).starts) == 2
 
 
@@ -274,7 +288,7 @@ ENOUGH = {"free_gpus": 2, "free_cpus": 8, "free_gib": 20}
 
 
 def of(name: str, disk: int = 0, free_disk: int = 0, **free: int) -> Node:
-    return replace(node(name, 8, **ENOUGH | free), disk_mib=disk, free_disk_mib=free_disk)  # type: ignore[arg-type]
+    return replace(node(name, 8, **ENOUGH | free), disk_mib=disk, free_disk_mib=free_disk)
 
 
 @pytest.mark.parametrize(
@@ -321,12 +335,12 @@ BOTH = ("a100", "six")
 
 
 def test_a_job_of_six_gpus_gets_one_drone_of_six_and_not_six_of_one() -> None:
-    assert started(plan_of(snapshot(classes=[LARGE], types=(A100, SIX)))) == [SIX.key]
+    assert started(plan_for(classes=[LARGE], types=(A100, SIX))) == [SIX.key]
 
 
 def test_free_gpus_on_several_nodes_are_no_place_for_it() -> None:
     halves = [node(f"n{n}", 8, kinds=BOTH, free_gpus=5) for n in range(4)]
-    plan = plan_of(snapshot(classes=[LARGE], types=(SIX, A100), nodes=halves))
+    plan = plan_for(classes=[LARGE], types=(SIX, A100), nodes=halves)
     assert plan.starts == ()
     assert why(plan, "class:large") == [reasons.SiteFull(SIX.key)]
 
@@ -350,33 +364,33 @@ def test_small_drones_leave_whole_nodes_whole() -> None:
     # one node is half full: four small drones that are not there yet are promised room on that one
     used, empty = node("n1", 8, kinds=BOTH, free_gpus=4), node("n2", 8, kinds=BOTH)
     coming = [drone(f"d-{n}", DroneState.SUBMITTED) for n in range(4)]
-    plan = plan_of(snapshot(classes=[LARGE], types=(A100, SIX), drones=coming, nodes=[used, empty]))
+    plan = plan_for(classes=[LARGE], types=(A100, SIX), drones=coming, nodes=[used, empty])
     assert started(plan) == [SIX.key]
 
 
 def test_one_drone_of_a_whole_node_holds_many_jobs() -> None:
     kinds = (WHOLE,)
-    assert started(plan_of(snapshot(classes=[jobs(waiting=8)], types=kinds))) == [WHOLE.key]
-    assert started(plan_of(snapshot(classes=[jobs(waiting=9)], types=kinds))) == [WHOLE.key] * 2
+    assert started(plan_for(waiting=8, types=kinds)) == [WHOLE.key]
+    assert started(plan_for(waiting=9, types=kinds)) == [WHOLE.key] * 2
     mixed = [jobs(waiting=2, gpu_milli=2000, cpus=8, id="two"), jobs(waiting=4)]
-    assert started(plan_of(snapshot(classes=mixed, types=kinds))) == [WHOLE.key]
+    assert started(plan_for(classes=mixed, types=kinds)) == [WHOLE.key]
 
 
 def test_what_is_left_in_a_drone_of_a_whole_node_is_used_before_another_starts() -> None:
     busy = drone("d-1", DroneState.BUSY, WHOLE)
     slot = slot_of(busy, WHOLE, free_gpu_milli=3000, free_cpus=24, free_memory_mib=3 * 20480)
     given = {"types": (WHOLE,), "drones": [busy], "slots": [slot]}
-    plan = plan_of(snapshot(classes=[jobs(waiting=3)], **given))  # type: ignore[arg-type]
+    plan = plan_for(waiting=3, **given)
     assert plan.starts == ()
     assert why(plan, "class:small") == [reasons.DemandCovered(3, 0)]
-    assert started(plan_of(snapshot(classes=[jobs(waiting=4)], **given))) == [WHOLE.key]  # type: ignore[arg-type]
+    assert started(plan_for(waiting=4, **given)) == [WHOLE.key]
 
 
 def test_the_ramp_of_a_site_counts_drones_and_says_so() -> None:
-    plan = plan_of(snapshot(classes=[jobs(waiting=50)], types=(A100,), limits={"max_starts_per_tick": 3}))
+    plan = plan_for(waiting=50, types=(A100,), limits={"max_starts_per_tick": 3})
     assert len(plan.starts) == 3
     assert why(plan, "class:small") == [reasons.LimitReached("max_starts_per_tick", "topas", 3, 3)]
     coming = [drone(f"d-{n}", DroneState.BOOTING) for n in range(4)]
-    plan = plan_of(snapshot(classes=[jobs(waiting=50)], drones=coming, limits={"max_pending": 5}))
+    plan = plan_for(waiting=50, drones=coming, limits={"max_pending": 5})
     assert len(plan.starts) == 1
     assert why(plan, "class:small")[0] == reasons.LimitReached("max_pending", "topas", 5, 5)

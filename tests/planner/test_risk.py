@@ -323,7 +323,7 @@ CLOUD = {"topas/a100": StartDelays(60.0, 240.0), "horeka/a100": StartDelays(60.0
 def dear(waited_s: float, waiting: int = 1) -> Snapshot:
     made = world(Estimates(delays=CLOUD), free=100, waited_s=waited_s, waiting=waiting)
     level = tuple(replace(kind, price=1.0) for kind in made.types)
-    full = replace(made.sites["horeka"], view=replace(made.sites["horeka"].view, free={"a100": 0}))  # type: ignore[type-var]
+    full = replace(made.sites["horeka"], view=replace(made.sites["horeka"].view, free={"a100": 0}))
     return replace(
         made, types=level, sites={**made.sites, "horeka": full}, policy=replace(made.policy, waiting_cost=0.5)
     )

@@ -44,7 +44,7 @@ def small(gpu_milli: int = 200, **given: int) -> JobClass:
 
 
 def told(job: JobClass, kind: object) -> tuple[str, str, str] | None:
-    why = unmet_requirement(job, kind)  # type: ignore[arg-type]
+    why = unmet_requirement(job, kind)
     return None if why is None else (why.dimension, why.requested, why.available)
 
 

@@ -26,7 +26,7 @@ from provisioner.model import (
 from provisioner.planner.breakers import ClassBackoffs, after_failure
 from provisioner.planner.validation import validate_plan
 from provisioner.reasons import Probing, StartsUnmatched
-from tests.planner.scenes import A100, NOW, SMALL, V100, drone, plan_of, slot_of, snapshot, why, with_pool
+from tests.planner.scenes import A100, NOW, SMALL, V100, drone, plan_for, plan_of, slot_of, snapshot, why, with_pool
 
 B = BreakerState
 PARALLEL = replace(SMALL, id="parallel", owner="eve", oldest_at=NOW - 5000, waiting=3)
@@ -59,7 +59,7 @@ def ends(each: Drone, fault: FaultKind | None = None) -> RemoteDrone:
 
 def after(*drones: Drone, classes: tuple[JobClass, ...] = (PARALLEL, PLAIN), **more: object) -> tuple[Snapshot, Plan]:
     """A plan of the moment at which these drones have ended at their site."""
-    seen = snapshot(classes=classes, drones=drones, slots=[], remotes=[ends(each) for each in drones], **more)  # type: ignore[arg-type]
+    seen = snapshot(classes=classes, drones=drones, slots=[], remotes=[ends(each) for each in drones], **more)
     return seen, plan_of(seen)
 
 
@@ -132,7 +132,7 @@ def test_after_the_pause_one_drone_is_tried_and_only_one() -> None:
     assert started(plan) == {"parallel": 1}
     assert why(plan, "class:parallel")[-1] == Probing(SCOPE)
     trying = drone("kit-ab12-7", DroneState.BOOTING, for_class="parallel")
-    again = plan_of(snapshot(classes=[PARALLEL], drones=[trying], breakers=[banned(state=B.PROBING)]))
+    again = plan_for(classes=[PARALLEL], drones=[trying], breakers=[banned(state=B.PROBING)])
     assert again.starts == ()
     assert Probing(SCOPE) in why(again, "class:parallel")
 
@@ -156,8 +156,8 @@ def test_a_drone_with_work_for_the_class_ends_its_back_off_and_leaves_no_record(
 
 
 def test_a_class_that_has_left_the_queue_is_forgotten_once_its_pause_is_over() -> None:
-    assert plan_of(snapshot(classes=[PLAIN], breakers=[banned()])).breakers == ()
-    (changed,) = plan_of(snapshot(classes=[PLAIN], breakers=[banned(until=NOW - 1)])).breakers
+    assert plan_for(classes=[PLAIN], breakers=[banned()]).breakers == ()
+    (changed,) = plan_for(classes=[PLAIN], breakers=[banned(until=NOW - 1)]).breakers
     assert changed.forgotten
 
 

@@ -41,7 +41,21 @@ from provisioner.model import (
 from provisioner.planner import decide
 from provisioner.planner.validation import validate_plan
 from provisioner.reasons import Reason
-from tests.planner.scenes import A100, DOWN, NOW, QUAD, V100, drone, jobs, node, plan_of, slot_of, snapshot, with_site
+from tests.planner.scenes import (
+    A100,
+    DOWN,
+    NOW,
+    QUAD,
+    V100,
+    drone,
+    jobs,
+    node,
+    plan_for,
+    plan_of,
+    slot_of,
+    snapshot,
+    with_site,
+)
 
 S = DroneState
 WAITS = jobs(waiting=3)
@@ -55,7 +69,7 @@ IDLE, BUSY = drone("kit-ab12-1", S.IDLE), drone("kit-ab12-2", S.BUSY)
 
 def start(serial: int = 42, kind: DroneType = A100, reason: Reason | None = None, **more: object) -> Start:
     made = drone(f"kit-ab12-{serial}", S.REQUESTED, kind, age_s=0, for_class="small")
-    return Start(replace(made, **more), reason or reasons.JobsWaiting("small", 3, 0, 1))  # type: ignore[arg-type]
+    return Start(replace(made, **more), reason or reasons.JobsWaiting("small", 3, 0, 1))
 
 
 def stop(of: Drone, reason: Reason) -> Stop:
@@ -71,7 +85,7 @@ def orphan(name: str = "kit-ab12-7", site: str = "topas") -> StopOrphan:
 
 
 def plan(**actions: object) -> Plan:
-    return Plan(7, NOW, **actions)  # type: ignore[arg-type]
+    return Plan(7, NOW, **actions)
 
 
 def texts(snap: Snapshot, made: Plan) -> list[str]:
@@ -250,7 +264,7 @@ def test_the_planner_never_makes_a_plan_that_the_checker_faults(snap: Snapshot) 
 
 
 def test_story_with_all_parts_passes() -> None:
-    assert plan_of(snapshot(classes=[WAITS], drones=[BUSY])).acts
+    assert plan_for(classes=[WAITS], drones=[BUSY]).acts
 
 
 # ------------------------------------------------------------------------------------------------------- identities
@@ -272,10 +286,7 @@ def test_of_two_orders_for_a_drone_the_operators_is_kept_else_the_first() -> Non
     [
         (start(42), ""),
         (start(41), "kit-ab12-41 may have been used before: serials from 42 on are free"),
-        (
-            start(43, id=DroneId("kit-ab12-x")),
-            "kit-ab12-x may have been used before: serials from 42 on are free",
-        ),
+        (start(43, id=DroneId("kit-ab12-x")), "kit-ab12-x may have been used before: serials from 42 on are free"),
         (start(42, state=S.SUBMITTED), "kit-ab12-42 starts its life as submitted"),
     ],
 )
@@ -426,13 +437,7 @@ def test_a_job_that_came_in_this_tick_protects_and_one_that_went_does_not() -> N
     (text,) = texts(snapshot(drones=[IDLE]), replace(ends, moves=(came,)))
     assert text == "kit-ab12-1 has 2 jobs and is asked to leave because unneeded"
     went = StateChange(replace(BUSY, state=S.IDLE, jobs=0), S.BUSY, reasons.SeenAtSite("running"))
-    assert (
-        texts(
-            snapshot(drones=[BUSY]),
-            plan(stops=(stop(BUSY, reasons.Unneeded("idle")),), moves=(went,)),
-        )
-        == []
-    )
+    assert texts(snapshot(drones=[BUSY]), plan(stops=(stop(BUSY, reasons.Unneeded("idle")),), moves=(went,))) == []
 
 
 # -------------------------------------------------------------------------------------------------------------- owners
@@ -504,7 +509,7 @@ def test_where_freed_gpus_keep_some_of_what_is_freed_more_drones_may_leave() -> 
     ],
 )
 def test_no_more_is_started_than_is_free_on_the_nodes(free: dict[str, int], text: str, named: list[int]) -> None:
-    nodes = [node("n1", 4, **free)]  # type: ignore[arg-type]
+    nodes = [node("n1", 4, **free)]
     made = plan(starts=(start(42), start(43)))
     found = validate_plan(snapshot(classes=[WAITS], nodes=nodes), made)
     assert [b.text for b in found] == ([text] if text else [])
@@ -520,7 +525,7 @@ def test_cpu_drones_leave_free_gpus_their_share(free_cpus: int, kept: bool) -> N
     snap = snapshot(classes=[cpu_jobs], types=[A100, CPU], nodes=nodes, limits={"blocking": (Reserve(cpus=8),)})
     text = f"CPU drones at topas ask for 8 CPUs, {free_cpus - 32} are not kept for free GPUs"
     assert texts(snap, made) == ([] if kept else [text])
-    one_gpu = replace(snap, overlay=PolledOverlay(replace(snap.overlay.view, classes=(WAITS,))))  # type: ignore[type-var]
+    one_gpu = replace(snap, overlay=PolledOverlay(replace(snap.overlay.view, classes=(WAITS,))))
     assert texts(one_gpu, plan(starts=(start(43),))) == [], "a drone with a GPU uses what is kept for it"
 
 
@@ -543,8 +548,8 @@ def test_cpu_drones_leave_free_gpus_their_share(free_cpus: int, kept: bool) -> N
 def test_a_drone_is_started_only_for_jobs_that_it_can_run(asks: dict[str, object]) -> None:
     exact: dict[str, object] = {"gpu_milli": 1000, "vram_mib": 40960, "capability": 80, "cpus": 8, "memory_mib": 20480}
     made = plan(starts=(start(),))
-    assert texts(snapshot(classes=[replace(WAITS, **exact)]), made) == []  # type: ignore[arg-type]
-    found = texts(snapshot(classes=[replace(WAITS, **{**exact, **asks})]), made)  # type: ignore[arg-type]
+    assert texts(snapshot(classes=[replace(WAITS, **exact)]), made) == []
+    found = texts(snapshot(classes=[replace(WAITS, **{**exact, **asks})]), made)
     assert found == ["kit-ab12-42 of topas/a100 cannot run class small"]
 
 
@@ -581,10 +586,7 @@ def test_no_drone_is_started_to_live_into_a_downtime(
 
 @pytest.mark.parametrize(("waiting", "named"), [(3, []), (2, [44]), (1, [43, 44]), (0, [42, 43, 44])])
 def test_no_more_drones_are_started_for_a_class_than_jobs_wait(waiting: int, named: list[int]) -> None:
-    found = validate_plan(
-        snapshot(classes=[jobs(waiting=waiting)]),
-        plan(starts=(start(42), start(43), start(44))),
-    )
+    found = validate_plan(snapshot(classes=[jobs(waiting=waiting)]), plan(starts=(start(42), start(43), start(44))))
     assert [int(a.drone.id[-2:]) for b in found for a in b.actions if isinstance(a, Start)] == named
 
 

@@ -32,7 +32,7 @@ from provisioner.planner import decide
 from provisioner.planner.breakers import update_by_order_results
 from provisioner.planner.lifecycle import observe
 from provisioner.planner.validation import validate_plan
-from tests.planner.scenes import NOW, drone, jobs, node, plan_of, slot_of, snapshot, started, why, with_site
+from tests.planner.scenes import NOW, drone, jobs, node, plan_for, plan_of, slot_of, snapshot, started, why, with_site
 
 S = DroneState
 A100 = DroneType("horeka", "a100", 1000, 8, 20480, 0, vram_mib=40960, capability=80, walltime_s=172800.0)
@@ -42,7 +42,7 @@ H100 = replace(A100, name="h100", vram_mib=95000, price=3.0)
 
 
 def queued(name: str = "kit-ab12-1", kind: DroneType = A100, **more: object) -> Drone:
-    return drone(name, S.QUEUED, kind, **more)  # type: ignore[arg-type]
+    return drone(name, S.QUEUED, kind, **more)
 
 
 def waits(of: Drone, reason: str = "", blocked: FaultKind | None = None, start_in_s: float = 0.0) -> RemoteDrone:
@@ -60,7 +60,7 @@ def down_in(snap: Snapshot, left_s: float, site: str = "horeka") -> Snapshot:
 def test_a_limit_that_one_drone_met_is_not_met_by_more() -> None:
     held = queued()
     remote = waits(held, "QOSMaxJobsPerUserLimit", FaultKind.QUOTA)
-    plan = plan_of(snapshot(classes=[jobs(waiting=5)], types=(A100,), drones=[held], remotes=[remote]))
+    plan = plan_for(waiting=5, types=(A100,), drones=[held], remotes=[remote])
     assert plan.starts == () and plan.stops == (), "it keeps its place in the queue"
     assert reasons.StartBlocked("horeka/a100", "quota", "QOSMaxJobsPerUserLimit") in why(plan, "class:small")
 
@@ -68,13 +68,13 @@ def test_a_limit_that_one_drone_met_is_not_met_by_more() -> None:
 def test_other_types_are_started_meanwhile() -> None:
     held = queued()
     remote = waits(held, "AssocGrpGRES", FaultKind.QUOTA)
-    plan = plan_of(snapshot(classes=[jobs(waiting=3)], types=(A100, CLOUD), drones=[held], remotes=[remote]))
+    plan = plan_for(waiting=3, types=(A100, CLOUD), drones=[held], remotes=[remote])
     assert started(plan) == [CLOUD.key] * 2
 
 
 def test_a_plain_wait_is_no_obstacle() -> None:
     held = queued()
-    plan = plan_of(snapshot(classes=[jobs(waiting=3)], types=(A100,), drones=[held], remotes=[waits(held, "Priority")]))
+    plan = plan_for(waiting=3, types=(A100,), drones=[held], remotes=[waits(held, "Priority")])
     assert started(plan) == [A100.key] * 2
 
 
@@ -158,7 +158,7 @@ def test_room_that_one_of_ours_is_not_given_is_no_room() -> None:
 def test_of_two_that_wait_the_late_one_goes_when_one_is_enough() -> None:
     late, soon = queued(idle_at=NOW - 300), queued("kit-ab12-2", CLOUD)
     remotes = [waits(late, "Priority", None, 7200), waits(soon)]
-    plan = plan_of(snapshot(classes=[jobs(waiting=1)], types=(A100, CLOUD), drones=[late, soon], remotes=remotes))
+    plan = plan_for(waiting=1, types=(A100, CLOUD), drones=[late, soon], remotes=remotes)
     assert [stop.drone.id for stop in plan.stops] == [late.id]
     assert plan.starts == ()
 
@@ -169,7 +169,7 @@ def test_one_whose_room_others_have_taken_keeps_no_job_from_room_elsewhere(
 ) -> None:
     there = [queued(f"kit-ab12-{n}", age_s=waited_s + n) for n in range(2)]
     free_by_type = {"a100": free, "v100": 5}
-    plan = plan_of(snapshot(classes=[jobs(waiting=2)], types=(A100, CLOUD), drones=there, free=free_by_type))
+    plan = plan_for(waiting=2, types=(A100, CLOUD), drones=there, free=free_by_type)
     assert started(plan) == [CLOUD.key] * elsewhere
 
 
@@ -303,7 +303,7 @@ MIG = replace(VM, name="mig", vram_mib=10240, price=0.2)
 
 
 def over(drone_id: str, **more: object) -> RemoteDrone:
-    return RemoteDrone(drone_id, RemoteState.STOPPED, "vm-1", reason="SHUTOFF", **more)  # type: ignore[arg-type]
+    return RemoteDrone(drone_id, RemoteState.STOPPED, "vm-1", reason="SHUTOFF", **more)
 
 
 def listed(*remotes: RemoteDrone) -> SiteView:
@@ -354,30 +354,30 @@ def test_a_machine_that_never_joined_ends_so_though_its_site_was_asked() -> None
 def test_one_that_is_not_cleared_away_is_asked_for_and_at_last_without_notice() -> None:
     was = drone("kit-ab12-1", S.STOPPING, VM, age_s=100, asked=1, asked_at=NOW - 100, busy_at=NOW - 900)
     remote = over(was.id)
-    plan = plan_of(snapshot(types=(VM,), drones=[was], slots=[], remotes=[remote]))
+    plan = plan_for(types=(VM,), drones=[was], slots=[], remotes=[remote])
     [stop] = plan.stops
     assert isinstance(stop.reason, reasons.StateTimeout) and not stop.kill and stop.drone.leaving is None
     late = replace(stop.drone, asked=3, asked_at=NOW - 100)
-    [stop] = plan_of(snapshot(types=(VM,), drones=[late], slots=[], remotes=[remote])).stops
+    [stop] = plan_for(types=(VM,), drones=[late], slots=[], remotes=[remote]).stops
     assert stop.kill
 
 
 def test_a_slot_ad_that_outlives_its_machine_brings_nothing_to_life() -> None:
     was = drone("kit-ab12-1", S.STOPPING, VM, joined_at=NOW - 500)
     slot = slot_of(drone("kit-ab12-1", S.IDLE, VM), VM)
-    plan = plan_of(snapshot(classes=[jobs()], types=(VM,), drones=[was], slots=[slot], remotes=[over(was.id)]))
+    plan = plan_for(waiting=1, types=(VM,), drones=[was], slots=[slot], remotes=[over(was.id)])
     assert started(plan) == [VM.key], "its free slot is not believed"
 
 
 def test_strays_that_are_over_are_left_to_their_site() -> None:
-    plan = plan_of(snapshot(types=(VM,), remotes=[over("kit-ab12-9")]))
+    plan = plan_for(types=(VM,), remotes=[over("kit-ab12-9")])
     assert plan.orphans == ()
 
 
 def test_many_that_end_at_once_are_no_outage() -> None:
     ended = [drone(f"kit-ab12-{n}", S.STOPPING, VM, started_at=NOW - 900, busy_at=NOW - 800) for n in range(8)]
     busy = drone("kit-ab12-9", S.BUSY, VM)
-    plan = plan_of(snapshot(classes=[jobs(waiting=1)], types=(VM,), drones=[*ended, busy], remotes=[over(busy.id)]))
+    plan = plan_for(waiting=1, types=(VM,), drones=[*ended, busy], remotes=[over(busy.id)])
     assert started(plan) == [VM.key]
 
 
@@ -424,7 +424,7 @@ def test_a_cloud_that_accepts_the_probe_has_shown_nothing_yet() -> None:
     ).breakers
     assert (again.state, again.failures) == (BreakerState.BANNED, 3), "and each time for longer"
     runs = RemoteDrone(was.id, RemoteState.RUNNING, "vm-2", started_at=NOW)
-    plan = plan_of(snapshot(classes=[jobs(waiting=9)], types=(VM,), drones=[was], remotes=[runs], breakers=[breaker]))
+    plan = plan_for(waiting=9, types=(VM,), drones=[was], remotes=[runs], breakers=[breaker])
     assert [b.state for b in plan.breakers] == [BreakerState.ACTIVE] and started(plan)
 
 
@@ -444,10 +444,10 @@ def test_machines_that_fail_as_they_boot_are_cured_by_one_in_the_pool() -> None:
     breaker = probed(FaultKind.NODE)
     was = drone("kit-ab12-2", S.SUBMITTED, VM, age_s=5)
     runs = RemoteDrone(was.id, RemoteState.RUNNING, "vm-2", started_at=NOW)
-    plan = plan_of(snapshot(types=(VM,), drones=[was], remotes=[runs], breakers=[breaker]))
+    plan = plan_for(types=(VM,), drones=[was], remotes=[runs], breakers=[breaker])
     assert plan.breakers == (), "it boots, as the others did"
     slot = slot_of(drone("kit-ab12-2", S.IDLE, VM), VM)
-    plan = plan_of(snapshot(types=(VM,), drones=[was], remotes=[runs], slots=[slot], breakers=[breaker]))
+    plan = plan_for(types=(VM,), drones=[was], remotes=[runs], slots=[slot], breakers=[breaker])
     assert [b.state for b in plan.breakers] == [BreakerState.ACTIVE]
 
 
@@ -469,7 +469,7 @@ def test_types_share_a_quota_in_proportion() -> None:
 
 def test_an_order_of_unknown_outcome_counts_against_the_quota() -> None:
     asked = drone("kit-ab12-1", S.REQUESTED, VM)
-    plan = plan_of(snapshot(classes=[jobs(waiting=5)], types=(VM,), drones=[asked], quota={"h100": 2}))
+    plan = plan_for(waiting=5, types=(VM,), drones=[asked], quota={"h100": 2})
     assert started(plan) == [VM.key]
 
 
@@ -484,4 +484,4 @@ def test_a_quota_holds_where_nodes_have_room_and_where_one_may_queue() -> None:
 
 
 def test_where_no_quota_is_told_there_is_none() -> None:
-    assert len(started(plan_of(snapshot(classes=[jobs(waiting=5)], types=(VM,))))) == 5
+    assert len(started(plan_for(waiting=5, types=(VM,)))) == 5
