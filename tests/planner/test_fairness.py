@@ -8,9 +8,7 @@ import pytest
 
 from provisioner import reasons
 from provisioner.model import DroneState, Group, Headroom, JobClass, OwnerDemand, Policy, Snapshot
-from provisioner.planner import decide
 from provisioner.planner.demand import headroom_active
-from provisioner.planner.validation import validate_plan
 from tests.planner.scenes import (
     A100,
     NOW,
@@ -118,12 +116,6 @@ def test_an_idle_drone_is_not_kept_for_jobs_beyond_their_groups_quota() -> None:
     assert isinstance(drain.reason, reasons.IdleTimeout)
 
 
-def test_a_quota_smaller_than_one_job_lets_none_in() -> None:
-    half = Group("physics.atlas", quota_milli=1500, used_milli=1000, surplus=False)
-    plan = plan_of(with_groups(snapshot(classes=[of("physics.atlas", 1)]), half))
-    assert plan.starts == ()
-
-
 # --------------------------------------------------------------------------------------------------- whose turn it is
 
 SIX = Policy(max_drones=6)
@@ -190,10 +182,6 @@ def test_without_any_job_as_many_drones_are_warmed_up_as_are_wanted() -> None:
     assert plan.starts[0].drone.for_class == "headroom:day-shift"
 
 
-def test_one_larger_drone_may_do_for_several() -> None:
-    assert started(plan_for(policy=WARM, types=(QUAD,))) == [QUAD.key]
-
-
 def test_what_is_on_its_way_and_what_is_idle_is_headroom_already() -> None:
     here = [drone("kit-1"), drone("kit-2", DroneState.BOOTING)]
     plan = plan_for(policy=WARM, drones=here)
@@ -250,14 +238,6 @@ def test_hours_of_the_day(hour: float, wanted: bool) -> None:
     assert headroom_active(TWO, at)
 
 
-def test_after_hours_what_is_idle_leaves() -> None:
-    hour = int(NOW % 86400 // 3600)
-    over = Policy(headroom=(replace(TWO, from_h=hour + 1, to_h=hour + 2),))
-    plan = plan_for(policy=over, drones=[drone("kit-1", age_s=LONG)])
-    assert len(plan.drains) == 1
-    assert plan.starts == ()
-
-
 def test_only_where_the_operator_wants_it() -> None:
     types = (V100, A100, QUAD)
     assert started(plan_for(policy=WARM, types=types)) == [V100.key] * 2, "the cheapest"
@@ -265,12 +245,6 @@ def test_only_where_the_operator_wants_it() -> None:
     assert started(plan_for(policy=there, types=types)) == [QUAD.key]
     those = Policy(headroom=(replace(TWO, types=("a100",)),))
     assert started(plan_for(policy=those, types=types)) == [A100.key] * 2
-
-
-def test_headroom_that_nothing_can_host_says_so() -> None:
-    huge = Policy(headroom=(replace(TWO, vram_mib=100_000),))
-    (reason,) = why(plan_for(policy=huge), "class:headroom:day-shift")
-    assert isinstance(reason, reasons.NothingFits)
 
 
 # ------------------------------------------------------------------------------------------------------ given up first
@@ -328,23 +302,3 @@ def test_a_cpu_drone_does_not_give_up_its_place_for_headroom() -> None:
     given = {"types": (A100, cpu), "drones": [busy], "nodes": [full], "limits": {"blocking": lent}}
     assert plan_for(policy=WARM, **given).stops == ()
     assert plan_for(waiting=1, **given).stops != ()
-
-
-def test_the_checker_refuses_more_starts_than_headroom_is_wanted() -> None:
-    snap = snapshot(policy=WARM)
-    plan = decide(snap)
-    fewer = replace(snap, policy=replace(snap.policy, headroom=(replace(TWO, count=1),)))
-    (breach,) = validate_plan(fewer, plan)
-    assert breach.text == "2 drones are started for headroom:day-shift, which wants 1"
-    assert breach.actions == plan.starts[1:], "only the one too many is named"
-    none = replace(snap, policy=replace(snap.policy, headroom=()))
-    assert "2 drones are started for class headroom:day-shift, of which nothing waits" in map(
-        str, validate_plan(none, plan)
-    )
-
-
-def test_explain_has_what_a_plan_says_of_headroom() -> None:
-    from provisioner.cli.jobs import reasons_by_class
-
-    plan = plan_for(policy=WARM)
-    assert reasons_by_class(plan) == {"headroom:day-shift": (reasons.HeadroomShort("day-shift", 2, 0, 2),)}

@@ -12,7 +12,6 @@ from provisioner import reasons
 from provisioner.model import (
     ENDS,
     Breaker,
-    BreakerState,
     Drone,
     DroneId,
     DroneState,
@@ -32,7 +31,7 @@ from provisioner.model import (
     Snapshot,
     StateChange,
 )
-from provisioner.planner.breakers import BACKOFF_POLICIES, OVERLAY_SCOPE, after_failure
+from provisioner.planner.breakers import OVERLAY_SCOPE
 from provisioner.planner.lifecycle import (
     STATE_RULES,
     apply_drain_result,
@@ -43,7 +42,6 @@ from provisioner.planner.lifecycle import (
     shift_drone,
 )
 from tests.planner.scenes import (
-    DOWN,
     NOW,
     drone,
     jobs,
@@ -95,21 +93,9 @@ def test_missing_once_is_not_gone() -> None:
     assert (gone.drone.state, gone.reason) == (S.LOST, reasons.Disappeared(59, 30))
 
 
-def test_a_drone_that_comes_back_was_never_gone() -> None:
-    there = drone("kit-ab12-1", S.BOOTING, missing_at=NOW - 60)
-    (move,) = plan_for(drones=[there]).moves
-    assert (move.drone.state, move.drone.missing_at) == (S.BOOTING, 0.0)
-
-
 def test_a_listing_without_it_is_wrong_if_the_pool_hears_from_it() -> None:
     there = drone("kit-ab12-1", S.BUSY, missing_at=NOW - 400, heard_at=NOW - 31)
     assert plan_for(drones=[there], remotes=[]).moves == ()
-
-
-def test_an_empty_listing_of_many_is_not_believed() -> None:
-    there = [drone(f"kit-ab12-{i}", S.BUSY, missing_at=NOW - 60) for i in range(4)]
-    plan = plan_for(drones=there, remotes=[], slots=[])
-    assert not any(m.drone.state.ended for m in plan.moves)
 
 
 def test_a_listing_older_than_the_order_says_nothing_of_it() -> None:
@@ -295,19 +281,6 @@ def test_all_that_a_listing_tells_goes_on_record_and_what_it_does_not_tell_stays
     assert silent is not None and silent.drone == replace(move.drone, site_reason="still up")
 
 
-@pytest.mark.parametrize(
-    "news",
-    [{"remote_id": "4712"}, {"reason": "a"}, {"reason": "z"}, {"node": "n0"}, {"node": "n2"}, {"slot": "s2"}],
-    ids=str,
-)
-def test_each_piece_of_news_in_a_listing_goes_on_record(news: dict[str, str]) -> None:
-    before = drone("kit-ab12-1", S.BOOTING, remote_id="4711", site_reason="up", node="n1", site_slot="s1")
-    move = seen(before, replace(TOLD, **news))
-    names = {"reason": "site_reason", "slot": "site_slot"}
-    assert move is not None
-    assert move.drone == replace(before, **{names.get(name, name): value for name, value in news.items()})
-
-
 def test_the_first_notice_of_an_end_is_told_and_ours_counts_if_it_came_before() -> None:
     before = drone("kit-ab12-1", S.BOOTING, remote_id="4711", site_reason="up", node="n1", site_slot="s1")
     noticed = replace(TOLD, notice_at=NOW - 3, reason="preempted")
@@ -436,18 +409,6 @@ def _after(before: Drone, **news: object) -> Drone:
     return move.drone
 
 
-@pytest.mark.parametrize("jobs", [1, 3])
-def test_fewer_and_more_jobs_than_before_go_on_record(jobs: int) -> None:
-    before = drone("kit-ab12-1", DroneState.BUSY, jobs=2, jobs_started=2, heard_at=NOW - 2)
-    assert _after(before, jobs=jobs).jobs == jobs
-
-
-@pytest.mark.parametrize("retires_at", [NOW + 100.0, NOW + 900.0])
-def test_an_earlier_and_a_later_end_of_its_startd_go_on_record(retires_at: float) -> None:
-    before = drone("kit-ab12-1", DroneState.BUSY, heard_at=NOW - 2, retires_at=NOW + 500.0)
-    assert _after(before, retires_at=retires_at).retires_at == retires_at
-
-
 def test_the_name_of_a_slot_goes_on_record_and_stays_while_none_is_told() -> None:
     before = drone("kit-ab12-1", DroneState.BUSY, heard_at=NOW - 2)
     named = _after(before, name="slot1@w1")
@@ -530,13 +491,6 @@ def test_an_accepted_order_has_longer_to_appear_in_a_listing_than_a_listed_drone
     assert move.drone.state is S.LOST
 
 
-def test_a_machine_that_is_over_keeps_the_start_that_its_site_tells() -> None:
-    booting = drone("kit-ab12-1", S.SUBMITTED)
-    over = replace(remote_of(booting), state=RemoteState.STOPPED, started_at=NOW - 30)
-    (move,) = plan_for(drones=[booting], remotes=[over]).moves
-    assert (move.drone.state, move.drone.started_at) == (S.STOPPING, NOW - 30)
-
-
 def away_for(outage_s: float, there: Drone) -> Snapshot:
     """The first look after an outage in which the look of every tick failed."""
     known: dict[str, Breaker] = {}
@@ -558,20 +512,3 @@ def test_after_a_long_outage_of_the_pool_no_drone_is_blamed_for_not_joining_in_i
     assert plan.stops == ()
     (after,) = plan.breakers
     assert (after.scope, after.blind_until) == (OVERLAY_SCOPE, back.now)
-
-
-@pytest.mark.parametrize(("outage_s", "settles_s"), [(30, 30), (60, 60), (1800, 60)])
-def test_after_an_outage_the_pool_settles_for_as_long_and_a_minute_at_most(outage_s: float, settles_s: float) -> None:
-    back = away_for(outage_s, drone("kit-ab12-1", S.BOOTING, age_s=60))
-    (after,) = plan_of(back).breakers
-    assert after.until - back.now == settles_s
-
-
-def test_each_failure_in_a_row_backs_off_for_twice_as_long() -> None:
-    rule = BACKOFF_POLICIES[FaultKind.DOWN]
-    breaker, pauses = Breaker("topas"), []
-    for _ in range(rule.after + 3):
-        breaker = after_failure(breaker, DOWN, NOW)
-        if breaker.state is BreakerState.BANNED:
-            pauses.append(breaker.until - NOW)
-    assert pauses == [rule.base_s, 2 * rule.base_s, 4 * rule.base_s, 8 * rule.base_s]

@@ -221,16 +221,6 @@ def test_cpu_drones_take_the_rest_of_a_gpu_node_and_never_the_reserve() -> None:
     assert not any(s.uses_reserve for s in plan.starts)
 
 
-def test_without_blocking_they_take_all_and_then_no_gpu_drone_starts() -> None:
-    plan = cpu_plan(limits={"max_drones": 100, "max_pending": 100, "max_starts_per_tick": 100})
-    assert len(started(plan)) == 24
-
-
-def test_gpu_and_cpu_drones_side_by_side() -> None:
-    plan = cpu_plan(classes=[replace(CPU_JOB, waiting=90), jobs(waiting=8)])
-    assert sorted(started(plan)) == [A100.key] * 8 + [CPU.key] * 16
-
-
 def test_the_reserve_is_released_while_no_gpu_job_waits_and_its_drones_are_marked() -> None:
     gentle = replace(KEEP, when=ReserveWhen.GPU_DEMAND, release_after_s=600.0)
     limits = {"blocking": (gentle,), "max_drones": 100, "max_pending": 100, "max_starts_per_tick": 100}
@@ -262,11 +252,6 @@ def test_and_taken_back_from_our_own_cpu_drones_when_a_gpu_job_waits(most: int, 
     assert {s.reason for s in plan.stops} <= {reasons.ReserveReclaimed("n1")}
 
 
-def test_a_cpu_job_is_never_given_a_gpu_drone_nor_the_other_way_round() -> None:
-    assert started(plan_for(classes=[CPU_JOB], nodes=[node("n1", 8)])) == []
-    assert started(plan_for(waiting=1, types=(CPU,), nodes=[node("n1", 8, kinds=("cpu",))])) == []
-
-
 # ----------------------------------------------------------------------------------------- what a preemption was
 
 
@@ -275,26 +260,6 @@ def preempted(here: Drone, evictions: tuple[Eviction, ...] | None, *, at: float 
     remote = RemoteDrone(here.id, RemoteState.ENDED, here.remote_id, end=end)
     seen = slots([here]) if slot else []
     return plan_for(drones=[here], slots=seen, remotes=[remote], evictions=evictions)
-
-
-def test_a_preemption_tells_notice_grace_and_the_work_that_was_lost() -> None:
-    here = on("kit-ab12-1", "n1", worked_s=300, notice_at=NOW - 9)
-    (move,) = preempted(here, (Eviction(here.id, "7.0", NOW - 1.5, 1000, 298.5),)).moves
-    assert move.drone.state is S.PREEMPTED
-    assert move.reason == reasons.Preempted("evicted", 8.0, 30.0, 298.5, 1)
-    assert (move.drone.lost_gpu_s, move.drone.lost_jobs) == (298.5, 1)
-
-
-def test_a_job_that_came_to_its_end_within_the_grace_has_lost_nothing() -> None:
-    (move,) = preempted(on("kit-ab12-1", "n1", worked_s=300), ()).moves
-    assert (move.drone.lost_gpu_s, move.drone.lost_jobs) == (0.0, 0)
-
-
-def test_where_the_queue_tells_nothing_or_still_believes_the_job_to_run_its_work_up_to_the_end_is_lost() -> None:
-    here = on("kit-ab12-1", "n1", worked_s=300)
-    for plan in (preempted(here, None), preempted(here, (), slot=True)):
-        (move,) = plan.moves
-        assert (move.drone.lost_gpu_s, move.drone.lost_jobs) == (299.0, 1)
 
 
 def test_while_a_queue_does_not_answer_a_job_without_an_eviction_is_not_taken_for_done() -> None:
@@ -316,19 +281,6 @@ def test_the_sites_own_notice_is_news_once_and_such_a_drone_is_no_supply() -> No
     assert len(started(plan)) == 1, "the idle drone will not take the job"
     again = plan_for(drones=[move.drone], remotes=[listed])
     assert again.moves == ()
-
-
-def test_what_the_site_blames_backs_off_as_such() -> None:
-    from provisioner.model import FaultKind
-
-    here = drone("kit-ab12-1", S.QUEUED)
-    end = RemoteEnd(EndKind.FAULT, NOW - 1, None, "no such file: drone.sh", FaultKind.CONFIG)
-    remote = RemoteDrone(here.id, RemoteState.ENDED, here.remote_id, end=end)
-    plan = plan_for(drones=[here], remotes=[remote])
-    (move,) = plan.moves
-    assert isinstance(move.reason, reasons.EndedAtSite) and move.reason.fault == "config"
-    (breaker,) = plan.breakers
-    assert breaker.scope == "topas/a100" and breaker.fault is not None and breaker.fault.kind is FaultKind.CONFIG
 
 
 # ---------------------------------------------------------------------------------------------- room that nobody takes

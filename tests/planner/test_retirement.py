@@ -57,10 +57,6 @@ def test_an_idle_drone_leaves_after_its_time_out() -> None:
     assert (drain.drone.state, drain.drone.leaving) == (S.DRAINING, S.UNUSED)
 
 
-def test_and_not_before() -> None:
-    assert not plan_for(drones=[drone("kit-ab12-1", S.IDLE, age_s=590)]).acts
-
-
 def test_an_idle_drone_that_a_waiting_job_fits_is_kept_for_the_negotiator_but_not_for_ever() -> None:
     young, old = drone("kit-ab12-1", S.IDLE, age_s=700), drone("kit-ab12-1", S.IDLE, age_s=1900)
     assert plan_for(waiting=1, drones=[young]).drains == ()
@@ -364,13 +360,6 @@ def test_too_much_trouble_at_once_is_probably_ours() -> None:
     assert len(plan_of(calm).stops) == 5
 
 
-def test_slower_down_than_up_within_one_tick_nothing_is_started_and_stopped_alike() -> None:
-    idle = drone("kit-ab12-1", S.IDLE, age_s=9999)
-    plan = plan_for(waiting=1, drones=[idle], policy=Policy(idle_timeout_s=60))
-    assert len(plan.drains) == 1
-    assert plan.starts == ()
-
-
 @pytest.mark.parametrize("leaving", [S.DONE, S.CANCELLED])
 @pytest.mark.parametrize("working", [0, 1])
 def test_an_operator_takes_a_draining_drone_back_into_service_whoever_drained_it(leaving: S, working: int) -> None:
@@ -461,17 +450,6 @@ def test_a_site_may_have_a_time_out_of_its_own() -> None:
     policy = Policy(idle_timeout_s=600, sites={"topas": SitePolicy("topas", idle_timeout_s=60)})
     assert idle_limit(drone("kit-ab12-1", S.IDLE), policy).limit_s == 60
     assert policy.idle_timeout_at("horeka") == 600
-
-
-def test_it_leaves_then_and_the_reason_has_its_numbers() -> None:
-    slow = drone("kit-ab12-1", S.IDLE, started_at=NOW - 9000, joined_at=NOW - 8100, idle_at=NOW - 899)
-    assert plan_for(drones=[slow]).drains == ()
-    late = drone("kit-ab12-1", S.IDLE, started_at=NOW - 9000, joined_at=NOW - 8100, idle_at=NOW - 901)
-    [drain] = plan_for(drones=[late]).drains
-    assert drain.reason == IdleTimeout(901, 900, "slow-start")
-    own = drone("kit-ab12-1", S.IDLE, idle_at=NOW - 61)
-    [drain] = plan_for(drones=[own], limits={"idle_timeout_s": 60.0}).drains
-    assert drain.reason == IdleTimeout(61, 60, "time-out")
 
 
 def test_what_was_learned_shortens_the_time_out_and_says_so() -> None:

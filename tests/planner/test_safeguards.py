@@ -100,11 +100,6 @@ def test_the_classes_on_which_the_planner_fails_are_found_and_refused(bad: tuple
     assert len(tried) <= 3 + len(bad), "what is known from the tick before is not searched for again"
 
 
-def test_a_suspect_that_is_well_again_is_planned_for() -> None:
-    found = plan_isolated(many(10), fails_on("c3"), ("c3", "c5"))
-    assert found.classes == ("c3",)
-
-
 def test_a_search_that_takes_too_long_leaves_whole_groups_out() -> None:
     tried = list[int]()
     bad = tuple(f"c{n}" for n in range(0, 400, 2))

@@ -23,7 +23,6 @@ from provisioner.model import (
     Snapshot,
     class_scope,
 )
-from provisioner.planner.breakers import ClassBackoffs, after_failure
 from provisioner.planner.validation import validate_plan
 from provisioner.reasons import Probing, StartsUnmatched
 from tests.planner.scenes import A100, NOW, SMALL, V100, drone, plan_for, plan_of, slot_of, snapshot, why, with_pool
@@ -94,29 +93,10 @@ def test_while_a_queue_does_not_answer_no_class_is_blamed_and_none_is_cleared() 
         assert SCOPE not in {b.scope for b in plan_of(partial).breakers}
 
 
-def test_three_failures_of_one_class_at_different_times_do_not_ban_the_type_either() -> None:
-    known: dict[str, Breaker] = {}
-    for tick in range(3):
-        each = idled(f"kit-ab12-{tick}", requested_at=NOW - 3600 + 4000 * tick)
-        seen, _ = after(each, breakers=known.values())
-        plan = plan_of(replace(seen, breakers=known))
-        known |= {b.scope: b for b in plan.breakers}
-        assert A100.key not in known
-        assert started(plan)["plain"] == 2
-
-
 def test_the_class_uses_another_type_on_which_it_does_not_back_off() -> None:
     seen, plan = after(idled(), types=[A100, V100], free={"a100": 9, "v100": 9})
     assert {each.drone.type for each in plan.starts if each.drone.for_class == "parallel"} == {V100.key}
     assert not validate_plan(seen, plan)
-
-
-def test_each_failure_doubles_the_pause_and_it_is_bounded() -> None:
-    breaker, pauses = banned(), []
-    for _ in range(6):
-        breaker = after_failure(breaker, Fault(FaultKind.JOBS, "again", NOW), NOW)
-        pauses.append(breaker.until - NOW)
-    assert pauses == [1200, 2400, 4800, 7200, 7200, 7200]
 
 
 def test_drones_of_one_batch_are_one_failure() -> None:
@@ -195,7 +175,3 @@ def test_a_job_that_fills_the_memory_of_its_drone_does_not_slow_the_type(state: 
     assert [m.drone.state for m in plan.moves] == [DroneState.FAILED]
     assert plan.breakers == ()
     assert started(plan) == {"plain": 2}
-
-
-def test_the_breaker_of_a_type_is_no_trial() -> None:
-    assert ClassBackoffs.of({A100.key: Breaker(A100.key, B.BANNED)}, ()).why("small") is None
