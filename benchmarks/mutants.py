@@ -47,7 +47,7 @@ class Part:
 
 
 LIFECYCLE = ("planner/lifecycle.py", "planner/breakers.py", "planner/context.py")
-LIMITS = ("planner/capacity.py", "planner/headroom.py", "planner/matching.py")
+LIMITS = ("planner/capacity.py", "planner/demand.py", "planner/matching.py")
 VALIDATION = (
     "planner/validation.py",
     "config/loading.py",

@@ -38,9 +38,6 @@ class Sharing(StrEnum):
     MIG = "mig"
 
 
-# --------------------------------------------------------------------------------------------- what sites can start
-
-
 @dataclass(frozen=True, slots=True)
 class DroneType:
     """Shape of a drone that a site can start.
@@ -72,7 +69,6 @@ class DroneType:
     """Relative cost of one GPU-hour; placement prefers the cheapest matching type."""
     max_drones: int | None = None
     ad: Mapping[str, str] = field(default_factory=dict)
-    """Additional ClassAd attributes of the slot, as expressions, for the matching template."""
     shares: int = 1
     """Number of shares of each GPU for small jobs if ``sharing`` is not exclusive: a job gets one share with ``vram_mib
     // shares`` of the VRAM."""
@@ -93,9 +89,6 @@ class DroneType:
         return max(1.0, self.walltime_s - self.margin_s) if self.walltime_s else 0.0
 
 
-# ------------------------------------------------------------------------------------------------ the overlay's view
-
-
 @dataclass(frozen=True, slots=True)
 class UnmetRequirement:
     """First requirement of a job class that a drone type does not meet: request and available amount."""
@@ -107,7 +100,10 @@ class UnmetRequirement:
 
 @dataclass(frozen=True, slots=True)
 class JobClass:
-    """Waiting and running jobs with identical requirements (an HTCondor autocluster)."""
+    """Waiting and running jobs with identical requirements (an HTCondor autocluster).
+
+    The request is of one job; ``vram_mib`` is per GPU, ``capability`` and ``driver`` are as in :class:`DroneType`.
+    """
 
     id: str
     gpu_milli: int
@@ -115,11 +111,8 @@ class JobClass:
     memory_mib: int
     disk_mib: int = 0
     vram_mib: int = 0
-    """Smallest VRAM per GPU."""
     capability: int = 0
-    """Smallest CUDA compute capability times 10."""
     driver: int = 0
-    """Smallest CUDA version supported by the driver."""
     arch: str = ""
     waiting: int = 0
     """Idle jobs that the last negotiation cycle left idle: only these are demand."""
@@ -150,12 +143,10 @@ class JobClass:
     splits: bool = True
     """Several jobs share one exclusive GPU, by their requests. False: each takes all of it."""
     running_ids: str = ""
-    """Ids of running jobs and of held jobs, like ``job_ids``."""
     held_ids: str = ""
     idle_at: float = 0.0
     """Earliest start of a continuous idle time that still lasts; preempted jobs start again. 0 if the overlay does not
     report it: then ``oldest_at`` counts."""
-
     limited: int = 0
     """Part of ``waiting`` that the overlay would match with no slot at all."""
     limit: str = ""
@@ -191,7 +182,6 @@ class Slot:
     free_memory_mib: int = 0
     free_disk_mib: int = 0
     jobs: int = 0
-    """Jobs running now."""
     jobs_started: int = 0
     """Jobs started since the drone joined."""
     idle_since: float = 0.0
@@ -301,9 +291,7 @@ class OverlayView:
     """Evictions of the last quarter of an hour or so: each is reported in many polls and counts once. None if the
     overlay does not report them."""
     completions: tuple[CompletedJob, ...] | None = None
-    """The same for completed jobs."""
     groups: tuple[Group, ...] = ()
-    """Accounting groups, if the overlay has any."""
     mishaps: tuple[JobFailure, ...] = ()
     """Failed jobs of the last quarter of an hour or so, if reported. The overlay guarantees that a job of this owner
     was in this drone."""
@@ -313,9 +301,6 @@ class OverlayView:
     unheard: tuple[str, ...] = ()
     """Names of queues that did not answer. The view is partial then: their jobs are as of their last answer, or
     missing, and a missing job may wait or run."""
-
-
-# -------------------------------------------------------------------------------------------------- a site's view
 
 
 class RemoteState(StrEnum):
@@ -371,9 +356,7 @@ class RemoteDrone:
     expected_start_at: float = 0.0
     end: RemoteEnd | None = None
     node: str = ""
-    """Name of its node, as in ``SiteView.nodes``."""
     slot: str = ""
-    """The site's name of its place there, for display."""
     notice_at: float = 0.0
     """Start of the preemption by the site; 0 if there is none."""
     blocked: FaultKind | None = None
@@ -402,7 +385,6 @@ class OwnerDemand:
     nodes: tuple[str, ...] = ()
     """Nodes that could run one if they were empty; empty: any."""
     who: str = ""
-    """Owner of the jobs, for display."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,11 +430,9 @@ class SiteView:
     is then missed as a claim rather than counted twice."""
     claims: tuple[OwnerDemand, ...] = ()
     owner_runs: OwnerLoad | None = None
-    """None if unknown."""
     downtime_at: float = 0.0
     """Start of the next planned downtime; 0 if none is known."""
     notices: tuple[str, ...] = ()
-    """Problems that an operator should look at, a line each."""
     quota: Mapping[str, int] | None = None
     """Number of further drones of each type (by type name) within our quota at the site, whatever is free:
     alternatives, like ``free``. None if there is none or it is unknown."""
@@ -464,9 +444,6 @@ class SiteView:
     """The same for types of which none can ever start there, however empty the site is."""
     remarks: tuple[str, ...] = ()
     """Problems that the owner's users cause and that need no action (a job that fits no node), a line each."""
-
-
-# ----------------------------------------------------------------------------------------------------------- drones
 
 
 class DroneState(StrEnum):
@@ -553,7 +530,6 @@ class Drone:
     gpu_milli: int
     """Size of its type at the order: the type may have changed or gone since."""
     for_class: str = ""
-    """Job class that it was started for."""
     remote_id: str = ""
     submitted_at: float = 0.0
     """Time at which the site accepted the order; 0 while that is unknown."""
@@ -574,16 +550,13 @@ class Drone:
     leaving: DroneState | None = None
     """Final state that it gets once the site confirms its end; set when it is asked to leave."""
     asked_at: float = 0.0
-    """Time of the last drain or stop order."""
     asked: int = 0
-    """Number of stop orders."""
     retires_at: float = 0.0
     ended_at: float = 0.0
     slot: str = ""
     site_reason: str = ""
     node: str = ""
     site_slot: str = ""
-    """The site's name of its place on the node."""
     notice_at: float = 0.0
     """Time of the site's notice, or of our order to leave for the owner; 0 if neither."""
     work_gpu_milli: int = 0
@@ -595,7 +568,7 @@ class Drone:
     lost_jobs: int = 0
     avoids: str = ""
     """Users whose jobs it refuses, separated by commas: an owner is likely to preempt them
-    (:class:`provisioner.planner.risk.UserExclusions`)."""
+    (:class:`provisioner.planner.risk.PreemptionRisk`)."""
     drain_mode: DrainMode = DrainMode.PEACEFUL
     """Mode of the last drain order; a repeated order uses the same."""
     drain_refusal: str = ""
@@ -611,12 +584,14 @@ class Drone:
         return self.leaving is not None or self.state is DroneState.STOPPING
 
     @property
+    def waits_at_site(self) -> bool:
+        """Return True if its site accepted the order and has not started it."""
+        return self.state in (DroneState.SUBMITTED, DroneState.QUEUED)
+
+    @property
     def awaits_room(self) -> bool:
         """Return True if it waits at its site without a node: the free capacity does not count it yet."""
         return self.state in WAITING and not self.node
-
-
-# -------------------------------------------------------------------------------------------------- faults and health
 
 
 class FaultKind(StrEnum):
@@ -675,7 +650,6 @@ class Breaker:
     state: BreakerState = BreakerState.ACTIVE
     since: float = 0.0
     failures: int = 0
-    """Consecutive failures."""
     until: float = 0.0
     """End of a ban, when it may be probed. Of the overlay after an outage: when its demand is trusted again."""
     fault: Fault | None = None
@@ -735,16 +709,12 @@ class PolledSite:
     fault: Fault | None = None
     """Fault of the newest poll; None if it succeeded."""
     busy: bool = False
-    """Earlier orders are still being carried out."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolledOverlay:
     view: OverlayView | None = None
     fault: Fault | None = None
-
-
-# ------------------------------------------------------------------------------------------------------------- policy
 
 
 class ReserveWhen(StrEnum):
@@ -782,7 +752,7 @@ class SitePolicy:
     """Drones that have not joined yet."""
     max_starts_per_tick: int = 10
     price: float = 1.0
-    """Factor on the prices of its types: the operator's preference between sites."""
+    """Factor on the prices of its types."""
     queue_when_full: bool = False
     """Start drones even if the site reports no free capacity."""
     view_max_age_s: float = 120.0
@@ -820,16 +790,13 @@ class Headroom:
 
     name: str
     gpu_milli: int = WHOLE_GPU
-    """Request of one of the jobs, like the following fields."""
     cpus: int = 1
     memory_mib: int = 1024
     disk_mib: int = 0
     vram_mib: int = 0
     count: int = 1
     site: str = ""
-    """Restricts it to one site; empty: any."""
     types: tuple[str, ...] = ()
-    """Names of drone types; empty: any that match."""
     from_h: int = 0
     """Kept from this hour of the day (UTC) until ``to_h``, which may be after midnight."""
     to_h: int = 24
@@ -852,10 +819,8 @@ class Policy:
     sites: Mapping[str, SitePolicy] = field(default_factory=dict)
     headroom: tuple[Headroom, ...] = ()
     """In the order in which they are served."""
-
     waiting_cost: float = 0.3
     """GPU-seconds that one second of a job's waiting is worth: decides how soon a dearer start is made."""
-
     idle_fixed: bool = False
     """The idle timeout is used as it is: no estimate shortens it, and no slow start lengthens it."""
 
@@ -872,9 +837,6 @@ class Policy:
         """Return the site's own timeout in seconds, or the general one."""
         own = self.of_site(site).idle_timeout_s
         return self.idle_timeout_s if own is None else own
-
-
-# ------------------------------------------------------------------------------------------------------------ requests
 
 
 class RequestKind(StrEnum):
@@ -899,9 +861,6 @@ class OperatorRequest:
     mode: DrainMode = DrainMode.PEACEFUL
 
 
-# ------------------------------------------------------------------------------------------------------------ snapshot
-
-
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """Everything that a plan may depend on, at one time. The same snapshot gives the same plan."""
@@ -916,7 +875,6 @@ class Snapshot:
     overlay: PolledOverlay
     sites: Mapping[str, PolledSite]
     drones: Mapping[DroneId, Drone]
-    """Recorded drones that have not ended."""
     breakers: Mapping[str, Breaker] = field(default_factory=dict)
     requests: tuple[OperatorRequest, ...] = ()
     ended: Mapping[DroneId, DroneState] = field(default_factory=dict)
@@ -924,13 +882,9 @@ class Snapshot:
     gpu_wanted_at: float = 0.0
     """Time at which a GPU job was last seen waiting, or the start of the controller if that was later."""
     patience: Mapping[str, OwnerClaimBackoff] = field(default_factory=dict)
-    """By site, as the previous plan left it."""
     estimates: Estimates = NO_ESTIMATES
     drift_s: float = 0.0
     """Lead of the host's wall clock over ``now``, in seconds."""
-
-
-# ---------------------------------------------------------------------------------------------------------------- plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -997,7 +951,6 @@ class Refusal:
 
     subject: str
     count: int
-    """Number of jobs or drones."""
     reason: Reason
 
 
@@ -1014,10 +967,8 @@ class Plan:
     orphans: tuple[StopOrphan, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     breakers: tuple[Breaker, ...] = ()
-    """Breakers changed by this snapshot."""
     requests_done: tuple[int, ...] = ()
     patience: tuple[OwnerClaimBackoff, ...] = ()
-    """Remembered for the next tick."""
 
     @property
     def leaves(self) -> tuple[Drain | Stop, ...]:
@@ -1032,9 +983,6 @@ class Plan:
     @property
     def acts(self) -> bool:
         return bool(self.starts or self.drains or self.stops or self.orphans)
-
-
-# ----------------------------------------------------------------------------------------------- orders and receipts
 
 
 @dataclass(frozen=True, slots=True)

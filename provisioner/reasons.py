@@ -10,8 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-# ------------------------------------------------------------------------------------------ what happened to a drone
-
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
@@ -44,7 +42,6 @@ class DrainRepeated:
     """The drone was asked to drain, but its slot still takes jobs: it is asked again."""
 
     after_s: float
-    """Since the first order."""
     message: str = ""
     kind: Literal["drain-repeated"] = "drain-repeated"
 
@@ -73,7 +70,6 @@ class SeenInPool:
     slot_state: str
     jobs: int
     after_s: float
-    """Since its order."""
     kind: Literal["seen-in-pool"] = "seen-in-pool"
 
 
@@ -112,11 +108,7 @@ class EndedAtSite:
     lived_s: float
     jobs_started: int
     fault: str = ""
-    """Kind of the fault, where the site tells."""
     kind: Literal["ended-at-site"] = "ended-at-site"
-
-
-# ------------------------------------------------------------------------------------------------- why a drone leaves
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +151,8 @@ class BlackHoleDrone:
     good: int
     """Jobs that succeeded in it meanwhile."""
     owners: int
-    """Owners of the failed jobs."""
     node: str
     message: str
-    """Newest failure."""
     kind: Literal["black-hole"] = "black-hole"
 
 
@@ -219,7 +209,6 @@ class PreemptedForOwner:
     """The owner of the hardware waits for its place: with others on its node it frees room for one of their jobs."""
 
     waiting: int
-    """Waiting jobs of that shape."""
     waited_s: float
     node: str = ""
     gpus: float = 0.0
@@ -239,7 +228,6 @@ class Preempted:
     notice_s: float
     """Time between the notice and its end: the part of the grace period that it used. 0 if no notice was seen."""
     grace_s: float
-    """Grace period of the site."""
     lost_gpu_s: float
     """Work of jobs that must be repeated, in GPU-seconds (of a CPU drone: CPU-seconds)."""
     lost_jobs: int
@@ -289,9 +277,6 @@ class DemandReturned:
     kind: Literal["demand-returned"] = "demand-returned"
 
 
-# ---------------------------------------------------------------------------------------------- why a drone is started
-
-
 @dataclass(frozen=True, slots=True)
 class JobsWaiting:
     """Waiting jobs of a class exceed what existing drones will take."""
@@ -301,7 +286,6 @@ class JobsWaiting:
     covered: int
     """Jobs covered by free slots and drones on their way."""
     starts: int
-    """Drones of this type started for the class in this plan."""
     kind: Literal["jobs-waiting"] = "jobs-waiting"
 
 
@@ -315,9 +299,6 @@ class HeadroomShort:
     covered: int
     starts: int
     kind: Literal["headroom-short"] = "headroom-short"
-
-
-# ------------------------------------------------------------------------------------------- why something is not done
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,7 +342,6 @@ class LimitReached:
     """A configured limit is reached."""
 
     limit: str
-    """Name of the setting."""
     scope: str
     used: float
     allowed: float
@@ -397,10 +377,8 @@ class OwnerRisk:
 
     site: str
     typical_s: float
-    """Median run time of such jobs."""
     waited_s: float
     tolerated: float
-    """Accepted share of lost work."""
     kind: Literal["owner-risk"] = "owner-risk"
 
 
@@ -413,7 +391,6 @@ class AwaitingCheaperType:
 
     type: str
     waited_s: float
-    """Waiting time of all jobs together."""
     more_s: float
     """Waiting time after which it is started."""
     kind: Literal["awaiting-cheaper-type"] = "awaiting-cheaper-type"
@@ -424,7 +401,6 @@ class ExistingDronesSuffice:
     """The jobs are so short that existing drones will soon have room for them."""
 
     mean_s: float
-    """Mean run time of such jobs."""
     running: int
     kind: Literal["existing-drones-suffice"] = "existing-drones-suffice"
 
@@ -460,7 +436,6 @@ class StartsUnmatched:
     type: str
     until: float
     failures: int
-    """Number of consecutive failures."""
     message: str
     kind: Literal["starts-unmatched"] = "starts-unmatched"
 
@@ -483,13 +458,11 @@ class GpusStranded:
     nodes: int
     """Nodes with enough free GPUs for one drone of the type."""
     free_gpus: float
-    """On those nodes."""
     dimension: str
     """Resource that is short on most of them: ``cpus``, ``memory`` or ``disk``."""
     wanted: int
     """Request of one drone, in CPUs or MiB."""
     free: int
-    """Largest free amount on one of them."""
     kind: Literal["gpus-stranded"] = "gpus-stranded"
 
 
@@ -518,7 +491,6 @@ class Downtime:
     site: str
     at: float
     left_s: float
-    """Remaining time of a drone's life."""
     wanted_s: float
     kind: Literal["downtime"] = "downtime"
 
@@ -529,9 +501,7 @@ class OwnerWaits:
 
     site: str
     jobs: int
-    """Waiting jobs that get room there."""
     gpus: float
-    """GPUs of all of them."""
     kind: Literal["owner-waits"] = "owner-waits"
 
 

@@ -448,7 +448,7 @@ def _unknown_job(text: str, views: Views, classes: list[JobClass]) -> list[str]:
 
 
 def _class_document(reader: Reader, class_id: str) -> Document:
-    from provisioner.planner.headroom import headroom_classes
+    from provisioner.planner.demand import headroom_classes
 
     views, classes = _views_and_classes(reader)
     classes += headroom_classes(views.policy, views.types, time.time())

@@ -6,9 +6,7 @@ The steps are listed in :func:`decide`, each in a module of its own. An import c
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from provisioner.model import Plan, Snapshot
+from provisioner.model import Plan, Snapshot, StateChange
 from provisioner.planner.black_holes import BlackHoles
 from provisioner.planner.breakers import update_breakers, update_class_breakers
 from provisioner.planner.capacity import Supply
@@ -24,21 +22,33 @@ __all__ = ["decide"]
 def decide(snapshot: Snapshot) -> Plan:
     """Return the changes that a snapshot calls for, with their reasons. The same snapshot gives the same plan."""
     validity = check_views(snapshot)
-    moves = observe_all(snapshot, validity)
-    breakers = update_class_breakers(
-        snapshot, moves, update_breakers(snapshot, moves, validity.split.changing.values())
-    )
-    context = PlanningContext.of(snapshot, validity, moves, breakers)
+    observed = observe_all(snapshot, validity)
+    breakers = update_breakers(snapshot, observed, validity.changing.values())
+    breakers = update_class_breakers(snapshot, observed, breakers)
+    context = PlanningContext.of(snapshot, validity, observed, breakers)
     black_holes = BlackHoles.of(context)
-    breakers = {**breakers, **black_holes.breakers}
-    plan = Plan(
-        tick=snapshot.tick,
-        at=snapshot.now,
-        moves=tuple(moves),
-        breakers=tuple(b for b in breakers.values() if snapshot.breakers.get(b.scope) != b),
-    )
     reservations = OwnerReservations.of(context)
     placed = place(context, reservations, Supply.of(context))
     preemptions = [*reservations.preemptions, *reclaim_reserve(context, reservations, placed.lacking_room)]
-    plan = replace(plan, patience=tuple(reservations.patience))
-    return context.finished(plan, retire(context, preemptions, placed, black_holes), placed)
+    retired = retire(context, preemptions, placed, black_holes)
+    moves = {move.drone.id: move for move in observed}
+    for marked in retired.moves:
+        earlier = moves.get(marked.drone.id)
+        if earlier is not None:
+            news = earlier if marked.drone.state is earlier.drone.state else marked
+            marked = StateChange(marked.drone, earlier.was, news.reason)
+        moves[marked.drone.id] = marked
+    return Plan(
+        tick=snapshot.tick,
+        at=snapshot.now,
+        moves=tuple(moves.values()),
+        starts=tuple(placed.starts),
+        # A drone is asked only once in a tick.
+        drains=(*retired.drains, *(drain for drain in placed.undrained if drain.drone.id not in retired.asked)),
+        stops=tuple(retired.stops),
+        orphans=tuple(retired.orphans),
+        refusals=(*placed.refusals, *retired.refusals),
+        breakers=tuple(b for b in {**breakers, **black_holes.breakers}.values() if snapshot.breakers.get(b.scope) != b),
+        requests_done=tuple(retired.requests_done),
+        patience=tuple(reservations.patience),
+    )

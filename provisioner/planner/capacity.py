@@ -20,7 +20,6 @@ from provisioner.model import (
     Node,
     RemoteState,
     ReserveWhen,
-    SitePolicy,
     TypeKey,
 )
 from provisioner.planner.context import DOWNTIME_MARGIN_S, NO_END, PlanningContext, downtime_at, life_too_short
@@ -48,32 +47,19 @@ def stranded_gpus(kind: DroneType, nodes: Iterable[Node]) -> reasons.GpusStrande
     for node in nodes:
         if kind.name not in node.types or node.free_gpu_milli < kind.gpu_milli:
             continue
-        lacking = _scarce_resource(kind, node)
-        if lacking is None:
+        amounts = [("cpus", kind.cpus, node.free_cpus), ("memory", kind.memory_mib, node.free_memory_mib)]
+        if node.disk_mib:
+            amounts.append(("disk", kind.disk_mib, node.free_disk_mib))
+        scarce = next(((dimension, free) for dimension, wanted, free in amounts if free < wanted), None)
+        if scarce is None:
             return None
-        dimension, free = lacking
-        short.setdefault(dimension, []).append((node.free_gpu_milli, free))
+        short.setdefault(scarce[0], []).append((node.free_gpu_milli, scarce[1]))
     if not short:
         return None
     dimension, found = max(short.items(), key=lambda each: (sum(milli for milli, _ in each[1]), each[0]))
     wanted = {"cpus": kind.cpus, "memory": kind.memory_mib, "disk": kind.disk_mib}[dimension]
     free_gpus = sum(milli for milli, _ in found) / WHOLE_GPU
     return reasons.GpusStranded(kind.key, len(found), free_gpus, dimension, wanted, max(free for _, free in found))
-
-
-def _scarce_resource(kind: DroneType, node: Node) -> tuple[str, int] | None:
-    """Return the resource of which a node has too little, and its free amount."""
-    if node.free_cpus < kind.cpus:
-        return "cpus", node.free_cpus
-    if node.free_memory_mib < kind.memory_mib:
-        return "memory", node.free_memory_mib
-    if node.disk_mib and node.free_disk_mib < kind.disk_mib:
-        return "disk", node.free_disk_mib
-    return None
-
-
-_Cap = tuple[str, str, Mapping[str, int], int | None, int]
-"""Name of a limit, its scope, the counts, the maximum, and the amount of one drone."""
 
 
 @dataclass(slots=True)
@@ -111,7 +97,7 @@ class StartLimits:
     def of(cls, context: PlanningContext, reservations: OwnerReservations) -> StartLimits:
         """Count everything once."""
         limits = cls(context, reservations, startable=set(context.types))
-        for key, count in context.steady.items():
+        for key, count in context.validity.steady.items():
             limits._count(key, count, context.types[key].gpu_milli)
         sizes = Counter((drone.type, drone.gpu_milli) for drone in context.changing.values())
         for (key, gpu_milli), count in sizes.items():
@@ -119,15 +105,14 @@ class StartLimits:
         for site, count in context.orphan_counts.items():
             largest = max((t.gpu_milli for t in context.snapshot.types if t.site == site), default=0)
             limits._count(site, count, largest)
-        for site, polled in context.snapshot.sites.items():
-            if polled.view is None:
-                continue
-            if polled.view.free is not None and not polled.view.nodes:
-                limits.free[site] = {name: float(count) for name, count in polled.view.free.items()}
-                if polled.view.free_gpu_milli is not None:
-                    limits.free_milli[site] = polled.view.free_gpu_milli
-            if polled.view.quota is not None:
-                limits.quota[site] = {name: float(count) for name, count in polled.view.quota.items()}
+        views = {site: polled.view for site, polled in context.snapshot.sites.items() if polled.view is not None}
+        for site, view in views.items():
+            if view.free is not None and not view.nodes:
+                limits.free[site] = {name: float(count) for name, count in view.free.items()}
+                if view.free_gpu_milli is not None:
+                    limits.free_milli[site] = view.free_gpu_milli
+            if view.quota is not None:
+                limits.quota[site] = {name: float(count) for name, count in view.quota.items()}
         probing = {b.scope: b.since for b in context.breakers.values() if b.state is BreakerState.PROBING}
         for drone in context.changing.values():
             if drone.state in PENDING:
@@ -136,7 +121,7 @@ class StartLimits:
                 limits._promise(drone.type, 1)
             # The quota that a site tells cannot know yet of an order whose outcome is unknown.
             if drone.state is DroneState.REQUESTED:
-                limits._grant(drone.type, 1)
+                _take_share(limits.quota.get(drone.site, {}), drone.type, 1)
         return limits
 
     def _count_pending(self, drone: Drone, probing: Mapping[str, float]) -> None:
@@ -166,7 +151,7 @@ class StartLimits:
         if left is None:
             return
         if in_all is None:
-            _take_share(left, name, count)
+            _take_share(left, key, count)
             return
         kind = self.context.types.get(key)
         in_all = self.free_milli[site] = max(0, in_all - count * (kind.gpu_milli if kind is not None else WHOLE_GPU))
@@ -175,11 +160,6 @@ class StartLimits:
             each = self.context.types.get(TypeKey(f"{site}/{other}"))
             if each is not None and each.gpu_milli:
                 left[other] = min(left[other], float(in_all // each.gpu_milli))
-
-    def _grant(self, key: TypeKey, count: int) -> None:
-        """Take quota, which the types of a site share."""
-        site, _, name = key.partition("/")
-        _take_share(self.quota.get(site, {}), name, count)
 
     def start(self, key: TypeKey, count: int) -> None:
         """Book ``count`` starts of a type."""
@@ -192,7 +172,7 @@ class StartLimits:
             self.reservations.free[site].book(kind, count)
             self.counted = {other: n for other, n in self.counted.items() if other.partition("/")[0] != site}
         self._promise(key, count)
-        self._grant(key, count)
+        _take_share(self.quota.get(site, {}), key, count)
 
     def free_for(self, key: TypeKey) -> int | None:
         """Return how many drones of a type could start right now, or None if the site does not report it."""
@@ -226,49 +206,37 @@ class StartLimits:
         return count, reason
 
     def _for_type(self, key: TypeKey, kind: DroneType) -> tuple[int, Reason | None]:
-        site = self.context.snapshot.policy.sites.get(kind.site)
+        policy, site = self.context.snapshot.policy, self.context.snapshot.policy.sites.get(kind.site)
         if site is None or not site.enabled:
             return 0, reasons.SiteDisabled(kind.site)
         doubt = self.context.validity.sites.get(kind.site) or self.reservations.held.get(key)
         doubt = doubt or self.blocked.get(key) or life_too_short(self.context, kind)
         if doubt is not None:
             return 0, doubt
-        found = self._capped(key, kind, site)
-        free = None if site.queue_when_full else self.free_for(key)
-        if free is not None and free < found[0]:
-            found = free, self._why_full(kind)
-        quota = self.quota.get(kind.site, {}).get(kind.name)
-        if quota is not None and int(quota) < found[0]:
-            found = int(quota), reasons.SiteQuota(key)
-        for breaker in (self._breaker(kind.site), self._breaker(key)):
-            if breaker is not None and breaker[0] < found[0]:
-                found = breaker
-        return found
-
-    def _capped(self, key: TypeKey, kind: DroneType, site: SitePolicy) -> tuple[int, Reason | None]:
-        """Return the smallest of the configured limits, and its reason."""
-        policy, gpu_milli = self.context.snapshot.policy, kind.gpu_milli
-        caps: tuple[_Cap, ...] = (
+        least: tuple[int, Reason | None] = 1 << 30, None
+        for limit, scope, counts, most, each in (
             ("max_starts_per_tick", kind.site, self.started, site.max_starts_per_tick, 1),
             ("max_pending", kind.site, self.pending, site.max_pending, 1),
             ("max_drones", key, self.drones, kind.max_drones, 1),
             ("max_drones", kind.site, self.drones, site.max_drones, 1),
             ("max_drones", "", self.drones, policy.max_drones, 1),
-            ("max_gpus", kind.site, self.gpu_milli, site.max_gpu_milli, gpu_milli),
-            ("max_gpus", "", self.gpu_milli, policy.max_gpu_milli, gpu_milli),
-        )
-        least, binding = 1 << 30, None
-        for cap in caps:
-            _, scope, counts, most, each = cap
-            if most is not None and each:
-                count = max(0, (most - counts[scope]) // each)
-                if count < least:
-                    least, binding = count, cap
-        if binding is None:
-            return least, None
-        limit, scope, counts, most, _ = binding
-        unit = WHOLE_GPU if limit == "max_gpus" else 1
-        return least, reasons.LimitReached(limit, scope or "all sites", counts[scope] / unit, (most or 0) / unit)
+            ("max_gpus", kind.site, self.gpu_milli, site.max_gpu_milli, kind.gpu_milli),
+            ("max_gpus", "", self.gpu_milli, policy.max_gpu_milli, kind.gpu_milli),
+        ):
+            if most is not None and each and max(0, (most - counts[scope]) // each) < least[0]:
+                unit = WHOLE_GPU if limit == "max_gpus" else 1
+                why = reasons.LimitReached(limit, scope or "all sites", counts[scope] / unit, most / unit)
+                least = max(0, (most - counts[scope]) // each), why
+        free = None if site.queue_when_full else self.free_for(key)
+        if free is not None and free < least[0]:
+            least = free, self._why_full(kind)
+        quota = self.quota.get(kind.site, {}).get(kind.name)
+        if quota is not None and int(quota) < least[0]:
+            least = int(quota), reasons.SiteQuota(key)
+        for breaker in (self._breaker(kind.site), self._breaker(key)):
+            if breaker is not None and breaker[0] < least[0]:
+                least = breaker
+        return least
 
     def _why_full(self, kind: DroneType) -> Reason:
         if kind.site in self.reservations.free and not kind.gpu_milli:
@@ -297,8 +265,9 @@ class StartLimits:
                 return 0, reasons.BackingOff(scope, breaker.until, kind, text)
 
 
-def _take_share(left: dict[str, float], name: str, count: int) -> None:
-    """Take ``count`` of one type, and the same share of all others."""
+def _take_share(left: dict[str, float], key: TypeKey, count: int) -> None:
+    """Take ``count`` of one type of a site, and the same share of all others."""
+    name = key.partition("/")[2]
     mine = left.get(name, 0.0)
     share = min(1.0, count / mine) if mine > 0 else 1.0
     for other in left:

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import filterfalse
 
 from provisioner import reasons
 from provisioner.model import (
     Breaker,
-    Drain,
     Drone,
     DroneId,
     DroneState,
     DroneType,
     Fault,
     JobClass,
-    Plan,
+    OverlayView,
     Policy,
-    Refusal,
+    PolledSite,
     RemoteDrone,
     RemoteState,
     RequestKind,
@@ -27,14 +26,11 @@ from provisioner.model import (
     Slot,
     SlotState,
     Snapshot,
-    Start,
     StateChange,
-    Stop,
-    StopOrphan,
     TypeKey,
 )
 from provisioner.planner.breakers import ClassBackoffs
-from provisioner.planner.headroom import headroom_classes
+from provisioner.planner.demand import headroom_classes
 from provisioner.planner.matching import CompatibleTypes, compatibility_cache
 from provisioner.reasons import Reason
 
@@ -54,8 +50,10 @@ class ViewValidity:
     vanished: frozenset[str]
     slots: Mapping[DroneId, Slot]
     """Slots with a recent sign of life; none if the overlay's view is doubted."""
-    split: SteadyStateSplit
-    """The drones on record, split by the valid views."""
+    changing: Mapping[DroneId, Drone]
+    """Drones on record that are not steady, in the order of the record."""
+    steady: Mapping[TypeKey, int]
+    """Number of steady drones by type. Their types are configured and have the size that they had at the order."""
 
     def site_view(self, snapshot: Snapshot, site: str) -> SiteView | None:
         """Return the view of a site if it is fresh, even if many drones vanished from it."""
@@ -68,53 +66,47 @@ class ViewValidity:
 
 def check_views(snapshot: Snapshot) -> ViewValidity:
     """Check each view for age and faults, and each listing for vanished drones."""
-    now, policy = snapshot.now, snapshot.policy
-    view = snapshot.overlay.view
-    overlay = _stale("overlay", view.taken_at if view else None, snapshot.overlay.fault, now, policy.overlay_max_age_s)
-    slots = _alive_slots(snapshot) if overlay is None else {}
+    now, policy, view = snapshot.now, snapshot.policy, snapshot.overlay.view
+    overlay = _stale("overlay", view, snapshot.overlay.fault, now, policy.overlay_max_age_s)
+    slots: dict[DroneId, Slot] = {}
+    if view is not None and overlay is None:
+        oldest = now - policy.slot_max_age_s
+        slots = {slot.drone_id: slot for slot in view.slots if slot.heard_at >= oldest}
     sites: dict[str, Reason | None] = {}
     views: dict[str, SiteView] = {}
     for name, site_policy in policy.sites.items():
-        polled = snapshot.sites.get(name)
-        taken = polled.view.taken_at if polled and polled.view else None
-        doubt: Reason | None = _stale(
-            f"site:{name}", taken, polled.fault if polled else None, now, site_policy.view_max_age_s
-        )
-        if doubt is None and polled is not None and polled.busy:
-            age = now - taken if taken is not None else -1.0
-            doubt = reasons.StaleView(
-                f"site:{name}", age, site_policy.view_max_age_s, "its last orders are still under way"
-            )
-        if doubt is None and polled is not None and polled.view is not None:
-            views[name] = polled.view
+        polled = snapshot.sites.get(name) or PolledSite(name)
+        doubt = _stale(f"site:{name}", polled.view, polled.fault, now, site_policy.view_max_age_s)
+        if polled.view is not None and doubt is None:
+            if polled.busy:
+                age_s, limit_s = now - polled.view.taken_at, site_policy.view_max_age_s
+                doubt = reasons.StaleView(f"site:{name}", age_s, limit_s, "its last orders are still under way")
+            else:
+                views[name] = polled.view
         sites[name] = doubt
-    split = split_steady(snapshot, slots, views)
-    vanished = _vanished(policy, views, split)
-    sites.update(vanished)
-    return ViewValidity(overlay, sites, frozenset(vanished), slots, split)
+    changing, steady = split_steady(snapshot, slots, views)
+    vanished = _vanished(policy, views, changing, steady)
+    return ViewValidity(overlay, {**sites, **vanished}, frozenset(vanished), slots, changing, steady)
 
 
-def _alive_slots(snapshot: Snapshot) -> Mapping[DroneId, Slot]:
-    view, oldest = snapshot.overlay.view, snapshot.now - snapshot.policy.slot_max_age_s
-    return {s.drone_id: s for s in view.slots if s.heard_at >= oldest} if view else {}
-
-
-def _stale(name: str, taken: float | None, fault: Fault | None, now: float, limit_s: float) -> reasons.StaleView | None:
-    age = -1.0 if taken is None else max(0.0, now - taken)
+def _stale(
+    name: str, view: OverlayView | SiteView | None, fault: Fault | None, now: float, limit_s: float
+) -> reasons.StaleView | None:
+    age_s = -1.0 if view is None else max(0.0, now - view.taken_at)
     if fault is not None:
-        return reasons.StaleView(name, age, limit_s, fault.message)
-    if taken is None:
-        return reasons.StaleView(name, -1.0, limit_s, "never seen")
-    if age > limit_s:
-        return reasons.StaleView(name, age, limit_s, "too old")
-    return None
+        return reasons.StaleView(name, age_s, limit_s, fault.message)
+    if view is None:
+        return reasons.StaleView(name, age_s, limit_s, "never seen")
+    return reasons.StaleView(name, age_s, limit_s, "too old") if age_s > limit_s else None
 
 
-def _vanished(policy: Policy, views: Mapping[str, SiteView], split: SteadyStateSplit) -> Mapping[str, Reason]:
+def _vanished(
+    policy: Policy, views: Mapping[str, SiteView], changing: Mapping[DroneId, Drone], steady: Mapping[TypeKey, int]
+) -> Mapping[str, Reason]:
     """Return the sites whose listing lacks so many drones at once that it is doubted."""
     known: Counter[str] = Counter()
     missing: Counter[str] = Counter()
-    for drone in split.changing.values():
+    for drone in changing.values():
         site = drone.site
         view = views.get(site)
         if view is None or drone.state in (DroneState.REQUESTED, DroneState.SUBMITTED) or drone.is_leaving:
@@ -123,7 +115,7 @@ def _vanished(policy: Policy, views: Mapping[str, SiteView], split: SteadyStateS
         if drone.id not in view.drones:
             limit_s = policy.sites[site].missing_s * VANISHED_WAIT_FACTOR
             missing[site] += not drone.missing_at or view.taken_at - drone.missing_at < limit_s
-    for key, count in split.steady.items() if missing else ():
+    for key, count in steady.items() if missing else ():
         known[key.partition("/")[0]] += count
     return {
         site: reasons.AllVanished(site, count)
@@ -138,39 +130,30 @@ _STEADY_SLACK_S = 1.0
 """A drone is no longer steady this long before its walltime ends."""
 
 
-@dataclass(frozen=True, slots=True)
-class SteadyStateSplit:
-    """The drones on record, split into steady and changing ones."""
+def split_steady(
+    snapshot: Snapshot, slots: Mapping[DroneId, Slot], views: Mapping[str, SiteView]
+) -> tuple[Mapping[DroneId, Drone], Mapping[TypeKey, int]]:
+    """Return the drones with news, and the number of steady drones by type, by the valid slots and views.
 
-    changing: Mapping[DroneId, Drone]
-    """Drones that are not steady, in the order of the record."""
-    steady: Mapping[TypeKey, int] = field(default_factory=dict)
-    """Number of steady drones by type. Their types are configured and have the size that they had at the order."""
-
-
-@dataclass(slots=True)
-class _SteadyType:
-    """Steady drones of one type, and the values that they are compared with."""
-
-    kind: DroneType
-    listed: Mapping[DroneId, RemoteDrone]
-    oldest: float
-    """A drone that started before this has reached, or will soon reach, the end of its walltime."""
-    count: int = 0
-
-
-def split_steady(snapshot: Snapshot, slots: Mapping[DroneId, Slot], views: Mapping[str, SiteView]) -> SteadyStateSplit:
-    """Split the drones on record into steady and changing ones by the valid slots and views."""
-    steady_types = _steady_types(snapshot, views)
+    A decision for a large site would cost ten times as much if every rule went through its steady drones.
+    """
+    # By type at a site with a valid view: the listing, the GPUs of a drone, and the oldest start of a steady drone.
+    types: dict[TypeKey, tuple[Mapping[DroneId, RemoteDrone], int, float]] = {}
+    for kind in snapshot.types:
+        view, grace_s = views.get(kind.site), snapshot.policy.of_site(kind.site).grace_s
+        if view is not None:
+            life_s = kind.walltime_s + grace_s - _STEADY_SLACK_S if kind.walltime_s else snapshot.now
+            types[kind.key] = view.drones, kind.gpu_milli, max(0.0, snapshot.now - life_s)
     busy, slot_busy, running = DroneState.BUSY, SlotState.BUSY, RemoteState.RUNNING
     changing: dict[DroneId, Drone] = {}
+    steady: Counter[TypeKey] = Counter()
     for drone_id, drone in snapshot.drones.items():
         # One expression without a call: this is all that a large site costs in most ticks.
         if (
             drone.state is busy
             and (slot := slots.get(drone_id)) is not None
-            and (steady := steady_types.get(drone.type)) is not None
-            and (remote := steady.listed.get(drone_id)) is not None
+            and (of_type := types.get(drone.type)) is not None
+            and (remote := of_type[0].get(drone_id)) is not None
             and slot.state is slot_busy
             and (slot.free_gpu_milli if drone.gpu_milli else slot.free_cpus) <= 0
             and slot.jobs == drone.jobs
@@ -187,7 +170,7 @@ def split_steady(snapshot: Snapshot, slots: Mapping[DroneId, Slot], views: Mappi
             and remote.remote_id == drone.remote_id
             and remote.node == drone.node
             and remote.slot == drone.site_slot
-            and drone.started_at > steady.oldest
+            and drone.started_at > of_type[2]
             and drone.submitted_at
             and drone.joined_at
             and drone.busy_at
@@ -196,23 +179,12 @@ def split_steady(snapshot: Snapshot, slots: Mapping[DroneId, Slot], views: Mappi
             and not drone.unslotted_at
             and not drone.notice_at
             and drone.leaving is None
-            and drone.gpu_milli == steady.kind.gpu_milli
+            and drone.gpu_milli == of_type[1]
         ):
-            steady.count += 1
+            steady[drone.type] += 1
         else:
             changing[drone_id] = drone
-    return SteadyStateSplit(changing, {key: steady.count for key, steady in steady_types.items() if steady.count})
-
-
-def _steady_types(snapshot: Snapshot, views: Mapping[str, SiteView]) -> dict[TypeKey, _SteadyType]:
-    """Return an entry for each type of a site with a valid view."""
-    steady_types = {}
-    for kind in snapshot.types:
-        view, policy = views.get(kind.site), snapshot.policy.of_site(kind.site)
-        if view is not None:
-            life_s = kind.walltime_s + policy.grace_s - _STEADY_SLACK_S if kind.walltime_s else snapshot.now
-            steady_types[kind.key] = _SteadyType(kind, view.drones, max(0.0, snapshot.now - life_s))
-    return steady_types
+    return changing, steady
 
 
 DELAYED_AFTER_S = 600.0
@@ -221,7 +193,6 @@ this time from its order to its first job."""
 NO_ROOM_DELAY_S = 180.0
 """A drone is also delayed if it has waited this long, and twice as long as usual, while the free capacity goes to
 drones ahead of it."""
-_AT_SITE_QUEUE = (DroneState.SUBMITTED, DroneState.QUEUED)
 
 
 def delayed_drones(
@@ -235,17 +206,19 @@ def delayed_drones(
     found: set[DroneId] = set()
     unreported: dict[TypeKey, list[Drone]] = {}
     for drone in drones:
-        if drone.state not in _AT_SITE_QUEUE:
-            continue
-        view = validity.site_view(snapshot, drone.site)
+        view = validity.site_view(snapshot, drone.site) if drone.waits_at_site else None
         remote = view.drones.get(drone.id) if view is not None else None
         if remote is None:
             continue
-        delayed = _reported_delay(snapshot, drone, remote)
+        usual = snapshot.estimates.delays.get(drone.type)
+        if remote.blocked is None and remote.expected_start_at:
+            delayed = remote.expected_start_at > snapshot.now + DELAYED_AFTER_S
+        else:
+            delayed = remote.blocked is not None or (usual is not None and usual.queue_s > DELAYED_AFTER_S)
+            if not delayed and drone.awaits_room:
+                unreported.setdefault(drone.type, []).append(drone)
         if delayed:
             found.add(drone.id)
-        elif delayed is None and drone.awaits_room:
-            unreported.setdefault(drone.type, []).append(drone)
     for key, waiting in unreported.items():
         kind = types.get(key)
         view = validity.site_view(snapshot, kind.site) if kind is not None else None
@@ -254,38 +227,19 @@ def delayed_drones(
     return frozenset(found)
 
 
-def _reported_delay(snapshot: Snapshot, drone: Drone, remote: RemoteDrone) -> bool | None:
-    """Return whether the site's report or the estimates call the drone delayed, None if they say nothing."""
-    if remote.blocked is not None:
-        return True
-    if remote.expected_start_at:
-        return remote.expected_start_at > snapshot.now + DELAYED_AFTER_S
-    usual = snapshot.estimates.delays.get(drone.type)
-    return True if usual is not None and usual.queue_s > DELAYED_AFTER_S else None
-
-
 def _without_room(snapshot: Snapshot, view: SiteView, kind: DroneType, waiting: list[Drone]) -> Iterator[Drone]:
     """Yield drones that have waited too long and for which nothing is free after those ahead of them."""
     usual = snapshot.estimates.delays.get(kind.key)
     too_long_s = max(NO_ROOM_DELAY_S, 2.0 * usual.queue_s if usual is not None else 0.0)
-    if snapshot.now - min(drone.requested_at for drone in waiting) <= too_long_s:
-        return
-    free = _free_count(view, kind)
-    if free is None:
-        return
+    if view.nodes and kind.gpu_milli:
+        free = sum(node.free_gpu_milli for node in view.nodes if kind.name in node.types) // kind.gpu_milli
+    elif view.free is not None and not view.nodes:
+        free = view.free.get(kind.name, 0)
+    else:
+        return  # the site does not report it
     for drone in sorted(waiting, key=lambda d: (d.requested_at, d.id))[free:]:
         if snapshot.now - drone.requested_at > too_long_s:
             yield drone
-
-
-def _free_count(view: SiteView, kind: DroneType) -> int | None:
-    """Return how many drones of a type the free capacity holds at most, or None if the site does not report it."""
-    if view.nodes:
-        if not kind.gpu_milli:
-            return None
-        milli = sum(node.free_gpu_milli for node in view.nodes if kind.name in node.types)
-        return milli // kind.gpu_milli
-    return view.free.get(kind.name, 0) if view.free is not None else None
 
 
 NO_END = float("inf")
@@ -327,38 +281,6 @@ _UNKNOWN_SITE = object()
 
 
 @dataclass(frozen=True, slots=True)
-class RetirementResult:
-    """Drones that are asked to leave."""
-
-    drains: tuple[Drain, ...] = ()
-    stops: tuple[Stop, ...] = ()
-    orphans: tuple[StopOrphan, ...] = ()
-    refusals: tuple[Refusal, ...] = ()
-    requests_done: tuple[int, ...] = ()
-    moves: tuple[StateChange, ...] = ()
-    """Further changes of records, each after the changes that views have caused."""
-
-    @property
-    def asks(self) -> tuple[Drain | Stop, ...]:
-        return (*self.drains, *self.stops)
-
-
-@dataclass(frozen=True, slots=True)
-class PlacementResult:
-    """Drones to start and to undrain, and the reasons for what waits."""
-
-    starts: tuple[Start, ...] = ()
-    resumes: tuple[Drain, ...] = ()
-    refusals: tuple[Refusal, ...] = ()
-    lacking_room: Mapping[TypeKey, int] = field(default_factory=dict)
-    """By drone type: number of drones that are lacking only because the site has no room."""
-    without_headroom: frozenset[str] = frozenset()
-    """Sites that keep no headroom now: real jobs lack room there, or the owner waits."""
-    at_risk: Mapping[DroneId, reasons.DrainAtRisk] = field(default_factory=dict)
-    """Drones that should take no more jobs because the owner is likely to take their place."""
-
-
-@dataclass(frozen=True, slots=True)
 class PlanningContext:
     """A snapshot after its state changes, with what all rules need."""
 
@@ -369,10 +291,6 @@ class PlanningContext:
     """Live drones, after the state changes."""
     changing: Mapping[DroneId, Drone]
     """Live drones that are not steady: rules go through these alone."""
-    steady: Mapping[TypeKey, int]
-    """Number of steady drones by type."""
-    slots: Mapping[DroneId, Slot]
-    """Alive slots of a fresh view; empty without one."""
     types: Mapping[TypeKey, DroneType]
     classes: tuple[JobClass, ...]
     """Job classes with waiting or fresh jobs; empty without a fresh view."""
@@ -394,13 +312,17 @@ class PlanningContext:
     ) -> PlanningContext:
         """Derive the context from a snapshot."""
         after = {m.drone.id: m.drone for m in moves}
-        split = validity.split
-        changing = {i: d for i, was in split.changing.items() if not (d := after.get(i, was)).state.ended}
+        changing = {i: d for i, was in validity.changing.items() if not (d := after.get(i, was)).state.ended}
         live = {**snapshot.drones, **changing}
-        for drone_id in split.changing.keys() - changing.keys():
+        for drone_id in validity.changing.keys() - changing.keys():
             del live[drone_id]
         view = snapshot.overlay.view if validity.overlay is None else None
-        classes = tuple(_without_limited(c) for c in view.classes if c.waiting > 0 or c.fresh > 0) if view else ()
+        # What the overlay's own limits hold back is no demand.
+        classes = tuple(
+            replace(job, waiting=max(0, job.waiting - job.limited)) if job.limited else job
+            for job in (view.classes if view else ())
+            if job.waiting > 0 or job.fresh > 0
+        )
         headroom = headroom_classes(snapshot.policy, snapshot.types, snapshot.now) if view else ()
         known = compatibility_cache(snapshot.types, snapshot.policy)
         class_backoffs = ClassBackoffs.of(breakers, changing.values())
@@ -414,8 +336,6 @@ class PlanningContext:
             breakers=breakers,
             drones=live,
             changing=changing,
-            steady=split.steady,
-            slots=validity.slots,
             types=known.by_key,
             classes=classes,
             headroom=headroom,
@@ -430,6 +350,11 @@ class PlanningContext:
     def now(self) -> float:
         return self.snapshot.now
 
+    @property
+    def slots(self) -> Mapping[DroneId, Slot]:
+        """Alive slots of a fresh view; empty without one."""
+        return self.validity.slots
+
     def can_act_on(self, drone: Drone) -> bool:
         """Return True if the view of the drone's site is valid, so that orders may be given there."""
         return self.validity.sites.get(drone.site, _UNKNOWN_SITE) is None
@@ -439,40 +364,16 @@ class PlanningContext:
         view = self.validity.site_view(self.snapshot, drone.site)
         return view.drones.get(drone.id) if view is not None else None
 
-    def finished(self, plan: Plan, left: RetirementResult, placed: PlacementResult) -> Plan:
-        """Return the whole plan. A drone is asked only once in a tick."""
-        gone = {a.drone.id for a in left.asks}
-        moves = {m.drone.id: m for m in plan.moves}
-        for more in left.moves:
-            earlier = moves.get(more.drone.id)
-            if earlier is not None:
-                news = earlier if more.drone.state is earlier.drone.state else more
-                more = StateChange(more.drone, earlier.was, news.reason)
-            moves[more.drone.id] = more
-        return replace(
-            plan,
-            moves=tuple(moves.values()),
-            starts=placed.starts,
-            drains=left.drains + tuple(d for d in placed.resumes if d.drone.id not in gone),
-            stops=left.stops,
-            orphans=left.orphans,
-            refusals=placed.refusals + left.refusals,
-            requests_done=left.requests_done,
-        )
-
-
-def _without_limited(job: JobClass) -> JobClass:
-    """Return the class without the waiting jobs that the overlay's own limits hold back."""
-    return replace(job, waiting=max(0, job.waiting - job.limited)) if job.limited else job
-
 
 def _orphan_counts(snapshot: Snapshot, live: Mapping[DroneId, Drone]) -> Mapping[str, int]:
     """Count listed drones without a live record by site.
 
     The newest good view counts, however old: too many counted is safer than too few. Drones whose records this plan
-    ends for an operator count already, if another site lists them.
+    ends for an operator (:mod:`retirement`) count already, if another site lists them.
     """
-    if written_off := _written_off(snapshot, live):
+    kills = (i for request in snapshot.requests if request.kind is RequestKind.KILL for i in request.drone_ids)
+    written_off = {i for i in kills if i in live and live[i].site not in snapshot.policy.sites}
+    if written_off:
         live = {drone_id: drone for drone_id, drone in live.items() if drone_id not in written_off}
     count: dict[str, int] = {}
     for name, polled in snapshot.sites.items():
@@ -481,12 +382,6 @@ def _orphan_counts(snapshot: Snapshot, live: Mapping[DroneId, Drone]) -> Mapping
             unknown = filterfalse(live.__contains__, listed)
             count[name] = sum(1 for i in unknown if listed[i].state is not RemoteState.ENDED)
     return count
-
-
-def _written_off(snapshot: Snapshot, live: Mapping[DroneId, Drone]) -> frozenset[DroneId]:
-    """Return the drones that an operator kills and whose site is not configured (:mod:`retirement`)."""
-    kills = (i for request in snapshot.requests if request.kind is RequestKind.KILL for i in request.drone_ids)
-    return frozenset(i for i in kills if i in live and live[i].site not in snapshot.policy.sites)
 
 
 def _too_many_unhealthy(policy: Policy, changing: Iterable[Drone], live: int) -> Reason | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
 
 from provisioner import reasons
 from provisioner.model import (
@@ -86,37 +85,27 @@ EXIT_JOIN_TIMEOUT = 73
 
 def observe_all(snapshot: Snapshot, validity: ViewValidity) -> list[StateChange]:
     """Return the state changes that fresh views show. Steady drones have none."""
-    lost = _lost(snapshot) if validity.overlay is None else None
-    partial = lost is not None and snapshot.overlay.view is not None and bool(snapshot.overlay.view.unheard)
+    view = snapshot.overlay.view if validity.overlay is None else None
+    evictions: dict[DroneId, list[Eviction]] = {}
+    for eviction in (view.evictions if view is not None else None) or ():
+        evictions.setdefault(eviction.drone_id, []).append(eviction)
+    # In a partial view a drone without evictions may have had jobs of a queue that does not answer.
+    none_reported = () if view is not None and view.evictions is not None and not view.unheard else None
     views = {name: validity.site_view(snapshot, name) for name in snapshot.policy.sites}
-    moves = []
-    for drone in validity.split.changing.values():
-        site = drone.site
-        move = observe(
+    moves = (
+        observe(
             drone,
-            views.get(site),
+            views.get(drone.site),
             validity.slots.get(drone.id),
             pool_fresh=validity.overlay is None,
-            # in a partial view a drone without evictions may have had jobs of a queue that does not answer
-            evictions=lost.get(drone.id, None if partial else ()) if lost is not None else None,
-            policy=snapshot.policy.of_site(site),
-            doubted=site in validity.vanished,
+            evictions=evictions.get(drone.id, none_reported),
+            policy=snapshot.policy.of_site(drone.site),
+            doubted=drone.site in validity.vanished,
             now=snapshot.now,
         )
-        if move is not None:
-            moves.append(move)
-    return moves
-
-
-def _lost(snapshot: Snapshot) -> Mapping[DroneId, Sequence[Eviction]] | None:
-    """Return the evictions by drone, or None if the overlay does not report them."""
-    view = snapshot.overlay.view
-    if view is None or view.evictions is None:
-        return None
-    found: dict[DroneId, list[Eviction]] = {}
-    for eviction in view.evictions:
-        found.setdefault(eviction.drone_id, []).append(eviction)
-    return found
+        for drone in validity.changing.values()
+    )
+    return [move for move in moves if move is not None]
 
 
 def observe(
@@ -135,22 +124,20 @@ def observe(
     A view or slot is None if no fresh one exists. ``evictions`` are those of its jobs, None if the overlay does not
     report them.
     """
-    if view is not None:
-        remote = view.drones.get(drone.id)
-        if remote is not None and remote.state is RemoteState.STOPPED:
-            return _stopped_at_site(drone, remote, now)
-        if remote is not None and (remote.end is not None or remote.state is RemoteState.ENDED):
-            how = remote.end or RemoteEnd(EndKind.FAULT, 0.0, None, "its site does not say how")
-            priced = _with_lost_work(drone, slot, evictions, policy, how.at or now)
-            if how.kind is EndKind.EXITED and how.exit_code == 0 and evictions is not None and not priced.lost_jobs:
-                priced = replace(priced, jobs=0)  # they were done between two polls
-            return _ended(priced, how, policy, now)
-        seen, reason = (
-            _listed(drone, remote, now) if remote else _unlisted(drone, view, slot, policy, doubted=doubted, now=now)
-        )
-    else:
-        seen, reason = drone, None
-    if not seen.state.ended:
+    seen, reason = drone, None
+    remote = view.drones.get(drone.id) if view is not None else None
+    stopped = remote is not None and remote.state is RemoteState.STOPPED
+    if remote is not None and not stopped and (remote.end is not None or remote.state is RemoteState.ENDED):
+        how = remote.end or RemoteEnd(EndKind.FAULT, 0.0, None, "its site does not say how")
+        priced = _with_lost_work(drone, slot, evictions, policy, how.at or now)
+        if how.kind is EndKind.EXITED and how.exit_code == 0 and evictions is not None and not priced.lost_jobs:
+            priced = replace(priced, jobs=0)  # they were done between two polls
+        return _ended(priced, how, policy, now)
+    if remote is not None:
+        seen, reason = _listed(drone, remote, now)
+    elif view is not None:
+        seen, reason = _unlisted(drone, view, slot, policy, doubted=doubted, now=now)
+    if not stopped and not seen.state.ended:
         if slot is not None:
             seen, reason = _in_pool(seen, slot, reason, now)
         elif pool_fresh and seen.joined_at and not seen.unslotted_at:
@@ -165,67 +152,45 @@ def observe(
 
 
 def _listed(drone: Drone, remote: RemoteDrone, now: float) -> tuple[Drone, Reason | None]:
-    running = remote.state is RemoteState.RUNNING
-    started_at = drone.started_at or ((remote.started_at or now) if running else 0.0)
+    """Return the drone as its site lists it.
+
+    One that the site reports as stopped counts as asked to stop: the site cleans it up by itself, and is asked to if
+    that takes long. How it ended is recorded once it is gone.
+    """
+    running, stopped = remote.state is RemoteState.RUNNING, remote.state is RemoteState.STOPPED
+    started_at = (remote.started_at if running or stopped else 0.0) or (now if running else 0.0)
     state = drone.state
-    match state:
-        case S.DRAINING | S.STOPPING | S.JOINED | S.IDLE | S.BUSY:
-            if remote.state is RemoteState.PENDING and state not in (S.DRAINING, S.STOPPING):
-                state = S.QUEUED  # preempted and put back into the queue by its site
-        case S.REQUESTED | S.SUBMITTED | S.QUEUED | S.BOOTING:
-            if running:
-                state = S.BOOTING
-            elif remote.state is RemoteState.PENDING:
-                state = S.QUEUED
-            elif state is S.REQUESTED:
-                state = S.SUBMITTED
-        case _:
-            pass
+    if stopped:
+        state = S.STOPPING
+    elif state in (S.JOINED, S.IDLE, S.BUSY) and remote.state is RemoteState.PENDING:
+        state = S.QUEUED  # preempted and put back into the queue by its site
+    elif state in (S.REQUESTED, S.SUBMITTED, S.QUEUED, S.BOOTING):
+        if running:
+            state = S.BOOTING
+        elif remote.state is RemoteState.PENDING:
+            state = S.QUEUED
+        elif state is S.REQUESTED:
+            state = S.SUBMITTED
     seen = replace(
         drone,
         state=state,
         since=drone.since if state is drone.state else now,
-        started_at=started_at,
+        remote_id=remote.remote_id or drone.remote_id,
+        submitted_at=drone.submitted_at or now,
+        started_at=drone.started_at or started_at,
+        missing_at=0.0,
+        site_reason=remote.reason,
+        node=remote.node or drone.node,
         site_slot=remote.slot or drone.site_slot,
-        **_news_of_listing(drone, remote, now),
+        notice_at=_notice_at(drone, remote),
     )
+    if stopped and state is not drone.state:
+        seen = replace(seen, asked_at=now, asked=1)
     if seen == drone:
         return drone, None
-    if seen.notice_at and not drone.notice_at:
+    if seen.notice_at and not drone.notice_at and not stopped:
         return seen, reasons.PreemptionNotice(remote.reason)
     return seen, reasons.SeenAtSite(remote.state.value, remote.reason)
-
-
-def _stopped_at_site(drone: Drone, remote: RemoteDrone, now: float) -> StateChange | None:
-    """Return the change of a drone that the site reports as stopped, as if it had been asked to stop.
-
-    The site cleans it up by itself and is asked to if that takes long. How it ended is recorded once it is gone.
-    """
-    asked_now = drone.state is not S.STOPPING
-    seen = replace(
-        drone,
-        state=S.STOPPING,
-        since=now if asked_now else drone.since,
-        asked_at=now if asked_now else drone.asked_at,
-        asked=1 if asked_now else drone.asked,
-        started_at=drone.started_at or remote.started_at,
-        **_news_of_listing(drone, remote, now),
-    )
-    return (
-        StateChange(seen, drone.state, reasons.SeenAtSite(remote.state.value, remote.reason)) if seen != drone else None
-    )
-
-
-def _news_of_listing(drone: Drone, remote: RemoteDrone, now: float) -> dict[str, Any]:
-    """Return the fields that any listing of the drone changes."""
-    return {
-        "remote_id": remote.remote_id or drone.remote_id,
-        "submitted_at": drone.submitted_at or now,
-        "missing_at": 0.0,
-        "site_reason": remote.reason,
-        "node": remote.node or drone.node,
-        "notice_at": _notice_at(drone, remote),
-    }
 
 
 def _notice_at(drone: Drone, remote: RemoteDrone) -> float:
@@ -393,6 +358,12 @@ def ended_record(drone: Drone, state: DroneState, now: float, message: str = "")
     if drone.busy_at and (state is S.UNUSED or (state is S.CANCELLED and not drone.jobs)):
         state = S.DONE
     return replace(drone, state=state, since=now, ended_at=now, jobs=0, site_reason=message or drone.site_reason)
+
+
+def undrained_record(drone: Drone, now: float) -> Drone:
+    """Return the record of a draining drone that is taken back into service."""
+    state, idle_at = (S.BUSY, 0.0) if drone.jobs else (S.IDLE, now)
+    return replace(drone, state=state, since=now, leaving=None, asked_at=0.0, asked=0, idle_at=idle_at)
 
 
 _DRONE_TIMES = (

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -33,7 +33,6 @@ from provisioner.model import (
     FaultKind,
     JobClass,
     Refusal,
-    Slot,
     SlotState,
     Start,
     TypeKey,
@@ -41,193 +40,36 @@ from provisioner.model import (
 )
 from provisioner.planner.breakers import OVERLAY_SCOPE
 from provisioner.planner.capacity import NO_COVERAGE, Coverage, DroneSlots, SlotShape, StartLimits, Supply, TypeRanking
-from provisioner.planner.context import PlacementResult, PlanningContext, drone_end_at, life_too_short, shortened_life_s
-from provisioner.planner.fairness import GroupShares
-from provisioner.planner.headroom import HEADROOM_PREFIX, is_headroom, sites_without_headroom
+from provisioner.planner.context import PlanningContext, drone_end_at, life_too_short, shortened_life_s
+from provisioner.planner.demand import HEADROOM_PREFIX, GroupShares, is_headroom, sites_without_headroom
+from provisioner.planner.lifecycle import undrained_record
 from provisioner.planner.matching import CompatibleTypes, count_jobs_in_slot, nearest, resources_of_type
 from provisioner.planner.owner import OwnerReservations
-from provisioner.planner.risk import DrainRisk, RiskBudget, UserExclusions, is_excluded, runs_of
+from provisioner.planner.risk import PreemptionRisk, is_excluded, runs_of
 from provisioner.reasons import Reason
 
 MIN_WORK_S = 300.0
 MAX_WORK_WAIT_S = 900.0
 """A job that has waited this long gets a drone, however little work there is."""
-
-
-def worthwhile_starts(
-    context: PlanningContext, job: JobClass, lacking: int, running_jobs: RunningJobs
-) -> tuple[int, reasons.ExistingDronesSuffice | None]:
-    """Return for how many of the ``lacking`` jobs a start is worthwhile, and the reason for the others."""
-    if lacking <= 0:
-        return lacking, None
-    mean_s = mean_run_s(runs_of(context, job))
-    if mean_s >= MIN_WORK_S:
-        return lacking, None
-    # Those that run such jobs now end them soon, and take these; so do those that others of the class are to run on.
-    running, covered = running_jobs.of(job), job.waiting - lacking
-    enough = math.ceil(job.waiting * mean_s / MIN_WORK_S) - running - covered
-    late = context.now - job.oldest_at > MAX_WORK_WAIT_S
-    found = max(1 if late else 0, min(lacking, enough))
-    return found, reasons.ExistingDronesSuffice(mean_s, running) if found < lacking else None
-
-
-_JobShape = tuple[str, int, int, int]
-"""User (empty if unknown), and request of GPUs, CPUs and memory; zeros if unknown."""
-_UNKNOWN_REQUEST = (0, 0, 0)
-
-
-@dataclass
-class RunningJobs:
-    """Running jobs on drones that take another job afterwards. Local to one plan.
-
-    The queue also counts jobs on dead drones until the lease ends, and jobs on drones that take no more. Only the slots
-    of accepting drones count here.
-    """
-
-    context: PlanningContext
-
-    def of(self, job: JobClass) -> int:
-        """Count jobs of a class, or that may be of it if the slot does not report it."""
-        if not job.running:
-            return 0
-        asks = (job.gpu_milli, job.cpus, job.memory_mib)
-        shapes = {(owner, *amounts) for owner in (job.owner, "") for amounts in (asks, _UNKNOWN_REQUEST)}
-        return min(job.running, sum(self._by_shape[each] for each in shapes))
-
-    @cached_property
-    def _by_shape(self) -> Counter[_JobShape]:
-        view = self.context.snapshot.overlay.view
-        # An overlay may name classes by accounting group and slots by user: then the name tells nothing.
-        owners = {job.owner for job in view.classes} if view is not None else frozenset()
-        found: Counter[_JobShape] = Counter()
-        for slot in self.context.slots.values():
-            drone = self.context.drones.get(slot.drone_id)
-            if slot.jobs and drone is not None and _accepts_next_job(drone, slot):
-                owner = slot.owner if slot.owner in owners else ""
-                found[owner, slot.job_gpu_milli, slot.job_cpus, slot.job_memory_mib] += slot.jobs
-        return found
-
-
-def _accepts_next_job(drone: Drone, slot: Slot) -> bool:
-    """Return True if a drone takes another job once one of its jobs is done."""
-    leaves = drone.is_leaving or drone.notice_at or drone.state is DroneState.DRAINING
-    return not leaves and slot.state is not SlotState.DRAINING
-
-
-@dataclass(slots=True)
-class StartCosts:
-    """Cost of starts, compared with the cost of waiting. Local to one plan."""
-
-    context: PlanningContext
-    held: dict[TypeKey, float] = field(default_factory=dict)
-    """GPU-seconds, at the type's price, that a drone of a type holds before its first job."""
-
-    @classmethod
-    def of(cls, context: PlanningContext) -> StartCosts:
-        policy, known = context.snapshot.policy, context.snapshot.estimates.delays
-        held = {}
-        for key, delays in known.items():
-            kind = context.types.get(TypeKey(key))
-            site = policy.sites.get(kind.site) if kind is not None else None
-            if kind is not None and site is not None:
-                held[kind.key] = delays.boot_s * kind.gpu_milli / WHOLE_GPU * kind.price * site.price
-        return cls(context, held)
-
-    def too_dear(
-        self, job: JobClass, kind: DroneType, kinds: Iterable[TypeKey], lacking: int
-    ) -> reasons.AwaitingCheaperType | None:
-        """Return the reason to wait for a cheaper start among ``kinds``, if any."""
-        mine = self.held.get(kind.key)
-        worth = self.context.snapshot.policy.waiting_cost
-        if mine is None or not worth:
-            return None
-        cheapest = min((self.held[key] for key in kinds if key in self.held), default=mine)
-        # Jobs of a class come one after the other: on average half as old as the oldest.
-        waited_s = max(0.0, self.context.now - job.oldest_at) * (lacking + 1) / 2
-        more_s = (mine - cheapest) / worth
-        return reasons.AwaitingCheaperType(kind.key, waited_s, more_s) if waited_s < more_s else None
-
-
-@dataclass(slots=True)
-class UndrainCandidates:
-    """Draining drones that may be taken back into service. Mutable, local to one plan."""
-
-    context: PlanningContext
-    drain_risk: DrainRisk
-    draining: dict[DroneId, Drone]
-    """Drones that have not been taken back yet."""
-    asked: list[Drain] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, context: PlanningContext, drain_risk: DrainRisk) -> UndrainCandidates:
-        """Find drones that still run something and leave for want of work or because an owner is near.
-
-        Drones that an operator or an owner asked to leave are never taken back.
-        """
-        leaves = (drone for drone in context.changing.values() if _may_return(context, drone))
-        return cls(context, drain_risk, {drone.id: drone for drone in leaves})
-
-    def take(self, job: JobClass, compatible: CompatibleTypes, lack: int) -> int:
-        """Take back drones that have room for the class and are safe enough for it.
-
-        Return for how many jobs, perhaps a few more than ``lack``.
-        """
-        covered = 0
-        risky: dict[str, Collection[DroneId]] = {}
-        for drone in list(self.draining.values()) if lack > 0 else ():
-            if drone.site not in risky:
-                risky[drone.site] = self.drain_risk.to(job, compatible, drone.site)
-            safe = drone.id not in risky[drone.site] and not is_excluded(job.owner, drone.avoids)
-            fits = safe and drone.type in compatible.jobs and covered < lack
-            room = count_jobs_in_slot(job, self.context.slots[drone.id], self.context.types[drone.type]) if fits else 0
-            if room:
-                del self.draining[drone.id]
-                back = replace(
-                    drone, state=DroneState.BUSY, since=self.context.now, leaving=None, asked_at=0.0, asked=0
-                )
-                self.asked.append(
-                    Drain(back, drone.state, DrainMode.RESUME, reasons.DemandReturned(job.id, job.waiting))
-                )
-                covered += room
-        return covered
-
-
-def _may_return(context: PlanningContext, drone: Drone) -> bool:
-    return (
-        drone.state is DroneState.DRAINING
-        and drone.leaving in (DroneState.DONE, DroneState.UNUSED)
-        and bool(drone.asked_at and drone.jobs)
-        and drone.id in context.slots
-        and context.can_act_on(drone)
-    )
-
-
 _NO_ROOM_AT_SITE = (reasons.SiteFull, reasons.GpusStranded)
 
 
-def place(context: PlanningContext, reservations: OwnerReservations, supply: Supply) -> PlacementResult:
+def place(context: PlanningContext, reservations: OwnerReservations, supply: Supply) -> Placement:
     """Serve the classes, hardest to place first, and headroom last."""
+    placement = Placement(Allocation(context, reservations, supply), GroupShares.of(context))
     blind = _no_starts_reason(context)
     if blind is not None:
-        return PlacementResult(refusals=(blind,))
-    shares = GroupShares.of(context)
-    placement = Placement(Allocation(context, reservations, supply), shares)
-    for job in shares.in_turn(context):
+        placement.refusals.append(blind)
+        return placement
+    for job in placement.shares.in_turn(context):
         placement.serve(job, context.compatible[job.id])
-    without_headroom = sites_without_headroom(context, placement.refusals, reservations.claimed)
+    placement.without_headroom = sites_without_headroom(context, placement.refusals, reservations.claimed)
     for job in context.headroom:
-        placement.warm_up(job, context.compatible[job.id], without_headroom)
-    doubts = (Refusal(f"site:{site}", 0, why) for site, why in context.validity.sites.items() if why is not None)
-    refusals = (*placement.refusals, *doubts)
-    at_risk = placement.drain_risk.most_exposed()
-    return PlacementResult(
-        tuple(placement.allocation.starts),
-        tuple(placement.undrain.asked),
-        refusals,
-        placement.lacking_room,
-        without_headroom,
-        at_risk,
-    )
+        placement.warm_up(job, context.compatible[job.id])
+    doubts = context.validity.sites.items()
+    placement.refusals += [Refusal(f"site:{site}", 0, why) for site, why in doubts if why is not None]
+    placement.at_risk = placement.allocation.risk.most_exposed()
+    return placement
 
 
 def _no_starts_reason(context: PlanningContext) -> Refusal | None:
@@ -265,19 +107,19 @@ class Allocation:
         return TypeRanking.of(self.context, self.limits)
 
     @cached_property
-    def start_costs(self) -> StartCosts:
-        """Cost of starts, compared with the cost of waiting."""
-        return StartCosts.of(self.context)
+    def start_cost_gpu_s(self) -> Mapping[TypeKey, float]:
+        """GPU-seconds, at the type's price, that a drone of a type holds before its first job."""
+        types, sites = self.context.types, self.context.snapshot.policy.sites
+        return {
+            kind.key: delays.boot_s * kind.gpu_milli / WHOLE_GPU * kind.price * sites[kind.site].price
+            for key, delays in self.context.snapshot.estimates.delays.items()
+            if (kind := types.get(TypeKey(key))) is not None and kind.site in sites
+        }
 
     @cached_property
-    def risk(self) -> RiskBudget:
-        """Headroom left at each owner's site."""
-        return RiskBudget.of(self.context)
-
-    @cached_property
-    def exclusions(self) -> UserExclusions:
-        """Users whose jobs new drones refuse."""
-        return UserExclusions(self.context, self.risk, self.safer)
+    def risk(self) -> PreemptionRisk:
+        """Risk at the sites with an owner."""
+        return PreemptionRisk(self.context, self.safer)
 
     def safer(self, compatible: CompatibleTypes) -> bool:
         """Return True if such jobs can get a drone, now or later, at a place without an owner."""
@@ -300,35 +142,28 @@ class Allocation:
     def allocate(self, kind: DroneType, count: int, job: JobClass, covered: int) -> None:
         """Start ``count`` drones of a type for a class of which ``covered`` jobs are covered."""
         reason: Reason = reasons.JobsWaiting(job.id, job.waiting, covered, count)
-        vram_mib = job.vram_mib
+        vram_mib, snapshot = job.vram_mib, self.context.snapshot
         if is_headroom(job.id):  # any job may take a warm drone
-            reason, vram_mib = (
-                reasons.HeadroomShort(job.id.removeprefix(HEADROOM_PREFIX), job.waiting, covered, count),
-                0,
-            )
+            reason = reasons.HeadroomShort(job.id.removeprefix(HEADROOM_PREFIX), job.waiting, covered, count)
+            vram_mib = 0
         life_s, on_reserve = shortened_life_s(self.context, kind), self.limits.on_reserve(kind)
         self.risk.book(kind, count)
-        avoids = self.exclusions.of_drones_for(job, kind)
-        drones = self._new_drones(kind, count, job.id, avoids)
-        self.starts += [Start(drone, reason, vram_mib, life_s, on_reserve) for drone in drones]
-        self.limits.start(kind.key, count)
-        shape = SlotShape(resources_of_type(kind), drone_end_at(self.context, kind), on_the_way=True, avoids=avoids)
-        self.supply.add(DroneSlots(kind, shape, count))
-
-    def _new_drones(self, kind: DroneType, count: int, class_id: str, avoids: str) -> Iterator[Drone]:
-        snapshot = self.context.snapshot
-        first = snapshot.next_serial + len(self.starts)
-        for serial in range(first, first + count):
-            yield Drone(
-                id=DroneId(f"{snapshot.id_prefix}-{serial}"),
+        avoids = self.risk.excluded_users(job, kind)
+        for _ in range(count):
+            drone = Drone(
+                id=DroneId(f"{snapshot.id_prefix}-{snapshot.next_serial + len(self.starts)}"),
                 type=kind.key,
                 state=DroneState.REQUESTED,
                 since=snapshot.now,
                 requested_at=snapshot.now,
                 gpu_milli=kind.gpu_milli,
-                for_class=class_id,
+                for_class=job.id,
                 avoids=avoids,
             )
+            self.starts.append(Start(drone, reason, vram_mib, life_s, on_reserve))
+        self.limits.start(kind.key, count)
+        shape = SlotShape(resources_of_type(kind), drone_end_at(self.context, kind), on_the_way=True, avoids=avoids)
+        self.supply.add(DroneSlots(kind, shape, count))
 
 
 class StartCandidate(NamedTuple):
@@ -365,48 +200,58 @@ def one_probe(allocation: Allocation, start: StartCandidate, count: int) -> tupl
 
 def cheaper_start(allocation: Allocation, start: StartCandidate, count: int) -> tuple[int, Reason | None]:
     """Wait for a cheaper start until the jobs have waited as long as the dearer one costs."""
-    dear = allocation.start_costs.too_dear(start.job, start.kind, start.compatible.jobs, start.lack)
-    return (0 if dear else count), dear
+    costs, policy = allocation.start_cost_gpu_s, allocation.context.snapshot.policy
+    mine = costs.get(start.kind.key)
+    if mine is None or not policy.waiting_cost:
+        return count, None
+    cheapest = min(costs[key] for key in start.compatible.jobs if key in costs)
+    # Jobs of a class come one after the other: on average half as old as the oldest.
+    waited_s = max(0.0, allocation.context.now - start.job.oldest_at) * (start.lack + 1) / 2
+    more_s = (mine - cheapest) / policy.waiting_cost
+    return (0, reasons.AwaitingCheaperType(start.kind.key, waited_s, more_s)) if waited_s < more_s else (count, None)
 
 
 def owner_risk(allocation: Allocation, start: StartCandidate, count: int) -> tuple[int, Reason | None]:
     """Start no more drones than can expect to keep their place."""
-    safer = allocation.safer(start.compatible)
-    return allocation.risk.allowed(start.job, start.kind, count, safer=safer)
+    return allocation.risk.allowed(start.job, start.compatible, start.kind, count)
 
 
 START_RULES: tuple[StartRule, ...] = (long_enough_life, within_limits, one_probe, cheaper_start, owner_risk)
 """Rules of a start, in order. The last rule with a reason gives the reason."""
 
 
+_JobShape = tuple[str, int, int, int]
+"""User (empty if unknown), and request of GPUs, CPUs and memory; zeros if unknown."""
+_UNKNOWN_REQUEST = (0, 0, 0)
+
+
 @dataclass
 class Placement:
-    """Service of the classes, one after the other. Mutable, local to one plan."""
+    """Service of the classes, one after the other: starts, undrains, and the reasons for what waits.
+
+    Mutable, local to one plan.
+    """
 
     allocation: Allocation
     shares: GroupShares
+    undrained: list[Drain] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
     lacking_room: dict[TypeKey, int] = field(default_factory=dict)
+    """By drone type: number of drones that are lacking only because the site has no room."""
+    without_headroom: frozenset[str] = frozenset()
+    """Sites that keep no headroom now: real jobs lack room there, or the owner waits."""
+    at_risk: Mapping[DroneId, reasons.DrainAtRisk] = field(default_factory=dict)
+    """Drones that should take no more jobs because the owner is likely to take their place."""
 
     @property
     def context(self) -> PlanningContext:
         """The planning context."""
         return self.allocation.context
 
-    @cached_property
-    def undrain(self) -> UndrainCandidates:
-        """Draining drones that may be taken back into service."""
-        return UndrainCandidates.of(self.context, self.drain_risk)
-
-    @cached_property
-    def drain_risk(self) -> DrainRisk:
-        """Risk of the drones at sites with an owner."""
-        return DrainRisk(self.context, self.allocation.safer)
-
-    @cached_property
-    def running_jobs(self) -> RunningJobs:
-        """Running jobs on drones that take another job afterwards."""
-        return RunningJobs(self.context)
+    @property
+    def starts(self) -> list[Start]:
+        """Drones to start."""
+        return self.allocation.starts
 
     def serve(self, job: JobClass, compatible: CompatibleTypes) -> None:
         """Give the jobs of a class what their group is entitled to."""
@@ -424,9 +269,9 @@ class Placement:
         if job.waiting:
             self._cover(job, compatible)
 
-    def warm_up(self, job: JobClass, compatible: CompatibleTypes, without_headroom: Collection[str]) -> None:
-        """Serve headroom, but not at the sites ``without_headroom``."""
-        here = compatible.only(kind for kind in compatible.kinds if kind.site not in without_headroom)
+    def warm_up(self, job: JobClass, compatible: CompatibleTypes) -> None:
+        """Serve headroom where it is kept."""
+        here = compatible.only(kind for kind in compatible.kinds if kind.site not in self.without_headroom)
         if compatible.kinds and not here.kinds:
             self._refuse(job, job.waiting, reasons.HeadroomYields(job.id.removeprefix(HEADROOM_PREFIX), job.waiting))
         else:
@@ -437,8 +282,8 @@ class Placement:
         taken = self.allocation.supply.take_own(job, job.waiting)
         taken = taken.plus(self.allocation.supply.take(job, compatible, job.waiting - taken.jobs))
         covered = taken.jobs
-        if covered < job.waiting and self.undrain.draining:
-            covered += self.undrain.take(job, compatible, job.waiting - covered)
+        if covered < job.waiting and self._draining:
+            covered += self._undrain(job, compatible, job.waiting - covered)
         if covered < job.waiting:
             covered, late = self._start(job, compatible, covered)
             taken = taken.plus(late) if late.jobs else taken
@@ -446,13 +291,90 @@ class Placement:
         if taken.jobs:
             self._refuse(job, taken.jobs, reasons.DemandCovered(taken.jobs, taken.drones))
 
+    @cached_property
+    def _draining(self) -> dict[DroneId, Drone]:
+        """Drones that still run something and leave for want of work or because an owner is near.
+
+        Drones that an operator or an owner asked to leave are never taken back.
+        """
+        return {
+            drone.id: drone
+            for drone in self.context.changing.values()
+            if drone.state is DroneState.DRAINING
+            and drone.leaving in (DroneState.DONE, DroneState.UNUSED)
+            and drone.asked_at
+            and drone.jobs
+            and drone.id in self.context.slots
+            and self.context.can_act_on(drone)
+        }
+
+    def _undrain(self, job: JobClass, compatible: CompatibleTypes, lack: int) -> int:
+        """Take back drones that have room for the class and are safe enough for it.
+
+        Return for how many jobs, perhaps a few more than ``lack``.
+        """
+        context, covered = self.context, 0
+        exposed: dict[str, Collection[DroneId]] = {}
+        for drone in list(self._draining.values()):
+            if drone.site not in exposed:
+                exposed[drone.site] = self.allocation.risk.exposed(job, compatible, drone.site)
+            fits = drone.type in compatible.jobs and not is_excluded(job.owner, drone.avoids)
+            if covered >= lack or not fits or drone.id in exposed[drone.site]:
+                continue
+            room = count_jobs_in_slot(job, context.slots[drone.id], context.types[drone.type])
+            if room:
+                del self._draining[drone.id]
+                back, reason = undrained_record(drone, context.now), reasons.DemandReturned(job.id, job.waiting)
+                self.undrained.append(Drain(back, drone.state, DrainMode.RESUME, reason))
+                covered += room
+        return covered
+
+    def _worthwhile(self, job: JobClass, lacking: int) -> tuple[int, reasons.ExistingDronesSuffice | None]:
+        """Return for how many of the ``lacking`` jobs a start is worthwhile, and the reason for the others."""
+        mean_s = mean_run_s(runs_of(self.context, job))
+        if mean_s >= MIN_WORK_S:
+            return lacking, None
+        # Drones that run such jobs end them soon and take these; so do those for other jobs of the class.
+        running, covered = self._running(job), job.waiting - lacking
+        enough = math.ceil(job.waiting * mean_s / MIN_WORK_S) - running - covered
+        late = self.context.now - job.oldest_at > MAX_WORK_WAIT_S
+        found = max(1 if late else 0, min(lacking, enough))
+        return found, reasons.ExistingDronesSuffice(mean_s, running) if found < lacking else None
+
+    def _running(self, job: JobClass) -> int:
+        """Count running jobs of a class, or that may be of it, on drones that take another job afterwards."""
+        if not job.running:
+            return 0
+        asks = (job.gpu_milli, job.cpus, job.memory_mib)
+        shapes = {(owner, *amounts) for owner in (job.owner, "") for amounts in (asks, _UNKNOWN_REQUEST)}
+        return min(job.running, sum(self._running_by_shape[each] for each in shapes))
+
+    @cached_property
+    def _running_by_shape(self) -> Counter[_JobShape]:
+        """Running jobs by shape, as far as slots report it.
+
+        The queue also counts jobs on dead drones until the lease ends, and jobs on drones that take no more.
+        """
+        view = self.context.snapshot.overlay.view
+        # An overlay may name classes by accounting group and slots by user: then the name tells nothing.
+        owners = {job.owner for job in view.classes} if view is not None else frozenset()
+        found: Counter[_JobShape] = Counter()
+        for slot in self.context.slots.values():
+            drone = self.context.drones.get(slot.drone_id)
+            if drone is None or drone.is_leaving or drone.notice_at or drone.state is DroneState.DRAINING:
+                continue
+            if slot.jobs and slot.state is not SlotState.DRAINING:
+                owner = slot.owner if slot.owner in owners else ""
+                found[owner, slot.job_gpu_milli, slot.job_cpus, slot.job_memory_mib] += slot.jobs
+        return found
+
     def _start(self, job: JobClass, compatible: CompatibleTypes, covered: int) -> tuple[int, Coverage]:
         """Start drones for the jobs that are not ``covered``, as far as that is worthwhile.
 
         Return how many jobs are then covered, and the coverage by delayed drones.
         """
         held_back: Reason | None
-        enough, held_back = worthwhile_starts(self.context, job, job.waiting - covered, self.running_jobs)
+        enough, held_back = self._worthwhile(job, job.waiting - covered)
         wanted, any_late, late = covered + enough, bool(self.allocation.supply.late), NO_COVERAGE
         for key in self._candidates(compatible, any_late=any_late):
             if any_late and key not in self.allocation.ranking.sure:
@@ -481,18 +403,14 @@ class Placement:
 
     def _fall_short(self, job: JobClass, compatible: CompatibleTypes, lack: int, held_back: Reason | None) -> None:
         """Refuse ``lack`` jobs of a class. The limit of the best type is given as the reason."""
-        key = self.allocation.ranking.for_jobs(compatible)[0]
-        if job.walltime_s:
-            key, limit = self._long_enough(job, compatible)
-        else:
-            limit = self.allocation.limits.for_type(key)[1]
+        key, limit = self._best_type(job, compatible)
         why = held_back or limit
         if why is not None:
             self._refuse(job, lack, why)
         if isinstance(why, _NO_ROOM_AT_SITE) and not is_headroom(job.id):
             self.lacking_room[key] = self.lacking_room.get(key, 0) - (-lack // compatible.jobs[key])
 
-    def _long_enough(self, job: JobClass, compatible: CompatibleTypes) -> tuple[TypeKey, Reason | None]:
+    def _best_type(self, job: JobClass, compatible: CompatibleTypes) -> tuple[TypeKey, Reason | None]:
         """Return the best type whose drones live long enough, and its limit.
 
         If there is none, return the best of all types and the downtime.
@@ -500,7 +418,7 @@ class Placement:
         keys = self.allocation.ranking.for_jobs(compatible)
         brief: Reason | None = None
         for key in keys:
-            soon = life_too_short(self.context, self.context.types[key], job.walltime_s)
+            soon = life_too_short(self.context, self.context.types[key], job.walltime_s) if job.walltime_s else None
             if soon is None:
                 return key, self.allocation.limits.for_type(key)[1]
             brief = brief or soon

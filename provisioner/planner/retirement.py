@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from provisioner import reasons
 from provisioner.estimates import NO_ESTIMATES, Estimates
@@ -35,12 +35,12 @@ from provisioner.model import (
 from provisioner.planner.black_holes import NO_BLACK_HOLES, BlackHoles
 from provisioner.planner.breakers import OVERLAY_SCOPE
 from provisioner.planner.capacity import Supply
-from provisioner.planner.context import PlacementResult, PlanningContext, RetirementResult
-from provisioner.planner.fairness import GroupShares
-from provisioner.planner.headroom import is_headroom, kept_for_headroom
-from provisioner.planner.lifecycle import STATE_RULES, OnTimeout, ended_record
+from provisioner.planner.context import PlanningContext
+from provisioner.planner.demand import GroupShares, is_headroom, kept_for_headroom
+from provisioner.planner.lifecycle import STATE_RULES, OnTimeout, ended_record, undrained_record
 from provisioner.planner.matching import count_jobs, free_resources
 from provisioner.planner.owner import PreemptionOrder
+from provisioner.planner.placement import Placement
 from provisioner.reasons import Reason
 
 MAX_IDLE_STRETCH = 3.0
@@ -81,8 +81,6 @@ KILL_AFTER_STOPS = 3
 """A drone that was asked to stop this often is killed without notice."""
 DRAIN_REPEAT_MIN_S, DRAIN_REPEAT_MAX_S = 30.0, 600.0
 """Shortest and longest time between two drain orders that have no effect."""
-_NOTHING_TO_STOP = (RemoteState.STOPPED, RemoteState.ENDED)
-"""States of listed drones that need no stop."""
 CANCEL_AFTER_S = 120.0
 """A drone that waits at its site is cancelled when no job has needed it for this long, or for the idle timeout if that
 is shorter. A place in a queue took hours to earn, and a queue that looks empty is often one that is restarting. In
@@ -95,40 +93,42 @@ moment."""
 def retire(
     context: PlanningContext,
     preemptions: Sequence[PreemptionOrder],
-    placed: PlacementResult,
+    placed: Placement,
     black_holes: BlackHoles = NO_BLACK_HOLES,
-) -> RetirementResult:
+) -> Retirement:
     """Return the drones that are asked to leave, at most one order per drone; the first rule that applies decides.
 
     While too many drones are unhealthy, only operators' requests count: they may be what ends the trouble.
     """
-    orders = RetirementOrders(context, preemptions, placed, black_holes)
-    done = tuple(request.id for request in context.snapshot.requests if _carry_out(orders, request))
-    orphans: tuple[StopOrphan, ...] = ()
+    retirement = Retirement(context, preemptions, placed, black_holes)
+    for request in context.snapshot.requests:
+        if _carry_out(retirement, request):
+            retirement.requests_done.append(request.id)
     if context.too_unhealthy is None:
         for rule in PLAN_RULES:
-            rule(orders)
-        orders.find_unneeded()
-        for drone in filter(orders.may_ask, context.changing.values()):
-            any(retires(orders, drone) for retires in DRONE_RULES)
-        orphans = _orphans(context)
-    return RetirementResult(
-        tuple(orders.drains), tuple(orders.stops), orphans, tuple(orders.refusals), done, tuple(orders.moves)
-    )
+            rule(retirement)
+        retirement.find_unneeded()
+        for drone in filter(retirement.may_ask, context.changing.values()):
+            any(retires(retirement, drone) for retires in DRONE_RULES)
+        retirement.orphans += _orphans(context)
+    return retirement
 
 
 @dataclass
-class RetirementOrders:
-    """Orders of this plan to leave, and what the rules need. Mutable, local to one plan."""
+class Retirement:
+    """Orders of one plan to leave, and what the rules need. Mutable, local to one plan."""
 
     context: PlanningContext
     preemptions: Sequence[PreemptionOrder]
-    placed: PlacementResult
+    placed: Placement
     black_holes: BlackHoles
     drains: list[Drain] = field(default_factory=list)
     stops: list[Stop] = field(default_factory=list)
+    orphans: list[StopOrphan] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
+    requests_done: list[int] = field(default_factory=list)
     moves: list[StateChange] = field(default_factory=list)
+    """Further changes of records, each after the changes that views have caused."""
     asked: set[str] = field(default_factory=set)
     unneeded: frozenset[str] = frozenset()
     """Drones that wait at a site and that no job needs (:meth:`find_unneeded`)."""
@@ -137,40 +137,37 @@ class RetirementOrders:
         """Return True if the drone has no order yet and its site's view is valid."""
         return drone.id not in self.asked and self.context.can_act_on(drone)
 
+    def _order(self, order: Drain | Stop) -> None:
+        self.asked.add(order.drone.id)
+        if isinstance(order, Drain):
+            self.drains.append(order)
+        else:
+            self.stops.append(order)
+
     def drain(self, drone: Drone, reason: Reason, leaving: DroneState, mode: DrainMode = DrainMode.PEACEFUL) -> None:
         """Drain a drone, unless the overlay's view is invalid: it could not be asked, nor seen to be busy."""
         if self.context.validity.overlay is not None:
             return
-        now = self.context.now
-        since = drone.since if drone.state is DroneState.DRAINING else now
-        news = {"state": DroneState.DRAINING, "since": since, "leaving": leaving, "asked_at": now, "asked": 0}
-        self._order_drain(drone, mode, reason, **news, drain_mode=mode)
+        draining, now = DroneState.DRAINING, self.context.now
+        since = drone.since if drone.state is draining else now
+        after = replace(drone, state=draining, since=since, leaving=leaving, asked_at=now, asked=0, drain_mode=mode)
+        self._order(Drain(after, drone.state, mode, reason))
 
     def undrain(self, drone: Drone, reason: Reason) -> None:
         """Take a draining drone back into service."""
-        state = DroneState.BUSY if drone.jobs else DroneState.IDLE
-        now, idle_at = self.context.now, 0.0 if drone.jobs else self.context.now
-        news = {"state": state, "since": now, "leaving": None, "asked_at": 0.0, "asked": 0, "idle_at": idle_at}
-        self._order_drain(drone, DrainMode.RESUME, reason, **news)
-
-    def _order_drain(self, drone: Drone, mode: DrainMode, reason: Reason, **news: Any) -> None:
-        self.drains.append(Drain(replace(drone, **news), drone.state, mode, reason))
-        self.asked.add(drone.id)
+        self._order(Drain(undrained_record(drone, self.context.now), drone.state, DrainMode.RESUME, reason))
 
     def stop(self, drone: Drone, reason: Reason, leaving: DroneState | None, *, kill: bool = False) -> None:
         """Stop a drone."""
-        self._order_stop(drone, reason, kill=kill, leaving=drone.leaving or leaving)
+        now, again = self.context.now, drone.state is DroneState.STOPPING
+        since, asked = (drone.since, drone.asked + 1) if again else (now, 1)
+        leaving = drone.leaving or leaving
+        after = replace(drone, state=DroneState.STOPPING, since=since, asked_at=now, asked=asked, leaving=leaving)
+        self._order(Stop(after, drone.state, reason, kill))
 
     def preempt(self, drone: Drone, reason: Reason, leaving: DroneState) -> None:
         """Stop a drone for the owner or for a GPU job. This is its notice, whatever it was about to do."""
-        self._order_stop(drone, reason, leaving=leaving, notice_at=drone.notice_at or self.context.now)
-
-    def _order_stop(self, drone: Drone, reason: Reason, *, kill: bool = False, **news: Any) -> None:
-        now, again = self.context.now, drone.state is DroneState.STOPPING
-        since, asked = (drone.since, drone.asked + 1) if again else (now, 1)
-        after = replace(drone, state=DroneState.STOPPING, since=since, asked_at=now, asked=asked, **news)
-        self.stops.append(Stop(after, drone.state, reason, kill))
-        self.asked.add(drone.id)
+        self.stop(replace(drone, leaving=None, notice_at=drone.notice_at or self.context.now), reason, leaving)
 
     def drain_or_stop(self, drone: Drone, reason: Reason, leaving: DroneState, mode: DrainMode) -> None:
         """Drain a drone that is in the pool, and stop any other."""
@@ -240,14 +237,14 @@ class RetirementOrders:
                     self._mark(drone, 0.0)
             elif not drone.idle_at:
                 self._mark(drone, context.now)
-            elif context.now - drone.idle_at >= min(
-                CANCEL_AFTER_S, context.snapshot.policy.idle_timeout_at(drone.site)
-            ):
-                unneeded.append(drone.id)
+            else:
+                limit_s = min(CANCEL_AFTER_S, context.snapshot.policy.idle_timeout_at(drone.site))
+                if context.now - drone.idle_at >= limit_s:
+                    unneeded.append(drone.id)
         self.unneeded = frozenset(unneeded)
 
     def _waits_at_site(self, drone: Drone) -> bool:
-        waits = drone.state in (DroneState.SUBMITTED, DroneState.QUEUED) and not drone.jobs and not drone.started_at
+        waits = drone.waits_at_site and not drone.jobs and not drone.started_at
         return waits and not drone.is_leaving and drone.type in self.context.types and drone.id not in self.asked
 
     def _uncovered_types(self, keys: Collection[TypeKey]) -> dict[TypeKey, int]:
@@ -271,183 +268,184 @@ class RetirementOrders:
         self.moves.append(StateChange(after, drone.state, reasons.Unneeded(drone.state.value)))
 
 
-def _carry_out(orders: RetirementOrders, request: OperatorRequest) -> bool:
+def _carry_out(retirement: Retirement, request: OperatorRequest) -> bool:
     """Return True if the request is dealt with.
 
     A drain waits for the overlay, which alone can carry it out. A reset of breakers is in the snapshot already.
     """
     if request.kind is RequestKind.RESET:
         return True
-    drones = orders.context.drones
+    drones = retirement.context.drones
     named = [drones[i] for i in request.drone_ids if i in drones]
-    doubt = orders.context.validity.overlay
+    doubt = retirement.context.validity.overlay
     of_overlay = any(d.joined_at or d.state is DroneState.DRAINING for d in named)
     if doubt is not None and request.kind is RequestKind.DRAIN and of_overlay:
-        orders.refusals.extend(Refusal(f"drone:{d.id}", 1, doubt) for d in named)
+        retirement.refusals.extend(Refusal(f"drone:{d.id}", 1, doubt) for d in named)
         return False
     reason = reasons.OperatorRequested(request.by, request.reason)
     for drone_id in request.drone_ids:
         drone = drones.get(drone_id)
         if drone is None:
-            orders.refusals.append(Refusal(f"drone:{drone_id}", 1, reasons.UnknownDrone(drone_id)))
-        elif drone.id in orders.asked:
+            retirement.refusals.append(Refusal(f"drone:{drone_id}", 1, reasons.UnknownDrone(drone_id)))
+        elif drone.id in retirement.asked:
             continue
         elif request.kind is RequestKind.KILL:
-            if drone.site in orders.context.snapshot.policy.sites:
-                orders.stop(drone, reason, DroneState.CANCELLED, kill=True)
+            if drone.site in retirement.context.snapshot.policy.sites:
+                retirement.stop(drone, reason, DroneState.CANCELLED, kill=True)
             else:  # its site was taken out of the configuration: nobody can be asked, nothing else would ever end it
-                orders.write_off(drone, reason)
+                retirement.write_off(drone, reason)
         elif request.mode is DrainMode.RESUME and drone.state is DroneState.DRAINING:
-            orders.undrain(drone, reason)
+            retirement.undrain(drone, reason)
         elif request.mode is DrainMode.RESUME:
-            orders.refusals.append(Refusal(f"drone:{drone.id}", 1, reasons.NotDraining(drone.id, drone.state.value)))
+            retirement.refusals.append(
+                Refusal(f"drone:{drone.id}", 1, reasons.NotDraining(drone.id, drone.state.value))
+            )
         elif drone.state is not DroneState.STOPPING:
-            orders.drain_or_stop(drone, reason, DroneState.CANCELLED, request.mode)
+            retirement.drain_or_stop(drone, reason, DroneState.CANCELLED, request.mode)
     return True
 
 
-def stop_for_owners(orders: RetirementOrders) -> None:
+def stop_for_owners(retirement: Retirement) -> None:
     """Stop the drones whose room an owner's job or a GPU job gets."""
-    for order in orders.preemptions:
-        if orders.may_ask(order.drone):
-            orders.preempt(order.drone, order.reason, order.end)
+    for order in retirement.preemptions:
+        if retirement.may_ask(order.drone):
+            retirement.preempt(order.drone, order.reason, order.end)
 
 
-def drain_black_holes(orders: RetirementOrders) -> None:
+def drain_black_holes(retirement: Retirement) -> None:
     """Drain drones in which, or on whose nodes, job after job fails."""
-    for drone, reason in orders.black_holes.leave:
-        if orders.may_ask(drone):
-            orders.drain_or_stop(drone, reason, DroneState.CANCELLED, DrainMode.PEACEFUL)
+    for drone, reason in retirement.black_holes.leave:
+        if retirement.may_ask(drone):
+            retirement.drain_or_stop(drone, reason, DroneState.CANCELLED, DrainMode.PEACEFUL)
 
 
-def drain_at_risk(orders: RetirementOrders) -> None:
+def drain_at_risk(retirement: Retirement) -> None:
     """Drain drones whose place an owner is likely to take."""
-    for drone_id, reason in orders.placed.at_risk.items():
-        drone = orders.context.drones[drone_id]
-        if not drone.is_leaving and orders.may_ask(drone):
-            orders.drain(drone, reason, _final_state(drone))
+    for drone_id, reason in retirement.placed.at_risk.items():
+        drone = retirement.context.drones[drone_id]
+        if not drone.is_leaving and retirement.may_ask(drone):
+            retirement.drain(drone, reason, _final_state(drone))
 
 
-PLAN_RULES: tuple[Callable[[RetirementOrders], None], ...] = (stop_for_owners, drain_black_holes, drain_at_risk)
+PLAN_RULES: tuple[Callable[[Retirement], None], ...] = (stop_for_owners, drain_black_holes, drain_at_risk)
 """Rules that choose among all drones, in order. They come after operators' requests."""
 
 
-def requeued(orders: RetirementOrders, drone: Drone) -> bool:
+def requeued(retirement: Retirement, drone: Drone) -> bool:
     """Stop a drone that its site has preempted and put back into the queue."""
     if drone.state is not DroneState.QUEUED or not drone.started_at:
         return False
-    orders.stop(drone, reasons.SeenAtSite(RemoteState.PENDING.value, drone.site_reason), DroneState.PREEMPTED)
+    retirement.stop(drone, reasons.SeenAtSite(RemoteState.PENDING.value, drone.site_reason), DroneState.PREEMPTED)
     return True
 
 
-def never_starting(orders: RetirementOrders, drone: Drone) -> bool:
+def never_starting(retirement: Retirement, drone: Drone) -> bool:
     """Stop a drone that its site will never start."""
-    waits = drone.state in (DroneState.SUBMITTED, DroneState.QUEUED) and not drone.jobs
-    remote = orders.context.remote(drone) if waits else None
+    remote = retirement.context.remote(drone) if drone.waits_at_site and not drone.jobs else None
     if remote is None or not remote.hopeless:
         return False
     fault = remote.blocked.value if remote.blocked else ""
-    orders.stop(drone, reasons.StartBlocked(drone.type, fault, remote.reason), DroneState.FAILED)
+    retirement.stop(drone, reasons.StartBlocked(drone.type, fault, remote.reason), DroneState.FAILED)
     return True
 
 
-def left_pool(orders: RetirementOrders, drone: Drone) -> bool:
+def left_pool(retirement: Retirement, drone: Drone) -> bool:
     """Stop a drone that has been out of the pool for too long."""
-    if not drone.unslotted_at or orders.context.validity.overlay is not None or drone.state is DroneState.STOPPING:
+    if not drone.unslotted_at or retirement.context.validity.overlay is not None or drone.state is DroneState.STOPPING:
         return False
-    away_s = orders.context.now - max(drone.unslotted_at, orders.pool_seen_since)
-    limit_s = orders.context.snapshot.policy.of_site(drone.site).slot_loss_s
+    away_s = retirement.context.now - max(drone.unslotted_at, retirement.pool_seen_since)
+    limit_s = retirement.context.snapshot.policy.of_site(drone.site).slot_loss_s
     if away_s <= limit_s:
         return False
-    orders.stop(drone, reasons.LeftPool(away_s, limit_s), DroneState.LOST)
+    retirement.stop(drone, reasons.LeftPool(away_s, limit_s), DroneState.LOST)
     return True
 
 
-def type_removed(orders: RetirementOrders, drone: Drone) -> bool:
+def type_removed(retirement: Retirement, drone: Drone) -> bool:
     """Let go of a drone whose type is no longer configured."""
-    if drone.type in orders.context.types or drone.is_leaving:
+    if drone.type in retirement.context.types or drone.is_leaving:
         return False
-    orders.drain_or_stop(drone, reasons.TypeRemoved(drone.type), _final_state(drone), DrainMode.PEACEFUL)
+    retirement.drain_or_stop(drone, reasons.TypeRemoved(drone.type), _final_state(drone), DrainMode.PEACEFUL)
     return True
 
 
-def unneeded(orders: RetirementOrders, drone: Drone) -> bool:
+def unneeded(retirement: Retirement, drone: Drone) -> bool:
     """Cancel a drone that waits at its site and that no job needs."""
-    if drone.id not in orders.unneeded:
+    if drone.id not in retirement.unneeded:
         return False
-    orders.stop(drone, reasons.Unneeded(drone.state.value), DroneState.CANCELLED)
+    retirement.stop(drone, reasons.Unneeded(drone.state.value), DroneState.CANCELLED)
     return True
 
 
-def idle(orders: RetirementOrders, drone: Drone) -> bool:
+def idle(retirement: Retirement, drone: Drone) -> bool:
     """Drain a drone that has been idle for too long, unless headroom or waiting jobs need it."""
     if drone.state is not DroneState.IDLE:
         return False
-    context = orders.context
+    context = retirement.context
     slot = context.slots.get(drone.id)
-    if drone.id in orders.kept or slot is None or context.validity.overlay is not None or drone.jobs or slot.jobs:
+    if drone.id in retirement.kept or slot is None or context.validity.overlay is not None or drone.jobs or slot.jobs:
         return True  # a slot that is idle and lists jobs is not trusted
     policy = context.snapshot.policy
     limit_s, by = idle_limit(drone, policy, context.snapshot.estimates)
     idle_s = context.now - (drone.idle_at or drone.since)
     matchable_s = MATCHABLE_IDLE_FACTOR * policy.idle_timeout_at(drone.site)
-    if idle_s > limit_s and not (idle_s <= matchable_s and orders.matchable(drone)):
-        orders.drain(drone, reasons.IdleTimeout(idle_s, limit_s, by), _final_state(drone))
+    if idle_s > limit_s and not (idle_s <= matchable_s and retirement.matchable(drone)):
+        retirement.drain(drone, reasons.IdleTimeout(idle_s, limit_s, by), _final_state(drone))
     return True
 
 
-def empty_and_draining(orders: RetirementOrders, drone: Drone) -> bool:
+def empty_and_draining(retirement: Retirement, drone: Drone) -> bool:
     """Stop a drained drone that is still there: the drain was refused, lost or had no effect."""
-    if drone.state is not DroneState.DRAINING or drone.jobs or orders.context.validity.overlay is not None:
+    if drone.state is not DroneState.DRAINING or drone.jobs or retirement.context.validity.overlay is not None:
         return False
-    limit_s = 0.0 if drone.asked else orders.context.snapshot.policy.of_site(drone.site).stopping_s
-    idle_s = orders.heard_at(drone) - max(drone.since, drone.idle_at, orders.pool_seen_since)
+    limit_s = 0.0 if drone.asked else retirement.context.snapshot.policy.of_site(drone.site).stopping_s
+    idle_s = retirement.heard_at(drone) - max(drone.since, drone.idle_at, retirement.pool_seen_since)
     if idle_s < limit_s:
         return False
     refused = reasons.DrainRefused("", drone.drain_refusal)
     reason = refused if drone.asked else reasons.StateTimeout(drone.state.value, idle_s, limit_s)
-    orders.stop(drone, reason, drone.leaving or STATE_RULES[drone.state].ends_as)
+    retirement.stop(drone, reason, drone.leaving or STATE_RULES[drone.state].ends_as)
     return True
 
 
-def overdue(orders: RetirementOrders, drone: Drone) -> bool:
+def overdue(retirement: Retirement, drone: Drone) -> bool:
     """Apply the state's rule to a drone that has been in one state for too long."""
     rule = STATE_RULES[drone.state]
-    limit_s, since = _limit(orders, drone)
-    spent_s = (orders.heard_at(drone) if drone.state is DroneState.JOINED else orders.context.now) - since
+    limit_s, since = _limit(retirement, drone)
+    spent_s = (retirement.heard_at(drone) if drone.state is DroneState.JOINED else retirement.context.now) - since
     if limit_s <= 0 or spent_s <= limit_s:
         return False
-    if drone.state in (DroneState.BOOTING, DroneState.JOINED) and orders.context.validity.overlay is not None:
+    if drone.state in (DroneState.BOOTING, DroneState.JOINED) and retirement.context.validity.overlay is not None:
         return True  # it may have joined: nobody can see
     reason = reasons.StateTimeout(drone.state.value, spent_s, limit_s)
     match rule.then:
         case OnTimeout.STOP:
-            orders.stop(drone, reason, rule.ends_as)
-        case OnTimeout.INSIST if not _works_again(orders.context, drone):
-            orders.stop(drone, reason, drone.leaving, kill=drone.asked >= KILL_AFTER_STOPS)
+            retirement.stop(drone, reason, rule.ends_as)
+        case OnTimeout.INSIST if not _works_again(retirement.context, drone):
+            retirement.stop(drone, reason, drone.leaving, kill=drone.asked >= KILL_AFTER_STOPS)
         case _:
             pass  # idle drones leave by `idle`; a record without a drone ends by `lifecycle.observe`
     return True
 
 
-def drain_ignored(orders: RetirementOrders, drone: Drone) -> bool:
+def drain_ignored(retirement: Retirement, drone: Drone) -> bool:
     """Ask a drone again to drain if its slot still takes jobs: the order was refused or lost.
 
     The pause grows by half from order to order, within bounds.
     """
-    slot = orders.context.slots.get(drone.id)
+    slot = retirement.context.slots.get(drone.id)
     ordered = drone.state is DroneState.DRAINING and drone.asked_at and drone.drain_mode is not DrainMode.NONE
     if not ordered or slot is None or slot.state is SlotState.DRAINING:
         return False
-    after_s = orders.context.now - drone.since
-    if orders.context.now - drone.asked_at < min(max(DRAIN_REPEAT_MIN_S, after_s / 3), DRAIN_REPEAT_MAX_S):
+    after_s = retirement.context.now - drone.since
+    if retirement.context.now - drone.asked_at < min(max(DRAIN_REPEAT_MIN_S, after_s / 3), DRAIN_REPEAT_MAX_S):
         return False
     again = reasons.DrainRepeated(after_s, drone.drain_refusal)
-    orders.drain(drone, again, drone.leaving or STATE_RULES[drone.state].ends_as, drone.drain_mode)
+    retirement.drain(drone, again, drone.leaving or STATE_RULES[drone.state].ends_as, drone.drain_mode)
     return True
 
 
-DRONE_RULES: tuple[Callable[[RetirementOrders, Drone], bool], ...] = (
+DRONE_RULES: tuple[Callable[[Retirement, Drone], bool], ...] = (
     requeued,
     never_starting,
     left_pool,
@@ -476,13 +474,13 @@ def _works_again(context: PlanningContext, drone: Drone) -> bool:
     return took and not drone.notice_at and not by_operator
 
 
-def _limit(orders: RetirementOrders, drone: Drone) -> tuple[float, float]:
+def _limit(retirement: Retirement, drone: Drone) -> tuple[float, float]:
     """Return how long the drone's state may last, and the start of that time."""
-    policy = orders.context.snapshot.policy.of_site(drone.site)
+    policy = retirement.context.snapshot.policy.of_site(drone.site)
     setting = float(getattr(policy, STATE_RULES[drone.state].limit, 0.0))
     match drone.state:
         case DroneState.BUSY:
-            kind = orders.context.types.get(drone.type)
+            kind = retirement.context.types.get(drone.type)
             if kind is None or not kind.walltime_s:
                 return 0.0, drone.since
             return kind.walltime_s + policy.grace_s, drone.started_at or drone.since
@@ -490,7 +488,7 @@ def _limit(orders: RetirementOrders, drone: Drone) -> tuple[float, float]:
             return setting, drone.asked_at
         case DroneState.BOOTING | DroneState.JOINED:
             # While the pool could not be seen nobody could join: that time does not count.
-            return setting, max(drone.since, orders.pool_seen_since)
+            return setting, max(drone.since, retirement.pool_seen_since)
         case _:
             return setting, drone.since
 
@@ -503,7 +501,7 @@ def _orphans(context: PlanningContext) -> tuple[StopOrphan, ...]:
         if not count or view is None or context.validity.sites.get(site) is not None:
             continue
         for drone_id, remote in view.drones.items():
-            if remote.state not in _NOTHING_TO_STOP and drone_id not in context.drones:
+            if remote.state not in (RemoteState.STOPPED, RemoteState.ENDED) and drone_id not in context.drones:
                 known = context.snapshot.ended.get(drone_id)
                 found.append(StopOrphan(site, drone_id, remote.remote_id, reasons.Orphan(known.value if known else "")))
     return tuple(found)

@@ -26,14 +26,14 @@ import heapq
 import math
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import accumulate
 from statistics import fmean
 from typing import NamedTuple
 
-from provisioner.estimates import HORIZONS_S, OwnerGrowth
+from provisioner.estimates import HORIZONS_S, Estimates
 from provisioner.model import Drone, DroneId, DroneType, JobClass
 from provisioner.planner.context import PlanningContext
 from provisioner.planner.matching import CompatibleTypes
@@ -45,61 +45,6 @@ REFERENCE_RUN_S = 3600.0
 RISK_WAIT_S = 3600.0
 """Jobs that have waited this long accept twice as much, and so on."""
 MAX_TOLERATED_LOSS = 0.3
-
-
-@dataclass(slots=True)
-class RiskBudget:
-    """Headroom left at each owner's site. Mutable, local to one plan."""
-
-    context: PlanningContext
-    head_milli: dict[str, int] = field(default_factory=dict)
-    """By site: free milli-GPUs that are not promised to drones on their way."""
-
-    @classmethod
-    def of(cls, context: PlanningContext) -> RiskBudget:
-        risk = cls(context)
-        for site in context.snapshot.estimates.rises:
-            free = free_gpus_at(context, site)
-            if free is not None:
-                risk.head_milli[site] = free
-        if risk.head_milli:
-            for drone in context.changing.values():
-                if drone.site in risk.head_milli and drone.awaits_room:
-                    risk.head_milli[drone.site] -= drone.gpu_milli
-        return risk
-
-    def allowed(self, job: JobClass, kind: DroneType, most: int, *, safer: bool) -> tuple[int, OwnerRisk | None]:
-        """Return how many of ``most`` drones may be started for jobs of a class, and why no more.
-
-        All, unless there is a ``safer`` place to wait for: work that is lost now and then is better than none.
-        """
-        estimates = self.context.snapshot.estimates
-        head, rate = self.head_milli.get(kind.site), estimates.taken_per_s.get(kind.site, 0.0)
-        if not safer or (head is None and not rate):
-            return most, None
-        waited_s, runs = waiting_time(self.context, job), runs_of(self.context, job)
-        tolerated = accepted_loss(waited_s, runs)
-        why = OwnerRisk(kind.site, runs[len(runs) // 2], waited_s, tolerated)
-        if head is None:
-            return (most, None) if expected_loss_at_rate(runs, rate) <= tolerated else (0, why)
-        rise = estimates.rises[kind.site]
-        good, bad = 0, most + 1  # the more there are, the likelier is the last one taken
-        while bad - good > 1:
-            middle = (good + bad) // 2
-            if expected_loss(runs, rise.chances(head - middle * kind.gpu_milli)) <= tolerated:
-                good = middle
-            else:
-                bad = middle
-        return good, why if good < most else None
-
-    def bears(self, kind: DroneType) -> bool:
-        """Return True if places of a type are known to be preempted."""
-        return kind.site in self.head_milli or bool(self.context.snapshot.estimates.taken_per_s.get(kind.site))
-
-    def book(self, kind: DroneType, count: int) -> None:
-        """Take the headroom of ``count`` started drones."""
-        if kind.site in self.head_milli:
-            self.head_milli[kind.site] -= count * kind.gpu_milli
 
 
 def expected_loss(runs: tuple[float, ...], chances: tuple[float, ...]) -> float:
@@ -177,73 +122,14 @@ MAX_EXCLUSION_CLASSES = 200
 MAX_EXCLUSION_CHARS = 2000
 """Length of the list: it travels in an environment variable and is part of an expression."""
 _USER_NAME = re.compile(r"[A-Za-z0-9._@-]{1,80}")
+DRAIN_LOSS_FACTOR = 2.0
+"""A drone takes no more jobs where they would lose this many times the accepted loss. It is undrained, and others are
+started, only where they would lose no more than the accepted loss. This hysteresis prevents oscillation."""
 
 
 def is_excluded(owner: str, avoids: str) -> bool:
     """Return True if a user is on a drone's list of excluded users."""
     return bool(avoids) and owner in avoids.split(",")
-
-
-@dataclass(slots=True)
-class _WaitingClass:
-    """A waiting class with the run times and the accepted loss of its jobs."""
-
-    job: JobClass
-    compatible: CompatibleTypes
-    runs: tuple[float, ...]
-    accepts: float
-
-
-@dataclass
-class UserExclusions:
-    """Users whose jobs a new drone should refuse. Local to one plan."""
-
-    context: PlanningContext
-    risk: RiskBudget
-    safer: Callable[[CompatibleTypes], bool]
-    """Return True if such jobs may wait for a place without an owner."""
-
-    def of_drones_for(self, job: JobClass, kind: DroneType) -> str:
-        """Return the users that a drone started for a class should exclude, separated by commas."""
-        head = self.risk.head_milli.get(kind.site)
-        if head is None:
-            return ""
-        chances = self.context.snapshot.estimates.rises[kind.site].chances(head)
-        found: dict[str, None] = {}
-        for each in self._waiting:
-            user = each.job.owner
-            if user == job.owner or user in found or kind.key not in each.compatible.jobs:
-                continue
-            if expected_loss(each.runs, chances) > each.accepts:
-                found[user] = None
-        return ",".join(_shortened(sorted(found)))
-
-    @cached_property
-    def _waiting(self) -> list[_WaitingClass]:
-        context = self.context
-        idle = (job for job in context.classes if (job.waiting or job.fresh) and _USER_NAME.fullmatch(job.owner))
-        longest = heapq.nsmallest(MAX_EXCLUSION_CLASSES, idle, key=lambda job: (job.waits_since, job.id))
-        found = []
-        for job in longest:
-            compatible, runs = context.compatible[job.id], runs_of(context, job)
-            if compatible.kinds and self.safer(compatible):
-                found.append(_WaitingClass(job, compatible, runs, accepted_loss(waiting_time(context, job), runs)))
-        return found
-
-
-def _shortened(users: list[str]) -> Iterator[str]:
-    """Yield as many users as the list may hold."""
-    left = MAX_EXCLUSION_CHARS
-    for user in users:
-        left -= len(user) + 1
-        if left < 0:
-            return
-        yield user
-
-
-DRAIN_LOSS_FACTOR = 2.0
-"""A drone takes no more jobs where they would lose this many times the accepted loss. It is undrained, and others are
-started, only where they would lose no more than the accepted loss. This hysteresis prevents oscillation."""
 
 
 class _DroneQueue(NamedTuple):
@@ -253,83 +139,160 @@ class _DroneQueue(NamedTuple):
     heads_milli: list[int]
 
 
-@dataclass(slots=True)
-class DrainRisk:
-    """Risk of the drones at sites with an owner. Local to one plan."""
+@dataclass
+class PreemptionRisk:
+    """Risk at the sites with an owner. Mutable, local to one plan; :meth:`book` takes the headroom of started drones.
+
+    Parts are worked out when first asked for: most plans need none.
+    """
 
     context: PlanningContext
     safer: Callable[[CompatibleTypes], bool]
-    """Return True if such jobs may wait for a place without an owner."""
-    where: dict[CompatibleTypes, frozenset[str]] = field(default_factory=dict)
-    lines: dict[str, _DroneQueue] | None = None
+    """Return True if such jobs can get a drone, now or later, at a place without an owner."""
+    _owned: dict[CompatibleTypes, frozenset[str]] = field(default_factory=dict)
+
+    @property
+    def estimates(self) -> Estimates:
+        """Estimates of the owners and of run times."""
+        return self.context.snapshot.estimates
+
+    @cached_property
+    def _free_milli(self) -> Mapping[str, int]:
+        """By site with an owner: free milli-GPUs, if known."""
+        free = ((site, free_gpus_at(self.context, site)) for site in self.estimates.rises)
+        return {site: milli for site, milli in free if milli is not None}
+
+    @cached_property
+    def head_milli(self) -> dict[str, int]:
+        """By site with an owner: free milli-GPUs that are not promised to drones on their way."""
+        heads = dict(self._free_milli)
+        for drone in self.context.changing.values() if heads else ():
+            if drone.site in heads and drone.awaits_room:
+                heads[drone.site] -= drone.gpu_milli
+        return heads
+
+    def bears(self, kind: DroneType) -> bool:
+        """Return True if places of a type are known to be preempted."""
+        return kind.site in self.head_milli or bool(self.estimates.taken_per_s.get(kind.site))
+
+    def book(self, kind: DroneType, count: int) -> None:
+        """Take the headroom of ``count`` started drones."""
+        if kind.site in self.head_milli:
+            self.head_milli[kind.site] -= count * kind.gpu_milli
+
+    def allowed(
+        self, job: JobClass, compatible: CompatibleTypes, kind: DroneType, most: int
+    ) -> tuple[int, OwnerRisk | None]:
+        """Return how many of ``most`` drones may be started for jobs of a class, and why no more.
+
+        All, unless there is a safer place to wait for: work that is lost now and then is better than none.
+        """
+        head, rate = self.head_milli.get(kind.site), self.estimates.taken_per_s.get(kind.site, 0.0)
+        if (head is None and not rate) or not self.safer(compatible):
+            return most, None
+        runs, tolerated = self._runs_and_accepted_loss(job)
+        why = OwnerRisk(kind.site, runs[len(runs) // 2], waiting_time(self.context, job), tolerated)
+        if head is None:
+            return (most, None) if expected_loss_at_rate(runs, rate) <= tolerated else (0, why)
+        rise = self.estimates.rises[kind.site]
+        # The more there are, the likelier is the last one taken.
+        good = bisect_left(
+            range(1, most + 1),
+            True,
+            key=lambda count: expected_loss(runs, rise.chances(head - count * kind.gpu_milli)) > tolerated,
+        )
+        return good, why if good < most else None
+
+    def excluded_users(self, job: JobClass, kind: DroneType) -> str:
+        """Return the users that a drone started for a class should exclude, separated by commas."""
+        head = self.head_milli.get(kind.site)
+        if head is None:
+            return ""
+        chances = self.estimates.rises[kind.site].chances(head)
+        found: set[str] = set()
+        for other, compatible, runs, accepted in self._waiting:
+            new = other.owner != job.owner and other.owner not in found and kind.key in compatible.jobs
+            if new and expected_loss(runs, chances) > accepted:
+                found.add(other.owner)
+        users = sorted(found)
+        lengths = accumulate(len(user) + 1 for user in users)
+        return ",".join(user for user, length in zip(users, lengths, strict=True) if length <= MAX_EXCLUSION_CHARS)
+
+    @cached_property
+    def _waiting(self) -> list[tuple[JobClass, CompatibleTypes, tuple[float, ...], float]]:
+        """Classes that may wait for a safer place, with the run times and the accepted loss of their jobs."""
+        context = self.context
+        idle = (job for job in context.classes if (job.waiting or job.fresh) and _USER_NAME.fullmatch(job.owner))
+        longest = heapq.nsmallest(MAX_EXCLUSION_CLASSES, idle, key=lambda job: (job.waits_since, job.id))
+        return [
+            (job, compatible, *self._runs_and_accepted_loss(job))
+            for job in longest
+            if (compatible := context.compatible[job.id]).kinds and self.safer(compatible)
+        ]
+
+    def _runs_and_accepted_loss(self, job: JobClass) -> tuple[tuple[float, ...], float]:
+        runs = runs_of(self.context, job)
+        return runs, accepted_loss(waiting_time(self.context, job), runs)
 
     def most_exposed(self) -> Mapping[DroneId, DrainAtRisk]:
-        """Return the drones that should take no more jobs, judged by the jobs that are next in line."""
+        """Return the drones that should take no more jobs, judged by the jobs that are next in line.
+
+        These are, by site with an owner, the class that has waited longest of those that could run there.
+        """
+        next_in_line: dict[str, JobClass] = {}
+        for job in self.context.classes if self.estimates.rises else ():
+            for site in self._owned_sites(self.context.compatible[job.id]) if job.waiting else ():
+                known = next_in_line.get(site)
+                if known is None or (job.waits_since, job.id) < (known.waits_since, known.id):
+                    next_in_line[site] = job
         found: dict[DroneId, DrainAtRisk] = {}
-        for site, job in self._next_in_line().items():
-            found.update(self.to(job, self.context.compatible[job.id], site, DRAIN_LOSS_FACTOR))
+        for site, job in next_in_line.items():
+            found.update(self.exposed(job, self.context.compatible[job.id], site, DRAIN_LOSS_FACTOR))
         return found
 
-    def to(
+    def exposed(
         self, job: JobClass, compatible: CompatibleTypes, site: str, times: float = 1.0
     ) -> Mapping[DroneId, DrainAtRisk]:
         """Return the drones of a site where jobs of a class would lose more than ``times`` the accepted loss."""
-        line = self._line(site) if site in self._owned(compatible) else None
-        if line is None:
+        queue = self._queues.get(site) if site in self._owned_sites(compatible) else None
+        if queue is None:
             return {}
-        rise = self.context.snapshot.estimates.rises[site]
-        runs = runs_of(self.context, job)
-        limit = accepted_loss(waiting_time(self.context, job), runs)
-        loss = partial(_loss, runs, rise)
-        safe = bisect_left(line.heads_milli, True, key=lambda head: loss(head) <= times * limit)
+        runs, limit = self._runs_and_accepted_loss(job)
+        rise = self.estimates.rises[site]
+
+        def loss(head_milli: int) -> float:
+            return expected_loss(runs, rise.chances(head_milli))
+
+        safe = bisect_left(queue.heads_milli, True, key=lambda head: loss(head) <= times * limit)
         return {
             drone.id: DrainAtRisk(site, loss(head), limit)
-            for drone, head in zip(line.drones[:safe], line.heads_milli, strict=False)
+            for drone, head in zip(queue.drones[:safe], queue.heads_milli, strict=False)
             if drone.joined_at
             and not drone.notice_at
             and drone.type in compatible.jobs
             and not is_excluded(job.owner, drone.avoids)
         }
 
-    def _next_in_line(self) -> Mapping[str, JobClass]:
-        """Return, by site with an owner, the class that has waited longest of those that could run there."""
-        found: dict[str, JobClass] = {}
-        for job in self.context.classes if self.context.snapshot.estimates.rises else ():
-            for site in self._owned(self.context.compatible[job.id]) if job.waiting else ():
-                if site not in found or (job.waits_since, job.id) < (found[site].waits_since, found[site].id):
-                    found[site] = job
-        return found
-
-    def _owned(self, compatible: CompatibleTypes) -> frozenset[str]:
+    def _owned_sites(self, compatible: CompatibleTypes) -> frozenset[str]:
         """Return the sites with an owner where such jobs could run, if there is a safer place to wait for."""
-        found = self.where.get(compatible)
+        found = self._owned.get(compatible)
         if found is None:
-            sites = {kind.site for kind in compatible.kinds} & self.context.snapshot.estimates.rises.keys()
-            found = self.where[compatible] = frozenset(sites) if sites and self.safer(compatible) else frozenset()
+            sites = {kind.site for kind in compatible.kinds} & self.estimates.rises.keys()
+            found = self._owned[compatible] = frozenset(sites) if sites and self.safer(compatible) else frozenset()
         return found
 
-    def _line(self, site: str) -> _DroneQueue | None:
-        if self.lines is None:
-            self.lines = _drone_queues(self.context)
-        return self.lines.get(site)
-
-
-def _drone_queues(context: PlanningContext) -> dict[str, _DroneQueue]:
-    """Return the queues by site with an owner, who takes free capacity first, then the newest drones."""
-    free = {
-        site: head for site in context.snapshot.estimates.rises if (head := free_gpus_at(context, site)) is not None
-    }
-    there: dict[str, list[Drone]] = {site: [] for site in free}
-    for drone in context.drones.values():
-        if drone.started_at and (found := there.get(drone.site)) is not None:
-            found.append(drone)
-    lines = {}
-    for site, drones in there.items():
-        drones.sort(key=lambda drone: (-drone.started_at, drone.id))
-        sizes = (drone.gpu_milli for drone in drones[:-1])
-        lines[site] = _DroneQueue(drones, list(accumulate(sizes, initial=free[site])) if drones else [])
-    return lines
-
-
-def _loss(runs: tuple[float, ...], rise: OwnerGrowth, head_milli: int) -> float:
-    return expected_loss(runs, rise.chances(head_milli))
+    @cached_property
+    def _queues(self) -> Mapping[str, _DroneQueue]:
+        """By site with an owner, who takes free capacity first, then the newest drones."""
+        there: dict[str, list[Drone]] = {site: [] for site in self._free_milli}
+        for drone in self.context.drones.values():
+            if drone.started_at and (found := there.get(drone.site)) is not None:
+                found.append(drone)
+        queues = {}
+        for site, drones in there.items():
+            drones.sort(key=lambda drone: (-drone.started_at, drone.id))
+            sizes = (drone.gpu_milli for drone in drones[:-1])
+            queues[site] = _DroneQueue(
+                drones, list(accumulate(sizes, initial=self._free_milli[site])) if drones else []
+            )
+        return queues

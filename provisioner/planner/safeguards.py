@@ -202,10 +202,7 @@ def _plan_without(snapshot: Snapshot, plan: Plan, named: Collection[Action]) -> 
 
 def _refusals(breaches: Collection[Breach], left_out: Collection[Action]) -> Iterator[Refusal]:
     """Yield a refusal for each class and drone whose action was left out, with the first promise that it broke."""
-    texts: dict[Action, str] = {}
-    for breach in breaches:
-        for action in breach.actions:
-            texts.setdefault(action, breach.text)
+    texts = {action: breach.text for breach in reversed(list(breaches)) for action in breach.actions}
     others = next(breach.text for breach in breaches)
     counts: Counter[tuple[str, str]] = Counter()
     for action in left_out:

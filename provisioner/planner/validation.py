@@ -6,8 +6,8 @@ It works from the snapshot and the plan alone, by counting. What it names is lef
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -16,7 +16,6 @@ from provisioner.model import (
     Drain,
     DrainMode,
     DroneState,
-    OwnerDemand,
     Plan,
     RemoteState,
     Snapshot,
@@ -30,6 +29,7 @@ _MAY_STOP_BUSY = frozenset(
     {"operator-requested", "preempted-for-owner", "reserve-reclaimed", "state-timeout", "left-pool", "seen-at-site"}
 )
 _cap_key = attrgetter("type", "gpu_milli", "state")
+_amounts = attrgetter("gpu_milli", "cpus", "memory_mib", "disk_mib")
 _QUEUED_STATES = (DroneState.SUBMITTED, DroneState.QUEUED)
 _MAY_DRAIN_BUSY = _MAY_STOP_BUSY | {"type-removed", "demand-returned", "drain-at-risk", "black-hole"}
 
@@ -52,28 +52,19 @@ def validate_plan(snapshot: Snapshot, plan: Plan) -> tuple[Breach, ...]:
     """Return the promises that a plan breaks; empty if it keeps them all."""
     if not plan.acts:  # it asks nobody for anything
         return ()
-    return tuple(
-        (
-            *_duplicates(snapshot, plan),
-            *_caps(snapshot, plan),
-            *_unseen(snapshot, plan),
-            *_busy_drones(snapshot, plan),
-            *_owners(snapshot, plan),
-            *_start_reasons(snapshot, plan),
-        )
-    )
+    return tuple(breach for promise in PROMISES for breach in promise(snapshot, plan))
 
 
 def _duplicates(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
     """Yield drones that are asked for two things, and ids that are used or unknown."""
-    asked: dict[str, list[Action]] = {}
+    asked: dict[str, list[Action]] = defaultdict(list)
     for action in plan.asks:
-        asked.setdefault(action.drone.id, []).append(action)
+        asked[action.drone.id].append(action)
     # Two sites may list the same stray by mistake: each is asked to end its own.
-    orphan_counts: dict[tuple[str, str], list[StopOrphan]] = {}
+    strays: dict[tuple[str, str], list[Action]] = defaultdict(list)
     for orphan in plan.orphans:
-        orphan_counts.setdefault((orphan.site, orphan.drone_id), []).append(orphan)
-    for (_, drone_id), orphans in orphan_counts.items():
+        strays[orphan.site, orphan.drone_id].append(orphan)
+    for (_, drone_id), orphans in strays.items():
         actions = [*asked.get(drone_id, ()), *orphans]
         if len(actions) > 1:
             yield Breach(f"{drone_id} is asked for {len(actions)} things at once", tuple(actions[1:]))
@@ -91,11 +82,10 @@ def _duplicates(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
             yield Breach(text, (start,))
         if start.drone.state is not DroneState.REQUESTED:
             yield Breach(f"{start.drone.id} starts its life as {start.drone.state}", (start,))
+    ended = {m.drone.id for m in plan.moves if m.drone.state.ended}
     for action in plan.leaves:
         if action.drone.id not in snapshot.drones:
             yield Breach(f"{action.drone.id} is asked to leave but is not on record", (action,))
-    ended = {m.drone.id for m in plan.moves if m.drone.state.ended}
-    for action in plan.leaves:
         if action.drone.id in ended:
             yield Breach(f"{action.drone.id} has ended and is asked to leave", (action,))
     for orphan in plan.orphans:
@@ -115,7 +105,6 @@ def _caps(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
     milli: Counter[str] = Counter()
     kinds: Counter[str] = Counter()
     pending: Counter[str] = Counter()
-    waits = ("requested", "submitted", "queued", "booting")
     live = {**snapshot.drones, **{m.drone.id: m.drone for m in plan.moves}}
     for drone_id in [m.drone.id for m in plan.moves if m.drone.state.ended]:
         del live[drone_id]
@@ -124,7 +113,7 @@ def _caps(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
         drones[site] += count
         kinds[key] += count
         milli[site] += count * gpu_milli
-        pending[site] += count if state.value in waits else 0
+        pending[site] += count if state.value in ("requested", "submitted", "queued", "booting") else 0
     for site, polled in snapshot.sites.items():
         if polled.view is not None and polled.fault is None:
             listed = polled.view.drones
@@ -237,33 +226,26 @@ def _owners(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
     """Yield stops that no owner's claim justifies, and starts beyond what is free on the nodes and not reserved."""
     types = {t.key: t for t in snapshot.types}
     views = {n: r.view for n, r in snapshot.sites.items() if r.view is not None}
-    for site in {a.drone.site for a in plan.stops if a.reason.kind == "preempted-for-owner"}:
+    leave: dict[str, dict[str, list[Stop]]] = defaultdict(lambda: defaultdict(list))
+    for stop in plan.stops:
+        if stop.reason.kind == "preempted-for-owner":
+            of_site = leave[stop.drone.site]
+            if stop.was not in _QUEUED_STATES and stop.drone.type in types:
+                of_site[stop.drone.node].append(stop)
+    for site, nodes in leave.items():
         claims = views[site].claims if site in views else ()
-        jobs = sum(c.count for c in claims)
-        freed: dict[str, list[tuple[int, int, int, int]]] = {}
-        leave: dict[str, list[Stop]] = {}
-        for stop in plan.stops:
-            kind = types.get(stop.drone.type)
-            if (
-                stop.drone.site == site
-                and stop.reason.kind == "preempted-for-owner"
-                and stop.was not in _QUEUED_STATES
-                and kind
-            ):
-                amounts = (kind.gpu_milli, kind.cpus, kind.memory_mib, kind.disk_mib)
-                freed.setdefault(stop.drone.node, []).append(amounts)
-                leave.setdefault(stop.drone.node, []).append(stop)
-        if len(freed) > jobs:
-            text = f"drones on {len(freed)} nodes of {site} leave for {jobs} waiting jobs of its owner"
-            yield Breach(text, tuple(stop for node in list(leave)[jobs:] for stop in leave[node]))
-        wanted = [sum(c.count * amount for c, amount in zip(claims, a, strict=True)) for a in _amounts(claims)]
-        for node, drones in freed.items():
-            spared = [sum(d[i] for d in drones) - max(d[i] for d in drones) for i in range(4)]
-            limits = snapshot.policy.sites.get(site)
-            blocked = limits is not None and limits.blocking  # then freed GPUs keep some of what is freed
-            if not blocked and all(there >= want for there, want in zip(spared, wanted, strict=True)):
-                text = f"{len(drones)} drones leave {node} of {site}, more than all of its owner's waiting jobs need"
-                yield Breach(text, (leave[node][-1],))
+        jobs = sum(claim.count for claim in claims)
+        if len(nodes) > jobs:
+            text = f"drones on {len(nodes)} nodes of {site} leave for {jobs} waiting jobs of its owner"
+            yield Breach(text, tuple(stop for node in list(nodes)[jobs:] for stop in nodes[node]))
+        limits = snapshot.policy.sites.get(site)
+        blocked = limits is not None and limits.blocking  # then freed GPUs keep some of what is freed
+        wanted = [sum(claim.count * _amounts(claim)[i] for claim in claims) for i in range(4)]
+        for node, stops in nodes.items():
+            freed = list(zip(*(_amounts(types[stop.drone.type]) for stop in stops), strict=True))
+            if not blocked and all(sum(row) - max(row) >= want for row, want in zip(freed, wanted, strict=True)):
+                text = f"{len(stops)} drones leave {node} of {site}, more than all of its owner's waiting jobs need"
+                yield Breach(text, (stops[-1],))
     for site, view in views.items():
         limits = snapshot.policy.sites.get(site)
         mine = [s for s in plan.starts if s.drone.site == site and s.drone.type in types]
@@ -272,7 +254,7 @@ def _owners(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
         sizes = [(start, types[start.drone.type]) for start in mine]
         free = [(n.free_gpu_milli, n.free_cpus, n.free_memory_mib) for n in view.nodes]
         for i, what in enumerate(("milli-GPU", "CPUs", "MiB of memory")):
-            asks = [(start, (kind.gpu_milli, kind.cpus, kind.memory_mib)[i]) for start, kind in sizes]
+            asks = [(start, _amounts(kind)[i]) for start, kind in sizes]
             who = f"starts at {site} ask for "
             yield from _beyond(what, asks, sum(f[i] for f in free), who=who, are="are free")
         if all(rule.when.value == "always" and "*" in rule.nodes for rule in limits.blocking) and limits.blocking:
@@ -281,15 +263,6 @@ def _owners(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
             asks = [(start, kind.cpus) for start, kind in sizes if not kind.gpu_milli]
             who = f"CPU drones at {site} ask for "
             yield from _beyond("CPUs", asks, rest, who=who, are="are not kept for free GPUs")
-
-
-def _amounts(claims: Sequence[OwnerDemand]) -> tuple[list[int], ...]:
-    return (
-        [c.gpu_milli for c in claims],
-        [c.cpus for c in claims],
-        [c.memory_mib for c in claims],
-        [c.disk_mib for c in claims],
-    )
 
 
 def _start_reasons(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
@@ -313,20 +286,12 @@ def _start_reasons(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
             yield Breach(text, tuple(mine[job.waiting :]))
     for start in plan.starts:
         job, kind = waiting.get(start.drone.for_class), types.get(start.drone.type)
-        if (
-            job is not None
-            and kind is not None
-            and (
-                job.invalid
-                or kind.key in job.refuses
-                or job.gpu_milli > kind.gpu_milli
-                or job.vram_mib > kind.vram_mib
-                or job.capability > kind.capability
-                or job.cpus > kind.cpus
-                or job.memory_mib > kind.memory_mib
-            )
-        ):
-            yield Breach(f"{start.drone.id} of {kind.key} cannot run class {job.id}", (start,))
+        if job is not None and kind is not None:
+            needs = (job.gpu_milli, job.vram_mib, job.capability, job.cpus, job.memory_mib)
+            offers = (kind.gpu_milli, kind.vram_mib, kind.capability, kind.cpus, kind.memory_mib)
+            too_small = any(need > offer for need, offer in zip(needs, offers, strict=True))
+            if job.invalid or kind.key in job.refuses or too_small:
+                yield Breach(f"{start.drone.id} of {kind.key} cannot run class {job.id}", (start,))
         if job is not None and job.owner and job.owner in start.drone.avoids.split(","):
             yield Breach(f"{start.drone.id} is started for class {job.id} and avoids its user", (start,))
         polled = snapshot.sites.get(start.drone.site)
@@ -337,3 +302,13 @@ def _start_reasons(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
             yield Breach(text, (start,))
         if start.reason.kind != ("headroom-short" if start.drone.for_class in warm else "jobs-waiting"):
             yield Breach(f"{start.drone.id} is started because {start.reason.kind}", (start,))
+
+
+PROMISES: tuple[Callable[[Snapshot, Plan], Iterator[Breach]], ...] = (
+    _duplicates,
+    _caps,
+    _unseen,
+    _busy_drones,
+    _owners,
+    _start_reasons,
+)

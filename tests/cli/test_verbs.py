@@ -24,8 +24,9 @@ from provisioner.cli.options import Exit
 from provisioner.cli.schema import output_schemas
 from provisioner.model import DrainMode, RequestKind
 from provisioner.planner.capacity import Supply
-from provisioner.planner.context import PlacementResult, PlanningContext
+from provisioner.planner.context import PlanningContext
 from provisioner.planner.owner import OwnerReservations
+from provisioner.planner.placement import Placement
 from provisioner.store.reader import Reader
 from tests.cli.conftest import Cli, Ran, process
 
@@ -471,7 +472,7 @@ def test_plan_leaves_out_a_class_that_the_planner_fails_on(on: Cli, monkeypatch:
 
     real = planner.place
 
-    def fails(context: PlanningContext, reservations: OwnerReservations, supply: Supply) -> PlacementResult:
+    def fails(context: PlanningContext, reservations: OwnerReservations, supply: Supply) -> Placement:
         if any(job.id == "7" for job in context.classes):
             raise ZeroDivisionError("integer division or modulo by zero")
         return real(context, reservations, supply)

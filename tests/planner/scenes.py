@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
+
+import pytest
 
 from provisioner.model import (
     Breaker,
@@ -45,7 +47,7 @@ SMALL = JobClass("small", 1000, 8, 20480, waiting=1, oldest_at=NOW - 100)
 
 
 def jobs(job: JobClass = SMALL, waiting: int = 1, **more: object) -> JobClass:
-    return replace(job, waiting=waiting, **more)  # type: ignore[arg-type]
+    return replace(job, waiting=waiting, **more)
 
 
 def drone(
@@ -64,7 +66,7 @@ def drone(
         made = replace(made, idle_at=at)
     if state is DroneState.BUSY:
         made = replace(made, busy_at=at, jobs=1, jobs_started=1)
-    return replace(made, **more)  # type: ignore[arg-type]
+    return replace(made, **more)
 
 
 def slot_of(drone: Drone, kind: DroneType = A100, **more: object) -> Slot:
@@ -81,7 +83,7 @@ def slot_of(drone: Drone, kind: DroneType = A100, **more: object) -> Slot:
         jobs_started=drone.jobs_started,
         idle_since=drone.idle_at,
     )
-    return replace(made, **more)  # type: ignore[arg-type]
+    return replace(made, **more)
 
 
 def remote_of(drone: Drone) -> RemoteDrone:
@@ -143,7 +145,7 @@ def snapshot(
     by_key = {t.key: t for t in types}
     sites = sorted({t.site for t in types} | {d.site for d in drones})
     policy = policy or Policy()
-    limit_of = {s: SitePolicy(s, **(limits or {})) for s in sites}  # type: ignore[arg-type]
+    limit_of = {s: SitePolicy(s, **(limits or {})) for s in sites}
     policy = replace(policy, sites=limit_of)
     if slots is None:
         joined = (DroneState.IDLE, DroneState.BUSY)
@@ -189,14 +191,14 @@ def snapshot(
 def with_pool(snap: Snapshot, **news: object) -> Snapshot:
     """The same with changes in the view of the overlay, which it has."""
     assert snap.overlay.view is not None
-    return replace(snap, overlay=replace(snap.overlay, view=replace(snap.overlay.view, **news)))  # type: ignore[arg-type]
+    return replace(snap, overlay=replace(snap.overlay, view=replace(snap.overlay.view, **news)))
 
 
 def with_site(snap: Snapshot, site: str = "topas", **news: object) -> Snapshot:
     """The same with changes in the view of a site, which it has."""
     polled = snap.sites[site]
     assert polled.view is not None
-    return replace(snap, sites={**snap.sites, site: replace(polled, view=replace(polled.view, **news))})  # type: ignore[arg-type]
+    return replace(snap, sites={**snap.sites, site: replace(polled, view=replace(polled.view, **news))})
 
 
 def _site(remote: RemoteDrone, drones: list[Drone], site: str) -> bool:
@@ -210,6 +212,27 @@ def plan_of(snap: Snapshot) -> Plan:
     assert validate_plan(snap, plan) == ()
     assert decide(snap) == plan, "same snapshot, same plan"
     return plan
+
+
+_JOB_FIELDS = {field.name for field in fields(JobClass)}
+
+
+def plan_for(**given: object) -> Plan:
+    """The plan for a snapshot. Fields of a job class (``waiting``, ``cpus``, ...) make the one class that waits."""
+    job = {name: given.pop(name) for name in list(given) if name in _JOB_FIELDS}
+    return plan_of(snapshot(**{"classes": [jobs(**job)], **given} if job else given))
+
+
+def story(name: str, kinds: list[DroneType], refused: list[object] | None = None, **given: object) -> object:
+    """A row for :func:`tell`: types of the drones that are started, and reasons why others are not (None: any)."""
+    return pytest.param(kinds, refused, {"waiting": 1, **given}, id=name)
+
+
+def tell(kinds: list[DroneType], refused: list[object] | None, given: dict[str, object]) -> None:
+    """Check what is started for jobs of class ``small`` in the snapshot that ``given`` describes, and why no more."""
+    plan = plan_for(**given)
+    assert started(plan) == [kind.key for kind in kinds]
+    assert refused is None or why(plan, "class:small") == refused
 
 
 def started(plan: Plan) -> list[TypeKey]:

@@ -49,10 +49,10 @@ def done(name: str, owner: str, count: int = 1) -> list[CompletedJob]:
     ]
 
 
-def pool(*drones: Drone, mishaps: list[JobFailure], completions: list[CompletedJob] = (), **more: object) -> Snapshot:  # type: ignore[assignment]
+def pool(*drones: Drone, mishaps: list[JobFailure], completions: list[CompletedJob] = (), **more: object) -> Snapshot:
     """Slots that have started many jobs, unless the story brings its own."""
     slots = more.pop("slots", [slot_of(d, jobs_started=50) for d in drones if d.joined_at])
-    made = snapshot(drones=drones, slots=slots, **more)  # type: ignore[arg-type]
+    made = snapshot(drones=drones, slots=slots, **more)
     return with_pool(made, mishaps=tuple(mishaps), completions=tuple(completions))
 
 

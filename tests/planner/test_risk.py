@@ -22,23 +22,19 @@ from provisioner.model import (
     JobClass,
     OwnerLoad,
     Plan,
-    Policy,
     RemoteDrone,
     RemoteState,
     Slot,
     SlotState,
     Snapshot,
 )
-from provisioner.planner.retirement import idle_limit
 from provisioner.planner.risk import (
     DRAIN_LOSS_FACTOR,
     MAX_EXCLUSION_CHARS,
     accepted_loss,
     expected_loss,
     expected_loss_at_rate,
-    is_excluded,
 )
-from provisioner.planner.validation import validate_plan
 from provisioner.reasons import DemandCovered
 from tests.planner.scenes import (
     A100,
@@ -138,15 +134,6 @@ def test_of_long_jobs_a_smaller_share_and_a_larger_amount_may_be_lost() -> None:
     assert (hour, four, quarter) == (0.02, 0.01, 0.04)
     assert accepted_loss(HOUR_S, (HOUR_S,)) == 0.04
     assert accepted_loss(1000 * HOUR_S, (60.0,)) == 0.3, "never all of it"
-
-
-def test_long_jobs_take_less_risk_than_short_ones() -> None:
-    mine = size_key(SMALL.owner)
-    short, long = (
-        at("topas", plan_of(world(Estimates(rises={"topas": BUSY}, runs={mine: (run_s,)}), free=20, waiting=20)))
-        for run_s in (600.0, 20 * HOUR_S)
-    )
-    assert long < short
 
 
 def test_without_a_safer_place_to_wait_for_all_are_started() -> None:
@@ -323,7 +310,7 @@ CLOUD = {"topas/a100": StartDelays(60.0, 240.0), "horeka/a100": StartDelays(60.0
 def dear(waited_s: float, waiting: int = 1) -> Snapshot:
     made = world(Estimates(delays=CLOUD), free=100, waited_s=waited_s, waiting=waiting)
     level = tuple(replace(kind, price=1.0) for kind in made.types)
-    full = replace(made.sites["horeka"], view=replace(made.sites["horeka"].view, free={"a100": 0}))  # type: ignore[type-var]
+    full = replace(made.sites["horeka"], view=replace(made.sites["horeka"].view, free={"a100": 0}))
     return replace(
         made, types=level, sites={**made.sites, "horeka": full}, policy=replace(made.policy, waiting_cost=0.5)
     )
@@ -416,14 +403,6 @@ def test_one_job_of_two_weeks_is_no_forecast() -> None:
     assert mean_run_s((60.0, 60.0, 60.0, 14 * 86400.0)) == 300.0
 
 
-def test_the_idle_time_out_is_what_would_have_cost_least_and_at_most_what_is_configured() -> None:
-    drone = Drone(DroneId("d-1"), TOPAS.key, DroneState.IDLE, NOW, NOW, 1000)
-    policy = Policy(idle_timeout_s=300.0)
-    assert idle_limit(drone, policy, Estimates(idle_s={"topas": 60.0})).limit_s == 60.0
-    assert idle_limit(drone, policy, Estimates(idle_s={"topas": 900.0})).limit_s == 300.0
-    assert idle_limit(drone, policy, Estimates(idle_s={"horeka": 60.0})).limit_s == 300.0
-
-
 # --------------------------------------------------------------------- Whose jobs a drone before an owner does not take
 
 
@@ -504,20 +483,6 @@ def test_within_one_decision_too() -> None:
     plan = plan_of(world_excluded(of("short", waiting=3), of("long", waiting=3, waited_s=120.0)))
     assert len(plan.starts) == 3
     assert not [r for r in plan.refusals if r.subject == "class:long" and isinstance(r.reason, DemandCovered)]
-
-
-def test_a_name_is_on_the_list_or_not() -> None:
-    assert is_excluded("long", "long") and is_excluded("long", "a,long,b")
-    assert not is_excluded("long", "") and not is_excluded("lon", "long") and not is_excluded("", "long")
-
-
-def test_the_checker_knows_who_cannot_use_his_own_drone() -> None:
-    made = world_excluded(of("short"), of("long"))
-    plan = plan_of(made)
-    start = plan.starts[0]
-    wrong = replace(plan, starts=(replace(start, drone=replace(start.drone, avoids="short")), *plan.starts[1:]))
-    (fault,) = validate_plan(made, wrong)
-    assert "avoids its user" in fault.text
 
 
 def of_user(made: Snapshot, avoids: str) -> Snapshot:

@@ -7,13 +7,11 @@ from dataclasses import replace
 import pytest
 
 from provisioner.model import DroneId, JobClass, Policy, Sharing, Slot, SlotState
-from provisioner.planner.capacity import DroneSlots, SlotShape
 from provisioner.planner.matching import (
     compatibility_cache,
     count_jobs_in_slot,
     count_jobs_in_type,
     request_of,
-    resources_of_type,
     unmet_requirement,
 )
 from provisioner.sharing import (
@@ -44,7 +42,7 @@ def small(gpu_milli: int = 200, **given: int) -> JobClass:
 
 
 def told(job: JobClass, kind: object) -> tuple[str, str, str] | None:
-    why = unmet_requirement(job, kind)  # type: ignore[arg-type]
+    why = unmet_requirement(job, kind)
     return None if why is None else (why.dimension, why.requested, why.available)
 
 
@@ -60,11 +58,6 @@ def test_a_job_takes_a_whole_share_or_as_many_as_it_needs() -> None:
     assert request_of(small(250), QUARTERS).gpu_milli == 250
     assert request_of(small(251), QUARTERS).gpu_milli == 500
     assert [count_jobs_in_type(small(milli), QUARTERS) for milli in (1, 250, 251, 501)] == [4, 4, 2, 1]
-
-
-def test_an_exclusive_gpu_is_parted_as_jobs_ask() -> None:
-    assert count_jobs_in_type(small(200), A100) == 5
-    assert request_of(small(200), A100).gpu_milli == 200
 
 
 def test_a_small_job_that_does_not_split_takes_a_whole_gpu_but_of_shares_one() -> None:
@@ -127,13 +120,6 @@ def test_what_rounding_leaves_of_a_gpu_keeps_nothing() -> None:
     thirds = replace(A100, name="thirds", sharing=Sharing.MPS, shares=3, cpus=3, kept_cpus=3)
     assert count_jobs_in_type(small(333), thirds) == 3, "each takes its third of what the GPU keeps"
     assert told(replace(small(333), cpus=2), thirds) == ("cpus", "2", "3, of which each other GPU keeps 3")
-
-
-def test_what_is_on_its_way_is_booked_by_shares() -> None:
-    coming = DroneSlots(QUARTERS, SlotShape(resources_of_type(QUARTERS), 1e12, on_the_way=True), 1)
-    assert coming.holds(small(100), 0.0) == 4
-    [left] = coming.fill(small(100), 3, 4)
-    assert left.holds(small(100), 0.0) == 1
 
 
 # ---- The model of shared GPUs against the published tables; which rows are fitted and which predicted, its module says

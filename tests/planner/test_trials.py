@@ -23,10 +23,9 @@ from provisioner.model import (
     Snapshot,
     class_scope,
 )
-from provisioner.planner.breakers import ClassBackoffs, after_failure
 from provisioner.planner.validation import validate_plan
 from provisioner.reasons import Probing, StartsUnmatched
-from tests.planner.scenes import A100, NOW, SMALL, V100, drone, plan_of, slot_of, snapshot, why, with_pool
+from tests.planner.scenes import A100, NOW, SMALL, V100, drone, plan_for, plan_of, slot_of, snapshot, why, with_pool
 
 B = BreakerState
 PARALLEL = replace(SMALL, id="parallel", owner="eve", oldest_at=NOW - 5000, waiting=3)
@@ -59,7 +58,7 @@ def ends(each: Drone, fault: FaultKind | None = None) -> RemoteDrone:
 
 def after(*drones: Drone, classes: tuple[JobClass, ...] = (PARALLEL, PLAIN), **more: object) -> tuple[Snapshot, Plan]:
     """A plan of the moment at which these drones have ended at their site."""
-    seen = snapshot(classes=classes, drones=drones, slots=[], remotes=[ends(each) for each in drones], **more)  # type: ignore[arg-type]
+    seen = snapshot(classes=classes, drones=drones, slots=[], remotes=[ends(each) for each in drones], **more)
     return seen, plan_of(seen)
 
 
@@ -94,29 +93,10 @@ def test_while_a_queue_does_not_answer_no_class_is_blamed_and_none_is_cleared() 
         assert SCOPE not in {b.scope for b in plan_of(partial).breakers}
 
 
-def test_three_failures_of_one_class_at_different_times_do_not_ban_the_type_either() -> None:
-    known: dict[str, Breaker] = {}
-    for tick in range(3):
-        each = idled(f"kit-ab12-{tick}", requested_at=NOW - 3600 + 4000 * tick)
-        seen, _ = after(each, breakers=known.values())
-        plan = plan_of(replace(seen, breakers=known))
-        known |= {b.scope: b for b in plan.breakers}
-        assert A100.key not in known
-        assert started(plan)["plain"] == 2
-
-
 def test_the_class_uses_another_type_on_which_it_does_not_back_off() -> None:
     seen, plan = after(idled(), types=[A100, V100], free={"a100": 9, "v100": 9})
     assert {each.drone.type for each in plan.starts if each.drone.for_class == "parallel"} == {V100.key}
     assert not validate_plan(seen, plan)
-
-
-def test_each_failure_doubles_the_pause_and_it_is_bounded() -> None:
-    breaker, pauses = banned(), []
-    for _ in range(6):
-        breaker = after_failure(breaker, Fault(FaultKind.JOBS, "again", NOW), NOW)
-        pauses.append(breaker.until - NOW)
-    assert pauses == [1200, 2400, 4800, 7200, 7200, 7200]
 
 
 def test_drones_of_one_batch_are_one_failure() -> None:
@@ -132,7 +112,7 @@ def test_after_the_pause_one_drone_is_tried_and_only_one() -> None:
     assert started(plan) == {"parallel": 1}
     assert why(plan, "class:parallel")[-1] == Probing(SCOPE)
     trying = drone("kit-ab12-7", DroneState.BOOTING, for_class="parallel")
-    again = plan_of(snapshot(classes=[PARALLEL], drones=[trying], breakers=[banned(state=B.PROBING)]))
+    again = plan_for(classes=[PARALLEL], drones=[trying], breakers=[banned(state=B.PROBING)])
     assert again.starts == ()
     assert Probing(SCOPE) in why(again, "class:parallel")
 
@@ -156,8 +136,8 @@ def test_a_drone_with_work_for_the_class_ends_its_back_off_and_leaves_no_record(
 
 
 def test_a_class_that_has_left_the_queue_is_forgotten_once_its_pause_is_over() -> None:
-    assert plan_of(snapshot(classes=[PLAIN], breakers=[banned()])).breakers == ()
-    (changed,) = plan_of(snapshot(classes=[PLAIN], breakers=[banned(until=NOW - 1)])).breakers
+    assert plan_for(classes=[PLAIN], breakers=[banned()]).breakers == ()
+    (changed,) = plan_for(classes=[PLAIN], breakers=[banned(until=NOW - 1)]).breakers
     assert changed.forgotten
 
 
@@ -195,7 +175,3 @@ def test_a_job_that_fills_the_memory_of_its_drone_does_not_slow_the_type(state: 
     assert [m.drone.state for m in plan.moves] == [DroneState.FAILED]
     assert plan.breakers == ()
     assert started(plan) == {"plain": 2}
-
-
-def test_the_breaker_of_a_type_is_no_trial() -> None:
-    assert ClassBackoffs.of({A100.key: Breaker(A100.key, B.BANNED)}, ()).why("small") is None
