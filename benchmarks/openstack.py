@@ -1,8 +1,7 @@
 """One look at an OpenStack site with 50 and with 500 drones' servers: calls, processor time, and how they grow.
 
 The adapter as shipped, before a cloud in a thread that speaks as Nova does (tests/openstack/fake_openstack.py); only
-the adapter's own thread is measured. Servers have come up a minute apart: an ordinary look is told those of the last
-minutes, a full one all.
+the adapter's own thread is measured. Servers have come up a minute apart.
 
     openstack.py
 """
@@ -122,7 +121,7 @@ def cloud_of(servers: int) -> Iterator[FakeCloud]:
         loop.close()
 
 
-async def looks(cloud: FakeCloud, servers: int, *, full: bool) -> Look:
+async def looks(cloud: FakeCloud, servers: int) -> Look:
     """The mean of some, after the first."""
     config = OpenStackSiteConfig.model_validate(
         {
@@ -133,7 +132,6 @@ async def looks(cloud: FakeCloud, servers: int, *, full: bool) -> Look:
             },
             "image": "drone",
             "types": {GPU.name: {"flavor": "gpu.h100"}},
-            "full_refresh_interval": "1ms" if full else "1h",
         }
     )
     seconds = []
@@ -148,23 +146,20 @@ async def looks(cloud: FakeCloud, servers: int, *, full: bool) -> Look:
         return Look((len(cloud.asked) - asked) / LOOKS, statistics.median(seconds))
 
 
-def measured(servers: int, *, full: bool) -> Look:
+def measured(servers: int) -> Look:
     with cloud_of(servers) as cloud:
-        return asyncio.run(looks(cloud, servers, full=full))
+        return asyncio.run(looks(cloud, servers))
 
 
 def main() -> None:
     os.environ["CLOUD_SECRET"] = "s3cret"
-    figures = []
-    for full, what in ((False, "one look at an OpenStack site"), (True, "one full listing of it")):
-        few, many = measured(FEW, full=full), measured(MANY, full=full)
-        figures += [
-            Figure(f"{what} with {MANY} servers: processor time", many.cpu_s, "s"),
-            Figure("  calls", many.calls, "", "3" if full else "2"),
-            Figure(f"  calls, to those with {FEW} servers", many.calls / few.calls, "times", "1"),
-            Figure(f"  processor time, to that with {FEW} servers", many.cpu_s / few.cpu_s, "times"),
-        ]
-    tell(*figures)
+    few, many = measured(FEW), measured(MANY)
+    tell(
+        Figure(f"one look at an OpenStack site with {MANY} servers: processor time", many.cpu_s, "s"),
+        Figure("  calls", many.calls, "", "3"),
+        Figure(f"  calls, to those with {FEW} servers", many.calls / few.calls, "times", "1"),
+        Figure(f"  processor time, to that with {FEW} servers", many.cpu_s / few.cpu_s, "times"),
+    )
 
 
 if __name__ == "__main__":

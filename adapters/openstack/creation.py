@@ -445,11 +445,9 @@ async def servers_of(
     silent = [server for server in known if server.status == "UNKNOWN"]
     listed = await cloud.servers(tag=names.group_tag)
     for server in {server.id: server for server in (*silent, *listed)}.values():
-        found_drone = names.drone(server)
-        if found_drone is None or server_phase(server).state is RemoteState.ENDED:
-            continue
-        if found_drone[0] in drone_ids:
-            found.setdefault(found_drone[0], []).append(server)
+        drone_id = names.drone_id(server)
+        if drone_id in drone_ids and server_phase(server).state is not RemoteState.ENDED:
+            found.setdefault(drone_id, []).append(server)
     for servers in found.values():
         servers.sort(key=lambda each: (not each.launched_at, each.created_at, each.id))
     return found

@@ -1,20 +1,19 @@
-"""The servers of one controller at one site: all of them now and then, between only those that have changed.
+"""The servers of one controller at one site: all that are there, and those that were deleted of late.
 
 Nova leaves the servers of a cell that is down silently out of every listing that is filtered, paged by hand or sorted
-(``nova/api/openstack/compute/servers.py``, _is_cell_down_supported); by their tag, drones would seem gone. So a full
+(``nova/api/openstack/compute/servers.py``, _is_cell_down_supported); by their tag, drones would seem gone. So the
 listing is of the whole project without any filter, tells such servers as UNKNOWN, and ours are picked out by their
-metadata. A listing of changes is filtered by name: a server that it lacks has not changed, or is in such a cell.
+metadata.
 
-Changes are listed since the newest change that the cloud itself has reported, less a margin for the clocks of its API
-and its conductors. Our clock only bounds it, so that one server of next year does not end all news: where it is wrong,
-more is listed than is needed, never less. Deleted servers are listed there for as long as Nova keeps their rows,
-without tags and metadata, by their name alone.
+Deleted servers are listed as changes, for as long as Nova keeps their rows, without tags and metadata, by their name
+alone. Changes are listed since the newest change that the cloud itself has reported, less a margin for the clocks of
+its API and its conductors. Our clock only bounds it, so that one server of next year does not end all news: where it is
+wrong, more is listed than is needed, never less.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -74,11 +73,16 @@ class ServerNames:
     def metadata(self, drone_id: DroneId, kind: str) -> Mapping[str, str]:
         return {DRONE_KEY: drone_id, CONTROLLER_KEY: self.controller, SITE_KEY: self.site, TYPE_KEY: kind}
 
-    def drone(self, server: Server) -> tuple[DroneId, str] | None:
-        """Return the drone that a server is and its type; None if it is no drone of this controller at this site."""
+    def drone_id(self, server: Server) -> DroneId | None:
+        """Return the drone that a server is; None if it is no drone of this controller at this site.
+
+        A deleted server that is listed for the first time has its name alone.
+        """
         found, drone_id = server.metadata, server.metadata.get(DRONE_KEY, "")
+        if server.status in GONE and not found:
+            return DroneId(server.name) if self.is_ours(server.name) else None
         here = (found.get(CONTROLLER_KEY), found.get(SITE_KEY)) == (self.controller, self.site)
-        return (DroneId(drone_id), found.get(TYPE_KEY, "")) if here and self.is_ours(drone_id) else None
+        return DroneId(drone_id) if here and self.is_ours(drone_id) else None
 
 
 # --------------------------------------------------------------------------------------------------------- registry
@@ -94,148 +98,85 @@ class RegistryView:
     """Ours that were there or have been deleted of late, by id, as last known. DELETED: the cloud says so; any other
     status: it is not listed any more, for no known reason."""
     others: tuple[Server, ...] = ()
-    """All else in the project, as of the last full listing."""
+    """All else in the project."""
 
 
 class ServerRegistry:
-    """The known servers, updated by polls.
-
-    A poll is one call and its pages; a full one, at first, each ``full_s`` and after any failure, is two calls.
-    """
+    """The known servers, updated by polls."""
 
     def __init__(
         self,
         names: ServerNames,
         *,
-        full_s: float,
         keep_s: float,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self._names = names
-        self._full_s, self._keep_s = full_s, keep_s
+        self._names, self._keep_s = names, keep_s
         self._clock, self._wall_clock = clock, wall_clock
-        self._servers: dict[str, Server] = {}
-        self._others: dict[str, Server] = {}
+        self._there: dict[str, Server] = {}
         self._gone: dict[str, tuple[Server, float]] = {}
-        """Each with the time since when that is known."""
+        """Ours, each with the time since when that is known."""
         self._newest = 0.0
         """The newest change that the cloud has reported, by its clock."""
-        self._full_at = -math.inf
 
     async def poll(self, cloud: OpenStackCloud) -> RegistryView:
-        """List our servers.
+        """List our servers: two calls and their pages.
 
         Raises what ``cloud`` raises, and UnavailableError for a listing that may lack some of ours. Then nothing is
-        merged, and the next poll is a full one.
+        merged.
         """
-        began_at, last_full_at = self._clock(), self._full_at
-        self._full_at = -math.inf
-        if began_at >= last_full_at + self._full_s or not self._newest:
-            everything = await cloud.servers()
-            self._check(everything)
-            newest = max([self._newest, *(server.updated_at for server in everything)])
-            changed = await self._changed(cloud, min(self._newest or newest, newest - self._keep_s))
-            self._replace(everything)
-            self._newest, last_full_at = newest, began_at
-        else:
-            changed = await self._changed(cloud, self._newest)
-        self._newest = max([self._newest, *(server.updated_at for server in changed)])
-        if self._merge(changed):
-            self._full_at = last_full_at
-        return RegistryView(tuple(self._servers.values()), self._lately_gone(changed), tuple(self._others.values()))
+        listed = self._completed(await cloud.servers())
+        newest = max([self._newest, *(server.updated_at for server in listed)])
+        deleted = await self._deleted(cloud, newest)
+        self._newest = max([newest, *(server.updated_at for server in deleted.values())])
+        before, self._there = self._there, {}
+        for server in listed:
+            # A deleted one is listed again only from an old copy of Nova's tables. One that was missing for a while,
+            # or soft-deleted, may come back.
+            was_deleted = server.id in self._gone and self._gone[server.id][0].status == "DELETED"
+            if server.id not in deleted and not was_deleted:
+                self._gone.pop(server.id, None)
+                self._there[server.id] = server
+        for server in [*(before[i] for i in before.keys() - self._there.keys()), *deleted.values()]:
+            known = before.get(server.id) or self._gone.get(server.id, (server, 0.0))[0]
+            if self._names.drone_id(known) is not None:
+                since = self._gone[server.id][1] if server.id in self._gone else self._clock()
+                self._gone[server.id] = (_ended(known, server) if server.status in GONE else known), since
+        ours = [server for server in self._there.values() if self._names.drone_id(server) is not None]
+        others = [server for server in self._there.values() if self._names.drone_id(server) is None]
+        return RegistryView(tuple(ours), self._lately_gone(deleted), tuple(others))
 
-    def distrust(self) -> None:
-        """Make the next poll a full one.
+    def _completed(self, listed: Sequence[Server]) -> Sequence[Server]:
+        """Return a full listing in which servers of a cell that is down have what was known of them.
 
-        An order was given that Nova may not report as a change: a server that is deleted before it is on a host
-        leaves no record.
+        Of such a server (2.69) not even the name is listed. Raises UnavailableError if one may be ours.
         """
-        self._full_at = -math.inf
-
-    async def _changed(self, cloud: OpenStackCloud, since: float) -> Sequence[Server]:
-        """Return servers that changed since the last poll.
-
-        After a restart this finds those deleted meanwhile, if it was not too long. In an empty project there is no
-        time to ask from, and earlier servers are not looked for.
-        """
-        if since <= MARGIN_S:
-            return ()
-        since = min(since, self._wall_clock()) - MARGIN_S
-        return await cloud.servers(name=f"^{re.escape(self._names.controller)}-", since=since)
-
-    def _check(self, everything: Iterable[Server]) -> None:
-        """Raise if a server of which only the id is known may be one of ours."""
-        known = self._servers.keys() | self._others.keys() | self._gone.keys()
-        strange = sum(1 for each in everything if _is_bare(each) and each.id not in known)
-        if strange:
+        known = {server_id: server for server_id, (server, _) in self._gone.items()} | self._there
+        bare = {server.id for server in listed if server.status == "UNKNOWN" and not server.name}
+        if strange := bare - known.keys():
             raise UnavailableError(
-                f"a part of the cloud (a cell) does not answer, and {strange} servers in it may be ours"
+                f"a part of the cloud (a cell) does not answer, and {len(strange)} servers in it may be ours"
             )
+        return [replace(known[s.id], status="UNKNOWN", task="", power=0) if s.id in bare else s for s in listed]
 
-    def _replace(self, everything: Iterable[Server]) -> None:
-        """Replace the known servers by a full listing. Servers that it lacks are gone."""
-        before = self._servers | {server_id: server for server_id, (server, _) in self._gone.items()}
-        ours: dict[str, Server] = {}
-        others: dict[str, Server] = {}
-        for server in everything:
-            if _is_bare(server) and server.id in self._others:
-                others[server.id] = self._others[server.id]
-            elif _is_bare(server):
-                ours[server.id] = replace(before[server.id], status="UNKNOWN", task="", power=0)
-            elif self._names.drone(server) is not None:
-                ours[server.id] = server
-            else:
-                others[server.id] = server
-        for server in [server for server_id, server in self._servers.items() if server_id not in ours]:
-            self._is_gone(server)
-        self._servers, self._others = {}, others
-        for server in ours.values():
-            self._is_there(server)
+    async def _deleted(self, cloud: OpenStackCloud, newest: float) -> Mapping[str, Server]:
+        """Return servers that were deleted of late, those between two lives of this controller included.
 
-    def _merge(self, changed: Iterable[Server]) -> bool:
-        """Merge a listing of changes, and return whether it is consistent with the known facts."""
-        sound = True
-        for server in changed:
-            if _is_bare(server):
-                sound = False  # not to be had in a filtered listing, and nothing to go by
-            elif server.status in GONE:
-                self._others.pop(server.id, None)
-                known = self._servers.get(server.id) or self._gone.get(server.id, (server, 0.0))[0]
-                if known is not server or self._names.is_ours(server.name):
-                    self._is_gone(_ended(known, server))
-            elif self._names.drone(server) is not None:
-                sound = self._is_there(server) and sound
-        return sound
-
-    def _is_there(self, server: Server) -> bool:
-        """Return whether a listed server can exist.
-
-        A deleted one is listed again only from an old copy of Nova's tables. One that was missing for a while, or
-        soft-deleted, may come back.
+        In an empty project there is no time to ask from, and earlier servers are not looked for.
         """
-        if server.id in self._gone and self._gone[server.id][0].status == "DELETED":
-            return False
-        self._gone.pop(server.id, None)
-        self._servers[server.id] = server
-        return True
+        if newest <= MARGIN_S:
+            return {}
+        since = min(newest, self._wall_clock()) - self._keep_s - MARGIN_S
+        changed = await cloud.servers(name=f"^{re.escape(self._names.controller)}-", since=since)
+        return {server.id: server for server in changed if server.status in GONE}
 
-    def _is_gone(self, server: Server) -> None:
-        self._servers.pop(server.id, None)
-        since = self._gone[server.id][1] if server.id in self._gone else self._clock()
-        self._gone[server.id] = server, since
-
-    def _lately_gone(self, changed: Iterable[Server]) -> Mapping[str, Server]:
+    def _lately_gone(self, listed: Collection[str]) -> Mapping[str, Server]:
         """Return servers that went recently. Older ones are forgotten once they are not listed any more."""
-        oldest, listed = self._clock() - self._keep_s, {server.id for server in changed}
+        oldest = self._clock() - self._keep_s
         kept = [(i, each) for i, each in self._gone.items() if each[1] > oldest or i in listed]
         self._gone = dict(kept[-_MAX_GONE:])
         return {server_id: server for server_id, (server, since) in self._gone.items() if since > oldest}
-
-
-def _is_bare(server: Server) -> bool:
-    """Return whether it is of a cell that is down (2.69): then not even its name is listed."""
-    return server.status == "UNKNOWN" and not server.name
 
 
 def _ended(known: Server, deleted: Server) -> Server:
@@ -288,61 +229,52 @@ def listing(
     ``ends`` are the known ends. ``asked`` are drones that this controller asked to leave. ``hosts`` are names of hosts
     by their ids.
     """
-    by_drone: dict[DroneId, list[tuple[Server, str]]] = {}
-    for server in view.servers:
-        if (drone := names.drone(server)) is not None:
-            by_drone.setdefault(drone[0], []).append((server, drone[1]))
     drones: dict[DroneId, RemoteDrone] = {}
+    surplus, notices = [], []
     over: dict[DroneId, Server] = {}
-    surplus: list[str] = []
-    notices = list(_strays(view.others, names))
-    for drone_id, several in by_drone.items():
-        (server, kind), *rest = sorted(several, key=lambda each: _seniority(each[0]))
-        drones[drone_id] = _listed_drone(server, drone_id, kind, drone_id in asked, hosts, now)
-        if drones[drone_id].state is RemoteState.STOPPED:
+    unsettled: dict[DroneId, Server] = {}
+
+    def add(drone_id: DroneId, server: Server, state: RemoteState, started_at: float, **more: Any) -> None:
+        # The beginning of a host's id groups drones on one host whose name is not known.
+        node = hosts.get(server.host_id) or printable(server.host_id[:12], 12)
+        slot, kind = f"{server.id}@{node}" if node else "", server.metadata.get(TYPE_KEY, "")
+        drones[drone_id] = RemoteDrone(drone_id, state, server.id, kind, started_at, node=node, slot=slot, **more)
+
+    for drone_id, several in _by_drone(view.servers, names).items():
+        server, *rest = sorted(several, key=_seniority)
+        phase = server_phase(server)
+        pending = phase.state is RemoteState.PENDING
+        started_at = 0.0 if pending else min(server.launched_at, now)
+        # Our own request to leave is no notice.
+        notice_at = min(server.updated_at or now, now) if phase.leaving and drone_id not in asked else 0.0
+        blocked, reason = phase.fault if pending else None, printable(phase.why, MAX_REASON)
+        more = {"reason": reason, "notice_at": notice_at, "blocked": blocked, "final": phase.final}
+        add(drone_id, server, phase.state, started_at, **more)
+        if phase.state is RemoteState.STOPPED:
             over[drone_id] = server
-        for other, _ in rest:
+        for other in rest:
             notices.append(f"{drone_id} is there twice, as {server.id} and {other.id}")
             # One of a cell that is down may be the better one, and could not be deleted now anyway.
             surplus += [other.id] if "UNKNOWN" not in (server.status, other.status) else []
-    unsettled: dict[DroneId, Server] = {}
-    for drone_id, (server, kind) in _gone(view.gone.values(), names).items():
-        if drone_id in by_drone:
+    for drone_id, several in _by_drone(view.gone.values(), names).items():
+        server = max(several, key=lambda each: (each.launched_at > 0, each.updated_at))
+        if drone_id in drones:
             continue
         if (end := ends.get(drone_id)) is not None:
-            started_at = min(server.launched_at, end.at)
-            drones[drone_id] = _drone(
-                server, drone_id, kind, hosts, state=RemoteState.ENDED, started_at=started_at, end=end
-            )
+            add(drone_id, server, RemoteState.ENDED, min(server.launched_at, end.at), end=end)
             continue
         unsettled[drone_id] = server
         if server.status in GONE:
             reason = "was deleted, and its cloud has not said yet by whom"
-            drones[drone_id] = _drone(
-                server, drone_id, kind, hosts, state=RemoteState.STOPPED, started_at=server.launched_at, reason=reason
-            )
+            add(drone_id, server, RemoteState.STOPPED, server.launched_at, reason=reason)
     return ServerListing(drones, tuple(surplus), over, unsettled, tuple(notices[:MAX_SERVER_NOTICES]))
 
 
-def _strays(others: Iterable[Server], names: ServerNames) -> Iterable[str]:
-    """Yield a notice of each server that carries our tag and is no drone of ours."""
-    for server in others:
-        if names.group_tag in server.tags:
-            drone_id = printable(server.metadata.get(DRONE_KEY, ""), 80) or "nothing"
-            yield f"server {server.id} carries our tag, and {drone_id} as its drone id"
-
-
-def _gone(servers: Iterable[Server], names: ServerNames) -> Mapping[DroneId, tuple[Server, str]]:
-    """Return gone servers with drone type by drone: the last server of each drone that has run.
-
-    A deleted server that is listed for the first time has its name alone.
-    """
-    found: dict[DroneId, tuple[Server, str]] = {}
-    for server in sorted(servers, key=lambda each: (each.launched_at > 0, each.updated_at)):
-        if (drone := names.drone(server)) is not None:
-            found[drone[0]] = server, drone[1]
-        elif not server.metadata and names.is_ours(server.name):
-            found[DroneId(server.name)] = server, ""
+def _by_drone(servers: Iterable[Server], names: ServerNames) -> Mapping[DroneId, Sequence[Server]]:
+    found: dict[DroneId, list[Server]] = {}
+    for server in servers:
+        if (drone_id := names.drone_id(server)) is not None:
+            found.setdefault(drone_id, []).append(server)
     return found
 
 
@@ -355,30 +287,3 @@ def _seniority(server: Server) -> tuple[int, bool, float, str]:
     phase = server_phase(server)
     rank = 3 if phase.final else _RANKS.get(phase.state, 4)
     return rank, not server.launched_at, server.created_at, server.id
-
-
-def _listed_drone(
-    server: Server, drone_id: DroneId, kind: str, asked: bool, hosts: Mapping[str, str], now: float
-) -> RemoteDrone:
-    phase = server_phase(server)
-    pending = phase.state is RemoteState.PENDING
-    return _drone(
-        server,
-        drone_id,
-        kind,
-        hosts,
-        state=phase.state,
-        started_at=min(server.launched_at, now) if not pending else 0.0,
-        reason=printable(phase.why, MAX_REASON),
-        # Our own request to leave is no notice.
-        notice_at=min(server.updated_at or now, now) if phase.leaving and not asked else 0.0,
-        blocked=phase.fault if pending else None,
-        final=phase.final,
-    )
-
-
-def _drone(server: Server, drone_id: DroneId, kind: str, hosts: Mapping[str, str], **more: Any) -> RemoteDrone:
-    # The beginning of a host's id groups drones on one host whose name is not known.
-    node = hosts.get(server.host_id) or printable(server.host_id[:12], 12)
-    slot = f"{server.id}@{node}" if node else ""
-    return RemoteDrone(drone_id, remote_id=server.id, type=kind, node=node, slot=slot, **more)

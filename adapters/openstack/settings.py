@@ -172,8 +172,6 @@ class OpenStackSiteConfig(CloudAccess, ServerOptions):
     """Owner whose servers have priority here. Without it the site's owner is ignored."""
     retain_finished: Duration = Field(600.0, ge=60.0)
     """Time for which an ended drone is reported."""
-    full_refresh_interval: PositiveDuration = Field(600.0)
-    """Interval of full listings of all servers; between them only changes are listed."""
     console_lines: int = Field(200, ge=0, le=2000)
     """Lines of its console that are kept of a server that ends; 0: none."""
     cleanup_interval: Duration = Field(600.0)

@@ -45,7 +45,7 @@ class OpenStackSite:
         self._stack = contextlib.AsyncExitStack()
         self._entered: OpenStackCloud | None = None
         self._owners_cloud: OpenStackCloud | None = None
-        self._registry = ServerRegistry(self._names, full_s=config.full_refresh_interval, keep_s=config.retain_finished)
+        self._registry = ServerRegistry(self._names, keep_s=config.retain_finished)
         self._ends = EndedServers(config.retain_finished)
         self._creation = ServerCreation(config, self._names)
         self._consoles: dict[DroneId, str] = {}
@@ -85,8 +85,8 @@ class OpenStackSite:
     async def poll(self) -> SiteView:
         """List our drones, our quota and, where hosts are known, free capacity and the owner's waiting servers.
 
-        Ended drones are listed for ``retain_finished``. It takes two calls, with an owner three, and their pages; a
-        full listing is one more, and so are the flavours now and then. Nothing is changed.
+        Ended drones are listed for ``retain_finished``. It takes three calls, with an owner four, and their pages; the
+        flavours are one more now and then. Nothing is changed.
         """
         taken_at = time.time()
         ours = await self._registry.poll(self._cloud)
@@ -226,8 +226,6 @@ class OpenStackSite:
         method = server_phase(server).stop
         if kill or method is StopMethod.DELETE:
             await self._cloud.delete(server.id)
-            if not server.launched_at:
-                self._registry.distrust()  # what never ran may go without a trace in the listing of changes
         elif method is StopMethod.SHUT_DOWN:
             await self._cloud.shut_down(server.id)
 

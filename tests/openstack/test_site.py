@@ -109,7 +109,7 @@ async def test_a_look_tells_our_drones_and_changes_nothing(fake: FakeCloud, made
 
 
 @pytest.mark.parametrize(("servers", "pages"), [(1, 1), (99, 1), (250, 3)])
-async def test_a_poll_costs_two_calls_and_pages(fake: FakeCloud, made: Site, servers: int, pages: int) -> None:
+async def test_a_poll_costs_three_calls_and_pages(fake: FakeCloud, made: Site, servers: int, pages: int) -> None:
     """On the real thing with its own pages: tests/live/test_openstack_scale.py."""
     fake.page = 100
     for number in range(servers):
@@ -118,7 +118,7 @@ async def test_a_poll_costs_two_calls_and_pages(fake: FakeCloud, made: Site, ser
     fake.asked.clear()
     assert len((await looked(made)).drones) == servers
     asked = [each.partition("?")[0].rpartition("/")[2] for each in fake.asked]
-    assert asked == ["detail"] * pages + ["limits"]
+    assert asked == ["detail"] * 2 * pages + ["limits"]
 
 
 async def test_a_cloud_that_fails_is_no_empty_listing(fake: FakeCloud) -> None:
