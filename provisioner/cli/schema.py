@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
@@ -101,7 +102,7 @@ _SAMPLE_VIEWS = Views(1, 1.0, Policy(), (), PolledOverlay(), {})
 class SampleReader:
     """Reader of a record with one drone and nothing else."""
 
-    path = None
+    path = Path()
     _ANSWERS: Mapping[str, object] = {"holder": None, "views": None, "breakers": {}, "drone": _SAMPLE_DRONE}
 
     def __getattr__(self, name: str) -> Callable[..., object]:
