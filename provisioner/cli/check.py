@@ -8,7 +8,7 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -22,7 +22,6 @@ from provisioner.cli.drones import controller_of
 from provisioner.cli.sites import gpu_count, owner_words
 from provisioner.config import Problem, Settings
 from provisioner.config import strict_yaml as yaml
-from provisioner.model import Drone
 from provisioner.store import StoreError
 
 if TYPE_CHECKING:
@@ -31,54 +30,46 @@ if TYPE_CHECKING:
     from provisioner.model import OverlayView, SiteView
 
 
-def against_record(settings: Settings, path: Path) -> tuple[list[Problem], list[Problem]]:
-    """Return what leaves live drones on record at ``path`` without a controller, and, as warnings, what drains them.
+WARNING = "warning: "
+
+
+def against_record(settings: Settings, path: Path) -> Iterator[Problem]:
+    """Yield what leaves live drones on record at ``path`` without a controller, and as warnings what drains them.
 
     Without a record there is nothing to compare. A record that cannot be read is a warning.
     """
     if not path.is_file():
-        return [], []
+        return
     from provisioner.store.reader import Reader
 
     try:
         live = Reader(path).drones()
     except (OSError, StoreError) as error:
         why = formatting.sanitize(str(error), formatting.SHORT_TEXT)
-        message = f"warning: not compared with the drones on record: {why}"
-        return [], [_problem_at(settings.path, ("store", "path"), message)]
-    return _without_controller(settings, live), _without_type(settings, live)
-
-
-def _without_controller(settings: Settings, live: list[Drone]) -> list[Problem]:
-    known = {site.name for site in settings.sites}
+        message = f"{WARNING}not compared with the drones on record: {why}"
+        yield _problem_at(settings.path, ("store", "path"), message)
+        return
+    files = {site.name: site.path for site in settings.sites}
+    types = {kind.key for kind in settings.types}
     others = Counter(name for d in live if (name := controller_of(d.id)) != settings.controller)
-    lost = Counter(d.site for d in live if d.site not in known)
-    problems = []
+    lost = Counter(d.site for d in live if d.site not in files)
+    renamed = Counter(d.type for d in live if d.site in files and d.type not in types)
     for name, count in sorted(others.items()):
         message = (
             f"`{settings.controller}`: {formatting.count(count, 'live drone')} on record would be left without a "
             f"controller: the name is in their ids. Keep `{name}`, or drain them first"
         )
-        problems.append(_problem_at(settings.path, ("controller",), message))
+        yield _problem_at(settings.path, ("controller",), message)
     for name, count in sorted(lost.items()):
         message = (
             f"`sites`: site `{name}` was removed, and {formatting.count(count, 'live drone')} would be left without a "
             "controller. Put it back with `enabled: false`, drain them, then remove it"
         )
-        problems.append(_problem_at(settings.path, ("sites",), message))
-    return problems
-
-
-def _without_type(settings: Settings, live: list[Drone]) -> list[Problem]:
-    files = {site.name: site.path for site in settings.sites}
-    known = {kind.key for kind in settings.types}
-    problems = []
-    for kind, count in sorted(Counter(d.type for d in live if d.site in files and d.type not in known).items()):
+        yield _problem_at(settings.path, ("sites",), message)
+    for kind, count in sorted(renamed.items()):
         site, _, name = kind.partition("/")
-        drones = formatting.count(count, "live drone")
-        message = f"warning: type `{name}` was removed or renamed: its {drones} will be drained"
-        problems.append(_problem_at(files[site], ("types",), message))
-    return problems
+        drained = f"its {formatting.count(count, 'live drone')} will be drained"
+        yield _problem_at(files[site], ("types",), f"{WARNING}type `{name}` was removed or renamed: {drained}")
 
 
 def _problem_at(path: Path, at: tuple[str, ...], message: str) -> Problem:
@@ -139,8 +130,8 @@ def check(
         raise opt.VerbError(f"no configuration at {target}")
     problems, found_odd = list(problems_of(target)), list(warnings_in(target))
     if (settings := _settings(target)) is not None:
-        lost, drained = against_record(settings, where.store or settings.store.path)
-        problems, found_odd = [*problems, *lost], [*found_odd, *drained]
+        for problem in against_record(settings, where.store or settings.store.path):
+            (found_odd if problem.message.startswith(WARNING) else problems).append(problem)
     if show.output.for_people:
         sys.stdout.write("".join(f"{formatting.sanitize(str(p))}\n" for p in problems))
         sys.stdout.flush()
@@ -354,8 +345,7 @@ def render() -> None:
 
 @render_app.command("blocking")
 def blocking(
-    site: Annotated[str, opt.option("NAME", "The site whose configuration is wanted.")],
-    config: opt.ConfigPath = None,
+    site: Annotated[str, opt.option("NAME", "The site whose configuration is wanted.")], config: opt.ConfigPath = None
 ) -> None:
     """Print what makes a site keep CPUs, memory and disk for its free GPUs, and put its owner first.
 

@@ -25,6 +25,7 @@ from rich.text import Text
 
 from provisioner import formatting
 from provisioner.cli import options as opt
+from provisioner.cli.drones import STATE_TINTS
 from provisioner.cli.jobs import answer_of, class_rows, newest_plan, open_queue
 from provisioner.model import Drone, DroneState
 from provisioner.reasons import JobsWaiting, Reason
@@ -98,18 +99,6 @@ class DemoView:
         done = all(s.done + s.failed == s.shape.jobs for s in self.shapes if s.shape.fits)
         return done and bool(self.drones) and not self.live
 
-    @property
-    def faults(self) -> list[str]:
-        """The differences from what should have happened at the end."""
-        found = [f"drone {drone.id} is still {drone.state}" for drone in self.live]
-        for each in self.shapes:
-            name, waits = each.shape.name, each.waiting == each.shape.jobs and each.why is not None
-            if each.shape.fits and each.done != each.shape.jobs:
-                found.append(f"{each.done} of {each.shape.jobs} {name} jobs are done, {each.failed} failed")
-            if not each.shape.fits and not waits:
-                found.append(f"{name} jobs should fit no drone type and wait, with the reason why")
-        return found
-
 
 class DemoWatcher:
     """Observer of the queue and the record, as any operator could be."""
@@ -182,11 +171,9 @@ def run_demo(
             faults.append(f"the controller ended with status {process.returncode}: {log}")
     finally:
         killed = kill_drone_processes(reader)
-    return view, [
-        *faults,
-        *view.faults,
-        *(f"process {pid} of drone {drone} still ran" for pid, drone in killed.items()),
-    ]
+    faults += [f"{each.failed} {each.shape.name} jobs failed" for each in view.shapes if each.failed]
+    faults += [f"process {pid} of drone {drone} still ran" for pid, drone in killed.items()]
+    return view, faults
 
 
 @contextmanager
@@ -271,13 +258,6 @@ def demo_directory(directory: Path | None) -> Iterator[Path]:
 
 # -------------------------------------------------------------------------------------------------------------- display
 
-STATE_STYLES = {
-    DroneState.BUSY: "bold green",
-    DroneState.IDLE: "yellow",
-    **dict.fromkeys((DroneState.DRAINING, DroneState.STOPPING), "magenta"),
-    **dict.fromkeys((DroneState.FAILED, DroneState.LOST, DroneState.JOIN_TIMEOUT), "bold red"),
-}
-MAX_ENDED_SHOWN = 3
 MAX_STEPS_SHOWN = 6
 BAR_WIDTH = 16
 PLAIN_WIDTH = 100
@@ -319,7 +299,7 @@ def step_line(step: Transition, view: DemoView) -> Text:
     return Text.assemble(
         (f"{max(0.0, view.at_s - (view.now - step.at)):5.1f} s  ", "dim"),
         f"{step.drone_id}  ",
-        (f"{step.state:<15}", STATE_STYLES.get(step.state, "cyan")),
+        (f"{step.state:<15}", STATE_TINTS.get(step.state, "cyan")),
         formatting.describe(reason),
         overflow="ellipsis",
         no_wrap=True,
@@ -342,12 +322,9 @@ def screen(view: DemoView, news: Iterable[Text]) -> RenderableType:
         wants = f"1 GPU, {formatting.size(each.shape.vram_mib)}"
         jobs.add_row(each.shape.name, wants, Text.assemble(*bar), *numbers, _why(each))
     drones = _table("drone", "type", "state", "for>", "jobs so far>")
-    ended = [d for d in view.drones if d.state.ended]
-    for drone in [*ended[-MAX_ENDED_SHOWN:], *view.live]:
-        style = "dim" if drone.state.ended else ""
-        state = Text(drone.state, style=style or STATE_STYLES.get(drone.state, "cyan"))
-        age = "" if drone.state.ended else formatting.ago(drone.since, view.now)
-        drones.add_row(drone.id, drone.type, state, age, str(drone.jobs_started), style=style)
+    for drone in view.live:
+        state = Text(drone.state, style=STATE_TINTS.get(drone.state, "cyan"))
+        drones.add_row(drone.id, drone.type, state, formatting.ago(drone.since, view.now), str(drone.jobs_started))
     return Group(heading, jobs, Text(), drones, Text(), *news)
 
 

@@ -9,25 +9,22 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated, NamedTuple
 
 import typer
 
 from provisioner import formatting
 from provisioner.cli import options as opt
 from provisioner.cli import output as out
-from provisioner.model import WHOLE_GPU, DrainMode, Drone, DroneId, DroneState, RequestKind
-from provisioner.store import Transition
+from provisioner.model import WHOLE_GPU, DrainMode, Drone, DroneId, DroneState, RequestKind, SitePolicy
+from provisioner.store import Transition, Views
 from provisioner.store.reader import Reader
-
-if TYPE_CHECKING:
-    from provisioner.planner.retirement import IdleLimit
 
 DRONES_SCHEMA = "provisioner.drones/1"
 HISTORY_SCHEMA = "provisioner.history/1"
 
 DRONE_STATES = tuple(DroneState)
-_STATE_TINTS = {
+STATE_TINTS = {
     DroneState.BUSY: "green",
     **dict.fromkeys((DroneState.DRAINING, DroneState.STOPPING), "yellow"),
     **dict.fromkeys((DroneState.FAILED, DroneState.LOST, DroneState.JOIN_TIMEOUT), "red"),
@@ -102,7 +99,7 @@ def drone_columns(now: float, reason: Callable[[Drone], str] | None = None) -> t
         out.ident("id", "Our id of the drone.", least=16, fact="drone"),
         out.text("site", "Site."),
         out.ident("type", "Drone type, as site/name.", least=10, fact="type"),
-        out.text("state", "State.", level=0, tint=_STATE_TINTS, choices=DRONE_STATES, fact="state"),
+        out.text("state", "State.", level=0, tint=STATE_TINTS, choices=DRONE_STATES, fact="state"),
         out.age_s("state_s", "Time in this state, seconds.", "since", now, head="FOR"),
         out.span_s("age_s", age_doc, lambda x: max(0.0, (x.ended_at or now) - x.requested_at), head="AGE"),
         out.whole("jobs", "Jobs that run in it now.", head="RUN", fact="jobs now"),
@@ -176,8 +173,55 @@ def history_columns(now: float) -> tuple[out.Column, ...]:
     )
 
 
-def _drone_facts(now: float, idle: IdleLimit | None) -> tuple[out.Column, ...]:
-    """Return the facts of a drone: the columns of the list with titles for people, and the limit of its idle time."""
+class StateLimit(NamedTuple):
+    """Limit of the state of a drone, at the newest tick."""
+
+    setting: str = ""
+    """Name of the policy setting; empty: the drone has ended."""
+    limit_s: float | None = None
+    """None: without limit, or not known."""
+    by: str = ""
+    """Source of the limit of an idle drone, in words."""
+    then: str = ""
+
+    @property
+    def words(self) -> str:
+        if not self.limit_s:
+            return f"no limit known ({self.setting})" if self.setting else "-"
+        return f"{formatting.seconds(self.limit_s)} ({self.by or self.setting})"
+
+
+_ACTION_WORDS = {
+    "forget": "the record of it ends",
+    "stop": "the site is asked to end it",
+    "drain": "the pool is asked to let it go",
+    "insist": "the site is asked again, at last without notice",
+}
+
+
+def state_limit(drone: Drone, views: Views | None) -> StateLimit:
+    """Return how long a drone may stay in its state, and what happens then."""
+    from provisioner.planner.lifecycle import STATE_RULES
+    from provisioner.planner.retirement import idle_limit
+
+    rule = STATE_RULES.get(drone.state)
+    if rule is None or views is None:
+        return StateLimit(rule.limit if rule else "")
+    limit_s, by = None, ""
+    match rule.limit:
+        case "walltime_s":
+            limit_s = next((t.walltime_s or None for t in views.types if t.key == drone.type), None)
+        case "idle_timeout_s":
+            limit_s, source = idle_limit(drone, views.policy, views.estimates)
+            by = formatting.IDLE_LIMIT_WORDS.get(source, "")
+        case _:
+            limit_s = float(getattr(views.policy.sites.get(drone.site, SitePolicy(drone.site)), rule.limit))
+    then = f"{_ACTION_WORDS[rule.then.value]}; it would end as {(drone.leaving or rule.ends_as).value}"
+    return StateLimit(rule.limit, limit_s, by, then if limit_s else "")
+
+
+def _drone_facts(now: float, limit: StateLimit) -> tuple[out.Column, ...]:
+    """Return the facts of a drone: the columns of the list with titles for people, and the limit of its state."""
 
     def when(at: float) -> str:
         if not at or not isfinite(at):
@@ -204,12 +248,15 @@ def _drone_facts(now: float, idle: IdleLimit | None) -> tuple[out.Column, ...]:
     }
     facts = [replace(c, show=shows.get(c.key, c.show)) for c in out.as_facts(drone_columns(now))]
     facts = [replace(c, unit=when) if c.key.endswith("_at") else c for c in facts]
-    limit_s, by = idle or (None, "")
-    may_idle = f"{formatting.seconds(limit_s)}: {formatting.IDLE_LIMIT_WORDS.get(by)}" if limit_s is not None else "-"
-    doc = "How long it may be idle, seconds; null: it is not idle."
+    limit_doc = "Setting that limits the state; empty: it has ended."
+    by_doc = "Where the limit of an idle drone comes from, in words; empty: the setting."
+    may_last = out.number("limit_s", "Its value, seconds; null: no limit.", lambda _: limit.limit_s, null=True)
     return (
         *facts,
-        out.number("idle_limit_s", doc, lambda _: limit_s, null=True, head="may be idle", unit=lambda _: may_idle),
+        out.text("limit", limit_doc, lambda _: limit.setting),
+        replace(may_last, level=0, head="may last", show=lambda _: limit.words),
+        out.text("limit_by", by_doc, lambda _: limit.by),
+        out.text("then", "What happens after that.", lambda _: limit.then, head="and then"),
     )
 
 
@@ -275,8 +322,7 @@ def drones(
       provisioner drones --ended --columns id,state,reason --limit 20
       provisioner drones -o json | jq '.items[] | select(.state == "idle") | .id'
     """
-    if ctx.invoked_subcommand is not None:
-        opt.refuse_options_before_verb(ctx)
+    if opt.verb_follows(ctx):
         return
     reader = opt.open_record(where)
     shown = _shown_ends(drone_filter.state or (), ended, all_)
@@ -353,33 +399,22 @@ def show_drone(
 
 
 def drone_document(reader: Reader, drone_id: DroneId) -> out.Document:
-    """Return the document of ``drones show``, with how long a drone that is idle may be so by the newest tick."""
-    drone = drone_on_record(reader, drone_id)
-    views = reader.views() if drone.state is DroneState.IDLE else None
-    idle = None
-    if views is not None:
-        from provisioner.planner.retirement import idle_limit
-
-        idle = idle_limit(drone, views.policy, views.estimates)
-    return life_document(drone, life_steps(reader.history(drone.id)), time.time(), reader.last_output(drone.id), idle)
-
-
-def drone_on_record(reader: Reader, drone_id: DroneId) -> Drone:
-    """Return a drone. Raises :class:`VerbError` for one that has been deleted from the record."""
+    """Return the document of ``drones show``. Raises :class:`VerbError` for a drone that has been deleted."""
     drone = reader.drone(drone_id)
     if drone is None:
         raise opt.VerbError(f"drone {drone_id} is no longer on record")
-    return drone
+    steps, limit = life_steps(reader.history(drone.id)), state_limit(drone, reader.views())
+    return life_document(drone, steps, time.time(), reader.last_output(drone.id), limit)
 
 
 def life_document(
-    drone: Drone, steps: list[LifeStep], now: float, last_words: str = "", idle: IdleLimit | None = None
+    drone: Drone, steps: list[LifeStep], now: float, last_words: str = "", limit: StateLimit | None = None
 ) -> out.Document:
-    """Return one drone and its steps as a document, with what it said last, and how long it may be idle."""
+    """Return one drone and its steps as a document, with what it said last, and how long its state may last."""
     line = out.words("line", "A line of what it said last, where its site tells: a console's end.", str, least=40)
     return out.Document(
         "provisioner.drone/1",
-        out.Listing("", _drone_facts(now, idle), [drone], lambda d: d.id),
+        out.Listing("", _drone_facts(now, limit or StateLimit()), [drone], lambda d: d.id),
         {
             "history": out.Listing(HISTORY_SCHEMA, history_columns(now), steps, lambda s: s.transition.drone_id),
             "last_words": out.Listing("", (line,), last_words.splitlines(), str),
@@ -397,10 +432,7 @@ CONFIRM_FROM = 2
 
 _IDS_HELP = "Drone ids, their numbers, sites' ids or slot names."
 Ids = Annotated[list[str] | None, opt.argument("ID", _IDS_HELP, autocompletion=opt.complete_live_drones)]
-_MODE_HELP = (
-    "none: let it run out; peaceful: no new jobs; graceful: running ones are asked to leave; fast: running ones are "
-    "killed; resume: back into service."
-)
+_MODE_HELP = "; ".join(f"{mode.value}: {words}" for mode, words in formatting.DRAIN_MODE_WORDS.items()) + "."
 _TIMEOUT_HELP = "With --wait: give up after this; exit 124."
 
 

@@ -201,8 +201,7 @@ def estimates(
       provisioner estimates --user anna
       provisioner estimates -o json | jq '.sites[] | {site, rise_1h_gpu_milli, idle_s}'
     """
-    if ctx.invoked_subcommand is not None:
-        opt.refuse_options_before_verb(ctx)
+    if opt.verb_follows(ctx):
         return
     _require_names("user", [user] if user is not None else [], "leave it away for all users")
     reader = opt.open_record(where)

@@ -13,11 +13,11 @@ import typer
 from provisioner import formatting
 from provisioner.cli import options as opt
 from provisioner.cli import output as out
-from provisioner.cli.drones import HISTORY_SCHEMA, drone_note, drone_on_record, history_columns, life_steps
+from provisioner.cli.drones import drone_document
 from provisioner.cli.jobs import class_columns, class_row, newest_plan, reasons_by_class, reasons_for_all, why_waiting
-from provisioner.model import Drone, DroneId, DroneType, JobClass, SitePolicy, UnmetRequirement
+from provisioner.model import DroneType, JobClass, UnmetRequirement
 from provisioner.reasons import BadRequest
-from provisioner.store import Transition, Views
+from provisioner.store import Views
 from provisioner.store.reader import Reader
 
 _JOB_ID = re.compile(r"(?:(?P<queue>[^#\s]+)#)?(?P<cluster>\d+)(?:\.(?P<proc>\d+))?")
@@ -172,97 +172,6 @@ def _fit_columns() -> tuple[out.Column, ...]:
     )
 
 
-class ExplainedDrone(NamedTuple):
-    """A drone, its newest step, and the limit of its state."""
-
-    drone: Drone
-    newest: Transition | None
-    limit: str = ""
-    """Name of the policy setting that limits the state; empty: ended."""
-    limit_s: float | None = None
-    """None: without limit, or not known."""
-    limit_by: str = ""
-    """Source of the limit of an idle drone, in words."""
-    then: str = ""
-
-
-def explained_drone_document(reader: Reader, drone_id: DroneId, now: float) -> out.Document:
-    """Return the document of ``explain drone``."""
-    drone = drone_on_record(reader, drone_id)
-    history = reader.history(drone.id)
-    row = _explained_drone(drone, history[-1] if history else None, reader.views())
-    return out.Document(
-        "provisioner.drone-explained/1",
-        out.Listing("", _explained_facts(now), [row], lambda r: r.drone.id),
-        {"history": out.Listing(HISTORY_SCHEMA, history_columns(now), life_steps(history), lambda s: s[0].drone_id)},
-        {"history": "Life"},
-    )
-
-
-def _explained_drone(drone: Drone, newest: Transition | None, views: Views | None) -> ExplainedDrone:
-    from provisioner.planner.lifecycle import STATE_RULES
-
-    rule = STATE_RULES.get(drone.state)
-    if rule is None:
-        return ExplainedDrone(drone, newest)
-    limit_s, by = _limit_s(drone, rule.limit, views)
-    then = f"{_ACTION_WORDS[rule.then.value]}; it would end as {(drone.leaving or rule.ends_as).value}"
-    return ExplainedDrone(drone, newest, rule.limit, limit_s, by, then if limit_s else "")
-
-
-_ACTION_WORDS = {
-    "forget": "the record of it ends",
-    "stop": "the site is asked to end it",
-    "drain": "the pool is asked to let it go",
-    "insist": "the site is asked again, at last without notice",
-}
-
-
-def _limit_s(drone: Drone, limit: str, views: Views | None) -> tuple[float | None, str]:
-    """Return the limit in force at the newest tick (None for none), and where it comes from if that is no setting."""
-    if views is None:
-        return None, ""
-    match limit:
-        case "walltime_s":
-            return next((t.walltime_s or None for t in views.types if t.key == drone.type), None), ""
-        case "idle_timeout_s":
-            from provisioner.planner.retirement import idle_limit
-
-            limit_s, by = idle_limit(drone, views.policy, views.estimates)
-            return limit_s, formatting.IDLE_LIMIT_WORDS.get(by, "")
-        case _:
-            policy = views.policy.sites.get(drone.site, SitePolicy(drone.site))
-            return float(getattr(policy, limit)), ""
-
-
-def _explained_facts(now: float) -> tuple[out.Column, ...]:
-    def because(row: ExplainedDrone) -> str:
-        return formatting.describe(row.newest.reason) if row.newest else ""
-
-    def may_last(row: ExplainedDrone) -> str:
-        if not row.limit:
-            return "-"
-        if not row.limit_s:
-            return f"no limit known ({row.limit})"
-        return f"{formatting.seconds(row.limit_s)} ({row.limit_by or row.limit})"
-
-    by_doc = "Where the limit of an idle drone comes from, in words; empty: the setting."
-    return (
-        out.text("id", "Our id.", "drone.id", head="drone"),
-        out.text("type", "Drone type, as site/name.", "drone.type", head="type"),
-        out.text("state", "State.", "drone.state", head="state"),
-        out.text("meaning", "What the state means.", lambda e: formatting.STATE_WORDS[e.drone.state], head="means"),
-        out.text("text", "Why it is in its state, in words.", because, head="because"),
-        out.data("reason", "Why, as data.", "newest.reason", convert=out.reason_data, null=True),
-        out.age_s("for_s", "Time in this state, seconds.", "drone.since", now, head="for"),
-        out.text("limit", "Setting that limits the state; empty: it has ended."),
-        out.number("limit_s", "Its value, seconds; null: no limit.", null=True, head="may last", show=may_last),
-        out.text("limit_by", by_doc),
-        out.text("then", "What happens after that.", head="and then"),
-        out.text("note", "What else is worth knowing.", lambda e: drone_note(e.drone, now), head="note"),
-    )
-
-
 explain_app = typer.Typer(cls=opt.VerbGroup, add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
 
@@ -328,9 +237,9 @@ def explain_drone(
     show: opt.Show,
     any_id: Annotated[str, opt.argument("ID", "Any id of a drone.", autocompletion=opt.complete_drones)],
 ) -> None:
-    """Explain why a drone is as it is.
+    """Explain why a drone is as it is, as `drones show` does.
 
-    Why it is in its state, how long that may last, and what happens then.
+    Every step with its reason, how long its state may last, and what happens then.
 
     \b
     Examples:
@@ -339,7 +248,7 @@ def explain_drone(
       provisioner explain drone 17 -o json
     """
     reader = opt.open_record(where)
-    out.present(show, lambda: explained_drone_document(reader, opt.find_drone(reader, any_id), time.time()))
+    out.present(show, lambda: drone_document(reader, opt.find_drone(reader, any_id)))
 
 
 # -------------------------------------------------------------------------------------------------------------- finding

@@ -195,12 +195,14 @@ def shared(verb: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def refuse_options_before_verb(ctx: typer.Context) -> None:
-    """Raise :class:`VerbError` for options before another verb: in ``sites -o json show`` they are ignored."""
+def verb_follows(ctx: typer.Context) -> bool:
+    """Return True if another verb follows. Raises :class:`VerbError` for options before it: they would be ignored."""
+    if ctx.invoked_subcommand is None:
+        return False
     given = [name for name in ctx.params if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"]
     if not given:
-        return
-    assert isinstance(ctx.command, TyperGroup) and ctx.invoked_subcommand is not None
+        return True
+    assert isinstance(ctx.command, TyperGroup)
     option, verb = "--" + given[0].rstrip("_").replace("_", "-"), f"{ctx.info_name} {ctx.invoked_subcommand}"
     takes = any(each.name == given[0] for each in ctx.command.commands[ctx.invoked_subcommand].params)
     repair = f"put {option} after `{verb}`" if takes else f"leave {option} away: `{verb}` has none"

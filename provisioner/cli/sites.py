@@ -409,8 +409,7 @@ def sites(ctx: typer.Context, where: opt.Where, show: opt.Show, pick: opt.Pick) 
       provisioner sites -o wide --sort -drones
       provisioner sites -o json | jq '.items[] | select(.claims > 0) | {site, claims, claims_gpu_milli}'
     """
-    if ctx.invoked_subcommand is not None:
-        opt.refuse_options_before_verb(ctx)
+    if opt.verb_follows(ctx):
         return
     reader = opt.open_record(where)
     out.present(show, lambda: out.picked(site_listing(reader, time.time()), pick))

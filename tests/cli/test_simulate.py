@@ -100,15 +100,6 @@ def test_the_same_seed_gives_the_same_replay_in_this_process_and_in_others(here:
     assert timeless(json.loads(done.stdout)) == timeless(alone.json)
 
 
-def test_the_table_has_the_figures_and_says_what_was_assumed(here: Path, cli: Cli) -> None:
-    ran = cli("simulate", "t.csv", "-j", "1")
-    assert ran.code == 0, ran.err
-    assert "farm: 6 GPUs for gpu, as its limits allow; nobody else uses it" in ran.err
-    lines = [line.split() for line in ran.lines]
-    assert ["FIGURE", "UNIT", "MEAN"] in lines and ["Jobs", "done", "-", "40"] in lines
-    assert any(line[:2] == ["Mean", "wait"] for line in lines)
-
-
 def test_two_policies_side_by_side_over_the_same_seeds(here: Path, cli: Cli) -> None:
     compared = ("simulate", "t.csv", "--compare", "provisioner.yaml", "other.yaml", "-j", "1")
     ran = cli(*compared, "--seeds", "3", "-o", "json")
@@ -122,11 +113,6 @@ def test_two_policies_side_by_side_over_the_same_seeds(here: Path, cli: Cli) -> 
     table = cli(*compared, "--seeds", "2").out
     head = next(line for line in table.splitlines() if line.startswith("FIGURE"))
     assert {"FIGURE", "POLICY", "MEAN", "DIFFERENCE"} <= set(head.split()) and len(head) <= 100
-
-
-def test_another_policy_beside_the_configured_one(here: Path, cli: Cli) -> None:
-    ran = cli("simulate", "t.csv", "--policy", "other.yaml", "-j", "1", "-o", "json")
-    assert ran.json["policies"] == ["provisioner.yaml", "other.yaml"]
 
 
 def test_jobs_that_fit_no_drone_are_told_by_size(here: Path, cli: Cli) -> None:
@@ -163,13 +149,6 @@ def test_what_if_a_site_were_down(here: Path, cli: Cli) -> None:
     told = figures(ran.json)
     assert told["Jobs done", name]["mean"] == 40
     assert told["Mean wait", name]["difference"] > 0  # type: ignore[operator]
-
-
-def test_what_if_there_were_more_gpus(here: Path, cli: Cli) -> None:
-    ran = cli("simulate", "t.csv", "--what-if", "farm gpus=2", "--what-if", "cloud down", "-j", "1", "-o", "json")
-    assert ran.code == 0, ran.err
-    told = figures(ran.json)
-    assert told["95th percentile of waits", "provisioner.yaml, farm gpus=2, cloud down"]["difference"] > 0  # type: ignore[operator]
 
 
 def test_a_page_is_written(here: Path, cli: Cli) -> None:
@@ -224,22 +203,6 @@ def test_jobs_on_record_are_replayed_as_they_came(lived: Path, cli: Cli) -> None
     part = cli("simulate", "--recorded", "--span", "65min", "--group", "ann", "-j", "1", "-o", "json")
     assert part.json["jobs"] == 6, "half of the jobs are ann's, and half of those are of the last hour"
     assert cli("simulate", "--recorded", "--group", "physics", "-j", "1", "-o", "json").json["jobs"] == 24
-
-
-def test_another_policy_on_jobs_on_record(lived: Path, cli: Cli) -> None:
-    ran = cli("simulate", "--recorded", "--policy", "other.yaml", "-j", "1", "-o", "json")
-    assert ran.code == 0, ran.err
-    told = figures(ran.json)
-    assert ran.json["policies"] == ["provisioner.yaml", "other.yaml"]
-    assert told["Jobs done", "other.yaml"]["mean"] == 24
-    assert told["Idle", "other.yaml"]["difference"] > 0  # type: ignore[operator]
-
-
-def test_a_site_that_had_been_down_that_day(lived: Path, cli: Cli) -> None:
-    ran = cli("simulate", "--recorded", "--what-if", "farm down", "-j", "1", "-o", "json", "--report", "out.html")
-    assert ran.code == 0, ran.err
-    assert figures(ran.json)["Jobs done", "provisioner.yaml, farm down"]["mean"] == 24
-    assert "farm down" in (lived / "out.html").read_text()
 
 
 def children(of: int) -> dict[int, int]:
@@ -325,10 +288,3 @@ def test_a_broken_world_is_named_with_line_and_repair(here: Path, cli: Cli) -> N
     ran = cli("simulate", "t.csv", "--world", "world.yaml")
     assert ran.code == 3 and "world.yaml:3:11: `boot`: a duration needs a unit: write `75s`" in ran.err
     assert "provisioner check" not in ran.err, "it does not look at world files"
-
-
-def test_a_trace_is_found_by_name(here: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    (here / "traces").mkdir()
-    os.replace(here / "t.csv", here / "traces" / "t.csv")
-    monkeypatch.setenv("PROVISIONER_TRACES", str(here / "traces"))
-    assert cli("simulate", "t.csv", "--limit", "1", "-j", "1").code == 0
