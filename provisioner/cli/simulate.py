@@ -220,21 +220,19 @@ def _replays(
     if not changes:
         return replays
     others = [
-        replace(each, world=_changed(each.world, changes, trace.span_s), policy=", ".join((each.policy, *changes)))
+        replace(each, world=_changed(each.world, changes), policy=", ".join((each.policy, *changes)))
         for each in replays
     ]
     # A change is compared with what is; where two policies are compared, both undergo it.
     return others if compare else [replays[0], others[-1]]
 
 
-def _changed(world: WorldPlan, changes: Sequence[str], span_s: float) -> WorldPlan:
-    """Return ``world`` as it would be; note a change that comes after the last submission."""
+def _changed(world: WorldPlan, changes: Sequence[str]) -> WorldPlan:
+    """Return ``world`` as it would be."""
     try:
         for asked in changes:
             question = what_if.read(asked, [facility.name for facility in world.facilities])
             world = what_if.changed(world, question)
-            if isinstance(question, what_if.SiteOutage) and question.from_s > span_s:
-                note(f"--what-if: {asked}: by then the last job has come: it does so after {formatting.age(span_s)}")
     except what_if.QuestionError as error:
         raise VerbError(f"--what-if: {error}", code=Exit.USAGE) from None
     return world

@@ -21,9 +21,9 @@ from provisioner.cli.options import Format
 from provisioner.cli.plan import plan_summary
 from provisioner.cli.sites import DAY_S, site_columns, site_rows
 from provisioner.cli.troubles import OperatorTrouble, Severity, TroubleContext, check_line, trouble_columns, troubles
-from provisioner.model import Drone, DroneState, Fault, Plan, PolledOverlay, PolledSite
+from provisioner.model import Drone, DroneState, Fault, PolledOverlay, PolledSite
 from provisioner.reasons import LimitReached, Reason
-from provisioner.store import Event, Holder, Transition, Views
+from provisioner.store import Event, Transition, Views
 from provisioner.store.reader import Reader
 
 EVENTS_SCHEMA = "provisioner.events/1"
@@ -178,16 +178,6 @@ _DEMAND_COLUMNS = ("id", "waiting", "running", "drones", "oldest_s", "why")
 LIVE_STATES = tuple(s for s in DroneState if not s.ended)
 
 
-class StatusRow(NamedTuple):
-    """Facts of the whole."""
-
-    holder: Holder | None
-    controller: str
-    views: Views | None
-    plan: Plan | None
-    live: Sequence[Drone]
-
-
 class ViewRow(NamedTuple):
     """View with its age and its faults."""
 
@@ -272,7 +262,6 @@ def status_document(reader: Reader, now: float) -> out.Document:
     views, plan, live, waiting = facts.views, facts.plan, facts.live, facts.waiting
     breakers = {breaker.scope: breaker for breaker in facts.breakers}
     found = troubles(facts)
-    row = StatusRow(facts.holder, controller_of(live[0].id) if live else "", views, plan, live)
     shown_sites = site_rows(views, breakers, live, reader.hazards(now - DAY_S, now), DAY_S)
     shown_classes = class_rows(views, plan, live, waiting[:MAX_CLASSES_SHOWN])
     recent = [_of_event(event) for event in facts.events[-MAX_EVENTS_SHOWN:]]
@@ -295,7 +284,7 @@ def status_document(reader: Reader, now: float) -> out.Document:
     }
     return out.Document(
         STATUS_SCHEMA,
-        out.Listing("", _status_facts(now), [row], lambda _: ""),
+        out.Listing("", _status_facts(now), [facts], lambda _: ""),
         {key: out.Listing("", tuple(columns), rows, str) for key, (_, columns, rows) in parts.items()},
         {key: title for key, (title, _, _) in parts.items()},
         scope=_status_scope(found),
@@ -339,25 +328,28 @@ def _status_scope(found: Sequence[OperatorTrouble]) -> str:
 
 
 def _status_facts(now: float) -> tuple[out.Column, ...]:
-    def holder_words(row: StatusRow) -> str:
-        name, holder = f"{row.controller}: " if row.controller else "", row.holder
-        if holder is None:
+    def controller(facts: TroubleContext) -> str:
+        return controller_of(facts.live[0].id) if facts.live else ""
+
+    def holder_words(facts: TroubleContext) -> str:
+        name = f"{controller(facts)}: " if facts.live else ""
+        if (holder := facts.holder) is None:
             return f"{name}not running; what follows is as last recorded"
         return f"{name}runs as process {holder.pid} on {holder.host} for {formatting.ago(holder.since, now)}"
 
-    def tick_words(row: StatusRow) -> str:
+    def tick_words(row: TroubleContext) -> str:
         if row.views is None:
             return "none yet"
         did = f"; last plan: {plan_summary(row.plan)}" if row.plan else ""
         return f"{row.views.tick}, {formatting.ago(row.views.at, now)} ago{did}"
 
-    def gpu_milli(row: StatusRow) -> int:
+    def gpu_milli(row: TroubleContext) -> int:
         return sum(d.gpu_milli for d in row.live)
 
     running_doc, live_doc = "Does a controller hold the record?", "Drones asked for and not confirmed gone."
     tick_doc, most_doc = "Number of the newest tick; null: none yet.", "Limit on them; null: not known."
     return (
-        out.text("controller", "Name; empty while no drone lives."),
+        out.text("controller", "Name; empty while no drone lives.", controller),
         out.flag("running", running_doc, lambda x: x.holder is not None, head="controller", show=holder_words),
         out.whole("pid", "Its process; null: none runs.", "holder.pid", null=True),
         out.text("host", "Its host; null: none runs.", "holder.host", null=True),

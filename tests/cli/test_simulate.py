@@ -137,11 +137,6 @@ def test_progress_of_long_replays_is_told_where_nobody_looks(capsys: pytest.Capt
     ]
 
 
-def test_a_site_that_goes_down_after_all_is_said_to_matter_little(here: Path, cli: Cli) -> None:
-    ran = cli("simulate", "t.csv", "--limit", "1", "--what-if", "farm down 2d", "-j", "1")
-    assert ran.code == 0 and "--what-if: farm down 2d: by then the last job has come" in ran.err
-
-
 def test_what_if_a_site_were_down(here: Path, cli: Cli) -> None:
     ran = cli("simulate", "t.csv", "--what-if", "farm down", "-j", "1", "-o", "json")
     assert ran.code == 0, ran.err
