@@ -253,8 +253,8 @@ STATE_WORDS = {
 BREAKER_WORDS = {
     BreakerState.ACTIVE: "works",
     BreakerState.DEGRADED: "failed lately, still used",
-    BreakerState.BANNED: "not used until its time is up",
-    BreakerState.PROBING: "one drone is tried",
+    BreakerState.BANNED: "not used",
+    BreakerState.PROBING: "tried with one drone",
 }
 DRAIN_MODE_WORDS = {
     DrainMode.NONE: "let it run out",

@@ -29,12 +29,12 @@ def main() -> None:
         frames.append((view, list(recent)))
 
     with demo_directory(None) as directory:
-        result = run_demo(directory, keep, threading.Event())
-    view, news = min(frames, key=lambda frame: abs(frame[0].at_s - MOMENT_S))
+        view, faults = run_demo(directory, keep, threading.Event())
+    moment, news = min(frames, key=lambda frame: abs(frame[0].at_s - MOMENT_S))
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, highlight=False)
     console.print(Text.assemble(("$ ", "dim"), "provisioner demo"), "")
-    console.print(screen(view, news))
-    console.print("", Rule("a few seconds later", style="dim"), summary(result))
+    console.print(screen(moment, news))
+    console.print("", Rule("a few seconds later", style="dim"), summary(view, faults))
     picture_file = Path(__file__).parent / "demo.svg"
     picture_file.write_text(without_fonts(console.export_svg(title="provisioner demo")), encoding="utf-8")
 

@@ -8,30 +8,20 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from provisioner import formatting
+from provisioner.cli import options as opt
+from provisioner.cli import output as out
 from provisioner.cli.drones import controller_of
-from provisioner.cli.options import (
-    ConfigArgument,
-    ConfigPath,
-    Exit,
-    Show,
-    VerbError,
-    Where,
-    config_path,
-    shared,
-)
-from provisioner.cli.output import Column, Listing, flag, items, note, present, text, whole, words
 from provisioner.cli.sites import gpu_count, owner_words
 from provisioner.config import Problem, Settings
 from provisioner.config import strict_yaml as yaml
-from provisioner.model import Drone
 from provisioner.store import StoreError
 
 if TYPE_CHECKING:
@@ -40,54 +30,46 @@ if TYPE_CHECKING:
     from provisioner.model import OverlayView, SiteView
 
 
-def against_record(settings: Settings, path: Path) -> tuple[list[Problem], list[Problem]]:
-    """Return what leaves live drones on record at ``path`` without a controller, and, as warnings, what drains them.
+WARNING = "warning: "
+
+
+def against_record(settings: Settings, path: Path) -> Iterator[Problem]:
+    """Yield what leaves live drones on record at ``path`` without a controller, and as warnings what drains them.
 
     Without a record there is nothing to compare. A record that cannot be read is a warning.
     """
-    try:
-        if not path.is_file():
-            return [], []
-        from provisioner.store.reader import Reader
+    if not path.is_file():
+        return
+    from provisioner.store.reader import Reader
 
+    try:
         live = Reader(path).drones()
     except (OSError, StoreError) as error:
         why = formatting.sanitize(str(error), formatting.SHORT_TEXT)
-        message = f"warning: not compared with the drones on record: {why}"
-        return [], [_problem_at(settings.path, ("store", "path"), message)]
-    return _without_controller(settings, live), _without_type(settings, live)
-
-
-def _without_controller(settings: Settings, live: list[Drone]) -> list[Problem]:
-    known = {site.name for site in settings.sites}
+        message = f"{WARNING}not compared with the drones on record: {why}"
+        yield _problem_at(settings.path, ("store", "path"), message)
+        return
+    files = {site.name: site.path for site in settings.sites}
+    types = {kind.key for kind in settings.types}
     others = Counter(name for d in live if (name := controller_of(d.id)) != settings.controller)
-    lost = Counter(d.site for d in live if d.site not in known)
-    problems = []
+    lost = Counter(d.site for d in live if d.site not in files)
+    renamed = Counter(d.type for d in live if d.site in files and d.type not in types)
     for name, count in sorted(others.items()):
         message = (
             f"`{settings.controller}`: {formatting.count(count, 'live drone')} on record would be left without a "
             f"controller: the name is in their ids. Keep `{name}`, or drain them first"
         )
-        problems.append(_problem_at(settings.path, ("controller",), message))
+        yield _problem_at(settings.path, ("controller",), message)
     for name, count in sorted(lost.items()):
         message = (
             f"`sites`: site `{name}` was removed, and {formatting.count(count, 'live drone')} would be left without a "
             "controller. Put it back with `enabled: false`, drain them, then remove it"
         )
-        problems.append(_problem_at(settings.path, ("sites",), message))
-    return problems
-
-
-def _without_type(settings: Settings, live: list[Drone]) -> list[Problem]:
-    files = {site.name: site.path for site in settings.sites}
-    known = {str(t.key) for t in settings.types}
-    ends = Counter((d.site, str(d.type)) for d in live if d.site in files and str(d.type) not in known)
-    problems = []
-    for (site, kind), count in sorted(ends.items()):
-        name, drones = kind.partition("/")[2], formatting.count(count, "live drone")
-        message = f"warning: type `{name}` was removed or renamed: its {drones} will be drained"
-        problems.append(_problem_at(files[site], ("types",), message))
-    return problems
+        yield _problem_at(settings.path, ("sites",), message)
+    for kind, count in sorted(renamed.items()):
+        site, _, name = kind.partition("/")
+        drained = f"its {formatting.count(count, 'live drone')} will be drained"
+        yield _problem_at(files[site], ("types",), f"{WARNING}type `{name}` was removed or renamed: {drained}")
 
 
 def _problem_at(path: Path, at: tuple[str, ...], message: str) -> Problem:
@@ -100,8 +82,7 @@ PROBLEMS_SCHEMA = "provisioner.problems/1"
 PROBES_SCHEMA = "provisioner.looks/1"
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
+class Probe(NamedTuple):
     """Result of polling a site or the overlay once; with ``dimension`` a gap between policy and site."""
 
     view: str
@@ -118,12 +99,12 @@ _LIVE_HELP = (
 )
 
 
-@shared
+@opt.shared
 def check(
-    where: Where,
-    show: Show,
-    path: ConfigArgument = None,
-    live: Annotated[bool, typer.Option("--live", help=_LIVE_HELP)] = False,
+    where: opt.Where,
+    show: opt.Show,
+    path: opt.ConfigArgument = None,
+    live: Annotated[bool, opt.switch(_LIVE_HELP, "--live")] = False,
 ) -> None:
     """Check the configuration and its site files.
 
@@ -141,27 +122,28 @@ def check(
       provisioner check -o json | jq -r '.items[] | "\\(.file):\\(.line) \\(.message)"'
     """
     from provisioner.config import check as problems_of
+    from provisioner.config import load
     from provisioner.config import warnings as warnings_in
 
-    target = path or config_path(where)
+    target = path or opt.config_path(where)
     if not target.exists():
-        raise VerbError(f"no configuration at {target}")
+        raise opt.VerbError(f"no configuration at {target}")
     problems, found_odd = list(problems_of(target)), list(warnings_in(target))
     if (settings := _settings(target)) is not None:
-        lost, drained = against_record(settings, where.store or settings.store.path)
-        problems, found_odd = [*problems, *lost], [*found_odd, *drained]
+        for problem in against_record(settings, where.store or settings.store.path):
+            (found_odd if problem.message.startswith(WARNING) else problems).append(problem)
     if show.output.for_people:
         sys.stdout.write("".join(f"{formatting.sanitize(str(p))}\n" for p in problems))
         sys.stdout.flush()
     elif problems or not live:
-        present(show, lambda: Listing(PROBLEMS_SCHEMA, problem_columns(), problems, str))
+        out.present(show, lambda: out.Listing(PROBLEMS_SCHEMA, problem_columns(), problems, str))
     if problems:
-        raise VerbError(f"{target}: {formatting.count(len(problems), 'problem')}", code=Exit.UNMET)
+        raise opt.VerbError(f"{target}: {formatting.count(len(problems), 'problem')}", code=opt.Exit.UNMET)
     for warning in found_odd:
-        note(formatting.sanitize(str(warning)))
-    note(f"{target}: no problem")
+        out.note(formatting.sanitize(str(warning)))
+    out.note(f"{target}: no problem")
     if live:
-        _check_live(target, show)
+        _check_live(settings or load(target), show)
 
 
 def _settings(path: Path) -> Settings | None:
@@ -174,49 +156,45 @@ def _settings(path: Path) -> Settings | None:
         return None
 
 
-def problem_columns() -> tuple[Column, ...]:
+def problem_columns() -> tuple[out.Column, ...]:
     """Return the columns of mistakes in a configuration."""
     return (
-        text("file", "File.", level=0),
-        whole("line", "Line, from 1.", level=0),
-        whole("col", "Column, from 1.", level=0),
-        words("message", "What is wrong, and the repair.", least=20),
+        out.text("file", "File.", level=0),
+        out.whole("line", "Line, from 1.", level=0),
+        out.whole("col", "Column, from 1.", level=0),
+        out.words("message", "What is wrong, and the repair.", least=20),
     )
 
 
-def probe_columns() -> tuple[Column, ...]:
+def probe_columns() -> tuple[out.Column, ...]:
     """Return the columns of live probes."""
-    nodes_doc = "Of a gap: the nodes that have it."
     gap_doc = (
         "Of a gap: what is not as the policy says (cpus, memory, disk, preemption, grace, ...); null: this is no gap "
         "but a look."
     )
     seen_doc = "What was seen, or what went wrong; of a gap, what is so, what was wanted, and the repair."
+    nodes = out.items("nodes", "Of a gap: the nodes that have it.", level=0, least=12, wrap=True, spare=1)
+    ok_tints = {True: "green", False: "red"}
     return (
-        text("view", "overlay, site:<name>, or store.", level=0),
-        flag("ok", "Did it succeed? A gap is never ok.", level=0, tint={True: "green", False: "red"}),
-        items("nodes", nodes_doc, level=0, least=12, wrap=True, spare=1, unit=formatting.fold_hostlist),
-        text("dimension", gap_doc, lambda x: x.dimension or None, null=True, head="GAP", spare=1),
-        words("text", seen_doc, head="SEEN", least=30),
+        out.text("view", "overlay, site:<name>, or store.", level=0),
+        out.flag("ok", "Did it succeed? A gap is never ok.", level=0, tint=ok_tints),
+        replace(nodes, unit=formatting.fold_hostlist),
+        out.text("dimension", gap_doc, lambda x: x.dimension or None, null=True, head="GAP", spare=1),
+        out.words("text", seen_doc, head="SEEN", least=30),
     )
 
 
-def _check_live(path: Path, show: Show) -> None:
-    from provisioner.config import load
-
-    settings = load(path)
+def _check_live(settings: Settings, show: opt.Show) -> None:
     looks = asyncio.run(_probes(settings))
-    present(
-        replace(show, watch=False),
-        lambda: Listing(PROBES_SCHEMA, probe_columns(), looks, lambda x: x.view),
-    )
+    listing = out.Listing(PROBES_SCHEMA, probe_columns(), looks, lambda x: x.view)
+    out.present(replace(show, watch=False), lambda: listing)
     failed = [x.view for x in looks if not x.ok and not x.dimension]
     gaps = [x.view for x in looks if x.dimension]
     wrong = [f"{len(failed)} of {len(looks) - len(gaps)} looks failed: {', '.join(failed)}"] if failed else []
     if gaps:
         wrong.append(f"{formatting.count(len(gaps), 'gap')} between policy and site: {', '.join(dict.fromkeys(gaps))}")
     if wrong:
-        raise VerbError(*wrong, code=Exit.UNMET)
+        raise opt.VerbError(*wrong, code=opt.Exit.UNMET)
 
 
 async def _probes(settings: Settings) -> list[Probe]:
@@ -245,26 +223,41 @@ def _probe_store(path: Path) -> list[Probe]:
     return [Probe("store", False, f"the record cannot be written: {why}. {repair}", "directory")]
 
 
+async def _probe(
+    name: str,
+    within_s: float,
+    make: Callable[[], Any],
+    look: Callable[[Any], Awaitable[list[Probe]]],
+    audit: Callable[[Any], Awaitable[Sequence[AuditFinding]]],
+) -> list[Probe]:
+    """Poll an adapter once and, where it can tell, find out what would fail later."""
+    looks: list[Probe] = []
+    try:
+        async with asyncio.timeout(2 * within_s), make() as adapter:
+            async with asyncio.timeout(within_s):
+                looks += await look(adapter)
+            async with asyncio.timeout(within_s):
+                looks += _gaps(name, await audit(adapter))
+    except Exception as error:  # whatever an adapter raises is the answer to what was asked
+        looks.append(Probe(name, False, ("audit: " if looks else "") + _error_words(error)))
+    return looks
+
+
 async def _probe_overlay(settings: Settings) -> list[Probe]:
-    """Poll the overlay once and, where the adapter can tell, find out what would fail later."""
     from provisioner import loader
     from provisioner.interfaces import SupportsProbe
 
-    here = any(getattr(loader.site_adapter(spec.adapter), "on_this_host", False) for spec in settings.sites)
-    within_s = settings.policy.overlay_max_age_s / 2
-    looks: list[Probe] = []
-    try:
-        async with asyncio.timeout(2 * within_s):
-            made = loader.overlay_adapter(settings.overlay.adapter)(settings.overlay.options, settings.controller)
-            async with made as overlay:
-                async with asyncio.timeout(within_s):
-                    looks.append(Probe("overlay", True, _pool_words(await overlay.poll(settings.types))))
-                if isinstance(overlay, SupportsProbe):
-                    async with asyncio.timeout(within_s):
-                        looks += _gaps("overlay", await overlay.probe(here=here))
-    except Exception as error:  # whatever an adapter raises is the answer to what was asked
-        looks.append(Probe("overlay", False, ("probe: " if looks else "") + _error_words(error)))
-    return looks
+    def make() -> Any:
+        return loader.overlay_adapter(settings.overlay.adapter)(settings.overlay.options, settings.controller)
+
+    async def look(overlay: Any) -> list[Probe]:
+        return [Probe("overlay", True, _pool_words(await overlay.poll(settings.types)))]
+
+    async def audit(overlay: Any) -> Sequence[AuditFinding]:
+        here = any(getattr(loader.site_adapter(spec.adapter), "on_this_host", False) for spec in settings.sites)
+        return await overlay.probe(here=here) if isinstance(overlay, SupportsProbe) else ()
+
+    return await _probe("overlay", settings.policy.overlay_max_age_s / 2, make, look, audit)
 
 
 def _pool_words(view: OverlayView) -> str:
@@ -274,44 +267,40 @@ def _pool_words(view: OverlayView) -> str:
 
 
 async def _probe_site(settings: Settings, spec: SiteConfig) -> list[Probe]:
-    """Poll a site once and, where the adapter can tell, compare what it enforces with the policy."""
     from provisioner import loader
     from provisioner.interfaces import SupportsAudit
 
     name = f"site:{spec.name}"
-    within_s = spec.policy.poll_deadline_s + 10.0
-    looks: list[Probe] = []
-    try:
-        async with asyncio.timeout(2 * within_s):
-            made = loader.site_adapter(spec.adapter)(spec.name, spec.options, spec.types, settings.controller)
-            async with made as site:
-                async with asyncio.timeout(within_s):
-                    view = await site.poll()
-                looks.append(Probe(name, True, _site_words(view)))
-                looks += [
-                    Probe(name, False, f"{spec.name}/{kind} can never start there: {lack}. Change the type", "fit")
-                    for kind, lack in view.unfit.items()
-                ]
-                if isinstance(site, SupportsAudit):
-                    async with asyncio.timeout(within_s):
-                        looks += _gaps(name, await site.audit(spec.policy))
-    except Exception as error:  # whatever an adapter raises is the answer to what was asked
-        looks.append(Probe(name, False, ("audit: " if looks else "") + _error_words(error)))
-    return looks
+
+    def make() -> Any:
+        return loader.site_adapter(spec.adapter)(spec.name, spec.options, spec.types, settings.controller)
+
+    async def look(site: Any) -> list[Probe]:
+        view = await site.poll()
+        unfit = ((kind, f"can never start there: {lack}. Change the type") for kind, lack in view.unfit.items())
+        return [
+            Probe(name, True, _site_words(view)),
+            *(Probe(name, False, f"{spec.name}/{kind} {why}", "fit") for kind, why in unfit),
+        ]
+
+    async def audit(site: Any) -> Sequence[AuditFinding]:
+        return await site.audit(spec.policy) if isinstance(site, SupportsAudit) else ()
+
+    return await _probe(name, spec.policy.poll_deadline_s + 10.0, make, look, audit)
 
 
 def _site_words(view: SiteView) -> str:
     """Return a summary of the view of a site."""
     parts = [formatting.count(len(view.drones), "drone")]
     if view.nodes:
-        free, total = (sum(milli) for milli in zip(*((n.free_gpu_milli, n.gpu_milli) for n in view.nodes), strict=True))
-        parts.append(
-            f"{formatting.count(len(view.nodes), 'node')} with {formatting.gpus(free)} of {gpu_count(total)} free"
-        )
+        free, total = sum(n.free_gpu_milli for n in view.nodes), sum(n.gpu_milli for n in view.nodes)
+        nodes = formatting.count(len(view.nodes), "node")
+        parts.append(f"{nodes} with {formatting.gpus(free)} of {gpu_count(total)} free")
     if view.free is not None:
         parts.append("free: " + (", ".join(f"{n} {t}" for t, n in view.free.items()) or "nothing"))
-    owner = owner_words(view)
-    return "; ".join([*parts, *([f"the owner: {owner}"] if owner else []), *(*view.notices, *view.remarks)[:3]])
+    if owner := owner_words(view):
+        parts.append(f"the owner: {owner}")
+    return "; ".join([*parts, *(*view.notices, *view.remarks)[:3]])
 
 
 def _gaps(name: str, gaps: Sequence[AuditFinding]) -> list[Probe]:
@@ -356,8 +345,7 @@ def render() -> None:
 
 @render_app.command("blocking")
 def blocking(
-    site: Annotated[str, typer.Option("--site", metavar="NAME", help="The site whose configuration is wanted.")],
-    config: ConfigPath = None,
+    site: Annotated[str, opt.option("NAME", "The site whose configuration is wanted.")], config: opt.ConfigPath = None
 ) -> None:
     """Print what makes a site keep CPUs, memory and disk for its free GPUs, and put its owner first.
 
@@ -371,10 +359,10 @@ def blocking(
       provisioner render blocking --site topas > 60-provisioner.conf
       provisioner render blocking --site topas | ssh root@topas-a100-1 'cat > /etc/condor/config.d/60-provisioner.conf'
     """
-    text = _rendered_blocking(*_named_site(config_path(Where(config=config)), site))
+    text = _rendered_blocking(*_named_site(opt.config_path(opt.Where(config=config)), site))
     sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
     sys.stdout.flush()
-    note(f"site {site}: once it is in place, `provisioner check --live` tells where it does not hold")
+    out.note(f"site {site}: once it is in place, `provisioner check --live` tells where it does not hold")
 
 
 def _named_site(path: Path, name: str) -> tuple[str, SiteConfig]:
@@ -392,7 +380,7 @@ def _named_site(path: Path, name: str) -> tuple[str, SiteConfig]:
     for spec in sites:
         if spec.name == name:
             return controller, spec
-    raise VerbError(f"no site {name[:80]!r} in {path.absolute()}: {choices(name, [s.name for s in sites])}")
+    raise opt.VerbError(f"no site {name[:80]!r} in {path.absolute()}: {choices(name, [s.name for s in sites])}")
 
 
 def _rendered_blocking(controller: str, spec: SiteConfig) -> str:
@@ -400,19 +388,19 @@ def _rendered_blocking(controller: str, spec: SiteConfig) -> str:
     from provisioner.interfaces import AdapterError, SupportsRenderBlocking
 
     if not spec.policy.blocking:
-        raise VerbError(
+        raise opt.VerbError(
             f"{spec.path}: site {spec.name} has no blocking, so there is nothing to render",
             "say what each free GPU keeps, at the top level of that file:",
             "  blocking: [{cpus: 8, memory: 20 GiB, disk: 50 GiB}]",
-            code=Exit.UNMET,
+            code=opt.Exit.UNMET,
         )
     try:
         made = loader.site_adapter(spec.adapter)(spec.name, spec.options, spec.types, controller)
         if not isinstance(made, SupportsRenderBlocking):
-            raise VerbError(
+            raise opt.VerbError(
                 f"adapter {spec.adapter} of site {spec.name} cannot render blocking: what its site needs for it is "
                 "for its administrator to say; the planner and the drones keep the reserve all the same"
             )
         return made.render_blocking(spec.policy)
     except (AdapterError, loader.AdapterBrokenError, loader.AdapterUnknownError) as error:
-        raise VerbError(f"site {spec.name}: {error}") from error
+        raise opt.VerbError(f"site {spec.name}: {error}") from error

@@ -15,21 +15,19 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
-from statistics import fmean
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
-import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from provisioner import formatting
+from provisioner.cli import options as opt
+from provisioner.cli.drones import STATE_TINTS
 from provisioner.cli.jobs import answer_of, class_rows, newest_plan, open_queue
-from provisioner.cli.options import Exit, VerbError, Where
-from provisioner.model import WAITING, Drone, DroneId, DroneState
+from provisioner.model import Drone, DroneState
 from provisioner.reasons import JobsWaiting, Reason
 from provisioner.store import StoreError, Transition
 from provisioner.store.reader import Reader
@@ -44,12 +42,11 @@ DRONE_TAG = b"PROVISIONER_DRONE_ID="
 # ---------------------------------------------------------------------------------------------------------------- views
 
 
-@dataclass(frozen=True, slots=True)
-class JobShape:
+class JobShape(NamedTuple):
     """Equal jobs."""
 
     name: str
-    count: int
+    jobs: int
     vram_mib: int
     run_s: float
     fits: bool
@@ -63,22 +60,18 @@ JOB_SHAPES = (
 """Large jobs need the larger GPU, small ones run anywhere, and no GPU here is large enough for huge ones."""
 
 
-@dataclass(frozen=True, slots=True)
-class ShapeView:
-    """Progress of the jobs of one shape."""
+class ShapeView(NamedTuple):
+    """Progress of the jobs of one shape, and the reason for which the rest waits."""
 
     shape: JobShape
     done: int
     running: int
     failed: int
-    waits_s: tuple[float, ...]
-    """From submission to start, of the jobs that have started."""
     why: Reason | None
-    """The reason for which the rest waits."""
 
     @property
     def waiting(self) -> int:
-        return self.shape.count - self.done - self.running - self.failed
+        return self.shape.jobs - self.done - self.running - self.failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,68 +81,52 @@ class DemoView:
     at_s: float
     """Time since the demo began."""
     shapes: tuple[ShapeView, ...]
-    drones: tuple[Drone, ...]
+    drones: Sequence[Drone]
     """Live and ended ones, oldest first."""
-    news: tuple[Transition, ...]
+    news: Sequence[Transition]
     """Transitions since the last view."""
     now: float
     classes: Mapping[str, str] = field(default_factory=dict)
     """Names of the shapes by the id of their job class."""
 
     @property
-    def live(self) -> tuple[Drone, ...]:
-        return tuple(d for d in self.drones if not d.state.ended)
+    def live(self) -> list[Drone]:
+        return [d for d in self.drones if not d.state.ended]
 
     @property
     def over(self) -> bool:
         """True once all jobs that fit are done and all drones have left."""
-        done = all(s.done + s.failed == s.shape.count for s in self.shapes if s.shape.fits)
+        done = all(s.done + s.failed == s.shape.jobs for s in self.shapes if s.shape.fits)
         return done and bool(self.drones) and not self.live
-
-
-@dataclass(frozen=True, slots=True)
-class DemoResult:
-    """Result of a demo."""
-
-    view: DemoView
-    histories: dict[DroneId, list[Transition]]
-    faults: tuple[str, ...]
 
 
 class DemoWatcher:
     """Observer of the queue and the record, as any operator could be."""
 
     def __init__(self, queue: Any, reader: Reader) -> None:
-        self.reader = reader
-        self._queue = queue
-        self._began = time.time()
-        self._seen = 0
+        self.reader, self._queue = reader, queue
+        self._began, self._seen = time.time(), 0
         self._classes: dict[str, str] = {}
         self._jobs: dict[JobShape, Sequence[int]] = {}
         for shape in JOB_SHAPES:
             argv = ["sleep", f"{shape.run_s:g}"]
-            work = queue.submit(argv, count=shape.count, vram_mib=shape.vram_mib, memory_mib=64)
-            self._jobs[shape] = answer_of(work)
+            self._jobs[shape] = answer_of(queue.submit(argv, count=shape.jobs, vram_mib=shape.vram_mib, memory_mib=64))
 
     def view(self) -> DemoView:
-        now = time.time()
-        try:
+        drones, steps, why = [], [], {}
+        with suppress(StoreError):  # it is not there yet
             drones, steps = self.reader.drones(ended=None), self.reader.transitions(after=self._seen)
             why = self._reasons()
-        except StoreError:  # not there yet
-            drones, steps, why = [], [], {}
         self._seen = max((number for number, _ in steps), default=self._seen)
-        known = {job.id: job for job in answer_of(self._queue.jobs())}
+        states = {job.id: str(job.state) for job in answer_of(self._queue.jobs())}
         shapes = []
         for shape, ids in self._jobs.items():
-            jobs = [known[number] for number in ids if number in known]
-            states = Counter(str(job.state) for job in jobs)
-            waits_s = tuple(job.started_at - job.submitted_at for job in jobs if job.started_at)
-            failed = states["failed"] + states["held"]
-            reason = why.get(shape.vram_mib) if states["idle"] else None
-            shapes.append(ShapeView(shape, states["done"], states["running"], failed, waits_s, reason))
-        news = tuple(step for _, step in steps)
-        return DemoView(now - self._began, tuple(shapes), tuple(drones), news, now, self._classes)
+            counts = Counter(states.get(number) for number in ids)
+            reason = why.get(shape.vram_mib) if counts["idle"] else None
+            failed = counts["failed"] + counts["held"]
+            shapes.append(ShapeView(shape, counts["done"], counts["running"], failed, reason))
+        now = time.time()
+        return DemoView(now - self._began, tuple(shapes), drones, [step for _, step in steps], now, self._classes)
 
     def _reasons(self) -> dict[int, Reason]:
         """Return the reasons for which jobs wait, by the VRAM that they request: it distinguishes the shapes."""
@@ -165,16 +142,16 @@ class DemoWatcher:
 # ------------------------------------------------------------------------------------------------------------------ run
 
 
-def run_demo(directory: Path, show: Callable[[DemoView], None], asked_to_end: threading.Event) -> DemoResult:
+def run_demo(
+    directory: Path, show: Callable[[DemoView], None], asked_to_end: threading.Event
+) -> tuple[DemoView, list[str]]:
     """Submit jobs, show their progress until all drones have left, and search for anything left behind.
 
-    Raises KeyboardInterrupt where it was asked to end earlier.
+    Return the last view and the faults. Raises KeyboardInterrupt where it was asked to end earlier.
     """
-    from provisioner.store.reader import Reader
-
     log = directory / "controller.log"
     reader = Reader(directory / "provisioner.db")
-    watcher = DemoWatcher(open_queue(Where(config=directory / "provisioner.yaml")), reader)
+    watcher = DemoWatcher(open_queue(opt.Where(config=directory / "provisioner.yaml")), reader)
     faults: list[str] = []
     try:
         with running_controller(directory, log) as process:
@@ -182,7 +159,7 @@ def run_demo(directory: Path, show: Callable[[DemoView], None], asked_to_end: th
                 if asked_to_end.is_set():
                     raise KeyboardInterrupt
                 if process.poll() is not None:
-                    raise VerbError(f"the controller ended, status {process.returncode}:", *_last_lines(log))
+                    raise opt.VerbError(f"the controller ended, status {process.returncode}:", *_last_lines(log))
                 if view.at_s > DEMO_LIMIT_S:
                     faults += [f"not over after {DEMO_LIMIT_S:g} s; end of the controller's log:", *_last_lines(log)]
                     break
@@ -194,22 +171,18 @@ def run_demo(directory: Path, show: Callable[[DemoView], None], asked_to_end: th
             faults.append(f"the controller ended with status {process.returncode}: {log}")
     finally:
         killed = kill_drone_processes(reader)
-    faults += _faults(view)
+    faults += [f"{each.failed} {each.shape.name} jobs failed" for each in view.shapes if each.failed]
     faults += [f"process {pid} of drone {drone} still ran" for pid, drone in killed.items()]
-    return DemoResult(view, {d.id: reader.history(d.id) for d in view.drones}, tuple(faults))
+    return view, faults
 
 
 @contextmanager
 def running_controller(directory: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Run ``provisioner run`` in a session of its own."""
+    command = [sys.executable, "-m", "provisioner.cli", "run", "-c", str(directory / "provisioner.yaml")]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "provisioner.cli", "run", "-c", str(directory / "provisioner.yaml")],
-            cwd=directory,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
+            command, cwd=directory, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
         )
     try:
         yield process
@@ -220,20 +193,6 @@ def running_controller(directory: Path, log: Path) -> Iterator[subprocess.Popen[
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def _faults(view: DemoView) -> list[str]:
-    """Return the differences from what should have happened."""
-    found = [f"drone {drone.id} is still {drone.state}" for drone in view.live]
-    for now in view.shapes:
-        name, ran = now.shape.name, now.done + now.running + now.failed
-        if now.shape.fits and now.done != now.shape.count:
-            found.append(f"{now.done} of {now.shape.count} {name} jobs are done, {now.failed} failed")
-        if not now.shape.fits and ran:
-            found.append(f"{name} jobs should fit no drone type, and {ran} ran")
-        if not now.shape.fits and now.why is None:
-            found.append(f"there is no reason why {name} jobs wait")
-    return found
 
 
 def _last_lines(log: Path) -> list[str]:
@@ -282,7 +241,7 @@ def demo_directory(directory: Path | None) -> Iterator[Path]:
     if directory is not None:
         directory.mkdir(parents=True, exist_ok=True)
         if any(directory.iterdir()):
-            raise VerbError(f"{directory} is not empty: name a new directory")
+            raise opt.VerbError(f"{directory} is not empty: name a new directory")
     place = directory.resolve() if directory else Path(tempfile.mkdtemp(prefix="provisioner-demo-"))
     configuration = importlib.resources.files("provisioner.cli") / "demo_config"  # in a wheel
     if not configuration.is_dir():
@@ -299,16 +258,6 @@ def demo_directory(directory: Path | None) -> Iterator[Path]:
 
 # -------------------------------------------------------------------------------------------------------------- display
 
-STATE_STYLES = {
-    DroneState.BUSY: "bold green",
-    DroneState.IDLE: "yellow",
-    DroneState.DRAINING: "magenta",
-    DroneState.STOPPING: "magenta",
-    DroneState.FAILED: "bold red",
-    DroneState.LOST: "bold red",
-    DroneState.JOIN_TIMEOUT: "bold red",
-}
-MAX_ENDED_SHOWN = 3
 MAX_STEPS_SHOWN = 6
 BAR_WIDTH = 16
 PLAIN_WIDTH = 100
@@ -326,8 +275,7 @@ class DemoDisplay:
         lines = plain or not self.console.is_terminal
         self.live = None if lines else Live(console=self.console, auto_refresh=False)
         self._news: deque[Text] = deque(maxlen=MAX_STEPS_SHOWN)
-        self._done: list[int] = []
-        self._done_at_s = -JOB_LINE_INTERVAL_S
+        self._next_at_s = 0.0
 
     def show(self, view: DemoView) -> None:
         if self.live is not None:
@@ -337,9 +285,8 @@ class DemoDisplay:
         for step in view.news:
             if step.state not in (DroneState.BUSY, DroneState.IDLE):
                 self.console.print(step_line(step, view), soft_wrap=True)
-        done = [now.done for now in view.shapes]
-        if done != self._done and view.at_s - self._done_at_s >= JOB_LINE_INTERVAL_S:
-            self._done, self._done_at_s = done, view.at_s
+        if view.at_s >= self._next_at_s:
+            self._next_at_s = view.at_s + JOB_LINE_INTERVAL_S
             jobs = "; ".join(f"{n.shape.name}: {n.done} done, {n.running} run, {n.waiting} wait" for n in view.shapes)
             self.console.print(f"{view.at_s:5.1f} s  jobs  {jobs}", soft_wrap=True)
 
@@ -352,7 +299,7 @@ def step_line(step: Transition, view: DemoView) -> Text:
     return Text.assemble(
         (f"{max(0.0, view.at_s - (view.now - step.at)):5.1f} s  ", "dim"),
         f"{step.drone_id}  ",
-        (f"{step.state:<15}", STATE_STYLES.get(step.state, "cyan")),
+        (f"{step.state:<15}", STATE_TINTS.get(step.state, "cyan")),
         formatting.describe(reason),
         overflow="ellipsis",
         no_wrap=True,
@@ -365,7 +312,20 @@ def screen(view: DemoView, news: Iterable[Text]) -> RenderableType:
     counts = ", ".join(f"{n} {state}" for state, n in states.items()) or "none"
     title = ("GPU drone provisioner", "bold")
     heading = Text.assemble(title, f"   {view.at_s:4.1f} s   ", ("drones: ", "dim"), counts, "\n")
-    return Group(heading, _jobs_table(view.shapes), Text(), _drones_table(view), Text(), *news)
+    jobs = _table("jobs", "each requests", "", "done>", "running>", "waiting>", "why they wait")
+    jobs.columns[2].no_wrap, jobs.columns[2].min_width = True, BAR_WIDTH
+    for each in view.shapes:
+        done = BAR_WIDTH * each.done // each.shape.jobs
+        running = -(-BAR_WIDTH * (each.done + each.running) // each.shape.jobs) - done
+        bar = (("█" * done, "green"), ("▓" * running, "yellow"), ("░" * (BAR_WIDTH - done - running), "dim"))
+        numbers = map(str, (each.done, each.running, each.waiting))
+        wants = f"1 GPU, {formatting.size(each.shape.vram_mib)}"
+        jobs.add_row(each.shape.name, wants, Text.assemble(*bar), *numbers, _why(each))
+    drones = _table("drone", "type", "state", "for>", "jobs so far>")
+    for drone in view.live:
+        state = Text(drone.state, style=STATE_TINTS.get(drone.state, "cyan"))
+        drones.add_row(drone.id, drone.type, state, formatting.ago(drone.since, view.now), str(drone.jobs_started))
+    return Group(heading, jobs, Text(), drones, Text(), *news)
 
 
 def _table(*columns: str) -> Table:
@@ -376,88 +336,36 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _jobs_table(shapes: Sequence[ShapeView]) -> Table:
-    table = _table("jobs", "each requests", "", "done>", "running>", "waiting>", "why they wait")
-    table.columns[2].no_wrap, table.columns[2].min_width = True, BAR_WIDTH
-    for now in shapes:
-        done = BAR_WIDTH * now.done // now.shape.count
-        running = -(-BAR_WIDTH * (now.done + now.running) // now.shape.count) - done
-        bar = (("█" * done, "green"), ("▓" * running, "yellow"), ("░" * (BAR_WIDTH - done - running), "dim"))
-        table.add_row(
-            now.shape.name,
-            f"1 GPU, {formatting.size(now.shape.vram_mib)}",
-            Text.assemble(*bar),
-            *map(str, (now.done, now.running, now.waiting)),
-            _why(now, "" if now.shape.fits else "yellow"),
-        )
-    return table
+def _why(each: ShapeView) -> Text:
+    style = "" if each.shape.fits else "yellow"
+    return Text(formatting.describe(each.why) if each.why else "", style=style, overflow="fold")
 
 
-def _why(now: ShapeView, style: str = "") -> Text:
-    return Text(formatting.describe(now.why) if now.why else "", style=style, overflow="fold")
-
-
-def _drones_table(view: DemoView) -> Table:
-    table = _table("drone", "type", "state", "for>", "jobs so far>")
-    ended = [d for d in view.drones if d.state.ended]
-    for drone in [*ended[-MAX_ENDED_SHOWN:], *view.live]:
-        style = "dim" if drone.state.ended else ""
-        table.add_row(
-            drone.id,
-            drone.type,
-            Text(drone.state, style=style or STATE_STYLES.get(drone.state, "cyan")),
-            "" if drone.state.ended else formatting.age(max(0.0, view.now - drone.since)),
-            str(drone.jobs_started),
-            style=style,
-        )
-    if not view.drones:
-        table.add_row(Text("none yet", style="dim"))
-    return table
-
-
-def summary(result: DemoResult) -> RenderableType:
+def summary(view: DemoView, faults: Sequence[str]) -> RenderableType:
     """Return tables of the jobs and of the drones, and the verdict."""
-    jobs = _table("jobs", "submitted>", "done>", "not run>", "mean wait>", "longest>", "why not")
-    for now in result.view.shapes:
-        waits = (f"{fmean(now.waits_s):.1f} s", f"{max(now.waits_s):.1f} s") if now.waits_s else ("-", "-")
-        counts = map(str, (now.shape.count, now.done, now.shape.count - now.done))
-        jobs.add_row(now.shape.name, *counts, *waits, _why(now))
-    drones = _table("drones", "started>", "jobs>", "GPU-seconds busy>", "idle>", "use>", "ended as")
-    for kind in sorted({drone.type for drone in result.view.drones}):
-        of_type = [drone for drone in result.view.drones if drone.type == kind]
-        spans_s = [gpu_seconds(result.histories.get(drone.id, []), drone) for drone in of_type]
-        busy, held = map(sum, zip(*spans_s, strict=True))
-        counts = map(str, (len(of_type), sum(d.jobs_started for d in of_type)))
-        use = f"{busy / held:.0%}" if held else "-"
+    jobs = _table("jobs", "submitted>", "done>", "not run>", "why not")
+    for each in view.shapes:
+        numbers = map(str, (each.shape.jobs, each.done, each.shape.jobs - each.done))
+        jobs.add_row(each.shape.name, *numbers, _why(each))
+    drones = _table("drones", "started>", "jobs>", "ended as")
+    for kind in sorted({drone.type for drone in view.drones}):
+        of_type = [drone for drone in view.drones if drone.type == kind]
         ends = ", ".join(f"{n} {state}" for state, n in Counter(d.state for d in of_type).items())
-        drones.add_row(kind, *counts, f"{busy:.1f}", f"{held - busy:.1f}", use, ends)
-    verdict = Text("Something went wrong, see below.", style="bold red")
-    if not result.faults:
-        text = f"All drones have left, no process is left, after {result.view.at_s:.1f} s."
-        verdict = Text(text, style="bold green")
+        drones.add_row(kind, str(len(of_type)), str(sum(d.jobs_started for d in of_type)), ends)
+    verdict = Text(f"All drones have left, no process is left, after {view.at_s:.1f} s.", style="bold green")
+    if faults:
+        verdict = Text("Something went wrong, see below.", style="bold red")
     return Group(Text(), jobs, Text(), drones, Text(), verdict)
-
-
-def gpu_seconds(history: Sequence[Transition], drone: Drone) -> tuple[float, float]:
-    """Return GPU-seconds of a drone with work, and of its whole run at the site, by its history."""
-    busy = held = 0.0
-    for step, after in pairwise(history):
-        span_s = after.at - step.at
-        held += 0.0 if step.state in WAITING else span_s
-        busy += span_s if step.state is DroneState.BUSY else 0.0
-    share = drone.gpu_milli / 1000
-    return busy * share, held * share
 
 
 # ----------------------------------------------------------------------------------------------------------------- verb
 
+_DIR_HELP = "Run here, in an empty directory, and keep the record."
+
 
 def demo(
-    directory: Annotated[
-        Path | None,
-        typer.Option("--dir", metavar="PATH", help="Run here, in an empty directory, and keep the record."),
-    ] = None,
-    plain: Annotated[bool, typer.Option("--plain", help="Print lines, as without a terminal.")] = False,
+    directory: Annotated[Path | None, opt.option("PATH", _DIR_HELP, "--dir")] = None,
+    plain: Annotated[bool, opt.switch("Print lines, as without a terminal.", "--plain")] = False,
 ) -> None:
     """Watch 40 GPU jobs become drones on this host: no root, no GPU and no HTCondor needed.
 
@@ -474,12 +382,13 @@ def demo(
     try:
         with demo_directory(directory) as place:
             with display.live or nullcontext():
-                result = run_demo(place, display.show, stop)
-            display.console.print(summary(result))
+                view, faults = run_demo(place, display.show, stop)
+            display.console.print(summary(view, faults))
     except KeyboardInterrupt:
-        raise VerbError("stopped; the controller, its drones and their jobs are gone", code=Exit.INTERRUPTED) from None
-    if result.faults:
-        raise VerbError(*result.faults)
+        ended = "stopped; the controller, its drones and their jobs are gone"
+        raise opt.VerbError(ended, code=opt.Exit.INTERRUPTED) from None
+    if faults:
+        raise opt.VerbError(*faults)
 
 
 def _stop_request() -> threading.Event:

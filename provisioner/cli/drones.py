@@ -9,70 +9,26 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
 from provisioner import formatting
-from provisioner.cli.options import (
-    Exit,
-    OptionGroup,
-    Pick,
-    Show,
-    VerbError,
-    VerbGroup,
-    Where,
-    complete_drones,
-    complete_live_drones,
-    complete_sites,
-    complete_types,
-    find_drone,
-    named,
-    open_record,
-    refuse_options_before_verb,
-    require_known_sites,
-    shared,
-)
-from provisioner.cli.output import (
-    Column,
-    Document,
-    Listing,
-    age_s,
-    as_facts,
-    data,
-    note,
-    number,
-    picked,
-    present,
-    reason_data,
-    span_s,
-    text,
-    time_at,
-    whole,
-    words,
-)
-from provisioner.model import WHOLE_GPU, DrainMode, Drone, DroneId, DroneState, RequestKind
-from provisioner.store import Transition
+from provisioner.cli import options as opt
+from provisioner.cli import output as out
+from provisioner.model import WHOLE_GPU, DrainMode, Drone, DroneId, DroneState, RequestKind, SitePolicy
+from provisioner.store import Transition, Views
 from provisioner.store.reader import Reader
-
-if TYPE_CHECKING:
-    from provisioner.planner.retirement import IdleLimit
 
 DRONES_SCHEMA = "provisioner.drones/1"
 HISTORY_SCHEMA = "provisioner.history/1"
 
 DRONE_STATES = tuple(DroneState)
-_STATE_TINTS = {
+STATE_TINTS = {
     DroneState.BUSY: "green",
-    DroneState.DRAINING: "yellow",
-    DroneState.STOPPING: "yellow",
-    DroneState.FAILED: "red",
-    DroneState.LOST: "red",
-    DroneState.JOIN_TIMEOUT: "red",
-    DroneState.REQUESTED: "blue",
-    DroneState.SUBMITTED: "blue",
-    DroneState.QUEUED: "blue",
-    DroneState.BOOTING: "blue",
+    **dict.fromkeys((DroneState.DRAINING, DroneState.STOPPING), "yellow"),
+    **dict.fromkeys((DroneState.FAILED, DroneState.LOST, DroneState.JOIN_TIMEOUT), "red"),
+    **dict.fromkeys((DroneState.REQUESTED, DroneState.SUBMITTED, DroneState.QUEUED, DroneState.BOOTING), "blue"),
 }
 
 
@@ -110,11 +66,12 @@ def _work(drone: Drone, gpu_s: float) -> str:
 
 
 def _lost_work(drone: Drone) -> str:
-    jobs = f"{formatting.count(drone.lost_jobs, 'job')}, " if drone.lost_jobs else ""
-    return f"{jobs}{_work(drone, drone.lost_gpu_s)}" if drone.lost_gpu_s else jobs.rstrip(", ") or "-"
+    parts = [formatting.count(drone.lost_jobs, "job")] if drone.lost_jobs else []
+    parts += [_work(drone, drone.lost_gpu_s)] if drone.lost_gpu_s else []
+    return ", ".join(parts)
 
 
-def drone_columns(now: float, reason: Callable[[Drone], str] | None = None) -> tuple[Column, ...]:
+def drone_columns(now: float, reason: Callable[[Drone], str] | None = None) -> tuple[out.Column, ...]:
     """Return the columns of drones at ``now``; ``reason`` looks up why a drone is in its state."""
 
     def grace_used_s(drone: Drone) -> float | None:
@@ -125,80 +82,61 @@ def drone_columns(now: float, reason: Callable[[Drone], str] | None = None) -> t
             return 0.0
         return round(drone.work_gpu_milli / WHOLE_GPU * max(0.0, now - drone.work_at), 3)
 
+    def at_risk(drone: Drone) -> str:
+        return _work(drone, at_risk_gpu_s(drone))
+
     age_doc = "Time since it was asked for, until its end if it has ended, seconds."
-    notice_doc = "When the site's notice was first seen, or when it was asked to leave for the owner."
+    node_doc = "Node that it runs on, as the site names it; empty: unknown."
     place_doc = "The site's name of its place on the node; empty: unknown."
+    leaving_doc = "The end that it will have once it is confirmed gone; null: not asked to leave."
+    notice_doc = "When the site's notice was first seen, or when it was asked to leave for the owner."
+    grace_doc = "From that notice to its end, or until now; null: no notice."
     risk_doc = "Work of jobs that would be lost if it ended now: GPU-seconds, of a CPU drone CPU-seconds."
     lost_doc = "Work of jobs that its end has cost: GPU-seconds, of a CPU drone CPU-seconds."
     refusal_doc = "Why the overlay refused to drain it, or to take it back into service; empty: it did not."
+    asked_doc = "When it was last asked to drain or stop."
     return (
-        text("id", "Our id of the drone.", level=0, least=16, tail=True, fact="drone"),
-        text("site", "Site."),
-        text("type", "Drone type, as site/name.", level=0, least=10, tail=True, fact="type"),
-        text("state", "State.", level=0, tint=_STATE_TINTS, choices=DRONE_STATES, fact="state"),
-        age_s("state_s", "Time in this state, seconds.", "since", now, head="FOR"),
-        span_s("age_s", age_doc, lambda x: max(0.0, (x.ended_at or now) - x.requested_at), head="AGE"),
-        whole("jobs", "Jobs that run in it now.", head="RUN", fact="jobs now"),
-        whole("jobs_started", "Jobs started in it so far.", head="STARTED", spare=1, fact="jobs so far"),
-        whole("gpu_milli", "Thousandths of a GPU.", level=1, head="GPUS", unit=formatting.gpus, fact="gpus"),
-        text(
-            "for_class", "Job class that it was started for.", level=1, head="CLASS", least=6, fact="started for class"
-        ),
-        text("avoids", "Users whose jobs it does not take.", fact="takes no jobs of"),
-        text("remote_id", "The site's id.", head="REMOTE", least=8, tail=True, fact="id at the site"),
-        text(
-            "node",
-            "Node that it runs on, as the site names it; empty: unknown.",
-            level=0,
-            least=8,
-            tail=True,
-            spare=1,
-            show=_node_without_domain,
-            fact="node",
-        ),
-        text("site_slot", place_doc, head="SITE SLOT", least=8, tail=True, spare=3, fact="slot at the site"),
-        text("slot", "The pool's name of its slot.", level=0, least=8, tail=True, spare=2, fact="slot in the pool"),
-        words("note", "What is worth knowing beside the state.", lambda x: drone_note(x, now), least=18),
-        *([] if reason is None else [words("reason", "Why it is in this state.", reason, least=20)]),
-        text(
-            "leaving",
-            "The end that it will have once it is confirmed gone; null: not asked to leave.",
-            null=True,
-            fact="will end as",
-        ),
-        time_at("since_at", "When it entered its state.", "since"),
-        time_at("requested_at", "When it was recorded and asked for.", fact="asked for"),
-        time_at("submitted_at", "When the site took the order.", fact="taken by the site"),
-        time_at("started_at", "When it began to run.", fact="started"),
-        time_at("joined_at", "When its slot came to the pool.", fact="joined the pool"),
-        time_at("busy_at", "When it first had a job.", fact="first job"),
-        time_at("idle_at", "Since when it has no job.", fact="idle since"),
-        time_at("heard_at", "Last sign of life in the pool.", fact="last heard of"),
-        time_at("missing_at", "Since when the site's listings lack it.", fact="missing since"),
-        time_at("unslotted_at", "Since when the pool lacks its slot.", fact="out of pool since"),
-        time_at("asked_at", "When it was last asked to drain or stop.", fact="asked to leave"),
-        whole("asked", "How often it was asked to stop."),
-        time_at("retires_at", "When it takes no new job any more.", fact="retires"),
-        time_at("ended_at", "When it ended.", fact="ended"),
-        time_at("notice_at", notice_doc, fact="asked to leave"),
-        span_s(
-            "grace_used_s",
-            "From that notice to its end, or until now; null: no notice.",
-            grace_used_s,
-            fact="grace used",
-        ),
-        number(
-            "at_risk_gpu_s", risk_doc, at_risk_gpu_s, show=lambda x: _work(x, at_risk_gpu_s(x)), fact="work at risk"
-        ),
-        number("lost_gpu_s", lost_doc, show=_lost_work, fact="work lost"),
-        whole("lost_jobs", "Jobs that lost it."),
-        text("drain_refusal", refusal_doc, fact="drain refused"),
-        text("site_reason", "The site's own word.", fact="the site says"),
+        out.ident("id", "Our id of the drone.", least=16, fact="drone"),
+        out.text("site", "Site."),
+        out.ident("type", "Drone type, as site/name.", least=10, fact="type"),
+        out.text("state", "State.", level=0, tint=STATE_TINTS, choices=DRONE_STATES, fact="state"),
+        out.age_s("state_s", "Time in this state, seconds.", "since", now, head="FOR"),
+        out.span_s("age_s", age_doc, lambda x: max(0.0, (x.ended_at or now) - x.requested_at), head="AGE"),
+        out.whole("jobs", "Jobs that run in it now.", head="RUN", fact="jobs now"),
+        out.whole("jobs_started", "Jobs started in it so far.", head="STARTED", spare=1, fact="jobs so far"),
+        out.gpus("gpu_milli", "Thousandths of a GPU.", level=1, head="GPUS", fact="gpus"),
+        out.text("for_class", "Job class that it was started for.", head="CLASS", level=1, least=6, fact="for class"),
+        out.text("avoids", "Users whose jobs it does not take.", fact="takes no jobs of"),
+        out.ident("remote_id", "The site's id.", head="REMOTE", fact="id at the site"),
+        out.ident("node", node_doc, spare=1, show=_node_without_domain, fact="node"),
+        out.ident("site_slot", place_doc, head="SITE SLOT", spare=3, fact="slot at the site"),
+        out.ident("slot", "The pool's name of its slot.", spare=2, fact="slot in the pool"),
+        out.words("note", "What is worth knowing beside the state.", lambda x: drone_note(x, now), least=18),
+        *([] if reason is None else [out.words("reason", "Why it is in this state.", reason, least=20)]),
+        out.text("leaving", leaving_doc, null=True, fact="will end as"),
+        out.time_at("requested_at", "When it was recorded and asked for.", fact="asked for"),
+        out.time_at("submitted_at", "When the site took the order.", fact="taken by the site"),
+        out.time_at("started_at", "When it began to run.", fact="started"),
+        out.time_at("joined_at", "When its slot came to the pool.", fact="joined the pool"),
+        out.time_at("busy_at", "When it first had a job.", fact="first job"),
+        out.time_at("idle_at", "Since when it has no job.", fact="idle since"),
+        out.time_at("heard_at", "Last sign of life in the pool.", fact="last heard of"),
+        out.time_at("missing_at", "Since when the site's listings lack it.", fact="missing since"),
+        out.time_at("unslotted_at", "Since when the pool lacks its slot.", fact="out of pool since"),
+        out.time_at("asked_at", asked_doc, fact="asked to drain or stop"),
+        out.time_at("retires_at", "When it takes no new job any more.", fact="retires"),
+        out.time_at("ended_at", "When it ended.", fact="ended"),
+        out.time_at("notice_at", notice_doc, fact="asked to leave"),
+        out.span_s("grace_used_s", grace_doc, grace_used_s, fact="grace used"),
+        out.number("at_risk_gpu_s", risk_doc, at_risk_gpu_s, show=at_risk, fact="work at risk"),
+        out.number("lost_gpu_s", lost_doc, show=_lost_work, fact="work lost"),
+        out.whole("lost_jobs", "Jobs that lost it."),
+        out.text("drain_refusal", refusal_doc, fact="drain refused"),
+        out.text("site_reason", "The site's own word.", fact="the site says"),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class LifeStep:
+class LifeStep(NamedTuple):
     """Step in a drone's life."""
 
     transition: Transition
@@ -215,96 +153,136 @@ def life_steps(history: list[Transition]) -> list[LifeStep]:
     ]
 
 
-def history_columns(now: float) -> tuple[Column, ...]:
+def history_columns(now: float) -> tuple[out.Column, ...]:
     """Return the columns of the steps of one drone."""
 
     def lasted(step: LifeStep) -> str:
         if step.spent_s is not None:
             return formatting.age(step.spent_s)
-        transition = step.transition
-        return "-" if transition.state.ended else formatting.age(max(0.0, now - transition.at)) + "+"
+        return "-" if step.transition.state.ended else f"{formatting.ago(step.transition.at, now)}+"
 
     for_doc = "How long it lasted, seconds; null: it still does, or is an end."
     return (
-        time_at("at", "When.", "transition.at", level=0),
-        text("was", "State before; null: none.", "transition.was", null=True),
-        text("state", "State from then on.", "transition.state", level=0, choices=DRONE_STATES),
-        number("for_s", for_doc, "spent_s", null=True, head="FOR", show=lasted),
-        whole("tick", "Number of the tick.", "transition.tick", level=1),
-        words("text", "Why, in words.", lambda s: formatting.describe(s.transition.reason), head="WHY", least=20),
-        data("reason", "Why, as data.", "transition.reason", convert=reason_data),
+        out.time_at("at", "When.", "transition.at", level=0),
+        out.text("was", "State before; null: none.", "transition.was", null=True),
+        out.text("state", "State from then on.", "transition.state", level=0, choices=DRONE_STATES),
+        out.number("for_s", for_doc, "spent_s", null=True, head="FOR", show=lasted),
+        out.whole("tick", "Number of the tick.", "transition.tick", level=1),
+        out.words("text", "Why, in words.", lambda s: formatting.describe(s.transition.reason), head="WHY", least=20),
+        out.data("reason", "Why, as data.", "transition.reason", convert=out.reason_data),
     )
 
 
-def _drone_facts(now: float, idle: IdleLimit | None) -> tuple[Column, ...]:
-    """Return the facts of a drone: the columns of the list with titles for people, and the limit of its idle time."""
+class StateLimit(NamedTuple):
+    """Limit of the state of a drone, at the newest tick."""
+
+    setting: str = ""
+    """Name of the policy setting; empty: the drone has ended."""
+    limit_s: float | None = None
+    """None: without limit, or not known."""
+    by: str = ""
+    """Source of the limit of an idle drone, in words."""
+    then: str = ""
+
+    @property
+    def words(self) -> str:
+        if not self.limit_s:
+            return f"no limit known ({self.setting})" if self.setting else "-"
+        return f"{formatting.seconds(self.limit_s)} ({self.by or self.setting})"
+
+
+_ACTION_WORDS = {
+    "forget": "the record of it ends",
+    "stop": "the site is asked to end it",
+    "drain": "the pool is asked to let it go",
+    "insist": "the site is asked again, at last without notice",
+}
+
+
+def state_limit(drone: Drone, views: Views | None) -> StateLimit:
+    """Return how long a drone may stay in its state, and what happens then."""
+    from provisioner.planner.lifecycle import STATE_RULES
+    from provisioner.planner.retirement import idle_limit
+
+    rule = STATE_RULES.get(drone.state)
+    if rule is None or views is None:
+        return StateLimit(rule.limit if rule else "")
+    limit_s, by = None, ""
+    match rule.limit:
+        case "walltime_s":
+            limit_s = next((t.walltime_s or None for t in views.types if t.key == drone.type), None)
+        case "idle_timeout_s":
+            limit_s, source = idle_limit(drone, views.policy, views.estimates)
+            by = formatting.IDLE_LIMIT_WORDS.get(source, "")
+        case _:
+            limit_s = float(getattr(views.policy.sites.get(drone.site, SitePolicy(drone.site)), rule.limit))
+    then = f"{_ACTION_WORDS[rule.then.value]}; it would end as {(drone.leaving or rule.ends_as).value}"
+    return StateLimit(rule.limit, limit_s, by, then if limit_s else "")
+
+
+def _drone_facts(now: float, limit: StateLimit) -> tuple[out.Column, ...]:
+    """Return the facts of a drone: the columns of the list with titles for people, and the limit of its state."""
+
+    def when(at: float) -> str:
+        if not at or not isfinite(at):
+            return "-"
+        relative = f"{formatting.age(now - at)} ago" if at <= now else f"in {formatting.age(at - now)}"
+        return f"{formatting.iso(at)} ({relative})"
+
+    def state_words(drone: Drone) -> str:
+        lasting = "," if drone.state.ended else f" for {formatting.ago(drone.since, now)}:"
+        return f"{drone.state.value}{lasting} {formatting.STATE_WORDS[drone.state]}"
+
+    def grace_words(drone: Drone) -> str:
+        if not drone.notice_at:
+            return "-"
+        used = formatting.seconds(max(0.0, (drone.ended_at or now) - drone.notice_at))
+        return used if drone.state.ended else f"{used} so far"
+
     shows: dict[str, Callable[[Drone], str]] = {
-        "state": lambda d: _state_words(d, now),
-        "grace_used_s": lambda d: _grace_words(d, now),
+        "state": state_words,
+        "grace_used_s": grace_words,
         "leaving": lambda d: "-" if d.leaving is None or d.state.ended else d.leaving.value,
         "node": lambda d: d.node,
         "site_reason": lambda d: formatting.excerpt(d.site_reason),
     }
-    facts = [replace(c, show=shows.get(c.key, c.show)) for c in as_facts(drone_columns(now))]
-    facts = [replace(c, unit=lambda at: _when(at, now)) if c.key.endswith("_at") else c for c in facts]
-    limit_s, by = idle or (None, "")
-    may_idle = f"{formatting.seconds(limit_s)}: {formatting.IDLE_LIMIT_WORDS.get(by)}" if limit_s is not None else "-"
-    limit_doc = "How long it may be idle, seconds; null: it is not idle."
-    by_doc = "Where that comes from: gaps, start-cost, time-out, slow-start or fixed; empty: it is not idle."
+    facts = [replace(c, show=shows.get(c.key, c.show)) for c in out.as_facts(drone_columns(now))]
+    facts = [replace(c, unit=when) if c.key.endswith("_at") else c for c in facts]
+    limit_doc = "Setting that limits the state; empty: it has ended."
+    by_doc = "Where the limit of an idle drone comes from, in words; empty: the setting."
+    may_last = out.number("limit_s", "Its value, seconds; null: no limit.", lambda _: limit.limit_s, null=True)
     return (
         *facts,
-        number("idle_limit_s", limit_doc, lambda _: limit_s, null=True, head="may be idle", show=lambda _: may_idle),
-        text("idle_limit_by", by_doc, lambda _: by),
+        out.text("limit", limit_doc, lambda _: limit.setting),
+        replace(may_last, level=0, head="may last", show=lambda _: limit.words),
+        out.text("limit_by", by_doc, lambda _: limit.by),
+        out.text("then", "What happens after that.", lambda _: limit.then, head="and then"),
     )
-
-
-def _state_words(drone: Drone, now: float) -> str:
-    lasting = "," if drone.state.ended else f" for {formatting.ago(drone.since, now)}:"
-    return f"{drone.state.value}{lasting} {formatting.STATE_WORDS[drone.state]}"
-
-
-def _grace_words(drone: Drone, now: float) -> str:
-    if not drone.notice_at:
-        return "-"
-    used = formatting.seconds(max(0.0, (drone.ended_at or now) - drone.notice_at))
-    return used if drone.state.ended else f"{used} so far"
-
-
-def _when(at: float, now: float) -> str:
-    if not at or not isfinite(at):
-        return "-"
-    relative = f"{formatting.age(now - at)} ago" if at <= now else f"in {formatting.age(at - now)}"
-    return f"{formatting.iso(at)} ({relative})"
 
 
 # ---------------------------------------------------------------------------------------------------------------- list
 
-drones_app = typer.Typer(cls=VerbGroup, add_completion=False, rich_markup_mode=None)
+drones_app = typer.Typer(cls=opt.VerbGroup, add_completion=False, rich_markup_mode=None)
 
+_NODE_HELP = "Only on this node, by its whole name or the part before the first dot; repeatable."
 Sites = Annotated[
+    list[str] | None, opt.option("NAME", "Only of this site; repeatable.", autocompletion=opt.complete_sites)
+]
+Types = Annotated[
     list[str] | None,
-    typer.Option("--site", metavar="NAME", help="Only of this site; repeatable.", autocompletion=complete_sites),
+    opt.option("SITE/NAME", "Only of this drone type; repeatable.", "--type", autocompletion=opt.complete_types),
 ]
 _STATE_HELP = "Only in this state; repeatable. Ends imply --ended."
-States = Annotated[
-    list[DroneState] | None, typer.Option("--state", metavar="STATE", help=_STATE_HELP, case_sensitive=False)
-]
-_TYPE_HELP = "Only of this drone type; repeatable."
-Types = Annotated[
-    list[str] | None, typer.Option("--type", metavar="SITE/NAME", help=_TYPE_HELP, autocompletion=complete_types)
-]
-_NODE_HELP = "Only on this node, by its whole name or the part before the first dot; repeatable."
-Nodes = Annotated[list[str] | None, typer.Option("--node", metavar="NAME", help=_NODE_HELP)]
 
 
 @dataclass(frozen=True, slots=True)
-class DroneFilter(OptionGroup):
+class DroneFilter(opt.OptionGroup):
     """Options: the drones that pass every filter given."""
 
     site: Sites = None
-    state: States = None
+    state: Annotated[list[DroneState] | None, opt.option("STATE", _STATE_HELP, case_sensitive=False)] = None
     type_: Types = None
-    node: Nodes = None
+    node: Annotated[list[str] | None, opt.option("NAME", _NODE_HELP)] = None
 
     @property
     def given(self) -> bool:
@@ -312,22 +290,22 @@ class DroneFilter(OptionGroup):
 
     def find(self, reader: Reader, *, ended: bool | None) -> list[Drone]:
         """Return the drones. Raises :class:`VerbError` for an unknown site."""
-        require_known_sites(reader, self.site or ())
+        opt.require_known_sites(reader, self.site or ())
         return reader.drones(
             ended=ended, sites=self.site or (), states=self.state or (), types=self.type_ or (), nodes=self.node or ()
         )
 
 
 @drones_app.callback(invoke_without_command=True)
-@shared
+@opt.shared
 def drones(
     ctx: typer.Context,
     drone_filter: DroneFilter,
-    where: Where,
-    show: Show,
-    pick: Pick,
-    ended: Annotated[bool, typer.Option("--ended", help="Only those that have ended.")] = False,
-    all_: Annotated[bool, typer.Option("--all", "-a", help="Live and ended ones.")] = False,
+    where: opt.Where,
+    show: opt.Show,
+    pick: opt.Pick,
+    ended: Annotated[bool, opt.switch("Only those that have ended.", "--ended")] = False,
+    all_: Annotated[bool, opt.switch("Live and ended ones.", "--all", "-a")] = False,
 ) -> None:
     """List drones; show, drain or kill some.
 
@@ -344,13 +322,16 @@ def drones(
       provisioner drones --ended --columns id,state,reason --limit 20
       provisioner drones -o json | jq '.items[] | select(.state == "idle") | .id'
     """
-    if ctx.invoked_subcommand is not None:
-        refuse_options_before_verb(ctx)
+    if opt.verb_follows(ctx):
         return
-    reader = open_record(where)
+    reader = opt.open_record(where)
     shown = _shown_ends(drone_filter.state or (), ended, all_)
     reasons = "reason" in (show.columns or "").lower().split(",")
-    present(show, lambda: picked(drone_listing(reader, drone_filter, shown, time.time(), reasons=reasons), pick))
+
+    def listing() -> out.Listing:
+        return out.picked(drone_listing(reader, drone_filter, shown, time.time(), reasons=reasons), pick)
+
+    out.present(show, listing)
 
 
 def _shown_ends(states: Sequence[DroneState], ended: bool, all_: bool) -> bool | None:
@@ -363,28 +344,26 @@ def _shown_ends(states: Sequence[DroneState], ended: bool, all_: bool) -> bool |
 
 def drone_listing(
     reader: Reader, drone_filter: DroneFilter, ended: bool | None, now: float, *, reasons: bool = False
-) -> Listing:
+) -> out.Listing:
     """Return the answer of ``drones``; with ``reasons`` why each is in its state, which takes a look-up per drone."""
+
+    def newest_reason(drone: Drone) -> str:
+        history = reader.history(drone.id)
+        return formatting.describe(history[-1].reason) if history else ""
+
     found = drone_filter.find(reader, ended=ended)
-    columns = drone_columns(now, (lambda d: _newest_reason(reader, d)) if reasons else None)
-    return Listing(DRONES_SCHEMA, columns, found, lambda d: d.id, _list_scope(reader, found, drone_filter, ended))
-
-
-def _newest_reason(reader: Reader, drone: Drone) -> str:
-    history = reader.history(drone.id)
-    return formatting.describe(history[-1].reason) if history else ""
+    columns = drone_columns(now, newest_reason if reasons else None)
+    return out.Listing(DRONES_SCHEMA, columns, found, lambda d: d.id, _list_scope(reader, found, drone_filter, ended))
 
 
 def _list_scope(reader: Reader, found: Sequence[Drone], drone_filter: DroneFilter, ended: bool | None) -> str:
     kind = {False: "live drone", True: "ended drone", None: "drone"}[ended]
     of = f" of controller {controller_of(found[0].id)}" if found else ""
-    filters = {
-        "site": drone_filter.site,
-        "state": [s.value for s in drone_filter.state or ()],
-        "type": drone_filter.type_,
-        "node": drone_filter.node,
-    }
-    only = [f"{name} {', '.join(values)}" for name, values in filters.items() if values]
+    only = [
+        f"{name} {', '.join(values)}"
+        for name in ("site", "state", "type", "node")
+        if (values := getattr(drone_filter, {"type": "type_"}.get(name, name)))
+    ]
     more = {False: "--ended for past ones", True: "--all for live ones too", None: ""}[ended]
     runs = "" if reader.holder() else "no controller runs: as last recorded"
     return "; ".join(filter(None, (formatting.count(len(found), kind) + of, *only, more, runs)))
@@ -397,18 +376,15 @@ def controller_of(drone_id: str) -> str:
 
 # ---------------------------------------------------------------------------------------------------------------- show
 
+_ID_HELP = "Drone id, its number, the site's id, or a slot name."
+
 
 @drones_app.command("show")
-@shared
+@opt.shared
 def show_drone(
-    where: Where,
-    show: Show,
-    any_id: Annotated[
-        str,
-        typer.Argument(
-            metavar="ID", help="Drone id, its number, the site's id, or a slot name.", autocompletion=complete_drones
-        ),
-    ],
+    where: opt.Where,
+    show: opt.Show,
+    any_id: Annotated[str, opt.argument("ID", _ID_HELP, autocompletion=opt.complete_drones)],
 ) -> None:
     """Show the whole life of one drone: every step with time, duration and reason.
 
@@ -418,41 +394,33 @@ def show_drone(
       provisioner drones show slot1@gpu07.example.org
       provisioner drones show 17 -o json
     """
-    reader = open_record(where)
-    present(show, lambda: drone_document(reader, find_drone(reader, any_id)))
+    reader = opt.open_record(where)
+    out.present(show, lambda: drone_document(reader, opt.find_drone(reader, any_id)))
 
 
-def drone_document(reader: Reader, drone_id: str) -> Document:
-    """Return the document of ``drones show``."""
-    drone = reader.drone(DroneId(drone_id))
+def drone_document(reader: Reader, drone_id: DroneId) -> out.Document:
+    """Return the document of ``drones show``. Raises :class:`VerbError` for a drone that has been deleted."""
+    drone = reader.drone(drone_id)
     if drone is None:
-        raise VerbError(f"drone {drone_id} is no longer on record")
-    idle = _idle_limit(drone, reader)
-    return life_document(drone, life_steps(reader.history(drone.id)), time.time(), reader.last_output(drone.id), idle)
-
-
-def _idle_limit(drone: Drone, reader: Reader) -> IdleLimit | None:
-    """Return how long a drone that is idle may be so, by the newest tick."""
-    from provisioner.planner.retirement import idle_limit
-
-    views = reader.views() if drone.state is DroneState.IDLE else None
-    return idle_limit(drone, views.policy, views.estimates) if views is not None else None
+        raise opt.VerbError(f"drone {drone_id} is no longer on record")
+    steps, limit = life_steps(reader.history(drone.id)), state_limit(drone, reader.views())
+    return life_document(drone, steps, time.time(), reader.last_output(drone.id), limit)
 
 
 def life_document(
-    drone: Drone, life_steps: list[LifeStep], now: float, last_words: str = "", idle: IdleLimit | None = None
-) -> Document:
-    """Return one drone and its steps as a document, with what it said last, and how long it may be idle."""
-    line = words("line", "A line of what it said last, where its site tells: a console's end.", str, least=40)
-    return Document(
+    drone: Drone, steps: list[LifeStep], now: float, last_words: str = "", limit: StateLimit | None = None
+) -> out.Document:
+    """Return one drone and its steps as a document, with what it said last, and how long its state may last."""
+    line = out.words("line", "A line of what it said last, where its site tells: a console's end.", str, least=40)
+    return out.Document(
         "provisioner.drone/1",
-        Listing("", _drone_facts(now, idle), [drone], lambda d: d.id),
+        out.Listing("", _drone_facts(now, limit or StateLimit()), [drone], lambda d: d.id),
         {
-            "history": Listing(HISTORY_SCHEMA, history_columns(now), life_steps, lambda s: s.transition.drone_id),
-            "last_words": Listing("", (line,), last_words.splitlines(), str),
+            "history": out.Listing(HISTORY_SCHEMA, history_columns(now), steps, lambda s: s.transition.drone_id),
+            "last_words": out.Listing("", (line,), last_words.splitlines(), str),
         },
         {"history": "Life"} | ({"last_words": "What it said last"} if last_words else {}),
-        scope=f"{formatting.count(len(life_steps), 'step')} on record",
+        scope=f"{formatting.count(len(steps), 'step')} on record",
     )
 
 
@@ -463,42 +431,28 @@ CONFIRM_FROM = 2
 """From this many drones on a person is asked to confirm."""
 
 _IDS_HELP = "Drone ids, their numbers, sites' ids or slot names."
-Ids = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="ID", help=_IDS_HELP, show_default=False, autocompletion=complete_live_drones),
-]
-Reason = Annotated[str, typer.Option("--reason", "-r", metavar="TEXT", help="Why; it is recorded with every step.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say which drones are meant.")]
-Wait = Annotated[bool, typer.Option("--wait", help="Return when all of them have ended.")]
-Timeout = Annotated[
-    float, typer.Option("--timeout", metavar="SECONDS", min=0, help="With --wait: give up after this; exit 124.")
-]
-
-
-_MODE_HELP = (
-    "none: let it run out; peaceful: no new jobs; graceful: running ones are asked to leave; fast: running ones are "
-    "killed; resume: back into service."
-)
+Ids = Annotated[list[str] | None, opt.argument("ID", _IDS_HELP, autocompletion=opt.complete_live_drones)]
+_MODE_HELP = "; ".join(f"{mode.value}: {words}" for mode, words in formatting.DRAIN_MODE_WORDS.items()) + "."
+_TIMEOUT_HELP = "With --wait: give up after this; exit 124."
 
 
 @dataclass(frozen=True, slots=True)
-class LeaveOptions(OptionGroup):
+class LeaveOptions(opt.OptionGroup):
     """Options of the verbs that make drones leave."""
 
-    reason: Reason
-    yes: Yes = False
-    dry_run: DryRun = False
-    wait: Wait = False
-    timeout: Timeout = 600.0
+    reason: Annotated[str, opt.option("TEXT", "Why; it is recorded with every step.", "--reason", "-r")]
+    yes: Annotated[bool, opt.switch("Do not ask for confirmation.", "--yes", "-y")] = False
+    dry_run: Annotated[bool, opt.switch("Only say which drones are meant.", "--dry-run")] = False
+    wait: Annotated[bool, opt.switch("Return when all of them have ended.", "--wait")] = False
+    timeout: Annotated[float, opt.option("SECONDS", _TIMEOUT_HELP, min=0)] = 600.0
 
 
 @drones_app.command("drain")
-@shared
+@opt.shared
 def drain(
     options: LeaveOptions,
     drone_filter: DroneFilter,
-    where: Where,
+    where: opt.Where,
     ids: Ids = None,
     mode: Annotated[DrainMode, typer.Option("--mode", help=_MODE_HELP)] = DrainMode.PEACEFUL,
 ) -> None:
@@ -512,12 +466,12 @@ def drain(
       provisioner drones drain 17 18 19 --mode fast --reason "hung jobs" --wait --timeout 120
     """
     verb = f"drain ({mode.value}: {formatting.DRAIN_MODE_WORDS[mode]})"
-    _request_leave(open_record(where), RequestKind.DRAIN, mode, verb, ids or [], drone_filter, options)
+    _request_leave(opt.open_record(where), RequestKind.DRAIN, mode, verb, ids or [], drone_filter, options)
 
 
 @drones_app.command("kill")
-@shared
-def kill(options: LeaveOptions, drone_filter: DroneFilter, where: Where, ids: Ids = None) -> None:
+@opt.shared
+def kill(options: LeaveOptions, drone_filter: DroneFilter, where: opt.Where, ids: Ids = None) -> None:
     """End drones at their sites without waiting for their jobs. Carried out at the controller's next tick.
 
     \b
@@ -527,7 +481,7 @@ def kill(options: LeaveOptions, drone_filter: DroneFilter, where: Where, ids: Id
       provisioner drones kill 17 18 --reason "runaway" --yes --wait
     """
     kind, mode = RequestKind.KILL, DrainMode.PEACEFUL
-    _request_leave(open_record(where), kind, mode, "kill", ids or [], drone_filter, options)
+    _request_leave(opt.open_record(where), kind, mode, "kill", ids or [], drone_filter, options)
 
 
 def _request_leave(
@@ -541,30 +495,30 @@ def _request_leave(
 ) -> None:
     """Record the request. Raises ``typer.Exit`` with :attr:`Exit.PARTIAL` if only some ids are known."""
     if not options.reason.strip():
-        raise VerbError("--reason must not be empty: it is recorded with every step", code=Exit.USAGE)
+        raise opt.VerbError("--reason must not be empty: it is recorded with every step", code=opt.Exit.USAGE)
     chosen, gone, complaints = _selected(reader, ids, drone_filter)
     if gone:
-        note(f"already ended, nothing to do: {named(gone)}")
-    note(*complaints)
+        out.note(f"already ended, nothing to do: {opt.named(gone)}")
+    out.note(*complaints)
     if not chosen:
         if complaints:
-            raise VerbError("nothing was asked for")
-        note("no live drone is meant: nothing was asked for")
+            raise opt.VerbError("nothing was asked for")
+        out.note("no live drone is meant: nothing was asked for")
         return
     what = f"{verb} {formatting.count(len(chosen), 'drone')}"
     if options.dry_run:
-        note(f"would {what}:")
+        out.note(f"would {what}:")
         print("\n".join(chosen))
     else:
         if not options.yes and len(chosen) >= CONFIRM_FROM:
-            _confirm(f"{what}: {named(chosen)}?")
+            _confirm(f"{what}: {opt.named(chosen)}?")
         serial = reader.ask(kind, chosen, reason=options.reason, by=operator(), at=time.time(), mode=mode)
-        note(f"request {serial} recorded: {what}")
+        out.note(f"request {serial} recorded: {what}")
         note_without_controller(reader)
         if options.wait:
             _wait_for_ends(reader, chosen, options.timeout)
     if complaints:
-        raise typer.Exit(Exit.PARTIAL)
+        raise typer.Exit(opt.Exit.PARTIAL)
 
 
 def _selected(
@@ -572,35 +526,36 @@ def _selected(
 ) -> tuple[list[DroneId], list[DroneId], list[str]]:
     """Return the live drones that are meant, the ended ones among those named, and complaints about unknown ids."""
     if not ids and not drone_filter.given:
-        raise VerbError("which drones? Name them, or select with --site, --state, --type, --node", code=Exit.USAGE)
+        which = "which drones? Name them, or select with --site, --state, --type, --node"
+        raise opt.VerbError(which, code=opt.Exit.USAGE)
     if ids and drone_filter.given:
-        raise VerbError("name drones or select them with filters, not both", code=Exit.USAGE)
+        raise opt.VerbError("name drones or select them with filters, not both", code=opt.Exit.USAGE)
     if not ids:
         return [d.id for d in drone_filter.find(reader, ended=False)], [], []
-    chosen: dict[DroneId, bool] = {}
+    live: dict[DroneId, bool] = {}
     complaints: list[str] = []
     for any_id in ids:
         try:
-            drone_id = find_drone(reader, any_id)
-        except VerbError as unknown:
+            drone_id = opt.find_drone(reader, any_id)
+        except opt.VerbError as unknown:
             complaints += unknown.lines
             continue
         drone = reader.drone(drone_id)
-        chosen[drone_id] = drone is not None and not drone.state.ended
-    return [i for i, live in chosen.items() if live], [i for i, live in chosen.items() if not live], complaints
+        live[drone_id] = drone is not None and not drone.state.ended
+    return [i for i in live if live[i]], [i for i in live if not live[i]], complaints
 
 
 def _confirm(question: str) -> None:
     if not sys.stdin.isatty():
-        raise VerbError(question, "not a terminal to ask at: say --yes to do it", code=Exit.USAGE)
+        raise opt.VerbError(question, "not a terminal to ask at: say --yes to do it", code=opt.Exit.USAGE)
     if not typer.confirm(formatting.sanitize(question), err=True):
-        raise VerbError("nothing was asked for")
+        raise opt.VerbError("nothing was asked for")
 
 
 def note_without_controller(reader: Reader) -> None:
     """Tell the person that nobody carries out a request now, if so."""
     if reader.holder() is None:
-        note("no controller runs: it will be carried out when one does")
+        out.note("no controller runs: it will be carried out when one does")
 
 
 def operator() -> str:
@@ -618,16 +573,14 @@ def _wait_for_ends(reader: Reader, chosen: list[DroneId], timeout_s: float) -> N
     deadline = time.monotonic() + timeout_s
     left = list(chosen)
     while True:
-        still = []
-        for drone_id in left:
+        for drone_id in list(left):
             drone = reader.drone(drone_id)
-            if drone is not None and not drone.state.ended:
-                still.append(drone_id)
-            else:
-                note(f"{drone_id} {'is no longer on record' if drone is None else drone.state.value}")
-        left = still
+            if drone is None or drone.state.ended:
+                out.note(f"{drone_id} {'is no longer on record' if drone is None else drone.state.value}")
+                left.remove(drone_id)
         if not left:
             return
         if time.monotonic() >= deadline:
-            raise VerbError(f"after {formatting.age(timeout_s)} not ended: {named(left)}", code=Exit.TIMED_OUT)
+            late = f"after {formatting.age(timeout_s)} not ended: {opt.named(left)}"
+            raise opt.VerbError(late, code=opt.Exit.TIMED_OUT)
         time.sleep(min(WAIT_POLL_S, max(0.0, deadline - time.monotonic())))

@@ -5,54 +5,19 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
 from provisioner import formatting
-from provisioner.cli.drones import HISTORY_SCHEMA, drone_note, history_columns, life_steps
-from provisioner.cli.jobs import (
-    class_columns,
-    class_row,
-    newest_plan,
-    reasons_by_class,
-    reasons_for_all,
-    why_waiting,
-)
-from provisioner.cli.options import (
-    Show,
-    VerbError,
-    VerbGroup,
-    Where,
-    complete_classes,
-    complete_drones,
-    find_drone,
-    named,
-    open_record,
-    shared,
-)
-from provisioner.cli.output import (
-    Column,
-    Document,
-    Listing,
-    age_s,
-    as_facts,
-    data,
-    flag,
-    number,
-    present,
-    reason_data,
-    span_s,
-    text,
-    time_at,
-    whole,
-    words,
-)
-from provisioner.model import Drone, DroneId, DroneType, JobClass, SitePolicy, UnmetRequirement
+from provisioner.cli import options as opt
+from provisioner.cli import output as out
+from provisioner.cli.drones import drone_document
+from provisioner.cli.jobs import class_columns, class_row, newest_plan, reasons_by_class, reasons_for_all, why_waiting
+from provisioner.model import DroneType, JobClass, UnmetRequirement
 from provisioner.reasons import BadRequest
-from provisioner.store import Transition, Views
+from provisioner.store import Views
 from provisioner.store.reader import Reader
 
 _JOB_ID = re.compile(r"(?:(?P<queue>[^#\s]+)#)?(?P<cluster>\d+)(?:\.(?P<proc>\d+))?")
@@ -72,27 +37,25 @@ def parse_job_id(text: str) -> JobId | None:
 
 def holds_job(ranges: str, job: JobId) -> bool:
     """Return True if ``job`` is in ``ranges``; without process it matches any process, without queue any queue."""
-    return any(_within_range(job, low, high) for low, high in _ranges(ranges))
+    queue, cluster, proc = job
+    for low, high in _ranges(ranges):
+        if queue and low[0] and queue != low[0]:
+            continue
+        if proc < 0 and low[2] >= 0:
+            if low[1] <= cluster <= high[1]:
+                return True
+        elif low[1:] <= (cluster, proc) <= high[1:]:
+            return True
+    return False
 
 
 def _ranges(ranges: str) -> Iterator[tuple[JobId, JobId]]:
     for piece in ranges.replace("...", "").replace("\u2026", "").split(","):
         found = _JOB_RANGE.fullmatch(piece)
-        if found is None:
-            continue
-        low = parse_job_id(found[1])
-        high = parse_job_id(found[2]) if found[2] else low
+        low = parse_job_id(found[1]) if found else None
+        high = parse_job_id(found[2]) if found and found[2] else low
         if low is not None and high is not None:
             yield low, high
-
-
-def _within_range(job: JobId, low: JobId, high: JobId) -> bool:
-    queue, cluster, proc = job
-    if queue and low[0] and queue != low[0]:
-        return False
-    if proc < 0 and low[2] >= 0:
-        return low[1] <= cluster <= high[1]
-    return low[1:] <= (cluster, proc) <= high[1:]
 
 
 JOB_SCHEMA = "provisioner.job/1"
@@ -100,8 +63,7 @@ COMPLETED_JOBS_S = 7 * 86400.0
 """Age up to which finished jobs are searched."""
 
 
-@dataclass(frozen=True, slots=True)
-class KnownJob:
+class KnownJob(NamedTuple):
     """Facts about a job that does not wait."""
 
     job: str
@@ -139,26 +101,22 @@ def known_job(reader: Reader, views: Views, classes: Sequence[JobClass], title: 
     return None
 
 
-def job_document(known: KnownJob) -> Document:
+def job_document(known: KnownJob) -> out.Document:
     """Return the document of ``explain job`` for a job that does not wait."""
     columns = (
-        text("job", "Id, as it was asked for.", level=0),
-        text("state", "State at the newest look.", level=0, choices=("running", "held", "done")),
-        words("said", "The same in words, with what to do.", head="which", least=30),
-        text("drone", "Drone that it runs or ran in; empty: none of this controller.", level=0),
-        text("class", "Its class; empty: unknown.", "class_id"),
-        time_at("ended_at", "When it was done."),
-        span_s("run_s", "How long its last run took, seconds; null: it is not done."),
+        out.text("job", "Id, as it was asked for.", level=0),
+        out.text("state", "State at the newest look.", level=0, choices=("running", "held", "done")),
+        out.words("said", "The same in words, with what to do.", head="which", least=30),
+        out.text("drone", "Drone that it runs or ran in; empty: none of this controller.", level=0),
+        out.text("class", "Its class; empty: unknown.", "class_id"),
+        out.time_at("ended_at", "When it was done."),
+        out.span_s("run_s", "How long its last run took, seconds; null: it is not done."),
     )
-    facts = Listing("", columns, [known], lambda k: k.job)
-    return Document(JOB_SCHEMA, facts, scope=f"job {formatting.sanitize(known.job, 80)}")
+    facts = out.Listing("", columns, [known], lambda k: k.job)
+    return out.Document(JOB_SCHEMA, facts, scope=f"job {formatting.sanitize(known.job, 80)}")
 
 
-CLASS_SCHEMA = "provisioner.class/1"
-
-
-@dataclass(frozen=True, slots=True)
-class TypeFit:
+class TypeFit(NamedTuple):
     """Fit of a class to a drone type. ``misfit`` is the first dimension that fails; None: it fits."""
 
     kind: DroneType
@@ -166,7 +124,7 @@ class TypeFit:
     live: int
 
 
-def class_document(reader: Reader, views: Views, job: JobClass, title: str, now: float) -> Document:
+def class_document(reader: Reader, views: Views, job: JobClass, title: str, now: float) -> out.Document:
     """Return the document of ``explain class`` and ``explain job``."""
     from provisioner.planner.matching import unmet_requirement
 
@@ -180,151 +138,41 @@ def class_document(reader: Reader, views: Views, job: JobClass, title: str, now:
     when = f"tick {plan.tick}, {formatting.ago(plan.at, now)} ago" if plan else "no plan is on record yet"
     categories = tuple(formatting.Category)
     reason_columns = (
-        text("category", "Category of the reason.", formatting.category, level=0, choices=categories),
-        words("text", "In words.", formatting.describe, head="WHY", least=30),
-        data("reason", "As data.", reason_data),
+        out.text("category", "Category of the reason.", formatting.category, level=0, choices=categories),
+        out.words("text", "In words.", formatting.describe, head="WHY", least=30),
+        out.data("reason", "As data.", out.reason_data),
     )
-    return Document(
-        CLASS_SCHEMA,
-        Listing("", as_facts(class_columns(now)), [row], lambda r: r.job.id),
+    return out.Document(
+        "provisioner.class/1",
+        out.Listing("", out.as_facts(class_columns(now)), [row], lambda r: r.job.id),
         {
-            "said": Listing("", reason_columns, reasons, lambda r: r.kind),
-            "types": Listing("", _fit_columns(), fits, lambda f: f.kind.key),
+            "said": out.Listing("", reason_columns, reasons, lambda r: r.kind),
+            "types": out.Listing("", _fit_columns(), fits, lambda f: f.kind.key),
         },
         {"said": f"What the newest plan says ({when})", "types": "Drone types"},
         scope=f"{title}: {why_waiting(row)}",
     )
 
 
-def _fit_columns() -> tuple[Column, ...]:
+def _fit_columns() -> tuple[out.Column, ...]:
     def shown(place: int) -> Callable[[TypeFit], str]:
         """Return a function of one of both amounts, which are in the same unit."""
         return lambda f: formatting.amounts(f.misfit.requested, f.misfit.available)[place] if f.misfit else ""
 
+    fits = out.flag("fits", "Could an empty drone of it run one job?", lambda f: f.misfit is None, level=0)
     dimension_doc = "First dimension that fails; empty: none."
     return (
-        text("type", "Drone type, as site/name.", "kind.key", level=0, least=12, tail=True),
-        flag(
-            "fits",
-            "Could an empty drone of it run one job?",
-            lambda f: f.misfit is None,
-            level=0,
-            tint={True: "green"},
-        ),
-        text("dimension", dimension_doc, "misfit.dimension", head="FAILS", least=8),
-        text("wanted", "What the jobs want there.", "misfit.requested", level=0, least=10, show=shown(0)),
-        text("offered", "What the type has there.", "misfit.available", level=0, least=10, show=shown(1)),
-        whole("drones", "Live drones of the type.", "live", level=0),
-        number("price", "Relative price of a GPU-hour.", "kind.price", level=1),
+        out.ident("type", "Drone type, as site/name.", "kind.key", least=12),
+        fits,
+        out.text("dimension", dimension_doc, "misfit.dimension", head="FAILS", least=8),
+        out.text("wanted", "What the jobs want there.", "misfit.requested", level=0, least=10, show=shown(0)),
+        out.text("offered", "What the type has there.", "misfit.available", level=0, least=10, show=shown(1)),
+        out.whole("drones", "Live drones of the type.", "live", level=0),
+        out.number("price", "Relative price of a GPU-hour.", "kind.price", level=1),
     )
 
 
-DRONE_EXPLAINED_SCHEMA = "provisioner.drone-explained/1"
-
-
-@dataclass(frozen=True, slots=True)
-class ExplainedDrone:
-    """A drone, its newest step, and the limit of its state."""
-
-    drone: Drone
-    newest: Transition | None
-    limit: str
-    """Name of the policy setting that limits the state; empty: ended."""
-    limit_s: float | None
-    """None: without limit, or not known."""
-    then: str
-    by: str = ""
-    """Source of the limit of an idle drone, in words."""
-
-
-def explained_drone_document(reader: Reader, drone_id: DroneId, now: float) -> Document:
-    """Return the document of ``explain drone``."""
-    drone = reader.drone(drone_id)
-    if drone is None:
-        raise VerbError(f"drone {drone_id} is no longer on record")
-    history = reader.history(drone.id)
-    row = _explained_drone(drone, history[-1] if history else None, reader.views())
-    return Document(
-        DRONE_EXPLAINED_SCHEMA,
-        Listing("", _explained_facts(now), [row], lambda r: r.drone.id),
-        {"history": Listing(HISTORY_SCHEMA, history_columns(now), life_steps(history), lambda s: s[0].drone_id)},
-        {"history": "Life"},
-    )
-
-
-def _explained_drone(drone: Drone, newest: Transition | None, views: Views | None) -> ExplainedDrone:
-    from provisioner.planner.lifecycle import STATE_RULES
-
-    stage = STATE_RULES.get(drone.state)
-    if stage is None:
-        return ExplainedDrone(drone, newest, "", None, "")
-    limit_s, by = _limit_s(drone, stage.limit, views)
-    then = f"{_ACTION_WORDS[stage.then.value]}; it would end as {(drone.leaving or stage.ends_as).value}"
-    return ExplainedDrone(drone, newest, stage.limit, limit_s, then if limit_s else "", by)
-
-
-_ACTION_WORDS = {
-    "forget": "the record of it ends",
-    "stop": "the site is asked to end it",
-    "drain": "the pool is asked to let it go",
-    "insist": "the site is asked again, at last without notice",
-}
-
-
-def _limit_s(drone: Drone, limit: str, views: Views | None) -> tuple[float | None, str]:
-    """Return the limit in force at the newest tick (None for none), and where it comes from if that is no setting."""
-    if views is None:
-        return None, ""
-    match limit:
-        case "walltime_s":
-            return next((t.walltime_s or None for t in views.types if t.key == drone.type), None), ""
-        case "idle_timeout_s":
-            from provisioner.planner.retirement import idle_limit
-
-            limit_s, by = idle_limit(drone, views.policy, views.estimates)
-            return limit_s, formatting.IDLE_LIMIT_WORDS.get(by, "")
-        case _:
-            policy = views.policy.sites.get(drone.site, SitePolicy(drone.site))
-            return float(getattr(policy, limit)), ""
-
-
-def _explained_facts(now: float) -> tuple[Column, ...]:
-    place_doc = "The site's name of its place there; empty: unknown."
-    return (
-        text("id", "Our id.", "drone.id", head="drone"),
-        text("type", "Drone type, as site/name.", "drone.type", head="type"),
-        text("state", "State.", "drone.state", head="state"),
-        text("meaning", "What the state means.", lambda e: formatting.STATE_WORDS[e.drone.state], head="means"),
-        text(
-            "text",
-            "Why it is in its state, in words.",
-            lambda e: formatting.describe(e.newest.reason) if e.newest else "",
-            head="because",
-        ),
-        data("reason", "Why, as data.", "newest.reason", convert=reason_data, null=True),
-        age_s("for_s", "Time in this state, seconds.", "drone.since", now, head="for"),
-        text("limit", "Setting that limits the state; empty: it has ended."),
-        number("limit_s", "Its value, seconds; null: no limit.", null=True, head="may last", show=_limit_words),
-        text("limit_by", "Where the limit of an idle drone comes from, in words; empty: the setting.", "by"),
-        text("then", "What happens after that.", head="and then"),
-        text("for_class", "Job class that it was started for.", "drone.for_class", head="started for class"),
-        text("note", "What else is worth knowing.", lambda e: drone_note(e.drone, now), head="note"),
-        text("remote_id", "The site's id.", "drone.remote_id", head="id at the site"),
-        text("node", "Node that it runs on; empty: unknown.", "drone.node", head="node"),
-        text("site_slot", place_doc, "drone.site_slot", head="slot at the site"),
-        text("slot", "The pool's name of its slot.", "drone.slot", head="slot in the pool"),
-    )
-
-
-def _limit_words(row: ExplainedDrone) -> str:
-    if not row.limit:
-        return "-"
-    if not row.limit_s:
-        return f"no limit known ({row.limit})"
-    return f"{formatting.seconds(row.limit_s)} ({row.by or row.limit})"
-
-
-explain_app = typer.Typer(cls=VerbGroup, add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+explain_app = typer.Typer(cls=opt.VerbGroup, add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
 
 @explain_app.callback()
@@ -342,9 +190,9 @@ def explain() -> None:
 
 
 @explain_app.command("job")
-@shared
+@opt.shared
 def explain_job(
-    where: Where, show: Show, job_id: Annotated[str, typer.Argument(metavar="ID", help="Id of a job, as 204.17.")]
+    where: opt.Where, show: opt.Show, job_id: Annotated[str, opt.argument("ID", "Id of a job, as 204.17.")]
 ) -> None:
     """Explain why a job waits, or where it is.
 
@@ -357,18 +205,16 @@ def explain_job(
       provisioner explain job schedd.example.org#204.17
       provisioner explain job 17 -o json
     """
-    reader = open_record(where)
-    present(show, lambda: _job_document(reader, job_id))
+    reader = opt.open_record(where)
+    out.present(show, lambda: _job_document(reader, job_id))
 
 
 @explain_app.command("class")
-@shared
+@opt.shared
 def explain_class(
-    where: Where,
-    show: Show,
-    class_id: Annotated[
-        str, typer.Argument(metavar="ID", help="Id, as `demand` shows it.", autocompletion=complete_classes)
-    ],
+    where: opt.Where,
+    show: opt.Show,
+    class_id: Annotated[str, opt.argument("ID", "Id, as `demand` shows it.", autocompletion=opt.complete_classes)],
 ) -> None:
     """Explain why the jobs of a class wait.
 
@@ -380,20 +226,20 @@ def explain_class(
       provisioner explain class 12 -o wide
       provisioner explain class 12 -o json | jq '.types[] | select(.fits)'
     """
-    reader = open_record(where)
-    present(show, lambda: _class_document(reader, class_id))
+    reader = opt.open_record(where)
+    out.present(show, lambda: _class_document(reader, class_id))
 
 
 @explain_app.command("drone")
-@shared
+@opt.shared
 def explain_drone(
-    where: Where,
-    show: Show,
-    any_id: Annotated[str, typer.Argument(metavar="ID", help="Any id of a drone.", autocompletion=complete_drones)],
+    where: opt.Where,
+    show: opt.Show,
+    any_id: Annotated[str, opt.argument("ID", "Any id of a drone.", autocompletion=opt.complete_drones)],
 ) -> None:
-    """Explain why a drone is as it is.
+    """Explain why a drone is as it is, as `drones show` does.
 
-    Why it is in its state, how long that may last, and what happens then.
+    Every step with its reason, how long its state may last, and what happens then.
 
     \b
     Examples:
@@ -401,53 +247,49 @@ def explain_drone(
       provisioner explain drone 8812.0
       provisioner explain drone 17 -o json
     """
-    reader = open_record(where)
-    present(show, lambda: explained_drone_document(reader, find_drone(reader, any_id), time.time()))
+    reader = opt.open_record(where)
+    out.present(show, lambda: drone_document(reader, opt.find_drone(reader, any_id)))
 
 
 # -------------------------------------------------------------------------------------------------------------- finding
 
 
-def _job_document(reader: Reader, text: str) -> Document:
+def _job_document(reader: Reader, text: str) -> out.Document:
     views, classes = _views_and_classes(reader)
     job, shown = parse_job_id(text), formatting.sanitize(text, 80)
     if job is None:
-        raise VerbError(f"{shown!r} is not a job id: write it as 204.17, 17 or schedd#204.17")
+        raise opt.VerbError(f"{shown!r} is not a job id: write it as 204.17, 17 or schedd#204.17")
     found = [c for c in classes if holds_job(c.job_ids, job)]
     if len(found) > 1:
-        raise VerbError(
-            f"job {shown} may be in {len(found)} classes: {named([c.id for c in found])}",
+        raise opt.VerbError(
+            f"job {shown} may be in {len(found)} classes: {opt.named([c.id for c in found])}",
             "say the whole id (schedd#cluster.process), or explain the class",
         )
     if found:
         return class_document(reader, views, found[0], f"job {shown}", time.time())
     known = known_job(reader, views, classes, text.strip(), time.time())
     if known is None:
-        raise VerbError(*_unknown_job(text, views, classes))
+        raise opt.VerbError(*_unknown_job(shown, views, classes))
     return job_document(known)
 
 
-def _unknown_job(text: str, views: Views, classes: list[JobClass]) -> list[str]:
+def _unknown_job(shown: str, views: Views, classes: list[JobClass]) -> list[str]:
     """Return lines: why the job may be unknown, and which jobs are known."""
     assert views.overlay.view is not None
     when = formatting.ago(views.overlay.view.taken_at, time.time())
     lines = [
-        f"job {formatting.sanitize(text, 80)} is unknown: at the newest look, {when} ago, it was neither idle, running "
-        "nor held, and it was not done in the last 7 days. It may be too new, removed, or in a queue that is not "
-        "looked at"
+        f"job {shown} is unknown: at the newest look, {when} ago, it was neither idle, running nor held, and "
+        "it was not done in the last 7 days. It may be too new, removed, or in a queue that is not looked at"
     ]
-    if not any(not kind.gpu_milli for kind in views.types):
+    if all(kind.gpu_milli for kind in views.types):
         lines.append("jobs that ask for no GPU are not looked at: no drone type without GPUs is configured")
     cut = [c.id for c in classes if "..." in c.job_ids or "\u2026" in c.job_ids]
     if cut:
-        lines.append(f"the lists of ids are shortened for classes {named(cut)}: it may be in one of them")
-    known = [f"{c.id} ({formatting.sanitize(c.job_ids, 40)})" for c in classes if c.job_ids]
-    if known:
-        lines.append(f"classes with idle jobs: {named(known)}")
+        lines.append(f"the lists of ids are shortened for classes {opt.named(cut)}: it may be in one of them")
     return lines
 
 
-def _class_document(reader: Reader, class_id: str) -> Document:
+def _class_document(reader: Reader, class_id: str) -> out.Document:
     from provisioner.planner.demand import headroom_classes
 
     views, classes = _views_and_classes(reader)
@@ -457,15 +299,15 @@ def _class_document(reader: Reader, class_id: str) -> Document:
             return class_document(reader, views, job, f"class {formatting.sanitize(job.id, 80)}", time.time())
     ids = [c.id for c in classes]
     near = get_close_matches(class_id[:200], ids, n=3, cutoff=0.4) or ids[:3]
-    nearest = f"nearest: {named(near)}" if near else "there is none at all"
-    raise VerbError(f"no job class {formatting.sanitize(class_id, 80)} in the newest look; {nearest}")
+    nearest = f"nearest: {opt.named(near)}" if near else "there is none at all"
+    raise opt.VerbError(f"no job class {formatting.sanitize(class_id, 80)} in the newest look; {nearest}")
 
 
 def _views_and_classes(reader: Reader) -> tuple[Views, list[JobClass]]:
     views = reader.views()
     if views is None:
-        raise VerbError("no tick is on record yet: `provisioner run` makes the first")
+        raise opt.VerbError("no tick is on record yet: `provisioner run` makes the first")
     if views.overlay.view is None:
         fault = formatting.sanitize(views.overlay.fault.message, 200) if views.overlay.fault else "no reason on record"
-        raise VerbError(f"the overlay was never seen: {fault}")
+        raise opt.VerbError(f"the overlay was never seen: {fault}")
     return views, list(views.overlay.view.classes)

@@ -8,14 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from provisioner import formatting
-from provisioner.cli.options import Exit, Pick, Show, VerbError, shared
-from provisioner.cli.output import Column, Listing, note, picked, present, text, whole, words
+from provisioner.cli import options as opt
+from provisioner.cli import output as out
 from provisioner.config.strict_yaml import YamlDocument, text_of
 from provisioner.loader import site_adapters
 from provisioner.migrate import ImportOutcome, ImportSource, convert
+from provisioner.migrate.report import ImportFinding
 
 IMPORT_SCHEMA = "provisioner.import/1"
 
@@ -28,25 +27,18 @@ _TINTS = {
 """Colours of the outcomes, in the order of the list."""
 
 
-@shared
+_TARDIS_HELP = "Configuration of TARDIS, or of COBalD with a `tardis` section."
+_TO_HELP = "Where provisioner.yaml and site_configs/ are written."
+
+
+@opt.shared
 def import_tardis(
-    show: Show,
-    pick: Pick,
-    tardis: Annotated[
-        Path,
-        typer.Argument(
-            metavar="TARDIS_YML",
-            help="Configuration of TARDIS, or of COBalD with a `tardis` section.",
-            show_default=False,
-        ),
-    ],
-    cobald: Annotated[
-        Path | None, typer.Option("--cobald", metavar="COBALD_YML", help="COBalD's configuration, with the pipeline.")
-    ] = None,
-    to: Annotated[
-        Path, typer.Option("--to", metavar="DIRECTORY", help="Where provisioner.yaml and site_configs/ are written.")
-    ] = Path("."),
-    force: Annotated[bool, typer.Option("--force", help="Write over files that are there.")] = False,
+    show: opt.Show,
+    pick: opt.Pick,
+    tardis: Annotated[Path, opt.argument("TARDIS_YML", _TARDIS_HELP)],
+    cobald: Annotated[Path | None, opt.option("COBALD_YML", "COBalD's configuration, with the pipeline.")] = None,
+    to: Annotated[Path, opt.option("DIRECTORY", _TO_HELP)] = Path("."),
+    force: Annotated[bool, opt.switch("Write over files that are there.", "--force")] = False,
 ) -> None:
     """Turn a COBalD/TARDIS configuration into ours.
 
@@ -67,45 +59,34 @@ def import_tardis(
         raise _refusal([source.document for source in sources])
     _write_files(to, made.files, force)
     rows = sorted(made.findings, key=lambda finding: list(_TINTS).index(finding.verdict))
-    listing = Listing(IMPORT_SCHEMA, finding_columns(), rows, lambda finding: finding.key)
-    present(replace(show, watch=False), lambda: picked(listing, pick))
-    note(f"written to {to}: {', '.join(made.files)}")
+    listing = out.Listing(IMPORT_SCHEMA, finding_columns(), rows, lambda finding: finding.key)
+    out.present(replace(show, watch=False), lambda: out.picked(listing, pick))
+    out.note(f"written to {to}: {', '.join(made.files)}")
     counts = ", ".join(f"{made.count(outcome)} {outcome.value}" for outcome in ImportOutcome if made.count(outcome))
     if made.count(ImportOutcome.NEEDED):
-        raise VerbError(f"{counts}; fill in each <...>, then: provisioner check", code=Exit.UNMET)
-    note(counts)
+        raise opt.VerbError(f"{counts}; fill in each <...>, then: provisioner check", code=opt.Exit.UNMET)
+    out.note(counts)
 
 
-def finding_columns() -> tuple[Column, ...]:
+def finding_columns() -> tuple[out.Column, ...]:
     """Return the columns of findings."""
+
+    def where(finding: ImportFinding) -> str:
+        return f"{os.path.basename(finding.file)}:{finding.line}"
+
+    def how(finding: ImportFinding) -> str:
+        return f"{finding.ours}: {finding.text}" if finding.ours else finding.text
+
     outcomes = tuple(outcome.value for outcome in ImportOutcome)
+    how_doc = "What happened to it, and what to do."
+    became = out.text("verdict", "What became of it.", "verdict.value", head="BECAME", choices=outcomes, tint=_TINTS)
     return (
-        text(
-            "file",
-            "File of the old configuration.",
-            head="WHERE",
-            least=16,
-            tail=True,
-            show=lambda f: f"{os.path.basename(f.file)}:{f.line}",
-        ),
-        whole("line", "Line, from 1."),
-        text(
-            "verdict",
-            "What became of it.",
-            "verdict.value",
-            head="BECAME",
-            choices=outcomes,
-            tint=_TINTS,
-        ),
-        text("key", "Its key there, dotted.", level=0, least=20, tail=True),
-        text("ours", "File and key here; empty for none.", level=1),
-        words(
-            "text",
-            "What happened to it, and what to do.",
-            head="HOW, AND WHAT TO DO",
-            least=30,
-            show=lambda f: f"{f.ours}: {f.text}" if f.ours else f.text,
-        ),
+        out.ident("file", "File of the old configuration.", head="WHERE", least=16, show=where),
+        out.whole("line", "Line, from 1."),
+        became,
+        out.ident("key", "Its key there, dotted.", least=20),
+        out.text("ours", "File and key here; empty for none.", level=1),
+        out.words("text", how_doc, head="HOW, AND WHAT TO DO", least=30, show=how),
     )
 
 
@@ -117,12 +98,12 @@ def _source(path: Path) -> ImportSource:
     return ImportSource(document, content)
 
 
-def _refusal(documents: list[YamlDocument]) -> VerbError:
+def _refusal(documents: list[YamlDocument]) -> opt.VerbError:
     problems = [problem for document in documents for problem in document.problems]
-    return VerbError(
+    return opt.VerbError(
         *(formatting.sanitize(str(p)) for p in problems),
         f"{formatting.count(len(problems), 'problem')}: nothing is written",
-        code=Exit.UNMET,
+        code=opt.Exit.UNMET,
     )
 
 
@@ -143,7 +124,7 @@ def _write_files(to: Path, files: Mapping[str, str], force: bool) -> None:
     """Write all files, or none if one exists."""
     there = [to / name for name in files if os.path.lexists(to / name)]
     if there and not force:
-        raise VerbError(
+        raise opt.VerbError(
             *(f"{path} exists already" for path in there),
             "nothing is written: name another directory with --to, or write over it with --force",
         )

@@ -4,30 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Protocol, TypeVar, cast
+from collections.abc import Coroutine, Sequence
+from typing import Annotated, Any, NamedTuple, Protocol, TypeVar, cast
 
 import typer
 
 from provisioner import formatting
-from provisioner.cli.options import Exit, Pick, Show, VerbError, Where, config_path, open_record, parse_age, shared
-from provisioner.cli.output import (
-    Column,
-    Listing,
-    age_s,
-    amount,
-    items,
-    note,
-    picked,
-    present,
-    reason_data,
-    span_s,
-    text,
-    time_at,
-    whole,
-    words,
-)
+from provisioner.cli import options as opt
+from provisioner.cli import output as out
+from provisioner.formatting import Category
 from provisioner.model import Drone, DroneType, JobClass, Plan
 from provisioner.reasons import HeadroomShort, JobsWaiting, NothingFits, Reason
 from provisioner.store import Views
@@ -36,8 +21,7 @@ from provisioner.store.reader import Reader
 DEMAND_SCHEMA = "provisioner.demand/1"
 
 
-@dataclass(frozen=True, slots=True)
-class ClassRow:
+class ClassRow(NamedTuple):
     """Job class with the reasons of the newest plan."""
 
     job: JobClass
@@ -72,30 +56,28 @@ def class_row(job: JobClass, types: Sequence[DroneType], reasons: Sequence[Reaso
 
 
 _CATEGORIES_BY_WEIGHT = (
-    formatting.Category.CONFIGURATION,
-    formatting.Category.NOTHING_FITS,
-    formatting.Category.LIMIT,
-    formatting.Category.BACK_OFF,
-    formatting.Category.START,
-    formatting.Category.WAITING_SITE,
-    formatting.Category.WAITING_NEGOTIATION,
-    formatting.Category.LEAVE,
-    formatting.Category.STEP,
+    Category.CONFIGURATION,
+    Category.NOTHING_FITS,
+    Category.LIMIT,
+    Category.BACK_OFF,
+    Category.START,
+    Category.WAITING_SITE,
+    Category.WAITING_NEGOTIATION,
+    Category.LEAVE,
+    Category.STEP,
 )
 """Order of the categories: first those that need a person, then those that only take time."""
 
 
 def reasons_by_class(plan: Plan | None) -> dict[str, tuple[Reason, ...]]:
     """Return the reasons of a plan by class: refusals by weight, then starts, one per drone type."""
-    if plan is None:
-        return {}
     found: dict[str, list[Reason]] = {}
-    for refusal in plan.refusals:
+    for refusal in plan.refusals if plan else ():
         kind, _, name = refusal.subject.partition(":")
         if kind == "class":
             found.setdefault(name, []).append(refusal.reason)
     starts: dict[tuple[str, str], Reason] = {}
-    for start in plan.starts:
+    for start in plan.starts if plan else ():
         if isinstance(start.reason, JobsWaiting | HeadroomShort):
             starts.setdefault((start.drone.for_class, start.drone.type), start.reason)
     for (name, _), reason in starts.items():
@@ -114,19 +96,17 @@ def reasons_for_all(plan: Plan | None) -> tuple[Reason, ...]:
 
 def why_waiting(row: ClassRow) -> str:
     """Return why the class waits, in one line."""
-    job = row.job
     if row.reasons:
         more = f" (+{len(row.reasons) - 1})" if len(row.reasons) > 1 else ""
         return formatting.describe(row.reasons[0]) + more
-    if job.invalid:
-        return formatting.sanitize(job.invalid, formatting.SHORT_TEXT)
-    if not job.waiting and not job.fresh:
-        return "nothing waits"
-    return "no plan on record speaks of it yet"
+    if row.job.invalid:
+        return formatting.sanitize(row.job.invalid, formatting.SHORT_TEXT)
+    return "no plan on record speaks of it yet" if row.job.waiting or row.job.fresh else "nothing waits"
 
 
-def _needs(job: JobClass) -> str:
+def _needs(row: ClassRow) -> str:
     """Return the requirements of one job in a few words."""
+    job = row.job
     parts = [f"{formatting.gpus(job.gpu_milli)} GPU"] if job.gpu_milli else ["no GPU"]
     if job.vram_mib:
         parts.append(f"VRAM {formatting.size(job.vram_mib)}")
@@ -137,58 +117,52 @@ def _needs(job: JobClass) -> str:
     return ", ".join([*parts, f"{job.cpus} CPU", formatting.size(job.memory_mib)])
 
 
-def class_columns(now: float) -> tuple[Column, ...]:
+def class_columns(now: float) -> tuple[out.Column, ...]:
     """Return the columns of job classes at ``now``."""
+
+    def reasons(row: ClassRow) -> list[Any]:
+        return list(map(out.reason_data, row.reasons))
+
+    waiting_doc = "Idle jobs that a negotiation cycle has left idle."
+    oldest_doc = "Age of the oldest idle job, seconds; null: none waits."
     nearest_doc = "Cheapest drone type that fits, or the one that nearly does; may be empty."
-    capability_doc = "Least CUDA compute capability times 10; 0: any."
+    driver_doc = "Least CUDA version times 1000 (12040 is 12.4); 0: any."
     walltime_doc = "What the job says that it needs, seconds; null: it does not say."
+    fresh_doc, fresh = "Idle jobs that no negotiation cycle has seen.", "not yet negotiated"
     return (
-        text("id", "Id of the class.", "job.id", head="CLASS", least=8, tail=True, fact="class"),
-        text("owner", "User or accounting group.", "job.owner", level=0, least=8, fact="owner"),
-        whole("waiting", "Idle jobs that a negotiation cycle has left idle.", "job.waiting", level=0, fact="waiting"),
-        whole(
-            "fresh",
-            "Idle jobs that no negotiation cycle has seen.",
-            "job.fresh",
-            level=1,
-            fact="not yet negotiated",
-        ),
-        whole("running", "Running jobs.", "job.running", level=0, fact="running"),
-        whole("held", "Held jobs.", "job.held", level=1, fact="held"),
-        whole("drones", "Live drones that were started for it.", level=0, fact="drones started for it"),
-        age_s(
-            "oldest_s", "Age of the oldest idle job, seconds; null: none waits.", "job.oldest_at", now, head="OLDEST"
-        ),
-        words("needs", "What one job asks for, in words.", lambda c: _needs(c.job), least=12, fact="needs"),
-        words("why", "Why it waits, in words.", why_waiting, least=28),
-        text("nearest", nearest_doc, level=1, least=10, tail=True),
-        items("fits", "Drone types that fit, cheapest first."),
-        items(
-            "reasons",
-            "What the newest plan says of it, as data, weightiest first.",
-            lambda c: list(map(reason_data, c.reasons)),
-        ),
-        whole("gpu_milli", "Thousandths of a GPU per job.", "job.gpu_milli"),
-        whole("cpus", "CPUs per job.", "job.cpus"),
-        whole("memory_mib", "Memory per job, MiB.", "job.memory_mib", unit=amount),
-        whole("disk_mib", "Disk per job, MiB.", "job.disk_mib", unit=amount),
-        whole("vram_mib", "Least VRAM per GPU, MiB; 0: any.", "job.vram_mib", unit=amount),
-        whole("capability", capability_doc, "job.capability", unit=formatting.capability),
-        whole("driver", "Least CUDA version times 1000 (12040 is 12.4); 0: any.", "job.driver", unit=formatting.driver),
-        text("arch", "CPU architecture; empty: any.", "job.arch"),
-        span_s("walltime_s", walltime_doc, lambda c: c.job.walltime_s or None),
-        whole("priority", "Priority.", "job.priority"),
-        time_at("oldest_at", "When the oldest idle job was submitted.", "job.oldest_at"),
-        text("job_ids", "Ids of the idle jobs as ranges.", "job.job_ids", level=1, least=12, fact="jobs"),
+        out.ident("id", "Id of the class.", "job.id", head="CLASS", fact="class"),
+        out.text("owner", "User or accounting group.", "job.owner", level=0, least=8, fact="owner"),
+        out.whole("waiting", waiting_doc, "job.waiting", level=0, fact="waiting"),
+        out.whole("fresh", fresh_doc, "job.fresh", level=1, fact=fresh),
+        out.whole("running", "Running jobs.", "job.running", level=0, fact="running"),
+        out.whole("held", "Held jobs.", "job.held", level=1, fact="held"),
+        out.whole("drones", "Live drones that were started for it.", level=0, fact="drones started for it"),
+        out.age_s("oldest_s", oldest_doc, "job.oldest_at", now, head="OLDEST"),
+        out.words("needs", "What one job asks for, in words.", _needs, least=12, fact="needs"),
+        out.words("why", "Why it waits, in words.", why_waiting, least=28),
+        out.ident("nearest", nearest_doc, level=1, least=10),
+        out.items("fits", "Drone types that fit, cheapest first."),
+        out.items("reasons", "What the newest plan says of it, as data, weightiest first.", reasons),
+        out.whole("gpu_milli", "Thousandths of a GPU per job.", "job.gpu_milli"),
+        out.whole("cpus", "CPUs per job.", "job.cpus"),
+        out.mib("memory_mib", "Memory per job, MiB.", "job.memory_mib"),
+        out.mib("disk_mib", "Disk per job, MiB.", "job.disk_mib"),
+        out.mib("vram_mib", "Least VRAM per GPU, MiB; 0: any.", "job.vram_mib"),
+        out.whole("capability", "Least CUDA compute capability times 10; 0: any.", "job.capability"),
+        out.whole("driver", driver_doc, "job.driver"),
+        out.text("arch", "CPU architecture; empty: any.", "job.arch"),
+        out.span_s("walltime_s", walltime_doc, lambda c: c.job.walltime_s or None),
+        out.whole("priority", "Priority.", "job.priority"),
+        out.text("job_ids", "Ids of the idle jobs as ranges.", "job.job_ids", level=1, least=12, fact="jobs"),
     )
 
 
-@shared
+@opt.shared
 def demand(
-    where: Where,
-    show: Show,
-    pick: Pick,
-    waiting: Annotated[bool, typer.Option("--waiting", help="Only classes with jobs that wait.")] = False,
+    where: opt.Where,
+    show: opt.Show,
+    pick: opt.Pick,
+    waiting: Annotated[bool, opt.switch("Only classes with jobs that wait.", "--waiting")] = False,
 ) -> None:
     """List what waits, and why.
 
@@ -201,19 +175,18 @@ def demand(
       provisioner demand --waiting -o wide
       provisioner demand -o json | jq '.items[] | {id, waiting, why}'
     """
-    reader = open_record(where)
-    present(show, lambda: picked(class_listing(reader, time.time(), waiting=waiting), pick))
+    reader = opt.open_record(where)
+    out.present(show, lambda: out.picked(class_listing(reader, time.time(), waiting=waiting), pick))
 
 
-def class_listing(reader: Reader, now: float, *, waiting: bool = False) -> Listing:
+def class_listing(reader: Reader, now: float, *, waiting: bool = False) -> out.Listing:
     """Return the answer of ``provisioner demand``."""
     views = reader.views()
     rows = class_rows(views, newest_plan(reader), reader.drones())
     if waiting:
         rows = [r for r in rows if r.job.waiting or r.job.fresh]
-    return Listing(
-        DEMAND_SCHEMA, class_columns(now), rows, lambda c: c.job.id, _demand_scope(views, rows, now, waiting)
-    )
+    scope = _demand_scope(views, rows, now, waiting)
+    return out.Listing(DEMAND_SCHEMA, class_columns(now), rows, lambda c: c.job.id, scope)
 
 
 def _demand_scope(views: Views | None, rows: Sequence[ClassRow], now: float, waiting: bool) -> str:
@@ -242,62 +215,26 @@ QUEUE_TIMEOUT_S = 30.0
 QUEUE_STATES = ("idle", "running", "done", "failed", "held")
 
 
-class QueuedJobView(Protocol):
-    """Job in the queue; times are seconds since the epoch, 0 for not yet."""
-
-    id: int
-    owner: str
-    priority: int
-    gpu_milli: int
-    cpus: int
-    memory_mib: int
-    vram_mib: int
-    argv: tuple[str, ...]
-    submitted_at: float
-    state: str
-    attempts: int
-    drone_id: str
-    started_at: float
-    ended_at: float
-    exit_code: int | None
-    message: str
-
-
 class OverlayJobQueue(Protocol):
-    """Interface of an overlay that keeps its own queue."""
+    """Interface of an overlay that keeps its own queue; a job has the attributes of :func:`queue_columns`."""
 
-    async def submit(
-        self,
-        argv: Sequence[str],
-        *,
-        count: int,
-        gpus: str,
-        cpus: int,
-        memory_mib: int,
-        disk_mib: int,
-        vram_mib: int,
-        capability: int,
-        gpu_model: str,
-        walltime_s: float,
-        env: Mapping[str, str],
-        priority: int,
-    ) -> Sequence[int]: ...
+    async def submit(self, argv: Sequence[str], *, count: int, **request: Any) -> Sequence[int]: ...
 
-    async def jobs(self, *, ids: Sequence[int] = (), limit: int = 1000) -> Sequence[QueuedJobView]: ...
+    async def jobs(self, *, ids: Sequence[int] = (), limit: int = 1000) -> Sequence[Any]: ...
 
 
-def open_queue(where: Where) -> OverlayJobQueue:
+def open_queue(where: opt.Where) -> OverlayJobQueue:
     """Return the queue of the configured overlay. Raises :class:`VerbError` for an overlay that has none."""
     from provisioner.config import load
     from provisioner.loader import AdapterBrokenError, AdapterUnknownError, overlay_adapter
 
-    settings = load(config_path(where))
+    settings = load(opt.config_path(where))
     try:
         overlay = overlay_adapter(settings.overlay.adapter)(settings.overlay.options, settings.controller)
     except (AdapterUnknownError, AdapterBrokenError) as error:
-        raise VerbError(str(error)) from error
+        raise opt.VerbError(str(error)) from error
     if not (callable(getattr(overlay, "submit", None)) and callable(getattr(overlay, "jobs", None))):
-        raise VerbError(
+        raise opt.VerbError(
             f"overlay {settings.overlay.adapter} keeps its jobs itself: submit and list them with its own commands",
             "this verb is for the embedded overlay",
         )
@@ -316,46 +253,47 @@ def answer_of(work: Coroutine[Any, Any, T]) -> T:
     try:
         return asyncio.run(in_time())
     except TimeoutError:
-        raise VerbError(f"the queue gave no answer within {QUEUE_TIMEOUT_S:g} s", code=Exit.TIMED_OUT) from None
+        late = f"the queue gave no answer within {QUEUE_TIMEOUT_S:g} s"
+        raise opt.VerbError(late, code=opt.Exit.TIMED_OUT) from None
     except sqlite3.Error as error:
-        raise VerbError(f"the queue cannot be used: {error}") from error
+        raise opt.VerbError(f"the queue cannot be used: {error}") from error
 
 
-def queue_columns(now: float) -> tuple[Column, ...]:
+def queue_columns(now: float) -> tuple[out.Column, ...]:
     """Return the columns of jobs in the queue."""
     tints = {"running": "green", "failed": "red", "held": "yellow"}
     return (
-        whole("id", "Id of the job.", level=0),
-        text("state", "State.", level=0, choices=QUEUE_STATES, tint=tints),
-        text("owner", "Who submitted it.", level=0, least=8),
-        whole("gpu_milli", "Thousandths of a GPU.", head="GPUS", unit=formatting.gpus),
-        whole("cpus", "CPUs.", level=1),
-        whole("memory_mib", "Memory, MiB.", level=1, head="MEMORY", unit=formatting.size),
-        whole("vram_mib", "Least VRAM per GPU, MiB; 0: any."),
-        age_s("age_s", "Since it was submitted, seconds.", "submitted_at", now, head="AGE"),
-        text("drone", "The drone that runs or ran it.", "drone_id", level=0, least=12, tail=True),
-        whole("attempts", "How often it was started.", level=1),
-        whole("exit_code", "Its exit code; null: it has not ended.", null=True, head="EXIT"),
-        text("command", "The command.", lambda j: " ".join(j.argv), level=0, least=14),
-        text("message", "What went wrong.", level=1, least=12),
-        items("argv", "The command, word by word."),
-        whole("priority", "Higher goes first."),
-        time_at("submitted_at", "When it was submitted."),
-        time_at("started_at", "When it was last started."),
-        time_at("ended_at", "When it ended."),
+        out.whole("id", "Id of the job.", level=0),
+        out.text("state", "State.", level=0, choices=QUEUE_STATES, tint=tints),
+        out.text("owner", "Who submitted it.", level=0, least=8),
+        out.gpus("gpu_milli", "Thousandths of a GPU.", head="GPUS"),
+        out.whole("cpus", "CPUs.", level=1),
+        out.mib("memory_mib", "Memory, MiB.", level=1, head="MEMORY"),
+        out.whole("vram_mib", "Least VRAM per GPU, MiB; 0: any."),
+        out.age_s("age_s", "Since it was submitted, seconds.", "submitted_at", now, head="AGE"),
+        out.ident("drone", "The drone that runs or ran it.", "drone_id", least=12),
+        out.whole("attempts", "How often it was started.", level=1),
+        out.whole("exit_code", "Its exit code; null: it has not ended.", null=True, head="EXIT"),
+        out.text("command", "The command.", lambda j: " ".join(j.argv), level=0, least=14),
+        out.text("message", "What went wrong.", level=1, least=12),
+        out.items("argv", "The command, word by word."),
+        out.whole("priority", "Higher goes first."),
+        out.time_at("submitted_at", "When it was submitted."),
+        out.time_at("started_at", "When it was last started."),
+        out.time_at("ended_at", "When it ended."),
     )
 
 
 MAX_JOBS = 1_000_000
 
 
-@shared
+@opt.shared
 def jobs(
-    where: Where,
-    show: Show,
-    pick: Pick,
-    ids: Annotated[list[int] | None, typer.Argument(metavar="ID", help="Only these.", show_default=False)] = None,
-    all_: Annotated[bool, typer.Option("--all", "-a", help="Those that have ended, too.")] = False,
+    where: opt.Where,
+    show: opt.Show,
+    pick: opt.Pick,
+    ids: Annotated[list[int] | None, opt.argument("ID", "Only these.")] = None,
+    all_: Annotated[bool, opt.switch("Those that have ended, too.", "--all", "-a")] = False,
 ) -> None:
     """List the jobs of the embedded queue.
 
@@ -368,10 +306,10 @@ def jobs(
       provisioner jobs 17 18 -o json
     """
     queue = open_queue(where)
-    present(show, lambda: picked(job_listing(queue, ids or (), all_ or bool(ids), time.time()), pick))
+    out.present(show, lambda: out.picked(job_listing(queue, ids or (), all_ or bool(ids), time.time()), pick))
 
 
-def job_listing(queue: OverlayJobQueue, ids: list[int] | tuple[()], all_: bool, now: float) -> Listing:
+def job_listing(queue: OverlayJobQueue, ids: Sequence[int], all_: bool, now: float) -> out.Listing:
     """Return the answer of ``provisioner jobs``."""
     found = list(answer_of(queue.jobs(ids=ids, limit=MAX_JOBS)))
     if not all_:
@@ -379,30 +317,28 @@ def job_listing(queue: OverlayJobQueue, ids: list[int] | tuple[()], all_: bool, 
     counts = Counter(j.state for j in found)
     states = ", ".join(f"{n} {state}" for state, n in counts.most_common()) or "none"
     scope = f"{formatting.count(len(found), 'job')}: {states}{'' if all_ else '; --all for ended ones'}"
-    return Listing(JOBS_SCHEMA, queue_columns(now), found, lambda j: str(j.id), scope)
+    return out.Listing(JOBS_SCHEMA, queue_columns(now), found, lambda j: str(j.id), scope)
 
 
 submit_app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @submit_app.command(context_settings={"allow_interspersed_args": False})
-@shared
+@opt.shared
 def submit(
-    where: Where,
+    where: opt.Where,
     command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="What to run, without a shell.")],
-    count: Annotated[int, typer.Option("--count", "-n", metavar="N", min=1, help="How many equal jobs.")] = 1,
-    gpus: Annotated[str, typer.Option("--gpus", metavar="N", help="1, 2, or a share such as 0.5; 0 for none.")] = "1",
-    cpus: Annotated[int, typer.Option("--cpus", metavar="N", min=1, help="CPUs.")] = 1,
-    memory: Annotated[str, typer.Option("--memory", metavar="SIZE", help="Memory.")] = "1 GiB",
-    disk: Annotated[str, typer.Option("--disk", metavar="SIZE", help="Disk.")] = "0 MiB",
-    vram: Annotated[str, typer.Option("--vram", metavar="SIZE", help="Least VRAM per GPU.")] = "0 MiB",
-    capability: Annotated[
-        float, typer.Option("--capability", metavar="X", min=0, help="Least compute capability, as 8.0.")
-    ] = 0.0,
-    gpu_model: Annotated[str, typer.Option("--gpu-model", metavar="NAME", help="Only on this model.")] = "",
-    walltime: Annotated[str, typer.Option("--walltime", metavar="AGE", help="Longest run time, as 2h30m.")] = "0s",
-    env: Annotated[list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="Repeatable.")] = None,
-    priority: Annotated[int, typer.Option("--priority", metavar="N", help="Higher goes first.")] = 0,
+    count: Annotated[int, opt.option("N", "How many equal jobs.", "--count", "-n", min=1)] = 1,
+    gpus: Annotated[str, opt.option("N", "1, 2, or a share such as 0.5; 0 for none.")] = "1",
+    cpus: Annotated[int, opt.option("N", "CPUs.", min=1)] = 1,
+    memory: Annotated[str, opt.option("SIZE", "Memory.")] = "1 GiB",
+    disk: Annotated[str, opt.option("SIZE", "Disk.")] = "0 MiB",
+    vram: Annotated[str, opt.option("SIZE", "Least VRAM per GPU.")] = "0 MiB",
+    capability: Annotated[float, opt.option("X", "Least compute capability, as 8.0.", min=0)] = 0.0,
+    gpu_model: Annotated[str, opt.option("NAME", "Only on this model.")] = "",
+    walltime: Annotated[str, opt.option("AGE", "Longest run time, as 2h30m.")] = "0s",
+    env: Annotated[list[str] | None, opt.option("NAME=VALUE", "Repeatable.")] = None,
+    priority: Annotated[int, opt.option("N", "Higher goes first.")] = 0,
 ) -> None:
     """Submit jobs to the embedded queue.
 
@@ -415,27 +351,24 @@ def submit(
       provisioner submit --vram "40 GiB" --capability 8.0 --walltime 2h ./simulate.sh
     """
     queue = open_queue(where)
+    request = {
+        "gpus": gpus,
+        "cpus": cpus,
+        "memory_mib": _mib(memory),
+        "disk_mib": _mib(disk),
+        "vram_mib": _mib(vram),
+        "capability": round(capability * 10),
+        "gpu_model": gpu_model,
+        "walltime_s": opt.parse_age(walltime),
+        "env": _environment(env or []),
+        "priority": priority,
+    }
     try:
-        ids = answer_of(
-            queue.submit(
-                command,
-                count=count,
-                gpus=gpus,
-                cpus=cpus,
-                memory_mib=_mib(memory),
-                disk_mib=_mib(disk),
-                vram_mib=_mib(vram),
-                capability=round(capability * 10),
-                gpu_model=gpu_model,
-                walltime_s=parse_age(walltime),
-                env=_environment(env or []),
-                priority=priority,
-            )
-        )
+        ids = answer_of(queue.submit(command, count=count, **request))
     except ValueError as error:  # the queue says which request can never be met, and what to write instead
-        raise VerbError(str(error), code=Exit.USAGE) from error
+        raise opt.VerbError(str(error), code=opt.Exit.USAGE) from error
     print("\n".join(map(str, ids)))
-    note(f"{formatting.count(len(ids), 'job')} submitted; `provisioner jobs` lists them")
+    out.note(f"{formatting.count(len(ids), 'job')} submitted; `provisioner jobs` lists them")
 
 
 def _mib(text: str) -> int:
@@ -448,11 +381,11 @@ def _mib(text: str) -> int:
         return int(TypeAdapter(Size).validate_python(text))
     except ValidationError as error:
         what = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise VerbError(f"{formatting.sanitize(text, 40)!r}: {what}", code=Exit.USAGE) from None
+        raise opt.VerbError(f"{formatting.sanitize(text, 40)!r}: {what}", code=opt.Exit.USAGE) from None
 
 
 def _environment(pairs: list[str]) -> dict[str, str]:
     wrong = [p for p in pairs if "=" not in p]
     if wrong:
-        raise VerbError(f"--env {formatting.sanitize(wrong[0], 60)}: write NAME=VALUE", code=Exit.USAGE)
+        raise opt.VerbError(f"--env {formatting.sanitize(wrong[0], 60)}: write NAME=VALUE", code=opt.Exit.USAGE)
     return {name: value for name, _, value in (p.partition("=") for p in pairs)}

@@ -6,12 +6,12 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import IntEnum, StrEnum
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 from typer.core import TyperGroup
@@ -20,8 +20,6 @@ from provisioner.formatting import count, local_times, sanitize
 from provisioner.model import DroneId
 
 if TYPE_CHECKING:
-    import yaml
-
     from provisioner.store.reader import Reader
 
 
@@ -96,56 +94,45 @@ class Format(StrEnum):
         return self in (Format.TABLE, Format.WIDE)
 
 
-def _env_option(*names: str, env: str, help: str, metavar: str | None = None) -> Any:
-    return typer.Option(*names, envvar=env, show_envvar=False, metavar=metavar, help=help)
+def option(metavar: str, help: str, *flags: str, **more: Any) -> Any:
+    """Return an option with a value; its name is that of the parameter unless ``flags`` are given."""
+    return typer.Option(*flags, metavar=metavar, help=help, **more)
 
 
-ConfigPath = Annotated[
-    Path | None,
-    _env_option(
-        "--config",
-        "-c",
-        metavar="PATH",
-        env="PROVISIONER_CONFIG",
-        help="Configuration file [env: PROVISIONER_CONFIG; default: ./provisioner.yaml, "
-        "./site_configs/provisioner.yaml, /etc/provisioner/provisioner.yaml].",
-    ),
-]
-ConfigArgument = Annotated[
-    Path | None,
-    typer.Argument(metavar="PATH", help="Configuration file; default as --config.", show_default=False),
-]
+def switch(help: str, *flags: str) -> Any:
+    """Return an option without a value."""
+    return typer.Option(*flags, help=help)
+
+
+def argument(metavar: str, help: str, **more: Any) -> Any:
+    return typer.Argument(metavar=metavar, help=help, show_default=False, **more)
+
+
+def _env_option(metavar: str | None, help: str, *flags: str) -> Any:
+    env = f"PROVISIONER_{flags[0].removeprefix('--').upper()}"
+    return typer.Option(*flags, envvar=env, show_envvar=False, metavar=metavar, help=help)
+
+
+_CONFIG_HELP = (
+    "Configuration file [env: PROVISIONER_CONFIG; default: ./provisioner.yaml, ./site_configs/provisioner.yaml, "
+    "/etc/provisioner/provisioner.yaml]."
+)
 _STORE_HELP = "The record itself, without reading a configuration [env: PROVISIONER_STORE]."
-StorePath = Annotated[Path | None, _env_option("--store", metavar="PATH", env="PROVISIONER_STORE", help=_STORE_HELP)]
-_OUTPUT_HELP = "Form of the output [env: PROVISIONER_OUTPUT]."
-OutputFormat = Annotated[Format, _env_option("--output", "-o", env="PROVISIONER_OUTPUT", help=_OUTPUT_HELP)]
-Columns = Annotated[
-    str | None, typer.Option("--columns", metavar="A,B", help="Only these, in this order; names as in JSON.")
-]
-NoHeader = Annotated[bool, typer.Option("--no-header", help="No header line and no line of scope.")]
-NoColor = Annotated[bool, typer.Option("--no-color", help="No colour, as with NO_COLOR set.")]
-Watch = Annotated[bool, typer.Option("--watch", "-w", help="Show again and again; JSON as one object per line.")]
-Pause = Annotated[
-    float,
-    typer.Option("--interval", "-i", metavar="SECONDS", min=0.1, max=86400, help="Pause between two with --watch."),
-]
-Local = Annotated[bool, typer.Option("--local", help="Times in the local zone (TZ), not in UTC; tables only.")]
-Sort = Annotated[
-    str | None, typer.Option("--sort", metavar="A,-B", help="Order by these; a leading - turns one round.")
-]
-Limit = Annotated[int | None, typer.Option("--limit", "-n", metavar="N", min=0, help="No more rows than this.")]
-EventReason = Annotated[str, typer.Option("--reason", "-r", metavar="TEXT", help="Why; it is recorded as an event.")]
+ConfigPath = Annotated[Path | None, _env_option("PATH", _CONFIG_HELP, "--config", "-c")]
+ConfigArgument = Annotated[Path | None, argument("PATH", "Configuration file; default as --config.")]
+EventReason = Annotated[str, option("TEXT", "Why; it is recorded as an event.", "--reason", "-r")]
 
 
 def tick_option(help: str) -> Any:
     """Return the option of a recorded tick. SQLite holds no larger number."""
-    return typer.Option("--tick", metavar="N", min=0, max=2**63 - 1, help=help)
+    return option("N", help, "--tick", min=0, max=2**63 - 1)
 
 
 class OptionGroup:
     """Base of dataclasses whose fields are options: a verb takes one as a parameter, see :func:`shared`."""
 
     __slots__ = ()
+    __dataclass_fields__: ClassVar[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,71 +140,69 @@ class Where(OptionGroup):
     """Options: the place of the record and of the configuration."""
 
     config: ConfigPath = None
-    store: StorePath = None
+    store: Annotated[Path | None, _env_option("PATH", _STORE_HELP, "--store")] = None
 
 
 @dataclass(frozen=True, slots=True)
 class Show(OptionGroup):
     """Options: the form of the answer."""
 
-    output: OutputFormat = Format.TABLE
-    columns: Columns = None
-    no_header: NoHeader = False
-    no_color: NoColor = False
-    watch: Watch = False
-    interval: Pause = 2.0
-    local: Local = False
+    output: Annotated[Format, _env_option(None, "Form of the output [env: PROVISIONER_OUTPUT].", "--output", "-o")] = (
+        Format.TABLE
+    )
+    columns: Annotated[str | None, option("A,B", "Only these, in this order; names as in JSON.")] = None
+    no_header: Annotated[bool, switch("No header line and no line of scope.", "--no-header")] = False
+    no_color: Annotated[bool, switch("No colour, as with NO_COLOR set.", "--no-color")] = False
+    watch: Annotated[bool, switch("Show again and again; JSON as one object per line.", "--watch", "-w")] = False
+    interval: Annotated[
+        float, option("SECONDS", "Pause between two with --watch.", "--interval", "-i", min=0.1, max=86400)
+    ] = 2.0
+    local: Annotated[bool, switch("Times in the local zone (TZ), not in UTC; tables only.", "--local")] = False
 
 
 @dataclass(frozen=True, slots=True)
 class Pick(OptionGroup):
     """Options: the rows of a list, and their order."""
 
-    sort: Sort = None
-    limit: Limit = None
+    sort: Annotated[str | None, option("A,-B", "Order by these; a leading - turns one round.")] = None
+    limit: Annotated[int | None, option("N", "No more rows than this.", "--limit", "-n", min=0)] = None
 
 
 def shared(verb: Callable[..., None]) -> Callable[..., None]:
     """Replace each parameter of ``verb`` that is an :class:`OptionGroup` by an option per field."""
-    hints = get_type_hints(verb, include_extras=True)
-    groups: dict[str, Any] = {
-        name: kind for name, kind in hints.items() if isinstance(kind, type) and issubclass(kind, OptionGroup)
-    }
-    own = [
-        p.replace(annotation=hints[p.name]) for p in inspect.signature(verb).parameters.values() if p.name not in groups
-    ]
-    spread = [
-        inspect.Parameter(
-            f.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if f.default is MISSING else f.default,
-            annotation=annotations[f.name],
-        )
-        for kind in groups.values()
-        for annotations in [get_type_hints(kind, include_extras=True)]
-        for f in fields(kind)
-    ]
+    groups: dict[str, type[OptionGroup]] = {}
+    own: list[inspect.Parameter] = []
+    spread: list[inspect.Parameter] = []
+    for parameter in inspect.signature(verb, eval_str=True).parameters.values():
+        kind = parameter.annotation
+        if isinstance(kind, type) and issubclass(kind, OptionGroup):
+            groups[parameter.name] = kind
+            spread += inspect.signature(kind, eval_str=True).parameters.values()
+        else:
+            own.append(parameter)
+    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*own, *spread)]
 
     @wraps(verb)
     def call(**given: Any) -> None:
-        made = {name: kind(**{f.name: given.pop(f.name) for f in fields(kind)}) for name, kind in groups.items()}
+        made = {name: kind(**{f: given.pop(f) for f in kind.__dataclass_fields__}) for name, kind in groups.items()}
         show = next((group for group in made.values() if isinstance(group, Show)), None)
         with local_times(show is not None and show.local and show.output.for_people):
             verb(**given, **made)
 
-    parameters = [*own, *spread]
     del call.__wrapped__
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {p.name: p.annotation for p in parameters}
     return call
 
 
-def refuse_options_before_verb(ctx: typer.Context) -> None:
-    """Raise :class:`VerbError` for options before another verb: in ``sites -o json show`` they are ignored."""
+def verb_follows(ctx: typer.Context) -> bool:
+    """Return True if another verb follows. Raises :class:`VerbError` for options before it: they would be ignored."""
+    if ctx.invoked_subcommand is None:
+        return False
     given = [name for name in ctx.params if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"]
     if not given:
-        return
-    assert isinstance(ctx.command, TyperGroup) and ctx.invoked_subcommand is not None
+        return True
+    assert isinstance(ctx.command, TyperGroup)
     option, verb = "--" + given[0].rstrip("_").replace("_", "-"), f"{ctx.info_name} {ctx.invoked_subcommand}"
     takes = any(each.name == given[0] for each in ctx.command.commands[ctx.invoked_subcommand].params)
     repair = f"put {option} after `{verb}`" if takes else f"leave {option} away: `{verb}` has none"
@@ -241,30 +226,17 @@ MEANT = {
     "kill": "drones kill",
     "ls": "drones",
     "list": "drones",
-    "ps": "drones",
-    "get": "drones",
     "top": "status --watch",
     "logs": "events --follow",
-    "log": "events --follow",
-    "show": "drones show",
     "describe": "explain",
     "why": "explain",
-    "reset": "sites reset",
-    "validate": "check",
-    "start": "run",
-    "restart": "reload",
+    "drones list": "drones",
+    "drones ls": "drones",
+    "drones top": "drones --watch",
+    "sites list": "sites",
+    "sites ls": "sites",
 }
 """Verbs of other tools that no verb here is spelt like, with their equivalents."""
-
-MEANT_OF_DRONES = {
-    "get": "drones show",
-    "describe": "drones show",
-    "top": "drones --watch",
-    "watch": "drones --watch",
-    "rm": "drones kill",
-    "delete": "drones kill",
-    "stop": "drones drain",
-}
 
 
 class VerbGroup(TyperGroup):
@@ -279,24 +251,17 @@ class VerbGroup(TyperGroup):
 
     def _meant(self, ctx: Any, args: list[str]) -> str:
         name, within = args[0], ctx.info_name
-        if within == "explain":
-            if len(args) > 1 and get_close_matches(name, self.list_commands(ctx), n=1):
-                return ""  # misspelt
-            is_job = name.replace(".", "", 1).isdecimal() or "#" in name
-            kind = "job" if is_job else "drone" if "-" in name else "class"
-            return f"explain {kind} {name}" if re.fullmatch(r"[\w.#@-]+", name) else ""
-        if name in ("list", "ls"):
-            return within if within in ("drones", "sites") else "drones"
-        if within == "drones":
-            return MEANT_OF_DRONES.get(name, "")
-        return MEANT.get(name, "") if within != "sites" else ""
+        if within != "explain":
+            return MEANT.get(name if ctx.parent is None else f"{within} {name}", "")
+        misspelt = len(args) > 1 and get_close_matches(name, self.list_commands(ctx), n=1)
+        if misspelt or not re.fullmatch(r"[\w.#@-]+", name):
+            return ""
+        is_job = name.replace(".", "", 1).isdecimal() or "#" in name
+        return f"explain {'job' if is_job else 'drone' if '-' in name else 'class'} {name}"
 
 
 # ---------------------------------------------------------------------------------------------- files, drones and sites
 
-MAX_CONFIG_BYTES = 4 * 1024 * 1024
-MAX_CONFIG_DEPTH = 50
-"""As for the strict loader."""
 MAX_NAMED = 8
 MAX_COMPLETIONS = 200
 
@@ -311,11 +276,10 @@ CONFIG_PATHS = (
 def config_path(where: Where) -> Path:
     """Return the configuration file that is meant. Raises :class:`VerbError` when there is none."""
     if where.config is not None:
-        if where.config.is_dir():
-            raise VerbError(f"{where.config} is a directory, not a configuration: name the file in it")
-        if not where.config.is_file():
-            raise VerbError(f"no configuration at {where.config}")
-        return where.config
+        if where.config.is_file():
+            return where.config
+        wrong = "is a directory: name the file in it" if where.config.is_dir() else "does not exist"
+        raise VerbError(f"no configuration at {where.config}: it {wrong}")
     for path in CONFIG_PATHS:
         if path.is_file():
             return path
@@ -333,68 +297,16 @@ def store_path(where: Where) -> Path:
         config = config_path(where)
     except VerbError as none:
         raise VerbError(*none.lines, "or name the record with --store PATH or PROVISIONER_STORE") from None
-    return _store_path_in(config)
+    from provisioner.config import strict_yaml
 
-
-def _store_path_in(config: Path) -> Path:
-    """Return ``store.path`` of a configuration, without the strict loader, which is for ``run`` and ``check``."""
-    import yaml
-
-    more = "`provisioner check` says more"
-    try:
-        with config.open("rb") as file:
-            text = file.read(MAX_CONFIG_BYTES + 1).decode("utf-8-sig")
-        if len(text) > MAX_CONFIG_BYTES or not _is_shallow(text):
-            raise VerbError(f"{config}: too large or nested too deeply for a configuration", more, code=Exit.UNMET)
-        tree = yaml.compose(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except UnicodeDecodeError:
-        raise VerbError(f"{config}: not UTF-8", code=Exit.UNMET) from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        at = f"{config}:{mark.line + 1}:{mark.column + 1}" if mark else str(config)
-        raise VerbError(f"{at}: {getattr(error, 'problem', None) or 'not YAML'}", more, code=Exit.UNMET) from None
-    path = _value(_value(tree, "store"), "path")
-    if path is None or path.tag != "tag:yaml.org,2002:str" or not path.value:
-        raise VerbError(f"{config}: no store.path in it; `provisioner check` says more", code=Exit.UNMET)
-    return config.parent / Path(path.value).expanduser()
-
-
-def _is_shallow(text: str) -> bool:
-    """Return True if ``text`` is safe to compose: PyYAML's C code recurses and overflows the stack where it is deep."""
-    import yaml
-
-    depth = 0
-    for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > MAX_CONFIG_DEPTH:
-            return False
-    return True
-
-
-def _value(node: yaml.Node | None, key: str) -> yaml.Node | None:
-    """Return the value of ``key`` in a mapping, or in what it merges (``<<``).
-
-    Each node is visited once: merges of merges multiply.
-    """
-    import yaml
-
-    seen: set[int] = set()
-    ahead: list[yaml.Node] = [node] if isinstance(node, yaml.MappingNode) else []
-    while ahead:
-        node = ahead.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if isinstance(node, yaml.SequenceNode):
-            ahead += reversed(node.value)
-        elif isinstance(node, yaml.MappingNode):
-            values: dict[str, yaml.Node] = {
-                name.value: value for name, value in node.value if isinstance(name, yaml.ScalarNode)
-            }
-            if key in values:
-                return values[key]
-            ahead += [values["<<"]] if "<<" in values else []
-    return None
+    document = strict_yaml.read(config)  # what is wrong elsewhere in it is for `run` and `check`
+    section = document.tree.get("store")
+    path = section.get("path") if isinstance(section, dict) else None
+    if not isinstance(path, str) or not path:
+        problems = [] if document.is_mapping else map(str, document.problems[:1])
+        more = f"{config}: no store.path in it; `provisioner check` says more"
+        raise VerbError(*problems, more, code=Exit.UNMET)
+    return config.parent / Path(path).expanduser()
 
 
 def open_record(where: Where) -> Reader:

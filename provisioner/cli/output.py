@@ -8,9 +8,8 @@ import os
 import re
 import shutil
 import sys
-import textwrap
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import partial
@@ -56,8 +55,6 @@ class Column:
     """Continues in further lines instead of being cut."""
     tail: bool = False
     """Shorten in the middle and keep the end, which distinguishes ids."""
-    right: bool | None = None
-    """By default numbers."""
     spare: int = 0
     """Left out of a table that has no room for it or nothing in it, the largest first. 0: never."""
     tint: Mapping[Any, str] | None = None
@@ -69,40 +66,34 @@ class Column:
     def __post_init__(self) -> None:
         if self.level < 0:
             object.__setattr__(self, "level", 0 if self.head else 2)
-        if self.right is None:
-            object.__setattr__(self, "right", self.kind in ("integer", "number"))
         if isinstance(self.of, str):
             none = "" if self.kind == "string" and not self.null else None
             object.__setattr__(self, "of", _path_getter(self.of or self.key, none))
+
+    @property
+    def title(self) -> str:
+        return self.head or self.key.upper()
 
     def cells(self, rows: Sequence[Any]) -> list[Any]:
         """Return the values of ``rows`` for machines."""
         found = list(map(self.of, rows))
         return found if self.convert is None else list(map(self.convert, found))
 
-    @property
-    def title(self) -> str:
-        return self.head or self.key.upper()
-
     def texts(self, rows: Sequence[Any]) -> list[str]:
         """Return the cells of ``rows`` for people: one clean line each, ``-`` if empty."""
         if self.show is not None:
             return [_text(self.show(row)) for row in rows]
-        if self.unit is not None:
-            return [_text(None if (value := self.of(row)) is None else self.unit(value)) for row in rows]
-        return [_text(self.of(row)) for row in rows]
+        unit = self.unit or (lambda value: value)
+        return [_text(None if (value := self.of(row)) is None else unit(value)) for row in rows]
 
 
 def _path_getter(path: str, none: str | None) -> Callable[[Any], Any]:
     if "." not in path:
         return attrgetter(path)
-    names = path.split(".")
 
     def get(row: Any) -> Any:
-        for name in names:
-            if row is None:
-                return none
-            row = getattr(row, name)
+        for name in path.split("."):
+            row = None if row is None else getattr(row, name)
         return none if row is None else row
 
     return get
@@ -127,11 +118,16 @@ def rounded(value: float | None) -> float | None:
 text = partial(Column)
 words = partial(Column, level=0, wrap=True)
 """Sentences: never cut, continued in further lines where a table is too wide."""
+ident = partial(Column, level=0, least=8, tail=True)
+"""Names and ids: shortened last, and in the middle."""
 whole = partial(Column, kind="integer")
 number = partial(Column, kind="number")
 flag = partial(Column, kind="boolean")
 items = partial(Column, kind="array")
 data = partial(Column, kind="object")
+gpus = partial(whole, unit=formatting.gpus)
+"""Thousandths of GPUs."""
+mib = partial(whole, unit=lambda mib: formatting.size(mib) if mib else "-")
 span_s = partial(Column, kind="number", null=True, unit=formatting.age, convert=rounded)
 """Durations in seconds; people get a short age."""
 
@@ -143,15 +139,10 @@ def age_s(key: str, doc: str, of: Any, now: float, **more: Any) -> Column:
 
 
 def time_at(key: str, doc: str, of: Any = "", **more: Any) -> Column:
-    """Return a column of times; people get ISO-8601."""
+    """Return a column of times: seconds since the epoch, null for 0 (never); people get ISO-8601."""
     doc = f"{doc} Seconds since the epoch (UTC); null: never."
     more = {"unit": iso} | more
-    return number(key, doc, of, null=True, right=False, convert=moment, **more)
-
-
-def moment(value: float) -> float | None:
-    """Return a time for machines: None for 0, which means never."""
-    return value if value and isfinite(value) else None
+    return number(key, doc, of, null=True, convert=lambda at: at if at and isfinite(at) else None, **more)
 
 
 def reason_data(reason: Any) -> Any:
@@ -160,11 +151,6 @@ def reason_data(reason: Any) -> Any:
     from provisioner.serialization import to_plain
 
     return None if reason is None else to_plain(reason, Reason)
-
-
-def amount(mib: int) -> str:
-    """Return MiB for people, ``-`` for none."""
-    return formatting.size(mib) if mib else "-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,10 +220,8 @@ def picked(listing: Listing, pick: Pick) -> Listing:
     return replace(listing, rows=rows, scope=scope)
 
 
-def _sort_key(value: Cell) -> tuple[int, float, str]:
-    if isinstance(value, bool | int | float):
-        return (0, float(value), "")
-    return (1, 0.0, str(value))
+def _sort_key(value: Cell) -> tuple[float, str]:
+    return (float(value), "") if isinstance(value, bool | int | float) else (0.0, str(value))
 
 
 def chosen_columns(columns: Sequence[Column], names: str) -> list[Column]:
@@ -267,15 +251,9 @@ class Page:
 
     @classmethod
     def of(cls, show: Show) -> Page:
-        tty = sys.stdout.isatty()
-        color = tty and not show.no_color and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-        width = shutil.get_terminal_size().columns if tty else _columns_variable()
-        return cls(None if show.output is Format.WIDE else width, color)
-
-
-def _columns_variable() -> int | None:
-    wanted = os.environ.get("COLUMNS", "")
-    return int(wanted) if wanted.isascii() and wanted.isdecimal() and 0 < int(wanted) < 10_000 else None
+        plain = show.no_color or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+        width = shutil.get_terminal_size((0, 0)).columns or None  # COLUMNS, or that of a terminal
+        return cls(None if show.output is Format.WIDE else width, sys.stdout.isatty() and not plain)
 
 
 def note(*lines: str) -> None:
@@ -298,7 +276,7 @@ def present(show: Show, make: Callable[[], Answer]) -> None:
         except StoreError as error:
             if not show.watch:
                 raise
-            note(_stamped(str(error)))
+            note(f"{iso(time.time())}  {error}")
         if not show.watch:
             return
         time.sleep(show.interval)
@@ -306,39 +284,36 @@ def present(show: Show, make: Callable[[], Answer]) -> None:
 
 def _present_once(answer: Answer, show: Show, page: Page) -> None:
     scope = answer.scope if show.output.for_people and not show.no_header else ""
-    scope = _stamped(scope) if scope and show.watch else scope
+    if show.watch and scope:
+        scope = f"{iso(time.time())}  {scope}"
+    written = io.StringIO()
+    write(answer, show, page, written)
+    text = written.getvalue()
     if show.watch and show.output.for_people and sys.stdout.isatty():
-        sys.stdout.write("\x1b[H\x1b[2J" + _one_screen(answer, show, page, scope))
-    else:
-        write(answer, show, page, sys.stdout)
+        text = "\x1b[H\x1b[2J" + _one_screen(text, scope)
+    sys.stdout.write(text)
     sys.stdout.flush()
     if scope:
         note(scope)
 
 
-def _stamped(scope: str) -> str:
-    return f"{iso(time.time())}  {scope}"
-
-
 _COLOR_CODE = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def _one_screen(answer: Answer, show: Show, page: Page, scope: str) -> str:
-    """Return the top of the answer, as much as fits on the terminal above its line of scope."""
+def _one_screen(text: str, scope: str) -> str:
+    """Return the top of ``text``, as much as fits on the terminal above its line of scope."""
     columns, rows = shutil.get_terminal_size()
-    out = io.StringIO()
-    write(answer, show, page, out)
-    lines = out.getvalue().splitlines(keepends=True)
-    heights = [_terminal_rows(_COLOR_CODE.sub("", line.rstrip("\n")), columns) for line in lines]
-    room = rows - 1 - (_terminal_rows(scope, columns) if scope else 0)
+
+    def height(line: str) -> int:
+        return max(1, -(-text_width(_COLOR_CODE.sub("", line)) // columns))
+
+    lines = text.splitlines(keepends=True)
+    heights = [height(line.rstrip("\n")) for line in lines]
+    room = rows - 1 - (height(scope) if scope else 0)
     if sum(heights) <= room:
-        return "".join(lines)
+        return text
     kept = sum(total < room for total in accumulate(heights))  # one row is for the last line
     return "".join(lines[:kept]) + f"... {len(lines) - kept} more lines: enlarge the terminal\n"
-
-
-def _terminal_rows(line: str, columns: int) -> int:
-    return max(1, -(-text_width(line) // max(columns, 1)))
 
 
 # --------------------------------------------------------------------------------------------------------------- forms
@@ -346,47 +321,45 @@ def _terminal_rows(line: str, columns: int) -> int:
 
 def write(answer: Answer, show: Show, page: Page, out: TextIO) -> None:
     """Write ``answer`` in the form of ``show`` to ``out``."""
-    if isinstance(answer, Listing):
-        _write_listing(answer, show, page, out)
-    elif answer.main and (show.columns or show.output in (Format.CSV, Format.NAME, Format.JSONL)):
-        _write_listing(answer.parts[answer.main], show, page, out)
-    elif show.columns:
-        raise VerbError("--columns is for lists; this answer is a document", code=Exit.USAGE)
-    else:
-        _write_document(answer, show, page, out)
-
-
-def _write_listing(listing: Listing, show: Show, page: Page, out: TextIO) -> None:
-    chosen = [replace(c, spare=0) for c in chosen_columns(listing.columns, show.columns)] if show.columns else None
-    columns = chosen or listing.columns
+    if isinstance(answer, Document):
+        if not answer.main or not (show.columns or show.output in (Format.CSV, Format.NAME, Format.JSONL)):
+            _write_document(answer, show, page, out)
+            return
+        answer = answer.parts[answer.main]
+    columns = chosen_columns(answer.columns, show.columns) if show.columns else answer.columns
     match show.output:
         case Format.TABLE | Format.WIDE:
-            _write_lines(_table(chosen or _for_people(listing, show), listing.rows, show, page), out)
+            lines = _table(answer, show, page, [replace(c, spare=0) for c in columns] if show.columns else None)
+            out.writelines(f"{line}\n" for line in lines)
         case Format.NAME:
-            _write_lines([sanitize(listing.name(row)) for row in listing.rows], out)
+            out.writelines(f"{sanitize(answer.name(row))}\n" for row in answer.rows)
         case Format.CSV:
-            _write_csv(columns, listing.rows, show, out)
+            _write_csv(columns, answer.rows, show, out)
         case Format.JSONL:
-            _write_lines(map(dumps, listing.plain(columns)), out)
+            out.writelines(f"{dumps(row)}\n" for row in answer.plain(columns))
         case Format.JSON if not show.watch:
             # One row per line: a diff of two lists shows the rows that differ.
-            rows = ",\n  ".join(_encoded(row, _SPACED) for row in listing.plain(columns))
-            body = f"\n  {rows}\n" if listing.rows else ""
-            out.write(f'{{"schema": {_encoded(listing.schema, _SPACED)}, "items": [{body}]}}\n')
+            rows = ",\n  ".join(dumps(row, separators=None) for row in answer.plain(columns))
+            body = f"\n  {rows}\n" if answer.rows else ""
+            out.write(f'{{"schema": {dumps(answer.schema)}, "items": [{body}]}}\n')
         case _:
-            _write_tree({"schema": listing.schema, "items": listing.plain(columns)}, show, out)
+            _write_tree({"schema": answer.schema, "items": answer.plain(columns)}, show, out)
 
 
-def _write_lines(lines: Iterable[str], out: TextIO) -> None:
-    out.write("".join(f"{line}\n" for line in lines))
-
-
-def _for_people(listing: Listing, show: Show) -> list[Column]:
-    return [c for c in listing.columns if c.level <= (0 if show.output is Format.TABLE else 1)]
-
-
-def _table(columns: Sequence[Column], rows: Sequence[Any], show: Show, page: Page) -> list[str]:
-    return table_lines(columns, rows, width=page.width, header=not show.no_header, color=page.color)
+def _write_document(document: Document, show: Show, page: Page, out: TextIO) -> None:
+    if show.columns:
+        raise VerbError("--columns is for lists; this answer is a document", code=Exit.USAGE)
+    name = sanitize(document.facts.name(document.facts.rows[0]))
+    match show.output:
+        case Format.TABLE | Format.WIDE:
+            out.writelines(f"{line}\n" for line in _document_lines(document, show, page))
+        case Format.NAME if name:
+            out.write(f"{name}\n")
+        case Format.NAME | Format.CSV:
+            advice = "this answer takes table, wide, json, jsonl, yaml"
+            raise VerbError(f"{show.output.value} is for lists; {advice}", code=Exit.USAGE)
+        case _:
+            _write_tree(document.plain(), show, out)
 
 
 def _write_csv(columns: Sequence[Column], rows: Sequence[Any], show: Show, out: TextIO) -> None:
@@ -402,11 +375,9 @@ def _csv_cell(value: Cell) -> str | int | float:
     match value:
         case None:
             return ""
-        case bool():
-            return "true" if value else "false"
         case str():
             return sanitize(value)
-        case int() | float():
+        case int() | float() if not isinstance(value, bool):
             return value
         case _:
             return dumps(value)
@@ -418,61 +389,46 @@ def _write_tree(tree: dict[str, Any], show: Show, out: TextIO) -> None:
 
         out.write("---\n" if show.watch else "")
         yaml.dump(json.loads(dumps(tree)), out, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), sort_keys=False)
+    elif show.watch or show.output is Format.JSONL:
+        out.write(f"{dumps(tree)}\n")
     else:
-        out.write(dumps(tree, indent=not show.watch) + "\n")
+        out.write(f"{dumps(tree, indent=2, separators=None)}\n")
 
 
-_COMPACT = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
-_SPACED = json.JSONEncoder(allow_nan=False)
-_INDENTED = json.JSONEncoder(indent=2, allow_nan=False)
-
-
-def dumps(tree: object, *, indent: bool = False) -> str:
-    """Return JSON, with null for what JSON cannot say: infinity and not-a-number."""
-    return _encoded(tree, _INDENTED if indent else _COMPACT)
-
-
-def _encoded(tree: object, encoder: json.JSONEncoder) -> str:
+def dumps(tree: object, **form: Any) -> str:
+    """Return JSON, compact by default, with null for what JSON cannot say: infinity and not-a-number."""
+    form = {"separators": (",", ":")} | form
     try:
-        return encoder.encode(tree)
+        return json.dumps(tree, allow_nan=False, **form)
     except ValueError:
-        return encoder.encode(json.loads(json.dumps(tree), parse_constant=lambda constant: None))
+        return json.dumps(json.loads(json.dumps(tree), parse_constant=lambda constant: None), **form)
 
 
-def _write_document(document: Document, show: Show, page: Page, out: TextIO) -> None:
-    match show.output:
-        case Format.JSON | Format.YAML:
-            _write_tree(document.plain(), show, out)
-        case Format.JSONL:
-            out.write(dumps(document.plain()) + "\n")
-        case Format.TABLE | Format.WIDE:
-            _write_lines(_document_lines(document, show, page), out)
-        case Format.NAME | Format.CSV:
-            (name,) = [sanitize(document.facts.name(row)) for row in document.facts.rows]
-            if show.output is Format.CSV or not name:
-                advice = "this answer takes table, wide, json, jsonl, yaml"
-                raise VerbError(f"{show.output.value} is for lists; {advice}", code=Exit.USAGE)
-            out.write(f"{name}\n")
+def _table(listing: Listing, show: Show, page: Page, columns: Sequence[Column] | None = None) -> list[str]:
+    if columns is None:
+        columns = _for_people(listing, show)
+    return table_lines(columns, listing.rows, width=page.width, header=not show.no_header, color=page.color)
+
+
+def _for_people(listing: Listing, show: Show) -> list[Column]:
+    return [c for c in listing.columns if c.level <= (show.output is Format.WIDE)]
 
 
 def _document_lines(document: Document, show: Show, page: Page) -> list[str]:
-    columns = _for_people(document.facts, show)
-    facts = [(c.title.lower(), c.texts(document.facts.rows)[0]) for c in columns]
-    facts = [(title, text) for title, text in facts if text != "-"]
-    indent = max((len(title) for title, _ in facts), default=0) + COLUMN_GAP
-    lines = [line for title, value in facts for line in _fact_lines(title, value, indent, page.width)]
+    facts = {c.title.lower(): c.texts(document.facts.rows)[0] for c in _for_people(document.facts, show)}
+    facts = {title: value for title, value in facts.items() if value != "-"}
+    indent = max(map(len, facts), default=0) + COLUMN_GAP
+    room = 1_000_000 if page.width is None else max(page.width - indent, 20)
+    lines = []
+    for title, value in facts.items():
+        first, *rest = wrapped(value, room)
+        lines += [f"{title:<{indent}}{first}", *(" " * indent + line for line in rest)]
     for key, title in document.titles.items():
         part = document.parts[key]
         heading = title if part.rows or ": " in title else f"{title}: {part.unknown or 'none'}"
-        lines += ["", _painted(heading, "bold" if page.color else "")]
-        lines += _table(_for_people(part, show), part.rows, show, page) if part.rows else []
-    return lines[1:] if lines and not facts else lines
-
-
-def _fact_lines(title: str, value: str, indent: int, width: int | None) -> list[str]:
-    room = 10_000 if width is None else max(width - indent, 20) // (1 if value.isascii() else 2)
-    first, *rest = textwrap.wrap(value, room, break_on_hyphens=False) or [""]
-    return [f"{title:<{indent}}{first}", *(" " * indent + line for line in rest)]
+        lines += [""] if lines else []
+        lines += [_painted(heading, "bold" if page.color else ""), *(_table(part, show, page) if part.rows else ())]
+    return lines
 
 
 # -------------------------------------------------------------------------------------------------------------- tables
@@ -492,26 +448,22 @@ def table_lines(
     widths = [max(map(text_width, [title, *column])) for title, column in zip(titles, cells, strict=True)]
     if width is not None:
         kept = _columns_with_room(columns, cells, widths, width)
-        columns, cells = [columns[i] for i in kept], [cells[i] for i in kept]
-        titles, widths = [titles[i] for i in kept], [widths[i] for i in kept]
-        widths = _fitted(columns, widths, width)
+        columns, cells, titles = [columns[i] for i in kept], [cells[i] for i in kept], [titles[i] for i in kept]
+        widths = _fitted(columns, [widths[i] for i in kept], width)
     shown = [_padded(c, column, has, rows, color) for c, column, has in zip(columns, cells, widths, strict=True)]
     gap, blanks = " " * COLUMN_GAP, [" " * has for has in widths]
-    body = []
+    lines = []
+    if header:
+        heads = [_padded(replace(c, wrap=False), [t], w)[0] for c, t, w in zip(columns, titles, widths, strict=True)]
+        lines.append(_painted(gap.join(heads).rstrip(), "bold" if color else ""))
     for row in zip(*shown, strict=True):
         if "\n" not in (line := gap.join(row)):
-            body.append(line.rstrip())
+            lines.append(line.rstrip())
             continue
         for parts in zip_longest(*(cell.split("\n") for cell in row)):
             line = gap.join(blank if part is None else part for part, blank in zip(parts, blanks, strict=True))
-            body.append(line.rstrip())
-    if not header:
-        return body
-    head = [
-        _padded(replace(c, wrap=False, tail=False), [t], has)[0]
-        for c, t, has in zip(columns, titles, widths, strict=True)
-    ]
-    return [_painted(gap.join(head).rstrip(), "bold" if color else ""), *body]
+            lines.append(line.rstrip())
+    return lines
 
 
 def _columns_with_room(
@@ -539,11 +491,8 @@ def _fitted(columns: Sequence[Column], wants: Sequence[int], width: int) -> list
     over = sum(widths) + COLUMN_GAP * (len(widths) - 1) - width
     for tails in (False, True):
         loose = [i for i, c in enumerate(columns) if c.least and c.tail == tails]
-        while over > 0:
-            widest = max((i for i in loose if widths[i] > columns[i].least), key=widths.__getitem__, default=None)
-            if widest is None:
-                break
-            widths[widest] -= 1
+        while over > 0 and (wide := [i for i in loose if widths[i] > columns[i].least]):
+            widths[max(wide, key=widths.__getitem__)] -= 1
             over -= 1
     return widths
 
@@ -552,32 +501,28 @@ def _padded(
     column: Column, texts: Sequence[str], width: int, rows: Sequence[Any] = (), color: bool = False
 ) -> list[str]:
     """Return the cells of a column in ``width``, the lines of each separated by newlines."""
-    pad = str.rjust if column.right else str.ljust
-    tint = column.tint.get if color and column.tint else None
+    is_amount = column.kind in ("integer", "number") and not column.key.endswith("at")  # a time
+    pad = str.rjust if is_amount else str.ljust
+    tint = column.tint.get if color and column.tint and rows else None
     if tint is None and all(map(str.isascii, texts)) and max(map(len, texts), default=0) <= width:
         return [pad(text, width) for text in texts]
     tints = [tint(column.of(row), "") for row in rows] if tint else [""] * len(texts)
-    return [
-        "\n".join(
-            _painted(pad(line, width + len(line) - text_width(line)), color)
-            for line in _cell_lines(column, text, width)
-        )
-        for text, color in zip(texts, tints, strict=True)
-    ]
+    found = []
+    for text, tinted in zip(texts, tints, strict=True):
+        lines = wrapped(text, width) if column.wrap else [shorten(text, width, tail=column.tail)]
+        found.append("\n".join(_painted(pad(line, width + len(line) - text_width(line)), tinted) for line in lines))
+    return found
 
 
-def _cell_lines(column: Column, text: str, width: int) -> list[str]:
-    if text_width(text) <= width:
-        return [text]
-    if not column.wrap:
-        return [shorten(text, width, tail=column.tail)]
+def wrapped(text: str, width: int) -> list[str]:
+    """Return ``text`` as lines of at most ``width`` columns."""
     found = []
     while text_width(text) > width:
         front = _front(text, width)
         at = front.rfind(" ") if " " in front[1:] else len(front)
         found.append(text[:at].rstrip())
         text = text[at:].lstrip()
-    return [*found, text] if text else found
+    return [*found, text] if text or not found else found
 
 
 def _painted(text: str, color: str) -> str:

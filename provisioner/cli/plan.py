@@ -6,36 +6,24 @@ import json
 import os
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import typer
 
 from provisioner import formatting
-from provisioner.cli.options import Exit, Format, Show, VerbError, Where, open_record, shared, tick_option
-from provisioner.cli.output import (
-    Column,
-    Document,
-    Listing,
-    data,
-    flag,
-    items,
-    note,
-    present,
-    reason_data,
-    text,
-    time_at,
-    whole,
-    words,
-)
+from provisioner.cli import options as opt
+from provisioner.cli import output as out
 from provisioner.model import Breaker, Plan, Snapshot, Start, StateChange
 from provisioner.reasons import Reason
 from provisioner.store.reader import Reader
 
 SNAPSHOT_SCHEMA = "provisioner.snapshot/1"
 PLAN_SCHEMA = "provisioner.plan/1"
+T = TypeVar("T")
 
 
 def snapshot_text(snapshot: Snapshot) -> str:
@@ -47,17 +35,9 @@ def snapshot_text(snapshot: Snapshot) -> str:
     return json.dumps(tree, indent=1) + "\n"
 
 
-T = TypeVar("T")
-
-
 def read_snapshot(path: Path) -> Snapshot:
     """Return the snapshot in a file, with or without the envelope. Raises :class:`VerbError`."""
     return _read_file(path, Snapshot, "snapshot", SNAPSHOT_SCHEMA)
-
-
-def read_plan(path: Path) -> Plan:
-    """Return the plan in a file, as ``plan -o json`` writes it or bare. Raises :class:`VerbError`."""
-    return _read_file(path, Plan, "plan", PLAN_SCHEMA)
 
 
 def _read_file(path: Path, kind: type[T], key: str, schema: str) -> T:
@@ -68,20 +48,20 @@ def _read_file(path: Path, kind: type[T], key: str, schema: str) -> T:
     try:
         tree: Any = json.loads(sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8"))
     except UnicodeDecodeError:
-        raise VerbError(f"{path}: not UTF-8") from None
+        raise opt.VerbError(f"{path}: not UTF-8") from None
     except json.JSONDecodeError as error:
-        raise VerbError(f"{path}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from None
+        raise opt.VerbError(f"{path}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from None
     if not isinstance(tree, dict):
-        raise VerbError(f"{path}: not a {key}")
+        raise opt.VerbError(f"{path}: not a {key}")
     if tree.get("schema") not in (None, schema):
-        raise VerbError(f"{path}: schema {str(tree['schema'])[:80]!r}, but this version reads {schema}")
+        raise opt.VerbError(f"{path}: schema {str(tree['schema'])[:80]!r}, but this version reads {schema}")
     try:
         return from_json(kind, json.dumps(tree.get(key, tree)))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"])) or "top"
         problem = f"{place}: {first['msg']} ({error.error_count()} in all)"
-        raise VerbError(f"{path}: not a {key}: {problem}") from None
+        raise opt.VerbError(f"{path}: not a {key}: {problem}") from None
 
 
 def write_file(path: Path, text: str) -> None:
@@ -89,10 +69,10 @@ def write_file(path: Path, text: str) -> None:
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     except OSError as error:  # it would name a file that nobody asked for
-        raise VerbError(f"{path}: {error.strerror}") from None
+        raise opt.VerbError(f"{path}: {error.strerror}") from None
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as out:
-            out.write(text)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
         os.chmod(name, 0o644)
         os.replace(name, path)
     except BaseException:
@@ -103,13 +83,12 @@ def write_file(path: Path, text: str) -> None:
 PLAN_ACTIONS = ("start", "drain", "stop", "stop-orphan", "move", "breaker", "refuse")
 
 
-@dataclass(frozen=True, slots=True)
-class PlanRow:
+class PlanRow(NamedTuple):
     """Line of a plan. ``subject``: what is acted on, a drone type or what a refusal is about."""
 
     action: str
     subject: str
-    count: int
+    number: int
     reason: Reason | None
     text: str
     drones: tuple[str, ...] = ()
@@ -137,9 +116,9 @@ def plan_rows(plan: Plan) -> list[PlanRow]:
 
 def _start_rows(starts: Iterable[Start]) -> Iterator[PlanRow]:
     """Yield a line for all drones of one type that start for the same reason."""
-    groups: dict[tuple[str, str], list[Start]] = {}
+    groups: defaultdict[tuple[str, str], list[Start]] = defaultdict(list)
     for start in starts:
-        groups.setdefault((start.drone.type, formatting.describe(start.reason)), []).append(start)
+        groups[start.drone.type, formatting.describe(start.reason)].append(start)
     for (kind, why), alike in groups.items():
         yield PlanRow("start", kind, len(alike), alike[0].reason, why, tuple(s.drone.id for s in alike))
 
@@ -150,17 +129,17 @@ def _breaker_text(breaker: Breaker) -> str:
     return f"{breaker.state.value}{until}, {formatting.BREAKER_WORDS[breaker.state]}{why}"
 
 
-def plan_columns() -> tuple[Column, ...]:
+def plan_columns() -> tuple[out.Column, ...]:
     """Return the columns of a plan's lines."""
     tints = {"start": "green", "drain": "yellow", "stop": "red", "stop-orphan": "red", "refuse": "dim"}
     subject_doc = "Drone type, site, scope, or what a refusal is about (class:, site:, type:, all)."
     return (
-        text("action", "What is done.", level=0, choices=PLAN_ACTIONS, tint=tints),
-        text("subject", subject_doc, level=0, least=14, tail=True),
-        whole("count", "Drones, or jobs that a refusal is about.", level=0),
-        items("drones", "Ids of the drones.", level=0, show=_drone_range, least=14),
-        words("text", "Why, in words.", head="WHY", least=24),
-        data("reason", "Why, as data.", convert=reason_data, null=True),
+        out.text("action", "What is done.", level=0, choices=PLAN_ACTIONS, tint=tints),
+        out.ident("subject", subject_doc, least=14),
+        out.whole("count", "Drones, or jobs that a refusal is about.", "number", level=0),
+        out.items("drones", "Ids of the drones.", level=0, show=_drone_range, least=14),
+        out.words("text", "Why, in words.", head="WHY", least=24),
+        out.data("reason", "Why, as data.", convert=out.reason_data, null=True),
     )
 
 
@@ -170,23 +149,20 @@ def _drone_range(row: PlanRow) -> str:
     return f"{row.drones[0]} .. {row.drones[-1].rpartition('-')[2]}"
 
 
-def plan_document(plan: Plan, origin: str) -> Document:
+def plan_document(plan: Plan, origin: str) -> out.Document:
     """Return a plan with its lines for people and as a whole for ``replay --expect``. ``origin``: its source."""
     from provisioner.serialization import to_plain
 
     facts = (
-        whole("tick", "Number of the tick.", level=1),
-        time_at("at", "The time that the plan is for.", level=1),
-        flag("acts", "Is anything started, drained or stopped?"),
+        out.whole("tick", "Number of the tick.", level=1),
+        out.time_at("at", "The time that the plan is for.", level=1),
+        out.flag("acts", "Is anything started, drained or stopped?"),
     )
-    return Document(
+    rows, schema = plan_rows(plan), "provisioner.plan-items/1"
+    return out.Document(
         PLAN_SCHEMA,
-        Listing("", facts, [plan], lambda p: f"{p.tick}"),
-        {
-            "items": Listing(
-                "provisioner.plan-items/1", plan_columns(), plan_rows(plan), lambda r: f"{r.action}:{r.subject}"
-            )
-        },
+        out.Listing("", facts, [plan], lambda p: f"{p.tick}"),
+        {"items": out.Listing(schema, plan_columns(), rows, lambda r: f"{r.action}:{r.subject}")},
         {"items": f"Plan for tick {plan.tick}"},
         main="items",
         raw={"plan": to_plain(plan)},
@@ -195,22 +171,13 @@ def plan_document(plan: Plan, origin: str) -> Document:
 
 
 def plan_summary(plan: Plan) -> str:
-    """``3 starts, 1 drain, 0 stops, 2 refusals``."""
-    counts = [
-        (len(plan.starts), "start"),
-        (len(plan.drains), "drain"),
-        (len(plan.stops) + len(plan.orphans), "stop"),
-        (len(plan.refusals), "refusal"),
-    ]
-    return ", ".join(formatting.count(n, noun) for n, noun in counts)
+    """Return ``3 starts, 1 drain, 0 stops, 2 refusals``."""
+    stops = len(plan.stops) + len(plan.orphans)
+    counts = {"start": len(plan.starts), "drain": len(plan.drains), "stop": stops, "refusal": len(plan.refusals)}
+    return ", ".join(formatting.count(n, noun) for noun, n in counts.items())
 
 
-PLAN_DIFF_SCHEMA = "provisioner.plan-diff/1"
-PLAN_CHANGES = ("more", "less", "why")
-
-
-@dataclass(frozen=True, slots=True)
-class PlanDifference:
+class PlanDifference(NamedTuple):
     """Line in which two plans differ. ``why`` is of the other plan, or of the first if only that has it."""
 
     action: str
@@ -244,41 +211,40 @@ def _plan_lines(plan: Plan) -> dict[tuple[str, str, str], tuple[int, str]]:
 
     New drones have no id to compare: another plan gives the same one to another type.
     """
-    rows: dict[tuple[str, str, str], list[PlanRow]] = {}
+    rows: defaultdict[tuple[str, str, str], list[PlanRow]] = defaultdict(list)
     for row in plan_rows(plan):
-        drone = "" if row.action == "start" else "".join(row.drones)
-        rows.setdefault((row.action, row.subject, drone), []).append(row)
+        rows[row.action, row.subject, "" if row.action == "start" else "".join(row.drones)].append(row)
     return {
-        key: (sum(row.count for row in found), "; ".join(dict.fromkeys(row.text for row in found)))
+        key: (sum(row.number for row in found), "; ".join(dict.fromkeys(row.text for row in found)))
         for key, found in rows.items()
     }
 
 
-def _difference_columns() -> tuple[Column, ...]:
-    tints = {"more": "green", "less": "yellow"}
-    change_doc = "More or less of it than before, or for another reason."
+def _difference_columns() -> tuple[out.Column, ...]:
+    change_doc, changes = "More or less of it than before, or for another reason.", ("more", "less", "why")
     return (
-        text("change", change_doc, level=0, choices=PLAN_CHANGES, tint=tints),
-        text("action", "What is done.", level=0, choices=PLAN_ACTIONS),
-        text("subject", "Drone type, site, scope, or what a refusal is about.", level=0, least=14, tail=True),
-        text("drone", "Id of the drone, of what concerns one on record.", level=0, least=14, tail=True),
-        whole("before", "Drones, or jobs that a refusal is about, in the plan as it is.", level=0),
-        whole("after", "The same in the other plan.", level=0),
-        words("why", "The other plan's reason; of what it does no more, the first one's.", least=24),
+        out.text("change", change_doc, level=0, choices=changes, tint={"more": "green", "less": "yellow"}),
+        out.text("action", "What is done.", level=0, choices=PLAN_ACTIONS),
+        out.ident("subject", "Drone type, site, scope, or what a refusal is about.", least=14),
+        out.ident("drone", "Id of the drone, of what concerns one on record.", least=14),
+        out.whole("before", "Drones, or jobs that a refusal is about, in the plan as it is.", level=0),
+        out.whole("after", "The same in the other plan.", level=0),
+        out.words("why", "The other plan's reason; of what it does no more, the first one's.", least=24),
     )
 
 
-def plan_diff_document(before: Plan, after: Plan, origin: str) -> Document:
+def plan_diff_document(before: Plan, after: Plan, origin: str) -> out.Document:
     """Return both plans for machines, and for people where they differ. ``origin``: what was asked."""
     from provisioner.serialization import to_plain
 
     found = plan_differences(before, after)
     columns, schema = _difference_columns(), "provisioner.plan-diff-items/1"
     summary = f"{plan_summary(after)} instead of {plan_summary(before)}"
-    return Document(
-        PLAN_DIFF_SCHEMA,
-        Listing("", (flag("same", "Are the plans the same?", lambda rows: not rows),), [found], lambda _: ""),
-        {"items": Listing(schema, columns, found, lambda d: f"{d.action}:{d.subject}")},
+    same = out.flag("same", "Are the plans the same?", lambda rows: not rows)
+    return out.Document(
+        "provisioner.plan-diff/1",
+        out.Listing("", (same,), [found], lambda _: ""),
+        {"items": out.Listing(schema, columns, found, lambda d: f"{d.action}:{d.subject}")},
         {"items": f"Plan for tick {before.tick}, otherwise"},
         main="items",
         raw={"before": to_plain(before), "after": to_plain(after)},
@@ -286,13 +252,11 @@ def plan_diff_document(before: Plan, after: Plan, origin: str) -> Document:
     )
 
 
-@shared
+@opt.shared
 def plan(
-    where: Where,
-    show: Show,
-    snapshot: Annotated[
-        Path | None, typer.Option("--snapshot", metavar="FILE", help="Decide on this snapshot; - is stdin.")
-    ] = None,
+    where: opt.Where,
+    show: opt.Show,
+    snapshot: Annotated[Path | None, opt.option("FILE", "Decide on this snapshot; - is stdin.")] = None,
 ) -> None:
     """Say what the next tick would do, and why.
 
@@ -305,42 +269,44 @@ def plan(
       provisioner plan -o json > plan.json
       provisioner plan --snapshot snapshot.json -o wide
     """
-    if snapshot is not None:
-        saved = read_snapshot(snapshot)
-        present(show, lambda: _plan_answer(saved, f"dry run on {snapshot}"))
-        return
-    reader = open_record(where)
-    present(show, lambda: _plan_answer(next_snapshot(reader), "dry run on the record"))
+    saved = read_snapshot(snapshot) if snapshot is not None else None
+    reader = opt.open_record(where) if saved is None else None
+    origin = f"dry run on {snapshot or 'the record'}"
+
+    def answer() -> out.Document:
+        seen = next_snapshot(reader) if reader is not None else saved
+        assert seen is not None
+        return _plan_answer(seen, origin)
+
+    out.present(show, answer)
 
 
 def next_snapshot(reader: Reader) -> Snapshot:
     """Return the snapshot with which the next tick begins. Raises :class:`VerbError` while no tick is on record."""
     found = reader.snapshot()
     if found is None:
-        raise VerbError("no tick is on record yet: `provisioner run` makes the first")
+        raise opt.VerbError("no tick is on record yet: `provisioner run` makes the first")
     return found
 
 
-def _plan_answer(snapshot: Snapshot, origin: str) -> Document:
-    """Return the plan for a snapshot as a document."""
+def _plan_answer(snapshot: Snapshot, origin: str) -> out.Document:
     from provisioner.planner.safeguards import safe_plan
 
     return plan_document(safe_plan(snapshot).plan, f"{origin} at {formatting.iso(snapshot.now)}")
 
 
 SNAPSHOTS_SCHEMA = "provisioner.snapshots/1"
+_LIST_HELP = "Only list the ticks whose snapshots are kept, and what each did."
 
 
-@shared
+@opt.shared
 def snapshot(
     ctx: typer.Context,
-    where: Where,
-    show: Show,
-    tick: Annotated[int | None, tick_option("Of this recorded tick; else as the next one begins.")] = None,
-    to: Annotated[Path | None, typer.Option("--to", metavar="FILE", help="Write here instead of stdout.")] = None,
-    list_: Annotated[
-        bool, typer.Option("--list", help="Only list the ticks whose snapshots are kept, and what each did.")
-    ] = False,
+    where: opt.Where,
+    show: opt.Show,
+    tick: Annotated[int | None, opt.tick_option("Of this recorded tick; else as the next one begins.")] = None,
+    to: Annotated[Path | None, opt.option("FILE", "Write here instead of stdout.")] = None,
+    list_: Annotated[bool, opt.switch(_LIST_HELP, "--list")] = False,
 ) -> None:
     """Write a snapshot as JSON.
 
@@ -354,24 +320,24 @@ def snapshot(
       provisioner snapshot --list
       provisioner snapshot --tick 1742 | gzip > tick-1742.json.gz
     """
-    reader = open_record(where)
+    reader = opt.open_record(where)
     if list_:
-        present(show, lambda: snapshot_listing(reader))
+        out.present(show, lambda: snapshot_listing(reader))
         return
     asked = getattr(ctx.get_parameter_source("output"), "name", "") == "COMMANDLINE"
-    if show.watch or show.columns or (asked and show.output is not Format.JSON):
+    if show.watch or show.columns or (asked and show.output is not opt.Format.JSON):
         advice = "-o, --columns and --watch are for --list; --to FILE writes to a file"
-        raise VerbError("a snapshot is written as JSON, whole and once", advice, code=Exit.USAGE)
+        raise opt.VerbError("a snapshot is written as JSON, whole and once", advice, code=opt.Exit.USAGE)
 
     written = snapshot_text(kept_snapshot(reader, tick))
     if to is None:
         sys.stdout.write(written)
     else:
         write_file(to, written)
-        note(f"{to}: {len(written)} bytes")
+        out.note(f"{to}: {len(written)} bytes")
 
 
-def snapshot_listing(reader: Reader) -> Listing:
+def snapshot_listing(reader: Reader) -> out.Listing:
     """Return the answer of ``snapshot --list``: plans of the ticks whose snapshots are kept, oldest first."""
     kept = reader.kept_snapshots()
     plans = {plan.tick: plan for plan in reader.plans(limit=len(kept), acting=True)} if kept else {}
@@ -380,22 +346,22 @@ def snapshot_listing(reader: Reader) -> Listing:
         saved = None if tick in plans else reader.snapshot(tick)
         rows.append(plans.get(tick) or Plan(tick, saved.now if saved else 0.0))
     scope = f"{formatting.count(len(kept), 'snapshot')} kept"
-    return Listing(SNAPSHOTS_SCHEMA, snapshot_columns(), rows, lambda p: str(p.tick), scope)
+    return out.Listing(SNAPSHOTS_SCHEMA, snapshot_columns(), rows, lambda p: str(p.tick), scope)
 
 
-def snapshot_columns() -> tuple[Column, ...]:
+def snapshot_columns() -> tuple[out.Column, ...]:
     """Return the columns of kept snapshots, by the plan that was made from each."""
 
     def summary(plan: Plan) -> str:
         return plan_summary(plan) if plan.acts else "the same as a later tick"
 
     return (
-        whole("tick", "Number of the tick.", level=0),
-        time_at("at", "When it was.", level=0),
-        whole("starts", "Drones started.", lambda p: len(p.starts)),
-        whole("drains", "Drones asked to leave.", lambda p: len(p.drains)),
-        whole("stops", "Drones stopped.", lambda p: len(p.stops) + len(p.orphans)),
-        text("did", "What was done, in words.", summary, level=0, least=20),
+        out.whole("tick", "Number of the tick.", level=0),
+        out.time_at("at", "When it was.", level=0),
+        out.whole("starts", "Drones started.", lambda p: len(p.starts)),
+        out.whole("drains", "Drones asked to leave.", lambda p: len(p.drains)),
+        out.whole("stops", "Drones stopped.", lambda p: len(p.stops) + len(p.orphans)),
+        out.text("did", "What was done, in words.", summary, level=0, least=20),
     )
 
 
@@ -408,35 +374,32 @@ def kept_snapshot(reader: Reader, tick: int | None) -> Snapshot:
         return found
     kept = reader.kept_snapshots()
     near = ", ".join(map(str, sorted(sorted(kept, key=lambda n: abs(n - tick))[:5])))
-    raise VerbError(
+    raise opt.VerbError(
         f"no snapshot of tick {tick} is kept; {f'nearest: {near}' if near else 'none is'}",
         "only ticks that did something leave one, and only the newest are kept",
     )
 
 
 MAX_DIFFERENCES_SHOWN = 20
+_EXPECT_HELP = "Compare with this plan; exit 3 if it differs."
 _WHAT_IF_HELP = (
     "Decide as if this were so ('horeka down', 'topas price=2', 'topas gpus=20'), and show what differs; may be given "
     "again."
 )
+_POLICY_HELP = "Decide by this configuration file, and show what differs."
 
 
-@shared
+@opt.shared
 def replay(
-    where: Where,
-    show: Show,
-    file: Annotated[
-        Path | None, typer.Argument(metavar="FILE", help="A snapshot; - is stdin.", show_default=False)
+    where: opt.Where,
+    show: opt.Show,
+    file: Annotated[Path | None, opt.argument("FILE", "A snapshot; - is stdin.")] = None,
+    expect: Annotated[Path | None, opt.option("PLANFILE", _EXPECT_HELP)] = None,
+    tick: Annotated[
+        int | None, opt.tick_option("Replay this recorded tick and compare with its recorded plan.")
     ] = None,
-    expect: Annotated[
-        Path | None, typer.Option("--expect", metavar="PLANFILE", help="Compare with this plan; exit 3 if it differs.")
-    ] = None,
-    tick: Annotated[int | None, tick_option("Replay this recorded tick and compare with its recorded plan.")] = None,
-    policy: Annotated[
-        Path | None,
-        typer.Option("--policy", metavar="CONFIG", help="Decide by this configuration file, and show what differs."),
-    ] = None,
-    what_if: Annotated[list[str] | None, typer.Option("--what-if", metavar="QUESTION", help=_WHAT_IF_HELP)] = None,
+    policy: Annotated[Path | None, opt.option("CONFIG", _POLICY_HELP)] = None,
+    what_if: Annotated[list[str] | None, opt.option("QUESTION", _WHAT_IF_HELP)] = None,
 ) -> None:
     """Decide again on a saved snapshot.
 
@@ -455,19 +418,29 @@ def replay(
     from provisioner.store import without_refreshes
 
     if (policy or what_if) and expect is not None:
-        raise VerbError("--expect is for the plan as it is: leave out --policy and --what-if", code=Exit.USAGE)
-    snapshot, expected, origin = _replay_input(where, file, expect, tick)
+        raise opt.VerbError("--expect is for the plan as it is: leave out --policy and --what-if", code=opt.Exit.USAGE)
+    if (file is None) == (tick is None):
+        raise opt.VerbError("name a snapshot FILE, or a recorded tick with --tick N", code=opt.Exit.USAGE)
+    reader = opt.open_record(where) if file is None else None
+    snapshot = read_snapshot(file) if file is not None else kept_snapshot(reader, tick)  # type: ignore[arg-type]
+    expected = _read_file(expect, Plan, "plan", PLAN_SCHEMA) if expect else None
+    origin = f"tick {tick}" if file is None else str(file)
     if policy or what_if:
         _compare_plans(show, snapshot, origin, policy, what_if or [])
         return
     again = safe_plan(snapshot).plan
-    present(show, lambda: plan_document(again, f"replay of {origin} at {formatting.iso(snapshot.now)}"))
+    out.present(show, lambda: plan_document(again, f"replay of {origin} at {formatting.iso(snapshot.now)}"))
     if expected is not None:
-        # The record keeps a plan without refreshes.
-        _require_same(expected, again if expect is not None else without_refreshes(again))
+        _require_same(expected, again)
+    elif reader is not None:  # the record keeps a plan without refreshes
+        plans = reader.plans(limit=1_000_000, since=snapshot.now - 1.0, acting=True)
+        recorded = next((plan for plan in plans if plan.tick == tick), None)
+        if recorded is None:
+            raise opt.VerbError(f"the plan of tick {tick} is not on record")
+        _require_same(recorded, without_refreshes(again))
 
 
-def _compare_plans(show: Show, snapshot: Snapshot, origin: str, policy: Path | None, what_if: list[str]) -> None:
+def _compare_plans(show: opt.Show, snapshot: Snapshot, origin: str, policy: Path | None, what_if: list[str]) -> None:
     """Show the plan for ``snapshot`` beside the one under another policy or in another world."""
     from provisioner.planner.safeguards import safe_plan
     from provisioner.simulator.what_if import QuestionError, on_snapshot, read
@@ -476,12 +449,11 @@ def _compare_plans(show: Show, snapshot: Snapshot, origin: str, policy: Path | N
     try:
         otherwise = on_snapshot(changed, [read(each, sorted(changed.policy.sites)) for each in what_if])
     except QuestionError as error:
-        raise VerbError(str(error), code=Exit.USAGE) from None
+        raise opt.VerbError(str(error), code=opt.Exit.USAGE) from None
     asked = ", ".join([*([f"by {policy}"] if policy else []), *what_if])
     before, after = (safe_plan(each).plan for each in (snapshot, otherwise.snapshot))
-    present(show, lambda: plan_diff_document(before, after, f"{origin} {asked}"))
-    for line in (*notes, *otherwise.notes):
-        note(line)
+    out.present(show, lambda: plan_diff_document(before, after, f"{origin} {asked}"))
+    out.note(*notes, *otherwise.notes)
 
 
 def _under_config(snapshot: Snapshot, config: Path) -> tuple[Snapshot, list[str]]:
@@ -489,12 +461,12 @@ def _under_config(snapshot: Snapshot, config: Path) -> tuple[Snapshot, list[str]
     from provisioner.config import load
 
     settings = load(config, connects=False)
+    known = {kind.key for kind in snapshot.types}
     notes = [
         f"{name}: no look at it is in the snapshot, so nothing starts there"
         for name in settings.policy.sites
         if name not in snapshot.sites
     ]
-    known = {kind.key for kind in snapshot.types}
     notes += [
         f"{kind.key}: the jobs' own requirements were never judged against it, only their numbers"
         for kind in settings.types
@@ -503,40 +475,20 @@ def _under_config(snapshot: Snapshot, config: Path) -> tuple[Snapshot, list[str]
     return replace(snapshot, policy=settings.policy, types=settings.types), notes
 
 
-def _replay_input(
-    where: Where, file: Path | None, expect: Path | None, tick: int | None
-) -> tuple[Snapshot, Plan | None, str]:
-    """Return the snapshot, the expected plan if it is known, and the source of both."""
-    if (file is None) == (tick is None):
-        raise VerbError("name a snapshot FILE, or a recorded tick with --tick N", code=Exit.USAGE)
-    if file is not None:
-        return read_snapshot(file), read_plan(expect) if expect else None, str(file)
-
-    assert tick is not None
-    reader = open_record(where)
-    snapshot = kept_snapshot(reader, tick)
-    if expect is not None:
-        return snapshot, read_plan(expect), f"tick {tick}"
-    plans = [p for p in reader.plans(limit=1_000_000, since=snapshot.now - 1.0, acting=True) if p.tick == tick]
-    if not plans:
-        raise VerbError(f"the plan of tick {tick} is not on record")
-    return snapshot, plans[0], f"tick {tick}"
-
-
 def _require_same(expected: Plan, again: Plan) -> None:
     """Report that plans are the same. Raises :class:`VerbError` with :attr:`Exit.UNMET` if they differ."""
     from provisioner.serialization import to_plain
 
     found = list(tree_differences(to_plain(expected), to_plain(again)))
     if not found:
-        note("the plan is the same")
+        out.note("the plan is the same")
         return
     more = len(found) - MAX_DIFFERENCES_SHOWN
-    raise VerbError(
+    raise opt.VerbError(
         f"the plan differs in {formatting.count(len(found), 'place')} (expected -> now):",
         *found[:MAX_DIFFERENCES_SHOWN],
         *([f"and {more} more"] if more > 0 else []),
-        code=Exit.UNMET,
+        code=opt.Exit.UNMET,
     )
 
 

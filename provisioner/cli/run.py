@@ -13,7 +13,8 @@ from typing import Annotated
 import typer
 
 from provisioner import formatting
-from provisioner.cli.options import ConfigArgument, ConfigPath, Exit, VerbError, Where, config_path, open_record, shared
+from provisioner.cli import options as opt
+from provisioner.cli.options import VerbError
 from provisioner.cli.output import note
 from provisioner.cli.status import all_events
 from provisioner.logs import LogFormat, LogLevel, log_to_stderr
@@ -21,20 +22,17 @@ from provisioner.store import Event
 from provisioner.store.lock import process_of
 from provisioner.store.reader import Reader
 
+_ROOT_HELP = "Relative paths in the files start here, not where the files are."
+_FORMAT_HELP = "Form of the log lines; default: journal under systemd, else console."
+
 
 def run(
-    path: ConfigArgument = None,
-    config: ConfigPath = None,
-    once: Annotated[bool, typer.Option("--once", help="A single tick, then stop.")] = False,
-    root: Annotated[
-        Path | None,
-        typer.Option("--root", metavar="DIR", help="Relative paths in the files start here, not where the files are."),
-    ] = None,
-    log_format: Annotated[
-        LogFormat | None,
-        typer.Option("--log-format", help="Form of the log lines; default: journal under systemd, else console."),
-    ] = None,
-    log_level: Annotated[LogLevel, typer.Option("--log-level", help="Log nothing below this.")] = LogLevel.INFO,
+    path: opt.ConfigArgument = None,
+    config: opt.ConfigPath = None,
+    once: Annotated[bool, opt.switch("A single tick, then stop.", "--once")] = False,
+    root: Annotated[Path | None, opt.option("DIR", _ROOT_HELP)] = None,
+    log_format: Annotated[LogFormat | None, opt.switch(_FORMAT_HELP, "--log-format")] = None,
+    log_level: Annotated[LogLevel, opt.switch("Log nothing below this.", "--log-level")] = LogLevel.INFO,
 ) -> None:
     """Run the controller.
 
@@ -55,7 +53,7 @@ def run(
 
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    config = config_path(Where(config=path or config))
+    config = opt.config_path(opt.Where(config=path or config))
     log_to_stderr(log_level, log_format)
     try:
         code = asyncio.run(process.run(config, once=once, root=root))
@@ -68,13 +66,11 @@ RELOAD_POLL_S = 0.1
 RELOADED_EVENT, RELOAD_REFUSED_EVENT = "config.reloaded", "config.rejected"
 
 
-@shared
+@opt.shared
 def reload(
-    where: Where,
-    path: ConfigArgument = None,
-    timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", min=0, help="Give up after this; exit 124.")
-    ] = 60.0,
+    where: opt.Where,
+    path: opt.ConfigArgument = None,
+    timeout: Annotated[float, opt.option("SECONDS", "Give up after this; exit 124.", min=0)] = 60.0,
 ) -> None:
     """Make the controller read its configuration anew.
 
@@ -87,7 +83,7 @@ def reload(
       provisioner check && provisioner reload
       provisioner reload --timeout 10 || echo "still the old configuration"
     """
-    reader = open_record(Where(config=path) if path is not None else where)
+    reader = opt.open_record(opt.Where(config=path) if path is not None else where)
     before = max((e.id for e in all_events(reader)), default=0)
     pid = _signal_controller(reader)
     event = _reload_event(reader, before, pid, timeout)
@@ -95,7 +91,7 @@ def reload(
         note(f"process {pid} took over the configuration", *_event_lines(event))
         return
     raise VerbError(
-        f"process {pid} refused the configuration and keeps the old one", *_event_lines(event), code=Exit.UNMET
+        f"process {pid} refused the configuration and keeps the old one", *_event_lines(event), code=opt.Exit.UNMET
     )
 
 
@@ -132,7 +128,7 @@ def _reload_event(reader: Reader, before: int, pid: int, timeout_s: float) -> Ev
         if reader.holder() is None:
             raise VerbError(f"the controller, process {pid}, has ended")
         if time.monotonic() >= deadline:
-            raise VerbError(f"no answer from process {pid} after {formatting.age(timeout_s)}", code=Exit.TIMED_OUT)
+            raise VerbError(f"no answer from process {pid} after {formatting.age(timeout_s)}", code=opt.Exit.TIMED_OUT)
         time.sleep(RELOAD_POLL_S)
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
@@ -14,7 +15,7 @@ import typer
 from provisioner.cli.check import PROBES_SCHEMA, PROBLEMS_SCHEMA, probe_columns, problem_columns
 from provisioner.cli.drones import DRONES_SCHEMA, drone_columns, life_document
 from provisioner.cli.estimates import EstimatesRow, estimates_document
-from provisioner.cli.explain import KnownJob, class_document, explained_drone_document, job_document
+from provisioner.cli.explain import KnownJob, class_document, job_document
 from provisioner.cli.import_tardis import IMPORT_SCHEMA, finding_columns
 from provisioner.cli.jobs import DEMAND_SCHEMA, JOBS_SCHEMA, class_columns, queue_columns
 from provisioner.cli.options import VerbError
@@ -83,7 +84,6 @@ def _sample_answers() -> list[Listing | Document]:
         life_document(_SAMPLE_DRONE, [], 2.0),
         site_document(_SAMPLE_SITE, None, (), (), 0.0, 2.0),
         class_document(reader, _SAMPLE_VIEWS, JobClass("1", 1000, 1, 1), "", 2.0),
-        explained_drone_document(reader, _SAMPLE_DRONE.id, 2.0),
         job_document(KnownJob("1.0", "running", "")),
         plan_document(Plan(1, 1.0), ""),
         plan_diff_document(Plan(1, 1.0), Plan(1, 1.0), ""),
@@ -99,10 +99,10 @@ _SAMPLE_VIEWS = Views(1, 1.0, Policy(), (), PolledOverlay(), {})
 
 
 class SampleReader:
-    """Reader of a record with one drone and nothing else."""
+    """Reader of an empty record."""
 
-    path = None
-    _ANSWERS: Mapping[str, object] = {"holder": None, "views": None, "breakers": {}, "drone": _SAMPLE_DRONE}
+    path = Path()
+    _ANSWERS: Mapping[str, object] = {"holder": None, "views": None, "breakers": {}}
 
     def __getattr__(self, name: str) -> Callable[..., object]:
         return lambda *args, **named: self._ANSWERS.get(name, [])

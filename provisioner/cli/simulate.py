@@ -7,7 +7,7 @@ import shlex
 import signal
 import sys
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -15,44 +15,24 @@ from dataclasses import dataclass, replace
 from math import inf, isfinite
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any, NamedTuple, NoReturn
-
-import typer
+from typing import Annotated, NamedTuple, NoReturn
 
 from provisioner import formatting
-from provisioner.cli.options import Exit, Format, OptionGroup, Show, VerbError, Where, config_path, shared, store_path
-from provisioner.cli.output import Column, Document, Listing, items, note, number, present, text, whole, words
+from provisioner.cli import options as opt
+from provisioner.cli import output as out
+from provisioner.cli.options import Exit, VerbError
+from provisioner.cli.output import note
 from provisioner.cli.plan import write_file
 from provisioner.config import ConfigError, load
 from provisioner.config.messages import choices
 from provisioner.config.units import parse_duration
-from provisioner.formatting import age
 from provisioner.planner.matching import nearness
+from provisioner.simulator import figures, traces, what_if
 from provisioner.simulator import report as report_page
-from provisioner.simulator import what_if as questions
-from provisioner.simulator.figures import (
-    FIGURES,
-    KeyFigure,
-    PairedDifference,
-    SeedStatistics,
-    amount,
-    change,
-    paired,
-    spread,
-)
+from provisioner.simulator.figures import FIGURES, KeyFigure, PairedDifference, SeedStatistics
 from provisioner.simulator.replay import REPLAY_LIMIT_S, Replay, run_all
 from provisioner.simulator.results import ReplayResult
-from provisioner.simulator.traces import (
-    Trace,
-    TraceError,
-    TraceSelection,
-    cut_jobs,
-    declared_columns,
-    located,
-    poll_time,
-    read_trace,
-    recorded_jobs,
-)
+from provisioner.simulator.traces import Trace, TraceError, TraceSelection
 from provisioner.simulator.world_file import WorldPlan, describe_world, world_of
 
 Runs = Mapping[str, Sequence[ReplayResult]]
@@ -89,20 +69,20 @@ class ViolationRow(NamedTuple):
 
 class SimulationRow(NamedTuple):
     trace: Trace
-    seeds: tuple[int, ...]
-    policies: tuple[str, ...]
-    world: tuple[str, ...]
-    notes: tuple[str, ...]
+    seeds: list[int]
+    policies: list[str]
+    world: list[str]
+    notes: list[str]
 
 
-def simulation(trace: Trace, replays: Sequence[Replay], runs: Runs, *, brief: bool = False) -> Document:
+def simulation(trace: Trace, replays: Sequence[Replay], runs: Runs, *, brief: bool = False) -> out.Document:
     """Return the answer; with ``brief`` only the main figures."""
     facts = SimulationRow(
         trace,
-        seeds=tuple(result.seed for result in next(iter(runs.values()), ())),
-        policies=tuple(runs),
-        world=tuple(line for replay in replays[:1] for line in describe_world(replay.world)),
-        notes=tuple(dict.fromkeys(line for replay in replays for line in replay.world.notes)),
+        seeds=[result.seed for result in next(iter(runs.values()), ())],
+        policies=list(runs),
+        world=[line for replay in replays[:1] for line in describe_world(replay.world)],
+        notes=list(dict.fromkeys(line for replay in replays for line in replay.world.notes)),
     )
     several = len(runs) > 1
     violations = [
@@ -111,13 +91,14 @@ def simulation(trace: Trace, replays: Sequence[Replay], runs: Runs, *, brief: bo
         for result in results
         for line in result.violations
     ]
-    return Document(
+    shown = list(_figure_rows(runs, brief))
+    return out.Document(
         SIMULATION_SCHEMA,
-        Listing("", SIMULATION_COLUMNS, [facts], lambda f: f.trace.name),
+        out.Listing("", SIMULATION_COLUMNS, [facts], lambda f: f.trace.name),
         {
-            "figures": Listing("", _figure_columns(several), list(_figure_rows(runs, brief)), lambda r: r.figure.name),
-            "classes": Listing("", _wait_columns(several), list(_wait_rows(runs)), lambda r: r.label),
-            "violations": Listing("", VIOLATION_COLUMNS, violations, lambda r: r.text),
+            "figures": out.Listing("", _figure_columns(several), shown, lambda r: r.figure.name),
+            "classes": out.Listing("", _wait_columns(several), list(_wait_rows(runs)), lambda r: r.label),
+            "violations": out.Listing("", VIOLATION_COLUMNS, violations, lambda r: r.text),
         },
         {"figures": "figures, mean over the seeds", "classes": "waits by size of the jobs"},
         main="figures",
@@ -126,14 +107,16 @@ def simulation(trace: Trace, replays: Sequence[Replay], runs: Runs, *, brief: bo
 
 def _figure_rows(runs: Runs, brief: bool) -> Iterator[FigureRow]:
     first = next(iter(runs.values()), ())
-    for heading, figures in FIGURES.items():
-        for figure in figures:
+    for heading, of_heading in FIGURES.items():
+        for figure in of_heading:
             if brief and figure.detail:
                 continue
             for n, (policy, results) in enumerate(runs.items()):
-                over = spread(figure.of(result) for result in results)
+                over = figures.spread(figure.of(result) for result in results)
                 if over is not None:
-                    yield FigureRow(heading, figure, policy, over, paired(figure, first, results) if n else None)
+                    yield FigureRow(
+                        heading, figure, policy, over, figures.paired(figure, first, results) if n else None
+                    )
 
 
 def _wait_rows(runs: Runs) -> Iterator[WaitRow]:
@@ -148,119 +131,80 @@ def _wait_rows(runs: Runs) -> Iterator[WaitRow]:
 # ------------------------------------------------------------------------------------------------------------- columns
 
 SIMULATION_COLUMNS = (
-    text("trace", "Name of the trace; `recorded` for jobs on record.", "trace.name", level=0),
-    whole("jobs", "Jobs replayed.", lambda f: len(f.trace.jobs), level=0),
-    number(
-        "span_s",
-        "From the begin of the replay to the last submission.",
-        lambda f: round(f.trace.span_s, 3),
-        head="SPAN",
-        show=lambda f: age(f.trace.span_s),
+    out.text("trace", "Name of the trace; `recorded` for jobs on record.", "trace.name", level=0),
+    out.whole("jobs", "Jobs replayed.", lambda f: len(f.trace.jobs), level=0),
+    out.span_s(
+        "span_s", "From the begin of the replay to the last submission.", "trace.span_s", head="SPAN", null=False
     ),
-    whole("left_out", "Jobs without a run time or a GPU.", "trace.left_out"),
-    whole("bad_lines", "Lines left out because they could not be understood.", lambda f: len(f.trace.bad)),
-    items("seeds", "Seeds of the replays.", lambda f: list(f.seeds), level=0),
-    items(
-        "policies",
-        "What was replayed; others are compared with the first.",
-        lambda f: list(f.policies),
-        level=0,
-        show=lambda f: "; ".join(f.policies),
-    ),
-    items("world", "The sites of the first.", lambda f: list(f.world), level=0, show=lambda f: "; ".join(f.world)),
-    items("notes", "Assumptions about the sites, where no file has the value.", lambda f: list(f.notes)),
+    out.whole("left_out", "Jobs without a run time or a GPU.", "trace.left_out"),
+    out.whole("bad_lines", "Lines left out because they could not be understood.", lambda f: len(f.trace.bad)),
+    out.items("seeds", "Seeds of the replays.", level=0),
+    out.items("policies", "What was replayed; others are compared with the first.", level=0, unit="; ".join),
+    out.items("world", "The sites of the first.", level=0, unit="; ".join),
+    out.items("notes", "Assumptions about the sites, where no file has the value."),
 )
 VIOLATION_COLUMNS = (
-    text("policy", "Under which policy.", level=0),
-    whole("seed", "With which seed.", level=0),
-    words("text", "The promise that was broken.", least=30),
+    out.text("policy", "Under which policy.", level=0),
+    out.whole("seed", "With which seed.", level=0),
+    out.words("text", "The promise that was broken.", least=30),
 )
 
 
-def _policy_column(several: bool, spare: int) -> Column:
+def _policy_column(several: bool, spare: int) -> out.Column:
     def show(row: FigureRow | WaitRow) -> str:
         return row.policy if several else ""
 
-    return text("policy", "Under which policy.", level=0, least=16, tail=True, spare=spare, show=show)
+    return out.ident("policy", "Under which policy.", least=16, spare=spare, show=show)
 
 
-def _figure_columns(several: bool) -> tuple[Column, ...]:
+def _figure_columns(several: bool) -> tuple[out.Column, ...]:
     """Return the columns of figures; with ``several`` policies the comparison is never left out."""
+
+    def improved(row: FigureRow) -> str:
+        return f"{row.versus.improved} of {row.versus.spread.count}" if row.versus and row.figure.better else ""
+
+    def deviation(over: SeedStatistics | None) -> str:
+        return figures.amount(over.deviation) if over and over.count > 1 else ""
+
+    def difference(row: FigureRow) -> SeedStatistics | None:
+        return row.versus.spread if row.versus else None
+
+    def finite(value: float | None) -> float | None:
+        return value if value is not None and isfinite(value) else None
+
     spare = 0 if several else 1
+    mean = out.number("mean", "Mean over the seeds; null: infinite.", "over.mean", null=True, level=0)
+    difference_doc = "Mean difference to the first policy, seed by seed; null for the first."
+    versus = out.number("difference", difference_doc, "versus.spread.mean", null=True, head="DIFFERENCE", spare=spare)
+    spread = out.number("deviation", "Standard deviation over the seeds.", "over.deviation", head="+-", spare=2)
+    spread_of = out.number("difference_deviation", "Its standard deviation.", "versus.spread.deviation", head="+-")
+    better = out.whole("improved", "Seeds in which it is better than the first.", "versus.improved", null=True)
     return (
-        text("group", "What the figure is about.", "heading"),
-        text("figure", "Its name.", "figure.name", level=0),
-        text("unit", "Its unit; empty for a count.", "figure.unit", level=0),
+        out.text("group", "What the figure is about.", "heading"),
+        out.text("figure", "Its name.", "figure.name", level=0),
+        out.text("unit", "Its unit; empty for a count.", "figure.unit", level=0),
         _policy_column(several, spare),
-        number(
-            "mean",
-            "Mean over the seeds; null: infinite.",
-            lambda r: _finite(r.over.mean),
-            null=True,
-            level=0,
-            show=lambda r: amount(r.over.mean),
-        ),
-        number(
-            "deviation",
-            "Standard deviation over the seeds.",
-            lambda r: _finite(r.over.deviation),
-            head="+-",
-            spare=2,
-            show=lambda r: _deviation(r.over),
-        ),
-        whole("seeds", "Replays that tell the figure.", "over.count"),
-        number(
-            "difference",
-            "Mean difference to the first policy, seed by seed; null for the first.",
-            lambda r: _finite(r.versus.spread.mean) if r.versus else None,
-            null=True,
-            head="DIFFERENCE",
-            spare=spare,
-            show=lambda r: change(r.versus.spread.mean) if r.versus else "",
-        ),
-        number(
-            "difference_deviation",
-            "Its standard deviation.",
-            lambda r: _finite(r.versus.spread.deviation) if r.versus else None,
-            null=True,
-            head="+-",
-            spare=2,
-            show=lambda r: _deviation(r.versus.spread) if r.versus else "",
-        ),
-        whole(
-            "improved",
-            "Seeds in which it is better than the first.",
-            "versus.improved",
-            null=True,
-            head="BETTER IN",
-            spare=2,
-            show=lambda r: f"{r.versus.improved} of {r.versus.spread.count}" if r.versus and r.figure.better else "",
-        ),
+        replace(mean, convert=finite, unit=figures.amount),
+        replace(spread, convert=finite, show=lambda r: deviation(r.over)),
+        out.whole("seeds", "Replays that tell the figure.", "over.count"),
+        replace(versus, convert=finite, unit=figures.change),
+        replace(spread_of, null=True, spare=2, convert=finite, show=lambda r: deviation(difference(r))),
+        replace(better, level=0, head="BETTER IN", spare=2, show=improved),
     )
 
 
-def _wait_columns(several: bool) -> tuple[Column, ...]:
+def _wait_columns(several: bool) -> tuple[out.Column, ...]:
+    def wait(key: str, head: str, doc: str) -> out.Column:
+        return out.number(key, doc, convert=lambda wait_s: round(wait_s, 3), head=head, unit=figures.amount)
+
     return (
-        text("class", "What the jobs ask for.", "label", level=0, least=16),
+        out.ident("class", "What the jobs ask for.", "label", least=16),
         _policy_column(several, spare=1),
-        number("jobs", "Jobs done.", level=0, show=lambda r: amount(r.jobs)),
-        *(
-            number(key, doc, convert=lambda wait_s: round(wait_s, 3), head=head, unit=amount)
-            for key, head, doc in (
-                ("mean_s", "MEAN s", "Mean wait."),
-                ("p50_s", "MEDIAN s", "Median wait."),
-                ("p95_s", "P95 s", "95th percentile."),
-            )
-        ),
+        out.number("jobs", "Jobs done.", level=0, unit=figures.amount),
+        wait("mean_s", "MEAN s", "Mean wait."),
+        wait("p50_s", "MEDIAN s", "Median wait."),
+        wait("p95_s", "P95 s", "95th percentile."),
     )
-
-
-def _deviation(over: SeedStatistics) -> str:
-    return amount(over.deviation) if over.count > 1 else ""
-
-
-def _finite(value: float) -> float | None:
-    return value if isfinite(value) else None
 
 
 # ------------------------------------------------------------------------------------------------------------ policies
@@ -272,40 +216,29 @@ def _replays(
     """Return the replays to compare: what is, and what would be."""
     if twice := next((config for n, config in enumerate(configs) if config in configs[:n]), None):
         raise VerbError(f"{twice} is named twice: there is nothing to compare", code=Exit.USAGE)
-    names = _short_names(configs)
-    replays = [_replay_of(config, name, world, trace) for config, name in zip(configs, names, strict=True)]
+    replays = [_replay_of(config, world, trace) for config in configs]
     if not changes:
         return replays
-    what_if = ", ".join(changes)
     others = [
-        replace(each, world=_changed(each.world, changes, trace.span_s), policy=f"{each.policy}, {what_if}")
+        replace(each, world=_changed(each.world, changes), policy=", ".join((each.policy, *changes)))
         for each in replays
     ]
     # A change is compared with what is; where two policies are compared, both undergo it.
     return others if compare else [replays[0], others[-1]]
 
 
-def _changed(world: WorldPlan, changes: Sequence[str], span_s: float) -> WorldPlan:
-    """Return ``world`` as it would be; note a change that comes after the last submission."""
+def _changed(world: WorldPlan, changes: Sequence[str]) -> WorldPlan:
+    """Return ``world`` as it would be."""
     try:
         for asked in changes:
-            question = questions.read(asked, [facility.name for facility in world.facilities])
-            world = questions.changed(world, question)
-            if question.key == "down" and question.value > span_s:
-                note(f"--what-if: {asked}: by then the last job has come: it does so after {age(span_s)}")
-    except questions.QuestionError as error:
+            question = what_if.read(asked, [facility.name for facility in world.facilities])
+            world = what_if.changed(world, question)
+    except what_if.QuestionError as error:
         raise VerbError(f"--what-if: {error}", code=Exit.USAGE) from None
     return world
 
 
-def _short_names(configs: Sequence[Path]) -> list[str]:
-    """Return the shortest ends of the paths that differ."""
-    parts = [config.absolute().parts for config in configs]
-    least = next((n for n in range(1, max(map(len, parts))) if len({each[-n:] for each in parts}) == len(parts)), 0)
-    return [str(Path(*each[-least:])) for each in parts]
-
-
-def _replay_of(config: Path, name: str, world: Path | None, trace: Trace) -> Replay:
+def _replay_of(config: Path, world: Path | None, trace: Trace) -> Replay:
     settings = load(config, connects=False)
     try:
         plan = world_of(settings, world, span_s=trace.span_s + REPLAY_LIMIT_S)
@@ -313,7 +246,7 @@ def _replay_of(config: Path, name: str, world: Path | None, trace: Trace) -> Rep
         advice = "the world file's keys: docs/how-to/simulate.md"
         raise VerbError(*map(str, error.problems), advice, code=Exit.UNMET) from None
     return Replay(
-        policy=name,
+        policy=str(config),
         trace=trace.name,
         jobs=trace.jobs,
         world=plan,
@@ -324,49 +257,20 @@ def _replay_of(config: Path, name: str, world: Path | None, trace: Trace) -> Rep
     )
 
 
-def _misfit_notes(replays: Sequence[Replay]) -> list[str]:
-    """Return lines about jobs that no drone type fits: one, or one for each policy where they differ."""
-    lines = {replay.policy: _misfit_words(replay) for replay in replays}
-    if len(set(lines.values())) == 1:
-        return [line for line in set(lines.values()) if line]
-    return [f"{policy}: {line or 'all jobs fit some drone type'}" for policy, line in lines.items()]
-
-
-def _misfit_words(replay: Replay) -> str:
-    """Return the jobs that no drone type fits, by size and by what the nearest type lacks; empty if there are none."""
-    jobs: Counter[tuple[str, str, str, str]] = Counter()
-    requested: defaultdict[tuple[str, str, str, str], set[str]] = defaultdict(set)
+def _misfit_notes(replay: Replay) -> list[str]:
+    """Return a line about the jobs that no drone type fits: their sizes, and what the nearest type lacks."""
+    jobs: Counter[str] = Counter()
     for wants, times in Counter(job.wants for job in replay.jobs).items():
         unmet = [(kind, lack) for kind in replay.types if (lack := wants.unmet_requirement(kind)) is not None]
-        if len(unmet) < len(replay.types):
-            continue
-        size = wants.label, "", "", ""
-        if unmet:
-            kind, lack = max(unmet, key=lambda pair: nearness(*pair))
-            size = wants.label, lack.dimension, lack.available, str(kind.key)
-            requested[size].add(lack.requested)
-        jobs[size] += times
+        if len(unmet) == len(replay.types):
+            lacks = f" ({max(unmet, key=lambda pair: nearness(*pair))[1].dimension})" if unmet else ""
+            jobs[wants.label + lacks] += times
     if not jobs:
-        return ""
-    shown = ", ".join(
-        f"{times:,} of {size[0]}{_lack_words(*size[1:], requested[size])}" for size, times in jobs.most_common(3)
-    )
+        return []
+    shown = ", ".join(f"{times:,} of {size}" for size, times in jobs.most_common(3))
     more = f" and {len(jobs) - 3} more sizes" if len(jobs) > 3 else ""
     total = formatting.count(jobs.total(), "job")
-    return f"{total} of {len(replay.jobs):,} fit no drone type and wait for ever: {shown}{more}"
-
-
-def _lack_words(dimension: str, available: str, nearest: str, requested: set[str]) -> str:
-    """Return what the nearest type lacks: ``(cpus 16 > 8 of farm/gpu)``."""
-    if not dimension:
-        return ""
-    if dimension == "gpu_model":
-        return f" (gpu_model {min(requested)} is not {available or 'told'} of {nearest})"
-    in_words = {"gpus": formatting.gpus, "vram": formatting.size, "memory": formatting.size, "disk": formatting.size}
-    unit = in_words.get(dimension)
-    most, there = (unit(int(value)) if unit else value for value in (max(requested, key=float), available))
-    upto = "up to " if len(requested) > 1 else ""
-    return f" ({dimension} {upto}{most} > {there} of {nearest})"
+    return [f"{replay.policy}: {total} of {len(replay.jobs):,} fit no drone type and wait for ever: {shown}{more}"]
 
 
 PROGRESS_LINE_INTERVAL_S = 30.0
@@ -382,45 +286,25 @@ def progress(
     A bar on a terminal, elsewhere a line now and then.
     """
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress
 
     console = Console(stderr=True, no_color=not color or bool(os.environ.get("NO_COLOR")))
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %"),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not sys.stderr.isatty(),
-    )
     reached: dict[int, float] = {}
-    days = span_s / 86400.0
-    began = printed_at = clock()
-
-    with bar:
+    days, printed_at = span_s / 86400.0, clock()
+    with Progress(console=console, transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task(f"0 of {turns} replays done", total=turns)
 
         def tell(turn: int, at_s: float) -> None:
             nonlocal printed_at
             reached[turn] = min(1.0, at_s / span_s) if span_s else 1.0
-            done = sum(part >= 1.0 for part in reached.values())
-            words = f"{done} of {turns} replays done, {sum(reached.values()) * days:.1f} of {turns * days:.1f} days"
-            bar.update(task, completed=sum(reached.values()), description=words)
+            done, share = sum(part >= 1.0 for part in reached.values()), sum(reached.values())
+            words = f"{done} of {turns} replays done, {share * days:.1f} of {turns * days:.1f} days"
+            bar.update(task, completed=share, description=words)
             if not sys.stderr.isatty() and clock() - printed_at >= PROGRESS_LINE_INTERVAL_S:
                 printed_at = clock()
-                print(
-                    f"{words}{_time_left(printed_at - began, sum(reached.values()), turns)}",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                print(words, file=sys.stderr, flush=True)
 
         yield tell
-
-
-def _time_left(taken_s: float, done: float, of: int) -> str:
-    """Return the time that the rest will take, if it goes on as it went."""
-    return f", about {age(taken_s / done * (of - done))} left" if done else ""
 
 
 @contextmanager
@@ -449,6 +333,13 @@ VRAM_SEED = 7
 """The same GPU memory for the same job in every replay."""
 RECORDED_S = 30 * 86400.0
 IGNORABLE_FIELDS = ("gpu_milli", "cpus", "memory", "vram", "user", "group")
+TRACE_HELP = "Jobs: .csv or .csv.gz; here, or where PROVISIONER_TRACES says."
+RECORDED_HELP = "The jobs on record instead of a trace: of the 30 days before the last look, or of --span."
+WORLD_HELP = "What the sites are: queues, boots, owners, failures. Without it, derived from their limits."
+JOBS_HELP = "Replays at one time, each in a process. Default: as many as there are processors."
+COMPARE_HELP = "These two configurations side by side, instead of that of --config."
+VRAM_MIX_HELP = "Draw the GPU memory that each job wants, 8 to 80 GB: no trace tells it."
+IGNORE_HELP = "Take gpu_milli, cpus, memory, vram, user or group as unknown; repeatable."
 COLUMNS_HELP = (
     "Which column of a CSV holds what: submit, duration, gpus, gpu_milli, vram, cpus, memory, user, group; in s and "
     "MiB, or with a factor: memory=GB*1024."
@@ -459,31 +350,21 @@ WHAT_IF_HELP = (
 )
 
 
-def _valued(metavar: str, text: str, *flags: str, **more: Any) -> Any:
-    """Return an option with a value; its name is that of the parameter unless ``flags`` are given."""
-    return typer.Option(*flags, metavar=metavar, help=text, **more)
-
-
 @dataclass(frozen=True, slots=True)
-class JobOptions(OptionGroup):
+class JobOptions(opt.OptionGroup):
     """Options: how a trace is read, and which of its jobs are replayed."""
 
-    trace_columns: Annotated[str | None, _valued("A=B,...", COLUMNS_HELP)] = None
-    group: Annotated[list[str] | None, _valued("NAME", "Jobs of this group or user only; repeatable.")] = None
-    begin: Annotated[str | None, _valued("TIME", "Begin so long after the first job, as in 28d.", "--from")] = None
-    span: Annotated[str | None, _valued("TIME", "Jobs of so long only, as in 7d.")] = None
-    limit: Annotated[int | None, _valued("N", "No more jobs than this.", min=1)] = None
-    gpus: Annotated[list[int] | None, _valued("N", "Jobs of so many GPUs only; repeatable.", min=1)] = None
-    cap_duration: Annotated[str | None, _valued("TIME", "Longer jobs end after this, as in 24h.")] = None
-    vram_mix: Annotated[
-        bool, typer.Option("--vram-mix", help="Draw the GPU memory that each job wants, 8 to 80 GB: no trace tells it.")
-    ] = False
-    ignore: Annotated[
-        list[str] | None,
-        _valued("FIELD", "Take gpu_milli, cpus, memory, vram, user or group as unknown; repeatable."),
-    ] = None
+    trace_columns: Annotated[str | None, opt.option("A=B,...", COLUMNS_HELP)] = None
+    group: Annotated[list[str] | None, opt.option("NAME", "Jobs of this group or user only; repeatable.")] = None
+    begin: Annotated[str | None, opt.option("TIME", "Begin so long after the first job, as in 28d.", "--from")] = None
+    span: Annotated[str | None, opt.option("TIME", "Jobs of so long only, as in 7d.")] = None
+    limit: Annotated[int | None, opt.option("N", "No more jobs than this.", min=1)] = None
+    gpus: Annotated[list[int] | None, opt.option("N", "Jobs of so many GPUs only; repeatable.", min=1)] = None
+    cap_duration: Annotated[str | None, opt.option("TIME", "Longer jobs end after this, as in 24h.")] = None
+    vram_mix: Annotated[bool, opt.switch(VRAM_MIX_HELP, "--vram-mix")] = False
+    ignore: Annotated[list[str] | None, opt.option("FIELD", IGNORE_HELP)] = None
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave out lines that cannot be understood, and count them.")
+        bool, opt.switch("Leave out lines that cannot be understood, and count them.", "--skip-bad")
     ] = False
 
     @property
@@ -516,51 +397,23 @@ def _seconds(option: str, duration: str | None, default_s: float) -> float:
         raise VerbError(f"{option}: {error}", code=Exit.USAGE) from None
 
 
-@shared
+@opt.shared
 def simulate(
-    trace: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="TRACE",
-            help="Jobs: .csv or .csv.gz; here, or where PROVISIONER_TRACES says.",
-            show_default=False,
-        ),
-    ] = None,
-    recorded: Annotated[
-        bool,
-        typer.Option(
-            "--recorded",
-            help="The jobs on record instead of a trace: of the 30 days before the last look, or of --span.",
-        ),
-    ] = False,
-    world: Annotated[
-        Path | None,
-        _valued("PATH", "What the sites are: queues, boots, owners, failures. Without it, derived from their limits."),
-    ] = None,
-    seeds: Annotated[int, _valued("N", "Replay with seeds 1 to N.", min=1, max=10_000)] = 1,
-    seed: Annotated[int | None, _valued("N", "Replay with this seed alone.")] = None,
-    jobs: Annotated[
-        int | None,
-        _valued(
-            "N",
-            "Replays at one time, each in a process. Default: as many as there are processors.",
-            "--jobs",
-            "-j",
-            min=1,
-        ),
-    ] = None,
-    policy: Annotated[Path | None, _valued("PATH", "Another configuration, beside that of --config.")] = None,
-    what_if: Annotated[list[str] | None, _valued("TEXT", WHAT_IF_HELP)] = None,
-    compare: Annotated[
-        tuple[Path, Path] | None,
-        _valued("A B", "These two configurations side by side, instead of that of --config."),
-    ] = None,
-    report: Annotated[Path | None, _valued("FILE", "Write a page with plots.")] = None,
-    json_file: Annotated[Path | None, _valued("FILE", "Write all numbers of all replays.", "--json")] = None,
+    trace: Annotated[Path | None, opt.argument("TRACE", TRACE_HELP)] = None,
+    recorded: Annotated[bool, opt.switch(RECORDED_HELP, "--recorded")] = False,
+    world: Annotated[Path | None, opt.option("PATH", WORLD_HELP)] = None,
+    seeds: Annotated[int, opt.option("N", "Replay with seeds 1 to N.", min=1, max=10_000)] = 1,
+    seed: Annotated[int | None, opt.option("N", "Replay with this seed alone.")] = None,
+    jobs: Annotated[int | None, opt.option("N", JOBS_HELP, "--jobs", "-j", min=1)] = None,
+    policy: Annotated[Path | None, opt.option("PATH", "Another configuration, beside that of --config.")] = None,
+    changes: Annotated[list[str] | None, opt.option("TEXT", WHAT_IF_HELP, "--what-if")] = None,
+    compare: Annotated[tuple[Path, Path] | None, opt.option("A B", COMPARE_HELP)] = None,
+    report: Annotated[Path | None, opt.option("FILE", "Write a page with plots.")] = None,
+    json_file: Annotated[Path | None, opt.option("FILE", "Write all numbers of all replays.", "--json")] = None,
     *,
     options: JobOptions,
-    where: Where,
-    show: Show,
+    where: opt.Where,
+    show: opt.Show,
 ) -> None:
     """Replay jobs against the configured sites, with the real service in simulated time.
 
@@ -583,13 +436,12 @@ def simulate(
         raise VerbError("--from, --ignore, --trace-columns and --skip-bad are for a TRACE", code=Exit.USAGE)
     if seed is not None and seeds > 1:
         raise VerbError("--seed is one seed, --seeds is seeds 1 to N: leave one out", code=Exit.USAGE)
-    configs = [*(compare or (config_path(where),)), *([policy] if policy else [])]
+    configs = [*(compare or (opt.config_path(where),)), *([policy] if policy else [])]
     _require_writable(report, json_file)
-    read = _trace(trace, cut, options) if trace is not None else _recorded_trace(store_path(where), cut)
-    replays = _replays(configs, world, what_if or (), read, compare=compare is not None)
+    read = _trace(trace, cut, options) if trace is not None else _recorded_trace(opt.store_path(where), cut)
+    replays = _replays(configs, world, changes or (), read, compare=compare is not None)
     notes = tuple(dict.fromkeys(line for each in replays for line in each.world.notes))
-    for line in dict.fromkeys([*notes, *_misfit_notes(replays)]):
-        note(line)
+    note(*notes, *dict.fromkeys(line for each in replays for line in _misfit_notes(each)))
     runs = _run(replays, [seed] if seed is not None else range(1, seeds + 1), jobs or os.cpu_count() or 1, show)
     if json_file is not None:
         write_file(json_file, report_page.to_json(runs))
@@ -598,7 +450,8 @@ def simulate(
         command = shlex.join(["provisioner", *sys.argv[1:]])
         write_file(report, report_page.html_page(runs, notes=notes, command=command))
         note(f"report: {report}")
-    present(replace(show, watch=False), lambda: simulation(read, replays, runs, brief=show.output is Format.TABLE))
+    answer = simulation(read, replays, runs, brief=show.output is opt.Format.TABLE)
+    out.present(replace(show, watch=False), lambda: answer)
     broken = [line for results in runs.values() for result in results for line in result.violations]
     if broken:
         more = [f"and {len(broken) - 5} more"] if len(broken) > 5 else []
@@ -609,14 +462,14 @@ def simulate(
 def _trace(path: Path, cut: TraceSelection, options: JobOptions) -> Trace:
     """Return the jobs of a trace file."""
     try:
-        columns = declared_columns(options.trace_columns) if options.trace_columns is not None else None
+        columns = traces.declared_columns(options.trace_columns) if options.trace_columns is not None else None
     except TraceError as error:
         raise VerbError(*(f"--trace-columns: {line}" for line in error.lines), code=Exit.USAGE) from None
-    found = located(path, Path())
+    found = traces.located(path, Path())
     if found is None:
         raise VerbError(f"no trace at {path}", "a name alone is also looked for in the directory PROVISIONER_TRACES")
     try:
-        read = read_trace(found, cut, columns=columns, skip_bad=options.skip_bad)
+        read = traces.read_trace(found, cut, columns=columns, skip_bad=options.skip_bad)
     except TraceError as error:
         raise VerbError(*error.lines, code=Exit.UNMET) from None
     if read.left_out:
@@ -630,20 +483,19 @@ def _recorded_trace(path: Path, cut: TraceSelection) -> Trace:
     """Return the jobs on record of its last 30 days, or of ``--span``."""
     if not path.is_file():
         raise VerbError(f"no record at {path}", "`provisioner run` makes it; --store PATH names another")
-    until = poll_time(path) or time.time()
+    until = traces.poll_time(path) or time.time()
     since = until - (cut.span_s if isfinite(cut.span_s) else RECORDED_S)
     note(f"{path}: jobs submitted from {formatting.iso(since)} to {formatting.iso(until)}")
-    found = recorded_jobs(path, since=since, until=until)
+    found = traces.recorded_jobs(path, since=since, until=until)
     begin_s = found.jobs[0].submit_s if found.jobs else 0.0
-    for line in (*found.notes, f"the replay begins with the first job, at {formatting.iso(since + begin_s)}"):
-        note(line)
+    note(*found.notes, f"the replay begins with the first job, at {formatting.iso(since + begin_s)}")
     try:
-        return Trace("recorded", cut_jobs(found.jobs, replace(cut, from_s=begin_s, span_s=inf)))
+        return Trace("recorded", traces.cut_jobs(found.jobs, replace(cut, from_s=begin_s, span_s=inf)))
     except TraceError as error:
         raise VerbError(f"{path}: {error}", code=Exit.UNMET) from None
 
 
-def _run(replays: Sequence[Replay], seeds: Sequence[int], processes: int, show: Show) -> Runs:
+def _run(replays: Sequence[Replay], seeds: Sequence[int], processes: int, show: opt.Show) -> Runs:
     span_s = max(replay.span_s for replay in replays)
     try:
         with interruptible(), progress(len(replays) * len(seeds), span_s, color=not show.no_color) as tell:

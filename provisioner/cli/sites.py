@@ -3,68 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
-from provisioner import formatting
+from provisioner import formatting, model
+from provisioner.cli import options as opt
+from provisioner.cli import output as out
 from provisioner.cli.drones import note_without_controller, operator
-from provisioner.cli.options import (
-    EventReason,
-    Pick,
-    Show,
-    VerbError,
-    VerbGroup,
-    Where,
-    complete_sites,
-    named,
-    open_record,
-    refuse_options_before_verb,
-    require_known_sites,
-    shared,
-    unknown_site,
-)
-from provisioner.cli.output import (
-    Cell,
-    Column,
-    Document,
-    Listing,
-    age_s,
-    amount,
-    as_facts,
-    data,
-    flag,
-    items,
-    note,
-    number,
-    picked,
-    present,
-    rounded,
-    span_s,
-    text,
-    time_at,
-    whole,
-    words,
-)
-from provisioner.model import (
-    WHOLE_GPU,
-    Breaker,
-    BreakerState,
-    Drone,
-    DroneId,
-    DroneState,
-    Node,
-    OwnerDemand,
-    PolledSite,
-    RequestKind,
-    SitePolicy,
-    SiteView,
-    is_within_scope,
-)
+from provisioner.model import BreakerState
 from provisioner.store import Hazard, Views
 from provisioner.store.reader import Reader
 
@@ -84,13 +35,13 @@ class SiteRow:
     """Site with all that is on record of it."""
 
     name: str
-    policy: SitePolicy | None
+    policy: model.SitePolicy | None
     """None: it is not in the configuration of the newest tick, but has drones."""
-    reading: PolledSite | None
-    breaker: Breaker
-    type_breakers: tuple[Breaker, ...]
+    reading: model.PolledSite | None
+    breaker: model.Breaker
+    type_breakers: tuple[model.Breaker, ...]
     """Breakers of its drone types that are not active."""
-    states: Mapping[DroneState, int]
+    states: Mapping[model.DroneState, int]
     gpu_milli: int
     hazard: Hazard | None = None
     """None: no drone has run there of late."""
@@ -98,7 +49,7 @@ class SiteRow:
     """Period of the hazard."""
 
     @property
-    def view(self) -> SiteView | None:
+    def view(self) -> model.SiteView | None:
         return self.reading.view if self.reading else None
 
     @property
@@ -109,60 +60,53 @@ class SiteRow:
     def taken_at(self) -> float:
         return self.view.taken_at if self.view else 0.0
 
-    @property
-    def free(self) -> Mapping[str, int] | None:
-        return self.view.free if self.view else None
-
 
 def site_rows(
     views: Views | None,
-    breakers: Mapping[str, Breaker],
-    live: Sequence[Drone],
+    breakers: Mapping[str, model.Breaker],
+    live: Sequence[model.Drone],
     hazards: Sequence[Hazard] = (),
     hazard_s: float = WEEK_S,
 ) -> list[SiteRow]:
     """Return a row per site that is configured or has live drones. ``hazards``: of the last ``hazard_s`` seconds."""
-    states: dict[str, Counter[DroneState]] = {}
+    states: defaultdict[str, Counter[model.DroneState]] = defaultdict(Counter)
     milli: Counter[str] = Counter()
     for drone in live:
-        states.setdefault(drone.site, Counter())[drone.state] += 1
+        states[drone.site][drone.state] += 1
         milli[drone.site] += drone.gpu_milli
     policies = views.policy.sites if views else {}
     readings = views.sites if views else {}
     measured = {hazard.scope: hazard for hazard in hazards}
+    troubled = [(scope, b) for scope, b in sorted(breakers.items()) if b.state is not BreakerState.ACTIVE]
     return [
         SiteRow(
-            name=name,
-            policy=policies.get(name),
-            reading=readings.get(name),
-            breaker=breakers.get(name) or Breaker(name),
-            type_breakers=tuple(
-                b
-                for scope, b in sorted(breakers.items())
-                if scope.startswith((f"{name}/", f"{name}@")) and b.state is not BreakerState.ACTIVE
-            ),
-            states=states.get(name, {}),
-            gpu_milli=milli[name],
-            hazard=measured.get(name),
-            hazard_s=hazard_s,
+            name,
+            policies.get(name),
+            readings.get(name),
+            breakers.get(name) or model.Breaker(name),
+            tuple(b for scope, b in troubled if scope.startswith((f"{name}/", f"{name}@"))),
+            states.get(name, {}),
+            milli[name],
+            measured.get(name),
+            hazard_s,
         )
         for name in sorted({*policies, *states})
     ]
 
 
-def site_columns(now: float) -> tuple[Column, ...]:
+def site_columns(now: float) -> tuple[out.Column, ...]:
     """Return the columns of sites at ``now``."""
 
-    def of_claims(value: Callable[[OwnerDemand], int]) -> Callable[[SiteRow], int]:
+    def of_claims(value: Callable[[model.OwnerDemand], int]) -> Callable[[SiteRow], int]:
         return lambda row: sum(c.count * value(c) for c in row.view.claims) if row.view else 0
 
-    def of_nodes(value: Callable[[Node], int]) -> Callable[[SiteRow], int | None]:
+    def of_nodes(value: Callable[[model.Node], int]) -> Callable[[SiteRow], int | None]:
         return lambda row: sum(map(value, row.view.nodes)) if row.view and row.view.nodes else None
 
     def preempted(row: SiteRow) -> str:
         return f"{preemption_words(row.hazard)} in {formatting.age(row.hazard_s)}" if row.hazard else ""
 
-    def of_hazard(column: Column) -> Callable[[SiteRow], Cell]:
+    def of_hazard(column: out.Column) -> Callable[[SiteRow], out.Cell]:
         return lambda row: column.cells([row.hazard])[0] if row.hazard else None
 
     def states(row: SiteRow) -> str:
@@ -172,78 +116,60 @@ def site_columns(now: float) -> tuple[Column, ...]:
     free_doc = "How many drones of each type could start now (alternatives); null: the site does not tell."
     owner_doc = "The owner's jobs: what waits and what runs, in words; empty: none, or unknown."
     taken_doc = "How often it took places of drones back of late, and what that cost, in words; empty: none ran."
+    view_doc = "Age of the newest good view, seconds; null: there never was one."
+    breaker = out.text("breaker", "State of the circuit breaker.", "breaker.state", level=0, fact="breaker")
+    owner = out.words("owner", owner_doc, lambda s: owner_words(s.view), least=12, spare=1, fact="the owner")
+    taken = out.words("taken_back", taken_doc, preempted, head="TAKEN BACK", least=14, spare=2, fact="taken back")
+    milli = "Thousandths of GPUs"
     return (
-        text("site", "Site.", "name", level=0, least=12, tail=True, fact="site"),
-        flag(
-            "enabled",
-            "May drones be started there?",
-            lambda s: bool(s.policy and s.policy.enabled),
-            level=1,
-            fact="enabled",
-        ),
-        text(
-            "breaker",
-            "State of the circuit breaker.",
-            "breaker.state",
-            level=0,
-            tint=BREAKER_TINTS,
-            choices=tuple(BreakerState),
-            fact="breaker",
-        ),
-        time_at("until_at", "While banned: when it may be tried again.", "breaker.until"),
-        whole("failures", "Failures in a row.", "breaker.failures", level=1),
-        whole("drones", "Live drones: asked for and not confirmed gone.", "live", level=0, fact="drones"),
-        whole("max_drones", "Limit on drones.", "policy.max_drones", null=True, head="MAX", fact="of at most"),
-        whole("gpu_milli", "Thousandths of GPUs in live drones.", head="GPUS", unit=formatting.gpus, fact="gpus"),
-        whole("max_gpu_milli", "Limit on thousandths of GPUs; null: none.", "policy.max_gpu_milli", null=True),
-        data("states", "Live drones by state.", show=states, fact="states"),
-        data("free", free_doc, "view.free", null=True, level=0, least=8, show=_free_words, fact="free"),
-        words("owner", owner_doc, lambda s: owner_words(s.view), least=12, spare=1, fact="the owner"),
-        whole("claims", "Jobs of the owner that wait there.", of_claims(lambda c: 1)),
-        whole("claims_gpu_milli", "Thousandths of GPUs that these want.", of_claims(lambda c: c.gpu_milli)),
-        whole("owner_jobs", f"Jobs of the owner that run; {untold}.", "view.owner_runs.jobs", null=True),
-        whole(
-            "owner_gpu_milli",
-            f"Thousandths of GPUs that these hold; {untold}.",
-            "view.owner_runs.gpu_milli",
-            null=True,
-        ),
-        whole(
+        out.ident("site", "Site.", "name", least=12, fact="site"),
+        out.flag("enabled", "May drones be started there?", _is_enabled, level=1, fact="enabled"),
+        replace(breaker, tint=BREAKER_TINTS, choices=tuple(BreakerState)),
+        out.time_at("until_at", "While banned: when it may be tried again.", "breaker.until"),
+        out.whole("failures", "Failures in a row.", "breaker.failures", level=1),
+        out.whole("drones", "Live drones: asked for and not confirmed gone.", "live", level=0, fact="drones"),
+        out.whole("max_drones", "Limit on drones.", "policy.max_drones", null=True, head="MAX", fact="of at most"),
+        out.gpus("gpu_milli", f"{milli} in live drones.", head="GPUS", fact="gpus"),
+        out.whole("max_gpu_milli", "Limit on thousandths of GPUs; null: none.", "policy.max_gpu_milli", null=True),
+        out.data("states", "Live drones by state.", show=states, fact="states"),
+        out.data("free", free_doc, "view.free", null=True, level=0, least=8, show=_free_words, fact="free"),
+        owner,
+        out.whole("claims", "Jobs of the owner that wait there.", of_claims(lambda c: 1)),
+        out.whole("claims_gpu_milli", f"{milli} that these want.", of_claims(lambda c: c.gpu_milli)),
+        out.whole("owner_jobs", f"Jobs of the owner that run; {untold}.", "view.owner_runs.jobs", null=True),
+        out.whole("owner_gpu_milli", f"{milli} that these hold; {untold}.", "view.owner_runs.gpu_milli", null=True),
+        out.whole(
             "free_gpu_milli",
-            f"Thousandths of GPUs that nobody holds; {untold} node by node.",
+            f"{milli} that nobody holds; {untold} node by node.",
             of_nodes(lambda n: n.free_gpu_milli),
             null=True,
         ),
-        whole(
+        out.whole(
             "node_gpu_milli",
-            f"Thousandths of GPUs of all its nodes; {untold} node by node.",
+            f"{milli} of all its nodes; {untold} node by node.",
             of_nodes(lambda n: n.gpu_milli),
             null=True,
         ),
-        words("taken_back", taken_doc, preempted, head="TAKEN BACK", least=14, spare=2, fact="taken back"),
-        span_s("hazard_s", "How far back the following figures look, seconds."),
-        *(Column(c.key, c.doc, of_hazard(c), null=True, kind=c.kind) for c in hazard_columns()),
-        time_at("taken_at", "When the newest good view was taken."),
-        age_s(
-            "view_age_s",
-            "Age of the newest good view, seconds; null: there never was one.",
-            "taken_at",
-            now,
-            head="VIEW",
-            fact="age of view",
-        ),
-        text("fault", "Kind of fault of the newest look; empty: it succeeded.", "reading.fault.kind"),
-        words("note", "What is wrong, if anything.", lambda s: site_note(s, now), least=16, fact="note"),
+        taken,
+        out.span_s("hazard_s", "How far back the following figures look, seconds."),
+        *(out.Column(c.key, c.doc, of_hazard(c), null=True, kind=c.kind) for c in hazard_columns()),
+        out.age_s("view_age_s", view_doc, "taken_at", now, head="VIEW", fact="age of view"),
+        out.text("fault", "Kind of fault of the newest look; empty: it succeeded.", "reading.fault.kind"),
+        out.words("note", "What is wrong, if anything.", lambda s: site_note(s, now), least=16, fact="note"),
     )
 
 
-def owner_words(view: SiteView | None) -> str:
+def _is_enabled(row: SiteRow) -> bool:
+    return bool(row.policy and row.policy.enabled)
+
+
+def owner_words(view: model.SiteView | None) -> str:
     """Return ``3 jobs wait for 8 GPUs, 2 jobs run on 4 GPUs`` of the owner; empty: none, or not known."""
     if view is None:
         return ""
-    waiting = sum(c.count for c in view.claims)
-    wanted_milli, runs = sum(c.count * c.gpu_milli for c in view.claims), view.owner_runs
-    parts = [f"{_job_words(waiting, 'wait')}{_gpu_words(wanted_milli, 'for')}"] if waiting else []
+    waiting, runs = sum(c.count for c in view.claims), view.owner_runs
+    wanted = _gpu_words(sum(c.count * c.gpu_milli for c in view.claims), "for")
+    parts = [f"{_job_words(waiting, 'wait')}{wanted}"] if waiting else []
     parts += [f"{_job_words(runs.jobs, 'run')}{_gpu_words(runs.gpu_milli, 'on')}"] if runs and runs.jobs else []
     return ", ".join(parts)
 
@@ -258,7 +184,7 @@ def _gpu_words(gpu_milli: int, how: str) -> str:
 
 def gpu_count(milli: int) -> str:
     """Return ``1 GPU``, ``0.5 GPUs``, ``8 GPUs``."""
-    return "1 GPU" if milli == WHOLE_GPU else f"{formatting.gpus(milli)} GPUs"
+    return "1 GPU" if milli == model.WHOLE_GPU else f"{formatting.gpus(milli)} GPUs"
 
 
 def preemption_words(hazard: Hazard) -> str:
@@ -271,28 +197,28 @@ def preemption_words(hazard: Hazard) -> str:
     return f"{hazard.preempted}{rate}{''.join(hours)}"
 
 
-def hazard_columns() -> tuple[Column, ...]:
+def hazard_columns() -> tuple[out.Column, ...]:
     """Return the columns of preemptions and their cost."""
 
-    def lost(key: str, doc: str, head: str, level: int) -> Column:
+    def lost(key: str, doc: str, head: str, level: int) -> out.Column:
         def hours(hazard: Hazard) -> str:
             return formatting.number(round(getattr(hazard, key) / 3600, 2))
 
-        return number(key, doc, lambda h: round(getattr(h, key), 3), level=level, head=head, show=hours)
+        return out.number(key, doc, lambda h: round(getattr(h, key), 3), level=level, head=head, show=hours)
 
     rate_doc = "Taken back per 1000 hours of drones; null: none ran."
     grace_doc = "Mean time from a notice to the end, seconds; null: there was no notice."
     return (
-        whole("ran", "Drones that ran in that time.", "drones", level=0),
-        span_s("run_s", "How long they ran then, all together, seconds.", head="FOR"),
-        whole("preempted", "Of those, taken back by the site or for the owner.", head="TAKEN BACK"),
-        number("per_1000_h", rate_doc, lambda h: rounded(h.per_1000_h), null=True, head="PER 1000 H"),
-        span_s("life_mean_s", "Mean life of those, seconds; null: there were none.", level=1, head="MEAN LIFE"),
-        span_s("life_median_s", "Median life of those, seconds; null: there were none.", head="MEDIAN LIFE"),
-        span_s("grace_mean_s", grace_doc, head="GRACE USED"),
+        out.whole("ran", "Drones that ran in that time.", "drones", level=0),
+        out.span_s("run_s", "How long they ran then, all together, seconds.", head="FOR"),
+        out.whole("preempted", "Of those, taken back by the site or for the owner.", head="TAKEN BACK"),
+        out.number("per_1000_h", rate_doc, lambda h: out.rounded(h.per_1000_h), null=True, head="PER 1000 H"),
+        out.span_s("life_mean_s", "Mean life of those, seconds; null: there were none.", level=1, head="MEAN LIFE"),
+        out.span_s("life_median_s", "Median life of those, seconds; null: there were none.", head="MEDIAN LIFE"),
+        out.span_s("grace_mean_s", grace_doc, head="GRACE USED"),
         lost("lost_gpu_s", "Work of jobs that GPU drones' ends have cost, GPU-seconds.", "GPU-H LOST", 0),
         lost("lost_cpu_s", "The same of CPU drones, CPU-seconds.", "CPU-H LOST", 1),
-        whole("lost_jobs", "Jobs that lost it.", level=1, head="JOBS"),
+        out.whole("lost_jobs", "Jobs that lost it.", level=1, head="JOBS"),
     )
 
 
@@ -300,7 +226,9 @@ def _free_words(row: SiteRow) -> str:
     if row.view and row.view.nodes:
         free = sum(n.free_gpu_milli for n in row.view.nodes)
         return f"{formatting.gpus(free)} of {gpu_count(sum(n.gpu_milli for n in row.view.nodes))}"
-    return "?" if row.free is None else ", ".join(f"{n} {name}" for name, n in sorted(row.free.items())) or "0"
+    if row.view is None or row.view.free is None:
+        return "?"
+    return ", ".join(f"{n} {name}" for name, n in sorted(row.view.free.items())) or "0"
 
 
 def site_note(row: SiteRow, now: float) -> str:
@@ -327,7 +255,7 @@ def site_note(row: SiteRow, now: float) -> str:
     return "; ".join(parts)
 
 
-def _breaker_note(breaker: Breaker, now: float) -> str:
+def _breaker_note(breaker: model.Breaker, now: float) -> str:
     left = f" for another {formatting.age(breaker.until - now)}" if breaker.until > now else ""
     why = f": {formatting.excerpt(breaker.fault.message)}" if breaker.fault else ""
     if breaker.class_id:  # the type is open to all others
@@ -335,29 +263,25 @@ def _breaker_note(breaker: Breaker, now: float) -> str:
     return f"{breaker.scope} {breaker.state.value}{left}{why}"
 
 
-SITE_SCHEMA = "provisioner.site/1"
-
-
-@dataclass(frozen=True, slots=True)
-class NodeRow:
+class NodeRow(NamedTuple):
     """Node of a site."""
 
-    node: Node
+    node: model.Node
     kept_cpus: int
     """Reserved of its free resources for all its free GPUs, as blocking is now."""
     kept_memory_mib: int
     kept_disk_mib: int
-    drones: tuple[Drone, ...]
-    """Our live drones there."""
+    drones: tuple[str, ...]
+    """Ids of our live drones there."""
 
 
-def shown_site(reader: Reader, name: str, now: float) -> Document:
+def shown_site(reader: Reader, name: str, now: float) -> out.Document:
     """Return the document of ``sites show``. Raises :class:`VerbError` for a site that is not on record."""
     views, live, hazards = reader.views(), reader.drones(), reader.hazards(now - WEEK_S, now)
     rows = site_rows(views, reader.breakers(), live, hazards, WEEK_S)
     found = next((row for row in rows if row.name == name), None)
     if found is None:
-        raise unknown_site(name, [row.name for row in rows])
+        raise opt.unknown_site(name, [row.name for row in rows])
     snapshot = reader.snapshot()
     quiet_s = snapshot.now - snapshot.gpu_wanted_at if snapshot else 0.0
     ours = [drone for drone in live if drone.site == name]
@@ -365,21 +289,25 @@ def shown_site(reader: Reader, name: str, now: float) -> Document:
 
 
 def site_document(
-    row: SiteRow, views: Views | None, live: Sequence[Drone], hazards: Sequence[Hazard], quiet_s: float, now: float
-) -> Document:
+    row: SiteRow,
+    views: Views | None,
+    live: Sequence[model.Drone],
+    hazards: Sequence[Hazard],
+    quiet_s: float,
+    now: float,
+) -> out.Document:
     """Return a site as a document. ``hazards``: of its drone types; ``quiet_s``: time without a waiting GPU job."""
-    nodes = node_rows(row, live, quiet_s)
-    scope = text("scope", "Drone type, as site/name.", head="TYPE", least=12, tail=True)
-    claims = row.view.claims if row.view else ()
+    scope = out.ident("scope", "Drone type, as site/name.", head="TYPE", least=12)
+    claims, nodes = (row.view.claims if row.view else ()), node_rows(row, live, quiet_s)
     unknown = "" if row.view else "not known: the site was never seen"
     as_of = f"as of tick {views.tick}, {formatting.ago(views.at, now)} ago" if views else "no tick is on record yet"
-    return Document(
-        SITE_SCHEMA,
-        Listing("", as_facts(site_columns(now)), [row], lambda s: s.name),
+    return out.Document(
+        "provisioner.site/1",
+        out.Listing("", out.as_facts(site_columns(now)), [row], lambda s: s.name),
         {
-            "nodes": Listing("provisioner.nodes/1", node_columns(), nodes, lambda n: n.node.name, unknown=unknown),
-            "claims": Listing("", _claim_columns(now), claims, lambda c: c.who, unknown=unknown),
-            "hazards": Listing("", (scope, *hazard_columns()), hazards, lambda h: h.scope),
+            "nodes": out.Listing("provisioner.nodes/1", node_columns(), nodes, lambda n: n.node.name, unknown=unknown),
+            "claims": out.Listing("", _claim_columns(now), claims, lambda c: c.who, unknown=unknown),
+            "hazards": out.Listing("", (scope, *hazard_columns()), hazards, lambda h: h.scope),
         },
         {
             "nodes": "Nodes (free of all)",
@@ -391,58 +319,50 @@ def site_document(
     )
 
 
-def node_rows(row: SiteRow, live: Sequence[Drone], quiet_s: float) -> list[NodeRow]:
+def node_rows(row: SiteRow, live: Sequence[model.Drone], quiet_s: float) -> list[NodeRow]:
     """Return the nodes of a site's newest view, by name."""
     from provisioner.planner.owner import FreeResources
 
     nodes = row.view.nodes if row.view else ()
-    floor = FreeResources.of(nodes, row.policy.blocking if row.policy else (), quiet_s)
-    there: dict[str, list[Drone]] = {}
-    for drone in live:
-        there.setdefault(drone.node, []).append(drone)
+    free = FreeResources.of(nodes, row.policy.blocking if row.policy else (), quiet_s)
     rows = []
     for node in sorted(nodes, key=lambda n: n.name):
-        each = floor.nodes[node.name].kept
-        cpus, memory_mib, disk_mib = (-(-most * node.free_gpu_milli // WHOLE_GPU) for most in each[1:])
-        rows.append(NodeRow(node, cpus, memory_mib, disk_mib, tuple(there.get(node.name, ()))))
+        per_gpu = free.nodes[node.name].kept[1:]
+        cpus, memory_mib, disk_mib = (-(-most * node.free_gpu_milli // model.WHOLE_GPU) for most in per_gpu)
+        rows.append(NodeRow(node, cpus, memory_mib, disk_mib, tuple(d.id for d in live if d.node == node.name)))
     return rows
 
 
-def node_columns() -> tuple[Column, ...]:
+def node_columns() -> tuple[out.Column, ...]:
     """Return the columns of nodes."""
 
-    def free(key: str, doc: str, head: str, unit: Callable[[int], str], level: int = 0) -> Column:
-        left, total = attrgetter(f"node.{key}"), attrgetter(f"node.{key.removeprefix('free_')}")
+    def amount(key: str, what: str, head: str, unit: Callable[[int], str], level: int = 0) -> tuple[out.Column, ...]:
+        """Return the columns of all that a node has of something, and of what is free of that."""
+        left, total = attrgetter(f"node.free_{key}"), attrgetter(f"node.{key}")
 
         def show(row: NodeRow) -> str:
             return f"{unit(left(row))} of {unit(total(row))}" if total(row) else "-"
 
-        return whole(key, doc, left, level=level, head=head, show=show)
+        free_doc = f"{what}: what nobody holds."
+        return (
+            out.whole(key, f"{what} of the node.", total),
+            out.whole(f"free_{key}", free_doc, left, level=level, head=head, show=show),
+        )
 
     kept_doc = "What of the free CPUs, memory and disk is kept for the free GPUs (blocking), in words; empty: nothing."
+    types_doc = "Drone types that it could host if it were empty."
     return (
-        text("node", "Node, as the site names it.", "node.name", level=0, least=12, tail=True),
-        whole("gpu_milli", "Thousandths of its GPUs.", "node.gpu_milli"),
-        free("free_gpu_milli", "Thousandths of GPUs that nobody holds.", "GPUS", formatting.gpus),
-        whole("cpus", "Its CPUs.", "node.cpus"),
-        free("free_cpus", "CPUs that nobody holds.", "CPUS", str),
-        whole("memory_mib", "Its memory, MiB.", "node.memory_mib"),
-        free("free_memory_mib", "Memory that nobody holds, MiB.", "MEMORY", formatting.size),
-        whole("disk_mib", "Its disk, MiB; 0: unknown.", "node.disk_mib"),
-        free("free_disk_mib", "Disk that nobody holds, MiB.", "DISK", formatting.size, level=1),
-        words("kept", kept_doc, _kept_words, least=12),
-        whole("kept_cpus", "CPUs kept for its free GPUs."),
-        whole("kept_memory_mib", "Memory kept for its free GPUs, MiB."),
-        whole("kept_disk_mib", "Disk kept for its free GPUs, MiB."),
-        items(
-            "drones",
-            "Ids of our live drones there.",
-            lambda n: [d.id for d in n.drones],
-            level=0,
-            right=True,
-            show=lambda n: str(len(n.drones)),
-        ),
-        items("types", "Drone types that it could host if it were empty.", "node.types", level=1, least=8),
+        out.ident("node", "Node, as the site names it.", "node.name", least=12),
+        *amount("gpu_milli", "Thousandths of GPUs", "GPUS", formatting.gpus),
+        *amount("cpus", "CPUs", "CPUS", str),
+        *amount("memory_mib", "Memory, MiB", "MEMORY", formatting.size),
+        *amount("disk_mib", "Disk, MiB (0 in all: unknown)", "DISK", formatting.size, level=1),
+        out.words("kept", kept_doc, _kept_words, least=12),
+        out.whole("kept_cpus", "CPUs kept for its free GPUs."),
+        out.whole("kept_memory_mib", "Memory kept for its free GPUs, MiB."),
+        out.whole("kept_disk_mib", "Disk kept for its free GPUs, MiB."),
+        out.items("drones", "Ids of our live drones there.", level=0, unit=lambda drones: str(len(drones))),
+        out.items("types", types_doc, "node.types", level=1, least=8),
     )
 
 
@@ -453,35 +373,31 @@ def _kept_words(row: NodeRow) -> str:
     return ", ".join(parts)
 
 
-def _claim_columns(now: float) -> tuple[Column, ...]:
+def _claim_columns(now: float) -> tuple[out.Column, ...]:
+    def hostlist(nodes: Sequence[str]) -> str:
+        return formatting.fold_hostlist(nodes) or "any"
+
     waits_doc = "Since the first of them was submitted, seconds; null: unknown."
+    nodes_doc = "Nodes that could host one if they were empty; empty: any."
     return (
-        text("who", "Whose; may be empty.", level=0, least=8),
-        whole("jobs", "Jobs of this shape.", "count", level=0),
-        whole("gpu_milli", "Thousandths of GPUs of each.", head="GPUS", unit=formatting.gpus),
-        whole("cpus", "CPUs of each.", level=0),
-        whole("memory_mib", "Memory of each, MiB.", head="MEMORY", unit=amount),
-        whole("disk_mib", "Disk of each, MiB.", level=1, head="DISK", unit=amount),
-        age_s("waits_s", waits_doc, "since", now, head="WAITS"),
-        time_at("since_at", "When the first of them was submitted.", "since"),
-        items(
-            "nodes",
-            "Nodes that could host one if they were empty; empty: any.",
-            level=0,
-            least=12,
-            wrap=True,
-            unit=lambda nodes: formatting.fold_hostlist(nodes) or "any",
-        ),
+        out.text("who", "Whose; may be empty.", level=0, least=8),
+        out.whole("jobs", "Jobs of this shape.", "count", level=0),
+        out.gpus("gpu_milli", "Thousandths of GPUs of each.", head="GPUS"),
+        out.whole("cpus", "CPUs of each.", level=0),
+        out.mib("memory_mib", "Memory of each, MiB.", head="MEMORY"),
+        out.mib("disk_mib", "Disk of each, MiB.", level=1, head="DISK"),
+        out.age_s("waits_s", waits_doc, "since", now, head="WAITS"),
+        out.items("nodes", nodes_doc, level=0, least=12, wrap=True, unit=hostlist),
     )
 
 
-SiteName = Annotated[str, typer.Argument(metavar="SITE", help="Name of the site.", autocompletion=complete_sites)]
-sites_app = typer.Typer(cls=VerbGroup, add_completion=False, rich_markup_mode=None)
+SiteName = Annotated[str, opt.argument("SITE", "Name of the site.", autocompletion=opt.complete_sites)]
+sites_app = typer.Typer(cls=opt.VerbGroup, add_completion=False, rich_markup_mode=None)
 
 
 @sites_app.callback(invoke_without_command=True)
-@shared
-def sites(ctx: typer.Context, where: Where, show: Show, pick: Pick) -> None:
+@opt.shared
+def sites(ctx: typer.Context, where: opt.Where, show: opt.Show, pick: opt.Pick) -> None:
     """List the sites, show one, or use one again that is banned.
 
     Breaker, live drones and limits, free places, the owner's jobs, how often places were taken back in the last 7 days,
@@ -493,20 +409,15 @@ def sites(ctx: typer.Context, where: Where, show: Show, pick: Pick) -> None:
       provisioner sites -o wide --sort -drones
       provisioner sites -o json | jq '.items[] | select(.claims > 0) | {site, claims, claims_gpu_milli}'
     """
-    if ctx.invoked_subcommand is not None:
-        refuse_options_before_verb(ctx)
+    if opt.verb_follows(ctx):
         return
-    reader = open_record(where)
-    present(show, lambda: picked(site_listing(reader, time.time()), pick))
+    reader = opt.open_record(where)
+    out.present(show, lambda: out.picked(site_listing(reader, time.time()), pick))
 
 
 @sites_app.command("show")
-@shared
-def show_site(
-    where: Where,
-    show: Show,
-    name: SiteName,
-) -> None:
+@opt.shared
+def show_site(where: opt.Where, show: opt.Show, name: SiteName) -> None:
     """Tell all of one site: its nodes, the owner's jobs that wait, and how often it takes places back.
 
     Of each node what is free, what of that is kept for its free GPUs (blocking), and how many drones of ours are there.
@@ -517,17 +428,17 @@ def show_site(
       provisioner sites show topas -o csv --columns node,free_gpu_milli,free_cpus,kept_cpus
       provisioner sites show topas -o json | jq '.hazards[] | {scope, preempted, per_1000_h}'
     """
-    reader = open_record(where)
-    present(show, lambda: shown_site(reader, name, time.time()))
+    reader = opt.open_record(where)
+    out.present(show, lambda: shown_site(reader, name, time.time()))
 
 
 @sites_app.command("reset")
-@shared
+@opt.shared
 def reset_site(
-    where: Where,
+    where: opt.Where,
     name: SiteName,
-    type_: Annotated[str | None, typer.Option("--type", metavar="NAME", help="Only this drone type of it.")] = None,
-    reason: EventReason = "",
+    type_: Annotated[str | None, opt.option("NAME", "Only this drone type of it.", "--type")] = None,
+    reason: opt.EventReason = "",
 ) -> None:
     """Use a banned site or drone type again, now: after a repair.
 
@@ -540,38 +451,34 @@ def reset_site(
       provisioner sites reset local --type a100 --reason "HTCondor installed"
       provisioner sites reset topas && provisioner events --follow
     """
-    reader = open_record(where)
-    require_known_sites(reader, [name])
+    reader = opt.open_record(where)
+    opt.require_known_sites(reader, [name])
     scope = name
     if type_ is not None:
         scope = f"{name}/{type_.removeprefix(f'{name}/')}"
-        _must_be_a_type(reader, scope)
-    troubled = [s for s, b in reader.breakers().items() if b.failures and is_within_scope(s, scope)]
+        views = reader.views()
+        known = sorted(str(t.key) for t in views.types) if views else []
+        if views is not None and scope not in known:  # a misspelling would reset nothing
+            wrong = f"no drone type `{formatting.sanitize(scope, 80)}`; known: {opt.named(known) or 'none'}"
+            raise opt.VerbError(wrong)
+    breakers = reader.breakers().items()
+    troubled = [s for s, b in breakers if b.failures and model.is_within_scope(s, scope)]
     if not troubled:
-        note(f"{scope} is not banned: nothing was asked for")
+        out.note(f"{scope} is not banned: nothing was asked for")
         return
-    serial = reader.ask(RequestKind.RESET, [DroneId(scope)], reason=reason, by=operator(), at=time.time())
-    note(f"request {serial} recorded: use {', '.join(troubled)} again")
+    asked = [model.DroneId(scope)]
+    serial = reader.ask(model.RequestKind.RESET, asked, reason=reason, by=operator(), at=time.time())
+    out.note(f"request {serial} recorded: use {', '.join(troubled)} again")
     note_without_controller(reader)
 
 
-def _must_be_a_type(reader: Reader, key: str) -> None:
-    """Raise :class:`VerbError` for a drone type that is not configured: a misspelling would reset nothing."""
-    views = reader.views()
-    known = sorted(str(t.key) for t in views.types) if views else []
-    if views is not None and key not in known:
-        raise VerbError(f"no drone type `{formatting.sanitize(key, 80)}`; known: {named(known) or 'none'}")
-
-
-def site_listing(reader: Reader, now: float) -> Listing:
+def site_listing(reader: Reader, now: float) -> out.Listing:
     """Return the answer of ``provisioner sites``."""
     views = reader.views()
     rows = site_rows(views, reader.breakers(), reader.drones(), reader.hazards(now - WEEK_S, now), WEEK_S)
-    if views is None:
-        scope = f"{formatting.count(len(rows), 'site')}; no tick is on record yet"
-    else:
+    scope = f"{formatting.count(len(rows), 'site')}; no tick is on record yet"
+    if views is not None:
         runs = "" if reader.holder() else "; no controller runs: as last recorded"
-        scope = (
-            f"{formatting.count(len(rows), 'site')} as of tick {views.tick}, {formatting.ago(views.at, now)} ago{runs}"
-        )
-    return Listing(SITES_SCHEMA, site_columns(now), rows, lambda s: s.name, scope)
+        age = formatting.ago(views.at, now)
+        scope = f"{formatting.count(len(rows), 'site')} as of tick {views.tick}, {age} ago{runs}"
+    return out.Listing(SITES_SCHEMA, site_columns(now), rows, lambda s: s.name, scope)

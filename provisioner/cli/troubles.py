@@ -9,12 +9,14 @@ shown for an hour.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from provisioner import formatting
+from provisioner.cli import output as out
 from provisioner.cli.jobs import reasons_by_class
-from provisioner.cli.output import Column, text, words
+from provisioner.cli.options import named
+from provisioner.formatting import Category
 from provisioner.model import Breaker, BreakerState, Drone, DroneState, FaultKind, JobClass, Plan
 from provisioner.reasons import AllVanished, Reason, TooManyUnhealthy
 from provisioner.store import Event, Holder, Views
@@ -67,8 +69,7 @@ class Severity(StrEnum):
 SEVERITY_TINTS = {Severity.CRITICAL: "red", Severity.WARNING: "yellow"}
 
 
-@dataclass(frozen=True, slots=True)
-class OperatorTrouble:
+class OperatorTrouble(NamedTuple):
     """Problem that a person should look at."""
 
     severity: Severity
@@ -79,8 +80,7 @@ class OperatorTrouble:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class TroubleContext:
+class TroubleContext(NamedTuple):
     """Facts that the rules need."""
 
     now: float
@@ -108,15 +108,15 @@ def troubles(facts: TroubleContext) -> list[OperatorTrouble]:
     return sorted(found, key=lambda t: order.index(t.severity))
 
 
-def trouble_columns() -> tuple[Column, ...]:
+def trouble_columns() -> tuple[out.Column, ...]:
     """Return the columns of troubles."""
     severity_doc = "critical: nothing is done; warning: something is not done; note: users or sites cause it."
     subject_doc = "overlay, controller, site:NAME, type:SITE/NAME, class:ID or drone:ID."
     return (
-        text("severity", severity_doc, level=0, choices=tuple(Severity), tint=SEVERITY_TINTS),
-        text("kind", "Stable name of the kind of trouble."),
-        text("subject", subject_doc, level=0, least=12, tail=True),
-        words("text", "What is wrong, and what to do.", head="TROUBLE", least=30),
+        out.text("severity", severity_doc, level=0, choices=tuple(Severity), tint=SEVERITY_TINTS),
+        out.text("kind", "Stable name of the kind of trouble."),
+        out.ident("subject", subject_doc, least=12),
+        out.words("text", "What is wrong, and what to do.", head="TROUBLE", least=30),
     )
 
 
@@ -161,10 +161,10 @@ def _views_in_doubt(facts: TroubleContext) -> Iterator[OperatorTrouble]:
         yield _critical("view-old", "overlay", f"pool not seen lately{age}: nothing is decided on so old a view")
     for name, policy in sorted(facts.views.policy.sites.items()):
         reading = facts.views.sites.get(name)
-        view = reading.view if reading else None
+        view, fault = (reading.view, reading.fault) if reading else (None, None)
         age = f", the newest view is {formatting.ago(view.taken_at, facts.now)} old" if view else ""
-        if reading is not None and reading.fault is not None:
-            message = f"site cannot be listed{age}: {formatting.excerpt(reading.fault.message)}"
+        if fault is not None:
+            message = f"site cannot be listed{age}: {formatting.excerpt(fault.message)}"
             yield _warning("view-failed", f"site:{name}", message)
         elif view is None or facts.now - view.taken_at > policy.view_max_age_s:
             yield _warning("view-old", f"site:{name}", f"site not seen lately{age}: nothing starts or stops there")
@@ -180,18 +180,15 @@ def _types_unfit(facts: TroubleContext) -> Iterator[OperatorTrouble]:
 def _notices(facts: TroubleContext) -> Iterator[OperatorTrouble]:
     if facts.views is None:
         return
-    seen = [("overlay", facts.views.overlay.view)]
-    views = [*seen, *((f"site:{name}", reading.view) for name, reading in sorted(facts.views.sites.items()))]
-    for subject, view in views:
-        for kind, severity, lines in (
-            ("notice", Severity.WARNING, view.notices if view else ()),
-            ("remark", Severity.NOTE, view.remarks if view else ()),
-        ):
-            for line in lines[:MAX_NOTICES]:
-                yield OperatorTrouble(severity, kind, subject, formatting.excerpt(line))
-            if len(lines) > MAX_NOTICES:
-                more = f"{len(lines) - MAX_NOTICES} more {kind}s: `provisioner status -o json`"
-                yield OperatorTrouble(severity, kind, subject, more)
+    sites = ((f"site:{name}", reading.view) for name, reading in sorted(facts.views.sites.items()))
+    for subject, view in (("overlay", facts.views.overlay.view), *sites):
+        notices, remarks = (view.notices, view.remarks) if view else ((), ())
+        for kind, severity, lines in (("notice", Severity.WARNING, notices), ("remark", Severity.NOTE, remarks)):
+            more = len(lines) - MAX_NOTICES
+            shown = [formatting.excerpt(line) for line in lines[:MAX_NOTICES]]
+            shown += [f"{more} more {kind}s: `provisioner status -o json`"] if more > 0 else []
+            for line in shown:
+                yield OperatorTrouble(severity, kind, subject, line)
 
 
 def _negotiator_silent(facts: TroubleContext) -> Iterator[OperatorTrouble]:
@@ -235,14 +232,9 @@ def _breakers_not_active(facts: TroubleContext) -> Iterator[OperatorTrouble]:
             why = f" ({fault.kind.value}){message}" if fault else ""
             advice = f". After the repair: `{_reset(breaker.scope)}`" if banned else ""
             subject = f"{'type' if of_type else 'site'}:{breaker.scope}"
-            yield _warning(breaker.state.value, subject, f"{_BREAKER_WORDS[breaker.state]}{until}{why}{advice}")
-
-
-_BREAKER_WORDS = {
-    BreakerState.BANNED: "not used",
-    BreakerState.PROBING: "tried with one drone",
-    BreakerState.DEGRADED: "failed lately, still used",
-}
+            yield _warning(
+                breaker.state.value, subject, f"{formatting.BREAKER_WORDS[breaker.state]}{until}{why}{advice}"
+            )
 
 
 def _reset(scope: str) -> str:
@@ -310,13 +302,10 @@ def _brakes(facts: TroubleContext) -> Iterator[OperatorTrouble]:
 
 
 def _hopeless_classes(facts: TroubleContext) -> Iterator[OperatorTrouble]:
-    text_ = reasons_by_class(facts.plan)
-    hopeless = (formatting.Category.CONFIGURATION, formatting.Category.NOTHING_FITS)
-    never = [c.id for c in facts.waiting if any(formatting.category(r) in hopeless for r in text_.get(c.id, ()))]
+    reasons, hopeless = reasons_by_class(facts.plan), (Category.CONFIGURATION, Category.NOTHING_FITS)
+    never = [c.id for c in facts.waiting if any(formatting.category(r) in hopeless for r in reasons.get(c.id, ()))]
     if never:
-        more = f" and {len(never) - 5} more" if len(never) > 5 else ""
-        names = ", ".join(map(formatting.sanitize, never[:5]))
-        message = f"classes that can never start: {names}{more}. See `provisioner demand`"
+        message = f"classes that can never start: {named(never)}. See `provisioner demand`"
         subject = f"class:{never[0]}" if len(never) == 1 else "classes"
         yield OperatorTrouble(Severity.NOTE, "hopeless", subject, message)
 

@@ -8,16 +8,7 @@ from typing import cast
 import pytest
 
 from provisioner.cli.explain import job_document, known_job
-from provisioner.model import (
-    CompletedJob,
-    DroneId,
-    JobClass,
-    OverlayView,
-    Policy,
-    PolledOverlay,
-    Slot,
-    SlotState,
-)
+from provisioner.model import CompletedJob, DroneId, JobClass, OverlayView, Policy, PolledOverlay, Slot, SlotState
 from provisioner.store import Views
 from provisioner.store.reader import Reader
 

@@ -156,17 +156,6 @@ def test_a_site_that_is_gone_is_told_with_reasons(on: Cli, saved: Path) -> None:
     assert "2 jobs that run at topas are not counted as waiting again" in noted
 
 
-def test_a_question_without_consequence_says_so(on: Cli, saved: Path) -> None:
-    ran = on("replay", saved, "--what-if", "topas owner=none", "-o", "json")
-    assert (ran.code, ran.json["same"], ran.json["items"]) == (Exit.OK, True, [])
-
-
-def test_a_recorded_tick_answers_too(on: Cli) -> None:
-    tick = on("snapshot", "--list", "-o", "name").lines[0]
-    ran = on("replay", "--tick", tick, "--what-if", "topas max_drones=1", "-o", "json")
-    assert actions(ran.json)["start", "topas/a100"] == (3, 1)
-
-
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [

@@ -100,15 +100,6 @@ def test_the_same_seed_gives_the_same_replay_in_this_process_and_in_others(here:
     assert timeless(json.loads(done.stdout)) == timeless(alone.json)
 
 
-def test_the_table_has_the_figures_and_says_what_was_assumed(here: Path, cli: Cli) -> None:
-    ran = cli("simulate", "t.csv", "-j", "1")
-    assert ran.code == 0, ran.err
-    assert "farm: 6 GPUs for gpu, as its limits allow; nobody else uses it" in ran.err
-    lines = [line.split() for line in ran.lines]
-    assert ["FIGURE", "UNIT", "MEAN"] in lines and ["Jobs", "done", "-", "40"] in lines
-    assert any(line[:2] == ["Mean", "wait"] for line in lines)
-
-
 def test_two_policies_side_by_side_over_the_same_seeds(here: Path, cli: Cli) -> None:
     compared = ("simulate", "t.csv", "--compare", "provisioner.yaml", "other.yaml", "-j", "1")
     ran = cli(*compared, "--seeds", "3", "-o", "json")
@@ -124,27 +115,13 @@ def test_two_policies_side_by_side_over_the_same_seeds(here: Path, cli: Cli) -> 
     assert {"FIGURE", "POLICY", "MEAN", "DIFFERENCE"} <= set(head.split()) and len(head) <= 100
 
 
-def test_another_policy_beside_the_configured_one(here: Path, cli: Cli) -> None:
-    ran = cli("simulate", "t.csv", "--policy", "other.yaml", "-j", "1", "-o", "json")
-    assert ran.json["policies"] == ["provisioner.yaml", "other.yaml"]
-
-
-def test_policies_are_called_by_what_tells_them_apart(here: Path, cli: Cli) -> None:
-    (here / "old").mkdir()
-    for name in ("provisioner.yaml", "farm.yaml", "cloud.yaml"):
-        (here / "old" / name).write_bytes((here / name).read_bytes())
-    compared = ("--compare", "old/provisioner.yaml", "other.yaml", "--policy", here / "provisioner.yaml")
-    ran = cli("simulate", "t.csv", *compared, "--limit", "1", "-j", "1", "-o", "json")
-    assert ran.json["policies"] == ["old/provisioner.yaml", f"{here.name}/other.yaml", f"{here.name}/provisioner.yaml"]
-
-
 def test_jobs_that_fit_no_drone_are_told_by_size(here: Path, cli: Cli) -> None:
     lines = ("0,60,1,1", "5,60,4,1", "9,60,8,1", "9,60,4,1", "9,60,1,16", "9,60,1,64", "9,60,1,64")
     (here / "t.csv").write_text("submit_s,duration_s,gpus,cpus\n" + "\n".join(lines) + "\n")
     ran = cli("simulate", "t.csv", "-j", "1", "-o", "json")
     assert ran.code == 0 and figures(ran.json)["Jobs that fit no drone", "provisioner.yaml"]["mean"] == 6
-    told = "3 of 1 GPU (cpus up to 64 > 4 of farm/gpu), 2 of 4 GPU (gpus 4 > 1 of farm/gpu), 1 of 8 GPU (gpus 8 > 1"
-    assert f"6 jobs of 7 fit no drone type and wait for ever: {told} of farm/gpu)" in ran.err
+    told = "3 of 1 GPU (cpus), 2 of 4 GPU (gpus), 1 of 8 GPU (gpus)"
+    assert f"6 jobs of 7 fit no drone type and wait for ever: {told}" in ran.err
 
 
 def test_progress_of_long_replays_is_told_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,14 +132,9 @@ def test_progress_of_long_replays_is_told_where_nobody_looks(capsys: pytest.Capt
             now[0] = at
             tell(turn, reached_s)
     assert capsys.readouterr().err.splitlines() == [
-        "0 of 2 replays done, 1.0 of 4.0 days, about 2m left",
-        "1 of 2 replays done, 2.0 of 4.0 days, about 1m20s left",
+        "0 of 2 replays done, 1.0 of 4.0 days",
+        "1 of 2 replays done, 2.0 of 4.0 days",
     ]
-
-
-def test_a_site_that_goes_down_after_all_is_said_to_matter_little(here: Path, cli: Cli) -> None:
-    ran = cli("simulate", "t.csv", "--limit", "1", "--what-if", "farm down 2d", "-j", "1")
-    assert ran.code == 0 and "--what-if: farm down 2d: by then the last job has come" in ran.err
 
 
 def test_what_if_a_site_were_down(here: Path, cli: Cli) -> None:
@@ -172,13 +144,6 @@ def test_what_if_a_site_were_down(here: Path, cli: Cli) -> None:
     told = figures(ran.json)
     assert told["Jobs done", name]["mean"] == 40
     assert told["Mean wait", name]["difference"] > 0  # type: ignore[operator]
-
-
-def test_what_if_there_were_more_gpus(here: Path, cli: Cli) -> None:
-    ran = cli("simulate", "t.csv", "--what-if", "farm gpus=2", "--what-if", "cloud down", "-j", "1", "-o", "json")
-    assert ran.code == 0, ran.err
-    told = figures(ran.json)
-    assert told["95th percentile of waits", "provisioner.yaml, farm gpus=2, cloud down"]["difference"] > 0  # type: ignore[operator]
 
 
 def test_a_page_is_written(here: Path, cli: Cli) -> None:
@@ -233,22 +198,6 @@ def test_jobs_on_record_are_replayed_as_they_came(lived: Path, cli: Cli) -> None
     part = cli("simulate", "--recorded", "--span", "65min", "--group", "ann", "-j", "1", "-o", "json")
     assert part.json["jobs"] == 6, "half of the jobs are ann's, and half of those are of the last hour"
     assert cli("simulate", "--recorded", "--group", "physics", "-j", "1", "-o", "json").json["jobs"] == 24
-
-
-def test_another_policy_on_jobs_on_record(lived: Path, cli: Cli) -> None:
-    ran = cli("simulate", "--recorded", "--policy", "other.yaml", "-j", "1", "-o", "json")
-    assert ran.code == 0, ran.err
-    told = figures(ran.json)
-    assert ran.json["policies"] == ["provisioner.yaml", "other.yaml"]
-    assert told["Jobs done", "other.yaml"]["mean"] == 24
-    assert told["Idle", "other.yaml"]["difference"] > 0  # type: ignore[operator]
-
-
-def test_a_site_that_had_been_down_that_day(lived: Path, cli: Cli) -> None:
-    ran = cli("simulate", "--recorded", "--what-if", "farm down", "-j", "1", "-o", "json", "--report", "out.html")
-    assert ran.code == 0, ran.err
-    assert figures(ran.json)["Jobs done", "provisioner.yaml, farm down"]["mean"] == 24
-    assert "farm down" in (lived / "out.html").read_text()
 
 
 def children(of: int) -> dict[int, int]:
@@ -332,10 +281,3 @@ def test_a_broken_world_is_named_with_line_and_repair(here: Path, cli: Cli) -> N
     ran = cli("simulate", "t.csv", "--world", "world.yaml")
     assert ran.code == 3 and "world.yaml:3:11: `boot`: a duration needs a unit: write `75s`" in ran.err
     assert "provisioner check" not in ran.err, "it does not look at world files"
-
-
-def test_a_trace_is_found_by_name(here: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    (here / "traces").mkdir()
-    os.replace(here / "t.csv", here / "traces" / "t.csv")
-    monkeypatch.setenv("PROVISIONER_TRACES", str(here / "traces"))
-    assert cli("simulate", "t.csv", "--limit", "1", "-j", "1").code == 0

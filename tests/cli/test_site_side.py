@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 
 import jsonschema
@@ -11,7 +9,7 @@ import pytest
 
 from provisioner.cli.options import Exit
 from provisioner.cli.schema import output_schemas
-from tests.cli.conftest import Cli, process
+from tests.cli.conftest import Cli
 
 SITE = '''
 import asyncio
@@ -118,10 +116,17 @@ def test_what_the_adapter_renders_from_the_policy_is_printed_and_nothing_else(cl
     assert "check --live" in ran.err
 
 
-def test_a_misspelt_site_is_told_with_the_nearest(cli: Cli, lib: Path) -> None:
-    ran = cli("render", "blocking", "--site", "tpoas", "--config", configured(lib.parent, "telling-cluster"))
-    assert (ran.code, ran.out) == (Exit.FAILED, "")
-    assert "no site 'tpoas' in" in ran.err and "did you mean `topas`?" in ran.err
+@pytest.mark.parametrize(
+    ("site", "adapter", "options", "said"),
+    [
+        ("tpoas", "telling-cluster", "{}", "did you mean `topas`?"),
+        ("topas", "plain-cluster", "{}", "adapter plain-cluster of site topas cannot render blocking"),
+        ("topas", "telling-cluster", "{fails: render}", "site topas: disk cannot be kept without a disk of its own"),
+    ],
+)
+def test_what_cannot_be_rendered_is_said(cli: Cli, lib: Path, site: str, adapter: str, options: str, said: str) -> None:
+    ran = cli("render", "blocking", "--site", site, "--config", configured(lib.parent, adapter, options=options))
+    assert (ran.code, ran.out) == (Exit.FAILED, "") and said in ran.err
 
 
 def test_a_site_file_alone_and_one_that_is_not_listed_are_rendered(cli: Cli, lib: Path) -> None:
@@ -133,12 +138,6 @@ def test_a_site_file_alone_and_one_that_is_not_listed_are_rendered(cli: Cli, lib
     assert "did you mean `topas`?" in cli("render", "blocking", "--site", "tpoas", "-c", lib.parent / "topas.yaml").err
 
 
-def test_an_adapter_that_cannot_render_says_so(cli: Cli, lib: Path) -> None:
-    ran = cli("render", "blocking", "--site", "topas", "--config", configured(lib.parent, "plain-cluster"))
-    assert (ran.code, ran.out) == (Exit.FAILED, "")
-    assert "adapter plain-cluster of site topas cannot render blocking" in ran.err
-
-
 def test_without_blocking_the_line_to_add_is_said_and_is_right(cli: Cli, lib: Path) -> None:
     path = configured(lib.parent, "telling-cluster", blocking="")
     ran = cli("render", "blocking", "--site", "topas", "--config", path)
@@ -147,20 +146,6 @@ def test_without_blocking_the_line_to_add_is_said_and_is_right(cli: Cli, lib: Pa
     (line,) = (line.strip() for line in ran.err.splitlines() if line.strip().startswith("blocking:"))
     configured(lib.parent, "telling-cluster", blocking=f"{line}\n")
     assert cli("render", "blocking", "--site", "topas", "--config", path).code == Exit.OK
-
-
-def test_what_cannot_be_rendered_is_the_adapters_to_say(cli: Cli, lib: Path) -> None:
-    path = configured(lib.parent, "telling-cluster", options="{fails: render}")
-    ran = cli("render", "blocking", "--site", "topas", "--config", path)
-    assert (ran.code, ran.out) == (Exit.FAILED, "")
-    assert "site topas: disk cannot be kept without a disk of its own" in ran.err
-
-
-def test_render_needs_a_site_and_a_sound_configuration(cli: Cli, lib: Path) -> None:
-    path = configured(lib.parent, "telling-cluster", blocking="blocking: [{cpu: 8}]\n")
-    assert cli("render", "blocking", "--config", path).code == Exit.USAGE
-    ran = cli("render", "blocking", "--site", "topas", "--config", path)
-    assert ran.code == Exit.UNMET and "did you mean `cpus`?" in ran.err
 
 
 # ----------------------------------------------------------------------------------------------------------- check live
@@ -212,11 +197,3 @@ def test_an_audit_that_fails_is_a_failed_look_beside_the_good_one(cli: Cli, lib:
     path = configured(lib.parent, "telling-cluster", options="{fails: poll}")
     items = cli("check", path, "--live", "-o", "json").json["items"]
     assert [(i["ok"], i["text"]) for i in items[1:]] == [(False, "the token has expired")]
-
-
-def test_as_a_process_of_its_own_it_does_the_same(lib: Path) -> None:
-    path = configured(lib.parent, "telling-cluster")
-    env = os.environ | {"PYTHONPATH": str(lib)}
-    ran = process("check", path, "--live", "-o", "json", env=env)
-    assert ran.returncode == Exit.UNMET and len(json.loads(ran.stdout)["items"]) == 5
-    assert process("render", "blocking", "--site", "topas", "-c", path, env=env).stdout.startswith("# grace 30 s")

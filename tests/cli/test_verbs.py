@@ -11,7 +11,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
@@ -108,11 +109,6 @@ def test_a_mistake_is_told_with_what_to_do(on: Cli, reader: Reader, words: str, 
     assert _requests(reader) == []
 
 
-def test_options_before_another_verb_are_told_where_they_belong(cli: Cli, record: Path) -> None:
-    ran = cli("drones", "--store", record, "show", "1")
-    assert ran.code == Exit.USAGE and "put --store after `drones show`" in ran.err
-
-
 def test_waiting_ends_with_its_time(on: Cli) -> None:
     ran = on("drones", "kill", "1", "--reason", "x", "--wait", "--timeout", "0")
     assert ran.code == Exit.TIMED_OUT and "not ended: kit-ab12-1" in ran.err
@@ -182,14 +178,6 @@ def test_a_watch_goes_on_when_the_record_cannot_be_read_for_a_while(on: Cli, mon
     assert "database or disk is full" in ran.err and "Troubles" in ran.out
 
 
-@pytest.mark.parametrize("words", ANSWERS, ids=" ".join)
-def test_every_verb_gives_names_or_says_why_not(on: Cli, words: list[str]) -> None:
-    as_name = on(*words, "-o", "name")
-    assert as_name.code == Exit.OK or "name is for lists" in as_name.err
-    as_csv = on(*words, "-o", "csv")
-    assert as_csv.code in (Exit.OK, Exit.USAGE) and (as_csv.out or "csv is for lists" in as_csv.err)
-
-
 def test_help_of_every_verb_has_three_examples_and_starts_with_a_sentence() -> None:
     from docs.make_reference import cli_page
 
@@ -201,64 +189,7 @@ def test_help_of_every_verb_has_three_examples_and_starts_with_a_sentence() -> N
         assert body.count("\n$ ") >= (2 if body.startswith("demo") else 3), body.splitlines()[0]
 
 
-def test_help_tells_the_exit_codes(cli: Cli) -> None:
-    ran = cli("--help")
-    assert ran.code == Exit.OK
-    flat = " ".join(ran.out.split())
-    for part in ("0 success, an empty list included", "3 condition not met", "4 some of several", "124 time is up"):
-        assert part in flat
-
-
-# --------------------------------------------------------------------------------------------------------------- status
-
-
-def test_status_says_who_runs_what_it_sees_and_why_jobs_wait(on: Cli) -> None:
-    ran = on("status")
-    flat = " ".join(ran.out.split())
-    assert "kit: not running; what follows is as last recorded" in flat
-    assert "overlay fresh" in flat
-    assert "x; rm -rf /" in flat, "what is odd in a good view is told as well"
-    assert "site:horeka failed" in flat
-    assert "horeka banned" in flat
-    assert "Waiting: 50 jobs in 3 classes" in flat
-    assert "no drone type fits: vram must be 195.3 GiB; nearest is horeka/h100 with 95.5 GiB" in flat
-    assert "max_drones topas" in flat
-    assert "config.reloaded" in flat
-    assert "site:horeka" in flat and "classes that can never start: 9" in flat
-    assert "1 critical trouble, " in ran.err and "controller: no controller runs" in ran.err
-
-
-def test_status_names_the_process_that_runs(cli: Cli, running: Path) -> None:
-    import os
-
-    ran = cli("status", "--store", running, "-o", "json")
-    assert ran.json["pid"] == os.getpid()
-    assert ran.json["running"] is True
-    assert f"process {os.getpid()} on" in " ".join(cli("status", "--store", running).out.split())
-
-
 # --------------------------------------------------------------------------------------------------------------- drones
-
-
-def test_drones_lists_the_living_and_says_so(on: Cli) -> None:
-    ran = on("drones")
-    assert [line.split()[0] for line in ran.lines] == ["ID", "kit-ab12-1", "kit-ab12-3", "kit-ab12-4"]
-    assert ran.err == ("3 live drones of controller kit; --ended for past ones; no controller runs: as last recorded\n")
-
-
-def test_ended_drones_show_the_jobs_that_were_started_in_them(on: Cli) -> None:
-    header, *rows = on("drones", "--all").lines
-    assert header.index("RUN") < header.index("STARTED")
-    assert all(row.split()[6].isdecimal() for row in rows if row.startswith("kit-")), rows
-
-
-def test_names_of_events_are_never_cut(on: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "60")
-    assert {line.split()[1] for line in on("events", "--since", "all", "--no-header").lines if line[:2] == "20"} >= {
-        "config.reloaded",
-        "requested",
-        "submitted",
-    }
 
 
 def test_drones_filters_sorts_and_limits(on: Cli) -> None:
@@ -297,18 +228,8 @@ def test_the_reason_of_each_drone_is_there_for_the_asking(on: Cli) -> None:
 
 @pytest.mark.parametrize("any_id", ["kit-ab12-1", "1", "8810.0", "slot1@gpu07.example.org"])
 def test_every_id_means_the_drone_and_show_tells_its_life(on: Cli, any_id: str) -> None:
-    flat = " ".join(on("drones", "show", any_id).out.split())
-    assert "drone kit-ab12-1" in flat
-    for words in (
-        "slot1@gpu07.example.org",
-        "8810.0",
-        "requested 3s 5 jobs of class 7 wait",
-        "submitted 8m17s",
-        "the site took the order as 8810.0",
-        "in the pool, busy with 2 jobs",
-    ):
-        assert words in flat
     tree = on("drones", "show", any_id, "-o", "json").json
+    assert tree["id"] == "kit-ab12-1"
     assert [step["state"] for step in tree["history"]] == ["requested", "submitted", "busy"]
     assert [step["for_s"] for step in tree["history"]] == [3.0, 497.0, None]
     assert tree["history"][0]["reason"]["kind"] == "jobs-waiting"
@@ -323,79 +244,36 @@ def _requests(reader: Reader) -> list[tuple[RequestKind, tuple[str, ...], str, D
     return [(r.kind, r.drone_ids, r.reason, r.mode) for r in found.requests]
 
 
-def test_a_drain_is_recorded_for_the_next_tick(on: Cli, reader: Reader) -> None:
-    ran = on("drones", "drain", "8810.0", "--mode", "fast", "--reason", "hung jobs")
-    assert ran.code == Exit.OK
-    assert ran.out == ""
-    assert "request 1 recorded" in ran.err and "no controller runs" in ran.err
-    assert _requests(reader) == [(RequestKind.DRAIN, ("kit-ab12-1",), "hung jobs", DrainMode.FAST)]
+ONE, BOTH = ("kit-ab12-1",), ("kit-ab12-1", "kit-ab12-3")
 
 
-def test_the_plan_shows_what_was_asked_for(on: Cli) -> None:
-    on("drones", "kill", "1", "--reason", "GPU fell off the bus")
-    stops = [i for i in on("plan", "-o", "json").json["items"] if i["action"] == "stop"]
-    assert [s["drones"] for s in stops] == [["kit-ab12-1"]]
-    assert "GPU fell off the bus" in stops[0]["text"]
-
-
-def test_many_at_once_are_confirmed_first(on: Cli, reader: Reader) -> None:
-    ran = on("drones", "kill", "1", "3", "--reason", "x")
-    assert ran.code == Exit.USAGE
-    assert "kill 2 drones: kit-ab12-1, kit-ab12-3?" in ran.err and "--yes" in ran.err
-    assert _requests(reader) == []
-    assert on("drones", "kill", "1", "3", "--reason", "x", "--yes").code == Exit.OK
-    assert _requests(reader) == [(RequestKind.KILL, ("kit-ab12-1", "kit-ab12-3"), "x", DrainMode.PEACEFUL)]
-
-
-def test_a_dry_run_names_them_and_records_nothing(on: Cli, reader: Reader) -> None:
-    ran = on("drones", "drain", "--site", "topas", "--reason", "x", "--dry-run")
-    assert ran.lines == ["kit-ab12-1", "kit-ab12-3", "kit-ab12-4"]
-    assert _requests(reader) == []
-
-
-def test_some_unknown_ids_are_a_partial_success_and_only_unknown_ones_a_failure(on: Cli, reader: Reader) -> None:
-    ran = on("drones", "kill", "1", "nobody", "--reason", "x")
-    assert ran.code == Exit.PARTIAL
-    assert "no drone is known by nobody" in ran.err
-    assert [r[1] for r in _requests(reader)] == [("kit-ab12-1",)]
-    assert on("drones", "kill", "nobody", "--reason", "x").code == Exit.FAILED
-
-
-def test_an_ended_drone_is_gone_already_and_that_is_success(on: Cli, reader: Reader) -> None:
-    ran = on("drones", "kill", "2", "--reason", "x")
-    assert ran.code == Exit.OK
-    assert "already ended" in ran.err
-    assert _requests(reader) == []
+@pytest.mark.parametrize(
+    ("words", "code", "said", "recorded"),
+    [
+        ("drain 8810.0 --mode fast", Exit.OK, "no controller runs", [(RequestKind.DRAIN, ONE, "x", DrainMode.FAST)]),
+        ("kill 1 3", Exit.USAGE, "kill 2 drones: kit-ab12-1, kit-ab12-3?", []),
+        ("kill 1 3 --yes", Exit.OK, "request 1 recorded", [(RequestKind.KILL, BOTH, "x", DrainMode.PEACEFUL)]),
+        ("drain --site topas --dry-run", Exit.OK, "would drain", []),
+        ("kill 1 nobody", Exit.PARTIAL, "known by nobody", [(RequestKind.KILL, ONE, "x", DrainMode.PEACEFUL)]),
+        ("kill nobody", Exit.FAILED, "nothing was asked for", []),
+        ("kill 2", Exit.OK, "already ended", []),
+    ],
+)
+def test_a_request_is_recorded_for_the_next_tick(
+    on: Cli,
+    reader: Reader,
+    words: str,
+    code: Exit,
+    said: str,
+    recorded: list[tuple[RequestKind, tuple[str, ...], str, DrainMode]],
+) -> None:
+    ran = on("drones", *words.split(), "--reason", "x")
+    assert ran.code == code and said in ran.err
+    assert _requests(reader) == recorded
+    assert ran.lines == (["kit-ab12-1", "kit-ab12-3", "kit-ab12-4"] if "--dry-run" in words else [])
 
 
 # -------------------------------------------------------------------------------------------- sites, demand and explain
-
-
-def test_sites_tells_what_is_wrong_with_each(on: Cli) -> None:
-    horeka, topas = on("sites", "-o", "json").json["items"]
-    assert [horeka[k] for k in ("site", "breaker", "fault", "view_age_s")] == ["horeka", "banned", "denied", None]
-    assert "look failed (denied)" in horeka["note"]
-    assert (topas["drones"], topas["max_drones"], topas["free"], topas["note"]) == (3, 3, {"a100": 3}, "")
-    assert topas["states"] == {"busy": 1, "idle": 1, "requested": 1}
-
-
-def test_demand_tells_why_each_class_waits(on: Cli) -> None:
-    items = {i["id"]: i for i in on("demand", "-o", "json").json["items"]}
-    assert [r["kind"] for r in items["9"]["reasons"]] == ["nothing-fits", "awaiting-negotiation"]
-    assert items["9"]["nearest"] == "horeka/h100" and items["9"]["fits"] == []
-    assert items["7"]["reasons"][0]["kind"] == "limit-reached"
-    assert set(items["7"]["fits"]) == {"topas/a100", "horeka/h100"}
-    assert items["11"]["reasons"] == [{"fresh": 3, "kind": "awaiting-negotiation"}]
-    assert len(on("demand", "--waiting", "-o", "name").lines) == 3
-
-
-def test_explain_class_names_the_failing_dimension_of_each_type(on: Cli) -> None:
-    ran = on("explain", "class", "9", "-o", "json")
-    assert [(t["type"], t["fits"], t["dimension"]) for t in ran.json["types"]] == [
-        ("horeka/h100", False, "vram"),
-        ("topas/a100", False, "vram"),
-    ]
-    assert ran.json["said"][0]["category"] == "nothing-fits"
 
 
 @pytest.mark.parametrize(
@@ -421,38 +299,26 @@ def test_explain_drone_says_why_how_long_and_what_then(on: Cli) -> None:
     assert tree["state"] == "idle"
     assert (tree["limit"], tree["limit_s"]) == ("idle_timeout_s", 600.0)
     assert tree["limit_by"] == "the configured time-out"
-    shown = on("drones", "show", "3", "-o", "json").json
-    assert (shown["idle_limit_s"], shown["idle_limit_by"]) == (600.0, "time-out")
-    assert "may be idle" in on("drones", "show", "3").out
+    assert "600 s (the configured time-out)" in on("drones", "show", "3").out
     assert tree["then"].startswith("the pool is asked to let it go")
-    assert tree["reason"]["kind"] == "seen-in-pool"
+    assert tree["history"][-1]["reason"]["kind"] == "seen-in-pool"
 
 
 # --------------------------------------------------------------------------------------- plan, snapshot, replay, events
 
 
-def test_same_snapshot_same_plan(on: Cli, tmp_path: Path) -> None:
-    saved = on("snapshot", "--to", tmp_path / "snapshot.json")
+def test_same_snapshot_same_plan_and_another_one_is_told_place_by_place(on: Cli, tmp_path: Path) -> None:
+    snapshot, expected = tmp_path / "snapshot.json", tmp_path / "plan.json"
+    saved = on("snapshot", "--to", snapshot)
     assert (saved.code, saved.out) == (Exit.OK, "")
-    (tmp_path / "plan.json").write_text(on("plan", "--snapshot", tmp_path / "snapshot.json", "-o", "json").out)
-    ran = on("replay", tmp_path / "snapshot.json", "--expect", tmp_path / "plan.json")
-    assert ran.code == Exit.OK
-    assert "the plan is the same" in ran.err
-
-
-def test_kept_snapshots_are_listed_with_time_and_deeds(on: Cli) -> None:
-    """It printed bare numbers of ticks."""
-    head, *rows = on("snapshot", "--list").lines
-    assert head.split() == ["TICK", "AT", "DID"]
-    listed = on("snapshot", "--list", "-o", "json").json
-    assert listed["schema"] == "provisioner.snapshots/1"
-    assert [str(each["tick"]) for each in listed["items"]] == on("snapshot", "--list", "-o", "name").lines
-    assert len(rows) == len(listed["items"]) > 0
-    first = listed["items"][0]
-    recorded = {plan["tick"]: plan for plan in [on("replay", "--tick", first["tick"], "-o", "json").json["plan"]]}
-    assert first["at"] == recorded[first["tick"]]["at"]
-    assert (first["starts"], first["did"].split(",")[0]) == (3, "3 starts")
-    assert "3 starts" in rows[0]
+    expected.write_text(on("plan", "--snapshot", snapshot, "-o", "json").out)
+    ran = on("replay", snapshot, "--expect", expected)
+    assert ran.code == Exit.OK and "the plan is the same" in ran.err
+    plan = json.loads(expected.read_text())
+    plan["plan"]["tick"] += 1
+    expected.write_text(json.dumps(plan))
+    ran = on("replay", snapshot, "--expect", expected)
+    assert ran.code == Exit.UNMET and "differs in 1 place" in ran.err and "tick: " in ran.err
 
 
 def test_a_snapshot_is_json_whatever_form_is_asked_for(
@@ -484,16 +350,6 @@ def test_plan_leaves_out_a_class_that_the_planner_fails_on(on: Cli, monkeypatch:
     said = {row["subject"]: row["reason"]["kind"] for row in on("plan", "-o", "json").json["items"] if row["reason"]}
     assert said["class:7"] == "planner-failed"
     assert said["class:9"] == "nothing-fits"
-
-
-def test_another_plan_is_told_place_by_place(on: Cli, tmp_path: Path) -> None:
-    on("snapshot", "--to", tmp_path / "snapshot.json")
-    plan = on("plan", "--snapshot", tmp_path / "snapshot.json", "-o", "json").json
-    plan["plan"]["tick"] += 1
-    (tmp_path / "plan.json").write_text(json.dumps(plan))
-    ran = on("replay", tmp_path / "snapshot.json", "--expect", tmp_path / "plan.json")
-    assert ran.code == Exit.UNMET
-    assert "differs in 1 place" in ran.err and "tick: " in ran.err
 
 
 def test_a_recorded_tick_replays_to_its_recorded_plan(on: Cli) -> None:
@@ -559,16 +415,6 @@ def test_following_events_goes_on_until_interrupted(record: Path) -> None:
     assert first["name"] in ("busy", "config.reloaded", "requested")  # on a slow host the loop was busy before all else
 
 
-def test_watching_gives_one_object_per_line(record: Path) -> None:
-    command = [sys.executable, "-m", "provisioner.cli", "drones", "--watch", "-i", "0.1", "-o", "json"]
-    with subprocess.Popen([*command, "--store", str(record)], stdout=subprocess.PIPE, text=True) as watching:
-        assert watching.stdout is not None
-        for _ in range(3):
-            assert len(json.loads(watching.stdout.readline())["items"]) == 3
-        watching.send_signal(signal.SIGINT)
-        assert watching.wait(timeout=30) == Exit.INTERRUPTED
-
-
 # --------------------------------------------------------------------------------------------------- reload, check, run
 
 
@@ -590,43 +436,40 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize(("event", "code"), [("config.reloaded", Exit.OK), ("config.rejected", Exit.UNMET)])
-def test_reload_waits_for_the_answer_of_the_controller(cli: Cli, record: Path, event: str, code: Exit) -> None:
+@contextmanager
+def held(record: Path, event: str) -> Iterator[int]:
+    """Have a process hold the record that records ``event`` when it gets SIGHUP; yield its id."""
     command = [sys.executable, "-c", CONTROLLER, str(record), event]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as controller:
         try:
             assert controller.stdout is not None and controller.stdout.readline() == "ready\n"
-            ran = cli("reload", "--store", record, "--timeout", "30")
+            yield controller.pid
         finally:
             controller.kill()
-    assert ran.code == code
-    assert f"process {controller.pid}" in ran.err and "site.yaml:4:1: another" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("event", "timeout", "code"),
+    [("config.reloaded", "30", Exit.OK), ("config.rejected", "30", Exit.UNMET), ("other", "0.3", Exit.TIMED_OUT)],
+)
+def test_reload_waits_for_the_answer_of_the_controller(
+    cli: Cli, record: Path, event: str, timeout: str, code: Exit
+) -> None:
+    with held(record, event) as pid:
+        ran = cli("reload", "--store", record, "--timeout", timeout)
+    assert ran.code == code and f"process {pid}" in ran.err
+    assert ("site.yaml:4:1: another" in ran.err) is (code is not Exit.TIMED_OUT)
 
 
 def test_reload_signals_no_process_that_only_has_the_number_of_the_controller(cli: Cli, record: Path) -> None:
     """A controller in a container with the host's name has a number there, which another process has here."""
     lock = record.with_name(record.name + ".lock")
-    command = [sys.executable, "-c", CONTROLLER, str(record), "other"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as controller:
-        try:
-            assert controller.stdout is not None and controller.stdout.readline() == b"ready\n"
-            with subprocess.Popen(["sleep", "60"]) as stranger:
-                lock.write_text(lock.read_text().replace(f'"pid": {controller.pid}', f'"pid": {stranger.pid}'))
-                ran = cli("reload", "--store", record, "--timeout", "1")
-                unharmed = stranger.poll() is None
-                stranger.kill()
-        finally:
-            controller.kill()
+    with held(record, "other") as pid, subprocess.Popen(["sleep", "60"]) as stranger:
+        lock.write_text(lock.read_text().replace(f'"pid": {pid}', f'"pid": {stranger.pid}'))
+        ran = cli("reload", "--store", record, "--timeout", "1")
+        unharmed = stranger.poll() is None
+        stranger.kill()
     assert ran.code == Exit.FAILED and "container" in ran.err and unharmed
-
-
-def test_reload_of_a_controller_that_says_nothing_ends_with_its_time(cli: Cli, record: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", CONTROLLER, str(record), "other"], stdout=subprocess.PIPE) as silent:
-        try:
-            assert silent.stdout is not None and silent.stdout.readline() == b"ready\n"
-            assert cli("reload", "--store", record, "--timeout", "0.3").code == Exit.TIMED_OUT
-        finally:
-            silent.kill()
 
 
 def test_check_gives_each_problem_its_place_and_exit_3(cli: Cli, tmp_path: Path) -> None:
@@ -638,14 +481,6 @@ def test_check_gives_each_problem_its_place_and_exit_3(cli: Cli, tmp_path: Path)
     items = cli("check", path, "-o", "json").json
     jsonschema.validate(items, SCHEMAS[items["schema"]])
     assert {"file", "line", "col", "message"} == items["items"][0].keys()
-
-
-def test_check_finds_the_configuration_and_a_good_one_is_quiet(cli: Cli, tmp_path: Path) -> None:
-    _configuration(tmp_path)
-    ran = cli("check")
-    assert (ran.code, ran.out) == (Exit.OK, "")
-    assert "no problem" in ran.err
-    assert cli("check", "-o", "json").json == {"schema": "provisioner.problems/1", "items": []}
 
 
 RECORDED = """\
@@ -806,28 +641,13 @@ def test_the_record_is_found_by_option_environment_and_configuration(
     assert cli("drones").code == Exit.OK
 
 
-@pytest.mark.parametrize(
-    ("content", "complaint"),
-    [
-        ("store: [", "provisioner.yaml:"),
-        ("store: {}", "no store.path"),
-        ("- 1", "no store.path"),
-        ("\x00", "provisioner.yaml"),
-    ],
-)
-def test_a_configuration_without_a_record_is_told_so(cli: Cli, tmp_path: Path, content: str, complaint: str) -> None:
-    (tmp_path / "provisioner.yaml").write_text(content)
-    ran = cli("drones")
-    assert ran.code == Exit.UNMET
-    assert complaint in ran.err and "Traceback" not in ran.err
-
-
 def test_user_mistakes_have_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "junk.db").write_bytes(b"this is no database" * 1000)
     (tmp_path / "empty.db").write_bytes(b"")
     for words, code, complaint in [
         (["drones", "--store", tmp_path / "none.db"], Exit.FAILED, "no record at"),
         (["drones", "--store", tmp_path], Exit.FAILED, "is a directory"),
+        (["drones", "--config", tmp_path], Exit.FAILED, "is a directory"),
         (["drones", "--store", tmp_path / "junk.db"], Exit.FAILED, "junk.db"),
         (["drones", "--store", tmp_path / "empty.db"], Exit.FAILED, "empty.db"),
         (["drones"], Exit.FAILED, "no configuration found"),
@@ -868,37 +688,6 @@ def test_listing_drones_imports_nothing_heavy(record: Path) -> None:
     assert ran.stdout.splitlines()[-1] == "[] 0"
 
 
-def test_ten_thousand_drones_are_listed_completely(tmp_path: Path) -> None:
-    path = _ten_thousand(tmp_path / "many.db")
-    before = time.monotonic()
-    ran = process("drones", "--store", path)
-    took_s = time.monotonic() - before
-    assert len(ran.stdout.splitlines()) == 10_001
-    assert ran.stderr.startswith("10000 live drones")
-    print(f"took {took_s:.3f} s")  # told, not asserted: the bound is checked by the benchmark on a quiet core
-
-
-def _ten_thousand(path: Path) -> Path:
-    import asyncio
-    from dataclasses import replace
-
-    from provisioner.model import Drone, DroneId, DroneState, Plan, Start, TypeKey
-    from provisioner.reasons import JobsWaiting
-    from provisioner.store.writer import SqlStore
-    from tests.cli.conftest import _look
-
-    async def fill() -> None:
-        async with SqlStore(path, "kit", 1e9, 0, birth="ab12") as store:
-            now = time.time()
-            drone = Drone(DroneId(""), TypeKey("topas/a100"), DroneState.REQUESTED, now, now, 1000, for_class="7")
-            reason = JobsWaiting("7", 10_000, 0, 10_000)
-            starts = tuple(Start(replace(drone, id=DroneId(f"kit-ab12-{n}")), reason) for n in range(1, 10_001))
-            await store.record(Plan(1, now, starts=starts), _look(store, now, (), {}))
-
-    asyncio.run(fill())
-    return path
-
-
 # ------------------------------------------------------------------------------------------------------------ the queue
 
 
@@ -908,13 +697,8 @@ def test_jobs_are_submitted_and_listed(cli: Cli, tmp_path: Path) -> None:
     assert (ran.code, ran.lines) == (Exit.OK, ["1", "2"]), ran.err
     items = cli("jobs", "-o", "json").json
     jsonschema.validate(items, SCHEMAS[items["schema"]])
-    assert [(j["id"], j["state"], j["gpu_milli"], j["memory_mib"]) for j in items["items"]] == [
-        (1, "idle", 500, 4096),
-        (2, "idle", 500, 4096),
-    ]
+    assert [(j["id"], j["gpu_milli"], j["memory_mib"]) for j in items["items"]] == [(1, 500, 4096), (2, 500, 4096)]
     assert items["items"][0]["argv"] == ["sleep", "--help"]
-    refused = cli("submit", "--gpus", "1.5", "true")
-    assert refused.code == Exit.USAGE and "write 1 or 2" in refused.err
     assert cli("submit", "--memory", "much", "true").code == Exit.USAGE
 
 
@@ -930,24 +714,12 @@ def test_schema_prints_every_schema_it_names(cli: Cli) -> None:
     assert wrong.code == Exit.FAILED and "did you mean provisioner.drone/1?" in wrong.err
 
 
-def test_a_directory_is_said_to_be_one(cli: Cli, tmp_path: Path) -> None:
-    ran = cli("drones", "--config", tmp_path)
-    assert ran.code == Exit.FAILED
-    assert "is a directory" in ran.err
-
-
 @pytest.mark.parametrize("verb", ["drones", "status"])
 def test_a_closed_output_is_no_crash(record: Path, verb: str) -> None:
     line = f"exec {sys.executable} -m provisioner.cli {verb} --store {record} >&-"
     done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0
     assert "Traceback" not in done.stderr
-
-
-def test_an_ended_drone_tells_its_last_words_and_no_end_to_come(on: Cli) -> None:
-    shown = on("drones", "show", "2").out
-    assert "will end as" not in shown
-    assert "ended at the site (exited, exit code 71: GPU check failed)" in " ".join(shown.split())
 
 
 # ------------------------------------------------------------------------------------------------ completion and typos
@@ -983,14 +755,10 @@ def test_the_shell_completes_names_of_the_record(record: Path, words: list[str],
     [
         (["drain"], "drones drain"),
         (["top"], "status --watch"),
-        (["logs"], "events --follow"),
-        (["list"], "drones"),
         (["drones", "list"], "drones"),
         (["sites", "ls"], "sites"),
         (["explain", "40"], "explain job 40"),
         (["explain", "kit-ab12-1"], "explain drone kit-ab12-1"),
-        (["drones", "top"], "drones --watch"),
-        (["drian"], "drones drain"),
     ],
 )
 def test_a_verb_of_another_tool_is_answered_with_ours(cli: Cli, words: list[str], meant: str) -> None:

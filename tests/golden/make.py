@@ -1,4 +1,4 @@
-"""Make the golden records: ``python -m tests.golden.make [DIR] [--only PART] [--worlds N] [--check] [--show SEED]``."""
+"""Make the golden records: ``python -m tests.golden.make [--only PART] [--worlds N] [--check]``."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
@@ -114,21 +115,15 @@ def fixed() -> Iterator[Path]:
         yield Path(here)
 
 
-def _run(commands: str, formats: Iterable[Format | None] = (None,)) -> Iterator[tuple[str, str]]:
-    """Run each command in each format, and yield its verb and what it printed."""
+def _run(commands: str, folder: str, formats: Iterable[Format | None] = (None,)) -> Records:
+    """Run each command in each format, and yield what is printed by verb."""
+    texts: defaultdict[str, str] = defaultdict(str)
     for command in re.split(r"\n| \| ", commands.strip()):
         verb, *words = shlex.split(command)
         for form in formats:
             show = ["-o", form.value] if form else []
             again = ["--force"] if verb == "import" and form not in (None, Format.TABLE) else []
-            yield verb, told(verb, *words, *again, *show)
-
-
-def _gathered(found: Iterator[tuple[str, str]], folder: str) -> Records:
-    """Join what is printed by verb."""
-    texts: dict[str, str] = {}
-    for verb, text in found:
-        texts[verb] = texts.get(verb, "") + text
+            texts[verb] += told(verb, *words, *again, *show)
     for verb, text in sorted(texts.items()):
         yield f"{folder}/{verb}.txt", text
 
@@ -138,13 +133,13 @@ def cli_records() -> Records:
     with fixed():
         asyncio.run(story.write(Path("record.db"), decided=True))
         os.environ["PROVISIONER_STORE"] = "record.db"
-        yield from _gathered(_run(LISTS, Format), "cli/record")
-        yield from _gathered(_run(ONCE), "cli/once")
+        yield from _run(LISTS, "cli/record", Format)
+        yield from _run(ONCE, "cli/once")
         yield "cli/running.txt", asyncio.run(_held())
     with fixed():
         asyncio.run(story.write(Path("record.db"), decided=False))
         os.environ["PROVISIONER_STORE"] = "record.db"
-        yield from _gathered(_run(LISTS, (Format.TABLE, Format.JSON)), "cli/reasons")
+        yield from _run(LISTS, "cli/reasons", (Format.TABLE, Format.JSON))
 
 
 async def _held() -> str:
@@ -181,11 +176,15 @@ def files_records() -> Records:
             Path(name).write_text(text)
         shutil.copytree(BROKEN / "all-files-at-once", here / "broken")
         asyncio.run(story.write(here / "record.db", decided=True))
-        found = [*_run(SUBMITTED), *_run(FILES_LISTS, Format), *_run(FILES_ONCE)]
-        folders = ("new", "slurm", "clouds", "openstack", "fake")
-        made = sorted(path for folder in folders for path in Path(folder).rglob("*.yaml"))
-        found += [("imported", f"--- {path}\n{path.read_text(encoding='utf-8')}\n") for path in made]
-        for name, text in _gathered(iter(found), "cli/files"):
+        runs = ((SUBMITTED, (None,)), (FILES_LISTS, Format), (FILES_ONCE, (None,)))
+        found: defaultdict[str, str] = defaultdict(str)
+        for commands, formats in runs:
+            for name, text in _run(commands, "cli/files", formats):
+                found[name] += text
+        for folder in ("clouds", "fake", "new", "openstack", "slurm"):
+            for path in sorted(Path(folder).rglob("*.yaml")):
+                found["cli/files/imported.txt"] += f"--- {path}\n{path.read_text(encoding='utf-8')}\n"
+        for name, text in sorted(found.items()):
             yield name, text.replace(str(here), "DIR")
 
 
@@ -233,8 +232,8 @@ def worlds_records(worlds: int, jobs: int = 1) -> Records:
     """The plans of the first ``worlds`` random worlds."""
     with ProcessPoolExecutor(jobs) as pool:
         found = list((pool.map if jobs > 1 else map)(plans.world, range(worlds)))
-    yield "plans/worlds.txt", "".join(f"{actions}\n" for actions, _, _ in found)
-    yield "plans/worlds-reasons.txt", "".join(f"{reasons}\n" for _, reasons, _ in found[:EXPLAINED])
+    yield "plans/worlds.txt", "".join(f"{actions}\n" for actions, _ in found)
+    yield "plans/worlds-reasons.txt", "".join(f"{reasons}\n" for _, reasons in found[:EXPLAINED])
 
 
 PARTS: dict[str, Callable[[], Records]] = {
@@ -248,11 +247,11 @@ PARTS: dict[str, Callable[[], Records]] = {
 }
 
 
-def differences(made: Records, records: Path = RECORDS) -> list[str]:
+def differences(made: Records) -> list[str]:
     """Return a unified diff of the records as they are and as they are made now; of worlds, only of those made."""
     found: list[str] = []
     for name, text in made:
-        path = records / name
+        path = RECORDS / name
         now = text.splitlines()
         was = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         if name.startswith("plans/worlds"):
@@ -263,24 +262,18 @@ def differences(made: Records, records: Path = RECORDS) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("directory", type=Path, nargs="?", default=RECORDS)
     parser.add_argument("--only", choices=PARTS, action="append", help="these parts; may be given again")
     parser.add_argument("--worlds", type=int, default=WORLDS, metavar="N")
-    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="worlds at a time")
     parser.add_argument("--check", action="store_true", help="only show what differs; exit 1 if anything does")
-    parser.add_argument("--show", type=int, metavar="SEED", help="only print all actions in one world")
     asked = parser.parse_args()
-    if asked.show is not None:
-        print(plans.world(asked.show)[2], end="")
-        return 0
-    parts = PARTS | {"worlds": lambda: worlds_records(asked.worlds, asked.jobs)}
+    parts = PARTS | {"worlds": lambda: worlds_records(asked.worlds, jobs=2)}
     made = ((name, text) for part in asked.only or PARTS for name, text in parts[part]())
     if asked.check:
-        found = differences(made, asked.directory)
+        found = differences(made)
         print("\n".join(found) or "no difference")
         return 1 if found else 0
     for name, text in made:
-        path = asked.directory / name
+        path = RECORDS / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     return 0

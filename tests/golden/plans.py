@@ -66,8 +66,8 @@ class _Plans(Store):
 
 
 @cache
-def world(seed: int) -> tuple[str, str, str]:
-    """Return of the world of ``seed`` the line of its actions, the line of its reasons, and its actions in full."""
+def world(seed: int) -> tuple[str, str]:
+    """Return the line of the actions and the line of the reasons in the world of ``seed``."""
     store = _Plans()
     outcome = simulate(wild(seed), lambda: store)
     done = [f"{plan.at - START_EPOCH:.3f} {line}" for plan in store.seen for line in actions(plan)]
@@ -78,7 +78,7 @@ def world(seed: int) -> tuple[str, str, str]:
     types = " ".join(f"{key}={count}" for key, count in sorted(by_type.items()))
     head = f"{seed} {_digest(done)} {_digest(moved)} plans={len(store.seen)} {totals} jobs={outcome.jobs_done}"
     counted = _counted(sum(map(reasons, store.seen), Counter()))
-    return f"{head} steps={len(moved)} {types}".rstrip(), f"{seed} {counted}".rstrip(), "\n".join(done) + "\n"
+    return f"{head} steps={len(moved)} {types}".rstrip(), f"{seed} {counted}".rstrip()
 
 
 def saved() -> tuple[str, str]:
