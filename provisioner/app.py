@@ -17,9 +17,9 @@ from provisioner import loader
 from provisioner.config import ConfigError, Settings, SiteConfig
 from provisioner.config.loading import load
 from provisioner.config.reload import ConfigChange, changes
-from provisioner.controller.adapter_calls import LazySite, fault_of, within
 from provisioner.controller.clock import LagProbe, SteadyClock
 from provisioner.controller.loop import Controller
+from provisioner.controller.polling import LazySite, fault_of, within
 from provisioner.interfaces import UnavailableError
 from provisioner.store.writer import SqlStore
 

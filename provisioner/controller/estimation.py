@@ -1,18 +1,21 @@
 """Collection of samples for the estimates, tick by tick; see :mod:`provisioner.estimates`.
 
 Everything is bounded: the newest run times of each user, a fortnight of an owner's use, the newest gaps.
-:mod:`provisioner.controller.estimate_store` records the samples regularly, so that a restarted controller continues
-with them; losing them costs nothing but that. Time without polls is left out, not made up.
+:class:`EstimateRecorder` records the samples regularly, so that a restarted controller continues with them; losing them
+costs nothing but that. Time without polls is left out, not made up.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby
 from math import ceil
 
+import structlog
+
+from provisioner.controller.clock import Clock
 from provisioner.estimates import (
     HORIZONS_S,
     NO_ESTIMATES,
@@ -29,6 +32,9 @@ from provisioner.estimates import (
 from provisioner.model import PENDING, CompletedJob, Drone, DroneId, DroneState, OverlayView, Plan, PolledSite, Snapshot
 from provisioner.planner.retirement import MIN_IDLE_GAPS
 from provisioner.reasons import IdleTimeout
+from provisioner.store import Store, StoreError
+
+log = structlog.get_logger()
 
 RUNS_KEPT, RUNS_TOLD, RUNS_NEEDED = 200, 20, 10
 """Run times under one key: number of the newest that are kept, of quantiles of an estimate, and of samples it needs."""
@@ -461,3 +467,73 @@ def _quantiles(weighted: Iterable[tuple[float, float]], count: int) -> tuple[flo
             at += 1
         found.append(values[at])
     return tuple(found)
+
+
+# -------------------------------------------------------------------------------------------------------- on record
+
+KEEP_EVERY_S = 600.0
+"""A crash loses what was learned since: at most so much."""
+ASK_EVERY_S = 60.0
+"""Interval at which requests to forget are read."""
+
+
+@dataclass(slots=True)
+class EstimateRecorder:
+    """The samples on record: read at the start, written regularly, and forgotten where an operator asks.
+
+    Call :meth:`begin` before the first tick, :meth:`turn` between ticks, :meth:`keep` after the last. A store that
+    fails is reported; it ends nothing.
+    """
+
+    estimation: EstimateCollector
+    store: Store
+    clock: Clock
+    event: Callable[..., Awaitable[None]]
+    """:meth:`Controller.event <provisioner.controller.loop.Controller.event>`: logs and records."""
+    _kept_at: float = 0.0
+    _asked_at: float = 0.0
+
+    async def begin(self, waiting_cost: float) -> None:
+        """Restore the estimates of an earlier controller."""
+        now = self._kept_at = self.clock.now()
+        try:
+            known = await self.store.estimate_samples()
+        except StoreError as error:
+            await self.event("estimates.reset", warn=True, message=str(error)[:2000])
+        else:
+            if known is not None:
+                self.estimation.recall(known, now, waiting_cost)
+                away_s = round(max(0.0, now - known.at))
+                log.info("estimates.restored", run_times=len(known.runs), sites=len(known.sites), away_s=away_s)
+        await self._forget()
+
+    async def turn(self) -> None:
+        """Write and forget what is due."""
+        now = self.clock.now()
+        if now - self._asked_at >= ASK_EVERY_S:
+            await self._forget()
+        if now - self._kept_at >= KEEP_EVERY_S:
+            await self.keep()
+
+    async def keep(self, resets: Sequence[int] = ()) -> bool:
+        """Record the samples, and that ``resets`` are carried out. A failure is tried again later."""
+        now = self._kept_at = self.clock.now()
+        try:
+            await self.store.record_estimates(self.estimation.samples(now), resets)
+        except StoreError as error:
+            log.error("estimates.write_failed", message=str(error))
+            return False
+        return True
+
+    async def _forget(self) -> None:
+        self._asked_at = self.clock.now()
+        try:
+            asked = await self.store.estimate_resets()
+        except StoreError as error:
+            log.error("estimates.forget_failed", message=str(error))
+            return
+        for each in asked:
+            self.estimation.forget(each.what)
+        if asked and await self.keep([each.id for each in asked]):
+            for each in asked:
+                await self.event("estimates.forgotten", what=each.what, by=each.by, reason=each.reason)

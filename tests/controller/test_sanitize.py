@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from provisioner import serialization
-from provisioner.controller.adapter_calls import fault_of
+from provisioner.controller.polling import fault_of
 from provisioner.controller.sanitize import MAX_NUMBER, MAX_TEXT_CHARS, Sanitizer, View, sanitize_result
 from provisioner.interfaces import UnavailableError
 from provisioner.model import (
