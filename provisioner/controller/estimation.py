@@ -170,23 +170,17 @@ class SiteHistory:
 
 
 @dataclass(slots=True)
-class EstimateHistory:
-    """All samples. Departed drones are forgotten with this life of the controller; the rest is recorded."""
-
-    runs: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    """Never changed in place: the recorded samples share these values."""
-    delays: dict[str, StartDelays] = field(default_factory=dict)
-    sites: dict[str, SiteHistory] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
 class EstimateCollector:
     """Samples of what the controller observes.
 
-    Call :meth:`note` after each tick; :attr:`estimates` goes into the next snapshot.
+    Call :meth:`note` after each tick; :attr:`estimates` goes into the next snapshot. Departed drones are forgotten with
+    this life of the controller; the rest is recorded.
     """
 
-    memory: EstimateHistory = field(default_factory=EstimateHistory)
+    runs: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """By the keys of a job; never changed in place: the recorded samples share these values."""
+    delays: dict[str, StartDelays] = field(default_factory=dict)
+    sites: dict[str, SiteHistory] = field(default_factory=dict)
     estimates: Estimates = NO_ESTIMATES
     _seen: frozenset[tuple[str, float]] = frozenset()
     """Counted jobs: those reported now, and of those reported before the ones that ended in the last :data:`SEEN_S`."""
@@ -223,23 +217,14 @@ class EstimateCollector:
 
     def samples(self, now: float) -> EstimateSamples:
         """Return the samples to record."""
-        memory = self.memory
-        return EstimateSamples(
-            now,
-            dict(memory.runs),
-            dict(memory.delays),
-            {name: site.kept() for name, site in memory.sites.items()},
-            self._seen,
-        )
+        sites = {name: site.kept() for name, site in self.sites.items()}
+        return EstimateSamples(now, dict(self.runs), dict(self.delays), sites, self._seen)
 
     def recall(self, kept: EstimateSamples, now: float, waiting_cost: float) -> None:
         """Begin with the samples of an earlier controller: its estimates hold from the first tick on."""
         away_s = max(0.0, now - kept.at)
-        self.memory = EstimateHistory(
-            dict(kept.runs),
-            dict(kept.delays),
-            {name: SiteHistory.of(site, now, away_s) for name, site in kept.sites.items()},
-        )
+        self.runs, self.delays = dict(kept.runs), dict(kept.delays)
+        self.sites = {name: SiteHistory.of(site, now, away_s) for name, site in kept.sites.items()}
         self._seen, self._waiting_cost = kept.seen, waiting_cost
         self.estimates = self._estimated()
 
@@ -248,20 +233,20 @@ class EstimateCollector:
 
         Run times of all users together go with any user's, as they cannot be told apart; ten jobs fill them again.
         """
-        memory, (kind, _, name) = self.memory, what.partition(":")
+        kind, _, name = what.partition(":")
         match kind:
             case "all":
-                self.memory, self._unfinished = EstimateHistory(), UnfinishedJobs()
+                self.runs, self.delays, self.sites, self._unfinished = {}, {}, {}, UnfinishedJobs()
             case "user":
-                memory.runs = {key: runs for key, runs in memory.runs.items() if key and owner_of(key) != name}
+                self.runs = {key: runs for key, runs in self.runs.items() if key and owner_of(key) != name}
                 self._unfinished.forget(name)
             case "site":
-                memory.sites.pop(name, None)
-                memory.delays = {key: d for key, d in memory.delays.items() if key.partition("/")[0] != name}
+                self.sites.pop(name, None)
+                self.delays = {key: d for key, d in self.delays.items() if key.partition("/")[0] != name}
         self.estimates = self._estimated()
 
     def _site(self, name: str) -> SiteHistory:
-        return self.memory.sites.setdefault(name, SiteHistory())
+        return self.sites.setdefault(name, SiteHistory())
 
     def _note_runs(self, completions: tuple[CompletedJob, ...], now: float) -> None:
         told = frozenset((each.job_id, each.ended_at) for each in completions)
@@ -269,10 +254,10 @@ class EstimateCollector:
         for each in new:
             run_s = max(SHORTEST_RUN_S, round(each.run_s, 1))
             for key in dict.fromkeys(run_keys(each.owner, each.gpu_milli, each.cpus, each.memory_mib)):
-                runs = self.memory.runs.pop(key, ())
-                self.memory.runs[key] = (*runs[1 - RUNS_KEPT :], run_s)  # the newest last
-        while len(self.memory.runs) > KEYS_KEPT:
-            del self.memory.runs[next(key for key in self.memory.runs if key)]
+                runs = self.runs.pop(key, ())
+                self.runs[key] = (*runs[1 - RUNS_KEPT :], run_s)  # the newest last
+        while len(self.runs) > KEYS_KEPT:
+            del self.runs[next(key for key in self.runs if key)]
         # a schedd that does not answer once tells its jobs again when it is back
         self._seen = told | {(job, ended_at) for job, ended_at in self._seen if ended_at >= now - SEEN_S}
         self._counted = completions
@@ -322,8 +307,8 @@ class EstimateCollector:
         # sites tell whole seconds, by clocks of their own: what began before it was ordered began at once
         queue_s = max(0.0, drone.started_at - drone.requested_at)
         boot_s = max(0.0, drone.joined_at - drone.started_at)
-        known = self.memory.delays.get(drone.type, StartDelays(queue_s, boot_s))
-        self.memory.delays[drone.type] = StartDelays(
+        known = self.delays.get(drone.type, StartDelays(queue_s, boot_s))
+        self.delays[drone.type] = StartDelays(
             known.queue_s + MEAN_WEIGHT * (queue_s - known.queue_s),
             known.boot_s + MEAN_WEIGHT * (boot_s - known.boot_s),
         )
@@ -338,7 +323,7 @@ class EstimateCollector:
             if departed:  # the one that left last would have served these jobs
                 drone = departed.pop()
                 self._gap(start.drone.site, drone.idle_s + snapshot.now - drone.left_at)
-        for name, site in self.memory.sites.items():
+        for name, site in self.sites.items():
             while site.departed and snapshot.now - site.departed[0].left_at > DEPARTED_KEPT_S:
                 self._gap(name, site.departed.popleft().idle_s + DEPARTED_KEPT_S)
 
@@ -347,22 +332,21 @@ class EstimateCollector:
         self._dirty = True
 
     def _estimated(self) -> Estimates:
-        memory = self.memory
         boots: dict[str, float] = {}
-        for key, delays in memory.delays.items():
+        for key, delays in self.delays.items():
             site = key.partition("/")[0]
             boots[site] = min(boots.get(site, delays.boot_s), delays.boot_s)
         return Estimates(
             runs=self._runs(),
-            delays=dict(memory.delays),
-            rises={name: site.rise for name, site in memory.sites.items() if site.rise is not None},
-            taken_per_s={name: s.taken / s.run_s for name, s in memory.sites.items() if s.taken and s.run_s},
+            delays=dict(self.delays),
+            rises={name: site.rise for name, site in self.sites.items() if site.rise is not None},
+            taken_per_s={name: s.taken / s.run_s for name, s in self.sites.items() if s.taken and s.run_s},
             idle_s={
                 name: best_timeout_s(site.gaps_s, boots[name], self._waiting_cost)
-                for name, site in memory.sites.items()
+                for name, site in self.sites.items()
                 if name in boots
             },
-            gaps={name: len(site.gaps_s) for name, site in memory.sites.items() if site.gaps_s},
+            gaps={name: len(site.gaps_s) for name, site in self.sites.items() if site.gaps_s},
         )
 
     def _runs(self) -> dict[str, tuple[float, ...]]:
@@ -371,7 +355,7 @@ class EstimateCollector:
         Unfinished jobs count where all completed ones are kept: of the newest alone it is unknown how many began when.
         Samples missing to :data:`RUNS_NEEDED` are then borrowed from the completed ones under the next wider key.
         """
-        known = self.memory.runs
+        known = self.runs
         of_done = {key: thinned(runs, RUNS_TOLD) for key, runs in known.items() if len(runs) >= RUNS_NEEDED}
         told = dict(of_done)
         for (key, *wider), so_far in self._unfinished.so_far(self._examined_at):

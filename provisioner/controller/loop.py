@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -99,22 +99,17 @@ class PlannerFailures:
     error: str = ""
     count: int = 0
 
-    def again(self, error: Exception) -> None:
-        """Count and log one failure."""
-        text = f"{type(error).__name__}: {error}"
-        if text != self.error:
-            self.error, self.count = text, 1
-            log.error("planner.failed", why=text, exc_info=error)
-            return
-        self.count += 1
-        if self.count & (self.count - 1) == 0:
-            log.error("planner.failed", why=text, in_a_row=self.count)
-
-    def over(self) -> None:
-        """Note a plan that succeeded."""
-        if self.error:
+    def note(self, error: Exception | None) -> None:
+        """Count and log a failure, or a plan that succeeded (None)."""
+        text = f"{type(error).__name__}: {error}" if error is not None else ""
+        if self.error and not text:
             log.info("planner.recovered", why=self.error, in_a_row=self.count)
-            self.error, self.count = "", 0
+        self.count = self.count + 1 if text == self.error else 1
+        self.error = text
+        if text and self.count == 1:
+            log.error("planner.failed", why=text, exc_info=error)
+        elif text and self.count & (self.count - 1) == 0:
+            log.error("planner.failed", why=text, in_a_row=self.count)
 
 
 @dataclass(slots=True)
@@ -261,15 +256,12 @@ class Controller:
             if new != drone:
                 moves.append(StateChange(new, new.state, reasons.OutcomeUnknown("")))
         breakers = [shift_breaker(breaker, by_s) for breaker in self.store.breakers.values()] if by_s else []
-        try:
-            if by_s:
-                await self.store.record_results(self.store.tick, moves, breakers, set_to=now)
-            elif moves:
-                await self.store.record_results(self.store.tick, moves, breakers)
-        except StoreError as error:
-            log.error("clock.set_failed", message=str(error))
-            return False
-        return True
+        if not by_s and not moves:
+            return True
+        set_to = now if by_s else None
+        return await self._stored(
+            "clock.set_failed", self.store.record_results(self.store.tick, moves, breakers, set_to=set_to)
+        )
 
     async def _poll(self) -> Snapshot:
         await self._poller.poll(self.store.breakers)
@@ -304,19 +296,13 @@ class Controller:
         found = safe_plan(snapshot, self.planner, self.judge, self._suspects)
         self.decided.took(time.perf_counter() - began_s)
         self._suspects = found.classes
-        if found.error is None:
-            self._failures.over()
-        else:  # a mistake of ours: what runs goes on, and the next look may be another
-            self._failures.again(found.error)
+        self._failures.note(found.error)
         return found
 
     async def _record(self, plan: Plan, snapshot: Snapshot) -> bool:
         """Record and log a plan. Return False if the store cannot take it: then nothing may be acted on."""
         before = dict(self.store.breakers)
-        try:
-            await self.store.record(plan, snapshot)
-        except StoreError as error:
-            log.error("store.write_failed", message=str(error))
+        if not await self._stored("store.write_failed", self.store.record(plan, snapshot)):
             return False
         _log_plan(plan)
         _log_breakers(before, plan.breakers)
@@ -420,23 +406,15 @@ class Controller:
                 words |= site.last_words()
             except Exception as error:
                 log.warning("console_output.read_failed", site=name, message=f"{type(error).__name__}: {error}")
-        try:
-            if words:
-                await self.store.record_outputs(self.clock.now(), words)
-        except StoreError as error:
-            log.error("console_output.write_failed", message=str(error))
+        if words:
+            await self._stored("console_output.write_failed", self.store.record_outputs(self.clock.now(), words))
 
     async def _record_completed(self, view: OverlayView | None) -> None:
         """Record the completed jobs that are new. A write that fails is tried again at the next tick."""
         if view is None or view.completions is None:
             return
         new = [job for job in view.completions if job not in self._completed_jobs]
-        try:
-            if new:
-                await self.store.record_completed(new)
-        except StoreError as error:
-            log.error("completed_jobs.write_failed", message=str(error), jobs=len(new))
-        else:
+        if not new or await self._stored("completed_jobs.write_failed", self.store.record_completed(new)):
             self._completed_jobs = frozenset(view.completions)
 
     async def _requests(self) -> tuple[model.OperatorRequest, ...]:
@@ -461,13 +439,10 @@ class Controller:
                 if b.failures and any(model.is_within_scope(s, each) for each in request.drone_ids)
             ]
             lifted = [Breaker(s, since=now, blind_until=known[s].blind_until) for s in scopes]
-            try:
-                if lifted:
-                    await self.store.record_results(self.store.tick, (), lifted)
-            except StoreError as error:
-                log.error("breaker.reset_failed", message=str(error))
-                return
             if lifted:
+                results = self.store.record_results(self.store.tick, (), lifted)
+                if not await self._stored("breaker.reset_failed", results):
+                    return
                 told = ", ".join(scopes)[:2000]
                 await self.event("breaker.reset", scopes=told, by=request.by, reason=request.reason)
 
@@ -498,10 +473,8 @@ class Controller:
             before = dict(self.store.breakers)
             known = {m.drone.id: self.store.drones[m.drone.id].drain_refusal for m in moves}
             if moves or breakers:
-                try:
-                    await self.store.record_results(self.store.tick, moves, breakers)
-                except StoreError as error:
-                    log.error("order_results.write_failed", message=str(error))
+                results = self.store.record_results(self.store.tick, moves, breakers)
+                if not await self._stored("order_results.write_failed", results):
                     return
             site = self._orders.pop(task)
             _log_moves(moves)
@@ -596,10 +569,16 @@ class Controller:
     async def event(self, name: str, *, warn: bool = False, **fields: str | int | float) -> None:
         """Log and record an event that is no transition of a drone, as a warning with ``warn``."""
         (log.warning if warn else log.info)(name, **fields)
+        await self._stored("store.write_failed", self.store.event(self.clock.now(), name, fields))
+
+    async def _stored(self, failed: str, call: Awaitable[None]) -> bool:
+        """Await a write of the store. Return False, after the log event ``failed``, if it failed."""
         try:
-            await self.store.event(self.clock.now(), name, fields)
+            await call
         except StoreError as error:
-            log.error("store.write_failed", message=str(error))
+            log.error(failed, message=str(error))
+            return False
+        return True
 
 
 def _log_plan(plan: Plan) -> None:

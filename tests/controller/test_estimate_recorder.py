@@ -65,7 +65,7 @@ class Writing(TemporaryStore):
 
 
 def runs_of(controller: Controller) -> int:
-    return len(controller.estimation.memory.runs.get("anna", ()))
+    return len(controller.estimation.runs.get("anna", ()))
 
 
 @in_virtual_time
@@ -128,7 +128,7 @@ async def test_what_could_not_be_read_again_never_takes_the_place_of_what_can() 
     kept = store.reader().estimate_samples()
     with capture_logs() as told:
         async with serving(Place(), store=store, pool=pool) as controller:
-            controller.estimation.memory.delays["here/gpu"] = StartDelays(float("nan"), 60.0)
+            controller.estimation.delays["here/gpu"] = StartDelays(float("nan"), 60.0)
             await run_for(controller, 60)
     (line,) = [line for line in told if line["event"] == "estimates.write_failed"]
     assert line["log_level"] == "error" and "delays.here/gpu.queue_s: Input should be" in line["message"]
