@@ -17,14 +17,13 @@ from provisioner import loader
 from provisioner.config import ConfigError, Settings, SiteConfig
 from provisioner.config.loading import load
 from provisioner.config.reload import ConfigChange, changes
-from provisioner.controller.adapter_calls import LazySite, fault_of, within
-from provisioner.controller.clock import LagProbe, SteadyClock
+from provisioner.controller.clock import SteadyClock
 from provisioner.controller.loop import Controller
+from provisioner.controller.polling import LazySite, fault_of, within
 from provisioner.interfaces import UnavailableError
 from provisioner.store.writer import SqlStore
 
 log = structlog.get_logger()
-
 
 CONNECT_S = 20.0
 CLOSE_S = 20.0
@@ -42,15 +41,23 @@ async def run(path: Path, *, once: bool = False, root: Path | None = None) -> in
     adapter while it is built), AdapterBrokenError and AdapterUnknownError.
     """
     settings = load(path, root=root)
-    store = SqlStore(
-        settings.store.path,
-        settings.controller,
-        keep_s=settings.store.keep_s,
-        snapshots=settings.store.snapshots,
-    )
     stop, hangup = _signals()
     try:
-        return await _serve(path, root, settings, store, stop, hangup, once=once)
+        async with AsyncExitStack() as stack:
+            controller, adapters = await _opened(stack, settings)
+            drones = controller.store.drones
+            log.info(
+                "controller.started", controller=settings.controller, sites=sorted(adapters.sites), drones=len(drones)
+            )
+            if once:
+                report = await controller.tick()
+                return 0 if report.recorded and not report.faults else 1
+            async with asyncio.TaskGroup() as group:
+                reloads = group.create_task(_reloads(path, root, controller, adapters, hangup))
+                await controller.run(stop)
+                reloads.cancel()
+            log.info("controller.stopping", drones=len(controller.store.drones))
+            return 0
     except asyncio.CancelledError:
         if not stop.is_set():
             raise
@@ -81,53 +88,29 @@ def _signals() -> tuple[asyncio.Event, asyncio.Event]:
     return stop, hangup
 
 
-async def _serve(
-    path: Path,
-    root: Path | None,
-    settings: Settings,
-    store: SqlStore,
-    stop: asyncio.Event,
-    hangup: asyncio.Event,
-    *,
-    once: bool,
-) -> int:
-    async with AsyncExitStack() as stack:
-        await stack.enter_async_context(store)
-        adapters = await stack.enter_async_context(Adapters(settings))
-        overlay = loader.overlay_adapter(settings.overlay.adapter)(settings.overlay.options, settings.controller)
-        try:
-            await within(CONNECT_S, stack.enter_async_context(overlay))
-        except TimeoutError:
-            raise UnavailableError(f"overlay {settings.overlay.adapter}: not connected after {CONNECT_S:g} s") from None
-        controller = Controller(
-            name=settings.controller,
-            policy=settings.policy,
-            types=settings.types,
-            overlay=overlay,
-            sites=adapters.sites,
-            store=store,
-            clock=SteadyClock(not_before=store.committed.recorded_at, drift_s=store.committed.recorded_drift_s),
-            interval_s=settings.interval_s,
-            active_interval_s=settings.active_interval_s,
-        )
-        await stack.enter_async_context(controller)
-        log.info(
-            "controller.started", controller=settings.controller, sites=sorted(adapters.sites), drones=len(store.drones)
-        )
-        if once:
-            report = await controller.tick()
-            return 0 if report.recorded and not report.faults else 1
-        probe = LagProbe()
-        async with asyncio.TaskGroup() as group:
-            beside = [
-                group.create_task(_reloads(path, root, controller, adapters, hangup)),
-                group.create_task(probe.run()),
-            ]
-            await controller.run(stop)
-            for task in beside:
-                task.cancel()
-        log.info("controller.stopping", drones=len(store.drones), worst_lag_ms=round(probe.worst_s * 1000))
-    return 0
+async def _opened(stack: AsyncExitStack, settings: Settings) -> tuple[Controller, Adapters]:
+    """Open the store, the sites, the overlay and the controller, which ``stack`` closes in reverse order."""
+    limits = settings.store
+    store = SqlStore(limits.path, settings.controller, keep_s=limits.keep_s, snapshots=limits.snapshots)
+    await stack.enter_async_context(store)
+    adapters = await stack.enter_async_context(Adapters(settings))
+    overlay = loader.overlay_adapter(settings.overlay.adapter)(settings.overlay.options, settings.controller)
+    try:
+        await within(CONNECT_S, stack.enter_async_context(overlay))
+    except TimeoutError:
+        raise UnavailableError(f"overlay {settings.overlay.adapter}: not connected after {CONNECT_S:g} s") from None
+    controller = Controller(
+        name=settings.controller,
+        policy=settings.policy,
+        types=settings.types,
+        overlay=overlay,
+        sites=adapters.sites,
+        store=store,
+        clock=SteadyClock(not_before=store.committed.recorded_at, drift_s=store.committed.recorded_drift_s),
+        interval_s=settings.interval_s,
+        active_interval_s=settings.active_interval_s,
+    )
+    return await stack.enter_async_context(controller), adapters
 
 
 async def _reloads(

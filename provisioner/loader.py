@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from importlib.machinery import ModuleSpec
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -111,28 +109,15 @@ def _is_own(point: EntryPoint) -> bool:
 
 
 def _refuse_shadow(point: EntryPoint) -> None:
-    """Raise if Python would take another package for ours: `adapters` is a common name."""
+    """Raise if Python takes another package for ours: `adapters` is a common name."""
     if not _is_own(point):
         return
     ours = Path(__file__).resolve().parent.parent / _OWN_PACKAGE
-    found = _places(_spec(_OWN_PACKAGE))
+    spec = find_spec(_OWN_PACKAGE)
+    found = [Path(place).resolve() for place in (spec.submodule_search_locations if spec else None) or ()]
     if ours not in found:
-        other = str(found[0]) if found else "nothing at all"
+        other = str(found[0]) if found else "no package"
         raise AdapterBrokenError(
             f"adapter `{point.name}` lives in package `{_OWN_PACKAGE}` at {ours}, but Python finds {other} under that "
             f"name: uninstall or rename the other package, or start Python in another directory"
         )
-
-
-def _spec(package: str) -> ModuleSpec | None:
-    try:
-        return find_spec(package)
-    except ValueError:  # a module that was put into sys.modules by hand has no spec
-        return getattr(sys.modules.get(package), "__spec__", None)
-
-
-def _places(spec: ModuleSpec | None) -> list[Path]:
-    if spec is None:
-        return []
-    places = [Path(place).resolve() for place in spec.submodule_search_locations or ()]
-    return places or ([Path(spec.origin)] if spec.origin else [])

@@ -80,13 +80,6 @@ def rates(sharing: Sharing, loads: Sequence[Load], shares: int = 1) -> tuple[flo
     return _even([load.duty for load in loads], TURNS if sharing is Sharing.TIME_SLICED else OVERLAP)
 
 
-def throughput(sharing: Sharing, jobs: int, load: Load, shares: int = 1) -> float:
-    """Return the total rate of ``jobs`` equal jobs on one GPU. An exclusive GPU runs one job at a time."""
-    if sharing is Sharing.EXCLUSIVE:
-        return float(jobs > 0)
-    return sum(rates(sharing, [load] * jobs, shares))
-
-
 def slice_rate(shares: int) -> float:
     """Return the rate of a saturating job in one of ``shares`` equal MIG slices.
 
@@ -128,11 +121,6 @@ def shares_needed(gpu_milli: int, shares: int) -> int:
 
 
 # ------------------------------------------------------------------------------------------------------------- energy
-
-
-def kj_per_job(power_w: float, span_s: float, jobs: float) -> float:
-    """Return the energy of each of ``jobs`` jobs that are done in ``span_s`` at a power of ``power_w``."""
-    return power_w * span_s / 1000.0 / jobs
 
 
 def kwh(power_w: float, span_s: float) -> float:

@@ -21,7 +21,7 @@ def _names_in(source: str) -> Iterator[str]:
         if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
             logs |= function.value.id == "log" and function.attr in LOGGING_METHODS
         if isinstance(function, ast.Attribute):
-            logs |= function.attr in ("event", "_event")
+            logs |= function.attr in ("event", "_event", "_stored")
         if logs:
             constants = (each for each in ast.walk(call.args[0]) if isinstance(each, ast.Constant))
             yield from (each.value for each in constants if isinstance(each.value, str))

@@ -184,7 +184,7 @@ class _ConfigReader:
             _check_headroom(document, model, models)
         for site in sites:
             if site.model is not None:
-                self.check_policy_limits(site.document, site.model, model)
+                _check_type_gpus(site.document, site.model, model.policy.max_gpus, "policy.max_gpus")
         if self.problems() or overlay is None:
             return None
         return self.settings(path, model, overlay, sites)
@@ -246,11 +246,9 @@ class _ConfigReader:
             return None
         try:
             config: type[BaseModel] = adapter(name).Config
-        except AdapterUnknownError as error:
-            document.complain_at((*at, "adapter"), f"{error}: {choices(name, error.known)}")
-            return None
-        except AdapterBrokenError as error:
-            document.complain_at((*at, "adapter"), str(error))
+        except (AdapterUnknownError, AdapterBrokenError) as error:
+            instead = f": {choices(name, error.known)}" if isinstance(error, AdapterUnknownError) else ""
+            document.complain_at((*at, "adapter"), f"{error}{instead}")
             return None
         if "options" not in section and any(field.is_required() for field in config.model_fields.values()):
             document.complain_at_key((*at, "adapter"), missing_mapping("options", config))
@@ -310,19 +308,6 @@ class _ConfigReader:
             at = ("timeouts", "stopping") if ("timeouts", "stopping") in document.values else ("timeouts", "grace")
             problem = f"`stopping` ({format_duration(stop_s)}) is not longer than `grace` ({format_duration(grace_s)})"
             self.warn(document, at, f"{problem}: drones are stopped again before it is over")
-
-    def check_policy_limits(self, document: YamlDocument, site: SiteFile, controller: ControllerFile) -> None:
-        """Refuse types beyond the limits of all sites; warn of limits without effect because a lower one applies."""
-        policy, limits, above = controller.policy, site.limits, "is above the policy's limit for all sites"
-        _check_type_gpus(document, site, policy.max_gpus, "policy.max_gpus")
-        if limits.max_drones > policy.max_drones:
-            self.warn(document, ("limits", "max_drones"), f"`max_drones` {above} ({policy.max_drones})")
-        if policy.max_gpus is not None and limits.max_gpus is not None and limits.max_gpus > policy.max_gpus:
-            self.warn(document, ("limits", "max_gpus"), f"`max_gpus` {above} ({format_gpus(policy.max_gpus)})")
-        for name, shape in site.types.items():
-            if shape.max_drones is not None and shape.max_drones > limits.max_drones:
-                at = ("types", name, "max_drones")
-                self.warn(document, at, f"`max_drones` of the type is above the site's ({limits.max_drones})")
 
     # ------------------------------------------------------------------------------------------------------- settings
 

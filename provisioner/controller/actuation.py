@@ -12,8 +12,8 @@ from functools import partial
 
 import structlog
 
-from provisioner.controller.adapter_calls import fault_of, within
 from provisioner.controller.clock import Clock
+from provisioner.controller.polling import fault_of, within
 from provisioner.controller.sanitize import sanitize_result
 from provisioner.interfaces import AuthError, Overlay, RejectedError, Site, SupportsForget, UnavailableError
 from provisioner.model import (

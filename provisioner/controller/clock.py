@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
-
-import structlog
-
-log = structlog.get_logger()
 
 _TIME_ERROR = 5
 """``adjtimex``: the clock is not synchronised."""
@@ -127,28 +121,3 @@ class SteadyClock:
         """Set the clock to the wall clock."""
         self._at += self.drift_s()
         self._doubted = self._known = False
-
-
-LAG_STEP_S = 0.05
-REPORTED_LAG_S = 0.1
-
-
-@dataclass(slots=True)
-class LagProbe:
-    """Measure of how long the event loop is held up, which must not happen when a service does not answer.
-
-    It sleeps in small steps and notes by how much each took longer. ``worst_s`` is the longest since it began.
-    """
-
-    worst_s: float = 0.0
-
-    async def run(self) -> None:
-        """Measure until cancelled."""
-        loop = asyncio.get_running_loop()
-        while True:
-            began = loop.time()
-            await asyncio.sleep(LAG_STEP_S)
-            lag_s = loop.time() - began - LAG_STEP_S
-            if lag_s > REPORTED_LAG_S:
-                log.warning("loop.lagged", lag_ms=round(lag_s * 1000))
-            self.worst_s = max(self.worst_s, lag_s)

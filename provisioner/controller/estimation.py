@@ -1,18 +1,21 @@
 """Collection of samples for the estimates, tick by tick; see :mod:`provisioner.estimates`.
 
 Everything is bounded: the newest run times of each user, a fortnight of an owner's use, the newest gaps.
-:mod:`provisioner.controller.estimate_store` records the samples regularly, so that a restarted controller continues
-with them; losing them costs nothing but that. Time without polls is left out, not made up.
+:class:`EstimateRecorder` records the samples regularly, so that a restarted controller continues with them; losing them
+costs nothing but that. Time without polls is left out, not made up.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby
 from math import ceil
 
+import structlog
+
+from provisioner.controller.clock import Clock
 from provisioner.estimates import (
     HORIZONS_S,
     NO_ESTIMATES,
@@ -29,6 +32,9 @@ from provisioner.estimates import (
 from provisioner.model import PENDING, CompletedJob, Drone, DroneId, DroneState, OverlayView, Plan, PolledSite, Snapshot
 from provisioner.planner.retirement import MIN_IDLE_GAPS
 from provisioner.reasons import IdleTimeout
+from provisioner.store import Store, StoreError
+
+log = structlog.get_logger()
 
 RUNS_KEPT, RUNS_TOLD, RUNS_NEEDED = 200, 20, 10
 """Run times under one key: number of the newest that are kept, of quantiles of an estimate, and of samples it needs."""
@@ -164,23 +170,17 @@ class SiteHistory:
 
 
 @dataclass(slots=True)
-class EstimateHistory:
-    """All samples. Departed drones are forgotten with this life of the controller; the rest is recorded."""
-
-    runs: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    """Never changed in place: the recorded samples share these values."""
-    delays: dict[str, StartDelays] = field(default_factory=dict)
-    sites: dict[str, SiteHistory] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
 class EstimateCollector:
     """Samples of what the controller observes.
 
-    Call :meth:`note` after each tick; :attr:`estimates` goes into the next snapshot.
+    Call :meth:`note` after each tick; :attr:`estimates` goes into the next snapshot. Departed drones are forgotten with
+    this life of the controller; the rest is recorded.
     """
 
-    memory: EstimateHistory = field(default_factory=EstimateHistory)
+    runs: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """By the keys of a job; never changed in place: the recorded samples share these values."""
+    delays: dict[str, StartDelays] = field(default_factory=dict)
+    sites: dict[str, SiteHistory] = field(default_factory=dict)
     estimates: Estimates = NO_ESTIMATES
     _seen: frozenset[tuple[str, float]] = frozenset()
     """Counted jobs: those reported now, and of those reported before the ones that ended in the last :data:`SEEN_S`."""
@@ -217,23 +217,14 @@ class EstimateCollector:
 
     def samples(self, now: float) -> EstimateSamples:
         """Return the samples to record."""
-        memory = self.memory
-        return EstimateSamples(
-            now,
-            dict(memory.runs),
-            dict(memory.delays),
-            {name: site.kept() for name, site in memory.sites.items()},
-            self._seen,
-        )
+        sites = {name: site.kept() for name, site in self.sites.items()}
+        return EstimateSamples(now, dict(self.runs), dict(self.delays), sites, self._seen)
 
     def recall(self, kept: EstimateSamples, now: float, waiting_cost: float) -> None:
         """Begin with the samples of an earlier controller: its estimates hold from the first tick on."""
         away_s = max(0.0, now - kept.at)
-        self.memory = EstimateHistory(
-            dict(kept.runs),
-            dict(kept.delays),
-            {name: SiteHistory.of(site, now, away_s) for name, site in kept.sites.items()},
-        )
+        self.runs, self.delays = dict(kept.runs), dict(kept.delays)
+        self.sites = {name: SiteHistory.of(site, now, away_s) for name, site in kept.sites.items()}
         self._seen, self._waiting_cost = kept.seen, waiting_cost
         self.estimates = self._estimated()
 
@@ -242,20 +233,20 @@ class EstimateCollector:
 
         Run times of all users together go with any user's, as they cannot be told apart; ten jobs fill them again.
         """
-        memory, (kind, _, name) = self.memory, what.partition(":")
+        kind, _, name = what.partition(":")
         match kind:
             case "all":
-                self.memory, self._unfinished = EstimateHistory(), UnfinishedJobs()
+                self.runs, self.delays, self.sites, self._unfinished = {}, {}, {}, UnfinishedJobs()
             case "user":
-                memory.runs = {key: runs for key, runs in memory.runs.items() if key and owner_of(key) != name}
+                self.runs = {key: runs for key, runs in self.runs.items() if key and owner_of(key) != name}
                 self._unfinished.forget(name)
             case "site":
-                memory.sites.pop(name, None)
-                memory.delays = {key: d for key, d in memory.delays.items() if key.partition("/")[0] != name}
+                self.sites.pop(name, None)
+                self.delays = {key: d for key, d in self.delays.items() if key.partition("/")[0] != name}
         self.estimates = self._estimated()
 
     def _site(self, name: str) -> SiteHistory:
-        return self.memory.sites.setdefault(name, SiteHistory())
+        return self.sites.setdefault(name, SiteHistory())
 
     def _note_runs(self, completions: tuple[CompletedJob, ...], now: float) -> None:
         told = frozenset((each.job_id, each.ended_at) for each in completions)
@@ -263,10 +254,10 @@ class EstimateCollector:
         for each in new:
             run_s = max(SHORTEST_RUN_S, round(each.run_s, 1))
             for key in dict.fromkeys(run_keys(each.owner, each.gpu_milli, each.cpus, each.memory_mib)):
-                runs = self.memory.runs.pop(key, ())
-                self.memory.runs[key] = (*runs[1 - RUNS_KEPT :], run_s)  # the newest last
-        while len(self.memory.runs) > KEYS_KEPT:
-            del self.memory.runs[next(key for key in self.memory.runs if key)]
+                runs = self.runs.pop(key, ())
+                self.runs[key] = (*runs[1 - RUNS_KEPT :], run_s)  # the newest last
+        while len(self.runs) > KEYS_KEPT:
+            del self.runs[next(key for key in self.runs if key)]
         # a schedd that does not answer once tells its jobs again when it is back
         self._seen = told | {(job, ended_at) for job, ended_at in self._seen if ended_at >= now - SEEN_S}
         self._counted = completions
@@ -316,8 +307,8 @@ class EstimateCollector:
         # sites tell whole seconds, by clocks of their own: what began before it was ordered began at once
         queue_s = max(0.0, drone.started_at - drone.requested_at)
         boot_s = max(0.0, drone.joined_at - drone.started_at)
-        known = self.memory.delays.get(drone.type, StartDelays(queue_s, boot_s))
-        self.memory.delays[drone.type] = StartDelays(
+        known = self.delays.get(drone.type, StartDelays(queue_s, boot_s))
+        self.delays[drone.type] = StartDelays(
             known.queue_s + MEAN_WEIGHT * (queue_s - known.queue_s),
             known.boot_s + MEAN_WEIGHT * (boot_s - known.boot_s),
         )
@@ -332,7 +323,7 @@ class EstimateCollector:
             if departed:  # the one that left last would have served these jobs
                 drone = departed.pop()
                 self._gap(start.drone.site, drone.idle_s + snapshot.now - drone.left_at)
-        for name, site in self.memory.sites.items():
+        for name, site in self.sites.items():
             while site.departed and snapshot.now - site.departed[0].left_at > DEPARTED_KEPT_S:
                 self._gap(name, site.departed.popleft().idle_s + DEPARTED_KEPT_S)
 
@@ -341,22 +332,21 @@ class EstimateCollector:
         self._dirty = True
 
     def _estimated(self) -> Estimates:
-        memory = self.memory
         boots: dict[str, float] = {}
-        for key, delays in memory.delays.items():
+        for key, delays in self.delays.items():
             site = key.partition("/")[0]
             boots[site] = min(boots.get(site, delays.boot_s), delays.boot_s)
         return Estimates(
             runs=self._runs(),
-            delays=dict(memory.delays),
-            rises={name: site.rise for name, site in memory.sites.items() if site.rise is not None},
-            taken_per_s={name: s.taken / s.run_s for name, s in memory.sites.items() if s.taken and s.run_s},
+            delays=dict(self.delays),
+            rises={name: site.rise for name, site in self.sites.items() if site.rise is not None},
+            taken_per_s={name: s.taken / s.run_s for name, s in self.sites.items() if s.taken and s.run_s},
             idle_s={
                 name: best_timeout_s(site.gaps_s, boots[name], self._waiting_cost)
-                for name, site in memory.sites.items()
+                for name, site in self.sites.items()
                 if name in boots
             },
-            gaps={name: len(site.gaps_s) for name, site in memory.sites.items() if site.gaps_s},
+            gaps={name: len(site.gaps_s) for name, site in self.sites.items() if site.gaps_s},
         )
 
     def _runs(self) -> dict[str, tuple[float, ...]]:
@@ -365,7 +355,7 @@ class EstimateCollector:
         Unfinished jobs count where all completed ones are kept: of the newest alone it is unknown how many began when.
         Samples missing to :data:`RUNS_NEEDED` are then borrowed from the completed ones under the next wider key.
         """
-        known = self.memory.runs
+        known = self.runs
         of_done = {key: thinned(runs, RUNS_TOLD) for key, runs in known.items() if len(runs) >= RUNS_NEEDED}
         told = dict(of_done)
         for (key, *wider), so_far in self._unfinished.so_far(self._examined_at):
@@ -461,3 +451,73 @@ def _quantiles(weighted: Iterable[tuple[float, float]], count: int) -> tuple[flo
             at += 1
         found.append(values[at])
     return tuple(found)
+
+
+# -------------------------------------------------------------------------------------------------------- on record
+
+KEEP_EVERY_S = 600.0
+"""A crash loses what was learned since: at most so much."""
+ASK_EVERY_S = 60.0
+"""Interval at which requests to forget are read."""
+
+
+@dataclass(slots=True)
+class EstimateRecorder:
+    """The samples on record: read at the start, written regularly, and forgotten where an operator asks.
+
+    Call :meth:`begin` before the first tick, :meth:`turn` between ticks, :meth:`keep` after the last. A store that
+    fails is reported; it ends nothing.
+    """
+
+    estimation: EstimateCollector
+    store: Store
+    clock: Clock
+    event: Callable[..., Awaitable[None]]
+    """:meth:`Controller.event <provisioner.controller.loop.Controller.event>`: logs and records."""
+    _kept_at: float = 0.0
+    _asked_at: float = 0.0
+
+    async def begin(self, waiting_cost: float) -> None:
+        """Restore the estimates of an earlier controller."""
+        now = self._kept_at = self.clock.now()
+        try:
+            known = await self.store.estimate_samples()
+        except StoreError as error:
+            await self.event("estimates.reset", warn=True, message=str(error)[:2000])
+        else:
+            if known is not None:
+                self.estimation.recall(known, now, waiting_cost)
+                away_s = round(max(0.0, now - known.at))
+                log.info("estimates.restored", run_times=len(known.runs), sites=len(known.sites), away_s=away_s)
+        await self._forget()
+
+    async def turn(self) -> None:
+        """Write and forget what is due."""
+        now = self.clock.now()
+        if now - self._asked_at >= ASK_EVERY_S:
+            await self._forget()
+        if now - self._kept_at >= KEEP_EVERY_S:
+            await self.keep()
+
+    async def keep(self, resets: Sequence[int] = ()) -> bool:
+        """Record the samples, and that ``resets`` are carried out. A failure is tried again later."""
+        now = self._kept_at = self.clock.now()
+        try:
+            await self.store.record_estimates(self.estimation.samples(now), resets)
+        except StoreError as error:
+            log.error("estimates.write_failed", message=str(error))
+            return False
+        return True
+
+    async def _forget(self) -> None:
+        self._asked_at = self.clock.now()
+        try:
+            asked = await self.store.estimate_resets()
+        except StoreError as error:
+            log.error("estimates.forget_failed", message=str(error))
+            return
+        for each in asked:
+            self.estimation.forget(each.what)
+        if asked and await self.keep([each.id for each in asked]):
+            for each in asked:
+                await self.event("estimates.forgotten", what=each.what, by=each.by, reason=each.reason)

@@ -4,40 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Self
 
 import structlog
 
-from provisioner import formatting, reasons
+from provisioner import formatting, model, reasons
 from provisioner.controller import actuation
 from provisioner.controller.actuation import DeadSlots
 from provisioner.controller.clock import Clock
-from provisioner.controller.estimate_store import CompletedJobRecorder, EstimateStore
-from provisioner.controller.estimation import EstimateCollector
+from provisioner.controller.estimation import EstimateCollector, EstimateRecorder
 from provisioner.controller.polling import TICK_WAIT_S, Poller, PollTarget
 from provisioner.interfaces import Overlay, Site, SupportsConsoleOutput
-from provisioner.model import (
-    Breaker,
-    BreakerState,
-    DroneId,
-    DroneState,
-    DroneType,
-    OperatorRequest,
-    OrderOutcome,
-    OverlayView,
-    Plan,
-    Policy,
-    PolledOverlay,
-    PolledSite,
-    RemoteState,
-    RequestKind,
-    Snapshot,
-    StateChange,
-    is_within_scope,
-)
+from provisioner.model import Breaker, BreakerState, DroneId, DroneState, OverlayView, Plan, Snapshot, StateChange
 from provisioner.planner import decide
 from provisioner.planner.breakers import OVERLAY_SCOPE, shift_breaker, update_by_order_results
 from provisioner.planner.lifecycle import apply_drain_result, apply_start_result, apply_stop_result, shift_drone
@@ -72,12 +53,10 @@ SHUTDOWN_WAIT_S = 60.0
 """Longest wait for orders under way at the end. The next controller settles those without a result."""
 ACTIVE_FOR_S = 300.0
 """A drone that stays in one state for longer does not shorten the pause between ticks."""
-CHANGING = frozenset(
-    {
-        *(DroneState.REQUESTED, DroneState.SUBMITTED, DroneState.BOOTING, DroneState.JOINED),
-        *(DroneState.DRAINING, DroneState.STOPPING),
-    }
-)
+CHANGING = {
+    *(DroneState.REQUESTED, DroneState.SUBMITTED, DroneState.BOOTING, DroneState.JOINED),
+    *(DroneState.DRAINING, DroneState.STOPPING),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,22 +99,17 @@ class PlannerFailures:
     error: str = ""
     count: int = 0
 
-    def again(self, error: Exception) -> None:
-        """Count and log one failure."""
-        text = f"{type(error).__name__}: {error}"
-        if text != self.error:
-            self.error, self.count = text, 1
-            log.error("planner.failed", why=text, exc_info=error)
-            return
-        self.count += 1
-        if self.count & (self.count - 1) == 0:
-            log.error("planner.failed", why=text, in_a_row=self.count)
-
-    def over(self) -> None:
-        """Note a plan that succeeded."""
-        if self.error:
+    def note(self, error: Exception | None) -> None:
+        """Count and log a failure, or a plan that succeeded (None)."""
+        text = f"{type(error).__name__}: {error}" if error is not None else ""
+        if self.error and not text:
             log.info("planner.recovered", why=self.error, in_a_row=self.count)
-            self.error, self.count = "", 0
+        self.count = self.count + 1 if text == self.error else 1
+        self.error = text
+        if text and self.count == 1:
+            log.error("planner.failed", why=text, exc_info=error)
+        elif text and self.count & (self.count - 1) == 0:
+            log.error("planner.failed", why=text, in_a_row=self.count)
 
 
 @dataclass(slots=True)
@@ -147,8 +121,8 @@ class Controller:
     """
 
     name: str
-    policy: Policy
-    types: Sequence[DroneType]
+    policy: model.Policy
+    types: Sequence[model.DroneType]
     overlay: Overlay
     sites: Mapping[str, Site]
     store: Store
@@ -181,21 +155,22 @@ class Controller:
     """True while the record holds more to forget than one tick should wait for."""
     _gpu_wanted_at: float = 0.0
     _stepped: bool = False
-    _completed_jobs: CompletedJobRecorder = field(default_factory=CompletedJobRecorder)
-    _estimate_store: EstimateStore = field(init=False)
+    _completed_jobs: frozenset[model.CompletedJob] = frozenset()
+    """The jobs of the newest poll that are on record: an overlay reports each in many polls."""
+    _recorder: EstimateRecorder = field(init=False)
     _dead_slots: DeadSlots = field(init=False)
     _consoles: Mapping[str, SupportsConsoleOutput] = field(default_factory=dict)
     """The sites that report the last output of drones: to check a protocol takes too long for every tick."""
 
     def __post_init__(self) -> None:
         self._dead_slots = DeadSlots(self.overlay, self.clock)
-        self._estimate_store = EstimateStore(self.estimation, self.store, self.clock, self.event)
+        self._recorder = EstimateRecorder(self.estimation, self.store, self.clock, self.event)
         overlay = PollTarget(OVERLAY_SCOPE, lambda: self.overlay.poll(self.types), 0.0)
         self._poller = Poller(self._group, self.clock, overlay)
 
     async def __aenter__(self) -> Self:
         await self._set_clock(start=True)
-        await self._estimate_store.begin(self.policy.waiting_cost)
+        await self._recorder.begin(self.policy.waiting_cost)
         await self._group.__aenter__()
         self._set_poll_targets()
         return self
@@ -209,7 +184,7 @@ class Controller:
         self._dead_slots.close()
         try:
             if error is None:
-                await self._estimate_store.end()
+                await self._recorder.keep()
             if error is None and self._orders:
                 log.info("controller.awaiting_orders", of=sorted(s or "overlay" for s in self._orders.values()))
                 await asyncio.wait(self._orders, timeout=SHUTDOWN_WAIT_S)
@@ -233,7 +208,7 @@ class Controller:
         await self._remove_dead_slots(snapshot, found.plan)
         await self._act(found.plan)
         await self._record_results()
-        await self._completed_jobs.keep(self.store, snapshot.overlay.view)
+        await self._record_completed(snapshot.overlay.view)
         return TickReport(found.plan, found.faults)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -281,15 +256,12 @@ class Controller:
             if new != drone:
                 moves.append(StateChange(new, new.state, reasons.OutcomeUnknown("")))
         breakers = [shift_breaker(breaker, by_s) for breaker in self.store.breakers.values()] if by_s else []
-        try:
-            if by_s:
-                await self.store.record_results(self.store.tick, moves, breakers, set_to=now)
-            elif moves:
-                await self.store.record_results(self.store.tick, moves, breakers)
-        except StoreError as error:
-            log.error("clock.set_failed", message=str(error))
-            return False
-        return True
+        if not by_s and not moves:
+            return True
+        set_to = now if by_s else None
+        return await self._stored(
+            "clock.set_failed", self.store.record_results(self.store.tick, moves, breakers, set_to=set_to)
+        )
 
     async def _poll(self) -> Snapshot:
         await self._poller.poll(self.store.breakers)
@@ -324,19 +296,13 @@ class Controller:
         found = safe_plan(snapshot, self.planner, self.judge, self._suspects)
         self.decided.took(time.perf_counter() - began_s)
         self._suspects = found.classes
-        if found.error is None:
-            self._failures.over()
-        else:  # a mistake of ours: what runs goes on, and the next look may be another
-            self._failures.again(found.error)
+        self._failures.note(found.error)
         return found
 
     async def _record(self, plan: Plan, snapshot: Snapshot) -> bool:
         """Record and log a plan. Return False if the store cannot take it: then nothing may be acted on."""
         before = dict(self.store.breakers)
-        try:
-            await self.store.record(plan, snapshot)
-        except StoreError as error:
-            log.error("store.write_failed", message=str(error))
+        if not await self._stored("store.write_failed", self.store.record(plan, snapshot)):
             return False
         _log_plan(plan)
         _log_breakers(before, plan.breakers)
@@ -357,7 +323,7 @@ class Controller:
             await self.event("plan.accepted")
         self._faults = found.faults
 
-    def _polled_overlay(self) -> PolledOverlay:
+    def _polled_overlay(self) -> model.PolledOverlay:
         """Return the newest reading of the pool, with a notice for operators while the host's clock is doubted."""
         reading = self._poller.overlay_reading()
         if reading.view is not None and len(reading.view.slots) > UNKNOWN_SLOTS:
@@ -394,7 +360,7 @@ class Controller:
             self._gpu_wanted_at = self.clock.now()
         return self._gpu_wanted_at
 
-    async def _next_serial(self, readings: Iterable[PolledSite]) -> int:
+    async def _next_serial(self, readings: Iterable[model.PolledSite]) -> int:
         """Return the first serial number that neither the record nor any view knows: no id is ever given twice.
 
         A view shows an id beyond those of the record only where the record was restored from a backup. Drones that no
@@ -421,10 +387,10 @@ class Controller:
         ours = (each for each in drone_ids if each.startswith(f"{self.name}-{self.store.birth}-"))
         return max((n for n in map(serial_of, ours) if n is not None and n < below), default=0)
 
-    async def _ended(self, readings: Iterable[PolledSite]) -> Mapping[DroneId, DroneState]:
+    async def _ended(self, readings: Iterable[model.PolledSite]) -> Mapping[DroneId, DroneState]:
         """Return the final states on record of drones that a site still lists: the reason to stop them."""
         views = [r.view for r in readings if r.view is not None]
-        there = [d for v in views for d in v.drones.values() if d.state is not RemoteState.ENDED]
+        there = [d for v in views for d in v.drones.values() if d.state is not model.RemoteState.ENDED]
         strays = [d.drone_id for d in there if d.drone_id not in self.store.drones]
         try:
             return await self.store.ended(strays) if strays else {}
@@ -440,13 +406,18 @@ class Controller:
                 words |= site.last_words()
             except Exception as error:
                 log.warning("console_output.read_failed", site=name, message=f"{type(error).__name__}: {error}")
-        try:
-            if words:
-                await self.store.record_outputs(self.clock.now(), words)
-        except StoreError as error:
-            log.error("console_output.write_failed", message=str(error))
+        if words:
+            await self._stored("console_output.write_failed", self.store.record_outputs(self.clock.now(), words))
 
-    async def _requests(self) -> tuple[OperatorRequest, ...]:
+    async def _record_completed(self, view: OverlayView | None) -> None:
+        """Record the completed jobs that are new. A write that fails is tried again at the next tick."""
+        if view is None or view.completions is None:
+            return
+        new = [job for job in view.completions if job not in self._completed_jobs]
+        if not new or await self._stored("completed_jobs.write_failed", self.store.record_completed(new)):
+            self._completed_jobs = frozenset(view.completions)
+
+    async def _requests(self) -> tuple[model.OperatorRequest, ...]:
         try:
             return await self.store.requests()
         except StoreError as error:
@@ -459,22 +430,19 @@ class Controller:
         The plan marks the requests as done.
         """
         for request in await self._requests():
-            if request.kind is not RequestKind.RESET:
+            if request.kind is not model.RequestKind.RESET:
                 continue
             known, now = self.store.breakers, self.clock.now()
             scopes = [
                 s
                 for s, b in known.items()
-                if b.failures and any(is_within_scope(s, each) for each in request.drone_ids)
+                if b.failures and any(model.is_within_scope(s, each) for each in request.drone_ids)
             ]
             lifted = [Breaker(s, since=now, blind_until=known[s].blind_until) for s in scopes]
-            try:
-                if lifted:
-                    await self.store.record_results(self.store.tick, (), lifted)
-            except StoreError as error:
-                log.error("breaker.reset_failed", message=str(error))
-                return
             if lifted:
+                results = self.store.record_results(self.store.tick, (), lifted)
+                if not await self._stored("breaker.reset_failed", results):
+                    return
                 told = ", ".join(scopes)[:2000]
                 await self.event("breaker.reset", scopes=told, by=request.by, reason=request.reason)
 
@@ -505,10 +473,8 @@ class Controller:
             before = dict(self.store.breakers)
             known = {m.drone.id: self.store.drones[m.drone.id].drain_refusal for m in moves}
             if moves or breakers:
-                try:
-                    await self.store.record_results(self.store.tick, moves, breakers)
-                except StoreError as error:
-                    log.error("order_results.write_failed", message=str(error))
+                results = self.store.record_results(self.store.tick, moves, breakers)
+                if not await self._stored("order_results.write_failed", results):
                     return
             site = self._orders.pop(task)
             _log_moves(moves)
@@ -524,7 +490,7 @@ class Controller:
     def _changes_by_results(self, answers: actuation.BatchResults) -> tuple[list[StateChange], list[Breaker]]:
         now, drones = self.clock.now(), self.store.drones
         moves: list[StateChange | None] = []
-        refused = (r for r in answers.admissions if r.answer is OrderOutcome.REJECTED)
+        refused = (r for r in answers.admissions if r.answer is model.OrderOutcome.REJECTED)
         for receipt in (*answers.starts, *refused):
             drone = drones.get(receipt.drone_id)
             if drone is not None and drone.state is DroneState.REQUESTED:  # else a listing has settled it
@@ -545,8 +511,8 @@ class Controller:
 
     def apply(
         self,
-        policy: Policy,
-        types: Sequence[DroneType],
+        policy: model.Policy,
+        types: Sequence[model.DroneType],
         sites: Mapping[str, Site],
         interval_s: float,
         active_interval_s: float,
@@ -598,15 +564,21 @@ class Controller:
                 self._prunes = await self.store.prune(now)
             except StoreError as error:
                 log.error("store.prune_failed", message=str(error))
-        await self._estimate_store.turn()
+        await self._recorder.turn()
 
     async def event(self, name: str, *, warn: bool = False, **fields: str | int | float) -> None:
         """Log and record an event that is no transition of a drone, as a warning with ``warn``."""
         (log.warning if warn else log.info)(name, **fields)
+        await self._stored("store.write_failed", self.store.event(self.clock.now(), name, fields))
+
+    async def _stored(self, failed: str, call: Awaitable[None]) -> bool:
+        """Await a write of the store. Return False, after the log event ``failed``, if it failed."""
         try:
-            await self.store.event(self.clock.now(), name, fields)
+            await call
         except StoreError as error:
-            log.error("store.write_failed", message=str(error))
+            log.error(failed, message=str(error))
+            return False
+        return True
 
 
 def _log_plan(plan: Plan) -> None:

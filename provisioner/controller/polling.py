@@ -1,20 +1,36 @@
-"""Polling of the overlay and all sites at once: each with its own deadline, none able to hold up another."""
+"""Calls of adapters, and the polling of the overlay and all sites at once.
+
+Each call has its own deadline and none can hold up another; errors are data.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import structlog
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, wait_fixed
 
-from provisioner.controller.adapter_calls import fault_of, within
 from provisioner.controller.clock import Clock
-from provisioner.controller.sanitize import Sanitizer
-from provisioner.interfaces import UnavailableError
-from provisioner.model import Breaker, BreakerState, Fault, OverlayView, PolledOverlay, PolledSite, SiteView
+from provisioner.controller.sanitize import Sanitizer, held
+from provisioner.interfaces import AdapterError, Site, SupportsConsoleOutput, UnavailableError
+from provisioner.model import (
+    Breaker,
+    BreakerState,
+    DroneId,
+    Fault,
+    FaultKind,
+    OrderResult,
+    OverlayView,
+    PolledOverlay,
+    PolledSite,
+    SiteView,
+    StartOrder,
+    StopOrder,
+)
 from provisioner.planner.breakers import OVERLAY_SCOPE
 
 log = structlog.get_logger()
@@ -24,7 +40,86 @@ TICK_WAIT_S = 5.0
 ATTEMPTS = 2
 RETRY_AFTER_S = 0.2
 
+T = TypeVar("T")
 View = TypeVar("View", SiteView, OverlayView)
+
+
+async def within(deadline_s: float, call: Awaitable[T]) -> T:
+    """Return the answer of ``call``. Raises TimeoutError after ``deadline_s``, else what the adapter raises.
+
+    It never raises a cancellation that the adapter caused: that would be taken for ours and end the controller.
+    """
+    try:
+        async with asyncio.timeout(deadline_s):
+            return await call
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise RuntimeError("the adapter let a cancelled call through") from error
+
+
+def fault_of(error: BaseException, at: float) -> Fault:
+    """Return an error as data: adapter errors by their kind, a deadline as unavailable, all else as unknown."""
+    match error:
+        case AdapterError():
+            return Fault(error.kind, held(str(error)) or type(error).__name__, at)
+        case TimeoutError():
+            return Fault(FaultKind.DOWN, "no answer within its deadline", at)
+        case _:
+            return Fault(FaultKind.UNKNOWN, held(f"{type(error).__name__}: {error}"), at)
+
+
+@dataclass(slots=True, eq=False)
+class LazySite:
+    """A :class:`~provisioner.interfaces.Site` that is connected by the first poll that succeeds in it.
+
+    A site that is down when the controller starts must not keep the controller from the others.
+    """
+
+    site: Site
+    _stack: AsyncExitStack | None = None
+    _opening: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def open(self) -> None:
+        """Enter the adapter. Raises what it raises; the next call tries again."""
+        async with self._opening:
+            if self._stack is None:
+                stack = AsyncExitStack()
+                await stack.enter_async_context(self.site)
+                self._stack = stack
+
+    async def close(self) -> None:
+        """Leave the adapter."""
+        stack, self._stack = self._stack, None
+        if stack is not None:
+            await stack.aclose()
+
+    async def poll(self) -> SiteView:
+        await self.open()
+        return await self.site.poll()
+
+    async def start(self, orders: Sequence[StartOrder]) -> Sequence[OrderResult]:
+        self._must_be_open()
+        return await self.site.start(orders)
+
+    async def stop(self, orders: Sequence[StopOrder]) -> Sequence[OrderResult]:
+        self._must_be_open()
+        return await self.site.stop(orders)
+
+    def last_words(self) -> Mapping[DroneId, str]:
+        return self.site.last_words() if isinstance(self.site, SupportsConsoleOutput) else {}
+
+    def _must_be_open(self) -> None:
+        if self._stack is None:
+            raise UnavailableError("it could not be connected yet")
+
+    async def __aenter__(self) -> LazySite:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
 
 
 @dataclass(slots=True)
@@ -43,25 +138,25 @@ class PollTarget(Generic[View]):
 
     async def once(self, clock: Clock) -> None:
         """Poll within one deadline, and note the view or the fault. Never raises."""
-        began = clock.now()
+        began, before, of_overlay = clock.now(), self.fault, self.name == OVERLAY_SCOPE
         try:
             view = self.sanitizer.sanitized(await within(self.deadline_s, self._poll_twice()), began, clock.drift_s())
         except Exception as error:
             # the deadline of both attempts says less than what the first one failed for
             told = self._first if isinstance(error, TimeoutError) and self._first is not None else error
-            before, self.fault = self.fault, fault_of(told, began)
-            if before is None or before.message != self.fault.message:
+            self.fault = fault = fault_of(told, began)
+            if before is None or before.message != fault.message:
                 log.warning(
-                    "overlay.poll_failed" if self.name == OVERLAY_SCOPE else "site.poll_failed",
+                    "overlay.poll_failed" if of_overlay else "site.poll_failed",
                     view=self.name,
-                    fault=self.fault.kind.value,
-                    message=self.fault.message,
+                    fault=fault.kind.value,
+                    message=fault.message,
                 )
         else:
-            before, self.view, self.fault = self.fault, view, None
+            self.view, self.fault = view, None
             if before is not None:
                 log.info(
-                    "overlay.recovered" if self.name == OVERLAY_SCOPE else "site.recovered",
+                    "overlay.recovered" if of_overlay else "site.recovered",
                     view=self.name,
                     away_s=round(clock.now() - before.at, 1),
                 )
@@ -82,7 +177,7 @@ class PollTarget(Generic[View]):
         )(attempt)
 
     def _note_first(self, attempt: RetryCallState) -> None:
-        error = attempt.outcome.exception() if attempt.outcome is not None else None
+        error = attempt.outcome.exception() if attempt.outcome else None
         self._first = error if isinstance(error, UnavailableError) else None
 
     def close(self) -> None:

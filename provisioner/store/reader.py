@@ -235,15 +235,6 @@ class Reader:
             tables.insert(sql, "requests", row)
             return int(sql.execute("SELECT last_insert_rowid()").fetchone()[0])
 
-    def request_done(self, request: int) -> bool:
-        """Return True if a plan has taken up the request, also if that is so old that it was deleted."""
-        with self._open() as sql:
-            row = sql.execute("SELECT done_tick FROM requests WHERE id = ?", (request,)).fetchone()
-            if row is not None:
-                return row[0] is not None
-            newest = sql.execute("SELECT seq FROM sqlite_sequence WHERE name = 'requests'").fetchone()
-            return newest is not None and 0 < request <= newest[0]
-
     def ask_estimate_reset(self, what: str, *, reason: str, by: str, at: float) -> None:
         """Record a request to forget estimates: carried out within a minute, or when a controller runs."""
         with self._open(write=True) as sql:

@@ -169,8 +169,8 @@ def read_estimates(sql: sqlite3.Connection, path: Path) -> EstimateSamples | Non
         return unpack(EstimateSamples, row[0]) if row else None
     except (ValueError, zlib.error, TypeError) as error:
         raise EstimatesUnreadableError(
-            f"store {path}: the estimates are damaged ({_first_problem(error)}): estimation starts again, and in ten "
-            "minutes replaces them; to have them back, stop this controller and restore a backup of the store"
+            f"store {path}: the estimates are damaged ({_first_problem(error)}): estimation starts again and replaces "
+            "them; to have them back, stop this controller and restore a backup of the store"
         ) from error
 
 

@@ -52,15 +52,6 @@ def test_every_shipped_example_is_valid_by_both(file: Path) -> None:
     assert judge(file) == []
 
 
-def test_there_are_shipped_examples() -> None:
-    assert {path.relative_to(REPOSITORY / "site_configs").as_posix() for path in SHIPPED} >= {
-        "provisioner.yaml",
-        "local.yaml",
-        "demo/provisioner.yaml",
-        "demo/local.yaml",
-    }
-
-
 @pytest.mark.parametrize("name", STRUCTURAL.split())
 def test_what_is_broken_in_structure_is_broken_by_the_schema_too(name: str) -> None:
     assert judge(BROKEN / f"{name}.yaml")

@@ -92,7 +92,7 @@ def test_the_jobs_of_a_schedd_that_was_silent_for_a_while_count_once() -> None:
     def told(at: float, *jobs: CompletedJob) -> int:
         made = replace(with_done(snapshot(), *jobs), now=NOW + at)
         learning.note(made, nothing(made))
-        return len(learning.memory.runs["anna"])
+        return len(learning.runs["anna"])
 
     assert told(400, *here, *there) == 15
     assert told(460, *here) == 15
@@ -105,7 +105,7 @@ def test_the_jobs_of_a_schedd_that_was_silent_for_a_while_count_once() -> None:
 def test_the_jobs_of_nobody_in_particular_count_once() -> None:
     learning, made = EstimateCollector(), with_done(snapshot(), *(done(n, 60.0, owner="") for n in range(3)))
     learning.note(made, nothing(made))
-    assert len(learning.memory.runs[""]) == 3
+    assert len(learning.runs[""]) == 3
 
 
 def test_of_few_jobs_nothing_is_concluded() -> None:
@@ -145,7 +145,7 @@ def test_a_gap_across_a_clock_set_back_is_none() -> None:
     made = snapshot(drones=[idles])
     move = StateChange(replace(idles, state=DroneState.BUSY), idles.state, reasons.SeenInPool("busy", 1, 1.0))
     learning.note(made, replace(nothing(made), moves=(move,)))
-    assert list(learning.memory.sites["topas"].gaps_s) == [0.0]
+    assert list(learning.sites["topas"].gaps_s) == [0.0]
 
 
 def test_an_owner_who_takes_eight_gpus_each_morning_is_known_after_some_days() -> None:
@@ -189,7 +189,7 @@ def test_idle_time_outs_come_from_gaps_that_were_and_gaps_that_would_have_been()
         learning.note(then, replace(nothing(then), drains=(left,)))
         then = replace(then, now=then.now + 10.0)
         learning.note(then, replace(nothing(then), starts=(again,)))
-    assert set(learning.memory.sites["topas"].gaps_s) == {610.0}
+    assert set(learning.sites["topas"].gaps_s) == {610.0}
     late = replace(made, now=NOW + 1e5)
     learning.note(late, nothing(late))
     assert learning.estimates.idle_s == {"topas": 15.0}, "610 s of idling cost more than 70 s of booting"
@@ -204,7 +204,7 @@ def test_a_drone_that_nobody_missed_would_have_waited_in_vain() -> None:
     learning.note(made, replace(nothing(made), drains=(left,)))
     late = replace(made, now=NOW + DEPARTED_KEPT_S + 1)
     learning.note(late, nothing(late))
-    assert list(learning.memory.sites["topas"].gaps_s) == [60.0 + DEPARTED_KEPT_S]
+    assert list(learning.sites["topas"].gaps_s) == [60.0 + DEPARTED_KEPT_S]
 
 
 @pytest.mark.parametrize(
@@ -241,8 +241,8 @@ def restarted(learning: EstimateCollector, kept_at: float, now: float) -> Estima
 
 def test_the_next_controller_knows_the_same_from_its_first_tick_on() -> None:
     learning = watching()
-    learning.memory.delays[A100.key] = StartDelays(30.0, 70.0)
-    learning.memory.sites.clear()
+    learning.delays[A100.key] = StartDelays(30.0, 70.0)
+    learning.sites.clear()
     learning._site("topas").gaps_s.extend([40.0] * MIN_IDLE_GAPS)
     for step in range(USE_NEEDED + 30):
         then = with_owner(snapshot(), NOW + step * USE_EVERY_S, 8000 if step % 40 < 20 else 0)
@@ -268,11 +268,11 @@ def test_a_job_that_was_told_before_the_restart_counts_no_second_time() -> None:
     again = restarted(learning, NOW, NOW + 60)
     after = with_done(snapshot(), *(done(n, 60.0) for n in range(2, 8)))
     again.note(after, nothing(after))
-    assert len(again.memory.runs["anna"]) == 8
+    assert len(again.runs["anna"]) == 8
     again.forget("user:anna")
     later = with_done(snapshot(), *(done(n, 60.0) for n in range(2, 9)))
     again.note(later, nothing(later))
-    assert len(again.memory.runs["anna"]) == 1, "nor does one that was forgotten"
+    assert len(again.runs["anna"]) == 1, "nor does one that was forgotten"
 
 
 @pytest.mark.parametrize(("missed", "filled"), [(1, True), (USE_FILLED, True), (USE_FILLED + 1, False), (700, False)])
@@ -286,7 +286,7 @@ def test_of_a_long_absence_nothing_is_made_up(missed: int, filled: bool) -> None
     back = with_owner(snapshot(), back_at, 7000)
     again.note(back, nothing(back))
     between = [7000 if filled else UNKNOWN] * (missed - 1)
-    assert list(again.memory.sites["topas"].use_milli) == [2000] * 3 + between + [7000]
+    assert list(again.sites["topas"].use_milli) == [2000] * 3 + between + [7000]
 
 
 def test_after_a_fortnight_away_nothing_is_left_of_an_owners_use_but_what_follows_from_it() -> None:
@@ -294,7 +294,7 @@ def test_after_a_fortnight_away_nothing_is_left_of_an_owners_use_but_what_follow
     learning.recall(EstimateSamples(NOW, sites={"topas": SiteSamples((3000,) * USE_KEPT, NOW)}), NOW + 30 * 86400, 0.3)
     back = with_owner(snapshot(), NOW + 30 * 86400, 1000)
     learning.note(back, nothing(back))
-    use_milli = learning.memory.sites["topas"].use_milli
+    use_milli = learning.sites["topas"].use_milli
     assert (len(use_milli), use_milli.count(UNKNOWN), use_milli[-1]) == (USE_KEPT, USE_KEPT - 1, 1000)
     assert learning.estimates.rises["topas"].chances(0)[0] == 0.0, "until there is more"
 
@@ -311,7 +311,7 @@ def test_no_rise_reaches_across_an_absence() -> None:
 def test_what_happened_while_nobody_looked_is_no_delay_and_no_gap_and_no_chance() -> None:
     """At the first look after the restart a drone has come, one works and one has gone: since when, nobody saw."""
     before = EstimateCollector()
-    before.memory.delays[A100.key] = StartDelays(30.0, 70.0)
+    before.delays[A100.key] = StartDelays(30.0, 70.0)
     before._site("topas").departed.append(DepartedDrone(60.0, NOW - 10))
     before._site("topas").taken, before._site("topas").run_s = 2.0, 7200.0
     learning = restarted(before, NOW - FADE_S, NOW)
@@ -330,8 +330,8 @@ def test_what_happened_while_nobody_looked_is_no_delay_and_no_gap_and_no_chance(
     first = snapshot(drones=[boots, idles, works])
     start = Start(drone("n", DroneState.REQUESTED), reasons.JobsWaiting("small", 1, 0, 1))
     learning.note(first, replace(nothing(first), moves=moves, starts=(start,)))
-    site = learning.memory.sites["topas"]
-    assert learning.memory.delays == {A100.key: StartDelays(30.0, 70.0)}
+    site = learning.sites["topas"]
+    assert learning.delays == {A100.key: StartDelays(30.0, 70.0)}
     assert not site.gaps_s and not site.departed
     assert (site.taken, site.run_s) == (1.0, 3600.0), "a week later the same chance counts half"
     second = snapshot(drones=[idles, works])
@@ -346,7 +346,7 @@ def test_a_clock_that_was_set_back_meanwhile_stops_no_series() -> None:
     for step in range(1, 4):
         then = with_owner(snapshot(), NOW + step * USE_EVERY_S, 2000)
         learning.note(then, nothing(then))
-    assert list(learning.memory.sites["topas"].use_milli) == [1000, 2000, 2000, 2000]
+    assert list(learning.sites["topas"].use_milli) == [1000, 2000, 2000, 2000]
 
 
 def test_what_is_forgotten_is_what_was_named() -> None:
@@ -359,7 +359,7 @@ def test_what_is_forgotten_is_what_was_named() -> None:
         learning = EstimateCollector()
         learning.recall(EstimateSamples(NOW, runs, delays, sites), NOW, 0.3)
         learning.forget(what)
-        assert set(learning.estimates.runs) == set(learning.memory.runs), "the next tick plans without it"
+        assert set(learning.estimates.runs) == set(learning.runs), "the next tick plans without it"
         return learning.samples(NOW)
 
     etp_left = {"etp/a", "etp/a/1000/8/2048", "/1/2/3"}
@@ -374,11 +374,11 @@ def test_the_newest_run_times_are_kept_and_none_of_them_is_nothing() -> None:
     learning = EstimateCollector()
     told = with_done(snapshot(), *(done(n, n + 0.04) for n in range(RUNS_KEPT + 50)))
     learning.note(told, nothing(told))
-    runs = learning.memory.runs["anna"]
+    runs = learning.runs["anna"]
     assert (len(runs), runs[0], runs[-1]) == (RUNS_KEPT, 50.0, RUNS_KEPT + 49.0)
     brief = with_done(snapshot(), done(1000, 0.04))
     learning.note(brief, nothing(brief))
-    assert learning.memory.runs["anna"][-1] == 0.1
+    assert learning.runs["anna"][-1] == 0.1
 
 
 # --------------------------- What is learned from jobs that are not done: those that run, and those that were cut short

@@ -69,13 +69,6 @@ def test_a_second_attempt_without_an_answer_leaves_the_error_of_the_first() -> N
     assert watch.fault is not None and watch.fault.message == "schedd b: no answer within 4 s"
 
 
-def test_any_other_error_is_not_tried_again() -> None:
-    eyes = Eyes(KeyError("kit"))
-    watch = watched(eyes)
-    assert watch.fault is not None and watch.fault.kind is FaultKind.UNKNOWN
-    assert len(eyes.asked_s) == 1
-
-
 def test_a_listing_that_an_adapter_changes_in_place_is_seen_as_it_is_now() -> None:
     first, second = (RemoteDrone(DroneId(f"kit-ab12-{n}"), RemoteState.RUNNING) for n in (1, 2))
     drones, free = {first.drone_id: first}, {"a100": 3}

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from provisioner import serialization
-from provisioner.controller.adapter_calls import fault_of
+from provisioner.controller.polling import fault_of
 from provisioner.controller.sanitize import MAX_NUMBER, MAX_TEXT_CHARS, Sanitizer, View, sanitize_result
 from provisioner.interfaces import UnavailableError
 from provisioner.model import (
@@ -110,21 +110,43 @@ def taken_over(view: View, began: float, ahead_s: float) -> View:
     return Sanitizer().sanitized(view, began, ahead_s)
 
 
-def test_the_same_value_is_judged_once_and_another_of_its_kind_anew() -> None:
-    border = Sanitizer()
-    sound, odd = Slot(DroneId("kit-ab12-1"), SlotState.IDLE, NOW - 5), Slot(DroneId("kit-ab12-2"), SlotState.IDLE, nan)
+SLOT = Slot(DroneId("kit-ab12-1"), SlotState.IDLE, NOW - 5)
+ODD: list[tuple[SiteView | OverlayView, str, object, str]] = [
+    (OverlayView(NOW, slots=(replace(SLOT, heard_at=x),)), "slots.0.heard_at", 0.0, f"slot kit-ab12-1: heard_at = {x}")
+    for x in (nan, inf, -5.0)
+]
+ODD += [
+    (SiteView("topas", NOW, free_gpu_milli=odd), "free_gpu_milli", None, f"site: free_gpu_milli = {str(odd)[:40]}")
+    for odd in (nan, inf, 2000.0, 10**400, True, "8000")
+]
+ODD += [
+    (OverlayView(NOW, (replace(SMALL, cpus=-5),)), "classes.0.invalid", "cpus = -5 is no amount", ""),
+    (OverlayView(NOW, (replace(SMALL, cpus=-5),)), "classes.0.cpus", 0, ""),
+    (OverlayView(NOW, (replace(SMALL, waiting=10**400),)), "classes.0.waiting", MAX_NUMBER, ""),
+    *((SiteView("topas", odd), "taken_at", NOW, "") for odd in (nan, inf, 0.0, -1.0, NOW + 100)),
+]
+
+
+@pytest.mark.parametrize(("view", "path", "expected", "notice"), ODD)
+def test_what_cannot_be_is_unknown_and_the_view_says_so(view: Any, path: str, expected: object, notice: str) -> None:
+    taken = found = taken_over(view, NOW, 0.0)
+    for step in path.split("."):
+        found = found[int(step)] if step.isdigit() else getattr(found, step)
+    assert found == expected and type(found) is type(expected)
+    assert taken.notices == ((f"1 values that cannot be: {notice}",) if notice else ())
+
+
+def test_each_view_is_repaired_anew() -> None:
+    border, odd = Sanitizer(), Slot(DroneId("kit-ab12-2"), SlotState.IDLE, nan)
     for n in range(3):
-        view = border.sanitized(OverlayView(NOW + n, slots=(sound, odd)), NOW + n, 0.0)
-        assert view.slots[0] is sound and view.slots[1].heard_at == 0.0
-        assert view.notices == ("1 values that cannot be: slot kit-ab12-2: heard_at = nan",), "told at every look"
-    again = replace(sound, heard_at=nan)
-    assert border.sanitized(OverlayView(NOW, slots=(again,)), NOW, 0.0).slots[0].heard_at == 0.0
-    set_back = border.sanitized(OverlayView(NOW - 3600, slots=(sound,)), NOW, -3600.0)
-    assert set_back.slots[0].heard_at == NOW - 5 + 3600, "by a clock that was set back, it is another time"
-    remote = RemoteDrone(sound.drone_id, RemoteState.RUNNING)
-    for key in (sound.drone_id, DroneId("kit-ab12-3")):
-        listed = border.sanitized(SiteView("topas", NOW, {key: remote}), NOW, 0.0)
-        assert listed.drones[key].drone_id == key, "the site's own key says which drone it is"
+        view = border.sanitized(OverlayView(NOW + n, slots=(SLOT, odd)), NOW + n, 0.0)
+        assert view.slots[0] is SLOT and view.slots[1].heard_at == 0.0 and len(view.notices) == 1, "at every look"
+    quota, remote = {"a100": 3}, RemoteDrone(SLOT.drone_id, RemoteState.RUNNING)
+    for now, count, notices in ((NOW, 3, 0), (NOW + 1, 2, 0), (NOW + 2, -1, 1)):
+        quota["a100"] = count
+        site = border.sanitized(SiteView("topas", now, {DroneId("kit-ab12-3"): remote}, quota=quota), now, 0.0)
+        assert (site.quota, len(site.notices)) == ({"a100": max(0, count)}, notices)
+        assert site.drones[DroneId("kit-ab12-3")].drone_id == "kit-ab12-3", "the site's own key says which drone it is"
 
 
 def test_a_group_and_a_completion_that_cannot_be_are_mended_and_told() -> None:
@@ -153,19 +175,6 @@ def test_a_sound_view_is_taken_over_as_it_is() -> None:
     assert (same_site, same_overlay) == (site, overlay)
     assert same_site.nodes[0] is nodes[0] and same_site.claims[0] is claims[0], "nothing is copied that is sound"
     assert taken_over(OverlayView(NOW), NOW, 0.0).evictions is None, "not told is not the same as none"
-
-
-@pytest.mark.parametrize("odd", [nan, inf, -5.0])
-def test_a_time_that_is_none_is_not_told_and_the_view_says_so(odd: float) -> None:
-    slot = replace(slot_of(drone("kit-ab12-1")), heard_at=odd)
-    view = taken_over(OverlayView(NOW, slots=(slot,)), NOW, 0.0)
-    assert view.slots[0].heard_at == 0.0, "not alive"
-    assert view.notices == (f"1 values that cannot be: slot kit-ab12-1: heard_at = {odd}",)
-
-
-@pytest.mark.parametrize("odd", [nan, inf, 0.0, -1.0, NOW + 100])
-def test_a_view_is_never_younger_than_the_question(odd: float) -> None:
-    assert taken_over(SiteView("topas", odd), NOW, 0.0).taken_at == NOW
 
 
 def test_a_node_an_owner_and_an_eviction_that_cannot_be_are_mended_and_told() -> None:
@@ -197,37 +206,6 @@ def test_a_quota_that_is_none_allows_none_and_free_gpus_that_cannot_be_are_not_t
         "5 values that cannot be: site: free_gpu_milli = -1000; quota: a100 = 2.5; quota: h100 = nan",
     )
     serialization.to_json(view)
-
-
-@pytest.mark.parametrize("odd", [nan, inf, 2000.0, 10**400, True, "8000"])
-def test_free_gpus_are_a_whole_number_or_not_told(odd: Any) -> None:
-    view = taken_over(SiteView("topas", NOW, free_gpu_milli=odd), NOW, 0.0)
-    assert view.free_gpu_milli is None
-    assert view.notices == (f"1 values that cannot be: site: free_gpu_milli = {str(odd)[:40]}",)
-
-
-def test_a_quota_and_free_gpus_that_are_sound_cross_as_they_are() -> None:
-    for quota, free in (({"a100": 0, "h100": 7}, 0), (None, None), ({}, 8000)):
-        told = SiteView("topas", NOW - 1, quota=quota, free_gpu_milli=free)
-        assert taken_over(told, NOW, 0.0) == told
-
-
-def test_a_quota_that_an_adapter_changes_in_place_is_judged_anew() -> None:
-    border, quota = Sanitizer(), {"a100": 3}
-    for now, count, notices in ((NOW, 3, 0), (NOW + 1, 2, 0), (NOW + 2, -1, 1)):
-        quota["a100"] = count
-        view = border.sanitized(SiteView("topas", now, quota=quota), now, 0.0)
-        assert (view.quota, len(view.notices)) == ({"a100": max(0, count)}, notices)
-
-
-def test_a_request_that_is_no_amount_is_the_jobs_mistake() -> None:
-    (job,) = taken_over(OverlayView(NOW, (replace(SMALL, cpus=-5),)), NOW, 0.0).classes
-    assert (job.cpus, job.invalid) == (0, "cpus = -5 is no amount")
-
-
-def test_numbers_beyond_reason_become_the_largest_that_can_be_held() -> None:
-    (job,) = taken_over(OverlayView(NOW, (replace(SMALL, waiting=10**400),)), NOW, 0.0).classes
-    assert job.waiting == MAX_NUMBER
 
 
 def test_times_come_from_the_hosts_clock_and_are_used_on_ours() -> None:

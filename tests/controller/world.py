@@ -3,38 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import wraps
 
 from provisioner.controller.loop import Controller
-from provisioner.estimates import EstimateSamples
 from provisioner.model import (
     Bootstrap,
-    Breaker,
     DrainMode,
     DroneId,
     DroneType,
     JobClass,
-    OperatorRequest,
     OrderOutcome,
     OrderResult,
     OverlayView,
-    Plan,
     Policy,
     RemoteDrone,
     RemoteState,
     SitePolicy,
     SiteView,
-    Snapshot,
     StartOrder,
-    StateChange,
     StopOrder,
 )
 from provisioner.simulator.loop import VirtualClock, run_virtual
-from provisioner.store import EstimateReset, StoreUnusableError
+from provisioner.store import StoreUnusableError
 from tests.store.story import TemporaryStore
 
 GPU = DroneType("here", "gpu", 1000, 8, 20480, 0, vram_mib=16384, capability=80)
@@ -134,45 +128,29 @@ class Pool:
 class FullDisk(TemporaryStore):
     """A record that can be read and cannot be written (nor, for some calls, read) while ``full`` names the call."""
 
+    CALLS = ("requests", "record", "record_results", "event", "estimate_samples", "estimate_resets", "prune")
+
     def __init__(self, *full: str) -> None:
         super().__init__("kit", 1e9, 10)
         self.full = set(full)
         self.refused: list[str] = []
 
-    def _write(self, call: str) -> None:
-        if call in self.full:
-            self.refused.append(call)
+
+def _refusing(call: str) -> Callable[..., Coroutine[None, None, object]]:
+    """Return the method ``call`` of the store, which raises while the disk is full."""
+    honest = getattr(TemporaryStore, call)
+
+    async def method(store: FullDisk, *args: object, **options: object) -> object:
+        if call in store.full:
+            store.refused.append(call)
             raise StoreUnusableError(f"{call}: database or disk is full")
+        return await honest(store, *args, **options)
 
-    async def requests(self) -> tuple[OperatorRequest, ...]:
-        self._write("requests")
-        return await super().requests()
+    return method
 
-    async def record(self, plan: Plan, snapshot: Snapshot) -> None:
-        self._write("record")
-        await super().record(plan, snapshot)
 
-    async def record_results(
-        self, tick: int, moves: Sequence[StateChange], breakers: Sequence[Breaker], *, set_to: float | None = None
-    ) -> None:
-        self._write("record_results")
-        await super().record_results(tick, moves, breakers, set_to=set_to)
-
-    async def event(self, at: float, name: str, fields: Mapping[str, str | int | float]) -> None:
-        self._write("event")
-        await super().event(at, name, fields)
-
-    async def estimate_samples(self) -> EstimateSamples | None:
-        self._write("estimate_samples")
-        return await super().estimate_samples()
-
-    async def estimate_resets(self) -> tuple[EstimateReset, ...]:
-        self._write("estimate_resets")
-        return await super().estimate_resets()
-
-    async def prune(self, now: float) -> bool:
-        self._write("prune")
-        return await super().prune(now)
+for _call in FullDisk.CALLS:
+    setattr(FullDisk, _call, _refusing(_call))
 
 
 class Crowded(TemporaryStore):

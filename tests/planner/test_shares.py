@@ -21,14 +21,12 @@ from provisioner.sharing import (
     SATURATING,
     Load,
     co2_kg,
-    kj_per_job,
     kwh,
     load_of,
     rates,
     share_milli,
     shares_needed,
     slice_rate,
-    throughput,
 )
 from tests.planner.scenes import A100, QUAD
 
@@ -129,6 +127,11 @@ KIT_ALONE = 1.94
 """Epochs/s of one job a GPU."""
 
 
+def throughput(sharing: Sharing, jobs: int, load: Load, shares: int = 1) -> float:
+    """Return the total rate of equal jobs on one GPU; an exclusive one runs one at a time."""
+    return float(jobs > 0) if sharing is Sharing.EXCLUSIVE else sum(rates(sharing, [load] * jobs, shares))
+
+
 @pytest.mark.parametrize(
     ("sharing", "jobs", "shares", "published"),
     [
@@ -167,7 +170,7 @@ def test_cerns_measurements_of_a_saturating_job() -> None:
     ids=["cpu", "default", "simple sharing", "mps", "mig"],
 )
 def test_energy_of_one_training(jobs: int, minutes: float, power_w: float, published: float) -> None:
-    assert kj_per_job(power_w, 60 * minutes, jobs) == pytest.approx(published, rel=0.02)
+    assert 3600.0 * kwh(power_w, 60 * minutes) / jobs == pytest.approx(published, rel=0.02)
 
 
 def test_energy_and_what_the_grid_gives_off_for_it() -> None:

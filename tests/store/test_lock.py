@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 import sqlite3
 import stat
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -50,13 +48,6 @@ def process(script: str, file: Path) -> Iterator[int]:
             yield running.pid
         finally:
             running.kill()
-
-
-def let_in(directory: Path) -> None:
-    """Have everybody read the store, and the lock as it is by itself."""
-    for each in directory.iterdir():
-        if each.suffix != ".lock":
-            each.chmod(0o644)
 
 
 async def test_a_second_controller_is_told_who_holds_the_store(file: Path) -> None:
@@ -135,14 +126,6 @@ async def test_a_copy_of_a_store_is_held_by_nobody(file: Path) -> None:
             await record(store, starts(1, drone(1)))
 
 
-async def test_a_store_left_in_order_is_free_while_its_process_lives_on(file: Path) -> None:
-    async with store_at(file):
-        pass
-    lock_path(file).unlink()
-    with process(HOLD, file):
-        pass
-
-
 async def test_a_reader_cannot_lock_controllers_out(file: Path) -> None:
     """Anybody on the host could open the lock's file, and keep every controller from starting with a shared lock."""
     lock_path(file).touch(0o644)
@@ -162,42 +145,6 @@ async def test_whoever_holds_the_lock_is_named_also_if_it_is_no_controller(file:
     ):
         async with store_at(file):
             pass
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs to become another user")
-async def test_who_may_read_the_store_and_not_the_lock_sees_the_holder() -> None:
-    def holder_pid() -> int:
-        told, tell = os.pipe()
-        child = os.fork()
-        if child == 0:
-            try:
-                os.setgroups([])
-                os.setgid(65534)
-                os.setuid(65534)
-                holder = Reader(file).holder()
-                os.write(tell, str(holder.pid if holder is not None else 0).encode())
-            finally:
-                os._exit(0)
-        os.close(tell)
-        os.waitpid(child, 0)
-        with os.fdopen(told) as text:
-            return int(text.read())
-
-    directory = Path(tempfile.mkdtemp())  # unlike pytest's own, one that others may be let into
-    try:
-        os.chmod(directory, 0o755)
-        file = directory / "provisioner.db"
-        async with store_at(file):
-            let_in(directory)
-            assert holder_pid() == os.getpid()
-        let_in(directory)
-        assert holder_pid() == 0
-        with process(HOLD, file) as pid:
-            let_in(directory)
-            assert holder_pid() == pid
-        assert holder_pid() == 0, "killed: its claim counts no more"
-    finally:
-        shutil.rmtree(directory)
 
 
 def test_a_process_is_told_from_a_later_one_with_its_number() -> None:

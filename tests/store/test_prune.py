@@ -1,17 +1,27 @@
-"""Pruning keeps up with any rate, a bounded part at a time; and nothing on record grows without a bound."""
+"""Pruning keeps up with any rate and nothing on record grows without a bound; the document of the estimates."""
 
 from __future__ import annotations
 
+import random
 import sqlite3
+import zlib
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from provisioner.controller.estimation import KEYS_KEPT, RUNS_KEPT, USE_KEPT
+from provisioner.estimates import EstimateSamples, SiteSamples
 from provisioner.model import DroneState
+from provisioner.store import EstimatesUnreadableError, StoreUnusableError
 from provisioner.store.reader import Reader
+from provisioner.store.tables import pack_estimates, unpack
 from provisioner.store.writer import BATCH_ROWS, BATCHES_PER_PRUNING, MAX_EVENTS, SqlStore
-from tests.store.story import DONE, drone, record, starts, store_at
+from tests.store.story import DONE, KNOWN, drone, record, starts, store_at
+
+# --------- Pruning keeps up with any rate, a bounded part at a time; and nothing on record grows without a bound
 
 AT_ONCE = BATCH_ROWS * BATCHES_PER_PRUNING
 """Rows of one kind that one pruning forgets at most."""
@@ -31,10 +41,9 @@ async def _pruned(store: SqlStore, now: float) -> int:
     raise AssertionError("never done")
 
 
-def _counts(file: Path) -> dict[str, int]:
-    tables = ("drones", "transitions", "plans", "completed_jobs", "console_outputs", "requests", "events")
+def _count(file: Path, table: str) -> int:
     with rows(file) as sql:
-        return {table: sql.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in tables}
+        return int(sql.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
 
 
 async def test_more_jobs_than_one_pruning_forgets_are_all_forgotten_by_the_next_ones(file: Path) -> None:
@@ -44,7 +53,7 @@ async def test_more_jobs_than_one_pruning_forgets_are_all_forgotten_by_the_next_
         await store.record_completed([replace(DONE, job_id=f"{n}.0", ended_at=100.0 + n / 1e5) for n in range(count)])
         await store.record_completed([replace(DONE, job_id="young.0", ended_at=1e6)])
         assert await store.prune(1e6) is True
-        assert _counts(file)["completed_jobs"] == count + 1 - AT_ONCE, "one pruning is bounded: a tick waits for it"
+        assert _count(file, "completed_jobs") == count + 1 - AT_ONCE, "one pruning is bounded: a tick waits for it"
         assert await _pruned(store, 1e6) == 2
         assert [each.job_id for each in Reader(file).completions(0.0, 2e6)] == ["young.0"]
 
@@ -69,9 +78,8 @@ async def test_every_kind_of_row_is_pruned_until_none_is_old(file: Path) -> None
             sql.executemany(words, ((f"stray-{n}",) for n in range(count)))
         assert await store.prune(1e6) is True
         assert await _pruned(store, 1e6) == 1
-        left = _counts(file)
-        assert left["drones"] == 1 and left["transitions"] == 1, "the live drone and its first step"
-        assert (left["events"], left["console_outputs"], left["plans"]) == (0, 0, 0)
+        assert _count(file, "drones") == _count(file, "transitions") == 1, "the live drone and its first step"
+        assert not any(_count(file, table) for table in ("events", "console_outputs", "plans"))
         assert await store.prune(1e6) is False
 
 
@@ -84,3 +92,83 @@ async def test_events_are_bounded_in_number_however_young(file: Path) -> None:
         with rows(file) as sql:
             assert sql.execute("SELECT count(*) FROM events").fetchone()[0] == MAX_EVENTS
             assert sql.execute("SELECT name FROM events ORDER BY id LIMIT 1").fetchone()[0] == "e700"
+
+
+# ---------------- The document of what was learned: how large it gets, and what comes of one that cannot be read
+
+MIB = 1 << 20
+
+
+def test_as_large_as_it_can_get_it_stays_within_four_mebibytes() -> None:
+    """All keys full of run times to the tenth of a second, ten owners who change what they hold every six minutes."""
+    chance = random.Random(1)
+
+    def run_s(mean: float) -> float:
+        return round(min(14 * 86400.0, chance.lognormvariate(mean, 1.0)) + 0.1, 1)
+
+    def site() -> SiteSamples:
+        held, use = 0, []
+        for _ in range(USE_KEPT):
+            held = max(0, held + chance.randint(-8, 8)) if chance.random() < 0.3 else held
+            use.append(1000 * held)
+        return SiteSamples(tuple(use), 1e9, tuple(chance.expovariate(1 / 60) for _ in range(200)))
+
+    means = [chance.uniform(4, 9) for _ in range(KEYS_KEPT)]
+    runs = {
+        f"etp/user{n % 500}/1000/{n // 500}/20480": tuple(run_s(m) for _ in range(RUNS_KEPT))
+        for n, m in enumerate(means)
+    }
+    seen = frozenset((f"submit{n % 5}.example.org#{100_000 + n}.0", 1.7e9 + n / 2) for n in range(13_000))
+    full = EstimateSamples(1e9, runs, {}, {f"site{n}": site() for n in range(10)}, seen)
+    body = pack_estimates(full)
+    assert len(body) < 4 * MIB and len(zlib.decompress(body)) < 8 * MIB
+    assert len(pack_estimates(replace(full, runs={}, seen=frozenset()))) < 0.2 * MIB
+    assert unpack(EstimateSamples, body) == full
+
+
+DAMAGED = {
+    "not compressed": b"{}",
+    "cut off": pack_estimates(KNOWN)[:-20],
+    "no JSON": zlib.compress(b"{"),
+    "nothing in it": zlib.compress(b"{}"),
+    "a run time that is none": zlib.compress(b'{"at":1,"runs":{"ann":["x"]}}'),
+    "a delay of one part": zlib.compress(b'{"at":1,"delays":{"topas/a100":{"queue_s":1}}}'),
+}
+
+
+@pytest.mark.parametrize("body", DAMAGED.values(), ids=DAMAGED)
+async def test_what_is_damaged_is_said_with_its_repair_and_the_next_writing_mends_it(file: Path, body: bytes) -> None:
+    async with store_at(file) as store:
+        await record(store, starts(1, drone(1)))
+        await store.record_estimates(KNOWN)
+    with closing(sqlite3.connect(file)) as sql, sql:
+        sql.execute("UPDATE estimates SET body = ?", (body,))
+    said = r"the estimates are damaged \(.+\): estimation starts again.*restore a backup"
+    async with store_at(file) as store:
+        for _ in range(2):
+            with pytest.raises(EstimatesUnreadableError, match=said):
+                await store.estimate_samples()
+        with pytest.raises(EstimatesUnreadableError, match=said):
+            Reader(file).estimate_samples()
+        assert set(store.drones) == {drone(1).id} and Reader(file).drones(), "nothing else is the worse for it"
+        await store.record_estimates(KNOWN)
+        assert await store.estimate_samples() == KNOWN
+
+
+@pytest.mark.parametrize(
+    ("samples", "where"),
+    [
+        (replace(KNOWN, seen=frozenset({("\udcff", 1.0)})), ""),
+        (replace(KNOWN, runs={"ann": (1.0, float("nan"))}), r"runs\.ann\.1: "),
+        (replace(KNOWN, sites={"topas": SiteSamples(run_s=float("inf"))}), r"sites\.topas\.run_s: "),
+    ],
+    ids=["text that is none", "not a number", "without end"],
+)
+async def test_what_could_not_be_read_is_not_written_and_leaves_what_was_there(
+    file: Path, samples: EstimateSamples, where: str
+) -> None:
+    async with store_at(file) as store:
+        await store.record_estimates(KNOWN)
+        with pytest.raises(StoreUnusableError, match=f"a value cannot be recorded .*{where}"):
+            await store.record_estimates(samples)
+        assert await store.estimate_samples() == KNOWN

@@ -217,7 +217,6 @@ def _shown(reader: Reader) -> dict[str, object]:
         "found": [reader.find(any_id) for any_id in ("1", "4711", "kit", "kit-ab12-2", "02", "slot1_2@w1")],
         "jobs done": [reader.completions(since, until) for since, until in ((0.0, 1e9), (100.0, 420.0))],
         "estimates": (reader.estimate_samples(), reader.estimate_resets()),
-        "done": [reader.request_done(number) for number in range(10)],
     }
 
 
