@@ -27,7 +27,7 @@ from provisioner.simulator.pool import PoolBehaviour
 from provisioner.simulator.sites import Facility, GpuPool
 from provisioner.simulator.world import Scenario, World
 from provisioner.store.writer import SqlStore
-from tests.simulator.facilities import drone_type
+from tests.simulator.worlds import drone_type
 
 START = 1_750_000_000.0
 HOUR_S = 3600.0

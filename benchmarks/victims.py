@@ -16,8 +16,7 @@ from provisioner.model import EndKind
 from provisioner.simulator.results import Metrics
 from provisioner.simulator.traces import read_loads
 from provisioner.simulator.world import simulate
-from tests.simulator.owner_jobs import trace_file
-from tests.simulator.owner_world import Chooser, load_of, owned
+from tests.simulator.owner_world import Chooser, load_of, owned, trace_file
 
 ROOT = Path(__file__).parents[1]
 NAMES = {

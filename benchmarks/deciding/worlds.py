@@ -24,7 +24,7 @@ from provisioner.simulator.owner import OwnerSeries
 from provisioner.simulator.pool import PoolBehaviour
 from provisioner.simulator.sites import Facility, GpuPool
 from provisioner.simulator.traces import TraceSelection, read_trace
-from tests.simulator.owner_jobs import trace_file
+from tests.simulator.owner_world import trace_file
 
 ROOT = Path(__file__).parents[2]
 DAY_S = 86400.0

@@ -11,8 +11,7 @@ from provisioner.simulator.pool import PoolBehaviour
 from provisioner.simulator.replay import Replay, run
 from provisioner.simulator.report import hours_by_policy, svg
 from provisioner.simulator.world_file import WorldPlan
-from tests.simulator.facilities import cloud, small
-from tests.simulator.workload import Shape, day
+from tests.simulator.worlds import Shape, cloud, day, small
 
 JOBS = 150
 SEEDS = (1, 2, 3)

@@ -103,13 +103,6 @@ class SimulatedNode:
         self._slots += 1
         return f"slot1_{self._slots}@{self.name}"
 
-    def recounted(self) -> ResourceVector:
-        """Count the free resources anew from all holders."""
-        room = self.total
-        for amount in self.held.values():
-            room = room.less(amount)
-        return room
-
     def listed(self, kinds: Iterable[DroneType]) -> Node:
         """Return the node as its site lists it; ``kinds`` are the drone types that may run in its pool."""
         types = tuple(kind.name for kind in kinds if ResourceVector.of(kind).within(self.total))

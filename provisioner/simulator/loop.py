@@ -161,19 +161,7 @@ def run_virtual(coro: Coroutine[Any, Any, T], *, start_epoch: float = 0.0) -> T:
 
 def _waiting(loop: asyncio.AbstractEventLoop) -> str:
     tasks = sorted(asyncio.all_tasks(loop), key=lambda task: task.get_name())
-    return "waiting: " + ("; ".join(f"{task.get_name()} {_where(task)}" for task in tasks) or "no task at all")
-
-
-def _where(task: asyncio.Task[Any]) -> str:
-    """Return the innermost line that a suspended task waits at."""
-    coro: Any = task.get_coro()
-    while getattr(getattr(coro, "cr_await", None), "cr_frame", None) is not None:
-        coro = coro.cr_await
-    frame = getattr(coro, "cr_frame", None)
-    if frame is None:
-        return "(ended or not a coroutine)"
-    code = frame.f_code
-    return f"in {code.co_qualname} ({code.co_filename.rpartition('/')[2]}:{frame.f_lineno})"
+    return f"waiting: {'; '.join(map(repr, tasks)) or 'no task at all'}"
 
 
 def rng_for(seed: int, *key: object) -> Random:

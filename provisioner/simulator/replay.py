@@ -9,7 +9,7 @@ import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from multiprocessing.queues import SimpleQueue
@@ -19,7 +19,7 @@ from provisioner.planner.validation import Breach
 from provisioner.sharing import co2_kg
 from provisioner.simulator.jobs import SimulatedJob
 from provisioner.simulator.owner import OwnerSeries
-from provisioner.simulator.results import GpuTime, ReplayResult, WaitStatistics
+from provisioner.simulator.results import ReplayResult, WaitStatistics
 from provisioner.simulator.sites import Facility
 from provisioner.simulator.world import START_EPOCH, Scenario, SimulationOutcome, simulate
 from provisioner.simulator.world_file import WorldPlan
@@ -28,6 +28,16 @@ BURST_JOBS, BURST_S = 20, 120.0
 QUIET_JOBS, QUIET_S = 5, 600.0
 BURST_SHARE = 0.8
 DAY_S = 86400.0
+REPLAY_LIMIT_S = 14 * DAY_S
+"""A replay breaks off so long after the last job came."""
+REPLAY_STALL_S = DAY_S
+"""It breaks off before that when no job has run for so long, and for as long as a drone may take to come."""
+PROGRESS_INTERVAL_S = 0.2
+"""Real seconds between two reports of a replay's progress."""
+POLL_INTERVAL_S = 0.1
+"""Real seconds between two polls of the processes."""
+SAMPLES_PER_REPLAY = 1000
+"""Number of samples of the world's state in a replay."""
 
 
 def summarize(
@@ -50,7 +60,7 @@ def summarize(
         jobs=outcome.jobs,
         jobs_done=outcome.jobs_done,
         jobs_impossible=outcome.jobs_impossible,
-        gpu_hours=hours(metrics.gpu_seconds),
+        gpu_hours=metrics.gpu_seconds.hours,
         waits=waits(metrics.waits_s),
         waits_by_class={label: waits(metrics.waits_by_class[label]) for label in sorted(metrics.waits_by_class)},
         requests=sum(metrics.accepted.values()),
@@ -63,14 +73,9 @@ def summarize(
         decisions=outcome.decisions,
         energy_kwh=energy_kwh,
         co2_kg=None if energy_kwh is None or carbon_g_per_kwh is None else co2_kg(energy_kwh, carbon_g_per_kwh),
-        by_site={site: hours(account.gpu_seconds) for site, account in sorted(metrics.accounts.items())},
+        by_site={site: account.gpu_seconds.hours for site, account in sorted(metrics.accounts.items())},
         samples=outcome.samples,
     )
-
-
-def hours(spent: GpuTime) -> GpuTime:
-    """Return seconds as hours."""
-    return GpuTime(*(part / 3600.0 for part in astuple(spent)))
 
 
 def waits(waits_s: Iterable[float]) -> WaitStatistics:
@@ -101,18 +106,6 @@ def burst_waits(starts: Sequence[tuple[float, float]], arrivals: Sequence[float]
         if most < len(took):
             yield took[0], took[most]
         n = end
-
-
-REPLAY_LIMIT_S = 14 * 86400.0
-"""A replay breaks off so long after the last job came."""
-REPLAY_STALL_S = 86400.0
-"""It breaks off before that when no job has run for so long, and for as long as a drone may take to come."""
-PROGRESS_INTERVAL_S = 0.2
-"""Real seconds between two reports of a replay's progress."""
-POLL_INTERVAL_S = 0.1
-"""Real seconds between two polls of the processes."""
-SAMPLES_PER_REPLAY = 1000
-"""Number of samples of the world's state in a replay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +141,6 @@ class Replay:
             interval_s=self.interval_s,
             active_interval_s=self.active_interval_s,
             pool=self.world.pool,
-            service_faults=self.world.service_faults,
             hardware_faults=self.world.hardware_faults,
             limit_s=self.span_s + REPLAY_LIMIT_S,
             stall_s=REPLAY_STALL_S + max(map(_longest_s, self.world.facilities), default=0.0),
@@ -165,7 +157,7 @@ def _longest_s(facility: Facility) -> float:
     longest_s, since_s = 0.0, None
     if isinstance(facility.owner, OwnerSeries):
         owned = facility.owner.pools
-        gpus = sum(pool.nodes * pool.gpus_per_node for pool in facility.pools if not owned or pool.name in owned)
+        gpus = sum(pool.gpus for pool in facility.pools if not owned or pool.name in owned)
         for at_s, has in facility.owner.steps:
             if since_s is not None:
                 longest_s = max(longest_s, at_s - since_s)
@@ -210,18 +202,16 @@ def run_all(
     ``tell`` receives the progress of each by its number; ``inf`` means that it is done.
     """
     pairs = [(replay, seed) for seed in seeds for replay in replays]
-    done = dict(_one_by_one(pairs, tell) if jobs == 1 or len(pairs) == 1 else _in_processes(pairs, jobs, tell))
+    done: dict[int, ReplayResult] = {}
+    if jobs > 1 and len(pairs) > 1:
+        done.update(_in_processes(pairs, jobs, tell))
+    for n, (replay, seed) in enumerate(pairs):
+        if n not in done:
+            done[n] = run(replay, seed, partial(tell, n))
+            tell(n, inf)
     return {
         replay.policy: tuple(done[n] for n, (other, _) in enumerate(pairs) if other is replay) for replay in replays
     }
-
-
-def _one_by_one(
-    pairs: Sequence[tuple[Replay, int]], tell: Callable[[int, float], None]
-) -> Iterator[tuple[int, ReplayResult]]:
-    for n, (replay, seed) in enumerate(pairs):
-        yield n, run(replay, seed, partial(tell, n))
-        tell(n, inf)
 
 
 def _in_processes(

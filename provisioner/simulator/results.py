@@ -12,6 +12,7 @@ from provisioner.model import DroneId, DroneType, EndKind, Policy
 from provisioner.sharing import kwh
 from provisioner.simulator.drones import SimulatedNode
 from provisioner.simulator.faults import HardwareFault, ServiceFault, ServiceFaultKind
+from provisioner.simulator.loop import now_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,11 @@ class GpuTime:
     def waste(self) -> float:
         """``(held - good) / good``; infinite where nothing good came out."""
         return (self.held - self.good) / self.good if self.good else float("inf")
+
+    @property
+    def hours(self) -> GpuTime:
+        """The same in hours, of times in seconds."""
+        return GpuTime(*(part / 3600.0 for part in astuple(self)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +199,7 @@ class Metrics:
         for kind in self.types:
             self._limits[kind.key] = (kind.max_drones, None)
 
-    def born(self, drone_id: DroneId, kind: DroneType, at_s: float) -> None:
+    def born(self, drone_id: DroneId, kind: DroneType) -> None:
         """Count a drone whose order a site has accepted."""
         self.accepted[kind.site] += 1
         self._ids[drone_id] += 1
@@ -207,7 +213,7 @@ class Metrics:
             drones, gpu_milli = self._limits.get(scope, (None, None))
             for unit, has, limit in (("drones", live.drones, drones), ("milli-GPU", live.gpu_milli, gpu_milli)):
                 if limit is not None and has > limit:
-                    self.caps_broken.append(f"cap broken at {at_s:.1f} s: {scope} has {has} {unit}, limit {limit}")
+                    self.caps_broken.append(f"cap broken at {now_s():.1f} s: {scope} has {has} {unit}, limit {limit}")
 
     def gone(self, drone_id: DroneId, kind: DroneType, end: EndKind) -> None:
         self.ends[kind.site, end] += 1
@@ -240,19 +246,10 @@ class Metrics:
         self.waits_s.append(wait_s)
         self.waits_by_class[label].append(wait_s)
 
-    def node_filled(self, at_s: float, machine: SimulatedNode) -> None:
+    def node_filled(self, machine: SimulatedNode) -> None:
         """Somebody has taken a place on a node."""
         if min(machine.free) < 0:
-            self.overfull.append(f"{machine.name} is overfull at {at_s:.1f} s: {machine.free} left")
-
-    def nodes_counted(self, at_s: float, machines: Iterable[SimulatedNode]) -> None:
-        """From time to time all that is held on the nodes is counted anew."""
-        for machine in machines:
-            there = machine.recounted()
-            if there != machine.free or min(there) < 0:
-                self.overfull.append(
-                    f"{machine.name} at {at_s:.1f} s: {machine.free} is free by its record, {there} by count"
-                )
+            self.overfull.append(f"{machine.name} is overfull at {now_s():.1f} s: {machine.free} left")
 
     def peak(self, scope: str) -> int:
         """Most drones alive at once at a site, of a type (by key), or of ``all``."""

@@ -260,7 +260,7 @@ class SimulatedSite:
         script = DroneScript.drawn(behaviour, self.seed, self.name, order.drone_id)
         drone = SimulatedDrone(order, f"{self.name}-{self._serial}", script, self, self._overlay)
         self.drones[drone.id] = drone
-        self.metrics.born(drone.id, drone.type, now_s())
+        self.metrics.born(drone.id, drone.type)
         if self._free(drone.type) <= 0:
             self.metrics.accepted_without_room[self.name] += 1
         if script.queue_s > 0:
@@ -304,7 +304,7 @@ class SimulatedSite:
             if machine is not None:
                 del self._queue[drone.id]
                 machine.place(drone, amount)
-                self.metrics.node_filled(now_s(), machine)
+                self.metrics.node_filled(machine)
                 self.metrics.started += 1
                 drone.grant(machine, machine.new_slot())
 
@@ -371,4 +371,3 @@ class SimulatedSite:
         for drone in self.alive:
             self.account(drone)
         self.owner.close()
-        self.metrics.nodes_counted(now_s(), self.machines)

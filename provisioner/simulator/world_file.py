@@ -24,8 +24,8 @@ from provisioner.config.strict_yaml import YamlDocument
 from provisioner.config.units import Duration, Name, PositiveDuration, Size
 from provisioner.formatting import count
 from provisioner.model import WHOLE_GPU, DroneType
-from provisioner.simulator.drones import SiteBehaviour
-from provisioner.simulator.faults import OVERLAY, HardwareFault, HardwareFaultKind, ServiceFault, ServiceFaultKind
+from provisioner.simulator.drones import ResourceVector, SiteBehaviour
+from provisioner.simulator.faults import OVERLAY, HardwareFault, HardwareFaultKind
 from provisioner.simulator.loop import Draw, Fixed, LogNormal, Uniform
 from provisioner.simulator.owner import OwnerSeries, VictimRule
 from provisioner.simulator.pool import PoolBehaviour
@@ -153,18 +153,6 @@ class PoolSection(ConfigSection):
     reuses_claims: bool = Field(default=_POOL.reuses_claims, examples=[True])
 
 
-class ServiceFaultSection(ConfigSection):
-    """Fault of calls for a time; fields as in :class:`ServiceFault`."""
-
-    kind: ServiceFaultKind = Field(examples=["down"])
-    where: str = Field(default="*", examples=["horeka"])
-    verb: str = Field(default="*", examples=["poll"])
-    from_: Duration = Field(default=0.0, alias="from", examples=["2d"])
-    to: Duration = Field(default=math.inf, examples=["3d"])
-    chance: float = Field(default=1.0, gt=0, le=1, examples=[0.1])
-    amount: float = Field(default=0.0, ge=0, examples=[30.0])
-
-
 class HardwareFaultSection(ConfigSection):
     """Fault of hardware; fields as in :class:`HardwareFault`."""
 
@@ -181,7 +169,6 @@ class WorldFile(ConfigSection):
 
     pool: PoolSection = Field(default_factory=PoolSection, examples=[{"negotiation": "20s"}])
     sites: dict[Name, SiteSection] = Field(default_factory=dict, examples=[{"horeka": {"queue": "15min"}}])
-    service_faults: tuple[ServiceFaultSection, ...] = Field(default=(), examples=[[{"kind": "down"}]])
     hardware_faults: tuple[HardwareFaultSection, ...] = Field(
         default=(), examples=[[{"kind": "downtime", "where": "horeka", "at": "2d", "for": "6h"}]]
     )
@@ -199,7 +186,6 @@ class WorldPlan:
 
     facilities: tuple[Facility, ...]
     pool: PoolBehaviour
-    service_faults: tuple[ServiceFault, ...] = ()
     hardware_faults: tuple[HardwareFault, ...] = ()
     notes: tuple[str, ...] = ()
     """Defaults that replaced missing information in the files."""
@@ -211,34 +197,29 @@ def world_of(settings: Settings, path: Path | None, *, span_s: float) -> WorldPl
     Raises ConfigError, with every mistake in the world file at ``path``.
     """
     document = YamlDocument("") if path is None else yaml.read(path)
-    model = WorldFile() if path is None else None
-    if path is not None and document.is_mapping:
-        try:
-            model = WorldFile.model_validate_json(json.dumps(document.tree), strict=True)
-        except ValidationError as error:
-            report_errors(document, error, WorldFile)
-    if model is None:
+    if path is not None and not document.is_mapping:
         raise ConfigError(document.problems)
+    try:
+        model = WorldFile() if path is None else WorldFile.model_validate_json(json.dumps(document.tree), strict=True)
+    except ValidationError as error:
+        report_errors(document, error, WorldFile)
+        raise ConfigError(document.problems) from None
     _check_sites(document, model, settings)
     building = _Building(document, path, span_s)
     facilities = tuple(building.facility(spec, model.sites.get(spec.name, SiteSection())) for spec in settings.sites)
     if document.problems:
         raise ConfigError(sorted(dict.fromkeys(document.problems), key=lambda p: (p.line, p.col)))
     pool = model.pool
-    return WorldPlan(
-        facilities,
-        PoolBehaviour(
-            pool.negotiation,
-            pool.update,
-            pool.slot_lifetime,
-            pool.lease,
-            reuses_claims=pool.reuses_claims,
-            best_fit=pool.best_fit,
-        ),
-        tuple(ServiceFault(f.kind, f.where, f.verb, f.from_, f.to, f.chance, f.amount) for f in model.service_faults),
-        tuple(HardwareFault(f.kind, f.at, f.for_, f.where, f.node, f.notice) for f in model.hardware_faults),
-        tuple(building.notes),
+    behaviour = PoolBehaviour(
+        pool.negotiation,
+        pool.update,
+        pool.slot_lifetime,
+        pool.lease,
+        reuses_claims=pool.reuses_claims,
+        best_fit=pool.best_fit,
     )
+    faults = tuple(HardwareFault(f.kind, f.at, f.for_, f.where, f.node, f.notice) for f in model.hardware_faults)
+    return WorldPlan(facilities, behaviour, faults, tuple(building.notes))
 
 
 def _check_sites(document: YamlDocument, model: WorldFile, settings: Settings) -> None:
@@ -247,18 +228,14 @@ def _check_sites(document: YamlDocument, model: WorldFile, settings: Settings) -
         if name not in names:
             spot = document.key_position(("sites", name))
             document.complain(spot, f"no site `{name}` is configured: {choices(name, names)}")
-    places = [("service_faults", n, fault.where) for n, fault in enumerate(model.service_faults) if fault.where != "*"]
-    places += [("hardware_faults", n, fault.where) for n, fault in enumerate(model.hardware_faults)]
-    for key, n, where in places:
-        if where not in (*names, OVERLAY):
-            document.complain_at(
-                (key, n, "where"), f"no site `{where}` is configured: {choices(where, (*names, OVERLAY))}"
-            )
     for n, fault in enumerate(model.hardware_faults):
+        at, known = ("hardware_faults", n), (*names, OVERLAY)
+        if fault.where not in known:
+            wrong = f"no site `{fault.where}` is configured: {choices(fault.where, known)}"
+            document.complain_at((*at, "where"), wrong)
         if (fault.where == OVERLAY) != (fault.kind is HardwareFaultKind.NO_NEGOTIATION):
-            document.complain_at(
-                ("hardware_faults", n, "kind"), "`kind`: `no-negotiation` is for the overlay, others for sites"
-            )
+            wrong = "`kind`: `no-negotiation` is for the overlay, others for sites"
+            document.complain_at((*at, "kind"), wrong)
 
 
 class _Building:
@@ -285,10 +262,8 @@ class _Building:
                 self._complain(at, f"site {spec.name} has no type `{name}`", name, known)
         series = self._series(spec, site.owner, pools) if site.owner else None
         if site.reports_nodes and site.owner is not None:
-            self.document.complain_at(
-                ("sites", spec.name, "reports_nodes"),
-                "`reports_nodes`: an owner of whom only a series is known is on no certain node: remove one of the two",
-            )
+            wrong = "`reports_nodes`: an owner of whom only a series is known is on no certain node: remove either"
+            self.document.complain_at(("sites", spec.name, "reports_nodes"), wrong)
             series = None
         return Facility(
             policy=spec.policy,
@@ -307,10 +282,7 @@ class _Building:
 
     def _pools(self, spec: SiteConfig, site: SiteSection) -> tuple[tuple[GpuPool, ...], dict[str, str]]:
         """Return the GPU pools that the file declares, and the pool of each drone type."""
-        pools = tuple(
-            GpuPool(name, n.gpus, n.nodes, cpus_per_node=n.cpus, memory_mib_per_node=n.memory)
-            for name, n in site.nodes.items()
-        )
+        pools = tuple(GpuPool(name, n.gpus, n.nodes, n.cpus, n.memory) for name, n in site.nodes.items())
         types = {kind.name: kind for kind in spec.types}
         serves: dict[str, str] = {}
         for name, nodes in site.nodes.items():
@@ -331,12 +303,8 @@ class _Building:
                 self.document.complain(self.document.key_position(top), wrong)
                 continue
             where = serves[kind.name]
-            nodes = site.nodes[where]
-            for key, has, wants in (
-                ("gpus", nodes.gpus * WHOLE_GPU, kind.gpu_milli),
-                ("cpus", nodes.cpus or kind.cpus, kind.cpus),
-                ("memory", nodes.memory or kind.memory_mib, kind.memory_mib),
-            ):
+            room = next(pool.node for pool in pools if pool.name == where)
+            for key, wants, has in zip(("gpus", "cpus", "memory"), ResourceVector.of(kind), room, strict=False):
                 if wants > has:
                     wrong = f"`{key}`: a drone of type `{kind.name}` has more than a node: it could never start"
                     self.document.complain_at((*top, where, key), wrong)
@@ -349,7 +317,7 @@ class _Building:
             alike.setdefault((kind.gpu_model, kind.vram_mib, kind.gpu_milli > 0), []).append(kind)
         pools = tuple(_derived(spec, kinds) for kinds in alike.values())
         serves = {kind.name: pool.name for pool, kinds in zip(pools, alike.values(), strict=True) for kind in kinds}
-        there = ", ".join(f"{p.nodes * p.gpus_per_node} GPUs for {p.name}" for p in pools if p.gpus_per_node)
+        there = ", ".join(f"{p.gpus} GPUs for {p.name}" for p in pools if p.gpus)
         self.notes.append(f"{spec.name}: {there or 'no GPU'}, as its limits allow; nobody else uses it")
         return pools, serves
 
@@ -382,7 +350,7 @@ class _Building:
             )
             return None
         mine = [pool for pool in pools if not owner.nodes or pool.name in owner.nodes]
-        load = loads[owner.vc].scaled(owner.gpus or sum(pool.nodes * pool.gpus_per_node for pool in mine))
+        load = loads[owner.vc].scaled(owner.gpus or sum(pool.gpus for pool in mine))
         return OwnerSeries(load.repeated(self.span_s).steps, owner.nodes, owner.victim, owner.notice)
 
     def _complain(
@@ -395,14 +363,12 @@ class _Building:
 def _derived(spec: SiteConfig, kinds: list[DroneType]) -> GpuPool:
     name = "-".join(kind.name for kind in kinds)[:60]
     limit = spec.policy.max_drones
-    drones = sum(limit if kind.max_drones is None else min(limit, kind.max_drones) for kind in kinds)
+    drones = [limit if kind.max_drones is None else min(limit, kind.max_drones) for kind in kinds]
     if not kinds[0].gpu_milli:
-        nodes = max(1, min(drones, limit, MAX_DERIVED_GPUS))
-        most = max(kinds, key=lambda kind: (kind.cpus, kind.memory_mib))
-        memory = max(kind.memory_mib for kind in kinds)
-        return GpuPool(name, 0, nodes, cpus_per_node=most.cpus, memory_mib_per_node=memory)
+        nodes = max(1, min(sum(drones), limit, MAX_DERIVED_GPUS))
+        return GpuPool(name, 0, nodes, max(kind.cpus for kind in kinds), max(kind.memory_mib for kind in kinds))
     size = max(1, *(math.ceil(kind.gpu_milli / WHOLE_GPU) for kind in kinds))
-    milli = sum((limit if k.max_drones is None else min(limit, k.max_drones)) * k.gpu_milli for k in kinds)
+    milli = sum(number * kind.gpu_milli for number, kind in zip(drones, kinds, strict=True))
     if spec.policy.max_gpu_milli is not None:
         milli = min(milli, spec.policy.max_gpu_milli)
     gpus = min(MAX_DERIVED_GPUS, math.ceil(milli / WHOLE_GPU))
@@ -413,8 +379,7 @@ def describe_world(plan: WorldPlan) -> Iterator[str]:
     """Describe the world in a line per site."""
     for facility in plan.facilities:
         parts = ", ".join(
-            f"{pool.nodes * pool.gpus_per_node} {pool.name}" if pool.gpus_per_node else count(pool.nodes, "CPU node")
-            for pool in facility.pools
+            f"{pool.gpus} {pool.name}" if pool.gpus else count(pool.nodes, "CPU node") for pool in facility.pools
         )
         owner = " with an owner" if facility.owner else ""
         yield f"{facility.name}: {parts}{owner}"

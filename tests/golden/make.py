@@ -31,7 +31,7 @@ from provisioner.store.writer import SqlStore
 from tests.config.test_broken import BROKEN, CASES
 from tests.golden import plans, story
 from tests.migrate import examples
-from tests.simulator import declared, test_world_file
+from tests.simulator import declared
 
 ROOT = Path(__file__).parents[2]
 RECORDS = Path(__file__).parent / "records"
@@ -209,7 +209,7 @@ def messages_records() -> Records:
         lines = [f"{case}\n" + "".join(f"  {problem}\n" for problem in problems) for case, problems in found]
         yield "messages/config.txt", "".join(lines).replace(str(ROOT), "ROOT")
         lines, settings = [], declared.declared(here)
-        for text, _ in test_world_file.BROKEN:
+        for text in declared.BROKEN:
             try:
                 raise AssertionError(declared.world(settings, text))
             except ConfigError as error:

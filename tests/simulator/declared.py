@@ -35,6 +35,32 @@ types:
 SERIES = "vc,t_s,total_gpus,busy_gpus,pending_gpus\nvcA,0,10,4,2\nvcA,3600,10,8,0\n"
 """The owner's load, beside the configuration as ``load.csv``."""
 
+BROKEN = (
+    "sites: {farn: {}}",
+    "sites:\n  farm:\n    queu: 3s\n",
+    "sites:\n  farm:\n    boot: 75\n",
+    "sites:\n  farm:\n    boot: {median: 5s}\n",
+    "sites:\n  farm:\n    boot: {low: 5s, high: 1s}\n",
+    "sites:\n  farm:\n    failures: {dies_young: 0.7, eats_jobs: 0.7}\n",
+    "sites:\n  farm:\n    nodes: {x: {nodes: 4}}\n",
+    "sites:\n  cloud:\n    nodes:\n      x: {gpus: 4, serves: [t5]}\n",
+    "sites:\n  cloud:\n    nodes:\n      x: {gpus: 4, serves: [t4]}\n      z: {gpus: 4, serves: [t4]}\n",
+    "sites:\n  farm:\n    nodes:\n      x: {gpus: 4, serves: [a100, a100x4, cpu]}\n",
+    "sites:\n  farm:\n    nodes:\n      x: {gpus: 2}\n",
+    "sites:\n  farm:\n    types: {a10: {boot: 1s}}\n",
+    "sites:\n  farm:\n    owner: {file: nothing.csv, vc: vcA}\n",
+    "sites:\n  farm:\n    owner: {file: load.csv, vc: vcB}\n",
+    "sites:\n  farm:\n    owner: {file: farm.yaml, vc: vcA}\n",
+    "sites:\n  farm:\n    owner: {file: load.csv, vc: vcA, nodes: [x]}\n",
+    "sites:\n  farm:\n    owner: {file: load.csv, vc: vcA}\n    reports_nodes: true\n",
+    "hardware_faults: [{kind: dwn, at: 1h, for: 1h}]",
+    "hardware_faults: [{kind: downtime, where: mars, at: 1h, for: 1h}]",
+    "hardware_faults: [{kind: downtime, at: 1h, for: 1h}]",
+    "pool: {update: 0s}",
+    "- 1",
+)
+"""World files with one mistake each; the golden records have what is said of them."""
+
 
 def declared(directory: Path) -> Settings:
     """Written there, and read."""

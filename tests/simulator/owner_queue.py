@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from provisioner.model import OwnerDemand, OwnerLoad
 from provisioner.simulator.drones import ResourceVector, SimulatedDrone, SimulatedNode
-from provisioner.simulator.loop import rng_for
+from provisioner.simulator.loop import after, at, now_s, rng_for
 from provisioner.simulator.owner import SimulatedOwner, VictimRule
 from provisioner.simulator.results import OwnerWait
 from provisioner.simulator.sites import SimulatedSite
@@ -83,14 +83,14 @@ class QueuedOwnerJob:
     blocked_s: float = 0.0
     late_s: float = 0.0
 
-    def book(self, now_s: float) -> None:
+    def book(self) -> None:
         """Enter the time since the last entry."""
         if self.alone:
             if self.room:
-                self.late_s += now_s - self.booked_s
+                self.late_s += now_s() - self.booked_s
             else:
-                self.blocked_s += now_s - self.booked_s
-        self.booked_s = now_s
+                self.blocked_s += now_s() - self.booked_s
+        self.booked_s = now_s()
 
 
 class SimulatedOwnerQueue(SimulatedOwner):
@@ -108,14 +108,9 @@ class SimulatedOwnerQueue(SimulatedOwner):
         self._promises: dict[SimulatedDrone, QueuedOwnerJob] = {}
 
     def begin(self) -> None:
-        loop = asyncio.get_running_loop()
         for serial, job in enumerate(self._owner.jobs):
-            loop.call_at(job.submit_s, self._arrive, QueuedOwnerJob(serial, job, job.submit_s, job.amount))
-        loop.call_later(self._owner.negotiation_s, self._negotiate)
-
-    @property
-    def _now_s(self) -> float:
-        return asyncio.get_running_loop().time()
+            at(job.submit_s, self._arrive, QueuedOwnerJob(serial, job, job.submit_s, job.amount))
+        after(self._owner.negotiation_s, self._negotiate)
 
     @property
     def held_milli(self) -> int:
@@ -155,14 +150,13 @@ class SimulatedOwnerQueue(SimulatedOwner):
     # ---------------------------------------------------------------------------------------- one cycle of the site
 
     def _arrive(self, queued: QueuedOwnerJob) -> None:
-        queued.booked_s = self._now_s
+        queued.booked_s = now_s()
         self.waiting.append(queued)
 
     def _negotiate(self) -> None:
-        asyncio.get_running_loop().call_later(self._owner.negotiation_s, self._negotiate)
-        now_s = self._now_s
+        after(self._owner.negotiation_s, self._negotiate)
         for queued in self.waiting:
-            queued.book(now_s)
+            queued.book()
         self._imagine()
         for queued in [t for t in self.waiting if t.promised is None]:
             fitting = (m for m in self._allowed(queued) if m.hosts(queued.amount))
@@ -170,11 +164,10 @@ class SimulatedOwnerQueue(SimulatedOwner):
             if machine is not None:
                 self._start(queued, machine)
         for queued in [t for t in self.waiting if t.promised is None]:
-            if now_s - queued.since_s >= self._owner.preempts_after_s:
+            if now_s() - queued.since_s >= self._owner.preempts_after_s:
                 self._preempt(queued)
         self.site.place_queued()
         self._look_for_room()
-        self.site.metrics.nodes_counted(now_s, self._machines)
 
     def _allowed(self, queued: QueuedOwnerJob) -> Iterator[SimulatedNode]:
         pool = queued.job.pool
@@ -191,9 +184,9 @@ class SimulatedOwnerQueue(SimulatedOwner):
 
     def _look_for_room(self) -> None:
         """Mark the waiting jobs that the site's next cycle would start; enter the time until now."""
-        now_s, room = self._now_s, {m: m.free for m in self._machines if m.up}
+        room = {m: m.free for m in self._machines if m.up}
         for queued in self.waiting:
-            queued.book(now_s)
+            queued.book()
             if queued.promised is None:
                 queued.room = self._takes(queued, room)
 
@@ -206,17 +199,16 @@ class SimulatedOwnerQueue(SimulatedOwner):
         return bool(fitting)
 
     def _start(self, queued: QueuedOwnerJob, machine: SimulatedNode) -> None:
-        now_s = self._now_s
-        queued.book(now_s)
+        queued.book()
         self.waiting.remove(queued)
         machine.place(queued, queued.amount)
-        self.site.metrics.node_filled(now_s, machine)
-        self.site.metrics.owner_waits.append(self._wait_of(queued, now_s))
-        timer = asyncio.get_running_loop().call_later(queued.job.duration_s, self._ended, queued)
+        self.site.metrics.node_filled(machine)
+        self.site.metrics.owner_waits.append(self._wait_of(queued))
+        timer = after(queued.job.duration_s, self._ended, queued)
         self.running[queued] = machine, timer
 
-    def _wait_of(self, queued: QueuedOwnerJob, now_s: float) -> OwnerWait:
-        return OwnerWait(queued.job.gpus, now_s - queued.since_s, queued.blocked_s, queued.late_s)
+    def _wait_of(self, queued: QueuedOwnerJob) -> OwnerWait:
+        return OwnerWait(queued.job.gpus, now_s() - queued.since_s, queued.blocked_s, queued.late_s)
 
     def _ended(self, queued: QueuedOwnerJob) -> None:
         machine, _ = self.running.pop(queued)
@@ -248,7 +240,7 @@ class SimulatedOwnerQueue(SimulatedOwner):
         Chooses the node whose drones have run for the shortest time in all, as HTCondor's own PREEMPTION_RANK does, or
         any, if the rule is random.
         """
-        now_s, found = self._now_s, []
+        found = []
         for machine in self._machines:
             room, leaving = machine.free, []
             for drone in (b for b in ranked if b.machine is machine):
@@ -257,8 +249,8 @@ class SimulatedOwnerQueue(SimulatedOwner):
                 room = room.plus(ResourceVector.of(drone.type))
                 leaving.append(drone)
             if leaving and queued.amount.within(room):
-                age_s = sum(now_s - (b.granted_s or 0.0) for b in leaving)
-                chance = rng_for(self.site.seed, "node", now_s, machine.name).random()
+                age_s = sum(now_s() - (b.granted_s or 0.0) for b in leaving)
+                chance = rng_for(self.site.seed, "node", now_s(), machine.name).random()
                 found.append(
                     (chance if self._owner.victim is VictimRule.RANDOM else age_s, machine.name, machine, leaving)
                 )
@@ -279,22 +271,20 @@ class SimulatedOwnerQueue(SimulatedOwner):
 
     def nodes_failed(self) -> None:
         """Nodes are down: the jobs that ran there wait again."""
-        now_s = self._now_s
         for queued in [t for t, (machine, _) in self.running.items() if not machine.up]:
             machine, timer = self.running.pop(queued)
             timer.cancel()
             machine.left(queued)
-            queued.since_s = queued.booked_s = now_s
+            queued.since_s = queued.booked_s = now_s()
             queued.alone = queued.room = False
             queued.blocked_s = queued.late_s = 0.0
             self.waiting.append(queued)
 
     def close(self) -> None:
         """Enter the waits of those that still wait."""
-        now_s = self._now_s
         for queued in self.waiting:
-            queued.book(now_s)
-            self.site.metrics.owner_waits.append(self._wait_of(queued, now_s))
+            queued.book()
+            self.site.metrics.owner_waits.append(self._wait_of(queued))
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +312,7 @@ class SteppingOwner(SimulatedOwner):
 
     def begin(self) -> None:
         for from_s, gpus in self._owner.steps:
-            asyncio.get_running_loop().call_at(from_s, self._want, gpus * 1000)
+            at(from_s, self._want, gpus * 1000)
 
     def _want(self, milli: int) -> None:
         pool, leaving_milli = self._pool, 0

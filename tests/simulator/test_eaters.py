@@ -14,8 +14,7 @@ from provisioner.simulator.drones import DroneDefect, DroneScript, SiteBehaviour
 from provisioner.simulator.jobs import JobRequirements, SimulatedJob
 from provisioner.simulator.loop import Fixed
 from provisioner.simulator.world import Scenario, SimulationOutcome, simulate
-from tests.simulator.facilities import small
-from tests.simulator.worlds import BRISK
+from tests.simulator.worlds import BRISK, small
 
 HABITS = SiteBehaviour(boot=Fixed(20.0), check=Fixed(5.0), release=Fixed(2.0), eats_jobs=0.3)
 

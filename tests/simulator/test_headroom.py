@@ -9,8 +9,7 @@ from provisioner.simulator.drones import SiteBehaviour
 from provisioner.simulator.jobs import JobRequirements, SimulatedJob
 from provisioner.simulator.loop import Fixed
 from provisioner.simulator.world import START_EPOCH, Scenario, SimulationOutcome, simulate
-from tests.simulator.facilities import small
-from tests.simulator.worlds import BRISK
+from tests.simulator.worlds import BRISK, small
 
 BEGINS_H = START_EPOCH % 86400 / 3600
 COME_S, WORKS_S = 3000.0, 200.0

@@ -17,22 +17,8 @@ from tests.store.story import CONTROLLER, seen
 DONE = CompletedJob(
     "submit#1.0", 1600.0, 1000.0, 300.0, 200, 2, 4096, 1024, 8192, 70, "ann", "group_a", 900.0, DroneId("kit-ab12-1")
 )
-ALIKE = JobClass(
-    "c1",
-    200,
-    2,
-    4096,
-    1024,
-    8192,
-    70,
-    waiting=2,
-    fresh=1,
-    running=4,
-    oldest_at=1900.0,
-    owner="ann",
-    group="group_a",
-    walltime_s=900.0,
-)
+WANTS = JobRequirements.of(DONE)
+ALIKE = JobClass("c1", waiting=2, fresh=1, running=4, oldest_at=1900.0, **{"priority": 0, **WANTS.completed_fields})
 
 
 async def written(path: Path, done: list[CompletedJob], *classes: JobClass) -> SqlStore:
@@ -53,8 +39,8 @@ async def test_jobs_are_those_submitted_in_the_time_beside_a_running_controller(
         found = recorded_jobs(path, since=1000.0, until=2000.0).jobs
     finally:
         await store.__aexit__()
-    wants = JobRequirements(200, 2, 4096, 1024, 8192, 70, walltime_s=900.0, owner="ann", group="group_a")
-    assert found == (SimulatedJob(0.0, 300.0, wants), SimulatedJob(500.0, 1.0, wants)), "whenever they ended"
+    assert JobRequirements(200, 2, 4096, 1024, 8192, 70, walltime_s=900.0, owner="ann", group="group_a") == WANTS
+    assert found == (SimulatedJob(0.0, 300.0, WANTS), SimulatedJob(500.0, 1.0, WANTS)), "whenever they ended"
     assert found == recorded_jobs(path, since=1000.0, until=2000.0).jobs, "and without a controller"
 
 
@@ -68,7 +54,7 @@ async def test_jobs_that_still_wait_are_added_and_told(tmp_path: Path) -> None:
     found = recorded_jobs(path, since=1000.0, until=2000.0)
     waiting = [job for job in found.jobs if job.submit_s == 900.0]
     assert [(job.duration_s, job.wants.owner) for job in waiting] == [(400.0, "ann")] * 3 + [(400.0, "ben")]
-    assert waiting[0].wants == JobRequirements.of(DONE) and len(found.jobs) == 6
+    assert waiting[0].wants == WANTS and len(found.jobs) == 6
     assert found.notes == (
         "jobs that were removed or held, priorities and GPU models asked for are not on record",
         "4 jobs that waited at the last look are added as if submitted with the oldest of their class, with the median"

@@ -17,7 +17,7 @@ from provisioner.simulator.replay import REPLAY_STALL_S, Replay, run
 from provisioner.simulator.results import ReplayResult
 from provisioner.simulator.sites import Facility
 from provisioner.simulator.world_file import WorldPlan
-from tests.simulator.facilities import small
+from tests.simulator.worlds import small
 
 DAY_S = 86400.0
 JOB = SimulatedJob(100.0, 600.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -18,17 +17,18 @@ from provisioner.simulator.loop import Fixed, rng_for
 from provisioner.simulator.pool import PoolBehaviour, SimulatedOverlay, SimulatedSlot
 from provisioner.simulator.sites import Facility, GpuPool
 from provisioner.simulator.world import Scenario, SimulationOutcome, World, simulate
-from tests.simulator.facilities import drone_type, in_world
+from tests.simulator.worlds import drone_type, in_world, played, until
 
 AT_ONCE = PoolBehaviour(negotiation_s=0.0, latency=Fixed(0.0))
 STEADY = SiteBehaviour(boot=Fixed(30.0), check=Fixed(5.0), release=Fixed(20.0))
+WHOLE = drone_type("kit", "whole")
 
 
-def site(*types: DroneType, gpus: int = 8, name: str = "kit", **given: Any) -> Facility:
+def site(*types: DroneType, gpus: int = 8, **given: Any) -> Facility:
     """``gpus`` GPUs for each drone type, on nodes with CPUs and memory enough."""
     most = gpus * len(types)
     usual = Facility(
-        policy=SitePolicy(name, max_drones=most, max_pending=most, max_starts_per_tick=most, grace_s=5.0),
+        policy=SitePolicy("kit", max_drones=most, max_pending=most, max_starts_per_tick=most, grace_s=5.0),
         types=types,
         pools=tuple(GpuPool(kind.name, gpus) for kind in types),
         serves={kind.name: kind.name for kind in types},
@@ -42,77 +42,64 @@ def shared(sharing: Sharing, shares: int, **given: Any) -> DroneType:
     return drone_type("kit", str(sharing), sharing=sharing, shares=shares, cpus=64, power_w=400.0, **given)
 
 
-def shared_world(script: Any, kind: DroneType, jobs: list[SimulatedJob], **given: Any) -> Any:
-    """Run a script in a world with one drone of a type."""
+def with_drone(kind: DroneType, *jobs: SimulatedJob, **given: Any) -> Any:
+    """Make a test of a script that runs in a world with one drone of a type, which takes jobs from 35 s on."""
 
-    async def started(world: World) -> Any:
-        await world.sites["kit"].start([StartOrder(DroneId("d-1"), kind, idle_timeout_s=600.0, grace_s=5.0)])
-        return await script(world)
+    def test_of(script: Any) -> Any:
+        async def started(world: World) -> None:
+            await world.sites["kit"].start([StartOrder(DroneId("d-1"), kind, idle_timeout_s=600.0, grace_s=5.0)])
+            await script(world)
 
-    return in_world(started, [site(kind)], jobs, pool=AT_ONCE, **given)
+        return played(site(kind), jobs, pool=AT_ONCE, **given)(started)
 
-
-def with_drone(kind: DroneType, jobs: list[SimulatedJob], **given: Any) -> Any:
-    """Make a test of a script that runs in such a world."""
-    return lambda script: lambda: shared_world(script, kind, jobs, **given)
+    return test_of
 
 
-def heavy(duration_s: float = 100.0, at_s: float = 0.0, gpu_milli: int = 250, **given: Any) -> SimulatedJob:
+def heavy(at_s: float = 0.0, gpu_milli: int = 250, duration_s: float = 100.0, **given: Any) -> SimulatedJob:
     return SimulatedJob(at_s, duration_s, JobRequirements(gpu_milli, duty_milli=1000, width_milli=1000), **given)
 
 
-# ------------------------------------------------------------------------------------------------------- the world
+IDLER = SimulatedJob(0.0, 100.0, JobRequirements(250, duty_milli=200))
+MPS_S, SLICED_S = 135.0 + 50.0 / 0.56 - 50.0, 135.0 + 50.0 / 0.31 - 50.0
+SLICE_S = 100 * 2.18 * 1.48 * 1.97 / 0.91
 
 
-def test_a_small_job_keeps_its_whole_share_busy() -> None:
-    async def script(world: World) -> list[float]:
-        await asyncio.sleep(60.0)
-        during = world.sample().gpus_busy
-        await asyncio.sleep(600.0)
-        return [during, world.sample().gpus_busy]
+@pytest.mark.parametrize(
+    ("kind", "jobs", "done_s"),
+    [
+        pytest.param(shared(Sharing.TIME_SLICED, 4), [heavy(), heavy(85.0)], [SLICED_S, SLICED_S + 50.0], id="sliced"),
+        pytest.param(shared(Sharing.MPS, 4), [heavy(), heavy(85.0)], [MPS_S, MPS_S + 50.0], id="mps"),
+        pytest.param(shared(Sharing.MPS, 4), [IDLER] * 4, [135.0] * 4, id="jobs of little duty"),
+        pytest.param(
+            shared(Sharing.MIG, 7), [heavy(0.0, 142), heavy(85.0, 142)], [35.0 + SLICE_S, 85.0 + SLICE_S], id="mig"
+        ),
+        pytest.param(shared(Sharing.MPS, 4, gpu_milli=2000), [heavy()] * 2, [135.0] * 2, id="spread over two GPUs"),
+    ],
+)
+def test_jobs_on_one_gpu_slow_each_other_down_from_the_moment_they_meet(
+    kind: DroneType, jobs: list[SimulatedJob], done_s: list[float]
+) -> None:
+    @with_drone(kind, *jobs)
+    async def ran(world: World) -> None:
+        await until(2000.0)
+        assert [each.done_s for each in world.overlay.queued_jobs] == [pytest.approx(each) for each in done_s]
+        if kind.gpu_milli == 2000:
+            assert world.metrics.energy_kwh == pytest.approx(2 * 400.0 * 100.0 / 3.6e6), "two GPUs were at work"
 
-    jobs = [heavy(gpu_milli=100), heavy(gpu_milli=300)]
-    assert shared_world(script, shared(Sharing.MPS, 4), jobs) == [0.75, 0.0]
-
-
-@pytest.mark.parametrize(("sharing", "rate"), [(Sharing.TIME_SLICED, 0.31), (Sharing.MPS, 0.56)])
-def test_a_job_that_comes_later_slows_the_first_one_down_from_then_on(sharing: Sharing, rate: float) -> None:
-    async def script(world: World) -> list[float]:
-        await asyncio.sleep(2000.0)
-        return [t.done_s for t in world.overlay.queued_jobs if t.done_s is not None]
-
-    first_s, second_s = shared_world(script, shared(sharing, 4), [heavy(), heavy(at_s=85.0)])
-    meet_s, first_left = 85.0, 50.0  # the drone takes jobs from 35 s on
-    assert first_s == pytest.approx(meet_s + first_left / rate)
-    assert second_s == pytest.approx(first_s + (100.0 - first_left))
-
-
-@with_drone(shared(Sharing.MPS, 4), [SimulatedJob(0.0, 100.0, JobRequirements(250, duty_milli=200)) for _ in range(4)])
-async def test_jobs_of_little_duty_share_a_gpu_at_full_speed(world: World) -> None:
-    await asyncio.sleep(200.0)
-    assert [t.done_s for t in world.overlay.queued_jobs] == [pytest.approx(135.0)] * 4
+    ran()
 
 
-def test_a_job_on_a_mig_slice_minds_nobody() -> None:
-    async def script(world: World) -> list[float]:
-        await asyncio.sleep(5000.0)
-        return [t.done_s for t in world.overlay.queued_jobs if t.done_s is not None]
-
-    jobs = [heavy(gpu_milli=142), heavy(gpu_milli=142, at_s=85.0)]
-    first_s, second_s = shared_world(script, shared(Sharing.MIG, 7), jobs)
-    assert first_s - 35.0 == pytest.approx(second_s - 85.0) == pytest.approx(100 * 2.18 * 1.48 * 1.97 / 0.91)
+@with_drone(shared(Sharing.MPS, 4), heavy(gpu_milli=100), heavy(gpu_milli=300))
+async def test_a_small_job_keeps_its_whole_share_busy(world: World) -> None:
+    await until(60.0)
+    assert world.sample().gpus_busy == 0.75
+    await until(660.0)
+    assert world.sample().gpus_busy == 0.0
 
 
-@with_drone(shared(Sharing.MPS, 4, gpu_milli=2000), [heavy(), heavy()])
-async def test_small_jobs_spread_evenly_over_a_drones_gpus(world: World) -> None:
-    await asyncio.sleep(300.0)
-    assert [t.done_s for t in world.overlay.queued_jobs] == [pytest.approx(135.0)] * 2
-    assert world.metrics.energy_kwh == pytest.approx(2 * 400.0 * 100.0 / 3.6e6), "two GPUs were at work"
-
-
-@with_drone(shared(Sharing.MPS, 4), [heavy(), heavy()])
+@with_drone(shared(Sharing.MPS, 4), heavy(), heavy())
 async def test_a_gpu_at_work_takes_its_power_once_whoever_shares_it(world: World) -> None:
-    await asyncio.sleep(1000.0)
+    await until(1000.0)
     world.close()
     assert world.overlay.done == 2
     assert world.metrics.energy_kwh == pytest.approx(400.0 * (200.0 / 1.12) / 3.6e6)
@@ -121,93 +108,75 @@ async def test_a_gpu_at_work_takes_its_power_once_whoever_shares_it(world: World
     assert spent.held == pytest.approx(spent.good + spent.boot + spent.release + spent.idle)
 
 
-def test_what_checkpoints_have_saved_is_counted_in_work_and_what_is_lost_in_time() -> None:
-    jobs = [heavy(checkpoint_s=30.0), heavy(checkpoint_s=30.0)]
-
-    async def script(world: World) -> None:
-        await asyncio.sleep(35.0 + 100.0)  # 56 s of work in 100 s, of which 30 s are saved
-        slot = (await world.overlay.poll(world.types)).slots[0]
-        assert slot.jobs == 2
-        assert slot.work_at == pytest.approx(slot.heard_at - (slot.heard_at - 35.0) * _lost(slot.heard_at - 35.0))
-        await asyncio.sleep(0.1)
-        next(iter(world.sites["kit"].drones.values())).perish(EndKind.STOPPED, "killed")
-        await asyncio.sleep(100.0)
-        assert [t.saved_s for t in world.overlay.queued_jobs] == [30.0, 30.0]
-        view = await world.overlay.poll(world.types)
-        assert view.evictions is not None
-        assert [e.lost_s for e in view.evictions] == [pytest.approx(100.1 * (56.056 - 30.0) / 56.056)] * 2
-
-    shared_world(script, shared(Sharing.MPS, 4), jobs)
+@with_drone(shared(Sharing.MPS, 4), heavy(checkpoint_s=30.0), heavy(checkpoint_s=30.0))
+async def test_what_checkpoints_have_saved_is_counted_in_work_and_what_is_lost_in_time(world: World) -> None:
+    await until(135.0)  # 56 s of work in 100 s, of which 30 s are saved
+    slot = (await world.overlay.poll(world.types)).slots[0]
+    worked_s = 0.56 * (slot.heard_at - 35.0)
+    assert (slot.jobs, slot.work_at) == (2, pytest.approx(slot.heard_at - worked_s % 30.0 / 0.56))
+    await until(135.1)
+    next(iter(world.sites["kit"].drones.values())).perish(EndKind.STOPPED, "killed")
+    await until(235.0)
+    assert [each.saved_s for each in world.overlay.queued_jobs] == [30.0, 30.0]
+    evictions = (await world.overlay.poll(world.types)).evictions or ()
+    assert [e.lost_s for e in evictions] == [pytest.approx(100.1 * (56.056 - 30.0) / 56.056)] * 2
 
 
-def _lost(ran_s: float) -> float:
-    worked_s = 0.56 * ran_s
-    return worked_s % 30.0 / worked_s
+SLIGHT = SimulatedJob(0.0, 100.0, JobRequirements(250, duty_milli=120, width_milli=100, owner="ann"))
 
 
-@with_drone(
-    shared(Sharing.MPS, 4),
-    [SimulatedJob(0.0, 100.0, JobRequirements(250, duty_milli=120, width_milli=100, owner="ann")), heavy(500.0)],
-)
+@with_drone(shared(Sharing.MPS, 4), SLIGHT, heavy(duration_s=500.0))
 async def test_the_view_tells_completions_owners_and_what_jobs_ask_of_a_gpu(world: World) -> None:
-    await asyncio.sleep(50.0)
+    await until(50.0)
     view = await world.overlay.poll(world.types)
     assert [(c.duty_milli, c.width_milli) for c in view.classes] == [(120, 100), (1000, 1000)]
-    (slot,) = view.slots
-    assert (slot.owner, slot.begun_at) == ("", 35.0), "of several"
-    await asyncio.sleep(200.0)
+    assert [(slot.owner, slot.begun_at) for slot in view.slots] == [("", 35.0)], "of several"
+    await until(250.0)
     view = await world.overlay.poll(world.types)
     assert view.slots[0].owner == "alice"
-    assert view.completions is not None
-    (done,) = view.completions
+    (done,) = view.completions or ()
     assert (done.owner, done.gpu_milli, done.drone_id, done.submitted_at) == ("ann", 250, "d-1", 0.0)
     assert done.run_s == pytest.approx(done.ended_at - 35.0)
-    await asyncio.sleep(3000.0)
+    await until(3250.0)
     assert (await world.overlay.poll(world.types)).completions == ()
 
 
 # ------------------------------------------------------------------------------------- matching without negotiation
 
 
-@with_drone(
-    drone_type("kit", "whole"),
-    [SimulatedJob(at_s, 60.0, JobRequirements(owner=str(at_s))) for at_s in (0.0, 1.0, 200.0)],
-)
+@with_drone(WHOLE, *(SimulatedJob(at_s, 60.0, JobRequirements(owner=str(at_s))) for at_s in (0.0, 1.0, 200.0)))
 async def test_without_negotiation_jobs_are_matched_as_they_come_and_as_slots_open(world: World) -> None:
-    await asyncio.sleep(10.0)
+    await until(10.0)
     classes = (await world.overlay.poll(world.types)).classes
     assert [(c.waiting, c.fresh) for c in classes] == [(1, 0), (1, 0)], "judged at once"
-    await asyncio.sleep(390.0)
-    assert [t.first_begun_s for t in world.overlay.queued_jobs] == [35.0, 95.0, 200.0]
+    await until(400.0)
     assert world.metrics.first_starts == [(0.0, 35.0), (1.0, 95.0), (200.0, 200.0)]
 
 
-def test_without_negotiation_a_job_put_back_goes_to_another_drone_at_once() -> None:
-    kind = drone_type("kit", "whole")
+@with_drone(WHOLE, SimulatedJob(0.0, 500.0))
+async def test_without_negotiation_a_job_put_back_goes_to_another_drone_at_once(world: World) -> None:
+    await until(10.0)
+    await world.sites["kit"].start([StartOrder(DroneId("d-2"), WHOLE, idle_timeout_s=600.0, grace_s=5.0)])
+    await until(100.0)
+    world.sites["kit"].drones[DroneId("d-1")].perish(EndKind.FAULT, "gone")
+    await until(200.0)
+    (job,) = world.overlay.queued_jobs
+    assert (job.starts, job.begun_s) == (2, 100.0 + AT_ONCE.lease_s), "when its lease was over"
 
+
+@pytest.mark.parametrize(("negotiation_s", "begun_s"), [(0.0, 110.0), (20.0, 120.0)])
+def test_a_pause_of_the_matchmaker_holds_with_cycles_and_without(negotiation_s: float, begun_s: float) -> None:
     async def script(world: World) -> None:
-        await asyncio.sleep(10.0)
-        await world.sites["kit"].start([StartOrder(DroneId("d-2"), kind, idle_timeout_s=600.0, grace_s=5.0)])
-        await asyncio.sleep(90.0)
-        (ticket,) = world.overlay.queued_jobs
-        world.sites["kit"].drones[DroneId("d-1")].perish(EndKind.FAULT, "gone")
-        await asyncio.sleep(100.0)
-        assert (ticket.starts, ticket.begun_s) == (2, 100.0 + AT_ONCE.lease_s), "when its lease was over"
+        await world.sites["kit"].start([StartOrder(DroneId("d-1"), WHOLE, idle_timeout_s=600.0, grace_s=5.0)])
+        await until(60.0)
+        (job,) = (await world.overlay.poll(world.types)).classes
+        assert (job.waiting, job.fresh) == (0, 1)
+        await until(260.0)
+        assert world.overlay.queued_jobs[0].first_begun_s == begun_s
 
-    shared_world(script, kind, [SimulatedJob(0.0, 500.0)])
-
-
-@with_drone(
-    drone_type("kit", "whole"),
-    [SimulatedJob(20.0, 60.0)],
-    hardware_faults=[HardwareFault(HardwareFaultKind.NO_NEGOTIATION, at_s=10.0, for_s=100.0)],
-)
-async def test_a_pause_of_the_matchmaker_holds_without_cycles_as_well(world: World) -> None:
-    await asyncio.sleep(60.0)
-    (job,) = (await world.overlay.poll(world.types)).classes
-    assert (job.waiting, job.fresh) == (0, 1)
-    await asyncio.sleep(200.0)
-    assert world.overlay.queued_jobs[0].first_begun_s == 110.0
+    pause = HardwareFault(HardwareFaultKind.NO_NEGOTIATION, at_s=10.0, for_s=100.0)
+    pool = replace(AT_ONCE, negotiation_s=negotiation_s)
+    in_world(script, [site(WHOLE)], [SimulatedJob(20.0, 60.0)], pool=pool, hardware_faults=(pause,))
 
 
 # ------------------------------------------------------------------------------------------- with the service in it
@@ -302,12 +271,12 @@ def test_every_drone_is_of_use_to_its_job_and_small_jobs_leave_large_gpus_alone(
 
     begin = SimulatedOverlay._start
 
-    def seen(pool: SimulatedOverlay, bucket: QueuedJobClass, seat: SimulatedSlot) -> None:
+    def seen(pool: SimulatedOverlay, jobs: QueuedJobClass, slot: SimulatedSlot) -> None:
         """As a job begins: where, and where else there was room."""
-        if seat.drone.type is H100 and bucket.wants is SMALL:
-            spare = [s.drone.id for s in pool._slots.values() if s.drone.type is V100 and s.open and s.fits(bucket)]
+        if slot.drone.type is H100 and jobs.wants is SMALL:
+            spare = [s.drone.id for s in pool._slots.values() if s.drone.type is V100 and s.open and s.fits(jobs)]
             misplaced.extend(f"a share of {name} was free" for name in spare)
-        begin(pool, bucket, seat)
+        begin(pool, jobs, slot)
 
     monkeypatch.setattr(SimulatedOverlay, "_start", seen)
     outcome = simulate(

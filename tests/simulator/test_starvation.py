@@ -6,9 +6,10 @@ priority had reserved 6,248 cores, and the jobs that wanted the GPUs waited for 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from provisioner import formatting
+import pytest
+
 from provisioner.model import JobClass, Plan, Policy, Reserve, SitePolicy, Snapshot
 from provisioner.planner import decide
 from provisioner.reasons import GpusStranded, Reason
@@ -17,8 +18,8 @@ from provisioner.simulator.jobs import JobRequirements, SimulatedJob
 from provisioner.simulator.loop import Fixed
 from provisioner.simulator.sites import Facility, GpuPool
 from provisioner.simulator.world import START_EPOCH, Scenario, SimulationOutcome, simulate
-from tests.simulator.facilities import drone_type
 from tests.simulator.owner_queue import Owner, OwnerJob
+from tests.simulator.worlds import drone_type
 
 NODES, GPUS, CORES = 63, 8, 104
 MEMORY_MIB = 1 << 20
@@ -107,9 +108,6 @@ def test_without_blocking_cpu_drones_starve_the_gpus_and_the_reason_names_the_co
     assert watched.first_ran_s > CPU_WORK_S, "no GPU job ran before the CPU work was done"
     full = GpusStranded("marin/h100", NODES, float(NODES * GPUS), "cpus", 64, CORES % 16)
     assert full in watched.said
-    assert formatting.describe(full) == (
-        "504 GPUs are free on 63 nodes, but others hold the cpus there: marin/h100 wants 64, at most 8 left"
-    )
 
 
 def test_with_blocking_all_gpu_jobs_start_at_once() -> None:
@@ -123,27 +121,22 @@ def test_with_blocking_all_gpu_jobs_start_at_once() -> None:
 
 def test_with_blocking_the_sites_own_cpu_work_leaves_the_gpus_theirs() -> None:
     pods = tuple(OwnerJob(5.0, CPU_WORK_S, gpus=0, cpus=40, memory_mib=4096) for _ in range(NODES + 5))
-    low = Owner(pods, negotiation_s=30.0, preempts_after_s=86400.0)  # they wait, and push nobody out
+    low = Owner(pods, preempts_after_s=86400.0)  # they wait, and push nobody out
     watched, outcome = played(blocking=True, owner=low, batch=0)
     assert outcome.violations == ()
-    assert COME_S < watched.first_ran_s < COME_S + SETTLED_S
-    assert watched.waited_until_s < COME_S + SETTLED_S
+    assert COME_S < watched.first_ran_s <= watched.waited_until_s + SETTLED_S < COME_S + 2 * SETTLED_S
     assert outcome.metrics.owner_blocked_s == 0.0, "what the site keeps is not our doing"
 
 
-def test_where_the_sites_own_cpu_work_holds_the_cores_the_reason_names_them_too() -> None:
-    pods = tuple(OwnerJob(5.0, CPU_WORK_S, gpus=0, cpus=96, memory_mib=65536) for _ in range(NODES))
-    watched, outcome = played(owner=Owner(pods, negotiation_s=30.0), batch=0)
+@pytest.mark.parametrize(
+    ("cpus", "memory_mib", "dimension", "wanted", "free"),
+    [(96, 65536, "cpus", 64, CORES - 96), (1, MEMORY_MIB - 65536, "memory", 262144, 65536)],
+)
+def test_where_the_sites_own_work_holds_cores_or_memory_the_reason_names_them(
+    cpus: int, memory_mib: int, dimension: str, wanted: int, free: int
+) -> None:
+    pods = tuple(OwnerJob(5.0, CPU_WORK_S, gpus=0, cpus=cpus, memory_mib=memory_mib) for _ in range(NODES))
+    watched, outcome = played(owner=Owner(pods), batch=0)
     assert outcome.violations == ()
     assert watched.first_ran_s > CPU_WORK_S
-    assert GpusStranded("marin/h100", NODES, float(NODES * GPUS), "cpus", 64, CORES - 96) in watched.said
-
-
-def test_memory_can_be_what_is_short() -> None:
-    pods = tuple(OwnerJob(5.0, CPU_WORK_S, gpus=0, cpus=1, memory_mib=MEMORY_MIB - 65536) for _ in range(NODES))
-    watched, _ = played(owner=replace(Owner(pods), negotiation_s=30.0), batch=0)
-    (stranded,) = {r for r in watched.said if isinstance(r, GpusStranded) and r.nodes == NODES}
-    assert (stranded.dimension, stranded.free) == ("memory", 65536)
-    assert "others hold the memory there: marin/h100 wants 256 GiB, at most 64 GiB left" in formatting.describe(
-        stranded
-    )
+    assert GpusStranded("marin/h100", NODES, float(NODES * GPUS), dimension, wanted, free) in watched.said

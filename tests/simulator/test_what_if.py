@@ -27,7 +27,7 @@ from provisioner.model import (
     type_key,
 )
 from provisioner.planner import decide
-from provisioner.simulator.faults import HardwareFault, HardwareFaultKind
+from provisioner.simulator.faults import HardwareFaultKind
 from provisioner.simulator.loop import Fixed, LogNormal, Uniform
 from provisioner.simulator.sites import Facility
 from provisioner.simulator.what_if import FOREVER_S, Question, QuestionError, on_snapshot, read
@@ -138,14 +138,19 @@ def test_without_a_site_everything_starts_at_the_other() -> None:
     assert asked.notes == ("1 job that run at horeka are not counted as waiting again",)
 
 
-def test_prices_and_limits_are_those_asked_for() -> None:
-    assert set(starts(changed("topas price=0.1"))) == {"topas"}
-    limited = changed("horeka max_gpus=2")
-    assert limited.policy.sites["horeka"].max_gpu_milli == 2000
-    assert starts(limited) == {"horeka": 1, "topas": 2}, "one of the two is there"
-    assert starts(changed("horeka max_drones=0")) == {"topas": 3}
-    asked = on_snapshot(snapshot(), [Question("horeka", "gpus", 2.0)])
-    assert starts(asked.snapshot) == {"horeka": 1, "topas": 2} and "stays as it was seen" in asked.notes[0]
+@pytest.mark.parametrize(
+    ("question", "started"),
+    [
+        ("topas price=0.1", {"topas": 3}),
+        ("horeka max_gpus=2", {"horeka": 1, "topas": 2}),  # one of the two is there
+        ("horeka gpus=2", {"horeka": 1, "topas": 2}),
+        ("horeka max_drones=0", {"topas": 3}),
+    ],
+)
+def test_prices_and_limits_are_those_asked_for(question: str, started: dict[str, int]) -> None:
+    asked = on_snapshot(snapshot(), [read(question, SITES)])
+    assert starts(asked.snapshot) == started
+    assert asked.notes == () or (" gpus=" in question and "stays as it was seen" in asked.notes[0])
 
 
 def test_an_owner_who_is_none_claims_nothing() -> None:
@@ -184,14 +189,13 @@ def farm(plan: WorldPlan, *questions: str) -> Facility:
 
 
 def test_a_site_that_is_down_for_a_time_or_for_ever(plan: WorldPlan) -> None:
-    assert asked(plan, "cloud down").hardware_faults == (
-        HardwareFault(HardwareFaultKind.DOWNTIME, 0.0, FOREVER_S, "cloud"),
-    )
-    assert asked(plan, " cloud  down 2d..3d").hardware_faults == (
-        HardwareFault(HardwareFaultKind.DOWNTIME, 172800.0, 86400.0, "cloud"),
-    )
-    both = asked(plan, "cloud down 2d", "farm down").hardware_faults
-    assert [(blow.where, blow.at_s) for blow in both] == [("cloud", 172800.0), ("farm", 0.0)]
+    faults = asked(plan, "cloud down", " farm  down 2d..3d", "cloud down 2d").hardware_faults
+    assert [(fault.where, fault.at_s, fault.for_s) for fault in faults] == [
+        ("cloud", 0.0, FOREVER_S),
+        ("farm", 172800.0, 86400.0),
+        ("cloud", 172800.0, FOREVER_S - 172800.0),
+    ]
+    assert {fault.kind for fault in faults} == {HardwareFaultKind.DOWNTIME}
 
 
 @pytest.mark.parametrize("gpus", [0, 4, 12, 40, 100])
@@ -220,18 +224,12 @@ def test_limits_and_prices(plan: WorldPlan) -> None:
 
 def test_what_takes_longer_takes_longer_for_every_type(settings: Settings) -> None:
     queues = "{queue: {median: 1min, sigma: 1, most: 1h}, types: {v100: {queue: {low: 0s, high: 1min}}}}"
-    plan = world(settings, f"sites: {{farm: {queues}}}")
-    there = farm(plan, "farm queue*2")
-    assert there.behaviour.queue == LogNormal(120.0, 1.0, 7200.0)
-    assert there.behaviour_of["v100"].queue == Uniform(0.0, 120.0)
-    assert (
-        farm(plan, "farm boot*3").behaviour.boot == farm(plan, "farm boot*3").behaviour_of["v100"].boot == Fixed(225.0)
-    )
-
-
-def test_a_queue_that_only_one_type_has(settings: Settings) -> None:
-    plan = world(settings, "sites: {farm: {types: {v100: {queue: 1min}}}}")
-    assert farm(plan, "farm queue*2").behaviour_of["v100"].queue == Fixed(120.0)
+    there = farm(world(settings, f"sites: {{farm: {queues}}}"), "farm queue*2", "farm boot*3")
+    behaviours = there.behaviour, there.behaviour_of["v100"]
+    assert [each.queue for each in behaviours] == [LogNormal(120.0, 1.0, 7200.0), Uniform(0.0, 120.0)]
+    assert [each.boot for each in behaviours] == [Fixed(225.0)] * 2
+    only_one = world(settings, "sites: {farm: {types: {v100: {queue: 1min}}}}")
+    assert farm(only_one, "farm queue*2").behaviour_of["v100"].queue == Fixed(120.0)
 
 
 def test_an_owner_who_is_there_no_more(settings: Settings) -> None:

@@ -11,11 +11,10 @@ from provisioner.reasons import Unneeded
 from provisioner.simulator.faults import ServiceFault, ServiceFaultKind
 from provisioner.simulator.sites import GpuPool
 from provisioner.simulator.world import START_EPOCH, Scenario
-from tests.simulator.facilities import small
 from tests.simulator.owner_queue import OwnerSteps
 from tests.simulator.wild import NEXT_HOUR
 from tests.simulator.witness import Course, watched
-from tests.simulator.worlds import calm
+from tests.simulator.worlds import calm, small
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from provisioner.config import ConfigError, Settings, load
 from provisioner.config.messages import fields_of
 from provisioner.model import EndKind
 from provisioner.simulator import world_file
-from provisioner.simulator.faults import HardwareFault, HardwareFaultKind, ServiceFault, ServiceFaultKind
+from provisioner.simulator.faults import HardwareFault, HardwareFaultKind
 from provisioner.simulator.jobs import SimulatedJob
 from provisioner.simulator.loop import Fixed, LogNormal, Uniform
 from provisioner.simulator.owner import OwnerSeries, VictimRule
@@ -73,8 +73,6 @@ def test_what_a_file_tells_is_taken(settings: Settings) -> None:
             owner: {file: load.csv, vc: vcA, gpus: 5, nodes: [old, new], victim: random, notice: 10s}
             reports_free: false
             quota: 9
-        service_faults:
-          - {kind: down, where: cloud, verb: poll, from: 1h, to: 2h, chance: 0.5}
         hardware_faults:
           - {kind: downtime, where: cloud, at: 1d, for: 6h, notice: 1h}
         """,
@@ -89,66 +87,10 @@ def test_what_a_file_tells_is_taken(settings: Settings) -> None:
     steps = ((0.0, 2), (3600.0, 4), (86400.0, 2), (90000.0, 4))
     assert farm.owner == OwnerSeries(steps, ("old", "new"), VictimRule.RANDOM, 10.0)
     assert not farm.reports_free and farm.quota == 9
-    assert plan.service_faults == (ServiceFault(ServiceFaultKind.DOWN, "cloud", "poll", 3600.0, 7200.0, 0.5),)
     assert plan.hardware_faults == (
         HardwareFault(HardwareFaultKind.DOWNTIME, 86400.0, 21600.0, "cloud", notice_s=3600.0),
     )
     assert (plan.pool.negotiation_s, plan.pool.update_s, plan.pool.best_fit) == (0.0, 30.0, True)
-
-
-BROKEN = [
-    ("sites: {farn: {}}", "world.yaml:1:9: no site `farn` is configured: did you mean `farm`?"),
-    ("sites:\n  farm:\n    queu: 3s\n", "world.yaml:3:5: unknown key `queu`: did you mean `queue`?"),
-    ("sites:\n  farm:\n    boot: 75\n", "world.yaml:3:11: `boot`: a duration needs a unit: write `75s`"),
-    ("sites:\n  farm:\n    boot: {median: 5s}\n", "world.yaml:3:11: `boot`: write `75s`, `{low: 10s, high: 1min}`"),
-    ("sites:\n  farm:\n    boot: {low: 5s, high: 1s}\n", "world.yaml:3:17: `low`: is longer than `high`"),
-    ("sites:\n  farm:\n    failures: {dies_young: 0.7, eats_jobs: 0.7}\n", "the chances add up to 1.4"),
-    ("sites:\n  farm:\n    nodes: {x: {nodes: 4}}\n", "world.yaml:3:13: missing key `gpus`"),
-    (
-        "sites:\n  cloud:\n    nodes:\n      x: {gpus: 4, serves: [t5]}\n",
-        "world.yaml:4:29: site cloud has no type `t5`: choose from t4",
-    ),
-    (
-        "sites:\n  cloud:\n    nodes:\n      x: {gpus: 4, serves: [t4]}\n      z: {gpus: 4, serves: [t4]}\n",
-        "world.yaml:5:29: `t4` runs on `x` already: name it once",
-    ),
-    (
-        "sites:\n  farm:\n    nodes:\n      x: {gpus: 4, serves: [a100, a100x4, cpu]}\n",
-        "world.yaml:3:5: type `v100` of farm runs nowhere: name it under `serves`",
-    ),
-    (
-        "sites:\n  farm:\n    nodes:\n      x: {gpus: 2}\n",
-        "world.yaml:4:17: `gpus`: a drone of type `a100x4` has more than a node: it could never start",
-    ),
-    ("sites:\n  farm:\n    types: {a10: {boot: 1s}}\n", "world.yaml:3:13: site farm has no type `a10`"),
-    (
-        "sites:\n  farm:\n    owner: {file: nothing.csv, vc: vcA}\n",
-        "world.yaml:3:19: `file`: no nothing.csv in",
-    ),
-    (
-        "sites:\n  farm:\n    owner: {file: load.csv, vc: vcB}\n",
-        "world.yaml:3:33: `vc`: no series `vcB` in load.csv: did you mean `vcA`?",
-    ),
-    ("sites:\n  farm:\n    owner: {file: farm.yaml, vc: vcA}\n", "there is no column `vc`"),
-    ("sites:\n  farm:\n    owner: {file: load.csv, vc: vcA, nodes: [x]}\n", "world.yaml:3:46: no nodes `x`"),
-    (
-        "sites:\n  farm:\n    owner: {file: load.csv, vc: vcA}\n    reports_nodes: true\n",
-        "world.yaml:4:20: `reports_nodes`: an owner of whom only a series is known",
-    ),
-    ("service_faults: [{kind: dwn}]", "world.yaml:1:25: `kind`: `dwn` is not one of"),
-    ("service_faults: [{kind: down, where: mars}]", "world.yaml:1:38: no site `mars` is configured"),
-    (
-        "hardware_faults: [{kind: downtime, at: 1h, for: 1h}]",
-        "world.yaml:1:26: `kind`: `no-negotiation` is for the overlay",
-    ),
-    ("pool: {update: 0s}", "`update`: must be longer than 0s"),
-    ("- 1", "world.yaml:1:1"),
-]
-
-
-@pytest.mark.parametrize(("text", "words"), BROKEN)
-def test_a_mistake_is_named_with_line_and_repair(settings: Settings, text: str, words: str) -> None:
-    assert words in refused(settings, text)
 
 
 def test_all_mistakes_are_named_at_once(settings: Settings) -> None:
@@ -176,7 +118,6 @@ def test_every_key_is_told_of() -> None:
         world_file.SeriesSection,
         world_file.NodesSection,
         world_file.FailureSection,
-        world_file.ServiceFaultSection,
         world_file.HardwareFaultSection,
     ):
         for key in fields_of(section):

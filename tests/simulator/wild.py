@@ -24,9 +24,8 @@ from provisioner.simulator.owner import VictimRule
 from provisioner.simulator.sites import Facility, GpuPool
 from provisioner.simulator.world import START_EPOCH
 from tests.simulator.crashing import CrashScenario, crashes
-from tests.simulator.facilities import drone_type
 from tests.simulator.owner_queue import Owner, OwnerJob, OwnerSteps
-from tests.simulator.workload import Shape, burst, poisson_mix, unreliable_network
+from tests.simulator.worlds import Shape, burst, drone_type, poisson_mix, unreliable_network
 
 BUSY_S = 900.0
 """Jobs come, and things go wrong, for so long."""
