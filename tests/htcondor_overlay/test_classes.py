@@ -19,7 +19,6 @@ from adapters.htcondor.overlay.job_classes import (
     group_attributes,
     job_class,
     merged,
-    share_warnings,
 )
 from provisioner.model import JobClass
 from tests.htcondor_overlay.jobs import QUOTED, job, parses
@@ -148,18 +147,15 @@ def test_whose_jobs_they_are_and_of_which_group() -> None:
 def test_jobs_may_say_how_they_use_a_gpu() -> None:
     (found,) = classes(job(GpuDuty="0.12", GpuWidth="1"))
     assert (found.duty_milli, found.width_milli, found.invalid) == (120, 1000, "")
-    assert share_warnings("c", job(GpuDuty="0.12", GpuWidth="1")) == []
     (silent,) = classes(job())
     assert (silent.duty_milli, silent.width_milli) == (0, 0)
 
 
 @pytest.mark.parametrize("broken", ["12", "-0.1", '"much"', "NoSuch", 'real("NaN")'])
-def test_what_they_say_wrongly_is_left_out_and_told(broken: str) -> None:
+def test_what_they_say_wrongly_is_left_out(broken: str) -> None:
     ad = job(GpuDuty=broken, GpuWidth="0.5")
     (found,) = classes(ad)
     assert (found.duty_milli, found.width_milli, found.invalid) == (0, 500, ""), "a broken hint stops no job"
-    (line,) = share_warnings("c1", ad)
-    assert line.startswith("job class c1: GpuDuty = ") and "write a share from 0 to 1" in line
 
 
 def test_memory_that_evaluates_to_nothing_is_told_too() -> None:

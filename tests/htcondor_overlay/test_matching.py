@@ -7,7 +7,7 @@ from dataclasses import replace
 import classad2
 import pytest
 
-from adapters.htcondor.classads import clauses, holds, number
+from adapters.htcondor.classads import holds, number
 from adapters.htcondor.overlay import matching
 from adapters.htcondor.overlay.job_classes import as_job
 from provisioner.model import DroneType, JobClass, Sharing, UnmetRequirement
@@ -288,7 +288,7 @@ def test_an_operators_broken_extra_attribute_refuses_only_those_who_look_at_it()
     ],
 )
 def test_clauses(text: str, expected: list[str]) -> None:
-    assert list(clauses(text)) == expected
+    assert list(matching.clauses(text)) == expected
 
 
 PHYSICS = 'START = ($(START)) && (TARGET.AcctGroup =?= "physics")'

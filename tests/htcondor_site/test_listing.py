@@ -52,7 +52,7 @@ def listed(*ads: classad2.ClassAd, **more: Any) -> DroneJobsView:
 
 
 def drone(noticed: dict[str, float] | None = None, **values: object) -> RemoteDrone:
-    found = listed(ad(**values), noticed=noticed)
+    found = listed(ad(**values), noticed=noticed or {})
     assert not found.notices
     return found.drones[DroneId(f"{CONTROLLER}-ab12-1")]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Self
 
 import classad2
@@ -20,8 +19,8 @@ from adapters.htcondor.site.site import NodeRegistry
 from adapters.htcondor.site.submission import SubmitDescription
 from provisioner.adapter_tests import eventually
 from provisioner.interfaces import UnavailableError
-from provisioner.model import DroneId, DroneType, EndKind, FaultKind, OrderOutcome, RemoteState
-from tests.htcondor_site.orders import A100, CONTROLLER, config, order
+from provisioner.model import DroneId, DroneType, EndKind, RemoteState
+from tests.htcondor_site.orders import A100, CONTROLLER, config
 from tests.htcondor_site.slot_ads import pslot
 
 
@@ -173,16 +172,6 @@ async def test_behind_a_computing_element_the_nodes_are_not_known(cluster: FakeC
     async with site(submit={"universe": "grid"}) as it:
         view = await it.poll()
     assert (view.nodes, view.free, view.notices) == ((), None, ())
-
-
-async def test_a_share_of_a_gpu_is_refused_and_told(cluster: FakeCluster) -> None:
-    half = replace(A100, name="half", gpu_milli=500)
-    async with site(A100, half) as it:
-        [refused] = await it.start([order(1, half)])
-        [notice] = (await it.poll()).notices
-    assert refused.answer is OrderOutcome.REJECTED and refused.fault is not None
-    assert (refused.fault.kind, cluster.done) == (FaultKind.CONFIG, [])
-    assert "half has a share of a GPU (0.5)" in notice
 
 
 # -------------------------------------------------------------------------------------------------------- nodes missed

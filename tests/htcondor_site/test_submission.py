@@ -55,8 +55,6 @@ def test_no_submit_is_larger_than_wanted() -> None:
         replace(order(1), drone_id=DroneId("other-ab12-1")),
         replace(order(1), drone_id=DroneId("main-x,y")),
         order(1, A100, None),
-        order(1, replace(A100, gpu_milli=500)),
-        order(1, replace(A100, gpu_milli=1500)),
         order(1, A100, replace(DRONE, files={"../token": b""})),
         order(1, A100, replace(DRONE, files={"a b": b""})),
         order(1, A100, replace(DRONE, files={"drone.sh": b""})),

@@ -6,20 +6,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-import classad2
-
-from adapters.htcondor.classads import (
-    Ad,
-    as_number,
-    attribute_names,
-    expression,
-    moment,
-    slot_state,
-    source,
-    text,
-    value,
-    whole,
-)
+from adapters.htcondor import classad2, classads
+from adapters.htcondor.classads import Ad, moment, source, text, value, whole
 from adapters.shared.printing import printable
 from provisioner.model import WHOLE_GPU, DroneId, Slot, SlotState, TypeKey, type_key
 from provisioner.sharing import MOST_SHARES, share_milli
@@ -30,7 +18,7 @@ _TEXTS = ("Name", "DroneId", "SiteName", "DroneType", "State", "Activity", "GPUs
 _MAX_TEXT = 1000
 """Characters of a text in a slot ad: a poll with a hundred forged ads of a megabyte each takes too long."""
 
-SLOT_PROJECTION = attribute_names(
+SLOT_PROJECTION = classads.attribute_names(
     """
     Name DroneId SiteName DroneType SlotType SlotID State Activity ChildState NumDynamicSlots NumDynamicSlotsTime
     Cpus Memory Disk GPUs LastHeardFrom MyCurrentTime JobStarts EnteredCurrentState Start DroneReady DroneHealthy
@@ -156,7 +144,7 @@ def _slot_observation(ad: Ad, drone_id: DroneId, to_our_clock: Callable[[float],
     changed = "NumDynamicSlotsTime" if value(ad, "SlotType") == "Partitionable" else "EnteredCurrentState"
     now = moment(ad, "MyCurrentTime") or heard
     idle_s = max(0.0, now - (moment(ad, changed) or moment(ad, "EnteredCurrentState") or now))
-    capability = as_number(value(ad, "GPUs_Capability")) or 0
+    capability = classads.as_number(value(ad, "GPUs_Capability")) or 0
     slot = Slot(
         drone_id=drone_id,
         state=_state(ad, jobs),
@@ -221,7 +209,7 @@ def _free_gpu_milli(ad: Ad) -> int:
 def _claims(ad: Ad) -> int:
     """Return the number of claims in the slot. Claimed and idle is claimed: its job may be on the way."""
     if value(ad, "SlotType") != "Partitionable":
-        return int(slot_state(ad)[0] in _CLAIMED)
+        return int(classads.slot_state(ad)[0] in _CLAIMED)
     children = value(ad, "ChildState")
     claimed = 0
     if isinstance(children, list):
@@ -230,7 +218,7 @@ def _claims(ad: Ad) -> int:
 
 
 def _state(ad: Ad, jobs: int) -> SlotState:
-    state, activity = slot_state(ad)
+    state, activity = classads.slot_state(ad)
     ordered = value(ad, "Draining") is True or value(ad, "DroneDraining") is True
     if ordered or state == "drained" or activity == "retiring":
         return SlotState.DRAINING
@@ -242,7 +230,7 @@ def _state(ad: Ad, jobs: int) -> SlotState:
 
 def _never_starts(ad: Ad) -> bool:
     """Return True if START is false whatever the job."""
-    tree = expression(source(ad, "Start")) if source(ad, "Start") else None
+    tree = classads.expression(source(ad, "Start")) if source(ad, "Start") else None
     if tree is None:
         return False
     asks_the_job = any(str(name).lower().startswith("target.") for name in classad2.ClassAd().externalRefs(tree))
