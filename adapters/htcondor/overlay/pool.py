@@ -101,7 +101,7 @@ class PoolPoller:
         with self._schedds.asking("collector", config.collector):
             self._collector.read_clock()
             ads = self._collector.query(htcondor2.AdType.Startd, ours(config.drone_identities), SLOT_PROJECTION)
-            seen = slots_view(ads, self._controller, self._collector.to_our_clock, config.drone_identities)
+            seen = slots_view(ads, self._controller, self._collector.to_our_clock)
             listed = self._collector.schedds()
             cycle = self._cycle()
             notices = [*self._forgers(), *seen.notices]
