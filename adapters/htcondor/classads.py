@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, TypeAlias
 
-import classad2
-import htcondor2  # noqa: F401 - makes ClassAds know HTCondor's own functions: countMatches is an error without it
 from pydantic import AfterValidator
 
+from adapters.htcondor import classad2
 from adapters.shared.printing import LONGEST, printable
+from provisioner.interfaces import UnavailableError
 
 LARGEST_NUMBER = 10**12
 """Beyond this a number from an ad is nonsense."""
@@ -22,7 +21,7 @@ IDLE, RUNNING, REMOVED, COMPLETED, HELD, TRANSFERRING_OUTPUT, SUSPENDED = 1, 2, 
 IN_SLOT = frozenset({RUNNING, TRANSFERRING_OUTPUT, SUSPENDED})
 """JobStatus of a job in a slot."""
 
-Ad: TypeAlias = classad2.ClassAd
+Ad: TypeAlias = "classad2.ClassAd"
 
 
 def attribute_names(text: str) -> tuple[str, ...]:
@@ -59,8 +58,7 @@ def moment(ad: Ad, name: str) -> float:
 
 def whole(ad: Ad, name: str) -> int:
     """Return a count, rounded up; 0 where the ad has no sensible one."""
-    found = number(ad, name)
-    return math.ceil(found) if found is not None and 0 < found <= LARGEST_NUMBER else 0
+    return math.ceil(moment(ad, name))
 
 
 def text(ad: Ad, name: str, limit: int = LONGEST) -> str:
@@ -91,6 +89,9 @@ def our_moment(ad: Ad, name: str, now: float) -> float:
     return theirs - clock_ahead_s(ad, now) if theirs else 0.0
 
 
+# -------------------------------------------------------------------------------------------------------- expressions
+
+
 def source(ad: Ad, name: str) -> str:
     """Return the expression of attribute ``name`` as text; "" where it is missing."""
     try:
@@ -110,8 +111,16 @@ def expression(source_text: str) -> classad2.ExprTree | None:
         return None
 
 
+def is_expression(source_text: str) -> bool:
+    """Return False if ``source_text`` is certainly no expression; without the bindings nothing is certain."""
+    try:
+        return expression(source_text) is not None
+    except UnavailableError:
+        return True
+
+
 def _checked_expression(source_text: str) -> str:
-    if expression(source_text) is None:
+    if not is_expression(source_text):
         raise ValueError(f'`{source_text[:60]}` is not a ClassAd expression: write, say, `Owner != "test"`')
     return source_text
 
@@ -120,13 +129,9 @@ Expression = Annotated[str, AfterValidator(_checked_expression)]
 """An expression as an option of the configuration."""
 
 
-def holds(parsed: classad2.ExprTree | None, my: Ad, target: Ad) -> bool:
-    """Return True if an expression is true for a pair of ads; undefined and error are not."""
-    return evaluated(parsed, my, target) is True
-
-
-def evaluated(parsed: classad2.ExprTree | None, my: Ad, target: Ad) -> object:
+def evaluated(what: str | classad2.ExprTree | None, my: Ad, target: Ad) -> object:
     """Return the value of an expression of ``my`` against ``target``; None where it is undefined or an error."""
+    parsed = expression(what) if isinstance(what, str) else what
     try:
         found: object = None if parsed is None else parsed.eval(my, target)
     except (ValueError, TypeError, RuntimeError, classad2.ClassAdException):
@@ -134,59 +139,29 @@ def evaluated(parsed: classad2.ExprTree | None, my: Ad, target: Ad) -> object:
     return None if isinstance(found, classad2.Value) else found
 
 
-_MAX_SPLIT_LENGTH = 20_000
-_CLAUSE_TOKEN = re.compile(
-    r'"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'|&&|\|\||[()\[\]{}?]|[^"\'&|()\[\]{}?]+|.', re.DOTALL
-)
+def evaluated_number(what: str | classad2.ExprTree | None, my: Ad, target: Ad) -> float | None:
+    """Return the value of an expression if it is a finite number; None for anything else."""
+    return as_number(evaluated(what, my, target))
 
 
-def clauses(source_text: str) -> Iterator[str]:
-    """Yield the parts of ``a && b && (c && d)``: a, b, c, d. A part that is no conjunction is left whole."""
-    if len(source_text) > _MAX_SPLIT_LENGTH:
-        yield source_text
-        return
-    parts: list[str] = [""]
-    depth, loose = 0, False
-    for token in _CLAUSE_TOKEN.findall(source_text):
-        if token in "([{":
-            depth += 1
-        elif token in ")]}":
-            depth -= 1
-        elif depth == 0 and token in ("||", "?"):
-            loose = True  # weaker than && on either side of it: not a conjunction
-        if depth == 0 and token == "&&":
-            parts.append("")
-        else:
-            parts[-1] += token
-    if loose:
-        yield source_text.strip()
-        return
-    for part in parts:
-        bare = _unwrapped(part)
-        if bare == source_text.strip():
-            yield bare
-        else:
-            yield from clauses(bare)
+def holds(what: str | classad2.ExprTree | None, my: Ad, target: Ad) -> bool:
+    """Return True if an expression is true for a pair of ads; undefined and error are not."""
+    return evaluated(what, my, target) is True
 
 
-def _unwrapped(part: str) -> str:
-    """Return ``((a || b))`` without the parentheses that hold all of it."""
-    bare = part.strip()
-    while bare.startswith("(") and bare.endswith(")"):
-        depth, tokens = 0, _CLAUSE_TOKEN.findall(bare)
-        for at, token in enumerate(tokens):
-            depth += (token in "([{") - (token in ")]}")
-            if depth == 0 and at < len(tokens) - 1:
-                return bare
-        bare = bare[1:-1].strip()
-    return bare
+def references(source_text: str, ad: Ad | None = None) -> list[str]:
+    """Return the attributes outside ``ad`` that an expression looks at, with their scopes (``TARGET.Memory``)."""
+    parsed = expression(source_text)
+    within = classad2.ClassAd() if ad is None else ad
+    return [] if parsed is None else [str(name) for name in within.externalRefs(parsed)]
 
+
+# -------------------------------------------------------------------------------------------------- concurrency limits
 
 LIMITS_PROJECTION = ("ConcurrencyLimits", "LastRejMatchReason", "LastRejMatchTime")
 """Attributes of jobs that :func:`refusals` looks at, beside ``JobStatus`` and ``ServerTime``."""
 _REFUSAL_COUNTS_S = 900.0
 """A refusal counts for so long. The negotiator repeats it in each cycle, for one job of those that are alike."""
-
 
 Refusal: TypeAlias = tuple[float, bool]
 """Time of the newest refusal by the schedd's clock, and True if a limit was its reason."""
@@ -205,12 +180,6 @@ def refusals(job_ads: Iterable[Ad], now: float) -> dict[str, Refusal]:
 
 
 def used_up(*known: Mapping[str, Refusal]) -> frozenset[str]:
-    """Return the values of ConcurrencyLimits for which the negotiator refused a job when it looked last.
-
-    ``known``: refusals of each schedd.
-    """
-    newest: dict[str, Refusal] = {}
-    for each in known:
-        for limits, refusal in each.items():
-            newest[limits] = max(newest.get(limits, (0.0, False)), refusal)
-    return frozenset(limits for limits, (_, for_limit) in newest.items() if for_limit)
+    """Return the ConcurrencyLimits for which the negotiator refused a job when it looked last, by several schedds."""
+    limits = {name for each in known for name in each}
+    return frozenset(name for name in limits if max(each[name] for each in known if name in each)[1])

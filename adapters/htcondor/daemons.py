@@ -10,12 +10,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import classad2
-import htcondor2
-
-from adapters.htcondor.classads import SAME_CLOCK_S, number, text
+from adapters.htcondor import classad2, htcondor2
+from adapters.htcondor.classads import SAME_CLOCK_S, Ad, number, text
 from adapters.shared.printing import printable
-from provisioner.interfaces import AuthError, UnavailableError
+from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, UnavailableError
+from provisioner.model import DroneId, Fault, OrderOutcome, OrderResult
+
+
+def failed(drone_id: DroneId, error: AdapterError) -> OrderResult:
+    """Return the result of an order that failed with ``error``."""
+    answer = OrderOutcome.UNKNOWN if isinstance(error, OutcomeUnknownError) else OrderOutcome.REJECTED
+    return OrderResult(drone_id, answer, fault=Fault(error.kind, str(error), time.time()))
 
 
 class Collectors:
@@ -39,9 +44,7 @@ class Collectors:
         """Return the collector that answered last."""
         return self._each[0][0]
 
-    def query(
-        self, kind: htcondor2.AdType, constraint: str = "true", projection: Sequence[str] = ()
-    ) -> list[classad2.ClassAd]:
+    def query(self, kind: htcondor2.AdType, constraint: str = "true", projection: Sequence[str] = ()) -> list[Ad]:
         """Return the ads; an empty projection is all attributes."""
         with self.errors.translated(f"collector {self.addresses}"):
             for left in reversed(range(len(self._each))):
@@ -53,7 +56,7 @@ class Collectors:
                         raise
         raise AssertionError("a pool has a collector")
 
-    def schedds(self) -> dict[str, classad2.ClassAd]:
+    def schedds(self) -> dict[str, Ad]:
         """Return the ads of the listed schedds by name."""
         ads = self.query(htcondor2.AdType.Schedd)
         return {text(ad, "Name", 600): ad for ad in ads if number(ad, "LastHeardFrom") is not None}
@@ -63,6 +66,9 @@ class Collectors:
         self.skew_s = clock_skew(
             lambda constraint: bool(self.query(htcondor2.AdType.Schedd, constraint, ["Name"])), time.time, self.skew_s
         )
+
+    def to_our_clock(self, theirs: float) -> float:
+        return theirs - self.skew_s
 
     def advertise(self, ads: Sequence[Mapping[str, Any]], command: str) -> None:
         """Advertise to all collectors, over TCP. It fails if none takes the ads."""
@@ -123,11 +129,10 @@ _MAX_SKEW_S = 20 * 366 * 86400
 
 
 def clock_skew(ask: Callable[[str], bool], now: Callable[[], float], guess_s: int = 0) -> int:
-    """Return the seconds that the other clock is ahead of ours; 0 if they agree.
+    """Return the seconds that the other clock is ahead of ours; 0 if they agree, or are more than 20 years apart.
 
     ``ask`` has the other side say whether a ClassAd expression is true there, because its ads say when they came, not
-    what time it is. It is one question while the guess holds, some thirty after a step. For a clock that is more than
-    twenty years off the answer is 0.
+    what time it is. It is one question while the guess holds, some thirty after a step.
     """
 
     def ahead_by(seconds: int) -> bool:

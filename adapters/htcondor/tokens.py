@@ -20,16 +20,20 @@ import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from adapters.shared.printing import printable
 from provisioner.config.units import Secret, SecretUnreadableError
 from provisioner.interfaces import AuthError, UnavailableError
 from provisioner.model import FaultKind
+
+if TYPE_CHECKING:
+    from adapters.htcondor.overlay.settings import HTCondorConfig
+    from adapters.htcondor.site.settings import HTCondorSiteConfig
 
 _SCOPE = "condor:/"
 EXPIRY_WARNING_S = 7 * 86400.0
@@ -135,16 +139,10 @@ def explain_token(secret: Secret, issuer: str, now: float) -> str:
         return f"our token expired at {_iso(token.expires_at)}"
     if token.issuer != issuer:
         return f"our token's issuer is {token.issuer}, not {issuer}"
-    return f"our {describe_token(token, now)}; it looks right: is its key the pool's own, and its identity allowed?"
-
-
-def describe_token(token: IdToken, now: float) -> str:
-    """Return identity, issuer, scopes and expiry in one line."""
     scopes = "all that it may do" if token.scopes is None else ", ".join(sorted(token.scopes)) or "nothing"
-    ends = "without expiry"
-    if token.expires_at:
-        ends = f"{'expired' if token.expires_at <= now else 'expires'} {_iso(token.expires_at)}"
-    return f"token of {token.subject}, issuer {token.issuer}, good for {scopes}, {ends}"
+    ends = f"expires {_iso(token.expires_at)}" if token.expires_at else "without expiry"
+    known = f"token of {token.subject}, issuer {token.issuer}, good for {scopes}, {ends}"
+    return f"our {known}; it looks right: is its key the pool's own, and its identity allowed?"
 
 
 def _iso(at: float) -> str:
@@ -238,12 +236,6 @@ FILESYSTEM_DOMAIN = client.invalid
 _PLAIN_IDENTITY = re.compile(r"[A-Za-z0-9._+-]+@[A-Za-z0-9._-]+")
 
 
-class Readable(Protocol):
-    """A token that is read when it is needed. Raises SecretUnreadableError."""
-
-    def read(self) -> str: ...
-
-
 class ClientDirectory:
     """A directory of mode 0700 that is gone at :meth:`close`.
 
@@ -251,13 +243,16 @@ class ClientDirectory:
     """
 
     def __init__(
-        self, whose: str, collector: str, token: Readable | None, token_directory: Path | None, more: str = ""
+        self, whose: str, config: HTCondorConfig | HTCondorSiteConfig, token: Callable[[], str] | None = None
     ) -> None:
-        """``whose``: the pool, for messages. ``more``: lines to add to the configuration."""
-        self._whose, self._token, self._token_directory = whose, token, token_directory
+        """``whose``: the pool, for messages. ``token``: read in place of the tokens of ``config``."""
+        self._whose, self._read = whose, token or (config.token.read if config.token else None)
+        self._token_directory = None if token else config.token_directory
         self.path = Path(tempfile.mkdtemp(prefix="provisioner-condor-"))
         self._tokens = self.path / "tokens"
-        self._text = CLIENT_CONFIG.format(home=self.path, tokens=self._tokens, collector=collector, more=more)
+        self._text = CLIENT_CONFIG.format(
+            home=self.path, tokens=self._tokens, collector=config.collector, more=config.client_config
+        )
         if os.geteuid() == 0:  # a tool of root asks for an account `condor` before it writes a log
             self._text += "CONDOR_IDS = 0.0\n"
 
@@ -274,30 +269,26 @@ class ClientDirectory:
         """
         wanted = self._wanted()
         try:
-            self._write(wanted)
+            # Hosts tidy up what is old in their directory for temporary files: it may be somebody else's now.
+            self.path.mkdir(mode=0o700, exist_ok=True)
+            if self.path.lstat().st_uid != os.geteuid() or self.path.is_symlink():
+                raise PermissionError(errno.EACCES, "it belongs to somebody else")
+            self._tokens.mkdir(mode=0o700, exist_ok=True)
+            config = self.path / "condor_config"
+            if not config.exists():
+                config.write_text(self._text)
+            for name, token in wanted.items():
+                file = self._tokens / name
+                if not file.exists() or file.read_text() != token:
+                    fresh = self._tokens / f".{name}.new"
+                    fresh.touch(mode=0o600)
+                    fresh.write_text(token)
+                    fresh.replace(file)
+            for file in self._tokens.iterdir():
+                if file.name not in wanted:
+                    file.unlink()
         except OSError as error:
             raise UnavailableError(f"the HTCondor client's own directory {self.path}: {error.strerror}") from None
-
-    def _write(self, wanted: Mapping[str, str]) -> None:
-        # Hosts tidy up what is old in their directory for temporary files: it may have gone, or be somebody else's now.
-        if not self.path.exists():
-            self.path.mkdir(mode=0o700)
-        if self.path.lstat().st_uid != os.geteuid():
-            raise PermissionError(errno.EACCES, "it belongs to somebody else")
-        self._tokens.mkdir(mode=0o700, exist_ok=True)
-        config = self.path / "condor_config"
-        if not config.exists():
-            config.write_text(self._text)
-        for name, token in wanted.items():
-            file = self._tokens / name
-            if not file.exists() or file.read_text() != token:
-                fresh = self._tokens / f".{name}.new"
-                fresh.touch(mode=0o600)
-                fresh.write_text(token)
-                fresh.replace(file)
-        for file in self._tokens.iterdir():
-            if file.name not in wanted:
-                file.unlink()
 
     def identities(self, issuer: str) -> tuple[str, ...]:
         """Return the identities that our tokens of ``issuer`` name, sorted. AuthError if no token can be read."""
@@ -312,8 +303,8 @@ class ClientDirectory:
     def _wanted(self) -> Mapping[str, str]:
         tokens: dict[str, str] = {}
         try:
-            if self._token is not None:
-                tokens["token"] = self._token.read() + "\n"
+            if self._read is not None:
+                tokens["token"] = self._read() + "\n"
             if self._token_directory is not None:
                 for file in sorted(self._token_directory.iterdir()):
                     if file.is_file() and not file.name.startswith("."):

@@ -12,21 +12,22 @@ REQUIREMENTS = (
     " && (TARGET.Memory >= RequestMemory) && (countMatches(MY.RequireGPUs,TARGET.AvailableGPUs) >= RequestGPUs)"
     " && ((TARGET.FileSystemDomain == MY.FileSystemDomain) || (TARGET.HasFileTransfer))"
 )
-BASE = {
-    "JobStatus": "1",
-    "JobCount": "1",
-    "JobIds": '"1.0"',
-    "JobUniverse": "5",
-    "JobPrio": "0",
-    "Owner": '"alice"',
-    "FileSystemDomain": '"submit.example.org"',
-    "RequestGPUs": "1",
-    "RequestCpus": "1",
-    "RequestMemory": "128",
-    "RequestDisk": "DiskUsage",
-    "DiskUsage": "1024",
-    "Requirements": REQUIREMENTS.replace("(countMatches(MY.RequireGPUs,TARGET.AvailableGPUs)", "(TARGET.GPUs"),
-}
+
+
+def exprs(text: str) -> dict[str, str]:
+    """Attributes with their expressions, from ``A = 1; B = "x"``."""
+    parts = (part.partition(" = ") for part in " ".join(text.split()).split("; "))
+    return {name: source for name, _, source in parts}
+
+
+BASE = exprs(
+    """
+    JobStatus = 1; JobCount = 1; JobIds = "1.0"; JobUniverse = 5; JobPrio = 0; Owner = "alice";
+    FileSystemDomain = "submit.example.org"; RequestGPUs = 1; RequestCpus = 1; RequestMemory = 128;
+    RequestDisk = DiskUsage; DiskUsage = 1024
+    """
+)
+BASE["Requirements"] = REQUIREMENTS.replace("(countMatches(MY.RequireGPUs,TARGET.AvailableGPUs)", "(TARGET.GPUs")
 
 
 def job(**attributes: str) -> classad2.ClassAd:

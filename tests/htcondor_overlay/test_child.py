@@ -180,14 +180,6 @@ async def test_a_child_that_cannot_be_started_is_down_until_it_can(
     await child.close()
 
 
-async def test_closing_ends_it() -> None:
-    child = WorkerProcess(SERVED)
-    pid = await child.call("pid", deadline_s=LONG_S)
-    await child.close()
-    gone(pid)
-    assert child.pid is None
-
-
 PARENT = f"""
 import asyncio
 from provisioner.worker_process import WorkerProcess

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import classad2
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from adapters.htcondor.overlay.job_classes import (
     GPU_JOBS,
@@ -19,10 +15,9 @@ from adapters.htcondor.overlay.job_classes import (
     group_attributes,
     job_class,
     merged,
-    share_warnings,
 )
 from provisioner.model import JobClass
-from tests.htcondor_overlay.jobs import QUOTED, job, parses
+from tests.htcondor_overlay.jobs import job
 
 
 def grouped(ad: classad2.ClassAd, schedd: str = "s1") -> JobGroup:
@@ -148,23 +143,15 @@ def test_whose_jobs_they_are_and_of_which_group() -> None:
 def test_jobs_may_say_how_they_use_a_gpu() -> None:
     (found,) = classes(job(GpuDuty="0.12", GpuWidth="1"))
     assert (found.duty_milli, found.width_milli, found.invalid) == (120, 1000, "")
-    assert share_warnings("c", job(GpuDuty="0.12", GpuWidth="1")) == []
     (silent,) = classes(job())
     assert (silent.duty_milli, silent.width_milli) == (0, 0)
 
 
 @pytest.mark.parametrize("broken", ["12", "-0.1", '"much"', "NoSuch", 'real("NaN")'])
-def test_what_they_say_wrongly_is_left_out_and_told(broken: str) -> None:
+def test_what_they_say_wrongly_is_left_out(broken: str) -> None:
     ad = job(GpuDuty=broken, GpuWidth="0.5")
     (found,) = classes(ad)
     assert (found.duty_milli, found.width_milli, found.invalid) == (0, 500, ""), "a broken hint stops no job"
-    (line,) = share_warnings("c1", ad)
-    assert line.startswith("job class c1: GpuDuty = ") and "write a share from 0 to 1" in line
-
-
-def test_memory_that_evaluates_to_nothing_is_told_too() -> None:
-    (found,) = classes(job(RequestMemory="NoSuch * 2"))
-    assert "request_memory = NoSuch * 2 is not a number" in found.invalid
 
 
 def without_gpus() -> classad2.ClassAd:
@@ -219,43 +206,6 @@ def test_a_job_that_was_evicted_began_anew_to_wait_but_the_others_did_not() -> N
     other = classad2.ClassAd({"QDate": 2000, "EnteredCurrentStatus": 2000, "ServerTime": 5000})
     assert QueueWait.of(evicted, 5000.0) == QueueWait(1000.0, 4000.0)
     assert QueueWait.of(evicted, 5000.0).earlier(QueueWait.of(other, 5000.0)) == QueueWait(1000.0, 2000.0)
-
-
-STRANGE = (
-    'undefined error "x" real("NaN") 1e400 1 -1 0.5 1/0 {1,2} [a=1] true NoSuch 99999999999999999999 time()'
-    " -99999999999999999999 TARGET.Memory RequestCpus RequestGPUs a&&b||c ((((a)))) Capability>=1/0"
-    " GlobalMemoryMb>=NoSuch Capability>=-1"
-)
-TEXTS = st.one_of(
-    st.sampled_from(STRANGE.split()),
-    QUOTED,
-    st.floats(allow_nan=False, allow_infinity=False).map(repr),
-    st.integers().map(str),
-)
-VARIED = (
-    "RequestGPUs RequestCpus RequestMemory RequestDisk RequireGPUs Requirements JobStatus JobCount JobIds JobPrio Owner"
-    " AcctGroup AllowedJobDuration MaxWallTimeMins GPUsMinMemory GpuMilli GpuDuty GpuWidth"
-)
-
-
-@given(st.dictionaries(st.sampled_from(VARIED.split()), TEXTS.filter(parses)))
-def test_no_ad_is_too_strange(attributes: dict[str, str]) -> None:
-    found = group(job(**attributes), "s1", "AcctGroup")
-    if found is None:
-        return
-    made = job_class(found.key, [found], 10**9, NO_WAITS)
-    for share in (made.duty_milli, made.width_milli):
-        assert 0 <= share <= 1000
-    for amount in (made.gpu_milli, made.cpus, made.memory_mib, made.disk_mib, made.vram_mib, made.capability):
-        assert 0 <= amount <= 10**18
-    assert made.waiting >= 0 and made.fresh >= 0 and made.walltime_s >= 0
-    for text in (made.owner, made.group, made.invalid, made.job_ids):
-        assert text.isprintable() and len(text) < 400
-    assert made.gpu_milli > 0 or made.invalid or attributes.get("RequestGPUs") in ("0", "undefined") or _zero(found)
-
-
-def _zero(found: Any) -> bool:
-    return bool(found.ad.eval("RequestGPUs") == 0)
 
 
 def test_strings_of_a_megabyte_are_cut_and_control_characters_do_not_get_through() -> None:

@@ -8,32 +8,18 @@ import pytest
 
 from adapters.htcondor.overlay.history import completion, constraint, stop
 from provisioner.model import CompletedJob, DroneId
-from tests.htcondor_overlay.jobs import ad_of
+from tests.htcondor_overlay.jobs import ad_of, exprs
 
-DONE = {
-    "ClusterId": "204",
-    "ProcId": "7",
-    "JobStatus": "4",
-    "CompletionDate": "1500",
-    "EnteredCurrentStatus": "1500",
-    "QDate": "1000",
-    "JobCurrentStartDate": "1190",
-    "JobCurrentStartExecutingDate": "1200",
-    "LastRemoteHost": '"slot1_1@kit-a-1@node7.example.org"',
-    "Owner": '"alice"',
-    "AcctGroup": '"group_a"',
-    "RequestGPUs": "1",
-    "RequestCpus": "4",
-    "RequestMemory": "ifthenelse(MemoryUsage isnt undefined, MemoryUsage, 1)",
-    "MemoryUsage": "2048",
-    "RequestDisk": "10241",
-    "RequireGPUs": "Capability >= 7.5 && GlobalMemoryMb >= GPUsMinMemory",
-    "GPUsMinMemory": "20000",
-    "Requirements": "TARGET.HasCVMFS",
-    "AllowedExecuteDuration": "900",
-    "LeaveJobInQueue": "false",
-    "JobUniverse": "5",
-}
+DONE = exprs(
+    """
+    ClusterId = 204; ProcId = 7; JobStatus = 4; CompletionDate = 1500; EnteredCurrentStatus = 1500; QDate = 1000;
+    JobCurrentStartDate = 1190; JobCurrentStartExecutingDate = 1200;
+    LastRemoteHost = "slot1_1@kit-a-1@node7.example.org"; Owner = "alice"; AcctGroup = "group_a"; RequestGPUs = 1;
+    RequestCpus = 4; RequestMemory = ifthenelse(MemoryUsage isnt undefined, MemoryUsage, 1); MemoryUsage = 2048;
+    RequestDisk = 10241; RequireGPUs = Capability >= 7.5 && GlobalMemoryMb >= GPUsMinMemory; GPUsMinMemory = 20000;
+    Requirements = TARGET.HasCVMFS; AllowedExecuteDuration = 900; LeaveJobInQueue = false; JobUniverse = 5
+    """
+)
 
 
 def ad(**attributes: str) -> classad2.ClassAd:

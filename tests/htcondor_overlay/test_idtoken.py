@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from adapters.htcondor.overlay.overlay import explained, no_condor, probe
-from adapters.htcondor.tokens import IdToken, InvalidTokenError, describe_token, read_token
+from adapters.htcondor.tokens import InvalidTokenError, read_token
 from provisioner.config import check, load, warnings
 from provisioner.interfaces import AuthError
 from tests.htcondor_overlay.test_overlay_parts import options
@@ -123,7 +123,10 @@ def test_what_is_no_token_is_told_without_its_text(text: str) -> None:
         (token(**CONTROLLER, exp=1_700_000_000), "our token expired at 2023-11-14T22:13:20Z"),
         (token(**CONTROLLER | {"iss": "other.test"}), "our token's issuer is other.test, not pool.test"),
         ("garbage", "holds no IDTOKEN"),
-        (token(**CONTROLLER), "it looks right: is its key the pool's own"),
+        (
+            token(**CONTROLLER),
+            "good for ADMINISTRATOR, READ, without expiry; it looks right: is its key the pool's own",
+        ),
     ],
     ids=["expired", "issuer", "garbage", "key"],
 )
@@ -169,10 +172,3 @@ def test_htcondor_that_is_missing_on_this_host_is_a_gap(tmp_path: Path, monkeypa
     (tmp_path / "usr/sbin").mkdir(parents=True)
     (tmp_path / "usr/sbin/condor_master").touch()
     assert no_condor(options(tmp_path, condor_prefix=str(tmp_path))) == []
-
-
-def test_a_token_in_words() -> None:
-    known = IdToken("pool.test", "p@pool.test", frozenset({"READ"}), 1.7e9)
-    assert describe_token(known, 1.8e9) == (
-        "token of p@pool.test, issuer pool.test, good for READ, expired 2023-11-14T22:13:20Z"
-    )

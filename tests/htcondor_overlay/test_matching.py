@@ -7,7 +7,7 @@ from dataclasses import replace
 import classad2
 import pytest
 
-from adapters.htcondor.classads import clauses, holds, number
+from adapters.htcondor.classads import holds, number
 from adapters.htcondor.overlay import matching
 from adapters.htcondor.overlay.job_classes import as_job
 from provisioner.model import DroneType, JobClass, Sharing, UnmetRequirement
@@ -15,39 +15,23 @@ from provisioner.planner.matching import count_jobs_in_type
 from tests.htcondor_overlay.jobs import REQUIREMENTS, job
 
 A100 = DroneType(
-    site="topas",
-    name="a100",
-    gpu_milli=1000,
-    cpus=8,
-    memory_mib=20480,
-    disk_mib=51200,
-    vram_mib=40960,
-    gpu_model="A100-SXM4-40GB",
-    capability=80,
-    driver=12040,
-    walltime_s=86400.0,
-    margin_s=60.0,
+    "topas", "a100", 1000, 8, 20480, 51200, 40960, "A100-SXM4-40GB", 80, 12040, walltime_s=86400, margin_s=60
 )
 PAIR = replace(A100, name="v100x2", gpu_milli=2000, vram_mib=16384, gpu_model="Tesla V100", capability=70, driver=11080)
 ARM = replace(A100, name="gh200", arch="aarch64", ad={"HasCVMFS": "true"})
 UNTOLD = DroneType(site="cloud", name="any", gpu_milli=1000, cpus=8, memory_mib=20480, disk_mib=51200)
 CPU = DroneType(site="topas", name="cpu", gpu_milli=0, cpus=16, memory_mib=65536, disk_mib=51200)
-QUAD = replace(
-    A100,
-    name="quad",
-    gpu_milli=4000,
-    cpus=32,
-    memory_mib=81920,
-    disk_mib=204800,
-    kept_cpus=8,
-    kept_memory_mib=20480,
-    kept_disk_mib=51200,
-)
-
+FOUR = replace(A100, name="quad", gpu_milli=4000, cpus=32, memory_mib=81920, disk_mib=204800)
+QUAD = replace(FOUR, kept_cpus=8, kept_memory_mib=20480, kept_disk_mib=51200)
 QUARTERS = replace(A100, name="quarters", sharing=Sharing.MPS, shares=4, cpus=32, memory_mib=81920)
 SLICES = replace(QUARTERS, name="slices", sharing=Sharing.MIG, shares=7)
 KEEPS = replace(QUARTERS, name="keeps", gpu_milli=2000, shares=3, kept_cpus=12)
 
+ANY_GPU = REQUIREMENTS.replace("MY.RequireGPUs", "true")
+NEWER = {"RequireGPUs": "MaxSupportedVersion >= GPUsMinRuntime", "GPUsMinRuntime": "12040"}
+SAME_DOMAIN = "TARGET.FileSystemDomain == MY.FileSystemDomain"
+OTHER_SITE = 'TARGET.SiteName == "x"'
+LEFT = "* (MY.GPUs - TARGET.RequestGPUs)"
 FITS = [
     (job(GpuMilli="200"), QUARTERS),
     (job(GpuMilli="250", RequestCpus="32"), QUARTERS),
@@ -61,19 +45,13 @@ FITS = [
     (job(GPUsMinMemory="35000", RequireGPUs="GlobalMemoryMb >= GPUsMinMemory"), A100),
     (job(RequireGPUs="Capability >= 7.0 && Capability < 9.0"), PAIR),
     (job(RequestGPUs="2"), PAIR),
-    (job(RequireGPUs="MaxSupportedVersion >= GPUsMinRuntime", GPUsMinRuntime="12040"), A100),
+    (job(**NEWER), A100),
     (job(RequireGPUs='regexp("A100", DeviceName)'), A100),
     (job(RequireGPUs='DeviceName =!= "none"'), UNTOLD),
     (job(AllowedJobDuration="3600"), A100),
     (job(AllowedJobDuration="3600"), replace(A100, walltime_s=0.0)),
     (job(Requirements="TARGET.HasCVMFS"), ARM),
-    (
-        job(
-            RequireGPUs="true",
-            Requirements=REQUIREMENTS + ' && (TARGET.SiteName == "topas" || TARGET.SiteName == "horeka")',
-        ),
-        A100,
-    ),
+    (job(Requirements=ANY_GPU + ' && (TARGET.SiteName == "topas" || TARGET.SiteName == "horeka")'), A100),
     (job(RequestGPUs="MyGPUs ?: 1"), A100),
     (job(RequestGPUs="0", RequestCpus="16"), CPU),
     (job(RequestGPUs="undefined", Requirements="TARGET.Cpus >= 16"), CPU),
@@ -95,13 +73,7 @@ REFUSED = [
     (job(RequireGPUs="GlobalMemoryMb >= 35000"), UNTOLD, "vram", "35000 MiB", "unknown"),
     (job(RequireGPUs="Capability >= 9.5"), A100, "capability", "9.5", "8.0"),
     (job(RequireGPUs="Capability >= 8.0 && GlobalMemoryMb >= 30000"), PAIR, "vram", "30000 MiB", "16384 MiB"),
-    (
-        job(RequireGPUs="MaxSupportedVersion >= GPUsMinRuntime", GPUsMinRuntime="12040"),
-        PAIR,
-        "driver",
-        "CUDA 12.4",
-        "CUDA 11.8",
-    ),
+    (job(**NEWER), PAIR, "driver", "CUDA 12.4", "CUDA 11.8"),
     (job(RequireGPUs='regexp("H100", DeviceName)'), A100, "gpu-model", 'regexp("H100",DeviceName)', "A100-SXM4-40GB"),
     (job(RequestCpus="9"), A100, "cpus", "9", "8"),
     (job(RequestMemory="20481"), A100, "memory", "20481 MiB", "20480 MiB"),
@@ -109,54 +81,18 @@ REFUSED = [
     (job(), ARM, "arch", 'TARGET.Arch == "X86_64"', "aarch64"),
     (job(AllowedJobDuration="86400"), A100, "walltime", "86400 s", "86340 s"),
     (job(MaxWallTimeMins="2880"), A100, "walltime", "172800 s", "86340 s"),
-    (
-        job(Requirements=REQUIREMENTS.replace("MY.RequireGPUs", "true") + " && TARGET.HasCVMFS"),
-        A100,
-        "requirements",
-        "TARGET.HasCVMFS",
-        "HasCVMFS=unknown",
-    ),
-    (
-        job(Requirements=f'({REQUIREMENTS.replace("MY.RequireGPUs", "true")}) && (TARGET.SiteName == "horeka")'),
-        A100,
-        "requirements",
-        'TARGET.SiteName == "horeka"',
-        "SiteName=topas",
-    ),
-    (
-        job(Requirements="TARGET.FileSystemDomain == MY.FileSystemDomain"),
-        A100,
-        "requirements",
-        "TARGET.FileSystemDomain == MY.FileSystemDomain",
-        "FileSystemDomain=drone.invalid",
-    ),
+    (job(Requirements=f"{ANY_GPU} && TARGET.Cvmfs"), A100, "requirements", "TARGET.Cvmfs", "Cvmfs=unknown"),
+    (job(Requirements=f'({ANY_GPU}) && (TARGET.SiteName == "x")'), A100, "requirements", OTHER_SITE, "SiteName=topas"),
+    (job(Requirements=SAME_DOMAIN), A100, "requirements", SAME_DOMAIN, "FileSystemDomain=drone.invalid"),
     (job(), CPU, "gpus", "1", "0"),
     # the GPU is told first, whatever else is wrong
-    (
-        job(RequireGPUs="Capability >= 9.5", RequestCpus="64", RequestMemory="999999", Requirements="false"),
-        A100,
-        "capability",
-        "9.5",
-        "8.0",
-    ),
+    (job(RequireGPUs="Capability >= 9.5", RequestCpus="64", Requirements="false"), A100, "capability", "9.5", "8.0"),
 ]
 FALSE_START = [  # of blocking: a job may not take what belongs to the drone's other GPUs
-    (
-        job(GpuMilli="333", RequestCpus="13"),
-        KEEPS,
-        "(MY.Cpus - (TARGET.RequestCpus ?: 1)) * 1000 >= 3996 * (MY.GPUs - TARGET.RequestGPUs)",
-    ),
-    (job(RequestCpus="9"), QUAD, "MY.Cpus - (TARGET.RequestCpus ?: 1) >= 8 * (MY.GPUs - TARGET.RequestGPUs)"),
-    (
-        job(RequestMemory="20481"),
-        QUAD,
-        "MY.Memory - quantize(TARGET.RequestMemory ?: 128,128) >= 20480 * (MY.GPUs - TARGET.RequestGPUs)",
-    ),
-    (
-        job(RequestGPUs="2", RequestDisk="104857601"),
-        QUAD,
-        "MY.Disk - (TARGET.RequestDisk ?: 0) >= 52428800 * (MY.GPUs - TARGET.RequestGPUs)",
-    ),
+    (job(GpuMilli="333", RequestCpus="13"), KEEPS, f"(MY.Cpus - (TARGET.RequestCpus ?: 1)) * 1000 >= 3996 {LEFT}"),
+    (job(RequestCpus="9"), QUAD, f"MY.Cpus - (TARGET.RequestCpus ?: 1) >= 8 {LEFT}"),
+    (job(RequestMemory="20481"), QUAD, f"MY.Memory - quantize(TARGET.RequestMemory ?: 128,128) >= 20480 {LEFT}"),
+    (job(RequestGPUs="2", RequestDisk="104857601"), QUAD, f"MY.Disk - (TARGET.RequestDisk ?: 0) >= 52428800 {LEFT}"),
     (job(RequestGPUs="0"), A100, "(TARGET.RequestGPUs ?: 0) >= 1"),
     (job(RequestGPUs="0.5"), A100, "(TARGET.RequestGPUs ?: 0) >= 1"),
     (job(), replace(A100, ad={"Start": 'TARGET.Owner == "bob"'}), 'TARGET.Owner == "bob"'),
@@ -288,7 +224,7 @@ def test_an_operators_broken_extra_attribute_refuses_only_those_who_look_at_it()
     ],
 )
 def test_clauses(text: str, expected: list[str]) -> None:
-    assert list(clauses(text)) == expected
+    assert list(matching.clauses(text)) == expected
 
 
 PHYSICS = 'START = ($(START)) && (TARGET.AcctGroup =?= "physics")'

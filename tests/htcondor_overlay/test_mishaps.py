@@ -10,22 +10,16 @@ from adapters.htcondor.overlay import work
 from adapters.htcondor.overlay.slots import slots_view
 from adapters.htcondor.overlay.work import ClaimWitnesses, cause_of_end
 from provisioner.model import DroneId, JobFailure
-from tests.htcondor_overlay.jobs import ad_of
+from tests.htcondor_overlay.jobs import ad_of, exprs
 from tests.htcondor_overlay.test_slots import ad as slot_ad
 
-HELD = {
-    "ClusterId": "7",
-    "ProcId": "3",
-    "JobStatus": "5",
-    "LastJobStatus": "2",
-    "LastRemoteHost": '"slot1_1@kit-a-1@node7.example.org"',
-    "HoldReasonCode": "6",
-    "HoldReasonSubCode": "13",
-    "EnteredCurrentStatus": "1100",
-    "JobCurrentStartDate": "1095",
-    "LastVacateTime": "1100",
-    "Owner": '"ann"',
-}
+HELD = exprs(
+    """
+    ClusterId = 7; ProcId = 3; JobStatus = 5; LastJobStatus = 2;
+    LastRemoteHost = "slot1_1@kit-a-1@node7.example.org"; HoldReasonCode = 6; HoldReasonSubCode = 13;
+    EnteredCurrentStatus = 1100; JobCurrentStartDate = 1095; LastVacateTime = 1100; Owner = "ann"
+    """
+)
 A_1 = DroneId("kit-a-1")
 ANNS = JobFailure(A_1, "7.3", 1100.0, "ann", "held with code 6, error 13")
 

@@ -21,25 +21,10 @@ from tests.htcondor_overlay.test_slots import REAL, ad
 from tests.htcondor_overlay.test_work import run
 
 HISTORY_LIMIT = 2**63 - 1
-EXTREMES = (
-    'real("NaN")',
-    'real("INF")',
-    '-real("INF")',
-    "1e308",
-    "-1e308",
-    "1e400",
-    str(HISTORY_LIMIT),
-    str(-HISTORY_LIMIT),
-    "9223372036854775808",
-    "99999999999999999999999",
-    "0.1 + 1e-320",
-    "undefined",
-    "error",
-    "true",
-    '"\x1b[2J\u202e\u2028\x7f"',
-    '{1e308, real("NaN"), "Claimed", undefined}',
-    '[ a = real("NaN") ]',
-)
+HUGE = ("1e308", "-1e308", "1e400", str(HISTORY_LIMIT), str(-HISTORY_LIMIT), str(HISTORY_LIMIT + 1), "9" * 23)
+STRANGE = ("0.1 + 1e-320", "undefined", "error", "true", '"\x1b[2J\u202e\u2028\x7f"', '[ a = real("NaN") ]')
+NO_NUMBERS = ('real("NaN")', 'real("INF")', '-real("INF")', '{1e308, real("NaN"), "Claimed", undefined}')
+EXTREMES = (*HUGE, *STRANGE, *NO_NUMBERS)
 A100 = DroneType("topas", "a100", 1000, 8, 20480, 51200, 40536, "A100", 80, walltime_s=3600)
 OF_A_JOB = sorted({*BASE, "RequireGPUs", "QDate", "ServerTime", "AllowedJobDuration", "MaxWallTimeMins", "AcctGroup"})
 

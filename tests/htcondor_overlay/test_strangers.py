@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import classad2
+import htcondor2
 import pytest
 
 from adapters.htcondor import daemons
@@ -40,7 +41,7 @@ class Fake:
         error = self.lab.errors.get(self.name)
         if error is not None:
             raise error
-        if opts != pool.htcondor2.QueryOpt.GroupBy:
+        if opts != htcondor2.QueryOpt.GroupBy:
             return self.lab.refused if "LastRejMatchTime" in constraint else []
         more = {"ConcurrencyLimits": f'"{self.lab.limits}"'} if self.lab.limits else {}
         return [job(Owner='"alice"', JobCount=str(self.lab.jobs.get(self.name, 0)), **more)]
@@ -66,9 +67,9 @@ class Lab(pool.PoolPoller):
         self._collector.query = self._ads  # type: ignore[method-assign]
 
     def _ads(self, kind: Any, constraint: str = "", projection: object = ()) -> list[Ad]:
-        if kind == pool.htcondor2.AdType.Collector:
+        if kind == htcondor2.AdType.Collector:
             return [] if self.started is None else [classad2.ClassAd({"MonitorSelfTime": self.started})]
-        if kind != pool.htcondor2.AdType.Schedd or "time()" in constraint:
+        if kind != htcondor2.AdType.Schedd or "time()" in constraint:
             return [classad2.ClassAd({"Name": "x"})] if "time()" in constraint else []
         now = int(time.time())
         return [classad2.ClassAd({"Name": n, "LastHeardFrom": now, **self.more.get(n, {})}) for n in self.names]
@@ -86,11 +87,11 @@ class Lab(pool.PoolPoller):
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Lab]:
     monkeypatch.setattr(daemons, "BindingsErrors", lambda: SimpleNamespace(translated=lambda _: nullcontext()))
-    monkeypatch.setattr(pool.htcondor2, "Collector", lambda _: None)
+    monkeypatch.setattr(daemons.htcondor2, "Collector", lambda _: None)
 
     def made(*names: str, **more: Any) -> Lab:
         lab = Lab(*names, **{"memory": tmp_path / "schedds", **more})
-        monkeypatch.setattr(pool.htcondor2, "Schedd", lab.schedd)
+        monkeypatch.setattr(daemons.htcondor2, "Schedd", lab.schedd)
         return lab
 
     return made
@@ -249,7 +250,7 @@ def test_a_process_that_was_ended_leaves_word_to_the_next_one(make: Callable[...
     first = make("a", "b", memory=tmp_path)
     first.jobs = {"a": 2, "b": 5}
     assert first.waiting() == 7
-    first._schedds.files.note_asked("schedd b")  # and was ended
+    first._schedds.note_asked("schedd b")  # and was ended
     assert schedds.asked(tmp_path) == ("schedd", "b")
     second = make("a", "b", memory=tmp_path)
     second.jobs = {"a": 2}

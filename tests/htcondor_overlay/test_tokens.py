@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from adapters.htcondor.overlay.overlay import HTCondorOverlay
 from adapters.htcondor.overlay.settings import HTCondorConfig
-from adapters.htcondor.overlay.slots import ours, slots_view
+from adapters.htcondor.overlay.slots import ours
 from adapters.htcondor.tokens import TokenSigner
 from provisioner.config.units import SecretUnreadableError
 from provisioner.interfaces import AuthError
@@ -103,22 +103,6 @@ def test_the_mode_says_which_secret_is_wanted(tmp_path: Path) -> None:
     assert config(tmp_path).drone_identities == "drone-{drone}@pool.example.org"
     assert not config(tmp_path, drone_user="drone").drone_identities
     assert not config(tmp_path, drone_token_mode="static", drone_token={"env": "T"}).drone_identities
-
-
-def test_a_slot_ad_that_was_sent_with_another_drones_token_is_ignored() -> None:
-    identities = "drone-{drone}@pool.example.org"
-    own, forged, static = (
-        ad(DroneId=f'"{ONE}"', AuthenticatedIdentity=f'"{sender}@pool.example.org"')
-        for sender in (f"drone-{ONE}", "drone-kit-a1b2-2", "drone")
-    )
-    for sent, slots in ((own, 1), (forged, 0), (static, 1)):
-        found = slots_view([sent], "kit", lambda theirs: theirs, identities)
-        assert len(found.slots) == slots, found
-        assert bool(found.notices) is not bool(slots)
-    assert (
-        "drone kit-a1b2-2 sent it, not kit-a1b2-1"
-        in slots_view([forged], "kit", lambda theirs: theirs, identities).notices[0]
-    )
 
 
 @pytest.mark.parametrize(

@@ -7,39 +7,27 @@ import pytest
 
 from adapters.htcondor.overlay import work
 from provisioner.model import DroneId, Eviction, Slot, SlotState
-from tests.htcondor_overlay.jobs import ad_of
+from tests.htcondor_overlay.jobs import ad_of, exprs
 
-RUNS = {
-    "ClusterId": "7",
-    "ProcId": "3",
-    "JobStatus": "2",
-    "LastJobStatus": "1",
-    "RemoteHost": '"slot1_1@kit-a-1@node7.example.org"',
-    "JobCurrentStartDate": "1000",
-    "JobCurrentStartExecutingDate": "1010",
-    "RequestGPUs": "2",
-    "GPUsProvisioned": "2",
-    "RequestCpus": "4",
-    "CpusProvisioned": "4",
-}
-LEFT = {
-    **{name: text for name, text in RUNS.items() if name != "RemoteHost"},
-    "JobStatus": "1",
-    "LastJobStatus": "2",
-    "LastRemoteHost": RUNS["RemoteHost"],
-    "LastVacateTime": "1100",
-    "LastJobLeaseRenewal": "1100",
-}
-AGAIN = {
-    **LEFT,
-    "JobStatus": "2",
-    "LastJobStatus": "1",
-    "JobLastStartDate": "1000",
-    "JobCurrentStartDate": "1130",
-    "JobCurrentStartExecutingDate": "1140",
-    "RemoteHost": '"slot1_1@kit-a-2@node8.example.org"',
-    "LastJobLeaseRenewal": "1190",
-}
+RUNS = exprs(
+    """
+    ClusterId = 7; ProcId = 3; JobStatus = 2; LastJobStatus = 1; RemoteHost = "slot1_1@kit-a-1@node7.example.org";
+    JobCurrentStartDate = 1000; JobCurrentStartExecutingDate = 1010; RequestGPUs = 2; GPUsProvisioned = 2;
+    RequestCpus = 4; CpusProvisioned = 4
+    """
+)
+LEFT = {name: text for name, text in RUNS.items() if name != "RemoteHost"} | exprs(
+    f"""
+    JobStatus = 1; LastJobStatus = 2; LastRemoteHost = {RUNS["RemoteHost"]}; LastVacateTime = 1100;
+    LastJobLeaseRenewal = 1100
+    """
+)
+AGAIN = LEFT | exprs(
+    """
+    JobStatus = 2; LastJobStatus = 1; JobLastStartDate = 1000; JobCurrentStartDate = 1130;
+    JobCurrentStartExecutingDate = 1140; RemoteHost = "slot1_1@kit-a-2@node8.example.org"; LastJobLeaseRenewal = 1190
+    """
+)
 A_1, A_2 = DroneId("kit-a-1"), DroneId("kit-a-2")
 
 

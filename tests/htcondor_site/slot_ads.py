@@ -30,32 +30,14 @@ def pslot(
     left = free or (len(devices), cpus, memory_mib)
     ids = [f"GPU-{at:08x}" for at in range(len(devices))]
     names = [f"GPUs_{each.replace('-', '_')}" for each in ids]
-    lines = [
-        'MyType = "Machine"',
-        f'Name = "slot1@{machine}"',
-        f'Machine = "{machine}"',
-        'SlotType = "Partitionable"',
-        "PartitionableSlot = true",
-        'State = "Unclaimed"',
-        'Activity = "Idle"',
-        'Arch = "X86_64"',
-        'OpSys = "LINUX"',
-        "HasFileTransfer = true",
-        'CondorVersion = "$CondorVersion: 25.14.1 2026-10-16 PackageID: 25.14.1+dfsg-1 $"',
-        f"LastHeardFrom = {NOW}",
-        f"MyCurrentTime = {NOW - 1}",
-        f"TotalCpus = {cpus}.0",
-        f"TotalSlotCpus = {cpus}",
-        f"TotalSlotMemory = {memory_mib}",
-        f"TotalSlotDisk = {disk_mib * 1024}.0",
-        f"Cpus = {left[1]}",
-        f"Memory = {left[2]}",
-        f"Disk = {disk_mib * 1024}",
-        "Rank = 0.0",
-        "MaxJobRetirementTime = 0",
-        "MachineMaxVacateTime = 10 * 60",
-        f"Start = {start}",
-    ]
+    lines = f"""
+        MyType = "Machine"; Name = "slot1@{machine}"; Machine = "{machine}"; SlotType = "Partitionable";
+        PartitionableSlot = true; State = "Unclaimed"; Activity = "Idle"; Arch = "X86_64"; OpSys = "LINUX";
+        HasFileTransfer = true; CondorVersion = "$CondorVersion: 25.14.1 2026-10-16 PackageID: 25.14.1+dfsg-1 $";
+        LastHeardFrom = {NOW}; MyCurrentTime = {NOW - 1}; TotalCpus = {cpus}.0; TotalSlotCpus = {cpus};
+        TotalSlotMemory = {memory_mib}; TotalSlotDisk = {disk_mib * 1024}.0; Cpus = {left[1]}; Memory = {left[2]};
+        Disk = {disk_mib * 1024}; Rank = 0.0; MaxJobRetirementTime = 0; MachineMaxVacateTime = 10 * 60; Start = {start}
+    """.replace("\n", " ").split(";")
     if devices:
         lines += [
             f"TotalSlotGPUs = {len(devices)}",
@@ -104,19 +86,11 @@ def job(
     """A job as ``condor_submit`` writes it."""
     counted = "(countMatches(MY.RequireGPUs,TARGET.AvailableGPUs) >= RequestGPUs)"
     asks = counted if require_gpus else ("(TARGET.GPUs >= RequestGPUs)" if gpus else "true")
-    lines = [
-        'MyType = "Job"',
-        f"ClusterId = {number}",
-        "ProcId = 0",
-        f"JobStatus = {status}",
-        f"JobUniverse = {universe}",
-        f"QDate = {at}",
-        f'User = "{user}"',
-        f"RequestCpus = {cpus}",
-        f"RequestMemory = {memory_mib}",
-        "RequestDisk = 1024",
-        f"Requirements = {REQUIREMENTS.format(gpus=asks)}{' && ' + requirements if requirements else ''}",
-    ]
+    lines = f"""
+        MyType = "Job"; ClusterId = {number}; ProcId = 0; JobStatus = {status}; JobUniverse = {universe}; QDate = {at};
+        User = "{user}"; RequestCpus = {cpus}; RequestMemory = {memory_mib}; RequestDisk = 1024
+    """.replace("\n", " ").split(";")
+    lines += [f"Requirements = {REQUIREMENTS.format(gpus=asks)}{' && ' + requirements if requirements else ''}"]
     lines += [f"RequestGPUs = {gpus}"] if gpus else []
     lines += [f"RequireGPUs = {require_gpus}"] if require_gpus else []
     return classad2.parseOne("\n".join([*lines, *more.splitlines()]), classad2.ParserType.Old)

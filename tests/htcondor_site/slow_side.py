@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import time
 
+import classad2
+
 from adapters.htcondor.classads import Ad
 from adapters.htcondor.site.nodes import SlotResources
 from adapters.htcondor.site.owner import OwnerJobQueue
@@ -15,7 +17,7 @@ class SlowSide:
         pass
 
     def jobs(self, schedd: str, constraint: str, projection: tuple[str, ...]) -> list[Ad]:
-        return [Ad({"Pid": os.getpid()})]
+        return [classad2.ClassAd({"Pid": os.getpid()})]
 
     def submit(self, *args: object) -> int:
         time.sleep(3600)

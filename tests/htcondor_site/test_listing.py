@@ -52,7 +52,7 @@ def listed(*ads: classad2.ClassAd, **more: Any) -> DroneJobsView:
 
 
 def drone(noticed: dict[str, float] | None = None, **values: object) -> RemoteDrone:
-    found = listed(ad(**values), noticed=noticed)
+    found = listed(ad(**values), noticed=noticed or {})
     assert not found.notices
     return found.drones[DroneId(f"{CONTROLLER}-ab12-1")]
 
@@ -118,6 +118,7 @@ def test_nonsense_in_an_ad_does_not_keep_a_drone_alive_for_ever() -> None:
 
 # ---------------------------------------------------------------------------------------------------------------- ends
 
+REMOVED = {"JobStatus": 3, "RemoveReason": BY_POLICY}
 ENDS = [
     ({**RAN, "JobStatus": 3, "RemoveReason": OURS, "LastJobStatus": 2}, EndKind.STOPPED, None, None),
     ({"JobStatus": 3, "RemoveReason": OURS, "LastJobStatus": 1}, EndKind.STOPPED, None, None),
@@ -134,27 +135,17 @@ ENDS = [
     ({**RAN, "JobStatus": 1, "LastVacateTime": None, "NumShadowExceptions": 1}, EndKind.FAULT, None, FaultKind.NODE),
     # held, and soon removed by its own policy
     ({"JobStatus": 5, "HoldReasonCode": 13, "HoldReasonSubCode": 2}, EndKind.FAULT, None, FaultKind.NODE),
-    (
-        {"JobStatus": 3, "LastJobStatus": 5, "LastHoldReasonCode": 34, "RemoveReason": BY_POLICY},
-        EndKind.FAULT,
-        None,
-        FaultKind.DRONE,
-    ),
-    (
-        {"JobStatus": 3, "LastJobStatus": 5, "LastHoldReasonCode": 16, "RemoveReason": BY_POLICY},
-        EndKind.FAULT,
-        None,
-        FaultKind.UNKNOWN,
-    ),
+    ({**REMOVED, "LastJobStatus": 5, "LastHoldReasonCode": 34}, EndKind.FAULT, None, FaultKind.DRONE),
+    ({**REMOVED, "LastJobStatus": 5, "LastHoldReasonCode": 16}, EndKind.FAULT, None, FaultKind.UNKNOWN),
     # somebody else
     (
-        {**RAN, "JobStatus": 3, "LastJobStatus": 2, "RemoveReason": "via condor_rm (by user root)"},
+        {**RAN, **REMOVED, "LastJobStatus": 2, "RemoveReason": "via condor_rm (by user root)"},
         EndKind.PREEMPTED,
         None,
         None,
     ),
     (
-        {"JobStatus": 3, "LastJobStatus": 1, "RemoveReason": "The system macro SYSTEM_PERIODIC_REMOVE expression"},
+        {**REMOVED, "LastJobStatus": 1, "RemoveReason": "The system macro SYSTEM_PERIODIC_REMOVE"},
         EndKind.FAULT,
         None,
         FaultKind.CONFIG,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import classad2
 import pytest
 
-from adapters.htcondor.classads import Ad
-from adapters.htcondor.site.nodes import SlotResources, machines_of, nodes, notices
+from adapters.htcondor.classads import Ad, holds
+from adapters.htcondor.site.nodes import NOTICE_CONSTRAINT, machines_of, nodes, notices
 from provisioner.model import DroneType
 from tests.htcondor_site.slot_ads import A100, NOW, V100, V100S, dynamic, pslot
 
@@ -117,12 +117,6 @@ def test_the_admins_requirements_are_read_as_htcondor_reads_them() -> None:
     assert types_of(ad, A100_TYPE, a100="TARGET.Cpus - 184 >= RequestCpus") == ("a100",)
 
 
-def test_a_share_of_a_gpu_is_not_to_be_had() -> None:
-    [host] = machines_of([pslot(gpus=1)], 0)
-    assert host.all == SlotResources(gpus=1, cpus=192, memory_mib=1048576, disk_mib=4_000_000)
-    assert types_of(pslot(gpus=1), kind("share", gpu_milli=250), kind("whole")) == ("whole",)
-
-
 def test_slots_that_are_taken_back_are_told_with_the_time_by_our_clock() -> None:
     machine = "topas-a100-1.etp.test"
     ads = [
@@ -131,6 +125,7 @@ def test_slots_that_are_taken_back_are_told_with_the_time_by_our_clock() -> None
         dynamic(machine, 3, "Claimed", "Retiring"),
         dynamic(machine, 4, "Claimed", "Busy", 'PreemptingOwner = "student@etp.test"\nPreemptingRank = 10.0'),
     ]
+    asked = [ad for ad in ads if holds(NOTICE_CONSTRAINT, ad, classad2.ClassAd())]
     # the node says that it began 7 s ago; the collector, 100 s ahead of us, heard that just now
     since = NOW - 7 - 100
-    assert notices(ads, ahead_s=100) == {f"slot1_{n}@{machine}": since for n in (2, 3, 4)}
+    assert notices(asked, ahead_s=100) == {f"slot1_{n}@{machine}": since for n in (2, 3, 4)}

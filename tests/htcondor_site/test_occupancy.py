@@ -98,8 +98,8 @@ def test_a_removed_job_whose_slot_is_gone_is_gone_whatever_its_lease_says() -> N
     )
     there = carved(children((1, "Preempting", "Vacating", "grid@site")))
     gone = carved(children())
-    assert list_drones([ad], "kit", None, NOW, there).drones[DroneId("kit-1")].state is RemoteState.RUNNING
-    assert list_drones([ad], "kit", None, NOW, gone).drones[DroneId("kit-1")].state is RemoteState.ENDED
+    assert list_drones([ad], "kit", {}, NOW, there).drones[DroneId("kit-1")].state is RemoteState.RUNNING
+    assert list_drones([ad], "kit", {}, NOW, gone).drones[DroneId("kit-1")].state is RemoteState.ENDED
 
 
 def job(number: int, user: str = "student@etp", gpus: int = 1) -> Ad:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from pydantic import ValidationError
 
-from adapters.htcondor.site.settings import RESERVED_COMMANDS, HTCondorSiteConfig
+from adapters.htcondor.site.settings import HTCondorSiteConfig
 from tests.htcondor_site.orders import A100, CPU, config
 
 
@@ -47,29 +47,6 @@ def test_what_is_ours_is_refused_by_name_with_the_repair(name: str) -> None:
         assert "remove it" in message
 
 
-@pytest.mark.parametrize("value", ["", " ", "a\nqueue 5", "a\rb", "a \\", "\x00"])
-def test_a_value_cannot_become_another_line(value: str) -> None:
-    assert "on one line" in refused(submit={"rank": value})
-
-
-@pytest.mark.parametrize("name", ["a b", "queue 5\nrank", "a=b", "$(x)", "", "+", "-x"])
-def test_a_name_is_a_name(name: str) -> None:
-    assert "not a submit command" in refused(submit={name: "1"})
-
-
-def test_one_command_is_written_once() -> None:
-    assert "the same" in refused(submit={"+IsBackfill": "True", "My.isbackfill": "False"})
-
-
-@pytest.mark.parametrize("name", ["DRONE_DIR", "PROVISIONER_X", "_CONDOR_X", "CUDA_VISIBLE_DEVICES"])
-def test_the_contracts_variables_are_not_the_operators(name: str) -> None:
-    assert "remove it" in refused(env={name: "1"})
-
-
-def test_a_bad_expression_is_refused_where_it_stands() -> None:
-    assert "not a ClassAd expression" in refused(types={"a100": {"requirements": "Cpus >"}})
-
-
 @pytest.mark.parametrize("name", ["requirements", "require_gpus", "rank", "+IsBackfill", "My.Project"])
 def test_a_submit_command_that_is_no_expression_is_refused_with_one_of_a_slot(name: str) -> None:
     for options in ({"submit": {name: "1 2"}}, {"types": {"a100": {"submit": {name: "1 2"}}}}):
@@ -107,24 +84,31 @@ def test_what_import_left_open_is_refused_each_at_its_place() -> None:
     assert config(env={"A": "<10.0.0.1:9618>"}).env == {"A": "<10.0.0.1:9618>"}
 
 
-def test_an_owner_without_a_queue_is_refused() -> None:
-    assert "no queue is named: write `schedds: [name]`" in refused(owner={"jobs": "true"})
-    assert config(owner={"submitters": ["*@etp.test"]}).owner is not None
-
-
-def test_an_address_without_a_port_is_refused_with_one() -> None:
-    assert "write `condor.example.org:9618`" in refused(collector="condor.example.org")
-
-
 def test_a_site_without_any_token_is_refused() -> None:
     with pytest.raises(ValidationError, match="`token` or `token_directory` is wanted"):
         HTCondorSiteConfig.model_validate({"collector": "a:1", "work_directory": "/w"})
 
 
-@pytest.mark.parametrize(("name", "value"), [("lease", "19s"), ("retain_finished", "59s")])
-def test_what_is_too_short_to_work_is_refused(name: str, value: str) -> None:
-    assert "greater than or equal" in refused(**{name: value})
-
-
-def test_every_name_that_is_ours_is_in_small_letters() -> None:
-    assert [name for name in RESERVED_COMMANDS if name != name.lower()] == []
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        *(({"submit": {"rank": value}}, "on one line") for value in ("", " ", "a\nqueue 5", "a\rb", "a \\", "\x00")),
+        *(
+            ({"submit": {name: "1"}}, "not a submit command")
+            for name in ("a b", "queue 5\nrank", "a=b", "$(x)", "", "+")
+        ),
+        *(
+            ({"env": {name: "1"}}, "remove it")
+            for name in ("DRONE_DIR", "PROVISIONER_X", "_CONDOR_X", "CUDA_VISIBLE_DEVICES")
+        ),
+        ({"env": {"A": "$$(x)"}}, "begins a macro"),
+        ({"submit": {"+IsBackfill": "True", "My.isbackfill": "False"}}, "the same"),
+        ({"types": {"a100": {"requirements": "Cpus >"}}}, "not a ClassAd expression"),
+        ({"owner": {"jobs": "true"}}, "no queue is named: write `schedds: [name]`"),
+        ({"collector": "condor.example.org"}, "write `condor.example.org:9618`"),
+        ({"lease": "19s"}, "greater than or equal"),
+        ({"retain_finished": "59s"}, "greater than or equal"),
+    ],
+)
+def test_a_mistake_is_refused_with_its_repair(options: dict[str, object], words: str) -> None:
+    assert words in refused(**options)

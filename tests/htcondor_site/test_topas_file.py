@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -82,3 +84,10 @@ def takes(ad: Ad, gpus: int, cpus: int, memory_mib: int) -> bool:
 def take(ad: Ad, gpus: int, cpus: int, memory_mib: int) -> None:
     for name, size in (("GPUs", gpus), ("Cpus", cpus), ("Memory", memory_mib)):
         ad[name] = int(ad[name]) - size
+
+
+@pytest.mark.parametrize("command", ["check --config", "render blocking --site topas --config"])
+def test_check_and_render_need_no_bindings(command: str) -> None:
+    missing = "import sys; sys.modules.update(classad2=None, htcondor2=None)"
+    code = f"{missing}; from provisioner.cli import main; main()"
+    subprocess.run([sys.executable, "-c", code, *command.split(), str(FILE)], cwd=FILE.parents[1], check=True)

@@ -9,23 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import re
 import shutil
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-import classad2
-import htcondor2
-
+from adapters.htcondor import classad2, htcondor2
 from adapters.htcondor.classads import text, value
-from adapters.htcondor.daemons import Collectors
+from adapters.htcondor.daemons import Collectors, failed
 from adapters.htcondor.overlay.slots import OUR_SLOTS
 from adapters.htcondor.tokens import ClientDirectory
 from adapters.shared.commands.local import LocalRunner
 from adapters.shared.commands.runner import NoReplyError
 from adapters.shared.printing import printable
-from provisioner.interfaces import AdapterError, AuthError, UnavailableError
+from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import DrainMode, DroneId, Fault, FaultKind, OrderOutcome, OrderResult
 from provisioner.worker_process import WorkerProcess
 
@@ -41,13 +41,12 @@ _DRAIN_FLAGS: Mapping[DrainMode, tuple[str, ...]] = {
     DrainMode.FAST: ("-fast", "-exit-on-completion"),
     DrainMode.RESUME: ("-cancel",),
 }
-_HARDER = (DrainMode.GRACEFUL, DrainMode.FAST)
 _UNKNOWN_STARTD = ("can't find address", "unknown host", "failed to locate", "couldn't locate", "no such startd")
 _ALREADY_DRAINING = ("already draining", "draining already in progress")
 _NOT_DRAINING = ("no matching draining request", "not draining")
 _TOOL_DENIALS = ("authenticat", "denied", "not authorized", "no auth method")
 """The last: the collector gave the tool no secret of the startd, and a drone has no other way to trust anybody."""
-_DEBUG_FLAG = ("-debug",)
+_DEBUG_FLAG = "-debug"
 """Without it the tool says the same of a startd that refuses us as of one that is not there."""
 
 
@@ -78,21 +77,18 @@ class Drainer:
         there = {drone_id: name for drone_id, name in names.items() if name is not None and slot_name(name, drone_id)}
         readers = await self._orders.readers(there) if self._orders is not None and there else {}
         by_ad = {i for i, draining in readers.items() if mode is DrainMode.RESUME and draining}
-        tool = shutil.which(self._tool, path=self._env.get("PATH"))
-        async with asyncio.TaskGroup() as group:
-            tasks = {
-                drone_id: group.create_task(self._one(tool, drone_id, name, mode, reason, reads=drone_id in readers))
-                for drone_id, name in names.items()
-                if drone_id not in by_ad or drone_id in self._by_tool
-            }
-        results: dict[DroneId, OrderResult | None] = {drone_id: task.result() for drone_id, task in tasks.items()}
-        failed = {i for i in readers.keys() & results.keys() if (it := results[i]) is None or it.fault is not None}
+        by_tool = [i for i in names if i not in by_ad or i in self._by_tool]
+        answers = (self._one(i, names[i], mode, reason, reads=i in readers) for i in by_tool)
+        results: dict[DroneId, OrderResult | None] = dict(zip(by_tool, await asyncio.gather(*answers), strict=True))
         by_tool_alone = self._by_tool if mode is DrainMode.RESUME else set()
-        wanted = [i for i in names if i in by_ad or (i in failed and i not in by_tool_alone)]
-        if wanted and self._orders is not None:
-            for drone_id, fault in (await self._orders.place(wanted, mode)).items():
-                results[drone_id] = _together(drone_id, results.get(drone_id), fault, keep=drone_id in by_ad)
-        return [results.get(i) or _result(i, OrderOutcome.UNKNOWN, FaultKind.UNKNOWN, "not asked") for i in names]
+        for drone_id, result in results.items():
+            if drone_id in readers and (result is None or result.fault) and drone_id not in by_tool_alone:
+                by_ad.add(drone_id)
+        if by_ad and self._orders is not None:
+            faults = await self._orders.place([i for i in names if i in by_ad], mode)
+            results |= {i: _together(i, results.get(i), fault, i in by_tool_alone) for i, fault in faults.items()}
+        unknown = OutcomeUnknownError("not asked")
+        return [results.get(drone_id) or failed(drone_id, unknown) for drone_id in names]
 
     async def forget(self, there: Collection[DroneId]) -> None:
         """Forget what was asked of drones that have left the pool, and withdraw their orders."""
@@ -101,7 +97,7 @@ class Drainer:
             await self._orders.forget(there)
 
     async def _one(
-        self, tool: str | None, drone_id: DroneId, name: str | None, mode: DrainMode, reason: str, *, reads: bool
+        self, drone_id: DroneId, name: str | None, mode: DrainMode, reason: str, *, reads: bool
     ) -> OrderResult | None:
         """Drain one drone by the tool.
 
@@ -109,66 +105,59 @@ class Drainer:
         """
         if name is None:
             return OrderResult(drone_id, OrderOutcome.OK)
-        if not slot_name(name, drone_id):
-            message = f"{printable(name, 60)!r} is no slot of it"
-            return _result(drone_id, OrderOutcome.REJECTED, FaultKind.CONFIG, message)
-        if tool is None:
-            message = f"`{self._tool}` is not on PATH: install HTCondor's tools, or set `drain_tool`"
-            return _result(drone_id, OrderOutcome.REJECTED, FaultKind.CONFIG, message)
-        because = [] if mode is DrainMode.RESUME else ["-reason", printable(reason, 200)]
-        command = [tool, *_DRAIN_FLAGS[mode], *_DEBUG_FLAG, *because, name]
         may_fail = reads and drone_id not in self._by_tool
-        deadline_s = min(TOOL_TIMEOUT_S, self._deadline_s) if may_fail else self._deadline_s
         async with self._room:
             if may_fail and time.monotonic() < self._unreachable_until:
                 return None
             try:
-                code, said = await self._run(command, deadline_s)
-                if mode in _HARDER and _says(said, _ALREADY_DRAINING):
-                    # a drain cannot be hurried: it is taken back and asked for anew
-                    await self._run([tool, *_DRAIN_FLAGS[DrainMode.RESUME], name], deadline_s)
-                    code, said = await self._run(command, deadline_s)
-                done = _UNKNOWN_STARTD + (_NOT_DRAINING if mode is DrainMode.RESUME else _ALREADY_DRAINING)
-                if code == 0 or _says(said, done):
-                    if mode is DrainMode.RESUME:
-                        self._by_tool.discard(drone_id)
-                    else:
-                        self._by_tool.add(drone_id)
-                    return OrderResult(drone_id, OrderOutcome.OK)
-                kind = FaultKind.DENIED if _says(said, _TOOL_DENIALS) else FaultKind.DOWN
-                message = f"condor_drain: exit {code}: {printable(said[-600:], 600)}"
-                result = _result(drone_id, OrderOutcome.REJECTED, kind, message)
+                await self._by_the_tool(drone_id, name, mode, reason, TOOL_TIMEOUT_S if may_fail else math.inf)
             except NoReplyError as error:
-                result = _result(drone_id, OrderOutcome.UNKNOWN, FaultKind.DOWN, str(error))
-            except UnavailableError as error:
-                result = _result(drone_id, OrderOutcome.REJECTED, FaultKind.CONFIG, str(error))
+                result = failed(drone_id, OutcomeUnknownError(str(error), FaultKind.DOWN))
+            except AdapterError as error:
+                result = failed(drone_id, error)
+            else:
+                return OrderResult(drone_id, OrderOutcome.OK)
         if reads:
             self._unreachable_until = time.monotonic() + TOOL_RETRY_S
         return result
 
-    async def _run(self, command: Sequence[str], deadline_s: float) -> tuple[int, str]:
-        done = await self._runner.run(command, deadline_s=deadline_s)
-        return done.code, (done.out + done.err)[-2000:].decode(errors="replace").strip()
+    async def _by_the_tool(self, drone_id: DroneId, name: str, mode: DrainMode, reason: str, limit_s: float) -> None:
+        if not slot_name(name, drone_id):
+            raise RejectedError(f"{printable(name, 60)!r} is no slot of it", FaultKind.CONFIG)
+        if (tool := shutil.which(self._tool, path=self._env.get("PATH"))) is None:
+            message = f"`{self._tool}` is not on PATH: install HTCondor's tools, or set `drain_tool`"
+            raise RejectedError(message, FaultKind.CONFIG)
+
+        async def run(mode: DrainMode, *options: str) -> tuple[int, str]:
+            command = [tool, *_DRAIN_FLAGS[mode], *options, name]
+            done = await self._runner.run(command, deadline_s=min(limit_s, self._deadline_s))
+            return done.code, (done.out + done.err)[-2000:].decode(errors="replace").strip()
+
+        resumes = mode is DrainMode.RESUME
+        options = (_DEBUG_FLAG, *(() if resumes else ("-reason", printable(reason, 200))))
+        code, said = await run(mode, *options)
+        if mode in (DrainMode.GRACEFUL, DrainMode.FAST) and _says(said, _ALREADY_DRAINING):
+            # a drain cannot be hurried: it is taken back and asked for anew
+            await run(DrainMode.RESUME)
+            code, said = await run(mode, *options)
+        if code and not _says(said, _UNKNOWN_STARTD + (_NOT_DRAINING if resumes else _ALREADY_DRAINING)):
+            kind = FaultKind.DENIED if _says(said, _TOOL_DENIALS) else FaultKind.DOWN
+            raise UnavailableError(f"condor_drain: exit {code}: {printable(said[-600:], 600)}", kind)
+        (self._by_tool.discard if resumes else self._by_tool.add)(drone_id)
 
 
-def _together(drone_id: DroneId, by_tool: OrderResult | None, fault: Fault | None, *, keep: bool) -> OrderResult:
-    """Return the result of a drone that got an order ad, with ``fault`` if that failed.
-
-    ``keep``: the tool's answer counts too.
-    """
+def _together(drone_id: DroneId, by_tool: OrderResult | None, fault: Fault | None, keep: bool) -> OrderResult:
+    """Return the result of a drone that got an order ad, with ``fault`` if that failed. ``keep``: the tool's counts."""
+    tool_fault = by_tool.fault if by_tool else None
     if fault is None:
         return by_tool if keep and by_tool is not None else OrderResult(drone_id, OrderOutcome.OK)
-    if by_tool is None or by_tool.fault is None:
+    if by_tool is None or tool_fault is None:
         return OrderResult(drone_id, OrderOutcome.REJECTED, fault=fault)
-    return _result(drone_id, by_tool.answer, fault.kind, f"{by_tool.fault.message}; {fault.message}")
+    return replace(by_tool, fault=replace(fault, message=f"{tool_fault.message}; {fault.message}"))
 
 
 def _says(said: str, signs: Sequence[str]) -> bool:
     return any(sign in said.lower() for sign in signs)
-
-
-def _result(drone_id: DroneId, answer: OrderOutcome, kind: FaultKind, message: str) -> OrderResult:
-    return OrderResult(drone_id, answer, fault=Fault(kind, message, time.time()))
 
 
 ORDER_READ_INTERVAL_S = 10.0
@@ -366,10 +355,9 @@ class CollectorAds:
 
     def _listed(self, constraint: str) -> str:
         """Return the name of one of the ads that should be gone; empty if there is none."""
-        for kind in (htcondor2.AdType.Startd, htcondor2.AdType.Master):
-            for ad in self._collector.query(kind, constraint, ["Name"]):
-                return text(ad, "Name", 200) or "an ad without a name"
-        return ""
+        kinds = (htcondor2.AdType.Startd, htcondor2.AdType.Master)
+        names = (text(ad, "Name", 200) for kind in kinds for ad in self._collector.query(kind, constraint, ["Name"]))
+        return next((name or "an ad without a name" for name in names), "")
 
 
 def _silent_since(ended_at: Mapping[str, float]) -> str:

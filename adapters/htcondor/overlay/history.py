@@ -6,12 +6,11 @@ by a worker process of their own, at most once a minute.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from adapters.htcondor.classads import Ad, attribute_names, job_id, moment, text, whole
+from adapters.htcondor.classads import Ad, attribute_names, job_id, moment, text
 from adapters.htcondor.daemons import Collectors
 from adapters.htcondor.overlay.job_classes import bounds, request, walltime
 from adapters.htcondor.overlay.schedds import ScheddQueue, queues_of
@@ -156,7 +155,7 @@ def completion(
         gpu_milli=asks.gpu_milli,
         cpus=asks.cpus,
         memory_mib=asks.memory_mib,
-        disk_mib=math.ceil(whole(ad, "RequestDisk") / 1024),
+        disk_mib=asks.disk_mib,
         vram_mib=least.vram_mib,
         capability=least.capability,
         owner=text(ad, "Owner", 80),

@@ -21,25 +21,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
-import classad2
-
-from adapters.htcondor.classads import (
-    HELD,
-    IDLE,
-    IN_SLOT,
-    LARGEST_NUMBER,
-    Ad,
-    attribute_names,
-    clauses,
-    clock_ahead_s,
-    moment,
-    number,
-    source,
-    text,
-    value,
-    whole,
-)
-from adapters.htcondor.overlay.matching import bound
+from adapters.htcondor import classad2, classads
+from adapters.htcondor.classads import HELD, IDLE, IN_SLOT, Ad, attribute_names, moment, number, source, text, whole
+from adapters.htcondor.overlay.matching import bound, clauses
 from adapters.htcondor.overlay.settings import SlotWeight
 from adapters.shared.printing import printable
 from provisioner.model import WHOLE_GPU, Group, JobClass
@@ -104,8 +88,7 @@ class JobGroup:
 
 def group(ad: Ad, schedd: str, owner_attribute: str) -> JobGroup | None:
     """Return a group ad as a value; None if it is none that counts."""
-    status, count = whole(ad, "JobStatus"), whole(ad, "JobCount")
-    if count == 0:
+    if (count := whole(ad, "JobCount")) == 0:
         return None
     attributes = {name.lower(): source(ad, name) for name in ad}
     kept = {name: text for name, text in attributes.items() if name not in _NOT_REQUIREMENTS}
@@ -117,7 +100,7 @@ def group(ad: Ad, schedd: str, owner_attribute: str) -> JobGroup | None:
         key=_digest(kept),
         brothers=_digest({name: text for name, text in kept.items() if name not in _USAGE}),
         shape=_digest({name: text for name, text in kept.items() if about_owner or name not in owners}, 16),
-        status=status,
+        status=whole(ad, "JobStatus"),
         count=count,
         first=ids.split(" ", 1)[0],
         last=ids.rsplit(" ", 1)[-1],
@@ -172,7 +155,7 @@ class QueueWait:
     def of(cls, ad: Ad, received_at: float) -> QueueWait:
         """Return the wait of one job."""
         submitted, idle = moment(ad, "QDate"), moment(ad, "EnteredCurrentStatus")
-        skew = clock_ahead_s(ad, received_at)
+        skew = classads.clock_ahead_s(ad, received_at)
         return cls(submitted - skew, max(submitted, idle) - skew)
 
     def earlier(self, other: QueueWait) -> QueueWait:
@@ -186,8 +169,8 @@ NO_WAITS = QueueWait()
 def job_class(class_id: str, groups: list[JobGroup], fresh: int, waits: QueueWait) -> JobClass:
     """Return a class without the verdicts on its requirements."""
     ad = representative(groups)
-    idle = [g for g in groups if g.status == IDLE]
-    running, held = [g for g in groups if g.status in IN_SLOT], [g for g in groups if g.status == HELD]
+    idle, held = [g for g in groups if g.status == IDLE], [g for g in groups if g.status == HELD]
+    running = [g for g in groups if g.status in IN_SLOT]
     waiting = sum(g.count for g in idle)
     fresh = min(fresh, waiting)
     asks, least = request(ad), bounds(ad)
@@ -196,7 +179,7 @@ def job_class(class_id: str, groups: list[JobGroup], fresh: int, waits: QueueWai
         gpu_milli=asks.gpu_milli,
         cpus=asks.cpus,
         memory_mib=asks.memory_mib,
-        disk_mib=math.ceil(whole(ad, "RequestDisk") / 1024),
+        disk_mib=asks.disk_mib,
         vram_mib=least.vram_mib,
         capability=least.capability,
         driver=least.driver,
@@ -209,15 +192,25 @@ def job_class(class_id: str, groups: list[JobGroup], fresh: int, waits: QueueWai
         priority=max((g.priority for g in idle or groups), default=0),
         walltime_s=walltime(ad),
         invalid=_PARALLEL_JOB if number(ad, "JobUniverse") == PARALLEL else asks.invalid or _undefined(ad),
-        job_ids=printable(", ".join(g.job_ids for g in idle)),
-        running_ids=printable(", ".join(g.job_ids for g in running)),
-        held_ids=printable(", ".join(g.job_ids for g in held)),
+        job_ids=_ids(idle),
+        running_ids=_ids(running),
+        held_ids=_ids(held),
         group=groups[0].accounting,
-        duty_milli=thousandths(ad, "GpuDuty") or 0,
-        width_milli=thousandths(ad, "GpuWidth") or 0,
+        duty_milli=_thousandths(ad, "GpuDuty"),
+        width_milli=_thousandths(ad, "GpuWidth"),
         splits=False,
         idle_at=waits.idle_at if idle else 0.0,
     )
+
+
+def _ids(groups: list[JobGroup]) -> str:
+    return printable(", ".join(g.job_ids for g in groups))
+
+
+def _thousandths(ad: Ad, name: str) -> int:
+    """Return a share from 0 to 1 in thousandths; 0 for anything else."""
+    share = number(ad, name)
+    return round(share * 1000) if share is not None and 0 <= share <= 1 else 0
 
 
 class JobRequest(NamedTuple):
@@ -226,23 +219,24 @@ class JobRequest(NamedTuple):
     gpu_milli: int = 0
     cpus: int = 0
     memory_mib: int = 0
+    disk_mib: int = 0
     invalid: str = ""
     """Error in the request for GPUs, if no slot can ever meet that."""
 
 
 def request(ad: Ad) -> JobRequest:
     """Return what a job asks for."""
-    gpu_milli, invalid = gpus_asked(ad)
+    gpu_milli, invalid = _gpus_asked(ad)
     cpus = whole(ad, "RequestCpus") if source(ad, "RequestCpus") else 1
-    return JobRequest(gpu_milli, cpus, whole(ad, "RequestMemory"), invalid)
+    return JobRequest(gpu_milli, cpus, whole(ad, "RequestMemory"), math.ceil(whole(ad, "RequestDisk") / 1024), invalid)
 
 
-def gpus_asked(ad: Ad) -> tuple[int, str]:
+def _gpus_asked(ad: Ad) -> tuple[int, str]:
     """Return the GPUs in thousandths, and what is wrong with the request if no slot can ever meet it."""
     if source(ad, "RequestGPUs") in ("", "undefined"):
         return 0, ""
     asked, written = number(ad, "RequestGPUs"), printable(source(ad, "RequestGPUs"), 60)
-    if asked is None or asked > LARGEST_NUMBER:
+    if asked is None or asked > classads.LARGEST_NUMBER:
         return 0, f"request_gpus = {written} is not a number for this job: write request_gpus = 1"
     if asked < 0:
         return 0, f"request_gpus = {written} is negative: write request_gpus = 1"
@@ -273,24 +267,6 @@ def _share(ad: Ad, gpus: int) -> tuple[int, str]:
             " GpuMilli out"
         )
     return int(asked), ""
-
-
-def thousandths(ad: Ad, name: str) -> int | None:
-    """Return a share from 0 to 1 in thousandths; 0 where it is missing, None where it is something else."""
-    if source(ad, name) in ("", "undefined"):
-        return 0
-    share = number(ad, name)
-    return round(share * 1000) if share is not None and 0 <= share <= 1 else None
-
-
-def share_warnings(class_id: str, ad: Ad) -> list[str]:
-    """Return a line for each attribute of a class that is not a share from 0 to 1 and is ignored."""
-    return [
-        f"job class {class_id}: {name} = {printable(source(ad, name), 60)} is not counted: write a share from 0 to 1,"
-        f" as in +{name} = 0.25"
-        for name in ("GpuDuty", "GpuWidth")
-        if thousandths(ad, name) is None
-    ]
 
 
 def walltime(ad: Ad) -> float:
@@ -327,7 +303,7 @@ def bounds(ad: Ad) -> GpuBounds:
     for name in ("RequireGPUs", "Requirements"):
         for clause in clauses(source(ad, name)):
             found = bound(clause, ad) if " >= " in clause else None
-            if found and found[0].lower() in least and found[1] <= LARGEST_NUMBER:
+            if found and found[0].lower() in least and found[1] <= classads.LARGEST_NUMBER:
                 least[found[0].lower()] = max(least[found[0].lower()], found[1])
     vram_mib, capability, driver = least.values()
     return GpuBounds(math.ceil(vram_mib), math.ceil(round(capability * 10, 6)), math.ceil(driver))
@@ -352,14 +328,8 @@ def group_attributes(owner_attribute: str, constraint: str) -> list[str]:
     return sorted({name.lower(): name for name in (*also, owner_attribute, *GROUPED)}.values())
 
 
-ACCOUNTING_PROJECTION = (
-    "LastHeardFrom",
-    "Name",
-    "IsAccountingGroup",
-    "ConfigQuota",
-    "SurplusPolicy",
-    "WeightedResourcesUsed",
-    "Priority",
+ACCOUNTING_PROJECTION = attribute_names(
+    "LastHeardFrom Name IsAccountingGroup ConfigQuota SurplusPolicy WeightedResourcesUsed Priority"
 )
 _ROOT_GROUP = "<none>"
 """HTCondor's name for the root of all groups."""
@@ -406,7 +376,7 @@ def _amount(ad: Ad, name: str) -> float:
 
 
 def _is_group(ad: Ad) -> bool:
-    return value(ad, "IsAccountingGroup") is True and text(ad, "Name", 80) not in ("", _ROOT_GROUP)
+    return classads.value(ad, "IsAccountingGroup") is True and text(ad, "Name", 80) not in ("", _ROOT_GROUP)
 
 
 def _is_dynamic(ad: Ad, weight: SlotWeight) -> bool:

@@ -9,27 +9,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-import classad2
-
-from adapters.htcondor.classads import (
-    Ad,
-    as_number,
-    attribute_names,
-    clauses,
-    evaluated,
-    expression,
-    holds,
-    number,
-    source,
-    value,
-)
+from adapters.htcondor import classad2, classads
+from adapters.htcondor.classads import Ad, evaluated_number, expression, holds, number, source, value
 from adapters.shared.printing import printable
 from provisioner.model import WHOLE_GPU, DroneType, Sharing, UnmetRequirement
 from provisioner.sharing import share_milli
 
-DIMENSION_ORDER = attribute_names(
+DIMENSION_ORDER = classads.attribute_names(
     """
     gpus vram capability driver gpu-model cpus memory disk arch walltime requirements start
     """
@@ -68,7 +56,6 @@ _ASSIGNED = re.compile(r"^\s*(\w+)\s*=((?:[^\n\\]|\\(?!\n)|\\\n)*)$", re.MULTILI
 """A line of an HTCondor configuration, with the lines that continue it."""
 _OWN_START = re.compile(r"\$\(START\)", re.IGNORECASE)
 _MY = re.compile(r"\bMY\.(\w+)", re.IGNORECASE)
-_COUNT = "countMatches({clause}, TARGET.AvailableGPUs)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +64,6 @@ class ReceivedSlot:
 
     ad: Mapping[str, str]
     gpus: tuple[Mapping[str, str], ...] = ()
-    notices: tuple[str, ...] = field(default=(), compare=False)
 
 
 # ---------------------------------------------------------------------------------------------------- the slot's side
@@ -94,16 +80,13 @@ def start(kind: DroneType) -> str:
     )
     left = "(MY.GPUs - TARGET.RequestGPUs)"
     if kind.shares == 1:
-        return " && ".join(
-            ["(TARGET.RequestGPUs ?: 0) >= 1", *(f"{rest} >= {kept} * {left}" for rest, kept in rests if kept)]
-        )
-    share = share_milli(kind.shares)
-    return " && ".join(
-        [
-            f"(TARGET.RequestGPUs ?: 0) == 1 && {ASKED_SHARE} <= {share}",
-            *(f"({rest}) * {WHOLE_GPU} >= {kept * share} * {left}" for rest, kept in rests if kept),
-        ]
-    )
+        wants = "(TARGET.RequestGPUs ?: 0) >= 1"
+        keeps = [f"{rest} >= {kept} * {left}" for rest, kept in rests if kept]
+    else:
+        share = share_milli(kind.shares)
+        wants = f"(TARGET.RequestGPUs ?: 0) == 1 && {ASKED_SHARE} <= {share}"
+        keeps = [f"({rest}) * {WHOLE_GPU} >= {kept * share} * {left}" for rest, kept in rests if kept]
+    return " && ".join([wants, *keeps])
 
 
 def operator_start(drone_config: str, built_in: str, slot: Ad) -> str:
@@ -164,8 +147,8 @@ def template(kind: DroneType, received: ReceivedSlot | None = None, drone_config
         # a slice of MIG is a device; a GPU that is shared otherwise is one, listed several times
         gpus = received.gpus * (1 if kind.sharing is Sharing.MIG else kind.shares) or gpus
     _put_gpus(ad, gpus)
-    for name, total in (("Cpus", "Cpus"), ("Memory", "Memory"), ("Disk", "Disk"), ("GPUs", "GPUs")):
-        _put(ad, {f"Total{total}": source(ad, name), f"TotalSlot{total}": source(ad, name)})
+    for name in ("Cpus", "Memory", "Disk", "GPUs"):
+        _put(ad, {f"Total{name}": source(ad, name), f"TotalSlot{name}": source(ad, name)})
     lives = f" && {STATED_WALLTIME} <= {kind.longest_job_s:.0f}" if kind.walltime_s else ""
     _put(ad, {"WithinResourceLimits": WITHIN_LIMITS})
     _put(ad, kind.ad)
@@ -225,15 +208,15 @@ def unmet_requirement(job: Ad, slot: Ad) -> UnmetRequirement | None:
 
 def _match(job: Ad, slot: Ad) -> bool:
     return (
-        holds(expression(source(job, "Requirements") or "true"), job, slot)
-        and holds(expression("Requirements"), slot, job)
+        holds(source(job, "Requirements") or "true", job, slot)
+        and holds("Requirements", slot, job)
         and ("RequireGPUs" not in job or _gpus_with("MY.RequireGPUs", job, slot) >= (number(job, "RequestGPUs") or 0))
     )
 
 
 def _gpus_with(clause: str, job: Ad, slot: Ad) -> float:
     """Return the number of GPUs of the slot that meet a clause of RequireGPUs."""
-    return as_number(evaluated(expression(_COUNT.format(clause=clause)), job, slot)) or 0
+    return evaluated_number(f"countMatches({clause}, TARGET.AvailableGPUs)", job, slot) or 0
 
 
 def _numbers(job: Ad, slot: Ad) -> Iterator[UnmetRequirement]:
@@ -272,19 +255,19 @@ def _job_clauses(job: Ad, slot: Ad, gpus_reported: bool) -> Iterator[UnmetRequir
     The clause that counts GPUs is left out if a GPU clause is reported.
     """
     for clause in clauses(source(job, "Requirements") or "true"):
-        if not (gpus_reported and "countmatches" in clause.lower()) and not holds(expression(clause), job, slot):
+        if not (gpus_reported and "countmatches" in clause.lower()) and not holds(clause, job, slot):
             yield _described(clause, _dimension(clause, job), job, slot)
 
 
 def _start_clauses(job: Ad, slot: Ad) -> Iterator[UnmetRequirement]:
     for clause in clauses(source(slot, "Start")):
-        if not holds(expression(clause), slot, job):
+        if not holds(clause, slot, job):
             if STATED_WALLTIME in clause:
-                asked = as_number(evaluated(expression(STATED_WALLTIME), slot, job)) or 0
+                asked = evaluated_number(STATED_WALLTIME, slot, job) or 0
                 yield UnmetRequirement("walltime", f"{asked:.0f} s", clause.rpartition("<= ")[2] + " s")
             elif clause.startswith(ASKED_SHARE):
-                asked = as_number(evaluated(expression(ASKED_SHARE), slot, job)) or 0
-                share = as_number(evaluated(expression(clause.rpartition("<= ")[2]), slot, job)) or 0
+                asked = evaluated_number(ASKED_SHARE, slot, job) or 0
+                share = evaluated_number(clause.rpartition("<= ")[2], slot, job) or 0
                 yield UnmetRequirement(
                     "gpus", f"{asked / WHOLE_GPU:g}", f"shares of {share / WHOLE_GPU:g}, one to a job"
                 )
@@ -294,11 +277,7 @@ def _start_clauses(job: Ad, slot: Ad) -> Iterator[UnmetRequirement]:
 
 def references(clause: str, ad: Ad) -> list[str]:
     """Return the attributes outside ``ad`` that a clause looks at, in small letters, without scope and GPU prefix."""
-    parsed = expression(clause)
-    if parsed is None:
-        return []
-    names: list[str] = [_GPU_PREFIX.sub("", str(name).lower()) or str(name).lower() for name in ad.externalRefs(parsed)]
-    return names
+    return [_GPU_PREFIX.sub("", name.lower()) or name.lower() for name in classads.references(clause, ad)]
 
 
 def _dimension(clause: str, job: Ad) -> str:
@@ -309,26 +288,20 @@ def _dimension(clause: str, job: Ad) -> str:
 def _described(clause: str, dimension: str, job: Ad, slot: Ad, gpu: bool = False) -> UnmetRequirement:
     """Return a failing clause for people: with its numbers where it is a plain bound, else as written."""
     looked_at = bound(clause, job)
-    match dimension:
-        case "vram" | "capability" | "driver" if looked_at:
-            name, least = looked_at
-            there = number(slot, f"GPUs_{name}")
-            return UnmetRequirement(dimension, _with_unit(dimension, least), _with_unit(dimension, there))
-        case "gpu-model":
-            return UnmetRequirement(
-                dimension, printable(clause), printable(str(value(slot, "GPUs_DeviceName") or "unknown"))
-            )
-        case "arch":
-            return UnmetRequirement(dimension, printable(clause), printable(str(value(slot, "Arch") or "unknown")))
-        case _:
-            return UnmetRequirement(dimension, printable(clause), _values_of(clause, job, slot, gpu))
+    if looked_at and dimension in ("vram", "capability", "driver"):
+        name, least = looked_at
+        there = number(slot, f"GPUs_{name}")
+        return UnmetRequirement(dimension, _with_unit(dimension, least), _with_unit(dimension, there))
+    if dimension in ("gpu-model", "arch"):
+        found = str(value(slot, "GPUs_DeviceName" if dimension == "gpu-model" else "Arch") or "unknown")
+        return UnmetRequirement(dimension, printable(clause), printable(found))
+    return UnmetRequirement(dimension, printable(clause), _values_of(clause, job, slot, gpu))
 
 
 def _values_of(clause: str, job: Ad, slot: Ad, gpu: bool) -> str:
     """Return ``Name=value`` of the slot's attributes that a clause looks at."""
-    parsed = expression(clause)
     values = []
-    for name in [] if parsed is None else sorted(str(name) for name in job.externalRefs(parsed)):
+    for name in sorted(classads.references(clause, job)):
         bare = name.partition(".")[2] if name.upper().startswith("TARGET.") else name
         found = value(slot, f"GPUs_{bare}" if gpu else bare)
         values.append(f"{bare}={'unknown' if found is None else found}")
@@ -340,20 +313,63 @@ def bound(clause: str, job: Ad) -> tuple[str, float] | None:
     parts = _BOUND.fullmatch(clause)
     if not parts:
         return None
-    least = as_number(evaluated(expression(parts[3]), job, classad2.ClassAd()))
+    least = evaluated_number(parts[3], job, classad2.ClassAd())
     return None if least is None else (parts[1], least)
 
 
 def _with_unit(dimension: str, amount: float | None) -> str:
     if amount is None:
         return "unknown"
-    match dimension:
-        case "vram":
-            return f"{amount:.15g} MiB"
-        case "driver" if amount >= 1000:
-            return f"CUDA {int(amount) // 1000}.{int(amount) % 1000 // 10}"
-        case _:
-            return f"{amount:.1f}"
+    if dimension == "vram":
+        return f"{amount:.15g} MiB"
+    if dimension == "driver" and amount >= 1000:
+        return f"CUDA {int(amount) // 1000}.{int(amount) % 1000 // 10}"
+    return f"{amount:.1f}"
+
+
+_MAX_SPLIT_LENGTH = 20_000
+_CLAUSE_TOKEN = re.compile(
+    r'"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'|&&|\|\||[()\[\]{}?]|[^"\'&|()\[\]{}?]+|.', re.DOTALL
+)
+
+
+def clauses(source_text: str) -> Iterator[str]:
+    """Yield the parts of ``a && b && (c && d)``: a, b, c, d. A part that is no conjunction is left whole."""
+    if len(source_text) > _MAX_SPLIT_LENGTH:
+        yield source_text
+        return
+    parts: list[str] = [""]
+    depth, loose = 0, False
+    for token in _CLAUSE_TOKEN.findall(source_text):
+        depth += (token in "([{") - (token in ")]}")
+        if depth == 0 and token in ("||", "?"):
+            loose = True  # weaker than && on either side of it: not a conjunction
+        if depth == 0 and token == "&&":
+            parts.append("")
+        else:
+            parts[-1] += token
+    if loose:
+        yield source_text.strip()
+        return
+    for part in parts:
+        bare = _unwrapped(part)
+        if bare == source_text.strip():
+            yield bare
+        else:
+            yield from clauses(bare)
+
+
+def _unwrapped(part: str) -> str:
+    """Return ``((a || b))`` without the parentheses that hold all of it."""
+    bare = part.strip()
+    while bare.startswith("(") and bare.endswith(")"):
+        depth, tokens = 0, _CLAUSE_TOKEN.findall(bare)
+        for at, token in enumerate(tokens):
+            depth += (token in "([{") - (token in ")]}")
+            if depth == 0 and at < len(tokens) - 1:
+                return bare
+        bare = bare[1:-1].strip()
+    return bare
 
 
 # ------------------------------------------------------------------------------------------------- what really arrived

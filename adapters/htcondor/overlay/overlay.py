@@ -6,14 +6,16 @@ The probes of `provisioner check --live` are here too.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
+from adapters.htcondor.daemons import failed
 from adapters.htcondor.overlay.drain import COLLECTOR_ADS, Drainer, DrainOrders, read_every_s
 from adapters.htcondor.overlay.history import HistoryPoller
 from adapters.htcondor.overlay.pool import PolledPool
@@ -23,6 +25,7 @@ from adapters.htcondor.overlay.work import ClaimWitnesses
 from adapters.htcondor.tokens import ClientDirectory, InvalidTokenError, TokenSigner, explain_token, read_token
 from adapters.shared.commands.local import LocalRunner
 from adapters.shared.printing import printable
+from adapters.shared.starts import rejected
 from provisioner import drone
 from provisioner.config.units import SecretUnreadableError
 from provisioner.interfaces import AdapterError, AuditFinding, AuthError, UnavailableError
@@ -50,26 +53,17 @@ _REMOVAL_TOKEN_S = 600.0
 
 def client_directory(config: HTCondorConfig) -> ClientDirectory:
     """Return the directory of the overlay's client."""
-    return ClientDirectory("the overlay", config.collector, config.token, config.token_directory, config.client_config)
+    return ClientDirectory("the overlay", config)
 
 
-@dataclass(frozen=True, slots=True)
-class DroneToken:
-    """A token of a drone: the one of all drones, or one that is signed when it is read."""
-
-    config: HTCondorConfig
-    drone_id: DroneId
-    lifetime_s: float
-
-    def read(self) -> str:
-        """Return the token. SecretUnreadableError if there is none."""
-        config = self.config
-        if config.drone_token_mode is DroneTokenMode.SIGNING_KEY:
-            assert config.drone_signing_key is not None  # validated
-            signer = TokenSigner(config.drone_signing_key, config.drone_signing_key_id, config.trust_domain)
-            return signer.token(config.drone_user.replace("{drone}", self.drone_id), time.time(), self.lifetime_s)
-        assert config.drone_token is not None  # validated
-        return config.drone_token.read()
+def drone_token(config: HTCondorConfig, drone_id: DroneId, lifetime_s: float) -> str:
+    """Return a token of a drone: the one of all drones, or one signed now. SecretUnreadableError if there is none."""
+    if config.drone_token_mode is DroneTokenMode.SIGNING_KEY:
+        assert config.drone_signing_key is not None  # validated
+        signer = TokenSigner(config.drone_signing_key, config.drone_signing_key_id, config.trust_domain)
+        return signer.token(config.drone_user.replace("{drone}", drone_id), time.time(), lifetime_s)
+    assert config.drone_token is not None  # validated
+    return config.drone_token.read()
 
 
 class _Connection:
@@ -179,8 +173,8 @@ class HTCondorOverlay:
         """Drain by the slot names of the last poll. A drone that was not in it has left already: that is success."""
         connection = self._connected()
         if self._view is None:
-            fault = Fault(FaultKind.DOWN, "no poll of the pool yet: its slot is unknown", 0.0)
-            return [OrderResult(drone_id, OrderOutcome.REJECTED, fault=fault) for drone_id in drone_ids]
+            message = "no poll of the pool yet: its slot is unknown"
+            return [rejected(drone_id, FaultKind.DOWN, message) for drone_id in drone_ids]
         names = {slot.drone_id: slot.name for slot in self._view.slots}
         return await connection.drainer.drain({each: names.get(each) for each in drone_ids}, mode, reason)
 
@@ -191,15 +185,14 @@ class HTCondorOverlay:
         """
         if not ended_at:
             return []
-        token = DroneToken(self._config, next(iter(ended_at)), _REMOVAL_TOKEN_S)
-        directory = ClientDirectory("the drones", self._config.collector, token, None, self._config.client_config)
-        child = WorkerProcess(COLLECTOR_ADS, self._config.collector, env=directory.env)
+        config, first = self._config, next(iter(ended_at))
+        directory = ClientDirectory("the drones", config, lambda: drone_token(config, first, _REMOVAL_TOKEN_S))
+        child = WorkerProcess(COLLECTOR_ADS, config.collector, env=directory.env)
         try:
             await asyncio.to_thread(directory.refresh)
             await child.call("remove", dict(ended_at), deadline_s=_REMOVAL_S)
         except AdapterError as error:
-            fault = Fault(error.kind, str(error), time.time())
-            return [OrderResult(drone_id, OrderOutcome.REJECTED, fault=fault) for drone_id in ended_at]
+            return [failed(drone_id, error) for drone_id in ended_at]
         finally:
             await child.close()
             directory.close()
@@ -211,7 +204,7 @@ class HTCondorOverlay:
         life_s = walltime_s + config.drone_token_margin if walltime_s else config.drone_token_lifetime
         lifetime_s = order.comes_within_s + life_s + order.grace_s
         try:
-            token = await asyncio.to_thread(DroneToken(config, order.drone_id, lifetime_s).read)
+            token = await asyncio.to_thread(drone_token, config, order.drone_id, lifetime_s)
         except SecretUnreadableError as error:
             raise AuthError(f"token for drones: {error}") from None
         files = {"token": f"{token}\n".encode()}
@@ -237,6 +230,8 @@ class HTCondorOverlay:
         return Bootstrap(script=drone.script("condor_drone.sh"), env=env, files=files)
 
 
+# -------------------------------------------------------------------------------------------------------------- probes
+
 PING_TIMEOUT_S = 20.0
 _MORE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -248,7 +243,9 @@ async def probe(config: HTCondorConfig, env: Mapping[str, str]) -> list[AuditFin
     """
     tool = shutil.which(config.drain_tool, path=env.get("PATH"))
     ping = Path(tool).with_name("condor_ping") if tool is not None else None
-    scopes = _scopes(config)
+    scopes = None  # all, and where no single token tells
+    with contextlib.suppress(SecretUnreadableError, InvalidTokenError):
+        scopes = read_token(config.token.read()).scopes if config.token is not None else None
     why: list[str] = []
     for wanted, setting in (("ADMINISTRATOR", "ALLOW_ADMINISTRATOR"), ("DAEMON", "COLLECTOR.ALLOW_DAEMON")):
         if wanted == "ADMINISTRATOR" and tool is None:
@@ -257,19 +254,19 @@ async def probe(config: HTCondorConfig, env: Mapping[str, str]) -> list[AuditFin
         if scopes is not None and wanted not in scopes:
             why.append(f"our token is not good for {wanted}")
             continue
-        code, said = await _run([str(ping), "-type", "collector", wanted], env) if ping and ping.exists() else (0, "")
-        if code == 0:
+        if ping is None or not ping.exists():
             return []
-        why.append(f"no {wanted} at the collector ({said}): add the token's identity to `{setting}`, `condor_reconfig`")
+        try:
+            command = [str(ping), "-type", "collector", wanted]
+            done = await LocalRunner(env).run(command, deadline_s=PING_TIMEOUT_S)
+            said = " ".join((done.out + done.err)[-600:].decode(errors="replace").split())
+            if done.code == 0:
+                return []
+        except UnavailableError as error:
+            said = str(error)
+        allow = f"add the token's identity to `{setting}`, `condor_reconfig`"
+        why.append(f"no {wanted} at the collector ({printable(said, 300)}): {allow}")
     return [AuditFinding("", "drain", f"drains would be refused: {'; '.join(why)}")]
-
-
-def _scopes(config: HTCondorConfig) -> frozenset[str] | None:
-    """Return the scopes that the controller's token is limited to; None for all, and where no single token tells."""
-    try:
-        return read_token(config.token.read()).scopes if config.token is not None else None
-    except (SecretUnreadableError, InvalidTokenError):
-        return None
 
 
 def no_orders(refused: Fault) -> AuditFinding:
@@ -294,14 +291,6 @@ def no_condor(config: HTCondorConfig) -> list[AuditFinding]:
             " or set `condor_prefix` to the directory above its `usr/sbin`"
         )
     return [] if found else [AuditFinding("", "htcondor", message)]
-
-
-async def _run(command: list[str], env: Mapping[str, str]) -> tuple[int, str]:
-    try:
-        done = await LocalRunner(env).run(command, deadline_s=PING_TIMEOUT_S)
-    except UnavailableError as error:
-        return 1, str(error)
-    return done.code, printable(" ".join((done.out + done.err)[-600:].decode(errors="replace").split()), 300)
 
 
 def explained(error: AuthError, config: HTCondorConfig) -> AuthError:

@@ -4,28 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-import classad2
-import htcondor2
-
-from adapters.htcondor.classads import (
-    IDLE,
-    LIMITS_PROJECTION,
-    Ad,
-    Refusal,
-    moment,
-    number,
-    refusals,
-    source,
-    text,
-    used_up,
-)
+from adapters.htcondor import classad2, classads, htcondor2
+from adapters.htcondor.classads import IDLE, Ad, moment, number, source, text
 from adapters.htcondor.daemons import Collectors
 from adapters.htcondor.overlay import job_classes, matching, work
 from adapters.htcondor.overlay.job_classes import JobGroup, QueueWait
@@ -54,8 +41,6 @@ _ITS_OWN = "UpdateSequenceNumber is undefined"
 """The ad that a collector made itself. The other collectors of the pool send it theirs, with a number."""
 _SAME_START_S = 2.0
 """Two starts of the collector differ by more than this."""
-_MAX_WARNINGS = 10
-"""Classes of which a note says what they say wrongly."""
 _MAX_REFUSED_JOBS = 1000
 """Jobs of one schedd that the negotiator has refused and that are looked at."""
 _FORGERS_INTERVAL_S = 60.0
@@ -113,13 +98,14 @@ class PoolPoller:
     def poll(self, types: Sequence[DroneType]) -> PolledPool:
         """Query slots first, then queues: a job that starts meanwhile is missed once rather than counted twice."""
         config, taken_at = self._config, time.time()
-        with self._schedds.files.asking("collector", config.collector):
+        with self._schedds.asking("collector", config.collector):
             self._collector.read_clock()
             ads = self._collector.query(htcondor2.AdType.Startd, ours(config.drone_identities), SLOT_PROJECTION)
-            seen = slots_view(ads, self._controller, self._to_our_clock, config.drone_identities)
+            seen = slots_view(ads, self._controller, self._collector.to_our_clock)
             listed = self._collector.schedds()
             cycle = self._cycle()
-            notices = [*self._forgers(), *seen.notices, *self._learn(seen, types, taken_at)]
+            notices = [*self._forgers(), *seen.notices]
+            notices += self._verdicts.learn(seen, types, taken_at, self._collector)
             notices += job_classes.quota_warnings(cycle.accounting, config.slot_weight)
             slots, restarted = self._after_restart(seen.slots, taken_at)
         device_milli = self._devices_of(seen, taken_at)
@@ -149,9 +135,9 @@ class PoolPoller:
             taken_at=taken_at,
             classes=tuple(classes),
             slots=at_work.on(slots),
-            negotiated_at=self._to_our_clock(cycle.ended_at) if cycle.ended_at else 0.0,
+            negotiated_at=self._collector.to_our_clock(cycle.ended_at) if cycle.ended_at else 0.0,
             notices=(*self._schedds.notices(config.schedds, taken_at), *notices, *restarted),
-            remarks=(*seen.remarks, *_doubts(by_class)),
+            remarks=seen.remarks,
             evictions=at_work.evictions,
             groups=job_classes.accounting_groups(cycle.accounting, classes, config.slot_weight),
             mishaps=at_work.failures,
@@ -163,7 +149,7 @@ class PoolPoller:
     def _asked(self, queue: ScheddQueue) -> Iterator[None]:
         """Note which schedd is asked, and raise what the bindings raise as an error that names it."""
         whom = f"schedd {printable(queue.name, 80)}"
-        with self._schedds.files.asking("schedd", queue.name), self._collector.errors.translated(whom):
+        with self._schedds.asking("schedd", queue.name), self._collector.errors.translated(whom):
             yield
 
     def _query(
@@ -189,9 +175,6 @@ class PoolPoller:
             self._forged = (notice,) if ads else ()
         return self._forged
 
-    def _to_our_clock(self, theirs: float) -> float:
-        return theirs - self._collector.skew_s
-
     def _queues(self, ads: Mapping[str, Ad], now: float) -> list[ScheddQueue]:
         """Return the schedds whose jobs count and that answer a trivial question.
 
@@ -211,7 +194,7 @@ class PoolPoller:
         queues = queues_of(ads, wanted)
         if not queues:
             which = ", ".join(printable(name, 80) for name in wanted or known.silent) or "any schedd"
-            lists = ", ".join(printable(name, 80) for name in islice(sorted(ads), _MAX_WARNINGS))
+            lists = ", ".join(printable(name, 80) for name in sorted(ads)[:10])
             more = f"; it lists {lists}" if lists else ""
             raise UnavailableError(f"collector {self._config.collector} does not list {which}{more}")
         if len(queues) > 1 or known.silent:  # an only one that keeps us waiting is named at the next poll
@@ -274,7 +257,7 @@ class PoolPoller:
         if before is not None:
             restarted = abs(started - before) > _SAME_START_S
         else:  # the first that is asked, or another one of the pool, which may just have come back
-            restarted = bool(self._collector_started) and self._to_our_clock(started) > now - memory_s
+            restarted = bool(self._collector_started) and self._collector.to_our_clock(started) > now - memory_s
         if restarted:
             self._restarted_at = now
         self._collector_started[self._collector.address] = started
@@ -285,14 +268,6 @@ class PoolPoller:
         self._last_slots = slots + kept
         notices = [f"collector restarted: {len(kept)} slots keep their last known state"] if kept else []
         return self._last_slots, notices
-
-    def _learn(self, seen: SlotsView, types: Sequence[DroneType], now: float) -> list[str]:
-        """Look at one whole slot ad of each drone type, now and then: what really arrived replaces the template."""
-        known = self._verdicts
-        for kind, name in known.to_learn(seen.types, types, now):
-            if found := self._collector.query(htcondor2.AdType.Startd, f"Name == {classad2.quote(name)}"):
-                known.learn(kind, found[0], now)
-        return known.differences(types)
 
     def _devices_of(self, seen: SlotsView, now: float) -> Mapping[DroneId, int]:
         """Return what a GPU that a drone gives to a job is of a real one.
@@ -335,13 +310,13 @@ class PoolPoller:
                     fresh[known[found.key]] = fresh.get(known[found.key], 0) + found.count
         return fresh
 
-    def _refusals(self, queue: ScheddQueue, groups: Sequence[JobGroup], now: float) -> dict[str, Refusal]:
+    def _refusals(self, queue: ScheddQueue, groups: Sequence[JobGroup], now: float) -> dict[str, classads.Refusal]:
         """Return the negotiator's newest refusals of a schedd's waiting jobs, by their concurrency limits."""
         if all(each.status != IDLE or source(each.ad, "ConcurrencyLimits") in ("", "undefined") for each in groups):
             return {}
         refused = f"JobStatus == {IDLE} && ConcurrencyLimits isnt undefined && LastRejMatchTime > 0"
-        projection = ["JobStatus", "ServerTime", *LIMITS_PROJECTION]
-        return refusals(self._query(queue, refused, projection, _MAX_REFUSED_JOBS), now)
+        projection = ["JobStatus", "ServerTime", *classads.LIMITS_PROJECTION]
+        return classads.refusals(self._query(queue, refused, projection, _MAX_REFUSED_JOBS), now)
 
     def _waits_of(
         self, by_class: dict[str, list[JobGroup]], queues: Sequence[ScheddQueue], now: float
@@ -375,42 +350,65 @@ class PoolPoller:
         return QueueWait.of(ads[0], time.time()) if ads else None
 
 
+@dataclass(slots=True)
+class _JudgedType:
+    """Verdicts on one drone type, and the slot ad that they are about."""
+
+    kind: DroneType
+    template: Ad
+    received: matching.ReceivedSlot | None = None
+    """The slot of a drone of this type, as it arrived."""
+    learnt_at: float = 0.0
+    verdicts: dict[str, tuple[UnmetRequirement | None, float]] = field(default_factory=dict)
+    """By shape of the jobs, with the time (monotonic) after which a verdict is made anew."""
+
+
 class Verdicts:
     """Verdicts of jobs' requirements on drone types, by a slot of the type that was really received, if any."""
 
     def __init__(self, drone_config: str) -> None:
         self._drone_config = drone_config
-        self._known: dict[tuple[str, TypeKey], UnmetRequirement | None] = {}
-        """By shape of the jobs and type."""
-        self._passing: dict[tuple[str, TypeKey], float] = {}
-        """Verdicts that depend on the time, and when they were made (monotonic)."""
-        self._types: dict[TypeKey, DroneType] = {}
-        self._templates: dict[TypeKey, Ad] = {}
-        self._received: dict[TypeKey, tuple[float, matching.ReceivedSlot]] = {}
+        self._types: dict[TypeKey, _JudgedType] = {}
 
-    def to_learn(
-        self, listed: Iterable[tuple[DroneId, TypeKey, str]], types: Iterable[DroneType], now: float
-    ) -> Iterator[tuple[DroneType, str]]:
-        """Yield types, each with the name of a slot of it, whose whole ad is to be learnt now."""
+    def keep(self, by_class: Mapping[str, list[JobGroup]], types: Sequence[DroneType]) -> None:
+        """Forget the verdicts on classes and types that are gone or have changed."""
+        known, self._types = self._types, {}
+        shapes = {group.shape for groups in by_class.values() for group in groups}
+        for kind in types:
+            old = known.get(kind.key)
+            self._types[kind.key] = old if old and old.kind == kind else self._new(kind, old)
+        for each in self._types.values():
+            each.verdicts = {shape: found for shape, found in each.verdicts.items() if shape in shapes}
+
+    def _new(self, kind: DroneType, old: _JudgedType | None) -> _JudgedType:
+        received, learnt_at = (old.received, old.learnt_at) if old else (None, 0.0)
+        return _JudgedType(kind, matching.template(kind, received, self._drone_config), received, learnt_at)
+
+    def learn(self, seen: SlotsView, types: Sequence[DroneType], now: float, collector: Collectors) -> list[str]:
+        """Look at one whole slot ad of each drone type, now and then: what really arrived replaces the template.
+
+        Return a line for everything that arrived less than ordered.
+        """
         wanted = {kind.key: kind for kind in types}
-        for _, key, name in listed:
-            if key in wanted and now - self._received.get(key, (0.0, None))[0] >= _RELEARN_S:
-                yield wanted[key], name
-
-    def learn(self, kind: DroneType, slot: Ad, now: float) -> None:
-        """Put what really arrived in the place of the template."""
-        got = matching.received(slot)
-        if kind.key not in self._received or self._received[kind.key][1] != got:
-            self._forget_type(kind.key)
-        self._received[kind.key] = now, replace(got, notices=matching.differences(kind, got))
-
-    def differences(self, types: Iterable[DroneType]) -> list[str]:
-        """Return a line for everything that arrived less than ordered."""
-        keys = dict.fromkeys(kind.key for kind in types)
-        return [line for key in keys if key in self._received for line in self._received[key][1].notices]
+        for _, key, name in seen.types:
+            if key not in wanted or (key in self._types and now - self._types[key].learnt_at < _RELEARN_S):
+                continue
+            for slot in collector.query(htcondor2.AdType.Startd, f"Name == {classad2.quote(name)}")[:1]:
+                each = self._types.setdefault(key, self._new(wanted[key], None))
+                received, each.learnt_at = matching.received(slot), now
+                if received != each.received:
+                    each.received, each.verdicts = received, {}
+                    each.template = matching.template(each.kind, received, self._drone_config)
+        there = ((kind, self._types.get(kind.key)) for kind in types)
+        return [
+            line
+            for kind, each in there
+            if each is not None and each.received is not None
+            for line in matching.differences(kind, each.received)
+        ]
 
     def judged(self, jobs: JobClass, groups: list[JobGroup], types: Sequence[DroneType], until: float) -> JobClass:
-        """Return a class with the types that its requirements refuse.
+        """Return a class with the types that its requirements refuse; ``types`` are those of :meth:`keep`.
 
         What could not be judged ``until`` now is refused for this once: the next poll goes on where this one ended.
         """
@@ -421,46 +419,16 @@ class Verdicts:
         for kind in types:
             if not numbers_fit(jobs, kind):
                 continue
-            key = groups[0].shape, kind.key
-            if self._passing.get(key, math.inf) < time.monotonic() - _REJUDGED_S and time.monotonic() <= until:
-                del self._known[key], self._passing[key]
-            if key not in self._known:
-                if time.monotonic() > until:
-                    refuses[kind.key] = _NOT_YET
-                    continue
+            judged, shape, now = self._types[kind.key], groups[0].shape, time.monotonic()
+            verdict, expires_at = judged.verdicts.get(shape, (_NOT_YET, -math.inf))
+            if expires_at < now <= until:
                 ad = ad or job_classes.as_job(job_classes.representative(groups))
-                slot = self._template(kind)
-                self._known[key] = matching.unmet_requirement(ad, slot)
-                if job_classes.passes(ad) or "time()" in source(slot, "Start"):
-                    self._passing[key] = time.monotonic()
-            verdict = self._known[key]
+                verdict = matching.unmet_requirement(ad, judged.template)
+                passes = job_classes.passes(ad) or "time()" in source(judged.template, "Start")
+                judged.verdicts[shape] = verdict, now + _REJUDGED_S if passes else math.inf
             if verdict is not None:
                 refuses[kind.key] = verdict
         return replace(jobs, refuses=refuses) if refuses else jobs
-
-    def _template(self, kind: DroneType) -> Ad:
-        if kind.key not in self._templates:
-            received = self._received.get(kind.key)
-            got = received[1] if received else None
-            self._templates[kind.key] = matching.template(kind, got, self._drone_config)
-        return self._templates[kind.key]
-
-    def keep(self, by_class: Mapping[str, list[JobGroup]], types: Sequence[DroneType]) -> None:
-        """Forget the verdicts on classes and types that are gone or have changed."""
-        for kind in types:
-            if self._types.get(kind.key) != kind:
-                self._forget_type(kind.key)
-        self._types = {kind.key: kind for kind in types}
-        shapes = {group.shape for groups in by_class.values() for group in groups}
-        self._drop(lambda shape, key: shape not in shapes or key not in self._types)
-
-    def _forget_type(self, key: TypeKey) -> None:
-        self._templates.pop(key, None)
-        self._drop(lambda _, of: of == key)
-
-    def _drop(self, gone: Callable[[str, TypeKey], bool]) -> None:
-        self._known = {key: verdict for key, verdict in self._known.items() if not gone(*key)}
-        self._passing = {key: at for key, at in self._passing.items() if key in self._known}
 
 
 def numbers_fit(jobs: JobClass, kind: DroneType) -> bool:
@@ -476,16 +444,6 @@ def numbers_fit(jobs: JobClass, kind: DroneType) -> bool:
     )
 
 
-def _doubts(by_class: dict[str, list[JobGroup]]) -> list[str]:
-    """Return a few warnings: each comes from a submit file, and there may be thousands of the same."""
-    found = (
-        line
-        for class_id, groups in sorted(by_class.items())
-        for line in job_classes.share_warnings(class_id, job_classes.representative(groups))
-    )
-    return list(islice(found, _MAX_WARNINGS))
-
-
 def limits_of(by_class: dict[str, list[JobGroup]], answers: Mapping[str, ScheddAnswer]) -> dict[str, tuple[int, str]]:
     """Return how many idle jobs of each class no slot would help, and the reason.
 
@@ -493,7 +451,7 @@ def limits_of(by_class: dict[str, list[JobGroup]], answers: Mapping[str, ScheddA
     """
     idle = [(class_id, g) for class_id, groups in sorted(by_class.items()) for g in groups if g.status == IDLE]
     found: dict[str, tuple[int, str]] = {}
-    reached = used_up(*(answer.refusals for answer in answers.values()))
+    reached = classads.used_up(*(answer.refusals for answer in answers.values()))
     left = {name: answer.slack for name, answer in answers.items()}
     for class_id, g in idle:
         limits, more = text(g.ad, "ConcurrencyLimits", 80), left.get(g.schedd)

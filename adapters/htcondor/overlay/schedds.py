@@ -13,14 +13,12 @@ import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
-from hashlib import blake2s
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import htcondor2
-
+from adapters.htcondor import htcondor2
 from adapters.htcondor.classads import SAME_CLOCK_S, Ad, Refusal, moment, number
 from adapters.htcondor.overlay.job_classes import JobGroup
 from adapters.htcondor.overlay.work import EVICTION_REPORTED_S, PoolWork
@@ -80,19 +78,37 @@ class ScheddSilence:
 
     since: float
     tried_at: float
-    why: str
+    error: AdapterError
     hung: int = 0
     """Questions in a row that it accepted and did not answer in time."""
 
 
-class AnswerFiles:
-    """Values in a private directory that outlive the worker, and a note of who is being asked."""
+class ScheddRegistry:
+    """The schedds that answer, those that do not, and the last answer of each, beyond the end of the worker."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._written: dict[str, bytes] = {}
-        with suppress(OSError):
+    def __init__(self, memory_s: float, directory: Path) -> None:
+        """Go on where the process before this one was ended, which may have been while it asked a schedd."""
+        self.memory_s, self._directory = memory_s, directory
+        self.answered: set[str] = set()
+        """Schedds that have ever answered."""
+        self.silent: dict[str, ScheddSilence] = {}
+        self.last: dict[str, ScheddAnswer] = {}
+        with suppress(OSError, EOFError, pickle.UnpicklingError):  # none was written
             directory.mkdir(mode=0o700, exist_ok=True)
+            self.answered, self.silent, self.last = pickle.loads((directory / "known").read_bytes())
+        whom, name = asked(directory)
+        if whom == "schedd":
+            self.failed(name, UnavailableError("no answer before the deadline of a poll"), time.time(), hung=True)
+            self.save()
+        self.note_asked("")
+
+    def save(self) -> None:
+        """Keep what a process after this one needs. Answers only where one of several schedds may become silent."""
+        kept = self.last if len(self.last) > 1 or self.silent else {}
+        with suppress(OSError):
+            fresh = self._directory / "known.new"
+            fresh.write_bytes(pickle.dumps((self.answered, self.silent, kept), protocol=pickle.HIGHEST_PROTOCOL))
+            fresh.replace(self._directory / "known")
 
     @contextmanager
     def asking(self, whom: str, name: str) -> Iterator[None]:
@@ -106,53 +122,6 @@ class AnswerFiles:
     def note_asked(self, whom: str) -> None:
         with suppress(OSError):
             (self._directory / "asking").write_text(whom, encoding="utf-8")
-
-    def write(self, file: str, value: object) -> None:
-        """Write a value, unless the file has it already."""
-        body = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
-        digest = blake2s(body).digest()
-        if self._written.get(file) == digest:
-            return
-        with suppress(OSError):
-            fresh = self._directory / f"{file}.new"
-            fresh.write_bytes(body)
-            fresh.replace(self._directory / file)
-            self._written[file] = digest
-
-    def read(self, file: str) -> Any:
-        """Return the value of a file; None if there is none."""
-        try:
-            return pickle.loads((self._directory / file).read_bytes())
-        except (OSError, EOFError, pickle.UnpicklingError):  # none was written
-            return None
-
-    def remove(self, file: str) -> None:
-        self._written.pop(file, None)
-        (self._directory / file).unlink(missing_ok=True)
-
-
-class ScheddRegistry:
-    """The schedds that answer, those that do not, and the last answer of each, beyond the end of the worker."""
-
-    def __init__(self, memory_s: float, directory: Path) -> None:
-        """Go on where the process before this one was ended, which may have been while it asked a schedd."""
-        self.memory_s, self.files = memory_s, AnswerFiles(directory)
-        self.answered: set[str]
-        """Schedds that have ever answered."""
-        self.silent: dict[str, ScheddSilence]
-        taken_at: dict[str, float]
-        self.answered, self.silent, taken_at = self.files.read("known") or (set(), {}, {})
-        kept = {name: self.files.read(_file(name)) for name in taken_at}
-        self.last: dict[str, ScheddAnswer] = {
-            name: replace(answer, taken_at=taken_at[name]) for name, answer in kept.items() if answer is not None
-        }
-        self.errors: dict[str, AdapterError] = {}
-        """Newest errors of silent ones, of this process."""
-        whom, name = asked(directory)
-        if whom == "schedd":
-            self.failed(name, UnavailableError("no answer before the deadline of a poll"), time.time(), hung=True)
-            self.save()
-        self.files.note_asked("")
 
     def due(self, queues: Sequence[ScheddQueue], now: float) -> list[ScheddQueue]:
         """Return the schedds to ask: those that answer, and now and then the silent ones; all, if none answers."""
@@ -186,66 +155,51 @@ class ScheddRegistry:
         known, last = self.silent.get(name), self.last.get(name)
         since = known.since if known else last.taken_at if last else now
         tries = (known.hung if known else 0) + 1 if hung else 0
-        self.silent[name], self.errors[name] = ScheddSilence(since, 0.0 if unlisted else now, str(error), tries), error
+        self.silent[name] = ScheddSilence(since, 0.0 if unlisted else now, error, tries)
 
     def heard(self, name: str, answer: ScheddAnswer | None = None) -> None:
         """Note that a schedd answers, and its whole answer."""
         self.silent.pop(name, None)
-        self.errors.pop(name, None)
         self.answered.add(name)
         if answer is not None:
             self.last[name] = answer
 
     def forget(self, name: str) -> None:
         """Forget a schedd that has gone."""
-        for known in (self.silent, self.last, self.errors):
-            known.pop(name, None)
+        self.silent.pop(name, None)
+        self.last.pop(name, None)
         self.answered.discard(name)
-        self.files.remove(_file(name))
 
     def kept(self, now: float) -> Mapping[str, ScheddAnswer]:
         """Return the last answers of silent schedds, for as long as they count."""
         for name in self.silent.keys() & self.last.keys():
             if now - self.last[name].taken_at > self.memory_s:
                 del self.last[name]
-                self.files.remove(_file(name))
         return {name: self.last[name] for name in sorted(self.silent.keys() & self.last.keys())}
 
     def error(self) -> AdapterError:
         """Return the error of a poll for which no schedd answers; it names them."""
-        message = "; ".join(
-            f"schedd {printable(name, 80)}: {each.why}" for name, each in islice(self.silent.items(), 5)
-        )
-        first = next(iter(self.errors.values()), UnavailableError(""))
-        return type(first)(message, first.kind)
+        some = list(islice(self.silent.items(), 5))
+        message = "; ".join(f"schedd {printable(name, 80)}: {each.error}" for name, each in some)
+        return type(some[0][1].error)(message, some[0][1].error.kind)
 
-    def notices(self, named: Sequence[str], now: float) -> list[str]:
-        """Return a line for each silent schedd. ``named``: those of the configuration."""
-        silent = sorted(self.silent.items())[:_MAX_SILENCE_NOTICES]
-        return [self._notice(name, each, name in named, now) for name, each in silent]
-
-    def _notice(self, name: str, silence: ScheddSilence, named: bool, now: float) -> str:
-        shown, why, minutes = printable(name, 80), printable(silence.why, 160), int((now - silence.since) // 60)
-        age = f"{minutes} min" if minutes else "less than a minute"
-        if name not in self.answered and not named:
-            return (
-                f"schedd {shown} has never answered and is left out ({why}): name the schedds that count under"
-                " `schedds`, or let our identity READ there"
-            )
-        if name in self.last:
-            return f"schedd {shown} does not answer ({why}): its jobs count as they were {age} ago"
-        return f"schedd {shown} has not answered for {age} ({why}): its jobs are left out"
+    def notices(self, named: Sequence[str], now: float) -> Iterator[str]:
+        """Yield a line for each silent schedd. ``named``: those of the configuration."""
+        for name, silence in sorted(self.silent.items())[:_MAX_SILENCE_NOTICES]:
+            shown, why = printable(name, 80), printable(str(silence.error), 160)
+            minutes = int((now - silence.since) // 60)
+            age = f"{minutes} min" if minutes else "less than a minute"
+            if name not in self.answered and name not in named:
+                repair = "name the schedds that count under `schedds`, or let our identity READ there"
+                yield f"schedd {shown} has never answered and is left out ({why}): {repair}"
+            elif name in self.last:
+                yield f"schedd {shown} does not answer ({why}): its jobs count as they were {age} ago"
+            else:
+                yield f"schedd {shown} has not answered for {age} ({why}): its jobs are left out"
 
     def unheard(self, named: Sequence[str]) -> tuple[str, ...]:
         """Return the silent schedds whose jobs should count."""
         return tuple(printable(n, 80) for n in sorted(self.silent) if n in self.answered or n in named)
-
-    def save(self) -> None:
-        """Keep what a process after this one needs. Answers only where one of several schedds may become silent."""
-        kept = self.last if len(self.last) > 1 or self.silent else {}
-        for name, answer in kept.items():  # without its time, so that an equal answer is not rewritten
-            self.files.write(_file(name), replace(answer, taken_at=0.0))
-        self.files.write("known", (self.answered, self.silent, {name: kept[name].taken_at for name in kept}))
 
 
 def asked(directory: Path) -> tuple[str, str]:
@@ -296,10 +250,6 @@ def _started(ask: Callable[[], object]) -> int:
         code = 0
     finally:
         os._exit(code)
-
-
-def _file(name: str) -> str:
-    return f"answer-{blake2s(name.encode(errors='replace'), digest_size=8).hexdigest()}"
 
 
 def queues_of(ads: Mapping[str, Ad], names: Collection[str]) -> list[ScheddQueue]:

@@ -6,20 +6,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-import classad2
-
-from adapters.htcondor.classads import (
-    Ad,
-    as_number,
-    attribute_names,
-    expression,
-    moment,
-    slot_state,
-    source,
-    text,
-    value,
-    whole,
-)
+from adapters.htcondor import classads
+from adapters.htcondor.classads import Ad, moment, source, text, value, whole
 from adapters.shared.printing import printable
 from provisioner.model import WHOLE_GPU, DroneId, Slot, SlotState, TypeKey, type_key
 from provisioner.sharing import MOST_SHARES, share_milli
@@ -30,12 +18,12 @@ _TEXTS = ("Name", "DroneId", "SiteName", "DroneType", "State", "Activity", "GPUs
 _MAX_TEXT = 1000
 """Characters of a text in a slot ad: a poll with a hundred forged ads of a megabyte each takes too long."""
 
-SLOT_PROJECTION = attribute_names(
+SLOT_PROJECTION = classads.attribute_names(
     """
     Name DroneId SiteName DroneType SlotType SlotID State Activity ChildState NumDynamicSlots NumDynamicSlotsTime
     Cpus Memory Disk GPUs LastHeardFrom MyCurrentTime JobStarts EnteredCurrentState Start DroneReady DroneHealthy
     Draining DroneDraining DroneRetiresAt DaemonStartTime GPUs_DeviceName GPUs_GlobalMemoryMb GPUs_Capability
-    TotalSlotGPUs DroneShares AuthenticatedIdentity RemoteOwner ChildRemoteOwner
+    TotalSlotGPUs DroneShares RemoteOwner ChildRemoteOwner
     """
 )
 
@@ -45,8 +33,9 @@ DRONE_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 def ours(identities: str = "") -> str:
     """Return the constraint for slots of drones.
 
-    Ads that another drone's identity has sent, and ads with huge texts, stay in the collector. ``identities``: as for
-    ``slots_view``.
+    Ads that another drone's identity has sent, and ads with huge texts, stay in the collector. ``identities``: the
+    identity that each drone has, with ``{drone}`` for its id. (What none of them has sent is of a drone whose token
+    does not have its id.)
     """
     short = " && ".join(f"(size({name}) <= {_MAX_TEXT}) isnt false" for name in _TEXTS)
     return f"{OUR_SLOTS} && {short}" + (f" && !({forged(identities)})" if identities else "")
@@ -99,14 +88,10 @@ class SlotsView:
     """Lines that need no operator."""
 
 
-def slots_view(
-    ads: Iterable[Ad], controller: str, to_our_clock: Callable[[float], float], identities: str = ""
-) -> SlotsView:
+def slots_view(ads: Iterable[Ad], controller: str, to_our_clock: Callable[[float], float]) -> SlotsView:
     """Return one slot per drone of this controller, and a line for each ad that makes no sense.
 
-    ``to_our_clock`` turns a time of the collector's clock into one of ours. ``identities``: the identity that each
-    drone has, with ``{drone}`` for its id. An ad that another drone's identity has sent is left out. (One that none of
-    them has sent is of a drone whose token does not have its id.)
+    ``ads``: those of :func:`ours`. ``to_our_clock`` turns a time of the collector's clock into one of ours.
     """
     found: dict[DroneId, list[SlotObservation]] = {}
     notices: list[str] = []
@@ -118,8 +103,6 @@ def slots_view(
             notices.append(f"slot {text(ad, 'Name', 60)!r} ignored: {shown!r} is not a drone id")
         elif not drone_id.startswith(f"{controller}-"):
             strangers += 1
-        elif sender := _other_drone(ad, drone_id, identities):
-            notices.append(f"slot {text(ad, 'Name', 60)!r} ignored: drone {sender} sent it, not {drone_id}")
         else:
             found.setdefault(DroneId(drone_id), []).append(_slot_observation(ad, DroneId(drone_id), to_our_clock))
     slots, types, device_milli, users = [], [], {}, {}
@@ -142,13 +125,6 @@ _CLOCK_STEP_S = 60.0
 """Clocks that are less than about half of this apart are taken for the same."""
 
 
-def _other_drone(ad: Ad, drone_id: str, identities: str) -> str:
-    """Return the id of the other drone whose identity has sent an ad (as the collector says); empty if none has."""
-    before, _, after = map(re.escape, identities.partition("{drone}"))
-    found = re.fullmatch(f"{before}({DRONE_ID.pattern}){after}", text(ad, "AuthenticatedIdentity", 300))
-    return found[1] if identities and found and found[1] != drone_id else ""
-
-
 def _slot_observation(ad: Ad, drone_id: DroneId, to_our_clock: Callable[[float], float]) -> SlotObservation:
     heard, jobs = moment(ad, "LastHeardFrom"), _claims(ad)
     heard_at = to_our_clock(heard) if heard > 0 else 0.0
@@ -156,12 +132,13 @@ def _slot_observation(ad: Ad, drone_id: DroneId, to_our_clock: Callable[[float],
     changed = "NumDynamicSlotsTime" if value(ad, "SlotType") == "Partitionable" else "EnteredCurrentState"
     now = moment(ad, "MyCurrentTime") or heard
     idle_s = max(0.0, now - (moment(ad, changed) or moment(ad, "EnteredCurrentState") or now))
-    capability = as_number(value(ad, "GPUs_Capability")) or 0
+    capability = classads.number(ad, "GPUs_Capability") or 0
+    device_milli = share_milli(min(max(1, whole(ad, "DroneShares")), MOST_SHARES))
     slot = Slot(
         drone_id=drone_id,
         state=_state(ad, jobs),
         heard_at=heard_at,
-        free_gpu_milli=_free_gpu_milli(ad),
+        free_gpu_milli=_free_gpu_milli(ad, device_milli),
         free_cpus=whole(ad, "Cpus"),
         free_memory_mib=whole(ad, "Memory"),
         free_disk_mib=whole(ad, "Disk") // 1024,
@@ -179,7 +156,7 @@ def _slot_observation(ad: Ad, drone_id: DroneId, to_our_clock: Callable[[float],
         type=type_key(text(ad, "SiteName", 63), text(ad, "DroneType", 63)),
         started=moment(ad, "DaemonStartTime"),
         slot_id=whole(ad, "SlotID"),
-        device_milli=_device_milli(ad),
+        device_milli=device_milli,
         ad_name=text(ad, "Name", 600),
         users=_users(ad),
     )
@@ -205,13 +182,9 @@ def _retires_at(ad: Ad, heard_at: float) -> float:
     return max(0.0, retires_at + off_s)
 
 
-def _device_milli(ad: Ad) -> int:
-    return share_milli(min(max(1, whole(ad, "DroneShares")), MOST_SHARES))
-
-
-def _free_gpu_milli(ad: Ad) -> int:
+def _free_gpu_milli(ad: Ad, device_milli: int) -> int:
     """Return the slot's GPUs less the shares that jobs have. Remainders of rounding are left out."""
-    each, free = _device_milli(ad), whole(ad, "GPUs")
+    each, free = device_milli, whole(ad, "GPUs")
     if each == WHOLE_GPU:
         return free * WHOLE_GPU
     there = max(free, whole(ad, "TotalSlotGPUs"))
@@ -221,7 +194,7 @@ def _free_gpu_milli(ad: Ad) -> int:
 def _claims(ad: Ad) -> int:
     """Return the number of claims in the slot. Claimed and idle is claimed: its job may be on the way."""
     if value(ad, "SlotType") != "Partitionable":
-        return int(slot_state(ad)[0] in _CLAIMED)
+        return int(classads.slot_state(ad)[0] in _CLAIMED)
     children = value(ad, "ChildState")
     claimed = 0
     if isinstance(children, list):
@@ -230,7 +203,7 @@ def _claims(ad: Ad) -> int:
 
 
 def _state(ad: Ad, jobs: int) -> SlotState:
-    state, activity = slot_state(ad)
+    state, activity = classads.slot_state(ad)
     ordered = value(ad, "Draining") is True or value(ad, "DroneDraining") is True
     if ordered or state == "drained" or activity == "retiring":
         return SlotState.DRAINING
@@ -242,10 +215,7 @@ def _state(ad: Ad, jobs: int) -> SlotState:
 
 def _never_starts(ad: Ad) -> bool:
     """Return True if START is false whatever the job."""
-    tree = expression(source(ad, "Start")) if source(ad, "Start") else None
-    if tree is None:
-        return False
-    asks_the_job = any(str(name).lower().startswith("target.") for name in classad2.ClassAd().externalRefs(tree))
+    asks_the_job = any(name.lower().startswith("target.") for name in classads.references(source(ad, "Start")))
     return not asks_the_job and value(ad, "Start") is False
 
 

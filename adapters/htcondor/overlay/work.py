@@ -11,21 +11,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-import classad2
-
-from adapters.htcondor.classads import (
-    HELD,
-    IDLE,
-    IN_SLOT,
-    Ad,
-    attribute_names,
-    job_id,
-    moment,
-    number,
-    text,
-    value,
-    whole,
-)
+from adapters.htcondor import classad2, classads
+from adapters.htcondor.classads import HELD, IDLE, IN_SLOT, Ad, job_id, moment, number, text, whole
 from adapters.htcondor.overlay.job_classes import JobRequest, request
 from adapters.htcondor.overlay.slots import DRONE_ID
 from provisioner.model import WHOLE_GPU, DroneId, Eviction, JobFailure, Slot
@@ -33,7 +20,7 @@ from provisioner.model import WHOLE_GPU, DroneId, Eviction, JobFailure, Slot
 EVICTION_REPORTED_S = 900.0
 """An eviction is reported for this long."""
 
-WORK_PROJECTION = attribute_names(
+WORK_PROJECTION = classads.attribute_names(
     """
     ClusterId ProcId JobStatus LastJobStatus RemoteHost LastRemoteHost JobCurrentStartDate
     JobCurrentStartExecutingDate JobLastStartDate LastVacateTime JobDisconnectedDate LastJobLeaseRenewal
@@ -171,7 +158,7 @@ def _failure(ad: Ad, controller: str, to_our_clock: Callable[[float], float]) ->
 
 def drone_named(ad: Ad, name: str, controller: str) -> DroneId | None:
     """Return the drone of this controller whose slot an attribute of a job names; None for other slots."""
-    found = value(ad, name)
+    found = classads.value(ad, name)
     parts = _DRONE_SLOT.fullmatch(found[:_MAX_SLOT_NAME]) if isinstance(found, str) else None
     if parts and DRONE_ID.fullmatch(parts[1]) and parts[1].startswith(f"{controller}-"):
         return DroneId(parts[1])
@@ -282,7 +269,7 @@ def cause_of_end(ad: Ad, run_s: float) -> str:
 
     Empty if it was none, or took too long for one of the node's.
     """
-    by_signal, code = value(ad, "ExitBySignal") is True, value(ad, "ExitCode")
+    by_signal, code = classads.value(ad, "ExitBySignal") is True, classads.value(ad, "ExitCode")
     failed = by_signal or (isinstance(code, int) and code != 0)
     if run_s > SHORT_RUN_S or not failed:
         return ""

@@ -10,25 +10,15 @@ from __future__ import annotations
 import re
 import string
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from functools import partial
 from itertools import chain, islice, product
 from typing import NamedTuple
 
-import classad2
-
-from adapters.htcondor.classads import Ad, as_number, evaluated, expression, holds, source
-from adapters.htcondor.site.nodes import (
-    MachineSlot,
-    PoolMachine,
-    SlotResources,
-    could_host,
-    drone_job,
-    request,
-    shape,
-    start_of,
-)
+from adapters.htcondor import classad2
+from adapters.htcondor.classads import Ad, evaluated, evaluated_number, holds, references, source
+from adapters.htcondor.site import nodes
+from adapters.htcondor.site.nodes import MachineSlot, PoolMachine, SlotResources, drone_job, request, start_of
 from adapters.shared.printing import printable
 from provisioner.interfaces import AuditFinding
 from provisioner.model import DroneType, Reserve, ReserveWhen, SitePolicy
@@ -90,31 +80,26 @@ def render(policy: SitePolicy, types: Iterable[DroneType], *, backfill: str = BA
 
     ``backfill``: ClassAd expression that is true for a drone's job (``TARGET.`` is the job).
     """
-    parts = (
-        _head(policy),
-        _blocking(policy.blocking) if policy.blocking else _NOTHING_KEPT,
-        _preemption(policy, backfill),
-        _central(backfill),
-        _foot(policy, tuple(types)),
-    )
-    return "\n".join(parts)
-
-
-def _head(policy: SitePolicy) -> str:
-    return f"""\
+    head = f"""\
 # Blocking and preemption for drones at site {policy.site}: `provisioner render blocking --site {policy.site}`.
 # Do not edit: change the site's file and print it again. Put it into config.d of the execute nodes and of the central
 # manager, after the site's own files: it adds to their START, RANK, MAXJOBRETIREMENTTIME, MACHINEMAXVACATETIME,
 # WANT_VACATE and PREEMPTION_REQUIREMENTS. Then: condor_reconfig.
 """
-
-
-_NOTHING_KEPT = """\
-# ---- Blocking: the site's file has no `blocking`, so nothing is kept for free GPUs.
-"""
+    nothing = "# ---- Blocking: the site's file has no `blocking`, so nothing is kept for free GPUs.\n"
+    blocking = _blocking(policy.blocking) if policy.blocking else nothing
+    foot = "\n".join([*_uncovered(policy, tuple(types)), "# ---- end"]) + "\n"
+    return "\n".join((head, blocking, _preemption(policy, backfill), _central(backfill), foot))
 
 
 # ----------------------------------------------------------------------------------------------------------- blocking
+
+
+_RELEASED_HEAD = """\
+# While no GPU job waits in the overlay the provisioner's own CPU drones may use the share; it asks them to
+# leave when one does. Any user can write the mark into their job: say in PROVISIONER_TRUSTED_JOBS, in a file
+# before this one, whose jobs may, say:  PROVISIONER_TRUSTED_JOBS = TARGET.User == "grid@site.example.org"
+"""
 
 
 def _blocking(reserves: Sequence[Reserve]) -> str:
@@ -138,8 +123,13 @@ def _blocking(reserves: Sequence[Reserve]) -> str:
             conditions.append(f"{left} >= $({resource.macro}) * $(PROVISIONER_GPUS_LEFT)")
     lines += ["PROVISIONER_GPUS_LEFT = ((MY.GPUs ?: 0) - (TARGET.RequestGPUs ?: 0))"]
     lines += ["PROVISIONER_KEEPS_RESERVE = (" + " && \\\n    ".join(conditions) + ")"]
-    if releases := _released(reserves):
-        lines += [*releases, "START = ($(START)) && ($(PROVISIONER_KEEPS_RESERVE) || $(PROVISIONER_RELEASED))"]
+    if any(reserve.when is ReserveWhen.GPU_DEMAND for reserve in reserves):
+        where = _by_class(reserves, [str(each.when is ReserveWhen.GPU_DEMAND) for each in reserves], "False")
+        lines += [
+            *_RELEASED_HEAD.splitlines(),
+            f"PROVISIONER_RELEASED = (TARGET.{USES_RESERVE} =?= True && {where} && ($(PROVISIONER_TRUSTED_JOBS:True)))",
+            "START = ($(START)) && ($(PROVISIONER_KEEPS_RESERVE) || $(PROVISIONER_RELEASED))",
+        ]
     else:
         lines += ["START = ($(START)) && $(PROVISIONER_KEEPS_RESERVE)"]
     return "\n".join(lines) + "\n"
@@ -166,37 +156,16 @@ def _by_class(reserves: Sequence[Reserve], values: Sequence[str], otherwise: str
 def pattern(node_pattern: str) -> str:
     """Return a node pattern of the site's file as a regular expression.
 
-    It has no backslashes, because ClassAd strings double them.
+    It has no backslashes, because ClassAd strings double them. ``[a-c]`` goes letter by letter: the two languages
+    differ in what ranges and hyphens mean there.
     """
-    found, at = "", 0
-    while at < len(node_pattern):
-        each = node_pattern[at]
-        close = node_pattern.find("]", at + 2) if each == "[" else -1
-        if close > 0:
-            found += _one_of(node_pattern[at : close + 1])
-            at = close
-        else:
-            found += {"*": ".*", "?": ".", ".": "[.]", "[": "[[]", "]": "[]]"}.get(each, each)
-        at += 1
-    return found
 
+    def translated(part: re.Match[str]) -> str:
+        if len(part[0]) > 1:
+            return f"[{fitting}]" if (fitting := "".join(c for c in _IN_NAMES if fnmatchcase(c, part[0]))) else "(?!)"
+        return {"*": ".*", "?": ".", ".": "[.]", "[": "[[]", "]": "[]]"}.get(part[0], part[0])
 
-def _one_of(brackets: str) -> str:
-    """Return ``[a-c]`` letter by letter: the two languages differ in what ranges and hyphens mean there."""
-    fitting = "".join(c for c in _IN_NAMES if fnmatchcase(c, brackets))
-    return f"[{fitting}]" if fitting else "(?!)"
-
-
-def _released(reserves: Sequence[Reserve]) -> list[str]:
-    if not any(r.when is ReserveWhen.GPU_DEMAND for r in reserves):
-        return []
-    where = _by_class(reserves, [str(r.when is ReserveWhen.GPU_DEMAND) for r in reserves], "False")
-    return [
-        "# While no GPU job waits in the overlay the provisioner's own CPU drones may use the share; it asks them to",
-        "# leave when one does. Any user can write the mark into their job: say in PROVISIONER_TRUSTED_JOBS, in a file",
-        '# before this one, whose jobs may, say:  PROVISIONER_TRUSTED_JOBS = TARGET.User == "grid@site.example.org"',
-        f"PROVISIONER_RELEASED = (TARGET.{USES_RESERVE} =?= True && {where} && ($(PROVISIONER_TRUSTED_JOBS:True)))",
-    ]
+    return re.sub(r"\[.[^]]*\]|.", translated, node_pattern)
 
 
 # --------------------------------------------------------------------------------------------------------- preemption
@@ -259,23 +228,18 @@ PREEMPTION_REQUIREMENTS = ($(PREEMPTION_REQUIREMENTS:False)) && !{backfill}
 """
 
 
-# ------------------------------------------------------------------------------------------------------------ oddities
-
-
-def _foot(policy: SitePolicy, types: Sequence[DroneType]) -> str:
-    """Return the end of the text, with comments on drone types that no reserve covers."""
-    uncovered = []
+def _uncovered(policy: SitePolicy, types: Sequence[DroneType]) -> Iterator[str]:
+    """Yield comments on drone types that no reserve covers."""
     for kind in types:
-        for each in _KEPT_RESOURCES if (gpus := shape(kind).gpus) else ():
+        for each in _KEPT_RESOURCES if (gpus := nodes.shape(kind).gpus) else ():
             asked, most = each.amount(kind) / gpus, max((each.amount(r) for r in policy.blocking), default=0)
             if 0 < most < asked:
                 takes = f"# Drone type {kind.name} takes {asked:g} {each.kept} per GPU and no reserve keeps that much"
-                uncovered += [
-                    f"{takes} ({most} at most): once CPU work",
-                    "# has filled the rest of a node, the last free GPUs there get no such drone.",
-                ]
-    return "\n".join([*uncovered, "# ---- end"]) + "\n"
+                yield f"{takes} ({most} at most): once CPU work"
+                yield "# has filled the rest of a node, the last free GPUs there get no such drone."
 
+
+# -------------------------------------------------------------------------------------------------------------- audit
 
 _DRONE_ATTRIBUTES: Mapping[str, object] = {"ProvisionerController": "audit", "DroneId": "audit-0"}
 _LITERAL = re.compile(r'"(?:\\.|[^"\\])*"|\btrue\b|\bfalse\b|(?<![\w."])\d+(?![\w."])', re.IGNORECASE)
@@ -300,7 +264,7 @@ def gaps(
     for machine in machines:
         reserve = next((r for r in policy.blocking if any(fnmatchcase(machine.name, p) for p in r.nodes)), None)
         for slot in machine.slots:
-            hosted = [k for k in kinds if could_host(slot, k, drone_job(k, marks), requirements.get(k.name, ""))]
+            hosted = [k for k in kinds if nodes.could_host(slot, k, drone_job(k, marks), requirements.get(k.name, ""))]
             for dimension, message in _slot_gaps(machine.name, slot, reserve, policy, hosted, marks):
                 found.setdefault((machine.name, dimension), AuditFinding(machine.name, dimension, message))
     return (*found.values(), *_idle_patterns(machines, policy))
@@ -325,8 +289,9 @@ def _slot_gaps(
     for resource in _KEPT_RESOURCES if reserve is not None and slot.all.gpus else ():
         if reserve is not None and (message := _reserve_gap(slot, resource, resource.in_units(reserve), repair)):
             yield resource.name, message
-    start, gpu_drones = expression(start_of(slot)), [kind for kind in hosted if kind.gpu_milli]
-    if refused := [kind.name for kind in gpu_drones if evaluated(start, slot.ad, drone_job(kind, marks)) is False]:
+    gpu_drones = [kind for kind in hosted if kind.gpu_milli]
+    starts = {kind.name: evaluated(start_of(slot), slot.ad, drone_job(kind, marks)) for kind in gpu_drones}
+    if refused := [name for name, found in starts.items() if found is False]:
         yield (
             "drones",
             f"START refuses drones of type {', '.join(refused)} even on the empty node: make the type as small as what"
@@ -334,9 +299,6 @@ def _slot_gaps(
         )
     if hosted:
         yield from _preemption_gaps(slot.ad, policy, marks, repair)
-
-
-# ----------------------------------------------------------------------------------------------------------- blocking
 
 
 def _reserve_gap(slot: MachineSlot, resource: _KeptResource, kept: int, repair: str) -> str:
@@ -347,18 +309,21 @@ def _reserve_gap(slot: MachineSlot, resource: _KeptResource, kept: int, repair: 
             f"{gpus} free GPUs keep at most all of {there} {unit}, wanted {kept * gpus}: more than the node has; write"
             f" at most {there // gpus} per GPU into `blocking` for it"
         )
-    start = expression(start_of(slot))
 
-    def takes(state: Ad, whose: Mapping[str, object], size: int) -> bool:
-        return holds(start, state, _cpu_job({f"Request{resource.slot_attribute}": size, **whose}))
+    def takes(size: int, free: int, whose: Mapping[str, object]) -> bool:
+        state = classad2.ClassAd()
+        state.update(slot.ad)
+        state["GPUs"] = free
+        return holds(start_of(slot), state, _cpu_job({f"Request{resource.slot_attribute}": size, **whose}))
 
     for free in dict.fromkeys((gpus, 1)) if kept else ():
-        state, least_refused = _with_free(slot, free), max(there - kept * free + 1, 1)
-        tried = chain([{}], _identities(start_of(slot), state))
-        whose = next((each for each in tried if takes(state, each, least_refused)), None)
+        least_refused = max(there - kept * free + 1, 1)
+        tried = chain([{}], _identities(start_of(slot), slot.ad))
+        whose = next((each for each in tried if takes(least_refused, free, each)), None)
         if whose is None:
             continue
-        most = _largest(partial(takes, state, whose), least_refused, there)
+        larger = range(least_refused, there + 1)
+        most = least_refused - 1 + bisect_left(larger, True, key=lambda size: not takes(size, free, whose))
         literals = {name: classad2.ClassAd({"x": found}).lookup("x") for name, found in whose.items()}
         of_whom = "".join(f" (of jobs with {name} == {literal})" for name, literal in literals.items())
         message = (
@@ -369,19 +334,6 @@ def _reserve_gap(slot: MachineSlot, resource: _KeptResource, kept: int, repair: 
     return ""
 
 
-def _largest(takes: Callable[[int], bool], low: int, high: int) -> int:
-    """Return the largest size up to ``high`` that START takes; it takes ``low``."""
-    return low - 1 + bisect_left(range(low, high + 1), True, key=lambda size: not takes(size))
-
-
-def _with_free(slot: MachineSlot, gpus: int) -> Ad:
-    """Return the empty slot with only so many GPUs still free."""
-    state = classad2.ClassAd()
-    state.update(slot.ad)
-    state["GPUs"] = gpus
-    return state
-
-
 def _cpu_job(more: Mapping[str, object]) -> Ad:
     smallest = SlotResources(cpus=1, memory_mib=MEMORY_QUANTUM_MIB, disk_mib=1)
     return request(smallest, {"RequestGPUs": 0, USES_RESERVE: False, **more})
@@ -389,8 +341,7 @@ def _cpu_job(more: Mapping[str, object]) -> Ad:
 
 def _identities(start: str, state: Ad) -> Iterator[Mapping[str, object]]:
     """Yield attributes of a job that START looks at beside its size, each with the values that START mentions."""
-    parsed = expression(start)
-    names = [] if parsed is None else [str(name).partition(".") for name in state.externalRefs(parsed)]
+    names = [name.partition(".") for name in references(start, state)]
     known = {name.lower() for name in _cpu_job({})}
     wanted = sorted({name for scope, _, name in names if scope.lower() == "target" and name.lower() not in known})
     literals = dict.fromkeys([*_LITERAL.findall(start), "true", '"anybody"'])
@@ -398,15 +349,11 @@ def _identities(start: str, state: Ad) -> Iterator[Mapping[str, object]]:
         yield {name: classad2.ExprTree(literal).eval()}
 
 
-# -------------------------------------------------------------------------------------------------------------- owner
-
-
 def _preemption_gaps(ad: Ad, policy: SitePolicy, marks: Mapping[str, object], repair: str) -> Iterator[tuple[str, str]]:
     ours, theirs = request(SlotResources(1, 1, 128, 1), marks), request(SlotResources(1, 1, 128, 1))
 
     def evaluate(name: str, job: Ad) -> float | None:
-        text = source(ad, name)
-        return as_number(evaluated(expression(text), ad, job)) if text else None
+        return evaluated_number(source(ad, name), ad, job)
 
     if (evaluate("Rank", theirs) or 0) <= (evaluate("Rank", ours) or 0):
         yield (

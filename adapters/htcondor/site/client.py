@@ -13,10 +13,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Self
 
-import classad2
-import htcondor2
-
-from adapters.htcondor.classads import Ad
+from adapters.htcondor import classad2, htcondor2
+from adapters.htcondor.classads import REMOVED, Ad
 from adapters.htcondor.daemons import Collectors
 from adapters.htcondor.site.owner import OWNER_JOB_PROJECTION, OwnerJobQueue, group_jobs
 from adapters.htcondor.site.settings import HTCondorSiteConfig
@@ -32,20 +30,6 @@ from provisioner.worker_process import WorkerProcess
 
 BINDINGS_WORKER = "adapters.htcondor.site.client:BindingsWorker"
 _COLLECT_TIMEOUT_S = 8.0
-_REMOVED_AT_ONCE = 500
-_CONDOR_VARIABLES = ("CONDOR", "_CONDOR")
-"""Variables that would have the tools obey the pool of the controller's own host."""
-_SCHEDD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9@._-]{0,254}")
-_CONDOR_JOB_ID = re.compile(r"\d{1,10}\.\d{1,10}")
-_ATTRIBUTE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
-_TERSE_SUBMIT = re.compile(rb"(\d{1,10})\.\d+ - \d+\.\d+\s*")
-_NOTHING_TO_DO = re.compile(r"Job \d+\.\d+ (not found|already|not in `X' state|marked for removal)")
-_TOOL_DENIED = re.compile(r"authenticat|\"denied\"|not authorized|permission denied|no token", re.IGNORECASE)
-_DAEMON_NOT_FOUND = re.compile(
-    r"contact the condor_collector|can't find address|\(null\)|no record of schedd", re.IGNORECASE
-)
-_SUBMIT_NOT_BEGUN = re.compile(r"failed to connect to queue manager|can't find address", re.IGNORECASE)
-_JOB_LIMIT = re.compile(r"max_?jobs|exceed|limit|quota|too many", re.IGNORECASE)
 
 
 class HTCondorClient(ABC):
@@ -55,17 +39,15 @@ class HTCondorClient(ABC):
     and OutcomeUnknownError for an order that may have been carried out.
     """
 
-    def __init__(self, config: HTCondorSiteConfig, name: str, root: str) -> None:
+    def __init__(self, config: HTCondorSiteConfig, name: str, root: str = "") -> None:
         self._config, self._name = config, name
         self._directory: ClientDirectory | None = None
         self._runner: Runner | None = None
+        root = root or str(config.work_directory.absolute())
         self._files = JobFiles(f"{root}/{name}", config.submit_deadline)
 
     def _make_directory(self) -> ClientDirectory:
-        config = self._config
-        self._directory = ClientDirectory(
-            f"site {self._name}", config.collector, config.token, config.token_directory, config.client_config
-        )
+        self._directory = ClientDirectory(f"site {self._name}", self._config)
         return self._directory
 
     def _connected(self) -> Runner:
@@ -95,23 +77,43 @@ class HTCondorClient(ABC):
         """Return startd ads of the site's collector; an empty projection is all attributes."""
 
     @abstractmethod
+    async def submitters(self, projection: Sequence[str]) -> Sequence[Ad]:
+        """Return submitter ads of the site's collector: how many jobs of each user wait and run."""
+
+    @abstractmethod
     async def owner_queue(self, schedd: str, constraint: str, names: Sequence[str]) -> OwnerJobQueue:
         """Return the jobs in the queue of another schedd, with the attributes ``names`` beside the usual ones.
 
         They are grouped aside of the event loop. A silent schedd delays no other call.
         """
 
-    @abstractmethod
-    async def submitters(self, projection: Sequence[str]) -> Sequence[Ad]:
-        """Return submitter ads of the site's collector: how many jobs of each user wait and run."""
-
-    @abstractmethod
     async def submit(self, batch: SubmitDescription) -> int:
         """Submit all of a batch or nothing, and return the cluster id."""
+        macros = await self._files.lay_out(self._connected(), batch)
+        try:
+            return await self._submit(macros + batch.description, batch.drone_ids)
+        except RejectedError as error:  # certain only if a question confirms that no job is there
+            try:
+                there = await self.jobs(f"{of_drones(batch.drone_ids)} && JobStatus != {REMOVED}", ["ClusterId"])
+            except RejectedError:  # there is no schedd that could have taken them
+                raise error from None
+            except AdapterError:
+                raise OutcomeUnknownError(str(error)) from None
+            if there:
+                raise OutcomeUnknownError(str(error)) from None
+            raise
 
     @abstractmethod
+    async def _submit(self, description: str, drone_ids: Sequence[DroneId]) -> int: ...
+
     async def collect(self, job_ids: Mapping[DroneId, str]) -> Mapping[DroneId, str]:
         """Fetch what ended drones have left, where files are spooled, and return the reason for each failure."""
+        wanted = await self._files.without_output(self._connected(), job_ids) if self._config.spool else ()
+        failed = await self._collect([job_ids[drone_id] for drone_id in wanted]) if wanted else {}
+        return {drone_id: why for drone_id in wanted if (why := failed.get(job_ids[drone_id]))}
+
+    @abstractmethod
+    async def _collect(self, job_ids: Sequence[str]) -> Mapping[str, str]: ...
 
     @abstractmethod
     async def remove(self, job_ids: Sequence[str], why: str, *, force: bool = False) -> None:
@@ -144,9 +146,9 @@ class BindingsClient(HTCondorClient):
     """The schedd that the collector lists, over the network, as the owner of our token."""
 
     def __init__(self, config: HTCondorSiteConfig, name: str) -> None:
-        super().__init__(config, name, str(config.work_directory.absolute()))
+        super().__init__(config, name)
         self._workers: dict[str, WorkerProcess] = {}
-        """By purpose; each is started when it is first needed."""
+        """By purpose: neither a slow submit nor a silent schedd delays a poll."""
 
     async def __aenter__(self) -> Self:
         self._make_directory()
@@ -160,61 +162,43 @@ class BindingsClient(HTCondorClient):
                 group.create_task(worker.close())
         await super().__aexit__(*exc)
 
-    async def jobs(self, constraint: str, projection: Sequence[str]) -> Sequence[Ad]:
-        return await self._query("jobs", "", constraint, tuple(projection))
-
-    async def slots(self, constraint: str, projection: Sequence[str]) -> Sequence[Ad]:
-        return await self._query("slots", constraint, tuple(projection))
-
-    async def owner_queue(self, schedd: str, constraint: str, names: Sequence[str]) -> OwnerJobQueue:
-        worker, deadline_s = self._worker(f"owner {schedd}"), self._config.deadline
-        queue: OwnerJobQueue = await worker.call("owner_queue", schedd, constraint, tuple(names), deadline_s=deadline_s)
-        return queue
-
-    async def submitters(self, projection: Sequence[str]) -> Sequence[Ad]:
-        return await self._query("submitters", tuple(projection))
-
-    async def _query(self, question: str, *args: object) -> Sequence[Ad]:
-        answer: list[Ad] = await self._worker("poll").call(question, *args, deadline_s=self._config.deadline)
-        return answer
-
-    def _worker(self, purpose: str) -> WorkerProcess:
-        """Return the process for one purpose: neither a slow submit nor a silent schedd delays a poll."""
+    async def _call(self, purpose: str, name: str, *args: object, deadline_s: float = 0.0) -> Any:
         self._connected()
         if purpose not in self._workers:
-            config = self._config
             assert self._directory is not None
-            env = self._directory.env
+            config, env = self._config, self._directory.env
             self._workers[purpose] = WorkerProcess(BINDINGS_WORKER, config.collector, config.schedd, env=env)
-        return self._workers[purpose]
+        return await self._workers[purpose].call(name, *args, deadline_s=deadline_s or self._config.deadline)
 
-    async def submit(self, batch: SubmitDescription) -> int:
-        worker, config = self._worker("orders"), self._config
-        description = await self._files.lay_out(self._connected(), batch) + batch.description
+    async def _order(self, name: str, *args: object, deadline_s: float = 0.0) -> Any:
         try:
-            cluster: int = await worker.call(
-                "submit", description, batch.drone_ids, config.spool, deadline_s=config.submit_deadline
-            )
+            return await self._call("orders", name, *args, deadline_s=deadline_s)
         except UnavailableError as error:  # no answer, or it ended: it may have been carried out
-            raise OutcomeUnknownError(f"submit: {error}") from None
-        return cluster
+            raise OutcomeUnknownError(f"{name}: {error}") from None
+
+    async def jobs(self, constraint: str, projection: Sequence[str]) -> Sequence[Ad]:
+        return list(await self._call("poll", "jobs", "", constraint, tuple(projection)))
+
+    async def slots(self, constraint: str, projection: Sequence[str]) -> Sequence[Ad]:
+        return list(await self._call("poll", "slots", constraint, tuple(projection)))
+
+    async def submitters(self, projection: Sequence[str]) -> Sequence[Ad]:
+        return list(await self._call("poll", "submitters", tuple(projection)))
+
+    async def owner_queue(self, schedd: str, constraint: str, names: Sequence[str]) -> OwnerJobQueue:
+        queue: OwnerJobQueue = await self._call(f"owner {schedd}", "owner_queue", schedd, constraint, tuple(names))
+        return queue
+
+    async def _submit(self, description: str, drone_ids: Sequence[DroneId]) -> int:
+        config = self._config
+        return int(await self._order("submit", description, drone_ids, config.spool, deadline_s=config.submit_deadline))
 
     async def remove(self, job_ids: Sequence[str], why: str, *, force: bool = False) -> None:
-        if not job_ids:
-            return
-        worker = self._worker("orders")
-        try:
-            await worker.call("remove", list(job_ids), why, force, deadline_s=self._config.deadline)
-        except UnavailableError as error:
-            raise OutcomeUnknownError(str(error)) from None
+        if job_ids:
+            await self._order("remove", list(job_ids), why, force)
 
-    async def collect(self, job_ids: Mapping[DroneId, str]) -> Mapping[DroneId, str]:
-        wanted = await self._files.without_output(self._connected(), job_ids) if self._config.spool else ()
-        if not wanted:
-            return {}
-        ids = tuple(job_ids[drone_id] for drone_id in wanted)
-        failed: dict[str, str] = await self._worker("files").call("collect", ids, deadline_s=_COLLECT_TIMEOUT_S)
-        return {drone_id: failed[job_ids[drone_id]] for drone_id in wanted if job_ids[drone_id] in failed}
+    async def _collect(self, job_ids: Sequence[str]) -> Mapping[str, str]:
+        return dict(await self._call("files", "collect", job_ids, deadline_s=_COLLECT_TIMEOUT_S))
 
 
 _REFUSAL = re.compile(r"errmsg=|SCHEDD:\d+:|Submit:-?\d+:|Schedd says -\d+")
@@ -278,10 +262,7 @@ class BindingsWorker:
         return named[0]
 
     def submit(self, description: str, drone_ids: Sequence[str], spool: bool) -> int:
-        """Submit all drones or none, and return the cluster id.
-
-        A refusal is one that the schedd gave, or that a question afterwards confirms.
-        """
+        """Submit all drones or none, and return the cluster id. RejectedError if the schedd seems to have refused."""
         schedd = self._schedd("")
         items = ({"drone_id": drone_id} for drone_id in drone_ids)
         try:
@@ -289,10 +270,11 @@ class BindingsWorker:
                 result = schedd.submit(htcondor2.Submit(description), spool=spool, itemdata=items)
         except (ValueError, TypeError) as error:
             raise RejectedError(f"submit: {printable(str(error), 300)}", FaultKind.CONFIG) from None
-        except AuthError:
-            raise
         except UnavailableError as error:
-            raise self._not_submitted(error, drone_ids) from None
+            if not _REFUSAL.search(str(error)):
+                raise OutcomeUnknownError(str(error)) from None
+            kinds = (kind for sign, kind in _REFUSAL_KINDS if sign.search(str(error)))
+            raise RejectedError(str(error), next(kinds, FaultKind.CONFIG)) from None
         if spool:
             try:
                 with self._errors.translated("spooling"):
@@ -300,18 +282,6 @@ class BindingsWorker:
             except AdapterError as error:
                 raise self._withdraw(result.cluster(), error) from None
         return int(result.cluster())
-
-    def _not_submitted(self, error: UnavailableError, drone_ids: Sequence[str]) -> AdapterError:
-        """Return RejectedError if the schedd refused and a question confirms that no job is there."""
-        if not _REFUSAL.search(str(error)):
-            return OutcomeUnknownError(str(error))
-        try:
-            if self.jobs("", of_drones(drone_ids), ["ClusterId"]):
-                return OutcomeUnknownError(str(error))
-        except AdapterError:
-            return OutcomeUnknownError(str(error))
-        kinds = (kind for sign, kind in _REFUSAL_KINDS if sign.search(str(error)))
-        return RejectedError(str(error), next(kinds, FaultKind.CONFIG))
 
     def _withdraw(self, cluster: int, error: AdapterError) -> AdapterError:
         """Remove jobs whose files did not arrive: they would never run. If that fails now, their own policy does it."""
@@ -324,16 +294,11 @@ class BindingsWorker:
     def remove(self, which: list[str] | str, why: str, force: bool) -> None:
         """Remove jobs by their ids or a constraint. Those that are gone are no error."""
         action = htcondor2.JobAction.RemoveX if force else htcondor2.JobAction.Remove
-
-        def ask(schedd: Any) -> Mapping[str, int]:
-            answer = schedd.act(action, which, reason=(why, 0))
-            return {} if answer is None else {str(name): int(count) for name, count in answer.items()}
-
-        answer = self._asked("", ask)
-        if answer.get("TotalPermissionDenied"):
-            raise AuthError(f"the schedd does not let us remove {answer['TotalPermissionDenied']} of our jobs")
-        if answer.get("TotalError"):
-            raise OutcomeUnknownError(f"the schedd could not remove {answer['TotalError']} of our jobs")
+        answer = self._asked("", lambda schedd: schedd.act(action, which, reason=(why, 0))) or {}
+        if denied := answer.get("TotalPermissionDenied"):
+            raise AuthError(f"the schedd does not let us remove {denied} of our jobs")
+        if failed := answer.get("TotalError"):
+            raise OutcomeUnknownError(f"the schedd could not remove {failed} of our jobs")
 
     def collect(self, job_ids: Sequence[str]) -> dict[str, str]:
         """Fetch what spooled jobs have left, one by one: of those asked for together one failure ends all."""
@@ -348,13 +313,26 @@ class BindingsWorker:
 
 # -------------------------------------------------------------------------------------------------------------- tools
 
+_REMOVED_AT_ONCE = 500
+_CONDOR_VARIABLES = ("CONDOR", "_CONDOR")
+"""Variables that would have the tools obey the pool of the controller's own host."""
+_SCHEDD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9@._-]{0,254}")
+_CONDOR_JOB_ID = re.compile(r"\d{1,10}\.\d{1,10}")
+_TERSE_SUBMIT = re.compile(rb"(\d{1,10})\.\d+ - \d+\.\d+\s*")
+_NOTHING_TO_DO = re.compile(r"Job \d+\.\d+ (not found|already|not in `X' state|marked for removal)")
+_TOOL_DENIED = re.compile(r"authenticat|\"denied\"|not authorized|permission denied|no token", re.IGNORECASE)
+_DAEMON_NOT_FOUND = re.compile(
+    r"contact the condor_collector|can't find address|\(null\)|no record of schedd", re.IGNORECASE
+)
+_SUBMIT_NOT_BEGUN = re.compile(r"failed to connect to queue manager|can't find address", re.IGNORECASE)
+_JOB_LIMIT = re.compile(r"max_?jobs|exceed|limit|quota|too many", re.IGNORECASE)
+
 
 class CondorToolsClient(HTCondorClient):
     """The schedd, as the identity that the tools' configuration gives us."""
 
     def __init__(self, config: HTCondorSiteConfig, name: str) -> None:
-        root = config.tools.directory if config.tools.ssh else str(config.work_directory.absolute())
-        super().__init__(config, name, root)
+        super().__init__(config, name, config.tools.directory if config.tools.ssh else "")
         self._schedd_name = config.schedd
 
     async def __aenter__(self) -> Self:
@@ -388,7 +366,7 @@ class CondorToolsClient(HTCondorClient):
 
     async def _ads(self, argv: Sequence[str], key: str) -> Sequence[Ad]:
         """Return the ads that a tool prints; each holds ``key``, or the answer is cut off."""
-        done = await self._run(argv, self._config.deadline)
+        done = await self._run(argv)
         if done.code:
             raise await self._why(done)
         ads = await asyncio.to_thread(_parsed, done.out, key)
@@ -404,7 +382,7 @@ class CondorToolsClient(HTCondorClient):
         return self._schedd_name
 
     async def _schedds(self) -> Sequence[str]:
-        done = await self._run([*self._tool("condor_status"), "-schedd", "-af", "Name"], self._config.deadline)
+        done = await self._run([*self._tool("condor_status"), "-schedd", "-af", "Name"])
         if done.code:
             raise _error(done)
         return sorted(done.out.decode(errors="replace").split())
@@ -418,56 +396,40 @@ class CondorToolsClient(HTCondorClient):
                 return error
         return _error(done)
 
-    async def submit(self, batch: SubmitDescription) -> int:
-        schedd = await self._schedd()
-        macros = await self._files.lay_out(self._connected(), batch)
-        rows = "".join(f"{drone_id}\n" for drone_id in batch.drone_ids)
-        text = f"{macros}{batch.description}queue drone_id from (\n{rows})\n"
-        argv = [*self._addressed("condor_submit", schedd), "-terse", *(["-spool"] if self._config.spool else []), "-"]
+    async def _submit(self, description: str, drone_ids: Sequence[DroneId]) -> int:
+        rows = "".join(f"{drone_id}\n" for drone_id in drone_ids)
+        text = f"{description}queue drone_id from (\n{rows})\n"
+        argv = self._addressed("condor_submit", await self._schedd())
+        argv += ["-terse", *(["-spool"] if self._config.spool else []), "-"]
         try:
             done = await self._run(argv, self._config.submit_deadline, text.encode())
         except NoReplyError as error:
             raise OutcomeUnknownError(f"submit: {error}") from None
         if done.code:
-            raise await self._not_submitted(done, batch)
+            why = await self._why(done)
+            if isinstance(why, AuthError) or _SUBMIT_NOT_BEGUN.search(_words(done)):
+                raise why
+            raise RejectedError(str(why), FaultKind.QUOTA if _JOB_LIMIT.search(str(why)) else FaultKind.CONFIG)
         if (submitted := _TERSE_SUBMIT.fullmatch(done.out)) is None:
-            raise OutcomeUnknownError(
-                f"submit: condor_submit does not say what it submitted: {printable(repr(done.out), 100)}"
-            )
+            words = printable(repr(done.out), 100)
+            raise OutcomeUnknownError(f"submit: condor_submit does not say what it submitted: {words}")
         return int(submitted[1])
 
-    async def _not_submitted(self, done: Finished, batch: SubmitDescription) -> AdapterError:
-        """Return the error of a failed submit. Unless it never reached the schedd, ask whether its jobs are there."""
-        error = await self._why(done)
-        if isinstance(error, AuthError) or _SUBMIT_NOT_BEGUN.search(_words(done)):
-            return error
-        try:
-            if await self.jobs(of_drones(batch.drone_ids), ["ClusterId"]):
-                return OutcomeUnknownError(str(error))
-        except AdapterError:
-            return OutcomeUnknownError(str(error))
-        return RejectedError(str(error), FaultKind.QUOTA if _JOB_LIMIT.search(str(error)) else FaultKind.CONFIG)
-
     async def remove(self, job_ids: Sequence[str], why: str, *, force: bool = False) -> None:
-        if not job_ids:
-            return
         if strange := [job for job in job_ids if not _CONDOR_JOB_ID.fullmatch(job)]:
             raise ValueError(f"`{printable(strange[0], 40)}` is no job id")
         how = ["-forcex"] if force else ["-reason", printable(why)]
-        argv = [*self._addressed("condor_rm", await self._schedd()), *how]
         for start in range(0, len(job_ids), _REMOVED_AT_ONCE):
+            argv = [*self._addressed("condor_rm", await self._schedd()), *how]
             try:
-                done = await self._run([*argv, *job_ids[start : start + _REMOVED_AT_ONCE]], self._config.deadline)
+                done = await self._run([*argv, *job_ids[start : start + _REMOVED_AT_ONCE]])
             except NoReplyError as error:
                 raise OutcomeUnknownError(f"remove: {error}") from None
             if any(line and not _NOTHING_TO_DO.match(line) for line in _words(done).splitlines()):
                 reason = await self._why(done)
                 raise reason if isinstance(reason, AuthError) else OutcomeUnknownError(f"remove: {reason}")
 
-    async def collect(self, job_ids: Mapping[DroneId, str]) -> Mapping[DroneId, str]:
-        if not self._config.spool:
-            return {}
-        wanted = await self._files.without_output(self._connected(), job_ids)
+    async def _collect(self, job_ids: Sequence[str]) -> Mapping[str, str]:
         argv = self._addressed("condor_transfer_data", await self._schedd())
 
         async def fetch(job_id: str) -> str:
@@ -475,11 +437,9 @@ class CondorToolsClient(HTCondorClient):
                 done = await self._run([*argv, job_id], _COLLECT_TIMEOUT_S)
             except AdapterError as error:
                 return str(error)
-            return _error(done).args[0] if done.code else ""
+            return str(_error(done)) if done.code else ""
 
-        async with asyncio.TaskGroup() as group:
-            tasks = {drone_id: group.create_task(fetch(job_ids[drone_id])) for drone_id in wanted}
-        return {drone_id: reason for drone_id, task in tasks.items() if (reason := task.result())}
+        return dict(zip(job_ids, await asyncio.gather(*map(fetch, job_ids)), strict=True))
 
     def _tool(self, name: str) -> list[str]:
         tools = self._config.tools
@@ -491,15 +451,13 @@ class CondorToolsClient(HTCondorClient):
             raise RejectedError(f"`{printable(schedd, 60)}` is no name of a schedd", FaultKind.CONFIG)
         return [*self._tool(tool), "-name", schedd]
 
-    async def _run(self, argv: Sequence[str], deadline_s: float, stdin: bytes = b"") -> Finished:
-        return await self._connected().run(argv, stdin=stdin, deadline_s=deadline_s)
+    async def _run(self, argv: Sequence[str], deadline_s: float = 0.0, stdin: bytes = b"") -> Finished:
+        return await self._connected().run(argv, stdin=stdin, deadline_s=deadline_s or self._config.deadline)
 
 
 def _attributes(projection: Sequence[str], *always: str) -> list[str]:
     """Return the option that selects attributes; none for all of them, as an empty projection is."""
-    names = dict.fromkeys((*always, *projection))
-    assert all(_ATTRIBUTE_NAME.fullmatch(name) for name in names)
-    return ["-attributes", ",".join(names)] if projection else []
+    return ["-attributes", ",".join(dict.fromkeys((*always, *projection)))] if projection else []
 
 
 def _parsed(text: bytes, key: str) -> list[Ad] | None:

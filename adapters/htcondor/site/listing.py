@@ -7,29 +7,16 @@ import json
 import math
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from adapters.htcondor.classads import (
-    HELD,
-    IDLE,
-    REMOVED,
-    RUNNING,
-    Ad,
-    attribute_names,
-    job_id,
-    moment,
-    number,
-    our_moment,
-    text,
-    value,
-    whole,
-)
+from adapters.htcondor import classads
+from adapters.htcondor.classads import Ad, job_id, moment, our_moment, text, value, whole
 from adapters.shared.printing import printable
 from provisioner.model import DroneId, EndKind, FaultKind, RemoteDrone, RemoteEnd, RemoteState
 
 OUR_REASON = "provisioner: "
 """Prefix of the reason of each removal that we ask for."""
-DRONE_JOB_PROJECTION = attribute_names(
+DRONE_JOB_PROJECTION = classads.attribute_names(
     """
     ClusterId ProcId JobStatus LastJobStatus ServerTime QDate EnteredCurrentStatus DroneId DroneType DroneGraceS
     DroneInputs User NumJobStarts JobCurrentStartDate JobCurrentStartExecutingDate NumShadowExceptions RemoteHost
@@ -52,7 +39,7 @@ class DroneJobsView:
     drones: Mapping[DroneId, RemoteDrone]
     inputs: frozenset[str] = frozenset()
     """Digests of the files that jobs which have not ended take along."""
-    notices: tuple[str, ...] = field(default=())
+    notices: tuple[str, ...] = ()
     abandoned: tuple[str, ...] = ()
     """Ids of jobs that wait for files which are not being sent any more."""
     users: frozenset[str] = frozenset()
@@ -67,9 +54,9 @@ def our_jobs(controller: str, site: str) -> str:
 def list_drones(
     ads: Iterable[Ad],
     controller: str,
-    noticed: Mapping[str, float] | None = None,
+    noticed: Mapping[str, float] = {},
     now: float | None = None,
-    carved: Mapping[str, frozenset[str]] | None = None,
+    carved: Mapping[str, frozenset[str]] = {},
     files_limit_s: float = math.inf,
 ) -> DroneJobsView:
     """Return our drones by the ads of their jobs.
@@ -87,7 +74,7 @@ def list_drones(
         if not drone_id.startswith(f"{controller}-"):
             notices.append(f"job {job_id(ad)} carries our tag, and {drone_id or 'nothing'} as its drone id")
             continue
-        drone = remote_drone(ad, drone_id, noticed or {}, now, carved or {})
+        drone = _remote_drone(ad, drone_id, noticed, now, carved)
         users.add(text(ad, "User", 600))
         if is_spooling(ad) and whole(ad, "ServerTime") - whole(ad, "EnteredCurrentStatus") > files_limit_s:
             abandoned.append(drone.remote_id)
@@ -114,7 +101,7 @@ def _rank(drone: RemoteDrone) -> tuple[bool, bool, float]:
 
 def is_spooling(ad: Ad) -> bool:
     """Return True if a job waits for its files."""
-    return whole(ad, "JobStatus") == HELD and whole(ad, "HoldReasonCode") == SPOOLING
+    return whole(ad, "JobStatus") == classads.HELD and whole(ad, "HoldReasonCode") == SPOOLING
 
 
 def has_started(ad: Ad) -> bool:
@@ -129,58 +116,57 @@ def leaves_until(ad: Ad, now: float, carved: Mapping[str, frozenset[str]] = {}) 
     there is gone with the grace all the same, and before that if its machine has no such slot any more.
     """
     slot = text(ad, "RemoteHost")
-    if whole(ad, "JobStatus") != REMOVED or not slot or slot not in carved.get(slot.rpartition("@")[2], {slot}):
+    if not slot or slot not in carved.get(slot.rpartition("@")[2], {slot}):
         return 0.0
     grace_s = min(whole(ad, "DroneGraceS"), _LONGEST_GRACE_S)
     until = our_moment(ad, "EnteredCurrentStatus", now) + grace_s + _GRACE_SLACK_S
     return until if until > now else 0.0
 
 
-def remote_drone(
-    ad: Ad, drone_id: DroneId, noticed: Mapping[str, float], now: float, carved: Mapping[str, frozenset[str]] = {}
+def _remote_drone(
+    ad: Ad, drone_id: DroneId, noticed: Mapping[str, float], now: float, carved: Mapping[str, frozenset[str]]
 ) -> RemoteDrone:
-    """Return the drone of one job."""
     slot = text(ad, "RemoteHost")
     state, reason, end = _state(ad, now, carved)
     host = slot or text(ad, "LastRemoteHost")
-    runs = state is RemoteState.RUNNING
-    started_at = our_moment(ad, "JobCurrentStartDate", now) if runs or has_started(ad) else 0.0
+    ran = state is RemoteState.RUNNING or has_started(ad)
     return RemoteDrone(
         drone_id=drone_id,
         state=state,
         remote_id=job_id(ad),
         type=text(ad, "DroneType"),
-        started_at=started_at,
+        started_at=our_moment(ad, "JobCurrentStartDate", now) if ran else 0.0,
         reason=reason,
         end=end,
         node=host.rpartition("@")[2],
         slot=host,
-        notice_at=noticed.get(slot, 0.0) if whole(ad, "JobStatus") == RUNNING else 0.0,  # of a removed one: our own
+        # the slot of a removed job is vacated because we asked
+        notice_at=noticed.get(slot, 0.0) if whole(ad, "JobStatus") == classads.RUNNING else 0.0,
     )
 
 
 def _state(ad: Ad, now: float, carved: Mapping[str, frozenset[str]]) -> tuple[RemoteState, str, RemoteEnd | None]:
     match whole(ad, "JobStatus"):
-        case 1 if has_started(ad):
+        case classads.IDLE if has_started(ad):
             return RemoteState.ENDED, "", _evicted(ad, now)
-        case 1:
+        case classads.IDLE:
             rejected = text(ad, "LastRejMatchReason", _MAX_REASON).strip()
             return RemoteState.PENDING, f"not matched: {rejected}" if rejected else "waits for the negotiator", None
-        case 2:
+        case classads.RUNNING:
             return RemoteState.RUNNING, "", None
-        case 6:
+        case classads.TRANSFERRING_OUTPUT:
             return RemoteState.RUNNING, "its files are brought back", None
-        case 3 if until := leaves_until(ad, now, carved):
+        case classads.REMOVED if until := leaves_until(ad, now, carved):
             return RemoteState.RUNNING, f"removed; gone within {round(until - now)} s", None
-        case 3:
+        case classads.REMOVED:
             return RemoteState.ENDED, "", _removed(ad, now)
-        case 4:
+        case classads.COMPLETED:
             return RemoteState.ENDED, "", _completed(ad, now)
-        case 5 if is_spooling(ad):
+        case classads.HELD if is_spooling(ad):
             return RemoteState.PENDING, "its files are being sent to the schedd", None
-        case 5:
+        case classads.HELD:
             return RemoteState.ENDED, "", _held(ad, "", now)
-        case 7:
+        case classads.SUSPENDED:
             return RemoteState.UNKNOWN, "suspended by its node", None
         case other:
             return RemoteState.UNKNOWN, f"job status {other}", None
@@ -192,7 +178,7 @@ def _state(ad: Ad, now: float, carved: Mapping[str, frozenset[str]]) -> tuple[Re
 def _evicted(ad: Ad, now: float) -> RemoteEnd:
     """Return the end of a job that is idle again: to run again would be its second life."""
     vacated = whole(ad, "LastVacateTime") > 0
-    at = our_moment(ad, "LastVacateTime", now) or our_moment(ad, "EnteredCurrentStatus", now)
+    at = our_moment(ad, "LastVacateTime" if vacated else "EnteredCurrentStatus", now)
     why, code = text(ad, "VacateReason", _MAX_REASON), whole(ad, "VacateReasonCode")
     if code in _NODE_FAULTS or (not vacated and whole(ad, "NumShadowExceptions") > 0):
         return RemoteEnd(EndKind.FAULT, at, None, why or "its node was lost", FaultKind.NODE)
@@ -204,7 +190,7 @@ def _completed(ad: Ad, now: float) -> RemoteEnd:
     if value(ad, "ExitBySignal") is True:
         signal = whole(ad, "ExitSignal")
         return RemoteEnd(EndKind.EXITED, at, 128 + signal, f"ended by signal {signal}")
-    code = number(ad, "ExitCode")
+    code = classads.number(ad, "ExitCode")
     return RemoteEnd(EndKind.EXITED, at, None if code is None else int(code))
 
 
@@ -221,13 +207,13 @@ def _removed(ad: Ad, now: float) -> RemoteEnd:
     why = text(ad, "RemoveReason", _MAX_REASON)
     at = our_moment(ad, "EnteredCurrentStatus", now)
     before = whole(ad, "LastJobStatus")
-    if before == IDLE and has_started(ad):
+    if before == classads.IDLE and has_started(ad):
         return _evicted(ad, now)
-    if before == HELD and whole(ad, "LastHoldReasonCode") != SPOOLING:
+    if before == classads.HELD and whole(ad, "LastHoldReasonCode") != SPOOLING:
         return _held(ad, "Last", now)
     if why.startswith(OUR_REASON):
         return RemoteEnd(EndKind.STOPPED, at, None, why.removeprefix(OUR_REASON))
-    if before == HELD:
+    if before == classads.HELD:
         return RemoteEnd(EndKind.FAULT, at, None, "its files never reached the schedd", FaultKind.UNKNOWN)
     if "SYSTEM_PERIODIC_REMOVE" in why:
         return RemoteEnd(EndKind.FAULT, at, None, why, FaultKind.CONFIG)
@@ -236,55 +222,32 @@ def _removed(ad: Ad, now: float) -> RemoteEnd:
 
 SPOOLING = 16
 """Input files are being spooled: not held at all."""
-
 _HOLD_KINDS = {
-    1: FaultKind.NODE,  # UserRequest: condor_hold. One such drone says nothing of the site; several, of their type
-    3: FaultKind.CONFIG,  # JobPolicy: an expression of the job's own
-    4: FaultKind.DENIED,  # CorruptedCredential
-    5: FaultKind.CONFIG,  # JobPolicyUndefined
-    6: FaultKind.NODE,  # FailedToCreateProcess
-    7: FaultKind.NODE,  # UnableToOpenOutput
-    8: FaultKind.NODE,  # UnableToOpenInput
-    9: FaultKind.NODE,  # UnableToOpenOutputStream
-    10: FaultKind.NODE,  # UnableToOpenInputStream
-    11: FaultKind.NODE,  # InvalidTransferAck
-    12: FaultKind.NODE,  # TransferOutputError
-    13: FaultKind.NODE,  # TransferInputError
-    14: FaultKind.NODE,  # IwdError
-    15: FaultKind.CONFIG,  # SubmittedOnHold
-    17: FaultKind.UNKNOWN,  # JobShadowMismatch
-    18: FaultKind.NODE,  # InvalidTransferGoAhead
-    19: FaultKind.CONFIG,  # HookPrepareJobFailure: the site's own hook refused it
-    20: FaultKind.CAPACITY,  # MissedDeferredExecutionTime
-    21: FaultKind.CONFIG,  # StartdHeldJob: the node's policy
-    22: FaultKind.NODE,  # UnableToInitUserLog
-    23: FaultKind.DENIED,  # FailedToAccessUserAccount
-    24: FaultKind.CONFIG,  # NoCompatibleShadow
-    25: FaultKind.CONFIG,  # InvalidCronSettings
-    26: FaultKind.CONFIG,  # SystemPolicy: SYSTEM_PERIODIC_HOLD
-    27: FaultKind.CONFIG,  # SystemPolicyUndefined
-    32: FaultKind.QUOTA,  # MaxTransferInputSizeExceeded
-    33: FaultKind.QUOTA,  # MaxTransferOutputSizeExceeded
-    34: FaultKind.DRONE,  # JobOutOfResources: over its memory, by what the jobs in it did
-    35: FaultKind.CONFIG,  # InvalidDockerImage
-    36: FaultKind.NODE,  # FailedToCheckpoint
-    37: FaultKind.DENIED,  # EC2UserError and other grid types
-    38: FaultKind.DOWN,  # EC2InternalError
-    39: FaultKind.QUOTA,  # EC2AdminError
-    40: FaultKind.CAPACITY,  # EC2ConnectionProblem
-    41: FaultKind.DOWN,  # EC2ServerError
-    42: FaultKind.UNKNOWN,  # EC2InstancePotentiallyLostError
-    43: FaultKind.CONFIG,  # PreScriptFailed
-    44: FaultKind.CONFIG,  # PostScriptFailed
-    45: FaultKind.NODE,  # SingularityTestFailed: the node's container runtime
-    46: FaultKind.DRONE,  # JobDurationExceeded
-    47: FaultKind.DRONE,  # JobExecuteExceeded: it did not leave at the end of its walltime
-    48: FaultKind.NODE,  # HookShadowPrepareJobFailure
+    # UserRequest (condor_hold: one such drone says nothing of the site; several, of their type), FailedToCreateProcess,
+    # UnableToOpen..., InvalidTransferAck, Transfer...Error, IwdError, InvalidTransferGoAhead, UnableToInitUserLog,
+    # FailedToCheckpoint, SingularityTestFailed (the node's container runtime), HookShadowPrepareJobFailure
+    FaultKind.NODE: (1, 6, 7, 8, 9, 10, 11, 12, 13, 14, 18, 22, 36, 45, 48),
+    # JobPolicy(Undefined) (an expression of the job's own), SubmittedOnHold, HookPrepareJobFailure (the site's own hook
+    # refused it), StartdHeldJob (the node's policy), NoCompatibleShadow, InvalidCronSettings, SystemPolicy(Undefined)
+    # (SYSTEM_PERIODIC_HOLD), InvalidDockerImage, Pre- and PostScriptFailed
+    FaultKind.CONFIG: (3, 5, 15, 19, 21, 24, 25, 26, 27, 35, 43, 44),
+    # JobOutOfResources (over its memory, by what the jobs in it did), JobDurationExceeded, JobExecuteExceeded (it did
+    # not leave at the end of its walltime)
+    FaultKind.DRONE: (34, 46, 47),
+    # CorruptedCredential, FailedToAccessUserAccount, EC2UserError and other grid types
+    FaultKind.DENIED: (4, 23, 37),
+    # MaxTransferInput- and OutputSizeExceeded, EC2AdminError
+    FaultKind.QUOTA: (32, 33, 39),
+    # EC2InternalError, EC2ServerError
+    FaultKind.DOWN: (38, 41),
+    # MissedDeferredExecutionTime, EC2ConnectionProblem
+    FaultKind.CAPACITY: (20, 40),
 }
+"""Hold codes by the kind of fault behind them. Of others (JobShadowMismatch, EC2InstancePotentiallyLostError) nothing
+is known."""
 _STARTD_HELD = 21
 _USED_TOO_MUCH = frozenset({101, 102, 104})
 """Sub-codes of HTCondor's policies HOLD_IF_CPUS_EXCEEDED, _MEMORY_ and _DISK_: the jobs in the drone did that."""
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _SETUP = frozenset({6, 7, 8, 12, 13, 14, 22})
 """Codes whose sub-code is an ``errno``."""
 
@@ -293,8 +256,8 @@ def hold_kind(code: int, subcode: int) -> FaultKind:
     """Return the kind of fault behind a hold."""
     if code == _STARTD_HELD and subcode in _USED_TOO_MUCH:
         return FaultKind.DRONE
-    if code in _SETUP and subcode in _FULL:
-        return FaultKind.QUOTA if subcode == errno.EDQUOT else FaultKind.NODE
+    if code in _SETUP and subcode == errno.EDQUOT:
+        return FaultKind.QUOTA
     if code in _SETUP and subcode in (errno.EACCES, errno.EPERM) and code != 6:
         return FaultKind.DENIED
-    return _HOLD_KINDS.get(code, FaultKind.UNKNOWN)
+    return next((kind for kind, codes in _HOLD_KINDS.items() if code in codes), FaultKind.UNKNOWN)

@@ -12,30 +12,14 @@ import asyncio
 import hashlib
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-import classad2
-
-from adapters.htcondor.classads import (
-    IDLE,
-    LIMITS_PROJECTION,
-    RUNNING,
-    Ad,
-    attribute_names,
-    expression,
-    job_id,
-    our_moment,
-    refusals,
-    source,
-    text,
-    used_up,
-    value,
-    whole,
-)
-from adapters.htcondor.site.nodes import MachineSlot, PoolMachine, SlotResources, devices_with, refused, start_of
+from adapters.htcondor import classads
+from adapters.htcondor.classads import IDLE, RUNNING, Ad, attribute_names, source, text, whole
+from adapters.htcondor.site.nodes import MachineSlot, PoolMachine, SlotResources, refused, start_of
 from adapters.htcondor.site.settings import HTCondorOwnerConfig
 from adapters.shared.printing import printable
 from provisioner.interfaces import AdapterError
@@ -48,11 +32,13 @@ ELSEWHERE = (7, 9, 12)
 """Universes of jobs that do not run on a machine of the pool: scheduler, grid, local."""
 OWNER_JOB_PROJECTION = (
     *attribute_names(
-        "ClusterId ProcId JobStatus JobUniverse QDate User Owner AcctGroup RemoteHost RequestGPUs RequestCpus"
-        " RequestMemory RequestDisk Requirements RequireGPUs GPUsProvisioned CpusProvisioned MemoryProvisioned"
-        " ServerTime DiskUsage ImageSize MemoryUsage ResidentSetSize"
+        """
+        ClusterId ProcId JobStatus JobUniverse QDate User Owner AcctGroup RemoteHost RequestGPUs RequestCpus
+        RequestMemory RequestDisk Requirements RequireGPUs GPUsProvisioned CpusProvisioned MemoryProvisioned ServerTime
+        DiskUsage ImageSize MemoryUsage ResidentSetSize
+        """
     ),
-    *LIMITS_PROJECTION,
+    *classads.LIMITS_PROJECTION,
 )
 """Attributes of every query. HTCondor computes requests from usage and sizes where a job has none."""
 MOST_GROUPS = 1000
@@ -61,11 +47,11 @@ _MAX_REFERENCES = 300
 _JUDGED = attribute_names(
     "requirements requiregpus requestgpus requestcpus requestmemory requestdisk concurrencylimits"
 )
-_OF_ONE_JOB = frozenset(
-    attribute_names(
-        "clusterid procid globaljobid jobstatus lastjobstatus qdate enteredcurrentstatus servertime remotehost"
-        " diskusage diskusage_raw imagesize imagesize_raw memoryusage residentsetsize residentsetsize_raw"
-    )
+_OF_ONE_JOB = attribute_names(
+    """
+    clusterid procid globaljobid jobstatus lastjobstatus qdate enteredcurrentstatus servertime remotehost diskusage
+    diskusage_raw imagesize imagesize_raw memoryusage residentsetsize residentsetsize_raw
+    """
 )
 """Attributes, in small letters, that the sample has and that distinguish no groups."""
 _REFERENCE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
@@ -105,6 +91,15 @@ class OwnerJobQueue:
     """Groups beyond ``MOST_GROUPS``."""
 
 
+def job_constraint(settings: HTCondorOwnerConfig) -> str:
+    """Return the constraint for jobs of the owner that wait or run on machines. Drones are left out."""
+    return (
+        f"({settings.jobs}) && (JobStatus == {IDLE} || JobStatus == {RUNNING})"
+        + "".join(f" && JobUniverse =!= {universe}" for universe in ELSEWHERE)
+        + " && ProvisionerController =?= undefined && IsBackfill =!= true"
+    )
+
+
 def group_jobs(job_ads: Iterable[Ad], names: Collection[str] = (), now: float | None = None) -> OwnerJobQueue:
     """Return the jobs of a queue in groups.
 
@@ -112,23 +107,23 @@ def group_jobs(job_ads: Iterable[Ad], names: Collection[str] = (), now: float | 
     ``now``: when the ads were read. Jobs that are neither idle nor running, or run without a machine, are left out.
     """
     now = time.time() if now is None else now
-    apart = sorted({*_JUDGED, *map(str.lower, names)} - _OF_ONE_JOB)
+    apart = sorted({*_JUDGED, *map(str.lower, names)}.difference(_OF_ONE_JOB))
     found: dict[tuple[str, ...], list[tuple[float, Ad]]] = {}
     running: list[tuple[str, SlotResources]] = []
     ads = [ad for ad in job_ads if whole(ad, "JobUniverse") not in ELSEWHERE]
-    reached = used_up(refusals(ads, now))
+    reached = classads.used_up(classads.refusals(ads, now))
     for ad in ads:
-        status = whole(ad, "JobStatus")
-        if status == IDLE:
+        if whole(ad, "JobStatus") == IDLE:
             user = text(ad, "User", 80)
             who = text(ad, "AcctGroup", 80) or user or text(ad, "Owner", 80)
             key = (who, user, repr(_size(ad)), *(source(ad, name) for name in apart))
-            found.setdefault(key, []).append((our_moment(ad, "QDate", now), ad))
-        elif status == RUNNING:
+            found.setdefault(key, []).append((classads.our_moment(ad, "QDate", now), ad))
+        elif whole(ad, "JobStatus") == RUNNING:
             running.append((text(ad, "RemoteHost", 600), _held(ad)))
     oldest = sorted(found.items(), key=lambda item: (min(at for at, _ in item[1]), item[0]))
     groups = tuple(_group(key, members, reached) for key, members in oldest[:MOST_GROUPS])
-    references = frozenset(name for group in groups for name in _references(group.sample, apart))
+    looked_at = (classads.references(source(group.sample, name)) for group in groups for name in apart)
+    references = frozenset(name for each in looked_at for name in _bare(each))
     return OwnerJobQueue(groups, tuple(running), references, len(oldest) - len(groups))
 
 
@@ -141,7 +136,7 @@ def _group(key: tuple[str, ...], members: list[tuple[float, Ad]], reached: Colle
         size=_size(sample),
         alike=hashlib.blake2s("\0".join(key[2:]).encode(errors="replace"), digest_size=16).hexdigest(),
         submitted=tuple(sorted(at for at, _ in members)),
-        ids=tuple(job_id(ad) for _, ad in members[:3]),
+        ids=tuple(classads.job_id(ad) for _, ad in members[:3]),
         sample=sample,
         used_up=limits if limits in reached else "",
     )
@@ -159,16 +154,8 @@ def _size(ad: Ad) -> SlotResources:
 
 def _held(ad: Ad) -> SlotResources:
     """Return what a job was given, which may be more than it asked for."""
-    asked = _size(ad)
-
-    def given(name: str, otherwise: int) -> int:
-        return whole(ad, name) if value(ad, name) is not None else otherwise
-
-    return SlotResources(
-        given("GPUsProvisioned", asked.gpus),
-        given("CpusProvisioned", asked.cpus),
-        given("MemoryProvisioned", asked.memory_mib),
-    )
+    given = zip(("GPUsProvisioned", "CpusProvisioned", "MemoryProvisioned"), _size(ad), strict=False)
+    return SlotResources(*(whole(ad, name) if classads.value(ad, name) is not None else asked for name, asked in given))
 
 
 # --------------------------------------------------------------------------------------------- what expressions look at
@@ -176,12 +163,8 @@ def _held(ad: Ad) -> SlotResources:
 
 def wanted_by(machines: Iterable[PoolMachine]) -> frozenset[str]:
     """Return the attributes of jobs, in small letters, that the START of any slot looks at."""
-    found: set[str] = set()
-    for machine in machines:
-        for slot in machine.slots:
-            if parsed := expression(start_of(slot)):
-                found.update(_bare(slot.ad.externalRefs(parsed)))
-    return _some(found)
+    slots = (slot for machine in machines for slot in machine.slots)
+    return _bare(name for slot in slots for name in classads.references(start_of(slot), slot.ad))
 
 
 def further(queue: OwnerJobQueue, names: Collection[str]) -> frozenset[str]:
@@ -189,22 +172,12 @@ def further(queue: OwnerJobQueue, names: Collection[str]) -> frozenset[str]:
     return queue.references - frozenset(map(str.lower, (*OWNER_JOB_PROJECTION, *names)))
 
 
-def _references(job: Ad, names: Sequence[str]) -> Iterator[str]:
-    """Yield the attributes that the job's attributes of these names look at, in the job or in the slot."""
-    for name in names:
-        if parsed := expression(source(job, name)):
-            yield from _some(_bare(classad2.ClassAd().externalRefs(parsed)))
-
-
-def _bare(references: Iterable[object]) -> Iterator[str]:
-    """Yield the bare names of references: ``TARGET.Machine.Name`` is ``machine``."""
-    for each in references:
-        scope, _, rest = str(each).lower().partition(".")
-        yield rest.partition(".")[0] if scope in _SCOPES else scope
-
-
-def _some(names: Iterable[str]) -> frozenset[str]:
-    return frozenset(sorted(name for name in names if _REFERENCE_NAME.fullmatch(name))[:_MAX_REFERENCES])
+def _bare(references: Iterable[str]) -> frozenset[str]:
+    """Return the bare names of some references: ``TARGET.Machine.Name`` is ``machine``."""
+    found = set()
+    for scope, _, rest in (each.lower().partition(".") for each in references):
+        found.add(rest.partition(".")[0] if scope in _SCOPES else scope)
+    return frozenset(sorted(name for name in found if _REFERENCE_NAME.fullmatch(name))[:_MAX_REFERENCES])
 
 
 # ------------------------------------------------------------------------------------------------------------- claims
@@ -213,27 +186,17 @@ _MAX_OWNER_NOTICES = 10
 _MAX_CLAIMS = 500
 """Largest number of different claims. It is more than the site's nodes can be freed for in one tick."""
 
-SUBMITTER_PROJECTION = ("Name", "ScheddName", "IdleJobs", "LastHeardFrom", "MyAddress")
-OWNER_QUEUE_TIMEOUT_S = 6.0
-"""Longest wait for all of them together."""
-REMEMBERED_S = 600.0
-"""The last answer of a silent queue counts for this long."""
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 30.0, 300.0
-_MAX_NAMES = 300
-_MAX_QUERIES = 4
-"""An attribute that is looked at may be an expression that looks at others."""
 
+@dataclass(frozen=True, slots=True)
+class HTCondorOwnerView:
+    """Claims and running jobs of the owner."""
 
-def job_constraint(settings: HTCondorOwnerConfig) -> str:
-    """Return the constraint for jobs of the owner that wait or run on machines. Drones are left out."""
-    return (
-        f"({settings.jobs}) && (JobStatus == {IDLE} || JobStatus == {RUNNING})"
-        + "".join(f" && JobUniverse =!= {universe}" for universe in ELSEWHERE)
-        + " && ProvisionerController =?= undefined && IsBackfill =!= true"
-    )
-
-
-# ------------------------------------------------------------------------------------------------------------ waiting
+    claims: tuple[OwnerDemand, ...] = ()
+    runs: OwnerLoad | None = None
+    notices: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
+    held: tuple[tuple[str, SlotResources], ...] = ()
+    """The slots of their running jobs, and what each holds."""
 
 
 def claims(groups: Iterable[OwnerJobGroup], machines: Sequence[PoolMachine], left_out: int = 0) -> HTCondorOwnerView:
@@ -242,7 +205,7 @@ def claims(groups: Iterable[OwnerJobGroup], machines: Sequence[PoolMachine], lef
     A job counts from when it is in the queue, whether or not a negotiator has seen it: it is by then that room must be
     made. ``left_out`` is the number of further groups.
     """
-    found, never = [], []
+    found, hopeless = list[OwnerDemand](), list[str]()
     feasible: dict[str, tuple[str, ...] | None] = {}
     limited: dict[str, int] = {}
     for group in groups:
@@ -252,31 +215,23 @@ def claims(groups: Iterable[OwnerJobGroup], machines: Sequence[PoolMachine], lef
         if group.alike not in feasible:
             feasible[group.alike] = _could_host(group, machines)
         if (where := feasible[group.alike]) is None:
-            never.append(_hopeless_notice(group))
+            hopeless.append(_hopeless_notice(group))
         else:
             found.append(_demand(len(group.submitted), group.size, group.submitted[0], group.who, where))
-    notices = tuple(never)
-    if (more := len(never) - _MAX_OWNER_NOTICES) > 0:
-        notices = (*never[: _MAX_OWNER_NOTICES - 1], f"owner: {more + 1} further shapes fit no node")
-    notices += tuple(
+    notices = hopeless[:_MAX_OWNER_NOTICES]
+    notices += [
         f"owner: no room is made for {count} waiting jobs: the negotiator refuses them for the concurrency limit {name}"
         for name, count in sorted(limited.items())[:_MAX_OWNER_NOTICES]
-    )
-    if (more := len(found[_MAX_CLAIMS:]) + left_out) > 0:
-        notices += (f"owner: {more} further shapes of waiting jobs are not looked at",)
-    return HTCondorOwnerView(tuple(found[:_MAX_CLAIMS]), notices=notices)
+    ]
+    if (more := len(found[_MAX_CLAIMS:]) + len(hopeless[_MAX_OWNER_NOTICES:]) + left_out) > 0:
+        notices.append(f"owner: {more} further shapes of waiting jobs are not looked at")
+    return HTCondorOwnerView(tuple(found[:_MAX_CLAIMS]), notices=tuple(notices))
 
 
 def _demand(count: int, size: SlotResources, since: float, who: str, nodes: tuple[str, ...] = ()) -> OwnerDemand:
+    gpu_milli = size.gpus * WHOLE_GPU
     return OwnerDemand(
-        count=count,
-        gpu_milli=size.gpus * WHOLE_GPU,
-        cpus=size.cpus,
-        memory_mib=size.memory_mib,
-        since=since,
-        disk_mib=size.disk_mib,
-        nodes=nodes,
-        who=who,
+        count, gpu_milli, size.cpus, size.memory_mib, since, disk_mib=size.disk_mib, nodes=nodes, who=who
     )
 
 
@@ -298,9 +253,10 @@ def _could_host_one(slot: MachineSlot, group: OwnerJobGroup) -> bool:
     size, job = group.size, group.sample
     if not slot.all.holds(size):
         return False
-    if size.gpus and source(job, "RequireGPUs"):
-        fitting = devices_with("MY.RequireGPUs", job, slot)
-        if fitting is not None and fitting < size.gpus and slot.gpus:
+    if size.gpus and source(job, "RequireGPUs") and slot.gpus:
+        count = "countMatches(MY.RequireGPUs, TARGET.AvailableGPUs)"
+        fitting = classads.evaluated_number(count, job, slot.ad)
+        if fitting is not None and fitting < size.gpus:
             return False
     return not refused(source(job, "Requirements"), job, slot.ad) and not refused(start_of(slot), slot.ad, job)
 
@@ -330,9 +286,6 @@ def submitter_claims(submitter_ads: Iterable[Ad], settings: HTCondorOwnerConfig,
     return tuple(_demand(count, size, now, name) for name, count in counts.items() if count)
 
 
-# ------------------------------------------------------------------------------------------------------------ running
-
-
 def running(held: Iterable[tuple[str, SlotResources]], machines: Sequence[PoolMachine]) -> OwnerLoad:
     """Return the sum of what the owner's jobs hold on these machines. ``held``: slot and resources of each job."""
     names = {machine.name.lower() for machine in machines}
@@ -343,17 +296,15 @@ def running(held: Iterable[tuple[str, SlotResources]], machines: Sequence[PoolMa
 
 # -------------------------------------------------------------------------------------------------------------- queues
 
-
-@dataclass(frozen=True, slots=True)
-class HTCondorOwnerView:
-    """Claims and running jobs of the owner."""
-
-    claims: tuple[OwnerDemand, ...] = ()
-    runs: OwnerLoad | None = None
-    notices: tuple[str, ...] = ()
-    remarks: tuple[str, ...] = ()
-    held: tuple[tuple[str, SlotResources], ...] = ()
-    """The slots of their running jobs, and what each holds."""
+SUBMITTER_PROJECTION = ("Name", "ScheddName", "IdleJobs", "LastHeardFrom", "MyAddress")
+OWNER_QUEUE_TIMEOUT_S = 6.0
+"""Longest wait for all of them together."""
+REMEMBERED_S = 600.0
+"""The last answer of a silent queue counts for this long."""
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 30.0, 300.0
+_MAX_NAMES = 300
+_MAX_QUERIES = 4
+"""An attribute that is looked at may be an expression that looks at others."""
 
 
 @dataclass(slots=True)
@@ -374,13 +325,11 @@ class OwnerQueueState:
 
     def notice(self, schedd: str, now: float) -> str:
         """Return a line about a silent queue."""
-        age_s = now - self.heard_at
-        if self.queue is None:
-            meanwhile = "its jobs are not seen"
-        elif age_s <= REMEMBERED_S:
+        meanwhile, age_s = "its jobs are not seen", now - self.heard_at
+        if self.queue is not None and age_s <= REMEMBERED_S:
             meanwhile = f"what it said {age_s:.0f} s ago still counts"
-        else:
-            meanwhile = f"its jobs are not seen, what it said {age_s:.0f} s ago is too old"
+        elif self.queue is not None:
+            meanwhile += f", what it said {age_s:.0f} s ago is too old"
         return printable(f"owner's schedd {schedd}: {meanwhile}: {self.error}", 300)
 
     def claims(self, machines: Sequence[PoolMachine]) -> HTCondorOwnerView:
@@ -401,8 +350,9 @@ class OwnerQueuePoller:
         self, client: HTCondorClient, settings: HTCondorOwnerConfig | None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._client, self._settings, self._clock = client, settings, clock
-        self._constraint = job_constraint(settings) if settings else "false"
-        self._known = {schedd: OwnerQueueState() for schedd in (settings.schedds if settings else ())}
+        self._known: Mapping[str, OwnerQueueState] = {
+            schedd: OwnerQueueState() for schedd in (settings.schedds if settings else ())
+        }
 
     async def poll(self, machines: Sequence[PoolMachine]) -> HTCondorOwnerView:
         """Return what the owner's jobs claim and hold."""
@@ -426,12 +376,13 @@ class OwnerQueuePoller:
 
         Raise no site's error, and take ``OWNER_QUEUE_TIMEOUT_S`` at most.
         """
-        wanted, slots = wanted_by(machines), dynamic_slots(machines)
-        now = self._clock()
+        assert self._settings is not None
+        wanted, now = wanted_by(machines), self._clock()
+        slots, constraint = dynamic_slots(machines), job_constraint(self._settings)
         async with asyncio.TaskGroup() as group:
             for schedd, known in self._known.items():
                 if known.ask_at <= now:
-                    group.create_task(self._ask(schedd, known, wanted, slots))
+                    group.create_task(self._ask(schedd, known, constraint, wanted, slots))
         now = self._clock()
         counting = [
             known
@@ -441,11 +392,23 @@ class OwnerQueuePoller:
         return counting, [known.notice(schedd, now) for schedd, known in self._known.items() if known.failures]
 
     async def _ask(
-        self, schedd: str, known: OwnerQueueState, wanted: frozenset[str], slots: frozenset[tuple[str, float]]
+        self,
+        schedd: str,
+        known: OwnerQueueState,
+        constraint: str,
+        wanted: frozenset[str],
+        slots: frozenset[tuple[str, float]],
     ) -> None:
+        """Ask for a queue with all that its jobs' expressions look at, again (which is rare) until all is known."""
         try:
             async with asyncio.timeout(OWNER_QUEUE_TIMEOUT_S):
-                queue = await self._queue(schedd, known, wanted)
+                for _ in range(_MAX_QUERIES):
+                    names = wanted | known.names
+                    queue = await self._client.owner_queue(schedd, constraint, sorted(names))
+                    more = further(queue, names)
+                    if not more or len(known.names | more) > _MAX_NAMES:
+                        break
+                    known.names |= more
         except (AdapterError, TimeoutError) as error:
             known.failures += 1
             known.error = str(error) or f"no answer within {OWNER_QUEUE_TIMEOUT_S:g} s"
@@ -453,17 +416,6 @@ class OwnerQueuePoller:
         else:
             known.queue, known.slots, known.heard_at = queue, slots, self._clock()
             known.failures, known.error, known.ask_at = 0, "", 0.0
-
-    async def _queue(self, schedd: str, known: OwnerQueueState, wanted: frozenset[str]) -> OwnerJobQueue:
-        """Return a queue with all that its jobs' expressions look at; it is asked again, which is rare, until then."""
-        for _ in range(_MAX_QUERIES):
-            names = wanted | known.names
-            queue = await self._client.owner_queue(schedd, self._constraint, sorted(names))
-            more = further(queue, names)
-            if not more or len(known.names | more) > _MAX_NAMES:
-                break
-            known.names |= more
-        return queue
 
 
 def dynamic_slots(machines: Iterable[PoolMachine]) -> frozenset[tuple[str, float]]:
@@ -489,10 +441,7 @@ def without_matched(
     ]
     waiting = [list(group.submitted) for group in groups]
     users = {slot.user for slot in ready}
-    oldest = sorted((at, n) for n, group in enumerate(groups) if group.user in users for at in group.submitted)
-    for at, n in oldest:
-        if not ready:
-            break
+    for at, n in sorted((at, n) for n, group in enumerate(groups) if group.user in users for at in group.submitted):
         needed = groups[n].size._replace(disk_mib=0)  # it is cut to what is there
         mine = next((s for s in ready if s.user == groups[n].user and s.amount.holds(needed)), None)
         if mine is not None:

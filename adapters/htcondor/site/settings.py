@@ -8,9 +8,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from adapters.htcondor.classads import Expression, attribute_names, expression
+from adapters.htcondor.classads import Expression, attribute_names, is_expression
 from adapters.shared.commands.settings import SshSettings
-from adapters.shared.parcel import VARIABLE_NAME
+from adapters.shared.parcel import check_environment
 from provisioner.config.messages import choices
 from provisioner.config.models import ConfigSection, mistake_at
 from provisioner.config.units import Addresses, ConfigPath, Duration, PositiveDuration, Secret, Size
@@ -67,7 +67,7 @@ def _filled_in(text: str) -> str:
 
 
 def _of_a_slot(text: str) -> str:
-    if expression(text) is None:
+    if not is_expression(text):
         raise ValueError(f"`{text[:60]}` is not a ClassAd expression: write, say, `TARGET.Memory > 4096`")
     return text
 
@@ -83,8 +83,8 @@ def _submit_commands(commands: dict[str, str]) -> dict[str, str]:
         if not value.strip() or not value.isprintable() or value.rstrip().endswith("\\"):
             raise mistake_at(name, f"`{name}` wants a value on one line, in quotes")
         # What holds a macro of submit files is known only when it is filled in.
-        is_expression = bare != name.strip().lower() or bare in _EXPRESSION_EXAMPLES
-        if is_expression and "$" not in value and expression(value) is None:
+        evaluated = bare != name.strip().lower() or bare in _EXPRESSION_EXAMPLES
+        if evaluated and "$" not in value and not is_expression(value):
             example = _EXPRESSION_EXAMPLES.get(name.lower(), "`True`, or `'\"text\"'` for text")
             raise mistake_at(name, f"`{value[:60]}` is not a ClassAd expression: write, say, {example}")
         if bare in seen:
@@ -95,11 +95,11 @@ def _submit_commands(commands: dict[str, str]) -> dict[str, str]:
 
 def _plain_environment(env: dict[str, str]) -> dict[str, str]:
     for name, value in env.items():
-        if not VARIABLE_NAME.fullmatch(name) or not value.isprintable() or "$$" in value:
-            raise mistake_at(name, f"`{name[:40]}` cannot be an environment variable: a name, and a value on one line")
-        if _RESERVED_VARIABLES.fullmatch(name):
-            raise mistake_at(name, f"`{name}` is set by the site itself: remove it")
-    return env
+        if "$$" in value:
+            raise mistake_at(
+                name, f"`{name[:40]}` contains `$$`, which begins a macro of HTCondor: write something else"
+            )
+    return check_environment(env, reserved=_RESERVED_VARIABLES)
 
 
 FilledIn = Annotated[str, AfterValidator(_filled_in)]

@@ -12,17 +12,18 @@ from typing import Self
 
 from adapters.htcondor import classads
 from adapters.htcondor.classads import HELD, REMOVED, Ad, job_id, text, whole
+from adapters.htcondor.daemons import failed
 from adapters.htcondor.site import listing, nodes, submission
 from adapters.htcondor.site.blocking import gaps, render
 from adapters.htcondor.site.client import HTCondorClient, client_for
 from adapters.htcondor.site.owner import OwnerQueuePoller
 from adapters.htcondor.site.settings import HTCondorSiteConfig
 from adapters.shared.printing import printable
-from provisioner.interfaces import AdapterError, AuditFinding, OutcomeUnknownError, UnavailableError
+from adapters.shared.starts import rejected
+from provisioner.interfaces import AdapterError, AuditFinding, UnavailableError
 from provisioner.model import (
     DroneId,
     DroneType,
-    Fault,
     FaultKind,
     OrderOutcome,
     OrderResult,
@@ -84,9 +85,7 @@ class HTCondorSite:
         missed = self._registry.notices(each.name for each in machines) if self._on_nodes else ()
         ads = await self._client.jobs(self._ours, listing.DRONE_JOB_PROJECTION)
         limit_s = submission.files_limit_s(self._config)
-        found = listing.list_drones(
-            ads, self._controller, noticed, carved=nodes.carved(machines), files_limit_s=limit_s
-        )
+        found = listing.list_drones(ads, self._controller, noticed, None, nodes.carved(machines), limit_s)
         listed = {whole(ad, "ClusterId") for ad in ads}
         self._sent = {cluster: at for cluster, at in self._sent.items() if cluster in listed}
         owner = await self._owner.poll(machines)
@@ -100,7 +99,7 @@ class HTCondorSite:
             nodes=nodes.nodes(machines, self._types, self._requirements, more),
             claims=owner.claims,
             owner_runs=owner.runs,
-            notices=(*found.notices, *missed, *owner.notices, *self._type_notices(), *self._housekeeping_errors()),
+            notices=(*found.notices, *missed, *owner.notices, *self._housekeeping_errors()),
             remarks=owner.remarks,
         )
         self._polls += 1
@@ -120,13 +119,6 @@ class HTCondorSite:
         ahead_s = ahead_s if ahead_s > classads.SAME_CLOCK_S else 0.0
         machines = nodes.machines_of(slot_ads, newest - self._config.slot_max_age)
         return machines, nodes.notices(noticed, ahead_s)
-
-    def _type_notices(self) -> Iterable[str]:
-        for name in sorted(self._config.types.keys() - {kind.name for kind in self._types}):
-            yield f"options.types.{name}: the site has no such drone type"
-        for kind in self._types:
-            if why := submission.share_error(kind):
-                yield f"{why}: it is never started here"
 
     # -------------------------------------------------------------------------------------------------- housekeeping
 
@@ -177,8 +169,7 @@ class HTCondorSite:
                 submission.check_order(order, self._controller)
                 fit.append(order)
             except submission.UnsubmittableError as error:
-                fault = Fault(FaultKind.CONFIG, str(error), time.time())
-                results[order.drone_id] = OrderResult(order.drone_id, OrderOutcome.REJECTED, "", fault)
+                results[order.drone_id] = rejected(order.drone_id, FaultKind.CONFIG, str(error))
         if fit:
             there = await self._queued([order.drone_id for order in fit])
             abandoned = [ad for ad in there if self._is_abandoned(ad)]
@@ -209,11 +200,9 @@ class HTCondorSite:
         """Submit a batch. Raise no site's error: another batch may have gone through."""
         try:
             cluster = await self._client.submit(batch)
-            self._sent[cluster] = time.monotonic()
         except AdapterError as error:
-            answer = OrderOutcome.UNKNOWN if isinstance(error, OutcomeUnknownError) else OrderOutcome.REJECTED
-            fault = Fault(error.kind, str(error), time.time())
-            return [OrderResult(drone_id, answer, "", fault) for drone_id in batch.drone_ids]
+            return [failed(drone_id, error) for drone_id in batch.drone_ids]
+        self._sent[cluster] = time.monotonic()
         return [OrderResult(each, OrderOutcome.OK, f"{cluster}.{proc}") for proc, each in enumerate(batch.drone_ids)]
 
     # ------------------------------------------------------------------------------------------------------- stopping
@@ -287,6 +276,6 @@ def _plain_attributes(commands: Mapping[str, str]) -> Iterable[tuple[str, object
     """Yield the attributes that the site's admin gives drones' jobs, where they are plain values."""
     for name, value in commands.items():
         attribute, nothing = re.fullmatch(r"(?:\+|my\.)(.+)", name, re.IGNORECASE), nodes.request(nodes.SlotResources())
-        found = classads.evaluated(classads.expression(value), nothing, nothing)
+        found = classads.evaluated(value, nothing, nothing)
         if attribute and isinstance(found, bool | int | float | str):
             yield attribute[1], found

@@ -8,16 +8,14 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import classad2
-
+from adapters.htcondor import classad2
 from adapters.htcondor.site.listing import SPOOLING
 from adapters.htcondor.site.settings import HTCondorSiteConfig
 from adapters.shared.commands import files
 from adapters.shared.commands.runner import Runner
-from adapters.shared.printing import printable
 from provisioner import drone
 from provisioner.interfaces import RejectedError, UnavailableError
-from provisioner.model import WHOLE_GPU, DroneId, DroneType, FaultKind, StartOrder
+from provisioner.model import WHOLE_GPU, Bootstrap, DroneId, DroneType, FaultKind, StartOrder
 
 BEGIN = "begin.sh"
 SCRIPT = "drone.sh"
@@ -41,12 +39,10 @@ ONE_LIFE = "((MY.NumJobStarts ?: 0) == 0 && MY.JobCurrentStartExecutingDate =?= 
 more, it would be matched again."""
 _LEAST_SPOOL_LIMIT_S = 120
 _SPOOL_SLACK_S = 15.0
-_VRAM_TOLERANCE = 0.9
+VRAM_TOLERANCE = 0.9
 """Tolerance for the VRAM that a type declares: a "32 GB" V100S reports 32510 MiB, a "24 GB" A10 22731. No two sizes of
 card are that close together."""
 _WALLTIME_SLACK_S = 60
-_JOINED = ("requirements", "require_gpus")
-"""Submit commands of the admin that are joined to ours."""
 _PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 _INPUT_NAME = re.compile(r"[A-Za-z0-9_@+=-][A-Za-z0-9_.@+=-]{0,127}(/[A-Za-z0-9_@+=-][A-Za-z0-9_.@+=-]{0,127})*")
 _VARIABLE_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -93,26 +89,12 @@ def check_order(order: StartOrder, controller: str) -> None:
         raise UnsubmittableError("not a drone id of this controller")
     if order.bootstrap is None:
         raise UnsubmittableError("the order has no bootstrap: nothing to run")
-    if order.type.gpu_milli < 0:
-        raise UnsubmittableError("negative GPUs")
-    if why := share_error(order.type):
-        raise UnsubmittableError(why)
     for name in order.bootstrap.files:
         if not _INPUT_NAME.fullmatch(name) or name.split("/")[0] in (BEGIN, SCRIPT, *LEFT_BEHIND):
             raise UnsubmittableError(f"a drone cannot take a file along as {name[:60]!r}")
     for name, value in order.bootstrap.env.items():
         if not _VARIABLE_WORD.fullmatch(name) or not value.isprintable() or "$$" in value:
             raise UnsubmittableError(f"environment variable {name[:60]!r} cannot be put into a submit description")
-
-
-def share_error(kind: DroneType) -> str:
-    """Return why a type cannot be started here, if it is a share of a GPU; "" if it is none."""
-    if kind.gpu_milli % WHOLE_GPU == 0:
-        return ""
-    return (
-        f"drone type {printable(kind.name, 60)} has a share of a GPU ({kind.gpu_milli / WHOLE_GPU:g}), and HTCondor"
-        " gives whole ones: write `gpus: 1`, and let its jobs share the GPU with `sharing`"
-    )
 
 
 def files_limit_s(config: HTCondorSiteConfig) -> float:
@@ -138,43 +120,39 @@ def submission(orders: Sequence[StartOrder], config: HTCondorSiteConfig, control
     assert order.bootstrap is not None
     files = {BEGIN: _BEGIN, SCRIPT: order.bootstrap.script, **order.bootstrap.files}
     batch = SubmitDescription("", tuple(each.drone_id for each in orders), files)
-    return replace(batch, description=_description(order, config, controller, batch.digest))
+    return replace(batch, description=_description(order, order.bootstrap, config, controller, batch.digest))
 
 
 def _but_for_the_id(order: StartOrder) -> str:
-    bootstrap = order.bootstrap
-    env = sorted(bootstrap.env.items()) if bootstrap else ()
-    files = sorted(bootstrap.files.items()) if bootstrap else ()
-    script = bootstrap and bootstrap.script
-    return repr((order.type, order.idle_timeout_s, order.grace_s, order.uses_reserve, env, files, script))
+    assert order.bootstrap is not None
+    env, files = sorted(order.bootstrap.env.items()), sorted(order.bootstrap.files.items())
+    return repr((replace(order, drone_id=DroneId(""), bootstrap=None), order.bootstrap.script, env, files))
 
 
 # -------------------------------------------------------------------------------------------------------- description
 
 
-def _description(order: StartOrder, config: HTCondorSiteConfig, controller: str, digest: str) -> str:
+def _description(
+    order: StartOrder, bootstrap: Bootstrap, config: HTCondorSiteConfig, controller: str, digest: str
+) -> str:
     kind = order.type
-    assert order.bootstrap is not None
     admins = admins_commands(config, kind)
-    joined = {name.lower(): value for name, value in admins.items() if name.lower() in _JOINED}
-    taken = sorted({name.split("/")[0] for name in order.bootstrap.files} | {SCRIPT})
-    requirements = [
-        ONE_LIFE,
-        f'(TARGET.Arch == "{kind.arch}")',
-        *([demanded] if (demanded := admins_requirements(config, kind)) else []),
-    ]
+    plain = {name: value for name, value in admins.items() if name.lower() not in ("requirements", "require_gpus")}
+    taken = sorted({name.split("/")[0] for name in bootstrap.files} | {SCRIPT})
+    demanded = admins_requirements(config, kind)
+    requirements = [ONE_LIFE, f'(TARGET.Arch == "{kind.arch}")', *([demanded] if demanded else [])]
     grid = admins_universe(config, kind) == "grid"
     commands = {
         "universe": "vanilla",
-        **{name: value for name, value in admins.items() if name.lower() not in joined},
+        **plain,
         "executable": f"$(inputs)/{BEGIN}",
         "transfer_input_files": ", ".join(f"$(inputs)/{name}" for name in taken),
         "initialdir": "$(outputs)/$(drone_id)",
         "transfer_output_files": ", ".join(LEFT_BEHIND),
         "should_transfer_files": "YES",
         "when_to_transfer_output": "ON_EXIT_OR_EVICT",
-        "environment": _environment(order, config),
-        **_shape(kind, joined.get("require_gpus", "")),
+        "environment": _environment(order, bootstrap, config),
+        **_shape(kind, _lowered(admins).get("require_gpus", "")),
         **({} if grid else {"requirements": " && ".join(requirements)}),
         "notification": "never",
         "job_lease_duration": str(round(config.lease)),
@@ -193,7 +171,7 @@ def _description(order: StartOrder, config: HTCondorSiteConfig, controller: str,
 def admins_requirements(config: HTCondorSiteConfig, kind: DroneType) -> str:
     """Return the site admin's requirements on a slot for this type; "" if there are none."""
     special = config.types.get(kind.name)
-    general = {name.lower(): value for name, value in admins_commands(config, kind).items()}.get("requirements")
+    general = _lowered(admins_commands(config, kind)).get("requirements")
     return " && ".join(f"({each})" for each in ((special and special.requirements), general) if each)
 
 
@@ -201,14 +179,16 @@ def admins_commands(config: HTCondorSiteConfig, kind: DroneType) -> Mapping[str,
     """Return the site admin's commands; those of the type replace the general ones."""
     special = config.types.get(kind.name)
     mine = special.submit if special else {}
-    replaced = {name.lower() for name in mine}
-    return {**{name: value for name, value in config.submit.items() if name.lower() not in replaced}, **mine}
+    return {name: value for name, value in config.submit.items() if name.lower() not in _lowered(mine)} | mine
 
 
 def admins_universe(config: HTCondorSiteConfig, kind: DroneType) -> str:
     """Return the universe of a type's drones."""
-    commands = {name.lower(): value for name, value in admins_commands(config, kind).items()}
-    return commands.get("universe", "vanilla").strip().lower()
+    return _lowered(admins_commands(config, kind)).get("universe", "vanilla").strip().lower()
+
+
+def _lowered(commands: Mapping[str, str]) -> Mapping[str, str]:
+    return {name.lower(): value for name, value in commands.items()}
 
 
 def _periodic_remove(config: HTCondorSiteConfig) -> str:
@@ -245,7 +225,7 @@ def _gpu_properties(kind: DroneType) -> Iterator[str]:
     if kind.capability:
         yield f"Capability >= {kind.capability / 10:.1f}"
     if kind.vram_mib:
-        yield f"GlobalMemoryMb >= {int(kind.vram_mib * _VRAM_TOLERANCE)}"
+        yield f"GlobalMemoryMb >= {int(kind.vram_mib * VRAM_TOLERANCE)}"
     if kind.driver:
         yield f"(MaxSupportedVersion ?: {kind.driver}) >= {kind.driver}"
     if kind.gpu_model:
@@ -262,11 +242,9 @@ def device_pattern(model: str) -> str:
     return f"(^|[^A-Za-z0-9]){quoted}([^A-Za-z0-9]|$)"
 
 
-def _environment(order: StartOrder, config: HTCondorSiteConfig) -> str:
-    assert order.bootstrap is not None
-    fixed = {**config.env, **order.bootstrap.env, **drone.environment(order)}
-    words = [_word("PATH", fixed.pop("PATH", _PATH))]
-    words += [_word(name, value) for name, value in fixed.items() if name != "DRONE_ID"]
+def _environment(order: StartOrder, bootstrap: Bootstrap, config: HTCondorSiteConfig) -> str:
+    variables = {"PATH": _PATH, **config.env, **bootstrap.env, **drone.environment(order)}
+    words = [_word(name, value) for name, value in variables.items() if name != "DRONE_ID"]
     words += ["DRONE_ID=$(drone_id)", "PROVISIONER_DRONE_ID=$(drone_id)"]
     return '"' + " ".join(words) + '"'
 
@@ -285,13 +263,10 @@ def _ours(order: StartOrder, controller: str, digest: str, forwarded: bool) -> M
         "DroneType": f'"{order.type.name}"',
         "DroneGraceS": str(round(order.grace_s)),
         "DroneInputs": f'"{digest}"',
+        **({"ProvisionerUsesReserve": "True"} if order.uses_reserve else {}),
     }
-    if order.uses_reserve:
-        attributes["ProvisionerUsesReserve"] = "True"
-    ours = {f"My.{name}": value for name, value in attributes.items()}
-    if forwarded:
-        ours |= {f"My.remote_{name}": value for name, value in attributes.items()}
-    return ours
+    scopes = ("My.", "My.remote_") if forwarded else ("My.",)
+    return {f"{scope}{name}": value for scope in scopes for name, value in attributes.items()}
 
 
 # -------------------------------------------------------------------------------------------------------------- files
