@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import NamedTuple
 
 from provisioner import reasons
 from provisioner.model import (
@@ -306,9 +305,11 @@ class SiteDrones:
             asked_at = drone.asked_at or drone.notice_at or drone.since
             if _is_vacating(drone) and now - asked_at <= policy.grace_s + policy.stopping_s:
                 drones_there.coming[remote.node] = drones_there.coming.get(remote.node, NO_RESOURCES).plus(space)
-            elif drone.state is not DroneState.STOPPING and _worked_s(drone, now) >= policy.min_runtime_s:
-                candidate = VictimCandidate(drone.id, space, lost_work_gpu_s(drone, now), _victim_rank(drone))
-                there.setdefault(remote.node, []).append(candidate)
+            elif drone.state is not DroneState.STOPPING:
+                ran_enough = not drone.jobs or not drone.busy_at or now - drone.busy_at >= policy.min_runtime_s
+                if ran_enough:
+                    candidate = VictimCandidate(drone.id, space, lost_work_gpu_s(drone, now), _victim_rank(drone))
+                    there.setdefault(remote.node, []).append(candidate)
         drones_there.candidates = {node: NodeCandidates.of(candidates) for node, candidates in there.items()}
         return drones_there
 
@@ -343,8 +344,13 @@ def _make_room(
     """
     need = Resources(claim.gpu_milli, claim.cpus, claim.memory_mib, claim.disk_mib)
     nodes = [free_nodes.nodes[n] for n in claim.nodes or free_nodes.nodes if n in free_nodes.nodes]
+
     # By how little is left over: what was made for one job is found by that job, and nodes stay whole.
-    nodes.sort(key=lambda s: (_unused_share(need, drones_there.room(s), s.whole), s.name))
+    def unused_share(node_room: NodeResources) -> float:
+        amounts = zip(need[:3], drones_there.room(node_room)[:3], node_room.whole[:3], strict=True)
+        return sum((there - asked) / whole for asked, there, whole in amounts if whole)
+
+    nodes.sort(key=lambda node_room: (unused_share(node_room), node_room.name))
     for free_now in (True, False):
         for node_room in nodes:
             room = node_room.free if free_now else drones_there.room(node_room)
@@ -353,7 +359,8 @@ def _make_room(
                 most -= jobs
                 drones_there.takes(node_room, need, jobs)
                 yield JobRoom(node_room, jobs, free_now=free_now)
-    offers: dict[str, _VictimSet] = {}
+    # By node: lost work, number of drones, node, drones. Offers compare in the order of preference.
+    offers: dict[str, tuple[float, int, str, tuple[VictimCandidate, ...]]] = {}
     unknown = dict.fromkeys(node_room.name for node_room in nodes)
     while ask and most > 0:
         for name in unknown:
@@ -362,31 +369,16 @@ def _make_room(
                 need, drones_there.room(node_room), node_room.claimable, drones_there.of_node(name), drones_there.effort
             )
             if victims:
-                offers[name] = _VictimSet(sum(victim.lost_gpu_s for victim in victims), len(victims), name, victims)
+                offers[name] = sum(victim.lost_gpu_s for victim in victims), len(victims), name, victims
         if not offers:
             return
-        best = min(offers.values())
-        node_room = free_nodes.nodes[best.node]
+        _, _, best, victims = min(offers.values())
         most -= 1
-        drones_there.gone(best.node, best.victims)
-        drones_there.takes(node_room, need)
-        del offers[best.node]
-        unknown = {best.node: None}
-        yield JobRoom(node_room, 1, best.victims)
-
-
-class _VictimSet(NamedTuple):
-    """The cheapest set of drones on one node. Sets compare in the order of preference."""
-
-    lost_work_gpu_s: float
-    drones: int
-    node: str
-    victims: tuple[VictimCandidate, ...]
-
-
-def _unused_share(need: Resources, room: Resources, whole: Resources) -> float:
-    """Return the share of a node's GPUs, CPUs and memory that would be left unused."""
-    return sum((r - n) / w for n, r, w in zip(need[:3], room[:3], whole[:3], strict=True) if w)
+        drones_there.gone(best, victims)
+        drones_there.takes(free_nodes.nodes[best], need)
+        del offers[best]
+        unknown = {best: None}
+        yield JobRoom(free_nodes.nodes[best], 1, victims)
 
 
 def _is_vacating(drone: Drone) -> bool:
@@ -403,11 +395,6 @@ def lost_work_gpu_s(drone: Drone, now: float) -> float:
     if drone.work_at:
         return drone.work_gpu_milli / WHOLE_GPU * max(0.0, now - drone.work_at)
     return (drone.gpu_milli or WHOLE_GPU) / WHOLE_GPU * max(0.0, now - drone.since)
-
-
-def _worked_s(drone: Drone, now: float) -> float:
-    """Return the time since the drone's first job; infinity if it has no job to lose."""
-    return now - drone.busy_at if drone.jobs and drone.busy_at else float("inf")
 
 
 def _victim_rank(drone: Drone) -> tuple[int, float]:
