@@ -5,11 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from provisioner import model, reasons
-from provisioner.planner import decide
 from provisioner.planner.validation import Action, validate_plan
 from provisioner.reasons import Reason
 from tests.planner.scenes import A100, DOWN, NOW, QUAD, V100, drone, jobs, node, plan_of, slot_of, snapshot, with_site
@@ -445,93 +442,3 @@ def test_no_more_drones_are_kept_warm_than_the_policy_says(count: int) -> None:
     snap = snapshot(policy=model.Policy(headroom=(model.Headroom("desk", count=count),)))
     assert named(snap, *starts) == starts[count:]
     assert texts(snap, plan(*starts)) == [f"2 drones are started for headroom:desk, which wants {count}"] * (count < 2)
-
-
-# ------------------------------------------------------------------------------------------------------ whatever it be
-
-
-counts = st.integers(0, 12)
-live = st.sampled_from([s for s in S if not s.ended])
-
-
-@st.composite
-def worlds(draw: st.DrawFn) -> model.Snapshot:
-    """Snapshots of all kinds, agreeing with themselves or not."""
-    types = draw(st.lists(st.sampled_from([A100, V100, QUAD]), max_size=3, unique_by=lambda t: t.key))
-    drones = []
-    for number in range(draw(st.integers(0, 8))):
-        kind = draw(st.sampled_from([A100, V100, QUAD]))
-        state = draw(live)
-        leaving = S.DONE if state in (S.DRAINING, S.STOPPING) else None
-        missing = draw(st.sampled_from([0.0, NOW - 5, NOW - 500]))
-        made = drone(f"kit-ab12-{number}", state, kind, draw(st.floats(0, 1e5)), leaving=leaving, missing_at=missing)
-        drones.append(made)
-    classes = [
-        jobs(
-            waiting=draw(counts),
-            id=f"c{n}",
-            fresh=draw(counts),
-            gpu_milli=draw(st.sampled_from([0, 1, 200, 500, 1000, 2000, 6000, 10**12])),
-            cpus=draw(st.sampled_from([0, 1, 8, 64])),
-            memory_mib=draw(st.sampled_from([0, 1024, 20480, 10**7])),
-            vram_mib=draw(st.sampled_from([0, 35000, 90000])),
-            walltime_s=draw(st.sampled_from([0.0, 60.0, 1e6])),
-            group=draw(st.sampled_from(["", "one", "one.two", "Three"])),
-        )
-        for n in range(draw(st.integers(0, 4)))
-    ]
-    headroom = draw(
-        st.lists(
-            st.builds(
-                model.Headroom,
-                st.just("warm"),
-                gpu_milli=st.sampled_from([0, 500, 1000, 4000]),
-                count=counts,
-                vram_mib=st.sampled_from([0, 35000]),
-            ),
-            max_size=1,
-        )
-    )
-    groups = [
-        model.Group(
-            name,
-            draw(st.sampled_from([None, 0, 1500, 8000])),
-            draw(st.sampled_from([0, 1000, 9000])),
-            draw(st.booleans()),
-            draw(st.floats(0, 1e6)),
-        )
-        for name in draw(st.lists(st.sampled_from(["one", "one.two", "three"]), unique=True))
-    ]
-    made = snapshot(
-        classes=classes,
-        drones=drones,
-        types=types or (A100,),
-        slots=[slot_of(d) for d in drones if draw(st.booleans())],
-        remotes=None if draw(st.booleans()) else [],
-        free=draw(st.sampled_from([None, {}, {"a100": 2, "v100": 0, "quad": 1}])),
-        policy=model.Policy(
-            max_drones=draw(counts), max_gpu_milli=draw(st.sampled_from([None, 0, 3500])), headroom=tuple(headroom)
-        ),
-        limits={
-            "max_drones": draw(counts),
-            "max_pending": draw(counts),
-            "max_starts_per_tick": draw(counts),
-            "enabled": draw(st.booleans()),
-            "queue_when_full": draw(st.booleans()),
-        },
-        site_fault=draw(st.sampled_from([None, DOWN])),
-        overlay_fault=draw(st.sampled_from([None, DOWN])),
-        overlay_age_s=draw(st.sampled_from([0.0, 1000.0])),
-        view=draw(st.booleans()),
-    )
-    if made.overlay.view is None:
-        return made
-    return replace(made, overlay=replace(made.overlay, view=replace(made.overlay.view, groups=tuple(groups))))
-
-
-@settings(max_examples=300, deadline=None)
-@given(worlds())
-def test_the_planner_never_makes_a_plan_that_the_checker_faults(snap: model.Snapshot) -> None:
-    plan = decide(snap)
-    assert validate_plan(snap, plan) == ()
-    assert decide(snap) == plan

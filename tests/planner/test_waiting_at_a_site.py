@@ -9,7 +9,6 @@ import pytest
 from provisioner import model, reasons
 from provisioner.controller.actuation import batches
 from provisioner.planner.breakers import update_by_order_results
-from provisioner.planner.lifecycle import observe
 from tests.planner.scenes import (
     NOW,
     drone,
@@ -233,21 +232,6 @@ def test_a_machine_that_is_over_counts_against_the_cap_and_is_no_supply() -> Non
     assert started(plan) == [VM.key], "one place is left under the cap, and the one that is over takes no job"
     assert reasons.LimitReached("max_drones", "cloud", 2, 2) in why(plan, "class:small")
     assert plan.stops == (), "its site clears it away by itself"
-
-
-def test_its_end_is_what_the_site_found_out_once_it_is_gone() -> None:
-    was = drone("kit-ab12-1", S.BUSY, VM)
-    policy = model.SitePolicy("cloud")
-    seen = observe(was, listed(over(was.id)), None, pool_fresh=True, policy=policy, doubted=False, now=NOW)
-    assert seen is not None and seen.drone.is_leaving
-    for end, state in (
-        (model.RemoteEnd(model.EndKind.EXITED, NOW, 0), S.DONE),
-        (model.RemoteEnd(model.EndKind.EXITED, NOW, 71, "no GPU"), S.FAILED),
-        (model.RemoteEnd(model.EndKind.PREEMPTED, NOW, None, "suspended by its owner"), S.PREEMPTED),
-    ):
-        gone = model.RemoteDrone(was.id, model.RemoteState.ENDED, "vm-1", end=end)
-        ended = observe(seen.drone, listed(gone), None, pool_fresh=True, policy=policy, doubted=False, now=NOW)
-        assert ended is not None and ended.drone.state is state
 
 
 def test_one_that_is_not_cleared_away_is_asked_for_and_at_last_without_notice() -> None:
