@@ -194,11 +194,11 @@ def test_a_drain_without_effect_is_asked_for_again_ever_more_rarely(mode: model.
     assert again(600, 600, state=model.SlotState.DRAINING) == [], "it drains"
 
 
-def test_a_draining_drone_goes_back_into_service_when_jobs_wait_that_it_can_run() -> None:
+def test_no_more_draining_drones_go_back_into_service_than_the_jobs_need_that_they_can_run() -> None:
     half = drone("kit-ab12-1", S.DRAINING, leaving=S.DONE, asked_at=NOW - 5, age_s=5, joined_at=NOW - 500, jobs=1)
-    slot = slot_of(half, state=model.SlotState.DRAINING, jobs=1, free_gpu_milli=500)
-    small = jobs(waiting=1, gpu_milli=500, cpus=1, memory_mib=1000)
-    plan = plan_for(classes=[small], drones=[half], slots=[slot])
+    there = [half, replace(half, id=model.DroneId("kit-ab12-2"))]
+    slots = [slot_of(each, state=model.SlotState.DRAINING, jobs=1, free_gpu_milli=500) for each in there]
+    plan = plan_for(waiting=1, gpu_milli=500, cpus=1, memory_mib=1000, drones=there, slots=slots)
     (drain,) = plan.drains
     assert (drain.mode, drain.reason) == (model.DrainMode.RESUME, reasons.DemandReturned("small", 1))
     assert plan.starts == ()

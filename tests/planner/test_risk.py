@@ -139,6 +139,15 @@ def test_the_last_gpus_before_an_owner_who_comes_back_are_left_to_him_and_the_re
     assert at("topas", roomy) > at("topas", plan)
 
 
+def test_drones_on_their_way_take_their_part_of_what_is_free_before_the_owner() -> None:
+    made = world(Estimates(rises={"topas": BUSY}), free=30, waiting=20)
+    leaving = {"leaving": DroneState.CANCELLED, "idle_at": NOW}
+    coming = [drone(f"d-{n}", DroneState.SUBMITTED, TOPAS, **leaving) for n in range(10)]
+    busier = with_site(made, drones={each.id: RemoteDrone(each.id, RemoteState.PENDING) for each in coming})
+    busier = replace(busier, drones={each.id: each for each in coming})
+    assert 0 < at("topas", plan_of(busier)) < at("topas", plan_of(made))
+
+
 def test_the_longer_jobs_have_waited_the_more_risk_is_taken() -> None:
     mine = size_key(SMALL.owner)
     estimates = Estimates(rises={"topas": BUSY}, runs={mine: (4 * HOUR_S,)})
