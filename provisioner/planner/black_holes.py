@@ -70,7 +70,11 @@ class BlackHoles:
             or not (view.mishaps or nodes)
         ):
             return NO_BLACK_HOLES
-        after = {scope: after_success(each, now) for scope, each in nodes.items() if _node_recovered(each, now)}
+        after = {
+            scope: after_success(each, now)
+            for scope, each in nodes.items()
+            if each.state in (BreakerState.DEGRADED, BreakerState.PROBING) and now - each.since > NODE_QUIET_S
+        }
         nodes |= after
         leave: list[tuple[Drone, BlackHoleDrone | BlackHoleNode]] = []
         left = _leaving_allowed(context)
@@ -95,26 +99,16 @@ class BlackHoles:
 NO_BLACK_HOLES = BlackHoles()
 
 
-def _node_recovered(breaker: Breaker, now: float) -> bool:
-    """Return True for a node that is not banned and has had no black-hole drone for long."""
-    return breaker.state in (BreakerState.DEGRADED, BreakerState.PROBING) and now - breaker.since > NODE_QUIET_S
-
-
 def _leaving_allowed(context: PlanningContext) -> Counter[str]:
     """Return how many more drones of each site may leave for this.
 
     Drones that leave by request, for whatever reason, count as well: the site has lost them.
     """
-    there: Counter[str] = Counter()
-    leaving: Counter[str] = Counter()
-    for drone in context.drones.values():
-        site = drone.site
-        there[site] += bool(drone.joined_at)
-        if drone.leaving is DroneState.CANCELLED and drone.joined_at:
-            leaving[site] += 1
-    return Counter(
-        {site: max(0, max(1, count // MAX_LEAVING_FRACTION) - leaving[site]) for site, count in there.items()}
-    )
+    there = Counter(drone.site for drone in context.drones.values() if drone.joined_at)
+    asked = (d for d in context.drones.values() if d.leaving is DroneState.CANCELLED and d.joined_at)
+    leaving = Counter(drone.site for drone in asked)
+    sites = {drone.site for drone in context.drones.values()}
+    return Counter({site: max(0, max(1, there[site] // MAX_LEAVING_FRACTION) - leaving[site]) for site in sites})
 
 
 def _black_hole_drones(context: PlanningContext, view: OverlayView) -> Iterator[tuple[Drone, BlackHoleDrone]]:
@@ -143,13 +137,9 @@ def _black_hole_drones(context: PlanningContext, view: OverlayView) -> Iterator[
         if sum(map(len, by_job.values())) < MIN_FAILED_JOBS:
             continue
         drone, slot_there = context.drones.get(drone_id), context.slots.get(drone_id)
-        if (
-            drone is None
-            or slot_there is None
-            or drone.is_leaving
-            or not drone.joined_at
-            or not context.can_act_on(drone)
-        ):
+        if drone is None or slot_there is None or drone.is_leaving or not drone.joined_at:
+            continue
+        if not context.can_act_on(drone):
             continue
         elsewhere = {owner: _elsewhere(good_in[owner], drone_id) for owner in {m[0].owner for m in by_job.values()}}
         theirs = {o for o, well in elsewhere.items() if not (ill := _elsewhere(bad_in[o], drone_id)) or well > ill}

@@ -126,14 +126,14 @@ def update_breakers(snapshot: Snapshot, moves: Sequence[StateChange], others: It
             # The same fault is reported every tick until the next poll: count it once.
             known[scope] = breaker if breaker.fault == fault else after_failure(breaker, fault, now)
             if scope == OVERLAY_SCOPE:  # there is only one: it is asked again at every tick, whatever happened
-                known[scope] = replace(
-                    known[scope], state=BreakerState.DEGRADED, until=0.0, since=_outage_since(breaker, now)
-                )
+                # The length of the outage that the failed poll belongs to decides what it hid.
+                goes_on = breaker.state is BreakerState.DEGRADED and breaker.fault and not breaker.fault.of_order
+                since = breaker.since if goes_on else now
+                known[scope] = replace(known[scope], state=BreakerState.DEGRADED, until=0.0, since=since)
         elif seen and not (breaker.fault and breaker.fault.of_order):
+            known[scope] = after_success(breaker, now)
             if scope == OVERLAY_SCOPE:
                 known[scope] = overlay_recovered(breaker, now, snapshot.policy.overlay_max_age_s)
-            else:
-                known[scope] = after_success(breaker, now)
     after = {move.drone.id: move.drone for move in moves}
     now_known = (after.get(drone.id, drone) for drone in others)
     for scope, fault in {**_early_exits(snapshot, moves), **_never_starting(snapshot, now_known)}.items():
@@ -156,12 +156,6 @@ def shift_breaker(breaker: Breaker, by_s: float) -> Breaker:
     """Return the breaker with its times shifted by ``by_s`` after a change of the clock."""
     names = ("since", "until", "blind_until")
     return replace(breaker, **{name: at + by_s for name in names if (at := getattr(breaker, name))})
-
-
-def _outage_since(breaker: Breaker, now: float) -> float:
-    """Return the start of the overlay outage that a failed poll belongs to: its length decides what it hid."""
-    goes_on = breaker.state is BreakerState.DEGRADED and breaker.fault is not None and not breaker.fault.of_order
-    return breaker.since if goes_on else now
 
 
 def _by_order(breaker: Breaker) -> bool:
@@ -214,9 +208,8 @@ def _early_exits(snapshot: Snapshot, moves: Sequence[StateChange]) -> Mapping[st
         if bad:
             text = f"{drone.id} ended {drone.state.value}" + (f": {drone.site_reason}" if drone.site_reason else "")
             found[str(drone.type)] = Fault(FaultKind.DRONE, text, snapshot.now)
-        reported = (
-            move.reason.fault if isinstance(move.reason, EndedAtSite) and drone.state is DroneState.FAILED else ""
-        )
+        failed = drone.state is DroneState.FAILED
+        reported = move.reason.fault if failed and isinstance(move.reason, EndedAtSite) else ""
         if reported and not (worked and reported in _FAULTS_OF_JOBS):
             kind, text = FaultKind(reported), f"{drone.id}: {drone.site_reason}"
             found[_scope(kind, drone)] = Fault(kind, text, snapshot.now, of_order=True, accepted=True)
@@ -230,16 +223,13 @@ def _never_starting(snapshot: Snapshot, others: Iterable[Drone]) -> Mapping[str,
     """
     found: dict[str, Fault] = {}
     for drone in others:
-        waits = drone.state in (DroneState.SUBMITTED, DroneState.QUEUED) and not drone.started_at
-        if not waits or drone.is_leaving:
+        if not drone.waits_at_site or drone.started_at or drone.is_leaving:
             continue
         polled = snapshot.sites.get(drone.site)
         remote = polled.view.drones.get(drone.id) if polled is not None and polled.view is not None else None
         if remote is not None and remote.hopeless and remote.blocked:
-            text = f"{drone.id} waits: {remote.reason}"
-            found[_scope(remote.blocked, drone)] = Fault(
-                remote.blocked, text, snapshot.now, of_order=True, accepted=True
-            )
+            kind, text = remote.blocked, f"{drone.id} waits: {remote.reason}"
+            found[_scope(kind, drone)] = Fault(kind, text, snapshot.now, of_order=True, accepted=True)
     return found
 
 
@@ -290,7 +280,9 @@ def update_class_breakers(
         scope, job = class_scope(drone.type, drone.for_class), classes.get(drone.for_class)
         if drone.state is DroneState.UNUSED:
             breaker = after.get(scope) or Breaker(scope, since=now)
-            if job is not None and _idled_in_vain(drone, job, view) and not _already_counted(breaker, drone):
+            # One batch is one failure: a drone that was ordered before an earlier one failed is counted already.
+            counted = breaker.fault is not None and drone.requested_at <= breaker.fault.at
+            if job is not None and _idled_in_vain(drone, job, view) and not counted:
                 text = f"{drone.id} idled until it left, and no job of the class came"
                 fault = Fault(FaultKind.JOBS, text, now, of_order=True, accepted=True)
                 after[scope] = after_failure(breaker, fault, now)
@@ -310,11 +302,6 @@ def _idled_in_vain(drone: Drone, job: JobClass, view: OverlayView) -> bool:
     idle_at = drone.idle_at or drone.joined_at
     negotiated = not view.negotiated_at or view.negotiated_at > idle_at
     return job.waiting > 0 and job.waits_since <= idle_at and negotiated
-
-
-def _already_counted(breaker: Breaker, drone: Drone) -> bool:
-    """Return True if the drone was ordered before an earlier one failed: one batch is one failure."""
-    return breaker.fault is not None and drone.requested_at <= breaker.fault.at
 
 
 @dataclass(frozen=True, slots=True)

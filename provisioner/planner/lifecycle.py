@@ -171,6 +171,7 @@ def _listed(drone: Drone, remote: RemoteDrone, now: float) -> tuple[Drone, Reaso
             state = S.QUEUED
         elif state is S.REQUESTED:
             state = S.SUBMITTED
+    ours = drone.notice_at if drone.state is S.STOPPING else 0.0
     seen = replace(
         drone,
         state=state,
@@ -182,7 +183,8 @@ def _listed(drone: Drone, remote: RemoteDrone, now: float) -> tuple[Drone, Reaso
         site_reason=remote.reason,
         node=remote.node or drone.node,
         site_slot=remote.slot or drone.site_slot,
-        notice_at=_notice_at(drone, remote),
+        # The first notice counts: ours, if we asked before the site did.
+        notice_at=ours if ours else remote.notice_at and (drone.notice_at or remote.notice_at),
     )
     if stopped and state is not drone.state:
         seen = replace(seen, asked_at=now, asked=1)
@@ -191,13 +193,6 @@ def _listed(drone: Drone, remote: RemoteDrone, now: float) -> tuple[Drone, Reaso
     if seen.notice_at and not drone.notice_at and not stopped:
         return seen, reasons.PreemptionNotice(remote.reason)
     return seen, reasons.SeenAtSite(remote.state.value, remote.reason)
-
-
-def _notice_at(drone: Drone, remote: RemoteDrone) -> float:
-    """Return the time of the first notice: ours, if we asked before the site did."""
-    if drone.state is S.STOPPING and drone.notice_at:
-        return drone.notice_at
-    return remote.notice_at and (drone.notice_at or remote.notice_at)
 
 
 def _unlisted(
@@ -220,21 +215,16 @@ def _unlisted(
     if slot is not None and slot.heard_at > drone.missing_at:
         return drone, None  # the pool has heard from it since: the listing is wrong
     limit = policy.order_confirm_s if drone.state is S.SUBMITTED else policy.missing_s
-    if doubted or _missing_with_many(drone, view):
+    # A small site has too few drones for ``VANISHED_MIN_DRONES``: an empty listing is doubtful for a drone that it used
+    # to list, even if few are on record. A drone that leaves may well be the last one there.
+    empty = not view.drones and drone.leaving is None and drone.state is not S.SUBMITTED
+    if doubted or empty:
         limit *= VANISHED_WAIT_FACTOR
     missing = view.taken_at - drone.missing_at
     if missing < limit:
         return drone, None
     unknown = S.DONE if drone.is_leaving and drone.busy_at else S.LOST
     return ended_record(drone, drone.leaving or unknown, now), reasons.Disappeared(missing, limit)
-
-
-def _missing_with_many(drone: Drone, view: SiteView) -> bool:
-    """Return True if an empty listing is doubtful for a drone that it used to list, even if few are on record.
-
-    A small site has too few drones for ``VANISHED_MIN_DRONES``. A drone that leaves may well be the last one there.
-    """
-    return not view.drones and drone.leaving is None and drone.state not in (S.REQUESTED, S.SUBMITTED)
 
 
 def _in_pool(drone: Drone, slot: Slot, reason: Reason | None, now: float) -> tuple[Drone, Reason | None]:
@@ -414,12 +404,8 @@ def apply_drain_result(drone: Drone, result: OrderResult) -> StateChange | None:
     if result.answer is OrderOutcome.OK or drone.state is S.STOPPING:
         return None
     if result.answer is OrderOutcome.UNKNOWN:
-        known = words == drone.drain_refusal
-        return (
-            None
-            if known
-            else StateChange(replace(drone, drain_refusal=words), drone.state, reasons.OutcomeUnknown(words))
-        )
+        after = replace(drone, drain_refusal=words)
+        return StateChange(after, drone.state, reasons.OutcomeUnknown(words)) if after != drone else None
     after = replace(drone, drain_refusal=words or "no reason given")
     if drone.state is S.DRAINING:
         after = replace(after, asked=drone.asked + 1)

@@ -102,7 +102,7 @@ def unmet_requirement(job: JobClass, kind: DroneType) -> UnmetRequirement | None
         return UnmetRequirement("disk", f"{job.disk_mib} MiB", f"{kind.disk_mib} MiB")
     if job.arch and job.arch != kind.arch:
         return UnmetRequirement("arch", job.arch, kind.arch)
-    if _has_reserve(kind) and count_jobs_in_type(job, kind) < 1:
+    if (kind.kept_cpus or kind.kept_memory_mib or kind.kept_disk_mib) and count_jobs_in_type(job, kind) < 1:
         return _reserve_violated(job, kind)
     if kind.walltime_s and job.walltime_s > kind.longest_job_s:
         less = f" of a walltime of {kind.walltime_s:g} s" if kind.margin_s else ""
@@ -136,9 +136,8 @@ def _reserve_violated(job: JobClass, kind: DroneType) -> UnmetRequirement:
         ("disk", job.disk_mib, kind.disk_mib, kind.kept_disk_mib, " MiB"),
     ):
         if kept and (there - asked) * WHOLE_GPU < kept * (kind.gpu_milli - _gpu_milli_taken(job, kind)):
-            return UnmetRequirement(
-                dimension, f"{asked}{unit}", f"{there}{unit}, of which each other GPU keeps {kept}{unit}"
-            )
+            available = f"{there}{unit}, of which each other GPU keeps {kept}{unit}"
+            return UnmetRequirement(dimension, f"{asked}{unit}", available)
     return UnmetRequirement("cpus", str(job.cpus), str(kind.cpus))
 
 
@@ -149,11 +148,6 @@ def format_gpus(milli: int) -> str:
 
 def _format_cuda(version: int) -> str:
     return f"{version // 1000}.{version % 1000 // 10}"
-
-
-def _has_reserve(kind: DroneType) -> bool:
-    """Return True if free GPUs of such drones keep anything."""
-    return bool(kind.kept_cpus or kind.kept_memory_mib or kind.kept_disk_mib)
 
 
 def _gpu_milli_taken(job: JobClass, kind: DroneType) -> int:
@@ -195,17 +189,12 @@ def count_jobs(job: JobClass, space: Resources, kind: DroneType) -> int:
     # What rounding leaves of each GPU is no share, and nothing is kept for it.
     free_shares = max(0, space.gpu_milli - kind.gpu_milli + kind.gpu_milli // WHOLE_GPU * kind.shares * share) // share
     space = space._replace(gpu_milli=free_shares * share)
-    most = _jobs_in_shares(job, free_shares, kind)
+    gpus_free, rest = divmod(free_shares, kind.shares)
+    each = shares_needed(job.gpu_milli, kind.shares)
+    most = gpus_free * (kind.shares // each) + rest // each  # the shares of one job lie on one GPU
     if need.cpus > 0 or need.memory_mib > 0 or need.disk_mib > 0:  # else the shares alone decide
         most = min(most, count_fits(need._replace(gpu_milli=0), space))
     return limit_by_reserve(most, need, space, kept)
-
-
-def _jobs_in_shares(job: JobClass, free_shares: int, kind: DroneType) -> int:
-    """Return how many small jobs fit into the free shares; those of one job lie on one GPU."""
-    gpus_free, rest = divmod(free_shares, kind.shares)
-    each = shares_needed(job.gpu_milli, kind.shares)
-    return gpus_free * (kind.shares // each) + rest // each
 
 
 def count_jobs_in_type(job: JobClass, kind: DroneType) -> int:
@@ -241,17 +230,8 @@ MAX_CACHES = 2
 """Sets of types and prices cached at once: the running one, and one that somebody tries out beside it."""
 
 _requested_fields = attrgetter(
-    "gpu_milli",
-    "splits",
-    "vram_mib",
-    "capability",
-    "driver",
-    "cpus",
-    "memory_mib",
-    "disk_mib",
-    "arch",
-    "walltime_s",
-    "invalid",
+    *("gpu_milli", "splits", "vram_mib", "capability", "driver", "cpus", "memory_mib", "disk_mib", "arch"),
+    *("walltime_s", "invalid"),
 )
 
 
@@ -282,10 +262,6 @@ _Shape = tuple[object, ...]
 """Requests of the jobs of a class, and the types that they refuse, or None."""
 
 
-def _shape(job: JobClass) -> _Shape:
-    return (*_requested_fields(job), frozenset(job.refuses) if job.refuses else None)
-
-
 @dataclass(slots=True)
 class CompatibilityCache:
     """The shapes of the newest plan, for one set of types and prices."""
@@ -303,7 +279,7 @@ class CompatibilityCache:
         found: dict[str, CompatibleTypes] = {}
         now: dict[_Shape, CompatibleTypes] = {}
         for job in classes:
-            shape = _shape(job)
+            shape = (*_requested_fields(job), frozenset(job.refuses) if job.refuses else None)
             if shape not in now:
                 now[shape] = self.known.get(shape) or self._judged(job)
             found[job.id] = now[shape]
@@ -311,13 +287,13 @@ class CompatibilityCache:
         return found
 
     def _judged(self, job: JobClass) -> CompatibleTypes:
-        fits = {} if job.invalid else {k: t for k, t in self.by_key.items() if unmet_requirement(job, t) is None}
+        fits = [] if job.invalid else [kind for kind in self.types if unmet_requirement(job, kind) is None]
         # What an empty drone holds none of does not fit, whatever the dimensions say one by one.
-        jobs = {key: count for key, kind in fits.items() if (count := count_jobs_in_type(job, kind)) > 0}
-        fits = {key: fits[key] for key in jobs}
-        ranked = sorted((self._price(k) / jobs[key], k.vram_mib, k.capability, key) for key, k in fits.items())
+        jobs = {kind.key: count for kind in fits if (count := count_jobs_in_type(job, kind)) > 0}
+        fits = [kind for kind in fits if kind.key in jobs]
+        ranked = sorted((self._price(k) / jobs[k.key], k.vram_mib, k.capability, k.key) for k in fits)
         return CompatibleTypes(
-            kinds=tuple(fits.values()),
+            kinds=tuple(fits),
             jobs=jobs,
             cheapest=tuple(key for *_, key in ranked),
             hardness=(len(fits), -job.gpu_milli, -job.vram_mib),

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import NamedTuple
 
 from provisioner import reasons
 from provisioner.model import (
@@ -50,6 +49,15 @@ class NodeResources:
     """Reserve per free GPU for now: nothing if a reserve is released."""
     claimable: Resources
     """Reserve per free GPU that the site enforces for everyone."""
+    coming: Resources = NO_RESOURCES
+    """Resources that drones which leave will free within the grace period, less what is promised of them."""
+    candidates: NodeCandidates = field(default_factory=NodeCandidates)
+    """Drones that may be asked to leave."""
+
+    @property
+    def soon(self) -> Resources:
+        """Resources that are free, or soon will be."""
+        return self.free.plus(self.coming)
 
     def holds(self, each: Resources, kept: Resources | None = None) -> int:
         """Return how many times ``each`` fits here now."""
@@ -63,6 +71,19 @@ class NodeResources:
         """Return ``each``, or the reserve of its GPUs here if that is more."""
         cpus, memory, disk = (keep * each.gpu_milli // WHOLE_GPU for keep in self.kept[1:])
         return Resources(each.gpu_milli, max(each.cpus, cpus), max(each.memory_mib, memory), max(each.disk_mib, disk))
+
+    def promise(self, each: Resources, count: int = 1) -> None:
+        """Promise resources: of what is free first, then of what is coming."""
+        need = NO_RESOURCES.plus(self.with_share(each), count)
+        from_free = Resources(*(min(n, max(0, f)) for n, f in zip(need, self.free, strict=True)))
+        self.free = self.free.plus(from_free, -1)
+        self.coming = self.coming.plus(need.plus(from_free, -1), -1)
+
+    def evict(self, victims: Sequence[VictimCandidate]) -> None:
+        """Move what drones hold to the resources that are coming."""
+        self.candidates.remove(victims)
+        for victim in victims:
+            self.coming = self.coming.plus(victim.space)
 
 
 @dataclass(slots=True)
@@ -188,7 +209,6 @@ class OwnerReservations:
     """Types of which none is started now: it might take room that others leave for the owner."""
     claimed: dict[str, Reason] = field(default_factory=dict)
     """By site: the owner's jobs that got room."""
-    site_drones: dict[str, SiteDrones] = field(default_factory=dict)
     effort: SearchBudget = field(default_factory=SearchBudget)
     patience: list[OwnerClaimBackoff] = field(default_factory=list)
 
@@ -210,13 +230,14 @@ class OwnerReservations:
         site = policy.site
         quiet_s = context.now - context.snapshot.gpu_wanted_at
         free_nodes = self.free[site] = FreeResources.of(view.nodes, policy.blocking, quiet_s)
-        drones_there = self.site_drones[site] = SiteDrones.of(context, policy, view, free_nodes, drones, self.effort)
+        if view.claims or policy.blocking:  # else nobody will be asked to leave, nor is anything kept
+            _add_drones(context, policy, view, free_nodes, drones)
         known = context.snapshot.patience.get(site)
         left = known.offer if known and known.offer else None  # None: all
         jobs, milli, standing, narrow = 0, 0, 0, set[str]()
         for claim in sorted(view.claims, key=lambda c: (-c.gpu_milli, -c.cpus, -c.memory_mib, c.since)):
             most = claim.count if left is None else min(claim.count, left - jobs)
-            for hole in _make_room(claim, most, free_nodes, drones_there, ask=policy.preempt_proactively):
+            for hole in _make_room(claim, most, free_nodes, self.effort, ask=policy.preempt_proactively):
                 jobs, milli = jobs + hole.jobs, milli + hole.jobs * claim.gpu_milli
                 if hole.free_now:
                     standing += hole.jobs
@@ -274,67 +295,31 @@ class JobRoom:
     """No drone needs to leave for it."""
 
 
-@dataclass(slots=True)
-class SiteDrones:
-    """Our drones on a site's nodes: those that could be asked to leave, and the room of those that already leave."""
-
-    candidates: dict[str, NodeCandidates] = field(default_factory=dict)
-    coming: dict[str, Resources] = field(default_factory=dict)
-    """By node: resources that will be free within the grace period."""
-    effort: SearchBudget = field(default_factory=SearchBudget)
-
-    @classmethod
-    def of(
-        cls,
-        context: PlanningContext,
-        policy: SitePolicy,
-        view: SiteView,
-        free_nodes: FreeResources,
-        drones: Iterable[Drone],
-        effort: SearchBudget,
-    ) -> SiteDrones:
-        drones_there, there = cls(effort=effort), dict[str, list[VictimCandidate]]()
-        if not view.claims and not policy.blocking:  # nobody will be asked to leave, nor is anything kept
-            return drones_there
-        now = context.now
-        spaces = {key: drone_resources(kind) for key, kind in context.types.items() if kind.site == policy.site}
-        for drone in drones:
-            remote = view.drones.get(drone.id)
-            if remote is None or remote.node not in free_nodes.nodes or remote.state not in _HOLDS:
-                continue
-            space = spaces.get(drone.type) or Resources(drone.gpu_milli)
-            asked_at = drone.asked_at or drone.notice_at or drone.since
-            if _is_vacating(drone) and now - asked_at <= policy.grace_s + policy.stopping_s:
-                drones_there.coming[remote.node] = drones_there.coming.get(remote.node, NO_RESOURCES).plus(space)
-            elif drone.state is not DroneState.STOPPING and _worked_s(drone, now) >= policy.min_runtime_s:
-                candidate = VictimCandidate(drone.id, space, lost_work_gpu_s(drone, now), _victim_rank(drone))
-                there.setdefault(remote.node, []).append(candidate)
-        drones_there.candidates = {node: NodeCandidates.of(candidates) for node, candidates in there.items()}
-        return drones_there
-
-    def of_node(self, node: str) -> NodeCandidates:
-        return self.candidates.get(node) or NodeCandidates()
-
-    def room(self, node_room: NodeResources) -> Resources:
-        """Return what is free on a node, or soon will be."""
-        return node_room.free.plus(self.coming.get(node_room.name, NO_RESOURCES))
-
-    def gone(self, node: str, victims: Sequence[VictimCandidate]) -> None:
-        """Move what the victims hold to the resources that are coming."""
-        self.candidates[node].remove(victims)
-        for victim in victims:
-            self.coming[node] = self.coming.get(node, NO_RESOURCES).plus(victim.space)
-
-    def takes(self, node_room: NodeResources, need: Resources, count: int = 1) -> None:
-        """Promise ``need``: from what is free first, then from what is coming."""
-        need = NO_RESOURCES.plus(node_room.with_share(need), count)
-        from_free = Resources(*(min(n, max(0, f)) for n, f in zip(need, node_room.free, strict=True)))
-        node_room.free = node_room.free.plus(from_free, -1)
-        self.coming[node_room.name] = self.coming.get(node_room.name, NO_RESOURCES).plus(need.plus(from_free, -1), -1)
+def _add_drones(
+    context: PlanningContext, policy: SitePolicy, view: SiteView, free_nodes: FreeResources, drones: Iterable[Drone]
+) -> None:
+    """Add our drones to their nodes: those that could be asked to leave, and the room of those that already leave."""
+    now, candidates = context.now, dict[str, list[VictimCandidate]]()
+    spaces = {key: drone_resources(kind) for key, kind in context.types.items() if kind.site == policy.site}
+    for drone in drones:
+        remote = view.drones.get(drone.id)
+        node_room = free_nodes.nodes.get(remote.node) if remote is not None and remote.state in _HOLDS else None
+        if node_room is None:
+            continue
+        space = spaces.get(drone.type) or Resources(drone.gpu_milli)
+        asked_at = drone.asked_at or drone.notice_at or drone.since
+        ran_enough = not drone.jobs or not drone.busy_at or now - drone.busy_at >= policy.min_runtime_s
+        if _is_vacating(drone) and now - asked_at <= policy.grace_s + policy.stopping_s:
+            node_room.coming = node_room.coming.plus(space)
+        elif drone.state is not DroneState.STOPPING and ran_enough:
+            candidate = VictimCandidate(drone.id, space, lost_work_gpu_s(drone, now), _victim_rank(drone))
+            candidates.setdefault(node_room.name, []).append(candidate)
+    for name, some in candidates.items():
+        free_nodes.nodes[name].candidates = NodeCandidates.of(some)
 
 
 def _make_room(
-    claim: OwnerDemand, most: int, free_nodes: FreeResources, drones_there: SiteDrones, *, ask: bool
+    claim: OwnerDemand, most: int, free_nodes: FreeResources, effort: SearchBudget, *, ask: bool
 ) -> Iterator[JobRoom]:
     """Yield room for up to ``most`` jobs of a claim.
 
@@ -343,50 +328,39 @@ def _make_room(
     """
     need = Resources(claim.gpu_milli, claim.cpus, claim.memory_mib, claim.disk_mib)
     nodes = [free_nodes.nodes[n] for n in claim.nodes or free_nodes.nodes if n in free_nodes.nodes]
+
     # By how little is left over: what was made for one job is found by that job, and nodes stay whole.
-    nodes.sort(key=lambda s: (_unused_share(need, drones_there.room(s), s.whole), s.name))
+    def unused_share(node_room: NodeResources) -> float:
+        amounts = zip(need[:3], node_room.soon[:3], node_room.whole[:3], strict=True)
+        return sum((there - asked) / whole for asked, there, whole in amounts if whole)
+
+    nodes.sort(key=lambda node_room: (unused_share(node_room), node_room.name))
     for free_now in (True, False):
         for node_room in nodes:
-            room = node_room.free if free_now else drones_there.room(node_room)
+            room = node_room.free if free_now else node_room.soon
             jobs = min(most, count_fits(need, room, node_room.claimable))
             if jobs > 0:
                 most -= jobs
-                drones_there.takes(node_room, need, jobs)
+                node_room.promise(need, jobs)
                 yield JobRoom(node_room, jobs, free_now=free_now)
-    offers: dict[str, _VictimSet] = {}
+    # By node: lost work, number of drones, node, drones. Offers compare in the order of preference.
+    offers: dict[str, tuple[float, int, str, tuple[VictimCandidate, ...]]] = {}
     unknown = dict.fromkeys(node_room.name for node_room in nodes)
     while ask and most > 0:
         for name in unknown:
             node_room = free_nodes.nodes[name]
-            victims = cheapest_set(
-                need, drones_there.room(node_room), node_room.claimable, drones_there.of_node(name), drones_there.effort
-            )
+            victims = cheapest_set(need, node_room.soon, node_room.claimable, node_room.candidates, effort)
             if victims:
-                offers[name] = _VictimSet(sum(victim.lost_gpu_s for victim in victims), len(victims), name, victims)
+                offers[name] = sum(victim.lost_gpu_s for victim in victims), len(victims), name, victims
         if not offers:
             return
-        best = min(offers.values())
-        node_room = free_nodes.nodes[best.node]
+        _, _, best, victims = min(offers.values())
         most -= 1
-        drones_there.gone(best.node, best.victims)
-        drones_there.takes(node_room, need)
-        del offers[best.node]
-        unknown = {best.node: None}
-        yield JobRoom(node_room, 1, best.victims)
-
-
-class _VictimSet(NamedTuple):
-    """The cheapest set of drones on one node. Sets compare in the order of preference."""
-
-    lost_work_gpu_s: float
-    drones: int
-    node: str
-    victims: tuple[VictimCandidate, ...]
-
-
-def _unused_share(need: Resources, room: Resources, whole: Resources) -> float:
-    """Return the share of a node's GPUs, CPUs and memory that would be left unused."""
-    return sum((r - n) / w for n, r, w in zip(need[:3], room[:3], whole[:3], strict=True) if w)
+        free_nodes.nodes[best].evict(victims)
+        free_nodes.nodes[best].promise(need)
+        del offers[best]
+        unknown = {best: None}
+        yield JobRoom(free_nodes.nodes[best], 1, victims)
 
 
 def _is_vacating(drone: Drone) -> bool:
@@ -403,11 +377,6 @@ def lost_work_gpu_s(drone: Drone, now: float) -> float:
     if drone.work_at:
         return drone.work_gpu_milli / WHOLE_GPU * max(0.0, now - drone.work_at)
     return (drone.gpu_milli or WHOLE_GPU) / WHOLE_GPU * max(0.0, now - drone.since)
-
-
-def _worked_s(drone: Drone, now: float) -> float:
-    """Return the time since the drone's first job; infinity if it has no job to lose."""
-    return now - drone.busy_at if drone.jobs and drone.busy_at else float("inf")
 
 
 def _victim_rank(drone: Drone) -> tuple[int, float]:
@@ -428,16 +397,16 @@ def reclaim_reserve(
         kind = context.types[key]
         if kind.site not in reservations.free or not kind.gpu_milli or key in reservations.held:
             continue
-        drones_there, need = reservations.site_drones[kind.site], drone_resources(kind)
+        need = drone_resources(kind)
         for node_room in reservations.free[kind.site].nodes.values():
             while lack > 0 and node_room.kept != NO_RESOURCES and kind.name in node_room.types:
-                movable = drones_there.of_node(node_room.name).only(lambda space: not space.gpu_milli)
-                found = cheapest_set(need, drones_there.room(node_room), NO_RESOURCES, movable, drones_there.effort)
+                movable = node_room.candidates.only(lambda space: not space.gpu_milli)
+                found = cheapest_set(need, node_room.soon, NO_RESOURCES, movable, reservations.effort)
                 if not found:
                     break
                 why = reasons.ReserveReclaimed(node_room.name)
                 preemptions += [PreemptionOrder(context.drones[c.drone_id], why, DroneState.PREEMPTED) for c in found]
-                drones_there.gone(node_room.name, found)
-                drones_there.takes(node_room, need)
+                node_room.evict(found)
+                node_room.promise(need)
                 lack -= 1
     return preemptions

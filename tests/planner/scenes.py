@@ -7,74 +7,52 @@ from dataclasses import fields, replace
 
 import pytest
 
-from provisioner.model import (
-    Breaker,
-    Drone,
-    DroneId,
-    DroneState,
-    DroneType,
-    Eviction,
-    Fault,
-    FaultKind,
-    JobClass,
-    Node,
-    OperatorRequest,
-    OverlayView,
-    OwnerDemand,
-    Plan,
-    Policy,
-    PolledOverlay,
-    PolledSite,
-    RemoteDrone,
-    RemoteState,
-    SitePolicy,
-    SiteView,
-    Slot,
-    SlotState,
-    Snapshot,
-    TypeKey,
-)
+from provisioner import model
 from provisioner.planner import decide
 from provisioner.planner.validation import validate_plan
 
 NOW = 1_000_000.0
 
-A100 = DroneType("topas", "a100", 1000, 8, 20480, 0, vram_mib=40960, capability=80, price=2.0)
-V100 = DroneType("topas", "v100", 1000, 8, 20480, 0, vram_mib=32768, capability=70, price=1.0)
-QUAD = DroneType("horeka", "quad", 4000, 64, 262144, 0, vram_mib=40960, capability=80, price=2.0)
+A100 = model.DroneType("topas", "a100", 1000, 8, 20480, 0, vram_mib=40960, capability=80, price=2.0)
+V100 = model.DroneType("topas", "v100", 1000, 8, 20480, 0, vram_mib=32768, capability=70, price=1.0)
+QUAD = model.DroneType("horeka", "quad", 4000, 64, 262144, 0, vram_mib=40960, capability=80, price=2.0)
 
-SMALL = JobClass("small", 1000, 8, 20480, waiting=1, oldest_at=NOW - 100)
+SMALL = model.JobClass("small", 1000, 8, 20480, waiting=1, oldest_at=NOW - 100)
 
 
-def jobs(job: JobClass = SMALL, waiting: int = 1, **more: object) -> JobClass:
+def jobs(job: model.JobClass = SMALL, waiting: int = 1, **more: object) -> model.JobClass:
     return replace(job, waiting=waiting, **more)
 
 
 def drone(
-    name: str, state: DroneState = DroneState.IDLE, kind: DroneType = A100, age_s: float = 60.0, **more: object
-) -> Drone:
+    name: str,
+    state: model.DroneState = model.DroneState.IDLE,
+    kind: model.DroneType = A100,
+    age_s: float = 60.0,
+    **more: object,
+) -> model.Drone:
     """A recorded drone that has been in its state for ``age_s``."""
     at = NOW - age_s
-    made = Drone(DroneId(name), kind.key, state, since=at, requested_at=at, gpu_milli=kind.gpu_milli)
-    if state is not DroneState.REQUESTED:
+    made = model.Drone(model.DroneId(name), kind.key, state, since=at, requested_at=at, gpu_milli=kind.gpu_milli)
+    if state is not model.DroneState.REQUESTED:
         made = replace(made, submitted_at=at, remote_id=f"r-{name}")
-    if state in (DroneState.BOOTING, DroneState.JOINED, DroneState.IDLE, DroneState.BUSY):
+    if state in (model.DroneState.BOOTING, model.DroneState.JOINED, model.DroneState.IDLE, model.DroneState.BUSY):
         made = replace(made, started_at=at)
-    if state in (DroneState.JOINED, DroneState.IDLE, DroneState.BUSY):
+    if state in (model.DroneState.JOINED, model.DroneState.IDLE, model.DroneState.BUSY):
         made = replace(made, joined_at=at)
-    if state is DroneState.IDLE:
+    if state is model.DroneState.IDLE:
         made = replace(made, idle_at=at)
-    if state is DroneState.BUSY:
+    if state is model.DroneState.BUSY:
         made = replace(made, busy_at=at, jobs=1, jobs_started=1)
     return replace(made, **more)
 
 
-def slot_of(drone: Drone, kind: DroneType = A100, **more: object) -> Slot:
+def slot_of(drone: model.Drone, kind: model.DroneType = A100, **more: object) -> model.Slot:
     """The slot that the overlay would show for a recorded drone in its state."""
-    busy = drone.state is DroneState.BUSY
-    made = Slot(
+    busy = drone.state is model.DroneState.BUSY
+    made = model.Slot(
         drone.id,
-        SlotState.BUSY if busy else SlotState.IDLE,
+        model.SlotState.BUSY if busy else model.SlotState.IDLE,
         heard_at=NOW - 1,
         free_gpu_milli=0 if busy else kind.gpu_milli,
         free_cpus=0 if busy else kind.cpus,
@@ -86,12 +64,12 @@ def slot_of(drone: Drone, kind: DroneType = A100, **more: object) -> Slot:
     return replace(made, **more)
 
 
-def remote_of(drone: Drone) -> RemoteDrone:
+def remote_of(drone: model.Drone) -> model.RemoteDrone:
     """What a site would list for a recorded drone in its state."""
-    waits = drone.state in (DroneState.SUBMITTED, DroneState.QUEUED)
-    return RemoteDrone(
+    waits = drone.state in (model.DroneState.SUBMITTED, model.DroneState.QUEUED)
+    return model.RemoteDrone(
         drone.id,
-        RemoteState.PENDING if waits else RemoteState.RUNNING,
+        model.RemoteState.PENDING if waits else model.RemoteState.RUNNING,
         remote_id=drone.remote_id or f"r-{drone.id}",
         started_at=drone.started_at,
         node=drone.node,
@@ -101,9 +79,9 @@ def remote_of(drone: Drone) -> RemoteDrone:
 
 def node(
     name: str, gpus: int, cpus: int = 192, memory_gib: int = 1024, *, kinds: tuple[str, ...] = ("a100",), **free: int
-) -> Node:
+) -> model.Node:
     """A node of so much; ``free``: ``gpus``, ``cpus``, ``memory_gib`` that nobody holds (default: all)."""
-    return Node(
+    return model.Node(
         name,
         kinds,
         gpus * 1000,
@@ -119,44 +97,44 @@ def node(
 
 def snapshot(
     *,
-    classes: Iterable[JobClass] = (),
-    drones: Iterable[Drone] = (),
-    types: Iterable[DroneType] = (A100,),
-    slots: Iterable[Slot] | None = None,
-    remotes: Iterable[RemoteDrone] | None = None,
+    classes: Iterable[model.JobClass] = (),
+    drones: Iterable[model.Drone] = (),
+    types: Iterable[model.DroneType] = (A100,),
+    slots: Iterable[model.Slot] | None = None,
+    remotes: Iterable[model.RemoteDrone] | None = None,
     free: Mapping[str, int] | None = None,
     quota: Mapping[str, int] | None = None,
-    nodes: Iterable[Node] = (),
-    claims: Iterable[OwnerDemand] = (),
-    evictions: tuple[Eviction, ...] | None = None,
+    nodes: Iterable[model.Node] = (),
+    claims: Iterable[model.OwnerDemand] = (),
+    evictions: tuple[model.Eviction, ...] | None = None,
     gpu_wanted_at: float = NOW,
-    policy: Policy | None = None,
+    policy: model.Policy | None = None,
     limits: Mapping[str, object] | None = None,
-    breakers: Iterable[Breaker] = (),
-    requests: Iterable[OperatorRequest] = (),
-    site_fault: Fault | None = None,
-    overlay_fault: Fault | None = None,
+    breakers: Iterable[model.Breaker] = (),
+    requests: Iterable[model.OperatorRequest] = (),
+    site_fault: model.Fault | None = None,
+    overlay_fault: model.Fault | None = None,
     overlay_age_s: float = 1.0,
     site_age_s: float = 1.0,
     view: bool = True,
-) -> Snapshot:
+) -> model.Snapshot:
     """A snapshot in which views agree with the record, unless the story says otherwise."""
     drones, types = list(drones), tuple(types)
     by_key = {t.key: t for t in types}
     sites = sorted({t.site for t in types} | {d.site for d in drones})
-    policy = policy or Policy()
-    limit_of = {s: SitePolicy(s, **(limits or {})) for s in sites}
+    policy = policy or model.Policy()
+    limit_of = {s: model.SitePolicy(s, **(limits or {})) for s in sites}
     policy = replace(policy, sites=limit_of)
     if slots is None:
-        joined = (DroneState.IDLE, DroneState.BUSY)
+        joined = (model.DroneState.IDLE, model.DroneState.BUSY)
         slots = [slot_of(d, by_key.get(d.type, A100)) for d in drones if d.state in joined]
     if remotes is None:
-        remotes = [remote_of(d) for d in drones if d.state is not DroneState.REQUESTED]
+        remotes = [remote_of(d) for d in drones if d.state is not model.DroneState.REQUESTED]
     listed = list(remotes)
     readings = {
-        s: PolledSite(
+        s: model.PolledSite(
             s,
-            SiteView(
+            model.SiteView(
                 s,
                 NOW - site_age_s,
                 {r.drone_id: r for r in listed if _site(r, drones, s)},
@@ -169,15 +147,17 @@ def snapshot(
         )
         for s in sites
     }
-    return Snapshot(
+    return model.Snapshot(
         now=NOW,
         tick=7,
         id_prefix="kit-ab12",
         next_serial=42,
         policy=policy,
         types=types,
-        overlay=PolledOverlay(
-            OverlayView(NOW - overlay_age_s, tuple(classes), tuple(slots), NOW - 5, (), evictions) if view else None,
+        overlay=model.PolledOverlay(
+            model.OverlayView(NOW - overlay_age_s, tuple(classes), tuple(slots), NOW - 5, (), evictions)
+            if view
+            else None,
             overlay_fault,
         ),
         sites=readings,
@@ -188,25 +168,25 @@ def snapshot(
     )
 
 
-def with_pool(snap: Snapshot, **news: object) -> Snapshot:
+def with_pool(snap: model.Snapshot, **news: object) -> model.Snapshot:
     """The same with changes in the view of the overlay, which it has."""
     assert snap.overlay.view is not None
     return replace(snap, overlay=replace(snap.overlay, view=replace(snap.overlay.view, **news)))
 
 
-def with_site(snap: Snapshot, site: str = "topas", **news: object) -> Snapshot:
+def with_site(snap: model.Snapshot, site: str = "topas", **news: object) -> model.Snapshot:
     """The same with changes in the view of a site, which it has."""
     polled = snap.sites[site]
     assert polled.view is not None
     return replace(snap, sites={**snap.sites, site: replace(polled, view=replace(polled.view, **news))})
 
 
-def _site(remote: RemoteDrone, drones: list[Drone], site: str) -> bool:
+def _site(remote: model.RemoteDrone, drones: list[model.Drone], site: str) -> bool:
     owner = next((d.site for d in drones if d.id == remote.drone_id), None)
     return owner in (None, site)
 
 
-def plan_of(snap: Snapshot) -> Plan:
+def plan_of(snap: model.Snapshot) -> model.Plan:
     """The plan, judged by the independent checker as in production."""
     plan = decide(snap)
     assert validate_plan(snap, plan) == ()
@@ -214,33 +194,33 @@ def plan_of(snap: Snapshot) -> Plan:
     return plan
 
 
-_JOB_FIELDS = {field.name for field in fields(JobClass)}
+_JOB_FIELDS = {field.name for field in fields(model.JobClass)}
 
 
-def plan_for(**given: object) -> Plan:
+def plan_for(**given: object) -> model.Plan:
     """The plan for a snapshot. Fields of a job class (``waiting``, ``cpus``, ...) make the one class that waits."""
     job = {name: given.pop(name) for name in list(given) if name in _JOB_FIELDS}
     return plan_of(snapshot(**{"classes": [jobs(**job)], **given} if job else given))
 
 
-def story(name: str, kinds: list[DroneType], refused: list[object] | None = None, **given: object) -> object:
+def story(name: str, kinds: list[model.DroneType], refused: list[object] | None = None, **given: object) -> object:
     """A row for :func:`tell`: types of the drones that are started, and reasons why others are not (None: any)."""
     return pytest.param(kinds, refused, {"waiting": 1, **given}, id=name)
 
 
-def tell(kinds: list[DroneType], refused: list[object] | None, given: dict[str, object]) -> None:
+def tell(kinds: list[model.DroneType], refused: list[object] | None, given: dict[str, object]) -> None:
     """Check what is started for jobs of class ``small`` in the snapshot that ``given`` describes, and why no more."""
     plan = plan_for(**given)
     assert started(plan) == [kind.key for kind in kinds]
     assert refused is None or why(plan, "class:small") == refused
 
 
-def started(plan: Plan) -> list[TypeKey]:
+def started(plan: model.Plan) -> list[model.TypeKey]:
     return [s.drone.type for s in plan.starts]
 
 
-def why(plan: Plan, subject: str) -> list[object]:
+def why(plan: model.Plan, subject: str) -> list[object]:
     return [r.reason for r in plan.refusals if r.subject == subject]
 
 
-DOWN = Fault(FaultKind.DOWN, "connection refused", NOW - 1)
+DOWN = model.Fault(model.FaultKind.DOWN, "connection refused", NOW - 1)

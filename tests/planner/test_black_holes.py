@@ -6,61 +6,55 @@ from dataclasses import replace
 
 import pytest
 
-from provisioner.model import (
-    Breaker,
-    BreakerState,
-    CompletedJob,
-    Drain,
-    DrainMode,
-    Drone,
-    DroneId,
-    DroneState,
-    Fault,
-    FaultKind,
-    JobFailure,
-    Plan,
-    Slot,
-    Snapshot,
-    Stop,
-)
+from provisioner import model
 from provisioner.planner import decide
 from provisioner.planner.black_holes import NODE_QUIET_S
 from provisioner.planner.validation import validate_plan
 from provisioner.reasons import BlackHoleDrone, BlackHoleNode
 from tests.planner.scenes import NOW, drone, plan_of, slot_of, snapshot, with_pool
 
-S = DroneState
+S = model.DroneState
 BAD, GOOD = "bad", "good"
 
 
-def failed(name: str, owner: str, count: int = 3, first: int = 0) -> list[JobFailure]:
+def failed(name: str, owner: str, count: int = 3, first: int = 0) -> list[model.JobFailure]:
     return [
-        JobFailure(DroneId(name), f"{owner}.{name}.{n}", NOW - 300 + n, owner, "held with code 12")
+        model.JobFailure(model.DroneId(name), f"{owner}.{name}.{n}", NOW - 300 + n, owner, "held with code 12")
         for n in range(first, first + count)
     ]
 
 
-def done(name: str, owner: str, count: int = 1) -> list[CompletedJob]:
+def done(name: str, owner: str, count: int = 1) -> list[model.CompletedJob]:
     return [
-        CompletedJob(
-            f"done.{owner}.{name}.{n}", NOW - 100, NOW - 900, 200.0, 1000, 1, 100, owner=owner, drone_id=DroneId(name)
+        model.CompletedJob(
+            f"done.{owner}.{name}.{n}",
+            NOW - 100,
+            NOW - 900,
+            200.0,
+            1000,
+            1,
+            100,
+            owner=owner,
+            drone_id=model.DroneId(name),
         )
         for n in range(count)
     ]
 
 
-def pool(*drones: Drone, mishaps: list[JobFailure], completions: list[CompletedJob] = (), **more: object) -> Snapshot:
+def pool(
+    *drones: model.Drone, mishaps: list[model.JobFailure], completions: list[model.CompletedJob] = (), **more: object
+) -> model.Snapshot:
     """Slots that have started many jobs, unless the story brings its own."""
     slots = more.pop("slots", [slot_of(d, jobs_started=50) for d in drones if d.joined_at])
     made = snapshot(drones=drones, slots=slots, **more)
     return with_pool(made, mishaps=tuple(mishaps), completions=tuple(completions))
 
 
-def idle(name: str, node: str = "n1", **more: object) -> Drone:
+def idle(name: str, node: str = "n1", **more: object) -> model.Drone:
     return drone(name, S.IDLE, age_s=10, node=node, **more)
 
 
-def preemptions(plan: Plan) -> dict[str, object]:
+def preemptions(plan: model.Plan) -> dict[str, object]:
     return {a.drone.id: a.reason for a in plan.leaves if isinstance(a.reason, BlackHoleDrone | BlackHoleNode)}
 
 
@@ -68,7 +62,7 @@ def test_a_drone_in_which_jobs_of_two_users_fail_is_drained() -> None:
     plan = plan_of(pool(idle(BAD), idle(GOOD, "n2"), mishaps=[*failed(BAD, "ann", 2), *failed(BAD, "bob", 1)]))
     assert preemptions(plan) == {BAD: BlackHoleDrone(3, 0, 2, "n1", "job ann.bad.1 held with code 12")}
     (drain,) = plan.drains
-    assert (drain.mode, drain.drone.leaving) == (DrainMode.PEACEFUL, S.CANCELLED), "never taken back into service"
+    assert (drain.mode, drain.drone.leaving) == (model.DrainMode.PEACEFUL, S.CANCELLED), "never taken back into service"
 
 
 def test_a_drone_that_fails_jobs_of_one_user_whose_others_go_well_elsewhere_is_drained() -> None:
@@ -86,7 +80,7 @@ def test_a_job_that_has_run_for_long_elsewhere_goes_well_there() -> None:
 def test_a_drone_with_a_job_ends_it_first() -> None:
     busy = drone(BAD, S.BUSY, node="n1")
     (drain,) = plan_of(pool(busy, mishaps=[*failed(BAD, "ann"), *failed(BAD, "bob")])).drains
-    assert (drain.mode, drain.was) == (DrainMode.PEACEFUL, S.BUSY)
+    assert (drain.mode, drain.was) == (model.DrainMode.PEACEFUL, S.BUSY)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +102,7 @@ def test_a_drone_with_a_job_ends_it_first() -> None:
     ],
 )
 def test_failed_jobs_that_say_nothing_of_the_drone_drain_none(
-    mishaps: list[JobFailure], completions: list[CompletedJob]
+    mishaps: list[model.JobFailure], completions: list[model.CompletedJob]
 ) -> None:
     assert preemptions(plan_of(pool(idle(BAD), idle(GOOD), mishaps=mishaps, completions=completions))) == {}
 
@@ -120,7 +114,7 @@ def test_a_job_that_goes_back_to_the_same_drone_again_and_again_tells_of_it_unti
     assert preemptions(plan_of(pool(idle(BAD), idle(GOOD), mishaps=again[:8], completions=well))) == {}
     (why,) = preemptions(plan_of(pool(idle(BAD), idle(GOOD), mishaps=again, completions=well))).values()
     assert isinstance(why, BlackHoleDrone) and why.failed == 12
-    other = [replace(job, drone_id=DroneId("third"))]
+    other = [replace(job, drone_id=model.DroneId("third"))]
     assert preemptions(plan_of(pool(idle(BAD), idle(GOOD), mishaps=again + other, completions=well))) == {}
 
 
@@ -153,7 +147,7 @@ def test_at_most_a_quarter_of_a_site_leaves_at_once_whoever_lies() -> None:
 # -------------------------------------------------------------------------------------------------------------- nodes
 
 
-def node_after(*names: str, breaker: Breaker | None = None, node: str = "n1") -> Breaker:
+def node_after(*names: str, breaker: model.Breaker | None = None, node: str = "n1") -> model.Breaker:
     told = [mishap for name in names for owner in ("ann", "bob") for mishap in failed(name, owner)]
     others = [idle(f"other-{n}", "n2") for n in range(4 * len(names))]
     plan = plan_of(
@@ -172,20 +166,20 @@ def node_after(*names: str, breaker: Breaker | None = None, node: str = "n1") ->
 
 def test_a_node_backs_off_after_its_second_drone_and_longer_after_each_further_one() -> None:
     first = node_after("d-1")
-    assert (first.scope, first.node, first.state, first.failures) == ("topas@n1", "n1", BreakerState.DEGRADED, 1)
+    assert (first.scope, first.node, first.state, first.failures) == ("topas@n1", "n1", model.BreakerState.DEGRADED, 1)
     second = node_after("d-2", breaker=first)
-    assert (second.state, second.failures, second.until) == (BreakerState.BANNED, 2, NOW + 1800)
+    assert (second.state, second.failures, second.until) == (model.BreakerState.BANNED, 2, NOW + 1800)
     assert node_after("d-1", "d-2") == replace(second, fault=node_after("d-1", "d-2").fault), "two at once, too"
-    probed = replace(second, state=BreakerState.PROBING, since=NOW - 60, until=NOW - 60)
+    probed = replace(second, state=model.BreakerState.PROBING, since=NOW - 60, until=NOW - 60)
     third = node_after("d-3", breaker=probed)
-    assert (third.state, third.until) == (BreakerState.BANNED, NOW + 3600)
+    assert (third.state, third.until) == (model.BreakerState.BANNED, NOW + 3600)
     assert node_after("d-4", breaker=replace(third, failures=50)).until == NOW + 21600
 
 
 def test_a_node_is_forgotten_after_a_quiet_hour() -> None:
-    old = Breaker("topas@n1", BreakerState.DEGRADED, since=NOW - NODE_QUIET_S - 1, failures=1)
+    old = model.Breaker("topas@n1", model.BreakerState.DEGRADED, since=NOW - NODE_QUIET_S - 1, failures=1)
     (after,) = decide(pool(idle("d-1"), mishaps=[], breakers=[old])).breakers
-    assert after.state is BreakerState.ACTIVE and after.forgotten
+    assert after.state is model.BreakerState.ACTIVE and after.forgotten
     assert node_after("d-1", breaker=old).failures == 1, "the second drone came too late"
 
 
@@ -196,13 +190,13 @@ def test_a_node_with_an_odd_name_gets_no_breaker() -> None:
         assert preemptions(plan) and plan.breakers == ()
 
 
-BANNED = Breaker(
+BANNED = model.Breaker(
     "topas@n1",
-    BreakerState.BANNED,
+    model.BreakerState.BANNED,
     since=NOW,
     failures=2,
     until=NOW + 900,
-    fault=Fault(FaultKind.BLACK_HOLE, "why", NOW),
+    fault=model.Fault(model.FaultKind.BLACK_HOLE, "why", NOW),
 )
 
 
@@ -210,14 +204,14 @@ def test_drones_without_a_job_leave_a_node_that_is_avoided() -> None:
     booting = drone("boots", S.BOOTING, node="n1")
     plan = plan_of(pool(booting, *(idle(f"d-{n}", "n2") for n in range(4)), mishaps=[], breakers=[BANNED]))
     (stop,) = plan.leaves
-    assert isinstance(stop, Stop) and stop.reason == BlackHoleNode("n1", NOW + 900, 2, "why")
+    assert isinstance(stop, model.Stop) and stop.reason == BlackHoleNode("n1", NOW + 900, 2, "why")
     free = idle("free")
     plan = plan_of(pool(free, *(idle(f"d-{n}", "n2") for n in range(4)), mishaps=[], breakers=[BANNED]))
     (drain,) = plan.leaves
-    assert isinstance(drain, Drain) and drain.reason == BlackHoleNode("n1", NOW + 900, 2, "why")
+    assert isinstance(drain, model.Drain) and drain.reason == BlackHoleNode("n1", NOW + 900, 2, "why")
 
 
-def slots_of(*drones: Drone, **more: object) -> list[Slot]:
+def slots_of(*drones: model.Drone, **more: object) -> list[model.Slot]:
     return [slot_of(each, **more) for each in drones]
 
 

@@ -6,44 +6,82 @@ from dataclasses import replace
 
 import pytest
 
-from provisioner import reasons
-from provisioner.model import (
-    Breaker,
-    BreakerState,
-    Drone,
-    DroneId,
-    DroneState,
-    EndKind,
-    Fault,
-    FaultKind,
-    OrderOutcome,
-    OrderResult,
-    PolledSite,
-    RemoteEnd,
-    RemoteState,
-    Snapshot,
-)
-from provisioner.planner.breakers import (
-    OVERLAY_SCOPE,
-    after_failure,
-    shift_breaker,
-    update_by_order_results,
-)
+from provisioner import model, reasons
+from provisioner.planner.breakers import OVERLAY_SCOPE, after_failure, shift_breaker, update_by_order_results
 from provisioner.planner.context import check_views
-from provisioner.reasons import Reason
-from tests.planner.scenes import A100, DOWN, NOW, drone, jobs, plan_for, plan_of, remote_of, slot_of, snapshot, why
+from provisioner.planner.validation import validate_plan
+from provisioner.reasons import Probing, Reason, StartsUnmatched
+from tests.planner.scenes import (
+    A100,
+    DOWN,
+    NOW,
+    SMALL,
+    V100,
+    drone,
+    jobs,
+    plan_for,
+    plan_of,
+    remote_of,
+    slot_of,
+    snapshot,
+    why,
+    with_pool,
+)
 
-B = BreakerState
+B, K = model.BreakerState, model.FaultKind
 
 
-def fault(kind: FaultKind = FaultKind.DOWN, at: float = NOW, of_order: bool = False) -> Fault:
-    return Fault(kind, f"a {kind} fault", at, of_order)
+def fault(kind: model.FaultKind = model.FaultKind.DOWN, at: float = NOW, of_order: bool = False) -> model.Fault:
+    return model.Fault(kind, f"a {kind} fault", at, of_order)
 
 
-def test_a_banned_breaker_leads_only_to_probing() -> None:
-    over = Breaker("topas/a100", B.BANNED, NOW - 90, 3, NOW - 1, fault(FaultKind.DRONE))
-    (after,) = plan_for(breakers=[over]).breakers
-    assert after.state is B.PROBING
+REQUESTED = drone("kit-ab12-1", model.DroneState.REQUESTED)
+HAS_ARRIVED = {"drones": [REQUESTED], "remotes": [replace(remote_of(REQUESTED), remote_id="4711")]}
+QUEUED = drone("kit-ab12-2", model.DroneState.QUEUED)
+RUNS = replace(remote_of(QUEUED), state=model.RemoteState.RUNNING)
+IDLE, AT_WORK = (drone("kit-ab12-1", state) for state in (model.DroneState.IDLE, model.DroneState.BUSY))
+
+
+def tripped(
+    state: B, kind: model.FaultKind, scope: str = "topas", until: float = NOW + 100, **more: bool
+) -> model.Breaker:
+    return model.Breaker(scope, state, NOW - 60, 2, until, replace(fault(kind, NOW - 15), **more))
+
+
+@pytest.mark.parametrize(
+    ("known", "given", "after"),
+    [
+        # A ban leads only to probing, and there is no other overlay: it is never banned.
+        (tripped(B.BANNED, K.DRONE, A100.key, NOW - 1), {}, (B.PROBING, 2)),
+        (tripped(B.DEGRADED, K.DOWN, OVERLAY_SCOPE, 0.0), {"overlay_fault": DOWN}, (B.DEGRADED, 3)),
+        # A listing that works clears what a poll has met, and nothing that orders have met.
+        (tripped(B.BANNED, K.DENIED), {}, (B.ACTIVE, 0)),
+        (tripped(B.BANNED, K.DENIED, of_order=True), {}, None),
+        (tripped(B.BANNED, K.DOWN, of_order=True), {}, None),
+        # An order that has arrived after all speaks for its site, but not for what drones met after they were accepted.
+        (tripped(B.DEGRADED, K.DOWN, of_order=True), {"drones": [REQUESTED]}, None),
+        (tripped(B.DEGRADED, K.DOWN, of_order=True), HAS_ARRIVED, (B.ACTIVE, 0)),
+        (tripped(B.DEGRADED, K.DOWN, of_order=True, accepted=True), HAS_ARRIVED, None),
+        (tripped(B.DEGRADED, K.DOWN, of_order=True), {"drones": [QUEUED], "remotes": [RUNS]}, None),
+        # A drone that works clears the blame of its type.
+        (tripped(B.PROBING, K.DRONE, A100.key), {"drones": [IDLE], "slots": [slot_of(AT_WORK)]}, (B.ACTIVE, 0)),
+        (tripped(B.PROBING, K.DRONE, A100.key), {"drones": [IDLE]}, None),
+    ],
+)
+def test_what_clears_a_breaker_and_what_does_not(
+    known: model.Breaker, given: dict[str, object], after: tuple[B, int] | None
+) -> None:
+    changed = plan_for(breakers=[known], **given).breakers
+    assert [(breaker.scope, breaker.state, breaker.failures) for breaker in changed] == (
+        [(known.scope, *after)] if after else []
+    )
+
+
+@pytest.mark.parametrize(("outage_s", "hidden"), [(30, False), (300, True)])
+def test_a_short_outage_hides_nothing_and_a_long_one_does(outage_s: float, hidden: bool) -> None:
+    away = model.Breaker(OVERLAY_SCOPE, B.DEGRADED, NOW - outage_s, 1, 0.0, fault(), blind_until=NOW - 5000)
+    (after,) = plan_for(breakers=[away]).breakers
+    assert (after.state, after.blind_until) == (B.ACTIVE, NOW if hidden else NOW - 5000)
 
 
 def test_the_same_failed_look_is_counted_once() -> None:
@@ -53,37 +91,24 @@ def test_the_same_failed_look_is_counted_once() -> None:
     assert plan_for(site_fault=DOWN, breakers=[first]).breakers == ()
 
 
-def test_the_overlay_is_never_banned_there_is_no_other() -> None:
-    worn = Breaker(OVERLAY_SCOPE, B.DEGRADED, NOW - 99, 50, 0.0, fault(at=NOW - 15))
-    (after,) = plan_for(overlay_fault=DOWN, breakers=[worn]).breakers
-    assert (after.state, after.failures) == (B.DEGRADED, 51)
-
-
 def test_an_accepted_order_clears_what_orders_had_tripped_but_not_the_blame_for_dying_drones() -> None:
-    one = [OrderResult(DroneId("kit-ab12-1"), OrderOutcome.OK, "1")]
-    types = {DroneId("kit-ab12-1"): "topas/a100"}
-    quota = {"topas/a100": Breaker("topas/a100", B.PROBING, NOW, 2, 0, fault(FaultKind.QUOTA, of_order=True))}
-    dying = {"topas/a100": Breaker("topas/a100", B.PROBING, NOW, 4, 0, fault(FaultKind.DRONE))}
+    one = [model.OrderResult(model.DroneId("kit-ab12-1"), model.OrderOutcome.OK, "1")]
+    types = {model.DroneId("kit-ab12-1"): "topas/a100"}
+    quota = {
+        "topas/a100": model.Breaker("topas/a100", B.PROBING, NOW, 2, 0, fault(model.FaultKind.QUOTA, of_order=True))
+    }
+    dying = {"topas/a100": model.Breaker("topas/a100", B.PROBING, NOW, 4, 0, fault(model.FaultKind.DRONE))}
     assert [b.state for b in update_by_order_results(quota, "topas", types, one, NOW)] == [B.ACTIVE]
     assert update_by_order_results(dying, "topas", types, one, NOW) == []
 
 
-def test_a_listing_that_works_does_not_clear_refused_credentials() -> None:
-    """Nor anything else that orders met: a site that lists well and never answers a start is not hammered for ever."""
-    for kind in (FaultKind.DENIED, FaultKind.DOWN):
-        banned = Breaker("topas", B.BANNED, NOW - 5, 3, NOW + 100, fault(kind, of_order=True))
-        plan = plan_for(waiting=1, breakers=[banned])
-        assert plan.breakers == ()
-        assert plan.starts == ()
-
-
 def test_a_site_that_never_answers_a_start_is_banned_though_its_listings_work() -> None:
-    breakers: list[Breaker] = []
+    breakers: list[model.Breaker] = []
     states = []
     for serial in range(3):
         plan = plan_for(waiting=1, breakers=breakers)
         assert len(plan.starts) == 1
-        unsure = [OrderResult(DroneId(f"kit-ab12-{serial}"), OrderOutcome.UNKNOWN, fault=fault())]
+        unsure = [model.OrderResult(model.DroneId(f"kit-ab12-{serial}"), model.OrderOutcome.UNKNOWN, fault=fault())]
         known = {b.scope: b for b in breakers}
         breakers = update_by_order_results(known, "topas", {unsure[0].drone_id: A100.key}, unsure, NOW)
         states.append(breakers[0].state)
@@ -91,74 +116,46 @@ def test_a_site_that_never_answers_a_start_is_banned_though_its_listings_work() 
     assert plan_for(waiting=1, breakers=breakers).starts == ()
 
 
-def test_an_order_that_arrived_after_all_speaks_for_its_site() -> None:
-    worn = Breaker("topas", B.DEGRADED, NOW - 60, 2, 0.0, fault(of_order=True))
-    asked = drone("kit-ab12-1", DroneState.REQUESTED)
-    arrived = replace(remote_of(asked), remote_id="4711")
-    assert plan_for(drones=[asked], breakers=[worn]).breakers == ()
-    (after,) = plan_for(drones=[asked], remotes=[arrived], breakers=[worn]).breakers
-    assert after.state is B.ACTIVE
-
-
-def test_credentials_that_a_look_was_denied_are_good_again_when_a_look_succeeds() -> None:
-    denied = Breaker("topas", B.BANNED, NOW - 5, 1, NOW + 100, fault(FaultKind.DENIED))
-    (after,) = plan_for(breakers=[denied]).breakers
-    assert after.state is B.ACTIVE
-
-
 def test_an_overlay_that_admits_nobody_is_left_in_peace_and_its_outages_stay_known() -> None:
-    refused = [OrderResult(DroneId("kit-ab12-1"), OrderOutcome.REJECTED, fault=fault(FaultKind.DENIED))]
-    admitted = [OrderResult(DroneId("kit-ab12-2"), OrderOutcome.OK)]
-    types = {DroneId(f"kit-ab12-{i}"): OVERLAY_SCOPE for i in (1, 2)}
-    known = {OVERLAY_SCOPE: Breaker(OVERLAY_SCOPE, blind_until=NOW - 50)}
+    refused = [
+        model.OrderResult(model.DroneId("kit-ab12-1"), model.OrderOutcome.REJECTED, fault=fault(model.FaultKind.DENIED))
+    ]
+    admitted = [model.OrderResult(model.DroneId("kit-ab12-2"), model.OrderOutcome.OK)]
+    types = {model.DroneId(f"kit-ab12-{i}"): OVERLAY_SCOPE for i in (1, 2)}
+    known = {OVERLAY_SCOPE: model.Breaker(OVERLAY_SCOPE, blind_until=NOW - 50)}
     (banned,) = update_by_order_results(known, OVERLAY_SCOPE, types, refused, NOW)
     plan = plan_for(waiting=1, breakers=[banned])
     assert plan.starts == ()
     assert why(plan, "all") == [reasons.BackingOff(OVERLAY_SCOPE, NOW + 120, "denied", "a denied fault")]
     (well,) = update_by_order_results({OVERLAY_SCOPE: banned}, OVERLAY_SCOPE, types, admitted, NOW)
-    assert well == Breaker(OVERLAY_SCOPE, since=NOW, blind_until=NOW - 50)
+    assert well == model.Breaker(OVERLAY_SCOPE, since=NOW, blind_until=NOW - 50)
 
 
 def test_when_all_drones_of_a_site_vanish_at_once_the_site_is_left_alone() -> None:
-    there = [drone(f"kit-ab12-{i}", DroneState.BOOTING) for i in range(3)]
+    there = [drone(f"kit-ab12-{i}", model.DroneState.BOOTING) for i in range(3)]
     plan = plan_for(waiting=9, drones=there, remotes=[])
     assert not plan.acts
     assert why(plan, "site:topas") == [reasons.AllVanished("topas", 3)]
 
 
-def test_a_drone_that_works_clears_its_types_blame() -> None:
-    blamed = Breaker("topas/a100", B.PROBING, NOW - 5, 4, 0, fault(FaultKind.DRONE))
-    trying = drone("kit-ab12-1", DroneState.IDLE)
-    slot = slot_of(drone("kit-ab12-1", DroneState.BUSY))
-    (after,) = plan_for(drones=[trying], slots=[slot], breakers=[blamed]).breakers
-    assert (after.scope, after.state) == (A100.key, B.ACTIVE)
-
-
 @pytest.mark.parametrize(
     ("state", "more"),
-    [(DroneState.BOOTING, {"missing_at": NOW - 400}), (DroneState.SUBMITTED, {"missing_at": NOW - 200})],
+    [(model.DroneState.BOOTING, {"missing_at": NOW - 400}), (model.DroneState.SUBMITTED, {"missing_at": NOW - 200})],
 )
-def test_a_type_whose_drones_vanish_before_they_work_is_slowed(state: DroneState, more: dict[str, object]) -> None:
+def test_a_type_whose_drones_vanish_before_they_work_is_slowed(
+    state: model.DroneState, more: dict[str, object]
+) -> None:
     plan = plan_for(waiting=5, drones=[drone("kit-ab12-1", state, **more)], remotes=[])
-    assert [m.drone.state for m in plan.moves] == [DroneState.LOST]
+    assert [m.drone.state for m in plan.moves] == [model.DroneState.LOST]
     assert [b.scope for b in plan.breakers] == ["topas/a100"]
     assert len(plan.starts) == 1, "one is tried, not five"
-
-
-def test_a_short_outage_hides_nothing_and_a_long_one_does() -> None:
-    short = Breaker(OVERLAY_SCOPE, B.DEGRADED, NOW - 30, 1, 0.0, fault(), blind_until=NOW - 5000)
-    long = Breaker(OVERLAY_SCOPE, B.DEGRADED, NOW - 300, 9, 0.0, fault(), blind_until=NOW - 5000)
-    (after,) = plan_for(breakers=[short]).breakers
-    assert (after.state, after.blind_until) == (B.ACTIVE, NOW - 5000)
-    (after,) = plan_for(breakers=[long]).breakers
-    assert (after.state, after.blind_until) == (B.ACTIVE, NOW)
 
 
 @pytest.mark.parametrize(("outage_s", "settles_s"), [(17, 17), (60, 60), (1800, 60)])
 def test_after_an_outage_the_pool_comes_to_itself_before_drones_are_started_for_it(
     outage_s: int, settles_s: int
 ) -> None:
-    away = Breaker(OVERLAY_SCOPE, B.DEGRADED, NOW - outage_s, 3, 0.0, fault())
+    away = model.Breaker(OVERLAY_SCOPE, B.DEGRADED, NOW - outage_s, 3, 0.0, fault())
     plan = plan_for(waiting=2, breakers=[away])
     assert plan.starts == ()
     (reason,) = why(plan, "all")
@@ -171,25 +168,25 @@ def test_after_an_outage_the_pool_comes_to_itself_before_drones_are_started_for_
 @pytest.mark.parametrize(
     ("kind", "failures", "first_s", "longest_s", "scope"),
     [
-        (FaultKind.DOWN, 3, 10, 300, "topas"),
-        (FaultKind.UNKNOWN, 3, 30, 600, "topas"),
-        (FaultKind.DENIED, 1, 120, 1800, "topas"),
-        (FaultKind.THROTTLED, 1, 60, 900, "topas"),
-        (FaultKind.CAPACITY, 1, 60, 600, A100.key),
-        (FaultKind.QUOTA, 1, 120, 1800, A100.key),
-        (FaultKind.CONFIG, 1, 600, 7200, A100.key),
-        (FaultKind.NODE, 3, 60, 1800, A100.key),
-        (FaultKind.DRONE, 3, 60, 3600, A100.key),
-        (FaultKind.JOBS, 1, 600, 7200, A100.key),
-        (FaultKind.BLACK_HOLE, 2, 1800, 21600, "topas"),
+        (model.FaultKind.DOWN, 3, 10, 300, "topas"),
+        (model.FaultKind.UNKNOWN, 3, 30, 600, "topas"),
+        (model.FaultKind.DENIED, 1, 120, 1800, "topas"),
+        (model.FaultKind.THROTTLED, 1, 60, 900, "topas"),
+        (model.FaultKind.CAPACITY, 1, 60, 600, A100.key),
+        (model.FaultKind.QUOTA, 1, 120, 1800, A100.key),
+        (model.FaultKind.CONFIG, 1, 600, 7200, A100.key),
+        (model.FaultKind.NODE, 3, 60, 1800, A100.key),
+        (model.FaultKind.DRONE, 3, 60, 3600, A100.key),
+        (model.FaultKind.JOBS, 1, 600, 7200, A100.key),
+        (model.FaultKind.BLACK_HOLE, 2, 1800, 21600, "topas"),
     ],
 )
 def test_refused_orders_ban_what_the_fault_concerns_for_a_pause_that_doubles(
-    kind: FaultKind, failures: int, first_s: float, longest_s: float, scope: str
+    kind: model.FaultKind, failures: int, first_s: float, longest_s: float, scope: str
 ) -> None:
-    i = DroneId("kit-ab12-1")
-    refused = [OrderResult(i, OrderOutcome.REJECTED, fault=fault(kind))]
-    known: dict[str, Breaker] = {}
+    i = model.DroneId("kit-ab12-1")
+    refused = [model.OrderResult(i, model.OrderOutcome.REJECTED, fault=fault(kind))]
+    known: dict[str, model.Breaker] = {}
     pauses = []
     for _ in range(failures + 12):
         (after,) = update_by_order_results(known, "topas", {i: A100.key}, refused, NOW)
@@ -201,7 +198,7 @@ def test_refused_orders_ban_what_the_fault_concerns_for_a_pause_that_doubles(
 
 
 def test_a_site_that_goes_on_failing_is_degraded_since_its_first_failure() -> None:
-    first = after_failure(Breaker("topas", since=NOW - 500), fault(), NOW)
+    first = after_failure(model.Breaker("topas", since=NOW - 500), fault(), NOW)
     second = after_failure(first, fault(), NOW + 15)
     third = after_failure(second, fault(), NOW + 30)
     assert (first.since, second.since, third.since) == (NOW, NOW, NOW + 30)
@@ -211,13 +208,13 @@ def test_a_site_that_goes_on_failing_is_degraded_since_its_first_failure() -> No
 
 
 def test_a_breaker_goes_with_its_clock_and_times_that_never_were_stay_so() -> None:
-    breaker = Breaker("topas", B.BANNED, NOW, 3, NOW + 60, fault())
+    breaker = model.Breaker("topas", B.BANNED, NOW, 3, NOW + 60, fault())
     assert shift_breaker(breaker, -7200.5) == replace(breaker, since=NOW - 7200.5, until=NOW - 7140.5)
     assert shift_breaker(replace(breaker, blind_until=NOW - 9), 3.0).blind_until == NOW - 6
 
 
 def test_views_are_told_with_their_age_and_what_is_wrong_with_them() -> None:
-    def doubts(snap: Snapshot) -> tuple[Reason | None, Reason | None]:
+    def doubts(snap: model.Snapshot) -> tuple[Reason | None, Reason | None]:
         judged = check_views(snap)
         return judged.overlay, judged.sites["topas"]
 
@@ -231,7 +228,7 @@ def test_views_are_told_with_their_age_and_what_is_wrong_with_them() -> None:
         reasons.StaleView("overlay", 1, 120, "connection refused"),
         reasons.StaleView("site:topas", 1, 120, "connection refused"),
     )
-    never = replace(snapshot(view=False), sites={"topas": PolledSite("topas", None)})
+    never = replace(snapshot(view=False), sites={"topas": model.PolledSite("topas", None)})
     assert doubts(never) == (
         reasons.StaleView("overlay", -1, 120, "never seen"),
         reasons.StaleView("site:topas", -1, 120, "never seen"),
@@ -251,67 +248,56 @@ def test_views_are_told_with_their_age_and_what_is_wrong_with_them() -> None:
         (3, 4, {}, 0),
         (3, 0, {"missing_at": NOW - 300}, 3),
         (3, 0, {"missing_at": NOW - 302}, 0),
-        (3, 0, {"state": DroneState.SUBMITTED}, 0),
-        (3, 0, {"state": DroneState.REQUESTED}, 0),
-        (3, 0, {"state": DroneState.STOPPING, "leaving": DroneState.CANCELLED}, 0),
+        (3, 0, {"state": model.DroneState.SUBMITTED}, 0),
+        (3, 0, {"state": model.DroneState.REQUESTED}, 0),
+        (3, 0, {"state": model.DroneState.STOPPING, "leaving": model.DroneState.CANCELLED}, 0),
     ],
 )
 def test_a_listing_that_lacks_half_of_a_sites_drones_at_once_is_doubted(
     missing: int, listed: int, more: dict[str, object], doubted: int
 ) -> None:
-    gone = [replace(drone(f"kit-ab12-{i}", DroneState.BOOTING), **more) for i in range(missing)]
-    there = [drone(f"kit-ab12-{9 + i}", DroneState.BOOTING) for i in range(listed)]
+    gone = [replace(drone(f"kit-ab12-{i}", model.DroneState.BOOTING), **more) for i in range(missing)]
+    there = [drone(f"kit-ab12-{9 + i}", model.DroneState.BOOTING) for i in range(listed)]
     # Before them in the record one that is on its way, and is not listed yet.
-    order = drone("kit-ab12-0-0", DroneState.REQUESTED, age_s=1)
+    order = drone("kit-ab12-0-0", model.DroneState.REQUESTED, age_s=1)
     snap = snapshot(drones=[order, *gone, *there], remotes=[remote_of(each) for each in there])
     found = check_views(snap).sites["topas"]
     assert found == (reasons.AllVanished("topas", doubted) if doubted else None)
 
 
-def test_an_order_that_is_accepted_clears_the_site_of_its_drone_and_no_other_blame() -> None:
-    asked = drone("kit-ab12-1", DroneState.REQUESTED)
-    arrived = replace(remote_of(asked), remote_id="4711")
-    listing = Breaker("topas", B.DEGRADED, NOW - 60, 2, 0.0, fault(of_order=True))
-    hold = Breaker("topas", B.DEGRADED, NOW - 60, 2, 0.0, replace(fault(of_order=True), accepted=True))
-    for worn, cleared in ((listing, True), (hold, False)):
-        plan = plan_for(drones=[asked], remotes=[arrived], breakers=[worn])
-        assert bool(plan.breakers) is cleared
-    old = drone("kit-ab12-2", DroneState.QUEUED)
-    runs = replace(remote_of(old), state=RemoteState.RUNNING)
-    assert plan_for(drones=[old], remotes=[runs], breakers=[listing]).breakers == ()
-
-
 @pytest.mark.parametrize(
     ("state", "end", "blamed"),
     [
-        (DroneState.BOOTING, RemoteEnd(EndKind.EXITED, NOW, 1), "drone"),
-        (DroneState.BUSY, RemoteEnd(EndKind.EXITED, NOW, 1), ""),
-        (DroneState.BOOTING, RemoteEnd(EndKind.EXITED, NOW, 73), "drone"),
-        (DroneState.BOOTING, RemoteEnd(EndKind.EXITED, NOW, 0), "drone"),
-        (DroneState.IDLE, RemoteEnd(EndKind.EXITED, NOW, 0), ""),
-        (DroneState.QUEUED, RemoteEnd(EndKind.FAULT, NOW), ""),
-        (DroneState.QUEUED, RemoteEnd(EndKind.FAULT, NOW, fault=FaultKind.CONFIG), "config"),
-        (DroneState.BUSY, RemoteEnd(EndKind.FAULT, NOW, fault=FaultKind.CONFIG), "config"),
-        (DroneState.BUSY, RemoteEnd(EndKind.FAULT, NOW, fault=FaultKind.DRONE), ""),
-        (DroneState.IDLE, RemoteEnd(EndKind.FAULT, NOW, fault=FaultKind.DRONE), "drone"),
-        (DroneState.STOPPING, RemoteEnd(EndKind.FAULT, NOW, fault=FaultKind.CONFIG), ""),
-        (DroneState.BOOTING, RemoteEnd(EndKind.PREEMPTED, NOW), ""),
+        (model.DroneState.BOOTING, model.RemoteEnd(model.EndKind.EXITED, NOW, 1), "drone"),
+        (model.DroneState.BUSY, model.RemoteEnd(model.EndKind.EXITED, NOW, 1), ""),
+        (model.DroneState.BOOTING, model.RemoteEnd(model.EndKind.EXITED, NOW, 73), "drone"),
+        (model.DroneState.BOOTING, model.RemoteEnd(model.EndKind.EXITED, NOW, 0), "drone"),
+        (model.DroneState.IDLE, model.RemoteEnd(model.EndKind.EXITED, NOW, 0), ""),
+        (model.DroneState.QUEUED, model.RemoteEnd(model.EndKind.FAULT, NOW), ""),
+        (model.DroneState.QUEUED, model.RemoteEnd(model.EndKind.FAULT, NOW, fault=model.FaultKind.CONFIG), "config"),
+        (model.DroneState.BUSY, model.RemoteEnd(model.EndKind.FAULT, NOW, fault=model.FaultKind.CONFIG), "config"),
+        (model.DroneState.BUSY, model.RemoteEnd(model.EndKind.FAULT, NOW, fault=model.FaultKind.DRONE), ""),
+        (model.DroneState.IDLE, model.RemoteEnd(model.EndKind.FAULT, NOW, fault=model.FaultKind.DRONE), "drone"),
+        (model.DroneState.STOPPING, model.RemoteEnd(model.EndKind.FAULT, NOW, fault=model.FaultKind.CONFIG), ""),
+        (model.DroneState.BOOTING, model.RemoteEnd(model.EndKind.PREEMPTED, NOW), ""),
     ],
 )
-def test_a_bad_end_is_blamed_on_the_type(state: DroneState, end: RemoteEnd, blamed: str) -> None:
-    there = drone("kit-ab12-1", state, leaving=DroneState.CANCELLED if state is DroneState.STOPPING else None)
-    ended = replace(remote_of(there), state=RemoteState.ENDED, end=end)
+def test_a_bad_end_is_blamed_on_the_type(state: model.DroneState, end: model.RemoteEnd, blamed: str) -> None:
+    there = drone(
+        "kit-ab12-1", state, leaving=model.DroneState.CANCELLED if state is model.DroneState.STOPPING else None
+    )
+    ended = replace(remote_of(there), state=model.RemoteState.ENDED, end=end)
     plan = plan_for(drones=[there], remotes=[ended], slots=[])
     assert [b.fault.kind for b in plan.breakers if b.fault and b.scope == A100.key] == ([blamed] if blamed else [])
 
 
 def test_the_answers_of_a_batch_count_once_and_a_refusal_outweighs_an_accepted_order() -> None:
-    ids, key = [DroneId(f"kit-ab12-{i}") for i in range(3)], str(A100.key)
-    full = fault(FaultKind.QUOTA)
-    known = {key: Breaker(key, B.PROBING, NOW - 9, 2, 0.0, replace(full, of_order=True))}
+    ids, key = [model.DroneId(f"kit-ab12-{i}") for i in range(3)], str(A100.key)
+    full = fault(model.FaultKind.QUOTA)
+    known = {key: model.Breaker(key, B.PROBING, NOW - 9, 2, 0.0, replace(full, of_order=True))}
     batch = [
-        OrderResult(ids[0], OrderOutcome.OK, "1"),
-        *(OrderResult(i, OrderOutcome.REJECTED, fault=full) for i in ids[1:]),
+        model.OrderResult(ids[0], model.OrderOutcome.OK, "1"),
+        *(model.OrderResult(i, model.OrderOutcome.REJECTED, fault=full) for i in ids[1:]),
     ]
     (after,) = update_by_order_results(known, "topas", dict.fromkeys(ids, key), batch, NOW)
     assert (after.state, after.failures, after.until) == (B.BANNED, 3, NOW + 480)
@@ -321,21 +307,178 @@ def test_the_answers_of_a_batch_count_once_and_a_refusal_outweighs_an_accepted_o
 @pytest.mark.parametrize(
     ("there", "more", "scope"),
     [
-        (drone("kit-ab12-1", DroneState.QUEUED), {}, A100.key),
-        (drone("kit-ab12-1", DroneState.SUBMITTED), {}, A100.key),
-        (drone("kit-ab12-1", DroneState.QUEUED), {"blocked": FaultKind.DENIED}, "topas"),
-        (drone("kit-ab12-1", DroneState.QUEUED), {"blocked": FaultKind.CAPACITY}, None),
-        (drone("kit-ab12-1", DroneState.QUEUED), {"blocked": None}, None),
-        (drone("kit-ab12-1", DroneState.QUEUED, leaving=DroneState.CANCELLED), {}, None),
-        (drone("kit-ab12-1", DroneState.QUEUED, started_at=NOW - 5), {}, None),
-        (drone("kit-ab12-1", DroneState.BOOTING), {}, None),
+        (drone("kit-ab12-1", model.DroneState.QUEUED), {}, A100.key),
+        (drone("kit-ab12-1", model.DroneState.SUBMITTED), {}, A100.key),
+        (drone("kit-ab12-1", model.DroneState.QUEUED), {"blocked": model.FaultKind.DENIED}, "topas"),
+        (drone("kit-ab12-1", model.DroneState.QUEUED), {"blocked": model.FaultKind.CAPACITY}, None),
+        (drone("kit-ab12-1", model.DroneState.QUEUED), {"blocked": None}, None),
+        (drone("kit-ab12-1", model.DroneState.QUEUED, leaving=model.DroneState.CANCELLED), {}, None),
+        (drone("kit-ab12-1", model.DroneState.QUEUED, started_at=NOW - 5), {}, None),
+        (drone("kit-ab12-1", model.DroneState.BOOTING), {}, None),
     ],
 )
 def test_what_waits_for_nothing_that_comes_by_waiting_backs_off_where_the_fault_lies(
-    there: Drone, more: dict[str, object], scope: str | None
+    there: model.Drone, more: dict[str, object], scope: str | None
 ) -> None:
-    told = replace(remote_of(there), state=RemoteState.PENDING, blocked=FaultKind.CONFIG, reason="no such partition")
+    told = replace(
+        remote_of(there), state=model.RemoteState.PENDING, blocked=model.FaultKind.CONFIG, reason="no such partition"
+    )
     plan = plan_for(drones=[there], remotes=[replace(told, **more)])
     assert [breaker.scope for breaker in plan.breakers] == ([scope] if scope else [])
     for breaker in plan.breakers:
         assert breaker.fault is not None and breaker.fault.message == "kit-ab12-1 waits: no such partition"
+
+
+# ----------------- A job class that gets no job into a drone type backs off there alone: no user can ban it for others
+
+PARALLEL = replace(SMALL, id="parallel", owner="eve", oldest_at=NOW - 5000, waiting=3)
+PLAIN = replace(SMALL, id="plain", owner="alice", oldest_at=NOW - 5000, waiting=2)
+SCOPE = model.class_scope(A100.key, "parallel")
+
+
+def idled(name: str = "kit-ab12-1", for_class: str = "parallel", **more: object) -> model.Drone:
+    """A drone that leaves after an hour in the pool without a job."""
+    return drone(
+        name,
+        model.DroneState.DRAINING,
+        age_s=3600,
+        **{
+            "for_class": for_class,
+            "leaving": model.DroneState.UNUSED,
+            "started_at": NOW - 3600,
+            "joined_at": NOW - 3500,
+            "idle_at": NOW - 3500,
+            **more,
+        },
+    )
+
+
+def ends(each: model.Drone, fault: model.FaultKind | None = None) -> model.RemoteDrone:
+    kind = model.EndKind.FAULT if fault else model.EndKind.EXITED
+    end = model.RemoteEnd(kind, NOW - 1, None if fault else 0, "held" if fault else "", fault)
+    return model.RemoteDrone(each.id, model.RemoteState.ENDED, end=end)
+
+
+def after(
+    *drones: model.Drone, classes: tuple[model.JobClass, ...] = (PARALLEL, PLAIN), **more: object
+) -> tuple[model.Snapshot, model.Plan]:
+    """A plan of the moment at which these drones have ended at their site."""
+    seen = snapshot(classes=classes, drones=drones, slots=[], remotes=[ends(each) for each in drones], **more)
+    return seen, plan_of(seen)
+
+
+def banned(until: float = NOW + 600, at: float = NOW - 60, state: model.BreakerState = B.BANNED) -> model.Breaker:
+    return model.Breaker(
+        SCOPE, state, at, 1, until, model.Fault(model.FaultKind.JOBS, "idled", at, of_order=True, accepted=True)
+    )
+
+
+def started_for(plan: model.Plan) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for each in plan.starts:
+        found[each.drone.for_class] = found.get(each.drone.for_class, 0) + 1
+    return found
+
+
+def test_parallel_jobs_that_match_no_drone_do_not_ban_the_type_for_plain_jobs() -> None:
+    gone = [idled(f"kit-ab12-{i}") for i in range(3)]
+    seen, plan = after(*gone)
+    assert {b.scope: (b.state, b.failures) for b in plan.breakers} == {SCOPE: (B.BANNED, 1)}
+    assert started_for(plan) == {"plain": 2}
+    (reason,) = why(plan, "class:parallel")
+    assert isinstance(reason, StartsUnmatched) and (reason.type, reason.until) == (A100.key, NOW + 600)
+    assert not validate_plan(seen, plan)
+
+
+def test_while_a_queue_does_not_answer_no_class_is_blamed_and_none_is_cleared() -> None:
+    """Jobs of a schedd that hangs get no drone, whatever they ask for."""
+    blamed, _ = after(idled())
+    cleared, _ = after(breakers=[banned(NOW - 1, state=B.DEGRADED)], classes=(PLAIN,))
+    for whole in (blamed, cleared):
+        partial = with_pool(whole, unheard=("b",))
+        assert SCOPE in {b.scope for b in plan_of(whole).breakers}
+        assert SCOPE not in {b.scope for b in plan_of(partial).breakers}
+
+
+def test_the_class_uses_another_type_on_which_it_does_not_back_off() -> None:
+    seen, plan = after(idled(), types=[A100, V100], free={"a100": 9, "v100": 9})
+    assert {each.drone.type for each in plan.starts if each.drone.for_class == "parallel"} == {V100.key}
+    assert not validate_plan(seen, plan)
+
+
+def test_drones_of_one_batch_are_one_failure() -> None:
+    late = idled("kit-ab12-9")
+    _, plan = after(late, breakers=[banned(at=NOW - 30)])
+    assert plan.breakers == ()
+
+
+def test_after_the_pause_one_drone_is_tried_and_only_one() -> None:
+    over = banned(until=NOW - 1)
+    seen = snapshot(classes=[PARALLEL], breakers=[over])
+    plan = plan_of(seen)
+    assert started_for(plan) == {"parallel": 1}
+    assert why(plan, "class:parallel")[-1] == Probing(SCOPE)
+    trying = drone("kit-ab12-7", model.DroneState.BOOTING, for_class="parallel")
+    again = plan_for(classes=[PARALLEL], drones=[trying], breakers=[banned(state=B.PROBING)])
+    assert again.starts == ()
+    assert Probing(SCOPE) in why(again, "class:parallel")
+
+
+def test_a_drone_that_is_tried_does_not_idle_three_times_as_long() -> None:
+    idle = drone("kit-ab12-7", model.DroneState.IDLE, for_class="parallel", age_s=700)
+    seen = snapshot(classes=[PARALLEL], drones=[idle], slots=[slot_of(idle)])
+    assert plan_of(seen).drains == ()
+    (drain,) = plan_of(replace(seen, breakers={SCOPE: banned(state=B.PROBING)})).drains
+    assert drain.drone.id == idle.id
+
+
+def test_a_drone_with_work_for_the_class_ends_its_back_off_and_leaves_no_record() -> None:
+    trying = drone("kit-ab12-1", model.DroneState.IDLE, for_class="parallel")
+    working = slot_of(drone("kit-ab12-1", model.DroneState.BUSY))
+    some = replace(PARALLEL, running=1)
+    (changed,) = plan_of(
+        snapshot(classes=[some], drones=[trying], slots=[working], breakers=[banned(state=B.PROBING)])
+    ).breakers
+    assert (changed.scope, changed.state, changed.forgotten) == (SCOPE, B.ACTIVE, True)
+
+
+def test_a_class_that_has_left_the_queue_is_forgotten_once_its_pause_is_over() -> None:
+    assert plan_for(classes=[PLAIN], breakers=[banned()]).breakers == ()
+    (changed,) = plan_for(classes=[PLAIN], breakers=[banned(until=NOW - 1)]).breakers
+    assert changed.forgotten
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        replace(PARALLEL, oldest_at=NOW - 60),
+        replace(PARALLEL, oldest_at=NOW - 9000, idle_at=NOW - 60),
+        replace(PARALLEL, waiting=0, running=3),
+    ],
+    ids=["submitted while the drone left", "evicted while the drone left", "all run"],
+)
+def test_jobs_that_did_not_wait_all_the_time_are_not_blamed(job: model.JobClass) -> None:
+    _, plan = after(idled(), classes=(job,))
+    assert plan.breakers == ()
+
+
+def test_without_a_negotiation_cycle_no_class_is_blamed() -> None:
+    seen, _ = after(idled())
+    assert plan_of(with_pool(seen, negotiated_at=NOW - 3550)).breakers == ()
+
+
+def test_a_drone_that_the_pool_never_saw_is_still_the_types_fault() -> None:
+    _, plan = after(idled(joined_at=0.0, idle_at=0.0))
+    assert [b.scope for b in plan.breakers] == [A100.key]
+
+
+@pytest.mark.parametrize("state", [model.DroneState.BUSY, model.DroneState.BOOTING])
+def test_a_job_that_fills_the_memory_of_its_drone_does_not_slow_the_type(state: model.DroneState) -> None:
+    """It may do so between two looks; its queue tells that it ran there."""
+    full = drone("kit-ab12-1", state, age_s=300, for_class="parallel")
+    seen = snapshot(classes=[PLAIN], drones=[full], slots=[], remotes=[ends(full, model.FaultKind.DRONE)])
+    told = (model.Eviction(full.id, "1.0", NOW - 2, 1000, 1.0),) if state is model.DroneState.BOOTING else ()
+    plan = plan_of(with_pool(seen, evictions=told))
+    assert [m.drone.state for m in plan.moves] == [model.DroneState.FAILED]
+    assert plan.breakers == ()
+    assert started_for(plan) == {"plain": 2}

@@ -44,7 +44,6 @@ from provisioner.planner.lifecycle import (
 from tests.planner.scenes import (
     NOW,
     drone,
-    jobs,
     plan_for,
     plan_of,
     remote_of,
@@ -76,32 +75,47 @@ def test_every_live_state_stands_in_the_table_and_leads_only_to_known_ones() -> 
     assert all(rule.limit and rule.ends_as in ENDS for rule in STATE_RULES.values())
 
 
-def test_an_order_that_a_fresh_listing_lacks_is_not_lost_before_its_time() -> None:
-    young, old = drone("kit-ab12-1", S.REQUESTED, age_s=100), drone("kit-ab12-1", S.REQUESTED, age_s=121)
-    assert plan_for(drones=[young]).moves == ()
-    (move,) = plan_for(drones=[old]).moves
-    assert (move.drone.state, move.reason) == (S.FAILED, reasons.NeverArrived(121, 120))
+def gone(state: S, missing_s: float, age_s: float = 60.0, **more: object) -> Drone:
+    return drone("kit-ab12-1", state, age_s=age_s, missing_at=NOW - missing_s, **more)
 
 
-def test_missing_once_is_not_gone() -> None:
-    there = drone("kit-ab12-1", S.BOOTING)
-    (first,) = plan_for(drones=[there], remotes=[]).moves
-    assert first.drone.missing_at == NOW - 1
-    assert first.drone.state is S.BOOTING
-    others = [remote_of(drone("kit-ab12-2", S.BOOTING))]
-    (gone,) = plan_for(drones=[replace(there, missing_at=NOW - 60)], remotes=others).moves
-    assert (gone.drone.state, gone.reason) == (S.LOST, reasons.Disappeared(59, 30))
+BOOTING = drone("kit-ab12-1", S.BOOTING, age_s=60)
+OTHERS = {"remotes": [remote_of(drone("kit-ab12-2", S.BOOTING))]}
+FOUND_WORK = drone("kit-ab12-1", S.DRAINING, leaving=S.UNUSED, busy_at=NOW - 5, started_at=NOW - 60)
+ENDED = RemoteDrone(BOOTING.id, RemoteState.ENDED, BOOTING.remote_id)
+NO_WORD = reasons.EndedAtSite("fault", None, "its site does not say how", 60.0, 0)
 
 
-def test_a_listing_without_it_is_wrong_if_the_pool_hears_from_it() -> None:
-    there = drone("kit-ab12-1", S.BUSY, missing_at=NOW - 400, heard_at=NOW - 31)
-    assert plan_for(drones=[there], remotes=[]).moves == ()
-
-
-def test_a_listing_older_than_the_order_says_nothing_of_it() -> None:
-    new = drone("kit-ab12-1", S.SUBMITTED, age_s=10)
-    plan = plan_for(waiting=1, drones=[new], remotes=[], site_age_s=20)
-    assert plan.moves == ()
+@pytest.mark.parametrize(
+    ("before", "given", "after"),
+    [
+        # An order that fresh listings lack is not lost before its time.
+        (drone("kit-ab12-1", S.REQUESTED, age_s=100), {}, None),
+        (drone("kit-ab12-1", S.REQUESTED, age_s=121), {}, (S.FAILED, reasons.NeverArrived(121, 120))),
+        # An accepted order has longer to appear than a listed drone to come back; an older listing says nothing of it.
+        (gone(S.SUBMITTED, 100, 200), {"waiting": 1, **OTHERS}, None),
+        (gone(S.SUBMITTED, 130, 200), {"waiting": 1, **OTHERS}, (S.LOST, reasons.Disappeared(129, 120))),
+        (drone("kit-ab12-1", S.SUBMITTED, age_s=10), {"waiting": 1, "remotes": [], "site_age_s": 20}, None),
+        # Missing once is not gone, and a listing without it is wrong if the pool hears from it.
+        (BOOTING, {"remotes": []}, (S.BOOTING, reasons.NotInListing())),
+        (gone(S.BOOTING, 60), OTHERS, (S.LOST, reasons.Disappeared(59, 30))),
+        (gone(S.BUSY, 400, heard_at=NOW - 31), {"remotes": []}, None),
+        # A slot that was not heard from is not alive.
+        (BOOTING, {"slots": [slot_of(BOOTING, heard_at=NOW - 901)]}, None),
+        # An end of which the site reports nothing is an end; a drone that found work after all was not unused.
+        (BOOTING, {"remotes": [ENDED]}, (S.FAILED, NO_WORD)),
+        (
+            FOUND_WORK,
+            {"remotes": [replace(ENDED, end=RemoteEnd(EndKind.EXITED, NOW, 0))]},
+            (S.DONE, reasons.EndedAtSite("exited", 0, "", 60.0, 0)),
+        ),
+    ],
+)
+def test_what_becomes_of_a_drone(
+    before: Drone, given: dict[str, object], after: tuple[S, reasons.Reason] | None
+) -> None:
+    moves = plan_for(drones=[before], **given).moves
+    assert [(move.drone.state, move.reason) for move in moves] == ([after] if after else [])
 
 
 @pytest.mark.parametrize(
@@ -142,11 +156,6 @@ def test_a_slot_makes_a_booting_drone_join(slot_state: SlotState, becomes: S) ->
     assert move.drone.joined_at == NOW
 
 
-def test_a_slot_not_heard_from_is_not_alive() -> None:
-    booting = drone("kit-ab12-1", S.BOOTING)
-    assert plan_for(drones=[booting], slots=[slot_of(booting, heard_at=NOW - 901)]).moves == ()
-
-
 ENDINGS = [
     ({}, RemoteEnd(EndKind.EXITED, NOW, 0), S.UNUSED),
     ({"busy_at": NOW - 50, "jobs_started": 1}, RemoteEnd(EndKind.EXITED, NOW, 0), S.DONE),
@@ -165,14 +174,6 @@ def test_each_kind_of_end(more: dict[str, object], how: RemoteEnd, becomes: S) -
     assert end_state(drone("kit-ab12-1", S.BOOTING, **more), how) is becomes
 
 
-def test_an_end_of_which_the_site_tells_nothing_is_an_end() -> None:
-    there = drone("kit-ab12-1", S.BOOTING)
-    plan = plan_for(drones=[there], remotes=[replace(remote_of(there), state=RemoteState.ENDED)])
-    (move,) = plan.moves
-    assert move.drone.state is S.FAILED
-    assert move.drone.site_reason == "its site does not say how"
-
-
 def test_the_end_is_recorded_with_what_the_site_said() -> None:
     there = drone("kit-ab12-1", S.BOOTING, age_s=2)
     remote = replace(remote_of(there), state=RemoteState.ENDED, end=RemoteEnd(EndKind.EXITED, NOW, 71, "no GPU"))
@@ -181,13 +182,6 @@ def test_the_end_is_recorded_with_what_the_site_said() -> None:
     assert move.reason == reasons.EndedAtSite("exited", 71, "no GPU", 2.0, 0)
     assert move.drone.ended_at == NOW
     assert [b.scope for b in plan.breakers if b.fault] == ["topas/a100"], "a type whose drones die young is slowed"
-
-
-def test_a_drone_that_found_work_after_all_did_not_match_nothing() -> None:
-    late = drone("kit-ab12-1", S.DRAINING, leaving=S.UNUSED, busy_at=NOW - 5)
-    remote = replace(remote_of(late), state=RemoteState.ENDED, end=RemoteEnd(EndKind.EXITED, NOW, 0))
-    (move,) = plan_for(drones=[late], remotes=[remote]).moves
-    assert move.drone.state is S.DONE
 
 
 def test_receipts_of_a_start() -> None:
@@ -373,13 +367,6 @@ def test_answers_to_a_stop_are_news_only_where_they_are_trouble() -> None:
     assert silent is not None and silent.reason == reasons.OrderRefused("unknown", "")
 
 
-def test_the_answer_to_a_start_keeps_the_name_that_the_site_gave_before() -> None:
-    asked = drone("kit-ab12-1", S.REQUESTED, remote_id="4711")
-    move = apply_start_result(asked, OrderResult(asked.id, OrderOutcome.OK), NOW)
-    assert move is not None and (move.drone.remote_id, move.reason) == ("4711", reasons.Accepted("4711"))
-    assert (move.drone.since, move.drone.submitted_at) == (NOW, NOW)
-
-
 def test_times_of_a_drone_go_with_its_clock_and_never_beyond_now() -> None:
     names = [f.name for f in fields(Drone) if f.name == "since" or f.name.endswith("_at")]
     names = [name for name in names if name not in ("retires_at", "ended_at")]
@@ -432,12 +419,6 @@ def test_the_idle_clock_begins_at_the_end_of_the_job_though_the_slot_ad_keeps_an
     assert plan.drains == ()
 
 
-def test_a_job_between_two_looks_starts_the_idle_clock_where_the_slot_says() -> None:
-    idle = drone("kit-ab12-1", S.IDLE, age_s=100, jobs_started=1, busy_at=NOW - 500)
-    (move,) = plan_for(drones=[idle], slots=[slot_of(idle, jobs_started=2, idle_since=NOW - 7)]).moves
-    assert move.drone.idle_at == NOW - 7
-
-
 def test_the_last_sign_of_life_of_a_drone_without_other_news_is_recorded_now_and_then() -> None:
     busy = drone("kit-ab12-1", S.BUSY, age_s=36_000, heard_at=NOW - 400, idle_at=0.0)
     (move,) = plan_for(drones=[busy]).moves
@@ -479,16 +460,6 @@ def test_an_empty_listing_of_a_small_site_is_not_believed_at_once(state: S) -> N
     assert (plan.moves, plan.starts) == ((), ())
     later = [replace(each, missing_at=NOW - 302) for each in there]
     assert {m.drone.state for m in plan_for(drones=later, remotes=[]).moves} == {S.LOST}
-
-
-def test_an_accepted_order_has_longer_to_appear_in_a_listing_than_a_listed_drone_to_come_back() -> None:
-    others = [remote_of(drone("kit-ab12-2", S.QUEUED))]
-    accepted = drone("kit-ab12-1", S.SUBMITTED, age_s=200, missing_at=NOW - 100)
-    wanted = [jobs(waiting=1)]
-    assert plan_for(classes=wanted, drones=[accepted], remotes=others).moves == ()
-    accepted = replace(accepted, missing_at=NOW - 130)
-    (move,) = plan_for(classes=wanted, drones=[accepted], remotes=others).moves
-    assert move.drone.state is S.LOST
 
 
 def away_for(outage_s: float, there: Drone) -> Snapshot:

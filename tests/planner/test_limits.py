@@ -8,23 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provisioner import reasons
-from provisioner.model import (
-    Breaker,
-    BreakerState,
-    DroneId,
-    DroneState,
-    DroneType,
-    Fault,
-    FaultKind,
-    Node,
-    OperatorRequest,
-    Policy,
-    RemoteDrone,
-    RemoteState,
-    RequestKind,
-    Reserve,
-)
+from provisioner import model, reasons
 from provisioner.planner.capacity import stranded_gpus
 from provisioner.planner.context import check_views
 from provisioner.planner.matching import NO_RESOURCES, Resources, count_fits
@@ -41,63 +25,90 @@ from tests.planner.scenes import (
     plan_of,
     snapshot,
     started,
+    story,
+    tell,
     why,
     with_site,
 )
 
 MANY = jobs(waiting=50)
+B = model.BreakerState
 ROOMY = {"max_drones": 100, "max_pending": 100, "max_starts_per_tick": 100}
-CPU = DroneType("topas", "cpu", 0, 8, 20480, 0, price=0.1)
+CPU = model.DroneType("topas", "cpu", 0, 8, 20480, 0, price=0.1)
 
 
-@pytest.mark.parametrize("most", [1, 3, 5])
-def test_the_limit_of_a_type_holds_to_the_last_drone(most: int) -> None:
-    there = [drone("kit-ab12-1", DroneState.BUSY)]
-    kind = replace(A100, max_drones=most)
-    plan = plan_for(classes=[MANY], drones=there, types=(kind,), limits=ROOMY)
-    assert len(plan.starts) == most - 1
-    assert why(plan, "class:small") == [reasons.LimitReached("max_drones", "topas/a100", most, most)]
+WHOLE = replace(A100, name="whole", gpu_milli=8000, cpus=64, memory_mib=8 * 20480)
+TROUBLE = model.Fault(model.FaultKind.UNKNOWN, "boom", NOW - 600, of_order=True)
+BUSY = drone("kit-ab12-1", model.DroneState.BUSY)
+BEFORE, PROBE = (drone(f"kit-ab12-{age_s}", model.DroneState.QUEUED, age_s=age_s) for age_s in (400, 200))
+ASKED = drone("kit-ab12-1", model.DroneState.REQUESTED, age_s=5.0)
+
+
+def breaker(scope: str, state: model.BreakerState) -> model.Breaker:
+    return model.Breaker(scope, state, NOW - 300, 2, 0.0, TROUBLE)
+
+
+def many(name: str, kinds: list[model.DroneType], refused: list[object] | None = None, **given: object) -> object:
+    return story(name, kinds, refused, **{"waiting": 50, "limits": ROOMY, **given})
+
+
+@pytest.mark.parametrize(
+    ("kinds", "refused", "given"),
+    [
+        *(
+            many(
+                f"at most {most} of a type",
+                [A100] * (most - 1),
+                [reasons.LimitReached("max_drones", "topas/a100", most, most)],
+                drones=[BUSY],
+                types=(replace(A100, max_drones=most),),
+            )
+            for most in (1, 3, 5)
+        ),
+        *(
+            many(f"{scope} is degraded", [A100], [reasons.Probing(scope)], breakers=[breaker(scope, B.DEGRADED)])
+            for scope in ("topas", "topas/a100")
+        ),
+        # What was queued before the ban is no probe; while the probe is on its way nothing else starts.
+        many("a probe is due", [A100], drones=[BEFORE], breakers=[breaker("topas/a100", B.PROBING)]),
+        many("a site's probe is due", [A100], drones=[BEFORE], breakers=[breaker("topas", B.PROBING)]),
+        many("a probe is on its way", [], drones=[BEFORE, PROBE], breakers=[breaker("topas/a100", B.PROBING)]),
+        many("a quota", [A100] * 3, [reasons.SiteQuota("topas/a100")], quota={"a100": 3}),
+        many("a quota and an order without an answer", [A100] * 2, drones=[ASKED], quota={"a100": 3}),
+        # A drone of a whole node holds many jobs, also of two classes.
+        many("eight jobs", [WHOLE], waiting=8, types=(WHOLE,)),
+        many("nine jobs", [WHOLE] * 2, waiting=9, types=(WHOLE,)),
+        many(
+            "two classes", [WHOLE], classes=[jobs(waiting=2, gpu_milli=2000, id="two"), jobs(waiting=4)], types=(WHOLE,)
+        ),
+    ],
+)
+def test_each_limit_holds_to_the_last_drone(
+    kinds: list[model.DroneType], refused: list[object] | None, given: dict[str, object]
+) -> None:
+    tell(kinds, refused, given)
 
 
 def test_strays_count_with_the_gpus_of_their_sites_largest_type() -> None:
     quad = replace(A100, name="quad", gpu_milli=4000)
-    stray = RemoteDrone(DroneId("kit-zzzz-9"), RemoteState.UNKNOWN, "r9")
-    for limits, policy in (({"max_gpu_milli": 6000}, Policy()), ({}, Policy(max_gpu_milli=6000))):
+    stray = model.RemoteDrone(model.DroneId("kit-zzzz-9"), model.RemoteState.UNKNOWN, "r9")
+    for limits, policy in (({"max_gpu_milli": 6000}, model.Policy()), ({}, model.Policy(max_gpu_milli=6000))):
         snap = snapshot(classes=[MANY], types=(A100, quad), remotes=[stray], limits=ROOMY | limits, policy=policy)
         gpus = sum(start.drone.gpu_milli for start in plan_of(snap).starts)
         assert gpus == 2000, "six allowed, four of them taken"
 
 
 def test_a_drone_that_is_written_off_counts_as_a_stray_where_another_site_lists_it() -> None:
-    old = drone("kit-ab12-1", DroneState.BUSY, kind=replace(A100, site="old", name="v100"))
+    old = drone("kit-ab12-1", model.DroneState.BUSY, kind=replace(A100, site="old", name="v100"))
     quad = replace(A100, name="quad", gpu_milli=4000)
-    kill = OperatorRequest(1, NOW - 5, RequestKind.KILL, (old.id,), "its site was renamed", "anna")
-    stray = RemoteDrone(old.id, RemoteState.RUNNING, "r1")
-    policy = Policy(max_gpu_milli=6000)
+    kill = model.OperatorRequest(1, NOW - 5, model.RequestKind.KILL, (old.id,), "its site was renamed", "anna")
+    stray = model.RemoteDrone(old.id, model.RemoteState.RUNNING, "r1")
+    policy = model.Policy(max_gpu_milli=6000)
     snap = snapshot(classes=[MANY], types=(A100, quad), remotes=[stray], requests=[kill], limits=ROOMY, policy=policy)
     plan = plan_of(replace(snap, drones={old.id: old}))  # the judge has nothing against it
-    assert [move.drone.state for move in plan.moves if move.drone.id == old.id] == [DroneState.LOST]
+    assert [move.drone.state for move in plan.moves if move.drone.id == old.id] == [model.DroneState.LOST]
     gpus = sum(start.drone.gpu_milli for start in plan.starts)
     assert gpus == 1000, "six allowed, four of them those of a stray, and one on record until the plan is carried out"
-
-
-def test_a_degraded_breaker_lets_one_drone_start_at_a_time() -> None:
-    fault = Fault(FaultKind.UNKNOWN, "boom", NOW - 60, of_order=True)
-    for scope in ("topas", "topas/a100"):
-        breaker = Breaker(scope, BreakerState.DEGRADED, NOW - 60, 2, 0.0, fault)
-        plan = plan_for(classes=[MANY], limits=ROOMY, breakers=[breaker])
-        assert len(plan.starts) == 1
-        assert why(plan, "class:small") == [reasons.Probing(scope)]
-
-
-def test_a_probed_type_starts_no_other_while_its_probe_is_on_the_way() -> None:
-    fault = Fault(FaultKind.UNKNOWN, "boom", NOW - 600)
-    breaker = Breaker("topas/a100", BreakerState.PROBING, NOW - 300, 2, 0.0, fault)
-    before = drone("kit-ab12-1", DroneState.QUEUED, age_s=400.0)
-    probe = drone("kit-ab12-2", DroneState.QUEUED, age_s=200.0)
-    assert len(plan_for(classes=[MANY], drones=[before], limits=ROOMY, breakers=[breaker]).starts) == 1
-    snap = snapshot(classes=[MANY], drones=[before, probe], limits=ROOMY, breakers=[breaker])
-    assert plan_of(snap).starts == ()
 
 
 def test_gpus_in_all_bind_gpu_types_only_and_types_that_are_not_configured_do_no_harm() -> None:
@@ -107,14 +118,6 @@ def test_gpus_in_all_bind_gpu_types_only_and_types_that_are_not_configured_do_no
     kinds = started(plan_of(with_site(snap, free_gpu_milli=5000)))
     gpus = [kind for kind in kinds if kind != "topas/cpu"]
     assert (len(gpus), len(kinds) - len(gpus)) == (5, 6)
-
-
-def test_a_quota_holds_to_the_last_drone_and_counts_what_was_asked_for_and_not_answered() -> None:
-    asked = drone("kit-ab12-1", DroneState.REQUESTED, age_s=5.0)
-    plan = plan_for(classes=[MANY], quota={"a100": 3}, limits=ROOMY)
-    assert len(plan.starts) == 3 and why(plan, "class:small") == [reasons.SiteQuota("topas/a100")]
-    plan = plan_for(classes=[MANY], drones=[asked], quota={"a100": 3}, limits=ROOMY)
-    assert len(plan.starts) == 2
 
 
 def test_a_downtime_that_has_begun_to_bind_is_told_with_the_time_that_is_left() -> None:
@@ -149,15 +152,15 @@ def test_the_fullest_nodes_are_filled_first_and_what_finds_no_room_is_counted() 
 @pytest.mark.parametrize(("whole_mib", "free_mib", "count"), [(0, 0, 4), (1, 0, 0), (1000, 300, 3), (1000, 299, 2)])
 def test_disk_binds_where_a_node_tells_it(whole_mib: int, free_mib: int, count: int) -> None:
     kind = replace(A100, disk_mib=100)
-    told = Node("w1", ("a100",), 4000, 192, 1 << 20, whole_mib, 4000, 192, 1 << 20, free_mib)
+    told = model.Node("w1", ("a100",), 4000, 192, 1 << 20, whole_mib, 4000, 192, 1 << 20, free_mib)
     assert FreeResources.of([told], (), 0.0).count(kind) == count
 
 
 def test_the_disk_that_free_gpus_keep_is_kept_where_it_is_told() -> None:
-    rule = Reserve(("*",), disk_mib=100)
+    rule = model.Reserve(("*",), disk_mib=100)
     kind = replace(CPU, disk_mib=50)
     for whole_mib, count in ((1000, 12), (0, 24)):
-        told = Node("w1", ("cpu",), 4000, 192, 1 << 20, whole_mib, 4000, 192, 1 << 20, whole_mib)
+        told = model.Node("w1", ("cpu",), 4000, 192, 1 << 20, whole_mib, 4000, 192, 1 << 20, whole_mib)
         assert FreeResources.of([told], (rule,), 0.0).count(kind) == count
 
 
@@ -200,14 +203,14 @@ def test_how_often_one_amount_goes_into_another(
 
 def test_settled_drones_count_against_every_limit() -> None:
     """Most drones are settled at most times: busy and as they were. Rules do not go through them one by one."""
-    there = [drone(f"kit-ab12-{n}", DroneState.BUSY, heard_at=NOW - 2) for n in (1, 2, 3)]
+    there = [drone(f"kit-ab12-{n}", model.DroneState.BUSY, heard_at=NOW - 2) for n in (1, 2, 3)]
     kind = replace(A100, max_drones=5)
     for snap in (
         snapshot(classes=[MANY], drones=there, types=(kind,), limits=ROOMY),
         snapshot(classes=[MANY], drones=there, limits=ROOMY | {"max_drones": 5}),
         snapshot(classes=[MANY], drones=there, limits=ROOMY | {"max_gpu_milli": 5000}),
-        snapshot(classes=[MANY], drones=there, limits=ROOMY, policy=Policy(max_drones=5)),
-        snapshot(classes=[MANY], drones=there, limits=ROOMY, policy=Policy(max_gpu_milli=5000)),
+        snapshot(classes=[MANY], drones=there, limits=ROOMY, policy=model.Policy(max_drones=5)),
+        snapshot(classes=[MANY], drones=there, limits=ROOMY, policy=model.Policy(max_gpu_milli=5000)),
     ):
         assert check_views(snap).changing == {}, "the story is about settled ones"
         assert len(plan_of(snap).starts) == 2
@@ -225,7 +228,7 @@ def test_what_one_type_takes_of_free_places_all_others_lose_in_proportion() -> N
     snap = snapshot(classes=[other], types=(A100, V100), free={"a100": 4, "v100": 8}, limits=ROOMY | {"max_drones": 6})
     kinds = started(plan_of(snap))
     assert len(kinds) == 6 and kinds.count(V100.key) == 6, "the cheaper type first"
-    queued = [drone(f"kit-ab12-{n}", DroneState.SUBMITTED, V100) for n in range(1, 5)]
+    queued = [drone(f"kit-ab12-{n}", model.DroneState.SUBMITTED, V100) for n in range(1, 5)]
     snap = snapshot(classes=[MANY], drones=queued, types=(A100, V100), free={"a100": 4, "v100": 8}, limits=ROOMY)
     assert len(started(plan_of(snap))) <= 4
 
@@ -260,11 +263,11 @@ def test_it_is_the_largest_number_that_leaves_every_free_gpu_its_share(
 # ------------ Free GPUs beside which too little is left: what is short, on how many nodes, and how much is left at most
 
 
-KIND = DroneType("topas", "a100", 2000, 8, 20480, 1024)
+KIND = model.DroneType("topas", "a100", 2000, 8, 20480, 1024)
 ENOUGH = {"free_gpus": 2, "free_cpus": 8, "free_gib": 20}
 
 
-def of(name: str, disk: int = 0, free_disk: int = 0, **free: int) -> Node:
+def of(name: str, disk: int = 0, free_disk: int = 0, **free: int) -> model.Node:
     return replace(node(name, 8, **ENOUGH | free), disk_mib=disk, free_disk_mib=free_disk)
 
 
@@ -289,7 +292,7 @@ def of(name: str, disk: int = 0, free_disk: int = 0, **free: int) -> Node:
     ],
 )
 def test_what_is_short_on_most_free_gpus_is_told(
-    nodes: list[Node], short: tuple[str, int, int, float, int] | None
+    nodes: list[model.Node], short: tuple[str, int, int, float, int] | None
 ) -> None:
     expected = None
     if short is not None:
@@ -306,7 +309,6 @@ def test_a_type_without_gpus_strands_none() -> None:
 
 
 SIX = replace(A100, name="six", gpu_milli=6000, cpus=48, memory_mib=6 * 20480)
-WHOLE = replace(A100, name="whole", gpu_milli=8000, cpus=64, memory_mib=8 * 20480)
 LARGE = jobs(gpu_milli=6000, cpus=48, memory_mib=6 * 20480, id="large")
 BOTH = ("a100", "six")
 
@@ -329,14 +331,6 @@ def test_eight_of_them_take_a_node_each_and_small_jobs_what_these_leave() -> Non
 def test_small_drones_leave_whole_nodes_whole() -> None:
     # one node is half full: four small drones that are not there yet are promised room on that one
     used, empty = node("n1", 8, kinds=BOTH, free_gpus=4), node("n2", 8, kinds=BOTH)
-    coming = [drone(f"d-{n}", DroneState.SUBMITTED) for n in range(4)]
+    coming = [drone(f"d-{n}", model.DroneState.SUBMITTED) for n in range(4)]
     plan = plan_for(classes=[LARGE], types=(A100, SIX), drones=coming, nodes=[used, empty])
     assert started(plan) == [SIX.key]
-
-
-def test_one_drone_of_a_whole_node_holds_many_jobs() -> None:
-    kinds = (WHOLE,)
-    assert started(plan_for(waiting=8, types=kinds)) == [WHOLE.key]
-    assert started(plan_for(waiting=9, types=kinds)) == [WHOLE.key] * 2
-    mixed = [jobs(waiting=2, gpu_milli=2000, cpus=8, id="two"), jobs(waiting=4)]
-    assert started(plan_for(classes=mixed, types=kinds)) == [WHOLE.key]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from provisioner.model import DroneType, Policy, SitePolicy, TypeKey, UnmetRequirement
+from provisioner.model import DroneType, Policy, SitePolicy, UnmetRequirement
 from provisioner.planner.matching import CompatibleTypes, compatibility_cache, unmet_requirement
 from tests.planner.scenes import A100, QUAD, SMALL, V100, jobs
 
@@ -50,11 +50,3 @@ def test_the_nearest_type_is_reported_only_if_no_type_fits() -> None:
         compatible(A100, vram_mib=50_000, refuses={A100.key: UnmetRequirement("requirements", "x", "y")}).nearest
         is None
     )
-
-
-def test_shapes_without_a_class_are_forgotten() -> None:
-    cache = compatibility_cache((A100,), Policy())
-    cache.table([jobs(cpus=1), replace(jobs(cpus=2), id="two")])
-    assert len(cache.known) == 2
-    assert set(cache.table([jobs(cpus=1)])) == {"small"}
-    assert len(cache.known) == 1 and TypeKey("topas/a100") in next(iter(cache.known.values())).jobs

@@ -8,23 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provisioner import reasons
-from provisioner.model import (
-    Drone,
-    DroneState,
-    DroneType,
-    EndKind,
-    Eviction,
-    Node,
-    OwnerClaimBackoff,
-    OwnerDemand,
-    Plan,
-    RemoteDrone,
-    RemoteEnd,
-    RemoteState,
-    Reserve,
-    ReserveWhen,
-)
+from provisioner import model, reasons
 from provisioner.planner.matching import Resources, count_fits
 from tests.planner.scenes import (
     A100,
@@ -42,13 +26,15 @@ from tests.planner.scenes import (
     with_pool,
 )
 
-S = DroneState
-CPU = DroneType("topas", "cpu", 0, 8, 20480, 0)
-KEEP = Reserve(cpus=8, memory_mib=20480)
+S = model.DroneState
+CPU = model.DroneType("topas", "cpu", 0, 8, 20480, 0)
+KEEP = model.Reserve(cpus=8, memory_mib=20480)
 CPU_JOB = replace(jobs(waiting=1), id="cpu-work", gpu_milli=0, cpus=4, memory_mib=4096)
 
 
-def on(name: str, where: str, state: DroneState = S.BUSY, *, worked_s: float = 100.0, **more: object) -> Drone:
+def on(
+    name: str, where: str, state: model.DroneState = S.BUSY, *, worked_s: float = 100.0, **more: object
+) -> model.Drone:
     """A drone on a node whose job has worked so long."""
     made = drone(name, state, age_s=5000.0, node=where)
     if state is S.BUSY:
@@ -56,19 +42,19 @@ def on(name: str, where: str, state: DroneState = S.BUSY, *, worked_s: float = 1
     return replace(made, **more)
 
 
-def slots(drones: list[Drone]) -> list[object]:
+def slots(drones: list[model.Drone]) -> list[object]:
     return [slot_of(d, work_gpu_milli=d.work_gpu_milli, work_at=d.work_at) for d in drones if d.joined_at]
 
 
-def claim(count: int = 1, gpus: int = 1, cpus: int = 8, memory_gib: int = 20, **more: object) -> OwnerDemand:
-    return OwnerDemand(count, gpus * 1000, cpus, memory_gib * 1024, NOW - 30, **more)
+def claim(count: int = 1, gpus: int = 1, cpus: int = 8, memory_gib: int = 20, **more: object) -> model.OwnerDemand:
+    return model.OwnerDemand(count, gpus * 1000, cpus, memory_gib * 1024, NOW - 30, **more)
 
 
-def told(drones: list[Drone], **more: object) -> Plan:
+def told(drones: list[model.Drone], **more: object) -> model.Plan:
     return plan_for(drones=drones, slots=slots(drones), **more)
 
 
-def preemptions(plan: Plan) -> list[str]:
+def preemptions(plan: model.Plan) -> list[str]:
     return sorted(s.drone.id for s in plan.stops)
 
 
@@ -76,88 +62,69 @@ FULL_1 = node("n1", 8, free_gpus=0, free_cpus=128, free_gib=800)
 FULL_2 = node("n2", 8, free_gpus=0, free_cpus=128, free_gib=800)
 
 
-def two_full_nodes() -> list[Drone]:
+def two_full_nodes() -> list[model.Drone]:
     """16 drones; those of n1 have worked longer, but for three of them."""
     first = [on(f"kit-ab12-{i}", "n1", worked_s=5 if i < 3 else 900) for i in range(8)]
     second = [on(f"kit-ab12-{i}", "n2", worked_s=300) for i in range(8, 16)]
     return first + second
 
 
-def test_three_small_owner_jobs_cost_the_three_drones_with_the_least_work() -> None:
-    plan = told(two_full_nodes(), nodes=[FULL_1, FULL_2], claims=[claim(3)])
-    assert preemptions(plan) == ["kit-ab12-0", "kit-ab12-1", "kit-ab12-2"]
-    stop = plan.stops[0]
+def full_node(gpus: int) -> model.Node:
+    return node("n1", gpus, free_gpus=0, free_cpus=8, free_gib=20)
+
+
+LEAVING = on("kit-ab12-0", "n1", S.STOPPING, leaving=S.PREEMPTED, asked_at=NOW - 3, notice_at=NOW - 3)
+NOTICED = on("kit-ab12-9", "n2", notice_at=NOW - 2)
+STUCK = on("kit-ab12-1", "n1", S.STOPPING, leaving=S.PREEMPTED, asked_at=NOW - 500, asked=1)
+BY_WORK = [on("kit-ab12-1", "n1", worked_s=2), on("kit-ab12-2", "n1", S.IDLE), on("kit-ab12-3", "n1", S.BOOTING)]
+YOUNG = on("kit-ab12-1", "n1", worked_s=20, busy_at=NOW - 20)
+SAVES = on("kit-ab12-1", "n1", worked_s=20, busy_at=NOW - 4000)
+OLDER = on("kit-ab12-2", "n1", worked_s=400, busy_at=NOW - 400)
+SIX = claim(1, gpus=6, cpus=48, memory_gib=200)
+
+
+@pytest.mark.parametrize(
+    ("drones", "claims", "leave", "given"),
+    [
+        (two_full_nodes(), [claim(3)], [0, 1, 2], {}),
+        # Six GPUs and 200 GB on one node: 6 times 300 s; on n1 it would be 3 times 5 s and 3 times 900 s.
+        (two_full_nodes(), [SIX], [10, 11, 12, 13, 14, 15], {}),
+        (two_full_nodes(), [claim(1, gpus=9)], [], {}),
+        (two_full_nodes(), [claim(1, nodes=("n2",))], [10], {}),
+        (two_full_nodes(), [claim(1)], [0], {"view": False}),
+        # Drones that leave already are not counted twice, whoever told them to.
+        ([LEAVING, *two_full_nodes()[1:9], NOTICED, *two_full_nodes()[10:]], [claim(3)], [1], {}),
+        # One that was told long ago and stays is no room to come; it is told again.
+        ([STUCK, on("kit-ab12-2", "n1")], [claim(1)], [1, 2], {"nodes": [full_node(2)]}),
+        # Drones without work go first.
+        (BY_WORK, [claim(1)], [3], {"nodes": [full_node(3)]}),
+        (BY_WORK, [claim(2)], [2, 3], {"nodes": [full_node(3)]}),
+        # The operator may leave it to the site, or grant a minimum run time: from the first job, not the checkpoint.
+        ([YOUNG, OLDER], [claim(1)], [1], {"nodes": [full_node(2)]}),
+        ([YOUNG, OLDER], [claim(1)], [2], {"nodes": [full_node(2)], "limits": {"min_runtime_s": 60.0}}),
+        ([YOUNG, OLDER], [claim(1)], [], {"nodes": [full_node(2)], "limits": {"min_runtime_s": 600.0}}),
+        ([YOUNG, OLDER], [claim(1)], [], {"nodes": [full_node(2)], "limits": {"preempt_proactively": False}}),
+        ([SAVES], [claim(1)], [1], {"nodes": [full_node(1)], "limits": {"min_runtime_s": 600.0}}),
+    ],
+)
+def test_who_leaves_for_the_owner(
+    drones: list[model.Drone], claims: list[model.OwnerDemand], leave: list[int], given: dict[str, object]
+) -> None:
+    plan = told(drones, **{"nodes": [FULL_1, FULL_2], "claims": claims, **given})
+    assert sorted(int(stop.drone.id.rpartition("-")[2]) for stop in plan.stops) == leave
+
+
+def test_the_reason_and_the_record_of_a_drone_that_leaves_for_the_owner() -> None:
+    stop = told(two_full_nodes(), nodes=[FULL_1, FULL_2], claims=[claim(3)]).stops[0]
     assert stop.reason == reasons.PreemptedForOwner(3, 30.0, "n1", 1.0, 5.0)
     assert (stop.drone.state, stop.drone.leaving, stop.drone.notice_at) == (S.STOPPING, S.PREEMPTED, NOW)
 
 
-def test_a_large_owner_job_gets_its_room_on_one_node() -> None:
-    """Six GPUs and 200 GB: the six cheapest drones of all lie on both nodes, and would help nobody."""
-    plan = told(two_full_nodes(), nodes=[FULL_1, FULL_2], claims=[claim(1, gpus=6, cpus=48, memory_gib=200)])
-    assert len(plan.stops) == 6
-    assert {s.drone.node for s in plan.stops} == {"n2"}, "6 times 300 s; on n1 3 times 5 s and 3 times 900 s"
-
-
-def test_drones_without_work_go_first() -> None:
-    drones = [on("kit-ab12-1", "n1", worked_s=2), on("kit-ab12-2", "n1", S.IDLE), on("kit-ab12-3", "n1", S.BOOTING)]
-    full = node("n1", 3, free_gpus=0, free_cpus=8, free_gib=20)
-    assert preemptions(told(drones, nodes=[full], claims=[claim(1)])) == ["kit-ab12-3"]
-    assert preemptions(told(drones, nodes=[full], claims=[claim(2)])) == ["kit-ab12-2", "kit-ab12-3"]
-
-
 def test_what_is_free_is_the_owners_and_nobody_leaves() -> None:
     free = node("n1", 8, free_gpus=3, free_cpus=100, free_gib=500)
-    drones = [on(f"kit-ab12-{i}", "n1") for i in range(5)]
-    plan = told(drones, nodes=[free], claims=[claim(2)], classes=[jobs(waiting=3)])
+    plan = told([on(f"kit-ab12-{i}", "n1") for i in range(5)], nodes=[free], claims=[claim(2)], waiting=3)
     assert preemptions(plan) == []
     assert len(started(plan)) == 1, "three were free, two are the owner's"
-
-
-def test_drones_that_leave_already_are_not_counted_twice() -> None:
-    """Whoever told them to: we at the last tick, or the site itself."""
-    drones = two_full_nodes()
-    drones[0] = replace(drones[0], state=S.STOPPING, leaving=S.PREEMPTED, asked_at=NOW - 3, notice_at=NOW - 3)
-    drones[9] = replace(drones[9], notice_at=NOW - 2)
-    plan = told(drones, nodes=[FULL_1, FULL_2], claims=[claim(3)])
-    assert preemptions(plan) == ["kit-ab12-1"]
-
-
-def test_one_that_was_told_long_ago_and_stays_is_no_room_to_come() -> None:
-    stuck = on("kit-ab12-1", "n1", S.STOPPING, leaving=S.PREEMPTED, asked_at=NOW - 500, asked=1)
-    drones = [stuck, on("kit-ab12-2", "n1")]
-    full = node("n1", 2, free_gpus=0, free_cpus=8, free_gib=20)
-    plan = told(drones, nodes=[full], claims=[claim(1)])
-    assert "kit-ab12-2" in preemptions(plan)
-
-
-def test_nobody_leaves_for_a_job_that_would_not_fit_all_the_same() -> None:
-    plan = told(two_full_nodes(), nodes=[FULL_1, FULL_2], claims=[claim(1, gpus=9)])
-    assert preemptions(plan) == []
-
-
-def test_a_claim_counts_on_its_own_nodes_only() -> None:
-    plan = told(two_full_nodes(), nodes=[FULL_1, FULL_2], claims=[claim(1, nodes=("n2",))])
-    assert [s.drone.node for s in plan.stops] == ["n2"]
-
-
-def test_the_operator_may_leave_it_to_the_site_or_grant_a_minimum_run_time() -> None:
-    young = on("kit-ab12-1", "n1", worked_s=20, busy_at=NOW - 20)
-    drones = [young, on("kit-ab12-2", "n1", worked_s=400, busy_at=NOW - 400)]
-    full = node("n1", 2, free_gpus=0, free_cpus=8, free_gib=20)
-
-    def asked(**limits: object) -> list[str]:
-        return preemptions(told(drones, nodes=[full], claims=[claim(1)], limits=limits))
-
-    assert asked() == ["kit-ab12-1"]
-    assert asked(min_runtime_s=60.0) == ["kit-ab12-2"]
-    assert asked(min_runtime_s=600.0) == []
-    assert asked(preempt_proactively=False) == []
-
-
-def test_a_minimum_run_time_counts_from_the_first_job_not_from_the_last_checkpoint() -> None:
-    saves = on("kit-ab12-1", "n1", worked_s=20, busy_at=NOW - 4000)
-    full = node("n1", 1, free_gpus=0, free_cpus=8, free_gib=20)
-    assert len(told([saves], nodes=[full], claims=[claim(1)], limits={"min_runtime_s": 600.0}).stops) == 1
 
 
 def test_while_room_is_made_nothing_starts_that_could_take_it_and_what_queues_there_is_withdrawn() -> None:
@@ -166,17 +133,12 @@ def test_while_room_is_made_nothing_starts_that_could_take_it_and_what_queues_th
     plan = told(
         drones,
         nodes=[FULL_1, FULL_2, free],
-        claims=[claim(1, gpus=6, cpus=48, memory_gib=200)],
+        claims=[SIX],
         classes=[jobs(waiting=5)],
     )
     assert started(plan) == []
     assert reasons.OwnerWaits("topas", 1, 6.0) in why(plan, "class:small")
     assert "kit-ab12-20" in preemptions(plan)
-
-
-def test_claims_are_met_even_while_the_pool_cannot_be_seen() -> None:
-    plan = told(two_full_nodes(), nodes=[FULL_1, FULL_2], claims=[claim(1)], view=False)
-    assert len(plan.stops) == 1
 
 
 # ------------------------------------------------------------------------------------------------------ free room
@@ -192,17 +154,10 @@ def test_nothing_is_asked_for_where_nothing_is_free() -> None:
     assert len(started(plan)) == 3
 
 
-def test_a_node_without_cpus_has_no_place_for_a_drone_whatever_gpus_are_free() -> None:
-    blocked = node("n1", 8, free_cpus=20)
-    assert len(started(plan_for(waiting=12, nodes=[blocked]))) == 2
-    queues = snapshot(classes=[jobs(waiting=3)], nodes=[blocked], limits={"queue_when_full": True})
-    assert len(started(plan_of(queues))) == 3
-
-
 # ------------------------------------------------------------------------------------------------------- blocking
 
 
-def cpu_plan(**more: object) -> Plan:
+def cpu_plan(**more: object) -> model.Plan:
     both = node("n1", 8, kinds=("a100", "cpu"))
     settings: dict[str, object] = {
         "types": (A100, CPU),
@@ -222,7 +177,7 @@ def test_cpu_drones_take_the_rest_of_a_gpu_node_and_never_the_reserve() -> None:
 
 
 def test_the_reserve_is_released_while_no_gpu_job_waits_and_its_drones_are_marked() -> None:
-    gentle = replace(KEEP, when=ReserveWhen.GPU_DEMAND, release_after_s=600.0)
+    gentle = replace(KEEP, when=model.ReserveWhen.GPU_DEMAND, release_after_s=600.0)
     limits = {"blocking": (gentle,), "max_drones": 100, "max_pending": 100, "max_starts_per_tick": 100}
     assert len(started(cpu_plan(limits=limits, gpu_wanted_at=NOW - 599))) == 16
     released = cpu_plan(limits=limits, gpu_wanted_at=NOW - 600)
@@ -232,7 +187,7 @@ def test_the_reserve_is_released_while_no_gpu_job_waits_and_its_drones_are_marke
 
 @pytest.mark.parametrize(("most", "gone"), [(100, ["kit-ab12-1", "kit-ab12-2"]), (24, [])])
 def test_and_taken_back_from_our_own_cpu_drones_when_a_gpu_job_waits(most: int, gone: list[str]) -> None:
-    gentle = replace(KEEP, when=ReserveWhen.GPU_DEMAND)
+    gentle = replace(KEEP, when=model.ReserveWhen.GPU_DEMAND)
     cpus = [
         replace(drone(f"kit-ab12-{i}", S.BUSY, CPU, age_s=1000), node="n1", work_gpu_milli=8000, work_at=NOW - 10 * i)
         for i in range(1, 25)
@@ -255,17 +210,19 @@ def test_and_taken_back_from_our_own_cpu_drones_when_a_gpu_job_waits(most: int, 
 # ----------------------------------------------------------------------------------------- what a preemption was
 
 
-def preempted(here: Drone, evictions: tuple[Eviction, ...] | None, *, at: float = NOW - 1, slot: bool = False) -> Plan:
-    end = RemoteEnd(EndKind.PREEMPTED, at, None, "evicted")
-    remote = RemoteDrone(here.id, RemoteState.ENDED, here.remote_id, end=end)
+def preempted(
+    here: model.Drone, evictions: tuple[model.Eviction, ...] | None, *, at: float = NOW - 1, slot: bool = False
+) -> model.Plan:
+    end = model.RemoteEnd(model.EndKind.PREEMPTED, at, None, "evicted")
+    remote = model.RemoteDrone(here.id, model.RemoteState.ENDED, here.remote_id, end=end)
     seen = slots([here]) if slot else []
     return plan_for(drones=[here], slots=seen, remotes=[remote], evictions=evictions)
 
 
 def test_while_a_queue_does_not_answer_a_job_without_an_eviction_is_not_taken_for_done() -> None:
     here = on("kit-ab12-1", "n1", worked_s=300)
-    end = RemoteEnd(EndKind.PREEMPTED, NOW - 1, None, "evicted")
-    remote = RemoteDrone(here.id, RemoteState.ENDED, here.remote_id, end=end)
+    end = model.RemoteEnd(model.EndKind.PREEMPTED, NOW - 1, None, "evicted")
+    remote = model.RemoteDrone(here.id, model.RemoteState.ENDED, here.remote_id, end=end)
     whole = snapshot(drones=[here], slots=[], remotes=[remote], evictions=())
     partial = with_pool(whole, unheard=("b",))
     found = [plan_of(seen).moves[0].drone.lost_gpu_s for seen in (whole, partial)]
@@ -290,7 +247,7 @@ def test_room_that_the_owner_does_not_take_is_given_back_but_for_a_little() -> N
     """A queue that waits for something else (a quota, a limit) must not keep a site empty for ever."""
     free, owners = node("n1", 8), claim(1000)
 
-    def tick(known: OwnerClaimBackoff | None) -> Plan:
+    def tick(known: model.OwnerClaimBackoff | None) -> model.Plan:
         return plan_of(
             replace(
                 snapshot(classes=[jobs(waiting=8)], nodes=[free], claims=[owners]),
@@ -299,12 +256,12 @@ def test_room_that_the_owner_does_not_take_is_given_back_but_for_a_little() -> N
         )
 
     first = tick(None)
-    assert started(first) == [] and first.patience == (OwnerClaimBackoff("topas", NOW, 8),)
-    assert started(tick(OwnerClaimBackoff("topas", NOW - 600, 8))) == []
-    late = tick(OwnerClaimBackoff("topas", NOW - 601, 8))
-    assert late.patience == (OwnerClaimBackoff("topas", NOW - 601, 2, offer=2),)
+    assert started(first) == [] and first.patience == (model.OwnerClaimBackoff("topas", NOW, 8),)
+    assert started(tick(model.OwnerClaimBackoff("topas", NOW - 600, 8))) == []
+    late = tick(model.OwnerClaimBackoff("topas", NOW - 601, 8))
+    assert late.patience == (model.OwnerClaimBackoff("topas", NOW - 601, 2, offer=2),)
     assert len(started(tick(late.patience[0]))) == 6, "all but what two of the owner's jobs would take"
-    taken = tick(OwnerClaimBackoff("topas", NOW - 601, 9))
+    taken = tick(model.OwnerClaimBackoff("topas", NOW - 601, 9))
     assert taken.patience[0].since == NOW, "he has begun to take it"
 
 
@@ -312,13 +269,15 @@ def test_once_the_little_is_taken_twice_as_much_is_offered() -> None:
     full = node("n1", 8, free_gpus=0, free_cpus=128, free_gib=800)
     drones = [on(f"kit-ab12-{i}", "n1") for i in range(8)]
     snap = snapshot(drones=drones, slots=slots(drones), nodes=[full], claims=[claim(1000)])
-    plan = plan_of(replace(snap, patience={"topas": OwnerClaimBackoff("topas", 0.0, 0, offer=2)}))
+    plan = plan_of(replace(snap, patience={"topas": model.OwnerClaimBackoff("topas", 0.0, 0, offer=2)}))
     assert len(plan.stops) == 2, "what is offered at once, and not all eight"
-    assert plan.patience == (OwnerClaimBackoff("topas", 0.0, 0, offer=2),), "it is being made"
+    assert plan.patience == (model.OwnerClaimBackoff("topas", 0.0, 0, offer=2),), "it is being made"
     nothing_to_offer = snapshot(nodes=[full], claims=[claim(1000)])
-    plan = plan_of(replace(nothing_to_offer, patience={"topas": OwnerClaimBackoff("topas", 5.0, 2, offer=2)}))
-    assert plan.patience == (OwnerClaimBackoff("topas", 0.0, 0, offer=4),)
-    nobody_waits = replace(snapshot(nodes=[full]), patience={"topas": OwnerClaimBackoff("topas", 5.0, 2, offer=2)})
+    plan = plan_of(replace(nothing_to_offer, patience={"topas": model.OwnerClaimBackoff("topas", 5.0, 2, offer=2)}))
+    assert plan.patience == (model.OwnerClaimBackoff("topas", 0.0, 0, offer=4),)
+    nobody_waits = replace(
+        snapshot(nodes=[full]), patience={"topas": model.OwnerClaimBackoff("topas", 5.0, 2, offer=2)}
+    )
     assert plan_of(nobody_waits).patience == ()
 
 
@@ -341,7 +300,7 @@ def test_a_claim_for_disk_and_one_under_a_smaller_reserve_are_no_fault() -> None
     plan = plan_for(types=(wide,), drones=drones, slots=slots(drones), nodes=[full], claims=[wants])
     assert len(plan.stops) == 2
     tight = node("n1", 8, free_gpus=0, free_cpus=0, free_gib=800)
-    small = {"blocking": (Reserve(cpus=6),)}
+    small = {"blocking": (model.Reserve(cpus=6),)}
     plan = told(drones, nodes=[tight], claims=[claim(1, gpus=1, cpus=12, memory_gib=4)], limits=small)
     assert 2 <= len(plan.stops) <= 3
 
@@ -358,7 +317,7 @@ def test_a_reserve_of_memory_alone_is_one_too() -> None:
 
 
 @st.composite
-def _sites(draw: st.DrawFn) -> tuple[list[Node], list[Drone], list[OwnerDemand]]:
+def _sites(draw: st.DrawFn) -> tuple[list[model.Node], list[model.Drone], list[model.OwnerDemand]]:
     """Nodes with drones on them, some leaving, and owner's jobs of all sizes."""
     nodes, drones = [], []
     for n in range(draw(st.integers(1, 4))):
@@ -383,7 +342,10 @@ def _sites(draw: st.DrawFn) -> tuple[list[Node], list[Drone], list[OwnerDemand]]
 
 @given(_sites(), st.integers(0, 40), st.booleans(), st.booleans())
 def test_every_plan_is_sound_and_nobody_leaves_in_vain(
-    site: tuple[list[Node], list[Drone], list[OwnerDemand]], waiting: int, blocks: bool, cpu_work: bool
+    site: tuple[list[model.Node], list[model.Drone], list[model.OwnerDemand]],
+    waiting: int,
+    blocks: bool,
+    cpu_work: bool,
 ) -> None:
     nodes, drones, claims = site
     classes = [jobs(waiting=waiting)] if waiting else []
@@ -409,7 +371,9 @@ def test_every_plan_is_sound_and_nobody_leaves_in_vain(
             assert _fitting(nodes, drones, claims[0], gone - {one}, blocks) < fitting, f"{one} leaves in vain"
 
 
-def _fitting(nodes: list[Node], drones: list[Drone], wants: OwnerDemand, gone: set[str], blocks: bool) -> int:
+def _fitting(
+    nodes: list[model.Node], drones: list[model.Drone], wants: model.OwnerDemand, gone: set[str], blocks: bool
+) -> int:
     """How many of the claim's jobs fit once these, and those who leave anyway, have gone."""
     total = 0
     for each in nodes:

@@ -107,16 +107,45 @@ def at(site: str, plan: Plan) -> int:
     return sum(start.drone.site == site for start in plan.starts)
 
 
-def test_at_an_owner_who_never_comes_back_all_that_is_free_is_taken() -> None:
-    assert at("topas", plan_of(world(Estimates(rises={"topas": CALM}), free=10))) == 10
+TAKEN = 1 / HOUR_S
+"""Preemptions per second of a drone's run at a site that does not report its owner."""
+
+
+@pytest.mark.parametrize(
+    ("estimates", "safe", "count"),
+    [
+        (Estimates(rises={"topas": CALM}), True, 10),
+        (Estimates(rises={"topas": BUSY}), False, 10),
+        (Estimates(taken_per_s={"topas": 1.0}), False, 10),
+        (Estimates(taken_per_s={"topas": TAKEN}), True, 0),
+        (Estimates(taken_per_s={"topas": 1e-9}), True, 10),
+    ],
+)
+def test_all_that_is_free_is_taken_if_the_owner_stays_away_or_there_is_no_safer_place(
+    estimates: Estimates, safe: bool, count: int
+) -> None:
+    assert at("topas", plan_of(world(estimates, free=10, safe=safe))) == count
+
+
+def test_what_is_held_back_for_an_owner_is_said() -> None:
+    full = with_site(world(Estimates(taken_per_s={"topas": TAKEN}), free=10), "horeka", free={"a100": 0})
+    assert plan_of(full).starts == ()
+    assert [type(r) for r in why(plan_of(full), "class:small")] == [reasons.OwnerRisk]
 
 
 def test_the_last_gpus_before_an_owner_who_comes_back_are_left_to_him_and_the_rest_goes_elsewhere() -> None:
-    plan = plan_of(world(Estimates(rises={"topas": BUSY}), free=10))
-    assert at("topas", plan) < 10
-    assert len(plan.starts) == 10
-    roomy = plan_of(world(Estimates(rises={"topas": BUSY}), free=100))
+    plan, roomy = (plan_of(world(Estimates(rises={"topas": BUSY}), free=free)) for free in (10, 100))
+    assert at("topas", plan) < 10 == len(plan.starts)
     assert at("topas", roomy) > at("topas", plan)
+
+
+def test_drones_on_their_way_take_their_part_of_what_is_free_before_the_owner() -> None:
+    made = world(Estimates(rises={"topas": BUSY}), free=30, waiting=20)
+    leaving = {"leaving": DroneState.CANCELLED, "idle_at": NOW}
+    coming = [drone(f"d-{n}", DroneState.SUBMITTED, TOPAS, **leaving) for n in range(10)]
+    busier = with_site(made, drones={each.id: RemoteDrone(each.id, RemoteState.PENDING) for each in coming})
+    busier = replace(busier, drones={each.id: each for each in coming})
+    assert 0 < at("topas", plan_of(busier)) < at("topas", plan_of(made))
 
 
 def test_the_longer_jobs_have_waited_the_more_risk_is_taken() -> None:
@@ -136,25 +165,6 @@ def test_of_long_jobs_a_smaller_share_and_a_larger_amount_may_be_lost() -> None:
     assert accepted_loss(1000 * HOUR_S, (60.0,)) == 0.3, "never all of it"
 
 
-def test_without_a_safer_place_to_wait_for_all_are_started() -> None:
-    assert at("topas", plan_of(world(Estimates(rises={"topas": BUSY}), free=10, safe=False))) == 10
-    taken = Estimates(taken_per_s={"topas": 1.0})
-    assert at("topas", plan_of(world(taken, free=10, safe=False))) == 10
-
-
-def test_a_site_that_tells_no_owner_is_judged_by_how_often_it_took_places_back() -> None:
-    assert at("topas", plan_of(world(Estimates(taken_per_s={"topas": 1 / HOUR_S}), free=10))) == 0
-    assert at("topas", plan_of(world(Estimates(taken_per_s={"topas": 1e-9}), free=10))) == 10
-
-
-def test_what_is_held_back_for_an_owner_is_said() -> None:
-    estimates = Estimates(taken_per_s={"topas": 1 / HOUR_S})
-    made = world(estimates, free=10)
-    plan = plan_of(with_site(made, "horeka", free={"a100": 0}))
-    assert plan.starts == ()
-    assert [type(r) for r in why(plan, "class:small")] == [reasons.OwnerRisk]
-
-
 # ------------------------------------------------------------------------------------------- drones that are exposed
 
 
@@ -163,21 +173,9 @@ def staffed(
 ) -> Snapshot:
     """Twenty busy drones at TOpAS, the first the oldest, and jobs that wait."""
     made = world(estimates, free=free, waited_s=waited_s, waiting=waiting, safe=safe)
-    drones = {
-        DroneId(f"d-{n}"): Drone(
-            DroneId(f"d-{n}"),
-            TOPAS.key,
-            DroneState.BUSY,
-            NOW - 500,
-            NOW - 2000,
-            1000,
-            started_at=NOW - 1900 + n,
-            joined_at=NOW - 1800,
-            busy_at=NOW - 500,
-            jobs=1,
-        )
-        for n in range(20)
-    }
+    at_work = {"age_s": 500.0, "requested_at": NOW - 2000, "joined_at": NOW - 1800}
+    made_drones = (drone(f"d-{n}", DroneState.BUSY, TOPAS, **at_work, started_at=NOW - 1900 + n) for n in range(20))
+    drones = {each.id: replace(each, submitted_at=0.0, remote_id="", jobs_started=0) for each in made_drones}
     slots = tuple(Slot(each, SlotState.BUSY, NOW, jobs=1, jobs_started=1) for each in drones)
     there = {each: RemoteDrone(each, RemoteState.RUNNING) for each in drones}
     return with_site(with_pool(replace(made, drones=drones), slots=slots), drones=there)
@@ -316,19 +314,18 @@ def dear(waited_s: float, waiting: int = 1) -> Snapshot:
     )
 
 
-def test_a_dear_start_is_made_once_waiting_has_cost_as_much() -> None:
-    assert at("topas", plan_of(dear(399.0))) == 0
-    assert at("topas", plan_of(dear(401.0))) == 1
-    assert why(plan_of(dear(100.0)), "class:small") == [reasons.AwaitingCheaperType(TOPAS.key, 100.0, 400.0)]
-
-
-def test_many_jobs_wait_for_a_dear_start_only_shortly() -> None:
-    assert at("topas", plan_of(dear(50.0, 20))) == 20
-
-
-def test_where_waiting_is_worth_nothing_told_all_start_at_once() -> None:
-    made = dear(1.0)
-    assert at("topas", plan_of(replace(made, policy=replace(made.policy, waiting_cost=0.0)))) == 1
+@pytest.mark.parametrize(
+    ("waited_s", "waiting", "cost", "starts"),
+    [(399.0, 1, 0.5, 0), (401.0, 1, 0.5, 1), (50.0, 20, 0.5, 20), (1.0, 1, 0.0, 1)],
+)
+def test_a_dear_start_is_made_once_the_jobs_together_have_waited_as_long_as_it_costs(
+    waited_s: float, waiting: int, cost: float, starts: int
+) -> None:
+    made = dear(waited_s, waiting)
+    plan = plan_of(replace(made, policy=replace(made.policy, waiting_cost=cost)))
+    assert at("topas", plan) == starts
+    expected = [] if starts else [reasons.AwaitingCheaperType(TOPAS.key, waited_s, 400.0)]
+    assert why(plan, "class:small") == expected
 
 
 # -------------------------------------------------------------------------------------------------------- short jobs
@@ -429,24 +426,23 @@ def avoided(made: Snapshot, owner: str) -> set[str]:
     return {start.drone.avoids for start in plan_of(made).starts if start.drone.for_class == owner}
 
 
-def test_a_drone_for_short_jobs_takes_none_of_a_user_who_would_lose_too_much_there() -> None:
-    assert avoided(world_excluded(of("short"), of("long")), "short") == {"long"}
-
-
-def test_where_nothing_is_lost_or_nobody_waits_all_are_taken() -> None:
-    assert avoided(world_excluded(of("short"), of("long"), calm=True), "short") == {""}
-    assert avoided(world_excluded(of("short")), "short") == {""}
-    assert avoided(world_excluded(of("short"), of("long", waiting=0)), "short") == {""}
-    assert avoided(world_excluded(of("short"), of("other")), "short") == {""}
-
-
-def test_who_has_no_safer_place_to_wait_for_is_not_kept_out() -> None:
-    assert avoided(world_excluded(of("short"), of("long"), safe=False), "short") == {""}
-
-
-def test_who_has_waited_for_days_is_not_kept_out() -> None:
-    assert avoided(world_excluded(of("short"), of("long"), free=62), "short") == {"long"}
-    assert avoided(world_excluded(of("short"), of("long", waited_s=30 * 24 * HOUR_S), free=62), "short") == {""}
+@pytest.mark.parametrize(
+    ("other", "given", "excluded"),
+    [
+        (of("long"), {}, "long"),
+        (of("long"), {"calm": True}, ""),
+        (of("long", waiting=0), {}, ""),
+        (of("other"), {}, ""),
+        # Without a safer place to wait for, or after days of waiting, nobody is kept out.
+        (of("long"), {"safe": False}, ""),
+        (of("long"), {"free": 62}, "long"),
+        (of("long", waited_s=30 * 24 * HOUR_S), {"free": 62}, ""),
+    ],
+)
+def test_a_drone_for_short_jobs_takes_none_of_a_user_who_would_lose_too_much_there(
+    other: JobClass, given: dict[str, object], excluded: str
+) -> None:
+    assert avoided(world_excluded(of("short"), other, **given), "short") == {excluded}
 
 
 def test_names_that_no_expression_could_hold_are_left_out() -> None:

@@ -13,7 +13,7 @@ from provisioner.planner.capacity import StartLimits, Supply
 from provisioner.planner.context import check_views
 from provisioner.planner.lifecycle import observe
 from provisioner.planner.matching import _caches, unmet_requirement
-from tests.planner.scenes import A100, NOW, QUAD, SMALL, V100, drone, remote_of, snapshot, with_pool
+from tests.planner.scenes import A100, NOW, QUAD, SMALL, V100, drone, remote_of, snapshot, with_pool, with_site
 
 TYPES = (A100, V100, QUAD)
 
@@ -99,6 +99,18 @@ def test_whatever_a_slot_tells_anew_unsettles_its_drone(news: dict[str, object])
 
     slots = tuple(told(slot) for slot in view.slots)
     assert drone_id in check_views(with_pool(steady, slots=slots)).changing
+
+
+@pytest.mark.parametrize(
+    "news", [{"node": "n9"}, {"slot": "s9"}, {"reason": "x"}, {"remote_id": "x"}, {"notice_at": 1.0}], ids=str
+)
+def test_whatever_a_listing_tells_anew_unsettles_its_drone(news: dict[str, object]) -> None:
+    steady = _steady()
+    drone_id = next(i for i in steady.drones if i not in check_views(steady).changing)
+    site = steady.drones[drone_id].site
+    listed = steady.sites[site].view.drones
+    told = {**listed, drone_id: replace(listed[drone_id], **news)}
+    assert drone_id in check_views(with_site(steady, site, drones=told)).changing
 
 
 @pytest.mark.parametrize("free", [{}, {f"a100-{n}": n % 5 for n in range(20)}], ids=["all full", "room in most"])

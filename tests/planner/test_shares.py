@@ -17,7 +17,6 @@ from provisioner.planner.matching import (
 from provisioner.sharing import (
     KIT_SMALL,
     MOST_SHARES,
-    MOST_SLICES,
     SATURATING,
     Load,
     co2_kg,
@@ -80,13 +79,6 @@ def test_vram_is_what_the_shares_have() -> None:
     assert told(small(vram_mib=10241), QUARTERS) == ("vram", "10241 MiB", "10240 MiB a share")
     assert told(small(500, vram_mib=20480), QUARTERS) is None
     assert told(small(500, vram_mib=20481), QUARTERS) == ("vram", "20481 MiB", "20480 MiB in 2 shares")
-
-
-def test_cpus_bind_before_shares_do() -> None:
-    assert A100.cpus == 8
-    twelfths = replace(QUARTERS, shares=12)
-    assert count_jobs_in_type(small(83), twelfths) == 8
-    assert count_jobs_in_type(small(83), replace(twelfths, cpus=12)) == 12
 
 
 @pytest.mark.parametrize("shares", [2, 3, 7, 12, 32])
@@ -222,7 +214,3 @@ def test_all_shares_of_a_gpu_go_into_it_and_no_more(shares: int) -> None:
     assert shares_needed(1, shares) == 1
     assert shares_needed(share_milli(shares), shares) == 1
     assert shares == 1 or shares_needed(share_milli(shares) + 1, shares) == 2
-
-
-def test_mig_has_at_most_as_many_slices_as_shares_are_allowed() -> None:
-    assert MOST_SLICES <= MOST_SHARES

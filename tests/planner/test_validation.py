@@ -5,100 +5,73 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from provisioner import reasons
-from provisioner.model import (
-    Breaker,
-    BreakerState,
-    Drain,
-    DrainMode,
-    Drone,
-    DroneId,
-    DroneState,
-    DroneType,
-    Group,
-    Headroom,
-    JobClass,
-    OwnerDemand,
-    Plan,
-    Policy,
-    PolledOverlay,
-    PolledSite,
-    RemoteDrone,
-    RemoteState,
-    Reserve,
-    Snapshot,
-    Start,
-    StateChange,
-    Stop,
-    StopOrphan,
-    TypeKey,
-    class_scope,
-)
-from provisioner.planner import decide
+from provisioner import model, reasons
 from provisioner.planner.validation import Action, validate_plan
 from provisioner.reasons import Reason
 from tests.planner.scenes import A100, DOWN, NOW, QUAD, V100, drone, jobs, node, plan_of, slot_of, snapshot, with_site
 
-S = DroneState
+S = model.DroneState
 WAITS = jobs(waiting=3)
-CPU = DroneType("topas", "cpu", 0, 8, 20480, 0)
-BANNED = Breaker("topas", BreakerState.BANNED, NOW, 3, NOW + 9)
+CPU = model.DroneType("topas", "cpu", 0, 8, 20480, 0)
+BANNED = model.Breaker("topas", model.BreakerState.BANNED, NOW, 3, NOW + 9)
 OPERATOR = reasons.OperatorRequested("ada", "drain")
 UNNEEDED = reasons.Unneeded("idle")
 CLAIM = reasons.PreemptedForOwner(1, 60.0)
 WARM = reasons.HeadroomShort("desk", 2, 0, 2)
 IDLE, BUSY = drone("kit-ab12-1", S.IDLE), drone("kit-ab12-2", S.BUSY)
-ENDED = StateChange(replace(IDLE, state=S.DONE), S.IDLE, reasons.SeenAtSite("ended"))
+ENDED = model.StateChange(replace(IDLE, state=S.DONE), S.IDLE, reasons.SeenAtSite("ended"))
 
 
-def start(serial: int = 42, kind: DroneType = A100, reason: Reason | None = None, **more: object) -> Start:
+def start(serial: int = 42, kind: model.DroneType = A100, reason: Reason | None = None, **more: object) -> model.Start:
     made = drone(f"kit-ab12-{serial}", S.REQUESTED, kind, age_s=0, for_class="small")
-    return Start(replace(made, **more), reason or reasons.JobsWaiting("small", 3, 0, 1))
+    return model.Start(replace(made, **more), reason or reasons.JobsWaiting("small", 3, 0, 1))
 
 
-def stop(of: Drone, reason: Reason) -> Stop:
-    return Stop(replace(of, state=S.STOPPING), of.state, reason)
+def stop(of: model.Drone, reason: Reason) -> model.Stop:
+    return model.Stop(replace(of, state=S.STOPPING), of.state, reason)
 
 
-def drain(of: Drone, reason: Reason, mode: DrainMode = DrainMode.PEACEFUL) -> Drain:
-    return Drain(replace(of, state=S.DRAINING), of.state, mode, reason)
+def drain(of: model.Drone, reason: Reason, mode: model.DrainMode = model.DrainMode.PEACEFUL) -> model.Drain:
+    return model.Drain(replace(of, state=S.DRAINING), of.state, mode, reason)
 
 
-def orphan(name: str = "kit-ab12-7", site: str = "topas") -> StopOrphan:
-    return StopOrphan(site, DroneId(name), "r", reasons.Orphan())
+def orphan(name: str = "kit-ab12-7", site: str = "topas") -> model.StopOrphan:
+    return model.StopOrphan(site, model.DroneId(name), "r", reasons.Orphan())
 
 
-def plan(*actions: Action, moves: tuple[StateChange, ...] = (), breakers: tuple[Breaker, ...] = ()) -> Plan:
+def plan(
+    *actions: Action, moves: tuple[model.StateChange, ...] = (), breakers: tuple[model.Breaker, ...] = ()
+) -> model.Plan:
     def of(kind: type) -> tuple:
         return tuple(action for action in actions if isinstance(action, kind))
 
-    return Plan(7, NOW, moves, of(Start), of(Drain), of(Stop), of(StopOrphan), breakers=breakers)
+    return model.Plan(
+        7, NOW, moves, of(model.Start), of(model.Drain), of(model.Stop), of(model.StopOrphan), breakers=breakers
+    )
 
 
-def texts(snap: Snapshot, made: Plan | Action) -> list[str]:
-    return [breach.text for breach in validate_plan(snap, made if isinstance(made, Plan) else plan(made))]
+def texts(snap: model.Snapshot, made: model.Plan | Action) -> list[str]:
+    return [breach.text for breach in validate_plan(snap, made if isinstance(made, model.Plan) else plan(made))]
 
 
-def named(snap: Snapshot, *actions: Action) -> list[Action]:
+def named(snap: model.Snapshot, *actions: Action) -> list[Action]:
     """The actions that are named, in the order of the plan."""
     found = {action for breach in validate_plan(snap, plan(*actions)) for action in breach.actions}
     return [action for action in actions if action in found]
 
 
-def waits(**given: object) -> Snapshot:
+def waits(**given: object) -> model.Snapshot:
     """A snapshot in which three jobs wait, as :func:`snapshot` makes it."""
     return snapshot(**{"classes": [WAITS], **given})
 
 
-def on(name: str, serial: int, state: S = S.IDLE, kind: DroneType = A100) -> Drone:
+def on(name: str, serial: int, state: S = S.IDLE, kind: model.DroneType = A100) -> model.Drone:
     return drone(f"kit-ab12-{serial}", state, kind, node=name)
 
 
-def claim(gpus: int = 1, count: int = 1) -> OwnerDemand:
-    return OwnerDemand(count, gpus * 1000, 8, 20480, NOW - 60)
+def claim(gpus: int = 1, count: int = 1) -> model.OwnerDemand:
+    return model.OwnerDemand(count, gpus * 1000, 8, 20480, NOW - 60)
 
 
 # ------------------------------------------------------------------------------------------------ one start or order
@@ -107,12 +80,12 @@ def claim(gpus: int = 1, count: int = 1) -> OwnerDemand:
 @pytest.mark.parametrize(
     ("snap", "made", "found"),
     [
-        (snapshot(), Plan(7, NOW), []),
+        (snapshot(), model.Plan(7, NOW), []),
         (waits(), start(), []),
         # ---- identities
         (waits(drones=[drone("kit-ab12-42")]), start(), ["kit-ab12-42 is started but is on record already"]),
         (waits(), start(41), ["kit-ab12-41 may have been used before: serials from 42 on are free"]),
-        (waits(), start(id=DroneId("kit-x")), ["kit-x may have been used before: serials from 42 on are free"]),
+        (waits(), start(id=model.DroneId("kit-x")), ["kit-x may have been used before: serials from 42 on are free"]),
         (waits(), start(state=S.SUBMITTED), ["kit-ab12-42 starts its life as submitted"]),
         (snapshot(), stop(IDLE, OPERATOR), ["kit-ab12-1 is asked to leave but is not on record"]),
         (snapshot(drones=[IDLE]), orphan(IDLE.id), ["kit-ab12-1 is stopped as a stray but is on record"]),
@@ -124,7 +97,7 @@ def claim(gpus: int = 1, count: int = 1) -> OwnerDemand:
         (snapshot(drones=[IDLE]), plan(orphan(IDLE.id), moves=(ENDED,)), []),
         # ---- limits
         (waits(limits={"max_starts_per_tick": 0}), start(), ["1 starts at once at topas, 0 allowed"]),
-        (waits(policy=Policy(max_drones=0)), start(), ["1 drones in all, 0 allowed"]),
+        (waits(policy=model.Policy(max_drones=0)), start(), ["1 drones in all, 0 allowed"]),
         (waits(drones=[IDLE, BUSY], limits={"max_drones": 3}), start(), []),
         (waits(drones=[IDLE, BUSY], limits={"max_drones": 2}), start(), ["3 drones at topas, 2 allowed"]),
         (waits(drones=[IDLE, BUSY], limits={"max_gpu_milli": 3000}), start(), []),
@@ -144,14 +117,21 @@ def claim(gpus: int = 1, count: int = 1) -> OwnerDemand:
         # What ended in this tick counts no more, and a listed end is no stray.
         (waits(drones=[IDLE], remotes=[], limits={"max_drones": 1}), plan(start(), moves=(ENDED,)), []),
         *(
-            (waits(remotes=[RemoteDrone(DroneId("kit-ab12-7"), state)], limits={"max_drones": 1}), start(), found)
-            for state, found in ((RemoteState.RUNNING, ["2 drones at topas, 1 allowed"]), (RemoteState.ENDED, []))
+            (
+                waits(remotes=[model.RemoteDrone(model.DroneId("kit-ab12-7"), state)], limits={"max_drones": 1}),
+                start(),
+                found,
+            )
+            for state, found in (
+                (model.RemoteState.RUNNING, ["2 drones at topas, 1 allowed"]),
+                (model.RemoteState.ENDED, []),
+            )
         ),
         # ---- reasons and sense
         (snapshot(), start(), ["1 drones are started for class small, of which nothing waits"]),
         (waits(), start(reason=WARM), ["kit-ab12-42 is started because headroom-short"]),
         (
-            snapshot(policy=Policy(headroom=(Headroom("desk"),))),
+            snapshot(policy=model.Policy(headroom=(model.Headroom("desk"),))),
             start(for_class="headroom:desk"),
             ["kit-ab12-42 is started because jobs-waiting"],
         ),
@@ -164,7 +144,7 @@ def claim(gpus: int = 1, count: int = 1) -> OwnerDemand:
         # ---- jobs
         (snapshot(drones=[BUSY]), stop(BUSY, OPERATOR), []),
         (snapshot(drones=[BUSY]), drain(BUSY, reasons.TypeRemoved("topas/a100")), []),
-        (snapshot(drones=[BUSY]), drain(BUSY, UNNEEDED, DrainMode.RESUME), []),
+        (snapshot(drones=[BUSY]), drain(BUSY, UNNEEDED, model.DrainMode.RESUME), []),
         *(
             (
                 snapshot(drones=[BUSY]),
@@ -180,7 +160,7 @@ def claim(gpus: int = 1, count: int = 1) -> OwnerDemand:
         ),
     ],
 )
-def test_what_each_action_breaks(snap: Snapshot, made: Plan | Action, found: list[str]) -> None:
+def test_what_each_action_breaks(snap: model.Snapshot, made: model.Plan | Action, found: list[str]) -> None:
     assert texts(snap, made) == found
 
 
@@ -203,7 +183,7 @@ def test_a_limit_names_the_starts_beyond_it_and_no_others() -> None:
 def test_gpus_above_a_lowered_limit_are_no_fault_of_a_drone_without_a_gpu() -> None:
     """`max_gpus` was lowered below what runs; the CPU drone was refused, and with it the drains of the idle ones."""
     idle = [drone(f"kit-ab12-{i}", S.IDLE, age_s=5000) for i in range(4)]
-    cpu_job = JobClass("cpu", 0, 1, 1024, waiting=1, oldest_at=NOW - 100)
+    cpu_job = model.JobClass("cpu", 0, 1, 1024, waiting=1, oldest_at=NOW - 100)
     snap = snapshot(drones=idle, types=[A100, CPU], classes=[cpu_job], limits={"max_gpu_milli": 2000})
     plan = plan_of(snap)
     assert [s.drone.type for s in plan.starts] == [CPU.key]
@@ -211,11 +191,11 @@ def test_gpus_above_a_lowered_limit_are_no_fault_of_a_drone_without_a_gpu() -> N
     assert texts(replace(snap, overlay=waits().overlay), start()) == ["5.0 GPUs at topas, 2.0 allowed"]
 
 
-def stray_at(*sites: str) -> Snapshot:
+def stray_at(*sites: str) -> model.Snapshot:
     """A drone without a record in the listing of each site, where jobs wait."""
     snap = waits(types=[A100, QUAD], limits={"max_gpu_milli": 4500})
     for site in sites:
-        stray = RemoteDrone(DroneId("kit-ab12-7"), RemoteState.RUNNING, "r")
+        stray = model.RemoteDrone(model.DroneId("kit-ab12-7"), model.RemoteState.RUNNING, "r")
         snap = with_site(snap, site, drones={stray.drone_id: stray})
     return snap
 
@@ -256,7 +236,7 @@ def test_a_limit_of_a_type_names_the_starts_beyond_it(allowed: int | None, there
 
 
 def test_a_limit_on_gpus_names_the_starts_beyond_it_and_none_without_a_gpu() -> None:
-    snap = waits(types=[A100, CPU], policy=Policy(max_gpu_milli=1000))
+    snap = waits(types=[A100, CPU], policy=model.Policy(max_gpu_milli=1000))
     (breach,) = [b for b in validate_plan(snap, plan(start(42), start(43, CPU), start(44))) if "GPUs" in b.text]
     assert (breach.text, breach.actions) == ("2.0 GPUs in all, 1.0 allowed", (start(44),))
 
@@ -271,7 +251,7 @@ def test_a_site_that_is_not_enabled_is_told_and_the_others_are_judged_all_the_sa
 
 
 def test_a_type_that_is_not_configured_is_named_once_with_all_its_starts() -> None:
-    gone = tuple(start(serial, type=TypeKey("topas/x")) for serial in (42, 43))
+    gone = tuple(start(serial, type=model.TypeKey("topas/x")) for serial in (42, 43))
     found = [b for b in validate_plan(waits(), plan(*gone)) if "configured" in b.text]
     assert [(b.text, b.actions) for b in found] == [("topas/x is started but is not configured", gone)]
 
@@ -297,7 +277,7 @@ def test_a_failed_poll_is_no_view() -> None:
 
 def test_nothing_is_asked_of_a_site_that_was_never_seen() -> None:
     snap = snapshot(drones=[IDLE])
-    never = replace(snap, sites={"topas": PolledSite("topas", None)})
+    never = replace(snap, sites={"topas": model.PolledSite("topas", None)})
     leaves = plan(stop(IDLE, UNNEEDED), orphan())
     for blind in (never, replace(snap, sites={}), replace(snap, policy=replace(snap.policy, sites={}))):
         (breach,) = validate_plan(blind, leaves)
@@ -305,12 +285,14 @@ def test_nothing_is_asked_of_a_site_that_was_never_seen() -> None:
         assert breach.actions == (*leaves.stops, *leaves.orphans)
 
 
-@pytest.mark.parametrize("scope", ["topas", A100.key, class_scope(A100.key, "small")])
+@pytest.mark.parametrize("scope", ["topas", A100.key, model.class_scope(A100.key, "small")])
 def test_what_is_banned_before_or_by_this_plan_is_not_started(scope: str) -> None:
     text = f"kit-ab12-42 is started although {scope} is banned until {NOW + 60:.0f}"
-    banned, probing = (Breaker(scope, s, NOW, 3, NOW + 60) for s in (BreakerState.BANNED, BreakerState.PROBING))
+    banned, probing = (
+        model.Breaker(scope, s, NOW, 3, NOW + 60) for s in (model.BreakerState.BANNED, model.BreakerState.PROBING)
+    )
     assert texts(waits(breakers=[banned]), start()) == [text]
-    assert texts(waits(breakers=[Breaker(scope)]), plan(start(), breakers=(banned,))) == [text]
+    assert texts(waits(breakers=[model.Breaker(scope)]), plan(start(), breakers=(banned,))) == [text]
     assert texts(waits(breakers=[banned]), plan(start(), breakers=(probing,))) == []
 
 
@@ -318,16 +300,16 @@ def test_what_is_banned_before_or_by_this_plan_is_not_started(scope: str) -> Non
 
 
 def test_a_drain_is_repeated_only_of_a_drone_that_drains_in_that_mode() -> None:
-    drains = replace(BUSY, state=S.DRAINING, leaving=S.CANCELLED, drain_mode=DrainMode.PEACEFUL)
-    for mode, count in ((DrainMode.PEACEFUL, 0), (DrainMode.FAST, 1)):
+    drains = replace(BUSY, state=S.DRAINING, leaving=S.CANCELLED, drain_mode=model.DrainMode.PEACEFUL)
+    for mode, count in ((model.DrainMode.PEACEFUL, 0), (model.DrainMode.FAST, 1)):
         assert len(texts(snapshot(drones=[drains]), drain(drains, reasons.DrainRepeated(90.0), mode))) == count
 
 
 def test_a_job_that_came_in_this_tick_protects_and_one_that_went_does_not() -> None:
-    came = StateChange(replace(IDLE, state=S.BUSY, jobs=2), S.IDLE, reasons.SeenAtSite("running"))
+    came = model.StateChange(replace(IDLE, state=S.BUSY, jobs=2), S.IDLE, reasons.SeenAtSite("running"))
     (text,) = texts(snapshot(drones=[IDLE]), plan(stop(IDLE, UNNEEDED), moves=(came,)))
     assert text == "kit-ab12-1 has 2 jobs and is asked to leave because unneeded"
-    went = StateChange(replace(BUSY, state=S.IDLE, jobs=0), S.BUSY, reasons.SeenAtSite("running"))
+    went = model.StateChange(replace(BUSY, state=S.IDLE, jobs=0), S.BUSY, reasons.SeenAtSite("running"))
     assert texts(snapshot(drones=[BUSY]), plan(stop(BUSY, UNNEEDED), moves=(went,))) == []
 
 
@@ -351,7 +333,7 @@ def test_a_job_that_came_in_this_tick_protects_and_one_that_went_does_not() -> N
     ],
 )
 def test_no_more_leave_than_the_owners_jobs_need(
-    leaving: list[Drone], claims: list[OwnerDemand], serials: list[int]
+    leaving: list[model.Drone], claims: list[model.OwnerDemand], serials: list[int]
 ) -> None:
     snap = snapshot(drones=leaving, claims=claims, nodes=[node("n1", 4), node("n2", 4)])
     found = named(snap, *(stop(each, CLAIM) for each in leaving))
@@ -359,7 +341,7 @@ def test_no_more_leave_than_the_owners_jobs_need(
 
 
 @pytest.mark.parametrize("other", [stop(on("n2", 2), UNNEEDED), stop(on("n2", 2, kind=QUAD), CLAIM)])
-def test_drones_that_leave_for_another_reason_or_site_are_not_the_owners(other: Stop) -> None:
+def test_drones_that_leave_for_another_reason_or_site_are_not_the_owners(other: model.Stop) -> None:
     there = on("n1", 1)
     snap = snapshot(drones=[there, replace(other.drone, state=S.IDLE)], types=[A100, QUAD], claims=[claim()])
     snap = with_site(snap, "horeka", claims=(claim(4),)) if "horeka" in snap.sites else snap
@@ -369,7 +351,7 @@ def test_drones_that_leave_for_another_reason_or_site_are_not_the_owners(other: 
 def test_where_freed_gpus_keep_some_of_what_is_freed_more_drones_may_leave() -> None:
     two = [on("n1", 1), on("n1", 2)]
     leaves = plan(*(stop(each, CLAIM) for each in two))
-    assert texts(snapshot(drones=two, claims=[claim()], limits={"blocking": (Reserve(cpus=4),)}), leaves) == []
+    assert texts(snapshot(drones=two, claims=[claim()], limits={"blocking": (model.Reserve(cpus=4),)}), leaves) == []
     found = texts(snapshot(drones=two, claims=[claim()]), leaves)
     assert found == ["2 drones leave n1 of topas, more than all of its owner's waiting jobs need"]
 
@@ -397,10 +379,10 @@ def test_no_more_is_started_than_is_free_on_the_nodes(free: dict[str, int], text
 @pytest.mark.parametrize(("free_cpus", "kept"), [(40, True), (39, False)])
 def test_cpu_drones_leave_free_gpus_their_share(free_cpus: int, kept: bool) -> None:
     given = {"types": [A100, CPU], "nodes": [node("n1", 4, free_cpus=free_cpus)]}
-    snap = waits(classes=[jobs(waiting=3, gpu_milli=0)], limits={"blocking": (Reserve(cpus=8),)}, **given)
+    snap = waits(classes=[jobs(waiting=3, gpu_milli=0)], limits={"blocking": (model.Reserve(cpus=8),)}, **given)
     text = f"CPU drones at topas ask for 8 CPUs, {free_cpus - 32} are not kept for free GPUs"
     assert texts(snap, start(kind=CPU)) == ([] if kept else [text])
-    one_gpu = replace(snap, overlay=PolledOverlay(replace(snap.overlay.view, classes=(WAITS,))))
+    one_gpu = replace(snap, overlay=model.PolledOverlay(replace(snap.overlay.view, classes=(WAITS,))))
     assert texts(one_gpu, start()) == [], "a drone with a GPU uses what is kept for it"
 
 
@@ -457,96 +439,6 @@ def test_no_more_drones_are_started_for_a_class_than_jobs_wait(waiting: int) -> 
 @pytest.mark.parametrize("count", [2, 1, 0])
 def test_no_more_drones_are_kept_warm_than_the_policy_says(count: int) -> None:
     starts = [start(serial, reason=WARM, for_class="headroom:desk") for serial in (42, 43)]
-    snap = snapshot(policy=Policy(headroom=(Headroom("desk", count=count),)))
+    snap = snapshot(policy=model.Policy(headroom=(model.Headroom("desk", count=count),)))
     assert named(snap, *starts) == starts[count:]
     assert texts(snap, plan(*starts)) == [f"2 drones are started for headroom:desk, which wants {count}"] * (count < 2)
-
-
-# ------------------------------------------------------------------------------------------------------ whatever it be
-
-
-counts = st.integers(0, 12)
-live = st.sampled_from([s for s in S if not s.ended])
-
-
-@st.composite
-def worlds(draw: st.DrawFn) -> Snapshot:
-    """Snapshots of all kinds, agreeing with themselves or not."""
-    types = draw(st.lists(st.sampled_from([A100, V100, QUAD]), max_size=3, unique_by=lambda t: t.key))
-    drones = []
-    for number in range(draw(st.integers(0, 8))):
-        kind = draw(st.sampled_from([A100, V100, QUAD]))
-        state = draw(live)
-        leaving = S.DONE if state in (S.DRAINING, S.STOPPING) else None
-        missing = draw(st.sampled_from([0.0, NOW - 5, NOW - 500]))
-        made = drone(f"kit-ab12-{number}", state, kind, draw(st.floats(0, 1e5)), leaving=leaving, missing_at=missing)
-        drones.append(made)
-    classes = [
-        jobs(
-            waiting=draw(counts),
-            id=f"c{n}",
-            fresh=draw(counts),
-            gpu_milli=draw(st.sampled_from([0, 1, 200, 500, 1000, 2000, 6000, 10**12])),
-            cpus=draw(st.sampled_from([0, 1, 8, 64])),
-            memory_mib=draw(st.sampled_from([0, 1024, 20480, 10**7])),
-            vram_mib=draw(st.sampled_from([0, 35000, 90000])),
-            walltime_s=draw(st.sampled_from([0.0, 60.0, 1e6])),
-            group=draw(st.sampled_from(["", "one", "one.two", "Three"])),
-        )
-        for n in range(draw(st.integers(0, 4)))
-    ]
-    headroom = draw(
-        st.lists(
-            st.builds(
-                Headroom,
-                st.just("warm"),
-                gpu_milli=st.sampled_from([0, 500, 1000, 4000]),
-                count=counts,
-                vram_mib=st.sampled_from([0, 35000]),
-            ),
-            max_size=1,
-        )
-    )
-    groups = [
-        Group(
-            name,
-            draw(st.sampled_from([None, 0, 1500, 8000])),
-            draw(st.sampled_from([0, 1000, 9000])),
-            draw(st.booleans()),
-            draw(st.floats(0, 1e6)),
-        )
-        for name in draw(st.lists(st.sampled_from(["one", "one.two", "three"]), unique=True))
-    ]
-    made = snapshot(
-        classes=classes,
-        drones=drones,
-        types=types or (A100,),
-        slots=[slot_of(d) for d in drones if draw(st.booleans())],
-        remotes=None if draw(st.booleans()) else [],
-        free=draw(st.sampled_from([None, {}, {"a100": 2, "v100": 0, "quad": 1}])),
-        policy=Policy(
-            max_drones=draw(counts), max_gpu_milli=draw(st.sampled_from([None, 0, 3500])), headroom=tuple(headroom)
-        ),
-        limits={
-            "max_drones": draw(counts),
-            "max_pending": draw(counts),
-            "max_starts_per_tick": draw(counts),
-            "enabled": draw(st.booleans()),
-            "queue_when_full": draw(st.booleans()),
-        },
-        site_fault=draw(st.sampled_from([None, DOWN])),
-        overlay_fault=draw(st.sampled_from([None, DOWN])),
-        overlay_age_s=draw(st.sampled_from([0.0, 1000.0])),
-        view=draw(st.booleans()),
-    )
-    if made.overlay.view is None:
-        return made
-    return replace(made, overlay=replace(made.overlay, view=replace(made.overlay.view, groups=tuple(groups))))
-
-
-@settings(max_examples=300, deadline=None)
-@given(worlds())
-def test_the_planner_never_makes_a_plan_that_the_checker_faults(snap: Snapshot) -> None:
-    plan = decide(snap)
-    assert validate_plan(snap, plan) == ()
-    assert decide(snap) == plan

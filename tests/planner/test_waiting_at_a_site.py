@@ -6,30 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from provisioner import reasons
+from provisioner import model, reasons
 from provisioner.controller.actuation import batches
-from provisioner.model import (
-    Breaker,
-    BreakerState,
-    Drone,
-    DroneId,
-    DroneState,
-    DroneType,
-    EndKind,
-    Fault,
-    FaultKind,
-    OrderOutcome,
-    OrderResult,
-    RemoteDrone,
-    RemoteEnd,
-    RemoteState,
-    SitePolicy,
-    SiteView,
-    Snapshot,
-    StartOrder,
-)
 from provisioner.planner.breakers import update_by_order_results
-from provisioner.planner.lifecycle import observe
 from tests.planner.scenes import (
     NOW,
     drone,
@@ -45,23 +24,27 @@ from tests.planner.scenes import (
     with_site,
 )
 
-S = DroneState
-A100 = DroneType("horeka", "a100", 1000, 8, 20480, 0, vram_mib=40960, capability=80, walltime_s=172800.0)
-CLOUD = DroneType("cloud", "v100", 1000, 8, 20480, 0, vram_mib=32768, capability=70, price=9.0)
+S = model.DroneState
+A100 = model.DroneType("horeka", "a100", 1000, 8, 20480, 0, vram_mib=40960, capability=80, walltime_s=172800.0)
+CLOUD = model.DroneType("cloud", "v100", 1000, 8, 20480, 0, vram_mib=32768, capability=70, price=9.0)
 
 H100 = replace(A100, name="h100", vram_mib=95000, price=3.0)
 
 
-def queued(name: str = "kit-ab12-1", kind: DroneType = A100, **more: object) -> Drone:
+def queued(name: str = "kit-ab12-1", kind: model.DroneType = A100, **more: object) -> model.Drone:
     return drone(name, S.QUEUED, kind, **more)
 
 
-def waits(of: Drone, reason: str = "", blocked: FaultKind | None = None, start_in_s: float = 0.0) -> RemoteDrone:
+def waits(
+    of: model.Drone, reason: str = "", blocked: model.FaultKind | None = None, start_in_s: float = 0.0
+) -> model.RemoteDrone:
     at = NOW + start_in_s if start_in_s else 0.0
-    return RemoteDrone(of.id, RemoteState.PENDING, "17_0", reason=reason, expected_start_at=at, blocked=blocked)
+    return model.RemoteDrone(
+        of.id, model.RemoteState.PENDING, "17_0", reason=reason, expected_start_at=at, blocked=blocked
+    )
 
 
-def down_in(snap: Snapshot, left_s: float, site: str = "horeka") -> Snapshot:
+def down_in(snap: model.Snapshot, left_s: float, site: str = "horeka") -> model.Snapshot:
     return with_site(snap, site, downtime_at=NOW + left_s)
 
 
@@ -70,23 +53,24 @@ def down_in(snap: Snapshot, left_s: float, site: str = "horeka") -> Snapshot:
 
 def test_a_limit_that_one_drone_met_is_not_met_by_more() -> None:
     held = queued()
-    remote = waits(held, "QOSMaxJobsPerUserLimit", FaultKind.QUOTA)
+    remote = waits(held, "QOSMaxJobsPerUserLimit", model.FaultKind.QUOTA)
     plan = plan_for(waiting=5, types=(A100,), drones=[held], remotes=[remote])
     assert plan.starts == () and plan.stops == (), "it keeps its place in the queue"
     assert reasons.StartBlocked("horeka/a100", "quota", "QOSMaxJobsPerUserLimit") in why(plan, "class:small")
 
 
-def test_a_plain_wait_is_no_obstacle() -> None:
-    held = queued()
-    plan = plan_for(waiting=3, types=(A100,), drones=[held], remotes=[waits(held, "Priority")])
-    assert started(plan) == [A100.key] * 2
-
-
 @pytest.mark.parametrize(
     ("fault", "final"),
-    [(FaultKind.CONFIG, False), (FaultKind.NODE, False), (FaultKind.CAPACITY, True), (FaultKind.QUOTA, True)],
+    [
+        (model.FaultKind.CONFIG, False),
+        (model.FaultKind.NODE, False),
+        (model.FaultKind.CAPACITY, True),
+        (model.FaultKind.QUOTA, True),
+    ],
 )
-def test_a_drone_that_will_never_start_is_taken_back_and_its_type_backs_off(fault: FaultKind, final: bool) -> None:
+def test_a_drone_that_will_never_start_is_taken_back_and_its_type_backs_off(
+    fault: model.FaultKind, final: bool
+) -> None:
     held = queued()
     remote = replace(waits(held, "Bad", fault), final=final)
     snap = snapshot(classes=[jobs(waiting=3)], types=(A100,), drones=[held], remotes=[remote])
@@ -101,8 +85,8 @@ def test_a_drone_that_will_never_start_is_taken_back_and_its_type_backs_off(faul
     later = replace(snap, drones={held.id: stop.drone}, breakers={breaker.scope: breaker})
     again = plan_of(later)
     assert again.breakers == () and again.stops == ()
-    if fault is not FaultKind.NODE:
-        assert breaker.state is BreakerState.BANNED
+    if fault is not model.FaultKind.NODE:
+        assert breaker.state is model.BreakerState.BANNED
         left = [
             each for each in why(again, "class:small") if isinstance(each, reasons.BackingOff | reasons.StartBlocked)
         ]
@@ -112,7 +96,7 @@ def test_a_drone_that_will_never_start_is_taken_back_and_its_type_backs_off(faul
 # ---------------------------------------------------------------------------------------------------- expected starts
 
 
-LATE, LIMIT = ("Priority", None, 7200), ("QOSMaxJobsPerUserLimit", FaultKind.QUOTA)
+LATE, LIMIT = ("Priority", None, 7200), ("QOSMaxJobsPerUserLimit", model.FaultKind.QUOTA)
 ROOM_AT_CLOUD, CLOUDS = {"a100": 0, "v100": 2}, {"types": (A100, CLOUD)}
 QUEUES = {"queue_when_full": True}
 DEAR = replace(CLOUD, price=50.0)
@@ -136,7 +120,7 @@ DEAR = replace(CLOUD, price=50.0)
     ],
 )
 def test_a_drone_that_comes_late_is_supply_only_where_no_other_would_come_sooner(
-    kinds: list[DroneType], held: tuple[object, ...], given: dict[str, object]
+    kinds: list[model.DroneType], held: tuple[object, ...], given: dict[str, object]
 ) -> None:
     late = queued()
     tell(kinds, None, {"waiting": 1, "drones": [late], "remotes": [waits(late, *held)], **given})
@@ -196,7 +180,7 @@ def test_before_a_downtime_a_drone_is_given_what_is_left() -> None:
     assert start.walltime_s == 7200 - 300
     [batch] = batches(plan, {A100.key: A100}, snap.policy)
     [order] = batch.starts
-    assert isinstance(order, StartOrder)
+    assert isinstance(order, model.StartOrder)
     assert order.type == replace(A100, walltime_s=6900.0)
 
 
@@ -210,11 +194,6 @@ def test_an_order_says_how_long_the_drone_may_be_on_its_way() -> None:
     assert [order.comes_within_s for order in batch.starts] == [3 * 86400.0 + 321.0]
 
 
-def test_one_far_away_changes_nothing() -> None:
-    [start] = plan_of(down_in(snapshot(classes=[jobs(waiting=1)], types=(A100,)), 3 * 86400)).starts
-    assert start.walltime_s == 0.0
-
-
 def test_a_long_job_gets_no_drone_that_the_downtime_would_cut_short() -> None:
     long = jobs(waiting=1, walltime_s=10800.0)
     plan = plan_of(down_in(snapshot(classes=[long], types=(A100,)), 7200))
@@ -224,24 +203,19 @@ def test_a_long_job_gets_no_drone_that_the_downtime_would_cut_short() -> None:
     assert started(elsewhere) == [CLOUD.key]
 
 
-def test_a_downtime_that_has_begun_is_the_sites_affair() -> None:
-    plan = plan_of(down_in(snapshot(classes=[jobs(waiting=1)], types=(A100,)), -60))
-    assert started(plan) == [A100.key]
-
-
 # --------------- Sites whose drones leave something behind that must be cleared away, and that grant us a quota: clouds
 
 
-VM = DroneType("cloud", "h100", 1000, 8, 20480, 0, vram_mib=81920, capability=90)
+VM = model.DroneType("cloud", "h100", 1000, 8, 20480, 0, vram_mib=81920, capability=90)
 MIG = replace(VM, name="mig", vram_mib=10240, price=0.2)
 
 
-def over(drone_id: str, **more: object) -> RemoteDrone:
-    return RemoteDrone(drone_id, RemoteState.STOPPED, "vm-1", reason="SHUTOFF", **more)
+def over(drone_id: str, **more: object) -> model.RemoteDrone:
+    return model.RemoteDrone(drone_id, model.RemoteState.STOPPED, "vm-1", reason="SHUTOFF", **more)
 
 
-def listed(*remotes: RemoteDrone) -> SiteView:
-    return SiteView("cloud", NOW, {remote.drone_id: remote for remote in remotes})
+def listed(*remotes: model.RemoteDrone) -> model.SiteView:
+    return model.SiteView("cloud", NOW, {remote.drone_id: remote for remote in remotes})
 
 
 # -------------------------------------------------------------------------------------------- what is over and not gone
@@ -258,21 +232,6 @@ def test_a_machine_that_is_over_counts_against_the_cap_and_is_no_supply() -> Non
     assert started(plan) == [VM.key], "one place is left under the cap, and the one that is over takes no job"
     assert reasons.LimitReached("max_drones", "cloud", 2, 2) in why(plan, "class:small")
     assert plan.stops == (), "its site clears it away by itself"
-
-
-def test_its_end_is_what_the_site_found_out_once_it_is_gone() -> None:
-    was = drone("kit-ab12-1", S.BUSY, VM)
-    policy = SitePolicy("cloud")
-    seen = observe(was, listed(over(was.id)), None, pool_fresh=True, policy=policy, doubted=False, now=NOW)
-    assert seen is not None and seen.drone.is_leaving
-    for end, state in (
-        (RemoteEnd(EndKind.EXITED, NOW, 0), S.DONE),
-        (RemoteEnd(EndKind.EXITED, NOW, 71, "no GPU"), S.FAILED),
-        (RemoteEnd(EndKind.PREEMPTED, NOW, None, "suspended by its owner"), S.PREEMPTED),
-    ):
-        gone = RemoteDrone(was.id, RemoteState.ENDED, "vm-1", end=end)
-        ended = observe(seen.drone, listed(gone), None, pool_fresh=True, policy=policy, doubted=False, now=NOW)
-        assert ended is not None and ended.drone.state is state
 
 
 def test_one_that_is_not_cleared_away_is_asked_for_and_at_last_without_notice() -> None:
@@ -308,54 +267,54 @@ def test_many_that_end_at_once_are_no_outage() -> None:
 # ---------------------------------------------------------------------------------------------------- never to start
 
 
-def probed(fault: FaultKind, *, since: float = NOW - 60) -> Breaker:
-    met = Fault(fault, "kit-ab12-1 waits: it failed after all", since, of_order=True, accepted=True)
-    return Breaker("cloud/h100", BreakerState.PROBING, since, 2, 0.0, met)
+def probed(fault: model.FaultKind, *, since: float = NOW - 60) -> model.Breaker:
+    met = model.Fault(fault, "kit-ab12-1 waits: it failed after all", since, of_order=True, accepted=True)
+    return model.Breaker("cloud/h100", model.BreakerState.PROBING, since, 2, 0.0, met)
 
 
 def test_a_cloud_that_accepts_the_probe_has_shown_nothing_yet() -> None:
     """202 is its answer to everything: only a machine that runs shows that there is room again."""
-    breaker = probed(FaultKind.CAPACITY)
-    accepted = OrderResult(DroneId("kit-ab12-2"), OrderOutcome.OK, "vm-2")
+    breaker = probed(model.FaultKind.CAPACITY)
+    accepted = model.OrderResult(model.DroneId("kit-ab12-2"), model.OrderOutcome.OK, "vm-2")
     assert (
         update_by_order_results({breaker.scope: breaker}, "cloud", {accepted.drone_id: VM.key}, [accepted], NOW) == []
     )
     was = drone("kit-ab12-2", S.SUBMITTED, VM, age_s=5)
-    waits = RemoteDrone(was.id, RemoteState.PENDING, "vm-2", reason="BUILD")
+    waits = model.RemoteDrone(was.id, model.RemoteState.PENDING, "vm-2", reason="BUILD")
     snap = snapshot(classes=[jobs(waiting=9)], types=(VM,), drones=[was], remotes=[waits], breakers=[breaker])
     plan = plan_of(snap)
     assert (plan.starts, plan.breakers) == ((), ()), "one is tried"
-    failed = replace(waits, reason="No valid host", blocked=FaultKind.CAPACITY, final=True)
+    failed = replace(waits, reason="No valid host", blocked=model.FaultKind.CAPACITY, final=True)
     [again] = plan_of(
         snapshot(classes=[jobs(waiting=9)], types=(VM,), drones=[was], remotes=[failed], breakers=[breaker])
     ).breakers
-    assert (again.state, again.failures) == (BreakerState.BANNED, 3), "and each time for longer"
-    runs = RemoteDrone(was.id, RemoteState.RUNNING, "vm-2", started_at=NOW)
+    assert (again.state, again.failures) == (model.BreakerState.BANNED, 3), "and each time for longer"
+    runs = model.RemoteDrone(was.id, model.RemoteState.RUNNING, "vm-2", started_at=NOW)
     plan = plan_for(waiting=9, types=(VM,), drones=[was], remotes=[runs], breakers=[breaker])
-    assert [b.state for b in plan.breakers] == [BreakerState.ACTIVE] and started(plan)
+    assert [b.state for b in plan.breakers] == [model.BreakerState.ACTIVE] and started(plan)
 
 
-@pytest.mark.parametrize("fault", [FaultKind.CAPACITY, FaultKind.QUOTA])
-def test_one_of_the_same_batch_that_starts_later_shows_no_room_for_more(fault: FaultKind) -> None:
-    met = Fault(fault, "kit-ab12-1 waits: quota exceeded", NOW - 5, of_order=True, accepted=True)
-    breaker = Breaker("cloud/h100", BreakerState.BANNED, NOW - 5, 2, NOW + 100, met)
+@pytest.mark.parametrize("fault", [model.FaultKind.CAPACITY, model.FaultKind.QUOTA])
+def test_one_of_the_same_batch_that_starts_later_shows_no_room_for_more(fault: model.FaultKind) -> None:
+    met = model.Fault(fault, "kit-ab12-1 waits: quota exceeded", NOW - 5, of_order=True, accepted=True)
+    breaker = model.Breaker("cloud/h100", model.BreakerState.BANNED, NOW - 5, 2, NOW + 100, met)
     for age_s, cured in ((30.0, False), (2.0, True)):
         was = drone("kit-ab12-2", S.QUEUED, VM, age_s=age_s)
-        runs = RemoteDrone(was.id, RemoteState.RUNNING, "vm-2", started_at=NOW - 1)
+        runs = model.RemoteDrone(was.id, model.RemoteState.RUNNING, "vm-2", started_at=NOW - 1)
         snap = snapshot(classes=[jobs(waiting=9)], types=(VM,), drones=[was], remotes=[runs], breakers=[breaker])
         plan = plan_of(snap)
         assert bool(started(plan)) is bool(plan.breakers) is cured
 
 
 def test_machines_that_fail_as_they_boot_are_cured_by_one_in_the_pool() -> None:
-    breaker = probed(FaultKind.NODE)
+    breaker = probed(model.FaultKind.NODE)
     was = drone("kit-ab12-2", S.SUBMITTED, VM, age_s=5)
-    runs = RemoteDrone(was.id, RemoteState.RUNNING, "vm-2", started_at=NOW)
+    runs = model.RemoteDrone(was.id, model.RemoteState.RUNNING, "vm-2", started_at=NOW)
     plan = plan_for(types=(VM,), drones=[was], remotes=[runs], breakers=[breaker])
     assert plan.breakers == (), "it boots, as the others did"
     slot = slot_of(drone("kit-ab12-2", S.IDLE, VM), VM)
     plan = plan_for(types=(VM,), drones=[was], remotes=[runs], slots=[slot], breakers=[breaker])
-    assert [b.state for b in plan.breakers] == [BreakerState.ACTIVE]
+    assert [b.state for b in plan.breakers] == [model.BreakerState.ACTIVE]
 
 
 # ------------------------------------------------------------------------------------------------------------- quota
