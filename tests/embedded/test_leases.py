@@ -203,11 +203,21 @@ async def test_shares_of_a_gpu_add_up_exactly(path: Path, tmp_path: Path, drones
     assert queue.counts(path)[JobState.DONE] == 10
 
 
-def test_a_drone_takes_no_jobs_of_users_whom_it_avoids(path: Path) -> None:
-    for owner in ("ann", "an", "ben", ""):
-        queue.submit(path, ["true"], owner=owner)
+@pytest.mark.parametrize(
+    ("requests", "offer", "taken"),
+    [
+        ([{"owner": owner} for owner in ("ann", "an", "ben", "")], {"avoids": "ann,ben"}, [2, 4]),
+        ([{"gpus": gpus} for gpus in ("0.6", "0.5", 1, 3, 0)], {"share_milli": 500}, [2, 3]),
+    ],
+    ids=["avoided users", "GPUs"],
+)
+def test_a_drone_takes_only_what_it_offers(
+    path: Path, requests: list[dict[str, str]], offer: queue.Offer, taken: list[int]
+) -> None:
+    for request in requests:
+        queue.submit(path, ["true"], **request)  # type: ignore[arg-type]
     with contextlib.closing(queue.connect(path)) as connection:
-        taken = []
-        while claim := queue.take(connection, {**OFFER, "avoids": "ann,ben"}, "one", queue.lease_clock() + 60):
-            taken.append(claim.id)
-        assert taken == [2, 4]
+        found = []
+        while claim := queue.take(connection, {**OFFER, **offer}, "one", queue.lease_clock() + 60):
+            found.append(claim.id)
+    assert found == taken
