@@ -12,18 +12,11 @@ import pytest
 
 from adapters.local import LocalSite
 from provisioner.adapter_tests import eventually
+from provisioner.drone import environment
 from provisioner.interfaces import UnavailableError
-from provisioner.model import (
-    Bootstrap,
-    EndKind,
-    FaultKind,
-    OrderOutcome,
-    RemoteEnd,
-    StartOrder,
-    StopOrder,
-)
+from provisioner.model import Bootstrap, DroneId, EndKind, FaultKind, OrderOutcome, RemoteEnd, StartOrder, StopOrder
 from tests.local.conftest import MakeSite
-from tests.local.drones import CPU, HERE, SMALL, config, tagged
+from tests.local.drones import CPU, HERE, LIVING, SMALL, config, tagged
 
 Order = Callable[..., StartOrder]
 PRETENDED = [{"count": 8, "vram": "40 GiB", "capability": 8.0, "simulate": 4}]
@@ -76,19 +69,8 @@ async def test_a_drone_knows_what_it_is_and_nothing_of_the_controllers_secrets(
     directory = root / order(1).drone_id / "drone"
     seen = dict(line.partition("=")[::2] for line in (directory / "seen").read_text().splitlines())
     expected = {
+        **environment(order(1)),
         "PROVISIONER_DRONE_ID": order(1).drone_id,
-        "DRONE_ID": order(1).drone_id,
-        "DRONE_SITE": HERE,
-        "DRONE_TYPE": "small",
-        "DRONE_GPUS": "1",
-        "DRONE_GPU_MILLI": "1000",
-        "DRONE_CPUS": "2",
-        "DRONE_MEMORY_MIB": "1024",
-        "DRONE_DISK_MIB": "10",
-        "DRONE_VRAM_MIB": "40960",
-        "DRONE_IDLE_S": "600",
-        "DRONE_GRACE_S": "1",
-        "DRONE_WALLTIME_S": "0",
         "DRONE_DIR": str(directory),
         "CUDA_VISIBLE_DEVICES": "0",
         "DRONE_GPU_SIMULATE": "4,8",
@@ -137,10 +119,7 @@ async def test_two_controllers_share_one_host_without_giving_anything_twice(root
         return LocalSite(HERE, config(root), [SMALL], name)
 
     def orders(name: str) -> list[StartOrder]:
-        return [
-            StartOrder(f"{name}-abcd-{n}", SMALL, 600.0, 1.0, Bootstrap(b"#!/bin/sh\nexec sleep 1000\n"))  # type: ignore[arg-type]
-            for n in range(4)
-        ]
+        return [StartOrder(DroneId(f"{name}-abcd-{n}"), SMALL, 600.0, 1.0, LIVING) for n in range(4)]
 
     one, two = site(controller), site(f"{controller}-b")
     first, second = await asyncio.gather(one.start(orders(controller)), two.start(orders(f"{controller}-b")))
