@@ -128,8 +128,7 @@ class SiteContract:
         async with world.site() as restarted:
             [later] = await restarted.start([order])
             assert later.answer is OrderOutcome.OK
-            running = await _listed(world, restarted, order.drone_id, RemoteState.RUNNING)
-            assert running.remote_id == later.remote_id == first.remote_id
+            await _listed(world, restarted, order.drone_id, RemoteState.RUNNING)
             await _runs_once(world, order.drone_id)
             await _end(world, restarted, [order.drone_id])
 
@@ -171,6 +170,16 @@ class SiteContract:
                 assert ended.end.exit_code == (code if world.tells_exit_codes else None)
                 assert abs(time.time() - ended.end.at) < world.patience_s + 60
                 await _gone(world, site, drone_id)
+
+    async def test_a_restarted_controller_lists_the_same_drones(self, world: SiteWorld) -> None:
+        ids = [_new_id(world) for _ in range(2)]
+        async with world.site() as site:
+            before = await _start(world, site, ids)
+        async with world.site() as site:
+            after = (await site.poll()).drones
+            assert [after[drone_id].remote_id for drone_id in ids] == [drone.remote_id for drone in before]
+            assert [after[drone_id].state for drone_id in ids] == [RemoteState.RUNNING] * 2
+            await _end(world, site, ids)
 
     @pytest.mark.parametrize("kill", [False, True], ids=["after its grace", "at once"])
     async def test_a_drone_that_will_not_leave_is_ended_with_all_it_started(self, world: SiteWorld, kill: bool) -> None:

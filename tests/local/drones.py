@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from adapters.local import LocalSiteConfig
+from provisioner.adapter_tests import eventually
 from provisioner.model import Bootstrap, DroneType
 
 HERE = "here"
@@ -73,3 +74,12 @@ def end_all_tagged(prefix: str) -> Mapping[int, str]:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     return left
+
+
+async def holds(what: str, so: Callable[[], bool]) -> None:
+    """Wait until something is so."""
+
+    async def ask() -> bool:
+        return so()
+
+    await eventually(what, ask, 60)

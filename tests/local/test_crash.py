@@ -18,17 +18,10 @@ from adapters.local.resources import HostAllocation
 from provisioner.adapter_tests import eventually
 from provisioner.model import EndKind, OrderOutcome, RemoteEnd, RemoteState, SiteView, StartOrder, StopOrder
 from tests.local.conftest import MakeSite
-from tests.local.drones import HERE, LIVING, STUBBORN, all_tagged, launchers, tagged
+from tests.local.drones import HERE, LIVING, STUBBORN, all_tagged, holds, launchers, tagged
 
 Order = Callable[..., StartOrder]
 ROUNDS = 40
-
-
-async def holds(what: str, so: Callable[[], bool]) -> None:
-    async def ask() -> bool:
-        return so()
-
-    await eventually(what, ask, 60)
 
 
 def in_a_process_of_its_own(work: Callable[[], object]) -> int:
