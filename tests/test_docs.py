@@ -13,8 +13,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,17 +81,6 @@ def test_every_page_can_be_reached_from_the_index() -> None:
 # ---------------------------------------------------------------------------------------------------------- commands
 
 
-@dataclass(frozen=True)
-class Mention:
-    """A command as a document writes it."""
-
-    page: str
-    words: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return f"{self.page}: {' '.join(self.words)}"
-
-
 def shell_lines(page: Path) -> Iterator[str]:
     for kind in ("console", "sh"):
         for body in blocks(page, kind):
@@ -101,7 +89,7 @@ def shell_lines(page: Path) -> Iterator[str]:
                     yield line.removeprefix("$ ")
 
 
-def mentions(page: Path) -> Iterator[Mention]:
+def mentions(page: Path) -> Iterator[list[str]]:
     """Every ``provisioner ...`` in shell blocks and in inline code."""
     inline = re.findall(r"`([^`\n]+)`", FENCE.sub("", page.read_text()))
     for line in [*shell_lines(page), *inline]:
@@ -113,7 +101,7 @@ def mentions(page: Path) -> Iterator[Mention]:
             if word.rpartition("/")[2] == "provisioner" and at + 1 < len(words) and "=" not in word:
                 if at and (words[at - 1].startswith("-") or not OTHER_TOOLS.isdisjoint(words[:at])):
                     continue  # the account, the unit or a file of that name
-                yield Mention(page_id(page), tuple(words[at:]))
+                yield words[at:]
                 break
 
 
@@ -128,9 +116,9 @@ def sub_command(command: Any, name: str) -> Any:
     return command.get_command(command.make_context("x", [], resilient_parsing=True), name)
 
 
-def unknown_in(mention: Mention, root: Any) -> str:
-    """The first word of a mention that does not exist, else nothing."""
-    command, words = root, iter(mention.words[1:])
+def unknown_in(mention: Sequence[str], root: Any) -> str:
+    """The first word of a command line that does not exist, else nothing."""
+    command, words = root, iter(mention[1:])
     for word in words:
         if word in {"...", "|", "||", ">", "&&", "--"}:
             break
@@ -151,44 +139,45 @@ def unknown_in(mention: Mention, root: Any) -> str:
     return ""
 
 
+def wrong_in(found: Iterable[Sequence[str]]) -> list[str]:
+    root = command_tree()
+    return [f"{' '.join(words)} ({bad})" for words in found if (bad := unknown_in(words, root))]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_every_command_and_option_exists(page: Path) -> None:
-    root = command_tree()
-    wrong = [f"{m} ({bad})" for m in mentions(page) if (bad := unknown_in(m, root))]
-    assert wrong == []
+    assert wrong_in(mentions(page)) == []
 
 
-def test_the_service_unit_runs_commands_that_exist() -> None:
+def test_the_service_unit_and_shipped_configurations_name_commands_that_exist() -> None:
+    """A header said `provisioner run PATH` when `run` took no path."""
     text = (ROOT / "packaging" / "systemd" / "provisioner.service").read_text()
     lines = [line.partition("=")[2] for line in text.splitlines() if line.startswith("Exec")]
     lines += re.findall(r"`(provisioner [^`]*)`", text)
-    found = [Mention("unit", tuple(shlex.split(line))) for line in lines if "provisioner " in line]
-    assert len(found) >= 3
-    root = command_tree()
-    assert [f"{m} ({bad})" for m in found if (bad := unknown_in(m, root))] == []
+    assert len(lines) >= 3
+    for path in sorted((ROOT / "site_configs").rglob("*.yaml")):
+        lines += re.findall(r"^# +(provisioner [^`\n]*)$", path.read_text(), re.MULTILINE)
+    assert wrong_in(shlex.split(line) for line in lines if "provisioner " in line) == []
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "site_configs").rglob("*.yaml")), ids=page_id)
-def test_comments_of_shipped_configurations_name_commands_that_exist(path: Path) -> None:
-    """A header said `provisioner run PATH` when `run` took no path."""
-    lines = re.findall(r"^# +(provisioner [^`\n]*)$", path.read_text(), re.MULTILINE)
-    root = command_tree()
-    assert [bad for line in lines if (bad := unknown_in(Mention("x", tuple(shlex.split(line))), root))] == []
-
-
-def test_the_check_would_notice() -> None:
-    root = command_tree()
-    assert unknown_in(Mention("x", ("provisioner", "stauts")), root) == "stauts"
-    assert unknown_in(Mention("x", ("provisioner", "status", "--no-such")), root) == "--no-such"
-    assert unknown_in(Mention("x", ("provisioner", "drones", "--site", "show", "shwo")), root) == "shwo"
-    assert unknown_in(Mention("x", ("provisioner", "drones", "--site", "x", "show", "ID")), root) == ""
-    assert unknown_in(Mention("x", ("provisioner", "version", "5")), root) == "5"
+@pytest.mark.parametrize(
+    ("line", "bad"),
+    [
+        ("stauts", "stauts"),
+        ("status --no-such", "--no-such"),
+        ("drones --site show shwo", "shwo"),
+        ("drones --site x show ID", ""),
+        ("version 5", "5"),
+    ],
+)
+def test_the_check_would_notice(line: str, bad: str) -> None:
+    assert unknown_in(["provisioner", *line.split()], command_tree()) == bad
 
 
 def test_every_verb_is_told_of_somewhere() -> None:
     """A verb that no document mentions is a verb that nobody finds."""
     root = command_tree()
-    told = {m.words[1] for page in PAGES for m in mentions(page) if len(m.words) > 1}
+    told = {words[1] for page in PAGES for words in mentions(page) if len(words) > 1}
     names = root.list_commands(root.make_context("x", [], resilient_parsing=True))
     assert [name for name in names if name not in told and not sub_command(root, name).hidden] == []
 
@@ -214,13 +203,9 @@ def examples(page: Path) -> list[tuple[str, int, str]]:
     """Lines to run, the exit code each must have, and the output it must have (empty: any)."""
     found: list[tuple[str, int, str]] = []
     for body in blocks(page, "console"):
-        for line in body.splitlines(keepends=True):
-            if line.startswith("$ "):
-                code = EXIT.search(line)
-                found.append((EXIT.sub("", line[2:]).strip(), int(code[1]) if code else 0, ""))
-            elif found:
-                command, exit_code, output = found[-1]
-                found[-1] = (command, exit_code, output + line)
+        for line, output in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", body, re.MULTILINE):
+            code = EXIT.search(line)
+            found.append((EXIT.sub("", line), int(code[1]) if code else 0, output))
     return found
 
 

@@ -26,6 +26,21 @@ def check(tmp_path: Path, name: str, **env: str) -> tuple[int, str]:
     return done.returncode, done.stdout.strip()
 
 
+def function_of_the_drone(name: str) -> str:
+    whole = script("condor_drone.sh").decode()
+    start = whole.index(f"\n{name}() {{")
+    return whole[start : whole.index("\n}\n", start) + 3]
+
+
+def fake(tmp_path: Path, tool: str, text: str) -> str:
+    """A PATH with a fake of a tool."""
+    file = tmp_path / "bin" / tool
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(f"#!/bin/sh\n{text}")
+    file.chmod(0o755)
+    return f"{file.parent}:{os.environ['PATH']}"
+
+
 def test_a_good_scratch_directory_passes_and_keeps_nothing(tmp_path: Path) -> None:
     code, said = check(tmp_path, "scratch_check.sh", DRONE_DISK_MIB="1")
     assert (code, "takes and executes files" in said) == (0, True), said
@@ -34,11 +49,7 @@ def test_a_good_scratch_directory_passes_and_keeps_nothing(tmp_path: Path) -> No
 
 def test_a_scratch_directory_that_is_not_there_or_too_small_fails(tmp_path: Path) -> None:
     """A drone on a full or read-only scratch directory put one job after the other on hold."""
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    (tools / "df").write_text("#!/bin/sh\necho Filesystem Blocks\necho none 2048 1024 1024 50% /\n")
-    (tools / "df").chmod(0o755)
-    path = f"{tools}:{os.environ['PATH']}"
+    path = fake(tmp_path, "df", "echo Filesystem Blocks\necho none 2048 1024 1024 50% /\n")
     code, said = check(tmp_path, "scratch_check.sh", DRONE_DISK_MIB="40960", PATH=path)
     assert (code, said) == (1, f"1 MiB free in {tmp_path}/condor: at least 1024 MiB are needed")
     (tmp_path / "condor/execute/dir_1").mkdir(parents=True)
@@ -49,11 +60,7 @@ def test_a_scratch_directory_that_is_not_there_or_too_small_fails(tmp_path: Path
 
 def test_a_scratch_directory_whose_files_cannot_be_executed_fails(tmp_path: Path) -> None:
     """As on a file system that is mounted noexec."""
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    (tools / "chmod").write_text("#!/bin/sh\n")
-    (tools / "chmod").chmod(0o755)
-    code, said = check(tmp_path, "scratch_check.sh", DRONE_DISK_MIB="1", PATH=f"{tools}:{os.environ['PATH']}")
+    code, said = check(tmp_path, "scratch_check.sh", DRONE_DISK_MIB="1", PATH=fake(tmp_path, "chmod", ""))
     assert (code, "cannot execute a file" in said) == (1, True), said
 
 
@@ -72,12 +79,6 @@ def test_a_collector_whose_name_has_no_address_fails(tmp_path: Path, collector: 
     assert check(tmp_path, "names_check.sh", DRONE_COLLECTOR=collector)[0] == code
 
 
-def test_a_name_service_that_fails_later_ends_no_drone(tmp_path: Path) -> None:
-    (tmp_path / "condor").mkdir()
-    (tmp_path / "condor/clock").write_text("0\n")
-    assert check(tmp_path, "names_check.sh", DRONE_COLLECTOR="no-such-host.invalid:9618")[0] == 77
-
-
 @pytest.mark.parametrize(
     ("ahead", "code", "words"),
     [
@@ -89,14 +90,11 @@ def test_a_name_service_that_fails_later_ends_no_drone(tmp_path: Path) -> None:
     ],
 )
 def test_a_clock_far_from_the_collectors_fails(tmp_path: Path, ahead: str, code: int, words: str) -> None:
-    (tmp_path / "condor").mkdir()
+    assert check(tmp_path, "clock_check.sh") == (77, "not in the pool yet")
     (tmp_path / "condor/clock").write_text(f"{ahead}\n")
     found, said = check(tmp_path, "clock_check.sh")
     assert (found, words in said) == (code, True), said
-
-
-def test_the_clock_is_not_judged_before_the_pool_lists_the_drone(tmp_path: Path) -> None:
-    assert check(tmp_path, "clock_check.sh") == (77, "not in the pool yet")
+    assert check(tmp_path, "names_check.sh", DRONE_COLLECTOR="no-such-host.invalid:9618")[0] == 77, "it has joined"
 
 
 def test_every_drone_runs_them() -> None:
@@ -108,11 +106,7 @@ def test_every_drone_runs_them() -> None:
 
 HEARS = """
 D=$PWD now=100 began=0 master=0 joined='' placed_at='' asking=yes
-say() { :; }
-leave() { :; }
-kill() { :; }
-renew_sessions() { :; }
-remove_token() { :; }
+say() { :; }; leave() { :; }; kill() { :; }; renew_sessions() { :; }; remove_token() { :; }
 hear_pool
 echo "joined=$joined clock=$(cat clock 2>/dev/null)"
 """
@@ -137,15 +131,12 @@ def test_a_drone_believes_only_numbers_of_the_ads_that_the_pool_lists(
     the tool ended the drone or counted as its slot."""
     if shutil.which(shell) is None:
         pytest.skip(f"no {shell} on this host")
-    whole = script("condor_drone.sh").decode()
-    start = whole.index("\nhear_pool() {")
-    function = whole[start : whole.index("\n}\n", start) + 3]
     (tmp_path / "etc/config.d").mkdir(parents=True)
     (tmp_path / "etc/config.d/10-ready").touch()
     (tmp_path / "listed").write_text("0\n")
     (tmp_path / "listed.out").write_text(listed)
     ran = subprocess.run(
-        [shell, "-uc", function + HEARS],
+        [shell, "-uc", function_of_the_drone("hear_pool") + HEARS],
         cwd=tmp_path,
         env={"PATH": os.environ["PATH"], "DRONE_FRESH_S": "300"},
         text=True,
@@ -169,12 +160,9 @@ def test_a_drone_with_a_token_of_its_own_believes_no_ad_that_another_drone_has_s
     """An ad about it that another drone's token had sent set its clock, or kept it from noticing that its own had gone:
     a drone whose clock is hours off ends itself. So does one that does not find its own ad."""
     classad2 = pytest.importorskip("classad2", reason="the bindings evaluate the constraint")
-    whole = script("condor_drone.sh").decode()
-    start = whole.index("\nask_pool() {")
-    function = whole[start : whole.index("\n}\n", start) + 3]
     asks = 'D=$PWD now=100 placed_at="" prefix=/usr\nas_drone() { for word; do echo "$word"; done; }\nask_pool\nwait\n'
     subprocess.run(
-        ["sh", "-uc", function + asks],
+        ["sh", "-uc", function_of_the_drone("ask_pool") + asks],
         cwd=tmp_path,
         env={"PATH": os.environ["PATH"], "DRONE_FRESH_S": "300", "DRONE_ID": "kit-1", "DRONE_IDENTITY": identity},
         check=True,

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from benchmarks.mutants import PARTS, ROOT, SLOW, Copy, Touched, _files, _meaning, _nearest_first, drawn, modules_of
+from benchmarks.mutants import PARTS, ROOT, Copy, Touched, _meaning, drawn, modules_of
 
 
 def test_each_module_of_planner_controller_and_store_is_in_one_part() -> None:
@@ -22,20 +18,6 @@ def test_each_module_of_planner_controller_and_store_is_in_one_part() -> None:
             assert module.name == "__init__.py" or str(module.relative_to(ROOT)) in count
     for part in PARTS.values():
         assert all((ROOT / "provisioner" / each.lstrip("!")).exists() for each in part.modules if "*" not in each)
-
-
-def test_annotations_mean_nothing() -> None:
-    assert _meaning("def f(a: int | None) -> int: ...") == _meaning("def f(a: int + None) -> str: ...")
-    assert _meaning("a: int | None = 1") == _meaning("a: int * None = 1") != _meaning("a: int | None = 2")
-
-
-def test_the_tests_of_a_module_run_first_long_ones_last_and_slow_ones_never() -> None:
-    files = _files(ROOT, ("tests/planner", "tests/config"))
-    assert not SLOW & {file.rpartition("/")[2] for file in files}
-    assert {file.rpartition("/")[0] for file in files} == {"tests/planner", "tests/config"}
-    assert _nearest_first(ROOT, dict.fromkeys(files, 0.1), "config/units.py")[0] == "tests/config/test_units.py"
-    long = dict.fromkeys(files, 0.1) | {"tests/config/test_units.py": 3.0}
-    assert _nearest_first(ROOT, long, "config/units.py")[-1] == "tests/config/test_units.py"
 
 
 @pytest.mark.parametrize(
@@ -85,24 +67,3 @@ def test_a_mistake_that_no_test_sees_survives(tmp_path: Path, monkeypatch: pytes
     assert [copy.outcome("sums.py", each, tests, 60.0) for each in texts] == ["survived", "killed", "survived"]
     assert copy.outcome("sums.py", "while True: ...\n", tests, 5.0) == "timeout"
     assert (copy.place / "provisioner" / "sums.py").read_text() == sound
-
-
-def test_it_is_written_down_which_tests_run_a_line(tmp_path: Path) -> None:
-    pytest.importorskip("coverage", reason="only with the extra `mutants`")
-    (tmp_path / "provisioner").mkdir()
-    (tmp_path / "provisioner" / "sums.py").write_text("def twice(n):\n    return 2 * n\n\ndef one():\n    return 1\n")
-    (tmp_path / "provisioner" / "__init__.py").touch()
-    (tmp_path / "test_sums.py").write_text(
-        "import pytest\nfrom provisioner.sums import one, twice\n"
-        "@pytest.fixture\ndef n(): return one()\n"
-        "@pytest.mark.parametrize('m', [2, 3])\ndef test_twice(n, m): assert twice(m) == 2 * m\n"
-        "def test_none(): pass\n"
-    )
-    (tmp_path / "pytest.ini").touch()
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "benchmarks.touched", "--touched", "touched.json"]
-    env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    subprocess.run([*command, "test_sums.py"], cwd=tmp_path, env=env, check=True, timeout=100)
-    touched = json.loads((tmp_path / "touched.json").read_text())
-    assert set(touched["seconds"]) == {"test_sums.py::test_twice", "test_sums.py::test_none"}
-    lines = touched["lines"]["sums.py"]
-    assert lines["1"] == [""] and lines["2"] == ["test_sums.py::test_twice"] and lines["5"] == ["test_sums.py"]

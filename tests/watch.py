@@ -9,11 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 POLL_INTERVAL_S = 0.5
-FOLDERS = {
-    "adapters/htcondor/overlay": "tests/htcondor_overlay",
-    "adapters/htcondor/site": "tests/htcondor_site",
-    "adapters/shared": "tests/shared_commands",
-}
+FOLDERS = {"overlay": "htcondor_overlay", "site": "htcondor_site", "shared": "shared_commands"}
 """Tests of packages that are not named like them."""
 
 
@@ -25,14 +21,11 @@ def changed_at() -> dict[Path, float]:
 
 def tests_of(path: Path) -> Path:
     """Return the test file or folder to run after ``path`` changed."""
-    name = str(path.relative_to(ROOT))
-    if name.startswith("tests/"):
+    top, *folders = path.relative_to(ROOT).parent.parts
+    if top == "tests":
         return path if path.name.startswith("test_") else path.parent
-    for package, tests in FOLDERS.items():
-        if name.startswith(package + "/"):
-            return ROOT / tests
-    found = ROOT / "tests" / path.relative_to(ROOT).parts[1]
-    return found if found.is_dir() else ROOT / "tests" / "planner"
+    found = [ROOT / "tests" / FOLDERS.get(folder, folder) for folder in reversed(folders)]
+    return next((folder for folder in found if folder.is_dir()), ROOT / "tests" / "planner")
 
 
 def main() -> None:
@@ -42,13 +35,11 @@ def main() -> None:
     while True:
         time.sleep(POLL_INTERVAL_S)
         now = changed_at()
-        changed = [path for path in now if now[path] != before.get(path)]
+        targets = sorted({str(tests_of(path)) for path in now if now[path] != before.get(path)})
         before = now
-        if not changed:
-            continue
-        targets = sorted({str(tests_of(path)) for path in changed})
-        words = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not live and not slow", *targets]
-        subprocess.run(words, cwd=ROOT, check=False)
+        if targets:
+            words = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not live and not slow", *targets]
+            subprocess.run(words, cwd=ROOT, check=False)
 
 
 if __name__ == "__main__":

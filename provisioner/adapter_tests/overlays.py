@@ -18,7 +18,6 @@ from provisioner.model import (
     DroneType,
     JobClass,
     OrderOutcome,
-    OverlayView,
     Slot,
     SlotState,
     StartOrder,
@@ -170,8 +169,7 @@ class OverlayContract:
         async with world.overlay() as overlay:
             await _waiting(world, overlay, 2)
             async with world.broken():
-                # an empty pool would be a lie
-                assert isinstance(await outcome(overlay.poll([world.kind])), AdapterError)
+                assert isinstance(await outcome(overlay.poll([world.kind])), AdapterError)  # an empty pool is a lie
             await _waiting(world, overlay, 2)
 
     async def test_a_drain_that_does_not_reach_the_pool_is_not_done(self, world: OverlayWorld) -> None:
@@ -236,5 +234,4 @@ async def _unslotted(world: OverlayWorld, overlay: Overlay, drone_id: DroneId) -
 
 
 async def _slots(world: OverlayWorld, overlay: Overlay) -> Sequence[Slot]:
-    view: OverlayView = await overlay.poll([world.kind])
-    return view.slots
+    return (await overlay.poll([world.kind])).slots

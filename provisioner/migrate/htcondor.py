@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from string import Template
 
 from provisioner.config.units import parse_addresses
@@ -84,29 +83,6 @@ def filled(value: str, numbers: Mapping[str, str]) -> tuple[str, str]:
         return value, "$"
 
 
-_WORD = re.compile(r"(?:[^\s']|'(?:[^']|'')*')+")
-_QUOTED = re.compile(r"'((?:[^']|'')*)'")
-_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
-RESERVED_VARIABLES = re.compile(r"PROVISIONER_.*|DRONE_.*|_?CONDOR_.*|CUDA_VISIBLE_DEVICES", re.IGNORECASE)
-"""Variables that our site sets."""
-
-
-def variables(value: str) -> Iterator[tuple[str, str]]:
-    """Yield name and value of each variable, in both syntaxes of HTCondor: ``"A=1 B='x y'"`` and ``A=1;B=2``.
-
-    The name is empty for text that is not a variable.
-    """
-    text = value.strip()
-    if len(text) > 1 and text[0] == text[-1] == '"':
-        quoted = _WORD.findall(text[1:-1].replace('""', '"'))
-        words = [_QUOTED.sub(lambda found: found[1].replace("''", "'"), word) for word in quoted]
-    else:
-        words = [part.strip() for part in text.split(";") if part.strip()]
-    for word in words:
-        name, given, rest = word.partition("=")
-        yield (name, rest) if given and _VARIABLE_NAME.fullmatch(name) else ("", word)
-
-
 ReadFile = Callable[[str], str | None]
 """Returns the text of a file that the configuration names; None if it cannot be read."""
 
@@ -138,14 +114,17 @@ _RESERVED_BY_REASON = {
 }
 RESERVED = {name: reason for reason, names in _RESERVED_BY_REASON.items() for name in names.split()}
 """Submit commands and attributes, in lower case, that our site sets, with the reason why they are not imported."""
-_IN_EVERY_TEMPLATE = re.compile(
-    "queue|request_(cpus|memory|disk|gpus)|gpus_minimum_memory|log|output|error|environment|arguments"
-)
+_IN_EVERY_TEMPLATE = re.compile("queue|request_(cpus|memory|disk|gpus)|gpus_minimum_memory|log|output|error|arguments")
 """Commands of these that every template of TARDIS has, so that nothing is lost."""
 _PILOT_SCRIPT = (
     "TARDIS starts your pilot script; here our drone script runs and starts HTCondor itself. What yours prepares (a"
     " container, mounts, a proxy) must be on the node already, or in `overlay.options.drone_config`"
 )
+_CHANGED = {
+    **dict.fromkeys(("executable", "cmd"), _PILOT_SCRIPT),
+    **dict.fromkeys(("environment", "env"), _OWN_ENVIRONMENT),
+    "transfer_input_files": "drones take along what they need themselves; see `executable`",
+}
 _POLICY_REMARKS = (
     "blocking:                       # what each free GPU keeps for the drone that will take it",
     '  - {nodes: ["*"], cpus: 8, memory: 20 GiB}',
@@ -160,43 +139,39 @@ _OWNER_REMARKS = (
 
 
 class HTCondorOptionsImport(OptionsImport):
-    """Import of one HTCondor site: its types are read one by one, then their sizes, then the options are written."""
+    """Import of one HTCondor site."""
 
-    per_type_only = frozenset({("requirements",)})
+    remarks = _POLICY_REMARKS
 
     def __init__(self, section: KeyReader, file: str, name: str, read_file: ReadFile) -> None:
         super().__init__(section, file, name)
         self.read_file = read_file
         self.places: dict[str, str] = {}
         """``collector`` and ``schedd`` from ``SubmitOptions``."""
-        self.templates: list[tuple[MachineType, ImportReport, list[SubmitCommand]]] = []
-        self.requirements: dict[str, str] = {}
-        self.env: dict[str, str] = {}
 
     def machine(self, machine: MachineType, given: KeyReader) -> None:
         """Read the configuration and the template of one type, with its GPUs."""
-        self.types[machine.ours] = {}
-        self._submit_options(machine, given.below("SubmitOptions"))
-        setting, at = given.take("jdl"), f"{self.ours}.types.{machine.ours}.requirements"
+        setting, submit_options = given.take("jdl"), given.below("SubmitOptions")
         given.drop_rest("TARDIS's HTCondor adapter has no such option")
         file = setting.text if setting is not None else None
         text = self.read_file(file) if file else None
-        if not file:
-            self.requirements[machine.ours] = placeholder("requirements of this type, or remove the line")
-            remedy = "write what the site wants of its jobs, such as an accounting group under `submit`"
-            given.needed("jdl", at, f"no submit template: {remedy}")
-        elif text is None:
-            self.requirements[machine.ours] = placeholder(f"requirements of {file}, or remove the line")
-            remedy = (
-                "put it beside the configuration and import again, or write its requirements here and its accounting "
-                "group and attributes under `submit`"
-            )
-            given.needed("jdl", at, f"{file} cannot be read here: {remedy}")
-        else:
+        if file and text is not None:
             found = commands(text)
             given.converted("jdl", self.ours, f"{len(found)} commands read, reported one by one")
-            self.templates.append((machine, ImportReport(file, self.notes.found), found))
             _read_gpus(machine, file, found)
+            for command in found:
+                self._command(machine, ImportReport(file, self.notes.found), command)
+        else:
+            of = file or "this type"
+            place = self.put(machine, placeholder(f"requirements of {of}, or remove the line"), "requirements")
+            problem = (
+                f"{file} cannot be read here: put it beside the configuration and import again, or"
+                if file
+                else ("no submit template:")
+            )
+            remedy = "write its requirements here, and its accounting group and attributes under `submit`"
+            given.needed("jdl", place, f"{problem} {remedy}")
+        self._submit_options(machine, submit_options)
 
     def _submit_options(self, machine: MachineType, given: KeyReader) -> None:
         """Import options of ``condor_submit``."""
@@ -210,8 +185,8 @@ class HTCondorOptionsImport(OptionsImport):
                 case "spool":
                     given.converted(theirs, f"{self.ours}.spool", "the default here")
                 case "append" | "a" if "=" in text:
-                    added = [SubmitCommand(setting.line, one.name, one.value) for one in commands(text)]
-                    self.templates.append((machine, self.notes, added))
+                    for one in commands(text):
+                        self._command(machine, self.notes, SubmitCommand(setting.line, one.name, one.value))
                 case _:
                     given.dropped(theirs, f"`condor_submit -{theirs}` has no counterpart")
 
@@ -224,88 +199,44 @@ class HTCondorOptionsImport(OptionsImport):
             text = f"a site has one, {first}: make this type a site of its own"
             given.needed(theirs, f"{self.ours}.{name}", text)
 
-    # ------------------------------------------------------------------------------------------------------ template
-
     def _command(self, machine: MachineType, notes: ImportReport, command: SubmitCommand) -> None:
         line, name, bare = command.line, command.name, command.bare
         value, unknown = filled(command.value, machine.numbers)
-        at = f"{self.ours}.types.{machine.ours}.requirements"
-        no_value = f"`${unknown}` has no value here"
         if not name:
             notes.needed(line, command.value[:60], f"{self.ours}.submit", "no command with a value: write it there")
-        elif bare in ("executable", "cmd"):
-            notes.changed(line, name, "", _PILOT_SCRIPT)
-        elif bare == "transfer_input_files":
-            notes.changed(line, name, "", "drones take along what they need themselves; see `executable`")
-        elif bare in ("environment", "env"):
-            self._environment(machine, notes, command)
+        elif bare in _CHANGED:
+            notes.changed(line, name, "", _CHANGED[bare])
         elif _IN_EVERY_TEMPLATE.fullmatch(bare):
             notes.converted(line, name, "", f"the provisioner sets it itself ({RESERVED[bare]})")
         elif bare in RESERVED:
             notes.dropped(line, name, f"the provisioner sets it itself: {RESERVED[bare]}")
-        elif unknown and bare == "requirements":
-            self.requirements[machine.ours] = placeholder(f"requirements without ${unknown}, which has no value here")
-            notes.needed(line, name, at, f"{no_value}: write them without it")
         elif unknown in _TARDIS_VARIABLES:
-            notes.dropped(line, name, f"{no_value}: TARDIS fills it in for your pilot")
+            notes.dropped(line, name, f"`${unknown}` has no value here: TARDIS fills it in for your pilot")
         elif unknown:
-            mark = placeholder(f"{name} without ${unknown}, which has no value here")
-            report = partial(notes.needed, line, name, text=f"{no_value}: write the value, or remove the line")
-            self._submit(machine, command, mark, report)
+            place = self._put_command(
+                machine, command, placeholder(f"{name} without ${unknown}, which is not known here")
+            )
+            notes.needed(line, name, place, f"`${unknown}` has no value here: write the value, or remove the line")
         elif not value or not value.isprintable():
             notes.needed(line, name, f"{self.ours}.submit", "a value on one line is wanted: write it under `submit`")
-        elif bare == "requirements":
-            self.requirements[machine.ours] = value
-            notes.converted(line, name, at)
         else:
-            self._submit(machine, command, value, partial(notes.converted, line, name))
+            notes.converted(line, name, self._put_command(machine, command, value))
 
-    def _submit(self, machine: MachineType, command: SubmitCommand, value: str, report: Callable[[str], None]) -> None:
-        """Set a command under ``submit``, in the place of an earlier one of the same name."""
-        written = self.types[machine.ours]
-        for path in [path for path in written if _bare(path[-1]) == command.bare]:
-            del written[path]
-        self.add(machine, ("submit", command.name), QuotedText(value), report)
+    def _put_command(self, machine: MachineType, command: SubmitCommand, value: str) -> str:
+        """Write a command, in the place of an earlier one of the same name, and return its place in our files."""
+        if command.bare == "requirements":
+            return self.put(machine, value, "requirements")
+        written = self.types.setdefault(machine.ours, {}).setdefault("submit", {})
+        for earlier in [name for name in written if _bare(name) == command.bare]:
+            del written[earlier]
+        return self.put(machine, QuotedText(value), "submit", command.name)
 
-    def _environment(self, machine: MachineType, notes: ImportReport, command: SubmitCommand) -> None:
-        """Import variables into ``options.env`` of the site; of two values the first counts."""
-        line = command.line
-        text = Template(command.value).safe_substitute(machine.numbers | dict.fromkeys(_TARDIS_VARIABLES, ""))
-        if not text.replace('"', "").strip():
-            notes.converted(line, command.name, "", f"the provisioner sets it itself ({_OWN_ENVIRONMENT})")
-        for name, value in variables(text):
-            key, at = f"{command.name} {name}".strip(), f"{self.ours}.env.{name}"
-            if not name:
-                notes.dropped(line, key, f"`{value[:60]}` is no variable with a value")
-                continue
-            if RESERVED_VARIABLES.fullmatch(name):
-                notes.dropped(line, key, "the site sets this variable itself")
-                continue
-            is_filled = "$" not in value and value.isprintable()
-            written = value if is_filled else placeholder(f"{name} without macros")
-            if self.env.setdefault(name, written) != written:
-                notes.changed(line, key, at, f"variables are of the site, not of a type: {self.env[name]}")
-            elif is_filled:
-                notes.converted(line, key, at)
-            else:
-                notes.needed(line, key, at, "what fills it in is not here: write the value")
-
-    # ------------------------------------------------------------------------------------------------------- options
-
-    def remarks(self) -> tuple[str, ...]:
+    def site_options(self, block: YamlBlock) -> None:
         text = (
             "TARDIS knew neither what a free GPU keeps of its node nor whose jobs come first: both are in the file"
             " as remarks, see docs/how-to/topas.md"
         )
         self.section.changed("", f"{self.file}: blocking, owner, options.owner", text)
-        return _POLICY_REMARKS
-
-    def options(self) -> YamlBlock:
-        """Return everything under ``options``, after the templates' commands, which may refer to the sizes."""
-        for machine, notes, found in self.templates:
-            for command in found:
-                self._command(machine, notes, command)
-        block = YamlBlock()
         for name, value in self.places.items():
             block.put(name, value)
         if "collector" not in self.places:
@@ -322,15 +253,8 @@ class HTCondorOptionsImport(OptionsImport):
             self.section.changed("", f"{self.ours}.schedd", text)
         put_executor(self.section, block, self.ours)
         block.put("work_directory", f"../var/{self.name}", "what drones take along and leave, from this file")
-        for name, requirements in self.requirements.items():
-            self.types[name][("requirements",)] = requirements
-        self.put_types(block)
-        if self.env:
-            block.put("env", {name: QuotedText(value) for name, value in self.env.items()})
         for remark in _OWNER_REMARKS:
             block.remark(remark)
-        self.drop_rest("HTCondor")
-        return block
 
 
 _PORT = re.compile(r":\d{1,5}(\?|$)")

@@ -68,12 +68,17 @@ def machine_types(section: KeyReader, ours: str) -> list[MachineType]:
     return found
 
 
-def drone_type(
-    machine: MachineType, sizes: KeyReader, ours: str, *, decimal: bool, hidden_gpus: bool = False
-) -> YamlBlock:
+def template_numbers(sizes: KeyReader) -> dict[str, str]:
+    """Return the values that TARDIS substitutes in a submit template."""
+    settings = {"Cores": 1, "Memory": 1024, "Disk": 1024 * 1024}
+    found = {name: setting.number for name in settings if (setting := sizes.peek(name)) is not None}
+    return {name: f"{number * settings[name]:g}" for name, number in found.items() if number}
+
+
+def drone_type(machine: MachineType, sizes: KeyReader, ours: str, *, hidden_gpus: bool) -> YamlBlock:
     """Return the drone type of ``machine``, whose GPUs are known already.
 
-    ``decimal``: its sizes are in GB, not GiB. ``hidden_gpus``: TARDIS's configuration does not tell its GPUs.
+    ``hidden_gpus``: TARDIS's configuration does not tell its GPUs.
     """
     at = f"{ours}: types.{machine.ours}"
     block = YamlBlock()
@@ -83,15 +88,12 @@ def drone_type(
     machine.cores = sizes.put(
         block, "Cores", f"{at}.cpus", lambda value: value.whole(_MAX_CPUS), what=what, remedy=remedy
     )
-    if machine.cores is not None:
-        machine.numbers["Cores"] = str(machine.cores)
-    for theirs, key, factor in (("Memory", "memory", 1024), ("Disk", "disk", 1024 * 1024)):
+    for theirs, key in (("Memory", "memory"), ("Disk", "disk")):
         setting = sizes.take(theirs)
-        size_mib = _size_mib(setting, decimal=decimal)
-        if setting is not None and size_mib:
+        size_mib = _size_mib(setting)
+        if size_mib:
             block.put(key, format_size(size_mib))
             sizes.converted(theirs, f"{at}.{key}", f"{format_size(size_mib)} of each drone")
-            machine.numbers[theirs] = f"{(setting.number or 0) * factor:g}"
         else:
             block.put(key, placeholder(f"{key} of one drone, as 20 GiB"))
             sizes.needed(theirs, f"{at}.{key}", f"write it, as `{key}: 20 GiB`")
@@ -101,12 +103,12 @@ def drone_type(
     return block
 
 
-def _size_mib(setting: YamlValue | None, *, decimal: bool) -> int:
-    """Return GiB (or GB) in MiB, rounded up; 0 if it is not a valid number."""
+def _size_mib(setting: YamlValue | None) -> int:
+    """Return GiB in MiB, rounded up; 0 if it is not a valid number."""
     number = setting.number if setting is not None else None
     if number is None or number <= 0 or number > _MAX_SIZE_MIB / 1024:
         return 0
-    return max(math.ceil(number * 1e9 / 1024**2 if decimal else number * 1024), 1)
+    return max(math.ceil(number * 1024), 1)
 
 
 def _put_gpus(machine: MachineType, block: YamlBlock, sizes: KeyReader, at: str, *, hidden: bool) -> None:
@@ -153,11 +155,3 @@ def slurm_walltime_s(text: str) -> float | None:
         seconds += number * unit_s
         unit_s //= 60
     return float(seconds) or None
-
-
-def moab_walltime_s(text: str) -> float | None:
-    """Return Moab's ``walltime`` (seconds, or ``[[DD:]HH:]MM:SS``) in seconds; None for anything else, and for 0."""
-    if not re.fullmatch(r"\d{1,9}(:\d{1,9}){0,3}", text.strip()):
-        return None
-    numbers = reversed(text.strip().split(":"))
-    return float(sum(int(n) * unit_s for n, unit_s in zip(numbers, (1, 60, 3600, 86400), strict=False))) or None

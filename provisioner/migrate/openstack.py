@@ -1,10 +1,9 @@
-"""Options of an OpenStack site from TARDIS's OpenStack adapter: the login, and each type's request to Nova."""
+"""Options of an OpenStack site from TARDIS's OpenStack adapter."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import partial
 
 from provisioner.migrate.machine_types import MachineType
 from provisioner.migrate.report import KeyReader
@@ -19,9 +18,6 @@ _NOT_COPIED = "a secret: not copied"
 _SAFE_NAME = re.compile(r"[^\s/,][^/,\n]{0,254}")
 _CREDENTIAL_ID = re.compile(r"[A-Za-z0-9_.-]{1,255}")
 _URL_PARTS = re.compile(r"(https?://)(?:[^@\s]*@)?([^\s?#@]+)")
-_VOLUME_KEYS = {"uuid", "source_type", "destination_type", "boot_index"}
-_VOLUME_OPTIONS = {"volume_size", "volume_type", "delete_on_termination"}
-_MAX_NETWORKS, _MAX_GROUPS, _MAX_VOLUME_GIB = 8, 16, 1024**2
 _NOT_OF_DRONES = {
     "user_data": "ours is made: the drone starts HTCondor itself. What yours prepares (mounts, a proxy) has to be in"
     " the image, or in a script that `setup` names; see docs/how-to/openstack.md",
@@ -38,84 +34,40 @@ _NOT_OF_DRONES = {
 
 
 class OpenStackOptionsImport(OptionsImport):
-    """Import of one site, type by type."""
-
-    per_type_only = frozenset({("flavor",)})
+    """Import of one site: the login, and each type's request to Nova, whose keys TARDIS passes on."""
 
     def machine(self, machine: MachineType, given: KeyReader) -> None:
-        """Import the server request of one type; TARDIS passes its keys on to Nova."""
-        self._option(machine, given, "flavorRef", "flavor", "flavour, by name or id")
-        self._boot(machine, given)
-        networks = given.peek("networks")
-        if networks is not None and networks.text == "auto":
-            given.take("networks")
-            given.converted("networks", "", "as the cloud sees fit: so without it, too")
-        for theirs, name, what in (
-            ("networks", "networks", "[networks, by name or id]"),
-            ("security_groups", "security_groups", "[security groups, by name or id]"),
-            ("key_name", "key_pair", "key pair, by name"),
-            ("availability_zone", "availability_zone", "availability zone, by name"),
-            ("config_drive", "config_drive", "true, or false"),
-        ):
-            if given.peek(theirs) is not None:
-                self._option(machine, given, theirs, name, what)
+        """Import the server request of one type."""
+        for theirs, (name, what, read) in _SERVER_OPTIONS.items():
+            setting = given.take(theirs)
+            if setting is None and theirs not in _REQUIRED_SERVER_KEYS:
+                continue
+            if theirs == "networks" and setting is not None and setting.text == "auto":
+                given.converted(theirs, "", "as the cloud sees fit: so without it, too")
+                continue
+            value = read(setting) if setting is not None else None
+            place = self.put(machine, _blank(what) if value is None else value, name)
+            if value is None:
+                given.needed(theirs, place, _REQUIRED_SERVER_KEYS.get(theirs) or f"write it: {what}")
+            else:
+                text = "`provisioner check --live` compares it with the type, GPUs included" if name == "flavor" else ""
+                given.converted(theirs, place, text)
+        if given.take("block_device_mapping_v2") is not None:
+            text = (
+                "a server boots from its image, or from one volume that is made of it, and has no other: write"
+                " `boot_volume: {size: 40 GiB}`, or nothing if the flavour's disk will do"
+            )
+            given.needed("block_device_mapping_v2", f"{self.ours}.types.{machine.ours}.boot_volume", text)
         given.drop(_NOT_OF_DRONES)
         given.drop_rest("drones have no such request to Nova")
 
-    def _option(self, machine: MachineType, given: KeyReader, theirs: str, name: str, what: str) -> None:
-        setting = given.take(theirs)
-        value = _READERS[theirs](setting) if setting is not None else None
-        if value is not None:
-            text = "`provisioner check --live` compares it with the type, GPUs included" if name == "flavor" else ""
-            self.add(machine, (name,), value, partial(given.converted, theirs, text=text))
-        else:
-            remedy = "write the flavour that servers of this type have" if name == "flavor" else f"write it: {what}"
-            self.add(machine, (name,), _blank(what), partial(given.needed, theirs, text=remedy))
-
-    def _boot(self, machine: MachineType, given: KeyReader) -> None:
-        """Import the image, or the volume that is created from it."""
-        key = "block_device_mapping_v2"
-        disks = given.take(key)
-        volume = _boot_volume(disks) if disks is not None else None
-        if disks is None or volume is None:
-            if disks is not None:
-                text = (
-                    "a server boots from its image, or from one volume that is made of it, and has no other: write"
-                    " `boot_volume`, or nothing if the flavour's disk will do"
-                )
-                given.needed(key, f"{self.ours}.types.{machine.ours}.boot_volume", text)
-            self._option(machine, given, "imageRef", "image", "image, by name or id")
-            return
-        given.drop({"imageRef": "servers boot from a volume, which names its image itself"})
-        device = KeyReader(YamlValue(volume, disks.line), given.name(key), given.notes)
-        self._option(machine, device, "uuid", "image", "image, by name or id")
-        size, kind, deleted = (volume.get(name) for name in ("volume_size", "volume_type", "delete_on_termination"))
-        size_gib = size.whole(_MAX_VOLUME_GIB) if size is not None else None
-        if not size_gib:
-            report = partial(_report_size, given)
-        elif deleted is None or _switch(deleted) is not True:
-            report = partial(given.changed, key, text="it is deleted with its server; with TARDIS it stayed behind")
-        else:
-            report = partial(given.converted, key, text="a volume made from the image")
-        written = {"size": f"{size_gib} GiB" if size_gib else placeholder("size of the volume, as 40 GiB")}
-        if kind is not None and kind.text:
-            written["type"] = kind.text
-        self.add(machine, ("boot_volume",), written, report)
-
-    # ------------------------------------------------------------------------------------------------------- options
-
-    def options(self) -> YamlBlock:
-        """Return everything under ``options``."""
-        block = YamlBlock()
+    def site_options(self, block: YamlBlock) -> None:
         if any(self.section.peek(key) is not None for key in _CREDENTIAL_KEYS):
             self._credential(block)
         else:
             self._cloud(block)
-        self.put_types(block)
         if not self.types:
             block.put("types", {"unnamed": _blank("a drone type: flavor")})
-        self.drop_rest("OpenStack")
-        return block
 
     def _credential(self, block: YamlBlock) -> None:
         """Write ``auth``: the login in the site file itself, without the secret."""
@@ -129,47 +81,24 @@ class OpenStackOptionsImport(OptionsImport):
         remedy = f"Put it into a file that only the service can read, and name that: `{{file: {file}}}`"
         section.needed(key, f"{at}.{key}", f"{_NOT_COPIED}. {remedy}")
         block.put("auth", auth)
-        section.drop(
-            {
-                "password": f"{_NOT_COPIED}; the application credential is enough",
-                **dict.fromkeys(_PASSWORD_KEYS, "the application credential names user and project"),
-            }
-        )
+        section.drop({"password": f"{_NOT_COPIED}; the application credential is enough"})
+        section.drop(dict.fromkeys(_PASSWORD_KEYS, "the application credential names user and project"))
 
     def _cloud(self, block: YamlBlock) -> None:
-        """Write ``cloud``: an entry of a clouds.yaml, given as a comment without the password."""
-        auth = YamlBlock()
-        for name in ("auth_url", *_PASSWORD_KEYS):
-            setting = self.section.take(name)
-            value = (_url(setting) if name == "auth_url" else setting.text) if setting is not None else None
-            auth.put(name, value or "...")
-            if setting is not None:
-                text = f"copy it to clouds.yaml, entry `{self.name}`, from the remark under `options`"
-                self.section.dropped(name, text)
-        auth.put("password", "...")
+        """Write ``cloud``: an entry of a clouds.yaml, which is not made here."""
+        self.section.drop(dict.fromkeys(("auth_url", *_PASSWORD_KEYS), f"copy it to clouds.yaml, entry `{self.name}`"))
         self.section.take("password")
         text = (
-            f"{_NOT_COPIED}. Write a clouds.yaml that only the service can read, with the entry `{self.name}` as in the"
-            " remark under `options`, and the password; better with an application credential"
-            " (docs/how-to/openstack.md, step 1)"
+            f"{_NOT_COPIED}. Write a clouds.yaml that only the service can read, with the entry `{self.name}` and the"
+            " password; better with an application credential (docs/how-to/openstack.md, step 1)"
         )
         self.section.needed("password", f"{self.ours}.cloud", text)
-        block.put("cloud", self.name)
-        block.remark("Its entry, for a clouds.yaml that only the service can read (`clouds_file` names it):")
-        for line in YamlBlock({"clouds": {self.name: {"auth": auth}}}).lines:
-            block.remark(line)
-
-
-def _report_size(given: KeyReader, place: str) -> None:
-    given.needed("block_device_mapping_v2", f"{place}.size", "write how large the volume is, as `40 GiB`")
+        block.put("cloud", self.name, "an entry of clouds.yaml")
 
 
 def _blank(what: str) -> str:
     """Return a placeholder that cannot be a name: names contain no comma."""
     return placeholder(what if "," in what else f"{what}, ...")
-
-
-# ------------------------------------------------------------------------------------------------------------- reading
 
 
 def _name(setting: YamlValue) -> str | None:
@@ -198,45 +127,28 @@ def _switch(setting: YamlValue) -> bool | None:
     return {"true": True, "false": False}.get((setting.text or "").lower())
 
 
-def _names(setting: YamlValue, key: str, most: int) -> list[str] | None:
-    """Return the names of ``[{key: NAME}, ...]``; None if it contains anything else."""
-    found = [
-        _name(one.value[key]) if isinstance(one.value, dict) and not one.tag and set(one.value) == {key} else None
-        for one in setting.items
-    ]
-    names = [name for name in found if name is not None]
-    return names if 0 < len(found) == len(names) <= most else None
+def _names(key: str, most: int) -> Callable[[YamlValue], list[str] | None]:
+    """Return a reader of the names of ``[{key: NAME}, ...]``; it returns None if there is anything else."""
+
+    def read(setting: YamlValue) -> list[str] | None:
+        if setting.text == "none":
+            return []
+        found = [one.value for one in setting.items if isinstance(one.value, dict) and not one.tag]
+        names = [_name(one[key]) for one in found if set(one) == {key}]
+        known = [name for name in names if name is not None]
+        return known if 0 < len(setting.items) == len(known) <= most else None
+
+    return read
 
 
-def _networks(setting: YamlValue) -> list[str] | None:
-    return [] if setting.text == "none" else _names(setting, "uuid", _MAX_NETWORKS)
-
-
-def _groups(setting: YamlValue) -> list[str] | None:
-    return _names(setting, "name", _MAX_GROUPS)
-
-
-def _boot_volume(setting: YamlValue) -> dict[str, YamlValue] | None:
-    """Return the only block device, if it is a boot volume that is created from an image."""
-    only = setting.items[0] if len(setting.items) == 1 else None
-    if only is None or only.tag or not isinstance(only.value, dict):
-        return None
-    volume = only.value
-    if not set(volume) >= _VOLUME_KEYS or not set(volume) <= _VOLUME_KEYS | _VOLUME_OPTIONS:
-        return None
-    if "volume_type" in volume and _name(volume["volume_type"]) is None:
-        return None
-    kinds = [volume[key].text for key in ("source_type", "destination_type", "boot_index")]
-    return volume if kinds == ["image", "volume", "0"] else None
-
-
-_READERS: dict[str, Callable[[YamlValue], Option | None]] = {
-    "flavorRef": _reference,
-    "imageRef": _reference,
-    "uuid": _reference,
-    "networks": _networks,
-    "security_groups": _groups,
-    "key_name": _name,
-    "availability_zone": _name,
-    "config_drive": _switch,
+_SERVER_OPTIONS: dict[str, tuple[str, str, Callable[[YamlValue], Option | None]]] = {
+    "flavorRef": ("flavor", "flavour, by name or id", _reference),
+    "imageRef": ("image", "image, by name or id", _reference),
+    "networks": ("networks", "[networks, by name or id]", _names("uuid", 8)),
+    "security_groups": ("security_groups", "[security groups, by name or id]", _names("name", 16)),
+    "key_name": ("key_pair", "key pair, by name", _name),
+    "availability_zone": ("availability_zone", "availability zone, by name", _name),
+    "config_drive": ("config_drive", "true, or false", _switch),
 }
+"""Keys of a server request: our option, what it is, and the reader of its value."""
+_REQUIRED_SERVER_KEYS = {"flavorRef": "write the flavour that servers of this type have", "imageRef": ""}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from provisioner.migrate.machine_types import MachineType
@@ -10,8 +10,6 @@ from provisioner.migrate.report import KeyReader
 from provisioner.migrate.yaml11 import YamlValue
 from provisioner.migrate.yaml_writer import Scalar, YamlBlock, placeholder
 
-OptionPath = tuple[str, ...]
-"""Keys from ``options``, or from an entry of ``options.types``, to a value."""
 Option = Scalar | Sequence[Scalar] | Mapping[str, Scalar]
 
 _NO_TICK = "there is no such cache: each tick polls once (`policy.interval`, `timeouts.view_max_age`)"
@@ -27,66 +25,41 @@ COMMON_KEYS = {
 class OptionsImport:
     """Import of the options of one site: type by type, then what is left of its section."""
 
-    per_type_only: frozenset[OptionPath] = frozenset()
-    """Options that are always those of a type."""
+    remarks: tuple[str, ...] = ()
+    """Comments for the site file on what TARDIS cannot express."""
 
     def __init__(self, section: KeyReader, file: str, name: str) -> None:
         self.section, self.notes, self.file, self.name = section, section.notes, file, name
         self.ours = f"{file}: options"
-        self.types: dict[str, dict[OptionPath, Option]] = {}
-        self._reports: list[tuple[str, OptionPath, Callable[[str], None]]] = []
+        self.types: dict[str, dict[str, Any]] = {}
+        """Options by drone type."""
 
     def machine(self, machine: MachineType, given: KeyReader) -> None:
         """Import the configuration of one type."""
         raise NotImplementedError
 
-    def options(self) -> YamlBlock:
-        """Return everything under ``options``."""
+    def site_options(self, block: YamlBlock) -> None:
+        """Write what is left of the section."""
         raise NotImplementedError
 
-    def remarks(self) -> tuple[str, ...]:
-        """Return comments for the site file on what TARDIS cannot express, and report them."""
-        return ()
-
-    def add(self, machine: MachineType, path: OptionPath, value: Option, report: Callable[[str], None]) -> None:
-        """Add an option of a type. ``report`` is called with the place once it is known whether all types share it."""
-        self.types.setdefault(machine.ours, {})[path] = value
-        self._reports.append((machine.ours, path, report))
-
-    def put_types(self, block: YamlBlock) -> None:
-        """Write the options by type; those that all types share, once for the site."""
-        first, *others = list(self.types.values()) or [{}]
-        common = {
-            path: value
-            for path, value in first.items()
-            if path not in self.per_type_only and all(path in other and other[path] == value for other in others)
-        }
-        for name, path, report in self._reports:
-            place = self.ours if path in common else f"{self.ours}.types.{name}"
-            report(f"{place}.{'.'.join(path)}")
-        for key, value in _nested(common).items():
-            block.put(key, value)
-        types = {
-            name: _nested({path: value for path, value in written.items() if path not in common})
-            for name, written in self.types.items()
-        }
-        if any(types.values()):
-            block.put("types", {name: written for name, written in types.items() if written})
-
-    def drop_rest(self, adapter: str) -> None:
-        """Report the keys of the section that are left."""
-        self.section.drop(COMMON_KEYS)
-        self.section.drop_rest(f"TARDIS's {adapter} adapter has no such option")
-
-
-def _nested(options: Mapping[OptionPath, Option]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for (key, *below), value in options.items():
+    def put(self, machine: MachineType, value: Option, key: str, below: str = "") -> str:
+        """Write an option of a type at ``key``, or at ``key.below``, and return its place in our files."""
+        options = self.types.setdefault(machine.ours, {})
         if below:
-            tree.setdefault(key, {})[below[0]] = value
+            options.setdefault(key, {})[below] = value
         else:
-            tree[key] = value
-    return tree
+            options[key] = value
+        return ".".join(filter(None, (self.ours, "types", machine.ours, key, below)))
+
+    def written(self) -> YamlBlock:
+        """Return everything under ``options``."""
+        block = YamlBlock()
+        self.site_options(block)
+        self.section.drop(COMMON_KEYS)
+        self.section.drop_rest("the adapter of TARDIS has no such option")
+        if types := {name: options for name, options in self.types.items() if options}:
+            block.put("types", types)
+        return block
 
 
 # ------------------------------------------------------------------------------------------------------------ executors

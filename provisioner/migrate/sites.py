@@ -2,76 +2,32 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection
 
 from provisioner.formatting import count
 from provisioner.migrate.controller import put_header
 from provisioner.migrate.htcondor import HTCondorOptionsImport, ReadFile
-from provisioner.migrate.machine_types import MachineType, drone_type, machine_types, moab_walltime_s, our_name
+from provisioner.migrate.machine_types import MachineType, drone_type, machine_types, our_name, template_numbers
 from provisioner.migrate.openstack import OpenStackOptionsImport
 from provisioner.migrate.report import KeyReader
-from provisioner.migrate.site_options import COMMON_KEYS, OptionsImport, put_executor
+from provisioner.migrate.site_options import OptionsImport
 from provisioner.migrate.slurm import SlurmOptionsImport
 from provisioner.migrate.yaml11 import YamlValue
 from provisioner.migrate.yaml_writer import YamlBlock, placeholder
 from provisioner.model import SitePolicy
 
-_SECRET = re.compile(r"pass|secret|token|api_?key|totp|credential|private", re.IGNORECASE)
-_LOGIN_IN_URL = re.compile(r"//[^/@\s]*@")
-
 
 class UnsupportedOptionsImport(OptionsImport):
-    """Import of a site of another kind: its options become comments, without secrets."""
-
-    def __init__(self, section: KeyReader, file: str, name: str) -> None:
-        super().__init__(section, file, name)
-        self.kept: list[str] = []
+    """Import of a site of another kind: nothing of its options is copied."""
 
     def machine(self, machine: MachineType, given: KeyReader) -> None:
-        setting = given.take("Walltime")
-        machine.walltime_s = moab_walltime_s(setting.text) if setting is not None and setting.text else None
-        at = f"{self.file}: types.{machine.ours}"
-        if machine.walltime_s is not None:
-            given.converted("Walltime", f"{at}.walltime")
-        elif setting is not None:
-            given.needed("Walltime", at, "write `walltime`")
-        self._keep(given, f"types.{machine.ours}.")
+        given.drop_rest(_UNSUPPORTED)
 
-    def options(self) -> YamlBlock:
-        self.section.drop(COMMON_KEYS)
-        block = YamlBlock()
-        if self.section.peek("executor") is not None:
-            put_executor(self.section, block, self.ours)
-        self._keep(self.section, "")
-        for line in self.kept:
-            block.remark(line)
-        return block
-
-    def _keep(self, given: KeyReader, path: str) -> None:
-        for key, setting in given.left():
-            self.kept += [_LOGIN_IN_URL.sub("//", line) for line in _lines(f"{path}{key}", setting)]
-            if _SECRET.search(key):
-                given.dropped(key, "a secret: not copied; keep it in a file of its own")
-            else:
-                given.dropped(key, "kept as a remark under `options`, for an adapter to come")
+    def site_options(self, block: YamlBlock) -> None:
+        self.section.drop_rest(_UNSUPPORTED)
 
 
-def _lines(path: str, setting: YamlValue) -> Iterator[str]:
-    """Yield each plain value below ``setting`` with its path; secrets without their value."""
-    if _SECRET.search(path.rpartition(".")[2]):
-        yield f"{path}: (a secret: not copied)"
-    elif isinstance(setting.value, dict):
-        for key, below in setting.value.items():
-            yield from _lines(f"{path}.{key}", below)
-    elif isinstance(setting.value, list):
-        for n, below in enumerate(setting.value):
-            yield from _lines(f"{path}[{n}]", below)
-    else:
-        value = "" if setting.value is None else setting.value
-        yield f"{path}: {value} {setting.tag}".strip()
-
-
+_UNSUPPORTED = "an option of an adapter that there is none of here: not copied"
 SIMULATED = "FakeSite"
 _MAX_DRONES = 1_000_000
 """Most drones that a limit may allow."""
@@ -98,17 +54,16 @@ class SiteImport:
         block.put("adapter", self._adapter(installed))
         options = self._options_import(read_file)
         types = self._types(options)
-        written, remarks = options.options(), options.remarks()
+        written = options.written()
         block.space()
         block.put("limits", self._limits())
-        if remarks:
+        if options.remarks:
             block.space()
-        for remark in remarks:
+        for remark in options.remarks:
             block.remark(remark)
-        block.space()
-        block.put("types", types)
-        block.space()
-        block.put("options", written)
+        for key, value in (("types", types), ("options", written)):
+            block.space()
+            block.put(key, value)
         return str(block)
 
     def _adapter(self, installed: Collection[str]) -> str:
@@ -140,10 +95,10 @@ class SiteImport:
         given, sizes = self.section.below("MachineTypeConfiguration"), self.section.below("MachineMetaData")
         quota = self._quota()
         for machine in self.machines:
-            options.machine(machine, given.below(machine.theirs))
-            decimal, hidden_gpus = self.kind == "Kubernetes", self.kind == "OpenStack"
             own = sizes.below(machine.theirs)
-            shape = drone_type(machine, own, self.file, decimal=decimal, hidden_gpus=hidden_gpus)
+            machine.numbers = template_numbers(own)
+            options.machine(machine, given.below(machine.theirs))
+            shape = drone_type(machine, own, self.file, hidden_gpus=self.kind == "OpenStack")
             if len(self.machines) > 1 and quota is not None and machine.cores:
                 shape.put("max_drones", drones_in(quota, machine.cores))
             types.put(machine.ours, shape)
@@ -178,7 +133,10 @@ class SiteImport:
         else:
             most = drones_in(quota, min(cores))
             block.put("max_drones", most, f"{quota:g} cores, {min(cores)} each")
-            self.entry.changed("quota", at, _quota_words(quota, cores, most))
+            text = f"limits count drones, not cores: {quota:g} cores are at most {count(most, 'drone')} of {min(cores)}"
+            if len(set(cores)) > 1:
+                text += "; each type has its own `max_drones` too, and a mix of them may have more cores than the quota"
+            self.entry.changed("quota", at, text)
         self.entry.drop({"drone_minimum_lifetime": _LIFETIME, "drone_heartbeat_interval": _HEARTBEAT})
         self.entry.drop_rest("TARDIS knows no such key of a site")
         return block
@@ -191,18 +149,3 @@ def _is_infinite(setting: YamlValue) -> bool:
 def drones_in(quota: float, cores: int) -> int:
     """Return how many drones of ``cores`` a limit in cores allows: at least one."""
     return min(max(int(quota // cores), 1), _MAX_DRONES)
-
-
-def _quota_words(quota: float, cores: Sequence[int], most: int) -> str:
-    small = min(cores)
-    text = f"{quota:g} cores are at most {count(most, 'drone')} of {small} cores"
-    if quota < small:
-        text = f"{quota:g} cores are less than one drone of {small}: one may start, as with TARDIS"
-    elif quota % small:
-        text += "; TARDIS would start one more and exceed the quota"
-    if len(set(cores)) > 1:
-        text += (
-            "; each type has its own `max_drones` too, and a mix of them may have more cores than the quota: lower them"
-            " if that matters"
-        )
-    return f"limits count drones (and `max_gpus` GPUs), not cores: {text}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 
 from provisioner.migrate.machine_types import MachineType, slurm_walltime_s
 from provisioner.migrate.report import KeyReader
@@ -37,17 +36,15 @@ _STARTUP = (
 class SlurmOptionsImport(OptionsImport):
     """Import of one site, type by type."""
 
-    per_type_only = frozenset({("gres",)})
-
     def machine(self, machine: MachineType, given: KeyReader) -> None:
         """Import the options of ``sbatch`` for one type."""
         self._walltime(machine, given, f"{self.file}: types.{machine.ours}.walltime")
         partition = given.take("Partition")
         if partition is not None and partition.text:
-            self.add(machine, ("partition",), partition.text, partial(given.converted, "Partition"))
+            given.converted("Partition", self.put(machine, partition.text, "partition"))
         else:
-            report = partial(given.needed, "Partition", text="write the partition")
-            self.add(machine, ("partition",), placeholder("partition"), report)
+            place = self.put(machine, placeholder("partition"), "partition")
+            given.needed("Partition", place, "write the partition")
         options = given.below("SubmitOptions")
         for form in ("short", "long"):
             section = options.below(form)
@@ -85,11 +82,11 @@ class SlurmOptionsImport(OptionsImport):
         elif name in _GPU_OPTIONS:
             self._gpus(machine, given, theirs, name, text)
         elif name in _NAMED:
-            self.add(machine, (name,), text, partial(given.converted, theirs))
+            given.converted(theirs, self.put(machine, text, name))
         elif meant := _abbreviated(name):
             given.needed(theirs, self.ours, f"`sbatch` takes it for `--{meant}`: write that, by its name")
         else:
-            self.add(machine, ("submit", name), QuotedText(text) if text else True, partial(given.converted, theirs))
+            given.converted(theirs, self.put(machine, QuotedText(text) if text else True, "submit", name))
 
     def _gpus(self, machine: MachineType, given: KeyReader, theirs: str, name: str, text: str) -> None:
         """Import ``gres: gpu:a100:2,mic:1`` or ``gpus: a100:2``: the number defines the drone type, the name stays."""
@@ -104,21 +101,14 @@ class SlurmOptionsImport(OptionsImport):
             machine.gpus, machine.gpu_model, machine.gpu_key = int(found[2] or 1), found[1] or "", given.name(theirs)
             given.converted(theirs, at, "the GPUs are those of the drone type")
             if found[1]:
-                report = partial(given.converted, theirs, text="the model of the GPUs; the drone type has their number")
-                self.add(machine, ("gres",), f"gpu:{found[1]}", report)
+                place = self.put(machine, f"gpu:{found[1]}", "gres")
+                given.converted(theirs, place, "the model of the GPUs; the drone type has their number")
         if others:
             given.dropped(theirs, f"`--gres={','.join(others)}`: drones ask for no generic resource but GPUs")
 
-    def options(self) -> YamlBlock:
-        """Return everything under ``options``."""
-        block = YamlBlock()
+    def site_options(self, block: YamlBlock) -> None:
         put_executor(self.section, block, self.ours)
-        for name, written in self.types.items():
-            self.types[name] = dict(sorted(written.items(), key=lambda item: item[0][0] == "submit"))
-        self.put_types(block)
         self.section.drop({"StartupCommand": _STARTUP})
-        self.drop_rest("Slurm")
-        return block
 
 
 def _abbreviated(name: str) -> str:

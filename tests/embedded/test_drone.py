@@ -15,12 +15,9 @@ from adapters.embedded.worker import FreeGpus
 from provisioner.adapter_tests import eventually
 from provisioner.model import DroneId, Slot, StartOrder
 from tests.embedded.drones import CPU, KIND, Drones, config
+from tests.local.drones import holds
 
 Begin = Callable[..., Awaitable[DroneId]]
-
-
-async def _state(path: Path, job_id: int, *states: JobState) -> bool:
-    return queue.jobs(path, ids=[job_id])[0].state in states
 
 
 async def test_it_takes_only_what_fits_in_every_dimension(path: Path, drones: Drones, begin: Begin) -> None:
@@ -117,7 +114,7 @@ async def test_asked_to_leave_it_gives_a_short_job_the_time_to_end(path: Path, d
     [short] = queue.submit(path, ["sleep", "1"])
     [stubborn] = queue.submit(path, ["sh", "-c", "trap '' TERM; while :; do sleep 1; done"])
     drone = await begin(grace_s=4.0)
-    await eventually("both run", lambda: _state(path, stubborn, JobState.RUNNING), 60)
+    await holds("both run", lambda: queue.counts(path)[JobState.RUNNING] == 2)
     drones.signal(drone, signal.SIGTERM)
     assert await drones.status(drone) == 0
     assert drones.outcome(drone) == "left: asked to leave"

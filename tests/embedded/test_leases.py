@@ -19,6 +19,7 @@ from adapters.embedded.queue import EmbeddedJob, JobState
 from provisioner.adapter_tests import eventually
 from provisioner.model import DroneId
 from tests.embedded.drones import KIND, Drones, config
+from tests.local.drones import holds
 
 Begin = Callable[..., Awaitable[DroneId]]
 OFFER: queue.Offer = {
@@ -54,7 +55,7 @@ async def test_a_job_whose_drone_is_lost_is_dead_before_it_waits_again(
     # It ignores SIGTERM and has a child: both must go.
     [job_id] = queue.submit(path, ["sh", "-c", f"trap '' TERM; sleep 1000 & echo $$ $! >> {pids}; wait"])
     drone = await begin()
-    await eventually("it runs", lambda: _all_told(pids, 2), 60)
+    await holds("it runs", lambda: len(recorded(pids)) == 2)
     drones.signal(drone, end)
 
     overlay = EmbeddedOverlay(config(path), "kit")
@@ -70,16 +71,12 @@ async def test_a_job_whose_drone_is_lost_is_dead_before_it_waits_again(
     assert (again.attempts, again.drone_id, again.message) == (1, "", f"lost with drone {drone}")
     if end is signal.SIGSTOP:
         await begin(2)
-        await eventually("it runs elsewhere", lambda: _all_told(pids, 4), 60)
+        await holds("it runs elsewhere", lambda: len(recorded(pids)) == 4)
         drones.signal(drone, signal.SIGCONT)  # it wakes, with a job that is not its own any more
         await asyncio.sleep(1)
         running = await job(path, job_id, JobState.RUNNING)
         assert (running.attempts, running.drone_id) == (2, "kit-abcd-2")
         assert [alive(pid) for pid in recorded(pids)] == [False, False, True, True]
-
-
-async def _all_told(pids: Path, number: int) -> bool:
-    return len(recorded(pids)) == number
 
 
 def test_a_token_of_an_earlier_attempt_changes_nothing(path: Path) -> None:
@@ -182,14 +179,10 @@ async def test_a_removed_job_is_killed_where_it_runs(path: Path, tmp_path: Path,
     pids = tmp_path / "pids"
     [job_id] = queue.submit(path, ["sh", "-c", f"echo $$ >> {pids}; exec sleep 1000"])
     await begin()
-    await eventually("it runs", lambda: _all_told(pids, 1), 60)
+    await holds("it runs", lambda: len(recorded(pids)) == 1)
     assert queue.remove(path, [job_id]) == 1
-    await eventually("it is killed", lambda: _dead(recorded(pids)[0]), 60)
+    await holds("it is killed", lambda: not alive(recorded(pids)[0]))
     assert queue.jobs(path) == []
-
-
-async def _dead(pid: int) -> bool:
-    return not alive(pid)
 
 
 async def test_shares_of_a_gpu_add_up_exactly(path: Path, tmp_path: Path, drones: Drones, begin: Begin) -> None:
@@ -203,11 +196,21 @@ async def test_shares_of_a_gpu_add_up_exactly(path: Path, tmp_path: Path, drones
     assert queue.counts(path)[JobState.DONE] == 10
 
 
-def test_a_drone_takes_no_jobs_of_users_whom_it_avoids(path: Path) -> None:
-    for owner in ("ann", "an", "ben", ""):
-        queue.submit(path, ["true"], owner=owner)
+@pytest.mark.parametrize(
+    ("requests", "offer", "taken"),
+    [
+        ([{"owner": owner} for owner in ("ann", "an", "ben", "")], {"avoids": "ann,ben"}, [2, 4]),
+        ([{"gpus": gpus} for gpus in ("0.6", "0.5", 1, 3, 0)], {"share_milli": 500}, [2, 3]),
+    ],
+    ids=["avoided users", "GPUs"],
+)
+def test_a_drone_takes_only_what_it_offers(
+    path: Path, requests: list[dict[str, str]], offer: queue.Offer, taken: list[int]
+) -> None:
+    for request in requests:
+        queue.submit(path, ["true"], **request)  # type: ignore[arg-type]
     with contextlib.closing(queue.connect(path)) as connection:
-        taken = []
-        while claim := queue.take(connection, {**OFFER, "avoids": "ann,ben"}, "one", queue.lease_clock() + 60):
-            taken.append(claim.id)
-        assert taken == [2, 4]
+        found = []
+        while claim := queue.take(connection, {**OFFER, **offer}, "one", queue.lease_clock() + 60):
+            found.append(claim.id)
+    assert found == taken

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from provisioner.cli.drones import DroneFilter, drone_listing
 from provisioner.store import StoreError
 from provisioner.store.reader import Reader
-from tests.labs.htcondor import QUICK_DRONE, Pool, end, own, processes_with, until
+from tests.labs.htcondor import LOOPBACK, QUICK_DRONE, Pool, end, own, processes_with, until
 
 CONTROLLER = """\
 controller: {name}
@@ -34,13 +34,8 @@ overlay:
     drain_tool: {drain_tool}
     condor_prefix: {prefix}
     deadline: 5s
-    client_config: |
-      NETWORK_INTERFACE = 127.0.0.1
-      ENABLE_IPV6 = False
-      NO_DNS = True
-      DEFAULT_DOMAIN_NAME = test
-    drone_config: |
-{drone_config}
+    client_config: {client_config}
+    drone_config: {drone_config}
 sites: [site-*.yaml]
 policy:
   interval: 1s
@@ -140,7 +135,8 @@ class LabController:
                 drain_tool=prefix / "usr/bin/condor_drain",
                 prefix=self.condor_prefix or prefix,
                 idle_s=self.idle_s,
-                drone_config="".join(f"      {line}\n" for line in QUICK_DRONE.strip().splitlines()),
+                client_config=json.dumps(LOOPBACK),
+                drone_config=json.dumps(QUICK_DRONE),
             )
         )
         for site in self.sites:

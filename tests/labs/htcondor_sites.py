@@ -6,6 +6,7 @@ taken while it happens misses what is short, and a busy host is no reason for a 
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
@@ -20,7 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from tests.labs.controller import LabController
-from tests.labs.htcondor import Ad, Condor, LabError, Pool, end, lab_directory, until
+from tests.labs.htcondor import LOOPBACK, Ad, Condor, LabError, Pool, end, lab_directory, until
 
 # -------------------------------------------------------------------------------------------------- what happened
 
@@ -120,7 +121,6 @@ DAEMON_LIST = MASTER STARTD
 NETWORK_HOSTNAME = {name}.site.test
 USE_SHARED_PORT = True
 SHARED_PORT_PORT = 0
-UPDATE_COLLECTOR_WITH_TCP = True
 ALLOW_READ = *@{domain}
 ALLOW_WRITE = condor@{domain}
 ALLOW_DAEMON = condor@{domain}
@@ -130,7 +130,6 @@ NUM_CPUS = {cpus}
 MEMORY = {memory_mib}
 DISK = 400000000
 RESERVED_MEMORY = 0
-RESERVED_DISK = 0
 USE FEATURE : GPUs
 GPU_DISCOVERY_EXTRA = -extra -simulate:{simulate},{gpus}
 NUM_SLOTS_TYPE_1 = 1
@@ -154,17 +153,10 @@ IS_OWNER = False
 START = True
 
 UPDATE_INTERVAL = 2
-POLLING_INTERVAL = 1
-MASTER_UPDATE_INTERVAL = 5
 STARTER_UPDATE_INTERVAL = 2
 RUNBENCHMARKS = False
 SHUTDOWN_GRACEFUL_TIMEOUT = 5
 SHUTDOWN_FAST_TIMEOUT = 5
-PREEN =
-MAIL = /bin/true
-DISCARD_SESSION_KEYRING_ON_STARTUP = False
-USE_PROCD = True
-MAX_DEFAULT_LOG = 20 Mb
 STARTER_DEBUG = D_ALWAYS D_SUB_SECOND
 """
 
@@ -360,11 +352,7 @@ options:
   schedd: {schedd}
   token: {{file: grid.token}}
   token_directory: owner-tokens
-  client_config: |
-    NETWORK_INTERFACE = 127.0.0.1
-    ENABLE_IPV6 = False
-    NO_DNS = True
-    DEFAULT_DOMAIN_NAME = test
+  client_config: {client_config}
   work_directory: work-{name}
   submit: {{"+IsBackfill": "True"}}
   lease: 20s
@@ -428,6 +416,7 @@ class TopasSite:
             boot_s=controller.boot_s,
             grace_s=GRACE_S,
             owner=owner,
+            client_config=json.dumps(LOOPBACK),
         )
 
 

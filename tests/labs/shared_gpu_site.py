@@ -8,7 +8,7 @@ from pathlib import Path
 
 from adapters.htcondor.site import HTCondorSiteConfig
 from provisioner.model import DroneType
-from tests.labs.htcondor import Condor, Pool, lab_directory, processes_with, until
+from tests.labs.htcondor import LOOPBACK, Condor, Pool, lab_directory, processes_with, until
 
 HERE = "farm"
 SITE = """
@@ -29,13 +29,6 @@ PERIODIC_EXPR_INTERVAL = 2
 SUBMIT_REQUIREMENT_NAMES = Gpus
 SUBMIT_REQUIREMENT_Gpus = (RequestGPUs ?: 0) <= 8
 SUBMIT_REQUIREMENT_Gpus_REASON = "no node has more than 8 GPUs"
-"""
-CLIENT = """
-NETWORK_INTERFACE = 127.0.0.1
-BIND_ALL_INTERFACES = False
-ENABLE_IPV6 = False
-NO_DNS = True
-DEFAULT_DOMAIN_NAME = test
 """
 A100 = DroneType(
     HERE,
@@ -58,7 +51,7 @@ def site_config(pool: Pool, work: Path, **more: object) -> HTCondorSiteConfig:
         {
             "collector": pool.collector,
             "token": {"file": str(token)},
-            "client_config": CLIENT,
+            "client_config": LOOPBACK,
             "work_directory": str(work),
             "deadline": "12s",
             **more,

@@ -18,7 +18,7 @@ from adapters.local.resources import HostAllocation
 from provisioner.adapter_tests import eventually
 from provisioner.model import EndKind, OrderOutcome, RemoteEnd, RemoteState, SiteView, StartOrder, StopOrder
 from tests.local.conftest import MakeSite
-from tests.local.drones import HERE, LIVING, STUBBORN, all_tagged, launchers, tagged
+from tests.local.drones import HERE, LIVING, STUBBORN, all_tagged, holds, launchers, tagged
 
 Order = Callable[..., StartOrder]
 ROUNDS = 40
@@ -63,17 +63,14 @@ async def _settle(make_site: MakeSite, orders: Sequence[StartOrder], controller:
         await eventually("no drone hangs between claim and launch", all_known, 60)
         shown = {d for d, drone in (await site.poll()).drones.items() if drone.state is RemoteState.RUNNING}
 
-        async def all_shown() -> bool:  # a launcher that came too late for its claim needs an instant to go
-            return set(all_tagged(controller).values()) <= shown
-
-        await eventually("what runs is listed", all_shown, 60)
-
+        # a launcher that came too late for its claim needs an instant to go
+        await holds("what runs is listed", lambda: set(all_tagged(controller).values()) <= shown)
         receipts = await site.start(orders)
         assert [r.answer for r in receipts] == [OrderOutcome.OK] * 3
         after = (await site.poll()).drones
         for one in orders:
             alive = after[one.drone_id].state is RemoteState.RUNNING
-            await eventually("it runs once, or not at all if it ended", lambda: _runs(one, alive), 60)  # noqa: B023
+            await holds("it runs once, or not at all if it ended", lambda: len(launchers(one.drone_id)) == alive)  # noqa: B023
             end = after[one.drone_id].end
             assert alive or (end is not None and end.kind is EndKind.FAULT)
         await site.stop([StopOrder(one.drone_id, "", kill=True) for one in orders])
@@ -140,7 +137,7 @@ async def test_a_drone_that_ignores_sigterm_dies_after_its_grace_without_a_contr
     async def start_and_ask() -> None:
         site = make_site()
         await site.start([one])
-        await eventually("it has set its traps", lambda: _exists(root / one.drone_id / "drone" / "ready"), 60)
+        await holds("it has set its traps", (root / one.drone_id / "drone/ready").exists)
         await site.stop([StopOrder(one.drone_id, "")])
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -148,7 +145,7 @@ async def test_a_drone_that_ignores_sigterm_dies_after_its_grace_without_a_contr
     assert os.WIFSIGNALED((await asyncio.to_thread(os.waitpid, controller, 0))[1])
     assert len(tagged(one.drone_id, "sleep 1000")) >= 3, "it should be in its grace now"
 
-    await eventually("nothing of it is left", lambda: _none_left(one), 60)
+    await holds("nothing of it is left", lambda: not tagged(one.drone_id))
     end = end_of(await make_site().poll(), one)
     assert (end.kind, end.exit_code) == (EndKind.STOPPED, 137)
 
@@ -159,10 +156,10 @@ async def test_a_launcher_that_vanished_is_a_fault_and_its_leftovers_are_ended(
     one = order(1, STUBBORN)
     async with make_site() as site:
         await site.start([one])
-        await eventually("it runs", lambda: _exists(root / one.drone_id / "drone" / "ready"), 60)
+        await holds("it runs", (root / one.drone_id / "drone/ready").exists)
         [launcher] = launchers(one.drone_id)
         os.kill(launcher, signal.SIGKILL)
-        await eventually("the launcher is gone", lambda: _no_launcher(one), 60)
+        await holds("the launcher is gone", lambda: not launchers(one.drone_id))
         assert tagged(one.drone_id), "its script should have outlived it"
 
         view = await site.poll()
@@ -177,19 +174,3 @@ def end_of(view: SiteView, one: StartOrder) -> RemoteEnd:
     end = view.drones[one.drone_id].end
     assert end is not None
     return end
-
-
-async def _runs(one: StartOrder, times: int) -> bool:
-    return len(launchers(one.drone_id)) == times
-
-
-async def _exists(path: Path) -> bool:
-    return path.name in os.listdir(path.parent)
-
-
-async def _none_left(one: StartOrder) -> bool:
-    return not tagged(one.drone_id)
-
-
-async def _no_launcher(one: StartOrder) -> bool:
-    return not launchers(one.drone_id)

@@ -12,18 +12,11 @@ import pytest
 
 from adapters.local import LocalSite
 from provisioner.adapter_tests import eventually
+from provisioner.drone import environment
 from provisioner.interfaces import UnavailableError
-from provisioner.model import (
-    Bootstrap,
-    EndKind,
-    FaultKind,
-    OrderOutcome,
-    RemoteEnd,
-    StartOrder,
-    StopOrder,
-)
+from provisioner.model import Bootstrap, DroneId, EndKind, FaultKind, OrderOutcome, RemoteEnd, StartOrder, StopOrder
 from tests.local.conftest import MakeSite
-from tests.local.drones import CPU, HERE, SMALL, config, tagged
+from tests.local.drones import CPU, HERE, LIVING, SMALL, config, holds, tagged
 
 Order = Callable[..., StartOrder]
 PRETENDED = [{"count": 8, "vram": "40 GiB", "capability": 8.0, "simulate": 4}]
@@ -76,19 +69,8 @@ async def test_a_drone_knows_what_it_is_and_nothing_of_the_controllers_secrets(
     directory = root / order(1).drone_id / "drone"
     seen = dict(line.partition("=")[::2] for line in (directory / "seen").read_text().splitlines())
     expected = {
+        **environment(order(1)),
         "PROVISIONER_DRONE_ID": order(1).drone_id,
-        "DRONE_ID": order(1).drone_id,
-        "DRONE_SITE": HERE,
-        "DRONE_TYPE": "small",
-        "DRONE_GPUS": "1",
-        "DRONE_GPU_MILLI": "1000",
-        "DRONE_CPUS": "2",
-        "DRONE_MEMORY_MIB": "1024",
-        "DRONE_DISK_MIB": "10",
-        "DRONE_VRAM_MIB": "40960",
-        "DRONE_IDLE_S": "600",
-        "DRONE_GRACE_S": "1",
-        "DRONE_WALLTIME_S": "0",
         "DRONE_DIR": str(directory),
         "CUDA_VISIBLE_DEVICES": "0",
         "DRONE_GPU_SIMULATE": "4,8",
@@ -113,7 +95,7 @@ async def test_drones_without_gpus_leave_the_gpus_to_others(make_site: MakeSite,
         assert (await site.poll()).free == {"small": 1, "cpu": 0}
         assert [r.answer for r in await site.start([order(4, script)])] == [OrderOutcome.OK]
         mine = [root / order(n).drone_id / "drone" / "mine" for n in (1, 4)]
-        await eventually("both have told what they were given", lambda: _all_written(mine), 60)
+        await holds("both have told what they were given", lambda: all(path.exists() for path in mine))
         await site.stop([StopOrder(order(n).drone_id, "", kill=True) for n in (1, 2, 4)])
     cpu, gpu = (dict(line.partition("=")[::2] for line in file.read_text().splitlines()) for file in mine)
     assert (cpu["DRONE_GPUS"], cpu["DRONE_GPU_MILLI"], cpu["CUDA_VISIBLE_DEVICES"]) == ("0", "0", "")
@@ -121,13 +103,13 @@ async def test_drones_without_gpus_leave_the_gpus_to_others(make_site: MakeSite,
 
 
 async def test_allocations_survive_the_controller(make_site: MakeSite, order: Order, root: Path) -> None:
-    script = Bootstrap(b"#!/bin/sh\necho $CUDA_VISIBLE_DEVICES > mine\nexec sleep 1000\n")
+    script = Bootstrap(b"#!/bin/sh\necho $CUDA_VISIBLE_DEVICES > new; mv new mine\nexec sleep 1000\n")
     for n in (1, 2, 3, 4):  # a new controller each time
         assert [r.answer for r in await make_site().start([order(n, script)])] == [OrderOutcome.OK]
     [refused] = await make_site().start([order(5, script)])
     assert refused.answer is OrderOutcome.REJECTED
     mine = [root / order(n).drone_id / "drone" / "mine" for n in (1, 2, 3, 4)]
-    await eventually("all have told their device", lambda: _all_written(mine), 60)
+    await holds("all have told their device", lambda: all(path.exists() for path in mine))
     assert sorted(path.read_text().strip() for path in mine) == ["0", "1", "2", "3"]
     await make_site().stop([StopOrder(order(n).drone_id, "", kill=True) for n in (1, 2, 3, 4)])
 
@@ -137,10 +119,7 @@ async def test_two_controllers_share_one_host_without_giving_anything_twice(root
         return LocalSite(HERE, config(root), [SMALL], name)
 
     def orders(name: str) -> list[StartOrder]:
-        return [
-            StartOrder(f"{name}-abcd-{n}", SMALL, 600.0, 1.0, Bootstrap(b"#!/bin/sh\nexec sleep 1000\n"))  # type: ignore[arg-type]
-            for n in range(4)
-        ]
+        return [StartOrder(DroneId(f"{name}-abcd-{n}"), SMALL, 600.0, 1.0, LIVING) for n in range(4)]
 
     one, two = site(controller), site(f"{controller}-b")
     first, second = await asyncio.gather(one.start(orders(controller)), two.start(orders(f"{controller}-b")))
@@ -283,10 +262,6 @@ def _program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> No
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.defpath}")
 
 
-async def _all_written(paths: list[Path]) -> bool:
-    return all(path.exists() and path.read_text().strip() for path in paths)
-
-
 async def test_a_log_that_is_too_long_keeps_its_end_and_goes_on(
     make_site: MakeSite, order: Order, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,17 +272,14 @@ async def test_a_log_that_is_too_long_keeps_its_end_and_goes_on(
     )
     log = root / order(1).drone_id / "log"
 
-    async def made(name: str) -> bool:
-        return (log.parent / "drone" / name).exists()
-
     async with make_site() as site:
         await site.start([order(1, Bootstrap(script))])
-        await eventually("the log is long", lambda: made("full"), 60)
+        await holds("the log is long", (log.parent / "drone/full").exists)
         await site.poll()
         assert log.stat().st_size < 600_000
         assert log.read_bytes().endswith(b"xthe end\n")
         (log.parent / "drone" / "go").touch()
-        await eventually("it wrote again", lambda: made("said"), 60)
+        await holds("it wrote again", (log.parent / "drone/said").exists)
         assert log.read_bytes().endswith(b"xthe end\nmore\n"), "no hole where the beginning was"
         assert b"\0" not in log.read_bytes()
         await site.stop([StopOrder(order(1).drone_id, "", kill=True)])

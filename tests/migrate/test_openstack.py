@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from adapters.openstack import clouds
-from adapters.openstack.settings import BootVolume, OpenStackSiteConfig
+from adapters.openstack.settings import OpenStackSiteConfig
 from provisioner.config import check
 from provisioner.loader import site_adapters
 from provisioner.migrate import ImportOutcome, ImportResult
 from tests.migrate.examples import OPENSTACK, about, converted, finding, written
 from tests.migrate.test_check import complained, marked
 
-ENTRY = """\
-  cloud: woohoo
-  # Its entry, for a clouds.yaml that only the service can read (`clouds_file` names it):
-  # clouds:
-  #   woohoo:
-  #     auth:
-  #       auth_url: https://cloud.example.org:13000/v3
-  #       username: woohoo
-  #       project_name: WooHoo
-  #       user_domain_name: Default
-  #       project_domain_name: "12"
-  #       password: ...
-"""
 GPU = "Woohoo.MachineTypeConfiguration.gpu_1"
 XLARGE = "Woohoo.MachineTypeConfiguration.m1.xlarge"
 VOLUME = "Vault.MachineTypeConfiguration.volume"
@@ -59,34 +44,12 @@ def problems(made: ImportResult, directory: Path) -> tuple[set[tuple[str, int]],
 
 def test_a_password_site_names_a_cloud_and_says_what_its_entry_is() -> None:
     made = converted(OPENSTACK)
-    assert ENTRY in made.files["site_configs/woohoo.yaml"]
+    assert options(made, "woohoo")["cloud"] == "woohoo"
     told = finding(made, "Woohoo.password")
     assert (told.verdict, told.line, told.ours) == (ImportOutcome.NEEDED, 8, "site_configs/woohoo.yaml: options.cloud")
     assert "clouds.yaml" in told.text and "`woohoo`" in told.text
     for number, key in ((6, "auth_url"), (7, "username"), (9, "project_name"), (10, "user_domain_name")):
         assert about(made, f"Woohoo.{key}") == [(ImportOutcome.DROPPED, number, "")]
-
-
-def test_the_entry_filled_in_is_one_that_the_site_logs_in_with(tmp_path: Path) -> None:
-    text = converted(OPENSTACK).files["site_configs/woohoo.yaml"]
-    entry = text.partition("  # clouds:\n")[2].partition("\n  networks:")[0].replace("...", "a-new-one")
-    file = tmp_path / "clouds.yaml"
-    file.write_text("clouds:\n" + re.sub(r"(?m)^  # ", "", entry))
-    config = OpenStackSiteConfig.model_validate(options(converted(OPENSTACK), "woohoo") | {"clouds_file": str(file)})
-    found = clouds.read_access(config)
-    assert found.auth_url == "https://cloud.example.org:13000/v3"
-    assert found.who == clouds.password_user(
-        "a-new-one",
-        {"name": "woohoo", "domain": {"name": "Default"}},
-        {"name": "WooHoo", "domain": {"name": "12"}},
-    )
-
-
-def test_what_the_entry_lacks_is_left_open() -> None:
-    made = converted(OPENSTACK.replace("  username: woohoo\n  password: gee-heim\n", ""))
-    text = made.files["site_configs/woohoo.yaml"]
-    assert "  #       username: ...\n" in text and "  #       password: ...\n" in text
-    assert about(made, "Woohoo.password") == [(ImportOutcome.NEEDED, 5, "site_configs/woohoo.yaml: options.cloud")]
 
 
 def test_an_application_credential_stands_in_the_site_file_but_for_its_secret() -> None:
@@ -120,21 +83,24 @@ def test_an_address_that_is_none_needs_you(url: str) -> None:
 # ---------------------------------------------------------------------------------------------------------- the server
 
 
-def test_what_types_have_in_common_is_said_once_and_the_rest_of_each() -> None:
-    found = options(converted(OPENSTACK), "woohoo")
+def test_each_type_has_its_request_to_nova() -> None:
+    made = converted(OPENSTACK)
+    found = options(made, "woohoo")
     assert found == {
         "cloud": "woohoo",
-        "networks": [NETWORK],
-        "key_pair": "MG",
         "types": {
             "m1-xlarge": {
                 "flavor": "5",
                 "image": "bc613271-6a54-48ca-9222-47e009dc0c29",
+                "networks": [NETWORK],
+                "key_pair": "MG",
                 "security_groups": ["drones", "squid"],
             },
             "gpu-1": {
                 "flavor": "gpu.v100s.1",
                 "image": "gpu-drone",
+                "networks": [NETWORK],
+                "key_pair": "MG",
                 "security_groups": ["drones"],
                 "availability_zone": "gpus",
                 "config_drive": True,
@@ -143,15 +109,9 @@ def test_what_types_have_in_common_is_said_once_and_the_rest_of_each() -> None:
     }
     gpu = OpenStackSiteConfig.model_validate(found).server("gpu-1")
     assert (gpu.flavor, gpu.image, gpu.networks, gpu.key_pair) == ("gpu.v100s.1", "gpu-drone", [NETWORK], "MG")
-
-
-def test_findings_name_the_place_where_it_is_written() -> None:
-    made = converted(OPENSTACK)
-    at = "site_configs/woohoo.yaml: options"
-    assert about(made, f"{XLARGE}.networks") == [(ImportOutcome.CONVERTED, 17, f"{at}.networks")]
+    at = "site_configs/woohoo.yaml: options.types.gpu-1"
     assert about(made, f"{GPU}.key_name") == [(ImportOutcome.CONVERTED, 29, f"{at}.key_pair")]
-    assert about(made, f"{GPU}.flavorRef") == [(ImportOutcome.CONVERTED, 25, f"{at}.types.gpu-1.flavor")]
-    assert about(made, f"{GPU}.security_groups") == [(ImportOutcome.CONVERTED, 28, f"{at}.types.gpu-1.security_groups")]
+    assert about(made, f"{GPU}.flavorRef") == [(ImportOutcome.CONVERTED, 25, f"{at}.flavor")]
 
 
 def test_what_a_drones_server_does_not_have_is_dropped_and_that_is_said() -> None:
@@ -172,55 +132,13 @@ def test_what_a_drones_server_does_not_have_is_dropped_and_that_is_said() -> Non
     assert "`setup`" in finding(made, f"{XLARGE}.user_data").text
 
 
-def test_a_volume_to_boot_from_is_kept() -> None:
-    made = converted(OPENSTACK)
-    config = options(made, "vault")
-    assert (config["image"], config["boot_volume"]) == ("gpu-drone", {"size": "40 GiB", "type": "ssd"})
-    config["auth"]["application_credential_secret"] = {"file": "vault.secret"}
-    assert OpenStackSiteConfig.model_validate(config).server("volume").boot_volume == BootVolume.model_validate(
-        {"size": "40 GiB", "type": "ssd"}
-    )
-    assert about(made, f"{VOLUME}.block_device_mapping_v2") == [(ImportOutcome.CONVERTED, 46, f"{AT}.boot_volume")]
-
-
-DISK = "boot_index: 0, uuid: i, source_type: image, destination_type: volume"
-
-
-@pytest.mark.parametrize("goes", ["", ", delete_on_termination: false"])
-def test_a_volume_that_stayed_behind_does_not_here(goes: str) -> None:
-    made = with_type(f"{{flavorRef: a, block_device_mapping_v2: [{{{DISK}, volume_size: 7{goes}}}]}}")
-    assert options(made, "vault")["boot_volume"] == {"size": "7 GiB"}
-    assert about(made, f"{VOLUME}.block_device_mapping_v2") == [(ImportOutcome.CHANGED, 44, f"{AT}.boot_volume")]
-
-
-@pytest.mark.parametrize(
-    "disks",
-    [
-        "[]",
-        "[3]",
-        "{a: 1}",
-        "[{boot_index: 0, uuid: v, source_type: volume, destination_type: volume}]",
-        "[{boot_index: 0, uuid: i, source_type: image, destination_type: local}]",
-        f"[{{{DISK}, volume_size: 7, tag: x}}]",
-        f"[{{{DISK}, volume_size: 7, volume_type: [1]}}]",
-        f"[{{{DISK}, volume_size: 7}}, {{boot_index: -1, source_type: blank, destination_type: local}}]",
-    ],
-)
-def test_other_disks_need_you_and_the_image_stays(disks: str) -> None:
-    made = with_type(f"{{flavorRef: a, imageRef: i, block_device_mapping_v2: {disks}}}")
-    found = options(made, "vault")
-    assert found["image"] == "i" and "boot_volume" not in found
-    key = f"{VOLUME}.block_device_mapping_v2"
-    assert about(made, key) == [(ImportOutcome.NEEDED, 44, f"{AT}.types.volume.boot_volume")]
-
-
 @pytest.mark.parametrize(
     ("networks", "written_as"),
     [("none", []), ("auto", None), ("[{uuid: a}, {uuid: b}]", ["a", "b"])],
 )
 def test_networks(networks: str, written_as: list[str] | None) -> None:
     made = with_type(f"{{flavorRef: a, imageRef: i, networks: {networks}}}")
-    assert options(made, "vault").get("networks") == written_as
+    assert options(made, "vault")["types"]["volume"].get("networks") == written_as
     assert finding(made, f"{VOLUME}.networks").verdict is ImportOutcome.CONVERTED
 
 
@@ -243,6 +161,7 @@ def test_filled_in_it_passes(tmp_path: Path) -> None:
         (path, "<TRUST_DOMAIN of the pool>", "pool.example.org"),
         *((path, f"<{{file: {name}.token}}>", f"{{file: {name}.token}}") for name in ("controller", "drone")),
         (tmp_path / "site_configs" / "vault.yaml", "<{file: vault.secret}>", "{file: vault.secret}"),
+        (tmp_path / "site_configs" / "vault.yaml", "<image, by name or id>", "gpu-drone"),
         *(
             (tmp_path / "site_configs" / f"{name}.yaml", "<GPUs of one drone, 0 for a CPU drone>", "0")
             for name in ("woohoo", "vault")
@@ -270,30 +189,26 @@ def test_filled_in_it_passes(tmp_path: Path) -> None:
         ("key_name: a/b", "key_pair"),
         (f"availability_zone: {'z' * 256}", "availability_zone"),
         ("config_drive: maybe", "config_drive"),
-        (f"block_device_mapping_v2: [{{{DISK}}}]", "boot_volume.size"),
-        (f"block_device_mapping_v2: [{{{DISK}, volume_size: 0.5}}]", "boot_volume.size"),
-        (f"block_device_mapping_v2: [{{{DISK}, volume_size: 9999999}}]", "boot_volume.size"),
-        (f"block_device_mapping_v2: [{{{DISK.replace('uuid: i', 'uuid: ~')}, volume_size: 9}}]", "image"),
+        ("block_device_mapping_v2: [{boot_index: 0}]", "boot_volume"),
     ],
 )
 def test_what_cannot_be_taken_over_is_marked_and_check_names_the_mark(theirs: str, ours: str, tmp_path: Path) -> None:
     before = "flavorRef: a, " if not theirs.startswith("flavorRef") else ""
-    image = "imageRef: i, " if not theirs.startswith(("imageRef", "block")) else ""
+    image = "imageRef: i, " if not theirs.startswith("imageRef") else ""
     made = with_type(f"{{{before}{image}{theirs}}}")
-    where = f"{AT}.types.volume" if ours == "flavor" else AT
     needed = [f.ours for f in made.findings if f.verdict is ImportOutcome.NEEDED and f.line == 44]
-    assert needed == [f"{where}.{ours}"]
+    assert needed == [f"{AT}.types.volume.{ours}"]
     complaints, marks = problems(made, tmp_path)
     assert complaints == marks
-    assert len([name for name, _ in marks if name == "vault.yaml"]) == 3  # this one, the GPUs, and the secret's
+    own = 0 if ours == "boot_volume" else 1
+    assert len([name for name, _ in marks if name == "vault.yaml"]) == 2 + own  # the GPUs, the secret's, and this one
 
 
 @pytest.mark.parametrize("text", ["{}", "~", "[1]", "{Walltime: '60'}"])
 def test_a_type_that_says_nothing_needs_flavour_and_image(text: str, tmp_path: Path) -> None:
     made = with_type(text)
     found = options(made, "vault")
-    assert found["types"] == {"volume": {"flavor": "<flavour, by name or id>"}}
-    assert found["image"] == "<image, by name or id>"
+    assert found["types"] == {"volume": {"flavor": "<flavour, by name or id>", "image": "<image, by name or id>"}}
     complaints, marks = problems(made, tmp_path)
     assert complaints == marks
 

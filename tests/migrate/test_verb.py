@@ -82,13 +82,6 @@ def test_json_has_every_finding_and_keeps_to_its_schema(old: Path, capsys: pytes
     assert quota["ours"] == "site_configs/topas.yaml: limits.max_drones"
 
 
-def test_what_became_alike_can_stand_together(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(old / "tardis.yml", "--to", "new", "--sort", "verdict", "-o", "csv", "--columns", "verdict", "--no-header")
-    verdicts = capsys.readouterr().out.splitlines()
-    assert verdicts == sorted(verdicts)
-    assert set(verdicts) == {"converted", "changed", "no counterpart", "needs you"}
-
-
 def test_nothing_is_written_over_unless_told(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("site_configs").mkdir()
     Path("site_configs/topas.yaml").write_text("mine")
@@ -121,13 +114,6 @@ def test_what_cannot_be_read_is_refused_and_nothing_is_written(
     out, err = capsys.readouterr()
     assert words in err and "nothing is written" in err
     assert out == "" and not Path("new").exists()
-
-
-def test_a_mistake_in_cobalds_file_is_found_too(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (old / "cobald.yml").write_text("pipeline: {a: 1\n")
-    assert run(old / "tardis.yml", "--cobald", old / "cobald.yml", "--to", "new") == Exit.UNMET
-    assert "cobald.yml:1:11:" in capsys.readouterr().err
-    assert not Path("new").exists()
 
 
 def test_templates_are_found_where_tardis_was_started(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
