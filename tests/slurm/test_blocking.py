@@ -49,10 +49,6 @@ def test_of_horekas_nodes_each_free_gpu_keeps_its_share() -> None:
     ]
 
 
-def test_it_is_the_same_for_the_same_policy() -> None:
-    assert printed() == printed()
-
-
 @pytest.mark.parametrize(
     ("reserve", "expected"),
     [
@@ -133,12 +129,6 @@ def test_limitations_of_slurm_are_printed() -> None:
     greedy = replace(SHARE, disk_mib=51200, when=ReserveWhen.GPU_DEMAND)
     said = prose(printed(replace(POLICY, blocking=(greedy,))))
     assert "Disk: Slurm does not give it out" in said and "write `when: always`" in said
-
-
-def test_a_drone_larger_than_the_reserve_of_its_gpus_is_reported() -> None:
-    said = prose(printed())
-    assert "Drone type a100x4 takes 38 CPUs per GPU and no reserve keeps that much (8 at most)" in said
-    assert "Drone type a100 " not in said
 
 
 def test_the_owners_priority_is_by_partitions() -> None:

@@ -19,11 +19,9 @@ def reservation(starts: float, ends: float, nodes: Sequence[str] = OURS, name: s
     return Reservation(name, NOW + starts, NOW + ends, tuple(nodes), **{"flags": MAINT, **more})
 
 
-def found(
-    *reservations: Reservation, nodes: Sequence[SlurmNode] = CLUSTER, users: tuple[str, ...] = (), **more: Any
-) -> float:
+def found(*reservations: Reservation, nodes: Sequence[SlurmNode] = CLUSTER, **more: Any) -> float:
     """Seconds from now; 0 without."""
-    at = next_downtime(reservations, nodes, resolve_types((A100, H100), PARTITIONS, config(**more)), NOW, users)
+    at = next_downtime(reservations, nodes, resolve_types((A100, H100), PARTITIONS, config(**more)), NOW)
     return at - NOW if at else 0.0
 
 
@@ -66,15 +64,6 @@ def test_nodes_that_are_down_need_not_be_in_it() -> None:
 def test_a_reservation_that_all_drones_run_in_is_for_us() -> None:
     assert found(reservation(3600, 7200, name="ours"), reservation="ours") == 0
     assert found(reservation(3600, 7200, name="theirs"), reservation="ours") == 3600
-
-
-def test_to_be_among_its_accounts_lets_in_only_where_it_draws_jobs() -> None:
-    listed = {"accounts": ("hep",), "flags": frozenset({"SPEC_NODES"})}
-    assert found(reservation(3600, 7200, **listed), account="hep") == 3600  # Slurm wants the job to ask for it
-    magnetic = {**listed, "flags": frozenset({"MAGNETIC"})}
-    assert found(reservation(3600, 7200, **magnetic), account="hep") == 0
-    assert found(reservation(3600, 7200, **magnetic), account="other") == 3600
-    assert found(reservation(3600, 7200, flags=frozenset({"MAGNETIC"}), users=("kit",)), users=("kit",)) == 0
 
 
 def test_licences_reserve_no_nodes() -> None:

@@ -1,10 +1,10 @@
-"""Errors of slurmrestd: nothing was done, the outcome is unknown, or access is denied."""
+"""The transport by slurmrestd: listings, and errors: nothing was done, the outcome is unknown, or access is denied."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,11 @@ import pytest
 from aiohttp import web
 
 from adapters.slurm import rest_session
-from adapters.slurm.records import SlurmSubmission
+from adapters.slurm.records import SlurmJob, SlurmSubmission
 from adapters.slurm.rest import SlurmRestClient
 from provisioner.interfaces import AuthError, OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import FaultKind
-from tests.slurm.restd import Restd, recorded, rest_client, running, saying
+from tests.slurm.restd import Restd, no_such_job, recorded, rest_client, running, saying
 
 DRONE = SlurmSubmission("c-b-0.t.s", b"#!/bin/sh\n")
 
@@ -38,26 +38,166 @@ async def slurm(restd: Restd) -> AsyncIterator[SlurmRestClient]:
         yield client
 
 
+# ------------------------------------------------------------------------------------------------------------- listings
+
+
+def states(jobs: Sequence[SlurmJob]) -> dict[str, str]:
+    return {job.remote_id: job.state for job in jobs}
+
+
+async def test_details_of_others_are_requested_once_and_ours_at_each_listing(
+    restd: Restd, slurm: SlurmRestClient
+) -> None:
+    restd.add(1)
+    restd.add(2, "owner")
+    restd.add(3, state="COMPLETED")
+    assert states(await slurm.own_jobs()) == {"1": "PENDING", "3": "COMPLETED"}
+    assert sorted(restd.looked_at()) == [1, 2, 3]
+
+    restd.add(4)
+    restd.add(2, "owner", "RUNNING")
+    restd.add(1, state="FAILED", exit_code={"return_code": {"set": True, "number": 3}})
+    jobs = await slurm.own_jobs()
+    assert states(jobs) == {"1": "FAILED", "3": "COMPLETED", "4": "PENDING"}
+    assert [job.exit_code for job in jobs if job.remote_id == "1"] == [3]
+    assert sorted(restd.looked_at()) == [1, 3, 4]
+
+
+async def test_a_task_keeps_its_name_when_it_starts_under_a_number_of_its_own(
+    restd: Restd, slurm: SlurmRestClient
+) -> None:
+    restd.add_array(10, "0,1,2")
+    assert states(await slurm.own_jobs()) == {"10_0": "PENDING", "10_1": "PENDING", "10_2": "PENDING"}
+
+    restd.add_array(10, "2")
+    restd.add_task(11, 10, 0)
+    restd.add_task(12, 10, 1)
+    assert states(await slurm.own_jobs()) == {"10_2": "PENDING", "10_0": "RUNNING", "10_1": "RUNNING"}
+
+    restd.add_task(10, 10, 2)  # the last one takes the array's number along
+    running_ones = await slurm.own_jobs()
+    assert states(running_ones) == {"10_2": "RUNNING", "10_0": "RUNNING", "10_1": "RUNNING"}
+    assert {job.nodes for job in running_ones} == {("hkn0802",)}
+
+
+async def test_tasks_that_are_cut_short_are_taken_from_the_listing_of_states(
+    restd: Restd, slurm: SlurmRestClient
+) -> None:
+    async def cut(request: web.Request) -> object:
+        job = {**restd.jobs[10], "array_task_string": "0,..."}
+        return {"jobs": [job], "errors": []} if "/job/" in request.path else None
+
+    restd.add_array(10, "0,6,9")
+    restd.before = cut
+    assert states(await slurm.own_jobs()) == {"10_0": "PENDING", "10_6": "PENDING", "10_9": "PENDING"}
+
+
+async def test_one_request_reports_a_whole_array(restd: Restd, slurm: SlurmRestClient) -> None:
+    restd.add_task(10, 10, 99)
+    for task in range(50):
+        restd.add_task(11 + task, 10, task)
+    assert len(await slurm.own_jobs()) == 51
+    assert len(restd.looked_at()) <= 6, "one, and those begun beside it"
+    assert len(await slurm.own_jobs()) == 51
+    assert len(restd.looked_at()) == 1
+
+
+async def test_there_is_no_listing_until_the_details_of_every_job_are_known(restd: Restd) -> None:
+    asked, let_in = 0, 10
+
+    async def slow(request: web.Request) -> None:
+        nonlocal asked
+        if "/job/" in request.path:
+            asked += 1
+            if asked > let_in:
+                await asyncio.sleep(60)
+
+    for number in range(1, 31):
+        restd.add(number, "drone" if number == 30 else "owner")
+    restd.before = slow
+    async with rest_client(restd.url) as slurm:
+        with pytest.raises(UnavailableError, match="still learning which jobs are ours: 10 of 30"):
+            await slurm.own_jobs()
+        let_in = 1000
+        restd.looked_at()
+        assert states(await slurm.own_jobs()) == {"30": "PENDING"}
+        assert sorted(restd.looked_at()) == list(range(11, 31)), "what was learnt is not asked again"
+        let_in = 0
+        with pytest.raises(UnavailableError, match="no complete listing within 2 s"):
+            await slurm.own_jobs()
+
+
+async def test_a_job_that_disappears_meanwhile_or_is_hidden_is_not_ours(restd: Restd, slurm: SlurmRestClient) -> None:
+    async def gone(request: web.Request) -> web.Response | None:
+        return no_such_job() if "/job/2" in request.path else None
+
+    restd.add(1)
+    restd.add(2)
+    restd.before = gone
+    assert states(await slurm.own_jobs()) == {"1": "PENDING"}
+    restd.looked_at()
+    assert states(await slurm.own_jobs()) == {"1": "PENDING"}
+    assert restd.looked_at() == [1]
+
+
+async def test_a_failed_request_fails_the_listing(restd: Restd, slurm: SlurmRestClient) -> None:
+    async def failing(request: web.Request) -> object:
+        error = {"error_number": -1, "error": "Unspecified error"}
+        return {"jobs": [], "errors": [error]} if "/job/2" in request.path else None
+
+    restd.add(1)
+    restd.add(2)
+    restd.before = failing
+    with pytest.raises(UnavailableError, match="Unspecified error"):
+        await slurm.own_jobs()
+
+
+async def test_others_are_followed_only_where_they_are_asked_for(restd: Restd, slurm: SlurmRestClient) -> None:
+    restd.add(1, "owner", partition="fast,slow")
+    restd.add(2, "owner", partition="slow")
+    restd.add(3, partition="fast")
+    restd.add(4, "owner", "COMPLETED", partition="fast")
+    assert states(await slurm.active_jobs(["fast"])) == {"1": "PENDING", "3": "PENDING"}
+    restd.looked_at()
+
+    restd.add(1, "owner", "RUNNING", partition="fast")
+    restd.add(2, "owner", "RUNNING", partition="slow")
+    assert states(await slurm.own_jobs()) == {"3": "PENDING"}
+    seen = await slurm.active_jobs(["fast"])
+    assert states(seen) == {"1": "RUNNING", "3": "PENDING"}
+    assert [job.nodes for job in seen if job.remote_id == "1"] == [("hkn0802",)]
+    assert sum("state" in each for each in restd.asked) == 1, "a recent listing is good enough"
+    assert sorted(restd.looked_at()) == [1, 3]
+
+
+@pytest.mark.parametrize("odd", [{"job_state": []}, {"nodes": "hkn[0801"}])
+async def test_a_job_that_cannot_be_read_is_an_error_and_not_left_out(
+    restd: Restd, slurm: SlurmRestClient, odd: dict[str, Any]
+) -> None:
+    restd.add(1, "owner", **odd)
+    with pytest.raises(UnavailableError, match=r"invalid|unknown format"):
+        await slurm.own_jobs()
+
+
+async def test_a_socket_of_another_account_is_noticed_by_the_first_job(restd: Restd, slurm: SlurmRestClient) -> None:
+    restd.add(await slurm.submit(DRONE), "somebody")
+    with pytest.raises(UnavailableError, match="write `user: somebody`") as told:
+        await slurm.own_jobs()
+    assert told.value.kind is FaultKind.CONFIG
+
+
 # ---------------------------------------------------------------------------------------------------------- who we are
 
 
-async def test_a_token_is_read_again_when_it_is_refused(tmp_path: Path) -> None:
+async def test_a_token_is_read_again_when_its_file_changes(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("SLURM_JWT=one\n")  # as `scontrol token` prints it
     async with running(Restd(token="one")) as restd, rest_client(restd.url, token={"file": str(file)}) as slurm:
         assert await slurm.own_jobs() == []
         restd.token = "two"
         file.write_text("two")
-        restd.asked.clear()
-
         assert await slurm.submit(DRONE) == 7
-        assert restd.asked == ["POST /slurm/v0.0.42/job/submit"] * 2
-
-
-async def test_a_token_that_is_refused_twice_is_somebodys_business(tmp_path: Path) -> None:
-    file = tmp_path / "token"
-    file.write_text("one")
-    async with running(Restd(token="two")) as restd, rest_client(restd.url, token={"file": str(file)}) as slurm:
+        restd.token = "three"
         with pytest.raises(AuthError, match=r"token of file .*/token is rejected"):
             await slurm.own_jobs()
 
@@ -103,11 +243,9 @@ async def test_the_newest_version_that_both_speak_is_chosen_once() -> None:
         assert [each for each in restd.asked if "ping" not in each] == ["GET /slurm/v0.0.43/jobs/state/"] * 2
 
 
-async def test_a_server_without_a_supported_version_is_reported_with_its_versions() -> None:
+async def test_a_server_without_a_supported_version_is_reported() -> None:
     async with running(Restd(versions=("v0.0.37", "v0.0.38"))) as restd, rest_client(restd.url) as slurm:
-        with pytest.raises(
-            UnavailableError, match=r"offers v0\.0\.37, v0\.0\.38, and we support v0\.0\.40 to v0\.0\.45"
-        ) as told:
+        with pytest.raises(UnavailableError, match=r"none of the versions .* v0\.0\.40 to v0\.0\.45") as told:
             await slurm.own_jobs()
         assert told.value.kind is FaultKind.CONFIG
 
