@@ -307,8 +307,6 @@ _PYSLURM_RESERVATION = {
     "starts_at": "start_time",
     "ends_at": "end_time",
     "nodes": "nodes",
-    "users": "users",
-    "accounts": "accounts",
 }
 _PYSLURM_SETTINGS = {
     "SLURM_VERSION": "version",
@@ -395,14 +393,9 @@ def convert_partition(record: Any) -> Partition:
     return read(Partition, _attributes(record, _PYSLURM_PARTITION))
 
 
-_RESERVATION_FLAGS = {"MAINTENANCE": "MAINT", "IGNORE_RUNNING_JOBS": "IGNORE_JOBS"}
-"""pyslurm's name of a flag -> Slurm's."""
-
-
 def convert_reservation(record: Any) -> Reservation:
     """Return a reservation."""
-    flags = [_RESERVATION_FLAGS.get(each.name, each.name) for each in type(record.flags) if each in record.flags]
-    return read(Reservation, {**_attributes(record, _PYSLURM_RESERVATION), "flags": flags})
+    return read(Reservation, _attributes(record, _PYSLURM_RESERVATION))
 
 
 def convert_configuration(record: Any) -> Mapping[str, str]:

@@ -129,10 +129,6 @@ class Reservation:
     starts_at: float
     ends_at: float
     nodes: Hosts = ()
-    flags: Flags = frozenset()
-    """``MAINT``, ``IGNORE_JOBS``, ...; in capitals."""
-    users: Words = ()
-    accounts: Words = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,17 +239,13 @@ def job_id_key(remote_id: str) -> tuple[int, int]:
     return parts[0], -1 if parts[1] is None else parts[1]
 
 
-def valid_job_ids(remote_ids: Collection[str]) -> list[str]:
-    """Return the ids if they may be passed to Slurm. ValueError if one of them is not a job or task."""
+def job_id_chunks(remote_ids: Collection[str], size: int) -> list[list[str]]:
+    """Return the ids in parts that fit into one call to Slurm. ValueError if one of them is not a job or task."""
     for remote_id in remote_ids:
         if not _SLURM_JOB_ID.fullmatch(remote_id):
             raise ValueError(f"`{printable(remote_id, 40)}` is not a job id")
-    return list(remote_ids)
-
-
-def chunks(remote_ids: Sequence[str], size: int) -> Iterator[Sequence[str]]:
-    """Yield the ids in parts that fit into one call."""
-    yield from (remote_ids[start : start + size] for start in range(0, len(remote_ids), size))
+    ids = list(remote_ids)
+    return [ids[start : start + size] for start in range(0, len(ids), size)]
 
 
 def fold_job_ids(remote_ids: Sequence[str]) -> Iterator[str]:

@@ -18,16 +18,15 @@ from adapters.slurm.records import (
     SlurmJob,
     SlurmNode,
     SlurmSubmission,
-    chunks,
     count,
     format_ranges,
     is_set,
+    job_id_chunks,
     parse_tasks,
     pick,
     read,
     read_job,
     read_node,
-    valid_job_ids,
 )
 from adapters.slurm.rest_session import MAX_CONNECTIONS, RestResponse, RestResponseTooLargeError, RestSession
 from adapters.slurm.settings import SlurmSiteConfig
@@ -132,7 +131,7 @@ class SlurmRestClient:
             async with asyncio.timeout(self._config.deadline), self._lock:
                 if self._listed_at <= asked_at - max_age_s:  # else one was begun meanwhile, and is as good as our own
                     began_at = time.monotonic()
-                    self._listing = parse_states(await self._records("slurm/{}/jobs/state/", "jobs"))
+                    self._listing = parse_states((await self._session.read("slurm/{}/jobs/state/")).items("jobs"))
                     self._listed_at = began_at
                     self._known = {n: known for n, known in self._known.items() if n in self._listing}
                 reported: set[int] = set()
@@ -192,8 +191,7 @@ class SlurmRestClient:
     async def ended_jobs(self, remote_ids: Collection[str], since: float) -> Sequence[SlurmJob] | None:
         if self._config.accounting is False:
             return None
-        parts = chunks(sorted(valid_job_ids(remote_ids)), _JOBS_PER_QUERY)
-        selections = [[("step", each) for each in part] for part in parts]
+        selections = [[("step", each) for each in some] for some in job_id_chunks(remote_ids, _JOBS_PER_QUERY)]
         found: list[SlurmJob] = []
         for selection in selections or [[("start_time", str(max(0, int(since))))]]:
             query = [("users", self._user), ("skip_steps", "true"), *selection]
@@ -207,13 +205,13 @@ class SlurmRestClient:
     async def nodes(self) -> Sequence[SlurmNode]:
         # All of it, 2.5 kB a node. With `update_time` 24.11 answers "nothing has changed" with status 500 and
         # "Unspecified error", as it does when slurmctld is silent.
-        return await self._read(parse_node, await self._records("slurm/{}/nodes/", "nodes"))
+        return await self._list("nodes", parse_node)
 
     async def partitions(self) -> Sequence[Partition]:
-        return await self._read(parse_partition, await self._records("slurm/{}/partitions/", "partitions"))
+        return await self._list("partitions", parse_partition)
 
     async def reservations(self) -> Sequence[Reservation]:
-        return await self._read(parse_reservation, await self._records("slurm/{}/reservations/", "reservations"))
+        return await self._list("reservations", parse_reservation)
 
     def notices(self) -> Sequence[str]:
         return ()
@@ -224,8 +222,8 @@ class SlurmRestClient:
         about = parse_configuration((await self._session.read("slurm/{}/ping/")).body)
         return {**about, **(parse_configuration(response.body) if response.is_complete else {})}
 
-    async def _records(self, path: str, key: str, query: Sequence[tuple[str, str]] = ()) -> Sequence[JsonObject]:
-        return self._session.checked(await self._session.request("GET", path, query)).items(key)
+    async def _list(self, name: str, parse: Callable[[JsonObject], T]) -> list[T]:
+        return await self._read(parse, (await self._session.read(f"slurm/{{}}/{name}/")).items(name))
 
     async def _read(self, parse: Callable[[JsonObject], T], records: Sequence[JsonObject]) -> list[T]:
         """Return what ``parse`` makes of the records, in a thread: there may be thousands of them."""
@@ -254,7 +252,7 @@ class SlurmRestClient:
 
     async def cancel(self, remote_ids: Sequence[str], *, kill: bool = False) -> None:
         # Never without ids: an order that names no jobs is for all of them.
-        for some in chunks(valid_job_ids(remote_ids), _JOBS_PER_CANCEL):
+        for some in job_id_chunks(remote_ids, _JOBS_PER_CANCEL):
             if kill:
                 # SIGKILL to a whole job is a plain scancel, with SIGTERM and KillWait before. The steps alone are
                 # killed at once; the batch script is left to tidy up, and has KillWait for it.
@@ -377,9 +375,6 @@ _REST_RESERVATION = {
     "starts_at": "start_time",
     "ends_at": "end_time",
     "nodes": "node_list",
-    "flags": "flags",
-    "users": "users",
-    "accounts": "accounts",
 }
 
 

@@ -108,9 +108,9 @@ class RestSession:
 
     # ------------------------------------------------------------------------------------------------------- requests
 
-    async def read(self, path: str, deadline_s: float | None = None) -> RestResponse:
+    async def read(self, path: str) -> RestResponse:
         """Return a complete answer without errors. ``{}`` in ``path`` stands for the version of the API."""
-        return self.checked(await self.request("GET", path, deadline_s=deadline_s))
+        return self.checked(await self.request("GET", path))
 
     def checked(self, response: RestResponse) -> RestResponse:
         """Return the answer to a question. UnavailableError if it is incomplete or has errors."""

@@ -28,14 +28,13 @@ from adapters.slurm.records import (
     SlurmJob,
     SlurmNode,
     SlurmSubmission,
-    chunks,
     fold_job_ids,
     format_ranges,
+    job_id_chunks,
     parse_tasks,
     read,
     read_job,
     read_node,
-    valid_job_ids,
 )
 from adapters.slurm.settings import SlurmSiteConfig
 from adapters.slurm.states import query_error, refusal_error
@@ -107,7 +106,7 @@ class SlurmToolsClient:
         """Return jobs of the account that runs the tools; root sees those of everybody."""
         separator = _separator()
         argv = ["-X", "-p", f"--delimiter={separator}", "-o", ",".join(SACCT_COLUMNS)]
-        selections = [["-j", ",".join(some)] for some in chunks(valid_job_ids(remote_ids), _JOBS_PER_CALL)]
+        selections = [["-j", ",".join(some)] for some in job_id_chunks(remote_ids, _JOBS_PER_CALL)]
         found: list[SlurmJob] = []
         for selection in selections or [["-S", f"uts{max(0, int(since))}"]]:
             if not self._accounting:
@@ -199,7 +198,7 @@ class SlurmToolsClient:
         script may clean up. (``scancel --signal=KILL`` of a whole job is as polite as without, and in 22.05, of one
         waiting task, cancels them all.)
         """
-        for some in chunks(valid_job_ids(remote_ids), _JOBS_PER_CALL):
+        for some in job_id_chunks(remote_ids, _JOBS_PER_CALL):
             if kill:
                 with contextlib.suppress(RejectedError):  # it has no step yet, or none any more
                     await self._scancel(["--signal=KILL", *(f"{job}.0" for job in some)])
@@ -438,9 +437,6 @@ _RESERVATION_KEYS = {
     "starts_at": "StartTime",
     "ends_at": "EndTime",
     "nodes": "Nodes",
-    "flags": "Flags",
-    "users": "Users",
-    "accounts": "Accounts",
 }
 _OPTIONAL_KEYS = ("MaxMemPerCPU", "MaxMemPerNode")
 _PAIR = re.compile(r"(\w+)=(\S*)")

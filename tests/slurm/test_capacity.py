@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from adapters.slurm.capacity import list_nodes, resolve_types
+from adapters.slurm.capacity import NodeMismatch, list_nodes, resolve_types
 from adapters.slurm.records import Partition, Reservation, SlurmNode
 from adapters.slurm.settings import SlurmSiteConfig
 from provisioner.model import DroneType, Node
@@ -122,22 +122,24 @@ def test_a_node_planned_for_the_owner_is_shown_free_for_his_claim_takes_it() -> 
 
 
 @pytest.mark.parametrize(
-    ("change", "dimension", "wanted", "offered"),
+    ("change", "partition", "mismatch"),
     [
-        ({"partitions": ("cpuonly",)}, "partition", "accelerated", "cpuonly"),
-        ({"gpus": {"h100": 4}}, "gpus", "1 a100", "0 a100"),
-        ({"cpus": 4}, "cpus", "8", "4"),
-        ({"memory_mib": 20479}, "memory", "20480 MiB", "20479 MiB"),
+        ({"partitions": ("cpuonly",)}, {}, ("partition", "accelerated", "cpuonly")),
+        ({"gpus": {"h100": 4}}, {}, ("gpus", "1 a100", "0 a100")),
+        ({"cpus": 4}, {}, ("cpus", "8", "4")),
+        ({"memory_mib": 20479}, {}, ("memory", "20480 MiB", "20479 MiB")),
+        ({}, {"max_cpus_per_node": 6}, ("cpus", "8", "6")),
+        ({}, {"max_memory_per_node_mib": 10240}, ("memory", "20480 MiB", "10240 MiB")),
+        ({}, {"max_memory_per_cpu_mib": 100}, ("cpus", "205 (for its 20480 MiB, by MaxMemPerCPU)", "152")),
     ],
 )
 def test_a_node_that_lacks_something_hosts_no_drone(
-    change: Mapping[str, Any], dimension: str, wanted: str, offered: str
+    change: Mapping[str, Any], partition: Mapping[str, Any], mismatch: tuple[str, str, str]
 ) -> None:
-    node = replace(NODE, **change)
-    assert list_nodes([node], PARTITIONS, (A100,), config(), now=NOW) == ()
-    [kind] = resolve_types((A100,), PARTITIONS, config())
-    found = kind.mismatch(node)
-    assert found and (found.dimension, found.requested, found.available) == (dimension, wanted, offered)
+    node, partitions = replace(NODE, **change), (replace(ACCELERATED, **partition),)
+    assert list_nodes([node], partitions, (A100,), config(), now=NOW) == ()
+    [kind] = resolve_types((A100,), partitions, config())
+    assert kind.mismatch(node) == NodeMismatch(*mismatch)
 
 
 @pytest.mark.parametrize(
@@ -205,25 +207,16 @@ def test_memory_costs_cpus_where_the_partition_limits_it_per_cpu() -> None:
     assert used.free_memory_mib == 12 * 1200
 
 
-def test_a_drone_for_whose_memory_the_node_has_too_few_cpus_fits_nowhere() -> None:
-    limited = replace(ACCELERATED, max_memory_per_cpu_mib=1000)
-    [kind] = resolve_types((replace(FULL, cpus=76),), (limited,), config())
-    found = kind.mismatch(NODE)
-    assert found and found.dimension == "cpus" and found.requested == "492 (for its 491520 MiB, by MaxMemPerCPU)"
-
-
-def test_limits_of_cpus_and_memory_per_node_bind() -> None:
+def test_a_limit_of_cpus_per_node_binds() -> None:
     capped = one(partition=replace(ACCELERATED, max_cpus_per_node=120))
     assert (capped.cpus, capped.free_cpus) == (120, 120)
-    assert list_nodes([NODE], (replace(ACCELERATED, max_cpus_per_node=6),), (A100,), config(), now=NOW) == ()
-    assert list_nodes([NODE], (replace(ACCELERATED, max_memory_per_node_mib=10240),), (A100,), config(), now=NOW) == ()
 
 
 # --------------------------------------------------------------------------------------------------------- reservations
 
 
-def reservation(starts_h: float, ends_h: float, **more: Any) -> Reservation:
-    return Reservation("course", NOW + starts_h * HOUR_S, NOW + ends_h * HOUR_S, ("hkn0801",), **more)
+def reservation(starts_h: float, ends_h: float) -> Reservation:
+    return Reservation("course", NOW + starts_h * HOUR_S, NOW + ends_h * HOUR_S, ("hkn0801",))
 
 
 @pytest.mark.parametrize(
@@ -242,7 +235,7 @@ def test_types_that_are_done_in_time_are_hosted_until_then() -> None:
 
 
 def test_before_a_downtime_of_the_whole_site_drones_live_shorter_and_the_node_is_free_until_then() -> None:
-    whole = reservation(5, 9, flags=frozenset({"MAINT"}))
+    whole = reservation(5, 9)
     assert free(one(reserved=whole)) == (0, 0, 0)
     assert free(one(reserved=whole, downtime_at=whole.starts_at))[0] == 4000
 

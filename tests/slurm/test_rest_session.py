@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -202,27 +202,13 @@ async def test_a_token_is_read_again_when_its_file_changes(tmp_path: Path) -> No
             await slurm.own_jobs()
 
 
-async def test_a_token_that_slurmctld_does_not_believe_is_refused_too() -> None:
-    error = {
-        "description": "Unable to query job states",
-        "error_number": 1007,
-        "error": "Protocol authentication error",
-    }
-    refusal = (511, json.dumps({"jobs": None, "errors": [error]}))
-    async with running(Restd(reply=refusal)) as restd, rest_client(restd.url) as slurm:
-        with pytest.raises(AuthError, match="Protocol authentication error"):
-            await slurm.own_jobs()
-        with pytest.raises(AuthError):
-            await slurm.submit(DRONE)
-
-
-async def test_an_unreadable_or_invalid_token(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("text", "problem"), [(None, "cannot be read"), ("two\nlines", "contains no token")])
+async def test_an_unreadable_or_invalid_token(tmp_path: Path, text: str | None, problem: str) -> None:
     file = tmp_path / "token"
+    if text is not None:
+        file.write_text(text)
     async with running(Restd()) as restd, rest_client(restd.url, token={"file": str(file)}) as slurm:
-        with pytest.raises(AuthError, match="cannot be read"):
-            await slurm.own_jobs()
-        file.write_text("two\nlines")
-        with pytest.raises(AuthError, match="contains no token"):
+        with pytest.raises(AuthError, match=problem):
             await slurm.own_jobs()
         assert restd.asked == []
 
@@ -271,13 +257,20 @@ async def test_a_refused_connection_means_that_nothing_was_sent() -> None:
                 await call
 
 
-async def test_a_connection_that_is_cut_leaves_an_order_unsure_and_a_question_unanswered() -> None:
-    async def cut(request: web.Request) -> None:
-        if "ping" not in request.path:
-            assert request.transport is not None
-            request.transport.abort()
+async def cut(request: web.Request) -> None:
+    if "ping" not in request.path:
+        assert request.transport is not None
+        request.transport.abort()
 
-    async with running(Restd(before=cut)) as restd, rest_client(restd.url) as slurm:
+
+async def sleep(request: web.Request) -> None:
+    if "ping" not in request.path:
+        await asyncio.sleep(60)
+
+
+@pytest.mark.parametrize("before", [cut, sleep])
+async def test_silence_leaves_an_order_unsure_and_a_question_unanswered(before: Callable[[web.Request], Any]) -> None:
+    async with running(Restd(before=before)) as restd, rest_client(restd.url, "0.5s") as slurm:
         with pytest.raises(UnavailableError):
             await slurm.own_jobs()
         with pytest.raises(OutcomeUnknownError):
@@ -285,32 +278,29 @@ async def test_a_connection_that_is_cut_leaves_an_order_unsure_and_a_question_un
         assert restd.asked.count("POST /slurm/v0.0.42/job/submit") == 1
 
 
-async def test_a_deadline_that_passes_leaves_an_order_unsure() -> None:
-    async def sleep(request: web.Request) -> None:
-        if "ping" not in request.path:
-            await asyncio.sleep(60)
-
-    async with running(Restd(before=sleep)) as restd, rest_client(restd.url) as slurm:
-        with pytest.raises(OutcomeUnknownError, match="no answer within 2 s"):
-            await slurm.submit(DRONE)
+NOT_BELIEVED = {"description": "Unable to query", "error_number": 1007, "error": "Protocol authentication error"}
 
 
 @pytest.mark.parametrize(
-    ("status", "text", "error"),
-    [(502, "<html>Bad Gateway</html>", OutcomeUnknownError), (400, "Unable to parse query.", RejectedError)],
+    ("status", "body", "of_order", "of_question"),
+    [
+        (502, b"<html>Bad Gateway</html>", OutcomeUnknownError, UnavailableError),  # from somebody between us
+        (400, b"Unable to parse query.", RejectedError, UnavailableError),
+        (511, json.dumps({"jobs": None, "errors": [NOT_BELIEVED]}).encode(), AuthError, AuthError),
+        *(
+            (200, body, OutcomeUnknownError, UnavailableError)  # incomplete answers, or without a job's number
+            for body in (b"", b"[]", b'{"jobs": [', b'{"jobs": null}', b'{"jobs": [1]}', b"[" * 100_000)
+        ),
+    ],
 )
-async def test_somebody_between_us_may_have_passed_an_order_on(status: int, text: str, error: type[Exception]) -> None:
-    async with running(Restd(reply=(status, text))) as restd, rest_client(restd.url) as slurm:
-        with pytest.raises(error):
+async def test_answers_that_are_none(
+    status: int, body: bytes, of_order: type[Exception], of_question: type[Exception]
+) -> None:
+    async with running(Restd(reply=(status, body))) as restd, rest_client(restd.url) as slurm:
+        with pytest.raises(of_order):
             await slurm.submit(DRONE)
-        with pytest.raises(UnavailableError):
+        with pytest.raises(of_question):
             await slurm.own_jobs()
-
-
-async def test_a_taken_job_without_a_number_is_unsure() -> None:
-    async with running(Restd(reply=(200, '{"errors": []}'))) as restd, rest_client(restd.url) as slurm:
-        with pytest.raises(OutcomeUnknownError):
-            await slurm.submit(DRONE)
 
 
 async def test_an_answer_without_end_is_not_listened_to(
@@ -321,13 +311,6 @@ async def test_an_answer_without_end_is_not_listened_to(
         restd.add(number, user="owner")
     with pytest.raises(UnavailableError, match="says more than"):
         await slurm.own_jobs()
-
-
-@pytest.mark.parametrize("body", [b"", b"[]", b'{"jobs": [', b'{"jobs": null}', b'{"jobs": [1]}', b"[" * 100_000])
-async def test_an_incomplete_answer_is_not_an_empty_listing(body: bytes) -> None:
-    async with running(Restd(reply=(200, body))) as restd, rest_client(restd.url) as slurm:
-        with pytest.raises(UnavailableError):
-            await slurm.own_jobs()
 
 
 async def test_a_second_answer_after_a_no_is_left_unheard() -> None:
@@ -347,18 +330,16 @@ async def test_a_second_answer_after_a_no_is_left_unheard() -> None:
 # ------------------------------------------------------------------------------------------------------------- ending
 
 
-async def test_jobs_that_have_ended_are_no_error_and_no_jobs_are_no_order(restd: Restd, slurm: SlurmRestClient) -> None:
+async def test_cancelling_and_killing(restd: Restd, slurm: SlurmRestClient) -> None:
+    """A kill is for the steps first: SIGKILL to a whole job is a plain cancel. Jobs that have ended are no error."""
     await slurm.cancel([])
+    with pytest.raises(ValueError, match="is not a job"):
+        await slurm.cancel(["1,2"])
     assert restd.asked == []
     await slurm.cancel(["77", "1_77"])
-    assert restd.bodies == [{"jobs": ["77", "1_77"]}]
-
-
-async def test_a_kill_is_for_the_steps_first_as_slurm_asks_politely_otherwise(
-    restd: Restd, slurm: SlurmRestClient
-) -> None:
     await slurm.cancel(["77"], kill=True)
-    assert restd.bodies == [{"jobs": ["77"], "signal": "KILL", "flags": ["FULL_STEPS_ONLY"]}, {"jobs": ["77"]}]
+    steps = {"jobs": ["77"], "signal": "KILL", "flags": ["FULL_STEPS_ONLY"]}
+    assert restd.bodies == [{"jobs": ["77", "1_77"]}, steps, {"jobs": ["77"]}]
 
 
 async def test_cancelling_a_job_of_somebody_else_is_denied() -> None:
@@ -368,12 +349,6 @@ async def test_cancelling_a_job_of_somebody_else_is_denied() -> None:
     async with running(Restd(before=denied)) as restd, rest_client(restd.url) as slurm:
         with pytest.raises(AuthError, match="28: Access/permission denied"):
             await slurm.cancel(["28"])
-
-
-async def test_an_invalid_job_id_is_never_sent(restd: Restd, slurm: SlurmRestClient) -> None:
-    with pytest.raises(ValueError, match="is not a job"):
-        await slurm.cancel(["1,2"])
-    assert restd.asked == []
 
 
 async def test_without_slurmdbd_there_is_no_accounting(restd: Restd, slurm: SlurmRestClient) -> None:
