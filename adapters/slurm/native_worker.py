@@ -401,7 +401,8 @@ def convert_reservation(record: Any) -> Reservation:
 def convert_configuration(record: Any) -> Mapping[str, str]:
     """Return the settings of slurm.conf that are asked for, as ``scontrol show config`` prints them."""
     found = {}
-    for name, value in _attributes(record, _PYSLURM_SETTINGS).items():
+    for name, attribute in _PYSLURM_SETTINGS.items():
+        value = getattr(record, attribute, None)
         text = ",".join(map(str, value)) if isinstance(value, dict | list | tuple) else str(value or "")
         found[name] = f"{text} sec" if text.isdecimal() and name in ("KillWait", "MinJobAge") else text
     return {name: text for name, text in found.items() if text}

@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, lru_cache
 from typing import Any, Protocol, Self, TypeVar
 
 from adapters.shared.printing import printable
@@ -361,8 +362,13 @@ def read(kind: type[Record], raw: Mapping[str, Any]) -> Record:
     """
     if not raw.get("name") and kind is not SlurmJob:
         raise ValueError(f"it contains a {kind.__name__} without a name")
-    given = (each for each in dataclasses.fields(kind) if each.name in raw)  # type: ignore[arg-type]
-    return kind(**{each.name: _VALUE_READERS[str(each.type)](raw[each.name]) for each in given})
+    readers = _readers(kind)  # type: ignore[arg-type]
+    return kind(**{name: reader(raw[name]) for name, reader in readers if name in raw})
+
+
+@cache
+def _readers(kind: type) -> Sequence[tuple[str, Callable[[Any], Any]]]:
+    return [(each.name, _VALUE_READERS[str(each.type)]) for each in dataclasses.fields(kind)]
 
 
 def read_job(raw: Mapping[str, Any]) -> SlurmJob:
@@ -502,8 +508,9 @@ def _text(value: object) -> str:
 
 def _words(value: object) -> tuple[str, ...]:
     """Return a list of words, or the words of a text with commas."""
-    words = value if isinstance(value, list | tuple | frozenset) else _text(value).split(",")
-    return tuple(word for word in words if isinstance(word, str) and word)
+    if isinstance(value, list | tuple | frozenset):
+        return tuple(word for word in value if isinstance(word, str) and word)
+    return tuple(filter(None, _text(value).split(",")))
 
 
 def _hosts(value: object) -> tuple[str, ...]:
@@ -517,6 +524,7 @@ def _requested_hosts(value: object) -> tuple[str, ...]:
         return (_text(value)[:255],)
 
 
+@lru_cache(maxsize=256)  # thousands of jobs have the same few requests
 def parse_gpus(text: str) -> Mapping[str, int]:
     """Return GPUs by type ("" is any) from GRES or TRES text.
 

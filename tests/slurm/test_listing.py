@@ -1,4 +1,4 @@
-"""Jobs as drones: states, reasons, notices, ends and duplicates."""
+"""Jobs as drones: states, reasons, notices, ends, duplicates and names."""
 
 from __future__ import annotations
 
@@ -6,8 +6,18 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from adapters.slurm.drones import CancelledDrones, SlurmDroneListing, list_drones
+from adapters.slurm.drones import (
+    CancelledDrones,
+    SlurmDroneListing,
+    drone_of,
+    is_drone,
+    job_name,
+    list_drones,
+    split_drone_id,
+)
 from adapters.slurm.records import SlurmJob
 from provisioner.model import DroneId, EndKind, FaultKind, RemoteDrone, RemoteState
 
@@ -224,3 +234,60 @@ def test_a_drone_that_overstays_its_limit_is_ended_by_its_own_script(early_s: fl
     job = replace(RUNNING, state="FAILED", started_at=began, ends_at=NOW - 10, exit_code=137)
     end = one(job).end
     assert end is not None and end.kind is kind
+
+
+# ---------------------------------------------------------------------------------------------------------------- names
+
+
+def named(name: str, remote_id: str = "123") -> SlurmJob:
+    return SlurmJob(remote_id, name, "RUNNING")
+
+
+@pytest.mark.parametrize(
+    ("name", "remote_id"),
+    [
+        ("kit-two-a1b2-17.a100.horeka", "1"),  # of a controller whose name begins like ours
+        ("kit-a1b2-17.a100.topas", "1"),
+        ("kit-a1b2-17.a100", "1"),
+        ("kit-a1b2-17.a100.horeka.x", "1"),
+        ("kit-a1b2-017.a100.horeka", "1"),  # would be another drone's id
+        ("kit-a1b2-17.a100.horeka\n", "1"),
+        ("kit-a1b2-.a100.horeka", "1"),
+        ("kit-17.a100.horeka", "1"),
+        ("KIT-a1b2-17.a100.horeka", "1"),
+        ("kit-a1b2-17+.a100.horeka", "1"),  # an array that nobody has split into its tasks
+        ("kit-a1b2-17+.a100.horeka", "1_[0-9]"),
+        ("kit-a1b2-17.a100.horeka", "1_4"),
+        ("kit-a1b2-17.a100.horeka", "1.batch"),
+        ("kit-a1b2-17.a100.horeka", ""),
+        ("kit-a1b2-" + "9" * 60 + ".a100.horeka", "1"),
+        ("wrap", "1"),
+        ("", "1"),
+    ],
+)
+def test_a_job_with_another_name_is_no_drone(name: str, remote_id: str) -> None:
+    assert drone_of(named(name, remote_id), "kit", "horeka") is None
+
+
+LABEL = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,8}[a-z0-9])?", fullmatch=True)
+
+
+@given(LABEL, st.from_regex(r"[a-z0-9]{1,8}", fullmatch=True), st.integers(0, 10**9), LABEL, LABEL, st.integers(1, 5))
+def test_every_drone_of_a_job_is_found_again(
+    controller: str, birth: str, first: int, kind: str, site: str, count: int
+) -> None:
+    ids = [DroneId(f"{controller}-{birth}-{first + n}") for n in range(count)]
+    name = job_name(ids, kind, site)
+    remote = [f"8_{n}" for n in range(count)] if count > 1 else ["8"]
+    found = [drone_of(named(name, each), controller, site) for each in remote]
+    assert [each and each.drone_id for each in found] == ids
+    assert {each.type for each in found if each} == {kind}
+    assert is_drone(named(name, remote[0])) and not is_drone(named("train.sh"))
+    assert split_drone_id(ids[0], controller) == (f"{controller}-{birth}", first)
+    assert split_drone_id(ids[0], f"{controller}x") is None
+
+
+@given(st.text(max_size=300), st.text(max_size=30))
+def test_no_name_whatever_breaks_a_listing(name: str, remote_id: str) -> None:
+    found = drone_of(named(name, remote_id), "kit", "horeka")
+    assert found is None or found.drone_id.startswith("kit-")
