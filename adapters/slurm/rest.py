@@ -46,6 +46,7 @@ _JOBS_PER_QUERY = 200
 _JOBS_PER_CANCEL = 1000
 _NO_SUCH_JOB, _JOB_ENDED, _ACCESS_DENIED = 2017, 2021, 2002
 """Error numbers of Slurm."""
+_REST_ACTIVE_STATES = ("PENDING", "RUNNING", "SUSPENDED")
 _LISTING_TTL_S = 1.0
 """Age of a listing at which it still shows what others do."""
 MAX_ARRAY_TASKS = 5000
@@ -69,7 +70,7 @@ class SlurmRestClient:
 
     slurmrestd lists jobs with details only for all users: 7.7 kB each, and with 5,000 jobs it took 4.6 s and 0.7 GB of
     slurmrestd's memory. So a cheap listing (80 bytes a job) reports numbers and states, and details are requested of
-    each number once, of ours at each listing (an array in one call), and of the owner's when their state has changed.
+    each number once, of ours that live at each listing (an array in one call), and of others when they have changed.
     At the start all numbers are new. Until all are known, about 200 a second, there is no listing.
     """
 
@@ -97,7 +98,13 @@ class SlurmRestClient:
     # ---------------------------------------------------------------------------------------------------- questions
 
     async def own_jobs(self) -> Sequence[SlurmJob]:
-        await self._update(lambda number, known: self._is_own(known), max_age_s=0.0)
+        def may_have_changed(number: int, known: _KnownJobs) -> bool:
+            """Return whether it is ours, and lives: a preemption and an expected start are in the details only."""
+            is_own = any(job.user == self._user for job in known.jobs[:1])
+            lives = any(job.state in _REST_ACTIVE_STATES or job.flags for job in known.jobs)
+            return is_own and (lives or self._is_listed_otherwise(number, known))
+
+        await self._update(may_have_changed, max_age_s=0.0)
         for job in self._jobs():
             if job.user != self._user and job.remote_id.partition("_")[0] == self._last_submitted:
                 user = printable(job.user, 60)
@@ -110,16 +117,16 @@ class SlurmRestClient:
             return not set(job.partition.split(",")).isdisjoint(partitions)
 
         def has_changed(number: int, known: _KnownJobs) -> bool:
-            return known.listed != self._listing.get(number, known.listed) and any(map(is_in, known.jobs))
+            return self._is_listed_otherwise(number, known) and any(map(is_in, known.jobs))
 
         await self._update(has_changed, _LISTING_TTL_S)
-        return [job for job in self._jobs() if job.state in ("PENDING", "RUNNING", "SUSPENDED") and is_in(job)]
+        return [job for job in self._jobs() if job.state in _REST_ACTIVE_STATES and is_in(job)]
 
     def _jobs(self) -> Iterator[SlurmJob]:
         return (job for known in self._known.values() for job in known.jobs)
 
-    def _is_own(self, known: _KnownJobs) -> bool:
-        return any(job.user == self._user for job in known.jobs[:1])
+    def _is_listed_otherwise(self, number: int, known: _KnownJobs) -> bool:
+        return known.listed != self._listing.get(number, known.listed)
 
     async def _update(self, is_outdated: Callable[[int, _KnownJobs], bool], max_age_s: float) -> None:
         """List the states of all jobs, and request details of new and of outdated ones.

@@ -45,7 +45,7 @@ def states(jobs: Sequence[SlurmJob]) -> dict[str, str]:
     return {job.remote_id: job.state for job in jobs}
 
 
-async def test_details_of_others_are_requested_once_and_ours_at_each_listing(
+async def test_details_of_others_are_requested_once_and_those_of_ours_while_they_live(
     restd: Restd, slurm: SlurmRestClient
 ) -> None:
     restd.add(1)
@@ -60,7 +60,9 @@ async def test_details_of_others_are_requested_once_and_ours_at_each_listing(
     jobs = await slurm.own_jobs()
     assert states(jobs) == {"1": "FAILED", "3": "COMPLETED", "4": "PENDING"}
     assert [job.exit_code for job in jobs if job.remote_id == "1"] == [3]
-    assert sorted(restd.looked_at()) == [1, 3, 4]
+    assert sorted(restd.looked_at()) == [1, 4]
+    assert states(await slurm.own_jobs()) == {"1": "FAILED", "3": "COMPLETED", "4": "PENDING"}
+    assert restd.looked_at() == [4]
 
 
 async def test_a_task_keeps_its_name_when_it_starts_under_a_number_of_its_own(
