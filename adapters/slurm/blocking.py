@@ -9,23 +9,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from textwrap import wrap
+from typing import NamedTuple
 
 from adapters.shared.printing import printable
 from adapters.slurm.capacity import MISMATCH_DIMENSIONS, SlurmDroneType, resolve_types
 from adapters.slurm.records import Partition, SlurmNode, expand_hostlist
 from adapters.slurm.settings import LIMIT_CHECK_INTERVAL_S, SlurmNodeHardware, SlurmSiteConfig
 from provisioner.interfaces import AuditFinding
-from provisioner.model import WHOLE_GPU, DroneType, Reserve, ReserveWhen, SitePolicy
+from provisioner.model import DroneType, Reserve, ReserveWhen, SitePolicy
 
 CPU_PARTITION = "cpu-beside-gpus"
 CPU_TIER, DRONE_TIER, OWNER_TIER = 1, 2, 10
 
 
-@dataclass(frozen=True, slots=True)
-class ReserveLimits:
+class ReserveLimits(NamedTuple):
     """Resources that a node reserves for its GPUs, in Slurm's terms."""
 
     cores_per_gpu: int
@@ -45,27 +44,30 @@ def reserve_limits(
     return ReserveLimits(cores, left_mib // left_cpus if reserve.memory_mib and left_cpus else 0)
 
 
+def reserve_of(names: Sequence[str], reserves: Sequence[Reserve]) -> Reserve | None:
+    """Return the first reserve for these nodes, if it is the same for all of them."""
+    found = [next((r for r in reserves if any(fnmatchcase(name, p) for p in r.nodes)), None) for name in names]
+    return found[0] if found and all(each == found[0] for each in found) else None
+
+
+# -------------------------------------------------------------------------------------------------------------- render
+
+
 def render_blocking(policy: SitePolicy, types: Iterable[DroneType], config: SlurmSiteConfig) -> str:
     """Return configuration that enforces ``policy.blocking`` and the owner's priority; equal for equal policies."""
-    all_types = tuple(types)
     lines = _comment(
         f"Blocking and preemption for drones at site {policy.site}: `provisioner render blocking --site {policy.site}`."
         " Do not edit: change the site's file and print it again.",
-        "Each part says which file it is for and where it goes. A part for slurm.conf can be put into a file of its own"
-        " and included there. Then, with all files on all nodes: scontrol reconfigure. (If daemons are restarted"
-        " instead: slurmd on the nodes, and slurmctld AFTER them, as it takes from their first word how GPUs lie on"
-        " cores.)"
-        " `scontrol show node` then has to name cores, as in `RestrictedCoresPerGPU=4(0-7,38-45)`: with `(null)` in the"
-        " brackets nothing is kept.",
+        "Put each part where its heading says, with all files on all nodes, and run: scontrol reconfigure. (If daemons"
+        " are restarted instead: slurmd on the nodes, and slurmctld AFTER them, as it takes from their first word how"
+        " GPUs lie on cores.) `scontrol show node` then has to name cores, as in"
+        " `RestrictedCoresPerGPU=4(0-7,38-45)`: with `(null)` in the brackets nothing is kept.",
     )
-    lines.append("")
     if policy.blocking:
-        lines += _blocking(policy, config)
-        lines += _limitations(policy)
-        lines += _uncovered_types(policy, all_types)
+        lines += ["", *_blocking(policy, config), *_limitations(policy)]
     else:
-        lines += ["# ==== Blocking: the site's file has no `blocking`, so nothing is kept for free GPUs.", ""]
-    lines += _preemption(policy, all_types, config)
+        lines += ["", "# ==== Blocking: the site's file has no `blocking`, so nothing is kept for free GPUs.", ""]
+    lines += _preemption(policy, types, config)
     return "\n".join([*lines, "# ==== end", ""])
 
 
@@ -74,30 +76,25 @@ def _comment(*paragraphs: str, indent: str = "") -> list[str]:
     return [f"# {indent}{line}" for line in lines]
 
 
-# ----------------------------------------------------------------------------------------------------------- blocking
-
-
 def _blocking(policy: SitePolicy, config: SlurmSiteConfig) -> Iterator[str]:
     yield from ("# ==== Blocking", "#")
     yield from _comment("What is kept of every GPU that is free, from jobs that do not use it:")
     yield from _comment(*(f"{' '.join(each.nodes)}: {_amounts(each)}" for each in policy.blocking), indent="  ")
     yield "#"
+    for hardware in config.hardware:
+        yield from _hardware_lines(hardware, policy)
     if not config.hardware:
         yield from _comment(
-            "The lines follow from the size of the nodes, which the site's file does not tell: write it under"
-            " `options.hardware` and print this again. By hand, for each kind of node:"
+            "The lines follow from the size of the nodes: write it under `options.hardware` and print this again. By"
+            " hand, for each kind of node:"
         )
         yield "#   RestrictedCoresPerGPU = CPUs kept per GPU / ThreadsPerCore, rounded up"
         memory = "(RealMemory - GPUs * MiB kept per GPU) / (CPUs - GPUs * CPUs kept per GPU)"
         yield f"#   MaxMemPerCPU = {memory}, rounded down"
-        yield ""
-        return
-    for hardware in config.hardware:
-        yield from _hardware_lines(hardware, policy)
     yield from _comment(
         "The partitions through which GPU jobs (drones too) come to these nodes need a higher PriorityTier than that"
-        f" partition, {DRONE_TIER} or more: with equal tiers a GPU job that waits makes the scheduler keep the whole"
-        " node, and none starts although its cores are free.",
+        f" of CPU-only jobs, {DRONE_TIER} or more: with equal tiers a GPU job that waits makes the scheduler keep the"
+        " whole node, and none starts although its cores are free.",
         "Jobs without a GPU that come through one of those meet RestrictedCoresPerGPU there too, but no limit of"
         " memory: have such jobs refused there (job_submit), or give it the same MaxMemPerCPU; a GPU job that wants"
         " more memory per CPU is then given, and charged, more CPUs.",
@@ -110,45 +107,41 @@ def _amounts(reserve: Reserve) -> str:
     return ", ".join(f"{amount} {unit}" for unit, amount in amounts.items() if amount) or "nothing"
 
 
-def reserve_of(names: Sequence[str], reserves: Sequence[Reserve]) -> Reserve | None:
-    """Return the first reserve for these nodes, if it is the same for all of them."""
-    found = [next((r for r in reserves if any(fnmatchcase(name, p) for p in r.nodes)), None) for name in names]
-    return found[0] if found and all(each == found[0] for each in found) else None
-
-
 def _hardware_lines(hardware: SlurmNodeHardware, policy: SitePolicy) -> Iterator[str]:
-    nodes, gpus = hardware.nodes, hardware.gpus
+    nodes, gpus, size = hardware.nodes, hardware.gpus, f"{hardware.cpus} CPUs and {hardware.memory} MiB"
+    reserve = limits = None
+    problem = "`blocking` has not one entry for all of them: write a `hardware` for each"
     try:
         reserve = reserve_of(expand_hostlist(nodes), policy.blocking)
     except ValueError as error:
-        yield from _comment(f"!! `hardware`: {error}: nothing is printed for these nodes.")
-        return
-    if reserve is None:
-        yield from _comment(f"!! {nodes}: `blocking` has not one entry for all of them: write a `hardware` for each.")
-        yield "#"
-        return
-    limits = reserve_limits(reserve, hardware.cpus, hardware.threads_per_core, hardware.memory, gpus)
-    if limits is None:
-        yield from _comment(
-            f"!! {nodes}: {gpus} GPUs cannot keep {_amounts(reserve)} each of {hardware.cpus} CPUs and"
-            f" {hardware.memory} MiB: nothing is printed for these nodes."
-        )
-        yield "#"
+        problem = str(error)
+    if reserve is not None:
+        limits = reserve_limits(reserve, hardware.cpus, hardware.threads_per_core, hardware.memory, gpus)
+        problem = f"{gpus} GPUs cannot keep {_amounts(reserve)} each of {size}"
+    if reserve is None or limits is None:
+        yield from (*_comment(f"!! {nodes}: {problem}: nothing is printed for these nodes."), "#")
         return
     if limits.cores_per_gpu:
-        yield from _cores(hardware, limits)
+        yield from _core_lines(hardware, limits.cores_per_gpu)
     if limits.memory_per_cpu_mib:
-        yield from _memory(hardware, reserve, limits)
+        yield f"# ---- slurm.conf, after the NodeName lines of {nodes}"
+        yield from _comment(
+            "The partition for CPU-only jobs on these nodes; if you have one, add the last three words to its line. A"
+            f" job that asks for more than {limits.memory_per_cpu_mib} MiB per CPU is given more CPUs, so CPU-only jobs"
+            f" run out of CPUs before they have more than {hardware.memory - gpus * reserve.memory_mib} MiB of a node."
+        )
+        name = f"{CPU_PARTITION}-{hardware.gres.partition(':')[2]}".rstrip("-")
+        words = f"State=UP PriorityTier={CPU_TIER} PreemptMode=OFF MaxMemPerCPU={limits.memory_per_cpu_mib}"
+        yield from (f"PartitionName={name} Nodes={nodes} {words}", "")
 
 
-def _cores(hardware: SlurmNodeHardware, limits: ReserveLimits) -> Iterator[str]:
+def _core_lines(hardware: SlurmNodeHardware, cores_per_gpu: int) -> Iterator[str]:
     yield f"# ---- slurm.conf, before the NodeName lines of {hardware.nodes}"
     yield from _comment(
         "(or add the words to each of these lines; another NodeName=DEFAULT line, with"
         " RestrictedCoresPerGPU=0, ends it). Slurm 24.05 or newer; older ones refuse the whole file."
     )
-    yield f"NodeName=DEFAULT RestrictedCoresPerGPU={limits.cores_per_gpu}"
-    yield ""
+    yield from (f"NodeName=DEFAULT RestrictedCoresPerGPU={cores_per_gpu}", "")
     yield f"# ---- gres.conf, in the place of the lines for {hardware.nodes}"
     yield from _comment(
         "Cores= has to be there, and on the boundaries of sockets: with GPUs bound to parts of a socket, as"
@@ -168,37 +161,17 @@ def _cores(hardware: SlurmNodeHardware, limits: ReserveLimits) -> Iterator[str]:
     yield ""
 
 
-def _memory(hardware: SlurmNodeHardware, reserve: Reserve, limits: ReserveLimits) -> Iterator[str]:
-    total_mib = hardware.memory - hardware.gpus * reserve.memory_mib
-    yield f"# ---- slurm.conf, after the NodeName lines of {hardware.nodes}"
-    yield from _comment(
-        "The partition for CPU-only jobs on these nodes; if you have one, add the last three words to its line. A job"
-        f" that asks for more than {limits.memory_per_cpu_mib} MiB per CPU is given more CPUs, so CPU-only jobs run out"
-        f" of CPUs before they have more than {total_mib} MiB of a node."
-    )
-    name = f"{CPU_PARTITION}-{hardware.gres.partition(':')[2]}".rstrip("-")
-    yield (
-        f"PartitionName={name} Nodes={hardware.nodes} State=UP PriorityTier={CPU_TIER}"
-        f" PreemptMode=OFF MaxMemPerCPU={limits.memory_per_cpu_mib}"
-    )
-    yield ""
-
-
 def _limitations(policy: SitePolicy) -> Iterator[str]:
     """Yield what an administrator would otherwise believe to be kept."""
     yield from ("# ==== What Slurm cannot do", "#")
     yield from _comment(
         "- Memory per free GPU, as such: there is nothing like RestrictedCoresPerGPU for it. MaxMemPerCPU holds for the"
-        " partition that has it, and for no other.",
+        " partition that has it, and for no other, and is the same whether GPUs are free or not.",
         "- In 22.05 there is no RestrictedCoresPerGPU, and MaxMemPerCPU leaks: CPU-only jobs of much memory took all"
         " of a node in spite of it. MaxCPUsPerNode on the CPU partition (CPUs less what all GPUs keep) keeps the CPUs.",
-        "- The CPUs are kept while the GPU is free, whichever it is; MaxMemPerCPU is the same whether GPUs are free or"
-        " not.",
     )
     if any(reserve.disk_mib for reserve in policy.blocking):
-        yield from _comment(
-            "- Disk: Slurm does not give it out (TmpDisk is compared, and never counted down). Not kept."
-        )
+        yield "# - Disk: Slurm does not give it out (TmpDisk is compared, and never counted down). Not kept."
     if any(reserve.when is ReserveWhen.GPU_DEMAND for reserve in policy.blocking):
         yield from _comment(
             "- `when: gpu-demand`: these lines do not know whether GPU work waits. CPU drones that the provisioner asks"
@@ -207,25 +180,7 @@ def _limitations(policy: SitePolicy) -> Iterator[str]:
     yield ""
 
 
-def _uncovered_types(policy: SitePolicy, types: Sequence[DroneType]) -> Iterator[str]:
-    """Yield drone types that no reserve covers."""
-    most_cpus = max(reserve.cpus for reserve in policy.blocking)
-    most_mib = max(reserve.memory_mib for reserve in policy.blocking)
-    for kind in types:
-        gpus = -(-kind.gpu_milli // WHOLE_GPU)
-        for what, asked, most in (("CPUs", kind.cpus, most_cpus), ("MiB of memory", kind.memory_mib, most_mib)):
-            if gpus and 0 < most * gpus < asked:
-                yield from _comment(
-                    f"Drone type {kind.name} takes {asked / gpus:g} {what} per GPU and no reserve keeps that much"
-                    f" ({most} at most): once CPU work has filled the rest of a node, its last free GPUs get no such"
-                    " drone."
-                )
-
-
-# --------------------------------------------------------------------------------------------------------- preemption
-
-
-def _preemption(policy: SitePolicy, types: Sequence[DroneType], config: SlurmSiteConfig) -> Iterator[str]:
+def _preemption(policy: SitePolicy, types: Iterable[DroneType], config: SlurmSiteConfig) -> Iterator[str]:
     yield from ("# ==== Owner's priority", "#")
     if config.owner is None:
         yield from _comment("The site's file names no owner (`options.owner`): drones are jobs like any others.")
@@ -243,9 +198,9 @@ def _preemption(policy: SitePolicy, types: Sequence[DroneType], config: SlurmSit
     yield from ("# ---- slurm.conf", "PreemptType=preempt/partition_prio", "PreemptMode=CANCEL")
     yield from _comment("Without it nothing is lost: the drone itself is a job step, and steps get the signal at once.")
     yield from ("PreemptParameters=send_user_signal", "#")
+    owners = ", ".join(config.owner.partitions)
     yield from _comment(
-        f"On the PartitionName lines of {', '.join(config.owner.partitions)} (the owner):"
-        f" PriorityTier={OWNER_TIER} PreemptMode=OFF",
+        f"On the PartitionName lines of {owners} (the owner): PriorityTier={OWNER_TIER} PreemptMode=OFF",
         f"On those of {', '.join(drones) or 'the drones'} (drones): PriorityTier={DRONE_TIER} PreemptMode=CANCEL"
         f" GraceTime={grace_s}",
         f"SIGTERM then comes at once, the end {grace_s} s later and up to {LIMIT_CHECK_INTERVAL_S} s on top of that, as"
@@ -256,6 +211,8 @@ def _preemption(policy: SitePolicy, types: Sequence[DroneType], config: SlurmSit
 # --------------------------------------------------------------------------------------------------------------- audit
 
 _SECONDS_SETTING = re.compile(r"(\d+)(?:\s*sec(?:onds)?)?")
+_Gap = tuple[str, str, str]
+"""Node or partition, dimension, message."""
 
 
 class SlurmAudit:
@@ -275,184 +232,124 @@ class SlurmAudit:
     ) -> None:
         self.nodes, self.partitions, self.configuration = nodes, partitions, configuration
         self.policy, self.types, self.config = policy, resolve_types(types, partitions, config), config
+        self._named = {each.name: each for each in partitions}
+        self._render = f"`provisioner render blocking --site {policy.site}` prints"
 
     def gaps(self) -> tuple[AuditFinding, ...]:
         """Return where the running configuration does not do what the policy and the drone types say."""
-        types = [kind for kind in self.types if kind.partitions]  # _partition_gaps reports the others
-        of_types = [gap for kind in types for gap in self._type_gaps(kind)]
+        of_types = [gap for kind in self.types for gap in self._type_gaps(kind)]
         rest = (*self._blocking_gaps(), *self._grace_gaps(), *self._job_age_gaps())
-        return (*self._partition_gaps(), *of_types, *rest)
+        return tuple(AuditFinding(*gap) for gap in (*self._partition_gaps(), *of_types, *rest))
 
-    def _partition_gaps(self) -> Iterator[AuditFinding]:
-        known = {each.name: each for each in self.partitions}
+    def _partition_gaps(self) -> Iterator[_Gap]:
         for name in dict.fromkeys(name for kind in self.types for name in kind.options.partition.split(",") if name):
-            if name not in known:
-                problem = f"no such partition (there are: {_names(sorted(known))}); correct `options.partition`"
-                yield AuditFinding(name, "partition", problem)
-            elif not known[name].up:
-                problem = "the partition is down: drones wait in it until its admin sets it up again"
-                yield AuditFinding(name, "partition", problem)
+            if name not in self._named:
+                there = _names(sorted(self._named))
+                yield name, "partition", f"no such partition (there are: {there}); correct `options.partition`"
+            elif not self._named[name].up:
+                yield name, "partition", "the partition is down: drones wait in it until its admin sets it up again"
 
-    def _type_gaps(self, kind: SlurmDroneType) -> Iterator[AuditFinding]:
-        label, where = f"drone type {kind.type.name}", kind.options.partition or "default"
+    def _type_gaps(self, kind: SlurmDroneType) -> Iterator[_Gap]:
+        if not kind.partitions:
+            return  # _partition_gaps reports it
+        label = f"drone type {kind.type.name}"
         up = [each for each in kind.partitions if each.up]
         if up and not any(map(kind.admitted_by, up)):
             most_s = max(each.max_s for each in up)
-            yield AuditFinding(
-                ",".join(each.name for each in up),
-                "walltime",
-                f"{label} lives {kind.type.walltime_s:.0f} s and MaxTime is {most_s:.0f} s: it would wait forever or be"
-                f" rejected; write `walltime: {most_s / 3600:g}h` at most",
-            )
-        tried = [(node, kind.mismatch(node)) for node in self.nodes if node.state != "FUTURE"]
-        hosts = [node for node, why in tried if why is None]
-        if failed := [(node, why) for node, why in tried if why is not None and not hosts]:
-            node, why = max(failed, key=lambda pair: MISMATCH_DIMENSIONS.index(pair[1].dimension))
-            nearest = f"Nearest is {node.name}: {why.dimension} requested {why.requested}, available {why.available}"
-            yield AuditFinding(where, "types", f"{label}: no node could host one. {printable(nearest, 300)}")
-        if mixed := [node.name for node in hosts if kind.gpus and self._hosts_other_gpus(node, kind)]:
-            yield AuditFinding(
-                _names(mixed),
-                "gpus",
-                f"{label} shares nodes with a type that needs other GPUs of them: such a node is planned with one type"
-                " of GPU at a time, that of which most is free",
-            )
-        if "exclusive" in kind.options.submit and any(kind.gpus < sum(node.gpus.values()) for node in hosts):
-            yield AuditFinding(
-                where,
-                "exclusive",
-                f"{label} takes whole nodes (`submit.exclusive`) and is smaller than they are: the rest stays idle;"
-                " make it as large as the node",
-            )
+            lives = f"{label} lives {kind.type.walltime_s:.0f} s and MaxTime is {most_s:.0f} s"
+            repair = f"it would wait forever or be rejected; write `walltime: {most_s / 3600:g}h` at most"
+            yield ",".join(each.name for each in up), "walltime", f"{lives}: {repair}"
+        failed = [(node, kind.mismatch(node)) for node in self.nodes if node.state != "FUTURE"]
+        misses = [(MISMATCH_DIMENSIONS.index(why.dimension), node.name, why) for node, why in failed if why]
+        if misses and len(misses) == len(failed):
+            _, node_name, why = max(misses, key=lambda miss: miss[0])
+            nearest = f"Nearest is {node_name}: {why.dimension} requested {why.requested}, available {why.available}"
+            where = kind.options.partition or "default"
+            yield where, "types", f"{label}: no node could host one. {printable(nearest, 300)}"
 
-    def _hosts_other_gpus(self, node: SlurmNode, kind: SlurmDroneType) -> bool:
-        own = kind.gpu_types(node)
-        others = [each for each in self.types if each.gpus and each.mismatch(node) is None]
-        return any(own.isdisjoint(each.gpu_types(node)) for each in others)
-
-    # -------------------------------------------------------------------------------------------------------- blocking
-
-    def _blocking_gaps(self) -> Iterator[AuditFinding]:
-        known = {each.name: each for each in self.partitions}
+    def _blocking_gaps(self) -> Iterator[_Gap]:
         for node in self.nodes:
             hosted = [kind for kind in self.types if kind.mismatch(node) is None]
             if not any(node.gpus.values()) or not any(kind.gpus for kind in hosted):
                 continue
             reserve = reserve_of([node.name], self.policy.blocking)
             if reserve is not None:
-                through = [known[name] for name in node.partitions if name in known and known[name].up]
-                yield from self._reserve_gaps(node, reserve, through)
+                yield from ((node.name, *gap) for gap in self._reserve_gaps(node, reserve))
             elif node.restricted_cores_per_gpu and any(not kind.gpus for kind in hosted):
-                yield AuditFinding(
-                    node.name,
-                    "cpus",
-                    f"the node keeps {node.restricted_cores_per_gpu} cores per free GPU (RestrictedCoresPerGPU) and"
-                    " `blocking` does not say so: CPU drones would be asked for and wait; write the same into"
-                    " `blocking`",
-                )
+                kept = f"the node keeps {node.restricted_cores_per_gpu} cores per free GPU (RestrictedCoresPerGPU)"
+                why = "CPU drones would be asked for and wait; write the same into `blocking`"
+                yield node.name, "cpus", f"{kept} and `blocking` does not say so: {why}"
         for pattern in dict.fromkeys(p for reserve in self.policy.blocking for p in reserve.nodes):
             if not any(fnmatchcase(node.name, pattern) for node in self.nodes):
                 there = _names([node.name for node in self.nodes if node.gpus], 3)
-                problem = f"no node has such a name (there are: {there}); correct `blocking.nodes`"
-                yield AuditFinding(pattern, "nodes", problem)
+                yield pattern, "nodes", f"no node has such a name (there are: {there}); correct `blocking.nodes`"
 
-    def _reserve_gaps(self, node: SlurmNode, reserve: Reserve, through: Sequence[Partition]) -> Iterator[AuditFinding]:
+    def _reserve_gaps(self, node: SlurmNode, reserve: Reserve) -> Iterator[tuple[str, str]]:
         """Compare what jobs without GPU can get through each partition while all GPUs of the node are free.
 
         Their memory ends with their CPUs, where the partition limits it per CPU.
         """
         gpus, threads = sum(node.gpus.values()), node.threads_per_core or 1
+        cpus, memory_mib = gpus * reserve.cpus, gpus * reserve.memory_mib
         limits = reserve_limits(reserve, node.cpus, threads, node.memory_mib, gpus)
         if limits is None:
-            yield AuditFinding(
-                node.name,
-                "cpus" if gpus * reserve.cpus >= node.cpus else "memory",
-                f"{gpus} GPUs cannot keep {reserve.cpus} CPUs and {reserve.memory_mib} MiB each of {node.cpus} CPUs and"
-                f" {node.memory_mib} MiB: write less into `blocking` for it",
-            )
+            share, size = f"{reserve.cpus} CPUs and {reserve.memory_mib} MiB", f"{node.cpus} CPUs and"
+            problem = f"{gpus} GPUs cannot keep {share} each of {size} {node.memory_mib} MiB"
+            problem = f"{problem}: write less into `blocking` for it"
+            yield "cpus" if cpus >= node.cpus else "memory", problem
             return
-        repair = f"`provisioner render blocking --site {self.policy.site}` prints what can be done"
-        if self.config.transport == "native":
-            repair += " (but pyslurm does not tell RestrictedCoresPerGPU: see `scontrol show node` first)"
         kept_cpus, kept_mib = {}, {}
-        for each in through:
-            by_partition = node.cpus - each.max_cpus_per_node if each.max_cpus_per_node else 0
-            kept = max(gpus * node.restricted_cores_per_gpu * threads, by_partition, 0)
-            per_cpu_mib = each.max_memory_per_cpu_mib
-            kept_cpus[each.name] = kept
-            kept_mib[each.name] = max(0, node.memory_mib - (node.cpus - kept) * per_cpu_mib) if per_cpu_mib else 0
-        if reserve.cpus and (loose := [name for name, kept in kept_cpus.items() if kept < gpus * reserve.cpus]):
-            yield AuditFinding(
-                node.name,
-                "cpus",
-                f"{gpus} free GPUs keep {min(kept_cpus.values())} of {node.cpus} CPUs, requested"
-                f" {gpus * reserve.cpus}: jobs without GPU may have the rest through {_names(loose)}; {repair}",
-            )
-        requested = gpus * reserve.memory_mib
-        if loose := [name for name, kept in kept_mib.items() if kept < requested]:
-            yield AuditFinding(
-                node.name,
-                "memory",
-                f"{gpus} free GPUs keep {min(kept_mib.values())} of {node.memory_mib} MiB, requested {requested}: jobs"
-                f" without GPU may have the rest through {_names(loose)} (MaxMemPerCPU={limits.memory_per_cpu_mib}"
-                f" there would keep it); {repair}",
-            )
+        for partition in (self._named[name] for name in node.partitions if name in self._named):
+            if partition.up:
+                by_partition = node.cpus - (partition.max_cpus_per_node or node.cpus)
+                kept = max(gpus * node.restricted_cores_per_gpu * threads, by_partition)
+                kept_cpus[partition.name] = kept
+                per_cpu_mib = partition.max_memory_per_cpu_mib
+                most_mib = (node.cpus - kept) * per_cpu_mib if per_cpu_mib else node.memory_mib
+                kept_mib[partition.name] = max(0, node.memory_mib - most_mib)
+        repair = f"{self._render} what can be done"
+        if loose := [name for name, kept in kept_cpus.items() if kept < cpus]:
+            found = f"{gpus} free GPUs keep {min(kept_cpus.values())} of {node.cpus} CPUs, requested {cpus}"
+            yield "cpus", f"{found}: jobs without GPU may have the rest through {_names(loose)}; {repair}"
+        if loose := [name for name, kept in kept_mib.items() if kept < memory_mib]:
+            found = f"{gpus} free GPUs keep {min(kept_mib.values())} of {node.memory_mib} MiB, requested {memory_mib}"
+            limit = f"MaxMemPerCPU={limits.memory_per_cpu_mib} there would keep it"
+            yield "memory", f"{found}: jobs without GPU may have the rest through {_names(loose)} ({limit}); {repair}"
         if reserve.disk_mib:
-            problem = "Slurm keeps no disk: leave `disk` out of `blocking`, or live with it"
-            yield AuditFinding(node.name, "disk", problem)
+            yield "disk", "Slurm keeps no disk: leave `disk` out of `blocking`, or live with it"
 
-    # ----------------------------------------------------------------------------------------------------------- grace
-
-    def _grace_gaps(self) -> Iterator[AuditFinding]:
+    def _grace_gaps(self) -> Iterator[_Gap]:
         grace_s, kill_wait_s = self.policy.grace_s, parse_seconds(self.configuration.get("KillWait", ""))
         promised = f"`timeouts.grace` is {grace_s:.0f} s: drones would promise their jobs time that they do not have"
         if kill_wait_s is not None and kill_wait_s < grace_s:
-            yield AuditFinding(
-                "slurm.conf",
-                "grace",
-                f"a drone that is asked to leave is killed {kill_wait_s} s after SIGTERM (KillWait), {promised}; write"
-                f" `grace: {kill_wait_s}s`, or have KillWait raised",
-            )
+            killed = f"a drone that is asked to leave is killed {kill_wait_s} s after SIGTERM (KillWait)"
+            repair = f"write `grace: {kill_wait_s}s`, or have KillWait raised"
+            yield "slurm.conf", "grace", f"{killed}, {promised}; {repair}"
         by_qos = "qos" in self.configuration.get("PreemptType", "")
         is_reported = bool(self.configuration.get("PreemptType") or self.configuration.get("PreemptMode"))
         for each in {each.name: each for kind in self.types for each in kind.partitions}.values():
             mode = preempt_mode(each, self.partitions, self.configuration)
             if mode == "" and self.config.owner is not None and is_reported and not by_qos:
-                yield AuditFinding(
-                    each.name,
-                    "preemption",
-                    "Slurm takes no drone's place in this partition for the owner: their jobs wait until drones have"
-                    f" been asked to leave; `provisioner render blocking --site {self.policy.site}` prints how it"
-                    " would",
-                )
+                problem = "Slurm takes no drone's place in this partition for the owner: their jobs wait until drones"
+                yield each.name, "preemption", f"{problem} have been asked to leave; {self._render} how it would"
             if mode in ("SUSPEND", "GANG"):
-                yield AuditFinding(
-                    each.name,
-                    "preemption",
-                    f"a preempted drone is suspended (PreemptMode={each.preempt_mode or mode}): its jobs stand still"
-                    " and its pool takes it for dead; have PreemptMode=CANCEL set for the partition",
-                )
+                problem = f"a preempted drone is suspended (PreemptMode={each.preempt_mode or mode})"
+                why = "its jobs stand still and its pool takes it for dead"
+                yield each.name, "preemption", f"{problem}: {why}; have PreemptMode=CANCEL set for the partition"
             got_s = each.grace_s + (kill_wait_s or 0)
             if mode in ("CANCEL", "REQUEUE") and kill_wait_s is not None and got_s < grace_s and not by_qos:
-                yield AuditFinding(
-                    each.name,
-                    "grace",
-                    f"a preempted drone is killed {got_s:.0f} s after SIGTERM, up to {LIMIT_CHECK_INTERVAL_S} s more"
-                    f" (GraceTime {each.grace_s:.0f} s, KillWait {kill_wait_s} s), {promised}",
-                )
+                killed = f"a preempted drone is killed {got_s:.0f} s after SIGTERM, or {LIMIT_CHECK_INTERVAL_S} s later"
+                limits = f"GraceTime {each.grace_s:.0f} s, KillWait {kill_wait_s} s"
+                yield each.name, "grace", f"{killed} ({limits}), {promised}"
 
-    def _job_age_gaps(self) -> Iterator[AuditFinding]:
+    def _job_age_gaps(self) -> Iterator[_Gap]:
         age_s, max_age_s = parse_seconds(self.configuration.get("MinJobAge", "")), self.policy.view_max_age_s
         kept_in = self.configuration.get("AccountingStorageType")
         without = kept_in is not None and ("none" in kept_in or kept_in in ("", "(null)"))
         if age_s is not None and age_s < max_age_s and (without or self.config.accounting is False):
-            yield AuditFinding(
-                "slurm.conf",
-                "ends",
-                f"slurmctld forgets a job {age_s} s after its end (MinJobAge), a poll may be {max_age_s:.0f} s old and"
-                " there is no accounting to ask: how a drone ended may never be known; have MinJobAge raised to its"
-                " default, 300",
-            )
+            forgets = f"slurmctld forgets a job {age_s} s after its end (MinJobAge)"
+            why = f"a poll may be {max_age_s:.0f} s old, and without accounting its end may never be known"
+            yield "slurm.conf", "ends", f"{forgets}: {why}; have MinJobAge raised to its default, 300"
 
 
 def _names(names: Sequence[str], most: int = 4) -> str:

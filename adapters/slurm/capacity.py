@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from adapters.slurm.records import Partition, Reservation, SlurmNode, expand_hostlist
-from adapters.slurm.settings import SlurmJobOptions, SlurmSiteConfig, SlurmTypeOptions
+from adapters.slurm.settings import SlurmSiteConfig, SlurmTypeOptions
 from provisioner.model import WHOLE_GPU, DroneType, Node
 
 _UNUSABLE_STATES = frozenset({"DOWN", "FUTURE", "ERROR", "UNKNOWN"})
@@ -56,6 +56,11 @@ class SlurmDroneType:
     def gres(self) -> str:
         """Return the type of its GPUs in Gres; "" is any."""
         return self.options.gres.partition(":")[2]
+
+    @property
+    def reservations(self) -> frozenset[str]:
+        """Return the reservations that it runs in. Only jobs that name one are sure to be admitted to it."""
+        return frozenset(filter(None, self.options.reservation.split(",")))
 
     @property
     def gpus(self) -> int:
@@ -153,34 +158,29 @@ def list_nodes(
     partitions: Sequence[Partition],
     types: Iterable[DroneType],
     config: SlurmSiteConfig,
-    reservations: Iterable[Reservation] = (),
+    reservations: Sequence[Reservation] = (),
     *,
     now: float | None = None,
     downtime_at: float = 0.0,
-    users: Collection[str] = (),
 ) -> tuple[Node, ...]:
     """Return the nodes that could host a drone of some type.
 
     ``downtime_at``: when the whole site goes down; drones end before it, so its reservations block none until then.
-    ``users``: our account's name, where known.
     """
     now = time.time() if now is None else now
     resolved = resolve_types(types, partitions, config)
-    by_node: dict[str, list[Reservation]] = {}
-    for reservation in reservations:
-        for name in reservation.nodes if reservation.ends_at > now else ():
-            by_node.setdefault(name, []).append(reservation)
+    active = [(each, frozenset(each.nodes)) for each in reservations if each.ends_at > now]
     found = []
     for node in slurm_nodes:
         possible = [each for each in resolved if node.state != "FUTURE" and each.mismatch(node) is None]
         if not possible:
             continue
-        reserved = by_node.get(node.name, [])
+        reserved = [each for each, names in active if node.name in names]
         startable = [
             each
             for each in possible
             if any(map(each.admitted_by, each.partitions_of(node)))
-            and not _is_reserved(each, reserved, now, downtime_at, users)
+            and not _is_reserved(each, reserved, now, downtime_at)
             and not ("exclusive" in each.options.submit and node.used_cpus)
         ]
         if not is_usable(node, config) or ("RESERVED" in node.flags and not reserved):
@@ -263,19 +263,13 @@ def _free_gpus(node: SlurmNode, shown: frozenset[str]) -> int:
 
 
 def next_downtime(
-    reservations: Iterable[Reservation],
-    nodes: Iterable[SlurmNode],
-    types: Sequence[SlurmDroneType],
-    now: float,
-    users: Collection[str] = (),
+    reservations: Iterable[Reservation], nodes: Iterable[SlurmNode], types: Sequence[SlurmDroneType], now: float
 ) -> float:
     """Return when the next downtime of the site begins; 0 if none is planned.
 
     From then on every node on which drones could run is reserved for others, by one reservation (maintenance, mostly)
     or by several together. One that has begun does not count: its nodes are not free. A reservation of only some nodes
     is no downtime: :func:`list_nodes` leaves these out when it is near.
-
-    ``users``: our account's name, where known.
     """
     possible = {
         node.name
@@ -286,7 +280,7 @@ def next_downtime(
         each
         for each in reservations
         if each.ends_at > now
-        and not all(_can_use(each, drone_type.options, users) for drone_type in types)
+        and not all(each.name in drone_type.reservations for drone_type in types)
         and possible & set(each.nodes)
     ]
     for start in sorted({each.starts_at for each in planned if each.starts_at > now}):
@@ -296,30 +290,13 @@ def next_downtime(
     return 0.0
 
 
-def _can_use(reservation: Reservation, options: SlurmJobOptions, users: Collection[str]) -> bool:
-    """Return whether drones with these options may run in the reservation.
-
-    They name it, or it draws their jobs (MAGNETIC). To be among its accounts alone is not enough: Slurm admits only
-    jobs that name it.
-    """
-    if reservation.name in options.reservation.split(","):
-        return True
-    of_account = bool(options.account) and options.account in reservation.accounts
-    return "MAGNETIC" in reservation.flags and (of_account or any(user in reservation.users for user in users))
-
-
 def _is_reserved(
-    drone_type: SlurmDroneType,
-    reservations: Iterable[Reservation],
-    now: float,
-    downtime_at: float,
-    users: Collection[str],
+    drone_type: SlurmDroneType, reservations: Sequence[Reservation], now: float, downtime_at: float
 ) -> bool:
     """Return whether the reservations of a node, none of which is over, keep a drone that starts now off it."""
-    options = drone_type.options
-    named = options.reservation.split(",")
-    if options.reservation and not any(each.name in named for each in reservations):
+    own = [each for each in reservations if each.name in drone_type.reservations]
+    if drone_type.reservations and not own:
         return True  # such drones run nowhere else
     end = now + (drone_type.type.walltime_s or math.inf)
     until = min(end, downtime_at) if downtime_at > now else end
-    return any(each.starts_at < until and not _can_use(each, options, users) for each in reservations)
+    return any(each.starts_at < until for each in reservations if each not in own)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import re
-import subprocess
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -26,10 +24,6 @@ _NO_CONFIGURATION = re.compile(
 PYSLURM_REQUIRED = (
     "the native transport needs pyslurm: pip install 'gpu-drone-provisioner[slurm-native]' on a host of the cluster"
     " with a C compiler, Slurm's headers and libslurmfull.so, of the release of Slurm that this pyslurm is for"
-)
-_PYTHON_CHECK_TIMEOUT_S = 5.0
-_PYTHON_CHECK = (
-    "import sys, importlib.util as u; print('old' if sys.version_info < (3, 11) else bool(u.find_spec('pyslurm')))"
 )
 
 
@@ -134,30 +128,3 @@ def explain_error(error: UnavailableError) -> UnavailableError:
     return UnavailableError(
         f"{message}: the native transport works on hosts of the cluster only. {error}", FaultKind.CONFIG
     )
-
-
-def missing_requirement(python: str) -> str:
-    """Return what the interpreter (this one, if none is named) lacks on this host; "" if nothing.
-
-    pyslurm is not loaded for that: it may end a process, and needs the cluster.
-    """
-    if not python:
-        return "" if importlib.util.find_spec("pyslurm") else PYSLURM_REQUIRED
-    try:
-        done = subprocess.run(
-            [python, "-c", _PYTHON_CHECK],
-            cwd="/",
-            capture_output=True,
-            stdin=subprocess.DEVNULL,
-            timeout=_PYTHON_CHECK_TIMEOUT_S,
-        )
-    except subprocess.TimeoutExpired:
-        return ""
-    except OSError as error:
-        return f"{python} cannot be started: {error.strerror or error}"
-    problems = {
-        b"True": "",
-        b"old": f"{python} is older than Python 3.11",
-        b"False": f"{python} has no pyslurm: {PYSLURM_REQUIRED}",
-    }
-    return problems.get(done.stdout.strip(), f"{python} is not a Python interpreter (exit status {done.returncode})")

@@ -12,7 +12,7 @@ import os
 import pwd
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
@@ -27,14 +27,15 @@ from adapters.slurm.records import (
     SlurmJob,
     SlurmNode,
     SlurmSubmission,
-    expand_hostlist,
     fold_job_ids,
     format_ranges,
-    gpus_per_node,
     parse_gpus,
     parse_tasks,
+    read,
+    read_job,
+    read_node,
 )
-from adapters.slurm.states import UNFINISHED_STATES, query_error, refusal_error
+from adapters.slurm.states import query_error, refusal_error
 from provisioner.interfaces import RejectedError, UnavailableError
 from provisioner.model import FaultKind
 
@@ -42,7 +43,7 @@ _PYSLURM_JOB_ENVIRONMENT = {"SLURM_EXPORT_ENV": "NIL"}
 """The environment of jobs: that of ``sbatch --export=NIL``. (pyslurm passes everything on if this is empty.)"""
 _SIGKILL, _STEPS_ONLY = 9, 1 << 2
 _PYSLURM_NOTHING_TO_CANCEL = ("Invalid job id specified", "Job/step already completing or completed")
-_PYSLURM_ACTIVE_STATES = frozenset({"PENDING", "RUNNING", "SUSPENDED", "CONFIGURING", "COMPLETING"})
+_PYSLURM_ACTIVE = frozenset({"PENDING", "RUNNING", "SUSPENDED", "CONFIGURING", "COMPLETING"})
 
 T = TypeVar("T")
 
@@ -65,12 +66,10 @@ class NativeWorker:
 
     def own_jobs(self) -> list[SlurmJob]:
         uid = os.getuid()
-        return [job for each in self._jobs() if each.user_id == uid for job in convert_jobs(each)]
+        return self._jobs(lambda record: record.user_id == uid)
 
     def active_jobs(self, partitions: Collection[str]) -> list[SlurmJob]:
-        found = (each for each in self._jobs() if each.state in _PYSLURM_ACTIVE_STATES)
-        wanted = (each for each in found if not set((each.partition or "").split(",")).isdisjoint(partitions))
-        return [job for each in wanted for job in convert_jobs(each)]
+        return self._jobs(lambda record: not set((record.partition or "").split(",")).isdisjoint(partitions), True)
 
     def ended_jobs(self, remote_ids: Collection[str], since: float) -> list[SlurmJob] | None:
         """Return these jobs, or all of ours that ended since then; None where there is no accounting."""
@@ -80,36 +79,45 @@ class NativeWorker:
         numbers = sorted({int(each.partition("_")[0]) for each in remote_ids})
         query = {"ids": numbers} if numbers else {"users": [uid], "start_time": int(since)}
         found = self._query(lambda: database.Jobs.load(database.JobFilter(**query)), "the accounting database")
-        jobs = [convert_accounted_job(each) for each in found.values() if each.user_id == uid]
+        jobs = self._read(convert_accounted_job, [each for each in found.values() if each.user_id == uid])
         return [job for job in jobs if job.state != "PENDING" and (not remote_ids or job.remote_id in remote_ids)]
 
     def nodes(self) -> list[SlurmNode]:
-        found = list(self._query(self._pyslurm.Nodes.load).values())
+        nodes = self._read(convert_node, self._query(self._pyslurm.Nodes.load).values())
         if "gres/gpu" in self.configuration().get("AccountingStorageTRES", "").split(","):
-            return [convert_node(each, None) for each in found]
+            return nodes
         # Slurm reports a node's allocated GPUs to pyslurm only where they are accounted for.
-        placed = [job for each in self._jobs() if each.allocated_nodes for job in convert_jobs(each)]
-        gpus = {each.name: count_gpus(each.configured_gres) for each in found}
-        used = used_gpus_by_node([job for job in placed if job.state in _PYSLURM_ACTIVE_STATES], gpus)
-        return [convert_node(each, used.get(each.name, {})) for each in found]
+        placed = self._jobs(lambda record: bool(record.allocated_nodes), True)
+        used = used_gpus_by_node(placed, {node.name: node.gpus for node in nodes})
+        return [replace(node, used_gpus=used.get(node.name, {})) for node in nodes]
 
     def partitions(self) -> list[Partition]:
-        return [convert_partition(each) for each in self._query(self._pyslurm.Partitions.load).values()]
+        return self._read(convert_partition, self._query(self._pyslurm.Partitions.load).values())
 
     def reservations(self) -> list[Reservation]:
-        return [convert_reservation(each) for each in self._query(self._pyslurm.Reservations.load).values()]
+        return self._read(convert_reservation, self._query(self._pyslurm.Reservations.load).values())
 
     def configuration(self) -> Mapping[str, str]:
         return convert_configuration(self._query(self._pyslurm.slurmctld.Config.load))
 
-    def _jobs(self) -> list[Any]:
-        return list(self._query(self._pyslurm.Jobs.load).values())
+    def _jobs(self, is_wanted: Callable[[Any], bool], only_active: bool = False) -> list[SlurmJob]:
+        records = self._query(self._pyslurm.Jobs.load).values()
+        wanted = [
+            each for each in records if is_wanted(each) and not (only_active and each.state not in _PYSLURM_ACTIVE)
+        ]
+        return [job for jobs in self._read(convert_job, wanted) for job in jobs]
 
     def _query(self, question: Callable[[], T], server: str = "slurmctld") -> T:
         try:
             return question()
         except self._pyslurm.PyslurmError as error:
             raise query_error(f"{server}: {error}") from None
+
+    def _read(self, convert: Callable[[Any], T], records: Iterable[Any]) -> list[T]:
+        try:
+            return list(map(convert, records))
+        except ValueError as error:
+            raise UnavailableError(f"pyslurm reports an invalid record: {error}") from None
 
     # -------------------------------------------------------------------------------------------------------- orders
 
@@ -246,71 +254,102 @@ def job_description(submission: SlurmSubmission) -> Mapping[str, object]:
 
 # ------------------------------------------------------------------------------------------------------------- records
 
-_PYSLURM_BASE_STATES = {"CONFIGURING": "RUNNING", "STAGE_OUT": "COMPLETING"}
-"""Flags that pyslurm reports in place of the base state, and an equivalent base state."""
+_PYSLURM_JOB = {
+    "name": "name",
+    "state": "state",
+    "reason": "state_reason",
+    "account": "account",
+    "partition": "partition",
+    "qos": "qos",
+    "submitted_at": "submit_time",
+    "started_at": "start_time",
+    "ends_at": "end_time",
+    "limit_s": "time_limit",
+    "restarts": "requeue_count",
+}
+_PYSLURM_ACCOUNTED_JOB = {**_PYSLURM_JOB, "user": "user_name", "nodes": "nodelist"}
+_PYSLURM_LISTED_JOB = {
+    **_PYSLURM_JOB,
+    "preempted_at": "preempt_time",
+    "nodes": "allocated_nodes",
+    "node_count": "num_nodes",
+    "cpus": "cpus",
+    "memory_per_cpu": "memory_per_cpu",
+    "memory_per_node": "memory_per_node",
+    "required_nodes": "required_nodes",
+}
+_PYSLURM_NODE = {
+    "name": "name",
+    "state": "state",
+    "partitions": "partitions",
+    "features": "active_features",
+    "cpus": "total_cpus",
+    "used_cpus": "allocated_cpus",
+    "memory_mib": "real_memory",
+    "used_memory_mib": "allocated_memory",
+    "threads_per_core": "threads_per_core",
+}
+_PYSLURM_PARTITION = {
+    "name": "name",
+    "up": "state",
+    "nodes": "nodes",
+    "max_s": "max_time",
+    "tier": "priority_tier",
+    "grace_s": "preemption_grace_time",
+    "preempt_mode": "preempt_mode",
+    "max_memory_per_cpu_mib": "max_memory_per_cpu",
+    "max_memory_per_node_mib": "max_memory_per_node",
+    "max_cpus_per_node": "max_cpus_per_node",
+    "default": "is_default",
+}
+_PYSLURM_RESERVATION = {
+    "name": "name",
+    "starts_at": "start_time",
+    "ends_at": "end_time",
+    "nodes": "nodes",
+}
+_PYSLURM_SETTINGS = {
+    "SLURM_VERSION": "version",
+    "MaxArraySize": "max_array_size",
+    "KillWait": "kill_wait_time",
+    "MinJobAge": "min_job_age",
+    "PreemptType": "preempt_type",
+    "PreemptMode": "preempt_mode",
+    "AccountingStorageType": "accounting_storage_type",
+    "AccountingStorageTRES": "accounting_storage_tres",
+    "PrivateData": "private_data",
+}
+"""Our names, which are scontrol's for settings, and pyslurm's attributes."""
 
 
-def convert_jobs(record: Any) -> Iterator[SlurmJob]:
-    """Yield the jobs of one record of slurmctld: a job, a task, or all waiting tasks of an array."""
-    ids = _remote_ids(record)
-    count = max(1, record.num_nodes or 1)
-    cpus = max(1, -(-(record.cpus or 1) // count))
-    first = replace(
-        _job(record, ids[0], _user(record.user_id or 0), record.allocated_nodes),
-        preempted_at=_number(record.preempt_time),
-        node_count=count,
-        cpus=cpus,
-        memory_mib=int(_number(record.memory_per_cpu) * cpus or _number(record.memory_per_node)),
-        gpus=_requested_gpus(record, count),
-        required_nodes=_nodes(record.required_nodes),
-    )
-    yield first
-    for remote_id in ids[1:]:
-        yield replace(first, remote_id=remote_id)
+def _attributes(record: Any, names: Mapping[str, str]) -> dict[str, Any]:
+    return {ours: getattr(record, attribute) for ours, attribute in names.items()}
+
+
+def convert_job(record: Any) -> list[SlurmJob]:
+    """Return the jobs of one record of slurmctld: a job, a task, or all waiting tasks of an array."""
+    requested = {
+        "user": _user(record.user_id or 0),
+        "tres_per_node": _gres_text(record.gres_per_node),
+        "tres": _gres_text(record.requested_tres and record.requested_tres.gres, total=True),
+    }
+    return _read_jobs(record, {**_attributes(record, _PYSLURM_LISTED_JOB), **requested})
 
 
 def convert_accounted_job(record: Any) -> SlurmJob:
     """Return a job of the accounting database."""
-    return _job(record, _remote_ids(record)[0], record.user_name or "", record.nodelist)
+    return _read_jobs(record, _attributes(record, _PYSLURM_ACCOUNTED_JOB))[0]
 
 
-def _job(record: Any, remote_id: str, user: str, nodes: str | None) -> SlurmJob:
-    state = (record.state or "").upper()
-    base = _PYSLURM_BASE_STATES.get(state, state)
-    ended = base not in UNFINISHED_STATES
-    reason = record.state_reason
-    return SlurmJob(
-        remote_id=remote_id,
-        name=record.name or "",
-        state=base,
-        flags=frozenset({state}) if state == "COMPLETING" or state in _PYSLURM_BASE_STATES else frozenset(),
-        reason="" if reason in (None, "None") else str(reason),
-        user=user,
-        account=record.account or "",
-        partition=record.partition or "",
-        qos=record.qos or "",
-        submitted_at=_number(record.submit_time),
-        started_at=_number(record.start_time),
-        ends_at=_number(record.end_time),
-        limit_s=60 * _number(record.time_limit),
-        nodes=_nodes(nodes),
-        exit_code=record.exit_code or 0 if ended else None,
-        signal=record.exit_code_signal or 0 if ended else 0,
-        restarts=record.requeue_count or 0,
-    )
-
-
-def _remote_ids(record: Any) -> tuple[str, ...]:
-    """Return the ids of a record's jobs, as ``squeue -r`` prints them."""
-    if not record.array_id:
-        return (str(record.id),)
-    if record.array_tasks_waiting:
-        try:
-            tasks = parse_tasks(record.array_tasks_waiting)
-        except ValueError as error:
-            raise UnavailableError(f"pyslurm reports the tasks of an array in an unknown format: {error}") from None
-        return tuple(f"{record.array_id}_{task}" for task in tasks)
-    return (f"{record.array_id}_{record.array_task_id or 0}",)
+def _read_jobs(record: Any, raw: Mapping[str, Any]) -> list[SlurmJob]:
+    exit_code = f"{record.exit_code or 0}:{record.exit_code_signal or 0}"
+    ids = [str(record.id)]
+    if record.array_id and record.array_tasks_waiting:
+        ids = [f"{record.array_id}_{task}" for task in parse_tasks(record.array_tasks_waiting)]
+    elif record.array_id:
+        ids = [f"{record.array_id}_{record.array_task_id or 0}"]
+    job = read_job({**raw, "remote_id": ids[0], "exit_code": exit_code})
+    return [replace(job, remote_id=remote_id) for remote_id in ids]
 
 
 @cache
@@ -321,26 +360,11 @@ def _user(number: int) -> str:
         return str(number)
 
 
-def convert_node(record: Any, used_gpus: Mapping[str, int] | None) -> SlurmNode:
-    """Return a node. ``used_gpus``: those of its running jobs by type, where Slurm does not count them itself."""
-    words = [word.rstrip("*~#!%$@^-") for word in (record.state or "UNKNOWN").upper().split("+")]
-    gpus = count_gpus(record.configured_gres)
-    used = count_gpus(record.allocated_gres, total=True) if used_gpus is None else used_gpus
-    return SlurmNode(
-        name=record.name,
-        state=words[0],
-        flags=frozenset(words[1:]),
-        partitions=tuple(record.partitions or ()),
-        features=tuple(record.active_features or record.available_features or ()),
-        cpus=record.total_cpus or 0,
-        used_cpus=record.allocated_cpus or 0,
-        memory_mib=record.real_memory or 0,
-        used_memory_mib=record.allocated_memory or 0,
-        gpus=gpus,
-        used_gpus=_typed(used, gpus),
-        reason=record.reason or "",
-        threads_per_core=record.threads_per_core or 0,
-    )
+def convert_node(record: Any) -> SlurmNode:
+    """Return a node."""
+    gpus = parse_gpus(_gres_text(record.configured_gres))
+    used = parse_gpus(_gres_text(record.allocated_gres, total=True))
+    return read_node({**_attributes(record, _PYSLURM_NODE), "gpus": gpus, "used_gpus": _typed(used, gpus)})
 
 
 def used_gpus_by_node(
@@ -366,85 +390,26 @@ def _typed(used: Mapping[str, int], gpus: Mapping[str, int]) -> Mapping[str, int
 
 def convert_partition(record: Any) -> Partition:
     """Return a partition."""
-    return Partition(
-        name=record.name,
-        up=record.state == "UP",
-        nodes=_nodes(record.nodes),
-        max_s=60 * _number(record.max_time),
-        tier=record.priority_tier or 0,
-        grace_s=_number(record.preemption_grace_time),
-        preempt_mode=record.preempt_mode or "",
-        max_memory_per_cpu_mib=int(_number(record.max_memory_per_cpu)),
-        max_memory_per_node_mib=int(_number(record.max_memory_per_node)),
-        max_cpus_per_node=int(_number(record.max_cpus_per_node)),
-        default=bool(record.is_default),
-    )
-
-
-_RESERVATION_FLAGS = {"MAINTENANCE": "MAINT", "IGNORE_RUNNING_JOBS": "IGNORE_JOBS"}
-"""pyslurm's name of a flag -> Slurm's."""
+    return read(Partition, _attributes(record, _PYSLURM_PARTITION))
 
 
 def convert_reservation(record: Any) -> Reservation:
     """Return a reservation."""
-    names = (flag.name for flag in type(record.flags) if flag in record.flags)
-    return Reservation(
-        name=record.name or "",
-        starts_at=_number(record.start_time),
-        ends_at=_number(record.end_time),
-        nodes=_nodes(record.nodes),
-        flags=frozenset(_RESERVATION_FLAGS.get(name, name) for name in names),
-        users=tuple(record.users or ()),
-        accounts=tuple(record.accounts or ()),
-    )
-
-
-_PYSLURM_SECONDS = {"KillWait": "kill_wait_time", "MinJobAge": "min_job_age"}
-_PYSLURM_SETTINGS = {
-    "SLURM_VERSION": "version",
-    "MaxArraySize": "max_array_size",
-    "PreemptType": "preempt_type",
-    "PreemptMode": "preempt_mode",
-    "AccountingStorageType": "accounting_storage_type",
-    "AccountingStorageTRES": "accounting_storage_tres",
-    "PrivateData": "private_data",
-}
-"""scontrol's name of a setting -> pyslurm's."""
+    return read(Reservation, _attributes(record, _PYSLURM_RESERVATION))
 
 
 def convert_configuration(record: Any) -> Mapping[str, str]:
     """Return the settings of slurm.conf that are asked for, as ``scontrol show config`` prints them."""
-    found = {name: f"{_number(getattr(record, attribute)):g} sec" for name, attribute in _PYSLURM_SECONDS.items()}
+    found = {}
     for name, attribute in _PYSLURM_SETTINGS.items():
         value = getattr(record, attribute, None)
-        if isinstance(value, dict | list | tuple):
-            value = ",".join(str(item) for item in value)
-        found[name] = "" if value is None else str(value)
-    return {name: value for name, value in found.items() if value}
+        text = ",".join(map(str, value)) if isinstance(value, dict | list | tuple) else str(value or "")
+        found[name] = f"{text} sec" if text.isdecimal() and name in ("KillWait", "MinJobAge") else text
+    return {name: text for name, text in found.items() if text}
 
 
-def count_gpus(gres: Mapping[str, Any] | None, *, total: bool = False) -> Mapping[str, int]:
-    """Return GPUs by type from ``{"gpu:a100": 4}``. With ``total`` the GPUs without a type include those with one."""
-    counts = {name: each.get("count", 0) if isinstance(each, dict) else each for name, each in (gres or {}).items()}
-    return parse_gpus(",".join(f"{name}{'=' if total else ':'}{count}" for name, count in counts.items()))
-
-
-def _requested_gpus(record: Any, nodes: int) -> Mapping[str, int]:
-    per_node = count_gpus(record.gres_per_node)
-    tres = record.requested_tres
-    if per_node or tres is None or not tres.gres:
-        return per_node
-    total = count_gpus({str(name): getattr(item, "count", item) for name, item in tres.gres.items()}, total=True)
-    return gpus_per_node(total, nodes)
-
-
-def _number(value: object) -> float:
-    """Return a number; 0 for None and for what has no limit, for which pyslurm has words."""
-    return float(value) if isinstance(value, int | float) else 0.0
-
-
-def _nodes(text: str | None) -> tuple[str, ...]:
-    try:
-        return expand_hostlist(text or "")
-    except ValueError as error:
-        raise UnavailableError(f"pyslurm reports an invalid list of nodes: {error}") from None
+def _gres_text(gres: Mapping[str, Any] | None, *, total: bool = False) -> str:
+    """Return ``{"gpu:a100": 4}`` as ``gpu:a100:4``, or as a total, ``gpu:a100=4``."""
+    counts = {name: each["count"] if isinstance(each, dict) else each for name, each in (gres or {}).items()}
+    counts = {name: getattr(each, "count", each) for name, each in counts.items()}
+    return ",".join(f"{name}{'=' if total else ':'}{count}" for name, count in counts.items())

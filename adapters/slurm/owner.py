@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from adapters.shared.printing import printable
@@ -14,13 +14,17 @@ from provisioner.model import WHOLE_GPU, Node, OwnerDemand, OwnerLoad
 
 _MAX_OVERSIZED_NOTICES = 10
 _MAX_DEMANDS = 500
-"""Most shapes of waiting jobs that are distinguished: more than a site's nodes can be freed for in one tick."""
-
-_RESOURCE_REASONS = frozenset({"", "Resources", "Priority"})
+"""Most shapes of waiting jobs that are distinguished, the oldest: more than a site's nodes can be freed for in one
+tick."""
+_RESOURCE_REASONS = frozenset(
+    {
+        *("", "Resources", "Priority"),
+        # on nodes that are planned for another: it waits for resources as well
+        "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions",
+    }
+)
 """Reasons of jobs that wait for their turn or for resources. Drones that leave do not help with the others (limits,
 holds, dependencies, begin times, licences, nodes that are down)."""
-_RESERVED_ABOVE = "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions"
-"""Reason of a job that cannot start on nodes which are planned for another: it waits for resources as well."""
 
 HIDDEN_OWNER_JOBS = (
     "`PrivateData=jobs` in slurm.conf hides the jobs of other users from our account, and with them the owner's: drones"
@@ -35,40 +39,6 @@ class SlurmOwnerDemands:
 
     demands: tuple[OwnerDemand, ...] = ()
     notices: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _JobShape:
-    """Equal jobs: their request per node, and their partitions."""
-
-    cpus: int
-    memory_mib: int
-    gpus: frozenset[tuple[str, int]]
-    node_count: int
-    partitions: frozenset[str]
-    required_nodes: frozenset[str]
-    user: str
-
-    @classmethod
-    def of(cls, job: SlurmJob) -> _JobShape:
-        gpus = frozenset((kind, count) for kind, count in job.gpus.items() if count > 0)
-        partitions, nodes = frozenset(job.partition.split(",")), frozenset(job.required_nodes)
-        return cls(job.cpus, job.memory_mib, gpus, max(1, job.node_count), partitions, nodes, job.user)
-
-    @property
-    def gpu_count(self) -> int:
-        return sum(count for _, count in self.gpus)
-
-    def fits(self, node: SlurmNode) -> bool:
-        """Return whether the node, empty, satisfies the request."""
-        return (
-            not self.partitions.isdisjoint(node.partitions)
-            and (not self.required_nodes or node.name in self.required_nodes)
-            and self.cpus <= node.cpus
-            and self.memory_mib <= node.memory_mib
-            and self.gpu_count <= sum(node.gpus.values())
-            and all(count <= node.gpus.get(kind, 0) for kind, count in self.gpus if kind)
-        )
 
 
 def are_jobs_hidden(jobs: Iterable[SlurmJob], configuration: Mapping[str, str], user: str) -> bool:
@@ -94,30 +64,41 @@ def owner_demands(
         return SlurmOwnerDemands()
     names = {node.name for node in nodes}
     usable = [node for node in slurm_nodes if node.name in names and is_usable(node, config)]
-    groups: dict[_JobShape, list[SlurmJob]] = {}
+    by_shape: dict[Hashable, list[SlurmJob]] = {}
     for job in jobs:
-        if job.state == "PENDING" and _waits_for_resources(job) and _is_owners(job, config.owner):
-            groups.setdefault(_JobShape.of(job), []).append(job)
+        waits = job.state == "PENDING" and job.reason.replace("_", " ").strip("() ") in _RESOURCE_REASONS
+        if waits and _is_owners(job, config.owner):
+            by_shape.setdefault(_shape(job), []).append(job)
     found, oversized = [], []
-    for shape, waiting in groups.items():
-        hosts = [node.name for node in usable if shape.fits(node)]
-        if len(hosts) >= shape.node_count:
-            found.append(_demand(shape, waiting, () if len(hosts) == len(nodes) else tuple(hosts)))
-        elif usable and sum(map(shape.fits, slurm_nodes)) < shape.node_count:
-            oversized.append(_oversized(shape, waiting))
+    for waiting in by_shape.values():
+        job = waiting[0]
+        hosts = [node.name for node in usable if _fits(job, node)]
+        if len(hosts) >= job.node_count:
+            found.append(_demand(waiting, () if len(hosts) == len(nodes) else tuple(hosts)))
+        elif usable and sum(_fits(job, node) for node in slurm_nodes) < job.node_count:
+            oversized.append(_oversized(waiting))
     found.sort(key=lambda demand: demand.since)
-    notices = oversized
-    if len(oversized) > _MAX_OVERSIZED_NOTICES:
-        rest = len(oversized) - _MAX_OVERSIZED_NOTICES + 1
-        notices = [*oversized[: _MAX_OVERSIZED_NOTICES - 1], f"owner: {rest} further shapes fit no node"]
-    if more := found[_MAX_DEMANDS:]:
-        notices = [*notices, f"owner: {len(more)} further shapes of waiting jobs are ignored"]
-    return SlurmOwnerDemands(tuple(found[:_MAX_DEMANDS]), tuple(notices))
+    if more := oversized[_MAX_OVERSIZED_NOTICES:]:
+        oversized[_MAX_OVERSIZED_NOTICES:] = [f"owner: {len(more)} further shapes fit no node"]
+    return SlurmOwnerDemands(tuple(found[:_MAX_DEMANDS]), tuple(oversized))
 
 
-def _waits_for_resources(job: SlurmJob) -> bool:
-    reason = job.reason.replace("_", " ").strip("() ")
-    return reason in _RESOURCE_REASONS or reason == _RESERVED_ABOVE
+def _shape(job: SlurmJob) -> Hashable:
+    """Return what equal jobs have in common: their request per node, their partitions and their user."""
+    request = job.cpus, job.memory_mib, frozenset(job.gpus.items()), job.node_count
+    return (*request, frozenset(job.partition.split(",")), frozenset(job.required_nodes), job.user)
+
+
+def _fits(job: SlurmJob, node: SlurmNode) -> bool:
+    """Return whether the node, empty, satisfies the request of a job."""
+    return (
+        not set(job.partition.split(",")).isdisjoint(node.partitions)
+        and (not job.required_nodes or node.name in job.required_nodes)
+        and job.cpus <= node.cpus
+        and job.memory_mib <= node.memory_mib
+        and sum(job.gpus.values()) <= sum(node.gpus.values())
+        and all(count <= node.gpus.get(kind, 0) for kind, count in job.gpus.items() if kind)
+    )
 
 
 def _is_owners(job: SlurmJob, owner: SlurmOwnerConfig) -> bool:
@@ -130,25 +111,27 @@ def _is_owners(job: SlurmJob, owner: SlurmOwnerConfig) -> bool:
     )
 
 
-def _demand(shape: _JobShape, waiting: Sequence[SlurmJob], nodes: tuple[str, ...]) -> OwnerDemand:
+def _demand(waiting: Sequence[SlurmJob], nodes: tuple[str, ...]) -> OwnerDemand:
+    job = waiting[0]
     return OwnerDemand(
-        count=len(waiting) * shape.node_count,
-        gpu_milli=shape.gpu_count * WHOLE_GPU,
-        cpus=shape.cpus,
-        memory_mib=shape.memory_mib,
+        count=len(waiting) * job.node_count,
+        gpu_milli=sum(job.gpus.values()) * WHOLE_GPU,
+        cpus=job.cpus,
+        memory_mib=job.memory_mib,
         since=min(job.submitted_at for job in waiting),
         nodes=nodes,
-        who=printable(shape.user),
+        who=printable(job.user),
     )
 
 
-def _oversized(shape: _JobShape, waiting: Sequence[SlurmJob]) -> str:
+def _oversized(waiting: Sequence[SlurmJob]) -> str:
+    job = waiting[0]
     ids = ", ".join(job.remote_id for job in waiting[:3]) + (", ..." if len(waiting) > 3 else "")
-    hosts = f"no {shape.node_count} nodes" if shape.node_count > 1 else "no node"
+    hosts = f"no {job.node_count} nodes" if job.node_count > 1 else "no node"
+    request = f"{sum(job.gpus.values())} GPUs, {job.cpus} CPUs and {job.memory_mib} MiB"
     return printable(
-        f"owner: {len(waiting)} jobs of {shape.user or 'an unknown user'} ({ids}) need {shape.gpu_count} GPUs,"
-        f" {shape.cpus} CPUs and {shape.memory_mib} MiB, and {hosts} here could host them even if all were empty: no"
-        " room is made for them",
+        f"owner: {len(waiting)} jobs of {job.user or 'an unknown user'} ({ids}) need {request}, and {hosts} here could"
+        " host them even if all were empty: no room is made for them",
         400,
     )
 

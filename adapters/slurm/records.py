@@ -1,22 +1,37 @@
-"""Records of a Slurm cluster, the interface of the transports, and parsers of Slurm's notations.
+"""Records of a Slurm cluster, the interface of the transports, and the reader of Slurm's notations.
 
-Every transport (command-line tools, slurmrestd, pyslurm) answers with these records. They keep Slurm's own words:
-states in capitals, reasons as ``squeue %r`` prints them (:mod:`adapters.slurm.states` maps them). Times are seconds
-since the epoch, 0 for none; memory is in MiB. Parsers raise ValueError for an invalid text: it is no complete answer.
+A transport (command-line tools, slurmrestd, pyslurm) says which of its words is which field of a record. The values are
+read here, by the type of the field and in any notation: ``1:00:00``, ``60`` or ``{"set": true, "number": 60}``. Records
+keep Slurm's own words: states in capitals, reasons as ``squeue %r`` prints them (:mod:`adapters.slurm.states` maps
+them). Times are seconds since the epoch, 0 for none; memory is in MiB. Readers raise ValueError for an invalid value:
+it is no complete answer.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Protocol, Self
+from functools import cache, lru_cache
+from typing import Any, Protocol, Self, TypeVar
 
 from adapters.shared.printing import printable
+from adapters.slurm.states import UNFINISHED_STATES
 
 # ------------------------------------------------------------------------------------------------------------- records
+
+LimitS = float
+"""Seconds; reported as a duration or in minutes."""
+Mib = int
+Words = tuple[str, ...]
+Hosts = tuple[str, ...]
+"""Reported as a list with brackets, ``hkn[0801-0803]``."""
+RequestedHosts = tuple[str, ...]
+Flags = frozenset[str]
+Gpus = Mapping[str, int]
+"""By type; "" is any type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +43,7 @@ class SlurmJob:
     name: str
     state: str
     """Base state: ``PENDING``, ``RUNNING``, ``PREEMPTED``, ..., or an unknown word."""
-    flags: frozenset[str] = frozenset()
+    flags: Flags = frozenset()
     """Further states, where reported: ``COMPLETING``, ``REQUEUED``, ..."""
     reason: str = ""
     """Why it waits, or why it ended; "" for Slurm's ``None``."""
@@ -41,11 +56,11 @@ class SlurmJob:
     """Expected start of a pending job."""
     ends_at: float = 0.0
     """End of a running job's limit, or of the grace period of its preemption."""
-    limit_s: float = 0.0
+    limit_s: LimitS = 0.0
     """Time limit; 0 for none or not reported."""
     preempted_at: float = 0.0
     """When Slurm began to preempt it, where reported (``preempt_time``)."""
-    nodes: tuple[str, ...] = ()
+    nodes: Hosts = ()
     exit_code: int | None = None
     """Exit status of the batch script; None where not reported."""
     signal: int = 0
@@ -54,10 +69,9 @@ class SlurmJob:
     # Request per node, of jobs of others only:
     node_count: int = 1
     cpus: int = 0
-    memory_mib: int = 0
-    gpus: Mapping[str, int] = field(default_factory=dict)
-    """By type; "" is any type."""
-    required_nodes: tuple[str, ...] = ()
+    memory_mib: Mib = 0
+    gpus: Gpus = field(default_factory=dict)
+    required_nodes: RequestedHosts = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,20 +81,19 @@ class SlurmNode:
     name: str
     state: str
     """Base state: ``IDLE``, ``MIXED``, ``ALLOCATED``, ``DOWN``, ``FUTURE``, ``ERROR``, ``UNKNOWN``."""
-    flags: frozenset[str] = frozenset()
+    flags: Flags = frozenset()
     """``DRAIN``, ``MAINTENANCE``, ``RESERVED``, ``PLANNED``, ``NOT_RESPONDING``, ``POWERED_DOWN``, ``POWERING_UP``, ...
     in Slurm's long words."""
-    partitions: tuple[str, ...] = ()
-    features: tuple[str, ...] = ()
+    partitions: Words = ()
+    features: Words = ()
     cpus: int = 0
     """CPUs as Slurm counts them: usually hardware threads."""
     used_cpus: int = 0
-    memory_mib: int = 0
-    used_memory_mib: int = 0
-    gpus: Mapping[str, int] = field(default_factory=dict)
+    memory_mib: Mib = 0
+    used_memory_mib: Mib = 0
+    gpus: Gpus = field(default_factory=dict)
     """By type as in ``Gres``; "" where the site names none."""
-    used_gpus: Mapping[str, int] = field(default_factory=dict)
-    reason: str = ""
+    used_gpus: Gpus = field(default_factory=dict)
     threads_per_core: int = 0
     """0: not reported."""
     restricted_cores_per_gpu: int = 0
@@ -94,16 +107,16 @@ class Partition:
 
     name: str
     up: bool = True
-    nodes: tuple[str, ...] = ()
-    max_s: float = 0.0
+    nodes: Hosts = ()
+    max_s: LimitS = 0.0
     """MaxTime; 0 for none."""
     tier: int = 1
     """PriorityTier."""
     grace_s: float = 0.0
     """GraceTime of a preemption."""
     preempt_mode: str = ""
-    max_memory_per_cpu_mib: int = 0
-    max_memory_per_node_mib: int = 0
+    max_memory_per_cpu_mib: Mib = 0
+    max_memory_per_node_mib: Mib = 0
     max_cpus_per_node: int = 0
     default: bool = False
     """True if jobs that name no partition run in it."""
@@ -116,11 +129,7 @@ class Reservation:
     name: str
     starts_at: float
     ends_at: float
-    nodes: tuple[str, ...] = ()
-    flags: frozenset[str] = frozenset()
-    """``MAINT``, ``IGNORE_JOBS``, ...; in capitals."""
-    users: tuple[str, ...] = ()
-    accounts: tuple[str, ...] = ()
+    nodes: Hosts = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,12 +158,6 @@ BASE_JOB_STATES = frozenset(
 )
 BASE_NODE_STATES = frozenset({"UNKNOWN", "DOWN", "IDLE", "ALLOCATED", "ERROR", "MIXED", "FUTURE", "INVALID"})
 """Base states; all other words are flags."""
-
-
-def split_state(words: Collection[str], base_states: frozenset[str]) -> tuple[str, frozenset[str]]:
-    """Return the base state among a record's words (the first word if none is known, "" without words), and flags."""
-    base = next((word for word in words if word in base_states), next(iter(words), ""))
-    return base, frozenset(words) - {base}
 
 
 class SlurmClient(Protocol):
@@ -214,6 +217,8 @@ class SlurmClient(Protocol):
 # ------------------------------------------------------------------------------------------------------------- job ids
 
 _SLURM_JOB_ID = re.compile(r"(?P<job>[1-9][0-9]{0,17})(?:_(?P<task>[0-9]{1,9}))?")
+_LISTED_JOB_ID = re.compile(r"[0-9]{1,18}([_+][0-9]{1,10})?")
+"""With the parts of heterogeneous jobs, which are never ours."""
 _TASK_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
 _MAX_ARRAY_TASKS = 4_000_001
 """Slurm's largest MaxArraySize."""
@@ -235,17 +240,13 @@ def job_id_key(remote_id: str) -> tuple[int, int]:
     return parts[0], -1 if parts[1] is None else parts[1]
 
 
-def valid_job_ids(remote_ids: Collection[str]) -> list[str]:
-    """Return the ids if they may be passed to Slurm. ValueError if one of them is not a job or task."""
+def job_id_chunks(remote_ids: Collection[str], size: int) -> list[list[str]]:
+    """Return the ids in parts that fit into one call to Slurm. ValueError if one of them is not a job or task."""
     for remote_id in remote_ids:
         if not _SLURM_JOB_ID.fullmatch(remote_id):
             raise ValueError(f"`{printable(remote_id, 40)}` is not a job id")
-    return list(remote_ids)
-
-
-def chunks(remote_ids: Sequence[str], size: int) -> Iterator[Sequence[str]]:
-    """Yield the ids in parts that fit into one call."""
-    yield from (remote_ids[start : start + size] for start in range(0, len(remote_ids), size))
+    ids = list(remote_ids)
+    return [ids[start : start + size] for start in range(0, len(ids), size)]
 
 
 def fold_job_ids(remote_ids: Sequence[str]) -> Iterator[str]:
@@ -293,7 +294,6 @@ def parse_tasks(text: str, limit: int = _MAX_ARRAY_TASKS) -> tuple[int, ...]:
 
 _MAX_NODES = 100_000
 """Names in one list: several times the nodes of the largest machines, and little memory."""
-_NO_NODES = ("", "(null)", "N/A", "None assigned")
 _HOSTLIST_TERM = re.compile(r"(?:[A-Za-z0-9_.-]|\[[0-9,-]*\])+")
 _HOSTLIST = re.compile(rf"{_HOSTLIST_TERM.pattern}(?:,{_HOSTLIST_TERM.pattern})*")
 _NODE_RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
@@ -308,7 +308,7 @@ def expand_hostlist(text: str, limit: int = _MAX_NODES) -> tuple[str, ...]:
         ValueError: it is not such a list, or has more than ``limit`` names.
     """
     text = text.strip()
-    if text in _NO_NODES:
+    if text in _SLURM_NOTHING:
         return ()
     if not _HOSTLIST.fullmatch(text):
         raise ValueError(f"`{printable(text, 60)}` is not a list of node names")
@@ -339,58 +339,192 @@ def _node_range(text: str) -> tuple[int, int, int]:
     return int(found[1]), int(found[2] or found[1]), len(found[1])
 
 
+# ----------------------------------------------------------------------------------------------------- reading records
+
+Record = TypeVar("Record")
+
+
+def pick(source: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Return the values of a record by our names. ``names``: its keys, ``time.start`` for one inside another."""
+    found: dict[str, Any] = {}
+    for ours, path in names.items():
+        value: Any = source
+        for key in path.split("."):
+            value = value.get(key) if isinstance(value, Mapping) else None
+        found[ours] = value
+    return found
+
+
+def read(kind: type[Record], raw: Mapping[str, Any]) -> Record:
+    """Return a record from the values of a transport, each read by the type of its field; fields without one default.
+
+    ValueError for a value that is not of that type, and for a record without a name.
+    """
+    if not raw.get("name") and kind is not SlurmJob:
+        raise ValueError(f"it contains a {kind.__name__} without a name")
+    readers = _readers(kind)  # type: ignore[arg-type]
+    return kind(**{name: reader(raw[name]) for name, reader in readers if name in raw})
+
+
+@cache
+def _readers(kind: type) -> Sequence[tuple[str, Callable[[Any], Any]]]:
+    return [(each.name, _VALUE_READERS[str(each.type)]) for each in dataclasses.fields(kind)]
+
+
+def read_job(raw: Mapping[str, Any]) -> SlurmJob:
+    """Return a job. ``raw`` has, beside fields of it, its request in all: see :func:`_request_per_node`."""
+    state, flags = _split_state(raw["state"], BASE_JOB_STATES)
+    if not state or not _LISTED_JOB_ID.fullmatch(raw["remote_id"]):
+        raise ValueError(f"it contains a job without a state or a valid id: `{printable(str(raw['remote_id']), 40)}`")
+    if state not in BASE_JOB_STATES and state in _STATES_OF_FLAGS:
+        state, flags = _STATES_OF_FLAGS[state] or state, flags | {state}
+    code, signal = (None, 0) if state in UNFINISHED_STATES else _exit_status(raw.get("exit_code"))
+    own = {"exit_code": code, "signal": signal, "state": state, "flags": flags, **_request_per_node(raw)}
+    if state == "RUNNING":
+        own["reason"] = ""
+    return read(SlurmJob, {**raw, **own})
+
+
+def read_node(raw: Mapping[str, Any]) -> SlurmNode:
+    """Return a node."""
+    state, flags = _split_state(raw["state"], BASE_NODE_STATES)
+    return read(SlurmNode, {**raw, "state": state or "UNKNOWN", "flags": flags})
+
+
+_STATES_OF_FLAGS = {
+    **dict.fromkeys(("CONFIGURING", "RESIZING", "SIGNALING", "STOPPED"), "RUNNING"),
+    **dict.fromkeys(("REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"), "PENDING"),
+    **dict.fromkeys(("COMPLETING", "STAGE_OUT", "REVOKED"), ""),
+}
+"""Flags that squeue and pyslurm report in place of the base state, and the base state, where there is only one."""
+
+
+def _split_state(value: object, base_states: frozenset[str]) -> tuple[str, frozenset[str]]:
+    """Return the base state among a record's words (the first word if none is known, "" without words), and flags."""
+    words = [word.upper().rstrip("*~#!%$@^-") for text in _words(value) for word in text.split("+")]
+    base = next((word for word in words if word in base_states), next(iter(words), ""))
+    return base, frozenset(words) - {base}
+
+
+def _request_per_node(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of one node in what a job requests.
+
+    ``tres``: its total (``cpu=16,mem=20G,gres/gpu=4``); where it lacks something ``cpus`` (in all), ``memory_per_cpu``
+    or ``memory_per_node``. Only with accounting are GPUs in the total; else ``tres_per_node``, ``tres_per_job``, or
+    ``tres_per_task`` and ``tasks``.
+    """
+    nodes_text, total = raw.get("node_count"), _text(raw.get("tres"))
+    nodes = max(1, count(nodes_text.partition("-")[0] if isinstance(nodes_text, str) else nodes_text))
+    amounts = dict(term.partition("=")[::2] for term in total.split(","))
+    cpus = -(-count(amounts.get("cpu") or raw.get("cpus")) // nodes)
+    memory_mib = -(-_memory_mib(amounts.get("mem")) // nodes)
+    memory_mib = memory_mib or _memory_mib(raw.get("memory_per_cpu")) * cpus or _memory_mib(raw.get("memory_per_node"))
+    gpus = parse_gpus(_text(raw.get("tres_per_node")))
+    if not gpus:
+        tasks = max(1, count(raw.get("tasks")))
+        of_tasks = {kind: n * tasks for kind, n in parse_gpus(_text(raw.get("tres_per_task"))).items()}
+        in_all = parse_gpus(total) or parse_gpus(_text(raw.get("tres_per_job"))) or of_tasks
+        gpus = {kind: -(-n // nodes) for kind, n in in_all.items()}
+    return {"node_count": nodes, "cpus": cpus, "memory_mib": memory_mib, "gpus": gpus}
+
+
+_EXIT_CODE = re.compile(r"([0-9]{1,3}):([0-9]{1,3})")
+
+
+def _exit_status(value: object) -> tuple[int | None, int]:
+    """Return exit status (None where not reported) and signal.
+
+    ``3:0``, ``{"return_code": ..., "signal": ...}``, or in 22.05 the status of wait(2), ``768``.
+    """
+    if isinstance(value, Mapping):
+        code, signal = value.get("return_code"), value.get("signal")
+        number = signal.get("id", signal.get("signal_id")) if isinstance(signal, Mapping) else None
+        return (count(code) if is_set(code) else None), count(number)
+    if found := _EXIT_CODE.fullmatch(_text(value)):
+        return int(found[1]), int(found[2])
+    status = count(value)
+    return status >> 8 & 0xFF, status & 0x7F
+
+
 # ------------------------------------------------------------------------------------- numbers, times, sizes and words
 
-_NO_TIME = ("", "N/A", "Unknown", "None", "(null)")
-_NO_LIMIT = ("", "N/A", "UNLIMITED", "NOT_SET", "Partition_Limit", "INVALID", "(null)")
+_SLURM_NOTHING = ("", "N/A", "Unknown", "None", "none", "(null)", "None assigned")
+_SLURM_NO_LIMIT = ("UNLIMITED", "unlimited", "NOT_SET", "Partition_Limit", "INVALID")
 _SLURM_DURATION = re.compile(
     r"(?:(?P<days>[0-9]{1,6})-)?(?:(?P<hours>[0-9]{1,6}):)?(?P<minutes>[0-9]{1,9}):(?P<seconds>[0-9]{1,2})"
 )
-_MEMORY = re.compile(r"(?P<count>[0-9]{1,15}(?:\.[0-9]{1,6})?)(?P<unit>[KMGTP]?)i?B?")
-_MEMORY_UNITS_MIB = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2, "P": 1024**3}
+_SLURM_NUMBER = re.compile(r"(?P<count>[0-9]{1,15}(?:\.[0-9]{1,6})?)(?P<unit>[KMGTP]?)i?B?")
+_SLURM_UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4, "P": 1024**5}
 _GPU_TERM = re.compile(r"(?:gres[/:])?gpu(?::(?P<type>[A-Za-z0-9_.-]+))??(?::no_consume)?(?P<count>[:=][0-9]{1,9})?")
 
 
-def parse_time(text: str) -> float:
-    """Return seconds since the epoch, as ``SLURM_TIME_FORMAT=%s`` has times printed; 0 for none."""
-    if text in _NO_TIME:
-        return 0.0
-    if not re.fullmatch(r"[0-9]{1,12}", text):
-        raise ValueError(f"`{text[:40]}` is not a time in seconds since the epoch")
-    return float(text)
+def is_set(value: object) -> bool:
+    """Return whether a value, or ``{set, infinite, number}``, is there and finite."""
+    if isinstance(value, Mapping):
+        return bool(value.get("set")) and not value.get("infinite")
+    return value is not None
 
 
-@lru_cache(maxsize=256)  # thousands of jobs have the same few limits
-def parse_duration(text: str) -> float:
-    """Return ``2-00:00:00``, ``1:00:00`` or ``5:00`` in seconds; 0 for no limit."""
-    if text in _NO_LIMIT:
+def _number(value: object, unit: str = "") -> float:
+    """Return a count, or a size in this unit: ``7``, ``1.50K``, ``20G``, 7, or ``{set, infinite, number}``.
+
+    0 for none and for no limit; ValueError for anything else.
+    """
+    if isinstance(value, Mapping):
+        value = value.get("number") if is_set(value) else None
+    if isinstance(value, int | float):
+        return float(value)
+    text = _text(value)
+    if not text or text in _SLURM_NO_LIMIT:
         return 0.0
-    if (found := _SLURM_DURATION.fullmatch(text)) is None:
-        raise ValueError(f"`{text[:40]}` is not a duration")
+    if (found := _SLURM_NUMBER.fullmatch(text)) is None:
+        raise ValueError(f"`{text[:40]}` is not a number")
+    return float(found["count"]) * _SLURM_UNITS[found["unit"] or unit] / _SLURM_UNITS[unit]
+
+
+def count(value: object) -> int:
+    """Return a count in any notation; 0 for none."""
+    return int(_number(value))
+
+
+def _memory_mib(value: object) -> int:
+    return math.ceil(_number(value, "M"))
+
+
+def _limit_s(value: object) -> float:
+    """Return a time limit in seconds: ``2-00:00:00`` or ``5:00``, or a number of minutes; 0 for none."""
+    if not isinstance(value, str) or ":" not in value:
+        return 60 * _number(value)
+    if (found := _SLURM_DURATION.fullmatch(value)) is None:
+        raise ValueError(f"`{value[:40]}` is not a duration")
     days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
-def parse_memory_mib(text: str) -> int:
-    """Return ``20G``, ``512000M`` or ``3584`` in MiB, rounded up; 0 for none."""
-    if text in _NO_LIMIT:
-        return 0
-    if (found := _MEMORY.fullmatch(text)) is None:
-        raise ValueError(f"`{text[:40]}` is not a size")
-    return -int(-float(found["count"]) * _MEMORY_UNITS_MIB[found["unit"]] // 1)
+def _text(value: object) -> str:
+    """Return a text, "" for Slurm's empty values and for anything else."""
+    return value if isinstance(value, str) and value not in _SLURM_NOTHING else ""
 
 
-def parse_count(text: str) -> int:
-    """Return a count, ``1.50K`` too; 0 for no limit."""
-    if text in _NO_LIMIT:
-        return 0
-    if (found := re.fullmatch(r"([0-9]{1,12})(?:(\.[0-9]{1,6})?([KM]))?", text)) is None:
-        raise ValueError(f"`{text[:40]}` is not a number")
-    if not found[3]:
-        return int(found[1])
-    return int(float(found[1] + (found[2] or "")) * (1024 if found[3] == "K" else 1024**2))
+def _words(value: object) -> tuple[str, ...]:
+    """Return a list of words, or the words of a text with commas."""
+    if isinstance(value, list | tuple | frozenset):
+        return tuple(word for word in value if isinstance(word, str) and word)
+    return tuple(filter(None, _text(value).split(",")))
 
 
+def _hosts(value: object) -> tuple[str, ...]:
+    return expand_hostlist(",".join(_words(value)))
+
+
+def _requested_hosts(value: object) -> tuple[str, ...]:
+    try:
+        return _hosts(value)
+    except ValueError:  # as the user wrote them: a node that does not exist
+        return (_text(value)[:255],)
+
+
+@lru_cache(maxsize=256)  # thousands of jobs have the same few requests
 def parse_gpus(text: str) -> Mapping[str, int]:
     """Return GPUs by type ("" is any) from GRES or TRES text.
 
@@ -400,28 +534,25 @@ def parse_gpus(text: str) -> Mapping[str, int]:
     found: dict[str, int] = {}
     for term in re.sub(r"\([^)]*\)", "", text).split(","):
         if each := _GPU_TERM.fullmatch(term):
-            kind, count = each["type"] or "", int(each["count"][1:]) if each["count"] else 1
-            found[kind] = found.get(kind, 0) + count
+            kind, number = each["type"] or "", int(each["count"][1:]) if each["count"] else 1
+            found[kind] = found.get(kind, 0) + number
     if "gpu=" in text and "" in found:
-        found[""] -= sum(count for kind, count in found.items() if kind)
-    return {kind: count for kind, count in found.items() if count > 0}
+        found[""] -= sum(number for kind, number in found.items() if kind)
+    return {kind: number for kind, number in found.items() if number > 0}
 
 
-def gpus_per_node(total: Mapping[str, int], node_count: int) -> Mapping[str, int]:
-    """Return the GPUs of one node of a job, rounded up."""
-    return {kind: -(-count // node_count) for kind, count in total.items()}
-
-
-def parse_tres(text: str) -> Mapping[str, str]:
-    """Return the pairs of ``cpu=8,mem=20G,node=1``, values as printed."""
-    return {name: value for name, equals, value in (term.partition("=") for term in text.split(",")) if equals}
-
-
-def parse_word(text: str) -> str:
-    """Return a word, "" for Slurm's empty values."""
-    return "" if text in ("(null)", "N/A", "None", "none") else text
-
-
-def parse_words(text: str) -> tuple[str, ...]:
-    """Return the words of a list with commas."""
-    return tuple(each for each in parse_word(text).split(",") if each)
+_VALUE_READERS: Mapping[str, Callable[[Any], Any]] = {
+    "str": _text,
+    "int": count,
+    "int | None": lambda value: value,
+    "float": _number,
+    "bool": lambda value: value is True or _words(value) in (("YES",), ("UP",)),
+    "LimitS": _limit_s,
+    "Mib": _memory_mib,
+    "Words": _words,
+    "Hosts": _hosts,
+    "RequestedHosts": _requested_hosts,
+    "Flags": lambda value: frozenset(word.upper() for word in _words(value)),
+    "Gpus": lambda value: value if isinstance(value, Mapping) else parse_gpus(_text(value)),
+}
+"""Readers of values by the type of the field."""

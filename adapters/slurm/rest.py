@@ -1,15 +1,14 @@
-"""Transport by slurmrestd, and the registry of jobs that its cheap listing needs."""
+"""Transport by slurmrestd. A missing field counts as empty: versions of the API differ in their fields."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import getpass
-import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
-from typing import Any, Self
+from functools import partial
+from typing import Any, Self, TypeVar
 
 from adapters.shared.printing import printable
 from adapters.slurm.options import UnsupportedOptionError, convert_options
@@ -19,26 +18,24 @@ from adapters.slurm.records import (
     SlurmJob,
     SlurmNode,
     SlurmSubmission,
-    chunks,
+    count,
     format_ranges,
-    valid_job_ids,
-)
-from adapters.slurm.rest_records import (
-    RestJobDetails,
-    RestJobState,
-    parse_accounted_job,
-    parse_configuration,
-    parse_job_details,
-    parse_job_state,
-    parse_node,
-    parse_partition,
-    parse_reservation,
+    is_set,
+    job_id_chunks,
+    parse_tasks,
+    pick,
+    read,
+    read_job,
+    read_node,
 )
 from adapters.slurm.rest_session import MAX_CONNECTIONS, RestResponse, RestResponseTooLargeError, RestSession
 from adapters.slurm.settings import SlurmSiteConfig
 from adapters.slurm.states import refusal_error
 from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import FaultKind
+
+T = TypeVar("T")
+JsonObject = Mapping[str, Any]
 
 _CONFIGURATION_PATH = "slurm/v0.0.45/conf"
 """The first version that reports slurm.conf; 26.05 offers it."""
@@ -49,15 +46,32 @@ _JOBS_PER_QUERY = 200
 _JOBS_PER_CANCEL = 1000
 _NO_SUCH_JOB, _JOB_ENDED, _ACCESS_DENIED = 2017, 2021, 2002
 """Error numbers of Slurm."""
+_REST_ACTIVE_STATES = ("PENDING", "RUNNING", "SUSPENDED")
+_LISTING_TTL_S = 1.0
+"""Age of a listing at which it still shows what others do."""
+MAX_ARRAY_TASKS = 5000
+"""Tasks of an array of ours. One call reports all of an array's jobs; an array that is too long for one answer belongs
+to somebody else."""
+
+
+@dataclass(frozen=True, slots=True)
+class _KnownJobs:
+    """Details of one of Slurm's job numbers: a job, a started task, or the waiting tasks of an array."""
+
+    listed: frozenset[tuple[str, str]]
+    """Its ids and states in the listing of states at that time."""
+    array: int = 0
+    jobs: Sequence[SlurmJob] = ()
+    """Empty: it is not shown to us, so it is not ours."""
 
 
 class SlurmRestClient:
     """The cluster as the user of the token sees it, or at a unix socket the account of its owner.
 
-    A tick costs one listing of states (80 bytes a job and task, of all users) and a request for details (9 kB) for each
-    job that is new to the cluster, for each of ours that changed, and for ``max_job_details_per_poll`` more. At the
-    start all jobs are new, and until the details of each are known (about 200 a second) ``own_jobs`` raises
-    UnavailableError. That a drone is being preempted is seen in its turn: later than by the tools if many run.
+    slurmrestd lists jobs with details only for all users: 7.7 kB each, and with 5,000 jobs it took 4.6 s and 0.7 GB of
+    slurmrestd's memory. So a cheap listing (80 bytes a job) reports numbers and states, and details are requested of
+    each number once, of ours that live at each listing (an array in one call), and of others when they have changed.
+    At the start all numbers are new. Until all are known, about 200 a second, there is no listing.
     """
 
     def __init__(self, config: SlurmSiteConfig, name: str) -> None:
@@ -67,7 +81,12 @@ class SlurmRestClient:
         ssh = config.rest.ssh
         self._user = config.rest.user or (ssh.user if ssh else getpass.getuser())
         """The account of our jobs: the configured one, or ours at the other end of a unix socket."""
-        self._jobs = RestJobRegistry(self._session, self._user, config.rest.max_job_details_per_poll)
+        self._last_submitted = ""
+        """Number of a job that is certainly ours."""
+        self._known: dict[int, _KnownJobs] = {}
+        self._listing: Mapping[int, frozenset[tuple[str, str]]] = {}
+        self._listed_at = -_LISTING_TTL_S
+        self._lock = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
         await self._session.__aenter__()
@@ -79,37 +98,127 @@ class SlurmRestClient:
     # ---------------------------------------------------------------------------------------------------- questions
 
     async def own_jobs(self) -> Sequence[SlurmJob]:
-        return await self._jobs.own_jobs(self._config.deadline)
+        def may_have_changed(number: int, known: _KnownJobs) -> bool:
+            """Return whether it is ours, and lives: a preemption and an expected start are in the details only."""
+            is_own = any(job.user == self._user for job in known.jobs[:1])
+            lives = any(job.state in _REST_ACTIVE_STATES or job.flags for job in known.jobs)
+            return is_own and (lives or self._is_listed_otherwise(number, known))
+
+        await self._update(may_have_changed, max_age_s=0.0)
+        for job in self._jobs():
+            if job.user != self._user and job.remote_id.partition("_")[0] == self._last_submitted:
+                user = printable(job.user, 60)
+                message = f"our jobs belong to `{user}`, not to `{self._user}`: write `user: {user}`"
+                raise UnavailableError(f"{self._session.where}: {message}", FaultKind.CONFIG)
+        return [job for job in self._jobs() if job.user == self._user]
 
     async def active_jobs(self, partitions: Collection[str]) -> Sequence[SlurmJob]:
-        return await self._jobs.active_jobs(partitions, self._config.deadline)
+        def is_in(job: SlurmJob) -> bool:
+            return not set(job.partition.split(",")).isdisjoint(partitions)
+
+        def has_changed(number: int, known: _KnownJobs) -> bool:
+            return self._is_listed_otherwise(number, known) and any(map(is_in, known.jobs))
+
+        await self._update(has_changed, _LISTING_TTL_S)
+        return [job for job in self._jobs() if job.state in _REST_ACTIVE_STATES and is_in(job)]
+
+    def _jobs(self) -> Iterator[SlurmJob]:
+        return (job for known in self._known.values() for job in known.jobs)
+
+    def _is_listed_otherwise(self, number: int, known: _KnownJobs) -> bool:
+        return known.listed != self._listing.get(number, known.listed)
+
+    async def _update(self, is_outdated: Callable[[int, _KnownJobs], bool], max_age_s: float) -> None:
+        """List the states of all jobs, and request details of new and of outdated ones.
+
+        What was learned is kept when time runs out. UnavailableError then: the listing is not complete.
+        """
+        asked_at = time.monotonic()
+        try:
+            async with asyncio.timeout(self._config.deadline), self._lock:
+                if self._listed_at <= asked_at - max_age_s:  # else one was begun meanwhile, and is as good as our own
+                    began_at = time.monotonic()
+                    self._listing = parse_states((await self._session.read("slurm/{}/jobs/state/")).items("jobs"))
+                    self._listed_at = began_at
+                    self._known = {n: known for n, known in self._known.items() if n in self._listing}
+                reported: set[int] = set()
+                # Ascending: the first number of an array reports all of it.
+                await self._request_all(sorted(self._listing.keys() - self._known.keys()), reported)
+                outdated = {n: known.array or n for n, known in self._known.items() if is_outdated(n, known)}
+                await self._request_all([outdated[n] for n in outdated.keys() - reported], reported)
+                await self._request_all([n for n in outdated if n not in reported], reported)
+        except TimeoutError:
+            unknown, total = len(self._listing.keys() - self._known.keys()), len(self._listing)
+            why = f"still learning which jobs are ours: {total - unknown} of {total}"
+            if not unknown:
+                why = f"no complete listing within {self._config.deadline:g} s"
+            raise UnavailableError(f"{self._session.where}: {why}") from None
+
+    async def _request_all(self, numbers: Sequence[int], reported: set[int]) -> None:
+        """Request details, several at a time. After a failure, which is raised, no more are begun."""
+        left, failures = iter(dict.fromkeys(numbers)), list[AdapterError]()
+
+        async def work() -> None:
+            for number in left:
+                if failures:
+                    return
+                if number not in reported:  # with another of its array
+                    try:
+                        await self._request(number, reported)
+                    except AdapterError as error:
+                        failures.append(error)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(MAX_CONNECTIONS, len(numbers))):
+                group.create_task(work())
+        if failures:
+            raise failures[0]
+
+    async def _request(self, number: int, reported: set[int]) -> None:
+        """Request the details of one number, and note all numbers that are reported."""
+        listed = self._listing.get(number, frozenset())
+        try:
+            # without `flags` it would report every core of a job, three times as much
+            response = await self._session.request("GET", f"slurm/{{}}/job/{number}", [("flags", "ALL")])
+        except RestResponseTooLargeError:
+            response = None
+        if response is None or any(error == _NO_SUCH_JOB for error, _ in response.errors):
+            self._known[number] = _KnownJobs(listed)
+            reported.add(number)
+            return
+        records = self._session.checked(response).items("jobs")
+        ids = await self._read(lambda record: (count(record.get("job_id")), count(record.get("array_job_id"))), records)
+        if not any(number in pair for pair in ids):
+            raise UnavailableError(f"{self._session.where}: asked for job {number}, it reports another")
+        reported.update(each for each, _ in ids)
+        jobs = await self._read(partial(parse_job, listed=listed), records)
+        for (each, array), some in zip(ids, jobs, strict=True):
+            self._known[each] = _KnownJobs(self._listing.get(each, frozenset()), array, some)
 
     async def ended_jobs(self, remote_ids: Collection[str], since: float) -> Sequence[SlurmJob] | None:
         if self._config.accounting is False:
             return None
-        parts = chunks(sorted(valid_job_ids(remote_ids)), _JOBS_PER_QUERY)
-        selections = [[("step", each) for each in part] for part in parts]
+        selections = [[("step", each) for each in some] for some in job_id_chunks(remote_ids, _JOBS_PER_QUERY)]
         found: list[SlurmJob] = []
         for selection in selections or [[("start_time", str(max(0, int(since))))]]:
             query = [("users", self._user), ("skip_steps", "true"), *selection]
             response = await self._session.request("GET", "slurmdb/{}/jobs/", query)
             if response.status == 404 and not response.body:
                 return None  # slurmrestd was started without it, as it must be where there is no slurmdbd
-            found += map(parse_accounted_job, self._session.checked(response).items("jobs"))
+            records = self._session.checked(response).items("jobs")
+            found += await self._read(parse_accounted_job, records)
         return found
 
     async def nodes(self) -> Sequence[SlurmNode]:
         # All of it, 2.5 kB a node. With `update_time` 24.11 answers "nothing has changed" with status 500 and
         # "Unspecified error", as it does when slurmctld is silent.
-        return [parse_node(record) for record in (await self._session.read("slurm/{}/nodes/")).items("nodes")]
+        return await self._list("nodes", parse_node)
 
     async def partitions(self) -> Sequence[Partition]:
-        response = await self._session.read("slurm/{}/partitions/")
-        return [parse_partition(record) for record in response.items("partitions")]
+        return await self._list("partitions", parse_partition)
 
     async def reservations(self) -> Sequence[Reservation]:
-        response = await self._session.read("slurm/{}/reservations/")
-        return [parse_reservation(record) for record in response.items("reservations")]
+        return await self._list("reservations", parse_reservation)
 
     def notices(self) -> Sequence[str]:
         return ()
@@ -119,6 +228,17 @@ class SlurmRestClient:
         response = await self._session.request("GET", _CONFIGURATION_PATH)
         about = parse_configuration((await self._session.read("slurm/{}/ping/")).body)
         return {**about, **(parse_configuration(response.body) if response.is_complete else {})}
+
+    async def _list(self, name: str, parse: Callable[[JsonObject], T]) -> list[T]:
+        return await self._read(parse, (await self._session.read(f"slurm/{{}}/{name}/")).items(name))
+
+    async def _read(self, parse: Callable[[JsonObject], T], records: Sequence[JsonObject]) -> list[T]:
+        """Return what ``parse`` makes of the records, in a thread: there may be thousands of them."""
+        try:
+            return await asyncio.to_thread(lambda: list(map(parse, records)))
+        except ValueError as error:
+            message = f"{self._session.where}: its answer is invalid or incomplete: {error}"
+            raise UnavailableError(printable(message, 400)) from None
 
     # -------------------------------------------------------------------------------------------------------- orders
 
@@ -134,12 +254,12 @@ class SlurmRestClient:
         job_id = response.body.get("job_id")
         if not isinstance(job_id, int) or job_id <= 0:
             raise OutcomeUnknownError(f"{self._session.where}: it accepts a job without reporting its number")
-        self._jobs.submitted(job_id)
+        self._last_submitted = str(job_id)
         return job_id
 
     async def cancel(self, remote_ids: Sequence[str], *, kill: bool = False) -> None:
         # Never without ids: an order that names no jobs is for all of them.
-        for some in chunks(valid_job_ids(remote_ids), _JOBS_PER_CANCEL):
+        for some in job_id_chunks(remote_ids, _JOBS_PER_CANCEL):
             if kill:
                 # SIGKILL to a whole job is a plain scancel, with SIGTERM and KillWait before. The steps alone are
                 # killed at once; the batch script is left to tidy up, and has KillWait for it.
@@ -191,240 +311,157 @@ def job_description(submission: SlurmSubmission) -> Mapping[str, Any]:
     return job
 
 
-# ------------------------------------------------------------------------------------------------------------ registry
+# ------------------------------------------------------------------------------------------------------------- records
 
-MAX_ARRAY_TASKS = 5000
-"""Tasks of an array of ours. One call reports all of an array's jobs; an array that is too long for one answer belongs
-to somebody else."""
-_FRESH_S = 1.0
-"""Age of a listing at which it still shows what others do."""
-_REST_ACTIVE_STATES = ("PENDING", "RUNNING", "SUSPENDED")
-_COMPLETE_STATES = (*_REST_ACTIVE_STATES, "CANCELLED")
-"""States that can do without an exit status and a reason for a while."""
-_CHANGES_PER_POLL = 500
-"""Requests for jobs whose state changed: half a second of our time."""
+_REST_JOB = {
+    "name": "name",
+    "state": "job_state",
+    "reason": "state_reason",
+    "user": "user_name",
+    "account": "account",
+    "partition": "partition",
+    "qos": "qos",
+    "submitted_at": "submit_time",
+    "started_at": "start_time",
+    "ends_at": "end_time",
+    "limit_s": "time_limit",
+    "preempted_at": "preempt_time",
+    "nodes": "nodes",
+    "exit_code": "exit_code",
+    "restarts": "restart_cnt",
+    "node_count": "node_count",
+    "tres": "tres_req_str",
+    "tres_per_node": "tres_per_node",
+    "cpus": "cpus",
+    "memory_per_cpu": "memory_per_cpu",
+    "memory_per_node": "memory_per_node",
+    "required_nodes": "required_nodes",
+}
+_REST_ACCOUNTED_JOB = {
+    "name": "name",
+    "state": "state.current",
+    "reason": "state.reason",
+    "user": "user",
+    "account": "account",
+    "partition": "partition",
+    "qos": "qos",
+    "submitted_at": "time.submission",
+    "started_at": "time.start",
+    "ends_at": "time.end",
+    "limit_s": "time.limit",
+    "nodes": "nodes",
+    "exit_code": "exit_code",
+}
+_REST_NODE = {
+    "name": "name",
+    "state": "state",
+    "partitions": "partitions",
+    "features": "active_features",
+    "cpus": "cpus",
+    "used_cpus": "alloc_cpus",
+    "memory_mib": "real_memory",
+    "used_memory_mib": "alloc_memory",
+    "gpus": "gres",
+    "used_gpus": "gres_used",
+    "threads_per_core": "threads",
+    "restricted_cores_per_gpu": "res_cores_per_gpu",
+}
+_REST_PARTITION = {
+    "name": "name",
+    "up": "partition.state",
+    "nodes": "nodes.configured",
+    "max_s": "maximums.time",
+    "tier": "priority.tier",
+    "grace_s": "grace_time",
+    "max_memory_per_cpu_mib": "maximums.partition_memory_per_cpu",
+    "max_memory_per_node_mib": "maximums.partition_memory_per_node",
+    "max_cpus_per_node": "maximums.cpus_per_node",
+}
+_REST_RESERVATION = {
+    "name": "name",
+    "starts_at": "start_time",
+    "ends_at": "end_time",
+    "nodes": "node_list",
+}
 
 
-@dataclass(slots=True)
-class _RegisteredJob:
-    """Facts kept about one of Slurm's job numbers."""
+def parse_states(records: Sequence[JsonObject]) -> Mapping[int, frozenset[tuple[str, str]]]:
+    """Return ids and states by number from ``jobs/state/``.
 
-    details: RestJobDetails | None
-    """None: it is not shown to us, so it is not ours."""
-    listed: RestJobState
-    """Its listing when its details were requested."""
-    turn: int
-    """When that was."""
-
-
-class RestJobRegistry:
-    """The jobs that slurmctld knows, by one cheap listing of states and a request for the details of each job.
-
-    slurmrestd has no cheap listing with users. The details of a job are remembered for as long as slurmctld knows it,
-    and requested again when its state changes, if it is ours or in a partition of the owner. Of ours that do not change
-    a few are requested in turn: what a job waits for, when it is expected to start, and that it is being preempted, is
-    not in the listing of states.
+    A waiting task has the number of its array, a started one a number of its own, which says nothing of the array:
+    ``1_3`` (waiting) becomes ``6_3``. An array all of which was cancelled before it began is ``1_*``.
     """
-
-    def __init__(self, session: RestSession, user: str, details_per_poll: int) -> None:
-        self._session, self._user, self._details_per_poll = session, user, details_per_poll
-        self._known: dict[int, _RegisteredJob] = {}
-        self._partitions: frozenset[str] = frozenset()
-        self._turn, self._credit = 0, 0
-        """Number of the listing, and how many unchanged jobs may be requested after it."""
-        self._lock = asyncio.Lock()
-        self._listing: dict[int, list[RestJobState]] = {}
-        self._listed_at = -math.inf
-        self._last_submitted = 0
-
-    async def own_jobs(self, deadline_s: float) -> Sequence[SlurmJob]:
-        """Return all of our jobs. UnavailableError as long as the user of some job is unknown."""
-        jobs = await self._update(deadline_s, max_age_s=0.0)
-        ours = self._known.get(self._last_submitted)
-        if ours is not None and ours.details is not None and ours.details.job.user != self._user:
-            user = printable(ours.details.job.user, 60)
-            raise UnavailableError(
-                f"{self._session.where}: our jobs belong to `{user}`, not to `{self._user}`: write `user: {user}`",
-                FaultKind.CONFIG,
-            )
-        return [job for job in jobs if job.user == self._user]
-
-    async def active_jobs(self, partitions: Collection[str], deadline_s: float) -> Sequence[SlurmJob]:
-        """Return everyone's jobs that wait or run in these partitions. UnavailableError as in :meth:`own_jobs`."""
-        requested = self._partitions = frozenset(partitions)
-        jobs = await self._update(deadline_s, max_age_s=_FRESH_S)
-        return [job for job in jobs if job.state in _REST_ACTIVE_STATES and _is_in(job, requested)]
-
-    def submitted(self, number: int) -> None:
-        """Remember a job that is certainly ours."""
-        self._last_submitted = number
-
-    # ------------------------------------------------------------------------------------------------------- updating
-
-    async def _update(self, deadline_s: float, *, max_age_s: float) -> Sequence[SlurmJob]:
-        """Return all jobs, from a listing of at most this age. Details are kept when time runs out."""
-        loop = asyncio.get_running_loop()
-        asked_at = loop.time()
-        until = asked_at + deadline_s
-        try:
-            async with asyncio.timeout_at(until):
-                await self._lock.acquire()
-        except TimeoutError:
-            message = f"{self._session.where}: another listing takes longer than {deadline_s:g} s"
-            raise UnavailableError(message) from None
-        try:
-            if self._listed_at < asked_at - max_age_s:  # else one was begun meanwhile, and is as good as our own
-                await self._list_states(until)
-            await self._request_all(self._unknown(), until)
-            if left := len(self._unknown()):
-                total = len(self._listing)
-                raise UnavailableError(
-                    f"{self._session.where}: still learning which jobs are ours: {total - left} of {total}"
-                )
-            # The rest while time allows: of a changed job that is left over only the state is reported this time.
-            await self._request_all(self._changed()[:_CHANGES_PER_POLL], (loop.time() + until) / 2)
-            self._credit -= await self._request_all(self._in_turn(), (loop.time() + until) / 2)
-            return list(self._jobs())
-        finally:
-            self._lock.release()
-
-    async def _list_states(self, until: float) -> None:
-        began_at = asyncio.get_running_loop().time()
-        response = await self._session.read("slurm/{}/jobs/state/", deadline_s=max(until - began_at, 0.001))
-        found: dict[int, list[RestJobState]] = {}
-        for each in map(parse_job_state, response.items("jobs")):
-            found.setdefault(each.number, []).extend(self._tasks(each) if each.all_tasks else [each])
-        self._listing = {number: entries for number, entries in found.items() if entries}
-        self._listed_at = began_at
-        self._turn += 1
-        self._credit = min(self._details_per_poll, self._credit + self._details_per_poll)
-        self._known = {number: known for number, known in self._known.items() if number in self._listing}
-
-    def _tasks(self, every: RestJobState) -> Sequence[RestJobState]:
-        """Return the tasks of ``1_*`` from the last listing; if there are none, they have ended before they began."""
-        last = [each for each in self._listing.get(every.number, ()) if each.task is not None]
-        if not last and every.state in _REST_ACTIVE_STATES:
-            return [every]
-        return [replace(each, state=every.state, flags=every.flags) for each in last]
-
-    def _unknown(self) -> Sequence[int]:
-        """Return the numbers of jobs whose user or end is unknown, new ones first.
-
-        Ascending: the first number of an array reports all of it.
-        """
-        new = [number for number in self._listing if number not in self._known]
-        return [*sorted(new), *(number for number in self._changed() if self._has_ended(number))]
-
-    def _has_ended(self, number: int) -> bool:
-        known, now = self._known[number], self._listing[number][0].state
-        return self._is_own(known) and now not in _COMPLETE_STATES and now != known.listed.state
-
-    def _is_own(self, known: _RegisteredJob) -> bool:
-        return known.details is not None and known.details.job.user == self._user
-
-    def _changed(self) -> Sequence[int]:
-        return sorted(number for number, entries in self._listing.items() if self._has_changed(number, entries[0]))
-
-    def _has_changed(self, number: int, now: RestJobState) -> bool:
-        known = self._known.get(number)
-        if known is None or known.details is None or known.turn == self._turn:
-            return False
-        if not self._is_own(known) and not _is_in(known.details.job, self._partitions):
-            return False
-        if (known.listed.state, known.listed.flags) != (now.state, now.flags):
-            return True
-        # the last waiting task of an array takes the array's own number along when it starts
-        return known.details.task is not None and known.details.task != now.task
-
-    def _in_turn(self) -> Sequence[int]:
-        """Return a few of our unchanged jobs, the oldest details first, one running job after each waiting one."""
-        own = [(known.turn, number) for number, known in self._known.items() if self._is_own(known)]
-        oldest = [number for turn, number in sorted(own) if turn < self._turn]
-        by_state = [[n for n in oldest if self._known[n].listed.state == state] for state in ("PENDING", "RUNNING")]
-        mixed = [number for pair in zip_longest(*by_state) for number in pair if number is not None]
-        return mixed[: max(0, self._credit)]
-
-    async def _request_all(self, numbers: Sequence[int], until: float) -> int:
-        """Request details, several at a time, and return how many jobs were reported by then.
-
-        An array that was begun costs as much as it has jobs. After a failure, which is raised, no more are begun.
-        """
-        loop = asyncio.get_running_loop()
-        left, failures, reported = iter(numbers), list[AdapterError](), 0
-
-        async def work() -> None:
-            nonlocal reported
-            for number in left:
-                known = self._known.get(number)
-                if failures:
-                    return
-                if known is not None and known.turn == self._turn:
-                    continue  # reported with another of its array
-                try:
-                    reported += await self._request(number, until)
-                except AdapterError as error:
-                    failures.append(error)
-
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(until), asyncio.TaskGroup() as group:
-                for _ in range(min(MAX_CONNECTIONS, len(numbers))):
-                    group.create_task(work())
-        if failures and loop.time() < until:
-            raise failures[0]
-        return reported
-
-    async def _request(self, number: int, until: float) -> int:
-        """Request the details of one number, and return how many jobs were reported."""
-        left_s = max(until - asyncio.get_running_loop().time(), 0.001)
-        listed = self._listing[number][0]
-        path = f"slurm/{{}}/job/{number}"
-        try:
-            # without `flags` it would report every core of a job, three times as much
-            response = await self._session.request("GET", path, [("flags", "ALL")], deadline_s=left_s)
-        except RestResponseTooLargeError:
-            response = None
-        if response is None or response.has_error(_NO_SUCH_JOB):
-            self._known[number] = _RegisteredJob(None, listed, self._turn)
-            return 1
-        found = [parse_job_details(record) for record in self._session.checked(response).items("jobs")]
-        for each in found:
-            if entries := self._listing.get(each.number):
-                self._known[each.number] = _RegisteredJob(each, entries[0], self._turn)
-        if not any(each.number == number for each in found):
-            raise UnavailableError(f"{self._session.where}: asked for job {number}, it reports another")
-        return len(found)
-
-    def _jobs(self) -> Iterator[SlurmJob]:
-        for number, entries in self._listing.items():
-            known = self._known[number]
-            if known.details is not None:
-                yield from _current_jobs(known.details, entries, is_fresh=known.turn == self._turn)
+    found: dict[int, set[tuple[str, str]]] = {}
+    for record in records:
+        remote_id, state = str(record.get("job_id")), record.get("state")
+        number = remote_id.partition("_")[0].partition("+")[0]
+        if not number.isdecimal() or not state:
+            raise UnavailableError("slurmrestd reports the state of a job in an unknown format")
+        found.setdefault(int(number), set()).add((remote_id, str(state)))
+    return {number: frozenset(entries) for number, entries in found.items()}
 
 
-def _is_in(job: SlurmJob, partitions: frozenset[str]) -> bool:
-    return not partitions.isdisjoint(job.partition.split(","))
+def parse_job(record: JsonObject, listed: Collection[tuple[str, str]] = ()) -> Sequence[SlurmJob]:
+    """Return the job of a record of ``job/``, or the waiting tasks of an array.
+
+    Of a long list of tasks the record has only the beginning: then they are those among ``listed``.
+    """
+    number, array, task = (record.get(key) for key in ("job_id", "array_job_id", "array_task_id"))
+    ids = [str(count(number))]
+    if count(array) and is_set(task):
+        ids = [f"{count(array)}_{count(task)}"]
+    elif count(array):
+        text = str(record.get("array_task_string") or "")
+        if text.endswith("..."):
+            ids = sorted(remote_id for remote_id, _ in listed if "_" in remote_id and "*" not in remote_id)
+        else:
+            ids = [f"{count(array)}_{each}" for each in (parse_tasks(text) if text else ())]
+    job = read_job({**pick(record, _REST_JOB), "remote_id": ids[0] if ids else str(count(number))})
+    return [replace(job, remote_id=remote_id) for remote_id in ids]
 
 
-def _current_jobs(details: RestJobDetails, entries: Iterable[RestJobState], *, is_fresh: bool) -> Iterator[SlurmJob]:
-    """Yield the jobs of one number: more than one where tasks of an array wait."""
-    job = details.job
-    for each in entries:
-        remote_id = f"{details.array}_{each.task}" if details.array and each.task is not None else job.remote_id
-        if is_fresh and details.task == each.task:
-            yield job
-        elif each.state == job.state:
-            yield replace(job, remote_id=remote_id, flags=each.flags)
-        else:  # its state has changed since: who it is does not
-            yield replace(
-                job,
-                remote_id=remote_id,
-                state=each.state,
-                flags=each.flags,
-                reason="",
-                started_at=0.0,
-                ends_at=0.0,
-                preempted_at=0.0,
-                nodes=(),
-                exit_code=None,
-                signal=0,
-            )
+def parse_accounted_job(record: JsonObject) -> SlurmJob:
+    """Return a job of the accounting database."""
+    array = pick(record, {"job": "array.job_id", "task": "array.task_id"})
+    is_task = count(array["job"]) and is_set(array["task"])
+    remote_id = f"{count(array['job'])}_{count(array['task'])}" if is_task else str(count(record.get("job_id")))
+    return read_job({**pick(record, _REST_ACCOUNTED_JOB), "remote_id": remote_id})
+
+
+def parse_node(record: JsonObject) -> SlurmNode:
+    """Return a record of ``nodes/``."""
+    node = read_node(pick(record, _REST_NODE))
+    # `gpu_spec` names the reserved cores: without them none is, whatever is configured
+    return node if record.get("gpu_spec") else replace(node, restricted_cores_per_gpu=0)
+
+
+def parse_reservation(record: JsonObject) -> Reservation:
+    """Return a record of ``reservations/``."""
+    return read(Reservation, pick(record, _REST_RESERVATION))
+
+
+def parse_partition(record: JsonObject) -> Partition:
+    """Return a record of ``partitions/``."""
+    flags = record.get("flags")  # reported by 26.05 only
+    return read(Partition, {**pick(record, _REST_PARTITION), "default": isinstance(flags, list) and "DEFAULT" in flags})
+
+
+_REST_SECONDS = ("KillWait", "MinJobAge")
+
+
+def parse_configuration(body: JsonObject) -> Mapping[str, str]:
+    """Return slurm.conf as ``scontrol show config`` prints it, as far as it is reported, and the server's version."""
+    about = {"SLURM_VERSION": "meta.slurm.release", "AccountingStorageType": "meta.plugin.accounting_storage"}
+    settings = body.get("slurm_conf")
+    found = {**pick(body, about), **(settings if isinstance(settings, dict) else {})}
+    return {name: text for name, value in found.items() if (text := _setting(name, value))}
+
+
+def _setting(name: str, value: object) -> str:
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    if isinstance(value, bool):
+        return "Yes" if value else "No"
+    if isinstance(value, str) or not is_set(value):
+        return str(value) if isinstance(value, str) else ""
+    return f"{count(value)} sec" if name in _REST_SECONDS else str(count(value))

@@ -29,8 +29,6 @@ SUPPORTED_VERSIONS = ("v0.0.45", "v0.0.44", "v0.0.43", "v0.0.42", "v0.0.41", "v0
 MAX_RESPONSE_BYTES = 64 * 1024**2
 MAX_CONNECTIONS = 6
 """slurmrestd works on as many requests as it has threads, and slurmctld suffers from many at a time."""
-_KNOWN_VERSIONS = tuple(f"v0.0.{number}" for number in range(36, 51))
-_TOKEN_TTL_S = 1.0
 _TOKEN_PREFIX = "SLURM_JWT="  # printed by ``scontrol token``
 _AUTHENTICATION_ERROR = 1007
 """Slurm's number for an invalid token (``Protocol authentication error``)."""
@@ -57,9 +55,6 @@ class RestResponse:
     @property
     def is_complete(self) -> bool:
         return self.status == 200 and not self.errors
-
-    def has_error(self, number: int) -> bool:
-        return any(number == each for each, _ in self.errors)
 
     def items(self, key: str) -> Sequence[Mapping[str, Any]]:
         """Return the list that the answer is about. UnavailableError if it is missing or incomplete."""
@@ -90,7 +85,6 @@ class RestSession:
         self._session: aiohttp.ClientSession | None = None
         self._version = ""
         self._version_lock = asyncio.Lock()
-        self._token, self._token_read_at = "", -_TOKEN_TTL_S
 
     async def __aenter__(self) -> Self:
         settings = self._settings
@@ -114,9 +108,9 @@ class RestSession:
 
     # ------------------------------------------------------------------------------------------------------- requests
 
-    async def read(self, path: str, deadline_s: float | None = None) -> RestResponse:
+    async def read(self, path: str) -> RestResponse:
         """Return a complete answer without errors. ``{}`` in ``path`` stands for the version of the API."""
-        return self.checked(await self.request("GET", path, deadline_s=deadline_s))
+        return self.checked(await self.request("GET", path))
 
     def checked(self, response: RestResponse) -> RestResponse:
         """Return the answer to a question. UnavailableError if it is incomplete or has errors."""
@@ -149,8 +143,8 @@ class RestSession:
                 response = await self._authenticated(request)
         except TimeoutError:
             raise self._no_answer(request, f"no answer within {deadline_s:g} s") from None
-        except RestResponseTooLargeError:
-            raise
+        except http.ResponseTooLongError as error:
+            raise RestResponseTooLargeError(f"{self.where}: {error} of {request.path}") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise self._no_answer(request, printable(str(error) or type(error).__name__)) from None
         if response.status == 404 and not response.body and path.startswith("slurm/{}/"):
@@ -173,11 +167,9 @@ class RestSession:
         for version in SUPPORTED_VERSIONS:
             if await self._offers(version):
                 return version
-        others = [each for each in _KNOWN_VERSIONS if each not in SUPPORTED_VERSIONS and await self._offers(each)]
-        offered = f"offers {', '.join(others)}" if others else "offers no known version of Slurm's API"
         raise UnavailableError(
-            f"{self.where}: it {offered}, and we support {min(SUPPORTED_VERSIONS)} to {max(SUPPORTED_VERSIONS)} (Slurm"
-            " 23.11 and later): use `transport: tools`",
+            f"{self.where}: it offers none of the versions of Slurm's API that we support,"
+            f" {SUPPORTED_VERSIONS[-1]} to {SUPPORTED_VERSIONS[0]} (Slurm 23.11 and later): use `transport: tools`",
             FaultKind.CONFIG,
         )
 
@@ -188,54 +180,40 @@ class RestSession:
         return response.status == 200
 
     async def _authenticated(self, request: _Request) -> RestResponse:
-        """Return the answer to a request with our token. A rejected token is read again: it may have changed."""
-        token = self._current_token()
-        response = await self._exchange(request, token)
-        if _rejects_token(response) and (renewed := self._current_token(renew=True)) != token:
-            request.sent.clear()  # a rejected request has done nothing
-            response = await self._exchange(request, renewed)
-        if _rejects_token(response):
+        """Return the answer to a request with our token."""
+        response = await self._exchange(request, self._current_token())
+        if response.status == 401 or any(number == _AUTHENTICATION_ERROR for number, _ in response.errors):
             what = f"the token of {self._settings.token}" if self._settings.token else "a request without a token"
             raise AuthError(f"{self.where}: {what} is rejected: {response.message}")
         if response.status == 403:
             raise AuthError(f"{self.where}: {response.message}")
         return response
 
-    def _current_token(self, *, renew: bool = False) -> str:
+    def _current_token(self) -> str:
         if self._settings.token is None:
             return ""
-        now = asyncio.get_running_loop().time()
-        if renew or now - self._token_read_at >= _TOKEN_TTL_S:
-            try:
-                self._token = self._settings.token.read().removeprefix(_TOKEN_PREFIX).strip()
-            except SecretUnreadableError as error:
-                raise AuthError(f"{self.where}: {error}") from None
-            if not (self._token.isascii() and self._token.isprintable()) or " " in self._token:
-                raise AuthError(f"{self.where}: {self._settings.token} contains no token")
-            self._token_read_at = now
-        return self._token
+        try:
+            token = self._settings.token.read().removeprefix(_TOKEN_PREFIX).strip()
+        except SecretUnreadableError as error:
+            raise AuthError(f"{self.where}: {error}") from None
+        if not (token.isascii() and token.isprintable()) or " " in token:
+            raise AuthError(f"{self.where}: {self._settings.token} contains no token")
+        return token
 
     async def _exchange(self, request: _Request, token: str) -> RestResponse:
         assert self._session is not None, "not entered"
         url = self._settings.url if self._settings.url.startswith("http") else "http://localhost"
-        try:
-            reply = await http.exchange(
-                self._session,
-                request.method,
-                f"{url.rstrip('/')}/{request.path}",
-                request.query,
-                body=request.body,
-                headers={"X-SLURM-USER-NAME": self._settings.user, "X-SLURM-USER-TOKEN": token} if token else {},
-                sent=request.sent,
-                largest=MAX_RESPONSE_BYTES,
-            )
-        except http.ResponseTooLongError as error:
-            raise RestResponseTooLargeError(f"{self.where}: {error} of {request.path}") from None
-        return _parse_response(reply.status, reply.raw)
-
-
-def _rejects_token(response: RestResponse) -> bool:
-    return response.status == 401 or response.has_error(_AUTHENTICATION_ERROR)
+        reply = await http.exchange(
+            self._session,
+            request.method,
+            f"{url.rstrip('/')}/{request.path}",
+            request.query,
+            body=request.body,
+            headers={"X-SLURM-USER-NAME": self._settings.user, "X-SLURM-USER-TOKEN": token} if token else {},
+            sent=request.sent,
+            largest=MAX_RESPONSE_BYTES,
+        )
+        return await asyncio.to_thread(_parse_response, reply.status, reply.raw)
 
 
 def _parse_response(status: int, raw: bytes) -> RestResponse:

@@ -9,7 +9,6 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from adapters.shared.commands.settings import SshSettings
-from adapters.slurm.native import missing_requirement
 from adapters.slurm.options import unsupported_options
 from provisioner.config.messages import choices
 from provisioner.config.models import ConfigSection, mistake_at
@@ -124,14 +123,12 @@ class SlurmRestConfig(ConfigSection):
     user: str = Field("", pattern=r"^[A-Za-z0-9_.@-]{0,63}$")
     """Account that the token is for."""
     token: Secret | None = Field(None)
-    """JWT of the account (`scontrol token`). Its file is read again when it changes and when the token is refused. Not
-    needed at a unix socket of the account itself."""
+    """JWT of the account (`scontrol token`). Its file is read for each request. Not needed at a unix socket of the
+    account itself."""
     ssh: SshSettings | None = Field(None)
     """Login node on which the unix socket of `url` is reached, forwarded over ssh."""
     ca: ConfigPath | None = Field(None)
     """File with the trusted certificate authorities, for https."""
-    max_job_details_per_poll: int = Field(50, ge=1, le=1000)
-    """Largest number of unchanged jobs whose details are requested in one poll."""
 
     @model_validator(mode="after")
     def _reachable(self) -> Self:
@@ -287,11 +284,6 @@ class SlurmSiteConfig(SlurmJobOptions):
                 at = (*(path if option in own else ("options", "submit")), option)
                 found.setdefault(at, f"{why}: remove it, or write `transport: tools`")
         return found
-
-    def doubts(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Yield problems of this very host (the controller may run on another): path below the options, and message."""
-        if self.transport == "native" and (missing := missing_requirement(self.native.python)):
-            yield ("native", "python") if self.native.python else ("transport",), missing
 
 
 def drone_lifetime_s(walltime_s: float, grace_s: float) -> int:

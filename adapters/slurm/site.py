@@ -117,19 +117,10 @@ class SlurmSite:
         )
         slurm_nodes = await self._cluster.nodes()
         partitions, reservations = await self._partitions_and_reservations()
-        users = (self._user,) if self._user else ()
         types = resolve_types(self._types, partitions, self._config)
-        downtime_at = next_downtime(reservations, slurm_nodes, types, taken_at, users)
-        nodes = list_nodes(
-            slurm_nodes,
-            partitions,
-            self._types,
-            self._config,
-            reservations,
-            now=taken_at,
-            downtime_at=downtime_at,
-            users=users,
-        )
+        downtime_at = next_downtime(reservations, slurm_nodes, types, taken_at)
+        own = (self._types, self._config)
+        nodes = list_nodes(slurm_nodes, partitions, *own, reservations, now=taken_at, downtime_at=downtime_at)
         demands, load = SlurmOwnerDemands(), None
         notices = [*listing.notices, *accounting_notices]
         if self._config.owner is not None:

@@ -30,12 +30,8 @@ class SlurmStateMapping:
     fault: FaultKind | None = None
 
 
-_PENDING, _RUNNING, _UNKNOWN, _ENDED = (
-    RemoteState.PENDING,
-    RemoteState.RUNNING,
-    RemoteState.UNKNOWN,
-    RemoteState.ENDED,
-)
+_PENDING, _RUNNING = RemoteState.PENDING, RemoteState.RUNNING
+_UNKNOWN, _ENDED = RemoteState.UNKNOWN, RemoteState.ENDED
 
 SLURM_STATES: Mapping[str, SlurmStateMapping] = {
     # Base states.
@@ -80,18 +76,8 @@ UNFINISHED_STATES = frozenset(word for word, each in SLURM_STATES.items() if eac
 """States of jobs without an exit status."""
 
 _DECISIVE_FLAGS = (
-    "COMPLETING",
-    "STAGE_OUT",
-    "CONFIGURING",
-    "POWER_UP_NODE",
-    "STOPPED",
-    "REVOKED",
-    "REQUEUE_HOLD",
-    "SPECIAL_EXIT",
-    "RESV_DEL_HOLD",
-    "REQUEUED",
-    "REQUEUE_FED",
-    "EXPEDITING",
+    *("COMPLETING", "STAGE_OUT", "CONFIGURING", "POWER_UP_NODE", "STOPPED", "REVOKED"),
+    *("REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD", "REQUEUED", "REQUEUE_FED", "EXPEDITING"),
 )
 """Flags that decide instead of the base state, in order of precedence."""
 

@@ -14,41 +14,30 @@ import contextlib
 import re
 import secrets
 import time
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import dropwhile
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from adapters.shared.commands.choice import runner_for
 from adapters.shared.commands.runner import Finished, NoReplyError, Runner
 from adapters.shared.printing import printable
 from adapters.slurm.records import (
-    BASE_NODE_STATES,
     Partition,
     Reservation,
     SlurmJob,
     SlurmNode,
     SlurmSubmission,
-    chunks,
-    expand_hostlist,
     fold_job_ids,
     format_ranges,
-    gpus_per_node,
-    parse_count,
-    parse_duration,
-    parse_gpus,
-    parse_memory_mib,
+    job_id_chunks,
     parse_tasks,
-    parse_time,
-    parse_tres,
-    parse_word,
-    parse_words,
-    split_state,
-    valid_job_ids,
+    read,
+    read_job,
+    read_node,
 )
 from adapters.slurm.settings import SlurmSiteConfig
-from adapters.slurm.states import UNFINISHED_STATES, query_error, refusal_error
+from adapters.slurm.states import query_error, refusal_error
 from provisioner.interfaces import AdapterError, OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import FaultKind
 
@@ -117,7 +106,7 @@ class SlurmToolsClient:
         """Return jobs of the account that runs the tools; root sees those of everybody."""
         separator = _separator()
         argv = ["-X", "-p", f"--delimiter={separator}", "-o", ",".join(SACCT_COLUMNS)]
-        selections = [["-j", ",".join(some)] for some in chunks(valid_job_ids(remote_ids), _JOBS_PER_CALL)]
+        selections = [["-j", ",".join(some)] for some in job_id_chunks(remote_ids, _JOBS_PER_CALL)]
         found: list[SlurmJob] = []
         for selection in selections or [["-S", f"uts{max(0, int(since))}"]]:
             if not self._accounting:
@@ -209,7 +198,7 @@ class SlurmToolsClient:
         script may clean up. (``scancel --signal=KILL`` of a whole job is as polite as without, and in 22.05, of one
         waiting task, cancels them all.)
         """
-        for some in chunks(valid_job_ids(remote_ids), _JOBS_PER_CALL):
+        for some in job_id_chunks(remote_ids, _JOBS_PER_CALL):
             if kill:
                 with contextlib.suppress(RejectedError):  # it has no step yet, or none any more
                     await self._scancel(["--signal=KILL", *(f"{job}.0" for job in some)])
@@ -338,7 +327,7 @@ _JOB_COLUMNS = {
     "SubmitTime": ("SUBMIT_TIME", "submitted_at"),
     "StartTime": ("START_TIME", "started_at"),
     "EndTime": ("END_TIME", "ends_at"),
-    "TimeLimit": ("TIME_LIMIT", "limit"),
+    "TimeLimit": ("TIME_LIMIT", "limit_s"),
     "Partition": ("PARTITION", "partition"),
     "NodeList": ("NODELIST", "nodes"),
     "UserName": ("USER", "user"),
@@ -370,7 +359,7 @@ SACCT_COLUMNS = {
     "Submit": ("Submit", "submitted_at"),
     "Start": ("Start", "started_at"),
     "End": ("End", "ends_at"),
-    "TimelimitRaw": ("TimelimitRaw", "limit_minutes"),
+    "TimelimitRaw": ("TimelimitRaw", "limit_s"),
     "Partition": ("Partition", "partition"),
     "NodeList": ("NodeList", "nodes"),
     "User": ("User", "user"),
@@ -379,115 +368,34 @@ SACCT_COLUMNS = {
     "JobName": ("JobName", "name"),
 }
 
-_SQUEUE_ID = re.compile(r"[0-9]{1,10}([_+][0-9]{1,10})?")
-_EXIT_CODE = re.compile(r"([0-9]{1,3}):([0-9]{1,3})")
-_SQUEUE_BASE_STATES = {
-    **dict.fromkeys(("CONFIGURING", "RESIZING", "SIGNALING", "STOPPED"), "RUNNING"),
-    **dict.fromkeys(("REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"), "PENDING"),
-    **dict.fromkeys(("COMPLETING", "STAGE_OUT", "REVOKED"), ""),
-}
-"""Flags that squeue prints in place of the state, and the base state, where there is only one."""
-
 
 def parse_jobs(text: str, separator: str, columns: Columns) -> list[SlurmJob]:
     """Return the jobs of a ``squeue`` with :data:`OWN_JOB_COLUMNS` or :data:`ACTIVE_JOB_COLUMNS`."""
-    return [_listed_job(row) for row in parse_table(text, separator, columns)]
+    return [read_job(row) for row in parse_table(text, separator, columns)]
 
 
-def _listed_job(row: Mapping[str, str]) -> SlurmJob:
-    if not _SQUEUE_ID.fullmatch(row["remote_id"]):
-        raise ValueError(f"`{row['remote_id'][:40]}` is not a job id")
-    word = row["state"]
-    if not word:
-        raise ValueError("a job without a state")
-    flags = frozenset({word}) if word in _SQUEUE_BASE_STATES else frozenset()
-    return replace(_job(row, _SQUEUE_BASE_STATES.get(word) or word), flags=flags)
-
-
-def _job(row: Mapping[str, str], state: str) -> SlurmJob:
-    """Return a row of squeue or sacct. Columns that were not requested count as empty."""
-    cells = defaultdict(str, row)
-    code, signal = (None, 0) if state in UNFINISHED_STATES else parse_exit_code(cells["exit_code"])
-    node_count = max(1, parse_count(cells["node_count"].partition("-")[0]))
-    amounts = parse_tres(cells["tres"])
-    return SlurmJob(
-        cells["remote_id"],
-        cells["name"],
-        state,
-        reason=parse_word(cells["reason"]),
-        user=cells["user"],
-        account=parse_word(cells["account"]),
-        partition=cells["partition"],
-        qos=parse_word(cells["qos"]),
-        submitted_at=parse_time(cells["submitted_at"]),
-        started_at=parse_time(cells["started_at"]),
-        ends_at=parse_time(cells["ends_at"]),
-        limit_s=parse_duration(cells["limit"]) or 60.0 * parse_count(cells["limit_minutes"]),
-        preempted_at=parse_time(cells["preempted_at"]),
-        nodes=expand_hostlist(cells["nodes"]),
-        exit_code=code,
-        signal=signal,
-        restarts=parse_count(cells["restarts"]),
-        node_count=node_count,
-        cpus=-(-parse_count(amounts.get("cpu", "")) // node_count),
-        memory_mib=-(-parse_memory_mib(amounts.get("mem", "")) // node_count),
-        gpus=parse_gpus(cells["tres_per_node"]) or gpus_per_node(_all_gpus(cells), node_count),
-        required_nodes=_required_nodes(cells["required_nodes"]),
-    )
-
-
-def _all_gpus(cells: Mapping[str, str]) -> Mapping[str, int]:
-    """Return the GPUs of all nodes of a job. Only with accounting are they among the totals."""
-    if total := parse_gpus(cells["tres"]) or parse_gpus(cells["tres_per_job"]):
-        return total
-    tasks = max(1, parse_count(cells["tasks"]))
-    return {kind: count * tasks for kind, count in parse_gpus(cells["tres_per_task"]).items()}
-
-
-def _required_nodes(text: str) -> tuple[str, ...]:
-    try:
-        return expand_hostlist(text)
-    except ValueError:  # as the user wrote them: a node that does not exist
-        return (text[:255],)
-
-
-def parse_exit_code(text: str) -> tuple[int, int]:
-    """Return exit status and signal: ``3:0``, or in 22.05 the status of wait(2), ``768``."""
-    if found := _EXIT_CODE.fullmatch(text):
-        return int(found[1]), int(found[2])
-    status = parse_count(text)
-    return status >> 8 & 0xFF, status & 0x7F
-
-
+_SACCT_ARRAY = re.compile(r"(?P<job>[0-9]{1,10})_\[(?P<tasks>[0-9,:%-]{1,400000})\]")
 _MAX_SACCT_TASKS = 100_000
-_SACCT_ID = re.compile(r"(?P<job>[0-9]{1,10})(?:[_+][0-9]{1,10}|_\[(?P<tasks>[0-9,:%-]{1,400000})\])?")
-_SACCT_STATE = re.compile(r"(?P<state>[A-Z_]+)(?: (?P<by>by [0-9]{1,10}))?")
 
 
 def parse_ended_jobs(text: str, separator: str) -> list[SlurmJob]:
-    """Return the jobs of ``sacct -p --delimiter SEPARATOR -o SACCT_COLUMNS``."""
-    return [job for row in parse_table(text, separator, SACCT_COLUMNS) for job in _accounted_jobs(row)]
-
-
-def _accounted_jobs(row: Mapping[str, str]) -> Iterator[SlurmJob]:
-    """Yield one job, or each of the tasks that wait in one row, ``14_[2-10%2]``."""
-    remote_id, state = _SACCT_ID.fullmatch(row["remote_id"]), _SACCT_STATE.fullmatch(row["state"])
-    if remote_id is None or state is None:
-        raise ValueError(f"`{row['remote_id'][:40]}` is not a job id, or `{row['state'][:40]}` not a state")
-    job = _job(row, state["state"])
-    job = replace(job, reason=job.reason or state["by"] or "")
-    if remote_id["tasks"] is None:
-        yield job
-    else:
-        for task in parse_tasks(remote_id["tasks"], _MAX_SACCT_TASKS):
-            yield replace(job, remote_id=f"{remote_id['job']}_{task}")
+    """Return the jobs of ``sacct -p --delimiter SEPARATOR -o SACCT_COLUMNS``, waiting tasks of an array one by one."""
+    found = []
+    for row in parse_table(text, separator, SACCT_COLUMNS):
+        state, _, by = row["state"].partition(" ")  # "CANCELLED by 2001"
+        ids = [row["remote_id"]]
+        if array := _SACCT_ARRAY.fullmatch(row["remote_id"]):
+            ids = [f"{array['job']}_{task}" for task in parse_tasks(array["tasks"], _MAX_SACCT_TASKS)]
+        reason = row["reason"] if row["reason"] != "None" else by
+        found += [read_job({**row, "remote_id": remote_id, "state": state, "reason": reason}) for remote_id in ids]
+    return found
 
 
 # --------------------------------------------------------------------------------------------------------------- sinfo
 
 NODE_COLUMNS = {
     "NodeList": ("NODELIST", "name"),
-    "StateComplete": ("STATECOMPLETE", "states"),
+    "StateComplete": ("STATECOMPLETE", "state"),
     "Partition": ("PARTITION", "partition"),
     "Features_act": ("ACTIVE_FEATURES", "features"),
     "CPUsState": ("CPUS(A/I/O/T)", "cpus"),
@@ -496,43 +404,41 @@ NODE_COLUMNS = {
     "Gres": ("GRES", "gpus"),
     "GresUsed": ("GRES_USED", "used_gpus"),
     "Threads": ("THREADS", "threads_per_core"),
-    "Reason": ("REASON", "reason"),
 }
-_CPUS = re.compile(r"([0-9]{1,9})/([0-9]{1,9})/([0-9]{1,9})/([0-9]{1,9})")
 
 
 def parse_nodes(text: str, separator: str, columns: Columns = NODE_COLUMNS) -> list[SlurmNode]:
     """Return the nodes of ``sinfo -a -N -O``, which prints a row for each node and partition."""
-    found: dict[str, SlurmNode] = {}
+    rows: dict[str, dict[str, Any]] = {}
     for row in parse_table(text, separator, columns):
-        node = found.get(row["name"]) or _node(row)
-        found[node.name] = replace(node, partitions=(*node.partitions, row["partition"].removesuffix("*")))
-    return list(found.values())
-
-
-def _node(row: Mapping[str, str]) -> SlurmNode:
-    counts = _CPUS.fullmatch(row["cpus"])
-    if counts is None or not row["name"]:
-        raise ValueError(f"`{row['cpus'][:40]}` is not a count of the CPUs of a node")
-    state, flags = split_state(row["states"].upper().split("+"), BASE_NODE_STATES)
-    return SlurmNode(
-        row["name"],
-        state,
-        flags,
-        features=parse_words(row["features"]),
-        cpus=int(counts[4]),
-        used_cpus=int(counts[1]),
-        memory_mib=parse_count(row["memory_mib"]),
-        used_memory_mib=parse_count(row["used_memory_mib"]),
-        gpus=parse_gpus(row["gpus"]),
-        used_gpus=parse_gpus(row["used_gpus"]),
-        reason=parse_word(row["reason"]),
-        threads_per_core=parse_count(row["threads_per_core"]),
-    )
+        allocated, _, _, total = row["cpus"].split("/")
+        node = rows.setdefault(row["name"], {**row, "cpus": total, "used_cpus": allocated, "partitions": []})
+        node["partitions"].append(row["partition"].removesuffix("*"))
+    return list(map(read_node, rows.values()))
 
 
 # ------------------------------------------------------------------------------------------------------- scontrol show
 
+_PARTITION_KEYS = {
+    "name": "PartitionName",
+    "up": "State",
+    "nodes": "Nodes",
+    "max_s": "MaxTime",
+    "tier": "PriorityTier",
+    "grace_s": "GraceTime",
+    "preempt_mode": "PreemptMode",
+    "max_memory_per_cpu_mib": "MaxMemPerCPU",
+    "max_memory_per_node_mib": "MaxMemPerNode",
+    "max_cpus_per_node": "MaxCPUsPerNode",
+    "default": "Default",
+}
+_RESERVATION_KEYS = {
+    "name": "ReservationName",
+    "starts_at": "StartTime",
+    "ends_at": "EndTime",
+    "nodes": "Nodes",
+}
+_OPTIONAL_KEYS = ("MaxMemPerCPU", "MaxMemPerNode")
 _PAIR = re.compile(r"(\w+)=(\S*)")
 _SETTING = re.compile(r"(\w+) +=(?: (.*))?")
 _RESTRICTED_CORES = re.compile(r"^NodeName=(\S+) .*? RestrictedCoresPerGPU=([0-9]{1,9})\([0-9]", re.MULTILINE)
@@ -541,46 +447,14 @@ _NO_RESERVATIONS = "No reservations in the system"
 
 def parse_partitions(text: str) -> list[Partition]:
     """Return the partitions of ``show partition -o``; every cluster has one."""
-    found = [
-        Partition(
-            name=pairs["PartitionName"],
-            up=pairs["State"] == "UP",
-            nodes=expand_hostlist(pairs["Nodes"]),
-            max_s=parse_duration(pairs["MaxTime"]),
-            tier=parse_count(pairs["PriorityTier"]),
-            grace_s=float(parse_count(pairs["GraceTime"])),
-            preempt_mode=parse_word(pairs["PreemptMode"]),
-            max_memory_per_cpu_mib=parse_memory_mib(pairs.get("MaxMemPerCPU", "")),
-            max_memory_per_node_mib=parse_memory_mib(pairs.get("MaxMemPerNode", "")),
-            max_cpus_per_node=parse_count(pairs["MaxCPUsPerNode"]),
-            default=pairs["Default"] == "YES",
-        )
-        for pairs in _pairs(text, "PartitionName")
-    ]
-    if not found:
-        raise ValueError("it lists no partition")
-    return found
+    return [read(Partition, pairs) for pairs in _pairs(text, _PARTITION_KEYS)]
 
 
 def parse_reservations(text: str) -> list[Reservation]:
     """Return the reservations of ``show reservation -o``, which prints a sentence if there are none."""
     if text.rstrip().endswith(_NO_RESERVATIONS) and "ReservationName=" not in text:
         return []
-    found = [
-        Reservation(
-            name=pairs["ReservationName"],
-            starts_at=parse_time(pairs["StartTime"]),
-            ends_at=parse_time(pairs["EndTime"]),
-            nodes=expand_hostlist(pairs["Nodes"]),
-            flags=frozenset(parse_words(pairs["Flags"].upper())),
-            users=parse_words(pairs["Users"]),
-            accounts=parse_words(pairs["Accounts"]),
-        )
-        for pairs in _pairs(text, "ReservationName")
-    ]
-    if not found:
-        raise ValueError("it neither lists reservations nor says that there are none")
-    return found
+    return [read(Reservation, pairs) for pairs in _pairs(text, _RESERVATION_KEYS)]
 
 
 def parse_restricted_cores(text: str) -> Mapping[str, int]:
@@ -591,34 +465,28 @@ def parse_restricted_cores(text: str) -> Mapping[str, int]:
     return {node: int(cores) for node, cores in _RESTRICTED_CORES.findall(text)}
 
 
-def _pairs(text: str, first: str) -> Iterator[Mapping[str, str]]:
-    """Yield each line's pairs; of a repeated name the first, as free text stands at the end.
+def _pairs(text: str, keys: Mapping[str, str]) -> list[dict[str, str]]:
+    """Return each line's pairs by our names; of a repeated key the first, as free text stands at the end.
 
     Lines above the first record are a greeting of the login node.
     """
-    if text and not text.endswith("\n"):
-        raise ValueError("its last line is cut")
-    lines = filter(None, map(str.strip, text.split("\n")))
-    for line in dropwhile(lambda each: not each.startswith(f"{first}="), lines):
-        pairs = _RequiredPairs()
-        for name, value in _PAIR.findall(line):
-            pairs.setdefault(name, value)
-        if not line.startswith(f"{first}="):
-            raise ValueError(f"one of its lines does not begin with {first}")
-        yield pairs
-
-
-class _RequiredPairs(dict[str, str]):
-    def __missing__(self, name: str) -> str:
-        raise ValueError(f"it does not contain {name}")
+    begin = f"{keys['name']}="
+    lines = list(dropwhile(lambda line: not line.startswith(begin), filter(None, map(str.strip, text.split("\n")))))
+    if not lines or not text.endswith("\n") or not all(line.startswith(begin) for line in lines):
+        raise ValueError(f"its lines do not begin with {begin}, or its last line is cut")
+    found = []
+    for line in lines:
+        pairs = dict(reversed(_PAIR.findall(line)))
+        if missing := set(keys.values()) - pairs.keys() - set(_OPTIONAL_KEYS):
+            raise ValueError(f"it does not contain {', '.join(sorted(missing))}")
+        found.append({ours: pairs.get(key, "") for ours, key in keys.items()})
+    return found
 
 
 def parse_configuration(text: str) -> Mapping[str, str]:
     """Return the settings of ``show config``."""
-    found: dict[str, str] = {}
-    for line in text.split("\n"):
-        if setting := _SETTING.fullmatch(line.rstrip()):
-            found.setdefault(setting[1], (setting[2] or "").strip())
+    settings = [setting for line in text.split("\n") if (setting := _SETTING.fullmatch(line.rstrip()))]
+    found = {setting[1]: (setting[2] or "").strip() for setting in reversed(settings)}
     if "SLURM_VERSION" not in found:
         raise ValueError("it contains no version")
     return found

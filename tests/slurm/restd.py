@@ -25,7 +25,7 @@ def recorded(name: str) -> Any:
 
 @dataclass
 class Restd:
-    """Jobs by their number: (user, states), or for an array its waiting tasks and what has started of it."""
+    """A server with some jobs."""
 
     versions: tuple[str, ...] = ("v0.0.42",)
     token: str = ""
@@ -52,7 +52,7 @@ class Restd:
         self.add(number, user, state, array_job_id=array, array_task_id={"set": True, "number": task})
 
     def looked_at(self) -> list[int]:
-        """Numbers that were looked at closely since the last time this was asked."""
+        """Numbers whose details were requested since the last time this was asked."""
         found = [int(each.rpartition("/")[2]) for each in self.asked if "/job/" in each and each.startswith("GET")]
         self.asked.clear()
         return found
@@ -69,40 +69,37 @@ class Restd:
             return web.Response(status=status, body=body)
         if self.token and request.headers.get("X-SLURM-USER-TOKEN") != self.token:
             return web.Response(status=401, text="Authentication failure")
-        version = path.split("/")[2]
-        if version not in self.versions:
-            return web.Response(
-                status=404, text="Unable find requested URL. Please view /openapi/v3 for API reference."
-            )
-        match path.split("/")[1:]:
-            case ["slurm", _, "ping", ""]:
-                return _json({"pings": [], "meta": recorded("states-24.11")["meta"], "errors": []})
-            case ["slurm", _, "jobs", "state", ""]:
-                return _json({"jobs": [line for each in self.jobs.values() for line in _lines(each)], "errors": []})
-            case ["slurm", _, "job", number] if number.isdigit():
-                return self._closely(int(number))
-            case ["slurm", _, "job", "submit"]:
-                return _json({"job_id": 7, "step_id": "batch", "errors": [], "warnings": []})
-            case ["slurm", _, "jobs", ""]:
-                return _json(recorded("cancel-24.11"))
+        if path.startswith("/slurm/") and path.split("/")[2] in self.versions:
+            match request.method, *path.split("/")[3:]:
+                case "GET", "ping", "":
+                    return _json({"pings": [], "meta": recorded("states-24.11")["meta"], "errors": []})
+                case "GET", "jobs", "state", "":
+                    return _json({"jobs": [line for job in self.jobs.values() for line in _lines(job)], "errors": []})
+                case "GET", "job", number:
+                    return self._details(int(number))
+                case "POST", "job", "submit":
+                    return _json({"job_id": 7, "step_id": "batch", "errors": [], "warnings": []})
+                case "DELETE", "jobs", "":
+                    return _json(recorded("cancel-24.11"))
         return web.Response(status=404, text="Unable find requested URL. Please view /openapi/v3 for API reference.")
 
-    def _closely(self, number: int) -> web.Response:
+    def _details(self, number: int) -> web.Response:
         found = [each for each in self.jobs.values() if number in (each["job_id"], each["array_job_id"])]
-        if found:
-            return _json({"jobs": found, "errors": []})
-        error = {"description": f"Unable to query JobId={number}", "error_number": 2017, "error": "Invalid job id"}
-        return _json({"jobs": [], "errors": [error]}, status=404)
+        return _json({"jobs": found, "errors": []}) if found else no_such_job()
+
+
+def no_such_job() -> web.Response:
+    return _json({"jobs": [], "errors": [{"error_number": 2017, "error": "Invalid job id specified"}]}, status=404)
 
 
 def _lines(job: Mapping[str, Any]) -> list[dict[str, Any]]:
-    waiting, task = job["array_task_string"], job["array_task_id"]
-    tasks = [f"_{each}" for each in waiting.split(",")] if waiting else [f"_{task['number']}" if task["set"] else ""]
-    return [{"job_id": f"{job['job_id']}{each}", "state": job["job_state"]} for each in tasks]
+    task = job["array_task_id"]
+    ends = [f"_{each}" for each in job["array_task_string"].split(",")] if job["array_task_string"] else [""]
+    ends = [f"_{task['number']}"] if task["set"] else ends
+    return [{"job_id": f"{job['job_id']}{end}", "state": job["job_state"]} for end in ends]
 
 
-def _json(body: Any, status: int = 200) -> web.Response:
-    return web.json_response(body, status=status)
+_json = web.json_response
 
 
 @asynccontextmanager

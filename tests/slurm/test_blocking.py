@@ -49,10 +49,6 @@ def test_of_horekas_nodes_each_free_gpu_keeps_its_share() -> None:
     ]
 
 
-def test_it_is_the_same_for_the_same_policy() -> None:
-    assert printed() == printed()
-
-
 @pytest.mark.parametrize(
     ("reserve", "expected"),
     [
@@ -96,34 +92,33 @@ def test_each_kind_of_node_has_its_own_reserve() -> None:
     ]
 
 
-def test_nodes_without_a_common_reserve_are_reported_and_left_out() -> None:
-    policy = replace(POLICY, blocking=(Reserve(nodes=("hkn08*",), cpus=8),))
-    text = printed(policy)
-    assert "!! hkn[0801-0967]: `blocking` has not one entry for all of them" in prose(text)
-    assert lines(text) == []
+NOT_ALL = replace(POLICY, blocking=(Reserve(nodes=("hkn08*",), cpus=8),))
+TOO_LARGE = replace(POLICY, blocking=(Reserve(cpus=40, memory_mib=20480),))
+FORMULA = "MaxMemPerCPU = (RealMemory - GPUs * MiB kept per GPU) / (CPUs - GPUs * CPUs kept per GPU)"
 
 
-def test_a_reserve_larger_than_the_node_is_reported_and_not_printed() -> None:
-    text = printed(replace(POLICY, blocking=(Reserve(cpus=40, memory_mib=20480),)))
-    assert "4 GPUs cannot keep 40 CPUs, 20480 MiB of memory each of 152 CPUs and 512000 MiB" in prose(text)
+@pytest.mark.parametrize(
+    ("policy", "hardware", "told"),
+    [
+        (NOT_ALL, [ACCELERATED], "!! hkn[0801-0967]: `blocking` has not one entry for all of them"),
+        (TOO_LARGE, [ACCELERATED], "cannot keep 40 CPUs, 20480 MiB of memory each of 152 CPUs and 512000 MiB: nothing"),
+        (POLICY, [{**ACCELERATED, "nodes": "hkn[08"}], "!! hkn[08: `hkn[08` is not a list of node names: nothing"),
+        (POLICY, [], "write it under `options.hardware`"),
+        (POLICY, [], FORMULA),
+        (replace(POLICY, blocking=()), [ACCELERATED], "the site's file has no `blocking`"),
+    ],
+)
+def test_where_nothing_can_be_printed_the_text_says_why(
+    policy: SitePolicy, hardware: list[Mapping[str, Any]], told: str
+) -> None:
+    text = render_blocking(policy, (A100,), config(hardware=hardware))
+    assert told in prose(text)
     assert lines(text) == []
 
 
 def test_gpus_that_do_not_spread_over_the_sockets_are_bound_to_all_cores() -> None:
     [_, gres, *_] = lines(printed(POLICY, {**ACCELERATED, "gpus": 3}))
     assert gres == "NodeName=hkn[0801-0967] Name=gpu Type=a100 File=/dev/nvidia[0-2] Cores=0-75"
-
-
-def test_without_hardware_it_prints_the_formulas() -> None:
-    text = render_blocking(POLICY, (A100,), config())
-    assert lines(text) == []
-    assert "write it under `options.hardware`" in prose(text)
-    assert "MaxMemPerCPU = (RealMemory - GPUs * MiB kept per GPU) / (CPUs - GPUs * CPUs kept per GPU)" in prose(text)
-
-
-def test_without_blocking_nothing_is_kept() -> None:
-    text = printed(replace(POLICY, blocking=()))
-    assert "the site's file has no `blocking`" in prose(text) and lines(text) == []
 
 
 def test_limitations_of_slurm_are_printed() -> None:
@@ -133,12 +128,6 @@ def test_limitations_of_slurm_are_printed() -> None:
     greedy = replace(SHARE, disk_mib=51200, when=ReserveWhen.GPU_DEMAND)
     said = prose(printed(replace(POLICY, blocking=(greedy,))))
     assert "Disk: Slurm does not give it out" in said and "write `when: always`" in said
-
-
-def test_a_drone_larger_than_the_reserve_of_its_gpus_is_reported() -> None:
-    said = prose(printed())
-    assert "Drone type a100x4 takes 38 CPUs per GPU and no reserve keeps that much (8 at most)" in said
-    assert "Drone type a100 " not in said
 
 
 def test_the_owners_priority_is_by_partitions() -> None:

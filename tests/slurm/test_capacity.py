@@ -1,14 +1,14 @@
-"""Free resources of a Slurm cluster: HoreKa's nodes in many states."""
+"""Free resources of a Slurm cluster, HoreKa's nodes in many states, and downtimes of all of it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from adapters.slurm.capacity import list_nodes, resolve_types
+from adapters.slurm.capacity import NodeMismatch, list_nodes, next_downtime, resolve_types
 from adapters.slurm.records import Partition, Reservation, SlurmNode
 from adapters.slurm.settings import SlurmSiteConfig
 from provisioner.model import DroneType, Node
@@ -122,22 +122,24 @@ def test_a_node_planned_for_the_owner_is_shown_free_for_his_claim_takes_it() -> 
 
 
 @pytest.mark.parametrize(
-    ("change", "dimension", "wanted", "offered"),
+    ("change", "partition", "mismatch"),
     [
-        ({"partitions": ("cpuonly",)}, "partition", "accelerated", "cpuonly"),
-        ({"gpus": {"h100": 4}}, "gpus", "1 a100", "0 a100"),
-        ({"cpus": 4}, "cpus", "8", "4"),
-        ({"memory_mib": 20479}, "memory", "20480 MiB", "20479 MiB"),
+        ({"partitions": ("cpuonly",)}, {}, ("partition", "accelerated", "cpuonly")),
+        ({"gpus": {"h100": 4}}, {}, ("gpus", "1 a100", "0 a100")),
+        ({"cpus": 4}, {}, ("cpus", "8", "4")),
+        ({"memory_mib": 20479}, {}, ("memory", "20480 MiB", "20479 MiB")),
+        ({}, {"max_cpus_per_node": 6}, ("cpus", "8", "6")),
+        ({}, {"max_memory_per_node_mib": 10240}, ("memory", "20480 MiB", "10240 MiB")),
+        ({}, {"max_memory_per_cpu_mib": 100}, ("cpus", "205 (for its 20480 MiB, by MaxMemPerCPU)", "152")),
     ],
 )
 def test_a_node_that_lacks_something_hosts_no_drone(
-    change: Mapping[str, Any], dimension: str, wanted: str, offered: str
+    change: Mapping[str, Any], partition: Mapping[str, Any], mismatch: tuple[str, str, str]
 ) -> None:
-    node = replace(NODE, **change)
-    assert list_nodes([node], PARTITIONS, (A100,), config(), now=NOW) == ()
-    [kind] = resolve_types((A100,), PARTITIONS, config())
-    found = kind.mismatch(node)
-    assert found and (found.dimension, found.requested, found.available) == (dimension, wanted, offered)
+    node, partitions = replace(NODE, **change), (replace(ACCELERATED, **partition),)
+    assert list_nodes([node], partitions, (A100,), config(), now=NOW) == ()
+    [kind] = resolve_types((A100,), partitions, config())
+    assert kind.mismatch(node) == NodeMismatch(*mismatch)
 
 
 @pytest.mark.parametrize(
@@ -187,10 +189,11 @@ def test_used_gpus_of_unknown_type_may_be_of_any_type() -> None:
 # ----------------------------------------------------------------------------------------------------- partition limits
 
 
-def test_a_partition_that_is_down_or_too_short_takes_no_drone() -> None:
-    assert free(one(partition=replace(ACCELERATED, up=False))) == (0, 0, 0)
-    assert free(one(partition=replace(ACCELERATED, max_s=11 * HOUR_S))) == (0, 0, 0)
-    assert free(one(partition=replace(ACCELERATED, max_s=12 * HOUR_S)))[0] == 4000
+@pytest.mark.parametrize(
+    ("change", "gpus"), [({"up": False}, 0), ({"max_s": 11 * HOUR_S}, 0), ({"max_s": 12 * HOUR_S}, 4000)]
+)
+def test_a_partition_that_is_down_or_too_short_takes_no_drone(change: Mapping[str, Any], gpus: int) -> None:
+    assert free(one(partition=replace(ACCELERATED, **change)))[0] == gpus
 
 
 def test_memory_costs_cpus_where_the_partition_limits_it_per_cpu() -> None:
@@ -205,25 +208,16 @@ def test_memory_costs_cpus_where_the_partition_limits_it_per_cpu() -> None:
     assert used.free_memory_mib == 12 * 1200
 
 
-def test_a_drone_for_whose_memory_the_node_has_too_few_cpus_fits_nowhere() -> None:
-    limited = replace(ACCELERATED, max_memory_per_cpu_mib=1000)
-    [kind] = resolve_types((replace(FULL, cpus=76),), (limited,), config())
-    found = kind.mismatch(NODE)
-    assert found and found.dimension == "cpus" and found.requested == "492 (for its 491520 MiB, by MaxMemPerCPU)"
-
-
-def test_limits_of_cpus_and_memory_per_node_bind() -> None:
+def test_a_limit_of_cpus_per_node_binds() -> None:
     capped = one(partition=replace(ACCELERATED, max_cpus_per_node=120))
     assert (capped.cpus, capped.free_cpus) == (120, 120)
-    assert list_nodes([NODE], (replace(ACCELERATED, max_cpus_per_node=6),), (A100,), config(), now=NOW) == ()
-    assert list_nodes([NODE], (replace(ACCELERATED, max_memory_per_node_mib=10240),), (A100,), config(), now=NOW) == ()
 
 
 # --------------------------------------------------------------------------------------------------------- reservations
 
 
-def reservation(starts_h: float, ends_h: float, **more: Any) -> Reservation:
-    return Reservation("course", NOW + starts_h * HOUR_S, NOW + ends_h * HOUR_S, ("hkn0801",), **more)
+def reservation(starts_h: float, ends_h: float) -> Reservation:
+    return Reservation("course", NOW + starts_h * HOUR_S, NOW + ends_h * HOUR_S, ("hkn0801",))
 
 
 @pytest.mark.parametrize(
@@ -242,7 +236,7 @@ def test_types_that_are_done_in_time_are_hosted_until_then() -> None:
 
 
 def test_before_a_downtime_of_the_whole_site_drones_live_shorter_and_the_node_is_free_until_then() -> None:
-    whole = reservation(5, 9, flags=frozenset({"MAINT"}))
+    whole = reservation(5, 9)
     assert free(one(reserved=whole)) == (0, 0, 0)
     assert free(one(reserved=whole, downtime_at=whole.starts_at))[0] == 4000
 
@@ -261,3 +255,53 @@ def test_a_drone_that_wants_its_node_alone_finds_none_that_is_in_use() -> None:
     alone = {"submit": {"exclusive": True}}
     assert free(one(NODE, FULL, **alone))[0] == 4000
     assert free(one(replace(NODE, used_cpus=2), FULL, **alone)) == (0, 0, 0)
+
+
+# ------------------------------------------------------------------------------------------------------------ downtimes
+
+CLUSTER = (NODE, replace(NODE, name="hkn0802"), H100_NODE, replace(NODE, name="hkn0001", partitions=("cpuonly",)))
+DEAD = replace(NODE, name="hkn0803", state="DOWN")
+OURS = ("hkn0801", "hkn0802", "hkn0901")
+ONE, REST = OURS[:1], OURS[1:]
+
+
+def reserved(starts: float, ends: float, nodes: Sequence[str] = OURS, name: str = "maintenance") -> Reservation:
+    return Reservation(name, NOW + starts, NOW + ends, tuple(nodes))
+
+
+@pytest.mark.parametrize(
+    ("reservations", "downtime_in"),
+    [
+        ((), 0),
+        ((reserved(7200, 9000), reserved(3600, 5000, name="earlier")), 3600),
+        ((reserved(-7200, -1),), 0),  # it is over
+        ((reserved(-60, 7200),), 0),  # it has begun
+        ((reserved(-60, 3600), reserved(10_000, 12_000, name="next")), 10_000),
+        ((reserved(3600, 7200, ("hkn0001",)),), 0),  # drones never go there
+        ((reserved(3600, 7200, ()),), 0),  # of licences
+        ((reserved(3600, 20_000, ONE),), 0),
+        ((reserved(3600, 20_000, ONE), reserved(7200, 9000, REST, "rest")), 7200),
+        ((reserved(3600, 20_000, ONE), reserved(20_000, 30_000, REST, "rest")), 0),  # one after the other
+        ((reserved(-60, 9000, ONE), reserved(600, 9000, REST, "rest")), 600),
+    ],
+)
+def test_the_next_time_when_all_our_nodes_are_reserved_is_the_downtime(
+    reservations: Sequence[Reservation], downtime_in: float
+) -> None:
+    assert downtime(*reservations) == downtime_in
+
+
+def downtime(*reservations: Reservation, nodes: Sequence[SlurmNode] = CLUSTER, **more: Any) -> float:
+    """Return seconds from now; 0 without."""
+    at = next_downtime(reservations, nodes, resolve_types((A100, H100), PARTITIONS, config(**more)), NOW)
+    return at - NOW if at else 0.0
+
+
+def test_nodes_that_are_down_need_not_be_in_it() -> None:
+    assert downtime(reserved(3600, 7200), nodes=(*CLUSTER, DEAD)) == 3600
+    assert downtime(reserved(3600, 7200), nodes=(*CLUSTER, replace(DEAD, state="IDLE"))) == 0
+
+
+def test_a_reservation_that_all_drones_run_in_is_for_us() -> None:
+    assert downtime(reserved(3600, 7200, name="ours"), reservation="ours") == 0
+    assert downtime(reserved(3600, 7200, name="theirs"), reservation="ours") == 3600

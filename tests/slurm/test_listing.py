@@ -1,13 +1,23 @@
-"""Jobs as drones: states, reasons, notices, ends and duplicates."""
+"""Jobs as drones: states, reasons, notices, ends, duplicates and names."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from adapters.slurm.drones import CancelledDrones, SlurmDroneListing, list_drones
+from adapters.slurm.drones import (
+    CancelledDrones,
+    SlurmDroneListing,
+    drone_of,
+    is_drone,
+    job_name,
+    list_drones,
+    split_drone_id,
+)
 from adapters.slurm.records import SlurmJob
 from provisioner.model import DroneId, EndKind, FaultKind, RemoteDrone, RemoteState
 
@@ -124,6 +134,7 @@ def test_an_end_before_its_time_limit_is_a_notice_too() -> None:
         (replace(ENDED, state="BOOT_FAIL"), EndKind.FAULT, None, FaultKind.NODE),
         (replace(ENDED, state="OUT_OF_MEMORY", signal=125), EndKind.FAULT, None, FaultKind.DRONE),
         (replace(ENDED, state="PREEMPTED"), EndKind.PREEMPTED, None, None),
+        (replace(ENDED, restarts=1), EndKind.PREEMPTED, None, None),
         (replace(ENDED, preempted_at=NOW - 9), EndKind.PREEMPTED, None, None),
         (replace(ENDED, state="FAILED", exit_code=73, preempted_at=NOW - 9), EndKind.PREEMPTED, None, None),
         (replace(PENDING, state="DEADLINE", ends_at=NOW - 5), EndKind.FAULT, None, FaultKind.CONFIG),
@@ -137,20 +148,22 @@ def test_each_way_to_end(job: SlurmJob, kind: EndKind, code: int | None, fault: 
     assert end.message or kind is EndKind.EXITED
 
 
-def test_a_job_that_we_did_not_cancel_was_cancelled_by_somebody_else() -> None:
-    cancelled = replace(ENDED, state="CANCELLED")
-    ours, another = one(cancelled, cancelled={SEVEN}).end, one(cancelled).end
-    assert ours is not None
-    assert another is not None
-    assert (ours.kind, another.kind, another.fault) == (EndKind.STOPPED, EndKind.FAULT, FaultKind.UNKNOWN)
-    assert "somebody else" in another.message
-
-
-def test_a_job_cancelled_before_this_controller_started_may_be_ours() -> None:
-    jobs = [replace(ENDED, state="CANCELLED", ends_at=NOW - 300)]
-    [drone] = list_drones(jobs, "kit", "horeka", CancelledDrones(NOW - 100), now=NOW, retain_s=600.0).drones.values()
-    assert drone.end is not None
-    assert drone.end.kind is EndKind.STOPPED
+@pytest.mark.parametrize(
+    ("ended_at", "cancelled", "kind", "fault"),
+    [
+        (NOW - 60, {SEVEN}, EndKind.STOPPED, None),
+        (NOW - 60, set(), EndKind.FAULT, FaultKind.UNKNOWN),
+        (ENTERED - 10, set(), EndKind.STOPPED, None),  # before this controller started: it may have been ours
+    ],
+)
+def test_a_job_that_we_did_not_cancel_was_cancelled_by_somebody_else(
+    ended_at: float, cancelled: set[DroneId], kind: EndKind, fault: FaultKind | None
+) -> None:
+    job = replace(ENDED, state="CANCELLED", ends_at=ended_at)
+    who = CancelledDrones(ENTERED, cancelled)
+    end = list_drones([job], "kit", "horeka", who, now=NOW, retain_s=2 * 3600.0).drones[SEVEN].end
+    assert end is not None
+    assert (end.kind, end.fault, "somebody else" in end.message) == (kind, fault, fault is not None)
 
 
 def test_an_ended_drone_is_listed_for_a_while() -> None:
@@ -188,45 +201,24 @@ def test_one_that_is_requeued_and_held_will_never_start() -> None:
     assert one(replace(RUNNING, reason="JobHeldAdmin", restarts=1)).blocked is None
 
 
-def test_a_requeued_drone_was_preempted() -> None:
-    end = one(replace(ENDED, restarts=1)).end
-    assert end is not None
-    assert end.kind is EndKind.PREEMPTED
-
-
 # ----------------------------------------------------------------------------------------------------- whose, how many
 
 
-def test_others_jobs_are_not_listed() -> None:
-    names = ("kit-two-a1b2-7.a100.horeka", "kit-a1b2-7.a100.topas", "train.sh")
-    assert listed(*(replace(RUNNING, name=name) for name in names)).drones == {}
-
-
-def test_tasks_of_an_array_are_drones() -> None:
-    array = [replace(RUNNING, name="kit-a1b2-7+.a100.horeka", remote_id=f"9_{n}") for n in (0, 2)]
-    assert {d: drone.remote_id for d, drone in listed(*array).drones.items()} == {SEVEN: "9_0", "kit-a1b2-9": "9_2"}
-
-
-def test_of_a_drone_that_is_there_twice_the_younger_is_surplus() -> None:
-    found = listed(replace(PENDING, remote_id="130"), replace(PENDING, remote_id="99"))
-    assert found.drones[SEVEN].remote_id == "99"
-    assert found.duplicates == ("130",)
-    assert "99 and 130" in found.notices[0]
-
-
-def test_of_a_drone_that_is_there_twice_the_one_that_runs_is_kept() -> None:
-    found = listed(replace(PENDING, remote_id="99"), replace(RUNNING, remote_id="130"))
-    assert (found.drones[SEVEN].remote_id, found.duplicates) == ("130", ("99",))
-
-
-def test_one_that_lives_counts_more_than_one_that_ended() -> None:
-    found = listed(ENDED, replace(RUNNING, remote_id="130"), replace(ENDED, remote_id="140"))
-    assert (found.drones[SEVEN].remote_id, found.duplicates) == ("130", ())
-
-
-def test_of_two_ended_jobs_the_later_counts() -> None:
-    found = listed(ENDED, replace(ENDED, remote_id="130", ends_at=NOW - 5, state="PREEMPTED"))
-    assert found.drones[SEVEN].remote_id == "130"
+@pytest.mark.parametrize(
+    ("jobs", "kept", "surplus"),
+    [
+        ((replace(PENDING, remote_id="130"), replace(PENDING, remote_id="99")), "99", ("130",)),  # the older
+        ((replace(PENDING, remote_id="99"), replace(RUNNING, remote_id="130")), "130", ("99",)),  # one that runs
+        ((ENDED, replace(RUNNING, remote_id="130"), replace(ENDED, remote_id="140")), "130", ()),  # one that lives
+        ((ENDED, replace(ENDED, remote_id="130", ends_at=NOW - 5, state="PREEMPTED")), "130", ()),  # the later end
+    ],
+)
+def test_of_a_drone_that_is_there_twice_one_counts(
+    jobs: Sequence[SlurmJob], kept: str, surplus: tuple[str, ...]
+) -> None:
+    found = listed(*jobs)
+    assert (found.drones[SEVEN].remote_id, found.duplicates) == (kept, surplus)
+    assert [f"as {kept} and {surplus[0]}" in notice for notice in found.notices] == [True] * len(surplus)
 
 
 def test_reasons_are_one_printable_line() -> None:
@@ -242,3 +234,60 @@ def test_a_drone_that_overstays_its_limit_is_ended_by_its_own_script(early_s: fl
     job = replace(RUNNING, state="FAILED", started_at=began, ends_at=NOW - 10, exit_code=137)
     end = one(job).end
     assert end is not None and end.kind is kind
+
+
+# ---------------------------------------------------------------------------------------------------------------- names
+
+
+def named(name: str, remote_id: str = "123") -> SlurmJob:
+    return SlurmJob(remote_id, name, "RUNNING")
+
+
+@pytest.mark.parametrize(
+    ("name", "remote_id"),
+    [
+        ("kit-two-a1b2-17.a100.horeka", "1"),  # of a controller whose name begins like ours
+        ("kit-a1b2-17.a100.topas", "1"),
+        ("kit-a1b2-17.a100", "1"),
+        ("kit-a1b2-17.a100.horeka.x", "1"),
+        ("kit-a1b2-017.a100.horeka", "1"),  # would be another drone's id
+        ("kit-a1b2-17.a100.horeka\n", "1"),
+        ("kit-a1b2-.a100.horeka", "1"),
+        ("kit-17.a100.horeka", "1"),
+        ("KIT-a1b2-17.a100.horeka", "1"),
+        ("kit-a1b2-17+.a100.horeka", "1"),  # an array that nobody has split into its tasks
+        ("kit-a1b2-17+.a100.horeka", "1_[0-9]"),
+        ("kit-a1b2-17.a100.horeka", "1_4"),
+        ("kit-a1b2-17.a100.horeka", "1.batch"),
+        ("kit-a1b2-17.a100.horeka", ""),
+        ("kit-a1b2-" + "9" * 60 + ".a100.horeka", "1"),
+        ("wrap", "1"),
+        ("", "1"),
+    ],
+)
+def test_a_job_with_another_name_is_no_drone(name: str, remote_id: str) -> None:
+    assert drone_of(named(name, remote_id), "kit", "horeka") is None
+
+
+LABEL = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,8}[a-z0-9])?", fullmatch=True)
+
+
+@given(LABEL, st.from_regex(r"[a-z0-9]{1,8}", fullmatch=True), st.integers(0, 10**9), LABEL, LABEL, st.integers(1, 5))
+def test_every_drone_of_a_job_is_found_again(
+    controller: str, birth: str, first: int, kind: str, site: str, count: int
+) -> None:
+    ids = [DroneId(f"{controller}-{birth}-{first + n}") for n in range(count)]
+    name = job_name(ids, kind, site)
+    remote = [f"8_{n}" for n in range(count)] if count > 1 else ["8"]
+    found = [drone_of(named(name, each), controller, site) for each in remote]
+    assert [each and each.drone_id for each in found] == ids
+    assert {each.type for each in found if each} == {kind}
+    assert is_drone(named(name, remote[0])) and not is_drone(named("train.sh"))
+    assert split_drone_id(ids[0], controller) == (f"{controller}-{birth}", first)
+    assert split_drone_id(ids[0], f"{controller}x") is None
+
+
+@given(st.text(max_size=300), st.text(max_size=30))
+def test_no_name_whatever_breaks_a_listing(name: str, remote_id: str) -> None:
+    found = drone_of(named(name, remote_id), "kit", "horeka")
+    assert found is None or found.drone_id.startswith("kit-")

@@ -1,74 +1,80 @@
-"""Options of sbatch as fields of slurmrestd's job description."""
+"""Options of sbatch and whole submissions in the words of slurmrestd and pyslurm."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
+from adapters.slurm import native_worker, rest
 from adapters.slurm.options import UnsupportedOptionError, convert_options, unsupported_options
 from adapters.slurm.records import SlurmSubmission
-from adapters.slurm.rest import job_description
+from provisioner.interfaces import RejectedError
+
+Options = dict[str, str | bool]
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "of_rest", "of_pyslurm"),
     [
-        ({"nice": True}, {"nice": 100}),
-        ({"nice": "-5"}, {"nice": -5}),
-        ({"exclude": "hkn[0801-0802,0805]"}, {"excluded_nodes": ["hkn0801", "hkn0802", "hkn0805"]}),
-        ({"nodelist": "hkn0901"}, {"required_nodes": ["hkn0901"]}),
-        ({"exclusive": True}, {"shared": ["none"]}),
-        ({"exclusive": "user"}, {"shared": ["user"]}),
-        ({"mail-type": "END,TIME_LIMIT_80"}, {"mail_type": ["END", "TIME=80%"]}),
-        ({"mail-type": "NONE"}, {"mail_type": []}),
-        ({"switches": "1"}, {"required_switches": {"set": True, "number": 1}}),
+        ({"nice": True}, {"nice": 100}, {"nice": 100}),
+        ({"nice": "-5"}, {"nice": -5}, {"nice": -5}),
         (
-            {"gres-flags": "disable-binding", "spread-job": True, "wckey": "k"},
-            {"flags": ["GRES_BINDING_DISABLED", "SPREAD_JOB"], "wckey": "k"},
+            {"exclude": "hkn[0801-0802,0805]"},
+            {"excluded_nodes": ["hkn0801", "hkn0802", "hkn0805"]},
+            {"excluded_nodes": "hkn[0801-0802,0805]"},
+        ),
+        ({"nodelist": "hkn0901"}, {"required_nodes": ["hkn0901"]}, {"required_nodes": "hkn0901"}),
+        ({"exclusive": True}, {"shared": ["none"]}, {"resource_sharing": "no"}),
+        ({"exclusive": "user"}, {"shared": ["user"]}, {"resource_sharing": "user"}),
+        ({"priority": "1"}, {"priority": {"set": True, "number": 1}}, {"priority": 1}),
+        (
+            {"gres-flags": "disable-binding", "wckey": "k"},
+            {"flags": ["GRES_BINDING_DISABLED"], "wckey": "k"},
+            {"gres_binding": "disable-binding", "wckey": "k"},
         ),
     ],
 )
-def test_a_supported_option(options: dict[str, str | bool], said: dict[str, Any]) -> None:
-    assert convert_options(options, "rest") == said
-    assert not unsupported_options(options, "rest")
+def test_a_supported_option(options: Options, of_rest: dict[str, Any], of_pyslurm: dict[str, Any]) -> None:
+    assert convert_options(options, "rest") == of_rest
+    assert convert_options(options, "native") == of_pyslurm
+    assert not unsupported_options(options, "rest") and not unsupported_options(options, "native")
 
 
+@pytest.mark.parametrize("transport", ["rest", "native"])
 @pytest.mark.parametrize(
     "options",
     [
-        {"gpu-bind": "closest"},
-        {"nice": "very"},
-        {"exclude": "hkn[0801-"},
-        {"exclusive": "sometimes"},
-        {"comment": True},
-        {"contiguous": "yes"},
-        {"switches": "1@10:00"},
-        {"mail-type": "PIGEON"},
+        *({"gpu-bind": "closest"}, {"nice": "very"}, {"exclusive": "sometimes"}, {"comment": True}, {"bb": "x"}),
+        *({"oversubscribe": "yes"}, {"switches": "1@10:00"}, {"priority": "soon"}, {"nodelist": True}),
     ],
 )
-def test_an_unsupported_option_or_value_is_named(options: dict[str, str | bool]) -> None:
-    beside = {"comment": "fine", **options} if "comment" not in options else options
-    assert list(unsupported_options(beside, "rest")) == list(options)
+def test_an_unsupported_option_or_value_is_named(options: Options, transport: Literal["rest", "native"]) -> None:
+    assert list(unsupported_options({"account": "fine", **options}, transport)) == list(options)
     with pytest.raises(UnsupportedOptionError, match=f"`{next(iter(options))}"):
-        convert_options(options, "rest")
+        convert_options(options, transport)
 
 
-def test_configured_options_do_not_redefine_a_drone() -> None:
-    job = job_description(
-        SlurmSubmission(
-            "c-b-0+.t.s",
-            b"",
-            tasks=(0, 1, 5),
-            cpus=8,
-            memory_mib=20480,
-            minutes=90,
-            notice_s=120,
-            options={"nice": "3", "spread-job": True, "partition": "p", "gres": "gpu:a100:1"},
-        )
-    )
+def test_what_only_one_transport_supports() -> None:
+    assert list(unsupported_options({"exclude": "hkn[0801-"}, "rest")) == ["exclude"]
+    assert list(unsupported_options({"prefer": "x"}, "native")) == ["prefer"]
+    assert list(unsupported_options({"exclusive": True, "oversubscribe": True}, "native")) == ["oversubscribe"]
 
-    assert job == {
+
+SUBMISSION = SlurmSubmission(
+    "c-b-0+.t.s",
+    b"#!/bin/sh\n",
+    tasks=(0, 1, 5),
+    cpus=8,
+    memory_mib=20480,
+    minutes=90,
+    notice_s=120,
+    options={"nice": "3", "partition": "p", "gres": "gpu:a100:1"},
+)
+
+
+def test_a_submission_to_slurmrestd() -> None:
+    assert rest.job_description(SUBMISSION) == {
         "name": "c-b-0+.t.s",
         "array": "0-1,5",
         "partition": "p",
@@ -87,5 +93,28 @@ def test_configured_options_do_not_redefine_a_drone() -> None:
         "current_working_directory": "/",
         "environment": ["PATH=/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"],
         "nice": 3,
-        "flags": ["SPREAD_JOB"],
     }
+
+
+def test_a_submission_to_pyslurm() -> None:
+    assert native_worker.job_description(SUBMISSION) == {
+        "name": "c-b-0+.t.s",
+        "script": "#!/bin/sh\n",
+        "array": "0-1,5",
+        "partitions": "p",
+        "gres_per_node": "gpu:a100:1",
+        "nodes": 1,
+        "ntasks": 1,
+        "cpus_per_task": 8,
+        "memory_per_node": 20480,  # MiB
+        "time_limit": 90,  # minutes
+        "signal": {"signal": 15, "time": 120, "batch_only": True},
+        "is_requeueable": False,
+        "standard_output": "/dev/null",
+        "working_directory": "/",
+        "environment": {"SLURM_EXPORT_ENV": "NIL"},
+        "profile_types": "none",
+        "nice": 3,
+    }
+    with pytest.raises(RejectedError, match=r"pyslurm does not support `time`"):
+        native_worker.job_description(SlurmSubmission("x", b"#!/bin/sh\n", options={"time": "10"}))

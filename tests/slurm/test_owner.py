@@ -55,38 +55,26 @@ def claim(job: SlurmJob, **more: Any) -> OwnerDemand:
 # -------------------------------------------------------------------------------------------------------------- waiting
 
 
-def test_a_job_that_waits_for_room_is_a_claim_on_the_nodes_that_could_host_it() -> None:
-    assert wanted(JOB) == SlurmOwnerDemands((ONE,))
-
-
 def test_without_an_owner_there_is_no_demand() -> None:
     assert owner_demands([JOB], CLUSTER, view(), config()) == SlurmOwnerDemands()
     assert owner_load([replace(JOB, state="RUNNING", nodes=("hkn0801",))], view(), config()) is None
 
 
-@pytest.mark.parametrize(
-    "reason",
-    [
-        "",
-        "Priority",
-        "(Resources)",
-        "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved_for_jobs_in_higher_priority_partitions",
-    ],
-)
-def test_plain_waiting_is_a_claim(reason: str) -> None:
-    assert claim(replace(JOB, reason=reason)) == ONE
+RESERVED = "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved_for_jobs_in_higher_priority_partitions"
 
 
 @pytest.mark.parametrize(
-    "reason",
+    ("reason", "demands"),
     [
-        *("QOSMaxJobsPerUserLimit", "AssocGrpGRES", "JobHeldUser", "JobHeldAdmin", "Dependency", "BeginTime"),
-        *("Licenses", "ReqNodeNotAvail", "ReqNodeNotAvail,_UnavailableNodes:hkn0801", "Reservation"),
-        *("PartitionTimeLimit", "BadConstraints", "launch_failed_requeued_held", "SomethingNew"),
+        *((plain, (ONE,)) for plain in ("", "Priority", "(Resources)", RESERVED)),
+        *((limit, ()) for limit in ("QOSMaxJobsPerUserLimit", "AssocGrpGRES", "JobHeldUser", "JobHeldAdmin")),
+        *((other, ()) for other in ("Dependency", "BeginTime", "Licenses", "ReqNodeNotAvail", "Reservation")),
+        *((never, ()) for never in ("PartitionTimeLimit", "BadConstraints", "launch_failed_requeued_held")),
+        *((new, ()) for new in ("ReqNodeNotAvail,_UnavailableNodes:hkn0801", "SomethingNew")),
     ],
 )
-def test_a_job_that_leaving_drones_do_not_help_is_no_demand(reason: str) -> None:
-    assert wanted(replace(JOB, reason=reason)) == SlurmOwnerDemands()
+def test_only_a_job_that_leaving_drones_help_is_a_demand(reason: str, demands: tuple[OwnerDemand, ...]) -> None:
+    assert wanted(replace(JOB, reason=reason)) == SlurmOwnerDemands(demands)
 
 
 def test_drones_and_jobs_of_others_are_none() -> None:
@@ -139,7 +127,7 @@ def test_a_job_that_fits_no_node_is_reported() -> None:
         " were empty: no room is made for them",
     )
     many = wanted(*(replace(JOB, gpus={"a100": 5 + n}) for n in range(30)))
-    assert len(many.notices) == 10 and many.notices[-1] == "owner: 21 further shapes fit no node"
+    assert len(many.notices) == 11 and many.notices[-1] == "owner: 20 further shapes fit no node"
 
 
 @pytest.mark.parametrize(

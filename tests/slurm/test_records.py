@@ -1,37 +1,37 @@
-"""Slurm's notations: lists of nodes, numbers, GPUs, job ids and tasks."""
+"""Slurm's notations: lists of nodes, numbers, GPUs, states, job ids and tasks."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.slurm.records import (
+    Partition,
+    SlurmNode,
     expand_hostlist,
     fold_job_ids,
     job_id_key,
-    parse_count,
-    parse_duration,
     parse_gpus,
-    parse_memory_mib,
     parse_tasks,
+    read,
+    read_job,
+    read_node,
 )
 
 
 @pytest.mark.parametrize(
     ("text", "names"),
     [
-        ("hkn0801", ("hkn0801",)),
         ("hkn[0801-0803,0901],login1", ("hkn0801", "hkn0802", "hkn0803", "hkn0901", "login1")),
         ("rack[1-2]n[01-02]", ("rack1n01", "rack1n02", "rack2n01", "rack2n02")),
         ("n[1-2]-ib", ("n1-ib", "n2-ib")),
-        ("n[08-11]", ("n08", "n09", "n10", "n11")),
         ("n[99-101]", ("n99", "n100", "n101")),
         ("n[7]", ("n7",)),
         ("a.example.org,b.example.org", ("a.example.org", "b.example.org")),
-        ("", ()),
-        ("(null)", ()),
-        ("None assigned", ()),
+        *(("", ()), ("(null)", ()), ("None assigned", ())),
     ],
 )
 def test_a_list_is_written_out_in_its_order(text: str, names: tuple[str, ...]) -> None:
@@ -43,16 +43,12 @@ def test_a_list_is_written_out_in_its_order(text: str, names: tuple[str, ...]) -
     [
         *("n[1-2", "n1-2]", "n[[1-2]]", "n[]", "n[2-1]", "n[a-b]", "n[1-2-3]", "n1,,n2", ",", "n 1", "n1;reboot"),
         *("$(reboot)", "n[1,]", "n[-3]"),
+        # too many nodes, refused before they are written out
+        *("n[1-99999999999999]", "a[1-999]b[1-999]c[1-999]", ",".join(["n[1-60000]"] * 2)),
     ],
 )
 def test_an_invalid_list_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r"node|brackets|name"):
-        expand_hostlist(text)
-
-
-@pytest.mark.parametrize("text", ["n[1-99999999999999]", "a[1-999]b[1-999]c[1-999]", ",".join(["n[1-60000]"] * 2)])
-def test_a_short_text_that_means_too_many_nodes_is_refused_before_it_is_written_out(text: str) -> None:
-    with pytest.raises(ValueError, match="than there can be"):
         expand_hostlist(text)
 
 
@@ -77,20 +73,33 @@ def test_any_text_is_either_a_list_or_refused(text: str) -> None:
     assert len(names) <= 1000 and all(name.isprintable() and " " not in name for name in names)
 
 
-def test_numbers_as_slurm_prints_them() -> None:
-    assert [parse_duration(text) for text in ("5:00", "1:00:00", "2-00:00:00", "UNLIMITED")] == [300, 3600, 172800, 0]
-    assert [parse_memory_mib(text) for text in ("20G", "512000M", "1.50T", "3584", "500K", "0")] == [
-        *(20480, 512000, 1572864, 3584, 1, 0)
-    ]
-    assert [parse_count(text) for text in ("7", "1K", "1.50K", "UNLIMITED")] == [7, 1024, 1536, 0]
-    for text in ("abc", "-1", "1e9", "\N{ARABIC-INDIC DIGIT THREE}", "5:\n00"):
-        for read in (parse_duration, parse_memory_mib, parse_count):
-            with pytest.raises(ValueError):
-                read(text)
+UNSET = {"set": False, "infinite": False, "number": 5}
+INFINITE = {"set": False, "infinite": True, "number": 0}
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("field", "values"),
+    [
+        ("max_s", {"5:00": 300, "1:00:00": 3600, "2-00:00:00": 172800, "5": 300}),
+        ("max_memory_per_cpu_mib", {"20G": 20480, "512000M": 512000, "1.50T": 1572864, "3584": 3584, "500K": 1}),
+        ("max_cpus_per_node", {"7": 7, "1K": 1024, "1.50K": 1536}),
+    ],
+)
+def test_values_are_read_in_any_notation(field: str, values: dict[str, float]) -> None:
+    def meant(value: Any) -> object:
+        return getattr(read(Partition, {"name": "p", field: value}), field)
+
+    assert {text: meant(text) for text in values} == values
+    unit = 60 if field == "max_s" else 1
+    assert (meant(7), meant({"set": True, "infinite": False, "number": 7})) == (7 * unit, 7 * unit)
+    assert [meant(nothing) for nothing in (None, "", "N/A", "UNLIMITED", UNSET, INFINITE)] == [0] * 6
+    for text in ("abc", "-1", "1e9", "\N{ARABIC-INDIC DIGIT THREE}", "5:\n00"):
+        with pytest.raises(ValueError):
+            meant(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus"),
     [
         ("gpu:a100:4(S:0-1),gpu:h100:2", {"a100": 4, "h100": 2}),
         ("gpu:4(IDX:0-3)", {"": 4}),
@@ -99,17 +108,45 @@ def test_numbers_as_slurm_prints_them() -> None:
         ("gres/gpu", {"": 1}),
         ("gpu:a100", {"a100": 1}),
         ("cpu=8,mem=20G,gres/gpu=3,gres/gpu:a100=2", {"": 1, "a100": 2}),
-        ("gpu:a100:0(IDX:N/A)", {}),
         ("shard:8,craynetwork:1", {}),
-        ("(null)", {}),
         ("gpu:a100:no_consume:2", {"a100": 2}),
         ("gpu:a100:3(IDX:0-2),gpu:h100:0(IDX:N/A)", {"a100": 3}),
         ("gpu:1g.10gb:7(S:0),gpu:4090:2", {"1g.10gb": 7, "4090": 2}),
         ("cpu=8,mem=16G,gres/shard=4", {}),
     ],
 )
-def test_gpus_by_type(text: str, told: dict[str, int]) -> None:
-    assert parse_gpus(text) == told
+def test_gpus_by_type(text: str, gpus: dict[str, int]) -> None:
+    assert parse_gpus(text) == gpus
+
+
+@pytest.mark.parametrize(
+    ("words", "state", "flags"),
+    [
+        ("COMPLETING", "COMPLETING", {"COMPLETING"}),  # squeue and pyslurm: one word, a flag in place of the state
+        ("CONFIGURING", "RUNNING", {"CONFIGURING"}),
+        ("REQUEUE_HOLD", "PENDING", {"REQUEUE_HOLD"}),
+        ("PREEMPTED", "PREEMPTED", set()),
+        ("NEW_IN_2030", "NEW_IN_2030", set()),
+        (["CANCELLED", "COMPLETING"], "CANCELLED", {"COMPLETING"}),  # slurmrestd: all of them
+    ],
+)
+def test_the_state_of_a_job(words: object, state: str, flags: set[str]) -> None:
+    job = read_job({"remote_id": "1", "name": "n", "state": words})
+    assert (job.state, job.flags) == (state, flags)
+
+
+@pytest.mark.parametrize("words", ["mixed+drain+planned", "MIXED+DRAIN$+PLANNED-", ["MIXED", "DRAIN", "PLANNED"]])
+def test_the_state_of_a_node(words: object) -> None:
+    node = read_node({"name": "n", "state": words})
+    assert node == SlurmNode("n", "MIXED", frozenset({"DRAIN", "PLANNED"}))
+
+
+@pytest.mark.parametrize("raw", [{"remote_id": "1", "state": ""}, {"remote_id": "x", "state": "RUNNING"}])
+def test_a_job_without_a_state_or_an_id_is_no_job(raw: dict[str, str]) -> None:
+    with pytest.raises(ValueError):
+        read_job(raw)
+    with pytest.raises(ValueError, match="without a name"):
+        read_node(raw)
 
 
 @pytest.mark.parametrize(

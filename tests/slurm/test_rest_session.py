@@ -1,10 +1,10 @@
-"""Errors of slurmrestd: nothing was done, the outcome is unknown, or access is denied."""
+"""The transport by slurmrestd: listings, and errors: nothing was done, the outcome is unknown, or access is denied."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,11 @@ import pytest
 from aiohttp import web
 
 from adapters.slurm import rest_session
-from adapters.slurm.records import SlurmSubmission
+from adapters.slurm.records import SlurmJob, SlurmSubmission
 from adapters.slurm.rest import SlurmRestClient
 from provisioner.interfaces import AuthError, OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import FaultKind
-from tests.slurm.restd import Restd, recorded, rest_client, running, saying
+from tests.slurm.restd import Restd, no_such_job, recorded, rest_client, running, saying
 
 DRONE = SlurmSubmission("c-b-0.t.s", b"#!/bin/sh\n")
 
@@ -38,51 +38,179 @@ async def slurm(restd: Restd) -> AsyncIterator[SlurmRestClient]:
         yield client
 
 
+# ------------------------------------------------------------------------------------------------------------- listings
+
+
+def states(jobs: Sequence[SlurmJob]) -> dict[str, str]:
+    return {job.remote_id: job.state for job in jobs}
+
+
+async def test_details_of_others_are_requested_once_and_those_of_ours_while_they_live(
+    restd: Restd, slurm: SlurmRestClient
+) -> None:
+    restd.add(1)
+    restd.add(2, "owner")
+    restd.add(3, state="COMPLETED")
+    assert states(await slurm.own_jobs()) == {"1": "PENDING", "3": "COMPLETED"}
+    assert sorted(restd.looked_at()) == [1, 2, 3]
+
+    restd.add(4)
+    restd.add(2, "owner", "RUNNING")
+    restd.add(1, state="FAILED", exit_code={"return_code": {"set": True, "number": 3}})
+    jobs = await slurm.own_jobs()
+    assert states(jobs) == {"1": "FAILED", "3": "COMPLETED", "4": "PENDING"}
+    assert [job.exit_code for job in jobs if job.remote_id == "1"] == [3]
+    assert sorted(restd.looked_at()) == [1, 4]
+    assert states(await slurm.own_jobs()) == {"1": "FAILED", "3": "COMPLETED", "4": "PENDING"}
+    assert restd.looked_at() == [4]
+
+
+async def test_a_task_keeps_its_name_when_it_starts_under_a_number_of_its_own(
+    restd: Restd, slurm: SlurmRestClient
+) -> None:
+    restd.add_array(10, "0,1,2")
+    assert states(await slurm.own_jobs()) == {"10_0": "PENDING", "10_1": "PENDING", "10_2": "PENDING"}
+
+    restd.add_array(10, "2")
+    restd.add_task(11, 10, 0)
+    restd.add_task(12, 10, 1)
+    assert states(await slurm.own_jobs()) == {"10_2": "PENDING", "10_0": "RUNNING", "10_1": "RUNNING"}
+
+    restd.add_task(10, 10, 2)  # the last one takes the array's number along
+    running_ones = await slurm.own_jobs()
+    assert states(running_ones) == {"10_2": "RUNNING", "10_0": "RUNNING", "10_1": "RUNNING"}
+    assert {job.nodes for job in running_ones} == {("hkn0802",)}
+
+
+async def test_tasks_that_are_cut_short_are_taken_from_the_listing_of_states(
+    restd: Restd, slurm: SlurmRestClient
+) -> None:
+    async def cut(request: web.Request) -> object:
+        job = {**restd.jobs[10], "array_task_string": "0,..."}
+        return {"jobs": [job], "errors": []} if "/job/" in request.path else None
+
+    restd.add_array(10, "0,6,9")
+    restd.before = cut
+    assert states(await slurm.own_jobs()) == {"10_0": "PENDING", "10_6": "PENDING", "10_9": "PENDING"}
+
+
+async def test_one_request_reports_a_whole_array(restd: Restd, slurm: SlurmRestClient) -> None:
+    restd.add_task(10, 10, 99)
+    for task in range(50):
+        restd.add_task(11 + task, 10, task)
+    assert len(await slurm.own_jobs()) == 51
+    assert len(restd.looked_at()) <= 6, "one, and those begun beside it"
+    assert len(await slurm.own_jobs()) == 51
+    assert len(restd.looked_at()) == 1
+
+
+async def test_there_is_no_listing_until_the_details_of_every_job_are_known(restd: Restd) -> None:
+    asked, let_in = 0, 10
+
+    async def slow(request: web.Request) -> None:
+        nonlocal asked
+        if "/job/" in request.path:
+            asked += 1
+            if asked > let_in:
+                await asyncio.sleep(60)
+
+    for number in range(1, 31):
+        restd.add(number, "drone" if number == 30 else "owner")
+    restd.before = slow
+    async with rest_client(restd.url) as slurm:
+        with pytest.raises(UnavailableError, match="still learning which jobs are ours: 10 of 30"):
+            await slurm.own_jobs()
+        let_in = 1000
+        restd.looked_at()
+        assert states(await slurm.own_jobs()) == {"30": "PENDING"}
+        assert sorted(restd.looked_at()) == list(range(11, 31)), "what was learnt is not asked again"
+        let_in = 0
+        with pytest.raises(UnavailableError, match="no complete listing within 2 s"):
+            await slurm.own_jobs()
+
+
+async def test_a_job_that_disappears_meanwhile_or_is_hidden_is_not_ours(restd: Restd, slurm: SlurmRestClient) -> None:
+    async def gone(request: web.Request) -> web.Response | None:
+        return no_such_job() if "/job/2" in request.path else None
+
+    restd.add(1)
+    restd.add(2)
+    restd.before = gone
+    assert states(await slurm.own_jobs()) == {"1": "PENDING"}
+    restd.looked_at()
+    assert states(await slurm.own_jobs()) == {"1": "PENDING"}
+    assert restd.looked_at() == [1]
+
+
+async def test_a_failed_request_fails_the_listing(restd: Restd, slurm: SlurmRestClient) -> None:
+    async def failing(request: web.Request) -> object:
+        error = {"error_number": -1, "error": "Unspecified error"}
+        return {"jobs": [], "errors": [error]} if "/job/2" in request.path else None
+
+    restd.add(1)
+    restd.add(2)
+    restd.before = failing
+    with pytest.raises(UnavailableError, match="Unspecified error"):
+        await slurm.own_jobs()
+
+
+async def test_others_are_followed_only_where_they_are_asked_for(restd: Restd, slurm: SlurmRestClient) -> None:
+    restd.add(1, "owner", partition="fast,slow")
+    restd.add(2, "owner", partition="slow")
+    restd.add(3, partition="fast")
+    restd.add(4, "owner", "COMPLETED", partition="fast")
+    assert states(await slurm.active_jobs(["fast"])) == {"1": "PENDING", "3": "PENDING"}
+    restd.looked_at()
+
+    restd.add(1, "owner", "RUNNING", partition="fast")
+    restd.add(2, "owner", "RUNNING", partition="slow")
+    assert states(await slurm.own_jobs()) == {"3": "PENDING"}
+    seen = await slurm.active_jobs(["fast"])
+    assert states(seen) == {"1": "RUNNING", "3": "PENDING"}
+    assert [job.nodes for job in seen if job.remote_id == "1"] == [("hkn0802",)]
+    assert sum("state" in each for each in restd.asked) == 1, "a recent listing is good enough"
+    assert sorted(restd.looked_at()) == [1, 3]
+
+
+@pytest.mark.parametrize("odd", [{"job_state": []}, {"nodes": "hkn[0801"}])
+async def test_a_job_that_cannot_be_read_is_an_error_and_not_left_out(
+    restd: Restd, slurm: SlurmRestClient, odd: dict[str, Any]
+) -> None:
+    restd.add(1, "owner", **odd)
+    with pytest.raises(UnavailableError, match=r"invalid|unknown format"):
+        await slurm.own_jobs()
+
+
+async def test_a_socket_of_another_account_is_noticed_by_the_first_job(restd: Restd, slurm: SlurmRestClient) -> None:
+    restd.add(await slurm.submit(DRONE), "somebody")
+    with pytest.raises(UnavailableError, match="write `user: somebody`") as told:
+        await slurm.own_jobs()
+    assert told.value.kind is FaultKind.CONFIG
+
+
 # ---------------------------------------------------------------------------------------------------------- who we are
 
 
-async def test_a_token_is_read_again_when_it_is_refused(tmp_path: Path) -> None:
+async def test_a_token_is_read_again_when_its_file_changes(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("SLURM_JWT=one\n")  # as `scontrol token` prints it
     async with running(Restd(token="one")) as restd, rest_client(restd.url, token={"file": str(file)}) as slurm:
         assert await slurm.own_jobs() == []
         restd.token = "two"
         file.write_text("two")
-        restd.asked.clear()
-
         assert await slurm.submit(DRONE) == 7
-        assert restd.asked == ["POST /slurm/v0.0.42/job/submit"] * 2
-
-
-async def test_a_token_that_is_refused_twice_is_somebodys_business(tmp_path: Path) -> None:
-    file = tmp_path / "token"
-    file.write_text("one")
-    async with running(Restd(token="two")) as restd, rest_client(restd.url, token={"file": str(file)}) as slurm:
+        restd.token = "three"
         with pytest.raises(AuthError, match=r"token of file .*/token is rejected"):
             await slurm.own_jobs()
 
 
-async def test_a_token_that_slurmctld_does_not_believe_is_refused_too() -> None:
-    error = {
-        "description": "Unable to query job states",
-        "error_number": 1007,
-        "error": "Protocol authentication error",
-    }
-    refusal = (511, json.dumps({"jobs": None, "errors": [error]}))
-    async with running(Restd(reply=refusal)) as restd, rest_client(restd.url) as slurm:
-        with pytest.raises(AuthError, match="Protocol authentication error"):
-            await slurm.own_jobs()
-        with pytest.raises(AuthError):
-            await slurm.submit(DRONE)
-
-
-async def test_an_unreadable_or_invalid_token(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("text", "problem"), [(None, "cannot be read"), ("two\nlines", "contains no token")])
+async def test_an_unreadable_or_invalid_token(tmp_path: Path, text: str | None, problem: str) -> None:
     file = tmp_path / "token"
+    if text is not None:
+        file.write_text(text)
     async with running(Restd()) as restd, rest_client(restd.url, token={"file": str(file)}) as slurm:
-        with pytest.raises(AuthError, match="cannot be read"):
-            await slurm.own_jobs()
-        file.write_text("two\nlines")
-        with pytest.raises(AuthError, match="contains no token"):
+        with pytest.raises(AuthError, match=problem):
             await slurm.own_jobs()
         assert restd.asked == []
 
@@ -103,11 +231,9 @@ async def test_the_newest_version_that_both_speak_is_chosen_once() -> None:
         assert [each for each in restd.asked if "ping" not in each] == ["GET /slurm/v0.0.43/jobs/state/"] * 2
 
 
-async def test_a_server_without_a_supported_version_is_reported_with_its_versions() -> None:
+async def test_a_server_without_a_supported_version_is_reported() -> None:
     async with running(Restd(versions=("v0.0.37", "v0.0.38"))) as restd, rest_client(restd.url) as slurm:
-        with pytest.raises(
-            UnavailableError, match=r"offers v0\.0\.37, v0\.0\.38, and we support v0\.0\.40 to v0\.0\.45"
-        ) as told:
+        with pytest.raises(UnavailableError, match=r"none of the versions .* v0\.0\.40 to v0\.0\.45") as told:
             await slurm.own_jobs()
         assert told.value.kind is FaultKind.CONFIG
 
@@ -133,13 +259,20 @@ async def test_a_refused_connection_means_that_nothing_was_sent() -> None:
                 await call
 
 
-async def test_a_connection_that_is_cut_leaves_an_order_unsure_and_a_question_unanswered() -> None:
-    async def cut(request: web.Request) -> None:
-        if "ping" not in request.path:
-            assert request.transport is not None
-            request.transport.abort()
+async def cut(request: web.Request) -> None:
+    if "ping" not in request.path:
+        assert request.transport is not None
+        request.transport.abort()
 
-    async with running(Restd(before=cut)) as restd, rest_client(restd.url) as slurm:
+
+async def sleep(request: web.Request) -> None:
+    if "ping" not in request.path:
+        await asyncio.sleep(60)
+
+
+@pytest.mark.parametrize("before", [cut, sleep])
+async def test_silence_leaves_an_order_unsure_and_a_question_unanswered(before: Callable[[web.Request], Any]) -> None:
+    async with running(Restd(before=before)) as restd, rest_client(restd.url, "0.5s") as slurm:
         with pytest.raises(UnavailableError):
             await slurm.own_jobs()
         with pytest.raises(OutcomeUnknownError):
@@ -147,32 +280,29 @@ async def test_a_connection_that_is_cut_leaves_an_order_unsure_and_a_question_un
         assert restd.asked.count("POST /slurm/v0.0.42/job/submit") == 1
 
 
-async def test_a_deadline_that_passes_leaves_an_order_unsure() -> None:
-    async def sleep(request: web.Request) -> None:
-        if "ping" not in request.path:
-            await asyncio.sleep(60)
-
-    async with running(Restd(before=sleep)) as restd, rest_client(restd.url) as slurm:
-        with pytest.raises(OutcomeUnknownError, match="no answer within 2 s"):
-            await slurm.submit(DRONE)
+NOT_BELIEVED = {"description": "Unable to query", "error_number": 1007, "error": "Protocol authentication error"}
 
 
 @pytest.mark.parametrize(
-    ("status", "text", "error"),
-    [(502, "<html>Bad Gateway</html>", OutcomeUnknownError), (400, "Unable to parse query.", RejectedError)],
+    ("status", "body", "of_order", "of_question"),
+    [
+        (502, b"<html>Bad Gateway</html>", OutcomeUnknownError, UnavailableError),  # from somebody between us
+        (400, b"Unable to parse query.", RejectedError, UnavailableError),
+        (511, json.dumps({"jobs": None, "errors": [NOT_BELIEVED]}).encode(), AuthError, AuthError),
+        *(
+            (200, body, OutcomeUnknownError, UnavailableError)  # incomplete answers, or without a job's number
+            for body in (b"", b"[]", b'{"jobs": [', b'{"jobs": null}', b'{"jobs": [1]}', b"[" * 100_000)
+        ),
+    ],
 )
-async def test_somebody_between_us_may_have_passed_an_order_on(status: int, text: str, error: type[Exception]) -> None:
-    async with running(Restd(reply=(status, text))) as restd, rest_client(restd.url) as slurm:
-        with pytest.raises(error):
+async def test_answers_that_are_none(
+    status: int, body: bytes, of_order: type[Exception], of_question: type[Exception]
+) -> None:
+    async with running(Restd(reply=(status, body))) as restd, rest_client(restd.url) as slurm:
+        with pytest.raises(of_order):
             await slurm.submit(DRONE)
-        with pytest.raises(UnavailableError):
+        with pytest.raises(of_question):
             await slurm.own_jobs()
-
-
-async def test_a_taken_job_without_a_number_is_unsure() -> None:
-    async with running(Restd(reply=(200, '{"errors": []}'))) as restd, rest_client(restd.url) as slurm:
-        with pytest.raises(OutcomeUnknownError):
-            await slurm.submit(DRONE)
 
 
 async def test_an_answer_without_end_is_not_listened_to(
@@ -183,13 +313,6 @@ async def test_an_answer_without_end_is_not_listened_to(
         restd.add(number, user="owner")
     with pytest.raises(UnavailableError, match="says more than"):
         await slurm.own_jobs()
-
-
-@pytest.mark.parametrize("body", [b"", b"[]", b'{"jobs": [', b'{"jobs": null}', b'{"jobs": [1]}', b"[" * 100_000])
-async def test_an_incomplete_answer_is_not_an_empty_listing(body: bytes) -> None:
-    async with running(Restd(reply=(200, body))) as restd, rest_client(restd.url) as slurm:
-        with pytest.raises(UnavailableError):
-            await slurm.own_jobs()
 
 
 async def test_a_second_answer_after_a_no_is_left_unheard() -> None:
@@ -209,18 +332,16 @@ async def test_a_second_answer_after_a_no_is_left_unheard() -> None:
 # ------------------------------------------------------------------------------------------------------------- ending
 
 
-async def test_jobs_that_have_ended_are_no_error_and_no_jobs_are_no_order(restd: Restd, slurm: SlurmRestClient) -> None:
+async def test_cancelling_and_killing(restd: Restd, slurm: SlurmRestClient) -> None:
+    """A kill is for the steps first: SIGKILL to a whole job is a plain cancel. Jobs that have ended are no error."""
     await slurm.cancel([])
+    with pytest.raises(ValueError, match="is not a job"):
+        await slurm.cancel(["1,2"])
     assert restd.asked == []
     await slurm.cancel(["77", "1_77"])
-    assert restd.bodies == [{"jobs": ["77", "1_77"]}]
-
-
-async def test_a_kill_is_for_the_steps_first_as_slurm_asks_politely_otherwise(
-    restd: Restd, slurm: SlurmRestClient
-) -> None:
     await slurm.cancel(["77"], kill=True)
-    assert restd.bodies == [{"jobs": ["77"], "signal": "KILL", "flags": ["FULL_STEPS_ONLY"]}, {"jobs": ["77"]}]
+    steps = {"jobs": ["77"], "signal": "KILL", "flags": ["FULL_STEPS_ONLY"]}
+    assert restd.bodies == [{"jobs": ["77", "1_77"]}, steps, {"jobs": ["77"]}]
 
 
 async def test_cancelling_a_job_of_somebody_else_is_denied() -> None:
@@ -230,12 +351,6 @@ async def test_cancelling_a_job_of_somebody_else_is_denied() -> None:
     async with running(Restd(before=denied)) as restd, rest_client(restd.url) as slurm:
         with pytest.raises(AuthError, match="28: Access/permission denied"):
             await slurm.cancel(["28"])
-
-
-async def test_an_invalid_job_id_is_never_sent(restd: Restd, slurm: SlurmRestClient) -> None:
-    with pytest.raises(ValueError, match="is not a job"):
-        await slurm.cancel(["1,2"])
-    assert restd.asked == []
 
 
 async def test_without_slurmdbd_there_is_no_accounting(restd: Restd, slurm: SlurmRestClient) -> None:
