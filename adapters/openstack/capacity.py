@@ -17,7 +17,6 @@ import operator
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from typing import NamedTuple
 
 from adapters.openstack.records import Flavor, Limits, Server
 from adapters.openstack.registry import DRONE_KEY, TYPE_KEY
@@ -53,13 +52,6 @@ class FlavorSize:
 # ---------------------------------------------------------------------------------------------------------------- hosts
 
 
-class Occupancy(NamedTuple):
-    """The hosts, and notices about them for people."""
-
-    nodes: tuple[Node, ...] = ()
-    notices: tuple[str, ...] = ()
-
-
 def host_id(project: str, name: str) -> str:
     """Return the id of a host for a project."""
     return hashlib.sha224((project + name).encode()).hexdigest()
@@ -89,8 +81,8 @@ def nodes(
     ours: Iterable[Server],
     others: Iterable[Server],
     hosts: Mapping[str, str],
-) -> Occupancy:
-    """Return one node for each host.
+) -> tuple[tuple[Node, ...], tuple[str, ...]]:
+    """Return one node for each host, and notices about them for people.
 
     ``ours`` are our drones' servers. ``others`` are all other servers seen, of our project and of the owner's; a
     server may be in both. ``hosts`` are names by ids. A server that is on no host yet holds nothing. One that is off or
@@ -116,7 +108,7 @@ def nodes(
         notices.append(f"{elsewhere} of our servers are on hosts that `hosts` does not name")
     uncounted = sorted({s.flavor.name for s, _ in sizes.values() if s.flavor and gpus_of(s.flavor.extra) is None})
     notices += [f"flavor {name} does not tell how many GPUs it has: one is counted" for name in uncounted]
-    return Occupancy(found, tuple(notices[:MAX_HOST_NOTICES]))
+    return found, tuple(notices[:MAX_HOST_NOTICES])
 
 
 def _drone_size(server: Server, types: Mapping[str, DroneType], from_volume: Collection[str]) -> FlavorSize:
@@ -232,13 +224,6 @@ def allowed(limits: Limits, flavors: Mapping[str, Flavor]) -> Mapping[str, int] 
 # ------------------------------------------------------------------------------------------------------------ the owner
 
 
-class OwnerRequests(NamedTuple):
-    """Claims, and notices about servers that are none."""
-
-    claims: tuple[OwnerDemand, ...] = ()
-    notices: tuple[str, ...] = ()
-
-
 def owners(servers: Iterable[Server], owner: OpenStackOwnerConfig) -> Sequence[Server]:
     """Return those of a project's servers that come before us: not drones of any controller, and only named ones."""
     pattern = re.compile(owner.names)
@@ -247,8 +232,8 @@ def owners(servers: Iterable[Server], owner: OpenStackOwnerConfig) -> Sequence[S
 
 def claims(
     theirs: Sequence[Server], nodes: Sequence[Node], hosts: Mapping[str, str], owner: OpenStackOwnerConfig, now: float
-) -> OwnerRequests:
-    """Return the servers of the owner that wait for room: a claim for each size that some node could hold.
+) -> tuple[tuple[OwnerDemand, ...], tuple[str, ...]]:
+    """Return a claim for each size of waiting servers that some node could hold, and notices about the others.
 
     Those without a GPU claim nothing unless one like them is on one of our nodes: elsewhere in the cloud there are
     hosts for them, of which we do not know whether they are full.
@@ -283,12 +268,7 @@ def claims(
                 )
             )
     found.sort(key=lambda claim: claim.since)
-    if len(impossible) > MAX_OWNER_NOTICES:
-        more = len(impossible) - MAX_OWNER_NOTICES + 1
-        impossible[MAX_OWNER_NOTICES - 1 :] = [f"owner: {more} further sizes fit no node"]
-    if left_out := found[_MAX_CLAIMS:]:
-        impossible.append(f"owner: {len(left_out)} further sizes of waiting servers are not looked at")
-    return OwnerRequests(tuple(found[:_MAX_CLAIMS]), tuple(impossible))
+    return tuple(found[:_MAX_CLAIMS]), tuple(impossible[:MAX_OWNER_NOTICES])
 
 
 def owner_load(theirs: Iterable[Server], hosts: Mapping[str, str]) -> OwnerLoad:

@@ -1,9 +1,9 @@
 """Access to a cloud: an entry of a clouds.yaml, or the credentials in the site file.
 
 The file is read as openstacksdk reads it ("Configuring OpenStack SDK Applications"): the first one found, a secure.yaml
-laid over it, keys with ``-`` or ``_``. It differs in this: a file that is named and not there, not readable or no YAML
-is an error, not passed over; secure.yaml is looked for beside the file alone; the variables ``OS_*`` describe no cloud;
-what the adapter cannot do is refused and not ignored.
+beside it laid over it, keys with ``-`` or ``_``. It differs in this: a file that is named and not there, not readable
+or no YAML is an error, not passed over; the variables ``OS_*`` describe no cloud; what the adapter cannot do is refused
+and not ignored.
 """
 
 from __future__ import annotations
@@ -36,16 +36,15 @@ _APPLICATION_TYPES = ("v3applicationcredential",)
 _PASSWORD_TYPES = ("password", "v3password")
 _SECRET_KEYS = ("password", "application_credential_secret")
 _YES, _NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
-_OF_AUTH = frozenset(
-    ("auth_url", "username", "password", *(f"application_credential_{each}" for each in ("id", "name", "secret")))
-) | frozenset(
-    f"{what}_{each}"
-    for what in ("user", "project", "tenant", "user_domain", "project_domain", "domain", "default_domain")
-    for each in ("id", "name")
-)
 _NO_PROFILES = "vendor profiles are not supported: write the profile's `auth_url` and the rest into the entry"
 _NO_CERTIFICATES = "client certificates are not supported: use an application credential"
-UNSUPPORTED = {"profile": _NO_PROFILES, "cloud": _NO_PROFILES, "cert": _NO_CERTIFICATES, "key": _NO_CERTIFICATES}
+UNSUPPORTED = {
+    "profile": _NO_PROFILES,
+    "cloud": _NO_PROFILES,
+    "cert": _NO_CERTIFICATES,
+    "key": _NO_CERTIFICATES,
+    "regions": "several regions in one entry are not supported: write `region_name`, or an entry for each",
+}
 """Keys of an entry without which it means something else -> what to do instead."""
 
 
@@ -106,8 +105,7 @@ def read_access(settings: CloudAccess) -> Access:
     """Read the settings of a cloud with its secrets. Raises NoAccessError."""
     if settings.auth is None:
         file = _found(settings.clouds_file)
-        where, entry = _entry(file, settings.cloud, beside_only=settings.clouds_file is not None)
-        return _EntryReader(where, _regional(where, entry, settings.region)).access(settings)
+        return _EntryReader(*_entry(file, settings.cloud)).access(settings)
     try:
         secret = settings.auth.application_credential_secret.read()
     except SecretUnreadableError as error:
@@ -171,27 +169,26 @@ def _found(named: Path | None) -> Path:
     raise NoAccessError(f"there is no clouds.yaml in {looked}: write one, or say which with `clouds_file: path`")
 
 
-def _secure(file: Path, *, beside_only: bool) -> Path | None:
-    path_of_user = "" if beside_only else os.environ.get("OS_CLIENT_SECURE_FILE", "")
-    if path_of_user:
-        return Path(path_of_user).expanduser()
-    return next((path for suffix in _SUFFIXES if (path := file.with_name(f"secure{suffix}")).exists()), None)
+def _entry(file: Path, name: str) -> tuple[str, Mapping[str, Any]]:
+    """Return the place of the entry and its content, with secure.yaml laid over it.
 
-
-def _entry(file: Path, name: str, *, beside_only: bool) -> tuple[str, Mapping[str, Any]]:
-    """Return the place of the entry and its content, with secure.yaml laid over it."""
-    clouds, lines = _clouds(file)
+    As openstacksdk has it, what stands beside `auth` comes before what stands in it.
+    """
+    clouds = _clouds(file)
     if name not in clouds:
-        raise NoAccessError(
-            f"{file}: there is no cloud `{printable(name, 64)}` under `clouds`: {choices(name, clouds)}"
-        )
-    where = f"{file}:{lines.get(name, 1)}: cloud `{printable(name, 64)}`"
-    entry = clouds[name]
-    if not isinstance(entry, dict):
+        message = f"{file}: there is no cloud `{printable(name, 64)}` under `clouds`: {choices(name, clouds)}"
+        raise NoAccessError(message)
+    where = f"{file}: cloud `{printable(name, 64)}`"
+    found: dict[str, Any] = {}
+    if not isinstance(clouds[name], dict):
         raise NoAccessError(f"{where}: it says nothing: write `auth:` and the rest below it")
-    secure = _secure(file, beside_only=beside_only)
-    over = _clouds(secure)[0].get(name) if secure is not None else None
-    return where, _merged(_plain(entry), _plain(over)) if isinstance(over, dict) else _plain(entry)
+    secure = next((path for suffix in _SUFFIXES if (path := file.with_name(f"secure{suffix}")).exists()), None)
+    entries = [clouds[name], _clouds(secure).get(name) if secure is not None else None]
+    for entry in entries:
+        found |= mapping(mapping(entry).get("auth"))
+    for entry in entries:
+        found |= mapping(entry)
+    return where, {str(key).replace("-", "_").replace("tenant_", "project_"): value for key, value in found.items()}
 
 
 class _CloudsLoader(yaml.SafeLoader):
@@ -202,26 +199,22 @@ class _CloudsLoader(yaml.SafeLoader):
     }
 
 
-def _clouds(file: Path) -> tuple[Mapping[str, Any], Mapping[str, int]]:
-    """Return the entries under ``clouds`` in a file, and the line at which each begins."""
-    text = _text(file)
+def _clouds(file: Path) -> Mapping[str, Any]:
+    """Return the entries under ``clouds`` in a file."""
     try:
-        loader = _CloudsLoader(text)
-        node = loader.get_single_node()
-        tree = loader.construct_document(node) if node is not None else None
+        tree = yaml.load(_text(file), _CloudsLoader)
     except yaml.MarkedYAMLError as error:
         # Its own words quote the file, and where a quote is forgotten what stands there may be the secret.
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark else ""
-        raise NoAccessError(
-            f"{file}{line}: not YAML here: indent alike, and quote texts with special characters"
-        ) from None
+        message = f"{file}{line}: not YAML here: indent alike, and quote texts with special characters"
+        raise NoAccessError(message) from None
     except (yaml.YAMLError, RecursionError, ValueError):
         raise NoAccessError(f"{file}: not YAML") from None
     clouds = tree.get("clouds") if isinstance(tree, dict) else None
     if not isinstance(clouds, dict):
         raise NoAccessError(f"{file}: it has no `clouds`: write `clouds: {{NAME: {{auth: ...}}}}`")
-    return {str(name): entry for name, entry in clouds.items()}, _lines(node)
+    return {str(name): entry for name, entry in clouds.items()}
 
 
 def _text(file: Path) -> str:
@@ -237,43 +230,6 @@ def _text(file: Path) -> str:
         raise NoAccessError(f"{file}: it is not UTF-8 text") from None
 
 
-def _lines(node: yaml.Node | None) -> Mapping[str, int]:
-    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
-        if key.value == "clouds" and isinstance(value, yaml.MappingNode):
-            return {str(name.value): name.start_mark.line + 1 for name, _ in value.value}
-    return {}
-
-
-def _plain(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tree with ``_`` in all keys."""
-    return {
-        str(key).replace("-", "_"): _plain(value) if isinstance(value, dict) else value for key, value in tree.items()
-    }
-
-
-def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    merged = {**below, **above}
-    for key in merged:
-        if isinstance(low := below.get(key), dict) and isinstance(high := above.get(key), dict):
-            merged[key] = _merged(low, high)
-    return merged
-
-
-def _regional(where: str, entry: Mapping[str, Any], wanted: str) -> Mapping[str, Any]:
-    """Return the entry for one region, with the keys that it overrides under ``regions``."""
-    regions = entry.get("regions")
-    if not isinstance(regions, list) or not regions:
-        return entry
-    values = {}
-    for region in regions:
-        described = region if isinstance(region, dict) else {"name": region}
-        values[str(described.get("name") or "")] = _plain(mapping(described.get("values")))
-    name = wanted or next(iter(values))
-    if name not in values:
-        raise NoAccessError(f"{where}: under `regions` there is no `{printable(name, 64)}`: {choices(name, values)}")
-    return {**_merged(entry, values[name]), "region_name": name}
-
-
 # ----------------------------------------------------------------------------------------------------------- the entry
 
 
@@ -282,9 +238,6 @@ class _EntryReader:
 
     def __init__(self, where: str, entry: Mapping[str, Any]) -> None:
         self._where, self._entry = where, entry
-        # As openstacksdk has it, what stands beside `auth` comes before what stands in it.
-        auth = {**mapping(entry.get("auth")), **{key: value for key, value in entry.items() if key in _OF_AUTH}}
-        self._auth = {key.replace("tenant_", "project_"): value for key, value in auth.items()}
 
     def access(self, settings: CloudAccess) -> Access:
         for key, instead in UNSUPPORTED.items():
@@ -292,40 +245,31 @@ class _EntryReader:
                 raise self._error(f"`{key}`: {instead}")
         if override := next((key for key in self._entry if key.endswith("_endpoint_override")), None):
             raise self._error(f"`{override}` is not supported: the catalogue says where services are")
-        if self._option("identity_api_version").startswith("2"):
-            raise self._error("`identity_api_version`: Keystone's API v3 is spoken: remove it")
         auth_url = self._wanted("auth_url", "Keystone's address, `https://keystone.example.org:5000/v3`")
         if not HTTP_URL.fullmatch(auth_url):
             raise self._error("`auth_url` is no address: write `https://keystone.example.org:5000/v3`")
-        ca = self._option("cacert")
+        written = self._text("interface") or self._text("endpoint_type")
+        interface = written.removesuffix("URL") or "public"
+        if interface not in (known := ("public", "internal", "admin")):
+            raise self._error(f"`interface`: no `{printable(written, 40)}`: {choices(interface, known)}")
+        verify = self._text("verify").lower() or "true"
+        if verify not in (*_YES, *_NO):
+            raise self._error("`verify`: write `true` or `false`")
+        ca = self._text("cacert")
         return Access(
             auth_url=_v3(auth_url),
             who=self._user(),
             source=self._where,
-            region=settings.region or self._option("region_name").partition(",")[0].strip(),
-            interface=settings.interface or self._interface(),
-            verify=settings.ca is not None or self._verify(),
+            region=settings.region or self._text("region_name"),
+            interface=settings.interface or interface,
+            verify=settings.ca is not None or verify in _YES,
             ca=settings.ca or (Path(ca).expanduser() if ca else None),
         )
 
-    def _interface(self) -> str:
-        written = self._option("interface") or self._option("endpoint_type")
-        interface = written.removesuffix("URL") or "public"
-        if interface not in (known := ("public", "internal", "admin")):
-            raise self._error(f"`interface`: no `{printable(written, 40)}`: {choices(interface, known)}")
-        return interface
-
-    def _verify(self) -> bool:
-        """Return whether certificates are checked: not with ``verify: false``, or the older ``insecure: true``."""
-        values = {key: self._option(key).lower() for key in ("verify", "insecure")}
-        if wrong := next((key for key, value in values.items() if value not in ("", *_YES, *_NO)), None):
-            raise self._error(f"`{wrong}`: write `true` or `false`")
-        return values["verify"] not in _NO and values["insecure"] not in _YES
-
     def _user(self) -> KeystoneUser:
-        kind = (self._option("auth_type") or self._option("auth_plugin")).lower()
+        kind = (self._text("auth_type") or self._text("auth_plugin")).lower()
         if not kind:
-            kind = (_APPLICATION_TYPES if "application_credential_secret" in self._auth else _PASSWORD_TYPES)[0]
+            kind = (_APPLICATION_TYPES if "application_credential_secret" in self._entry else _PASSWORD_TYPES)[0]
         if kind in _APPLICATION_TYPES:
             secret = self._wanted("application_credential_secret", "the credential's secret")
             if name := self._text("application_credential_name"):
@@ -356,16 +300,11 @@ class _EntryReader:
         also = ", or in a secure.yaml beside" if key in _SECRET_KEYS else ""
         raise self._error(f"`{key}` is missing: write it under `auth`{also} ({what})")
 
-    def _option(self, key: str) -> str:
-        return self._text(key, self._entry)
-
-    def _text(self, key: str, within: Record | None = None) -> str:
-        value = (self._auth if within is None else within).get(key)
-        if value is None:
-            return ""
+    def _text(self, key: str) -> str:
+        value = self._entry.get(key, "")
         if not isinstance(value, str):
             raise self._error(f"`{key}`: a text on one line is wanted")
-        return value.strip() if key not in _SECRET_KEYS else value
+        return value if key in _SECRET_KEYS else value.strip()
 
     def _error(self, message: str) -> NoAccessError:
         return NoAccessError(f"{self._where}: {message}")

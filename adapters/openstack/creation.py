@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import gzip
-import json
 import shlex
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -263,24 +262,16 @@ def _guest_script() -> str:
 
 # ---------------------------------------------------------------------------------------------------------- the request
 
-MAX_REQUEST_BYTES = 114688
-"""Bytes of a request that Nova reads (``max_request_body_size`` of oslo.middleware)."""
 _GIB_MIB = 1024
 
 
 def check_order(order: StartOrder, names: ServerNames) -> None:
     """Check that a server can be made of this order. Raises UnfitError."""
-    kind, bootstrap = order.type, order.bootstrap
+    bootstrap = order.bootstrap
     if not names.is_ours(order.drone_id):
         raise UnfitError("not a drone id of this controller")
     if bootstrap is None:
         raise UnfitError("the order has no admission: nothing to run")
-    if kind.gpu_milli % WHOLE_GPU or kind.gpu_milli < 0:
-        raise UnfitError(f"{kind.gpu_milli / WHOLE_GPU:g} GPUs: a server has whole ones")
-    if kind.cpus < 1 or kind.memory_mib < 1:
-        raise UnfitError("a drone needs at least one CPU and some memory")
-    if kind.walltime_s < 0 or order.grace_s < 0:
-        raise UnfitError("a drone's walltime and grace cannot be negative")
     sendable(bootstrap)
 
 
@@ -289,7 +280,7 @@ def server_request(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return ``server`` and scheduler hints of POST /servers (microversion 2.52, or 2.67 with a volume type).
 
-    ``script`` is its user data. Raises UnfitError if Nova would not accept it.
+    ``script`` is its user data.
     """
     kind, wanted = order.type, config.server(order.type.name)
     names = ServerNames(order.drone_id.rsplit("-", 2)[0], kind.site)
@@ -325,12 +316,6 @@ def server_request(
     if wanted.config_drive is not None:
         body["config_drive"] = wanted.config_drive
     hints = {"group": wanted.server_group} if wanted.server_group else {}
-    size = len(json.dumps({"server": body, "os:scheduler_hints": hints}))
-    if size > MAX_REQUEST_BYTES:
-        share = len(body["user_data"])
-        raise UnfitError(
-            f"the request is {size} bytes and may be {MAX_REQUEST_BYTES}: user data {share}, the rest is metadata"
-        )
     return body, hints
 
 
@@ -338,7 +323,6 @@ def server_request(
 
 _LATE_CREATE_S = 300.0
 """Time in which a create without an answer may still succeed: it waits in a proxy, or in Nova's own queue."""
-_MAX_SETUP_BYTES = 256 * 1024
 
 
 class ServerCreation:
@@ -446,7 +430,7 @@ async def servers_of(
     listed = await cloud.servers(tag=names.group_tag)
     for server in {server.id: server for server in (*silent, *listed)}.values():
         drone_id = names.drone_id(server)
-        if drone_id in drone_ids and server_phase(server).state is not RemoteState.ENDED:
+        if drone_id is not None and drone_id in drone_ids and server_phase(server).state is not RemoteState.ENDED:
             found.setdefault(drone_id, []).append(server)
     for servers in found.values():
         servers.sort(key=lambda each: (not each.launched_at, each.created_at, each.id))
@@ -457,9 +441,6 @@ def _read_setup(path: Path | None) -> bytes:
     if path is None:
         return b""
     try:
-        script = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise RejectedError(f"`setup` {path}: {error.strerror}", FaultKind.CONFIG) from None
-    if len(script) > _MAX_SETUP_BYTES:
-        raise RejectedError(f"`setup` {path}: {len(script)} bytes are more than a server can be sent", FaultKind.CONFIG)
-    return script

@@ -7,12 +7,10 @@ OutcomeUnknownError where their outcome is unknown.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from urllib.parse import quote
 
 from adapters.openstack import records
 from adapters.openstack.records import Flavor, Image, Limits, Record, Server, ServerAction, mapping, text
-from adapters.openstack.session import EXTRA_SPECS_VERSION, OpenStackSession, Query, ServiceMissingError, listed
+from adapters.openstack.session import OpenStackSession, Query, ServiceMissingError, listed
 from adapters.openstack.states import DELETING_TASKS, GONE, order_error
 from adapters.shared.printing import printable
 from provisioner.interfaces import OutcomeUnknownError, RejectedError, UnavailableError
@@ -106,13 +104,7 @@ class OpenStackCloud(OpenStackSession):
         flavors = [records.parse_flavor(each) for each in await self.pages("compute", "/flavors/detail", "flavors")]
         if not all(each.id for each in flavors):
             raise UnavailableError("the cloud tells of a flavour without an id")
-        if await self.microversion() >= EXTRA_SPECS_VERSION:
-            return flavors
-        return [replace(each, extra=await self._extra_specs(each.id)) for each in flavors]
-
-    async def _extra_specs(self, flavor_id: str) -> Mapping[str, str]:
-        page = await self.read("compute", f"/flavors/{quote(flavor_id, safe='')}/os-extra_specs", lacking=(403, 404))
-        return records.texts((page or {}).get("extra_specs"))
+        return flavors
 
     async def images(self, name_or_id: str) -> Sequence[Image]:
         """Return the image with this id, else those with this name, newest first."""

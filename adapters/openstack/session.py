@@ -8,9 +8,9 @@ import json
 import re
 import ssl
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 from urllib.parse import parse_qs, urlsplit
 
 import aiohttp
@@ -21,7 +21,6 @@ from adapters.openstack.settings import CloudAccess
 from adapters.openstack.states import fault_in, order_error, read_error
 from adapters.shared import http
 from adapters.shared.printing import printable
-from provisioner.config.messages import choices
 from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, UnavailableError
 from provisioner.model import FaultKind
 
@@ -31,10 +30,9 @@ _HTTP_ERRORS = (aiohttp.ClientError, OSError, ValueError)
 
 NEWEST_VERSION: Version = (2, 90)
 """The newest microversion of Nova that we ask for."""
-OLDEST_VERSION: Version = (2, 52)
-"""Tags when a server is made (Pike's last but one). 2.37 is `networks: none`, 2.47 the flavour within a server."""
-EXTRA_SPECS_VERSION: Version = (2, 61)
-"""From here on flavours are listed with their extra specs. (2.69: servers of a cell that is down are listed, too.)"""
+OLDEST_VERSION: Version = (2, 61)
+"""Flavours are listed with their extra specs (Rocky). 2.37 is `networks: none`, 2.47 the flavour within a server, 2.52
+tags when a server is made; 2.69: servers of a cell that is down are listed, too."""
 
 _ATTEMPTS = 3
 _PAUSE_S = 0.2
@@ -107,13 +105,6 @@ class OpenStackReply:
         return f"{printable(words, _MAX_FAULT_WORDS) or 'not a word'} ({', '.join(parts)})"
 
 
-class Endpoint(NamedTuple):
-    service: str
-    interface: str
-    region: str
-    url: str
-
-
 @dataclass(frozen=True, slots=True)
 class Login:
     """A login that is valid now, and the catalogue."""
@@ -121,29 +112,26 @@ class Login:
     token: str = field(repr=False)
     access: Access
     trust: ssl.SSLContext | bool = field(repr=False)
-    endpoints: Sequence[Endpoint]
+    catalogue: Sequence[tuple[str, str, str]]
+    """Type, region and address of each service with our interface."""
     good_until: float
     """By the loop's clock."""
+    version: Version = (0, 0)
+    """The newest microversion that Nova and this adapter support."""
 
     def url(self, service: str) -> str:
-        """Return the versioned address of a service. Raises ServiceMissingError, which tells what there is."""
-        region, interface = self.access.region, self.access.interface
-        offered = [each for each in self.endpoints if each.interface == interface]
-        used = region or next((each.region for each in offered if each.service == "compute"), "")
-        for kind in SERVICES[service]:
-            for each in offered:
-                if (each.service, each.region) == (kind, used):
-                    return each.url if _VERSIONED.search(urlsplit(each.url).path) else each.url + _API_PATHS[service]
-        regions = sorted({each.region for each in self.endpoints})
-        if region and region not in regions:
-            message = f"there is no region `{printable(region, 64)}`: {choices(region, regions)}"
-        else:
-            of = f" in region `{printable(used, 64)}`" if used else ""
-            message = (
-                f"there is no service `{service}`{of} with interface `{interface}`: set `region` or `interface`,"
-                " or ask the cloud's operator"
-            )
-        raise ServiceMissingError(f"{self.access.source}: in the catalogue {printable(message, 600)}")
+        """Return the versioned address of a service. Raises ServiceMissingError."""
+        used = self.access.region or next((region for kind, region, _ in self.catalogue if kind == "compute"), "")
+        for wanted in SERVICES[service]:
+            for kind, region, url in self.catalogue:
+                if (kind, region) == (wanted, used):
+                    return url if _VERSIONED.search(urlsplit(url).path) else url + _API_PATHS[service]
+        regions = ", ".join(sorted({printable(region, 64) for _, region, _ in self.catalogue}))
+        raise ServiceMissingError(
+            f"{self.access.source}: in the catalogue there is no service `{service}` in region `{printable(used, 64)}`"
+            f" with interface `{self.access.interface}`: set `region` (there are {regions or 'none'}) or `interface`,"
+            " or ask the cloud's operator"
+        )
 
 
 class OpenStackSession:
@@ -161,8 +149,6 @@ class OpenStackSession:
         self._logins = 0
         """Logins that were tried to their end."""
         self._login_error: AdapterError | None = None
-        self._versions: dict[str, Version] = {}
-        """Microversion by Nova's address."""
 
     async def __aenter__(self) -> Self:
         self._http = http.session(aiohttp.TCPConnector(limit=self._parallel))
@@ -248,11 +234,6 @@ class OpenStackSession:
             raise order_error(reply.status, *reply.fault, words=f"{service}: {reply}")
         raise (OutcomeUnknownError if sent else UnavailableError)(f"{service}: {why}")
 
-    async def microversion(self) -> Version:
-        """Return the microversion that is used with Nova."""
-        async with self._within_deadline("compute"):
-            return await self._microversion(await self._login())
-
     async def current_project(self) -> str:
         """Return the id of the project that we are in, after a login if need be."""
         async with self._within_deadline("keystone"):
@@ -293,74 +274,36 @@ class OpenStackSession:
 
     async def _versioned(self, login: Login, request: OpenStackRequest, sent: list[bool]) -> OpenStackReply:
         method, service, path, query, body = request
-        url, headers = login.url(service), {"X-Auth-Token": login.token}
+        headers = {"X-Auth-Token": login.token}
         if service == "compute":
-            headers["OpenStack-API-Version"] = "compute {}.{}".format(*await self._microversion(login))
-        reply = await self._exchange(
-            method, f"{url}{path}", query, body=body, headers=headers, trust=login.trust, sent=sent
-        )
-        if reply.status == 406 and url in self._versions:
-            del self._versions[url]
+            headers["OpenStack-API-Version"] = "compute {}.{}".format(*login.version)
+        url = login.url(service) + path
+        reply = await self._exchange(login.trust, method, url, query, body=body, headers=headers, sent=sent)
+        if reply.status == 406 and service == "compute":
+            self._current = None  # a login finds out the version
             raise UnavailableError(f"{service}: it is of another release than before: {reply}")
         return reply
 
-    async def _microversion(self, login: Login) -> Version:
-        """Return the newest microversion that Nova and this adapter support, found out once for an address."""
-        url = login.url("compute")
-        if (known := self._versions.get(url)) is not None:
-            return known
-        # The address may go on after the version (`/v2.1/PROJECT`), where there is nothing to be read.
-        root = url[: found.end()] if (found := _VERSIONED.search(url)) else url
-        reply = await self._version_document(login, root)
-        if reply.status == 401:
-            reply = await self._version_document(await self._login(refused=login), root)
-        if reply.status != 200 or not reply.whole:
-            raise read_error(reply.status, reply.fault[0], f"compute: it does not tell its version: {reply}")
-        newest = _MICROVERSION.fullmatch(str(mapping(reply.body.get("version")).get("version")))
-        if newest is None or (version := (int(newest[1]), int(newest[2]))) < OLDEST_VERSION:
-            theirs = f"it speaks microversions up to {newest[0]}" if newest else "it speaks no microversions"
-            oldest = "{}.{}".format(*OLDEST_VERSION)
-            message = f"compute: {theirs}, and at least {oldest} is wanted (Nova of Pike, 2017)"
-            raise UnavailableError(f"{message}: another `region`, or another cloud", FaultKind.CONFIG)
-        self._versions[url] = min(version, NEWEST_VERSION)
-        return self._versions[url]
-
-    async def _version_document(self, login: Login, root: str) -> OpenStackReply:
-        headers = {"X-Auth-Token": login.token}
-        return await self._exchange("GET", f"{root.rstrip('/')}/", headers=headers, trust=login.trust, sent=[])
-
     async def _exchange(
         self,
+        trust: ssl.SSLContext | bool,
         method: str,
         url: str,
         query: Query = (),
         *,
         body: Record | None = None,
         headers: Mapping[str, str],
-        trust: ssl.SSLContext | bool,
         sent: list[bool],
     ) -> OpenStackReply:
         """Make one call; it raises, and fills ``sent``, as :func:`adapters.shared.http.exchange`."""
         assert self._http is not None, "not entered"
-        reply = await http.exchange(
-            self._http,
-            method,
-            url,
-            query,
-            body=body,
-            headers=headers,
-            trust=trust,
-            sent=sent,
-            largest=_MAX_REPLY_BYTES,
-        )
+        more: Any = {"body": body, "headers": headers, "trust": trust, "sent": sent, "largest": _MAX_REPLY_BYTES}
+        reply = await http.exchange(self._http, method, url, query, **more)
         if not reply.raw.strip():
             return OpenStackReply(reply.status, {}, reply.status in (202, 204), "", reply.headers)
-        try:
-            parsed = json.loads(reply.raw)
-        except (ValueError, RecursionError):
-            parsed = None
-        if isinstance(parsed, dict):
-            return OpenStackReply(reply.status, parsed, True, "", reply.headers)
+        with contextlib.suppress(ValueError, RecursionError):
+            if isinstance(parsed := json.loads(reply.raw), dict):
+                return OpenStackReply(reply.status, parsed, True, "", reply.headers)
         beginning = " ".join(reply.raw[:600].decode(errors="replace").split())
         return OpenStackReply(reply.status, {}, False, beginning, reply.headers)
 
@@ -373,11 +316,10 @@ class OpenStackSession:
             AuthError: Keystone does not accept the credentials, or they are invalid.
             UnavailableError: Keystone does not answer, or not as a Keystone does.
         """
-        if (login := self._valid_login(refused)) is not None:
-            return login
         before = self._logins
         async with self._login_lock:
-            if (login := self._valid_login(refused)) is not None:
+            login = self._current
+            if login is not None and login is not refused and asyncio.get_running_loop().time() < login.good_until:
                 return login
             if self._logins != before and self._login_error is not None:
                 # Who waited while another was refused is so, too: a wrong password many times locks accounts.
@@ -391,29 +333,45 @@ class OpenStackSession:
             self._logins += 1
             return self._current
 
-    def _valid_login(self, refused: Login | None) -> Login | None:
-        login = self._current
-        if login is None or login is refused or asyncio.get_running_loop().time() >= login.good_until:
-            return None
-        return login
-
     async def _new_login(self) -> Login:
         access = read_access(self._settings)
         trust = trusted_certificates(access)
-        keystone = f"keystone at {access.auth_url}"
+        where = f"keystone at {access.auth_url}"
         try:
             url = f"{access.auth_url}/auth/tokens"
-            reply = await self._exchange("POST", url, body=access.who.body, headers={}, trust=trust, sent=[])
+            reply = await self._exchange(trust, "POST", url, body=access.who.body, headers={}, sent=[])
+            token, described = reply.headers.get("x-subject-token", ""), reply.body.get("token")
+            if (
+                reply.status not in (200, 201)
+                or not _KEYSTONE_TOKEN.fullmatch(token)
+                or not isinstance(described, dict)
+            ):
+                raise _login_refusal(where, access, reply)
+            if not (project := text(mapping(described.get("project")), "id")):
+                raise AuthError(f"{access.source}: the token is for no project: set `project_name`", FaultKind.CONFIG)
+            self.project, self.user = project, text(mapping(described.get("user")), "id")
+            good_until = asyncio.get_running_loop().time() + _life_s(described) - _RENEWED_BEFORE_S
+            login = Login(token, access, trust, _catalogue(described.get("catalog"), access.interface), good_until)
+            where = "compute"
+            return replace(login, version=await self._microversion(login))
         except _HTTP_ERRORS as error:
-            raise UnavailableError(f"{keystone}: {_text_of(error)}") from None
-        token, described = reply.headers.get("x-subject-token", ""), reply.body.get("token")
-        if reply.status not in (200, 201) or not _KEYSTONE_TOKEN.fullmatch(token) or not isinstance(described, dict):
-            raise _login_refusal(keystone, access, reply)
-        if not (project := text(mapping(described.get("project")), "id")):
-            raise AuthError(f"{access.source}: the token is for no project: set `project_name`", FaultKind.CONFIG)
-        self.project, self.user = project, text(mapping(described.get("user")), "id")
-        good_until = asyncio.get_running_loop().time() + _life_s(described) - _RENEWED_BEFORE_S
-        return Login(token, access, trust, _endpoints(described.get("catalog")), good_until)
+            raise UnavailableError(f"{where}: {_text_of(error)}") from None
+
+    async def _microversion(self, login: Login) -> Version:
+        """Return the newest microversion that Nova and this adapter support."""
+        url = login.url("compute")
+        # The address may go on after the version (`/v2.1/PROJECT`), where there is nothing to be read.
+        root = url[: found.end()] if (found := _VERSIONED.search(url)) else url
+        headers = {"X-Auth-Token": login.token}
+        reply = await self._exchange(login.trust, "GET", f"{root.rstrip('/')}/", headers=headers, sent=[])
+        if reply.status != 200 or not reply.whole:
+            raise read_error(reply.status, reply.fault[0], f"compute: it does not tell its version: {reply}")
+        newest = _MICROVERSION.fullmatch(str(mapping(reply.body.get("version")).get("version")))
+        if newest is None or (version := (int(newest[1]), int(newest[2]))) < OLDEST_VERSION:
+            theirs = f"up to {newest[0]}" if newest else "not at all"
+            message = f"compute: it speaks microversions {theirs}, and at least 2.61 is wanted (Nova of Rocky, 2018)"
+            raise UnavailableError(f"{message}: another `region`, or another cloud", FaultKind.CONFIG)
+        return min(version, NEWEST_VERSION)
 
 
 def _login_refusal(keystone: str, access: Access, reply: OpenStackReply) -> AdapterError:
@@ -441,17 +399,14 @@ def _life_s(token: Record) -> float:
         return _DEFAULT_LIFE_S
 
 
-def _endpoints(catalogue: object) -> Sequence[Endpoint]:
-    """Return those that we could use; what is odd in a catalogue is left out."""
-    found = []
-    for service in mappings(catalogue):
-        for each in mappings(service.get("endpoints")):
-            kind, interface, url = text(service, "type"), text(each, "interface"), text(each, "url")
-            if kind and interface and HTTP_URL.fullmatch(url):
-                found.append(
-                    Endpoint(kind, interface, text(each, "region_id") or text(each, "region"), url.rstrip("/"))
-                )
-    return found
+def _catalogue(catalogue: object, interface: str) -> Sequence[tuple[str, str, str]]:
+    """Return services that we could use; what is odd in a catalogue is left out."""
+    return [
+        (text(service, "type"), text(each, "region_id") or text(each, "region"), text(each, "url").rstrip("/"))
+        for service in mappings(catalogue)
+        for each in mappings(service.get("endpoints"))
+        if text(each, "interface") == interface and HTTP_URL.fullmatch(text(each, "url"))
+    ]
 
 
 def listed(service: str, page: Record | None, key: str) -> list[Record]:

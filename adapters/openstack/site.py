@@ -8,22 +8,23 @@ import time
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import TYPE_CHECKING, Self
 
-from adapters.openstack.capacity import OwnerRequests, allowed, claims, host_names, nodes, owner_load, owners
+from adapters.openstack.capacity import allowed, claims, host_names, nodes, owner_load, owners
 from adapters.openstack.creation import NameResolver, ServerCreation, servers_of, side_by_side
 from adapters.openstack.records import Server, ServerAction
 from adapters.openstack.registry import RegistryView, ServerListing, ServerNames, ServerRegistry, listing
 from adapters.openstack.settings import CloudAccess, OpenStackSiteConfig
 from adapters.openstack.states import DELETING_TASKS, StopMethod, server_phase
 from adapters.openstack.termination import EndedServers, EndEvidence, ResourceCleanup, exit_report, is_deleted, tail
+from adapters.shared.commands.choice import optional_package
 from adapters.shared.printing import printable
 from adapters.shared.starts import outcome_unknown, rejected
 from provisioner.interfaces import AdapterError, AuditFinding, AuthError, OutcomeUnknownError, UnavailableError
 from provisioner.model import (
     DroneId,
     DroneType,
-    FaultKind,
     OrderOutcome,
     OrderResult,
+    OwnerDemand,
     SitePolicy,
     SiteView,
     StartOrder,
@@ -96,21 +97,23 @@ class OpenStackSite:
         projects = (self._cloud.project, self._owners_cloud.project if self._owners_cloud is not None else "")
         hosts = host_names(self._config.hosts, projects)
         found = listing(ours, self._ends.known, self._ends.asked, hosts, self._names, taken_at)
-        here = nodes(self._config, self._types, ours.servers, (*ours.others, *theirs), hosts)
-        wanted, load = OwnerRequests(), None
+        here, host_notices = nodes(self._config, self._types, ours.servers, (*ours.others, *theirs), hosts)
+        wanted: tuple[OwnerDemand, ...] = ()
+        remarks: tuple[str, ...] = ()
+        load = None
         if self._config.owner is not None:
             first = owners(theirs, self._config.owner)
-            wanted = claims(first, here.nodes, hosts, self._config.owner, taken_at)
+            wanted, remarks = claims(first, here, hosts, self._config.owner, taken_at)
             load = owner_load(first, hosts)
         view = SiteView(
             site=self._name,
             taken_at=taken_at,
             drones=found.drones,
-            nodes=here.nodes,
-            claims=wanted.claims,
+            nodes=here,
+            claims=wanted,
             owner_runs=load,
-            notices=(*found.notices, *here.notices, *self._housekeeping_trouble()),
-            remarks=wanted.notices,
+            notices=(*found.notices, *host_notices, *self._housekeeping_trouble()),
+            remarks=remarks,
             quota=allowed(limits, flavors),
         )
         self._ends.forget(found.drones.keys())
@@ -231,11 +234,6 @@ class OpenStackSite:
 
 
 def _connect(access: CloudAccess, config: OpenStackSiteConfig) -> OpenStackCloud:
-    try:
+    with optional_package("aiohttp", "openstack", "OpenStack needs"):
         from adapters.openstack.nova import OpenStackCloud
-    except ImportError as error:
-        if error.name != "aiohttp":
-            raise
-        message = "OpenStack needs the Python package aiohttp: pip install 'gpu-drone-provisioner[openstack]'"
-        raise UnavailableError(message, FaultKind.CONFIG) from None
     return OpenStackCloud(access, deadline_s=config.deadline, parallel=config.parallel)

@@ -242,22 +242,10 @@ _LATE_S = 300.0
 """Time after the end of a server in which Nova and Cinder may still clean up themselves."""
 
 
-def leftovers(
-    deleted: Mapping[str, Server], ports: Mapping[str, str], volumes: Mapping[str, str]
-) -> tuple[list[str], list[str]]:
-    """Return the ids of ports and of volumes that Nova made for deleted servers and did not delete.
-
-    ``deleted`` are our servers by id, as last known: only what belonged to one of them is deleted. Such leftovers eat
-    quotas, until nothing more can be started. ``ports`` are servers by port, ``volumes`` statuses.
-    """
-    attached = {volume for server in deleted.values() for volume in server.volumes}
-    left = [port for port, server_id in ports.items() if server_id in deleted]
-    return left, [volume for volume, status in volumes.items() if volume in attached and status in _DELETABLE]
-
-
 class ResourceCleanup:
-    """Deletion of ports and volumes that deleted servers left behind.
+    """Deletion of ports and volumes that Nova made for deleted servers and did not delete.
 
+    Only what belonged to one of our servers is deleted. Such leftovers eat quotas, until nothing more can be started.
     ``every_s`` is the interval; 0 disables it.
     """
 
@@ -282,11 +270,14 @@ class ResourceCleanup:
         now = self._clock()
         self._next_at = now + min(_RETRY_S, self._every_s)
         servers = {server_id: server for server_id, (server, _) in self._pending.items()}
-        ports, volumes = leftovers(servers, await cloud.ports(), await cloud.volumes())
-        for port in ports:
-            await cloud.delete_port(port)
-        for volume in volumes:
-            await cloud.delete_volume(volume)
+        attached = {volume for server in servers.values() for volume in server.volumes}
+        ports, volumes = await cloud.ports(), await cloud.volumes()
+        for port, server_id in ports.items():
+            if server_id in servers:
+                await cloud.delete_port(port)
+        for volume, status in volumes.items():
+            if volume in attached and status in _DELETABLE:
+                await cloud.delete_volume(volume)
         self._done |= {server_id for server_id, (_, since) in self._pending.items() if since <= now - _LATE_S}
         self._pending = {server_id: each for server_id, each in self._pending.items() if server_id not in self._done}
         self._next_at = now + self._every_s

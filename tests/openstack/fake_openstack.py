@@ -174,8 +174,6 @@ class FakeCloud:
                 return web.json_response(found[0]) if found else web.Response(status=404, text="404 Not Found")
             case "GET", ["compute", "v2.1", "servers", _, "os-instance-actions" as last]:
                 return web.json_response({"instanceActions": self.lists[last]}) if last in self.lists else _none()
-            case "GET", ["compute", "v2.1", "flavors", _, "os-extra_specs"]:
-                return web.json_response({"extra_specs": {"pci_passthrough:alias": "h100:1"}})
             case "GET", [*_, last] if last in self.lists:
                 key = "keypairs" if last == "os-keypairs" else last.replace("-", "_")
                 return self._page(request, key, self.lists[last])

@@ -40,7 +40,7 @@ clouds:
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("OS_CLIENT_CONFIG_FILE", "OS_CLIENT_SECURE_FILE", "XDG_CONFIG_HOME"):
+    for name in ("OS_CLIENT_CONFIG_FILE", "XDG_CONFIG_HOME"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
@@ -74,19 +74,17 @@ def refused(tmp_path: Path, text: str, **more: Any) -> str:
     return message
 
 
-# --------------------------------------------------------------------------------------------------------- what it says
-
-
 def test_an_application_credential(tmp_path: Path) -> None:
     assert read(tmp_path, APPLICATION) == Access(
         auth_url="https://keystone.gridka.de:5000/v3",
         who=application_credential("s3cret", id="abc"),
-        source=f"{tmp_path}/clouds.yaml:2: cloud `gridka`",
+        source=f"{tmp_path}/clouds.yaml: cloud `gridka`",
         region="KA",
         interface="internal",
         verify=False,
     )
     assert clouds.trusted_certificates(read(tmp_path, APPLICATION)) is False
+    assert "s3cret" not in repr(read(tmp_path, APPLICATION))
 
 
 def test_a_password_is_text_even_if_it_looks_like_a_number(tmp_path: Path) -> None:
@@ -121,15 +119,6 @@ def test_a_merge_key_and_json_are_understood(tmp_path: Path) -> None:
     assert (found.who, found.verify) == (application_credential("b", id="a"), False)
 
 
-def test_a_region_may_have_keys_of_its_own(tmp_path: Path) -> None:
-    more = "    regions:\n    - name: KA\n      values: {auth: {auth_url: 'https://ka'}}\n    - HD\n"
-    text = APPLICATION.replace("    region_name: KA\n", more)
-    assert (read(tmp_path, text).region, read(tmp_path, text).auth_url) == ("KA", "https://ka/v3")
-    there = read(tmp_path, text, region="HD")
-    assert (there.region, there.auth_url) == ("HD", "https://keystone.gridka.de:5000/v3")
-    assert "under `regions` there is no `HE`: choose from KA, HD" in refused(tmp_path, text, region="HE")
-
-
 def test_the_site_file_comes_before_the_entry(tmp_path: Path) -> None:
     ca = written(tmp_path / "ca.pem", "")
     found = read(tmp_path, APPLICATION, region="HD", interface="public", ca=str(ca))
@@ -154,15 +143,6 @@ def test_the_site_file_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NoAccessError, match="environment variable CLOUD_SECRET is empty or not set"):
         clouds.read_access(settings)
     assert list(clouds.access_problems(settings)) == [], "the site file's own secrets are looked at by who reads it"
-
-
-def test_secrets_are_not_part_of_what_is_printed(tmp_path: Path) -> None:
-    assert "s3cret" not in repr(read(tmp_path, APPLICATION))
-    assert "0123" not in repr(read(tmp_path, PASSWORD))
-    assert read(tmp_path, APPLICATION).who.name == "application credential abc"
-
-
-# --------------------------------------------------------------------------------------------------------- where it is
 
 
 def test_the_first_file_found_is_the_one(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +179,7 @@ def test_a_file_that_is_named_must_be_there(home: Path, monkeypatch: pytest.Monk
         clouds.read_access(wanted())
 
 
-def test_a_secure_yaml_beside_it_is_laid_over_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secure_yaml_beside_it_is_laid_over_it(home: Path) -> None:
     file = written(home / "clouds.yaml", APPLICATION.replace("      application_credential_secret: s3cret\n", ""))
     with pytest.raises(NoAccessError, match=r"`application_credential_secret` is missing: .* in a secure\.yaml beside"):
         clouds.read_access(wanted(file))
@@ -207,21 +187,14 @@ def test_a_secure_yaml_beside_it_is_laid_over_it(home: Path, monkeypatch: pytest
     written(home / "secure.yaml", secure)
     assert clouds.read_access(wanted(file)).who == application_credential("SECRET", id="abc")
 
-    monkeypatch.setenv("OS_CLIENT_CONFIG_FILE", str(file))
-    monkeypatch.setenv("OS_CLIENT_SECURE_FILE", str(written(home / "else.yaml", secure.replace("SECRET", "else"))))
-    assert clouds.read_access(wanted()).who.secret == "else"
-
-
-# --------------------------------------------------------------------------------------------------------- mistakes
-
 
 @pytest.mark.parametrize(
     ("change", "told"),
     [
         (("gridka:", "gridkaa:"), "/clouds.yaml: there is no cloud `gridka` under `clouds`: did you mean `gridkaa`?"),
         (("clouds:", "cloud:"), "/clouds.yaml: it has no `clouds`: write `clouds: {NAME: {auth: ...}}`"),
-        (("auth_url", "auth_uri"), "/clouds.yaml:2: cloud `gridka`: `auth_url` is missing: write it under `auth`"),
-        (("https://keystone", "keystone"), ":2: cloud `gridka`: `auth_url` is no address: write `https://"),
+        (("auth_url", "auth_uri"), "/clouds.yaml: cloud `gridka`: `auth_url` is missing: write it under `auth`"),
+        (("https://keystone", "keystone"), ": cloud `gridka`: `auth_url` is no address: write `https://"),
         (("https://keystone", "https://me:s3cret@keystone"), "`auth_url` is no address"),
         (("credential_id: abc", "credential_id: [abc]"), "`application_credential_id`: a text on one line is wanted"),
         (("credential_id: abc", "credential_ids: abc"), "`application_credential_id` is missing"),
@@ -229,7 +202,7 @@ def test_a_secure_yaml_beside_it_is_laid_over_it(home: Path, monkeypatch: pytest
         (("    verify: false", "    profile: vexxhost"), "`profile`: vendor profiles are not supported: write the"),
         (("    verify: false", "    cert: /x.pem"), "`cert`: client certificates are not supported"),
         (("    verify: false", "    verify: perhaps"), "`verify`: write `true` or `false`"),
-        (("    verify: false", "    identity_api_version: 2.0"), "`identity_api_version`: Keystone's API v3 is spoken"),
+        (("region_name: KA", "regions: [KA, HD]"), "`regions`: several regions in one entry are not supported"),
         (("    verify: false", "    compute_endpoint_override: http://x"), "`compute_endpoint_override` is not"),
         (("internalURL", "pubic"), "`interface`: no `pubic`: did you mean `public`?"),
         (("s3cret", "*s3cret"), "/clouds.yaml:7: not YAML here"),
@@ -250,12 +223,10 @@ def test_a_mistake_is_told_with_its_place_and_its_repair(tmp_path: Path, change:
         ("username: drone", "`username` is missing: write it under `auth` (the user's name; or `user_id`)"),
         ("password: 0123", "`password` is missing: write it under `auth`, or in a secure.yaml beside"),
         ("project-name: grid", "`project_name` is missing"),
-        ("user_domain_name: Default", "`user_domain_name` is missing: write it under `auth` (its domain, often"),
-        ("project_domain_id: default", "`project_domain_name` is missing"),
+        ("project_domain_id: default", "`project_domain_name` is missing: write it under `auth` (its domain, often"),
     ],
 )
 def test_what_is_missing_beside_a_password(tmp_path: Path, line: str, told: str) -> None:
-    assert line in PASSWORD
     assert told in refused(tmp_path, PASSWORD.replace(f"      {line}\n", ""))
 
 

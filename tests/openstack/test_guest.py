@@ -128,9 +128,6 @@ def machine(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Machine]
 READY = "; : >../ready; while :; do sleep 0.1; done"
 
 
-# --------------------------------------------------------------------------------------------------------------- a life
-
-
 def test_a_drone_finds_its_files_and_its_environment_and_nothing_of_cloud_inits(machine: Machine) -> None:
     odd = 'it\'s $HOME `id` "q" \\ \n EOF\nEND_OF_FILES\n\té'
     seen = machine.scratch / "seen"
@@ -199,9 +196,6 @@ def test_files_that_do_not_arrive_whole_start_no_drone(machine: Machine) -> None
     assert "it lives" not in said
 
 
-# ---------------------------------------------------------------------------------------------------------------- setup
-
-
 def test_the_admins_setup_comes_first_and_may_make_the_place_to_work(machine: Machine) -> None:
     machine.render(
         "cat ../made", setup=f"#!/bin/sh\nmkdir -p {machine.scratch}; echo by the admin >{machine.scratch}/made"
@@ -238,9 +232,6 @@ def test_told_to_leave_while_it_is_set_up_no_drone_begins(machine: Machine) -> N
     said, found = machine.end(process)
     assert found == GuestExitReport(143, "told to leave while it was set up")
     assert "it lives" not in said
-
-
-# -------------------------------------------------------------------------------------------------------------- the end
 
 
 @pytest.mark.parametrize("told", [signal.SIGTERM, signal.SIGINT])
@@ -306,9 +297,6 @@ def test_a_poweroff_that_hangs_is_followed_by_one_that_does_not(machine: Machine
     assert machine.called == ["poweroff ", "poweroff -f"]
 
 
-# ------------------------------------------------------------------------------------------------------------- one life
-
-
 def test_a_second_life_is_refused_and_tells_the_end_of_the_first(machine: Machine) -> None:
     assert machine.live("exit 74")[1] == GuestExitReport(74, "no outcome")
     machine.can_power_off()
@@ -342,9 +330,6 @@ def test_cut_off_and_started_again_it_does_not_go_on(machine: Machine) -> None:
     said, found = machine.end(machine.boot(script))
     assert (said, found) == ("", None)
     assert machine.called == ["poweroff "]
-
-
-# ---------------------------------------------------------------------------------------------- what jobs must not read
 
 
 def test_what_cloud_init_has_kept_of_the_token_goes(machine: Machine) -> None:
@@ -387,9 +372,6 @@ def test_the_metadata_service_is_roots(machine: Machine, works: str) -> None:
     assert "ip6 daddr fe80::a9fe:a9fe" in rules
     wanted = "iptables -w -I OUTPUT -d 169.254.169.254 -p tcp -m owner ! --uid-owner 0 -j REJECT"
     assert (wanted in machine.called) == (works != "nft")
-
-
-# ------------------------------------------------------------------------------------------------------------- consoles
 
 
 @pytest.mark.parametrize(

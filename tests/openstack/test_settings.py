@@ -37,9 +37,6 @@ def refused(**options: object) -> str:
     return str(error["msg"])
 
 
-# --------------------------------------------------------------------------------------------------- what servers have
-
-
 def test_what_is_said_of_a_type_comes_in_the_place_of_what_is_said_for_all() -> None:
     settings = config(
         networks=["drones"],
@@ -60,9 +57,6 @@ def test_what_is_said_of_a_type_comes_in_the_place_of_what_is_said_for_all() -> 
     assert special.metadata == {"cost_centre": "wlcg", "who": "all"}
     assert general.boot_volume is None
     assert disk.boot_volume is not None and disk.boot_volume.size == 60 * 1024
-
-
-# --------------------------------------------------------------------------------------------------------- which cloud
 
 
 def test_a_cloud_is_an_entry_of_a_file_or_said_here() -> None:
@@ -87,9 +81,6 @@ def test_an_owner_is_a_cloud_of_his_own_and_wants_hosts() -> None:
     assert "no regular expression" in refused(hosts=[HOST], owner={"cloud": "owner", "names": "etp-("})
     owner = config(hosts=[HOST], owner={"cloud": "owner", "names": "^etp-", "wait": "2h"}).owner
     assert owner is not None and (owner.names, owner.wait) == ("^etp-", 7200.0)
-
-
-# ----------------------------------------------------------------------------------------------------- what is refused
 
 
 @pytest.mark.parametrize(
@@ -137,9 +128,6 @@ def test_a_name_leads_to_one_thing(key: str, value: str) -> None:
 )
 def test_what_means_nothing_is_refused(options: dict[str, object]) -> None:
     assert refused(**options)
-
-
-# ------------------------------------------------------------------------------------------- with the types of its site
 
 
 def test_types_that_do_not_fit_are_told_with_the_repair() -> None:
@@ -265,7 +253,7 @@ def gridka(tmp_path: Path) -> SiteConfig:
 
 
 def test_gridkas_file_fits_gridkas_hosts(gridka: SiteConfig) -> None:
-    found = nodes(gridka.options, gridka.types, (), (), {}).nodes
+    found = nodes(gridka.options, gridka.types, (), (), {})[0]
     assert {(node.name, node.types, node.free_gpu_milli) for node in found} == {
         ("gk-gpu-01", ("v100s",), 4000),
         ("gk-gpu-02", ("v100s",), 4000),
@@ -278,7 +266,7 @@ def test_gridkas_file_fits_gridkas_hosts(gridka: SiteConfig) -> None:
 def test_a_full_host_still_has_what_its_gpus_keep(gridka: SiteConfig) -> None:
     """As many drones as it has GPUs fit, and the reserve asks for no more than one of them has."""
     [kept] = gridka.policy.blocking
-    for node in nodes(gridka.options, gridka.types, (), (), {}).nodes:
+    for node in nodes(gridka.options, gridka.types, (), (), {})[0]:
         [kind] = [each for each in gridka.types if each.name in node.types]
         count = node.gpu_milli // WHOLE_GPU
         assert count * kind.cpus <= node.cpus

@@ -87,9 +87,6 @@ def acts(fake: FakeCloud) -> list[str]:
     return [each for each in fake.asked if each.split()[0] in ("POST", "DELETE") and "/auth/" not in each]
 
 
-# ------------------------------------------------------------------------------------------------------------- looking
-
-
 async def test_a_look_tells_our_drones_and_changes_nothing(fake: FakeCloud, made: Site) -> None:
     one = has(fake, ONE, **LAUNCHED)
     has(fake, drone(2), status="BUILD")
@@ -159,9 +156,6 @@ async def test_one_that_failed_before_it_ran_will_never_start(fake: FakeCloud, m
     assert (result.answer, fake.servers) == (OK, {})
 
 
-# ---------------------------------------------------------------------------------------------------------------- ends
-
-
 def stop_by(user: str | None) -> list[dict[str, Any]]:
     """Nova's record of a server that went off."""
     at = {"start_time": "2026-11-21T23:10:00.000000", "project_id": "p"}
@@ -219,9 +213,6 @@ async def test_an_end_is_remembered_for_who_asks_again(fake: FakeCloud, made: Si
     assert only(await looked(made, 2)).end == first
 
 
-# ------------------------------------------------------------------------------------------------------------ stopping
-
-
 async def test_it_is_shut_down_first_and_deleted_once_it_is_off(fake: FakeCloud, made: Site) -> None:
     server = has(fake, ONE, **LAUNCHED)
     await looked(made)
@@ -276,9 +267,6 @@ async def test_a_stop_that_fails_is_told_and_hurts_no_other(fake: FakeCloud, mad
     assert fake.servers[good]["OS-EXT-STS:task_state"] == "powering-off"
 
 
-# ------------------------------------------------------------------------------------------------------------ starting
-
-
 async def test_a_second_controller_sees_what_was_started(fake: FakeCloud) -> None:
     async with site(fake) as made:
         [result] = await made.start([order(1)])
@@ -304,9 +292,6 @@ async def test_leaving_waits_for_creates_that_are_under_way(fake: FakeCloud) -> 
         task.cancel()
         asyncio.get_running_loop().call_later(0.05, release.set)
     assert [each["name"] for each in fake.servers.values()] == [ONE]
-
-
-# ------------------------------------------------------------------------------------------------------------ auditing
 
 
 async def test_an_audit_of_what_fits_says_nothing(fake: FakeCloud, made: Site) -> None:

@@ -40,104 +40,53 @@ def test_an_unknown_status_is_alive(status: str) -> None:
     assert len(found.why) <= 300
 
 
-PHASES = {
-    (RemoteState.RUNNING, False): "PASSWORD MIGRATING",
-    (RemoteState.UNKNOWN, False): "PAUSED REBOOT HARD_REBOOT REBUILD RESCUE RESIZE VERIFY_RESIZE REVERT_RESIZE UNKNOWN",
-    (RemoteState.STOPPED, False): "SHUTOFF",
-    (RemoteState.STOPPED, True): "SUSPENDED SHELVED SHELVED_OFFLOADED",
-    (RemoteState.ENDED, False): "DELETED SOFT_DELETED",
-}
+RUNNING, PENDING, UNKNOWN = RemoteState.RUNNING, RemoteState.PENDING, RemoteState.UNKNOWN
+OFF = RemoteState.STOPPED
+BUILDS = replace(RAN, status="BUILD", task="spawning", launched_at=0.0, power=0)
+VAIN = replace(BUILDS, status="ERROR", task="")
+QUOTA = ServerFault(413, "Quota exceeded for instances: Requested 1, but already used 6 of 6")
+LIBVIRT = ServerFault(500, "libvirt: \x1b[2J gone " + "x" * 900)
 
 
 @pytest.mark.parametrize(
-    ("status", "state", "taken"), [(status, *phase) for phase, words in PHASES.items() for status in words.split()]
-)
-def test_what_each_status_is(status: str, state: RemoteState, taken: bool) -> None:
-    found = server_phase(replace(RAN, status=status))
-    assert (found.state, found.taken) == (state, taken)
-    assert found.stop is not StopMethod.SHUT_DOWN
-    assert found.why
-
-
-def test_an_active_server_runs_and_can_be_told_to_leave() -> None:
-    found = server_phase(RAN)
-    assert (found.state, found.why, found.stop, found.leaving) == (RemoteState.RUNNING, "", StopMethod.SHUT_DOWN, False)
-
-
-def test_one_that_is_being_built_tells_how_far_it_is() -> None:
-    found = server_phase(replace(RAN, status="BUILD", task="spawning", launched_at=0.0, power=0))
-    assert (found.state, found.why, found.stop) == (RemoteState.PENDING, "is being built: spawning", StopMethod.DELETE)
-    assert not found.final
-
-
-@pytest.mark.parametrize(
-    "task", ["deleting", "soft-deleting", "powering-off", "suspending", "shelving", "shelving_image_uploading"]
-)
-def test_one_that_somebody_ends_still_runs_and_is_not_told_again(task: str) -> None:
-    found = server_phase(replace(RAN, task=task))
-    assert (found.state, found.leaving, found.stop) == (RemoteState.RUNNING, True, StopMethod.NONE)
-    assert found.why
-
-
-def test_nova_takes_no_stop_while_it_does_something_else() -> None:
-    found = server_phase(replace(RAN, task="image_uploading"))
-    assert (found.state, found.leaving, found.stop) == (RemoteState.RUNNING, False, StopMethod.DELETE)
-
-
-@pytest.mark.parametrize(
-    ("power", "state", "fault"),
+    ("server", "state", "more"),
     [
-        (0, RemoteState.RUNNING, None),  # not told, or its compute service was restarted
-        (3, RemoteState.UNKNOWN, None),
-        (4, RemoteState.STOPPED, None),
-        (6, RemoteState.STOPPED, FaultKind.NODE),
-        (7, RemoteState.UNKNOWN, None),
+        (RAN, RUNNING, {"why": "", "stop": StopMethod.SHUT_DOWN, "leaving": False}),
+        (BUILDS, PENDING, {"why": "is being built: spawning", "stop": StopMethod.DELETE, "final": False}),
+        *(
+            (replace(RAN, task=task), RUNNING, {"leaving": True, "stop": StopMethod.NONE})
+            for task in ("deleting", "soft-deleting", "powering-off", "suspending", "shelving", "shelving_offloading")
+        ),
+        # Nova takes no stop while it does something else
+        (replace(RAN, task="image_uploading"), RUNNING, {"leaving": False, "stop": StopMethod.DELETE}),
+        # a guest that its hypervisor no longer runs; 0: not told, or its compute service was restarted
+        (replace(RAN, power=0), RUNNING, {"fault": None}),
+        (replace(RAN, power=3), UNKNOWN, {"fault": None}),
+        (replace(RAN, power=4), OFF, {"fault": None}),
+        (replace(RAN, power=6), OFF, {"fault": FaultKind.NODE}),
+        (replace(RAN, power=7), UNKNOWN, {"fault": None}),
+        (replace(RAN, power=4, task="reboot_started_hard"), RUNNING, {}),
+        # an error before the first start waits in vain
+        (
+            replace(VAIN, fault=NO_HOST),
+            PENDING,
+            {"fault": FaultKind.CAPACITY, "final": True, "stop": StopMethod.DELETE},
+        ),
+        (replace(VAIN, fault=NO_HOST, task="deleting"), PENDING, {"fault": FaultKind.CAPACITY, "final": True}),
+        (replace(VAIN, fault=QUOTA), PENDING, {"fault": FaultKind.QUOTA, "final": True}),
+        (VAIN, PENDING, {"fault": FaultKind.UNKNOWN, "final": True}),
+        # an error after it ran is the node's; while its guest runs (a live migration that failed) it is alive
+        (replace(RAN, status="ERROR", power=0, fault=LIBVIRT), OFF, {"fault": FaultKind.NODE, "final": False}),
+        (replace(RAN, status="ERROR", power=1), UNKNOWN, {"fault": None}),
+        (replace(RAN, status="SHUTOFF", task="deleting"), OFF, {"stop": StopMethod.NONE, "leaving": True}),
     ],
 )
-def test_a_guest_that_its_hypervisor_no_longer_runs(power: int, state: RemoteState, fault: FaultKind | None) -> None:
-    found = server_phase(replace(RAN, power=power))
-    assert (found.state, found.fault) == (state, fault)
-
-
-def test_a_guest_that_is_being_switched_on_again_is_not_over() -> None:
-    assert server_phase(replace(RAN, power=4, task="reboot_started_hard")).state is RemoteState.RUNNING
-
-
-@pytest.mark.parametrize(
-    ("fault", "kind"),
-    [
-        (NO_HOST, FaultKind.CAPACITY),
-        (ServerFault(413, "Quota exceeded for instances: Requested 1, but already used 6 of 6"), FaultKind.QUOTA),
-        (ServerFault(500, "Build of instance 8f1c aborted: GPU fell off the bus"), FaultKind.NODE),
-        (None, FaultKind.UNKNOWN),
-    ],
-)
-def test_an_error_before_the_first_start_waits_in_vain(fault: ServerFault | None, kind: FaultKind) -> None:
-    found = server_phase(replace(RAN, status="ERROR", launched_at=0.0, power=0, fault=fault))
-    assert (found.state, found.fault, found.final, found.stop) == (RemoteState.PENDING, kind, True, StopMethod.DELETE)
-    assert found.why
-
-
-def test_an_error_after_it_ran_is_the_nodes() -> None:
-    found = server_phase(
-        replace(RAN, status="ERROR", power=0, fault=ServerFault(500, "libvirt: \x1b[2J gone " + "x" * 900))
-    )
-    assert (found.state, found.fault, found.final) == (RemoteState.STOPPED, FaultKind.NODE, False)
-    assert found.why.startswith("libvirt: ?[2J gone")
-    assert len(found.why) <= 300
-
-
-def test_an_error_while_its_guest_runs_is_alive() -> None:
-    """An operator's live migration that failed leaves one so; jobs run on in it."""
-    found = server_phase(replace(RAN, status="ERROR", power=1))
-    assert (found.state, found.fault) == (RemoteState.UNKNOWN, None)
-
-
-def test_one_that_is_over_or_waits_in_vain_is_being_deleted() -> None:
-    off = server_phase(replace(RAN, status="SHUTOFF", task="deleting"))
-    assert (off.state, off.stop, off.leaving) == (RemoteState.STOPPED, StopMethod.NONE, True)
-    vain = server_phase(replace(RAN, status="ERROR", launched_at=0.0, fault=NO_HOST, task="deleting"))
-    assert (vain.state, vain.fault, vain.final) == (RemoteState.PENDING, FaultKind.CAPACITY, True)
+def test_the_phase_of_a_server(server: Server, state: RemoteState, more: Mapping[str, object]) -> None:
+    """Of each status: test_reference.py, by the table of the reference."""
+    found = server_phase(server)
+    assert {name: getattr(found, name) for name in ("state", *more)} == {"state": state, **more}
+    assert (found.why.isprintable(), len(found.why) <= 300) == (True, True)
+    assert bool(found.why) is (found.state is not RUNNING or bool(server.task))
 
 
 _ID = "4641fe9b-adb0-4473-a73e-e69a0bde44b9"

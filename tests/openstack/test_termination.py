@@ -18,7 +18,6 @@ from adapters.openstack.termination import (
     end_of,
     exit_report,
     is_deleted,
-    leftovers,
     tail,
 )
 from provisioner.interfaces import UnavailableError
@@ -51,117 +50,84 @@ def ended(
     return end_of(EndEvidence(server, actions, report, output), asked, us, NOW)
 
 
-# --------------------------------------------------------------------------------------------------------- by whom
+ID = DroneId("kit-ab12-7")
+OUTCOME = "drone=kit-ab12-7 exit=0 reason=idle jobs_started=3 seconds=1423 why=no%20claim%20for%20600%20s"
+LINE = f"=== drone {ID} exit=0 {OUTCOME} ==="
+IDLE = GuestExitReport(0, "idle: no claim for 600 s")
+TOKEN = "eyJhbGciOiJIUzI1NiIsImtpZCI6IlBPT0wifQ.eyJpYXQiOjE3MDAwMDAwMDAsInN1YiI6ImRyb25lIn0.c2lnbmF0dXJlLW9mLWl0"
 
 
-def test_a_drone_that_left_by_itself_is_stopped_by_nova() -> None:
-    found = ended(OFF, did(("stop", "")), IDLE, output="boot\n")
-    assert found == RemoteEnd(EndKind.EXITED, NOW - 99, 0, IDLE.words)
-    assert ended(OFF, did(("stop", "")), GuestExitReport(73, "gpu-check")).exit_code == 73
+FAULT, EXITED, STOPPED, PREEMPTED = EndKind.FAULT, EndKind.EXITED, EndKind.STOPPED, EndKind.PREEMPTED
+BY_NOVA, BY_US = ("stop", ""), ("delete", US)
+FAILED = replace(OFF, status="ERROR", fault=ServerFault(500, "libvirt has gone"))
+NEVER_RAN = replace(DELETED, launched_at=0.0, fault=ServerFault(500, "No valid host was found."))
+PASSED_OVER = [(what, THEM) for what in ("attach_volume", "live-migration", "lock", "createImage")]
 
 
-def test_a_drone_that_left_by_itself_is_then_deleted_by_us() -> None:
-    assert ended(DELETED, did(("stop", ""), ("delete", US)), IDLE, asked=True).kind is EndKind.EXITED
-
-
-def test_our_own_stop_makes_it_say_its_last_word_too() -> None:
-    found = ended(OFF, did(("stop", US)), VACATED, asked=True)
-    assert (found.kind, found.exit_code, found.message) == (
-        EndKind.STOPPED,
-        None,
-        "stopped on our request: vacated: SIGTERM",
-    )
-
-
-def test_one_that_never_ran_is_told_with_what_kept_it_from_it() -> None:
-    never = replace(DELETED, launched_at=0.0, fault=ServerFault(500, "No valid host was found."))
-    found = ended(never, did(("delete", US)), asked=True)
-    assert (found.kind, found.message) == (EndKind.STOPPED, "stopped on our request: No valid host was found.")
-    assert ended(DELETED, did(("delete", US))).kind is EndKind.STOPPED  # asked by the controller before this one
-
-
-def test_an_operators_stop_makes_it_say_its_last_word_too() -> None:
-    found = ended(OFF, did(("stop", THEM)), VACATED)
-    assert (found.kind, found.exit_code) == (EndKind.PREEMPTED, None)
-    assert found.message == "somebody at the cloud stopped it: stop by user c0ffee"
-
-
-@pytest.mark.parametrize("action", ["stop", "delete", "suspend", "shelve", "reboot", "rebuild", "resize", "migrate"])
-def test_whatever_another_does_that_ends_it_is_a_preemption(action: str) -> None:
-    found = ended(DELETED, did((action, THEM)))
-    assert (found.kind, found.fault) == (EndKind.PREEMPTED, None)
-    assert found.message.endswith(f": {action} by user {THEM}")
-
-
-def test_who_was_first_counts() -> None:
-    assert ended(DELETED, did(("stop", US), ("delete", THEM)), asked=True).kind is EndKind.STOPPED
-    assert ended(DELETED, did(("suspend", THEM), ("delete", US)), asked=True).kind is EndKind.PREEMPTED
-    assert ended(DELETED, did(("reboot", THEM), ("stop", ""), ("delete", US)), IDLE).kind is EndKind.PREEMPTED
-
-
-def test_what_was_taken_back_has_ended_nothing() -> None:
-    assert ended(OFF, did(("suspend", THEM), ("resume", THEM), ("stop", "")), IDLE).kind is EndKind.EXITED
-    assert ended(OFF, did(("pause", THEM), ("unpause", THEM), ("stop", "")), IDLE).kind is EndKind.EXITED
-    assert ended(OFF, did(("stop", THEM), ("start", THEM), ("stop", "")), IDLE).kind is EndKind.PREEMPTED
-
-
-def test_actions_that_end_nothing_are_passed_over() -> None:
-    done = did(("attach_volume", THEM), ("live-migration", THEM), ("lock", THEM), ("createImage", THEM), ("stop", ""))
-    assert ended(OFF, done, IDLE).kind is EndKind.EXITED
-
-
-def test_an_evacuation_is_its_hosts_end() -> None:
-    found = ended(DELETED, did(("evacuate", THEM), ("delete", US)))
-    assert (found.kind, found.fault) == (EndKind.FAULT, FaultKind.NODE)
-
-
-def test_nobody_is_not_us_before_we_know_who_we_are() -> None:
-    assert ended(OFF, did(("stop", "")), IDLE, us="").kind is EndKind.EXITED
-
-
-# ------------------------------------------------------------------------------------------------- nobody is named
-
-
-def test_without_records_our_own_request_is_believed() -> None:
-    assert ended(DELETED, None, asked=True).kind is EndKind.STOPPED
-    assert ended(DELETED, [], VACATED, asked=True).kind is EndKind.STOPPED
-
-
-@pytest.mark.parametrize("status", ["SUSPENDED", "SHELVED", "SHELVED_OFFLOADED"])
-def test_a_state_in_which_only_others_put_it_is_a_preemption(status: str) -> None:
-    found = ended(replace(OFF, status=status, power=0), None, VACATED)
-    assert (found.kind, found.message.startswith("it was s")) == (EndKind.PREEMPTED, True)
-
-
-def test_its_last_word_is_believed_before_what_its_server_became() -> None:
-    failed = replace(OFF, status="ERROR", fault=ServerFault(500, "libvirt has gone"))
-    assert ended(failed, None, IDLE).exit_code == 0
-    found = ended(failed, did())
-    assert (found.kind, found.fault, found.message) == (EndKind.FAULT, FaultKind.NODE, "libvirt has gone")
-
-
-@pytest.mark.parametrize("actions", [None, did(("stop", ""))])
-def test_a_guest_that_went_off_without_a_word(actions: Sequence[ServerAction] | None) -> None:
-    found = ended(OFF, actions, output="[   12.0] Kernel panic\n")
-    assert (found.kind, found.fault) == (EndKind.FAULT, FaultKind.NODE)
-
-
-def test_a_console_that_nobody_can_read_accuses_nobody() -> None:
-    found = ended(OFF, did(("stop", "")))
-    assert (found.kind, found.exit_code, found.fault) == (EndKind.EXITED, None, None)
-
-
-def test_a_guest_that_crashed() -> None:
-    for server in (replace(OFF, power=6), replace(OFF, status="ACTIVE", power=6)):
-        found = ended(server, did(("stop", "")) if server.status == "SHUTOFF" else did())
-        assert (found.kind, found.fault, found.message) == (EndKind.FAULT, FaultKind.NODE, "its guest has crashed")
-
-
-def test_one_that_is_gone_and_nobody_says_why() -> None:
-    found = ended(DELETED, None)
-    assert (found.kind, found.fault, found.message) == (EndKind.FAULT, FaultKind.UNKNOWN, "deleted by somebody")
-    by_itself = ended(DELETED, did(("delete", "")))
-    assert (by_itself.kind, by_itself.message) == (EndKind.FAULT, "its cloud itself deleted it")
+@pytest.mark.parametrize(
+    ("server", "actions", "report", "more", "told"),
+    [
+        # it left by itself: Nova stops its server, and then we delete it
+        (OFF, did(BY_NOVA), IDLE, {"output": "boot\n"}, (EXITED, 0, None, IDLE.words)),
+        (OFF, did(BY_NOVA), GuestExitReport(73, "gpu-check"), {}, (EXITED, 73, None, "gpu-check")),
+        (DELETED, did(BY_NOVA, BY_US), IDLE, {"asked": True}, (EXITED, 0, None, IDLE.words)),
+        (OFF, did(BY_NOVA), IDLE, {"us": ""}, (EXITED, 0, None, IDLE.words)),
+        # a stop makes it say its last word, too
+        (OFF, did(("stop", US)), VACATED, {"asked": True}, (STOPPED, None, None, "on our request: vacated: SIGTERM")),
+        (
+            OFF,
+            did(("stop", THEM)),
+            VACATED,
+            {},
+            (PREEMPTED, None, None, "at the cloud stopped it: stop by user c0ffee"),
+        ),
+        (
+            NEVER_RAN,
+            did(BY_US),
+            None,
+            {"asked": True},
+            (STOPPED, None, None, "on our request: No valid host was found."),
+        ),
+        (DELETED, did(BY_US), None, {}, (STOPPED, None, None, "on our request")),  # by the controller before this one
+        # whoever was first counts
+        *(
+            (DELETED, did((action, THEM)), None, {}, (PREEMPTED, None, None, f": {action} by user {THEM}"))
+            for action in ("stop", "delete", "suspend", "shelve", "reboot", "rebuild", "resize", "migrate")
+        ),
+        (DELETED, did(("stop", US), ("delete", THEM)), None, {"asked": True}, (STOPPED, None, None, "")),
+        (DELETED, did(("suspend", THEM), BY_US), None, {"asked": True}, (PREEMPTED, None, None, "")),
+        (DELETED, did(("reboot", THEM), BY_NOVA, BY_US), IDLE, {}, (PREEMPTED, None, None, "")),
+        (OFF, did(("stop", THEM), ("start", THEM), BY_NOVA), IDLE, {}, (PREEMPTED, None, None, "")),
+        (DELETED, did(("evacuate", THEM), BY_US), None, {}, (FAULT, None, FaultKind.NODE, "")),
+        # what was taken back has ended nothing, and other actions end nothing
+        (OFF, did(("suspend", THEM), ("resume", THEM), BY_NOVA), IDLE, {}, (EXITED, 0, None, "")),
+        (OFF, did(("pause", THEM), ("unpause", THEM), BY_NOVA), IDLE, {}, (EXITED, 0, None, "")),
+        (OFF, did(*PASSED_OVER, BY_NOVA), IDLE, {}, (EXITED, 0, None, "")),
+        # nobody is named: our own request is believed, then the state, then the last word, then the server
+        (DELETED, None, None, {"asked": True}, (STOPPED, None, None, "")),
+        (DELETED, [], VACATED, {"asked": True}, (STOPPED, None, None, "")),
+        *(
+            (replace(OFF, status=status, power=0), None, VACATED, {}, (PREEMPTED, None, None, ""))
+            for status in ("SUSPENDED", "SHELVED", "SHELVED_OFFLOADED")
+        ),
+        (FAILED, None, IDLE, {}, (EXITED, 0, None, IDLE.words)),
+        (FAILED, did(), None, {}, (FAULT, None, FaultKind.NODE, "libvirt has gone")),
+        (OFF, None, None, {"output": "Kernel panic\n"}, (FAULT, None, FaultKind.NODE, "")),
+        (OFF, did(BY_NOVA), None, {"output": "Kernel panic\n"}, (FAULT, None, FaultKind.NODE, "")),
+        (OFF, did(BY_NOVA), None, {}, (EXITED, None, None, "")),  # a console that nobody can read accuses nobody
+        (replace(OFF, power=6), did(BY_NOVA), None, {}, (FAULT, None, FaultKind.NODE, "its guest has crashed")),
+        (replace(OFF, status="ACTIVE", power=6), did(), None, {}, (FAULT, None, FaultKind.NODE, "guest has crashed")),
+        (DELETED, None, None, {}, (FAULT, None, FaultKind.UNKNOWN, "deleted by somebody")),
+        (DELETED, did(("delete", "")), None, {}, (FAULT, None, FaultKind.UNKNOWN, "its cloud itself deleted it")),
+    ],
+)
+def test_how_it_ended(
+    server: Server, actions: Any, report: GuestExitReport | None, more: dict[str, Any], told: tuple[Any, ...]
+) -> None:
+    found = ended(server, actions, report, **more)
+    *what, words = told
+    assert [found.kind, found.exit_code, found.fault] == what
+    assert found.message.endswith(words)
 
 
 def test_when_it_ended() -> None:
@@ -175,9 +141,6 @@ def test_when_it_ended() -> None:
 def test_what_is_told_is_one_printable_line() -> None:
     found = ended(OFF, did(("stop", "\x1b[2J" * 100)), GuestExitReport(1, "x\n" * 500))
     assert found.message.isprintable() and len(found.message) <= 300
-
-
-# ------------------------------------------------------------------------------------------------------ remembering
 
 
 def test_who_is_gone_is_told_by_the_record_or_by_our_own_request() -> None:
@@ -226,13 +189,6 @@ def test_ends_are_kept_for_as_long_as_their_servers_are_and_a_while_more() -> No
     clock.now += 86400
     ends.forget([SEVEN])
     assert list(ends.asked) == [SEVEN]
-
-
-ID = DroneId("kit-ab12-7")
-OUTCOME = "drone=kit-ab12-7 exit=0 reason=idle jobs_started=3 seconds=1423 why=no%20claim%20for%20600%20s"
-LINE = f"=== drone {ID} exit=0 {OUTCOME} ==="
-IDLE = GuestExitReport(0, "idle: no claim for 600 s")
-TOKEN = "eyJhbGciOiJIUzI1NiIsImtpZCI6IlBPT0wifQ.eyJpYXQiOjE3MDAwMDAwMDAsInN1YiI6ImRyb25lIn0.c2lnbmF0dXJlLW9mLWl0"
 
 
 @pytest.mark.parametrize(
@@ -309,15 +265,6 @@ def port(port_id: str, server: str = "s1", owner: str = "compute:nova") -> dict[
     return {"id": port_id, "device_id": server, "device_owner": owner}
 
 
-def test_only_what_was_a_drones_and_is_free_is_left_behind() -> None:
-    ports = {"ours": "s1", "another's": "s9", "nobody's": ""}
-    volumes = {"booted": "available", "failed": "error_deleting", "in-use": "in-use", "goes": "deleting"}
-    volumes["a-person's"] = "available"
-    server = gone("s1", "DELETED", "booted", "failed", "in-use", "goes")
-    assert leftovers({"s1": server}, ports, volumes) == (["ours"], ["booted", "failed"])
-    assert leftovers({}, ports, volumes) == ([], [])
-
-
 def test_without_a_deleted_server_nobody_is_asked() -> None:
     cleanup = ResourceCleanup(600.0, Clock())
     assert not cleanup.due({})
@@ -329,18 +276,19 @@ def test_without_a_deleted_server_nobody_is_asked() -> None:
 async def test_it_cleans_up_now_and_again_until_it_is_late_enough(fake: FakeCloud, nova: Nova) -> None:
     clock = Clock()
     cleanup = ResourceCleanup(600.0, clock)
-    seen = {"s1": gone("s1", "DELETED", "v1")}
-    fake.lists["ports"] = [port("p1"), port("p9", "s9")]
+    seen = {"s1": gone("s1", "DELETED", "v1", "v2", "v3")}
+    fake.lists["ports"] = [port("p1"), port("p9", "s9"), port("p8", "")]
     fake.lists["volumes"] = [{"id": "v1", "status": "detaching"}, {"id": "v9", "status": "available"}]
+    fake.lists["volumes"] += [{"id": "v2", "status": "error_deleting"}, {"id": "v3", "status": "in-use"}]
     assert cleanup.due(seen)
     await cleanup.run(nova)
-    assert left(fake) == ["p9", "v1", "v9"]
+    assert left(fake) == ["p9", "p8", "v1", "v9", "v3"], "only what was a drone's and is free"
     assert not cleanup.due(seen)
     fake.lists["volumes"][0]["status"] = "available"
     clock.now += 601
     assert cleanup.due(seen), "Cinder was late"
     await cleanup.run(nova)
-    assert left(fake) == ["p9", "v9"]
+    assert left(fake) == ["p9", "p8", "v9", "v3"]
     clock.now += 601
     assert not cleanup.due(seen), "it is enough"
     assert not cleanup.due({})
