@@ -14,6 +14,14 @@ from typing import Any, NamedTuple, Self
 from urllib.parse import parse_qs, urlsplit
 
 import aiohttp
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    retry_if_exception_type,
+    retry_if_result,
+    stop_after_attempt,
+    wait_exponential,
+)
 
 from adapters.openstack.clouds import HTTP_URL, Access, read_access, trusted_certificates
 from adapters.openstack.records import Record, mapping, mappings, text
@@ -103,6 +111,18 @@ class OpenStackReply:
         if request := self.headers.get("x-openstack-request-id"):
             parts.append(printable(request, 60))
         return f"{printable(words, _MAX_FAULT_WORDS) or 'not a word'} ({', '.join(parts)})"
+
+
+def _is_passing(reply: OpenStackReply) -> bool:
+    """Return True if the service may answer at once; one that names a time is left alone until then."""
+    return reply.status in _TRANSIENT_STATUSES and "retry-after" not in reply.headers
+
+
+def _last_outcome(state: RetryCallState) -> OpenStackReply:
+    """Return the reply of the last attempt, or raise its error."""
+    assert state.outcome is not None
+    reply: OpenStackReply = state.outcome.result()
+    return reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,13 +273,17 @@ class OpenStackSession:
     # ------------------------------------------------------------------------------------------------------- exchanges
 
     async def _retried(self, request: OpenStackRequest) -> OpenStackReply:
-        for attempt in range(1, _ATTEMPTS):
-            with contextlib.suppress(aiohttp.ClientConnectionError):
-                reply = await self._authorized(request, [])
-                if reply.status not in _TRANSIENT_STATUSES or "retry-after" in reply.headers:
-                    return reply
-            await asyncio.sleep(_PAUSE_S * 2 ** (attempt - 1))
-        return await self._authorized(request, [])
+        """Send a request up to three times, while the connection fails or the service has a passing error."""
+
+        async def attempt() -> OpenStackReply:
+            return await self._authorized(request, [])
+
+        return await AsyncRetrying(
+            stop=stop_after_attempt(_ATTEMPTS),
+            wait=wait_exponential(_PAUSE_S),
+            retry=retry_if_exception_type(aiohttp.ClientConnectionError) | retry_if_result(_is_passing),
+            retry_error_callback=_last_outcome,
+        )(attempt)
 
     async def _authorized(self, request: OpenStackRequest, sent: list[bool]) -> OpenStackReply:
         """Send a request, and send it again with a new token if the token was refused."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from provisioner.config.models import mistake_at
 from provisioner.model import Bootstrap
@@ -46,18 +46,23 @@ def sendable(bootstrap: Bootstrap) -> None:
             raise UnfitError(f"{name[:60]!r} cannot be an environment variable")
 
 
+def archive(files: Mapping[str, bytes], executable: Collection[str] = ()) -> bytes:
+    """Return a tar archive of private files that is equal for equal content: no times, no account names."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(content), 0o700 if name in executable else 0o600
+            tar.addfile(entry, io.BytesIO(content))
+    return out.getvalue()
+
+
 def packed(content: Mapping[str, bytes]) -> bytes:
-    """Return a tar archive that is equal for equal content: no times, no account names.
+    """Return the archive of a drone's directory.
 
     The last file in it (``.site/whole``) tells that it is complete: tar does not always report a truncated archive.
     """
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as archive:
-        for name, what in [*sorted(content.items()), (f"{OURS}/whole", b"")]:
-            entry = tarfile.TarInfo(name)
-            entry.size, entry.mode = len(what), 0o600
-            archive.addfile(entry, io.BytesIO(what))
-    return out.getvalue()
+    return archive({**dict(sorted(content.items())), f"{OURS}/whole": b""})
 
 
 def exports(env: Mapping[str, str]) -> list[str]:

@@ -175,7 +175,13 @@ async def _lives(rng: Random, planner: PlanFunction) -> None:
     store = TemporaryStore("kit", 1e9, 0)
     for _ in range(LIVES):
         async with store:
-            clock = SteadyClock(wall, loop.time, store.recorded_at, store.recorded_drift_s, lambda: rng.random() < 0.5)
+            clock = SteadyClock(
+                wall,
+                loop.time,
+                store.committed.recorded_at,
+                store.committed.recorded_drift_s,
+                lambda: rng.random() < 0.5,
+            )
             async with Controller("kit", policy, types, pool, {"a": site}, store, clock, planner=planner) as controller:
                 for _ in range(TICKS):
                     await controller.tick()

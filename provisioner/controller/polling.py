@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import structlog
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, wait_fixed
 
 from provisioner.controller.clock import Clock
 from provisioner.controller.sanitize import Sanitizer, held
@@ -37,7 +36,6 @@ log = structlog.get_logger()
 
 TICK_WAIT_S = 5.0
 """Longest time that a tick waits for polls; the answer of one that takes longer serves a later tick."""
-ATTEMPTS = 2
 RETRY_AFTER_S = 0.2
 
 T = TypeVar("T")
@@ -164,21 +162,12 @@ class PollTarget(Generic[View]):
     async def _poll_twice(self) -> View:
         """Poll; once more if the service does not answer."""
         self._first = None
-
-        async def attempt() -> View:  # tenacity awaits coroutine functions only, and `poll` may be any callable
+        try:
             return await self.poll()
-
-        return await AsyncRetrying(
-            stop=stop_after_attempt(ATTEMPTS),
-            wait=wait_fixed(RETRY_AFTER_S),
-            retry=retry_if_exception_type(UnavailableError),
-            before_sleep=self._note_first,
-            reraise=True,
-        )(attempt)
-
-    def _note_first(self, attempt: RetryCallState) -> None:
-        error = attempt.outcome.exception() if attempt.outcome else None
-        self._first = error if isinstance(error, UnavailableError) else None
+        except UnavailableError as error:
+            self._first = error
+        await asyncio.sleep(RETRY_AFTER_S)
+        return await self.poll()
 
     def close(self) -> None:
         """Break off what is in flight."""

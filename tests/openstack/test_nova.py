@@ -157,16 +157,6 @@ async def test_an_image_by_its_id_and_by_its_name(fake: FakeCloud, nova: Nova) -
     assert await nova.images("a name") == []
 
 
-async def test_names_of_networks_security_groups_and_key_pairs(fake: FakeCloud, nova: Nova) -> None:
-    fake.page = 1
-    fake.lists["networks"] = [{"id": "n1", "name": "grid"}, {"id": "n2", "name": "public"}]
-    fake.lists["security-groups"] = [{"id": "s1", "name": "default"}]
-    fake.lists["os-keypairs"] = [{"keypair": {"name": "admin"}}]
-    assert await nova.networks() == {"n1": "grid", "n2": "public"}
-    assert await nova.security_groups() == {"s1": "default"}
-    assert await nova.key_pairs() == ["admin"]
-
-
 async def test_ports_and_volumes_of_servers(fake: FakeCloud, nova: Nova) -> None:
     fake.page = 1
     port = {"id": "p1", "device_id": "s1", "device_owner": "compute:nova", "status": "DOWN"}

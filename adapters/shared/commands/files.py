@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import re
-import tarfile
 from collections.abc import Collection, Mapping
 
 from adapters.shared.commands.runner import Runner
+from adapters.shared.parcel import archive
 from provisioner.interfaces import UnavailableError
 from provisioner.model import FaultKind
 
@@ -52,7 +51,7 @@ async def put(
     for name in files:
         if not _PUT_FILE_NAME.fullmatch(name) or ".." in name.split("/") or name.startswith(_MARK):
             raise ValueError(f"`{name[:60]}` is no name for a file that goes along")
-    packed = _packed(files, executable)
+    packed = archive(dict(sorted(files.items())), executable)
     digest = hashlib.sha256(packed).hexdigest()
     argv = ["sh", "-c", _PUT, "put", _checked(directory), digest]
     done = await runner.run(argv, stdin=packed, deadline_s=deadline_s)
@@ -71,14 +70,3 @@ def _checked(directory: str) -> str:
     if not _PUT_DIRECTORY.fullmatch(directory) or ".." in directory.split("/"):
         raise ValueError(f"`{directory[:60]}` is no name for a directory of ours")
     return directory
-
-
-def _packed(files: Mapping[str, bytes], executable: Collection[str]) -> bytes:
-    """Return a tar archive that is the same for the same files."""
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for name, content in sorted(files.items()):
-            member = tarfile.TarInfo(name)
-            member.size, member.mode = len(content), 0o700 if name in executable else 0o600
-            archive.addfile(member, io.BytesIO(content))
-    return stream.getvalue()
