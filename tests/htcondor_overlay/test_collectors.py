@@ -82,9 +82,6 @@ def test_a_process_begins_anywhere() -> None:
     assert {Collectors("a:1,b:1").address for _ in range(100)} == {"a:1", "b:1"}
 
 
-# ------------------------------------------------------------------------------------------------------------- clock
-
-
 class OtherSide:
     """Evaluates what it is asked, with a clock of its own."""
 

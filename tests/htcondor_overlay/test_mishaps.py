@@ -88,9 +88,6 @@ def test_only_holds_that_count_are_asked_for() -> None:
         assert (ad(**attributes, Asked=asked).eval("Asked") is True) is counts, attributes
 
 
-# ------------------------------------------------------------------------------------------------- what is believed
-
-
 def test_a_slot_tells_whose_claims_it_has() -> None:
     children = slot_ad(ChildRemoteOwner='{"ann@uid.test", "bob@uid.test", undefined, 7, "@"}')
     assert slots_view([children], "kit", lambda at: at).users == {A_1: {"ann", "bob"}}

@@ -52,9 +52,6 @@ def lost(**attributes: str) -> float:
     return found.lost_s
 
 
-# ---------------------------------------------------------------------------------------------------- work at stake
-
-
 def test_a_slot_tells_what_its_jobs_would_lose() -> None:
     one = {**RUNS, "JobCurrentStartExecutingDate": "1060", "GPUsProvisioned": "1"}
     slots = (Slot(A_1, SlotState.BUSY, 1200.0), Slot(A_2, SlotState.IDLE, 1200.0))
@@ -153,9 +150,6 @@ def test_only_drones_of_this_controller(host: str) -> None:
 def test_waiting_held_and_removed_jobs_put_nothing_at_stake() -> None:
     for status in ("1", "3", "4", "5", "error"):
         assert seen({**RUNS, "JobStatus": status}).runs == ()
-
-
-# -------------------------------------------------------------------------------------------------------- evictions
 
 
 def test_an_evicted_job_has_lost_what_it_did_since_its_start() -> None:

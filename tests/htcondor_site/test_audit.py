@@ -106,9 +106,6 @@ def test_a_drone_that_start_refuses_on_the_empty_node_is_told() -> None:
     assert dimension == "drones" and message.startswith("START refuses drones of type a100 even on the empty node")
 
 
-# --------------------------------------------------------------------------------------------------------- preemption
-
-
 def with_(ad: Ad, name: str, value: str) -> Ad:
     ad[name] = expression(value)
     return ad

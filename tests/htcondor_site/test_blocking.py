@@ -115,8 +115,6 @@ def test_a_node_without_gpus_keeps_nothing() -> None:
     assert start(TOPAS, pslot(gpus=0, cpus=8), job(1, gpus=0, cpus=8))
 
 
-# ------------------------------------------------------------------------------------------------------------ release
-
 RELEASED = (Reserve(nodes=("topas-v100-*",), cpus=6), Reserve(cpus=8, when=ReserveWhen.GPU_DEMAND))
 
 
@@ -144,9 +142,6 @@ def test_who_is_trusted_may_have_it() -> None:
 
 def test_a_reserve_that_is_always_kept_knows_no_exception() -> None:
     assert "ProvisionerUsesReserve" not in render(site(*TOPAS), ())
-
-
-# --------------------------------------------------------------------------------------------------------- preemption
 
 
 def values(asked: Ad, **before: str) -> dict[str, float | None]:
@@ -210,8 +205,6 @@ def test_a_type_that_no_reserve_covers_is_named() -> None:
     assert "Drone type wide takes 16 CPUs per GPU" in text
     assert "Drone type fits" not in text and "Drone type cpu" not in text
 
-
-# ----------------------------------------------------------------------------------------------------------- patterns
 
 NAMES = st.text("ab1.-_", min_size=1, max_size=8)
 PATTERNS = st.lists(st.one_of(st.sampled_from(["*", "?", "[ab]", "[a-b1]", "[", "]", ".", "[.]"]), NAMES), max_size=5)

@@ -57,9 +57,6 @@ def drone(noticed: dict[str, float] | None = None, **values: object) -> RemoteDr
     return found.drones[DroneId(f"{CONTROLLER}-ab12-1")]
 
 
-# ------------------------------------------------------------------------------------------------------------- alive
-
-
 def test_an_idle_job_waits_and_says_why() -> None:
     waiting = drone(JobStatus=1)
     assert (waiting.state, waiting.remote_id, waiting.type) == (RemoteState.PENDING, "7.1", "a100")
@@ -95,9 +92,6 @@ def test_what_we_do_not_know_is_alive(status: int) -> None:
     assert unknown.reason
 
 
-# -------------------------------------------------------------------------------------------------------------- leaving
-
-
 def test_a_removed_drone_lives_until_its_grace_is_over() -> None:
     leaving = {**RUNS, "JobStatus": 3, "LastJobStatus": 2, "RemoveReason": OURS}
     young = drone({RUNS["RemoteHost"]: NOW - 4}, **{**leaving, "EnteredCurrentStatus": NOW - 4})  # type: ignore[dict-item]
@@ -115,8 +109,6 @@ def test_nonsense_in_an_ad_does_not_keep_a_drone_alive_for_ever() -> None:
     forged = ad(**{**RUNS, "JobStatus": 3, "DroneGraceS": 10**11, "EnteredCurrentStatus": NOW})
     assert leaves_until(forged, NOW) <= NOW + 8 * 86400
 
-
-# ---------------------------------------------------------------------------------------------------------------- ends
 
 REMOVED = {"JobStatus": 3, "RemoveReason": BY_POLICY}
 ENDS = [
@@ -209,17 +201,11 @@ def test_one_drone_held_by_hand_bans_neither_its_site_nor_its_type() -> None:
     assert (rule.per_type, rule.after) == (True, 3)
 
 
-# ------------------------------------------------------------------------------------------------------------- clocks
-
-
 def test_the_schedds_times_are_told_by_our_clock() -> None:
     ahead = {name: value + 3600 for name, value in RAN.items() if isinstance(value, float) and value > 10**9}
     evicted = drone(**{**RAN, **ahead, "JobStatus": 1, "ServerTime": NOW + 3600})
     assert evicted.end is not None
     assert (evicted.end.at, evicted.started_at) == (NOW - 20, NOW - 100)
-
-
-# ------------------------------------------------------------------------------------------------------------- the lot
 
 
 def test_of_two_jobs_of_one_drone_the_living_counts() -> None:

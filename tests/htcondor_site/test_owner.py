@@ -119,9 +119,6 @@ def test_text_of_strangers_stays_on_its_line() -> None:
     assert "\n" not in line and len(line) <= 400
 
 
-# --------------------------------------------------------------------------------------------------- which jobs count
-
-
 @pytest.mark.parametrize(
     ("more", "wanted"),
     [
@@ -156,9 +153,6 @@ def test_mistakes_in_the_owners_section_are_refused(wrong: dict[str, Any]) -> No
         HTCondorOwnerConfig.model_validate(wrong)
 
 
-# -------------------------------------------------------------------------------------------------------- submitters
-
-
 def test_a_queue_that_may_not_be_read_is_known_by_its_totals() -> None:
     def submitter(name: str, schedd: str, idle: int) -> classad2.ClassAd:
         return classad2.ClassAd({"Name": name, "ScheddName": schedd, "IdleJobs": idle, "LastHeardFrom": NOW})
@@ -172,9 +166,6 @@ def test_a_queue_that_may_not_be_read_is_known_by_its_totals() -> None:
         submitter("grid@site.test", "s3", 99),
     ]
     assert submitter_claims(ads, settings, NOW) == (OwnerDemand(7, 2000, 4, 16384, since=NOW, who="a@etp.test"),)
-
-
-# ------------------------------------------------------------------------------------------------------------ running
 
 
 def test_what_the_owner_holds_here_and_nowhere_else() -> None:

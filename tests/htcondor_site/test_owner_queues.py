@@ -118,9 +118,6 @@ async def test_a_stopped_look_stops_the_questions() -> None:
     assert len(asyncio.all_tasks()) == 1
 
 
-# --------------------------------------------------------------------------------------------- what expressions look at
-
-
 async def test_what_start_looks_at_is_asked_for() -> None:
     start = 'TARGET.Project == "etp" && Allowed'
     site = machines_of([pslot(A, start=start, more="Allowed = TARGET.Paid"), pslot(V, gpus=1)], 0)

@@ -99,9 +99,6 @@ def completed(proc: int) -> Ad:
     return job(proc, JobStatus=4, ExitCode=0, NumJobStarts=1, JobCurrentStartDate=time.time() - 60)
 
 
-# ------------------------------------------------------------------------------------------------------- housekeeping
-
-
 async def test_who_looks_but_once_changes_nothing(cluster: FakeCluster) -> None:
     """`provisioner check --live` is another process beside the controller."""
     cluster.queue = [spooling(1, since_s=3600), completed(2)]
@@ -148,9 +145,6 @@ async def test_files_that_are_just_being_sent_are_waited_for(cluster: FakeCluste
     assert cluster.done == ["remove 7.2", "tidy"]
 
 
-# ------------------------------------------------------------------------------------------------------ nodes and types
-
-
 async def test_where_no_node_was_ever_seen_nothing_is_free(cluster: FakeCluster) -> None:
     cluster.nodes = []
     async with site() as it:
@@ -164,9 +158,6 @@ async def test_behind_a_computing_element_the_nodes_are_not_known(cluster: FakeC
     async with site(submit={"universe": "grid"}) as it:
         view = await it.poll()
     assert (view.nodes, view.free, view.notices) == ((), None, ())
-
-
-# -------------------------------------------------------------------------------------------------------- nodes missed
 
 
 def test_nodes_that_were_there_a_while_ago_do_not_vanish_unnoticed() -> None:

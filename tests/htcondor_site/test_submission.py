@@ -22,9 +22,6 @@ from adapters.shared.commands.local import LocalRunner, own_environment
 from provisioner.model import DroneId, StartOrder
 from tests.htcondor_site.orders import A100, CPU, DRONE, order, submitted
 
-# ------------------------------------------------------------------------------------------------------------ batches
-
-
 def test_drones_of_a_type_go_in_one_submit_with_their_ids_as_rows() -> None:
     [batch] = submitted(*(order(n) for n in range(300)))
     assert batch.drone_ids == tuple(f"main-ab12-{n}" for n in range(300))
@@ -73,9 +70,6 @@ def test_secrets_and_scripts_are_files_and_no_part_of_the_description() -> None:
     assert taken[1] == "$(inputs)/checks, $(inputs)/drone.sh, $(inputs)/token"  # a directory goes as a whole
 
 
-# ---------------------------------------------------------------------------------------------------------------- GPUs
-
-
 @pytest.mark.parametrize(
     ("model", "device", "fits"),
     [
@@ -106,9 +100,6 @@ def test_a_job_whose_files_never_come_goes_by_itself_when_its_controller_has_die
     spooling = {"JobStatus": 5, "HoldReasonCode": 16}
     for since_s, gone in ((limit_s - 30, False), (limit_s + 30, True)):
         assert policy.eval(classad2.ClassAd({**spooling, "EnteredCurrentStatus": now - since_s})) is gone
-
-
-# --------------------------------------------------------------------------------------------------------------- files
 
 
 async def test_batches_with_the_same_files_are_laid_out_side_by_side(tmp_path: Path) -> None:

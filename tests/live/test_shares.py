@@ -97,9 +97,6 @@ def test_small_jobs_are_packed_and_one_that_wants_a_whole_gpu_waits(lab: tuple[P
     assert len(controller.drones()) == 2
 
 
-# --------------------------------------------------------------------------------------------------------- the drone
-
-
 @pytest.fixture
 def pool(overlay_pool: Pool) -> Iterator[Pool]:
     """The overlay pool, with an empty queue before and after."""
@@ -200,8 +197,6 @@ def test_shares_that_cannot_be_are_refused(pool: Pool, shared: StartDrone) -> No
     assert drone.wait() == 64
     assert "DRONE_SHARES is 4 with DRONE_SHARING exclusive" in drone.said
 
-
-# --------------------------------------------------------------------------------------------------------------- MPS
 
 STAND_IN = """#!/bin/sh
 # For nvidia-cuda-mps-control: writes down what it is told, and has a process that lives until it is told to quit.

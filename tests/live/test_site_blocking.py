@@ -166,9 +166,6 @@ def settle(pool: Pool, cluster: int, runs: int) -> int:
     return running(pool, cluster)
 
 
-# ----------------------------------------------------------------------------------------------------------- blocking
-
-
 def test_cpu_jobs_leave_every_free_gpu_its_share_and_every_drone_then_runs(empty: Pool) -> None:
     cpu = empty.submit(sleepers(60, cpus=4), identity="admin")
     assert settle(empty, cpu, 32) == 32  # of 192 + 48 CPUs 8 * 8 and 8 * 6 are kept: 128 and 0 are left
@@ -231,9 +228,6 @@ def test_a_released_reserve_is_for_marked_jobs_of_whom_the_site_trusts(condor: C
         until(lambda: running(pool, ours) == 1, 60, what="the provisioner's own CPU drone runs")
 
 
-# --------------------------------------------------------------------------------------------------------- preemption
-
-
 def test_the_owners_job_takes_a_drones_slot_after_notice_and_grace(empty: Pool) -> None:
     """The drones trap SIGTERM, say so, and stay: the site kills them when their grace is over."""
     told = empty.file("told")
@@ -280,9 +274,6 @@ def taken_back(pool: Pool) -> list[Ad]:
         "condor_status", "-long", "-constraint", NOTICE_CONSTRAINT, "-attributes", ",".join(NOTICE_PROJECTION)
     )
     return parsed(told)
-
-
-# ------------------------------------------------------------------------------------------------- nodes and the owner
 
 
 def test_the_nodes_are_what_the_startds_have(empty: Pool) -> None:

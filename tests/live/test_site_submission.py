@@ -66,9 +66,6 @@ def _chained(text: str, row: int) -> classad2.ClassAd:
     return made
 
 
-# ------------------------------------------------------------------------------------------- what HTCondor makes of it
-
-
 def test_the_job_carries_our_ids_and_asks_for_the_shape(job: Job) -> None:
     [batch] = submitted(order(1), order(2))
     ad = job(batch, 1)
@@ -116,9 +113,6 @@ def _unpacked(text: str) -> dict[str, str]:
             word += text[at]
         at += 1
     return dict(each.split("=", 1) for each in [*words, word])  # type: ignore[misc]
-
-
-# ------------------------------------------------------------------------------------------------------- one life only
 
 
 def _ad(job: Job, **values: object) -> classad2.ClassAd:
@@ -187,9 +181,6 @@ def test_only_gpus_that_keep_the_types_promise_are_taken(job: Job, gpu: dict[str
 def test_a_driver_that_the_site_does_not_tell_refuses_nothing(job: Job) -> None:
     silent = {name: value for name, value in A100_DEVICE.items() if name != "MaxSupportedVersion"}
     assert classad2.ExprTree(str(_ad(job).lookup("RequireGPUs"))).eval(classad2.ClassAd(silent)) is True
-
-
-# --------------------------------------------------------------------------------------------------- the site's admin
 
 
 def test_the_admins_commands_are_there_and_a_types_own_take_their_place(job: Job) -> None:
