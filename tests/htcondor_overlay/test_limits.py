@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import classad2
@@ -23,11 +23,7 @@ class Judge(pool.PoolPoller):
     """The pool without its connections."""
 
     def __init__(self) -> None:
-        pass
-
-    @contextmanager
-    def _asked(self, queue: ScheddQueue) -> Iterator[None]:
-        yield
+        self._asked = nullcontext  # type: ignore[assignment]
 
     def classes(self, ads: Sequence[Ad], refused: Sequence[Ad] = (), slack: int | None = None) -> list[JobClass]:
         groups = [each for ad in ads if (each := group(ad, "s1", "AcctGroup"))]
@@ -40,14 +36,8 @@ class Judge(pool.PoolPoller):
 
 
 def refusal(reason: str, age_s: float = 30.0, limits: str = "licence") -> Ad:
-    return classad2.ClassAd(
-        {
-            "JobStatus": 1,
-            "ConcurrencyLimits": limits,
-            "LastRejMatchReason": reason,
-            "LastRejMatchTime": int(time.time() - age_s),
-        }
-    )
+    refused = {"LastRejMatchReason": reason, "LastRejMatchTime": int(time.time() - age_s)}
+    return classad2.ClassAd({"JobStatus": 1, "ConcurrencyLimits": limits, **refused})
 
 
 LICENSED = job(ConcurrencyLimits='"licence"', JobCount="6")
