@@ -71,7 +71,8 @@ REFUSED = [
 ]
 REFUSED += [
     (ad, kind, "start", clause, "false for this job")
-    for ad, kind, clause in (  # of blocking: a job may not take what belongs to the drone's other GPUs
+    for ad, kind, clause in (
+        # of blocking: a job may not take what belongs to the drone's other GPUs
         (job(GpuMilli="333", RequestCpus="13"), KEEPS, f"(MY.Cpus - (TARGET.RequestCpus ?: 1)) * 1000 >= 3996 {LEFT}"),
         (job(RequestCpus="9"), QUAD, f"MY.Cpus - (TARGET.RequestCpus ?: 1) >= 8 {LEFT}"),
         (

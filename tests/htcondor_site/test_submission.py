@@ -22,6 +22,7 @@ from adapters.shared.commands.local import LocalRunner, own_environment
 from provisioner.model import DroneId, StartOrder
 from tests.htcondor_site.orders import A100, CPU, DRONE, order, submitted
 
+
 def test_drones_of_a_type_go_in_one_submit_with_their_ids_as_rows() -> None:
     [batch] = submitted(*(order(n) for n in range(300)))
     assert batch.drone_ids == tuple(f"main-ab12-{n}" for n in range(300))
