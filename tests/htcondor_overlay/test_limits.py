@@ -13,7 +13,7 @@ import pytest
 from adapters.htcondor.classads import Ad
 from adapters.htcondor.overlay import pool
 from adapters.htcondor.overlay.job_classes import NO_WAITS, group, job_class, merged
-from adapters.htcondor.overlay.schedds import ScheddAnswer, ScheddQueue, slack
+from adapters.htcondor.overlay.schedds import ScheddAnswer, ScheddQueue
 from adapters.htcondor.overlay.work import PoolWork
 from provisioner.model import JobClass
 from tests.htcondor_overlay.jobs import job
@@ -71,9 +71,3 @@ def test_a_schedd_at_its_max_jobs_running_brings_no_drones(slack: int | None, li
     classes = Judge().classes([job(JobCount="5"), job(JobCount="4", RequestCpus="2")], slack=slack)
     assert sum(each.limited for each in classes) == limited
     assert all("MAX_JOBS_RUNNING" in each.limit for each in classes if each.limited)
-
-
-def test_what_a_schedd_may_still_run_is_read_from_its_ad() -> None:
-    assert slack(classad2.ClassAd({"MaxJobsRunning": 10, "TotalRunningJobs": 7})) == 3
-    assert slack(classad2.ClassAd({"MaxJobsRunning": 10, "TotalRunningJobs": 70})) == 0
-    assert slack(classad2.ClassAd({"MaxJobsRunning": 10})) is None

@@ -48,6 +48,8 @@ async def test_a_drone_that_the_tool_does_not_reach_gets_an_order(tmp_path: Path
     assert both[0].answer is OrderOutcome.OK
     assert both[1].answer is not OrderOutcome.OK, "it does not read orders"
     assert board.placed == [(ONE, DrainMode.PEACEFUL)]
+    without = Drainer("no-such-tool", {"PATH": str(tmp_path)}, 1.0, board)
+    assert (await without.drain(GOOD, DrainMode.FAST, "out"))[0].answer is OrderOutcome.OK
 
 
 async def test_the_tool_is_left_alone_for_a_while_where_it_has_failed(tmp_path: Path) -> None:
@@ -57,13 +59,6 @@ async def test_the_tool_is_left_alone_for_a_while_where_it_has_failed(tmp_path: 
     ran = len(args(tmp_path))
     receipts = await both.drain(BOTH, DrainMode.GRACEFUL, "out")
     assert [r.answer for r in receipts] == [OrderOutcome.OK] * 2 and len(args(tmp_path)) == ran
-
-
-async def test_a_host_without_the_tool_drains_by_orders(tmp_path: Path) -> None:
-    board = Board({ONE: False})
-    without = Drainer("no-such-tool", {"PATH": str(tmp_path)}, 1.0, board)
-    (receipt,) = await without.drain(GOOD, DrainMode.FAST, "out")
-    assert receipt.answer is OrderOutcome.OK and board.placed == [(ONE, DrainMode.FAST)]
 
 
 async def test_a_refusal_says_what_was_tried(tmp_path: Path) -> None:

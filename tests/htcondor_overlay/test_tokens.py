@@ -21,7 +21,7 @@ from adapters.htcondor.tokens import TokenSigner
 from provisioner.config.units import SecretUnreadableError
 from provisioner.interfaces import AuthError
 from provisioner.model import DroneId, StartOrder
-from tests.htcondor_overlay.test_overlay_parts import KIND
+from tests.htcondor_overlay.test_overlay_parts import KIND, options
 from tests.htcondor_overlay.test_slots import ad
 
 ONE = DroneId("kit-a1b2-1")
@@ -29,19 +29,9 @@ ONE = DroneId("kit-a1b2-1")
 
 def config(tmp_path: Path, **more: Any) -> HTCondorConfig:
     """Options of a controller that signs the drones' tokens; both its files exist."""
-    (tmp_path / "token").write_text("of the controller\n")
     (tmp_path / "POOL").write_bytes(bytes(range(1, 65)))
-    return HTCondorConfig.model_validate(
-        {
-            "collector": "pool.example.org:9618",
-            "trust_domain": "pool.example.org",
-            "token": {"file": str(tmp_path / "token")},
-            "drone_token_mode": "signing-key",
-            "drone_signing_key": str(tmp_path / "POOL"),
-            **more,
-        },
-        context={"root": tmp_path},
-    )
+    signs = {"drone_token_mode": "signing-key", "drone_signing_key": str(tmp_path / "POOL"), "drone_token": None}
+    return options(tmp_path, **signs | more)
 
 
 def claims(token: str) -> dict[str, Any]:

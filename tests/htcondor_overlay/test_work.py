@@ -100,13 +100,9 @@ def test_a_slot_tells_whose_jobs_run_and_since_when() -> None:
     assert (alone.job_gpu_milli, alone.job_cpus, alone.job_memory_mib) == (1000, 3, 2048), "as its class asks"
 
 
-def test_work_begins_with_the_program_and_not_with_the_transfer_of_its_input() -> None:
+def test_work_begins_with_the_program_and_a_checkpoint_saves_what_was_done_before_it() -> None:
     assert since() == 1010
-    assert since(JobCurrentStartExecutingDate="undefined") == 1200, "nothing yet"
-    assert since(JobCurrentStartExecutingDate="900") == 1200, "of the run before"
-
-
-def test_a_checkpoint_saves_what_was_done_before_it() -> None:
+    assert since(JobCurrentStartExecutingDate="undefined") == 1200, "its input is on the way"
     assert since(LastCkptTime="1100") == 1100
     assert since(TransferOutStarted="1100", TransferOutFinished="1105") == 1100, "by the job itself"
     assert since(TransferOutStarted="1150", TransferOutFinished="1105") == 1105, "the next one is still under way"
@@ -137,17 +133,10 @@ def test_only_drones_of_this_controller(host: str) -> None:
     assert [each.drone_id for each in seen({**LEFT, "LastRemoteHost": host}).evictions] == expected
 
 
-def test_waiting_held_and_removed_jobs_put_nothing_at_stake() -> None:
-    for status in ("1", "3", "4", "5", "error"):
-        assert seen({**RUNS, "JobStatus": status}).runs == ()
-
-
-def test_an_evicted_job_has_lost_what_it_did_since_its_start() -> None:
+def test_an_evicted_job_has_lost_what_it_did_since_its_start_or_its_last_checkpoint() -> None:
     (found,) = seen(LEFT).evictions
     assert found == Eviction(A_1, "7.3", at=1100, gpu_milli=2000, lost_s=90)
-
-
-def test_or_since_its_last_checkpoint() -> None:
+    assert lost(JobCurrentStartExecutingDate="500") == 0, "of the run before: this one had not begun"
     assert lost(TransferOutStarted="1080", TransferOutFinished="1082") == 20, "one of its own"
     assert lost(TransferOutStarted="1100", TransferOutFinished="1100") == 0, "its files went home when it left"
     assert lost(TransferOutStarted="1098", TransferOutFinished="undefined") == 90, "they set out and did not arrive"
@@ -162,11 +151,6 @@ def test_it_is_told_the_same_in_every_look_until_it_leaves_another_drone() -> No
     (just,) = seen({**AGAIN, "JobCurrentStartExecutingDate": "1010"}).evictions
     assert just.lost_s == 90, "or not yet"
     assert [each.drone_id for each in seen(AGAIN).runs] == [A_2]
-
-
-def test_a_job_that_had_not_begun_has_lost_nothing() -> None:
-    assert lost(JobCurrentStartExecutingDate="undefined") == 0
-    assert lost(JobCurrentStartExecutingDate="500") == 0, "of the run before"
 
 
 def test_a_drone_that_vanished_cost_no_more_than_until_then() -> None:

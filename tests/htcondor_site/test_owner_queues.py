@@ -127,13 +127,6 @@ async def test_what_a_jobs_requirements_look_at_is_asked_for_until_all_is_known(
     assert schedds.asked == ["s1"], "it is remembered what to ask for"
 
 
-async def test_jobs_that_start_tells_apart_are_two_claims() -> None:
-    site = machines_of([pslot(A, start="TARGET.Long isnt true"), pslot(V)], 0)
-    schedds = Schedds(s1=[job(1, at=NOW - 9, more="Long = true"), job(2, at=NOW - 8), job(3, at=NOW - 7)])
-    found, _ = await seen(schedds.as_owners(), site)
-    assert [(claim.count, claim.nodes) for claim in found] == [(1, (V,)), (2, ())]
-
-
 def test_a_long_queue_comes_as_a_few_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     queue = group_jobs([job(n, cpus=1 + n % 3, at=NOW - n) for n in range(300)], now=NOW)
     assert [len(group.submitted) for group in queue.groups] == [100, 100, 100]

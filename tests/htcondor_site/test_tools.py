@@ -74,6 +74,10 @@ def config(tmp_path: Path, **more: object) -> HTCondorSiteConfig:
     return HTCondorSiteConfig.model_validate({**given, **more})
 
 
+def tools(tmp_path: Path, **more: object) -> CondorToolsClient:
+    return CondorToolsClient(config(tmp_path, **more), "site")
+
+
 @pytest.mark.parametrize(
     ("answer", "kind"),
     [
@@ -89,7 +93,7 @@ async def test_a_torn_answer_is_none(
     login: Login, tmp_path: Path, answer: Finished | Exception, kind: type[Exception]
 ) -> None:
     login.answers = {"condor_q": [answer, well(), well(TWO)]}
-    async with CondorToolsClient(config(tmp_path), "site") as cluster:
+    async with tools(tmp_path) as cluster:
         with pytest.raises(kind):
             await cluster.jobs("true", ["DroneId"])
         assert list(await cluster.jobs("true", ["DroneId"])) == []
@@ -100,7 +104,7 @@ async def test_what_is_asked_goes_as_arguments(login: Login, tmp_path: Path) -> 
     login.answers = {"condor_q": [well()], "condor_status": [well()]}
     odd = 'DroneId == "a; rm -rf $HOME"'
     options = {"condor_config": "/etc/other", "path": "/opt/bin"}
-    async with CondorToolsClient(config(tmp_path, tools={**options, "path": ""}), "site") as cluster:
+    async with tools(tmp_path, tools={**options, "path": ""}) as cluster:
         await cluster.jobs(odd, ["JobStatus", "ClusterId"])
         await cluster.slots(odd, ["Cpus"])
     asked = "env CONDOR_CONFIG=/etc/other condor_q -pool c.test:9618 -name s@c.test -allusers -long -attributes"
@@ -116,7 +120,7 @@ async def test_the_schedd_is_the_only_one_that_is_listed(login: Login, tmp_path:
         "condor_status": [well(), well(b"s1@a.test\ns2@a.test\n"), well(b"s1@a.test\n")],
         "condor_q": [well(), well()],
     }
-    async with CondorToolsClient(config(tmp_path, schedd=""), "site") as cluster:
+    async with tools(tmp_path, schedd="") as cluster:
         with pytest.raises(UnavailableError, match="does not list any schedd"):
             await cluster.jobs("true", [])
         with pytest.raises(RejectedError, match=r"set `schedd` \(s1@a.test, s2@a.test\)"):
@@ -129,7 +133,7 @@ async def test_the_schedd_is_the_only_one_that_is_listed(login: Login, tmp_path:
 
 async def test_one_submit_starts_all_with_their_files_and_their_directories(login: Login, tmp_path: Path) -> None:
     login.answers = {"condor_submit": [well(b"12.0 - 12.1\n")]}
-    async with CondorToolsClient(config(tmp_path), "site") as cluster:
+    async with tools(tmp_path) as cluster:
         assert await cluster.submit(BATCH) == 12
     (argv, text), root = login.asked[0], tmp_path / "w/site"
     assert argv == ["condor_submit", "-pool", "c.test:9618", "-name", "s@c.test", "-terse", "-spool", "-"]
@@ -164,7 +168,7 @@ async def test_a_submit_that_may_have_happened_is_never_called_refused(
     kind: FaultKind,
 ) -> None:
     login.answers = {"condor_submit": [said], "condor_q": [afterwards] if afterwards else []}
-    async with CondorToolsClient(config(tmp_path), "site") as cluster:
+    async with tools(tmp_path) as cluster:
         with pytest.raises(error) as caught:
             await cluster.submit(BATCH)
     assert type(caught.value) is error
@@ -177,7 +181,7 @@ async def test_jobs_are_removed_in_handfuls_and_those_that_are_gone_are_no_error
     gone = b"\nJob 1.0 not found\nJob 1.1 already marked for removal\nJob 1.2 not in `X' state to be forcibly removed\n"
     login.answers = {"condor_rm": [well(b"Job 1.0 marked for removal\n"), badly(gone), Finished(0, b"ok", gone)]}
     ids = [f"1.{n}" for n in range(1200)]
-    async with CondorToolsClient(config(tmp_path), "site") as cluster:
+    async with tools(tmp_path) as cluster:
         await cluster.remove(ids, "because\nof `this`")
         await cluster.remove([], "nothing")
         with pytest.raises(ValueError, match="no job id"):
@@ -201,7 +205,7 @@ async def test_a_removal_that_may_not_have_happened_is_told(
     login: Login, tmp_path: Path, answer: Finished | Exception, error: type[Exception]
 ) -> None:
     login.answers = {"condor_rm": [answer]}
-    async with CondorToolsClient(config(tmp_path), "site") as cluster:
+    async with tools(tmp_path) as cluster:
         with pytest.raises(error):
             await cluster.remove(["1.0", "1.1"], "why", force=True)
     assert "-forcex" in login.calls("condor_rm")[0]
@@ -212,10 +216,10 @@ async def test_what_drones_left_is_fetched_once_and_a_failure_is_told(login: Log
     (tmp_path / "w/site/outputs/c-a/drone.log").write_text("there already")
     login.answers = {"condor_transfer_data": [well(), badly(b"ERROR: no such job"), NoReplyError("cut")]}
     ids = {DroneId(f"c-{letter}"): f"5.{n}" for n, letter in enumerate("abcd")}
-    async with CondorToolsClient(config(tmp_path), "site") as cluster:
+    async with tools(tmp_path) as cluster:
         assert await cluster.collect(ids) == {"c-c": "ERROR: no such job", "c-d": "cut"}
     assert [argv[-1] for argv in login.calls("condor_transfer_data")] == ["5.1", "5.2", "5.3"]
-    async with CondorToolsClient(config(tmp_path, spool=False), "site") as cluster:
+    async with tools(tmp_path, spool=False) as cluster:
         assert await cluster.collect(ids) == {}
 
 
@@ -226,7 +230,7 @@ async def test_old_files_that_nobody_needs_are_removed(login: Login, tmp_path: P
         (directory / "file").touch()
         if not name.endswith("young"):
             os.utime(directory, (1e9, 1e9))
-    async with CondorToolsClient(config(tmp_path), "site") as cluster:
+    async with tools(tmp_path) as cluster:
         await cluster.clean_up(["used"], [DroneId("c-listed")])
     left = sorted(str(p.relative_to(tmp_path / "w/site")) for p in (tmp_path / "w/site").glob("*/*"))
     assert left == ["inputs/used", "inputs/young", "outputs/c-listed"]
