@@ -37,12 +37,6 @@ class Echo:
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
-    def much(self, size: int) -> bytes:
-        return bytes(size)
-
-    def size_of(self, what: bytes) -> int:
-        return len(what)
-
     def start_helper(self) -> int:
         return subprocess.Popen(["sleep", "600"]).pid
 

@@ -93,17 +93,11 @@ def test_what_the_gpu_must_be_is_read_as_numbers_where_it_is_one() -> None:
     [
         ("1", 1000, ""),
         ("2 * 2", 4000, ""),
-        ("NoSuch ?: 2", 2000, ""),
-        ("1000000000", 10**12, ""),
-        ("1.0", 1000, ""),
         ("0.5", 500, "write request_gpus = 1, and offer a drone type that shares its GPU"),
         ("1.5", 1500, "write request_gpus = 1 or request_gpus = 2"),
         ("-1", 0, "negative: write request_gpus = 1"),
         ("NoSuch", 0, "request_gpus = NoSuch is not a number"),
-        ('"one"', 0, "is not a number"),
         ('real("NaN")', 0, "is not a number"),
-        ("1e400", 0, "is not a number"),
-        ("1/0", 0, "is not a number"),
     ],
 )
 def test_every_request_for_gpus_is_a_number_or_gets_a_repair(asked: str, gpu_milli: int, repair: str) -> None:
@@ -116,14 +110,9 @@ def test_every_request_for_gpus_is_a_number_or_gets_a_repair(asked: str, gpu_mil
     ("share", "gpus", "gpu_milli", "repair"),
     [
         ("200", "1", 200, ""),
-        ("100 + 25", "1", 125, ""),
-        ("1000", "1", 1000, ""),
-        ("undefined", "1", 1000, ""),
         ("0", "1", 1000, "GpuMilli = 0: the share of a GPU is a whole number of thousandths from 1 to 1000"),
         ("1001", "1", 1000, "write +GpuMilli = 200 for a fifth of one, or leave it out"),
         ("0.2", "1", 1000, "GpuMilli = 0.2: "),
-        ('"200"', "1", 1000, 'GpuMilli = "200": '),
-        ("NoSuch", "1", 1000, "GpuMilli = NoSuch: "),
         ("200", "2", 2000, "GpuMilli = 200 with request_gpus = 2: a share is of one GPU; write request_gpus = 1"),
     ],
 )
@@ -133,25 +122,10 @@ def test_a_small_job_says_what_share_of_a_gpu_it_wants(share: str, gpus: str, gp
     assert repair in found.invalid and bool(repair) == bool(found.invalid)
 
 
-def test_whose_jobs_they_are_and_of_which_group() -> None:
-    (found,) = classes(job(AcctGroup='"group_a"'))
-    assert (found.owner, found.group) == ("alice", "group_a")
-    (alone,) = classes(job())
-    assert (alone.owner, alone.group) == ("alice", "")
-
-
-def test_jobs_may_say_how_they_use_a_gpu() -> None:
-    (found,) = classes(job(GpuDuty="0.12", GpuWidth="1"))
-    assert (found.duty_milli, found.width_milli, found.invalid) == (120, 1000, "")
-    (silent,) = classes(job())
-    assert (silent.duty_milli, silent.width_milli) == (0, 0)
-
-
-@pytest.mark.parametrize("broken", ["12", "-0.1", '"much"', "NoSuch", 'real("NaN")'])
-def test_what_they_say_wrongly_is_left_out(broken: str) -> None:
-    ad = job(GpuDuty=broken, GpuWidth="0.5")
-    (found,) = classes(ad)
-    assert (found.duty_milli, found.width_milli, found.invalid) == (0, 500, ""), "a broken hint stops no job"
+@pytest.mark.parametrize(("told", "duty_milli"), [("0.12", 120), ("12", 0), ('"much"', 0), ('real("NaN")', 0)])
+def test_jobs_may_say_how_they_use_a_gpu_and_a_broken_hint_stops_no_job(told: str, duty_milli: int) -> None:
+    (found,) = classes(job(GpuDuty=told, GpuWidth="0.5", AcctGroup='"group_a"'))
+    assert (found.duty_milli, found.width_milli, found.group, found.invalid) == (duty_milli, 500, "group_a", "")
 
 
 def without_gpus() -> classad2.ClassAd:
@@ -166,21 +140,17 @@ def without_gpus() -> classad2.ClassAd:
     [
         (job(), True),
         (job(RequestGPUs="NoSuch"), True),
-        (job(RequestGPUs="-1"), True),
         (job(RequestGPUs="0"), False),
-        (job(RequestGPUs="undefined"), False),
         (without_gpus(), False),
         (job(JobUniverse="7"), False),
-        (job(JobUniverse="12"), False),
         (job(JobStatus="4"), False),
-        (job(JobStatus="3"), False),
     ],
 )
 def test_which_groups_are_gpu_jobs(ad: classad2.ClassAd, counts: bool) -> None:
     assert (classad2.ExprTree(GPU_JOBS).eval(ad) is True) is counts
 
 
-@pytest.mark.parametrize("ad", [job(RequestGPUs="0"), job(RequestGPUs="undefined"), without_gpus()])
+@pytest.mark.parametrize("ad", [job(RequestGPUs="undefined"), without_gpus()])
 def test_jobs_that_want_no_gpu_are_classes_where_they_count(ad: classad2.ClassAd) -> None:
     assert classad2.ExprTree(JOBS).eval(ad) is True
     (found,) = classes(ad)
@@ -195,9 +165,7 @@ def test_an_operators_constraint_is_grouped_by() -> None:
 
 def test_the_age_of_a_job_is_told_by_our_clock() -> None:
     ad = classad2.ClassAd({"QDate": 1000, "ServerTime": 5100})
-    assert QueueWait.of(ad, 100.0) == QueueWait(-4000.0, -4000.0), (
-        "the schedd is 5000 s ahead of us: its 1000 is our -4000"
-    )
+    assert QueueWait.of(ad, 100.0) == QueueWait(-4000.0, -4000.0), "the schedd is 5000 s ahead of us"
     assert QueueWait.of(ad, 5099.5) == QueueWait(1000.0, 1000.0), "rounding is no skew"
 
 

@@ -24,38 +24,28 @@ def exceeds(resource: str, values: dict[str, str], slot: dict[str, int]) -> bool
     return bool(ad.eval("Exceeded"))
 
 
-CASES = [
-    ({}, False),
-    ({"Usage": 4 * GIB}, False),
-    ({"Usage": 5 * GIB}, False),
-    ({"Usage": 10 * GIB}, False),
-    ({"Usage": 10 * GIB + 1}, True),
-    ({"Usage": 20 * GIB}, True),
-]
-IDS = ["unknown", "as asked for", "over its request", "all of its part", "over its part", "all of the drone"]
-
-
-@pytest.mark.parametrize(("used", "held"), CASES, ids=IDS)
-def test_a_job_is_held_for_memory_above_its_request_and_its_part_of_the_drone(used: dict[str, int], held: bool) -> None:
-    """A job that filled the memory of its drone had the drone held at the site, and its type banned for all users."""
-    drone = {"DRONE_MEMORY_MIB": str(20 * GIB), "units": "2", "unit": "GPUs"}
-    slot = {"Memory": 4 * GIB, "GPUs": 1} | {f"Memory{name}": amount for name, amount in used.items()}
-    assert exceeds("MEMORY", drone, slot) is held
-
-
-@pytest.mark.parametrize(("used", "held"), CASES, ids=IDS)
-def test_a_job_is_held_for_scratch_above_its_request_and_its_part_of_the_drone(
-    used: dict[str, int], held: bool
+@pytest.mark.parametrize(
+    ("resource", "size", "unit"), [("MEMORY", "DRONE_MEMORY_MIB", "GPUs"), ("DISK", "disk_kib", "Cpus")]
+)
+@pytest.mark.parametrize(
+    ("units", "used", "held"),
+    [
+        (1, None, False),
+        (1, 5 * GIB, False),
+        (1, 10 * GIB, False),
+        (1, 10 * GIB + 1, True),
+        (2, 20 * GIB, False),
+    ],
+    ids=["unknown", "over its request", "all of its part", "over its part", "all of the drone"],
+)
+def test_a_job_is_held_above_its_request_and_its_part_of_the_drone(
+    resource: str, size: str, unit: str, units: int, used: int | None, held: bool
 ) -> None:
-    """One job filled the scratch directory, and the jobs of others failed for lack of space."""
-    drone = {"disk_kib": str(20 * GIB), "units": "2", "unit": "Cpus"}
-    slot = {"Disk": 4 * GIB, "Cpus": 1} | {f"Disk{name}": amount for name, amount in used.items()}
-    assert exceeds("DISK", drone, slot) is held
-
-
-def test_a_job_with_all_gpus_may_take_all_memory() -> None:
-    drone = {"DRONE_MEMORY_MIB": str(20 * GIB), "units": "2", "unit": "GPUs"}
-    assert not exceeds("MEMORY", drone, {"Memory": 4 * GIB, "GPUs": 2, "MemoryUsage": 20 * GIB})
+    """A job that filled the memory of its drone had the drone held at the site, and its type banned for all users;
+    one that filled the scratch directory made the jobs of others fail."""
+    name = resource.capitalize()
+    slot = {name: 4 * GIB, unit: units} | ({} if used is None else {f"{name}Usage": used})
+    assert exceeds(resource, {size: str(20 * GIB), "units": "2", "unit": unit}, slot) is held
 
 
 @pytest.mark.parametrize(("resource", "subcode"), [("MEMORY", 102), ("DISK", 104)])

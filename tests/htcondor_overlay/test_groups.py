@@ -7,34 +7,31 @@ from dataclasses import replace
 import classad2
 import pytest
 
+from adapters.htcondor.classads import Ad
 from adapters.htcondor.overlay.job_classes import accounting_groups, quota_warnings
 from adapters.htcondor.overlay.settings import SlotWeight
 from provisioner.model import Group, JobClass
 
-RECORDED = """
-[ AccountingGroup = "<none>"; ConfigQuota = 0.0; EffectiveQuota = 0.0; GroupSortKey = 3.4E+38; IsAccountingGroup = true;
-  LastHeardFrom = 1795317229; MyType = "Accounting"; Name = "<none>"; Priority = 500.0; PriorityFactor = 1000.0;
-  Requested = 0.0; ResourcesUsed = 0; SubtreeQuota = 2.0; SurplusPolicy = "byquota"; WeightedResourcesUsed = 0.0 ]
-[ AccountingGroup = "<none>"; ConfigQuota = 0.3; EffectiveQuota = 0.0; GroupSortKey = 3.3E+38; IsAccountingGroup = true;
-  LastHeardFrom = 1795317229; MyType = "Accounting"; Name = "group_dyn"; Priority = 500.0; PriorityFactor = 1000.0;
-  Requested = 0.0; ResourcesUsed = 0; SubtreeQuota = 0.0; SurplusPolicy = "no"; WeightedResourcesUsed = 0.0 ]
-[ AccountingGroup = "<none>"; ConfigQuota = 2.0; EffectiveQuota = 2.0; GroupSortKey = 0.0; IsAccountingGroup = true;
-  LastHeardFrom = 1795317229; MyType = "Accounting"; Name = "guests"; Priority = 500.0; PriorityFactor = 1000.0;
-  Requested = 0.0; ResourcesUsed = 0; SubtreeQuota = 2.0; SurplusPolicy = "byquota"; WeightedResourcesUsed = 0.0 ]
-[ AccountingGroup = "<none>"; ConfigQuota = 12.0; EffectiveQuota = 12.0; GroupSortKey = 0.0; IsAccountingGroup = true;
-  LastHeardFrom = 1795317229; MyType = "Accounting"; Name = "physics"; Priority = 500.06; PriorityFactor = 1000.0;
-  Requested = 0.0; ResourcesUsed = 0; SubtreeQuota = 12.0; SurplusPolicy = "no"; WeightedResourcesUsed = 0.0 ]
-[ AccountingGroup = "physics"; ConfigQuota = 4.0; EffectiveQuota = 4.0; GroupSortKey = 0.5; IsAccountingGroup = true;
-  LastHeardFrom = 1795317229; MyType = "Accounting"; Name = "physics.atlas"; Priority = 500.06; PriorityFactor = 1000.0;
-  Requested = 6.0; ResourcesUsed = 1; SubtreeQuota = 4.0; SurplusPolicy = "no"; WeightedResourcesUsed = 2.0 ]
-[ AccountingGroup = "physics.atlas"; Ceiling = -1; Floor = 0; HierWeightedResourcesUsed = 0.0;
-  IsAccountingGroup = false; LastHeardFrom = 1795317229; MyType = "Accounting"; Name = "physics.atlas.bob@own.test";
-  Priority = 500.06; PriorityFactor = 1000.0; ResourcesUsed = 1; SubmitterLimit = -2147483648.0; SubmitterShare = 1.0;
-  WeightedResourcesUsed = 2.0 ]
-"""
-"""One job of physics.atlas, of two CPUs and a GPU, runs in a pool of two CPUs; two more wait. (Attributes that say when
-and by whom an ad was sent are left out.)"""
-ADS = list(classad2.parseAds(RECORDED))
+
+def recorded(name: str, parent: str, quota: float, effective: float, surplus: str = "no", **more: object) -> Ad:
+    """An ad as a real negotiator leaves it, without what nobody reads."""
+    known = {"Name": name, "AccountingGroup": parent, "IsAccountingGroup": True, "Priority": 500.06}
+    known |= {"ConfigQuota": quota, "EffectiveQuota": effective, "SubtreeQuota": effective, "SurplusPolicy": surplus}
+    return classad2.ClassAd({**known, "ResourcesUsed": 0, "WeightedResourcesUsed": 0.0, **more})
+
+
+ADS = [
+    recorded("<none>", "<none>", 0.0, 0.0, "byquota"),
+    recorded("group_dyn", "<none>", 0.3, 0.0),
+    recorded("guests", "<none>", 2.0, 2.0, "byquota"),
+    recorded("physics", "<none>", 12.0, 12.0),
+    recorded("physics.atlas", "physics", 4.0, 4.0, ResourcesUsed=1, WeightedResourcesUsed=2.0, Requested=6.0),
+    classad2.ClassAd(
+        {"Name": "physics.atlas.bob@own.test", "AccountingGroup": "physics.atlas", "IsAccountingGroup": False}
+        | {"Priority": 500.06, "ResourcesUsed": 1, "WeightedResourcesUsed": 2.0}
+    ),
+]
+"""One job of physics.atlas, of two CPUs and a GPU, runs in a pool of two CPUs; two more wait."""
 
 ATLAS = JobClass("a", 1000, 2, 128, waiting=2, running=1, group="physics.atlas")
 
@@ -51,27 +48,16 @@ def ad(**changes: object) -> classad2.ClassAd:
 
 
 def test_the_root_and_the_users_are_no_groups() -> None:
-    assert len(ADS) == 6
-    assert [g.name for g in accounting_groups(ADS, [], SlotWeight.CPUS)] == [
-        "group_dyn",
-        "guests",
-        "physics",
-        "physics.atlas",
-    ]
-    assert accounting_groups([ADS[0], ADS[5]], [ATLAS], SlotWeight.CPUS) == ()
-    assert accounting_groups([], [ATLAS], SlotWeight.CPUS) == ()
+    names = [group.name for group in accounting_groups(ADS, [], SlotWeight.CPUS)]
+    assert names == ["group_dyn", "guests", "physics", "physics.atlas"]
 
 
 def test_cpus_of_a_quota_become_gpus_by_what_the_groups_jobs_ask_for() -> None:
     assert of("physics.atlas", ATLAS) == Group("physics.atlas", 2000, 1000, surplus=False, priority=500.06)
-
-
-def test_a_group_has_used_what_its_sub_groups_use() -> None:
-    assert of("physics", ATLAS) == Group("physics", 6000, 1000, surplus=False, priority=500.06)
-
-
-def test_a_pool_whose_slots_weigh_gpus_needs_no_conversion() -> None:
+    assert of("physics", ATLAS) == Group("physics", 6000, 1000, surplus=False, priority=500.06), "with its sub-groups"
     assert of("physics.atlas", ATLAS, weight=SlotWeight.GPUS).quota_milli == 4000
+    (slotless,) = accounting_groups([ad(EffectiveQuota=0.0, SubtreeQuota=0.0)], [ATLAS], SlotWeight.CPUS)
+    assert slotless.quota_milli == 2000, "without slots the negotiator works out no quotas, and they hold all the same"
 
 
 def test_jobs_of_several_shapes_count_on_average_and_those_without_a_gpu_do_not() -> None:
@@ -96,11 +82,6 @@ def test_a_dynamic_quota_is_no_limit_and_a_doubt_if_there_is_no_surplus() -> Non
     assert all_of_it.quota_milli is None
     (one_gpu,) = accounting_groups([ad(ConfigQuota=1.0)], [], SlotWeight.GPUS)
     assert one_gpu.quota_milli == 1000
-
-
-def test_in_a_pool_without_slots_the_negotiator_works_out_no_quotas_and_they_hold_all_the_same() -> None:
-    (group,) = accounting_groups([ad(EffectiveQuota=0.0, SubtreeQuota=0.0)], [ATLAS], SlotWeight.CPUS)
-    assert group.quota_milli == 2000
 
 
 @pytest.mark.parametrize("broken", ["nan", "text", -5.0])

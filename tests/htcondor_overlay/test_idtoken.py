@@ -50,29 +50,22 @@ options: {root: drones, gpus: []}
 """
 
 
-def written(place: Path, controller: str, drone: str, mode: int = 0o600) -> Path:
+def written(place: Path, controller: str, drone: str) -> Path:
     (place / "provisioner.yaml").write_text(FILE)
     (place / "local.yaml").write_text(SITE)
     for name, text in (("controller", controller), ("drone", drone)):
         (place / f"{name}.token").write_text(text + "\n")
-        (place / f"{name}.token").chmod(mode)
+        (place / f"{name}.token").chmod(0o600)
     return place / "provisioner.yaml"
-
-
-def test_sound_tokens_are_no_problem(tmp_path: Path) -> None:
-    path = written(tmp_path, token(**CONTROLLER), token(**DRONE))
-    assert check(path) == [] and warnings(path) == []
 
 
 @pytest.mark.parametrize(
     ("controller", "drone", "words"),
     [
         (token(**CONTROLLER, exp=1_700_000_000), token(**DRONE), "provisioner@pool.test expired at 2023-11-14T22:13"),
-        (token(**CONTROLLER), token(**DRONE, exp=1_700_000_000), "drone@pool.test expired at 2023-11-14"),
-        ("garbage", token(**DRONE), "`token`: no IDTOKEN: not three parts joined by dots"),
         (token(**CONTROLLER), "a.b!.c", "`drone_token`: no IDTOKEN: its content is not JSON"),
     ],
-    ids=["expired", "drone-expired", "garbage", "no-json"],
+    ids=["expired", "no-json"],
 )
 def test_a_token_that_cannot_work_fails_the_check_but_not_the_start(
     tmp_path: Path, controller: str, drone: str, words: str
@@ -102,14 +95,16 @@ def test_what_is_odd_in_a_token_is_a_warning(tmp_path: Path, controller: str, dr
 
 
 def test_a_token_file_that_others_can_read_is_a_warning(tmp_path: Path) -> None:
-    path = written(tmp_path, token(**CONTROLLER), token(**DRONE), mode=0o644)
-    assert [w.message.count("mode 0644") for w in warnings(path)] == [1, 1]
+    path = written(tmp_path, token(**CONTROLLER), token(**DRONE))
+    assert check(path) == [] and warnings(path) == []
+    (tmp_path / "drone.token").chmod(0o644)
+    assert [w.message.count("mode 0644") for w in warnings(path)] == [1]
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "a.b", "a.e30.c", token(iss=1), token(exp="soon"), token(exp=float("nan")), token(exp=True), "." * 30000],
-    ids=["empty", "two-parts", "no-json", "issuer", "exp-text", "exp-nan", "exp-bool", "long"],
+    ["a.b", "a.e30.c", token(iss=1), token(exp=float("nan")), "." * 30000],
+    ids=["two-parts", "no-json", "issuer", "exp-nan", "long"],
 )
 def test_what_is_no_token_is_told_without_its_text(text: str) -> None:
     with pytest.raises(InvalidTokenError) as told:
@@ -121,14 +116,13 @@ def test_what_is_no_token_is_told_without_its_text(text: str) -> None:
     ("text", "words"),
     [
         (token(**CONTROLLER, exp=1_700_000_000), "our token expired at 2023-11-14T22:13:20Z"),
-        (token(**CONTROLLER | {"iss": "other.test"}), "our token's issuer is other.test, not pool.test"),
         ("garbage", "holds no IDTOKEN"),
         (
             token(**CONTROLLER),
             "good for ADMINISTRATOR, READ, without expiry; it looks right: is its key the pool's own",
         ),
     ],
-    ids=["expired", "issuer", "garbage", "key"],
+    ids=["expired", "garbage", "key"],
 )
 def test_a_pool_that_does_not_authenticate_us_is_explained_by_the_token(tmp_path: Path, text: str, words: str) -> None:
     """HTCondor says the same of garbage, of another pool's token and of an expired one."""

@@ -29,49 +29,33 @@ KEEPS = replace(QUARTERS, name="keeps", gpu_milli=2000, shares=3, kept_cpus=12)
 
 ANY_GPU = REQUIREMENTS.replace("MY.RequireGPUs", "true")
 NEWER = {"RequireGPUs": "MaxSupportedVersion >= GPUsMinRuntime", "GPUsMinRuntime": "12040"}
-SAME_DOMAIN = "TARGET.FileSystemDomain == MY.FileSystemDomain"
-OTHER_SITE = 'TARGET.SiteName == "x"'
 LEFT = "* (MY.GPUs - TARGET.RequestGPUs)"
 FITS = [
     (job(GpuMilli="200"), QUARTERS),
-    (job(GpuMilli="250", RequestCpus="32"), QUARTERS),
     (job(GpuMilli="250", RequireGPUs="GlobalMemoryMb >= 10240"), QUARTERS),
     (job(GpuMilli="142"), SLICES),
-    (job(GpuMilli="200"), A100),
     (job(GpuMilli="333", RequestCpus="12"), KEEPS),
     (job(), A100),
     (job(), UNTOLD),
-    (job(RequestCpus="8", RequestMemory="20480", RequestDisk="52428800"), A100),
     (job(GPUsMinMemory="35000", RequireGPUs="GlobalMemoryMb >= GPUsMinMemory"), A100),
     (job(RequireGPUs="Capability >= 7.0 && Capability < 9.0"), PAIR),
-    (job(RequestGPUs="2"), PAIR),
     (job(**NEWER), A100),
     (job(RequireGPUs='regexp("A100", DeviceName)'), A100),
-    (job(RequireGPUs='DeviceName =!= "none"'), UNTOLD),
-    (job(AllowedJobDuration="3600"), A100),
     (job(AllowedJobDuration="3600"), replace(A100, walltime_s=0.0)),
     (job(Requirements="TARGET.HasCVMFS"), ARM),
     (job(Requirements=ANY_GPU + ' && (TARGET.SiteName == "topas" || TARGET.SiteName == "horeka")'), A100),
-    (job(RequestGPUs="MyGPUs ?: 1"), A100),
-    (job(RequestGPUs="0", RequestCpus="16"), CPU),
     (job(RequestGPUs="undefined", Requirements="TARGET.Cpus >= 16"), CPU),
-    (job(RequestCpus="8", RequestMemory="20480", RequestDisk="52428800"), QUAD),
     (job(RequestGPUs="3", RequestCpus="24", RequestMemory="61440"), QUAD),
-    (job(RequestGPUs="4", RequestCpus="32", RequestMemory="81920"), QUAD),
     # what newer submitters write
     (job(Requirements='versionGE(split(TARGET.CondorVersion)[1],"25.12.0") || (TARGET.Disk >= RequestDisk)'), A100),
 ]
 
 REFUSED = [
-    (job(), QUARTERS, "gpus", "1", "shares of 0.25, one to a job"),
     (job(GpuMilli="251"), QUARTERS, "gpus", "0.251", "shares of 0.25, one to a job"),
-    (job(GpuMilli="143"), SLICES, "gpus", "0.143", "shares of 0.142, one to a job"),
     (job(GpuMilli="250", RequireGPUs="GlobalMemoryMb >= 10241"), QUARTERS, "vram", "10241 MiB", "10240 MiB"),
     (job(RequestGPUs="2"), A100, "gpus", "2", "1"),
-    (job(RequestGPUs="1000000000"), A100, "gpus", "1000000000", "1"),
     (job(GPUsMinMemory="35000", RequireGPUs="GlobalMemoryMb >= GPUsMinMemory"), PAIR, "vram", "35000 MiB", "16384 MiB"),
     (job(RequireGPUs="GlobalMemoryMb >= 35000"), UNTOLD, "vram", "35000 MiB", "unknown"),
-    (job(RequireGPUs="Capability >= 9.5"), A100, "capability", "9.5", "8.0"),
     (job(RequireGPUs="Capability >= 8.0 && GlobalMemoryMb >= 30000"), PAIR, "vram", "30000 MiB", "16384 MiB"),
     (job(**NEWER), PAIR, "driver", "CUDA 12.4", "CUDA 11.8"),
     (job(RequireGPUs='regexp("H100", DeviceName)'), A100, "gpu-model", 'regexp("H100",DeviceName)', "A100-SXM4-40GB"),
@@ -80,28 +64,31 @@ REFUSED = [
     (job(RequestDisk="52428801"), A100, "disk", "52428801 KiB", "52428800 KiB"),
     (job(), ARM, "arch", 'TARGET.Arch == "X86_64"', "aarch64"),
     (job(AllowedJobDuration="86400"), A100, "walltime", "86400 s", "86340 s"),
-    (job(MaxWallTimeMins="2880"), A100, "walltime", "172800 s", "86340 s"),
     (job(Requirements=f"{ANY_GPU} && TARGET.Cvmfs"), A100, "requirements", "TARGET.Cvmfs", "Cvmfs=unknown"),
-    (job(Requirements=f'({ANY_GPU}) && (TARGET.SiteName == "x")'), A100, "requirements", OTHER_SITE, "SiteName=topas"),
-    (job(Requirements=SAME_DOMAIN), A100, "requirements", SAME_DOMAIN, "FileSystemDomain=drone.invalid"),
     (job(), CPU, "gpus", "1", "0"),
     # the GPU is told first, whatever else is wrong
     (job(RequireGPUs="Capability >= 9.5", RequestCpus="64", Requirements="false"), A100, "capability", "9.5", "8.0"),
 ]
-FALSE_START = [  # of blocking: a job may not take what belongs to the drone's other GPUs
-    (job(GpuMilli="333", RequestCpus="13"), KEEPS, f"(MY.Cpus - (TARGET.RequestCpus ?: 1)) * 1000 >= 3996 {LEFT}"),
-    (job(RequestCpus="9"), QUAD, f"MY.Cpus - (TARGET.RequestCpus ?: 1) >= 8 {LEFT}"),
-    (job(RequestMemory="20481"), QUAD, f"MY.Memory - quantize(TARGET.RequestMemory ?: 128,128) >= 20480 {LEFT}"),
-    (job(RequestGPUs="2", RequestDisk="104857601"), QUAD, f"MY.Disk - (TARGET.RequestDisk ?: 0) >= 52428800 {LEFT}"),
-    (job(RequestGPUs="0"), A100, "(TARGET.RequestGPUs ?: 0) >= 1"),
-    (job(RequestGPUs="0.5"), A100, "(TARGET.RequestGPUs ?: 0) >= 1"),
-    (job(), replace(A100, ad={"Start": 'TARGET.Owner == "bob"'}), 'TARGET.Owner == "bob"'),
+REFUSED += [
+    (ad, kind, "start", clause, "false for this job")
+    for ad, kind, clause in (
+        # of blocking: a job may not take what belongs to the drone's other GPUs
+        (job(GpuMilli="333", RequestCpus="13"), KEEPS, f"(MY.Cpus - (TARGET.RequestCpus ?: 1)) * 1000 >= 3996 {LEFT}"),
+        (job(RequestCpus="9"), QUAD, f"MY.Cpus - (TARGET.RequestCpus ?: 1) >= 8 {LEFT}"),
+        (
+            job(RequestGPUs="2", RequestDisk="104857601"),
+            QUAD,
+            f"MY.Disk - (TARGET.RequestDisk ?: 0) >= 52428800 {LEFT}",
+        ),
+        (job(RequestGPUs="0"), A100, "(TARGET.RequestGPUs ?: 0) >= 1"),
+        (job(), replace(A100, ad={"Start": 'TARGET.Owner == "bob"'}), 'TARGET.Owner == "bob"'),
+    )
 ]
 
 
-@pytest.mark.parametrize(("ad", "kind"), FITS)
-def test_it_fits(ad: classad2.ClassAd, kind: DroneType) -> None:
-    assert matching.unmet_requirement(as_job(ad), matching.template(kind)) is None
+def test_it_fits() -> None:
+    for ad, kind in FITS:
+        assert matching.unmet_requirement(as_job(ad), matching.template(kind)) is None, ad
 
 
 @pytest.mark.parametrize(("ad", "kind", *UnmetRequirement.__dataclass_fields__), REFUSED)
@@ -112,30 +99,16 @@ def test_the_first_failing_dimension_is_told(
     assert matching.unmet_requirement(as_job(ad), matching.template(kind)) == expected
 
 
-@pytest.mark.parametrize(("ad", "kind", "clause"), FALSE_START)
-def test_a_clause_of_start_that_is_false_for_the_job_is_reported(
-    ad: classad2.ClassAd, kind: DroneType, clause: str
-) -> None:
-    expected = UnmetRequirement("start", clause, "false for this job")
-    assert matching.unmet_requirement(as_job(ad), matching.template(kind)) == expected
-
-
 def test_gpus_that_each_meet_something_else_are_told_as_too_few_for_all_of_it() -> None:
-    received = matching.ReceivedSlot(
-        {}, ({"Capability": "9.0", "GlobalMemoryMb": "10000"}, {"Capability": "7.0", "GlobalMemoryMb": "80000"})
-    )
-    slot = matching.template(PAIR, received)
+    gpus = ({"Capability": "9.0", "GlobalMemoryMb": "10000"}, {"Capability": "7.0", "GlobalMemoryMb": "80000"})
     wanting = as_job(job(RequireGPUs="Capability >= 8.0 && GlobalMemoryMb >= 40000"))
-    found = matching.unmet_requirement(wanting, slot)
-    assert found == UnmetRequirement(
-        "requirements",
-        "Capability >= 8.000000000000000E+00 && GlobalMemoryMb >= 40000",
-        "fewer than 1 GPUs meet all of it",
-    )
+    found = matching.unmet_requirement(wanting, matching.template(PAIR, matching.ReceivedSlot({}, gpus)))
+    assert found is not None
+    assert (found.dimension, found.available) == ("requirements", "fewer than 1 GPUs meet all of it")
 
 
-@pytest.mark.parametrize("shares", [1, 2, 3, 7, 12])
-@pytest.mark.parametrize("kept_cpus", [0, 1, 3, 10, 16])
+@pytest.mark.parametrize("shares", [1, 3, 12])
+@pytest.mark.parametrize("kept_cpus", [0, 3, 16])
 def test_start_lets_in_as_many_jobs_as_the_planner_counts(shares: int, kept_cpus: int) -> None:
     """One after the other, into a drone of two GPUs: blocking counts for each share as it does for the planner."""
     sharing = Sharing.MPS if shares > 1 else Sharing.EXCLUSIVE
@@ -192,13 +165,10 @@ def test_what_arrived_takes_the_place_of_what_was_ordered() -> None:
 
 
 def test_a_received_ad_of_nonsense_changes_nothing_it_must_not() -> None:
-    real = classad2.parseOne(
-        "[TotalSlotCpus=-3; TotalSlotMemory=undefined; GPUs_x=[Capability=error]; GPUs_y=3; Requirements=false;"
-        " Rank=1/0]"
-    )
+    real = classad2.parseOne("[TotalSlotCpus=-3; GPUs_x=[Capability=error]; GPUs_y=3; Requirements=false; Rank=1/0]")
     real["Blob"] = "x" * 1_000_000
     got = matching.received(real)
-    assert "Blob" not in got.ad and "Requirements" not in got.ad and "Cpus" not in got.ad
+    assert not {"Blob", "Requirements", "Cpus"} & set(got.ad)
     assert matching.unmet_requirement(as_job(job()), matching.template(A100, got)) is None
 
 
@@ -214,13 +184,8 @@ def test_an_operators_broken_extra_attribute_refuses_only_those_who_look_at_it()
     [
         ("a", ["a"]),
         ("a && b && (c && d)", ["a", "b", "c", "d"]),
-        ("((a)) && ((b || c))", ["a", "b || c"]),
-        ("a && b || c", ["a && b || c"]),
         ("a ? b && c : d", ["a ? b && c : d"]),
-        ('x == "a && b" && f(y && z)', ['x == "a && b"', "f(y && z)"]),
         ('x == "a \\" && (b" && y', ['x == "a \\" && (b"', "y"]),
-        ("(a) && (b)", ["a", "b"]),
-        ("", [""]),
     ],
 )
 def test_clauses(text: str, expected: list[str]) -> None:
@@ -230,14 +195,19 @@ def test_clauses(text: str, expected: list[str]) -> None:
 PHYSICS = 'START = ($(START)) && (TARGET.AcctGroup =?= "physics")'
 
 
+def test_an_attribute_of_the_slot_is_judged_once_it_is_known() -> None:
+    slot = matching.template(replace(A100, ad={"Licence": "0"}), None, "START = $(START) && MY.Licence == 1")
+    found = matching.unmet_requirement(as_job(job()), slot)
+    assert found is not None and found.dimension == "start"
+
+
 def judged(drone_config: str, **attributes: str) -> UnmetRequirement | None:
     return matching.unmet_requirement(as_job(job(**attributes)), matching.template(A100, None, drone_config))
 
 
 def test_the_start_expression_of_drone_config_is_judged_before_drones_start_in_vain() -> None:
     refused = UnmetRequirement("start", 'TARGET.AcctGroup is "physics"', "false for this job")
-    assert judged(PHYSICS) == refused
-    assert judged(PHYSICS, AcctGroup='"physics"') is None
+    assert judged(PHYSICS) == refused and judged(PHYSICS, AcctGroup='"physics"') is None
     assert judged('A = 1\n  start = $(start) && \\\n   TARGET.Owner != "alice"\nB = 2') == UnmetRequirement(
         "start", 'TARGET.Owner != "alice"', "false for this job"
     )
@@ -250,11 +220,3 @@ def test_the_start_expression_of_drone_config_is_judged_before_drones_start_in_v
 )
 def test_a_start_expression_that_cannot_be_known_is_left_to_the_pool(lines: str) -> None:
     assert judged(lines) is None
-
-
-def test_an_attribute_of_the_slot_is_judged_once_it_is_known() -> None:
-    kind = replace(A100, ad={"Licence": "0"})
-    found = matching.unmet_requirement(
-        as_job(job()), matching.template(kind, None, "START = $(START) && MY.Licence == 1")
-    )
-    assert found is not None and found.dimension == "start"

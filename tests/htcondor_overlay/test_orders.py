@@ -40,12 +40,6 @@ def drainer(tmp_path: Path, body: str, board: Board) -> Drainer:
     return Drainer("condor_drain", made._env, 1.0, board)
 
 
-async def test_where_the_tool_works_no_order_is_needed(tmp_path: Path) -> None:
-    board = Board({ONE: False})
-    (receipt,) = await drainer(tmp_path, "exit 0", board).drain(GOOD, DrainMode.PEACEFUL, "out")
-    assert receipt.answer is OrderOutcome.OK and board.placed == []
-
-
 @pytest.mark.parametrize("body", ["echo 'Failed to start DRAIN_JOBS command'; exit 1", "exec sleep 60"])
 async def test_a_drone_that_the_tool_does_not_reach_gets_an_order(tmp_path: Path, body: str) -> None:
     """A drain through CCB was refused, or hung for its 20 s, and nothing else was tried."""
@@ -54,6 +48,8 @@ async def test_a_drone_that_the_tool_does_not_reach_gets_an_order(tmp_path: Path
     assert both[0].answer is OrderOutcome.OK
     assert both[1].answer is not OrderOutcome.OK, "it does not read orders"
     assert board.placed == [(ONE, DrainMode.PEACEFUL)]
+    without = Drainer("no-such-tool", {"PATH": str(tmp_path)}, 1.0, board)
+    assert (await without.drain(GOOD, DrainMode.FAST, "out"))[0].answer is OrderOutcome.OK
 
 
 async def test_the_tool_is_left_alone_for_a_while_where_it_has_failed(tmp_path: Path) -> None:
@@ -63,13 +59,6 @@ async def test_the_tool_is_left_alone_for_a_while_where_it_has_failed(tmp_path: 
     ran = len(args(tmp_path))
     receipts = await both.drain(BOTH, DrainMode.GRACEFUL, "out")
     assert [r.answer for r in receipts] == [OrderOutcome.OK] * 2 and len(args(tmp_path)) == ran
-
-
-async def test_a_host_without_the_tool_drains_by_orders(tmp_path: Path) -> None:
-    board = Board({ONE: False})
-    without = Drainer("no-such-tool", {"PATH": str(tmp_path)}, 1.0, board)
-    (receipt,) = await without.drain(GOOD, DrainMode.FAST, "out")
-    assert receipt.answer is OrderOutcome.OK and board.placed == [(ONE, DrainMode.FAST)]
 
 
 async def test_a_refusal_says_what_was_tried(tmp_path: Path) -> None:
@@ -88,7 +77,7 @@ async def test_a_drain_is_taken_back_in_the_way_in_which_it_was_made(tmp_path: P
 
     by_tool = Board({ONE: False})
     once = drainer(tmp_path, 'case "$1" in -cancel) echo no; exit 1 ;; esac', by_tool)
-    assert (await once.drain(GOOD, DrainMode.PEACEFUL, "out"))[0].answer is OrderOutcome.OK
+    assert (await once.drain(GOOD, DrainMode.PEACEFUL, "out"))[0].answer is OrderOutcome.OK and by_tool.placed == []
     (receipt,) = await once.drain(GOOD, DrainMode.RESUME, "back")
     assert receipt.answer is OrderOutcome.REJECTED and by_tool.placed == [], "an order cannot take it back"
 
@@ -123,10 +112,6 @@ def test_only_an_identity_of_the_pool_itself_is_obeyed(tmp_path: Path, token: st
     directory.close()
 
 
-def test_many_drones_ask_less_often() -> None:
-    assert [read_every_s(drones) for drones in (0, 20, 100, 1000)] == [10.0, 10.0, 10.0, 100.0]
-
-
 async def test_drones_on_their_way_ask_less_often_too(tmp_path: Path) -> None:
     """Only those in the pool counted: a thousand drones started one after the other all asked every 10 s."""
 
@@ -134,6 +119,7 @@ async def test_drones_on_their_way_ask_less_often_too(tmp_path: Path) -> None:
         order = replace(ORDER, drone_id=DroneId(f"kit-{serial}"))
         return (await overlay.bootstrap(order)).env["DRONE_ORDER_S"]
 
+    assert [read_every_s(drones) for drones in (0, 20, 100, 1000)] == [10.0, 10.0, 10.0, 100.0]
     async with HTCondorOverlay(options(tmp_path), "kit") as overlay:
         (tmp_path / "token").write_text(token_of(sub="boss@pool.example.org", iss="pool.example.org"))
         assert {await asks_every(serial) for serial in range(200)} == {"10"}, "those of one tick are alike"

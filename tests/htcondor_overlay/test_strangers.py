@@ -166,6 +166,10 @@ def test_a_schedd_that_falls_silent_is_left_out_and_its_last_answer_kept_for_a_w
     assert view.unheard == ("b",)
     lab.jobs["a"] = 1
     assert lab.waiting() == 6, "of b what it said last, of a what it says now"
+    if how == "unlisted":
+        lab.names.append("b")
+        assert lab.waiting() == 6 and lab.seen().unheard == (), "at once: it was not asked while it was not listed"
+        lab.names.remove("b")
     later(lab, 600.0)
     assert "as they were 10 min ago" in lab.seen().notices[0] and lab.waiting() == 6
     later(lab, 600.0)
@@ -196,25 +200,11 @@ def test_jobs_of_a_silent_schedd_that_no_slot_would_help_stay_behind_their_limit
         return sum(each.limited for each in lab.seen().classes)
 
     lab.seen()  # jobs are fresh until a cycle has passed them by, and fresh ones are not judged
-    assert {name: answer.slack for name, answer in lab._schedds.last.items()}["b"] == (
-        2 if limit == "most-running" else None
-    )
     before = limited()
     lab.names.remove("b")
     lab.refused = []
     assert (before, limited()) == (kept_back, kept_back)
     assert lab.seen().unheard == ("b",)
-
-
-def test_a_schedd_that_is_back_counts_again(make: Callable[..., Lab]) -> None:
-    lab = make("a", "b")
-    lab.jobs = {"a": 2, "b": 5}
-    lab.seen()
-    lab.names.remove("b")
-    assert lab.seen().unheard == ("b",)
-    lab.names.append("b")
-    lab.jobs["b"] = 4
-    assert lab.waiting() == 6 and lab.seen().unheard == (), "at once: it was not asked while it was not listed"
 
 
 def test_one_that_keeps_us_waiting_is_asked_ever_more_rarely(tmp_path: Path) -> None:
@@ -235,13 +225,8 @@ def test_one_that_keeps_us_waiting_is_asked_ever_more_rarely(tmp_path: Path) -> 
 def test_names_that_are_not_listed_are_told_with_those_that_are(make: Callable[..., Lab]) -> None:
     with pytest.raises(UnavailableError, match=r"does not list sub1, sub2; it lists submit1, submit2"):
         make("submit1", "submit2", schedds=("sub1", "sub2")).seen()
-    with pytest.raises(UnavailableError, match=r"does not list any schedd$"):
-        make().seen()
-
-
-def test_a_named_schedd_that_was_never_seen_makes_the_view_partial(make: Callable[..., Lab]) -> None:
     view = make("submit1", schedds=("submit1", "sub2")).seen()
-    assert view.unheard == ("sub2",)
+    assert view.unheard == ("sub2",), "the view is partial"
     assert view.notices[0].startswith("schedd sub2 has not answered for less than a minute (the collector does not")
 
 
@@ -264,20 +249,6 @@ def test_a_process_that_was_ended_leaves_word_to_the_next_one(make: Callable[...
     third = make("a", memory=tmp_path)
     third.jobs = {"a": 2}
     assert third.waiting() == 2
-
-
-def test_the_age_of_a_kept_answer_survives_the_process(make: Callable[..., Lab], tmp_path: Path) -> None:
-    first = make("a", "b", memory=tmp_path)
-    first.jobs = {"a": 2, "b": 5}
-    first.seen()
-    first.names.remove("b")
-    later(first, 850.0)
-    first.seen()
-    second = make("a", memory=tmp_path)
-    second.jobs = {"a": 2}
-    assert second.waiting() == 7
-    later(second, 100.0)
-    assert second.waiting() == 2
 
 
 def test_work_of_a_silent_schedd_is_told_while_its_drone_is_busy() -> None:

@@ -21,7 +21,7 @@ from adapters.htcondor.tokens import TokenSigner
 from provisioner.config.units import SecretUnreadableError
 from provisioner.interfaces import AuthError
 from provisioner.model import DroneId, StartOrder
-from tests.htcondor_overlay.test_overlay_parts import KIND
+from tests.htcondor_overlay.test_overlay_parts import KIND, options
 from tests.htcondor_overlay.test_slots import ad
 
 ONE = DroneId("kit-a1b2-1")
@@ -29,19 +29,9 @@ ONE = DroneId("kit-a1b2-1")
 
 def config(tmp_path: Path, **more: Any) -> HTCondorConfig:
     """Options of a controller that signs the drones' tokens; both its files exist."""
-    (tmp_path / "token").write_text("of the controller\n")
     (tmp_path / "POOL").write_bytes(bytes(range(1, 65)))
-    return HTCondorConfig.model_validate(
-        {
-            "collector": "pool.example.org:9618",
-            "trust_domain": "pool.example.org",
-            "token": {"file": str(tmp_path / "token")},
-            "drone_token_mode": "signing-key",
-            "drone_signing_key": str(tmp_path / "POOL"),
-            **more,
-        },
-        context={"root": tmp_path},
-    )
+    signs = {"drone_token_mode": "signing-key", "drone_signing_key": str(tmp_path / "POOL"), "drone_token": None}
+    return options(tmp_path, **signs | more)
 
 
 def claims(token: str) -> dict[str, Any]:
@@ -82,27 +72,23 @@ async def test_each_drone_gets_a_token_of_its_own_that_expires_after_its_walltim
     assert 7200 <= one["exp"] - one["iat"] <= 7300
 
 
-async def test_a_drone_that_shares_its_identity_is_not_told_one(tmp_path: Path) -> None:
-    async with HTCondorOverlay(config(tmp_path, drone_user="drone"), "kit") as overlay:
-        bootstrap = await overlay.bootstrap(StartOrder(ONE, KIND, 60.0, 10.0))
-    assert claims(bootstrap.files["token"].decode())["sub"] == "drone@pool.example.org"
-    assert "DRONE_IDENTITY" not in bootstrap.env
-
-
 def test_an_empty_signing_key_signs_nothing(tmp_path: Path) -> None:
     (tmp_path / "POOL").touch()
     with pytest.raises(SecretUnreadableError, match="is empty"):
         TokenSigner(tmp_path / "POOL", "POOL", "pool.example.org").token("drone", 0.0, 60.0)
 
 
-def test_the_mode_says_which_secret_is_wanted(tmp_path: Path) -> None:
+async def test_the_mode_says_which_secret_is_wanted_and_whether_drones_share_an_identity(tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match="`drone_signing_key` is wanted"):
         config(tmp_path, drone_signing_key=None)
     with pytest.raises(ValidationError, match="`drone_token` is wanted"):
         config(tmp_path, drone_token_mode="static")
     assert config(tmp_path).drone_identities == "drone-{drone}@pool.example.org"
-    assert not config(tmp_path, drone_user="drone").drone_identities
     assert not config(tmp_path, drone_token_mode="static", drone_token={"env": "T"}).drone_identities
+    async with HTCondorOverlay(shared := config(tmp_path, drone_user="drone"), "kit") as overlay:
+        bootstrap = await overlay.bootstrap(StartOrder(ONE, KIND, 60.0, 10.0))
+    assert claims(bootstrap.files["token"].decode())["sub"] == "drone@pool.example.org"
+    assert "DRONE_IDENTITY" not in bootstrap.env and not shared.drone_identities
 
 
 @pytest.mark.parametrize(
@@ -111,9 +97,7 @@ def test_the_mode_says_which_secret_is_wanted(tmp_path: Path) -> None:
         (f"drone-{ONE}", {}, True),
         ("drone-kit-a1b2-2", {}, False),
         ("drone", {}, True),
-        ("drone-kit-a1b2-2", {"DroneId": '"kit-a1b2-2"'}, True),
         (f"drone-{ONE}", {"GPUs_DeviceName": f'"{"x" * 2000}"'}, False),
-        (f"drone-{ONE}", {"GPUs_DeviceName": "7", "State": "undefined"}, True),
         (f"drone-{ONE}", {"SlotType": '"Dynamic"'}, False),
     ],
 )

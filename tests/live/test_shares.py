@@ -97,9 +97,6 @@ def test_small_jobs_are_packed_and_one_that_wants_a_whole_gpu_waits(lab: tuple[P
     assert len(controller.drones()) == 2
 
 
-# --------------------------------------------------------------------------------------------------------- the drone
-
-
 @pytest.fixture
 def pool(overlay_pool: Pool) -> Iterator[Pool]:
     """The overlay pool, with an empty queue before and after."""
@@ -195,14 +192,6 @@ def test_an_htcondor_that_counts_a_gpu_once_is_told(pool: Pool, shared: StartDro
     assert (drone.wait(), drone.outcome["reason"]) == (74, "no-shares")
 
 
-def test_shares_that_cannot_be_are_refused(pool: Pool, shared: StartDrone) -> None:
-    drone = shared("never-1", Sharing.EXCLUSIVE, 4)
-    assert drone.wait() == 64
-    assert "DRONE_SHARES is 4 with DRONE_SHARING exclusive" in drone.said
-
-
-# --------------------------------------------------------------------------------------------------------------- MPS
-
 STAND_IN = """#!/bin/sh
 # For nvidia-cuda-mps-control: writes down what it is told, and has a process that lives until it is told to quit.
 said=$(dirname "$0")/said pid=$CUDA_MPS_PIPE_DIRECTORY/nvidia-cuda-mps-control.pid
@@ -256,12 +245,6 @@ def test_a_daemon_that_dies_is_a_failed_check(pool: Pool, shared: StartDrone, mp
     os.kill(int((drone.dir / "condor/mps/nvidia-cuda-mps-control.pid").read_text()), signal.SIGKILL)
     assert drone.wait() == 71, drone.story()
     assert "check mps_check failed: the MPS control daemon does not answer" in drone.said
-
-
-def test_without_mps_no_drone_of_shares_by_it(pool: Pool, shared: StartDrone) -> None:
-    drone = shared("mps-3", Sharing.MPS, 4)
-    assert (drone.wait(), drone.outcome["reason"]) == (74, "no-mps")
-    assert "nvidia-cuda-mps-control is not on this host" in drone.said
 
 
 def test_a_drone_that_is_killed_leaves_no_daemon(pool: Pool, shared: StartDrone, mps: Path) -> None:

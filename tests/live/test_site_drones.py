@@ -121,17 +121,6 @@ async def _there(site: HTCondorSite, file: Path) -> bool:
     return await asyncio.to_thread(lambda: file.exists() and file.stat().st_size > 0)
 
 
-async def test_a_held_drone_is_a_fault_with_its_reason(farm: Pool, tmp_path: Path) -> None:
-    async with site_on(farm, tmp_path) as site:
-        [receipt] = await site.start([order(1, replace(A100, cpus=500))])  # waits for ever
-        await seen(site, 1, lambda drone: drone.reason.startswith("not matched"))
-        farm.run("condor_hold", "-reason", "not today", receipt.remote_id, identity="alice")
-        held = await seen(site, 1, lambda drone: drone.end)
-        assert held.end is not None
-        assert (held.end.kind, held.end.fault) == (EndKind.FAULT, FaultKind.NODE)
-        assert "not today" in held.end.message
-
-
 async def test_many_drones_of_a_type_are_one_submit_and_one_removal(farm: Pool, tmp_path: Path) -> None:
     waiting = replace(A100, cpus=500)
     async with site_on(farm, tmp_path) as site:

@@ -248,9 +248,6 @@ async def test_a_schedd_that_is_not_listed_is_down(overlay_pool: Pool, work: Pat
             await tools.owner_queue("-long", "true", [])
 
 
-# ----------------------------------------------------------------------------------------------------- the whole site
-
-
 @pytest.fixture(scope="module")
 def farm(condor: Condor) -> Iterator[Pool]:
     with farm_of(condor) as pool:
