@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from adapters.openstack.site import OpenStackSite as Site
-from provisioner.interfaces import AuditFinding, UnavailableError
+from provisioner.interfaces import AuditFinding
 from provisioner.model import (
     DroneId,
     EndKind,
@@ -105,7 +105,7 @@ async def test_a_look_tells_our_drones_and_changes_nothing(fake: FakeCloud, made
     assert acts(fake) == [], "who looks but once keeps no house"
 
 
-@pytest.mark.parametrize(("servers", "pages"), [(1, 1), (99, 1), (250, 3)])
+@pytest.mark.parametrize(("servers", "pages"), [(1, 1), (250, 3)])
 async def test_a_poll_costs_three_calls_and_pages(fake: FakeCloud, made: Site, servers: int, pages: int) -> None:
     """On the real thing with its own pages: tests/live/test_openstack_scale.py."""
     fake.page = 100
@@ -118,24 +118,6 @@ async def test_a_poll_costs_three_calls_and_pages(fake: FakeCloud, made: Site, s
     assert asked == ["detail"] * 2 * pages + ["limits"]
 
 
-async def test_a_cloud_that_fails_is_no_empty_listing(fake: FakeCloud) -> None:
-    async with site(fake, deadline="200ms") as made:
-        has(fake, ONE)
-        assert ONE in (await looked(made)).drones
-
-        fake.fail("", busy)
-        with pytest.raises(UnavailableError):
-            await made.poll()
-        fake.heal()
-        assert ONE in (await looked(made)).drones
-
-
-async def test_before_it_is_entered_it_is_down() -> None:
-    made = Site(SITE, site_config(FakeCloud(url="http://127.0.0.1:1")), [A100], CONTROLLER)
-    with pytest.raises(UnavailableError, match="not connected"):
-        await made.poll()
-
-
 async def test_of_two_servers_the_one_with_less_to_lose_is_deleted(fake: FakeCloud, made: Site) -> None:
     runs, waits = has(fake, ONE, **LAUNCHED), has(fake, ONE, status="BUILD")
     view = await looked(made, 2)
@@ -143,17 +125,6 @@ async def test_of_two_servers_the_one_with_less_to_lose_is_deleted(fake: FakeClo
     assert view.notices == (f"{ONE} is there twice, as {runs} and {waits}",)
     assert fake.servers.keys() == {runs}
     assert only(await looked(made)).state is RemoteState.RUNNING
-
-
-async def test_one_that_failed_before_it_ran_will_never_start(fake: FakeCloud, made: Site) -> None:
-    told = {"code": 500, "message": "No valid host was found. ", "created": "2026-11-21T23:00:02Z"}
-    has(fake, ONE, status="ERROR", fault=told)
-    found = only(await looked(made, 3))
-    assert (found.state, found.blocked, found.final) == (RemoteState.PENDING, FaultKind.CAPACITY, True)
-    assert found.reason == "No valid host was found."
-    assert acts(fake) == [], "it is for the controller to withdraw it"
-    [result] = await made.stop([StopOrder(ONE, found.remote_id)])
-    assert (result.answer, fake.servers) == (OK, {})
 
 
 def stop_by(user: str | None) -> list[dict[str, Any]]:
@@ -184,10 +155,7 @@ async def test_one_that_somebody_at_the_cloud_stopped_was_preempted(fake: FakeCl
     has(fake, ONE, status="SHUTOFF", **LAUNCHED)
     fake.lists["os-instance-actions"] = stop_by("an-operator")
     end = end_of(await looked(made, 3))
-    assert (end.kind, end.message) == (
-        EndKind.PREEMPTED,
-        "somebody at the cloud stopped it: stop by user an-operator",
-    )
+    assert end.kind is EndKind.PREEMPTED and end.message.endswith("stop by user an-operator")
 
 
 async def test_how_it_ended_is_found_out_before_it_is_deleted(fake: FakeCloud) -> None:
@@ -203,14 +171,6 @@ async def test_how_it_ended_is_found_out_before_it_is_deleted(fake: FakeCloud) -
         fake.lists["os-instance-actions"] = stop_by(None)
         assert only(await looked(made, 3)).state is RemoteState.ENDED
         assert (await looked(made)).notices == ()
-
-
-async def test_an_end_is_remembered_for_who_asks_again(fake: FakeCloud, made: Site) -> None:
-    has(fake, ONE, status="SHUTOFF", **LAUNCHED)
-    fake.lists["os-instance-actions"] = stop_by(None)
-    first = only(await looked(made, 3)).end
-    fake.lists["os-instance-actions"] = stop_by("another")
-    assert only(await looked(made, 2)).end == first
 
 
 async def test_it_is_shut_down_first_and_deleted_once_it_is_off(fake: FakeCloud, made: Site) -> None:
@@ -237,14 +197,6 @@ async def test_what_has_no_guest_to_tell_is_deleted(fake: FakeCloud, made: Site,
     assert result.answer is OK
     assert fake.servers.keys() == {other}
     assert {"os-stop": None} not in fake.bodies
-
-
-async def test_who_was_not_asked_did_not_leave_on_our_request(fake: FakeCloud, made: Site) -> None:
-    has(fake, ONE, **LAUNCHED)
-    other = has(fake, drone(2), **LAUNCHED)
-    await made.stop([StopOrder(ONE, "")])
-    fake.servers[other] |= {"status": "SHUTOFF", "OS-EXT-STS:power_state": 4}
-    assert end_of(await looked(made, 3), drone(2)).kind is EndKind.EXITED
 
 
 async def test_all_servers_of_a_drone_are_stopped(fake: FakeCloud, made: Site) -> None:
@@ -292,11 +244,6 @@ async def test_leaving_waits_for_creates_that_are_under_way(fake: FakeCloud) -> 
         task.cancel()
         asyncio.get_running_loop().call_later(0.05, release.set)
     assert [each["name"] for each in fake.servers.values()] == [ONE]
-
-
-async def test_an_audit_of_what_fits_says_nothing(fake: FakeCloud, made: Site) -> None:
-    assert await made.audit(SitePolicy(SITE, max_drones=10)) == []
-    assert acts(fake) == []
 
 
 async def test_an_audit_says_what_does_not_fit(fake: FakeCloud, made: Site) -> None:

@@ -10,16 +10,10 @@ import pytest
 from adapters.shared.commands.choice import runner_for
 from adapters.shared.commands.local import LocalRunner
 from adapters.shared.commands.settings import SshSettings
-from adapters.shared.commands.ssh import SshRunner
 from provisioner.interfaces import UnavailableError
 from provisioner.model import FaultKind
 
 SSH = SshSettings.model_validate({"host": "login.example.org", "user": "drones", "key": "/nowhere/id"})
-
-
-def test_here_or_there() -> None:
-    assert isinstance(runner_for(None), LocalRunner)
-    assert isinstance(runner_for(SSH), SshRunner)
 
 
 def test_without_asyncssh_ssh_is_a_mistake_of_the_installation(monkeypatch: pytest.MonkeyPatch) -> None:

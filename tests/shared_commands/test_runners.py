@@ -47,12 +47,7 @@ async def test_a_command_that_does_not_read_its_input_is_no_error(runner: Runner
     assert (done.code, done.out) == (0, b"")
 
 
-@pytest.mark.parametrize("code", [0, 1, 42, 125, 128])
-async def test_exit_statuses_are_those_of_the_command(runner: Runner, code: int) -> None:
-    assert (await runner.run(["sh", "-c", f"exit {code}"], deadline_s=30)).code == code
-
-
-@pytest.mark.parametrize("script", ["exit 255", "kill -KILL $$", "kill -TERM $$", "exit 137"])
+@pytest.mark.parametrize("script", ["exit 255", "kill -KILL $$", "exit 137"])
 async def test_the_status_of_a_broken_ssh_and_an_end_by_signal_are_no_answer(runner: Runner, script: str) -> None:
     with pytest.raises(NoReplyError, match="`sh`"):
         await runner.run(["sh", "-c", f"echo half an answer; {script}"], deadline_s=30)
@@ -88,18 +83,6 @@ async def test_an_endless_answer_is_cut_short(runner: Runner) -> None:
     with pytest.raises(NoReplyError, match=f"more than {MAX_OUTPUT_BYTES // 1024**2} MiB"):
         await runner.run(["yes", "x" * 1000], deadline_s=60)
     assert (await runner.run(["echo", "on"], deadline_s=30)).out == b"on\n"
-
-
-@pytest.mark.parametrize("argv", [[], [""], ["echo", "a\0b"]])
-async def test_what_no_program_can_be_given_is_refused(runner: Runner, argv: list[str]) -> None:
-    with pytest.raises(ValueError, match=r"no program|NUL"):
-        await runner.run(argv, deadline_s=30)
-
-
-async def test_many_at_a_time_each_get_their_own_answer(runner: Runner) -> None:
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(runner.run(["sh", "-c", f"sleep 0.05; echo {n}"], deadline_s=60)) for n in range(20)]
-    assert [task.result().out for task in tasks] == [f"{n}\n".encode() for n in range(20)]
 
 
 ARGUMENTS = st.lists(
@@ -164,27 +147,11 @@ async def test_the_same_put_side_by_side_is_there_once_and_whole(runner: Runner,
         assert (await runner.run(["ls", str(Path(where).parent)], deadline_s=30)).out == b"batch\n"
 
 
-@pytest.mark.parametrize("name", ["../up", "/etc/x", "a/../b", ".hidden", "", "a\nb", "put.0"])
-async def test_a_file_goes_nowhere_else(name: str) -> None:
+async def test_nothing_is_written_or_removed_elsewhere() -> None:
     async with LocalRunner({}) as runner:
-        with pytest.raises(ValueError, match="no name for a file"):
-            await files.put(runner, "somewhere", {name: b""}, deadline_s=5)
-
-
-@pytest.mark.parametrize("directory", ["", "/", "..", "../x", "/a/../b", "-x", "a b", "~"])
-async def test_no_directory_but_one_of_ours_is_removed(directory: str) -> None:
-    async with LocalRunner({}) as runner:
-        with pytest.raises(ValueError, match="no name for a directory"):
-            await files.remove(runner, directory, deadline_s=5)
-
-
-async def test_a_put_that_fails_says_why(runner: Runner) -> None:
-    with pytest.raises(UnavailableError, match="cannot be put there"):
-        await files.put(runner, "/proc/nowhere/batch", {"a": b""}, deadline_s=30)
-
-
-def test_the_environment_loses_what_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("_CONDOR_TEST", "x")
-    monkeypatch.setenv("condor_test", "x")
-    assert not [name for name in own_environment("condor", "_condor") if "condor" in name.lower()]
-    assert "PATH" in own_environment("condor")
+        for name in ("../up", "/etc/x", "a/../b", ".hidden", "", "a\nb", "put.0"):
+            with pytest.raises(ValueError, match="no name for a file"):
+                await files.put(runner, "somewhere", {name: b""}, deadline_s=5)
+        for directory in ("", "/", "..", "../x", "/a/../b", "-x", "a b", "~"):
+            with pytest.raises(ValueError, match="no name for a directory"):
+                await files.remove(runner, directory, deadline_s=5)

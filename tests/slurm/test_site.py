@@ -25,7 +25,6 @@ from provisioner.model import (
     EndKind,
     FaultKind,
     OrderOutcome,
-    OwnerLoad,
     RemoteEnd,
     RemoteState,
     SitePolicy,
@@ -50,15 +49,10 @@ class Remembered:
         self.asked: list[tuple[str, ...]] = []
         self.accounted: dict[str, SlurmJob] | None = {}
         self.most = 1000
-        """Jobs that a limit allows."""
-        self.longest = 1001
-        """MaxArraySize, which this way to the cluster does not tell."""
         self.trouble: AdapterError | None = None
-        """Of the next submit, after it was carried out or instead of it."""
         self.carried_out = True
         self.accounting_trouble: AdapterError | None = None
         self.release = asyncio.Event()
-        """Submits wait for it."""
         self.release.set()
         self.next = 100
         self.reserved: tuple[Reservation, ...] = ()
@@ -105,8 +99,6 @@ class Remembered:
         await self.release.wait()
         trouble, self.trouble = self.trouble, None
         tasks = submission.tasks or (None,)
-        if max(submission.tasks, default=0) >= self.longest:
-            raise RejectedError("Batch job submission failed: Invalid job array specification", FaultKind.CONFIG)
         if len(self.jobs) + len(tasks) > self.most:
             raise RejectedError("QOSMaxSubmitJobPerUserLimit", FaultKind.QUOTA)
         if trouble is None or self.carried_out:
@@ -126,14 +118,8 @@ class Remembered:
 
     def runs(self, remote_id: str) -> None:
         now = time.time()
-        self.jobs[remote_id] = replace(
-            self.jobs[remote_id],
-            state="RUNNING",
-            started_at=now - 5,
-            ends_at=now + 3595,
-            limit_s=3600.0,
-            nodes=(NODE.name,),
-        )
+        times = {"started_at": now - 5, "ends_at": now + 3595, "limit_s": 3600.0}
+        self.jobs[remote_id] = replace(self.jobs[remote_id], state="RUNNING", nodes=(NODE.name,), **times)
 
 
 @pytest.fixture
@@ -185,14 +171,6 @@ async def test_a_limit_is_used_up_and_the_rest_is_rejected(cluster: Remembered, 
     assert len({(await site.poll()).drones[r.drone_id].remote_id for r in receipts[:5]}) == 5
 
 
-async def test_without_a_reported_max_array_size_arrays_are_halved(cluster: Remembered, site: SlurmSite) -> None:
-    cluster.longest = 6
-    receipts = await site.start([order(n) for n in range(20)])
-    assert [r.answer for r in receipts] == [OrderOutcome.OK] * 20
-    assert [len(each.tasks) for each in cluster.submitted] == [5, 5, 5, 5]
-    assert (await site.poll()).drones.keys() == {r.drone_id for r in receipts}
-
-
 async def test_an_order_that_is_rejected_costs_the_others_nothing(cluster: Remembered, site: SlurmSite) -> None:
     receipts = await site.start([order(1), order(2, replace(A100, gpu_milli=500)), order(3)])
     assert [r.answer for r in receipts] == [OrderOutcome.OK, OrderOutcome.REJECTED, OrderOutcome.OK]
@@ -241,18 +219,6 @@ async def test_a_controller_that_leaves_waits_for_the_submit_under_way(cluster: 
                 await site.start([order(1)])
         asyncio.get_running_loop().call_later(0.1, cluster.release.set)
     assert len(cluster.jobs) == 1
-
-
-async def test_the_record_of_a_refused_submit_does_not_stand_in_for_a_drone(
-    cluster: Remembered, site: SlurmSite
-) -> None:
-    now = time.time()
-    cluster.jobs["90"] = SlurmJob(
-        "90", "kit-ab12-1.a100.hk", "FAILED", reason="BadConstraints", submitted_at=now, started_at=now, ends_at=now
-    )
-    assert (await site.poll()).drones == {}
-    [receipt] = await site.start([order(1)])
-    assert (receipt.answer, receipt.remote_id) == (OrderOutcome.OK, "101")
 
 
 # ------------------------------------------------------------------------------------------------------------ stopping
@@ -309,19 +275,6 @@ async def test_private_data_hides_the_owner_and_is_reported(cluster: Remembered)
         assert not await site.audit(policy)
 
 
-async def test_an_owners_job_that_fits_no_node_is_a_remark_and_no_alarm(cluster: Remembered) -> None:
-    huge = SlurmJob("7", "train", "PENDING", reason="Resources", partition="accelerated", gpus={"a100": 99})
-    cluster.configured, cluster.visible = {"PrivateData": "none"}, [huge]
-    async with slurm_site(**OWNER) as site:
-        view = await site.poll()
-        assert view.notices == ()
-        assert ["no node here could host them" in each for each in view.remarks] == [True]
-        cluster.visible = []
-        view = await site.poll()  # an idle owner is not a hidden one
-        assert (view.owner_runs, view.notices, view.remarks) == (OwnerLoad(), (), ())
-        assert not await site.audit(SitePolicy("hk"))
-
-
 # ----------------------------------------------------------------------------------------------------------- forgotten
 
 
@@ -344,14 +297,6 @@ async def test_a_drone_that_slurmctld_has_forgotten_is_asked_of_accounting(
     assert cluster.asked == [(), ("101_0",)]
 
 
-async def test_an_account_that_sees_everybodys_jobs_ignores_them(cluster: Remembered, site: SlurmSite) -> None:
-    now = time.time()
-    forged = SlurmJob("7", "kit-ab12-2.a100.hk", "COMPLETED", user="mallory", started_at=now - 9, ends_at=now - 5)
-    cluster.accounted = {"7": forged}
-    await site.start([order(1)])
-    assert (await site.poll()).drones.keys() == {FIRST}
-
-
 async def test_forgotten_is_not_gone_while_accounting_does_not_answer(cluster: Remembered, site: SlurmSite) -> None:
     await site.start([order(1)])
     cluster.runs("101")
@@ -363,9 +308,8 @@ async def test_forgotten_is_not_gone_while_accounting_does_not_answer(cluster: R
     assert "slurmdbd is down" in view.notices[0]
 
 
-async def test_a_task_that_was_cancelled_before_it_started_leaves_no_trace_and_has_ended_all_the_same(
-    cluster: Remembered,
-    site: SlurmSite,
+async def test_a_task_cancelled_before_it_started_leaves_no_trace_and_has_ended(
+    cluster: Remembered, site: SlurmSite
 ) -> None:
     await site.start([order(1), order(2)])
     await site.poll()
@@ -386,13 +330,6 @@ async def test_without_accounting_a_forgotten_drone_is_not_listed(cluster: Remem
     assert cluster.asked == [()]  # and it is not asked again
 
 
-async def test_a_restarted_controller_learns_what_ended_meanwhile(cluster: Remembered, site: SlurmSite) -> None:
-    now = time.time()
-    ended = SlurmJob("90", "kit-ab12-1.a100.hk", "PREEMPTED", started_at=now - 500, ends_at=now - 100)
-    cluster.accounted = {"90": replace(ended, nodes=(NODE.name,))}
-    assert (await end_of(site)).kind is EndKind.PREEMPTED
-
-
 # ------------------------------------------------------------------------------------------------------------- looking
 
 
@@ -408,8 +345,3 @@ async def test_a_duplicate_drone_is_cancelled_after_the_poll(cluster: Remembered
     await asyncio.sleep(0.01)
     assert cluster.cancelled == [("91", False)]
     assert (await site.poll()).drones[FIRST].remote_id == "90"
-
-
-async def test_a_site_that_was_not_entered_is_not_connected() -> None:
-    with pytest.raises(UnavailableError):
-        await slurm_site().poll()
