@@ -89,8 +89,6 @@ class FakeCloud:
         self.servers[server_id] = {**told, **times, **states, **more}
         return server_id
 
-    # ------------------------------------------------------------------------------------------------------ answering
-
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.asked.append(f"{request.method} {request.path_qs}")
         body = await request.json() if request.can_read_body else None
@@ -256,8 +254,6 @@ async def nobody() -> AsyncIterator[str]:
     await server.wait_closed()
     yield f"http://127.0.0.1:{port}"
 
-
-# ------------------------------------------------------------------------------------------------- a site in this cloud
 
 SITE, CONTROLLER = "cloud", "kit"
 A100 = DroneType(SITE, "a100", gpu_milli=1000, cpus=8, memory_mib=16384, disk_mib=10240, walltime_s=3600.0)

@@ -109,12 +109,6 @@ def test_a_hosts_id_is_what_nova_makes_of_it() -> None:
     assert host_id(OURS, "gk-gpu-01") == hashlib.sha224(f"{OURS}gk-gpu-01".encode()).hexdigest()
 
 
-def test_each_project_has_its_own_ids_of_the_same_hosts() -> None:
-    found = host_names(config().hosts, [OURS, THEIRS])
-    assert (len(found), sorted(set(found.values()))) == (4, ["gk-gpu-01", "gk-gpu-02"])
-    assert host_names(config().hosts, ["", OURS]) == host_names(config().hosts, [OURS])
-
-
 def test_an_empty_host_is_free() -> None:
     assert found([]) == ((EMPTY, replace(EMPTY, name="gk-gpu-02")), ())
     assert found([], hosts=[]) == ((), ())
@@ -143,20 +137,6 @@ ONE_HELD = FlavorSize(3000, 48, 196_608, 897_600)
 def test_what_servers_hold_of_their_host(ours: list[Server], others: list[Server], left: FlavorSize) -> None:
     assert free(first(ours, others)) == left
     assert found(ours, others)[1] == ()
-
-
-@pytest.mark.parametrize(
-    ("told", "types"),
-    [
-        ({}, ("a100", "whole", "cpu")),
-        ({"types": ["a100"]}, ("a100",)),
-        ({"disk": "100000 MiB"}, ("a100", "cpu")),
-        ({"cpus": 1}, ()),
-    ],
-)
-def test_which_types_fit_an_empty_host(told: dict[str, Any], types: tuple[str, ...]) -> None:
-    host = {"names": ["a"], "gpus": 4, "cpus": 64, "memory": "256 GiB", "disk": "1000000 MiB", **told}
-    assert first([], hosts=[host]).types == types
 
 
 def test_what_cannot_be_counted_is_told() -> None:

@@ -162,15 +162,6 @@ def test_a_bad_end_is_told_with_the_last_words_but_no_secret_and_nothing_forged(
     assert f"\n{forged}" not in said
 
 
-def test_the_admins_setup_comes_first_and_may_make_the_place_to_work(machine: Machine) -> None:
-    machine.render(
-        "cat ../made", setup=f"#!/bin/sh\nmkdir -p {machine.scratch}; echo by the admin >{machine.scratch}/made"
-    )
-    said, found = machine.end(machine.boot())
-    assert found == GuestExitReport(0, "no outcome")
-    assert "by the admin" in said
-
-
 @pytest.mark.parametrize(
     ("setup", "words"),
     [
@@ -328,7 +319,6 @@ def test_the_verdict_is_on_the_port_that_the_cloud_keeps(machine: Machine, activ
         assert exit_report(console, machine.drone_id) == (found if name in heard else None)
 
 
-# -------------------------------------------------------------------------------------------------------------- systemd
 # A stand-in for systemctl: it starts what the unit says, and not as systemd would, in nothing of this process's.
 
 

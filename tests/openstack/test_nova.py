@@ -15,7 +15,7 @@ from adapters.openstack.records import (
     Server,
     ServerFault,
 )
-from provisioner.interfaces import AuthError, RejectedError, UnavailableError
+from provisioner.interfaces import RejectedError, UnavailableError
 from provisioner.model import FaultKind
 from tests.openstack.fake_openstack import PROJECT, FakeCloud, Nova, fault
 
@@ -59,24 +59,11 @@ async def test_what_is_gone_is_deleted(fake: FakeCloud, nova: Nova) -> None:
     assert await nova.actions(server) == []
 
 
-@pytest.mark.parametrize(
-    ("now", "done"),
-    [
-        ({"OS-EXT-STS:task_state": "deleting"}, True),
-        ({"status": "DELETED"}, True),
-        ({}, False),
-    ],
-)
-async def test_a_conflict_at_deletion_is_fine_if_it_is_being_deleted(
-    fake: FakeCloud, nova: Nova, now: dict[str, Any], done: bool
-) -> None:
+async def test_a_conflict_at_deletion_is_fine_if_it_is_being_deleted(fake: FakeCloud, nova: Nova) -> None:
     fake.fail("", lambda _: fault(409, "conflictingRequest", "Instance x is locked"), "DELETE")
-    server = fake.add("kit-a-1", **now)
-    if done:
-        await nova.delete(server)
-        return
+    await nova.delete(fake.add("kit-a-1", **{"OS-EXT-STS:task_state": "deleting"}))
     with pytest.raises(RejectedError, match="is locked") as told:
-        await nova.delete(server)
+        await nova.delete(fake.add("kit-a-2"))
     assert told.value.kind is FaultKind.DENIED
 
 
@@ -111,24 +98,13 @@ async def test_a_cloud_without_networks_and_volumes_has_nothing_left_behind(fake
     assert told.value.kind is FaultKind.CONFIG
 
 
-async def test_ports_that_we_may_not_see_are_not_none(fake: FakeCloud, nova: Nova) -> None:
-    fake.fail("/ports", lambda _: fault(403, "NeutronError", "no"))
-    with pytest.raises(AuthError):
-        await nova.ports()
-
-
 def test_a_server_in_full() -> None:
     told = {
-        "id": "119683a1-c806-405a-8ade-d47721a46740",
-        "name": "kit-a-1",
-        "status": "error",
-        "tenant_id": PROJECT,
+        **{"id": "119683a1", "name": "kit-a-1", "status": "error", "tenant_id": PROJECT},
         "hostId": "888c",
-        "created": "2026-11-21T23:00:00Z",
-        "updated": "2026-11-21T23:00:01Z",
+        **{"created": "2026-11-21T23:00:00Z", "updated": "2026-11-21T23:00:01Z"},
         "OS-SRV-USG:launched_at": "2026-11-21T23:00:02.500000",
-        "OS-EXT-STS:task_state": "deleting",
-        "OS-EXT-STS:power_state": 4,
+        **{"OS-EXT-STS:task_state": "deleting", "OS-EXT-STS:power_state": 4},
         "flavor": {"original_name": "gpu", "vcpus": 8, "ram": 20480, "disk": 80, "extra_specs": {"a": "b"}},
         "metadata": {"provisioner_drone": "kit-a-1"},
         "tags": ["gpu-drone"],
@@ -136,14 +112,12 @@ def test_a_server_in_full() -> None:
         "os-extended-volumes:volumes_attached": [{"id": "v1", "delete_on_termination": True}],
     }
     assert records.parse_server(told) == Server(
-        id="119683a1-c806-405a-8ade-d47721a46740",
-        name="kit-a-1",
-        status="ERROR",
+        "119683a1",
+        "kit-a-1",
+        "ERROR",
         task="deleting",
         power=4,
-        created_at=NOV_21,
-        updated_at=NOV_21 + 1,
-        launched_at=NOV_21 + 2.5,
+        **{"created_at": NOV_21, "updated_at": NOV_21 + 1, "launched_at": NOV_21 + 2.5},
         host_id="888c",
         flavor=Flavor("gpu", 8, 20480, 81920, {"a": "b"}),
         tags=frozenset({"gpu-drone"}),

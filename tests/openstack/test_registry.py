@@ -262,12 +262,6 @@ def test_the_end_of_one_that_was_deleted_is_yet_to_be_found() -> None:
     assert (found.drones[SEVEN].state, found.drones[SEVEN].end) == (RemoteState.STOPPED, None)
 
 
-def test_one_that_is_merely_not_listed_is_left_to_the_core() -> None:
-    found = listed(gone=[RUNS])
-    assert (found.drones, found.unsettled) == ({}, {SEVEN: RUNS})
-    assert listed(gone=[RUNS], ends={SEVEN: END}).drones[SEVEN].end == END
-
-
 def test_a_deleted_one_of_which_only_the_name_is_told() -> None:
     bare = Server("s1", SEVEN, "DELETED", launched_at=NOW - 600)
     drone = listed(gone=[bare], ends={SEVEN: END}).drones[SEVEN]
@@ -280,7 +274,6 @@ def test_a_deleted_one_of_which_only_the_name_is_told() -> None:
     [
         (replace(RUNS, created_at=NOW - 5), RUNS),
         (BUILDS, replace(RUNS, created_at=NOW)),
-        (FAILED, replace(BUILDS, created_at=NOW)),
         (replace(OFF, created_at=NOW - 9999), FAILED),
         (replace(BUILDS, task="deleting", created_at=NOW), BUILDS),
     ],

@@ -54,17 +54,12 @@ async def half(request: web.Request) -> web.StreamResponse:
     return response
 
 
-finished: list[web.Request] = []
-"""Endless answers that were read to their end."""
-
-
 async def endless(request: web.Request) -> web.StreamResponse:
     response = web.StreamResponse()
     await response.prepare(request)
     await response.write(b'{"servers": ["')
     for _ in range(64):
         await response.write(b"x" * 1024**2)
-    finished.append(request)
     return response
 
 
@@ -74,11 +69,7 @@ async def endless(request: web.Request) -> web.StreamResponse:
         (abort, None),
         (half, None),
         (endless, "says more than 32 MiB"),
-        # a proxy may have passed the order on
-        *(
-            (lambda _, s=status: web.Response(status=s, text="<html>Bad Gateway"), "Bad G")
-            for status in (500, 502, 504)
-        ),
+        (lambda _: web.Response(status=502, text="<html>Bad Gateway"), "Bad G"),  # it may have passed the order on
     ],
 )
 async def test_without_a_reply_an_order_is_unsure_and_a_read_fails(
@@ -91,7 +82,6 @@ async def test_without_a_reply_an_order_is_unsure_and_a_read_fails(
         with pytest.raises(OutcomeUnknownError, match=words):
             await call
     assert fake.asked.count("POST /compute/v2.1/servers") == 1, "an order is never said twice"
-    assert not finished
 
 
 async def test_a_deadline_that_passes_leaves_an_order_unsure(fake: FakeCloud) -> None:
@@ -187,13 +177,6 @@ async def test_many_who_are_refused_at_a_time_log_in_once(fake: FakeCloud, monke
         assert await nova.servers() == []
 
 
-async def test_a_service_that_refuses_a_new_token(fake: FakeCloud, nova: Nova) -> None:
-    fake.fail(SERVERS, lambda _: fault(401, "error", "no"))
-    with pytest.raises(AuthError, match="refuses a token that Keystone has just given"):
-        await create(nova)
-    assert len(fake.logins) == 2
-
-
 async def test_a_token_follows_no_redirect(fake: FakeCloud, nova: Nova, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(FakeCloud()) as other:
         fake.fail(SERVERS, lambda _: web.Response(status=307, headers={"Location": f"{other.url}/x"}))
@@ -204,20 +187,15 @@ async def test_a_token_follows_no_redirect(fake: FakeCloud, nova: Nova, monkeypa
         assert other.asked == []
 
 
-@pytest.mark.parametrize(("newest", "spoken"), [("2.104", "2.90"), ("2.61", "2.61")])
-async def test_the_newest_common_microversion_is_found_once(
-    fake: FakeCloud, nova: Nova, newest: str, spoken: str
-) -> None:
-    fake.newest = newest
+async def test_the_newest_common_microversion_is_found_once(fake: FakeCloud, nova: Nova) -> None:
     await nova.servers()
     await nova.servers()
-    assert fake.microversions == [f"compute {spoken}"] * 2
+    assert fake.microversions == ["compute 2.90"] * 2
     assert fake.asked.count("GET /compute/v2.1/") == 1
 
 
-@pytest.mark.parametrize("newest", ["2.60", ""])
-async def test_a_nova_that_is_too_old_is_told_so(fake: FakeCloud, nova: Nova, newest: str) -> None:
-    fake.newest = newest
+async def test_a_nova_that_is_too_old_is_told_so(fake: FakeCloud, nova: Nova) -> None:
+    fake.newest = "2.60"
     with pytest.raises(UnavailableError, match=r"at least 2\.61 is wanted") as told:
         await create(nova)
     assert told.value.kind is FaultKind.CONFIG
@@ -347,13 +325,6 @@ async def test_the_default_region_is_the_first_with_a_nova(fake: FakeCloud) -> N
         with pytest.raises(UnavailableError, match=r"in region `KAA`.*\(there are HD, KA\)") as told:
             await nova.servers()
         assert told.value.kind is FaultKind.CONFIG
-
-
-@pytest.mark.parametrize("name", ["block-storage", "volumev3", "block-store"])
-async def test_a_service_is_found_by_any_of_its_names(fake: FakeCloud, nova: Nova, name: str) -> None:
-    fake.services[name] = fake.services.pop("volumev3")
-    fake.lists["volumes"] = [{"id": "v1", "status": "available"}]
-    assert await nova.volumes() == {"v1": "available"}
 
 
 @pytest.mark.parametrize(

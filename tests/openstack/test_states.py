@@ -129,19 +129,6 @@ def test_a_no_that_is_not(status: int, message: str, error: type[AdapterError], 
 
 
 @pytest.mark.parametrize(
-    ("status", "key", "error", "kind"),
-    [
-        (429, "", UnavailableError, FaultKind.THROTTLED),
-        (404, "itemNotFound", UnavailableError, FaultKind.DOWN),
-        (500, "computeFault", UnavailableError, FaultKind.DOWN),
-    ],
-)
-def test_a_no_to_a_question(status: int, key: str, error: type[AdapterError], kind: FaultKind) -> None:
-    found = states.read_error(status, key, "said")
-    assert (type(found), found.kind) == (error, kind)
-
-
-@pytest.mark.parametrize(
     ("body", "found"),
     [
         ({"badRequest": {"code": 400, "message": "Flavor"}}, ("badRequest", "Flavor")),
@@ -150,8 +137,6 @@ def test_a_no_to_a_question(status: int, key: str, error: type[AdapterError], ki
             ("NeutronError", "OverQuota: exceeded"),
         ),
         ({"errors": [{"status": 406, "title": "Not Acceptable", "detail": "too new"}]}, ("errors", "too new")),
-        ({"badRequest": {"message": 7}}, ("badRequest", "")),
-        ({"servers": []}, ("", "")),
     ],
 )
 def test_the_shapes_of_a_fault(body: dict[str, object], found: tuple[str, str]) -> None:

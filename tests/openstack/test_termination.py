@@ -41,12 +41,10 @@ def ended(
     server: Server,
     actions: Sequence[ServerAction] | None,
     report: GuestExitReport | None = None,
-    *,
     asked: bool = False,
     output: str = "",
-    us: str = US,
 ) -> RemoteEnd:
-    return end_of(EndEvidence(server, actions, report, output), asked, us, NOW)
+    return end_of(EndEvidence(server, actions, report, output), asked, US, NOW)
 
 
 ID = DroneId("kit-ab12-7")
@@ -70,20 +68,8 @@ NEVER_RAN = replace(DELETED, launched_at=0.0, fault=ServerFault(500, "No valid h
         (DELETED, did(BY_NOVA, BY_US), IDLE, {"asked": True}, (EXITED, 0, None, IDLE.words)),
         # a stop makes it say its last word, too
         (OFF, did(("stop", US)), VACATED, {"asked": True}, (STOPPED, None, None, ": vacated: SIGTERM")),
-        (
-            OFF,
-            did(("stop", THEM)),
-            VACATED,
-            {},
-            (PREEMPTED, None, None, ": stop by user c0ffee"),
-        ),
-        (
-            NEVER_RAN,
-            did(BY_US),
-            None,
-            {"asked": True},
-            (STOPPED, None, None, "No valid host was found."),
-        ),
+        (OFF, did(("stop", THEM)), VACATED, {}, (PREEMPTED, None, None, ": stop by user c0ffee")),
+        (NEVER_RAN, did(BY_US), None, {"asked": True}, (STOPPED, None, None, "No valid host was found.")),
         # whoever was first counts
         *(
             (DELETED, did((action, THEM)), None, {}, (PREEMPTED, None, None, f": {action} by user {THEM}"))
@@ -158,6 +144,8 @@ def test_ends_are_kept_for_as_long_as_their_servers_are_and_a_while_more() -> No
         (LINE, IDLE),
         (f"[   52.123456] sh[812]: {LINE}\r\n[   53.0] reboot: Power down\n", IDLE),
         (f"{LINE}\n=== drone {ID} exit=0 reason=[   52.1] nvidia: kernel speaks\nidle ===\n", IDLE),
+        (f"=== drone {ID} exit=74 reason=master-died why=it%20%1b[31mdied ===\n{LINE}\n", IDLE),
+        (f"{LINE}\n=== drone {ID} exit=7 reason=x why=it%20%1b[31mdied ===", GuestExitReport(7, "x: it ?[31mdied")),
         ("", None),
         (LINE.replace(ID, "kit-ab12-77"), None),
         (LINE.removesuffix(" ==="), None),
@@ -167,12 +155,6 @@ def test_ends_are_kept_for_as_long_as_their_servers_are_and_a_while_more() -> No
 )
 def test_it_is_found_and_not_made_up(console: str, found: GuestExitReport | None) -> None:
     assert exit_report(console, ID) == found
-
-
-def test_the_last_one_counts() -> None:
-    other = f"=== drone {ID} exit=74 reason=master-died why=it%20%1b[31mdied ==="
-    assert exit_report(f"{LINE}\n{other}\n", ID) == GuestExitReport(74, "master-died: it ?[31mdied")
-    assert exit_report(f"{other}\n{LINE}\n", ID) == IDLE
 
 
 def test_no_words_are_too_long_or_hold_a_token() -> None:
@@ -209,7 +191,7 @@ async def test_it_cleans_up_now_and_again_until_it_is_late_enough(fake: FakeClou
     clock = Clock()
     cleanup = ResourceCleanup(600.0, clock)
     seen = {"s1": gone("s1", "DELETED", "v1", "v2", "v3")}
-    fake.lists["ports"] = [port("p1"), port("p9", "s9"), port("p8", "")]
+    fake.lists["ports"] = [port("p1", owner="compute:az-2"), port("p9", "s9"), port("p8", owner="network:dhcp")]
     fake.lists["volumes"] = [{"id": "v1", "status": "detaching"}, {"id": "v9", "status": "available"}]
     fake.lists["volumes"] += [{"id": "v2", "status": "error_deleting"}, {"id": "v3", "status": "in-use"}]
     assert cleanup.due(seen)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -13,8 +15,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from adapters.shared.commands import files
+from adapters.shared.commands.choice import runner_for
 from adapters.shared.commands.local import LocalRunner, own_environment
 from adapters.shared.commands.runner import MAX_OUTPUT_BYTES, NoReplyError, Runner
+from adapters.shared.commands.settings import SshSettings
 from adapters.shared.commands.ssh import SshRunner
 from provisioner.interfaces import UnavailableError
 from provisioner.model import FaultKind
@@ -103,9 +107,6 @@ def test_no_argument_is_read_by_a_shell_on_the_way(sshd: Sshd, argument: list[st
     assert asyncio.run(there_and_back()).decode().split("\0")[:-1] == argument
 
 
-# ------------------------------------------------------------------------------------------------------------ files
-
-
 async def listing(runner: Runner, directory: str) -> dict[str, str]:
     done = await runner.run(["find", directory, "-type", "f", "-printf", "%P %m\\n"], deadline_s=30)
     return dict(line.split() for line in done.out.decode().splitlines())
@@ -155,3 +156,21 @@ async def test_nothing_is_written_or_removed_elsewhere() -> None:
         for directory in ("", "/", "..", "../x", "/a/../b", "-x", "a b", "~"):
             with pytest.raises(ValueError, match="no name for a directory"):
                 await files.remove(runner, directory, deadline_s=5)
+
+
+SSH = SshSettings.model_validate({"host": "login.example.org", "user": "drones", "key": "/nowhere/id"})
+
+
+def test_without_asyncssh_ssh_is_a_mistake_of_the_installation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "asyncssh", None)
+    monkeypatch.delitem(sys.modules, "adapters.shared.commands.ssh")
+    monkeypatch.delitem(sys.modules, "adapters.shared.commands.ssh_login", raising=False)
+    assert isinstance(runner_for(None), LocalRunner)
+    with pytest.raises(UnavailableError, match=r"gpu-drone-provisioner\[ssh\]") as caught:
+        runner_for(SSH)
+    assert caught.value.kind is FaultKind.CONFIG
+
+
+def test_an_adapter_can_be_loaded_without_asyncssh() -> None:
+    program = "import sys, adapters.htcondor.site.client; sys.exit('asyncssh' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0

@@ -20,9 +20,6 @@ from tests.slurm.restd import recorded
 PYSLURM = json.loads((Path(__file__).parent / "recorded/pyslurm.json").read_text())
 
 
-# ---------------------------------------------------------------------------------------------------------- slurmrestd
-
-
 def test_a_job_of_slurmrestd() -> None:
     waiting, running = (rest.parse_job(each) for each in recorded("array-24.11")["jobs"])
 
@@ -40,6 +37,13 @@ def test_a_job_of_slurmrestd() -> None:
             gpus={"a100": 1},
         )
     ]
+
+
+def test_accounting_reports_the_end_of_a_task() -> None:
+    jobs = [rest.parse_accounted_job(each) for each in recorded("accounted-24.11")["jobs"]]
+    assert {(job.state, job.name, job.user) for job in jobs} == {("CANCELLED", "c-b-0+.a100.horeka", "drone")}
+    assert sorted(job.remote_id for job in jobs) == ["5113_0", "5113_1"]
+    assert all(0 < job.started_at <= job.ends_at and job.limit_s == 3600.0 for job in jobs)
 
 
 @pytest.mark.parametrize(("release", "default"), [("24.11", False), ("26.05", True)])
@@ -73,9 +77,6 @@ def test_the_configuration_reads_as_scontrol_prints_it() -> None:
 def test_cores_are_restricted_only_where_the_node_names_them(spec: str | None, cores: int) -> None:
     record = {**recorded("nodes-24.11")["nodes"][0], "res_cores_per_gpu": 4, "gpu_spec": spec}
     assert rest.parse_node(record).restricted_cores_per_gpu == cores
-
-
-# ------------------------------------------------------------------------------------------------------------- pyslurm
 
 
 def of_pyslurm(**special: Any) -> SimpleNamespace:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from adapters.slurm.blocking import ReserveLimits, render_blocking, reserve_limits
-from provisioner.model import Reserve, ReserveWhen, SitePolicy
+from provisioner.model import Reserve, SitePolicy
 from tests.slurm.test_capacity import A100, FULL, H100, config
 
 SHARE = Reserve(cpus=8, memory_mib=20480)
@@ -91,15 +91,6 @@ def test_where_nothing_can_be_printed_the_text_says_why(
     text = render_blocking(policy, (A100,), config(hardware=hardware))
     assert told in prose(text)
     assert lines(text) == []
-
-
-def test_limitations_of_slurm_are_printed() -> None:
-    said = prose(printed())
-    assert "Memory per free GPU, as such" in said and "In 22.05" in said and "CRASHED" in said
-    assert "Disk:" not in said and "gpu-demand" not in said
-    greedy = replace(SHARE, disk_mib=51200, when=ReserveWhen.GPU_DEMAND)
-    said = prose(printed(replace(POLICY, blocking=(greedy,))))
-    assert "Disk: Slurm does not give it out" in said and "write `when: always`" in said
 
 
 def test_the_owners_priority_is_by_partitions() -> None:

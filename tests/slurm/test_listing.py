@@ -40,16 +40,6 @@ def one(job: SlurmJob, cancelled: Collection[DroneId] = ()) -> RemoteDrone:
     return drone
 
 
-# -------------------------------------------------------------------------------------------------------------- alive
-
-
-def test_a_running_job_is_a_running_drone() -> None:
-    drone = one(RUNNING)
-    assert (drone.drone_id, drone.type, drone.remote_id) == (SEVEN, "a100", "123")
-    assert (drone.state, drone.started_at, drone.node) == (RemoteState.RUNNING, NOW - 600, "hkn0801")
-    assert (drone.reason, drone.end, drone.notice_at, drone.blocked) == ("", None, 0.0, None)
-
-
 def test_a_waiting_job_has_a_reason_and_an_expected_start() -> None:
     drone = one(replace(PENDING, started_at=NOW + 1200))
     assert (drone.state, drone.reason, drone.blocked) == (RemoteState.PENDING, "Priority", None)
@@ -78,9 +68,6 @@ def test_a_completing_job_still_runs(job: SlurmJob) -> None:
     assert "is ending" in drone.reason
 
 
-# -------------------------------------------------------------------------------------------------------------- notice
-
-
 def test_a_preempted_job_is_under_notice() -> None:
     assert one(replace(RUNNING, preempted_at=NOW - 3)).notice_at == NOW - 3
     assert one(replace(ENDED, state="PREEMPTED", flags=frozenset({"COMPLETING"}), preempted_at=NOW - 9)).notice_at
@@ -90,9 +77,6 @@ def test_an_end_before_its_time_limit_is_a_notice_too() -> None:
     assert one(replace(RUNNING, ends_at=NOW + 6)).notice_at == NOW
     assert one(replace(RUNNING, limit_s=0.0, ends_at=NOW + 6)).notice_at == 0.0  # no limit is told
     assert one(replace(RUNNING, started_at=NOW - 3590, ends_at=NOW + 10)).notice_at == 0.0  # just its limit
-
-
-# ---------------------------------------------------------------------------------------------------------------- ends
 
 
 @pytest.mark.parametrize(
@@ -147,9 +131,6 @@ def test_the_record_of_a_rejected_submission_is_no_drone() -> None:
     assert SEVEN in listed(replace(never, reason="JobLaunchFailure", ends_at=NOW - 5)).drones
 
 
-# ------------------------------------------------------------------------------------------------------------ requeued
-
-
 @pytest.mark.parametrize("job", [replace(PENDING, reason="BeginTime"), RUNNING])
 def test_a_requeued_drone_waits_whatever_its_job_does(job: SlurmJob) -> None:
     drone = one(replace(job, restarts=1))
@@ -162,9 +143,6 @@ def test_one_that_is_requeued_and_held_will_never_start() -> None:
     failed = one(replace(PENDING, reason="launch failed requeued held", restarts=1))
     assert (failed.blocked, failed.hopeless) == (FaultKind.NODE, True)
     assert one(replace(PENDING, reason="BeginTime", restarts=1)).blocked is None
-
-
-# ----------------------------------------------------------------------------------------------------- whose, how many
 
 
 @pytest.mark.parametrize(
@@ -191,9 +169,6 @@ def test_a_drone_that_overstays_its_limit_is_ended_by_its_own_script(early_s: fl
     job = replace(RUNNING, state="FAILED", started_at=began, ends_at=NOW - 10, exit_code=137)
     end = one(job).end
     assert end is not None and end.kind is kind
-
-
-# ---------------------------------------------------------------------------------------------------------------- names
 
 
 def named(name: str, remote_id: str = "123") -> SlurmJob:

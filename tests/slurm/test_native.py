@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,9 +31,6 @@ def test_variables_of_slurm_are_hidden_from_jobs(monkeypatch: pytest.MonkeyPatch
         os.unsetenv("SLURM_BITSTR_LEN")
 
 
-# -------------------------------------------------------------------------------------------------------------- errors
-
-
 def test_another_release_is_not_tried() -> None:
     check_release("26.5.0", 45)
     with pytest.raises(UnavailableError, match=r"pyslurm 25\.11\.2 is for Slurm 25\.11, .* is of 26\.05") as down:
@@ -59,18 +53,3 @@ async def test_without_pyslurm_the_error_names_the_requirement() -> None:
             with pytest.raises(UnavailableError, match=r"pip install 'gpu-drone-provisioner\[slurm-native\]'") as down:
                 await question()
             assert down.value.kind is FaultKind.CONFIG
-
-
-@pytest.fixture
-def bare(tmp_path: Path) -> Iterator[Path]:
-    """This Python without anything that is installed for it."""
-    file = tmp_path / "python"
-    file.write_text(f'#!/bin/sh\nexec {Path(sys.executable).resolve()} -S "$@"\n')
-    file.chmod(0o755)
-    yield file
-
-
-async def test_another_interpreter_needs_nothing_of_ours_but_our_packages(bare: Path) -> None:
-    async with native(native={"python": str(bare)}) as cluster:
-        with pytest.raises(UnavailableError, match="the native transport needs pyslurm"):
-            await cluster.nodes()

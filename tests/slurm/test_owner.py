@@ -41,9 +41,6 @@ def claim(job: SlurmJob, **more: Any) -> OwnerDemand:
     return found
 
 
-# -------------------------------------------------------------------------------------------------------------- waiting
-
-
 def test_without_an_owner_there_is_no_demand() -> None:
     assert owner_demands([JOB], CLUSTER, view(), config()) == SlurmOwnerDemands()
     assert owner_load([replace(JOB, state="RUNNING", nodes=("hkn0801",))], view(), config()) is None
@@ -91,11 +88,6 @@ def test_required_nodes_and_closed_nodes() -> None:
     assert claim(JOB, cluster=drained).nodes == ("hkn0802", "hkn0803")  # no drone leaves a drained node for him
 
 
-def test_a_job_that_fits_only_nodes_without_drones_is_no_demand() -> None:
-    other = replace(NODE, name="fat1", partitions=("owners",), memory_mib=4_000_000)
-    assert wanted(replace(JOB, memory_mib=2_000_000), cluster=(*CLUSTER, other)) == SlurmOwnerDemands()
-
-
 def test_a_job_that_fits_no_node_is_reported() -> None:
     found = wanted(replace(JOB, gpus={"a100": 5}))
     assert found.demands == ()
@@ -107,9 +99,6 @@ def test_a_job_that_fits_no_node_is_reported() -> None:
 )
 def test_gpus_are_of_a_type_or_of_any(gpus: dict[str, int], fits: bool) -> None:
     assert bool(wanted(replace(JOB, gpus=gpus)).demands) is fits
-
-
-# -------------------------------------------------------------------------------------------------------------- running
 
 
 def test_the_load_of_the_owners_running_jobs_on_our_nodes() -> None:

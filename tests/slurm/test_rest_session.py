@@ -37,9 +37,6 @@ async def slurm(restd: Restd) -> AsyncIterator[SlurmRestClient]:
         yield client
 
 
-# ------------------------------------------------------------------------------------------------------------- listings
-
-
 def states(jobs: Sequence[SlurmJob]) -> dict[str, str]:
     return {job.remote_id: job.state for job in jobs}
 
@@ -106,9 +103,15 @@ async def test_there_is_no_listing_until_the_details_of_every_job_are_known(rest
             await slurm.own_jobs()
 
 
-async def test_a_job_that_disappears_meanwhile_or_is_hidden_is_not_ours(restd: Restd, slurm: SlurmRestClient) -> None:
+async def test_a_job_that_disappears_is_not_ours_and_an_error_fails_the_listing(
+    restd: Restd, slurm: SlurmRestClient
+) -> None:
     async def gone(request: web.Request) -> web.Response | None:
         return no_such_job() if "/job/2" in request.path else None
+
+    async def failing(request: web.Request) -> object:
+        error = {"error_number": -1, "error": "Unspecified error"}
+        return {"jobs": [], "errors": [error]} if "/job/3" in request.path else None
 
     restd.add(1)
     restd.add(2)
@@ -117,15 +120,7 @@ async def test_a_job_that_disappears_meanwhile_or_is_hidden_is_not_ours(restd: R
     restd.looked_at()
     assert states(await slurm.own_jobs()) == {"1": "PENDING"}
     assert restd.looked_at() == [1]
-
-
-async def test_a_failed_request_fails_the_listing(restd: Restd, slurm: SlurmRestClient) -> None:
-    async def failing(request: web.Request) -> object:
-        error = {"error_number": -1, "error": "Unspecified error"}
-        return {"jobs": [], "errors": [error]} if "/job/2" in request.path else None
-
-    restd.add(1)
-    restd.add(2)
+    restd.add(3)
     restd.before = failing
     with pytest.raises(UnavailableError, match="Unspecified error"):
         await slurm.own_jobs()
@@ -147,9 +142,6 @@ async def test_a_socket_of_another_account_is_noticed_by_the_first_job(restd: Re
     assert told.value.kind is FaultKind.CONFIG
 
 
-# ---------------------------------------------------------------------------------------------------------- who we are
-
-
 async def test_a_token_is_read_again_when_its_file_changes(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("SLURM_JWT=one\n")  # as `scontrol token` prints it
@@ -161,15 +153,6 @@ async def test_a_token_is_read_again_when_its_file_changes(tmp_path: Path) -> No
         restd.token = "three"
         with pytest.raises(AuthError, match=r"token of file .*/token is rejected"):
             await slurm.own_jobs()
-
-
-async def test_a_unix_socket_needs_no_token(tmp_path: Path) -> None:
-    async with running(Restd(), tmp_path / "socket") as restd, rest_client(restd.url) as slurm:
-        restd.add(5)
-        assert [job.remote_id for job in await slurm.own_jobs()] == ["5"]
-
-
-# ------------------------------------------------------------------------------------------------------------- versions
 
 
 async def test_the_newest_version_that_both_speak_is_chosen_once() -> None:
@@ -192,9 +175,6 @@ async def test_another_release_in_its_place_is_found_out_at_the_next_call(restd:
     with pytest.raises(UnavailableError):
         await slurm.own_jobs()
     assert await slurm.own_jobs() == []
-
-
-# -------------------------------------------------------------------------------------------------------------- silence
 
 
 async def cut(request: web.Request) -> None:
@@ -255,9 +235,6 @@ async def test_a_second_answer_after_a_no_is_left_unheard() -> None:
         with pytest.raises(RejectedError, match="Requested node configuration is not available") as told:
             await slurm.submit(DRONE)
         assert told.value.kind is FaultKind.CONFIG
-
-
-# ------------------------------------------------------------------------------------------------------------- ending
 
 
 async def test_cancelling_and_killing(restd: Restd, slurm: SlurmRestClient) -> None:

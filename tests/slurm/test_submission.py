@@ -38,9 +38,6 @@ def submitted(*orders: StartOrder, largest: int = 1001, **more: object) -> list[
     return list(make_batches(list(orders), config(**more), largest))
 
 
-# ------------------------------------------------------------------------------------------------------------- batches
-
-
 def test_drones_of_a_type_go_as_one_array_whose_tasks_are_their_numbers_and_one_drone_as_a_job() -> None:
     [batch] = submitted(order(120), order(117), order(118))
     assert batch.drone_ids == ("kit-ab12-117", "kit-ab12-118", "kit-ab12-120")
@@ -69,9 +66,6 @@ def test_no_task_has_a_number_that_the_cluster_does_not_allow() -> None:
     found = submitted(*(order(n) for n in (1, 2, 10, 11, 12, 40)), largest=10)
     assert [batch.submission.tasks for batch in found] == [(0, 1, 9), (0, 1), ()]
     assert [batch.drone_ids[0] for batch in found] == ["kit-ab12-1", "kit-ab12-11", "kit-ab12-40"]
-
-
-# ---------------------------------------------------------------------------------------------------- what is asked for
 
 
 def test_a_submission_requests_the_resources_of_the_type() -> None:
@@ -114,7 +108,6 @@ def test_the_script_is_plain_ascii_without_readable_secrets() -> None:
     assert b"hush-hush" not in batch.submission.script
 
 
-# -------------------------------------------------------------------------------------------------------- on the node
 # This host is the node, and has no srun: the step is left out, all else is the same.
 
 
@@ -168,15 +161,6 @@ def test_a_drone_finds_its_files_and_its_environment_whatever_is_in_them(scratch
     assert (env["CUDA_VISIBLE_DEVICES"], env["DRONE_WALLTIME_S"]) == ("3", str(7200 - 2 - 90))
     assert "/usr/bin" in env["PATH"].split(":")
     assert list(scratch.iterdir()) == []
-
-
-def test_the_sites_path_of_htcondor_overrides_the_overlays(scratch: Path) -> None:
-    """One pool, many sites: what the pool says of all of them gives way."""
-    out = scratch.parent / "prefix"
-    pooled = drone(f"echo $CONDOR_PREFIX $DRONE_COLLECTOR >{out}", {"CONDOR_PREFIX": "/opt", "DRONE_COLLECTOR": "pool"})
-    for told, prefix in (({}, "/opt"), ({"CONDOR_PREFIX": "/home/kit/condor"}, "/home/kit/condor")):
-        OnTheNode(scratch, pooled, told=told).end()
-        assert out.read_text() == f"{prefix} pool\n"
 
 
 @pytest.mark.parametrize(

