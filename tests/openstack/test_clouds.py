@@ -92,13 +92,6 @@ def test_a_password_is_text_even_if_it_looks_like_a_number(tmp_path: Path) -> No
     assert (found.interface, found.verify) == ("public", True)
 
 
-def test_a_domain_for_both_and_names_of_old(tmp_path: Path) -> None:
-    text = PASSWORD.replace("user_domain_name: Default", "domain_name: Default").replace("project-name", "tenant_name")
-    found = read(tmp_path, text.replace("      project_domain_id: default\n", ""))
-    domain = {"name": "Default"}
-    assert found.who == password_user("0123", {"name": "drone", "domain": domain}, {"name": "grid", "domain": domain})
-
-
 def test_the_site_file_comes_before_the_entry(tmp_path: Path) -> None:
     ca = written(tmp_path / "ca.pem", "")
     found = read(tmp_path, APPLICATION, region="HD", interface="public", ca=str(ca))

@@ -21,7 +21,7 @@ from adapters.openstack.termination import (
 )
 from provisioner.interfaces import UnavailableError
 from provisioner.model import DroneId, EndKind, FaultKind, RemoteEnd
-from tests.openstack.fake_openstack import Clock, FakeCloud, Nova, busy, connect
+from tests.openstack.fake_openstack import PROJECT, Clock, FakeCloud, Nova, busy, connect
 
 NOW = 1_800_000_000.0
 US, THEM = "3440e6de", "c0ffee"
@@ -197,6 +197,7 @@ async def test_it_cleans_up_now_and_again_until_it_is_late_enough(fake: FakeClou
     assert cleanup.due(seen)
     await cleanup.run(nova)
     assert left(fake) == ["p9", "p8", "v1", "v9", "v3"], "only what was a drone's and is free"
+    assert any("/ports?" in each and f"project_id={PROJECT}" in each for each in fake.asked), "an admin sees all ports"
     assert not cleanup.due(seen)
     fake.lists["volumes"][0]["status"] = "available"
     clock.now += 601

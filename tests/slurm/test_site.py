@@ -22,8 +22,6 @@ from provisioner.interfaces import AdapterError, OutcomeUnknownError, RejectedEr
 
 A100 = model.DroneType("hk", "a100", gpu_milli=1000, cpus=8, memory_mib=2048, disk_mib=10, walltime_s=3600.0)
 NODE = SlurmNode("hkn0801", "IDLE", partitions=("accelerated",), cpus=152, memory_mib=512_000, gpus={"a100": 4})
-
-
 FIRST = model.DroneId("kit-ab12-1")
 
 

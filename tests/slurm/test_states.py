@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from adapters.slurm.states import SLURM_STATES, classify_reason, classify_refusal, map_state, query_error
+from adapters.slurm.states import classify_reason, classify_refusal, map_state, query_error
 from provisioner.interfaces import AuthError, UnavailableError
 from provisioner.model import FaultKind, RemoteState
-
-ENDED = [word for word, mapping in SLURM_STATES.items() if mapping.state is RemoteState.ENDED and word != "REVOKED"]
 
 
 @pytest.mark.parametrize("state", ["QUANTUM", "", "\x1b[2J" + "x" * 5000])
@@ -19,11 +17,6 @@ def test_an_unknown_state_is_alive(state: str) -> None:
     assert (found.state, found.kind) == (RemoteState.UNKNOWN, None)
     assert found.description.isprintable()
     assert len(found.description) <= 300
-
-
-@pytest.mark.parametrize("state", ENDED)
-def test_a_completing_job_has_not_ended(state: str) -> None:
-    assert map_state(state, frozenset({"COMPLETING"})).state is RemoteState.RUNNING
 
 
 def test_decisive_flags_override_the_state() -> None:
