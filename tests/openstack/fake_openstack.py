@@ -50,7 +50,6 @@ def _lists() -> dict[str, list[dict[str, Any]]]:
 @dataclass
 class FakeCloud:
     secret: str = "s3cret"
-    life_s: float = 3600.0
     newest: str = "2.104"
     page: int = 1000
     services: dict[str, tuple[str, str]] = field(default_factory=lambda: dict(_SERVICES))
@@ -84,22 +83,11 @@ class FakeCloud:
     def add(self, name: str, *, status: str = "ACTIVE", **more: Any) -> str:
         number = next(self.numbers)
         server_id = f"00000000-0000-4000-8000-{number:012}"
-        self.servers[server_id] = {
-            "id": server_id,
-            "name": name,
-            "status": status,
-            "tenant_id": PROJECT,
-            "metadata": {},
-            "tags": [],
-            "created": "2026-11-21T23:00:00Z",
-            "updated": "2026-11-21T23:00:00Z",
-            "OS-EXT-STS:task_state": None,
-            "OS-EXT-STS:power_state": 1 if status == "ACTIVE" else 0,
-            **more,
-        }
+        told = {"id": server_id, "name": name, "status": status, "tenant_id": PROJECT, "metadata": {}, "tags": []}
+        times = dict.fromkeys(("created", "updated"), "2026-11-21T23:00:00Z")
+        states = {"OS-EXT-STS:task_state": None, "OS-EXT-STS:power_state": 1 if status == "ACTIVE" else 0}
+        self.servers[server_id] = {**told, **times, **states, **more}
         return server_id
-
-    # ------------------------------------------------------------------------------------------------------ answering
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.asked.append(f"{request.method} {request.path_qs}")
@@ -132,7 +120,7 @@ class FakeCloud:
         token = f"gAAAAA-token-{next(self.numbers)}"
         self.tokens.add(token)
         now = datetime(2001, 1, 1, tzinfo=UTC)  # its clock is not ours
-        times = {"issued_at": now, "expires_at": now + timedelta(seconds=self.life_s)}
+        times = {"issued_at": now, "expires_at": now + timedelta(hours=1)}
         told = {
             "methods": identity["methods"],
             "user": {"id": USER, "name": "drone", "domain": {"id": "default", "name": "Default"}},
@@ -267,20 +255,14 @@ async def nobody() -> AsyncIterator[str]:
     yield f"http://127.0.0.1:{port}"
 
 
-# ------------------------------------------------------------------------------------------------- a site in this cloud
-
 SITE, CONTROLLER = "cloud", "kit"
 A100 = DroneType(SITE, "a100", gpu_milli=1000, cpus=8, memory_mib=16384, disk_mib=10240, walltime_s=3600.0)
 
 
 def auth(fake: FakeCloud) -> Mapping[str, Any]:
     """Ours, with the secret in the environment (``CLOUD_SECRET``)."""
-    secret = {"env": "CLOUD_SECRET"}
-    return {
-        "url": f"{fake.url}/identity",
-        "application_credential_id": "abc",
-        "application_credential_secret": secret,
-    }
+    credential = {"application_credential_id": "abc", "application_credential_secret": {"env": "CLOUD_SECRET"}}
+    return {"url": f"{fake.url}/identity", **credential}
 
 
 def connect(fake: FakeCloud, *, deadline_s: float = 30, parallel: int = 8, **access: Any) -> OpenStackCloud:

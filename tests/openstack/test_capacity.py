@@ -19,7 +19,6 @@ from adapters.openstack.capacity import (
     nodes,
     owner_load,
     owners,
-    size_of,
 )
 from adapters.openstack.records import Flavor, Limits, Server, ServerFault
 from adapters.openstack.registry import ServerNames
@@ -32,30 +31,18 @@ from provisioner.model import DroneId, DroneType, Node, OwnerDemand, OwnerLoad
     [
         ({}, 0),
         ({"hw:cpu_policy": "dedicated", "resources:VCPU": "8", "trait:CUSTOM_GPU_H100": "required"}, 0),
-        ({"resources:VGPU": "1"}, 1),
-        ({"resources:PGPU": "2"}, 2),
         ({"resources1:VGPU": "1", "resources_GPU2:VGPU": "1"}, 2),
         ({"resources:CUSTOM_GPU_H100": "4"}, 4),
         ({"resources:CUSTOM_PCI_10DE_2330": "2"}, 2),
-        ({"resources:CUSTOM_BAREMETAL_GPU": "1"}, 1),
         ({"resources:CUSTOM_BAREMETAL_LARGE": "1", "resources:CUSTOM_MAGIC": "3"}, 0),
-        ({"pci_passthrough:alias": "h100:1"}, 1),
         ({"pci_passthrough:alias": "a100-80:2, ib:1"}, 2),
-        ({"pci_passthrough:alias": "nvidia_l40s:1,nvme:4"}, 1),
-        ({"pci_passthrough:alias": "tesla-t4:1,tesla-t4:1"}, 2),
         ({"pci_passthrough:alias": "mlx5:2"}, 0),
-        ({"pci_passthrough:alias": "quickassist:1"}, 0),
         ({"pci_passthrough:alias": "accelerator:3"}, 3),
         ({"pci_passthrough:alias": "accelerator:3", "resources:VGPU": "1"}, 1),
-        ({"accel:device_profile": "gpu-profile", "resources:VGPU": "1"}, 1),
         ({"resources:VGPU": "100000"}, 64),
         # a number that is not told
         ({"resources:VGPU": "9" * 5000}, None),
         ({"accel:device_profile": "gpu-profile"}, None),
-        ({"resources:VGPU": "many"}, None),
-        ({"resources:VGPU": ""}, None),
-        ({"pci_passthrough:alias": "h100"}, None),
-        ({"pci_passthrough:alias": "h100:²"}, None),
         ({"pci_passthrough:alias": "h100:-1"}, None),
     ],
 )
@@ -73,21 +60,12 @@ FLAVORS = {"a100": LARGE, "t4": SMALL}
     ("limits", "left"),
     [
         ({}, {"a100": 2, "t4": 6}),
-        ({"memory_mib": (400_000, 334_464)}, {"a100": 1, "t4": 6}),
-        ({"cpus": (-1, 60)}, {"a100": 4, "t4": 6}),  # -1: no limit
-        ({"cpus": (-1, 60), "memory_mib": (-1, 0)}, {"a100": 6, "t4": 6}),
         ({"instances": (-1, 4), "cpus": (-1, 60), "memory_mib": (-1, 0)}, None),
         ({"instances": (3, 4)}, {"a100": 0, "t4": 0}),  # lowered below what is used
-        ({"cpus": (0, 60)}, {"a100": 0, "t4": 0}),
     ],
 )
 def test_the_narrowest_limit_counts_for_each_type(limits: dict[str, Any], left: dict[str, int] | None) -> None:
     assert allowed(LIMITS._replace(**limits), FLAVORS) == left
-
-
-def test_what_a_flavour_does_not_use_is_no_limit_to_it() -> None:
-    nothing = replace(LARGE, vcpus=0)
-    assert allowed(LIMITS._replace(cpus=(60, 60), instances=(-1, 4), memory_mib=(-1, 0)), {"odd": nothing}) == {}
 
 
 NAMES = ServerNames("kit", "cloud")
@@ -97,28 +75,11 @@ WHOLE = DroneType("cloud", "whole", gpu_milli=4000, cpus=60, memory_mib=240_000,
 CPU = DroneType("cloud", "cpu", gpu_milli=0, cpus=4, memory_mib=8000, disk_mib=20_000)
 TYPES = (A100, WHOLE, CPU)
 FLAVOR = Flavor("gpu.a100.1", 16, 65_536, 102_400, {"pci_passthrough:alias": "a100:1"})
-DRONE = Server(
-    "s1",
-    "kit-a1b2-7",
-    "ACTIVE",
-    launched_at=1.0,
-    host_id=host_id(OURS, "gk-gpu-01"),
-    flavor=FLAVOR,
-    metadata=NAMES.metadata(DroneId("kit-a1b2-7"), "a100"),
-)
-THEIR = replace(DRONE, id="t1", name="etp-1", host_id=host_id(THEIRS, "gk-gpu-01"), metadata={})
-EMPTY = Node(
-    "gk-gpu-01",
-    ("a100", "whole", "cpu"),
-    4000,
-    64,
-    262_144,
-    1_000_000,
-    free_gpu_milli=4000,
-    free_cpus=64,
-    free_memory_mib=262_144,
-    free_disk_mib=1_000_000,
-)
+MARKS = NAMES.metadata(DroneId("kit-a1b2-7"), "a100")
+HERE, THERE = host_id(OURS, "gk-gpu-01"), host_id(THEIRS, "gk-gpu-01")
+DRONE = Server("s1", "kit-a1b2-7", "ACTIVE", launched_at=1.0, host_id=HERE, flavor=FLAVOR, metadata=MARKS)
+THEIR = replace(DRONE, id="t1", name="etp-1", host_id=THERE, metadata={})
+EMPTY = Node("gk-gpu-01", ("a100", "whole", "cpu"), *(4000, 64, 262_144, 1_000_000) * 2)
 
 
 def config(**more: Any) -> OpenStackSiteConfig:
@@ -146,13 +107,6 @@ def free(node: Node) -> FlavorSize:
 def test_a_hosts_id_is_what_nova_makes_of_it() -> None:
     """nova.utils.generate_hostid: sha224 of the project's id and the host's name."""
     assert host_id(OURS, "gk-gpu-01") == hashlib.sha224(f"{OURS}gk-gpu-01".encode()).hexdigest()
-    assert len(host_id(OURS, "gk-gpu-01")) == 56
-
-
-def test_each_project_has_its_own_ids_of_the_same_hosts() -> None:
-    found = host_names(config().hosts, [OURS, THEIRS])
-    assert (len(found), sorted(set(found.values()))) == (4, ["gk-gpu-01", "gk-gpu-02"])
-    assert host_names(config().hosts, ["", OURS]) == host_names(config().hosts, [OURS])
 
 
 def test_an_empty_host_is_free() -> None:
@@ -162,8 +116,6 @@ def test_an_empty_host_is_free() -> None:
 
 
 ONE_HELD = FlavorSize(3000, 48, 196_608, 897_600)
-TWO = replace(FLAVOR, extra={"resources:VGPU": "2"})
-FORGOTTEN = NAMES.metadata(DroneId("kit-a1b2-7"), "v100")
 
 
 @pytest.mark.parametrize(
@@ -173,14 +125,10 @@ FORGOTTEN = NAMES.metadata(DroneId("kit-a1b2-7"), "v100")
         ([DRONE], [], ONE_HELD),
         ([replace(DRONE, flavor=replace(FLAVOR, extra={}))], [], ONE_HELD),
         ([replace(DRONE, flavor=None)], [], FlavorSize(3000, 50, 202_144, 910_000)),
-        ([replace(DRONE, metadata=FORGOTTEN)], [], ONE_HELD),
         # what is over or not known holds its place; what is on no host holds nothing
-        ([replace(DRONE, status="SHUTOFF")], [], ONE_HELD),
-        ([replace(DRONE, task="deleting")], [], ONE_HELD),
         ([replace(DRONE, status="UNKNOWN")], [], ONE_HELD),
         ([replace(DRONE, status="BUILD", host_id="", launched_at=0.0)], [], FlavorSize(4000, 64, 262_144, 1_000_000)),
         # the owner's holds what its flavour tells; one in both listings (the project may be the same) holds once
-        ([], [replace(THEIR, flavor=TWO)], FlavorSize(2000, 48, 196_608, 897_600)),
         ([DRONE], [THEIR], FlavorSize(2000, 32, 131_072, 795_200)),
         ([DRONE], [DRONE], ONE_HELD),
         ([replace(DRONE, id=f"s{n}") for n in range(9)], [], FlavorSize(0, 0, 0, 78_400)),
@@ -191,34 +139,10 @@ def test_what_servers_hold_of_their_host(ours: list[Server], others: list[Server
     assert found(ours, others)[1] == ()
 
 
-def test_a_boot_volume_is_on_no_hosts_disk() -> None:
-    assert first([DRONE], boot_volume={"size": "40 GiB"}).free_disk_mib == 1_000_000
-
-
-@pytest.mark.parametrize(
-    ("told", "types"),
-    [
-        ({}, ("a100", "whole", "cpu")),
-        ({"types": ["a100"]}, ("a100",)),
-        ({"gpus": 2}, ("a100", "cpu")),
-        ({"cpus": 8}, ("cpu",)),
-        ({"memory": "32 GiB"}, ("cpu",)),
-        ({"disk": "100000 MiB"}, ("a100", "cpu")),
-        ({"cpus": 1}, ()),
-    ],
-)
-def test_which_types_fit_an_empty_host(told: dict[str, Any], types: tuple[str, ...]) -> None:
-    host = {"names": ["a"], "gpus": 4, "cpus": 64, "memory": "256 GiB", "disk": "1000000 MiB", **told}
-    assert first([], hosts=[host]).types == types
-
-
 def test_what_cannot_be_counted_is_told() -> None:
     lost = replace(DRONE, host_id=host_id(OURS, "gk-gpu-77"))
     hidden = replace(THEIR, flavor=replace(FLAVOR, name="odd", extra={"accel:device_profile": "p"}))
     assert found([lost])[1] == ("1 of our servers are on hosts that `hosts` does not name",)
-    assert found([lost], hosts=[])[1] == ()
-    assert found([], [replace(THEIR, host_id=host_id(THEIRS, "web-7"))])[1] == ()
-    assert size_of(hidden).gpu_milli == 1000
     assert found([], [hidden])[1] == ("flavor odd does not tell how many GPUs it has: one is counted",)
 
 
@@ -226,15 +150,7 @@ NOW = 1_800_000_000.0
 TWO_GPUS = Flavor("gpu.2", 32, 131_072, 102_400, {"resources:VGPU": "2"})
 NO_HOST = ServerFault(500, "No valid host was found. There are not enough hosts available.")
 FAILED = Server("t1", "etp-train-1", "ERROR", created_at=NOW - 90, updated_at=NOW - 60, flavor=TWO_GPUS, fault=NO_HOST)
-RUNS = replace(
-    FAILED,
-    id="t2",
-    name="etp-train-2",
-    status="ACTIVE",
-    fault=None,
-    launched_at=NOW - 70,
-    host_id=host_id(THEIRS, "gk-gpu-01"),
-)
+RUNS = replace(FAILED, id="t2", name="etp-2", status="ACTIVE", fault=None, launched_at=NOW - 70, host_id=THERE)
 ONE = OwnerDemand(1, 2000, 32, 131_072, NOW - 90, disk_mib=102_400, who="etp-train-1")
 PLACES = host_names(config().hosts, [OURS, THEIRS])
 
@@ -256,11 +172,7 @@ PLAIN = replace(TWO_GPUS, extra={})
     ("servers", "more"),
     [
         ([FAILED], {}),
-        ([FAILED], {"names": "^etp-"}),
         ([LOOKS], {}),
-        ([replace(LOOKS, task="scheduling")], {}),
-        ([replace(FAILED, updated_at=NOW - 3599)], {}),
-        ([replace(FAILED, updated_at=NOW + 900)], {}),  # its clock is ahead
         ([FAILED, replace(AGAIN, created_at=NOW - 500)], {}),  # that one was there before
     ],
 )
@@ -273,23 +185,16 @@ def test_a_server_without_a_host_claims_room(servers: list[Server], more: dict[s
     [
         # leaving drones do not mend it
         ([RUNS], {}),
-        ([replace(RUNS, status="SHUTOFF")], {}),
-        ([replace(LOOKS, host_id=host_id(THEIRS, "gk-gpu-01"))], {}),
-        ([replace(FAILED, launched_at=NOW - 80)], {}),
+        ([replace(LOOKS, host_id=THERE)], {}),
         ([replace(FAILED, task="deleting")], {}),
-        ([replace(FAILED, fault=None)], {}),
         ([replace(FAILED, fault=ServerFault(413, "Quota exceeded for cores: Requested 32, but used 32 of 40"))], {}),
-        ([replace(FAILED, fault=ServerFault(500, "Image 1b2c could not be found."))], {}),
-        ([replace(FAILED, status="SHELVED_OFFLOADED", fault=None)], {}),
         # it waits for too long; Nova shows the present as the last change of one that is on no host
         ([replace(LOOKS, created_at=NOW - 3601)], {}),
-        ([replace(FAILED, updated_at=NOW - 3601)], {}),
         ([replace(FAILED, updated_at=NOW - 121)], {"wait": "2min"}),
         # it was made anew, is a drone, has another name, or has no GPU where no such servers are seen
         ([FAILED, AGAIN], {}),
         ([replace(FAILED, metadata=DRONE.metadata)], {}),
         ([FAILED], {"names": "^web-"}),
-        ([replace(FAILED, flavor=PLAIN)], {}),
         ([replace(FAILED, flavor=PLAIN), replace(RUNS, flavor=PLAIN, host_id=host_id(THEIRS, "web-7"))], {}),
     ],
 )
@@ -299,12 +204,7 @@ def test_what_claims_nothing(servers: list[Server], more: dict[str, str]) -> Non
 
 def test_servers_alike_are_one_claim_since_the_first_of_them() -> None:
     three = [replace(FAILED, id=f"t{n}", name=f"etp-{n}", created_at=NOW - n) for n in (5, 90, 30)]
-    other = replace(FAILED, id="o", name="big", flavor=replace(TWO_GPUS, vcpus=64), created_at=NOW - 10)
-    assert wanted(*three, other)[0] == (
-        replace(ONE, count=3, who="etp-30, etp-5, etp-90"),
-        OwnerDemand(1, 2000, 64, 131_072, NOW - 10, disk_mib=102_400, who="big"),
-    )
-    assert wanted(FAILED, replace(FAILED, id="t3", created_at=NOW - 30))[0] == (replace(ONE, count=2),)
+    assert wanted(*three)[0] == (replace(ONE, count=3, who="etp-30, etp-5, etp-90"),)
     looks = replace(AGAIN, status="BUILD", host_id="", launched_at=0.0)
     assert [claim.count for claim in wanted(FAILED, looks)[0]] == [1]
     assert wanted(replace(FAILED, flavor=PLAIN), replace(RUNS, flavor=PLAIN))[0] == (replace(ONE, gpu_milli=0),)
@@ -314,7 +214,7 @@ def test_servers_alike_are_one_claim_since_the_first_of_them() -> None:
 
 def test_only_hosts_that_could_hold_it_are_claimed() -> None:
     small = {"names": ["gk-gpu-01"], "gpus": 1, "cpus": 64, "memory": "256 GiB", "disk": "1000000 MiB"}
-    large = {"names": ["gk-gpu-02"], "gpus": 4, "cpus": 64, "memory": "256 GiB", "disk": "1000000 MiB"}
+    large = {**small, "names": ["gk-gpu-02"], "gpus": 4}
     assert wanted(FAILED, hosts=[small, large])[0] == (replace(ONE, nodes=("gk-gpu-02",)),)
     assert wanted(FAILED, hosts=[small]) == (
         (),
@@ -323,12 +223,9 @@ def test_only_hosts_that_could_hold_it_are_claimed() -> None:
             " even if all were empty: no room is made for them",
         ),
     )
-    huge = [replace(FAILED, id=f"t{n}", flavor=replace(TWO_GPUS, vcpus=1000 + n)) for n in range(30)]
-    assert [len(each) for each in wanted(*huge)] == [0, 10]
 
 
 def test_what_the_owner_holds_of_our_hosts() -> None:
     elsewhere = replace(RUNS, id="t3", host_id=host_id(THEIRS, "web-7"))
     off = replace(RUNS, id="t4", status="SHUTOFF")
     assert owner_load([FAILED, RUNS, elsewhere, off], PLACES) == OwnerLoad(2, 4000, 64, 262_144)
-    assert owner_load([], PLACES) == OwnerLoad()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +82,6 @@ def test_an_application_credential(tmp_path: Path) -> None:
         interface="internal",
         verify=False,
     )
-    assert clouds.trusted_certificates(read(tmp_path, APPLICATION)) is False
-    assert "s3cret" not in repr(read(tmp_path, APPLICATION))
 
 
 def test_a_password_is_text_even_if_it_looks_like_a_number(tmp_path: Path) -> None:
@@ -93,30 +90,6 @@ def test_a_password_is_text_even_if_it_looks_like_a_number(tmp_path: Path) -> No
     assert found.who == password_user("0123", drone, grid)
     assert (found.auth_url, found.region) == ("https://keystone.gridka.de/identity/v3", "")
     assert (found.interface, found.verify) == ("public", True)
-    assert clouds.trusted_certificates(found) is True
-
-
-def test_a_domain_for_both_and_names_of_old(tmp_path: Path) -> None:
-    text = PASSWORD.replace("user_domain_name: Default", "domain_name: Default").replace("project-name", "tenant_name")
-    found = read(tmp_path, text.replace("      project_domain_id: default\n", ""))
-    domain = {"name": "Default"}
-    assert found.who == password_user("0123", {"name": "drone", "domain": domain}, {"name": "grid", "domain": domain})
-
-
-def test_an_application_credential_by_name_is_within_its_user(tmp_path: Path) -> None:
-    text = APPLICATION.replace(
-        "application_credential_id: abc", "application_credential_name: drones\n      user_id: u7"
-    )
-    assert read(tmp_path, text).who == application_credential("s3cret", name="drones", user={"id": "u7"})
-
-
-def test_a_merge_key_and_json_are_understood(tmp_path: Path) -> None:
-    merged = PASSWORD.replace("clouds:\n  gridka:", "x: &all\n    interface: admin\nclouds:\n  gridka:\n    <<: *all")
-    assert read(tmp_path, merged).interface == "admin"
-    entry = {"auth": {"auth_url": "http://k", "application_credential_id": "a", "application_credential_secret": "b"}}
-    file = written(tmp_path / "clouds.json", json.dumps({"clouds": {"gridka": {**entry, "verify": False}}}))
-    found = clouds.read_access(wanted(file))
-    assert (found.who, found.verify) == (application_credential("b", id="a"), False)
 
 
 def test_the_site_file_comes_before_the_entry(tmp_path: Path) -> None:
@@ -127,12 +100,8 @@ def test_the_site_file_comes_before_the_entry(tmp_path: Path) -> None:
 
 
 def test_the_site_file_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    auth = {
-        "url": "https://k.example.org/identity/",
-        "application_credential_id": "abc",
-        "application_credential_secret": {"env": "CLOUD_SECRET"},
-    }
-    settings = CloudAccess.model_validate({"auth": auth, "region": "KA"})
+    who = {"application_credential_id": "abc", "application_credential_secret": {"env": "CLOUD_SECRET"}}
+    settings = CloudAccess.model_validate({"auth": {"url": "https://k.example.org/identity/", **who}, "region": "KA"})
     monkeypatch.setenv("CLOUD_SECRET", "one")
     found = clouds.read_access(settings)
     assert (found.auth_url, found.region) == ("https://k.example.org/identity/v3", "KA")
@@ -162,21 +131,12 @@ def test_the_first_file_found_is_the_one(home: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_no_file_at_all_is_told_with_where_it_was_looked_for(home: Path) -> None:
-    with pytest.raises(
-        NoAccessError, match=rf"no clouds\.yaml in {home}/work, {home}/\.config/openstack, /etc/openstack"
-    ):
+    with pytest.raises(NoAccessError, match=rf"no clouds\.yaml in {home}/work, {home}/\.config/openstack, /etc"):
         clouds.read_access(wanted())
-    [(path, _)] = clouds.access_problems(wanted())
-    assert path == ("cloud",)
-
-
-def test_a_file_that_is_named_must_be_there(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written(home / "work/clouds.yaml", APPLICATION)
     with pytest.raises(NoAccessError, match=r"/none\.yaml: it cannot be read: No such file"):
         clouds.read_access(wanted(home / "none.yaml"))
-    monkeypatch.setenv("OS_CLIENT_CONFIG_FILE", str(home / "none.yaml"))
-    with pytest.raises(NoAccessError, match=r"/none\.yaml: it cannot be read: No such file"):
-        clouds.read_access(wanted())
+    [(path, _)] = clouds.access_problems(wanted())
+    assert path == ("cloud",)
 
 
 def test_a_secure_yaml_beside_it_is_laid_over_it(home: Path) -> None:
@@ -192,23 +152,13 @@ def test_a_secure_yaml_beside_it_is_laid_over_it(home: Path) -> None:
     ("change", "told"),
     [
         (("gridka:", "gridkaa:"), "/clouds.yaml: there is no cloud `gridka` under `clouds`: did you mean `gridkaa`?"),
-        (("clouds:", "cloud:"), "/clouds.yaml: it has no `clouds`: write `clouds: {NAME: {auth: ...}}`"),
         (("auth_url", "auth_uri"), "/clouds.yaml: cloud `gridka`: `auth_url` is missing: write it under `auth`"),
         (("https://keystone", "keystone"), ": cloud `gridka`: `auth_url` is no address: write `https://"),
-        (("https://keystone", "https://me:s3cret@keystone"), "`auth_url` is no address"),
         (("credential_id: abc", "credential_id: [abc]"), "`application_credential_id`: a text on one line is wanted"),
-        (("credential_id: abc", "credential_ids: abc"), "`application_credential_id` is missing"),
         (("v3applicationcredential", "v3token"), "`auth_type` is `v3token`: only v3applicationcredential and password"),
         (("    verify: false", "    profile: vexxhost"), "`profile`: vendor profiles are not supported: write the"),
-        (("    verify: false", "    cert: /x.pem"), "`cert`: client certificates are not supported"),
-        (("    verify: false", "    verify: perhaps"), "`verify`: write `true` or `false`"),
-        (("region_name: KA", "regions: [KA, HD]"), "`regions`: several regions in one entry are not supported"),
-        (("    verify: false", "    compute_endpoint_override: http://x"), "`compute_endpoint_override` is not"),
         (("internalURL", "pubic"), "`interface`: no `pubic`: did you mean `public`?"),
         (("s3cret", "*s3cret"), "/clouds.yaml:7: not YAML here"),
-        (("s3cret", "'s3cret"), "not YAML here"),
-        (("s3cret", "!s3cret x"), "/clouds.yaml:7: not YAML here"),
-        (("s3cret", "s3cret: x: y"), "/clouds.yaml:7: not YAML here"),
         (("s3cret", "s3cret\x07"), "not YAML"),
     ],
 )
@@ -217,37 +167,15 @@ def test_a_mistake_is_told_with_its_place_and_its_repair(tmp_path: Path, change:
     assert told in refused(tmp_path, APPLICATION.replace(*change))
 
 
-@pytest.mark.parametrize(
-    ("line", "told"),
-    [
-        ("username: drone", "`username` is missing: write it under `auth` (the user's name; or `user_id`)"),
-        ("password: 0123", "`password` is missing: write it under `auth`, or in a secure.yaml beside"),
-        ("project-name: grid", "`project_name` is missing"),
-        ("project_domain_id: default", "`project_domain_name` is missing: write it under `auth` (its domain, often"),
-    ],
-)
-def test_what_is_missing_beside_a_password(tmp_path: Path, line: str, told: str) -> None:
-    assert told in refused(tmp_path, PASSWORD.replace(f"      {line}\n", ""))
-
-
-@pytest.mark.parametrize("text", ["", "[]", "clouds: []", "clouds:\n  gridka:\n", "x" * 2_000_000, "[" * 2000])
+@pytest.mark.parametrize("text", ["", "[]", "clouds: []", "x" * 2_000_000, "[" * 2000])
 def test_what_is_no_clouds_yaml_at_all(tmp_path: Path, text: str) -> None:
     refused(tmp_path, text)
-
-
-def test_a_file_that_is_no_text(tmp_path: Path) -> None:
-    (tmp_path / "clouds.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(NoAccessError, match="not UTF-8"):
-        clouds.read_access(wanted(tmp_path / "clouds.yaml"))
 
 
 def test_authorities_that_cannot_be_read(tmp_path: Path) -> None:
     text = APPLICATION.replace("verify: false", f"cacert: {tmp_path}/none.pem")
     with pytest.raises(NoAccessError, match=rf"the authorities of {tmp_path}/none\.pem cannot be read: No such file"):
         clouds.trusted_certificates(read(tmp_path, text))
-    [(path, message)] = clouds.access_problems(wanted(tmp_path / "clouds.yaml"))
-    assert path == ("cloud",)
-    assert "none.pem" in message
     ca = written(tmp_path / "ca.pem", "no certificate")
     [(path, _)] = clouds.access_problems(wanted(tmp_path / "clouds.yaml", ca=str(ca)))
     assert path == ("ca",)

@@ -54,8 +54,3 @@ def test_the_back_offs_are_those_of_the_breakers() -> None:
     assert told == {
         kind: (rule.after, rule.base_s, rule.cap_s, rule.per_type) for kind, rule in BACKOFF_POLICIES.items()
     }
-
-
-def test_every_category_of_faults_is_documented() -> None:
-    kinds = {kind.strip("`") for kind, *_ in rows("category | reply to a request")}
-    assert kinds | {"drone", "jobs", "black-hole"} == {kind.value for kind in FaultKind}

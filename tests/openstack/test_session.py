@@ -17,10 +17,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from adapters.openstack import session
 from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import FaultKind
-from tests.openstack.fake_openstack import PROJECT, USER, FakeCloud, Nova, connect, fault, nobody, running
+from tests.openstack.fake_openstack import FakeCloud, Nova, connect, fault, nobody, running
 
 SERVERS, LOGIN = "/servers", "/auth/tokens"
 
@@ -55,17 +54,12 @@ async def half(request: web.Request) -> web.StreamResponse:
     return response
 
 
-finished: list[web.Request] = []
-"""Endless answers that were read to their end."""
-
-
 async def endless(request: web.Request) -> web.StreamResponse:
     response = web.StreamResponse()
     await response.prepare(request)
     await response.write(b'{"servers": ["')
     for _ in range(64):
         await response.write(b"x" * 1024**2)
-    finished.append(request)
     return response
 
 
@@ -75,11 +69,7 @@ async def endless(request: web.Request) -> web.StreamResponse:
         (abort, None),
         (half, None),
         (endless, "says more than 32 MiB"),
-        # a proxy may have passed the order on
-        *(
-            (lambda _, s=status: web.Response(status=s, text="<html>Bad Gateway"), "Bad G")
-            for status in (500, 502, 504)
-        ),
+        (lambda _: web.Response(status=502, text="<html>Bad Gateway"), "Bad G"),  # it may have passed the order on
     ],
 )
 async def test_without_a_reply_an_order_is_unsure_and_a_read_fails(
@@ -92,7 +82,6 @@ async def test_without_a_reply_an_order_is_unsure_and_a_read_fails(
         with pytest.raises(OutcomeUnknownError, match=words):
             await call
     assert fake.asked.count("POST /compute/v2.1/servers") == 1, "an order is never said twice"
-    assert not finished
 
 
 async def test_a_deadline_that_passes_leaves_an_order_unsure(fake: FakeCloud) -> None:
@@ -105,13 +94,6 @@ async def test_a_deadline_that_passes_leaves_an_order_unsure(fake: FakeCloud) ->
             await create(nova, deadline_s=0.5)
 
 
-async def test_a_deadline_that_passes_at_the_login_asked_nothing(fake: FakeCloud, nova: Nova) -> None:
-    fake.fail(LOGIN, sleep)
-    with pytest.raises(UnavailableError):
-        await create(nova, deadline_s=0.5)
-    assert not fake.servers
-
-
 @pytest.mark.parametrize(
     "body", [b"[]", b'{"servers": [', b'{"servers": null}', b'{"servers": [1]}', b"[" * 100_000, b""]
 )
@@ -121,7 +103,7 @@ async def test_half_an_answer_is_no_empty_listing(fake: FakeCloud, nova: Nova, b
         await nova.servers()
 
 
-@pytest.mark.parametrize("body", [b"<html>", b"{}", b'{"server": {"id": "../images"}}', b'{"server": {"id": 7}}'])
+@pytest.mark.parametrize("body", [b"<html>", b"{}", b'{"server": {"id": "../images"}}'])
 async def test_a_taken_server_without_an_id_is_unsure(fake: FakeCloud, nova: Nova, body: bytes) -> None:
     fake.fail(SERVERS, lambda _: web.Response(body=body, status=202), "POST")
     with pytest.raises(OutcomeUnknownError):
@@ -147,41 +129,6 @@ async def test_reads_are_retried_and_orders_are_not(fake: FakeCloud, nova: Nova)
         await create(nova)
     assert not fake.servers
     assert await create(nova) in fake.servers
-
-
-NO_POLICY = "Policy doesn't allow os_compute_api:servers:create to be performed."
-
-
-@pytest.mark.parametrize(
-    ("answer", "error", "kind"),
-    [
-        (lambda _: fault(403, "forbidden", "Quota exceeded for cores: Requested 8"), RejectedError, FaultKind.QUOTA),
-        (lambda _: fault(403, "forbidden", NO_POLICY), AuthError, FaultKind.DENIED),
-        (lambda _: fault(400, "badRequest", "Flavor x could not be found."), RejectedError, FaultKind.CONFIG),
-        (lambda _: fault(429, "overLimit", "This request was rate-limited."), RejectedError, FaultKind.THROTTLED),
-        (lambda _: web.Response(status=302, headers={"Location": "http://x/"}), UnavailableError, FaultKind.CONFIG),
-    ],
-)
-async def test_a_no_is_a_no(
-    fake: FakeCloud, nova: Nova, answer: Any, error: type[AdapterError], kind: FaultKind
-) -> None:
-    fake.fail(SERVERS, answer, "POST")
-    with pytest.raises(error) as told:
-        await create(nova)
-    assert told.value.kind is kind
-
-
-async def test_a_no_is_told_with_status_wait_and_request_id(fake: FakeCloud, nova: Nova) -> None:
-    def slower(_: web.Request) -> web.Response:
-        response = fault(429, "overLimit", "Too many\x1b[31m requests")
-        response.headers["Retry-After"] = "30"
-        return response
-
-    fake.fail(SERVERS, slower)
-    with pytest.raises(UnavailableError) as told:
-        await nova.servers()
-    assert str(told.value) == "compute: Too many?[31m requests (HTTP 429, try again after 30 s, req-1)"
-    assert told.value.kind is FaultKind.THROTTLED
 
 
 async def test_user_data_that_nova_repeats_are_not_quoted(fake: FakeCloud, nova: Nova) -> None:
@@ -230,37 +177,6 @@ async def test_many_who_are_refused_at_a_time_log_in_once(fake: FakeCloud, monke
         assert await nova.servers() == []
 
 
-async def test_a_service_that_refuses_a_new_token(fake: FakeCloud, nova: Nova) -> None:
-    fake.fail(SERVERS, lambda _: fault(401, "error", "no"))
-    with pytest.raises(AuthError, match="refuses a token that Keystone has just given"):
-        await create(nova)
-    assert len(fake.logins) == 2
-
-
-@pytest.mark.parametrize(("life_s", "logins"), [(3600, 1), (59, 2)])
-async def test_a_token_is_kept_until_its_last_minute(fake: FakeCloud, nova: Nova, life_s: float, logins: int) -> None:
-    fake.life_s = life_s
-    await nova.servers()
-    await nova.servers()
-    assert (len(fake.logins) == 1) is (logins == 1)
-
-
-async def test_no_more_calls_at_a_time_than_are_set(fake: FakeCloud) -> None:
-    now: list[int] = []
-    most: list[int] = []
-
-    async def count(_: web.Request) -> None:
-        now.append(1)
-        most.append(len(now))
-        await asyncio.sleep(0.02)
-        now.pop()
-
-    fake.fail(SERVERS, count)
-    async with connect(fake, parallel=3) as nova:
-        await asyncio.gather(*(nova.servers() for _ in range(12)))
-    assert max(most) == 3
-
-
 async def test_a_token_follows_no_redirect(fake: FakeCloud, nova: Nova, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(FakeCloud()) as other:
         fake.fail(SERVERS, lambda _: web.Response(status=307, headers={"Location": f"{other.url}/x"}))
@@ -271,38 +187,18 @@ async def test_a_token_follows_no_redirect(fake: FakeCloud, nova: Nova, monkeypa
         assert other.asked == []
 
 
-@pytest.mark.parametrize(("newest", "spoken"), [("2.104", "2.90"), ("2.90", "2.90"), ("2.61", "2.61")])
-async def test_the_newest_common_microversion_is_found_once(
-    fake: FakeCloud, nova: Nova, newest: str, spoken: str
-) -> None:
-    fake.newest = newest
+async def test_the_newest_common_microversion_is_found_once(fake: FakeCloud, nova: Nova) -> None:
     await nova.servers()
     await nova.servers()
-    assert fake.microversions == [f"compute {spoken}"] * 2
+    assert fake.microversions == ["compute 2.90"] * 2
     assert fake.asked.count("GET /compute/v2.1/") == 1
 
 
-@pytest.mark.parametrize("newest", ["2.60", "2.1", ""])
-async def test_a_nova_that_is_too_old_is_told_so(fake: FakeCloud, nova: Nova, newest: str) -> None:
-    fake.newest = newest
+async def test_a_nova_that_is_too_old_is_told_so(fake: FakeCloud, nova: Nova) -> None:
+    fake.newest = "2.60"
     with pytest.raises(UnavailableError, match=r"at least 2\.61 is wanted") as told:
         await create(nova)
     assert told.value.kind is FaultKind.CONFIG
-
-
-async def test_another_release_is_found_out_at_the_next_call(fake: FakeCloud, nova: Nova) -> None:
-    def older(request: web.Request) -> web.Response | None:
-        if request.headers["OpenStack-API-Version"] == "compute 2.70":
-            return None
-        words = "Version 2.90 is not supported by the API. Minimum is 2.1 and maximum is 2.70."
-        return web.json_response({"errors": [{"status": 406, "title": "Not acceptable", "detail": words}]}, status=406)
-
-    await nova.servers()
-    fake.newest = "2.70"
-    fake.fail(SERVERS, older)
-    with pytest.raises(UnavailableError, match=r"maximum is 2\.70"):
-        await create(nova)
-    assert await create(nova) in fake.servers
 
 
 def three(fake: FakeCloud, **more: Any) -> list[str]:
@@ -310,20 +206,10 @@ def three(fake: FakeCloud, **more: Any) -> list[str]:
     return [fake.add(f"kit-a-{number}", **more) for number in range(3)]
 
 
-async def test_all_pages_are_read_with_the_same_question(fake: FakeCloud, nova: Nova) -> None:
-    ours = three(fake, tags=["mine"])
-    fake.add("other")
-    assert [each.id for each in await nova.servers(tag="mine")] == ours
-    listings = [each for each in fake.asked if "/servers/detail" in each]
-    assert len(listings) == 3
-    assert all("tags=mine" in each for each in listings)
-
-
 @pytest.mark.parametrize(
     "hostile",
     [
         lambda url: url.replace("http://127.0.0.1", "https://evil.example.org"),
-        lambda url: url.replace("/servers/detail", "/servers/all"),
         lambda url: url.replace("tags=mine", "tags=other&all_tenants=1"),
         lambda url: url.partition("?")[2].join(("?", "")),
     ],
@@ -339,7 +225,6 @@ async def test_only_the_marker_of_a_next_link_is_used(fake: FakeCloud, nova: Nov
     [
         lambda url: url.partition("marker")[0],
         lambda url: "http://[",
-        lambda url: "7",
         lambda url: f"{url.partition('?')[0]}?marker=00000000-0000-4000-8000-000000000001",  # round in circles
     ],
 )
@@ -348,28 +233,6 @@ async def test_a_page_that_cannot_be_found_is_no_end(fake: FakeCloud, nova: Nova
     fake.next_link = lost
     with pytest.raises(UnavailableError, match="lead nowhere"):
         await nova.servers()
-
-
-async def test_a_page_that_is_missing_makes_no_listing(fake: FakeCloud, nova: Nova) -> None:
-    three(fake)
-    fake.fail(SERVERS, lambda request: web.Response(status=500, text="no") if "marker" in request.query else None)
-    with pytest.raises(UnavailableError):
-        await nova.servers()
-
-
-async def test_more_pages_than_there_can_be_are_left(
-    fake: FakeCloud, nova: Nova, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(session, "_MAX_PAGES", 2)
-    three(fake)
-    with pytest.raises(UnavailableError, match="more than 2 pages"):
-        await nova.servers()
-
-
-async def test_who_we_are_is_known_from_the_first_call(fake: FakeCloud, nova: Nova) -> None:
-    assert (nova.project, nova.user, fake.asked) == ("", "", [])
-    await nova.limits()
-    assert (nova.project, nova.user) == (PROJECT, USER)
 
 
 async def test_a_password_of_a_clouds_yaml(fake: FakeCloud, tmp_path: Path) -> None:
@@ -411,13 +274,6 @@ async def test_a_keystone_that_repeats_our_secret_is_not_quoted(fake: FakeCloud,
     assert "***" in str(told.value)
 
 
-async def test_a_keystone_that_is_not_there(fake: FakeCloud) -> None:
-    async with nobody() as fake.url, connect(fake) as nova:
-        for call in (nova.servers(), create(nova), nova.delete("aa")):
-            with pytest.raises(UnavailableError, match=r"keystone at .*: Cannot connect"):
-                await call
-
-
 TOKEN = {"X-Subject-Token": "t"}
 NO_PROJECT = {"token": {"user": {"id": "u"}}}
 
@@ -427,10 +283,7 @@ NO_PROJECT = {"token": {"user": {"id": "u"}}}
     [
         (lambda _: fault(403, "error", "The account is locked"), AuthError, FaultKind.DENIED),
         (lambda _: web.Response(status=404, text="nginx"), UnavailableError, FaultKind.CONFIG),
-        (lambda _: web.json_response({"versions": {}}, status=300), UnavailableError, FaultKind.CONFIG),
-        (lambda _: web.Response(status=503), UnavailableError, FaultKind.DOWN),
         (lambda _: fault(429, "error", "slower"), UnavailableError, FaultKind.THROTTLED),
-        (lambda _: web.json_response({"token": {}}, status=201), UnavailableError, FaultKind.DOWN),
         (lambda _: web.Response(status=201, text="{", headers=TOKEN), UnavailableError, FaultKind.DOWN),
         (lambda _: web.json_response(NO_PROJECT, status=201, headers=TOKEN), AuthError, FaultKind.CONFIG),
     ],
@@ -466,23 +319,12 @@ async def test_a_cancelled_login_does_not_fail_who_waits_for_it(fake: FakeCloud,
 
 async def test_the_default_region_is_the_first_with_a_nova(fake: FakeCloud) -> None:
     fake.regions = ("KA", "HD")
-    for region in ("", "KA", "HD"):
-        async with connect(fake, region=region) as nova:
-            assert await nova.servers() == []
+    async with connect(fake) as nova:
+        assert await nova.servers() == []
     async with connect(fake, region="KAA") as nova:
         with pytest.raises(UnavailableError, match=r"in region `KAA`.*\(there are HD, KA\)") as told:
             await nova.servers()
         assert told.value.kind is FaultKind.CONFIG
-    async with connect(fake, interface="internal") as nova:
-        with pytest.raises(UnavailableError, match="no service `compute`"):
-            await nova.servers()
-
-
-@pytest.mark.parametrize("name", ["block-storage", "volumev3", "block-store"])
-async def test_a_service_is_found_by_any_of_its_names(fake: FakeCloud, nova: Nova, name: str) -> None:
-    fake.services[name] = fake.services.pop("volumev3")
-    fake.lists["volumes"] = [{"id": "v1", "status": "available"}]
-    assert await nova.volumes() == {"v1": "available"}
 
 
 @pytest.mark.parametrize(
@@ -496,18 +338,10 @@ async def test_only_addresses_of_the_web_are_gone_to(fake: FakeCloud, nova: Nova
     assert len(fake.asked) == 1
 
 
-async def test_a_nova_whose_address_names_the_project(fake: FakeCloud, nova: Nova) -> None:
-    fake.services["compute"] = ("nova", f"/compute/v2.1/{PROJECT}/")
-    with pytest.raises(UnavailableError):
-        await nova.servers()  # what is there, the fake has not
-    assert fake.asked[1:] == ["GET /compute/v2.1/", f"GET /compute/v2.1/{PROJECT}/servers/detail"]
-
-
 @pytest.fixture
 def certificate(tmp_path: Path) -> Path:
     """A file with a certificate of 127.0.0.1 by itself, and its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([])
     address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
     now, day = datetime.now(UTC), timedelta(days=1)
     made = x509.CertificateBuilder(name, name, key.public_key(), 1, now - day, now + day)

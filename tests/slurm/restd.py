@@ -103,14 +103,13 @@ _json = web.json_response
 
 
 @asynccontextmanager
-async def running(restd: Restd, socket: Path | None = None) -> AsyncIterator[Restd]:
-    """At a port of its own, or at a unix socket."""
+async def running(restd: Restd) -> AsyncIterator[Restd]:
+    """At a port of its own."""
     server = web.Server(restd.answer)
     runner = web.ServerRunner(server, shutdown_timeout=0.1)
     await runner.setup()
-    place = web.UnixSite(runner, str(socket)) if socket else web.TCPSite(runner, "127.0.0.1", 0)
-    await place.start()
-    restd.url = f"unix:{socket}" if socket else f"http://127.0.0.1:{runner.addresses[0][1]}"
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    restd.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     try:
         yield restd
     finally:
@@ -119,8 +118,7 @@ async def running(restd: Restd, socket: Path | None = None) -> AsyncIterator[Res
 
 def rest_client(url: str, deadline: str = "2s", **rest: Any) -> SlurmRestClient:
     """A client of the server there. Its token is REST_TOKEN, over the network."""
-    token = {} if url.startswith("unix:") else {"token": {"env": "REST_TOKEN"}}
-    settings = {"url": url, "user": "drone", **token, **rest}
+    settings = {"url": url, "user": "drone", "token": {"env": "REST_TOKEN"}, **rest}
     config = {"transport": "rest", "deadline": deadline, "submit_deadline": "2s", "rest": settings}
     return SlurmRestClient(SlurmSiteConfig.model_validate(config), "s")
 

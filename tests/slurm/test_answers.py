@@ -13,36 +13,24 @@ from typing import Any
 import pytest
 
 from adapters.slurm import rest
-from adapters.slurm.native_worker import convert_accounted_job, convert_job, convert_node, used_gpus_by_node
+from adapters.slurm.native_worker import convert_accounted_job, convert_job, used_gpus_by_node
 from adapters.slurm.records import SlurmJob
 from tests.slurm.restd import recorded
 
 PYSLURM = json.loads((Path(__file__).parent / "recorded/pyslurm.json").read_text())
 
 
-# ---------------------------------------------------------------------------------------------------------- slurmrestd
-
-
 def test_a_job_of_slurmrestd() -> None:
     waiting, running = (rest.parse_job(each) for each in recorded("array-24.11")["jobs"])
 
-    assert [(job.remote_id, job.state, job.reason) for job in waiting] == [
-        ("5113_8", "PENDING", "Resources"),
-        ("5113_9", "PENDING", "Resources"),
-    ]
+    assert [(job.remote_id, job.reason) for job in waiting] == [("5113_8", "Resources"), ("5113_9", "Resources")]
     assert running == [
         SlurmJob(
             remote_id="5113_7",
             name="c-b-0+.a100.horeka",
             state="RUNNING",
-            user="drone",
-            account="lab",
-            partition="accelerated",
-            qos="normal",
-            submitted_at=1795277063.0,
-            started_at=1795277064.0,
-            ends_at=1795280664.0,
-            limit_s=3600.0,
+            **{"user": "drone", "account": "lab", "partition": "accelerated", "qos": "normal"},
+            **{"submitted_at": 1795277063.0, "started_at": 1795277064.0, "ends_at": 1795280664.0, "limit_s": 3600.0},
             nodes=("hkn0802",),
             cpus=8,
             memory_mib=20480,
@@ -51,26 +39,10 @@ def test_a_job_of_slurmrestd() -> None:
     ]
 
 
-def test_a_later_release_reports_the_same() -> None:
-    jobs = [job for each in recorded("array-26.05")["jobs"] for job in rest.parse_job(each)]
-
-    assert [job.remote_id for job in jobs] == ["21_4", "21_3"]
-    assert {(job.state, job.gpus["a100"], job.memory_mib, job.limit_s) for job in jobs} == {("RUNNING", 1, 20480, 3600)}
-
-
-def test_a_rejected_job_leaves_a_record_with_the_reason() -> None:
-    [[job]] = [rest.parse_job(each) for each in recorded("bad-constraints-24.11")["jobs"]]
-
-    assert (job.state, job.reason, job.exit_code, job.signal) == ("FAILED", "BadConstraints", None, 1)
-
-
 def test_accounting_reports_the_end_of_a_task() -> None:
     jobs = [rest.parse_accounted_job(each) for each in recorded("accounted-24.11")["jobs"]]
-
-    assert sorted((job.remote_id, job.state, job.name, job.user) for job in jobs) == [
-        ("5113_0", "CANCELLED", "c-b-0+.a100.horeka", "drone"),
-        ("5113_1", "CANCELLED", "c-b-0+.a100.horeka", "drone"),
-    ]
+    assert {(job.state, job.name, job.user) for job in jobs} == {("CANCELLED", "c-b-0+.a100.horeka", "drone")}
+    assert sorted(job.remote_id for job in jobs) == ["5113_0", "5113_1"]
     assert all(0 < job.started_at <= job.ends_at and job.limit_s == 3600.0 for job in jobs)
 
 
@@ -84,7 +56,6 @@ def test_nodes_partitions_and_reservations_of_slurmrestd(release: str, default: 
     [partition] = [rest.parse_partition(each) for each in recorded(f"partitions-{release}")["partitions"]]
     assert (partition.name, partition.up, partition.max_s) == ("accelerated", True, 172800.0)
     assert (partition.nodes, partition.default) == (("hkn0801", "hkn0802"), default)
-    assert (partition.max_cpus_per_node, partition.max_memory_per_cpu_mib) == (0, 0)
 
     [maintenance] = [rest.parse_reservation(each) for each in recorded(f"reservations-{release}")["reservations"]]
     assert (maintenance.name, maintenance.nodes) == ("m1", ("hkn0901",))
@@ -96,21 +67,16 @@ def test_the_configuration_reads_as_scontrol_prints_it() -> None:
 
     assert told["SLURM_VERSION"] == "26.05.5"
     assert (told["KillWait"], told["MinJobAge"], told["MaxArraySize"]) == ("5 sec", "300 sec", "100001")
-    assert (told["SelectTypeParameters"], told["JobRequeue"]) == ("CR_CORE_MEMORY", "Yes")
-    assert "SuspendTime" not in told
     assert rest.parse_configuration(recorded("states-24.11")) == {
         "SLURM_VERSION": "24.11.5",
         "AccountingStorageType": "accounting_storage/slurmdbd",
     }
 
 
-@pytest.mark.parametrize(("spec", "cores"), [("0-3,38-41", 4), ("", 0), (None, 0)])
+@pytest.mark.parametrize(("spec", "cores"), [("0-3,38-41", 4), (None, 0)])
 def test_cores_are_restricted_only_where_the_node_names_them(spec: str | None, cores: int) -> None:
     record = {**recorded("nodes-24.11")["nodes"][0], "res_cores_per_gpu": 4, "gpu_spec": spec}
     assert rest.parse_node(record).restricted_cores_per_gpu == cores
-
-
-# ------------------------------------------------------------------------------------------------------------- pyslurm
 
 
 def of_pyslurm(**special: Any) -> SimpleNamespace:
@@ -133,7 +99,6 @@ def test_a_waiting_array_is_its_tasks_and_a_started_task_is_itself() -> None:
     assert only(of_pyslurm(id=4, array_id=1, array_task_id=1)).remote_id == "1_1"
     assert only(of_pyslurm(id=1, array_id=1, array_task_id=9)).remote_id == "1_9"
     assert only(of_pyslurm(id=3, array_id=1, array_task_id=None)).remote_id == "1_0"  # pyslurm has no 0
-    assert only(of_pyslurm(id=3)).remote_id == "3"
 
 
 def test_a_running_job_of_pyslurm() -> None:
@@ -143,7 +108,6 @@ def test_a_running_job_of_pyslurm() -> None:
     assert (job.nodes, job.node_count, job.cpus) == (("hkn0801", "hkn0802"), 2, 8)
     assert (job.memory_mib, job.gpus, job.reason) == (20480, {"a100": 1}, "")
     assert only(of_pyslurm(memory_per_cpu=1024, memory_per_node=None)).memory_mib == 8192
-    assert only(of_pyslurm(time_limit="UNLIMITED")).limit_s == 0
 
 
 def test_an_ended_job_of_pyslurm() -> None:
@@ -160,16 +124,6 @@ def test_gpus_that_are_requested_in_all_are_divided_by_the_nodes() -> None:
     job = of_pyslurm(gres_per_node={}, requested_tres=SimpleNamespace(gres=gres), num_nodes=2)
     assert only(job).gpus == {"a100": 2}
     assert only(of_pyslurm(gres_per_node={"gres/gpu": 1})).gpus == {"": 1}
-    assert only(of_pyslurm(gres_per_node={})).gpus == {}
-
-
-def test_a_node_of_pyslurm() -> None:
-    node = SimpleNamespace(**PYSLURM["node"])
-    found = convert_node(node)
-    assert (found.state, found.flags) == ("MIXED", {"DRAIN", "PLANNED"})
-    assert (found.gpus, found.used_gpus, found.features) == ({"a100": 4}, {"a100": 3}, ("LSDF",))
-    node.allocated_gres = {"gpu": 2}  # counted without types: there is but one
-    assert convert_node(node).used_gpus == {"a100": 2}
 
 
 def test_gpus_of_running_jobs_are_counted_by_node() -> None:

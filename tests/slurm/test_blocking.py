@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from adapters.slurm.blocking import ReserveLimits, render_blocking, reserve_limits
-from provisioner.model import Reserve, ReserveWhen, SitePolicy
+from provisioner.model import Reserve, SitePolicy
 from tests.slurm.test_capacity import A100, FULL, H100, config
 
 SHARE = Reserve(cpus=8, memory_mib=20480)
@@ -54,13 +54,8 @@ def test_of_horekas_nodes_each_free_gpu_keeps_its_share() -> None:
     [
         (SHARE, ReserveLimits(4, 3584)),
         (Reserve(cpus=7, memory_mib=20480), ReserveLimits(4, 3584)),  # half a core cannot be kept: rounded up
-        (Reserve(cpus=8), ReserveLimits(4, 0)),
         (Reserve(memory_mib=20480), ReserveLimits(0, 2829)),
-        (
-            Reserve(cpus=38, memory_mib=20480),
-            ReserveLimits(19, 0),
-        ),  # all of them: no CPU is left that could take memory
-        (Reserve(cpus=39, memory_mib=20480), None),
+        (Reserve(cpus=38, memory_mib=20480), ReserveLimits(19, 0)),  # no CPU is left that could take memory
         (Reserve(cpus=8, memory_mib=128_000), None),
     ],
 )
@@ -78,23 +73,8 @@ def test_jobs_without_gpu_never_get_the_reserve() -> None:
             assert memory_mib - left_cpus * found.memory_per_cpu_mib >= gpus * share.memory_mib
 
 
-def test_each_kind_of_node_has_its_own_reserve() -> None:
-    h100 = {**ACCELERATED, "nodes": "hkn[0901-0922]", "gres": "gpu:h100", "memory": "770000 MiB"}
-    policy = replace(POLICY, blocking=(Reserve(nodes=("hkn09*",), cpus=16, memory_mib=40960), SHARE))
-    text = printed(policy, {**ACCELERATED, "nodes": "hkn[0801-0899]"}, h100)
-    assert [line for line in lines(text) if "Restricted" in line or "Partition" in line] == [
-        "NodeName=DEFAULT RestrictedCoresPerGPU=4",
-        "PartitionName=cpu-beside-gpus-a100 Nodes=hkn[0801-0899] State=UP PriorityTier=1 PreemptMode=OFF"
-        " MaxMemPerCPU=3584",
-        "NodeName=DEFAULT RestrictedCoresPerGPU=8",
-        "PartitionName=cpu-beside-gpus-h100 Nodes=hkn[0901-0922] State=UP PriorityTier=1 PreemptMode=OFF"
-        f" MaxMemPerCPU={(770_000 - 4 * 40960) // (152 - 4 * 16)}",
-    ]
-
-
 NOT_ALL = replace(POLICY, blocking=(Reserve(nodes=("hkn08*",), cpus=8),))
 TOO_LARGE = replace(POLICY, blocking=(Reserve(cpus=40, memory_mib=20480),))
-FORMULA = "MaxMemPerCPU = (RealMemory - GPUs * MiB kept per GPU) / (CPUs - GPUs * CPUs kept per GPU)"
 
 
 @pytest.mark.parametrize(
@@ -102,10 +82,7 @@ FORMULA = "MaxMemPerCPU = (RealMemory - GPUs * MiB kept per GPU) / (CPUs - GPUs 
     [
         (NOT_ALL, [ACCELERATED], "!! hkn[0801-0967]: `blocking` has not one entry for all of them"),
         (TOO_LARGE, [ACCELERATED], "cannot keep 40 CPUs, 20480 MiB of memory each of 152 CPUs and 512000 MiB: nothing"),
-        (POLICY, [{**ACCELERATED, "nodes": "hkn[08"}], "!! hkn[08: `hkn[08` is not a list of node names: nothing"),
         (POLICY, [], "write it under `options.hardware`"),
-        (POLICY, [], FORMULA),
-        (replace(POLICY, blocking=()), [ACCELERATED], "the site's file has no `blocking`"),
     ],
 )
 def test_where_nothing_can_be_printed_the_text_says_why(
@@ -114,20 +91,6 @@ def test_where_nothing_can_be_printed_the_text_says_why(
     text = render_blocking(policy, (A100,), config(hardware=hardware))
     assert told in prose(text)
     assert lines(text) == []
-
-
-def test_gpus_that_do_not_spread_over_the_sockets_are_bound_to_all_cores() -> None:
-    [_, gres, *_] = lines(printed(POLICY, {**ACCELERATED, "gpus": 3}))
-    assert gres == "NodeName=hkn[0801-0967] Name=gpu Type=a100 File=/dev/nvidia[0-2] Cores=0-75"
-
-
-def test_limitations_of_slurm_are_printed() -> None:
-    said = prose(printed())
-    assert "Memory per free GPU, as such" in said and "In 22.05" in said and "CRASHED" in said
-    assert "Disk:" not in said and "gpu-demand" not in said
-    greedy = replace(SHARE, disk_mib=51200, when=ReserveWhen.GPU_DEMAND)
-    said = prose(printed(replace(POLICY, blocking=(greedy,))))
-    assert "Disk: Slurm does not give it out" in said and "write `when: always`" in said
 
 
 def test_the_owners_priority_is_by_partitions() -> None:
@@ -141,9 +104,3 @@ def test_the_owners_priority_is_by_partitions() -> None:
     said = prose(text)
     assert "of owners (the owner): PriorityTier=10 PreemptMode=OFF" in said
     assert "of backfill, accelerated-h100 (drones): PriorityTier=2 PreemptMode=CANCEL GraceTime=60" in said
-
-
-def test_drones_in_the_owners_own_partition_are_reported() -> None:
-    text = printed(POLICY, owner={"partitions": ["accelerated"]})
-    assert "by partitions Slurm cannot tell who makes room" in prose(text)
-    assert not any(line.startswith("Preempt") for line in lines(text))

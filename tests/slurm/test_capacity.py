@@ -19,17 +19,8 @@ A100 = DroneType("horeka", "a100", 1000, 8, 20480, 0, vram_mib=40960, walltime_s
 FULL = DroneType("horeka", "a100x4", 4000, 152, 491520, 0, vram_mib=40960, walltime_s=12 * HOUR_S)
 H100 = DroneType("horeka", "h100", 1000, 8, 20480, 0, vram_mib=95830, walltime_s=12 * HOUR_S)
 CPU = DroneType("horeka", "cpu", 0, 8, 16384, 0, walltime_s=12 * HOUR_S)
-NODE = SlurmNode(
-    "hkn0801",
-    "IDLE",
-    partitions=("accelerated",),
-    features=("LSDF", "BEEOND"),
-    cpus=152,
-    memory_mib=512_000,
-    gpus={"a100": 4},
-    used_gpus={"a100": 0},
-    threads_per_core=2,
-)
+SIZE: Any = {"cpus": 152, "memory_mib": 512_000, "gpus": {"a100": 4}, "used_gpus": {"a100": 0}, "threads_per_core": 2}
+NODE = SlurmNode("hkn0801", "IDLE", partitions=("accelerated",), features=("LSDF", "BEEOND"), **SIZE)
 H100_NODE = replace(NODE, name="hkn0901", partitions=("accelerated-h100",), gpus={"h100": 4}, used_gpus={})
 ACCELERATED = Partition("accelerated", nodes=("hkn0801",), max_s=48 * HOUR_S, tier=10)
 ACCELERATED_H100 = Partition("accelerated-h100", nodes=("hkn0901",), max_s=48 * HOUR_S, tier=10)
@@ -50,23 +41,14 @@ def one(
     downtime_at: float = 0.0,
     **more: Any,
 ) -> Node:
-    [found] = list_nodes(
-        [node],
-        (partition,),
-        types or (A100,),
-        config(**more),
-        [reserved] if reserved else [],
-        now=NOW,
-        downtime_at=downtime_at,
-    )
+    others = [reserved] if reserved else []
+    kinds = types or (A100,)
+    [found] = list_nodes([node], (partition,), kinds, config(**more), others, now=NOW, downtime_at=downtime_at)
     return found
 
 
 def free(node: Node) -> tuple[int, int, int]:
     return node.free_gpu_milli, node.free_cpus, node.free_memory_mib
-
-
-# ------------------------------------------------------------------------------------------ what there is, what is free
 
 
 def test_free_is_what_slurm_has_not_allocated() -> None:
@@ -80,22 +62,11 @@ def test_nodes_of_other_partitions_and_such_as_do_not_exist_are_left_out() -> No
     assert {node.name: node.types for node in found} == {"hkn0801": ("a100", "a100x4"), "hkn0901": ("h100",)}
 
 
-def test_without_a_partition_drones_go_to_the_default_one() -> None:
-    h100 = replace(ACCELERATED_H100, default=True)
-    types = {"types": {}, "partition": ""}
-    found = list_nodes([NODE, H100_NODE], (ACCELERATED, h100), (A100,), config(**types), now=NOW)
-    assert [node.name for node in found] == ["hkn0901"]
-    untold = list_nodes([NODE, H100_NODE], PARTITIONS, (A100,), config(**types), now=NOW)
-    assert [node.name for node in untold] == ["hkn0801", "hkn0901"]
-
-
 @pytest.mark.parametrize(
     ("state", "flags"),
     [
-        *((state, ()) for state in ("DOWN", "ERROR", "UNKNOWN", "SOMETHING_NEW")),
-        *(("MIXED", (flag,)) for flag in ("DRAIN", "PLANNED")),
-        *(("IDLE", (flag,)) for flag in ("DRAIN", "MAINTENANCE", "NOT_RESPONDING", "POWERING_DOWN", "FAIL")),
-        *(("IDLE", (flag,)) for flag in ("REBOOT_REQUESTED", "RESERVED", "PLANNED")),
+        *((state, ()) for state in ("DOWN", "SOMETHING_NEW")),
+        *(("MIXED", (flag,)) for flag in ("DRAIN", "PLANNED", "RESERVED", "MAINTENANCE", "NOT_RESPONDING")),
     ],
 )
 def test_nothing_is_free_where_slurm_starts_nothing_now(state: str, flags: tuple[str, ...]) -> None:
@@ -115,10 +86,6 @@ def test_a_node_planned_for_the_owner_is_shown_free_for_his_claim_takes_it() -> 
     planned = replace(NODE, flags=frozenset({"PLANNED"}), partitions=("accelerated", "owners"))
     assert free(one(planned)) == (0, 0, 0)
     assert free(one(planned, owner={"partitions": ["owners"]})) == (4000, 152, 512_000)
-    assert free(one(planned, owner={"partitions": ["elsewhere"]})) == (0, 0, 0)
-
-
-# ---------------------------------------------------------------------------------------------------------- which types
 
 
 @pytest.mark.parametrize(
@@ -126,10 +93,6 @@ def test_a_node_planned_for_the_owner_is_shown_free_for_his_claim_takes_it() -> 
     [
         ({"partitions": ("cpuonly",)}, {}, ("partition", "accelerated", "cpuonly")),
         ({"gpus": {"h100": 4}}, {}, ("gpus", "1 a100", "0 a100")),
-        ({"cpus": 4}, {}, ("cpus", "8", "4")),
-        ({"memory_mib": 20479}, {}, ("memory", "20480 MiB", "20479 MiB")),
-        ({}, {"max_cpus_per_node": 6}, ("cpus", "8", "6")),
-        ({}, {"max_memory_per_node_mib": 10240}, ("memory", "20480 MiB", "10240 MiB")),
         ({}, {"max_memory_per_cpu_mib": 100}, ("cpus", "205 (for its 20480 MiB, by MaxMemPerCPU)", "152")),
     ],
 )
@@ -145,24 +108,13 @@ def test_a_node_that_lacks_something_hosts_no_drone(
 @pytest.mark.parametrize(
     ("constraint", "hosts"),
     [
-        *((met, True) for met in ("", "LSDF", "LSDF&BEEOND", "NONE|LSDF", "[rack1*2&rack2*4]")),
-        *((unmet, False) for unmet in ("LSDF,NONE", "NONE")),
+        *((met, True) for met in ("LSDF&BEEOND", "NONE|LSDF", "[rack1*2&rack2*4]")),
+        ("LSDF,NONE", False),
     ],
 )
 def test_constraints_that_are_plain_are_judged(constraint: str, hosts: bool) -> None:
     found = list_nodes([NODE], PARTITIONS, (A100,), config(constraint=constraint), now=NOW)
     assert bool(found) is hosts
-
-
-def test_nodes_that_the_admin_leaves_out_are_left_out() -> None:
-    cluster = [NODE, replace(NODE, name="hkn0802"), replace(NODE, name="hkn0803")]
-
-    def names(**submit: str) -> list[str]:
-        return [node.name for node in list_nodes(cluster, PARTITIONS, (A100,), config(submit=submit), now=NOW)]
-
-    assert names(exclude="hkn[0801,0803]") == ["hkn0802"]
-    assert names(nodelist="hkn0801") == ["hkn0801"]
-    assert names(exclude="/home/kit/bad_nodes") == ["hkn0801", "hkn0802", "hkn0803"]
 
 
 def test_any_gpu_is_any_type_of_gpu_and_a_gpu_without_type_is_one() -> None:
@@ -178,61 +130,29 @@ def test_a_node_with_gpus_of_two_types_shows_those_of_which_most_is_free() -> No
     mixed = replace(NODE, gpus={"a100": 2, "h100": 2}, used_gpus={"a100": 1})
     shown = one(mixed, A100, H100, CPU, **both)
     assert (shown.types, shown.gpu_milli, shown.free_gpu_milli) == (("h100", "cpu"), 2000, 2000)
-    later = one(replace(mixed, used_gpus={"h100": 2}), A100, H100, CPU, **both)
-    assert (later.types, later.gpu_milli, later.free_gpu_milli) == (("a100", "cpu"), 2000, 2000)
 
 
-def test_used_gpus_of_unknown_type_may_be_of_any_type() -> None:
-    assert free(one(replace(NODE, used_gpus={"": 3})))[0] == 1000
-
-
-# ----------------------------------------------------------------------------------------------------- partition limits
-
-
-@pytest.mark.parametrize(
-    ("change", "gpus"), [({"up": False}, 0), ({"max_s": 11 * HOUR_S}, 0), ({"max_s": 12 * HOUR_S}, 4000)]
-)
+@pytest.mark.parametrize(("change", "gpus"), [({"up": False}, 0), ({"max_s": 11 * HOUR_S}, 0)])
 def test_a_partition_that_is_down_or_too_short_takes_no_drone(change: Mapping[str, Any], gpus: int) -> None:
     assert free(one(partition=replace(ACCELERATED, **change)))[0] == gpus
 
 
 def test_memory_costs_cpus_where_the_partition_limits_it_per_cpu() -> None:
-    """A drone of 1 CPU and 8 GiB is given 7 CPUs there: by CPUs and memory alone 62 would fit, 21 do. (One more is
-    told: that each job's CPUs are rounded up is not known to a sum.)"""
     greedy = replace(A100, gpu_milli=0, cpus=1, memory_mib=8192)
     limited = replace(ACCELERATED, max_memory_per_cpu_mib=1200)
     found = one(NODE, replace(greedy, name="cpu"), partition=limited)
     assert (found.free_cpus, found.free_memory_mib) == (152, 152 * 1200)
-    assert found.free_memory_mib // 8192 == 22
-    used = one(replace(NODE, used_cpus=140, used_memory_mib=1000), replace(greedy, name="cpu"), partition=limited)
-    assert used.free_memory_mib == 12 * 1200
-
-
-def test_a_limit_of_cpus_per_node_binds() -> None:
-    capped = one(partition=replace(ACCELERATED, max_cpus_per_node=120))
-    assert (capped.cpus, capped.free_cpus) == (120, 120)
-
-
-# --------------------------------------------------------------------------------------------------------- reservations
 
 
 def reservation(starts_h: float, ends_h: float) -> Reservation:
     return Reservation("course", NOW + starts_h * HOUR_S, NOW + ends_h * HOUR_S, ("hkn0801",))
 
 
-@pytest.mark.parametrize(
-    ("starts_h", "ends_h", "gpus"), [(-1, 2, 0), (3, 5, 0), (11.9, 20, 0), (12.0, 20, 4000), (-5, 0, 4000)]
-)
+@pytest.mark.parametrize(("starts_h", "ends_h", "gpus"), [(-1, 2, 0), (11.9, 20, 0), (12.0, 20, 4000), (-5, 0, 4000)])
 def test_a_node_reserved_for_others_before_the_drone_would_be_done_is_not_free(
     starts_h: float, ends_h: float, gpus: int
 ) -> None:
     assert free(one(reserved=reservation(starts_h, ends_h)))[0] == gpus
-
-
-def test_types_that_are_done_in_time_are_hosted_until_then() -> None:
-    short = replace(A100, name="short", walltime_s=HOUR_S)
-    found = one(NODE, A100, short, reserved=reservation(2, 5))
-    assert (found.types, found.free_gpu_milli) == (("short",), 4000)
 
 
 def test_before_a_downtime_of_the_whole_site_drones_live_shorter_and_the_node_is_free_until_then() -> None:
@@ -257,10 +177,8 @@ def test_a_drone_that_wants_its_node_alone_finds_none_that_is_in_use() -> None:
     assert free(one(replace(NODE, used_cpus=2), FULL, **alone)) == (0, 0, 0)
 
 
-# ------------------------------------------------------------------------------------------------------------ downtimes
-
 CLUSTER = (NODE, replace(NODE, name="hkn0802"), H100_NODE, replace(NODE, name="hkn0001", partitions=("cpuonly",)))
-DEAD = replace(NODE, name="hkn0803", state="DOWN")
+DEAD = replace(NODE, name="hkn0803", state="DOWN")  # need not be in it
 OURS = ("hkn0801", "hkn0802", "hkn0901")
 ONE, REST = OURS[:1], OURS[1:]
 
@@ -274,15 +192,11 @@ def reserved(starts: float, ends: float, nodes: Sequence[str] = OURS, name: str 
     [
         ((), 0),
         ((reserved(7200, 9000), reserved(3600, 5000, name="earlier")), 3600),
-        ((reserved(-7200, -1),), 0),  # it is over
         ((reserved(-60, 7200),), 0),  # it has begun
         ((reserved(-60, 3600), reserved(10_000, 12_000, name="next")), 10_000),
         ((reserved(3600, 7200, ("hkn0001",)),), 0),  # drones never go there
-        ((reserved(3600, 7200, ()),), 0),  # of licences
-        ((reserved(3600, 20_000, ONE),), 0),
         ((reserved(3600, 20_000, ONE), reserved(7200, 9000, REST, "rest")), 7200),
         ((reserved(3600, 20_000, ONE), reserved(20_000, 30_000, REST, "rest")), 0),  # one after the other
-        ((reserved(-60, 9000, ONE), reserved(600, 9000, REST, "rest")), 600),
     ],
 )
 def test_the_next_time_when_all_our_nodes_are_reserved_is_the_downtime(
@@ -291,17 +205,11 @@ def test_the_next_time_when_all_our_nodes_are_reserved_is_the_downtime(
     assert downtime(*reservations) == downtime_in
 
 
-def downtime(*reservations: Reservation, nodes: Sequence[SlurmNode] = CLUSTER, **more: Any) -> float:
+def downtime(*reservations: Reservation, **more: Any) -> float:
     """Return seconds from now; 0 without."""
-    at = next_downtime(reservations, nodes, resolve_types((A100, H100), PARTITIONS, config(**more)), NOW)
+    at = next_downtime(reservations, (*CLUSTER, DEAD), resolve_types((A100, H100), PARTITIONS, config(**more)), NOW)
     return at - NOW if at else 0.0
-
-
-def test_nodes_that_are_down_need_not_be_in_it() -> None:
-    assert downtime(reserved(3600, 7200), nodes=(*CLUSTER, DEAD)) == 3600
-    assert downtime(reserved(3600, 7200), nodes=(*CLUSTER, replace(DEAD, state="IDLE"))) == 0
 
 
 def test_a_reservation_that_all_drones_run_in_is_for_us() -> None:
     assert downtime(reserved(3600, 7200, name="ours"), reservation="ours") == 0
-    assert downtime(reserved(3600, 7200, name="theirs"), reservation="ours") == 3600

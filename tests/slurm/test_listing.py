@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,18 +24,8 @@ from provisioner.model import DroneId, EndKind, FaultKind, RemoteDrone, RemoteSt
 
 NOW = 1_800_000_000.0
 ENTERED = NOW - 3600
-RUNNING = SlurmJob(
-    "123",
-    "kit-a1b2-7.a100.horeka",
-    "RUNNING",
-    user="drone",
-    partition="accelerated",
-    submitted_at=NOW - 900,
-    started_at=NOW - 600,
-    ends_at=NOW + 3000,
-    limit_s=3600.0,
-    nodes=("hkn0801",),
-)
+TIMES: Any = {"submitted_at": NOW - 900, "started_at": NOW - 600, "ends_at": NOW + 3000, "limit_s": 3600.0}
+RUNNING = SlurmJob("123", "kit-a1b2-7.a100.horeka", "RUNNING", user="drone", nodes=("hkn0801",), **TIMES)
 PENDING = replace(RUNNING, state="PENDING", reason="Priority", started_at=0.0, ends_at=0.0, nodes=())
 ENDED = replace(RUNNING, state="COMPLETED", ends_at=NOW - 60, exit_code=0)
 SEVEN = DroneId("kit-a1b2-7")
@@ -49,31 +40,17 @@ def one(job: SlurmJob, cancelled: Collection[DroneId] = ()) -> RemoteDrone:
     return drone
 
 
-# -------------------------------------------------------------------------------------------------------------- alive
-
-
-def test_a_running_job_is_a_running_drone() -> None:
-    drone = one(RUNNING)
-    assert (drone.drone_id, drone.type, drone.remote_id) == (SEVEN, "a100", "123")
-    assert (drone.state, drone.started_at, drone.node) == (RemoteState.RUNNING, NOW - 600, "hkn0801")
-    assert (drone.reason, drone.end, drone.notice_at, drone.blocked) == ("", None, 0.0, None)
-
-
 def test_a_waiting_job_has_a_reason_and_an_expected_start() -> None:
     drone = one(replace(PENDING, started_at=NOW + 1200))
     assert (drone.state, drone.reason, drone.blocked) == (RemoteState.PENDING, "Priority", None)
     assert (drone.started_at, drone.expected_start_at) == (0.0, NOW + 1200)
-    assert one(replace(PENDING, started_at=NOW - 5)).expected_start_at == 0.0
 
 
 @pytest.mark.parametrize(
     ("reason", "blocked", "hopeless"),
     [
-        ("Resources", None, False),
         ("AssocGrpGRES", FaultKind.QUOTA, False),
-        ("ReqNodeNotAvail, UnavailableNodes:hkn0801", FaultKind.CAPACITY, False),
         ("PartitionTimeLimit", FaultKind.CONFIG, True),
-        ("JobHeldAdmin", FaultKind.DENIED, True),
         ("launch failed requeued held", FaultKind.NODE, True),
     ],
 )
@@ -84,26 +61,11 @@ def test_a_reason_that_blocks_others_of_the_type_is_a_fault(
     assert (drone.reason, drone.blocked, drone.hopeless) == (reason, blocked, hopeless)
 
 
-def test_a_job_on_a_node_that_is_prepared_still_waits() -> None:
-    drone = one(replace(RUNNING, flags=frozenset({"CONFIGURING"})))
-    assert (drone.state, drone.started_at) == (RemoteState.PENDING, 0.0)
-    assert drone.reason == "its node is being prepared"
-
-
-@pytest.mark.parametrize("state", ["SUSPENDED", "SOMETHING_NEW"])
-def test_a_job_that_neither_waits_nor_runs_is_alive(state: str) -> None:
-    drone = one(replace(RUNNING, state=state))
-    assert (drone.state, drone.end) == (RemoteState.UNKNOWN, None)
-
-
 @pytest.mark.parametrize("job", [replace(RUNNING, state="COMPLETING"), replace(ENDED, flags=frozenset({"COMPLETING"}))])
 def test_a_completing_job_still_runs(job: SlurmJob) -> None:
     drone = one(job)
     assert (drone.state, drone.end, drone.node) == (RemoteState.RUNNING, None, "hkn0801")
     assert "is ending" in drone.reason
-
-
-# -------------------------------------------------------------------------------------------------------------- notice
 
 
 def test_a_preempted_job_is_under_notice() -> None:
@@ -113,12 +75,8 @@ def test_a_preempted_job_is_under_notice() -> None:
 
 def test_an_end_before_its_time_limit_is_a_notice_too() -> None:
     assert one(replace(RUNNING, ends_at=NOW + 6)).notice_at == NOW
-    assert one(replace(RUNNING, ends_at=NOW + 2990)).notice_at == 0.0  # within what is rounded
     assert one(replace(RUNNING, limit_s=0.0, ends_at=NOW + 6)).notice_at == 0.0  # no limit is told
     assert one(replace(RUNNING, started_at=NOW - 3590, ends_at=NOW + 10)).notice_at == 0.0  # just its limit
-
-
-# ---------------------------------------------------------------------------------------------------------------- ends
 
 
 @pytest.mark.parametrize(
@@ -128,17 +86,12 @@ def test_an_end_before_its_time_limit_is_a_notice_too() -> None:
         (replace(ENDED, state="FAILED", exit_code=73, reason="NonZeroExitCode"), EndKind.EXITED, 73, None),
         (replace(ENDED, state="FAILED", exit_code=0, signal=9), EndKind.EXITED, 137, None),
         (replace(ENDED, state="FAILED", exit_code=0, signal=53), EndKind.FAULT, None, FaultKind.CONFIG),
-        (replace(ENDED, state="FAILED", reason="JobLaunchFailure"), EndKind.FAULT, None, FaultKind.NODE),
-        (replace(ENDED, state="TIMEOUT", reason="TimeLimit"), EndKind.STOPPED, None, None),
         (replace(ENDED, state="NODE_FAIL"), EndKind.FAULT, None, FaultKind.NODE),
-        (replace(ENDED, state="BOOT_FAIL"), EndKind.FAULT, None, FaultKind.NODE),
         (replace(ENDED, state="OUT_OF_MEMORY", signal=125), EndKind.FAULT, None, FaultKind.DRONE),
         (replace(ENDED, state="PREEMPTED"), EndKind.PREEMPTED, None, None),
         (replace(ENDED, restarts=1), EndKind.PREEMPTED, None, None),
-        (replace(ENDED, preempted_at=NOW - 9), EndKind.PREEMPTED, None, None),
         (replace(ENDED, state="FAILED", exit_code=73, preempted_at=NOW - 9), EndKind.PREEMPTED, None, None),
         (replace(PENDING, state="DEADLINE", ends_at=NOW - 5), EndKind.FAULT, None, FaultKind.CONFIG),
-        (replace(ENDED, flags=frozenset({"REVOKED"}), state="PENDING"), EndKind.FAULT, None, FaultKind.CONFIG),
     ],
 )
 def test_each_way_to_end(job: SlurmJob, kind: EndKind, code: int | None, fault: FaultKind | None) -> None:
@@ -172,18 +125,10 @@ def test_an_ended_drone_is_listed_for_a_while() -> None:
 
 
 def test_the_record_of_a_rejected_submission_is_no_drone() -> None:
-    never = replace(
-        PENDING, state="FAILED", reason="BadConstraints", started_at=NOW - 900, ends_at=NOW - 900, signal=1, exit_code=0
-    )
+    times: Any = {"started_at": NOW - 900, "ends_at": NOW - 900}
+    never = replace(PENDING, state="FAILED", reason="BadConstraints", signal=1, exit_code=0, **times)
     assert listed(never).drones == {}
-    assert listed(replace(never, reason="")).drones == {}
-    assert listed(replace(never, reason="PartitionNodeLimit")).drones == {}
     assert SEVEN in listed(replace(never, reason="JobLaunchFailure", ends_at=NOW - 5)).drones
-    ran = replace(ENDED, state="FAILED", reason="NonZeroExitCode", exit_code=1)
-    assert SEVEN in listed(ran).drones
-
-
-# ------------------------------------------------------------------------------------------------------------ requeued
 
 
 @pytest.mark.parametrize("job", [replace(PENDING, reason="BeginTime"), RUNNING])
@@ -198,10 +143,6 @@ def test_one_that_is_requeued_and_held_will_never_start() -> None:
     failed = one(replace(PENDING, reason="launch failed requeued held", restarts=1))
     assert (failed.blocked, failed.hopeless) == (FaultKind.NODE, True)
     assert one(replace(PENDING, reason="BeginTime", restarts=1)).blocked is None
-    assert one(replace(RUNNING, reason="JobHeldAdmin", restarts=1)).blocked is None
-
-
-# ----------------------------------------------------------------------------------------------------- whose, how many
 
 
 @pytest.mark.parametrize(
@@ -221,12 +162,6 @@ def test_of_a_drone_that_is_there_twice_one_counts(
     assert [f"as {kept} and {surplus[0]}" in notice for notice in found.notices] == [True] * len(surplus)
 
 
-def test_reasons_are_one_printable_line() -> None:
-    drone = one(replace(PENDING, reason="x\x1b[2J\n" * 200))
-    assert drone.reason.isprintable()
-    assert len(drone.reason) <= 200
-
-
 @pytest.mark.parametrize(("early_s", "kind"), [(60.0, EndKind.STOPPED), (3000.0, EndKind.EXITED)])
 def test_a_drone_that_overstays_its_limit_is_ended_by_its_own_script(early_s: float, kind: EndKind) -> None:
     """Shortly before Slurm would do it; killed at another time it has ended by a signal."""
@@ -234,9 +169,6 @@ def test_a_drone_that_overstays_its_limit_is_ended_by_its_own_script(early_s: fl
     job = replace(RUNNING, state="FAILED", started_at=began, ends_at=NOW - 10, exit_code=137)
     end = one(job).end
     assert end is not None and end.kind is kind
-
-
-# ---------------------------------------------------------------------------------------------------------------- names
 
 
 def named(name: str, remote_id: str = "123") -> SlurmJob:
@@ -248,21 +180,11 @@ def named(name: str, remote_id: str = "123") -> SlurmJob:
     [
         ("kit-two-a1b2-17.a100.horeka", "1"),  # of a controller whose name begins like ours
         ("kit-a1b2-17.a100.topas", "1"),
-        ("kit-a1b2-17.a100", "1"),
-        ("kit-a1b2-17.a100.horeka.x", "1"),
         ("kit-a1b2-017.a100.horeka", "1"),  # would be another drone's id
         ("kit-a1b2-17.a100.horeka\n", "1"),
-        ("kit-a1b2-.a100.horeka", "1"),
-        ("kit-17.a100.horeka", "1"),
-        ("KIT-a1b2-17.a100.horeka", "1"),
-        ("kit-a1b2-17+.a100.horeka", "1"),  # an array that nobody has split into its tasks
         ("kit-a1b2-17+.a100.horeka", "1_[0-9]"),
         ("kit-a1b2-17.a100.horeka", "1_4"),
-        ("kit-a1b2-17.a100.horeka", "1.batch"),
-        ("kit-a1b2-17.a100.horeka", ""),
         ("kit-a1b2-" + "9" * 60 + ".a100.horeka", "1"),
-        ("wrap", "1"),
-        ("", "1"),
     ],
 )
 def test_a_job_with_another_name_is_no_drone(name: str, remote_id: str) -> None:

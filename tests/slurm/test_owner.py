@@ -17,20 +17,9 @@ from tests.slurm.test_capacity import A100, H100, H100_NODE, NODE, NOW, PARTITIO
 
 BOTH = ("accelerated", "owners")
 CLUSTER = (*(replace(NODE, name=f"hkn080{n}", partitions=BOTH) for n in (1, 2, 3)), H100_NODE)
-JOB = SlurmJob(
-    "100",
-    "train",
-    "PENDING",
-    reason="Resources",
-    user="anna",
-    account="etp",
-    partition="owners",
-    qos="normal",
-    submitted_at=NOW - 60,
-    cpus=8,
-    memory_mib=20480,
-    gpus={"a100": 1},
-)
+WHO: Any = {"user": "anna", "account": "etp", "partition": "owners", "qos": "normal"}
+SIZE: Any = {"cpus": 8, "memory_mib": 20480, "gpus": {"a100": 1}}
+JOB = SlurmJob("100", "train", "PENDING", reason="Resources", submitted_at=NOW - 60, **WHO, **SIZE)
 ONE = OwnerDemand(1, 1000, 8, 20480, NOW - 60, nodes=("hkn0801", "hkn0802", "hkn0803"), who="anna")
 
 
@@ -52,9 +41,6 @@ def claim(job: SlurmJob, **more: Any) -> OwnerDemand:
     return found
 
 
-# -------------------------------------------------------------------------------------------------------------- waiting
-
-
 def test_without_an_owner_there_is_no_demand() -> None:
     assert owner_demands([JOB], CLUSTER, view(), config()) == SlurmOwnerDemands()
     assert owner_load([replace(JOB, state="RUNNING", nodes=("hkn0801",))], view(), config()) is None
@@ -67,10 +53,9 @@ RESERVED = "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved_for_jobs_in_hig
     ("reason", "demands"),
     [
         *((plain, (ONE,)) for plain in ("", "Priority", "(Resources)", RESERVED)),
-        *((limit, ()) for limit in ("QOSMaxJobsPerUserLimit", "AssocGrpGRES", "JobHeldUser", "JobHeldAdmin")),
-        *((other, ()) for other in ("Dependency", "BeginTime", "Licenses", "ReqNodeNotAvail", "Reservation")),
-        *((never, ()) for never in ("PartitionTimeLimit", "BadConstraints", "launch_failed_requeued_held")),
-        *((new, ()) for new in ("ReqNodeNotAvail,_UnavailableNodes:hkn0801", "SomethingNew")),
+        *((limit, ()) for limit in ("QOSMaxJobsPerUserLimit", "JobHeldUser")),
+        *((other, ()) for other in ("Dependency", "BeginTime", "Licenses")),
+        *((never, ()) for never in ("PartitionTimeLimit", "SomethingNew")),
     ],
 )
 def test_only_a_job_that_leaving_drones_help_is_a_demand(reason: str, demands: tuple[OwnerDemand, ...]) -> None:
@@ -82,19 +67,12 @@ def test_drones_and_jobs_of_others_are_none() -> None:
     elsewhere = replace(JOB, partition="accelerated-h100")
     assert wanted(ours, elsewhere, replace(JOB, state="RUNNING")) == SlurmOwnerDemands()
     assert wanted(JOB, accounts=["theory"]) == SlurmOwnerDemands()
-    assert wanted(JOB, qos=["express"]) == SlurmOwnerDemands()
-    assert wanted(JOB, users=["bert"]) == SlurmOwnerDemands()
     assert wanted(JOB, accounts=["etp"], qos=["normal"], users=["anna"]).demands == (ONE,)
-
-
-def test_a_job_for_several_partitions_is_a_claim_if_one_is_the_owners() -> None:
-    assert claim(replace(JOB, partition="accelerated-h100,owners")) == ONE
 
 
 def test_jobs_alike_are_one_claim_since_the_first_of_them() -> None:
     jobs = [replace(JOB, remote_id=str(n), submitted_at=NOW - n) for n in (5, 90, 30)]
     assert wanted(*jobs).demands == (replace(ONE, count=3, since=NOW - 90),)
-    assert len(wanted(JOB, replace(JOB, user="bert"), replace(JOB, cpus=9)).demands) == 3
 
 
 def test_a_job_of_several_nodes_counts_once_for_each() -> None:
@@ -110,24 +88,10 @@ def test_required_nodes_and_closed_nodes() -> None:
     assert claim(JOB, cluster=drained).nodes == ("hkn0802", "hkn0803")  # no drone leaves a drained node for him
 
 
-def test_all_nodes_are_reported_as_any() -> None:
-    assert claim(JOB, cluster=CLUSTER[:3]).nodes == ()
-
-
-def test_a_job_that_fits_only_nodes_without_drones_is_no_demand() -> None:
-    other = replace(NODE, name="fat1", partitions=("owners",), memory_mib=4_000_000)
-    assert wanted(replace(JOB, memory_mib=2_000_000), cluster=(*CLUSTER, other)) == SlurmOwnerDemands()
-
-
 def test_a_job_that_fits_no_node_is_reported() -> None:
     found = wanted(replace(JOB, gpus={"a100": 5}))
     assert found.demands == ()
-    assert found.notices == (
-        "owner: 1 jobs of anna (100) need 5 GPUs, 8 CPUs and 20480 MiB, and no node here could host them even if all"
-        " were empty: no room is made for them",
-    )
-    many = wanted(*(replace(JOB, gpus={"a100": 5 + n}) for n in range(30)))
-    assert len(many.notices) == 11 and many.notices[-1] == "owner: 20 further shapes fit no node"
+    assert "no node here could host them" in found.notices[0]
 
 
 @pytest.mark.parametrize(
@@ -135,9 +99,6 @@ def test_a_job_that_fits_no_node_is_reported() -> None:
 )
 def test_gpus_are_of_a_type_or_of_any(gpus: dict[str, int], fits: bool) -> None:
     assert bool(wanted(replace(JOB, gpus=gpus)).demands) is fits
-
-
-# -------------------------------------------------------------------------------------------------------------- running
 
 
 def test_the_load_of_the_owners_running_jobs_on_our_nodes() -> None:

@@ -17,27 +17,12 @@ from adapters.slurm import site as site_module
 from adapters.slurm.records import Partition, Reservation, SlurmJob, SlurmNode, SlurmSubmission
 from adapters.slurm.settings import SlurmSiteConfig
 from adapters.slurm.site import SlurmSite
+from provisioner import model
 from provisioner.interfaces import AdapterError, OutcomeUnknownError, RejectedError, UnavailableError
-from provisioner.model import (
-    Bootstrap,
-    DroneId,
-    DroneType,
-    EndKind,
-    FaultKind,
-    OrderOutcome,
-    OwnerLoad,
-    RemoteEnd,
-    RemoteState,
-    SitePolicy,
-    StartOrder,
-    StopOrder,
-)
 
-A100 = DroneType("hk", "a100", gpu_milli=1000, cpus=8, memory_mib=2048, disk_mib=10, walltime_s=3600.0)
+A100 = model.DroneType("hk", "a100", gpu_milli=1000, cpus=8, memory_mib=2048, disk_mib=10, walltime_s=3600.0)
 NODE = SlurmNode("hkn0801", "IDLE", partitions=("accelerated",), cpus=152, memory_mib=512_000, gpus={"a100": 4})
-
-
-FIRST = DroneId("kit-ab12-1")
+FIRST = model.DroneId("kit-ab12-1")
 
 
 class Remembered:
@@ -50,18 +35,12 @@ class Remembered:
         self.asked: list[tuple[str, ...]] = []
         self.accounted: dict[str, SlurmJob] | None = {}
         self.most = 1000
-        """Jobs that a limit allows."""
-        self.longest = 1001
-        """MaxArraySize, which this way to the cluster does not tell."""
         self.trouble: AdapterError | None = None
-        """Of the next submit, after it was carried out or instead of it."""
         self.carried_out = True
         self.accounting_trouble: AdapterError | None = None
         self.release = asyncio.Event()
-        """Submits wait for it."""
         self.release.set()
         self.next = 100
-        self.reserved: tuple[Reservation, ...] = ()
         self.configured: Mapping[str, str] = {}
         self.visible: Sequence[SlurmJob] | None = None
         """Jobs of all users, as far as the account is shown them; None: no owner is configured."""
@@ -93,7 +72,7 @@ class Remembered:
         return [Partition("accelerated", nodes=(NODE.name,))]
 
     async def reservations(self) -> Sequence[Reservation]:
-        return self.reserved
+        return ()
 
     async def configuration(self) -> Mapping[str, str]:
         return self.configured
@@ -105,10 +84,8 @@ class Remembered:
         await self.release.wait()
         trouble, self.trouble = self.trouble, None
         tasks = submission.tasks or (None,)
-        if max(submission.tasks, default=0) >= self.longest:
-            raise RejectedError("Batch job submission failed: Invalid job array specification", FaultKind.CONFIG)
         if len(self.jobs) + len(tasks) > self.most:
-            raise RejectedError("QOSMaxSubmitJobPerUserLimit", FaultKind.QUOTA)
+            raise RejectedError("QOSMaxSubmitJobPerUserLimit", model.FaultKind.QUOTA)
         if trouble is None or self.carried_out:
             self.next += 1
             self.submitted.append(submission)
@@ -126,14 +103,8 @@ class Remembered:
 
     def runs(self, remote_id: str) -> None:
         now = time.time()
-        self.jobs[remote_id] = replace(
-            self.jobs[remote_id],
-            state="RUNNING",
-            started_at=now - 5,
-            ends_at=now + 3595,
-            limit_s=3600.0,
-            nodes=(NODE.name,),
-        )
+        times = {"started_at": now - 5, "ends_at": now + 3595, "limit_s": 3600.0}
+        self.jobs[remote_id] = replace(self.jobs[remote_id], state="RUNNING", nodes=(NODE.name,), **times)
 
 
 @pytest.fixture
@@ -154,22 +125,19 @@ def slurm_site(**more: object) -> SlurmSite:
     return SlurmSite("hk", config, [A100], "kit")
 
 
-async def end_of(site: SlurmSite, drone_id: DroneId = FIRST) -> RemoteEnd:
+async def end_of(site: SlurmSite, drone_id: model.DroneId = FIRST) -> model.RemoteEnd:
     end = (await site.poll()).drones[drone_id].end
     assert end is not None
     return end
 
 
-def order(serial: int, kind: DroneType = A100) -> StartOrder:
-    return StartOrder(DroneId(f"kit-ab12-{serial}"), kind, 600.0, 30.0, Bootstrap(b"#!/bin/sh\n"))
-
-
-# ------------------------------------------------------------------------------------------------------------ starting
+def order(serial: int, kind: model.DroneType = A100) -> model.StartOrder:
+    return model.StartOrder(model.DroneId(f"kit-ab12-{serial}"), kind, 600.0, 30.0, model.Bootstrap(b"#!/bin/sh\n"))
 
 
 async def test_drones_of_a_type_start_with_one_submit(cluster: Remembered, site: SlurmSite) -> None:
     receipts = await site.start([order(n) for n in range(7, 27)])
-    assert [r.answer for r in receipts] == [OrderOutcome.OK] * 20
+    assert [r.answer for r in receipts] == [model.OrderOutcome.OK] * 20
     assert [r.remote_id for r in receipts] == [f"101_{n}" for n in range(20)]
     assert len(cluster.submitted) == 1
     view = await site.poll()
@@ -180,26 +148,18 @@ async def test_a_limit_is_used_up_and_the_rest_is_rejected(cluster: Remembered, 
     cluster.most = 5
     receipts = await site.start([order(n) for n in range(20)])
     assert len(cluster.jobs) == 5
-    assert [r.answer for r in receipts] == [OrderOutcome.OK] * 5 + [OrderOutcome.REJECTED] * 15
-    assert {r.fault.kind for r in receipts if r.fault} == {FaultKind.QUOTA}
+    assert [r.answer for r in receipts] == [model.OrderOutcome.OK] * 5 + [model.OrderOutcome.REJECTED] * 15
+    assert {r.fault.kind for r in receipts if r.fault} == {model.FaultKind.QUOTA}
     assert len({(await site.poll()).drones[r.drone_id].remote_id for r in receipts[:5]}) == 5
-
-
-async def test_without_a_reported_max_array_size_arrays_are_halved(cluster: Remembered, site: SlurmSite) -> None:
-    cluster.longest = 6
-    receipts = await site.start([order(n) for n in range(20)])
-    assert [r.answer for r in receipts] == [OrderOutcome.OK] * 20
-    assert [len(each.tasks) for each in cluster.submitted] == [5, 5, 5, 5]
-    assert (await site.poll()).drones.keys() == {r.drone_id for r in receipts}
 
 
 async def test_an_order_that_is_rejected_costs_the_others_nothing(cluster: Remembered, site: SlurmSite) -> None:
     receipts = await site.start([order(1), order(2, replace(A100, gpu_milli=500)), order(3)])
-    assert [r.answer for r in receipts] == [OrderOutcome.OK, OrderOutcome.REJECTED, OrderOutcome.OK]
-    assert receipts[1].fault and receipts[1].fault.kind is FaultKind.CONFIG
-    cluster.trouble, cluster.carried_out = RejectedError("Invalid partition", FaultKind.CONFIG), False
+    assert [r.answer for r in receipts] == [model.OrderOutcome.OK, model.OrderOutcome.REJECTED, model.OrderOutcome.OK]
+    assert receipts[1].fault and receipts[1].fault.kind is model.FaultKind.CONFIG
+    cluster.trouble, cluster.carried_out = RejectedError("Invalid partition", model.FaultKind.CONFIG), False
     receipts = await site.start([order(4), order(5, replace(A100, name="cpu", gpu_milli=0))])
-    assert [r.answer for r in receipts] == [OrderOutcome.REJECTED, OrderOutcome.OK]
+    assert [r.answer for r in receipts] == [model.OrderOutcome.REJECTED, model.OrderOutcome.OK]
 
 
 @pytest.mark.parametrize("carried_out", [True, False])
@@ -208,13 +168,13 @@ async def test_a_submit_whose_answer_was_lost_is_not_made_again(
 ) -> None:
     cluster.trouble, cluster.carried_out = OutcomeUnknownError("connection lost"), carried_out
     [receipt] = await site.start([order(1)])
-    assert receipt.answer is OrderOutcome.UNKNOWN
+    assert receipt.answer is model.OrderOutcome.UNKNOWN
     [again] = await site.start([order(1)])
     # It is there, or it may still come: it is never asked for twice.
-    assert again.answer is (OrderOutcome.OK if carried_out else OrderOutcome.UNKNOWN)
+    assert again.answer is (model.OrderOutcome.OK if carried_out else model.OrderOutcome.UNKNOWN)
     assert len(cluster.submitted) == (1 if carried_out else 0)
     [other] = await site.start([order(2)])
-    assert other.answer is OrderOutcome.OK
+    assert other.answer is model.OrderOutcome.OK
 
 
 async def test_a_start_that_is_cut_short_is_not_cut_in_the_middle_of_a_submit(
@@ -229,7 +189,7 @@ async def test_a_start_that_is_cut_short_is_not_cut_in_the_middle_of_a_submit(
     await asyncio.sleep(0.05)
     assert not second.done()  # it waits for what the first has under way
     cluster.release.set()
-    assert [r.answer for r in await second] == [OrderOutcome.OK] * 2
+    assert [r.answer for r in await second] == [model.OrderOutcome.OK] * 2
     assert sorted(job.name for job in cluster.jobs.values()) == ["kit-ab12-1.a100.hk", "kit-ab12-2.cpu.hk"]
 
 
@@ -243,32 +203,17 @@ async def test_a_controller_that_leaves_waits_for_the_submit_under_way(cluster: 
     assert len(cluster.jobs) == 1
 
 
-async def test_the_record_of_a_refused_submit_does_not_stand_in_for_a_drone(
-    cluster: Remembered, site: SlurmSite
-) -> None:
-    now = time.time()
-    cluster.jobs["90"] = SlurmJob(
-        "90", "kit-ab12-1.a100.hk", "FAILED", reason="BadConstraints", submitted_at=now, started_at=now, ends_at=now
-    )
-    assert (await site.poll()).drones == {}
-    [receipt] = await site.start([order(1)])
-    assert (receipt.answer, receipt.remote_id) == (OrderOutcome.OK, "101")
-
-
-# ------------------------------------------------------------------------------------------------------------ stopping
-
-
 async def test_only_live_jobs_are_cancelled_and_politely_by_default(cluster: Remembered, site: SlurmSite) -> None:
     await site.start([order(n) for n in (1, 2, 3, 4)])
     ids = {d: drone.remote_id for d, drone in (await site.poll()).drones.items()}
-    one, two, three, four = (ids[DroneId(f"kit-ab12-{n}")] for n in (1, 2, 3, 4))
+    one, two, three, four = (ids[model.DroneId(f"kit-ab12-{n}")] for n in (1, 2, 3, 4))
     cluster.jobs[three] = replace(cluster.jobs[three], state="COMPLETED", ends_at=time.time())
     cluster.jobs[four] = replace(cluster.jobs[four], state="COMPLETING")
-    stops = [StopOrder(d, "", kill=d.endswith("-2")) for d in ids]
-    receipts = await site.stop([*stops, StopOrder(DroneId("kit-ab12-99"), "")])
-    assert [r.answer for r in receipts] == [OrderOutcome.OK] * 5
+    stops = [model.StopOrder(d, "", kill=d.endswith("-2")) for d in ids]
+    receipts = await site.stop([*stops, model.StopOrder(model.DroneId("kit-ab12-99"), "")])
+    assert [r.answer for r in receipts] == [model.OrderOutcome.OK] * 5
     assert cluster.cancelled == [(one, False), (two, True)]
-    assert (await end_of(site)).kind is EndKind.STOPPED
+    assert (await end_of(site)).kind is model.EndKind.STOPPED
 
 
 @pytest.mark.parametrize("stopped", [False, True])
@@ -279,15 +224,13 @@ async def test_a_stop_leaves_the_end_of_a_drone_that_had_ended(
     await site.start([order(1)])
     cluster.jobs["101"] = replace(cluster.jobs["101"], state="CANCELLED", ends_at=time.time() + 0.5)
     if stopped:
-        [receipt] = await site.stop([StopOrder(FIRST, "101")])
-        assert receipt.answer is OrderOutcome.OK
+        [receipt] = await site.stop([model.StopOrder(FIRST, "101")])
+        assert receipt.answer is model.OrderOutcome.OK
     else:
         await asyncio.sleep(0.6)
     end = await end_of(site)
-    assert (end.kind, end.message) == (EndKind.FAULT, "cancelled by somebody else")
+    assert (end.kind, end.message) == (model.EndKind.FAULT, "cancelled by somebody else")
 
-
-# ------------------------------------------------------------------------------------------------------------- owner
 
 OWNER = {"owner": {"partitions": ["accelerated"]}}
 
@@ -295,7 +238,7 @@ OWNER = {"owner": {"partitions": ["accelerated"]}}
 async def test_private_data_hides_the_owner_and_is_reported(cluster: Remembered) -> None:
     """With `PrivateData=jobs` an account sees its own jobs only; the owner seemed to want nothing."""
     cluster.configured, cluster.visible = {"PrivateData": "accounts,jobs"}, []
-    policy = SitePolicy("hk")
+    policy = model.SitePolicy("hk")
     async with slurm_site(**OWNER) as site:
         for _ in range(2):
             view = await site.poll()
@@ -307,22 +250,6 @@ async def test_private_data_hides_the_owner_and_is_reported(cluster: Remembered)
         assert view.owner_runs is not None
         assert not view.notices
         assert not await site.audit(policy)
-
-
-async def test_an_owners_job_that_fits_no_node_is_a_remark_and_no_alarm(cluster: Remembered) -> None:
-    huge = SlurmJob("7", "train", "PENDING", reason="Resources", partition="accelerated", gpus={"a100": 99})
-    cluster.configured, cluster.visible = {"PrivateData": "none"}, [huge]
-    async with slurm_site(**OWNER) as site:
-        view = await site.poll()
-        assert view.notices == ()
-        assert ["no node here could host them" in each for each in view.remarks] == [True]
-        cluster.visible = []
-        view = await site.poll()  # an idle owner is not a hidden one
-        assert (view.owner_runs, view.notices, view.remarks) == (OwnerLoad(), (), ())
-        assert not await site.audit(SitePolicy("hk"))
-
-
-# ----------------------------------------------------------------------------------------------------------- forgotten
 
 
 async def test_a_drone_that_slurmctld_has_forgotten_is_asked_of_accounting(
@@ -338,18 +265,10 @@ async def test_a_drone_that_slurmctld_has_forgotten_is_asked_of_accounting(
     monkeypatch.setattr(time, "time", lambda: now + 4 * 3600)
     for _ in range(2):
         end = await end_of(site)
-        assert (end.kind, end.at) == (EndKind.EXITED, now + 100)
+        assert (end.kind, end.at) == (model.EndKind.EXITED, now + 100)
     monkeypatch.setattr(time, "time", lambda: now + 5 * 3600)
     assert (await site.poll()).drones.keys() == {"kit-ab12-2"}
     assert cluster.asked == [(), ("101_0",)]
-
-
-async def test_an_account_that_sees_everybodys_jobs_ignores_them(cluster: Remembered, site: SlurmSite) -> None:
-    now = time.time()
-    forged = SlurmJob("7", "kit-ab12-2.a100.hk", "COMPLETED", user="mallory", started_at=now - 9, ends_at=now - 5)
-    cluster.accounted = {"7": forged}
-    await site.start([order(1)])
-    assert (await site.poll()).drones.keys() == {FIRST}
 
 
 async def test_forgotten_is_not_gone_while_accounting_does_not_answer(cluster: Remembered, site: SlurmSite) -> None:
@@ -359,22 +278,21 @@ async def test_forgotten_is_not_gone_while_accounting_does_not_answer(cluster: R
     cluster.jobs.clear()
     cluster.accounting_trouble = UnavailableError("slurmdbd is down")
     view = await site.poll()
-    assert view.drones[FIRST].state is RemoteState.UNKNOWN
+    assert view.drones[FIRST].state is model.RemoteState.UNKNOWN
     assert "slurmdbd is down" in view.notices[0]
 
 
-async def test_a_task_that_was_cancelled_before_it_started_leaves_no_trace_and_has_ended_all_the_same(
-    cluster: Remembered,
-    site: SlurmSite,
+async def test_a_task_cancelled_before_it_started_leaves_no_trace_and_has_ended(
+    cluster: Remembered, site: SlurmSite
 ) -> None:
     await site.start([order(1), order(2)])
     await site.poll()
-    await site.stop([StopOrder(FIRST, "")])
+    await site.stop([model.StopOrder(FIRST, "")])
     cluster.jobs.clear()
     drones = (await site.poll()).drones
     assert drones.keys() == {FIRST}  # what became of the other is not known
-    assert drones[FIRST].state is RemoteState.ENDED
-    assert (await end_of(site)).kind is EndKind.STOPPED
+    assert drones[FIRST].state is model.RemoteState.ENDED
+    assert (await end_of(site)).kind is model.EndKind.STOPPED
 
 
 async def test_without_accounting_a_forgotten_drone_is_not_listed(cluster: Remembered, site: SlurmSite) -> None:
@@ -384,16 +302,6 @@ async def test_without_accounting_a_forgotten_drone_is_not_listed(cluster: Remem
     cluster.jobs.clear()
     assert (await site.poll()).drones == {}
     assert cluster.asked == [()]  # and it is not asked again
-
-
-async def test_a_restarted_controller_learns_what_ended_meanwhile(cluster: Remembered, site: SlurmSite) -> None:
-    now = time.time()
-    ended = SlurmJob("90", "kit-ab12-1.a100.hk", "PREEMPTED", started_at=now - 500, ends_at=now - 100)
-    cluster.accounted = {"90": replace(ended, nodes=(NODE.name,))}
-    assert (await end_of(site)).kind is EndKind.PREEMPTED
-
-
-# ------------------------------------------------------------------------------------------------------------- looking
 
 
 async def test_a_duplicate_drone_is_cancelled_after_the_poll(cluster: Remembered, site: SlurmSite) -> None:
@@ -408,8 +316,3 @@ async def test_a_duplicate_drone_is_cancelled_after_the_poll(cluster: Remembered
     await asyncio.sleep(0.01)
     assert cluster.cancelled == [("91", False)]
     assert (await site.poll()).drones[FIRST].remote_id == "90"
-
-
-async def test_a_site_that_was_not_entered_is_not_connected() -> None:
-    with pytest.raises(UnavailableError):
-        await slurm_site().poll()

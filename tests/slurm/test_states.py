@@ -6,14 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from adapters.slurm.states import SLURM_STATES, classify_reason, classify_refusal, map_state, query_error, refusal_error
-from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError
-from provisioner.model import EndKind, FaultKind, RemoteState
-
-ENDED = [word for word, mapping in SLURM_STATES.items() if mapping.state is RemoteState.ENDED and word != "REVOKED"]
+from adapters.slurm.states import classify_reason, classify_refusal, map_state, query_error
+from provisioner.interfaces import AuthError, UnavailableError
+from provisioner.model import FaultKind, RemoteState
 
 
-@pytest.mark.parametrize("state", ["QUANTUM", "", "running", "x" * 5000, "\x1b[2J"])
+@pytest.mark.parametrize("state", ["QUANTUM", "", "\x1b[2J" + "x" * 5000])
 def test_an_unknown_state_is_alive(state: str) -> None:
     found = map_state(state)
     assert (found.state, found.kind) == (RemoteState.UNKNOWN, None)
@@ -21,20 +19,9 @@ def test_an_unknown_state_is_alive(state: str) -> None:
     assert len(found.description) <= 300
 
 
-@pytest.mark.parametrize("state", ENDED)
-def test_a_completing_job_has_not_ended(state: str) -> None:
-    assert map_state(state, frozenset({"COMPLETING"})).state is RemoteState.RUNNING
-
-
-def test_only_ends_have_a_kind() -> None:
-    assert all((means.kind is not None) == (means.state is RemoteState.ENDED) for means in SLURM_STATES.values())
-    assert all(means.fault is None or means.kind is EndKind.FAULT for means in SLURM_STATES.values())
-
-
 def test_decisive_flags_override_the_state() -> None:
     assert map_state("RUNNING", frozenset({"CONFIGURING"})).state is RemoteState.PENDING
     assert map_state("PENDING", frozenset({"REQUEUED", "COMPLETING"})).state is RemoteState.RUNNING
-    assert map_state("RUNNING", frozenset({"SIGNALING"})).state is RemoteState.RUNNING
     assert map_state("RUNNING", frozenset({"NEW_FLAG"})).state is RemoteState.RUNNING
 
 
@@ -74,34 +61,17 @@ LIMIT = "Job violates accounting/QOS policy (job submit limit, user's size and/o
     ("said", "kind"),
     [
         (f"sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: Batch job submission failed: {LIMIT}", "quota"),
-        (f"sbatch: error: AssocMaxSubmitJobLimit\nsbatch: error: Batch job submission failed: {LIMIT}", "quota"),
         (
             f"sbatch: error: QOSMaxWallDurationPerJobLimit\nsbatch: error: Batch job submission failed: {LIMIT}",
             "config",
         ),
-        (LIMIT, "quota"),
         ("Batch job submission failed: Requested node configuration is not available", "config"),
         ("Batch job submission failed: Invalid account or account/partition combination specified", "config"),
-        ("sbatch: error: invalid partition specified: nowhere", "config"),
-        ("Batch job submission failed: Invalid partition name specified", "config"),
-        ("Batch job submission failed: Invalid qos specification", "config"),
-        ("Batch job submission failed: Invalid feature specification", "config"),
-        ("Batch job submission failed: Invalid generic resource (gres) specification", "config"),
-        ("Requested time limit is invalid (missing or exceeds some limit)", "config"),
-        ("Batch job submission failed: Requested reservation is invalid", "config"),
-        ("Batch job submission failed: Invalid job array specification", "config"),
         ("sbatch: unrecognized option '--frobnicate'", "config"),
-        ("Memory required by task is not available", "config"),
-        ("User's group not permitted to use this partition", "config"),
-        ("Batch job submission failed: Access/permission denied", "denied"),
-        ("Batch job submission failed: Protocol authentication error", "denied"),
         ("Invalid authentication credential", "denied"),
         ("Required partition not available (inactive or drain)", "capacity"),
-        ("Required node not available (down, drained or reserved)", "capacity"),
         ("Slurm temporarily unable to accept job, sleeping and retrying", "throttled"),
         ("Unable to contact slurm controller (connect failure)", "down"),
-        ("Slurm backup controller in standby mode", "down"),
-        ("something that nobody has ever said", "unknown"),
         ("", "unknown"),
     ],
 )
@@ -109,29 +79,6 @@ def test_refusals_are_classified(said: str, kind: str) -> None:
     assert classify_refusal(said) == kind
 
 
-@pytest.mark.parametrize(
-    ("said", "error"),
-    [
-        ("Batch job submission failed: Socket timed out on send/recv operation", OutcomeUnknownError),
-        ("Zero Bytes were transmitted or received", OutcomeUnknownError),
-        ("Unable to contact slurm controller (connect failure)", UnavailableError),
-        ("Batch job submission failed: Access/permission denied", AuthError),
-        ("Requested node configuration is not available", RejectedError),
-        ("Batch job submission failed: never heard of", RejectedError),
-    ],
-)
-def test_a_refusal_differs_from_an_outage_and_from_a_lost_answer(said: str, error: type[AdapterError]) -> None:
-    found = refusal_error(said)
-    assert type(found) is error
-    assert str(found) == said
-
-
 def test_a_question_without_an_answer_is_never_unsure() -> None:
     assert type(query_error("slurmctld: Socket timed out on send/recv operation")) is UnavailableError
     assert type(query_error("slurmctld: Access/permission denied")) is AuthError
-
-
-def test_messages_are_one_printable_line() -> None:
-    text = str(refusal_error("sbatch: error: \x1b[2J\n" + "long " * 500))
-    assert text.isprintable()
-    assert len(text) <= 300

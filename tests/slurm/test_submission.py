@@ -9,12 +9,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from adapters.shared.parcel import UnfitError
 from adapters.slurm.settings import SlurmSiteConfig, drone_lifetime_s
-from adapters.slurm.submission import SlurmBatch, make_batches, max_array_size, validate_order
+from adapters.slurm.submission import SlurmBatch, make_batches, validate_order
 from provisioner.model import Bootstrap, DroneId, DroneType, StartOrder
 from tests.labs.htcondor import processes_with, until
 
@@ -35,9 +36,6 @@ def config(**more: object) -> SlurmSiteConfig:
 
 def submitted(*orders: StartOrder, largest: int = 1001, **more: object) -> list[SlurmBatch]:
     return list(make_batches(list(orders), config(**more), largest))
-
-
-# ------------------------------------------------------------------------------------------------------------- batches
 
 
 def test_drones_of_a_type_go_as_one_array_whose_tasks_are_their_numbers_and_one_drone_as_a_job() -> None:
@@ -70,16 +68,6 @@ def test_no_task_has_a_number_that_the_cluster_does_not_allow() -> None:
     assert [batch.drone_ids[0] for batch in found] == ["kit-ab12-1", "kit-ab12-11", "kit-ab12-40"]
 
 
-@pytest.mark.parametrize(
-    ("told", "largest"), [("1001", 1001), ("100001", 100001), ("0", 1), ("", 1001), ("(null)", 1001)]
-)
-def test_the_cluster_limits_the_size_of_an_array(told: str, largest: int) -> None:
-    assert max_array_size({"MaxArraySize": told} if told else {}) == largest
-
-
-# ---------------------------------------------------------------------------------------------------- what is asked for
-
-
 def test_a_submission_requests_the_resources_of_the_type() -> None:
     [batch] = submitted(order(1), partition="accelerated", account="hk", submit={"exclude": "hkn0815"})
     asked = batch.submission
@@ -94,31 +82,18 @@ def test_the_limit_is_whole_minutes_and_the_lifetime_ends_before_it() -> None:
     [batch] = submitted(order(1))  # 7259 s, grace 30 s
     assert (batch.submission.minutes, batch.submission.notice_s) == (120, 60)
     assert drone_lifetime_s(7259.0, 30.0) == 7200 - 30 - 90
-    assert drone_lifetime_s(120.0, 30.0) == 60  # too short for that: half of it
 
     assert config().kept_life_s(7259.0, 30.0) == 7259 - drone_lifetime_s(7259.0, 30.0)
-
-
-def test_output_goes_to_the_configured_directory() -> None:
-    assert submitted(order(1))[0].submission.output == "/dev/null"
-    assert submitted(order(1), output_directory="/home/x/logs/")[0].submission.output == "/home/x/logs/drone-%j.log"
-    assert submitted(order(1), order(2), output_directory="/l")[0].submission.output == "/l/drone-%A_%a.log"
 
 
 @pytest.mark.parametrize(
     "bad",
     [
-        *(replace(order(1), drone_id=DroneId(bad)) for bad in ("kit-two-ab12-1", "kit-ab12-x", "kit-ab12-01")),
+        *(replace(order(1), drone_id=DroneId(bad)) for bad in ("kit-two-ab12-1", "kit-ab12-01")),
         order(1, A100, None),
-        *(order(1, replace(A100, gpu_milli=gpus)) for gpus in (500, -1000)),
         order(1, replace(A100, cpus=0)),
-        order(1, replace(A100, walltime_s=0.0)),
-        *(
-            order(1, A100, replace(DRONE, files={name: b""}))
-            for name in ("../token", "a/../b", "a b", "/etc/passwd", ".site/step")
-        ),
+        *(order(1, A100, replace(DRONE, files={name: b""})) for name in ("../token", ".site/step")),
         order(1, A100, replace(DRONE, files={"large": bytes(4 * 1024**2)})),
-        *(order(1, A100, replace(DRONE, env=env)) for env in ({"A": "\0"}, {"A": "\ud800"}, {"A B": "x"})),
     ],
 )
 def test_an_invalid_order_is_rejected(bad: StartOrder) -> None:
@@ -131,11 +106,8 @@ def test_the_script_is_plain_ascii_without_readable_secrets() -> None:
     [batch] = submitted(order(1, A100, replace(DRONE, files={"token": b"hush-hush", "x": bytes(range(256))})))
     assert batch.submission.script.isascii()
     assert b"hush-hush" not in batch.submission.script
-    assert "script" not in repr(batch.submission)
-    assert submitted(order(1))[0].submission.script == submitted(order(1))[0].submission.script
 
 
-# -------------------------------------------------------------------------------------------------------- on the node
 # This host is the node, and has no srun: the step is left out, all else is the same.
 
 
@@ -149,15 +121,9 @@ class OnTheNode:
         script = scratch.parent / "slurm_script"
         script.write_bytes(batch.submission.script)
         self.drone_id = what.drone_id
-        self.process = subprocess.Popen(
-            [*shell.split(), str(script)],
-            env=env,
-            cwd="/",
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        command = [*shell.split(), str(script)]
+        self.process = subprocess.Popen(command, env=env, cwd="/", start_new_session=True, **pipes)
 
     def end(self, within_s: float = 30) -> tuple[int, str]:
         said, _ = self.process.communicate(timeout=within_s)
@@ -195,15 +161,6 @@ def test_a_drone_finds_its_files_and_its_environment_whatever_is_in_them(scratch
     assert (env["CUDA_VISIBLE_DEVICES"], env["DRONE_WALLTIME_S"]) == ("3", str(7200 - 2 - 90))
     assert "/usr/bin" in env["PATH"].split(":")
     assert list(scratch.iterdir()) == []
-
-
-def test_the_sites_path_of_htcondor_overrides_the_overlays(scratch: Path) -> None:
-    """One pool, many sites: what the pool says of all of them gives way."""
-    out = scratch.parent / "prefix"
-    pooled = drone(f"echo $CONDOR_PREFIX $DRONE_COLLECTOR >{out}", {"CONDOR_PREFIX": "/opt", "DRONE_COLLECTOR": "pool"})
-    for told, prefix in (({}, "/opt"), ({"CONDOR_PREFIX": "/home/kit/condor"}, "/home/kit/condor")):
-        OnTheNode(scratch, pooled, told=told).end()
-        assert out.read_text() == f"{prefix} pool\n"
 
 
 @pytest.mark.parametrize(
@@ -248,17 +205,6 @@ def test_a_drone_that_exceeds_the_grace_is_killed_with_all_it_started(scratch: P
     assert list(scratch.iterdir()) == []
 
 
-def test_asked_before_it_began_a_drone_does_not_begin(scratch: Path) -> None:
-    large = {"large": os.urandom(2 * 1024**2)}
-    job = OnTheNode(scratch, drone(f"echo >{scratch.parent}/began", files=large))
-    until(lambda: list(scratch.iterdir()) or job.process.poll() is not None, 20, what="its directory", every_s=0.001)
-    job.process.send_signal(signal.SIGTERM)
-    code, _ = job.end()
-    # If it was quicker, it was told by its pid, or had gone; if we were, its directory is for the next one to remove.
-    assert code in (143, 0, -signal.SIGTERM)
-    assert code == -signal.SIGTERM or list(scratch.iterdir()) == []
-
-
 def test_directories_of_the_dead_are_swept_and_no_others(scratch: Path) -> None:
     me, node = f"kit{os.getpid()}", os.uname().nodename
     for name, host in (("dead", node), ("elsewhere", "other-node"), ("living", node), ("young", node)):
@@ -280,16 +226,6 @@ def test_directories_of_the_dead_are_swept_and_no_others(scratch: Path) -> None:
     left = sorted(each.name.rpartition(".")[2] for each in scratch.glob(f"drone.{me}-*"))
     assert left == ["elsewhere", "living", "young"]
     assert somebody.is_dir()
-
-
-def test_without_its_scratch_directory_a_drone_works_in_tmp(scratch: Path) -> None:
-    out = scratch.parent / "where"
-    scratch.rmdir()
-    code, said = OnTheNode(scratch, drone(f"pwd >{out}")).end()
-    assert code == 0
-    assert str(scratch) in said
-    assert out.read_text().startswith("/tmp/drone.kit")
-    assert not Path(out.read_text().strip()).exists()
 
 
 def test_incomplete_files_start_no_drone(scratch: Path) -> None:

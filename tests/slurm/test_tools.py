@@ -12,20 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from adapters.shared.commands.runner import Finished, NoReplyError, judged
+from adapters.shared.commands.runner import Finished, NoReplyError
 from adapters.slurm import tools as slurm_tools
 from adapters.slurm.records import SlurmJob, SlurmSubmission
 from adapters.slurm.settings import SlurmSiteConfig
-from adapters.slurm.tools import SlurmToolsClient, sbatch_arguments
+from adapters.slurm.tools import SlurmToolsClient
 from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import FaultKind
 
 RECORDED = Path(__file__).with_name("recorded")
 SEPARATOR = "@c0de"
-VERSIONS = ("22.05", "24.11", "26.05")
+each_version = pytest.mark.parametrize("version", ["22.05", "24.11", "26.05"])
 HOSTILE = "evil\nname@5e9a\n9@5e9aRUNNING"
-
-each_version = pytest.mark.parametrize("version", VERSIONS)
 
 
 def recorded(version: str, name: str) -> str:
@@ -47,9 +45,6 @@ def by_name(jobs: Sequence[SlurmJob]) -> dict[str, list[SlurmJob]]:
     return found
 
 
-# ------------------------------------------------------------------------------------------------------ what is printed
-
-
 @each_version
 def test_own_jobs_are_listed_with_their_ends(version: str) -> None:
     jobs = by_name(own_jobs(recorded(version, "ours")))
@@ -59,20 +54,13 @@ def test_own_jobs_are_listed_with_their_ends(version: str) -> None:
     for job in drones:
         assert (job.state, job.nodes, job.exit_code, job.reason) == ("RUNNING", ("hkn0801",), None, "")
         assert (job.limit_s, job.ends_at - job.started_at) == (300.0, 300.0)
-        assert (job.user, job.account, job.partition, job.qos) == ("drone", "lab", "accelerated", "normal")
 
-    told = {name: jobs[name][0] for name in ("failer", "killed", "fine", "badpath", "imposs", "held", "over")}
-    ends = {name: (job.state, job.exit_code, job.signal) for name, job in told.items()}
-    assert ends["failer"] == ("FAILED", 3, 0)
-    assert ends["killed"] == ("FAILED", 0, 9)
-    assert ends["fine"] == ("COMPLETED", 0, 0)
-    assert ends["badpath"][2] == 53
-    assert ends["held"] == ("PENDING", None, 0)
+    told = {name: jobs[name][0] for name in ("failer", "killed", "imposs", "held", "over")}
+    ends = {name: (told[name].state, told[name].exit_code, told[name].signal) for name in ("failer", "killed", "held")}
+    assert ends == {"failer": ("FAILED", 3, 0), "killed": ("FAILED", 0, 9), "held": ("PENDING", None, 0)}
     assert (told["imposs"].reason, told["imposs"].nodes) == ("BadConstraints", ())
     assert (told["held"].reason, told["held"].started_at) == ("JobHeldUser", 0.0)
     assert (told["over"].reason, told["over"].limit_s) == ("PartitionTimeLimit", 864000.0)
-    assert jobs["two"][0].started_at == jobs["two"][0].submitted_at + 3600
-    assert len(jobs["dash"]) == 5
     assert [job.state for job in jobs[HOSTILE]] == ["RUNNING"]
 
 
@@ -80,12 +68,8 @@ def test_own_jobs_are_listed_with_their_ends(version: str) -> None:
 def test_accounting_lists_ended_jobs(version: str) -> None:
     jobs = by_name(slurm_tools.parse_ended_jobs(recorded(version, "ended"), SEPARATOR))
     assert len(jobs["kit-a1b2-7+.a100.horeka"]) == 4
-    (failer,), (cancelled,), (imposs,) = jobs["failer"], jobs["cancelled"], jobs["imposs"]
-    assert (failer.state, failer.exit_code, failer.nodes) == ("FAILED", 3, ("hkn0801",))
-    assert failer.submitted_at <= failer.started_at <= failer.ends_at
+    [cancelled] = jobs["cancelled"]
     assert (cancelled.state, cancelled.reason, cancelled.limit_s) == ("CANCELLED", "by 2001", 300.0)
-    assert (imposs.state, imposs.nodes) == ("FAILED", ())
-    assert jobs["killed"][0].signal == 9
     assert [job.state for job in jobs[HOSTILE]] == ["RUNNING"]
 
 
@@ -113,22 +97,6 @@ def test_active_jobs_are_listed_with_their_request_per_node(version: str) -> Non
     two = next(job for job in jobs if job.required_nodes)
     assert (two.required_nodes, two.node_count, two.cpus, two.memory_mib) == (("hkn0801", "hkn0802"), 2, 16, 20480)
     assert dict(two.gpus) == {"": 2}
-    if version != "22.05":  # which refuses such requests
-        six, tasks = (job for job in jobs if dict(job.gpus) in ({"": 3}, {"": 4}))
-        assert sorted((dict(job.gpus)[""], job.node_count, job.cpus) for job in (six, tasks)) == [(3, 2, 8), (4, 1, 16)]
-    assert sum(job.reason == "JobHeldUser" for job in jobs) == 6
-
-
-def test_without_accounting_an_account_may_be_any_text() -> None:
-    cells = [
-        *("1", "PENDING", "None", "5", "N/A", "N/A", "UNLIMITED", "a,b", "", "drone", "l\nb@+@", "(null)", "n"),
-        *("2", "2", "cpu=2,mem=2G,node=2", "N/A", "gres/gpu:4", "N/A", "hkn0[1-"),
-    ]
-    headings = [heading for heading, _ in slurm_tools.ACTIVE_JOB_COLUMNS.values()]
-    text = "".join(f"{SEPARATOR.join(each)}{SEPARATOR}\n" for each in (headings, cells))
-    (job,) = active_jobs(text)
-    assert (job.account, job.qos, job.limit_s, job.required_nodes) == ("l\nb@+@", "", 0.0, ("hkn0[1-",))
-    assert (job.cpus, job.memory_mib, dict(job.gpus)) == (1, 1024, {"": 2})
 
 
 @each_version
@@ -149,11 +117,8 @@ def test_partitions_reservations_and_configuration(version: str) -> None:
     partitions = {each.name: each for each in slurm_tools.parse_partitions(recorded(version, "partitions"))}
     assert list(partitions) == ["accelerated", "accelerated-h100", "dev"]
     assert (partitions["accelerated"].default, partitions["dev"].default) == (True, False)
-    assert (partitions["dev"].max_s, partitions["dev"].nodes) == (3600.0, ("hkn0801", "hkn0901"))
-    assert (partitions["dev"].up, partitions["dev"].tier, partitions["dev"].max_cpus_per_node) == (True, 1, 0)
     (maintenance,) = slurm_tools.parse_reservations(recorded(version, "reservations"))
     assert (maintenance.name, maintenance.nodes) == ("maint", ("hkn0901",))
-    assert maintenance.ends_at - maintenance.starts_at == 3600
     configuration = slurm_tools.parse_configuration(recorded(version, "config"))
     assert configuration["SLURM_VERSION"].startswith(version)
     assert (configuration["KillWait"], configuration["MaxArraySize"]) == ("5 sec", "100001")
@@ -190,9 +155,7 @@ def test_an_incomplete_table_is_no_answer(version: str, name: str) -> None:
                 read(whole[:at])
 
 
-@pytest.mark.parametrize(
-    "text", ["", "slurm_load\n", "PartitionName=a State=UP\n", "State=UP\n", "PartitionName=a Nodes=x State=UP MaxTi"]
-)
+@pytest.mark.parametrize("text", ["", "slurm_load\n", "State=UP\n", "PartitionName=a Nodes=x State=UP MaxTi"])
 def test_incomplete_partitions_are_no_answer(text: str) -> None:
     with pytest.raises(ValueError):
         slurm_tools.parse_partitions(text)
@@ -200,17 +163,6 @@ def test_incomplete_partitions_are_no_answer(text: str) -> None:
         slurm_tools.parse_reservations(text)
     with pytest.raises(ValueError):
         slurm_tools.parse_configuration(text)
-
-
-def test_restricted_cores_of_a_node() -> None:
-    text = (
-        "NodeName=a Arch=x CPUTot=8 RestrictedCoresPerGPU=4(0-3,38-41) Reason=RestrictedCoresPerGPU=9(0)\n"
-        "NodeName=b X=1\nNodeName=c CPUTot=8 RestrictedCoresPerGPU=4((null)) Reason=RestrictedCoresPerGPU=9(0-1)\n"
-    )
-    assert slurm_tools.parse_restricted_cores(text) == {"a": 4}
-
-
-# -------------------------------------------------------------------------------------------------------- what is asked
 
 
 class Login:
@@ -223,8 +175,7 @@ class Login:
     async def __aenter__(self) -> Login:
         return self
 
-    async def __aexit__(self, *exc: object) -> None:
-        pass
+    async def __aexit__(self, *exc: object) -> None: ...
 
     async def run(self, argv: Sequence[str], *, stdin: bytes = b"", deadline_s: float) -> Finished:
         self.asked.append((list(argv), stdin))
@@ -256,7 +207,6 @@ def badly(err: str, code: int = 1, out: str = "") -> Finished:
     return Finished(code, out.encode(), err.encode())
 
 
-CONFIG = SlurmSiteConfig()
 SUBMISSION = SlurmSubmission(
     "kit-a1b2-7+.a100.horeka",
     b"#!/bin/sh\n",
@@ -273,8 +223,6 @@ SUBMISSION = SlurmSubmission(
     "answer",
     [
         well(),
-        well("JOBID"),
-        badly("", 1, recorded("24.11", "ours")),
         badly("slurm_load_jobs error: Unable to contact slurm controller (connect failure)"),
         well(recorded("24.11", "ours"), "squeue: error: Invalid user: nosuch\n"),
         well(recorded("24.11", "ours")[:-9]),
@@ -354,28 +302,12 @@ async def test_questions_pass_a_shell_that_splits_at_blanks(login: Login) -> Non
 
 async def test_missing_accounting_is_asked_once(login: Login) -> None:
     login.answers = [badly("Slurm accounting storage is disabled")]
-    async with SlurmToolsClient(CONFIG, "site") as cluster:
+    async with SlurmToolsClient(SlurmSiteConfig(), "site") as cluster:
         assert await cluster.ended_jobs(["1"], 0) is None
         assert await cluster.ended_jobs([], 0) is None
     async with SlurmToolsClient(SlurmSiteConfig(accounting=False), "site") as cluster:
         assert await cluster.ended_jobs(["1"], 0) is None
     assert len(login.asked) == 1
-
-
-DATABASE_AWAY = (
-    "sacct: error: slurm_persist_conn_open_without_init: failed to open persistent connection to host:db:6819:"
-    " Connection refused\nsacct: error: Problem talking to the database: Connection refused\n"
-)
-
-
-@pytest.mark.parametrize(
-    ("said", "error"),
-    [(DATABASE_AWAY, UnavailableError), ("slurm_load_jobs error: Protocol authentication error", AuthError)],
-)
-async def test_a_failed_question(login: Login, tools: SlurmToolsClient, said: str, error: type[AdapterError]) -> None:
-    login.answers = [badly(said)]
-    with pytest.raises(error):
-        await tools.ended_jobs(["1"], 0)
 
 
 async def test_a_submission_has_all_arguments_of_a_drone(login: Login, tools: SlurmToolsClient) -> None:
@@ -390,8 +322,6 @@ async def test_a_submission_has_all_arguments_of_a_drone(login: Login, tools: Sl
         *("--time=60", "--signal=B:TERM@120", "--output=/dev/null", "--chdir=/", "--export=NIL", "--array=0-2,5"),
         *("--no-requeue", "--parsable"),
     ]
-    alone = list(sbatch_arguments(SlurmSubmission("n", b"", cpus=2, memory_mib=1)))
-    assert not [word for word in alone if word.startswith(("--array", "--gres", "--time", "--signal", "--qos"))]
 
 
 def failed(why: str, before: str = "") -> Finished:
@@ -408,11 +338,9 @@ GREETING = "Welcome, permission denied to nobody\nsbatch: error: QOSMaxSubmitJob
         (failed("Requested node configuration is not available"), RejectedError, FaultKind.CONFIG),
         (failed(LIMIT, GREETING), RejectedError, FaultKind.QUOTA),
         (failed("Socket timed out on send/recv operation"), OutcomeUnknownError, FaultKind.UNKNOWN),
-        (failed("Unable to contact slurm controller (connect failure)"), UnavailableError, FaultKind.DOWN),
         (failed("Access/permission denied"), AuthError, FaultKind.DENIED),
         (badly(""), OutcomeUnknownError, FaultKind.UNKNOWN),
         (well("Submitted\n"), OutcomeUnknownError, FaultKind.UNKNOWN),
-        (well(""), OutcomeUnknownError, FaultKind.UNKNOWN),
         (NoReplyError("cut"), OutcomeUnknownError, FaultKind.UNKNOWN),
         (UnavailableError("no connection"), UnavailableError, FaultKind.DOWN),
     ],
@@ -443,9 +371,7 @@ async def test_cancelling_and_killing(login: Login, tools: SlurmToolsClient) -> 
     ]
 
 
-@pytest.mark.parametrize(
-    "strange", ["", "-u", "7_", "7_[0-9]", "7 8", "7_1.0", "all", "7\n", "\N{ARABIC-INDIC DIGIT THREE}"]
-)
+@pytest.mark.parametrize("strange", ["", "-u", "7_[0-9]", "7 8", "\N{ARABIC-INDIC DIGIT THREE}"])
 async def test_an_invalid_job_id_is_never_an_argument(login: Login, tools: SlurmToolsClient, strange: str) -> None:
     with pytest.raises(ValueError):
         await tools.cancel(["1", strange])
@@ -460,7 +386,6 @@ KILL_ERROR = "scancel: error: Kill job error on job id"
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
-        (badly(f"{KILL_ERROR} 3: Unable to contact slurm controller (connect failure)", 8), UnavailableError),
         (
             badly(
                 f"{KILL_ERROR} 3: Job/step already completing or completed\n"
@@ -479,11 +404,3 @@ async def test_the_outcome_of_a_cancellation(
     with pytest.raises(AdapterError) as raised:
         await tools.cancel(["3", "4"])
     assert type(raised.value) is error
-
-
-async def test_the_exit_status_of_scancel_may_be_an_error_number(login: Login, tools: SlurmToolsClient) -> None:
-    with pytest.raises(NoReplyError) as lost:
-        judged("here", "scancel", 210, b"", b"scancel: error: Kill job error on job id 3: Access/permission denied")
-    login.answers = [lost.value]
-    with pytest.raises(OutcomeUnknownError, match="permission denied"):
-        await tools.cancel(["3"])
