@@ -46,8 +46,9 @@ def preemptions(plan: model.Plan) -> dict[str, object]:
     return {a.drone.id: a.reason for a in plan.leaves if isinstance(a.reason, BlackHoleDrone | BlackHoleNode)}
 
 
-def test_a_drone_in_which_jobs_of_two_users_fail_is_drained() -> None:
-    plan = plan_of(pool(idle(BAD), idle(GOOD, "n2"), mishaps=[*failed(BAD, "ann", 2), *failed(BAD, "bob", 1)]))
+@pytest.mark.parametrize("bad", [idle(BAD), drone(BAD, S.BUSY, node="n1")], ids=["idle", "with a job"])
+def test_a_drone_in_which_jobs_of_two_users_fail_is_drained(bad: model.Drone) -> None:
+    plan = plan_of(pool(bad, idle(GOOD, "n2"), mishaps=[*failed(BAD, "ann", 2), *failed(BAD, "bob", 1)]))
     assert preemptions(plan) == {BAD: BlackHoleDrone(3, 0, 2, "n1", "job ann.bad.1 held with code 12")}
     (drain,) = plan.drains
     assert (drain.mode, drain.drone.leaving) == (model.DrainMode.PEACEFUL, S.CANCELLED), "never taken back into service"

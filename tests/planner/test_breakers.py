@@ -9,7 +9,6 @@ import pytest
 from provisioner import model, reasons
 from provisioner.planner.breakers import OVERLAY_SCOPE, update_by_order_results
 from provisioner.planner.context import check_views
-from provisioner.planner.validation import validate_plan
 from provisioner.reasons import Probing, StartsUnmatched
 from tests.planner import scenes
 from tests.planner.scenes import A100, DOWN, NOW, drone, plan_for, plan_of, remote_of, slot_of, snapshot, why
@@ -284,12 +283,13 @@ def started_for(plan: model.Plan) -> dict[str, int]:
 
 def test_parallel_jobs_that_match_no_drone_do_not_ban_the_type_for_plain_jobs() -> None:
     gone = [idled(f"kit-ab12-{i}") for i in range(3)]
-    seen, plan = after(*gone)
+    _, plan = after(*gone)
     assert {b.scope: (b.state, b.failures) for b in plan.breakers} == {SCOPE: (B.BANNED, 1)}
     assert started_for(plan) == {"plain": 2}
     (reason,) = why(plan, "class:parallel")
     assert isinstance(reason, StartsUnmatched) and (reason.type, reason.until) == (A100.key, NOW + 600)
-    assert not validate_plan(seen, plan)
+    _, elsewhere = after(*gone, types=[A100, scenes.V100], free={"a100": 9, "v100": 9})
+    assert {each.drone.type for each in elsewhere.starts if each.drone.for_class == "parallel"} == {scenes.V100.key}
 
 
 def test_while_a_queue_does_not_answer_no_class_is_blamed_and_none_is_cleared() -> None:
@@ -345,17 +345,18 @@ def test_a_class_that_has_left_the_queue_is_forgotten_once_its_pause_is_over() -
 
 
 @pytest.mark.parametrize(
-    "job",
+    ("job", "pool"),
     [
-        replace(PARALLEL, oldest_at=NOW - 60),
-        replace(PARALLEL, oldest_at=NOW - 9000, idle_at=NOW - 60),
-        replace(PARALLEL, waiting=0, running=3),
+        ({"oldest_at": NOW - 60}, {}),
+        ({"oldest_at": NOW - 9000, "idle_at": NOW - 60}, {}),
+        ({"waiting": 0, "running": 3}, {}),
+        ({}, {"negotiated_at": NOW - 3550}),
     ],
-    ids=["submitted while the drone left", "evicted while the drone left", "all run"],
+    ids=["submitted while the drone left", "evicted while the drone left", "all run", "no negotiation cycle"],
 )
-def test_jobs_that_did_not_wait_all_the_time_are_not_blamed(job: model.JobClass) -> None:
-    _, plan = after(idled(), classes=(job,))
-    assert plan.breakers == ()
+def test_jobs_that_did_not_wait_all_the_time_are_not_blamed(job: dict[str, object], pool: dict[str, object]) -> None:
+    seen, _ = after(idled(), classes=(replace(PARALLEL, **job),))
+    assert plan_of(scenes.with_pool(seen, **pool)).breakers == ()
 
 
 def test_a_drone_that_the_pool_never_saw_is_still_the_types_fault() -> None:

@@ -223,6 +223,18 @@ def test_the_first_notice_of_an_end_is_told_and_ours_counts_if_it_came_before() 
     assert ours is not None and (ours.drone.notice_at, type(ours.reason)) == (NOW - 20, reasons.SeenAtSite)
 
 
+@pytest.mark.parametrize(("state", "asked"), [(S.QUEUED, 1), (S.BUSY, 1), (S.STOPPING, 2)])
+def test_a_machine_that_is_over_counts_as_asked_to_stop_and_keeps_the_start_that_its_site_tells(
+    state: S, asked: int
+) -> None:
+    before = drone("kit-ab12-1", state, asked=2 if state is S.STOPPING else 0, asked_at=NOW - 40)
+    over = replace(TOLD, state=model.RemoteState.STOPPED)
+    move = seen(before, over)
+    assert move is not None and (move.drone.state, move.drone.asked) == (S.STOPPING, asked)
+    assert move.drone.started_at == (before.started_at or NOW - 9)
+    assert seen(move.drone, replace(over, started_at=0.0)) is None, "what it no longer tells stays"
+
+
 @pytest.mark.parametrize(
     ("more", "becomes"),
     [
