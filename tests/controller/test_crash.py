@@ -11,8 +11,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -25,36 +26,17 @@ SEED = int(os.environ.get("PROVISIONER_CRASH_SEED", "1"))
 
 CONTROLLER = """\
 controller: {name}
-store:
-  path: record.db
-overlay:
-  adapter: embedded
-  options:
-    path: queue.db
-    lease: 10s
-    poll: 100ms
+store: {{path: record.db}}
+overlay: {{adapter: embedded, options: {{path: queue.db, lease: 10s, poll: 100ms}}}}
 sites: [site.yaml]
-policy:
-  interval: 300ms
-  active_interval: 100ms
-  idle_timeout: 1s
-  overlay_max_age: 10s
-  slot_max_age: 15s
+policy: {{interval: 300ms, active_interval: 100ms, idle_timeout: 1s, overlay_max_age: 10s, slot_max_age: 15s}}
 """
 SITE = """\
 site: here
 adapter: local
 limits: {{max_drones: {cap}, max_gpus: {cap}, max_pending: {cap}, max_starts_per_tick: 2}}
-timeouts:
-  view_max_age: 15s
-  poll_deadline: 5s
-  order_deadline: 5s
-  order_confirm: 6s
-  missing: 2s
-  booting: 30s
-  draining: 20s
-  stopping: 5s
-  grace: 2s
+timeouts: {{view_max_age: 15s, poll_deadline: 5s, order_deadline: 5s, order_confirm: 6s, missing: 2s, booting: 30s,
+  draining: 20s, stopping: 5s, grace: 2s}}
 types:
   gpu: {{gpus: 1, vram: 16 GiB, cpus: 1, memory: 128 MiB, disk: 10 MiB}}
 options:
@@ -66,8 +48,7 @@ options:
 """
 
 
-@dataclass(frozen=True)
-class Tagged:
+class Tagged(NamedTuple):
     """A process of a drone: the drone's id, the process's parent, whether it is a worker (or a fork of one)."""
 
     drone: str
@@ -79,24 +60,15 @@ def tagged(name: str) -> dict[int, Tagged]:
     """Processes of this controller's drones, by pid."""
     found: dict[int, Tagged] = {}
     wanted = f"PROVISIONER_DRONE_ID={name}-".encode()
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
+    for process in Path("/proc").glob("[0-9]*"):
         try:
-            with open(f"/proc/{entry}/environ", "rb") as file:
-                environ = file.read()
-            if wanted not in environ:
-                continue
-            words = [w for w in environ.split(b"\0") if w.startswith(wanted)]
-            with open(f"/proc/{entry}/cmdline", "rb") as file:
-                command = file.read()
-            with open(f"/proc/{entry}/stat", "rb") as file:
-                parent = int(file.read().rpartition(b")")[2].split()[1])
+            words = [w for w in (process / "environ").read_bytes().split(b"\0") if w.startswith(wanted)]
+            if words:
+                parent = int((process / "stat").read_bytes().rpartition(b")")[2].split()[1])
+                worker = b"adapters.embedded.worker" in (process / "cmdline").read_bytes()
+                found[int(process.name)] = Tagged(words[0].partition(b"=")[2].decode(), parent, worker)
         except OSError:
             continue
-        if words:
-            drone = words[0].partition(b"=")[2].decode()
-            found[int(entry)] = Tagged(drone, parent, b"adapters.embedded.worker" in command)
     return found
 
 
@@ -131,10 +103,8 @@ def place(tmp_path: Path) -> Iterator[tuple[Path, str]]:
     (tmp_path / "site.yaml").write_text(SITE.format(cap=CAP))
     yield tmp_path, name
     for pid in tagged(name):
-        try:
+        with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
 
 
 def controller(place: Path) -> subprocess.Popen[bytes]:

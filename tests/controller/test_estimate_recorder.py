@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from structlog.testing import capture_logs
 
 from provisioner import serialization
-from provisioner.controller.estimation import ASK_EVERY_S, KEEP_EVERY_S
+from provisioner.controller.estimation import ASK_EVERY_S
 from provisioner.controller.loop import Controller
 from provisioner.estimates import EstimateSamples, StartDelays
 from provisioner.model import CompletedJob, DroneType, JobClass, OverlayView, Snapshot
@@ -86,24 +86,6 @@ async def test_a_restart_keeps_all_and_counts_nothing_twice() -> None:
         assert report.plan.starts and kept is not None and kept.estimates == restored, "an acting tick"
         assert decide(serialization.from_json(Snapshot, serialization.to_json(kept))) == report.plan
     assert len(store.reader().completions(0.0, 1e10)) == len(pool.ended), "those offered again are there once"
-
-
-@in_virtual_time
-async def test_a_crash_loses_ten_minutes_and_what_the_pool_still_tells_not_even_that() -> None:
-    pool, store = BusyPool(), Writing()
-    async with serving(Place(), store=store, pool=pool) as controller:
-        await run_for(controller, 3 * KEEP_EVERY_S - 60)
-        counted = runs_of(controller)
-        store.full = True  # as by SIGKILL: nothing is written any more
-    pauses_s = [b - a for a, b in zip([0, *store.written], store.written, strict=False)]
-    assert pauses_s and all(KEEP_EVERY_S <= each <= KEEP_EVERY_S + 20 for each in pauses_s), "not at every tick"
-    store.full = False
-    async with serving(Place(), store=store, pool=pool) as controller:
-        lost = counted - runs_of(controller)
-        assert 0 < lost <= KEEP_EVERY_S / pool.every_s + 1
-        await controller.tick()
-        assert runs_of(controller) == len(pool.ended)
-    assert len(store.written) == len(pauses_s) + 1, "and at an orderly end"
 
 
 @in_virtual_time

@@ -3,54 +3,49 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
+from provisioner import model
 from provisioner.controller.actuation import OrderBatch, carry_out
-from provisioner.controller.loop import SERIAL_MARGIN, SERIALS_MISSED, UNKNOWN_SLOTS
+from provisioner.controller.loop import SERIAL_MARGIN, SERIALS_MISSED, UNKNOWN_SLOTS, Controller
 from provisioner.controller.polling import Poller, PollTarget
 from provisioner.interfaces import UnavailableError
-from provisioner.model import (
-    Breaker,
-    BreakerState,
-    DroneId,
-    DroneState,
-    EndKind,
-    Fault,
-    FaultKind,
-    OrderOutcome,
-    OrderResult,
-    OverlayView,
-    Plan,
-    RemoteDrone,
-    RemoteEnd,
-    RemoteState,
-    SiteView,
-    Slot,
-    SlotState,
-    Snapshot,
-    StartOrder,
-)
 from provisioner.planner import decide
 from provisioner.simulator.loop import VirtualClock, run_virtual
 from tests.controller.world import EPOCH, GPU, JOB, Place, Pool, in_virtual_time, run_for, serving
 from tests.store.story import TemporaryStore
 
-S = DroneState
+S = model.DroneState
+
+
+def busy(drone_id: str, at: float) -> model.Slot:
+    return model.Slot(model.DroneId(drone_id), model.SlotState.BUSY, at, jobs=1)
+
+
+def listed(drone_id: str, ended: bool = False) -> model.RemoteDrone:
+    end = model.RemoteEnd(model.EndKind.EXITED, EPOCH - 500, 0) if ended else None
+    state = model.RemoteState.ENDED if ended else model.RemoteState.RUNNING
+    return model.RemoteDrone(model.DroneId(drone_id), state, f"r-{drone_id}", end=end)
+
+
+def spied(controller: Controller) -> list[model.Snapshot]:
+    """The snapshots that the controller decides on from now on."""
+    seen: list[model.Snapshot] = []
+    controller.planner = lambda snapshot: seen.append(snapshot) or decide(snapshot)
+    return seen
 
 
 @pytest.mark.parametrize("ended", [False, True])
 @in_virtual_time
 async def test_after_a_restored_backup_no_id_is_given_twice_and_the_controller_goes_on(ended: bool) -> None:
     """Drones 1 and 2 were started after the backup was taken; a new drone would have their ids."""
-
     here, store = Place(), TemporaryStore("kit", 1e9, 10)
     for number in (1, 2):
-        drone_id = DroneId(f"kit-mem0-{number}")
-        remote = RemoteDrone(drone_id, RemoteState.RUNNING, f"r-{drone_id}")
-        over = RemoteEnd(EndKind.EXITED, EPOCH - 500, 0)
-        here.running[drone_id] = replace(remote, state=RemoteState.ENDED, end=over) if ended else remote
+        drone_id = model.DroneId(f"kit-mem0-{number}")
+        here.running[drone_id] = listed(drone_id, ended)
     async with serving(here, store=store) as controller:
         report = await controller.tick()
         assert report.faults == ()
@@ -68,9 +63,9 @@ class ForgedSlots(Pool):
 
     drone_id = ""
 
-    async def poll(self, types: object) -> OverlayView:
+    async def poll(self, types: object) -> model.OverlayView:
         view = await super().poll([])
-        return replace(view, slots=(Slot(DroneId(self.drone_id), SlotState.BUSY, view.taken_at, jobs=1),))
+        return replace(view, slots=(busy(self.drone_id, view.taken_at),))
 
 
 class ForgedListing(Place):
@@ -78,10 +73,9 @@ class ForgedListing(Place):
 
     drone_id = ""
 
-    async def poll(self) -> SiteView:
-        view, drone_id = await super().poll(), DroneId(self.drone_id)
-        over = RemoteDrone(drone_id, RemoteState.ENDED, "r-x", end=RemoteEnd(EndKind.EXITED, EPOCH - 500, 0))
-        return replace(view, drones={**view.drones, drone_id: over})
+    async def poll(self) -> model.SiteView:
+        view, over = await super().poll(), listed(self.drone_id, ended=True)
+        return replace(view, drones={**view.drones, over.drone_id: over})
 
 
 @pytest.mark.parametrize("forger", [ForgedSlots, ForgedListing])
@@ -107,24 +101,17 @@ async def test_forged_ids_raise_the_serial_numbers_once_and_only_with_our_prefix
 
 @in_virtual_time
 async def test_slots_of_thousands_of_unknown_drones_are_left_out_of_the_view() -> None:
-    real = DroneId("kit-mem0-1")
+    real = model.DroneId("kit-mem0-1")
 
     class Forger(Pool):
-        async def poll(self, types: object) -> OverlayView:
+        async def poll(self, types: object) -> model.OverlayView:
             view = await super().poll([])
-            ids = (*(DroneId(f"kit-x-{n}") for n in range(UNKNOWN_SLOTS + 500)), real)
-            return replace(view, slots=tuple(Slot(i, SlotState.BUSY, view.taken_at, jobs=1) for i in ids))
+            ids = (*(f"kit-x-{n}" for n in range(UNKNOWN_SLOTS + 500)), real)
+            return replace(view, slots=tuple(busy(each, view.taken_at) for each in ids))
 
-    here, pool = Place(), Forger()
-    here.running[real] = RemoteDrone(real, RemoteState.RUNNING, "r-1")
-    seen: list[Snapshot] = []
-
-    def planner(snapshot: Snapshot) -> Plan:
-        seen.append(snapshot)
-        return decide(snapshot)
-
-    async with serving(here, pool=pool) as controller:
-        controller.planner = planner
+    here = Place(running={real: listed(real)})
+    async with serving(here, pool=Forger()) as controller:
+        seen = spied(controller)
         await controller.tick()
     view = seen[-1].overlay.view
     assert view is not None
@@ -140,60 +127,47 @@ async def test_an_order_that_was_long_under_way_is_not_written_off_when_its_answ
     class Slow(Place):
         """Takes an order, answers too late, and lists the drone 30 s after that."""
 
-        async def start(self, orders: object) -> list[OrderResult]:
-            assert isinstance(orders, tuple | list)
+        async def start(self, orders: Sequence[model.StartOrder]) -> Sequence[model.OrderResult]:
             self.told += [f"start {order.drone_id}" for order in orders]
-
-            async def later() -> None:
-                await asyncio.sleep(100.0)
-                for order in orders:
-                    self.running[order.drone_id] = RemoteDrone(order.drone_id, RemoteState.RUNNING, "r")
-
-            self.coming = asyncio.ensure_future(later())
+            for order in orders:
+                asyncio.get_running_loop().call_later(
+                    100.0, self.running.__setitem__, order.drone_id, listed(order.drone_id)
+                )
             await asyncio.sleep(70.0)
-            return [OrderResult(order.drone_id, OrderOutcome.OK) for order in orders]
+            return [model.OrderResult(order.drone_id, model.OrderOutcome.OK) for order in orders]
 
-    here, store = Slow(), TemporaryStore("kit", 1e9, 10)
-
-    async def slow_token() -> None:
-        await asyncio.sleep(28.0)
-
-    async def slow_stop() -> None:
-        await asyncio.sleep(58.0)
-
-    here.stop_wire = slow_stop
-    here.running[DroneId("kit-old1-9")] = RemoteDrone(DroneId("kit-old1-9"), RemoteState.RUNNING, "r9")
-    async with serving(here, store=store, pool=Pool(admission_wire=slow_token)) as controller:
+    stray, store = model.DroneId("kit-old1-9"), TemporaryStore("kit", 1e9, 10)
+    here = Slow(running={stray: listed(stray)}, stop_wire=lambda: asyncio.sleep(58.0))
+    async with serving(here, store=store, pool=Pool(admission_wire=lambda: asyncio.sleep(28.0))) as controller:
         await run_for(controller, 320)
-    starts = [line for line in here.told if line.startswith("start")]
-    assert starts == ["start kit-mem0-1"]
-    assert store.drones[DroneId("kit-mem0-1")].state is S.BOOTING
+    assert [line for line in here.told if line.startswith("start")] == ["start kit-mem0-1"]
+    assert store.drones[model.DroneId("kit-mem0-1")].state is S.BOOTING
 
 
 @in_virtual_time
 async def test_an_order_without_a_receipt_may_have_been_carried_out() -> None:
     class Mute(Place):
-        async def start(self, orders: object) -> list[OrderResult]:
+        async def start(self, orders: object) -> list[model.OrderResult]:
             return []
 
-    order = StartOrder(DroneId("kit-mem0-1"), GPU, 60.0, 30.0)
+    order = model.StartOrder(model.DroneId("kit-mem0-1"), GPU, 60.0, 30.0)
     answers = await carry_out(OrderBatch("here", (order,)), Mute(), Pool(), VirtualClock(), 60.0)
-    assert [(r.drone_id, r.answer) for r in answers.starts] == [(order.drone_id, OrderOutcome.UNKNOWN)]
+    assert [(r.drone_id, r.answer) for r in answers.starts] == [(order.drone_id, model.OrderOutcome.UNKNOWN)]
 
 
-@pytest.mark.parametrize(("fault", "looks"), [(None, 1), (Fault(FaultKind.DOWN, "no route", EPOCH), 0)])
-def test_a_banned_site_rests_only_if_it_cannot_be_looked_at(fault: Fault | None, looks: int) -> None:
+@pytest.mark.parametrize(("fault", "looks"), [(None, 1), (model.Fault(model.FaultKind.DOWN, "no route", EPOCH), 0)])
+def test_a_banned_site_rests_only_if_it_cannot_be_looked_at(fault: model.Fault | None, looks: int) -> None:
     asked = []
 
-    async def poll() -> SiteView:
+    async def poll() -> model.SiteView:
         asked.append("here")
-        return SiteView("here", EPOCH)
+        return model.SiteView("here", EPOCH)
 
-    async def pool() -> OverlayView:
-        return OverlayView(EPOCH)
+    async def pool() -> model.OverlayView:
+        return model.OverlayView(EPOCH)
 
     async def story() -> None:
-        banned = Breaker("here", BreakerState.BANNED, until=EPOCH + 100)
+        banned = model.Breaker("here", model.BreakerState.BANNED, until=EPOCH + 100)
         async with asyncio.TaskGroup() as group:
             sites = {"here": PollTarget("here", poll, 5.0, fault=fault)}
             await Poller(group, VirtualClock(), PollTarget("overlay", pool, 5.0), sites).poll({"here": banned})
@@ -204,23 +178,17 @@ def test_a_banned_site_rests_only_if_it_cannot_be_looked_at(fault: Fault | None,
 
 @in_virtual_time
 async def test_a_pool_that_cannot_be_seen_may_have_gpu_jobs() -> None:
-    seen: list[Snapshot] = []
-
     class Away(Pool):
         away, unheard = False, ()
 
-        async def poll(self, types: object) -> OverlayView:
+        async def poll(self, types: object) -> model.OverlayView:
             if self.away:
                 raise UnavailableError("no route")
-            return OverlayView(VirtualClock().now(), (replace(JOB, gpu_milli=0),), unheard=self.unheard)
-
-    def planner(snapshot: Snapshot) -> Plan:
-        seen.append(snapshot)
-        return decide(snapshot)
+            return model.OverlayView(VirtualClock().now(), (replace(JOB, gpu_milli=0),), unheard=self.unheard)
 
     pool = Away()
     async with serving(Place(), pool=pool) as controller:
-        controller.planner = planner
+        seen = spied(controller)
         for pool.away, pool.unheard in ((False, ()), (False, ()), (False, ("b",)), (False, ()), (True, ())):
             await controller.tick()
             await asyncio.sleep(60)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from provisioner.controller.polling import RETRY_AFTER_S, PollTarget
-from provisioner.controller.sanitize import Sanitizer
 from provisioner.interfaces import UnavailableError
-from provisioner.model import DroneId, FaultKind, RemoteDrone, RemoteState, SiteView
+from provisioner.model import FaultKind, SiteView
 from provisioner.simulator.loop import VirtualClock, run_virtual
 
 AT = 1000.0
@@ -67,17 +66,3 @@ def test_a_second_attempt_without_an_answer_leaves_the_error_of_the_first() -> N
 
     watch = watched(Hanging(UnavailableError("schedd b: no answer within 4 s"), SiteView("kit", AT)))
     assert watch.fault is not None and watch.fault.message == "schedd b: no answer within 4 s"
-
-
-def test_a_listing_that_an_adapter_changes_in_place_is_seen_as_it_is_now() -> None:
-    first, second = (RemoteDrone(DroneId(f"kit-ab12-{n}"), RemoteState.RUNNING) for n in (1, 2))
-    drones, free = {first.drone_id: first}, {"a100": 3}
-    border, view = Sanitizer(), SiteView("kit", AT, drones, free)
-    assert border.sanitized(view, AT, 0.0) == border.sanitized(view, AT, 0.0)
-    before = border.sanitized(view, AT, 0.0)
-    drones[second.drone_id] = second
-    free["a100"] = 2
-    after = border.sanitized(view, AT, 0.0)
-    assert (len(before.drones), len(after.drones)) == (1, 2)
-    assert (before.free, after.free) == ({"a100": 3}, {"a100": 2})
-    assert border.sanitized(view, AT - 7, 0.0).taken_at == AT - 7

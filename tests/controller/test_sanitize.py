@@ -10,48 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from provisioner import serialization
+from provisioner import model, serialization
 from provisioner.controller.polling import fault_of
 from provisioner.controller.sanitize import MAX_NUMBER, MAX_TEXT_CHARS, Sanitizer, View, sanitize_result
 from provisioner.interfaces import UnavailableError
-from provisioner.model import (
-    CompletedJob,
-    DroneId,
-    DroneState,
-    EndKind,
-    Eviction,
-    Fault,
-    FaultKind,
-    Group,
-    JobClass,
-    Node,
-    OrderOutcome,
-    OrderResult,
-    OverlayView,
-    OwnerDemand,
-    OwnerLoad,
-    PolledOverlay,
-    PolledSite,
-    RemoteDrone,
-    RemoteEnd,
-    RemoteState,
-    SiteView,
-    Slot,
-    SlotState,
-    Snapshot,
-    TypeKey,
-    UnmetRequirement,
-)
 from provisioner.planner import decide
 from provisioner.planner.validation import validate_plan
-from tests.planner.scenes import NOW, SMALL, drone, slot_of, snapshot
+from tests.planner.scenes import A100, NOW, SMALL, drone, slot_of, snapshot
 
 numbers: st.SearchStrategy[Any] = st.sampled_from(
     [nan, inf, -inf, -1, -0.0, 0, 1, 0.5, 1000, 1e9, 1e300, NOW, NOW + 1e6, 10**12, 2**63, 10**400, -(10**400)]
 )
 texts = st.sampled_from(["", "x; rm -rf /", "\udcff\ud800", "\0", "é", "x" * 5000])
-ids = st.sampled_from(["kit-ab12-1", "kit-ab12-2", "kit-old1-9", "\udcff", "x" * 64, ""]).map(DroneId)
-states = st.sampled_from([s for s in DroneState if not s.ended])
+ids = st.sampled_from(["kit-ab12-1", "kit-ab12-2", "kit-old1-9", "\udcff", "x" * 64, ""]).map(model.DroneId)
+states = st.sampled_from([s for s in model.DroneState if not s.ended])
 
 
 def of(kind: type, /, **more: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -61,28 +33,28 @@ def of(kind: type, /, **more: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.builds(kind, **(fields | more))
 
 
-ends = of(RemoteEnd, kind=st.sampled_from(EndKind), exit_code=st.sampled_from([None, 0, 73]))
-remotes = of(RemoteDrone, drone_id=ids, state=st.sampled_from(RemoteState), end=st.none() | ends)
-slots = of(Slot, drone_id=ids, state=st.sampled_from(SlotState))
-misfits = of(UnmetRequirement)
-classes = of(JobClass, refuses=st.dictionaries(st.just(TypeKey("topas/a100")), misfits, max_size=1))
+ends = of(model.RemoteEnd, kind=st.sampled_from(model.EndKind), exit_code=st.sampled_from([None, 0, 73]))
+remotes = of(model.RemoteDrone, drone_id=ids, state=st.sampled_from(model.RemoteState), end=st.none() | ends)
+slots = of(model.Slot, drone_id=ids, state=st.sampled_from(model.SlotState))
+misfits = of(model.UnmetRequirement)
+classes = of(model.JobClass, refuses=st.dictionaries(st.just(model.TypeKey("topas/a100")), misfits, max_size=1))
 names = st.lists(texts | st.sampled_from(["a100", "w1"]), max_size=2).map(tuple)
 site_views = of(
-    SiteView,
+    model.SiteView,
     drones=st.dictionaries(ids, remotes, max_size=3),
     free=st.none() | st.dictionaries(texts | st.just("a100"), numbers, max_size=3),
-    nodes=st.lists(of(Node, types=names), max_size=2, unique_by=lambda n: n.name).map(tuple),
-    claims=st.lists(of(OwnerDemand, count=st.sampled_from([nan, -1, 0, 3]), nodes=names), max_size=2).map(tuple),
-    owner_runs=st.none() | of(OwnerLoad),
+    nodes=st.lists(of(model.Node, types=names), max_size=2, unique_by=lambda n: n.name).map(tuple),
+    claims=st.lists(of(model.OwnerDemand, count=st.sampled_from([nan, -1, 0, 3]), nodes=names), max_size=2).map(tuple),
+    owner_runs=st.none() | of(model.OwnerLoad),
     quota=st.none() | st.dictionaries(texts | st.just("a100"), numbers, max_size=3),
     free_gpu_milli=st.none() | numbers,
     notices=st.lists(texts, max_size=2).map(tuple),
 )
 overlay_views = of(
-    OverlayView,
+    model.OverlayView,
     classes=st.lists(classes, max_size=3, unique_by=lambda c: c.id).map(tuple),
     slots=st.lists(slots, max_size=3).map(tuple),
-    evictions=st.none() | st.lists(of(Eviction, drone_id=ids), max_size=2).map(tuple),
+    evictions=st.none() | st.lists(of(model.Eviction, drone_id=ids), max_size=2).map(tuple),
     notices=st.just(()),
     remarks=st.lists(texts, max_size=2).map(tuple),
 )
@@ -91,18 +63,16 @@ overlay_views = of(
 @settings(max_examples=400, deadline=None)
 @given(overlay_views, site_views, st.lists(states, max_size=2), st.sampled_from([0.0, 3600.0, -1e9]))
 def test_no_view_however_nasty_breaks_a_decision_or_the_record(
-    overlay: OverlayView, site: SiteView, lives: list[DroneState], ahead_s: float
+    overlay: model.OverlayView, site: model.SiteView, lives: list[model.DroneState], ahead_s: float
 ) -> None:
     there = [drone(f"kit-ab12-{n}", state) for n, state in enumerate(lives, 1)]
     seen, listed = taken_over(overlay, NOW, ahead_s), taken_over(site, NOW, ahead_s)
     snap = replace(
-        snapshot(drones=there),
-        overlay=PolledOverlay(seen),
-        sites={"topas": PolledSite("topas", listed)},
+        snapshot(drones=there), overlay=model.PolledOverlay(seen), sites={"topas": model.PolledSite("topas", listed)}
     )
     plan = decide(snap)
     assert validate_plan(snap, plan) == ()
-    again = serialization.from_json(Snapshot, serialization.to_json(snap))
+    again = serialization.from_json(model.Snapshot, serialization.to_json(snap))
     assert decide(again) == plan, "a saved snapshot replays"
 
 
@@ -110,20 +80,25 @@ def taken_over(view: View, began: float, ahead_s: float) -> View:
     return Sanitizer().sanitized(view, began, ahead_s)
 
 
-SLOT = Slot(DroneId("kit-ab12-1"), SlotState.IDLE, NOW - 5)
-ODD: list[tuple[SiteView | OverlayView, str, object, str]] = [
-    (OverlayView(NOW, slots=(replace(SLOT, heard_at=x),)), "slots.0.heard_at", 0.0, f"slot kit-ab12-1: heard_at = {x}")
-    for x in (nan, inf, -5.0)
-]
-ODD += [
-    (SiteView("topas", NOW, free_gpu_milli=odd), "free_gpu_milli", None, f"site: free_gpu_milli = {str(odd)[:40]}")
-    for odd in (nan, inf, 2000.0, 10**400, True, "8000")
-]
-ODD += [
-    (OverlayView(NOW, (replace(SMALL, cpus=-5),)), "classes.0.invalid", "cpus = -5 is no amount", ""),
-    (OverlayView(NOW, (replace(SMALL, cpus=-5),)), "classes.0.cpus", 0, ""),
-    (OverlayView(NOW, (replace(SMALL, waiting=10**400),)), "classes.0.waiting", MAX_NUMBER, ""),
-    *((SiteView("topas", odd), "taken_at", NOW, "") for odd in (nan, inf, 0.0, -1.0, NOW + 100)),
+SLOT = model.Slot(model.DroneId("kit-ab12-1"), model.SlotState.IDLE, NOW - 5)
+SITE, JOB = model.SiteView("topas", NOW), replace(SMALL, cpus=-5)
+
+
+def heard(at: float) -> model.OverlayView:
+    return model.OverlayView(NOW, slots=(replace(SLOT, heard_at=at),))
+
+
+ODD: list[tuple[model.SiteView | model.OverlayView, str, object, str]] = [
+    (heard(nan), "slots.0.heard_at", 0.0, "slot kit-ab12-1: heard_at = nan"),
+    (heard(-5.0), "slots.0.heard_at", 0.0, "slot kit-ab12-1: heard_at = -5.0"),
+    *(
+        (replace(SITE, free_gpu_milli=odd), "free_gpu_milli", None, f"site: free_gpu_milli = {str(odd)[:40]}")
+        for odd in (inf, 2000.0, 10**400, True, "8000", -1000)
+    ),
+    (model.OverlayView(NOW, (JOB,)), "classes.0.invalid", "cpus = -5 is no amount", ""),
+    (model.OverlayView(NOW, (JOB,)), "classes.0.cpus", 0, ""),
+    (model.OverlayView(NOW, (replace(SMALL, waiting=10**400),)), "classes.0.waiting", MAX_NUMBER, ""),
+    *((replace(SITE, taken_at=odd), "taken_at", NOW, "") for odd in (nan, inf, -1.0, NOW + 100)),
 ]
 
 
@@ -137,85 +112,61 @@ def test_what_cannot_be_is_unknown_and_the_view_says_so(view: Any, path: str, ex
 
 
 def test_each_view_is_repaired_anew() -> None:
-    border, odd = Sanitizer(), Slot(DroneId("kit-ab12-2"), SlotState.IDLE, nan)
+    border, odd = Sanitizer(), model.Slot(model.DroneId("kit-ab12-2"), model.SlotState.IDLE, nan)
     for n in range(3):
-        view = border.sanitized(OverlayView(NOW + n, slots=(SLOT, odd)), NOW + n, 0.0)
+        view = border.sanitized(model.OverlayView(NOW + n, slots=(SLOT, odd)), NOW + n, 0.0)
         assert view.slots[0] is SLOT and view.slots[1].heard_at == 0.0 and len(view.notices) == 1, "at every look"
-    quota, remote = {"a100": 3}, RemoteDrone(SLOT.drone_id, RemoteState.RUNNING)
+    quota, remote = {"a100": 3}, model.RemoteDrone(SLOT.drone_id, model.RemoteState.RUNNING)
     for now, count, notices in ((NOW, 3, 0), (NOW + 1, 2, 0), (NOW + 2, -1, 1)):
         quota["a100"] = count
-        site = border.sanitized(SiteView("topas", now, {DroneId("kit-ab12-3"): remote}, quota=quota), now, 0.0)
+        site = border.sanitized(
+            model.SiteView("topas", now, {model.DroneId("kit-ab12-3"): remote}, quota=quota), now, 0.0
+        )
         assert (site.quota, len(site.notices)) == ({"a100": max(0, count)}, notices)
-        assert site.drones[DroneId("kit-ab12-3")].drone_id == "kit-ab12-3", "the site's own key says which drone it is"
+        assert site.drones[model.DroneId("kit-ab12-3")].drone_id == "kit-ab12-3", (
+            "the site's own key says which drone it is"
+        )
 
 
 def test_a_group_and_a_completion_that_cannot_be_are_mended_and_told() -> None:
-    group = Group("physics", quota_milli=-4, used_milli=5, priority=nan)
-    ended = CompletedJob("7.0", nan, NOW - 60, 30.0, 1000, 1, 1024, drone_id=DroneId("\udcff"))
-    view = taken_over(OverlayView(NOW, completions=(ended,), groups=(group,)), NOW, 0.0)
+    group = model.Group("physics", quota_milli=-4, used_milli=5, priority=nan)
+    ended = model.CompletedJob("7.0", nan, NOW - 60, 30.0, 1000, 1, 1024, drone_id=model.DroneId("\udcff"))
+    sound = model.Eviction(model.DroneId("kit-ab12-1"), "204.7", NOW, 1000, nan)
+    evictions = (sound, replace(sound, drone_id=model.DroneId("\udcff")))
+    view = taken_over(model.OverlayView(NOW, completions=(ended,), groups=(group,), evictions=evictions), NOW, 0.0)
     assert view.groups == (replace(group, quota_milli=None, priority=0.0),)
     assert view.completions == (replace(ended, ended_at=0.0, drone_id=None),)
-    assert view.notices == (
-        r"3 values that cannot be: id of a drone: '\udcff'; group physics: priority = nan; "
-        "group physics: quota_milli = -4",
-    )
-    assert view.remarks == ("1 values that cannot be: end of job 7.0: ended_at = nan",), "it needs no operator"
-    serialization.to_json(view)
+    assert view.evictions == (replace(sound, lost_s=0.0),)
+    assert view.notices[0].startswith(r"4 values that cannot be: id of a drone: '\udcff'; ")
+    assert "ended_at = nan" in view.remarks[0], "it needs no operator"
+    assert taken_over(model.OverlayView(NOW), NOW, 0.0).evictions is None, "not told is not the same as none"
 
 
-def test_a_sound_view_is_taken_over_as_it_is() -> None:
-    there = drone("kit-ab12-1", DroneState.BUSY)
-    remote = RemoteDrone(there.id, RemoteState.RUNNING, "r1", started_at=NOW - 60)
-    nodes = (Node("w1", ("a100",), 8000, 192, 1 << 20, 1 << 21, 3000, 100, 500_000, 1 << 20),)
-    claims = (OwnerDemand(1, 6000, 6, 204_800, NOW - 60, nodes=("w1", "w2"), who="etp"),)
-    site = SiteView("topas", NOW - 1, {there.id: remote}, {"a100": 3}, nodes, claims, OwnerLoad(2, 2000, 2, 90))
-    evictions = (Eviction(there.id, "204.7", NOW - 9, 1000, 31.5),)
-    overlay = OverlayView(NOW - 1, (SMALL,), (slot_of(there),), NOW - 5, evictions=evictions)
-    same_site, same_overlay = taken_over(site, NOW, 0.0), taken_over(overlay, NOW, 0.0)
-    assert (same_site, same_overlay) == (site, overlay)
-    assert same_site.nodes[0] is nodes[0] and same_site.claims[0] is claims[0], "nothing is copied that is sound"
-    assert taken_over(OverlayView(NOW), NOW, 0.0).evictions is None, "not told is not the same as none"
-
-
-def test_a_node_an_owner_and_an_eviction_that_cannot_be_are_mended_and_told() -> None:
-    node = Node("w\udcff1", ("a100", "\udcff"), 8000, -1, nan, 0, 2**70, 0, 0, 0)  # type: ignore[arg-type]
-    claim = OwnerDemand(-3, 1000, 1, 1, NOW + inf, nodes=("w1", "x" * 5000), who="\ud800")
-    site = taken_over(SiteView("topas", NOW, nodes=(node,), claims=(claim,), owner_runs=OwnerLoad(-1)), NOW, 0.0)
-    (mended,) = site.nodes
+def test_a_node_an_owner_and_a_quota_that_cannot_be_are_mended_and_told() -> None:
+    node = model.Node("w\udcff1", ("a100", "\udcff"), 8000, -1, nan, 0, 2**70, 0, 0, 0)  # type: ignore[arg-type]
+    claim = model.OwnerDemand(-3, 1000, 1, 1, NOW + inf, nodes=("w1", "x" * 5000), who="\ud800")
+    quota: Any = {"a100": 2.5, "h100": nan, "v100": -3, "t4": 10**400, "k\udcff": 1, "l4": 4}
+    told = model.SiteView("topas", NOW, nodes=(node,), claims=(claim,), owner_runs=model.OwnerLoad(-1), quota=quota)
+    site = taken_over(told, NOW, 0.0)
+    (mended,), (wants,) = site.nodes, site.claims
     assert (mended.cpus, mended.memory_mib, mended.free_gpu_milli) == (0, 0, MAX_NUMBER)
     assert (mended.name, mended.types) == ("w?1", ("a100", "?"))
-    assert (site.claims[0].count, site.claims[0].since, site.claims[0].who) == (0, 0.0, "?")
-    assert [len(name) for name in site.claims[0].nodes] == [2, MAX_TEXT_CHARS]
-    assert site.owner_runs == OwnerLoad()
-    assert site.notices == (
-        f"4 values that cannot be: node w?1: cpus = -1; node w?1: memory_mib = nan; node w?1: free_gpu_milli = {2**70}",
-    )
-    assert site.remarks == ("2 values that cannot be: claim: count = -3; claim: since = inf",)
-    sound = Eviction(DroneId("kit-ab12-1"), "204.7", NOW, 1000, nan)
-    foreign = replace(sound, drone_id=DroneId("\udcff"))
-    overlay = taken_over(OverlayView(NOW, evictions=(sound, foreign)), NOW, 0.0)
-    assert overlay.evictions == (replace(sound, lost_s=0.0),)
-
-
-def test_a_quota_that_is_none_allows_none_and_free_gpus_that_cannot_be_are_not_told() -> None:
-    odd: Any = {"a100": 2.5, "h100": nan, "v100": -3, "t4": 10**400, "k\udcff": 1, "l4": 4}
-    view = taken_over(SiteView("topas", NOW, quota=odd, free_gpu_milli=-1000), NOW, 0.0)
-    assert view.quota == {"a100": 2, "h100": 0, "v100": 0, "t4": MAX_NUMBER, "k?": 1, "l4": 4}
-    assert view.free_gpu_milli is None
-    assert view.notices == (
-        "5 values that cannot be: site: free_gpu_milli = -1000; quota: a100 = 2.5; quota: h100 = nan",
-    )
-    serialization.to_json(view)
+    assert (wants.count, wants.since, wants.who) == (0, 0.0, "?")
+    assert [len(name) for name in wants.nodes] == [2, MAX_TEXT_CHARS]
+    assert site.owner_runs == model.OwnerLoad()
+    assert site.quota == {"a100": 2, "h100": 0, "v100": 0, "t4": MAX_NUMBER, "k?": 1, "l4": 4}
+    assert "node w?1: cpus = -1" in site.notices[0] and "claim: count = -3" in site.remarks[0]
+    serialization.to_json(site)
 
 
 def test_times_come_from_the_hosts_clock_and_are_used_on_ours() -> None:
     """Someone set the host's clock back by an hour: what it calls an hour ago is now."""
-    end = RemoteEnd(EndKind.EXITED, NOW - 3600, 0)
-    remote = RemoteDrone(DroneId("kit-ab12-1"), RemoteState.ENDED, started_at=NOW - 3660, end=end)
+    end = model.RemoteEnd(model.EndKind.EXITED, NOW - 3600, 0)
+    remote = model.RemoteDrone(model.DroneId("kit-ab12-1"), model.RemoteState.ENDED, started_at=NOW - 3660, end=end)
     slot = replace(slot_of(drone("kit-ab12-2")), heard_at=NOW - 3600, idle_since=NOW - 3610, retires_at=0.0)
-    site = taken_over(SiteView("topas", NOW - 3600, {remote.drone_id: remote}), NOW, -3600.0)
-    evicted = Eviction(DroneId("kit-ab12-2"), "204.7", NOW - 3630, 1000, 31.5)
-    overlay = taken_over(OverlayView(NOW - 3601, slots=(slot,), evictions=(evicted,)), NOW, -3600.0)
+    site = taken_over(model.SiteView("topas", NOW - 3600, {remote.drone_id: remote}), NOW, -3600.0)
+    evicted = model.Eviction(model.DroneId("kit-ab12-2"), "204.7", NOW - 3630, 1000, 31.5)
+    overlay = taken_over(model.OverlayView(NOW - 3601, slots=(slot,), evictions=(evicted,)), NOW, -3600.0)
     there = site.drones[remote.drone_id]
     assert (site.taken_at, there.started_at, there.end and there.end.at) == (NOW, NOW - 60, NOW)
     assert (overlay.taken_at, overlay.slots[0].heard_at, overlay.slots[0].idle_since) == (NOW - 1, NOW, NOW - 10)
@@ -224,48 +175,44 @@ def test_times_come_from_the_hosts_clock_and_are_used_on_ours() -> None:
 
 
 def test_what_cannot_be_recorded_of_an_answer_does_not_come_that_far() -> None:
-    fault = Fault(FaultKind.NODE, "caf\udce9 " + "x" * 10**6, nan)
-    receipt = sanitize_result(OrderResult(DroneId("kit-ab12-1"), OrderOutcome.REJECTED, "r\udcff", fault))
-    assert serialization.from_json(OrderResult, serialization.to_json(receipt)) == receipt
+    fault = model.Fault(model.FaultKind.NODE, "caf\udce9 " + "x" * 10**6, nan)
+    receipt = sanitize_result(
+        model.OrderResult(model.DroneId("kit-ab12-1"), model.OrderOutcome.REJECTED, "r\udcff", fault)
+    )
+    assert serialization.from_json(model.OrderResult, serialization.to_json(receipt)) == receipt
     assert receipt.fault is not None and len(receipt.fault.message) == MAX_TEXT_CHARS
     assert serialization.to_json(fault_of(UnavailableError("/tmp/\udcff"), NOW))
 
 
 @pytest.mark.parametrize("text", ["\ud800", "x" * 5000])
 def test_what_a_class_wants_of_a_type_that_it_refuses_can_be_recorded(text: str) -> None:
-    job = JobClass(
-        "1", 1000, 1, 1, waiting=1, refuses={TypeKey("topas/a100"): UnmetRequirement("gpu_model", text, "A100")}
-    )
-    (taken,) = taken_over(OverlayView(NOW, (job,)), NOW, 0.0).classes
-    wanted = taken.refuses[TypeKey("topas/a100")].requested
-    assert len(wanted) <= MAX_TEXT_CHARS
-    assert serialization.from_json(JobClass, serialization.to_json(taken)) == taken
+    refuses = {A100.key: model.UnmetRequirement("gpu_model", text, "A100")}
+    (taken,) = taken_over(model.OverlayView(NOW, (replace(SMALL, refuses=refuses),)), NOW, 0.0).classes
+    assert len(taken.refuses[A100.key].requested) <= MAX_TEXT_CHARS
+    assert serialization.from_json(model.JobClass, serialization.to_json(taken)) == taken
 
 
 @pytest.mark.parametrize("step_s", [120.0, -3600.0])
 def test_the_end_of_a_job_is_one_end_while_the_clock_is_off_and_after_it(step_s: float) -> None:
     """The drift is made up for little by little: by it the same end had another time at each look."""
-    border, raw = (
-        Sanitizer(),
-        tuple(CompletedJob(f"{n}.0", NOW - 100 - n, NOW - 5000, 60.0, 1000, 1, 1) for n in range(3)),
-    )
-    late = CompletedJob("9.0", NOW + 20, NOW - 5000, 60.0, 1000, 1, 1)
+    border, late = Sanitizer(), model.CompletedJob("9.0", NOW + 20, NOW - 5000, 60.0, 1000, 1, 1)
+    raw = tuple(replace(late, job_id=f"{n}.0", ended_at=NOW - 100 - n) for n in range(3))
     ends: dict[str, set[float]] = {}
     for poll, drift_s in enumerate([0.0, 0.0, step_s, step_s / 2, step_s / 3, 0.0, 0.0]):
         told = (*raw, late) if poll > 2 else raw
         if poll == 3:
             told = (late,)  # the schedd of the others does not answer for once
-        view = border.sanitized(OverlayView(NOW + poll, completions=told), NOW + poll, drift_s)
+        view = border.sanitized(model.OverlayView(NOW + poll, completions=told), NOW + poll, drift_s)
         for each in view.completions or ():
             ends.setdefault(each.job_id, set()).add(each.ended_at)
     assert {job: len(times) for job, times in ends.items()} == {"0.0": 1, "1.0": 1, "2.0": 1, "9.0": 1}
 
 
 def test_a_second_class_of_one_id_is_left_out_and_told() -> None:
-    first, other = JobClass("jobs", 1000, 1, 1024, waiting=2), JobClass("other", 0, 1, 1024, waiting=1)
-    second = JobClass("jobs", 200, 64, 4096, waiting=50)
+    first, other = model.JobClass("jobs", 1000, 1, 1024, waiting=2), model.JobClass("other", 0, 1, 1024, waiting=1)
+    second = model.JobClass("jobs", 200, 64, 4096, waiting=50)
     border = Sanitizer()
-    taken = border.sanitized(OverlayView(NOW, (first, other, second)), NOW, 0.0)
+    taken = border.sanitized(model.OverlayView(NOW, (first, other, second)), NOW, 0.0)
     assert taken.classes == (first, other)
     assert "class jobs: a second one of this id" in taken.notices[0] and not taken.remarks
-    assert border.sanitized(OverlayView(NOW, (first, other)), NOW, 0.0).notices == ()
+    assert border.sanitized(model.OverlayView(NOW, (first, other)), NOW, 0.0).notices == ()

@@ -4,40 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import pytest
 
+from provisioner import model
 from provisioner.cli.drones import drone_note
 from provisioner.controller.actuation import FORGET_ATTEMPTS
 from provisioner.controller.loop import Controller
-from provisioner.interfaces import AuthError, SupportsForget
-from provisioner.model import (
-    DrainMode,
-    DroneId,
-    DroneState,
-    DroneType,
-    EndKind,
-    Fault,
-    FaultKind,
-    JobFailure,
-    OrderOutcome,
-    OrderResult,
-    OverlayView,
-    RemoteDrone,
-    RemoteEnd,
-    RemoteState,
-    RequestKind,
-    Slot,
-    SlotState,
-    is_within_scope,
-)
-from tests.controller.world import Place, Pool, in_virtual_time, serving, wall
+from provisioner.interfaces import AuthError
+from tests.controller.world import Place, Pool, in_virtual_time, never, serving, wall
 from tests.store.story import TemporaryStore
 
 # ----------------------------- Slots of drones that died are removed from the pool, those of living drones never
 
-DENIED = Fault(FaultKind.DENIED, "ADVERTISE_STARTD denied", 0.0)
+DENIED = model.Fault(model.FaultKind.DENIED, "ADVERTISE_STARTD denied", 0.0)
 
 
 @dataclass
@@ -46,36 +28,30 @@ class Board(Pool):
 
     classes: tuple = ()  # type: ignore[type-arg]
     place: Place = field(default_factory=Place)
-    slots: dict[DroneId, float] = field(default_factory=dict)
+    slots: dict[model.DroneId, float] = field(default_factory=dict)
     """When each was heard last."""
-    forgotten: list[tuple[DroneId, float]] = field(default_factory=list)
-    fault: Fault | None = None
-    error: Exception | None = None
+    forgotten: list[tuple[model.DroneId, float]] = field(default_factory=list)
 
-    async def poll(self, types: Sequence[DroneType]) -> OverlayView:
+    async def poll(self, types: Sequence[model.DroneType]) -> model.OverlayView:
         for each, remote in self.place.running.items():
-            if remote.state is RemoteState.RUNNING:
+            if remote.state is model.RemoteState.RUNNING:
                 self.slots[each] = wall()
-        slots = tuple(Slot(each, SlotState.BUSY, heard, jobs=1) for each, heard in self.slots.items())
-        return OverlayView(wall(), self.classes, slots)
+        slots = tuple(model.Slot(each, model.SlotState.BUSY, heard, jobs=1) for each, heard in self.slots.items())
+        return model.OverlayView(wall(), self.classes, slots)
 
-    async def forget(self, ended_at: Mapping[DroneId, float]) -> Sequence[OrderResult]:
+    async def forget(self, ended_at: Mapping[model.DroneId, float]) -> Sequence[model.OrderResult]:
         self.forgotten += ended_at.items()
-        if self.error is not None:
-            raise self.error
-        if self.fault is not None:
-            return [OrderResult(each, OrderOutcome.REJECTED, fault=self.fault) for each in ended_at]
         for each in ended_at:
             del self.slots[each]
-        return [OrderResult(each, OrderOutcome.OK) for each in ended_at]
+        return [model.OrderResult(each, model.OrderOutcome.OK) for each in ended_at]
 
 
-def die(place: Place, drone_id: DroneId) -> None:
-    how = RemoteEnd(EndKind.FAULT, wall(), None, "its launcher vanished")
-    place.running[drone_id] = RemoteDrone(drone_id, RemoteState.ENDED, f"r-{drone_id}", end=how)
+def die(place: Place, drone_id: model.DroneId) -> None:
+    how = model.RemoteEnd(model.EndKind.FAULT, wall(), None, "its launcher vanished")
+    place.running[drone_id] = model.RemoteDrone(drone_id, model.RemoteState.ENDED, f"r-{drone_id}", end=how)
 
 
-async def one_busy(controller: Controller, place: Place, board: Board) -> DroneId:
+async def one_busy(controller: Controller, place: Place, board: Board) -> model.DroneId:
     """A drone that runs a job, and no demand for another one."""
     board.classes = Pool().classes
     await controller.tick()
@@ -100,10 +76,8 @@ def told(store: TemporaryStore) -> list[str]:
 async def test_the_slot_of_a_drone_that_died_is_removed_once() -> None:
     place, store = Place(), TemporaryStore("kit", 1e9, 10)
     board = Board(place=place)
-    assert isinstance(board, SupportsForget)
     async with serving(place, pool=board, store=store) as controller:
         drone_id = await one_busy(controller, place, board)
-        assert board.forgotten == []
         die(place, drone_id)
         died_at = wall()
         await ticks(controller, 10)
@@ -133,157 +107,124 @@ async def test_only_the_slot_of_a_drone_that_its_site_reported_dead_is_removed(c
             if case == "heard from":
                 board.slots[drone_id] = wall()
             elif case == "listed again":
-                place.running[drone_id] = RemoteDrone(drone_id, RemoteState.PENDING, "again")
+                place.running[drone_id] = model.RemoteDrone(drone_id, model.RemoteState.PENDING, "again")
             await controller.tick()
         if case == "missing":
             assert drone_id not in controller.store.drones, "it is given up"
         assert board.forgotten == []
 
 
-@pytest.mark.parametrize("how", ["refused", "raised"])
-@in_virtual_time
-async def test_a_removal_that_fails_is_told_once_and_tried_three_times(how: str) -> None:
-    place, store = Place(), TemporaryStore("kit", 1e9, 10)
-    fault, error = (DENIED, None) if how == "refused" else (None, AuthError(DENIED.message))
-    board = Board(place=place, fault=fault, error=error)
-    async with serving(place, pool=board, store=store) as controller:
-        drone_id = await one_busy(controller, place, board)
-        die(place, drone_id)
-        await ticks(controller, 100)
-        assert len(board.forgotten) == FORGET_ATTEMPTS == 3
-        assert told(store) == [DENIED.message]
+REFUSED = model.OrderResult(model.DroneId(""), model.OrderOutcome.REJECTED, fault=DENIED)
 
 
+@pytest.mark.parametrize(
+    ("trouble", "why"),
+    [(REFUSED, DENIED.message), (AuthError(DENIED.message), DENIED.message), (None, "no answer within its deadline")],
+    ids=["refused", "raised", "silent"],
+)
 @in_virtual_time
-async def test_a_removal_without_an_answer_holds_up_nothing() -> None:
+async def test_a_removal_that_fails_is_told_once_tried_three_times_and_holds_up_nothing(
+    trouble: model.OrderResult | Exception | None, why: str
+) -> None:
     place, store = Place(), TemporaryStore("kit", 1e9, 10)
 
-    class Silent(Board):
-        async def forget(self, ended_at: Mapping[DroneId, float]) -> Sequence[OrderResult]:
+    class Failing(Board):
+        async def forget(self, ended_at: Mapping[model.DroneId, float]) -> Sequence[model.OrderResult]:
             self.forgotten += ended_at.items()
-            await asyncio.get_running_loop().create_future()
-            raise AssertionError
+            if isinstance(trouble, Exception):
+                raise trouble
+            return [replace(trouble, drone_id=each) for each in ended_at] if trouble else await never()
 
-    board = Silent(place=place)
+    board = Failing(place=place)
     async with serving(place, pool=board, store=store) as controller:
         drone_id = await one_busy(controller, place, board)
         die(place, drone_id)
-        await controller.tick()
-        await asyncio.sleep(5)
-        began = wall()
-        await controller.tick()
-        assert wall() - began < 1
-        await asyncio.sleep(1)
-        assert board.forgotten
-        await ticks(controller, 10)
-        assert told(store) == ["no answer within its deadline"]
-        assert controller.store.tick > 10
+        began, count = wall(), controller.store.tick
+        await ticks(controller, 100)
+        assert wall() - began < 510 and controller.store.tick == count + 100
+        assert len(board.forgotten) == FORGET_ATTEMPTS == 3
+        assert told(store) == [why]
 
 
 # ---- A drone that eats jobs in the running controller: drained, an event, and its node on record over a restart
 
 
+WORDS = "condor_drain: exit 1: not authorized"
+
+
 @dataclass
-class Hole(Pool):
-    """A pool in which each drone fails the jobs of two users, and no drain has an effect."""
+class Working(Pool):
+    """A pool in which each drone has a job, or fails the jobs of two users, and which may refuse drains."""
 
     place: Place = field(default_factory=Place)
-    drained: list[tuple[DroneId, str]] = field(default_factory=list)
+    eats: bool = False
+    hears: bool = False
+    asked: list[tuple[float, model.DroneId, model.DrainMode, str]] = field(default_factory=list)
 
-    async def poll(self, types: Sequence[DroneType]) -> OverlayView:
-        slots = tuple(Slot(each, SlotState.BUSY, wall(), jobs=1, jobs_started=9) for each in self.place.running)
+    async def poll(self, types: Sequence[model.DroneType]) -> model.OverlayView:
+        state = model.SlotState.DRAINING if self.hears and self.asked else model.SlotState.BUSY
+        slots = tuple(model.Slot(each, state, wall(), jobs=1, jobs_started=9) for each in self.place.running)
         mishaps = tuple(
-            JobFailure(each, f"{n}.0", wall() - 60, owner, "held with code 12")
+            model.JobFailure(each, f"{n}.0", wall() - 60, owner, "held with code 12")
             for each in self.place.running
             for n, owner in enumerate(("ann", "bob", "ann"))
         )
-        return OverlayView(wall(), () if slots else self.classes, slots, mishaps=mishaps)
+        mishaps = mishaps if self.eats else ()
+        return model.OverlayView(wall(), () if slots else self.classes, slots, mishaps=mishaps)
 
-    async def drain(self, drone_ids: Sequence[DroneId], mode: DrainMode, reason: str) -> Sequence[OrderResult]:
-        self.drained += [(each, reason) for each in drone_ids]
-        return [OrderResult(drone_id, OrderOutcome.OK) for drone_id in drone_ids]
+    async def drain(
+        self, drone_ids: Sequence[model.DroneId], mode: model.DrainMode, reason: str
+    ) -> Sequence[model.OrderResult]:
+        self.asked += [(wall(), each, mode, reason) for each in drone_ids]
+        fault = None if self.hears or self.eats else model.Fault(model.FaultKind.DENIED, WORDS, wall())
+        outcome = model.OrderOutcome.REJECTED if fault else model.OrderOutcome.OK
+        return [model.OrderResult(each, outcome, fault=fault) for each in drone_ids]
 
 
 @in_virtual_time
 async def test_a_drone_that_eats_jobs_is_drained_with_its_reason_and_one_event() -> None:
     place = Place()
-    pool, store = Hole(place=place), TemporaryStore("kit", 1e9, 10)
+    pool, store = Working(place=place, eats=True), TemporaryStore("kit", 1e9, 10)
     async with serving(place, pool=pool, store=store) as controller:
-        for _ in range(5):
-            await controller.tick()
-            await asyncio.sleep(5)
+        await controller.tick()
+        await ticks(controller, 4)
         (drone,) = store.drones.values()
-        assert (drone.state, drone.leaving) == (DroneState.DRAINING, DroneState.CANCELLED)
-        assert pool.drained[0] == (drone.id, "black-hole")
+        assert (drone.state, drone.leaving) == (model.DroneState.DRAINING, model.DroneState.CANCELLED)
+        assert pool.asked[0][1:] == (drone.id, model.DrainMode.PEACEFUL, "black-hole")
         (event,) = (e for e in store.reader().events() if e.name == "drone.black_hole")
         assert event.fields["drone"] == drone.id and "3 starts of jobs of 2 users failed" in event.fields["why"]
 
 
 def test_the_reset_of_a_site_reaches_its_nodes() -> None:
-    assert is_within_scope("here@n1", "here")
-    assert not is_within_scope("here2@n1", "here") and not is_within_scope("here@n1", "here/a100")
-
-
-# ----------------------------------------------- A drain that the overlay refuses: its report and its repetition
-
-WORDS = "condor_drain: exit 1: not authorized"
-
-
-@dataclass
-class Deaf(Pool):
-    """A pool in which each drone of a place has a job, and which refuses drains until ``hears``."""
-
-    place: Place = field(default_factory=Place)
-    hears: bool = False
-    asked: list[tuple[float, DrainMode]] = field(default_factory=list)
-
-    async def poll(self, types: Sequence[DroneType]) -> OverlayView:
-        state = SlotState.DRAINING if self.hears and self.asked else SlotState.BUSY
-        slots = tuple(
-            Slot(drone_id, state, wall(), jobs=1, name=f"slot1@{drone_id}@n") for drone_id in self.place.running
-        )
-        return OverlayView(wall(), () if slots else self.classes, slots)
-
-    async def drain(self, drone_ids: Sequence[DroneId], mode: DrainMode, reason: str) -> Sequence[OrderResult]:
-        self.asked.append((wall(), mode))
-        if self.hears:
-            return [OrderResult(drone_id, OrderOutcome.OK) for drone_id in drone_ids]
-        fault = Fault(FaultKind.DENIED, WORDS, wall())
-        return [OrderResult(drone_id, OrderOutcome.REJECTED, fault=fault) for drone_id in drone_ids]
+    assert model.is_within_scope("here@n1", "here")
+    assert not model.is_within_scope("here2@n1", "here") and not model.is_within_scope("here@n1", "here/a100")
 
 
 @in_virtual_time
 async def test_a_refused_drain_is_told_once_kept_on_record_and_tried_until_the_drone_drains() -> None:
     """A refused drain vanished: the drone showed as draining and took jobs for hours, without an event or a word."""
-
     place = Place()
-    pool, store = Deaf(place=place), TemporaryStore("kit", 1e9, 10)
+    pool, store = Working(place=place), TemporaryStore("kit", 1e9, 10)
     async with serving(place, pool=pool, store=store) as controller:
-
-        async def ticks(seconds: float) -> None:
-            until = wall() + seconds
-            while wall() < until:
-                await controller.tick()
-                await asyncio.sleep(5)
-
-        await ticks(30)
+        await controller.tick()
+        await ticks(controller, 6)
         (drone,) = store.drones.values()
-        assert drone.state is DroneState.BUSY
-        store.reader().ask(RequestKind.DRAIN, [drone.id], reason="fan", by="anna", at=wall(), mode=DrainMode.GRACEFUL)
-        await ticks(600)
+        assert drone.state is model.DroneState.BUSY
+        mode = model.DrainMode.GRACEFUL
+        store.reader().ask(model.RequestKind.DRAIN, [drone.id], reason="fan", by="anna", at=wall(), mode=mode)
+        await ticks(controller, 120)
         now = store.drones[drone.id]
-        assert (now.state, now.drain_refusal, now.site_reason) == (DroneState.DRAINING, WORDS, "")
+        assert (now.state, now.drain_refusal, now.site_reason) == (model.DroneState.DRAINING, WORDS, "")
         assert WORDS in drone_note(now, wall()) and "drain refused" in drone_note(now, wall())
         (event,) = (e for e in store.reader().events() if e.name == "drain.rejected")
         assert event.fields == {"drone": drone.id, "why": WORDS}
-        assert {mode for _, mode in pool.asked} == {DrainMode.GRACEFUL}
-        gaps = [later - at for (at, _), (later, _) in zip(pool.asked, pool.asked[1:], strict=False)]
+        assert {asked[2] for asked in pool.asked} == {model.DrainMode.GRACEFUL}
+        gaps = [later[0] - first[0] for first, later in pairwise(pool.asked)]
         assert 4 <= len(gaps) <= 10 and min(gaps) >= 30 and gaps == sorted(gaps), "ever more rarely"
-
         pool.hears = True
-        await ticks(300)
+        await ticks(controller, 60)
         assert store.drones[drone.id].drain_refusal == ""
         asked = len(pool.asked)
-        await ticks(600)
+        await ticks(controller, 120)
         assert len(pool.asked) == asked, "it drains: nothing more to ask"
         assert not [each for each in place.told if each.startswith("stop")]

@@ -9,30 +9,14 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import wraps
 
+from provisioner import model
 from provisioner.controller.loop import Controller
-from provisioner.model import (
-    Bootstrap,
-    DrainMode,
-    DroneId,
-    DroneType,
-    JobClass,
-    OrderOutcome,
-    OrderResult,
-    OverlayView,
-    Policy,
-    RemoteDrone,
-    RemoteState,
-    SitePolicy,
-    SiteView,
-    StartOrder,
-    StopOrder,
-)
 from provisioner.simulator.loop import VirtualClock, run_virtual
 from provisioner.store import StoreUnusableError
 from tests.store.story import TemporaryStore
 
-GPU = DroneType("here", "gpu", 1000, 8, 20480, 0, vram_mib=16384, capability=80)
-JOB = JobClass("jobs", 1000, 1, 1024, waiting=1)
+GPU = model.DroneType("here", "gpu", 1000, 8, 20480, 0, vram_mib=16384, capability=80)
+JOB = model.JobClass("jobs", 1000, 1, 1024, waiting=1)
 EPOCH = 1.7e9
 
 
@@ -68,7 +52,7 @@ class Place:
     """A site that starts what it is told and remembers what it was told. ``wire`` is awaited in every call."""
 
     name: str = "here"
-    running: dict[DroneId, RemoteDrone] = field(default_factory=dict)
+    running: dict[model.DroneId, model.RemoteDrone] = field(default_factory=dict)
     told: list[str] = field(default_factory=list)
     look_wire: Callable[[], Awaitable[object]] = nothing
     start_wire: Callable[[], Awaitable[object]] = nothing
@@ -82,30 +66,32 @@ class Place:
     async def __aexit__(self, *exc: object) -> None:
         self.open = False
 
-    async def poll(self) -> SiteView:
+    async def poll(self) -> model.SiteView:
         await self.look_wire()
-        return SiteView(self.name, wall(), dict(self.running))
+        return model.SiteView(self.name, wall(), dict(self.running))
 
-    async def start(self, orders: Sequence[StartOrder]) -> Sequence[OrderResult]:
+    async def start(self, orders: Sequence[model.StartOrder]) -> Sequence[model.OrderResult]:
         self.told += [f"start {o.drone_id}" for o in orders]
         await self.start_wire()
         for order in orders:
-            self.running[order.drone_id] = RemoteDrone(order.drone_id, RemoteState.RUNNING, f"r-{order.drone_id}")
-        return [OrderResult(o.drone_id, OrderOutcome.OK, f"r-{o.drone_id}") for o in orders]
+            self.running[order.drone_id] = model.RemoteDrone(
+                order.drone_id, model.RemoteState.RUNNING, f"r-{order.drone_id}"
+            )
+        return [model.OrderResult(o.drone_id, model.OrderOutcome.OK, f"r-{o.drone_id}") for o in orders]
 
-    async def stop(self, orders: Sequence[StopOrder]) -> Sequence[OrderResult]:
+    async def stop(self, orders: Sequence[model.StopOrder]) -> Sequence[model.OrderResult]:
         self.told += [f"stop {o.drone_id}" for o in orders]
         await self.stop_wire()
         for order in orders:
             self.running.pop(order.drone_id, None)
-        return [OrderResult(o.drone_id, OrderOutcome.OK) for o in orders]
+        return [model.OrderResult(o.drone_id, model.OrderOutcome.OK) for o in orders]
 
 
 @dataclass
 class Pool:
     """An overlay in which the same jobs wait all the time."""
 
-    classes: tuple[JobClass, ...] = (JOB,)
+    classes: tuple[model.JobClass, ...] = (JOB,)
     admission_wire: Callable[[], Awaitable[object]] = nothing
 
     async def __aenter__(self) -> Pool:
@@ -114,15 +100,17 @@ class Pool:
     async def __aexit__(self, *exc: object) -> None:
         return None
 
-    async def poll(self, types: Sequence[DroneType]) -> OverlayView:
-        return OverlayView(wall(), self.classes)
+    async def poll(self, types: Sequence[model.DroneType]) -> model.OverlayView:
+        return model.OverlayView(wall(), self.classes)
 
-    async def drain(self, drone_ids: Sequence[DroneId], mode: DrainMode, reason: str) -> Sequence[OrderResult]:
-        return [OrderResult(i, OrderOutcome.OK) for i in drone_ids]
+    async def drain(
+        self, drone_ids: Sequence[model.DroneId], mode: model.DrainMode, reason: str
+    ) -> Sequence[model.OrderResult]:
+        return [model.OrderResult(i, model.OrderOutcome.OK) for i in drone_ids]
 
-    async def bootstrap(self, order: StartOrder) -> Bootstrap:
+    async def bootstrap(self, order: model.StartOrder) -> model.Bootstrap:
         await self.admission_wire()
-        return Bootstrap(b"#!/bin/sh\n")
+        return model.Bootstrap(b"#!/bin/sh\n")
 
 
 class FullDisk(TemporaryStore):
@@ -153,19 +141,6 @@ for _call in FullDisk.CALLS:
     setattr(FullDisk, _call, _refusing(_call))
 
 
-class Crowded(TemporaryStore):
-    """A record with more to forget than one pruning does."""
-
-    def __init__(self, rounds: int) -> None:
-        super().__init__("kit", 1e9, 10)
-        self.rounds = rounds
-        self.pruned = 0
-
-    async def prune(self, now: float) -> bool:
-        self.pruned += 1
-        return self.pruned < self.rounds
-
-
 class SetClock(VirtualClock):
     """A controller's clock on a host whose wall clock somebody sets."""
 
@@ -178,8 +153,8 @@ async def serving(
     *places: Place, store: TemporaryStore | None = None, pool: Pool | None = None, **limits: float
 ) -> AsyncIterator[Controller]:
     """A controller with these sites, entered; :meth:`Controller.tick` is the story's to call."""
-    types = [DroneType(p.name, "gpu", 1000, 8, 20480, 0, vram_mib=16384, capability=80) for p in places]
-    policy = Policy(sites={p.name: SitePolicy(p.name, **limits) for p in places})  # type: ignore[arg-type]
+    types = [model.DroneType(p.name, "gpu", 1000, 8, 20480, 0, vram_mib=16384, capability=80) for p in places]
+    policy = model.Policy(sites={p.name: model.SitePolicy(p.name, **limits) for p in places})  # type: ignore[arg-type]
     async with store or TemporaryStore("kit", 1e9, 10) as kept:
         sites = {p.name: p for p in places}
         controller = Controller("kit", policy, types, pool or Pool(), sites, kept, SetClock())

@@ -34,12 +34,11 @@ def drone(
     """A recorded drone that has been in its state for ``age_s``."""
     at = NOW - age_s
     made = model.Drone(model.DroneId(name), kind.key, state, since=at, requested_at=at, gpu_milli=kind.gpu_milli)
+    in_pool = state in (model.DroneState.JOINED, model.DroneState.IDLE, model.DroneState.BUSY)
     if state is not model.DroneState.REQUESTED:
         made = replace(made, submitted_at=at, remote_id=f"r-{name}")
-    if state in (model.DroneState.BOOTING, model.DroneState.JOINED, model.DroneState.IDLE, model.DroneState.BUSY):
-        made = replace(made, started_at=at)
-    if state in (model.DroneState.JOINED, model.DroneState.IDLE, model.DroneState.BUSY):
-        made = replace(made, joined_at=at)
+    if in_pool or state is model.DroneState.BOOTING:
+        made = replace(made, started_at=at, joined_at=at if in_pool else 0.0)
     if state is model.DroneState.IDLE:
         made = replace(made, idle_at=at)
     if state is model.DroneState.BUSY:
@@ -81,18 +80,8 @@ def node(
     name: str, gpus: int, cpus: int = 192, memory_gib: int = 1024, *, kinds: tuple[str, ...] = ("a100",), **free: int
 ) -> model.Node:
     """A node of so much; ``free``: ``gpus``, ``cpus``, ``memory_gib`` that nobody holds (default: all)."""
-    return model.Node(
-        name,
-        kinds,
-        gpus * 1000,
-        cpus,
-        memory_gib * 1024,
-        0,
-        free.get("free_gpus", gpus) * 1000,
-        free.get("free_cpus", cpus),
-        free.get("free_gib", memory_gib) * 1024,
-        0,
-    )
+    left = free.get("free_gpus", gpus) * 1000, free.get("free_cpus", cpus), free.get("free_gib", memory_gib) * 1024
+    return model.Node(name, kinds, gpus * 1000, cpus, memory_gib * 1024, 0, *left, 0)
 
 
 def snapshot(
@@ -131,22 +120,15 @@ def snapshot(
     if remotes is None:
         remotes = [remote_of(d) for d in drones if d.state is not model.DroneState.REQUESTED]
     listed = list(remotes)
-    readings = {
-        s: model.PolledSite(
-            s,
-            model.SiteView(
-                s,
-                NOW - site_age_s,
-                {r.drone_id: r for r in listed if _site(r, drones, s)},
-                free,
-                nodes=tuple(nodes) if s == types[0].site else (),
-                claims=tuple(claims) if s == types[0].site else (),
-                quota=quota,
-            ),
-            site_fault,
+    site_of = {d.id: d.site for d in drones}
+
+    def polled(site: str) -> model.PolledSite:
+        there = {r.drone_id: r for r in listed if site_of.get(r.drone_id, site) == site}
+        told = {"nodes": tuple(nodes), "claims": tuple(claims)} if site == types[0].site else {}
+        return model.PolledSite(
+            site, model.SiteView(site, NOW - site_age_s, there, free, quota=quota, **told), site_fault
         )
-        for s in sites
-    }
+
     return model.Snapshot(
         now=NOW,
         tick=7,
@@ -160,7 +142,7 @@ def snapshot(
             else None,
             overlay_fault,
         ),
-        sites=readings,
+        sites={site: polled(site) for site in sites},
         drones={d.id: d for d in drones},
         breakers={b.scope: b for b in breakers},
         requests=tuple(requests),
@@ -179,11 +161,6 @@ def with_site(snap: model.Snapshot, site: str = "topas", **news: object) -> mode
     polled = snap.sites[site]
     assert polled.view is not None
     return replace(snap, sites={**snap.sites, site: replace(polled, view=replace(polled.view, **news))})
-
-
-def _site(remote: model.RemoteDrone, drones: list[model.Drone], site: str) -> bool:
-    owner = next((d.site for d in drones if d.id == remote.drone_id), None)
-    return owner in (None, site)
 
 
 def plan_of(snap: model.Snapshot) -> model.Plan:

@@ -25,20 +25,8 @@ def failed(name: str, owner: str, count: int = 3, first: int = 0) -> list[model.
 
 
 def done(name: str, owner: str, count: int = 1) -> list[model.CompletedJob]:
-    return [
-        model.CompletedJob(
-            f"done.{owner}.{name}.{n}",
-            NOW - 100,
-            NOW - 900,
-            200.0,
-            1000,
-            1,
-            100,
-            owner=owner,
-            drone_id=model.DroneId(name),
-        )
-        for n in range(count)
-    ]
+    at, drone_id = (NOW - 100, NOW - 900, 200.0, 1000, 1, 100), model.DroneId(name)
+    return [model.CompletedJob(f"done.{owner}.{name}.{n}", *at, owner=owner, drone_id=drone_id) for n in range(count)]
 
 
 def pool(
@@ -58,8 +46,9 @@ def preemptions(plan: model.Plan) -> dict[str, object]:
     return {a.drone.id: a.reason for a in plan.leaves if isinstance(a.reason, BlackHoleDrone | BlackHoleNode)}
 
 
-def test_a_drone_in_which_jobs_of_two_users_fail_is_drained() -> None:
-    plan = plan_of(pool(idle(BAD), idle(GOOD, "n2"), mishaps=[*failed(BAD, "ann", 2), *failed(BAD, "bob", 1)]))
+@pytest.mark.parametrize("bad", [idle(BAD), drone(BAD, S.BUSY, node="n1")], ids=["idle", "with a job"])
+def test_a_drone_in_which_jobs_of_two_users_fail_is_drained(bad: model.Drone) -> None:
+    plan = plan_of(pool(bad, idle(GOOD, "n2"), mishaps=[*failed(BAD, "ann", 2), *failed(BAD, "bob", 1)]))
     assert preemptions(plan) == {BAD: BlackHoleDrone(3, 0, 2, "n1", "job ann.bad.1 held with code 12")}
     (drain,) = plan.drains
     assert (drain.mode, drain.drone.leaving) == (model.DrainMode.PEACEFUL, S.CANCELLED), "never taken back into service"
@@ -75,12 +64,6 @@ def test_a_job_that_has_run_for_long_elsewhere_goes_well_there() -> None:
     runs = slot_of(good, jobs_started=1, owner="ann", begun_at=NOW - 1000)
     bad = slot_of(idle(BAD), jobs_started=5)
     assert BAD in preemptions(plan_of(pool(idle(BAD), good, mishaps=failed(BAD, "ann"), slots=[bad, runs])))
-
-
-def test_a_drone_with_a_job_ends_it_first() -> None:
-    busy = drone(BAD, S.BUSY, node="n1")
-    (drain,) = plan_of(pool(busy, mishaps=[*failed(BAD, "ann"), *failed(BAD, "bob")])).drains
-    assert (drain.mode, drain.was) == (model.DrainMode.PEACEFUL, S.BUSY)
 
 
 @pytest.mark.parametrize(
@@ -128,9 +111,8 @@ def test_no_more_failures_are_believed_than_jobs_were_started() -> None:
 def test_a_completion_that_failed_within_seconds_does_not_count_as_one_that_went_well() -> None:
     bad = [*failed(BAD, "ann"), *failed(BAD, "bob")]
     ended = [replace(done(BAD, m.owner)[0], job_id=m.job_id) for m in bad]
-    assert preemptions(plan_of(pool(idle(BAD), mishaps=bad, completions=ended)))[BAD] == BlackHoleDrone(
-        6, 0, 2, "n1", "job bob.bad.2 held with code 12"
-    )
+    why = preemptions(plan_of(pool(idle(BAD), mishaps=bad, completions=ended)))[BAD]
+    assert why == BlackHoleDrone(6, 0, 2, "n1", "job bob.bad.2 held with code 12")
 
 
 def test_at_most_a_quarter_of_a_site_leaves_at_once_whoever_lies() -> None:
@@ -142,9 +124,6 @@ def test_at_most_a_quarter_of_a_site_leaves_at_once_whoever_lies() -> None:
     going = {d.drone.id: d.drone for d in first.drains}
     then = plan_of(pool(*(going.get(d.id, d) for d in drones), mishaps=lies, completions=went_well))
     assert preemptions(then) == {}, "those that drain count"
-
-
-# -------------------------------------------------------------------------------------------------------------- nodes
 
 
 def node_after(*names: str, breaker: model.Breaker | None = None, node: str = "n1") -> model.Breaker:
@@ -190,25 +169,16 @@ def test_a_node_with_an_odd_name_gets_no_breaker() -> None:
         assert preemptions(plan) and plan.breakers == ()
 
 
-BANNED = model.Breaker(
-    "topas@n1",
-    model.BreakerState.BANNED,
-    since=NOW,
-    failures=2,
-    until=NOW + 900,
-    fault=model.Fault(model.FaultKind.BLACK_HOLE, "why", NOW),
-)
+WHY = model.Fault(model.FaultKind.BLACK_HOLE, "why", NOW)
+BANNED = model.Breaker("topas@n1", model.BreakerState.BANNED, NOW, 2, NOW + 900, WHY)
 
 
-def test_drones_without_a_job_leave_a_node_that_is_avoided() -> None:
-    booting = drone("boots", S.BOOTING, node="n1")
-    plan = plan_of(pool(booting, *(idle(f"d-{n}", "n2") for n in range(4)), mishaps=[], breakers=[BANNED]))
-    (stop,) = plan.leaves
-    assert isinstance(stop, model.Stop) and stop.reason == BlackHoleNode("n1", NOW + 900, 2, "why")
-    free = idle("free")
-    plan = plan_of(pool(free, *(idle(f"d-{n}", "n2") for n in range(4)), mishaps=[], breakers=[BANNED]))
-    (drain,) = plan.leaves
-    assert isinstance(drain, model.Drain) and drain.reason == BlackHoleNode("n1", NOW + 900, 2, "why")
+@pytest.mark.parametrize("here", [drone("boots", S.BOOTING, node="n1"), idle("free")])
+def test_drones_without_a_job_leave_a_node_that_is_avoided(here: model.Drone) -> None:
+    plan = plan_of(pool(here, *(idle(f"d-{n}", "n2") for n in range(4)), mishaps=[], breakers=[BANNED]))
+    (leave,) = plan.leaves
+    assert leave.reason == BlackHoleNode("n1", NOW + 900, 2, "why")
+    assert isinstance(leave, model.Drain if here.joined_at else model.Stop)
 
 
 def slots_of(*drones: model.Drone, **more: object) -> list[model.Slot]:

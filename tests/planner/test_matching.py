@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from provisioner.model import DroneType, Policy, SitePolicy, UnmetRequirement
+from provisioner.model import DroneType, Policy, UnmetRequirement
 from provisioner.planner.matching import CompatibleTypes, compatibility_cache, unmet_requirement
 from tests.planner.scenes import A100, QUAD, SMALL, V100, jobs
 
@@ -33,12 +33,6 @@ def test_types_are_ranked_by_price_per_job_to_the_last_fraction() -> None:
     assert compatible(dear, cheap).cheapest == (cheap.key, dear.key)
     # A drone of four GPUs at 2.0 an hour and GPU costs as much per job as one of one GPU.
     assert compatible(QUAD, replace(A100, price=1.99)).cheapest == (A100.key, QUAD.key)
-
-
-def test_a_site_without_a_price_factor_has_the_factor_one() -> None:
-    policy = Policy(sites={"topas": SitePolicy("topas", price=0.5)})
-    here, there = replace(A100, price=1.0), replace(A100, site="horeka", price=0.4)
-    assert compatible(here, there, policy=policy).cheapest == (there.key, here.key)
 
 
 def test_the_nearest_type_is_reported_only_if_no_type_fits() -> None:

@@ -10,21 +10,8 @@ from hypothesis import strategies as st
 
 from provisioner import model, reasons
 from provisioner.planner.matching import Resources, count_fits
-from tests.planner.scenes import (
-    A100,
-    NOW,
-    drone,
-    jobs,
-    node,
-    plan_for,
-    plan_of,
-    remote_of,
-    slot_of,
-    snapshot,
-    started,
-    why,
-    with_pool,
-)
+from tests.planner import scenes
+from tests.planner.scenes import A100, NOW, drone, jobs, node, plan_for, plan_of, slot_of, snapshot, started, why
 
 S = model.DroneState
 CPU = model.DroneType("topas", "cpu", 0, 8, 20480, 0)
@@ -97,12 +84,10 @@ SIX = claim(1, gpus=6, cpus=48, memory_gib=200)
         # One that was told long ago and stays is no room to come; it is told again.
         ([STUCK, on("kit-ab12-2", "n1")], [claim(1)], [1, 2], {"nodes": [full_node(2)]}),
         # Drones without work go first.
-        (BY_WORK, [claim(1)], [3], {"nodes": [full_node(3)]}),
         (BY_WORK, [claim(2)], [2, 3], {"nodes": [full_node(3)]}),
         # The operator may leave it to the site, or grant a minimum run time: from the first job, not the checkpoint.
         ([YOUNG, OLDER], [claim(1)], [1], {"nodes": [full_node(2)]}),
         ([YOUNG, OLDER], [claim(1)], [2], {"nodes": [full_node(2)], "limits": {"min_runtime_s": 60.0}}),
-        ([YOUNG, OLDER], [claim(1)], [], {"nodes": [full_node(2)], "limits": {"min_runtime_s": 600.0}}),
         ([YOUNG, OLDER], [claim(1)], [], {"nodes": [full_node(2)], "limits": {"preempt_proactively": False}}),
         ([SAVES], [claim(1)], [1], {"nodes": [full_node(1)], "limits": {"min_runtime_s": 600.0}}),
     ],
@@ -130,18 +115,10 @@ def test_what_is_free_is_the_owners_and_nobody_leaves() -> None:
 def test_while_room_is_made_nothing_starts_that_could_take_it_and_what_queues_there_is_withdrawn() -> None:
     drones = [*two_full_nodes(), drone("kit-ab12-20", S.QUEUED, age_s=5)]
     free = node("n3", 8, free_gpus=2, free_cpus=16, free_gib=40)
-    plan = told(
-        drones,
-        nodes=[FULL_1, FULL_2, free],
-        claims=[SIX],
-        classes=[jobs(waiting=5)],
-    )
+    plan = told(drones, nodes=[FULL_1, FULL_2, free], claims=[SIX], waiting=5)
     assert started(plan) == []
     assert reasons.OwnerWaits("topas", 1, 6.0) in why(plan, "class:small")
     assert "kit-ab12-20" in preemptions(plan)
-
-
-# ------------------------------------------------------------------------------------------------------ free room
 
 
 def test_nothing_is_asked_for_where_nothing_is_free() -> None:
@@ -154,69 +131,46 @@ def test_nothing_is_asked_for_where_nothing_is_free() -> None:
     assert len(started(plan)) == 3
 
 
-# ------------------------------------------------------------------------------------------------------- blocking
+WIDE = {"max_drones": 100, "max_pending": 100, "max_starts_per_tick": 100}
 
 
-def cpu_plan(**more: object) -> model.Plan:
-    both = node("n1", 8, kinds=("a100", "cpu"))
-    settings: dict[str, object] = {
-        "types": (A100, CPU),
-        "nodes": [both],
-        "classes": [replace(CPU_JOB, waiting=90)],
-        "limits": {"blocking": (KEEP,), "max_drones": 100, "max_pending": 100, "max_starts_per_tick": 100},
-    }
-    return plan_for(**(settings | more))
+def cpu_plan(**limits: object) -> model.Plan:
+    both, many = node("n1", 8, kinds=("a100", "cpu")), replace(CPU_JOB, waiting=90)
+    wanted_at = limits.pop("gpu_wanted_at", NOW)
+    return plan_for(types=(A100, CPU), nodes=[both], classes=[many], limits=WIDE | limits, gpu_wanted_at=wanted_at)
 
 
 def test_cpu_drones_take_the_rest_of_a_gpu_node_and_never_the_reserve() -> None:
     """192 CPUs less 8 for each of 8 free GPUs: 128, so 16 CPU drones of 8."""
-    plan = cpu_plan()
+    plan = cpu_plan(blocking=(KEEP,))
     assert started(plan) == [CPU.key] * 16
     assert why(plan, "class:cpu-work") == [reasons.ReserveKept("topas/cpu", 8.0)]
     assert not any(s.uses_reserve for s in plan.starts)
 
 
+GENTLE = replace(KEEP, when=model.ReserveWhen.GPU_DEMAND, release_after_s=600.0)
+
+
 def test_the_reserve_is_released_while_no_gpu_job_waits_and_its_drones_are_marked() -> None:
-    gentle = replace(KEEP, when=model.ReserveWhen.GPU_DEMAND, release_after_s=600.0)
-    limits = {"blocking": (gentle,), "max_drones": 100, "max_pending": 100, "max_starts_per_tick": 100}
-    assert len(started(cpu_plan(limits=limits, gpu_wanted_at=NOW - 599))) == 16
-    released = cpu_plan(limits=limits, gpu_wanted_at=NOW - 600)
+    assert len(started(cpu_plan(blocking=(GENTLE,), gpu_wanted_at=NOW - 599))) == 16
+    released = cpu_plan(blocking=(GENTLE,), gpu_wanted_at=NOW - 600)
     assert len(released.starts) == 24
     assert all(s.uses_reserve for s in released.starts)
 
 
 @pytest.mark.parametrize(("most", "gone"), [(100, ["kit-ab12-1", "kit-ab12-2"]), (24, [])])
 def test_and_taken_back_from_our_own_cpu_drones_when_a_gpu_job_waits(most: int, gone: list[str]) -> None:
-    gentle = replace(KEEP, when=model.ReserveWhen.GPU_DEMAND)
-    cpus = [
-        replace(drone(f"kit-ab12-{i}", S.BUSY, CPU, age_s=1000), node="n1", work_gpu_milli=8000, work_at=NOW - 10 * i)
-        for i in range(1, 25)
-    ]
-    eaten = node("n1", 8, kinds=("a100", "cpu"), free_cpus=0, free_gib=500)
-    plan = plan_of(
-        snapshot(
-            types=(A100, CPU),
-            drones=cpus,
-            slots=[slot_of(d, CPU, work_gpu_milli=8000, work_at=d.work_at) for d in cpus],
-            nodes=[eaten],
-            classes=[jobs(waiting=2)],
-            limits={"blocking": (gentle,), "max_drones": most},
-        )
+    work = {"kind": CPU, "age_s": 1000, "node": "n1", "work_gpu_milli": 8000}
+    cpus = [drone(f"kit-ab12-{i}", S.BUSY, work_at=NOW - 10 * i, **work) for i in range(1, 25)]
+    plan = told(
+        cpus,
+        waiting=2,
+        types=(A100, CPU),
+        nodes=[node("n1", 8, kinds=("a100", "cpu"), free_cpus=0, free_gib=500)],
+        limits={"blocking": (GENTLE,), "max_drones": most},
     )
     assert preemptions(plan) == gone, "one for each job, those that lose least; none where more could not start anyway"
     assert {s.reason for s in plan.stops} <= {reasons.ReserveReclaimed("n1")}
-
-
-# ----------------------------------------------------------------------------------------- what a preemption was
-
-
-def preempted(
-    here: model.Drone, evictions: tuple[model.Eviction, ...] | None, *, at: float = NOW - 1, slot: bool = False
-) -> model.Plan:
-    end = model.RemoteEnd(model.EndKind.PREEMPTED, at, None, "evicted")
-    remote = model.RemoteDrone(here.id, model.RemoteState.ENDED, here.remote_id, end=end)
-    seen = slots([here]) if slot else []
-    return plan_for(drones=[here], slots=seen, remotes=[remote], evictions=evictions)
 
 
 def test_while_a_queue_does_not_answer_a_job_without_an_eviction_is_not_taken_for_done() -> None:
@@ -224,23 +178,15 @@ def test_while_a_queue_does_not_answer_a_job_without_an_eviction_is_not_taken_fo
     end = model.RemoteEnd(model.EndKind.PREEMPTED, NOW - 1, None, "evicted")
     remote = model.RemoteDrone(here.id, model.RemoteState.ENDED, here.remote_id, end=end)
     whole = snapshot(drones=[here], slots=[], remotes=[remote], evictions=())
-    partial = with_pool(whole, unheard=("b",))
+    partial = scenes.with_pool(whole, unheard=("b",))
     found = [plan_of(seen).moves[0].drone.lost_gpu_s for seen in (whole, partial)]
     assert found == [0.0, 299.0]
 
 
-def test_the_sites_own_notice_is_news_once_and_such_a_drone_is_no_supply() -> None:
+def test_a_drone_that_its_site_gave_notice_is_no_supply() -> None:
     here = on("kit-ab12-1", "n1", S.IDLE)
-    listed = replace(remote_of(here), notice_at=NOW - 4, node="n1")
-    plan = plan_for(drones=[here], remotes=[listed], classes=[jobs()], nodes=[node("n2", 8)])
-    (move,) = plan.moves
-    assert (move.reason, move.drone.notice_at) == (reasons.PreemptionNotice(""), NOW - 4)
-    assert len(started(plan)) == 1, "the idle drone will not take the job"
-    again = plan_for(drones=[move.drone], remotes=[listed])
-    assert again.moves == ()
-
-
-# ---------------------------------------------------------------------------------------------- room that nobody takes
+    listed = replace(scenes.remote_of(here), notice_at=NOW - 4, node="n1")
+    assert len(plan_for(drones=[here], remotes=[listed], waiting=1, nodes=[node("n2", 8)]).starts) == 1
 
 
 def test_room_that_the_owner_does_not_take_is_given_back_but_for_a_little() -> None:
@@ -248,12 +194,8 @@ def test_room_that_the_owner_does_not_take_is_given_back_but_for_a_little() -> N
     free, owners = node("n1", 8), claim(1000)
 
     def tick(known: model.OwnerClaimBackoff | None) -> model.Plan:
-        return plan_of(
-            replace(
-                snapshot(classes=[jobs(waiting=8)], nodes=[free], claims=[owners]),
-                patience={"topas": known} if known else {},
-            )
-        )
+        snap = snapshot(classes=[jobs(waiting=8)], nodes=[free], claims=[owners])
+        return plan_of(replace(snap, patience={"topas": known} if known else {}))
 
     first = tick(None)
     assert started(first) == [] and first.patience == (model.OwnerClaimBackoff("topas", NOW, 8),)
@@ -268,17 +210,16 @@ def test_room_that_the_owner_does_not_take_is_given_back_but_for_a_little() -> N
 def test_once_the_little_is_taken_twice_as_much_is_offered() -> None:
     full = node("n1", 8, free_gpus=0, free_cpus=128, free_gib=800)
     drones = [on(f"kit-ab12-{i}", "n1") for i in range(8)]
-    snap = snapshot(drones=drones, slots=slots(drones), nodes=[full], claims=[claim(1000)])
-    plan = plan_of(replace(snap, patience={"topas": model.OwnerClaimBackoff("topas", 0.0, 0, offer=2)}))
+
+    def tick(since: float, standing: int, **given: object) -> model.Plan:
+        known = model.OwnerClaimBackoff("topas", since, standing, offer=2)
+        return plan_of(replace(snapshot(nodes=[full], **given), patience={"topas": known}))
+
+    plan = tick(0.0, 0, drones=drones, slots=slots(drones), claims=[claim(1000)])
     assert len(plan.stops) == 2, "what is offered at once, and not all eight"
     assert plan.patience == (model.OwnerClaimBackoff("topas", 0.0, 0, offer=2),), "it is being made"
-    nothing_to_offer = snapshot(nodes=[full], claims=[claim(1000)])
-    plan = plan_of(replace(nothing_to_offer, patience={"topas": model.OwnerClaimBackoff("topas", 5.0, 2, offer=2)}))
-    assert plan.patience == (model.OwnerClaimBackoff("topas", 0.0, 0, offer=4),)
-    nobody_waits = replace(
-        snapshot(nodes=[full]), patience={"topas": model.OwnerClaimBackoff("topas", 5.0, 2, offer=2)}
-    )
-    assert plan_of(nobody_waits).patience == ()
+    assert tick(5.0, 2, claims=[claim(1000)]).patience == (model.OwnerClaimBackoff("topas", 0.0, 0, offer=4),)
+    assert tick(5.0, 2).patience == (), "nobody waits"
 
 
 def test_a_great_queue_on_many_nodes_is_a_matter_of_a_moment() -> None:
@@ -286,9 +227,6 @@ def test_a_great_queue_on_many_nodes_is_a_matter_of_a_moment() -> None:
     nodes = [node(f"n{i}", 8, free_cpus=64) for i in range(200)]
     plan = plan_for(nodes=nodes, claims=[claim(10_000, gpus=0, cpus=1, memory_gib=1)])
     assert plan.patience[0].standing == 10_000
-
-
-# -------------------------------------------------------------------------------------- what the checker must let pass
 
 
 def test_a_claim_for_disk_and_one_under_a_smaller_reserve_are_no_fault() -> None:
@@ -303,17 +241,6 @@ def test_a_claim_for_disk_and_one_under_a_smaller_reserve_are_no_fault() -> None
     small = {"blocking": (model.Reserve(cpus=6),)}
     plan = told(drones, nodes=[tight], claims=[claim(1, gpus=1, cpus=12, memory_gib=4)], limits=small)
     assert 2 <= len(plan.stops) <= 3
-
-
-def test_a_reserve_of_memory_alone_is_one_too() -> None:
-    quad = replace(A100, gpu_milli=4000, cpus=32, memory_mib=81920, kept_memory_mib=20480)
-    greedy = replace(jobs(), gpu_milli=1000, cpus=2, memory_mib=61440)
-    assert started(plan_for(types=(quad,), classes=[greedy], nodes=[node("n1", 8)])) == []
-    (reason,) = why(plan_for(types=(quad,), classes=[greedy], nodes=[node("n1", 8)]), "class:small")
-    assert isinstance(reason, reasons.NothingFits) and reason.dimension == "memory"
-
-
-# -------------------------------------------------------------------------------------------------- whatever it be
 
 
 @st.composite
@@ -351,18 +278,8 @@ def test_every_plan_is_sound_and_nobody_leaves_in_vain(
     classes = [jobs(waiting=waiting)] if waiting else []
     if cpu_work:
         classes.append(replace(CPU_JOB, waiting=30))
-    limits: dict[str, object] = {"max_drones": 100, "max_pending": 100, "max_starts_per_tick": 100}
-    if blocks:
-        limits["blocking"] = (KEEP,)
-    snap = snapshot(
-        types=(A100, CPU),
-        drones=drones,
-        slots=slots(drones),
-        nodes=nodes,
-        claims=claims,
-        classes=classes,
-        limits=limits,
-    )
+    given = {"types": (A100, CPU), "drones": drones, "slots": slots(drones), "nodes": nodes, "claims": claims}
+    snap = snapshot(classes=classes, limits=WIDE | ({"blocking": (KEEP,)} if blocks else {}), **given)
     plan = plan_of(snap)  # judged by the independent checker
     gone = {s.drone.id for s in plan.stops if isinstance(s.reason, reasons.PreemptedForOwner)}
     if len(claims) == 1:  # then how many jobs fit at best is a plain sum

@@ -7,49 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from provisioner import reasons
+from provisioner import model, reasons
 from provisioner.cli.plan import read_snapshot
 from provisioner.estimates import Estimates, run_keys
-from provisioner.model import (
-    Breaker,
-    BreakerState,
-    DrainMode,
-    Drone,
-    DroneId,
-    DroneState,
-    DroneType,
-    Fault,
-    FaultKind,
-    SlotState,
-    UnmetRequirement,
-)
 from provisioner.planner.safeguards import safe_plan
-from tests.planner.scenes import (
-    A100,
-    DOWN,
-    NOW,
-    QUAD,
-    SMALL,
-    V100,
-    drone,
-    jobs,
-    plan_for,
-    plan_of,
-    slot_of,
-    snapshot,
-    story,
-    tell,
-    why,
-    with_site,
-)
+from tests.planner import scenes
+from tests.planner.scenes import A100, NOW, QUAD, SMALL, V100, drone, jobs, plan_for, plan_of, slot_of, story, tell
 
-S = DroneState
+S = model.DroneState
 DATA = Path(__file__).parent / "data"
 BUSY = drone("kit-ab12-1", S.BUSY)
 AGED = drone("kit-ab12-1", S.IDLE)
 RETIRES = [slot_of(AGED, retires_at=NOW + 600)]
 SHORT_LIFE = replace(A100, walltime_s=600.0, margin_s=180.0)
-EXIT = Fault(FaultKind.DRONE, "exit 1 after 2 s", NOW - 30)
+EXIT = model.Fault(model.FaultKind.DRONE, "exit 1 after 2 s", NOW - 30)
 SITE_FULL = reasons.SiteFull("topas/a100")
 
 
@@ -115,7 +86,7 @@ def unmet(dimension: str, asked: str, offered: str, kind: str = "topas/a100") ->
             "refused by the jobs",
             [],
             unmet("requirements", "HasCVMFS", "undefined"),
-            classes=[jobs(refuses={A100.key: UnmetRequirement("requirements", "HasCVMFS", "undefined")})],
+            classes=[jobs(refuses={A100.key: model.UnmetRequirement("requirements", "HasCVMFS", "undefined")})],
         ),
         story("an invalid request", [], [reasons.BadRequest("ask for 1")], invalid="ask for 1"),
         story("a billion GPUs", [], unmet("gpus", "1e+09", "4", QUAD.key), gpu_milli=10**12, types=(A100, QUAD)),
@@ -140,19 +111,22 @@ def unmet(dimension: str, asked: str, offered: str, kind: str = "topas/a100") ->
         # ---- doubt
         story("a disabled site", [], [reasons.SiteDisabled("topas")], limits={"enabled": False}),
         story(
-            "an unseen site", [], [reasons.StaleView("site:topas", 1.0, 120.0, "connection refused")], site_fault=DOWN
+            "an unseen site",
+            [],
+            [reasons.StaleView("site:topas", 1.0, 120.0, "connection refused")],
+            site_fault=scenes.DOWN,
         ),
         story(
             "a banned type",
             [],
             [reasons.BackingOff("topas/a100", NOW + 30, "drone", EXIT.message)],
             waiting=3,
-            breakers=[Breaker("topas/a100", BreakerState.BANNED, NOW - 30, 3, NOW + 30, EXIT)],
+            breakers=[model.Breaker("topas/a100", model.BreakerState.BANNED, NOW - 30, 3, NOW + 30, EXIT)],
         ),
     ],
 )
 def test_starts_and_the_reason_why_no_more(
-    kinds: list[DroneType], refused: list[object], given: dict[str, object]
+    kinds: list[model.DroneType], refused: list[object], given: dict[str, object]
 ) -> None:
     tell(kinds, refused, given)
 
@@ -178,27 +152,18 @@ def test_a_job_that_is_longer_than_its_drone_takes_gets_a_misfit_with_numbers_an
     tell([SHORT_LIFE], [], {"walltime_s": 420.0, "types": [SHORT_LIFE]})
 
 
-def test_where_the_site_tells_its_gpus_in_all_types_on_other_hardware_lose_nothing() -> None:
-    snap = snapshot(classes=[jobs(waiting=9)], types=(A100, V100), free={"a100": 4, "v100": 4})
-    for in_all in (8, 6, 4):
-        assert len(plan_of(with_site(snap, free_gpu_milli=in_all * 1000)).starts) == in_all
-
-
 def test_an_old_view_of_the_overlay_starts_nothing() -> None:
     plan = plan_for(waiting=1, overlay_age_s=500.0)
     assert not plan.acts
-    assert why(plan, "all") == [reasons.StaleView("overlay", 500.0, 120.0, "too old")]
+    assert scenes.why(plan, "all") == [reasons.StaleView("overlay", 500.0, 120.0, "too old")]
 
 
 def test_an_undrained_drone_takes_what_it_has_room_for_not_what_it_had_when_empty() -> None:
     busy = drone("kit-ab12-1", S.DRAINING, QUAD, leaving=S.DONE, asked_at=NOW - 5, joined_at=NOW - 500, jobs=3)
-    slot = slot_of(busy, QUAD, state=SlotState.DRAINING, jobs=3, free_gpu_milli=1000, free_cpus=16)
+    slot = slot_of(busy, QUAD, state=model.SlotState.DRAINING, jobs=3, free_gpu_milli=1000, free_cpus=16)
     plan = plan_for(waiting=3, types=(QUAD,), drones=[busy], slots=[slot])
-    assert [(d.mode, d.reason) for d in plan.drains] == [(DrainMode.RESUME, reasons.DemandReturned("small", 3))]
+    assert [(d.mode, d.reason) for d in plan.drains] == [(model.DrainMode.RESUME, reasons.DemandReturned("small", 3))]
     assert len(plan.starts) == 1, "two jobs are left for it"
-
-
-# ----------------------------------------------------------------------------- supply that was started for a class
 
 
 def test_one_job_gets_one_drone_though_older_short_jobs_wait() -> None:
@@ -207,12 +172,12 @@ def test_one_job_gets_one_drone_though_older_short_jobs_wait() -> None:
     short = jobs(id="short", owner="short", waiting=3, running=1, cpus=1, memory_mib=500, oldest_at=NOW - 500)
     long = jobs(id="long", owner="long", cpus=1, memory_mib=400, walltime_s=3600.0, oldest_at=NOW - 10)
 
-    def tick(*coming: Drone) -> list[str]:
+    def tick(*coming: model.Drone) -> list[str]:
         snap = replace(
-            snapshot(classes=[short, long], drones=[BUSY, *coming]), estimates=Estimates(runs={mine: (60.0,)})
+            scenes.snapshot(classes=[short, long], drones=[BUSY, *coming]), estimates=Estimates(runs={mine: (60.0,)})
         )
         plan = plan_of(snap)
-        covered = [each for each in why(plan, "class:long") if isinstance(each, reasons.DemandCovered)]
+        covered = [each for each in scenes.why(plan, "class:long") if isinstance(each, reasons.DemandCovered)]
         assert bool(covered) is not bool(plan.starts)
         return [s.drone.for_class for s in plan.starts]
 
@@ -234,7 +199,7 @@ def test_a_drone_started_for_one_of_two_jobs_leaves_its_room_to_others() -> None
 def test_the_recorded_ticks_of_one_job_and_its_four_drones_make_one_drone_for_it() -> None:
     """Four ticks of a real pool: each started one more drone for the job of class b41ffa48. The three short jobs get
     one too: the drone that seems to run their brother had been killed."""
-    made: dict[DroneId, Drone] = {}
+    made: dict[model.DroneId, model.Drone] = {}
     for number in range(1, 5):
         seen = read_snapshot(DATA / f"one-job-four-drones-{number}.json")
         seen = replace(seen, drones=dict(made), next_serial=seen.next_serial + len(made))
@@ -246,7 +211,7 @@ def test_the_recorded_ticks_of_one_job_and_its_four_drones_make_one_drone_for_it
 def test_short_jobs_get_no_more_drones_while_the_first_are_on_their_way() -> None:
     """Ten jobs of a minute are work for two drones; every tick started some more for those that lacked one."""
     mine, _, _ = run_keys(SMALL.owner, SMALL.gpu_milli, SMALL.cpus, SMALL.memory_mib)
-    snap = replace(snapshot(classes=[jobs(waiting=10)]), estimates=Estimates(runs={mine: (60.0,)}))
+    snap = replace(scenes.snapshot(classes=[jobs(waiting=10)]), estimates=Estimates(runs={mine: (60.0,)}))
     made = {s.drone.id: replace(s.drone, state=S.SUBMITTED, submitted_at=NOW) for s in plan_of(snap).starts}
     assert len(made) == 2
     assert not plan_of(replace(snap, drones=made, next_serial=60)).starts

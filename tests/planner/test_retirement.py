@@ -11,21 +11,8 @@ from provisioner.estimates import Estimates
 from provisioner.formatting import describe
 from provisioner.planner.retirement import CANCEL_AFTER_S, MIN_IDLE_GAPS, idle_limit
 from provisioner.reasons import IdleTimeout
-from tests.planner.scenes import (
-    A100,
-    DOWN,
-    NOW,
-    V100,
-    drone,
-    jobs,
-    plan_for,
-    plan_of,
-    remote_of,
-    slot_of,
-    snapshot,
-    why,
-    with_pool,
-)
+from tests.planner import scenes
+from tests.planner.scenes import A100, DOWN, NOW, V100, drone, jobs, plan_for, plan_of, slot_of, snapshot, why
 
 S = model.DroneState
 
@@ -66,11 +53,9 @@ AGAIN = overdue(S.STOPPING, 99, 60)
     [
         # ---- idle
         (there(S.IDLE, 612), (S.DRAINING, S.UNUSED, IdleTimeout(612, 600, "time-out")), {}),
-        (there(S.IDLE, 590), STAYS, {}),
         # Waiting jobs that fit it are for the negotiator, but not for ever.
         (there(S.IDLE, 700), STAYS, {"waiting": 1}),
         (there(S.IDLE, 1900), (S.DRAINING, S.UNUSED, IdleTimeout(1900, 600, "time-out")), {"waiting": 1}),
-        (there(S.BUSY, 99999), STAYS, {}),
         # A claimed slot without a running job is busy.
         (there(S.BUSY, 9999, jobs=0), STAYS, {"slots": [slot_of(there(S.BUSY), jobs=0)]}),
         # ---- each state has an end
@@ -84,12 +69,7 @@ AGAIN = overdue(S.STOPPING, 99, 60)
         (DEAF, (S.STOPPING, S.FAILED, AGAIN), {}),
         (DEAF, STAYS, {"slots": WORKS}),
         (DEAF, (S.STOPPING, S.FAILED, AGAIN), {"slots": [replace(WORKS[0], begun_at=NOW - 120)]}),
-        (
-            replace(DEAF, notice_at=NOW - 99, leaving=S.PREEMPTED),
-            (S.STOPPING, S.PREEMPTED, AGAIN),
-            {"slots": WORKS},
-        ),
-        (replace(DEAF, leaving=S.CANCELLED), (S.STOPPING, S.CANCELLED, AGAIN), {"slots": WORKS}),
+        (replace(DEAF, notice_at=NOW - 99, leaving=S.PREEMPTED), (S.STOPPING, S.PREEMPTED, AGAIN), {"slots": WORKS}),
         # ---- what cannot be seen
         (there(S.BOOTING, 9999), STAYS, {"overlay_fault": DOWN}),
         (there(S.BOOTING, 9999), STAYS, {"breakers": [UNSEEN_POOL], "slots": []}),
@@ -151,13 +131,6 @@ def test_a_drone_that_a_job_needs_again_starts_its_wait_anew() -> None:
     assert (move.drone.state, move.drone.idle_at) == (S.QUEUED, 0.0)
 
 
-def test_a_mark_does_not_hide_what_the_site_says() -> None:
-    submitted = drone("kit-ab12-1", S.SUBMITTED)
-    (move,) = plan_for(drones=[submitted]).moves
-    assert (move.was, move.drone.state, move.drone.idle_at) == (S.SUBMITTED, S.QUEUED, NOW)
-    assert isinstance(move.reason, reasons.SeenAtSite)
-
-
 def test_a_drone_that_checks_its_gpus_now_and_then_still_leaves_when_idle() -> None:
     """Each check makes it `joined` for a moment: that is no work, and no new beginning."""
     idle = drone("kit-ab12-1", S.IDLE, age_s=590, idle_at=NOW - 590)
@@ -166,12 +139,6 @@ def test_a_drone_that_checks_its_gpus_now_and_then_still_leaves_when_idle() -> N
     again = replace(snapshot(drones=[checks.drone], slots=[slot_of(idle)]), now=NOW + 20)
     (drain,) = plan_of(again).drains
     assert drain.reason == reasons.IdleTimeout(610, 600, "time-out")
-
-
-def test_the_time_of_its_first_check_is_not_idle_time() -> None:
-    checked = drone("kit-ab12-1", S.JOINED, age_s=280)
-    (move,) = plan_for(drones=[checked], slots=[slot_of(checked, idle_since=NOW - 280)]).moves
-    assert (move.drone.state, move.drone.idle_at) == (S.IDLE, NOW)
 
 
 @pytest.mark.parametrize("mode", [model.DrainMode.PEACEFUL, model.DrainMode.FAST])
@@ -192,16 +159,6 @@ def test_a_drain_without_effect_is_asked_for_again_ever_more_rarely(mode: model.
     assert again(600, 100) == [] and len(again(600, 201)) == 1
     assert again(80_000, 599) == [] and len(again(80_000, 601)) == 1
     assert again(600, 600, state=model.SlotState.DRAINING) == [], "it drains"
-
-
-def test_no_more_draining_drones_go_back_into_service_than_the_jobs_need_that_they_can_run() -> None:
-    half = drone("kit-ab12-1", S.DRAINING, leaving=S.DONE, asked_at=NOW - 5, age_s=5, joined_at=NOW - 500, jobs=1)
-    there = [half, replace(half, id=model.DroneId("kit-ab12-2"))]
-    slots = [slot_of(each, state=model.SlotState.DRAINING, jobs=1, free_gpu_milli=500) for each in there]
-    plan = plan_for(waiting=1, gpu_milli=500, cpus=1, memory_mib=1000, drones=there, slots=slots)
-    (drain,) = plan.drains
-    assert (drain.mode, drain.reason) == (model.DrainMode.RESUME, reasons.DemandReturned("small", 1))
-    assert plan.starts == ()
 
 
 def ask(kind: model.RequestKind, *ids: str, mode: model.DrainMode = model.DrainMode.PEACEFUL) -> model.OperatorRequest:
@@ -236,18 +193,9 @@ def test_a_drain_waits_for_an_overlay_that_cannot_be_asked() -> None:
 
 def test_a_kill_needs_no_view_at_all() -> None:
     there = drone("kit-ab12-1", S.BUSY)
-    snap = snapshot(
-        drones=[there], requests=[ask(model.RequestKind.KILL, there.id)], overlay_fault=DOWN, site_fault=DOWN
-    )
-    (stop,) = plan_of(snap).stops
+    kill = ask(model.RequestKind.KILL, there.id)
+    (stop,) = plan_for(drones=[there], requests=[kill], overlay_fault=DOWN, site_fault=DOWN).stops
     assert stop.kill
-
-
-def test_a_drone_that_is_being_stopped_cannot_be_drained_any_more() -> None:
-    there = drone("kit-ab12-1", S.STOPPING, age_s=5, asked=1, asked_at=NOW - 5, joined_at=NOW - 500)
-    plan = plan_for(drones=[there], requests=[ask(model.RequestKind.DRAIN, there.id)])
-    assert not plan.acts
-    assert plan.requests_done == (5,)
 
 
 def test_a_drone_that_is_let_run_out_is_taken_out_of_the_counting() -> None:
@@ -266,13 +214,6 @@ def test_the_record_of_a_drone_whose_site_is_no_longer_configured_ends_by_a_kill
     (move,) = plan_of(replace(snap, policy=replace(snap.policy, sites=sites), sites={}, types=())).moves
     assert (move.was, move.drone.state) == (S.BUSY, S.LOST)
     assert move.reason == reasons.OperatorRequested("anna", "broken fan")
-
-
-def test_while_the_brake_is_on_a_person_may_still_act_and_so_end_the_trouble() -> None:
-    ill = [drone(f"kit-ab12-{i}", S.BUSY, unslotted_at=NOW - 400) for i in range(5)]
-    plan = plan_for(drones=ill, slots=[], requests=[ask(model.RequestKind.KILL, *(d.id for d in ill))])
-    assert len(plan.stops) == 5
-    assert why(plan, "all") == [reasons.TooManyUnhealthy(5, 5, 0.2)]
 
 
 def test_what_carries_our_tag_without_a_record_is_stopped() -> None:
@@ -297,17 +238,8 @@ def test_too_much_trouble_at_once_is_probably_ours() -> None:
 @pytest.mark.parametrize("leaving", [S.DONE, S.CANCELLED])
 @pytest.mark.parametrize("working", [0, 1])
 def test_an_operator_takes_a_draining_drone_back_into_service_whoever_drained_it(leaving: S, working: int) -> None:
-    drains = drone(
-        "kit-ab12-1",
-        S.DRAINING,
-        leaving=leaving,
-        joined_at=NOW - 500,
-        busy_at=NOW - 400,
-        jobs=working,
-        jobs_started=1,
-        asked_at=NOW - 60,
-        asked=1,
-    )
+    news = {"joined_at": NOW - 500, "busy_at": NOW - 400, "jobs": working, "jobs_started": 1, "asked_at": NOW - 60}
+    drains = drone("kit-ab12-1", S.DRAINING, leaving=leaving, asked=1, **news)
     slot = slot_of(drains, state=model.SlotState.DRAINING, jobs=working, heard_at=NOW - 2)
     request = ask(model.RequestKind.DRAIN, drains.id, mode=model.DrainMode.RESUME)
     plan = plan_for(drones=[drains], slots=[slot], requests=[request], limits={"stopping_s": 900})
@@ -327,67 +259,46 @@ def test_an_operator_who_takes_back_what_does_not_drain_is_told(state: S) -> Non
     assert plan.requests_done == (5,)
 
 
+WORKED = {"busy_at": NOW - 400, "jobs_started": 1}
+TAKEN_BACK = (model.Eviction(model.DroneId("kit-ab12-1"), "1.0", NOW - 2, 1000, 300.0),)
+
+
 @pytest.mark.parametrize(
-    ("more", "becomes"),
+    ("more", "evictions", "exit_code", "becomes"),
     [
-        ({"busy_at": NOW - 400, "jobs_started": 2}, S.DONE),
-        ({"busy_at": NOW - 400, "jobs_started": 2, "jobs": 1}, S.CANCELLED),
-        ({}, S.CANCELLED),
+        (WORKED, None, 0, S.DONE),
+        (WORKED | {"jobs": 1}, None, 0, S.CANCELLED),
+        ({}, None, 0, S.CANCELLED),
+        # The job's end and the drone's lay between two looks: its queue tells which it was.
+        (WORKED | {"jobs": 1}, (), 0, S.DONE),
+        (WORKED | {"jobs": 1}, TAKEN_BACK, 0, S.CANCELLED),
+        (WORKED | {"jobs": 1}, (), 143, S.CANCELLED),
     ],
 )
-def test_a_drone_that_an_operator_drained_after_its_jobs_is_done(more: dict[str, object], becomes: S) -> None:
-    gone = drone("kit-ab12-1", S.DRAINING, leaving=S.CANCELLED, joined_at=NOW - 500, asked_at=NOW - 60, **more)
-    over = replace(
-        remote_of(gone), state=model.RemoteState.ENDED, end=model.RemoteEnd(model.EndKind.EXITED, NOW - 1, 0)
-    )
-    (move,) = plan_for(drones=[gone], slots=[], remotes=[over]).moves
-    assert move.drone.state is becomes
-
-
-@pytest.mark.parametrize(
-    ("evicted", "exit_code", "becomes"), [(False, 0, S.DONE), (True, 0, S.CANCELLED), (False, 143, S.CANCELLED)]
-)
-def test_a_job_that_ended_with_a_drained_drone_is_lost_only_if_the_queue_says_so(
-    evicted: bool, exit_code: int, becomes: S
+def test_a_drone_that_an_operator_drained_after_its_jobs_is_done(
+    more: dict[str, object], evictions: tuple[model.Eviction, ...] | None, exit_code: int, becomes: S
 ) -> None:
-    """The job's end and the drone's lay between two looks: the drone was recorded as taken back from its job."""
-    gone = drone(
-        "kit-ab12-1",
-        S.DRAINING,
-        leaving=S.CANCELLED,
-        joined_at=NOW - 500,
-        asked_at=NOW - 60,
-        busy_at=NOW - 400,
-        jobs_started=1,
-        jobs=1,
-    )
-    over = replace(
-        remote_of(gone), state=model.RemoteState.ENDED, end=model.RemoteEnd(model.EndKind.EXITED, NOW - 1, exit_code)
-    )
-    seen = snapshot(drones=[gone], slots=[], remotes=[over])
-    told = (model.Eviction(gone.id, "1.0", NOW - 2, 1000, 300.0),) if evicted else ()
-    (move,) = plan_of(with_pool(seen, evictions=told)).moves
+    gone = drone("kit-ab12-1", S.DRAINING, leaving=S.CANCELLED, joined_at=NOW - 500, asked_at=NOW - 60, **more)
+    end = model.RemoteEnd(model.EndKind.EXITED, NOW - 1, exit_code)
+    over = replace(scenes.remote_of(gone), state=model.RemoteState.ENDED, end=end)
+    (move,) = plan_for(drones=[gone], slots=[], remotes=[over], evictions=evictions).moves
     assert move.drone.state is becomes
 
 
 # ------------------------------------------------ How long an idle drone is kept, where another would take long to come
 
 
-@pytest.mark.parametrize(("came_s", "limit_s"), [(30, 600), (599, 600), (700, 700), (1800, 1800), (90000, 1800)])
-def test_a_drone_is_kept_as_long_as_another_would_take_to_come(came_s: float, limit_s: float) -> None:
+@pytest.mark.parametrize(
+    ("came_s", "site_s", "limit_s"),
+    [(599, None, 600), (700, None, 700), (90000, None, 1800), (-99000, None, 600), (30, 60, 60)],
+)
+def test_a_drone_is_kept_as_long_as_another_would_take_to_come(
+    came_s: float, site_s: float | None, limit_s: float
+) -> None:
     idle = drone("kit-ab12-1", S.IDLE, started_at=NOW - 99999, joined_at=NOW - 99999 + came_s)
+    sites = {"topas": model.SitePolicy("topas", idle_timeout_s=site_s)}
     by = "slow-start" if limit_s > 600 else "time-out"
-    assert idle_limit(idle, model.Policy(idle_timeout_s=600)) == (limit_s, by)
-
-
-def test_of_one_of_which_nobody_knows_when_it_began_the_time_out_holds() -> None:
-    assert idle_limit(drone("kit-ab12-1", S.IDLE, joined_at=NOW - 50, started_at=0.0), model.Policy()).limit_s == 600
-
-
-def test_a_site_may_have_a_time_out_of_its_own() -> None:
-    policy = model.Policy(idle_timeout_s=600, sites={"topas": model.SitePolicy("topas", idle_timeout_s=60)})
-    assert idle_limit(drone("kit-ab12-1", S.IDLE), policy).limit_s == 60
-    assert policy.idle_timeout_at("horeka") == 600
+    assert idle_limit(idle, model.Policy(idle_timeout_s=600, sites=sites)) == (limit_s, by)
 
 
 def test_what_was_learned_shortens_the_time_out_and_says_so() -> None:

@@ -9,47 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provisioner import reasons
+from provisioner import model, reasons
 from provisioner.estimates import HORIZONS_S, Estimates, OwnerGrowth, StartDelays, mean_run_s, run_keys
-from provisioner.model import (
-    Breaker,
-    BreakerState,
-    DrainMode,
-    Drone,
-    DroneId,
-    DroneState,
-    FaultKind,
-    JobClass,
-    OwnerLoad,
-    Plan,
-    RemoteDrone,
-    RemoteState,
-    Slot,
-    SlotState,
-    Snapshot,
-)
-from provisioner.planner.risk import (
-    DRAIN_LOSS_FACTOR,
-    MAX_EXCLUSION_CHARS,
-    accepted_loss,
-    expected_loss,
-    expected_loss_at_rate,
-)
+from provisioner.model import DrainMode, Drone, DroneId, DroneState, JobClass, OwnerLoad, Plan, SlotState, Snapshot
+from provisioner.planner.risk import DRAIN_LOSS_FACTOR, MAX_EXCLUSION_CHARS, expected_loss, expected_loss_at_rate
 from provisioner.reasons import DemandCovered
-from tests.planner.scenes import (
-    A100,
-    DOWN,
-    NOW,
-    SMALL,
-    drone,
-    jobs,
-    plan_of,
-    slot_of,
-    snapshot,
-    why,
-    with_pool,
-    with_site,
-)
+from tests.planner import scenes
+from tests.planner.scenes import A100, NOW, SMALL, drone, jobs, plan_of, slot_of, snapshot, why, with_pool, with_site
 
 HOUR_S = 3600.0
 CALM = OwnerGrowth(tuple((0,) * 100 for _ in HORIZONS_S))
@@ -139,15 +105,6 @@ def test_the_last_gpus_before_an_owner_who_comes_back_are_left_to_him_and_the_re
     assert at("topas", roomy) > at("topas", plan)
 
 
-def test_drones_on_their_way_take_their_part_of_what_is_free_before_the_owner() -> None:
-    made = world(Estimates(rises={"topas": BUSY}), free=30, waiting=20)
-    leaving = {"leaving": DroneState.CANCELLED, "idle_at": NOW}
-    coming = [drone(f"d-{n}", DroneState.SUBMITTED, TOPAS, **leaving) for n in range(10)]
-    busier = with_site(made, drones={each.id: RemoteDrone(each.id, RemoteState.PENDING) for each in coming})
-    busier = replace(busier, drones={each.id: each for each in coming})
-    assert 0 < at("topas", plan_of(busier)) < at("topas", plan_of(made))
-
-
 def test_the_longer_jobs_have_waited_the_more_risk_is_taken() -> None:
     mine = size_key(SMALL.owner)
     estimates = Estimates(rises={"topas": BUSY}, runs={mine: (4 * HOUR_S,)})
@@ -158,16 +115,6 @@ def test_the_longer_jobs_have_waited_the_more_risk_is_taken() -> None:
     assert soon < late < very_late
 
 
-def test_of_long_jobs_a_smaller_share_and_a_larger_amount_may_be_lost() -> None:
-    hour, four, quarter = (accepted_loss(0.0, (run_s,)) for run_s in (HOUR_S, 4 * HOUR_S, HOUR_S / 4))
-    assert (hour, four, quarter) == (0.02, 0.01, 0.04)
-    assert accepted_loss(HOUR_S, (HOUR_S,)) == 0.04
-    assert accepted_loss(1000 * HOUR_S, (60.0,)) == 0.3, "never all of it"
-
-
-# ------------------------------------------------------------------------------------------- drones that are exposed
-
-
 def staffed(
     estimates: Estimates, *, waited_s: float = 60.0, waiting: int = 1, safe: bool = True, free: int = 0
 ) -> Snapshot:
@@ -176,8 +123,8 @@ def staffed(
     at_work = {"age_s": 500.0, "requested_at": NOW - 2000, "joined_at": NOW - 1800}
     made_drones = (drone(f"d-{n}", DroneState.BUSY, TOPAS, **at_work, started_at=NOW - 1900 + n) for n in range(20))
     drones = {each.id: replace(each, submitted_at=0.0, remote_id="", jobs_started=0) for each in made_drones}
-    slots = tuple(Slot(each, SlotState.BUSY, NOW, jobs=1, jobs_started=1) for each in drones)
-    there = {each: RemoteDrone(each, RemoteState.RUNNING) for each in drones}
+    slots = tuple(model.Slot(each, SlotState.BUSY, NOW, jobs=1, jobs_started=1) for each in drones)
+    there = {each: model.RemoteDrone(each, model.RemoteState.RUNNING) for each in drones}
     return with_site(with_pool(replace(made, drones=drones), slots=slots), drones=there)
 
 
@@ -210,10 +157,8 @@ def test_the_longer_jobs_have_waited_the_fewer_leave_and_a_preempted_job_began_a
     fresh, old = (len(leaves(plan_of(staffed(NEAR, waited_s=waited_s)))) for waited_s in (0.0, 6 * HOUR_S))
     assert old < fresh
     made = staffed(NEAR, waited_s=6 * HOUR_S)
-    view = made.overlay.view
-    assert view is not None
-    back = with_pool(made, classes=tuple(replace(job, idle_at=NOW) for job in view.classes))
-    assert len(leaves(plan_of(back))) == fresh
+    preempted = jobs(waiting=1, oldest_at=NOW - 6 * HOUR_S, idle_at=NOW)
+    assert len(leaves(plan_of(with_pool(made, classes=(preempted,))))) == fresh
 
 
 def newest_leaves(made: Snapshot) -> Snapshot:
@@ -245,34 +190,29 @@ def test_one_that_leaves_for_this_is_taken_back_only_where_it_stands_safely_agai
 
 def crippled(made: Snapshot, how: str) -> Snapshot:
     """The safer site cannot be counted on, for one reason or another."""
-    reading, limits = made.sites["horeka"], made.policy.sites["horeka"]
-    view = reading.view
-    assert view is not None
     match how:
         case "stale":
-            reading = replace(reading, view=replace(view, taken_at=NOW - 9999))
-        case "faulted":
-            reading = replace(reading, fault=DOWN)
+            return with_site(made, "horeka", taken_at=NOW - 9999)
         case "downtime":
-            reading = replace(reading, view=replace(view, downtime_at=NOW + 60))
-        case "disabled":
-            limits = replace(limits, enabled=False)
+            return with_site(made, "horeka", downtime_at=NOW + 60)
         case "full by its limit":
-            limits = replace(limits, max_drones=0)
+            limits = replace(made.policy.sites["horeka"], max_drones=0)
+            return replace(made, policy=replace(made.policy, sites={**made.policy.sites, "horeka": limits}))
         case "blocked":
             stuck = Drone(DroneId("d-99"), HPC.key, DroneState.QUEUED, NOW - 60, NOW - 60, 1000)
-            remote = RemoteDrone(stuck.id, RemoteState.PENDING, reason="QOSMaxJobs", blocked=FaultKind.QUOTA)
-            reading = replace(reading, view=replace(view, drones={stuck.id: remote}))
+            remote = model.RemoteDrone(
+                stuck.id, model.RemoteState.PENDING, reason="QOSMaxJobs", blocked=model.FaultKind.QUOTA
+            )
             made = replace(made, drones={**made.drones, stuck.id: stuck})
-        case "its type is banned" | "banned":
-            scope = HPC.key if how != "banned" else "horeka"
-            breaker = Breaker(scope, BreakerState.BANNED, NOW - 60, 3, NOW + 600, replace(DOWN, of_order=True))
-            made = replace(made, breakers={**made.breakers, scope: breaker})
-    policy = replace(made.policy, sites={**made.policy.sites, "horeka": limits})
-    return replace(made, policy=policy, sites={**made.sites, "horeka": reading})
+            return with_site(made, "horeka", drones={stuck.id: remote})
+        case scope:
+            breaker = model.Breaker(
+                scope, model.BreakerState.BANNED, NOW - 60, 3, NOW + 600, replace(scenes.DOWN, of_order=True)
+            )
+            return replace(made, breakers={scope: breaker})
 
 
-HOW = ("stale", "faulted", "downtime", "disabled", "full by its limit", "blocked", "its type is banned", "banned")
+HOW = ("stale", "downtime", "full by its limit", "blocked", HPC.key, "horeka")
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -280,38 +220,19 @@ HOW = ("stale", "faulted", "downtime", "disabled", "full by its limit", "blocked
 def test_none_is_told_to_take_no_more_where_others_are_started_for_the_same_jobs(how: str, free: int) -> None:
     plan = plan_of(crippled(staffed(NEAR, waiting=10, free=free), how))
     assert at("topas", plan) == free or not free
-    assert not [drain for drain in plan.drains if isinstance(drain.reason, reasons.DrainAtRisk)], (
-        "there is no safer place"
-    )
+    assert not any(isinstance(drain.reason, reasons.DrainAtRisk) for drain in plan.drains), "there is no safer place"
 
-
-def test_drones_that_boot_stand_before_those_that_have_come() -> None:
-    made = staffed(NEAR)
-    booting = {
-        each: replace(drone, state=DroneState.BOOTING, joined_at=0.0, busy_at=0.0, jobs=0, started_at=NOW - 30)
-        for each, drone in made.drones.items()
-        if int(each[2:]) >= 10
-    }
-    view = made.overlay.view
-    assert view is not None
-    slots = tuple(slot for slot in view.slots if slot.drone_id not in booting)
-    ramp = with_pool(replace(made, drones={**made.drones, **booting}), slots=slots)
-    assert leaves(plan_of(ramp)) == [each for each in leaves(plan_of(made)) if each not in booting]
-
-
-# ------------------------------------------------------------------------------------------------------- dear starts
 
 CLOUD = {"topas/a100": StartDelays(60.0, 240.0), "horeka/a100": StartDelays(60.0, 40.0)}
 """A drone of the first holds its GPU 200 s longer before its first job."""
 
 
-def dear(waited_s: float, waiting: int = 1) -> Snapshot:
-    made = world(Estimates(delays=CLOUD), free=100, waited_s=waited_s, waiting=waiting)
-    level = tuple(replace(kind, price=1.0) for kind in made.types)
-    full = replace(made.sites["horeka"], view=replace(made.sites["horeka"].view, free={"a100": 0}))
-    return replace(
-        made, types=level, sites={**made.sites, "horeka": full}, policy=replace(made.policy, waiting_cost=0.5)
+def dear(waited_s: float, waiting: int, cost: float) -> Snapshot:
+    made = with_site(
+        world(Estimates(delays=CLOUD), free=100, waited_s=waited_s, waiting=waiting), "horeka", free={"a100": 0}
     )
+    level = tuple(replace(kind, price=1.0) for kind in made.types)
+    return replace(made, types=level, policy=replace(made.policy, waiting_cost=cost))
 
 
 @pytest.mark.parametrize(
@@ -321,14 +242,10 @@ def dear(waited_s: float, waiting: int = 1) -> Snapshot:
 def test_a_dear_start_is_made_once_the_jobs_together_have_waited_as_long_as_it_costs(
     waited_s: float, waiting: int, cost: float, starts: int
 ) -> None:
-    made = dear(waited_s, waiting)
-    plan = plan_of(replace(made, policy=replace(made.policy, waiting_cost=cost)))
+    plan = plan_of(dear(waited_s, waiting, cost))
     assert at("topas", plan) == starts
     expected = [] if starts else [reasons.AwaitingCheaperType(TOPAS.key, waited_s, 400.0)]
     assert why(plan, "class:small") == expected
-
-
-# -------------------------------------------------------------------------------------------------------- short jobs
 
 
 def test_jobs_of_seconds_are_served_one_after_the_other() -> None:
@@ -381,9 +298,6 @@ def test_only_jobs_that_may_be_of_the_class_serve_it() -> None:
     shape = {"job_gpu_milli": 1000, "job_cpus": 8, "job_memory_mib": 20480}
     assert of(owner="anna", **shape) == of(owner="unix-name", **shape) == of() == 0
     assert of(owner="bert", **shape) == of(owner="anna", **(shape | {"job_cpus": 1})) == 1
-
-
-# -------------------------------------------------------------------------------------------------- what is learned
 
 
 def test_run_times_of_the_user_and_size_count_first_then_what_is_declared_then_the_users_then_all() -> None:
@@ -445,21 +359,19 @@ def test_a_drone_for_short_jobs_takes_none_of_a_user_who_would_lose_too_much_the
     assert avoided(world_excluded(of("short"), other, **given), "short") == {excluded}
 
 
-def test_names_that_no_expression_could_hold_are_left_out() -> None:
-    odd = [replace(of("long"), id=f"odd-{n}", owner=name) for n, name in enumerate(('a"b', "x,y", "ü", "a b", ""))]
-    estimates = {size_key(j.owner): (24 * HOUR_S,) for j in odd}
-    made = world_excluded(of("short"), of("long"), *odd)
-    made = replace(made, estimates=replace(made.estimates, runs={**made.estimates.runs, **estimates}))
-    assert avoided(made, "short") == {"long"}
+def long_runs(*owners: str) -> set[str]:
+    """Whom a drone for short jobs avoids where jobs of all these run for a day."""
+    others = [replace(of("long"), id=f"{n:03}", owner=owner) for n, owner in enumerate(owners)]
+    made = world_excluded(of("short"), *others)
+    runs = {size_key(owner): (24 * HOUR_S,) for owner in owners}
+    return avoided(replace(made, estimates=replace(made.estimates, runs={**made.estimates.runs, **runs})), "short")
 
 
-def test_the_list_is_bounded() -> None:
-    many = [replace(of("long"), id=f"{n:03}", owner=f"{n:03}-{'x' * 40}") for n in range(150)]
-    estimates = {size_key(j.owner): (24 * HOUR_S,) for j in many}
-    made = world_excluded(of("short"), *many)
-    made = replace(made, estimates=replace(made.estimates, runs={**made.estimates.runs, **estimates}))
-    (found,) = avoided(made, "short")
-    assert MAX_EXCLUSION_CHARS - 50 < len(found) <= MAX_EXCLUSION_CHARS and found.split(",")[0] == many[0].owner
+def test_names_that_no_expression_could_hold_are_left_out_and_the_list_is_bounded() -> None:
+    assert long_runs('a"b', "x,y", "ü", "a b", "", "long") == {"long"}
+    many = [f"{n:03}-{'x' * 40}" for n in range(150)]
+    (found,) = long_runs(*many)
+    assert MAX_EXCLUSION_CHARS - 50 < len(found) <= MAX_EXCLUSION_CHARS and found.split(",")[0] == many[0]
 
 
 def test_a_drone_is_no_supply_for_those_whom_it_avoids() -> None:
@@ -472,31 +384,3 @@ def test_a_drone_is_no_supply_for_those_whom_it_avoids() -> None:
     assert len(plan.starts) == 3, "they need drones of their own"
     plan = plan_of(world_excluded(of("short"), drones=exclusions))
     assert not plan.starts, "and others do not"
-
-
-def test_within_one_decision_too() -> None:
-    """What is started for some is not counted for those whom it avoids."""
-    plan = plan_of(world_excluded(of("short", waiting=3), of("long", waiting=3, waited_s=120.0)))
-    assert len(plan.starts) == 3
-    assert not [r for r in plan.refusals if r.subject == "class:long" and isinstance(r.reason, DemandCovered)]
-
-
-def of_user(made: Snapshot, avoids: str) -> Snapshot:
-    """The same with all jobs of one user, and drones that avoid some."""
-    assert made.overlay.view is not None
-    classes = tuple(replace(job, owner="long") for job in made.overlay.view.classes)
-    long = size_key("long")
-    drones = {each.id: replace(each, avoids=avoids) for each in made.drones.values()}
-    estimates = replace(made.estimates, runs={long: (4 * HOUR_S,)})
-    return with_pool(replace(made, drones=drones, estimates=estimates), classes=classes)
-
-
-def test_a_drone_that_avoids_who_is_next_need_not_leave_for_him() -> None:
-    assert leaves(plan_of(of_user(staffed(NEAR), "other")))
-    assert not leaves(plan_of(of_user(staffed(NEAR), "long")))
-
-
-@pytest.mark.parametrize(("avoids", "back"), [("other", [DroneId("d-19")]), ("long", [])])
-def test_a_drone_is_not_taken_back_for_those_whom_it_avoids(avoids: str, back: list[DroneId]) -> None:
-    made = newest_leaves(of_user(staffed(replace(NEAR, rises={"topas": CALM})), avoids))
-    assert taken_back(plan_of(made)) == back

@@ -7,26 +7,9 @@ from dataclasses import replace
 import pytest
 
 from provisioner.model import DroneId, JobClass, Policy, Sharing, Slot, SlotState
-from provisioner.planner.matching import (
-    compatibility_cache,
-    count_jobs_in_slot,
-    count_jobs_in_type,
-    request_of,
-    unmet_requirement,
-)
-from provisioner.sharing import (
-    KIT_SMALL,
-    MOST_SHARES,
-    SATURATING,
-    Load,
-    co2_kg,
-    kwh,
-    load_of,
-    rates,
-    share_milli,
-    shares_needed,
-    slice_rate,
-)
+from provisioner.planner import matching
+from provisioner.planner.matching import count_jobs_in_slot, count_jobs_in_type, request_of, unmet_requirement
+from provisioner.sharing import KIT_SMALL, MOST_SHARES, SATURATING, Load, load_of, rates, share_milli, shares_needed
 from tests.planner.scenes import A100, QUAD
 
 QUARTERS = replace(A100, name="quarters", sharing=Sharing.MPS, shares=4)
@@ -65,7 +48,7 @@ def test_a_small_job_that_does_not_split_takes_a_whole_gpu_but_of_shares_one() -
     half = replace(A100, gpu_milli=500)
     assert count_jobs_in_type(whole, half) == 1, "what is left of a device is all that it can have"
     split, unsplit = small(200), replace(whole, id="whole")
-    both = compatibility_cache((A100, QUARTERS), Policy()).table([split, unsplit])
+    both = matching.compatibility_cache((A100, QUARTERS), Policy()).table([split, unsplit])
     assert both[split.id].jobs != both["whole"].jobs
 
 
@@ -88,14 +71,8 @@ def test_a_drone_of_several_gpus_takes_all_their_shares_and_no_more(shares: int)
     assert count_jobs_in_type(job, kind) == 4 * shares
     each = request_of(job, kind).gpu_milli
     for taken in range(4 * shares + 1):
-        slot = Slot(
-            DroneId("d"),
-            SlotState.BUSY,
-            0.0,
-            free_gpu_milli=4000 - taken * each,
-            free_cpus=1000,
-            free_memory_mib=1 << 20,
-        )
+        free = {"free_gpu_milli": 4000 - taken * each, "free_cpus": 1000, "free_memory_mib": 1 << 20}
+        slot = Slot(DroneId("d"), SlotState.BUSY, 0.0, **free)
         assert count_jobs_in_slot(job, slot, kind) == 4 * shares - taken
 
 
@@ -150,34 +127,6 @@ def test_cerns_measurements_of_a_saturating_job() -> None:
     assert one[3] / one[7] == pytest.approx(1.97, abs=0.01)
 
 
-@pytest.mark.parametrize(
-    ("jobs", "minutes", "power_w", "published"),
-    [
-        (64, 82.07, 664.8, 51.95),
-        (8, 10.56, 748.22, 59.25),
-        (96, 41.43, 1202.58, 31.15),
-        (96, 16.23, 1396.29, 14.17),
-        (56, 9.41, 1327.55, 13.39),
-    ],
-    ids=["cpu", "default", "simple sharing", "mps", "mig"],
-)
-def test_energy_of_one_training(jobs: int, minutes: float, power_w: float, published: float) -> None:
-    assert 3600.0 * kwh(power_w, 60 * minutes) / jobs == pytest.approx(published, rel=0.02)
-
-
-def test_energy_and_what_the_grid_gives_off_for_it() -> None:
-    assert kwh(300.0, 7200.0) == pytest.approx(0.6)
-    assert co2_kg(0.6, 380.0) == pytest.approx(0.228)
-
-
-@pytest.mark.parametrize("sharing", list(Sharing))
-def test_a_job_alone_is_never_faster_than_on_a_gpu_of_its_own(sharing: Sharing) -> None:
-    for load in (SATURATING, KIT_SMALL, Load(0.5, 1.0), Load(1.0, 0.05)):
-        (alone,) = rates(sharing, [load], 7)
-        assert 0 < alone <= 1
-        assert alone == 1 or sharing is Sharing.MIG
-
-
 @pytest.mark.parametrize(("sharing", "there"), [(Sharing.TIME_SLICED, 0.62), (Sharing.MPS, 1.12)])
 def test_jobs_of_different_duty_get_even_parts_of_the_gpu(sharing: Sharing, there: float) -> None:
     light, heavy, other = rates(sharing, [Load(0.1), Load(1.0), Load(0.8)])
@@ -186,19 +135,10 @@ def test_jobs_of_different_duty_get_even_parts_of_the_gpu(sharing: Sharing, ther
     assert light * 0.1 + heavy * 1.0 + other * 0.8 == pytest.approx(there)
 
 
-def test_the_order_of_the_jobs_makes_no_difference() -> None:
-    one, two, three = rates(Sharing.MPS, [Load(0.9), Load(0.2), Load(0.6)])
-    assert rates(Sharing.MPS, [Load(0.2), Load(0.6), Load(0.9)]) == (two, three, one)
-
-
 def test_jobs_that_leave_the_gpu_time_do_not_slow_each_other() -> None:
     assert rates(Sharing.MPS, [Load(0.3)] * 3) == (1.0, 1.0, 1.0)
     assert rates(Sharing.TIME_SLICED, [Load(0.3)] * 2) == (1.0, 1.0)
     assert rates(Sharing.MPS, []) == ()
-
-
-def test_a_slice_between_two_profiles_is_the_smaller_one() -> None:
-    assert slice_rate(4) == slice_rate(7) < slice_rate(3) < slice_rate(2) < slice_rate(1)
 
 
 def test_a_job_that_does_not_tell_works_the_share_that_it_asked_for() -> None:

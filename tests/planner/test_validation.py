@@ -74,7 +74,11 @@ def claim(gpus: int = 1, count: int = 1) -> model.OwnerDemand:
     return model.OwnerDemand(count, gpus * 1000, 8, 20480, NOW - 60)
 
 
-# ------------------------------------------------------------------------------------------------ one start or order
+ONE = {"max_drones": 1}
+
+
+def listed(state: model.RemoteState) -> model.RemoteDrone:
+    return model.RemoteDrone(model.DroneId("kit-ab12-7"), state, "r")
 
 
 @pytest.mark.parametrize(
@@ -98,9 +102,9 @@ def claim(gpus: int = 1, count: int = 1) -> model.OwnerDemand:
         # ---- limits
         (waits(limits={"max_starts_per_tick": 0}), start(), ["1 starts at once at topas, 0 allowed"]),
         (waits(policy=model.Policy(max_drones=0)), start(), ["1 drones in all, 0 allowed"]),
-        (waits(drones=[IDLE, BUSY], limits={"max_drones": 3}), start(), []),
+        (waits(limits={"enabled": False}), start(), ["1 starts at topas, which is not enabled"]),
+        (waits(site_fault=DOWN), start(), ["1 actions at topas without a fresh view of it"]),
         (waits(drones=[IDLE, BUSY], limits={"max_drones": 2}), start(), ["3 drones at topas, 2 allowed"]),
-        (waits(drones=[IDLE, BUSY], limits={"max_gpu_milli": 3000}), start(), []),
         (waits(drones=[IDLE, BUSY], limits={"max_gpu_milli": 2999}), start(), ["3.0 GPUs at topas, 2.999 allowed"]),
         *(
             (
@@ -108,25 +112,12 @@ def claim(gpus: int = 1, count: int = 1) -> model.OwnerDemand:
                 start(),
                 ["2 drones on their way at topas, 1 allowed"] if pending else [],
             )
-            for states, pending in (
-                ((S.REQUESTED, S.SUBMITTED, S.QUEUED, S.BOOTING), True),
-                ((S.IDLE, S.JOINED), False),
-            )
-            for state in states
+            for state, pending in ((S.REQUESTED, True), (S.BOOTING, True), (S.JOINED, False))
         ),
         # What ended in this tick counts no more, and a listed end is no stray.
         (waits(drones=[IDLE], remotes=[], limits={"max_drones": 1}), plan(start(), moves=(ENDED,)), []),
-        *(
-            (
-                waits(remotes=[model.RemoteDrone(model.DroneId("kit-ab12-7"), state)], limits={"max_drones": 1}),
-                start(),
-                found,
-            )
-            for state, found in (
-                (model.RemoteState.RUNNING, ["2 drones at topas, 1 allowed"]),
-                (model.RemoteState.ENDED, []),
-            )
-        ),
+        (waits(remotes=[listed(model.RemoteState.RUNNING)], limits=ONE), start(), ["2 drones at topas, 1 allowed"]),
+        (waits(remotes=[listed(model.RemoteState.ENDED)], limits=ONE), start(), []),
         # ---- reasons and sense
         (snapshot(), start(), ["1 drones are started for class small, of which nothing waits"]),
         (waits(), start(reason=WARM), ["kit-ab12-42 is started because headroom-short"]),
@@ -172,14 +163,6 @@ def test_of_two_orders_for_a_drone_the_operators_is_kept_else_the_first() -> Non
     assert named(snapshot(drones=[IDLE]), *thrice) == thrice[1:]
 
 
-# ------------------------------------------------------------------------------------------------------------- limits
-
-
-def test_a_limit_names_the_starts_beyond_it_and_no_others() -> None:
-    starts = [start(42), start(43), start(44)]
-    assert named(waits(limits={"max_drones": 2}), *starts) == starts[2:]
-
-
 def test_gpus_above_a_lowered_limit_are_no_fault_of_a_drone_without_a_gpu() -> None:
     """`max_gpus` was lowered below what runs; the CPU drone was refused, and with it the drains of the idle ones."""
     idle = [drone(f"kit-ab12-{i}", S.IDLE, age_s=5000) for i in range(4)]
@@ -195,7 +178,7 @@ def stray_at(*sites: str) -> model.Snapshot:
     """A drone without a record in the listing of each site, where jobs wait."""
     snap = waits(types=[A100, QUAD], limits={"max_gpu_milli": 4500})
     for site in sites:
-        stray = model.RemoteDrone(model.DroneId("kit-ab12-7"), model.RemoteState.RUNNING, "r")
+        stray = listed(model.RemoteState.RUNNING)
         snap = with_site(snap, site, drones={stray.drone_id: stray})
     return snap
 
@@ -226,13 +209,13 @@ def test_a_slot_that_says_idle_and_names_jobs_is_not_asked_to_leave() -> None:
     assert not plan_of(snapshot(drones=[odd], slots=[replace(slot_of(odd), jobs=2)])).acts
 
 
-@pytest.mark.parametrize(
-    ("allowed", "there", "serials"), [(None, 9, []), (2, 2, [42, 43]), (3, 2, [43]), (4, 2, []), (0, 1, [42, 43])]
-)
-def test_a_limit_of_a_type_names_the_starts_beyond_it(allowed: int | None, there: int, serials: list[int]) -> None:
+@pytest.mark.parametrize(("allowed", "there", "serials"), [(None, 9, []), (3, 2, [43]), (0, 1, [42, 43])])
+def test_a_limit_names_the_starts_beyond_it_and_no_others(allowed: int | None, there: int, serials: list[int]) -> None:
     drones = [drone(f"kit-ab12-{i}", S.IDLE) for i in range(there)]
     snap = waits(types=[replace(A100, max_drones=allowed), V100], drones=drones, limits={"max_drones": 99})
     assert named(snap, start(42), start(43), start(44, V100)) == [start(serial) for serial in serials]
+    if allowed == 3:
+        assert named(waits(drones=drones, limits={"max_drones": 3}), start(42), start(43)) == [start(43)]
 
 
 def test_a_limit_on_gpus_names_the_starts_beyond_it_and_none_without_a_gpu() -> None:
@@ -241,22 +224,10 @@ def test_a_limit_on_gpus_names_the_starts_beyond_it_and_none_without_a_gpu() -> 
     assert (breach.text, breach.actions) == ("2.0 GPUs in all, 1.0 allowed", (start(44),))
 
 
-def test_a_site_that_is_not_enabled_is_told_and_the_others_are_judged_all_the_same() -> None:
-    snap = waits(types=[A100, QUAD])
-    off = replace(snap.policy.sites["horeka"], enabled=False)
-    full = replace(snap.policy.sites["topas"], max_drones=0)
-    snap = replace(snap, policy=replace(snap.policy, sites={"horeka": off, "topas": full}))
-    found = texts(snap, plan(start(42, QUAD), start(43)))
-    assert found == ["1 starts at horeka, which is not enabled", "1 drones at topas, 0 allowed"]
-
-
 def test_a_type_that_is_not_configured_is_named_once_with_all_its_starts() -> None:
     gone = tuple(start(serial, type=model.TypeKey("topas/x")) for serial in (42, 43))
     found = [b for b in validate_plan(waits(), plan(*gone)) if "configured" in b.text]
     assert [(b.text, b.actions) for b in found] == [("topas/x is started but is not configured", gone)]
-
-
-# -------------------------------------------------------------------------------------------------------------- views
 
 
 @pytest.mark.parametrize(("age_s", "blind"), [(120.0, False), (120.5, True)])
@@ -267,12 +238,6 @@ def test_views_are_believed_up_to_their_age_limit_and_operators_always(age_s: fl
     assert texts(blind_pool, leaves) == ["0 starts and 1 drains without a fresh view of the overlay"] * blind
     assert texts(old, stop(IDLE, OPERATOR)) == []
     assert bool(texts(old, orphan())) is blind
-
-
-def test_a_failed_poll_is_no_view() -> None:
-    assert texts(waits(site_fault=DOWN), start()) == ["1 actions at topas without a fresh view of it"]
-    found = texts(waits(overlay_fault=DOWN), start())
-    assert found == ["1 starts and 0 drains without a fresh view of the overlay"]
 
 
 def test_nothing_is_asked_of_a_site_that_was_never_seen() -> None:
@@ -296,9 +261,6 @@ def test_what_is_banned_before_or_by_this_plan_is_not_started(scope: str) -> Non
     assert texts(waits(breakers=[banned]), plan(start(), breakers=(probing,))) == []
 
 
-# --------------------------------------------------------------------------------------------------------------- jobs
-
-
 def test_a_drain_is_repeated_only_of_a_drone_that_drains_in_that_mode() -> None:
     drains = replace(BUSY, state=S.DRAINING, leaving=S.CANCELLED, drain_mode=model.DrainMode.PEACEFUL)
     for mode, count in ((model.DrainMode.PEACEFUL, 0), (model.DrainMode.FAST, 1)):
@@ -313,21 +275,14 @@ def test_a_job_that_came_in_this_tick_protects_and_one_that_went_does_not() -> N
     assert texts(snapshot(drones=[BUSY]), plan(stop(BUSY, UNNEEDED), moves=(went,))) == []
 
 
-# -------------------------------------------------------------------------------------------------------------- owners
-
-
 @pytest.mark.parametrize(
     ("leaving", "claims", "serials"),
     [
-        ([on("n1", 1)], [claim()], []),
         ([on("n1", 1), on("n2", 2)], [claim()], [2]),
         ([on("n1", 1), on("n2", 2), on("n2", 3)], [claim(2)], [2, 3]),
-        ([on("n1", 1), on("n2", 2)], [claim(count=2)], []),
         ([on("n1", 1), on("n2", 2)], [claim(), claim(2)], []),
         ([on("n1", 1), on("", 2, S.QUEUED), on("", 3, S.SUBMITTED)], [claim()], []),
-        ([on("n1", 1), on("n1", 2)], [claim()], [2]),
         ([on("n1", 1), on("n1", 2)], [claim(2)], []),
-        ([on("n1", 1), on("n1", 2)], [claim(), claim()], []),
         ([on("n1", 1), on("n1", 2), on("n1", 3)], [claim(count=2)], [3]),
         ([on("n1", 1)], [], [1]),
     ],
@@ -340,32 +295,12 @@ def test_no_more_leave_than_the_owners_jobs_need(
     assert [action.drone.id for action in found] == [f"kit-ab12-{serial}" for serial in serials]
 
 
-@pytest.mark.parametrize("other", [stop(on("n2", 2), UNNEEDED), stop(on("n2", 2, kind=QUAD), CLAIM)])
-def test_drones_that_leave_for_another_reason_or_site_are_not_the_owners(other: model.Stop) -> None:
-    there = on("n1", 1)
-    snap = snapshot(drones=[there, replace(other.drone, state=S.IDLE)], types=[A100, QUAD], claims=[claim()])
-    snap = with_site(snap, "horeka", claims=(claim(4),)) if "horeka" in snap.sites else snap
-    assert texts(snap, plan(stop(there, CLAIM), other)) == []
-
-
-def test_where_freed_gpus_keep_some_of_what_is_freed_more_drones_may_leave() -> None:
-    two = [on("n1", 1), on("n1", 2)]
-    leaves = plan(*(stop(each, CLAIM) for each in two))
-    assert texts(snapshot(drones=two, claims=[claim()], limits={"blocking": (model.Reserve(cpus=4),)}), leaves) == []
-    found = texts(snapshot(drones=two, claims=[claim()]), leaves)
-    assert found == ["2 drones leave n1 of topas, more than all of its owner's waiting jobs need"]
-
-
 @pytest.mark.parametrize(
     ("free", "text", "serials"),
     [
-        ({}, "", []),
-        ({"free_gpus": 2}, "", []),
+        ({"free_gpus": 2, "free_cpus": 16, "free_gib": 40}, "", []),
         ({"free_gpus": 1}, "starts at topas ask for 2000 milli-GPU, 1000 are free", [43]),
-        ({"free_gpus": 0}, "starts at topas ask for 2000 milli-GPU, 0 are free", [42, 43]),
-        ({"free_cpus": 16}, "", []),
         ({"free_cpus": 15}, "starts at topas ask for 16 CPUs, 15 are free", [43]),
-        ({"free_gib": 40}, "", []),
         ({"free_gib": 39}, "starts at topas ask for 40960 MiB of memory, 39936 are free", [43]),
     ],
 )
@@ -386,9 +321,6 @@ def test_cpu_drones_leave_free_gpus_their_share(free_cpus: int, kept: bool) -> N
     assert texts(one_gpu, start()) == [], "a drone with a GPU uses what is kept for it"
 
 
-# --------------------------------------------------------------------------------------------------------------- sense
-
-
 @pytest.mark.parametrize(
     "asks",
     [
@@ -397,10 +329,9 @@ def test_cpu_drones_leave_free_gpus_their_share(free_cpus: int, kept: bool) -> N
         {"gpu_milli": 1001},
         {"vram_mib": 40961},
         {"capability": 81},
-        {"cpus": 9},
         {"memory_mib": 20481},
     ],
-    ids=lambda each: next(iter(each)),
+    ids=str,
 )
 def test_a_drone_is_started_only_for_jobs_that_it_can_run(asks: dict[str, object]) -> None:
     exact = {"gpu_milli": 1000, "vram_mib": 40960, "capability": 80, "cpus": 8, "memory_mib": 20480}
@@ -414,11 +345,9 @@ def test_a_drone_is_started_only_for_jobs_that_it_can_run(asks: dict[str, object
     [
         (3600.0, 3600.0, 0.0, True),
         (3600.0, 3601.0, 0.0, False),
-        (3600.0, 0.0, 3600.0, True),
         (3600.0, 0.0, 7200.0, False),
         (3600.0, 1800.0, 7200.0, True),
         (3600.0, 0.0, 0.0, False),
-        (0.0, 0.0, 0.0, True),
         (-60.0, 0.0, 0.0, True),
     ],
 )
@@ -430,14 +359,10 @@ def test_no_drone_is_started_to_live_into_a_downtime(
     assert texts(snap, replace(start(), walltime_s=start_s)) == ([] if kept else [text])
 
 
-@pytest.mark.parametrize("waiting", [3, 2, 1, 0])
-def test_no_more_drones_are_started_for_a_class_than_jobs_wait(waiting: int) -> None:
-    starts = [start(42), start(43), start(44)]
-    assert named(snapshot(classes=[jobs(waiting=waiting)]), *starts) == starts[waiting:]
-
-
 @pytest.mark.parametrize("count", [2, 1, 0])
-def test_no_more_drones_are_kept_warm_than_the_policy_says(count: int) -> None:
+def test_no_more_drones_are_started_than_jobs_wait_or_are_kept_warm_than_the_policy_says(count: int) -> None:
+    starts = [start(42), start(43)]
+    assert named(snapshot(classes=[jobs(waiting=count)]), *starts) == starts[count:]
     starts = [start(serial, reason=WARM, for_class="headroom:desk") for serial in (42, 43)]
     snap = snapshot(policy=model.Policy(headroom=(model.Headroom("desk", count=count),)))
     assert named(snap, *starts) == starts[count:]

@@ -25,20 +25,6 @@ def names(found: tuple[VictimCandidate, ...] | None) -> list[str]:
     return sorted(c.drone_id for c in found)
 
 
-def test_the_binding_dimension_decides_how_many_leave() -> None:
-    """6 GPUs need six drones; 200 GB need ten of 20 GB."""
-    drones = candidates(*range(12))
-    assert len(names(cheapest_set(Resources(6000, 8, 20480), FULL, NO_RESOURCES, drones))) == 6
-    assert len(names(cheapest_set(Resources(6000, 8, 204800), FULL, NO_RESOURCES, drones))) == 10
-
-
-def test_a_gpu_that_is_freed_keeps_its_share() -> None:
-    """With blocking, a CPU job gains nothing from GPU drones: each GPU that they free keeps their CPUs."""
-    kept = Resources(0, 8, 20480)
-    assert cheapest_set(Resources(0, 8, 1024), FULL, kept, candidates(0, 0, 0)) is None
-    assert names(cheapest_set(Resources(1000, 8, 20480), FULL, kept, candidates(3, 2, 1))) == ["d2"]
-
-
 def test_among_equals_those_not_started_go_before_idle_ones_and_the_youngest_first() -> None:
     idle_old = VictimCandidate(DroneId("old"), DRONE, 0.0, (1, -100.0))
     idle_young = VictimCandidate(DroneId("young"), DRONE, 0.0, (1, -200.0))

@@ -9,20 +9,8 @@ import pytest
 from provisioner import model, reasons
 from provisioner.controller.actuation import batches
 from provisioner.planner.breakers import update_by_order_results
-from tests.planner.scenes import (
-    NOW,
-    drone,
-    jobs,
-    node,
-    plan_for,
-    plan_of,
-    slot_of,
-    snapshot,
-    started,
-    tell,
-    why,
-    with_site,
-)
+from tests.planner import scenes
+from tests.planner.scenes import NOW, drone, jobs, node, plan_for, plan_of, slot_of, snapshot, started, tell, why
 
 S = model.DroneState
 A100 = model.DroneType("horeka", "a100", 1000, 8, 20480, 0, vram_mib=40960, capability=80, walltime_s=172800.0)
@@ -45,10 +33,7 @@ def waits(
 
 
 def down_in(snap: model.Snapshot, left_s: float, site: str = "horeka") -> model.Snapshot:
-    return with_site(snap, site, downtime_at=NOW + left_s)
-
-
-# --------------------------------------------------------------------------------------------------------- obstacles
+    return scenes.with_site(snap, site, downtime_at=NOW + left_s)
 
 
 def test_a_limit_that_one_drone_met_is_not_met_by_more() -> None:
@@ -61,12 +46,7 @@ def test_a_limit_that_one_drone_met_is_not_met_by_more() -> None:
 
 @pytest.mark.parametrize(
     ("fault", "final"),
-    [
-        (model.FaultKind.CONFIG, False),
-        (model.FaultKind.NODE, False),
-        (model.FaultKind.CAPACITY, True),
-        (model.FaultKind.QUOTA, True),
-    ],
+    [(model.FaultKind.CONFIG, False), (model.FaultKind.NODE, False), (model.FaultKind.CAPACITY, True)],
 )
 def test_a_drone_that_will_never_start_is_taken_back_and_its_type_backs_off(
     fault: model.FaultKind, final: bool
@@ -87,13 +67,8 @@ def test_a_drone_that_will_never_start_is_taken_back_and_its_type_backs_off(
     assert again.breakers == () and again.stops == ()
     if fault is not model.FaultKind.NODE:
         assert breaker.state is model.BreakerState.BANNED
-        left = [
-            each for each in why(again, "class:small") if isinstance(each, reasons.BackingOff | reasons.StartBlocked)
-        ]
-        assert left, "the reason is told as long as it holds"
-
-
-# ---------------------------------------------------------------------------------------------------- expected starts
+        told = {type(each) for each in why(again, "class:small")}
+        assert told & {reasons.BackingOff, reasons.StartBlocked}, "the reason is told as long as it holds"
 
 
 LATE, LIMIT = ("Priority", None, 7200), ("QOSMaxJobsPerUserLimit", model.FaultKind.QUOTA)
@@ -141,13 +116,6 @@ def test_one_whose_room_others_have_taken_keeps_no_job_from_room_elsewhere(
     tell([CLOUD] * elsewhere, None, {"waiting": 2, "drones": there, "free": {"a100": free, "v100": 5}, **CLOUDS})
 
 
-def test_so_it_is_where_nodes_tell_what_is_free() -> None:
-    there = [queued(f"kit-ab12-{n}", age_s=300.0) for n in range(2)]
-    nodes = [node("n1", 4, free_gpus=1), node("n2", 4, free_gpus=0)]
-    snap = snapshot(classes=[jobs(waiting=2)], types=(A100, CLOUD), drones=there, nodes=nodes, free={"v100": 5})
-    assert started(plan_of(snap)) == [CLOUD.key]
-
-
 def test_a_machine_that_is_being_made_on_its_node_has_its_room() -> None:
     made = [queued(f"kit-ab12-{n}", age_s=300.0, node="n1") for n in range(2)]
     nodes = [node("n1", 4, free_gpus=1)]
@@ -159,18 +127,8 @@ def test_two_late_queues_are_stood_in_until_one_of_them_moves() -> None:
     """Withdrawn as one too many, a type without a late drone looks free again, and is asked for again every 100 s."""
     late, other = queued(idle_at=NOW - 300), queued("kit-ab12-2", H100, idle_at=NOW - 300)
     remotes = [waits(each, "Priority", None, 7200) for each in (late, other)]
-    snap = snapshot(
-        classes=[jobs(waiting=1)],
-        types=(A100, H100),
-        drones=[late, other],
-        remotes=remotes,
-        free={"a100": 5, "h100": 5},
-    )
-    plan = plan_of(snap)
-    assert plan.stops == () and plan.starts == ()
-
-
-# --------------------------------------------------------------------------------------------------------- downtimes
+    free = {"a100": 5, "h100": 5}
+    assert not plan_for(waiting=1, types=(A100, H100), drones=[late, other], remotes=remotes, free=free).acts
 
 
 def test_before_a_downtime_a_drone_is_given_what_is_left() -> None:
@@ -185,12 +143,9 @@ def test_before_a_downtime_a_drone_is_given_what_is_left() -> None:
 
 
 def test_an_order_says_how_long_the_drone_may_be_on_its_way() -> None:
-    snap = snapshot(classes=[jobs(waiting=1)], types=(A100,))
-    [site] = snap.policy.sites
-    limits = snap.policy.sites[site]
-    at_site = replace(limits, order_confirm_s=1.0, queued_s=3 * 86400.0, booting_s=20.0, joining_s=300.0)
-    policy = replace(snap.policy, sites={site: at_site})
-    [batch] = batches(plan_of(snap), {A100.key: A100}, policy)
+    times = {"order_confirm_s": 1.0, "queued_s": 3 * 86400.0, "booting_s": 20.0, "joining_s": 300.0}
+    snap = snapshot(classes=[jobs()], types=(A100,), limits=times)
+    [batch] = batches(plan_of(snap), {A100.key: A100}, snap.policy)
     assert [order.comes_within_s for order in batch.starts] == [3 * 86400.0 + 321.0]
 
 
@@ -214,19 +169,10 @@ def over(drone_id: str, **more: object) -> model.RemoteDrone:
     return model.RemoteDrone(drone_id, model.RemoteState.STOPPED, "vm-1", reason="SHUTOFF", **more)
 
 
-def listed(*remotes: model.RemoteDrone) -> model.SiteView:
-    return model.SiteView("cloud", NOW, {remote.drone_id: remote for remote in remotes})
-
-
-# -------------------------------------------------------------------------------------------- what is over and not gone
-
-
 def test_a_machine_that_is_over_counts_against_the_cap_and_is_no_supply() -> None:
     was = drone("kit-ab12-1", S.BUSY, VM)
-    snap = snapshot(
-        classes=[jobs(waiting=2)], types=(VM,), drones=[was], slots=[], remotes=[over(was.id)], limits={"max_drones": 2}
-    )
-    plan = plan_of(snap)
+    limits = {"max_drones": 2}
+    plan = plan_for(waiting=2, types=(VM,), drones=[was], slots=[], remotes=[over(was.id)], limits=limits)
     [move] = plan.moves
     assert (move.drone.state, move.drone.leaving, move.drone.asked) == (S.STOPPING, None, 1)
     assert started(plan) == [VM.key], "one place is left under the cap, and the one that is over takes no job"
@@ -264,9 +210,6 @@ def test_many_that_end_at_once_are_no_outage() -> None:
     assert started(plan) == [VM.key]
 
 
-# ---------------------------------------------------------------------------------------------------- never to start
-
-
 def probed(fault: model.FaultKind, *, since: float = NOW - 60) -> model.Breaker:
     met = model.Fault(fault, "kit-ab12-1 waits: it failed after all", since, of_order=True, accepted=True)
     return model.Breaker("cloud/h100", model.BreakerState.PROBING, since, 2, 0.0, met)
@@ -281,16 +224,14 @@ def test_a_cloud_that_accepts_the_probe_has_shown_nothing_yet() -> None:
     )
     was = drone("kit-ab12-2", S.SUBMITTED, VM, age_s=5)
     waits = model.RemoteDrone(was.id, model.RemoteState.PENDING, "vm-2", reason="BUILD")
-    snap = snapshot(classes=[jobs(waiting=9)], types=(VM,), drones=[was], remotes=[waits], breakers=[breaker])
-    plan = plan_of(snap)
+    given = {"waiting": 9, "types": (VM,), "drones": [was], "breakers": [breaker]}
+    plan = plan_for(remotes=[waits], **given)
     assert (plan.starts, plan.breakers) == ((), ()), "one is tried"
     failed = replace(waits, reason="No valid host", blocked=model.FaultKind.CAPACITY, final=True)
-    [again] = plan_of(
-        snapshot(classes=[jobs(waiting=9)], types=(VM,), drones=[was], remotes=[failed], breakers=[breaker])
-    ).breakers
+    [again] = plan_for(remotes=[failed], **given).breakers
     assert (again.state, again.failures) == (model.BreakerState.BANNED, 3), "and each time for longer"
     runs = model.RemoteDrone(was.id, model.RemoteState.RUNNING, "vm-2", started_at=NOW)
-    plan = plan_for(waiting=9, types=(VM,), drones=[was], remotes=[runs], breakers=[breaker])
+    plan = plan_for(remotes=[runs], **given)
     assert [b.state for b in plan.breakers] == [model.BreakerState.ACTIVE] and started(plan)
 
 
@@ -301,8 +242,7 @@ def test_one_of_the_same_batch_that_starts_later_shows_no_room_for_more(fault: m
     for age_s, cured in ((30.0, False), (2.0, True)):
         was = drone("kit-ab12-2", S.QUEUED, VM, age_s=age_s)
         runs = model.RemoteDrone(was.id, model.RemoteState.RUNNING, "vm-2", started_at=NOW - 1)
-        snap = snapshot(classes=[jobs(waiting=9)], types=(VM,), drones=[was], remotes=[runs], breakers=[breaker])
-        plan = plan_of(snap)
+        plan = plan_for(waiting=9, types=(VM,), drones=[was], remotes=[runs], breakers=[breaker])
         assert bool(started(plan)) is bool(plan.breakers) is cured
 
 
@@ -317,20 +257,13 @@ def test_machines_that_fail_as_they_boot_are_cured_by_one_in_the_pool() -> None:
     assert [b.state for b in plan.breakers] == [model.BreakerState.ACTIVE]
 
 
-# ------------------------------------------------------------------------------------------------------------- quota
-
-
 def test_types_share_a_quota_in_proportion() -> None:
     snap = snapshot(classes=[jobs(waiting=9)], types=(replace(VM, max_drones=2), MIG), quota={"h100": 4, "mig": 8})
     kinds = started(plan_of(snap))
     assert len(kinds) <= 8 and kinds.count(VM.key) / 4 + kinds.count(MIG.key) / 8 <= 1.0
 
 
-def test_a_quota_holds_where_nodes_have_room_and_where_one_may_queue() -> None:
+@pytest.mark.parametrize("limits", [{}, {"queue_when_full": True}])
+def test_a_quota_holds_where_nodes_have_room_and_where_one_may_queue(limits: dict[str, object]) -> None:
     room = [node("gk1", 8, kinds=("h100",))]
-    told = snapshot(classes=[jobs(waiting=5)], types=(VM,), nodes=room, quota={"h100": 1})
-    assert started(plan_of(told)) == [VM.key]
-    queues = snapshot(
-        classes=[jobs(waiting=5)], types=(VM,), nodes=room, quota={"h100": 1}, limits={"queue_when_full": True}
-    )
-    assert started(plan_of(queues)) == [VM.key]
+    assert started(plan_for(waiting=5, types=(VM,), nodes=room, quota={"h100": 1}, limits=limits)) == [VM.key]
