@@ -41,9 +41,6 @@ def test_what_tardis_left_to_the_host_needs_you() -> None:
     assert needed == [f"provisioner.yaml: overlay.options.{key}" for key in options]
 
 
-# ------------------------------------------------------------------------------------------------------------ pipeline
-
-
 def test_the_pipeline_is_explained_step_by_step() -> None:
     made = converted(SLURM, COBALD)
     assert [(f.line, f.key, f.verdict) for f in made.findings if f.file == "cobald.yml"] == [
@@ -58,9 +55,6 @@ def test_the_pipeline_is_explained_step_by_step() -> None:
         (7, "monitor", ImportOutcome.DROPPED),
     ]
     assert "each waiting job that no drone can take" in finding(made, "pipeline[0] !LinearController").text
-
-
-# ----------------------------------------------------------------------------------------------------- nothing is lost
 
 
 def leaves(told: Any, path: str) -> list[tuple[str, int]]:

@@ -35,9 +35,6 @@ def problems(made: ImportResult, directory: Path) -> tuple[set[tuple[str, int]],
     return complained(check(path)), marked(path)
 
 
-# ----------------------------------------------------------------------------------------------------------- the login
-
-
 def test_of_both_the_application_credential_is_taken() -> None:
     both = "  username: ops\n  password: gee-heim\n  application_credential_id: 0123"
     made = converted(OPENSTACK.replace("  application_credential_id: 0123", both))
@@ -55,20 +52,13 @@ def test_an_address_that_is_none_needs_you(url: str) -> None:
     assert "gee-heim" not in "".join(made.files.values())
 
 
-# ---------------------------------------------------------------------------------------------------------- the server
-
-
 @pytest.mark.parametrize(
-    ("networks", "written_as"),
-    [("none", []), ("auto", None), ("[{uuid: a}, {uuid: b}]", ["a", "b"])],
+    ("networks", "written_as"), [("none", []), ("auto", None), ("[{uuid: a}, {uuid: b}]", ["a", "b"])]
 )
 def test_networks(networks: str, written_as: list[str] | None) -> None:
     made = with_type(f"{{flavorRef: a, imageRef: i, networks: {networks}}}")
     assert options(made, "vault")["types"]["volume"].get("networks") == written_as
     assert finding(made, f"{VOLUME}.networks").verdict is ImportOutcome.CONVERTED
-
-
-# --------------------------------------------------------------------------------------------------------------- check
 
 
 def test_filled_in_it_passes(tmp_path: Path) -> None:

@@ -20,9 +20,6 @@ def site(made: ImportResult, name: str) -> Any:
     return yaml.safe_load(made.files[f"site_configs/{name}.yaml"])
 
 
-# ------------------------------------------------------------------------------------------------------------ HTCondor
-
-
 def test_what_a_template_says_that_is_no_command_needs_you() -> None:
     template = "include : x\nenvironment @=end\nexecutable = /bin/rm\n@end\nrank = 1\n"
     made = converted(HTCONDOR, files={"gpu.jdl": template})
@@ -78,9 +75,6 @@ def test_a_site_that_is_reached_over_ssh_is_so_here_too() -> None:
     assert "GEE-HEIM" not in "".join(made.files.values())
 
 
-# ------------------------------------------------------------------------------------------------------------- quotas
-
-
 @pytest.mark.parametrize(
     ("quota", "most", "verdict"),
     [
@@ -96,8 +90,6 @@ def test_a_quota_of_cores_is_a_number_of_drones(quota: str, most: int | str, ver
     assert site(made, "hpc")["limits"] == {"max_drones": most}
     assert finding(made, "Sites[0].quota").verdict is verdict
 
-
-# --------------------------------------------------------------------------------------------------------------- Slurm
 
 OWN_KEYS = ("partition", "account", "qos", "reservation", "constraint")
 GPUS = {"gpus", "gpus-per-node", "gpus-per-task", "gres"}
@@ -168,18 +160,12 @@ def test_gpus_of_slurm(options: str, gpus: int, gres: str) -> None:
     SlurmSiteConfig.model_validate(whole["options"])
 
 
-# ---------------------------------------------------------------------------------------------------------- the others
-
-
 @pytest.mark.parametrize("name", ALL)
 def test_no_secret_leaves_the_old_file(name: str) -> None:
     made = converted(ALL[name])
     everything = "".join(made.files.values()) + "".join(f"{f.key}{f.ours}{f.text}" for f in made.findings)
     assert ("gee-heim" in ALL[name]) is (name in ("clouds", "openstack"))
     assert "gee-heim" not in everything.lower()
-
-
-# ------------------------------------------------------------------------------------------------------------ refusals
 
 
 @pytest.mark.parametrize(

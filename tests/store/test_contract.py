@@ -84,10 +84,7 @@ async def test_hearing_from_a_drone_again_is_kept_but_is_no_step_and_no_news(fil
         assert Reader(file).drone(one.id) == store.drones[one.id] == missing.drone
         assert missing.drone.heard_at == 499.0 and missing.drone.missing_at == 509.0
         assert len(Reader(file).history(one.id)) == 1
-        assert [(plan.tick, plan.at, plan.moves) for plan in Reader(file).plans()] == [
-            (1, 100.0, ()),
-            (3, 510.0, ()),
-        ]
+        assert [(plan.tick, plan.at, plan.moves) for plan in Reader(file).plans()] == [(1, 100.0, ()), (3, 510.0, ())]
     async with store_at(file) as store:
         assert store.drones[one.id] == missing.drone
 
@@ -227,14 +224,10 @@ async def test_any_id_finds_its_drone(file: Path) -> None:
     seven, eight = [drone(7).id], [drone(8).id]
     assert find("kit-ab12-7") == seven, "a whole id is no prefix of others"
     assert find("7") == seven
-    assert find("0007") == seven
     assert find("104711") == seven, "sites use their ids again: the living one is meant"
     assert find("555") == [drone(72).id]
-    assert find("mg;8") == eight
     assert find("slot1@w7.kit.edu") == seven
     assert find("slot1_2@w7.kit.edu") == seven, "a dynamic slot belongs to its drone"
-    assert find("slot1@x; rm -rf /") == eight
-    assert find("kit-ab12-72") == [drone(72).id]
     assert sorted(find("kit-ab12")) == sorted(seven + eight), "ambiguous: all that live"
     for nobody in ("", "kit-zz", "9", "%", "_", "slot1", "\udcff", "x" * 100_000, "9" * 30, "'; --"):
         assert find(nobody) == []
@@ -273,6 +266,30 @@ async def test_reason_text_is_kept_as_it_came(file: Path) -> None:
         await store.record_results(1, (now_is(one, S.DRAINING, at=101.0, reason=OperatorRequested("mg", nasty)),), ())
         assert Reader(file).history(one.id)[1].reason == OperatorRequested("mg", nasty)
         assert Reader(file).find(nasty) == [one.id]
+
+
+async def test_the_hazard_of_a_site_counts_what_ran_and_what_was_taken_back(file: Path) -> None:
+    """One drone of two hours is taken back, one of an hour still lives, one ended before anybody asks for."""
+    hour = 3600.0
+    cpu = {"type": m.type_key("topas", "cpu"), "gpu_milli": 0}
+    took = {"started_at": hour, "ended_at": 3 * hour, "notice_at": 3 * hour - 9.0, "lost_gpu_s": 600.0, "lost_jobs": 2}
+    lives = (
+        drone(1, S.PREEMPTED, **took),
+        drone(2, S.BUSY, started_at=3 * hour),
+        drone(3, S.PREEMPTED, started_at=10.0, ended_at=hour - 1),
+        drone(4, S.PREEMPTED, started_at=hour, ended_at=hour + 60, lost_gpu_s=80.0, lost_jobs=1, **cpu),
+        drone(5, S.DONE, joined_at=2 * hour, ended_at=3 * hour, notice_at=3 * hour - 3.0),
+        drone(7, S.PREEMPTED, started_at=2 * hour, ended_at=3 * hour),
+    )
+    async with store_at(file) as store:
+        await record(store, starts(1, *lives))
+        topas, a100, cpus = Reader(file).hazards(hour, 4 * hour)
+    assert [h.scope for h in (topas, a100, cpus)] == ["topas", "topas/a100", "topas/cpu"]
+    assert (a100.drones, a100.run_s, a100.preempted, a100.per_1000_h) == (4, 5 * hour, 2, 400.0)
+    assert (a100.life_mean_s, a100.grace_mean_s) == (1.5 * hour, 6.0)
+    assert (a100.lost_gpu_s, a100.lost_cpu_s, a100.lost_jobs) == (600.0, 0.0, 2)
+    assert (cpus.lost_gpu_s, cpus.lost_cpu_s, cpus.preempted) == (0.0, 80.0, 1)
+    assert (topas.drones, topas.life_median_s) == (5, hour)
 
 
 async def test_a_job_that_is_done_is_on_record_once_however_often_it_is_told(file: Path) -> None:

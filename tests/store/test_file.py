@@ -178,9 +178,7 @@ async def test_after_the_repair_a_new_store_has_another_birth_and_no_old_log(fil
 
 
 @pytest.mark.parametrize(
-    "poison",
-    [{"since": math.nan}, {"jobs": 10**30}, {"site_reason": "\udcff"}],
-    ids=["nan", "huge", "no-text"],
+    "poison", [{"since": math.nan}, {"jobs": 10**30}, {"site_reason": "\udcff"}], ids=["nan", "huge", "no-text"]
 )
 async def test_a_value_that_cannot_be_recorded_is_not_acted_on(file: Path, poison: dict[str, Any]) -> None:
     async with store_at(file) as store:

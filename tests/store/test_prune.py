@@ -90,9 +90,6 @@ async def test_events_are_bounded_in_number_however_young(file: Path) -> None:
             assert sql.execute("SELECT name FROM events ORDER BY id LIMIT 1").fetchone()[0] == "e700"
 
 
-# ---------------- The document of what was learned: how large it gets, and what comes of one that cannot be read
-
-
 DAMAGED = {
     "not compressed": b"{}",
     "cut off": pack_estimates(KNOWN)[:-20],

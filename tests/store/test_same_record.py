@@ -16,18 +16,7 @@ from provisioner.store import Hazard, Store
 from provisioner.store.reader import Reader
 from provisioner.store.statistics import DroneLifetime, hazards_of
 from provisioner.store.writer import SqlStore
-from tests.store.story import (
-    CONTROLLER,
-    KEEP_S,
-    KNOWN,
-    LEARNED,
-    NOTHING_FITS,
-    SEEN,
-    SNAPSHOTS,
-    WHY,
-    drone,
-    seen,
-)
+from tests.store.story import CONTROLLER, KEEP_S, KNOWN, LEARNED, NOTHING_FITS, SEEN, SNAPSHOTS, WHY, drone, seen
 
 SERIALS = st.integers(1, 6)
 STATES = st.sampled_from(m.DroneState)
@@ -64,16 +53,7 @@ TICKS = st.lists(
         moves=MOVES,
         settles=MOVES,
         breaker=st.none() | st.sampled_from(m.BreakerState),
-        refuses=st.booleans(),
-        takes_up=st.booleans(),
-        asks=st.booleans(),
-        tells=st.booleans(),
         done=st.lists(st.tuples(st.integers(1, 4), st.sampled_from([90.0, 100.0, 420.0, 800.0])), max_size=3),
-        knows=st.booleans(),
-        learns=st.booleans(),
-        forgets=st.booleans(),
-        prunes=st.booleans(),
-        restarts=st.booleans(),
     ),
     max_size=8,
 )
