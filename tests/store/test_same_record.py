@@ -174,7 +174,8 @@ def _shown(reader: Reader) -> dict[str, object]:
         "drones": reader.drones(ended=None),
         "live": reader.drones(),
         "history": [reader.history(drone(serial).id) for serial in range(1, 7)],
-        "plans": reader.plans(limit=100),
+        # a restarted controller records a plan that does nothing once more
+        "plans": reader.plans(limit=100, acting=True),
         "acting": reader.plans(limit=2, acting=True, since=300.0),
         "events": reader.events(),
         "steps": reader.transitions(since=200.0),
