@@ -122,14 +122,9 @@ def _filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def record(_filled: Path, tmp_path: Path) -> Path:
     """A record of its own with the whole story; nobody holds it."""
-    return copied(_filled, tmp_path / "record.db")
-
-
-def copied(record: Path, to: Path) -> Path:
-    """Copy a record, with what is in its write-ahead log."""
+    to = tmp_path / "record.db"
     for suffix in ("", "-wal"):
-        source = Path(f"{record}{suffix}")
-        if source.exists():
+        if (source := Path(f"{_filled}{suffix}")).exists():
             Path(f"{to}{suffix}").write_bytes(source.read_bytes())
     return to
 
@@ -150,30 +145,23 @@ def running(record: Path) -> Iterator[Path]:
     loop.close()
 
 
-# --------------------------------------------------------------------------------------------------------- the story
-
-
-def snapshot_of(store: SqlStore, at: float, overlay: m.OverlayView, *sites: m.PolledSite, **known: Any) -> m.Snapshot:
-    """Return what the controller sees at a time, with the drones and breakers on record."""
-    return m.Snapshot(
-        now=at,
-        tick=store.tick + 1,
-        id_prefix=f"{CONTROLLER}-{store.birth}",
-        next_serial=store.next_serial,
-        overlay=m.PolledOverlay(overlay),
-        sites={site.site: site for site in sites},
-        drones=dict(store.drones),
-        breakers=dict(store.breakers),
-        **known,
-    )
-
-
 def _look(store: SqlStore, at: float, slots: tuple[m.Slot, ...], remotes: dict[Any, m.RemoteDrone]) -> m.Snapshot:
     overlay = m.OverlayView(at - 2, (PLAIN, HUGE, FRESH), slots, negotiated_at=at - 20, notices=(ODD,))
     topas = m.PolledSite("topas", m.SiteView("topas", at - 1, remotes, {"a100": 3}))
     denied = m.Fault(m.FaultKind.DENIED, "token has \x1b[31mexpired\x1b[0m", at - 1)
     horeka = m.PolledSite("horeka", None, denied)
-    return snapshot_of(store, at, overlay, topas, horeka, policy=POLICY, types=(A100, H100))
+    return m.Snapshot(
+        now=at,
+        tick=store.tick + 1,
+        id_prefix=f"{CONTROLLER}-{store.birth}",
+        next_serial=store.next_serial,
+        policy=POLICY,
+        types=(A100, H100),
+        overlay=m.PolledOverlay(overlay),
+        sites={"topas": topas, "horeka": horeka},
+        drones=dict(store.drones),
+        breakers=dict(store.breakers),
+    )
 
 
 async def _story(path: Path) -> None:

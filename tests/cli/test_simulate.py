@@ -9,14 +9,12 @@ import signal
 import subprocess
 import sys
 import time
-from math import inf
 from pathlib import Path
 
 import jsonschema
 import pytest
 
 from provisioner.cli.schema import output_schemas
-from provisioner.cli.simulate import progress
 from provisioner.config import load
 from provisioner.simulator.jobs import JobRequirements, SimulatedJob
 from provisioner.simulator.report import from_json
@@ -65,9 +63,6 @@ def here(tmp_path: Path) -> Path:
 
 def figures(answer: object) -> dict[tuple[str, str], dict[str, object]]:
     return {(row["figure"], row["policy"]): row for row in answer["figures"]}  # type: ignore[index]
-
-
-# ------------------------------------------------------------------------------------------------------------- replays
 
 
 def test_a_small_replay_from_end_to_end(here: Path, cli: Cli) -> None:
@@ -124,28 +119,6 @@ def test_jobs_that_fit_no_drone_are_told_by_size(here: Path, cli: Cli) -> None:
     assert f"6 jobs of 7 fit no drone type and wait for ever: {told}" in ran.err
 
 
-def test_progress_of_long_replays_is_told_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:
-    now, span_s = [0.0], 2 * 86400.0
-
-    with progress(2, span_s, color=False, clock=lambda: now[0]) as tell:
-        for at, turn, reached_s in ((10.0, 0, span_s / 4), (40.0, 0, span_s / 2), (50.0, 0, span_s), (80.0, 0, inf)):
-            now[0] = at
-            tell(turn, reached_s)
-    assert capsys.readouterr().err.splitlines() == [
-        "0 of 2 replays done, 1.0 of 4.0 days",
-        "1 of 2 replays done, 2.0 of 4.0 days",
-    ]
-
-
-def test_what_if_a_site_were_down(here: Path, cli: Cli) -> None:
-    ran = cli("simulate", "t.csv", "--what-if", "farm down", "-j", "1", "-o", "json")
-    assert ran.code == 0, ran.err
-    name = "provisioner.yaml, farm down"
-    told = figures(ran.json)
-    assert told["Jobs done", name]["mean"] == 40
-    assert told["Mean wait", name]["difference"] > 0  # type: ignore[operator]
-
-
 def test_a_page_is_written(here: Path, cli: Cli) -> None:
     pytest.importorskip("matplotlib")
     ran = cli("simulate", "t.csv", "-j", "1", "--report", "out.html")
@@ -162,8 +135,6 @@ def test_a_promise_that_was_broken_is_told_and_ends_in_3(here: Path, cli: Cli, m
     assert "2 of 2 jobs were not done" in ran.err
     assert ran.json["violations"][0]["text"].endswith("none has run since 60 s")
 
-
-# ------------------------------------------------------------------------------------------------------ jobs on record
 
 MONTH = tuple(
     SimulatedJob(
@@ -231,28 +202,17 @@ def test_a_polite_kill_ends_all_processes(here: Path) -> None:
         time.sleep(0.1)
 
 
-# --------------------------------------------------------------------------------------------------------- broken input
-
-
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [
         ((), 2, "name a TRACE, or take the jobs on record with --recorded"),
         (("nothing.csv",), 1, "no trace at nothing.csv"),
-        (("t.csv", "--span", "7"), 2, "--span: `7` is not a duration: write `30s`, `10min` or `2h30m`"),
         (("t.csv", "--group", "bob"), 3, "t.csv: no job of group `bob`"),
-        (("t.csv", "--ignore", "cpu"), 2, "--ignore cpu: did you mean `cpus`?"),
-        (("t.csv", "--trace-columns", "submit=A"), 2, "--trace-columns: no column declared for duration"),
         (("t.csv", "--what-if", "fram down"), 2, "--what-if: `fram down`: no site `fram` here: did you mean `farm`?"),
-        (("t.csv", "-c", "nothing.yaml"), 1, "no configuration at nothing.yaml"),
-        (("t.csv", "--world", "nothing.yaml"), 3, "nothing.yaml:1:1: no such file"),
-        (("t.csv", "--policy", "t.csv"), 3, "t.csv:"),
-        (("--recorded",), 1, "no record at test.db"),
         (("t.csv", "--recorded"), 2, "name a TRACE, or take the jobs on record"),
         (("--recorded", "--from", "1d"), 2, "--from, --ignore, --trace-columns and --skip-bad are for a"),
         (("t.csv", "--seed", "3", "--seeds", "2"), 2, "--seed is one seed, --seeds is seeds 1 to N: leave one out"),
         (("t.csv", "--compare", "other.yaml", "other.yaml"), 2, "other.yaml is named twice"),
-        (("t.csv", "--policy", "provisioner.yaml"), 2, "provisioner.yaml is named twice"),
         (("t.csv", "--report", "no/such/place.html"), 1, "no/such/place.html: no directory no/such"),
         (("t.csv", "--json", "."), 1, ". is a directory: name a file"),
         (("t.csv", "--what-if", "farm queue*2"), 2, "it takes no time there to begin with"),
@@ -274,10 +234,3 @@ def test_a_broken_line_of_a_trace_is_named_or_left_out(here: Path, cli: Cli) -> 
     ran = cli("simulate", "t.csv", "--skip-bad", "--limit", "3", "-j", "1", "-o", "json")
     assert ran.code == 0 and ran.json["bad_lines"] == 1 and ran.json["jobs"] == 3
     assert "left out 1 bad line, the first: t.csv:42" in ran.err
-
-
-def test_a_broken_world_is_named_with_line_and_repair(here: Path, cli: Cli) -> None:
-    (here / "world.yaml").write_text("sites:\n  farm:\n    boot: 75\n")
-    ran = cli("simulate", "t.csv", "--world", "world.yaml")
-    assert ran.code == 3 and "world.yaml:3:11: `boot`: a duration needs a unit: write `75s`" in ran.err
-    assert "provisioner check" not in ran.err, "it does not look at world files"

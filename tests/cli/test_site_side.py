@@ -105,9 +105,6 @@ def configured(place: Path, adapter: str, *, options: str = "{}", blocking: str 
     return path
 
 
-# --------------------------------------------------------------------------------------------------------------- render
-
-
 def test_what_the_adapter_renders_from_the_policy_is_printed_and_nothing_else(cli: Cli, lib: Path) -> None:
     path = configured(lib.parent, "telling-cluster")
     ran = cli("render", "blocking", "--site", "topas", "--config", path)
@@ -148,9 +145,6 @@ def test_without_blocking_the_line_to_add_is_said_and_is_right(cli: Cli, lib: Pa
     assert cli("render", "blocking", "--site", "topas", "--config", path).code == Exit.OK
 
 
-# ----------------------------------------------------------------------------------------------------------- check live
-
-
 def test_gaps_are_told_once_for_all_nodes_and_are_problems(cli: Cli, lib: Path) -> None:
     path = configured(lib.parent, "telling-cluster")
     ran = cli("check", path, "--live", "-o", "json")
@@ -168,14 +162,6 @@ def test_gaps_are_told_once_for_all_nodes_and_are_problems(cli: Cli, lib: Path) 
     table = cli("check", path, "--live")
     assert table.code == Exit.UNMET and max(map(len, table.lines)) <= 100
     assert "topas-a100-[1-3]" in table.out and "topas-a100-2" in table.out
-
-
-def test_what_is_hardly_meant_is_a_warning_and_no_mistake(cli: Cli, lib: Path) -> None:
-    path = configured(lib.parent, "plain-cluster", blocking="timeouts: {grace: 5min}\n")
-    ran = cli("check", path)
-    assert (ran.code, ran.out) == (Exit.OK, "")
-    assert "topas.yaml:4:19: warning: `stopping` (1min) is not longer than `grace` (5min)" in ran.err
-    assert "no problem" in ran.err
 
 
 def test_a_look_tells_of_nodes_and_of_the_owner(cli: Cli, lib: Path) -> None:

@@ -125,31 +125,6 @@ def test_a_shortened_text_takes_no_more_than_its_room(text: str, width: int, tai
     assert text_width(shorten(text, width, tail=tail)) <= width
 
 
-def test_a_column_that_may_be_spared_is_shown_where_there_is_room_and_something_in_it() -> None:
-    columns = (
-        Column("id", "", str, least=4),
-        Column("node", "", lambda r: "topas-a100-1", spare=1),
-        Column("slot", "", lambda r: "slot1_1@topas-a100-1", spare=2),
-        Column("owner", "", lambda r: "", spare=3),
-        Column("note", "", lambda r: "word " * 20, least=10, wrap=True),
-    )
-    shown = {width: table_lines(columns, ["kit-1"], width=width)[0].split() for width in (None, 60, 55, 35, 20)}
-    assert shown[None] == ["ID", "NODE", "SLOT", "OWNER", "NOTE"], "a wide table has all"
-    assert shown[60] == shown[55] == ["ID", "NODE", "SLOT", "NOTE"], "a sentence gives way by wrapping"
-    assert shown[35] == ["ID", "NODE", "NOTE"]
-    assert shown[20] == ["ID", "NOTE"]
-
-
-def test_a_sentence_goes_on_in_further_lines_and_loses_no_word() -> None:
-    sentence = "no drone type fits: vram must be 200000 MiB; nearest is horeka/h100"
-    columns = (Column("id", "", str), Column("why", "", lambda r: sentence, least=12, wrap=True))
-    found = table_lines(columns, ["1"], width=30, header=False)
-    assert all(len(line) <= 30 for line in found)
-    assert " ".join(" ".join(found).split()) == f"1 {sentence}"
-
-
-# ------------------------------------------------------------------------------------------------------ machine formats
-
 EVIL = replace(
     m.Drone(m.DroneId("kit-ab12-1"), m.TypeKey("topas/a100"), m.DroneState.IDLE, 1.0, 1.0, 1000),
     slot="slot1@\x1b[31mevil\x1b[0m\n",

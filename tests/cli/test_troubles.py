@@ -11,7 +11,7 @@ import pytest
 
 from provisioner import model as m
 from provisioner.cli.troubles import Severity, TroubleContext, check_line, troubles
-from provisioner.reasons import BadRequest, Reason, TooManyUnhealthy
+from provisioner.reasons import BadRequest, Reason
 from provisioner.store import Event, Holder, Views
 from provisioner.store.reader import Reader
 from provisioner.store.writer import SqlStore
@@ -103,11 +103,6 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
         "critical overlay",
         "no negotiation cycle for 6m48s although 3 jobs wait",
     ),
-    "negotiator never seen": (
-        overlay(negotiated_at=0.0),
-        "critical overlay",
-        "no negotiation cycle known although 3 jobs wait",
-    ),
     "type banned": (
         breaker("here/a100", BANNED),
         "warning type:here/a100",
@@ -119,11 +114,6 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
         "warning site:here",
         "2 drones on it ate jobs: kit-7: job 7.3 held with code 12. After the repair: `provisioner sites reset here`",
     ),
-    "node watched": (
-        breaker("here@n1", EATEN, m.BreakerState.DEGRADED, 1),
-        "warning site:here",
-        "node n1 watched, 1 drone on it ate jobs",
-    ),
     "drone eats jobs": (
         event("drone.black_hole", drone="kit-7", why="eats jobs on n1"),
         "warning drone:kit-7",
@@ -134,17 +124,10 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
         "note class:7",
         "no drone of here/a100 is started for it until ",
     ),
-    "site lost": (here(m.Fault(m.FaultKind.DENIED, "expired", NOW)), "warning site:here", "expired"),
-    "view old": (here(taken_at=NOW - 300), "warning site:here", "5m old"),
     "reload refused": (
         event("config.rejected", problems="site.yaml:3:1 unknown key"),
         "warning controller",
         "unknown key",
-    ),
-    "plan refused": (
-        event("plan.rejected", faults="decide failed: ZeroDivisionError"),
-        "warning controller",
-        "ZeroDivisionError",
     ),
     "clock set": (event("clock.stepped", drift_s=600.0), "warning controller", "600"),
     "drain refused": (
@@ -164,8 +147,6 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
         "3 drones failed within an hour, the last: no-condor: condor_master is missing",
     ),
     "a schedd denies": (overlay(notices=("schedd b denies",)), "warning overlay", "schedd b denies"),
-    "an odd request": (overlay(remarks=("class 7: GpuDuty = 7",)), "note overlay", "class 7: GpuDuty = 7"),
-    "brake": (refused("all", 9, TooManyUnhealthy(9, 20, 0.2)), "warning controller", "look unhealthy"),
     "hopeless class": (
         refused("class:7", 3, BadRequest("2000 of a GPU")),
         "note class:7",

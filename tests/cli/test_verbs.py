@@ -62,12 +62,9 @@ def test_json_keeps_to_its_schema_and_yaml_and_jsonl_to_json(on: Cli, words: lis
     assert lines and all(isinstance(json.loads(line), dict) for line in lines)
 
 
-@pytest.mark.parametrize("words", ANSWERS, ids=" ".join)
-def test_tables_in_a_pipe_fit_the_columns_asked_for_and_have_no_colour(on: Cli, words: list[str]) -> None:
-    ran = on(*words)
-    assert ran.code == Exit.OK
-    assert ran.lines and max(map(len, ran.lines)) <= 100
-    assert "\x1b" not in ran.out + ran.err
+def test_a_site_in_full_keeps_to_its_schema(on: Cli) -> None:
+    tree = on("sites", "show", "topas", "-o", "json").json
+    jsonschema.validate(tree, SCHEMAS["provisioner.site/1"], cls=jsonschema.Draft202012Validator)
 
 
 def test_a_row_in_a_pipe_is_one_line_however_wide(on: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,15 +85,13 @@ def test_a_number_too_large_for_the_record_is_wrong_usage(on: Cli, words: list[s
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        ("drones show kit-ab12-77", Exit.FAILED, "no drone is known by kit-ab12-77; nearest: kit-ab12-"),
         ("drones show kit-ab12", Exit.FAILED, "kit-ab12 means 3 drones: kit-ab12-4, kit-ab12-3, kit-ab12-1"),
+        ("drones --site tpoas", Exit.FAILED, "no site `tpoas` on record; did you mean `topas`?"),
+        ("drones drain --site nosuch --reason x", Exit.FAILED, "no site `nosuch` on record; known: horeka, topas"),
         ("drones --site horeka show 1", Exit.USAGE, "leave --site away: `drones show` has none"),
         ("drones kill --reason x", Exit.USAGE, "which drones?"),
         ("drones kill 1 --site topas --reason x", Exit.USAGE, "not both"),
-        ("drones kill 1", Exit.USAGE, "--reason"),
         ("drones kill 1 --reason ' '", Exit.USAGE, "--reason must not be empty"),
-        ("status -o name", Exit.USAGE, "table, wide, json, jsonl, yaml"),
-        ("snapshot --tick 999", Exit.FAILED, "no snapshot of tick 999 is kept; nearest: 1"),
         ("replay", Exit.USAGE, "name a snapshot FILE"),
         ("reload", Exit.FAILED, "no controller runs"),
         ("explain jbo 4", Exit.USAGE, "Did you mean 'job'?"),
@@ -178,17 +173,6 @@ def test_a_watch_goes_on_when_the_record_cannot_be_read_for_a_while(on: Cli, mon
     assert "database or disk is full" in ran.err and "Troubles" in ran.out
 
 
-def test_help_of_every_verb_has_three_examples_and_starts_with_a_sentence() -> None:
-    from docs.make_reference import cli_page
-
-    page = cli_page()
-    sections = page.split("\n## `provisioner ")[1:] + page.split("\n### `provisioner ")[1:]
-    assert len(sections) > 20
-    for section in sections:
-        body = section.split("\n### ")[0].split("\n## ")[0]
-        assert body.count("\n$ ") >= (2 if body.startswith("demo") else 3), body.splitlines()[0]
-
-
 # --------------------------------------------------------------------------------------------------------------- drones
 
 
@@ -205,25 +189,6 @@ def test_drones_filters_sorts_and_limits(on: Cli) -> None:
     assert "2 of 3 shown" in on("drones", "-n", "2").err
     none = on("drones", "--site", "horeka")
     assert none.code == Exit.OK and "0 live drones; site horeka" in none.err
-
-
-def test_columns_by_key_or_heading_and_a_hint_for_a_wrong_one(on: Cli) -> None:
-    first = on("drones", "--columns", "state,id,remote", "--no-header").lines[0]
-    assert first.split() == ["busy", "kit-ab12-1", "8810.0"]
-    assert on("drones", "--no-header").err == ""
-    wrong = on("drones", "--columns", "stat")
-    assert wrong.code == Exit.USAGE
-    assert "did you mean 'state'?" in wrong.err
-
-
-def test_the_reason_of_each_drone_is_there_for_the_asking(on: Cli) -> None:
-    items = on("drones", "--ended", "--columns", "id,reason", "-o", "json").json["items"]
-    assert items == [
-        {
-            "id": "kit-ab12-2",
-            "reason": "ended at the site (exited, exit code 71: GPU check failed) after 61 s and 0 jobs",
-        }
-    ]
 
 
 @pytest.mark.parametrize("any_id", ["kit-ab12-1", "1", "8810.0", "slot1@gpu07.example.org"])
@@ -255,7 +220,6 @@ ONE, BOTH = ("kit-ab12-1",), ("kit-ab12-1", "kit-ab12-3")
         ("kill 1 3 --yes", Exit.OK, "request 1 recorded", [(RequestKind.KILL, BOTH, "x", DrainMode.PEACEFUL)]),
         ("drain --site topas --dry-run", Exit.OK, "would drain", []),
         ("kill 1 nobody", Exit.PARTIAL, "known by nobody", [(RequestKind.KILL, ONE, "x", DrainMode.PEACEFUL)]),
-        ("kill nobody", Exit.FAILED, "nothing was asked for", []),
         ("kill 2", Exit.OK, "already ended", []),
     ],
 )
@@ -276,9 +240,7 @@ def test_a_request_is_recorded_for_the_next_tick(
 # -------------------------------------------------------------------------------------------- sites, demand and explain
 
 
-@pytest.mark.parametrize(
-    ("job", "class_id"), [("204.2", "7"), ("207.1", "7"), ("207.3", "11"), ("205.41", "9"), ("300", "11")]
-)
+@pytest.mark.parametrize(("job", "class_id"), [("204.2", "7"), ("207.3", "11"), ("300", "11")])
 def test_explain_job_finds_the_class_by_its_id(on: Cli, job: str, class_id: str) -> None:
     assert on("explain", "job", job, "-o", "json").json["id"] == class_id
 
@@ -321,17 +283,6 @@ def test_same_snapshot_same_plan_and_another_one_is_told_place_by_place(on: Cli,
     assert ran.code == Exit.UNMET and "differs in 1 place" in ran.err and "tick: " in ran.err
 
 
-def test_a_snapshot_is_json_whatever_form_is_asked_for(
-    on: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """-o was the file's name here and the form of the output everywhere else."""
-    for words in (["-o", "yaml"], ["--columns", "tick"], ["--watch"], ["-o", str(tmp_path / "s.json")]):
-        assert on("snapshot", *words).code == Exit.USAGE
-    assert not (tmp_path / "s.json").exists()
-    monkeypatch.setenv("PROVISIONER_OUTPUT", "wide")
-    assert on("snapshot").json == on("snapshot", "-o", "json").json
-
-
 def test_plan_leaves_out_a_class_that_the_planner_fails_on(on: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ended with a traceback."""
     from provisioner import planner
@@ -352,21 +303,12 @@ def test_plan_leaves_out_a_class_that_the_planner_fails_on(on: Cli, monkeypatch:
     assert said["class:9"] == "nothing-fits"
 
 
-def test_a_recorded_tick_replays_to_its_recorded_plan(on: Cli) -> None:
-    kept = on("snapshot", "--list", "-o", "name").lines
-    assert kept
-    for tick in kept:
-        assert on("replay", "--tick", tick).code == Exit.OK
-
-
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
         ("", "not JSON"),
-        ("[]", "not a snapshot"),
         ('{"schema": "provisioner.snapshot/99"}', "this version reads"),
         ('{"now": "yesterday"}', "not a snapshot: now"),
-        ("\x00\xff", "not JSON"),
     ],
 )
 def test_a_file_that_is_no_snapshot_is_told_so(on: Cli, tmp_path: Path, content: str, complaint: str) -> None:
@@ -374,34 +316,6 @@ def test_a_file_that_is_no_snapshot_is_told_so(on: Cli, tmp_path: Path, content:
     ran = on("replay", tmp_path / "x.json")
     assert ran.code == Exit.FAILED
     assert complaint in ran.err and "Traceback" not in ran.err
-
-
-def test_events_tell_steps_and_events_in_order(on: Cli) -> None:
-    items = on("events", "--since", "2h", "-o", "json").json["items"]
-    assert [i["at"] for i in items] == sorted(i["at"] for i in items)
-    assert items[0]["kind"] == "event" and items[0]["fields"] == {"changes": "max_drones 40 -> 50"}
-    assert {i["name"] for i in items} == {"config.reloaded", "requested", "submitted", "busy", "failed", "idle"}
-    assert on("events", "--drone", "8811.0", "-o", "name").lines == ["requested", "submitted", "failed"]
-    assert on("events", "--since", "1s").code == Exit.OK
-    assert on("events", "--since", "soon").code == Exit.USAGE
-
-
-def test_an_interruption_ends_with_its_own_code_wherever_it_came_up(tmp_path: Path) -> None:
-    (tmp_path / "interrupted.py").write_text("""
-import sys
-from provisioner.cli import __main__ as process
-def verb(argv):
-    print("said", end="")
-    try:
-        exec("raise KeyboardInterrupt")  # as while a dataclass is made
-    except KeyboardInterrupt:
-        return 130
-process.run_verb = verb
-sys.exit(process.run_process([]))
-""")
-    command = [sys.executable, "-m", "interrupted"]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (Exit.INTERRUPTED, "said", "")
 
 
 def test_following_events_goes_on_until_interrupted(record: Path) -> None:
@@ -470,17 +384,6 @@ def test_reload_signals_no_process_that_only_has_the_number_of_the_controller(cl
         unharmed = stranger.poll() is None
         stranger.kill()
     assert ran.code == Exit.FAILED and "container" in ran.err and unharmed
-
-
-def test_check_gives_each_problem_its_place_and_exit_3(cli: Cli, tmp_path: Path) -> None:
-    path = tmp_path / "provisioner.yaml"
-    path.write_text("controller: kit\nstroe: {path: x.db}\n")
-    ran = cli("check", path)
-    assert ran.code == Exit.UNMET
-    assert any(line.startswith(f"{path}:2:1: ") for line in ran.lines), ran.out
-    items = cli("check", path, "-o", "json").json
-    jsonschema.validate(items, SCHEMAS[items["schema"]])
-    assert {"file", "line", "col", "message"} == items["items"][0].keys()
 
 
 RECORDED = """\
@@ -643,18 +546,12 @@ def test_the_record_is_found_by_option_environment_and_configuration(
 
 def test_user_mistakes_have_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "junk.db").write_bytes(b"this is no database" * 1000)
-    (tmp_path / "empty.db").write_bytes(b"")
     for words, code, complaint in [
         (["drones", "--store", tmp_path / "none.db"], Exit.FAILED, "no record at"),
         (["drones", "--store", tmp_path], Exit.FAILED, "is a directory"),
-        (["drones", "--config", tmp_path], Exit.FAILED, "is a directory"),
         (["drones", "--store", tmp_path / "junk.db"], Exit.FAILED, "junk.db"),
-        (["drones", "--store", tmp_path / "empty.db"], Exit.FAILED, "empty.db"),
         (["drones"], Exit.FAILED, "no configuration found"),
         (["drones", "-c", tmp_path / "none.yaml"], Exit.FAILED, "no configuration at"),
-        (["plan", "--snapshot", tmp_path / "none.json"], Exit.FAILED, "No such file"),
-        (["droens"], Exit.USAGE, "Did you mean 'drones'?"),
-        (["drones", "--output", "xml"], Exit.USAGE, "xml"),
         (["drones", "show"], Exit.USAGE, "Missing argument"),
     ]:
         ran = process(*words, cwd=tmp_path)
@@ -668,14 +565,6 @@ def test_a_reader_that_goes_away_ends_it_quietly(record: Path) -> None:
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
-def test_the_module_and_the_version_answer(record: Path) -> None:
-    from provisioner import __version__
-
-    assert process("version").stdout == process("--version").stdout == f"{__version__}\n"
-    ran = process("drones", "--store", record)
-    assert ran.returncode == 0 and ran.stderr.startswith("3 live drones")
-
-
 def test_listing_drones_imports_nothing_heavy(record: Path) -> None:
     program = (
         "import sys; from provisioner.cli import main\n"
@@ -686,20 +575,6 @@ def test_listing_drones_imports_nothing_heavy(record: Path) -> None:
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert ran.stdout.splitlines()[-1] == "[] 0"
-
-
-# ------------------------------------------------------------------------------------------------------------ the queue
-
-
-def test_jobs_are_submitted_and_listed(cli: Cli, tmp_path: Path) -> None:
-    _configuration(tmp_path)
-    ran = cli("submit", "--count", "2", "--gpus", "0.5", "--memory", "4 GiB", "--", "sleep", "--help")
-    assert (ran.code, ran.lines) == (Exit.OK, ["1", "2"]), ran.err
-    items = cli("jobs", "-o", "json").json
-    jsonschema.validate(items, SCHEMAS[items["schema"]])
-    assert [(j["id"], j["gpu_milli"], j["memory_mib"]) for j in items["items"]] == [(1, 500, 4096), (2, 500, 4096)]
-    assert items["items"][0]["argv"] == ["sleep", "--help"]
-    assert cli("submit", "--memory", "much", "true").code == Exit.USAGE
 
 
 # -------------------------------------------------------------------------------------------------------------- schemas
@@ -730,11 +605,9 @@ def test_a_closed_output_is_no_crash(record: Path, verb: str) -> None:
     [
         (["drones", "show", ""], {"kit-ab12-1", "kit-ab12-2"}),
         (["drones", "drain", "kit-ab12-3"], {"kit-ab12-3"}),
-        (["drones", "--site", "to"], {"topas"}),
         (["drones", "--type", "h"], {"horeka/h100"}),
         (["sites", "reset", "h"], {"horeka"}),
         (["explain", "class", "1"], {"11"}),
-        (["explain", "drone", ""], {"kit-ab12-1"}),
         (["events", "--drone", "kit"], {"kit-ab12-4"}),
     ],
 )
@@ -755,8 +628,6 @@ def test_the_shell_completes_names_of_the_record(record: Path, words: list[str],
     [
         (["drain"], "drones drain"),
         (["top"], "status --watch"),
-        (["drones", "list"], "drones"),
-        (["sites", "ls"], "sites"),
         (["explain", "40"], "explain job 40"),
         (["explain", "kit-ab12-1"], "explain drone kit-ab12-1"),
     ],

@@ -32,11 +32,6 @@ def test_values_and_places() -> None:
     assert document.value_position(("b", 1, "nothing")) == Position(4, 5)
 
 
-@pytest.mark.parametrize("text", ["-1", "+3", "0", "1.5", "-2.5e3", "1e-3"])
-def test_plain_numbers_are_numbers(text: str) -> None:
-    assert parsed(f"a: {text}").tree == {"a": float(text)}
-
-
 @pytest.mark.parametrize("text", ["8.0.1", "1.2.3.4", "20 GiB", "2h30m", "a:b", "v1", "e5", "1e", "007bond"])
 def test_what_only_looks_like_a_number_is_text(text: str) -> None:
     assert parsed(f"a: {text}").tree == {"a": text}
@@ -56,18 +51,6 @@ def test_anchors_aliases_and_merges_are_understood() -> None:
 
     assert document.tree == {"a": {"x": 1, "z": 2}, "b": {"x": 1, "z": 2}, "c": {"z": 3, "x": 1}}
     assert document.key_position(("c", "x")) == Position(1, 8)  # it stands where it was written
-
-
-def test_an_alias_of_itself_is_a_problem_not_a_loop() -> None:
-    assert "recursive alias" in parsed("a: &a [1, *a]").problems[0].message
-    assert "needs a mapping" in parsed("a: &a\n  <<: *a\n").problems[0].message
-
-
-def test_a_laughing_file_is_refused() -> None:
-    laughs = "a: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
-        f"b{n}: &a{n + 1} [{', '.join([f'*a{n}'] * 10)}]\n" for n in range(8)
-    )
-    assert "too large" in parsed(laughs).problems[0].message
 
 
 @pytest.mark.parametrize("levels", [60, 200, 330, 400, 500, 50_000])
@@ -144,36 +127,16 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert strict_yaml.text_of(big, YamlDocument("big")) is not None
 
 
-def test_a_byte_order_mark_and_windows_line_ends_are_harmless(tmp_path: Path) -> None:
-    file = tmp_path / "windows.yaml"
-    file.write_bytes(b"\xef\xbb\xbfa: 1\r\nb: two\r\n")
-    assert strict_yaml.read(file).tree == {"a": 1, "b": "two"}
-
-
 @pytest.mark.parametrize(
     ("text", "spot", "words"),
     [
-        ("", (1, 1), "is empty"),
-        ("- a\n", (1, 1), "expected a mapping at the top"),
-        ("a: 1\nb: [1, 2\n", (2, 4), "unclosed `[`"),
-        ("a: 1\nb: {c: 2\n", (2, 4), "unclosed `{`"),
-        ("a: 1\nb: 'x\n", (2, 4), "unclosed quote"),
-        ("a: 1\n\tb: 2\n", (2, 1), "a tab cannot indent"),
-        ("a: 1\n\nb: c: d\n", (3, 5), "unexpected `:`"),
-        ("a: 1\nb: *none\n", (2, 4), "undefined alias"),
-        ("a: 1\nb: \x07\n", (2, 4), "character U+0007 is not allowed"),
-        ("a: 1\nbb: 2\nbb: 3\n", (3, 1), "first defined on line 2"),
         ("a: 1\n? [b]\n: 1\n", (2, 3), "expected a key"),
         ("a:\n  12: 1\n", (2, 3), 'write `"12"`'),
-        ("a: 1\nb: !x 2\n", (2, 4), "tag `!x` is not supported"),
         ("a: 1\nb:\n  <<: 3\n", (3, 7), "needs a mapping"),
+        ("a: &a [1, *a]", (1, 4), "recursive alias"),
         ("a: 1\nb: [0, 12:30]\n", (2, 8), "write `12h30m`"),
         ("a: -0017\n", (1, 4), "write `17`"),
-        ("a: 0x1F\n", (1, 4), "write `31`"),
-        ("a: 1_000\n", (1, 4), "write `1000`"),
-        ("a: .5\n", (1, 4), "write `0.5`"),
         ("a: 1234567890123456789\n", (1, 4), "too many digits"),
-        ("a: 1e999\n", (1, 4), "write a smaller number"),
     ],
 )
 def test_a_mistake_is_told_at_its_line_and_column(text: str, spot: tuple[int, int], words: str) -> None:

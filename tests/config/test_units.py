@@ -42,7 +42,6 @@ class Written(BaseModel):
 MEANINGS: list[tuple[str, dict[Any, Any]]] = [
     # 20e9 bytes are 19073.49 MiB: rounded up, never down
     ("size", {"20 GiB": 20480, "20GiB": 20480, "512 MiB": 512, "1.5 TiB": 1572864, "20 GB": 19074, "1 B": 1}),
-    ("size", {"0 MiB": 0}),
     ("duration", {"2h30m": 9000.0, "10min": 600.0, "90 s": 90.0, "1d": 86400.0, "1w 2d": 777600.0, "250ms": 0.25}),
     ("duration", {"0.1s": 0.1, "0s": 0.0, "3660d": 316_224_000.0, " 1w1d1h1m1s1ms ": 694_861.001}),
     # 0.29 * 1000 is 290.00000000000006 in binary floating point
@@ -58,25 +57,18 @@ MEANINGS: list[tuple[str, dict[Any, Any]]] = [
 WRONG: list[tuple[str, dict[Any, str]]] = [
     ("size", {20: "write `20 GiB`", 20480: "write `20480 MiB`", 1023: "write `1023 GiB`", True: "write `20 GiB`"}),
     ("size", {"20 g": "write `20 GiB` (1024s) or `20 GB` (1000s)", "-1 GiB": "write `20 GiB`"}),
-    ("size", {"1e3 GiB": "write `20 GiB`"}),
     ("address", {"cm.example.org": "no port: write `cm.example.org:9618`"}),
     ("address", {"cm.example.org:0": "a port is a number from 1 to 65535"}),
-    ("address", {"cm.example.org:65536": "a port is a number from 1 to 65535"}),
     ("address", {"<10.0.0.1:9618?addrs=x>": "is not an address: write `host.example.org:9618`"}),
     ("address", {"cm1:9618,": "is not an address", "cm1:9618,cm2": "`cm2` has no port"}),
     ("address", {"[::1]": "no port: write `[::1]:9618`", "2001:db8::1": "or `[2001:db8::1]:9618`"}),
     ("address", {"[1::2::3]:9618": "is not an address", "cm1:9618?addrs=x": "is not an address"}),
-    ("address", {9618: "write `host.example.org:9618`"}),
     ("duration", {30: "write `30s` or `30min`", -30: "write `0s` or `0min`", "-5s": "`-5s` is not a duration"}),
     ("duration", {"5s 3": "`5s 3` is not a duration", "10min 10h": "each unit once", "3661d": "more than ten years"}),
-    ("duration", {"3 Hours": "write `3h`", "3 fortnights": "write `3min`", "30": "write `30s`"}),
-    ("duration", {"3 hours": "write `3h`", "5M": "write `5min`", "10m 10min": "each unit once", "": "write `30s`"}),
     ("gpus", {-0.5: "write `0.5`", 0.0004: "write `0`", 1_000_000.001: "more than 1000000 GPUs"}),
     ("gpus", {0.0001: "steps of 0.001", float("nan"): "write `1` or `0.5`", float("inf"): "write `1` or `0.5`"}),
-    ("gpus", {"1": "write `1` or `0.5`", True: "write `1` or `0.5`", 10**9: "more than 1000000 GPUs"}),
     ("capability", {"0.9": "`8.0`", "31.0": "`8.0`", True: "`8.0`", "8.0.1": "`8.0`", 80: "`8.0`", 8.65: "`8.0`"}),
     ("driver", {"0.4": 'write `"12.4"`', True: 'write `"12.4"`', 12.1: 'write `"12.1"`', 12: 'write `"12.0"`'}),
-    ("driver", {"550.54.14": 'write `"12.4"`'}),
     ("name", {"-Ab c-" + "d" * 80: "write `ab-c-" + "d" * 58 + "`", "x" * 41 + "!": "`" + "x" * 37 + "...`"}),
     ("name", {"x" * 39 + "!": "`" + "x" * 39 + "!`", "GridKa Cloud": "write `gridka-cloud`", "-": "write `a1`"}),
     ("name", {"a" * 64: "at most 63", "a\n": "write `a`"}),
@@ -115,12 +107,6 @@ def test_sizes_survive_being_written_and_read(size_mib: int) -> None:
 @given(st.integers(min_value=0, max_value=10 * 365 * 86_400_000))
 def test_durations_survive_being_written_and_read(milliseconds: int) -> None:
     assert round(units.parse_duration(units.format_duration(milliseconds / 1000)) * 1000) == milliseconds
-
-
-@given(st.integers(min_value=0, max_value=10**6))
-def test_gpu_shares_survive_being_written_and_read(gpu_milli: int) -> None:
-    text = units.format_gpus(gpu_milli)
-    assert units.parse_gpus(float(text) if "." in text else int(text)) == gpu_milli
 
 
 @given(

@@ -55,7 +55,8 @@ replay --tick 3 | replay --tick 3 --what-if 'topas down'
 ONCE = """
 status --check
 drones drain --site cloud --reason upgrade --dry-run | drones kill 7 --reason broken --yes
-drones drain 7 8 --reason upgrade --yes --mode graceful | drones show 999 | drones --columns id,nonsense
+drones drain 7 8 --reason upgrade --yes --mode graceful | drones --all --node topas-a100-2 -o name
+drones show 999 | drones --columns id,nonsense
 sites reset horeka --reason repaired | sites reset nowhere --reason x | sites show nowhere
 estimates forget --user bob --site topas --reason 'new code' | estimates forget --reason x
 snapshot --to saved.json | snapshot --tick 3 | snapshot --tick 77

@@ -13,8 +13,6 @@ TARDIS = Path(__file__).parent / "tardis"
 HTCONDOR, SLURM, CLOUDS, OPENSTACK, FAKE, COBALD = (
     (TARDIS / f"{name}.yml").read_text() for name in ("htcondor", "slurm", "clouds", "openstack", "fake", "cobald")
 )
-EXPECTED = Path(__file__).parent / "expected"
-"""Files that are imported from ``htcondor.yml``, and from ``slurm.yml`` with ``cobald.yml``."""
 GPU_JDL, WHOLE_JDL = ((TARDIS / f"{name}.jdl").read_text() for name in ("gpu", "whole"))
 JDLS = {"gpu.jdl": GPU_JDL, "whole.jdl": WHOLE_JDL}
 ALL = {"htcondor": HTCONDOR, "slurm": SLURM, "clouds": CLOUDS, "openstack": OPENSTACK, "fake": FAKE}

@@ -10,15 +10,11 @@ import yaml
 from provisioner.config.strict_yaml import YamlDocument
 from provisioner.migrate import ImportOutcome, ImportResult
 from provisioner.migrate.yaml11 import read as read_yaml
-from tests.migrate.examples import ALL, CLOUDS, COBALD, EXPECTED, FAKE, HTCONDOR, SLURM, about, converted, finding
+from tests.migrate.examples import ALL, COBALD, HTCONDOR, SLURM, about, converted, finding
 
 
 def controller(made: ImportResult) -> Any:
     return yaml.safe_load(made.files["provisioner.yaml"])
-
-
-def test_the_controller_file_names_the_pool_and_the_sites() -> None:
-    assert converted(SLURM, COBALD).files["provisioner.yaml"] == (EXPECTED / "provisioner.yaml").read_text()
 
 
 @pytest.mark.parametrize(
@@ -45,36 +41,6 @@ def test_what_tardis_left_to_the_host_needs_you() -> None:
     assert needed == [f"provisioner.yaml: overlay.options.{key}" for key in options]
 
 
-def test_ratios_have_no_counterpart_and_it_says_what_has() -> None:
-    told = finding(converted(HTCONDOR), "BatchSystem.ratios")
-    assert (told.verdict, told.line) == (ImportOutcome.DROPPED, 4)
-    assert "policy.idle_timeout" in told.text
-
-
-def test_a_pool_that_is_no_htcondor_needs_you() -> None:
-    made = converted(CLOUDS)
-    assert controller(made)["overlay"]["adapter"] == "htcondor"
-    assert about(made, "BatchSystem.adapter") == [(ImportOutcome.NEEDED, 8, "provisioner.yaml: overlay.adapter")]
-    assert about(made, "BatchSystem.executor")[0][0] is ImportOutcome.NEEDED
-
-
-def test_a_fake_pool_becomes_the_embedded_queue() -> None:
-    assert controller(converted(FAKE))["overlay"] == {"adapter": "embedded", "options": {"path": "var/queue.db"}}
-
-
-def test_plugins_are_not_forgotten() -> None:
-    made = converted(CLOUDS)
-    assert {f.key: f.verdict for f in made.findings if f.key.startswith("Plugins.")} == {
-        "Plugins.SqliteRegistry": ImportOutcome.CHANGED,
-        "Plugins.TelegrafMonitoring": ImportOutcome.DROPPED,
-        "Plugins.Auditor": ImportOutcome.DROPPED,
-    }
-    assert "let them run out first" in finding(made, "Plugins.SqliteRegistry").text
-
-
-# ------------------------------------------------------------------------------------------------------------ pipeline
-
-
 def test_the_pipeline_is_explained_step_by_step() -> None:
     made = converted(SLURM, COBALD)
     assert [(f.line, f.key, f.verdict) for f in made.findings if f.file == "cobald.yml"] == [
@@ -89,15 +55,6 @@ def test_the_pipeline_is_explained_step_by_step() -> None:
         (7, "monitor", ImportOutcome.DROPPED),
     ]
     assert "each waiting job that no drone can take" in finding(made, "pipeline[0] !LinearController").text
-
-
-def test_one_file_with_both_in_it_is_read_as_both() -> None:
-    made = converted(FAKE)
-    assert about(made, "pipeline[0] !LinearController") == [(ImportOutcome.DROPPED, 2, "")]
-    assert about(made, "pipeline[3] !create_composite_pool") == [(ImportOutcome.CONVERTED, 7, "provisioner.yaml")]
-
-
-# ----------------------------------------------------------------------------------------------------- nothing is lost
 
 
 def leaves(told: Any, path: str) -> list[tuple[str, int]]:

@@ -154,8 +154,7 @@ class CrashSimulation(Simulation):
         overlay: Any = Crashable("overlay", world.overlay, injector, OVERLAY_ACTS)
         sites: Any = {name: Crashable("site", site, injector, SITE_ACTS) for name, site in world.sites.items()}
         life = asyncio.create_task(
-            self.serve(world, stop, store, overlay, sites),
-            name=f"controller {len(self.lives) + 1}",
+            self.serve(world, stop, store, overlay, sites), name=f"controller {len(self.lives) + 1}"
         )
         killed = asyncio.create_task(injector.crashed.wait(), name="killed")
         await asyncio.wait({life, killed, over}, return_when=asyncio.FIRST_COMPLETED)

@@ -60,28 +60,19 @@ WIRE = [
     ServiceFault(ServiceFaultKind.DOWN, "kit", to_s=300.0),
     ServiceFault(ServiceFaultKind.DOWN, "kit", "act", to_s=100.0),
     ServiceFault(ServiceFaultKind.DENIED, "kit", "start", to_s=60.0),
-    ServiceFault(ServiceFaultKind.QUOTA, "kit", "start", to_s=60.0),
-    ServiceFault(ServiceFaultKind.CAPACITY, "kit", "start", to_s=60.0),
-    ServiceFault(ServiceFaultKind.THROTTLED, "kit", "start", to_s=60.0),
     ServiceFault(ServiceFaultKind.BUG, "kit", "poll", chance=0.5),
-    ServiceFault(ServiceFaultKind.BUG, "kit", "act", to_s=100.0),
     ServiceFault(ServiceFaultKind.ORDER_LOST, "kit", "act", to_s=100.0),
     ServiceFault(ServiceFaultKind.ORDER_HANGS, "kit", "act", to_s=100.0),
     ServiceFault(ServiceFaultKind.REPLY_LOST, "kit", "act"),
     ServiceFault(ServiceFaultKind.REPLY_HANGS, "kit", "act"),
     ServiceFault(ServiceFaultKind.REPLY_TORN, "kit", "start", amount=0.5),
-    ServiceFault(ServiceFaultKind.LATE, "kit", "act", to_s=100.0, amount=50.0),
     ServiceFault(ServiceFaultKind.LATE, "kit", "act", to_s=100.0, amount=90.0),
     ServiceFault(ServiceFaultKind.TWICE, "kit", "act", amount=30.0),
     ServiceFault(ServiceFaultKind.SLOW, "kit", amount=15.0),
     ServiceFault(ServiceFaultKind.HANG, "kit", "poll", 50.0, 250.0),
-    ServiceFault(ServiceFaultKind.HANG, OVERLAY, "poll", 50.0, 250.0),
     ServiceFault(ServiceFaultKind.DOWN, OVERLAY, "poll", 50.0, 250.0),
-    ServiceFault(ServiceFaultKind.SLOW, OVERLAY, amount=7.0),
     ServiceFault(ServiceFaultKind.BUG, OVERLAY, "poll", chance=0.5),
     ServiceFault(ServiceFaultKind.DOWN, OVERLAY, "bootstrap", chance=0.5),
-    ServiceFault(ServiceFaultKind.HANG, OVERLAY, "bootstrap", chance=0.5),
-    ServiceFault(ServiceFaultKind.ORDER_LOST, OVERLAY, "drain"),
     ServiceFault(ServiceFaultKind.REPLY_HANGS, OVERLAY, "drain"),
 ]
 
@@ -90,7 +81,6 @@ LIES = [
     ServiceFault(ServiceFaultKind.EMPTY, "kit", "poll", 60.0, 90.0),
     ServiceFault(ServiceFaultKind.PARTIAL, "kit", "poll", 60.0, 85.0, amount=0.5),
     ServiceFault(ServiceFaultKind.STALE, "kit", "poll", 40.0, 65.0),
-    ServiceFault(ServiceFaultKind.FREE_WRONG, "kit", "poll", amount=99.0),
     ServiceFault(ServiceFaultKind.FREE_WRONG, "kit", "poll", 60.0, 300.0, amount=0.0),
     ServiceFault(ServiceFaultKind.UNKNOWN_STATES, "kit", "poll", 30.0, 300.0),
     ServiceFault(ServiceFaultKind.EMPTY, OVERLAY, "poll", 60.0, 90.0),
@@ -128,13 +118,18 @@ def test_an_owner_who_comes_and_goes_loses_us_work_but_no_job(seed: int) -> None
         assert outcome.jobs_done == 12
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_failing_nodes_and_downtimes_lose_no_job(seed: int) -> None:
-    node = HardwareFault(HardwareFaultKind.NODE_FAILS, 50.0, 200.0, "kit", node=0)
-    downtime = HardwareFault(HardwareFaultKind.DOWNTIME, 120.0, 100.0, "kit", notice_s=60.0)
-    for blow in (node, downtime):
-        outcome = kept(replace(calm(seed=seed), hardware_faults=(blow,)))
-        assert outcome.metrics.ends["kit", EndKind.FAULT] > 0
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(
+    "blow",
+    [
+        HardwareFault(HardwareFaultKind.NODE_FAILS, 50.0, 200.0, "kit", node=0),
+        HardwareFault(HardwareFaultKind.DOWNTIME, 120.0, 100.0, "kit", notice_s=60.0),
+    ],
+    ids=["node", "downtime"],
+)
+def test_failing_nodes_and_downtimes_lose_no_job(blow: HardwareFault, seed: int) -> None:
+    outcome = kept(replace(calm(seed=seed), hardware_faults=(blow,)))
+    assert outcome.metrics.ends["kit", EndKind.FAULT] > 0
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -152,16 +147,9 @@ def test_a_type_whose_drones_all_die_young_is_slowed_down() -> None:
     assert outcome.drones < 40, "an hour of drones that die after 15 s would be over 700 without a back-off"
 
 
-def test_drones_that_break_down_now_and_then_cost_work_only() -> None:
-    outcome = kept(with_habits(calm(), lifetime=Uniform(60.0, 400.0)))
-    assert outcome.metrics.ends["kit", EndKind.FAULT] > 0
-    assert outcome.jobs_done == 12
-
-
 def test_an_order_carried_out_long_after_it_was_given_up_is_found_and_ended() -> None:
-    late = ServiceFault(
-        ServiceFaultKind.LATE, "kit", "start", to_s=60.0, amount=260.0
-    )  # order_confirm_s is 120, after a minute of silence
+    # order_confirm_s is 120, after a minute of silence
+    late = ServiceFault(ServiceFaultKind.LATE, "kit", "start", to_s=60.0, amount=260.0)
     outcome = kept(replace(calm(jobs=burst(2, SHORT)), service_faults=(late,), least_s=900.0))
     assert outcome.metrics.accepted["kit"] > 2, "the late ones came too"
 

@@ -44,10 +44,3 @@ def test_warm_drones_stay_the_same_and_leave_when_their_hours_are_over() -> None
     assert warm.drones == 2 + 2, "two that were warm, and two that were warmed up when those had work"
     closes_s = (17 - BEGINS_H) * 3600
     assert closes_s < warm.ended_s < closes_s + 600
-
-
-def test_a_burst_beyond_the_headroom_gets_all_that_there_is() -> None:
-    warm = played(UNTIL_17, jobs=8)
-    assert warm.violations == ()
-    assert sum(wait < BOOT_S / 2 for wait in warm.metrics.waits_s) == 2
-    assert warm.metrics.caps_broken == []

@@ -8,7 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,26 +18,20 @@ from typing import Any
 import pytest
 
 from provisioner.model import DroneId, EndKind, OwnerLoad, StartOrder, StopOrder
-from provisioner.simulator.faults import HardwareFault, HardwareFaultKind
 from provisioner.simulator.jobs import JobRequirements, SimulatedJob
-from provisioner.simulator.owner import VictimRule
 from provisioner.simulator.sites import Facility, GpuPool
 from provisioner.simulator.traces import OwnerLoadSeries, read_loads
 from provisioner.simulator.world import SimulationOutcome, World
 from tests.simulator.crashing import crashes, simulate
-from tests.simulator.owner_queue import Owner, OwnerJob, OwnerSteps
+from tests.simulator.owner_queue import Owner, OwnerJob
 from tests.simulator.owner_world import (
     SPAN_S,
     TICK_S,
     Chooser,
     load_of,
-    made_load,
     owned,
-    owner_jobs,
-    rise_of,
     trace_file,
     waits_alone,
-    window_of,
 )
 from tests.simulator.worlds import STEADY, drone_type, in_world, played, topas, unreliable_network, until
 
@@ -62,9 +56,6 @@ def orders(count: int, first: int = 0, facility: Facility = cluster()) -> list[S
 
 def long_jobs(count: int, **given: Any) -> tuple[SimulatedJob, ...]:
     return (SimulatedJob(0.0, 5000.0, JobRequirements(cpus=4, memory_mib=8192), **given),) * count
-
-
-# --------------------------------------------------------------------------------------------------- node by node
 
 
 @played(cluster(OwnerJob(5.0, 9000.0, cpus=12, memory_mib=65536), nodes=2))
@@ -94,14 +85,6 @@ def test_waiting_jobs_of_one_shape_are_one_claim_that_names_the_nodes_that_could
 
     jobs = OwnerJob(5.0, 60.0), OwnerJob(4.0, 60.0), OwnerJob(3.0, 60.0, gpus=4, cpus=64)
     in_world(script, [cluster(*jobs, nodes=2, given={"reports_claims": reports})])
-
-
-def test_a_load_that_is_on_no_certain_node_cannot_be_told_node_by_node() -> None:
-    with pytest.raises(ValueError, match="no certain node"):
-        cluster(given={"owner": OwnerSteps(((10.0, 2),), "gpus")})
-
-
-# ------------------------------------------------------------------------------------------------- the site alone
 
 
 async def filled(world: World) -> None:
@@ -160,56 +143,11 @@ def test_the_site_makes_room_for_its_owner(
     in_world(script, [facility], long_jobs(4))
 
 
-def test_a_random_victim_is_not_always_the_youngest() -> None:
-    gone: set[str] = set()
-
-    async def script(world: World) -> None:
-        await filled(world)
-        await until(450.0)
-        gone.update(await ends(world))
-
-    for at_s in range(200, 400, 20):
-        job = OwnerJob(float(at_s), 60.0, cpus=8)
-        in_world(script, [cluster(job, victim=VictimRule.RANDOM, given=UNSEEN)], long_jobs(4))
-    assert len(gone) > 1
-
-
 @played(cluster(*(OwnerJob(at_s, 300.0, gpus=4, cpus=8) for at_s in (5.0, 6.0))))
 async def test_what_the_owner_waits_for_their_own_jobs_is_not_our_doing(world: World) -> None:
     """Two jobs want the whole node; the second waits for the first."""
     await until(700.0)
     assert [(w.wait_s, w.blocked_s, w.late_s) for w in world.metrics.owner_waits] == [(15.0, 0, 0), (314.0, 0, 0)]
-
-
-@played(cluster(LARGE, given=UNSEEN), long_jobs(4))
-async def test_room_that_came_between_two_cycles_is_late_not_blocked(world: World) -> None:
-    await filled(world)
-    await until(222.0)
-    await world.sites["topas"].stop([StopOrder(DroneId(f"d-{n}"), "") for n in (0, 1)])
-    await until(300.0)
-    # asked at 222.1, 10 s of grace and 2 s of release: room at 234.1, found at the cycle of 240
-    (wait,) = world.metrics.owner_waits
-    assert wait == (2, pytest.approx(35.0), pytest.approx(14.1), pytest.approx(5.9))
-
-
-@played(
-    cluster(OwnerJob(5.0, 6000.0, gpus=4, cpus=4)),
-    hardware_faults=(HardwareFault(HardwareFaultKind.NODE_FAILS, 50.0, 100.0, "topas"),),
-)
-async def test_drones_come_after_the_owner_and_a_node_that_fails_sends_their_jobs_back(world: World) -> None:
-    site = world.sites["topas"]
-    await site.start(orders(1))
-    await until(30.0)
-    assert (await site.poll()).owner_runs == OwnerLoad(1, 4000, 4, 1024)
-    await until(60.0)
-    down = await site.poll()
-    assert (down.nodes, down.owner_runs, [c.count for c in down.claims]) == ((), OwnerLoad(), [1])
-    await until(170.0)
-    assert (await site.poll()).owner_runs == OwnerLoad(1, 4000, 4, 1024)
-    assert world.metrics.overfull == []
-
-
-# ------------------------------------------------------------------------------------------------------ lost work
 
 
 @played(cluster(), [SimulatedJob(0.0, 1000.0, JobRequirements(cpus=4, memory_mib=8192), checkpoint_s=100.0)])
@@ -233,17 +171,6 @@ async def test_work_since_the_last_checkpoint_is_told_and_lost(world: World) -> 
     assert (await pool.poll(world.types)).evictions == ()
 
 
-CPUS = cluster(given={"types": (drone_type("topas", "cpu", gpu_milli=0, memory_mib=20480, vram_mib=0, capability=0),)})
-
-
-@played(CPUS, (SimulatedJob(0.0, 900.0, JobRequirements(gpu_milli=0, cpus=3)),) * 2)
-async def test_a_cpu_drone_counts_its_work_in_cpus(world: World) -> None:
-    await world.sites["topas"].start(orders(1, facility=CPUS))
-    await until(100.0)
-    (slot,) = (await world.overlay.poll(world.types)).slots
-    assert (slot.jobs, slot.work_gpu_milli, slot.work_at) == (2, 6000, 60.0)
-
-
 ANN, BEN = (replace(long_jobs(1)[0], wants=replace(long_jobs(1)[0].wants, owner=owner)) for owner in ("ann", "ben"))
 
 
@@ -259,35 +186,6 @@ async def test_a_drone_takes_no_jobs_of_users_whom_it_avoids(world: World) -> No
     await world.sites["topas"].start([second])
     await until(400.0)
     assert [job.running for job in (await world.overlay.poll(world.types)).classes] == [1, 1]
-
-
-# -------------------------------------------------------------------------------------------------- the owner's load
-
-
-def wanted_at(jobs: Sequence[OwnerJob], at_s: float) -> int:
-    return sum(job.gpus for job in jobs if job.submit_s <= at_s < job.submit_s + job.duration_s)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_the_jobs_behind_a_series_add_up_to_it(seed: int) -> None:
-    load = made_load(seed, gpus=32, span_s=20 * 3600.0)
-    jobs = owner_jobs(load, seed, until_s=load.span_s)
-    assert jobs == owner_jobs(load, seed, until_s=load.span_s)
-    assert {job.gpus for job in jobs} >= {1, 2, 4, 8}
-    long = [job for job in jobs if job.duration_s > 60.0]
-    for (at_s, gpus), (next_s, _) in zip(load.steps, load.steps[1:], strict=False):
-        if next_s - at_s > 60.0:  # no job is shorter than a minute, whatever the series says
-            assert gpus - 8 < wanted_at(long, next_s - 0.1) <= gpus + 7
-    assert 0.3 < statistics.mean(gpus for _, gpus in load.steps) / 32 < 0.7
-
-
-def test_a_part_of_a_series_is_played_faster() -> None:
-    load = OwnerLoadSeries("a", 8, ((0.0, 2), (600.0, 12), (1200.0, 6)))
-    assert window_of(load, 300.0, 800.0, faster=2.0).steps == ((0.0, 2), (150.0, 12))
-    assert rise_of(load) == 10
-
-
-# ----------------------------------------------------------------------------------------- the service, by many seeds
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from provisioner.model import CompletedJob, DroneId, JobClass, OverlayView, Plan, PolledOverlay
 from provisioner.simulator.jobs import JobRequirements, SimulatedJob
 from provisioner.simulator.traces import recorded_jobs
-from provisioner.store import StoreError
 from provisioner.store.writer import SqlStore
 from tests.store.story import CONTROLLER, seen
 
@@ -61,27 +58,3 @@ async def test_jobs_that_still_wait_are_added_and_told(tmp_path: Path) -> None:
         " run time of jobs like them",
         "4 jobs that ran at the last look are missing: they have no run time yet",
     )
-
-
-async def test_what_cannot_be_known_is_said(tmp_path: Path) -> None:
-    path = tmp_path / "provisioner.db"
-    unlike = replace(ALIKE, running=0, walltime_s=0.0)
-    store = await written(path, [], unlike)
-    await store.__aexit__()
-    found = recorded_jobs(path, since=1000.0, until=2000.0)
-    assert found.jobs == ()
-    assert found.notes == (
-        "no job that was submitted in this time is on record as done",
-        "3 jobs that waited at the last look are missing: nothing tells their run time",
-    )
-    late = recorded_jobs(path, since=0.0, until=100.0)
-    assert late.jobs == ()
-    async with SqlStore(path, CONTROLLER, 1e9, 3) as store:
-        await store.record_completed([DONE])
-    (_, began, *_) = recorded_jobs(path, since=-9000.0, until=2000.0).notes
-    assert began.startswith("the first job on record was submitted 2h46m after the begin"), began
-
-
-def test_without_a_record_it_is_said_who_makes_it(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="provisioner run"):
-        recorded_jobs(tmp_path / "none.db", since=0.0, until=1.0)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from provisioner.model import Policy
 from provisioner.simulator.drones import SiteBehaviour
 from provisioner.simulator.faults import HardwareFault, HardwareFaultKind
 from provisioner.simulator.jobs import JobRequirements, SimulatedJob
-from provisioner.simulator.loop import Fixed, LogNormal, Uniform
-from provisioner.simulator.owner import OwnerSeries
+from provisioner.simulator.loop import Fixed
 from provisioner.simulator.pool import PoolBehaviour
 from provisioner.simulator.replay import REPLAY_STALL_S, Replay, run
 from provisioner.simulator.results import ReplayResult
@@ -38,18 +35,6 @@ def test_jobs_that_can_never_be_done_end_the_replay_after_a_day() -> None:
     assert broken.startswith("2 of 2 jobs were not done after 90") and broken.endswith("none has run since 4000 s")
 
 
-def test_what_is_done_before_does_not_hide_that_the_rest_never_is() -> None:
-    facility = small(gpus=4, max_drones=1)
-    whole = replace(facility.types[0], name="two", gpu_milli=2000)
-    facility = replace(
-        facility,
-        types=(*facility.types, whole),
-        policy=replace(facility.policy, max_gpu_milli=1000),
-    )
-    told = result(facility, JOB, SimulatedJob(200.0, 60.0, JobRequirements(gpu_milli=2000)))
-    assert (told.jobs_done, len(told.violations)) == (1, 1) and told.days * DAY_S < REPLAY_STALL_S + 3 * 3600.0
-
-
 def test_jobs_that_fit_no_drone_are_not_waited_for() -> None:
     told = result(small(gpus=4), JOB, SimulatedJob(200.0, 60.0, JobRequirements(gpu_milli=8000)))
     assert (told.jobs_done, told.jobs_impossible, told.violations) == (1, 1, ()) and told.days < 0.1
@@ -67,17 +52,3 @@ def test_a_downtime_is_waited_for_and_one_without_end_is_not() -> None:
 
     assert down(3 * DAY_S).violations == ()
     assert len(down(3650 * DAY_S).violations) == 1
-
-
-def test_an_owner_who_has_all_gpus_for_days_is_waited_for() -> None:
-    series = OwnerSeries(((0.0, 4), (3 * DAY_S, 0)))
-    told = result(replace(small(gpus=4), owner=series))
-    assert told.violations == () and told.days > 3
-
-
-@pytest.mark.parametrize(
-    ("draw", "below_s"),
-    [(Fixed(5.0), 5.0), (Uniform(1.0, 9.0), 9.0), (LogNormal(10.0, 0.0), 10.0), (LogNormal(10.0, 9.0, 60.0), 60.0)],
-)
-def test_a_draw_is_mostly_below(draw: Fixed | Uniform | LogNormal, below_s: float) -> None:
-    assert draw.mostly_below_s == below_s

@@ -8,7 +8,6 @@ from functools import partial
 
 import pytest
 
-from benchmarks.deciding.always_on import AlwaysOn
 from benchmarks.deciding.clairvoyant import schedule
 from benchmarks.deciding.cobald import CORES, Cobald
 from benchmarks.deciding.glidein import Glidein
@@ -82,8 +81,6 @@ def watch(
     return watched, simulate(scenario)
 
 
-# ------------------------------------------------------------------------------------------------------------- COBalD
-
 documented = partial(Cobald, per_pool=False)
 
 
@@ -100,29 +97,10 @@ def test_cobald_winds_up_while_one_site_is_empty(make: Callable[..., Cobald]) ->
         assert rule.demand(sites[1].types[0].key) == 8 * CORES  # it cannot ask for more than there is
 
 
-def test_cobald_empties_an_idle_site_and_fills_it_again() -> None:
-    """A site seen idle weighs nothing and loses all drones; then it is empty, counts as full, and gets them back."""
-    sites = site("busy", 1), site("idle", 6)
-    watched, outcome = watch(
-        documented, sites, [*jobs(1, 12 * HOUR_S), *jobs(1, 60.0, 11 * HOUR_S)], limit_s=10 * HOUR_S
-    )
-    fills = watched.starts("idle")
-    assert len(fills) > 5
-    assert max(fills) == 6  # all of it at once
-    assert outcome.metrics.accepted["idle"] > 40  # for two jobs
-    assert outcome.metrics.peak("idle") >= 6
-
-
-# ------------------------------------------------------------------------------------------------------- glideinWMS
-
-
 def test_glidein_asks_for_a_third_of_the_idle_jobs_split_over_entries() -> None:
     watched, outcome = watch(Glidein, [site("a", 30), site("b", 30)], jobs(30, HOUR_S))
     assert watched.starts("a")[0] == watched.starts("b")[0] == 5  # 30 / 2 / 3
     assert outcome.jobs_done == 30
-
-
-# ---------------------------------------------------------------------------------------------------------- Karpenter
 
 
 def test_karpenter_takes_back_what_still_waits_and_is_needed_no_more() -> None:
@@ -131,30 +109,6 @@ def test_karpenter_takes_back_what_still_waits_and_is_needed_no_more() -> None:
     _, outcome = watch(Karpenter, sites, [*jobs(3, HOUR_S), *jobs(1, 60.0, 3 * HOUR_S)])
     assert outcome.metrics.peak("queue") == 1
     assert outcome.metrics.accounts["queue"].held_s == 0.0
-
-
-def test_karpenter_lets_an_empty_node_go_after_30_seconds() -> None:
-    _, outcome = watch(Karpenter, [site("kit", 4)], [*jobs(4, 600.0), *jobs(1, 600.0, 2 * HOUR_S)])
-    of_the_first = outcome.metrics.gpu_seconds.idle  # the last one goes with the trace
-    assert 4 * 30.0 <= of_the_first <= 4 * (30.0 + Karpenter.interval_s)
-
-
-# --------------------------------------------------------------------------------------------------------- retiring
-
-
-def test_a_drone_that_does_its_last_job_is_replaced_only_once_that_is_done() -> None:
-    """It is the world that retires drones after an hour here; to the rule they are as busy as ever."""
-    work = [*jobs(2, 3 * HOUR_S), *jobs(1, 60.0, 5 * HOUR_S)]
-    watched, _ = watch(lambda *given: AlwaysOn(*given, HOUR_S), [site("kit", 2)], work)
-    drained_at = [plan.at - START_EPOCH for plan in watched.plans if plan.drains]
-    asked_at = [plan.at - START_EPOCH for plan in watched.plans if plan.starts]
-    assert HOUR_S < drained_at[0] < 2 * HOUR_S
-    assert asked_at[0] < HOUR_S
-    assert asked_at[1] > 3 * HOUR_S
-    assert watched.starts("kit") == [2, 2]
-
-
-# -------------------------------------------------------------------------------------------- always on, clairvoyant
 
 
 def place(gpus: int, *, owned: bool = False) -> Place:
@@ -172,19 +126,3 @@ def test_clairvoyant_keeps_a_drone_over_a_short_gap_only(gap_s: float, wasted_s:
     hours, waits = schedule(work, (), [place(1)])
     assert hours.held - hours.good == pytest.approx(wasted_s / HOUR_S)
     assert waits.mean_s == 0.0
-
-
-def test_clairvoyant_starts_no_job_that_the_owner_would_cut_short() -> None:
-    """The one GPU is the owner's from 50 s to 200 s: a job of 100 s waits for its end, and nothing is lost."""
-    owner = ((0.0, 0), (50.0, 1), (200.0, 0))
-    hours, waits = schedule(jobs(1, 100.0, 0.0), owner, [place(1, owned=True)])
-    assert waits.mean_s == 200.0
-    assert hours.badput == 0.0
-
-
-def test_clairvoyant_waits_where_a_gpu_second_is_worth_more() -> None:
-    work = jobs(2, 10.0, 0.0)
-    eager, _ = schedule(work, (), [place(2)])
-    patient, waits = schedule(work, (), [place(2)], wait_weight=1.0)
-    assert patient.waste < eager.waste
-    assert waits.mean_s == 5.0

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import pytest
-
 from provisioner.model import JobClass, Plan, Policy, Reserve, SitePolicy, Snapshot
 from provisioner.planner import decide
 from provisioner.reasons import GpusStranded, Reason
@@ -18,7 +16,6 @@ from provisioner.simulator.jobs import JobRequirements, SimulatedJob
 from provisioner.simulator.loop import Fixed
 from provisioner.simulator.sites import Facility, GpuPool
 from provisioner.simulator.world import START_EPOCH, Scenario, SimulationOutcome, simulate
-from tests.simulator.owner_queue import Owner, OwnerJob
 from tests.simulator.worlds import drone_type
 
 NODES, GPUS, CORES = 63, 8, 104
@@ -60,9 +57,7 @@ class Watched:
         self.said |= {r.reason for r in plan.refusals if r.subject == f"class:{job.id}"}
 
 
-def played(
-    *, blocking: bool = False, owner: Owner | None = None, batch: int = NODES * CORES // 16
-) -> tuple[Watched, SimulationOutcome]:
+def played(*, blocking: bool) -> tuple[Watched, SimulationOutcome]:
     """A cluster full of CPU work, and then a job of eight GPUs for each of its nodes."""
     site = Facility(
         policy=SitePolicy(
@@ -79,7 +74,6 @@ def played(
         ),
         pools=(GpuPool("nodes", GPUS, NODES, cpus_per_node=CORES, memory_mib_per_node=MEMORY_MIB),),
         behaviour=SiteBehaviour(boot=Fixed(30.0), check=Fixed(5.0), release=Fixed(2.0)),
-        owner=owner,
         reports_nodes=True,
         blocks=ResourceVector(0, KEPT.cpus, KEPT.memory_mib) if blocking else NOTHING,
     )
@@ -88,7 +82,7 @@ def played(
         Scenario(
             facilities=(site,),
             jobs=(
-                *(SimulatedJob(0.0, CPU_WORK_S, BATCH) for _ in range(batch)),
+                *(SimulatedJob(0.0, CPU_WORK_S, BATCH) for _ in range(NODES * CORES // 16)),
                 *(SimulatedJob(COME_S, 600.0, GANG) for _ in range(NODES)),
             ),
             policy=Policy(idle_timeout_s=120.0),
@@ -102,7 +96,7 @@ def played(
 
 
 def test_without_blocking_cpu_drones_starve_the_gpus_and_the_reason_names_the_cores() -> None:
-    watched, outcome = played()
+    watched, outcome = played(blocking=False)
     assert outcome.violations == ()
     assert watched.cpu_drones == NODES * (CORES // 16)
     assert watched.first_ran_s > CPU_WORK_S, "no GPU job ran before the CPU work was done"
@@ -117,26 +111,3 @@ def test_with_blocking_all_gpu_jobs_start_at_once() -> None:
     assert COME_S < watched.first_ran_s < COME_S + SETTLED_S
     assert watched.waited_until_s < COME_S + SETTLED_S
     assert not any(isinstance(reason, GpusStranded) for reason in watched.said)
-
-
-def test_with_blocking_the_sites_own_cpu_work_leaves_the_gpus_theirs() -> None:
-    pods = tuple(OwnerJob(5.0, CPU_WORK_S, gpus=0, cpus=40, memory_mib=4096) for _ in range(NODES + 5))
-    low = Owner(pods, preempts_after_s=86400.0)  # they wait, and push nobody out
-    watched, outcome = played(blocking=True, owner=low, batch=0)
-    assert outcome.violations == ()
-    assert COME_S < watched.first_ran_s <= watched.waited_until_s + SETTLED_S < COME_S + 2 * SETTLED_S
-    assert outcome.metrics.owner_blocked_s == 0.0, "what the site keeps is not our doing"
-
-
-@pytest.mark.parametrize(
-    ("cpus", "memory_mib", "dimension", "wanted", "free"),
-    [(96, 65536, "cpus", 64, CORES - 96), (1, MEMORY_MIB - 65536, "memory", 262144, 65536)],
-)
-def test_where_the_sites_own_work_holds_cores_or_memory_the_reason_names_them(
-    cpus: int, memory_mib: int, dimension: str, wanted: int, free: int
-) -> None:
-    pods = tuple(OwnerJob(5.0, CPU_WORK_S, gpus=0, cpus=cpus, memory_mib=memory_mib) for _ in range(NODES))
-    watched, outcome = played(owner=Owner(pods), batch=0)
-    assert outcome.violations == ()
-    assert watched.first_ran_s > CPU_WORK_S
-    assert GpusStranded("marin/h100", NODES, float(NODES * GPUS), dimension, wanted, free) in watched.said

@@ -6,26 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from provisioner import model as m
 from provisioner.config import Settings
-from provisioner.model import (
-    Drone,
-    DroneId,
-    DroneState,
-    DroneType,
-    FaultKind,
-    JobClass,
-    OverlayView,
-    OwnerDemand,
-    Policy,
-    PolledOverlay,
-    PolledSite,
-    SitePolicy,
-    SiteView,
-    Slot,
-    SlotState,
-    Snapshot,
-    type_key,
-)
 from provisioner.planner import decide
 from provisioner.simulator.faults import HardwareFaultKind
 from provisioner.simulator.loop import Fixed, LogNormal, Uniform
@@ -42,14 +24,11 @@ SITES = ("horeka", "topas")
     ("text", "question"),
     [
         ("horeka down", Question("horeka", "down")),
-        ("  horeka   down  2d..3d ", Question("horeka", "down", 172800.0, 259200.0)),
         ("horeka down 90min", Question("horeka", "down", 5400.0)),
         ("topas gpus=20", Question("topas", "gpus", 20.0)),
         ("topas price = 0.5", Question("topas", "price", 0.5)),
         ("topas max_drones=0", Question("topas", "max_drones", 0.0)),
-        ("topas max_gpus=2.5", Question("topas", "max_gpus", 2.5)),
         ("horeka queue*2", Question("horeka", "queue", 2.0)),
-        ("horeka boot * 0.5", Question("horeka", "boot", 0.5)),
         ("topas owner=none", Question("topas", "owner")),
     ],
 )
@@ -61,18 +40,12 @@ def test_what_is_understood(text: str, question: Question) -> None:
     ("text", "complaint"),
     [
         ("horika down", "no site `horika` here: did you mean `horeka`?"),
-        ("", "no site `` here: choose from horeka, topas"),
-        ("horeka", "is not understood: write `SITE down`"),
         ("horeka dwon", "is not understood: did you mean `down`?"),
-        ("horeka down soon", "`horeka down soon`: "),
         ("horeka down 3d..2d", "2d is not after 3d"),
         ("topas gpu=20", "nothing is known of `gpu`: did you mean `gpus`?"),
-        ("topas gpus=many", "`many` is no whole number"),
         ("topas gpus=1.5", "`1.5` is no whole number"),
-        ("topas price=-1", "a number from 0 to a million is wanted"),
         ("topas price=nan", "a number from 0 to a million is wanted"),
         ("topas queue=2", "write `topas queue*2`"),
-        ("topas price*2", "write `topas price=2`"),
         ("topas owner=etp", "write `topas owner=none`"),
     ],
 )
@@ -83,16 +56,16 @@ def test_what_is_not_understood_says_what_to_write(text: str, complaint: str) ->
 
 
 KINDS = {
-    name: DroneType(name, "gpu", 1000, 8, 20480, 51200, price=price) for name, price in (("horeka", 1), ("topas", 2))
+    name: m.DroneType(name, "gpu", 1000, 8, 20480, 51200, price=price) for name, price in (("horeka", 1), ("topas", 2))
 }
 
 
-def snapshot() -> Snapshot:
+def snapshot() -> m.Snapshot:
     """Three jobs wait. HoreKa is the cheaper site; a drone runs there, and another is on its way."""
-    works = Drone(
-        DroneId("kit-a-1"),
-        type_key("horeka", "gpu"),
-        DroneState.BUSY,
+    works = m.Drone(
+        m.DroneId("kit-a-1"),
+        m.type_key("horeka", "gpu"),
+        m.DroneState.BUSY,
         500.0,
         400.0,
         1000,
@@ -101,31 +74,29 @@ def snapshot() -> Snapshot:
         started_at=450.0,
         remote_id="1",
     )
-    slot = Slot(works.id, SlotState.BUSY, 995.0, jobs=1)
-    return Snapshot(
+    claims = (m.OwnerDemand(1, 1000, 1, 100, 900.0),)
+    slot = m.Slot(works.id, m.SlotState.BUSY, 995.0, jobs=1)
+    return m.Snapshot(
         now=1000.0,
         tick=7,
         id_prefix="kit-a",
         next_serial=2,
-        policy=Policy(sites={name: SitePolicy(name) for name in SITES}),
+        policy=m.Policy(sites={name: m.SitePolicy(name) for name in SITES}),
         types=tuple(KINDS.values()),
-        overlay=PolledOverlay(
-            OverlayView(995.0, (JobClass("c1", 1000, 1, 1024, waiting=3, oldest_at=900.0),), (slot,), 990.0)
+        overlay=m.PolledOverlay(
+            m.OverlayView(995.0, (m.JobClass("c1", 1000, 1, 1024, waiting=3, oldest_at=900.0),), (slot,), 990.0)
         ),
-        sites={
-            name: PolledSite(name, SiteView(name, 996.0, {}, {"gpu": 5}, claims=(OwnerDemand(1, 1000, 1, 100, 900.0),)))
-            for name in SITES
-        },
+        sites={name: m.PolledSite(name, m.SiteView(name, 996.0, {}, {"gpu": 5}, claims=claims)) for name in SITES},
         drones={works.id: works},
     )
 
 
-def starts(asked: Snapshot) -> dict[str, int]:
+def starts(asked: m.Snapshot) -> dict[str, int]:
     sites = [each.drone.site for each in decide(asked).starts]
     return {site: sites.count(site) for site in sorted(set(sites))}
 
 
-def changed(*questions: str) -> Snapshot:
+def changed(*questions: str) -> m.Snapshot:
     return on_snapshot(snapshot(), [read(each, SITES) for each in questions]).snapshot
 
 
@@ -133,7 +104,7 @@ def test_without_a_site_everything_starts_at_the_other() -> None:
     assert set(starts(snapshot())) == {"horeka"}
     asked = on_snapshot(snapshot(), [Question("horeka", "down")])
     away = asked.snapshot.sites["horeka"]
-    assert away.view is None and away.fault is not None and away.fault.kind is FaultKind.DOWN
+    assert away.view is None and away.fault is not None and away.fault.kind is m.FaultKind.DOWN
     assert asked.snapshot.drones == {} and starts(asked.snapshot) == {"topas": 3}
     assert asked.notes == ("1 job that run at horeka are not counted as waiting again",)
 
@@ -153,18 +124,15 @@ def test_prices_and_limits_are_those_asked_for(question: str, started: dict[str,
     assert asked.notes == () or (" gpus=" in question and "stays as it was seen" in asked.notes[0])
 
 
-def test_an_owner_who_is_none_claims_nothing() -> None:
-    view = changed("topas owner=none").sites["topas"].view
-    assert view is not None and view.claims == ()
-
-
-@pytest.mark.parametrize("text", ["horeka down 2d", "horeka down 0s..1h", "horeka queue*2"])
+@pytest.mark.parametrize("text", ["horeka down 2d", "horeka queue*2"])
 def test_what_takes_time_is_not_asked_of_one_moment(text: str) -> None:
     with pytest.raises(QuestionError, match="a snapshot is one moment"):
         changed(text)
 
 
-# ----------------------------------------------------------------------------------------------------------- of a world
+def test_an_owner_who_is_none_claims_nothing() -> None:
+    view = changed("topas owner=none").sites["topas"].view
+    assert view is not None and view.claims == ()
 
 
 @pytest.fixture
@@ -198,7 +166,7 @@ def test_a_site_that_is_down_for_a_time_or_for_ever(plan: WorldPlan) -> None:
     assert {fault.kind for fault in faults} == {HardwareFaultKind.DOWNTIME}
 
 
-@pytest.mark.parametrize("gpus", [0, 4, 12, 40, 100])
+@pytest.mark.parametrize("gpus", [0, 12, 100])
 def test_a_site_with_more_or_fewer_gpus_has_limits_to_match(plan: WorldPlan, gpus: int) -> None:
     there = farm(plan, f"farm gpus={gpus}")
     assert sum(p.nodes * p.gpus_per_node for p in there.pools) == gpus
@@ -211,17 +179,6 @@ def test_gpus_that_come_in_fours_are_asked_for_in_fours(settings: Settings) -> N
         asked(plan, "farm gpus=13")
 
 
-def test_a_pool_without_a_gpu_left_takes_its_types_along(plan: WorldPlan) -> None:
-    there = farm(plan, "farm gpus=4")
-    assert [pool.name for pool in there.pools] == ["a100-a100x4", "cpu"]
-    assert {kind.name for kind in there.types} == {"a100", "a100x4", "cpu"}
-
-
-def test_limits_and_prices(plan: WorldPlan) -> None:
-    policy = farm(plan, "farm price=0.5", "farm max_drones=1", "farm max_gpus=0.5").policy
-    assert (policy.price, policy.max_drones, policy.max_gpu_milli) == (0.5, 1, 500)
-
-
 def test_what_takes_longer_takes_longer_for_every_type(settings: Settings) -> None:
     queues = "{queue: {median: 1min, sigma: 1, most: 1h}, types: {v100: {queue: {low: 0s, high: 1min}}}}"
     there = farm(world(settings, f"sites: {{farm: {queues}}}"), "farm queue*2", "farm boot*3")
@@ -230,21 +187,3 @@ def test_what_takes_longer_takes_longer_for_every_type(settings: Settings) -> No
     assert [each.boot for each in behaviours] == [Fixed(225.0)] * 2
     only_one = world(settings, "sites: {farm: {types: {v100: {queue: 1min}}}}")
     assert farm(only_one, "farm queue*2").behaviour_of["v100"].queue == Fixed(120.0)
-
-
-def test_an_owner_who_is_there_no_more(settings: Settings) -> None:
-    plan = world(settings, "sites: {farm: {owner: {file: load.csv, vc: vcA}}}")
-    assert plan.facilities[0].owner is not None and farm(plan, "farm owner=none").owner is None
-
-
-@pytest.mark.parametrize(
-    ("question", "words"),
-    [
-        ("cloud owner=none", "`cloud owner=none`: cloud has no owner: a world file may give it one"),
-        ("cloud queue*2", "`cloud queue*2`: it takes no time there to begin with: a world file tells how long"),
-    ],
-)
-def test_a_change_that_changes_nothing_is_refused(plan: WorldPlan, question: str, words: str) -> None:
-    with pytest.raises(QuestionError) as caught:
-        asked(plan, question)
-    assert words in str(caught.value)

@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from provisioner.model import Drone, DroneState, Headroom, Plan, Snapshot, Stop
+from provisioner.model import Drone, DroneState, Plan, Snapshot, Stop
 from provisioner.planner import decide
 from provisioner.reasons import Unneeded
-from provisioner.simulator.faults import ServiceFault, ServiceFaultKind
-from provisioner.simulator.sites import GpuPool
 from provisioner.simulator.world import START_EPOCH, Scenario
-from tests.simulator.owner_queue import OwnerSteps
-from tests.simulator.wild import NEXT_HOUR
 from tests.simulator.witness import Course, watched
-from tests.simulator.worlds import calm, small
+from tests.simulator.worlds import calm
 
 
 @dataclass(frozen=True)
@@ -69,29 +65,3 @@ def test_who_starts_and_withdraws_by_turns_is_found_out() -> None:
     (line,) = seen.violations
     assert "can be explained" in line
     assert seen.courses[Course.VAIN] > 12
-
-
-def test_what_an_owner_takes_is_the_owners_doing() -> None:
-    (site,) = calm().facilities
-    owned = replace(site, pools=(GpuPool("gpus", 4),), owner=OwnerSteps(((60.0, 4), (200.0, 0)), "gpus"))
-    seen = watched(replace(calm(), facilities=(owned,)))
-    assert seen.violations == ()
-    assert seen.causes["the owner's claim"] == seen.outcome.metrics.attempts_lost > 0
-
-
-def test_an_order_that_comes_late_was_given_when_no_job_ran() -> None:
-    """Drones are asked to go while they boot; the order comes when they work."""
-    late = ServiceFault(ServiceFaultKind.LATE, "kit", "stop", amount=30.0)
-    asked = spoiled(lambda drone: drone.state is DroneState.BOOTING)
-    seen = watched(replace(asked, service_faults=(late,), policy=replace(asked.policy, max_drones=2)))
-    assert seen.causes["an order given before the job began"] == seen.outcome.metrics.attempts_lost > 0
-    assert not any("while job" in line for line in seen.violations)
-
-
-def test_warm_drones_need_no_job() -> None:
-    warm = Headroom("warm", cpus=2, count=2, to_h=NEXT_HOUR)
-    seen = watched(
-        Scenario((small(gpus=4),), (), policy=replace(calm().policy, headroom=(warm,)), least_s=300.0, interval_s=10.0)
-    )
-    assert seen.violations == ()
-    assert (seen.warm, seen.ours, seen.most) == (2, 2, 2)

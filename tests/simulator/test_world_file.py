@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.config import ConfigError, Settings, load
+from provisioner.config import Settings, load
 from provisioner.config.messages import fields_of
 from provisioner.model import EndKind
 from provisioner.simulator import world_file
@@ -26,15 +26,6 @@ SHIPPED = ROOT / "site_configs" / "simulation"
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     return declared(tmp_path)
-
-
-def refused(settings: Settings, text: str) -> str:
-    with pytest.raises(ConfigError) as caught:
-        world(settings, text)
-    return str(caught.value).replace(f"{settings.path.parent}/", "")
-
-
-# -------------------------------------------------------------------------------------------------------- what is told
 
 
 def test_without_a_file_the_world_follows_from_the_limits_and_says_so(settings: Settings) -> None:
@@ -93,23 +84,6 @@ def test_what_a_file_tells_is_taken(settings: Settings) -> None:
     assert (plan.pool.negotiation_s, plan.pool.update_s, plan.pool.best_fit) == (0.0, 30.0, True)
 
 
-def test_all_mistakes_are_named_at_once(settings: Settings) -> None:
-    lines = refused(settings, "sites:\n  farn: {}\n  cloud: {owner: {file: a, vc: b}}\n").splitlines()
-    assert [line.split(":")[1] for line in lines] == ["2", "3"]
-
-
-def test_a_file_that_is_not_there(settings: Settings, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no such file"):
-        world_of(settings, tmp_path / "nothing.yaml", span_s=1.0)
-
-
-def test_every_key_has_an_example() -> None:
-    for name in ("DrawSection", "FailureSection", "NodesSection", "SeriesSection", "SiteSection", "WorldFile"):
-        model = getattr(world_file, name)
-        for key, field in fields_of(model).items():
-            assert field.examples, f"{name}.{key}"
-
-
 def test_every_key_is_told_of() -> None:
     page = (ROOT / "docs" / "how-to" / "simulate.md").read_text()
     for section in (
@@ -141,9 +115,6 @@ def test_the_shipped_world_is_the_reference(tmp_path: Path, monkeypatch: pytest.
     assert plan.notes == ()
 
 
-# --------------------------------------------------------------------------------------------------- an owner of pools
-
-
 def test_one_owner_of_two_pools_takes_free_gpus_first_and_then_the_youngest_drones(settings: Settings) -> None:
     """Ten GPUs in two pools, six drones at work: an owner of 4 disturbs nobody, one of 7 costs three of them."""
     farm = settings.sites[0]
@@ -165,13 +136,3 @@ def test_one_owner_of_two_pools_takes_free_gpus_first_and_then_the_youngest_dron
     assert ended(4) == 0
     assert ended(7) == 3
     assert ended(50) == 6
-
-
-def test_a_drone_that_retires_takes_no_further_job_and_ends_the_one_it_has(settings: Settings) -> None:
-    plan = world(settings, "sites:\n  cloud: {retire: 1h, boot: 1min}\n")
-    cloud = plan.facilities[1]
-    jobs = tuple(SimulatedJob(1800.0 * n, 2400.0) for n in range(6))
-    outcome = simulate(Scenario((cloud,), jobs, policy=settings.policy, seed=3))
-    assert not outcome.violations and outcome.jobs_done == 6
-    assert outcome.metrics.attempts_lost == 0
-    assert outcome.drones > 1

@@ -11,13 +11,7 @@ from random import Random
 
 from provisioner.model import DroneType, Headroom, Policy, Sharing, SitePolicy
 from provisioner.simulator.drones import SiteBehaviour
-from provisioner.simulator.faults import (
-    OVERLAY,
-    HardwareFault,
-    HardwareFaultKind,
-    ServiceFault,
-    ServiceFaultKind,
-)
+from provisioner.simulator.faults import OVERLAY, HardwareFault, HardwareFaultKind, ServiceFault, ServiceFaultKind
 from provisioner.simulator.jobs import JobRequirements, SimulatedJob
 from provisioner.simulator.loop import Fixed, LogNormal, Uniform, rng_for
 from provisioner.simulator.owner import VictimRule
@@ -40,10 +34,7 @@ def wild(seed: int) -> CrashScenario:
     facilities = tuple(_dear(_shared(_owned(facility, rng), rng), rng) for facility in base.facilities)
     warm = (Headroom("warm", cpus=2, count=rng.randint(1, 2), to_h=NEXT_HOUR),) if rng.random() < 0.15 else ()
     return replace(
-        base,
-        facilities=facilities,
-        jobs=base.jobs + _of_groups(seed, rng),
-        policy=replace(base.policy, headroom=warm),
+        base, facilities=facilities, jobs=base.jobs + _of_groups(seed, rng), policy=replace(base.policy, headroom=warm)
     )
 
 
@@ -83,11 +74,7 @@ def _facility(name: str, rng: Random) -> Facility:
         booting_s=200.0,
         joining_s=60.0,
     )
-    pool = GpuPool(
-        "pool",
-        gpus_per_node=rng.randint(2, 4),
-        nodes=2,
-    )
+    pool = GpuPool("pool", gpus_per_node=rng.randint(2, 4), nodes=2)
     owner = OwnerSteps(_owner(rng), "pool", victim=rng.choice(list(VictimRule)), notice_s=rng.choice([0.0, 20.0]))
     return Facility(
         policy,

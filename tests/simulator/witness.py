@@ -13,18 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from provisioner.model import (
-    Breaker,
-    DrainMode,
-    Drone,
-    DroneId,
-    EndKind,
-    Eviction,
-    Plan,
-    RemoteEnd,
-    Snapshot,
-    StateChange,
-)
+from provisioner import model as m
 from provisioner.reasons import HeadroomShort, Reason, StateTimeout
 from provisioner.simulator.drones import DroneDefect, DroneScript
 from provisioner.simulator.world import Scenario
@@ -76,12 +65,12 @@ class Witness(Store):
 
     def __init__(self, scenario: Scenario) -> None:
         super().__init__()
-        self.orders: defaultdict[DroneId, list[Order]] = defaultdict(list)
-        self.drained: set[DroneId] = set()
-        self.cuts: dict[tuple[DroneId, str, float], Eviction] = {}
-        self.ends: dict[DroneId, RemoteEnd] = {}
+        self.orders: defaultdict[m.DroneId, list[Order]] = defaultdict(list)
+        self.drained: set[m.DroneId] = set()
+        self.cuts: dict[tuple[m.DroneId, str, float], m.Eviction] = {}
+        self.ends: dict[m.DroneId, m.RemoteEnd] = {}
         """As their sites told them, where that was seen."""
-        self.latest: dict[DroneId, Drone] = {}
+        self.latest: dict[m.DroneId, m.Drone] = {}
         """The newest record of each drone."""
         self.warm = 0
         """Starts for headroom."""
@@ -92,7 +81,7 @@ class Witness(Store):
             for kind in facility.types
         }
 
-    async def record(self, plan: Plan, snapshot: Snapshot) -> None:
+    async def record(self, plan: m.Plan, snapshot: m.Snapshot) -> None:
         await super().record(plan, snapshot)
         self.latest |= RecordChange.by_plan(plan).drones
         view = snapshot.overlay.view
@@ -102,9 +91,9 @@ class Witness(Store):
         for orphan in plan.orphans:
             self.orders[orphan.drone_id].append(Order(plan.at, _ground(orphan.reason), seen_at))
         for drain in plan.drains:
-            if drain.mode in (DrainMode.GRACEFUL, DrainMode.FAST):
+            if drain.mode in (m.DrainMode.GRACEFUL, m.DrainMode.FAST):
                 self.orders[drain.drone.id].append(Order(plan.at, _ground(drain.reason), seen_at))
-            elif drain.mode is not DrainMode.RESUME:
+            elif drain.mode is not m.DrainMode.RESUME:
                 self.drained.add(drain.drone.id)
         self.warm += sum(isinstance(start.reason, HeadroomShort) for start in plan.starts)
         for cut in (view.evictions or ()) if view is not None else ():
@@ -115,14 +104,14 @@ class Witness(Store):
                     self.ends[remote.drone_id] = remote.end
 
     async def record_results(
-        self, tick: int, moves: Sequence[StateChange], breakers: Sequence[Breaker], *, set_to: float | None = None
+        self, tick: int, moves: Sequence[m.StateChange], breakers: Sequence[m.Breaker], *, set_to: float | None = None
     ) -> None:
         await super().record_results(tick, moves, breakers, set_to=set_to)
         self.latest |= {move.drone.id: move.drone for move in moves}
 
     # ------------------------------------------------------------------------------------------- jobs cut short
 
-    def why(self, cut: Eviction) -> tuple[str, bool]:
+    def why(self, cut: m.Eviction) -> tuple[str, bool]:
         """Who ended the drone under a job, and whether he might."""
         ended_at = self._ended_at(cut)
         orders, begun_at = [o for o in self.orders.get(cut.drone_id, ()) if o.at <= ended_at], ended_at - cut.lost_s
@@ -136,7 +125,7 @@ class Witness(Store):
             return "an order given before the job began", True
         return self._by_itself(self.ends.get(cut.drone_id))
 
-    def _ended_at(self, cut: Eviction) -> float:
+    def _ended_at(self, cut: m.Eviction) -> float:
         """Of a drone that perished the pool hears when the lease of its jobs is over."""
         end = self.ends.get(cut.drone_id)
         if end is not None:
@@ -151,15 +140,15 @@ class Witness(Store):
         return orders[n].ground
 
     @staticmethod
-    def _by_itself(end: RemoteEnd | None) -> tuple[str, bool]:
+    def _by_itself(end: m.RemoteEnd | None) -> tuple[str, bool]:
         """Its end, of which we had not spoken a word."""
         if end is None:
             return "its site, which forgot it at once", True
-        if end.kind is EndKind.PREEMPTED:
+        if end.kind is m.EndKind.PREEMPTED:
             return "the owner's claim", True
-        if end.kind is EndKind.FAULT:
+        if end.kind is m.EndKind.FAULT:
             return "a fault of its site", True
-        if end.kind is EndKind.EXITED and end.message == "end of walltime":
+        if end.kind is m.EndKind.EXITED and end.message == "end of walltime":
             return "a limit of its life", True
         return f"{end.kind.value}, {end.message}", False
 
@@ -168,7 +157,7 @@ class Witness(Store):
     def courses(self) -> Counter[Course]:
         return Counter(self._course(drone) for drone in self.latest.values())
 
-    def _course(self, drone: Drone) -> Course:
+    def _course(self, drone: m.Drone) -> Course:
         if drone.busy_at or drone.jobs_started:
             return Course.WORKED
         if not drone.submitted_at and not drone.started_at:

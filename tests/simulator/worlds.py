@@ -54,21 +54,6 @@ def small(
     )
 
 
-def institute() -> Facility:
-    """An institute's own HTCondor cluster: 32 + 24 GPUs, quick, but the owner comes first."""
-    name = "topas"
-    return Facility(
-        policy=SitePolicy(name, max_drones=56, max_pending=30, max_starts_per_tick=20),
-        types=(
-            drone_type(name, "v100s", vram_mib=32768, capability=70, gpu_model="V100S"),
-            drone_type(name, "a100", gpu_model="A100-40", price=1.2),
-        ),
-        pools=(GpuPool("v100s", 8, nodes=4), GpuPool("a100", 8, nodes=3)),
-        serves={"v100s": "v100s", "a100": "a100"},
-        behaviour=SiteBehaviour(queue=Uniform(10.0, 80.0), boot=Uniform(40.0, 110.0), release=Fixed(20.0)),
-    )
-
-
 def cloud() -> Facility:
     """An OpenStack cloud: 12 GPUs, slow to boot, refuses what does not fit now."""
     name = "cloud"
@@ -78,24 +63,6 @@ def cloud() -> Facility:
         pools=(GpuPool("l40s", 4, nodes=3),),
         behaviour=SiteBehaviour(boot=Uniform(180.0, 300.0), release=Fixed(20.0)),
         queues=False,
-    )
-
-
-def hpc() -> Facility:
-    """A Slurm machine: long queues, large GPUs, a walltime, no word of what is free."""
-    name = "horeka"
-    return Facility(
-        policy=SitePolicy(name, max_drones=56, max_pending=24, max_starts_per_tick=10, queue_when_full=True, price=1.5),
-        types=(
-            drone_type(name, "a100", gpu_model="A100-40", walltime_s=86400.0),
-            drone_type(name, "h100", gpu_model="H100", vram_mib=95830, capability=90, walltime_s=86400.0, max_drones=8),
-        ),
-        pools=(GpuPool("a100", 4, nodes=12), GpuPool("h100", 4, nodes=2)),
-        serves={"a100": "a100", "h100": "h100"},
-        behaviour=SiteBehaviour(
-            queue=LogNormal(900.0, 1.2, 6 * 3600.0), boot=Uniform(40.0, 110.0), release=Fixed(20.0)
-        ),
-        reports_free=False,
     )
 
 
@@ -246,20 +213,6 @@ def rough(seed: int) -> CrashScenario:
         service_faults=unreliable_network(seed),
         crashes=crashes(seed, 3, furthest=50, acts_only=rng.random() < 0.8),
         limit_s=2 * 3600.0,
-    )
-
-
-def busy_day(*, seed: int = 1, jobs: int = 4000) -> Scenario:
-    """Three sites of three kinds, a day's jobs."""
-    return Scenario(
-        facilities=(institute(), cloud(), hpc()),
-        jobs=day(count=jobs, seed=seed),
-        seed=seed,
-        policy=Policy(idle_timeout_s=300.0),
-        interval_s=60.0,
-        active_interval_s=20.0,
-        pool=PoolBehaviour(negotiation_s=60.0),
-        limit_s=3 * 86400.0,
     )
 
 

@@ -9,37 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
+from provisioner import model as m
 from provisioner.estimates import UNKNOWN, Estimates, EstimateSamples, OwnerGrowth, SiteSamples, StartDelays
-from provisioner.model import (
-    CompletedJob,
-    Drone,
-    DroneId,
-    DroneState,
-    DroneType,
-    Eviction,
-    JobClass,
-    Node,
-    OverlayView,
-    OwnerDemand,
-    OwnerLoad,
-    Plan,
-    Policy,
-    PolledOverlay,
-    PolledSite,
-    Refusal,
-    RemoteDrone,
-    RemoteState,
-    Reserve,
-    SitePolicy,
-    SiteView,
-    Slot,
-    SlotState,
-    Snapshot,
-    Start,
-    StateChange,
-    UnmetRequirement,
-    type_key,
-)
 from provisioner.reasons import JobsWaiting, NothingFits, Reason, SeenInPool
 from provisioner.store import Store
 from provisioner.store.lock import StoreLock
@@ -52,16 +23,15 @@ CONTROLLER = "kit"
 
 WHY: Reason = JobsWaiting("class-1", waiting=7, covered=2, starts=1)
 SEEN: Reason = SeenInPool("idle", jobs=0, after_s=61.5)
-NOTHING_FITS = Refusal("class:class-9", 40, NothingFits("horeka/h100", "vram_mib", "200000", "95830"))
+NOTHING_FITS = m.Refusal("class:class-9", 40, NothingFits("horeka/h100", "vram_mib", "200000", "95830"))
 
-A100 = DroneType("topas", "a100", 1000, 8, 20480, 51200, vram_mib=40960, capability=80, ad={"HasCVMFS": "true"})
+A100 = m.DroneType("topas", "a100", 1000, 8, 20480, 51200, vram_mib=40960, capability=80, ad={"HasCVMFS": "true"})
 
-NODES = (Node("w1", ("a100",), 8000, 192, 1 << 20, 1 << 21, 3000, 100, 500_000, 1 << 20),)
-CLAIMS = (OwnerDemand(1, 6000, 6, 204_800, 40.0, nodes=("w1", "w2"), who="etp"),)
-EVICTIONS = (Eviction(DroneId("kit-ab12-2"), "204.7", 90.0, 1000, 31.5),)
-DONE = CompletedJob(
-    "submit.test#204.7", 90.5, 40.25, 31.5, 200, 2, 4096, 1024, 8192, 70, "ann", "group_a", 600.0, DroneId("kit-ab12-2")
-)
+NODES = (m.Node("w1", ("a100",), 8000, 192, 1 << 20, 1 << 21, 3000, 100, 500_000, 1 << 20),)
+CLAIMS = (m.OwnerDemand(1, 6000, 6, 204_800, 40.0, nodes=("w1", "w2"), who="etp"),)
+EVICTIONS = (m.Eviction(m.DroneId("kit-ab12-2"), "204.7", 90.0, 1000, 31.5),)
+SIZE = (200, 2, 4096, 1024, 8192, 70)
+DONE = m.CompletedJob("submit.test#204.7", 90.5, 40.25, 31.5, *SIZE, "ann", "group_a", 600.0, m.DroneId("kit-ab12-2"))
 LEARNED = Estimates(
     {"ann": (5.0, 31.5)},
     {A100.key: StartDelays(3.5, 61.25)},
@@ -110,51 +80,51 @@ def _discard(directory: str, lock: StoreLock) -> None:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-def drone(serial: int, state: DroneState = DroneState.REQUESTED, *, at: float = 100.0, **known: object) -> Drone:
+def drone(serial: int, state: m.DroneState = m.DroneState.REQUESTED, *, at: float = 100.0, **known: object) -> m.Drone:
     """Drone ``serial`` of a controller whose store was born as ``ab12``."""
-    made = Drone(DroneId(f"kit-ab12-{serial}"), type_key("topas", "a100"), state, at, at, 1000)
+    made = m.Drone(m.DroneId(f"kit-ab12-{serial}"), m.type_key("topas", "a100"), state, at, at, 1000)
     return replace(made, **known)  # type: ignore[arg-type]
 
 
-def starts(tick: int, *drones: Drone, at: float = 100.0) -> Plan:
-    return Plan(tick, at, starts=tuple(Start(each, WHY) for each in drones))
+def starts(tick: int, *drones: m.Drone, at: float = 100.0) -> m.Plan:
+    return m.Plan(tick, at, starts=tuple(m.Start(each, WHY) for each in drones))
 
 
-def now_is(was: Drone, state: DroneState, *, at: float, reason: Reason = SEEN, **known: object) -> StateChange:
+def now_is(was: m.Drone, state: m.DroneState, *, at: float, reason: Reason = SEEN, **known: object) -> m.StateChange:
     """What a look has shown of ``was``."""
     after = replace(was, state=state, since=at if state is not was.state else was.since)
-    return StateChange(replace(after, **known), was.state, reason)  # type: ignore[arg-type]
+    return m.StateChange(replace(after, **known), was.state, reason)  # type: ignore[arg-type]
 
 
-def seen(store: Store, plan: Plan, **known: object) -> Snapshot:
+def seen(store: Store, plan: m.Plan, **known: object) -> m.Snapshot:
     """A snapshot that ``plan`` may have been made of."""
-    slot = Slot(DroneId("kit-ab12-1"), SlotState.BUSY, plan.at - 3, jobs=1, name="slot1@w1")
-    waiting = JobClass(
-        "class-9", 1000, 1, 2048, waiting=40, refuses={A100.key: UnmetRequirement("vram", "200000", "40960")}
+    slot = m.Slot(m.DroneId("kit-ab12-1"), m.SlotState.BUSY, plan.at - 3, jobs=1, name="slot1@w1")
+    waiting = m.JobClass(
+        "class-9", 1000, 1, 2048, waiting=40, refuses={A100.key: m.UnmetRequirement("vram", "200000", "40960")}
     )
-    remote = RemoteDrone(
-        DroneId("kit-ab12-1"), RemoteState.RUNNING, "4711", "a100", started_at=50.0, node="w1", slot="slot1_2@w1"
+    remote = m.RemoteDrone(
+        m.DroneId("kit-ab12-1"), m.RemoteState.RUNNING, "4711", "a100", started_at=50.0, node="w1", slot="slot1_2@w1"
     )
-    free, runs = {"a100": 3}, OwnerLoad(2, 2000, 2, 90)
-    view = SiteView("topas", plan.at - 1, {remote.drone_id: remote}, free, NODES, CLAIMS, runs)
-    made = Snapshot(
+    free, runs = {"a100": 3}, m.OwnerLoad(2, 2000, 2, 90)
+    view = m.SiteView("topas", plan.at - 1, {remote.drone_id: remote}, free, NODES, CLAIMS, runs)
+    made = m.Snapshot(
         now=plan.at,
         tick=plan.tick,
         id_prefix=f"{CONTROLLER}-{store.birth}",
         next_serial=store.next_serial,
-        policy=Policy(sites={"topas": SitePolicy("topas", blocking=(Reserve(("w*",), 8, 20480),))}),
+        policy=m.Policy(sites={"topas": m.SitePolicy("topas", blocking=(m.Reserve(("w*",), 8, 20480),))}),
         types=(A100,),
-        overlay=PolledOverlay(
-            OverlayView(plan.at - 2, (waiting,), (slot,), plan.at - 20, evictions=EVICTIONS, completions=(DONE,))
+        overlay=m.PolledOverlay(
+            m.OverlayView(plan.at - 2, (waiting,), (slot,), plan.at - 20, evictions=EVICTIONS, completions=(DONE,))
         ),
-        sites={"topas": PolledSite("topas", view)},
+        sites={"topas": m.PolledSite("topas", view)},
         drones=store.drones,
         breakers=store.breakers,
     )
     return replace(made, **known)  # type: ignore[arg-type]
 
 
-async def record(store: Store, plan: Plan) -> Snapshot:
+async def record(store: Store, plan: m.Plan) -> m.Snapshot:
     """Record ``plan`` with a snapshot that fits it; the snapshot."""
     snapshot = seen(store, plan)
     await store.record(plan, snapshot)

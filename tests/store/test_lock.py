@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.store import Holder, StoreHeldError, StoreUnusableError
-from provisioner.store.lock import is_alive, lock_path, process_of
+from provisioner.store import StoreHeldError, StoreUnusableError
+from provisioner.store.lock import lock_path
 from provisioner.store.reader import Reader
 from tests.store.story import drone, record, starts, store_at
 
@@ -145,22 +145,6 @@ async def test_whoever_holds_the_lock_is_named_also_if_it_is_no_controller(file:
     ):
         async with store_at(file):
             pass
-
-
-def test_a_process_is_told_from_a_later_one_with_its_number() -> None:
-    with subprocess.Popen(["sleep", "60"]) as running:
-        known = process_of(running.pid)
-        assert known and known == process_of(running.pid) != process_of(os.getpid())
-        host = os.uname().nodename
-        assert is_alive(Holder(running.pid, host, 0.0, known)) is True
-        assert is_alive(Holder(os.getpid(), host, 0.0, known)) is False
-        assert is_alive(Holder(running.pid, "elsewhere", 0.0, known)) is None
-        assert is_alive(Holder(running.pid, host, 0.0)) is None
-        boot, _, start = known.split()
-        assert is_alive(Holder(running.pid, host, 0.0, f"{boot} pid:[1] {start}")) is None, "of another container"
-        running.kill()
-        os.waitid(os.P_PID, running.pid, os.WEXITED | os.WNOWAIT)
-        assert process_of(running.pid) == "", "not even while it waits to be collected"
 
 
 async def test_a_lock_file_removed_between_opening_and_locking_is_not_taken_for_the_lock(
