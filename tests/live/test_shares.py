@@ -247,6 +247,12 @@ def test_a_daemon_that_dies_is_a_failed_check(pool: Pool, shared: StartDrone, mp
     assert "check mps_check failed: the MPS control daemon does not answer" in drone.said
 
 
+def test_without_mps_no_drone_of_shares_by_it(pool: Pool, shared: StartDrone) -> None:
+    drone = shared("mps-3", Sharing.MPS, 4)
+    assert (drone.wait(), drone.outcome["reason"]) == (74, "no-mps")
+    assert "nvidia-cuda-mps-control is not on this host" in drone.said
+
+
 def test_a_drone_that_is_killed_leaves_no_daemon(pool: Pool, shared: StartDrone, mps: Path) -> None:
     drone = shared("mps-4", Sharing.MPS, 4, PATH=f"{mps}:/usr/bin:/bin")
     slot_of(pool, drone)
