@@ -1,4 +1,4 @@
-"""What was learned outlives the controller: a restart keeps it, a crash loses ten minutes of it at most."""
+"""Estimates outlive the controller: a restart keeps them, a crash loses at most ten minutes of them."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def test_a_restart_keeps_all_and_counts_nothing_twice() -> None:
         restored = controller.estimation.estimates
         assert restored == replace(known, runs=restored.runs) and set(restored.runs) == set(known.runs)
         report = await controller.tick()
-        assert runs_of(controller) == len(pool.ended), "those that ended while it was away are told as well"
+        assert runs_of(controller) == len(pool.ended), "jobs that ended while it was away count as well"
         kept = store.reader().snapshot(report.plan.tick)
         assert report.plan.starts and kept is not None and kept.estimates == restored, "an acting tick"
         assert decide(serialization.from_json(Snapshot, serialization.to_json(kept))) == report.plan

@@ -57,7 +57,7 @@ def test_the_jobs_of_a_schedd_that_was_silent_for_a_while_count_once() -> None:
     here, there = [done(n, 60.0, schedd="a#") for n in range(300, 310)], [done(n, 60.0, schedd="b#") for n in range(5)]
     for after_s, jobs in ((400, (*here, *there)), (460, here), (520, (*here, *there))):
         note(learning, at(after_s, *jobs))
-        assert len(learning.runs["anna"]) == 15, "though they ended before all that were told meanwhile"
+        assert len(learning.runs["anna"]) == 15, "though they ended before all jobs that were reported meanwhile"
     late = done(2000, 60.0, schedd="a#")
     note(learning, at(estimation.SEEN_S + 304, late))
     assert learning.samples(NOW).seen == {(each.job_id, each.ended_at) for each in (late, *here[4:])}, "no longer"

@@ -29,7 +29,7 @@ class Board(Pool):
     classes: tuple = ()  # type: ignore[type-arg]
     place: Place = field(default_factory=Place)
     slots: dict[model.DroneId, float] = field(default_factory=dict)
-    """When each was heard last."""
+    """Time of the last ad of each slot."""
     forgotten: list[tuple[model.DroneId, float]] = field(default_factory=list)
 
     async def poll(self, types: Sequence[model.DroneType]) -> model.OverlayView:

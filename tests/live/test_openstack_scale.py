@@ -1,4 +1,4 @@
-"""How often Nova is asked, by how many servers there are: a look costs three calls, and the pages that a list has."""
+"""Number of calls to Nova by number of servers: a poll makes three calls, plus one for each further page."""
 
 from __future__ import annotations
 

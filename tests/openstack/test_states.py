@@ -60,7 +60,7 @@ LIBVIRT = ServerFault(500, "libvirt: \x1b[2J gone " + "x" * 900)
     ],
 )
 def test_the_phase_of_a_server(server: Server, state: RemoteState, more: Mapping[str, object]) -> None:
-    """Of each status: test_reference.py, by the table of the reference."""
+    """Check the cases in which a status alone does not decide; test_reference.py has one row for each status."""
     found = states.server_phase(server)
     assert {name: getattr(found, name) for name in ("state", *more)} == {"state": state, **more}
     assert (found.why.isprintable(), len(found.why) <= 300) == (True, True)

@@ -79,9 +79,9 @@ SIX = claim(1, gpus=6, cpus=48, memory_gib=200)
         (two_full_nodes(), [claim(1, gpus=9)], [], {}),
         (two_full_nodes(), [claim(1, nodes=("n2",))], [10], {}),
         (two_full_nodes(), [claim(1)], [0], {"view": False}),
-        # Drones that leave already are not counted twice, whoever told them to.
+        # Drones that leave already are not counted twice, whoever asked them to.
         ([LEAVING, *two_full_nodes()[1:9], NOTICED, *two_full_nodes()[10:]], [claim(3)], [1], {}),
-        # One that was told long ago and stays is no room to come; it is told again.
+        # A drone that was asked long ago and stays is no room to come; it is asked again.
         ([STUCK, on("kit-ab12-2", "n1")], [claim(1)], [1, 2], {"nodes": [full_node(2)]}),
         # Drones without work go first.
         (BY_WORK, [claim(2)], [2, 3], {"nodes": [full_node(3)]}),

@@ -68,7 +68,7 @@ def test_a_drone_that_will_never_start_is_taken_back_and_its_type_backs_off(
     if fault is not model.FaultKind.NODE:
         assert breaker.state is model.BreakerState.BANNED
         told = {type(each) for each in why(again, "class:small")}
-        assert told & {reasons.BackingOff, reasons.StartBlocked}, "the reason is told as long as it holds"
+        assert told & {reasons.BackingOff, reasons.StartBlocked}, "the reason is given as long as it holds"
 
 
 LATE, LIMIT = ("Priority", None, 7200), ("QOSMaxJobsPerUserLimit", model.FaultKind.QUOTA)

@@ -216,7 +216,7 @@ async def test_a_full_store_records_nothing_and_goes_on_later(file: Path) -> Non
 
 
 def _as_another_user(file: Path) -> list[str]:
-    """What a user who may read the store, and not its lock, sees: the holder, the drones, and what ``ask`` says."""
+    """Return the output of a user who may read the store but not its lock: holder, drones, and the reply to ``ask``."""
     for each in file.parent.iterdir():
         if each.suffix != ".lock":
             each.chmod(0o644)
