@@ -104,10 +104,12 @@ class SshWorld(ShellDrones):
         other = self.root / "other" / "other-1"
         other.mkdir(parents=True)
         (other / "gpus").write_text("0 1 2 3\n")
-        self.server.account.give(other.parent)
-        yield
-        (other / "gpus").unlink()
-        other.rmdir()
+        self.server.account.give(self.root)  # this may be the first test: nobody made the directory before
+        try:
+            yield
+        finally:
+            (other / "gpus").unlink()
+            other.rmdir()
 
     pages = unsupported("a listing is one answer")
 
