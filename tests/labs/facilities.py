@@ -128,19 +128,14 @@ class HorekaLab(Facility):
     def logs(self) -> str:
         return "\n".join(("--- slurm", *map(str, self.slurm.jobs()), self.slurm.log("slurmctld", 60)))
 
-    def jobs(self) -> dict[str, Job]:
-        """Slurm's jobs that wait or run and are drones of this controller, by the drone's id."""
-        return {drone_id: job for drone_id, job in self._jobs()}
+    def jobs(self) -> list[tuple[str, Job]]:
+        """Slurm's jobs that wait or run and are drones of this controller, with the drones' ids."""
+        jobs = [(drone_of(job.id, job.name), job) for job in self.slurm.jobs("-u", "drone") if job.alive]
+        return [(drone_id, job) for drone_id, job in jobs if drone_id.startswith(f"{self.controller.name}-")]
 
     def alive(self) -> Counter[str]:
         """How many jobs each drone has that wait or run."""
-        return Counter(drone_id for drone_id, _ in self._jobs())
-
-    def _jobs(self) -> Iterator[tuple[str, Job]]:
-        for job in self.slurm.jobs("-u", "drone"):
-            drone_id = drone_of(job.id, job.name)
-            if job.alive and drone_id.startswith(f"{self.controller.name}-"):
-                yield drone_id, job
+        return Counter(drone_id for drone_id, _ in self.jobs())
 
     def nothing_left(self) -> None:
         """No drone in the queue, on the nodes or on record."""

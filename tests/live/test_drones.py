@@ -29,7 +29,7 @@ def test_twenty_jobs_run_on_nodes_with_the_gpus_that_they_need(
 
 def twenty_jobs_run_at_slurm(lab: HorekaLab) -> None:
     twenty_jobs_run(lab, 8, 4)
-    jobs = lab.jobs()
+    jobs = dict(lab.jobs())
     for drone in lab.controller.live():
         node = jobs[drone["id"]].node
         assert drone["node"] == node
