@@ -50,8 +50,7 @@ from provisioner.model import (
     StartOrder,
 )
 from provisioner.store.writer import SqlStore
-from tests.labs.slurm import NoNamespaces, Slurm, SlurmLab, running_slurm
-from tests.labs.slurm_call_log import Call, CountedTools
+from tests.labs.slurm import Call, CountedTools, NoNamespaces, Slurm, SlurmLab, running_slurm
 
 SUITE = "trixie"
 ABSENT = 3

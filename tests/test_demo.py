@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import signal
@@ -11,9 +12,11 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from provisioner.model import DroneState
-from provisioner.reasons import JobsWaiting
+from provisioner.cli.demo import JOB_SHAPES, DemoView, ShapeView, screen
+from provisioner.model import Drone, DroneId, DroneState, TypeKey
+from provisioner.reasons import JobsWaiting, NothingFits
 from provisioner.store.reader import Reader
 from tests.conftest import Played
 from tests.local.drones import all_tagged
@@ -72,3 +75,17 @@ def test_interrupted_it_takes_everything_with_it(how: signal.Signals, tmp_path: 
     assert all_tagged(prefix) == {}
     with pytest.raises(ProcessLookupError):
         os.kill(holder.pid, 0)
+
+
+def test_the_screen_fits_a_small_terminal_and_says_why() -> None:
+    drone = Drone(DroneId("demo-1"), TypeKey("local/a100"), DroneState.BUSY, 95.0, requested_at=90.0, gpu_milli=500)
+    huge = next(shape for shape in JOB_SHAPES if not shape.fits)
+    shapes = tuple(ShapeView(shape, 3, 2, 0, None) for shape in JOB_SHAPES if shape.fits)
+    shapes += (ShapeView(huge, 0, 0, 0, NothingFits("local/a100", "vram", "81920 MiB", "40960 MiB")),)
+    console = Console(width=80, file=io.StringIO(), record=True, color_system=None)
+    console.print(screen(DemoView(12.0, shapes, (drone,), (), now=100.0), []))
+    lines = console.export_text().splitlines()
+    assert max(map(len, lines)) <= 80
+    shown = " ".join(" ".join(lines).split())
+    assert "local/a100 busy 5s" in shown
+    assert "no drone type fits" in shown

@@ -160,20 +160,6 @@ def test_the_service_unit_and_shipped_configurations_name_commands_that_exist() 
     assert wrong_in(shlex.split(line) for line in lines if "provisioner " in line) == []
 
 
-@pytest.mark.parametrize(
-    ("line", "bad"),
-    [
-        ("stauts", "stauts"),
-        ("status --no-such", "--no-such"),
-        ("drones --site show shwo", "shwo"),
-        ("drones --site x show ID", ""),
-        ("version 5", "5"),
-    ],
-)
-def test_the_check_would_notice(line: str, bad: str) -> None:
-    assert unknown_in(["provisioner", *line.split()], command_tree()) == bad
-
-
 def test_every_verb_is_told_of_somewhere() -> None:
     """A verb that no document mentions is a verb that nobody finds."""
     root = command_tree()

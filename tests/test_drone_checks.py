@@ -1,4 +1,4 @@
-"""The drone's checks of its scratch directory, of names and of its clock, run as the drone runs them."""
+"""The drone's checks of its scratch directory, of names, of its clock and of its GPUs, run as the drone runs them."""
 
 from __future__ import annotations
 
@@ -97,9 +97,73 @@ def test_a_clock_far_from_the_collectors_fails(tmp_path: Path, ahead: str, code:
     assert check(tmp_path, "names_check.sh", DRONE_COLLECTOR="no-such-host.invalid:9618")[0] == 77, "it has joined"
 
 
+A100S = """0, GPU-9d1b6b3c-0000-0000-0000-000000000000, 0
+1, GPU-9d1b6b3c-0000-0000-0000-000000000001, 3
+10, GPU-9d1b6b3c-0000-0000-0000-000000000010, [N/A]
+"""
+"""What `nvidia-smi` says of a host with three GPUs, the second of them broken."""
+LISTED = """GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-9d1b6b3c-0000-0000-0000-000000000000)
+  MIG 3g.20gb     Device  0: (UUID: MIG-aa11)
+  MIG 3g.20gb     Device  1: (UUID: MIG-aa12)
+GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-9d1b6b3c-0000-0000-0000-000000000001)
+GPU 10: NVIDIA A100-SXM4-40GB (UUID: GPU-9d1b6b3c-0000-0000-0000-000000000010)
+  MIG 3g.20gb     Device  0: (UUID: MIG-cc11)
+"""
+"""What `nvidia-smi -L` says of GPUs with MIG on, and off."""
+
+
+HALVES = {"DRONE_SHARING": "mig", "DRONE_SHARES": "2"}
+NVIDIA = "GPU-9d1b6b3c-0000-0000-0000-0000000000"
+
+
+@pytest.mark.parametrize(
+    ("devices", "gpus", "more", "verdict"),
+    [
+        ("0", 1, {}, "1 GPUs answer"),
+        ("0,10", 2, {}, "2 GPUs answer"),
+        (f"{NVIDIA}10,0", 2, {}, "2 GPUs answer"),
+        ("MIG-aa11", 1, {}, "1 GPUs answer"),
+        ("0", 1, HALVES, "2 GPUs answer"),
+        ("MIG-aa11,MIG-aa12", 1, HALVES, "2 GPUs answer"),
+        ("0,MIG-cc11", 1, HALVES, "3 GPUs answer"),
+        ("0", 1, {"DRONE_SHARING": "mps", "DRONE_SHARES": "4"}, "1 GPUs answer"),
+        ("MIG-bb22", 1, {}, "there is no MIG-bb22"),
+        ("10", 1, HALVES, "the site assigned 1 of 2 GPUs: 10"),
+        ("MIG-aa11", 1, HALVES, "the site assigned 1 of 2 GPUs: MIG-aa11"),
+        ("0,1", 2, {}, "GPU 1 has 3 uncorrectable memory errors"),
+        ("2", 1, {}, "there is no GPU 2, only 0 1 10"),
+        ("GPU-ffff", 1, {}, "there is no GPU GPU-ffff, only 0 1 10"),
+        ("0", 2, {}, "the site assigned 1 of 2 GPUs: 0"),
+        ("NoDevFiles", 1, {}, "the site assigned no GPU: CUDA_VISIBLE_DEVICES is 'NoDevFiles'"),
+        (None, 3, {}, "GPU 1 has 3 uncorrectable memory errors"),
+    ],
+)
+def test_the_devices_of_the_site_are_there_and_well_or_it_says_why(
+    tmp_path: Path, devices: str | None, gpus: int, more: dict[str, str], verdict: str
+) -> None:
+    """Without an assignment the host is all ours, and checked whole."""
+    says = f"case $1 in -L) cat <<'Y'\n{LISTED}Y\n;; *) cat <<'X'\n{A100S}X\n;; esac\n"
+    env = {"PATH": fake(tmp_path, "nvidia-smi", says), "DRONE_GPUS": str(gpus), **more}
+    if devices is not None:
+        env["CUDA_VISIBLE_DEVICES"] = devices
+    assert check(tmp_path, "gpu_check.sh", **env) == (0 if verdict.endswith("answer") else 1, verdict)
+
+
+def test_a_driver_that_fails_is_quoted_and_one_that_is_missing_is_a_failure_unless_the_site_simulates(
+    tmp_path: Path,
+) -> None:
+    one, why = {"CUDA_VISIBLE_DEVICES": "0"}, "Unable to determine the device handle"
+    failing = fake(tmp_path, "nvidia-smi", f"echo '{why}'\nexit 255\n")
+    assert check(tmp_path, "gpu_check.sh", PATH=failing, **one) == (1, f"nvidia-smi failed: {why}")
+    (tmp_path / "bin/nvidia-smi").unlink()
+    without = {"PATH": "/usr/bin:/bin", **one}
+    assert check(tmp_path, "gpu_check.sh", **without) == (1, "nvidia-smi is not on this host")
+    assert check(tmp_path, "gpu_check.sh", DRONE_GPU_SIMULATE="4,8", **without)[0] == 77
+
+
 def test_every_drone_runs_them() -> None:
     whole = script("condor_drone.sh").decode()
-    for name in ("scratch_check.sh", "names_check.sh", "clock_check.sh"):
+    for name in ("scratch_check.sh", "names_check.sh", "clock_check.sh", "gpu_check.sh"):
         assert f'cat >"$D/checks/{name}"' in whole
     assert "@include" not in whole.replace("# @include NAME", "")
 
@@ -145,6 +209,26 @@ def test_a_drone_believes_only_numbers_of_the_ads_that_the_pool_lists(
     )
     assert (ran.stdout.strip(), ran.stderr) == (found, "")
     assert not (tmp_path / "forged").exists()
+
+
+KILLS = """
+now=0
+rest() { now=$((now + 1)); }
+carriers() { for each in $job $starter; do command kill -0 $each && echo $each; done 2>/dev/null; }
+kill() { [ "$2" = $starter ] && echo starter >>killed || echo job >>killed; command kill "$@"; wait "$2"; }
+sleep 100 & job=$!
+./condor_starter 100 & starter=$!
+sleep 0.2
+kill_all
+"""
+
+
+def test_htcondor_is_killed_before_its_jobs(tmp_path: Path) -> None:
+    """A starter that outlived its job told the pool that the job had ended by SIGKILL: the job left the queue."""
+    shutil.copy(shutil.which("sleep") or "", tmp_path / "condor_starter")
+    functions = "".join(map(function_of_the_drone, ("alive", "push", "kill_all")))
+    subprocess.run(["sh", "-c", functions + KILLS], cwd=tmp_path, timeout=60, check=False)
+    assert (tmp_path / "killed").read_text().split() == ["starter", "job"]
 
 
 SENDERS = ("drone-kit-1@pool.example.org", "drone-kit-2@pool.example.org", "drone@pool.example.org", None)

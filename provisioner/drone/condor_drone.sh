@@ -154,6 +154,13 @@ push() {
     return $pushed
 }
 
+# HTCondor first: a starter that outlives its job tells the pool that the job has ended, by the signal that killed it.
+kill_all() {
+    push KILL condor_
+    limit=$((now + 5))
+    while push KILL && [ "$now" -lt $limit ]; do rest 0.2; done
+}
+
 # Sleep so that a signal is seen at once: a shell runs its traps only between commands, or in `wait`.
 rest() {
     sleep "$1" &
@@ -185,8 +192,7 @@ finish() {
         while push 0 condor_startd && [ "$now" -lt $limit ]; do rest 0.3; done
     fi
     [ -z "$mps" ] || tell_mps 1 'quit -t 1'
-    limit=$((now + 5))
-    while push KILL && [ "$now" -lt $limit ]; do rest 0.2; done
+    kill_all
     ended=$(jobs_ended)
     started=$((ended + $(jobs_running)))
     [ $started -ge $jobs_begun ] || started=$jobs_begun      # a startd that was killed has not written down its last job

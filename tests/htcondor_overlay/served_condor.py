@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import resource
-
 import htcondor2
-
-from adapters.htcondor.overlay.pool import PoolPoller
 
 
 class Raw:
@@ -19,10 +15,3 @@ class Raw:
         """How many jobs the groups have that a constraint lets through."""
         ads = self._schedd.query(constraint, projection=attributes, opts=htcondor2.QueryOpt.GroupBy)
         return sum(int(ad["JobCount"]) for ad in ads)
-
-
-class Weighed(PoolPoller):
-    """The adapter's own pool, which also says how much memory its process has ever used."""
-
-    def peak_kib(self) -> int:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -18,85 +18,73 @@ from typing import Any, Protocol
 from provisioner.cli.drones import DroneFilter, drone_listing
 from provisioner.store import StoreError
 from provisioner.store.reader import Reader
-from tests.labs.htcondor import LOOPBACK, QUICK_DRONE, Pool, end, own, processes_with, until
+from tests.labs.htcondor import (
+    IDENTITIES,
+    LOOPBACK,
+    QUICK_DRONE,
+    Pool,
+    end,
+    kill,
+    launch,
+    own,
+    processes_with,
+    until,
+)
 
-CONTROLLER = """\
-controller: {name}
-store:
-  path: provisioner.db
-overlay:
-  adapter: htcondor
-  options:
-    collector: {collector}
-    trust_domain: {domain}
-    token: {{file: admin.token}}
-    drone_token: {{file: drone.token}}
-    drain_tool: {drain_tool}
-    condor_prefix: {prefix}
-    deadline: 5s
-    client_config: {client_config}
-    drone_config: {drone_config}
-sites: [site-*.yaml]
-policy:
-  interval: 1s
-  active_interval: 500ms
-  idle_timeout: {idle_s}s
-  overlay_max_age: 12s
-"""
-
-SITE = """\
-site: {name}
-adapter: local
-limits: {{max_drones: {most}, max_pending: {most}, max_starts_per_tick: {most}}}
-timeouts: {{order_deadline: 15s, order_confirm: 20s, missing: 5s, booting: {boot_s}s, grace: 10s, stopping: 30s}}
-types:
-  {kind}:
-    gpus: 1
-    gpu_model: {model}
-    vram: {vram} MiB
-    capability: {capability}
-    cpus: 2
-    memory: 512 MiB
-    disk: 2 GiB
-options:
-  root: drones-{name}
-  cpus: 1000
-  memory: 1000 GiB
-  disk: 1000 GiB
-  gpus: [{{count: 64, model: {model}, vram: {vram} MiB, capability: {capability}, simulate: {simulate}}}]
-  retain_finished: 1h
-"""
+Settings = Mapping[str, Any]
 
 
-class SiteText(Protocol):
+class SiteSettings(Protocol):
     """A site of the lab as the controller gets to know it."""
 
     @property
     def name(self) -> str: ...
 
-    def text(self, controller: LabController) -> str:
-        """Its site file; other files that this one names are put into the controller's directory."""
+    def settings(self, controller: LabController) -> Settings:
+        """Its site file, but for its name; other files that it names are put into the controller's directory."""
         ...
+
+
+def limits(most: int) -> Settings:
+    return {"max_drones": most, "max_pending": most, "max_starts_per_tick": most}
+
+
+def gpu_type(model: str, vram_mib: int, capability: float, **size: Any) -> Settings:
+    """A drone type of one GPU."""
+    return {"gpus": 1, "gpu_model": model, "vram": f"{vram_mib} MiB", "capability": capability, **size}
+
+
+A100, V100 = ("A100-SXM4-40GB", 47661, 8.0), ("Tesla V100-PCIE-16GB", 24220, 7.0)
+"""GPUs as ``condor_gpu_discovery -simulate`` knows them, by the numbers 4 and 2."""
 
 
 @dataclass(frozen=True)
 class LabSite:
-    """A ``local`` site of one drone type with simulated GPUs, as ``condor_gpu_discovery -simulate`` knows them."""
+    """A ``local`` site of one drone type with simulated GPUs."""
 
     name: str
     kind: str
-    model: str
-    vram: int
-    capability: float
+    gpu: tuple[str, int, float]
     simulate: int
     most: int = 12
+    type: Settings = field(default_factory=dict)
+    """Settings of the drone type that differ."""
 
-    def text(self, controller: LabController) -> str:
-        return SITE.format(**vars(self), boot_s=controller.boot_s)
+    def settings(self, controller: LabController) -> Settings:
+        model, vram, capability = self.gpu
+        gpus = {"count": 64, "model": model, "vram": f"{vram} MiB", "capability": capability, "simulate": self.simulate}
+        room = {"cpus": 1000, "memory": "1000 GiB", "disk": "1000 GiB", "gpus": [gpus]}
+        return {
+            "adapter": "local",
+            "limits": limits(self.most),
+            "timeouts": controller.timeouts(order_deadline="15s", order_confirm="20s", missing="5s", grace="10s"),
+            "types": {self.kind: gpu_type(*self.gpu, cpus=2, memory="512 MiB", disk="2 GiB") | self.type},
+            "options": {"root": f"drones-{self.name}", "retain_finished": "1h", **room},
+        }
 
 
-BIG = LabSite("big", "a100", "A100-SXM4-40GB", 47661, 8.0, 4)
-SMALL = LabSite("small", "v100", "Tesla V100-PCIE-16GB", 24220, 7.0, 2)
+BIG = LabSite("big", "a100", A100, 4)
+SMALL = LabSite("small", "v100", V100, 2)
 
 
 @dataclass
@@ -105,67 +93,87 @@ class LabController:
 
     pool: Pool
     directory: Path
-    sites: Sequence[SiteText] = (BIG, SMALL)
+    sites: Sequence[SiteSettings] = (BIG, SMALL)
     idle_s: int = 6
     boot_s: int = 180
     name: str = field(default_factory=lambda: own("lab"))
     condor_prefix: str = ""
     """Where the drones are told to find HTCondor; default: where it is."""
+    options: Settings = field(default_factory=dict)
+    """Options of the overlay that differ; None: not told."""
+    policy: Settings = field(default_factory=dict)
+    """Settings of the policy that differ."""
     process: subprocess.Popen[bytes] | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def config(self) -> Path:
         return self.directory / "provisioner.yaml"
 
+    def timeouts(self, **more: str) -> Settings:
+        """Those of a site."""
+        return {"booting": f"{self.boot_s}s", "stopping": "30s", **more}
+
+    def secret(self, name: str, text: str) -> Path:
+        """A file of the controller that nobody else may read."""
+        file = self.directory / name
+        file.touch(mode=0o600)
+        file.write_text(text)
+        return file
+
     def write(self) -> None:
-        """Its configuration, with tokens of its own."""
+        """Its configuration, with tokens of its own. JSON is YAML."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        for identity, name in (("admin", "admin.token"), ("drone", "drone.token")):
-            file = self.directory / name
-            file.touch(mode=0o600)
-            authz = ("READ", "ADVERTISE_STARTD", "ADVERTISE_MASTER") if identity == "drone" else ()
-            file.write_text(self.pool.token(identity, authz) + "\n")
-        prefix = self.pool.condor.prefix
-        self.config.write_text(
-            CONTROLLER.format(
-                name=self.name,
-                collector=self.pool.collector,
-                domain=self.pool.domain,
-                drain_tool=prefix / "usr/bin/condor_drain",
-                prefix=self.condor_prefix or prefix,
-                idle_s=self.idle_s,
-                client_config=json.dumps(LOOPBACK),
-                drone_config=json.dumps(QUICK_DRONE),
-            )
-        )
+        policy = {"interval": "1s", "active_interval": "500ms", "overlay_max_age": "12s"}
+        settings = {
+            "controller": self.name,
+            "store": {"path": "provisioner.db"},
+            "overlay": self.overlay_settings(),
+            "sites": ["site-*.yaml"],
+            "policy": {"idle_timeout": f"{self.idle_s}s", **policy, **self.policy},
+        }
+        self.config.write_text(json.dumps(settings, indent=1))
         for site in self.sites:
-            (self.directory / f"site-{site.name}.yaml").write_text(site.text(self))
+            text = json.dumps({"site": site.name, **site.settings(self)}, indent=1)
+            (self.directory / f"site-{site.name}.yaml").write_text(text)
+
+    def overlay_settings(self) -> Settings:
+        for identity in ("admin", "drone"):
+            self.secret(f"{identity}.token", self.pool.token(identity, IDENTITIES[identity]) + "\n")
+        prefix = self.pool.condor.prefix
+        options = {
+            "collector": self.pool.collector,
+            "trust_domain": self.pool.domain,
+            "token": {"file": "admin.token"},
+            "drone_token": {"file": "drone.token"},
+            "drain_tool": str(prefix / "usr/bin/condor_drain"),
+            "condor_prefix": self.condor_prefix or str(prefix),
+            "deadline": "5s",
+            "client_config": LOOPBACK,
+            "drone_config": QUICK_DRONE,
+        }
+        told = {name: value for name, value in {**options, **self.options}.items() if value is not None}
+        return {"adapter": "htcondor", "options": told}
 
     def start(self, *, write: bool = True) -> LabController:
+        """Start it, and wait for its first tick."""
         if write:
             self.write()
         checked = self.call("check", str(self.config))
         assert checked.returncode == 0, checked.stdout + checked.stderr
-        log = (self.directory / "controller.log").open("ab")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "provisioner.cli", "run", "--config", str(self.config)],
-            cwd=self.directory,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env={**os.environ, **self.env},
-            start_new_session=True,
-        )
-        log.close()
+        self.begin()
         self.ticks(1)
         return self
+
+    def begin(self) -> None:
+        """Only start the process."""
+        command = (sys.executable, "-m", "provisioner.cli", "run", "--config", self.config)
+        self.process = launch(command, self.directory / "controller.log", env=os.environ, cwd=self.directory)
 
     @property
     def tick(self) -> int:
         """Number of the newest tick; 0 before the first."""
         try:
-            views = self._record.views()
+            views = self.record.views()
         except StoreError:
             return 0
         return views.tick if views is not None else 0
@@ -192,62 +200,55 @@ class LabController:
             text=True,
             capture_output=True,
             timeout=60,
-            env={**os.environ, "PROVISIONER_CONFIG": str(self.config), **self.env},
+            env={**os.environ, "PROVISIONER_CONFIG": str(self.config)},
         )
 
+    def prints(self, *words: str) -> str:
+        """What a call that has to succeed prints."""
+        done = self.call(*words)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
     def json(self, *words: str) -> Any:
-        done = self.call(*words, "-o", "json")
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        return json.loads(self.prints(*words, "-o", "json"))
 
-    def drones(self, *words: str) -> list[dict[str, Any]]:
-        """Drones on record, past ones included; with ``words`` as the command prints them."""
-        if words:
-            found: list[dict[str, Any]] = self.json("drones", "--all", *words)["items"]
-            return found
-        return self._listed(ended=None)
-
-    def states(self) -> Counter[str]:
-        return Counter(d.state.value for d in self._record.drones(ended=None))
-
-    def live(self) -> list[dict[str, Any]]:
-        return self._listed(ended=False)
-
-    def one(self) -> dict[str, Any]:
-        """The only drone on record, as `drones` tells it."""
-        [drone] = self.drones()
-        return drone
-
-    def is_one(self, what: str, holds: Callable[[dict[str, Any]], object], within_s: float = 90) -> dict[str, Any]:
-        """Wait until the only drone on record is as wanted."""
-
-        def so() -> dict[str, Any] | None:
-            drones = self.drones()
-            return drones[0] if len(drones) == 1 and holds(drones[0]) else None
-
-        return until(so, within_s, what=what, every_s=0.5)
-
-    def told(self) -> list[str]:
-        """What it has to tell of itself, for a failing test."""
-        told = []
-        with suppress(OSError):
-            told.append(f"--- the controller\n{self.log()[-20000:]}")
-        for words in (("drones", "--all", "-o", "wide"), ("sites",), ("demand",)):
-            with suppress(OSError, subprocess.SubprocessError):
-                told.append(f"--- provisioner {words[0]}\n{self.call(*words).stdout}")
-        return told
+    def site_row(self) -> dict[str, Any]:
+        """The only site as `sites` tells it."""
+        [row] = self.json("sites")["items"]
+        return row
 
     # What is asked again and again until it is so is read by the code of the command and not by a process of its own:
     # a third of a second of processor time each, by three workers, is more than the daemons themselves need.
 
     @property
-    def _record(self) -> Reader:
+    def record(self) -> Reader:
         return Reader(self.directory / "provisioner.db")
 
-    def _listed(self, *, ended: bool | None) -> list[dict[str, Any]]:
-        listing = drone_listing(self._record, DroneFilter(), ended, time.time())
-        found: list[dict[str, Any]] = json.loads(json.dumps(listing.plain()))
-        return found
+    def drones(self, ended: bool | None = None) -> list[dict[str, Any]]:
+        """Drones on record as `drones` tells them, past ones included unless ``ended`` says which."""
+        listing = drone_listing(self.record, DroneFilter(), ended, time.time())
+        return json.loads(json.dumps(listing.plain()))
+
+    def states(self) -> Counter[str]:
+        return Counter(d.state.value for d in self.record.drones(ended=None))
+
+    def live(self) -> list[dict[str, Any]]:
+        return self.drones(ended=False)
+
+    def all_gone(self, *left: Callable[[], object]) -> None:
+        """Wait until no drone is on record as living, has a process on this host, or has ``left`` anything."""
+        for each in (lambda: self.live(), self.processes, *left):
+            until(lambda each=each: not each(), 90, what="nothing is left of any drone", every_s=0.5)
+
+    def story(self) -> str:
+        """What it has to tell of itself, for a failing test."""
+        told = []
+        with suppress(OSError):
+            told.append(f"--- the controller\n{self.log()[-20000:]}")
+        for words in (("drones", "--all", "-o", "wide"), ("sites", "-o", "json"), ("demand",)):
+            with suppress(OSError, subprocess.SubprocessError):
+                told.append(f"--- provisioner {words[0]}\n{self.call(*words).stdout}")
+        return "\n".join(told)
 
     def processes(self) -> dict[int, str]:
         """Everything on this host that carries an id of this controller."""
@@ -260,8 +261,7 @@ class LabController:
         """By how much its loop was held up at worst, by its log ``after`` so many characters: 0 if by nothing (100 ms)
         worth a line."""
         lines = [line for line in self.log()[after:].splitlines() if " lag_ms=" in line]
-        lags = [line.partition(" lag_ms=")[2].split()[0] for line in lines]
-        return max(map(int, lags), default=0)
+        return max((int(line.partition(" lag_ms=")[2].split()[0]) for line in lines), default=0)
 
     def kill(self) -> None:
         """As a power cut would: no word to anybody."""
@@ -270,14 +270,31 @@ class LabController:
         self.process.wait(30)
 
     def stop(self) -> None:
-        if self.process is not None and self.process.poll() is None:
-            end(self.process, signal.SIGTERM, 30)
+        if self.process is not None:
+            end(self.process, signal.SIGTERM, 45)
 
     def clean_up(self) -> None:
         """Whatever a failed test left, by pid."""
-        self.stop()
-        for pid in self.processes():
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        try:
+            self.stop()
+        finally:
+            kill(*self.processes())
+
+
+@dataclass
+class Sightings:
+    """Which drones of a controller were at its site, and how often each, at each look past the provisioner."""
+
+    controller: LabController
+    look: Callable[[], Counter[str]]
+    seen: list[Counter[str]] = field(default_factory=list)
+
+    def __call__(self) -> None:
+        self.seen.append(self.look())
+
+    def no_orphan_no_duplicate(self, most: int) -> None:
+        assert self.seen, "nothing was looked at"
+        assert max(each.total() for each in self.seen) <= most, "never above the cap"
+        assert max(max(each.values(), default=0) for each in self.seen) <= 1, "no drone twice at a time"
+        recorded = {each["id"] for each in self.controller.drones()}
+        assert {drone_id for each in self.seen for drone_id in each} <= recorded, "none that is not on record"

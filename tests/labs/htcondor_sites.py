@@ -6,13 +6,10 @@ taken while it happens misses what is short, and a busy host is no reason for a 
 
 from __future__ import annotations
 
-import json
 import re
-import signal
 import subprocess
-import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -20,8 +17,9 @@ from enum import IntEnum
 from itertools import pairwise
 from pathlib import Path
 
-from tests.labs.controller import LabController
-from tests.labs.htcondor import LOOPBACK, Ad, Condor, LabError, Pool, end, lab_directory, until
+from tests.labs import htcondor
+from tests.labs.controller import A100, LabController, Settings, gpu_type, limits
+from tests.labs.htcondor import Ad, Condor, LabError, Pool, until
 
 # -------------------------------------------------------------------------------------------------- what happened
 
@@ -71,19 +69,6 @@ def events(pool: Pool, *clusters: int) -> list[Event]:
     return sorted(found, key=lambda event: event.at)
 
 
-def most_at_once(history: Iterable[Event], begin: Happened, *ends: Happened) -> int:
-    """Most jobs at one time that ``begin`` had happened to and none of ``ends`` since."""
-    there: set[str] = set()
-    most = 0
-    for event in history:
-        if event.what is begin:
-            there.add(event.job)
-        elif event.what in ends:
-            there.discard(event.job)
-        most = max(most, len(there))
-    return most
-
-
 # ------------------------------------------------------------------------------------------------------ the cluster
 
 
@@ -115,7 +100,9 @@ PREEMPTION_REQUIREMENTS = False
     + EVENT_LOG
 )
 
-NODE = """
+NODE = (
+    htcondor.ONE_SLOT
+    + """
 DAEMON_LIST = MASTER STARTD
 # this is what tells nodes apart on one host: Machine in their ads, and the end of their slots' names
 NETWORK_HOSTNAME = {name}.site.test
@@ -130,12 +117,7 @@ NUM_CPUS = {cpus}
 MEMORY = {memory_mib}
 DISK = 400000000
 RESERVED_MEMORY = 0
-USE FEATURE : GPUs
 GPU_DISCOVERY_EXTRA = -extra -simulate:{simulate},{gpus}
-NUM_SLOTS_TYPE_1 = 1
-SLOT_TYPE_1 = 100%
-SLOT_TYPE_1_PARTITIONABLE = True
-CLAIM_WORKLIFE = 0
 # drones find the GPUs that their job was given of those that the node pretends to have
 STARTER_JOB_ENVIRONMENT = "DRONE_GPU_SIMULATE={simulate},{gpus}"
 
@@ -152,13 +134,9 @@ WANT_VACATE = True
 IS_OWNER = False
 START = True
 
-UPDATE_INTERVAL = 2
-STARTER_UPDATE_INTERVAL = 2
-RUNBENCHMARKS = False
-SHUTDOWN_GRACEFUL_TIMEOUT = 5
-SHUTDOWN_FAST_TIMEOUT = 5
 STARTER_DEBUG = D_ALWAYS D_SUB_SECOND
 """
+)
 
 PREEMPTS = "ifThenElse(TARGET.IsBackfill =?= True, 0, 10)"
 """RANK of a node that takes a drone's place for an owner's job at the next negotiation."""
@@ -200,14 +178,12 @@ class SitePool(Pool):
         super().__init__(root, condor, "site", config=SITE + config, identities=SITE_IDENTITIES)
         self.nodes = tuple(nodes)
         self.rank, self.node_config = rank, node_config
-        self._masters: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> SitePool:
         super().start()
         for node in self.nodes:
             directory = self.dir / node.name
-            for each in ("etc", "run", "log", "lock", "spool", "execute", "cred"):
-                (directory / each).mkdir(parents=True)
+            htcondor.make_directories(directory)
             config = directory / "etc/condor_config"
             config.write_text(
                 self._common(directory, self.dir / "etc/tokens", directory / "no-keys")
@@ -215,14 +191,14 @@ class SitePool(Pool):
                 + self.node_config
             )
             self.account.give(directory)
-            self._masters.append(self._master(directory, config))
+            self._master(directory, config)
         until(lambda: len(self.room()) == len(self.nodes), 60, what="all nodes in the pool")
         return self
 
     def room(self) -> dict[str, tuple[int, int, int]]:
         """GPUs, CPUs and MiB that nobody holds, by node."""
         return {
-            str(ad["Machine"]).partition(".")[0]: (_whole(ad, "GPUs"), _whole(ad, "Cpus"), _whole(ad, "Memory"))
+            str(ad["Machine"]).partition(".")[0]: tuple(int(ad.get(name, 0)) for name in ("GPUs", "Cpus", "Memory"))
             for ad in self.slots('SlotType == "Partitionable"')
         }
 
@@ -233,22 +209,6 @@ class SitePool(Pool):
     def negotiations(self) -> int:
         """How many negotiation cycles there have been."""
         return (self.dir / "log/NegotiatorLog").read_text(errors="replace").count("Finished Negotiation Cycle")
-
-    def stop(self, *, at_once: bool = False) -> None:
-        """Nodes first, all at one time."""
-        for master in self._masters:
-            if master.poll() is None:
-                master.send_signal(signal.SIGQUIT)
-        for master in self._masters:
-            with suppress(subprocess.TimeoutExpired):
-                master.wait(20)
-            end(master, signal.SIGQUIT, 20)
-        super().stop(at_once=at_once)
-
-
-def _whole(ad: Ad, name: str) -> int:
-    value = ad.get(name, 0)
-    return int(value) if isinstance(value, int | float) else 0
 
 
 def node_of(ad: Ad) -> str:
@@ -331,56 +291,9 @@ def etp_pool(root: Path, condor: Condor, site: Pool) -> Pool:
 
 # ------------------------------------------------------------------------------------------- as the controller has it
 
-SITE_FILE = """\
-site: {name}
-adapter: htcondor
-limits: {{max_drones: {most}, max_pending: {most}, max_starts_per_tick: {most}}}
-timeouts:
-  poll_deadline: 10s
-  order_deadline: 15s
-  order_confirm: 20s
-  missing: 5s
-  booting: {boot_s}s
-  grace: {grace_s}s
-  stopping: 30s
-{blocking}
-owner: {{preempt_proactively: {preempt_proactively}}}
-types:
-{types}
-options:
-  collector: {collector}
-  schedd: {schedd}
-  token: {{file: grid.token}}
-  token_directory: owner-tokens
-  client_config: {client_config}
-  work_directory: work-{name}
-  submit: {{"+IsBackfill": "True"}}
-  lease: 20s
-  deadline: 5s
-  submit_deadline: 10s
-{owner}
-"""
-
-GPU_TYPE = """\
-  a100:
-    gpus: 1
-    gpu_model: A100-SXM4-40GB
-    vram: 47661 MiB
-    capability: 8.0
-    cpus: 8
-    memory: 20 GiB
-    disk: 2 GiB
-"""
-
-CPU_TYPE = """\
-  cpu:
-    gpus: 0
-    cpus: 8
-    memory: 4 GiB
-    disk: 2 GiB
-"""
-
-BLOCKING = "blocking: [{cpus: 8, memory: 20 GiB}]"
+SIZE = {"cpus": 8, "memory": "20 GiB", "disk": "2 GiB"}
+GPU_TYPE = {"a100": gpu_type(*A100, **SIZE)}
+CPU_TYPE = {"cpu": {"gpus": 0, **SIZE, "memory": "4 GiB"}}
 
 
 @dataclass(frozen=True)
@@ -389,35 +302,38 @@ class TopasSite:
 
     site: SitePool
     etp: Pool
-    types: str = GPU_TYPE
-    blocking: str = BLOCKING
+    types: Settings = field(default_factory=lambda: GPU_TYPE)
     most: int = 40
     preempt_proactively: bool = True
     name: str = "topas"
 
-    def text(self, controller: LabController) -> str:
-        tokens = controller.directory / "owner-tokens"
-        tokens.mkdir(mode=0o700, exist_ok=True)
-        for file, token in (
-            (controller.directory / "grid.token", self.site.token(GRID, SITE_IDENTITIES[GRID])),
-            (tokens / "etp", self.etp.token("reader", ("READ",))),
-        ):
-            file.touch(mode=0o600)
-            file.write_text(token + "\n")
-        owner = f"  owner:\n    schedds: [{SITE_SCHEDD}, {ETP_SCHEDD}]\n"
-        return SITE_FILE.format(
-            name=self.name,
-            most=self.most,
-            types=self.types,
-            blocking=self.blocking,
-            preempt_proactively=str(self.preempt_proactively).lower(),
-            collector=self.site.collector,
-            schedd=SITE_SCHEDD,
-            boot_s=controller.boot_s,
-            grace_s=GRACE_S,
-            owner=owner,
-            client_config=json.dumps(LOOPBACK),
-        )
+    def settings(self, controller: LabController) -> Settings:
+        (controller.directory / "owner-tokens").mkdir(mode=0o700, exist_ok=True)
+        controller.secret("grid.token", self.site.token(GRID, SITE_IDENTITIES[GRID]) + "\n")
+        controller.secret("owner-tokens/etp", self.etp.token("reader", ("READ",)) + "\n")
+        deadlines = {"poll_deadline": "10s", "order_deadline": "15s", "order_confirm": "20s"}
+        options = {
+            "collector": self.site.collector,
+            "schedd": SITE_SCHEDD,
+            "token": {"file": "grid.token"},
+            "token_directory": "owner-tokens",
+            "client_config": htcondor.LOOPBACK,
+            "work_directory": f"work-{self.name}",
+            "submit": {"+IsBackfill": "True"},
+            "lease": "20s",
+            "deadline": "5s",
+            "submit_deadline": "10s",
+            "owner": {"schedds": [SITE_SCHEDD, ETP_SCHEDD]},
+        }
+        return {
+            "adapter": "htcondor",
+            "limits": limits(self.most),
+            "timeouts": controller.timeouts(missing="5s", grace=f"{GRACE_S}s", **deadlines),
+            "blocking": [{"cpus": 8, "memory": "20 GiB"}],
+            "owner": {"preempt_proactively": self.preempt_proactively},
+            "types": self.types,
+            "options": options,
+        }
 
 
 # ---------------------------------------------------------------------------------------------------- all of it
@@ -431,7 +347,6 @@ class TopasLab:
     site: SitePool
     etp: Pool
     controller: LabController
-    started_at: float = field(default_factory=time.time)
 
     def drone_jobs(self) -> list[Ad]:
         """The site's jobs that are drones, whatever their state."""
@@ -443,7 +358,7 @@ class TopasLab:
 
     def story(self) -> str:
         """Everything there is to tell, for a failing test."""
-        told = self.controller.told()
+        told = [self.controller.story()]
         for pool in (self.overlay, self.site, self.etp):
             with suppress(LabError, OSError, subprocess.SubprocessError):
                 told.append(f"--- {pool.name}\n{pool.run('condor_q', '-allusers', '-nobatch', timeout_s=10)}")
@@ -461,37 +376,20 @@ def topas_lab(
 ) -> Iterator[TopasLab]:
     """Bring all of it up; in the end nothing of it is left. ``node_config`` None: what `provisioner render blocking`
     prints for the nodes."""
-    with lab_directory("topas") as root, lab_directory("controller") as directory:
+    with htcondor.lab_directory("topas") as root, htcondor.lab_directory("controller") as directory:
         overlay = Pool(root, condor, config=EVENT_LOG)
         site = SitePool(root, condor, nodes, rank=rank, config=site_config, node_config=node_config or "")
         etp = etp_pool(root, condor, site)
         controller = LabController(overlay, directory / "c", sites=(TopasSite(site, etp),))
         if node_config is None:
             controller.write()
-            rendered = controller.call("render", "blocking", "--site", "topas")
-            assert rendered.returncode == 0, rendered.stderr
-            site.node_config = rendered.stdout
-        try:
-            for pool in (overlay, site, etp):
-                pool.start()
-            lab = TopasLab(overlay, site, etp, controller)
+            site.node_config = controller.prints("render", "blocking", "--site", "topas")
+        lab = TopasLab(overlay, site, etp, controller)
+        with htcondor.running(overlay), htcondor.running(site), htcondor.running(etp):
             try:
                 yield lab
             except AssertionError:
                 print(lab.story())
                 raise
-        finally:
-            controller.clean_up()
-            for pool in (etp, site, overlay):
-                pool.stop(at_once=True)
-
-
-@contextmanager
-def site_alone(condor: Condor, nodes: Sequence[NodeShape], *, node_config: str = "") -> Iterator[SitePool]:
-    """The owner's cluster by itself."""
-    with lab_directory("site") as root:
-        site = SitePool(root, condor, nodes, node_config=node_config)
-        try:
-            yield site.start()
-        finally:
-            site.stop(at_once=True)
+            finally:
+                controller.clean_up()

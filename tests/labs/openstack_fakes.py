@@ -2,9 +2,9 @@
 nova and to tenants.
 
 Real in them: tokens (keystone is asked about each), who may see what, statuses and error documents of what is there,
-tags, filters, pages, quotas, the steps in which nova makes, binds, attaches and deletes. Not there: packets and blocks,
-routers, floating addresses, rules of security groups, snapshots, policies finer than "owner, or admin", and any path
-that is not below. Networks and types are fixed. A volume is available, and a port active, at once.
+filters, the steps in which nova makes, binds, attaches and deletes. Not there: packets and blocks, pages, quotas,
+policies finer than "owner, or admin", and any path that is not below. Networks and types are fixed. A volume is
+available, and a port active, at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from http.client import HTTPConnection
 from typing import Any
-from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from tests.labs.openstack_proxy import Answer, Front, Request, answer
 
@@ -129,48 +129,24 @@ class Fake(Front):
     def no_such_path(self, path: str) -> Answer:
         return answer(404, {"error": {"code": 404, "message": f"no {path} in this fake"}})
 
-    def page(self, key: str, rows: list[Row], query: Query, path: str, longest: int = 1000) -> Answer:
-        """A list's document: from ``marker``, at most ``limit``, with a link to the rest."""
-        told = dict(query)
-        rows = sorted(rows, key=lambda row: (row["created_at"], row["id"]))
-        if marker := told.get("marker"):
-            places = [place for place, row in enumerate(rows) if row["id"] == marker]
-            rows = rows[places[0] + 1 :] if places else []
-        limit = min(int(told.get("limit") or longest), longest)
-        shown = rows[:limit]
+    def listed(self, key: str, rows: Iterable[Row], query: Query) -> Answer:
+        """A list's document: the rows that fit, or those of their fields that are asked for."""
+        shown = [row for row in rows if _fits(row, query)]
         if fields := [value for name, value in query if name == "fields"]:
             shown = [{name: row[name] for name in fields if name in row} for row in shown]
-        document: Row = {key: shown}
-        if len(rows) > limit:
-            rest = [*((k, v) for k, v in query if k != "marker"), ("marker", rows[limit - 1]["id"])]
-            document[f"{key}_links"] = [{"rel": "next", "href": f"{self.url}{quote(path)}?{urlencode(rest)}"}]
-        return answer(200, document)
+        return answer(200, {key: shown})
 
 
 def _now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _fits(row: Row, query: Query, ignored: Iterable[str]) -> bool:
-    """Whether a row has, for each name that is asked for, one of the values."""
+def _fits(row: Row, query: Query) -> bool:
+    """Whether a row has, for each of its names that is asked for, one of the values."""
     asked: dict[str, list[str]] = {}
     for name, value in query:
-        if name not in ignored:
-            asked.setdefault(name, []).append(value)
-    for name, values in asked.items():
-        match name:
-            case "fixed_ips":
-                fits = any(f"{key}={ip[key]}" in values for ip in row["fixed_ips"] for key in ip)
-            case _ if isinstance(row.get(name), bool):
-                fits = row[name] in [value.lower() in ("true", "1") for value in values]
-            case _:
-                fits = name not in row or str(row[name]) in values
-        if not fits:
-            return False
-    return True
-
-
-_OF_A_LIST = ("fields", "limit", "marker", "sort_key", "sort_dir", "sort", "page_reverse", "all_tenants", "with_count")
+        asked.setdefault(name, []).append(value.lower())
+    return all(str(row[name]).lower() in values for name, values in asked.items() if name in row)
 
 
 class Network(Fake):
@@ -180,8 +156,6 @@ class Network(Fake):
         super().__init__("neutron", keystone_port)
         self.ports: dict[str, Row] = {}
         self.network_id, self.subnet_id = str(uuid.uuid4()), str(uuid.uuid4())
-        self.quota = -1
-        """Ports that a project may have; -1: any number."""
         self.keep_ports = False
         """Whether a port that nova deletes stays behind, although nova is told that it has gone."""
         self._born = _now()
@@ -191,8 +165,7 @@ class Network(Fake):
             ("GET", f"{v2}/(networks|subnets)", self._list_fixed),
             ("GET", f"{v2}/(networks|subnets)/([^/]+)", self._show_fixed),
             ("GET", f"{v2}/security-groups", self._groups),
-            ("GET", f"{v2}/floatingips", self._none("floatingips")),
-            ("GET", f"{v2}/routers", self._none("routers")),
+            ("GET", f"{v2}/floatingips", lambda *_: answer(200, {"floatingips": []})),
             ("GET", f"{v2}/quotas/([^/]+)", self._quotas),
             ("GET", f"{v2}/ports", self._list),
             ("POST", f"{v2}/ports", self._create),
@@ -204,7 +177,7 @@ class Network(Fake):
     def reset(self) -> None:
         with self.state:
             self.ports.clear()
-            self.quota, self.keep_ports = -1, False
+            self.keep_ports = False
 
     def versions(self) -> Answer:
         links = [{"rel": "self", "href": f"{self.url}/v2.0/"}]
@@ -217,10 +190,6 @@ class Network(Fake):
         names = ("security-group", "binding", "quotas", "standard-attr-tag", "standard-attr-timestamp", "pagination")
         rows = [{"alias": each, "name": each, "description": "", "updated": self._born, "links": []} for each in names]
         return answer(200, {"extensions": rows})
-
-    @staticmethod
-    def _none(key: str) -> Callable[..., Answer]:
-        return lambda *_: answer(200, {key: []})
 
     def _row(self, number: str, name: str, project: str, **more: Any) -> Row:
         common = {"id": number, "name": name, "project_id": project, "tenant_id": project, "tags": []}
@@ -236,8 +205,7 @@ class Network(Fake):
         return {**row, **pools, "cidr": "10.0.0.0/16", "dns_nameservers": [], "host_routes": []}
 
     def _list_fixed(self, caller: Caller, request: Request, query: Query, kind: str) -> Answer:
-        rows = [row for row in [self._fixed(kind)] if _fits(row, query, _OF_A_LIST)]
-        return self.page(kind, rows, query, f"/v2.0/{kind}")
+        return self.listed(kind, [self._fixed(kind)], query)
 
     def _show_fixed(self, caller: Caller, request: Request, query: Query, kind: str, number: str) -> Answer:
         name, row = kind.removesuffix("s"), self._fixed(kind)
@@ -250,8 +218,7 @@ class Network(Fake):
         projects = {asked.get("tenant_id") or asked.get("project_id") or caller.project}
         if caller.admin:
             projects |= {row["project_id"] for row in self.ports.values()}
-        rows = [row for row in map(self._group, sorted(projects)) if _fits(row, query, _OF_A_LIST) and caller.sees(row)]
-        return self.page("security_groups", rows, query, "/v2.0/security-groups")
+        return self.listed("security_groups", filter(caller.sees, map(self._group, sorted(projects))), query)
 
     def _group(self, project: str) -> Row:
         number = str(uuid.uuid5(uuid.NAMESPACE_DNS, project))
@@ -259,7 +226,7 @@ class Network(Fake):
         return self._row(number, "default", project, **rest)
 
     def _quotas(self, caller: Caller, request: Request, query: Query, project: str) -> Answer:
-        return answer(200, {"quota": {"port": self.quota, "network": -1, "subnet": -1, "security_group": -1}})
+        return answer(200, {"quota": {"port": -1, "network": -1, "subnet": -1, "security_group": -1}})
 
     # -------------------------------------------------------------------------------------------------------- ports
 
@@ -270,8 +237,7 @@ class Network(Fake):
         return row
 
     def _list(self, caller: Caller, request: Request, query: Query) -> Answer:
-        rows = [row for row in self.ports.values() if caller.sees(row) and _fits(row, query, _OF_A_LIST)]
-        return self.page("ports", rows, query, "/v2.0/ports")
+        return self.listed("ports", filter(caller.sees, self.ports.values()), query)
 
     def _create(self, caller: Caller, request: Request, query: Query) -> Answer:
         asked = request.document["port"]
@@ -281,9 +247,6 @@ class Network(Fake):
         project = asked.get("project_id") or asked.get("tenant_id") or caller.project
         if project != caller.project and not caller.admin:
             return _neutron_error(403, "HTTPForbidden", "((rule:create_port and ...) is disallowed by policy")
-        held = sum(row["project_id"] == project for row in self.ports.values())
-        if 0 <= self.quota <= held:
-            return _neutron_error(409, "OverQuota", "Quota exceeded for resources: ['port'].")
         used = {ip["ip_address"] for row in self.ports.values() for ip in row["fixed_ips"]}
         free = next(ip for n in range(2, 65000) if (ip := f"10.0.{n // 256}.{n % 256}") not in used)
         number = str(uuid.uuid4())
@@ -338,16 +301,13 @@ class Volumes(Fake):
         super().__init__("cinder", keystone_port)
         self.volumes: dict[str, Row] = {}
         self.attachments: dict[str, Row] = {}
-        self.quota = 100
-        """Volumes that a project may have."""
         self.keep_volumes = False
         """Whether a volume that nova deletes stays behind, although nova is told that it goes."""
         v3 = "/v3(?:/[0-9a-f]{32})?"
         self.routes = [
-            ("GET", f"{v3}/volumes(/detail)?", self._list),
+            ("GET", f"{v3}/volumes/detail", self._list),
             ("POST", f"{v3}/volumes", self._create),
             ("GET", f"{v3}/volumes/([^/]+)", self._show),
-            ("PUT", f"{v3}/volumes/([^/]+)", self._update),
             ("DELETE", f"{v3}/volumes/([^/]+)", self._delete),
             ("POST", f"{v3}/volumes/([^/]+)/action", self._act),
             ("POST", f"{v3}/attachments", self._attach),
@@ -357,16 +317,13 @@ class Volumes(Fake):
             ("POST", f"{v3}/attachments/([^/]+)/action", self._complete),
             ("DELETE", f"{v3}/attachments/([^/]+)", self._detach),
             ("GET", f"{v3}/limits", self._limits),
-            ("GET", f"{v3}/types", lambda *_: answer(200, {"volume_types": [_TYPE]})),
-            ("GET", f"{v3}/types/[^/]+", lambda *_: answer(200, {"volume_type": _TYPE})),
-            ("GET", f"{v3}/snapshots(?:/detail)?", lambda *_: answer(200, {"snapshots": []})),
         ]
 
     def reset(self) -> None:
         with self.state:
             self.volumes.clear()
             self.attachments.clear()
-            self.quota, self.keep_volumes = 100, False
+            self.keep_volumes = False
 
     def versions(self) -> Answer:
         links = [{"rel": "self", "href": f"{self.url}/v3/"}]
@@ -384,44 +341,24 @@ class Volumes(Fake):
 
     def _told(self, row: Row) -> Row:
         """As a tenant sees it."""
-        attached = [each for each in self.attachments.values() if each["volume_id"] == row["id"]]
-        told = {name: value for name, value in row.items() if name != "project_id"}
-        told["attachments"] = [
-            {
-                "id": row["id"],
-                "volume_id": row["id"],
-                "attachment_id": each["id"],
-                "server_id": each["instance"],
-                "host_name": each["host"],
-                "device": each["device"],
-                "attached_at": each["attached_at"],
-            }
-            for each in attached
-            if each["status"] == "attached"
+        names = {"attachment_id": "id", "server_id": "instance", "host_name": "host", "device": "device"}
+        attached = [
+            {"id": row["id"], "volume_id": row["id"], **{name: each[key] for name, key in names.items()}}
+            for each in self.attachments.values()
+            if (each["volume_id"], each["status"]) == (row["id"], "attached")
         ]
-        return {**told, "os-vol-tenant-attr:tenant_id": row["project_id"]}
+        told = {name: value for name, value in row.items() if name != "project_id"}
+        return {**told, "attachments": attached, "os-vol-tenant-attr:tenant_id": row["project_id"]}
 
     # ------------------------------------------------------------------------------------------------------ volumes
 
-    def _list(self, caller: Caller, request: Request, query: Query, detail: str | None) -> Answer:
-        asked = dict(query)
-        everyone = caller.admin and asked.get("all_tenants", "").lower() in ("1", "true")
+    def _list(self, caller: Caller, request: Request, query: Query) -> Answer:
+        everyone = caller.admin and dict(query).get("all_tenants", "").lower() in ("1", "true")
         rows = [row for row in self.volumes.values() if everyone or row["project_id"] == caller.project]
-        if metadata := asked.pop("metadata", ""):
-            wanted = json.loads(metadata.replace("'", '"'))
-            rows = [row for row in rows if wanted.items() <= row["metadata"].items()]
-        rest = [(name, value) for name, value in query if name != "metadata"]
-        rows = [self._told(row) for row in rows if _fits(row, rest, _OF_A_LIST)]
-        if not detail:
-            rows = [{name: row[name] for name in ("id", "name", "created_at")} for row in rows]
-        return self.page("volumes", rows, query, urlsplit(request.target).path)
+        return self.listed("volumes", map(self._told, rows), query)
 
     def _create(self, caller: Caller, request: Request, query: Query) -> Answer:
         asked = request.document["volume"]
-        held = sum(row["project_id"] == caller.project for row in self.volumes.values())
-        if held >= self.quota:
-            message = f"VolumeLimitExceeded: Maximum number of volumes allowed ({self.quota}) exceeded for quota"
-            return _cinder_error(413, "overLimit", f"{message} 'volumes'.")
         number, image = str(uuid.uuid4()), asked.get("imageRef")
         row: Row = {
             "id": number,
@@ -431,7 +368,7 @@ class Volumes(Fake):
             "bootable": "true" if image else "false",
             "metadata": asked.get("metadata") or {},
             "availability_zone": asked.get("availability_zone") or "nova",
-            "volume_type": _TYPE["name"],
+            "volume_type": "ssd",
             **dict.fromkeys(("snapshot_id", "source_volid", "service_uuid"), None),
             **dict.fromkeys(("encrypted", "multiattach", "shared_targets"), False),
             **dict.fromkeys(("created_at", "updated_at"), _now()),
@@ -447,20 +384,10 @@ class Volumes(Fake):
     def _show(self, caller: Caller, request: Request, query: Query, number: str) -> Answer:
         return answer(200, {"volume": self._told(self._volume(caller, number))})
 
-    def _update(self, caller: Caller, request: Request, query: Query, number: str) -> Answer:
-        row = self._volume(caller, number)
-        asked = request.document["volume"]
-        row |= {name: asked[name] for name in ("name", "description", "metadata") if name in asked}
-        return answer(200, {"volume": self._told(row)})
-
     def _delete(self, caller: Caller, request: Request, query: Query, number: str) -> Answer:
         row = self._volume(caller, number)
         if row["status"] not in ("available", "error"):
-            message = (
-                "Invalid volume: Volume status must be available or error or error_restoring or error_extending or"
-                " error_managing and must not be migrating, attached, belong to a group, have snapshots, awaiting a"
-                " transfer, or be disassociated from snapshots after volume transfer."
-            )
+            message = "Invalid volume: Volume status must be available or error or error_restoring or ..."
             return _cinder_error(400, "badRequest", message)
         if not (self.keep_volumes and caller.service):
             del self.volumes[number]
@@ -482,14 +409,9 @@ class Volumes(Fake):
 
     def _limits(self, caller: Caller, request: Request, query: Query) -> Answer:
         held = [row for row in self.volumes.values() if row["project_id"] == caller.project]
-        absolute = {
-            "maxTotalVolumes": self.quota,
-            "maxTotalSnapshots": 10,
-            "maxTotalVolumeGigabytes": 1000,
-            "totalVolumesUsed": len(held),
-            "totalGigabytesUsed": sum(row["size"] for row in held),
-            "totalSnapshotsUsed": 0,
-        }
+        used = {"totalVolumesUsed": len(held), "totalGigabytesUsed": sum(row["size"] for row in held)}
+        most = {"maxTotalVolumes": 100, "maxTotalVolumeGigabytes": 1000, "maxTotalSnapshots": 10}
+        absolute = {**most, **used, "totalSnapshotsUsed": 0}
         return answer(200, {"limits": {"rate": [], "absolute": absolute}})
 
     # -------------------------------------------------------------------------------------------------- attachments
@@ -514,12 +436,8 @@ class Volumes(Fake):
             "instance": asked.get("instance_uuid"),
             "status": "reserved",
             "attach_mode": asked.get("mode") or "null",
-            "attached_at": "",
-            "detached_at": "",
             "connection_info": {},
-            "host": "",
-            "device": "",
-            "created_at": _now(),
+            **dict.fromkeys(("attached_at", "detached_at", "host", "device"), ""),
         }
         volume["status"] = "reserved"
         self.attachments[row["id"]] = row
@@ -528,10 +446,9 @@ class Volumes(Fake):
         return answer(200, {"attachment": _shown(row)})
 
     def _list_attachments(self, caller: Caller, request: Request, query: Query) -> Answer:
-        rows = [row for row in self.attachments.values() if caller.sees(self.volumes[row["volume_id"]])]
+        rows = [_shown(row) for row in self.attachments.values() if caller.sees(self.volumes[row["volume_id"]])]
         asked = [("instance" if name == "instance_id" else name, value) for name, value in query]
-        rows = [row for row in rows if _fits(row, asked, _OF_A_LIST)]
-        return answer(200, {"attachments": [_shown(row) for row in rows]})
+        return self.listed("attachments", rows, asked)
 
     def _show_attachment(self, caller: Caller, request: Request, query: Query, number: str) -> Answer:
         return answer(200, {"attachment": _shown(self._attachment(caller, number))})
@@ -556,22 +473,13 @@ class Volumes(Fake):
         return answer(200, {"attachments": []})
 
 
-_TYPE: Row = {
-    "id": "5f5f5f5f-0000-4000-8000-000000000001",
-    "name": "ssd",
-    "is_public": True,
-    "description": None,
-    "extra_specs": {},
-}
-
-
 def _connected(row: Row, connector: Row) -> None:
     row["connection_info"] = {"driver_volume_type": "fake", "volume_id": row["volume_id"], "attachment_id": row["id"]}
     row |= {"status": "attaching", "host": connector.get("host") or "", "device": connector.get("mountpoint") or ""}
 
 
 def _shown(row: Row) -> Row:
-    return {name: value for name, value in row.items() if name not in ("host", "device", "created_at")}
+    return {name: value for name, value in row.items() if name not in ("host", "device")}
 
 
 def _cinder_error(status: int, kind: str, message: str) -> Answer:

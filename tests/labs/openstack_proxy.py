@@ -69,9 +69,8 @@ class Fault:
     """The answer comes so much later than the service gave it."""
 
     def fits(self, method: str, target: str) -> bool:
-        return (
-            self.times != 0 and bool(re.fullmatch(self.method or ".*", method)) and bool(re.search(self.path, target))
-        )
+        fits = re.fullmatch(self.method or ".*", method) and re.search(self.path, target)
+        return self.times != 0 and bool(fits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,23 +123,19 @@ class Front:
     @contextmanager
     def failing(self, **fault: Any) -> Iterator[Fault]:
         """``Fault(**fault)`` holds inside. The one that was given first is asked first."""
-        each = self.fail(**fault)
-        try:
-            yield each
-        finally:
-            self.heal(each)
-
-    def fail(self, **fault: Any) -> Fault:
-        """From now on, until ``heal``."""
         each = Fault(**fault)
         with self._lock:
             self._faults.append(each)
-        return each
+        try:
+            yield each
+        finally:
+            with self._lock:
+                self._faults = [other for other in self._faults if other is not each]
 
-    def heal(self, *faults: Fault) -> None:
-        """These, or all."""
+    def heal(self) -> None:
+        """No fault holds any more."""
         with self._lock:
-            self._faults = [each for each in self._faults if faults and not any(each is fault for fault in faults)]
+            self._faults.clear()
 
     def _fault(self, request: Request) -> Fault:
         with self._lock:

@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 from adapters.openstack import OpenStackSite
 from adapters.openstack.settings import OpenStackSiteConfig
 from provisioner.model import DroneId, DroneType
-from tests.labs.htcondor import processes_with
+from tests.labs.htcondor import processes_of
 from tests.labs.openstack import OWNER, TENANT, OpenStackLab
 from tests.labs.shell_drones import ShellDrones
 
@@ -140,5 +140,5 @@ def left_of(lab: OpenStackLab, drone_id: str) -> list[str]:
         *(f"port {port['id']}" for port in ports if port["device_id"] in once),
         *(f"volume {volume['id']}" for volume, by in zip(volumes, held, strict=True) if not by - once),
         *(f"process {pid}" for server in once for pid in lab.guest(server)),
-        *(f"process {pid}" for pid in processes_with(f"PROVISIONER_DRONE_ID={drone_id}\0")),
+        *(f"process {pid}" for pid in processes_of(drone_id)),
     ]

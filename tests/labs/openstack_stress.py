@@ -3,23 +3,18 @@ both all the time. What counts is what Nova has, so no drone has to join a pool:
 
 from __future__ import annotations
 
-import json
 import secrets
-import subprocess
-import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any, cast
 
 from adapters.embedded import queue
-from tests.labs.controller import LabController
-from tests.labs.htcondor import LabError, Pool, lab_directory, own, until
+from tests.labs.controller import LabController, Settings, Sightings, gpu_type, limits
+from tests.labs.htcondor import LabError, Pool, lab_directory, meanwhile, own, until
 from tests.labs.openstack import TENANT, Credential, OpenStackLab
 
 SITE = "cloud"
@@ -30,44 +25,31 @@ BOOTS = "#!/bin/sh\nexec sleep 800\n"
 
 @dataclass
 class DrillSite:
-    """The cloud as a site with drone types that want no GPU, of which Nova has only a few."""
+    """The cloud as a site with a drone type that wants no GPU, of which Nova has only a few."""
 
     cloud: OpenStackLab
     credential: Credential
     most: int = 6
     flavor: str = "cpu.small"
-    timeouts: Mapping[str, str] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
+    timeouts: Settings = field(default_factory=dict)
+    options: Settings = field(default_factory=dict)
     gpus: int = 0
     name: str = SITE
 
-    def text(self, controller: LabController) -> str:
-        """JSON is YAML."""
-        clouds, setup = controller.directory / "clouds.yaml", controller.directory / "setup.sh"
-        clouds.touch(mode=0o600)
-        clouds.write_text(self.credential.clouds_yaml)
+    def settings(self, controller: LabController) -> Settings:
+        setup = controller.directory / "setup.sh"
         setup.write_text(BOOTS)
-        kind = {"gpus": self.gpus, "cpus": 1, "memory": "1 GiB", "disk": "1 GiB", "walltime": "1h"}
-        gpu = {"gpu_model": "H100", "vram": "80 GiB", "capability": 9.0} if self.gpus else {}
-        site = {
-            "site": self.name,
+        size = {"cpus": 1, "memory": "1 GiB", "disk": "1 GiB", "walltime": "1h"}
+        kind = gpu_type("H100", 81920, 9.0, **size) if self.gpus else {"gpus": 0, **size}
+        timeouts = {"poll_deadline": "20s", "view_max_age": "30s", "order_deadline": "12s", "order_confirm": "12s"}
+        return {
             "adapter": "openstack",
-            "limits": {"max_drones": self.most, "max_pending": self.most, "max_starts_per_tick": self.most},
-            "timeouts": {
-                "poll_deadline": "20s",
-                "view_max_age": "30s",
-                "order_deadline": "12s",
-                "order_confirm": "12s",
-                "missing": "2s",
-                "booting": "30min",
-                "stopping": "20s",
-                "grace": "2s",
-                **self.timeouts,
-            },
-            "types": {KIND: {**kind, **gpu}},
+            "limits": limits(self.most),
+            "timeouts": timeouts | controller.timeouts(missing="2s", stopping="20s", grace="2s") | self.timeouts,
+            "types": {KIND: kind},
             "options": {
                 "cloud": "lab",
-                "clouds_file": str(clouds),
+                "clouds_file": str(controller.secret("clouds.yaml", self.credential.clouds_yaml)),
                 "image": "worker",
                 "networks": ["drones"],
                 "setup": str(setup),
@@ -78,52 +60,22 @@ class DrillSite:
                 **self.options,
             },
         }
-        return json.dumps(site, indent=1)
 
 
 class QueueController(LabController):
-    """With the embedded overlay, whose jobs are its own, and without a pool; quick at all it does."""
+    """With the embedded overlay, whose jobs are its own, and without a pool."""
 
-    def write(self) -> None:
-        self.directory.mkdir(parents=True, exist_ok=True)
-        told = {
-            "controller": self.name,
-            "store": {"path": "provisioner.db"},
-            "overlay": {"adapter": "embedded", "options": {"path": "queue.db"}},
-            "sites": ["site-*.yaml"],
-            "policy": {"interval": "500ms", "active_interval": "300ms", "idle_timeout": f"{self.idle_s}s"},
-        }
-        self.config.write_text(json.dumps(told, indent=1))
-        for site in self.sites:
-            (self.directory / f"site-{site.name}.yaml").write_text(site.text(self))
-
-    def begin(self) -> None:
-        """Only that: nothing is asked of it, and nothing waited for."""
-        with (self.directory / "controller.log").open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "provisioner.cli", "run", "--config", str(self.config)],
-                cwd=self.directory,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-
-    def done(self, *words: str) -> str:
-        """What a call of the operator's command prints, which has to succeed."""
-        called = self.call(*words)
-        assert called.returncode == 0, called.stdout + called.stderr
-        return called.stdout
+    def overlay_settings(self) -> Settings:
+        return {"adapter": "embedded", "options": {"path": "queue.db"}}
 
 
-class Watch:
-    """Our servers in Nova, looked at again and again past the provisioner and past the fronts."""
+class Watch(Sightings):
+    """Our servers in Nova, looked at past the provisioner and past the fronts."""
 
-    def __init__(self, cloud: OpenStackLab, prefix: str) -> None:
-        self._session, self._prefix = cloud.session(), prefix
+    def __init__(self, cloud: OpenStackLab, controller: LabController) -> None:
+        super().__init__(controller, self._look)
+        self._session, self._prefix = cloud.session(), f"{controller.name}-"
         self._began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - 1))
-        self.seen: list[Counter[str]] = []
-        """How many servers each drone had, at each look."""
         self.faults: set[tuple[str, int]] = set()
         """Drones whose servers were in ERROR, and the codes of their faults."""
         self.most_active = 0
@@ -138,36 +90,16 @@ class Watch:
             marker = f"&marker={page[-1]['id']}"
         return list(found.values())
 
-    def poll(self) -> None:
+    def _look(self) -> Counter[str]:
         now = self.servers()
-        self.seen.append(Counter(each["name"] for each in now))
         self.faults |= {(each["name"], each["fault"]["code"]) for each in now if "fault" in each}
         self.most_active = max(self.most_active, sum(each["status"] == "ACTIVE" for each in now))
+        return Counter(each["name"] for each in now)
 
     def ever(self) -> Counter[str]:
         """How many servers each drone has ever had, as Nova's tables tell, deleted ones included: all but those that
         were deleted before they were on a host."""
         return Counter(each["name"] for each in self.servers(**{"changes-since": self._began}))
-
-    @contextmanager
-    def watching(self) -> Iterator[Watch]:
-        over = threading.Event()
-
-        def watch() -> None:
-            took_s = 0.0
-            while not over.wait(0.3 + took_s):  # half of the time, so that Nova can do something else as well
-                began = time.monotonic()
-                with suppress(LabError, OSError, HTTPException):  # the lab is being restarted
-                    self.poll()
-                took_s = time.monotonic() - began
-
-        watcher = threading.Thread(target=watch, name="watch")
-        watcher.start()
-        try:
-            yield self
-        finally:
-            over.set()
-            watcher.join()
 
 
 @dataclass
@@ -188,8 +120,6 @@ class Drill:
     def unsubmit(self) -> None:
         queue.remove(self.queue, [job.id for job in queue.jobs(self.queue)])
 
-    # ------------------------------------------------------------------------------------------------------- looking
-
     def servers(self, *statuses: str) -> list[dict[str, Any]]:
         """Those that Nova has now, or of them those in one of these states."""
         return [each for each in self.watch.servers() if not statuses or each["status"] in statuses]
@@ -197,16 +127,11 @@ class Drill:
     def active(self, count: int, within_s: float = 60) -> None:
         until(lambda: len(self.servers("ACTIVE")) == count, within_s, what=f"{count} servers run", every_s=0.3)
 
-    def row(self) -> dict[str, Any]:
-        """The site as `provisioner sites` tells it."""
-        [row] = self.controller.json("sites")["items"]
-        return cast("dict[str, Any]", row)
-
     def noted(self, *words: str, within_s: float = 40) -> dict[str, Any]:
-        """Wait until the site's note has all these words: one line, and `status` shows the site with it."""
+        """Wait until the site's note, which is one line, has all these words."""
 
         def told() -> dict[str, Any] | None:
-            row = self.row()
+            row = self.controller.site_row()
             return row if all(word in row["note"] for word in words) else None
 
         row = until(told, within_s, what=f"the site's note says {words}", every_s=0.3)
@@ -214,25 +139,20 @@ class Drill:
         return row
 
     def ended(self) -> list[dict[str, Any]]:
-        return [each for each in self.controller.drones() if each["ended_at"]]
-
-    # ----------------------------------------------------------------------------------------------------- judging
+        return self.controller.drones(ended=True)
 
     def judge(self) -> None:
         """What holds in every drill: never above the cap, no drone twice, none that is not on record."""
-        assert self.watch.seen, "nothing was looked at"
-        assert max(each.total() for each in self.watch.seen) <= self.site.most, "never above the cap"
-        assert max(max(each.values(), default=0) for each in self.watch.seen) <= 1, "no drone twice at a time"
+        self.watch.no_orphan_no_duplicate(self.site.most)
         ever = self.watch.ever()
         assert max(ever.values(), default=0) <= 1, f"no drone twice at all: {ever}"
-        recorded = {each["id"] for each in self.controller.drones()}
-        assert {*ever, *(drone_id for each in self.watch.seen for drone_id in each)} <= recorded, "a stray"
+        assert ever.keys() <= {each["id"] for each in self.controller.drones()}, "a stray"
 
     def over(self, within_s: float = 60) -> None:
         """All are sent away; no server, port or volume is left, and no drone on record that lives."""
         self.unsubmit()
         if self.controller.live():
-            self.controller.done("drones", "kill", "--site", self.site.name, "--reason", "over", "--yes")
+            self.controller.prints("drones", "kill", "--site", self.site.name, "--reason", "over", "--yes")
         until(lambda: not self.controller.live(), within_s, what="no drone on record lives", every_s=0.3)
         until(lambda: not self.servers(), 30, what="no server is left", every_s=0.3)
         until(lambda: not self.leavings(), 30, what="no port and no volume is left", every_s=0.3)
@@ -244,13 +164,9 @@ class Drill:
 
     def story(self) -> str:
         """Everything there is to tell, for a failing test."""
-        told = [f"--- the controller\n{self.controller.log()[-12000:]}"]
-        for words in (("drones", "--all", "-o", "wide"), ("sites", "-o", "json"), ("status",)):
-            with suppress(OSError, subprocess.SubprocessError):
-                told.append(f"--- provisioner {words[0]}\n{self.controller.call(*words).stdout}")
+        told = [self.controller.story()]
         with suppress(LabError, OSError):
-            rows = [(each["name"], each["status"], each.get("fault")) for each in self.servers()]
-            told.append("--- servers\n" + "\n".join(map(str, rows)))
+            told += [f"{each['name']}: {each['status']} {each.get('fault')}" for each in self.servers()]
         calls = [f"--- calls of {n}\n" + "\n".join(map(str, f.calls()[-25:])) for n, f in self.cloud.fronts.items()]
         return "\n".join([*told, *calls])
 
@@ -263,15 +179,15 @@ def drill(cloud: OpenStackLab, credential: Credential | None = None, **site: Any
     with lab_directory("drill") as directory:
         # A name that no drill before had: Nova tells of servers that are gone as well.
         name = own(f"drill{secrets.token_hex(2)}")
-        controller = QueueController(cast(Pool, None), directory / "c", sites=(here,), name=name)
-        found = Drill(cloud, here, controller, Watch(cloud, f"{controller.name}-"))
+        quick = {"interval": "500ms", "active_interval": "300ms"}
+        controller = QueueController(cast(Pool, None), directory / "c", (here,), boot_s=1800, name=name, policy=quick)
+        found = Drill(cloud, here, controller, Watch(cloud, controller))
         try:
-            with found.watch.watching():
+            with meanwhile(found.watch, 0.3):
                 yield found
         except BaseException:
             print(found.story())
             raise
         finally:
             cloud.heal()
-            controller.stop()
             controller.clean_up()

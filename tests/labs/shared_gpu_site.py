@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
 
-from adapters.htcondor.site import HTCondorSiteConfig
-from provisioner.model import DroneType
-from tests.labs.htcondor import LOOPBACK, Condor, Pool, lab_directory, processes_with, until
+from adapters.htcondor.site import HTCondorSite, HTCondorSiteConfig, client
+from provisioner.adapter_tests import NotSupportedError
+from provisioner.model import DroneId, DroneType
+from tests.labs.htcondor import LOOPBACK, ONE_SLOT, Condor, Pool, processes_of, processes_with, running_pool, until
+from tests.labs.shell_drones import ShellDrones
 
 HERE = "farm"
 SITE = """
 NUM_CPUS = 32
 MEMORY = 65536
 DISK = 100000000
-USE FEATURE : GPUs
 GPU_DISCOVERY_EXTRA = -extra -simulate:4,8
-NUM_SLOTS_TYPE_1 = 1
-SLOT_TYPE_1 = 100%
-SLOT_TYPE_1_PARTITIONABLE = True
-CLAIM_WORKLIFE = 0
-RUNBENCHMARKS = False
-UPDATE_INTERVAL = 2
-STARTER_UPDATE_INTERVAL = 2
 MACHINEMAXVACATETIME = 3
 PERIODIC_EXPR_INTERVAL = 2
 SUBMIT_REQUIREMENT_NAMES = Gpus
@@ -60,19 +56,97 @@ def site_config(pool: Pool, work: Path, **more: object) -> HTCondorSiteConfig:
 
 
 @contextmanager
-def farm_of(condor: Condor, more: str = "") -> Iterator[Pool]:
-    """The pool, with its node; ``more`` configuration."""
-    with lab_directory("farm") as root:
-        pool = Pool(root, condor, "site", "COLLECTOR NEGOTIATOR SCHEDD STARTD", SITE + more)
-        try:
-            pool.start()
-            until(lambda: pool.slots("GPUs >= 8"), 60, what="the node is in the pool")
-            yield pool
-        finally:
-            pool.stop()
+def one_host(condor: Condor, config: str, nodes: int = 1) -> Iterator[Pool]:
+    """A site whose startds are daemons of its pool."""
+    daemons = "COLLECTOR NEGOTIATOR SCHEDD STARTD"
+    with running_pool(condor, "site", ONE_SLOT + config, daemons=daemons) as pool:
+        until(lambda: len(pool.slots('SlotType == "Partitionable"')) == nodes, 60, what="the nodes are in the pool")
+        yield pool
+
+
+def farm_of(condor: Condor, more: str = "") -> AbstractContextManager[Pool]:
+    """The site with ``more`` configuration."""
+    return one_host(condor, SITE + more)
 
 
 def clear(pool: Pool, controller: str) -> None:
     """End all drones of a controller, those too that are kept to be listed."""
     pool.empty("-constraint", "DroneId isnt undefined")
     until(lambda: not processes_with(f"PROVISIONER_DRONE_ID={controller}"), 30, what="no drone is left")
+
+
+class FarmWorld(ShellDrones):
+    """The contract's view of it. ``options``: of the site."""
+
+    kind: DroneType = A100
+    impossible: DroneType = HUGE
+    grace_s = 3.0
+    patience_s = 60.0
+    tells_free = False
+    tells_exit_codes = True
+
+    def __init__(self, pool: Pool, work: Path, controller: str, **options: object) -> None:
+        self.pool, self.controller = pool, controller
+        self.config = site_config(pool, work, **options)
+
+    def site(self, controller: str | None = None) -> HTCondorSite:
+        return HTCondorSite(HERE, self.config, [A100, HUGE], controller or self.controller)
+
+    async def alive(self, drone_id: DroneId) -> int:
+        jobs = [ad for ad in self.pool.jobs() if ad.get("DroneId") == drone_id]
+        return len([ad for ad in jobs if ad["JobStatus"] not in (3, 4)])
+
+    async def anything_left(self, drone_id: DroneId) -> bool:
+        return bool(processes_of(drone_id))
+
+    @asynccontextmanager
+    async def broken(self) -> AsyncIterator[None]:
+        """The schedd hangs."""
+        self.pool.signal("schedd", signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.pool.signal("schedd", signal.SIGCONT)
+
+    @asynccontextmanager
+    async def lost_replies(self) -> AsyncIterator[None]:
+        """The process that submits dies once the schedd has taken the jobs."""
+        before, client.BINDINGS_WORKER = client.BINDINGS_WORKER, "tests.labs.lossy_bindings:ForgetfulSide"
+        try:
+            yield
+        finally:
+            client.BINDINGS_WORKER = before
+
+    def pages(self) -> AbstractAsyncContextManager[None]:
+        raise NotSupportedError("a schedd answers a query as one stream of ads")
+
+    def cut_listings(self) -> AbstractAsyncContextManager[None]:
+        raise NotSupportedError("nothing in this lab can cut a stream of ads from the schedd")
+
+    @asynccontextmanager
+    async def refused_starts(self) -> AsyncIterator[None]:
+        """The schedd takes no further job."""
+        before = self.pool.config.read_text()
+        try:
+            await self._reconfigured(before + "MAX_JOBS_SUBMITTED = 0\n", "0")
+            yield
+        finally:
+            await self._reconfigured(before + "MAX_JOBS_SUBMITTED = 10000\n", "10000")
+
+    async def _reconfigured(self, text: str, most: str) -> None:
+        self.pool.config.write_text(text)
+        self.pool.signal("schedd", signal.SIGHUP)
+        ask = ("condor_config_val", "-schedd", "MAX_JOBS_SUBMITTED")
+        what = f"the schedd takes {most} jobs"
+        await asyncio.to_thread(until, lambda: self.pool.run(*ask).strip() == most, 30, what=what)
+
+    def refused_stops(self, status: int) -> AbstractAsyncContextManager[None]:
+        raise NotSupportedError("this lab's schedd lets each user remove their own jobs")
+
+    def forgetful_site(self) -> HTCondorSite:
+        config = self.config.model_copy(update={"retain_finished": 1.0})  # operators: a minute or more
+        return HTCondorSite(HERE, config, [A100, HUGE], self.controller)
+
+    async def objects(self, drone_id: DroneId) -> Sequence[str]:
+        jobs = await asyncio.to_thread(self.pool.jobs)
+        return [f"job {ad['ClusterId']}.{ad['ProcId']}" for ad in jobs if ad.get("DroneId") == drone_id]

@@ -16,12 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from signal import SIGCONT, SIGKILL, SIGTERM, Signals
+from signal import SIGCONT, SIGTERM, Signals
 from typing import Any
 
 import asyncssh
 
-from tests.labs.htcondor import LabError, children_of, free_port, lab_directory, processes_with, until
+from tests.labs.htcondor import LabError, children_of, fetched, free_port, kill, lab_directory, launch, until
 
 HERE = Path(__file__).parent
 ACCOUNTS: Mapping[str, str] = {"drone": "lab", "owner": "group"}
@@ -42,7 +42,6 @@ class NoNamespaces(LabError):
 class Slurm:
     """A root directory with the programs of one version."""
 
-    suite: str
     root: Path
     version: tuple[int, int]
     """``(24, 11)``."""
@@ -53,15 +52,10 @@ class Slurm:
         missing."""
         if os.geteuid() != 0:
             raise NoNamespaces("a Slurm cluster needs namespaces, and they need root")
-        done = subprocess.run(
-            [str(HERE / "get-slurm.sh"), suite], text=True, capture_output=True, timeout=900, stdin=subprocess.DEVNULL
-        )
-        if done.returncode != 0:
-            raise LabError(f"no Slurm of Debian {suite}:\n{done.stderr}")
-        root = Path(done.stdout.strip())
+        root = fetched("get-slurm.sh", suite)
         said = subprocess.check_output(["chroot", str(root), "slurmctld", "-V"], text=True).split()[-1]
         year, month = said.split(".")[:2]
-        return cls(suite, root, (int(year), int(month)))
+        return cls(root, (int(year), int(month)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,21 +70,12 @@ class Setup:
     """Whether there is slurmdbd."""
     rest: bool = True
     ssh: bool = True
-    max_sessions: int = 10
-    """Channels per ssh connection."""
     min_job_age_s: int = 300
-    kill_wait_s: int = 5
     slurmd_timeout_s: int = 30
     max_submit_jobs: int | None = None
     """Of the account's user ``drone``; more are refused."""
-    prolog: str = ""
-    """A script that runs as root on the node before each job."""
-    simulate_gpus: bool = True
-    """Whether drones are told what GPUs the node pretends to have."""
     extra: str = ""
     """Further lines of slurm.conf."""
-    accounts: str = ""
-    """Shell lines that run as root when slurmdbd is up, before slurmctld starts (``sacctmgr -i ...``)."""
     binds: Sequence[Path] = ()
     """Directories of this host that are the same inside."""
 
@@ -140,7 +125,7 @@ SchedulerType=sched/backfill
 # quick
 SchedulerParameters=bf_interval=1,bf_resolution=60,batch_sched_delay=1,sched_interval=1,sched_min_interval=1
 MinJobAge={min_job_age_s}
-KillWait={kill_wait_s}
+KillWait=5
 SlurmctldTimeout=30
 SlurmdTimeout={slurmd_timeout_s}
 PreemptType=preempt/partition_prio
@@ -193,7 +178,6 @@ KbdInteractiveAuthentication no
 UsePAM no
 PermitRootLogin no
 AllowUsers drone owner
-MaxSessions {max_sessions}
 MaxStartups 100
 Subsystem sftp internal-sftp
 LogLevel VERBOSE
@@ -219,19 +203,11 @@ class Job:
     reason: str
     node: str
     user: str
-    partition: str
 
-
-def processes_in(namespace: str) -> dict[int, str]:
-    """All processes (pid on this host -> command line) of a pid namespace."""
-    found = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with suppress(OSError):  # it may have gone
-                if os.readlink(entry / "ns/pid") == namespace:
-                    command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                    found[int(entry.name)] = command.strip()
-    return found
+    @property
+    def alive(self) -> bool:
+        """Whether it waits or runs."""
+        return self.state in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED")
 
 
 class SlurmLab:
@@ -249,7 +225,7 @@ class SlurmLab:
         self.controller_port, self.database_port, self.rest_port, self.ssh_port = (free_port() for _ in range(4))
         self.rest_url = f"http://127.0.0.1:{self.rest_port}"
         self.rest_socket = self.dir / "drone/slurmrestd.sock"
-        """slurmrestd of ``drone``'s own: callable by ``drone`` inside, by ssh's forwarding, or by ``beside``."""
+        """slurmrestd of ``drone``'s own: callable by ``drone`` inside, or by ssh's forwarding."""
         self.key, self.known_hosts = root / "keys/drone", root / "keys/known_hosts"
         self.process: subprocess.Popen[bytes] | None = None
         self._init = 0
@@ -280,14 +256,10 @@ class SlurmLab:
             self._file("etc/slurmdbd.conf", SLURMDBD_CONF.format(**told), owner="slurm")
         elif self.slurm.version < (23, 2):
             conf += "AccountingStorageType=accounting_storage/none\n"
-        if setup.simulate_gpus:
-            cases = "".join(
-                f"    {name}) echo export DRONE_GPU_SIMULATE={SIMULATED[gpu]},4 ;;\n"
-                for name, gpu in setup.nodes.items()
-            )
-            conf += f"TaskProlog={self._file('etc/task_prolog', TASK_PROLOG.format(cases=cases), mode=0o755)}\n"
-        if setup.prolog:
-            conf += f"Prolog={self._file('etc/prolog', setup.prolog, mode=0o755)}\n"
+        cases = "".join(
+            f"    {name}) echo export DRONE_GPU_SIMULATE={SIMULATED[gpu]},4 ;;\n" for name, gpu in setup.nodes.items()
+        )
+        conf += f"TaskProlog={self._file('etc/task_prolog', TASK_PROLOG.format(cases=cases), mode=0o755)}\n"
         conf += "".join(NODE.format(name=name, port=free_port(), gpu=gpu) for name, gpu in setup.nodes.items())
         self._file("etc/slurm.conf", conf + self._partitions() + setup.extra)
         self._file(
@@ -350,13 +322,6 @@ class SlurmLab:
             *("env", "-C", home, f"HOME={home}", f"USER={user}", f"LOGNAME={user}", f"PATH={_PATH}"),
         ]
 
-    def beside(self, user: str = "drone") -> list[str]:
-        """What to put before a command so that it runs on this host, with this host's files, and is taken for ``user``
-        at a unix socket of the cluster."""
-        uid = str(UIDS[user])
-        person = ("setpriv", "--pdeathsig", "KILL", "--reuid", uid, "--regid", uid, "--clear-groups")
-        return ["nsenter", "-t", str(self._init), "-p", "--", *person]
-
     def done(
         self, *argv: str, user: str = "drone", stdin: str = "", timeout_s: float = 60
     ) -> subprocess.CompletedProcess[str]:
@@ -384,7 +349,7 @@ class SlurmLab:
 
     def jobs(self, *options: str) -> list[Job]:
         """All that squeue knows of, ended ones as well, array tasks one by one. ``options`` choose."""
-        shape = "%i\t%j\t%T\t%r\t%N\t%u\t%P"
+        shape = "%i\t%j\t%T\t%r\t%N\t%u"
         text = self.run("squeue", "-h", "-r", "-t", "all", "-o", shape, *options, user="root")
         return [Job(*line.split("\t")) for line in text.splitlines()]
 
@@ -417,7 +382,7 @@ class SlurmLab:
     def nodes(self) -> dict[str, str]:
         """State of each node, ``idle``, ``mix``, ``down*``, ..., as sinfo shortens it."""
         text = self.run("sinfo", "-h", "-N", "-o", "%N %t", user="root")
-        return dict((name, state) for name, state in (line.split() for line in text.splitlines()))
+        return dict(line.split() for line in text.splitlines())
 
     # ----------------------------------------------------------------------------------------------------- daemons
 
@@ -436,7 +401,14 @@ class SlurmLab:
 
     def processes(self) -> dict[int, str]:
         """Every process of the cluster: pid on this host -> command line."""
-        return processes_in(self.namespace)
+        found = {}
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with suppress(OSError):  # it may have gone
+                    if os.readlink(entry / "ns/pid") == self.namespace:
+                        command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                        found[int(entry.name)] = command.strip()
+        return found
 
     def pid(self, daemon: str) -> int:
         """Of one daemon, on this host. LabError if it does not run."""
@@ -516,14 +488,8 @@ class SlurmLab:
         # It ends with us, and with it process 1 inside, and with that everything.
         begin = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--uts", "--ipc", "--fork"]
         enter = [HERE / "slurm_scripts/enter.sh", self.slurm.root, self.root, *binds]
-        with (self.root / "enter.out").open("wb") as out:
-            self.process = subprocess.Popen(
-                [*begin, "--kill-child=KILL", "bash", *map(str, enter)],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        command = (*begin, "--kill-child=KILL", "bash", *enter)
+        self.process = launch(command, self.root / "enter.out", env=os.environ, cwd=Path.cwd())
         until(self._entered, 30, what="namespaces are made", every_s=0.02)
         self._write_tools()
         try:
@@ -564,7 +530,7 @@ class SlurmLab:
             lines += [f"sacctmgr -i add account {account}", f"sacctmgr -i add user {user} account={account}"]
         if self.setup.max_submit_jobs is not None:
             lines.append(f"sacctmgr -i modify user drone set MaxSubmitJobs={self.setup.max_submit_jobs}")
-        self.run("sh", "-e", user="root", stdin="\n".join(lines) + f"\n{self.setup.accounts}\n")
+        self.run("sh", "-e", user="root", stdin="\n".join(lines))
 
     def _write_tools(self) -> None:
         for name in TOOLS:
@@ -577,12 +543,8 @@ class SlurmLab:
         if self.process is None:
             return
         ours = self.processes() if self.namespace else {}
-        if self._init and self.process.poll() is None:
-            with suppress(ProcessLookupError):
-                # The kernel ends the rest, and only then does its parent see it gone.
-                os.kill(self._init, SIGKILL)
-        else:
-            self.process.kill()
+        # The kernel ends all others with the first process inside, and only then does its parent see that one gone.
+        kill(self._init or self.process.pid)
         self.process.wait(60)
         # The number of the namespace may be used again by then, by another lab.
         left = {pid: command for pid, command in self.processes().items() if ours.get(pid) == command} if ours else {}
@@ -590,10 +552,6 @@ class SlurmLab:
         assert str(self.root) not in Path("/proc/self/mounts").read_text()
 
     # ------------------------------------------------------------------------------------------------------- traces
-
-    def processes_of(self, drone_id: str) -> dict[int, str]:
-        """Processes of a drone (pid on this host -> command line), wherever in the cluster."""
-        return processes_with(f"PROVISIONER_DRONE_ID={drone_id}\0")
 
     def inside(self, path: str) -> Path:
         """A file of the cluster's own, ``/tmp/x``, as it is reached from here."""
@@ -627,6 +585,58 @@ def running_slurm(slurm: Slurm, **knobs: Any) -> Iterator[SlurmLab]:
             yield lab.start()
         finally:
             lab.stop()
+
+
+NOTED = """\
+#!/bin/sh
+# As {tool}, and a line about each call.
+out=$(mktemp -p {directory}) || exit 70
+trap 'rm -f "$out"' EXIT
+{tool} "$@" >"$out"
+code=$?
+echo "{name} $(wc -c <"$out") $*" >>{calls}
+cat "$out"
+exit $code
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of one tool that came to its end."""
+
+    tool: str
+    answer: int
+    """Bytes."""
+    words: tuple[str, ...]
+    """Its arguments, cut at blanks."""
+
+    @property
+    def tasks(self) -> int:
+        """Of an ``sbatch``: how many jobs it asks for."""
+        arrays = [word.removeprefix("--array=") for word in self.words if word.startswith("--array=")]
+        spans = [part.partition("-") for array in arrays for part in array.split(",")]
+        return sum(int(last or first) - int(first) + 1 for first, _, last in spans) if arrays else 1
+
+
+class CountedTools:
+    """A directory of such tools, for a site's option ``tools: {bin: ...}``. It goes with the cluster's."""
+
+    def __init__(self, lab: SlurmLab) -> None:
+        self.directory = lab.root / "counted"
+        self.directory.mkdir()
+        self._calls = self.directory / "calls"
+        self._calls.touch()
+        for name in TOOLS:
+            file = self.directory / name
+            script = NOTED.format(tool=lab.tools / name, name=name, directory=self.directory, calls=self._calls)
+            file.write_text(script)
+            file.chmod(0o755)
+
+    def calls(self, after: int = 0) -> list[Call]:
+        """All of them, without the first ``after``."""
+        lines = self._calls.read_text(errors="replace").splitlines()[after:]
+        rows = [line.split() for line in lines]
+        return [Call(tool, int(answer), tuple(words)) for tool, answer, *words in rows]
 
 
 def main() -> None:

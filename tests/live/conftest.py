@@ -9,31 +9,33 @@ root: an ordinary user's tests with Slurm are skipped.
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
+from tests.labs import htcondor
 from tests.labs.controller import LabController
-from tests.labs.htcondor import Condor, LabError, Pool, attempt, lab_directory, running_pool
+from tests.labs.htcondor import Condor, DroneProcess, Pool, StartDrone
 from tests.labs.openstack import OpenStack, OpenStackLab, running_openstack
 from tests.labs.slurm import NoNamespaces, Slurm, SlurmLab, running_slurm
 
 SUITES = os.environ.get("PROVISIONER_LIVE_SUITES", "trixie,forky").split(",")
 VERSIONS = {"trixie": "condor23", "forky": "condor25"}
 EVERY_VERSION = (
-    "test_lab.py",
     "test_overlay_agreement.py",
     "test_idle_jobs_become_drones_run_and_the_drones_go_again",
     "test_a_drone_joins_runs_gpu_jobs_and_leaves_when_idle",
-    "test_sigterm_gives_a_job_the_time_that_it_needs",
-    "test_a_killed_master_leaves_nothing_behind",
+    "test_a_job_saves_its_work_in_nearly_all_of_the_grace_and_goes_on_elsewhere",
+    "test_what_is_killed_leaves_nothing_behind",
     "test_the_life_of_a_drone_in_the_pool",
     "test_peaceful_lets_the_job_end_and_resume_takes_it_back",
     "test_three_autoclusters_and_what_refuses_them",
     "test_without_a_good_token_it_is_denied_and_says_so",
-    "test_hostile_ads_are_notices_at_most",
+    "test_forged_slots_and_hostile_jobs_are_told_and_nothing_more",
 )
 """Files and tests that `make test` runs with every version of HTCondor. It runs all others with the newest one only,
 and `make test-matrix` runs them with the older ones."""
@@ -59,61 +61,85 @@ def _param(item: pytest.Item, name: str) -> object:
 
 @pytest.fixture(autouse=True)
 def _attempt(request: pytest.FixtureRequest) -> None:
-    attempt(getattr(request.node, "execution_count", 1))  # of pytest-rerunfailures
+    htcondor.attempt(getattr(request.node, "execution_count", 1))  # of pytest-rerunfailures
+
+
+T = TypeVar("T")
+
+
+def programs(fetch: Callable[..., T], *words: str) -> T:
+    """Return daemons; without them the test fails, or is skipped if the operator wants that."""
+    if os.environ.get("PROVISIONER_NO_LIVE") and not os.environ.get("CI"):
+        pytest.skip("PROVISIONER_NO_LIVE is set")
+    try:
+        return fetch(*words)
+    except NoNamespaces as error:
+        pytest.skip(str(error))
+    except htcondor.LabError as error:
+        pytest.fail(f"{error}\n(PROVISIONER_NO_LIVE=1 leaves the live tests out)", pytrace=False)
 
 
 @pytest.fixture(scope="session", params=SUITES, ids=lambda suite: VERSIONS.get(suite, suite))
 def condor(request: pytest.FixtureRequest) -> Condor:
     """HTCondor's programs, one version after the other."""
-    return programs(str(request.param))
-
-
-def wanted() -> None:
-    """Skip the test if the operator wants that."""
-    if os.environ.get("PROVISIONER_NO_LIVE") and not os.environ.get("CI"):
-        pytest.skip("PROVISIONER_NO_LIVE is set")
-
-
-def programs(suite: str) -> Condor:
-    """Of one Debian release; without them the test fails, or is skipped if the operator wants that."""
-    wanted()
-    try:
-        return Condor.fetched(suite)
-    except LabError as error:
-        pytest.fail(f"{error}\n(PROVISIONER_NO_LIVE=1 leaves the live tests out)", pytrace=False)
+    return programs(Condor.fetched, request.param)
 
 
 @pytest.fixture(scope="session")
 def newest_condor() -> Condor:
     """One version, for what no version is told apart by."""
-    return programs(SUITES[-1])
+    return programs(Condor.fetched, SUITES[-1])
 
 
 @pytest.fixture(scope="session")
 def overlay_pool(condor: Condor) -> Iterator[Pool]:
     """One overlay pool per version for the whole session: collector, negotiator, schedd. Leave its queue empty."""
-    with running_pool(condor) as pool:
+    with htcondor.running_pool(condor) as pool:
         yield pool
 
 
 @pytest.fixture
-def new_pool(condor: Condor, request: pytest.FixtureRequest) -> Callable[[str], Pool]:
+def pool(overlay_pool: Pool) -> Iterator[Pool]:
+    """The overlay pool, with an empty queue before and after."""
+    yield overlay_pool
+    for cluster in {int(ad["ClusterId"]) for ad in overlay_pool.jobs()}:
+        overlay_pool.remove(cluster)
+    htcondor.until(lambda: not overlay_pool.jobs(), what="the queue is empty")
+
+
+@pytest.fixture
+def new_pool(condor: Condor) -> Iterator[Callable[..., Pool]]:
     """Start a pool of the test's own (with extra configuration text): to be broken, stopped, starved."""
+    with ExitStack() as stack:
+        yield lambda config="": stack.enter_context(htcondor.running_pool(condor, "own", config))
 
-    def start(config: str = "") -> Pool:
-        context = running_pool(condor, "own", config)
-        pool = context.__enter__()
-        request.addfinalizer(lambda: context.__exit__(None, None, None))
-        return pool
 
-    return start
+@pytest.fixture
+def drone_on() -> Iterator[StartDrone]:
+    """Start a drone in a pool; whatever the test does to it, in the end no process and no slot of it is left."""
+    started: list[tuple[Pool, DroneProcess]] = []
+
+    def start(pool: Pool, name: str, **how: Any) -> DroneProcess:
+        started.append((pool, htcondor.start_drone(pool, htcondor.own(name), **how)))
+        return started[-1][1]
+
+    yield start
+    for _, drone in started:
+        drone.stop()
+    for pool, drone in started:
+        assert not drone.leftovers(), drone.story()
+        # a test may have stopped its collector, or all of it
+        with suppress(subprocess.TimeoutExpired, htcondor.LabError, OSError):
+            pool.run("condor_status", "-limit", "1", timeout_s=5)
+            pool.forget(f'DroneId == "{drone.id}"')
 
 
 @pytest.fixture
 def lab(condor: Condor, request: pytest.FixtureRequest) -> Iterator[tuple[Pool, LabController]]:
     """A pool and a controller of the test's own, the controller not started yet. Its parameter is configuration text
     for the pool."""
-    with running_pool(condor, config=getattr(request, "param", "")) as pool, lab_directory("controller") as directory:
+    config = getattr(request, "param", "")
+    with htcondor.running_pool(condor, config=config) as pool, htcondor.lab_directory("controller") as directory:
         controller = LabController(pool, directory / "c")
         try:
             yield pool, controller
@@ -124,13 +150,7 @@ def lab(condor: Condor, request: pytest.FixtureRequest) -> Iterator[tuple[Pool, 
 @pytest.fixture(scope="session", params=SLURM_SUITES, ids=lambda suite: SLURM_VERSIONS.get(suite, suite))
 def slurm_programs(request: pytest.FixtureRequest) -> Slurm:
     """Slurm's programs, one version after the other."""
-    wanted()
-    try:
-        return Slurm.fetched(str(request.param))
-    except NoNamespaces as error:
-        pytest.skip(str(error))
-    except LabError as error:
-        pytest.fail(f"{error}\n(PROVISIONER_NO_LIVE=1 leaves the live tests out)", pytrace=False)
+    return programs(Slurm.fetched, request.param)
 
 
 @pytest.fixture(scope="session")
@@ -143,26 +163,16 @@ def slurm(slurm_programs: Slurm) -> Iterator[SlurmLab]:
 
 
 @pytest.fixture
-def new_slurm(slurm_programs: Slurm, request: pytest.FixtureRequest) -> Callable[..., SlurmLab]:
+def new_slurm(slurm_programs: Slurm) -> Iterator[Callable[..., SlurmLab]]:
     """Start a cluster of the test's own (``Setup``'s fields by name): to be broken, stopped, starved."""
-
-    def start(**knobs: Any) -> SlurmLab:
-        context = running_slurm(slurm_programs, **knobs)
-        lab = context.__enter__()
-        request.addfinalizer(lambda: context.__exit__(None, None, None))
-        return lab
-
-    return start
+    with ExitStack() as stack:
+        yield lambda **knobs: stack.enter_context(running_slurm(slurm_programs, **knobs))
 
 
 @pytest.fixture(scope="session")
 def openstack_programs() -> OpenStack:
     """Keystone, Placement, Glance and Nova in an interpreter of their own."""
-    wanted()
-    try:
-        return OpenStack.fetched()
-    except LabError as error:
-        pytest.fail(f"{error}\n(PROVISIONER_NO_LIVE=1 leaves the live tests out)", pytrace=False)
+    return programs(OpenStack.fetched)
 
 
 @pytest.fixture(scope="session")

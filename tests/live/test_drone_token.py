@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Callable
@@ -10,27 +9,21 @@ from collections.abc import Callable
 import pytest
 
 from adapters.htcondor.tokens import TokenSigner
-from provisioner.drone import script
-from tests.labs.htcondor import (
-    ADS_OF_ONES_OWN,
-    IDENTITIES,
-    DroneProcess,
-    LabError,
-    Pool,
-    gpu_job,
-    own,
-    start_drone,
-    until,
-)
+from tests.labs import htcondor
+from tests.labs.htcondor import DroneProcess, Pool, StartDrone, gpu_job, own, until
 
 pytestmark = pytest.mark.timeout(600)
-SEARCH = """#!/bin/sh
+SEARCH = """\
 until [ -d condor ] || [ "$PWD" = / ]; do cd ..; done
 echo "$PWD"
 grep -rlsE 'eyJ[A-Za-z0-9_-]+[.]eyJ' . /proc/self/environ
 exit 0
 """
 """Prints the directory of its drone and each file below that holds something like a token."""
+
+
+def _search(pool: Pool) -> int:
+    return pool.submit(gpu_job(program=pool.program("search", SEARCH)))
 
 
 def _ends(pool: Pool, cluster: int) -> str:
@@ -40,42 +33,29 @@ def _ends(pool: Pool, cluster: int) -> str:
     return (pool.dir / "jobs" / f"out.{cluster}.0").read_text()
 
 
-def _search(pool: Pool) -> int:
-    program = pool.file("search.sh")
-    program.write_text(SEARCH)
-    program.chmod(0o755)
-    pool.account.give(program)
-    text = gpu_job().replace("/bin/sh", str(program)).splitlines()
-    return pool.submit("\n".join(line for line in text if not line.startswith("arguments")) + "\n")
-
-
 def _listed(pool: Pool, drone: DroneProcess) -> bool:
     assert drone.process.poll() is None, drone.story()
     try:
         return any(ad.get("DroneReady") is True for ad in pool.drone_slots(drone.id))
-    except LabError:  # the collector is not there yet
+    except htcondor.LabError:  # the collector is not there yet
         return False
 
 
 def test_a_job_cannot_read_the_drones_token_before_or_after_the_collector_starts_anew(
-    new_pool: Callable[[], Pool],
+    new_pool: Callable[[], Pool], drone_on: StartDrone
 ) -> None:
     pool = new_pool()
     first = _search(pool)  # it waits: it gets the first moment in which the drone takes jobs
-    drone = start_drone(pool, own("token-2"), script("condor_drone.sh"), env={"DRONE_POOL_LOST_S": "40"})
-    try:
-        assert _ends(pool, first).split() == [str(drone.dir)]
-        assert not (drone.dir / "token").exists()
+    drone = drone_on(pool, "token-2", env={"DRONE_POOL_LOST_S": "40"})
+    assert _ends(pool, first).split() == [str(drone.dir)]
+    assert not (drone.dir / "token").exists()
 
-        os.kill(pool.daemon("collector"), signal.SIGKILL)
-        until(lambda: not _listed(pool, drone), what="the new collector does not know the drone")
-        until(lambda: _listed(pool, drone), 90, what="the drone is in the pool again")
-        placed = drone.dir / "condor/etc/tokens/drone"
-        until(lambda: not placed.exists(), what="its token is put away again")
-        assert _ends(pool, _search(pool)).split() == [str(drone.dir)]
-    finally:
-        drone.stop()
-    assert not drone.leftovers(), drone.story()
+    pool.signal("collector", signal.SIGKILL)
+    until(lambda: not _listed(pool, drone), what="the new collector does not know the drone")
+    until(lambda: _listed(pool, drone), 90, what="the drone is in the pool again")
+    placed = drone.dir / "condor/etc/tokens/drone"
+    until(lambda: not placed.exists(), what="its token is put away again")
+    assert _ends(pool, _search(pool)).split() == [str(drone.dir)]
 
 
 OWN_TOKENS = """
@@ -84,53 +64,30 @@ ALLOW_ADVERTISE_MASTER = condor@$(TRUST_DOMAIN) drone-*@$(TRUST_DOMAIN)
 """
 
 
-def test_a_drone_joins_with_a_token_that_the_controller_has_signed(new_pool: Callable[[str], Pool]) -> None:
-    pool = new_pool(OWN_TOKENS)
-    drone_id = own("token-3")
-    token = TokenSigner(pool.key, "POOL", pool.domain).token(f"drone-{drone_id}", time.time(), 3600.0)
-    drone = start_drone(pool, drone_id, script("condor_drone.sh"), token=token)
-    try:
-        until(lambda: _listed(pool, drone), 60, what="the drone takes jobs")
-        identities = {str(ad["AuthenticatedIdentity"]) for ad in pool.drone_slots(drone_id)}
-        assert identities == {f"drone-{drone_id}@{pool.domain}"}
-    finally:
-        drone.stop()
-    assert not drone.leftovers(), drone.story()
-
-
 @pytest.mark.parametrize("refused", [False, True], ids=["plain", "refused"])
-def test_a_slot_ad_forged_with_another_drones_token_sets_no_clock(
-    new_pool: Callable[[str], Pool], refused: bool
+def test_a_drone_joins_with_a_signed_token_and_a_slot_ad_forged_with_anothers_sets_no_clock(
+    new_pool: Callable[[str], Pool], drone_on: StartDrone, refused: bool
 ) -> None:
     """The drone took its clock to be hours off, by the ad of another, and left with exit status 71. A pool that has the
     line of the reference does not even list such an ad."""
-    pool = new_pool(OWN_TOKENS + ADS_OF_ONES_OWN * refused)
+    pool = new_pool(OWN_TOKENS + htcondor.ADS_OF_ONES_OWN * refused)
     drone_id, thief = own("token-4"), f"drone-{own('token-5')}"
-    client = pool.dir / "clients" / thief
-    pool.write_token(thief, client / "tokens", IDENTITIES["drone"])
-    pool.client_config(thief, client)
-    pool.account.give(client)
-    ad = pool.file("forged.ad")
-    ad.write_text(
+    pool.client(thief, htcondor.IDENTITIES["drone"])
+    forged = (
         f'MyType = "Machine"\nName = "slot1@forged"\nMyAddress = "<127.0.0.1:9>"\nDroneId = "{drone_id}"\n'
         'SlotType = "Partitionable"\nState = "Unclaimed"\nActivity = "Idle"\nMyCurrentTime = 1000000\n'
     )
-    ad.chmod(0o644)
 
     def takes_jobs_beside_the_forged_ad() -> bool:
-        pool.run("condor_advertise", "-tcp", "UPDATE_STARTD_AD", str(ad), identity=thief)
+        pool.advertise(forged, identity=thief)
         return _listed(pool, drone)
 
     token = TokenSigner(pool.key, "POOL", pool.domain).token(f"drone-{drone_id}", time.time(), 3600.0)
     env = {"DRONE_IDENTITY": f"drone-{drone_id}@{pool.domain}", "DRONE_CHECK_S": "5"}
-    drone = start_drone(pool, drone_id, script("condor_drone.sh"), token=token, env=env)
-    clock = drone.dir / "condor/clock"
-    try:
-        until(takes_jobs_beside_the_forged_ad, 60, what="the drone takes jobs")
-        senders = {str(ad["AuthenticatedIdentity"]) for ad in pool.drone_slots(drone_id)}
-        assert senders == {f"drone-{drone_id}@{pool.domain}", *(() if refused else (f"{thief}@{pool.domain}",))}
-        assert abs(int(clock.read_text())) < 1000
-    finally:
-        drone.stop()
+    drone = drone_on(pool, "token-4", token=token, env=env)
+    until(takes_jobs_beside_the_forged_ad, 60, what="the drone takes jobs")
+    senders = {str(ad["AuthenticatedIdentity"]) for ad in pool.drone_slots(drone_id)}
+    assert senders == {f"drone-{drone_id}@{pool.domain}", *(() if refused else (f"{thief}@{pool.domain}",))}
+    assert abs(int((drone.dir / "condor/clock").read_text())) < 1000
+    drone.stop()
     assert drone.outcome["reason"] == "stopped", drone.story()
-    assert not drone.leftovers(), drone.story()

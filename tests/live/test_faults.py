@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import pytest
 
 from tests.labs.controller import SMALL, LabController
@@ -21,8 +18,7 @@ def test_a_drone_that_dies_at_once_slows_its_type_and_says_so(lab: tuple[Pool, L
     job = pool.submit(gpu_job(1))
 
     def banned() -> str:
-        [site] = controller.json("sites")["items"]
-        note = str(site["note"])
+        note = str(controller.site_row()["note"])
         return note if "small/v100 banned" in note else ""
 
     note = until(banned, 120, what="`sites` says that the type is banned", every_s=0.5)
@@ -44,10 +40,8 @@ def test_a_drone_that_dies_at_once_slows_its_type_and_says_so(lab: tuple[Pool, L
 
 FORGED = """\
 MyType = "Machine"
-TargetType = "Job"
 Name = "{name}"
 Machine = "host"
-StartdIpAddr = "<127.0.0.1:1>"
 MyAddress = "<127.0.0.1:1>"
 SlotType = "Partitionable"
 State = "Unclaimed"
@@ -87,16 +81,14 @@ def test_forged_slots_and_hostile_jobs_are_told_and_nothing_more(lab: tuple[Pool
         f"$({shell})": "",
         f"{controller.name}-`{shell}`": "",
         f"{controller.name}-forged-1": NONSENSE,
-        "other-1": "",
+        f"{controller.name}-forged-2": f'GPUs_DeviceName = "{"y" * 1_000_000}"',
+        "other-1": 'SiteName = "K\udcf6ln"',
     }
 
     def advertise() -> None:
         for at, (drone, more) in enumerate(forged.items()):
-            file = pool.file(f"forged-{at}.ad")
-            text = FORGED.format(name=f"slot{at}@x; {shell}; `{shell}`@$({shell})", drone=drone, more=more)
-            file.write_bytes(text.encode(errors="surrogateescape"))
-            file.chmod(0o644)
-            pool.run("condor_advertise", "-tcp", "UPDATE_STARTD_AD", str(file), identity="drone")
+            name = f"slot{at}@x; {shell}; `{shell}`@$({shell})"
+            pool.advertise(FORGED.format(name=name, drone=drone, more=more), identity="drone")
 
     advertise()
     hostile = [
@@ -119,9 +111,7 @@ def test_forged_slots_and_hostile_jobs_are_told_and_nothing_more(lab: tuple[Pool
     overlay = next(each["text"] for each in told if each["view"] == "overlay")
     assert "'x; rm -rf /' is not a drone id" in overlay, overlay
     for words in (("status",), ("demand",), ("sites",), ("drones", "--all"), ("events",), ("plan",)):
-        answer = controller.call(*words)
-        assert answer.returncode == 0, answer.stderr
-        assert not {"\x1b", "\u202e"} & set(answer.stdout), words
+        assert not {"\x1b", "\u202e"} & set(controller.prints(*words)), words
     assert len(controller.json("demand")["items"]) >= len(hostile)
     assert {d["type"] for d in controller.drones()} <= {"small/v100", "big/a100"}
     assert not any("forged" in d["id"] for d in controller.drones())
@@ -139,8 +129,8 @@ def test_a_killed_controller_finds_its_drones_again(lab: tuple[Pool, LabControll
     until(lambda: pool.statuses(job) == [2, 2], 120, what="two jobs run")
     until(lambda: controller.states() == {"busy": 2}, 60, what="and the controller knows")
     drones = {d["id"]: d["remote_id"] for d in controller.drones()}
-    masters = _masters(controller)
-    assert len(masters) == 2
+    masters = {pid for pid, command in controller.processes().items() if "condor_master" in command}
+    assert len(masters) >= 2
 
     controller.kill()
     more = pool.submit(gpu_job(1))  # comes while nobody looks
@@ -151,20 +141,9 @@ def test_a_killed_controller_finds_its_drones_again(lab: tuple[Pool, LabControll
     live = {d["id"]: d["remote_id"] for d in controller.live()}
     assert drones.items() <= live.items(), "the same drones"
     assert len(live) == 3 and len(controller.drones()) == 3, "one more for the new job, none twice"
-    assert masters.items() <= _masters(controller).items(), "the same processes"
+    assert masters <= controller.processes().keys(), "the same processes"
 
     flag.touch()
     flag.chmod(0o644)
     until(lambda: not pool.jobs(job), 60, what="the old jobs are done")
     assert [(ad["JobStatus"], ad["NumJobStarts"]) for ad in pool.history(job)] == [(4, 1), (4, 1)], "started once"
-
-
-def _masters(controller: LabController) -> dict[int, str]:
-    """The drones' masters on this host: pid -> drone id."""
-    found = {}
-    for pid, command in controller.processes().items():
-        if Path(command.split()[0]).name == "condor_master" and os.path.exists(f"/proc/{pid}"):
-            environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            [mine] = {e for e in environ if e.startswith(b"PROVISIONER_DRONE_ID=")}
-            found[pid] = mine.decode().partition("=")[2]
-    return found

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -56,28 +54,15 @@ def test_the_guide_ends_with_jobs_done(lab: tuple[Pool, LabController]) -> None:
             text = text.replace(old, new)
         (controller.directory / name).write_text(text)
     for name, identity, guided in (("controller", "admin", "provisioner"), ("drone", "drone", "drone")):
-        file = controller.directory / f"{name}.token"
-        file.touch(mode=0o600)
-        file.write_text(pool.token(identity, scopes(guided)) + "\n")
+        controller.secret(f"{name}.token", pool.token(identity, scopes(guided)) + "\n")
 
     checked = controller.call("check")
     assert checked.returncode == 0 and "warning" not in checked.stderr, checked.stdout + checked.stderr
-    live = controller.call("check", "--live")
-    assert live.returncode == 0, live.stdout + live.stderr
-
-    with (controller.directory / "controller.log").open("ab") as log:
-        controller.process = subprocess.Popen(
-            [sys.executable, "-m", "provisioner.cli", "run"],
-            cwd=controller.directory,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+    controller.prints("check", "--live")
+    controller.begin()
     job = pool.submit(gpu_job(1))
     until(lambda: not pool.jobs(job), 120, what="the job is done", every_s=0.5)
     [drone] = controller.drones()
-    asked = controller.call("drones", "drain", "--site", "local", "--reason", "end of the test", "--yes")
-    assert asked.returncode == 0, asked.stderr
+    controller.prints("drones", "drain", "--site", "local", "--reason", "end of the test", "--yes")
     until(lambda: not controller.live(), 60, what="the drone has left", every_s=0.5)
     assert drone["type"] == "local/a100" and controller.states()["failed"] == 0

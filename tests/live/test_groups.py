@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -47,9 +46,7 @@ async def test_the_pool_tells_its_groups(new_pool: Callable[[str], Pool]) -> Non
 
 
 @pytest.mark.parametrize("lab", [GROUPS], indirect=True)
-def test_no_drone_is_started_beyond_a_quota_and_explain_says_why(
-    lab: tuple[Pool, LabController], tmp_path: Path
-) -> None:
+def test_no_drone_is_started_beyond_a_quota_and_explain_says_why(lab: tuple[Pool, LabController]) -> None:
     pool, controller = lab
     controller.sites = (BIG,)
     flag = pool.root / "atlas-may-end"

@@ -6,19 +6,25 @@ from __future__ import annotations
 import re
 import statistics
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from adapters.htcondor.tokens import TokenSigner
 from provisioner.model import BreakerState
-from provisioner.store.reader import Reader
-from tests.labs.controller import BIG, LabController, LabSite
-from tests.labs.htcondor import ADS_OF_ONES_OWN, IDENTITIES, Condor, LabError, Pool, gpu_job, lab_directory
+from tests.labs.controller import BIG, LabController
+from tests.labs.htcondor import (
+    ADS_OF_ONES_OWN,
+    IDENTITIES,
+    Condor,
+    LabError,
+    Pool,
+    gpu_job,
+    lab_directory,
+    running_pool,
+)
 
 pytestmark = pytest.mark.matrix
 
@@ -30,7 +36,7 @@ ALLOW_ADVERTISE_MASTER = condor@$(TRUST_DOMAIN) drone-*@$(TRUST_DOMAIN)
 DISK_MIB = 100
 PATIENT_S = 900.0
 """Longest time for a story, on any host: it ends as soon as the jobs are done."""
-LOOK_FOR_A_TOKEN = """#!/bin/sh
+LOOK_FOR_A_TOKEN = """\
 echo "drone $PROVISIONER_DRONE_ID"
 until [ -d condor ] || [ "$PWD" = / ]; do cd ..; done
 grep -rhoaE 'eyJ[A-Za-z0-9_-]+[.]eyJ[A-Za-z0-9_-]+[.][A-Za-z0-9_-]+' . /proc/[0-9]*/environ 2>/dev/null
@@ -45,38 +51,34 @@ FORGED = {
     "long": f'GPUs_DeviceName = "{"x" * 1_000_000}"',
 }
 """Slot ads, each with the id of a drone that is not the sender."""
-
-
-@dataclass(frozen=True)
-class SmallDisk(LabSite):
-    """The site, with little scratch for each drone."""
-
-    def text(self, controller: LabController) -> str:
-        return super().text(controller).replace("disk: 2 GiB", f"disk: {DISK_MIB} MiB")
-
-
-class OwnTokens(LabController):
-    """A controller that signs a token for each drone."""
-
-    def write(self) -> None:
-        super().write()
-        text = self.config.read_text()
-        mode = f"drone_token_mode: signing-key\n    drone_signing_key: {self.pool.key}"
-        self.config.write_text(text.replace("drone_token: {file: drone.token}", mode))
+SLOT = """MyType = "Machine"
+Machine = "forged.test"
+SiteName = "big"
+DroneType = "a100"
+SlotType = "Partitionable"
+PartitionableSlot = True
+SlotID = 1
+State = "Unclaimed"
+Activity = "Idle"
+DroneReady = True
+Requirements = True
+Start = True
+Rank = 0
+"""
 
 
 @contextmanager
-def lab_of_two_users(condor: Condor, more: str) -> Iterator[tuple[Pool, OwnTokens]]:
-    with lab_directory("hostile") as root:
-        pool = Pool(root, condor, config=POOL + more, identities={**IDENTITIES, "mallory": ()})
-        site = SmallDisk(**{**vars(BIG), "most": 12})
-        controller = OwnTokens(pool, root / "controller", sites=[site], idle_s=20)
+def lab_of_two_users(condor: Condor, more: str) -> Iterator[tuple[Pool, LabController]]:
+    """A site with little scratch for each drone, and a controller that signs a token for each."""
+    users = {**IDENTITIES, "mallory": ()}
+    with running_pool(condor, config=POOL + more, identities=users) as pool, lab_directory("hostile") as directory:
+        site = replace(BIG, type={"disk": f"{DISK_MIB} MiB"})
+        options = {"drone_token_mode": "signing-key", "drone_signing_key": str(pool.key), "drone_token": None}
+        controller = LabController(pool, directory / "c", (site,), idle_s=20, options=options)
         try:
-            pool.start()
             yield pool, controller
         finally:
             controller.clean_up()
-            pool.stop(at_once=True)
 
 
 @dataclass
@@ -84,62 +86,51 @@ class Hostile:
     """A user of the pool, in waves: jobs of each kind, and slot ads with the token of a drone."""
 
     pool: Pool
-    controller: OwnTokens
+    controller: LabController
+    wide: bool
+    """Whether a wave has many of each kind, else one."""
     waves: int = 0
-    token: str = ""
-    stolen: bool = False
     sent: int = 0
-    _thief: int = 0
+    thief: int = 0
+    has_token: bool = False
 
-    def wave(self, wide: bool) -> None:
-        """``wide``: many of each kind, else one."""
-        n = 5 if wide else 1
+    def wave(self) -> None:
+        n = 5 if self.wide else 1
         self.waves += 1
-        if not self._thief:
-            self._thief = self._steal()
-        self._submit(gpu_job(1, gpus=0, cpus=0, memory_mib=0, n=n).replace("request_disk = 1MB", "request_disk = 0"))
-        self._submit(gpu_job(1, cpus=0, memory_mib=0, n=n).replace("request_disk = 1MB", "request_disk = 0"))
+        if not self.thief:
+            self.thief = self._submit(gpu_job(program=self.pool.program("steal", LOOK_FOR_A_TOKEN)))
+        for nothing in ({"gpus": 0, "cpus": 0, "memory_mib": 0}, {"cpus": 0, "memory_mib": 0}):
+            self._submit(gpu_job(1, n=n, **nothing).replace("request_disk = 1MB", "request_disk = 0"))
         self._submit(gpu_job(1, more=f'+Blob = "{"x" * 1_000_000}{self.waves}"'))
         self._submit("universe = parallel\nmachine_count = 2\n" + gpu_job(600, n=n))
         self._submit(gpu_job(0, n=4 * n).replace("exec sleep 0", "exit 3"))
         if self.waves <= 2:  # what the host has to bear is not what the test is about
             fill = f"dd if=/dev/zero of=fill bs=1048576 count={DISK_MIB + 60} 2>/dev/null; exec sleep 600"
-            self._submit(gpu_job().replace("exec sleep 1", fill))
             eat = "dd if=/dev/zero bs=700M count=1 2>/dev/null | ( sleep 60; cat >/dev/null )"
-            self._submit(gpu_job().replace("exec sleep 1", eat))
-        self.forge(wide)
+            for greed in (fill, eat):
+                self._submit(gpu_job().replace("exec sleep 1", greed))
+        self.forge()
 
     def _submit(self, text: str) -> int:
         return self.pool.submit(text, identity="mallory")
 
-    def _steal(self) -> int:
-        program = self.pool.file("steal.sh")
-        program.write_text(LOOK_FOR_A_TOKEN)
-        program.chmod(0o755)
-        self.pool.account.give(program)
-        lines = gpu_job().replace("/bin/sh", str(program)).splitlines()
-        return self._submit("\n".join(line for line in lines if not line.startswith("arguments")) + "\n")
-
-    def forge(self, wide: bool) -> None:
-        """Advertise slots in the name of each drone that is listed, and of drones that never were."""
-        out = self.pool.dir / "jobs" / f"out.{self._thief}.0"
-        if not self.token and out.exists() and (said := out.read_text()).startswith("drone "):
-            drone_id, *tokens = said.removeprefix("drone ").split()
-            self.stolen = bool(tokens)
-            self.token = tokens[0] if tokens else ""
-            if not self.token:  # it found none: it is given the one of its drone
-                self.token = TokenSigner(self.pool.key, "POOL", self.pool.domain).token(
-                    f"drone-{drone_id}", time.time(), 3600.0
-                )
-            client = self.pool.dir / "clients" / "thief"
-            (client / "tokens").mkdir(parents=True, mode=0o700)
-            (client / "tokens/stolen").touch(mode=0o600)
-            (client / "tokens/stolen").write_text(self.token + "\n")
-            self.pool.client_config("thief", client)
-            self.pool.account.give(client)
-        if not self.token:
+    def _take_token(self) -> None:
+        """Use what the thief has found: if that is nothing it is given the token of its drone."""
+        out = self.pool.dir / "jobs" / f"out.{self.thief}.0"
+        if not out.exists() or not (said := out.read_text()).startswith("drone "):
             return
-        slots = [ad for ad in self.pool.slots('DroneId isnt undefined && SlotType == "Partitionable"')]
+        drone_id, *stolen = said.split()[1:]
+        signer = TokenSigner(self.pool.key, "POOL", self.pool.domain)
+        self.pool.client("thief", token=next(iter(stolen), signer.token(f"drone-{drone_id}", time.time(), 3600.0)))
+        self.has_token = True
+
+    def forge(self) -> None:
+        """Advertise slots in the name of each drone that is listed, and of drones that never were."""
+        if not self.has_token:
+            self._take_token()
+        if not self.has_token:
+            return
+        slots = self.pool.slots('DroneId isnt undefined && SlotType == "Partitionable"')
         there = {str(ad["DroneId"]): ad for ad in slots if self.controller.name in str(ad["DroneId"])}
         prefix = next(iter(there), f"{self.controller.name}-x-1").rpartition("-")[0]
         kinds = list(FORGED.items())
@@ -148,41 +139,18 @@ class Hostile:
             kind, text = kinds[(number + self.waves) % len(kinds)]
             names = [(f"slot1@{kind}{number}", "<127.0.0.1:9>"), (str(real["Name"]), str(real["MyAddress"]))]
             ads += [self._ad(drone_id, name, address, text) for name, address in names]
-        unknown = [999_999_999, *range(900_000 + 100 * self.waves, 900_000 + 100 * self.waves + (100 if wide else 5))]
+        first = 900_000 + 100 * self.waves
+        unknown = [999_999_999, *range(first, first + (100 if self.wide else 5))]
         ads += [self._ad(f"{prefix}-{n}", f"slot1@unknown{n}", "<127.0.0.1:9>", "Cpus = 8") for n in unknown]
-        file = self.pool.file(f"forged-{self.waves}.ads")
-        file.write_text("\n".join(ads))
-        file.chmod(0o644)
-        self._advertise(file)
+        with suppress(LabError):  # a collector that refuses one of them closes the connection
+            self.pool.advertise("\n".join(ads), "-multiple", identity="thief")
         self.sent += len(ads)
-
-    def _advertise(self, file: Path) -> None:
-        # a collector that refuses one of them closes the connection
-        with suppress(LabError):
-            self.pool.run("condor_advertise", "-tcp", "-multiple", "UPDATE_STARTD_AD", str(file), identity="thief")
 
     @staticmethod
     def _ad(drone_id: str, name: str, address: str, more: str) -> str:
-        told = {
-            "MyType": '"Machine"',
-            "Name": f'"{name}"',
-            "Machine": '"forged.test"',
-            "MyAddress": f'"{address}"',
-            "DroneId": f'"{drone_id}"',
-            "SiteName": '"big"',
-            "DroneType": '"a100"',
-            "SlotType": '"Partitionable"',
-            "PartitionableSlot": "True",
-            "SlotID": "1",
-            "State": '"Unclaimed"',
-            "Activity": '"Idle"',
-            "DroneReady": "True",
-            "Requirements": "True",
-            "Start": "True",
-            "Rank": "0",
-        }
-        lines = {line.partition(" =")[0]: line.partition("= ")[2] for line in more.splitlines()}
-        return "".join(f"{key} = {value}\n" for key, value in {**told, **lines}.items())
+        own = f'Name = "{name}"\nMyAddress = "{address}"\nDroneId = "{drone_id}"\n'
+        lines = dict(line.split(" = ", 1) for line in f"{SLOT}{own}{more}".splitlines())
+        return "".join(f"{key} = {value}\n" for key, value in lines.items())
 
 
 @dataclass
@@ -192,13 +160,6 @@ class Told:
     waits_s: list[float] = field(default_factory=list)
     held: list[str] = field(default_factory=list)
     bans: set[str] = field(default_factory=set)
-    hostile: Hostile | None = None
-
-    def line(self, name: str) -> str:
-        return (
-            f"{name}: {len(self.waits_s)} jobs, wait mean {statistics.fmean(self.waits_s):.1f} s,"
-            f" median {statistics.median(self.waits_s):.1f} s, longest {max(self.waits_s):.1f} s"
-        )
 
 
 def story(condor: Condor, *, hostile: bool, batches: int, each: int, every_s: float, more: str = "") -> Told:
@@ -207,30 +168,30 @@ def story(condor: Condor, *, hostile: bool, batches: int, each: int, every_s: fl
     told = Told()
     with lab_of_two_users(condor, more) as (pool, controller):
         controller.start()
-        enemy = told.hostile = Hostile(pool, controller) if hostile else None
+        enemy = Hostile(pool, controller, wide=batches > 2) if hostile else None
         submitted: dict[int, float] = {}
         began, next_at = time.monotonic(), 0.0
         while True:
             now = time.monotonic() - began
             if enemy is not None and enemy.waves and not enemy.sent:
-                enemy.forge(wide=batches > 2)
+                enemy.forge()
             forged = enemy is None or enemy.sent or len(submitted) < batches - 1  # none of that after the last batch
             if len(submitted) < batches and now >= next_at and forged:
                 next_at = now + every_s
                 if enemy is not None:
-                    enemy.wave(wide=batches > 2)
+                    enemy.wave()
                 before = time.time()
                 job = gpu_job(1, n=each, more="max_retries = 0").replace("env | sort", "date +began:%s.%N")
                 submitted[pool.submit(job)] = before
-            poll(pool, controller, told, submitted)
-            queued = {int(str(ad["ClusterId"])) for ad in pool.jobs() if ad["Owner"] == "alice"}
+            poll(pool, controller, told)
+            queued = {ad["ClusterId"] for ad in pool.jobs() if ad["Owner"] == "alice"}
             if len(submitted) == batches and not queued:
                 break
-            assert now < PATIENT_S, (pool.jobs(), *controller.told())
+            assert now < PATIENT_S, (pool.jobs(), controller.story())
             time.sleep(1.0)
         # a forged ad must have had the time to do its worst
         controller.ticks(5)
-        poll(pool, controller, told, submitted)
+        poll(pool, controller, told)
         for cluster, at in submitted.items():
             for out in sorted((pool.dir / "jobs").glob(f"out.{cluster}.*")):
                 found = re.match(r"began:([0-9.]+)", out.read_text())
@@ -239,27 +200,17 @@ def story(condor: Condor, *, hostile: bool, batches: int, each: int, every_s: fl
             assert {ad["ExitCode"] for ad in pool.history(cluster)} == {0}
             assert not [ad for ad in pool.history(cluster) if ad.get("NumHolds")]
         sound(controller)
-        if enemy is not None:
-            ends = Counter(str(ad.get("HoldReason", ad["JobStatus"])) for ad in pool.jobs() if ad["Owner"] == "mallory")
-            print(f"hostile jobs in the queue: {dict(ends)}")
-            print(
-                f"hostile: {enemy.waves} waves, {enemy.sent} forged ads, token {'stolen' if enemy.stolen else 'given'}"
-            )
     return told
 
 
-def poll(pool: Pool, controller: LabController, told: Told, clusters: dict[int, float]) -> None:
+def poll(pool: Pool, controller: LabController, told: Told) -> None:
     """Note what must not be: a job of the ordinary user that is held, a ban that concerns them."""
-    told.held += [
-        f"{ad['ClusterId']}.{ad['ProcId']}: {ad.get('HoldReason')}"
-        for ad in pool.jobs()
-        if ad["Owner"] == "alice" and ad["JobStatus"] == 5
-    ]
-    reader = Reader(controller.directory / "provisioner.db")
-    views = reader.views()
+    held = [ad for ad in pool.jobs() if ad["Owner"] == "alice" and ad["JobStatus"] == 5]
+    told.held += [f"{ad['ClusterId']}.{ad['ProcId']}: {ad.get('HoldReason')}" for ad in held]
+    views = controller.record.views()
     overlay = views.overlay.view if views is not None else None
     theirs = {c.id for c in overlay.classes if c.owner == "alice"} if overlay is not None else set()
-    for scope, breaker in reader.breakers().items():
+    for scope, breaker in controller.record.breakers().items():
         if breaker.state is not BreakerState.ACTIVE and (not breaker.class_id or breaker.class_id in theirs):
             told.bans.add(f"{scope}: {breaker.state.value}, {breaker.fault}")
 
@@ -269,8 +220,7 @@ def sound(controller: LabController) -> None:
     assert controller.process is not None and controller.process.poll() is None
     log = controller.log()
     assert "Traceback" not in log, log[-5000:]
-    reader = Reader(controller.directory / "provisioner.db")
-    events = [event.name for event in reader.events()]
+    events = [event.name for event in controller.record.events()]
     assert not {"plan.rejected", "planner-failed", "store.write_failed"} & set(events), events
     assert max(int(drone["id"].rpartition("-")[2]) for drone in controller.drones()) < 2_000_000
 
@@ -282,7 +232,7 @@ def test_an_ordinary_users_jobs_start_as_fast_beside_a_hostile_user(condor: Cond
     beside = story(condor, hostile=True, batches=10, each=5, every_s=5.0, more=more)
     mean = statistics.fmean(beside.waits_s) / statistics.fmean(alone.waits_s)
     longest = max(beside.waits_s) / max(alone.waits_s)
-    print(f"{condor.version}: {alone.line('without')}; {beside.line('with')}; ratios {mean:.2f} and {longest:.2f}")
+    print(f"{condor.version}: mean wait {mean:.2f} and longest wait {longest:.2f} times as long as without")
     for told in (alone, beside):
         assert (len(told.waits_s), told.held, told.bans) == (50, [], set())
     assert mean < 3.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,9 +13,8 @@ import pytest
 
 from provisioner.model import BreakerState, FaultKind
 from provisioner.planner.breakers import BACKOFF_POLICIES
-from provisioner.store.reader import Reader
 from tests.labs.htcondor import until
-from tests.labs.openstack import OpenStackLab
+from tests.labs.openstack import OpenStack, OpenStackLab, running_openstack
 from tests.labs.openstack_stress import KIND, SITE, Drill, drill
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("openstack")]
@@ -40,7 +40,7 @@ def old_limits(cloud: OpenStackLab) -> Iterator[None]:
 def banned(lab: Drill, kind: FaultKind, *words: str, scope: str = TYPE, within_s: float = 40) -> None:
     """The site's note tells that ``scope`` is left alone and why, and it is so for as long as for such a fault."""
     lab.noted(f"{scope} banned", *words, within_s=within_s)
-    breaker = Reader(lab.controller.directory / "provisioner.db").breakers()[scope]
+    breaker = lab.controller.record.breakers()[scope]
     assert breaker.fault is not None
     assert (breaker.state, breaker.fault.kind) == (BreakerState.BANNED, kind)
     rule = BACKOFF_POLICIES[kind]
@@ -123,9 +123,9 @@ def test_what_drones_are_made_of_is_taken_away(openstack: OpenStackLab, what: st
         lab.active(1)
         seen = openstack.nova.seen
         if what == "flavour":
-            openstack.delete_flavor(flavor)
+            openstack.admin("DELETE", f"nova:/flavors/{flavor}")
         else:
-            openstack.delete_image(image)
+            openstack.admin("DELETE", f"glance:/images/{image}")
         lab.submit(2)
         banned(lab, FaultKind.CONFIG, "could not be found" if what == "flavour" else "Can not find requested image")
         assert creates(openstack, seen) == [400] * 2, "each was asked for once"
@@ -152,7 +152,7 @@ def test_the_credential_is_no_good_any_more(openstack: OpenStackLab, how: str) -
         lab.controller.ticks(4)
         assert not openstack.keystone.calls("POST", "/auth/tokens", after=seen), "it is not tried again and again"
         assert len(lab.controller.live()) == 1, "nothing is given up, nothing asked for"
-        assert "is refused" in lab.controller.done("status")
+        assert "is refused" in lab.controller.prints("status")
         lab.judge()
         # A good one is in the file now. The record is lost, too, so nobody is left alone, and the server is a stray.
         lab.controller.stop()
@@ -179,11 +179,11 @@ def test_nova_is_away_for_a_while(openstack: OpenStackLab) -> None:
             lab.submit(2)
             row = lab.noted("503", within_s=60)
             assert row["fault"] == "down"
-            until(lambda: lab.row()["breaker"] == "banned", 60, what="it is left alone", every_s=0.3)
+            until(lambda: lab.controller.site_row()["breaker"] == "banned", 60, what="it is left alone", every_s=0.3)
             time.sleep(10)
             assert {each["id"] for each in lab.controller.live()} == before, "nothing is given up, nothing asked for"
             seen = openstack.nova.seen
-        until(lambda: not lab.row()["fault"], 60, what="it is back", every_s=0.3)
+        until(lambda: not lab.controller.site_row()["fault"], 60, what="it is back", every_s=0.3)
         lab.active(4)
         assert creates(openstack, seen) == [202] * 2
         assert before < {each["id"] for each in lab.controller.live()}
@@ -231,3 +231,101 @@ def test_what_nova_leaves_behind_is_swept_up(openstack: OpenStackLab) -> None:
         lab.active(2)
         openstack.network.keep_ports = openstack.volumes.keep_volumes = True
         lab.over()
+
+
+# ------------------------------------------------------------------------------------------------- killed in creates
+
+CAP = 6
+MOMENTS_S = (0.0, 0.05, 0.15, 0.4)
+"""After its create is on its way: before Nova has looked at it, while it writes it down, when it has."""
+NEVER_S = 600
+
+
+def struck(lab: Drill, moment_s: float) -> None:
+    """Kill the controller after it has sent a create and before it has an answer: the front keeps that."""
+    with lab.cloud.nova.failing(method="POST", path="/servers$", late_s=NEVER_S, times=1000) as held:
+        lab.controller.begin()
+        until(lambda: held.times != 1000 or room(lab), 60, what="a create is on its way", every_s=0.01)
+        time.sleep(moment_s)
+        lab.controller.kill()
+
+
+def room(lab: Drill) -> None:
+    """Where all places are taken the owner takes two back: else no more creates would come."""
+    if lab.watch.seen[-1].total() == CAP:
+        servers = lab.servers("ACTIVE")
+        if not any(each["OS-EXT-STS:task_state"] for each in servers):
+            for each in servers[:2]:
+                lab.cloud.take_back(each["id"], "delete")
+        lab.watch()
+
+
+@pytest.mark.timeout(500)
+@pytest.mark.parametrize("kills", [5, pytest.param(20, marks=pytest.mark.matrix)])
+def test_killed_between_create_and_answer(openstack: OpenStackLab, kills: int) -> None:
+    quick = {"order_deadline": "5s", "order_confirm": "5s"}
+    with drill(openstack, most=CAP, timeouts=quick, options={"create_deadline": "4s"}) as lab:
+        lab.controller.write()
+        lab.controller.begin()
+        until(lab.queue.exists, 30, what="the queue is there", every_s=0.05)
+        lab.controller.kill()
+        lab.submit(1000)
+        for number in range(kills):
+            struck(lab, MOMENTS_S[number % len(MOMENTS_S)])
+        lab.controller.begin()
+        lab.active(CAP)
+        until(lambda: len(lab.controller.live()) == CAP, 60, what="only they live on record", every_s=0.3)
+        lab.controller.ticks(3)
+        assert {each["name"] for each in lab.servers()} == {each["id"] for each in lab.controller.live()}
+        assert len(lab.watch.ever()) >= kills, "each kill met a create of its own"
+        lab.over()
+
+
+# -------------------------------------------------------------------------------------------------------------- calls
+
+PAGE = 10
+STEPS = (5, 20, 40)
+LOOKS = 5
+
+
+NAMES = {"changes-since": "changes", "tags=": "by tag", "/servers/detail": "all", "/limits": "limits"}
+
+
+def kinds(cloud: OpenStackLab, after: int) -> Counter[str]:
+    """Calls of Nova by what they ask for."""
+    calls = [call.target for call in cloud.nova.calls("GET", after=after)]
+    return Counter(next((name for part, name in NAMES.items() if part in target), target) for target in calls)
+
+
+def of_looks(lab: Drill) -> Counter[str]:
+    """Calls while nothing happens but some looks."""
+    seen = lab.cloud.nova.seen
+    until(lambda: kinds(lab.cloud, seen)["limits"] >= LOOKS, 60, what=f"{LOOKS} looks", every_s=0.1)
+    return kinds(lab.cloud, seen)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.matrix
+def test_a_look_costs_as_many_calls_as_it_has_pages(openstack_programs: OpenStack) -> None:
+    with running_openstack(openstack_programs, page=PAGE) as cloud:
+        cloud.set_quota(instances=100)
+        with drill(cloud, most=STEPS[-1], timeouts={"order_deadline": "60s", "order_confirm": "90s"}) as lab:
+            lab.controller.start()
+            there = 0
+            for servers in STEPS:
+                lab.submit(servers - there)
+                there = servers
+                until(lambda: len(lab.servers()) == there, 60, what=f"{there} are there", every_s=0.3)  # noqa: B023
+                until(lambda: lab.controller.states()["requested"] == 0, 60, what="all are answered", every_s=0.3)
+                lab.controller.ticks(2)
+                asked = of_looks(lab)
+                # Nova offers another page after a full one, which may be empty.
+                pages = there // PAGE + 1
+                assert asked.keys() == {"limits", "changes", "all"}, "nothing else is asked for"
+                # One look may be cut by the begin of the count, and one by its end.
+                assert abs(asked["all"] - pages * asked["limits"]) <= pages
+                assert asked["changes"] <= pages * (asked["limits"] + 1)
+            assert len(cloud.nova.calls("POST", "/servers$")) == STEPS[-1], "one create for each"
+            seen = cloud.nova.seen
+            lab.over(within_s=120)
+            assert kinds(cloud, seen)["by tag"] <= 2 * (STEPS[-1] // PAGE + 1), "they are told to go at once"

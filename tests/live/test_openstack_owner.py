@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.labs.gridka import GridkaLab, gridka
+from tests.labs.facilities import GridkaLab, gridka
 from tests.labs.htcondor import Condor, until
 from tests.labs.openstack import OWNER, OpenStackLab
 
@@ -35,11 +35,11 @@ def test_two_servers_of_the_owner_cost_two_drones(newest_condor: Condor, opensta
             assert "No valid host" in openstack.reaches(number, "ERROR", "ACTIVE")["fault"]["message"]
         until(lambda: lab.controller.states() == {"busy": 6, "preempted": 2}, 90, what="two have left", every_s=0.5)
         until(lambda: len(lab.servers()) == 6, 60, what="and their servers are deleted", every_s=0.5)
-        left = {d["id"] for d in lab.controller.drones() if d["ended_at"]}
+        left = {d["id"] for d in lab.controller.drones(ended=True)}
         assert left == least, "those with least to lose"
         told = [" ".join(lab.shown(drone_id).split()) for drone_id in sorted(left)]
         assert all("the owner" in each and "stopped on our request" in each for each in told), told
-        [here] = lab.controller.json("sites")["items"]
+        here = lab.controller.site_row()
         assert (here["claims"], here["claims_gpu_milli"]) == (2, 2000), here
         lab.controller.ticks(5)
         assert lab.controller.states() == {"busy": 6, "preempted": 2}, "the room is kept for who has to ask again"
@@ -50,7 +50,6 @@ def test_two_servers_of_the_owner_cost_two_drones(newest_condor: Condor, opensta
             assert openstack.reaches(anew, "ERROR", "ACTIVE")["status"] == "ACTIVE"
         lab.let_go()
         until(lambda: not lab.overlay.jobs(), 120, what="all eight jobs are done", every_s=0.5)
-        lab.controller.stop()
 
 
 @pytest.mark.matrix
@@ -65,13 +64,10 @@ def test_a_server_that_is_taken_back_is_a_drone_preempted(
         # HTCondor waits 40 minutes for a machine that is gone without a word, unless a job says otherwise.
         jobs = lab.submit(1, more="job_lease_duration = 20")
         [taken] = all_busy(lab, 1)
-        openstack.take_back(lab.server_of(taken)["id"], how)
+        openstack.take_back(lab.servers()[0]["id"], how)
 
-        def ended() -> bool:
-            return any(d["id"] == taken and d["ended_at"] for d in lab.controller.drones())
-
-        until(ended, 60, what="the drone is told to have ended", every_s=0.5)
-        assert {d["state"] for d in lab.controller.drones() if d["id"] == taken} == {"preempted"}
+        [over] = until(lambda: lab.controller.drones(ended=True), 60, what="the drone has ended", every_s=0.5)
+        assert (over["id"], over["state"]) == (taken, "preempted")
         shown = " ".join(lab.shown(taken).split())
         assert f"somebody at the cloud {word}" in shown, shown
         lab.let_go()

@@ -2,144 +2,93 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from adapters.htcondor.overlay import HTCondorOverlay
-from provisioner import drone
-from provisioner.model import CompletedJob, DroneId, OverlayView
-from provisioner.simulator.traces import recorded_jobs
-from provisioner.store.reader import Reader
-from tests.htcondor_overlay.live import A100, classes_of, overlay_on
-from tests.labs.controller import LabController
-from tests.labs.htcondor import Pool, gpu_job, own, start_drone, until
+from provisioner.model import CompletedJob, OverlayView
+from tests.htcondor_overlay.live import A100, classes_of, overlay_on, seen
+from tests.labs.htcondor import Pool, StartDrone, gpu_job, until
 
 pytestmark = pytest.mark.timeout(600)
-
-ONE = DroneId(own("kit-1"))
-
-
-async def seen(overlay: HTCondorOverlay, what: Callable[[OverlayView], object], within_s: float = 90.0) -> OverlayView:
-    limit = time.monotonic() + within_s
-    while True:
-        view = await overlay.poll([A100])
-        if what(view):
-            return view
-        assert time.monotonic() < limit, (view.completions, view.notices)
-        await asyncio.sleep(1)
 
 
 def told(view: OverlayView, cluster: int) -> list[CompletedJob]:
     return [each for each in view.completions or () if each.job_id.endswith(f"#{cluster}.0")]
 
 
-async def test_what_is_done_is_told_as_the_queue_has_it(new_pool: Callable[[str], Pool]) -> None:
-    pool = new_pool("")
-    asks = (
-        "require_gpus = Capability >= 7.5 && GlobalMemoryMb >= 20000\n+GpuMilli = 250\nallowed_execute_duration = 900\n"
-    )
-    process = start_drone(pool, ONE, drone.script("condor_drone.sh"))
-    try:
-        begun = time.time()
-        done = pool.submit(gpu_job(4, more=asks + "accounting_group = group_a"))
-        stays = pool.submit(gpu_job(1, cpus=2, more="leave_in_queue = true"))
-        removed = pool.submit(gpu_job(600))
-        until(lambda: not pool.jobs(done), 120, what="the first has left the queue")
-        until(lambda: pool.statuses(stays) == [4], 60, what="the second is done, and stays in the queue")
-        until(lambda: pool.statuses(removed) == [2], 60, what="the third runs")
-        pool.remove(removed)
-        async with overlay_on(pool) as overlay:
-            view = await overlay.poll([A100])
-            (one,), (two,) = told(view, done), told(view, stays)
-            assert begun < one.submitted_at + 2 and one.submitted_at <= one.ended_at <= time.time() + 2
-            assert 4 <= one.run_s < 60 and one.drone_id == two.drone_id == ONE
-            assert (one.gpu_milli, one.cpus, one.memory_mib, one.disk_mib) == (250, 1, 128, 1)
-            assert (one.vram_mib, one.capability, one.walltime_s) == (20000, 75, 900.0)
-            assert (one.owner, one.group, two.owner, two.group) == ("alice", "group_a", "alice", "")
-            assert (two.gpu_milli, two.cpus) == (1000, 2)
-            assert told(view, removed) == [], "its owner took it away"
-
-            again = await overlay.poll([A100])
-            assert again.completions == view.completions, "not asked again within the minute"
-            later = pool.submit(gpu_job(1))
-            until(lambda: not pool.jobs(later), 60, what="another is done")
-            view = await seen(overlay, lambda v: told(v, later))
-            assert told(view, done) == [one] and told(view, stays) == [two], "told the same in each look"
-        async with overlay_on(pool, "reader") as overlay:
-            anew = await overlay.poll([A100])
-            assert anew.completions == view.completions, "and to one that may do nothing but READ"
-    finally:
-        process.stop()
+ASKS = "require_gpus = Capability >= 7.5 && GlobalMemoryMb >= 20000\n+GpuMilli = 250\nallowed_execute_duration = 900\n"
 
 
-async def test_whose_jobs_run_and_what_share_they_want(new_pool: Callable[[str], Pool]) -> None:
-    pool = new_pool("")
+async def test_what_is_done_is_told_as_the_queue_has_it(new_pool: Callable[[], Pool], drone_on: StartDrone) -> None:
+    pool = new_pool()
+    drone = drone_on(pool, "kit-1")
+    begun = time.time()
+    done = pool.submit(gpu_job(4, more=f"{ASKS}accounting_group = group_a"))
+    stays = pool.submit(gpu_job(1, cpus=2, more="leave_in_queue = true"))
+    removed = pool.submit(gpu_job(600))
+    until(lambda: not pool.jobs(done), 120, what="the first has left the queue")
+    until(lambda: pool.statuses(stays) == [4], 60, what="the second is done, and stays in the queue")
+    until(lambda: pool.statuses(removed) == [2], 60, what="the third runs")
+    pool.remove(removed)
+    async with overlay_on(pool) as overlay:
+        view = await overlay.poll([A100])
+        (one,), (two,) = told(view, done), told(view, stays)
+        assert begun < one.submitted_at + 2 and one.submitted_at <= one.ended_at <= time.time() + 2
+        assert 4 <= one.run_s < 60 and one.drone_id == two.drone_id == drone.id
+        assert (one.gpu_milli, one.cpus, one.memory_mib, one.disk_mib) == (250, 1, 128, 1)
+        assert (one.vram_mib, one.capability, one.walltime_s) == (20000, 75, 900.0)
+        assert (one.owner, one.group, two.owner, two.group) == ("alice", "group_a", "alice", "")
+        assert (two.gpu_milli, two.cpus) == (1000, 2)
+        assert told(view, removed) == [], "its owner took it away"
+
+        again = await overlay.poll([A100])
+        assert again.completions == view.completions, "not asked again within the minute"
+        later = pool.submit(gpu_job(1))
+        until(lambda: not pool.jobs(later), 60, what="another is done")
+        view = await seen(overlay, lambda v: told(v, later), 90)
+        assert told(view, done) == [one] and told(view, stays) == [two], "told the same in each look"
+    async with overlay_on(pool, "reader") as overlay:
+        anew = await overlay.poll([A100])
+        assert anew.completions == view.completions, "and to one that may do nothing but READ"
+
+
+async def test_whose_jobs_run_and_what_share_they_want(pool: Pool, drone_on: StartDrone) -> None:
     enough = pool.file("enough")
     small = "+GpuMilli = 200\n+GpuDuty = 0.12\n+GpuWidth = 0.5\naccounting_group = group_a"
-    process = start_drone(pool, ONE, drone.script("condor_drone.sh"))
-    try:
-        runs = pool.submit(gpu_job(until_there=enough, more=small))
-        until(lambda: Path(f"{enough}.starts").exists(), 120, what="the job's program runs")
-        began = time.time()
-        waits = pool.submit(gpu_job(more=small, n=3))
-        pool.submit(gpu_job(more="+GpuMilli = 1500"))
-        pool.submit(gpu_job(more="+GpuDuty = 12"))
-        async with overlay_on(pool) as overlay:
-            view = await seen(overlay, lambda v: sum(c.running for c in v.classes) == 1)
-        (slot,) = view.slots
-        assert (slot.owner, slot.work_gpu_milli) == ("alice", 1000)  # it has the whole of a GPU that is not shared
-        assert abs(slot.begun_at - began) < 10
-        by_share = {each.gpu_milli: each for each in classes_of(view) if not each.invalid and each.duty_milli}
-        (shared,) = by_share.values()
-        assert (shared.gpu_milli, shared.duty_milli, shared.width_milli) == (200, 120, 500)
-        assert (shared.owner, shared.group, shared.waiting + shared.fresh, shared.running) == ("alice", "group_a", 3, 1)
-        assert pool.statuses(waits) == [1, 1, 1]
-        (broken,) = [each.invalid for each in classes_of(view) if each.invalid]
-        assert broken.startswith("GpuMilli = 1500: ") and "write +GpuMilli = 200" in broken
-        (doubtful,) = [each for each in classes_of(view) if each.gpu_milli == 1000 and not each.invalid]
-        assert doubtful.duty_milli == 0, "a duty outside 0 to 1 counts as unknown"
-    finally:
-        enough.touch()
-        pool.remove(runs)
-        process.stop()
+    drone_on(pool, "kit-1")
+    pool.submit(gpu_job(until_there=enough, more=small))
+    until(lambda: Path(f"{enough}.starts").exists(), 120, what="the job's program runs")
+    began = time.time()
+    waits = pool.submit(gpu_job(more=small, n=3))
+    pool.submit(gpu_job(more="+GpuMilli = 1500"))
+    pool.submit(gpu_job(more="+GpuDuty = 12"))
+    async with overlay_on(pool) as overlay:
+        view = await seen(overlay, lambda v: sum(c.running for c in v.classes) == 1)
+    (slot,) = view.slots
+    assert (slot.owner, slot.work_gpu_milli) == ("alice", 1000)  # it has the whole of a GPU that is not shared
+    assert abs(slot.begun_at - began) < 10
+    (shared,) = [each for each in classes_of(view) if not each.invalid and each.duty_milli]
+    assert (shared.gpu_milli, shared.duty_milli, shared.width_milli) == (200, 120, 500)
+    assert (shared.owner, shared.group, shared.waiting + shared.fresh, shared.running) == ("alice", "group_a", 3, 1)
+    assert pool.statuses(waits) == [1, 1, 1]
+    (broken,) = [each.invalid for each in classes_of(view) if each.invalid]
+    assert broken.startswith("GpuMilli = 1500: ") and "write +GpuMilli = 200" in broken
+    (doubtful,) = [each for each in classes_of(view) if each.gpu_milli == 1000 and not each.invalid]
+    assert doubtful.duty_milli == 0, "a duty outside 0 to 1 counts as unknown"
 
 
 @pytest.mark.parametrize("trouble", ["none is kept", "it never ends"])
 async def test_without_a_history_everything_else_goes_on(new_pool: Callable[[str], Pool], trouble: str) -> None:
     pool = new_pool("HISTORY =\n" if trouble == "none is kept" else "HISTORY_HELPER = $(LOCAL_DIR)/jobs/slow\n")
-    slow = pool.dir / "jobs" / "slow"
-    slow.write_text("#!/bin/sh\nexec sleep 300\n")
-    slow.chmod(0o755)
-    pool.account.give(slow)
+    pool.program("slow", "exec sleep 300\n").rename(pool.dir / "jobs/slow")
     pool.submit(gpu_job(n=2))
     async with overlay_on(pool, deadline="8s") as overlay:
-        view = await seen(overlay, lambda v: classes_of(v))
+        view = await seen(overlay, classes_of)
         assert view.completions is None, view
         (notice,) = [line for line in view.notices if "completed jobs are unknown" in line]
         assert ("no answer within 8 s" in notice) is (trouble == "it never ends")
         again = await overlay.poll([A100])
         assert again.completions is None and notice in again.notices, "not asked at once again"
-
-
-@pytest.mark.matrix
-def test_a_controller_keeps_them_on_record_to_be_replayed(lab: tuple[Pool, LabController]) -> None:
-    pool, controller = lab
-    controller.start()
-    begun = time.time()
-    cluster = pool.submit(gpu_job(3, n=3))
-    until(lambda: not pool.jobs(cluster), 240, what="all are done", every_s=1)
-    reader = Reader(controller.directory / "provisioner.db")
-    until(lambda: len(reader.completions(0.0, 1e12)) == 3, 120, what="all are on record", every_s=1)
-    controller.stop()
-    controller.start()
-    time.sleep(5)  # it tells its record again what it is told
-    done = reader.completions(0.0, 1e12)
-    assert len(done) == 3 and all(each.owner == "alice" and 3 <= each.run_s < 100 for each in done)
-    assert {each.drone_id for each in done} <= {each.id for each in reader.drones(ended=None)}
-    jobs = recorded_jobs(reader.path, since=begun - 5, until=time.time()).jobs
-    assert sorted(job.duration_s for job in jobs) == sorted(each.run_s for each in done)
-    assert {job.wants.owner for job in jobs} == {"alice"} and all(0 <= job.submit_s < 30 for job in jobs)

@@ -8,7 +8,6 @@ import os
 import random
 import shutil
 import subprocess
-import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -18,20 +17,9 @@ from adapters.htcondor.overlay import HTCondorOverlay
 from adapters.htcondor.overlay.drain import Drainer
 from adapters.htcondor.overlay.overlay import client_directory
 from provisioner.model import DrainMode, DroneId, DroneType, OrderOutcome, SlotState, StartOrder
-from tests.htcondor_overlay.live import A100, CLIENT, config, overlay_on
-from tests.labs.htcondor import (
-    PATIENCE,
-    QUICK_DRONE,
-    Condor,
-    DroneProcess,
-    LabError,
-    Pool,
-    gpu_job,
-    lab_directory,
-    own,
-    start_drone,
-    until,
-)
+from tests.htcondor_overlay.live import A100, config, in_state, overlay_on, seen
+from tests.labs import htcondor
+from tests.labs.htcondor import Condor, DroneProcess, Pool, gpu_job, until
 
 pytestmark = [
     pytest.mark.timeout(900),
@@ -93,7 +81,7 @@ class IsolatedPool(Pool):
     """A pool in a network of its own; its clients are on this host."""
 
     def __init__(self, root: Path, condor: Condor, networks: Networks) -> None:
-        self.networks = networks
+        self.networks, self.around = networks, networks.inside(networks.pool_namespace)
         super().__init__(root, condor)
 
     def _common(self, directory: Path, tokens: Path, keys: Path) -> str:
@@ -103,33 +91,16 @@ class IsolatedPool(Pool):
         text = text.replace("NETWORK_INTERFACE = 127.0.0.1", f"NETWORK_INTERFACE = {ours}")
         return text.replace("CONDOR_HOST = 127.0.0.1", f"CONDOR_HOST = {self.networks.pool}")
 
-    def _master(self, directory: Path, config: Path) -> subprocess.Popen[bytes]:
-        with (directory / "log/out").open("ab") as out:
-            return subprocess.Popen(
-                [
-                    *self.networks.inside(self.networks.pool_namespace),
-                    str(self.condor.prefix / "usr/sbin/condor_master"),
-                    "-f",
-                ],
-                env={"PATH": self.condor.path, "CONDOR_CONFIG": str(config), "HOME": str(directory)},
-                cwd=directory,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
 
 @pytest.fixture
 def isolated(condor: Condor) -> Iterator[IsolatedPool]:
     """A pool whose drones and controller cannot reach each other."""
-    with Networks() as networks, lab_directory("isolated") as root:
-        pool = IsolatedPool(root, condor, networks)
-        try:
-            pool.start()
-            yield pool
-        finally:
-            pool.stop(at_once=True)
+    with (
+        Networks() as networks,
+        htcondor.lab_directory("isolated") as root,
+        htcondor.running(IsolatedPool(root, condor, networks)) as pool,
+    ):
+        yield pool
 
 
 @contextlib.asynccontextmanager
@@ -137,40 +108,26 @@ async def drones_of(
     pool: IsolatedPool, overlay: HTCondorOverlay, kind: DroneType, number: int
 ) -> AsyncIterator[list[DroneProcess]]:
     """So many drones in their own network, as the overlay admits them."""
-    quick = QUICK_DRONE.replace("127.0.0.1", pool.networks.drones)
+    quick = htcondor.QUICK_DRONE.replace("127.0.0.1", pool.networks.drones)
     config = f"{quick}PRIVATE_NETWORK_NAME = node.example\n".encode()
     made = []
     try:
         for serial in range(1, number + 1):
-            order = StartOrder(DroneId(own(f"kit-{serial}")), kind, 600.0, 10.0)
+            order = StartOrder(DroneId(htcondor.own(f"kit-{serial}")), kind, 600.0, 10.0)
             bootstrap = await overlay.bootstrap(order)
-            made.append(
-                start_drone(
-                    pool,
-                    order.drone_id,
-                    bootstrap.script,
-                    env={**bootstrap.env, "DRONE_ORDER_S": "5", "DRONE_IDLE_S": "600"},
-                    files={**bootstrap.files, "extra.conf": config},
-                    shell=(*pool.networks.inside(pool.networks.drone_namespace), "/bin/sh"),
-                    as_root=True,
-                )
-            )
+            env = {**bootstrap.env, "DRONE_ORDER_S": "5", "DRONE_IDLE_S": "600"}
+            files = {**bootstrap.files, "extra.conf": config}
+            shell = (*pool.networks.inside(pool.networks.drone_namespace), "/bin/sh")
+            how = {"env": env, "files": files, "shell": shell, "as_root": True}
+            made.append(htcondor.start_drone(pool, order.drone_id, bootstrap.script, **how))
         yield made
     finally:
         for each in made:
             each.stop()
 
 
-async def all_in(overlay: HTCondorOverlay, drones: list[DroneProcess], state: SlotState, within_s: float) -> float:
-    """Wait until all these drones are in a state; return how long that took."""
-    began, wanted = time.monotonic(), {each.id for each in drones}
-    while True:
-        view = await overlay.poll([A100])
-        if {slot.drone_id for slot in view.slots if slot.state is state} >= wanted:
-            return time.monotonic() - began
-        late = [(each.id, each.said[-300:]) for each in drones if each.process.poll() is not None]
-        assert time.monotonic() - began < within_s and not late, (view.slots, late)
-        await asyncio.sleep(0.5)
+async def all_in(overlay: HTCondorOverlay, drones: list[DroneProcess], state: SlotState) -> None:
+    await seen(overlay, in_state(state, *drones), 60.0 + 6 * len(drones))
 
 
 async def drained(overlay: HTCondorOverlay, drones: list[DroneProcess], mode: DrainMode) -> None:
@@ -185,55 +142,49 @@ async def drained(overlay: HTCondorOverlay, drones: list[DroneProcess], mode: Dr
 
 def forged_order(pool: Pool, drone_id: str, identity: str) -> None:
     """Advertise an order to leave at once, as an identity that the drone does not obey."""
-    file = pool.file(f"forged-{identity}.ad")
-    file.write_text(
+    ad = (
         f'MyType = "Generic"\nName = "{identity}"\nDroneOrderFor = "{drone_id}"\nDroneOrder = 7\n'
         'DroneOrderMode = "fast"\nAuthenticatedIdentity = "admin@overlay.test"\n'
     )
-    file.chmod(0o644)
-    pool.run("condor_advertise", "-tcp", "UPDATE_AD_GENERIC", str(file), identity=identity)
+    pool.advertise(ad, identity=identity, command="UPDATE_AD_GENERIC")
 
 
 @pytest.mark.parametrize("number", [4, pytest.param(20, marks=pytest.mark.matrix)])
 async def test_drones_that_reach_the_pool_alone_drain_return_and_end(isolated: IsolatedPool, number: int) -> None:
     """Every drain of a drone behind CCB was refused, and a draining drone took more jobs."""
     pool = isolated
-    client = CLIENT.replace("127.0.0.1", pool.networks.controller)
-    patient_s = PATIENCE * (60.0 + 6 * number)
+    client = htcondor.LOOPBACK.replace("127.0.0.1", pool.networks.controller)
+    patient_s = htcondor.PATIENCE * (60.0 + 6 * number)
     async with (
         overlay_on(pool, client_config=client, deadline="60s") as overlay,
         drones_of(pool, overlay, A100, number) as drones,
     ):
-        await overlay.poll([A100])
-        await all_in(overlay, drones, SlotState.IDLE, patient_s)
-        with pytest.raises(LabError):
+        await all_in(overlay, drones, SlotState.IDLE)
+        with pytest.raises(htcondor.LabError):
             forged_order(pool, drones[0].id, "drone")
         forged_order(pool, drones[0].id, "condor")  # may advertise, and is still not obeyed
         cluster = pool.submit(gpu_job(3600, n=number))
         until(lambda: pool.statuses(cluster) == [2] * number, patient_s, what="all jobs run")
-        await all_in(overlay, drones, SlotState.BUSY, patient_s)
+        await all_in(overlay, drones, SlotState.BUSY)
         assert not await reached_by_the_tool(pool, overlay, drones[0], client), "the network lets the tool through"
 
         await drained(overlay, drones, DrainMode.PEACEFUL)
-        took = [await all_in(overlay, drones, SlotState.DRAINING, patient_s)]
+        await all_in(overlay, drones, SlotState.DRAINING)
         assert pool.statuses(cluster) == [2] * number, "the jobs go on"
         await drained(overlay, drones, DrainMode.RESUME)
-        took.append(await all_in(overlay, drones, SlotState.BUSY, patient_s))
+        await all_in(overlay, drones, SlotState.BUSY)
         assert pool.statuses(cluster) == [2] * number
 
         half = number // 2
-        began = time.monotonic()
         await drained(overlay, drones[:half], DrainMode.GRACEFUL)
         for each in drones[:half]:
             await asyncio.to_thread(each.wait, patient_s)
         pool.remove(cluster)
-        await all_in(overlay, drones[half:], SlotState.IDLE, patient_s)
+        await all_in(overlay, drones[half:], SlotState.IDLE)
         await drained(overlay, drones[half:], DrainMode.PEACEFUL)
         for each in drones[half:]:
             await asyncio.to_thread(each.wait, patient_s)
-        took.append(time.monotonic() - began)
         assert {each.outcome["reason"] for each in drones} == {"drained"}, [each.said for each in drones]
-        print(f"{number} drones: drained, taken back, ended within", [f"{each:.1f} s" for each in took])
 
 
 async def reached_by_the_tool(pool: Pool, overlay: HTCondorOverlay, drone: DroneProcess, client: str) -> bool:

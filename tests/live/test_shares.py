@@ -6,41 +6,27 @@ stand-in that answers as NVIDIA's does takes its place.
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 from pathlib import Path
 
-import classad2
 import pytest
 
-from adapters.htcondor.classads import holds
-from adapters.htcondor.overlay import matching
-from provisioner.drone import script
 from provisioner.model import Sharing
-from tests.htcondor_overlay.live import A100
-from tests.labs.controller import BIG, LabController, LabSite
-from tests.labs.htcondor import DroneProcess, Pool, gpu_job, own, start_drone, until
+from tests.labs import controller as lab_controller
+from tests.labs.controller import LabController, LabSite
+from tests.labs.htcondor import DroneProcess, Pool, StartDrone, gpu_job, until
 
 pytestmark = pytest.mark.timeout(600)
-SCRIPT = script("condor_drone.sh")
-StartDrone = Callable[..., DroneProcess]
+SharedDrone = Callable[..., DroneProcess]
 A_QUARTER = "+GpuMilli = 200"
 
 
-@dataclass(frozen=True)
-class SharedSite(LabSite):
-    """A site whose drones offer their GPU as four."""
-
-    def text(self, controller: LabController) -> str:
-        four = "    cpus: 4\n    sharing: time-sliced\n    shares: 4\n"
-        return super().text(controller).replace("    cpus: 2\n", four)
-
-
-QUARTERS = SharedSite("shared", "quarters", BIG.model, BIG.vram, BIG.capability, BIG.simulate)
+FOUR = {"cpus": 4, "sharing": "time-sliced", "shares": 4}
+QUARTERS = LabSite("shared", "quarters", lab_controller.A100, 4, type=FOUR)
+"""A site whose drones offer their GPU as four."""
 
 
 def drones_of(pool: Pool, cluster: int) -> set[str]:
@@ -54,15 +40,10 @@ def devices_of(pool: Pool, cluster: int, jobs: int) -> list[str]:
     return [line for text in texts for line in text.splitlines() if line.startswith("CUDA_VISIBLE_DEVICES=")]
 
 
-def needs_shares(pool: Pool) -> None:
-    """Of one GPU: HTCondor 23.9 counts each once, but for the slices of MIG."""
-    if pool.condor.version.startswith("23."):
-        pytest.skip("this HTCondor cannot hand out a GPU several times")
-
-
 def test_small_jobs_are_packed_and_one_that_wants_a_whole_gpu_waits(lab: tuple[Pool, LabController]) -> None:
     pool, controller = lab
-    needs_shares(pool)
+    if pool.condor.version.startswith("23."):
+        pytest.skip("this HTCondor counts each GPU once, but for the slices of MIG")
     controller.sites = (QUARTERS,)
     flag = pool.file("enough")
     small = pool.submit(gpu_job(n=4, until_there=flag, memory_mib=100, more=A_QUARTER))
@@ -98,48 +79,24 @@ def test_small_jobs_are_packed_and_one_that_wants_a_whole_gpu_waits(lab: tuple[P
 
 
 @pytest.fixture
-def pool(overlay_pool: Pool) -> Iterator[Pool]:
-    """The overlay pool, with an empty queue before and after."""
-    yield overlay_pool
-    for cluster in {int(str(ad["ClusterId"])) for ad in overlay_pool.jobs()}:
-        overlay_pool.remove(cluster)
-    until(lambda: not overlay_pool.jobs(), what="the queue is empty")
-
-
-@pytest.fixture
-def shared(pool: Pool) -> Iterator[StartDrone]:
-    """Start a drone that shares its GPU; in the end no process of it may be left."""
-    started: list[DroneProcess] = []
+def shared(pool: Pool, drone_on: StartDrone) -> SharedDrone:
+    """Start a drone that shares its GPU."""
 
     def start(name: str, sharing: Sharing, shares: int, **env: str) -> DroneProcess:
         told = {"DRONE_SHARING": sharing.value, "DRONE_SHARES": str(shares), "DRONE_CPUS": "4", **env}
-        started.append(start_drone(pool, own(name), SCRIPT, env=told))
-        return started[-1]
+        return drone_on(pool, name, env=told)
 
-    yield start
-    for drone in started:
-        drone.stop()
-    for drone in started:
-        assert not drone.leftovers(), drone.story()
-        pool.forget(f'DroneId == "{drone.id}"')
+    return start
 
 
-def slot_of(pool: Pool, drone: DroneProcess) -> dict[str, object]:
-    def slot() -> list[dict[str, object]]:
-        assert drone.process.poll() is None, drone.story()
-        return [ad for ad in pool.drone_slots(drone.id) if ad["SlotType"] == "Partitionable"]
-
-    return until(slot, 60, what=f"drone {drone.id} is in the pool")[0]
-
-
-def test_the_slices_of_mig_are_the_devices(pool: Pool, shared: StartDrone) -> None:
+def test_the_slices_of_mig_are_the_devices(pool: Pool, shared: SharedDrone) -> None:
     two = {"DRONE_GPU_SIMULATE": "5,1", "DRONE_IDLE_S": "4"}  # an A100 of two slices
     drone = shared("mig-7", Sharing.MIG, 7, **two)
     assert (drone.wait(), drone.outcome["reason"]) == (71, "check-failed")
     assert "HTCondor finds 2 of 7 shares of GPUs" in drone.said
 
     drone = shared("mig-2", Sharing.MIG, 2, **two)
-    slot = slot_of(pool, drone)
+    slot = drone.slot(pool)
     assert (slot["GPUs"], slot["DroneShares"]) == (2, 2)
     enough = pool.file("enough")
     jobs = pool.submit(gpu_job(n=2, more="+GpuMilli = 500", until_there=enough))
@@ -150,46 +107,21 @@ def test_the_slices_of_mig_are_the_devices(pool: Pool, shared: StartDrone) -> No
     assert len(each) == 2 and all(line.startswith("CUDA_VISIBLE_DEVICES=MIG-GPU-a0223334") for line in each), each
 
 
-@pytest.mark.parametrize("gpus", [1, 2])
-def test_what_the_template_takes_is_what_the_drone_takes(pool: Pool, shared: StartDrone, gpus: int) -> None:
-    """START, and the memory of a share: a real drone's against the template's."""
-    needs_shares(pool)
-    kind = replace(
-        A100, gpu_milli=1000 * gpus, cpus=6, vram_mib=47661, sharing=Sharing.TIME_SLICED, shares=3, kept_cpus=2
-    )
-    drone = shared(
-        f"agrees-{gpus}",
-        kind.sharing,
-        kind.shares,
-        DRONE_CPUS="6",
-        DRONE_KEPT_CPUS="2",
-        DRONE_GPUS=str(gpus),
-        DRONE_GPU_MILLI=str(kind.gpu_milli),
-        CUDA_VISIBLE_DEVICES="0,1"[: 2 * gpus - 1],
-    )
-    found = slot_of(pool, drone)
-    real, told = classad2.ExprTree(str(found["Start"]).strip("/").removeprefix("Expr(")[:-1]), matching.start(kind)
-    slot = matching.template(kind)
-    each = ("GPUs", "GPUs_GlobalMemoryMb")
-    assert [found[name] for name in each] == [slot[name] for name in each] == [3 * gpus, 15887]
-    now, taken, asked = int(time.time()), 0, 0
-    slot["DroneRetiresAt"], slot["DroneEndsAt"] = now + 3000, now + 3600
-    for wants, milli, cpus in itertools.product((None, 0, 1, 2), (None, 1, 333, 334, 1000), (1, 3, 4, 5)):
-        job = classad2.ClassAd({"RequestCpus": cpus, "RequestMemory": 100, "RequestDisk": 1024})
-        for name, number in (("RequestGPUs", wants), ("GpuMilli", milli)):
-            if number is not None:
-                job[name] = number
-        takes = holds(classad2.ExprTree(told), slot, job)
-        assert holds(real, slot, job) is takes, f"{job}"
-        taken, asked = taken + takes, asked + 1
-    assert 0 < taken < asked
-
-
-def test_an_htcondor_that_counts_a_gpu_once_is_told(pool: Pool, shared: StartDrone) -> None:
-    if not pool.condor.version.startswith("23."):
+@pytest.mark.parametrize(
+    ("sharing", "code", "reason", "why"),
+    [
+        (Sharing.TIME_SLICED, 74, "no-shares", "counts a GPU once"),
+        (Sharing.MPS, 74, "no-mps", "nvidia-cuda-mps-control is not on this host"),
+    ],
+)
+def test_a_drone_whose_host_cannot_share_says_so(
+    pool: Pool, shared: SharedDrone, sharing: Sharing, code: int, reason: str, why: str
+) -> None:
+    if sharing is Sharing.TIME_SLICED and not pool.condor.version.startswith("23."):
         pytest.skip("this HTCondor hands out a GPU as often as it is listed")
-    drone = shared("once-1", Sharing.TIME_SLICED, 4)
-    assert (drone.wait(), drone.outcome["reason"]) == (74, "no-shares")
+    drone = shared(f"none-{sharing.value}", sharing, 4)
+    assert (drone.wait(), drone.outcome["reason"]) == (code, reason)
+    assert why in drone.said
 
 
 STAND_IN = """#!/bin/sh
@@ -214,7 +146,8 @@ esac
 @pytest.fixture
 def mps(pool: Pool) -> Path:
     """The directory of a stand-in for MPS; what it was told is in ``said``."""
-    needs_shares(pool)
+    if pool.condor.version.startswith("23."):
+        pytest.skip("this HTCondor counts each GPU once, but for the slices of MIG")
     directory = pool.root / f"mps-{time.monotonic_ns()}"
     directory.mkdir()
     program = directory / "nvidia-cuda-mps-control"
@@ -224,9 +157,9 @@ def mps(pool: Pool) -> Path:
     return directory
 
 
-def test_under_mps_jobs_share_by_a_daemon_of_the_drones_own(pool: Pool, shared: StartDrone, mps: Path) -> None:
+def test_under_mps_jobs_share_by_a_daemon_of_the_drones_own(pool: Pool, shared: SharedDrone, mps: Path) -> None:
     drone = shared("mps-1", Sharing.MPS, 4, PATH=f"{mps}:/usr/bin:/bin", DRONE_IDLE_S="4")
-    slot_of(pool, drone)
+    drone.slot(pool)
     jobs = pool.submit(gpu_job(2, n=2, more=A_QUARTER))
     until(lambda: not pool.jobs(jobs), 60, what="both are done")
     pipes = drone.dir / "condor/mps"
@@ -239,23 +172,17 @@ def test_under_mps_jobs_share_by_a_daemon_of_the_drones_own(pool: Pool, shared: 
     assert said == [f"start 0 {drone.dir}/log", "set_default_device_pinned_mem_limit 0 10134M", "quit -t 1"]
 
 
-def test_a_daemon_that_dies_is_a_failed_check(pool: Pool, shared: StartDrone, mps: Path) -> None:
+def test_a_daemon_that_dies_is_a_failed_check(pool: Pool, shared: SharedDrone, mps: Path) -> None:
     drone = shared("mps-2", Sharing.MPS, 2, PATH=f"{mps}:/usr/bin:/bin", DRONE_CHECK_S="1")
-    slot_of(pool, drone)
+    drone.slot(pool)
     os.kill(int((drone.dir / "condor/mps/nvidia-cuda-mps-control.pid").read_text()), signal.SIGKILL)
     assert drone.wait() == 71, drone.story()
     assert "check mps_check failed: the MPS control daemon does not answer" in drone.said
 
 
-def test_without_mps_no_drone_of_shares_by_it(pool: Pool, shared: StartDrone) -> None:
-    drone = shared("mps-3", Sharing.MPS, 4)
-    assert (drone.wait(), drone.outcome["reason"]) == (74, "no-mps")
-    assert "nvidia-cuda-mps-control is not on this host" in drone.said
-
-
-def test_a_drone_that_is_killed_leaves_no_daemon(pool: Pool, shared: StartDrone, mps: Path) -> None:
+def test_a_drone_that_is_killed_leaves_no_daemon(pool: Pool, shared: SharedDrone, mps: Path) -> None:
     drone = shared("mps-4", Sharing.MPS, 4, PATH=f"{mps}:/usr/bin:/bin")
-    slot_of(pool, drone)
+    drone.slot(pool)
     drone.send(signal.SIGKILL)
     assert drone.wait() == -signal.SIGKILL
     until(lambda: not drone.leftovers(), 30, what="its HTCondor and its MPS are gone")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,26 +16,11 @@ import classad2
 import pytest
 
 from adapters.htcondor.classads import Ad, whole
-from adapters.htcondor.site import owner
+from adapters.htcondor.site import nodes, owner
 from adapters.htcondor.site.blocking import gaps, render
-from adapters.htcondor.site.nodes import (
-    MACHINE_SLOTS,
-    NOTICE_CONSTRAINT,
-    NOTICE_PROJECTION,
-    PoolMachine,
-    machines_of,
-    notices,
-)
-from adapters.htcondor.site.owner import (
-    OWNER_JOB_PROJECTION,
-    HTCondorOwnerConfig,
-    OwnerJobQueue,
-    further,
-    group_jobs,
-    wanted_by,
-)
 from provisioner.model import DroneType, OwnerLoad, Reserve, ReserveWhen, SitePolicy
-from tests.labs.htcondor import Condor, Pool, lab_directory, until
+from tests.labs.htcondor import Condor, Pool, until
+from tests.labs.shared_gpu_site import one_host
 
 pytestmark = pytest.mark.timeout(840)
 
@@ -47,13 +32,7 @@ NODE = """
 NUM_CPUS = 192
 MEMORY = 1048576
 DISK = 4194304000
-USE FEATURE : GPUs
 GPU_DISCOVERY_EXTRA = -extra -simulate:4,8
-NUM_SLOTS_TYPE_1 = 1
-SLOT_TYPE_1 = 100%
-SLOT_TYPE_1_PARTITIONABLE = True
-CLAIM_WORKLIFE = 0
-UPDATE_INTERVAL = 2
 NETWORK_HOSTNAME = topas-a100-1.test
 """
 SECOND_NODE = """
@@ -63,7 +42,7 @@ STARTD2 = $(STARTD)
 STARTD2_ARGS = -local-name v100
 STARTD2_LOG = $(LOG)/Startd2Log
 v100.STARTD_LOG = $(LOG)/Startd2Log
-v100.EXECUTE = $(LOCAL_DIR)/execute2
+v100.EXECUTE = $(LOCAL_DIR)/cred
 v100.NETWORK_HOSTNAME = topas-v100-1.test
 v100.GPU_DISCOVERY_EXTRA = -extra -simulate:2,8
 v100.NUM_CPUS = 48
@@ -81,18 +60,8 @@ SMALL = DroneType("topas", "v100", 1000, 6, 20480, 51200, gpu_model="V100", capa
 TYPES = (DRONE, SMALL)
 
 
-@contextmanager
-def site(condor: Condor, config: str, startds: int) -> Iterator[Pool]:
-    with lab_directory("site") as root:
-        pool = Pool(root, condor, "site", "COLLECTOR NEGOTIATOR SCHEDD STARTD", FORGOTTEN_CLAIMS + config)
-        (pool.dir / "execute2").mkdir()
-        pool.account.give(pool.dir)
-        try:
-            pool.start()
-            until(lambda: len(machines(pool)) == startds, what="the nodes are there")
-            yield pool
-        finally:
-            pool.stop()
+def site(condor: Condor, config: str, startds: int) -> AbstractContextManager[Pool]:
+    return one_host(condor, FORGOTTEN_CLAIMS + config, startds)
 
 
 @pytest.fixture(scope="module")
@@ -113,8 +82,8 @@ def clear(pool: Pool) -> None:
     until(lambda: all(host.free.cpus == host.all.cpus for host in machines(pool)), what="the nodes are free")
 
 
-def machines(pool: Pool) -> tuple[PoolMachine, ...]:
-    return machines_of(parsed(pool.run("condor_status", "-long", "-constraint", MACHINE_SLOTS)), 0)
+def machines(pool: Pool) -> tuple[nodes.PoolMachine, ...]:
+    return nodes.machines_of(parsed(pool.run("condor_status", "-long", "-constraint", nodes.MACHINE_SLOTS)), 0)
 
 
 def parsed(text: str) -> list[Ad]:
@@ -197,16 +166,13 @@ def test_a_released_reserve_is_for_marked_jobs_of_whom_the_site_trusts(condor: C
 def test_the_owners_job_takes_a_drones_slot_after_notice_and_grace(empty: Pool) -> None:
     """The drones trap SIGTERM, say so, and stay: the site kills them when their grace is over."""
     told = empty.file("told")
-    stubborn = f"trap 'echo TERM >>{told}' TERM; while :; do sleep 0.2; done"
-    text = drones(8, more=at(A100)).replace("executable = /bin/sleep", "executable = /bin/sh")
-    script = empty.file("stubborn.sh")
-    script.write_text(stubborn)
-    script.chmod(0o755)
-    those = empty.submit(text.replace("arguments = 600", f"arguments = {script}"))
+    stubborn = empty.program("stubborn", f"trap 'echo TERM >>{told}' TERM; while :; do sleep 0.2; done\n")
+    text = drones(8, more=at(A100)).replace("arguments = 600\n", "")
+    those = empty.submit(text.replace("executable = /bin/sleep", f"executable = {stubborn}"))
     until(lambda: running(empty, those) == 8, 120, what="the drones run")
 
     theirs = empty.submit(sleepers(1, gpus=1, cpus=4, memory_mib=8192, more=at(A100)), identity="admin")
-    seen = until(lambda: notices(taken_back(empty)), 60, what="the site takes a slot back")
+    seen = until(lambda: nodes.notices(taken_back(empty)), 60, what="the site takes a slot back")
     assert [name.partition("_")[0] for name in seen] == ["slot1"] and len(seen) == 1
     until(lambda: running(empty, theirs) == 1, 60, what="the owner's job runs")
     assert Path(told).read_text().split() == ["TERM"]  # one drone, told once, and killed for its stubbornness
@@ -236,12 +202,12 @@ def test_drones_have_a_head_start_and_the_owners_jobs_never_throw_out_each_other
 
 
 def taken_back(pool: Pool) -> list[Ad]:
-    asked = ("-constraint", NOTICE_CONSTRAINT, "-attributes", ",".join(NOTICE_PROJECTION))
+    asked = ("-constraint", nodes.NOTICE_CONSTRAINT, "-attributes", ",".join(nodes.NOTICE_PROJECTION))
     return parsed(pool.run("condor_status", "-long", *asked))
 
 
 def test_claims_name_the_nodes_on_which_the_jobs_then_really_run(empty: Pool) -> None:
-    settings = HTCondorOwnerConfig(jobs='Owner == "admin"', schedds=("any",))
+    settings = owner.HTCondorOwnerConfig(jobs='Owner == "admin"', schedds=("any",))
     full = empty.submit(sleepers(16, gpus=1, cpus=1))
     until(lambda: running(empty, full) == 16, 120, what="every GPU is taken")
     wide = empty.submit(sleepers(1, gpus=6, cpus=8, memory_mib=204800, more="gpus_minimum_capability = 8.0"), "admin")
@@ -271,13 +237,13 @@ def test_claims_name_the_nodes_on_which_the_jobs_then_really_run(empty: Pool) ->
     assert load == OwnerLoad(jobs=4, gpu_milli=9000, cpus=162, memory_mib=204800 + 3 * 1024)
 
 
-def queue(pool: Pool, settings: HTCondorOwnerConfig, known: tuple[PoolMachine, ...]) -> OwnerJobQueue:
+def queue(pool: Pool, settings: owner.HTCondorOwnerConfig, known: tuple[nodes.PoolMachine, ...]) -> owner.OwnerJobQueue:
     """Asked until all is known that the jobs' expressions look at."""
-    names = wanted_by(known)
+    names = owner.wanted_by(known)
     while True:
-        wanted = ",".join((*OWNER_JOB_PROJECTION, *names))
+        wanted = ",".join((*owner.OWNER_JOB_PROJECTION, *names))
         asked = ("-constraint", owner.job_constraint(settings), "-attributes", wanted)
-        found = group_jobs(parsed(pool.run("condor_q", "-allusers", "-long", *asked)), names)
-        if not (more := further(found, names)):
+        found = owner.group_jobs(parsed(pool.run("condor_q", "-allusers", "-long", *asked)), names)
+        if not (more := owner.further(found, names)):
             return found
         names |= more

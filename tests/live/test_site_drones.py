@@ -12,22 +12,10 @@ from pathlib import Path
 import pytest
 
 from adapters.htcondor.site import HTCondorSite
+from provisioner import model
 from provisioner.adapter_tests import eventually
 from provisioner.interfaces import AuthError
-from provisioner.model import (
-    Bootstrap,
-    DroneId,
-    DroneType,
-    EndKind,
-    FaultKind,
-    Node,
-    OrderOutcome,
-    RemoteDrone,
-    RemoteState,
-    StartOrder,
-    StopOrder,
-)
-from tests.labs.htcondor import OWN, Condor, Pool, processes_with, until
+from tests.labs.htcondor import OWN, Condor, Pool, processes_of, until
 from tests.labs.shared_gpu_site import A100, HERE, clear, farm_of, site_config
 
 pytestmark = pytest.mark.asyncio
@@ -46,50 +34,55 @@ while :; do sleep 0.1; done
 
 
 @pytest.fixture(scope="module")
-def pool(condor: Condor) -> Iterator[Pool]:
+def host(condor: Condor) -> Iterator[Pool]:
     with farm_of(condor, NEVER_LOOKS) as pool:
         yield pool
 
 
 @pytest.fixture
-def farm(pool: Pool) -> Iterator[Pool]:
-    yield pool
-    clear(pool, CONTROLLER)
+def farm(host: Pool) -> Iterator[Pool]:
+    yield host
+    clear(host, CONTROLLER)
 
 
-def drone_id(serial: int) -> DroneId:
-    return DroneId(f"{CONTROLLER}-ab12-{serial}")
+def drone_id(serial: int) -> model.DroneId:
+    return model.DroneId(f"{CONTROLLER}-ab12-{serial}")
 
 
-def order(serial: int, kind: DroneType = A100) -> StartOrder:
-    return StartOrder(drone_id(serial), kind, 600.0, 3.0, Bootstrap(WORKS, {}, {"token": b"secret"}))
+def order(serial: int, kind: model.DroneType = A100) -> model.StartOrder:
+    return model.StartOrder(drone_id(serial), kind, 600.0, 3.0, model.Bootstrap(WORKS, {}, {"token": b"secret"}))
 
 
 def site_on(farm: Pool, work: Path, **more: object) -> HTCondorSite:
     return HTCondorSite(HERE, site_config(farm, work, **more), [A100], CONTROLLER)
 
 
-async def seen(site: HTCondorSite, serial: int, wanted: Callable[[RemoteDrone], object]) -> RemoteDrone:
-    async def ask() -> RemoteDrone | None:
+async def seen(site: HTCondorSite, serial: int, wanted: Callable[[model.RemoteDrone], object]) -> model.RemoteDrone:
+    async def ask() -> model.RemoteDrone | None:
         found = (await site.poll()).drones.get(drone_id(serial))
         return found if found is not None and wanted(found) else None
 
     return await eventually(f"drone {serial} is as wanted", ask, 90)
 
 
-def runs(drone: RemoteDrone) -> bool:
-    return drone.state is RemoteState.RUNNING
+async def works(site: HTCondorSite, farm: Pool) -> str:
+    """Start a drone whose script works; return its remote id."""
+    [receipt] = await site.start([order(1)])
+    await seen(site, 1, runs)
+    until(lambda: list(farm.dir.glob("execute/**/ready")), 30, what="its script works")
+    return receipt.remote_id
+
+
+def runs(drone: model.RemoteDrone) -> bool:
+    return drone.state is model.RemoteState.RUNNING
 
 
 async def test_an_evicted_drone_is_preempted_and_never_begins_again(farm: Pool, tmp_path: Path) -> None:
     async with site_on(farm, tmp_path) as site:
-        [receipt] = await site.start([order(1)])
-        await seen(site, 1, runs)
-        until(lambda: list(farm.dir.glob("execute/**/ready")), 30, what="its script works")
-        farm.run("condor_vacate_job", receipt.remote_id, identity="alice")
+        remote_id = await works(site, farm)
+        farm.run("condor_vacate_job", remote_id, identity="alice")
         ended = await seen(site, 1, lambda drone: drone.end)
-        assert ended.end is not None
-        assert ended.end.kind is EndKind.PREEMPTED
+        assert ended.end is not None and ended.end.kind is model.EndKind.PREEMPTED
         # The negotiator goes round with room for it, and starts what came later; the schedd does not intervene.
         await site.start([order(2)])
         await seen(site, 2, runs)
@@ -97,15 +90,13 @@ async def test_an_evicted_drone_is_preempted_and_never_begins_again(farm: Pool, 
         assert (ad["JobStatus"], ad["NumJobStarts"]) == (1, 1)
         # A start under its id is still the same drone, and no second life either.
         [again] = await site.start([order(1)])
-        assert (again.answer, again.remote_id) == (OrderOutcome.OK, receipt.remote_id)
+        assert (again.answer, again.remote_id) == (model.OrderOutcome.OK, remote_id)
 
 
 async def test_what_a_drone_leaves_comes_home_even_when_it_is_stopped(farm: Pool, tmp_path: Path) -> None:
     async with site_on(farm, tmp_path) as site:
-        await site.start([order(1)])
-        await seen(site, 1, runs)
-        until(lambda: list(farm.dir.glob("execute/**/ready")), 30, what="its script works")
-        await site.stop([StopOrder(drone_id(1), "")])
+        await works(site, farm)
+        await site.stop([model.StopOrder(drone_id(1), "")])
         await seen(site, 1, lambda drone: drone.end)
         home = tmp_path / HERE / "outputs" / drone_id(1)
         # Polls at a real interval: each fetches the files, and gives up after a few that find none yet.
@@ -125,46 +116,43 @@ async def test_many_drones_of_a_type_are_one_submit_and_one_removal(farm: Pool, 
     waiting = replace(A100, cpus=500)
     async with site_on(farm, tmp_path) as site:
         receipts = await site.start([order(serial, waiting) for serial in range(100)])
-        assert [each.answer for each in receipts] == [OrderOutcome.OK] * 100
+        assert [each.answer for each in receipts] == [model.OrderOutcome.OK] * 100
         cluster = receipts[0].remote_id.partition(".")[0]
         assert [each.remote_id for each in receipts] == [f"{cluster}.{proc}" for proc in range(100)]
         drones = (await site.poll()).drones
         assert {name: drone.remote_id for name, drone in drones.items()} == {r.drone_id: r.remote_id for r in receipts}
-        await site.stop([StopOrder(each.drone_id, each.remote_id) for each in receipts])
+        await site.stop([model.StopOrder(each.drone_id, each.remote_id) for each in receipts])
         ends = [drone.end and drone.end.kind for drone in (await site.poll()).drones.values()]
-        assert ends == [EndKind.STOPPED] * 100
+        assert ends == [model.EndKind.STOPPED] * 100
 
 
 async def test_the_schedds_limit_is_told_as_a_quota_and_nothing_is_left(farm: Pool, tmp_path: Path) -> None:
     waiting = replace(A100, cpus=500)
     async with site_on(farm, tmp_path) as site:
         receipts = await site.start([order(serial, waiting) for serial in range(MOST_JOBS + 1)])
-        assert {each.answer for each in receipts} == {OrderOutcome.REJECTED}
-        assert {each.fault and each.fault.kind for each in receipts} == {FaultKind.QUOTA}
+        assert {each.answer for each in receipts} == {model.OrderOutcome.REJECTED}
+        assert {each.fault and each.fault.kind for each in receipts} == {model.FaultKind.QUOTA}
         assert (await site.poll()).drones == {}
 
 
 async def test_a_drone_that_is_killed_after_it_was_asked_is_out_of_the_queue(farm: Pool, tmp_path: Path) -> None:
-    stubborn = Bootstrap(b"#!/bin/sh\ntrap '' TERM\n: >ready\nwhile :; do sleep 1; done\n")
     async with site_on(farm, tmp_path) as site:
-        await site.start([replace(order(1), bootstrap=stubborn)])
-        await seen(site, 1, runs)
-        until(lambda: list(farm.dir.glob("execute/**/ready")), 30, what="its script works")
+        await works(site, farm)
         farm.signal("startd", signal.SIGSTOP)  # its node does not answer: asking nicely may take a lease
         try:
             for kill in (False, True):
-                [receipt] = await site.stop([StopOrder(drone_id(1), "", kill)])
-                assert receipt.answer is OrderOutcome.OK
+                [receipt] = await site.stop([model.StopOrder(drone_id(1), "", kill)])
+                assert receipt.answer is model.OrderOutcome.OK
             assert drone_id(1) not in (await site.poll()).drones
         finally:
             farm.signal("startd", signal.SIGCONT)
-        until(lambda: not processes_with(f"PROVISIONER_DRONE_ID={drone_id(1)}"), 60, what="nothing is left of it")
+        until(lambda: not processes_of(drone_id(1)), 60, what="nothing is left of it")
 
 
 async def test_the_node_shows_what_drones_hold(farm: Pool, tmp_path: Path) -> None:
     async with site_on(farm, tmp_path) as site:
 
-        async def all_free() -> Node | None:
+        async def all_free() -> model.Node | None:
             """The drones of the test before have ended; their startd tells so a moment later."""
             [node] = (await site.poll()).nodes
             return node if (node.gpu_milli, node.free_gpu_milli, node.free_cpus) == (8000, 8000, 32) else None

@@ -5,23 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from adapters.htcondor.classads import number
-from adapters.htcondor.site import HTCondorSite
 from adapters.htcondor.site.client import CondorToolsClient
 from adapters.htcondor.site.settings import HTCondorSiteConfig
 from adapters.htcondor.site.submission import SubmitDescription, of_drones
-from provisioner.adapter_tests import SiteContract, SiteWorld
+from provisioner.adapter_tests import eventually
 from provisioner.interfaces import AuthError, OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import DroneId
-from tests.labs.htcondor import OWN, Condor, Pool, own, until
-from tests.labs.shared_gpu_site import A100, HERE, HUGE, clear, farm_of, site_config
-from tests.live.test_site_contract import FarmWorld
+from tests.labs.htcondor import Pool, own, until
 from tests.shared_commands.sshd import fetched, running_sshd
 
 STAY = b"#!/bin/sh\nexec sleep 600\n"
@@ -68,19 +64,8 @@ def config(pool: Pool, work: Path, identity: str = "alice", **more: object) -> H
     )
 
 
-@pytest.fixture
-def work(tmp_path: Path) -> Path:
-    return tmp_path
-
-
-@asynccontextmanager
-async def cluster(settings: HTCondorSiteConfig) -> AsyncIterator[CondorToolsClient]:
-    async with CondorToolsClient(settings, "site") as entered:
-        yield entered
-
-
-async def statuses(tools: CondorToolsClient, batch: SubmitDescription) -> Sequence[object]:
-    return [ad.eval("JobStatus") for ad in await tools.jobs(of(batch), ["DroneId", "JobStatus"])]
+def cluster(settings: HTCondorSiteConfig) -> CondorToolsClient:
+    return CondorToolsClient(settings, "site")
 
 
 async def story(tools: CondorToolsClient, batch: SubmitDescription) -> None:
@@ -92,38 +77,34 @@ async def story(tools: CondorToolsClient, batch: SubmitDescription) -> None:
     assert {ad["ClusterId"] for ad in ads} == {submitted}
     assert [ad["DroneId"] for ad in sorted(ads, key=lambda ad: ad["ProcId"])] == list(batch.drone_ids)
     assert all("TARGET" in str(ad.lookup("Requirements")) for ad in ads), "expressions come as they are"
-    assert await waiting(tools) >= 3
+
+    async def idle() -> bool:
+        """Idle jobs of all users, as the collector has them once the schedd has told it."""
+        return sum(number(ad, "IdleJobs") or 0 for ad in await tools.submitters(["IdleJobs"])) >= 3
+
+    await eventually("the collector knows of idle jobs", idle, 60, 0.2)
     ids = [f"{ad['ClusterId']}.{ad['ProcId']}" for ad in ads]
     await tools.remove([*ids, "99999.0"], "no longer wanted")
-    assert await gone(tools, batch)
+    await gone(tools, batch)
     await tools.remove(ids, "no longer wanted")
     await tools.remove(ids, "no longer wanted", force=True)
     assert list(await tools.slots("true", ["Name"])) == [], "a pool without nodes"
 
 
-async def waiting(tools: CondorToolsClient) -> float:
-    """Idle jobs of all users, as the collector has them once the schedd has told it."""
-    idle = 0.0
-    for _ in range(100):
-        if (idle := sum(number(ad, "IdleJobs") or 0 for ad in await tools.submitters(["IdleJobs"]))) >= 3:
-            break
-        await asyncio.sleep(0.2)
-    return idle
+async def gone(tools: CondorToolsClient, batch: SubmitDescription) -> None:
+    async def ask() -> bool:
+        return not await tools.jobs(of(batch), ["DroneId"])
 
-
-async def gone(tools: CondorToolsClient, batch: SubmitDescription) -> bool:
-    for _ in range(100):
-        if not await tools.jobs(of(batch), ["DroneId"]):
-            return True
-        await asyncio.sleep(0.2)
-    return False
+    await eventually("the jobs are gone", ask, 60, 0.2)
 
 
 @pytest.mark.parametrize("spool", [True, False])
-async def test_three_drones_come_and_go_by_the_tools_of_this_host(overlay_pool: Pool, work: Path, spool: bool) -> None:
-    async with cluster(config(overlay_pool, work, spool=spool)) as tools:
+async def test_three_drones_come_and_go_by_the_tools_of_this_host(
+    overlay_pool: Pool, tmp_path: Path, spool: bool
+) -> None:
+    async with cluster(config(overlay_pool, tmp_path, spool=spool)) as tools:
         await story(tools, three(f"here-{spool}".lower()))
-    inputs = [p for p in (work / "var/site/inputs").rglob("*") if p.is_file() and not p.name.startswith("put.")]
+    inputs = [p for p in (tmp_path / "var/site/inputs").rglob("*") if p.is_file() and not p.name.startswith("put.")]
     assert {(p.name, p.stat().st_mode & 0o777) for p in inputs} == {("begin.sh", 0o700), ("token", 0o600)}
 
 
@@ -159,8 +140,8 @@ async def test_three_drones_come_and_go_over_ssh(overlay_pool: Pool) -> None:
         assert server.logins() == 1
 
 
-async def test_nothing_is_refused_or_submitted_in_part(overlay_pool: Pool, work: Path) -> None:
-    async with cluster(config(overlay_pool, work)) as tools:
+async def test_nothing_is_refused_or_submitted_in_part(overlay_pool: Pool, tmp_path: Path) -> None:
+    async with cluster(config(overlay_pool, tmp_path)) as tools:
         for line, words in (("request_cpus = ))", "[Pp]arse|expression"), ("executable = /nothing/there", "nothing")):
             batch = three("bad", DESCRIPTION + line + "\n")
             with pytest.raises(RejectedError, match=words):
@@ -170,26 +151,28 @@ async def test_nothing_is_refused_or_submitted_in_part(overlay_pool: Pool, work:
             await tools.jobs("((", ["DroneId"])
 
 
-async def test_who_may_only_read_is_denied_what_is_not_reading(overlay_pool: Pool, work: Path) -> None:
-    async with cluster(config(overlay_pool, work)) as tools:
+async def test_who_may_only_read_is_denied_what_is_not_reading(overlay_pool: Pool, tmp_path: Path) -> None:
+    async with cluster(config(overlay_pool, tmp_path)) as tools:
         batch = three("other")
         job = await tools.submit(batch)
-    async with cluster(config(overlay_pool, work, "reader")) as reader:
+    async with cluster(config(overlay_pool, tmp_path, "reader")) as reader:
         assert len(await reader.jobs(of(batch), ["DroneId"])) == 3
         with pytest.raises(AuthError, match="DENIED"):
             await reader.submit(three("reader"))
         with pytest.raises(AuthError, match="DENIED"):
             await reader.remove([f"{job}.0"], "not mine")
-    async with cluster(config(overlay_pool, work)) as tools:
+    async with cluster(config(overlay_pool, tmp_path)) as tools:
         assert len(await tools.jobs(of(batch), ["DroneId"])) == 3
         await tools.remove([f"{job}.{n}" for n in range(3)], "over")
-        assert await gone(tools, batch)
+        await gone(tools, batch)
 
 
-async def test_a_token_that_is_no_good_is_a_matter_for_a_human(overlay_pool: Pool, work: Path) -> None:
+async def test_a_token_that_is_no_good_is_a_matter_for_a_human(overlay_pool: Pool, tmp_path: Path) -> None:
     """Though `condor_q` and `condor_submit` themselves only say that they do not find the schedd."""
-    settings = config(overlay_pool, work, schedd=overlay_pool.run("condor_status", "-schedd", "-af", "Name").strip())
-    token = work / "token"
+    settings = config(
+        overlay_pool, tmp_path, schedd=overlay_pool.run("condor_status", "-schedd", "-af", "Name").strip()
+    )
+    token = tmp_path / "token"
     token.write_text(token.read_text().strip()[:-8] + "AAAAAAAA\n")
     async with cluster(settings) as tools:
         for asked in (
@@ -202,10 +185,10 @@ async def test_a_token_that_is_no_good_is_a_matter_for_a_human(overlay_pool: Poo
                 await asked
 
 
-async def test_silence_is_never_an_empty_queue(new_pool: Callable[[], Pool], work: Path) -> None:
+async def test_silence_is_never_an_empty_queue(new_pool: Callable[[], Pool], tmp_path: Path) -> None:
     """A schedd that hangs, one that is dead, a collector that is dead: nobody's queue is empty."""
     pool = new_pool()
-    settings = config(pool, work, deadline="4s", submit_deadline="6s")
+    settings = config(pool, tmp_path, deadline="4s", submit_deadline="6s")
     master = pool.process.pid if pool.process else 0
     async with cluster(settings) as tools:
         batch = three("silent")
@@ -234,40 +217,3 @@ async def test_silence_is_never_an_empty_queue(new_pool: Callable[[], Pool], wor
             os.kill(master, signal.SIGCONT)
         await asyncio.to_thread(until, lambda: len(pool.jobs(job)) == 3, 60, what="the schedd is back")
         assert len(await tools.jobs(of(batch), ["DroneId"])) == 3
-
-
-async def test_a_schedd_that_is_not_listed_is_down(overlay_pool: Pool, work: Path) -> None:
-    async with cluster(config(overlay_pool, work, schedd="nobody@nowhere.test")) as tools:
-        with pytest.raises(UnavailableError, match="no record"):
-            await tools.jobs("true", ["DroneId"])
-        with pytest.raises(UnavailableError, match="find address"):
-            await tools.submit(three("nowhere"))
-        with pytest.raises(UnavailableError, match="no record"):
-            await tools.owner_queue("else@nowhere.test", "true", [])
-        with pytest.raises(RejectedError, match="no name of a schedd"):
-            await tools.owner_queue("-long", "true", [])
-
-
-@pytest.fixture(scope="module")
-def farm(condor: Condor) -> Iterator[Pool]:
-    with farm_of(condor) as pool:
-        yield pool
-
-
-class ToolsWorld(FarmWorld):
-    controller = f"tools{OWN}{os.getpid()}"
-
-    def site(self, controller: str | None = None) -> HTCondorSite:
-        tools = {"transport": "tools", "tools": {"path": str(self.pool.condor.prefix / "usr/bin")}}
-        config = site_config(self.pool, self.work, **tools)
-        return HTCondorSite(HERE, config, [A100, HUGE], controller or self.controller)
-
-
-class TestHTCondorSiteByTools(SiteContract):
-    """The same contract as by the bindings."""
-
-    @pytest.fixture
-    def world(self, farm: Pool, tmp_path: Path) -> Iterator[SiteWorld]:
-        world = ToolsWorld(farm, tmp_path / "work")
-        yield world
-        clear(farm, world.controller)

@@ -26,21 +26,8 @@ pytestmark = [pytest.mark.xdist_group("slurm"), pytest.mark.timeout(300)]
 NODE = "hkn0801"
 POLICY = SitePolicy(site="horeka", grace_s=5, blocking=(Reserve(cpus=8, memory_mib=20480),))
 DRONE = DroneType("horeka", "a100", 1000, 8, 20480, 0, walltime_s=1800)
-CONFIG = SlurmSiteConfig.model_validate(
-    {
-        "partition": "accelerated",
-        "hardware": [
-            {
-                "nodes": NODE,
-                "cores_per_socket": 38,
-                "threads_per_core": 2,
-                "memory": "512000 MiB",
-                "gpus": 4,
-                "gres": "gpu:a100",
-            }
-        ],
-    }
-)
+SHAPE = {"cores_per_socket": 38, "threads_per_core": 2, "memory": "512000 MiB", "gpus": 4, "gres": "gpu:a100"}
+CONFIG = SlurmSiteConfig.model_validate({"partition": "accelerated", "hardware": [{"nodes": NODE, **SHAPE}]})
 CPU_PARTITION = "cpu-beside-gpus-a100"
 SLEEP = "#!/bin/sh\nsleep 600\n"
 
@@ -119,27 +106,20 @@ def emptied(plain: SlurmLab) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("emptied")
-def test_without_it_jobs_without_gpu_shut_the_drones_out(plain: SlurmLab) -> None:
-    assert fill(plain, "accelerated", 90, "-c2", "--mem=1G") == (76, 152, 76 * 1024)
-    drones = start_drones(plain)
-    until(lambda: {plain.job(n).reason for n in drones} <= {"Resources", "Priority"}, 30, what="they were looked at")
-    assert running(plain, drones) == 0
-
-
-@pytest.mark.usefixtures("emptied")
-def test_small_jobs_leave_every_free_gpu_its_cpus_and_four_drones_start(blocked: SlurmLab) -> None:
-    assert fill(blocked, CPU_PARTITION, 90, "-c2", "--mem=1G") == (60, 120, 60 * 1024)  # of 152, 4 * 8 are kept
+@pytest.mark.parametrize(
+    ("tasks", "mem", "filled"),
+    [
+        (90, "1G", (60, 120, 60 * 1024)),  # of 152, 4 * 8 are kept
+        (8, "100G", (4, 120, 4 * 102400)),  # a job of 100 GiB is given 30 CPUs
+    ],
+)
+def test_jobs_without_gpu_leave_every_free_gpu_its_cpus_and_four_drones_start(
+    blocked: SlurmLab, tasks: int, mem: str, filled: tuple[int, int, int]
+) -> None:
+    assert fill(blocked, CPU_PARTITION, tasks, "-c2", f"--mem={mem}") == filled
     drones = start_drones(blocked)
     until(lambda: running(blocked, drones) == 4, 60, what="every GPU has its drone")
-    assert in_use(blocked) == (152, 60 * 1024 + 4 * 20480)
-
-
-@pytest.mark.usefixtures("emptied")
-def test_jobs_of_large_memory_are_given_cpus_for_it_and_four_drones_start(blocked: SlurmLab) -> None:
-    count, cpus, memory = fill(blocked, CPU_PARTITION, 8, "-c2", "--mem=100G")
-    assert (count, cpus, memory) == (4, 120, 4 * 102400)  # a job of 100 GiB is given 30 CPUs
-    drones = start_drones(blocked)
-    until(lambda: running(blocked, drones) == 4, 60, what="every GPU has its drone")
+    assert in_use(blocked) == (152, filled[2] + 4 * 20480)
 
 
 @pytest.mark.usefixtures("emptied")
@@ -162,12 +142,8 @@ def told(lab: SlurmLab) -> Told:
     async def ask() -> Told:
         config = CONFIG.model_copy(update={"tools": CONFIG.tools.model_copy(update={"bin": str(lab.tools)})})
         async with SlurmToolsClient(config, "horeka") as cluster:
-            return (
-                await cluster.nodes(),
-                await cluster.partitions(),
-                await cluster.reservations(),
-                await cluster.configuration(),
-            )
+            state = (await cluster.nodes(), await cluster.partitions(), await cluster.reservations())
+            return (*state, await cluster.configuration())
 
     return asyncio.run(ask())
 

@@ -11,21 +11,11 @@ from signal import SIGKILL
 import pytest
 
 from adapters.slurm import SlurmSite
+from provisioner import model
 from provisioner.adapter_tests import eventually
-from provisioner.model import (
-    Bootstrap,
-    DroneId,
-    DroneType,
-    EndKind,
-    FaultKind,
-    OrderOutcome,
-    RemoteDrone,
-    RemoteState,
-    SiteView,
-    StartOrder,
-)
-from tests.labs.horeka import horeka
-from tests.labs.htcondor import Condor, own, until
+from tests.labs.controller import Sightings
+from tests.labs.facilities import horeka
+from tests.labs.htcondor import Condor, meanwhile, own, until
 from tests.labs.slurm import SlurmLab
 from tests.labs.slurm_sites import A100, HERE, site_config
 
@@ -50,24 +40,28 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
 }
 
 
-def drone_id(serial: int) -> DroneId:
-    return DroneId(f"{CONTROLLER}-ab12-{serial}")
+def drone_id(serial: int) -> model.DroneId:
+    return model.DroneId(f"{CONTROLLER}-ab12-{serial}")
 
 
-def order(serial: int, kind: DroneType = A100, script: bytes = TOLD) -> StartOrder:
-    return StartOrder(drone_id(serial), kind, 600.0, 3.0, Bootstrap(script))
+def order(serial: int, kind: model.DroneType = A100, script: bytes = TOLD) -> model.StartOrder:
+    return model.StartOrder(drone_id(serial), kind, 600.0, 3.0, model.Bootstrap(script))
 
 
-async def seen(site: SlurmSite, serial: int, what: str, wanted: Callable[[RemoteDrone], object]) -> RemoteDrone:
-    async def ask() -> RemoteDrone | None:
+async def seen(
+    site: SlurmSite, serial: int, what: str, wanted: Callable[[model.RemoteDrone], object]
+) -> model.RemoteDrone:
+    async def ask() -> model.RemoteDrone | None:
         found = (await site.poll()).drones.get(drone_id(serial))
         return found if found is not None and wanted(found) else None
 
     return await eventually(f"drone {serial} {what}", ask, 150)
 
 
-def ended(drone: RemoteDrone) -> tuple[EndKind, FaultKind | None, str] | None:
-    return (drone.end.kind, drone.end.fault, drone.end.message) if drone.end else None
+async def ends(site: SlurmSite, serial: int) -> model.RemoteEnd:
+    found = await seen(site, serial, "has ended", lambda drone: drone.end)
+    assert found.end is not None
+    return found.end
 
 
 async def test_each_end_and_each_wait_is_told_for_what_it_is(
@@ -89,40 +83,32 @@ async def test_each_end_and_each_wait_is_told_for_what_it_is(
                 order(nowhere, NOWHERE),
             ]
         )
-        assert [r.answer for r in receipts] == [OrderOutcome.OK] * 6 + [OrderOutcome.REJECTED]
+        assert [r.answer for r in receipts] == [model.OrderOutcome.OK] * 6 + [model.OrderOutcome.REJECTED]
         refused = receipts[-1].fault
-        assert refused is not None and refused.kind is FaultKind.CONFIG, refused
+        assert refused is not None and refused.kind is model.FaultKind.CONFIG, refused
         jobs = {r.drone_id: r.remote_id for r in receipts}
 
         # A limit of the partition: it waits, and will for ever.
         waits = await seen(site, late, "waits", lambda d: d.blocked and d.reason != "PartitionConfig")
-        assert (waits.state, waits.blocked, waits.reason) == (
-            RemoteState.PENDING,
-            FaultKind.CONFIG,
-            "PartitionTimeLimit",
-        )
-        assert waits.hopeless
+        assert (waits.state, waits.blocked) == (model.RemoteState.PENDING, model.FaultKind.CONFIG)
+        assert waits.reason == "PartitionTimeLimit" and waits.hopeless
 
         # By itself, with an exit status.
-        by_itself = await seen(site, failing, "has ended", ended)
-        assert by_itself.end is not None
-        assert (by_itself.end.kind, by_itself.end.exit_code) == (EndKind.EXITED, 71)
+        by_itself = await ends(site, failing)
+        assert (by_itself.kind, by_itself.exit_code) == (model.EndKind.EXITED, 71)
 
         # Cancelled by an administrator.
         for serial in (cancelled, requeued, preempted, timed):
-            await seen(site, serial, "runs", lambda d: d.state is RemoteState.RUNNING)
+            await seen(site, serial, "runs", lambda d: d.state is model.RemoteState.RUNNING)
         lab.run("scancel", jobs[drone_id(cancelled)], user="root")
-        taken = await seen(site, cancelled, "has ended", ended)
-        assert taken.end is not None and taken.end.kind is not EndKind.EXITED, taken.end
-        assert "cancel" in taken.end.message.lower(), taken.end
+        taken = await ends(site, cancelled)
+        assert taken.kind is not model.EndKind.EXITED and "cancel" in taken.message.lower(), taken
 
         # Requeued by an administrator: no second life.
         lab.run("scontrol", "update", f"jobid={jobs[drone_id(requeued)]}", "requeue=1", user="root")
         lab.run("scontrol", "requeue", jobs[drone_id(requeued)], user="root")
-        again = await seen(
-            site, requeued, "is back in the queue or at its end", lambda d: d.state is not RemoteState.RUNNING
-        )
-        assert again.state in (RemoteState.PENDING, RemoteState.ENDED), again
+        again = await seen(site, requeued, "runs no more", lambda d: d.state is not model.RemoteState.RUNNING)
+        assert again.state in (model.RemoteState.PENDING, model.RemoteState.ENDED), again
 
         # Held before it began.
         lab.run("scontrol", "update", "partitionname=accelerated", "state=down", user="root")
@@ -130,41 +116,32 @@ async def test_each_end_and_each_wait_is_told_for_what_it_is(
         [receipt] = await site.start([order(held)])
         lab.run("scontrol", "hold", receipt.remote_id, user="root")
         stays = await seen(site, held, "is held", lambda d: d.blocked)
-        assert stays.state is RemoteState.PENDING and stays.hopeless and "Held" in stays.reason, stays
+        assert stays.state is model.RemoteState.PENDING and stays.hopeless and "Held" in stays.reason, stays
         lab.run("scontrol", "update", "partitionname=accelerated", "state=up", user="root")
 
         # The owner's job takes the place of a drone: notice, grace, end.
-        took = lab.sbatch(
-            *("#!/bin/sh\nsleep 300\n", "-p", "accelerated-h100", "--gres=gpu:h100:4", "-c8", "--mem=1G", "-t10"),
-            user="owner",
-        )
+        whole_node = ("-p", "accelerated-h100", "--gres=gpu:h100:4", "-c8", "--mem=1G", "-t10")
+        took = lab.sbatch("#!/bin/sh\nsleep 300\n", *whole_node, user="owner")
         told = await seen(site, preempted, "has its notice or its end", lambda d: d.notice_at or d.end)
-        assert told.notice_at or (told.end and told.end.kind is EndKind.PREEMPTED)
-        gone = await seen(site, preempted, "has ended", ended)
-        assert gone.end is not None and gone.end.kind is EndKind.PREEMPTED
+        assert told.notice_at or (told.end and told.end.kind is model.EndKind.PREEMPTED)
+        assert (await ends(site, preempted)).kind is model.EndKind.PREEMPTED
         lab.reaches(took, "RUNNING", within_s=90)
 
         # A node dies with what runs on it.
-        [receipt] = await site.start([order(lost, LOST)])
-        ran = await seen(site, lost, "runs", lambda d: d.state is RemoteState.RUNNING)
+        await site.start([order(lost, LOST)])
+        ran = await seen(site, lost, "runs", lambda d: d.state is model.RemoteState.RUNNING)
         lab.signal(f"slurmd-{ran.node}", SIGKILL)
-        fault = await seen(site, lost, "has ended", ended)
-        assert ended(fault) is not None and ended(fault)[:2] == (EndKind.FAULT, FaultKind.NODE), ended(fault)  # type: ignore[index]
+        fault = await ends(site, lost)
+        assert (fault.kind, fault.fault) == (model.EndKind.FAULT, model.FaultKind.NODE), fault
 
         # Its time is up, and it does not leave when it is told.
-        over = await seen(site, timed, "has ended", ended)
-        assert over.end is not None and over.end.kind is EndKind.STOPPED and "time" in over.end.message, over.end
+        over = await ends(site, timed)
+        assert over.kind is model.EndKind.STOPPED and "time" in over.message, over
 
         view = await site.poll()
         assert drone_id(nowhere) not in view.drones, "what was refused is no drone, though Slurm keeps a record of it"
-        shows(view, lab)
-
-
-def shows(view: SiteView, lab: SlurmLab) -> None:
-    """Nothing lives at the site that the view does not show as alive."""
-    alive = {job.id for job in lab.jobs("-u", "drone") if job.state in ("PENDING", "RUNNING", "COMPLETING")}
-    told = {drone.remote_id for drone in view.drones.values() if drone.state is not RemoteState.ENDED}
-    assert alive <= told, (alive, told)
+        shown = {drone.remote_id for drone in view.drones.values() if drone.state is not model.RemoteState.ENDED}
+        assert {job.id for job in lab.jobs("-u", "drone") if job.alive} <= shown, "nothing lives that is not shown"
 
 
 def test_a_quota_is_told_and_never_overstepped(newest_condor: Condor, new_slurm: Callable[..., SlurmLab]) -> None:
@@ -172,16 +149,12 @@ def test_a_quota_is_told_and_never_overstepped(newest_condor: Condor, new_slurm:
     with horeka(newest_condor, cluster, "tools", most=5) as lab:
         lab.controller.start()
         lab.submit(8)
-        most = 0
-        limit = time.monotonic() + 20
-        while time.monotonic() < limit:
-            most = max(most, sum(lab.alive().values()))
-            time.sleep(0.5)
-        assert most == 3
-        demand = lab.controller.call("demand").stdout
+        with meanwhile(seen := Sightings(lab.controller, lab.alive)):
+            time.sleep(20)
+        assert max(each.total() for each in seen.seen) == 3
+        demand = lab.controller.prints("demand")
         assert "quota" in demand, demand
-        told = lab.controller.call("status").stdout + lab.controller.call("sites").stdout
-        assert "Submit" in " ".join((told + demand).split()), told
+        assert "Submit" in demand + lab.controller.prints("status") + lab.controller.prints("sites"), demand
         busy = until(lambda: [d for d in lab.controller.live() if d["state"] == "busy"], 60, what="those there work")
         assert len(busy) <= 3
         lab.let_go()

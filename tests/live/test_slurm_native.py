@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -22,16 +21,15 @@ from adapters.slurm.settings import SlurmSiteConfig
 from provisioner.adapter_tests import SiteContract, SiteWorld
 from provisioner.interfaces import UnavailableError
 from provisioner.model import FaultKind
-from tests.labs.horeka import horeka
-from tests.labs.htcondor import OWN, Condor, LabError, children_of, own
-from tests.labs.slurm import NoNamespaces, Slurm, SlurmLab, running_slurm
+from tests.labs.facilities import horeka
+from tests.labs.htcondor import OWN, Condor, children_of, fetched, own
+from tests.labs.slurm import Slurm, SlurmLab, running_slurm
 from tests.labs.slurm_sites import SlurmWorld, lab_job
-from tests.live.conftest import wanted
-from tests.live.test_slurm_drones import twenty_jobs_run
+from tests.live.conftest import programs
+from tests.live.test_drones import twenty_jobs_run_at_slurm
 from tests.live.test_slurm_transports import TransportStories, in_state, seen, unique
 
 CHECKOUT = Path(__file__).parents[2]
-LABS = CHECKOUT / "tests/labs"
 MARKS = [pytest.mark.matrix, pytest.mark.xdist_group("slurm"), pytest.mark.timeout(300)]
 pytestmark = MARKS
 _NTH = count(1)
@@ -40,15 +38,9 @@ _NTH = count(1)
 @pytest.fixture(scope="module")
 def pyslurm() -> Path:
     """Directory with the package, for the Python of the cluster's hosts."""
-    wanted()
     if os.geteuid() != 0:
         pytest.skip("a Slurm cluster needs namespaces, and they need root")
-    done = subprocess.run(
-        [str(LABS / "get-pyslurm.sh"), sys.executable], text=True, capture_output=True, stdin=subprocess.DEVNULL
-    )
-    if done.returncode != 0:
-        pytest.fail(f"no pyslurm:\n{done.stderr}\n(PROVISIONER_NO_LIVE=1 leaves the live tests out)", pytrace=False)
-    return Path(done.stdout.strip())
+    return programs(fetched, "get-pyslurm.sh", sys.executable)
 
 
 @pytest.fixture(scope="module")
@@ -60,13 +52,7 @@ def slurm(pyslurm: Path) -> Iterator[SlurmLab]:
 @contextmanager
 def cluster_with_us(**knobs: Any) -> Iterator[SlurmLab]:
     """One whose hosts have this checkout, at the same place."""
-    try:
-        programs = Slurm.fetched("sid")
-    except NoNamespaces as error:
-        pytest.skip(str(error))
-    except LabError as error:
-        pytest.fail(str(error), pytrace=False)
-    with running_slurm(programs, binds=(CHECKOUT,), rest=False, ssh=False, **knobs) as lab:
+    with running_slurm(programs(Slurm.fetched, "sid"), binds=(CHECKOUT,), rest=False, ssh=False, **knobs) as lab:
         yield lab
 
 
@@ -124,7 +110,7 @@ class TestPyslurm(TransportStories):
 
 def test_twenty_jobs_run_on_the_gpus_that_they_need(newest_condor: Condor, slurm: SlurmLab, python: Path) -> None:
     with horeka(newest_condor, slurm, "native", options={"native": {"python": str(python)}}) as lab:
-        twenty_jobs_run(lab)
+        twenty_jobs_run_at_slurm(lab)
 
 
 async def test_a_long_array_waits_whole(cluster: SlurmNativeClient) -> None:
@@ -158,24 +144,22 @@ async def test_a_job_gets_nothing_of_our_environment(
     slurm.empty()
 
 
-async def test_without_slurm_conf_it_says_so(python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("/nowhere/slurm.conf", r"slurm\.conf is missing: .*/nowhere/slurm\.conf"),
+        ("/etc/hostname", r"libslurm finds no usable slurm\.conf"),
+    ],
+)
+async def test_without_a_slurm_conf_that_can_be_used_it_says_so(
+    python: Path, monkeypatch: pytest.MonkeyPatch, file: str, words: str
+) -> None:
     """libslurm would wait a minute, and end the process."""
-    monkeypatch.setenv("SLURM_CONF", "/nowhere/slurm.conf")
+    monkeypatch.setenv("SLURM_CONF", file)
     async with SlurmNativeClient(config(python), "hk") as cluster:
-        with pytest.raises(UnavailableError, match=r"slurm\.conf is missing: .*/nowhere/slurm\.conf") as down:
+        with pytest.raises(UnavailableError, match=words) as down:
             await cluster.own_jobs()
         assert down.value.kind is FaultKind.CONFIG
-        with pytest.raises(UnavailableError):
-            await cluster.submit(lab_job(unique("nowhere")))
-
-
-async def test_where_slurm_conf_cannot_be_used_it_says_so(python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """libslurm ends the process at once."""
-    monkeypatch.setenv("SLURM_CONF", "/etc/hostname")
-    async with SlurmNativeClient(config(python), "hk") as cluster:
-        with pytest.raises(UnavailableError, match=r"libslurm finds no usable slurm\.conf") as down:
-            await cluster.own_jobs()
-    assert down.value.kind is FaultKind.CONFIG
 
 
 async def test_without_accounting_used_gpus_are_those_of_running_jobs(pyslurm: Path, tmp_path: Path) -> None:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
-from signal import SIGKILL
 
 import pytest
 
-from tests.labs.horeka import HorekaLab, horeka
-from tests.labs.htcondor import Condor, LabError, until
+from tests.labs.controller import Sightings
+from tests.labs.facilities import HorekaLab, horeka
+from tests.labs.htcondor import Condor, kill, meanwhile, until
 from tests.labs.slurm import SlurmLab
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("slurm")]
@@ -32,43 +28,13 @@ exit $code
 """
 
 
-@contextmanager
-def watched(lab: HorekaLab) -> Iterator[list[Counter[str]]]:
-    """What lives at the site, drone by drone, looked at all the time past the provisioner."""
-    seen: list[Counter[str]] = []
-    over = threading.Event()
-
-    def watch() -> None:
-        while not over.wait(0.5):
-            try:
-                seen.append(lab.alive())
-            except (LabError, OSError):
-                continue  # it is the outage
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        yield seen
-    finally:
-        over.set()
-        watcher.join()
-
-
-def no_orphan_no_duplicate(lab: HorekaLab, seen: list[Counter[str]], most: int) -> None:
-    assert seen, "nothing was looked at"
-    assert max(sum(each.values()) for each in seen) <= most, "never above the cap"
-    assert max(max(each.values(), default=0) for each in seen) <= 1, "no drone twice"
-    recorded = {d["id"] for d in lab.controller.drones()}
-    assert {drone_id for each in seen for drone_id in each} <= recorded, "nothing there that is not on record"
-
-
 @pytest.mark.matrix
 def test_slurmctld_is_down_for_a_minute(newest_condor: Condor, new_slurm: Callable[..., SlurmLab]) -> None:
     cluster = new_slurm(h100=0, a100=1)
     with horeka(newest_condor, cluster, "tools", most=4) as lab:
         lab.controller.idle_s = 120
         lab.controller.start()
-        with watched(lab) as seen:
+        with meanwhile(seen := Sightings(lab.controller, lab.alive)):
             first = lab.submit(2)
             until(lambda: lab.overlay.statuses(first) == [2, 2], 120, what="two jobs run", every_s=0.5)
             before = {d["id"] for d in lab.controller.live()}
@@ -76,7 +42,7 @@ def test_slurmctld_is_down_for_a_minute(newest_condor: Condor, new_slurm: Callab
             second = lab.submit(2)  # now more drones are wanted than can be asked for
             time.sleep(60)
             assert {d["id"] for d in lab.controller.live()} >= before, "nothing is given up for an outage"
-            said = lab.controller.call("status").stdout
+            said = lab.controller.prints("status")
             assert "horeka" in said and ("down" in said.lower() or "contact" in said.lower()), said
             cluster.start_daemon("slurmctld")
             until(lambda: lab.overlay.statuses(second) == [2, 2], 240, what="the others run too", every_s=0.5)
@@ -84,7 +50,7 @@ def test_slurmctld_is_down_for_a_minute(newest_condor: Condor, new_slurm: Callab
             assert before <= {d["id"] for d in lab.controller.live()}
             lab.let_go()
             lab.controller.ticks(1)
-        no_orphan_no_duplicate(lab, seen, 4)
+        seen.no_orphan_no_duplicate(4)
 
 
 def test_the_line_is_cut_while_sbatch_has_been_heard_and_not_answered(
@@ -99,7 +65,7 @@ def test_the_line_is_cut_while_sbatch_has_been_heard_and_not_answered(
         cluster.run("mv", "/usr/bin/sbatch", "/opt/real/sbatch", user="root")
         script = SLOW_SBATCH.format(told=told, answers_after_s=6)
         cluster.run("sh", "-c", "cat >/usr/bin/sbatch && chmod 755 /usr/bin/sbatch", user="root", stdin=script)
-        with watched(lab) as seen:
+        with meanwhile(seen := Sightings(lab.controller, lab.alive)):
             jobs = lab.submit(2)
             until(Path(told).exists, 60, what="sbatch has submitted, and not said so", every_s=0.05)
             cut(cluster)
@@ -115,7 +81,7 @@ def test_the_line_is_cut_while_sbatch_has_been_heard_and_not_answered(
             until(lambda: not _faulty(lab), 120, what="it is back", every_s=0.5)
             lab.let_go()
             lab.nothing_left()
-        no_orphan_no_duplicate(lab, seen, 4)
+        seen.no_orphan_no_duplicate(4)
 
 
 def _faulty(lab: HorekaLab) -> bool:
@@ -124,7 +90,5 @@ def _faulty(lab: HorekaLab) -> bool:
 
 def cut(cluster: SlurmLab) -> None:
     """End the connections that drone has by ssh, and not the daemon that takes new ones."""
-    for pid, called in cluster.processes().items():
-        if called.startswith(("sshd: drone", "sshd-session: drone")):
-            with suppress(ProcessLookupError):
-                os.kill(pid, SIGKILL)
+    ours = ("sshd: drone", "sshd-session: drone")
+    kill(*(pid for pid, called in cluster.processes().items() if called.startswith(ours)))

@@ -9,7 +9,7 @@ import pytest
 
 from adapters.slurm import SlurmSite
 from provisioner.model import DroneId, OrderOutcome, SitePolicy, StartOrder, StopOrder
-from tests.labs.htcondor import own, until
+from tests.labs.htcondor import own, processes_of, until
 from tests.labs.shell_drones import ShellDrones
 from tests.labs.slurm import Slurm, SlurmLab, running_slurm
 from tests.labs.slurm_sites import A100, HERE, site_config
@@ -67,4 +67,4 @@ async def test_neither_a_leftover_nor_a_greeting_stops_the_site(cluster: SlurmLa
         assert drone_id in (await site.poll()).drones
         [receipt] = await site.stop([StopOrder(drone_id, receipt.remote_id)])
         assert receipt.answer is OrderOutcome.OK, receipt
-        until(lambda: not cluster.processes_of(drone_id), 60, what="it has left")
+        until(lambda: not processes_of(drone_id), 60, what="it has left")

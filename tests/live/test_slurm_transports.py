@@ -14,11 +14,12 @@ import pytest
 
 from adapters.slurm.records import SlurmClient, SlurmJob
 from adapters.slurm.site import make_client
+from provisioner.adapter_tests import eventually
 from provisioner.interfaces import AuthError, OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import FaultKind
 from tests.labs.htcondor import own
 from tests.labs.slurm import SlurmLab
-from tests.labs.slurm_sites import lab_job, site_config
+from tests.labs.slurm_sites import lab_job, site_config, speaks
 
 MARKS = [pytest.mark.xdist_group("slurm"), pytest.mark.timeout(180), pytest.mark.asyncio]
 pytestmark = MARKS
@@ -33,24 +34,23 @@ def unique(word: str) -> str:
 
 async def seen(cluster: SlurmClient, name: str, wanted: Callable[[Sequence[SlurmJob]], bool]) -> dict[str, SlurmJob]:
     """Our jobs of that name, as soon as they are as wanted."""
-    until = time.monotonic() + 60
-    while True:
+
+    async def ask() -> dict[str, SlurmJob] | None:
         jobs = [job for job in await cluster.own_jobs() if job.name == name]
-        if wanted(jobs):
-            return {job.remote_id: job for job in jobs}
-        assert time.monotonic() < until, jobs
-        await asyncio.sleep(0.3)
+        return {job.remote_id: job for job in jobs} if wanted(jobs) else None
+
+    return await eventually(f"jobs {name} are as wanted", ask, 60, 0.3)
 
 
 async def accounted(cluster: SlurmClient, remote_ids: Iterable[str]) -> dict[str, SlurmJob]:
     """Until the ends of all of them are in the accounts, where 22.05 writes them some seconds later."""
-    until, expected = time.monotonic() + 60, set(remote_ids)
-    while True:
+    expected = set(remote_ids)
+
+    async def ask() -> dict[str, SlurmJob] | None:
         found = {job.remote_id: job for job in await cluster.ended_jobs(sorted(expected), 0) or ()}
-        if {each for each, job in found.items() if job.state in OVER} == expected:
-            return found
-        assert time.monotonic() < until, found
-        await asyncio.sleep(0.3)
+        return found if {each for each, job in found.items() if job.state in OVER} == expected else None
+
+    return await eventually(f"the accounts have {expected}", ask, 60, 0.3)
 
 
 def in_state(state: str, number: int) -> Callable[[Sequence[SlurmJob]], bool]:
@@ -180,21 +180,20 @@ class TransportStories:
                 await cluster.submit(lab_job(name))
         finally:
             slurm.signal("slurmctld", SIGCONT)
-        until = time.monotonic() + 60
-        while True:
+
+        async def ask() -> int | None:
             try:
-                assert len([job for job in await cluster.own_jobs() if job.name == name]) <= 1
-                break
+                return len([job for job in await cluster.own_jobs() if job.name == name])
             except UnavailableError:
-                assert time.monotonic() < until
-                await asyncio.sleep(0.3)
+                return None
+
+        assert await eventually("slurmctld answers", ask, 60, 0.3) <= 1
 
 
 @pytest.fixture(params=["tools", "ssh", "rest", "socket"])
 def way(slurm: SlurmLab, request: pytest.FixtureRequest) -> str:
-    if slurm.slurm.version < (23, 11) and request.param in ("rest", "socket"):
-        pytest.skip("this slurmrestd speaks v0.0.38 at most")
-    return str(request.param)
+    speaks(slurm, request.param)
+    return request.param
 
 
 @pytest.fixture
@@ -222,8 +221,7 @@ async def test_a_controller_that_is_away_is_no_empty_queue(slurm: SlurmLab, tmp_
 
 
 async def test_a_token_of_somebody_else_is_not_believed(slurm: SlurmLab, tmp_path: Path) -> None:
-    if slurm.slurm.version < (23, 11):
-        pytest.skip("this slurmrestd speaks v0.0.38 at most")
+    speaks(slurm, "rest")
     config = site_config(slurm, "rest", tmp_path)
     await asyncio.to_thread((tmp_path / "token").write_text, slurm.token("owner"))
     async with make_client(config, "kit") as cluster:

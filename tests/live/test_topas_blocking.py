@@ -8,16 +8,15 @@ import pytest
 
 from tests.labs.htcondor import Condor, gpu_job, until
 from tests.labs.htcondor_sites import (
-    BLOCKING,
     CPU_TYPE,
     GPU_TYPE,
-    GRID,
     OWNER,
     NodeShape,
     SitePool,
     TopasSite,
+    carriers,
+    drone_of,
     owner_job,
-    site_alone,
     topas_lab,
 )
 
@@ -33,22 +32,14 @@ def settled(site: SitePool, *clusters: int) -> list[Counter[int]]:
     while True:
         before = [Counter(site.statuses(cluster)) for cluster in clusters]
         seen = site.negotiations()
-        until(lambda seen=seen: site.negotiations() >= seen + 3, 60, what="three negotiations")  # type: ignore[misc]
+        until(lambda seen=seen: site.negotiations() >= seen + 3, 60, what="three negotiations")
         if before == [Counter(site.statuses(cluster)) for cluster in clusters]:
             return before
 
 
-def test_without_blocking_cpu_jobs_keep_gpus_from_drones(newest_condor: Condor) -> None:
-    with site_alone(newest_condor, (TOPAS,)) as site:
-        cpu = site.submit(CPU_JOBS, OWNER)
-        until(lambda: site.statuses(cpu).count(2) == 48, 90, what="192 CPUs are taken", every_s=0.3)
-        drones = site.submit(owner_job(n=8, more="+IsBackfill = True"), GRID)
-        assert settled(site, cpu, drones) == [Counter({2: 48, 1: 12}), Counter({1: 8})]
-        assert site.room()["node1"][:2] == (8, 0), "eight GPUs are free, and no drone can use them"
-
-
 def test_with_blocking_every_free_gpu_gets_its_drone(newest_condor: Condor) -> None:
-    """The text that `provisioner render blocking` prints, as it is, on the node; then the owner's CPU work, then us."""
+    """The text that `provisioner render blocking` prints, as it is, on the node; then the owner's CPU work, then us: as
+    many drones as there are free GPUs, each told where it is."""
     with topas_lab(newest_condor, (TOPAS,), node_config=None) as lab:
         cpu, large = lab.site.submit(CPU_JOBS, OWNER), lab.site.submit(LARGE_MEMORY, OWNER)
         assert sum(settled(lab.site, cpu, large), Counter())[2] > 20, "they take what is not kept"
@@ -56,11 +47,38 @@ def test_with_blocking_every_free_gpu_gets_its_drone(newest_condor: Condor) -> N
         assert gpus == 8 and cpus >= 64 and memory_mib >= 8 * 20 * 1024
         assert cpus < 64 + 4 or memory_mib < 8 * 20 * 1024 + 100 * 1024, "and all of that"
 
+        lab.controller.idle_s = 60
         lab.controller.start()
-        jobs = lab.overlay.submit(gpu_job(n=8, until_there=lab.overlay.file("enough")))
-        until(lambda: lab.overlay.statuses(jobs) == [2] * 8, 150, what="eight drones, eight jobs", every_s=0.5)
+        enough = lab.overlay.file("enough")
+        jobs = lab.overlay.submit(gpu_job(n=12, until_there=enough))
+        until(lambda: sorted(lab.overlay.statuses(jobs)) == [1] * 4 + [2] * 8, 150, what="eight jobs run, four wait")
+        until(lambda: lab.controller.states() == {"busy": 8}, 60, what="and the controller knows", every_s=0.5)
+        lab.controller.ticks(5)
+        assert lab.controller.states() == {"busy": 8}, "the four that wait bring no further drone"
         assert lab.drones_at() == {"node1": 8}
-        assert Counter(d["state"] for d in lab.controller.drones()).keys() <= {"idle", "busy"}, "none had to leave"
+
+        at_site = {str(ad["DroneId"]): str(ad["RemoteHost"]) for ad in lab.drone_jobs()}
+        in_pool = {
+            str(ad["DroneId"]): str(ad["Name"])
+            for ad in lab.overlay.slots('SlotType == "Partitionable" && DroneId isnt undefined')
+        }
+        shown = lab.controller.live()
+        assert {d["id"]: d["node"] for d in shown} == dict.fromkeys(at_site, lab.site.nodes[0].machine)
+        assert {d["id"]: d["site_slot"] for d in shown} == at_site
+        assert {d["id"]: d["slot"] for d in shown} == in_pool
+        assert carriers(lab.overlay, jobs) == set(at_site)
+        for drone in shown:
+            told = lab.controller.prints("drones", "show", drone["id"])
+            assert at_site[drone["id"]] in told and in_pool[drone["id"]] in told, told
+
+        enough.touch()
+        enough.chmod(0o644)
+        until(lambda: not lab.overlay.jobs(jobs), 90, what="all twelve are done", every_s=0.5)
+        done = lab.overlay.history(jobs)
+        assert [(ad["JobStatus"], ad["NumJobStarts"]) for ad in done] == [(4, 1)] * 12
+        assert {drone_of({"RemoteHost": ad["LastRemoteHost"]}) for ad in done} <= set(at_site)
+        drones = [ad for ad in lab.drone_jobs() if ad["DroneId"] not in at_site]
+        assert not drones and len(lab.controller.drones()) == 8, "at no time more than there were GPUs"
 
 
 SMALL_NODE = NodeShape("node1", gpus=4, cpus=48, memory_mib=256 * 1024)
@@ -69,7 +87,7 @@ SMALL_NODE = NodeShape("node1", gpus=4, cpus=48, memory_mib=256 * 1024)
 
 def test_cpu_drones_use_the_rest_and_never_the_reserve(newest_condor: Condor) -> None:
     with topas_lab(newest_condor, (SMALL_NODE,)) as lab:
-        lab.controller.sites = (TopasSite(lab.site, lab.etp, types=GPU_TYPE + CPU_TYPE, blocking=BLOCKING),)
+        lab.controller.sites = (TopasSite(lab.site, lab.etp, types=GPU_TYPE | CPU_TYPE),)
         lab.controller.idle_s = 120
         lab.controller.start()
         enough = lab.overlay.file("enough")

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 import time
 from datetime import datetime
-from pathlib import Path
 
 import pytest
 
-from tests.labs.htcondor import Condor, Pool, gpu_job, until
+from tests.labs.htcondor import Condor, Diary, gpu_job, until
 from tests.labs.htcondor_sites import GRACE_S, OWNER, NodeShape, SitePool, TopasLab, carriers, owner_job, topas_lab
 
 pytestmark = [pytest.mark.timeout(840), pytest.mark.xdist_group("topas")]
@@ -18,49 +17,19 @@ TWO_GPUS = NodeShape("node1", gpus=2, cpus=32, memory_mib=128 * 1024)
 RUNS_FOR_S = 40
 """So that the whole seconds of HTCondor's clock are less than a twentieth of it."""
 
-COMPUTES = """\
-trap 'echo "$(date +%s.%N) TERM" >>{diary}' TERM
-while :; do echo "$(date +%s.%N) works" >>{diary}; sleep 0.1; done
-"""
+COMPUTES = "trap 'say TERM' TERM\nwhile :; do say works; sleep 0.1; done\n"
 """Saves nothing, and works on until it is killed."""
 
 COUNTS = """\
 n=$(cat state 2>/dev/null || echo 0)
-echo "$(date +%s.%N) from $n" >>{diary}
-trap 'echo $n >state; echo "$(date +%s.%N) TERM" >>{diary}; echo "$(date +%s.%N) at $n" >>{diary}; exit 1' TERM
+say "from $n"
+trap 'echo $n >state; say TERM; say "at $n"; exit 1' TERM
 while [ ! -e {enough} ]; do n=$((n + 1)); sleep 0.1; done
 echo $n >state
-echo "$(date +%s.%N) done $n" >>{diary}
+say "done $n"
 """
 """Saves how far it has come when it is told to leave; its files go home."""
-
-
-class Diary:
-    """What a payload wrote down itself, with times."""
-
-    def __init__(self, pool: Pool, name: str, program: str, **more: object) -> None:
-        self.file = pool.file(f"{name}.diary")
-        self.script = pool.file(f"{name}.sh")
-        self.script.write_text("#!/bin/sh\n" + program.format(diary=self.file, **more))
-        self.script.chmod(0o755)
-        pool.account.give(self.script)
-
-    def job(self, more: str = "") -> str:
-        lines = gpu_job(more=more).replace("/bin/sh", str(self.script)).splitlines()
-        return "\n".join(line for line in lines if not line.startswith("arguments")) + "\n"
-
-    def lines(self) -> list[tuple[float, str]]:
-        if not self.file.exists():
-            return []
-        whole = self.file.read_text().rpartition("\n")[0].splitlines()
-        return [(float(line.partition(" ")[0]), line.partition(" ")[2]) for line in whole]
-
-    def at(self, word: str) -> float:
-        """When it first wrote a line that begins so."""
-        return next(at for at, said in self.lines() if said.startswith(word))
-
-    def said(self, word: str) -> list[str]:
-        return [said for _, said in self.lines() if said.startswith(word)]
+SAVING = "when_to_transfer_output = ON_EXIT_OR_EVICT\ntransfer_output_files = state"
 
 
 def notices(site: SitePool) -> list[float]:
@@ -76,24 +45,17 @@ def notices(site: SitePool) -> list[float]:
 
 
 def ends(lab: TopasLab) -> dict[str, dict[str, object]]:
-    return {d["id"]: d for d in lab.controller.drones() if d["ended_at"]}
-
-
-def touch(file: Path) -> None:
-    file.touch()
-    file.chmod(0o644)
+    return {d["id"]: d for d in lab.controller.drones(ended=True)}
 
 
 def test_notice_grace_checkpoint_and_what_it_has_cost(newest_condor: Condor) -> None:
     with topas_lab(newest_condor, (TWO_GPUS,)) as lab:
         enough = lab.overlay.file("enough")
-        computes = Diary(lab.overlay, "computes", COMPUTES)
-        counts = Diary(lab.overlay, "counts", COUNTS, enough=enough)
+        computes, counts = Diary(lab.overlay, "computes"), Diary(lab.overlay, "counts")
         lab.controller.idle_s = 60
         lab.controller.start()
-        first = lab.overlay.submit(computes.job())
-        saving = "when_to_transfer_output = ON_EXIT_OR_EVICT\ntransfer_output_files = state\n"
-        second = lab.overlay.submit(counts.job().replace("when_to_transfer_output = ON_EXIT\n", saving))
+        first = lab.overlay.submit(gpu_job(program=computes.program(COMPUTES)))
+        second = lab.overlay.submit(gpu_job(program=counts.program(COUNTS.format(enough=enough)), more=SAVING))
         until(lambda: computes.said("works") and counts.said("from"), 120, what="both jobs run")
         lost, saved = carriers(lab.overlay, first).pop(), carriers(lab.overlay, second).pop()
         until(lambda: time.time() - computes.at("works") > RUNS_FOR_S, RUNS_FOR_S + 30, what="work to lose")
@@ -102,7 +64,6 @@ def test_notice_grace_checkpoint_and_what_it_has_cost(newest_condor: Condor) -> 
         until(lambda: {lost, saved} <= ends(lab).keys(), 60, what="both drones gone", every_s=0.5)
 
         told = notices(lab.site)
-        print(f"notice at {told}, TERM at {computes.at('TERM'):.3f} and {counts.at('TERM'):.3f}")
         for diary in (computes, counts):
             assert diary.at("TERM") - told[0] <= 4, "with all but 4 s of the grace left"
         began, ended = computes.at("works"), max(at for at, said in computes.lines() if at < told[-1] + GRACE_S + 1)
@@ -110,7 +71,6 @@ def test_notice_grace_checkpoint_and_what_it_has_cost(newest_condor: Condor) -> 
         assert ended - told[-1] <= GRACE_S
 
         cost = ends(lab)[lost]["lost_gpu_s"]
-        print(f"lost {ended - began:.1f} s, recorded {cost}; of the one that saves {ends(lab)[saved]['lost_gpu_s']}")
         assert isinstance(cost, float) and abs(cost - (ended - began)) <= 0.05 * (ended - began)
         unsaved = ends(lab)[saved]["lost_gpu_s"]
         assert isinstance(unsaved, float) and unsaved <= 2, "nothing but the end of its grace"
@@ -118,7 +78,8 @@ def test_notice_grace_checkpoint_and_what_it_has_cost(newest_condor: Condor) -> 
 
         until(lambda: not lab.site.jobs(owners), 60, what="the owner's jobs are done")
         until(lambda: len(counts.said("from")) == 2, 120, what="the job that saves goes on", every_s=0.5)
-        touch(enough)
+        enough.touch()
+        enough.chmod(0o644)
         until(lambda: not lab.overlay.jobs(second), 60, what="to its end", every_s=0.5)
         assert counts.said("from") == ["from 0", f"from {counts.said('at')[0].split()[1]}"], "where it had stopped"
         lab.overlay.remove(first)

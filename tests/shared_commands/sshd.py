@@ -127,7 +127,7 @@ class Sshd:
         if self.process is not None:
             self.cut(signal.SIGCONT)
             self.cut()
-            end(self.process, signal.SIGTERM, 10)
+            end(self.process, signal.SIGTERM, 25)
             self.process = None
 
     def settings(self, **more: object) -> SshSettings:

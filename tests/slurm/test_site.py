@@ -1,6 +1,6 @@
 """The Slurm site with a fake cluster: failed starts, forgotten drones, duplicates.
 
-Tests with real Slurm are in tests/live/test_slurm_contract.py.
+Tests with real Slurm are in tests/live/test_contracts.py.
 """
 
 from __future__ import annotations

@@ -1,12 +1,7 @@
-"""The lab's hypervisor: nova's own fake driver, with GPUs, with guests that run, and with faults.
+"""The lab's hypervisor: nova's own fake driver, with GPUs and with guests that run.
 
 A guest is a server's ``user_data``, run by ``guest.sh`` in place of a machine that boots. When it ends it has powered
 itself off. Powering off sends its first process SIGTERM and waits as ACPI's power button does; deleting kills.
-
-``faults.json`` in the lab's directory is read at each step; the first rule whose ``name`` (a regular expression) fits
-the server's name holds:
-
-    [{"name": "^drone-1", "delay": 5, "error": "TEXT", "abort": true, "power": "off" | "crashed", "destroy_delay": 3}]
 """
 
 from __future__ import annotations
@@ -14,10 +9,8 @@ from __future__ import annotations
 import base64
 import json
 import os
-import re
 import signal
 import subprocess
-import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -25,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import os_resource_classes as orc
-from nova import exception
 from nova.compute import power_state
 from nova.virt import fake
 from oslo_serialization import jsonutils
@@ -34,14 +26,6 @@ LAB = Path(os.environ["OPENSTACK_LAB"])
 GUEST = Path(__file__).with_name("guest.sh")
 # A guest ends with the thread that started it, so that has to be one that stays.
 _starter = ThreadPoolExecutor(1, "guests")
-
-
-def fault(name: str | None) -> dict[str, Any]:
-    try:
-        rules = json.loads((LAB / "faults.json").read_text())
-    except OSError:
-        return {}
-    return next((rule for rule in rules if re.search(rule.get("name", ""), name or "")), {})
 
 
 class Guest:
@@ -122,7 +106,6 @@ class LabDriver(fake.FakeDriver):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.guests: dict[str, Guest] = {}
-        self.names: dict[str, str] = {}
 
     # ------------------------------------------------------------------------------------------------------ hosts
 
@@ -156,13 +139,6 @@ class LabDriver(fake.FakeDriver):
     # ----------------------------------------------------------------------------------------------------- servers
 
     def spawn(self, context, instance, *args, power_on=True, **kwargs):
-        rule = fault(instance.display_name)
-        self.names[instance.uuid] = instance.display_name
-        time.sleep(rule.get("delay", 0))
-        if "error" in rule:
-            if rule.get("abort", True):
-                raise exception.BuildAbortException(instance_uuid=instance.uuid, reason=rule["error"])
-            raise exception.ComputeResourcesUnavailable(reason=rule["error"])
         super().spawn(context, instance, *args, power_on=power_on, **kwargs)
         if power_on:
             self._boot(instance)
@@ -177,7 +153,6 @@ class LabDriver(fake.FakeDriver):
             guest.kill()
 
     def destroy(self, context, instance, *args, **kwargs):
-        time.sleep(fault(instance.display_name).get("destroy_delay", 0))
         self._unplug(instance)
         return super().destroy(context, instance, *args, **kwargs)
 
@@ -190,22 +165,10 @@ class LabDriver(fake.FakeDriver):
         self._boot(instance)
         return super().power_on(context, instance, *args, **kwargs)
 
-    def pause(self, instance):
+    def suspend(self, context, instance):
         if guest := self.guests.get(instance.uuid):
             guest.signal(signal.SIGSTOP)
-        self.instances[instance.uuid].state = power_state.PAUSED
-
-    def unpause(self, instance):
-        self.instances[instance.uuid].state = power_state.RUNNING
-        if guest := self.guests.get(instance.uuid):
-            guest.signal(signal.SIGCONT)
-
-    def suspend(self, context, instance):
-        self.pause(instance)
         self.instances[instance.uuid].state = power_state.SUSPENDED
-
-    def resume(self, context, instance, *args, **kwargs):
-        self.unpause(instance)
 
     def get_console_output(self, context, instance):
         console = LAB / "guests" / instance.uuid / "console.log"
@@ -214,10 +177,8 @@ class LabDriver(fake.FakeDriver):
     def get_info(self, instance, use_cache=True):
         found = super().get_info(instance, use_cache)
         guest = self.guests.get(instance.uuid)
-        ends = {"off": power_state.SHUTDOWN, "crashed": power_state.CRASHED}
-        power = fault(self.names.get(instance.uuid) or instance.display_name).get("power")
-        if power in ends or (guest and not guest.is_on):
-            found.state = self.instances[instance.uuid].state = ends[power or "off"]
+        if guest and not guest.is_on:
+            found.state = self.instances[instance.uuid].state = power_state.SHUTDOWN
         return found
 
 
