@@ -9,7 +9,7 @@ import yaml
 
 from provisioner.config.strict_yaml import YamlDocument
 from provisioner.migrate import ImportOutcome, ImportResult
-from provisioner.migrate.yaml11 import read as read_yaml
+from provisioner.migrate.source import read as read_yaml
 from tests.migrate.examples import ALL, COBALD, HTCONDOR, SLURM, about, converted, finding
 
 
