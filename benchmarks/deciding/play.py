@@ -22,7 +22,7 @@ from provisioner.planner import decide
 from provisioner.planner.safeguards import PlanFunction
 from provisioner.simulator.jobs import SimulatedJob
 from provisioner.simulator.replay import summarize
-from provisioner.simulator.results import Decisions, ReplayResult
+from provisioner.simulator.results import ReplayResult
 from provisioner.simulator.world import START_EPOCH, Scenario, simulate
 
 OURS, CLAIRVOYANT = "ours", "clairvoyant"
@@ -85,8 +85,8 @@ class Timed:
         return plan
 
     @property
-    def decisions(self) -> Decisions:
-        return Decisions(self.count, self.total_s / max(1, self.count), self.worst_s)
+    def mean_s(self) -> float:
+        return self.total_s / max(1, self.count)
 
 
 @dataclass(slots=True)
@@ -101,12 +101,12 @@ class _Kept:
         return self.timed[-1]
 
 
-def play(run: Run) -> ReplayResult:
-    """Play it, in this process."""
+def play(run: Run) -> tuple[ReplayResult, float, float]:
+    """Play it, in this process; the result, and mean and worst processor seconds of a decision."""
     jobs, owner = jobs_of(run.trace, run.days), owner_of(run.owner)
     if run.rule == CLAIRVOYANT:
         hours, waits = schedule(jobs, owner, PLACES)
-        return ReplayResult(run.rule, run.trace, run.seed, 0.0, len(jobs), len(jobs), 0, hours, waits)
+        return ReplayResult(run.rule, run.trace, run.seed, 0.0, len(jobs), len(jobs), 0, hours, waits), 0.0, 0.0
     scenario = _ours(jobs) if run.rule == OURS else _reference(run.rule, jobs)
     ours = run.rule == OURS
     release_s = Rule.release_s if ours else _class_of(run.rule).release_s
@@ -118,7 +118,8 @@ def play(run: Run) -> ReplayResult:
     result = summarize(outcome, policy=run.rule, trace=run.trace, jobs=jobs)
     # A rule may ask for more than an operator would allow: that is its own affair.
     violations = outcome.violations if run.rule == OURS else ()
-    return replace(result, violations=violations, decisions=planner.timed[0].decisions, samples=())
+    timed = planner.timed[0]
+    return replace(result, violations=violations, samples=()), timed.mean_s, timed.worst_s
 
 
 def _class_of(rule: str) -> type[Rule]:

@@ -47,7 +47,7 @@ class Row:
     violations: tuple[str, ...]
 
     @classmethod
-    def of(cls, run: Run, result: ReplayResult) -> Self:
+    def of(cls, run: Run, result: ReplayResult, decision_mean_s: float, decision_worst_s: float) -> Self:
         hours, waits = result.gpu_hours, result.waits
         return cls(
             rule=run.rule,
@@ -70,8 +70,8 @@ class Row:
             burst_most_s=result.burst_most_s,
             requests=result.requests,
             preempted=result.preempted,
-            decision_mean_s=result.decisions.mean_s,
-            decision_worst_s=result.decisions.worst_s,
+            decision_mean_s=decision_mean_s,
+            decision_worst_s=decision_worst_s,
             violations=result.violations,
         )
 
@@ -85,12 +85,12 @@ def file_of(place: Path, run: Run) -> Path:
     return place / f"{run}.json"
 
 
-def write(place: Path, run: Run, result: ReplayResult) -> None:
+def write(place: Path, run: Run, result: ReplayResult, decision_mean_s: float, decision_worst_s: float) -> None:
     """Whole, or not at all."""
     place.mkdir(parents=True, exist_ok=True)
     path = file_of(place, run)
     part = path.with_suffix(".part")
-    part.write_text(json.dumps(asdict(Row.of(run, result)), indent=1) + "\n")
+    part.write_text(json.dumps(asdict(Row.of(run, result, decision_mean_s, decision_worst_s)), indent=1) + "\n")
     part.replace(path)
 
 

@@ -286,4 +286,4 @@ def test_an_owner_network_faults_and_crashes_at_once_break_no_promise(seed: int)
     outcome = simulate(replace(calm, service_faults=unreliable_network(seed), crashes=crashes(seed, 3, furthest=60)))
     assert outcome.violations == (), outcome.lives
     assert len(outcome.lives) == 4
-    assert outcome.metrics.faults_met
+    assert outcome.faults_met

@@ -108,7 +108,7 @@ def test_karpenter_takes_back_what_still_waits_and_is_needed_no_more() -> None:
     sites = site("here", 2), replace(site("queue", 6, queue=Fixed(2 * HOUR_S)), reports_free=False)
     _, outcome = watch(Karpenter, sites, [*jobs(3, HOUR_S), *jobs(1, 60.0, 3 * HOUR_S)])
     assert outcome.metrics.peak("queue") == 1
-    assert outcome.metrics.accounts["queue"].held_s == 0.0
+    assert outcome.metrics.by_site["queue"].held == 0.0
 
 
 def place(gpus: int, *, owned: bool = False) -> Place:

@@ -9,7 +9,7 @@ import pytest
 from provisioner import model as m
 from provisioner.config import Settings
 from provisioner.planner import decide
-from provisioner.simulator.faults import HardwareFaultKind
+from provisioner.simulator.drones import HardwareFaultKind
 from provisioner.simulator.loop import Fixed, LogNormal, Uniform
 from provisioner.simulator.sites import Facility
 from provisioner.simulator.what_if import FOREVER_S, Question, QuestionError, on_snapshot, read

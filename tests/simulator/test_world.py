@@ -10,12 +10,12 @@ import pytest
 
 from provisioner import model as m
 from provisioner.interfaces import OutcomeUnknownError, RejectedError, UnavailableError
-from provisioner.simulator.drones import DroneScript, SiteBehaviour
-from provisioner.simulator.faults import HardwareFault, HardwareFaultKind, ServiceFault, ServiceFaultKind
+from provisioner.simulator.drones import DroneScript, HardwareFault, HardwareFaultKind, SiteBehaviour
 from provisioner.simulator.jobs import JobRequirements, SimulatedJob
 from provisioner.simulator.loop import Uniform
 from provisioner.simulator.owner import OwnerSeries
 from provisioner.simulator.world import World
+from tests.simulator.faults import FaultyScenario, ServiceFault, ServiceFaultKind
 from tests.simulator.worlds import STEADY, in_world, played, small, until
 
 KIT = small(behaviour=STEADY)
@@ -238,7 +238,8 @@ def test_an_order_that_meets_a_fault_is_carried_out_or_not(
         assert len(world.drones) == (0 if kind is ServiceFaultKind.LATE else drones)
         await until(150.0)
         assert [each.id for each in world.drones] == [ONE] * drones
-        assert (world.metrics.faults_met, world.metrics.doubles) == ({kind: 1}, [])
+        assert isinstance(world.scenario, FaultyScenario)
+        assert (world.scenario.faults_met, world.metrics.doubles) == ({kind: 1}, [])
 
     in_world(script, [KIT], service_faults=(ServiceFault(kind, verb="start", amount=90.0),))
 
