@@ -43,7 +43,7 @@ def runs_of(wanted: argparse.Namespace) -> Iterator[Run]:
 def carried_out(run: Run, place: Path) -> float:
     """Play it and keep the row; processor seconds."""
     begin_s = time.process_time()
-    write(place, run, *play(run))
+    write(place, run, play(run))
     return time.process_time() - begin_s
 
 

@@ -6,7 +6,6 @@ import multiprocessing
 import signal
 import statistics
 import time
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
@@ -22,9 +21,6 @@ from provisioner.simulator.results import ReplayResult, WaitStatistics
 from provisioner.simulator.world import START_EPOCH, Scenario, SimulationOutcome, simulate
 from provisioner.simulator.world_file import WorldPlan
 
-BURST_JOBS, BURST_S = 20, 120.0
-QUIET_JOBS, QUIET_S = 5, 600.0
-BURST_SHARE = 0.8
 DAY_S = 86400.0
 REPLAY_LIMIT_S = 14 * DAY_S
 """A replay breaks off so long after the last job came."""
@@ -39,16 +35,10 @@ SAMPLES_PER_REPLAY = 1000
 
 
 def summarize(
-    outcome: SimulationOutcome,
-    *,
-    policy: str,
-    trace: str,
-    jobs: Sequence[SimulatedJob],
-    carbon_g_per_kwh: float | None = None,
+    outcome: SimulationOutcome, *, policy: str, trace: str, carbon_g_per_kwh: float | None = None
 ) -> ReplayResult:
-    """Return the result of a replay of ``jobs``; ``carbon_g_per_kwh`` is the grid's CO2, if known."""
+    """Return the result of a replay; ``carbon_g_per_kwh`` is the grid's CO2, if known."""
     metrics = outcome.metrics
-    bursts = list(burst_waits(metrics.first_starts, [job.submit_s for job in jobs]))
     energy_kwh = metrics.energy_kwh
     return ReplayResult(
         policy=policy,
@@ -65,8 +55,6 @@ def summarize(
         drones_started=metrics.started,
         withdrawn=metrics.withdrawn,
         preempted=metrics.attempts_lost,
-        burst_first_s=statistics.median(first for first, _ in bursts) if bursts else None,
-        burst_most_s=statistics.median(most for _, most in bursts) if bursts else None,
         violations=outcome.violations,
         energy_kwh=energy_kwh,
         co2_kg=None if energy_kwh is None or carbon_g_per_kwh is None else co2_kg(energy_kwh, carbon_g_per_kwh),
@@ -81,25 +69,6 @@ def waits(waits_s: Iterable[float]) -> WaitStatistics:
         return WaitStatistics()
     p50_s, p95_s = (ordered[min(len(ordered) - 1, int(share * len(ordered)))] for share in (0.5, 0.95))
     return WaitStatistics(len(ordered), statistics.fmean(ordered), p50_s, p95_s)
-
-
-def burst_waits(starts: Sequence[tuple[float, float]], arrivals: Sequence[float]) -> Iterable[tuple[float, float]]:
-    """Return for each burst in ``arrivals`` the seconds until its first and until most of its jobs started."""
-    arrived, begun = sorted(arrivals), sorted(starts)
-    submitted = [submit_s for submit_s, _ in begun]
-    n = 0
-    while n < len(arrived):
-        from_s = arrived[n]
-        end = bisect_right(arrived, from_s + BURST_S)
-        if end - n < BURST_JOBS or n - bisect_left(arrived, from_s - QUIET_S) >= QUIET_JOBS:
-            n += 1
-            continue
-        inside = begun[bisect_left(submitted, from_s) : bisect_right(submitted, from_s + BURST_S)]
-        took = sorted(start_s - from_s for _, start_s in inside)
-        most = int(BURST_SHARE * (end - n - 1))
-        if most < len(took):
-            yield took[0], took[most]
-        n = end
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,13 +121,8 @@ def run(replay: Replay, seed: int, tell: Callable[[float], None] = lambda at_s: 
             tell(snapshot.now - START_EPOCH)
         return scenario.judge(snapshot, plan)
 
-    return summarize(
-        simulate(replace(scenario, judge=judge)),
-        policy=replay.policy,
-        trace=replay.trace,
-        jobs=replay.jobs,
-        carbon_g_per_kwh=replay.carbon_g_per_kwh,
-    )
+    outcome = simulate(replace(scenario, judge=judge))
+    return summarize(outcome, policy=replay.policy, trace=replay.trace, carbon_g_per_kwh=replay.carbon_g_per_kwh)
 
 
 def run_all(

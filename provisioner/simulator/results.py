@@ -90,10 +90,6 @@ class ReplayResult:
     """Requests that were cancelled before that."""
     preempted: int = 0
     """Attempts of jobs that were cut short."""
-    burst_first_s: float | None = None
-    """Median over bursts (at least 20 jobs in 120 s after 600 s with fewer than 5) until the first has started."""
-    burst_most_s: float | None = None
-    """The same until 80 % have started."""
     violations: tuple[str, ...] = ()
     """Broken promises, exceeded limits among them: must be none."""
     energy_kwh: float | None = None
@@ -115,13 +111,6 @@ class OwnerWait(NamedTuple):
     """Drones held its room."""
     late_s: float
     """Its room was free again, and the site's next cycle had still to come."""
-
-
-@dataclass(slots=True)
-class _Live:
-    drones: int = 0
-    gpu_milli: int = 0
-    peak: int = 0
 
 
 @dataclass(slots=True)
@@ -159,7 +148,10 @@ class Metrics:
     by_site: defaultdict[str, GpuTime] = field(default_factory=lambda: defaultdict(GpuTime))
     """GPU-seconds."""
     _energy_kwh: float = 0.0
-    _live: defaultdict[str, _Live] = field(default_factory=lambda: defaultdict(_Live))
+    peak: Counter[str] = field(default_factory=Counter)
+    """Most drones alive at once at a site, of a type (by key), and of ``all``."""
+    _drones: Counter[str] = field(default_factory=Counter)
+    _gpu_milli: Counter[str] = field(default_factory=Counter)
     _ids: Counter[DroneId] = field(default_factory=Counter)
     _limits: dict[str, tuple[int | None, int | None]] = field(default_factory=dict)
 
@@ -177,12 +169,12 @@ class Metrics:
         if self._ids[drone_id] > 1:
             self.doubles.append(drone_id)
         for scope in ("all", kind.site, kind.key):
-            live = self._live[scope]
-            live.drones += 1
-            live.gpu_milli += kind.gpu_milli
-            live.peak = max(live.peak, live.drones)
-            drones, gpu_milli = self._limits.get(scope, (None, None))
-            for unit, has, limit in (("drones", live.drones, drones), ("milli-GPU", live.gpu_milli, gpu_milli)):
+            self._drones[scope] += 1
+            self._gpu_milli[scope] += kind.gpu_milli
+            self.peak[scope] = max(self.peak[scope], self._drones[scope])
+            held = self._drones[scope], self._gpu_milli[scope]
+            limits = self._limits.get(scope, (None, None))
+            for unit, has, limit in zip(("drones", "milli-GPU"), held, limits, strict=True):
                 if limit is not None and has > limit:
                     self.caps_broken.append(f"cap broken at {now_s():.1f} s: {scope} has {has} {unit}, limit {limit}")
 
@@ -190,8 +182,8 @@ class Metrics:
         self.ends[kind.site, end] += 1
         self._ids[drone_id] -= 1
         for scope in ("all", kind.site, kind.key):
-            self._live[scope].drones -= 1
-            self._live[scope].gpu_milli -= kind.gpu_milli
+            self._drones[scope] -= 1
+            self._gpu_milli[scope] -= kind.gpu_milli
 
     def held(self, kind: DroneType, held_s: float, boot_s: float, release_s: float) -> None:
         """Enter the GPU time of a drone: held in all, before it took jobs, and after its exit."""
@@ -222,10 +214,6 @@ class Metrics:
         for time in self.by_site.values():
             time.idle = time.held - time.good - time.badput - time.boot - time.release
 
-    def peak(self, scope: str) -> int:
-        """Return most drones alive at once at a site, of a type (by key), or of ``all``."""
-        return self._live[scope].peak
-
     @property
     def gpu_seconds(self) -> GpuTime:
         """The time of all sites together."""
@@ -235,11 +223,6 @@ class Metrics:
     def energy_kwh(self) -> float | None:
         """Energy of busy GPUs; None if no drone type has a power."""
         return self._energy_kwh if any(kind.power_w for kind in self.types) else None
-
-    @property
-    def owner_blocked_s(self) -> float:
-        """Mean over the owner's jobs of the time for which drones held their room."""
-        return statistics.fmean(wait.blocked_s for wait in self.owner_waits) if self.owner_waits else 0.0
 
 
 # --------------------------------------------------------------------------------------------------------- key figures
@@ -341,8 +324,6 @@ FIGURES: Mapping[str, tuple[KeyFigure, ...]] = {
         KeyFigure("Mean wait", "s", lambda r: r.waits.mean_s if r.waits.jobs else None, -1),
         KeyFigure("Median wait", "s", lambda r: r.waits.p50_s if r.waits.jobs else None, -1),
         KeyFigure("95th percentile of waits", "s", lambda r: r.waits.p95_s if r.waits.jobs else None, -1),
-        KeyFigure("First start of a burst", "s", lambda r: r.burst_first_s, -1),
-        KeyFigure("80 % of a burst started", "s", lambda r: r.burst_most_s, -1, detail=True),
     ),
     "Jobs and drones": (
         KeyFigure("Jobs", "", lambda r: r.jobs, detail=True),

@@ -47,8 +47,8 @@ class Question:
     """One of :data:`SIGNS`, ``owner`` or ``down``."""
     value: float = 0.0
     """The number or factor; of ``down``: its begin, in seconds."""
-    until_s: float | None = None
-    """End of ``down``; None for good."""
+    until_s: float = FOREVER_S
+    """End of ``down``."""
 
 
 def read(text: str, sites: Sequence[str]) -> Question:
@@ -83,10 +83,10 @@ def read(text: str, sites: Sequence[str]) -> Question:
 def _down(text: str, site: str, begin: str | None, end: str | None) -> Question:
     try:
         from_s = parse_duration(begin) if begin else 0.0
-        until_s = parse_duration(end) if end else None
+        until_s = parse_duration(end) if end else FOREVER_S
     except ValueError as error:
         raise QuestionError(f"`{text}`: {error}") from None
-    if until_s is not None and until_s <= from_s:
+    if until_s <= from_s:
         raise QuestionError(f"`{text}`: {end} is not after {begin}")
     return Question(site, "down", from_s, until_s)
 
@@ -111,7 +111,7 @@ def changed(plan: WorldPlan, question: Question) -> WorldPlan:
     facility = next(each for each in plan.facilities if each.name == site)
     match question.key:
         case "down":
-            for_s = (FOREVER_S if question.until_s is None else question.until_s) - question.value
+            for_s = question.until_s - question.value
             downtime = HardwareFault(HardwareFaultKind.DOWNTIME, question.value, for_s, site)
             return replace(plan, hardware_faults=(*plan.hardware_faults, downtime))
         case "gpus":
@@ -192,22 +192,17 @@ def _slower(facility: Facility, key: str, factor: float) -> Facility:
 # ---------------------------------------------------------------------------------------------------------- a snapshot
 
 
-@dataclass(frozen=True, slots=True)
-class ChangedSnapshot:
-    """A snapshot as it would be, and what of the question its moment cannot show."""
+def on_snapshot(snapshot: Snapshot, questions: Sequence[Question]) -> tuple[Snapshot, list[str]]:
+    """Apply ``questions``; return also notes on what one moment cannot show.
 
-    snapshot: Snapshot
-    notes: tuple[str, ...] = ()
-
-
-def on_snapshot(snapshot: Snapshot, questions: Sequence[Question]) -> ChangedSnapshot:
-    """Apply ``questions`` one after the other. Raises QuestionError for those that one moment has no answer to."""
+    Raises QuestionError for questions that one moment has no answer to.
+    """
     notes: list[str] = []
     for question in questions:
         site, key = question.site, question.key
         polled = snapshot.sites.get(site)
         if key == "down":
-            if question.value or question.until_s is not None:
+            if question.value or question.until_s != FOREVER_S:
                 raise QuestionError(f"a snapshot is one moment: write `{site} down`, or ask `provisioner simulate`")
             snapshot = _without(snapshot, site, notes)
         elif SIGNS.get(key) == "*":
@@ -222,7 +217,7 @@ def on_snapshot(snapshot: Snapshot, questions: Sequence[Question]) -> ChangedSna
         elif polled is not None and polled.view is not None:
             unclaimed = replace(polled, view=replace(polled.view, claims=()))
             snapshot = replace(snapshot, sites={**snapshot.sites, site: unclaimed})
-    return ChangedSnapshot(snapshot, tuple(notes))
+    return snapshot, notes
 
 
 def _without(snapshot: Snapshot, site: str, notes: list[str]) -> Snapshot:

@@ -39,7 +39,7 @@ def with_habits(scenario: CrashScenario, **given: object) -> CrashScenario:
 def test_in_peace_twelve_jobs_take_four_drones_and_nothing_stays() -> None:
     outcome = kept(calm())
     assert outcome.jobs_done == outcome.metrics.attempts == 12
-    assert outcome.drones == outcome.metrics.peak("kit") == 4
+    assert outcome.drones == outcome.metrics.peak["kit"] == 4
     assert outcome.metrics.gpu_seconds.badput == 0.0
 
 

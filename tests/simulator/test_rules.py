@@ -107,7 +107,7 @@ def test_karpenter_takes_back_what_still_waits_and_is_needed_no_more() -> None:
     """Three jobs, two GPUs there: the third job takes a drone that comes free before the queue gives one."""
     sites = site("here", 2), replace(site("queue", 6, queue=Fixed(2 * HOUR_S)), reports_free=False)
     _, outcome = watch(Karpenter, sites, [*jobs(3, HOUR_S), *jobs(1, 60.0, 3 * HOUR_S)])
-    assert outcome.metrics.peak("queue") == 1
+    assert outcome.metrics.peak["queue"] == 1
     assert outcome.metrics.by_site["queue"].held == 0.0
 
 

@@ -293,6 +293,6 @@ def test_the_metrics_see_a_broken_limit_and_a_doubled_id() -> None:
             "cap broken at 0.3 s: kit has 1500 milli-GPU, limit 1000",
         ]
         await world.sites["hut"].start([order("d-1", hut.types[0])])
-        assert (world.metrics.doubles, world.metrics.peak("kit"), world.metrics.peak("all")) == ([ONE], 3, 4)
+        assert (world.metrics.doubles, world.metrics.peak["kit"], world.metrics.peak["all"]) == ([ONE], 3, 4)
 
     in_world(script, [kit, hut])
