@@ -16,9 +16,9 @@ from provisioner.migrate.htcondor import HTCondorSiteImport
 from provisioner.migrate.openstack import OpenStackSiteImport
 from provisioner.migrate.sites import EXECUTORS, ReadFile, SiteImport, drones_in, our_name, renamed
 from provisioner.migrate.slurm import SlurmSiteImport
+from provisioner.migrate.source import CHANGED, DROPPED, NEEDED, ImportReport, KeyReader, read, walk
 from provisioner.migrate.source import ImportFinding as ImportFinding
 from provisioner.migrate.source import ImportOutcome as ImportOutcome
-from provisioner.migrate.source import ImportReport, KeyReader, read, walk
 
 _KINDS = {"HTCondor": HTCondorSiteImport, "Slurm": SlurmSiteImport, "OpenStack": OpenStackSiteImport}
 """By TARDIS's adapters; of the options of others nothing is copied."""
@@ -79,14 +79,14 @@ def convert(
     most = _max_drones(limit, sites) if limit else None
     files = {controller.FILE: controller.controller_file(tardis.document.file, pool, list(files), most)} | files
     text = "give it a name: it begins each drone's id, and no two controllers share one"
-    notes.needed(1, "", f"{controller.FILE}: controller", text)
+    notes.add(NEEDED, 1, "", f"{controller.FILE}: controller", text)
     root.drop_rest("no site of this name is in `Sites`, and TARDIS knows no such section: left out")
     for line, oddity in reading.oddities:
-        notes.needed(line, "", "", oddity)
+        notes.add(NEEDED, line, "", "", oddity)
     for value in walk(inside):
         if value.tag and value.kind not in _TAGS and not value.tag.startswith("!Tardis"):
             text = "nothing is done for a tag that TARDIS does not have: write the value"
-            notes.needed(value.line, value.tag, "", text)
+            notes.add(NEEDED, value.line, value.tag, "", text)
     order = {tardis.document.file: 0} | ({cobald.document.file: 1} if cobald is not None else {})
     found = sorted(dict.fromkeys(notes.found), key=lambda f: (order.get(f.file, 2), f.file, f.line))
     return ImportResult(files, tuple(found))
@@ -125,9 +125,9 @@ def _max_drones(limit: controller.CoreLimit, sites: list[SiteImport]) -> tuple[i
     cores, notes, line, key = limit
     smallest = min((machine.cores for site in sites for machine in site.machines if machine.cores), default=0)
     if not smallest:
-        notes.dropped(line, key, f"{cores:g} cores, of types of unknown size: write `policy.max_drones`")
+        notes.add(DROPPED, line, key, "", f"{cores:g} cores, of types of unknown size: write `policy.max_drones`")
         return None
     most = drones_in(cores, smallest)
     text = f"limits count drones, not cores: {cores:g} cores are {most} of the smallest type ({smallest} cores)"
-    notes.changed(line, key, f"{controller.FILE}: policy.max_drones", text)
+    notes.add(CHANGED, line, key, f"{controller.FILE}: policy.max_drones", text)
     return most, f"{cores:g} cores, {smallest} each"

@@ -7,7 +7,7 @@ from math import inf
 from typing import NamedTuple
 
 from provisioner.config.units import parse_addresses
-from provisioner.migrate.source import ImportReport, KeyReader, YamlValue
+from provisioner.migrate.source import CONVERTED, DROPPED, ImportReport, KeyReader, YamlValue
 from provisioner.migrate.yaml_writer import YamlBlock, placeholder
 
 FILE = "provisioner.yaml"
@@ -92,13 +92,6 @@ def address(pool: str) -> str:
         return ""
 
 
-_NUMBERS = "there is no such plugin; the numbers are in `provisioner status`, `drones` and `events`, all with `-o json`"
-_PLUGINS = {
-    **dict.fromkeys(("TelegrafMonitoring", "PrometheusMonitoring", "ElasticsearchMonitoring"), _NUMBERS),
-    "Auditor": "nothing is sent to AUDITOR; `provisioner drones --ended -o json` has begin, end and size of each",
-}
-
-
 def plugins(given: KeyReader) -> None:
     """Report what becomes of ``Plugins``; nothing of them is written."""
     if given.take("SqliteRegistry") is not None:
@@ -107,8 +100,7 @@ def plugins(given: KeyReader) -> None:
             " TARDIS's demand and let them run out first"
         )
         given.changed("SqliteRegistry", f"{FILE}: store.path", text)
-    given.drop(_PLUGINS)
-    given.drop_rest("there are no plugins; what it does is to be found out from its code")
+    given.drop_rest("there are no plugins; the numbers are in `provisioner status`, `drones` and `events` (`-o json`)")
 
 
 def put_header(block: YamlBlock, schema: str, what: str) -> None:
@@ -175,20 +167,16 @@ def pipeline(root: KeyReader) -> CoreLimit | None:
         path = f"pipeline[{n}]"
         key = f"{path} {step.tag}".strip()
         if step.kind in _POOLS:
-            notes.converted(step.line, key, FILE, "the sites themselves")
+            notes.add(CONVERTED, step.line, key, FILE, "the sites themselves")
         elif step.kind in ("Limiter", "Standardiser"):
             limit = _limit(KeyReader(YamlValue(step.value, step.line), path, notes), limit)
-            notes.converted(step.line, key, "", "reported key by key")
+            notes.add(CONVERTED, step.line, key, "", "reported key by key")
         else:
-            notes.dropped(step.line, key, _STEPS.get(step.kind, "a step of COBalD that nothing here does"))
+            notes.add(DROPPED, step.line, key, "", _STEPS.get(step.kind, "a step of COBalD that nothing here does"))
     root.drop(
         {"logging": "the controller logs to standard error; systemd keeps it", "__config_test": "a test of COBalD"}
     )
-    for key, service in root.left():
-        if service.kind in ("RestApi", "RestService"):
-            root.dropped(key, "no REST here yet: `provisioner drones -o json` has what it gave")
-        else:
-            root.dropped(key, "a section of COBalD or of a plugin: nothing here reads it")
+    root.drop_rest("a section of COBalD or of a plugin: nothing here reads it")
     return limit
 
 

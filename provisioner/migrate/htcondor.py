@@ -9,7 +9,7 @@ from string import Template
 
 from provisioner.migrate.controller import address
 from provisioner.migrate.sites import MachineType, ReadFile, SiteImport, put_executor
-from provisioner.migrate.source import ImportReport, KeyReader
+from provisioner.migrate.source import CHANGED, CONVERTED, DROPPED, NEEDED, ImportReport, KeyReader
 from provisioner.migrate.yaml_writer import QuotedText, YamlBlock, placeholder
 
 _COMMAND = re.compile(r"\s*((?:\+|[Mm][Yy]\.)?[A-Za-z_][A-Za-z0-9_.]*)\s*=(?!=)\s*(.*)", re.DOTALL)
@@ -195,23 +195,25 @@ class HTCondorSiteImport(SiteImport):
         line, name, bare = command.line, command.name, command.bare
         value, unknown = filled(command.value, machine.numbers)
         if not name:
-            notes.needed(line, command.value[:60], f"{self.ours}.submit", "no command with a value: write it there")
+            text = "no command with a value: write it there"
+            notes.add(NEEDED, line, command.value[:60], f"{self.ours}.submit", text)
         elif bare in _CHANGED:
-            notes.changed(line, name, "", _CHANGED[bare])
+            notes.add(CHANGED, line, name, "", _CHANGED[bare])
         elif _IN_EVERY_TEMPLATE.fullmatch(bare):
-            notes.converted(line, name, "", f"the provisioner sets it itself ({RESERVED[bare]})")
+            notes.add(CONVERTED, line, name, "", f"the provisioner sets it itself ({RESERVED[bare]})")
         elif bare in RESERVED:
-            notes.dropped(line, name, f"the provisioner sets it itself: {RESERVED[bare]}")
+            notes.add(DROPPED, line, name, "", f"the provisioner sets it itself: {RESERVED[bare]}")
         elif unknown in _TARDIS_VARIABLES:
-            notes.dropped(line, name, f"`${unknown}` has no value here: TARDIS fills it in for your pilot")
+            notes.add(DROPPED, line, name, "", f"`${unknown}` has no value here: TARDIS fills it in for your pilot")
         elif unknown:
             mark = placeholder(f"{name} without ${unknown}, which is not known here")
-            place = self._put_command(machine, command, mark)
-            notes.needed(line, name, place, f"`${unknown}` has no value here: write the value, or remove the line")
+            text = f"`${unknown}` has no value here: write the value, or remove the line"
+            notes.add(NEEDED, line, name, self._put_command(machine, command, mark), text)
         elif not value or not value.isprintable():
-            notes.needed(line, name, f"{self.ours}.submit", "a value on one line is wanted: write it under `submit`")
+            text = "a value on one line is wanted: write it under `submit`"
+            notes.add(NEEDED, line, name, f"{self.ours}.submit", text)
         else:
-            notes.converted(line, name, self._put_command(machine, command, value))
+            notes.add(CONVERTED, line, name, self._put_command(machine, command, value), "")
 
     def _put_command(self, machine: MachineType, command: SubmitCommand, value: str) -> str:
         """Write a command, in the place of an earlier one of the same name, and return its place in our files."""

@@ -19,13 +19,7 @@ _NOT_OF_DRONES = {
     "user_data": "ours is made: the drone starts HTCondor itself. What yours prepares (mounts, a proxy) has to be in"
     " the image, or in a script that `setup` names; see docs/how-to/openstack.md",
     "personality": "files come with the drone; yours have to be in the image",
-    "name": "a server has the name of its drone",
-    "description": "a server has the name of its drone",
-    "tags": "servers are found by tags of ours",
     "metadata": "not copied, as there may be secrets in it: write what is to stay under `metadata`",
-    "adminPass": f"{_NOT_COPIED}; nobody logs in with one",
-    "min_count": "each drone is one server",
-    "max_count": "each drone is one server",
 }
 """Keys of a server request that drones do not have, with their replacement."""
 

@@ -14,7 +14,7 @@ from typing import Any
 from provisioner.config.units import NAME_PATTERN, format_duration, format_size
 from provisioner.formatting import count
 from provisioner.migrate.controller import put_header
-from provisioner.migrate.source import KeyReader, YamlValue
+from provisioner.migrate.source import CHANGED, CONVERTED, NEEDED, KeyReader, YamlValue
 from provisioner.migrate.yaml_writer import Scalar, YamlBlock, placeholder
 from provisioner.model import SitePolicy
 
@@ -213,11 +213,11 @@ class SiteImport:
         for one in setting.items if setting is not None else []:
             name = one.text
             if name is None:
-                self.notes.needed(one.line, key, at, "a name is wanted here")
+                self.notes.add(NEEDED, one.line, key, at, "a name is wanted here")
             elif name not in [machine.theirs for machine in self.machines]:
                 made = MachineType(name, our_name(name, [machine.ours for machine in self.machines]), one.line)
                 self.machines.append(made)
-                self.notes.converted(one.line, f"{key}.{name}", f"{at}.{made.ours}", renamed(name, made.ours))
+                self.notes.add(CONVERTED, one.line, f"{key}.{name}", f"{at}.{made.ours}", renamed(name, made.ours))
         if not self.machines:
             self.section.needed("MachineTypes", at, "no machine type: write one")
 
@@ -249,26 +249,26 @@ class SiteImport:
         if not machine.gpus and self.hidden_gpus:
             block.put("gpus", placeholder("GPUs of one drone, 0 for a CPU drone"))
             remedy = "write their number, 0 for a CPU drone; with GPUs also `vram` and `capability`"
-            notes.needed(machine.line, key, f"{at}.gpus", f"only the flavour shows whether it has GPUs: {remedy}")
+            notes.add(NEEDED, machine.line, key, f"{at}.gpus", f"only the flavour shows whether it has GPUs: {remedy}")
             return
         block.put("gpus", machine.gpus)
         if not machine.gpus:
             remedy = "a CPU drone. If it has some, write `gpus`, `vram` and `capability`"
             text = f"TARDIS does not know GPUs and nothing here asks for one: {remedy}"
-            notes.changed(machine.line, key, f"{at}.gpus", text)
+            notes.add(CHANGED, machine.line, key, f"{at}.gpus", text)
             return
         if machine.vram_mib:
             block.put("vram", format_size(machine.vram_mib))
         else:
             block.put("vram", placeholder("memory of each GPU, as 40 GiB"))
             text = "jobs ask for GPUs by memory: write it, as `40 GiB`"
-            notes.needed(machine.line, machine.gpu_key, f"{at}.vram", text)
+            notes.add(NEEDED, machine.line, machine.gpu_key, f"{at}.vram", text)
         block.put("capability", placeholder("CUDA compute capability, as 8.0"))
         site_model = f"; the site says {machine.gpu_model}" if machine.gpu_model else ""
         block.remark(f"gpu_model: A100-SXM4-40GB     # as `nvidia-smi` names it{site_model}")
         block.remark('driver: "12.4"                # newest CUDA version of the driver')
         text = "jobs ask for GPUs by capability, of which TARDIS knows nothing: write it; and `gpu_model`"
-        notes.needed(machine.line, machine.gpu_key, f"{at}.capability", f"{text} if jobs ask for it")
+        notes.add(NEEDED, machine.line, machine.gpu_key, f"{at}.capability", f"{text} if jobs ask for it")
 
 
 # ------------------------------------------------------------------------------------------------------------ executors

@@ -174,6 +174,9 @@ class ImportOutcome(StrEnum):
     """Missing in the old configuration, or not importable as it is."""
 
 
+CONVERTED, CHANGED, DROPPED, NEEDED = ImportOutcome
+
+
 @dataclass(frozen=True, slots=True)
 class ImportFinding:
     """The outcome for one key."""
@@ -197,20 +200,8 @@ class ImportReport:
     file: str
     found: list[ImportFinding] = field(default_factory=list)
 
-    def converted(self, line: int, key: str, ours: str, text: str = "") -> None:
-        self._add(ImportOutcome.CONVERTED, line, key, ours, text or "taken over")
-
-    def changed(self, line: int, key: str, ours: str, text: str) -> None:
-        self._add(ImportOutcome.CHANGED, line, key, ours, text)
-
-    def dropped(self, line: int, key: str, text: str) -> None:
-        self._add(ImportOutcome.DROPPED, line, key, "", text)
-
-    def needed(self, line: int, key: str, ours: str, text: str) -> None:
-        self._add(ImportOutcome.NEEDED, line, key, ours, text)
-
-    def _add(self, verdict: ImportOutcome, line: int, key: str, ours: str, text: str) -> None:
-        key, ours, text = sanitize(key, 160), sanitize(ours, 160), sanitize(text, _MAX_FINDING_CHARS)
+    def add(self, verdict: ImportOutcome, line: int, key: str, ours: str, text: str) -> None:
+        key, ours, text = sanitize(key, 160), sanitize(ours, 160), sanitize(text or "taken over", _MAX_FINDING_CHARS)
         self.found.append(ImportFinding(verdict, self.file, line, key, ours, text))
 
 
@@ -230,7 +221,7 @@ class KeyReader:
             if not setting.tag:
                 self._left = dict(setting.value)
         elif setting is not None and setting.value is not None:
-            notes.needed(setting.line, path, "", "expected a mapping: nothing of it could be imported")
+            notes.add(NEEDED, setting.line, path, "", "expected a mapping: nothing of it could be imported")
         self._lines = {key: value.line for key, value in self._left.items()}
 
     def take(self, key: str) -> YamlValue | None:
@@ -252,16 +243,16 @@ class KeyReader:
         return self._lines.get(key, self.line)
 
     def converted(self, key: str, ours: str, text: str = "") -> None:
-        self.notes.converted(self.line_of(key), self.name(key), ours, text)
+        self.notes.add(CONVERTED, self.line_of(key), self.name(key), ours, text)
 
     def changed(self, key: str, ours: str, text: str) -> None:
-        self.notes.changed(self.line_of(key), self.name(key), ours, text)
+        self.notes.add(CHANGED, self.line_of(key), self.name(key), ours, text)
 
     def dropped(self, key: str, text: str) -> None:
-        self.notes.dropped(self.line_of(key), self.name(key), text)
+        self.notes.add(DROPPED, self.line_of(key), self.name(key), "", text)
 
     def needed(self, key: str, ours: str, text: str) -> None:
-        self.notes.needed(self.line_of(key), self.name(key), ours, text)
+        self.notes.add(NEEDED, self.line_of(key), self.name(key), ours, text)
 
     def put(
         self,

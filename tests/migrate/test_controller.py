@@ -10,7 +10,7 @@ import yaml
 from provisioner.config.strict_yaml import YamlDocument
 from provisioner.migrate import ImportOutcome, ImportResult
 from provisioner.migrate.source import read as read_yaml
-from tests.migrate.examples import ALL, COBALD, HTCONDOR, SLURM, about, converted, finding
+from tests.migrate.examples import ALL, HTCONDOR, about, converted
 
 
 def controller(made: ImportResult) -> Any:
@@ -39,22 +39,6 @@ def test_what_tardis_left_to_the_host_needs_you() -> None:
     assert {key for key, value in options.items() if value.startswith("<")} == set(options)
     needed = [f.ours for f in made.findings if f.verdict is ImportOutcome.NEEDED and f.key == "BatchSystem"]
     assert needed == [f"provisioner.yaml: overlay.options.{key}" for key in options]
-
-
-def test_the_pipeline_is_explained_step_by_step() -> None:
-    made = converted(SLURM, COBALD)
-    assert [(f.line, f.key, f.verdict) for f in made.findings if f.file == "cobald.yml"] == [
-        (2, "pipeline[0] !LinearController", ImportOutcome.DROPPED),
-        (3, "pipeline[1].granularity", ImportOutcome.DROPPED),
-        (3, "pipeline[1].backlog", ImportOutcome.DROPPED),
-        (3, "pipeline[1] !Standardiser", ImportOutcome.CONVERTED),
-        (3, "pipeline[1].maximum", ImportOutcome.CHANGED),
-        (4, "pipeline[2] !Buffer", ImportOutcome.DROPPED),
-        (5, "pipeline[3] !TardisPoolFactory", ImportOutcome.CONVERTED),
-        (6, "logging", ImportOutcome.DROPPED),
-        (7, "monitor", ImportOutcome.DROPPED),
-    ]
-    assert "each waiting job that no drone can take" in finding(made, "pipeline[0] !LinearController").text
 
 
 def leaves(told: Any, path: str) -> list[tuple[str, int]]:

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
 import pytest
 
 from benchmarks.deciding.clairvoyant import schedule
 from benchmarks.deciding.cobald import CORES, Cobald
-from benchmarks.deciding.glidein import Glidein
-from benchmarks.deciding.karpenter import Karpenter
 from benchmarks.deciding.rule import Rule
 from benchmarks.deciding.worlds import POOL, UNLIMITED, Place
 from provisioner.controller.actuation import OWN_TIMEOUT_FACTOR, OWN_TIMEOUT_MORE_S
-from provisioner.model import DroneType, Plan, Policy, SitePolicy, Snapshot
+from provisioner.model import DroneType, Policy, SitePolicy
 from provisioner.simulator.drones import SiteBehaviour
 from provisioner.simulator.jobs import JobRequirements, SimulatedJob
 from provisioner.simulator.loop import AT_ONCE, Draw, Fixed, LogNormal
 from provisioner.simulator.sites import Facility, GpuPool
-from provisioner.simulator.world import START_EPOCH, Scenario, SimulationOutcome, simulate
+from provisioner.simulator.world import START_EPOCH, Scenario, simulate
 from tests.simulator.owner_queue import OwnerSteps
 
 HOUR_S = 3600.0
@@ -44,29 +42,10 @@ def jobs(count: int, run_s: float, at_s: float = 1.0) -> tuple[SimulatedJob, ...
     return tuple(SimulatedJob(at_s, run_s, JobRequirements()) for _ in range(count))
 
 
-@dataclass
-class Watched:
-    """A rule at work, and all that it asked for."""
-
-    rule: Rule
-    plans: list[Plan] = field(default_factory=list)
-
-    def __call__(self, snapshot: Snapshot) -> Plan:
-        self.plans.append(self.rule(snapshot))
-        return self.plans[-1]
-
-    def starts(self, site: str) -> list[int]:
-        """Drones asked for at a site, by tick, ticks without any left out."""
-        counts = [sum(s.drone.site == site for s in plan.starts) for plan in self.plans]
-        return [count for count in counts if count]
-
-
-def watch(
-    make: Callable[..., Rule], sites: Sequence[Facility], work: Sequence[SimulatedJob], *, limit_s: float = 30 * 86400.0
-) -> tuple[Watched, SimulationOutcome]:
+def watch(make: Callable[..., Rule], sites: Sequence[Facility], work: Sequence[SimulatedJob], limit_s: float) -> Rule:
+    """Play a rule, and return it as it is afterwards."""
     quotas = {kind.key: facility.pools[0].nodes for facility in sites for kind in facility.types}
     rule = make(quotas, START_EPOCH + max(job.submit_s for job in work))
-    watched = Watched(rule)
     scenario = Scenario(
         tuple(replace(s, behaviour=replace(s.behaviour, release=Fixed(rule.release_s))) for s in sites),
         tuple(work),
@@ -75,10 +54,11 @@ def watch(
         active_interval_s=rule.interval_s,
         pool=POOL,
         limit_s=limit_s,
-        planner=lambda: watched,
+        planner=lambda: rule,
         judge=lambda snapshot, plan: (),
     )
-    return watched, simulate(scenario)
+    simulate(scenario)
+    return rule
 
 
 documented = partial(Cobald, per_pool=False)
@@ -88,27 +68,13 @@ documented = partial(Cobald, per_pool=False)
 def test_cobald_winds_up_while_one_site_is_empty(make: Callable[..., Cobald]) -> None:
     """No drone ever comes out of the queue there, so it reports 1, and demand climbs a core a second."""
     sites = site("kit", 2), site("queue", 8, queue=Fixed(NEVER_S))
-    rule = watch(make, sites, [*jobs(1, 600.0), *jobs(1, 600.0, 8 * HOUR_S)], limit_s=6 * HOUR_S)[0].rule
+    rule = watch(make, sites, [*jobs(1, 600.0), *jobs(1, 600.0, 8 * HOUR_S)], limit_s=6 * HOUR_S)
     assert isinstance(rule, Cobald)
     if make is documented:
         assert rule.demand() > 3 * HOUR_S  # cores, where 80 are all there is
     else:
         assert rule.demand(sites[0].types[0].key) <= CORES  # one idle probe is kept
         assert rule.demand(sites[1].types[0].key) == 8 * CORES  # it cannot ask for more than there is
-
-
-def test_glidein_asks_for_a_third_of_the_idle_jobs_split_over_entries() -> None:
-    watched, outcome = watch(Glidein, [site("a", 30), site("b", 30)], jobs(30, HOUR_S))
-    assert watched.starts("a")[0] == watched.starts("b")[0] == 5  # 30 / 2 / 3
-    assert outcome.jobs_done == 30
-
-
-def test_karpenter_takes_back_what_still_waits_and_is_needed_no_more() -> None:
-    """Three jobs, two GPUs there: the third job takes a drone that comes free before the queue gives one."""
-    sites = site("here", 2), replace(site("queue", 6, queue=Fixed(2 * HOUR_S)), reports_free=False)
-    _, outcome = watch(Karpenter, sites, [*jobs(3, HOUR_S), *jobs(1, 60.0, 3 * HOUR_S)])
-    assert outcome.metrics.peak["queue"] == 1
-    assert outcome.metrics.by_site["queue"].held == 0.0
 
 
 def place(gpus: int, *, owned: bool = False) -> Place:
