@@ -130,8 +130,6 @@ class QueuedJobClass:
         """Idle jobs that no negotiation cycle has seen."""
         self._waits: deque[tuple[float, QueuedJob]] = deque()
         """Begins of waits, in order; those of jobs that run by now are left out when they come to the front."""
-        self._view: JobClass | None = None
-        self._types: tuple[DroneType, ...] = ()
 
     @property
     def idle(self) -> int:
@@ -142,12 +140,9 @@ class QueuedJobClass:
         self._waits.append((now_s, queued))
         heapq.heappush(self._idle, (queued.job.submit_s, queued.serial, queued))
         self._fresh.add(queued)
-        self._view = None
 
     def mark_judged(self) -> None:
-        if self._fresh:
-            self._fresh.clear()
-            self._view = None
+        self._fresh.clear()
 
     def first(self) -> tuple[float, int]:
         """Return submit time and serial number of the oldest idle job; there must be one."""
@@ -159,34 +154,25 @@ class QueuedJobClass:
         self._fresh.discard(queued)
         queued.idle_s = -1.0
         self.running += 1
-        self._view = None
         return queued
 
-    def ran(self) -> None:
-        self.running -= 1
-        self._view = None
-
-    def view(self, types: tuple[DroneType, ...]) -> JobClass:
+    def view(self, types: Iterable[DroneType]) -> JobClass:
         """Return the class as the overlay lists it."""
-        if self._view is None or types != self._types:
-            self._types = types
-            while self._idle and self._waits[0][0] != self._waits[0][1].idle_s:
-                self._waits.popleft()
-            asked = types if self.wants.gpu_model else ()
-            unmet = {kind.key: self.wants.unmet_requirement(kind) for kind in asked}
-            wants = asdict(self.wants)
-            del wants["gpu_model"]
-            self._view = JobClass(
-                id=self.name,
-                waiting=len(self._idle) - len(self._fresh),
-                fresh=len(self._fresh),
-                running=self.running,
-                oldest_at=start_epoch() + self.first()[0] if self._idle else 0.0,
-                refuses={key: each for key, each in unmet.items() if each and each.dimension == "gpu_model"},
-                idle_at=start_epoch() + self._waits[0][0] if self._idle else 0.0,
-                **wants,
-            )
-        return self._view
+        while self._idle and self._waits[0][0] != self._waits[0][1].idle_s:
+            self._waits.popleft()
+        unmet = {kind.key: self.wants.unmet_requirement(kind) for kind in types if self.wants.gpu_model}
+        wants = asdict(self.wants)
+        del wants["gpu_model"]
+        return JobClass(
+            id=self.name,
+            waiting=len(self._idle) - len(self._fresh),
+            fresh=len(self._fresh),
+            running=self.running,
+            oldest_at=start_epoch() + self.first()[0] if self._idle else 0.0,
+            refuses={key: each for key, each in unmet.items() if each and each.dimension == "gpu_model"},
+            idle_at=start_epoch() + self._waits[0][0] if self._idle else 0.0,
+            **wants,
+        )
 
 
 class SimulatedJobQueue:

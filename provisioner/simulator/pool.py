@@ -329,7 +329,7 @@ class SimulatedOverlay:
         return None
 
     async def poll(self, types: Sequence[DroneType]) -> OverlayView:
-        return await self._network.call("poll", lambda: self._view(tuple(types)))
+        return await self._network.call("poll", lambda: self._view(types))
 
     async def drain(self, drone_ids: Sequence[DroneId], mode: DrainMode, reason: str) -> Sequence[OrderResult]:
         return await self._network.call("drain", lambda: [self._drain(drone_id, mode) for drone_id in drone_ids])
@@ -338,7 +338,7 @@ class SimulatedOverlay:
         files = model.Bootstrap(b"#!/bin/sh\n", {"DRONE_ID": order.drone_id})
         return await self._network.call("bootstrap", lambda: files)
 
-    def _view(self, types: tuple[DroneType, ...]) -> OverlayView:
+    def _view(self, types: Sequence[DroneType]) -> OverlayView:
         behaviour = self._behaviour
         for drone_id, slot in list(self._slots.items()):
             if slot.lost_s is not None and now_s() - slot.lost_s >= behaviour.slot_lifetime_s:
@@ -474,7 +474,7 @@ class SimulatedOverlay:
         ran_s, saved_s = until_s - run.begun_s, queued.job.saved_s(run.worked(until_s))
         lost_s = None if done else ran_s - run.kept_s(until_s)
         self._metrics.attempt(kind, slot.milli_of(queued.wants), ran_s, lost_s, busy_s=slot.end(run))
-        jobs.ran()
+        jobs.running -= 1
         if not done:
             queued.saved_s += saved_s
             self._queue.add(queued, now_s())

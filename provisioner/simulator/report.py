@@ -81,8 +81,7 @@ def html_page(runs: Runs, *, notes: Sequence[str] = (), command: str = "") -> st
     first, *others = runs
     caption = "Figures by policy: mean ± standard deviation over the seeds"
     if others:
-        common = set.intersection(*({(r.trace, r.seed) for r in each} for each in runs.values()))
-        caption += f"; differences seed by seed over the seeds that both have ({len(common)} seeds are in all policies)"
+        caption += "; differences seed by seed over the seeds that both have"
     head = ["", *map(name, runs), *(f"{name(other)} less {name(first)}" for other in others)]
     return Template(files(__package__).joinpath("report.html").read_text(encoding="utf-8")).substitute(
         title=escape(f"Replay of {traces}: {' against '.join(map(name, runs)) if len(runs) < 4 else policies}"),

@@ -184,20 +184,15 @@ def cut_jobs(jobs: Sequence[SimulatedJob], cut: TraceSelection, origin_s: float 
             # 1000 MiB to the GB: a job "for a 40 GB card" must fit one, and cards keep some for themselves.
             wants = replace(wants, vram_mib=gib * 1000)
         chosen.append(SimulatedJob(at_s, min(cut.cap_s, job.duration_s), wants))
-    if not chosen:
-        raise TraceError(_nothing_left(jobs, cut))
-    return tuple(chosen)
-
-
-def _nothing_left(jobs: Sequence[SimulatedJob], cut: TraceSelection) -> str:
     if not jobs:
-        return "no job with a run time and a GPU in it"
-    groups = Counter(name for job in jobs for name in dict.fromkeys((job.wants.group, job.wants.owner)))
-    del groups[""], groups[NOBODY]
-    unknown = [name for name in cut.groups if name not in groups]
-    if unknown:
-        return f"no job of group `{unknown[0]}`: {choices(unknown[0], [name for name, _ in groups.most_common(20)])}"
-    return f"none of its {len(jobs)} jobs is left: widen the span, the groups or the number of GPUs"
+        raise TraceError("no job with a run time and a GPU in it")
+    if not chosen:
+        groups = Counter(job.wants.group or job.wants.owner for job in jobs)
+        most = ", ".join(name for name, _ in groups.most_common(8))
+        raise TraceError(
+            f"none of its {len(jobs)} jobs is left: widen the span, the number of GPUs or the groups ({most})"
+        )
+    return tuple(chosen)
 
 
 # ------------------------------------------------------------------------------------------------------------- reading

@@ -75,18 +75,6 @@ async def test_nodes_and_places_are_told_and_cpus_run_out_before_gpus(world: Wor
     assert (world.metrics.accepted_without_room, world.metrics.overfull) == ({"topas": 2}, [])
 
 
-@pytest.mark.parametrize("reports", [True, False])
-def test_waiting_jobs_of_one_shape_are_one_claim_that_names_the_nodes_that_could_host_it(reports: bool) -> None:
-    async def script(world: World) -> None:
-        await until(10.0)
-        claims = [(c.count, c.gpu_milli, c.since, c.nodes, c.who) for c in (await world.sites["topas"].poll()).claims]
-        expected = [(1, 4000, 3.0, ("none",), "owner"), (2, 1000, 4.0, (), "owner")]
-        assert claims == (expected if reports else [])
-
-    jobs = OwnerJob(5.0, 60.0), OwnerJob(4.0, 60.0), OwnerJob(3.0, 60.0, gpus=4, cpus=64)
-    in_world(script, [cluster(*jobs, nodes=2, given={"reports_claims": reports})])
-
-
 async def filled(world: World) -> None:
     """Start four drones on one node, the youngest d-3, which are busy at 100 s."""
     for n in range(4):
