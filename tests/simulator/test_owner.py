@@ -24,15 +24,7 @@ from provisioner.simulator.traces import OwnerLoadSeries, read_loads
 from provisioner.simulator.world import SimulationOutcome, World
 from tests.simulator.crashing import crashes, simulate
 from tests.simulator.owner_queue import Owner, OwnerJob
-from tests.simulator.owner_world import (
-    SPAN_S,
-    TICK_S,
-    Chooser,
-    load_of,
-    owned,
-    trace_file,
-    waits_alone,
-)
+from tests.simulator.owner_world import SPAN_S, TICK_S, Chooser, load_of, owned, trace_file, waits_alone
 from tests.simulator.worlds import STEADY, drone_type, in_world, played, topas, unreliable_network, until
 
 SEEDS = int(os.environ.get("SIM_OWNER_SEEDS", "200"))
