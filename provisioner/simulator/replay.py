@@ -24,7 +24,7 @@ from provisioner.simulator.world_file import WorldPlan
 DAY_S = 86400.0
 REPLAY_LIMIT_S = 14 * DAY_S
 """A replay breaks off so long after the last job came."""
-REPLAY_STALL_S = 7 * DAY_S
+REPLAY_STALL_S = 4 * DAY_S
 """It breaks off before that when no job has run for so long: longer than any queue, boot or owner's load."""
 PROGRESS_INTERVAL_S = 0.2
 """Real seconds between two reports of a replay's progress."""
