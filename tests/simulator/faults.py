@@ -26,8 +26,6 @@ class ServiceFaultKind(StrEnum):
     DOWN = "down"
     DENIED = "denied"
     QUOTA = "quota"
-    CAPACITY = "capacity"
-    THROTTLED = "throttled"
     BUG = "bug"
     """The adapter raises something that is none of the four errors."""
     # acts: the wire
@@ -64,8 +62,6 @@ _REFUSALS: Mapping[ServiceFaultKind, tuple[Callable[..., Exception], str, tuple[
     ServiceFaultKind.DOWN: (UnavailableError, "no route to host", ()),
     ServiceFaultKind.DENIED: (AuthError, "token expired", ()),
     ServiceFaultKind.QUOTA: (RejectedError, "quota exceeded", (FaultKind.QUOTA,)),
-    ServiceFaultKind.CAPACITY: (RejectedError, "no valid host was found", (FaultKind.CAPACITY,)),
-    ServiceFaultKind.THROTTLED: (RejectedError, "too many requests", (FaultKind.THROTTLED,)),
     ServiceFaultKind.ORDER_LOST: (OutcomeUnknownError, "connection reset while sending", ()),
 }
 """Errors, and what they say, of the faults that leave nothing done."""
