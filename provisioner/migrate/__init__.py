@@ -59,7 +59,7 @@ def convert(
     if reading is None or (cobald is not None and outer is None):
         return None
     notes = ImportReport(tardis.document.file)
-    limit = None
+    limit: controller.CoreLimit | None = None
     inside, root = reading.root, KeyReader(reading.root, "", notes)
     inner = root.peek("tardis")
     if root.peek("Sites") is None and inner is not None:  # COBalD's configuration, with TARDIS's in it

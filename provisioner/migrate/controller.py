@@ -162,7 +162,8 @@ class CoreLimit(NamedTuple):
 
 def pipeline(root: KeyReader) -> CoreLimit | None:
     """Report what becomes of a COBalD configuration; return its limit, the lowest if there are several."""
-    notes, limit, setting = root.notes, None, root.take("pipeline")
+    notes, setting = root.notes, root.take("pipeline")
+    limit: CoreLimit | None = None
     for n, step in enumerate(setting.items if setting is not None else []):
         path = f"pipeline[{n}]"
         key = f"{path} {step.tag}".strip()
