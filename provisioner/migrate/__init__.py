@@ -60,7 +60,8 @@ def convert(
         return None
     notes = ImportReport(tardis.document.file)
     limit: controller.CoreLimit | None = None
-    inside, root = reading.root, KeyReader(reading.root, "", notes)
+    inside, oddities = reading
+    root = KeyReader(inside, "", notes)
     inner = root.peek("tardis")
     if root.peek("Sites") is None and inner is not None:  # COBalD's configuration, with TARDIS's in it
         whole, inside, root = root, inner, root.below("tardis")
@@ -69,7 +70,7 @@ def convert(
     if tardis.document.problems:
         return None
     if cobald is not None and outer is not None:
-        section = KeyReader(outer.root, "", ImportReport(cobald.document.file, notes.found))
+        section = KeyReader(outer[0], "", ImportReport(cobald.document.file, notes.found))
         if section.take("tardis") is not None:
             section.dropped("tardis", "a TARDIS configuration of its own: import it by itself")
         limit = controller.pipeline(section)
@@ -81,7 +82,7 @@ def convert(
     text = "give it a name: it begins each drone's id, and no two controllers share one"
     notes.add(NEEDED, 1, "", f"{controller.FILE}: controller", text)
     root.drop_rest("no site of this name is in `Sites`, and TARDIS knows no such section: left out")
-    for line, oddity in reading.oddities:
+    for line, oddity in oddities:
         notes.add(NEEDED, line, "", "", oddity)
     for value in walk(inside):
         if value.tag and value.kind not in _TAGS and not value.tag.startswith("!Tardis"):

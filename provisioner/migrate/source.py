@@ -64,17 +64,11 @@ class YamlValue:
         return self.value if isinstance(self.value, list) and not self.tag else []
 
 
-@dataclass(frozen=True, slots=True)
-class YamlFile:
-    """The content of a file, a mapping."""
+def read(text: str, document: YamlDocument) -> tuple[YamlValue, list[tuple[int, str]]] | None:
+    """Return the mapping in ``text``, and lines that are valid YAML and probably not intended, with the explanation.
 
-    root: YamlValue
-    oddities: list[tuple[int, str]]
-    """Lines that are valid YAML and probably not intended, with the explanation."""
-
-
-def read(text: str, document: YamlDocument) -> YamlFile | None:
-    """Return the mapping in ``text``; None, with the problems in ``document``, if it is not one."""
+    Return None, with the problems in ``document``, if it is not a mapping.
+    """
     node = composed(text, document)
     if node is None:
         if not document.problems:
@@ -84,7 +78,7 @@ def read(text: str, document: YamlDocument) -> YamlFile | None:
     root = builder.build(node)
     if not document.problems and not isinstance(root.value, dict):
         document.complain(Position(root.line, 1), "expected a mapping at the top, with `Sites` and `BatchSystem`")
-    return None if document.problems else YamlFile(root, builder.oddities)
+    return None if document.problems else (root, builder.oddities)
 
 
 def walk(setting: YamlValue) -> Iterator[YamlValue]:

@@ -58,7 +58,7 @@ def test_every_key_of_theirs_is_told_of_by_itself_or_with_what_is_around_it(name
     told = {f.key.partition(" ")[0] for f in made.findings}
     untold = [
         (path, line)
-        for path, line in leaves(reading.root, "")
+        for path, line in leaves(reading[0], "")
         if not any(path == key or path.startswith((f"{key}.", f"{key}[")) or key.startswith(f"{path}.") for key in told)
     ]
     assert untold == []
