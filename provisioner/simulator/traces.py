@@ -45,29 +45,29 @@ class _BadLineError(ValueError):
     """A line that cannot be understood: what is wrong with it, and what to write."""
 
 
-class Column(NamedTuple):
+class TraceColumn(NamedTuple):
     """Name of a column, and the factor to seconds or MiB."""
 
     name: str
     factor: float = 1.0
 
 
-COMMON_COLUMNS: Mapping[str, Column] = {
-    "submit": Column("submit_s"),
-    "duration": Column("duration_s"),
-    "gpus": Column("gpus"),
-    "gpu_milli": Column("gpu_milli"),
-    "vram": Column("vram_mb"),
-    "cpus": Column("cpus"),
-    "memory": Column("mem_mb"),
-    "user": Column("user"),
-    "group": Column("group"),
+COMMON_COLUMNS: Mapping[str, TraceColumn] = {
+    "submit": TraceColumn("submit_s"),
+    "duration": TraceColumn("duration_s"),
+    "gpus": TraceColumn("gpus"),
+    "gpu_milli": TraceColumn("gpu_milli"),
+    "vram": TraceColumn("vram_mb"),
+    "cpus": TraceColumn("cpus"),
+    "memory": TraceColumn("mem_mb"),
+    "user": TraceColumn("user"),
+    "group": TraceColumn("group"),
 }
 """Columns of the common form by meaning."""
 NEEDED = ("submit", "duration")
 
 
-def declared_columns(text: str) -> dict[str, Column]:
+def declared_columns(text: str) -> dict[str, TraceColumn]:
     """Return the columns of ``submit=SubmitTime,duration=Minutes*60,...`` by meaning. Raises TraceError."""
     found = {}
     for part in filter(None, (p.strip() for p in text.split(","))):
@@ -78,7 +78,7 @@ def declared_columns(text: str) -> dict[str, Column]:
             raise TraceError(f"unknown field `{name}`: {choices(name, tuple(COMMON_COLUMNS))}")
         column, star, factor = column.partition("*")
         try:
-            found[name] = Column(column, _number(factor, column) if star else 1.0)
+            found[name] = TraceColumn(column, _number(factor, column) if star else 1.0)
         except _BadLineError:
             raise TraceError(f"`{part}`: a factor is a number above 0, as in `MemGB*1024`") from None
     if missing := [name for name in NEEDED if name not in found]:
@@ -128,7 +128,7 @@ def read_trace(
     path: Path,
     cut: TraceSelection | None = None,
     *,
-    columns: Mapping[str, Column] | None = None,
+    columns: Mapping[str, TraceColumn] | None = None,
     skip_bad: bool = False,
 ) -> Trace:
     """Read the jobs of a CSV file, which may be gzipped; ``columns`` are declared by meaning. Raises TraceError."""
@@ -224,12 +224,14 @@ def _number(text: str, column: str) -> float:
     return number
 
 
-def _columns(path: Path, rows: csv.DictReader[str], declared: Mapping[str, Column] | None) -> dict[str, Column]:
+def _columns(
+    path: Path, rows: csv.DictReader[str], declared: Mapping[str, TraceColumn] | None
+) -> dict[str, TraceColumn]:
     """Return the columns of the file by meaning: all that are declared, or those of the common form that it has."""
     header = rows.fieldnames = [name.strip() for name in rows.fieldnames or ()]
     if not header:
         raise TraceError(f"{path}:1: the file is empty: a header line with the names of the columns is wanted")
-    found: dict[str, Column] = {}
+    found: dict[str, TraceColumn] = {}
     for name, column in (declared or COMMON_COLUMNS).items():
         if column.name in header:
             found[name] = column
@@ -241,7 +243,7 @@ def _columns(path: Path, rows: csv.DictReader[str], declared: Mapping[str, Colum
     return found
 
 
-def _job(row: Mapping[str, str | None], columns: Mapping[str, Column]) -> SimulatedJob | None:
+def _job(row: Mapping[str, str | None], columns: Mapping[str, TraceColumn]) -> SimulatedJob | None:
     """Return the job of a line; None if it is none for a drone."""
     if None in row or None in row.values():
         raise _BadLineError("not as many fields as the header has: quote what has a comma in it")
@@ -270,7 +272,7 @@ def _job(row: Mapping[str, str | None], columns: Mapping[str, Column]) -> Simula
     return SimulatedJob(submit_s, duration_s, wants)
 
 
-def _moment(text: str, column: Column) -> float:
+def _moment(text: str, column: TraceColumn) -> float:
     """Return a submission in seconds; it may be a date and a time of day."""
     if not text:
         raise _BadLineError(f"`{column.name}` is empty: when was the job submitted?")
