@@ -54,7 +54,7 @@ async def play(drones: int, path: Path) -> list[Figure]:
     place = facility(drones)
     jobs = (SimulatedJob(0.0, 10 * HOUR_S),) * drones
     scenario = Scenario((place,), jobs, 1, Policy(max_drones=drones), pool=PoolBehaviour(latency=AT_ONCE))
-    world, policy = World(scenario, START), scenario.full_policy
+    world, policy = World(scenario), scenario.full_policy
     world.begin()
     stop = asyncio.Event()
     async with SqlStore(path, "bench", keep_s=30 * 86400.0, snapshots=50, threaded=False) as store:

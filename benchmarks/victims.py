@@ -39,7 +39,7 @@ def figures(tallies: dict[Chooser, list[Metrics]]) -> list[Figure]:
         blocked, late = [wait.blocked_s for wait in waits], [wait.late_s for wait in waits]
         some = [wait_s for wait_s in blocked if wait_s]
         found += [
-            Figure(f"{name}: work lost", sum(t.total.badput_s for t in mine) / 3600, "GPU-hours"),
+            Figure(f"{name}: work lost", sum(t.gpu_seconds.badput for t in mine) / 3600, "GPU-hours"),
             Figure("  jobs cut short", sum(t.attempts_lost for t in mine), ""),
             Figure("  drones sent away", sum(sent_away(t) for t in mine), ""),
             Figure("  drones held an owner's job's room for, mean of all", statistics.mean(blocked), "s"),

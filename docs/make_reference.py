@@ -364,7 +364,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "cli-schemas.json": lambda: json.dumps(output_schemas(), indent=1) + "\n",
     "controller.schema.json": lambda: schema_text(controller_schema(shipped_only=True)),
     "site.schema.json": lambda: schema_text(site_schema(shipped_only=True)),
-    report.SCHEMA_FILE: report.schema_text,
+    report.SCHEMA_FILE: lambda: schema_text(report.schema()),
 }
 
 

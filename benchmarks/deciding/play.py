@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
-from collections.abc import Callable, Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -22,10 +24,13 @@ from provisioner.planner import decide
 from provisioner.planner.safeguards import PlanFunction
 from provisioner.simulator.jobs import SimulatedJob
 from provisioner.simulator.replay import summarize
-from provisioner.simulator.results import Decisions, ReplayResult
+from provisioner.simulator.results import ReplayResult
 from provisioner.simulator.world import START_EPOCH, Scenario, simulate
 
 OURS, CLAIRVOYANT = "ours", "clairvoyant"
+BURST_JOBS, BURST_S = 20, 120.0
+QUIET_JOBS, QUIET_S = 5, 600.0
+BURST_SHARE = 0.8
 PATIENCE_S = 30 * 86400.0
 """A run is broken off so long after the last job was submitted."""
 
@@ -85,8 +90,8 @@ class Timed:
         return plan
 
     @property
-    def decisions(self) -> Decisions:
-        return Decisions(self.count, self.total_s / max(1, self.count), self.worst_s)
+    def mean_s(self) -> float:
+        return self.total_s / max(1, self.count)
 
 
 @dataclass(slots=True)
@@ -101,12 +106,25 @@ class _Kept:
         return self.timed[-1]
 
 
-def play(run: Run) -> ReplayResult:
+@dataclass(frozen=True, slots=True)
+class Played:
+    """A result, and what only these tables show: processor seconds of a decision, and starts of bursts."""
+
+    result: ReplayResult
+    decision_mean_s: float = 0.0
+    decision_worst_s: float = 0.0
+    burst_first_s: float | None = None
+    """Median over bursts (at least 20 jobs in 120 s after 600 s with fewer than 5) until the first has started."""
+    burst_most_s: float | None = None
+    """The same until 80 % have started."""
+
+
+def play(run: Run) -> Played:
     """Play it, in this process."""
     jobs, owner = jobs_of(run.trace, run.days), owner_of(run.owner)
     if run.rule == CLAIRVOYANT:
         hours, waits = schedule(jobs, owner, PLACES)
-        return ReplayResult(run.rule, run.trace, run.seed, 0.0, len(jobs), len(jobs), 0, hours, waits)
+        return Played(ReplayResult(run.rule, run.trace, run.seed, 0.0, len(jobs), len(jobs), 0, hours, waits))
     scenario = _ours(jobs) if run.rule == OURS else _reference(run.rule, jobs)
     ours = run.rule == OURS
     release_s = Rule.release_s if ours else _class_of(run.rule).release_s
@@ -115,10 +133,37 @@ def play(run: Run) -> ReplayResult:
         scenario, facilities=facilities(owner, release_s=release_s, ours=ours), seed=run.seed, planner=planner
     )
     outcome = simulate(scenario)
-    result = summarize(outcome, policy=run.rule, trace=run.trace, jobs=jobs)
+    result = summarize(outcome, policy=run.rule, trace=run.trace)
     # A rule may ask for more than an operator would allow: that is its own affair.
     violations = outcome.violations if run.rule == OURS else ()
-    return replace(result, violations=violations, decisions=planner.timed[0].decisions, samples=())
+    timed = planner.timed[0]
+    bursts = list(burst_waits(outcome.metrics.first_starts, [job.submit_s for job in jobs]))
+    return Played(
+        replace(result, violations=violations, samples=()),
+        timed.mean_s,
+        timed.worst_s,
+        statistics.median(first for first, _ in bursts) if bursts else None,
+        statistics.median(most for _, most in bursts) if bursts else None,
+    )
+
+
+def burst_waits(starts: Sequence[tuple[float, float]], arrivals: Sequence[float]) -> Iterable[tuple[float, float]]:
+    """Return for each burst in ``arrivals`` the seconds until its first and until most of its jobs started."""
+    arrived, begun = sorted(arrivals), sorted(starts)
+    submitted = [submit_s for submit_s, _ in begun]
+    n = 0
+    while n < len(arrived):
+        from_s = arrived[n]
+        end = bisect_right(arrived, from_s + BURST_S)
+        if end - n < BURST_JOBS or n - bisect_left(arrived, from_s - QUIET_S) >= QUIET_JOBS:
+            n += 1
+            continue
+        inside = begun[bisect_left(submitted, from_s) : bisect_right(submitted, from_s + BURST_S)]
+        took = sorted(start_s - from_s for _, start_s in inside)
+        most = int(BURST_SHARE * (end - n - 1))
+        if most < len(took):
+            yield took[0], took[most]
+        n = end
 
 
 def _class_of(rule: str) -> type[Rule]:

@@ -8,9 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-from benchmarks.deciding.play import Run
+from benchmarks.deciding.play import Played, Run
 from benchmarks.deciding.worlds import ROOT
-from provisioner.simulator.results import ReplayResult
 
 RESULTS = ROOT / "var" / "deciding"
 """Not under `build`: `make clean` would throw hours away."""
@@ -47,7 +46,8 @@ class Row:
     violations: tuple[str, ...]
 
     @classmethod
-    def of(cls, run: Run, result: ReplayResult) -> Self:
+    def of(cls, run: Run, played: Played) -> Self:
+        result = played.result
         hours, waits = result.gpu_hours, result.waits
         return cls(
             rule=run.rule,
@@ -66,12 +66,12 @@ class Row:
             wait_mean_s=waits.mean_s,
             wait_p50_s=waits.p50_s,
             wait_p95_s=waits.p95_s,
-            burst_first_s=result.burst_first_s,
-            burst_most_s=result.burst_most_s,
+            burst_first_s=played.burst_first_s,
+            burst_most_s=played.burst_most_s,
             requests=result.requests,
             preempted=result.preempted,
-            decision_mean_s=result.decisions.mean_s,
-            decision_worst_s=result.decisions.worst_s,
+            decision_mean_s=played.decision_mean_s,
+            decision_worst_s=played.decision_worst_s,
             violations=result.violations,
         )
 
@@ -85,12 +85,12 @@ def file_of(place: Path, run: Run) -> Path:
     return place / f"{run}.json"
 
 
-def write(place: Path, run: Run, result: ReplayResult) -> None:
+def write(place: Path, run: Run, played: Played) -> None:
     """Whole, or not at all."""
     place.mkdir(parents=True, exist_ok=True)
     path = file_of(place, run)
     part = path.with_suffix(".part")
-    part.write_text(json.dumps(asdict(Row.of(run, result)), indent=1) + "\n")
+    part.write_text(json.dumps(asdict(Row.of(run, played)), indent=1) + "\n")
     part.replace(path)
 
 

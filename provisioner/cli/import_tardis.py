@@ -13,8 +13,7 @@ from provisioner.cli import options as opt
 from provisioner.cli import output as out
 from provisioner.config.strict_yaml import YamlDocument, text_of
 from provisioner.loader import site_adapters
-from provisioner.migrate import ImportOutcome, ImportSource, convert
-from provisioner.migrate.report import ImportFinding
+from provisioner.migrate import ImportFinding, ImportOutcome, ImportSource, convert
 
 IMPORT_SCHEMA = "provisioner.import/1"
 

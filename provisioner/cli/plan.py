@@ -447,13 +447,14 @@ def _compare_plans(show: opt.Show, snapshot: Snapshot, origin: str, policy: Path
 
     changed, notes = _under_config(snapshot, policy) if policy else (snapshot, [])
     try:
-        otherwise = on_snapshot(changed, [read(each, sorted(changed.policy.sites)) for each in what_if])
+        questions = [read(each, sorted(changed.policy.sites)) for each in what_if]
+        otherwise, unseen = on_snapshot(changed, questions)
     except QuestionError as error:
         raise opt.VerbError(str(error), code=opt.Exit.USAGE) from None
     asked = ", ".join([*([f"by {policy}"] if policy else []), *what_if])
-    before, after = (safe_plan(each).plan for each in (snapshot, otherwise.snapshot))
+    before, after = (safe_plan(each).plan for each in (snapshot, otherwise))
     out.present(show, lambda: plan_diff_document(before, after, f"{origin} {asked}"))
-    out.note(*notes, *otherwise.notes)
+    out.note(*notes, *unseen)
 
 
 def _under_config(snapshot: Snapshot, config: Path) -> tuple[Snapshot, list[str]]:

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -27,15 +27,13 @@ from provisioner.config import ConfigError, load
 from provisioner.config.messages import choices
 from provisioner.config.units import parse_duration
 from provisioner.planner.matching import nearness
-from provisioner.simulator import figures, traces, what_if
 from provisioner.simulator import report as report_page
-from provisioner.simulator.figures import FIGURES, KeyFigure, PairedDifference, SeedStatistics
+from provisioner.simulator import results as figures
+from provisioner.simulator import traces, what_if
 from provisioner.simulator.replay import REPLAY_LIMIT_S, Replay, run_all
-from provisioner.simulator.results import ReplayResult
+from provisioner.simulator.results import FIGURES, KeyFigure, PairedDifference, Runs, SeedStatistics
 from provisioner.simulator.traces import Trace, TraceError, TraceSelection
 from provisioner.simulator.world_file import WorldPlan, describe_world, world_of
-
-Runs = Mapping[str, Sequence[ReplayResult]]
 
 SIMULATION_SCHEMA = "provisioner.simulation/1"
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from math import inf
+from typing import NamedTuple
 
-from provisioner.migrate.htcondor import address
-from provisioner.migrate.report import ImportReport, KeyReader
-from provisioner.migrate.site_options import kind_of
-from provisioner.migrate.yaml11 import YamlValue
+from provisioner.config.units import parse_addresses
+from provisioner.migrate.source import CONVERTED, DROPPED, ImportReport, KeyReader, YamlValue
 from provisioner.migrate.yaml_writer import YamlBlock, placeholder
 
 FILE = "provisioner.yaml"
@@ -42,10 +42,6 @@ def overlay(given: KeyReader) -> YamlBlock:
     setting = given.take("adapter")
     kind = (setting.text or "") if setting is not None else ""
     at = f"{FILE}: overlay.adapter"
-    if kind == "FakeBatchSystem":
-        given.changed("adapter", at, "a queue in a file stands in for the fake pool")
-        given.drop_rest("nothing is pretended: drones really run, and jobs come from `provisioner submit`")
-        return YamlBlock({"adapter": "embedded", "options": {"path": "var/queue.db"}})
     if kind == "HTCondor":
         given.converted("adapter", at)
     else:
@@ -75,13 +71,25 @@ def _pool(given: KeyReader, *, with_options: bool) -> YamlBlock:
     )
     given.drop(_UNUSED_POOL_KEYS)
     executor = given.take("executor")
-    if executor is not None and kind_of(executor) != "ShellExecutor":
+    if executor is not None and executor.kind != "ShellExecutor":
         text = "the pool is not asked over ssh: its collector and schedds must be reachable from here, with the token"
         given.needed("executor", f"{_OPTIONS}.token", text)
     elif executor is not None:
         given.dropped("executor", "no shell is needed: HTCondor's bindings ask the pool")
     given.drop_rest("TARDIS knows no such key of a batch system")
     return block
+
+
+_PORT = re.compile(r":\d{1,5}(\?|$)")
+
+
+def address(pool: str) -> str:
+    """Return ``-pool`` of HTCondor's tools as ``host:port``, several with commas between; "" if one is no host."""
+    hosts = [each for each in re.split(r"[,\s]+", pool) if each]
+    try:
+        return parse_addresses(",".join(each if _PORT.search(each) else f"{each}:9618" for each in hosts))
+    except ValueError:
+        return ""
 
 
 def plugins(given: KeyReader) -> None:
@@ -92,15 +100,7 @@ def plugins(given: KeyReader) -> None:
             " TARDIS's demand and let them run out first"
         )
         given.changed("SqliteRegistry", f"{FILE}: store.path", text)
-    numbers = (
-        "there is no such plugin; the numbers are in `provisioner status`, `drones` and `events`, all with `-o json`"
-    )
-    sizes = "nothing is sent to AUDITOR; `provisioner drones --ended -o json` has begin, end and size of each"
-    given.drop(
-        {"TelegrafMonitoring": numbers, "PrometheusMonitoring": numbers, "ElasticsearchMonitoring": numbers}
-        | {"Auditor": sizes}
-    )
-    given.drop_rest("there are no plugins; what it does is to be found out from its code")
+    given.drop_rest("there are no plugins; the numbers are in `provisioner status`, `drones` and `events` (`-o json`)")
 
 
 def put_header(block: YamlBlock, schema: str, what: str) -> None:
@@ -151,50 +151,51 @@ def tardis_file(pipeline: YamlValue | None) -> str:
     return ""
 
 
-class CobaldPipeline:
-    """The ``pipeline`` of a COBalD configuration."""
+class CoreLimit(NamedTuple):
+    """The limit on cores at all sites together, and where it is written."""
 
-    def __init__(self, notes: ImportReport) -> None:
-        self.notes = notes
-        self.cores: tuple[float, int, str] | None = None
-        """The limit on cores at all sites together, with its line and key."""
+    cores: float
+    notes: ImportReport
+    line: int
+    key: str
 
-    def read(self, root: KeyReader) -> None:
-        setting = root.take("pipeline")
-        for n, step in enumerate(setting.items if setting is not None else []):
-            self._step(step, f"pipeline[{n}]")
-        logging = "the controller logs to standard error; systemd keeps it"
-        root.drop({"logging": logging, "__config_test": "a test of COBalD"})
-        for key, service in root.left():
-            if kind_of(service) in ("RestApi", "RestService"):
-                root.dropped(key, "no REST here yet: `provisioner drones -o json` has what it gave")
-            else:
-                root.dropped(key, "a section of COBalD or of a plugin: nothing here reads it")
 
-    def _step(self, step: YamlValue, path: str) -> None:
-        kind = kind_of(step)
+def pipeline(root: KeyReader) -> CoreLimit | None:
+    """Report what becomes of a COBalD configuration; return its limit, the lowest if there are several."""
+    notes, setting = root.notes, root.take("pipeline")
+    limit: CoreLimit | None = None
+    for n, step in enumerate(setting.items if setting is not None else []):
+        path = f"pipeline[{n}]"
         key = f"{path} {step.tag}".strip()
-        if kind in _POOLS:
-            self.notes.converted(step.line, key, FILE, "the sites themselves")
-        elif kind in ("Limiter", "Standardiser"):
-            self._limits(KeyReader(YamlValue(step.value, step.line), path, self.notes))
-            self.notes.converted(step.line, key, "", "reported key by key")
+        if step.kind in _POOLS:
+            notes.add(CONVERTED, step.line, key, FILE, "the sites themselves")
+        elif step.kind in ("Limiter", "Standardiser"):
+            limit = _limit(KeyReader(YamlValue(step.value, step.line), path, notes), limit)
+            notes.add(CONVERTED, step.line, key, "", "reported key by key")
         else:
-            self.notes.dropped(step.line, key, _STEPS.get(kind, "a step of COBalD that nothing here does"))
+            notes.add(DROPPED, step.line, key, "", _STEPS.get(step.kind, "a step of COBalD that nothing here does"))
+    root.drop(
+        {"logging": "the controller logs to standard error; systemd keeps it", "__config_test": "a test of COBalD"}
+    )
+    root.drop_rest("a section of COBalD or of a plugin: nothing here reads it")
+    return limit
 
-    def _limits(self, given: KeyReader) -> None:
-        most = given.take("maximum")
-        cores = most.number if most is not None else None
-        if cores is not None and 0 < cores < (self.cores[0] if self.cores else inf):
-            self.cores = (cores, given.line_of("maximum"), given.name("maximum"))
-        elif most is not None and (cores is None or cores <= 0):
-            given.dropped("maximum", "no number of cores: write `policy.max_drones`")
-        given.drop(
-            {
-                "minimum": "there is no minimum: nothing is started for which no job waits",
-                "granularity": "drones are whole anyway",
-                "backlog": "`limits.max_pending` of each site limits the drones that have not joined yet",
-                "surplus": "idle drones leave after `policy.idle_timeout`",
-            }
-        )
-        given.drop_rest("unknown to COBalD")
+
+def _limit(given: KeyReader, limit: CoreLimit | None) -> CoreLimit | None:
+    """Report the keys of a Limiter or Standardiser; return the lower one of its limit and ``limit``."""
+    most = given.take("maximum")
+    cores = most.number if most is not None else None
+    if cores is not None and 0 < cores < (limit.cores if limit else inf):
+        limit = CoreLimit(cores, given.notes, given.line_of("maximum"), given.name("maximum"))
+    elif most is not None and (cores is None or cores <= 0):
+        given.dropped("maximum", "no number of cores: write `policy.max_drones`")
+    given.drop(
+        {
+            "minimum": "there is no minimum: nothing is started for which no job waits",
+            "granularity": "drones are whole anyway",
+            "backlog": "`limits.max_pending` of each site limits the drones that have not joined yet",
+            "surplus": "idle drones leave after `policy.idle_timeout`",
+        }
+    )
+    given.drop_rest("unknown to COBalD")
+    return limit

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from string import Template
 
-from provisioner.config.units import parse_addresses
-from provisioner.migrate.machine_types import MachineType
-from provisioner.migrate.report import ImportReport, KeyReader
-from provisioner.migrate.site_options import OptionsImport, put_executor
+from provisioner.migrate.controller import address
+from provisioner.migrate.sites import MachineType, ReadFile, SiteImport, put_executor
+from provisioner.migrate.source import CHANGED, CONVERTED, DROPPED, NEEDED, ImportReport, KeyReader
 from provisioner.migrate.yaml_writer import QuotedText, YamlBlock, placeholder
 
 _COMMAND = re.compile(r"\s*((?:\+|[Mm][Yy]\.)?[A-Za-z_][A-Za-z0-9_.]*)\s*=(?!=)\s*(.*)", re.DOTALL)
@@ -29,11 +28,11 @@ class SubmitCommand:
 
     @property
     def bare(self) -> str:
-        """Return the name in lower case, without the ``+`` or ``MY.`` of an attribute."""
         return _bare(self.name)
 
 
 def _bare(name: str) -> str:
+    """Return a name in lower case, without the ``+`` or ``MY.`` of an attribute."""
     return re.sub(r"^(\+|my\.)", "", name.lower())
 
 
@@ -82,9 +81,6 @@ def filled(value: str, numbers: Mapping[str, str]) -> tuple[str, str]:
     except ValueError:
         return value, "$"
 
-
-ReadFile = Callable[[str], str | None]
-"""Returns the text of a file that the configuration names; None if it cannot be read."""
 
 _FROM_TYPE = "it follows from the drone type"
 _DRONE_FILES = "a drone brings its own"
@@ -138,19 +134,17 @@ _OWNER_REMARKS = (
 )
 
 
-class HTCondorOptionsImport(OptionsImport):
-    """Import of one HTCondor site."""
+class HTCondorSiteImport(SiteImport):
+    """Import of one HTCondor site: the template of each type, with its GPUs."""
 
     remarks = _POLICY_REMARKS
 
-    def __init__(self, section: KeyReader, file: str, name: str, read_file: ReadFile) -> None:
-        super().__init__(section, file, name)
-        self.read_file = read_file
+    def __init__(self, entry: KeyReader, section: KeyReader, name: str, kind: str, read_file: ReadFile) -> None:
+        super().__init__(entry, section, name, kind, read_file)
         self.places: dict[str, str] = {}
         """``collector`` and ``schedd`` from ``SubmitOptions``."""
 
     def machine(self, machine: MachineType, given: KeyReader) -> None:
-        """Read the configuration and the template of one type, with its GPUs."""
         setting, submit_options = given.take("jdl"), given.below("SubmitOptions")
         given.drop_rest("TARDIS's HTCondor adapter has no such option")
         file = setting.text if setting is not None else None
@@ -158,17 +152,15 @@ class HTCondorOptionsImport(OptionsImport):
         if file and text is not None:
             found = commands(text)
             given.converted("jdl", self.ours, f"{len(found)} commands read, reported one by one")
-            _read_gpus(machine, file, found)
             for command in found:
+                _read_gpus(machine, file, command)
                 self._command(machine, ImportReport(file, self.notes.found), command)
         else:
-            of = file or "this type"
-            place = self.put(machine, placeholder(f"requirements of {of}, or remove the line"), "requirements")
-            problem = (
-                f"{file} cannot be read here: put it beside the configuration and import again, or"
-                if file
-                else ("no submit template:")
-            )
+            mark = placeholder(f"requirements of {file or 'this type'}, or remove the line")
+            place = self.put(machine, mark, "requirements")
+            problem = "no submit template:"
+            if file:
+                problem = f"{file} cannot be read here: put it beside the configuration and import again, or"
             remedy = "write its requirements here, and its accounting group and attributes under `submit`"
             given.needed("jdl", place, f"{problem} {remedy}")
         self._submit_options(machine, submit_options)
@@ -203,24 +195,25 @@ class HTCondorOptionsImport(OptionsImport):
         line, name, bare = command.line, command.name, command.bare
         value, unknown = filled(command.value, machine.numbers)
         if not name:
-            notes.needed(line, command.value[:60], f"{self.ours}.submit", "no command with a value: write it there")
+            text = "no command with a value: write it there"
+            notes.add(NEEDED, line, command.value[:60], f"{self.ours}.submit", text)
         elif bare in _CHANGED:
-            notes.changed(line, name, "", _CHANGED[bare])
+            notes.add(CHANGED, line, name, "", _CHANGED[bare])
         elif _IN_EVERY_TEMPLATE.fullmatch(bare):
-            notes.converted(line, name, "", f"the provisioner sets it itself ({RESERVED[bare]})")
+            notes.add(CONVERTED, line, name, "", f"the provisioner sets it itself ({RESERVED[bare]})")
         elif bare in RESERVED:
-            notes.dropped(line, name, f"the provisioner sets it itself: {RESERVED[bare]}")
+            notes.add(DROPPED, line, name, "", f"the provisioner sets it itself: {RESERVED[bare]}")
         elif unknown in _TARDIS_VARIABLES:
-            notes.dropped(line, name, f"`${unknown}` has no value here: TARDIS fills it in for your pilot")
+            notes.add(DROPPED, line, name, "", f"`${unknown}` has no value here: TARDIS fills it in for your pilot")
         elif unknown:
-            place = self._put_command(
-                machine, command, placeholder(f"{name} without ${unknown}, which is not known here")
-            )
-            notes.needed(line, name, place, f"`${unknown}` has no value here: write the value, or remove the line")
+            mark = placeholder(f"{name} without ${unknown}, which is not known here")
+            text = f"`${unknown}` has no value here: write the value, or remove the line"
+            notes.add(NEEDED, line, name, self._put_command(machine, command, mark), text)
         elif not value or not value.isprintable():
-            notes.needed(line, name, f"{self.ours}.submit", "a value on one line is wanted: write it under `submit`")
+            text = "a value on one line is wanted: write it under `submit`"
+            notes.add(NEEDED, line, name, f"{self.ours}.submit", text)
         else:
-            notes.converted(line, name, self._put_command(machine, command, value))
+            notes.add(CONVERTED, line, name, self._put_command(machine, command, value), "")
 
     def _put_command(self, machine: MachineType, command: SubmitCommand, value: str) -> str:
         """Write a command, in the place of an earlier one of the same name, and return its place in our files."""
@@ -257,22 +250,8 @@ class HTCondorOptionsImport(OptionsImport):
             block.remark(remark)
 
 
-_PORT = re.compile(r":\d{1,5}(\?|$)")
-
-
-def address(pool: str) -> str:
-    """Return ``-pool`` of HTCondor's tools as ``host:port``, several with commas between; "" if one is no host."""
-    hosts = [each for each in re.split(r"[,\s]+", pool) if each]
-    try:
-        return parse_addresses(",".join(each if _PORT.search(each) else f"{each}:9618" for each in hosts))
-    except ValueError:
-        return ""
-
-
-def _read_gpus(machine: MachineType, file: str, found: list[SubmitCommand]) -> None:
-    for command in found:
-        if command.bare in ("request_gpus", "requestgpus") and re.fullmatch(r"\d{1,4}", command.value):
-            machine.gpus = int(command.value)
-            machine.gpu_key = f"{file}: {command.name}"
-        if command.bare in ("gpus_minimum_memory", "gpusminmemory") and re.fullmatch(r"\d{1,7}", command.value):
-            machine.vram_mib = int(command.value)
+def _read_gpus(machine: MachineType, file: str, command: SubmitCommand) -> None:
+    if command.bare in ("request_gpus", "requestgpus") and re.fullmatch(r"\d{1,4}", command.value):
+        machine.gpus, machine.gpu_key = int(command.value), f"{file}: {command.name}"
+    if command.bare in ("gpus_minimum_memory", "gpusminmemory") and re.fullmatch(r"\d{1,7}", command.value):
+        machine.vram_mib = int(command.value)

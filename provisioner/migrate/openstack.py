@@ -5,15 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from provisioner.migrate.machine_types import MachineType
-from provisioner.migrate.report import KeyReader
-from provisioner.migrate.site_options import Option, OptionsImport
-from provisioner.migrate.yaml11 import YamlValue
+from provisioner.migrate.sites import MachineType, Option, SiteImport
+from provisioner.migrate.source import KeyReader, YamlValue
 from provisioner.migrate.yaml_writer import YamlBlock, placeholder
 
 _PASSWORD_KEYS = ("username", "project_name", "user_domain_name", "project_domain_name")
 """Keys that accompany a password, with the same names as in clouds.yaml."""
-_CREDENTIAL_KEYS = ("application_credential_id", "application_credential_secret")
 _NOT_COPIED = "a secret: not copied"
 _SAFE_NAME = re.compile(r"[^\s/,][^/,\n]{0,254}")
 _CREDENTIAL_ID = re.compile(r"[A-Za-z0-9_.-]{1,255}")
@@ -22,22 +19,17 @@ _NOT_OF_DRONES = {
     "user_data": "ours is made: the drone starts HTCondor itself. What yours prepares (mounts, a proxy) has to be in"
     " the image, or in a script that `setup` names; see docs/how-to/openstack.md",
     "personality": "files come with the drone; yours have to be in the image",
-    "name": "a server has the name of its drone",
-    "description": "a server has the name of its drone",
-    "tags": "servers are found by tags of ours",
     "metadata": "not copied, as there may be secrets in it: write what is to stay under `metadata`",
-    "adminPass": f"{_NOT_COPIED}; nobody logs in with one",
-    "min_count": "each drone is one server",
-    "max_count": "each drone is one server",
 }
 """Keys of a server request that drones do not have, with their replacement."""
 
 
-class OpenStackOptionsImport(OptionsImport):
-    """Import of one site: the login, and each type's request to Nova, whose keys TARDIS passes on."""
+class OpenStackSiteImport(SiteImport):
+    """Import of one OpenStack site: the login, and each type's request to Nova, whose keys TARDIS passes on."""
+
+    hidden_gpus = True
 
     def machine(self, machine: MachineType, given: KeyReader) -> None:
-        """Import the server request of one type."""
         for theirs, (name, what, read) in _SERVER_OPTIONS.items():
             setting = given.take(theirs)
             if setting is None and theirs not in _REQUIRED_SERVER_KEYS:
@@ -62,7 +54,7 @@ class OpenStackOptionsImport(OptionsImport):
         given.drop_rest("drones have no such request to Nova")
 
     def site_options(self, block: YamlBlock) -> None:
-        if any(self.section.peek(key) is not None for key in _CREDENTIAL_KEYS):
+        if any(self.section.peek(f"application_credential_{key}") is not None for key in ("id", "secret")):
             self._credential(block)
         else:
             self._cloud(block)
@@ -101,15 +93,17 @@ def _blank(what: str) -> str:
     return placeholder(what if "," in what else f"{what}, ...")
 
 
-def _name(setting: YamlValue) -> str | None:
-    text = setting.text or ""
+def _safe(text: str) -> str | None:
     return text if _SAFE_NAME.fullmatch(text) and text.isprintable() else None
+
+
+def _name(setting: YamlValue) -> str | None:
+    return _safe(setting.text or "")
 
 
 def _reference(setting: YamlValue) -> str | None:
     """Return the id; Nova also accepts a URL that ends in it."""
-    text = setting.text or ""
-    return _name(YamlValue(text.rstrip("/").rpartition("/")[2], setting.line))
+    return _safe((setting.text or "").rstrip("/").rpartition("/")[2])
 
 
 def _url(setting: YamlValue) -> str | None:
@@ -119,8 +113,8 @@ def _url(setting: YamlValue) -> str | None:
 
 
 def _credential_id(setting: YamlValue) -> str | None:
-    text = setting.text or ""
-    return text if _CREDENTIAL_ID.fullmatch(text) else None
+    found = _CREDENTIAL_ID.fullmatch(setting.text or "")
+    return found[0] if found else None
 
 
 def _switch(setting: YamlValue) -> bool | None:

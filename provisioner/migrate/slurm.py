@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 
-from provisioner.migrate.machine_types import MachineType, slurm_walltime_s
-from provisioner.migrate.report import KeyReader
-from provisioner.migrate.site_options import OptionsImport, put_executor
-from provisioner.migrate.yaml11 import YamlValue
+from provisioner.migrate.sites import MachineType, SiteImport, put_executor
+from provisioner.migrate.source import KeyReader, YamlValue
 from provisioner.migrate.yaml_writer import QuotedText, YamlBlock, placeholder
 
 _SHORT_OPTIONS = (
@@ -27,18 +25,24 @@ _RESERVED_OPTIONS = set(_RESERVED_NAMES.split())
 _NAMED = ("partition", "account", "qos", "reservation", "constraint", "gres")
 """Options with a key of their own; the others go under ``submit``."""
 _GPU_OPTIONS = {"gpus", "gpus-per-node", "gpus-per-task", "gres"}
+_ALL_OPTIONS = (*sorted(_RESERVED_OPTIONS | _GPU_OPTIONS), *_NAMED)
+"""Options for which ``sbatch`` also takes a shortened name."""
 _GPU = re.compile(r"(?:gpu:?)?(?:([A-Za-z][\w.-]*):?)?(\d{1,4})?")
 _STARTUP = (
     "TARDIS starts your pilot script; here our drone script runs: what yours prepares has to be there on the node"
 )
 
 
-class SlurmOptionsImport(OptionsImport):
-    """Import of one site, type by type."""
+class SlurmSiteImport(SiteImport):
+    """Import of one Slurm site: the options of ``sbatch`` by type."""
 
     def machine(self, machine: MachineType, given: KeyReader) -> None:
-        """Import the options of ``sbatch`` for one type."""
-        self._walltime(machine, given, f"{self.file}: types.{machine.ours}.walltime")
+        setting, at = given.take("Walltime"), f"{self.file}: types.{machine.ours}.walltime"
+        machine.walltime_s = slurm_walltime_s(setting.text) if setting is not None and setting.text else None
+        if setting is not None and machine.walltime_s is not None:
+            given.converted("Walltime", at, f"`--time={setting.text}`; a drone takes no job near its end")
+        else:
+            given.needed("Walltime", at, "write how long a drone may run, as `24h`")
         partition = given.take("Partition")
         if partition is not None and partition.text:
             given.converted("Partition", self.put(machine, partition.text, "partition"))
@@ -61,14 +65,6 @@ class SlurmOptionsImport(OptionsImport):
         )
         given.drop_rest("TARDIS's Slurm adapter has no such option")
 
-    def _walltime(self, machine: MachineType, given: KeyReader, ours: str) -> None:
-        setting = given.take("Walltime")
-        machine.walltime_s = slurm_walltime_s(setting.text) if setting is not None and setting.text else None
-        if setting is not None and machine.walltime_s is not None:
-            given.converted("Walltime", ours, f"`--time={setting.text}`; a drone takes no job near its end")
-        else:
-            given.needed("Walltime", ours, "write how long a drone may run, as `24h`")
-
     def _option(self, machine: MachineType, given: KeyReader, theirs: str, name: str, value: YamlValue) -> None:
         text = (value.text or "") if value.value is not None else ""
         if not re.fullmatch(r"[a-z][a-z0-9-]{0,40}", name) or (value.value is not None and not text):
@@ -83,7 +79,7 @@ class SlurmOptionsImport(OptionsImport):
             self._gpus(machine, given, theirs, name, text)
         elif name in _NAMED:
             given.converted(theirs, self.put(machine, text, name))
-        elif meant := _abbreviated(name):
+        elif meant := next((option for option in _ALL_OPTIONS if option.startswith(name)), ""):
             given.needed(theirs, self.ours, f"`sbatch` takes it for `--{meant}`: write that, by its name")
         else:
             given.converted(theirs, self.put(machine, QuotedText(text) if text else True, "submit", name))
@@ -111,7 +107,18 @@ class SlurmOptionsImport(OptionsImport):
         self.section.drop({"StartupCommand": _STARTUP})
 
 
-def _abbreviated(name: str) -> str:
-    """Return the option that ``sbatch`` takes a shortened name for; "" if it is none of ours."""
-    ours = (*sorted(_RESERVED_OPTIONS | _GPU_OPTIONS), *_NAMED)
-    return next((option for option in ours if option.startswith(name)), "")
+_SLURM_TIME = re.compile(r"(?:(\d{1,5})-)?(\d{1,7}(?::\d{1,7}){0,2})")
+
+
+def slurm_walltime_s(text: str) -> float | None:
+    """Return Slurm's ``--time`` (M, M:S, H:M:S, D-H, D-H:M, D-H:M:S) in seconds; None for anything else, and for 0."""
+    parts = _SLURM_TIME.fullmatch(text.strip())
+    if parts is None:
+        return None
+    numbers = [int(number) for number in parts[2].split(":")]
+    unit_s = 3600 if parts[1] is not None or len(numbers) == 3 else 60
+    seconds = int(parts[1] or 0) * 86400
+    for number in numbers:
+        seconds += number * unit_s
+        unit_s //= 60
+    return float(seconds) or None

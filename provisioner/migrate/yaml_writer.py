@@ -68,10 +68,7 @@ def _text(value: Scalar) -> str:
             return "true" if value else "false"
         case int() | float():
             return f"{value:g}" if isinstance(value, float) else str(value)
-        case _:
-            return value if not isinstance(value, QuotedText) and is_plain_text(value) else _quoted(value)
-
-
-def _quoted(text: str) -> str:
-    escaped = (f"\\{c}" if c in '"\\' else c if c.isprintable() else f"\\U{ord(c):08X}" for c in text)
+    if not isinstance(value, QuotedText) and is_plain_text(value):
+        return value
+    escaped = (f"\\{c}" if c in '"\\' else c if c.isprintable() else f"\\U{ord(c):08X}" for c in value)
     return f'"{"".join(escaped)}"'

@@ -1,23 +1,22 @@
-"""Simulated drones and nodes: a drone from grant to release, with its durations and its defect drawn at its start."""
+"""Simulated drones, nodes and failures of hardware; a drone's durations and its defect are drawn at its start."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from provisioner.model import DroneId, DroneType, EndKind, Node, RemoteDrone, RemoteEnd, RemoteState, StartOrder
-from provisioner.simulator.loop import AT_ONCE, Draw, Fixed, after, now_s, rng_for
+from provisioner.model import DroneId, DroneType, EndKind, RemoteDrone, RemoteEnd, RemoteState, StartOrder
+from provisioner.simulator.loop import AT_ONCE, Draw, Fixed, after, now, now_s, rng_for, start_epoch
 
 if TYPE_CHECKING:
-    from provisioner.simulator.pool import SimulatedOverlay
+    from provisioner.simulator.jobs import JobRequirements
     from provisioner.simulator.sites import SimulatedSite
 
-UNCOUNTED = 1 << 40
-"""Stands for CPUs, RAM or disk of a node where a scenario does not count them."""
-PREEMPTED = "preempted by the owner"
+OVERLAY = "overlay"
+"""Name of the overlay in ``where``; sites go by their names."""
 
 
 class ResourceVector(NamedTuple):
@@ -29,8 +28,8 @@ class ResourceVector(NamedTuple):
     disk_mib: int = 0
 
     @classmethod
-    def of(cls, kind: DroneType) -> ResourceVector:
-        """Return the resources that a drone of this type holds."""
+    def of(cls, kind: DroneType | JobRequirements) -> ResourceVector:
+        """Return the resources that a drone of this type holds, or that a job asks for."""
         return cls(kind.gpu_milli, kind.cpus, kind.memory_mib, kind.disk_mib)
 
     def plus(self, other: ResourceVector) -> ResourceVector:
@@ -68,9 +67,9 @@ class SimulatedNode:
         self.outages = 0
         """Failures and downtimes that go on; they may overlap."""
         self.free = total
-        self.held: dict[Hashable, ResourceVector] = {}
-        """Resources that drones and the owner's jobs hold."""
-        self._slots = 0
+        self.slots = 0
+        """Drones that it has ever had."""
+        self._held: dict[Hashable, ResourceVector] = {}
 
     @property
     def up(self) -> bool:
@@ -91,22 +90,32 @@ class SimulatedNode:
         )
 
     def place(self, holder: Hashable, amount: ResourceVector) -> None:
-        """Give a drone or an owner's job its part."""
-        self.held[holder] = amount
+        self._held[holder] = amount
         self.free = self.free.less(amount)
 
     def left(self, holder: Hashable) -> None:
-        self.free = self.free.plus(self.held.pop(holder))
+        self.free = self.free.plus(self._held.pop(holder))
 
-    def new_slot(self) -> str:
-        """Return the name of a drone's slot."""
-        self._slots += 1
-        return f"slot1_{self._slots}@{self.name}"
 
-    def listed(self, kinds: Iterable[DroneType]) -> Node:
-        """Return the node as its site lists it; ``kinds`` are the drone types that may run in its pool."""
-        types = tuple(kind.name for kind in kinds if ResourceVector.of(kind).within(self.total))
-        return Node(self.name, types, *self.total, *self.free)
+class HardwareFaultKind(StrEnum):
+    NODE_FAILS = "node-fails"
+    """A node takes its drones with it and is away for ``for_s``."""
+    DOWNTIME = "downtime"
+    """The whole site is away for ``for_s``; announced ``notice_s`` before."""
+    NO_NEGOTIATION = "no-negotiation"
+    """The pool makes no matches for ``for_s``."""
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareFault:
+    """Fault of hardware or pool at ``at_s``."""
+
+    kind: HardwareFaultKind
+    at_s: float
+    for_s: float
+    where: str = OVERLAY
+    node: int = 0
+    notice_s: float = 0.0
 
 
 class DroneDefect(StrEnum):
@@ -147,6 +156,8 @@ class SiteBehaviour:
 
 @dataclass(frozen=True, slots=True)
 class DroneScript:
+    """Durations and defect of one drone."""
+
     queue_s: float
     boot_s: float
     check_s: float
@@ -157,7 +168,7 @@ class DroneScript:
 
     @classmethod
     def drawn(cls, behaviour: SiteBehaviour, seed: int, site: str, drone_id: DroneId) -> DroneScript:
-        """Depends on nothing but seed, site and id."""
+        """Draw the script, which depends on nothing but seed, site and id."""
         rng = rng_for(seed, "fate", site, drone_id)
         drawn = (behaviour.queue, behaviour.boot, behaviour.check, behaviour.release)
         queue_s, boot_s, check_s, release_s = (each.draw(rng) for each in drawn)
@@ -184,36 +195,31 @@ class DroneStage(StrEnum):
 class SimulatedDrone:
     """One drone. Times are those of the loop; every step after :meth:`grant` sets its own timers."""
 
-    def __init__(
-        self, order: StartOrder, remote_id: str, script: DroneScript, site: SimulatedSite, overlay: SimulatedOverlay
-    ) -> None:
+    def __init__(self, order: StartOrder, remote_id: str, script: DroneScript, site: SimulatedSite) -> None:
         self.order = order
-        self.id: DroneId = order.drone_id
-        self.type: DroneType = order.type
+        self.id = order.drone_id
+        self.type = order.type
         self.remote_id = remote_id
         self.script = script
         self.stage = DroneStage.QUEUED
         self.machine: SimulatedNode | None = None
         self.slot = ""
-        self.accepted_s = now_s()
         self.granted_s: float | None = None
         self.serving_s: float | None = None
         self.left_s: float | None = None
         self.end: RemoteEnd | None = None
         self._site = site
-        self._overlay = overlay
+        self._overlay = site.overlay
         self._timers: list[asyncio.TimerHandle] = []
         self._leaving: tuple[EndKind, str, int | None] | None = None
         self._retired = False
         self._notice_s: float | None = None
 
-    # -------------------------------------------------------------------------------------------------- start
-
-    def grant(self, machine: SimulatedNode, slot: str) -> None:
+    def grant(self, machine: SimulatedNode) -> None:
         """Start the drone on a node."""
-        self.machine, self.slot = machine, slot
-        self.granted_s = now_s()
-        self.stage = DroneStage.BOOTING
+        machine.slots += 1
+        self.machine, self.slot = machine, f"slot1_{machine.slots}@{machine.name}"
+        self.stage, self.granted_s = DroneStage.BOOTING, now_s()
         if self.script.lifetime_s is not None:
             self._after(self.script.lifetime_s, lambda: self.perish(EndKind.FAULT, "node health check failed"))
         if self.type.walltime_s:
@@ -225,17 +231,15 @@ class SimulatedDrone:
             self._after(self.script.boot_s, self._join)
 
     def _join(self) -> None:
-        if self._leaving is not None:
-            return
-        self.stage = DroneStage.CHECKING
-        self._overlay.join(self)
-        if self.script.defect is not DroneDefect.HANGS_IN_CHECK:
-            self._after(self.script.check_s, self._serve)
+        if self._leaving is None:
+            self.stage = DroneStage.CHECKING
+            self._overlay.join(self)
+            if self.script.defect is not DroneDefect.HANGS_IN_CHECK:
+                self._after(self.script.check_s, self._serve)
 
     def _serve(self) -> None:
         if self._leaving is None:
-            self.stage = DroneStage.SERVING
-            self.serving_s = now_s()
+            self.stage, self.serving_s = DroneStage.SERVING, now_s()
             self._overlay.serve(self)
             if self.script.retire_s is not None:
                 self._after(self.script.retire_s, self._retire)
@@ -245,11 +249,8 @@ class SimulatedDrone:
             self._retired = True
             self._overlay.withdraw(self)
 
-    # -------------------------------------------------------------------------------------------------- end
-
     @property
     def walltime_end_s(self) -> float | None:
-        """End of the walltime that its site has granted, if it is limited."""
         walltime_s = self.type.walltime_s
         return self.granted_s + walltime_s if walltime_s and self.granted_s is not None else None
 
@@ -259,12 +260,12 @@ class SimulatedDrone:
 
     @property
     def is_leaving(self) -> bool:
-        """By its site, or by its own end of life; a drain of the overlay's does not count."""
+        """True if its site or its own end of life makes it leave; a drain by the overlay does not count."""
         return self._leaving is not None
 
     @property
     def accepts_nothing_more(self) -> bool:
-        """Whatever the overlay says, it will not take jobs again."""
+        """True if it will not take jobs again even if the overlay resumes it."""
         return self._retired or self._leaving is not None
 
     def leave(self, kind: EndKind, message: str, within_s: float, exit_code: int | None = None) -> None:
@@ -285,12 +286,11 @@ class SimulatedDrone:
     def preempt(self, notice_s: float) -> None:
         """Make way for the owner of the site, without notice if ``notice_s`` is 0."""
         if notice_s > 0:
-            self.leave(EndKind.PREEMPTED, PREEMPTED, notice_s)
+            self.leave(EndKind.PREEMPTED, "preempted by the owner", notice_s)
         else:
-            self.perish(EndKind.PREEMPTED, PREEMPTED)
+            self.perish(EndKind.PREEMPTED, "preempted by the owner")
 
     def leave_empty(self, message: str) -> None:
-        """Let a drone leave that has no job and takes none."""
         if self._leaving is None:
             self._leaving = EndKind.EXITED, message, 0
         self._release()
@@ -299,8 +299,7 @@ class SimulatedDrone:
         leaving = self._leaving
         if self.stage in (DroneStage.LEAVING, DroneStage.GONE) or leaving is None:
             return
-        self.stage = DroneStage.LEAVING
-        self.left_s = now_s()
+        self.stage, self.left_s = DroneStage.LEAVING, now_s()
         self._overlay.part(self, orderly=True)
         self._after(self.script.release_s, lambda: self.perish(*leaving))
 
@@ -314,16 +313,13 @@ class SimulatedDrone:
         if self.stage in (DroneStage.CHECKING, DroneStage.SERVING):
             self._overlay.part(self, orderly=False)
         self.stage = DroneStage.GONE
-        self.end = RemoteEnd(kind, self._site.start_epoch + now_s(), exit_code, message)
+        self.end = RemoteEnd(kind, now(), exit_code, message)
         self._site.left(self, self.end)
-
-    # -------------------------------------------------------------------------------------------------- as listed
 
     def listed(self) -> RemoteDrone:
         """Return the drone as its site lists it."""
-        epoch, state = self._site.start_epoch, RemoteState.RUNNING
-        if self.stage in (DroneStage.QUEUED, DroneStage.GONE):
-            state = RemoteState.PENDING if self.stage is DroneStage.QUEUED else RemoteState.ENDED
+        states = {DroneStage.QUEUED: RemoteState.PENDING, DroneStage.GONE: RemoteState.ENDED}
+        epoch, state = start_epoch(), states.get(self.stage, RemoteState.RUNNING)
         return RemoteDrone(
             drone_id=self.id,
             state=state,

@@ -11,6 +11,7 @@ from typing import Any
 from provisioner.model import WHOLE_GPU, CompletedJob, DroneType, JobClass, Sharing, UnmetRequirement
 from provisioner.sharing import Load, load_of, share_milli, shares_needed
 from provisioner.simulator.drones import ResourceVector
+from provisioner.simulator.loop import start_epoch
 
 UNRECORDED_FIELDS = frozenset({"gpu_model", "priority", "duty_milli", "width_milli"})
 """Requirements that are not on record of a completed job."""
@@ -37,7 +38,7 @@ class JobRequirements:
 
     @property
     def label(self) -> str:
-        """Jobs of this size, for people."""
+        """Size of the job, as reports name it."""
         vram = f"{self.vram_mib / 1024:.3g} GiB VRAM" if self.vram_mib else ""
         return ", ".join(filter(None, (f"{self.gpu_milli / WHOLE_GPU:g} GPU", vram, self.gpu_model)))
 
@@ -103,14 +104,12 @@ class QueuedJob:
 
     serial: int
     job: SimulatedJob
-    starts: int = 0
+    begun: bool = False
+    """True if it has ever started."""
     idle_s: float = 0.0
     """Begin of its present wait; -1 while it runs."""
-    begun_s: float = 0.0
-    """Start of the running attempt."""
     saved_s: float = 0.0
     """Run time that earlier attempts have saved."""
-    first_begun_s: float | None = None
     done_s: float | None = None
 
     @property
@@ -124,37 +123,29 @@ class QueuedJobClass:
     def __init__(self, name: str, wants: JobRequirements) -> None:
         self.name = name
         self.wants = wants
-        self.label = wants.label
-        self.amount = ResourceVector(wants.gpu_milli, wants.cpus, wants.memory_mib, wants.disk_mib)
+        self.amount = ResourceVector.of(wants)
         self.running = 0
         self._idle: list[tuple[float, int, QueuedJob]] = []
         self._fresh: set[QueuedJob] = set()
         """Idle jobs that no negotiation cycle has seen."""
         self._waits: deque[tuple[float, QueuedJob]] = deque()
         """Begins of waits, in order; those of jobs that run by now are left out when they come to the front."""
-        self._view: JobClass | None = None
-        self._types: tuple[DroneType, ...] = ()
 
     @property
     def idle(self) -> int:
         return len(self._idle)
 
     def add(self, queued: QueuedJob, now_s: float) -> None:
-        """Let a job wait, for the first time or again."""
         queued.idle_s = now_s
         self._waits.append((now_s, queued))
         heapq.heappush(self._idle, (queued.job.submit_s, queued.serial, queued))
         self._fresh.add(queued)
-        self._view = None
 
     def mark_judged(self) -> None:
-        """Mark the idle jobs as seen by a negotiation cycle."""
-        if self._fresh:
-            self._fresh.clear()
-            self._view = None
+        self._fresh.clear()
 
     def first(self) -> tuple[float, int]:
-        """Submit time and serial number of the oldest idle job; there must be one."""
+        """Return submit time and serial number of the oldest idle job; there must be one."""
         return self._idle[0][:2]
 
     def take(self) -> QueuedJob:
@@ -163,38 +154,25 @@ class QueuedJobClass:
         self._fresh.discard(queued)
         queued.idle_s = -1.0
         self.running += 1
-        self._view = None
         return queued
 
-    def ran(self) -> None:
-        """Count one running job less."""
-        self.running -= 1
-        self._view = None
-
-    def _waits_since_s(self) -> float:
-        while self._waits[0][0] != self._waits[0][1].idle_s:
+    def view(self, types: Iterable[DroneType]) -> JobClass:
+        """Return the class as the overlay lists it."""
+        while self._idle and self._waits[0][0] != self._waits[0][1].idle_s:
             self._waits.popleft()
-        return self._waits[0][0]
-
-    def view(self, types: tuple[DroneType, ...], start_epoch: float) -> JobClass:
-        """Return the class as the overlay lists it; it is made again only after a change."""
-        if self._view is None or types != self._types:
-            self._types = types
-            asked = types if self.wants.gpu_model else ()
-            unmet = {kind.key: self.wants.unmet_requirement(kind) for kind in asked}
-            wants = asdict(self.wants)
-            del wants["gpu_model"]
-            self._view = JobClass(
-                id=self.name,
-                waiting=len(self._idle) - len(self._fresh),
-                fresh=len(self._fresh),
-                running=self.running,
-                oldest_at=start_epoch + self.first()[0] if self._idle else 0.0,
-                refuses={key: each for key, each in unmet.items() if each and each.dimension == "gpu_model"},
-                idle_at=start_epoch + self._waits_since_s() if self._idle else 0.0,
-                **wants,
-            )
-        return self._view
+        unmet = {kind.key: self.wants.unmet_requirement(kind) for kind in types if self.wants.gpu_model}
+        wants = asdict(self.wants)
+        del wants["gpu_model"]
+        return JobClass(
+            id=self.name,
+            waiting=len(self._idle) - len(self._fresh),
+            fresh=len(self._fresh),
+            running=self.running,
+            oldest_at=start_epoch() + self.first()[0] if self._idle else 0.0,
+            refuses={key: each for key, each in unmet.items() if each and each.dimension == "gpu_model"},
+            idle_at=start_epoch() + self._waits[0][0] if self._idle else 0.0,
+            **wants,
+        )
 
 
 class SimulatedJobQueue:
@@ -206,24 +184,20 @@ class SimulatedJobQueue:
         """In the order in which they came to have idle jobs."""
 
     def of(self, wants: JobRequirements) -> QueuedJobClass:
-        found = self._classes.get(wants)
-        if found is None:
-            found = self._classes[wants] = QueuedJobClass(f"c{len(self._classes) + 1}", wants)
-        return found
+        if wants not in self._classes:
+            self._classes[wants] = QueuedJobClass(f"c{len(self._classes) + 1}", wants)
+        return self._classes[wants]
 
     def add(self, queued: QueuedJob, now_s: float) -> QueuedJobClass:
-        """Let a job wait, and return its class."""
         jobs = self.of(queued.wants)
         jobs.add(queued, now_s)
         self._idle[jobs.name] = jobs
         return jobs
 
     def idle(self) -> list[QueuedJobClass]:
-        """Classes with idle jobs."""
-        for name in [name for name, jobs in self._idle.items() if not jobs.idle]:
-            del self._idle[name]
+        self._idle = {name: jobs for name, jobs in self._idle.items() if jobs.idle}
         return list(self._idle.values())
 
     def alive(self) -> Iterable[QueuedJobClass]:
-        """Classes with idle or running jobs."""
+        """Return the classes with idle or running jobs."""
         return (jobs for jobs in self._classes.values() if jobs.idle or jobs.running)

@@ -1,8 +1,7 @@
-"""Virtual time: an asyncio event loop whose clock jumps to the next timer instead of waiting for it.
+"""Virtual time: an asyncio event loop whose clock jumps to the next timer instead of waiting for it; random durations.
 
 Everything that asyncio builds on ``call_at`` works as always (``sleep``, ``timeout``, ``TaskGroup``, ``wait``); nothing
-that needs the outside world does (sockets, threads, child processes): a simulation that reaches out is not one.
-Callbacks run in the same order in every run, so the same program gives the same history.
+that needs the outside world does (sockets, threads, child processes). Callbacks run in the same order in every run.
 """
 
 from __future__ import annotations
@@ -17,7 +16,10 @@ from heapq import heappop, heappush
 from random import Random
 from typing import Any, NoReturn, TypeVar, TypeVarTuple
 
+from provisioner.interfaces import AdapterError
+
 T = TypeVar("T")
+V = TypeVar("V")
 Ts = TypeVarTuple("Ts")
 
 TURNS_WITHOUT_TIME = 1_000_000
@@ -74,14 +76,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
         ready, agenda = self._ready, self._agenda
         while agenda and agenda[0][2].cancelled():
             heappop(agenda)
-        if ready or self._stopping:
-            self._turn_without_time()
-        elif not agenda:
-            raise DeadlockError(f"nothing will ever happen again at {self._now_s:.3f} s; {_waiting(self)}")
-        elif agenda[0][0] <= self._now_s:
-            self._turn_without_time()
-        else:
+        self._turns += 1
+        if not (ready or self._stopping or agenda):
+            raise DeadlockError(f"nothing will ever happen again at {self._now_s:.3f} s; {self._waiting()}")
+        if not (ready or self._stopping or agenda[0][0] <= self._now_s):
             self._turns, self._now_s = 0, agenda[0][0]
+        elif self._turns > TURNS_WITHOUT_TIME:
+            self._turns = 0  # the loop is still to be cleared away
+            raise LivelockError(f"time stands still at {self._now_s:.3f} s; {self._waiting()}")
         while agenda and agenda[0][0] <= self._now_s:
             ready.append(heappop(agenda)[2])
         for _ in range(len(ready)):
@@ -89,11 +91,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
             if not handle.cancelled():
                 handle._run()
 
-    def _turn_without_time(self) -> None:
-        self._turns += 1
-        if self._turns > TURNS_WITHOUT_TIME:
-            self._turns = 0  # the loop is still to be cleared away
-            raise LivelockError(f"time stands still at {self._now_s:.3f} s; {_waiting(self)}")
+    def _waiting(self) -> str:
+        tasks = sorted(asyncio.all_tasks(self), key=lambda task: task.get_name())
+        return f"waiting: {'; '.join(map(repr, tasks)) or 'no task at all'}"
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> NoReturn:  # type: ignore[override]
         raise OutsideWorldError(f"no threads in virtual time: {func!r}")
@@ -127,16 +127,25 @@ def after(delay_s: float, callback: Callable[[*Ts], object], *args: *Ts) -> asyn
     return asyncio.get_running_loop().call_later(delay_s, callback, *args)
 
 
+def start_epoch() -> float:
+    """Return the begin of the running virtual loop, in seconds since the epoch."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop), "a virtual clock shows the time of a virtual loop"
+    return loop.start_epoch
+
+
+def now() -> float:
+    """Return the time of the running virtual loop, in seconds since the epoch."""
+    return start_epoch() + now_s()
+
+
 class VirtualClock:
-    """The controller's clock in a simulation: seconds since the epoch, by the running virtual loop."""
+    """The controller's clock in a simulation."""
 
     def now(self) -> float:
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, VirtualLoop), "a virtual clock shows the time of a virtual loop"
-        return loop.start_epoch + loop.time()
+        return now()
 
     def drift_s(self) -> float:
-        """Return 0: nobody sets this clock."""
         return 0.0
 
     def doubted(self) -> bool:
@@ -150,18 +159,12 @@ class VirtualClock:
 
 
 def run_virtual(coro: Coroutine[Any, Any, T], *, start_epoch: float = 0.0) -> T:
-    """Run ``coro`` to its end in virtual time, as ``asyncio.run`` does in real time.
+    """Run ``coro`` to its end in virtual time; :class:`VirtualClock` begins at ``start_epoch``.
 
-    ``start_epoch``: what :class:`VirtualClock` shows at the beginning, in seconds since the epoch. Raises
-    :class:`DeadlockError`, :class:`LivelockError`, :class:`OutsideWorldError`, and whatever ``coro`` raises.
+    Raises DeadlockError, LivelockError, OutsideWorldError, and whatever ``coro`` raises.
     """
     with asyncio.Runner(loop_factory=lambda: VirtualLoop(start_epoch)) as runner:
         return runner.run(coro)
-
-
-def _waiting(loop: asyncio.AbstractEventLoop) -> str:
-    tasks = sorted(asyncio.all_tasks(loop), key=lambda task: task.get_name())
-    return f"waiting: {'; '.join(map(repr, tasks)) or 'no task at all'}"
 
 
 def rng_for(seed: int, *key: object) -> Random:
@@ -184,10 +187,6 @@ class Fixed:
     def draw(self, rng: Random) -> float:
         return self.value_s
 
-    @property
-    def mostly_below_s(self) -> float:
-        return self.value_s
-
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
@@ -201,10 +200,6 @@ class Uniform:
 
     def draw(self, rng: Random) -> float:
         return rng.uniform(self.low_s, self.high_s)
-
-    @property
-    def mostly_below_s(self) -> float:
-        return self.high_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,19 +216,50 @@ class LogNormal:
     def draw(self, rng: Random) -> float:
         return min(self.most_s, rng.lognormvariate(math.log(self.median_s), self.sigma))
 
-    @property
-    def mostly_below_s(self) -> float:
-        """Bound of 999 of 1000 draws."""
-        return min(self.most_s, self.median_s * math.exp(3.1 * self.sigma))
-
 
 Draw = Fixed | Uniform | LogNormal
 """A distribution of durations in seconds."""
-
-
-def draw_for(draw: Draw, seed: int, *key: object) -> float:
-    """Return the value of ``draw`` for ``key``; a fixed draw needs no generator."""
-    return draw.value_s if isinstance(draw, Fixed) else draw.draw(rng_for(seed, *key))
-
-
 AT_ONCE = Fixed(0.0)
+
+
+# ------------------------------------------------------------------------------------------------------------- network
+
+
+class Network:
+    """Calls to one part of the world (``name``: a site or the overlay), each with a round-trip time of its own."""
+
+    def __init__(self, name: str, latency: Draw, seed: int) -> None:
+        self.name = name
+        self.seed = seed
+        self.calls = 0
+        self._latency = latency
+
+    def latency_s(self) -> float:
+        """Return the round-trip time of the next call; a fixed one needs no generator."""
+        self.calls += 1
+        if isinstance(self._latency, Fixed):
+            return self._latency.value_s
+        return self._latency.draw(rng_for(self.seed, "latency", self.name, self.calls))
+
+    async def call(self, verb: str, carry_out: Callable[[], T]) -> T:
+        """Return the result of ``carry_out`` at the arrival of the call; tests have calls that fail by ``verb``."""
+        return await self.exchange(carry_out, self.latency_s())
+
+    async def exchange(self, carry_out: Callable[[], T], latency_s: float) -> T:
+        """Carry out a call on its arrival; cancelling the caller does not revoke it."""
+        if not latency_s:
+            return carry_out()
+        reply: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        def answer(fulfil: Callable[[V], None], value: V) -> None:
+            if not reply.done():
+                fulfil(value)
+
+        def arrive() -> None:
+            try:
+                after(latency_s / 2, answer, reply.set_result, carry_out())
+            except AdapterError as error:
+                after(latency_s / 2, answer, reply.set_exception, error)
+
+        after(latency_s / 2, arrive)
+        return await reply

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from provisioner.model import OwnerDemand, OwnerLoad
 from provisioner.simulator.drones import SimulatedDrone
-from provisioner.simulator.loop import at, now_s, rng_for
+from provisioner.simulator.loop import at, now, now_s, rng_for
 
 if TYPE_CHECKING:
     from provisioner.simulator.sites import GpuPoolState, SimulatedSite
@@ -32,16 +32,9 @@ class VictimRule(StrEnum):
 
 
 class OwnerModel(Protocol):
-    """Description of an owner; the tests have two more, one whose jobs wait one by one."""
+    """Description of an owner; the tests have two more."""
 
-    @property
-    def on_nodes(self) -> bool:
-        """True if what the owner has is on certain nodes."""
-        ...
-
-    def at(self, site: SimulatedSite) -> SimulatedOwner:
-        """Return the owner at work."""
-        ...
+    def at(self, site: SimulatedSite) -> SimulatedOwner: ...
 
 
 class SimulatedOwner:
@@ -64,10 +57,9 @@ class SimulatedOwner:
     def claims(self) -> tuple[OwnerDemand, ...]:
         """Return what the owner waits for."""
         short = sum(max(0, -pool.room_milli) for pool in self.site.pools.values())
-        return (OwnerDemand(-(-short // ONE_GPU), ONE_GPU, 1, 1024, self.site.now),) if short else ()
+        return (OwnerDemand(-(-short // ONE_GPU), ONE_GPU, 1, 1024, now()),) if short else ()
 
     def load(self) -> OwnerLoad | None:
-        """Return the load of the running jobs, if it is known."""
         return None
 
     def drone_left(self, drone: SimulatedDrone) -> None:
@@ -90,14 +82,13 @@ class OwnerSeries:
     victim: VictimRule = VictimRule.YOUNGEST
     notice_s: float = 0.0
     """Between the owner's wish and the drone's end; 0 is without notice."""
-    on_nodes = False
 
     def at(self, site: SimulatedSite) -> SimulatedOwner:
         return SeriesOwner(self, site)
 
 
 class SeriesOwner(SimulatedOwner):
-    """The owner of a series: takes free GPUs by chance, and where none is free, those of drones."""
+    """The owner of a series, who takes free GPUs by chance, and where none is free, those of drones."""
 
     def __init__(self, series: OwnerSeries, site: SimulatedSite) -> None:
         super().__init__(site)
@@ -112,7 +103,7 @@ class SeriesOwner(SimulatedOwner):
         return OwnerLoad(gpu_milli=self.held_milli)
 
     def _have(self, gpus: int) -> None:
-        """From now on the owner has so many GPUs, or as many as there are."""
+        """Give the owner so many GPUs from now on, or as many as there are."""
         rng = rng_for(self.site.seed, "owner series", self.site.name, now_s())
         more = gpus - sum(pool.wanted_milli for pool in self._pools) // ONE_GPU
         for _ in range(more):
@@ -140,13 +131,9 @@ class SeriesOwner(SimulatedOwner):
         drones = [drone for drone in self.site.victims(self._series.victim, [pool]) if drone.type.gpu_milli]
         coming_milli = sum(drone.type.gpu_milli for drone in drones if self._has_notice(drone))
         for drone in drones:
-            if pool.room_milli + coming_milli >= 0:
-                return
-            if self._has_notice(drone):
-                continue
-            if self._series.notice_s > 0:
-                coming_milli += drone.type.gpu_milli
-            drone.preempt(self._series.notice_s)
+            if pool.room_milli + coming_milli < 0 and not self._has_notice(drone):
+                coming_milli += drone.type.gpu_milli if self._series.notice_s > 0 else 0
+                drone.preempt(self._series.notice_s)
 
     def _has_notice(self, drone: SimulatedDrone) -> bool:
         """Return whether the drone leaves anyway and the owner waits for that."""

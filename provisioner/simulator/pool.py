@@ -6,17 +6,25 @@ import asyncio
 import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Generic, Self, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from provisioner import model
 from provisioner.model import DrainMode, DroneId, DroneType, OrderOutcome, OrderResult, OverlayView, Slot, SlotState
 from provisioner.sharing import rates, share_milli, shares_needed
-from provisioner.simulator.drones import DroneDefect, ResourceVector, SimulatedDrone
-from provisioner.simulator.faults import OVERLAY, HardwareFaultKind, Network, ServiceFault, ServiceFaultKind
-from provisioner.simulator.jobs import JobRequirements, QueuedJob, QueuedJobClass, SimulatedJob, SimulatedJobQueue
-from provisioner.simulator.loop import Draw, Fixed, after, at, now_s, rng_for
-from provisioner.simulator.results import Conditions
+from provisioner.simulator.drones import OVERLAY, DroneDefect, HardwareFaultKind, ResourceVector, SimulatedDrone
+from provisioner.simulator.jobs import JobRequirements, QueuedJob, QueuedJobClass, SimulatedJobQueue
+from provisioner.simulator.loop import Draw, Fixed, after, at, now, now_s, start_epoch
+
+if TYPE_CHECKING:
+    from provisioner.simulator.world import World
+
+T = TypeVar("T")
+
+BLACK_HOLE_JOB_S = 5.0
+"""Duration of each job on a black-hole drone."""
+EVENT_RETENTION_S = 900.0
+"""Time for which an eviction or a completion is listed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,18 +47,14 @@ class SimulatedAttempt:
     def worked(self, at_s: float) -> float:
         return self.worked_s + (at_s - self.since_s) * self.rate
 
-    def saved(self, at_s: float) -> float:
-        """Work that its checkpoints have saved."""
-        return self.queued.job.saved_s(self.worked(at_s))
-
     def kept_s(self, at_s: float) -> float:
         """Return the part of its time here that need not be repeated."""
-        saved_s = self.saved(at_s)
+        saved_s = self.queued.job.saved_s(self.worked(at_s))
         return saved_s * (at_s - self.begun_s) / self.worked(at_s) if saved_s and self.gpu >= 0 else saved_s
 
 
 Ended = Callable[["SimulatedSlot", QueuedJob, bool], None]
-"""Callback for a job that ends by itself; the last argument says whether it is done."""
+"""Called when a job ends by itself; the last argument says whether it is done."""
 
 
 class SimulatedSlot:
@@ -65,7 +69,6 @@ class SimulatedSlot:
         self.jobs_started = 0
         self.free = ResourceVector.of(drone.type)
         self.avoids = frozenset(filter(None, drone.order.avoids.split(",")))
-        """Users whose jobs it does not take."""
         self.running: dict[int, SimulatedAttempt] = {}
         self.idle_timer: asyncio.TimerHandle | None = None
         self._ended = ended
@@ -78,11 +81,6 @@ class SimulatedSlot:
     @property
     def full(self) -> bool:
         return self.free.gpu_milli <= 0 if self.drone.type.gpu_milli else self.free.cpus <= 0
-
-    @property
-    def busy_milli(self) -> int:
-        """GPUs of the drone that jobs hold, in thousandths."""
-        return self.drone.type.gpu_milli - self.free.gpu_milli
 
     @property
     def until_s(self) -> float:
@@ -101,10 +99,7 @@ class SimulatedSlot:
         self.touched()
 
     def end(self, run: SimulatedAttempt) -> float:
-        """Remove a job.
-
-        Returns for how long, in seconds of one GPU, it kept GPUs busy that no other job used.
-        """
+        """Remove a job; return for how long, in seconds of one GPU, it kept GPUs busy that no other job used."""
         del self.running[run.queued.serial]
         run.timer.cancel()
         self.free = self.free.plus(self._taken_by(run.queued.wants))
@@ -116,22 +111,27 @@ class SimulatedSlot:
         return wants.gpu_milli
 
     def _taken_by(self, wants: JobRequirements) -> ResourceVector:
-        return ResourceVector(self.milli_of(wants), wants.cpus, wants.memory_mib, wants.disk_mib)
+        return ResourceVector.of(wants)._replace(gpu_milli=self.milli_of(wants))
 
     def _set_timer(self, run: SimulatedAttempt) -> None:
         """Set the timer of a run's end, from ``since_s`` on, which is now."""
         left_s = max(0.0, run.work_s - run.worked_s) / run.rate
         run.timer = after(left_s, self._ended, self, run.queued, run.done)
 
+    def stop_idle_timer(self) -> None:
+        if self.idle_timer is not None:
+            self.idle_timer.cancel()
+
     def touched(self) -> None:
         if self.lost_s is None:
             self.changed_s = now_s()
         self._view = None
 
-    def listed(self, update_s: float, start_epoch: float) -> Slot:
+    def listed(self, update_s: float) -> Slot:
         """Return the slot as the collector has it: by its newest change or periodic update."""
         heard_s = max(self.joined_s + (self.until_s - self.joined_s) // update_s * update_s, self.changed_s)
-        if self._view is None or self._view.heard_at != start_epoch + heard_s:
+        epoch = start_epoch()
+        if self._view is None or self._view.heard_at != epoch + heard_s:
             kind, runs = self.drone.type, self.running.values()
             weights = {run: self.weight_of(run.queued) for run in runs}
             work_milli = sum(weights.values())
@@ -142,23 +142,23 @@ class SimulatedSlot:
             self._view = Slot(
                 drone_id=self.drone.id,
                 state=self._state(),
-                heard_at=start_epoch + heard_s,
+                heard_at=epoch + heard_s,
                 free_gpu_milli=self.free.gpu_milli,
                 free_cpus=self.free.cpus,
                 free_memory_mib=self.free.memory_mib,
                 free_disk_mib=self.free.disk_mib,
                 jobs=len(runs),
                 jobs_started=self.jobs_started,
-                idle_since=0.0 if runs else start_epoch + self.idle_since_s,
-                retires_at=0.0 if retires_s is None else start_epoch + retires_s - self.drone.order.grace_s,
+                idle_since=0.0 if runs else epoch + self.idle_since_s,
+                retires_at=0.0 if retires_s is None else epoch + retires_s - self.drone.order.grace_s,
                 name=f"slot1@{self.drone.id}",
                 gpu_model=kind.gpu_model,
                 vram_mib=kind.vram_mib,
                 capability=kind.capability,
                 work_gpu_milli=work_milli,
-                work_at=start_epoch + work_s / work_milli if work_milli else 0.0,
+                work_at=epoch + work_s / work_milli if work_milli else 0.0,
                 owner=owners.pop() if len(owners) == 1 else "",
-                begun_at=start_epoch + min(run.begun_s for run in runs) if runs else 0.0,
+                begun_at=epoch + min(run.begun_s for run in runs) if runs else 0.0,
                 job_gpu_milli=alone.gpu_milli if alone else 0,
                 job_cpus=alone.cpus if alone else 0,
                 job_memory_mib=alone.memory_mib if alone else 0,
@@ -179,7 +179,7 @@ class SimulatedSlot:
 
 @dataclass(slots=True)
 class _SharedGpu:
-    """One GPU that is offered in shares: who is on it."""
+    """One GPU that is offered in shares."""
 
     free: int
     runs: list[SimulatedAttempt] = field(default_factory=list)
@@ -187,10 +187,7 @@ class _SharedGpu:
 
 
 class SharedSlot(SimulatedSlot):
-    """A slot of a drone whose GPUs are offered in shares.
-
-    Jobs spread evenly over the GPUs and slow each other down. Each arrival and departure sets the others' timers anew.
-    """
+    """A slot of a drone whose GPUs are offered in shares: jobs spread evenly over them and slow each other down."""
 
     def __init__(self, drone: SimulatedDrone, ended: Ended) -> None:
         super().__init__(drone, ended)
@@ -241,14 +238,6 @@ class SharedSlot(SimulatedSlot):
                 self._set_timer(run)
 
 
-T = TypeVar("T")
-
-BLACK_HOLE_JOB_S = 5.0
-"""Duration of each job on a black-hole drone."""
-EVENT_RETENTION_S = 900.0
-"""Time for which an eviction or a completion is listed."""
-
-
 @dataclass(frozen=True, slots=True)
 class PoolBehaviour:
     """Behaviour of the overlay pool."""
@@ -261,27 +250,19 @@ class PoolBehaviour:
     """Time for which the slot of a vanished drone stays listed."""
     lease_s: float = 60.0
     """Until the jobs of a drone that perished wait again."""
-    latency: Draw = field(default_factory=lambda: Fixed(0.2))
     reuses_claims: bool = True
     """A slot that is done takes the next job of the same class without negotiation."""
     best_fit: bool = False
-    """Jobs go to the slot with the least VRAM that does, shares before whole GPUs (HTCondor:
-    ``NEGOTIATOR_PRE_JOB_RANK = -GPUs_GlobalMemoryMb``); else to the first that does."""
+    """Jobs go to the slot with the least VRAM that does (HTCondor: ``NEGOTIATOR_PRE_JOB_RANK =
+    -GPUs_GlobalMemoryMb``), else to the first that does."""
+    latency: Draw = field(default_factory=lambda: Fixed(0.2))
 
 
-class _Recent(Generic[T]):
-    """Events of the last :data:`EVENT_RETENTION_S`."""
-
-    def __init__(self) -> None:
-        self._events: deque[tuple[float, T]] = deque()
-
-    def add(self, at_s: float, event: T) -> None:
-        self._events.append((at_s, event))
-
-    def listed(self, at_s: float) -> tuple[T, ...]:
-        while self._events and self._events[0][0] <= at_s - EVENT_RETENTION_S:
-            self._events.popleft()
-        return tuple(event for _, event in self._events)
+def _recent(events: deque[tuple[float, T]]) -> tuple[T, ...]:
+    """Forget the events before the last :data:`EVENT_RETENTION_S`, and return the others."""
+    while events and events[0][0] <= now() - EVENT_RETENTION_S:
+        events.popleft()
+    return tuple(event for _, event in events)
 
 
 def _by_vram(slot: SimulatedSlot) -> tuple[int, int]:
@@ -292,11 +273,12 @@ def _by_vram(slot: SimulatedSlot) -> tuple[int, int]:
 class SimulatedOverlay:
     """Implements :class:`provisioner.interfaces.Overlay`; the other methods are the world's."""
 
-    def __init__(self, jobs: Sequence[SimulatedJob], behaviour: PoolBehaviour, conditions: Conditions) -> None:
+    def __init__(self, world: World) -> None:
+        jobs = sorted(world.scenario.jobs, key=lambda job: job.submit_s)
         self.done = 0
         self.starts = 0
         """Attempts ever begun."""
-        self.queued_jobs = [QueuedJob(n, job) for n, job in enumerate(sorted(jobs, key=lambda job: job.submit_s))]
+        self.queued_jobs = [QueuedJob(n, job) for n, job in enumerate(jobs)]
         self._arrived = 0
         self._queue = SimulatedJobQueue()
         self._slots: dict[DroneId, SimulatedSlot] = {}
@@ -304,27 +286,19 @@ class SimulatedOverlay:
         self._roomy: dict[DroneId, SimulatedSlot] = {}
         """Without negotiation cycles: slots that may have room."""
         self._matches: dict[tuple[str, str], bool] = {}
-        self._behaviour = behaviour
-        self._at_once = behaviour.negotiation_s == 0
-        self._metrics = conditions.metrics
-        self._seed = conditions.seed
-        self._start_epoch = conditions.start_epoch
+        self._behaviour = world.scenario.pool
+        self._at_once = self._behaviour.negotiation_s == 0
+        self._metrics = world.metrics
         self._negotiated_s = 0.0
         self._paused_until_s = 0.0
-        self._network = Network(OVERLAY, behaviour.latency, conditions)
-        self._frozen: dict[int, OverlayView] = {}
-        self._evictions = _Recent[model.Eviction]()
-        self._completions = _Recent[model.CompletedJob]()
-        self._failures = _Recent[model.JobFailure]()
-        self._pauses = [f for f in conditions.hardware_faults if f.kind is HardwareFaultKind.NO_NEGOTIATION]
-
-    @property
-    def _now(self) -> float:
-        return self._start_epoch + now_s()
+        self._network = world.scenario.network(OVERLAY, self._behaviour.latency)
+        self._evictions: deque[tuple[float, model.Eviction]] = deque()
+        self._completions: deque[tuple[float, model.CompletedJob]] = deque()
+        self._failures: deque[tuple[float, model.JobFailure]] = deque()
+        self._pauses = [f for f in world.scenario.hardware_faults if f.kind is HardwareFaultKind.NO_NEGOTIATION]
 
     @property
     def waiting(self) -> int:
-        """Jobs that have arrived and wait."""
         return sum(jobs.idle for jobs in self._queue.alive())
 
     @property
@@ -333,22 +307,20 @@ class SimulatedOverlay:
 
     @property
     def busy_milli(self) -> int:
-        """GPUs that jobs hold as far as the pool knows, in thousandths; a small job holds its shares of a GPU."""
-        return sum(slot.busy_milli for slot in self._slots.values())
+        """GPUs that jobs hold as far as the pool knows, in thousandths."""
+        return sum(slot.drone.type.gpu_milli - slot.free.gpu_milli for slot in self._slots.values())
 
     @property
     def to_come(self) -> int:
         return len(self.queued_jobs) - self._arrived
 
     def begin(self) -> None:
-        """Set the timers of arrivals and negotiation. To be called once, inside the running loop."""
+        """Set the timers of arrivals and negotiation."""
         self._next_arrival()
         if not self._at_once:
             after(self._behaviour.negotiation_s, self._negotiate)
         for pause in self._pauses:
             at(pause.at_s, self._pause, pause.for_s)
-
-    # ----------------------------------------------------------------------------------------------- the interface
 
     async def __aenter__(self) -> Self:
         return self
@@ -357,43 +329,29 @@ class SimulatedOverlay:
         return None
 
     async def poll(self, types: Sequence[DroneType]) -> OverlayView:
-        return await self._network.poll(lambda: self._view(tuple(types)), self._distort)
+        return await self._network.call("poll", lambda: self._view(types))
 
     async def drain(self, drone_ids: Sequence[DroneId], mode: DrainMode, reason: str) -> Sequence[OrderResult]:
-        return await self._network.act("drain", lambda: [self._drain(drone_id, mode) for drone_id in drone_ids])
+        return await self._network.call("drain", lambda: [self._drain(drone_id, mode) for drone_id in drone_ids])
 
     async def bootstrap(self, order: model.StartOrder) -> model.Bootstrap:
         files = model.Bootstrap(b"#!/bin/sh\n", {"DRONE_ID": order.drone_id})
-        return await self._network.ask("bootstrap", lambda: files)
+        return await self._network.call("bootstrap", lambda: files)
 
-    # ----------------------------------------------------------------------------------------------- what is listed
-
-    def _view(self, types: tuple[DroneType, ...]) -> OverlayView:
+    def _view(self, types: Sequence[DroneType]) -> OverlayView:
         behaviour = self._behaviour
         for drone_id, slot in list(self._slots.items()):
             if slot.lost_s is not None and now_s() - slot.lost_s >= behaviour.slot_lifetime_s:
                 del self._slots[drone_id]
         return OverlayView(
-            taken_at=self._now,
-            classes=tuple(jobs.view(types, self._start_epoch) for jobs in self._queue.alive()),
-            slots=tuple(slot.listed(behaviour.update_s, self._start_epoch) for slot in self._slots.values()),
-            negotiated_at=self._start_epoch + self._negotiated_s if self._negotiated_s else 0.0,
-            evictions=self._evictions.listed(self._now),
-            completions=self._completions.listed(self._now),
-            mishaps=self._failures.listed(self._now),
+            taken_at=now(),
+            classes=tuple(jobs.view(types) for jobs in self._queue.alive()),
+            slots=tuple(slot.listed(behaviour.update_s) for slot in self._slots.values()),
+            negotiated_at=start_epoch() + self._negotiated_s if self._negotiated_s else 0.0,
+            evictions=_recent(self._evictions),
+            completions=_recent(self._completions),
+            mishaps=_recent(self._failures),
         )
-
-    def _distort(self, view: OverlayView, fault: ServiceFault) -> OverlayView:
-        match fault.kind:
-            case ServiceFaultKind.EMPTY:
-                return replace(view, classes=(), slots=())
-            case ServiceFaultKind.PARTIAL:
-                rolls = {s.drone_id: rng_for(self._seed, "hidden", fault.from_s, s.drone_id) for s in view.slots}
-                return replace(view, slots=tuple(s for s in view.slots if rolls[s.drone_id].random() >= fault.amount))
-            case ServiceFaultKind.STALE:
-                return replace(self._frozen.setdefault(id(fault), view), taken_at=view.taken_at)
-            case _:
-                return view
 
     # ------------------------------------------------------------------------------------------- arrival and matching
 
@@ -423,7 +381,7 @@ class SimulatedOverlay:
             self._cycle()
 
     def _cycle(self) -> None:
-        """Jobs by priority, then age, each to the first slot with room."""
+        """Match jobs by priority, then age, each to the first slot with room."""
         idle = self._queue.idle()
         if not idle or self._paused:
             return
@@ -447,7 +405,6 @@ class SimulatedOverlay:
     # Without cycles: no job waits for which some open slot has room, so only what has just changed is looked at.
 
     def _offer(self, jobs: QueuedJobClass) -> None:
-        """Without cycles: match jobs of a class that have come, or come back."""
         if not self._at_once or self._paused:
             return
         jobs.mark_judged()
@@ -455,7 +412,6 @@ class SimulatedOverlay:
             self._start(jobs, slot)
 
     def _with_room(self, jobs: QueuedJobClass) -> SimulatedSlot | None:
-        """Return the slot that a job of the class goes to now, if any."""
         for drone_id, slot in list(self._roomy.items()):
             if slot.full or not slot.open:
                 del self._roomy[drone_id]
@@ -463,7 +419,6 @@ class SimulatedOverlay:
         return min(fitting, key=_by_vram, default=None) if self._behaviour.best_fit else next(fitting, None)
 
     def _opened(self, slot: SimulatedSlot) -> None:
-        """Without cycles: fill a slot that has room with the first jobs that fit."""
         if not self._at_once or not slot.open:
             return
         self._roomy[slot.drone.id] = slot
@@ -489,14 +444,10 @@ class SimulatedOverlay:
 
     def _start(self, jobs: QueuedJobClass, slot: SimulatedSlot) -> None:
         queued = jobs.take()
-        if slot.idle_timer is not None:
-            slot.idle_timer.cancel()
-            slot.idle_timer = None
-        queued.starts += 1
+        slot.stop_idle_timer()
         self.starts += 1
-        queued.begun_s = now_s()
-        if queued.first_begun_s is None:
-            queued.first_begun_s = now_s()
+        if not queued.begun:
+            queued.begun = True
             self._metrics.first_starts.append((queued.job.submit_s, now_s()))
         eaten = slot.drone.script.defect is DroneDefect.EATS_JOBS
         left_s = queued.job.duration_s - queued.saved_s
@@ -506,8 +457,8 @@ class SimulatedOverlay:
         """Give the slot of a job that ended by itself the next one, or let it fall idle."""
         jobs = self._close(slot, queued, done)
         if not done:
-            failure = model.JobFailure(slot.drone.id, f"{queued.serial}.0", self._now, queued.wants.owner, "broke off")
-            self._failures.add(self._now, failure)
+            failure = model.JobFailure(slot.drone.id, f"{queued.serial}.0", now(), queued.wants.owner, "broke off")
+            self._failures.append((now(), failure))
         if self._behaviour.reuses_claims and jobs.idle and self._match(jobs, slot):
             self._start(jobs, slot)
         self._opened(slot)
@@ -520,32 +471,29 @@ class SimulatedOverlay:
         """Book the end of an attempt; a job that is not done waits again."""
         jobs, kind, until_s = self._queue.of(queued.wants), slot.drone.type, slot.until_s
         run = slot.running[queued.serial]
-        ran_s, saved_s = until_s - run.begun_s, run.saved(until_s)
+        ran_s, saved_s = until_s - run.begun_s, queued.job.saved_s(run.worked(until_s))
         lost_s = None if done else ran_s - run.kept_s(until_s)
-        self._metrics.attempt(kind, slot.milli_of(queued.wants), ran_s, lost_s)
-        self._metrics.at_work(kind, slot.end(run))
-        jobs.ran()
-        if done:
-            self._done(slot, queued, ran_s)
-        else:
+        self._metrics.attempt(kind, slot.milli_of(queued.wants), ran_s, lost_s, busy_s=slot.end(run))
+        jobs.running -= 1
+        if not done:
             queued.saved_s += saved_s
             self._queue.add(queued, now_s())
-        return jobs
-
-    def _done(self, slot: SimulatedSlot, queued: QueuedJob, ran_s: float) -> None:
-        job = queued.job
-        queued.done_s = now_s()
+            return jobs
         self.done += 1
-        self._metrics.waited(queued.wants.label, queued.done_s - job.duration_s - job.submit_s)
+        queued.done_s = now_s()
+        wait_s = queued.done_s - queued.job.duration_s - queued.job.submit_s
+        self._metrics.waits_s.append(wait_s)
+        self._metrics.waits_by_class[queued.wants.label].append(wait_s)
         completed = model.CompletedJob(
             job_id=f"{queued.serial}.0",
-            ended_at=self._now,
-            submitted_at=self._start_epoch + job.submit_s,
+            ended_at=now(),
+            submitted_at=start_epoch() + queued.job.submit_s,
             run_s=ran_s,
             drone_id=slot.drone.id,
             **queued.wants.completed_fields,
         )
-        self._completions.add(self._now, completed)
+        self._completions.append((now(), completed))
+        return jobs
 
     def _cut_short(self, slot: SimulatedSlot) -> None:
         """End all jobs of a slot; they wait again."""
@@ -554,7 +502,7 @@ class SimulatedOverlay:
         for run in list(slot.running.values()):
             lost_s = until_s - run.begun_s - run.kept_s(until_s)
             job_id, weight = f"{run.queued.serial}.0", slot.weight_of(run.queued)
-            self._evictions.add(self._now, model.Eviction(slot.drone.id, job_id, self._now, weight, lost_s))
+            self._evictions.append((now(), model.Eviction(slot.drone.id, job_id, now(), weight, lost_s)))
             jobs = self._close(slot, run.queued, done=False)
             back[jobs.name] = jobs
         for jobs in back.values():
@@ -594,7 +542,7 @@ class SimulatedOverlay:
             drone.leave_empty("drained")
 
     def _slot_of(self, drone: SimulatedDrone) -> SimulatedSlot | None:
-        """Return its slot; None where another drone has joined under the same id, which the metrics report."""
+        """Return its slot; None where another drone has joined under its id, which the metrics report."""
         slot = self._slots.get(drone.id)
         return slot if slot is not None and slot.drone is drone else None
 
@@ -604,8 +552,7 @@ class SimulatedOverlay:
         if slot is None:
             return
         self._roomy.pop(drone.id, None)
-        if slot.idle_timer is not None:
-            slot.idle_timer.cancel()
+        slot.stop_idle_timer()
         if orderly:
             self._cut_short(slot)
             del self._slots[drone.id]
@@ -622,13 +569,13 @@ class SimulatedOverlay:
                 slot.draining = slot.drone.accepts_nothing_more
                 slot.touched()
                 self._opened(slot)
-            if mode in (DrainMode.PEACEFUL, DrainMode.GRACEFUL):
+            elif mode is DrainMode.FAST:
+                slot.draining = True
+                self._vacate(slot)
+            elif mode is not DrainMode.NONE:
                 self.withdraw(slot.drone)
             if mode is DrainMode.GRACEFUL:
                 after(slot.drone.order.grace_s, self._vacate, slot)
-            if mode is DrainMode.FAST:
-                slot.draining = True
-                self._vacate(slot)
         return OrderResult(drone_id, OrderOutcome.OK)
 
     def _vacate(self, slot: SimulatedSlot) -> None:

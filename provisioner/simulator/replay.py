@@ -1,4 +1,4 @@
-"""One replay, and many beside each other: jobs against a world under a policy, seed by seed, each in a process."""
+"""Replays of jobs against a world under a policy, many beside each other, seed by seed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import multiprocessing
 import signal
 import statistics
 import time
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
@@ -18,20 +17,15 @@ from provisioner.model import DroneType, Plan, Policy, Snapshot
 from provisioner.planner.validation import Breach
 from provisioner.sharing import co2_kg
 from provisioner.simulator.jobs import SimulatedJob
-from provisioner.simulator.owner import OwnerSeries
 from provisioner.simulator.results import ReplayResult, WaitStatistics
-from provisioner.simulator.sites import Facility
 from provisioner.simulator.world import START_EPOCH, Scenario, SimulationOutcome, simulate
 from provisioner.simulator.world_file import WorldPlan
 
-BURST_JOBS, BURST_S = 20, 120.0
-QUIET_JOBS, QUIET_S = 5, 600.0
-BURST_SHARE = 0.8
 DAY_S = 86400.0
 REPLAY_LIMIT_S = 14 * DAY_S
 """A replay breaks off so long after the last job came."""
-REPLAY_STALL_S = DAY_S
-"""It breaks off before that when no job has run for so long, and for as long as a drone may take to come."""
+REPLAY_STALL_S = 4 * DAY_S
+"""It breaks off before that when no job has run for so long: longer than any queue, boot or owner's load."""
 PROGRESS_INTERVAL_S = 0.2
 """Real seconds between two reports of a replay's progress."""
 POLL_INTERVAL_S = 0.1
@@ -41,16 +35,10 @@ SAMPLES_PER_REPLAY = 1000
 
 
 def summarize(
-    outcome: SimulationOutcome,
-    *,
-    policy: str,
-    trace: str,
-    jobs: Sequence[SimulatedJob],
-    carbon_g_per_kwh: float | None = None,
+    outcome: SimulationOutcome, *, policy: str, trace: str, carbon_g_per_kwh: float | None = None
 ) -> ReplayResult:
-    """Return the result of a replay of ``jobs``; ``carbon_g_per_kwh`` is the grid's CO2, if known."""
+    """Return the result of a replay; ``carbon_g_per_kwh`` is the grid's CO2, if known."""
     metrics = outcome.metrics
-    bursts = list(burst_waits(metrics.first_starts, [job.submit_s for job in jobs]))
     energy_kwh = metrics.energy_kwh
     return ReplayResult(
         policy=policy,
@@ -67,13 +55,10 @@ def summarize(
         drones_started=metrics.started,
         withdrawn=metrics.withdrawn,
         preempted=metrics.attempts_lost,
-        burst_first_s=statistics.median(first for first, _ in bursts) if bursts else None,
-        burst_most_s=statistics.median(most for _, most in bursts) if bursts else None,
         violations=outcome.violations,
-        decisions=outcome.decisions,
         energy_kwh=energy_kwh,
         co2_kg=None if energy_kwh is None or carbon_g_per_kwh is None else co2_kg(energy_kwh, carbon_g_per_kwh),
-        by_site={site: account.gpu_seconds.hours for site, account in sorted(metrics.accounts.items())},
+        by_site={site: time.hours for site, time in sorted(metrics.by_site.items())},
         samples=outcome.samples,
     )
 
@@ -84,28 +69,6 @@ def waits(waits_s: Iterable[float]) -> WaitStatistics:
         return WaitStatistics()
     p50_s, p95_s = (ordered[min(len(ordered) - 1, int(share * len(ordered)))] for share in (0.5, 0.95))
     return WaitStatistics(len(ordered), statistics.fmean(ordered), p50_s, p95_s)
-
-
-def burst_waits(starts: Sequence[tuple[float, float]], arrivals: Sequence[float]) -> Iterable[tuple[float, float]]:
-    """Return for each burst in ``arrivals`` the seconds until its first and until most of its jobs started.
-
-    ``starts``: submission and first start of each job that has ever begun.
-    """
-    arrived, begun = sorted(arrivals), sorted(starts)
-    submitted = [submit_s for submit_s, _ in begun]
-    n = 0
-    while n < len(arrived):
-        from_s = arrived[n]
-        end = bisect_right(arrived, from_s + BURST_S)
-        if end - n < BURST_JOBS or n - bisect_left(arrived, from_s - QUIET_S) >= QUIET_JOBS:
-            n += 1
-            continue
-        inside = begun[bisect_left(submitted, from_s) : bisect_right(submitted, from_s + BURST_S)]
-        took = sorted(start_s - from_s for _, start_s in inside)
-        most = int(BURST_SHARE * (end - n - 1))
-        if most < len(took):
-            yield took[0], took[most]
-        n = end
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +87,6 @@ class Replay:
 
     @property
     def span_s(self) -> float:
-        """Until the last job comes."""
         return max((job.submit_s for job in self.jobs), default=0.0)
 
     @property
@@ -132,7 +94,6 @@ class Replay:
         return tuple(kind for facility in self.world.facilities for kind in facility.types)
 
     def scenario(self, seed: int) -> Scenario:
-        """Return what is simulated with this seed."""
         return Scenario(
             facilities=self.world.facilities,
             jobs=self.jobs,
@@ -143,26 +104,9 @@ class Replay:
             pool=self.world.pool,
             hardware_faults=self.world.hardware_faults,
             limit_s=self.span_s + REPLAY_LIMIT_S,
-            stall_s=REPLAY_STALL_S + max(map(_longest_s, self.world.facilities), default=0.0),
+            stall_s=REPLAY_STALL_S,
             samples_s=max(60.0, self.span_s / SAMPLES_PER_REPLAY),
         )
-
-
-def _longest_s(facility: Facility) -> float:
-    """Return for how long a drone may be on its way while all goes well.
-
-    That is almost the longest queue and boot, and the longest time for which the owner has all GPUs.
-    """
-    behaviours = (facility.behaviour, *facility.behaviour_of.values())
-    longest_s, since_s = 0.0, None
-    if isinstance(facility.owner, OwnerSeries):
-        owned = facility.owner.pools
-        gpus = sum(pool.gpus for pool in facility.pools if not owned or pool.name in owned)
-        for at_s, has in facility.owner.steps:
-            if since_s is not None:
-                longest_s = max(longest_s, at_s - since_s)
-            since_s = None if has < gpus else at_s if since_s is None else since_s
-    return longest_s + max(each.queue.mostly_below_s + each.boot.mostly_below_s for each in behaviours)
 
 
 def run(replay: Replay, seed: int, tell: Callable[[float], None] = lambda at_s: None) -> ReplayResult:
@@ -171,23 +115,14 @@ def run(replay: Replay, seed: int, tell: Callable[[float], None] = lambda at_s: 
     told_at = 0.0
 
     def judge(snapshot: Snapshot, plan: Plan) -> tuple[Breach, ...]:
-        """Validate a plan and report the progress: every plan is validated."""
         nonlocal told_at
         if time.monotonic() - told_at >= PROGRESS_INTERVAL_S:
             told_at = time.monotonic()
             tell(snapshot.now - START_EPOCH)
         return scenario.judge(snapshot, plan)
 
-    return summarize(
-        simulate(replace(scenario, judge=judge)),
-        policy=replay.policy,
-        trace=replay.trace,
-        jobs=replay.jobs,
-        carbon_g_per_kwh=replay.carbon_g_per_kwh,
-    )
-
-
-# --------------------------------------------------------------------------------------------------------- many of them
+    outcome = simulate(replace(scenario, judge=judge))
+    return summarize(outcome, policy=replay.policy, trace=replay.trace, carbon_g_per_kwh=replay.carbon_g_per_kwh)
 
 
 def run_all(
@@ -246,7 +181,7 @@ _given: tuple[SimpleQueue[tuple[int, float]], Sequence[tuple[Replay, int]]] | No
 
 
 def _begin(queue: SimpleQueue[tuple[int, float]], pairs: Sequence[tuple[Replay, int]]) -> None:
-    """Once in each process, so that jobs and world travel once. Ctrl-C is the parent's."""
+    """Begin a process, so that jobs and world travel once. Ctrl-C is the parent's."""
     global _given
     _given = queue, pairs
     signal.signal(signal.SIGINT, signal.SIG_IGN)

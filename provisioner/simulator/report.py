@@ -19,18 +19,8 @@ from pydantic import TypeAdapter
 
 from provisioner import __version__, serialization
 from provisioner.formatting import age, count, sanitize
-from provisioner.simulator.figures import (
-    FIGURES,
-    KeyFigure,
-    Runs,
-    SeedStatistics,
-    amount,
-    change,
-    paired,
-    spread,
-    waste,
-)
-from provisioner.simulator.results import GpuTime, ReplayResult, WaitStatistics
+from provisioner.simulator import results as figures
+from provisioner.simulator.results import KeyFigure, ReplayResult, Runs, SeedStatistics, WaitStatistics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -70,11 +60,6 @@ def schema() -> dict[str, Any]:
     return {"$schema": SCHEMA_DIALECT, **body, "title": "GPU drone provisioner: report of provisioner simulate"}
 
 
-def schema_text() -> str:
-    """Return the schema as it is committed."""
-    return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
-
-
 # ---------------------------------------------------------------------------------------------------------- HTML page
 
 MAX_NAME_LENGTH = 60
@@ -91,13 +76,12 @@ def html_page(runs: Runs, *, notes: Sequence[str] = (), command: str = "") -> st
     results = [result for each in runs.values() for result in each]
     traces = ", ".join(sorted({name(result.trace) for result in results}))
     policies = count(len(runs), "policy", "policies")
-    days = " to ".join(dict.fromkeys(amount(of(result.days for result in results)) for of in (min, max)))
+    days = " to ".join(dict.fromkeys(figures.amount(of(result.days for result in results)) for of in (min, max)))
     seeds = count(len({result.seed for result in results}), "seed")
     first, *others = runs
     caption = "Figures by policy: mean ± standard deviation over the seeds"
     if others:
-        common = set.intersection(*({(r.trace, r.seed) for r in each} for each in runs.values()))
-        caption += f"; differences seed by seed over the seeds that both have ({len(common)} seeds are in all policies)"
+        caption += "; differences seed by seed over the seeds that both have"
     head = ["", *map(name, runs), *(f"{name(other)} less {name(first)}" for other in others)]
     return Template(files(__package__).joinpath("report.html").read_text(encoding="utf-8")).substitute(
         title=escape(f"Replay of {traces}: {' against '.join(map(name, runs)) if len(runs) < 4 else policies}"),
@@ -138,18 +122,19 @@ def _verdict(runs: Runs) -> str:
 
 def _answer(policy: str, results: Sequence[ReplayResult]) -> str:
     """Return the figures that most readers look for; means over the seeds."""
-    parts = [f"{amount(fmean(r.jobs_done for r in results))} of {amount(fmean(r.jobs for r in results))} jobs done"]
+    done, jobs = fmean(r.jobs_done for r in results), fmean(r.jobs for r in results)
+    parts = [f"{figures.amount(done)} of {figures.amount(jobs)} jobs done"]
     if waits := _mean_waits(r.waits for r in results):
         parts.append(f"mean wait {age(waits.mean_s)}, 95 % of waits within {age(waits.p95_s)}")
-    if wastes := spread(waste(r.gpu_hours) for r in results):
-        parts.append(f"waste {amount(wastes.mean)} % of the good GPU-hours")
+    if wastes := figures.spread(figures.waste(r.gpu_hours) for r in results):
+        parts.append(f"waste {figures.amount(wastes.mean)} % of the good GPU-hours")
     return f"{name(policy)}: {'; '.join(parts)}"
 
 
 def _rows(runs: Runs) -> Iterator[str]:
     """Yield the rows of the table: each known figure by policy, and the differences from the first policy."""
-    for heading, figures in FIGURES.items():
-        known = [row for figure in figures if (row := _row(figure, runs))]
+    for heading, of_heading in figures.FIGURES.items():
+        known = [row for figure in of_heading if (row := _row(figure, runs))]
         if known:
             yield f'<tr><th scope="rowgroup" colspan="{2 * len(runs)}" class="group">{escape(heading)}</th></tr>'
             yield from known
@@ -157,20 +142,20 @@ def _rows(runs: Runs) -> Iterator[str]:
 
 def _row(figure: KeyFigure, runs: Runs) -> str:
     first, *others = runs.values()
-    means = [spread(figure.of(result) for result in results) for results in runs.values()]
+    means = [figures.spread(figure.of(result) for result in results) for results in runs.values()]
     if not any(means):
         return ""
-    cells = ["-" if over is None else _cell(over, amount(over.mean)) for over in means]
+    cells = ["-" if over is None else _cell(over, figures.amount(over.mean)) for over in means]
     for results in others:
-        versus = paired(figure, first, results)
+        versus = figures.paired(figure, first, results)
         better = f", better in {versus.improved} of {versus.spread.count}" if versus and figure.better else ""
-        cells.append("-" if versus is None else _cell(versus.spread, change(versus.spread.mean), better))
+        cells.append("-" if versus is None else _cell(versus.spread, figures.change(versus.spread.mean), better))
     label = f"{figure.name} ({figure.unit})" if figure.unit else figure.name
     return f'<tr><th scope="row">{escape(label)}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
 
 
 def _cell(over: SeedStatistics, text: str, more: str = "") -> str:
-    deviation = f" ± {amount(over.deviation)}" if over.count > 1 else ""
+    deviation = f" ± {figures.amount(over.deviation)}" if over.count > 1 else ""
     return f'<data value="{over.mean!r}">{text}</data> <span class="aside">{deviation}{more}</span>'
 
 
@@ -226,13 +211,6 @@ def _plots(runs: Runs) -> Iterator[str]:
         "as wait. Classes with most jobs come first.",
         svg(waits_by_class, runs),
     )
-    if any(result.by_site for results in runs.values() for result in results):
-        yield _section(
-            "Waste by site",
-            "GPU-hours that were held and not good; behind each bar the waste in percent of that site's good "
-            "GPU-hours. Means over the seeds.",
-            svg(waste_by_site, runs),
-        )
     for policy, results in runs.items():
         sampled = next((result for result in results if result.samples), None)
         if sampled is not None:
@@ -264,42 +242,20 @@ def svg(paint: Callable[[Figure, T], None], subject: T) -> bytes:
 
 def hours_by_policy(figure: Figure, runs: Runs) -> None:
     """Draw a bar for each policy, of the parts of the GPU-hours held."""
-    rows = []
-    for policy, results in runs.items():
-        wastes = spread(waste(result.gpu_hours) for result in results)
-        end = f"waste {amount(wastes.mean)} %" if wastes else ""
-        rows.append((policy, _mean_hours(result.gpu_hours for result in results), end))
-    _bars(figure, rows, list(PARTS))
-
-
-def waste_by_site(figure: Figure, runs: Runs) -> None:
-    """Draw a bar for each site and policy, of the GPU-hours that were held and not good."""
-    held: Counter[str] = Counter()
-    for results in runs.values():
-        for result in results:
-            held.update({site: hours.held for site, hours in result.by_site.items()})
-    rows = [
-        (f"{name(site, 20)} · {name(policy, 20)}" if len(runs) > 1 else site, hours, f"{amount(waste(hours))} %")
-        for site, _ in held.most_common()
-        for policy, results in runs.items()
-        if (hours := _mean_hours(r.by_site.get(site, GpuTime()) for r in results)).held
-    ]
-    _bars(figure, rows[:MAX_BARS], [part for part in PARTS if part != "good"])
-
-
-def _bars(figure: Figure, rows: Sequence[tuple[str, GpuTime, str]], parts: Sequence[str]) -> None:
-    figure.set_figheight(0.95 + 0.32 * len(rows))
+    figure.set_figheight(0.95 + 0.32 * len(runs))
     axes = figure.subplots()
-    lefts = [0.0] * len(rows)
-    for part in parts:
-        widths = [max(0.0, getattr(hours, part)) for _, hours, _ in rows]
-        bars = axes.barh(range(len(rows)), widths, left=lefts, height=0.62, color=PARTS[part], label=part)
+    lefts = [0.0] * len(runs)
+    for part, colour in PARTS.items():
+        widths = [max(0.0, fmean(getattr(r.gpu_hours, part) for r in results)) for results in runs.values()]
+        bars = axes.barh(range(len(runs)), widths, left=lefts, height=0.62, color=colour, label=part)
         lefts = [left + width for left, width in zip(lefts, widths, strict=True)]
-    axes.bar_label(bars, [end for _, _, end in rows], padding=4, fontsize=8)
+    wastes = [figures.spread(figures.waste(result.gpu_hours) for result in results) for results in runs.values()]
+    ends = [f"waste {figures.amount(over.mean)} %" if over else "" for over in wastes]
+    axes.bar_label(bars, ends, padding=4, fontsize=8)
     axes.margins(x=0.16)
     axes.set_xlabel("GPU-hours")
-    _label_rows(axes, [label for label, _, _ in rows])
-    figure.legend(loc="outside upper left", ncols=len(parts))
+    _label_rows(axes, list(runs))
+    figure.legend(loc="outside upper left", ncols=len(PARTS))
 
 
 def waits_by_class(figure: Figure, runs: Runs) -> None:
@@ -375,10 +331,6 @@ def _entry(label: str) -> str:
     """Return a foreign name for a legend; matplotlib leaves out labels that begin with an underscore."""
     text = name(label, 30)
     return f" {text}" if text.startswith("_") else text
-
-
-def _mean_hours(hours: Iterable[GpuTime]) -> GpuTime:
-    return GpuTime(*map(fmean, zip(*map(astuple, hours), strict=True)))
 
 
 def _mean_waits(waits: Iterable[WaitStatistics]) -> WaitStatistics | None:

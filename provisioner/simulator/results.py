@@ -1,17 +1,17 @@
-"""Results of replays, one run over one seed, and the metrics that a simulated world collects."""
+"""Results of replays with their key figures, and the metrics that a simulated world collects."""
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
-from statistics import fmean
+from math import inf, isfinite, isnan
 from typing import NamedTuple
 
 from provisioner.model import DroneId, DroneType, EndKind, Policy
 from provisioner.sharing import kwh
 from provisioner.simulator.drones import SimulatedNode
-from provisioner.simulator.faults import HardwareFault, ServiceFault, ServiceFaultKind
 from provisioner.simulator.loop import now_s
 
 
@@ -25,7 +25,7 @@ class WaitStatistics:
     p95_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class GpuTime:
     """GPU time of drones by use, in hours or seconds of one GPU: ``held`` is the sum of the others."""
 
@@ -45,7 +45,7 @@ class GpuTime:
     @property
     def waste(self) -> float:
         """``(held - good) / good``; infinite where nothing good came out."""
-        return (self.held - self.good) / self.good if self.good else float("inf")
+        return (self.held - self.good) / self.good if self.good else inf
 
     @property
     def hours(self) -> GpuTime:
@@ -65,19 +65,6 @@ class Sample:
     gpus_owner: float
     by_site: Mapping[str, float] = field(default_factory=dict)
     """GPUs held, by site."""
-
-
-@dataclass(frozen=True, slots=True)
-class Decisions:
-    """Processor time of the planner, real even on a virtual clock."""
-
-    count: int = 0
-    mean_s: float = 0.0
-    worst_s: float = 0.0
-
-    @property
-    def per_second(self) -> float:
-        return 1.0 / self.mean_s if self.mean_s else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,18 +90,16 @@ class ReplayResult:
     """Requests that were cancelled before that."""
     preempted: int = 0
     """Attempts of jobs that were cut short."""
-    burst_first_s: float | None = None
-    """Median over bursts (at least 20 jobs in 120 s after 600 s with fewer than 5) until the first has started."""
-    burst_most_s: float | None = None
-    """The same until 80 % have started."""
     violations: tuple[str, ...] = ()
     """Broken promises, exceeded limits among them: must be none."""
-    decisions: Decisions = Decisions()
     energy_kwh: float | None = None
     """None where no drone type has a power."""
     co2_kg: float | None = None
     by_site: Mapping[str, GpuTime] = field(default_factory=dict)
     samples: tuple[Sample, ...] = ()
+
+
+# ------------------------------------------------------------------------------------------------------------- metrics
 
 
 class OwnerWait(NamedTuple):
@@ -129,35 +114,11 @@ class OwnerWait(NamedTuple):
 
 
 @dataclass(slots=True)
-class GpuTimeAccount:
-    """GPU time of a site's drones as it is entered, in seconds of one GPU, and the energy of their GPUs at work."""
-
-    held_s: float = 0.0
-    good_s: float = 0.0
-    badput_s: float = 0.0
-    boot_s: float = 0.0
-    release_s: float = 0.0
-    energy_kwh: float = 0.0
-
-    @property
-    def gpu_seconds(self) -> GpuTime:
-        idle_s = self.held_s - self.good_s - self.badput_s - self.boot_s - self.release_s
-        return GpuTime(self.held_s, self.good_s, self.badput_s, self.boot_s, self.release_s, idle_s)
-
-
-@dataclass(slots=True)
-class _Live:
-    drones: int = 0
-    gpu_milli: int = 0
-    peak: int = 0
-
-
-@dataclass(slots=True)
 class Metrics:
     """Counts of a world. Limits are checked at every instant at which a count rises."""
 
     policy: Policy
-    types: Iterable[DroneType] = ()
+    types: Sequence[DroneType]
     accepted: Counter[str] = field(default_factory=Counter)
     """Drones accepted, by site."""
     started: int = 0
@@ -184,11 +145,13 @@ class Metrics:
     """More drones, or GPUs, lived at one instant than the operator allowed: a line each."""
     doubles: list[DroneId] = field(default_factory=list)
     """Ids under which two drones lived at once."""
-    faults_met: Counter[ServiceFaultKind] = field(default_factory=Counter)
-    """Calls that a fault has hit."""
-    accounts: defaultdict[str, GpuTimeAccount] = field(default_factory=lambda: defaultdict(GpuTimeAccount))
-    """By site."""
-    _live: defaultdict[str, _Live] = field(default_factory=lambda: defaultdict(_Live))
+    by_site: defaultdict[str, GpuTime] = field(default_factory=lambda: defaultdict(GpuTime))
+    """GPU-seconds."""
+    _energy_kwh: float = 0.0
+    peak: Counter[str] = field(default_factory=Counter)
+    """Most drones alive at once at a site, of a type (by key), and of ``all``."""
+    _drones: Counter[str] = field(default_factory=Counter)
+    _gpu_milli: Counter[str] = field(default_factory=Counter)
     _ids: Counter[DroneId] = field(default_factory=Counter)
     _limits: dict[str, tuple[int | None, int | None]] = field(default_factory=dict)
 
@@ -206,12 +169,12 @@ class Metrics:
         if self._ids[drone_id] > 1:
             self.doubles.append(drone_id)
         for scope in ("all", kind.site, kind.key):
-            live = self._live[scope]
-            live.drones += 1
-            live.gpu_milli += kind.gpu_milli
-            live.peak = max(live.peak, live.drones)
-            drones, gpu_milli = self._limits.get(scope, (None, None))
-            for unit, has, limit in (("drones", live.drones, drones), ("milli-GPU", live.gpu_milli, gpu_milli)):
+            self._drones[scope] += 1
+            self._gpu_milli[scope] += kind.gpu_milli
+            self.peak[scope] = max(self.peak[scope], self._drones[scope])
+            held = self._drones[scope], self._gpu_milli[scope]
+            limits = self._limits.get(scope, (None, None))
+            for unit, has, limit in zip(("drones", "milli-GPU"), held, limits, strict=True):
                 if limit is not None and has > limit:
                     self.caps_broken.append(f"cap broken at {now_s():.1f} s: {scope} has {has} {unit}, limit {limit}")
 
@@ -219,68 +182,163 @@ class Metrics:
         self.ends[kind.site, end] += 1
         self._ids[drone_id] -= 1
         for scope in ("all", kind.site, kind.key):
-            self._live[scope].drones -= 1
-            self._live[scope].gpu_milli -= kind.gpu_milli
+            self._drones[scope] -= 1
+            self._gpu_milli[scope] -= kind.gpu_milli
 
     def held(self, kind: DroneType, held_s: float, boot_s: float, release_s: float) -> None:
         """Enter the GPU time of a drone: held in all, before it took jobs, and after its exit."""
-        account, gpus = self.accounts[kind.site], kind.gpu_milli / 1000
-        account.held_s += held_s * gpus
-        account.boot_s += boot_s * gpus
-        account.release_s += release_s * gpus
+        account, gpus = self.by_site[kind.site], kind.gpu_milli / 1000
+        account.held += held_s * gpus
+        account.boot += boot_s * gpus
+        account.release += release_s * gpus
 
-    def attempt(self, kind: DroneType, gpu_milli: int, ran_s: float, lost_s: float | None) -> None:
-        """Enter an attempt of ``ran_s``: the job is done (None), or must repeat ``lost_s`` of it."""
-        account = self.accounts[kind.site]
+    def attempt(self, kind: DroneType, gpu_milli: int, ran_s: float, lost_s: float | None, busy_s: float) -> None:
+        """Enter an attempt of ``ran_s``: the job is done (None), or must repeat ``lost_s`` of it.
+
+        ``busy_s``: GPU-seconds for which it alone kept GPUs at work, for their energy.
+        """
+        account = self.by_site[kind.site]
         self.attempts += 1
         self.attempts_lost += lost_s is not None
-        account.good_s += (ran_s - (lost_s or 0.0)) * gpu_milli / 1000
-        account.badput_s += (lost_s or 0.0) * gpu_milli / 1000
-
-    def at_work(self, kind: DroneType, gpu_s: float) -> None:
-        """Count the energy of working GPUs of a drone type; ``gpu_s`` in GPU-seconds."""
-        self.accounts[kind.site].energy_kwh += kwh(kind.power_w, gpu_s)
-
-    def waited(self, label: str, wait_s: float) -> None:
-        """Enter the wait of a finished job."""
-        self.waits_s.append(wait_s)
-        self.waits_by_class[label].append(wait_s)
+        account.good += (ran_s - (lost_s or 0.0)) * gpu_milli / 1000
+        account.badput += (lost_s or 0.0) * gpu_milli / 1000
+        self._energy_kwh += kwh(kind.power_w, busy_s)
 
     def node_filled(self, machine: SimulatedNode) -> None:
-        """Somebody has taken a place on a node."""
+        """Check a node on which somebody has taken a place."""
         if min(machine.free) < 0:
             self.overfull.append(f"{machine.name} is overfull at {now_s():.1f} s: {machine.free} left")
 
-    def peak(self, scope: str) -> int:
-        """Most drones alive at once at a site, of a type (by key), or of ``all``."""
-        return self._live[scope].peak
-
-    @property
-    def total(self) -> GpuTimeAccount:
-        """All sites together."""
-        return GpuTimeAccount(*(sum(column) for column in zip(*map(astuple, self.accounts.values()), strict=True)))
+    def close(self) -> None:
+        """Enter the idle time, when all else is entered."""
+        for time in self.by_site.values():
+            time.idle = time.held - time.good - time.badput - time.boot - time.release
 
     @property
     def gpu_seconds(self) -> GpuTime:
-        return self.total.gpu_seconds
+        """The time of all sites together."""
+        return GpuTime(*(sum(column) for column in zip(*map(astuple, self.by_site.values()), strict=True)))
 
     @property
     def energy_kwh(self) -> float | None:
         """Energy of busy GPUs; None if no drone type has a power."""
-        return self.total.energy_kwh if any(kind.power_w for kind in self.types) else None
+        return self._energy_kwh if any(kind.power_w for kind in self.types) else None
 
-    @property
-    def owner_blocked_s(self) -> float:
-        """Mean over the owner's jobs of the time for which drones held their room."""
-        return fmean(wait.blocked_s for wait in self.owner_waits) if self.owner_waits else 0.0
+
+# --------------------------------------------------------------------------------------------------------- key figures
+
+Runs = Mapping[str, Sequence[ReplayResult]]
+"""Policy to its replays, one for each seed."""
+
+
+def amount(value: float | None) -> str:
+    """Return three significant digits, from a thousand on all before the point: ``1,234``, ``12.3``, ``0.00123``."""
+    if value is None or isnan(value):
+        return "-"
+    if not isfinite(value):
+        return "∞" if value > 0 else "-∞"
+    if abs(value) >= 999.5:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if value else "0"
+
+
+def change(value: float) -> str:
+    """Return an amount with its sign."""
+    return f"+{amount(value)}" if value > 0 else amount(value)
 
 
 @dataclass(frozen=True, slots=True)
-class Conditions:
-    """Common properties of the sites and the overlay of one world."""
+class KeyFigure:
+    """One number of a replay."""
 
-    metrics: Metrics
-    seed: int
-    start_epoch: float
-    service_faults: Sequence[ServiceFault] = ()
-    hardware_faults: Sequence[HardwareFault] = ()
+    name: str
+    unit: str
+    of: Callable[[ReplayResult], float | None]
+    """None where it is not known."""
+    better: int = 0
+    """1: more is better, -1: less is, 0: neither."""
+    detail: bool = False
+    """Left out of brief tables."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeedStatistics:
+    """Mean and deviation of one figure over seeds."""
+
+    count: int
+    mean: float
+    deviation: float
+    """Sample standard deviation; 0 for a single seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairedDifference:
+    """Difference of one figure between two policies, seed by seed, so that common effects cancel."""
+
+    spread: SeedStatistics
+    improved: int
+    """Seeds in which the second policy is the better one."""
+
+
+def spread(values: Iterable[float | None]) -> SeedStatistics | None:
+    """Return mean and deviation of the known values; None without any."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    if not all(map(isfinite, known)):
+        return SeedStatistics(len(known), inf, 0.0)
+    return SeedStatistics(len(known), statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else 0.0)
+
+
+def paired(figure: KeyFigure, first: Sequence[ReplayResult], second: Sequence[ReplayResult]) -> PairedDifference | None:
+    """Return ``second`` less ``first`` over the seeds of both; None where no pair has finite values."""
+    before = {(result.trace, result.seed): figure.of(result) for result in first}
+    changes: list[float] = []
+    for result in second:
+        a, b = before.get((result.trace, result.seed)), figure.of(result)
+        if a is not None and b is not None and isfinite(a) and isfinite(b):
+            changes.append(b - a)
+    over = spread(changes)
+    return PairedDifference(over, sum(change * figure.better > 0 for change in changes)) if over else None
+
+
+def waste(hours: GpuTime) -> float | None:
+    """Return waste in percent; infinite without good hours, None if none were held."""
+    return 100 * hours.waste if hours.held else None
+
+
+def _per_job(amount: float | None, result: ReplayResult, factor: float = 1.0) -> float | None:
+    return None if amount is None or not result.jobs_done else factor * amount / result.jobs_done
+
+
+FIGURES: Mapping[str, tuple[KeyFigure, ...]] = {
+    "GPU-hours": (
+        KeyFigure("Held", "GPU-h", lambda r: r.gpu_hours.held, detail=True),
+        KeyFigure("Good", "GPU-h", lambda r: r.gpu_hours.good, 1),
+        KeyFigure("Idle", "GPU-h", lambda r: r.gpu_hours.idle, -1),
+        KeyFigure("Boot and release", "GPU-h", lambda r: r.gpu_hours.boot + r.gpu_hours.release, -1),
+        KeyFigure("Badput", "GPU-h", lambda r: r.gpu_hours.badput, -1),
+    ),
+    "Waste, of the good GPU-hours": (KeyFigure("Waste", "%", lambda r: waste(r.gpu_hours), -1),),
+    "Waits": (
+        KeyFigure("Mean wait", "s", lambda r: r.waits.mean_s if r.waits.jobs else None, -1),
+        KeyFigure("Median wait", "s", lambda r: r.waits.p50_s if r.waits.jobs else None, -1),
+        KeyFigure("95th percentile of waits", "s", lambda r: r.waits.p95_s if r.waits.jobs else None, -1),
+    ),
+    "Jobs and drones": (
+        KeyFigure("Jobs", "", lambda r: r.jobs, detail=True),
+        KeyFigure("Jobs done", "", lambda r: r.jobs_done, 1),
+        KeyFigure("Jobs that fit no drone", "", lambda r: r.jobs_impossible),
+        KeyFigure("Requests", "drones", lambda r: r.requests, -1),
+        KeyFigure("Started", "drones", lambda r: r.drones_started, detail=True),
+        KeyFigure("Withdrawn", "drones", lambda r: r.withdrawn, -1, detail=True),
+        KeyFigure("Preempted", "attempts", lambda r: r.preempted, -1),
+        KeyFigure("Violations", "", lambda r: len(r.violations), -1),
+    ),
+    "Energy": (
+        KeyFigure("Energy", "kWh", lambda r: r.energy_kwh, -1, detail=True),
+        KeyFigure("Energy per job", "kJ", lambda r: _per_job(r.energy_kwh, r, 3600.0), -1),
+        KeyFigure("CO2 per job", "kg", lambda r: _per_job(r.co2_kg, r), -1, detail=True),
+    ),
+}
+"""By heading. Those that are not known of any replay are left out of a report."""

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Self
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
 
 from provisioner import model
 from provisioner.interfaces import UnavailableError
 from provisioner.model import DroneId, DroneType, EndKind, FaultKind, OrderOutcome, OrderResult, SiteView
-from provisioner.simulator.drones import (
-    NOTHING,
-    UNCOUNTED,
-    DroneScript,
-    DroneStage,
-    ResourceVector,
-    SimulatedDrone,
-    SimulatedNode,
-    SiteBehaviour,
-)
-from provisioner.simulator.faults import HardwareFault, HardwareFaultKind, Network, ServiceFault, ServiceFaultKind
-from provisioner.simulator.loop import Draw, Fixed, after, at, now_s, rng_for
+from provisioner.simulator import drones
+from provisioner.simulator.drones import DroneStage, HardwareFault, HardwareFaultKind, ResourceVector, SiteBehaviour
+from provisioner.simulator.loop import Draw, Fixed, after, at, now, now_s, start_epoch
 from provisioner.simulator.owner import OwnerModel, SimulatedOwner, VictimRule
-from provisioner.simulator.pool import SimulatedOverlay
-from provisioner.simulator.results import Conditions
+
+if TYPE_CHECKING:
+    from provisioner.simulator.world import World
+
+UNCOUNTED = 1 << 40
+"""Stands for CPUs, RAM or disk of a node where a scenario does not count them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +29,8 @@ class GpuPool:
     gpus_per_node: int
     nodes: int = 1
     cpus_per_node: int = 0
-    """0: not counted."""
     memory_mib_per_node: int = 0
-    """0: not counted."""
+    """Like the CPUs, 0 if they are not counted."""
 
     @property
     def gpus(self) -> int:
@@ -75,12 +69,8 @@ class Facility:
     reports_claims: bool = True
     """False: the owner's jobs are not listed, and the site alone makes room for them."""
     reports_nodes: bool = False
-    blocks: ResourceVector = NOTHING
+    blocks: ResourceVector = drones.NOTHING
     """Reserve that the site itself keeps for each free GPU of its nodes; ``policy.blocking`` is the planner's view."""
-
-    def __post_init__(self) -> None:
-        if self.reports_nodes and self.owner is not None and not self.owner.on_nodes:
-            raise ValueError(f"{self.name}: an owner whose load is a step function is on no certain node")
 
     @property
     def name(self) -> str:
@@ -94,10 +84,11 @@ class Facility:
 class GpuPoolState:
     """Allocation of one GPU pool."""
 
-    def __init__(self, pool: GpuPool, kept: ResourceVector = NOTHING) -> None:
-        self.pool = pool
+    def __init__(self, pool: GpuPool, kept: ResourceVector) -> None:
         self.wanted_milli = 0
-        self.machines = [SimulatedNode(f"{pool.name}-{n}", pool.name, pool.node, kept) for n in range(pool.nodes)]
+        """GPUs that the owner has or wants without a node."""
+        names = [f"{pool.name}-{n}" for n in range(pool.nodes)]
+        self.machines = [drones.SimulatedNode(name, pool.name, pool.node, kept) for name in names]
 
     @property
     def total_milli(self) -> int:
@@ -108,11 +99,8 @@ class GpuPoolState:
         held_by_none = sum(m.free.gpu_milli if m.up else m.free.gpu_milli - m.total.gpu_milli for m in self.machines)
         return held_by_none - self.wanted_milli
 
-    def machine_for(self, amount: ResourceVector) -> SimulatedNode | None:
-        """Return the fullest node with room for a drone, if any.
-
-        The steps of an owner's load take room, but no certain node.
-        """
+    def machine_for(self, amount: ResourceVector) -> drones.SimulatedNode | None:
+        """Return the fullest node with room for a drone, if any; an owner's series takes room, but no certain node."""
         if self.room_milli < amount.gpu_milli:
             return None
         fitting = [m for m in self.machines if m.hosts(amount)]
@@ -126,44 +114,37 @@ class GpuPoolState:
 class SimulatedSite:
     """Implements :class:`provisioner.interfaces.Site`; the other methods are the world's."""
 
-    def __init__(self, facility: Facility, overlay: SimulatedOverlay, conditions: Conditions) -> None:
+    def __init__(self, facility: Facility, world: World) -> None:
         self.facility = facility
         self.name = facility.name
-        self.start_epoch = conditions.start_epoch
-        self.drones: dict[DroneId, SimulatedDrone] = {}
+        self.drones: dict[DroneId, drones.SimulatedDrone] = {}
         """Alive, or ended and not yet forgotten."""
-        self.metrics = conditions.metrics
-        self.seed = conditions.seed
+        self.metrics = world.metrics
+        self.seed = world.scenario.seed
         self.pools = {pool.name: GpuPoolState(pool, facility.blocks) for pool in facility.pools}
         self.machines = [machine for pool in self.pools.values() for machine in pool.machines]
-        self._overlay = overlay
-        self._network = Network(facility.name, facility.latency, conditions)
-        self._queue: dict[DroneId, SimulatedDrone] = {}
+        self.overlay = world.overlay
+        self._network = world.scenario.network(facility.name, facility.latency)
+        self._queue: dict[DroneId, drones.SimulatedDrone] = {}
         self._serial = 0
         self._downs = 0
         """Downtimes that go on: they may overlap, and the site is back when the last of them ends."""
         self._downtimes: list[HardwareFault] = []
         """Announced, or going on."""
-        self._frozen: dict[int, SiteView] = {}
-        self._hardware_faults = [fault for fault in conditions.hardware_faults if fault.where == facility.name]
+        self._hardware_faults = [fault for fault in world.scenario.hardware_faults if fault.where == facility.name]
         self.owner = SimulatedOwner(self) if facility.owner is None else facility.owner.at(self)
 
     @property
-    def alive(self) -> list[SimulatedDrone]:
+    def alive(self) -> list[drones.SimulatedDrone]:
         return [drone for drone in self.drones.values() if drone.alive]
 
-    @property
-    def now(self) -> float:
-        return self.start_epoch + now_s()
-
     def begin(self) -> None:
-        """Set the timers of owner load and faults. To be called once, inside the running loop."""
+        """Set the timers of owner load and faults."""
         self.owner.begin()
         for fault in self._hardware_faults:
-            at(max(0.0, fault.at_s - fault.notice_s), self._announce, fault)
+            if fault.kind is HardwareFaultKind.DOWNTIME:
+                at(max(0.0, fault.at_s - fault.notice_s), self._downtimes.append, fault)
             at(fault.at_s, self._hardware_fails, fault)
-
-    # ----------------------------------------------------------------------------------------------- the interface
 
     async def __aenter__(self) -> Self:
         return self
@@ -172,63 +153,50 @@ class SimulatedSite:
         return None
 
     async def poll(self) -> SiteView:
-        return await self._network.poll(self._listing, self._distort)
+        return await self._network.call("poll", self._listing)
 
     async def start(self, orders: Sequence[model.StartOrder]) -> Sequence[OrderResult]:
-        return await self._network.act("start", lambda: [self._accept(order) for order in orders])
+        return await self._network.call("start", lambda: [self._accept(order) for order in orders])
 
     async def stop(self, orders: Sequence[model.StopOrder]) -> Sequence[OrderResult]:
-        return await self._network.act("stop", lambda: [self._stop(order) for order in orders])
-
-    # ----------------------------------------------------------------------------------------------- what is listed
+        return await self._network.call("stop", lambda: [self._stop(order) for order in orders])
 
     def _listing(self) -> SiteView:
         self._check_open()
-        facility, now = self.facility, self.now
+        facility = self.facility
         for drone in list(self.drones.values()):
-            if drone.end is not None and drone.end.at <= now - facility.retain_finished_s:
+            if drone.end is not None and drone.end.at <= now() - facility.retain_finished_s:
                 del self.drones[drone.id]
         knows_load = facility.reports_claims or not self.owner.places_drones
         free_milli = sum(max(0, pool.room_milli) for pool in self.pools.values())
         return SiteView(
             site=self.name,
-            taken_at=now,
+            taken_at=now(),
             drones={drone_id: drone.listed() for drone_id, drone in self.drones.items()},
             free={kind.name: self._places(kind) for kind in facility.types} if facility.reports_free else None,
             nodes=self._nodes() if facility.reports_nodes else (),
             claims=self.owner.claims() if facility.reports_claims else (),
             owner_runs=self.owner.load() if knows_load else None,
-            downtime_at=self.start_epoch + min(b.at_s for b in self._downtimes) if self._downtimes else 0.0,
+            downtime_at=start_epoch() + min(b.at_s for b in self._downtimes) if self._downtimes else 0.0,
             free_gpu_milli=free_milli if facility.reports_free else None,
         )
 
     def _nodes(self) -> tuple[model.Node, ...]:
-        kinds = {
-            name: [kind for kind in self.facility.types if self.pool_of(kind) is p] for name, p in self.pools.items()
-        }
-        return tuple(m.listed(kinds[m.pool]) for m in self.machines if m.up)
-
-    def _distort(self, view: SiteView, fault: ServiceFault) -> SiteView:
-        """Return a true view as a fault distorts it."""
-        match fault.kind:
-            case ServiceFaultKind.EMPTY:
-                return replace(view, drones={})
-            case ServiceFaultKind.PARTIAL:
-                rolls = {d: rng_for(self.seed, "hidden", fault.from_s, d).random() for d in view.drones}
-                return replace(view, drones={d: r for d, r in view.drones.items() if rolls[d] >= fault.amount})
-            case ServiceFaultKind.STALE:
-                return replace(self._frozen.setdefault(id(fault), view), taken_at=view.taken_at)
-            case ServiceFaultKind.FREE_WRONG:
-                return replace(view, free={t.name: int(fault.amount) for t in self.facility.types})
-            case _:
-                unknown = model.RemoteState.UNKNOWN
-                return replace(view, drones={d: replace(r, state=unknown, end=None) for d, r in view.drones.items()})
+        kinds: dict[str, list[DroneType]] = {name: [] for name in self.pools}
+        for kind in self.facility.types:
+            kinds[self.facility.pool_of(kind)].append(kind)
+        nodes = []
+        for m in self.machines:
+            if m.up:
+                types = tuple(kind.name for kind in kinds[m.pool] if ResourceVector.of(kind).within(m.total))
+                nodes.append(model.Node(m.name, types, *m.total, *m.free))
+        return tuple(nodes)
 
     def pool_of(self, kind: DroneType) -> GpuPoolState:
         return self.pools[self.facility.pool_of(kind)]
 
     def _places(self, kind: DroneType, promised_milli: int = 0) -> int:
-        """Drones of a type that could start right now, were it not for others that wait."""
+        """Return how many drones of a type could start right now, were it not for others that wait."""
         pool = self.pool_of(kind)
         by_gpus = max(0, pool.room_milli - promised_milli) // max(1, kind.gpu_milli)
         return max(0, min(by_gpus, pool.places(ResourceVector.of(kind))))
@@ -239,16 +207,13 @@ class SimulatedSite:
         queued = [b.type.gpu_milli for b in self._queue.values() if self.pool_of(b.type) is pool]
         return min(self._places(kind, sum(queued)), max(0, pool.places(ResourceVector.of(kind)) - len(queued)))
 
-    # ------------------------------------------------------------------------------------------- what is carried out
-
     def _check_open(self) -> None:
         if self._downs:
             raise UnavailableError(f"{self.name}: downtime")
 
     def _accept(self, order: model.StartOrder) -> OrderResult:
         self._check_open()
-        known = self.drones.get(order.drone_id)
-        if known is not None:
+        if (known := self.drones.get(order.drone_id)) is not None:
             return OrderResult(order.drone_id, OrderOutcome.OK, known.remote_id)
         facility = self.facility
         if facility.quota is not None and len(self.alive) >= facility.quota:
@@ -257,8 +222,8 @@ class SimulatedSite:
             return self._refused(order.drone_id, FaultKind.CAPACITY, "no valid host was found")
         self._serial += 1
         behaviour = facility.behaviour_of.get(order.type.name, facility.behaviour)
-        script = DroneScript.drawn(behaviour, self.seed, self.name, order.drone_id)
-        drone = SimulatedDrone(order, f"{self.name}-{self._serial}", script, self, self._overlay)
+        script = drones.DroneScript.drawn(behaviour, self.seed, self.name, order.drone_id)
+        drone = drones.SimulatedDrone(order, f"{self.name}-{self._serial}", script, self)
         self.drones[drone.id] = drone
         self.metrics.born(drone.id, drone.type)
         if self._free(drone.type) <= 0:
@@ -270,7 +235,7 @@ class SimulatedSite:
         return OrderResult(drone.id, OrderOutcome.OK, drone.remote_id)
 
     def _refused(self, drone_id: DroneId, kind: FaultKind, message: str) -> OrderResult:
-        fault = model.Fault(kind, f"{self.name}: {message}", self.now)
+        fault = model.Fault(kind, f"{self.name}: {message}", now())
         return OrderResult(drone_id, OrderOutcome.REJECTED, fault=fault)
 
     def _stop(self, order: model.StopOrder) -> OrderResult:
@@ -282,9 +247,7 @@ class SimulatedSite:
             drone.leave(EndKind.STOPPED, "stopped on request", drone.order.grace_s)
         return OrderResult(order.drone_id, OrderOutcome.OK, order.remote_id)
 
-    # ------------------------------------------------------------------------------------------------- the hardware
-
-    def _eligible(self, drone: SimulatedDrone) -> None:
+    def _eligible(self, drone: drones.SimulatedDrone) -> None:
         if drone.stage is DroneStage.QUEUED:
             self._queue[drone.id] = drone
             self.place_waiting()
@@ -295,7 +258,7 @@ class SimulatedSite:
             self.place_queued()
 
     def place_queued(self) -> None:
-        """First come, first served, small ones may slip by."""
+        """Place queued drones, first come, first served; small ones may slip by."""
         if self._downs:
             return
         for drone in list(self._queue.values()):
@@ -306,9 +269,9 @@ class SimulatedSite:
                 machine.place(drone, amount)
                 self.metrics.node_filled(machine)
                 self.metrics.started += 1
-                drone.grant(machine, machine.new_slot())
+                drone.grant(machine)
 
-    def left(self, drone: SimulatedDrone, end: model.RemoteEnd) -> None:
+    def left(self, drone: drones.SimulatedDrone, end: model.RemoteEnd) -> None:
         """Free the room of a drone that is gone."""
         self._queue.pop(drone.id, None)
         self.metrics.gone(drone.id, drone.type, end.kind)
@@ -319,7 +282,7 @@ class SimulatedSite:
             self.owner.drone_left(drone)
         self.place_waiting()
 
-    def account(self, drone: SimulatedDrone) -> None:
+    def account(self, drone: drones.SimulatedDrone) -> None:
         """Count a drone's GPU time up to now."""
         if drone.granted_s is None:
             return
@@ -327,17 +290,12 @@ class SimulatedSite:
         boot_end_s = left_s if drone.serving_s is None else drone.serving_s
         self.metrics.held(drone.type, now_s() - drone.granted_s, boot_end_s - drone.granted_s, now_s() - left_s)
 
-    def victims(self, rule: VictimRule, pools: Sequence[GpuPoolState]) -> list[SimulatedDrone]:
+    def victims(self, rule: VictimRule, pools: Sequence[GpuPoolState]) -> list[drones.SimulatedDrone]:
         """Return the drones in some GPU pools, first victim first."""
         placed = [drone for drone in self.alive if drone.granted_s is not None and self.pool_of(drone.type) in pools]
         return sorted(placed, key=rule.order(self.seed))
 
-    def _announce(self, fault: HardwareFault) -> None:
-        if fault.kind is HardwareFaultKind.DOWNTIME:
-            self._downtimes.append(fault)
-
     def _hardware_fails(self, fault: HardwareFault) -> None:
-        """Hardware goes away, and comes back ``for_s`` later."""
         self._downs += fault.kind is HardwareFaultKind.DOWNTIME
         for machine in self._hit_by(fault):
             machine.outages += 1
@@ -347,7 +305,7 @@ class SimulatedSite:
                 drone.perish(EndKind.FAULT, f"node failure: {fault.kind.value}")
         after(fault.for_s, self._recover, fault)
 
-    def _hit_by(self, fault: HardwareFault) -> list[SimulatedNode]:
+    def _hit_by(self, fault: HardwareFault) -> list[drones.SimulatedNode]:
         if fault.kind is HardwareFaultKind.DOWNTIME:
             return self.machines
         first = next(iter(self.pools.values())).machines

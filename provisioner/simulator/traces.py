@@ -1,7 +1,7 @@
-"""Job traces from files, in the common form or any CSV with declared columns; owners' loads; jobs on record.
+"""Job traces from CSV files, owners' loads, and jobs on record.
 
-Every line is validated. A line that cannot be understood is an error with file, line and repair, unless bad lines are
-to be counted instead; one that is no job for a drone (no run time, no GPU) is left out and counted.
+A line that cannot be understood is an error with file, line and repair, unless bad lines are to be counted instead; one
+that is no job for a drone (no run time, no GPU) is left out and counted.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from random import Random
 from statistics import median
 from typing import NamedTuple
 
-from provisioner.config.messages import nearest
-from provisioner.formatting import age, count
+from provisioner.config.messages import choices
+from provisioner.formatting import count
 from provisioner.model import WHOLE_GPU, CompletedJob, JobClass, OverlayView
 from provisioner.simulator.jobs import JobRequirements, SimulatedJob
 
@@ -45,32 +45,42 @@ class _BadLineError(ValueError):
     """A line that cannot be understood: what is wrong with it, and what to write."""
 
 
-COMMON_COLUMNS: Mapping[str, str] = {
-    "submit": "submit_s",
-    "duration": "duration_s",
-    "gpus": "gpus",
-    "gpu_milli": "gpu_milli",
-    "vram": "vram_mb",
-    "cpus": "cpus",
-    "memory": "mem_mb",
-    "user": "user",
-    "group": "group",
+class TraceColumn(NamedTuple):
+    """Name of a column, and the factor to seconds or MiB."""
+
+    name: str
+    factor: float = 1.0
+
+
+COMMON_COLUMNS: Mapping[str, TraceColumn] = {
+    "submit": TraceColumn("submit_s"),
+    "duration": TraceColumn("duration_s"),
+    "gpus": TraceColumn("gpus"),
+    "gpu_milli": TraceColumn("gpu_milli"),
+    "vram": TraceColumn("vram_mb"),
+    "cpus": TraceColumn("cpus"),
+    "memory": TraceColumn("mem_mb"),
+    "user": TraceColumn("user"),
+    "group": TraceColumn("group"),
 }
 """Columns of the common form by meaning."""
 NEEDED = ("submit", "duration")
 
 
-def declared_columns(text: str) -> dict[str, str]:
-    """Return the columns of ``submit=SubmitTime,duration=Minutes*60,...`` by meaning, each perhaps with a factor."""
+def declared_columns(text: str) -> dict[str, TraceColumn]:
+    """Return the columns of ``submit=SubmitTime,duration=Minutes*60,...`` by meaning. Raises TraceError."""
     found = {}
     for part in filter(None, (p.strip() for p in text.split(","))):
         name, equals, column = (word.strip() for word in part.partition("="))
         if not equals or not column:
             raise TraceError(f"`{part}` declares no column: write `{name or 'submit'}=NAME_IN_THE_FILE`")
         if name not in COMMON_COLUMNS:
-            known = f"{_near(name, list(COMMON_COLUMNS))}; known are {', '.join(COMMON_COLUMNS)}"
-            raise TraceError(f"unknown field `{name}`{known}")
-        found[name] = column
+            raise TraceError(f"unknown field `{name}`: {choices(name, tuple(COMMON_COLUMNS))}")
+        column, star, factor = column.partition("*")
+        try:
+            found[name] = TraceColumn(column, _number(factor, column) if star else 1.0)
+        except _BadLineError:
+            raise TraceError(f"`{part}`: a factor is a number above 0, as in `MemGB*1024`") from None
     if missing := [name for name in NEEDED if name not in found]:
         raise TraceError(f"no column declared for {' and '.join(missing)}: add `{missing[0]}=NAME_IN_THE_FILE`")
     return found
@@ -81,13 +91,13 @@ class TraceSelection:
     """Selection of a trace's jobs, and changes to them."""
 
     groups: tuple[str, ...] = ()
-    """Only jobs of these groups or users."""
+    """Groups or users; empty: all."""
     from_s: float = 0.0
     """Counted from the first job of the file."""
     span_s: float = math.inf
     limit: int | None = None
     gpus: tuple[int, ...] = ()
-    """Jobs of so many GPUs only; empty: all."""
+    """Numbers of GPUs; empty: all."""
     cap_s: float = math.inf
     """Longer jobs end after this."""
     vram_seed: int | None = None
@@ -118,14 +128,13 @@ def read_trace(
     path: Path,
     cut: TraceSelection | None = None,
     *,
-    columns: Mapping[str, str] | None = None,
+    columns: Mapping[str, TraceColumn] | None = None,
     skip_bad: bool = False,
 ) -> Trace:
     """Read the jobs of a CSV file, which may be gzipped; ``columns`` are declared by meaning. Raises TraceError."""
     cut = cut or TraceSelection()
-    jobs: list[SimulatedJob] = []
+    found: list[SimulatedJob | None] = []
     bad: list[str] = []
-    left_out = 0
     rows = csv.DictReader(text_lines(path))
     try:
         places = _columns(path, rows, columns)
@@ -133,25 +142,20 @@ def read_trace(
             places.pop(name, None)
         for row in rows:
             try:
-                job = _job(row, places)
+                found.append(_job(row, places))
             except _BadLineError as error:
                 bad.append(f"{path}:{rows.line_num}: {error}")
-                continue
-            if job is None:
-                left_out += 1
-            else:
-                jobs.append(job)
     except csv.Error as error:
         raise TraceError(f"{path}:{rows.line_num}: not CSV: {error}") from None
     if bad and not skip_bad:
         more = [f"and {len(bad) - MAX_BAD_LINES} more"] if len(bad) > MAX_BAD_LINES else []
         advice = f"{len(bad)} bad lines: repair them, or leave them out: --skip-bad"
         raise TraceError(*bad[:MAX_BAD_LINES], *more, advice)
-    jobs.sort(key=lambda job: job.submit_s)
+    jobs = sorted((job for job in found if job is not None), key=lambda job: job.submit_s)
     # The common form counts from its first job already; what has other times is brought to the same.
     origin_s = jobs[0].submit_s if jobs and columns else 0.0
     try:
-        return Trace(path.name.split(".")[0], cut_jobs(jobs, cut, origin_s), left_out, tuple(bad))
+        return Trace(path.name.split(".")[0], cut_jobs(jobs, cut, origin_s), found.count(None), tuple(bad))
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from None
 
@@ -180,26 +184,15 @@ def cut_jobs(jobs: Sequence[SimulatedJob], cut: TraceSelection, origin_s: float 
             # 1000 MiB to the GB: a job "for a 40 GB card" must fit one, and cards keep some for themselves.
             wants = replace(wants, vram_mib=gib * 1000)
         chosen.append(SimulatedJob(at_s, min(cut.cap_s, job.duration_s), wants))
-    if not chosen:
-        raise TraceError(_nothing_left(jobs, cut))
-    return tuple(chosen)
-
-
-def _nothing_left(jobs: Sequence[SimulatedJob], cut: TraceSelection) -> str:
     if not jobs:
-        return "no job with a run time and a GPU in it"
-    groups = Counter(name for job in jobs for name in dict.fromkeys((job.wants.group, job.wants.owner)))
-    del groups[""], groups[NOBODY]
-    unknown = [name for name in cut.groups if name not in groups]
-    if unknown:
-        most = ", ".join(name for name, _ in groups.most_common(8)) or "none"
-        return f"no job of group `{unknown[0]}`{_near(unknown[0], list(groups))}; there are {most}"
-    return f"none of its {len(jobs)} jobs is left: widen the span, the groups or the number of GPUs"
-
-
-def _near(name: str, known: Sequence[str]) -> str:
-    near = nearest(name, known)
-    return f": did you mean `{near}`?" if near else ""
+        raise TraceError("no job with a run time and a GPU in it")
+    if not chosen:
+        groups = Counter(job.wants.group or job.wants.owner for job in jobs)
+        most = ", ".join(name for name, _ in groups.most_common(8))
+        raise TraceError(
+            f"none of its {len(jobs)} jobs is left: widen the span, the number of GPUs or the groups ({most})"
+        )
+    return tuple(chosen)
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
@@ -231,43 +224,26 @@ def _number(text: str, column: str) -> float:
     return number
 
 
-class _Column(NamedTuple):
-    name: str
-    factor: float = 1.0
-
-
-def _columns(path: Path, rows: csv.DictReader[str], declared: Mapping[str, str] | None) -> dict[str, _Column]:
-    """Return the columns of the file by meaning.
-
-    A declared column must exist; of the common form, submission and run time must.
-    """
+def _columns(
+    path: Path, rows: csv.DictReader[str], declared: Mapping[str, TraceColumn] | None
+) -> dict[str, TraceColumn]:
+    """Return the columns of the file by meaning: all that are declared, or those of the common form that it has."""
     header = rows.fieldnames = [name.strip() for name in rows.fieldnames or ()]
     if not header:
         raise TraceError(f"{path}:1: the file is empty: a header line with the names of the columns is wanted")
-    found: dict[str, _Column] = {}
-    for name, text in (declared or COMMON_COLUMNS).items():
-        column, star, factor = text.partition("*")
-        if column in header:
-            found[name] = _Column(column, _factor(column, factor) if star else 1.0)
+    found: dict[str, TraceColumn] = {}
+    for name, column in (declared or COMMON_COLUMNS).items():
+        if column.name in header:
+            found[name] = column
         elif declared or name in NEEDED:
             raise TraceError(
-                f"{path}:1: there is no column `{column}`{_near(column, header)}; there are {', '.join(header)[:200]}. "
+                f"{path}:1: there is no column `{column.name}`: {choices(column.name, header)}. "
                 f"Declare which column is which: --trace-columns submit=...,duration=...,gpus=..."
             )
     return found
 
 
-def _factor(column: str, text: str) -> float:
-    try:
-        factor = float(text)
-    except ValueError:
-        factor = math.nan
-    if not 0.0 < factor < math.inf:
-        raise TraceError(f"`{column}*{text}`: a factor is a number above 0, as in `MemGB*1024`")
-    return factor
-
-
-def _job(row: Mapping[str, str | None], columns: Mapping[str, _Column]) -> SimulatedJob | None:
+def _job(row: Mapping[str, str | None], columns: Mapping[str, TraceColumn]) -> SimulatedJob | None:
     """Return the job of a line; None if it is none for a drone."""
     if None in row or None in row.values():
         raise _BadLineError("not as many fields as the header has: quote what has a comma in it")
@@ -296,7 +272,7 @@ def _job(row: Mapping[str, str | None], columns: Mapping[str, _Column]) -> Simul
     return SimulatedJob(submit_s, duration_s, wants)
 
 
-def _moment(text: str, column: _Column) -> float:
+def _moment(text: str, column: TraceColumn) -> float:
     """Return a submission in seconds; it may be a date and a time of day."""
     if not text:
         raise _BadLineError(f"`{column.name}` is empty: when was the job submitted?")
@@ -330,8 +306,7 @@ class OwnerLoadSeries:
 
     def scaled(self, gpus: int) -> OwnerLoadSeries:
         """Return the series scaled to a cluster of ``gpus`` GPUs, all of it at most."""
-        most = max(1, self.gpus)
-        steps = tuple((at_s, min(gpus, round(g * gpus / most))) for at_s, g in self.steps)
+        steps = tuple((at_s, min(gpus, round(g * gpus / max(1, self.gpus)))) for at_s, g in self.steps)
         return OwnerLoadSeries(self.name, gpus, steps)
 
     def repeated(self, span_s: float) -> OwnerLoadSeries:
@@ -366,8 +341,6 @@ def read_loads(path: Path, *, pending: bool = True) -> Mapping[str, OwnerLoadSer
 
 # ------------------------------------------------------------------------------------------------------ jobs on record
 
-LATE_SHARE = 0.05
-"""Part of the time after whose beginning a first job suggests that the record began only then."""
 LEAST_RUN_S = 1.0
 """Pools count in whole seconds: what took none took less than one."""
 
@@ -406,30 +379,31 @@ def recorded_jobs(store_path: Path, since: float, until: float) -> RecordedJobs:
     jobs = [
         SimulatedJob(each.submitted_at - since, max(LEAST_RUN_S, each.run_s), JobRequirements.of(each)) for each in done
     ]
-    if done:
-        notes = ["jobs that were removed or held, priorities and GPU models asked for are not on record"]
-        late_s = min(each.submitted_at for each in done) - since
-        if late_s > LATE_SHARE * (until - since):
-            notes.append(
-                f"the first job on record was submitted {age(late_s)} after the begin: perhaps the record began then"
-            )
-    else:
+    notes = ["jobs that were removed or held, priorities and GPU models asked for are not on record"]
+    if not done:
         notes = ["no job that was submitted in this time is on record as done"]
     view = _last_view(store_path)
     if view is None:
         notes.append("no look at the pool is on record: jobs that still wait are missing")
-    else:
-        jobs += _waiting(view.classes, done, since, until, notes)
-        running = sum(each.running for each in view.classes)
-        if running and view.taken_at >= since:
-            notes.append(f"{count(running, 'job')} that ran at the last look are missing: they have no run time yet")
-    return RecordedJobs(tuple(sorted(jobs, key=lambda job: job.submit_s)), tuple(notes))
+        return RecordedJobs(tuple(sorted(jobs, key=lambda job: job.submit_s)), tuple(notes))
+    added, unknown = _waiting(view.classes, done, since, until)
+    if added:
+        notes.append(
+            f"{count(len(added), 'job')} that waited at the last look are added as if submitted with the oldest of"
+            " their class, with the median run time of jobs like them"
+        )
+    if unknown:
+        notes.append(f"{count(unknown, 'job')} that waited at the last look are missing: nothing tells their run time")
+    running = sum(each.running for each in view.classes)
+    if running and view.taken_at >= since:
+        notes.append(f"{count(running, 'job')} that ran at the last look are missing: they have no run time yet")
+    return RecordedJobs(tuple(sorted(jobs + added, key=lambda job: job.submit_s)), tuple(notes))
 
 
 def _waiting(
-    classes: Iterable[JobClass], done: Iterable[CompletedJob], since: float, until: float, notes: list[str]
-) -> list[SimulatedJob]:
-    """Return jobs that waited at the last poll, as if all of a class came with its oldest: more is not on record."""
+    classes: Iterable[JobClass], done: Iterable[CompletedJob], since: float, until: float
+) -> tuple[list[SimulatedJob], int]:
+    """Return jobs that waited at the last poll, as if all of a class came with its oldest; the number of others."""
     samples: defaultdict[JobRequirements | str, list[float]] = defaultdict(list)
     for each in done:
         for key in (JobRequirements.of(each), each.owner, ""):
@@ -447,11 +421,4 @@ def _waiting(
             added += [SimulatedJob(jobs.oldest_at - since, takes_s, wants)] * idle
         else:
             unknown += idle
-    if added:
-        notes.append(
-            f"{count(len(added), 'job')} that waited at the last look are added as if submitted with the oldest of"
-            " their class, with the median run time of jobs like them"
-        )
-    if unknown:
-        notes.append(f"{count(unknown, 'job')} that waited at the last look are missing: nothing tells their run time")
-    return added
+    return added, unknown

@@ -12,16 +12,15 @@ SITE owner=none             nobody else's GPUs any more
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Any
 
 from provisioner.config.messages import choices
 from provisioner.config.units import parse_duration
 from provisioner.formatting import count
-from provisioner.model import WHOLE_GPU, DroneType, Fault, FaultKind, PolledSite, SitePolicy, Snapshot
-from provisioner.simulator.faults import HardwareFault, HardwareFaultKind
+from provisioner.model import WHOLE_GPU, Fault, FaultKind, PolledSite, SitePolicy, Snapshot
+from provisioner.simulator.drones import HardwareFault, HardwareFaultKind
 from provisioner.simulator.loop import Fixed
 from provisioner.simulator.sites import Facility, GpuPool
 from provisioner.simulator.world_file import WorldPlan
@@ -31,7 +30,7 @@ SIGNS = {"gpus": "=", "max_gpus": "=", "max_drones": "=", "price": "=", "queue":
 _WHOLE = frozenset({"gpus", "max_drones"})
 _MOST = 1e6
 _KEYS = (*SIGNS, "owner", "down")
-QUESTION_FORMS = "`SITE down`, `SITE down 2d..3d`, `SITE gpus=20`, `SITE price=2`, `SITE queue*2` or `SITE owner=none`"
+_FORMS = "`SITE down`, `SITE down 2d..3d`, `SITE gpus=20`, `SITE price=2`, `SITE queue*2` or `SITE owner=none`"
 FOREVER_S = 10 * 365 * 86400.0
 
 
@@ -48,21 +47,20 @@ class Question:
     """One of :data:`SIGNS`, ``owner`` or ``down``."""
     value: float = 0.0
     """The number or factor; of ``down``: its begin, in seconds."""
-    until_s: float | None = None
-    """End of ``down``; None for good."""
+    until_s: float = FOREVER_S
+    """End of ``down``."""
 
 
-def read(text: str, sites: Iterable[str]) -> Question:
+def read(text: str, sites: Sequence[str]) -> Question:
     """Parse the question in ``text`` about one of ``sites``. Raises QuestionError."""
-    known = list(sites)
     site, _, rest = " ".join(text.split()).partition(" ")
-    if site not in known:
-        raise QuestionError(f"`{text}`: no site `{site}` here: {choices(site, known)}")
+    if site not in sites:
+        raise QuestionError(f"`{text}`: no site `{site}` here: {choices(site, sites)}")
     if down := re.fullmatch(r"down(?: (\S+?)(?:\.\.(\S+))?)?", rest):
         return _down(text, site, *down.groups())
     if not (change := re.fullmatch(r"(\w+) ?([=*]) ?(\S+)", rest)):
         word = re.findall(r"^\w+", rest)
-        near = choices(word[0], _KEYS) if word and word[0] not in _KEYS else f"write {QUESTION_FORMS}"
+        near = choices(word[0], _KEYS) if word and word[0] not in _KEYS else f"write {_FORMS}"
         raise QuestionError(f"`{text}` is not understood: {near}")
     key, sign, value = change.groups()
     if key == "owner":
@@ -73,51 +71,47 @@ def read(text: str, sites: Iterable[str]) -> Question:
         raise QuestionError(f"`{text}`: nothing is known of `{key}`: {choices(key, _KEYS)}")
     if sign != SIGNS[key]:
         raise QuestionError(f"`{text}`: write `{site} {key}{SIGNS[key]}{value}`")
-    return Question(site, key, _number(text, value, whole=key in _WHOLE))
+    try:
+        number = float(int(value) if key in _WHOLE else float(value))
+    except ValueError:
+        raise QuestionError(f"`{text}`: `{value}` is no {'whole ' if key in _WHOLE else ''}number") from None
+    if not 0 <= number < _MOST:
+        raise QuestionError(f"`{text}`: a number from 0 to a million is wanted")
+    return Question(site, key, number)
 
 
 def _down(text: str, site: str, begin: str | None, end: str | None) -> Question:
     try:
         from_s = parse_duration(begin) if begin else 0.0
-        until_s = parse_duration(end) if end else None
+        until_s = parse_duration(end) if end else FOREVER_S
     except ValueError as error:
         raise QuestionError(f"`{text}`: {error}") from None
-    if until_s is not None and until_s <= from_s:
+    if until_s <= from_s:
         raise QuestionError(f"`{text}`: {end} is not after {begin}")
     return Question(site, "down", from_s, until_s)
 
 
-def _number(text: str, value: str, *, whole: bool) -> float:
-    try:
-        number = float(int(value) if whole else float(value))
-    except ValueError:
-        raise QuestionError(f"`{text}`: `{value}` is no {'whole ' if whole else ''}number") from None
-    if not 0 <= number < _MOST:
-        raise QuestionError(f"`{text}`: a number from 0 to a million is wanted")
-    return number
-
-
-def _of_policy(question: Question) -> dict[str, Any]:
-    """Return the fields of the site's policy that a number changes."""
+def _with_number(policy: SitePolicy, question: Question) -> SitePolicy:
+    """Return a site's policy with the number of a question."""
     match question.key:
         case "price":
-            return {"price": question.value}
+            return replace(policy, price=question.value)
         case "max_drones":
-            return {"max_drones": int(question.value)}
+            return replace(policy, max_drones=int(question.value))
         case _:
-            return {"max_gpu_milli": round(question.value * WHOLE_GPU)}
+            return replace(policy, max_gpu_milli=round(question.value * WHOLE_GPU))
 
 
 # ------------------------------------------------------------------------------------------------------------- a world
 
 
 def changed(plan: WorldPlan, question: Question) -> WorldPlan:
-    """``plan`` as it would be. Raises QuestionError for a change that changes nothing, or that cannot be made."""
+    """Return the changed ``plan``. Raises QuestionError for a change that changes nothing, or that cannot be made."""
     site = question.site
     facility = next(each for each in plan.facilities if each.name == site)
     match question.key:
         case "down":
-            for_s = (FOREVER_S if question.until_s is None else question.until_s) - question.value
+            for_s = question.until_s - question.value
             downtime = HardwareFault(HardwareFaultKind.DOWNTIME, question.value, for_s, site)
             return replace(plan, hardware_faults=(*plan.hardware_faults, downtime))
         case "gpus":
@@ -129,38 +123,36 @@ def changed(plan: WorldPlan, question: Question) -> WorldPlan:
                 raise QuestionError(f"`{site} owner=none`: {site} has no owner: a world file may give it one (--world)")
             facility = replace(facility, owner=None)
         case _:
-            facility = replace(facility, policy=replace(facility.policy, **_of_policy(question)))
+            facility = replace(facility, policy=_with_number(facility.policy, question))
     return replace(plan, facilities=tuple(facility if each.name == site else each for each in plan.facilities))
 
 
 def _with_gpus(facility: Facility, wanted: int) -> Facility:
-    """So many GPUs, each pool its share; limits of site and types go along in proportion, up as well as down."""
+    """Give a site so many GPUs, each pool its share; limits of site and types go along in proportion."""
     total = sum(pool.gpus for pool in facility.pools)
     if not total:
         raise QuestionError(f"`{facility.name} gpus={wanted}`: {facility.name} has no GPUs to begin with")
     ratio, policy, gpus = wanted / total, facility.policy, _shares(facility, wanted)
-    kept = [kind for kind in facility.types if gpus[facility.pool_of(kind)] or not kind.gpu_milli]
-    return replace(
-        facility,
-        pools=tuple(_sized(pool, gpus[pool.name]) for pool in facility.pools if gpus[pool.name] or not pool.gpus),
-        types=tuple(_limited(kind, ratio) for kind in kept),
-        policy=replace(
-            policy,
-            max_drones=max(policy.max_drones, wanted),
-            max_gpu_milli=wanted * WHOLE_GPU if policy.max_gpu_milli is not None else None,
-            max_pending=max(policy.max_pending, round(policy.max_pending * ratio)),
-        ),
+    types = []
+    for kind in facility.types:
+        if not kind.gpu_milli:
+            types.append(kind)
+        elif gpus[facility.pool_of(kind)]:
+            most = kind.max_drones and ceil(kind.max_drones * ratio)
+            types.append(replace(kind, max_drones=most))
+    policy = replace(
+        policy,
+        max_drones=max(policy.max_drones, wanted),
+        max_gpu_milli=wanted * WHOLE_GPU if policy.max_gpu_milli is not None else None,
+        max_pending=max(policy.max_pending, round(policy.max_pending * ratio)),
     )
-
-
-def _limited(kind: DroneType, ratio: float) -> DroneType:
-    """Scale the limit of a type of GPU drones, if it has one."""
-    return replace(kind, max_drones=ceil(kind.max_drones * ratio)) if kind.max_drones and kind.gpu_milli else kind
+    pools = tuple(_sized(pool, gpus[pool.name]) for pool in facility.pools if gpus[pool.name] or not pool.gpus)
+    return replace(facility, pools=pools, types=tuple(types), policy=policy)
 
 
 def _shares(facility: Facility, wanted: int) -> dict[str, int]:
     """Return the GPUs of each pool: where drones have several, a multiple of that; the rest where they have one."""
-    size = {pool.name: 1 for pool in facility.pools}
+    size = dict.fromkeys((pool.name for pool in facility.pools), 1)
     for kind in facility.types:
         name = facility.pool_of(kind)
         size[name] = max(size[name], ceil(kind.gpu_milli / WHOLE_GPU))
@@ -176,7 +168,7 @@ def _shares(facility: Facility, wanted: int) -> dict[str, int]:
 
 
 def _sized(pool: GpuPool, gpus: int) -> GpuPool:
-    """With so many GPUs, in nodes as large as they were if that comes out even."""
+    """Return a pool of so many GPUs, in nodes as large as they were if that comes out even."""
     if not pool.gpus:
         return pool
     per_node = next((n for n in range(pool.gpus_per_node, 0, -1) if gpus % n == 0), 1)
@@ -190,10 +182,8 @@ def _slower(facility: Facility, key: str, factor: float) -> Facility:
     """Let ``key`` take ``factor`` times as long, for every drone type."""
     behaviours = {"": facility.behaviour, **facility.behaviour_of}
     if all(getattr(behaviour, key) == Fixed(0.0) for behaviour in behaviours.values()):
-        raise QuestionError(
-            f"`{facility.name} {key}*{factor:g}`: it takes no time there to begin with: a world file tells how long "
-            f"(--world)"
-        )
+        question = f"`{facility.name} {key}*{factor:g}`"
+        raise QuestionError(f"{question}: it takes no time there to begin with: a world file tells how long (--world)")
     for name, behaviour in behaviours.items():
         behaviours[name] = replace(behaviour, **{key: getattr(behaviour, key).times(factor)})
     return replace(facility, behaviour=behaviours.pop(""), behaviour_of=behaviours)
@@ -202,22 +192,17 @@ def _slower(facility: Facility, key: str, factor: float) -> Facility:
 # ---------------------------------------------------------------------------------------------------------- a snapshot
 
 
-@dataclass(frozen=True, slots=True)
-class ChangedSnapshot:
-    """A snapshot as it would be, and what of the question its moment cannot show."""
+def on_snapshot(snapshot: Snapshot, questions: Sequence[Question]) -> tuple[Snapshot, list[str]]:
+    """Apply ``questions``; return also notes on what one moment cannot show.
 
-    snapshot: Snapshot
-    notes: tuple[str, ...] = ()
-
-
-def on_snapshot(snapshot: Snapshot, questions: Sequence[Question]) -> ChangedSnapshot:
-    """All of ``questions``, one after the other. Raises QuestionError for those that one moment has no answer to."""
+    Raises QuestionError for questions that one moment has no answer to.
+    """
     notes: list[str] = []
     for question in questions:
         site, key = question.site, question.key
         polled = snapshot.sites.get(site)
         if key == "down":
-            if question.value or question.until_s is not None:
+            if question.value or question.until_s != FOREVER_S:
                 raise QuestionError(f"a snapshot is one moment: write `{site} down`, or ask `provisioner simulate`")
             snapshot = _without(snapshot, site, notes)
         elif SIGNS.get(key) == "*":
@@ -226,17 +211,17 @@ def on_snapshot(snapshot: Snapshot, questions: Sequence[Question]) -> ChangedSna
             if key == "gpus":
                 limit = f"{site}: its limit is {question.value:g} GPUs"
                 notes.append(f"{limit}; what it showed to be free stays as it was seen")
-            policy = replace(snapshot.policy.sites.get(site, SitePolicy(site)), **_of_policy(question))
-            sites = {**snapshot.policy.sites, site: policy}
+            policy = snapshot.policy.sites.get(site, SitePolicy(site))
+            sites = {**snapshot.policy.sites, site: _with_number(policy, question)}
             snapshot = replace(snapshot, policy=replace(snapshot.policy, sites=sites))
         elif polled is not None and polled.view is not None:
             unclaimed = replace(polled, view=replace(polled.view, claims=()))
             snapshot = replace(snapshot, sites={**snapshot.sites, site: unclaimed})
-    return ChangedSnapshot(snapshot, tuple(notes))
+    return snapshot, notes
 
 
 def _without(snapshot: Snapshot, site: str, notes: list[str]) -> Snapshot:
-    """As if ``site`` had been away for long: none of its drones is left, and it does not answer."""
+    """Return the snapshot as if ``site`` had been away for long: no drone of it is left, and it does not answer."""
     there = {drone_id for drone_id, drone in snapshot.drones.items() if drone.site == site}
     overlay = snapshot.overlay
     if overlay.view is not None:

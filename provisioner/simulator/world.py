@@ -13,29 +13,17 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
-from provisioner.controller.loop import Controller, PlanningTime
+from provisioner.controller.loop import Controller
 from provisioner.interfaces import Overlay, Site
-from provisioner.model import (
-    WHOLE_GPU,
-    Breaker,
-    Drone,
-    DroneId,
-    DroneState,
-    DroneType,
-    Plan,
-    Policy,
-    Snapshot,
-    StateChange,
-)
+from provisioner.model import WHOLE_GPU, Breaker, Drone, DroneId, DroneState, Plan, Policy, Snapshot, StateChange
 from provisioner.planner import decide
 from provisioner.planner.safeguards import PlanFunction, PlanValidator
 from provisioner.planner.validation import validate_plan
-from provisioner.simulator.drones import SimulatedDrone
-from provisioner.simulator.faults import HardwareFault, ServiceFault
+from provisioner.simulator.drones import HardwareFault, SimulatedDrone
 from provisioner.simulator.jobs import SimulatedJob
-from provisioner.simulator.loop import VirtualClock, now_s, run_virtual
+from provisioner.simulator.loop import Draw, Network, VirtualClock, now_s, run_virtual
 from provisioner.simulator.pool import PoolBehaviour, SimulatedOverlay
-from provisioner.simulator.results import Conditions, Decisions, Metrics, Sample
+from provisioner.simulator.results import Metrics, Sample
 from provisioner.simulator.sites import Facility, SimulatedSite
 from provisioner.store import Store
 
@@ -57,7 +45,6 @@ class Scenario:
     interval_s: float = 15.0
     active_interval_s: float = 2.0
     pool: PoolBehaviour = field(default_factory=PoolBehaviour)
-    service_faults: tuple[ServiceFault, ...] = ()
     hardware_faults: tuple[HardwareFault, ...] = ()
     least_s: float = 0.0
     """It continues for so long even if all is over before."""
@@ -75,18 +62,20 @@ class Scenario:
     def full_policy(self) -> Policy:
         return replace(self.policy, sites={facility.name: facility.policy for facility in self.facilities})
 
+    def network(self, name: str, latency: Draw) -> Network:
+        """Return what carries calls to a site or the overlay."""
+        return Network(name, latency, self.seed)
+
 
 class World:
     """Overlay and sites, made and begun inside a running virtual loop; they then live by their own timers."""
 
-    def __init__(self, scenario: Scenario, start_epoch: float = START_EPOCH) -> None:
-        self.types: tuple[DroneType, ...] = tuple(t for facility in scenario.facilities for t in facility.types)
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.types = tuple(kind for facility in scenario.facilities for kind in facility.types)
         self.metrics = Metrics(scenario.full_policy, self.types)
-        conditions = Conditions(
-            self.metrics, scenario.seed, start_epoch, scenario.service_faults, scenario.hardware_faults
-        )
-        self.overlay = SimulatedOverlay(scenario.jobs, scenario.pool, conditions)
-        self.sites = {each.name: SimulatedSite(each, self.overlay, conditions) for each in scenario.facilities}
+        self.overlay = SimulatedOverlay(self)
+        self.sites = {each.name: SimulatedSite(each, self) for each in scenario.facilities}
         self.jobs_impossible = sum(
             number
             for wants, number in Counter(job.wants for job in scenario.jobs).items()
@@ -94,7 +83,6 @@ class World:
         )
 
     def begin(self) -> None:
-        """Set the timers of arrivals, negotiation, owner load and faults."""
         self.overlay.begin()
         for site in self.sites.values():
             site.begin()
@@ -110,7 +98,7 @@ class World:
         return len(self.overlay.queued_jobs) - self.jobs_impossible - self.overlay.done
 
     def jobs_astray(self) -> int:
-        """Jobs that are neither to come, nor waiting, running or done: there is no such thing."""
+        """Count jobs that are neither to come, nor waiting, running or done: there is no such thing."""
         pool = self.overlay
         return len(pool.queued_jobs) - pool.to_come - pool.waiting - pool.running - pool.done
 
@@ -128,9 +116,9 @@ class World:
         )
 
     def close(self) -> None:
-        """Count what is still held."""
         for site in self.sites.values():
             site.close()
+        self.metrics.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +128,6 @@ class SimulationOutcome:
     seed: int
     digest: str
     """Digest of every step of every drone on record with time and reason: same seed, same digest."""
-    steps: int
     ticks: int
     ended_s: float
     jobs: int
@@ -149,17 +136,8 @@ class SimulationOutcome:
     """Jobs that no drone type fits."""
     jobs_left: int
     """Other jobs that were not done at the end."""
-    stalled_s: float | None
-    """Since when no job had run, if that is why it broke off."""
-    orphans: tuple[DroneId, ...]
-    """Alive at a site at the end, without a live record."""
-    ghosts: tuple[DroneId, ...]
-    """On record as alive at the end, and nowhere."""
     drones: int
     """Ids ever asked for."""
-    refused_plans: tuple[str, ...]
-    """Violations that the plan validator found."""
-    decisions: Decisions
     samples: tuple[Sample, ...]
     metrics: Metrics
     violations: tuple[str, ...]
@@ -179,13 +157,11 @@ class RunRecord:
         self.ticks = 0
         self.births: Counter[DroneId] = Counter()
         self.refused_plans: list[str] = []
-        self.steps = 0
         self.live: Mapping[DroneId, Drone] = {}
         """On record and not ended, by the newest commit."""
-        self._digest = hashlib.sha256()
+        self.digest = hashlib.sha256()
 
     def committed(self, plan: Plan, live: Mapping[DroneId, Drone]) -> None:
-        """Enter a plan."""
         self.ticks += 1
         for start in plan.starts:
             self.births[start.drone.id] += 1
@@ -195,28 +171,21 @@ class RunRecord:
         for stop in plan.stops:
             self._write(plan.at, stop.drone, stop.was, stop.reason.kind)
         for orphan in plan.orphans:
-            self._digest.update(f"{plan.at!r} {orphan.site} {orphan.drone_id}\n".encode())
+            self.digest.update(f"{plan.at!r} {orphan.site} {orphan.drone_id}\n".encode())
         self.moved(plan.moves, live)
 
     def moved(self, moves: Sequence[StateChange], live: Mapping[DroneId, Drone]) -> None:
-        """Enter changes of state."""
         for move in moves:
             if move.drone.state is not move.was:
                 self._write(move.drone.since, move.drone, move.was, move.reason.kind)
         self.live = live
 
     def event(self, at: float, name: str, fields: Mapping[str, str | int | float]) -> None:
-        """Enter an event, if it is a refused plan."""
         if name == "plan.rejected":
             self.refused_plans.append(f"{at:.1f}: {fields}")
 
     def _write(self, at: float, drone: Drone, was: DroneState | None, why: str) -> None:
-        self.steps += 1
-        self._digest.update(f"{at!r} {drone.id} {drone.type} {was} {drone.state} {why}\n".encode())
-
-    @property
-    def digest(self) -> str:
-        return self._digest.hexdigest()
+        self.digest.update(f"{at!r} {drone.id} {drone.type} {was} {drone.state} {why}\n".encode())
 
 
 class RecordedStore(Store):
@@ -249,10 +218,9 @@ class Simulation:
         self.record = RunRecord()
         self.collapse = ""
         """The error that ended the controller."""
-        self.decided: list[PlanningTime] = []
-        """Decision times of each controller that ran."""
         self.samples: list[Sample] = []
         self.stalled_s: float | None = None
+        """Since when no job had run, if that is why it broke off."""
 
     async def run(self) -> SimulationOutcome:
         world = World(self.scenario)
@@ -274,16 +242,17 @@ class Simulation:
         await self.end(life, stop)
 
     async def end(self, life: asyncio.Task[None], stop: asyncio.Event) -> None:
-        """Stop a controller and wait for it."""
         stop.set()
         await asyncio.wait({life})
-        if life.exception() is not None:
-            self.collapse = _innermost(life.exception())
+        error = life.exception()
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        if error is not None:
+            self.collapse = f"{type(error).__name__}: {error}"
 
     async def serve(
         self, world: World, stop: asyncio.Event, store: Store, overlay: Overlay, sites: Mapping[str, Site]
     ) -> None:
-        """Run one controller until ``stop`` is set."""
         scenario = self.scenario
         async with store:
             controller = Controller(
@@ -299,7 +268,6 @@ class Simulation:
                 planner=scenario.planner(),
                 judge=scenario.judge,
             )
-            self.decided.append(controller.decided)
             async with controller:
                 await controller.run(stop)
 
@@ -312,13 +280,11 @@ class Simulation:
         """Return when nothing is left to come, or at the scenario's limit."""
         scenario = self.scenario
         last_s = max((job.submit_s for job in scenario.jobs), default=0.0)
-        await asyncio.sleep(
-            min(max(last_s, scenario.least_s), scenario.limit_s) // END_CHECK_INTERVAL_S * END_CHECK_INTERVAL_S
-        )
+        begin_s = max(last_s, scenario.least_s)
+        await asyncio.sleep(min(begin_s, scenario.limit_s) // END_CHECK_INTERVAL_S * END_CHECK_INTERVAL_S)
         ends_s = [fault.at_s + fault.for_s for fault in scenario.hardware_faults]
-        ends_s += [fault.to_s for fault in scenario.service_faults]
-        ran_s, starts = max(last_s, scenario.least_s), world.overlay.starts
-        ran_s = max([ran_s, *(end_s for end_s in ends_s if end_s < scenario.limit_s)])
+        ran_s = max([begin_s, *(end_s for end_s in ends_s if end_s < scenario.limit_s)])
+        starts = world.overlay.starts
         while now_s() < scenario.limit_s:
             await asyncio.sleep(END_CHECK_INTERVAL_S)
             settled = not world.jobs_left and not self.record.live and not world.drones
@@ -331,64 +297,46 @@ class Simulation:
                 return
 
     def _outcome(self, world: World) -> SimulationOutcome:
-        live, recorded = {drone.id for drone in world.drones}, set(self.record.live)
-        outcome = SimulationOutcome(
+        return SimulationOutcome(
             seed=self.scenario.seed,
-            digest=self.record.digest,
-            steps=self.record.steps,
+            digest=self.record.digest.hexdigest(),
             ticks=self.record.ticks,
             ended_s=now_s(),
             jobs=len(world.overlay.queued_jobs),
             jobs_done=world.overlay.done,
             jobs_impossible=world.jobs_impossible,
             jobs_left=world.jobs_left,
-            stalled_s=self.stalled_s,
-            orphans=tuple(sorted(live - recorded)),
-            ghosts=tuple(sorted(recorded - live)),
             drones=len(self.record.births),
-            refused_plans=tuple(self.record.refused_plans),
-            decisions=self._decisions(),
             samples=tuple(self.samples),
             metrics=world.metrics,
-            violations=(),
+            violations=tuple(self._violations(world)),
         )
-        return replace(outcome, violations=tuple(self._violations(outcome, world)))
 
-    def _decisions(self) -> Decisions:
-        count = sum(each.count for each in self.decided)
-        total_s = sum(each.total_s for each in self.decided)
-        worst_s = max((each.worst_s for each in self.decided), default=0.0)
-        return Decisions(count, total_s / count if count else 0.0, worst_s)
-
-    def _violations(self, outcome: SimulationOutcome, world: World) -> Iterator[str]:
+    def _violations(self, world: World) -> Iterator[str]:
         if self.collapse:
             yield f"the controller collapsed: {self.collapse}"
-        for line in outcome.refused_plans:
+        for line in self.record.refused_plans:
             yield f"the checker refused a plan at {line}"
-        yield from outcome.metrics.caps_broken
-        yield from outcome.metrics.overfull
-        for drone_id in outcome.metrics.doubles:
+        yield from world.metrics.caps_broken
+        yield from world.metrics.overfull
+        for drone_id in world.metrics.doubles:
             yield f"two drones lived under the id {drone_id}"
         for drone_id, births in self.record.births.items():
             if births > 1:
                 yield f"{drone_id} was recorded as new {births} times"
         if world.jobs_astray():
             yield f"{world.jobs_astray()} jobs are nowhere"
-        if outcome.jobs_left:
-            stalled = "" if outcome.stalled_s is None else f": none has run since {outcome.stalled_s:.0f} s"
-            yield f"{outcome.jobs_left} of {outcome.jobs} jobs were not done after {outcome.ended_s:.0f} s{stalled}"
-        elif live := len(world.drones):
-            yield f"{live} drones still live {outcome.ended_s:.0f} s after the start, and no job needs them"
-        for drone_id in outcome.orphans:
+        if world.jobs_left:
+            stalled = "" if self.stalled_s is None else f": none has run since {self.stalled_s:.0f} s"
+            jobs = f"{world.jobs_left} of {len(world.overlay.queued_jobs)} jobs"
+            yield f"{jobs} were not done after {now_s():.0f} s{stalled}"
+        elif world.drones:
+            yield f"{len(world.drones)} drones still live {now_s():.0f} s after the start, and no job needs them"
+        live, recorded = {drone.id for drone in world.drones}, set(self.record.live)
+        for drone_id in sorted(live - recorded):
             yield f"{drone_id} lives without a record"
-        for drone_id in outcome.ghosts:
+        for drone_id in sorted(recorded - live):
             yield f"{drone_id} is on record and lives nowhere"
-
-
-def _innermost(error: BaseException | None) -> str:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return f"{type(error).__name__}: {error}"
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """The world in which a configuration is simulated: from its site files, and from what a world file says of them.
 
-Strict YAML like all configuration: every mistake with file, line and repair. What a world file does not say, or all of
-it where there is none, is derived from the site files, and :attr:`WorldPlan.notes` lists what was.
+What a world file does not say is derived from the site files; :attr:`WorldPlan.notes` lists what was.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ from provisioner.config.strict_yaml import YamlDocument
 from provisioner.config.units import Duration, Name, PositiveDuration, Size
 from provisioner.formatting import count
 from provisioner.model import WHOLE_GPU, DroneType
-from provisioner.simulator.drones import ResourceVector, SiteBehaviour
-from provisioner.simulator.faults import OVERLAY, HardwareFault, HardwareFaultKind
+from provisioner.simulator.drones import OVERLAY, HardwareFault, HardwareFaultKind, ResourceVector, SiteBehaviour
 from provisioner.simulator.loop import Draw, Fixed, LogNormal, Uniform
 from provisioner.simulator.owner import OwnerSeries, VictimRule
 from provisioner.simulator.pool import PoolBehaviour
@@ -209,15 +207,8 @@ def world_of(settings: Settings, path: Path | None, *, span_s: float) -> WorldPl
     facilities = tuple(building.facility(spec, model.sites.get(spec.name, SiteSection())) for spec in settings.sites)
     if document.problems:
         raise ConfigError(sorted(dict.fromkeys(document.problems), key=lambda p: (p.line, p.col)))
-    pool = model.pool
-    behaviour = PoolBehaviour(
-        pool.negotiation,
-        pool.update,
-        pool.slot_lifetime,
-        pool.lease,
-        reuses_claims=pool.reuses_claims,
-        best_fit=pool.best_fit,
-    )
+    p = model.pool
+    behaviour = PoolBehaviour(p.negotiation, p.update, p.slot_lifetime, p.lease, p.reuses_claims, p.best_fit)
     faults = tuple(HardwareFault(f.kind, f.at, f.for_, f.where, f.node, f.notice) for f in model.hardware_faults)
     return WorldPlan(facilities, behaviour, faults, tuple(building.notes))
 
@@ -226,16 +217,14 @@ def _check_sites(document: YamlDocument, model: WorldFile, settings: Settings) -
     names = tuple(spec.name for spec in settings.sites)
     for name in model.sites:
         if name not in names:
-            spot = document.key_position(("sites", name))
-            document.complain(spot, f"no site `{name}` is configured: {choices(name, names)}")
+            document.complain_at_key(("sites", name), f"no site `{name}` is configured: {choices(name, names)}")
     for n, fault in enumerate(model.hardware_faults):
         at, known = ("hardware_faults", n), (*names, OVERLAY)
         if fault.where not in known:
             wrong = f"no site `{fault.where}` is configured: {choices(fault.where, known)}"
             document.complain_at((*at, "where"), wrong)
         if (fault.where == OVERLAY) != (fault.kind is HardwareFaultKind.NO_NEGOTIATION):
-            wrong = "`kind`: `no-negotiation` is for the overlay, others for sites"
-            document.complain_at((*at, "kind"), wrong)
+            document.complain_at((*at, "kind"), "`kind`: `no-negotiation` is for the overlay, others for sites")
 
 
 class _Building:
@@ -258,13 +247,11 @@ class _Building:
         known = tuple(kind.name for kind in spec.types)
         for name in site.types:
             if name not in known:
-                at = ("sites", spec.name, "types", name)
-                self._complain(at, f"site {spec.name} has no type `{name}`", name, known)
-        series = self._series(spec, site.owner, pools) if site.owner else None
+                wrong = f"site {spec.name} has no type `{name}`: {choices(name, known)}"
+                self.document.complain_at_key(("sites", spec.name, "types", name), wrong)
         if site.reports_nodes and site.owner is not None:
             wrong = "`reports_nodes`: an owner of whom only a series is known is on no certain node: remove either"
             self.document.complain_at(("sites", spec.name, "reports_nodes"), wrong)
-            series = None
         return Facility(
             policy=spec.policy,
             types=spec.types,
@@ -277,7 +264,7 @@ class _Building:
             queues=site.queues,
             reports_free=site.reports_free,
             reports_nodes=site.reports_nodes,
-            owner=series,
+            owner=self._series(spec, site.owner, pools) if site.owner else None,
         )
 
     def _pools(self, spec: SiteConfig, site: SiteSection) -> tuple[tuple[GpuPool, ...], dict[str, str]]:
@@ -289,7 +276,8 @@ class _Building:
             for n, served in enumerate(nodes.serves):
                 at = ("sites", spec.name, "nodes", name, "serves", n)
                 if served not in types:
-                    self._complain(at, f"site {spec.name} has no type `{served}`", served, tuple(types), key=False)
+                    wrong = f"site {spec.name} has no type `{served}`: {choices(served, types)}"
+                    self.document.complain_at(at, wrong)
                 elif served in serves:
                     self.document.complain_at(at, f"`{served}` runs on `{serves[served]}` already: name it once")
                 else:
@@ -300,7 +288,7 @@ class _Building:
         for kind in types.values():
             if kind.name not in serves:
                 wrong = f"type `{kind.name}` of {spec.name} runs nowhere: name it under `serves`"
-                self.document.complain(self.document.key_position(top), wrong)
+                self.document.complain_at_key(top, wrong)
                 continue
             where = serves[kind.name]
             room = next(pool.node for pool in pools if pool.name == where)
@@ -311,7 +299,7 @@ class _Building:
         return pools, serves
 
     def _derived_pools(self, spec: SiteConfig) -> tuple[tuple[GpuPool, ...], dict[str, str]]:
-        """For each GPU model as many GPUs as the limits of site and types allow; CPU drones have nodes of their own."""
+        """Return for each GPU model as many GPUs as the limits allow; CPU drones have nodes of their own."""
         alike: dict[tuple[str, int, bool], list[DroneType]] = {}
         for kind in spec.types:
             alike.setdefault((kind.gpu_model, kind.vram_mib, kind.gpu_milli > 0), []).append(kind)
@@ -321,22 +309,18 @@ class _Building:
         self.notes.append(f"{spec.name}: {there or 'no GPU'}, as its limits allow; nobody else uses it")
         return pools, serves
 
-    # ------------------------------------------------------------------------------------------------------- owner
-
     def _series(self, spec: SiteConfig, owner: SeriesSection, pools: tuple[GpuPool, ...]) -> OwnerSeries | None:
         at = ("sites", spec.name, "owner")
         names = tuple(pool.name for pool in pools)
         for n, name in enumerate(owner.nodes):
             if name not in names:
-                self._complain((*at, "nodes", n), f"no nodes `{name}`", name, names, key=False)
+                self.document.complain_at((*at, "nodes", n), f"no nodes `{name}`: {choices(name, names)}")
         beside = self.path.parent if self.path else Path()
         path = located(Path(owner.file), beside)
         if path is None:
-            self.document.complain_at(
-                (*at, "file"),
-                f"`file`: no {owner.file} in {os.path.abspath(beside)}: put it there, or name its directory in the "
-                f"environment variable PROVISIONER_TRACES",
-            )
+            remedy = "put it there, or name its directory in the environment variable PROVISIONER_TRACES"
+            wrong = f"`file`: no {owner.file} in {os.path.abspath(beside)}: {remedy}"
+            self.document.complain_at((*at, "file"), wrong)
             return None
         try:
             loads = read_loads(path, pending=owner.pending)
@@ -345,19 +329,12 @@ class _Building:
                 self.document.complain_at((*at, "file"), line)
             return None
         if owner.vc not in loads:
-            self._complain(
-                (*at, "vc"), f"`vc`: no series `{owner.vc}` in {path.name}", owner.vc, tuple(loads), key=False
-            )
+            wrong = f"`vc`: no series `{owner.vc}` in {path.name}: {choices(owner.vc, loads)}"
+            self.document.complain_at((*at, "vc"), wrong)
             return None
         mine = [pool for pool in pools if not owner.nodes or pool.name in owner.nodes]
         load = loads[owner.vc].scaled(owner.gpus or sum(pool.gpus for pool in mine))
         return OwnerSeries(load.repeated(self.span_s).steps, owner.nodes, owner.victim, owner.notice)
-
-    def _complain(
-        self, at: tuple[str | int, ...], wrong: str, name: str, known: tuple[str, ...], *, key: bool = True
-    ) -> None:
-        spot = self.document.key_position(at) if key else self.document.value_position(at)
-        self.document.complain(spot, f"{wrong}: {choices(name, known)}")
 
 
 def _derived(spec: SiteConfig, kinds: list[DroneType]) -> GpuPool:
@@ -378,8 +355,5 @@ def _derived(spec: SiteConfig, kinds: list[DroneType]) -> GpuPool:
 def describe_world(plan: WorldPlan) -> Iterator[str]:
     """Describe the world in a line per site."""
     for facility in plan.facilities:
-        parts = ", ".join(
-            f"{pool.gpus} {pool.name}" if pool.gpus else count(pool.nodes, "CPU node") for pool in facility.pools
-        )
-        owner = " with an owner" if facility.owner else ""
-        yield f"{facility.name}: {parts}{owner}"
+        parts = [f"{p.gpus} {p.name}" if p.gpus else count(p.nodes, "CPU node") for p in facility.pools]
+        yield f"{facility.name}: {', '.join(parts)}{' with an owner' if facility.owner else ''}"

@@ -207,7 +207,7 @@ def test_a_polite_kill_ends_all_processes(here: Path) -> None:
     [
         ((), 2, "name a TRACE, or take the jobs on record with --recorded"),
         (("nothing.csv",), 1, "no trace at nothing.csv"),
-        (("t.csv", "--group", "bob"), 3, "t.csv: no job of group `bob`"),
+        (("t.csv", "--group", "bob"), 3, "t.csv: none of its 40 jobs is left"),
         (("t.csv", "--what-if", "fram down"), 2, "--what-if: `fram down`: no site `fram` here: did you mean `farm`?"),
         (("t.csv", "--recorded"), 2, "name a TRACE, or take the jobs on record"),
         (("--recorded", "--from", "1d"), 2, "--from, --ignore, --trace-columns and --skip-bad are for a"),

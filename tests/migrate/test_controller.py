@@ -9,8 +9,8 @@ import yaml
 
 from provisioner.config.strict_yaml import YamlDocument
 from provisioner.migrate import ImportOutcome, ImportResult
-from provisioner.migrate.yaml11 import read as read_yaml
-from tests.migrate.examples import ALL, COBALD, HTCONDOR, SLURM, about, converted, finding
+from provisioner.migrate.source import read as read_yaml
+from tests.migrate.examples import ALL, HTCONDOR, about, converted
 
 
 def controller(made: ImportResult) -> Any:
@@ -41,22 +41,6 @@ def test_what_tardis_left_to_the_host_needs_you() -> None:
     assert needed == [f"provisioner.yaml: overlay.options.{key}" for key in options]
 
 
-def test_the_pipeline_is_explained_step_by_step() -> None:
-    made = converted(SLURM, COBALD)
-    assert [(f.line, f.key, f.verdict) for f in made.findings if f.file == "cobald.yml"] == [
-        (2, "pipeline[0] !LinearController", ImportOutcome.DROPPED),
-        (3, "pipeline[1].granularity", ImportOutcome.DROPPED),
-        (3, "pipeline[1].backlog", ImportOutcome.DROPPED),
-        (3, "pipeline[1] !Standardiser", ImportOutcome.CONVERTED),
-        (3, "pipeline[1].maximum", ImportOutcome.CHANGED),
-        (4, "pipeline[2] !Buffer", ImportOutcome.DROPPED),
-        (5, "pipeline[3] !TardisPoolFactory", ImportOutcome.CONVERTED),
-        (6, "logging", ImportOutcome.DROPPED),
-        (7, "monitor", ImportOutcome.DROPPED),
-    ]
-    assert "each waiting job that no drone can take" in finding(made, "pipeline[0] !LinearController").text
-
-
 def leaves(told: Any, path: str) -> list[tuple[str, int]]:
     """Dotted keys of all plain values, with their lines."""
     if isinstance(told.value, dict) and told.value:
@@ -74,7 +58,7 @@ def test_every_key_of_theirs_is_told_of_by_itself_or_with_what_is_around_it(name
     told = {f.key.partition(" ")[0] for f in made.findings}
     untold = [
         (path, line)
-        for path, line in leaves(reading.root, "")
+        for path, line in leaves(reading[0], "")
         if not any(path == key or path.startswith((f"{key}.", f"{key}[")) or key.startswith(f"{path}.") for key in told)
     ]
     assert untold == []

@@ -102,12 +102,3 @@ def test_what_cannot_be_taken_over_is_marked_and_check_names_the_mark(theirs: st
     assert complaints == marks
     own = 0 if ours == "boot_volume" else 1
     assert len([name for name, _ in marks if name == "vault.yaml"]) == 2 + own  # the GPUs, the secret's, and this one
-
-
-@pytest.mark.parametrize("text", ["~", "{Walltime: '60'}"])
-def test_a_type_that_says_nothing_needs_flavour_and_image(text: str, tmp_path: Path) -> None:
-    made = with_type(text)
-    found = options(made, "vault")
-    assert found["types"] == {"volume": {"flavor": "<flavour, by name or id>", "image": "<image, by name or id>"}}
-    complaints, marks = problems(made, tmp_path)
-    assert complaints == marks

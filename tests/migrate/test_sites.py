@@ -12,7 +12,7 @@ from adapters.slurm.settings import REFUSED_SBATCH_OPTIONS as REFUSED_BY_SLURM_S
 from adapters.slurm.settings import SlurmSiteConfig
 from provisioner.migrate import ImportOutcome, ImportResult
 from provisioner.migrate.htcondor import RESERVED
-from provisioner.migrate.machine_types import slurm_walltime_s
+from provisioner.migrate.slurm import slurm_walltime_s
 from tests.migrate.examples import ALL, HTCONDOR, SLURM, about, converted, finding, read
 
 

@@ -45,19 +45,6 @@ def made(directory: Path) -> list[str]:
     return sorted(str(p.relative_to(directory)) for p in directory.rglob("*") if p.is_file())
 
 
-def test_it_writes_our_files_and_shows_what_became_of_each_key(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(old / "tardis.yml", "--cobald", old / "cobald.yml", "--to", "new") == Exit.UNMET
-    assert made(Path("new")) == FILES
-    out, err = capsys.readouterr()
-    lines = out.splitlines()
-    assert max(map(len, lines)) <= 100
-    assert any(line.startswith("tardis.yml:11") and "changed" in line for line in lines)
-    assert any(line.startswith("gpu.jdl:11") and "accounting_group" in line for line in lines)
-    assert any(line.startswith("cobald.yml:2") and "no counterpart" in line for line in lines)
-    assert "written to new: provisioner.yaml, site_configs/topas.yaml" in err
-    assert "needs you; fill in each <...>, then: provisioner check" in err
-
-
 def test_cobalds_file_alone_is_answered_with_the_right_call(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(old / "cobald.yml", "--to", "new") == Exit.UNMET
     err = capsys.readouterr().err

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, fields
 from functools import partial
@@ -17,6 +18,7 @@ from provisioner.model import Plan
 from provisioner.simulator.loop import rng_for, run_virtual
 from provisioner.simulator.world import START_EPOCH, RunRecord, Scenario, Simulation, SimulationOutcome, World, quiet
 from provisioner.store import Store
+from tests.simulator.faults import FaultyScenario, ServiceFaultKind
 
 T = TypeVar("T")
 STORE_ACTS = frozenset({"record_results"})
@@ -45,7 +47,7 @@ def crashes(seed: int, count: int, *, furthest: int, acts_only: bool = True) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class CrashScenario(Scenario):
+class CrashScenario(FaultyScenario):
     """A scenario with the crashes that end each life of the controller but the last."""
 
     crashes: tuple[Crash, ...] = ()
@@ -61,6 +63,8 @@ class CrashOutcome(SimulationOutcome):
     """Await boundaries that the last life crossed."""
     act_boundaries: int
     """Those of them around calls that change something."""
+    faults_met: Counter[ServiceFaultKind]
+    """Calls that a fault has hit."""
 
 
 def simulate(scenario: Scenario, open_store: Callable[[], Store] | None = None) -> CrashOutcome:
@@ -78,6 +82,7 @@ def simulate(scenario: Scenario, open_store: Callable[[], Store] | None = None) 
         lives=tuple(simulation.lives),
         boundaries=simulation.injector.crossed,
         act_boundaries=simulation.injector.acts_crossed,
+        faults_met=scenario.faults_met if isinstance(scenario, FaultyScenario) else Counter(),
     )
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from provisioner.model import OwnerDemand, OwnerLoad
 from provisioner.simulator.drones import ResourceVector, SimulatedDrone, SimulatedNode
-from provisioner.simulator.loop import after, at, now_s, rng_for
+from provisioner.simulator.loop import after, at, now_s, rng_for, start_epoch
 from provisioner.simulator.owner import SimulatedOwner, VictimRule
 from provisioner.simulator.results import OwnerWait
 from provisioner.simulator.sites import SimulatedSite
@@ -58,7 +58,6 @@ class Owner:
     pslot_preemption: bool = False
     """Several drones of a node go, without notice, for one job larger than a slot."""
     who: str = "owner"
-    on_nodes = True
 
     def at(self, site: SimulatedSite) -> SimulatedOwner:
         return SimulatedOwnerQueue(self, site)
@@ -129,7 +128,7 @@ class SimulatedOwnerQueue(SimulatedOwner):
                 gpu_milli=amount.gpu_milli,
                 cpus=amount.cpus,
                 memory_mib=amount.memory_mib,
-                since=self.site.start_epoch + queued_jobs[0].since_s,
+                since=start_epoch() + queued_jobs[0].since_s,
                 nodes=self._could_host(queued_jobs[0]),
                 who=self._owner.who,
             )
@@ -296,7 +295,6 @@ class OwnerSteps:
     victim: VictimRule = VictimRule.YOUNGEST
     notice_s: float = 0.0
     """Between the owner's wish and the drone's end; 0 is without notice."""
-    on_nodes = False
 
     def at(self, site: SimulatedSite) -> SimulatedOwner:
         return SteppingOwner(self, site)

@@ -94,7 +94,7 @@ def waits_alone(scenario: CrashScenario) -> list[OwnerWait]:
     """What the owner's jobs wait in the same world if there never is a drone: his own cluster's doing."""
 
     async def play() -> list[OwnerWait]:
-        world = World(replace(scenario, jobs=()), start_epoch=0.0)
+        world = World(replace(scenario, jobs=()))
         world.begin()
         await asyncio.sleep(scenario.limit_s)
         world.close()

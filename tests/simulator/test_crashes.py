@@ -51,7 +51,7 @@ def test_crashes_and_a_bad_wire_by_the_thousand(part: int) -> None:
         seen = watched(rough(seed))
         outcome = seen.outcome
         died_at.update(outcome.lives)
-        troubles.update(trouble.value for trouble in outcome.metrics.faults_met.elements())
+        troubles.update(trouble.value for trouble in outcome.faults_met.elements())
         if seen.violations or outcome.jobs_done != 12:
             failed[seed] = outcome.lives, seen.violations
     assert not failed, f"seeds {sorted(failed)}; first: {failed[min(failed)]}"

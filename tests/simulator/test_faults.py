@@ -9,12 +9,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from provisioner.model import EndKind
-from provisioner.simulator.drones import SiteBehaviour
-from provisioner.simulator.faults import OVERLAY, HardwareFault, HardwareFaultKind, ServiceFault, ServiceFaultKind
+from provisioner.simulator.drones import OVERLAY, HardwareFault, HardwareFaultKind, SiteBehaviour
 from provisioner.simulator.jobs import SimulatedJob
 from provisioner.simulator.loop import Fixed, Uniform
 from provisioner.simulator.sites import GpuPool
-from provisioner.simulator.world import Scenario, SimulationOutcome, simulate
+from provisioner.simulator.world import Scenario, simulate
+from tests.simulator.crashing import CrashOutcome, CrashScenario
+from tests.simulator.faults import ServiceFault, ServiceFaultKind
 from tests.simulator.owner_queue import OwnerSteps
 from tests.simulator.witness import watched
 from tests.simulator.worlds import IMPOSSIBLE, SHORT, burst, calm
@@ -22,14 +23,14 @@ from tests.simulator.worlds import IMPOSSIBLE, SHORT, burst, calm
 LATER = burst(6, SHORT, at_s=300.0, seed=1)
 
 
-def kept(scenario: Scenario) -> SimulationOutcome:
+def kept(scenario: Scenario) -> CrashOutcome:
     """Play it before a witness; no promise may be broken."""
     seen = watched(scenario)
     assert seen.violations == (), f"seed {scenario.seed}"
     return seen.outcome
 
 
-def with_habits(scenario: Scenario, **given: object) -> Scenario:
+def with_habits(scenario: CrashScenario, **given: object) -> CrashScenario:
     """The same, at a site with other habits."""
     behaviour = SiteBehaviour(**{"boot": Uniform(5.0, 20.0), "check": Fixed(2.0), "release": Fixed(1.0), **given})  # type: ignore[arg-type]
     return replace(scenario, facilities=tuple(replace(f, behaviour=behaviour) for f in scenario.facilities))
@@ -38,7 +39,7 @@ def with_habits(scenario: Scenario, **given: object) -> Scenario:
 def test_in_peace_twelve_jobs_take_four_drones_and_nothing_stays() -> None:
     outcome = kept(calm())
     assert outcome.jobs_done == outcome.metrics.attempts == 12
-    assert outcome.drones == outcome.metrics.peak("kit") == 4
+    assert outcome.drones == outcome.metrics.peak["kit"] == 4
     assert outcome.metrics.gpu_seconds.badput == 0.0
 
 
@@ -95,7 +96,7 @@ LIES = [
 def test_each_fault_of_a_service_alone_costs_no_job_and_breaks_no_limit(fault: ServiceFault, seed: int) -> None:
     scenario = calm(seed=seed)
     outcome = kept(replace(scenario, jobs=scenario.jobs + LATER, service_faults=(fault,)))
-    assert outcome.metrics.faults_met[fault.kind] > 0, "the fault never struck: this proves nothing"
+    assert outcome.faults_met[fault.kind] > 0, "the fault never struck: this proves nothing"
     assert outcome.jobs_done == 18
     assert fault in WIRE or outcome.metrics.attempts_lost == 0, "a lie made the controller end a drone that worked"
 

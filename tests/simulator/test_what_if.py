@@ -9,7 +9,7 @@ import pytest
 from provisioner import model as m
 from provisioner.config import Settings
 from provisioner.planner import decide
-from provisioner.simulator.faults import HardwareFaultKind
+from provisioner.simulator.drones import HardwareFaultKind
 from provisioner.simulator.loop import Fixed, LogNormal, Uniform
 from provisioner.simulator.sites import Facility
 from provisioner.simulator.what_if import FOREVER_S, Question, QuestionError, on_snapshot, read
@@ -97,16 +97,16 @@ def starts(asked: m.Snapshot) -> dict[str, int]:
 
 
 def changed(*questions: str) -> m.Snapshot:
-    return on_snapshot(snapshot(), [read(each, SITES) for each in questions]).snapshot
+    return on_snapshot(snapshot(), [read(each, SITES) for each in questions])[0]
 
 
 def test_without_a_site_everything_starts_at_the_other() -> None:
     assert set(starts(snapshot())) == {"horeka"}
-    asked = on_snapshot(snapshot(), [Question("horeka", "down")])
-    away = asked.snapshot.sites["horeka"]
+    asked, notes = on_snapshot(snapshot(), [Question("horeka", "down")])
+    away = asked.sites["horeka"]
     assert away.view is None and away.fault is not None and away.fault.kind is m.FaultKind.DOWN
-    assert asked.snapshot.drones == {} and starts(asked.snapshot) == {"topas": 3}
-    assert asked.notes == ("1 job that run at horeka are not counted as waiting again",)
+    assert asked.drones == {} and starts(asked) == {"topas": 3}
+    assert notes == ["1 job that run at horeka are not counted as waiting again"]
 
 
 @pytest.mark.parametrize(
@@ -119,9 +119,9 @@ def test_without_a_site_everything_starts_at_the_other() -> None:
     ],
 )
 def test_prices_and_limits_are_those_asked_for(question: str, started: dict[str, int]) -> None:
-    asked = on_snapshot(snapshot(), [read(question, SITES)])
-    assert starts(asked.snapshot) == started
-    assert asked.notes == () or (" gpus=" in question and "stays as it was seen" in asked.notes[0])
+    asked, notes = on_snapshot(snapshot(), [read(question, SITES)])
+    assert starts(asked) == started
+    assert not notes or (" gpus=" in question and "stays as it was seen" in notes[0])
 
 
 @pytest.mark.parametrize("text", ["horeka down 2d", "horeka queue*2"])

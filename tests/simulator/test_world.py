@@ -10,12 +10,12 @@ import pytest
 
 from provisioner import model as m
 from provisioner.interfaces import OutcomeUnknownError, RejectedError, UnavailableError
-from provisioner.simulator.drones import DroneScript, SiteBehaviour
-from provisioner.simulator.faults import HardwareFault, HardwareFaultKind, ServiceFault, ServiceFaultKind
+from provisioner.simulator.drones import DroneScript, HardwareFault, HardwareFaultKind, SiteBehaviour
 from provisioner.simulator.jobs import JobRequirements, SimulatedJob
 from provisioner.simulator.loop import Uniform
 from provisioner.simulator.owner import OwnerSeries
 from provisioner.simulator.world import World
+from tests.simulator.faults import FaultyScenario, ServiceFault, ServiceFaultKind
 from tests.simulator.worlds import STEADY, in_world, played, small, until
 
 KIT = small(behaviour=STEADY)
@@ -238,7 +238,8 @@ def test_an_order_that_meets_a_fault_is_carried_out_or_not(
         assert len(world.drones) == (0 if kind is ServiceFaultKind.LATE else drones)
         await until(150.0)
         assert [each.id for each in world.drones] == [ONE] * drones
-        assert (world.metrics.faults_met, world.metrics.doubles) == ({kind: 1}, [])
+        assert isinstance(world.scenario, FaultyScenario)
+        assert (world.scenario.faults_met, world.metrics.doubles) == ({kind: 1}, [])
 
     in_world(script, [KIT], service_faults=(ServiceFault(kind, verb="start", amount=90.0),))
 
@@ -254,26 +255,18 @@ LIES = (
 
 @played(KIT, service_faults=LIES)
 async def test_listings_lie_as_told_and_the_truth_stays(world: World) -> None:
-    site = world.sites["kit"]
+    site, seen = world.sites["kit"], {}
     await site.start(orders(4))
-
-    async def listed(at_s: float) -> dict[str, str]:
+    for at_s in (100.0, 200.0, 210.0, 300.0, 400.0, 410.0, 600.0):
         await until(at_s)
-        view = await site.poll()
-        assert view.taken_at == pytest.approx(at_s, abs=1.0)
-        return {d: remote.state.value for d, remote in view.drones.items()}
-
-    assert await listed(100.0) == {}
-    partial = await listed(200.0)
-    assert 0 < len(partial) < 4
-    assert await listed(210.0) == partial
-    assert set((await listed(300.0)).values()) == {"unknown"}
-    before = await listed(400.0)
-    await site.stop([m.StopOrder(ONE, "", kill=True)])
-    assert await listed(410.0) == before
-    assert (await listed(500.0))["d-1"] == "ended"
-    await until(600.0)
-    assert (await site.poll()).free == {"gpu": 99}
+        seen[at_s] = await site.poll()
+        if at_s == 400.0:
+            await site.stop([m.StopOrder(ONE, "", kill=True)])
+    assert seen[100.0].drones == {} and 0 < len(seen[200.0].drones) < 4
+    assert seen[210.0].drones == seen[200.0].drones
+    assert {remote.state for remote in seen[300.0].drones.values()} == {m.RemoteState.UNKNOWN}
+    assert seen[410.0] == replace(seen[400.0], taken_at=seen[410.0].taken_at) != seen[400.0]
+    assert seen[600.0].free == {"gpu": 99} and seen[600.0].drones[ONE].state is m.RemoteState.ENDED
     assert len(world.drones) == 3
 
 
@@ -292,6 +285,6 @@ def test_the_metrics_see_a_broken_limit_and_a_doubled_id() -> None:
             "cap broken at 0.3 s: kit has 1500 milli-GPU, limit 1000",
         ]
         await world.sites["hut"].start([order("d-1", hut.types[0])])
-        assert (world.metrics.doubles, world.metrics.peak("kit"), world.metrics.peak("all")) == ([ONE], 3, 4)
+        assert (world.metrics.doubles, world.metrics.peak["kit"], world.metrics.peak["all"]) == ([ONE], 3, 4)
 
     in_world(script, [kit, hut])

@@ -10,7 +10,7 @@ from provisioner.config import Settings, load
 from provisioner.config.messages import fields_of
 from provisioner.model import EndKind
 from provisioner.simulator import world_file
-from provisioner.simulator.faults import HardwareFault, HardwareFaultKind
+from provisioner.simulator.drones import HardwareFault, HardwareFaultKind
 from provisioner.simulator.jobs import SimulatedJob
 from provisioner.simulator.loop import Fixed, LogNormal, Uniform
 from provisioner.simulator.owner import OwnerSeries, VictimRule

@@ -10,14 +10,14 @@ from dataclasses import replace
 from random import Random
 
 from provisioner.model import DroneType, Headroom, Policy, Sharing, SitePolicy
-from provisioner.simulator.drones import SiteBehaviour
-from provisioner.simulator.faults import OVERLAY, HardwareFault, HardwareFaultKind, ServiceFault, ServiceFaultKind
+from provisioner.simulator.drones import OVERLAY, HardwareFault, HardwareFaultKind, SiteBehaviour
 from provisioner.simulator.jobs import JobRequirements, SimulatedJob
 from provisioner.simulator.loop import Fixed, LogNormal, Uniform, rng_for
 from provisioner.simulator.owner import VictimRule
 from provisioner.simulator.sites import Facility, GpuPool
 from provisioner.simulator.world import START_EPOCH
 from tests.simulator.crashing import CrashScenario, crashes
+from tests.simulator.faults import ServiceFault, ServiceFaultKind
 from tests.simulator.owner_queue import Owner, OwnerJob, OwnerSteps
 from tests.simulator.worlds import Shape, burst, drone_type, poisson_mix, unreliable_network
 

@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 
 from provisioner.model import DroneType, Policy, SitePolicy
 from provisioner.simulator.drones import SiteBehaviour
-from provisioner.simulator.faults import ServiceFault, ServiceFaultKind
 from provisioner.simulator.jobs import JobRequirements, SimulatedJob
 from provisioner.simulator.loop import Draw, Fixed, LogNormal, Uniform, rng_for, run_virtual
 from provisioner.simulator.pool import PoolBehaviour
 from provisioner.simulator.sites import Facility, GpuPool
-from provisioner.simulator.world import Scenario, World
+from provisioner.simulator.world import World
 from tests.simulator.crashing import CrashScenario, crashes
+from tests.simulator.faults import FaultyScenario, ServiceFault, ServiceFaultKind
 from tests.simulator.owner_queue import Owner
 
 T = TypeVar("T")
@@ -228,7 +228,7 @@ def in_world(
     """Run a script, in the place of a controller, in a world of its own."""
 
     async def play() -> T:
-        world = World(Scenario(tuple(facilities), tuple(jobs), **{"seed": 7, **given}), start_epoch=0.0)
+        world = World(FaultyScenario(tuple(facilities), tuple(jobs), **{"seed": 7, **given}))
         world.begin()
         return await script(world)
 
