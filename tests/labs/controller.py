@@ -245,7 +245,7 @@ class LabController:
         return Reader(self.directory / "provisioner.db")
 
     def _listed(self, *, ended: bool | None) -> list[dict[str, Any]]:
-        listing = drone_listing(self._record, DroneFilter(), ended, time.time())
+        listing = drone_listing(self._record, DroneFilter(), ended)
         found: list[dict[str, Any]] = json.loads(json.dumps(listing.plain()))
         return found
 
