@@ -251,8 +251,8 @@ class DroneFilter(opt.OptionGroup):
     @property
     def given(self) -> dict[str, list[str]]:
         """The filters that are given, by name."""
-        filters = {"site": self.site, "state": self.state, "type": self.type_, "node": self.node}
-        return {name: [*values] for name, values in filters.items() if values}
+        values: tuple[Sequence[str] | None, ...] = (self.site, self.state, self.type_, self.node)
+        return {name: [*v] for name, v in zip(("site", "state", "type", "node"), values, strict=True) if v}
 
     def find(self, reader: Reader, *, ended: bool | None) -> list[Drone]:
         """Return the drones. Raises :class:`VerbError` for an unknown site."""

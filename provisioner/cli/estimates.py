@@ -137,7 +137,10 @@ def _run_times(samples: EstimateSamples, user: str) -> list[RunTimes]:
     for key, runs_s in samples.runs.items():
         owner = owner_of(key)
         if (owner == user) if user else (key == owner):
-            gpu_milli, cpus, memory_mib = map(int, key[len(owner) + 1 :].split("/")) if key != owner else (None,) * 3
+            size: list[int | None] = (
+                [None, None, None] if key == owner else [*map(int, key[len(owner) + 1 :].split("/"))]
+            )
+            gpu_milli, cpus, memory_mib = size
             rows.append(RunTimes(owner, gpu_milli, cpus, memory_mib, tuple(sorted(runs_s))))
     return sorted(rows, key=lambda r: (-len(r.runs_s), r.user, r.gpu_milli or 0, r.cpus or 0, r.memory_mib or 0))
 
