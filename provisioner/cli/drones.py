@@ -395,7 +395,6 @@ def kill(options: LeaveOptions, where: opt.Where) -> None:
     \b
     Examples:
       provisioner drones kill kit-x7q2-17 --reason "GPU fell off the bus"
-      provisioner drones kill --type horeka/h100 --reason "wrong image" --dry-run
     """
     _request_leave(opt.open_record(where), RequestKind.KILL, DrainMode.PEACEFUL, "kill", options)
 

@@ -524,7 +524,6 @@ def submit(
     \b
     Examples:
       provisioner submit --count 20 --gpus 0.5 --memory "4 GiB" -- python train.py --epochs 3
-      provisioner submit --vram "40 GiB" --capability 8.0 --walltime 2h ./simulate.sh
     """
     from provisioner.config.units import parse_duration, parse_size
 
