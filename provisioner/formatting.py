@@ -30,21 +30,18 @@ SHORT_TEXT = 200
 
 
 class Category(StrEnum):
-    """Category of a reason; refusals are ordered from "change something" to "wait"."""
+    """Category of a reason: first those that need a person, then those that only take time."""
 
-    STEP = "step"
-    """A fact about a drone."""
-    START = "start"
-    LEAVE = "leave"
     CONFIGURATION = "configuration"
     NOTHING_FITS = "nothing-fits"
     LIMIT = "limit"
     BACK_OFF = "back-off"
+    START = "start"
     WAITING_SITE = "waiting-site"
     WAITING_NEGOTIATION = "waiting-negotiation"
-
-
-# ------------------------------------------------------------------------------------------------------------- numbers
+    LEAVE = "leave"
+    STEP = "step"
+    """A fact about a drone."""
 
 
 _local: ContextVar[bool] = ContextVar("local", default=False)
@@ -190,8 +187,6 @@ def _q(text: str) -> str:
     return sanitize(text, SHORT_TEXT).strip() or "?"
 
 
-# ----------------------------------------------------------------------------------------------------------- node names
-
 _NUMBERED = re.compile(r"(?P<before>[^.\[\],]*?)(?P<number>[0-9]{1,15})(?P<after>[^0-9.\[\],]*(?:\.[^\[\],]*)?)")
 """The last number in the part before the first dot; names with a bracket or a comma in them are left alone."""
 
@@ -229,8 +224,6 @@ def _ranges(numbers: list[int], width: int) -> Iterable[str]:
         run = [f"{number:0{width}d}" for _, number in pairs]
         yield f"{run[0]}-{run[-1]}" if len(run) > 2 else ",".join(run)
 
-
-# ------------------------------------------------------------------------------------------------- states and settings
 
 STATE_WORDS = {
     DroneState.REQUESTED: "recorded and being asked for; the site has not confirmed it",
@@ -281,9 +274,6 @@ EXIT_WORDS = {
     75: "the pool was lost",
 }
 """Meanings of the drone's own exit codes (the contract of the drone script)."""
-
-
-# ------------------------------------------------------------------------------------------------------------- reasons
 
 
 def _over(value_s: float, limit_s: float) -> str:

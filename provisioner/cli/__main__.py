@@ -8,11 +8,13 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
-from provisioner.cli.options import EXIT_HELP, Exit, VerbError, VerbGroup, verb_error
+from provisioner.cli.options import EXIT_HELP, Exit, VerbError, verb_error
+from provisioner.formatting import sanitize
 
 VERBS = {
     "run": "run:run",
@@ -23,7 +25,7 @@ VERBS = {
     "drones": "drones:drones_app",
     "sites": "sites:sites_app",
     "demand": "jobs:demand",
-    "explain": "explain:explain_app",
+    "explain": "jobs:explain_app",
     "plan": "plan:plan",
     "events": "status:events",
     "estimates": "estimates:estimates_app",
@@ -33,14 +35,14 @@ VERBS = {
     "jobs": "jobs:jobs",
     "submit": "jobs:submit_app",
     "demo": "demo:demo",
-    "import": "import_tardis:import_tardis",
+    "import": "check:import_tardis",
     "schema": "schema:schema",
     "version": "__main__:version",
 }
 """Verbs in the order of the help, each with module and function (or group of verbs). Start-up imports one module."""
 
 
-class LazyVerbs(VerbGroup):
+class LazyVerbs(TyperGroup):
     """Group of verbs that imports the module of a verb when it is asked for."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -71,18 +73,8 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        version()
-        raise typer.Exit()
-
-
 @app.callback()
-def provisioner(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
-    ] = False,
-) -> None:
+def provisioner() -> None:
     """Start pilot jobs (drones) at sites for GPU jobs that wait in an HTCondor pool.
 
     All verbs but run, check --live, simulate, submit, jobs and demo read the record alone: they work while the
@@ -98,14 +90,7 @@ def provisioner(
 
 
 def version() -> None:
-    """Print the version.
-
-    \b
-    Examples:
-      provisioner version
-      test "$(provisioner version)" = 0.1.0 && echo the first one
-      provisioner version | tee -a bug-report.txt
-    """
+    """Print the version."""
     from provisioner import __version__
 
     print(__version__)
@@ -133,44 +118,26 @@ def run_process(argv: Sequence[str] | None = None) -> int:
 
 def run_verb(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code. Only a bug shows a traceback."""
+    command = typer.main.get_command(app)
     try:
-        code = _parse_and_run(argv)
+        code = command.main(list(argv) if argv is not None else None, prog_name="provisioner", standalone_mode=False)
         sys.stdout.flush()
-        return code
+        return int(code or 0)
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except Exception as error:
-        known = verb_error(error)
+        if hasattr(error, "show") and hasattr(error, "exit_code"):  # usage errors have no fixed class in Typer
+            error.show()
+            return Exit.USAGE
+        known = VerbError("given up") if isinstance(error, typer.Abort) else verb_error(error)
         if known is None:
             raise
-        _report(*known.lines)
+        first, *rest = [sanitize(part) for line in known.lines for part in line.splitlines()] or ["failed"]
+        print(f"provisioner: {first}", *(f"  {line}" for line in rest), sep="\n", file=sys.stderr)
         return known.code
-
-
-def _parse_and_run(argv: Sequence[str] | None) -> int:
-    command = typer.main.get_command(app)
-    try:
-        code = command.main(list(argv) if argv is not None else None, prog_name="provisioner", standalone_mode=False)
-    except typer.Abort:
-        raise VerbError("given up") from None
-    except Exception as error:
-        if not (hasattr(error, "show") and hasattr(error, "exit_code")):  # usage errors have no fixed class in Typer
-            raise
-        error.show()
-        return Exit.USAGE
-    return int(code or 0)
-
-
-def _report(*lines: str) -> None:
-    from provisioner.formatting import sanitize
-
-    first, *rest = [sanitize(part) for line in lines for part in line.splitlines()] or ["failed"]
-    print(f"provisioner: {first}", file=sys.stderr)
-    for line in rest:
-        print(f"  {line}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""``provisioner check`` and ``render``: mistakes in the configuration, gaps at sites, configuration for sites."""
+"""``provisioner check``, ``render`` and ``import``: mistakes in the configuration, gaps at sites, files for both."""
 
 from __future__ import annotations
 
@@ -8,40 +8,45 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from provisioner import formatting
+from provisioner import config, formatting, loader
 from provisioner.cli import options as opt
 from provisioner.cli import output as out
 from provisioner.cli.drones import controller_of
 from provisioner.cli.sites import gpu_count, owner_words
-from provisioner.config import Problem, Settings
 from provisioner.config import strict_yaml as yaml
+from provisioner.interfaces import AdapterError, AuditFinding, SupportsAudit, SupportsProbe, SupportsRenderBlocking
+from provisioner.migrate import ImportFinding, ImportOutcome, ImportSource, convert
+from provisioner.model import OverlayView, SiteView
 from provisioner.store import StoreError
+from provisioner.store.reader import Reader
 
-if TYPE_CHECKING:
-    from provisioner.config import SiteConfig
-    from provisioner.interfaces import AuditFinding
-    from provisioner.model import OverlayView, SiteView
-
-
+PROBLEMS_SCHEMA = "provisioner.problems/1"
+PROBES_SCHEMA = "provisioner.looks/1"
+IMPORT_SCHEMA = "provisioner.import/1"
 WARNING = "warning: "
 
+PROBLEM_COLUMNS = (
+    out.text("file", "File.", level=0),
+    out.whole("line", "Line, from 1.", level=0),
+    out.whole("col", "Column, from 1.", level=0),
+    out.words("message", "What is wrong, and the repair.", least=20),
+)
 
-def against_record(settings: Settings, path: Path) -> Iterator[Problem]:
+
+def against_record(settings: config.Settings, path: Path) -> Iterator[config.Problem]:
     """Yield what leaves live drones on record at ``path`` without a controller, and as warnings what drains them.
 
     Without a record there is nothing to compare. A record that cannot be read is a warning.
     """
     if not path.is_file():
         return
-    from provisioner.store.reader import Reader
-
     try:
         live = Reader(path).drones()
     except (OSError, StoreError) as error:
@@ -51,35 +56,73 @@ def against_record(settings: Settings, path: Path) -> Iterator[Problem]:
         return
     files = {site.name: site.path for site in settings.sites}
     types = {kind.key for kind in settings.types}
-    others = Counter(name for d in live if (name := controller_of(d.id)) != settings.controller)
-    lost = Counter(d.site for d in live if d.site not in files)
-    renamed = Counter(d.type for d in live if d.site in files and d.type not in types)
-    for name, count in sorted(others.items()):
+
+    def counted(names: Iterable[str]) -> list[tuple[str, str]]:
+        return [(name, formatting.count(number, "live drone")) for name, number in sorted(Counter(names).items())]
+
+    for name, count in counted(name for d in live if (name := controller_of(d.id)) != settings.controller):
         message = (
-            f"`{settings.controller}`: {formatting.count(count, 'live drone')} on record would be left without a "
-            f"controller: the name is in their ids. Keep `{name}`, or drain them first"
+            f"`{settings.controller}`: {count} on record would be left without a controller: the name is in their ids. "
+            f"Keep `{name}`, or drain them first"
         )
         yield _problem_at(settings.path, ("controller",), message)
-    for name, count in sorted(lost.items()):
+    for name, count in counted(d.site for d in live if d.site not in files):
         message = (
-            f"`sites`: site `{name}` was removed, and {formatting.count(count, 'live drone')} would be left without a "
-            "controller. Put it back with `enabled: false`, drain them, then remove it"
+            f"`sites`: site `{name}` was removed, and {count} would be left without a controller. Put it back with "
+            "`enabled: false`, drain them, then remove it"
         )
         yield _problem_at(settings.path, ("sites",), message)
-    for kind, count in sorted(renamed.items()):
+    for kind, count in counted(d.type for d in live if d.site in files and d.type not in types):
         site, _, name = kind.partition("/")
-        drained = f"its {formatting.count(count, 'live drone')} will be drained"
-        yield _problem_at(files[site], ("types",), f"{WARNING}type `{name}` was removed or renamed: {drained}")
+        message = f"{WARNING}type `{name}` was removed or renamed: its {count} will be drained"
+        yield _problem_at(files[site], ("types",), message)
 
 
-def _problem_at(path: Path, at: tuple[str, ...], message: str) -> Problem:
+def _problem_at(path: Path, at: tuple[str, ...], message: str) -> config.Problem:
     document = yaml.read(path)
     spot = document.value_position(at) if at == ("controller",) else document.key_position(at)
-    return Problem(str(path), spot.line, spot.col, message)
+    return config.Problem(str(path), spot.line, spot.col, message)
 
 
-PROBLEMS_SCHEMA = "provisioner.problems/1"
-PROBES_SCHEMA = "provisioner.looks/1"
+_LIVE_HELP = "Also look at each site and the overlay once, and compare them with the policy; changes nothing."
+
+
+@opt.shared
+def check(
+    query: opt.Query, path: opt.ConfigArgument = None, live: Annotated[bool, opt.switch(_LIVE_HELP, "--live")] = False
+) -> None:
+    """Check the configuration and its site files.
+
+    Each mistake is a line file:line:col with the repair, all of them at once; exit 3 if there are any. Drones on record
+    count: a change that leaves them without a controller is a mistake, one that drains them a warning. With --live also
+    if a look fails, or where a site does not do what the policy says (blocking, the owner's priority, grace).
+
+    \b
+    Examples:
+      provisioner check /etc/provisioner/provisioner.yaml --live
+      provisioner check --live -o json | jq '.items[] | select(.dimension != null) | {view, nodes, text}'
+    """
+    target = path or opt.config_path(query)
+    if not target.exists():
+        raise opt.VerbError(f"no configuration at {target}")
+    problems, found_odd = list(config.check(target)), list(config.warnings(target))
+    try:
+        settings = config.load(target)
+    except config.ConfigError:  # of a site file alone there is no whole
+        settings = None
+    if settings is not None:
+        for problem in against_record(settings, query.store or settings.store.path):
+            (found_odd if problem.message.startswith(WARNING) else problems).append(problem)
+    if query.output.for_people:
+        sys.stdout.write("".join(f"{formatting.sanitize(str(p))}\n" for p in problems))
+        sys.stdout.flush()
+    elif problems or not live:
+        out.present(query, lambda: out.Listing(PROBLEMS_SCHEMA, PROBLEM_COLUMNS, problems))
+    if problems:
+        raise opt.VerbError(f"{target}: {formatting.count(len(problems), 'problem')}", code=opt.Exit.UNMET)
+    out.note(*map(str, found_odd), f"{target}: no problem")
+    if live:
+        _check_live(settings or config.load(target), query)
 
 
 class Probe(NamedTuple):
@@ -89,104 +132,22 @@ class Probe(NamedTuple):
     ok: bool
     text: str
     dimension: str = ""
-    nodes: tuple[str, ...] = ()
+    nodes: Sequence[str] = ()
     """All nodes that have the gap."""
 
 
-_LIVE_HELP = (
-    "Also connect to each site and the overlay, look once, and compare what a site enforces with the policy; starts "
-    "and changes nothing."
+PROBE_COLUMNS = (
+    out.text("view", "overlay, site:<name>, or store.", level=0),
+    out.flag("ok", "Did it succeed? A gap is never ok.", level=0, tint={True: "green", False: "red"}),
+    out.items("nodes", "Nodes of a gap.", level=0, least=12, wrap=True, spare=1, unit=formatting.fold_hostlist),
+    out.text("dimension", "Of a gap: cpus, grace, ...", lambda p: p.dimension or None, null=True, head="GAP", spare=1),
+    out.words("text", "What was seen or went wrong; of a gap, what is so, and the repair.", head="SEEN", least=30),
 )
 
 
-@opt.shared
-def check(
-    where: opt.Where,
-    show: opt.Show,
-    path: opt.ConfigArgument = None,
-    live: Annotated[bool, opt.switch(_LIVE_HELP, "--live")] = False,
-) -> None:
-    """Check the configuration and its site files.
-
-    Each mistake is a line file:line:col with the repair, all of them at once; exit 3 if there are any. What is
-    valid but hardly meant is a warning, and no mistake. Drones on record count: a change that leaves them without a
-    controller is a mistake, one that drains them a warning. With --live also if a look fails, or where the running
-    configuration of a site does not do what the policy says (blocking, the owner's priority, grace): each such gap is
-    a line with nodes and dimension.
-
-    \b
-    Examples:
-      provisioner check
-      provisioner check /etc/provisioner/provisioner.yaml --live
-      provisioner check --live -o json | jq '.items[] | select(.dimension != null) | {view, nodes, text}'
-      provisioner check -o json | jq -r '.items[] | "\\(.file):\\(.line) \\(.message)"'
-    """
-    from provisioner.config import check as problems_of
-    from provisioner.config import load
-    from provisioner.config import warnings as warnings_in
-
-    target = path or opt.config_path(where)
-    if not target.exists():
-        raise opt.VerbError(f"no configuration at {target}")
-    problems, found_odd = list(problems_of(target)), list(warnings_in(target))
-    if (settings := _settings(target)) is not None:
-        for problem in against_record(settings, where.store or settings.store.path):
-            (found_odd if problem.message.startswith(WARNING) else problems).append(problem)
-    if show.output.for_people:
-        sys.stdout.write("".join(f"{formatting.sanitize(str(p))}\n" for p in problems))
-        sys.stdout.flush()
-    elif problems or not live:
-        out.present(show, lambda: out.Listing(PROBLEMS_SCHEMA, problem_columns(), problems, str))
-    if problems:
-        raise opt.VerbError(f"{target}: {formatting.count(len(problems), 'problem')}", code=opt.Exit.UNMET)
-    for warning in found_odd:
-        out.note(formatting.sanitize(str(warning)))
-    out.note(f"{target}: no problem")
-    if live:
-        _check_live(settings or load(target), show)
-
-
-def _settings(path: Path) -> Settings | None:
-    """Return the configuration at ``path``; None for a site file alone."""
-    from provisioner.config import ConfigError, load
-
-    try:
-        return load(path)
-    except ConfigError:
-        return None
-
-
-def problem_columns() -> tuple[out.Column, ...]:
-    """Return the columns of mistakes in a configuration."""
-    return (
-        out.text("file", "File.", level=0),
-        out.whole("line", "Line, from 1.", level=0),
-        out.whole("col", "Column, from 1.", level=0),
-        out.words("message", "What is wrong, and the repair.", least=20),
-    )
-
-
-def probe_columns() -> tuple[out.Column, ...]:
-    """Return the columns of live probes."""
-    gap_doc = (
-        "Of a gap: what is not as the policy says (cpus, memory, disk, preemption, grace, ...); null: this is no gap "
-        "but a look."
-    )
-    seen_doc = "What was seen, or what went wrong; of a gap, what is so, what was wanted, and the repair."
-    nodes = out.items("nodes", "Of a gap: the nodes that have it.", level=0, least=12, wrap=True, spare=1)
-    ok_tints = {True: "green", False: "red"}
-    return (
-        out.text("view", "overlay, site:<name>, or store.", level=0),
-        out.flag("ok", "Did it succeed? A gap is never ok.", level=0, tint=ok_tints),
-        replace(nodes, unit=formatting.fold_hostlist),
-        out.text("dimension", gap_doc, lambda x: x.dimension or None, null=True, head="GAP", spare=1),
-        out.words("text", seen_doc, head="SEEN", least=30),
-    )
-
-
-def _check_live(settings: Settings, show: opt.Show) -> None:
+def _check_live(settings: config.Settings, show: opt.Show) -> None:
     looks = asyncio.run(_probes(settings))
-    listing = out.Listing(PROBES_SCHEMA, probe_columns(), looks, lambda x: x.view)
+    listing = out.Listing(PROBES_SCHEMA, PROBE_COLUMNS, looks, lambda probe: probe.view)
     out.present(replace(show, watch=False), lambda: listing)
     failed = [x.view for x in looks if not x.ok and not x.dimension]
     gaps = [x.view for x in looks if x.dimension]
@@ -197,13 +158,12 @@ def _check_live(settings: Settings, show: opt.Show) -> None:
         raise opt.VerbError(*wrong, code=opt.Exit.UNMET)
 
 
-async def _probes(settings: Settings) -> list[Probe]:
+async def _probes(settings: config.Settings) -> list[Probe]:
     """Poll the overlay and each site once, concurrently, each with its own deadline; gaps come last."""
     async with asyncio.TaskGroup() as group:
-        overlay = group.create_task(_probe_overlay(settings))
-        sites = [group.create_task(_probe_site(settings, spec)) for spec in settings.sites]
-    looks = [*overlay.result(), *(poll for site in sites for poll in site.result())]
-    return [*looks, *await asyncio.to_thread(_probe_store, settings.store.path)]
+        tasks = [group.create_task(_probe_overlay(settings))]
+        tasks += [group.create_task(_probe_site(settings, spec)) for spec in settings.sites]
+    return [*(probe for task in tasks for probe in task.result()), *_probe_store(settings.store.path)]
 
 
 def _probe_store(path: Path) -> list[Probe]:
@@ -243,15 +203,18 @@ async def _probe(
     return looks
 
 
-async def _probe_overlay(settings: Settings) -> list[Probe]:
-    from provisioner import loader
-    from provisioner.interfaces import SupportsProbe
-
+async def _probe_overlay(settings: config.Settings) -> list[Probe]:
     def make() -> Any:
         return loader.overlay_adapter(settings.overlay.adapter)(settings.overlay.options, settings.controller)
 
     async def look(overlay: Any) -> list[Probe]:
-        return [Probe("overlay", True, _pool_words(await overlay.poll(settings.types)))]
+        view: OverlayView = await overlay.poll(settings.types)
+        counts = (
+            formatting.count(len(view.classes), "class", "classes"),
+            formatting.count(sum(c.waiting + c.fresh for c in view.classes), "idle job"),
+            formatting.count(len(view.slots), "slot"),
+        )
+        return [Probe("overlay", True, "; ".join([", ".join(counts), *(*view.notices, *view.remarks)[:3]]))]
 
     async def audit(overlay: Any) -> Sequence[AuditFinding]:
         here = any(getattr(loader.site_adapter(spec.adapter), "on_this_host", False) for spec in settings.sites)
@@ -260,23 +223,11 @@ async def _probe_overlay(settings: Settings) -> list[Probe]:
     return await _probe("overlay", settings.policy.overlay_max_age_s / 2, make, look, audit)
 
 
-def _pool_words(view: OverlayView) -> str:
-    idle = sum(c.waiting + c.fresh for c in view.classes)
-    counts = f"{formatting.count(len(view.classes), 'class', 'classes')}, {formatting.count(idle, 'idle job')}, "
-    return "; ".join([counts + formatting.count(len(view.slots), "slot"), *(*view.notices, *view.remarks)[:3]])
-
-
-async def _probe_site(settings: Settings, spec: SiteConfig) -> list[Probe]:
-    from provisioner import loader
-    from provisioner.interfaces import SupportsAudit
-
+async def _probe_site(settings: config.Settings, spec: config.SiteConfig) -> list[Probe]:
     name = f"site:{spec.name}"
 
-    def make() -> Any:
-        return loader.site_adapter(spec.adapter)(spec.name, spec.options, spec.types, settings.controller)
-
     async def look(site: Any) -> list[Probe]:
-        view = await site.poll()
+        view: SiteView = await site.poll()
         unfit = ((kind, f"can never start there: {lack}. Change the type") for kind, lack in view.unfit.items())
         return [
             Probe(name, True, _site_words(view)),
@@ -286,7 +237,12 @@ async def _probe_site(settings: Settings, spec: SiteConfig) -> list[Probe]:
     async def audit(site: Any) -> Sequence[AuditFinding]:
         return await site.audit(spec.policy) if isinstance(site, SupportsAudit) else ()
 
-    return await _probe(name, spec.policy.poll_deadline_s + 10.0, make, look, audit)
+    deadline_s = spec.policy.poll_deadline_s + 10.0
+    return await _probe(name, deadline_s, lambda: _adapter(spec, settings.controller), look, audit)
+
+
+def _adapter(spec: config.SiteConfig, controller: str) -> Any:
+    return loader.site_adapter(spec.adapter)(spec.name, spec.options, spec.types, controller)
 
 
 def _site_words(view: SiteView) -> str:
@@ -305,24 +261,20 @@ def _site_words(view: SiteView) -> str:
 
 def _gaps(name: str, gaps: Sequence[AuditFinding]) -> list[Probe]:
     """Return gaps as rows: one row for what is the same on many nodes."""
-    nodes: dict[tuple[str, str], list[str]] = {}
+    nodes: dict[tuple[str, str], set[str]] = {}
     for gap in gaps:
-        nodes.setdefault((gap.dimension or "other", gap.message), []).append(gap.node)
+        nodes.setdefault((gap.dimension or "other", gap.message), set()).add(gap.node)
     return [
-        Probe(name, False, message, dimension, tuple(sorted({node for node in where if node})))
-        for (dimension, message), where in nodes.items()
+        Probe(name, False, message, dimension, sorted(where - {""})) for (dimension, message), where in nodes.items()
     ]
 
 
 def _error_words(error: Exception) -> str:
     """Return the message of an adapter's error; of any other error also its class."""
-    from provisioner.interfaces import AdapterError
-
     if isinstance(error, TimeoutError):
         return "no answer in time"
-    if isinstance(error, AdapterError) and str(error):
-        return " ".join(str(error).split())
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    message = " ".join(str(error).split())
+    return message if isinstance(error, AdapterError) and message else f"{type(error).__name__}: {message}"
 
 
 render_app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
@@ -330,22 +282,12 @@ render_app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is
 
 @render_app.callback()
 def render() -> None:
-    """Print configuration for the other side: what a site's administrator puts in place.
-
-    It is made from the site's YAML, which the planner and the drones follow too, and `provisioner check --live` tells
-    where the site does not do it yet.
-
-    \b
-    Examples:
-      provisioner render blocking --site topas
-      provisioner render blocking --site topas > 60-provisioner.conf
-      provisioner render blocking --site topas --config /etc/provisioner/provisioner.yaml
-    """
+    """Print configuration for the other side: what a site's administrator puts in place."""
 
 
 @render_app.command("blocking")
 def blocking(
-    site: Annotated[str, opt.option("NAME", "The site whose configuration is wanted.")], config: opt.ConfigPath = None
+    site: Annotated[str, opt.option("NAME", "The site whose configuration is wanted.")], path: opt.ConfigPath = None
 ) -> None:
     """Print what makes a site keep CPUs, memory and disk for its free GPUs, and put its owner first.
 
@@ -355,38 +297,30 @@ def blocking(
 
     \b
     Examples:
-      provisioner render blocking --site topas
-      provisioner render blocking --site topas > 60-provisioner.conf
       provisioner render blocking --site topas | ssh root@topas-a100-1 'cat > /etc/condor/config.d/60-provisioner.conf'
     """
-    text = _rendered_blocking(*_named_site(opt.config_path(opt.Where(config=config)), site))
+    text = _rendered_blocking(*_named_site(opt.config_path(opt.Where(path)), site))
     sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
     sys.stdout.flush()
     out.note(f"site {site}: once it is in place, `provisioner check --live` tells where it does not hold")
 
 
-def _named_site(path: Path, name: str) -> tuple[str, SiteConfig]:
+def _named_site(path: Path, name: str) -> tuple[str, config.SiteConfig]:
     """Return the controller's name and a site: of a site file alone, of a file beside it, or of a configuration."""
-    from provisioner.config import load, load_site
-    from provisioner.config.messages import choices
-
     tree, beside = yaml.read(path).tree, path.parent / f"{name}.yaml"
     controller = str(tree.get("controller") or "provisioner")
-    sites = [load_site(path)] if "site" in tree else []
+    sites = [config.load_site(path)] if "site" in tree else []
     if not sites and "/" not in name and beside.is_file():
-        sites = [load_site(beside)]
+        sites = [config.load_site(beside)]
     if "site" not in tree and name not in (spec.name for spec in sites):
-        sites += load(path).sites
+        sites += config.load(path).sites
     for spec in sites:
         if spec.name == name:
             return controller, spec
-    raise opt.VerbError(f"no site {name[:80]!r} in {path.absolute()}: {choices(name, [s.name for s in sites])}")
+    raise opt.unknown("site", name, [spec.name for spec in sites], f" in {path.absolute()}")
 
 
-def _rendered_blocking(controller: str, spec: SiteConfig) -> str:
-    from provisioner import loader
-    from provisioner.interfaces import AdapterError, SupportsRenderBlocking
-
+def _rendered_blocking(controller: str, spec: config.SiteConfig) -> str:
     if not spec.policy.blocking:
         raise opt.VerbError(
             f"{spec.path}: site {spec.name} has no blocking, so there is nothing to render",
@@ -394,13 +328,106 @@ def _rendered_blocking(controller: str, spec: SiteConfig) -> str:
             "  blocking: [{cpus: 8, memory: 20 GiB, disk: 50 GiB}]",
             code=opt.Exit.UNMET,
         )
-    try:
-        made = loader.site_adapter(spec.adapter)(spec.name, spec.options, spec.types, controller)
-        if not isinstance(made, SupportsRenderBlocking):
-            raise opt.VerbError(
-                f"adapter {spec.adapter} of site {spec.name} cannot render blocking: what its site needs for it is "
-                "for its administrator to say; the planner and the drones keep the reserve all the same"
-            )
-        return made.render_blocking(spec.policy)
-    except (AdapterError, loader.AdapterBrokenError, loader.AdapterUnknownError) as error:
-        raise opt.VerbError(f"site {spec.name}: {error}") from error
+    with opt.reported(
+        AdapterError, loader.AdapterBrokenError, loader.AdapterUnknownError, prefix=f"site {spec.name}: "
+    ):
+        made = _adapter(spec, controller)
+        if isinstance(made, SupportsRenderBlocking):
+            return made.render_blocking(spec.policy)
+    raise opt.VerbError(
+        f"adapter {spec.adapter} of site {spec.name} cannot render blocking: what its site needs for it is "
+        "for its administrator to say; the planner and the drones keep the reserve all the same"
+    )
+
+
+OUTCOME_TINTS = {
+    ImportOutcome.NEEDED: "red",
+    ImportOutcome.DROPPED: "yellow",
+    ImportOutcome.CHANGED: "yellow",
+    ImportOutcome.CONVERTED: "green",
+}
+"""Colours of the outcomes, in the order of the list."""
+
+
+def _finding_place(finding: ImportFinding) -> str:
+    return f"{os.path.basename(finding.file)}:{finding.line}"
+
+
+def _finding_words(finding: ImportFinding) -> str:
+    return f"{finding.ours}: {finding.text}" if finding.ours else finding.text
+
+
+_OUTCOMES = tuple(outcome.value for outcome in ImportOutcome)
+FINDING_COLUMNS = (
+    out.ident("file", "File of the old configuration.", head="WHERE", least=16, show=_finding_place),
+    out.whole("line", "Line, from 1."),
+    out.text("verdict", "What became of it.", "verdict.value", head="BECAME", choices=_OUTCOMES, tint=OUTCOME_TINTS),
+    out.ident("key", "Its key there, dotted.", least=20),
+    out.text("ours", "File and key here; empty for none.", level=1),
+    out.words("text", "What became of it, and what to do.", head="HOW, AND WHAT TO DO", least=30, show=_finding_words),
+)
+
+
+@opt.shared
+def import_tardis(
+    show: opt.Show,
+    pick: opt.Pick,
+    tardis: Annotated[Path, opt.argument("TARDIS_YML", "TARDIS' configuration, or COBalD's with `tardis`.")],
+    cobald: Annotated[Path | None, opt.option("COBALD_YML", "COBalD's file, with the pipeline.")] = None,
+    to: Annotated[Path, opt.option("DIRECTORY", "Where the files are written.")] = Path("."),
+    force: Annotated[bool, opt.switch("Write over files that are there.", "--force")] = False,
+) -> None:
+    """Turn a COBalD/TARDIS configuration into ours.
+
+    Writes provisioner.yaml and a file per site, and reports what became of each key of the old files: converted;
+    changed (it means something else here); no counterpart; needs you. Values to fill in are <...> in our files,
+    and provisioner check names each. Nothing is run, and no secret is copied. Exit 3 if something needs you, or if the
+    old files cannot be understood; then nothing is written.
+
+    \b
+    Examples:
+      provisioner import tardis.yml --cobald cobald.yml --to new
+      provisioner import tardis.yml --to new -o json | jq -r '.items[] | select(.verdict == "needs you") | .ours'
+    """
+
+    def read_file(name: str) -> str | None:
+        """Return a file that TARDIS names: beside its configuration, or here, where TARDIS is started."""
+        try:
+            texts = (yaml.text_of(place, yaml.YamlDocument(str(place))) for place in (tardis.parent / name, Path(name)))
+            return next((text for text in texts if text is not None), None)
+        except ValueError:  # a name that cannot be one of a file
+            return None
+
+    documents = [yaml.YamlDocument(str(path)) for path in (tardis, cobald) if path is not None]
+    contents = [yaml.text_of(Path(document.file), document) for document in documents]
+    sources = [
+        ImportSource(document, text) for document, text in zip(documents, contents, strict=True) if text is not None
+    ]
+    made = convert(*sources, installed=loader.site_adapters(), read_file=read_file) if None not in contents else None
+    if made is None:
+        problems = [formatting.sanitize(str(problem)) for document in documents for problem in document.problems]
+        summary = f"{formatting.count(len(problems), 'problem')}: nothing is written"
+        raise opt.VerbError(*problems, summary, code=opt.Exit.UNMET)
+    _write_files(to, made.files, force)
+    rows = sorted(made.findings, key=lambda finding: list(OUTCOME_TINTS).index(finding.verdict))
+    listing = out.Listing(IMPORT_SCHEMA, FINDING_COLUMNS, rows, lambda finding: finding.key)
+    out.present(replace(show, watch=False), lambda: out.picked(listing, pick))
+    out.note(f"written to {to}: {', '.join(made.files)}")
+    counts = ", ".join(f"{made.count(outcome)} {outcome.value}" for outcome in ImportOutcome if made.count(outcome))
+    if made.count(ImportOutcome.NEEDED):
+        raise opt.VerbError(f"{counts}; fill in each <...>, then: provisioner check", code=opt.Exit.UNMET)
+    out.note(counts)
+
+
+def _write_files(to: Path, files: Mapping[str, str], force: bool) -> None:
+    """Write all files, or none if one exists."""
+    there = [to / name for name in files if os.path.lexists(to / name)]
+    if there and not force:
+        raise opt.VerbError(
+            *(f"{path} exists already" for path in there),
+            "nothing is written: name another directory with --to, or write over it with --force",
+        )
+    for name, content in files.items():
+        path = to / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content, encoding="utf-8")

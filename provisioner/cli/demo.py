@@ -12,11 +12,11 @@ import tempfile
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -38,8 +38,11 @@ DEMO_POLL_S = 0.2
 CONTROLLER_STOP_S = 15.0
 KILL_LIMIT_S = 5.0
 DRONE_TAG = b"PROVISIONER_DRONE_ID="
-
-# ---------------------------------------------------------------------------------------------------------------- views
+MAX_STEPS_SHOWN = 6
+BAR_WIDTH = 16
+PLAIN_WIDTH = 100
+"""Width of tables that do not go to a terminal."""
+JOB_LINE_INTERVAL_S = 2.0
 
 
 class JobShape(NamedTuple):
@@ -73,18 +76,20 @@ class ShapeView(NamedTuple):
     def waiting(self) -> int:
         return self.shape.jobs - self.done - self.running - self.failed
 
+    @property
+    def why_text(self) -> Text:
+        style = "" if self.shape.fits else "yellow"
+        return Text(formatting.describe(self.why) if self.why else "", style=style, overflow="fold")
+
 
 @dataclass(frozen=True, slots=True)
 class DemoView:
     """State of the demo at one moment."""
 
     at_s: float
-    """Time since the demo began."""
-    shapes: tuple[ShapeView, ...]
+    shapes: Sequence[ShapeView]
     drones: Sequence[Drone]
-    """Live and ended ones, oldest first."""
     news: Sequence[Transition]
-    """Transitions since the last view."""
     now: float
     classes: Mapping[str, str] = field(default_factory=dict)
     """Names of the shapes by the id of their job class."""
@@ -100,46 +105,40 @@ class DemoView:
         return done and bool(self.drones) and not self.live
 
 
-class DemoWatcher:
-    """Observer of the queue and the record, as any operator could be."""
+def watch(directory: Path, reader: Reader) -> Generator[DemoView, None, None]:
+    """Submit the jobs and yield views of the queue and the record, as any operator could see them.
 
-    def __init__(self, queue: Any, reader: Reader) -> None:
-        self.reader, self._queue = reader, queue
-        self._began, self._seen = time.time(), 0
-        self._classes: dict[str, str] = {}
-        self._jobs: dict[JobShape, Sequence[int]] = {}
-        for shape in JOB_SHAPES:
-            argv = ["sleep", f"{shape.run_s:g}"]
-            self._jobs[shape] = answer_of(queue.submit(argv, count=shape.jobs, vram_mib=shape.vram_mib, memory_mib=64))
-
-    def view(self) -> DemoView:
-        drones, steps, why = [], [], {}
-        with suppress(StoreError):  # it is not there yet
-            drones, steps = self.reader.drones(ended=None), self.reader.transitions(after=self._seen)
-            why = self._reasons()
-        self._seen = max((number for number, _ in steps), default=self._seen)
-        states = {job.id: str(job.state) for job in answer_of(self._queue.jobs())}
-        shapes = []
-        for shape, ids in self._jobs.items():
-            counts = Counter(states.get(number) for number in ids)
-            reason = why.get(shape.vram_mib) if counts["idle"] else None
-            failed = counts["failed"] + counts["held"]
-            shapes.append(ShapeView(shape, counts["done"], counts["running"], failed, reason))
-        now = time.time()
-        return DemoView(now - self._began, tuple(shapes), drones, [step for _, step in steps], now, self._classes)
-
-    def _reasons(self) -> dict[int, Reason]:
-        """Return the reasons for which jobs wait, by the VRAM that they request: it distinguishes the shapes."""
-        rows = class_rows(self.reader.views(), newest_plan(self.reader), ())
-        names = {shape.vram_mib: shape.name for shape in JOB_SHAPES}
-        self._classes |= {row.job.id: names[row.job.vram_mib] for row in rows if row.job.vram_mib in names}
-        return {row.job.vram_mib: row.reasons[0] for row in rows if row.reasons and (row.job.waiting or row.job.fresh)}
-
-    def remove_jobs_that_never_fit(self) -> None:
-        answer_of(self._queue.remove([job for shape, ids in self._jobs.items() if not shape.fits for job in ids]))
-
-
-# ------------------------------------------------------------------------------------------------------------------ run
+    Closed, it removes the jobs that never fit, so that the controller can leave nothing behind.
+    """
+    queue = open_queue(opt.Where(config=directory / "provisioner.yaml"))
+    began, seen, classes = time.time(), 0, dict[str, str]()
+    names = {shape.vram_mib: shape.name for shape in JOB_SHAPES}
+    jobs: dict[JobShape, Sequence[int]] = {}
+    for shape in JOB_SHAPES:
+        argv = ["sleep", f"{shape.run_s:g}"]
+        jobs[shape] = answer_of(queue.submit(argv, count=shape.jobs, vram_mib=shape.vram_mib, memory_mib=64))
+    try:
+        while True:
+            drones, steps, why = list[Drone](), list[tuple[int, Transition]](), dict[int, Reason]()
+            with suppress(StoreError):  # it is not there yet
+                drones, steps = reader.drones(ended=None), reader.transitions(after=seen)
+                for row in class_rows(reader.views(), newest_plan(reader), ()):
+                    if row.job.vram_mib in names:  # it distinguishes the shapes
+                        classes[row.job.id] = names[row.job.vram_mib]
+                        why |= {row.job.vram_mib: row.reasons[0]} if row.reasons else {}
+            seen = max((number for number, _ in steps), default=seen)
+            states = {job.id: str(job.state) for job in answer_of(queue.jobs())}
+            shapes = []
+            for shape, ids in jobs.items():
+                counts = Counter(states.get(number) for number in ids)
+                reason = why.get(shape.vram_mib) if counts["idle"] else None
+                shapes.append(
+                    ShapeView(shape, counts["done"], counts["running"], counts["failed"] + counts["held"], reason)
+                )
+            now = time.time()
+            yield DemoView(now - began, shapes, drones, [step for _, step in steps], now, classes)
+    finally:
+        answer_of(queue.remove([job for shape, ids in jobs.items() if not shape.fits for job in ids]))
 
 
 def run_demo(
@@ -151,22 +150,21 @@ def run_demo(
     """
     log = directory / "controller.log"
     reader = Reader(directory / "provisioner.db")
-    watcher = DemoWatcher(open_queue(opt.Where(config=directory / "provisioner.yaml")), reader)
     faults: list[str] = []
     try:
-        with running_controller(directory, log) as process:
-            while not (view := watcher.view()).over:
+        with running_controller(directory, log) as process, closing(watch(directory, reader)) as views:
+            for view in views:
+                show(view)
+                if view.over:
+                    break
                 if asked_to_end.is_set():
                     raise KeyboardInterrupt
-                if process.poll() is not None:
-                    raise opt.VerbError(f"the controller ended, status {process.returncode}:", *_last_lines(log))
-                if view.at_s > DEMO_LIMIT_S:
-                    faults += [f"not over after {DEMO_LIMIT_S:g} s; end of the controller's log:", *_last_lines(log)]
-                    break
-                show(view)
+                ended = process.poll() is not None
+                if ended or view.at_s > DEMO_LIMIT_S:
+                    last_lines = log.read_text(errors="replace").splitlines()[-12:]
+                    what = f"ended, status {process.returncode}" if ended else f"is not done after {DEMO_LIMIT_S:g} s"
+                    raise opt.VerbError(f"the controller {what}; end of its log:", *last_lines)
                 asked_to_end.wait(DEMO_POLL_S)
-            show(view)
-            watcher.remove_jobs_that_never_fit()
         if process.returncode:
             faults.append(f"the controller ended with status {process.returncode}: {log}")
     finally:
@@ -188,15 +186,10 @@ def running_controller(directory: Path, log: Path) -> Iterator[subprocess.Popen[
         yield process
     finally:
         process.terminate()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(CONTROLLER_STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _last_lines(log: Path) -> list[str]:
-    return log.read_text(errors="replace").splitlines()[-12:]
+        process.kill()
+        process.wait()
 
 
 def kill_drone_processes(reader: Reader) -> dict[int, str]:
@@ -256,24 +249,14 @@ def demo_directory(directory: Path | None) -> Iterator[Path]:
             shutil.rmtree(place, ignore_errors=True)
 
 
-# -------------------------------------------------------------------------------------------------------------- display
-
-MAX_STEPS_SHOWN = 6
-BAR_WIDTH = 16
-PLAIN_WIDTH = 100
-"""Width of tables that do not go to a terminal."""
-JOB_LINE_INTERVAL_S = 2.0
-
-
 class DemoDisplay:
     """One screen that is redrawn, or lines: one per step of a drone, and now and then one for the jobs."""
 
-    def __init__(self, plain: bool) -> None:
+    def __init__(self) -> None:
         self.console = Console(highlight=False)
-        if not self.console.is_terminal:
+        self.live = Live(console=self.console, auto_refresh=False) if self.console.is_terminal else None
+        if self.live is None:
             self.console.width = PLAIN_WIDTH
-        lines = plain or not self.console.is_terminal
-        self.live = None if lines else Live(console=self.console, auto_refresh=False)
         self._news: deque[Text] = deque(maxlen=MAX_STEPS_SHOWN)
         self._next_at_s = 0.0
 
@@ -308,8 +291,7 @@ def step_line(step: Transition, view: DemoView) -> Text:
 
 def screen(view: DemoView, news: Iterable[Text]) -> RenderableType:
     """Return one screen: the jobs, the drones, and the last steps."""
-    states = Counter(d.state for d in view.live)
-    counts = ", ".join(f"{n} {state}" for state, n in states.items()) or "none"
+    counts = ", ".join(f"{n} {state}" for state, n in Counter(d.state for d in view.live).items()) or "none"
     title = ("GPU drone provisioner", "bold")
     heading = Text.assemble(title, f"   {view.at_s:4.1f} s   ", ("drones: ", "dim"), counts, "\n")
     jobs = _table("jobs", "each requests", "", "done>", "running>", "waiting>", "why they wait")
@@ -320,7 +302,7 @@ def screen(view: DemoView, news: Iterable[Text]) -> RenderableType:
         bar = (("█" * done, "green"), ("▓" * running, "yellow"), ("░" * (BAR_WIDTH - done - running), "dim"))
         numbers = map(str, (each.done, each.running, each.waiting))
         wants = f"1 GPU, {formatting.size(each.shape.vram_mib)}"
-        jobs.add_row(each.shape.name, wants, Text.assemble(*bar), *numbers, _why(each))
+        jobs.add_row(each.shape.name, wants, Text.assemble(*bar), *numbers, each.why_text)
     drones = _table("drone", "type", "state", "for>", "jobs so far>")
     for drone in view.live:
         state = Text(drone.state, style=STATE_TINTS.get(drone.state, "cyan"))
@@ -336,17 +318,12 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _why(each: ShapeView) -> Text:
-    style = "" if each.shape.fits else "yellow"
-    return Text(formatting.describe(each.why) if each.why else "", style=style, overflow="fold")
-
-
 def summary(view: DemoView, faults: Sequence[str]) -> RenderableType:
     """Return tables of the jobs and of the drones, and the verdict."""
     jobs = _table("jobs", "submitted>", "done>", "not run>", "why not")
     for each in view.shapes:
         numbers = map(str, (each.shape.jobs, each.done, each.shape.jobs - each.done))
-        jobs.add_row(each.shape.name, *numbers, _why(each))
+        jobs.add_row(each.shape.name, *numbers, each.why_text)
     drones = _table("drones", "started>", "jobs>", "ended as")
     for kind in sorted({drone.type for drone in view.drones}):
         of_type = [drone for drone in view.drones if drone.type == kind]
@@ -358,14 +335,8 @@ def summary(view: DemoView, faults: Sequence[str]) -> RenderableType:
     return Group(Text(), jobs, Text(), drones, Text(), verdict)
 
 
-# ----------------------------------------------------------------------------------------------------------------- verb
-
-_DIR_HELP = "Run here, in an empty directory, and keep the record."
-
-
 def demo(
-    directory: Annotated[Path | None, opt.option("PATH", _DIR_HELP, "--dir")] = None,
-    plain: Annotated[bool, opt.switch("Print lines, as without a terminal.", "--plain")] = False,
+    directory: Annotated[Path | None, opt.option("PATH", "Empty directory to run in and to keep.", "--dir")] = None,
 ) -> None:
     """Watch 40 GPU jobs become drones on this host: no root, no GPU and no HTCondor needed.
 
@@ -374,11 +345,10 @@ def demo(
 
     \b
     Examples:
-      provisioner demo
       provisioner demo --dir /tmp/demo && provisioner drones --all -c /tmp/demo/provisioner.yaml
     """
     stop = _stop_request()
-    display = DemoDisplay(plain)
+    display = DemoDisplay()
     try:
         with demo_directory(directory) as place:
             with display.live or nullcontext():

@@ -1,76 +1,61 @@
-"""``provisioner demand``, ``jobs`` and ``submit``: job classes of the overlay, jobs of the embedded queue."""
+"""``provisioner demand``, ``explain``, ``jobs`` and ``submit``: why jobs wait, and the jobs of the embedded queue."""
 
 from __future__ import annotations
 
-import time
+import re
 from collections import Counter
-from collections.abc import Coroutine, Sequence
-from typing import Annotated, Any, NamedTuple, Protocol, TypeVar, cast
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import typer
 
 from provisioner import formatting
 from provisioner.cli import options as opt
 from provisioner.cli import output as out
-from provisioner.formatting import Category
-from provisioner.model import Drone, DroneType, JobClass, Plan
-from provisioner.reasons import HeadroomShort, JobsWaiting, NothingFits, Reason
+from provisioner.cli.drones import as_of, drone_document
+from provisioner.model import Drone, DroneType, JobClass, Plan, UnmetRequirement
+from provisioner.reasons import BadRequest, HeadroomShort, JobsWaiting, NothingFits, Reason
 from provisioner.store import Views
 from provisioner.store.reader import Reader
 
 DEMAND_SCHEMA = "provisioner.demand/1"
+JOBS_SCHEMA = "provisioner.jobs/1"
+T = TypeVar("T")
 
 
 class ClassRow(NamedTuple):
     """Job class with the reasons of the newest plan."""
 
     job: JobClass
-    reasons: tuple[Reason, ...]
+    reasons: Sequence[Reason]
     """Weightiest first: what keeps jobs waiting before what is on its way."""
-    fits: tuple[str, ...]
+    fits: Sequence[str]
     nearest: str
     """The drone type that fits, cheapest first, or else the one that nearly does."""
     drones: int
-    """Live drones that were started for it."""
 
 
 def class_rows(
     views: Views | None, plan: Plan | None, live: Sequence[Drone], only: Sequence[JobClass] | None = None
 ) -> list[ClassRow]:
-    """Return a row per class of the newest overlay view, or for ``only`` some of them."""
-    if views is None or views.overlay.view is None:
-        return []
-    jobs = views.overlay.view.classes if only is None else only
-    of_class, of_all, started = reasons_by_class(plan), reasons_for_all(plan), Counter(d.for_class for d in live)
-    return [class_row(job, views.types, (*of_all, *of_class.get(job.id, ())), started[job.id]) for job in jobs]
-
-
-def class_row(job: JobClass, types: Sequence[DroneType], reasons: Sequence[Reason], drones: int) -> ClassRow:
-    """Return the row of a class, matched with the drone types."""
+    """Return a row per class of the newest overlay view, or for ``only`` some of them, matched with the drone types."""
     from provisioner.planner.matching import unmet_requirement
 
-    fitting = [] if job.invalid else [t for t in types if unmet_requirement(job, t) is None]
-    fits = tuple(t.key for t in sorted(fitting, key=lambda t: (t.price, t.key)))
-    nearest = next((r.nearest for r in reasons if isinstance(r, NothingFits)), "")
-    return ClassRow(job, tuple(reasons), fits, fits[0] if fits else nearest, drones)
+    if views is None or views.overlay.view is None:
+        return []
+    of_class, of_all = reasons_by_class(plan), [r.reason for r in plan.refusals if r.subject == "all"] if plan else []
+    started, by_price = Counter(d.for_class for d in live), sorted(views.types, key=lambda t: (t.price, t.key))
+    rows = []
+    for job in views.overlay.view.classes if only is None else only:
+        reasons = (*of_all, *of_class.get(job.id, ()))
+        fits = [t.key for t in by_price if not job.invalid and unmet_requirement(job, t) is None]
+        nearest = next((r.nearest for r in reasons if isinstance(r, NothingFits)), "")
+        rows.append(ClassRow(job, reasons, fits, fits[0] if fits else nearest, started[job.id]))
+    return rows
 
 
-_CATEGORIES_BY_WEIGHT = (
-    Category.CONFIGURATION,
-    Category.NOTHING_FITS,
-    Category.LIMIT,
-    Category.BACK_OFF,
-    Category.START,
-    Category.WAITING_SITE,
-    Category.WAITING_NEGOTIATION,
-    Category.LEAVE,
-    Category.STEP,
-)
-"""Order of the categories: first those that need a person, then those that only take time."""
-
-
-def reasons_by_class(plan: Plan | None) -> dict[str, tuple[Reason, ...]]:
-    """Return the reasons of a plan by class: refusals by weight, then starts, one per drone type."""
+def reasons_by_class(plan: Plan | None) -> dict[str, list[Reason]]:
+    """Return the reasons of a plan by class, weightiest first; of starts one per drone type."""
     found: dict[str, list[Reason]] = {}
     for refusal in plan.refusals if plan else ():
         kind, _, name = refusal.subject.partition(":")
@@ -82,16 +67,11 @@ def reasons_by_class(plan: Plan | None) -> dict[str, tuple[Reason, ...]]:
             starts.setdefault((start.drone.for_class, start.drone.type), start.reason)
     for (name, _), reason in starts.items():
         found.setdefault(name, []).append(reason)
-    return {name: tuple(sorted(dict.fromkeys(reasons), key=_weight)) for name, reasons in found.items()}
-
-
-def _weight(reason: Reason) -> int:
-    return _CATEGORIES_BY_WEIGHT.index(formatting.category(reason))
-
-
-def reasons_for_all(plan: Plan | None) -> tuple[Reason, ...]:
-    """Return the refusals that concern every class."""
-    return tuple(r.reason for r in plan.refusals if r.subject == "all") if plan else ()
+    weights = list(formatting.Category)
+    return {
+        name: sorted(dict.fromkeys(reasons), key=lambda reason: weights.index(formatting.category(reason)))
+        for name, reasons in found.items()
+    }
 
 
 def why_waiting(row: ClassRow) -> str:
@@ -117,52 +97,41 @@ def _needs(row: ClassRow) -> str:
     return ", ".join([*parts, f"{job.cpus} CPU", formatting.size(job.memory_mib)])
 
 
-def class_columns(now: float) -> tuple[out.Column, ...]:
-    """Return the columns of job classes at ``now``."""
+def _reasons_data(row: ClassRow) -> list[Any]:
+    return list(map(out.reason_data, row.reasons))
 
-    def reasons(row: ClassRow) -> list[Any]:
-        return list(map(out.reason_data, row.reasons))
 
-    waiting_doc = "Idle jobs that a negotiation cycle has left idle."
-    oldest_doc = "Age of the oldest idle job, seconds; null: none waits."
-    nearest_doc = "Cheapest drone type that fits, or the one that nearly does; may be empty."
-    driver_doc = "Least CUDA version times 1000 (12040 is 12.4); 0: any."
-    walltime_doc = "What the job says that it needs, seconds; null: it does not say."
-    fresh_doc, fresh = "Idle jobs that no negotiation cycle has seen.", "not yet negotiated"
-    return (
-        out.ident("id", "Id of the class.", "job.id", head="CLASS", fact="class"),
-        out.text("owner", "User or accounting group.", "job.owner", level=0, least=8, fact="owner"),
-        out.whole("waiting", waiting_doc, "job.waiting", level=0, fact="waiting"),
-        out.whole("fresh", fresh_doc, "job.fresh", level=1, fact=fresh),
-        out.whole("running", "Running jobs.", "job.running", level=0, fact="running"),
-        out.whole("held", "Held jobs.", "job.held", level=1, fact="held"),
-        out.whole("drones", "Live drones that were started for it.", level=0, fact="drones started for it"),
-        out.age_s("oldest_s", oldest_doc, "job.oldest_at", now, head="OLDEST"),
-        out.words("needs", "What one job asks for, in words.", _needs, least=12, fact="needs"),
-        out.words("why", "Why it waits, in words.", why_waiting, least=28),
-        out.ident("nearest", nearest_doc, level=1, least=10),
-        out.items("fits", "Drone types that fit, cheapest first."),
-        out.items("reasons", "What the newest plan says of it, as data, weightiest first.", reasons),
-        out.whole("gpu_milli", "Thousandths of a GPU per job.", "job.gpu_milli"),
-        out.whole("cpus", "CPUs per job.", "job.cpus"),
-        out.mib("memory_mib", "Memory per job, MiB.", "job.memory_mib"),
-        out.mib("disk_mib", "Disk per job, MiB.", "job.disk_mib"),
-        out.mib("vram_mib", "Least VRAM per GPU, MiB; 0: any.", "job.vram_mib"),
-        out.whole("capability", "Least CUDA compute capability times 10; 0: any.", "job.capability"),
-        out.whole("driver", driver_doc, "job.driver"),
-        out.text("arch", "CPU architecture; empty: any.", "job.arch"),
-        out.span_s("walltime_s", walltime_doc, lambda c: c.job.walltime_s or None),
-        out.whole("priority", "Priority.", "job.priority"),
-        out.text("job_ids", "Ids of the idle jobs as ranges.", "job.job_ids", level=1, least=12, fact="jobs"),
-    )
+CLASS_COLUMNS = (
+    out.ident("id", "Id of the class.", "job.id", head="CLASS", fact="class"),
+    out.text("owner", "User or accounting group.", "job.owner", level=0, least=8, fact="owner"),
+    out.whole("waiting", "Idle jobs that negotiation has left idle.", "job.waiting", level=0, fact="waiting"),
+    out.whole("fresh", "Idle jobs not yet negotiated.", "job.fresh", level=1, fact="not yet negotiated"),
+    out.whole("running", "Running jobs.", "job.running", level=0, fact="running"),
+    out.whole("held", "Held jobs.", "job.held", level=1, fact="held"),
+    out.whole("drones", "Live drones that were started for it.", level=0, fact="drones started for it"),
+    out.age_s("oldest_s", "Age of the oldest idle job, seconds; null: none.", "job.oldest_at", head="OLDEST"),
+    out.words("needs", "What one job asks for, in words.", _needs, least=12, fact="needs"),
+    out.words("why", "Why it waits, in words.", why_waiting, least=28),
+    out.ident("nearest", "Cheapest drone type that fits, or nearly does; may be empty.", level=1, least=10),
+    out.items("fits", "Drone types that fit, cheapest first."),
+    out.items("reasons", "What the newest plan says of it, as data, weightiest first.", _reasons_data),
+    out.whole("gpu_milli", "Thousandths of a GPU per job.", "job.gpu_milli"),
+    out.whole("cpus", "CPUs per job.", "job.cpus"),
+    out.mib("memory_mib", "Memory per job, MiB.", "job.memory_mib"),
+    out.mib("disk_mib", "Disk per job, MiB.", "job.disk_mib"),
+    out.mib("vram_mib", "Least VRAM per GPU, MiB; 0: any.", "job.vram_mib"),
+    out.whole("capability", "Least CUDA compute capability times 10; 0: any.", "job.capability"),
+    out.whole("driver", "Least CUDA version times 1000 (12040 is 12.4); 0: any.", "job.driver"),
+    out.text("arch", "CPU architecture; empty: any.", "job.arch"),
+    out.span_s("walltime_s", "Its own limit, seconds; null: none.", lambda row: row.job.walltime_s or None),
+    out.whole("priority", "Priority.", "job.priority"),
+    out.text("job_ids", "Ids of the idle jobs as ranges.", "job.job_ids", level=1, least=12, fact="jobs"),
+)
 
 
 @opt.shared
 def demand(
-    where: opt.Where,
-    show: opt.Show,
-    pick: opt.Pick,
-    waiting: Annotated[bool, opt.switch("Only classes with jobs that wait.", "--waiting")] = False,
+    query: opt.ListQuery, waiting: Annotated[bool, opt.switch("Only classes with jobs that wait.", "--waiting")] = False
 ) -> None:
     """List what waits, and why.
 
@@ -171,35 +140,21 @@ def demand(
 
     \b
     Examples:
-      provisioner demand
-      provisioner demand --waiting -o wide
       provisioner demand -o json | jq '.items[] | {id, waiting, why}'
     """
-    reader = opt.open_record(where)
-    out.present(show, lambda: out.picked(class_listing(reader, time.time(), waiting=waiting), pick))
+    reader = opt.open_record(query)
 
+    def listing() -> out.Listing:
+        views = reader.views()
+        rows = class_rows(views, newest_plan(reader), reader.drones())
+        if waiting:
+            rows = [row for row in rows if row.job.waiting or row.job.fresh]
+        idle = formatting.count(sum(row.job.waiting + row.job.fresh for row in rows), "idle job")
+        classes = formatting.count(len(rows), "class", "classes") + (" with waiting jobs" if waiting else "")
+        scope = f"{classes}, {idle}, {as_of(reader, views)}"
+        return out.picked(out.Listing(DEMAND_SCHEMA, CLASS_COLUMNS, rows, lambda row: row.job.id, scope), query)
 
-def class_listing(reader: Reader, now: float, *, waiting: bool = False) -> out.Listing:
-    """Return the answer of ``provisioner demand``."""
-    views = reader.views()
-    rows = class_rows(views, newest_plan(reader), reader.drones())
-    if waiting:
-        rows = [r for r in rows if r.job.waiting or r.job.fresh]
-    scope = _demand_scope(views, rows, now, waiting)
-    return out.Listing(DEMAND_SCHEMA, class_columns(now), rows, lambda c: c.job.id, scope)
-
-
-def _demand_scope(views: Views | None, rows: Sequence[ClassRow], now: float, waiting: bool) -> str:
-    if views is None:
-        return "no tick is on record yet"
-    overlay = views.overlay
-    if overlay.view is None:
-        return f"the overlay was never seen: {formatting.sanitize(overlay.fault.message) if overlay.fault else '?'}"
-    idle = sum(r.job.waiting + r.job.fresh for r in rows)
-    classes = formatting.count(len(rows), "class", "classes") + (" with waiting jobs" if waiting else "")
-    fault = f"; newest look failed: {formatting.sanitize(overlay.fault.message, 120)}" if overlay.fault else ""
-    age = formatting.ago(overlay.view.taken_at, now)
-    return f"{classes}, {formatting.count(idle, 'idle job')}, as of {age} ago{fault}"
+    out.present(query, listing)
 
 
 def newest_plan(reader: Reader) -> Plan | None:
@@ -208,37 +163,272 @@ def newest_plan(reader: Reader) -> Plan | None:
     return plans[-1] if plans else None
 
 
-JOBS_SCHEMA = "provisioner.jobs/1"
-T = TypeVar("T")
+_JOB = r"(?:([^#\s,]+)#)?(\d+)(?:\.(\d+))?"
+_JOB_ID, _JOB_RANGE = re.compile(_JOB), re.compile(rf"{_JOB}(?:\s*-\s*{_JOB})?")
+
+JobId = tuple[str, int, int]
+"""Queue (schedd) or empty, cluster, process; -1 where an id has no process part."""
+
+
+def parse_job_id(text: str) -> JobId | None:
+    """Return a job id; None if it is none."""
+    found = _JOB_ID.fullmatch(text.strip())
+    if found is None or len(text) > 300:
+        return None
+    queue, cluster, proc = found.groups()
+    return queue or "", int(cluster), int(proc or -1)
+
+
+def holds_job(ranges: str, job: JobId) -> bool:
+    """Return True if ``job`` is in ``ranges``; without process it matches any process, without queue any queue."""
+    asked_queue, cluster, proc = job
+    for found in _JOB_RANGE.finditer(ranges):
+        queue, low_cluster, low_proc, _, high_cluster, high_proc = found.groups()
+        if high_cluster is None:
+            high_cluster, high_proc = low_cluster, low_proc
+        low, high = (int(low_cluster), int(low_proc or -1)), (int(high_cluster), int(high_proc or -1))
+        if asked_queue and queue and asked_queue != queue:
+            continue
+        if proc < 0 and low_proc is not None:
+            low, high = (low[0], -1), (high[0], -1)
+        if low <= (cluster, proc) <= high:
+            return True
+    return False
+
+
+COMPLETED_JOBS_S = 7 * 86400.0
+"""Age up to which finished jobs are searched."""
+
+
+class KnownJob(NamedTuple):
+    """Facts about a job that does not wait."""
+
+    job: str
+    state: str
+    said: str
+    drone: str = ""
+    class_id: str = ""
+    ended_at: float = 0.0
+    run_s: float | None = None
+
+
+def known_job(reader: Reader, views: Views, classes: Sequence[JobClass], title: str) -> KnownJob | None:
+    """Return a job that runs, is held, or is done; None if the record does not know it."""
+    job = parse_job_id(title)
+    view = views.overlay.view
+    if job is None or view is None:
+        return None
+    for slot in view.slots:
+        if holds_job(slot.job_ids, job):
+            since = f" since {formatting.iso(slot.begun_at)}" if slot.begun_at else ""
+            said = f"runs in drone {slot.drone_id}{since}; `provisioner drones show {slot.drone_id}` tells its life"
+            return KnownJob(title, "running", said, drone=slot.drone_id)
+    for each in classes:
+        if holds_job(each.running_ids, job):
+            return KnownJob(title, "running", "runs, but in no drone of this controller", class_id=each.id)
+        if holds_job(each.held_ids, job):
+            said = "is held: nothing is started for it. `condor_q -hold` tells why, `condor_release` lets it wait again"
+            return KnownJob(title, "held", said, class_id=each.id)
+    for done in reversed(reader.completions(out.now() - COMPLETED_JOBS_S, out.now() + COMPLETED_JOBS_S)):
+        if holds_job(done.job_id, job):
+            where = f" in drone {done.drone_id}" if done.drone_id else ""
+            ran = formatting.seconds(round(done.run_s))
+            said = f"is done since {formatting.iso(done.ended_at)}: it ran for {ran}{where}"
+            return KnownJob(title, "done", said, done.drone_id or "", ended_at=done.ended_at, run_s=done.run_s)
+    return None
+
+
+JOB_FACTS = (
+    out.text("job", "Id, as it was asked for.", level=0),
+    out.text("state", "State at the newest look.", level=0, choices=("running", "held", "done")),
+    out.words("said", "The same in words, with what to do.", head="which", least=30),
+    out.text("drone", "Drone that it runs or ran in; empty: none of this controller.", level=0),
+    out.text("class", "Its class; empty: unknown.", "class_id"),
+    out.time_at("ended_at", "When it was done."),
+    out.span_s("run_s", "How long its last run took, seconds; null: it is not done."),
+)
+
+
+def job_document(known: KnownJob) -> out.Document:
+    """Return the document of ``explain job`` for a job that does not wait."""
+    return out.Document(
+        "provisioner.job/1", JOB_FACTS, known, name=known.job, scope=f"job {formatting.sanitize(known.job, 80)}"
+    )
+
+
+class TypeFit(NamedTuple):
+    """Fit of a class to a drone type. ``misfit`` is the first dimension that fails; None: it fits."""
+
+    kind: DroneType
+    misfit: UnmetRequirement | None
+    live: int
+
+
+def _amount(place: int) -> Callable[[TypeFit], str]:
+    """Return a function of one of both amounts, which are in the same unit."""
+    return lambda f: formatting.amounts(f.misfit.requested, f.misfit.available)[place] if f.misfit else ""
+
+
+FIT_COLUMNS = (
+    out.ident("type", "Drone type, as site/name.", "kind.key", least=12),
+    out.flag("fits", "Could an empty drone of it run one job?", lambda f: f.misfit is None, level=0),
+    out.text("dimension", "First dimension that fails; empty: none.", "misfit.dimension", head="FAILS", least=8),
+    out.text("wanted", "What the jobs want there.", "misfit.requested", level=0, least=10, show=_amount(0)),
+    out.text("offered", "What the type has there.", "misfit.available", level=0, least=10, show=_amount(1)),
+    out.whole("drones", "Live drones of the type.", "live", level=0),
+    out.number("price", "Relative price of a GPU-hour.", "kind.price", level=1),
+)
+REASON_COLUMNS = (
+    out.text("category", "Category of the reason.", formatting.category, level=0, choices=tuple(formatting.Category)),
+    out.words("text", "In words.", formatting.describe, head="WHY", least=30),
+    out.data("reason", "As data.", out.reason_data),
+)
+
+
+def class_document(reader: Reader, views: Views, job: JobClass, title: str) -> out.Document:
+    """Return the document of ``explain class`` and ``explain job``."""
+    from provisioner.planner.matching import unmet_requirement
+
+    plan, live = newest_plan(reader), reader.drones()
+    (row,) = class_rows(views, plan, live, [job])
+    reasons = row.reasons or ([BadRequest(job.invalid)] if job.invalid else [])
+    fits = [TypeFit(t, unmet_requirement(job, t), sum(d.type == t.key for d in live)) for t in views.types]
+    fits.sort(key=lambda f: (f.misfit is not None, f.kind.price, f.kind.key))
+    when = f"tick {plan.tick}, {out.ago(plan.at)} ago" if plan else "no plan is on record yet"
+    return out.Document(
+        "provisioner.class/1",
+        out.as_facts(CLASS_COLUMNS),
+        row,
+        {
+            "said": out.Listing("", REASON_COLUMNS, reasons, title=f"What the newest plan says ({when})"),
+            "types": out.Listing("", FIT_COLUMNS, fits, title="Drone types"),
+        },
+        name=job.id,
+        scope=f"{title}: {why_waiting(row)}",
+    )
+
+
+explain_app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+
+
+@explain_app.callback()
+def explain() -> None:
+    """Explain a job, a drone or a job class.
+
+    Why a job waits, why a drone is in its state and what comes next, how a job class fits each drone type.
+    """
+
+
+@explain_app.command("job")
+@opt.shared
+def explain_job(query: opt.Query, job_id: Annotated[str, opt.argument("ID", "As 204.17.")]) -> None:
+    """Explain why a job waits, or where it is.
+
+    Of one that waits its class, what the newest plan says of that, and how each drone type fits. Of one that runs or is
+    done the drone; one that is held says so.
+
+    \b
+    Examples:
+      provisioner explain job schedd.example.org#204.17
+    """
+    reader = opt.open_record(query)
+    out.present(query, lambda: _job_document(reader, job_id))
+
+
+@explain_app.command("class")
+@opt.shared
+def explain_class(query: opt.Query, class_id: Annotated[str, opt.argument("ID", "As in `demand`.")]) -> None:
+    """Explain why the jobs of a class wait.
+
+    Every reason of the newest plan in words, and for each drone type the first dimension that does not fit.
+
+    \b
+    Examples:
+      provisioner explain class 12 -o json | jq '.types[] | select(.fits)'
+    """
+    reader = opt.open_record(query)
+    out.present(query, lambda: _class_document(reader, class_id))
+
+
+@explain_app.command("drone")
+@opt.shared
+def explain_drone(query: opt.Query, any_id: opt.DroneArgument) -> None:
+    """Explain why a drone is as it is, as `drones show` does.
+
+    Every step with its reason, how long its state may last, and what happens then.
+
+    \b
+    Examples:
+      provisioner explain drone 8812.0 -o json
+    """
+    reader = opt.open_record(query)
+    out.present(query, lambda: drone_document(reader, opt.find_drone(reader, any_id)))
+
+
+def _job_document(reader: Reader, text: str) -> out.Document:
+    views, classes = _views_and_classes(reader)
+    job, shown = parse_job_id(text), formatting.sanitize(text, 80)
+    if job is None:
+        raise opt.VerbError(f"{shown!r} is not a job id: write it as 204.17, 17 or schedd#204.17")
+    found = [c for c in classes if holds_job(c.job_ids, job)]
+    if len(found) > 1:
+        raise opt.VerbError(
+            f"job {shown} may be in {len(found)} classes: {opt.named([c.id for c in found])}",
+            "say the whole id (schedd#cluster.process), or explain the class",
+        )
+    if found:
+        return class_document(reader, views, found[0], f"job {shown}")
+    if (known := known_job(reader, views, classes, text.strip())) is not None:
+        return job_document(known)
+    lines = [
+        f"job {shown} is unknown: at the newest look it was neither idle, running nor held, and it was not done in "
+        "the last 7 days. It may be too new, removed, or in a queue that is not looked at"
+    ]
+    if all(kind.gpu_milli for kind in views.types):
+        lines.append("jobs that ask for no GPU are not looked at: no drone type without GPUs is configured")
+    if cut := [c.id for c in classes if "..." in c.job_ids or "\u2026" in c.job_ids]:
+        lines.append(f"the lists of ids are shortened for classes {opt.named(cut)}: it may be in one of them")
+    raise opt.VerbError(*lines)
+
+
+def _class_document(reader: Reader, class_id: str) -> out.Document:
+    from provisioner.planner.demand import headroom_classes
+
+    views, classes = _views_and_classes(reader)
+    classes += headroom_classes(views.policy, views.types, out.now())
+    for job in classes:
+        if job.id == class_id:
+            return class_document(reader, views, job, f"class {formatting.sanitize(job.id, 80)}")
+    raise opt.unknown("job class", class_id, [c.id for c in classes], " in the newest look")
+
+
+def _views_and_classes(reader: Reader) -> tuple[Views, list[JobClass]]:
+    views = reader.views()
+    if views is None:
+        raise opt.VerbError("no tick is on record yet: `provisioner run` makes the first")
+    if views.overlay.view is None:
+        raise opt.VerbError("the overlay was never seen: `provisioner status` tells why")
+    return views, list(views.overlay.view.classes)
+
 
 QUEUE_TIMEOUT_S = 30.0
-QUEUE_STATES = ("idle", "running", "done", "failed", "held")
+QUEUE_STATES = {"idle": "", "running": "green", "done": "", "failed": "red", "held": "yellow"}
 
 
-class OverlayJobQueue(Protocol):
-    """Interface of an overlay that keeps its own queue; a job has the attributes of :func:`queue_columns`."""
-
-    async def submit(self, argv: Sequence[str], *, count: int, **request: Any) -> Sequence[int]: ...
-
-    async def jobs(self, *, ids: Sequence[int] = (), limit: int = 1000) -> Sequence[Any]: ...
-
-
-def open_queue(where: opt.Where) -> OverlayJobQueue:
-    """Return the queue of the configured overlay. Raises :class:`VerbError` for an overlay that has none."""
+def open_queue(where: opt.Where) -> Any:
+    """Return the configured overlay, which keeps its own queue. Raises :class:`VerbError` for one that does not."""
     from provisioner.config import load
     from provisioner.loader import AdapterBrokenError, AdapterUnknownError, overlay_adapter
 
     settings = load(opt.config_path(where))
-    try:
+    with opt.reported(AdapterUnknownError, AdapterBrokenError):
         overlay = overlay_adapter(settings.overlay.adapter)(settings.overlay.options, settings.controller)
-    except (AdapterUnknownError, AdapterBrokenError) as error:
-        raise opt.VerbError(str(error)) from error
     if not (callable(getattr(overlay, "submit", None)) and callable(getattr(overlay, "jobs", None))):
         raise opt.VerbError(
             f"overlay {settings.overlay.adapter} keeps its jobs itself: submit and list them with its own commands",
             "this verb is for the embedded overlay",
         )
-    return cast(OverlayJobQueue, overlay)
+    return overlay
 
 
 def answer_of(work: Coroutine[Any, Any, T]) -> T:
@@ -251,47 +441,38 @@ def answer_of(work: Coroutine[Any, Any, T]) -> T:
             return await work
 
     try:
-        return asyncio.run(in_time())
+        with opt.reported(sqlite3.Error, prefix="the queue cannot be used: "):
+            return asyncio.run(in_time())
     except TimeoutError:
         late = f"the queue gave no answer within {QUEUE_TIMEOUT_S:g} s"
         raise opt.VerbError(late, code=opt.Exit.TIMED_OUT) from None
-    except sqlite3.Error as error:
-        raise opt.VerbError(f"the queue cannot be used: {error}") from error
 
 
-def queue_columns(now: float) -> tuple[out.Column, ...]:
-    """Return the columns of jobs in the queue."""
-    tints = {"running": "green", "failed": "red", "held": "yellow"}
-    return (
-        out.whole("id", "Id of the job.", level=0),
-        out.text("state", "State.", level=0, choices=QUEUE_STATES, tint=tints),
-        out.text("owner", "Who submitted it.", level=0, least=8),
-        out.gpus("gpu_milli", "Thousandths of a GPU.", head="GPUS"),
-        out.whole("cpus", "CPUs.", level=1),
-        out.mib("memory_mib", "Memory, MiB.", level=1, head="MEMORY"),
-        out.whole("vram_mib", "Least VRAM per GPU, MiB; 0: any."),
-        out.age_s("age_s", "Since it was submitted, seconds.", "submitted_at", now, head="AGE"),
-        out.ident("drone", "The drone that runs or ran it.", "drone_id", least=12),
-        out.whole("attempts", "How often it was started.", level=1),
-        out.whole("exit_code", "Its exit code; null: it has not ended.", null=True, head="EXIT"),
-        out.text("command", "The command.", lambda j: " ".join(j.argv), level=0, least=14),
-        out.text("message", "What went wrong.", level=1, least=12),
-        out.items("argv", "The command, word by word."),
-        out.whole("priority", "Higher goes first."),
-        out.time_at("submitted_at", "When it was submitted."),
-        out.time_at("started_at", "When it was last started."),
-        out.time_at("ended_at", "When it ended."),
-    )
-
-
-MAX_JOBS = 1_000_000
+QUEUE_COLUMNS = (
+    out.whole("id", "Id of the job.", level=0),
+    out.text("state", "State.", level=0, choices=tuple(QUEUE_STATES), tint=QUEUE_STATES),
+    out.text("owner", "Who submitted it.", level=0, least=8),
+    out.gpus("gpu_milli", "Thousandths of a GPU.", head="GPUS"),
+    out.whole("cpus", "CPUs.", level=1),
+    out.mib("memory_mib", "Memory, MiB.", level=1, head="MEMORY"),
+    out.whole("vram_mib", "Least VRAM per GPU, MiB; 0: any."),
+    out.age_s("age_s", "Since it was submitted, seconds.", "submitted_at", head="AGE"),
+    out.ident("drone", "The drone that runs or ran it.", "drone_id", least=12),
+    out.whole("attempts", "How often it was started.", level=1),
+    out.whole("exit_code", "Its exit code; null: it has not ended.", null=True, head="EXIT"),
+    out.text("command", "The command.", lambda job: " ".join(job.argv), level=0, least=14),
+    out.text("message", "What went wrong.", level=1, least=12),
+    out.items("argv", "The command, word by word."),
+    out.whole("priority", "Higher goes first."),
+    out.time_at("submitted_at", "When it was submitted."),
+    out.time_at("started_at", "When it was last started."),
+    out.time_at("ended_at", "When it ended."),
+)
 
 
 @opt.shared
 def jobs(
-    where: opt.Where,
-    show: opt.Show,
-    pick: opt.Pick,
+    query: opt.ListQuery,
     ids: Annotated[list[int] | None, opt.argument("ID", "Only these.")] = None,
     all_: Annotated[bool, opt.switch("Those that have ended, too.", "--all", "-a")] = False,
 ) -> None:
@@ -301,23 +482,19 @@ def jobs(
 
     \b
     Examples:
-      provisioner jobs
       provisioner jobs --all --sort -ended_at --limit 20
-      provisioner jobs 17 18 -o json
     """
-    queue = open_queue(where)
-    out.present(show, lambda: out.picked(job_listing(queue, ids or (), all_ or bool(ids), time.time()), pick))
+    queue = open_queue(query)
 
+    def listing() -> out.Listing:
+        found = list(answer_of(queue.jobs(ids=ids or (), limit=1_000_000)))
+        if not (all_ or ids):
+            found = [job for job in found if job.state in ("idle", "running", "held")]
+        states = ", ".join(f"{n} {state}" for state, n in Counter(job.state for job in found).most_common()) or "none"
+        scope = f"{formatting.count(len(found), 'job')}: {states}{'' if all_ or ids else '; --all for ended ones'}"
+        return out.picked(out.Listing(JOBS_SCHEMA, QUEUE_COLUMNS, found, lambda job: str(job.id), scope), query)
 
-def job_listing(queue: OverlayJobQueue, ids: Sequence[int], all_: bool, now: float) -> out.Listing:
-    """Return the answer of ``provisioner jobs``."""
-    found = list(answer_of(queue.jobs(ids=ids, limit=MAX_JOBS)))
-    if not all_:
-        found = [j for j in found if j.state in ("idle", "running", "held")]
-    counts = Counter(j.state for j in found)
-    states = ", ".join(f"{n} {state}" for state, n in counts.most_common()) or "none"
-    scope = f"{formatting.count(len(found), 'job')}: {states}{'' if all_ else '; --all for ended ones'}"
-    return out.Listing(JOBS_SCHEMA, queue_columns(now), found, lambda j: str(j.id), scope)
+    out.present(query, listing)
 
 
 submit_app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -346,46 +523,27 @@ def submit(
 
     \b
     Examples:
-      provisioner submit sleep 60
       provisioner submit --count 20 --gpus 0.5 --memory "4 GiB" -- python train.py --epochs 3
-      provisioner submit --vram "40 GiB" --capability 8.0 --walltime 2h ./simulate.sh
     """
+    from provisioner.config.units import parse_duration, parse_size
+
     queue = open_queue(where)
+    variables = [variable.partition("=") for variable in env or ()]
+    if wrong := [name for name, equals, _ in variables if not equals]:
+        raise opt.VerbError(f"--env {formatting.sanitize(wrong[0], 60)}: write NAME=VALUE", code=opt.Exit.USAGE)
     request = {
         "gpus": gpus,
         "cpus": cpus,
-        "memory_mib": _mib(memory),
-        "disk_mib": _mib(disk),
-        "vram_mib": _mib(vram),
+        "memory_mib": opt.parsed(parse_size, "--memory", memory),
+        "disk_mib": opt.parsed(parse_size, "--disk", disk),
+        "vram_mib": opt.parsed(parse_size, "--vram", vram),
         "capability": round(capability * 10),
         "gpu_model": gpu_model,
-        "walltime_s": opt.parse_age(walltime),
-        "env": _environment(env or []),
+        "walltime_s": opt.parsed(parse_duration, "--walltime", walltime),
+        "env": {name: value for name, _, value in variables},
         "priority": priority,
     }
-    try:
+    with opt.reported(ValueError, code=opt.Exit.USAGE):  # a request can never be met: it says what to write instead
         ids = answer_of(queue.submit(command, count=count, **request))
-    except ValueError as error:  # the queue says which request can never be met, and what to write instead
-        raise opt.VerbError(str(error), code=opt.Exit.USAGE) from error
     print("\n".join(map(str, ids)))
     out.note(f"{formatting.count(len(ids), 'job')} submitted; `provisioner jobs` lists them")
-
-
-def _mib(text: str) -> int:
-    """Return ``4 GiB`` as MiB. Raises :class:`VerbError`."""
-    from pydantic import TypeAdapter, ValidationError
-
-    from provisioner.config.units import Size
-
-    try:
-        return int(TypeAdapter(Size).validate_python(text))
-    except ValidationError as error:
-        what = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise opt.VerbError(f"{formatting.sanitize(text, 40)!r}: {what}", code=opt.Exit.USAGE) from None
-
-
-def _environment(pairs: list[str]) -> dict[str, str]:
-    wrong = [p for p in pairs if "=" not in p]
-    if wrong:
-        raise opt.VerbError(f"--env {formatting.sanitize(wrong[0], 60)}: write NAME=VALUE", code=opt.Exit.USAGE)
-    return {name: value for name, _, value in (p.partition("=") for p in pairs)}

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import inspect
-import re
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import IntEnum, StrEnum
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
 import typer
-from typer.core import TyperGroup
 
 from provisioner.formatting import count, local_times, sanitize
 from provisioner.model import DroneId
@@ -22,8 +20,7 @@ from provisioner.model import DroneId
 if TYPE_CHECKING:
     from provisioner.store.reader import Reader
 
-
-# ----------------------------------------------------------------------------------------------------------- exit codes
+T = TypeVar("T")
 
 
 class Exit(IntEnum):
@@ -46,7 +43,7 @@ EXIT_HELP = (
 
 
 class VerbError(Exception):
-    """A verb cannot do what was asked. Its lines go to stderr, without a traceback."""
+    """Error of a verb that cannot do what was asked. Its lines go to stderr, without a traceback."""
 
     def __init__(self, *lines: str, code: Exit = Exit.FAILED) -> None:
         super().__init__("\n".join(lines))
@@ -75,7 +72,20 @@ def verb_error(error: BaseException) -> VerbError | None:
             return None
 
 
-# ------------------------------------------------------------------------------------------------------- shared options
+def unknown(what: str, name: str, known: Sequence[str], where: str = "", code: Exit = Exit.FAILED) -> VerbError:
+    """Return the error for a name that is not among the known ones."""
+    near = get_close_matches(name[:200], known, n=1)
+    instead = f"did you mean `{near[0]}`?" if near else f"known: {named(known) or 'none'}"
+    return VerbError(f"no {what} `{sanitize(name, 80)}`{where}; {instead}", code=code)
+
+
+MAX_NAMED = 8
+
+
+def named(ids: Sequence[str]) -> str:
+    """Return the first of many ids, and how many more there are."""
+    shown = ", ".join(sanitize(i, 80) for i in ids[:MAX_NAMED])
+    return shown + (f" and {len(ids) - MAX_NAMED} more" if len(ids) > MAX_NAMED else "")
 
 
 class Format(StrEnum):
@@ -135,7 +145,7 @@ class OptionGroup:
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Where(OptionGroup):
     """Options: the place of the record and of the configuration."""
 
@@ -143,7 +153,7 @@ class Where(OptionGroup):
     store: Annotated[Path | None, _env_option("PATH", _STORE_HELP, "--store")] = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Show(OptionGroup):
     """Options: the form of the answer."""
 
@@ -154,18 +164,26 @@ class Show(OptionGroup):
     no_header: Annotated[bool, switch("No header line and no line of scope.", "--no-header")] = False
     no_color: Annotated[bool, switch("No colour, as with NO_COLOR set.", "--no-color")] = False
     watch: Annotated[bool, switch("Show again and again; JSON as one object per line.", "--watch", "-w")] = False
-    interval: Annotated[
-        float, option("SECONDS", "Pause between two with --watch.", "--interval", "-i", min=0.1, max=86400)
-    ] = 2.0
+    interval: Annotated[float, option("SECONDS", "Pause with --watch.", "--interval", "-i", min=0.1, max=86400)] = 2.0
     local: Annotated[bool, switch("Times in the local zone (TZ), not in UTC; tables only.", "--local")] = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Pick(OptionGroup):
     """Options: the rows of a list, and their order."""
 
     sort: Annotated[str | None, option("A,-B", "Order by these; a leading - turns one round.")] = None
     limit: Annotated[int | None, option("N", "No more rows than this.", "--limit", "-n", min=0)] = None
+
+
+@dataclass(frozen=True)
+class Query(Where, Show):
+    """Options of verbs that answer from the record."""
+
+
+@dataclass(frozen=True)
+class ListQuery(Where, Show, Pick):
+    """Options of verbs that list what is on record."""
 
 
 def shared(verb: Callable[..., None]) -> Callable[..., None]:
@@ -200,75 +218,29 @@ def verb_follows(ctx: typer.Context) -> bool:
     if ctx.invoked_subcommand is None:
         return False
     given = [name for name in ctx.params if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"]
-    if not given:
-        return True
-    assert isinstance(ctx.command, TyperGroup)
-    option, verb = "--" + given[0].rstrip("_").replace("_", "-"), f"{ctx.info_name} {ctx.invoked_subcommand}"
-    takes = any(each.name == given[0] for each in ctx.command.commands[ctx.invoked_subcommand].params)
-    repair = f"put {option} after `{verb}`" if takes else f"leave {option} away: `{verb}` has none"
-    raise VerbError(repair, code=Exit.USAGE)
+    if given:
+        option = "--" + given[0].rstrip("_").replace("_", "-")
+        raise VerbError(f"put {option} after `{ctx.info_name} {ctx.invoked_subcommand}`", code=Exit.USAGE)
+    return True
 
 
-def parse_age(text: str) -> float:
-    """Return ``30m``, ``1h30m``, ``45s`` or plain seconds as seconds. Raises :class:`VerbError`."""
-    found = re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?", text.strip())
-    if not text.strip() or found is None:
-        raise VerbError(f"{sanitize(text, 40)!r} is not an age: write 45s, 30m, 1h30m or 2d", code=Exit.USAGE)
-    days, hours, minutes, rest = (int(n or 0) for n in found.groups())
-    return float(days * 86400 + hours * 3600 + minutes * 60 + rest)
+@contextmanager
+def reported(*kinds: type[Exception], prefix: str = "", code: Exit = Exit.FAILED) -> Iterator[None]:
+    """Turn errors of these kinds, whose messages are for people, into :class:`VerbError`."""
+    try:
+        yield
+    except kinds as error:
+        raise VerbError(*(f"{prefix}{line}" for line in str(error).splitlines()), code=code) from error
 
 
-# --------------------------------------------------------------------------------------------------------- misspellings
-
-MEANT = {
-    "drain": "drones drain",
-    "drian": "drones drain",
-    "kill": "drones kill",
-    "ls": "drones",
-    "list": "drones",
-    "top": "status --watch",
-    "logs": "events --follow",
-    "describe": "explain",
-    "why": "explain",
-    "drones list": "drones",
-    "drones ls": "drones",
-    "drones top": "drones --watch",
-    "sites list": "sites",
-    "sites ls": "sites",
-}
-"""Verbs of other tools that no verb here is spelt like, with their equivalents."""
+def parsed(parse: Callable[[str], T], option: str, text: str) -> T:
+    """Return the value of an option. Raises :class:`VerbError` that names the option and the remedy."""
+    with reported(ValueError, prefix=f"{option}: ", code=Exit.USAGE):
+        return parse(text)
 
 
-class VerbGroup(TyperGroup):
-    """Group of verbs that suggests a verb for one that does not exist."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name = args[0] if args else ""
-        unknown = bool(name) and not name.startswith("-") and self.get_command(ctx, name) is None
-        if unknown and (meant := self._meant(ctx, args)):
-            ctx.fail(f"No such command '{name}'. Did you mean `provisioner {meant}`?")
-        return super().resolve_command(ctx, args)
-
-    def _meant(self, ctx: Any, args: list[str]) -> str:
-        name, within = args[0], ctx.info_name
-        if within != "explain":
-            return MEANT.get(name if ctx.parent is None else f"{within} {name}", "")
-        misspelt = len(args) > 1 and get_close_matches(name, self.list_commands(ctx), n=1)
-        if misspelt or not re.fullmatch(r"[\w.#@-]+", name):
-            return ""
-        is_job = name.replace(".", "", 1).isdecimal() or "#" in name
-        return f"explain {'job' if is_job else 'drone' if '-' in name else 'class'} {name}"
-
-
-# ---------------------------------------------------------------------------------------------- files, drones and sites
-
-MAX_NAMED = 8
-MAX_COMPLETIONS = 200
-
-CONFIG_PATHS = (
-    Path("provisioner.yaml"),
-    Path("site_configs/provisioner.yaml"),
-    Path("/etc/provisioner/provisioner.yaml"),
+CONFIG_PATHS = tuple(
+    map(Path, ("provisioner.yaml", "site_configs/provisioner.yaml", "/etc/provisioner/provisioner.yaml"))
 )
 """Places that are searched for a configuration if none is named."""
 
@@ -278,15 +250,11 @@ def config_path(where: Where) -> Path:
     if where.config is not None:
         if where.config.is_file():
             return where.config
-        wrong = "is a directory: name the file in it" if where.config.is_dir() else "does not exist"
-        raise VerbError(f"no configuration at {where.config}: it {wrong}")
-    for path in CONFIG_PATHS:
-        if path.is_file():
-            return path
-    raise VerbError(
-        "no configuration found: looked for " + ", ".join(map(str, CONFIG_PATHS)),
-        "name it with --config PATH or PROVISIONER_CONFIG",
-    )
+        raise VerbError(f"no configuration at {where.config}: it is no file")
+    if found := next((path for path in CONFIG_PATHS if path.is_file()), None):
+        return found
+    places = ", ".join(map(str, CONFIG_PATHS))
+    raise VerbError(f"no configuration found: looked for {places}", "name it with --config PATH or PROVISIONER_CONFIG")
 
 
 def store_path(where: Where) -> Path:
@@ -325,20 +293,12 @@ def open_record(where: Where) -> Reader:
 def find_drone(reader: Reader, any_id: str) -> DroneId:
     """Return the drone of an id, a remote id or a slot name. Raises :class:`VerbError` that names the candidates."""
     found = reader.find(any_id) if any_id.strip() else []
-    if len(found) == 1:
-        return found[0]
-    if found:
+    if len(found) > 1:
         raise VerbError(f"{sanitize(any_id, 80)} means {len(found)} drones: {named(found)}")
-    near = _similar_ids(reader, any_id)
-    candidates = f"; nearest: {named(near)}" if near else ""
-    raise VerbError(f"no drone is known by {sanitize(any_id, 80) or 'an empty id'}{candidates}")
-
-
-def _similar_ids(reader: Reader, any_id: str) -> list[str]:
-    drones = reader.drones(ended=None)
-    ids = [i for d in drones for i in (d.id, d.remote_id, d.slot, d.site_slot) if i]
-    containing = [i for i in ids if any_id and any_id in i][:3]
-    return containing or get_close_matches(any_id[:200], ids, n=3, cutoff=0.5)
+    if not found:
+        ids = [i for d in reader.drones(ended=None) for i in (d.id, d.remote_id, d.slot, d.site_slot) if i]
+        raise unknown("drone", any_id, ids, " on record")
+    return found[0]
 
 
 def require_known_sites(reader: Reader, sites: Sequence[str]) -> None:
@@ -351,42 +311,8 @@ def require_known_sites(reader: Reader, sites: Sequence[str]) -> None:
         return
     for site in sites:
         if site not in views.policy.sites and not reader.drones(ended=None, sites=[site], limit=1):
-            raise unknown_site(site, sorted({*views.policy.sites, *(drone.site for drone in reader.drones())}))
+            known = sorted({*views.policy.sites, *(drone.site for drone in reader.drones())})
+            raise unknown("site", site, known, " on record")
 
 
-def unknown_site(name: str, known: Sequence[str]) -> VerbError:
-    """Return the error for a site that is not on record."""
-    near = get_close_matches(name[:200], known, n=1)
-    instead = f"did you mean `{near[0]}`?" if near else f"known: {named(known) or 'none'}"
-    return VerbError(f"no site `{sanitize(name, 80)}` on record; {instead}")
-
-
-def named(ids: Sequence[str]) -> str:
-    """Return the first of many ids, and how many more there are."""
-    shown = ", ".join(sanitize(i, 80) for i in ids[:MAX_NAMED])
-    return shown + (f" and {len(ids) - MAX_NAMED} more" if len(ids) > MAX_NAMED else "")
-
-
-# ----------------------------------------------------------------------------------------------------- shell completion
-
-
-def _completing(names: Callable[[Reader], Iterable[str]]) -> Callable[[typer.Context, str], list[str]]:
-    def complete(ctx: typer.Context, incomplete: str) -> list[str]:
-        found: list[str] = []
-        with suppress(Exception):  # no record, no configuration: then there is nothing to complete
-            config, store = (Path(str(path)) if (path := ctx.params.get(key)) else None for key in ("config", "store"))
-            found = [name for name in names(open_record(Where(config, store))) if name.startswith(incomplete)]
-        return found[:MAX_COMPLETIONS]
-
-    return complete
-
-
-complete_live_drones = _completing(lambda reader: [drone.id for drone in reader.drones()])
-complete_drones = _completing(
-    lambda reader: [d.id for d in (*reader.drones(), *reader.drones(ended=True, limit=MAX_COMPLETIONS))]
-)
-complete_sites = _completing(lambda reader: sorted(views.policy.sites) if (views := reader.views()) else ())
-complete_types = _completing(lambda reader: [str(t.key) for t in views.types] if (views := reader.views()) else ())
-complete_classes = _completing(
-    lambda reader: [c.id for c in v.overlay.view.classes] if (v := reader.views()) and v.overlay.view else ()
-)
+DroneArgument = Annotated[str, argument("ID", "Any id of a drone.")]

@@ -5,13 +5,12 @@ from __future__ import annotations
 import io
 import json
 import os
-import re
 import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from functools import partial
 from itertools import accumulate, zip_longest
 from math import isfinite
@@ -19,8 +18,21 @@ from operator import attrgetter
 from typing import Any, TextIO
 
 from provisioner import formatting
-from provisioner.cli.options import Exit, Format, Pick, Show, VerbError
+from provisioner.cli.options import Exit, Format, Pick, Show, VerbError, unknown
 from provisioner.formatting import iso, sanitize
+
+_answered_at: ContextVar[float] = ContextVar("answered_at", default=0.0)
+
+
+def now() -> float:
+    """Return the time that all ages of one answer refer to."""
+    return _answered_at.get() or time.time()
+
+
+def ago(at: float) -> str:
+    """Return how long ago ``at`` was, as a short age."""
+    return formatting.ago(at, now())
+
 
 Cell = str | int | float | bool | None | Sequence[Any] | Mapping[str, Any]
 """A JSON value."""
@@ -28,17 +40,14 @@ Cell = str | int | float | bool | None | Sequence[Any] | Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a list, or one fact of a document.
-
-    ``of`` gets the value of a row for machines: a function, or a dotted path of attributes, by default the key; it
-    leads to None (to the empty text, in a column of texts that are never null) where a part of it is None. ``show``
-    (of the row) or ``unit`` (of the value) makes the text for people.
-    """
+    """Column of a list, or fact of a document. ``show`` (of the row) or ``unit`` (of the value) is for people."""
 
     key: str
     """Stable name in JSON, with the unit (``_s``, ``_at``, ``_mib``, ``gpu_milli``)."""
     doc: str
     of: Any = ""
+    """The value of a row for machines: a function, or a dotted path of attributes, by default the key. Where a part of
+    the path is None it is null, or empty in a column of texts that are never null."""
     kind: str = "string"
     """JSON type: string, integer, number, boolean, array, object."""
     null: bool = False
@@ -52,13 +61,11 @@ class Column:
     least: int = 0
     """May be shortened to this many characters; 0: never shortened."""
     wrap: bool = False
-    """Continues in further lines instead of being cut."""
     tail: bool = False
     """Shorten in the middle and keep the end, which distinguishes ids."""
     spare: int = 0
     """Left out of a table that has no room for it or nothing in it, the largest first. 0: never."""
     tint: Mapping[Any, str] | None = None
-    """Colours by value."""
     choices: tuple[str, ...] = ()
     convert: Callable[[Any], Cell] | None = None
     """Makes the JSON value of what ``of`` gets."""
@@ -111,6 +118,10 @@ def _text(value: Cell) -> str:
     return sanitize(str(value))
 
 
+def finite(value: float | None) -> float | None:
+    return value if value is not None and isfinite(value) else None
+
+
 def rounded(value: float | None) -> float | None:
     return round(value, 3) if value is not None and isfinite(value) else None
 
@@ -132,17 +143,14 @@ span_s = partial(Column, kind="number", null=True, unit=formatting.age, convert=
 """Durations in seconds; people get a short age."""
 
 
-def age_s(key: str, doc: str, of: Any, now: float, **more: Any) -> Column:
-    """Return a column of the time since a moment, in seconds; null where ``of`` is 0 (never)."""
-    more = {"unit": lambda at: formatting.ago(at, now)} | more
-    return number(key, doc, of, null=True, convert=lambda at: rounded(max(0.0, now - at)) if at else None, **more)
+age_s = partial(span_s, unit=ago, convert=lambda at: rounded(max(0.0, now() - at)) if at else None)
+"""Time since a moment, in seconds; null where that is 0 (never)."""
 
 
-def time_at(key: str, doc: str, of: Any = "", **more: Any) -> Column:
+def time_at(key: str, doc: str, of: Any = "", unit: Callable[[Any], str] = iso, **more: Any) -> Column:
     """Return a column of times: seconds since the epoch, null for 0 (never); people get ISO-8601."""
     doc = f"{doc} Seconds since the epoch (UTC); null: never."
-    more = {"unit": iso} | more
-    return number(key, doc, of, null=True, convert=lambda at: at if at and isfinite(at) else None, **more)
+    return number(key, doc, of, null=True, unit=unit, convert=lambda at: finite(at or None), **more)
 
 
 def reason_data(reason: Any) -> Any:
@@ -155,17 +163,17 @@ def reason_data(reason: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Rows of one kind. ``scope`` says in one line what is and is not in it."""
+    """Rows of one kind, alone or as part of a document. ``scope`` says in one line what is and is not in it."""
 
     schema: str
-    columns: tuple[Column, ...]
+    columns: Sequence[Column]
     rows: Sequence[Any]
-    name: Callable[[Any], str]
+    name: Callable[[Any], str] = str
     scope: str = ""
-    unknown: str | None = None
-    """Why a part of a document is unknown, which is null for machines. Empty: it may be, but is known."""
+    title: str = ""
+    """Of a part, for people; a part without a title is not shown to them."""
 
-    def plain(self, columns: Sequence[Column] | None = None) -> list[dict[str, Cell]]:
+    def plain(self, columns: Sequence[Column] = ()) -> list[dict[str, Cell]]:
         """Return the rows as JSON values, by default of all columns."""
         columns = columns or self.columns
         keys = [column.key for column in columns]
@@ -178,22 +186,19 @@ class Document:
     """Facts about one thing and lists that belong to it."""
 
     schema: str
-    facts: Listing
-    """Exactly one row."""
+    facts: Sequence[Column]
+    of: Any
     parts: Mapping[str, Listing] = field(default_factory=dict)
-    titles: Mapping[str, str] = field(default_factory=dict)
-    """Titles of the parts, for people; a part without a title is not shown to them."""
+    scope: str = ""
+    name: str = ""
     main: str = ""
     """The part that csv, jsonl and name give; empty: jsonl gives the document, csv and name do not apply."""
     raw: Mapping[str, Any] = field(default_factory=dict)
-    """For machines only, as it is."""
-    scope: str = ""
 
     def plain(self) -> dict[str, Any]:
         """Return the document as JSON values."""
-        (facts,) = self.facts.plain()
-        parts = {key: None if part.unknown else part.plain() for key, part in self.parts.items()}
-        return {"schema": self.schema, **facts, **parts, **self.raw}
+        (facts,) = Listing("", self.facts, [self.of]).plain()
+        return {"schema": self.schema, **facts, **{key: part.plain() for key, part in self.parts.items()}, **self.raw}
 
 
 Answer = Listing | Document
@@ -225,20 +230,14 @@ def _sort_key(value: Cell) -> tuple[float, str]:
 
 
 def chosen_columns(columns: Sequence[Column], names: str) -> list[Column]:
-    """Return the columns that are named, by JSON key or heading. Raises :class:`VerbError` with the nearest name."""
-    known = {c.title.lower(): c for c in columns} | {c.key: c for c in columns}
+    """Return the columns that are named, by JSON key. Raises :class:`VerbError` with the nearest name."""
+    known = {c.key: c for c in columns}
     found = []
     for name in filter(None, (n.strip().lower() for n in names.split(","))):
         if name not in known:
-            near = get_close_matches(name, list(known), n=1)
-            advice = f"; did you mean {near[0]!r}?" if near else ""
-            every = "columns: " + ", ".join(c.key for c in columns)
-            raise VerbError(f"no column {name!r}{advice}", every, code=Exit.USAGE)
+            raise unknown("column", name, [c.key for c in columns], code=Exit.USAGE)
         found.append(known[name])
     return found
-
-
-# ------------------------------------------------------------------------------------------------------------- present
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,54 +268,41 @@ def present(show: Show, make: Callable[[], Answer]) -> None:
     """
     from provisioner.store import StoreError
 
-    page = Page.of(show)
     while True:
+        began = _answered_at.set(time.time())
         try:
-            _present_once(make(), show, page)
+            _present_once(make(), show)
         except StoreError as error:
             if not show.watch:
                 raise
-            note(f"{iso(time.time())}  {error}")
+            note(f"{iso(now())}  {error}")
+        finally:
+            _answered_at.reset(began)
         if not show.watch:
             return
         time.sleep(show.interval)
 
 
-def _present_once(answer: Answer, show: Show, page: Page) -> None:
-    scope = answer.scope if show.output.for_people and not show.no_header else ""
+def _present_once(answer: Answer, show: Show) -> None:
+    written, scope = io.StringIO(), answer.scope if show.output.for_people and not show.no_header else ""
     if show.watch and scope:
-        scope = f"{iso(time.time())}  {scope}"
-    written = io.StringIO()
-    write(answer, show, page, written)
+        scope = f"{iso(now())}  {scope}"
+    write(answer, show, Page.of(show), written)
     text = written.getvalue()
     if show.watch and show.output.for_people and sys.stdout.isatty():
-        text = "\x1b[H\x1b[2J" + _one_screen(text, scope)
-    sys.stdout.write(text)
-    sys.stdout.flush()
-    if scope:
-        note(scope)
-
-
-_COLOR_CODE = re.compile(r"\x1b\[[0-9;]*m")
+        text = f"\x1b[H\x1b[2J{_one_screen(text, scope)}"
+    print(text, end="", flush=True)
+    note(*filter(None, [scope]))
 
 
 def _one_screen(text: str, scope: str) -> str:
     """Return the top of ``text``, as much as fits on the terminal above its line of scope."""
     columns, rows = shutil.get_terminal_size()
-
-    def height(line: str) -> int:
-        return max(1, -(-text_width(_COLOR_CODE.sub("", line)) // columns))
-
+    room = rows - 1 - -(-text_width(scope) // columns)  # the last row is for the cursor
     lines = text.splitlines(keepends=True)
-    heights = [height(line.rstrip("\n")) for line in lines]
-    room = rows - 1 - (height(scope) if scope else 0)
-    if sum(heights) <= room:
+    if len(lines) <= room:
         return text
-    kept = sum(total < room for total in accumulate(heights))  # one row is for the last line
-    return "".join(lines[:kept]) + f"... {len(lines) - kept} more lines: enlarge the terminal\n"
-
-
-# --------------------------------------------------------------------------------------------------------------- forms
+    return "".join(lines[: room - 1]) + f"... {len(lines) - room + 1} more lines: enlarge the terminal\n"
 
 
 def write(answer: Answer, show: Show, page: Page, out: TextIO) -> None:
@@ -329,7 +315,8 @@ def write(answer: Answer, show: Show, page: Page, out: TextIO) -> None:
     columns = chosen_columns(answer.columns, show.columns) if show.columns else answer.columns
     match show.output:
         case Format.TABLE | Format.WIDE:
-            lines = _table(answer, show, page, [replace(c, spare=0) for c in columns] if show.columns else None)
+            shown = [replace(c, spare=0) for c in columns] if show.columns else _shown(columns, show)
+            lines = table_lines(shown, answer.rows, page, header=not show.no_header)
             out.writelines(f"{line}\n" for line in lines)
         case Format.NAME:
             out.writelines(f"{sanitize(answer.name(row))}\n" for row in answer.rows)
@@ -349,12 +336,11 @@ def write(answer: Answer, show: Show, page: Page, out: TextIO) -> None:
 def _write_document(document: Document, show: Show, page: Page, out: TextIO) -> None:
     if show.columns:
         raise VerbError("--columns is for lists; this answer is a document", code=Exit.USAGE)
-    name = sanitize(document.facts.name(document.facts.rows[0]))
     match show.output:
         case Format.TABLE | Format.WIDE:
             out.writelines(f"{line}\n" for line in _document_lines(document, show, page))
-        case Format.NAME if name:
-            out.write(f"{name}\n")
+        case Format.NAME if document.name:
+            out.write(f"{sanitize(document.name)}\n")
         case Format.NAME | Format.CSV:
             advice = "this answer takes table, wide, json, jsonl, yaml"
             raise VerbError(f"{show.output.value} is for lists; {advice}", code=Exit.USAGE)
@@ -372,15 +358,11 @@ def _write_csv(columns: Sequence[Column], rows: Sequence[Any], show: Show, out: 
 
 
 def _csv_cell(value: Cell) -> str | int | float:
-    match value:
-        case None:
-            return ""
-        case str():
-            return sanitize(value)
-        case int() | float() if not isinstance(value, bool):
-            return value
-        case _:
-            return dumps(value)
+    if isinstance(value, str):
+        return sanitize(value)
+    if value is None:
+        return ""
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else dumps(value)
 
 
 def _write_tree(tree: dict[str, Any], show: Show, out: TextIO) -> None:
@@ -404,30 +386,27 @@ def dumps(tree: object, **form: Any) -> str:
         return json.dumps(json.loads(json.dumps(tree), parse_constant=lambda constant: None), **form)
 
 
-def _table(listing: Listing, show: Show, page: Page, columns: Sequence[Column] | None = None) -> list[str]:
-    if columns is None:
-        columns = _for_people(listing, show)
-    return table_lines(columns, listing.rows, width=page.width, header=not show.no_header, color=page.color)
-
-
-def _for_people(listing: Listing, show: Show) -> list[Column]:
-    return [c for c in listing.columns if c.level <= (show.output is Format.WIDE)]
+def _shown(columns: Sequence[Column], show: Show) -> list[Column]:
+    return [c for c in columns if c.level <= (show.output is Format.WIDE)]
 
 
 def _document_lines(document: Document, show: Show, page: Page) -> list[str]:
-    facts = {c.title.lower(): c.texts(document.facts.rows)[0] for c in _for_people(document.facts, show)}
-    facts = {title: value for title, value in facts.items() if value != "-"}
+    texts = {c.title.lower(): c.texts([document.of])[0] for c in _shown(document.facts, show)}
+    facts = {title: text for title, text in texts.items() if text != "-"}
     indent = max(map(len, facts), default=0) + COLUMN_GAP
     room = 1_000_000 if page.width is None else max(page.width - indent, 20)
     lines = []
     for title, value in facts.items():
         first, *rest = wrapped(value, room)
         lines += [f"{title:<{indent}}{first}", *(" " * indent + line for line in rest)]
-    for key, title in document.titles.items():
-        part = document.parts[key]
-        heading = title if part.rows or ": " in title else f"{title}: {part.unknown or 'none'}"
+    for part in document.parts.values():
+        if not part.title:
+            continue
+        heading = part.title if part.rows or ": " in part.title else f"{part.title}: none"
         lines += [""] if lines else []
-        lines += [_painted(heading, "bold" if page.color else ""), *(_table(part, show, page) if part.rows else ())]
+        lines.append(_painted(heading, "bold" if page.color else ""))
+        if part.rows:
+            lines += table_lines(_shown(part.columns, show), part.rows, page, header=not show.no_header)
     return lines
 
 
@@ -439,79 +418,76 @@ ELLIPSIS = "..."
 COLORS = {"red": "31", "green": "32", "yellow": "33", "blue": "34", "dim": "2", "bold": "1"}
 
 
-def table_lines(
-    columns: Sequence[Column], rows: Sequence[Any], *, width: int | None, header: bool = True, color: bool = False
-) -> list[str]:
-    """Return a table as lines. With ``width`` cells are shortened until it fits; ``color``: with ANSI colours."""
-    cells = [c.texts(rows) for c in columns]
-    titles = [c.title if header else "" for c in columns]
-    widths = [max(map(text_width, [title, *column])) for title, column in zip(titles, cells, strict=True)]
-    if width is not None:
-        kept = _columns_with_room(columns, cells, widths, width)
-        columns, cells, titles = [columns[i] for i in kept], [cells[i] for i in kept], [titles[i] for i in kept]
-        widths = _fitted(columns, [widths[i] for i in kept], width)
-    shown = [_padded(c, column, has, rows, color) for c, column, has in zip(columns, cells, widths, strict=True)]
-    gap, blanks = " " * COLUMN_GAP, [" " * has for has in widths]
-    lines = []
-    if header:
-        heads = [_padded(replace(c, wrap=False), [t], w)[0] for c, t, w in zip(columns, titles, widths, strict=True)]
-        lines.append(_painted(gap.join(heads).rstrip(), "bold" if color else ""))
-    for row in zip(*shown, strict=True):
+class _TableColumn:
+    """Column of a table with its cells, the heading first, and their width."""
+
+    def __init__(self, column: Column, rows: Sequence[Any], *, header: bool, color: bool) -> None:
+        texts = column.texts(rows)
+        self.column, self.texts = column, [column.title] * header + texts
+        self.empty = all(text == "-" for text in texts)
+        self.width = max(map(text_width, self.texts), default=0)
+        self.tints = None
+        if color and column.tint:
+            self.tints = [""] * header + [column.tint.get(column.of(row), "") for row in rows]
+
+    def padded(self) -> list[str]:
+        """Return the cells in the width, the lines of each separated by newlines."""
+        column, width = self.column, self.width
+        is_amount = column.kind in ("integer", "number") and not column.key.endswith("at")  # a time
+        pad = str.rjust if is_amount else str.ljust
+        if self.tints is None and all(map(str.isascii, self.texts)) and max(map(len, self.texts), default=0) <= width:
+            return [pad(text, width) for text in self.texts]
+        found = []
+        for text, tint in zip(self.texts, self.tints or [""] * len(self.texts), strict=True):
+            lines = wrapped(text, width) if column.wrap else [shorten(text, width, tail=column.tail)]
+            found.append("\n".join(_painted(pad(line, width + len(line) - text_width(line)), tint) for line in lines))
+        return found
+
+
+def table_lines(columns: Sequence[Column], rows: Sequence[Any], page: Page, *, header: bool = True) -> list[str]:
+    """Return a table as lines; cells are shortened until it fits the page."""
+    table = [_TableColumn(column, rows, header=header, color=page.color) for column in columns]
+    if page.width is not None:
+        table = _columns_with_room(table, page.width)
+        _narrow(table, page.width)
+    gap, blanks, lines = " " * COLUMN_GAP, [" " * column.width for column in table], []
+    for row in zip(*(column.padded() for column in table), strict=True):
         if "\n" not in (line := gap.join(row)):
             lines.append(line.rstrip())
             continue
         for parts in zip_longest(*(cell.split("\n") for cell in row)):
             line = gap.join(blank if part is None else part for part, blank in zip(parts, blanks, strict=True))
             lines.append(line.rstrip())
+    if header and page.color:
+        lines[0] = _painted(lines[0], "bold")
     return lines
 
 
-def _columns_with_room(
-    columns: Sequence[Column], cells: Sequence[Sequence[str]], wants: Sequence[int], width: int
-) -> list[int]:
-    """Return the numbers of the columns to show.
+def _columns_with_room(table: Sequence[_TableColumn], width: int) -> list[_TableColumn]:
+    """Return the columns to show.
 
     A column that may be spared is left out if it is empty or has no room: a sentence, if it could not even be wrapped;
     anything else, if another column would have to be cut.
     """
-    kept = [i for i, c in enumerate(columns) if not c.spare or any(cell != "-" for cell in cells[i])]
-    for i in sorted((i for i in kept if columns[i].spare), key=lambda i: -columns[i].spare):
-        needs = [
-            min(wants[k], columns[k].least) if columns[k].wrap or (columns[i].wrap and columns[k].least) else wants[k]
-            for k in kept
-        ]
-        if sum(needs) + COLUMN_GAP * (len(kept) - 1) > width:
-            kept.remove(i)
+    kept = [each for each in table if not (each.column.spare and each.empty)]
+    for spare in sorted((each for each in kept if each.column.spare), key=lambda each: -each.column.spare):
+        needs = COLUMN_GAP * (len(kept) - 1)
+        for each in kept:
+            gives_way = each.column.wrap or (spare.column.wrap and each.column.least)
+            needs += min(each.width, each.column.least) if gives_way else each.width
+        if needs > width:
+            kept.remove(spare)
     return kept
 
 
-def _fitted(columns: Sequence[Column], wants: Sequence[int], width: int) -> list[int]:
-    """Return widths that fit ``width``: the widest columns that may be shortened give way first, ids last."""
-    widths = list(wants)
-    over = sum(widths) + COLUMN_GAP * (len(widths) - 1) - width
+def _narrow(table: Sequence[_TableColumn], width: int) -> None:
+    """Make a table fit: the widest columns that may be shortened give way first, ids last."""
+    over = sum(each.width for each in table) + COLUMN_GAP * (len(table) - 1) - width
     for tails in (False, True):
-        loose = [i for i, c in enumerate(columns) if c.least and c.tail == tails]
-        while over > 0 and (wide := [i for i in loose if widths[i] > columns[i].least]):
-            widths[max(wide, key=widths.__getitem__)] -= 1
+        loose = [each for each in table if each.column.least and each.column.tail == tails]
+        while over > 0 and (wide := [each for each in loose if each.width > each.column.least]):
+            max(wide, key=lambda each: each.width).width -= 1
             over -= 1
-    return widths
-
-
-def _padded(
-    column: Column, texts: Sequence[str], width: int, rows: Sequence[Any] = (), color: bool = False
-) -> list[str]:
-    """Return the cells of a column in ``width``, the lines of each separated by newlines."""
-    is_amount = column.kind in ("integer", "number") and not column.key.endswith("at")  # a time
-    pad = str.rjust if is_amount else str.ljust
-    tint = column.tint.get if color and column.tint and rows else None
-    if tint is None and all(map(str.isascii, texts)) and max(map(len, texts), default=0) <= width:
-        return [pad(text, width) for text in texts]
-    tints = [tint(column.of(row), "") for row in rows] if tint else [""] * len(texts)
-    found = []
-    for text, tinted in zip(texts, tints, strict=True):
-        lines = wrapped(text, width) if column.wrap else [shorten(text, width, tail=column.tail)]
-        found.append("\n".join(_painted(pad(line, width + len(line) - text_width(line)), tinted) for line in lines))
-    return found
 
 
 def wrapped(text: str, width: int) -> list[str]:

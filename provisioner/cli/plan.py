@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 import json
-import os
 import sys
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
-
-import typer
 
 from provisioner import formatting
 from provisioner.cli import options as opt
@@ -45,39 +43,18 @@ def _read_file(path: Path, kind: type[T], key: str, schema: str) -> T:
 
     from provisioner.serialization import from_json
 
-    try:
+    with opt.reported(ValueError, prefix=f"{path}: not JSON: "):
         tree: Any = json.loads(sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8"))
-    except UnicodeDecodeError:
-        raise opt.VerbError(f"{path}: not UTF-8") from None
-    except json.JSONDecodeError as error:
-        raise opt.VerbError(f"{path}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from None
-    if not isinstance(tree, dict):
-        raise opt.VerbError(f"{path}: not a {key}")
-    if tree.get("schema") not in (None, schema):
-        raise opt.VerbError(f"{path}: schema {str(tree['schema'])[:80]!r}, but this version reads {schema}")
+    envelope = tree if isinstance(tree, dict) else {}
+    if envelope.get("schema") not in (None, schema):
+        raise opt.VerbError(f"{path}: schema {str(envelope['schema'])[:80]!r}, but this version reads {schema}")
     try:
-        return from_json(kind, json.dumps(tree.get(key, tree)))
+        return from_json(kind, json.dumps(envelope.get(key, tree)))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"])) or "top"
         problem = f"{place}: {first['msg']} ({error.error_count()} in all)"
         raise opt.VerbError(f"{path}: not a {key}: {problem}") from None
-
-
-def write_file(path: Path, text: str) -> None:
-    """Write ``text`` to ``path`` in one step: a reader sees the old file or the new one."""
-    try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:  # it would name a file that nobody asked for
-        raise opt.VerbError(f"{path}: {error.strerror}") from None
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 PLAN_ACTIONS = ("start", "drain", "stop", "stop-orphan", "move", "breaker", "refuse")
@@ -109,7 +86,7 @@ def plan_rows(plan: Plan) -> list[PlanRow]:
         *(row("stop", s.drone.type, s.reason, s.drone.id, "without notice: " * s.kill) for s in plan.stops),
         *(row("stop-orphan", o.site, o.reason, o.drone_id) for o in plan.orphans),
         *(row("move", m.drone.type, m.reason, m.drone.id, step(m)) for m in plan.moves),
-        *(PlanRow("breaker", b.scope, 1, None, _breaker_text(b)) for b in plan.breakers),
+        *(PlanRow("breaker", b.scope, 1, None, breaker_words(b)) for b in plan.breakers),
         *(PlanRow("refuse", r.subject, r.count, r.reason, formatting.describe(r.reason)) for r in plan.refusals),
     ]
 
@@ -123,24 +100,11 @@ def _start_rows(starts: Iterable[Start]) -> Iterator[PlanRow]:
         yield PlanRow("start", kind, len(alike), alike[0].reason, why, tuple(s.drone.id for s in alike))
 
 
-def _breaker_text(breaker: Breaker) -> str:
+def breaker_words(breaker: Breaker) -> str:
+    """Return the state of a circuit breaker, until when, and why."""
     why = f": {formatting.excerpt(breaker.fault.message)}" if breaker.fault else ""
     until = f" until {formatting.iso(breaker.until)}" if breaker.until else ""
     return f"{breaker.state.value}{until}, {formatting.BREAKER_WORDS[breaker.state]}{why}"
-
-
-def plan_columns() -> tuple[out.Column, ...]:
-    """Return the columns of a plan's lines."""
-    tints = {"start": "green", "drain": "yellow", "stop": "red", "stop-orphan": "red", "refuse": "dim"}
-    subject_doc = "Drone type, site, scope, or what a refusal is about (class:, site:, type:, all)."
-    return (
-        out.text("action", "What is done.", level=0, choices=PLAN_ACTIONS, tint=tints),
-        out.ident("subject", subject_doc, least=14),
-        out.whole("count", "Drones, or jobs that a refusal is about.", "number", level=0),
-        out.items("drones", "Ids of the drones.", level=0, show=_drone_range, least=14),
-        out.words("text", "Why, in words.", head="WHY", least=24),
-        out.data("reason", "Why, as data.", convert=out.reason_data, null=True),
-    )
 
 
 def _drone_range(row: PlanRow) -> str:
@@ -149,22 +113,35 @@ def _drone_range(row: PlanRow) -> str:
     return f"{row.drones[0]} .. {row.drones[-1].rpartition('-')[2]}"
 
 
+PLAN_TINTS = {"start": "green", "drain": "yellow", "stop": "red", "stop-orphan": "red", "refuse": "dim"}
+PLAN_COLUMNS = (
+    out.text("action", "What is done.", level=0, choices=PLAN_ACTIONS, tint=PLAN_TINTS),
+    out.ident("subject", "Drone type, site, scope, or what a refusal is about.", least=14),
+    out.whole("count", "Drones, or jobs that a refusal is about.", "number", level=0),
+    out.items("drones", "Ids of the drones.", level=0, show=_drone_range, least=14),
+    out.words("text", "Why, in words.", head="WHY", least=24),
+    out.data("reason", "Why, as data.", convert=out.reason_data, null=True),
+)
+PLAN_FACTS = (
+    out.whole("tick", "Number of the tick.", level=1),
+    out.time_at("at", "The time that the plan is for.", level=1),
+    out.flag("acts", "Is anything started, drained or stopped?"),
+)
+
+
 def plan_document(plan: Plan, origin: str) -> out.Document:
     """Return a plan with its lines for people and as a whole for ``replay --expect``. ``origin``: its source."""
     from provisioner.serialization import to_plain
 
-    facts = (
-        out.whole("tick", "Number of the tick.", level=1),
-        out.time_at("at", "The time that the plan is for.", level=1),
-        out.flag("acts", "Is anything started, drained or stopped?"),
-    )
-    rows, schema = plan_rows(plan), "provisioner.plan-items/1"
+    schema, title = "provisioner.plan-items/1", f"Plan for tick {plan.tick}"
+    rows = out.Listing(schema, PLAN_COLUMNS, plan_rows(plan), lambda r: f"{r.action}:{r.subject}", title=title)
     return out.Document(
         PLAN_SCHEMA,
-        out.Listing("", facts, [plan], lambda p: f"{p.tick}"),
-        {"items": out.Listing(schema, plan_columns(), rows, lambda r: f"{r.action}:{r.subject}")},
-        {"items": f"Plan for tick {plan.tick}"},
+        PLAN_FACTS,
+        plan,
+        {"items": rows},
         main="items",
+        name=f"{plan.tick}",
         raw={"plan": to_plain(plan)},
         scope=f"{origin}: {plan_summary(plan)}",
     )
@@ -183,16 +160,13 @@ class PlanDifference(NamedTuple):
     action: str
     subject: str
     drone: str
-    """Id, where the line concerns a drone on record."""
     before: int
     after: int
     why: str
 
     @property
     def change(self) -> str:
-        if self.before == self.after:
-            return "why"
-        return "more" if self.after > self.before else "less"
+        return "why" if self.before == self.after else "more" if self.after > self.before else "less"
 
 
 def plan_differences(before: Plan, after: Plan) -> list[PlanDifference]:
@@ -220,93 +194,69 @@ def _plan_lines(plan: Plan) -> dict[tuple[str, str, str], tuple[int, str]]:
     }
 
 
-def _difference_columns() -> tuple[out.Column, ...]:
-    change_doc, changes = "More or less of it than before, or for another reason.", ("more", "less", "why")
-    return (
-        out.text("change", change_doc, level=0, choices=changes, tint={"more": "green", "less": "yellow"}),
-        out.text("action", "What is done.", level=0, choices=PLAN_ACTIONS),
-        out.ident("subject", "Drone type, site, scope, or what a refusal is about.", least=14),
-        out.ident("drone", "Id of the drone, of what concerns one on record.", least=14),
-        out.whole("before", "Drones, or jobs that a refusal is about, in the plan as it is.", level=0),
-        out.whole("after", "The same in the other plan.", level=0),
-        out.words("why", "The other plan's reason; of what it does no more, the first one's.", least=24),
-    )
+CHANGES = {"more": "green", "less": "yellow", "why": ""}
+DIFFERENCE_COLUMNS = (
+    out.text("change", "More or less of it, or another reason.", level=0, choices=tuple(CHANGES), tint=CHANGES),
+    out.text("action", "What is done.", level=0, choices=PLAN_ACTIONS),
+    out.ident("subject", "Drone type, site, scope, or what a refusal is about.", least=14),
+    out.ident("drone", "Id of the drone, of what concerns one on record.", least=14),
+    out.whole("before", "Drones, or jobs that a refusal is about, in the plan as it is.", level=0),
+    out.whole("after", "The same in the other plan.", level=0),
+    out.words("why", "The other plan's reason; of what it does no more, the first one's.", least=24),
+)
+DIFFERENCE_FACTS = (out.flag("same", "Are the plans the same?", lambda differences: not differences),)
 
 
 def plan_diff_document(before: Plan, after: Plan, origin: str) -> out.Document:
     """Return both plans for machines, and for people where they differ. ``origin``: what was asked."""
     from provisioner.serialization import to_plain
 
-    found = plan_differences(before, after)
-    columns, schema = _difference_columns(), "provisioner.plan-diff-items/1"
-    summary = f"{plan_summary(after)} instead of {plan_summary(before)}"
-    same = out.flag("same", "Are the plans the same?", lambda rows: not rows)
+    found, title = plan_differences(before, after), f"Plan for tick {before.tick}, otherwise"
+    schema, count = "provisioner.plan-diff-items/1", formatting.count(len(found), "difference")
+    rows = out.Listing(schema, DIFFERENCE_COLUMNS, found, lambda d: f"{d.action}:{d.subject}", title=title)
     return out.Document(
         "provisioner.plan-diff/1",
-        out.Listing("", (same,), [found], lambda _: ""),
-        {"items": out.Listing(schema, columns, found, lambda d: f"{d.action}:{d.subject}")},
-        {"items": f"Plan for tick {before.tick}, otherwise"},
+        DIFFERENCE_FACTS,
+        found,
+        {"items": rows},
         main="items",
         raw={"before": to_plain(before), "after": to_plain(after)},
-        scope=f"{origin}: {summary}; {formatting.count(len(found), 'difference')}",
+        scope=f"{origin}: {plan_summary(after)} instead of {plan_summary(before)}; {count}",
     )
 
 
 @opt.shared
-def plan(
-    where: opt.Where,
-    show: opt.Show,
-    snapshot: Annotated[Path | None, opt.option("FILE", "Decide on this snapshot; - is stdin.")] = None,
-) -> None:
+def plan(query: opt.Query) -> None:
     """Say what the next tick would do, and why.
 
     A dry run on the newest recorded views: nothing is asked or changed. The same pure function decides as in the
-    controller. -o json holds the whole plan for `replay --expect`.
+    controller. `replay` decides on a saved snapshot, or on that of a recorded tick.
 
     \b
     Examples:
-      provisioner plan
-      provisioner plan -o json > plan.json
-      provisioner plan --snapshot snapshot.json -o wide
+      provisioner plan -o wide
+      provisioner plan -o json | jq '.items[] | select(.action == "refuse") | {subject, text}'
     """
-    saved = read_snapshot(snapshot) if snapshot is not None else None
-    reader = opt.open_record(where) if saved is None else None
-    origin = f"dry run on {snapshot or 'the record'}"
-
-    def answer() -> out.Document:
-        seen = next_snapshot(reader) if reader is not None else saved
-        assert seen is not None
-        return _plan_answer(seen, origin)
-
-    out.present(show, answer)
-
-
-def next_snapshot(reader: Reader) -> Snapshot:
-    """Return the snapshot with which the next tick begins. Raises :class:`VerbError` while no tick is on record."""
-    found = reader.snapshot()
-    if found is None:
-        raise opt.VerbError("no tick is on record yet: `provisioner run` makes the first")
-    return found
-
-
-def _plan_answer(snapshot: Snapshot, origin: str) -> out.Document:
     from provisioner.planner.safeguards import safe_plan
 
-    return plan_document(safe_plan(snapshot).plan, f"{origin} at {formatting.iso(snapshot.now)}")
+    reader = opt.open_record(query)
+
+    def answer() -> out.Document:
+        seen = kept_snapshot(reader, None)
+        return plan_document(safe_plan(seen).plan, f"dry run on the record at {formatting.iso(seen.now)}")
+
+    out.present(query, answer)
 
 
 SNAPSHOTS_SCHEMA = "provisioner.snapshots/1"
-_LIST_HELP = "Only list the ticks whose snapshots are kept, and what each did."
 
 
 @opt.shared
 def snapshot(
-    ctx: typer.Context,
-    where: opt.Where,
-    show: opt.Show,
+    query: opt.Query,
     tick: Annotated[int | None, opt.tick_option("Of this recorded tick; else as the next one begins.")] = None,
     to: Annotated[Path | None, opt.option("FILE", "Write here instead of stdout.")] = None,
-    list_: Annotated[bool, opt.switch(_LIST_HELP, "--list")] = False,
+    list_: Annotated[bool, opt.switch("Only list the ticks with snapshots, and what each did.", "--list")] = False,
 ) -> None:
     """Write a snapshot as JSON.
 
@@ -316,29 +266,36 @@ def snapshot(
 
     \b
     Examples:
-      provisioner snapshot --to snapshot.json
       provisioner snapshot --list
       provisioner snapshot --tick 1742 | gzip > tick-1742.json.gz
     """
-    reader = opt.open_record(where)
+    reader = opt.open_record(query)
     if list_:
-        out.present(show, lambda: snapshot_listing(reader))
+        out.present(query, lambda: _kept_ticks(reader))
         return
-    asked = getattr(ctx.get_parameter_source("output"), "name", "") == "COMMANDLINE"
-    if show.watch or show.columns or (asked and show.output is not opt.Format.JSON):
-        advice = "-o, --columns and --watch are for --list; --to FILE writes to a file"
-        raise opt.VerbError("a snapshot is written as JSON, whole and once", advice, code=opt.Exit.USAGE)
-
     written = snapshot_text(kept_snapshot(reader, tick))
     if to is None:
         sys.stdout.write(written)
     else:
-        write_file(to, written)
+        to.write_text(written, encoding="utf-8")
         out.note(f"{to}: {len(written)} bytes")
 
 
-def snapshot_listing(reader: Reader) -> out.Listing:
-    """Return the answer of ``snapshot --list``: plans of the ticks whose snapshots are kept, oldest first."""
+def _did(plan: Plan) -> str:
+    return plan_summary(plan) if plan.acts else "the same as a later tick"
+
+
+SNAPSHOT_COLUMNS = (
+    out.whole("tick", "Number of the tick.", level=0),
+    out.time_at("at", "When it was.", level=0),
+    out.whole("starts", "Drones started.", lambda p: len(p.starts)),
+    out.whole("drains", "Drones asked to leave.", lambda p: len(p.drains)),
+    out.whole("stops", "Drones stopped.", lambda p: len(p.stops) + len(p.orphans)),
+    out.text("did", "What was done, in words.", _did, level=0, least=20),
+)
+
+
+def _kept_ticks(reader: Reader) -> out.Listing:
     kept = reader.kept_snapshots()
     plans = {plan.tick: plan for plan in reader.plans(limit=len(kept), acting=True)} if kept else {}
     rows = []
@@ -346,32 +303,16 @@ def snapshot_listing(reader: Reader) -> out.Listing:
         saved = None if tick in plans else reader.snapshot(tick)
         rows.append(plans.get(tick) or Plan(tick, saved.now if saved else 0.0))
     scope = f"{formatting.count(len(kept), 'snapshot')} kept"
-    return out.Listing(SNAPSHOTS_SCHEMA, snapshot_columns(), rows, lambda p: str(p.tick), scope)
-
-
-def snapshot_columns() -> tuple[out.Column, ...]:
-    """Return the columns of kept snapshots, by the plan that was made from each."""
-
-    def summary(plan: Plan) -> str:
-        return plan_summary(plan) if plan.acts else "the same as a later tick"
-
-    return (
-        out.whole("tick", "Number of the tick.", level=0),
-        out.time_at("at", "When it was.", level=0),
-        out.whole("starts", "Drones started.", lambda p: len(p.starts)),
-        out.whole("drains", "Drones asked to leave.", lambda p: len(p.drains)),
-        out.whole("stops", "Drones stopped.", lambda p: len(p.stops) + len(p.orphans)),
-        out.text("did", "What was done, in words.", summary, level=0, least=20),
-    )
+    return out.Listing(SNAPSHOTS_SCHEMA, SNAPSHOT_COLUMNS, rows, lambda p: str(p.tick), scope)
 
 
 def kept_snapshot(reader: Reader, tick: int | None) -> Snapshot:
-    """Return the snapshot of a tick. Raises :class:`VerbError` that names the nearest ones kept."""
-    if tick is None:
-        return next_snapshot(reader)
+    """Return the snapshot of a tick, or that with which the next one begins. Raises :class:`VerbError`."""
     found = reader.snapshot(tick)
     if found is not None:
         return found
+    if tick is None:
+        raise opt.VerbError("no tick is on record yet: `provisioner run` makes the first")
     kept = reader.kept_snapshots()
     near = ", ".join(map(str, sorted(sorted(kept, key=lambda n: abs(n - tick))[:5])))
     raise opt.VerbError(
@@ -380,25 +321,17 @@ def kept_snapshot(reader: Reader, tick: int | None) -> Snapshot:
     )
 
 
-MAX_DIFFERENCES_SHOWN = 20
-_EXPECT_HELP = "Compare with this plan; exit 3 if it differs."
-_WHAT_IF_HELP = (
-    "Decide as if this were so ('horeka down', 'topas price=2', 'topas gpus=20'), and show what differs; may be given "
-    "again."
-)
-_POLICY_HELP = "Decide by this configuration file, and show what differs."
+MAX_LINES_SHOWN = 40
+_WHAT_IF_HELP = "Decide as if this were so ('horeka down', 'topas gpus=20'), and show what differs; repeatable."
 
 
 @opt.shared
 def replay(
-    where: opt.Where,
-    show: opt.Show,
+    query: opt.Query,
     file: Annotated[Path | None, opt.argument("FILE", "A snapshot; - is stdin.")] = None,
-    expect: Annotated[Path | None, opt.option("PLANFILE", _EXPECT_HELP)] = None,
-    tick: Annotated[
-        int | None, opt.tick_option("Replay this recorded tick and compare with its recorded plan.")
-    ] = None,
-    policy: Annotated[Path | None, opt.option("CONFIG", _POLICY_HELP)] = None,
+    expect: Annotated[Path | None, opt.option("PLANFILE", "Compare with this plan; exit 3 if it differs.")] = None,
+    tick: Annotated[int | None, opt.tick_option("This recorded tick; compare with its recorded plan.")] = None,
+    policy: Annotated[Path | None, opt.option("CONFIG", "Decide by this file, and show what differs.")] = None,
     what_if: Annotated[list[str] | None, opt.option("QUESTION", _WHAT_IF_HELP)] = None,
 ) -> None:
     """Decide again on a saved snapshot.
@@ -408,9 +341,7 @@ def replay(
 
     \b
     Examples:
-      provisioner replay snapshot.json
       provisioner replay snapshot.json --expect plan.json
-      provisioner replay --tick 1742
       provisioner replay snapshot.json --policy new.yaml
       provisioner replay --tick 1742 --what-if 'horeka down' --what-if 'topas price=2'
     """
@@ -421,15 +352,15 @@ def replay(
         raise opt.VerbError("--expect is for the plan as it is: leave out --policy and --what-if", code=opt.Exit.USAGE)
     if (file is None) == (tick is None):
         raise opt.VerbError("name a snapshot FILE, or a recorded tick with --tick N", code=opt.Exit.USAGE)
-    reader = opt.open_record(where) if file is None else None
-    snapshot = read_snapshot(file) if file is not None else kept_snapshot(reader, tick)  # type: ignore[arg-type]
+    reader = opt.open_record(query) if file is None else None
+    snapshot = kept_snapshot(reader, tick) if reader is not None else read_snapshot(file or Path("-"))
     expected = _read_file(expect, Plan, "plan", PLAN_SCHEMA) if expect else None
-    origin = f"tick {tick}" if file is None else str(file)
+    origin = str(file or f"tick {tick}")
     if policy or what_if:
-        _compare_plans(show, snapshot, origin, policy, what_if or [])
+        _compare_plans(query, snapshot, origin, policy, what_if or [])
         return
     again = safe_plan(snapshot).plan
-    out.present(show, lambda: plan_document(again, f"replay of {origin} at {formatting.iso(snapshot.now)}"))
+    out.present(query, lambda: plan_document(again, f"replay of {origin} at {formatting.iso(snapshot.now)}"))
     if expected is not None:
         _require_same(expected, again)
     elif reader is not None:  # the record keeps a plan without refreshes
@@ -446,11 +377,9 @@ def _compare_plans(show: opt.Show, snapshot: Snapshot, origin: str, policy: Path
     from provisioner.simulator.what_if import QuestionError, on_snapshot, read
 
     changed, notes = _under_config(snapshot, policy) if policy else (snapshot, [])
-    try:
+    with opt.reported(QuestionError, code=opt.Exit.USAGE):
         questions = [read(each, sorted(changed.policy.sites)) for each in what_if]
         otherwise, unseen = on_snapshot(changed, questions)
-    except QuestionError as error:
-        raise opt.VerbError(str(error), code=opt.Exit.USAGE) from None
     asked = ", ".join([*([f"by {policy}"] if policy else []), *what_if])
     before, after = (safe_plan(each).plan for each in (snapshot, otherwise))
     out.present(show, lambda: plan_diff_document(before, after, f"{origin} {asked}"))
@@ -480,28 +409,9 @@ def _require_same(expected: Plan, again: Plan) -> None:
     """Report that plans are the same. Raises :class:`VerbError` with :attr:`Exit.UNMET` if they differ."""
     from provisioner.serialization import to_plain
 
-    found = list(tree_differences(to_plain(expected), to_plain(again)))
-    if not found:
+    old, new = (json.dumps(to_plain(plan), indent=1, sort_keys=True).splitlines() for plan in (expected, again))
+    if old == new:
         out.note("the plan is the same")
         return
-    more = len(found) - MAX_DIFFERENCES_SHOWN
-    raise opt.VerbError(
-        f"the plan differs in {formatting.count(len(found), 'place')} (expected -> now):",
-        *found[:MAX_DIFFERENCES_SHOWN],
-        *([f"and {more} more"] if more > 0 else []),
-        code=opt.Exit.UNMET,
-    )
-
-
-def tree_differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
-    """Yield each place where two trees of JSON values differ."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in sorted({*old, *new}):
-            yield from tree_differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
-    elif isinstance(old, list) and isinstance(new, list):
-        for i in range(max(len(old), len(new))):
-            left, right = (side[i] if i < len(side) else None for side in (old, new))
-            yield from tree_differences(left, right, f"{path}[{i}]")
-    elif old != new:
-        before, after = (text if len(text) <= 80 else f"{text[:77]}..." for text in map(repr, (old, new)))
-        yield f"  {path}: {before} -> {after}"
+    changed = difflib.unified_diff(old, new, "expected", "now", lineterm="", n=1)
+    raise opt.VerbError("the plan differs:", *islice(changed, MAX_LINES_SHOWN), code=opt.Exit.UNMET)

@@ -16,22 +16,19 @@ from provisioner import formatting
 from provisioner.cli import options as opt
 from provisioner.cli.options import VerbError
 from provisioner.cli.output import note
-from provisioner.cli.status import all_events
+from provisioner.cli.status import NO_LIMIT
 from provisioner.logs import LogFormat, LogLevel, log_to_stderr
 from provisioner.store import Event
 from provisioner.store.lock import process_of
 from provisioner.store.reader import Reader
-
-_ROOT_HELP = "Relative paths in the files start here, not where the files are."
-_FORMAT_HELP = "Form of the log lines; default: journal under systemd, else console."
 
 
 def run(
     path: opt.ConfigArgument = None,
     config: opt.ConfigPath = None,
     once: Annotated[bool, opt.switch("A single tick, then stop.", "--once")] = False,
-    root: Annotated[Path | None, opt.option("DIR", _ROOT_HELP)] = None,
-    log_format: Annotated[LogFormat | None, opt.switch(_FORMAT_HELP, "--log-format")] = None,
+    root: Annotated[Path | None, opt.option("DIR", "Relative paths start here, not where the files are.")] = None,
+    log_format: Annotated[LogFormat | None, opt.switch("Form of the log lines.", "--log-format")] = None,
     log_level: Annotated[LogLevel, opt.switch("Log nothing below this.", "--log-level")] = LogLevel.INFO,
 ) -> None:
     """Run the controller.
@@ -55,10 +52,8 @@ def run(
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     config = opt.config_path(opt.Where(config=path or config))
     log_to_stderr(log_level, log_format)
-    try:
+    with opt.reported(AdapterError, AdapterBrokenError, AdapterUnknownError):
         code = asyncio.run(process.run(config, once=once, root=root))
-    except (AdapterError, AdapterBrokenError, AdapterUnknownError) as error:
-        raise VerbError(str(error)) from error
     raise typer.Exit(code)
 
 
@@ -68,9 +63,7 @@ RELOADED_EVENT, RELOAD_REFUSED_EVENT = "config.reloaded", "config.rejected"
 
 @opt.shared
 def reload(
-    where: opt.Where,
-    path: opt.ConfigArgument = None,
-    timeout: Annotated[float, opt.option("SECONDS", "Give up after this; exit 124.", min=0)] = 60.0,
+    where: opt.Where, timeout: Annotated[float, opt.option("SECONDS", "Give up after this; exit 124.", min=0)] = 60.0
 ) -> None:
     """Make the controller read its configuration anew.
 
@@ -79,20 +72,17 @@ def reload(
 
     \b
     Examples:
-      provisioner reload
-      provisioner check && provisioner reload
       provisioner reload --timeout 10 || echo "still the old configuration"
     """
-    reader = opt.open_record(opt.Where(config=path) if path is not None else where)
-    before = max((e.id for e in all_events(reader)), default=0)
+    reader = opt.open_record(where)
+    before = max((e.id for e in reader.events(limit=NO_LIMIT)), default=0)
     pid = _signal_controller(reader)
     event = _reload_event(reader, before, pid, timeout)
-    if event.name == RELOADED_EVENT:
-        note(f"process {pid} took over the configuration", *_event_lines(event))
-        return
-    raise VerbError(
-        f"process {pid} refused the configuration and keeps the old one", *_event_lines(event), code=opt.Exit.UNMET
-    )
+    lines = "\n".join(map(str, event.fields.values())).splitlines()
+    if event.name == RELOAD_REFUSED_EVENT:
+        refused = f"process {pid} refused the configuration and keeps the old one"
+        raise VerbError(refused, *lines, code=opt.Exit.UNMET)
+    note(f"process {pid} took over the configuration", *lines)
 
 
 def _signal_controller(reader: Reader) -> int:
@@ -101,28 +91,20 @@ def _signal_controller(reader: Reader) -> int:
     if holder is None:
         raise VerbError("no controller runs; `provisioner run` reads the configuration when it starts")
     if holder.host not in (socket.gethostname(), socket.getfqdn()):
-        raise VerbError(
-            f"the controller runs on {holder.host}, this is {socket.gethostname()}: "
-            f"run it there, or `kill -HUP {holder.pid}` there"
-        )
+        where = f"the controller runs on {holder.host}, this is {socket.gethostname()}"
+        raise VerbError(f"{where}: run it there, or `kill -HUP {holder.pid}` there")
     if holder.process and holder.process != process_of(holder.pid):
-        raise VerbError(
-            f"the controller, process {holder.pid}, is no process that is seen from here: run it in the "
-            f"container of the controller, or send SIGHUP to the controller there"
-        )
-    try:
+        unseen = f"the controller, process {holder.pid}, is no process that is seen from here"
+        raise VerbError(f"{unseen}: run it in the container of the controller, or send SIGHUP to it there")
+    with opt.reported(OSError, prefix=f"the controller, process {holder.pid}: "):  # just gone, or of another user
         os.kill(holder.pid, signal.SIGHUP)
-    except ProcessLookupError:
-        raise VerbError(f"the controller, process {holder.pid}, has just gone") from None
-    except PermissionError:
-        raise VerbError(f"the controller, process {holder.pid}, belongs to another user") from None
     return holder.pid
 
 
 def _reload_event(reader: Reader, before: int, pid: int, timeout_s: float) -> Event:
     deadline = time.monotonic() + timeout_s
     while True:
-        for event in all_events(reader, before):
+        for event in reader.events(after=before, limit=NO_LIMIT):
             if event.name in (RELOADED_EVENT, RELOAD_REFUSED_EVENT):
                 return event
         if reader.holder() is None:
@@ -130,7 +112,3 @@ def _reload_event(reader: Reader, before: int, pid: int, timeout_s: float) -> Ev
         if time.monotonic() >= deadline:
             raise VerbError(f"no answer from process {pid} after {formatting.age(timeout_s)}", code=opt.Exit.TIMED_OUT)
         time.sleep(RELOAD_POLL_S)
-
-
-def _event_lines(event: Event) -> list[str]:
-    return [line for value in event.fields.values() for line in str(value).splitlines()]

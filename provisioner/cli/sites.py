@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from typing import Annotated, NamedTuple
 
@@ -14,20 +14,21 @@ import typer
 from provisioner import formatting, model
 from provisioner.cli import options as opt
 from provisioner.cli import output as out
-from provisioner.cli.drones import note_without_controller, operator
+from provisioner.cli.drones import as_of, record_request
+from provisioner.cli.plan import breaker_words
 from provisioner.model import BreakerState
 from provisioner.store import Hazard, Views
 from provisioner.store.reader import Reader
 
-_CLASSES_NAMED = 3
-"""Job classes that back off at a site and are named in its note."""
+MAX_BREAKERS_NAMED = 4
+"""Breakers that are named in the note of a site."""
 
 SITES_SCHEMA = "provisioner.sites/1"
 
-WEEK_S, DAY_S = 7 * 86400.0, 86400.0
-"""Period over which lists and `status` measure the hazard of a site."""
+WEEK_S = 7 * 86400.0
+"""Period over which the hazard of a site is measured."""
 
-BREAKER_TINTS = {BreakerState.BANNED: "red", BreakerState.DEGRADED: "yellow", BreakerState.PROBING: "yellow"}
+BREAKERS = dict.fromkeys(BreakerState, "yellow") | {BreakerState.ACTIVE: "", BreakerState.BANNED: "red"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +40,11 @@ class SiteRow:
     """None: it is not in the configuration of the newest tick, but has drones."""
     reading: model.PolledSite | None
     breaker: model.Breaker
-    type_breakers: tuple[model.Breaker, ...]
-    """Breakers of its drone types that are not active."""
+    type_breakers: Sequence[model.Breaker]
     states: Mapping[model.DroneState, int]
     gpu_milli: int
     hazard: Hazard | None = None
     """None: no drone has run there of late."""
-    hazard_s: float = WEEK_S
-    """Period of the hazard."""
 
     @property
     def view(self) -> model.SiteView | None:
@@ -60,15 +58,19 @@ class SiteRow:
     def taken_at(self) -> float:
         return self.view.taken_at if self.view else 0.0
 
+    @property
+    def free_gpu_milli(self) -> int | None:
+        """What nobody holds; None: the site does not tell node by node."""
+        return sum(n.free_gpu_milli for n in self.view.nodes) if self.view and self.view.nodes else None
 
-def site_rows(
-    views: Views | None,
-    breakers: Mapping[str, model.Breaker],
-    live: Sequence[model.Drone],
-    hazards: Sequence[Hazard] = (),
-    hazard_s: float = WEEK_S,
-) -> list[SiteRow]:
-    """Return a row per site that is configured or has live drones. ``hazards``: of the last ``hazard_s`` seconds."""
+    @property
+    def node_gpu_milli(self) -> int | None:
+        """That of all its nodes; None: the site does not tell node by node."""
+        return sum(n.gpu_milli for n in self.view.nodes) if self.view and self.view.nodes else None
+
+
+def site_rows(reader: Reader, views: Views | None, live: Sequence[model.Drone]) -> list[SiteRow]:
+    """Return a row per site that is configured or has live drones."""
     states: defaultdict[str, Counter[model.DroneState]] = defaultdict(Counter)
     milli: Counter[str] = Counter()
     for drone in live:
@@ -76,7 +78,8 @@ def site_rows(
         milli[drone.site] += drone.gpu_milli
     policies = views.policy.sites if views else {}
     readings = views.sites if views else {}
-    measured = {hazard.scope: hazard for hazard in hazards}
+    measured = {hazard.scope: hazard for hazard in reader.hazards(out.now() - WEEK_S, out.now())}
+    breakers = reader.breakers()
     troubled = [(scope, b) for scope, b in sorted(breakers.items()) if b.state is not BreakerState.ACTIVE]
     return [
         SiteRow(
@@ -84,102 +87,42 @@ def site_rows(
             policies.get(name),
             readings.get(name),
             breakers.get(name) or model.Breaker(name),
-            tuple(b for scope, b in troubled if scope.startswith((f"{name}/", f"{name}@"))),
+            [b for scope, b in troubled if scope.startswith((f"{name}/", f"{name}@"))],
             states.get(name, {}),
             milli[name],
             measured.get(name),
-            hazard_s,
         )
         for name in sorted({*policies, *states})
     ]
 
 
-def site_columns(now: float) -> tuple[out.Column, ...]:
-    """Return the columns of sites at ``now``."""
-
-    def of_claims(value: Callable[[model.OwnerDemand], int]) -> Callable[[SiteRow], int]:
-        return lambda row: sum(c.count * value(c) for c in row.view.claims) if row.view else 0
-
-    def of_nodes(value: Callable[[model.Node], int]) -> Callable[[SiteRow], int | None]:
-        return lambda row: sum(map(value, row.view.nodes)) if row.view and row.view.nodes else None
-
-    def preempted(row: SiteRow) -> str:
-        return f"{preemption_words(row.hazard)} in {formatting.age(row.hazard_s)}" if row.hazard else ""
-
-    def of_hazard(column: out.Column) -> Callable[[SiteRow], out.Cell]:
-        return lambda row: column.cells([row.hazard])[0] if row.hazard else None
-
-    def states(row: SiteRow) -> str:
-        return ", ".join(f"{n} {state.value}" for state, n in row.states.items())
-
-    untold = "null: the site does not tell"
-    free_doc = "How many drones of each type could start now (alternatives); null: the site does not tell."
-    owner_doc = "The owner's jobs: what waits and what runs, in words; empty: none, or unknown."
-    taken_doc = "How often it took places of drones back of late, and what that cost, in words; empty: none ran."
-    view_doc = "Age of the newest good view, seconds; null: there never was one."
-    breaker = out.text("breaker", "State of the circuit breaker.", "breaker.state", level=0, fact="breaker")
-    owner = out.words("owner", owner_doc, lambda s: owner_words(s.view), least=12, spare=1, fact="the owner")
-    taken = out.words("taken_back", taken_doc, preempted, head="TAKEN BACK", least=14, spare=2, fact="taken back")
-    milli = "Thousandths of GPUs"
-    return (
-        out.ident("site", "Site.", "name", least=12, fact="site"),
-        out.flag("enabled", "May drones be started there?", _is_enabled, level=1, fact="enabled"),
-        replace(breaker, tint=BREAKER_TINTS, choices=tuple(BreakerState)),
-        out.time_at("until_at", "While banned: when it may be tried again.", "breaker.until"),
-        out.whole("failures", "Failures in a row.", "breaker.failures", level=1),
-        out.whole("drones", "Live drones: asked for and not confirmed gone.", "live", level=0, fact="drones"),
-        out.whole("max_drones", "Limit on drones.", "policy.max_drones", null=True, head="MAX", fact="of at most"),
-        out.gpus("gpu_milli", f"{milli} in live drones.", head="GPUS", fact="gpus"),
-        out.whole("max_gpu_milli", "Limit on thousandths of GPUs; null: none.", "policy.max_gpu_milli", null=True),
-        out.data("states", "Live drones by state.", show=states, fact="states"),
-        out.data("free", free_doc, "view.free", null=True, level=0, least=8, show=_free_words, fact="free"),
-        owner,
-        out.whole("claims", "Jobs of the owner that wait there.", of_claims(lambda c: 1)),
-        out.whole("claims_gpu_milli", f"{milli} that these want.", of_claims(lambda c: c.gpu_milli)),
-        out.whole("owner_jobs", f"Jobs of the owner that run; {untold}.", "view.owner_runs.jobs", null=True),
-        out.whole("owner_gpu_milli", f"{milli} that these hold; {untold}.", "view.owner_runs.gpu_milli", null=True),
-        out.whole(
-            "free_gpu_milli",
-            f"{milli} that nobody holds; {untold} node by node.",
-            of_nodes(lambda n: n.free_gpu_milli),
-            null=True,
-        ),
-        out.whole(
-            "node_gpu_milli",
-            f"{milli} of all its nodes; {untold} node by node.",
-            of_nodes(lambda n: n.gpu_milli),
-            null=True,
-        ),
-        taken,
-        out.span_s("hazard_s", "How far back the following figures look, seconds."),
-        *(out.Column(c.key, c.doc, of_hazard(c), null=True, kind=c.kind) for c in hazard_columns()),
-        out.age_s("view_age_s", view_doc, "taken_at", now, head="VIEW", fact="age of view"),
-        out.text("fault", "Kind of fault of the newest look; empty: it succeeded.", "reading.fault.kind"),
-        out.words("note", "What is wrong, if anything.", lambda s: site_note(s, now), least=16, fact="note"),
-    )
+def _claimed(value: Callable[[model.OwnerDemand], int]) -> Callable[[SiteRow], int]:
+    return lambda row: sum(c.count * value(c) for c in row.view.claims) if row.view else 0
 
 
 def _is_enabled(row: SiteRow) -> bool:
     return bool(row.policy and row.policy.enabled)
 
 
+def _state_words(row: SiteRow) -> str:
+    return ", ".join(f"{n} {state.value}" for state, n in row.states.items())
+
+
+def _preempted_words(row: SiteRow) -> str:
+    return f"{row.hazard.preempted} of {formatting.count(row.hazard.drones, 'drone')}" if row.hazard else ""
+
+
 def owner_words(view: model.SiteView | None) -> str:
     """Return ``3 jobs wait for 8 GPUs, 2 jobs run on 4 GPUs`` of the owner; empty: none, or not known."""
     if view is None:
         return ""
-    waiting, runs = sum(c.count for c in view.claims), view.owner_runs
-    wanted = _gpu_words(sum(c.count * c.gpu_milli for c in view.claims), "for")
-    parts = [f"{_job_words(waiting, 'wait')}{wanted}"] if waiting else []
-    parts += [f"{_job_words(runs.jobs, 'run')}{_gpu_words(runs.gpu_milli, 'on')}"] if runs and runs.jobs else []
-    return ", ".join(parts)
-
-
-def _job_words(number: int, do: str) -> str:
-    return f"1 job {do}s" if number == 1 else f"{number} jobs {do}"
-
-
-def _gpu_words(gpu_milli: int, how: str) -> str:
-    return f" {how} {gpu_count(gpu_milli)}" if gpu_milli else ""
+    waiting, wanted = sum(c.count for c in view.claims), sum(c.count * c.gpu_milli for c in view.claims)
+    running, held = (view.owner_runs.jobs, view.owner_runs.gpu_milli) if view.owner_runs else (0, 0)
+    return ", ".join(
+        (f"1 job {do}s" if jobs == 1 else f"{jobs} jobs {do}") + (f" {how} {gpu_count(milli)}" if milli else "")
+        for jobs, do, how, milli in ((waiting, "wait", "for", wanted), (running, "run", "on", held))
+        if jobs
+    )
 
 
 def gpu_count(milli: int) -> str:
@@ -187,51 +130,15 @@ def gpu_count(milli: int) -> str:
     return "1 GPU" if milli == model.WHOLE_GPU else f"{formatting.gpus(milli)} GPUs"
 
 
-def preemption_words(hazard: Hazard) -> str:
-    """Return ``12 (35 per 1000 h), 4.2 GPU-hours lost``, or ``none``."""
-    if not hazard.preempted and not hazard.lost_jobs:
-        return "none"
-    rate = f" ({formatting.number(round(hazard.per_1000_h, 1))} per 1000 h)" if hazard.per_1000_h is not None else ""
-    lost = (("GPU", hazard.lost_gpu_s), ("CPU", hazard.lost_cpu_s))
-    hours = [f", {formatting.number(round(work_s / 3600, 1))} {unit}-hours lost" for unit, work_s in lost if work_s]
-    return f"{hazard.preempted}{rate}{''.join(hours)}"
-
-
-def hazard_columns() -> tuple[out.Column, ...]:
-    """Return the columns of preemptions and their cost."""
-
-    def lost(key: str, doc: str, head: str, level: int) -> out.Column:
-        def hours(hazard: Hazard) -> str:
-            return formatting.number(round(getattr(hazard, key) / 3600, 2))
-
-        return out.number(key, doc, lambda h: round(getattr(h, key), 3), level=level, head=head, show=hours)
-
-    rate_doc = "Taken back per 1000 hours of drones; null: none ran."
-    grace_doc = "Mean time from a notice to the end, seconds; null: there was no notice."
-    return (
-        out.whole("ran", "Drones that ran in that time.", "drones", level=0),
-        out.span_s("run_s", "How long they ran then, all together, seconds.", head="FOR"),
-        out.whole("preempted", "Of those, taken back by the site or for the owner.", head="TAKEN BACK"),
-        out.number("per_1000_h", rate_doc, lambda h: out.rounded(h.per_1000_h), null=True, head="PER 1000 H"),
-        out.span_s("life_mean_s", "Mean life of those, seconds; null: there were none.", level=1, head="MEAN LIFE"),
-        out.span_s("life_median_s", "Median life of those, seconds; null: there were none.", head="MEDIAN LIFE"),
-        out.span_s("grace_mean_s", grace_doc, head="GRACE USED"),
-        lost("lost_gpu_s", "Work of jobs that GPU drones' ends have cost, GPU-seconds.", "GPU-H LOST", 0),
-        lost("lost_cpu_s", "The same of CPU drones, CPU-seconds.", "CPU-H LOST", 1),
-        out.whole("lost_jobs", "Jobs that lost it.", level=1, head="JOBS"),
-    )
-
-
 def _free_words(row: SiteRow) -> str:
-    if row.view and row.view.nodes:
-        free = sum(n.free_gpu_milli for n in row.view.nodes)
-        return f"{formatting.gpus(free)} of {gpu_count(sum(n.gpu_milli for n in row.view.nodes))}"
+    if row.free_gpu_milli is not None and row.node_gpu_milli is not None:
+        return f"{formatting.gpus(row.free_gpu_milli)} of {gpu_count(row.node_gpu_milli)}"
     if row.view is None or row.view.free is None:
         return "?"
     return ", ".join(f"{n} {name}" for name, n in sorted(row.view.free.items())) or "0"
 
 
-def site_note(row: SiteRow, now: float) -> str:
+def site_note(row: SiteRow) -> str:
     """Return what is unusual at a site, trouble first."""
     parts = []
     if row.reading and row.reading.fault:
@@ -240,14 +147,12 @@ def site_note(row: SiteRow, now: float) -> str:
         parts.append("not in the configuration")
     elif not row.policy.enabled:
         parts.append("disabled")
-    elif row.taken_at and now - row.taken_at > row.policy.view_max_age_s:
+    elif row.taken_at and out.now() - row.taken_at > row.policy.view_max_age_s:
         parts.append("view too old")
-    classes = [breaker for breaker in row.type_breakers if breaker.class_id]
-    for breaker in (row.breaker, *row.type_breakers):
-        if breaker.state is not BreakerState.ACTIVE and breaker not in classes[_CLASSES_NAMED:]:
-            parts.append(_breaker_note(breaker, now))
-    if len(classes) > _CLASSES_NAMED:
-        parts.append(f"{len(classes) - _CLASSES_NAMED} more job classes back off")
+    troubled = [b for b in (row.breaker, *row.type_breakers) if b.state is not BreakerState.ACTIVE]
+    parts += [f"{breaker.scope} {breaker_words(breaker)}" for breaker in troubled[:MAX_BREAKERS_NAMED]]
+    if len(troubled) > MAX_BREAKERS_NAMED:
+        parts.append(f"{len(troubled) - MAX_BREAKERS_NAMED} more breakers are not active")
     view = row.view
     if view and view.downtime_at:
         parts.append(f"downtime from {formatting.iso(view.downtime_at)}")
@@ -255,12 +160,56 @@ def site_note(row: SiteRow, now: float) -> str:
     return "; ".join(parts)
 
 
-def _breaker_note(breaker: model.Breaker, now: float) -> str:
-    left = f" for another {formatting.age(breaker.until - now)}" if breaker.until > now else ""
-    why = f": {formatting.excerpt(breaker.fault.message)}" if breaker.fault else ""
-    if breaker.class_id:  # the type is open to all others
-        return f"job class {breaker.class_id} backs off on {breaker.scope.partition('#')[0]}{left}{why}"
-    return f"{breaker.scope} {breaker.state.value}{left}{why}"
+def _hours(work_s: float) -> str:
+    return formatting.number(round(work_s / 3600, 2))
+
+
+def _rate(per_1000_h: float) -> str:
+    return formatting.number(round(per_1000_h, 1))
+
+
+_lost = partial(out.number, convert=out.rounded, unit=_hours)
+HAZARD_COLUMNS = (
+    out.ident("scope", "The site, or a drone type as site/name.", head="OF", least=12),
+    out.whole("ran", "Drones that ran in that time.", "drones", level=0),
+    out.span_s("run_s", "How long they ran then, all together, seconds.", head="FOR"),
+    out.whole("preempted", "Of those, taken back by the site or for the owner.", head="TAKEN BACK"),
+    out.number("per_1000_h", "In 1000 hours.", null=True, convert=out.rounded, unit=_rate, head="PER 1000 H"),
+    out.span_s("life_mean_s", "Mean life of those, seconds; null: there were none.", level=1, head="MEAN LIFE"),
+    out.span_s("life_median_s", "Median life of those, seconds; null: there were none.", head="MEDIAN LIFE"),
+    out.span_s("grace_mean_s", "Mean time from notice to end, seconds; null: there was no notice.", head="GRACE USED"),
+    _lost("lost_gpu_s", "Work of jobs that GPU drones' ends have cost, GPU-seconds.", head="GPU-H LOST"),
+    _lost("lost_cpu_s", "The same of CPU drones, CPU-seconds.", head="CPU-H LOST", level=1),
+    out.whole("lost_jobs", "Jobs that lost it.", level=1, head="JOBS"),
+)
+
+_MILLI = "Thousandths of GPUs"
+_UNTOLD = "null: the site does not tell"
+
+SITE_COLUMNS = (
+    out.ident("site", "Site.", "name", least=12, fact="site"),
+    out.flag("enabled", "May drones be started there?", _is_enabled, level=1, fact="enabled"),
+    out.text("breaker", "Its state.", "breaker.state", fact="breaker", level=0, tint=BREAKERS, choices=tuple(BREAKERS)),
+    out.time_at("until_at", "While banned: when it may be tried again.", "breaker.until"),
+    out.whole("failures", "Failures in a row.", "breaker.failures", level=1),
+    out.whole("drones", "Live drones: asked for and not confirmed gone.", "live", level=0, fact="drones"),
+    out.whole("max_drones", "Limit on drones.", "policy.max_drones", null=True, head="MAX", fact="of at most"),
+    out.gpus("gpu_milli", f"{_MILLI} in live drones.", head="GPUS", fact="gpus"),
+    out.whole("max_gpu_milli", f"Limit on {_MILLI.lower()}; null: none.", "policy.max_gpu_milli", null=True),
+    out.data("states", "Live drones by state.", show=_state_words, fact="states", least=12, wrap=True),
+    out.data("free", "Free places.", "view.free", null=True, level=0, least=8, show=_free_words, fact="free"),
+    out.words("owner", "The owner's jobs.", lambda s: owner_words(s.view), least=12, spare=1, fact="the owner"),
+    out.whole("claims", "Jobs of the owner that wait there.", _claimed(lambda c: 1)),
+    out.whole("claims_gpu_milli", f"{_MILLI} that these want.", _claimed(lambda c: c.gpu_milli)),
+    out.whole("owner_jobs", f"Jobs of the owner that run; {_UNTOLD}.", "view.owner_runs.jobs", null=True),
+    out.whole("owner_gpu_milli", f"{_MILLI} that these hold; {_UNTOLD}.", "view.owner_runs.gpu_milli", null=True),
+    out.whole("free_gpu_milli", f"{_MILLI} that nobody holds; {_UNTOLD} node by node.", null=True),
+    out.whole("node_gpu_milli", f"{_MILLI} of all its nodes; {_UNTOLD} node by node.", null=True),
+    out.words("taken_back", "Preemptions.", _preempted_words, head="TAKEN BACK", least=14, spare=2, fact="taken back"),
+    out.age_s("view_age_s", "Age of the newest good view; null: none.", "taken_at", head="VIEW", fact="age of view"),
+    out.text("fault", "Kind of fault of the newest look; empty: it succeeded.", "reading.fault.kind"),
+    out.words("note", "What is wrong, if anything.", site_note, least=16, fact="note"),
+)
 
 
 class NodeRow(NamedTuple):
@@ -271,51 +220,95 @@ class NodeRow(NamedTuple):
     """Reserved of its free resources for all its free GPUs, as blocking is now."""
     kept_memory_mib: int
     kept_disk_mib: int
-    drones: tuple[str, ...]
-    """Ids of our live drones there."""
+    drones: Sequence[str]
+
+    @property
+    def kept(self) -> str:
+        parts = [f"{self.kept_cpus} CPU"] if self.kept_cpus else []
+        parts += [formatting.size(self.kept_memory_mib)] if self.kept_memory_mib else []
+        parts += [f"{formatting.size(self.kept_disk_mib)} disk"] if self.kept_disk_mib else []
+        return ", ".join(parts)
 
 
-def shown_site(reader: Reader, name: str, now: float) -> out.Document:
+def _amount(key: str, what: str, head: str, unit: Callable[[int], str], level: int = 0) -> tuple[out.Column, ...]:
+    """Return the columns of all that a node has of something, and of what is free of that."""
+    left, total = attrgetter(f"node.free_{key}"), attrgetter(f"node.{key}")
+
+    def show(row: NodeRow) -> str:
+        return f"{unit(left(row))} of {unit(total(row))}" if total(row) else "-"
+
+    return (
+        out.whole(key, f"{what} of the node.", total),
+        out.whole(f"free_{key}", f"{what}: what nobody holds.", left, level=level, head=head, show=show),
+    )
+
+
+NODE_COLUMNS = (
+    out.ident("node", "Node, as the site names it.", "node.name", least=12),
+    *_amount("gpu_milli", "Thousandths of GPUs", "GPUS", formatting.gpus),
+    *_amount("cpus", "CPUs", "CPUS", str),
+    *_amount("memory_mib", "Memory, MiB", "MEMORY", formatting.size),
+    *_amount("disk_mib", "Disk, MiB (0 in all: unknown)", "DISK", formatting.size, level=1),
+    out.words("kept", "What is kept for the free GPUs (blocking), in words.", least=12),
+    out.whole("kept_cpus", "CPUs kept for its free GPUs."),
+    out.whole("kept_memory_mib", "Memory kept for its free GPUs, MiB."),
+    out.whole("kept_disk_mib", "Disk kept for its free GPUs, MiB."),
+    out.items("drones", "Ids of our live drones there.", level=0, unit=lambda drones: str(len(drones))),
+    out.items("types", "Drone types that it could host if it were empty.", "node.types", level=1, least=8),
+)
+
+
+def _hostlist(nodes: Sequence[str]) -> str:
+    return formatting.fold_hostlist(nodes) or "any"
+
+
+CLAIM_COLUMNS = (
+    out.text("who", "Whose; may be empty.", level=0, least=8),
+    out.whole("jobs", "Jobs of this shape.", "count", level=0),
+    out.gpus("gpu_milli", "Thousandths of GPUs of each.", head="GPUS"),
+    out.whole("cpus", "CPUs of each.", level=0),
+    out.mib("memory_mib", "Memory of each, MiB.", head="MEMORY"),
+    out.mib("disk_mib", "Disk of each, MiB.", level=1, head="DISK"),
+    out.age_s("waits_s", "Since the first of them was submitted, seconds; null: unknown.", "since", head="WAITS"),
+    out.items("nodes", "Nodes that could host one if empty; empty: any.", level=0, least=12, wrap=True, unit=_hostlist),
+)
+
+
+def shown_site(reader: Reader, name: str) -> out.Document:
     """Return the document of ``sites show``. Raises :class:`VerbError` for a site that is not on record."""
-    views, live, hazards = reader.views(), reader.drones(), reader.hazards(now - WEEK_S, now)
-    rows = site_rows(views, reader.breakers(), live, hazards, WEEK_S)
+    views, live = reader.views(), reader.drones()
+    rows = site_rows(reader, views, live)
     found = next((row for row in rows if row.name == name), None)
     if found is None:
-        raise opt.unknown_site(name, [row.name for row in rows])
+        raise opt.unknown("site", name, [row.name for row in rows], " on record")
     snapshot = reader.snapshot()
     quiet_s = snapshot.now - snapshot.gpu_wanted_at if snapshot else 0.0
+    hazards = [h for h in reader.hazards(out.now() - WEEK_S, out.now()) if h.scope.partition("/")[0] == name]
     ours = [drone for drone in live if drone.site == name]
-    return site_document(found, views, ours, [h for h in hazards if h.scope.startswith(f"{name}/")], quiet_s, now)
+    return site_document(found, ours, hazards, quiet_s, f"{name} {as_of(reader, views)}")
 
 
 def site_document(
-    row: SiteRow,
-    views: Views | None,
-    live: Sequence[model.Drone],
-    hazards: Sequence[Hazard],
-    quiet_s: float,
-    now: float,
+    row: SiteRow, live: Sequence[model.Drone], hazards: Sequence[Hazard], quiet_s: float, scope: str
 ) -> out.Document:
-    """Return a site as a document. ``hazards``: of its drone types; ``quiet_s``: time without a waiting GPU job."""
-    scope = out.ident("scope", "Drone type, as site/name.", head="TYPE", least=12)
-    claims, nodes = (row.view.claims if row.view else ()), node_rows(row, live, quiet_s)
-    unknown = "" if row.view else "not known: the site was never seen"
-    as_of = f"as of tick {views.tick}, {formatting.ago(views.at, now)} ago" if views else "no tick is on record yet"
+    """Return a site as a document. ``quiet_s``: time without a waiting GPU job."""
+    nodes, claims = node_rows(row, live, quiet_s), row.view.claims if row.view else ()
+    taken = f"Taken back in the last {formatting.age(WEEK_S)}"
+    node_list = out.Listing(
+        "provisioner.nodes/1", NODE_COLUMNS, nodes, lambda n: n.node.name, title="Nodes (free of all)"
+    )
     return out.Document(
         "provisioner.site/1",
-        out.Listing("", out.as_facts(site_columns(now)), [row], lambda s: s.name),
+        out.as_facts(SITE_COLUMNS),
+        row,
         {
-            "nodes": out.Listing("provisioner.nodes/1", node_columns(), nodes, lambda n: n.node.name, unknown=unknown),
-            "claims": out.Listing("", _claim_columns(now), claims, lambda c: c.who, unknown=unknown),
-            "hazards": out.Listing("", (scope, *hazard_columns()), hazards, lambda h: h.scope),
-        },
-        {
-            "nodes": "Nodes (free of all)",
-            "claims": "The owner's jobs that wait",
-            "hazards": f"Taken back in the last {formatting.age(row.hazard_s)}",
+            "nodes": node_list,
+            "claims": out.Listing("", CLAIM_COLUMNS, claims, title="The owner's jobs that wait"),
+            "hazards": out.Listing("", HAZARD_COLUMNS, hazards, title=taken),
         },
         main="nodes",
-        scope=f"{row.name} {as_of}",
+        name=row.name,
+        scope=scope,
     )
 
 
@@ -329,75 +322,17 @@ def node_rows(row: SiteRow, live: Sequence[model.Drone], quiet_s: float) -> list
     for node in sorted(nodes, key=lambda n: n.name):
         per_gpu = free.nodes[node.name].kept[1:]
         cpus, memory_mib, disk_mib = (-(-most * node.free_gpu_milli // model.WHOLE_GPU) for most in per_gpu)
-        rows.append(NodeRow(node, cpus, memory_mib, disk_mib, tuple(d.id for d in live if d.node == node.name)))
+        rows.append(NodeRow(node, cpus, memory_mib, disk_mib, [d.id for d in live if d.node == node.name]))
     return rows
 
 
-def node_columns() -> tuple[out.Column, ...]:
-    """Return the columns of nodes."""
-
-    def amount(key: str, what: str, head: str, unit: Callable[[int], str], level: int = 0) -> tuple[out.Column, ...]:
-        """Return the columns of all that a node has of something, and of what is free of that."""
-        left, total = attrgetter(f"node.free_{key}"), attrgetter(f"node.{key}")
-
-        def show(row: NodeRow) -> str:
-            return f"{unit(left(row))} of {unit(total(row))}" if total(row) else "-"
-
-        free_doc = f"{what}: what nobody holds."
-        return (
-            out.whole(key, f"{what} of the node.", total),
-            out.whole(f"free_{key}", free_doc, left, level=level, head=head, show=show),
-        )
-
-    kept_doc = "What of the free CPUs, memory and disk is kept for the free GPUs (blocking), in words; empty: nothing."
-    types_doc = "Drone types that it could host if it were empty."
-    return (
-        out.ident("node", "Node, as the site names it.", "node.name", least=12),
-        *amount("gpu_milli", "Thousandths of GPUs", "GPUS", formatting.gpus),
-        *amount("cpus", "CPUs", "CPUS", str),
-        *amount("memory_mib", "Memory, MiB", "MEMORY", formatting.size),
-        *amount("disk_mib", "Disk, MiB (0 in all: unknown)", "DISK", formatting.size, level=1),
-        out.words("kept", kept_doc, _kept_words, least=12),
-        out.whole("kept_cpus", "CPUs kept for its free GPUs."),
-        out.whole("kept_memory_mib", "Memory kept for its free GPUs, MiB."),
-        out.whole("kept_disk_mib", "Disk kept for its free GPUs, MiB."),
-        out.items("drones", "Ids of our live drones there.", level=0, unit=lambda drones: str(len(drones))),
-        out.items("types", types_doc, "node.types", level=1, least=8),
-    )
-
-
-def _kept_words(row: NodeRow) -> str:
-    parts = [f"{row.kept_cpus} CPU"] if row.kept_cpus else []
-    parts += [f"{formatting.size(row.kept_memory_mib)}"] if row.kept_memory_mib else []
-    parts += [f"{formatting.size(row.kept_disk_mib)} disk"] if row.kept_disk_mib else []
-    return ", ".join(parts)
-
-
-def _claim_columns(now: float) -> tuple[out.Column, ...]:
-    def hostlist(nodes: Sequence[str]) -> str:
-        return formatting.fold_hostlist(nodes) or "any"
-
-    waits_doc = "Since the first of them was submitted, seconds; null: unknown."
-    nodes_doc = "Nodes that could host one if they were empty; empty: any."
-    return (
-        out.text("who", "Whose; may be empty.", level=0, least=8),
-        out.whole("jobs", "Jobs of this shape.", "count", level=0),
-        out.gpus("gpu_milli", "Thousandths of GPUs of each.", head="GPUS"),
-        out.whole("cpus", "CPUs of each.", level=0),
-        out.mib("memory_mib", "Memory of each, MiB.", head="MEMORY"),
-        out.mib("disk_mib", "Disk of each, MiB.", level=1, head="DISK"),
-        out.age_s("waits_s", waits_doc, "since", now, head="WAITS"),
-        out.items("nodes", nodes_doc, level=0, least=12, wrap=True, unit=hostlist),
-    )
-
-
-SiteName = Annotated[str, opt.argument("SITE", "Name of the site.", autocompletion=opt.complete_sites)]
-sites_app = typer.Typer(cls=opt.VerbGroup, add_completion=False, rich_markup_mode=None)
+SiteName = Annotated[str, opt.argument("SITE", "Name of the site.")]
+sites_app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @sites_app.callback(invoke_without_command=True)
 @opt.shared
-def sites(ctx: typer.Context, where: opt.Where, show: opt.Show, pick: opt.Pick) -> None:
+def sites(ctx: typer.Context, query: opt.ListQuery) -> None:
     """List the sites, show one, or use one again that is banned.
 
     Breaker, live drones and limits, free places, the owner's jobs, how often places were taken back in the last 7 days,
@@ -405,31 +340,35 @@ def sites(ctx: typer.Context, where: opt.Where, show: opt.Show, pick: opt.Pick) 
 
     \b
     Examples:
-      provisioner sites
-      provisioner sites -o wide --sort -drones
       provisioner sites -o json | jq '.items[] | select(.claims > 0) | {site, claims, claims_gpu_milli}'
     """
     if opt.verb_follows(ctx):
         return
-    reader = opt.open_record(where)
-    out.present(show, lambda: out.picked(site_listing(reader, time.time()), pick))
+    reader = opt.open_record(query)
+
+    def listing() -> out.Listing:
+        views = reader.views()
+        rows = site_rows(reader, views, reader.drones())
+        scope = f"{formatting.count(len(rows), 'site')}, {as_of(reader, views)}"
+        return out.picked(out.Listing(SITES_SCHEMA, SITE_COLUMNS, rows, lambda row: row.name, scope), query)
+
+    out.present(query, listing)
 
 
 @sites_app.command("show")
 @opt.shared
-def show_site(where: opt.Where, show: opt.Show, name: SiteName) -> None:
+def show_site(query: opt.Query, name: SiteName) -> None:
     """Tell all of one site: its nodes, the owner's jobs that wait, and how often it takes places back.
 
     Of each node what is free, what of that is kept for its free GPUs (blocking), and how many drones of ours are there.
 
     \b
     Examples:
-      provisioner sites show topas
       provisioner sites show topas -o csv --columns node,free_gpu_milli,free_cpus,kept_cpus
       provisioner sites show topas -o json | jq '.hazards[] | {scope, preempted, per_1000_h}'
     """
-    reader = opt.open_record(where)
-    out.present(show, lambda: shown_site(reader, name, time.time()))
+    reader = opt.open_record(query)
+    out.present(query, lambda: shown_site(reader, name))
 
 
 @sites_app.command("reset")
@@ -447,38 +386,19 @@ def reset_site(
 
     \b
     Examples:
-      provisioner sites reset local
-      provisioner sites reset local --type a100 --reason "HTCondor installed"
       provisioner sites reset topas && provisioner events --follow
     """
     reader = opt.open_record(where)
     opt.require_known_sites(reader, [name])
-    scope = name
+    scope, views = name, reader.views()
     if type_ is not None:
         scope = f"{name}/{type_.removeprefix(f'{name}/')}"
-        views = reader.views()
-        known = sorted(str(t.key) for t in views.types) if views else []
-        if views is not None and scope not in known:  # a misspelling would reset nothing
-            wrong = f"no drone type `{formatting.sanitize(scope, 80)}`; known: {opt.named(known) or 'none'}"
-            raise opt.VerbError(wrong)
-    breakers = reader.breakers().items()
-    troubled = [s for s, b in breakers if b.failures and model.is_within_scope(s, scope)]
+        known = sorted(str(t.key) for t in views.types) if views else [scope]
+        if scope not in known:  # a misspelling would reset nothing
+            raise opt.unknown("drone type", scope, known)
+    troubled = [s for s, b in reader.breakers().items() if b.failures and model.is_within_scope(s, scope)]
     if not troubled:
         out.note(f"{scope} is not banned: nothing was asked for")
         return
-    asked = [model.DroneId(scope)]
-    serial = reader.ask(model.RequestKind.RESET, asked, reason=reason, by=operator(), at=time.time())
-    out.note(f"request {serial} recorded: use {', '.join(troubled)} again")
-    note_without_controller(reader)
-
-
-def site_listing(reader: Reader, now: float) -> out.Listing:
-    """Return the answer of ``provisioner sites``."""
-    views = reader.views()
-    rows = site_rows(views, reader.breakers(), reader.drones(), reader.hazards(now - WEEK_S, now), WEEK_S)
-    scope = f"{formatting.count(len(rows), 'site')}; no tick is on record yet"
-    if views is not None:
-        runs = "" if reader.holder() else "; no controller runs: as last recorded"
-        age = formatting.ago(views.at, now)
-        scope = f"{formatting.count(len(rows), 'site')} as of tick {views.tick}, {age} ago{runs}"
-    return out.Listing(SITES_SCHEMA, site_columns(now), rows, lambda s: s.name, scope)
+    what = f"use {', '.join(troubled)} again"
+    record_request(reader, model.RequestKind.RESET, [model.DroneId(scope)], reason, what)

@@ -1,15 +1,15 @@
 """Everything on record that a person should look at, one line each: a list of small rules over the facts of `status`.
 
 A rule takes a :class:`TroubleContext` and yields :class:`OperatorTrouble` rows. To have another trouble shown, add a
-rule to :data:`TROUBLE_RULES`, or record an event: a name in :data:`LASTING_EVENTS` holds until one of the events that
-end it, and any other name that ends in ``.rejected`` or ``.failed`` or ``_failed``, or is in :data:`RECENT_EVENTS`, is
-shown for an hour.
+rule to :data:`TROUBLE_RULES`, or record an event: a name in :data:`EVENT_ENDS` holds until the event that ends it, and
+any other name that ends in ``.rejected`` or ``.failed`` or ``_failed``, or has words here, is shown for an hour.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
+from functools import partial
 from typing import NamedTuple
 
 from provisioner import formatting
@@ -17,7 +17,7 @@ from provisioner.cli import output as out
 from provisioner.cli.jobs import reasons_by_class
 from provisioner.cli.options import named
 from provisioner.formatting import Category
-from provisioner.model import Breaker, BreakerState, Drone, DroneState, FaultKind, JobClass, Plan
+from provisioner.model import Breaker, BreakerState, Drone, Fault, FaultKind, JobClass, Plan, PolledOverlay, PolledSite
 from provisioner.reasons import AllVanished, Reason, TooManyUnhealthy
 from provisioner.store import Event, Holder, Views
 
@@ -31,24 +31,19 @@ MIN_FREE_BYTES = 32 << 20
 """Below this much free space on the store's disk the next writes may fail."""
 MAX_NOTICES = 5
 
-LASTING_EVENTS: dict[str, frozenset[str]] = {
-    "config.rejected": frozenset({"config.reloaded"}),
-    "plan.rejected": frozenset({"plan.accepted"}),
-    "clock.stepped": frozenset({"clock.caught_up"}),
-    "clock.doubted": frozenset({"clock.trusted"}),
+EVENT_ENDS = {
+    "config.rejected": "config.reloaded",
+    "plan.rejected": "plan.accepted",
+    "clock.stepped": "clock.caught_up",
+    "clock.doubted": "clock.trusted",
 }
-"""Events that begin a trouble, each with those that end it. The start of another controller ends them all."""
-
-RECENT_EVENTS = frozenset({"store.outdated", "drone.black_hole", "slots.not_removed"})
+"""Events that begin a trouble, each with the one that ends it. The start of another controller ends them all."""
 DRONE_EVENTS = frozenset({"drain.rejected", "drain.failed"})
 """Events whose trouble the drone's own record shows, for as long as it lasts."""
-
 _EVENT_WORDS = {
     "config.rejected": "the changed configuration was refused and the old one is in force; run `provisioner check`",
-    "plan.rejected": "parts of a plan were refused as inconsistent and not carried out; report it with "
-    "`provisioner snapshot`",
+    "plan.rejected": "parts of a plan were refused as inconsistent; report it with `provisioner snapshot`",
     "clock.stepped": "the clock of this host was set; times are adjusted slowly",
-    "drain.failed": "a drain was not answered; if the drone goes on taking jobs it is asked again",
     "clock.doubted": "the clock of this host is doubted: no limit ends a drone and nothing is forgotten",
     "drone.black_hole": "drained, as jobs failed in it one after the other; look at its node",
     "slots.not_removed": "the pool keeps the slots of drones that died and may match jobs to them",
@@ -66,15 +61,11 @@ class Severity(StrEnum):
     NOTE = "note"
 
 
-SEVERITY_TINTS = {Severity.CRITICAL: "red", Severity.WARNING: "yellow"}
-
-
 class OperatorTrouble(NamedTuple):
     """Problem that a person should look at."""
 
     severity: Severity
     kind: str
-    """Stable name, for programs."""
     subject: str
     """``overlay``, ``site:<name>``, ``type:<site/name>``, ``class:<id>``, ``drone:<id>`` or ``controller``."""
     text: str
@@ -90,9 +81,7 @@ class TroubleContext(NamedTuple):
     breakers: Sequence[Breaker]
     waiting: Sequence[JobClass]
     events: Sequence[Event] = ()
-    """Oldest first."""
     ended: Sequence[Drone] = ()
-    """Drones that ended of late."""
     live: Sequence[Drone] = ()
     free_bytes: int | None = None
     """On the store's disk; None: not known."""
@@ -108,184 +97,188 @@ def troubles(facts: TroubleContext) -> list[OperatorTrouble]:
     return sorted(found, key=lambda t: order.index(t.severity))
 
 
-def trouble_columns() -> tuple[out.Column, ...]:
-    """Return the columns of troubles."""
-    severity_doc = "critical: nothing is done; warning: something is not done; note: users or sites cause it."
-    subject_doc = "overlay, controller, site:NAME, type:SITE/NAME, class:ID or drone:ID."
-    return (
-        out.text("severity", severity_doc, level=0, choices=tuple(Severity), tint=SEVERITY_TINTS),
-        out.text("kind", "Stable name of the kind of trouble."),
-        out.ident("subject", subject_doc, least=12),
-        out.words("text", "What is wrong, and what to do.", head="TROUBLE", least=30),
-    )
+_SEVERITY = "critical: nothing is done; warning: something is not; note: no fault of ours."
+TROUBLE_COLUMNS = (
+    out.text("severity", _SEVERITY, level=0, choices=tuple(Severity), tint={"critical": "red", "warning": "yellow"}),
+    out.text("kind", "Stable name of the kind of trouble."),
+    out.ident("subject", "overlay, controller, site:NAME, type:SITE/NAME, class:ID or drone:ID.", least=12),
+    out.words("text", "What is wrong, and what to do.", head="TROUBLE", least=30),
+)
+
+_critical = partial(OperatorTrouble, Severity.CRITICAL)
+_warning = partial(OperatorTrouble, Severity.WARNING)
+_note = partial(OperatorTrouble, Severity.NOTE)
 
 
-# --------------------------------------------------------------------------------------------------------------- rules
-
-
-def _controller_down(facts: TroubleContext) -> Iterator[OperatorTrouble]:
+def _controller(facts: TroubleContext) -> Iterator[OperatorTrouble]:
+    """Yield that no controller runs, or that it does not get on."""
     if facts.holder is None:
         last = f", the last tick was {formatting.ago(facts.views.at, facts.now)} ago" if facts.views else ""
         message = f"no controller runs{last}. Start it: nothing is started or drained meanwhile"
         yield _critical("controller-down", "controller", message)
-
-
-def _no_tick(facts: TroubleContext) -> Iterator[OperatorTrouble]:
-    if facts.holder is None:
-        return
-    limit_s = facts.views.policy.overlay_max_age_s if facts.views else 120.0
-    last = max(facts.holder.since, facts.views.at if facts.views else 0.0)
-    if facts.now - last > limit_s:
+    elif silent_s := _silent_s(facts):
         message = (
-            f"no tick recorded for {formatting.age(facts.now - last)} although the controller runs: the store cannot "
+            f"no tick recorded for {formatting.age(silent_s)} although the controller runs: the store cannot "
             "be written (disk full?) or the controller hangs. Look at its log"
         )
         yield _critical("no-tick", "controller", message)
-
-
-def _disk_full(facts: TroubleContext) -> Iterator[OperatorTrouble]:
     if facts.free_bytes is not None and facts.free_bytes < MIN_FREE_BYTES:
         left = f"{facts.free_bytes >> 20} MiB"
         message = f"disk of the store nearly full: {left} left. Make room: nothing is done that cannot be recorded"
         yield _critical("disk-full", "controller", message)
 
 
-def _views_in_doubt(facts: TroubleContext) -> Iterator[OperatorTrouble]:
-    if facts.views is None or any(_no_tick(facts)) or facts.holder is None:
-        return  # then every view is old
-    overlay = facts.views.overlay
-    age = f", the newest is {formatting.ago(overlay.view.taken_at, facts.now)} old" if overlay.view else ""
-    if overlay.fault is not None:
-        yield _critical("view-failed", "overlay", f"pool not visible{age}: {formatting.excerpt(overlay.fault.message)}")
-    elif overlay.view is None or facts.now - overlay.view.taken_at > facts.views.policy.overlay_max_age_s:
-        yield _critical("view-old", "overlay", f"pool not seen lately{age}: nothing is decided on so old a view")
-    for name, policy in sorted(facts.views.policy.sites.items()):
-        reading = facts.views.sites.get(name)
-        view, fault = (reading.view, reading.fault) if reading else (None, None)
-        age = f", the newest view is {formatting.ago(view.taken_at, facts.now)} old" if view else ""
-        if fault is not None:
-            message = f"site cannot be listed{age}: {formatting.excerpt(fault.message)}"
-            yield _warning("view-failed", f"site:{name}", message)
-        elif view is None or facts.now - view.taken_at > policy.view_max_age_s:
-            yield _warning("view-old", f"site:{name}", f"site not seen lately{age}: nothing starts or stops there")
+def _silent_s(facts: TroubleContext) -> float:
+    """Return for how long the running controller has not recorded a tick; 0 while that is no trouble."""
+    if facts.holder is None:
+        return 0.0
+    limit_s, last = (facts.views.policy.overlay_max_age_s, facts.views.at) if facts.views else (120.0, 0.0)
+    silent_s = facts.now - max(facts.holder.since, last)
+    return silent_s if silent_s > limit_s else 0.0
 
 
-def _types_unfit(facts: TroubleContext) -> Iterator[OperatorTrouble]:
-    for name, reading in sorted(facts.views.sites.items()) if facts.views else ():
-        for kind, lack in reading.view.unfit.items() if reading.view else ():
+class ViewRow(NamedTuple):
+    """View of the overlay or of a site, with its age and its faults."""
+
+    view: str
+    age_s: float | None
+    """None: there never was a good one."""
+    limit_s: float
+    fault: Fault | None
+    notices: Sequence[str] = ()
+    remarks: Sequence[str] = ()
+
+    @property
+    def message(self) -> str:
+        return self.fault.message if self.fault else "; ".join([*self.notices, *self.remarks])
+
+    @property
+    def verdict(self) -> str:
+        if self.fault is not None:
+            return "failed"
+        return "never" if self.age_s is None else "old" if self.age_s > self.limit_s else "fresh"
+
+
+def view_rows(views: Views | None, now: float) -> list[ViewRow]:
+    """Return a row for the overlay and each configured site."""
+    if views is None:
+        return []
+
+    def row(name: str, polled: PolledOverlay | PolledSite | None, limit_s: float) -> ViewRow:
+        view, fault = (polled.view, polled.fault) if polled else (None, None)
+        if view is None:
+            return ViewRow(name, None, limit_s, fault)
+        return ViewRow(name, max(0.0, now - view.taken_at), limit_s, fault, view.notices, view.remarks)
+
+    sites = [row(f"site:{name}", views.sites.get(name), p.view_max_age_s) for name, p in views.policy.sites.items()]
+    return [row("overlay", views.overlay, views.policy.overlay_max_age_s), *sorted(sites)]
+
+
+VIEW_TINTS = {"failed": "red", "never": "red", "old": "yellow", "fresh": ""}
+_VERDICT = "fresh; old: past its limit; failed: the newest look failed; never: none succeeded."
+VIEW_COLUMNS = (
+    out.ident("view", "overlay, or site:<name>.", least=12),
+    out.text("verdict", _VERDICT, head="IS", choices=tuple(VIEW_TINTS), tint=VIEW_TINTS),
+    out.span_s("age_s", "Age of the newest good view, seconds; null: there is none.", head="AGE"),
+    out.span_s("limit_s", "Older than this it is not acted on, seconds.", head="LIMIT"),
+    out.text("fault", "Kind of fault of the newest look; null: it succeeded.", "fault.kind", null=True),
+    out.words("message", "What went wrong; of a view that is good, what is odd in it.", head="NOTE", least=20),
+)
+
+
+def _views(facts: TroubleContext) -> Iterator[OperatorTrouble]:
+    """Yield the views that cannot be relied on, what is odd in the others, and the drone types that do not fit."""
+    doubtful = facts.holder is not None and not _silent_s(facts)  # else every view is old
+    for row in view_rows(facts.views, facts.now):
+        if doubtful and row.verdict != "fresh":
+            what, trouble = ("pool not visible", _critical) if row.view == "overlay" else ("site not listed", _warning)
+            age = f", the newest view is {formatting.age(row.age_s)} old" if row.age_s is not None else ""
+            why = formatting.excerpt(row.fault.message) if row.fault else "nothing is decided on so old a view"
+            yield trouble("view-failed" if row.fault else "view-old", row.view, f"{what}{age}: {why}")
+        for kind, trouble, lines in (("notice", _warning, row.notices), ("remark", _note, row.remarks)):
+            for line in lines[:MAX_NOTICES]:
+                yield trouble(kind, row.view, formatting.excerpt(line))
+            if len(lines) > MAX_NOTICES:
+                yield trouble(kind, row.view, f"{len(lines) - MAX_NOTICES} more {kind}s: `provisioner status -o json`")
+    for name, polled in sorted(facts.views.sites.items()) if facts.views else ():
+        for kind, lack in polled.view.unfit.items() if polled.view else ():
             message = f"can never start there: {formatting.excerpt(lack)}. Change the type in the site's file"
             yield _warning("unfit", f"type:{name}/{kind}", message)
 
 
-def _notices(facts: TroubleContext) -> Iterator[OperatorTrouble]:
-    if facts.views is None:
-        return
-    sites = ((f"site:{name}", reading.view) for name, reading in sorted(facts.views.sites.items()))
-    for subject, view in (("overlay", facts.views.overlay.view), *sites):
-        notices, remarks = (view.notices, view.remarks) if view else ((), ())
-        for kind, severity, lines in (("notice", Severity.WARNING, notices), ("remark", Severity.NOTE, remarks)):
-            more = len(lines) - MAX_NOTICES
-            shown = [formatting.excerpt(line) for line in lines[:MAX_NOTICES]]
-            shown += [f"{more} more {kind}s: `provisioner status -o json`"] if more > 0 else []
-            for line in shown:
-                yield OperatorTrouble(severity, kind, subject, line)
-
-
 def _negotiator_silent(facts: TroubleContext) -> Iterator[OperatorTrouble]:
-    view = facts.views.overlay.view if facts.views else None
+    view = facts.views.overlay.view if facts.views and facts.views.overlay.fault is None else None
     jobs = [c for c in facts.waiting if not c.invalid]
-    if view is None or not jobs or facts.views is None or facts.views.overlay.fault is not None:
+    if view is None or not jobs:
         return
-    count = sum(c.waiting + c.fresh for c in jobs)
-    wait = f"{formatting.count(count, 'job')} {'waits' if count == 1 else 'wait'}"
-    silent_s = view.taken_at - view.negotiated_at
-    advice = "Is the negotiator alive? See `condor_status -negotiator` and its NegotiatorLog"
-    if view.negotiated_at and silent_s > NEGOTIATION_TIMEOUT_S:
-        silence = f"no negotiation cycle for {formatting.age(silent_s)} although {wait}"
-        yield _critical("no-negotiation", "overlay", f"{silence}. {advice}")
-    elif not view.negotiated_at and any(
-        c.fresh and c.waits_since and view.taken_at - c.waits_since > NEGOTIATION_TIMEOUT_S for c in jobs
-    ):
-        yield _critical("no-negotiation", "overlay", f"no negotiation cycle known although {wait}. {advice}")
+    fresh_since = min((c.waits_since for c in jobs if c.fresh and c.waits_since), default=view.taken_at)
+    silent_s = view.taken_at - (view.negotiated_at or fresh_since)
+    if silent_s > NEGOTIATION_TIMEOUT_S:
+        count = sum(c.waiting + c.fresh for c in jobs)
+        wait = f"{formatting.count(count, 'job')} {'waits' if count == 1 else 'wait'}"
+        advice = "Is the negotiator alive? See `condor_status -negotiator` and its NegotiatorLog"
+        message = f"no negotiation cycle for {formatting.age(silent_s)} although {wait}. {advice}"
+        yield _critical("no-negotiation", "overlay", message)
 
 
 def _breakers_not_active(facts: TroubleContext) -> Iterator[OperatorTrouble]:
     for breaker in facts.breakers:
         if breaker.state is BreakerState.ACTIVE or breaker.scope == "overlay":  # told as a view
             continue
-        fault, banned = breaker.fault, breaker.state is BreakerState.BANNED
+        fault, banned, of_type = breaker.fault, breaker.state is BreakerState.BANNED, "/" in breaker.scope
         message = f": {formatting.excerpt(fault.message)}" if fault else ""
         until = f" until {formatting.iso(breaker.until)}" if banned else ""
         if breaker.class_id:  # the type is open to all other jobs
             text_ = f"no drone of {breaker.scope.partition('#')[0]} is started for it{until}{message}"
-            yield OperatorTrouble(Severity.NOTE, "class-backs-off", f"class:{breaker.class_id}", text_)
+            yield _note("class-backs-off", f"class:{breaker.class_id}", text_)
         elif breaker.node:
             site, _, node = breaker.scope.partition("@")
-            drones = formatting.count(breaker.failures, "drone")
             state = f"node {formatting.sanitize(node, 80)} {f'avoided{until}' if until else 'watched'}"
-            text_ = f"{state}, {drones} on it ate jobs{message}. After the repair: `{_reset(site)}`"
-            yield _warning("black-hole-node", f"site:{site}", text_)
-        else:
-            of_type = "/" in breaker.scope
-            if of_type and fault is not None and fault.kind in _EXPECTED_FAULTS:
-                continue
+            eaten = f"{formatting.count(breaker.failures, 'drone')} on it ate jobs{message}"
+            yield _warning("black-hole-node", f"site:{site}", f"{state}, {eaten}. {_after_repair(site)}")
+        elif not (of_type and fault is not None and fault.kind in _EXPECTED_FAULTS):
             why = f" ({fault.kind.value}){message}" if fault else ""
-            advice = f". After the repair: `{_reset(breaker.scope)}`" if banned else ""
-            subject = f"{'type' if of_type else 'site'}:{breaker.scope}"
-            yield _warning(
-                breaker.state.value, subject, f"{formatting.BREAKER_WORDS[breaker.state]}{until}{why}{advice}"
-            )
+            advice = f". {_after_repair(breaker.scope)}" if banned else ""
+            text_ = f"{formatting.BREAKER_WORDS[breaker.state]}{until}{why}{advice}"
+            yield _warning(breaker.state.value, f"{'type' if of_type else 'site'}:{breaker.scope}", text_)
 
 
-def _reset(scope: str) -> str:
-    site, _, kind = scope.partition("/")
-    of_type = f" --type {formatting.sanitize(kind, 80)}" if kind else ""
-    return f"provisioner sites reset {formatting.sanitize(site, 80)}{of_type}"
+def _after_repair(scope: str) -> str:
+    site, _, kind = (formatting.sanitize(part, 80) for part in scope.partition("/"))
+    return f"After the repair: `provisioner sites reset {site}{f' --type {kind}' if kind else ''}`"
 
 
-def _events_lasting(facts: TroubleContext) -> Iterator[OperatorTrouble]:
-    began: dict[str, Event] = {}
+def _events(facts: TroubleContext) -> Iterator[OperatorTrouble]:
+    lasting: dict[str, Event] = {}
+    recent: dict[tuple[str, str], Event] = {}
     for event in facts.events:
-        if event.name in LASTING_EVENTS:
-            began[event.name] = event
-        for name, ends in LASTING_EVENTS.items():
-            if event.name in ends:
-                began.pop(name, None)
-    for event in began.values():
-        recent = facts.now - event.at <= RECENT_TROUBLE_S  # the start of a controller counts only where clocks agree
-        if facts.holder is None or event.at >= facts.holder.since or (recent and event.name == "clock.doubted"):
-            yield _warning(event.name, "controller", _of_event(event, facts.now))
+        lasting = {name: began for name, began in lasting.items() if EVENT_ENDS[name] != event.name}
+        failed = event.name.endswith((".rejected", ".failed", "_failed")) and event.name not in DRONE_EVENTS
+        if event.name in EVENT_ENDS:
+            lasting[event.name] = event
+        elif failed or event.name in _EVENT_WORDS:
+            recent[event.name, str(event.fields.get("drone", ""))] = event
+    for event in (*lasting.values(), *recent.values()):
+        holds = facts.now - event.at <= RECENT_TROUBLE_S
+        if event.name in EVENT_ENDS:  # the start of a controller counts only where clocks agree
+            by_this = facts.holder is None or event.at >= facts.holder.since
+            holds = by_this or (holds and event.name == "clock.doubted")
+        if holds:
+            drone = event.fields.get("drone", "")
+            fields = "; ".join(str(value) for key, value in event.fields.items() if key != "drone")
+            what = f"{_EVENT_WORDS.get(event.name, event.name)} ({formatting.ago(event.at, facts.now)} ago)"
+            text_ = f"{what}: {formatting.sanitize(fields, formatting.SHORT_TEXT)}"
+            yield _warning(event.name, f"drone:{drone}" if drone else "controller", text_)
 
 
-def _events_recent(facts: TroubleContext) -> Iterator[OperatorTrouble]:
-    newest: dict[tuple[str, str], Event] = {}
-    for event in facts.events:
-        shown = event.name.endswith((".rejected", ".failed", "_failed")) or event.name in RECENT_EVENTS
-        if shown and event.name not in LASTING_EVENTS and event.name not in DRONE_EVENTS:
-            newest[event.name, str(event.fields.get("drone", ""))] = event
-    for (name, drone), event in newest.items():
-        if facts.now - event.at <= RECENT_TROUBLE_S:
-            yield _warning(name, f"drone:{drone}" if drone else "controller", _of_event(event, facts.now))
-
-
-def _of_event(event: Event, now: float) -> str:
-    fields = "; ".join(str(v) for k, v in event.fields.items() if k != "drone")
-    what = f"{_EVENT_WORDS.get(event.name, event.name)} ({formatting.ago(event.at, now)} ago)"
-    return f"{what}: {formatting.sanitize(fields, formatting.SHORT_TEXT)}"
-
-
-def _drains_refused(facts: TroubleContext) -> Iterator[OperatorTrouble]:
+def _drones(facts: TroubleContext) -> Iterator[OperatorTrouble]:
     for drone in facts.live:
         if drone.drain_refusal:
             text_ = f"drain refused, it goes on taking jobs: {formatting.excerpt(drone.drain_refusal)}"
             yield _warning("drain.rejected", f"drone:{drone.id}", text_)
-
-
-def _drones_failed(facts: TroubleContext) -> Iterator[OperatorTrouble]:
     failed: dict[str, list[Drone]] = {}
     for drone in facts.ended:
-        recent = facts.now - drone.ended_at <= RECENT_TROUBLE_S
-        if recent and drone.state in (DroneState.FAILED, DroneState.JOIN_TIMEOUT):
+        if facts.now - drone.ended_at <= RECENT_TROUBLE_S:
             failed.setdefault(str(drone.type), []).append(drone)
     for kind, drones in sorted(failed.items()):
         if len(drones) >= MIN_FAILED_DRONES:
@@ -295,48 +288,27 @@ def _drones_failed(facts: TroubleContext) -> Iterator[OperatorTrouble]:
             yield _warning("drones-failed", f"type:{kind}", message)
 
 
-def _brakes(facts: TroubleContext) -> Iterator[OperatorTrouble]:
+def _refusals(facts: TroubleContext) -> Iterator[OperatorTrouble]:
+    """Yield what stops the controller from acting, and the classes that can never start."""
     refused: list[Reason] = [r.reason for r in facts.plan.refusals] if facts.plan else []
     for reason in dict.fromkeys(r for r in refused if isinstance(r, TooManyUnhealthy | AllVanished)):
         yield _warning(reason.kind, "controller", formatting.describe(reason))
-
-
-def _hopeless_classes(facts: TroubleContext) -> Iterator[OperatorTrouble]:
     reasons, hopeless = reasons_by_class(facts.plan), (Category.CONFIGURATION, Category.NOTHING_FITS)
     never = [c.id for c in facts.waiting if any(formatting.category(r) in hopeless for r in reasons.get(c.id, ()))]
     if never:
-        message = f"classes that can never start: {named(never)}. See `provisioner demand`"
         subject = f"class:{never[0]}" if len(never) == 1 else "classes"
-        yield OperatorTrouble(Severity.NOTE, "hopeless", subject, message)
+        yield _note("hopeless", subject, f"classes that can never start: {named(never)}. See `provisioner demand`")
 
 
-def _critical(kind: str, subject: str, text_: str) -> OperatorTrouble:
-    return OperatorTrouble(Severity.CRITICAL, kind, subject, text_)
-
-
-def _warning(kind: str, subject: str, text_: str) -> OperatorTrouble:
-    return OperatorTrouble(Severity.WARNING, kind, subject, text_)
-
-
-TROUBLE_RULES: tuple[TroubleRule, ...] = (
-    _controller_down,
-    _no_tick,
-    _disk_full,
-    _views_in_doubt,
+TROUBLE_RULES: Sequence[TroubleRule] = (
+    _controller,
+    _views,
     _negotiator_silent,
     _breakers_not_active,
-    _events_lasting,
-    _events_recent,
-    _drains_refused,
-    _drones_failed,
-    _types_unfit,
-    _brakes,
-    _notices,
-    _hopeless_classes,
+    _events,
+    _drones,
+    _refusals,
 )
-
-
-# ------------------------------------------------------------------------------------------------ for Nagios and Icinga
 
 
 def check_line(found: Sequence[OperatorTrouble], now_facts: str) -> tuple[int, str]:

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from provisioner.cli.explain import job_document, known_job
+from provisioner.cli.jobs import job_document, known_job
 from provisioner.model import CompletedJob, DroneId, JobClass, OverlayView, Policy, PolledOverlay, Slot, SlotState
 from provisioner.store import Views
 from provisioner.store.reader import Reader
@@ -38,7 +38,7 @@ class Record:
     ],
 )
 def test_a_job_that_does_not_wait_is_explained(job: str, state: str, drone: str, words: str) -> None:
-    known = known_job(cast(Reader, Record()), VIEWS, [CLASS], job, NOW)
+    known = known_job(cast(Reader, Record()), VIEWS, [CLASS], job)
     assert known is not None
     assert (known.state, known.drone) == (state, drone) and words in known.said
     assert job_document(known).plain()["state"] == state
@@ -46,4 +46,4 @@ def test_a_job_that_does_not_wait_is_explained(job: str, state: str, drone: str,
 
 @pytest.mark.parametrize("job", ["schedd@x#199.0", "1.0"])
 def test_another_job_is_unknown(job: str) -> None:
-    assert known_job(cast(Reader, Record()), VIEWS, [CLASS], job, NOW) is None
+    assert known_job(cast(Reader, Record()), VIEWS, [CLASS], job) is None

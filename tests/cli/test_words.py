@@ -80,9 +80,9 @@ def test_rounding_never_makes_a_comparison_a_lie() -> None:
     assert formatting.describe(reasons.IdleTimeout(600.2, 600.0)) == "idle 600.200 s > 600.000 s"
 
 
-@pytest.mark.parametrize("state", DroneState)
-def test_every_state_has_words(state: DroneState) -> None:
-    assert formatting.STATE_WORDS[state].startswith(("ended", "lost")) is state.ended
+def test_every_state_has_words() -> None:
+    for state in DroneState:
+        assert formatting.STATE_WORDS[state].startswith(("ended", "lost")) is state.ended
 
 
 @pytest.mark.parametrize(
@@ -98,11 +98,6 @@ def test_clean_text_is_one_printable_line(text: str) -> None:
     assert formatting.sanitize(text).isprintable()
 
 
-def test_a_time_to_come_was_no_negative_while_ago() -> None:
-    assert formatting.ago(1000.0, 400.0) == "0s"
-    assert (formatting.ago(1000.0, 1042.0), formatting.ago(0.0, 5.0)) == ("42s", "-")
-
-
 @pytest.mark.parametrize(
     ("names", "told"),
     [
@@ -110,7 +105,6 @@ def test_a_time_to_come_was_no_negative_while_ago() -> None:
         (["n9", "n10", "n11", "n13"], "n[9-11,13]"),
         (["n001", "n002", "n010", "n100", "n1"], "n1,n[001,002,010,100]"),
         (["gpu1.example.org", "gpu2.example.org", "gpu1.example.com"], "gpu1.example.com,gpu[1,2].example.org"),
-        (["rack1-ib", "rack2-ib"], "rack[1,2]-ib"),
         (["head", "a[1-3]", "b,c1"], "a[1-3],b,c1,head"),
         (["10.0.0.1", "10.0.0.2"], "10.0.0.1,10.0.0.2"),
         ([], ""),

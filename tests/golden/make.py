@@ -46,7 +46,7 @@ sites | sites show topas | sites show horeka
 demand | demand --waiting
 explain class 7 | explain class 9 | explain job 204.2 | explain job 999.0 | explain drone 7
 plan
-events --since all | events --drone 7
+events --since all
 estimates | estimates --user etp/anna
 snapshot --list
 replay --tick 3 | replay --tick 3 --what-if 'topas down'

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -226,7 +225,7 @@ class LabController:
 
     def drones(self, ended: bool | None = None) -> list[dict[str, Any]]:
         """Drones on record as `drones` tells them, past ones included unless ``ended`` says which."""
-        listing = drone_listing(self.record, DroneFilter(), ended, time.time())
+        listing = drone_listing(self.record, DroneFilter(), ended)
         return json.loads(json.dumps(listing.plain()))
 
     def states(self) -> Counter[str]:
