@@ -162,11 +162,7 @@ def writing(connection: sqlite3.Connection) -> Iterator[None]:
         raise
 
 
-def lease_clock() -> float:
-    return time.monotonic()
-
-
-# ----------------------------------------------------------------------------------------------------------- users
+lease_clock = time.monotonic
 
 
 def submit(
@@ -196,9 +192,10 @@ def submit(
         sqlite3.Error: the queue cannot be used.
     """
     owner = owner or getpass.getuser()
-    least = {"count": 1, "cpus": 1, "memory_mib": 0, "disk_mib": 0, "vram_mib": 0, "capability": 0, "walltime_s": 0}
-    given = (count, cpus, memory_mib, disk_mib, vram_mib, capability, walltime_s)
-    for (name, lowest), number in zip(least.items(), given, strict=True):
+    sizes: dict[str, float] = {"cpus": cpus, "memory_mib": memory_mib, "disk_mib": disk_mib, "vram_mib": vram_mib}
+    sizes |= {"capability": capability, "walltime_s": walltime_s}
+    for name, number in {"count": count, **sizes}.items():
+        lowest = 1 if name in ("count", "cpus") else 0
         if not lowest <= number < _MAX_INTEGER:  # false for NaN too
             raise InvalidJobError(f"{name} = {number}: at least {lowest}, and below 2^62")
     if not -_MAX_INTEGER < priority < _MAX_INTEGER:
@@ -206,27 +203,14 @@ def submit(
     for name, text in (("owner", owner), ("gpu_model", gpu_model)):
         if len(text) > _TEXT_LIMIT or not text.isprintable():
             raise InvalidJobError(f"{name}: at most {_TEXT_LIMIT} printable characters")
-    if isinstance(argv, str) or not argv or not argv[0]:
-        raise InvalidJobError("argv: a list of a program and its arguments")
-    if any("\0" in word for word in argv):
-        raise InvalidJobError("argv: no NUL characters")
+    if isinstance(argv, str) or not argv or not argv[0] or any("\0" in word for word in argv):
+        raise InvalidJobError("argv: a list of a program and its arguments, without NUL characters")
     for name, value in (env or {}).items():
         if not _JOB_VARIABLE.fullmatch(name) or "\0" in value:
             raise InvalidJobError(f"env: `{name[:40]}` cannot be an environment variable")
     row = {
-        "owner": owner,
-        "priority": priority,
-        "gpu_milli": _gpu_milli(gpus),
-        "cpus": cpus,
-        "memory_mib": memory_mib,
-        "disk_mib": disk_mib,
-        "vram_mib": vram_mib,
-        "capability": capability,
-        "gpu_model": gpu_model,
-        "walltime_s": walltime_s,
-        "argv": json.dumps(list(argv)),
-        "env": json.dumps(dict(env or {})),
-        "submitted_at": time.time(),
+        **{"owner": owner, "priority": priority, "gpu_milli": _gpu_milli(gpus), **sizes, "gpu_model": gpu_model},
+        **{"argv": json.dumps(list(argv)), "env": json.dumps(dict(env or {})), "submitted_at": time.time()},
     }
     create(path)
     statement = f"INSERT INTO job ({', '.join(row)}) VALUES ({', '.join(f':{name}' for name in row)})"
@@ -277,8 +261,6 @@ def release(path: Path, ids: Sequence[int]) -> int:
     with contextlib.closing(connect(path)) as connection, writing(connection):
         return sum(connection.execute(statement, (job_id,)).rowcount for job_id in ids)
 
-
-# ---------------------------------------------------------------------------------------------------------- drones
 
 _FITS = """
     state = 'idle' AND cpus <= :cpus AND memory_mib <= :memory_mib AND disk_mib <= :disk_mib

@@ -262,9 +262,7 @@ class Worker:
     """One drone in the pool. It has one thread and waits for signals, so no handler interrupts it."""
 
     def __init__(self, settings: WorkerSettings, guard: LeaseGuard, connection: sqlite3.Connection) -> None:
-        self._settings = settings
-        self._guard = guard
-        self._queue = connection
+        self._settings, self._guard, self._queue = settings, guard, connection
         self._inode = os.stat(settings.embedded_queue).st_ino
         self._gpus = FreeGpus.promised(settings.drone_gpu_milli, settings.cuda_visible_devices)
         self._jobs: list[JobAttempt] = []
@@ -272,7 +270,8 @@ class Worker:
         self._jobs_started = 0
         self._idle_from = time.monotonic()
         self._heartbeat_at = 0.0
-        self._lease_until = 0.0
+        self.lease_until = 0.0
+        """0 until it has joined."""
         self._drain_mode = ""
         self._retirements: dict[str, WorkerRetirement] = {}
         """By what causes them: ``walltime``, ``drain``, ``site``."""
@@ -282,10 +281,6 @@ class Worker:
             why = f"end of its walltime of {settings.drone_walltime_s:g} s"
             self._retirements["walltime"] = WorkerRetirement.within(why, self._retires_at, settings.drone_grace_s)
 
-    @property
-    def joined(self) -> bool:
-        return self._lease_until > 0
-
     def run(self) -> NoReturn:
         """Run until :class:`WorkerExitError` is raised."""
         self._heartbeat()
@@ -294,17 +289,14 @@ class Worker:
                 self._turn()
             except sqlite3.OperationalError as error:
                 self._assert_queue()
-                if time.monotonic() > self._lease_until + _LOST_LEASES * self._settings.embedded_lease_s:
+                if time.monotonic() > self.lease_until + _LOST_LEASES * self._settings.embedded_lease_s:
                     raise WorkerExitError(75, f"the queue could not be used: {error}") from error
             self._wait(min(self._settings.embedded_poll_s, self._settings.embedded_lease_s / 4))
 
     def leave_pool(self) -> None:
         """Remove the slot from the pool; if that fails the slot expires."""
-        try:
-            with queue.writing(self._queue):
-                queue.remove_slot(self._queue, self._settings.drone_id)
-        except sqlite3.Error as error:
-            print(f"slot not removed: {error}", file=sys.stderr)
+        with contextlib.suppress(sqlite3.Error), queue.writing(self._queue):
+            queue.remove_slot(self._queue, self._settings.drone_id)
 
     def _turn(self) -> None:
         expired = lease_clock() >= self._safe_until
@@ -356,7 +348,7 @@ class Worker:
             self._jobs.append(begun)
             self._jobs_started += 1
             if len(self._jobs) == 1:  # with others running, the earlier lease is the one that counts
-                self._lease_until = lease_until
+                self.lease_until = lease_until
             self._tell_guard()
             begun.begin(os.environ, self._guard)
         if self._jobs_started > before:
@@ -392,7 +384,7 @@ class Worker:
 
     @property
     def _safe_until(self) -> float:
-        return self._lease_until - (1 - _LEASE_SAFE) * self._settings.embedded_lease_s
+        return self.lease_until - (1 - _LEASE_SAFE) * self._settings.embedded_lease_s
 
     def _tell_guard(self) -> None:
         alive = [one.process.pid for one in self._jobs if one.process is not None and one.exit_code is None]
@@ -416,16 +408,14 @@ class Worker:
 
     def _apply_drain(self, mode: str) -> None:
         """Apply the drain mode that the overlay asks for; an empty mode takes the drain back."""
-        if mode == self._drain_mode:
-            return
-        self._drain_mode = mode
-        now = time.monotonic()
-        ask_at, kill_at = {"fast": (now, now), "graceful": (now, now + self._settings.drone_grace_s)}.get(
-            mode, (math.inf, math.inf)
-        )
-        self._retirements["drain"] = WorkerRetirement(kill_at, ask_at, now, f"drained ({mode})")
+        if mode != self._drain_mode:
+            now = time.monotonic()
+            limits_s = {"fast": (0.0, 0.0), "graceful": (0.0, self._settings.drone_grace_s)}
+            ask_s, kill_s = limits_s.get(mode, (math.inf, math.inf))
+            drain = WorkerRetirement(now + kill_s, now + ask_s, now, f"drained ({mode})")
+            self._retirements["drain"], self._drain_mode = drain, mode
         if not mode:
-            del self._retirements["drain"]
+            self._retirements.pop("drain", None)
 
     def _heartbeat(self) -> None:
         """Renew leases, publish the slot, read drain requests and release lost jobs of other drones."""
@@ -438,27 +428,23 @@ class Worker:
             queue.expire(self._queue, self._settings.embedded_max_lost)
             self._apply_drain(queue.drain_mode(self._queue, self._settings.drone_id))
             self._publish()
-        self._lease_until = lease_until
+        self.lease_until = lease_until
         self._tell_guard()
         self._heartbeat_at = time.monotonic() + self._settings.embedded_lease_s / 3
 
     def _publish(self) -> None:
-        settings, offer, now, mono = self._settings, self._offer(), time.time(), time.monotonic()
-        jobs = len(self._jobs)
+        settings, offer, jobs = self._settings, self._offer(), len(self._jobs)
+        since_epoch_s = time.time() - time.monotonic()
         slot = {
-            "drone_id": settings.drone_id,
-            "site": settings.drone_site,
-            "type": settings.drone_type,
+            **{"drone_id": settings.drone_id, "site": settings.drone_site, "type": settings.drone_type},
             "state": "draining" if self._retirement() is not None else "busy" if jobs else "idle",
             "free_gpu_milli": sum(self._gpus.values()),
             **{f"free_{name}": offer[name] for name in ("cpus", "memory_mib", "disk_mib")},
+            **{name: offer[name] for name in ("gpu_model", "vram_mib", "capability")},
             "jobs": jobs,
             "jobs_started": self._jobs_started,
-            "idle_since": 0.0 if jobs else now - (mono - self._idle_from),
-            "retires_at": now - mono + self._retires_at if settings.drone_walltime_s else 0.0,
-            "gpu_model": settings.embedded_gpu_model,
-            "vram_mib": settings.drone_vram_mib,
-            "capability": settings.embedded_capability,
+            "idle_since": 0.0 if jobs else since_epoch_s + self._idle_from,
+            "retires_at": since_epoch_s + self._retires_at if settings.drone_walltime_s else 0.0,
         }
         queue.publish(self._queue, slot)
 
@@ -476,10 +462,8 @@ def main() -> int:
     leave = _serve(settings)
     line = f"{'failed' if leave.status else 'left'}: {leave}"
     print(line, flush=True)
-    try:
+    with contextlib.suppress(OSError):  # the log has it, too
         (settings.drone_dir / "outcome").write_text(line + "\n")
-    except OSError as error:
-        print(f"{settings.drone_dir}/outcome: {error.strerror}", file=sys.stderr)
     return leave.status
 
 
@@ -498,7 +482,7 @@ def _serve(settings: WorkerSettings) -> WorkerExitError:
     except ValueError as error:
         return WorkerExitError(71, f"GPU check failed: {error}")
     except (sqlite3.Error, OSError) as error:
-        status = 75 if worker is not None and worker.joined else 73
+        status = 75 if worker is not None and worker.lease_until > 0 else 73
         return WorkerExitError(status, f"the queue {settings.embedded_queue}: {error}")
     finally:
         guard.close()

@@ -11,6 +11,9 @@ launcher   ``pid start boot``: the one process that may run the script; ``0 0 bo
 stop       the controller asked it to leave
 end        ``exited CODE``, ``killed`` or ``fault MESSAGE``: no process of it is left
 ========== =====================================================================================================
+
+A process is known by pid, start time and boot, never by pid alone. Every process of a drone carries
+``PROVISIONER_DRONE_ID=<id>`` in the environment that it was executed with, wherever it went (``proc(5)``, environ).
 """
 
 from __future__ import annotations
@@ -19,20 +22,23 @@ import contextlib
 import os
 import re
 import shutil
-import stat
+import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
+from typing import Self
 
-from adapters.local.processes import Process, boot_id, kill_tagged
 from adapters.local.resources import HostAllocation
 from adapters.shared.printing import last_line
 from provisioner.model import Bootstrap, DroneId, EndKind, RemoteDrone, RemoteEnd, RemoteState
 from provisioner.serialization import from_json, to_json
 
+TAG = "PROVISIONER_DRONE_ID"
+_KILL_ROUNDS = 50
+_KILL_PAUSE_S = 0.02
 _DIRECTORY_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _PLAIN_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 LOG_LIMIT_BYTES = 64 << 20
@@ -111,7 +117,7 @@ class LocalDrone:
                 end = self.finish("the controller died before it was launched")
         elif end is None and launcher is not None and not launcher.alive:
             end = self.end  # it may have ended in order between the two questions
-            if end is None and not kill_tagged(self.id):
+            if end is None and not self.kill():
                 state, reason = RemoteState.UNKNOWN, "its launcher is gone, its processes cannot be killed"
             elif end is None:
                 rebooted = launcher.boot != boot_id()
@@ -149,11 +155,30 @@ class LocalDrone:
 
     def finish(self, fault: str) -> RemoteEnd:
         """Record the end of a drone of which no process is left, unless one is recorded."""
-        asked = self.asked_to_stop
+        kind, message = (EndKind.STOPPED, "") if self.asked_to_stop else (EndKind.FAULT, fault)
         with contextlib.suppress(OSError):  # a full disk must not keep it alive
-            self._make_once("end", "killed\n" if asked else f"fault {fault}\n")
-        kind, message = (EndKind.STOPPED, "") if asked else (EndKind.FAULT, fault)
+            self._make_once("end", "killed\n" if kind is EndKind.STOPPED else f"fault {fault}\n")
         return self.end or RemoteEnd(kind, time.time(), None, message)
+
+    def kill(self) -> bool:
+        """Send SIGKILL to its processes and those of its sessions until none is left; return False if some stay.
+
+        A session with a tagged process in it belongs to the drone: its launcher starts one, and its jobs may.
+        """
+        for _ in range(_KILL_ROUNDS):
+            pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+            tagged = [pid for pid in pids if _has_tag(pid, self.id)]
+            if not tagged:
+                return True
+            sessions = {_start_and_session(pid)[1] for pid in tagged} - {os.getsid(0), 0}
+
+            def belongs(pid: int, sessions: set[int] = sessions) -> bool:
+                return _has_tag(pid, self.id) or _start_and_session(pid)[1] in sessions
+
+            for pid in filter(belongs, pids):
+                _signal_if(pid, signal.SIGKILL, belongs)
+            time.sleep(_KILL_PAUSE_S)
+        return False
 
     def remove(self) -> None:
         """Remove the directory from every listing at once, then from the disk. What resists keeps a ``.old-`` name."""
@@ -177,15 +202,13 @@ class LocalDrone:
     def shorten_log(self) -> None:
         """Keep only the end of a log that is too long. The drone appends, so it goes on behind that end.
 
-        Lines that it writes in the same moment may be lost. What fails is tried again at the next poll.
+        Lines that it writes in the same moment may be lost.
         """
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # tried again at the next poll
             if self.log.lstat().st_size <= LOG_LIMIT_BYTES:
                 return
             descriptor = os.open(self.log, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK)
             with os.fdopen(descriptor, "r+b", buffering=0) as file:
-                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    return
                 kept = min(LOG_LIMIT_BYTES // 2, _KEPT_LOG_BYTES)
                 file.seek(-kept, os.SEEK_END)
                 end = file.read(kept)
@@ -205,10 +228,9 @@ def directories(root: Path) -> Iterator[Path]:
 
 
 def claim(target: Path, record: DroneRecord, starter: Process, bootstrap: Bootstrap) -> bool:
-    """Make a drone's directory, with its script and files, mode 0600; return False if the id is taken.
+    """Make a drone's directory, with its script and files, at once; return False if the id is taken.
 
-    It is made under a temporary name and renamed. Its mode is 0700, and 0711 for root. Raises OSError, or ValueError
-    for a file name that is not a plain one.
+    Raises OSError, or ValueError for a file name that is not a plain one.
     """
     for name in bootstrap.files:
         if not _PLAIN_FILE_NAME.fullmatch(name):
@@ -222,9 +244,8 @@ def claim(target: Path, record: DroneRecord, starter: Process, bootstrap: Bootst
         files = {f"drone/{name}": content for name, content in bootstrap.files.items()}
         record_bytes = to_json(record).encode()
         for name, content in {**files, ".site/script": bootstrap.script, ".site/order.json": record_bytes}.items():
-            descriptor = os.open(fresh / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
+            (fresh / name).touch(mode=0o600)
+            (fresh / name).write_bytes(content)
         os.rename(fresh, target)
     except BaseException as error:
         shutil.rmtree(fresh, ignore_errors=True)
@@ -243,3 +264,77 @@ def clean_up(root: Path) -> None:
         dead = starter is not None and not Process(int(starter[1]), int(starter[2]), boot_id()).alive
         if dead or name.startswith(_REMOVED):
             shutil.rmtree(root / name, ignore_errors=True)
+
+
+# ---------------------------------------------------------------------------------------------------------- processes
+
+
+@cache
+def boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process of this boot, or of another; ``start`` is field 22 of ``/proc/<pid>/stat``, in clock ticks."""
+
+    pid: int
+    start: int
+    boot: str
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse ``<pid> <start> <boot>``. Raises ValueError for anything else."""
+        pid, start, boot = text.split()
+        return cls(int(pid), int(start), boot)
+
+    @classmethod
+    def own(cls) -> Self:
+        return cls(os.getpid(), _start_and_session(os.getpid())[0], boot_id())
+
+    def __str__(self) -> str:
+        return f"{self.pid} {self.start} {self.boot}"
+
+    @property
+    def alive(self) -> bool:
+        """True while it runs; a zombie does not."""
+        return self.pid > 0 and self.boot == boot_id() and _start_and_session(self.pid)[0] == self.start
+
+    def signal(self, number: signal.Signals) -> bool:
+        """Send a signal to exactly this process; False if it is gone."""
+        return self.pid > 0 and _signal_if(self.pid, number, lambda pid: self.alive)
+
+
+def _signal_if(pid: int, number: signal.Signals, is_meant: Callable[[int], bool]) -> bool:
+    # With a handle on it open, the pid cannot become another process's between the question and the signal.
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        if not is_meant(pid):
+            return False
+        signal.pidfd_send_signal(handle, number)
+    except ProcessLookupError:  # it went by itself
+        return False
+    finally:
+        os.close(handle)
+    return True
+
+
+def _start_and_session(pid: int) -> tuple[int, int]:
+    """Return fields 22 and 6 of ``/proc/<pid>/stat``; -1 as the start of what does not run, a zombie included."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return -1, 0
+    return -1 if fields[0] in (b"Z", b"X") else int(fields[19]), int(fields[3])
+
+
+def _has_tag(pid: int, drone_id: str) -> bool:
+    directory = Path(f"/proc/{pid}")
+    try:
+        variables = (directory / "environ").read_bytes().split(b"\0")
+        return f"{TAG}={drone_id}".encode() in variables and directory.stat().st_uid == os.geteuid()
+    except OSError:  # gone, or made unreadable by a change of user: not ours then
+        return False

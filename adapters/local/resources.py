@@ -46,7 +46,7 @@ def survey(config: LocalSiteConfig) -> LocalHost:
 
 
 def declared_host(config: LocalSiteConfig, root: Path) -> LocalHost:
-    """Return this host with the GPUs that the configuration declares; ``root``: a path on the disk for drones."""
+    """Return this host with the GPUs that the configuration declares. ``root``: a path on the disk for drones."""
     specs = () if config.gpus == "auto" else [spec for spec in config.gpus for _ in range(spec.count)]
     memory_mib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
     return LocalHost(
@@ -67,10 +67,7 @@ def disk_mib(root: Path) -> int:
 
 
 def _probe() -> tuple[tuple[LocalGpu, ...], tuple[str, ...]]:
-    """Return the GPUs that ``nvidia-smi`` lists, and notices.
-
-    A driver that fails or hangs is a fault of this node, not "no GPUs".
-    """
+    """Return the GPUs that ``nvidia-smi`` lists, and notices. A driver that fails is a fault of this node."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return (), ("no nvidia-smi on this host: it has no GPUs for drones",)
@@ -99,10 +96,8 @@ def _probe() -> tuple[tuple[LocalGpu, ...], tuple[str, ...]]:
 def _parse(line: str) -> LocalGpu:
     """Parse a line like ``0, NVIDIA A100-SXM4-40GB, 40960, 8.0``."""
     index, model, vram, capability = (part.strip() for part in line.split(","))
-    major, _, minor = capability.partition(".")
-    return LocalGpu(
-        int(index), model.removeprefix("NVIDIA ").replace(" ", "-"), int(vram), int(major) * 10 + int(minor or 0)
-    )
+    model = model.removeprefix("NVIDIA ").replace(" ", "-")
+    return LocalGpu(int(index), model, int(vram), round(float(capability) * 10))
 
 
 _COUNT_LIMIT = 10_000
@@ -169,10 +164,7 @@ class FreeHostResources:
         return _COUNT_LIMIT
 
     def _devices(self, kind: DroneType) -> dict[int, int]:
-        """Choose whole devices first, then the fullest device that still holds the rest, to keep GPUs whole.
-
-        There are fewer than requested if there is no room for all.
-        """
+        """Choose whole devices, then the fullest that still holds the rest: fewer if there is no room for all."""
         whole, rest = divmod(kind.gpu_milli, WHOLE_GPU)
         free = {gpu.index: self.free_milli[gpu.index] for gpu in self.gpus if _suits(gpu, kind)}
         devices = dict.fromkeys([index for index, milli in free.items() if milli == WHOLE_GPU][:whole], WHOLE_GPU)

@@ -22,26 +22,13 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 from adapters.local.config import LocalSiteConfig
-from adapters.local.drones import DroneRecord, LocalDrone, claim, clean_up, directories, is_drone_id
-from adapters.local.processes import TAG, Process, kill_tagged
+from adapters.local.drones import TAG, DroneRecord, LocalDrone, Process, claim, clean_up, directories, is_drone_id
 from adapters.local.resources import FreeHostResources, LocalHost, disk_mib, survey
+from adapters.shared.starts import outcome_unknown, rejected
 from provisioner import drone as drone_contract
+from provisioner import model
 from provisioner.interfaces import AuditFinding, UnavailableError
-from provisioner.model import (
-    Bootstrap,
-    DroneId,
-    DroneType,
-    Fault,
-    FaultKind,
-    OrderOutcome,
-    OrderResult,
-    RemoteDrone,
-    RemoteState,
-    SitePolicy,
-    SiteView,
-    StartOrder,
-    StopOrder,
-)
+from provisioner.model import DroneId, FaultKind, OrderOutcome, OrderResult, RemoteState
 
 _INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH")
 """Variables that a drone inherits. The controller's environment may hold secrets, so there are no others."""
@@ -60,11 +47,8 @@ class LocalSite:
     Config = LocalSiteConfig
     on_this_host = True
 
-    def __init__(self, name: str, config: LocalSiteConfig, types: Sequence[DroneType], controller: str) -> None:
-        self._name = name
-        self._config = config
-        self._types = tuple(types)
-        self._controller = controller
+    def __init__(self, name: str, config: LocalSiteConfig, types: Sequence[model.DroneType], controller: str) -> None:
+        self._name, self._config, self._types, self._controller = name, config, tuple(types), controller
         self._root = config.root.absolute()
         self._turn = threading.Lock()
         self._host: LocalHost | None = None
@@ -78,28 +62,24 @@ class LocalSite:
     async def __aexit__(self, *exc: object) -> None:
         """Do nothing: drones live on."""
 
-    async def poll(self) -> SiteView:
+    async def poll(self) -> model.SiteView:
         """List the drones of this controller; ended ones for ``retain_finished``. Raises :class:`UnavailableError`."""
         return await asyncio.to_thread(self._one_at_a_time, self._view)
 
-    async def audit(self, policy: SitePolicy) -> Sequence[AuditFinding]:
+    async def audit(self, policy: model.SitePolicy) -> Sequence[AuditFinding]:
         """Report a directory that cannot be written: no drone could be started."""
+        try:
+            (await asyncio.to_thread(tempfile.TemporaryFile, dir=self._root)).close()
+        except OSError as error:
+            message = f"{self._root} cannot be written: {error.strerror}. Make it writable for this user"
+            return [AuditFinding("", "directory", message)]
+        return []
 
-        def try_to_write() -> Sequence[AuditFinding]:
-            try:
-                with tempfile.TemporaryFile(dir=self._root):
-                    return []
-            except OSError as error:
-                message = f"{self._root} cannot be written: {error.strerror}. Make it writable for this user"
-                return [AuditFinding("", "directory", message)]
-
-        return await asyncio.to_thread(try_to_write)
-
-    async def start(self, orders: Sequence[StartOrder]) -> Sequence[OrderResult]:
+    async def start(self, orders: Sequence[model.StartOrder]) -> Sequence[OrderResult]:
         """Start drones. If it is cancelled the thread goes on; the next poll lists what it began."""
         return await asyncio.to_thread(self._one_at_a_time, lambda: self._start_all(orders))
 
-    async def stop(self, orders: Sequence[StopOrder]) -> Sequence[OrderResult]:
+    async def stop(self, orders: Sequence[model.StopOrder]) -> Sequence[OrderResult]:
         """End drones. The launcher applies notice and grace."""
         return await asyncio.to_thread(self._one_at_a_time, lambda: self._stop_all(orders))
 
@@ -113,8 +93,6 @@ class LocalSite:
         finally:
             self._turn.release()
 
-    # ------------------------------------------------------------------------------------------------- listing
-
     def _list(self, notices: list[str]) -> Iterator[LocalDrone]:
         """Yield every drone, of any controller. Raises OSError if the root cannot be read."""
         for drone in map(LocalDrone, list(directories(self._root))):
@@ -127,10 +105,10 @@ class LocalSite:
             else:
                 yield drone
 
-    def _view(self) -> SiteView:
+    def _view(self) -> model.SiteView:
         host = self._surveyed()
         notices = list(host.notices)
-        drones: dict[DroneId, RemoteDrone] = {}
+        drones: dict[DroneId, model.RemoteDrone] = {}
         whole, room = FreeHostResources.of(host), FreeHostResources.of(host)
         old: list[LocalDrone] = []
         for drone in self._list(notices):
@@ -148,7 +126,9 @@ class LocalSite:
         unfit = {t.name: found for t in self._types if isinstance(found := whole.find(t), str)}
         lacks = {t.name: found for t in self._types if isinstance(found := room.find(t), str) and t.name not in unfit}
         free = {kind.name: room.count(kind) for kind in self._types}
-        view = SiteView(self._name, time.time(), drones, free=free, notices=tuple(notices), lacks=lacks, unfit=unfit)
+        view = model.SiteView(
+            self._name, time.time(), drones, free=free, notices=tuple(notices), lacks=lacks, unfit=unfit
+        )
         self._clean_up(old)
         return view
 
@@ -172,9 +152,7 @@ class LocalSite:
                 with contextlib.suppress(OSError):  # tried again at the next poll
                     drone.remove()
 
-    # ------------------------------------------------------------------------------------------------ starting
-
-    def _start_all(self, orders: Sequence[StartOrder]) -> Sequence[OrderResult]:
+    def _start_all(self, orders: Sequence[model.StartOrder]) -> Sequence[OrderResult]:
         host = self._surveyed()
         with self._allocation_lock():
             held = [drone.record.allocation for drone in self._list([]) if drone.end is None]
@@ -196,42 +174,40 @@ class LocalSite:
                     time.sleep(0.01)
             yield
 
-    def _start(self, order: StartOrder, host: LocalHost, room: FreeHostResources) -> OrderResult:
+    def _start(self, order: model.StartOrder, host: LocalHost, room: FreeHostResources) -> OrderResult:
         """Claim the order's directory and launch it."""
         if not is_drone_id(order.drone_id) or not order.drone_id.startswith(f"{self._controller}-"):
-            return _failed(order.drone_id, FaultKind.CONFIG, "not a drone id of this controller")
+            return rejected(order.drone_id, FaultKind.CONFIG, "not a drone id of this controller")
         if order.bootstrap is None:
-            return _failed(order.drone_id, FaultKind.CONFIG, "the order has no bootstrap: nothing to run")
+            return rejected(order.drone_id, FaultKind.CONFIG, "the order has no bootstrap: nothing to run")
         if isinstance(never := FreeHostResources.of(host).find(order.type), str):
-            return _failed(order.drone_id, FaultKind.CONFIG, f"this host can never hold {order.type.key}: {never}")
+            return rejected(order.drone_id, FaultKind.CONFIG, f"this host can never hold {order.type.key}: {never}")
         drone = LocalDrone(self._root / order.drone_id)
         try:
             if not drone.path.is_dir():
                 found = room.find(order.type)
                 if isinstance(found, str):
-                    return _failed(order.drone_id, FaultKind.CAPACITY, f"no room now: {found}")
+                    return rejected(order.drone_id, FaultKind.CAPACITY, f"no room now: {found}")
                 me = Process.own()
-                kind = order.type.name
-                record = DroneRecord(self._controller, self._name, kind, order.grace_s, str(me), found)
+                record = DroneRecord(self._controller, self._name, order.type.name, order.grace_s, str(me), found)
                 if claim(drone.path, record, me, order.bootstrap):
                     room.take(found)
             if not self._owns(drone.record):
-                wrong = f"the id belongs to controller {drone.record.controller}"
-                return _failed(order.drone_id, FaultKind.CONFIG, wrong)
+                return rejected(drone.id, FaultKind.CONFIG, f"the id belongs to controller {drone.record.controller}")
             if drone.launcher is None:
                 self._launch(drone, order, order.bootstrap, host)
             give_up_at = time.monotonic() + _LAUNCH_WAIT_S
             while drone.launcher is None:
                 if time.monotonic() > give_up_at:
-                    return _unknown(drone, "its launcher has not reported")
+                    return outcome_unknown(drone.id, "its launcher has not reported")
                 time.sleep(0.002)
             return _done(drone)
         except ValueError as error:  # a bad file name, or a foreign directory with that name
-            return _failed(order.drone_id, FaultKind.CONFIG, str(error))
+            return rejected(order.drone_id, FaultKind.CONFIG, str(error))
         except (OSError, subprocess.SubprocessError) as error:
             return self._undone(drone, error)
 
-    def _launch(self, drone: LocalDrone, order: StartOrder, bootstrap: Bootstrap, host: LocalHost) -> None:
+    def _launch(self, drone: LocalDrone, order: model.StartOrder, bootstrap: model.Bootstrap, host: LocalHost) -> None:
         """Run a launcher; of several launchers of a drone one wins."""
         argv = ["setsid", "--fork", "/bin/sh", str(_LAUNCHER), str(drone.path), f"{drone.record.grace_s:g}"]
         if self._config.nice:
@@ -256,27 +232,23 @@ class LocalSite:
         if isinstance(error, OSError):
             kind = FaultKind.DENIED if error.errno in (errno.EACCES, errno.EPERM) else FaultKind.NODE
             what = f"{error.filename or drone.path}: {error.strerror or error}"
-        if not drone.path.is_dir():
-            return _failed(drone.id, kind, what)
-        if drone.abandon():
-            shutil.rmtree(drone.path, ignore_errors=True)
-            return _failed(drone.id, kind, what)
-        return _unknown(drone, what)
+        if drone.path.is_dir() and not drone.abandon():
+            return outcome_unknown(drone.id, what)
+        shutil.rmtree(drone.path, ignore_errors=True)
+        return rejected(drone.id, kind, what)
 
-    # ------------------------------------------------------------------------------------------------ stopping
-
-    def _stop_all(self, orders: Sequence[StopOrder]) -> Sequence[OrderResult]:
+    def _stop_all(self, orders: Sequence[model.StopOrder]) -> Sequence[OrderResult]:
         with os.scandir(self._root):  # without it nothing is known to be gone
             pass
         return [self._stop(order) for order in orders]
 
-    def _stop(self, order: StopOrder) -> OrderResult:
+    def _stop(self, order: model.StopOrder) -> OrderResult:
         drone = LocalDrone(self._root / order.drone_id)
         if not is_drone_id(order.drone_id) or not drone.path.is_dir():
             return OrderResult(order.drone_id, OrderOutcome.OK)
         try:
             if not self._owns(drone.record):
-                return _failed(drone.id, FaultKind.CONFIG, f"it belongs to {drone.record.controller}")
+                return rejected(drone.id, FaultKind.CONFIG, f"it belongs to {drone.record.controller}")
             if drone.end is not None:
                 return _done(drone)
             drone.ask_to_stop()
@@ -285,30 +257,22 @@ class LocalSite:
             elif not order.kill and drone.launcher is not None and drone.launcher.signal(signal.SIGTERM):
                 pass
             elif drone.end is None:
-                if not kill_tagged(drone.id):
-                    return _unknown(drone, "some of its processes cannot be killed")
+                if not drone.kill():
+                    return outcome_unknown(drone.id, "some of its processes cannot be killed")
                 drone.finish("its launcher vanished")
             return _done(drone)
         except FileNotFoundError:
             return OrderResult(drone.id, OrderOutcome.OK)  # removed meanwhile
         except (OSError, ValueError) as error:
-            return _unknown(drone, str(error))
+            return outcome_unknown(drone.id, str(error))
 
 
 def _done(drone: LocalDrone) -> OrderResult:
     return OrderResult(drone.id, OrderOutcome.OK, drone.remote_id)
 
 
-def _failed(drone_id: DroneId, kind: FaultKind, message: str) -> OrderResult:
-    return OrderResult(drone_id, OrderOutcome.REJECTED, fault=Fault(kind, message, time.time()))
-
-
-def _unknown(drone: LocalDrone, message: str) -> OrderResult:
-    return OrderResult(drone.id, OrderOutcome.UNKNOWN, fault=Fault(FaultKind.NODE, message, time.time()))
-
-
 def _drone_environment(
-    order: StartOrder, bootstrap: Bootstrap, drone: LocalDrone, config: LocalSiteConfig, host: LocalHost
+    order: model.StartOrder, bootstrap: model.Bootstrap, drone: LocalDrone, config: LocalSiteConfig, host: LocalHost
 ) -> dict[str, str]:
     inherited = {name: value for name in _INHERITED if (value := os.environ.get(name)) is not None}
     indexes = sorted(drone.record.allocation.gpus)

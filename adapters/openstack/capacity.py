@@ -15,13 +15,13 @@ from __future__ import annotations
 import hashlib
 import operator
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
-from adapters.openstack.records import Flavor, Limits, Server
 from adapters.openstack.registry import DRONE_KEY, TYPE_KEY
+from adapters.openstack.servers import GONE, Flavor, Limits, Server, classify_fault
 from adapters.openstack.settings import HostConfig, OpenStackOwnerConfig, OpenStackSiteConfig
-from adapters.openstack.states import GONE, classify_fault
 from adapters.shared.printing import printable
 from provisioner.model import WHOLE_GPU, DroneType, FaultKind, Node, OwnerDemand, OwnerLoad
 
@@ -31,8 +31,7 @@ _MAX_CLAIMS = 500
 _MAX_NAMES_OF_SERVERS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class FlavorSize:
+class FlavorSize(NamedTuple):
     """Resources that one server holds of its host, or would hold."""
 
     gpu_milli: int = 0
@@ -40,13 +39,12 @@ class FlavorSize:
     memory_mib: int = 0
     disk_mib: int = 0
 
-    def __add__(self, other: FlavorSize) -> FlavorSize:
-        return FlavorSize(*map(operator.add, astuple(self), astuple(other)))
+    def within(self, room: FlavorSize) -> bool:
+        return all(map(operator.le, self, room))
 
-    def within(self, room: FlavorSize | Node) -> bool:
-        """Return whether the node, if it were empty, has as much."""
-        total = (room.gpu_milli, room.cpus, room.memory_mib, room.disk_mib)
-        return all(map(operator.le, astuple(self), total))
+
+def _total(sizes: Iterable[FlavorSize]) -> FlavorSize:
+    return FlavorSize(*map(sum, zip(FlavorSize(), *sizes, strict=True)))
 
 
 # ---------------------------------------------------------------------------------------------------------------- hosts
@@ -58,12 +56,9 @@ def host_id(project: str, name: str) -> str:
 
 
 def host_names(hosts: Iterable[HostConfig], projects: Iterable[str]) -> Mapping[str, str]:
-    """Return the hosts' names by the ids that they have to these projects.
-
-    An empty project is one that is not known yet.
-    """
+    """Return the hosts' names by the ids that they have to these projects."""
     names = [name for host in hosts for name in host.names]
-    return {host_id(project, name): name for project in filter(None, projects) for name in names}
+    return {host_id(project, name): name for project in projects for name in names}
 
 
 def size_of(server: Server) -> FlavorSize:
@@ -88,62 +83,41 @@ def nodes(
     server may be in both. ``hosts`` are names by ids. A server that is on no host yet holds nothing. One that is off or
     being deleted holds its place until it is gone.
     """
-    by_name = {kind.name: kind for kind in types}
-    from_volume = {name for name in by_name if name in config.types and config.server(name).boot_volume is not None}
+    from_volume = {name for name in config.types if config.server(name).boot_volume is not None}
+    disks = {kind.name: 0 if kind.name in from_volume else kind.disk_mib for kind in types}
+    type_sizes = {t.name: FlavorSize(t.gpu_milli, t.cpus, t.memory_mib, disks[t.name]) for t in types}
     sizes = {server.id: (server, size_of(server)) for server in others}
-    mine = {server.id: (server, _drone_size(server, by_name, from_volume)) for server in ours}
-    sizes |= mine
-    held: dict[str, FlavorSize] = {}
+    for server in ours:
+        name, size = server.metadata.get(TYPE_KEY, ""), size_of(server)
+        if (own := type_sizes.get(name)) is not None:
+            # GPUs by the drone type; the rest by the server, which may be more than its drone uses.
+            size = own if server.flavor is None else size._replace(gpu_milli=own.gpu_milli)
+            size = size._replace(disk_mib=0) if name in from_volume else size
+        sizes[server.id] = server, size
+    held: dict[str, list[FlavorSize]] = defaultdict(list)
     for server, size in sizes.values():
-        if name := hosts.get(server.host_id):
-            held[name] = held.get(name, FlavorSize()) + size
-    found = tuple(
-        _node(host, name, types, from_volume, held.get(name, FlavorSize()))
-        for host in config.hosts
-        for name in host.names
-    )
+        if server.host_id in hosts:
+            held[hosts[server.host_id]].append(size)
+    found = []
+    for host in config.hosts:
+        whole = FlavorSize(host.gpus * WHOLE_GPU, host.cpus, host.memory, host.disk)
+        allowed_here = host.types or type_sizes
+        fitting = tuple(name for name, size in type_sizes.items() if name in allowed_here and size.within(whole))
+        for name in host.names:
+            free = (max(0, total - used) for total, used in zip(whole, _total(held[name]), strict=True))
+            found.append(Node(name, fitting, *whole, *free))
     notices = []
-    elsewhere = sum(1 for server, _ in mine.values() if server.host_id and server.host_id not in hosts)
+    elsewhere = sum(1 for server in ours if server.host_id and server.host_id not in hosts)
     if elsewhere and found:
         notices.append(f"{elsewhere} of our servers are on hosts that `hosts` does not name")
     uncounted = sorted({s.flavor.name for s, _ in sizes.values() if s.flavor and gpus_of(s.flavor.extra) is None})
     notices += [f"flavor {name} does not tell how many GPUs it has: one is counted" for name in uncounted]
-    return found, tuple(notices[:MAX_HOST_NOTICES])
-
-
-def _drone_size(server: Server, types: Mapping[str, DroneType], from_volume: Collection[str]) -> FlavorSize:
-    """Return GPUs by the drone type; the rest by the server, which may be more than its drone uses."""
-    kind = types.get(server.metadata.get(TYPE_KEY, ""))
-    if kind is None:
-        return size_of(server)
-    if server.flavor is None:
-        return _type_size(kind, from_volume)
-    flavor = server.flavor
-    disk_mib = 0 if kind.name in from_volume else flavor.disk_mib
-    return FlavorSize(kind.gpu_milli, flavor.vcpus, flavor.memory_mib, disk_mib)
-
-
-def _type_size(kind: DroneType, from_volume: Collection[str]) -> FlavorSize:
-    return FlavorSize(kind.gpu_milli, kind.cpus, kind.memory_mib, 0 if kind.name in from_volume else kind.disk_mib)
-
-
-def _node(
-    host: HostConfig, name: str, types: Iterable[DroneType], from_volume: Collection[str], held: FlavorSize
-) -> Node:
-    whole = FlavorSize(host.gpus * WHOLE_GPU, host.cpus, host.memory, host.disk)
-    fitting = tuple(
-        kind.name
-        for kind in types
-        if (not host.types or kind.name in host.types) and _type_size(kind, from_volume).within(whole)
-    )
-    free = [max(0, total - used) for total, used in zip(astuple(whole), astuple(held), strict=True)]
-    return Node(name, fitting, *astuple(whole), *free)
+    return tuple(found), tuple(notices[:MAX_HOST_NOTICES])
 
 
 # ----------------------------------------------------------------------------------------------------- GPUs of flavours
 
 _RESOURCES = re.compile(r"resources[A-Za-z0-9_-]{0,64}:(?P<name>[A-Z0-9_]{1,255})")
-_GPU_CLASSES = frozenset({"VGPU", "PGPU"})
 _MODEL = re.compile(
     r"gpu|nvidia|tesla|quadro|geforce|[gr]tx|instinct|pci_10de_|pci_1002_"
     r"|(?<![a-z0-9])(a|b|h|l|mi|p|t|v|gh|gb)\d{1,3}[a-z]?(?![0-9])",
@@ -164,33 +138,25 @@ def gpus_of(extra: Mapping[str, str]) -> int | None:
     It is unknown where a flavour asks for GPUs by a device profile, which only Cyborg can resolve, or by an invalid
     number. An alias that is plausibly a GPU counts as one unless the flavour names another GPU alias.
     """
-    found: int = 0
-    for key, value in extra.items():
-        resource = _RESOURCES.fullmatch(key)
-        if resource is not None and _is_gpu_class(resource["name"]):
-            count = _number(value)
-            if count is None:
-                return None
-            found += count
-    aliases = list(_aliases(extra.get("pci_passthrough:alias", "")))
-    clear = [count for name, count in aliases if _MODEL.search(name)]
-    counts = clear or [count for name, count in aliases if not found and not _OTHER_DEVICE.search(name)]
-    if None in counts or (extra.get("accel:device_profile") and not counts and not found):
+    names = {key: found["name"] for key in extra if (found := _RESOURCES.fullmatch(key)) is not None}
+    resources = [_number(extra[key]) for key, name in names.items() if _is_gpu_class(name)]
+    aliases = []
+    for each in filter(None, extra.get("pci_passthrough:alias", "").split(",")):  # `h100:2,ib:1`
+        name, _, count = each.strip().rpartition(":")
+        aliases.append((name, _number(count)))
+    counts = [count for name, count in aliases if _MODEL.search(name)]
+    if not counts and not any(resources):
+        counts = [count for name, count in aliases if not _OTHER_DEVICE.search(name)]
+    counts += resources
+    if None in counts or (extra.get("accel:device_profile") and not any(counts)):
         return None
-    return found + sum(filter(None, counts))
+    return sum(filter(None, counts))
 
 
 def _is_gpu_class(name: str) -> bool:
     """``CUSTOM_GPU_H100``, ``CUSTOM_NVIDIA_A100``, ``CUSTOM_PCI_10DE_2330``, ``CUSTOM_BAREMETAL_GPU``."""
-    is_custom = name.startswith("CUSTOM_") and _MODEL.search(name.removeprefix("CUSTOM_")) is not None
-    return is_custom or name in _GPU_CLASSES
-
-
-def _aliases(text: str) -> Iterator[tuple[str, int | None]]:
-    """``h100:2,ib:1`` -> (h100, 2), (ib, 1)."""
-    for each in filter(None, text.split(",")):
-        name, _, count = each.strip().rpartition(":")
-        yield name, _number(count)
+    custom = name.removeprefix("CUSTOM_")
+    return name in ("VGPU", "PGPU") or (custom != name and _MODEL.search(custom) is not None)
 
 
 def _number(text: str) -> int | None:
@@ -239,29 +205,35 @@ def claims(
     hosts for them, of which we do not know whether they are full.
     """
     with_cpu_servers = any(each.host_id in hosts and not size_of(each).gpu_milli for each in theirs)
-    placed: dict[str, float] = {}
+    placed: dict[str, float] = defaultdict(float)
     """By name, when the newest was made of those that have a host or may yet find one."""
     for each in theirs:
         if each.host_id or each.launched_at or each.status == "BUILD":
-            placed[each.name] = max(each.created_at, placed.get(each.name, 0.0))
-    groups: dict[FlavorSize, list[Server]] = {}
+            placed[each.name] = max(each.created_at, placed[each.name])
+    groups: dict[FlavorSize, list[Server]] = defaultdict(list)
     for server in theirs:
         size = size_of(server)
-        if (size.gpu_milli or with_cpu_servers) and _waits(server, placed.get(server.name, 0.0), owner.wait, now):
-            groups.setdefault(size, []).append(server)
+        if (size.gpu_milli or with_cpu_servers) and _waits(server, placed[server.name], owner.wait, now):
+            groups[size].append(server)
     found: list[OwnerDemand] = []
     impossible: list[str] = []
     for size, waiting in groups.items():
-        could = tuple(node.name for node in nodes if size.within(node))
+        could = tuple(
+            node.name
+            for node in nodes
+            if size.within(FlavorSize(node.gpu_milli, node.cpus, node.memory_mib, node.disk_mib))
+        )
+        names = sorted({server.name for server in waiting})
+        who = printable(", ".join(names[:_MAX_NAMES_OF_SERVERS]) + ", ..." * (len(names) > _MAX_NAMES_OF_SERVERS))
         if could:
             since = min([now, *(server.created_at for server in waiting if server.created_at)])
             on = () if len(could) == len(nodes) else could
-            gpu_milli, cpus, memory_mib, disk_mib = astuple(size)
-            found.append(OwnerDemand(len(waiting), gpu_milli, cpus, memory_mib, since, disk_mib, on, _names(waiting)))
+            request = {**size._asdict(), "since": since, "nodes": on, "who": who}
+            found.append(OwnerDemand(len(waiting), **request))
         elif nodes:
             impossible.append(
                 printable(
-                    f"owner: {len(waiting)} servers ({_names(waiting)}) find no host with {size.gpu_milli // WHOLE_GPU}"
+                    f"owner: {len(waiting)} servers ({who}) find no host with {size.gpu_milli // WHOLE_GPU}"
                     f" GPUs, {size.cpus} CPUs, {size.memory_mib} MiB and a disk of {size.disk_mib} MiB here even if all"
                     " were empty: no room is made for them",
                     400,
@@ -274,8 +246,7 @@ def claims(
 def owner_load(theirs: Iterable[Server], hosts: Mapping[str, str]) -> OwnerLoad:
     """Return what the owner's servers hold of our nodes, those that are off included."""
     sizes = [size_of(each) for each in theirs if each.host_id in hosts and each.status not in GONE]
-    total = sum(sizes, FlavorSize())
-    return OwnerLoad(len(sizes), total.gpu_milli, total.cpus, total.memory_mib)
+    return OwnerLoad(len(sizes), *_total(sizes)[:3])
 
 
 def _waits(server: Server, made_anew_at: float, wait_s: float, now: float) -> bool:
@@ -290,8 +261,3 @@ def _waits(server: Server, made_anew_at: float, wait_s: float, now: float) -> bo
     if server.status != "ERROR" or server.fault is None or classify_fault(server.fault) is not FaultKind.CAPACITY:
         return False
     return now - (server.updated_at or server.created_at) <= wait_s and made_anew_at <= server.created_at
-
-
-def _names(servers: Collection[Server]) -> str:
-    names = sorted({server.name for server in servers})
-    return printable(", ".join(names[:_MAX_NAMES_OF_SERVERS]) + (", ..." if len(names) > _MAX_NAMES_OF_SERVERS else ""))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from adapters.openstack.records import Record, mapping
+from adapters.openstack.servers import Record, mapping
 from adapters.shared.printing import printable
 from provisioner.config.messages import choices
 from provisioner.config.units import SecretUnreadableError
@@ -31,11 +31,8 @@ if TYPE_CHECKING:
 HTTP_URL = re.compile(r"https?://[^\s?#@]+")
 _SUFFIXES = (".yaml", ".yml", ".json")
 _VERSION = re.compile(r"/v(2\.0|3)$")
-_MAX_CLOUDS_FILE_BYTES = 1024**2
-_APPLICATION_TYPES = ("v3applicationcredential",)
-_PASSWORD_TYPES = ("password", "v3password")
+_APPLICATION_TYPE, _PASSWORD_TYPES = "v3applicationcredential", ("password", "v3password")
 _SECRET_KEYS = ("password", "application_credential_secret")
-_YES, _NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 _NO_PROFILES = "vendor profiles are not supported: write the profile's `auth_url` and the rest into the entry"
 _NO_CERTIFICATES = "client certificates are not supported: use an application credential"
 UNSUPPORTED = {
@@ -55,43 +52,17 @@ class NoAccessError(AuthError):
 
 
 @dataclass(frozen=True, slots=True)
-class KeystoneUser:
-    """A user or an application credential, and the request by which it logs in."""
-
-    name: str
-    """For people."""
-    secret: str = field(repr=False)
-    body: Record = field(repr=False)
-    """Body of POST /v3/auth/tokens."""
-
-
-def application_credential(secret: str, **identity: Any) -> KeystoneUser:
-    """``identity``: its ``id``, or its ``name`` and its ``user``.
-
-    Source: Identity API v3, "Authenticating with an Application Credential".
-    """
-    method = {"methods": ["application_credential"], "application_credential": {**identity, "secret": secret}}
-    name = printable(identity.get("id") or identity["name"], 64)
-    return KeystoneUser(f"application credential {name}", secret, {"auth": {"identity": method}})
-
-
-def password_user(password: str, user: Record, project: Record) -> KeystoneUser:
-    """``user`` and ``project``: an ``id``, or a ``name`` and its ``domain``.
-
-    Source: Identity API v3, "Password authentication".
-    """
-    identity = {"methods": ["password"], "password": {"user": {**user, "password": password}}}
-    name = printable(user.get("id") or user["name"], 64)
-    return KeystoneUser(f"user {name}", password, {"auth": {"identity": identity, "scope": {"project": project}}})
-
-
-@dataclass(frozen=True, slots=True)
 class Access:
     """Values needed to log in and to find the services."""
 
     auth_url: str
     """Ends in ``/v3``."""
-    who: KeystoneUser
+    user: str
+    """For people: who logs in."""
+    secret: str = field(repr=False)
+    identity: Record = field(repr=False)
+    """``auth`` of POST /v3/auth/tokens (Identity API v3, "Authenticating with an Application Credential" and "Password
+    authentication")."""
     source: str
     """For people: where it is written."""
     region: str = ""
@@ -104,20 +75,13 @@ class Access:
 def read_access(settings: CloudAccess) -> Access:
     """Read the settings of a cloud with its secrets. Raises NoAccessError."""
     if settings.auth is None:
-        file = _found(settings.clouds_file)
-        return _EntryReader(*_entry(file, settings.cloud)).access(settings)
+        return _EntryReader(*_entry(_found(settings.clouds_file), settings.cloud)).access(settings)
+    entry = {"auth_url": settings.auth.url, "application_credential_id": settings.auth.application_credential_id}
     try:
-        secret = settings.auth.application_credential_secret.read()
+        entry["application_credential_secret"] = settings.auth.application_credential_secret.read()
     except SecretUnreadableError as error:
         raise NoAccessError(f"`auth`: `application_credential_secret`: {error}") from None
-    return Access(
-        auth_url=_v3(settings.auth.url),
-        who=application_credential(secret, id=settings.auth.application_credential_id),
-        source="`auth` of the site file",
-        region=settings.region,
-        interface=settings.interface or "public",
-        ca=settings.ca,
-    )
+    return _EntryReader("`auth` of the site file", entry).access(settings)
 
 
 def trusted_certificates(access: Access) -> ssl.SSLContext | bool:
@@ -131,10 +95,7 @@ def trusted_certificates(access: Access) -> ssl.SSLContext | bool:
 
 
 def access_problems(settings: CloudAccess) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield what would not work on this host: path below the options, and message.
-
-    It calls no service. Secrets in the site file are readable by everyone who can read that file.
-    """
+    """Yield what would not work on this host, without a call to it: path below the options, and message."""
     key = ("clouds_file",) if settings.clouds_file else ("cloud",)
     try:
         access = read_access(settings)
@@ -143,14 +104,6 @@ def access_problems(settings: CloudAccess) -> Iterator[tuple[tuple[str, ...], st
     except NoAccessError as error:
         if settings.auth is None or key == ("ca",):
             yield key, str(error)
-
-
-def _v3(url: str) -> str:
-    """Return Keystone's address as it is written, of any version or none, as that of its third."""
-    return _VERSION.sub("", url.rstrip("/")) + "/v3"
-
-
-# ------------------------------------------------------------------------------------------------------------ the file
 
 
 def _found(named: Path | None) -> Path:
@@ -170,10 +123,7 @@ def _found(named: Path | None) -> Path:
 
 
 def _entry(file: Path, name: str) -> tuple[str, Mapping[str, Any]]:
-    """Return the place of the entry and its content, with secure.yaml laid over it.
-
-    As openstacksdk has it, what stands beside `auth` comes before what stands in it.
-    """
+    """Return the place of the entry and its content, with secure.yaml laid over it."""
     clouds = _clouds(file)
     if name not in clouds:
         message = f"{file}: there is no cloud `{printable(name, 64)}` under `clouds`: {choices(name, clouds)}"
@@ -184,7 +134,7 @@ def _entry(file: Path, name: str) -> tuple[str, Mapping[str, Any]]:
         raise NoAccessError(f"{where}: it says nothing: write `auth:` and the rest below it")
     secure = next((path for suffix in _SUFFIXES if (path := file.with_name(f"secure{suffix}")).exists()), None)
     entries = [clouds[name], _clouds(secure).get(name) if secure is not None else None]
-    for entry in entries:
+    for entry in entries:  # as openstacksdk has it, what stands beside `auth` comes before what stands in it
         found |= mapping(mapping(entry).get("auth"))
     for entry in entries:
         found |= mapping(entry)
@@ -202,7 +152,9 @@ class _CloudsLoader(yaml.SafeLoader):
 def _clouds(file: Path) -> Mapping[str, Any]:
     """Return the entries under ``clouds`` in a file."""
     try:
-        tree = yaml.load(_text(file), _CloudsLoader)
+        tree = yaml.load(file.read_text("utf-8-sig"), _CloudsLoader)
+    except OSError as error:
+        raise NoAccessError(f"{file}: it cannot be read: {_why(error)}") from None
     except yaml.MarkedYAMLError as error:
         # Its own words quote the file, and where a quote is forgotten what stands there may be the secret.
         mark = error.problem_mark or error.context_mark
@@ -215,22 +167,6 @@ def _clouds(file: Path) -> Mapping[str, Any]:
     if not isinstance(clouds, dict):
         raise NoAccessError(f"{file}: it has no `clouds`: write `clouds: {{NAME: {{auth: ...}}}}`")
     return {str(name): entry for name, entry in clouds.items()}
-
-
-def _text(file: Path) -> str:
-    try:
-        with file.open("rb") as stream:
-            raw = stream.read(_MAX_CLOUDS_FILE_BYTES + 1)
-        if len(raw) > _MAX_CLOUDS_FILE_BYTES:
-            raise NoAccessError(f"{file}: it is larger than 1 MiB: is it a clouds.yaml?")
-        return raw.decode("utf-8-sig")
-    except OSError as error:
-        raise NoAccessError(f"{file}: it cannot be read: {_why(error)}") from None
-    except UnicodeDecodeError:
-        raise NoAccessError(f"{file}: it is not UTF-8 text") from None
-
-
-# ----------------------------------------------------------------------------------------------------------- the entry
 
 
 class _EntryReader:
@@ -248,42 +184,47 @@ class _EntryReader:
         auth_url = self._wanted("auth_url", "Keystone's address, `https://keystone.example.org:5000/v3`")
         if not HTTP_URL.fullmatch(auth_url):
             raise self._error("`auth_url` is no address: write `https://keystone.example.org:5000/v3`")
-        written = self._text("interface") or self._text("endpoint_type")
-        interface = written.removesuffix("URL") or "public"
-        if interface not in (known := ("public", "internal", "admin")):
-            raise self._error(f"`interface`: no `{printable(written, 40)}`: {choices(interface, known)}")
-        verify = self._text("verify").lower() or "true"
-        if verify not in (*_YES, *_NO):
-            raise self._error("`verify`: write `true` or `false`")
+        interface = (self._text("interface") or self._text("endpoint_type")).removesuffix("URL")
         ca = self._text("cacert")
+        user, secret, identity = self._user()
         return Access(
-            auth_url=_v3(auth_url),
-            who=self._user(),
+            auth_url=_VERSION.sub("", auth_url.rstrip("/")) + "/v3",
+            user=user,
+            secret=secret,
+            identity=identity,
             source=self._where,
             region=settings.region or self._text("region_name"),
-            interface=settings.interface or interface,
-            verify=settings.ca is not None or verify in _YES,
+            interface=settings.interface or interface or "public",
+            verify=settings.ca is not None or self._text("verify").lower() not in ("false", "no", "off", "0"),
             ca=settings.ca or (Path(ca).expanduser() if ca else None),
         )
 
-    def _user(self) -> KeystoneUser:
+    def _user(self) -> tuple[str, str, Record]:
+        """Return who logs in, their secret, and the request that logs them in."""
         kind = (self._text("auth_type") or self._text("auth_plugin")).lower()
         if not kind:
-            kind = (_APPLICATION_TYPES if "application_credential_secret" in self._entry else _PASSWORD_TYPES)[0]
-        if kind in _APPLICATION_TYPES:
+            kind = _APPLICATION_TYPE if "application_credential_secret" in self._entry else _PASSWORD_TYPES[0]
+        if kind == _APPLICATION_TYPE:
             secret = self._wanted("application_credential_secret", "the credential's secret")
-            if name := self._text("application_credential_name"):
-                return application_credential(secret, name=name, user=self._reference("user", "username"))
-            return application_credential(secret, id=self._wanted("application_credential_id", "the credential's id"))
+            name = self._text("application_credential_name")
+            if name:
+                credential: Record = {"name": name, "user": self._reference("user", "username")}
+            else:
+                name = self._wanted("application_credential_id", "the credential's id")
+                credential = {"id": name}
+            method = {"methods": ["application_credential"], "application_credential": {**credential, "secret": secret}}
+            return f"application credential {printable(name, 64)}", secret, {"identity": method}
         if kind in _PASSWORD_TYPES:
-            password = self._wanted("password", "the user's password")
+            secret = self._wanted("password", "the user's password")
             user, project = self._reference("user", "username"), self._reference("project", "project_name")
-            return password_user(password, user, project)
-        message = f"`auth_type` is `{printable(kind, 40)}`: only v3applicationcredential and password are supported"
+            method = {"methods": ["password"], "password": {"user": {**user, "password": secret}}}
+            name = printable(user.get("id") or user["name"], 64)
+            return f"user {name}", secret, {"identity": method, "scope": {"project": project}}
+        message = f"`auth_type` is `{printable(kind, 40)}`: only {_APPLICATION_TYPE} and password are supported"
         raise self._error(f"{message}: make one (`openstack application credential create NAME`)")
 
     def _reference(self, what: str, name_key: str) -> Record:
-        """Return a user or a project by its id, or by its name within its domain."""
+        """Return a user or a project: its id, or its name and its domain."""
         if found := self._text(f"{what}_id"):
             return {"id": found}
         name = self._wanted(name_key, f"the {what}'s name; or `{what}_id`")

@@ -7,18 +7,15 @@ import base64
 import gzip
 import shlex
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from importlib import resources
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from adapters.openstack.capacity import gpus_of
-from adapters.openstack.records import Flavor, Server
-from adapters.openstack.registry import ServerNames
+from adapters.openstack.registry import ServerNames, servers_of
+from adapters.openstack.servers import Flavor, Server
 from adapters.openstack.settings import OpenStackSiteConfig, OpenStackTypeConfig
-from adapters.openstack.states import server_phase
 from adapters.shared.parcel import OURS, UnfitError, exports, packed, sendable
 from adapters.shared.printing import printable
 from adapters.shared.starts import Starts, outcome_unknown, rejected
@@ -26,23 +23,12 @@ from provisioner import drone
 from provisioner.config.messages import choices
 from provisioner.config.units import format_size
 from provisioner.interfaces import AdapterError, OutcomeUnknownError, RejectedError
-from provisioner.model import (
-    WHOLE_GPU,
-    DroneId,
-    DroneType,
-    FaultKind,
-    OrderOutcome,
-    OrderResult,
-    RemoteState,
-    StartOrder,
-)
+from provisioner.model import WHOLE_GPU, DroneType, FaultKind, OrderOutcome, OrderResult, StartOrder
 
 if TYPE_CHECKING:
     from adapters.openstack.nova import OpenStackCloud
 
 T = TypeVar("T")
-
-# ------------------------------------------------------------------------------------------------ names in this cloud
 
 _RESOLVED_FOR_S = 600.0
 """Lifetime of resolved names. A cloud changes rarely, and a rejected create clears them."""
@@ -50,7 +36,7 @@ _RESOLVED_FOR_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class ResolvedNames:
-    """Ids in this cloud of the names that the settings of one drone type contain."""
+    """Ids of the names in the settings of one drone type."""
 
     flavor: str
     image: str
@@ -84,10 +70,7 @@ class NameResolver:
             return {name: flavor for name, flavor in found.items() if flavor is not None}
 
     async def resolved(self, kind: DroneType) -> ResolvedNames:
-        """Return the ids that servers of a drone type are made from.
-
-        Raises RejectedError (CONFIG) if the cloud lacks one, or if the flavour is too small for the type.
-        """
+        """Return the ids that servers of a drone type are made from. Raises RejectedError (CONFIG)."""
         async with self._lock:
             await self._refresh()
             if kind.name not in self._resolved:
@@ -96,11 +79,8 @@ class NameResolver:
 
     async def problems(self, kind: DroneType) -> Sequence[tuple[str, str]]:
         """Return problems of a drone type for an audit: setting and remedy."""
-        async with self._lock:
-            await self._refresh()
-        wanted = self._config.server(kind.name)
-        flavor = self._flavor(wanted.flavor)
-        found = list(misfits(kind, flavor, wanted)) if flavor is not None else []
+        flavor = (await self.flavors()).get(kind.name)
+        found = list(misfits(kind, flavor, self._config.server(kind.name))) if flavor is not None else []
         try:
             await self.resolved(kind)
         except RejectedError as error:
@@ -128,67 +108,59 @@ class NameResolver:
             if what != "gpus-unknown":
                 raise RejectedError(message, FaultKind.CONFIG)
         image = await self._image(wanted.image, flavor)
-        networks: tuple[str, ...] | None = None
-        if wanted.networks is not None:
-            networks = await _ids("network", wanted.networks, self._cloud.networks)
-        groups = await _ids("security group", wanted.security_groups, self._cloud.security_groups)
+        networks = await self._ids("networks", wanted.networks) if wanted.networks is not None else None
+        groups = await self._ids("security_groups", wanted.security_groups)
         if wanted.key_pair and wanted.key_pair not in (pairs := await self._cloud.key_pairs()):
             raise _missing("key pair", wanted.key_pair, pairs)
         return ResolvedNames(flavor.id, image, networks, groups)
 
     async def _image(self, name_or_id: str, flavor: Flavor) -> str:
-        """Return the id of the newest image that can be booted from."""
         images, name = await self._cloud.images(name_or_id), f"image `{_name(name_or_id)}`"
-        if not images:
-            raise RejectedError(f"there is no {name} for this project", FaultKind.CONFIG)
         usable = next((each for each in images if each.status.lower() == "active"), None)
         if usable is None:
-            status = printable(images[0].status, 40)
-            raise RejectedError(f"{name} cannot be used now: it is {status}", FaultKind.CONFIG)
+            problem = f"{name} cannot be used now: it is {printable(images[0].status, 40)}" if images else ""
+            raise RejectedError(problem or f"there is no {name} for this project", FaultKind.CONFIG)
         if usable.min_memory_mib > flavor.memory_mib:
             message = f"{name} wants {format_size(usable.min_memory_mib)} of memory"
             raise RejectedError(f"{message}: flavour `{_name(flavor.name)}` has less", FaultKind.CONFIG)
         return usable.id
 
+    async def _ids(self, key: Literal["networks", "security_groups"], wanted: Sequence[str]) -> tuple[str, ...]:
+        """Return ids by ids or names. A name that several have matches none."""
+        what = key.replace("_", " ").removesuffix("s")
+        known = await self._cloud.names_by_id(key) if wanted else {}
+        found: list[str] = []
+        for name in wanted:
+            ids = [name] if name in known else [each for each, own in known.items() if own == name]
+            if not ids:
+                raise _missing(what, name, list(known.values()))
+            if len(ids) > 1:
+                message = f"{len(ids)} of this cloud's {what}s are called `{_name(name)}`: write the id of one"
+                raise RejectedError(message, FaultKind.CONFIG)
+            found += ids
+        return tuple(found)
+
 
 def misfits(kind: DroneType, flavor: Flavor, wanted: OpenStackTypeConfig) -> Iterator[tuple[str, str]]:
-    """Yield where a flavour differs from its drone type: dimension and remedy.
-
-    ``gpus-unknown``: its extra specs do not tell, so a person has to check.
-    """
+    """Yield where a flavour differs from its drone type: dimension (``gpus-unknown``: not told) and remedy."""
     name = f"flavour `{_name(flavor.name)}`"
     gpus, wants = gpus_of(flavor.extra), kind.gpu_milli // WHOLE_GPU
     if gpus is None:
         yield "gpus-unknown", f"{name} does not tell how many GPUs it has; drone type `{kind.name}` has {wants}"
     elif gpus != wants:
         yield "gpus", f"{name} has {gpus} GPUs, drone type `{kind.name}` {wants}: change `gpus` or `flavor`"
-    if flavor.vcpus < kind.cpus:
-        yield "cpus", f"{name} has {flavor.vcpus} CPUs, drone type `{kind.name}` {kind.cpus}: change `cpus` or `flavor`"
-    if flavor.memory_mib < kind.memory_mib:
-        sizes = f"{format_size(flavor.memory_mib)} of memory, drone type `{kind.name}` {format_size(kind.memory_mib)}"
-        yield "memory", f"{name} has {sizes}: change `memory` or `flavor`"
-    disk_mib = wanted.boot_volume.size if wanted.boot_volume is not None else flavor.disk_mib
-    if 0 < disk_mib < kind.disk_mib:  # 0: as large as the image
-        of = "its boot volume" if wanted.boot_volume is not None else name
-        sizes = f"{format_size(disk_mib)} of disk, drone type `{kind.name}` {format_size(kind.disk_mib)}"
-        yield "disk", f"{of} has {sizes}: change `disk` or the flavour"
-
-
-async def _ids(
-    what: str, wanted: Iterable[str], names_by_id: Callable[[], Awaitable[Mapping[str, str]]]
-) -> tuple[str, ...]:
-    """Return the ids of objects by their ids or names. A name that several have matches none."""
-    known = await names_by_id() if wanted else {}
-    found: list[str] = []
-    for name in wanted:
-        ids = [name] if name in known else [each for each, own in known.items() if own == name]
-        if not ids:
-            raise _missing(what, name, list(known.values()))
-        if len(ids) > 1:
-            message = f"{len(ids)} of this cloud's {what}s are called `{_name(name)}`: write the id of one"
-            raise RejectedError(message, FaultKind.CONFIG)
-        found += ids
-    return tuple(found)
+    disk_mib, disk = flavor.disk_mib or kind.disk_mib, name  # 0: as large as the image
+    if wanted.boot_volume is not None:
+        disk_mib, disk = wanted.boot_volume.size, "its boot volume"
+    for setting, of, has, needs in (
+        ("cpus", name, flavor.vcpus, kind.cpus),
+        ("memory", name, flavor.memory_mib, kind.memory_mib),
+        ("disk", disk, disk_mib, kind.disk_mib),
+    ):
+        if has < needs:
+            there, wanted_here = (str(each) if setting == "cpus" else format_size(each) for each in (has, needs))
+            message = f"`{setting}` of {of} is {there}, of drone type `{kind.name}` {wanted_here}"
+            yield setting, f"{message}: change `{setting}` or the flavour"
 
 
 def _missing(what: str, name: str, known: Sequence[str]) -> RejectedError:
@@ -204,32 +176,22 @@ def _name(text: str) -> str:
 
 MAX_USER_DATA = 65535
 """Nova takes no more, counted in base64 (compute API reference, "user_data")."""
-_GUEST_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
+_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 _SET_BY_GUEST = frozenset({"DRONE_DIR", "HOME", "PROVISIONER_DRONE_ID"})
 
 
-@dataclass(frozen=True, slots=True)
-class Guest:
-    """Properties of the machine that the script assumes; tests set them."""
-
-    root: str = ""
-    """Before each path of the system."""
-    path: str = _GUEST_PATH
-    setup_s: int = 900
-    """Time limit of the administrator's setup script."""
-    slack_s: int = 60
-    """Beyond its own limit, nothing takes longer."""
+_GUEST: Mapping[str, str] = {"root": "", "PATH": _PATH, "setup_s": "900", "slack_s": "60"}
+"""Variables of the script that tests set: what is before each path of the system; the limit of the administrator's
+setup script; the time beyond its own limit that nothing takes longer than."""
 
 
-def user_data(order: StartOrder, config: OpenStackSiteConfig, setup: bytes, guest: Guest = Guest()) -> bytes:
-    """Return the script for one checked order, before base64.
-
-    ``setup`` is the administrator's script, or empty. Raises UnfitError if it is too large for Nova.
-    """
-    assert order.bootstrap is not None
-    files = {**order.bootstrap.files, f"{OURS}/script": order.bootstrap.script}
+def user_data(order: StartOrder, config: OpenStackSiteConfig, setup: bytes, guest: Mapping[str, str] = _GUEST) -> bytes:
+    """Return the script for one checked order, before base64. Raises UnfitError if it is too large for Nova."""
+    bootstrap = order.bootstrap
+    assert bootstrap is not None
+    files = {**bootstrap.files, f"{OURS}/script": bootstrap.script}
     # `step` sets the environment and executes the drone. Its directory, PATH and tag exist.
-    env = {**order.bootstrap.env, **config.env, **drone.environment(order)}
+    env = {**bootstrap.env, **config.env, **drone.environment(order)}
     lines = exports({name: value for name, value in env.items() if name not in _SET_BY_GUEST})
     step = "\n".join([*lines, f"exec sh {OURS}/script", ""]).encode("utf-8", "surrogateescape")
     archive = gzip.compress(packed({**files, f"{OURS}/setup": setup, f"{OURS}/step": step}), mtime=0)
@@ -239,14 +201,13 @@ def user_data(order: StartOrder, config: OpenStackSiteConfig, setup: bytes, gues
         "setup": "yes" if setup else "",
         "walltime_s": str(int(order.type.walltime_s)),
         "grace_s": str(round(order.grace_s)),
-        "setup_s": str(guest.setup_s),
-        "slack_s": str(guest.slack_s),
-        "root": guest.root,
-        "PATH": guest.path,
+        **guest,
     }
     head = "".join(f"{name}={shlex.quote(value)}\n" for name, value in variables.items())
     function = f"files() {{\n    base64 -d <<'END_OF_FILES'\n{base64.encodebytes(archive).decode()}END_OF_FILES\n}}\n"
-    script = f"#!/bin/sh\n{head}{function}{_guest_script()}".encode("ascii")
+    shared = resources.files("adapters.shared").joinpath("tagged.sh").read_text()
+    guest_script = resources.files(__package__).joinpath("guest.sh").read_text()
+    script = f"#!/bin/sh\n{head}{function}{shared}{guest_script}".encode("ascii")
     size = len(base64.b64encode(script))
     if size > MAX_USER_DATA:
         sizes = f"the drone's files {sum(map(len, files.values()))} bytes, the setup script {len(setup)} bytes"
@@ -254,41 +215,16 @@ def user_data(order: StartOrder, config: OpenStackSiteConfig, setup: bytes, gues
     return script
 
 
-@cache
-def _guest_script() -> str:
-    shared = resources.files("adapters.shared").joinpath("tagged.sh").read_text()
-    return shared + resources.files(__package__).joinpath("guest.sh").read_text()
-
-
-# ---------------------------------------------------------------------------------------------------------- the request
-
-_GIB_MIB = 1024
-
-
-def check_order(order: StartOrder, names: ServerNames) -> None:
-    """Check that a server can be made of this order. Raises UnfitError."""
-    bootstrap = order.bootstrap
-    if not names.is_ours(order.drone_id):
-        raise UnfitError("not a drone id of this controller")
-    if bootstrap is None:
-        raise UnfitError("the order has no admission: nothing to run")
-    sendable(bootstrap)
-
-
 def server_request(
-    order: StartOrder, config: OpenStackSiteConfig, ids: ResolvedNames, script: bytes
+    order: StartOrder, config: OpenStackSiteConfig, names: ServerNames, ids: ResolvedNames, script: bytes
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return ``server`` and scheduler hints of POST /servers (microversion 2.52, or 2.67 with a volume type).
-
-    ``script`` is its user data.
-    """
-    kind, wanted = order.type, config.server(order.type.name)
-    names = ServerNames(order.drone_id.rsplit("-", 2)[0], kind.site)
+    """Return ``server`` and scheduler hints of POST /servers (microversion 2.52, or 2.67 with a volume type)."""
+    wanted = config.server(order.type.name)
     body: dict[str, Any] = {
         "name": order.drone_id,
         "flavorRef": ids.flavor,
         "networks": "auto" if ids.networks is None else [{"uuid": each} for each in ids.networks] or "none",
-        "metadata": {**wanted.metadata, **names.metadata(order.drone_id, kind.name)},
+        "metadata": {**wanted.metadata, **names.metadata(order.drone_id, order.type.name)},
         "tags": names.tags(order.drone_id),
         "user_data": base64.b64encode(script).decode(),
     }
@@ -300,7 +236,7 @@ def server_request(
             "uuid": ids.image,
             "source_type": "image",
             "destination_type": "volume",
-            "volume_size": max(1, -(-wanted.boot_volume.size // _GIB_MIB)),
+            "volume_size": max(1, -(-wanted.boot_volume.size // 1024)),
             "delete_on_termination": True,
         }
         if wanted.boot_volume.type:
@@ -309,17 +245,15 @@ def server_request(
     # Nova gives them to the ports that it makes; without a network it makes none, and looks for their names in vain.
     if ids.security_groups and ids.networks != ():
         body["security_groups"] = [{"name": name} for name in ids.security_groups]
-    if wanted.key_pair:
-        body["key_name"] = wanted.key_pair
-    if wanted.availability_zone:
-        body["availability_zone"] = wanted.availability_zone
-    if wanted.config_drive is not None:
-        body["config_drive"] = wanted.config_drive
+    special = {
+        "key_name": wanted.key_pair or None,
+        "availability_zone": wanted.availability_zone or None,
+        "config_drive": wanted.config_drive,
+    }
+    body |= {key: value for key, value in special.items() if value is not None}
     hints = {"group": wanted.server_group} if wanted.server_group else {}
     return body, hints
 
-
-# --------------------------------------------------------------------------------------------------------------- starts
 
 _LATE_CREATE_S = 300.0
 """Time in which a create without an answer may still succeed: it waits in a proxy, or in Nova's own queue."""
@@ -328,80 +262,63 @@ _LATE_CREATE_S = 300.0
 class ServerCreation:
     """The starts of one site. One call at a time creates; what it creates is bounded by ``config.parallel``."""
 
-    def __init__(self, config: OpenStackSiteConfig, names: ServerNames) -> None:
-        self._config, self._names = config, names
+    def __init__(self, cloud: OpenStackCloud, config: OpenStackSiteConfig, names: ServerNames) -> None:
+        self._cloud, self._config, self._names = cloud, config, names
+        self.resolver = NameResolver(cloud, config)
         self.starts = Starts(names.site, _LATE_CREATE_S)
 
-    async def start(
-        self, cloud: OpenStackCloud, resolver: NameResolver, orders: Sequence[StartOrder], known: Iterable[Server]
-    ) -> Sequence[OrderResult]:
-        """Start drones, as :meth:`provisioner.interfaces.Site.start`.
-
-        ``known`` are our servers as last seen. Some may be in a cell that does not answer now.
-        """
-        results: dict[DroneId, OrderResult] = {}
-        fit = []
-        for order in orders:
-            try:
-                check_order(order, self._names)
-                fit.append(order)
-            except UnfitError as error:
-                results[order.drone_id] = rejected(order.drone_id, FaultKind.CONFIG, str(error))
-        if fit:
-            started = await self.starts.run(
-                [order.drone_id for order in fit],
-                lambda given_up: self._start(cloud, resolver, fit, known, given_up),
-            )
-            results |= {result.drone_id: result for result in started}
-        return [results[order.drone_id] for order in orders]
-
-    async def close(self) -> None:
-        """Wait for creates under way."""
-        await self.starts.close(self._config.create_deadline)
+    async def start(self, orders: Sequence[StartOrder], known: Iterable[Server]) -> Sequence[OrderResult]:
+        """Start drones. ``known`` are our servers as last seen: some may be in a cell that does not answer now."""
+        drone_ids = [order.drone_id for order in orders]
+        return await self.starts.run(drone_ids, lambda given_up: self._start(orders, known, given_up))
 
     async def _start(
-        self,
-        cloud: OpenStackCloud,
-        resolver: NameResolver,
-        orders: Sequence[StartOrder],
-        known: Iterable[Server],
-        given_up: asyncio.Event,
+        self, orders: Sequence[StartOrder], known: Iterable[Server], given_up: asyncio.Event
     ) -> Sequence[OrderResult]:
-        wanted = {order.drone_id for order in orders}
-        there = await servers_of(cloud, self._names, wanted, known)
+        there = await servers_of(self._cloud, self._names, {order.drone_id for order in orders}, known)
         self.starts.there(there)
-        setup = await asyncio.to_thread(_read_setup, self._config.setup)
-        results = [OrderResult(drone_id, OrderOutcome.OK, servers[0].id) for drone_id, servers in there.items()]
+        path = self._config.setup
+        try:
+            setup = await asyncio.to_thread(path.read_bytes) if path is not None else b""
+        except OSError as error:
+            raise RejectedError(f"`setup` {path}: {error.strerror}", FaultKind.CONFIG) from None
 
         async def create(order: StartOrder) -> OrderResult:
             """Never raises: another may have got through."""
+            if order.drone_id in there:
+                return OrderResult(order.drone_id, OrderOutcome.OK, there[order.drone_id][0].id)
+            if self.starts.may_come(order.drone_id):
+                return outcome_unknown(order.drone_id, "an earlier create of it may still get through")
+            if given_up.is_set():
+                return rejected(order.drone_id, FaultKind.DOWN, "not asked for: there was no time left")
             try:
-                if given_up.is_set():
-                    return rejected(order.drone_id, FaultKind.DOWN, "not asked for: there was no time left")
-                ids = await resolver.resolved(order.type)
-                body, hints = server_request(order, self._config, ids, user_data(order, self._config, setup))
-                server_id = await cloud.create(body, hints, deadline_s=self._config.create_deadline)
-                return OrderResult(order.drone_id, OrderOutcome.OK, server_id)
+                return OrderResult(order.drone_id, OrderOutcome.OK, await self._create(order, setup))
             except UnfitError as error:
                 return rejected(order.drone_id, FaultKind.CONFIG, str(error))
             except OutcomeUnknownError as error:
                 message = str(error)
             except AdapterError as error:
                 if error.kind is FaultKind.CONFIG:
-                    resolver.forget()  # what a name means may have changed
+                    self.resolver.forget()  # what a name means may have changed
                 return rejected(order.drone_id, error.kind, str(error))
             except Exception as error:  # a mistake of ours, with an unknown outcome
                 message = f"{type(error).__name__}: {error}"
             self.starts.without_answer([order.drone_id])
             return outcome_unknown(order.drone_id, message)
 
-        creates = []
-        for order in orders:
-            if self.starts.may_come(order.drone_id):
-                results.append(outcome_unknown(order.drone_id, "an earlier create of it may still get through"))
-            elif order.drone_id not in there:
-                creates.append(create(order))
-        return [*results, *await side_by_side(creates, self._config.parallel)]
+        return await side_by_side(map(create, orders), self._config.parallel)
+
+    async def _create(self, order: StartOrder, setup: bytes) -> str:
+        """Create a server, and return its id. Raises UnfitError, and what the cloud raises."""
+        if not self._names.is_ours(order.drone_id):
+            raise UnfitError("not a drone id of this controller")
+        if order.bootstrap is None:
+            raise UnfitError("the order has no admission: nothing to run")
+        sendable(order.bootstrap)
+        ids = await self.resolver.resolved(order.type)
+        script = user_data(order, self._config, setup)
+        body, hints = server_request(order, self._config, self._names, ids, script)
+        return await self._cloud.create(body, hints, deadline_s=self._config.create_deadline)
 
 
 async def side_by_side(calls: Iterable[Awaitable[T]], most: int) -> list[T]:
@@ -412,35 +329,4 @@ async def side_by_side(calls: Iterable[Awaitable[T]], most: int) -> list[T]:
         async with width:
             return await call
 
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(one(call)) for call in calls]
-    return [task.result() for task in tasks]
-
-
-async def servers_of(
-    cloud: OpenStackCloud, names: ServerNames, drone_ids: Collection[DroneId], known: Iterable[Server]
-) -> Mapping[DroneId, Sequence[Server]]:
-    """Return the servers of these drones that the cloud lists now, those with most to lose first.
-
-    It takes one call and its pages. Servers in a cell that is down are not listed by tag (``registry.py``): they are
-    taken as ``known``.
-    """
-    found: dict[DroneId, list[Server]] = {}
-    silent = [server for server in known if server.status == "UNKNOWN"]
-    listed = await cloud.servers(tag=names.group_tag)
-    for server in {server.id: server for server in (*silent, *listed)}.values():
-        drone_id = names.drone_id(server)
-        if drone_id is not None and drone_id in drone_ids and server_phase(server).state is not RemoteState.ENDED:
-            found.setdefault(drone_id, []).append(server)
-    for servers in found.values():
-        servers.sort(key=lambda each: (not each.launched_at, each.created_at, each.id))
-    return found
-
-
-def _read_setup(path: Path | None) -> bytes:
-    if path is None:
-        return b""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise RejectedError(f"`setup` {path}: {error.strerror}", FaultKind.CONFIG) from None
+    return await asyncio.gather(*map(one, calls))

@@ -1,20 +1,18 @@
 """One project of one cloud: the calls of Nova, and of Glance, Neutron and Cinder as far as drones need them.
 
 Reads raise UnavailableError or AuthError and are retried within the deadline. Writes are tried once and raise
-OutcomeUnknownError where their outcome is unknown.
+OutcomeUnknownError where their outcome is unknown. Ids in addresses are those of parsed records: they are safe there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
-from adapters.openstack import records
-from adapters.openstack.records import Flavor, Image, Limits, Record, Server, ServerAction, mapping, text
-from adapters.openstack.session import OpenStackSession, Query, ServiceMissingError, listed
-from adapters.openstack.states import DELETING_TASKS, GONE, order_error
-from adapters.shared.printing import printable
-from provisioner.interfaces import OutcomeUnknownError, RejectedError, UnavailableError
-from provisioner.model import FaultKind
+from adapters.openstack import servers
+from adapters.openstack.servers import Flavor, Image, Limits, Record, Server, ServerAction, mapping, text
+from adapters.openstack.session import OpenStackSession, ServiceMissingError, listed
+from provisioner.interfaces import OutcomeUnknownError, UnavailableError
 
 _MAY_RUN = frozenset({"ACTIVE", "BUILD", "REBOOT", "HARD_REBOOT", "PASSWORD", "REBUILD", "RESCUE", "UNKNOWN"})
 """Statuses of a guest that runs, will, or may."""
@@ -23,8 +21,6 @@ _MAY_RUN = frozenset({"ACTIVE", "BUILD", "REBOOT", "HARD_REBOOT", "PASSWORD", "R
 class OpenStackCloud(OpenStackSession):
     """One project of one cloud."""
 
-    # ------------------------------------------------------------------------------------------------------- servers
-
     async def servers(self, *, tag: str = "", name: str = "", since: float = 0.0) -> Sequence[Server]:
         """List all pages of the project's servers.
 
@@ -32,127 +28,116 @@ class OpenStackCloud(OpenStackSession):
         included (without their tags). Without a filter, servers of cells that are down are listed as UNKNOWN; with
         one they are missing. Raises UnavailableError if a page is missing.
         """
-        filters = {"tags": tag, "name": name, "changes-since": records.moment(since) if since > 0 else ""}
+        filters = {"tags": tag, "name": name, "changes-since": servers.moment(since) if since > 0 else ""}
         query = [(key, value) for key, value in filters.items() if value]
-        return [records.parse_server(each) for each in await self.pages("compute", "/servers/detail", "servers", query)]
+        return [servers.parse_server(each) for each in await self.pages("compute", "/servers/detail", "servers", query)]
 
     async def create(self, server: Record, hints: Mapping[str, str], *, deadline_s: float) -> str:
         """Create a server and return its id. Raises RejectedError (QUOTA, CAPACITY, CONFIG, THROTTLED)."""
         body = {"server": dict(server), **({"os:scheduler_hints": dict(hints)} if hints else {})}
         reply = await self.order("compute", "POST", "/servers", body, deadline_s=deadline_s)
         server_id = text(mapping(reply.body.get("server")), "id")
-        if not records.is_id(server_id):
+        if not servers.is_id(server_id):
             raise OutcomeUnknownError("compute: it takes a server and does not tell its id")
         return server_id
 
     async def delete(self, server_id: str) -> None:
         """Delete a server. One that is gone is a success."""
-        reply = await self.order("compute", "DELETE", f"/servers/{_safe(server_id)}", accepted=(404, 409))
+        reply = await self.order("compute", "DELETE", f"/servers/{server_id}", accepted=(404, 409))
         if reply.status == 409:
             now = await self._server(server_id)
-            if now is not None and now.status not in GONE and now.task not in DELETING_TASKS:
-                raise order_error(409, *reply.fault, words=f"compute: {reply}")
+            if now is not None and now.status not in servers.GONE and now.task not in servers.DELETING_TASKS:
+                raise servers.order_error(409, *reply.fault, words=f"compute: {reply}")
 
     async def shut_down(self, server_id: str) -> None:
         """Shut a server down (os-stop), which notifies its guest; the image's or Nova's shutdown timeout ends it.
 
         A server that is gone or not running is a success. Raises RejectedError if it does not run yet.
         """
-        path = f"/servers/{_safe(server_id)}/action"
+        path = f"/servers/{server_id}/action"
         reply = await self.order("compute", "POST", path, {"os-stop": None}, accepted=(404, 409))
         if reply.status in (404, 409):
             # It is gone, not running, locked, or not running yet: Nova knows nothing to stop (404) of a server that it
             # has just accepted.
             now = await self._server(server_id)
-            if now is not None and now.status in _MAY_RUN and now.task not in {"powering-off", *DELETING_TASKS}:
-                raise order_error(409, *reply.fault, words=f"compute: {reply}")
+            if now is not None and now.status in _MAY_RUN and now.task not in {"powering-off", *servers.DELETING_TASKS}:
+                raise servers.order_error(409, *reply.fault, words=f"compute: {reply}")
 
     async def _server(self, server_id: str) -> Server | None:
-        page = await self.read("compute", f"/servers/{_safe(server_id)}", lacking=(404,))
+        page = await self.read("compute", f"/servers/{server_id}", lacking=(404,))
         if page is None:
             return None
         if not (record := mapping(page.get("server"))):
             raise UnavailableError("compute: it gives an answer without a `server`")
-        return records.parse_server(record)
+        return servers.parse_server(record)
 
     async def console(self, server_id: str, lines: int) -> str:
         """Return the end of a server's console output; empty where there is none."""
         if lines <= 0:
             return ""
-        path, body = f"/servers/{_safe(server_id)}/action", {"os-getConsoleOutput": {"length": lines}}
+        path, body = f"/servers/{server_id}/action", {"os-getConsoleOutput": {"length": lines}}
         return text(await self.read("compute", path, body=body, lacking=(404, 409, 501)) or {}, "output")
 
     async def actions(self, server_id: str) -> Sequence[ServerAction]:
         """Return a server's actions, newest first; empty where it is gone."""
-        page = await self.read("compute", f"/servers/{_safe(server_id)}/os-instance-actions", lacking=(404,))
+        page = await self.read("compute", f"/servers/{server_id}/os-instance-actions", lacking=(404,))
         if page is None:
             return []
-        actions = [records.parse_action(each) for each in listed("compute", page, "instanceActions")]
+        actions = [servers.parse_action(each) for each in listed("compute", page, "instanceActions")]
         return sorted(actions, key=lambda each: each.at, reverse=True)
-
-    # ----------------------------------------------------------------------------------------- what the project may use
 
     async def limits(self) -> Limits:
         page = await self.read("compute", "/limits")
         absolute = mapping((page or {}).get("limits")).get("absolute")
         if not isinstance(absolute, dict):
             raise UnavailableError("compute: it gives an answer without `limits`")
-        return records.parse_limits(absolute)
+        return servers.parse_limits(absolute)
 
     async def flavors(self) -> Sequence[Flavor]:
         """Return the flavours that the project may use, with extra specs."""
-        flavors = [records.parse_flavor(each) for each in await self.pages("compute", "/flavors/detail", "flavors")]
+        flavors = [servers.parse_flavor(each) for each in await self.pages("compute", "/flavors/detail", "flavors")]
         if not all(each.id for each in flavors):
             raise UnavailableError("the cloud tells of a flavour without an id")
         return flavors
 
     async def images(self, name_or_id: str) -> Sequence[Image]:
         """Return the image with this id, else those with this name, newest first."""
-        if records.is_id(name_or_id):
+        if servers.is_id(name_or_id):
             record = await self.read("image", f"/images/{name_or_id}", lacking=(400, 404))
             if record is not None:
-                return [records.parse_image(record)]
+                return [servers.parse_image(record)]
         found = await self.pages("image", "/images", "images", [("name", name_or_id)])
         # Glance takes a name that begins with an operator (`in:`) for one.
-        images = [image for each in found if (image := records.parse_image(each)).name == name_or_id]
+        images = [image for each in found if (image := servers.parse_image(each)).name == name_or_id]
         return sorted(images, key=lambda each: each.created_at, reverse=True)
 
-    async def networks(self) -> Mapping[str, str]:
-        """Return the names by id of the networks that the project may use."""
-        return await self._names_by_id("/networks", "networks")
-
-    async def security_groups(self) -> Mapping[str, str]:
-        """Return names by id."""
-        return await self._names_by_id("/security-groups", "security_groups")
-
-    async def _names_by_id(self, path: str, key: str) -> Mapping[str, str]:
+    async def names_by_id(self, key: Literal["networks", "security_groups"]) -> Mapping[str, str]:
+        """Return the names of what the project may use, by id."""
+        path = f"/{key.replace('_', '-')}"
         found = await self.pages("network", path, key, [("fields", "id"), ("fields", "name")])
-        return {records.identity(each, "network or security group"): text(each, "name") for each in found}
+        return {servers.identity(each, "network or security group"): text(each, "name") for each in found}
 
     async def key_pairs(self) -> Sequence[str]:
-        """Return names."""
         found = await self.pages("compute", "/os-keypairs", "keypairs")
         return [name for each in found if (name := text(mapping(each.get("keypair")), "name"))]
-
-    # ---------------------------------------------------------------------------------------- what servers leave behind
 
     async def ports(self) -> Mapping[str, str]:
         """Return the servers of the project's ports, by port; none where the cloud offers no network service.
 
-        Neutron shows an admin the whole cloud's, so the project is asked for. ``compute:`` is Nova's prefix of the
-        owner of a port that is bound to a server (Neutron API reference, "device_owner").
+        Neutron shows an admin the whole cloud's, so the project is asked for: the session is logged in already.
+        ``compute:`` is Nova's prefix of the owner of a port that is bound to a server (Neutron API reference,
+        "device_owner").
         """
         fields = [("fields", each) for each in ("id", "device_id", "device_owner")]
         try:
-            query: Query = [*fields, ("project_id", await self.current_project())]
-            found = await self.pages("network", "/ports", "ports", query)
+            found = await self.pages("network", "/ports", "ports", [*fields, ("project_id", self.project)])
         except ServiceMissingError:
             return {}
         owned = [each for each in found if text(each, "device_owner").startswith("compute:")]
-        return {records.identity(each, "port"): text(each, "device_id") for each in owned}
+        return {servers.identity(each, "port"): text(each, "device_id") for each in owned}
 
     async def delete_port(self, port_id: str) -> None:
-        await self.order("network", "DELETE", f"/ports/{_safe(port_id)}", accepted=(404,))
+        await self.order("network", "DELETE", f"/ports/{port_id}", accepted=(404,))
 
     async def volumes(self) -> Mapping[str, str]:
         """Return the statuses of the project's volumes by id; none where the cloud offers no volume service."""
@@ -160,14 +145,7 @@ class OpenStackCloud(OpenStackSession):
             found = await self.pages("block-storage", "/volumes/detail", "volumes")
         except ServiceMissingError:
             return {}
-        return {records.identity(each, "volume"): text(each, "status") for each in found}
+        return {servers.identity(each, "volume"): text(each, "status") for each in found}
 
     async def delete_volume(self, volume_id: str) -> None:
-        await self.order("block-storage", "DELETE", f"/volumes/{_safe(volume_id)}", accepted=(404,))
-
-
-def _safe(object_id: str) -> str:
-    """Return an id that is safe in a URL: another text could lead to another object, or to all of them."""
-    if not records.is_id(object_id):
-        raise RejectedError(f"`{printable(object_id, 60)}` is no id of a thing in a cloud", FaultKind.CONFIG)
-    return object_id
+        await self.order("block-storage", "DELETE", f"/volumes/{volume_id}", accepted=(404,))

@@ -18,10 +18,9 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from adapters.openstack.records import Server
-from adapters.openstack.states import GONE, MAX_REASON, server_phase
+from adapters.openstack.servers import GONE, MAX_REASON, Server, server_phase
 from adapters.shared.printing import printable
 from provisioner.interfaces import UnavailableError
 from provisioner.model import DroneId, RemoteDrone, RemoteEnd, RemoteState
@@ -32,10 +31,6 @@ if TYPE_CHECKING:
 MARGIN_S = 300.0
 """Largest difference of clocks within one cloud: a change listed twice costs less than one that is missed."""
 _MAX_GONE = 5000
-
-
-# --------------------------------------------------------------------------------------------------- names of servers
-
 _LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 _DRONE_ID_FORMAT = re.compile(rf"(?P<controller>{_LABEL})-[a-z0-9]{{1,32}}-(?:0|[1-9][0-9]{{0,17}})")
 _MAX_ID = 63
@@ -51,8 +46,7 @@ def tag(text: str) -> str:
     return text if len(text) <= _MAX_TAG else hashlib.sha256(text.encode()).hexdigest()[:40]
 
 
-@dataclass(frozen=True, slots=True)
-class ServerNames:
+class ServerNames(NamedTuple):
     """Names, tags and metadata of the servers of one controller at one site."""
 
     controller: str
@@ -63,7 +57,6 @@ class ServerNames:
         return tag(f"{self.controller}.{self.site}")
 
     def is_ours(self, drone_id: str) -> bool:
-        """Return whether it is an id of a drone of this controller."""
         found = _DRONE_ID_FORMAT.fullmatch(drone_id)
         return found is not None and found["controller"] == self.controller and len(drone_id) <= _MAX_ID
 
@@ -74,18 +67,12 @@ class ServerNames:
         return {DRONE_KEY: drone_id, CONTROLLER_KEY: self.controller, SITE_KEY: self.site, TYPE_KEY: kind}
 
     def drone_id(self, server: Server) -> DroneId | None:
-        """Return the drone that a server is; None if it is no drone of this controller at this site.
-
-        A deleted server that is listed for the first time has its name alone.
-        """
+        """Return the drone that a server is; None if it is no drone of this controller at this site."""
         found, drone_id = server.metadata, server.metadata.get(DRONE_KEY, "")
-        if server.status in GONE and not found:
+        if server.status in GONE and not found:  # listed for the first time, it has its name alone
             return DroneId(server.name) if self.is_ours(server.name) else None
         here = (found.get(CONTROLLER_KEY), found.get(SITE_KEY)) == (self.controller, self.site)
         return DroneId(drone_id) if here and self.is_ours(drone_id) else None
-
-
-# --------------------------------------------------------------------------------------------------------- registry
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +108,7 @@ class ServerRegistry:
         """The newest change that the cloud has reported, by its clock."""
 
     async def poll(self, cloud: OpenStackCloud) -> RegistryView:
-        """List our servers: two calls and their pages.
-
-        Raises what ``cloud`` raises, and UnavailableError for a listing that may lack some of ours. Then nothing is
-        merged.
-        """
+        """List our servers: two calls and their pages. Merges nothing if it raises what ``cloud`` raises."""
         listed = self._completed(await cloud.servers())
         newest = max([self._newest, *(server.updated_at for server in listed)])
         deleted = await self._deleted(cloud, newest)
@@ -145,12 +128,17 @@ class ServerRegistry:
                 self._gone[server.id] = (_ended(known, server) if server.status in GONE else known), since
         ours = [server for server in self._there.values() if self._names.drone_id(server) is not None]
         others = [server for server in self._there.values() if self._names.drone_id(server) is None]
-        return RegistryView(tuple(ours), self._lately_gone(deleted), tuple(others))
+        # Older ones are forgotten once they are not listed any more.
+        oldest = self._clock() - self._keep_s
+        kept = [(i, each) for i, each in self._gone.items() if each[1] > oldest or i in deleted]
+        self._gone = dict(kept[-_MAX_GONE:])
+        lately = {server_id: server for server_id, (server, since) in self._gone.items() if since > oldest}
+        return RegistryView(tuple(ours), lately, tuple(others))
 
     def _completed(self, listed: Sequence[Server]) -> Sequence[Server]:
-        """Return a full listing in which servers of a cell that is down have what was known of them.
+        """Return a full listing in which servers of a cell that is down, which have no name, are as they were known.
 
-        Of such a server (2.69) not even the name is listed. Raises UnavailableError if one may be ours.
+        Raises UnavailableError if one may be ours.
         """
         known = {server_id: server for server_id, (server, _) in self._gone.items()} | self._there
         bare = {server.id for server in listed if server.status == "UNKNOWN" and not server.name}
@@ -161,22 +149,12 @@ class ServerRegistry:
         return [replace(known[s.id], status="UNKNOWN", task="", power=0) if s.id in bare else s for s in listed]
 
     async def _deleted(self, cloud: OpenStackCloud, newest: float) -> Mapping[str, Server]:
-        """Return servers that were deleted of late, those between two lives of this controller included.
-
-        In an empty project there is no time to ask from, and earlier servers are not looked for.
-        """
-        if newest <= MARGIN_S:
+        """Return servers that were deleted of late, those between two lives of this controller included."""
+        if newest <= MARGIN_S:  # an empty project: there is no time to ask from
             return {}
         since = min(newest, self._wall_clock()) - self._keep_s - MARGIN_S
         changed = await cloud.servers(name=f"^{re.escape(self._names.controller)}-", since=since)
         return {server.id: server for server in changed if server.status in GONE}
-
-    def _lately_gone(self, listed: Collection[str]) -> Mapping[str, Server]:
-        """Return servers that went recently. Older ones are forgotten once they are not listed any more."""
-        oldest = self._clock() - self._keep_s
-        kept = [(i, each) for i, each in self._gone.items() if each[1] > oldest or i in listed]
-        self._gone = dict(kept[-_MAX_GONE:])
-        return {server_id: server for server_id, (server, since) in self._gone.items() if since > oldest}
 
 
 def _ended(known: Server, deleted: Server) -> Server:
@@ -194,8 +172,6 @@ def _ended(known: Server, deleted: Server) -> Server:
         fault=deleted.fault or known.fault,
     )
 
-
-# --------------------------------------------------------------------------------------------------- servers as drones
 
 MAX_SERVER_NOTICES = 10
 _RANKS = {RemoteState.RUNNING: 0, RemoteState.UNKNOWN: 1, RemoteState.PENDING: 2}
@@ -224,10 +200,9 @@ def listing(
     names: ServerNames,
     now: float,
 ) -> ServerListing:
-    """Return the drones that a set of servers represents.
+    """Return the drones that servers represent.
 
-    ``ends`` are the known ends. ``asked`` are drones that this controller asked to leave. ``hosts`` are names of hosts
-    by their ids.
+    ``asked`` are drones that this controller asked to leave. ``hosts`` are names of hosts by their ids.
     """
     drones: dict[DroneId, RemoteDrone] = {}
     surplus, notices = [], []
@@ -241,7 +216,7 @@ def listing(
         drones[drone_id] = RemoteDrone(drone_id, state, server.id, kind, started_at, node=node, slot=slot, **more)
 
     for drone_id, several in _by_drone(view.servers, names).items():
-        server, *rest = sorted(several, key=_seniority)
+        server, *rest = several
         phase = server_phase(server)
         pending = phase.state is RemoteState.PENDING
         started_at = 0.0 if pending else min(server.launched_at, now)
@@ -270,20 +245,30 @@ def listing(
     return ServerListing(drones, tuple(surplus), over, unsettled, tuple(notices[:MAX_SERVER_NOTICES]))
 
 
+async def servers_of(
+    cloud: OpenStackCloud, names: ServerNames, drone_ids: Collection[DroneId], known: Iterable[Server]
+) -> Mapping[DroneId, Sequence[Server]]:
+    """Return the servers of these drones that the cloud lists now, those with most to lose first.
+
+    Servers in a cell that is down are not listed by tag: they are taken as ``known``.
+    """
+    listed = await cloud.servers(tag=names.group_tag)
+    silent = [server for server in known if server.status == "UNKNOWN"]
+    servers = {server.id: server for server in (*silent, *listed) if server.status not in GONE}.values()
+    return {drone_id: each for drone_id, each in _by_drone(servers, names).items() if drone_id in drone_ids}
+
+
 def _by_drone(servers: Iterable[Server], names: ServerNames) -> Mapping[DroneId, Sequence[Server]]:
+    """Return servers by the drone that they are, those with most to lose first."""
     found: dict[DroneId, list[Server]] = {}
-    for server in servers:
+    for server in sorted(servers, key=_seniority):
         if (drone_id := names.drone_id(server)) is not None:
             found.setdefault(drone_id, []).append(server)
     return found
 
 
 def _seniority(server: Server) -> tuple[int, bool, float, str]:
-    """Return a sort key: servers with most to lose first.
-
-    The order is: running, possibly running, waiting, waiting in vain, over. Of two alike the launched one comes
-    first, then the older.
-    """
+    """Return a sort key: running, possibly running, waiting, waiting in vain, over; then the launched and the older."""
     phase = server_phase(server)
     rank = 3 if phase.final else _RANKS.get(phase.state, 4)
     return rank, not server.launched_at, server.created_at, server.id

@@ -7,26 +7,19 @@ import contextlib
 import json
 import re
 import ssl
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+import time
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
 import aiohttp
-from tenacity import (
-    AsyncRetrying,
-    RetryCallState,
-    retry_if_exception_type,
-    retry_if_result,
-    stop_after_attempt,
-    wait_exponential,
-)
+import tenacity
 
 from adapters.openstack.clouds import HTTP_URL, Access, read_access, trusted_certificates
-from adapters.openstack.records import Record, mapping, mappings, text
+from adapters.openstack.servers import Record, fault_in, mapping, mappings, order_error, read_error, text
 from adapters.openstack.settings import CloudAccess
-from adapters.openstack.states import fault_in, order_error, read_error
 from adapters.shared import http
 from adapters.shared.printing import printable
 from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, UnavailableError
@@ -44,24 +37,17 @@ tags when a server is made; 2.69: servers of a cell that is down are listed, too
 
 _ATTEMPTS = 3
 _PAUSE_S = 0.2
-_TRANSIENT_STATUSES = (502, 503, 504)
 _MAX_PAGES = 500
 _MAX_REPLY_BYTES = 32 * 1024**2
 """Bytes of one answer, which is one page; of a longer one no more is read."""
-_MAX_FAULT_WORDS = 300
 _ECHO = re.compile(r"\S{64,}")
 """Nova says a value that it refuses once more, and user data hold what a drone joins its pool with."""
 _API_PATHS = {"compute": "/v2.1", "network": "/v2.0", "image": "/v2", "block-storage": "/v3"}
 """Path to append to an address without a version, as those of Neutron and Glance mostly are."""
 _VERSIONED = re.compile(r"/v\d+(\.\d+)?(/|$)")
 _MICROVERSION = re.compile(r"(\d{1,3})\.(\d{1,5})")
-SERVICES: Mapping[str, tuple[str, ...]] = {
-    "compute": ("compute",),
-    "network": ("network",),
-    "image": ("image",),
-    "block-storage": ("block-storage", "volumev3", "block-store", "volumev2", "volume"),
-}
-"""Services that we ask -> their types in catalogues, the best first (OpenStack's service-types authority)."""
+_VOLUME_TYPES = ("block-storage", "volumev3", "block-store", "volumev2", "volume")
+"""Types of Cinder in catalogues, the best first (OpenStack's service-types authority)."""
 _RENEWED_BEFORE_S = 60.0
 """A token is not used in its last minute: Nova passes it on, to Neutron and Glance, while it works on an order."""
 _DEFAULT_LIFE_S = 300.0
@@ -74,31 +60,21 @@ class ServiceMissingError(UnavailableError):
     kind = FaultKind.CONFIG
 
 
-class OpenStackRequest(NamedTuple):
-    method: str
-    service: str
-    path: str
-    query: Query = ()
-    body: Record | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class OpenStackReply:
     """Reply of a service."""
 
     status: int
     body: Record
-    """Empty if it was no JSON object."""
     whole: bool
-    """It was one, or nothing at all, as 202 and 204 may be."""
+    """``body`` is all of it: it was a JSON object, or nothing at all, as 202 and 204 may be."""
     beginning: str
-    """The beginning of what is no JSON object."""
+    """Of what is no JSON object."""
     headers: Mapping[str, str] = field(repr=False)
     """In lower case. One of them may be a token."""
 
     @property
     def fault(self) -> tuple[str, str]:
-        """Key and words of the fault in it, if it is one."""
         key, words = fault_in(self.body)
         return key, words or self.beginning
 
@@ -110,24 +86,21 @@ class OpenStackReply:
             parts.append(f"try again after {printable(wait, 40)}" + (" s" if wait.isdecimal() else ""))
         if request := self.headers.get("x-openstack-request-id"):
             parts.append(printable(request, 60))
-        return f"{printable(words, _MAX_FAULT_WORDS) or 'not a word'} ({', '.join(parts)})"
+        return f"{printable(words, 300) or 'not a word'} ({', '.join(parts)})"
 
 
 def _is_passing(reply: OpenStackReply) -> bool:
-    """Return True if the service may answer at once; one that names a time is left alone until then."""
-    return reply.status in _TRANSIENT_STATUSES and "retry-after" not in reply.headers
+    # One that names a time is left alone until then.
+    return reply.status in (502, 503, 504) and "retry-after" not in reply.headers
 
 
-def _last_outcome(state: RetryCallState) -> OpenStackReply:
-    """Return the reply of the last attempt, or raise its error."""
-    assert state.outcome is not None
-    reply: OpenStackReply = state.outcome.result()
-    return reply
+def _last_outcome(state: tenacity.RetryCallState) -> Any:
+    return state.outcome and state.outcome.result()
 
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """A login that is valid now, and the catalogue."""
+    """A login, and the catalogue."""
 
     token: str = field(repr=False)
     access: Access
@@ -135,22 +108,20 @@ class Login:
     catalogue: Sequence[tuple[str, str, str]]
     """Type, region and address of each service with our interface."""
     good_until: float
-    """By the loop's clock."""
+    """By the monotonic clock."""
     version: Version = (0, 0)
-    """The newest microversion that Nova and this adapter support."""
 
     def url(self, service: str) -> str:
         """Return the versioned address of a service. Raises ServiceMissingError."""
         used = self.access.region or next((region for kind, region, _ in self.catalogue if kind == "compute"), "")
-        for wanted in SERVICES[service]:
+        for wanted in _VOLUME_TYPES if service == "block-storage" else (service,):
             for kind, region, url in self.catalogue:
                 if (kind, region) == (wanted, used):
                     return url if _VERSIONED.search(urlsplit(url).path) else url + _API_PATHS[service]
-        regions = ", ".join(sorted({printable(region, 64) for _, region, _ in self.catalogue}))
+        regions = ", ".join(sorted({printable(region, 64) for _, region, _ in self.catalogue})) or "none"
         raise ServiceMissingError(
-            f"{self.access.source}: in the catalogue there is no service `{service}` in region `{printable(used, 64)}`"
-            f" with interface `{self.access.interface}`: set `region` (there are {regions or 'none'}) or `interface`,"
-            " or ask the cloud's operator"
+            f"{self.access.source}: no service `{service}` in region `{printable(used, 64)}` with interface"
+            f" `{self.access.interface}` in the catalogue: set `region` (there are {regions}) or `interface`"
         )
 
 
@@ -159,9 +130,8 @@ class OpenStackSession:
 
     def __init__(self, access: CloudAccess, *, deadline_s: float, parallel: int) -> None:
         self.project = ""
-        """Id of the project that we are in; empty before the first login."""
         self.user = ""
-        """Id of who we are."""
+        """Ids of where and who we are; empty before the first login."""
         self._settings, self._deadline_s, self._parallel = access, deadline_s, parallel
         self._http: aiohttp.ClientSession | None = None
         self._current: Login | None = None
@@ -175,23 +145,32 @@ class OpenStackSession:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        session, self._http = self._http, None
-        if session is not None:
-            await session.close()
-
-    # ------------------------------------------------------------------------------------------------ reads and orders
+        if self._http is not None:
+            await self._http.close()
+            self._http = None
 
     async def read(
         self, service: str, path: str, query: Query = (), *, body: Record | None = None, lacking: Collection[int] = ()
     ) -> Record | None:
         """Return the answer at ``path``; None if the status is one of ``lacking``. Retries within the deadline.
 
-        Raises:
-            UnavailableError: no answer, or one that cannot be parsed.
-            AuthError: the credentials are not accepted, or do not allow this.
+        Raises UnavailableError without an answer that can be parsed, and AuthError if it is not allowed.
         """
-        async with self._within_deadline(service):
-            reply = await self._retried(OpenStackRequest("GET" if body is None else "POST", service, path, query, body))
+        retried = tenacity.AsyncRetrying(
+            stop=tenacity.stop_after_attempt(_ATTEMPTS),
+            wait=tenacity.wait_exponential(_PAUSE_S),
+            retry=tenacity.retry_if_exception_type(aiohttp.ClientConnectionError)
+            | tenacity.retry_if_result(_is_passing),
+            retry_error_callback=_last_outcome,
+        )
+        method = "GET" if body is None else "POST"
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                reply: OpenStackReply = await retried(self._authorized, service, method, path, query, body, [])
+        except TimeoutError:
+            raise UnavailableError(f"{service}: no answer within {self._deadline_s:g} s") from None
+        except _HTTP_ERRORS as error:
+            raise UnavailableError(f"{service}: {_text_of(error)}") from None
         if reply.status in lacking:
             return None
         if reply.status != 200:
@@ -243,7 +222,7 @@ class OpenStackSession:
         limit_s = self._deadline_s if deadline_s is None else deadline_s
         try:
             async with asyncio.timeout(limit_s):
-                reply = await self._authorized(OpenStackRequest(method, service, path, (), body), sent)
+                reply = await self._authorized(service, method, path, (), body, sent)
         except TimeoutError:
             why = f"no answer within {limit_s:g} s"
         except _HTTP_ERRORS as error:
@@ -254,75 +233,32 @@ class OpenStackSession:
             raise order_error(reply.status, *reply.fault, words=f"{service}: {reply}")
         raise (OutcomeUnknownError if sent else UnavailableError)(f"{service}: {why}")
 
-    async def current_project(self) -> str:
-        """Return the id of the project that we are in, after a login if need be."""
-        async with self._within_deadline("keystone"):
-            await self._login()
-        return self.project
-
-    @contextlib.asynccontextmanager
-    async def _within_deadline(self, service: str) -> AsyncIterator[None]:
-        try:
-            async with asyncio.timeout(self._deadline_s):
-                yield
-        except TimeoutError:
-            raise UnavailableError(f"{service}: no answer within {self._deadline_s:g} s") from None
-        except _HTTP_ERRORS as error:
-            raise UnavailableError(f"{service}: {_text_of(error)}") from None
-
-    # ------------------------------------------------------------------------------------------------------- exchanges
-
-    async def _retried(self, request: OpenStackRequest) -> OpenStackReply:
-        """Send a request up to three times, while the connection fails or the service has a passing error."""
-
-        async def attempt() -> OpenStackReply:
-            return await self._authorized(request, [])
-
-        return await AsyncRetrying(
-            stop=stop_after_attempt(_ATTEMPTS),
-            wait=wait_exponential(_PAUSE_S),
-            retry=retry_if_exception_type(aiohttp.ClientConnectionError) | retry_if_result(_is_passing),
-            retry_error_callback=_last_outcome,
-        )(attempt)
-
-    async def _authorized(self, request: OpenStackRequest, sent: list[bool]) -> OpenStackReply:
-        """Send a request, and send it again with a new token if the token was refused."""
-        login = await self._login()
-        reply = await self._versioned(login, request, sent)
-        if reply.status == 401:
-            sent.clear()
-            reply = await self._versioned(await self._login(refused=login), request, sent)
-        if reply.status == 401:
-            raise AuthError(f"{request.service}: it refuses a token that Keystone has just given: {reply}")
-        return reply
-
-    async def _versioned(self, login: Login, request: OpenStackRequest, sent: list[bool]) -> OpenStackReply:
-        method, service, path, query, body = request
-        headers = {"X-Auth-Token": login.token}
-        if service == "compute":
-            headers["OpenStack-API-Version"] = "compute {}.{}".format(*login.version)
-        url = login.url(service) + path
-        reply = await self._exchange(login.trust, method, url, query, body=body, headers=headers, sent=sent)
-        if reply.status == 406 and service == "compute":
-            self._current = None  # a login finds out the version
-            raise UnavailableError(f"{service}: it is of another release than before: {reply}")
-        return reply
-
-    async def _exchange(
-        self,
-        trust: ssl.SSLContext | bool,
-        method: str,
-        url: str,
-        query: Query = (),
-        *,
-        body: Record | None = None,
-        headers: Mapping[str, str],
-        sent: list[bool],
+    async def _authorized(
+        self, service: str, method: str, path: str, query: Query, body: Record | None, sent: list[bool]
     ) -> OpenStackReply:
-        """Make one call; it raises, and fills ``sent``, as :func:`adapters.shared.http.exchange`."""
-        assert self._http is not None, "not entered"
-        more: Any = {"body": body, "headers": headers, "trust": trust, "sent": sent, "largest": _MAX_REPLY_BYTES}
-        reply = await http.exchange(self._http, method, url, query, **more)
+        """Send a request, and send it again with a new token if the token was refused."""
+        refused = None
+        for _ in range(2):
+            login = await self._login(refused)
+            headers = {"X-Auth-Token": login.token}
+            if service == "compute":
+                headers["OpenStack-API-Version"] = "compute {}.{}".format(*login.version)
+            how: Any = {"query": query, "body": body, "headers": headers, "sent": sent}
+            reply = await self._exchange(login.trust, method, login.url(service) + path, **how)
+            if reply.status == 406 and service == "compute":
+                self._current = None  # a login finds out the version
+                raise UnavailableError(f"compute: it is of another release than before: {reply}")
+            if reply.status != 401:
+                return reply
+            sent.clear()
+            refused = login
+        raise AuthError(f"{service}: it refuses a token that Keystone has just given: {reply}")
+
+    async def _exchange(self, trust: ssl.SSLContext | bool, method: str, url: str, **how: Any) -> OpenStackReply:
+        """Make one call, as :func:`adapters.shared.http.exchange`."""
+        if self._http is None:
+            raise UnavailableError("the site is not connected")
+        reply = await http.exchange(self._http, method, url, trust=trust, largest=_MAX_REPLY_BYTES, **how)
         if not reply.raw.strip():
             return OpenStackReply(reply.status, {}, reply.status in (202, 204), "", reply.headers)
         with contextlib.suppress(ValueError, RecursionError):
@@ -331,31 +267,25 @@ class OpenStackSession:
         beginning = " ".join(reply.raw[:600].decode(errors="replace").split())
         return OpenStackReply(reply.status, {}, False, beginning, reply.headers)
 
-    # ----------------------------------------------------------------------------------------------------------- login
-
     async def _login(self, refused: Login | None = None) -> Login:
-        """Return a valid login other than ``refused``.
-
-        Raises:
-            AuthError: Keystone does not accept the credentials, or they are invalid.
-            UnavailableError: Keystone does not answer, or not as a Keystone does.
-        """
+        """Return a valid login other than ``refused``. Raises AuthError, or UnavailableError without an answer."""
         before = self._logins
         async with self._login_lock:
             login = self._current
-            if login is not None and login is not refused and asyncio.get_running_loop().time() < login.good_until:
+            if login is not None and login is not refused and time.monotonic() < login.good_until:
                 return login
             if self._logins != before and self._login_error is not None:
                 # Who waited while another was refused is so, too: a wrong password many times locks accounts.
                 raise type(self._login_error)(str(self._login_error), self._login_error.kind)
+            self._current = self._login_error = None
             try:
-                self._current, self._login_error = await self._new_login(), None
+                self._current = login = await self._new_login()
             except AdapterError as error:
-                self._current, self._login_error = None, error
+                self._login_error = error
                 self._logins += 1
                 raise
             self._logins += 1
-            return self._current
+            return login
 
     async def _new_login(self) -> Login:
         access = read_access(self._settings)
@@ -363,18 +293,16 @@ class OpenStackSession:
         where = f"keystone at {access.auth_url}"
         try:
             url = f"{access.auth_url}/auth/tokens"
-            reply = await self._exchange(trust, "POST", url, body=access.who.body, headers={}, sent=[])
+            reply = await self._exchange(trust, "POST", url, body={"auth": access.identity}, headers={}, sent=[])
             token, described = reply.headers.get("x-subject-token", ""), reply.body.get("token")
-            if (
-                reply.status not in (200, 201)
-                or not _KEYSTONE_TOKEN.fullmatch(token)
-                or not isinstance(described, dict)
-            ):
+            is_token = _KEYSTONE_TOKEN.fullmatch(token) and isinstance(described, dict)
+            if reply.status not in (200, 201) or not is_token:
                 raise _login_refusal(where, access, reply)
+            described = mapping(described)
             if not (project := text(mapping(described.get("project")), "id")):
                 raise AuthError(f"{access.source}: the token is for no project: set `project_name`", FaultKind.CONFIG)
             self.project, self.user = project, text(mapping(described.get("user")), "id")
-            good_until = asyncio.get_running_loop().time() + _life_s(described) - _RENEWED_BEFORE_S
+            good_until = time.monotonic() + _life_s(described) - _RENEWED_BEFORE_S
             login = Login(token, access, trust, _catalogue(described.get("catalog"), access.interface), good_until)
             where = "compute"
             return replace(login, version=await self._microversion(login))
@@ -399,24 +327,21 @@ class OpenStackSession:
 
 
 def _login_refusal(keystone: str, access: Access, reply: OpenStackReply) -> AdapterError:
-    words = str(reply).replace(access.who.secret, "***")
+    words = str(reply).replace(access.secret, "***")
     # One that was revoked is not refused but not found.
     revoked = reply.status == 404 and "application credential" in words.lower()
     if reply.status in (401, 403) or revoked:
-        return AuthError(f"{keystone}: {access.who.name} ({access.source}) is refused: {words}")
-    if reply.status in (300, 301, 302, 307, 308, 404, 405):
-        what = f"it is no Keystone v3: check `auth_url` of {access.source}"
+        return AuthError(f"{keystone}: {access.user} ({access.source}) is refused: {words}")
+    if 300 <= reply.status <= 308 or reply.status in (400, 404, 405):
+        what = f"it does not understand our login: check `auth_url` of {access.source}"
         return UnavailableError(f"{keystone}: {what}: {words}", FaultKind.CONFIG)
-    if reply.status == 400:
-        return UnavailableError(f"{keystone}: it does not understand {access.source}: {words}", FaultKind.CONFIG)
     if reply.status < 300:
         return UnavailableError(f"{keystone}: it gives an answer that is no token")
     return UnavailableError(f"{keystone}: {words}", FaultKind.THROTTLED if reply.status == 429 else None)
 
 
 def _life_s(token: Record) -> float:
-    """By Keystone's clock alone, which need not agree with ours."""
-    try:
+    try:  # by Keystone's clock alone, which need not agree with ours
         issued, expires = (datetime.fromisoformat(str(token.get(key))) for key in ("issued_at", "expires_at"))
         return max(0.0, (expires - issued).total_seconds())
     except (ValueError, TypeError):  # no times, or one of them without a zone
@@ -424,7 +349,7 @@ def _life_s(token: Record) -> float:
 
 
 def _catalogue(catalogue: object, interface: str) -> Sequence[tuple[str, str, str]]:
-    """Return services that we could use; what is odd in a catalogue is left out."""
+    # What is odd in a catalogue is left out.
     return [
         (text(service, "type"), text(each, "region_id") or text(each, "region"), text(each, "url").rstrip("/"))
         for service in mappings(catalogue)

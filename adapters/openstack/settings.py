@@ -31,8 +31,6 @@ def _check_metadata(metadata: dict[str, str]) -> dict[str, str]:
             raise mistake_at(key, f"`{key[:40]}` cannot be metadata of a server: letters, digits, `_.:-`, and one line")
         if key.startswith(_METADATA_PREFIX):
             raise mistake_at(key, f"`{key[:40]}` is set by the provisioner: remove it")
-    if len(metadata) > 100:
-        raise ValueError("a server takes 128 metadata at most, and some are ours")
     return metadata
 
 
@@ -197,7 +195,7 @@ class OpenStackSiteConfig(CloudAccess, ServerOptions):
         return self
 
     def server(self, kind: str) -> OpenStackTypeConfig:
-        """Return the options of servers of a drone type: the type's, else the site's."""
+        """Return the options of servers of a drone type: its own, else the site's."""
         special = self.types[kind]
         options: dict[str, Any] = {name: getattr(self, name) for name in ServerOptions.model_fields}
         options |= {name: getattr(special, name) for name in special.model_fields_set}

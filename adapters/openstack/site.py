@@ -8,31 +8,23 @@ import time
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import TYPE_CHECKING, Self
 
-from adapters.openstack.capacity import allowed, claims, host_names, nodes, owner_load, owners
-from adapters.openstack.creation import NameResolver, ServerCreation, servers_of, side_by_side
-from adapters.openstack.records import Server, ServerAction
-from adapters.openstack.registry import RegistryView, ServerListing, ServerNames, ServerRegistry, listing
+from adapters.openstack import capacity
+from adapters.openstack.creation import ServerCreation, side_by_side
+from adapters.openstack.registry import RegistryView, ServerListing, ServerNames, ServerRegistry, listing, servers_of
+from adapters.openstack.servers import DELETING_TASKS, Server, ServerAction, StopMethod, server_phase
 from adapters.openstack.settings import CloudAccess, OpenStackSiteConfig
-from adapters.openstack.states import DELETING_TASKS, StopMethod, server_phase
-from adapters.openstack.termination import EndedServers, EndEvidence, ResourceCleanup, exit_report, is_deleted, tail
+from adapters.openstack.termination import ResourceCleanup, end_of, exit_report, is_deleted, tail
 from adapters.shared.commands.choice import optional_package
 from adapters.shared.printing import printable
 from adapters.shared.starts import outcome_unknown, rejected
-from provisioner.interfaces import AdapterError, AuditFinding, AuthError, OutcomeUnknownError, UnavailableError
-from provisioner.model import (
-    DroneId,
-    DroneType,
-    OrderOutcome,
-    OrderResult,
-    OwnerDemand,
-    SitePolicy,
-    SiteView,
-    StartOrder,
-    StopOrder,
-)
+from provisioner import model
+from provisioner.interfaces import AdapterError, AuditFinding, AuthError, OutcomeUnknownError
+from provisioner.model import DroneId, OrderResult
 
 if TYPE_CHECKING:
     from adapters.openstack.nova import OpenStackCloud
+
+_REQUEST_KEPT_S = 86400.0
 
 
 class OpenStackSite:
@@ -40,50 +32,47 @@ class OpenStackSite:
 
     Config = OpenStackSiteConfig
 
-    def __init__(self, name: str, config: OpenStackSiteConfig, types: Sequence[DroneType], controller: str) -> None:
+    def __init__(
+        self, name: str, config: OpenStackSiteConfig, types: Sequence[model.DroneType], controller: str
+    ) -> None:
         self._name, self._config, self._types = name, config, tuple(types)
         self._names = ServerNames(controller, name)
         self._stack = contextlib.AsyncExitStack()
-        self._entered: OpenStackCloud | None = None
+        self._cloud: OpenStackCloud
         self._owners_cloud: OpenStackCloud | None = None
+        self._creation: ServerCreation
         self._registry = ServerRegistry(self._names, keep_s=config.retain_finished)
-        self._ends = EndedServers(config.retain_finished)
-        self._creation = ServerCreation(config, self._names)
+        self._ends: dict[DroneId, model.RemoteEnd] = {}
+        """Of the drones that are listed. An end does not change, whatever happens to its server later."""
+        self._asked: dict[DroneId, float] = {}
+        """Drones that this controller has asked to leave, and when (monotonic)."""
+        self._cleanup = ResourceCleanup(config.cleanup_interval)
         self._consoles: dict[DroneId, str] = {}
         self._known: Sequence[Server] = ()
         """Our servers as last seen."""
         self._polled_before = False
         self._housekeeping: asyncio.Task[None] | None = None
         self._trouble = ""
-        self._cleanup = ResourceCleanup(config.cleanup_interval)
 
     async def __aenter__(self) -> Self:
         config = self._config
         async with contextlib.AsyncExitStack() as stack:
-            entered = await stack.enter_async_context(_connect(config, config))
+            self._cloud = await stack.enter_async_context(_connect(config, config))
+            self._creation = ServerCreation(self._cloud, config, self._names)
             if config.owner is not None:
                 self._owners_cloud = await stack.enter_async_context(_connect(config.owner, config))
             self._stack = stack.pop_all()
-        self._entered, self._resolver = entered, NameResolver(entered, config)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """Disconnect. Drones live on."""
-        await self._creation.close()
+        """Disconnect, after creates under way have ended. Drones live on."""
+        await self._creation.starts.close(self._config.create_deadline)
         if self._housekeeping is not None:
             self._housekeeping.cancel()
             await asyncio.wait([self._housekeeping])
-            self._housekeeping = None
-        self._entered = self._owners_cloud = None
         await self._stack.aclose()
 
-    @property
-    def _cloud(self) -> OpenStackCloud:
-        if self._entered is None:
-            raise UnavailableError("the site is not connected")
-        return self._entered
-
-    async def poll(self) -> SiteView:
+    async def poll(self) -> model.SiteView:
         """List our drones, our quota and, where hosts are known, free capacity and the owner's waiting servers.
 
         Ended drones are listed for ``retain_finished``. It takes three calls, with an owner four, and their pages; the
@@ -92,31 +81,29 @@ class OpenStackSite:
         taken_at = time.time()
         ours = await self._registry.poll(self._cloud)
         self._known = ours.servers
-        limits, flavors = await self._cloud.limits(), await self._resolver.flavors()
+        limits, flavors = await self._cloud.limits(), await self._creation.resolver.flavors()
+        owner = self._config.owner
         theirs = await self._owners_cloud.servers() if self._owners_cloud is not None else ()
-        projects = (self._cloud.project, self._owners_cloud.project if self._owners_cloud is not None else "")
-        hosts = host_names(self._config.hosts, projects)
-        found = listing(ours, self._ends.known, self._ends.asked, hosts, self._names, taken_at)
-        here, host_notices = nodes(self._config, self._types, ours.servers, (*ours.others, *theirs), hosts)
-        wanted: tuple[OwnerDemand, ...] = ()
-        remarks: tuple[str, ...] = ()
-        load = None
-        if self._config.owner is not None:
-            first = owners(theirs, self._config.owner)
-            wanted, remarks = claims(first, here, hosts, self._config.owner, taken_at)
-            load = owner_load(first, hosts)
-        view = SiteView(
+        projects = [cloud.project for cloud in (self._cloud, self._owners_cloud) if cloud is not None]
+        hosts = capacity.host_names(self._config.hosts, projects)
+        found = listing(ours, self._ends, self._asked, hosts, self._names, taken_at)
+        nodes, host_notices = capacity.nodes(self._config, self._types, ours.servers, (*ours.others, *theirs), hosts)
+        first = capacity.owners(theirs, owner) if owner is not None else ()
+        claims, remarks = capacity.claims(first, nodes, hosts, owner, taken_at) if owner is not None else ((), ())
+        view = model.SiteView(
             site=self._name,
             taken_at=taken_at,
             drones=found.drones,
-            nodes=here,
-            claims=wanted,
-            owner_runs=load,
-            notices=(*found.notices, *host_notices, *self._housekeeping_trouble()),
+            nodes=nodes,
+            claims=claims,
+            owner_runs=capacity.owner_load(first, hosts) if owner is not None else None,
+            notices=(*found.notices, *host_notices, *filter(None, [self._trouble])),
             remarks=remarks,
-            quota=allowed(limits, flavors),
+            quota=capacity.allowed(limits, flavors),
         )
-        self._ends.forget(found.drones.keys())
+        self._ends = {d: end for d, end in self._ends.items() if d in found.drones}
+        long_ago = time.monotonic() - _REQUEST_KEPT_S
+        self._asked = {d: at for d, at in self._asked.items() if d in found.drones or at > long_ago}
         # A caller that polls but once (``provisioner check``) changes nothing.
         if self._polled_before and (self._housekeeping is None or self._housekeeping.done()):
             work = self._clean_up(found, ours)
@@ -128,8 +115,6 @@ class OpenStackSite:
         """Return the ends of consoles by drone."""
         consoles, self._consoles = self._consoles, {}
         return consoles
-
-    # --------------------------------------------------------------------------------------------------- housekeeping
 
     async def _clean_up(self, found: ServerListing, ours: RegistryView) -> None:
         """Run the tasks that a poll leaves, each by itself: a failure does not stop the others."""
@@ -146,48 +131,46 @@ class OpenStackSite:
                 await task
             except AdapterError as error:  # then after the next poll
                 self._trouble = printable(f"housekeeping: {error}", 300)
+            except Exception as error:  # a mistake of ours
+                self._trouble = printable(f"housekeeping: {type(error).__name__}: {error}", 300)
 
         await side_by_side([attempt(task) for task in tasks], self._config.parallel)
 
-    def _housekeeping_trouble(self) -> Sequence[str]:
-        task = self._housekeeping
-        troubles = [self._trouble] if self._trouble else []
-        if task is not None and task.done() and not task.cancelled() and (error := task.exception()):
-            troubles.append(printable(f"housekeeping: {type(error).__name__}: {error}", 300))
-        return troubles
-
     async def _delete(self, drone_id: DroneId, server: Server) -> None:
         """Delete a server whose drone is over, after its end is recorded."""
-        if drone_id not in self._ends.known:
+        if drone_id not in self._ends:
             console, lines = "", self._config.console_lines
             with contextlib.suppress(AdapterError):  # the server is deleted whatever the answer
                 console = await self._cloud.console(server.id, lines)
-            report, output = exit_report(console, drone_id), tail(console, lines)
-            evidence = EndEvidence(server, await self._actions(server.id), report, output)
-            self._ends.determine(drone_id, evidence, self._cloud.user, time.time())
-            if output:
-                self._consoles[drone_id] = output
+            self._record_end(drone_id, server, await self._actions(server.id), console)
         await self._cloud.delete(server.id)
 
     async def _settle(self, drone_id: DroneId, server: Server) -> None:
-        """Record the end of a drone whose server is gone."""
         actions = await self._actions(server.id)
-        if is_deleted(server, actions or (), drone_id in self._ends.asked):
-            self._ends.determine(drone_id, EndEvidence(server, actions), self._cloud.user, time.time())
+        if is_deleted(server, actions, drone_id in self._asked):
+            self._record_end(drone_id, server, actions)
 
-    async def _actions(self, server_id: str) -> Sequence[ServerAction] | None:
-        """Return a server's actions; None where we may not see them."""
+    def _record_end(
+        self, drone_id: DroneId, server: Server, actions: Sequence[ServerAction], console: str = ""
+    ) -> None:
+        report, output = exit_report(console, drone_id), tail(console, self._config.console_lines)
+        asked, our_user = drone_id in self._asked, self._cloud.user
+        end = end_of(server, actions, report, output, asked=asked, our_user=our_user, now=time.time())
+        self._ends[drone_id] = end
+        if output:
+            self._consoles[drone_id] = output
+
+    async def _actions(self, server_id: str) -> Sequence[ServerAction]:
+        """Return a server's actions; empty where we may not see them."""
         with contextlib.suppress(AuthError):
             return await self._cloud.actions(server_id)
-        return None
+        return ()
 
-    # -------------------------------------------------------------------------------------- auditing, starts and stops
-
-    async def audit(self, policy: SitePolicy) -> Sequence[AuditFinding]:
+    async def audit(self, policy: model.SitePolicy) -> Sequence[AuditFinding]:
         """Return what the cloud lacks of the settings, and where it differs from a drone type."""
         found: list[AuditFinding] = []
         for kind in self._types:
-            for dimension, message in await self._resolver.problems(kind):
+            for dimension, message in await self._creation.resolver.problems(kind):
                 found.append(AuditFinding(f"type {kind.name}", dimension, printable(message, 400)))
         instances, _ = (await self._cloud.limits()).instances
         if 0 <= instances < policy.max_drones:
@@ -195,42 +178,38 @@ class OpenStackSite:
             found.append(AuditFinding("project", "quota", message))
         return found
 
-    async def start(self, orders: Sequence[StartOrder]) -> Sequence[OrderResult]:
+    async def start(self, orders: Sequence[model.StartOrder]) -> Sequence[OrderResult]:
         """Create a server for each drone that has none yet."""
-        return await self._creation.start(self._cloud, self._resolver, orders, self._known)
+        return await self._creation.start(orders, self._known)
 
-    async def stop(self, orders: Sequence[StopOrder]) -> Sequence[OrderResult]:
+    async def stop(self, orders: Sequence[model.StopOrder]) -> Sequence[OrderResult]:
         """Shut down the guest, which notifies its drone, or delete a server that has no guest.
 
         A later poll deletes what was shut down.
         """
-        if not orders:
-            return []
         drone_ids = {order.drone_id for order in orders}
         await self._creation.starts.settled(drone_ids)
         there = await servers_of(self._cloud, self._names, drone_ids, self._known)
-        self._ends.ask(there)
+        # Before the cloud is called. A drone whose end is known is not asked: only its server is cleared.
+        self._asked |= dict.fromkeys(there.keys() - self._ends.keys(), time.monotonic())
         stops = [self._stop(order, there.get(order.drone_id, ())) for order in orders]
         return await side_by_side(stops, self._config.parallel)
 
-    async def _stop(self, order: StopOrder, servers: Sequence[Server]) -> OrderResult:
+    async def _stop(self, order: model.StopOrder, servers: Sequence[Server]) -> OrderResult:
         """Stop the servers of one drone. An error is its result: the other drones are stopped all the same."""
         try:
             for server in servers:
-                await self._stop_server(server, kill=order.kill)
+                method = server_phase(server).stop
+                if order.kill or method is StopMethod.DELETE:
+                    await self._cloud.delete(server.id)
+                elif method is StopMethod.SHUT_DOWN:
+                    await self._cloud.shut_down(server.id)
         except OutcomeUnknownError as error:
             return outcome_unknown(order.drone_id, str(error))
         except AdapterError as error:
-            self._ends.unasked(order.drone_id)
+            self._asked.pop(order.drone_id, None)
             return rejected(order.drone_id, error.kind, str(error))
-        return OrderResult(order.drone_id, OrderOutcome.OK, servers[0].id if servers else "")
-
-    async def _stop_server(self, server: Server, *, kill: bool) -> None:
-        method = server_phase(server).stop
-        if kill or method is StopMethod.DELETE:
-            await self._cloud.delete(server.id)
-        elif method is StopMethod.SHUT_DOWN:
-            await self._cloud.shut_down(server.id)
+        return OrderResult(order.drone_id, model.OrderOutcome.OK, servers[0].id if servers else "")
 
 
 def _connect(access: CloudAccess, config: OpenStackSiteConfig) -> OpenStackCloud:

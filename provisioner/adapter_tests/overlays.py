@@ -12,16 +12,7 @@ import pytest
 
 from provisioner.adapter_tests import eventually, outcome
 from provisioner.interfaces import AdapterError, Overlay
-from provisioner.model import (
-    DrainMode,
-    DroneId,
-    DroneType,
-    JobClass,
-    OrderOutcome,
-    Slot,
-    SlotState,
-    StartOrder,
-)
+from provisioner.model import DrainMode, DroneId, DroneType, JobClass, OrderOutcome, Slot, SlotState, StartOrder
 
 
 class OverlayWorld(Protocol):
@@ -29,7 +20,7 @@ class OverlayWorld(Protocol):
 
     kind: DroneType
     """A type with at least one GPU, of which two drones can run at once."""
-    patience_s: float
+    longest_wait_s: float
     """Longest time that the overlay may need for anything in the suite."""
 
     def overlay(self) -> Overlay:
@@ -66,7 +57,7 @@ class OverlayContract:
             view = await overlay.poll([world.kind])
             assert [c for c in view.classes if c.waiting or c.fresh or c.running] == []
             assert view.slots == ()
-            assert abs(view.taken_at - time.time()) < world.patience_s
+            assert abs(view.taken_at - time.time()) < world.longest_wait_s
 
     async def test_jobs_are_grouped_by_what_they_need(self, world: OverlayWorld) -> None:
         before = time.time()
@@ -94,10 +85,10 @@ class OverlayContract:
         await world.submit(3, gpu_milli=1000)
         async with _drone(world, idle_timeout_s=2.0) as (overlay, drone_id):
             slot = await _slot(world, overlay, drone_id, *SlotState)
-            assert abs(slot.heard_at - time.time()) < world.patience_s
+            assert abs(slot.heard_at - time.time()) < world.longest_wait_s
 
-            await eventually("the jobs are done", lambda: _enough(world, 3), world.patience_s)
-            await eventually("it leaves by itself", lambda: world.ended(drone_id), world.patience_s)
+            await eventually("the jobs are done", lambda: _enough(world, 3), world.longest_wait_s)
+            await eventually("it leaves by itself", lambda: world.ended(drone_id), world.longest_wait_s)
             await _unslotted(world, overlay, drone_id)
 
     async def test_a_slot_tells_what_is_left_in_it(self, world: OverlayWorld) -> None:
@@ -124,7 +115,7 @@ class OverlayContract:
 
             [result] = await overlay.drain([drone_id], DrainMode.PEACEFUL, "tested")
             assert (result.drone_id, result.answer) == (drone_id, OrderOutcome.OK)
-            await eventually("it leaves", lambda: world.ended(drone_id), world.patience_s)
+            await eventually("it leaves", lambda: world.ended(drone_id), world.longest_wait_s)
             assert await world.done() == 1
             await _waiting(world, overlay, 1)
 
@@ -133,7 +124,7 @@ class OverlayContract:
             await _busy(world, overlay, drone_id, seconds=600)
             [result] = await overlay.drain([drone_id], DrainMode.FAST, "tested")
             assert result.answer is OrderOutcome.OK
-            await eventually("it leaves", lambda: world.ended(drone_id), world.patience_s)
+            await eventually("it leaves", lambda: world.ended(drone_id), world.longest_wait_s)
             await _waiting(world, overlay, 1)
 
     async def test_a_draining_drone_can_be_taken_back(self, world: OverlayWorld) -> None:
@@ -144,7 +135,7 @@ class OverlayContract:
             [result] = await overlay.drain([drone_id], DrainMode.RESUME, "tested")
             assert result.answer is OrderOutcome.OK
             await world.submit(1, gpu_milli=1000)
-            await eventually("both jobs are done", lambda: _enough(world, 2), world.patience_s)
+            await eventually("both jobs are done", lambda: _enough(world, 2), world.longest_wait_s)
             await world.end(drone_id)
 
     async def test_a_drone_that_is_asked_to_leave_by_its_site_loses_no_job(self, world: OverlayWorld) -> None:
@@ -185,9 +176,6 @@ class OverlayContract:
             await _unslotted(world, overlay, drone_id)
 
 
-# ------------------------------------------------------------------------------------------------------- helpers
-
-
 @asynccontextmanager
 async def _drone(world: OverlayWorld, *, idle_timeout_s: float = 600.0) -> AsyncIterator[tuple[Overlay, DroneId]]:
     """Run a drone of the overlay."""
@@ -216,21 +204,21 @@ async def _waiting(world: OverlayWorld, overlay: Overlay, jobs: int) -> Sequence
         classes = [c for c in (await overlay.poll([world.kind])).classes if c.waiting]
         return classes if sum(c.waiting for c in classes) == jobs else None
 
-    return await eventually(f"{jobs} jobs wait", ask, world.patience_s)
+    return await eventually(f"{jobs} jobs wait", ask, world.longest_wait_s)
 
 
 async def _slot(world: OverlayWorld, overlay: Overlay, drone_id: DroneId, *states: SlotState) -> Slot:
     async def ask() -> Slot | None:
         return next((s for s in await _slots(world, overlay) if s.drone_id == drone_id and s.state in states), None)
 
-    return await eventually(f"{drone_id} is {' or '.join(states)} in the pool", ask, world.patience_s)
+    return await eventually(f"{drone_id} is {' or '.join(states)} in the pool", ask, world.longest_wait_s)
 
 
 async def _unslotted(world: OverlayWorld, overlay: Overlay, drone_id: DroneId) -> None:
     async def ask() -> bool:
         return all(slot.drone_id != drone_id for slot in await _slots(world, overlay))
 
-    await eventually(f"{drone_id} is out of the pool", ask, world.patience_s)
+    await eventually(f"{drone_id} is out of the pool", ask, world.longest_wait_s)
 
 
 async def _slots(world: OverlayWorld, overlay: Overlay) -> Sequence[Slot]:

@@ -40,11 +40,11 @@ class SiteWorld(Protocol):
     """A type that the site rejects at once and for good."""
     grace_s: float
     """Time between SIGTERM and SIGKILL; short."""
-    patience_s: float
+    longest_wait_s: float
     """Longest time that the site may need for anything in the suite."""
-    tells_free: bool
+    reports_free: bool
     """True if its views have ``free``."""
-    tells_exit_codes: bool
+    reports_exit_codes: bool
     """True if it reports the exit status of finished drones."""
 
     def site(self, controller: str | None = None) -> Site:
@@ -96,8 +96,6 @@ class SiteContract:
     """The suite for a site: subclass it as ``TestMySite`` with a fixture ``world``."""
 
     pytestmark = pytest.mark.asyncio
-
-    # --------------------------------------------------------------------------------------- start, stop and poll
 
     async def test_a_drone_is_started_listed_stopped_and_gone(self, world: SiteWorld) -> None:
         drone_id = _new_id(world)
@@ -166,8 +164,8 @@ class SiteContract:
                 ended = await _listed(world, site, drone_id, RemoteState.ENDED)
                 assert ended.end is not None
                 assert ended.end.kind is EndKind.EXITED
-                assert ended.end.exit_code == (code if world.tells_exit_codes else None)
-                assert abs(time.time() - ended.end.at) < world.patience_s + 60
+                assert ended.end.exit_code == (code if world.reports_exit_codes else None)
+                assert abs(time.time() - ended.end.at) < world.longest_wait_s + 60
                 await _gone(world, site, drone_id)
 
     async def test_a_restarted_controller_lists_the_same_drones(self, world: SiteWorld) -> None:
@@ -206,7 +204,7 @@ class SiteContract:
         name = world.kind.name
         async with world.site() as site:
             before = (await site.poll()).free
-            if not world.tells_free:
+            if not world.reports_free:
                 assert before is None
                 return
             assert before is not None and before[name] >= 3
@@ -241,9 +239,9 @@ class SiteContract:
             task = asyncio.ensure_future(site.start(orders))
             await asyncio.sleep(0.002)
             task.cancel()
-            await asyncio.wait([task], timeout=world.patience_s)
+            await asyncio.wait([task], timeout=world.longest_wait_s)
         async with world.site() as site:
-            await asyncio.sleep(min(1.0, world.patience_s / 4))
+            await asyncio.sleep(min(1.0, world.longest_wait_s / 4))
             shown = {d for d, drone in (await site.poll()).drones.items() if drone.state in _ALIVE}
             running = {o.drone_id for o in orders if await world.alive(o.drone_id)}
             assert running <= shown
@@ -267,10 +265,8 @@ class SiteContract:
                 assert isinstance(await outcome(site.poll()), AdapterError)  # an empty listing would be a lie
                 await _assert_not_done(site.start([_order(world, drone_id)]))
                 await _assert_not_done(site.stop([StopOrder(drone_id, "")]))  # nor is it known to be gone
-            await eventually("the site is back", lambda: _answers(site), world.patience_s)
+            await eventually("the site is back", lambda: _answers(site), world.longest_wait_s)
             await _end(world, site, [drone_id])
-
-    # ------------------------------------------------------------------------------------------- faults
 
     async def test_a_start_whose_reply_is_lost_is_unsure_and_never_refused(self, world: SiteWorld) -> None:
         await skip_unless_supported(world.lost_replies)
@@ -305,8 +301,8 @@ class SiteContract:
                 return len(await _done(site.stop([StopOrder(d, "", kill=True) for d in ids]))) == len(ids)
 
             async with world.pages():
-                await eventually("all pages are read", whole, world.patience_s)
-                await eventually("all are asked to leave", asked, world.patience_s)
+                await eventually("all pages are read", whole, world.longest_wait_s)
+                await eventually("all are asked to leave", asked, world.longest_wait_s)
             for drone_id in ids:  # `not on the first page` is no proof that it is gone
                 await _gone(world, site, drone_id)
 
@@ -321,7 +317,7 @@ class SiteContract:
                 stopped = await _done(site.stop([StopOrder(drone_id, "", kill=True) for drone_id in ids]))
             for drone_id in stopped:  # `not in the listing` is no proof that it is gone
                 await _gone(world, site, drone_id)
-            await eventually("the site is back", lambda: _answers(site), world.patience_s)
+            await eventually("the site is back", lambda: _answers(site), world.longest_wait_s)
             await _end(world, site, ids)
 
     async def test_a_rejected_start_makes_nothing(self, world: SiteWorld) -> None:
@@ -373,7 +369,7 @@ class SiteContract:
                 await site.poll()  # an adapter deletes after a poll
                 return not await world.objects(stopped) and not await world.objects(leaving)
 
-            await eventually("the adapter has deleted what it made", ask, world.patience_s + world.grace_s)
+            await eventually("the adapter has deleted what it made", ask, world.longest_wait_s + world.grace_s)
 
     async def test_nothing_asked_for_is_nothing_done(self, world: SiteWorld) -> None:
         async with world.site() as site:
@@ -381,10 +377,8 @@ class SiteContract:
             assert list(await site.stop([])) == []
             view = await site.poll()
             assert (view.site, dict(view.drones)) == (world.kind.site, {})
-            assert abs(view.taken_at - time.time()) < world.patience_s + 5
+            assert abs(view.taken_at - time.time()) < world.longest_wait_s + 5
 
-
-# ------------------------------------------------------------------------------------------------------- helpers
 
 _serials = itertools.count(1)
 
@@ -440,7 +434,7 @@ async def _listed(world: SiteWorld, site: Site, drone_id: DroneId, state: Remote
         drone = (await site.poll()).drones.get(drone_id)
         return drone if drone is not None and drone.state is state else None
 
-    return await eventually(f"{drone_id} is listed as {state}", ask, world.patience_s)
+    return await eventually(f"{drone_id} is listed as {state}", ask, world.longest_wait_s)
 
 
 async def _runs_once(world: SiteWorld, drone_id: DroneId) -> None:
@@ -449,7 +443,7 @@ async def _runs_once(world: SiteWorld, drone_id: DroneId) -> None:
     async def ask() -> bool:
         return await world.alive(drone_id) == 1
 
-    await eventually(f"{drone_id} runs exactly once", ask, world.patience_s)
+    await eventually(f"{drone_id} runs exactly once", ask, world.longest_wait_s)
 
 
 async def _gone(world: SiteWorld, site: Site, drone_id: DroneId) -> None:
@@ -458,7 +452,7 @@ async def _gone(world: SiteWorld, site: Site, drone_id: DroneId) -> None:
         listed = drone is not None and drone.state in _ALIVE
         return not listed and not await world.alive(drone_id) and not await world.anything_left(drone_id)
 
-    await eventually(f"nothing is left of {drone_id}", ask, world.patience_s + world.grace_s)
+    await eventually(f"nothing is left of {drone_id}", ask, world.longest_wait_s + world.grace_s)
 
 
 async def _end(world: SiteWorld, site: Site, drone_ids: Sequence[DroneId]) -> None:

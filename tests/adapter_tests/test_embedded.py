@@ -17,7 +17,7 @@ from tests.embedded.drones import KIND, Drones, config
 
 class EmbeddedWorld:
     kind: DroneType = KIND
-    patience_s = 20.0
+    longest_wait_s = 20.0
 
     def __init__(self, root: Path) -> None:
         self.path = root / "queue.db"

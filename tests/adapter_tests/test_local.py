@@ -22,9 +22,9 @@ class LocalWorld(ShellDrones):
     kind: DroneType = SMALL
     impossible: DroneType = HUGE
     grace_s = 1.0
-    patience_s = 20.0
-    tells_free = True
-    tells_exit_codes = True
+    longest_wait_s = 20.0
+    reports_free = True
+    reports_exit_codes = True
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -64,7 +64,9 @@ class LocalWorld(ShellDrones):
             yield
             await others.stop([StopOrder(order.drone_id, "", kill=True) for order in orders])
             for order in orders:
-                await eventually("its processes have ended", lambda d=order.drone_id: self._ended(d), self.patience_s)
+                await eventually(
+                    "its processes have ended", lambda d=order.drone_id: self._ended(d), self.longest_wait_s
+                )
             await others.poll()
 
     async def _ended(self, drone_id: DroneId) -> bool:

@@ -19,9 +19,9 @@ class PodWorld:
     kind = DroneType("k8s", "small", gpu_milli=1000, cpus=2, memory_mib=1024, disk_mib=10)
     impossible = DroneType("k8s", "huge", gpu_milli=9000, cpus=2, memory_mib=1024, disk_mib=10)
     grace_s = 0.5
-    patience_s = 3.0
-    tells_free = False
-    tells_exit_codes = True
+    longest_wait_s = 3.0
+    reports_free = False
+    reports_exit_codes = True
 
     def __init__(self, mistake: str = "") -> None:
         self.api, self._mistake = PodApi(), mistake

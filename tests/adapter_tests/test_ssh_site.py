@@ -48,9 +48,9 @@ class SshWorld(ShellDrones):
     kind: DroneType = SMALL
     impossible: DroneType = HUGE
     grace_s = 1.0
-    patience_s = 40.0
-    tells_free = False
-    tells_exit_codes = True
+    longest_wait_s = 40.0
+    reports_free = False
+    reports_exit_codes = True
 
     def __init__(self, server: Sshd, directory: Path) -> None:
         self.server = server

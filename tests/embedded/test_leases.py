@@ -9,7 +9,6 @@ import random
 import signal
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from adapters.embedded import EmbeddedOverlay, queue
 from adapters.embedded.queue import EmbeddedJob, JobState
 from provisioner.adapter_tests import eventually
 from provisioner.model import DroneId
-from tests.embedded.drones import KIND, Drones, config
+from tests.embedded.drones import Drones, config
 from tests.local.drones import holds
 
 Begin = Callable[..., Awaitable[DroneId]]
@@ -183,17 +182,6 @@ async def test_a_removed_job_is_killed_where_it_runs(path: Path, tmp_path: Path,
     assert queue.remove(path, [job_id]) == 1
     await holds("it is killed", lambda: not alive(recorded(pids)[0]))
     assert queue.jobs(path) == []
-
-
-async def test_shares_of_a_gpu_add_up_exactly(path: Path, tmp_path: Path, drones: Drones, begin: Begin) -> None:
-    """Ten tenths run at once on one GPU: they wait for each other, and time out if one of them is not there."""
-    script = 'touch here-$JOB_ID; i=0; while [ "$(ls here-* | wc -l)" -lt 10 ]; do'
-    script += " i=$((i+1)); [ $i -lt 400 ] || exit 9; sleep 0.05; done"
-    queue.submit(path, ["sh", "-c", f"cd {tmp_path}; {script}"], count=10, gpus="0.1", memory_mib=1, cpus=1)
-    one_gpu = replace(KIND, gpu_milli=1000, cpus=10)
-    drone = await begin(1, one_gpu, idle_s=0.5)
-    assert await drones.status(drone, 60) == 0
-    assert queue.counts(path)[JobState.DONE] == 10
 
 
 @pytest.mark.parametrize(

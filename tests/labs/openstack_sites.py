@@ -63,9 +63,9 @@ class OpenStackWorld(ShellDrones):
     kind: DroneType = H100
     impossible: DroneType = HUGE
     grace_s = 2.0
-    patience_s = 60.0
-    tells_free = False
-    tells_exit_codes = True
+    longest_wait_s = 60.0
+    reports_free = False
+    reports_exit_codes = True
 
     def __init__(self, lab: OpenStackLab, work: Path, controller: str, **options: Any) -> None:
         self.lab, self.controller = lab, controller

@@ -81,9 +81,9 @@ class FarmWorld(ShellDrones):
     kind: DroneType = A100
     impossible: DroneType = HUGE
     grace_s = 3.0
-    patience_s = 60.0
-    tells_free = False
-    tells_exit_codes = True
+    longest_wait_s = 60.0
+    reports_free = False
+    reports_exit_codes = True
 
     def __init__(self, pool: Pool, work: Path, controller: str, **options: object) -> None:
         self.pool, self.controller = pool, controller

@@ -91,9 +91,9 @@ class SlurmWorld(ShellDrones):
     kind: DroneType = A100
     impossible: DroneType = HUGE
     grace_s = 3.0
-    patience_s = 60.0
-    tells_free = False
-    tells_exit_codes = True
+    longest_wait_s = 60.0
+    reports_free = False
+    reports_exit_codes = True
 
     def __init__(self, lab: SlurmLab, way: str, work: Path, controller: str) -> None:
         self.lab, self.way, self.controller = lab, way, controller

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from adapters.local.drones import DroneRecord, claim
-from adapters.local.processes import Process, boot_id
+from adapters.local.drones import DroneRecord, Process, boot_id, claim
 from adapters.local.resources import HostAllocation
 from provisioner.adapter_tests import eventually
 from provisioner.model import EndKind, OrderOutcome, RemoteEnd, RemoteState, SiteView, StartOrder, StopOrder

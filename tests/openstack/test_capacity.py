@@ -20,8 +20,8 @@ from adapters.openstack.capacity import (
     owner_load,
     owners,
 )
-from adapters.openstack.records import Flavor, Limits, Server, ServerFault
 from adapters.openstack.registry import ServerNames
+from adapters.openstack.servers import Flavor, Limits, Server, ServerFault
 from adapters.openstack.settings import OpenStackOwnerConfig, OpenStackSiteConfig
 from provisioner.model import DroneId, DroneType, Node, OwnerDemand, OwnerLoad
 

@@ -15,8 +15,8 @@ import pytest
 from aiohttp import web
 
 from adapters.openstack import creation
-from adapters.openstack.records import Server
 from adapters.openstack.registry import ServerNames
+from adapters.openstack.servers import Server
 from adapters.openstack.settings import OpenStackSiteConfig
 from provisioner import drone as drone_files
 from provisioner.interfaces import RejectedError
@@ -87,10 +87,10 @@ async def test_names_are_looked_up_once_in_a_while_and_after_an_error(fake: Fake
         ({"networks": ["public"]}, {}, "there is no network `public` for this project: choose from drones"),
         ({}, {"networks": [{"id": n, "name": "drones"} for n in "12"]}, "2 of this cloud's networks are called"),
         ({}, {"images": [image(min_ram=32768)]}, "image `drone` wants 32 GiB of memory"),
-        ({"boot_volume": {"size": "5 GiB"}}, {}, "its boot volume has 5 GiB of disk, drone type `a100` 10 GiB"),
+        ({"boot_volume": {"size": "5 GiB"}}, {}, "`disk` of its boot volume is 5 GiB, of drone type `a100` 10 GiB"),
         ({}, {"flavors": [flavor(extra_specs={})]}, "has 0 GPUs, drone type `a100` 1"),
-        ({}, {"flavors": [flavor(ram=8192)]}, "has 8 GiB of memory, drone type `a100` 16 GiB"),
-        ({}, {"flavors": [flavor(disk=5)]}, "has 5 GiB of disk, drone type `a100` 10 GiB"),
+        ({}, {"flavors": [flavor(ram=8192)]}, "`memory` of flavour `gpu.a100.1` is 8 GiB, of drone type `a100` 16 GiB"),
+        ({}, {"flavors": [flavor(disk=5)]}, "`disk` of flavour `gpu.a100.1` is 5 GiB, of drone type `a100` 10 GiB"),
     ],
 )
 async def test_what_cannot_be_used_is_named_with_what_can(
@@ -136,7 +136,7 @@ IDS = creation.ResolvedNames("17", IMAGE)
 def asked(
     ids: creation.ResolvedNames = IDS, special: Mapping[str, object] = {}, **more: object
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    return creation.server_request(ORDER, config(special, **more), ids, b"#!/bin/sh\n")
+    return creation.server_request(ORDER, config(special, **more), ServerNames("kit", "gridka"), ids, b"#!/bin/sh\n")
 
 
 def test_little_is_asked_for_where_little_is_told() -> None:
@@ -187,20 +187,18 @@ class Starter:
     """One site's starts."""
 
     def __init__(self, fake: FakeCloud, nova: Nova, **options: Any) -> None:
-        settings = site_config(fake, **options)
-        self.nova, self.names = nova, creation.NameResolver(nova, settings)
-        self.creation = creation.ServerCreation(settings, NAMES)
+        self.creation = creation.ServerCreation(nova, site_config(fake, **options), NAMES)
         self.known: Collection[Server] = ()
 
     async def __call__(self, *orders: StartOrder) -> Sequence[OrderResult]:
-        return await self.creation.start(self.nova, self.names, orders, self.known)
+        return await self.creation.start(orders, self.known)
 
 
 @asynccontextmanager
 async def starter(fake: FakeCloud, nova: Nova, **options: Any) -> AsyncIterator[Starter]:
     found = Starter(fake, nova, **options)
     yield found
-    await found.creation.close()
+    await found.creation.starts.close(60)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from adapters.openstack.creation import Guest, user_data
+from adapters.openstack.creation import user_data
 from adapters.openstack.settings import OpenStackSiteConfig
 from adapters.openstack.termination import GuestExitReport, exit_report
 from provisioner.model import Bootstrap, DroneId, DroneType, StartOrder
@@ -73,7 +73,8 @@ class Machine:
         kind = replace(KIND, walltime_s=order.get("life_s", 0))
         told = {"cloud": "x", "image": "y", "types": {"h100": {"flavor": "f"}}, "scratch": str(self.scratch)}
         config = OpenStackSiteConfig.model_validate({**told, "env": {"CONDOR_PREFIX": "/opt/condor"}})
-        guest = Guest(str(self.root), str(self.bin), int(order.get("setup_s", 60)), int(order.get("slack_s", 30)))
+        guest = {"root": str(self.root), "PATH": str(self.bin)}
+        guest |= {"setup_s": str(order.get("setup_s", 60)), "slack_s": str(order.get("slack_s", 30))}
         wanted = StartOrder(self.drone_id, kind, 600.0, order.get("grace_s", 2.0), bootstrap)
         self.user_data.write_bytes(user_data(wanted, config, setup.encode(), guest))
 

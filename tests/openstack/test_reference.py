@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from adapters.openstack.states import SERVER_STATES, StopMethod
+from adapters.openstack.servers import SERVER_STATES, StopMethod
 from provisioner.model import FaultKind, RemoteState
 from provisioner.planner.breakers import BACKOFF_POLICIES
 

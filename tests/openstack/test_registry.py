@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from adapters.openstack.capacity import host_id
-from adapters.openstack.records import Server, ServerFault
 from adapters.openstack.registry import RegistryView, ServerListing, ServerNames, ServerRegistry, listing
+from adapters.openstack.servers import Server, ServerFault
 from provisioner.interfaces import UnavailableError
 from provisioner.model import DroneId, EndKind, FaultKind, RemoteDrone, RemoteEnd, RemoteState
 
@@ -46,14 +46,14 @@ class Nova:
                 if not (name or since or gone):
                     found.append(Server(row.id, "", "UNKNOWN", created_at=row.created_at))
             elif (not gone or since) and re.search(name, row.name) and row.updated_at >= since:
-                found.append(replace(row, tags=frozenset(), metadata={}) if row.status == "DELETED" else row)
+                found.append(replace(row, metadata={}) if row.status == "DELETED" else row)
         return found
 
     def boot(self, server_id: str, name: str = SEVEN, site: str = "cloud", controller: str = "kit") -> None:
         names, drone_id, at = ServerNames(controller, site), DroneId(name), self.now
         times = {"created_at": at, "updated_at": at, "launched_at": at}
-        marks: Any = {"tags": frozenset(names.tags(drone_id)), "metadata": names.metadata(drone_id, "a100")}
-        self.rows[server_id] = Server(server_id, name, "ACTIVE", power=1, host_id="ab" * 28, **times, **marks)
+        marks = names.metadata(drone_id, "a100")
+        self.rows[server_id] = Server(server_id, name, "ACTIVE", power=1, host_id="ab" * 28, metadata=marks, **times)
 
     def change(self, server_id: str, **what: Any) -> None:
         self.rows[server_id] = replace(self.rows[server_id], updated_at=self.now, **what)
@@ -198,8 +198,8 @@ async def test_ours_are_told_by_their_metadata(nova: Nova, looks: Looks) -> None
 NOW = 1_800_000_000.0
 HOST = host_id("p", "gk-gpu-01")
 PLACES = {HOST: "gk-gpu-01"}
-MARKS: Any = {"tags": frozenset(NAMES.tags(SEVEN)), "metadata": NAMES.metadata(SEVEN, "a100")}
-BUILT = Server("s1", SEVEN, "ACTIVE", power=1, created_at=NOW - 900, host_id=HOST, **MARKS)
+MARKS = NAMES.metadata(SEVEN, "a100")
+BUILT = Server("s1", SEVEN, "ACTIVE", power=1, created_at=NOW - 900, host_id=HOST, metadata=MARKS)
 RUNS = replace(BUILT, updated_at=NOW - 600, launched_at=NOW - 600)
 BUILDS = replace(RUNS, status="BUILD", power=0, launched_at=0.0, host_id="", task="scheduling")
 NO_HOST = ServerFault(500, "No valid host was found. There are not enough hosts available.")
@@ -239,20 +239,6 @@ IN_FUTURE = replace(RUNS, launched_at=NOW + 500, updated_at=NOW + 500, task="del
 def test_a_server_that_is_there(server: Server, state: RemoteState, more: Mapping[str, Any]) -> None:
     drone = one(server)
     assert {name: getattr(drone, name) for name in ("state", *more)} == {"state": state, **more}
-
-
-@pytest.mark.parametrize("status", ["SHUTOFF", "SUSPENDED", "SHELVED_OFFLOADED"])
-def test_one_that_is_over_is_to_be_looked_at_and_deleted(status: str) -> None:
-    server = replace(OFF, status=status)
-    found = listed(server)
-    assert found.over == {SEVEN: server}
-    assert (found.drones[SEVEN].state, found.drones[SEVEN].end) == (RemoteState.STOPPED, None)
-
-
-def test_one_that_is_gone_tells_its_end() -> None:
-    place: Any = {"node": "gk-gpu-01", "slot": "s1@gk-gpu-01"}
-    drone = RemoteDrone(SEVEN, RemoteState.ENDED, "s1", "a100", NOW - 600, end=END, **place)
-    assert listed(gone=[replace(OFF, status="DELETED")], ends={SEVEN: END}).drones == {SEVEN: drone}
 
 
 def test_the_end_of_one_that_was_deleted_is_yet_to_be_found() -> None:

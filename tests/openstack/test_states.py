@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from adapters.openstack import states
-from adapters.openstack.records import Server, ServerFault
+from adapters.openstack import servers
+from adapters.openstack.servers import Server, ServerFault
 from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import FaultKind, RemoteState
 
@@ -18,8 +18,8 @@ NO_HOST = ServerFault(500, "No valid host was found. There are not enough hosts 
 
 @pytest.mark.parametrize("status", ["QUANTUM", "", "active", "x" * 5000, "\x1b[2J"])
 def test_an_unknown_status_is_alive(status: str) -> None:
-    found = states.server_phase(replace(RAN, status=status))
-    assert (found.state, found.stop) == (RemoteState.UNKNOWN, states.StopMethod.DELETE)
+    found = servers.server_phase(replace(RAN, status=status))
+    assert (found.state, found.stop) == (RemoteState.UNKNOWN, servers.StopMethod.DELETE)
     assert found.why.isprintable()
     assert len(found.why) <= 300
 
@@ -34,14 +34,14 @@ LIBVIRT = ServerFault(500, "libvirt: \x1b[2J gone " + "x" * 900)
 @pytest.mark.parametrize(
     ("server", "state", "more"),
     [
-        (RAN, RUNNING, {"why": "", "stop": states.StopMethod.SHUT_DOWN, "leaving": False}),
-        (BUILDS, PENDING, {"why": "is being built: spawning", "stop": states.StopMethod.DELETE, "final": False}),
+        (RAN, RUNNING, {"why": "", "stop": servers.StopMethod.SHUT_DOWN, "leaving": False}),
+        (BUILDS, PENDING, {"why": "is being built: spawning", "stop": servers.StopMethod.DELETE, "final": False}),
         *(
-            (replace(RAN, task=task), RUNNING, {"leaving": True, "stop": states.StopMethod.NONE})
+            (replace(RAN, task=task), RUNNING, {"leaving": True, "stop": servers.StopMethod.NONE})
             for task in ("deleting", "soft-deleting", "powering-off", "suspending", "shelving", "shelving_offloading")
         ),
         # Nova takes no stop while it does something else
-        (replace(RAN, task="image_uploading"), RUNNING, {"leaving": False, "stop": states.StopMethod.DELETE}),
+        (replace(RAN, task="image_uploading"), RUNNING, {"leaving": False, "stop": servers.StopMethod.DELETE}),
         # a guest that its hypervisor no longer runs; 0: not told, or its compute service was restarted
         (replace(RAN, power=3), UNKNOWN, {"fault": None}),
         (replace(RAN, power=4), OFF, {"fault": None}),
@@ -51,17 +51,17 @@ LIBVIRT = ServerFault(500, "libvirt: \x1b[2J gone " + "x" * 900)
         (
             replace(VAIN, fault=NO_HOST),
             PENDING,
-            {"fault": FaultKind.CAPACITY, "final": True, "stop": states.StopMethod.DELETE},
+            {"fault": FaultKind.CAPACITY, "final": True, "stop": servers.StopMethod.DELETE},
         ),
         # an error after it ran is the node's; while its guest runs (a live migration that failed) it is alive
         (replace(RAN, status="ERROR", power=0, fault=LIBVIRT), OFF, {"fault": FaultKind.NODE, "final": False}),
         (replace(RAN, status="ERROR", power=1), UNKNOWN, {"fault": None}),
-        (replace(RAN, status="SHUTOFF", task="deleting"), OFF, {"stop": states.StopMethod.NONE, "leaving": True}),
+        (replace(RAN, status="SHUTOFF", task="deleting"), OFF, {"stop": servers.StopMethod.NONE, "leaving": True}),
     ],
 )
 def test_the_phase_of_a_server(server: Server, state: RemoteState, more: Mapping[str, object]) -> None:
     """Check the cases in which a status alone does not decide; test_reference.py has one row for each status."""
-    found = states.server_phase(server)
+    found = servers.server_phase(server)
     assert {name: getattr(found, name) for name in ("state", *more)} == {"state": state, **more}
     assert (found.why.isprintable(), len(found.why) <= 300) == (True, True)
     assert bool(found.why) is (found.state is not RUNNING or bool(server.task))
@@ -100,7 +100,7 @@ def rows(table: Mapping[FaultKind, str]) -> list[tuple[str, FaultKind]]:
 @pytest.mark.parametrize(("row", "kind"), rows(REJECTED))
 def test_a_no_that_is_about_the_order(row: str, kind: FaultKind) -> None:
     status, key, message = row.split(maxsplit=2)
-    error = states.order_error(int(status), key.strip("-"), message)
+    error = servers.order_error(int(status), key.strip("-"), message, words=message)
     assert (type(error), error.kind, str(error)) == (RejectedError, kind, message)
 
 
@@ -116,7 +116,7 @@ def test_a_no_that_is_about_the_order(row: str, kind: FaultKind) -> None:
     ],
 )
 def test_a_no_that_is_not(status: int, message: str, error: type[AdapterError], kind: FaultKind) -> None:
-    found = states.order_error(status, "", message, words="said")
+    found = servers.order_error(status, "", message, words="said")
     assert (type(found), found.kind, str(found)) == (error, kind, "said")
 
 
@@ -132,7 +132,7 @@ def test_a_no_that_is_not(status: int, message: str, error: type[AdapterError], 
     ],
 )
 def test_the_shapes_of_a_fault(body: dict[str, object], found: tuple[str, str]) -> None:
-    assert states.fault_in(body) == found
+    assert servers.fault_in(body) == found
 
 
 IN_ERROR = {
@@ -159,8 +159,8 @@ IN_ERROR = {
 
 @pytest.mark.parametrize(("message", "kind"), rows(IN_ERROR))
 def test_why_a_server_is_in_error(message: str, kind: FaultKind) -> None:
-    assert states.classify_fault(ServerFault(500, message)) is kind
+    assert servers.classify_fault(ServerFault(500, message)) is kind
 
 
 def test_a_very_long_message_is_no_work() -> None:
-    assert states.classify_fault(ServerFault(500, "image " * 1_000_000)) is FaultKind.NODE
+    assert servers.classify_fault(ServerFault(500, "image " * 1_000_000)) is FaultKind.NODE

@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from adapters.openstack.records import Server, ServerAction, ServerFault
+from adapters.openstack.servers import Server, ServerAction, ServerFault
 from adapters.openstack.termination import (
     MAX_TAIL_BYTES,
-    EndedServers,
-    EndEvidence,
     GuestExitReport,
     ResourceCleanup,
     end_of,
@@ -39,12 +37,12 @@ def did(*actions: tuple[str, str]) -> Sequence[ServerAction]:
 
 def ended(
     server: Server,
-    actions: Sequence[ServerAction] | None,
+    actions: Sequence[ServerAction],
     report: GuestExitReport | None = None,
     asked: bool = False,
     output: str = "",
 ) -> RemoteEnd:
-    return end_of(EndEvidence(server, actions, report, output), asked, US, NOW)
+    return end_of(server, actions, report, output, asked=asked, our_user=US, now=NOW)
 
 
 ID = DroneId("kit-ab12-7")
@@ -81,16 +79,16 @@ NEVER_RAN = replace(DELETED, launched_at=0.0, fault=ServerFault(500, "No valid h
         # what was taken back has ended nothing, and other actions end nothing
         (OFF, did(("suspend", THEM), ("resume", THEM), BY_NOVA), IDLE, {}, (EXITED, 0, None, "")),
         # nobody is named: our own request is believed, then the state, then the last word, then the server
-        (DELETED, None, None, {"asked": True}, (STOPPED, None, None, "")),
+        (DELETED, (), None, {"asked": True}, (STOPPED, None, None, "")),
         *(
-            (replace(OFF, status=status, power=0), None, VACATED, {}, (PREEMPTED, None, None, ""))
+            (replace(OFF, status=status, power=0), (), VACATED, {}, (PREEMPTED, None, None, ""))
             for status in ("SUSPENDED", "SHELVED_OFFLOADED")
         ),
         (FAILED, did(), None, {}, (FAULT, None, FaultKind.NODE, "libvirt has gone")),
-        (OFF, None, None, {"output": "Kernel panic\n"}, (FAULT, None, FaultKind.NODE, "")),
+        (OFF, (), None, {"output": "Kernel panic\n"}, (FAULT, None, FaultKind.NODE, "")),
         (OFF, did(BY_NOVA), None, {}, (EXITED, None, None, "")),  # a console that nobody can read accuses nobody
         (replace(OFF, power=6), did(BY_NOVA), None, {}, (FAULT, None, FaultKind.NODE, "its guest has crashed")),
-        (DELETED, None, None, {}, (FAULT, None, FaultKind.UNKNOWN, "deleted by somebody")),
+        (DELETED, (), None, {}, (FAULT, None, FaultKind.UNKNOWN, "deleted by somebody")),
     ],
 )
 def test_how_it_ended(
@@ -104,38 +102,9 @@ def test_how_it_ended(
 
 def test_when_it_ended() -> None:
     assert ended(DELETED, did(("delete", US))).at == NOW - 99
-    assert ended(DELETED, None).at == NOW - 10
-    assert ended(OFF, None).at == NOW - 20
-    assert ended(replace(OFF, updated_at=NOW + 900), None).at == NOW  # its clock is ahead
-
-
-def test_an_end_once_made_out_stands() -> None:
-    ends = EndedServers(600.0)
-    first = ends.determine(SEVEN, EndEvidence(OFF, did(("stop", "")), IDLE), US, NOW)
-    ends.ask([SEVEN])
-    assert ends.determine(SEVEN, EndEvidence(DELETED), US, NOW + 60) is first
-    assert (ends.known, list(ends.asked)) == ({SEVEN: first}, [])
-
-
-def test_what_was_asked_for_decides_where_nothing_else_is_known() -> None:
-    ends = EndedServers(600.0)
-    ends.ask([SEVEN])
-    assert ends.determine(SEVEN, EndEvidence(DELETED), US, NOW).kind is EndKind.STOPPED
-    other = DroneId("kit-a1b2-8")
-    ends.ask([other])
-    ends.unasked(other)
-    assert ends.determine(other, EndEvidence(DELETED), US, NOW).kind is EndKind.FAULT
-
-
-def test_ends_are_kept_for_as_long_as_their_servers_are_and_a_while_more() -> None:
-    clock = Clock()
-    ends = EndedServers(600.0, clock)
-    ends.ask([SEVEN, DroneId("kit-a1b2-9")])
-    ends.determine(SEVEN, EndEvidence(OFF, did(), IDLE), US, NOW)
-    for still, kept in (([SEVEN], True), ([SEVEN], True), ([], True), ([], False)):
-        clock.now += 500
-        ends.forget(still)
-        assert (SEVEN in ends.known) is kept
+    assert ended(DELETED, ()).at == NOW - 10
+    assert ended(OFF, ()).at == NOW - 20
+    assert ended(replace(OFF, updated_at=NOW + 900), ()).at == NOW  # its clock is ahead
 
 
 @pytest.mark.parametrize(

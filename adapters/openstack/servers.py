@@ -1,4 +1,8 @@
-"""Classification of OpenStack's words: states of servers, faults of servers in ERROR, and rejected calls.
+"""Servers and other objects of a cloud as records, and what Nova's states, faults and rejections mean.
+
+Times are seconds since the epoch, UTC; 0 where the cloud does not tell. Sizes are MiB; disk sizes come in GiB. A field
+that is missing or invalid is left at its default; identities must be there. Names of fields: compute API reference,
+"List Servers Detailed" and the like.
 
 Sources of the states: "Server concepts" of the compute API guide; ``nova/api/openstack/common.py`` (_STATE_MAP) for how
 they come from vm_state and task_state; ``nova/compute/api.py`` (check_instance_state) for what may be asked of a server
@@ -14,17 +18,204 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from enum import Enum, auto
+from typing import Any, NamedTuple
 
-from adapters.openstack.records import Record, Server, ServerFault, mapping, mappings, text
 from adapters.shared.printing import printable
 from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import FaultKind, RemoteState
 
+Record = Mapping[str, Any]
+
+_OBJECT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,254}")
+_MAX_NUMBER = 2**53
+
+
+def mapping(value: object) -> Record:
+    return value if isinstance(value, dict) else {}
+
+
+def mappings(value: object) -> list[Record]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def is_id(value: object) -> bool:
+    """Return whether it can be the id of an object, with which it is safe in an address."""
+    return isinstance(value, str) and _OBJECT_ID.fullmatch(value) is not None
+
+
+def identity(record: Record, what: str) -> str:
+    """Return the id of an object. Raises UnavailableError without one."""
+    if not is_id(found := text(record, "id")):
+        raise UnavailableError(f"the cloud tells of a {what} without an id")
+    return found
+
+
+def text(record: Record, key: str) -> str:
+    value = record.get(key)
+    return value if isinstance(value, str) else ""
+
+
+def _number(record: Record, key: str, default: int = 0) -> int:
+    value = record.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < _MAX_NUMBER else default
+
+
+def _texts(value: object) -> Mapping[str, str]:
+    return {key: each for key, each in mapping(value).items() if isinstance(each, str)}
+
+
+def _instant(record: Record, key: str) -> float:
+    """``2026-11-21T23:00:00Z``, or without a zone, as Nova and Glance write what else is UTC."""
+    try:
+        at = datetime.fromisoformat(text(record, key))
+        return max(0.0, (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp())
+    except (ValueError, OverflowError):
+        return 0.0
+
+
+def moment(at: float) -> str:
+    """Format a time for Nova's filters. Nova takes whole seconds, so this is the second before."""
+    return datetime.fromtimestamp(int(at), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class ServerFault(NamedTuple):
+    """Why a server is in ERROR, in Nova's words (compute API reference, "fault")."""
+
+    code: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Flavor:
+    """A flavour that the project may use, or the copy of one within a server (microversion 2.47), without its id."""
+
+    name: str
+    vcpus: int
+    memory_mib: int
+    disk_mib: int
+    """Root disk; 0: as large as the image."""
+    extra: Mapping[str, str] = field(default_factory=dict)
+    id: str = ""
+    """Any text (``m1.small``)."""
+    disabled: bool = False
+
+
+def parse_flavor(record: Record) -> Flavor:
+    return Flavor(
+        name=text(record, "name") or text(record, "original_name"),
+        vcpus=_number(record, "vcpus"),
+        memory_mib=_number(record, "ram"),
+        disk_mib=_number(record, "disk") * 1024,
+        extra=_texts(record.get("extra_specs")),
+        id=text(record, "id"),
+        disabled=record.get("OS-FLV-DISABLED:disabled") is True,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One server in a listing with details."""
+
+    id: str
+    name: str
+    status: str
+    """Upper case; UNKNOWN where its cell is down (2.69): then nearly everything else is missing."""
+    task: str = ""
+    """OS-EXT-STS:task_state: what is being done with it (``deleting``, ``powering-off``, ...); empty: nothing."""
+    power: int = 0
+    """OS-EXT-STS:power_state: 0 unknown, 1 running, 3 paused, 4 shut down, 6 crashed, 7 suspended."""
+    created_at: float = 0.0
+    updated_at: float = 0.0
+    launched_at: float = 0.0
+    terminated_at: float = 0.0
+    host_id: str = ""
+    """Host as its project sees it: sha224 of project id and host name (nova.utils.generate_hostid)."""
+    flavor: Flavor | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    fault: ServerFault | None = None
+    volumes: tuple[str, ...] = ()
+    """Ids of attached volumes that are to be deleted with it (``delete_on_termination``)."""
+
+
+def parse_server(record: Record) -> Server:
+    """Parse a server of a detailed listing. One of a cell that is down has little more than id and UNKNOWN."""
+    flavor, fault = mapping(record.get("flavor")), record.get("fault")
+    attached = mappings(record.get("os-extended-volumes:volumes_attached"))
+    return Server(
+        id=identity(record, "server"),
+        name=text(record, "name"),
+        status=text(record, "status").upper() or "UNKNOWN",
+        task=text(record, "OS-EXT-STS:task_state"),
+        power=_number(record, "OS-EXT-STS:power_state"),
+        created_at=_instant(record, "created"),
+        updated_at=_instant(record, "updated"),
+        launched_at=_instant(record, "OS-SRV-USG:launched_at"),
+        terminated_at=_instant(record, "OS-SRV-USG:terminated_at"),
+        host_id=text(record, "hostId"),
+        flavor=parse_flavor(flavor) if "original_name" in flavor else None,
+        metadata=_texts(record.get("metadata")),
+        fault=ServerFault(_number(fault, "code"), text(fault, "message")) if isinstance(fault, dict) else None,
+        # What a person has attached is theirs.
+        volumes=tuple(text(each, "id") for each in attached if each.get("delete_on_termination") is True),
+    )
+
+
+class ServerAction(NamedTuple):
+    """One thing that was done with a server (os-instance-actions)."""
+
+    action: str
+    """``create``, ``stop``, ``delete``, ``suspend``, ``shelve``, ..."""
+    user: str
+    """Id of who asked; empty where Nova did it by itself."""
+    at: float = 0.0
+
+
+def parse_action(record: Record) -> ServerAction:
+    return ServerAction(text(record, "action"), text(record, "user_id"), _instant(record, "start_time"))
+
+
+class Limits(NamedTuple):
+    """Limits of the project (GET /limits), each with its use; -1 is without limit."""
+
+    instances: tuple[int, int]
+    cpus: tuple[int, int]
+    memory_mib: tuple[int, int]
+
+
+def parse_limits(record: Record) -> Limits:
+    """Parse ``limits.absolute``; what is unknown is not limited."""
+    return Limits(
+        (_number(record, "maxTotalInstances", -1), _number(record, "totalInstancesUsed")),
+        (_number(record, "maxTotalCores", -1), _number(record, "totalCoresUsed")),
+        (_number(record, "maxTotalRAMSize", -1), _number(record, "totalRAMUsed")),
+    )
+
+
+class Image(NamedTuple):
+    id: str
+    name: str
+    status: str
+    min_memory_mib: int
+    created_at: float
+
+
+def parse_image(record: Record) -> Image:
+    return Image(
+        id=identity(record, "image"),
+        name=text(record, "name"),
+        status=text(record, "status"),
+        min_memory_mib=_number(record, "min_ram"),
+        created_at=_instant(record, "created_at"),
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------- states
+
 MAX_REASON = 300
 """Characters of a reason."""
-
 PAUSED_GUEST, SHUT_DOWN_GUEST, CRASHED_GUEST, SUSPENDED_GUEST = 3, 4, 6, 7
 """OS-EXT-STS:power_state (``nova/objects/fields.py``, InstancePowerState), as the hypervisor last reported it."""
 _RUNNING_GUEST = 1
@@ -43,11 +234,9 @@ class StopMethod(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ServerPhase:
-    """Phase of one server."""
-
     state: RemoteState
     why: str = ""
-    """For people: why it does not simply wait or run."""
+    """For people."""
     stop: StopMethod = StopMethod.DELETE
     taken: bool = False
     """Somebody at the cloud has taken back what it ran on."""
@@ -223,15 +412,13 @@ def classify_fault(fault: ServerFault) -> FaultKind:
     return _matching(_IN_ERROR, fault.message) or FaultKind.NODE
 
 
-def order_error(status: int, key: str, message: str, *, words: str = "") -> AdapterError:
+def order_error(status: int, key: str, message: str, *, words: str) -> AdapterError:
     """Return the error to raise for a rejected order.
 
     ``key`` is the name of the fault in the body (``badRequest``, ``NeutronError``), ``message`` its words, ``words``
-    those to report (default: ``message``). 500, 502 and 504 leave the outcome open: Nova may have recorded the server
-    before something else failed, and a proxy may have passed the order on. 503 comes from a service that did not
-    accept it.
+    those to report. 500, 502 and 504 leave the outcome open: Nova may have recorded the server before something else
+    failed, and a proxy may have passed the order on. 503 comes from a service that did not accept it.
     """
-    words = words or message
     if status in (429, 413) and not re.search(_QUOTA_WORDS, message, re.IGNORECASE):
         # Without the key it is a proxy's word for a request that is too large.
         throttled = status == 429 or key == "overLimit"
@@ -255,7 +442,7 @@ def read_error(status: int, key: str, words: str) -> AdapterError:
     """Return the error to raise for a rejected read."""
     if status in (401, 403):
         return AuthError(words)
-    throttled = status == 429 or (status == 413 and key == "overLimit")
+    throttled = status == 429 or (status, key) == (413, "overLimit")
     return UnavailableError(words, FaultKind.THROTTLED if throttled else None)
 
 
