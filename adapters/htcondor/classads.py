@@ -39,12 +39,12 @@ def value(ad: Ad, name: str) -> object:
 
 
 def number(ad: Ad, name: str) -> float | None:
-    """Return a finite number; None for anything else. Booleans are not numbers."""
+    """Return a finite number; None for anything else."""
     return as_number(value(ad, name))
 
 
 def as_number(found: object) -> float | None:
-    """Return ``found`` if it is a finite number; None for anything else."""
+    """Return ``found`` if it is a finite number; None for anything else. Booleans are not numbers."""
     if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
         return None
     return float(found)
@@ -73,7 +73,6 @@ def slot_state(ad: Ad) -> tuple[str, str]:
 
 
 def job_id(ad: Ad) -> str:
-    """Return the id of a job, ``204.0``."""
     return f"{whole(ad, 'ClusterId')}.{whole(ad, 'ProcId')}"
 
 
@@ -101,10 +100,7 @@ def source(ad: Ad, name: str) -> str:
 
 
 def expression(source_text: str) -> classad2.ExprTree | None:
-    """Return ``source_text`` parsed; None if it is no expression.
-
-    It is always parsed anew: an expression that is owned by an ad is not to be evaluated in another pair of ads.
-    """
+    """Return ``source_text`` parsed anew (one that an ad owns is not to be evaluated in others); None if broken."""
     try:
         return classad2.ExprTree(source_text)
     except (ValueError, classad2.ClassAdException):
@@ -151,8 +147,7 @@ def holds(what: str | classad2.ExprTree | None, my: Ad, target: Ad) -> bool:
 
 def references(source_text: str, ad: Ad | None = None) -> list[str]:
     """Return the attributes outside ``ad`` that an expression looks at, with their scopes (``TARGET.Memory``)."""
-    parsed = expression(source_text)
-    within = classad2.ClassAd() if ad is None else ad
+    parsed, within = expression(source_text), classad2.ClassAd() if ad is None else ad
     return [] if parsed is None else [str(name) for name in within.externalRefs(parsed)]
 
 

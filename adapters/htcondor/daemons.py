@@ -41,8 +41,7 @@ class Collectors:
 
     @property
     def address(self) -> str:
-        """Return the collector that answered last."""
-        return self._each[0][0]
+        return self._each[0][0]  # the collector that answered last
 
     def query(self, kind: htcondor2.AdType, constraint: str = "true", projection: Sequence[str] = ()) -> list[Ad]:
         """Return the ads; an empty projection is all attributes."""
@@ -103,26 +102,19 @@ class BindingsErrors:
     @contextmanager
     def translated(self, whom: str) -> Iterator[None]:
         """Raise what went wrong with ``whom`` as AuthError or UnavailableError."""
-        begun = self._size()
+        begun = self._log.stat().st_size if self._log.exists() else 0
         try:
             yield
         except (htcondor2.HTCondorException, OSError) as error:
             words = printable(f"{error}: {self._since(begun)}", 400)
-            if any(sign in words.lower() for sign in _LOG_DENIALS):
-                raise AuthError(f"{whom}: {words}") from None
-            raise UnavailableError(f"{whom}: {words}") from None
-
-    def _size(self) -> int:
-        return self._log.stat().st_size if self._log.exists() else 0
+            denied = any(sign in words.lower() for sign in _LOG_DENIALS)
+            raise (AuthError if denied else UnavailableError)(f"{whom}: {words}") from None
 
     def _since(self, begun: int) -> str:
         """Return the last lines that were written since, without their dates."""
-        if self._size() <= begun:
-            return "no reason given"
-        with self._log.open(errors="replace") as log:
-            log.seek(begun)
-            lines = [_LOG_DATE.sub("", line).strip() for line in log.read(20_000).splitlines()]
-        return "; ".join(dict.fromkeys(lines[-4:]))
+        new = self._log.read_bytes()[begun:] if self._log.exists() else b""
+        lines = [_LOG_DATE.sub("", line).strip() for line in new.decode(errors="replace").splitlines()]
+        return "; ".join(dict.fromkeys(lines[-4:])) or "no reason given"
 
 
 _MAX_SKEW_S = 20 * 366 * 86400

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from adapters.htcondor.overlay.overlay import explained, no_condor, probe
+from adapters.htcondor.overlay import explained, no_condor, probe
 from adapters.htcondor.tokens import InvalidTokenError, read_token
 from provisioner.config import check, load, warnings
 from provisioner.interfaces import AuthError
@@ -115,19 +115,18 @@ def test_what_is_no_token_is_told_without_its_text(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (token(**CONTROLLER, exp=1_700_000_000), "our token expired at 2023-11-14T22:13:20Z"),
-        ("garbage", "holds no IDTOKEN"),
-        (
-            token(**CONTROLLER),
-            "good for ADMINISTRATOR, READ, without expiry; it looks right: is its key the pool's own",
-        ),
+        (token(**CONTROLLER, exp=1_700_000_000), "expired at 2023-11-14T22:13:20Z"),
+        ("garbage", "no IDTOKEN"),
+        (token(**CONTROLLER | {"iss": "other.test"}), "issuer is other.test, not `trust_domain` pool.test"),
+        (token(**CONTROLLER), "our token looks right: is its key the pool's own"),
     ],
-    ids=["expired", "garbage", "key"],
+    ids=["expired", "garbage", "issuer", "key"],
 )
 def test_a_pool_that_does_not_authenticate_us_is_explained_by_the_token(tmp_path: Path, text: str, words: str) -> None:
     """HTCondor says the same of garbage, of another pool's token and of an expired one."""
     config = options(tmp_path, trust_domain="pool.test")
     (tmp_path / "token").write_text(text)
+    (tmp_path / "token").chmod(0o600)
     denied = AuthError("collector pool.test:9618: Failed to authenticate with any method")
     assert words in str(explained(denied, config))
     assert str(explained(AuthError("schedd x denied us READ"), config)) == "schedd x denied us READ"
@@ -157,12 +156,12 @@ async def test_a_tool_that_drains_and_is_missing_is_a_gap(tmp_path: Path) -> Non
 
 def test_htcondor_that_is_missing_on_this_host_is_a_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four drones failed with "condor_master is neither on PATH nor in /usr/sbin" before anybody knew."""
-    monkeypatch.setattr("adapters.htcondor.overlay.overlay._MORE_PATH", "")
+    monkeypatch.setattr("adapters.htcondor.overlay._MORE_PATH", "")
     monkeypatch.setenv("PATH", str(tmp_path))
     (gap,) = no_condor(options(tmp_path))
     assert gap.dimension == "htcondor" and "set `condor_prefix`" in gap.message
     (gap,) = no_condor(options(tmp_path, condor_prefix=str(tmp_path)))
     assert f"no condor_master below {tmp_path}" in gap.message
     (tmp_path / "usr/sbin").mkdir(parents=True)
-    (tmp_path / "usr/sbin/condor_master").touch()
+    (tmp_path / "usr/sbin/condor_master").touch(0o755)
     assert no_condor(options(tmp_path, condor_prefix=str(tmp_path))) == []

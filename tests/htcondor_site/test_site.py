@@ -10,12 +10,11 @@ from typing import Self
 import classad2
 import pytest
 
+from adapters.htcondor import site as site_module
 from adapters.htcondor.classads import Ad
-from adapters.htcondor.site import HTCondorSite
-from adapters.htcondor.site import site as site_module
+from adapters.htcondor.site import HTCondorSite, NodeRegistry
 from adapters.htcondor.site.nodes import MACHINE_SLOTS
 from adapters.htcondor.site.owner import OwnerJobQueue
-from adapters.htcondor.site.site import NodeRegistry
 from adapters.htcondor.site.submission import SubmitDescription
 from provisioner.adapter_tests import eventually
 from provisioner.interfaces import UnavailableError

@@ -44,12 +44,11 @@ _AT_REST = 'member(unparse(LeaveJobInQueue), {"", "undefined", "false"})'
 
 @dataclass(frozen=True, slots=True)
 class HistoryView:
-    """Completed jobs of all schedds. ``completions`` is None if no schedd answered."""
+    """Completed jobs of all schedds (None if no schedd answered), and those that failed within seconds."""
 
     completions: tuple[CompletedJob, ...] | None
     notices: tuple[str, ...] = ()
     failures: tuple[JobFailure, ...] = ()
-    """Completions that failed within seconds."""
 
 
 @dataclass(slots=True)
@@ -80,25 +79,26 @@ class HistoryReader:
         now, notices, answered = time.time(), list[str](), False
         self._collector.read_clock()
         for queue in queues_of(self._collector.schedds(), self._config.schedds):
-            if printable(queue.name, 80) in silent:
+            name = printable(queue.name, 80)
+            if name in silent:
                 continue
-            known = self._known.setdefault(queue.name, _ScheddHistory())
             try:
-                cut = self._read(queue, known, now, gpus_only)
+                cut = self._read(queue, self._known.setdefault(queue.name, _ScheddHistory()), now, gpus_only)
+                answered = True
             except (UnavailableError, AuthError) as error:
                 notices.append(f"completed jobs are unknown: {error}")
                 continue
-            answered = True
             if cut:
-                name = printable(queue.name, 80)
                 notices.append(f"schedd {name}: only the newest {HISTORY_LIMIT} completed jobs are counted")
         for known in self._known.values():
             known.jobs = {key: each for key, each in known.jobs.items() if each.ended_at >= now - EVICTION_REPORTED_S}
             known.failed = {key: each for key, each in known.failed.items() if key in known.jobs}
+        if not answered:
+            return HistoryView(None, tuple(notices))
         found = [each for known in self._known.values() for each in known.jobs.values()]
         found.sort(key=lambda each: (each.ended_at, each.job_id))
         failures = tuple(each for known in self._known.values() for each in known.failed.values())
-        return HistoryView(tuple(found) if answered else None, tuple(notices), failures if answered else ())
+        return HistoryView(tuple(found), tuple(notices), failures)
 
     def _read(self, queue: ScheddQueue, known: _ScheddHistory, now: float, gpus_only: bool) -> bool:
         """Add the jobs completed since the last question. Return True if there were more than the limit."""
@@ -107,13 +107,11 @@ class HistoryReader:
         long_ago = there_now - EVICTION_REPORTED_S
         wanted = constraint(config.constraint, long_ago, gpus_only)
         projection = sorted({*HISTORY_PROJECTION, config.owner_attribute})
+        until = stop(known.newest, max(known.read_at, long_ago))
         with self._collector.errors.translated(f"schedd {printable(queue.name, 80)}"):
-            left = queue.schedd.history(
-                wanted, projection, HISTORY_LIMIT, stop(known.newest, max(known.read_at, long_ago))
-            )
+            left = queue.schedd.history(wanted, projection, HISTORY_LIMIT, until)
             stays = queue.schedd.query(wanted, projection=projection, limit=HISTORY_LIMIT)
-        if left:
-            known.newest = job_id(left[0])
+        known.newest = job_id(left[0]) if left else known.newest
         known.read_at = there_now
         for ad in (*left, *stays):
             done = completion(ad, queue.name, self._controller, config.owner_attribute, lambda theirs: theirs - ahead_s)
@@ -175,31 +173,22 @@ class HistoryPoller:
     """Questions to the history reader, whose death costs the polls nothing."""
 
     def __init__(self, config: HTCondorConfig, controller: str, directory: ClientDirectory) -> None:
-        self._child = WorkerProcess(
-            "adapters.htcondor.overlay.history:HistoryReader",
-            config,
-            controller,
-            # a log of its own: why something failed is read out of it
-            env=directory.env | {"_CONDOR_TOOL_LOG": str(directory.path / "history.log")},
-        )
+        # a log of its own: why something failed is read out of it
+        env = directory.env | {"_CONDOR_TOOL_LOG": str(directory.path / "history.log")}
+        self._child = WorkerProcess("adapters.htcondor.overlay.history:HistoryReader", config, controller, env=env)
         self._deadline_s = min(HISTORY_TIMEOUT_S, config.deadline)
         self._again_at = 0.0
         self._view = HistoryView(None)
 
-    async def newest(self, gpus_only: bool, silent: Collection[str] = ()) -> HistoryView:
-        """Return the last answer, renewed if it is a minute old.
-
-        A failure is a notice, not an error. ``silent``: schedds that are not asked.
-        """
-        if time.monotonic() < self._again_at:
-            return self._view
-        try:
-            view = await self._child.call("completed", gpus_only, tuple(silent), deadline_s=self._deadline_s)
-            assert isinstance(view, HistoryView)
-            self._view, pause_s = view, HISTORY_INTERVAL_S
-        except AdapterError as error:
-            self._view, pause_s = HistoryView(None, (f"completed jobs are unknown: {error}",)), HISTORY_RETRY_S
-        self._again_at = time.monotonic() + pause_s
+    async def newest(self, gpus_only: bool, silent: Collection[str]) -> HistoryView:
+        """Return the last answer, renewed if it is a minute old; a failure is a notice, not an error."""
+        if time.monotonic() >= self._again_at:
+            pause_s = HISTORY_INTERVAL_S
+            try:
+                self._view = await self._child.call("completed", gpus_only, silent, deadline_s=self._deadline_s)
+            except AdapterError as error:
+                self._view, pause_s = HistoryView(None, (f"completed jobs are unknown: {error}",)), HISTORY_RETRY_S
+            self._again_at = time.monotonic() + pause_s
         return self._view
 
     async def close(self) -> None:

@@ -17,9 +17,10 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from adapters.htcondor import classad2, classads
 from adapters.htcondor.classads import HELD, IDLE, IN_SLOT, Ad, attribute_names, moment, number, source, text, whole
@@ -75,9 +76,8 @@ class JobGroup:
     status: int
     count: int
     first: str
-    """Id of its first job, ``204.0``."""
+    """Id of its first job, ``204.0``; ``last`` that of its last one."""
     last: str
-    """Id of its last one."""
     job_ids: str
     owner: str
     accounting: str
@@ -140,8 +140,7 @@ def passes(ad: Ad) -> bool:
     return any(_OF_TIME.search(source(ad, name)) for name in ad)
 
 
-@dataclass(frozen=True, slots=True)
-class QueueWait:
+class QueueWait(NamedTuple):
     """Times for which idle jobs have waited, by this host's clock."""
 
     oldest_at: float = 0.0
@@ -149,11 +148,8 @@ class QueueWait:
     idle_at: float = 0.0
     """When the longest wait that goes on began: a job that was evicted began anew."""
 
-    PROJECTION: ClassVar = ("QDate", "EnteredCurrentStatus", "ServerTime")
-
     @classmethod
     def of(cls, ad: Ad, received_at: float) -> QueueWait:
-        """Return the wait of one job."""
         submitted, idle = moment(ad, "QDate"), moment(ad, "EnteredCurrentStatus")
         skew = classads.clock_ahead_s(ad, received_at)
         return cls(submitted - skew, max(submitted, idle) - skew)
@@ -163,6 +159,7 @@ class QueueWait:
         return QueueWait(min(self.oldest_at, other.oldest_at), min(self.idle_at, other.idle_at))
 
 
+WAIT_PROJECTION = ("QDate", "EnteredCurrentStatus", "ServerTime")
 NO_WAITS = QueueWait()
 
 
@@ -174,6 +171,8 @@ def job_class(class_id: str, groups: list[JobGroup], fresh: int, waits: QueueWai
     waiting = sum(g.count for g in idle)
     fresh = min(fresh, waiting)
     asks, least = request(ad), bounds(ad)
+    shares = (number(ad, name) for name in ("GpuDuty", "GpuWidth"))  # from 0 to 1, in thousandths
+    duty_milli, width_milli = (round(each * 1000) if each is not None and 0 <= each <= 1 else 0 for each in shares)
     return JobClass(
         id=class_id,
         gpu_milli=asks.gpu_milli,
@@ -196,8 +195,8 @@ def job_class(class_id: str, groups: list[JobGroup], fresh: int, waits: QueueWai
         running_ids=_ids(running),
         held_ids=_ids(held),
         group=groups[0].accounting,
-        duty_milli=_thousandths(ad, "GpuDuty"),
-        width_milli=_thousandths(ad, "GpuWidth"),
+        duty_milli=duty_milli,
+        width_milli=width_milli,
         splits=False,
         idle_at=waits.idle_at if idle else 0.0,
     )
@@ -205,12 +204,6 @@ def job_class(class_id: str, groups: list[JobGroup], fresh: int, waits: QueueWai
 
 def _ids(groups: list[JobGroup]) -> str:
     return printable(", ".join(g.job_ids for g in groups))
-
-
-def _thousandths(ad: Ad, name: str) -> int:
-    """Return a share from 0 to 1 in thousandths; 0 for anything else."""
-    share = number(ad, name)
-    return round(share * 1000) if share is not None and 0 <= share <= 1 else 0
 
 
 class JobRequest(NamedTuple):
@@ -225,14 +218,16 @@ class JobRequest(NamedTuple):
 
 
 def request(ad: Ad) -> JobRequest:
-    """Return what a job asks for."""
     gpu_milli, invalid = _gpus_asked(ad)
     cpus = whole(ad, "RequestCpus") if source(ad, "RequestCpus") else 1
     return JobRequest(gpu_milli, cpus, whole(ad, "RequestMemory"), math.ceil(whole(ad, "RequestDisk") / 1024), invalid)
 
 
 def _gpus_asked(ad: Ad) -> tuple[int, str]:
-    """Return the GPUs in thousandths, and what is wrong with the request if no slot can ever meet it."""
+    """Return the GPUs in thousandths, and what is wrong with the request if no slot can ever meet it.
+
+    HTCondor assigns whole GPUs, and a drone may offer shares of one as such. A job asks for a share by its GpuMilli.
+    """
     if source(ad, "RequestGPUs") in ("", "undefined"):
         return 0, ""
     asked, written = number(ad, "RequestGPUs"), printable(source(ad, "RequestGPUs"), 60)
@@ -246,27 +241,22 @@ def _gpus_asked(ad: Ad) -> tuple[int, str]:
             f"request_gpus = {asked:g}: HTCondor hands out whole GPUs; write request_gpus = 1{more}, and offer a drone"
             " type that shares its GPU"
         )
-    return _share(ad, int(asked)) if source(ad, "GpuMilli") not in ("", "undefined") else (int(asked) * WHOLE_GPU, "")
-
-
-def _share(ad: Ad, gpus: int) -> tuple[int, str]:
-    """Return the share of a GPU that a job asks for, and what is wrong with it.
-
-    HTCondor assigns whole GPUs, and a drone may offer shares of one as such. A job asks for a share by its GpuMilli.
-    """
-    asked = number(ad, "GpuMilli")
-    written = printable(source(ad, "GpuMilli"), 60) if asked is None else f"{asked:g}"
-    if asked is None or not 1 <= asked <= WHOLE_GPU or asked != int(asked):
-        return gpus * WHOLE_GPU, (
+    gpu_milli, source_text = int(asked) * WHOLE_GPU, source(ad, "GpuMilli")
+    if source_text in ("", "undefined"):
+        return gpu_milli, ""
+    share = number(ad, "GpuMilli")
+    written = printable(source_text, 60) if share is None else f"{share:g}"
+    if share is None or not 1 <= share <= WHOLE_GPU or share != int(share):
+        return gpu_milli, (
             f"GpuMilli = {written}: the share of a GPU is a whole number of thousandths from 1 to {WHOLE_GPU}; write"
             " +GpuMilli = 200 for a fifth of one, or leave it out for a whole one"
         )
-    if gpus != 1:
-        return gpus * WHOLE_GPU, (
-            f"GpuMilli = {written} with request_gpus = {gpus}: a share is of one GPU; write request_gpus = 1, or leave"
-            " GpuMilli out"
+    if asked != 1:
+        return gpu_milli, (
+            f"GpuMilli = {written} with request_gpus = {int(asked)}: a share is of one GPU; write request_gpus = 1, or"
+            " leave GpuMilli out"
         )
-    return int(asked), ""
+    return int(share), ""
 
 
 def walltime(ad: Ad) -> float:
@@ -311,11 +301,7 @@ def bounds(ad: Ad) -> GpuBounds:
 
 def as_job(ad: Ad) -> Ad:
     """Return the group's ad as the job's, for matching."""
-    job = classad2.ClassAd()
-    for name in ad:
-        if name.lower() not in ("jobcount", "jobids", "id"):
-            job[name] = ad.lookup(name)
-    return job
+    return classad2.ClassAd({name: ad.lookup(name) for name in ad if name.lower() not in ("jobcount", "jobids", "id")})
 
 
 def group_attributes(owner_attribute: str, constraint: str) -> list[str]:
@@ -323,8 +309,7 @@ def group_attributes(owner_attribute: str, constraint: str) -> list[str]:
 
     An operator's constraint is put to the groups, so they are grouped by the attributes that it looks at.
     """
-    references = classad2.ClassAd().externalRefs(classad2.ExprTree(constraint))
-    also = (str(name).rpartition(".")[2] for name in references)
+    also = (name.rpartition(".")[2] for name in classads.references(constraint))
     return sorted({name.lower(): name for name in (*also, owner_attribute, *GROUPED)}.values())
 
 
@@ -338,15 +323,20 @@ _ROOT_GROUP = "<none>"
 def accounting_groups(ads: Iterable[Ad], classes: Iterable[JobClass], weight: SlotWeight) -> tuple[Group, ...]:
     """Return all groups but the root; empty where there are no others."""
     known = {text(ad, "Name", 80).casefold(): ad for ad in ads if _is_group(ad)}
-    weights = _weights(classes) if known and weight is SlotWeight.CPUS else {}
-    used: dict[str, float] = {}
+    cpus, milli, used = Counter[str](), Counter[str](), defaultdict[str, float](float)
+    for job in classes if weight is SlotWeight.CPUS else ():
+        count = job.waiting + job.fresh + job.running + job.held
+        for name in _chain(job.group.casefold()) if job.gpu_milli else ():
+            cpus[name] += count * job.cpus
+            milli[name] += count * job.gpu_milli
     for name, ad in known.items():
         for above in _chain(name):
-            used[above] = used.get(above, 0.0) + _amount(ad, "WeightedResourcesUsed")
+            used[above] += _amount(ad, "WeightedResourcesUsed")
 
     def gpu_milli(name: str, amount: float) -> int:
+        cpus_per_gpu = cpus[name] * WHOLE_GPU / milli[name] if cpus[name] and milli[name] else 1.0
         # rounded to a thousandth first: 8 CPUs at 8 a GPU are one GPU, whatever floating point makes of it
-        return int(round(amount * WHOLE_GPU / weights.get(name, 1.0), 3))
+        return int(round(amount * WHOLE_GPU / cpus_per_gpu, 3))
 
     return tuple(
         Group(
@@ -380,10 +370,9 @@ def _is_group(ad: Ad) -> bool:
 
 
 def _is_dynamic(ad: Ad, weight: SlotWeight) -> bool:
-    """Return True if a quota is a share of the pool.
+    """Return True if a quota is a share of the pool, which the ad does not distinguish from an amount.
 
-    The ad does not distinguish a share of the pool from an amount: what is below one is a share, and so is one, unless
-    it is of GPUs.
+    What is below one is a share, and so is one, unless it is of GPUs.
     """
     written = _amount(ad, "ConfigQuota")
     return 0.0 < written < 1.0 or (written == 1.0 and weight is SlotWeight.CPUS)
@@ -393,20 +382,7 @@ def _takes_surplus(ad: Ad) -> bool:
     return text(ad, "SurplusPolicy", 20).lower() not in ("", "no")
 
 
-def _weights(classes: Iterable[JobClass]) -> Mapping[str, float]:
-    """Return the CPUs for each GPU that the GPU jobs of a group ask for, by the group's name in small letters."""
-    cpus: dict[str, int] = {}
-    milli: dict[str, int] = {}
-    for job in classes:
-        count = job.waiting + job.fresh + job.running + job.held
-        for name in _chain(job.group.casefold()) if job.gpu_milli else ():
-            cpus[name] = cpus.get(name, 0) + count * job.cpus
-            milli[name] = milli.get(name, 0) + count * job.gpu_milli
-    return {name: total * WHOLE_GPU / milli[name] for name, total in cpus.items() if total and milli[name]}
-
-
 def _chain(name: str) -> Iterable[str]:
-    """Yield a group's name and those of the groups that contain it."""
-    while name:
+    while name:  # a group, and those that contain it
         yield name
         name = name.rpartition(".")[0]

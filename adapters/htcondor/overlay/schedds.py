@@ -7,9 +7,9 @@ What must outlive the end of the worker itself, at the deadline of a poll, is ke
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
-import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -32,7 +32,6 @@ SILENT_RETRY_S, HUNG_RETRY_S = 30.0, 300.0
 """A silent schedd is asked again after this long; one that kept us waiting ever more rarely, at last after the
 second."""
 _MAX_SILENCE_NOTICES = 10
-_POLL_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +95,7 @@ class ScheddRegistry:
         with suppress(OSError, EOFError, pickle.UnpicklingError):  # none was written
             directory.mkdir(mode=0o700, exist_ok=True)
             self.answered, self.silent, self.last = pickle.loads((directory / "known").read_bytes())
-        whom, name = asked(directory)
+        whom, _, name = asked(directory).partition(" ")
         if whom == "schedd":
             self.failed(name, UnavailableError("no answer before the deadline of a poll"), time.time(), hung=True)
             self.save()
@@ -125,8 +124,8 @@ class ScheddRegistry:
 
     def due(self, queues: Sequence[ScheddQueue], now: float) -> list[ScheddQueue]:
         """Return the schedds to ask: those that answer, and now and then the silent ones; all, if none answers."""
-        found = [queue for queue in queues if queue.name not in self.silent]
-        return [q for q in queues if q in found or now >= self._again_at(q.name)] if found else list(queues)
+        found = [queue for queue in queues if queue.name not in self.silent or now >= self._again_at(queue.name)]
+        return found if any(queue.name not in self.silent for queue in queues) else list(queues)
 
     def _again_at(self, name: str) -> float:
         silence = self.silent[name]
@@ -138,17 +137,15 @@ class ScheddRegistry:
         """Ask each schedd an empty question. ``translated``: a context that turns the bindings' errors into ours."""
         now, results = time.time(), answers({queue.name: queue.ask for queue in queues}, wait_s)
         for queue in queues:
-            if results[queue.name]:
-                self.heard(queue.name)
-            elif results[queue.name] is None:
-                self.failed(queue.name, UnavailableError(f"no answer within {wait_s:g} s"), now, hung=True)
-            else:  # at once: this process may ask for the reason
-                try:
+            try:
+                if results[queue.name] is None:
+                    raise UnavailableError(f"no answer within {wait_s:g} s")
+                if not results[queue.name]:  # at once: this process may ask for the reason
                     with translated(queue):
                         queue.ask()
-                    self.heard(queue.name)
-                except AdapterError as error:
-                    self.failed(queue.name, error, now)
+                self.heard(queue.name)
+            except AdapterError as error:
+                self.failed(queue.name, error, now, hung=results[queue.name] is None)
 
     def failed(self, name: str, error: AdapterError, now: float, *, hung: bool = False, unlisted: bool = False) -> None:
         """Note that a schedd did not answer. One that is ``unlisted`` is asked at once when it is listed again."""
@@ -165,7 +162,6 @@ class ScheddRegistry:
             self.last[name] = answer
 
     def forget(self, name: str) -> None:
-        """Forget a schedd that has gone."""
         self.silent.pop(name, None)
         self.last.pop(name, None)
         self.answered.discard(name)
@@ -202,69 +198,51 @@ class ScheddRegistry:
         return tuple(printable(n, 80) for n in sorted(self.silent) if n in self.answered or n in named)
 
 
-def asked(directory: Path) -> tuple[str, str]:
-    """Return who is being asked, or was when the polling process was ended.
-
-    It is ``collector`` or ``schedd``, and its name; empty strings if nobody.
-    """
+def asked(directory: Path) -> str:
+    """Return who is asked now, or was when the polling process was ended: ``schedd NAME``, ``collector ADDRESS``."""
     try:
-        whom, _, name = (directory / "asking").read_text(encoding="utf-8").partition(" ")
+        return (directory / "asking").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
-        return "", ""
-    return whom, name
+        return ""
 
 
 def answers(asks: Mapping[str, Callable[[], object]], wait_s: float) -> dict[str, bool | None]:
-    """Call each in a process of its own, all at once.
+    """Call each in a process of its own, all at once; return True for each that returned, None if it is not done.
 
-    Return True for each that returned, and None if it did not within ``wait_s``. OSError if there can be no more
-    processes.
+    OSError if there can be no more processes.
     """
-    running: dict[int, str] = {}
-    found: dict[str, bool | None] = dict.fromkeys(asks)
-    try:
-        for name, ask in asks.items():
-            running[_started(ask)] = name
-        limit = time.monotonic() + wait_s
-        while running and time.monotonic() < limit:
-            for pid in list(running):
-                ended, status = os.waitpid(pid, os.WNOHANG)
-                if ended:
-                    found[running.pop(pid)] = status == 0
-            if running:
-                time.sleep(_POLL_S)
-    finally:
-        for pid in running:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-    return found
 
+    def run(ask: Callable[[], object]) -> None:
+        with suppress(BaseException):
+            ask()
+            os._exit(0)
+        os._exit(1)
 
-def _started(ask: Callable[[], object]) -> int:
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
+    fork = multiprocessing.get_context("fork")
+    running = {name: fork.Process(target=run, args=(ask,)) for name, ask in asks.items()}
+    limit = time.monotonic() + wait_s
     try:
-        ask()
-        code = 0
+        for process in running.values():
+            process.start()
+        for process in running.values():
+            process.join(max(0.0, limit - time.monotonic()))
+        return {name: None if each.exitcode is None else each.exitcode == 0 for name, each in running.items()}
     finally:
-        os._exit(code)
+        for process in running.values():
+            if process.pid is not None:
+                process.kill()
+                process.join()
 
 
 def queues_of(ads: Mapping[str, Ad], names: Collection[str]) -> list[ScheddQueue]:
     """Return the schedds whose jobs count: those of these names, or all. ``ads``: by name."""
-    return [
-        ScheddQueue(name, htcondor2.Schedd(ad), ahead(ad), slack(ad))
-        for name, ad in sorted(ads.items())
-        if not names or name in names
-    ]
-
-
-def slack(ad: Ad) -> int | None:
-    """Return how many more jobs a schedd may run, by its own ad; None where it does not say."""
-    most, runs = number(ad, "MaxJobsRunning"), number(ad, "TotalRunningJobs")
-    return None if most is None or runs is None else max(0, int(most - runs))
+    found = []
+    for name, ad in sorted(ads.items()):
+        most, runs = number(ad, "MaxJobsRunning"), number(ad, "TotalRunningJobs")
+        slack = None if most is None or runs is None else max(0, int(most - runs))
+        if not names or name in names:
+            found.append(ScheddQueue(name, htcondor2.Schedd(ad), ahead(ad), slack))
+    return found
 
 
 def ahead(ad: Ad) -> float:

@@ -47,15 +47,13 @@ def constraint(controller: str, since: float) -> str:
     They run in one, left one after ``since`` (by the schedd's clock), or have been held in one since then for a reason
     that may be the drone's.
     """
-    ours = classad2.quote(f"@{controller}-")
-    runs = f"member(JobStatus, {{2,6,7}}) && regexp({ours}, RemoteHost)"
-    left = f"(LastVacateTime ?: 0) >= {int(since)} && member(JobStatus, {{1,2,6,7}}) && regexp({ours}, LastRemoteHost)"
-    codes = ",".join(map(str, HOLD_CODES))
-    held = (
-        f"JobStatus == {HELD} && member(HoldReasonCode, {{{codes}}}) && EnteredCurrentStatus >= {int(since)} && "
-        f"regexp({ours}, LastRemoteHost)"
+    ours, since_s, codes = classad2.quote(f"@{controller}-"), int(since), ",".join(map(str, HOLD_CODES))
+    left = f"(LastVacateTime ?: 0) >= {since_s} && member(JobStatus, {{1,2,6,7}})"
+    held = f"JobStatus == {HELD} && member(HoldReasonCode, {{{codes}}}) && EnteredCurrentStatus >= {since_s}"
+    return (
+        f"(member(JobStatus, {{2,6,7}}) && regexp({ours}, RemoteHost))"
+        f" || ((({left}) || ({held})) && regexp({ours}, LastRemoteHost))"
     )
-    return f"({runs}) || ({left}) || ({held})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +144,11 @@ def work(
 def _failure(ad: Ad, controller: str, to_our_clock: Callable[[float], float]) -> JobFailure | None:
     """Return the failure of a job that a drone of ours held, or that is idle again after a run of seconds there."""
     drone_id = drone_named(ad, "LastRemoteHost", controller)
-    cause, at = cause_of_hold(ad), moment(ad, "EnteredCurrentStatus")
-    if drone_id is not None and not cause and whole(ad, "JobStatus") == IDLE and (began := _last_run(ad)):
+    status, at, cause = whole(ad, "JobStatus"), moment(ad, "EnteredCurrentStatus"), ""
+    code, subcode = whole(ad, "HoldReasonCode"), whole(ad, "HoldReasonSubCode")
+    if status == HELD and code in HOLD_CODES:
+        cause = f"held with code {code}" + (f", error {subcode}" if subcode else "")
+    elif status == IDLE and (began := _last_run(ad)):
         at = moment(ad, "LastVacateTime")
         ran_s = at - began[0]
         cause = f"broke off after {ran_s:.0f} s" if 0 <= ran_s <= SHORT_RUN_S else ""
@@ -166,22 +167,20 @@ def drone_named(ad: Ad, name: str, controller: str) -> DroneId | None:
 
 
 def _milli(ad: Ad, device_milli: int | None) -> int:
-    """Return the GPUs that a job holds, in thousandths.
+    """Return the GPUs that a job holds, in thousandths; of a job without GPUs its CPUs count.
 
-    Of a job without GPUs its CPUs count. In a drone that is not known any more a job is taken to have held what it
-    asked for.
+    In a drone that is not known any more a job is taken to have held what it asked for.
     """
-    gpus = _amount(ad, "GPUsProvisioned", "RequestGPUs")
+    gpus, cpus = (
+        min(whole(ad, f"{name}Provisioned") or whole(ad, f"Request{name}"), _MAX_DEVICES_PER_JOB)
+        for name in ("GPUs", "Cpus")
+    )
     if not gpus:
-        return (_amount(ad, "CpusProvisioned", "RequestCpus") or 1) * WHOLE_GPU
+        return (cpus or 1) * WHOLE_GPU
     share = number(ad, "GpuMilli")
     if device_milli is None and gpus == 1 and share is not None and 1 <= share <= WHOLE_GPU:
         return int(share)
     return gpus * (device_milli or WHOLE_GPU)
-
-
-def _amount(ad: Ad, given: str, asked: str) -> int:
-    return min(whole(ad, given) or whole(ad, asked), _MAX_DEVICES_PER_JOB)
 
 
 def _began(ad: Ad) -> float:
@@ -208,17 +207,14 @@ def _eviction(
     left, drone_id, began = moment(ad, "LastVacateTime"), drone_named(ad, "LastRemoteHost", controller), _last_run(ad)
     if not left or drone_id is None or began is None:
         return None
-    start, executing = began
-    end = _cut_off(ad, start, left)
-    saved = _saved(ad)
+    (start, executing), end, saved = began, left, _saved(ad)
+    # where its drone just vanished the schedd waits for it until the job's lease is over
+    lost, heard = moment(ad, "JobDisconnectedDate"), moment(ad, "LastJobLeaseRenewal")
+    if start <= lost <= left and not lost < heard <= left:
+        end = lost
     since = max(executing, saved if executing <= saved <= left else 0.0)
-    return Eviction(
-        drone_id=drone_id,
-        job_id=job_id(ad),
-        at=to_our_clock(left),
-        gpu_milli=_milli(ad, device_milli.get(drone_id)),
-        lost_s=max(0.0, end - since) if executing else 0.0,
-    )
+    lost_s = max(0.0, end - since) if executing else 0.0
+    return Eviction(drone_id, job_id(ad), to_our_clock(left), _milli(ad, device_milli.get(drone_id)), lost_s)
 
 
 def _last_run(ad: Ad) -> tuple[float, float] | None:
@@ -236,12 +232,6 @@ def _last_run(ad: Ad) -> tuple[float, float] | None:
     return None
 
 
-def _cut_off(ad: Ad, start: float, left: float) -> float:
-    """Return when a run ended: where its drone just vanished the schedd waits for it until the job's lease is over."""
-    lost, heard = moment(ad, "JobDisconnectedDate"), moment(ad, "LastJobLeaseRenewal")
-    return lost if start <= lost <= left and not lost < heard <= left else left
-
-
 SHORT_RUN_S = 10.0
 """A run that ends without success within this time may have been ended by the node."""
 HOLD_CODES = (6, 12, 13)
@@ -256,22 +246,10 @@ MAX_WITNESSED_USERS = 200
 """Users remembered of one drone, those of the newest claims."""
 
 
-def cause_of_hold(ad: Ad) -> str:
-    """Return what a node may have done to a job that is held; empty if it is not held, or for another reason."""
-    code, subcode = whole(ad, "HoldReasonCode"), whole(ad, "HoldReasonSubCode")
-    if whole(ad, "JobStatus") != HELD or code not in HOLD_CODES:
-        return ""
-    return f"held with code {code}" + (f", error {subcode}" if subcode else "")
-
-
 def cause_of_end(ad: Ad, run_s: float) -> str:
-    """Return the failure of a job that left the queue after a last run of ``run_s`` seconds.
-
-    Empty if it was none, or took too long for one of the node's.
-    """
+    """Return the failure of a job that left the queue after ``run_s`` seconds; "" if none, or too late for a node's."""
     by_signal, code = classads.value(ad, "ExitBySignal") is True, classads.value(ad, "ExitCode")
-    failed = by_signal or (isinstance(code, int) and code != 0)
-    if run_s > SHORT_RUN_S or not failed:
+    if run_s > SHORT_RUN_S or not (by_signal or (isinstance(code, int) and code != 0)):
         return ""
     return f"ended after {run_s:.0f} s " + ("by a signal" if by_signal else f"with exit code {code}")
 
@@ -291,19 +269,18 @@ class ClaimWitnesses:
         for drone_id, names in users.items():
             if names and (drone_id in self._seen or len(self._seen) < _MAX_WITNESSED_DRONES):
                 self._seen.setdefault(drone_id, {}).update(dict.fromkeys(names, now))
-        for drone_id in list(self._seen):
-            kept = {user: at for user, at in self._seen[drone_id].items() if now - at <= _CLAIM_REMEMBERED_S}
-            kept = dict(sorted(kept.items(), key=lambda each: (-each[1], each[0]))[:MAX_WITNESSED_USERS])
-            if kept:
-                self._seen[drone_id] = kept
-            else:
+        for drone_id, seen in list(self._seen.items()):
+            kept = ((user, at) for user, at in seen.items() if now - at <= _CLAIM_REMEMBERED_S)
+            newest = sorted(kept, key=lambda each: (-each[1], each[0]))[:MAX_WITNESSED_USERS]
+            self._seen[drone_id] = dict(newest)
+            if not newest:
                 del self._seen[drone_id]
 
     def believed(self, failures: Iterable[JobFailure], now: float) -> tuple[JobFailure, ...]:
         """Return the failures of the last quarter of an hour, of users whose claims a slot of that drone has shown."""
         witnessed = (each for each in failures if each.owner and each.owner in self._seen.get(each.drone_id, ()))
-        since, until = now - _CLAIM_REMEMBERED_S, now + _CLAIM_REMEMBERED_S
-        found = [each for each in {**self._known, **dict.fromkeys(witnessed)} if since <= each.at <= until]
+        known = {**self._known, **dict.fromkeys(witnessed)}
+        found = [each for each in known if abs(now - each.at) <= _CLAIM_REMEMBERED_S]
         newest = sorted(found, key=lambda each: (each.at, each.drone_id, each.job_id))[-_MAX_FAILURES_PER_POLL:]
         self._known = dict.fromkeys(newest)
         return tuple(newest)

@@ -46,9 +46,8 @@ class _KeptResource(NamedTuple):
     name: str
     slot_attribute: str
     attribute: str
-    """Its name in reserves, drone types and resources of slots."""
+    """Its name in reserves, drone types and resources of slots; ``kept``: its unit and name there."""
     kept: str
-    """Unit and name there."""
     unit: str
     """Unit in which jobs ask for it."""
     asked: str
@@ -108,10 +107,12 @@ def _blocking(reserves: Sequence[Reserve]) -> str:
         "#",
         "# On a partitionable slot MY.Cpus, MY.Memory, MY.Disk and MY.GPUs are what is left in it. START demands that,",
         "# once this job has started, every GPU that is then still free finds its share:",
-        *(f"#   {_described(reserve)}" for reserve in reserves),
-        "# It also stops a GPU job that takes more than the other free GPUs can spare.",
-        "",
     ]
+    for reserve in reserves:
+        sizes = ", ".join(f"{amount} {each.kept}" for each in _KEPT_RESOURCES if (amount := each.amount(reserve)))
+        released = ", released while no GPU job waits" if reserve.when is ReserveWhen.GPU_DEMAND else ""
+        lines.append(f"#   {' '.join(reserve.nodes)}: {sizes}{released}")
+    lines += ["# It also stops a GPU job that takes more than the other free GPUs can spare.", ""]
     conditions = []
     for resource in _KEPT_RESOURCES:
         if any(map(resource.amount, reserves)):
@@ -133,12 +134,6 @@ def _blocking(reserves: Sequence[Reserve]) -> str:
     else:
         lines += ["START = ($(START)) && $(PROVISIONER_KEEPS_RESERVE)"]
     return "\n".join(lines) + "\n"
-
-
-def _described(reserve: Reserve) -> str:
-    sizes = [f"{amount} {each.kept}" for each in _KEPT_RESOURCES if (amount := each.amount(reserve))]
-    released = ", released while no GPU job waits" if reserve.when is ReserveWhen.GPU_DEMAND else ""
-    return f"{' '.join(reserve.nodes)}: {', '.join(sizes)}{released}"
 
 
 def _by_class(reserves: Sequence[Reserve], values: Sequence[str], otherwise: str) -> str:
@@ -267,7 +262,12 @@ def gaps(
             hosted = [k for k in kinds if nodes.could_host(slot, k, drone_job(k, marks), requirements.get(k.name, ""))]
             for dimension, message in _slot_gaps(machine.name, slot, reserve, policy, hosted, marks):
                 found.setdefault((machine.name, dimension), AuditFinding(machine.name, dimension, message))
-    return (*found.values(), *_idle_patterns(machines, policy))
+    names = [machine.name for machine in machines]
+    known = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    unknown = f"no node has such a name (there are: {known or 'none'}); correct `blocking.nodes`"
+    patterns = dict.fromkeys(pattern for reserve in policy.blocking for pattern in reserve.nodes)
+    idle = (each for each in patterns if not any(fnmatchcase(name, each) for name in names))
+    return (*found.values(), *(AuditFinding(each, "nodes", unknown) for each in idle))
 
 
 def _slot_gaps(
@@ -286,11 +286,11 @@ def _slot_gaps(
         yield "start", "the slot ads do not contain START: what the node enforces cannot be seen from here"
         return
     repair = f"`provisioner render blocking --site {policy.site}` prints what the node needs"
-    for resource in _KEPT_RESOURCES if reserve is not None and slot.all.gpus else ():
-        if reserve is not None and (message := _reserve_gap(slot, resource, resource.in_units(reserve), repair)):
-            yield resource.name, message
-    gpu_drones = [kind for kind in hosted if kind.gpu_milli]
-    starts = {kind.name: evaluated(start_of(slot), slot.ad, drone_job(kind, marks)) for kind in gpu_drones}
+    if reserve is not None and slot.all.gpus:
+        for each in _KEPT_RESOURCES:
+            if message := _reserve_gap(slot, each, each.in_units(reserve), repair):
+                yield each.name, message
+    starts = {k.name: evaluated(start_of(slot), slot.ad, drone_job(k, marks)) for k in hosted if k.gpu_milli}
     if refused := [name for name, found in starts.items() if found is False]:
         yield (
             "drones",
@@ -326,11 +326,11 @@ def _reserve_gap(slot: MachineSlot, resource: _KeptResource, kept: int, repair: 
         most = least_refused - 1 + bisect_left(larger, True, key=lambda size: not takes(size, free, whose))
         literals = {name: classad2.ClassAd({"x": found}).lookup("x") for name, found in whose.items()}
         of_whom = "".join(f" (of jobs with {name} == {literal})" for name, literal in literals.items())
-        message = (
+        return printable(
             f"{free} free GPUs keep {max(0, there - most)} of {there} {unit}, wanted {kept * free}: START takes a job"
-            f" without GPU of {most} {unit}{of_whom}; {repair}"
+            f" without GPU of {most} {unit}{of_whom}; {repair}",
+            400,
         )
-        return printable(message, 400)
     return ""
 
 
@@ -350,37 +350,25 @@ def _identities(start: str, state: Ad) -> Iterator[Mapping[str, object]]:
 
 
 def _preemption_gaps(ad: Ad, policy: SitePolicy, marks: Mapping[str, object], repair: str) -> Iterator[tuple[str, str]]:
-    ours, theirs = request(SlotResources(1, 1, 128, 1), marks), request(SlotResources(1, 1, 128, 1))
-
-    def evaluate(name: str, job: Ad) -> float | None:
-        return evaluated_number(source(ad, name), ad, job)
-
-    if (evaluate("Rank", theirs) or 0) <= (evaluate("Rank", ours) or 0):
+    ours, theirs = (request(SlotResources(1, 1, 128, 1), more) for more in (marks, {}))
+    our_rank, their_rank = (evaluated_number(source(ad, "Rank"), ad, job) or 0 for job in (ours, theirs))
+    retirement_s = evaluated_number(source(ad, "MaxJobRetirementTime"), ad, ours) or 0
+    vacate_s = evaluated_number(source(ad, "MachineMaxVacateTime"), ad, ours)
+    if their_rank <= our_rank:
         yield (
             "preemption",
             "RANK does not prefer other jobs to drones: the owner's job waits until a drone leaves, unless the"
             f" negotiator preempts by user priority, which cannot be seen from here; {repair}",
         )
-    if (retirement_s := evaluate("MaxJobRetirementTime", ours) or 0) > 0:
+    if retirement_s > 0:
         yield (
             "retirement",
             f"a preempted drone may run on for {retirement_s:.0f} s before it gets SIGTERM (MAXJOBRETIREMENTTIME),"
             f" wanted 0: the owner waits so long; {repair}",
         )
-    vacate_s = evaluate("MachineMaxVacateTime", ours)
     if vacate_s is not None and vacate_s < policy.grace_s:
         yield (
             "grace",
             f"a preempted drone is killed {vacate_s:.0f} s after SIGTERM (MACHINEMAXVACATETIME), `timeouts.grace` says"
             f" {policy.grace_s:.0f} s: drones would promise their jobs time that they do not get; {repair}",
         )
-
-
-def _idle_patterns(machines: Sequence[PoolMachine], policy: SitePolicy) -> Iterator[AuditFinding]:
-    """Yield node patterns of the policy that match no node of the site."""
-    for each in dict.fromkeys(p for reserve in policy.blocking for p in reserve.nodes):
-        if not any(fnmatchcase(machine.name, each) for machine in machines):
-            known = ", ".join(machine.name for machine in machines[:3]) + (", ..." if len(machines) > 3 else "")
-            yield AuditFinding(
-                each, "nodes", f"no node has such a name (there are: {known or 'none'}); correct `blocking.nodes`"
-            )

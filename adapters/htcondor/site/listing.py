@@ -92,10 +92,7 @@ def list_drones(
 
 
 def _rank(drone: RemoteDrone) -> tuple[bool, bool, float]:
-    """Return the rank of a job among those of one drone.
-
-    One that is alive counts before one that ended, a running one before a waiting one; of those that ended the latest.
-    """
+    """Return the rank of a job of a drone: alive, then running or the last that ended."""
     return drone.end is None, drone.started_at > 0, drone.end.at if drone.end else 0.0
 
 

@@ -12,6 +12,7 @@ import asyncio
 import hashlib
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -111,7 +112,6 @@ def group_jobs(job_ads: Iterable[Ad], names: Collection[str] = (), now: float | 
     found: dict[tuple[str, ...], list[tuple[float, Ad]]] = {}
     running: list[tuple[str, SlotResources]] = []
     ads = [ad for ad in job_ads if whole(ad, "JobUniverse") not in ELSEWHERE]
-    reached = classads.used_up(classads.refusals(ads, now))
     for ad in ads:
         if whole(ad, "JobStatus") == IDLE:
             user = text(ad, "User", 80)
@@ -119,43 +119,27 @@ def group_jobs(job_ads: Iterable[Ad], names: Collection[str] = (), now: float | 
             key = (who, user, repr(_size(ad)), *(source(ad, name) for name in apart))
             found.setdefault(key, []).append((classads.our_moment(ad, "QDate", now), ad))
         elif whole(ad, "JobStatus") == RUNNING:
-            running.append((text(ad, "RemoteHost", 600), _held(ad)))
+            given = zip(("GPUsProvisioned", "CpusProvisioned", "MemoryProvisioned"), _size(ad), strict=False)
+            held = (whole(ad, name) if classads.value(ad, name) is not None else asked for name, asked in given)
+            running.append((text(ad, "RemoteHost", 600), SlotResources(*held)))
     oldest = sorted(found.items(), key=lambda item: (min(at for at, _ in item[1]), item[0]))
-    groups = tuple(_group(key, members, reached) for key, members in oldest[:MOST_GROUPS])
-    looked_at = (classads.references(source(group.sample, name)) for group in groups for name in apart)
-    references = frozenset(name for each in looked_at for name in _bare(each))
-    return OwnerJobQueue(groups, tuple(running), references, len(oldest) - len(groups))
-
-
-def _group(key: tuple[str, ...], members: list[tuple[float, Ad]], reached: Collection[str]) -> OwnerJobGroup:
-    sample = members[0][1]
-    limits = text(sample, "ConcurrencyLimits", 80)
-    return OwnerJobGroup(
-        who=key[0],
-        user=key[1],
-        size=_size(sample),
-        alike=hashlib.blake2s("\0".join(key[2:]).encode(errors="replace"), digest_size=16).hexdigest(),
-        submitted=tuple(sorted(at for at, _ in members)),
-        ids=tuple(classads.job_id(ad) for _, ad in members[:3]),
-        sample=sample,
-        used_up=limits if limits in reached else "",
-    )
+    reached = classads.used_up(classads.refusals(ads, now))
+    groups = []
+    for (who, user, *rest), members in oldest[:MOST_GROUPS]:
+        sample = members[0][1]
+        limits = text(sample, "ConcurrencyLimits", 80)
+        alike = hashlib.blake2s("\0".join(rest).encode(errors="replace"), digest_size=16).hexdigest()
+        submitted, ids = sorted(at for at, _ in members), [classads.job_id(ad) for _, ad in members[:3]]
+        used_up = limits if limits in reached else ""
+        groups.append(OwnerJobGroup(who, user, _size(sample), alike, tuple(submitted), tuple(ids), sample, used_up))
+    looked_at = (name for group in groups for each in apart for name in classads.references(source(group.sample, each)))
+    return OwnerJobQueue(tuple(groups), tuple(running), _bare(looked_at), len(oldest) - len(groups))
 
 
 def _size(ad: Ad) -> SlotResources:
     """Return what one job asks for; disk in KiB rounded up to MiB."""
-    return SlotResources(
-        whole(ad, "RequestGPUs"),
-        max(1, whole(ad, "RequestCpus")),
-        whole(ad, "RequestMemory"),
-        -(-whole(ad, "RequestDisk") // 1024),
-    )
-
-
-def _held(ad: Ad) -> SlotResources:
-    """Return what a job was given, which may be more than it asked for."""
-    given = zip(("GPUsProvisioned", "CpusProvisioned", "MemoryProvisioned"), _size(ad), strict=False)
-    return SlotResources(*(whole(ad, name) if classads.value(ad, name) is not None else asked for name, asked in given))
+    gpus, cpus, memory_mib = (whole(ad, f"Request{name}") for name in ("GPUs", "Cpus", "Memory"))
+    return SlotResources(gpus, max(1, cpus), memory_mib, -(-whole(ad, "RequestDisk") // 1024))
 
 
 # --------------------------------------------------------------------------------------------- what expressions look at
@@ -206,25 +190,34 @@ def claims(groups: Iterable[OwnerJobGroup], machines: Sequence[PoolMachine], lef
     made. ``left_out`` is the number of further groups.
     """
     found, hopeless = list[OwnerDemand](), list[str]()
-    feasible: dict[str, tuple[str, ...] | None] = {}
-    limited: dict[str, int] = {}
+    feasible: dict[str, tuple[str, ...]] = {}
+    limited = Counter[str]()
     for group in groups:
+        size, count = group.size, len(group.submitted)
         if group.used_up:
-            limited[group.used_up] = limited.get(group.used_up, 0) + len(group.submitted)
+            limited[group.used_up] += count
             continue
         if group.alike not in feasible:
-            feasible[group.alike] = _could_host(group, machines)
-        if (where := feasible[group.alike]) is None:
-            hopeless.append(_hopeless_notice(group))
-        else:
-            found.append(_demand(len(group.submitted), group.size, group.submitted[0], group.who, where))
+            fitting = (each.name for each in machines if any(_could_host(slot, group) for slot in each.slots))
+            feasible[group.alike] = tuple(fitting)
+        where = feasible[group.alike]
+        if where or not machines:
+            nodes = () if len(where) == len(machines) else where
+            found.append(_demand(count, size, group.submitted[0], group.who, nodes))
+            continue
+        more = ", ..." if count > len(group.ids) else ""
+        line = (
+            f"owner: {count} jobs of {group.who or 'nobody'} ({', '.join(group.ids)}{more}) fit no node even if it"
+            f" were empty ({size.gpus} GPUs, {size.cpus} CPUs, {size.memory_mib} MiB each): no room is made for them"
+        )
+        hopeless.append(printable(line, 400))
     notices = hopeless[:_MAX_OWNER_NOTICES]
     notices += [
         f"owner: no room is made for {count} waiting jobs: the negotiator refuses them for the concurrency limit {name}"
         for name, count in sorted(limited.items())[:_MAX_OWNER_NOTICES]
     ]
-    if (more := len(found[_MAX_CLAIMS:]) + len(hopeless[_MAX_OWNER_NOTICES:]) + left_out) > 0:
-        notices.append(f"owner: {more} further shapes of waiting jobs are not looked at")
+    if (more_shapes := len(found[_MAX_CLAIMS:]) + len(hopeless[_MAX_OWNER_NOTICES:]) + left_out) > 0:
+        notices.append(f"owner: {more_shapes} further shapes of waiting jobs are not looked at")
     return HTCondorOwnerView(tuple(found[:_MAX_CLAIMS]), notices=tuple(notices))
 
 
@@ -235,15 +228,7 @@ def _demand(count: int, size: SlotResources, since: float, who: str, nodes: tupl
     )
 
 
-def _could_host(group: OwnerJobGroup, machines: Sequence[PoolMachine]) -> tuple[str, ...] | None:
-    """Return the nodes that could host one such job if they were empty; () for all of them, None for none of them."""
-    names = tuple(machine.name for machine in machines if any(_could_host_one(slot, group) for slot in machine.slots))
-    if machines and not names:
-        return None
-    return () if len(names) == len(machines) else names
-
-
-def _could_host_one(slot: MachineSlot, group: OwnerJobGroup) -> bool:
+def _could_host(slot: MachineSlot, group: OwnerJobGroup) -> bool:
     """Return True if a slot, when empty, could host the job.
 
     What cannot be judged from here does not speak against it: a claim too many costs a drone, a claim too few lets the
@@ -251,24 +236,13 @@ def _could_host_one(slot: MachineSlot, group: OwnerJobGroup) -> bool:
     free to keep something for: drones that leave do not help it.)
     """
     size, job = group.size, group.sample
-    if not slot.all.holds(size):
-        return False
     if size.gpus and source(job, "RequireGPUs") and slot.gpus:
         count = "countMatches(MY.RequireGPUs, TARGET.AvailableGPUs)"
         fitting = classads.evaluated_number(count, job, slot.ad)
         if fitting is not None and fitting < size.gpus:
             return False
-    return not refused(source(job, "Requirements"), job, slot.ad) and not refused(start_of(slot), slot.ad, job)
-
-
-def _hopeless_notice(group: OwnerJobGroup) -> str:
-    size, count = group.size, len(group.submitted)
-    more = ", ..." if count > len(group.ids) else ""
-    return printable(
-        f"owner: {count} jobs of {group.who or 'nobody'} ({', '.join(group.ids)}{more}) fit no node even if it"
-        f" were empty ({size.gpus} GPUs, {size.cpus} CPUs, {size.memory_mib} MiB each): no room is made for them",
-        400,
-    )
+    wanted = slot.all.holds(size) and not refused(source(job, "Requirements"), job, slot.ad)
+    return wanted and not refused(start_of(slot), slot.ad, job)
 
 
 def submitter_claims(submitter_ads: Iterable[Ad], settings: HTCondorOwnerConfig, now: float) -> tuple[OwnerDemand, ...]:
@@ -276,14 +250,16 @@ def submitter_claims(submitter_ads: Iterable[Ad], settings: HTCondorOwnerConfig,
 
     These tell neither shape nor age: ``settings.shape`` and ``now`` stand for them.
     """
-    idle: dict[str, dict[str, int]] = {}
+    idle: dict[tuple[str, str], int] = {}
     for ad in submitter_ads:
         name = text(ad, "Name")
         if any(fnmatchcase(name, pattern) for pattern in settings.submitters):
-            idle.setdefault(name, {})[text(ad, "ScheddName")] = whole(ad, "IdleJobs")
+            idle[name, text(ad, "ScheddName")] = whole(ad, "IdleJobs")
+    counts = Counter[str]()
+    for (name, _), count in idle.items():
+        counts[name] += count
     size = SlotResources(settings.shape.gpus, settings.shape.cpus, settings.shape.memory)
-    counts = {name: sum(by_schedd.values()) for name, by_schedd in sorted(idle.items())}
-    return tuple(_demand(count, size, now, name) for name, count in counts.items() if count)
+    return tuple(_demand(count, size, now, name) for name, count in sorted(counts.items()) if count)
 
 
 def running(held: Iterable[tuple[str, SlotResources]], machines: Sequence[PoolMachine]) -> OwnerLoad:
@@ -323,20 +299,16 @@ class OwnerQueueState:
     names: frozenset[str] = frozenset()
     """Attributes that its jobs look at."""
 
+    def counts(self, now: float) -> bool:
+        return self.queue is not None and (not self.failures or now - self.heard_at <= REMEMBERED_S)
+
     def notice(self, schedd: str, now: float) -> str:
         """Return a line about a silent queue."""
-        meanwhile, age_s = "its jobs are not seen", now - self.heard_at
-        if self.queue is not None and age_s <= REMEMBERED_S:
-            meanwhile = f"what it said {age_s:.0f} s ago still counts"
-        elif self.queue is not None:
-            meanwhile += f", what it said {age_s:.0f} s ago is too old"
+        meanwhile = "its jobs are not seen"
+        if self.queue is not None:
+            said = f"what it said {now - self.heard_at:.0f} s ago"
+            meanwhile = f"{said} still counts" if self.counts(now) else f"{meanwhile}, {said} is too old"
         return printable(f"owner's schedd {schedd}: {meanwhile}: {self.error}", 300)
-
-    def claims(self, machines: Sequence[PoolMachine]) -> HTCondorOwnerView:
-        """Return the claims of its jobs."""
-        assert self.queue is not None
-        waiting = without_matched(self.queue.groups, machines, self.slots if self.failures else None)
-        return claims(waiting, machines, self.queue.left_out)
 
 
 class OwnerQueuePoller:
@@ -359,13 +331,21 @@ class OwnerQueuePoller:
         if self._settings is None:
             return HTCondorOwnerView()
         states, notices = await self.query(machines)
-        # some milliseconds for each shape
-        found = await asyncio.to_thread(lambda: [state.claims(machines) for state in states])
+        answers = [(state, state.queue) for state in states if state.queue is not None]
+
+        def judged() -> list[HTCondorOwnerView]:
+            found = []
+            for state, queue in answers:
+                waiting = without_matched(queue.groups, machines, state.slots if state.failures else None)
+                found.append(claims(waiting, machines, queue.left_out))
+            return found
+
+        found = await asyncio.to_thread(judged)  # some milliseconds for each shape
         demands = [demand for each in found for demand in each.claims]
         if self._settings.submitters:
             totals = await self._client.submitters(SUBMITTER_PROJECTION)
             demands += submitter_claims(totals, self._settings, time.time())
-        fresh = [state.queue for state in states if state.queue is not None and not state.failures]
+        fresh = [queue for state, queue in answers if not state.failures]
         held = tuple(each for queue in fresh for each in queue.running)
         remarks = tuple(line for each in found for line in each.notices)
         runs = running(held, machines) if fresh else None
@@ -377,19 +357,15 @@ class OwnerQueuePoller:
         Raise no site's error, and take ``OWNER_QUEUE_TIMEOUT_S`` at most.
         """
         assert self._settings is not None
-        wanted, now = wanted_by(machines), self._clock()
-        slots, constraint = dynamic_slots(machines), job_constraint(self._settings)
+        now, slots, constraint = self._clock(), dynamic_slots(machines), job_constraint(self._settings)
+        wanted = wanted_by(machines)
         async with asyncio.TaskGroup() as group:
             for schedd, known in self._known.items():
                 if known.ask_at <= now:
                     group.create_task(self._ask(schedd, known, constraint, wanted, slots))
         now = self._clock()
-        counting = [
-            known
-            for known in self._known.values()
-            if known.queue is not None and (not known.failures or now - known.heard_at <= REMEMBERED_S)
-        ]
-        return counting, [known.notice(schedd, now) for schedd, known in self._known.items() if known.failures]
+        notices = [known.notice(schedd, now) for schedd, known in self._known.items() if known.failures]
+        return [known for known in self._known.values() if known.counts(now)], notices
 
     async def _ask(
         self,

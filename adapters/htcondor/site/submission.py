@@ -38,7 +38,6 @@ ONE_LIFE = "((MY.NumJobStarts ?: 0) == 0 && MY.JobCurrentStartExecutingDate =?= 
 """In the job's Requirements: between its eviction and the schedd's next evaluation of periodic_remove, a minute or
 more, it would be matched again."""
 _LEAST_SPOOL_LIMIT_S = 120
-_SPOOL_SLACK_S = 15.0
 VRAM_TOLERANCE = 0.9
 """Tolerance for the VRAM that a type declares: a "32 GB" V100S reports 32510 MiB, a "24 GB" A10 22731. No two sizes of
 card are that close together."""
@@ -58,10 +57,8 @@ class SubmitDescription:
 
     The client defines two macros above them, absolute paths where the submitter runs: ``$(inputs)``, the directory that
     holds ``files``, and ``$(outputs)``, in which it has made a directory for each drone, named by its id.
-    ``$(drone_id)`` stands for the id of a job's drone.
     """
     drone_ids: tuple[DroneId, ...]
-    """One job each."""
     files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     """Input files by relative name, mode 0600 (0700 those that end in ``.sh``); may be secret."""
 
@@ -97,36 +94,26 @@ def check_order(order: StartOrder, controller: str) -> None:
             raise UnsubmittableError(f"environment variable {name[:60]!r} cannot be put into a submit description")
 
 
-def files_limit_s(config: HTCondorSiteConfig) -> float:
-    """Return the seconds after which files that are missing never come: their sender has been cut short."""
-    return config.submit_deadline + _SPOOL_SLACK_S
-
-
 def batches(
     orders: Sequence[StartOrder], config: HTCondorSiteConfig, controller: str, largest: int = 1000
 ) -> Iterator[SubmitDescription]:
-    """Yield the orders (checked) in as few submits as possible, none of more than ``largest`` jobs."""
+    """Yield the orders (checked) in as few submits as possible, none of more than ``largest`` jobs.
+
+    Those of one submit differ by nothing but their id.
+    """
     alike: dict[str, list[StartOrder]] = {}
     for order in orders:
-        alike.setdefault(_but_for_the_id(order), []).append(order)
+        assert order.bootstrap is not None
+        env, files = sorted(order.bootstrap.env.items()), sorted(order.bootstrap.files.items())
+        but_for_the_id = replace(order, drone_id=DroneId(""), bootstrap=None), order.bootstrap.script, env, files
+        alike.setdefault(repr(but_for_the_id), []).append(order)
     for each in alike.values():
         for start in range(0, len(each), largest):
-            yield submission(each[start : start + largest], config, controller)
-
-
-def submission(orders: Sequence[StartOrder], config: HTCondorSiteConfig, controller: str) -> SubmitDescription:
-    """Return one submit for orders that differ by nothing but their id."""
-    order = orders[0]
-    assert order.bootstrap is not None
-    files = {BEGIN: _BEGIN, SCRIPT: order.bootstrap.script, **order.bootstrap.files}
-    batch = SubmitDescription("", tuple(each.drone_id for each in orders), files)
-    return replace(batch, description=_description(order, order.bootstrap, config, controller, batch.digest))
-
-
-def _but_for_the_id(order: StartOrder) -> str:
-    assert order.bootstrap is not None
-    env, files = sorted(order.bootstrap.env.items()), sorted(order.bootstrap.files.items())
-    return repr((replace(order, drone_id=DroneId(""), bootstrap=None), order.bootstrap.script, env, files))
+            ids = tuple(order.drone_id for order in each[start : start + largest])
+            boots = each[0].bootstrap
+            assert boots is not None
+            batch = SubmitDescription("", ids, {BEGIN: _BEGIN, SCRIPT: boots.script, **boots.files})
+            yield replace(batch, description=_description(each[0], boots, config, controller, batch.digest))
 
 
 # -------------------------------------------------------------------------------------------------------- description
@@ -142,6 +129,9 @@ def _description(
     demanded = admins_requirements(config, kind)
     requirements = [ONE_LIFE, f'(TARGET.Arch == "{kind.arch}")', *([demanded] if demanded else [])]
     grid = admins_universe(config, kind) == "grid"
+    # for a controller that has died too
+    limit_s = max(_LEAST_SPOOL_LIMIT_S, round(4 * config.submit_deadline))
+    abandoned = f"HoldReasonCode == {SPOOLING} && time() - EnteredCurrentStatus > {limit_s}"
     commands = {
         "universe": "vanilla",
         **plain,
@@ -162,7 +152,10 @@ def _description(
         "on_exit_remove": "True",
         "leave_in_queue": f"(JobStatus == 3 || JobStatus == 4) && time() - EnteredCurrentStatus <"
         f" {round(config.retain_finished)}",
-        "periodic_remove": _periodic_remove(config),
+        # An evicted job would begin a second life; a held one would wait for a person; one that never gets its files
+        # would wait for ever.
+        "periodic_remove": f"(JobStatus == 1 && {STARTED}) ||"
+        f" (JobStatus == 5 && (HoldReasonCode =!= {SPOOLING} || ({abandoned})))",
         **_ours(order, controller, digest, forwarded=grid),
     }
     return "".join(f"{name} = {value}\n" for name, value in commands.items())
@@ -191,18 +184,6 @@ def _lowered(commands: Mapping[str, str]) -> Mapping[str, str]:
     return {name.lower(): value for name, value in commands.items()}
 
 
-def _periodic_remove(config: HTCondorSiteConfig) -> str:
-    """Return the expression that removes what must not stay.
-
-    An evicted job would begin a second life; a held one would wait for a person; one that never gets its files would
-    wait for ever.
-    """
-    limit_s = max(_LEAST_SPOOL_LIMIT_S, round(4 * config.submit_deadline))  # for a controller that has died too
-    abandoned = f"HoldReasonCode == {SPOOLING} && time() - EnteredCurrentStatus > {limit_s}"
-    held = f"JobStatus == 5 && (HoldReasonCode =!= {SPOOLING} || ({abandoned}))"
-    return f"(JobStatus == 1 && {STARTED}) || ({held})"
-
-
 def _shape(kind: DroneType, wanted_gpus: str) -> Mapping[str, str]:
     """Return what the drone asks for. Integers without a unit: MiB of memory, KiB of disk."""
     shape = {
@@ -211,48 +192,40 @@ def _shape(kind: DroneType, wanted_gpus: str) -> Mapping[str, str]:
         "request_disk": str(kind.disk_mib * 1024),
     }
     if kind.gpu_milli:
+        properties = {  # as the startd's discovery names them
+            f"Capability >= {kind.capability / 10:.1f}": kind.capability,
+            f"GlobalMemoryMb >= {int(kind.vram_mib * VRAM_TOLERANCE)}": kind.vram_mib,
+            f"(MaxSupportedVersion ?: {kind.driver}) >= {kind.driver}": kind.driver,
+            f'regexp("{device_pattern(kind.gpu_model)}", DeviceName, "i")': kind.gpu_model,
+            f"({wanted_gpus})": wanted_gpus,
+        }
         shape["request_gpus"] = str(kind.gpu_milli // WHOLE_GPU)
-        if properties := [*_gpu_properties(kind), *([f"({wanted_gpus})"] if wanted_gpus else [])]:
-            shape["require_gpus"] = " && ".join(properties)
+        if demanded := " && ".join(text for text, wanted in properties.items() if wanted):
+            shape["require_gpus"] = demanded
     if kind.walltime_s:
         # The drone leaves by itself when its time is up, and then its slot is free; this is for one that does not.
         shape["allowed_execute_duration"] = str(round(kind.walltime_s) + _WALLTIME_SLACK_S)
     return shape
 
 
-def _gpu_properties(kind: DroneType) -> Iterator[str]:
-    """Yield the requirements on each GPU, as the startd's discovery names its properties."""
-    if kind.capability:
-        yield f"Capability >= {kind.capability / 10:.1f}"
-    if kind.vram_mib:
-        yield f"GlobalMemoryMb >= {int(kind.vram_mib * VRAM_TOLERANCE)}"
-    if kind.driver:
-        yield f"(MaxSupportedVersion ?: {kind.driver}) >= {kind.driver}"
-    if kind.gpu_model:
-        yield f'regexp("{device_pattern(kind.gpu_model)}", DeviceName, "i")'
-
-
 def device_pattern(model: str) -> str:
-    """Return a regular expression for a device of this model.
+    """Return a regular expression for a device of this model, without backslashes: ClassAd strings double them.
 
-    The driver may put words around it ("NVIDIA", "Tesla"): V100 is V100-SXM2-32GB too, and not V100S-PCIE-32GB. There
-    are no backslashes, for ClassAd strings double them.
+    The driver may put words around it ("NVIDIA", "Tesla"): V100 is V100-SXM2-32GB too, and not V100S-PCIE-32GB.
     """
     quoted = "".join(c if c.isalnum() or c in " -_/" else f"[{c}]" for c in model)
     return f"(^|[^A-Za-z0-9]){quoted}([^A-Za-z0-9]|$)"
 
 
 def _environment(order: StartOrder, bootstrap: Bootstrap, config: HTCondorSiteConfig) -> str:
+    """Return the variables in the submit language's quoting; ``$`` would begin a macro."""
     variables = {"PATH": _PATH, **config.env, **bootstrap.env, **drone.environment(order)}
-    words = [_word(name, value) for name, value in variables.items() if name != "DRONE_ID"]
+    words = []
+    for name, value in variables.items():
+        quoted = value.replace("'", "''").replace('"', '""').replace("$", "$(DOLLAR)")
+        words += [f"{name}='{quoted}'"] if name != "DRONE_ID" else []
     words += ["DRONE_ID=$(drone_id)", "PROVISIONER_DRONE_ID=$(drone_id)"]
     return '"' + " ".join(words) + '"'
-
-
-def _word(name: str, value: str) -> str:
-    """Return one variable in the submit language's quoting; ``$`` would begin a macro."""
-    quoted = value.replace("'", "''").replace('"', '""').replace("$", "$(DOLLAR)")
-    return f"{name}='{quoted}'"
 
 
 def _ours(order: StartOrder, controller: str, digest: str, forwarded: bool) -> Mapping[str, str]:
