@@ -12,14 +12,10 @@ from adapters.htcondor import classad2
 from adapters.shared.printing import LONGEST, printable
 from provisioner.interfaces import UnavailableError
 
-LARGEST_NUMBER = 10**12
-"""Beyond this a number from an ad is nonsense."""
-SAME_CLOCK_S = 2
-"""Clocks closer than this count as one: times in ads are whole seconds."""
-IDLE, RUNNING, REMOVED, COMPLETED, HELD, TRANSFERRING_OUTPUT, SUSPENDED = 1, 2, 3, 4, 5, 6, 7
-"""JobStatus."""
-IN_SLOT = frozenset({RUNNING, TRANSFERRING_OUTPUT, SUSPENDED})
-"""JobStatus of a job in a slot."""
+LARGEST_NUMBER = 10**12  # beyond this a number from an ad is nonsense
+SAME_CLOCK_S = 2  # clocks closer than this count as one: times in ads are whole seconds
+IDLE, RUNNING, REMOVED, COMPLETED, HELD, TRANSFERRING_OUTPUT, SUSPENDED = 1, 2, 3, 4, 5, 6, 7  # JobStatus
+IN_SLOT = frozenset({RUNNING, TRANSFERRING_OUTPUT, SUSPENDED})  # JobStatus of a job in a slot
 
 Ad: TypeAlias = "classad2.ClassAd"
 
@@ -68,7 +64,6 @@ def text(ad: Ad, name: str, limit: int = LONGEST) -> str:
 
 
 def slot_state(ad: Ad) -> tuple[str, str]:
-    """Return state and activity of a slot, in small letters."""
     return str(value(ad, "State")).lower(), str(value(ad, "Activity")).lower()
 
 
@@ -86,9 +81,6 @@ def our_moment(ad: Ad, name: str, now: float) -> float:
     """Return a time in a job's ad by our clock; 0.0 where the ad has none."""
     theirs = moment(ad, name)
     return theirs - clock_ahead_s(ad, now) if theirs else 0.0
-
-
-# -------------------------------------------------------------------------------------------------------- expressions
 
 
 def source(ad: Ad, name: str) -> str:
@@ -117,12 +109,12 @@ def is_expression(source_text: str) -> bool:
 
 def _checked_expression(source_text: str) -> str:
     if not is_expression(source_text):
-        raise ValueError(f'`{source_text[:60]}` is not a ClassAd expression: write, say, `Owner != "test"`')
+        examples = '`Owner != "test"`, or of a slot `TARGET.Memory > 4096`'
+        raise ValueError(f"`{source_text[:60]}` is not a ClassAd expression: write, say, {examples}")
     return source_text
 
 
-Expression = Annotated[str, AfterValidator(_checked_expression)]
-"""An expression as an option of the configuration."""
+Expression = Annotated[str, AfterValidator(_checked_expression)]  # an expression as an option of the configuration
 
 
 def evaluated(what: str | classad2.ExprTree | None, my: Ad, target: Ad) -> object:
@@ -150,8 +142,6 @@ def references(source_text: str, ad: Ad | None = None) -> list[str]:
     parsed, within = expression(source_text), classad2.ClassAd() if ad is None else ad
     return [] if parsed is None else [str(name) for name in within.externalRefs(parsed)]
 
-
-# -------------------------------------------------------------------------------------------------- concurrency limits
 
 LIMITS_PROJECTION = ("ConcurrencyLimits", "LastRejMatchReason", "LastRejMatchTime")
 """Attributes of jobs that :func:`refusals` looks at, beside ``JobStatus`` and ``ServerTime``."""

@@ -18,7 +18,6 @@ from provisioner.model import DroneId, Fault, OrderOutcome, OrderResult
 
 
 def failed(drone_id: DroneId, error: AdapterError) -> OrderResult:
-    """Return the result of an order that failed with ``error``."""
     answer = OrderOutcome.UNKNOWN if isinstance(error, OutcomeUnknownError) else OrderOutcome.REJECTED
     return OrderResult(drone_id, answer, fault=Fault(error.kind, str(error), time.time()))
 
@@ -33,8 +32,7 @@ class Collectors:
 
     def __init__(self, addresses: str) -> None:
         self.addresses, self.errors = addresses, BindingsErrors()
-        self.skew_s = 0
-        """Seconds that their clock is ahead of ours, as of the last :meth:`read_clock`."""
+        self.skew_s = 0  # seconds that their clock is ahead of ours, as of the last :meth:`read_clock`
         self._each = [(address, htcondor2.Collector(address)) for address in addresses.split(",")]
         # a process that was ended because a host is silent must not begin with that host again and again
         random.shuffle(self._each)
@@ -56,7 +54,6 @@ class Collectors:
         raise AssertionError("a pool has a collector")
 
     def schedds(self) -> dict[str, Ad]:
-        """Return the ads of the listed schedds by name."""
         ads = self.query(htcondor2.AdType.Schedd)
         return {text(ad, "Name", 600): ad for ad in ads if number(ad, "LastHeardFrom") is not None}
 

@@ -36,25 +36,17 @@ if TYPE_CHECKING:
     from adapters.htcondor.site.settings import HTCondorSiteConfig
 
 _SCOPE = "condor:/"
-EXPIRY_WARNING_S = 7 * 86400.0
-"""A token that expires within this time is worth a warning."""
+EXPIRY_WARNING_S = 7 * 86400.0  # a token that expires within this time is worth a warning
 _MAX_TOKEN = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class IdToken:
-    """Claims of a token."""
-
     issuer: str
     subject: str
     scopes: frozenset[str] | None = None
     """Authorisations that it is limited to (``READ``); None: all that its identity has."""
-    expires_at: float = 0.0
-    """0: never."""
-
-    def allows(self, wanted: str) -> bool:
-        """Return True unless its scopes exclude ``wanted``, or both of ``A or B``."""
-        return self.scopes is None or not self.scopes.isdisjoint(wanted.split(" or "))
+    expires_at: float = 0.0  # 0: never
 
 
 class InvalidTokenError(ValueError):
@@ -98,10 +90,7 @@ def token_failures(name: str, secret: Secret, now: float) -> Iterator[str]:
 def token_warnings(
     name: str, secret: Secret, now: float, issuer: str, needs: Collection[str], most: Collection[str] = ()
 ) -> Iterator[str]:
-    """Yield what is odd in the token in ``secret``: its file's mode, its issuer, and an expiry that is near.
-
-    Also scopes that it lacks (``needs``: each, or one of ``A or B``) or has, with ``most``, beyond those.
-    """
+    """Yield what is odd in a token. It ``needs`` each of these scopes (or one of ``A or B``), ``most`` no other."""
     try:
         mode = stat.S_IMODE(secret.file.stat().st_mode) if secret.file is not None else 0
         if mode & 0o077:
@@ -112,7 +101,8 @@ def token_warnings(
     if issuer and token.issuer != issuer:
         yield f"`{name}`: the token's issuer is {token.issuer}, not `trust_domain` {issuer}: the pool may not know it"
     subject = f"`{name}`: the token of {token.subject}"
-    if missing := [each for each in needs if not token.allows(each)]:
+    lacks = (each for each in needs if token.scopes is not None and token.scopes.isdisjoint(each.split(" or ")))
+    if missing := list(lacks):
         yield f"{subject} is not good for {', '.join(missing)}. Make one with these `-authz`"
     if most and token.scopes is None:
         yield f"{subject} has no limits, and jobs may read it. Make one with `-authz {' -authz '.join(most)}` alone"
@@ -135,8 +125,7 @@ def _iso(at: float) -> str:
 DRONE_NEEDS = ("READ", "ADVERTISE_STARTD", "ADVERTISE_MASTER")
 """Rights that a drone needs at the collector, and no other."""
 _SCRAMBLE = bytes.fromhex("deadbeef")
-_EARLIER_S = 60.0
-"""The collector's clock may be behind ours by this much: it refuses a token of the future."""
+_EARLIER_S = 60.0  # the collector's clock may be behind ours by this much: it refuses a token of the future
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +163,6 @@ class TokenSigner:
 def _base64(content: bytes) -> str:
     return base64.urlsafe_b64encode(content).rstrip(b"=").decode()
 
-
-# -------------------------------------------------------------------------------------------------- the client's tokens
 
 CLIENT_CONFIG = """\
 RELEASE_DIR = /nonexistent
@@ -234,10 +221,7 @@ class ClientDirectory:
         return kept | {"CONDOR_CONFIG": str(self.path / "condor_config")}
 
     def refresh(self) -> None:
-        """Copy the tokens as they are now, so that they can be rotated.
-
-        AuthError if none can be read, UnavailableError if the directory cannot be written.
-        """
+        """Copy the tokens as they are now. AuthError if none can be read, UnavailableError without a place."""
         wanted = self._wanted()
         try:
             # Hosts tidy up what is old in their directory for temporary files: it may be somebody else's now.

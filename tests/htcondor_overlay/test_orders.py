@@ -76,19 +76,13 @@ async def test_a_drone_is_told_whose_orders_to_obey(tmp_path: Path) -> None:
     assert (env["DRONE_ORDERS_FROM"], env["DRONE_ORDER_S"]) == ("boss@pool.example.org", "10")
 
 
-@pytest.mark.parametrize(
-    "token",
-    [
-        "not a token",
-        token_of(sub="boss@pool.example.org", iss="elsewhere"),
-        token_of(sub='x", "y@pool.example.org', iss="pool.example.org"),
-        token_of(iss="pool.example.org"),
-    ],
-)
-def test_only_an_identity_of_the_pool_itself_is_obeyed(tmp_path: Path, token: str) -> None:
+def test_only_an_identity_of_the_pool_itself_is_obeyed(tmp_path: Path) -> None:
     directory = client_directory(options(tmp_path))
-    (tmp_path / "token").write_text(token)
-    assert directory.identities("pool.example.org") == ()
+    ours = {"iss": "pool.example.org"}
+    claims = ({"sub": "boss@pool.example.org", "iss": "elsewhere"}, {"sub": 'x", "y@pool.example.org', **ours}, ours)
+    for token in ("not a token", *(token_of(**each) for each in claims)):
+        (tmp_path / "token").write_text(token)
+        assert directory.identities("pool.example.org") == (), token
     directory.close()
 
 

@@ -80,14 +80,14 @@ async def cluster(settings: HTCondorSiteConfig) -> AsyncIterator[CondorToolsClie
 
 
 async def statuses(tools: CondorToolsClient, batch: SubmitDescription) -> Sequence[object]:
-    return [ad.eval("JobStatus") for ad in await tools.jobs(of(batch), ["DroneId", "JobStatus"])]
+    return [ad.eval("JobStatus") for ad in await tools.ads("jobs", of(batch), ["DroneId", "JobStatus"])]
 
 
 async def story(tools: CondorToolsClient, batch: SubmitDescription) -> None:
     """Submit three, see them, remove them, see that they are gone; then nothing is an answer too."""
-    assert list(await tools.jobs(of(batch), ["DroneId"])) == []
+    assert list(await tools.ads("jobs", of(batch), ["DroneId"])) == []
     submitted = await tools.submit(batch)
-    ads = await tools.jobs(of(batch), ["DroneId", "ClusterId", "ProcId", "Requirements"])
+    ads = await tools.ads("jobs", of(batch), ["DroneId", "ClusterId", "ProcId", "Requirements"])
     assert sorted(ad["DroneId"] for ad in ads) == list(batch.drone_ids)
     assert {ad["ClusterId"] for ad in ads} == {submitted}
     assert [ad["DroneId"] for ad in sorted(ads, key=lambda ad: ad["ProcId"])] == list(batch.drone_ids)
@@ -98,14 +98,15 @@ async def story(tools: CondorToolsClient, batch: SubmitDescription) -> None:
     assert await gone(tools, batch)
     await tools.remove(ids, "no longer wanted")
     await tools.remove(ids, "no longer wanted", force=True)
-    assert list(await tools.slots("true", ["Name"])) == [], "a pool without nodes"
+    assert list(await tools.ads("slots", "true", ["Name"])) == [], "a pool without nodes"
 
 
 async def waiting(tools: CondorToolsClient) -> float:
     """Idle jobs of all users, as the collector has them once the schedd has told it."""
     idle = 0.0
     for _ in range(100):
-        if (idle := sum(number(ad, "IdleJobs") or 0 for ad in await tools.submitters(["IdleJobs"]))) >= 3:
+        submitters = await tools.ads("submitters", "true", ["IdleJobs"])
+        if (idle := sum(number(ad, "IdleJobs") or 0 for ad in submitters)) >= 3:
             break
         await asyncio.sleep(0.2)
     return idle
@@ -113,7 +114,7 @@ async def waiting(tools: CondorToolsClient) -> float:
 
 async def gone(tools: CondorToolsClient, batch: SubmitDescription) -> bool:
     for _ in range(100):
-        if not await tools.jobs(of(batch), ["DroneId"]):
+        if not await tools.ads("jobs", of(batch), ["DroneId"]):
             return True
         await asyncio.sleep(0.2)
     return False
@@ -153,7 +154,7 @@ async def test_three_drones_come_and_go_over_ssh(overlay_pool: Pool) -> None:
             assert left == sorted(batch.drone_ids), "young ones stay"
             server.stop()
             with pytest.raises(UnavailableError):
-                await tools.jobs("true", ["DroneId"])
+                await tools.ads("jobs", "true", ["DroneId"])
             with pytest.raises(UnavailableError):
                 await tools.submit(three("ssh-down"))
         assert server.logins() == 1
@@ -165,9 +166,9 @@ async def test_nothing_is_refused_or_submitted_in_part(overlay_pool: Pool, work:
             batch = three("bad", DESCRIPTION + line + "\n")
             with pytest.raises(RejectedError, match=words):
                 await tools.submit(batch)
-            assert list(await tools.jobs(of(batch), ["DroneId"])) == []
+            assert list(await tools.ads("jobs", of(batch), ["DroneId"])) == []
         with pytest.raises(UnavailableError, match=r"-constraint|\(\(|fetch"):
-            await tools.jobs("((", ["DroneId"])
+            await tools.ads("jobs", "((", ["DroneId"])
 
 
 async def test_who_may_only_read_is_denied_what_is_not_reading(overlay_pool: Pool, work: Path) -> None:
@@ -175,13 +176,13 @@ async def test_who_may_only_read_is_denied_what_is_not_reading(overlay_pool: Poo
         batch = three("other")
         job = await tools.submit(batch)
     async with cluster(config(overlay_pool, work, "reader")) as reader:
-        assert len(await reader.jobs(of(batch), ["DroneId"])) == 3
+        assert len(await reader.ads("jobs", of(batch), ["DroneId"])) == 3
         with pytest.raises(AuthError, match="DENIED"):
             await reader.submit(three("reader"))
         with pytest.raises(AuthError, match="DENIED"):
             await reader.remove([f"{job}.0"], "not mine")
     async with cluster(config(overlay_pool, work)) as tools:
-        assert len(await tools.jobs(of(batch), ["DroneId"])) == 3
+        assert len(await tools.ads("jobs", of(batch), ["DroneId"])) == 3
         await tools.remove([f"{job}.{n}" for n in range(3)], "over")
         assert await gone(tools, batch)
 
@@ -193,8 +194,8 @@ async def test_a_token_that_is_no_good_is_a_matter_for_a_human(overlay_pool: Poo
     token.write_text(token.read_text().strip()[:-8] + "AAAAAAAA\n")
     async with cluster(settings) as tools:
         for asked in (
-            tools.jobs("true", ["DroneId"]),
-            tools.slots("true", ["Name"]),
+            tools.ads("jobs", "true", ["DroneId"]),
+            tools.ads("slots", "true", ["Name"]),
             tools.submit(three("denied")),
             tools.remove(["1.0"], "x"),
         ):
@@ -212,7 +213,7 @@ async def test_silence_is_never_an_empty_queue(new_pool: Callable[[], Pool], wor
         job = await tools.submit(batch)
         pool.signal("schedd", signal.SIGSTOP)
         with pytest.raises(UnavailableError, match="no answer within 4 s"):
-            await tools.jobs("true", ["DroneId"])
+            await tools.ads("jobs", "true", ["DroneId"])
         with pytest.raises(OutcomeUnknownError, match="no answer within"):
             await tools.submit(three("hangs"))
         with pytest.raises(OutcomeUnknownError, match="no answer within"):
@@ -223,23 +224,23 @@ async def test_silence_is_never_an_empty_queue(new_pool: Callable[[], Pool], wor
             for daemon in ("schedd", "collector"):
                 pool.signal(daemon, signal.SIGKILL)
                 with pytest.raises(UnavailableError):
-                    await tools.jobs("true", ["DroneId"])
+                    await tools.ads("jobs", "true", ["DroneId"])
                 with pytest.raises(UnavailableError):
                     await tools.submit(three("dead"))
                 with pytest.raises((UnavailableError, OutcomeUnknownError)):
                     await tools.remove([f"{job}.0"], "x")
             with pytest.raises(UnavailableError):
-                await tools.slots("true", ["Name"])
+                await tools.ads("slots", "true", ["Name"])
         finally:
             os.kill(master, signal.SIGCONT)
         await asyncio.to_thread(until, lambda: len(pool.jobs(job)) == 3, 60, what="the schedd is back")
-        assert len(await tools.jobs(of(batch), ["DroneId"])) == 3
+        assert len(await tools.ads("jobs", of(batch), ["DroneId"])) == 3
 
 
 async def test_a_schedd_that_is_not_listed_is_down(overlay_pool: Pool, work: Path) -> None:
     async with cluster(config(overlay_pool, work, schedd="nobody@nowhere.test")) as tools:
         with pytest.raises(UnavailableError, match="no record"):
-            await tools.jobs("true", ["DroneId"])
+            await tools.ads("jobs", "true", ["DroneId"])
         with pytest.raises(UnavailableError, match="find address"):
             await tools.submit(three("nowhere"))
         with pytest.raises(UnavailableError, match="no record"):

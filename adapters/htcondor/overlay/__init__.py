@@ -20,7 +20,7 @@ from adapters.htcondor.overlay.drain import COLLECTOR_ADS, Drainer, DrainOrders,
 from adapters.htcondor.overlay.history import HistoryPoller
 from adapters.htcondor.overlay.pool import PolledPool
 from adapters.htcondor.overlay.schedds import asked
-from adapters.htcondor.overlay.settings import DroneTokenMode, HTCondorConfig
+from adapters.htcondor.overlay.settings import HTCondorConfig
 from adapters.htcondor.overlay.work import ClaimWitnesses
 from adapters.htcondor.tokens import ClientDirectory, InvalidTokenError, TokenSigner, explain_token, read_token
 from adapters.shared.commands.local import LocalRunner
@@ -34,22 +34,18 @@ from provisioner.worker_process import WorkerProcess
 
 __all__ = ["HTCondorConfig", "HTCondorOverlay"]
 
-_ADMITTED_S = 3600.0
-"""A drone that has not come by then is not expected any more."""
-_REMOVAL_S = 20.0
-"""Longest time for the removal of ads of dead drones."""
-_REMOVAL_TOKEN_S = 600.0
-"""Lifetime of the token with which they are removed, where tokens are signed here."""
+_ADMITTED_S = 3600.0  # a drone that has not come by then is not expected any more
+_REMOVAL_S = 20.0  # longest time for the removal of ads of dead drones
+_REMOVAL_TOKEN_S = 600.0  # lifetime of the token with which they are removed, where tokens are signed here
 
 
 def client_directory(config: HTCondorConfig) -> ClientDirectory:
-    """Return the directory of the overlay's client."""
     return ClientDirectory("the overlay", config)
 
 
 def drone_token(config: HTCondorConfig, drone_id: DroneId, lifetime_s: float) -> str:
     """Return a token of a drone: the one of all drones, or one signed now. SecretUnreadableError if there is none."""
-    if config.drone_token_mode is DroneTokenMode.SIGNING_KEY:
+    if config.drone_token_mode == "signing-key":
         assert config.drone_signing_key is not None  # validated
         signer = TokenSigner(config.drone_signing_key, config.drone_signing_key_id, config.trust_domain)
         return signer.token(config.drone_user.replace("{drone}", drone_id), time.time(), lifetime_s)
@@ -155,11 +151,9 @@ class HTCondorOverlay:
         refused = await connection.orders.rehearse(DroneId(f"{self._controller}-check"))
         if refused is None:
             return missing  # order ads reach every drone, whatever the tool can do
-        message = (
-            "drones that cannot reach this host would not drain: the collector does not take our order ads. Add the"
-            " token's identity to `COLLECTOR.ALLOW_DAEMON`, `condor_reconfig`; a limited token needs `-authz DAEMON`"
-        )
-        unreachable = AuditFinding("", "drain", f"{message} ({refused.message})")
+        message = "drones that cannot reach this host would not drain: the collector does not take our order ads"
+        allow = "Add the token's identity to `COLLECTOR.ALLOW_DAEMON`; a limited token needs `-authz DAEMON`"
+        unreachable = AuditFinding("", "drain", f"{message} ({refused.message}). {allow}")
         return [*(await probe(self._config, connection.directory.env) or [unreachable]), *missing]
 
     async def drain(self, drone_ids: Sequence[DroneId], mode: model.DrainMode, reason: str) -> Sequence[OrderResult]:
@@ -172,10 +166,7 @@ class HTCondorOverlay:
         return await connection.drainer.drain({each: names.get(each) for each in drone_ids}, mode, reason)
 
     async def forget(self, ended_at: Mapping[DroneId, float]) -> Sequence[OrderResult]:
-        """Have the collector drop the ads of drones that ended at these times.
-
-        A drone's own token is what may do that. The client with it lives for this call alone.
-        """
+        """Have the collector drop the ads of drones that ended then, which only a drone's own token may do."""
         if not ended_at:
             return []
         config, first = self._config, next(iter(ended_at))
@@ -222,17 +213,12 @@ class HTCondorOverlay:
         return model.Bootstrap(script=drone.script("condor_drone.sh"), env=env, files=files)
 
 
-# -------------------------------------------------------------------------------------------------------------- probes
-
 PING_TIMEOUT_S = 20.0
 _MORE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 async def probe(config: HTCondorConfig, env: Mapping[str, str]) -> list[AuditFinding]:
-    """Return what would keep drains from working. ``env``: that of our client's tools. Changes nothing.
-
-    Either way of draining is enough: the tool with ADMINISTRATOR, or order ads with DAEMON at the collector.
-    """
+    """Return what would keep both ways of draining from working: the tool, and order ads. Changes nothing."""
     tool = shutil.which(config.drain_tool, path=env.get("PATH"))
     ping = Path(tool).with_name("condor_ping") if tool is not None else None
     scopes = None  # all, and where no single token tells
@@ -261,23 +247,16 @@ async def probe(config: HTCondorConfig, env: Mapping[str, str]) -> list[AuditFin
 
 def no_condor(config: HTCondorConfig) -> list[AuditFinding]:
     """Return whether HTCondor's programs are missing on this host, looked for as the drone script does."""
-    if prefix := config.condor_prefix:
-        path = f"{prefix}/usr/sbin:{prefix}/sbin"
-        message = f"no condor_master below {prefix}: drones on this host could not start. Correct `condor_prefix`"
-    else:
-        path = f"{os.environ.get('PATH', '')}:{_MORE_PATH}"
-        message = (
-            "condor_master is neither on PATH nor in /usr/sbin: drones on this host could not start. Install HTCondor,"
-            " or set `condor_prefix` to the directory above its `usr/sbin`"
-        )
-    return [] if shutil.which("condor_master", path=path) else [AuditFinding("", "htcondor", message)]
+    prefix, path = config.condor_prefix, f"{os.environ.get('PATH', '')}:{_MORE_PATH}"
+    if shutil.which("condor_master", path=f"{prefix}/usr/sbin:{prefix}/sbin" if prefix else path):
+        return []
+    where = f"below {prefix}" if prefix else "on PATH or in /usr/sbin"
+    repair = "Install HTCondor, or set `condor_prefix` to the directory above its `usr/sbin`"
+    return [AuditFinding("", "htcondor", f"no condor_master {where}: drones on this host could not start. {repair}")]
 
 
 def explained(error: AuthError, config: HTCondorConfig) -> AuthError:
-    """Return an error of authentication with what is wrong with our own token.
-
-    HTCondor says the same of an expired token, of another pool's and of garbage.
-    """
+    """Return an error with what is wrong with our token: HTCondor says the same of expired ones and garbage."""
     if "authenticat" not in str(error).lower() or config.token is None:
         return error
     why = explain_token(config.token, config.trust_domain, time.time())

@@ -31,8 +31,7 @@ from provisioner.worker_process import WorkerProcess
 
 COLLECTOR_ADS = "adapters.htcondor.overlay.drain:CollectorAds"
 DRAINS_AT_ONCE = 8
-TOOL_TIMEOUT_S = 5.0
-"""Longest time for the tool where an order ad can take its place."""
+TOOL_TIMEOUT_S = 5.0  # longest time for the tool where an order ad can take its place
 TOOL_RETRY_S = 600.0
 """After the tool could not reach a drone that reads order ads, such drones get order ads alone for this long."""
 _DRAIN_FLAGS: Mapping[DrainMode, tuple[str, ...]] = {
@@ -46,8 +45,7 @@ _ALREADY_DRAINING = ("already draining", "draining already in progress")
 _NOT_DRAINING = ("no matching draining request", "not draining")
 _TOOL_DENIALS = ("authenticat", "denied", "not authorized", "no auth method")
 """The last: the collector gave the tool no secret of the startd, and a drone has no other way to trust anybody."""
-_DEBUG_FLAG = "-debug"
-"""Without it the tool says the same of a startd that refuses us as of one that is not there."""
+_DEBUG_FLAG = "-debug"  # without it the tool says the same of a startd that refuses us as of one that is not there
 
 
 def slot_name(name: str, drone_id: DroneId) -> bool:
@@ -63,8 +61,7 @@ class Drainer:
         self._runner = LocalRunner(env)
         self._room = asyncio.Semaphore(DRAINS_AT_ONCE)
         self._unreachable_until = 0.0
-        self._by_tool: set[DroneId] = set()
-        """Drained by the tool: only the tool can take that back."""
+        self._by_tool: set[DroneId] = set()  # drained by the tool: only the tool can take that back
 
     async def drain(self, names: Mapping[DroneId, str | None], mode: DrainMode, reason: str) -> Sequence[OrderResult]:
         """Drain drones by name of their slot; None: it is not in the pool, so there is nothing to drain.
@@ -156,8 +153,7 @@ def _says(said: str, signs: Sequence[str]) -> bool:
 
 ORDER_READ_INTERVAL_S = 10.0
 """Interval at which a drone asks the collector for its order. A query takes the collector some 20 ms."""
-ORDER_READS_PER_S = 10.0
-"""In a large pool drones ask less often, so that all of them together ask about this often."""
+ORDER_READS_PER_S = 10.0  # in a large pool drones ask less often, so that all of them together ask about this often
 ORDER_TIMEOUT_S = 10.0
 
 
@@ -181,7 +177,6 @@ class DrainOrders:
         """Serial number and mode of the order of each drone; the same order keeps its number."""
 
     def identities(self) -> tuple[str, ...]:
-        """Return the identities whose orders our drones obey: those of our tokens."""
         return self._directory.identities(self._issuer)
 
     async def readers(self, drone_ids: Collection[DroneId]) -> Mapping[DroneId, bool]:
@@ -242,13 +237,13 @@ class DrainOrders:
 
 ORDER_LIFETIME_S = 900
 """An order that its drone has not read by then is forgotten by the collector; the planner asks again."""
-_ORDER_READ_BACK_S = 3.0
-"""The collector may answer a query before it has taken in the ads that were sent just before."""
-INVALIDATE_TIMEOUT_S = 5.0
-"""Longest wait until the collector no longer lists the ads of dead drones."""
-_ROUNDING_S = 1.0
-"""The collector keeps whole seconds."""
+_ORDER_READ_BACK_S = 3.0  # the collector may answer a query before it has taken in the ads that were sent just before
+INVALIDATE_TIMEOUT_S = 5.0  # longest wait until the collector no longer lists the ads of dead drones
+_ROUNDING_S = 1.0  # the collector keeps whole seconds
 _ADVICE = "allow the identity of the drones' tokens ADVERTISE_STARTD and ADVERTISE_MASTER at the collector"
+
+
+_SENDER = "AuthenticatedIdentity"
 
 
 class CollectorAds:
@@ -269,52 +264,42 @@ class CollectorAds:
         return {i: value(ad, "DroneDraining") is True for ad in ads if (i := text(ad, "DroneId", 63)) in wanted}
 
     def place(self, orders: Mapping[str, tuple[int, str]], identities: Sequence[str]) -> Sequence[str]:
-        """Advertise an order (serial number, mode) for each drone.
-
-        Return those that the collector lists under one of our ``identities``. AuthError if there is none.
-        """
+        """Advertise orders (number, mode); return those listed under one of ``identities``, AuthError if none."""
         kind = {"MyType": "Generic", "ClassAdLifetime": ORDER_LIFETIME_S}
         ads = [
             classad2.ClassAd(
-                {**kind, "Name": drone_id, "DroneOrderFor": drone_id, "DroneOrder": serial, "DroneOrderMode": mode}
+                {**kind, "Name": each, "DroneOrderFor": each, "DroneOrder": serial, "DroneOrderMode": mode}
             )
-            for drone_id, (serial, mode) in orders.items()
+            for each, (serial, mode) in orders.items()
         ]
         self._collector.advertise(ads, "UPDATE_AD_GENERIC")
-        limit = time.monotonic() + _ORDER_READ_BACK_S
+        limit, projection = time.monotonic() + _ORDER_READ_BACK_S, ("DroneOrderFor", "DroneOrder", _SENDER)
         while True:
-            found = self._senders(orders)
-            ours = [drone_id for drone_id in orders if found.get(drone_id) in identities]
+            listed = self._collector.query(htcondor2.AdType.Generic, "DroneOrderFor isnt undefined", projection)
+            numbered = (
+                (text(ad, "DroneOrderFor", 63), value(ad, "DroneOrder"), text(ad, _SENDER, 200)) for ad in listed
+            )
+            senders = {
+                each: sender for each, serial, sender in numbered if each in orders and serial == orders[each][0]
+            }
+            ours = [drone_id for drone_id in orders if senders.get(drone_id) in identities]
             if len(ours) == len(orders) or time.monotonic() > limit:
                 break
             time.sleep(0.1)
         if ours:
             return ours
         whom = f"collector {self._collector.addresses}"
-        if others := sorted(set(found.values())):
+        if others := sorted(set(senders.values())):
             seen, expected = printable(", ".join(others), 120), ", ".join(identities)
             raise AuthError(f"{whom} knows us as {seen}, drones obey {expected}: use a token of that identity")
         raise AuthError(f"{whom} does not list our order ads: allow our identity DAEMON there")
 
-    def _senders(self, orders: Mapping[str, tuple[int, str]]) -> Mapping[str, str]:
-        """Return the identity under which the collector lists each of these orders."""
-        projection = ["DroneOrderFor", "DroneOrder", "AuthenticatedIdentity"]
-        return {
-            drone_id: text(ad, "AuthenticatedIdentity", 200)
-            for ad in self._collector.query(htcondor2.AdType.Generic, "DroneOrderFor isnt undefined", projection)
-            if (drone_id := text(ad, "DroneOrderFor", 63)) in orders and value(ad, "DroneOrder") == orders[drone_id][0]
-        }
-
     def withdraw(self, drone_ids: Collection[str]) -> None:
-        """Have the collectors drop the orders of drones that are gone."""
         wanted = " || ".join(f'DroneOrderFor == "{drone_id}"' for drone_id in drone_ids)
         self._collector.invalidate("Generic", "INVALIDATE_ADS_GENERIC", wanted)
 
     def remove(self, ended_at: Mapping[str, float]) -> None:
-        """Have the collectors drop the slot and master ads of drones that ended at these times (this host's clock).
-
-        An ad that was sent after that time stays: its drone lives. AuthError if the collector keeps a slot.
-        """
+        """Have the collectors drop ads of drones that ended then (our clock), but not those that were sent since."""
 
         def gone() -> str:
             now = time.time()

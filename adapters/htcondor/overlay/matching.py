@@ -41,8 +41,7 @@ _DIMENSION_OF = {
 }
 _GPU_PREFIX = re.compile(r"^(target\.)?(gpus_|cuda)?")
 _BOUND = re.compile(r"(?:TARGET\.)?(?:GPUs_|CUDA)?(\w+) (>=|>) (.+)", re.IGNORECASE | re.DOTALL)
-_MOST_GPUS = 256
-"""GPU ads that a template carries at most."""
+_MOST_GPUS = 256  # GPU ads that a template carries at most
 WITHIN_LIMITS = (
     "MY.Cpus > 0 && (TARGET.RequestCpus ?: 1) <= MY.Cpus && MY.Memory > 0 && TARGET.RequestMemory <= MY.Memory"
     " && MY.Disk > 0 && TARGET.RequestDisk <= MY.Disk"
@@ -64,9 +63,6 @@ class ReceivedSlot:
 
     ad: Mapping[str, str]
     gpus: tuple[Mapping[str, str], ...] = ()
-
-
-# ---------------------------------------------------------------------------------------------------- the slot's side
 
 
 def start(kind: DroneType) -> str:
@@ -180,9 +176,6 @@ def _put(ad: Ad, attributes: Mapping[str, str]) -> None:
         ad[name] = expression(text) or expression("error")
 
 
-# ---------------------------------------------------------------------------------------------------- the judgement
-
-
 def unmet_requirement(job: Ad, slot: Ad) -> UnmetRequirement | None:
     """Return the first dimension in which a job ad does not fit a slot ad; None if the two match."""
     wants, asked = source(job, "Requirements") or "true", number(job, "RequestGPUs") or 0
@@ -199,7 +192,6 @@ def unmet_requirement(job: Ad, slot: Ad) -> UnmetRequirement | None:
 
 
 def _gpus_with(clause: str, job: Ad, slot: Ad) -> float:
-    """Return the number of GPUs of the slot that meet a clause of RequireGPUs."""
     return evaluated_number(f"countMatches({clause}, TARGET.AvailableGPUs)", job, slot) or 0
 
 
@@ -293,40 +285,24 @@ _CLAUSE_TOKEN = re.compile(
 
 def clauses(source_text: str) -> Iterator[str]:
     """Yield the parts of ``a && b && (c && d)``: a, b, c, d. A part that is no conjunction is left whole."""
-    parts, depth = [""], 0
-    loose = len(source_text) > _MAX_SPLIT_LENGTH
-    for token in _CLAUSE_TOKEN.findall(source_text) if not loose else ():
-        depth += (token in "([{") - (token in ")]}")
-        if depth == 0 and token in ("||", "?"):
-            loose = True  # weaker than && on either side of it: not a conjunction
-        if depth == 0 and token == "&&":
-            parts.append("")
-        else:
-            parts[-1] += token
-    for part in parts if not loose else ():
-        bare = _unwrapped(part)
-        if bare == source_text.strip():
-            yield bare
-        else:
-            yield from clauses(bare)
-    if loose:
-        yield source_text.strip()
-
-
-def _unwrapped(part: str) -> str:
-    """Return ``((a || b))`` without the parentheses that hold all of it."""
-    bare = part.strip()
-    while bare.startswith("(") and bare.endswith(")"):
-        depth, tokens = 0, _CLAUSE_TOKEN.findall(bare)
-        for at, token in enumerate(tokens):
+    todo = [source_text]
+    while todo:
+        text, parts, depth = todo.pop().strip(), [""], 0
+        outside = []  # what is in no parentheses
+        for token in _CLAUSE_TOKEN.findall(text) if len(text) <= _MAX_SPLIT_LENGTH else ():
             depth += (token in "([{") - (token in ")]}")
-            if depth == 0 and at < len(tokens) - 1:
-                return bare
-        bare = bare[1:-1].strip()
-    return bare
+            outside += [token] if depth == 0 else []
+            if depth == 0 and token == "&&":
+                parts.append("")
+            else:
+                parts[-1] += token
+        if text.startswith("(") and outside == [")"]:
+            todo.append(text[1:-1])
+        elif len(parts) == 1 or "||" in outside or "?" in outside:  # weaker than && on either side: not a conjunction
+            yield text
+        else:
+            todo += reversed(parts)
 
-
-# ------------------------------------------------------------------------------------------------- what really arrived
 
 _ALLOCATION = re.compile(
     r"(start|requirements|rank|state|activity|name|machine|myaddress|startdipaddr|addressv1|entered.*|child.*|job.*|total.*"

@@ -15,76 +15,50 @@ from typing import NamedTuple
 from adapters.htcondor import classad2, classads, htcondor2
 from adapters.htcondor.classads import IDLE, Ad, moment, number, source, text
 from adapters.htcondor.daemons import Collectors
-from adapters.htcondor.overlay import job_classes, matching, work
+from adapters.htcondor.overlay import job_classes, matching, schedds, work
 from adapters.htcondor.overlay.job_classes import JobGroup, QueueWait
-from adapters.htcondor.overlay.schedds import (
-    SCHEDD_ANSWER_TIMEOUT_S,
-    ScheddAnswer,
-    ScheddQueue,
-    ScheddRegistry,
-    ahead,
-    queues_of,
-)
+from adapters.htcondor.overlay.schedds import ScheddAnswer, ScheddQueue, ScheddRegistry
 from adapters.htcondor.overlay.settings import HTCondorConfig
 from adapters.htcondor.overlay.slots import SLOT_PROJECTION, SlotsView, forged, ours, slots_view
 from adapters.shared.printing import printable
 from provisioner.interfaces import AdapterError, UnavailableError
 from provisioner.model import DroneId, DroneType, JobClass, OverlayView, Slot, TypeKey, UnmetRequirement
 
-_MAX_LOOKUPS_PER_POLL = 100
-"""Jobs whose waits are looked up in one poll: a query each, of a millisecond or two."""
-_JUDGING_S = 5.0
-"""Time of one poll for new verdicts: some ten thousand."""
-_REJUDGED_S = 60.0
-"""A verdict that depends on the time is made anew after this long."""
+_MAX_LOOKUPS_PER_POLL = 100  # jobs whose waits are looked up in one poll: a query each, of a millisecond or two
+_JUDGING_S = 5.0  # time of one poll for new verdicts: some ten thousand
+_REJUDGED_S = 60.0  # a verdict that depends on the time is made anew after this long
 _NOT_YET = UnmetRequirement("requirements", "judged in one of the next polls", "too many new classes and types at once")
 _ITS_OWN = "UpdateSequenceNumber is undefined"
 """The ad that a collector made itself. The other collectors of the pool send it theirs, with a number."""
-_SAME_START_S = 2.0
-"""Two starts of the collector differ by more than this."""
-_MAX_REFUSED_JOBS = 1000
-"""Jobs of one schedd that the negotiator has refused and that are looked at."""
-_FORGERS_INTERVAL_S = 60.0
-"""Slots that were sent with stolen tokens are counted anew after this long."""
-_RELEARN_S = 600.0
-"""A drone type's received slot is looked at anew after this long."""
+_SAME_START_S = 2.0  # two starts of the collector differ by more than this
+_MAX_REFUSED_JOBS = 1000  # jobs of one schedd that the negotiator has refused and that are looked at
+_FORGERS_INTERVAL_S = 60.0  # slots that were sent with stolen tokens are counted anew after this long
+_RELEARN_S = 600.0  # a drone type's received slot is looked at anew after this long
 
 
 class PolledPool(NamedTuple):
-    """Answer of one poll."""
-
     view: OverlayView
-    users: Mapping[DroneId, frozenset[str]]
-    """Owners of the claims that the slots of a drone showed."""
-    silent: tuple[str, ...]
-    """Schedds that did not answer, those that never have as well."""
+    users: Mapping[DroneId, frozenset[str]]  # owners of the claims that the slots of a drone showed
+    silent: tuple[str, ...]  # schedds that did not answer, those that never have as well
 
 
 class PoolPoller:
     """Server of ``poll``. It remembers what seldom changes: verdicts, received slots, jobs' waits."""
 
     def __init__(self, config: HTCondorConfig, controller: str, memory: str) -> None:
-        """Connect to the pool.
-
-        ``memory``: directory for what must outlive this process, which ends with a poll that is kept waiting.
-        """
+        """Connect to the pool. ``memory``: directory for what must outlive this process, which a poll may end."""
         self._config, self._controller = config, controller
         self._attributes = job_classes.group_attributes(config.owner_attribute, config.constraint)
         self._collector = Collectors(config.collector)
         self._schedds = ScheddRegistry(config.collector_memory, Path(memory))
-        self._waits: dict[tuple[str, str], QueueWait] = {}
-        """By schedd and job id."""
+        self._waits: dict[tuple[str, str], QueueWait] = {}  # by schedd and job id
         self._verdicts = Verdicts(config.drone_config)
         self._devices: dict[DroneId, tuple[float, int]] = {}
-        self._collector_started: dict[str, float] = {}
-        """By address, of each collector that we have asked."""
+        self._collector_started: dict[str, float] = {}  # by address, of each collector that we have asked
         self._restarted_at = 0.0
         self._last_slots: tuple[Slot, ...] = ()
-        self._forged: tuple[str, ...] = ()
-        """Notice of slots that were sent with stolen tokens."""
+        self._forged: tuple[str, ...] = ()  # notice of slots that were sent with stolen tokens
         self._forgers_at = -math.inf
-
-    # ------------------------------------------------------------------------------------------------- the one call
 
     def poll(self, types: Sequence[DroneType]) -> PolledPool:
         """Query slots first, then queues: a job that starts meanwhile is missed once rather than counted twice."""
@@ -155,8 +129,6 @@ class PoolPoller:
         with self._asked(queue):
             return list(queue.schedd.query(constraint, projection=list(projection), limit=limit, opts=opts))
 
-    # ---------------------------------------------------------------------------------------------- collector's side
-
     def _forgers(self) -> tuple[str, ...]:
         """Return a notice of drones whose tokens have sent slots of other drones, looked up now and then."""
         identities = self._config.drone_identities
@@ -186,7 +158,7 @@ class PoolPoller:
                 known.forget(name)  # it had no jobs that count, or has been gone for long
         for name in known.silent.keys() - {*wanted} if wanted else ():
             known.forget(name)
-        queues = queues_of(ads, wanted)
+        queues = schedds.queues_of(ads, wanted)
         if not queues:
             which = ", ".join(printable(name, 80) for name in wanted or known.silent) or "any schedd"
             lists = ", ".join(printable(name, 80) for name in sorted(ads)[:10])
@@ -194,7 +166,7 @@ class PoolPoller:
             raise UnavailableError(f"collector {self._config.collector} does not list {which}{more}")
         if len(queues) > 1 or known.silent:  # an only one that keeps us waiting is named at the next poll
             due = known.due(queues, now)
-            known.try_out(due, self._asked, min(SCHEDD_ANSWER_TIMEOUT_S, self._config.deadline / 2))
+            known.try_out(due, self._asked, min(schedds.SCHEDD_ANSWER_TIMEOUT_S, self._config.deadline / 2))
             queues = [queue for queue in due if queue.name not in known.silent]
         return queues
 
@@ -225,7 +197,7 @@ class PoolPoller:
         accounting = self._collector.query(htcondor2.AdType.Accounting, projection=job_classes.ACCOUNTING_PROJECTION)
         took = max((number(ad, "LastNegotiationCycleDuration0") or 0.0 for ad in negotiators), default=0.0)
         ends = [moment(ad, "LastHeardFrom") for ad in accounting]
-        reported = [end - ahead(ad) for ad in negotiators if (end := moment(ad, "LastNegotiationCycleEnd0"))]
+        reported = [end - schedds.ahead(ad) for ad in negotiators if (end := moment(ad, "LastNegotiationCycleEnd0"))]
         if not ends and reported:
             ends = [time.time() + self._collector.skew_s - self._config.negotiation_period]
         ended_at = max([*ends, *reported], default=0.0)
@@ -257,8 +229,6 @@ class PoolPoller:
         self._last_slots = slots + kept
         return self._last_slots, [f"collector restarted: {len(kept)} slots keep their last known state"] if kept else []
 
-    # ------------------------------------------------------------------------------------------------ schedds' side
-
     def _at_work(self, queue: ScheddQueue, now: float) -> work.PoolWork:
         ahead_s = self._collector.skew_s + queue.ahead_s
         since = now + ahead_s - work.EVICTION_REPORTED_S
@@ -275,7 +245,6 @@ class PoolPoller:
     def _fresh(
         self, queues: Sequence[ScheddQueue], began_at: float, by_class: dict[str, list[JobGroup]], constraint: str
     ) -> dict[str, int]:
-        """Return the number of idle jobs by class that came after the last negotiation cycle had begun."""
         known = {g.key: class_id for class_id, groups in by_class.items() for g in groups if g.status == IDLE}
         fresh = Counter[str]()
         gpus_only = " && RequestGPUs isnt 0" if job_classes.GPU_JOBS in constraint else ""
@@ -328,8 +297,7 @@ class _JudgedType:
 
     kind: DroneType
     template: Ad
-    received: matching.ReceivedSlot | None = None
-    """The slot of a drone of this type, as it arrived."""
+    received: matching.ReceivedSlot | None = None  # the slot of a drone of this type, as it arrived
     learnt_at: float = 0.0
     verdicts: dict[str, tuple[UnmetRequirement | None, float]] = field(default_factory=dict)
     """By shape of the jobs, with the time (monotonic) after which a verdict is made anew."""
@@ -343,7 +311,6 @@ class Verdicts:
         self._types: dict[TypeKey, _JudgedType] = {}
 
     def keep(self, by_class: Mapping[str, list[JobGroup]], types: Sequence[DroneType]) -> None:
-        """Forget the verdicts on classes and types that are gone or have changed."""
         known, self._types = self._types, {}
         shapes = {group.shape for groups in by_class.values() for group in groups}
         for kind in types:
@@ -357,10 +324,7 @@ class Verdicts:
         return _JudgedType(kind, matching.template(kind, received, self._drone_config), received, learnt_at)
 
     def learn(self, seen: SlotsView, types: Sequence[DroneType], now: float, collector: Collectors) -> list[str]:
-        """Look at one whole slot ad of each drone type, now and then: what really arrived replaces the template.
-
-        Return a line for everything that arrived less than ordered.
-        """
+        """Replace templates by slots that really arrived, now and then; return what arrived less than ordered."""
         wanted = {kind.key: kind for kind in types}
         for drone in seen.drones:
             kind, old = wanted.get(drone.type), self._types.get(drone.type)
@@ -380,10 +344,7 @@ class Verdicts:
         ]
 
     def judged(self, jobs: JobClass, groups: list[JobGroup], types: Sequence[DroneType], until: float) -> JobClass:
-        """Return a class with the types that its requirements refuse; ``types`` are those of :meth:`keep`.
-
-        What could not be judged ``until`` now is refused for this once: the next poll goes on where this one ended.
-        """
+        """Return a class with the types that it refuses, or that there was no time ``until`` now to judge."""
         refuses: dict[TypeKey, UnmetRequirement] = {}
         ad: Ad | None = None
         for kind in types if not jobs.invalid else ():
@@ -415,10 +376,7 @@ def numbers_fit(jobs: JobClass, kind: DroneType) -> bool:
 
 
 def limits_of(by_class: dict[str, list[JobGroup]], answers: Mapping[str, ScheddAnswer]) -> dict[str, tuple[int, str]]:
-    """Return how many idle jobs of each class no slot would help, and the reason.
-
-    A concurrency limit is used up, or their schedd runs as many jobs as it may. ``answers``: by schedd.
-    """
+    """Return how many idle jobs of each class no slot would help, and the limit. ``answers``: by schedd."""
     idle = [(class_id, g) for class_id, groups in sorted(by_class.items()) for g in groups if g.status == IDLE]
     found: dict[str, tuple[int, str]] = {}
     reached = classads.used_up(*(answer.refusals for answer in answers.values()))

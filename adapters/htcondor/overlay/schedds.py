@@ -26,8 +26,7 @@ from adapters.shared.printing import printable
 from provisioner.interfaces import AdapterError, UnavailableError
 from provisioner.model import Slot
 
-SCHEDD_ANSWER_TIMEOUT_S = 3.0
-"""Longest wait for the answer of a schedd to a trivial question."""
+SCHEDD_ANSWER_TIMEOUT_S = 3.0  # longest wait for the answer of a schedd to a trivial question
 SILENT_RETRY_S, HUNG_RETRY_S = 30.0, 300.0
 """A silent schedd is asked again after this long; one that kept us waiting ever more rarely, at last after the
 second."""
@@ -41,23 +40,18 @@ class ScheddQueue:
     name: str
     schedd: Any
     ahead_s: float
-    slack: int | None = None
-    """Number of further jobs it may run (MAX_JOBS_RUNNING); None where it does not say."""
+    slack: int | None = None  # number of further jobs it may run (MAX_JOBS_RUNNING); None where it does not say
 
     def ask(self) -> None:
-        """Ask an empty question. Raise what the bindings raise."""
         self.schedd.query("ClusterId == 0 && ProcId == 0", projection=["ClusterId"], limit=1)
 
 
 @dataclass(frozen=True, slots=True)
 class ScheddAnswer:
-    """The last answer of a schedd."""
-
     taken_at: float
     groups: tuple[JobGroup, ...]
     work: PoolWork
-    slack: int | None = None
-    """As of :class:`ScheddQueue`."""
+    slack: int | None = None  # as of :class:`ScheddQueue`
     refusals: Mapping[str, Refusal] = field(default_factory=dict)
     """Newest refusal of a waiting job by its concurrency limits."""
 
@@ -73,13 +67,10 @@ class ScheddAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ScheddSilence:
-    """A schedd that does not answer."""
-
     since: float
     tried_at: float
     error: AdapterError
-    hung: int = 0
-    """Questions in a row that it accepted and did not answer in time."""
+    hung: int = 0  # questions in a row that it accepted and did not answer in time
 
 
 class ScheddRegistry:
@@ -88,8 +79,7 @@ class ScheddRegistry:
     def __init__(self, memory_s: float, directory: Path) -> None:
         """Go on where the process before this one was ended, which may have been while it asked a schedd."""
         self.memory_s, self._directory = memory_s, directory
-        self.answered: set[str] = set()
-        """Schedds that have ever answered."""
+        self.answered: set[str] = set()  # schedds that have ever answered
         self.silent: dict[str, ScheddSilence] = {}
         self.last: dict[str, ScheddAnswer] = {}
         with suppress(OSError, EOFError, pickle.UnpicklingError):  # none was written
@@ -124,14 +114,18 @@ class ScheddRegistry:
 
     def due(self, queues: Sequence[ScheddQueue], now: float) -> list[ScheddQueue]:
         """Return the schedds to ask: those that answer, and now and then the silent ones; all, if none answers."""
-        found = [queue for queue in queues if queue.name not in self.silent or now >= self._again_at(queue.name)]
-        return found if any(queue.name not in self.silent for queue in queues) else list(queues)
-
-    def _again_at(self, name: str) -> float:
-        silence = self.silent[name]
-        doubled = SILENT_RETRY_S * 2.0 ** min(max(0, silence.hung - 1), 10)
-        # a clock that was set back must not silence it for long
-        return min(silence.tried_at, time.time()) + min(doubled, HUNG_RETRY_S)
+        if all(queue.name in self.silent for queue in queues):
+            return list(queues)
+        found = []
+        for queue in queues:
+            silence = self.silent.get(queue.name)
+            if silence is not None:
+                wait_s = min(SILENT_RETRY_S * 2.0 ** min(max(0, silence.hung - 1), 10), HUNG_RETRY_S)
+                # a clock that was set back must not silence it for long
+                if now < min(silence.tried_at, time.time()) + wait_s:
+                    continue
+            found.append(queue)
+        return found
 
     def try_out(self, queues: Sequence[ScheddQueue], translated: Callable[[ScheddQueue], Any], wait_s: float) -> None:
         """Ask each schedd an empty question. ``translated``: a context that turns the bindings' errors into ours."""
@@ -155,7 +149,6 @@ class ScheddRegistry:
         self.silent[name] = ScheddSilence(since, 0.0 if unlisted else now, error, tries)
 
     def heard(self, name: str, answer: ScheddAnswer | None = None) -> None:
-        """Note that a schedd answers, and its whole answer."""
         self.silent.pop(name, None)
         self.answered.add(name)
         if answer is not None:
@@ -174,7 +167,6 @@ class ScheddRegistry:
         return {name: self.last[name] for name in sorted(self.silent.keys() & self.last.keys())}
 
     def error(self) -> AdapterError:
-        """Return the error of a poll for which no schedd answers; it names them."""
         some = list(islice(self.silent.items(), 5))
         message = "; ".join(f"schedd {printable(name, 80)}: {each.error}" for name, each in some)
         return type(some[0][1].error)(message, some[0][1].error.kind)
@@ -207,10 +199,7 @@ def asked(directory: Path) -> str:
 
 
 def answers(asks: Mapping[str, Callable[[], object]], wait_s: float) -> dict[str, bool | None]:
-    """Call each in a process of its own, all at once; return True for each that returned, None if it is not done.
-
-    OSError if there can be no more processes.
-    """
+    """Call each in a process of its own, all at once; return whether it returned, None if it is not done in time."""
 
     def run(ask: Callable[[], object]) -> None:
         with suppress(BaseException):

@@ -52,8 +52,7 @@ def forged(identities: str) -> str:
 
 _CLAIMED = frozenset({"claimed", "matched", "preempting"})
 _MAX_SLOT_NOTICES = 20
-_MAX_SLOTS_PER_DRONE = 1000
-"""Limit per drone: no node has more GPUs, and sums stay sensible."""
+_MAX_SLOTS_PER_DRONE = 1000  # limit per drone: no node has more GPUs, and sums stay sensible
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +61,11 @@ class DroneSlot:
 
     slot: Slot
     type: TypeKey
-    started: float
-    """When its startd started, by its own clock: tells two startds with one drone id apart."""
+    started: float  # when its startd started, by its own clock: tells two startds with one drone id apart
     slot_id: int
-    device_milli: int
-    """Share of a real GPU that each GPU of the slot is, in thousandths."""
+    device_milli: int  # share of a real GPU that each GPU of the slot is, in thousandths
     ad_name: str = field(repr=False)
-    users: frozenset[str] = frozenset()
-    """Owners of the claims that it shows."""
+    users: frozenset[str] = frozenset()  # owners of the claims that it shows
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +82,7 @@ class SlotsView:
 
 
 def slots_view(ads: Iterable[Ad], controller: str, to_our_clock: Callable[[float], float]) -> SlotsView:
-    """Return one slot per drone of this controller, and a line for each ad that makes no sense.
-
-    ``ads``: those of :func:`ours`. ``to_our_clock`` turns a time of the collector's clock into one of ours.
-    """
+    """Return one slot per drone of this controller, by ads of :func:`ours`, and a line for each odd ad."""
     found: dict[DroneId, list[DroneSlot]] = {}
     notices: list[str] = []
     strangers = 0
@@ -115,8 +108,7 @@ def slots_view(ads: Iterable[Ad], controller: str, to_our_clock: Callable[[float
     return SlotsView(tuple(drones), tuple(notices), remarks)
 
 
-_CLOCK_STEP_S = 60.0
-"""Clocks that are less than about half of this apart are taken for the same."""
+_CLOCK_STEP_S = 60.0  # clocks that are less than about half of this apart are taken for the same
 
 
 def _drone_slot(ad: Ad, drone_id: DroneId, to_our_clock: Callable[[float], float]) -> DroneSlot:

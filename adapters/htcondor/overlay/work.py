@@ -17,8 +17,7 @@ from adapters.htcondor.overlay.job_classes import JobRequest, request
 from adapters.htcondor.overlay.slots import DRONE_ID
 from provisioner.model import WHOLE_GPU, DroneId, Eviction, JobFailure, Slot
 
-EVICTION_REPORTED_S = 900.0
-"""An eviction is reported for this long."""
+EVICTION_REPORTED_S = 900.0  # an eviction is reported for this long
 
 WORK_PROJECTION = classads.attribute_names(
     """
@@ -33,20 +32,14 @@ WORK_PROJECTION = classads.attribute_names(
 
 NOTHING_ASKED = JobRequest()
 
-_DRONE_SLOT = re.compile(r"[^@]*@([^@]+)@.*", re.DOTALL)
-"""``slot1_1@<drone id>@<host>``."""
+_DRONE_SLOT = re.compile(r"[^@]*@([^@]+)@.*", re.DOTALL)  # ``slot1_1@<drone id>@<host>``
 _MAX_SLOT_NAME = 300
 _MAX_JOB_IDS = 100
-_MAX_DEVICES_PER_JOB = 4096
-"""GPUs or CPUs of one job: no node has more, and sums stay sensible."""
+_MAX_DEVICES_PER_JOB = 4096  # GPUs or CPUs of one job: no node has more, and sums stay sensible
 
 
 def constraint(controller: str, since: float) -> str:
-    """Return the constraint for jobs that concern our drones.
-
-    They run in one, left one after ``since`` (by the schedd's clock), or have been held in one since then for a reason
-    that may be the drone's.
-    """
+    """Return the constraint for jobs that run in our drones, or left or were held in one ``since`` (schedd's clock)."""
     ours, since_s, codes = classad2.quote(f"@{controller}-"), int(since), ",".join(map(str, HOLD_CODES))
     left = f"(LastVacateTime ?: 0) >= {since_s} && member(JobStatus, {{1,2,6,7}})"
     held = f"JobStatus == {HELD} && member(HoldReasonCode, {{{codes}}}) && EnteredCurrentStatus >= {since_s}"
@@ -58,14 +51,10 @@ def constraint(controller: str, since: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class JobRun:
-    """A job that runs in a drone."""
-
     drone_id: DroneId
     gpu_milli: int
-    since: float
-    """Its start there or its last checkpoint, by our clock: what was done after it is at stake."""
-    begun_at: float = 0.0
-    """Its start there, by our clock."""
+    since: float  # its start there or its last checkpoint, by our clock: what was done after it is at stake
+    begun_at: float = 0.0  # its start there, by our clock
     owner: str = ""
     asks: JobRequest = NOTHING_ASKED
     job_id: str = ""
@@ -73,8 +62,6 @@ class JobRun:
 
 @dataclass(frozen=True, slots=True)
 class PoolWork:
-    """Work in drones."""
-
     runs: tuple[JobRun, ...] = ()
     evictions: tuple[Eviction, ...] = ()
     failures: tuple[JobFailure, ...] = ()
@@ -105,7 +92,6 @@ def _at_work(slot: Slot, runs: list[JobRun]) -> Slot:
 
 
 def together(parts: Iterable[PoolWork]) -> PoolWork:
-    """Return the work of several schedds."""
     each = list(parts)
     evictions = sorted((e for part in each for e in part.evictions), key=lambda e: (e.at, e.drone_id, e.job_id))
     failures = tuple(failure for part in each for failure in part.failures)
@@ -119,11 +105,7 @@ def work(
     to_our_clock: Callable[[float], float],
     device_milli: Mapping[DroneId, int],
 ) -> PoolWork:
-    """Return the work by the job ads of one schedd.
-
-    ``now`` is ours; ``to_our_clock`` takes times of the schedd's clock. ``device_milli``: what a GPU that a drone gives
-    to a job is of a real one, as far as known.
-    """
+    """Return the work by the job ads of one schedd. ``device_milli``: what a drone's GPU is of a real one, if known."""
     runs: list[JobRun] = []
     evictions: list[Eviction] = []
     failures: list[JobFailure] = []
@@ -137,7 +119,7 @@ def work(
             since = min(to_our_clock(max(began, _saved(ad))), now) if began else now
             begun_at = min(to_our_clock(began), now) if began else now
             milli, owner = _milli(ad, device_milli.get(drone_id)), text(ad, "Owner", 80)
-            runs.append(JobRun(drone_id, milli, since, begun_at, owner, request(ad), job_id(ad)))
+            runs.append(JobRun(drone_id, milli, since, begun_at, owner, request(ad)[0], job_id(ad)))
     return PoolWork(tuple(runs), tuple(evictions), tuple(failures))
 
 
@@ -167,10 +149,7 @@ def drone_named(ad: Ad, name: str, controller: str) -> DroneId | None:
 
 
 def _milli(ad: Ad, device_milli: int | None) -> int:
-    """Return the GPUs that a job holds, in thousandths; of a job without GPUs its CPUs count.
-
-    In a drone that is not known any more a job is taken to have held what it asked for.
-    """
+    """Return the GPUs that a job holds (or CPUs), in thousandths; what it asked for if its drone is not known."""
     gpus, cpus = (
         min(whole(ad, f"{name}Provisioned") or whole(ad, f"Request{name}"), _MAX_DEVICES_PER_JOB)
         for name in ("GPUs", "Cpus")
@@ -232,18 +211,14 @@ def _last_run(ad: Ad) -> tuple[float, float] | None:
     return None
 
 
-SHORT_RUN_S = 10.0
-"""A run that ends without success within this time may have been ended by the node."""
+SHORT_RUN_S = 10.0  # a run that ends without success within this time may have been ended by the node
 HOLD_CODES = (6, 12, 13)
 """Hold codes that a node can cause: the executable could not be started (FailedToCreateProcess), output or input could
 not be transferred (a scratch directory that is full, or cannot be written to)."""
 _CLAIM_REMEMBERED_S = 900.0
-_MAX_FAILURES_PER_POLL = 1000
-"""Largest number of failures in one poll, the newest."""
-_MAX_WITNESSED_DRONES = 20_000
-"""Drones whose users are remembered. More ids than that are forged."""
-MAX_WITNESSED_USERS = 200
-"""Users remembered of one drone, those of the newest claims."""
+_MAX_FAILURES_PER_POLL = 1000  # largest number of failures in one poll, the newest
+_MAX_WITNESSED_DRONES = 20_000  # drones whose users are remembered. More ids than that are forged.
+MAX_WITNESSED_USERS = 200  # users remembered of one drone, those of the newest claims
 
 
 def cause_of_end(ad: Ad, run_s: float) -> str:
@@ -256,10 +231,7 @@ def cause_of_end(ad: Ad, run_s: float) -> str:
 
 @dataclass(slots=True)
 class ClaimWitnesses:
-    """Users whose claims the slots of drones have shown, and the failures that are believed.
-
-    A job's ad has its newest failure only: the others are remembered.
-    """
+    """Users whose claims the slots of drones have shown, and the failures believed: an ad has its newest alone."""
 
     _seen: dict[DroneId, dict[str, float]] = field(default_factory=dict)
     _known: dict[JobFailure, None] = field(default_factory=dict)

@@ -24,15 +24,13 @@ from provisioner import model
 from provisioner.interfaces import AdapterError, AuditFinding, UnavailableError
 from provisioner.model import DroneId, DroneType, FaultKind, OrderOutcome, OrderResult
 
+__all__ = ["HTCondorSite", "HTCondorSiteConfig"]
+
 _COLLECTED_AT_ONCE = 8
 _COLLECT_TRIES = 3
 _SPOOL_SLACK_S = 15.0
-
 _SPOOL_RELEASE_S = 30.0
 _ABANDONED_REASON = f"{listing.OUR_REASON}its files never came"
-
-
-__all__ = ["HTCondorSite", "HTCondorSiteConfig"]
 
 
 class HTCondorSite:
@@ -44,13 +42,12 @@ class HTCondorSite:
         self._name, self._config, self._types, self._controller = name, config, tuple(types), controller
         self._ours = listing.our_jobs(controller, name)
         self._client: HTCondorClient = client_for(config, name)
-        self._sent: dict[int, float] = {}
-        """When (by the monotonic clock) the files of a cluster were all sent."""
+        self._sent: dict[int, float] = {}  # when (by the monotonic clock) the files of a cluster were all sent
         self._tried: dict[DroneId, int] = {}
         self._owner = OwnerQueuePoller(self._client, config.owner)
         self._registry = NodeRegistry(config.collector, config.slot_max_age)
         self._requirements = {kind.name: submission.admins_requirements(config, kind) for kind in types}
-        self._on_nodes = any(submission.admins_universe(config, kind) != "grid" for kind in self._types)
+        self._on_nodes = not all(submission.is_grid(config, kind) for kind in self._types)
         """False if drones run on nodes behind a computing element, not on those of this pool."""
         self._polled = False
         self._housekeeping: asyncio.Task[None] | None = None
@@ -67,8 +64,6 @@ class HTCondorSite:
             self._housekeeping = None
         await self._client.__aexit__(*exc)
 
-    # -------------------------------------------------------------------------------------------------------- polling
-
     async def poll(self) -> model.SiteView:
         """Return all nodes, then all of our jobs (ended ones for ``retain_finished``), then the owner's claims.
 
@@ -79,7 +74,7 @@ class HTCondorSite:
         taken_at = time.time()
         machines, noticed = await self._machines()
         missed = self._registry.notices(each.name for each in machines) if self._on_nodes else ()
-        ads = await self._client.jobs(self._ours, listing.DRONE_JOB_PROJECTION)
+        ads = await self._client.ads("jobs", self._ours, listing.DRONE_JOB_PROJECTION)
         limit_s = self._config.submit_deadline + _SPOOL_SLACK_S  # then their sender has been cut short
         found = listing.list_drones(ads, self._controller, noticed, None, nodes.carved(machines), limit_s)
         listed = {whole(ad, "ClusterId") for ad in ads}
@@ -107,9 +102,8 @@ class HTCondorSite:
         )
 
     async def _machines(self) -> tuple[tuple[nodes.PoolMachine, ...], Mapping[str, float]]:
-        """Return the site's machines, and since when slots (by name) are being taken back."""
-        slot_ads = await self._client.slots(nodes.MACHINE_SLOTS, nodes.MACHINE_SLOT_PROJECTION)
-        noticed = await self._client.slots(nodes.NOTICE_CONSTRAINT, nodes.NOTICE_PROJECTION)
+        slot_ads = await self._client.ads("slots", nodes.MACHINE_SLOTS, nodes.MACHINE_SLOT_PROJECTION)
+        noticed = await self._client.ads("slots", nodes.NOTICE_CONSTRAINT, nodes.NOTICE_PROJECTION)
         newest = max((classads.moment(ad, "LastHeardFrom") for ad in slot_ads), default=0.0)
         # Nothing was heard in the future. A clock that is behind cannot be distinguished from silence: it counts as
         # right, and which slots are alive is judged by the one that was heard last.
@@ -117,8 +111,6 @@ class HTCondorSite:
         ahead_s = ahead_s if ahead_s > classads.SAME_CLOCK_S else 0.0
         machines = nodes.machines_of(slot_ads, newest - self._config.slot_max_age)
         return machines, nodes.notices(noticed, ahead_s)
-
-    # -------------------------------------------------------------------------------------------------- housekeeping
 
     async def _clean_up(self, found: listing.DroneJobsView) -> None:
         with contextlib.suppress(AdapterError):  # then after the next poll
@@ -139,8 +131,6 @@ class HTCondorSite:
             failed = await self._client.collect(some)
             self._tried |= dict.fromkeys(some.keys() - failed.keys(), _COLLECT_TRIES)
 
-    # ------------------------------------------------------------------------------------------------------- auditing
-
     async def audit(self, policy: model.SitePolicy) -> Sequence[AuditFinding]:
         """Return where the nodes do not do what ``policy`` says, by their slot ads."""
         machines, _ = await self._machines()
@@ -148,37 +138,37 @@ class HTCondorSite:
         return gaps(machines, policy, self._types, self._requirements, attributes)
 
     def render_blocking(self, policy: model.SitePolicy) -> str:
-        """Return HTCondor configuration for the site's nodes and negotiator."""
-        return render(policy, self._types)
-
-    # ------------------------------------------------------------------------------------------------------- starting
+        return render(policy)
 
     async def start(self, orders: Sequence[model.StartOrder]) -> Sequence[OrderResult]:
         """Submit the drones that are not in the queue yet, in one submit for each type."""
-        results: dict[DroneId, OrderResult] = {}
-        fit = []
-        for order in orders:
+        why = {order.drone_id: submission.unsubmittable(order, self._controller) for order in orders}
+        results = {each: rejected(each, FaultKind.CONFIG, reason) for each, reason in why.items() if reason}
+        fit = [order for order in orders if order.drone_id not in results]
+        there = await self._queued([order.drone_id for order in fit]) if fit else ()
+        abandoned = [ad for ad in there if self._is_abandoned(ad)]
+        if abandoned:
+            await self._client.remove([job_id(ad) for ad in abandoned], _ABANDONED_REASON)
+        for ad in there:
+            if not _never_was(ad, abandoned):
+                drone_id = DroneId(text(ad, "DroneId"))
+                results[drone_id] = OrderResult(drone_id, OrderOutcome.OK, job_id(ad))
+        missing = [order for order in fit if order.drone_id not in results]
+        for batch in submission.batches(missing, self._config, self._controller):
+            # no site's error is raised: another batch may have gone through
             try:
-                submission.check_order(order, self._controller)
-                fit.append(order)
-            except submission.UnsubmittableError as error:
-                results[order.drone_id] = rejected(order.drone_id, FaultKind.CONFIG, str(error))
-        if fit:
-            there = await self._queued([order.drone_id for order in fit])
-            abandoned = [ad for ad in there if self._is_abandoned(ad)]
-            if abandoned:
-                await self._client.remove([job_id(ad) for ad in abandoned], _ABANDONED_REASON)
-            kept = {DroneId(text(ad, "DroneId")): job_id(ad) for ad in there if not _never_was(ad, abandoned)}
-            for drone_id, remote_id in kept.items():
-                results[drone_id] = OrderResult(drone_id, OrderOutcome.OK, remote_id)
-            missing = [order for order in fit if order.drone_id not in kept]
-            for batch in submission.batches(missing, self._config, self._controller):
-                results |= {result.drone_id: result for result in await self._submit(batch)}
+                cluster = await self._client.submit(batch)
+            except AdapterError as error:
+                results |= {drone_id: failed(drone_id, error) for drone_id in batch.drone_ids}
+                continue
+            self._sent[cluster] = time.monotonic()
+            for proc, drone_id in enumerate(batch.drone_ids):
+                results[drone_id] = OrderResult(drone_id, OrderOutcome.OK, f"{cluster}.{proc}")
         return [results[order.drone_id] for order in orders]
 
     async def _queued(self, drone_ids: Iterable[DroneId]) -> Sequence[Ad]:
         wanted = f"{self._ours} && {submission.of_drones(sorted(drone_ids))}"
-        return await self._client.jobs(wanted, listing.DRONE_JOB_PROJECTION)
+        return await self._client.ads("jobs", wanted, listing.DRONE_JOB_PROJECTION)
 
     def _is_abandoned(self, ad: Ad) -> bool:
         """Return True if a job waits for files that are not being sent any more, because the sender has been cut short.
@@ -189,29 +179,11 @@ class HTCondorSite:
         sent_at = self._sent.get(whole(ad, "ClusterId"))
         return listing.is_spooling(ad) and (sent_at is None or time.monotonic() - sent_at > _SPOOL_RELEASE_S)
 
-    async def _submit(self, batch: submission.SubmitDescription) -> list[OrderResult]:
-        """Submit a batch. Raise no site's error: another batch may have gone through."""
-        try:
-            cluster = await self._client.submit(batch)
-        except AdapterError as error:
-            return [failed(drone_id, error) for drone_id in batch.drone_ids]
-        self._sent[cluster] = time.monotonic()
-        return [OrderResult(each, OrderOutcome.OK, f"{cluster}.{proc}") for proc, each in enumerate(batch.drone_ids)]
-
-    # ------------------------------------------------------------------------------------------------------- stopping
-
     async def stop(self, orders: Sequence[model.StopOrder]) -> Sequence[OrderResult]:
-        """Remove drones by ``condor_rm``, which gives them the site's grace.
-
-        ``kill`` of a drone that was removed before takes it out of the queue at once, whatever its node says.
-        """
-        if not orders:
-            return []
+        """Remove drones with the site's grace, or, with ``kill``, those already removed at once."""
         kill = {order.drone_id for order in orders if order.kill}
-        polite: list[str] = []
-        forced: list[str] = []
-        remote: dict[DroneId, str] = {}
-        for ad in await self._queued([order.drone_id for order in orders]):
+        polite, forced, remote = list[str](), list[str](), dict[DroneId, str]()
+        for ad in await self._queued([order.drone_id for order in orders]) if orders else ():
             drone_id, status = DroneId(text(ad, "DroneId")), whole(ad, "JobStatus")
             remote[drone_id] = job_id(ad)
             if status not in (REMOVED, classads.COMPLETED):
@@ -226,35 +198,23 @@ class HTCondorSite:
 
 
 class NodeRegistry:
-    """Nodes that the collector has listed lately.
-
-    A collector that has just started lists none, or few, and that is no news. A node that is not listed any more is
-    missed for ``remembered_s``.
-    """
+    """Nodes listed lately: a collector that has just started lists none or few, and that is no news."""
 
     def __init__(self, collector: str, remembered_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._collector, self._remembered_s, self._clock = collector, remembered_s, clock
         self._seen_at: dict[str, float] = {}
 
     def notices(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return notices about the nodes that are listed now.
-
-        UnavailableError if none is, though there were some a while ago: no nodes at all would be read as a site that
-        does not list nodes.
-        """
-        now, listed = self._clock(), set(names)
+        """Return notices about the nodes listed now. UnavailableError if none is, though some were a while ago."""
+        now, listed, who = self._clock(), set(names), f"collector {self._collector}"
         lately = {name for name, at in self._seen_at.items() if now - at <= self._remembered_s}
         if not listed and lately:
-            raise UnavailableError(
-                f"collector {self._collector} lists no slots (just started?), of {len(lately)} nodes lately"
-            )
+            raise UnavailableError(f"{who} lists no slots (just started?), of {len(lately)} nodes lately")
         self._seen_at = {name: self._seen_at[name] for name in lately} | dict.fromkeys(listed, now)
         if not listed:
-            return (f"collector {self._collector} lists no slots: nothing can start here",)
-        if 2 * len(listed & lately) < len(lately):
-            missed = len(lately - listed)
-            return (f"collector {self._collector} lists {len(listed)} nodes (just started?); {missed} are missed",)
-        return ()
+            return (f"{who} lists no slots: nothing can start here",)
+        few = f"{who} lists {len(listed)} nodes (just started?); {len(lately - listed)} are missed"
+        return (few,) if 2 * len(listed & lately) < len(lately) else ()
 
 
 def _never_was(ad: Ad, abandoned: Sequence[Ad]) -> bool:

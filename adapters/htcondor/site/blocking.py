@@ -28,8 +28,7 @@ BACKFILL = "(TARGET.ProvisionerController =!= undefined || TARGET.IsBackfill =?=
 USES_RESERVE = "ProvisionerUsesReserve"
 """Job attribute of CPU drones that may use what free GPUs keep, while no GPU job waits in the overlay."""
 JOB_ATTRS = ("IsBackfill", "ProvisionerController", "DroneId")
-MEMORY_QUANTUM_MIB = 128
-"""The startd rounds what a job asks for up to this (MODIFY_REQUEST_EXPR_REQUESTMEMORY)."""
+MEMORY_QUANTUM_MIB = 128  # the startd rounds what a job asks for up to this (MODIFY_REQUEST_EXPR_REQUESTMEMORY)
 DISK_QUANTUM_KIB = 1024
 OWNER_RANK = 1_000_000
 """Rank that other jobs have beyond that of drones. Differences by the site's own RANK are smaller, and still count."""
@@ -45,20 +44,13 @@ class _KeptResource(NamedTuple):
 
     name: str
     slot_attribute: str
-    attribute: str
-    """Its name in reserves, drone types and resources of slots; ``kept``: its unit and name there."""
+    attribute: str  # its name in reserves, drone types and resources of slots; ``kept``: its unit and name there
     kept: str
-    unit: str
-    """Unit in which jobs ask for it."""
-    asked: str
-    """Amount that a job takes of it, rounded up as the startd does."""
+    unit: str  # unit in which jobs ask for it
+    asked: str  # amount that a job takes of it, rounded up as the startd does
     per_unit: int = 1
 
-    @property
-    def macro(self) -> str:
-        return f"PROVISIONER_{self.name.upper()}_PER_GPU"
-
-    def amount(self, of: Reserve | DroneType) -> int:
+    def amount(self, of: Reserve) -> int:
         return int(getattr(of, self.attribute))
 
     def in_units(self, of: Reserve | SlotResources) -> int:
@@ -74,11 +66,8 @@ _KEPT_RESOURCES = (
 )
 
 
-def render(policy: SitePolicy, types: Iterable[DroneType], *, backfill: str = BACKFILL) -> str:
-    """Return configuration that enforces ``policy.blocking`` and the owner's priority; the same for the same policy.
-
-    ``backfill``: ClassAd expression that is true for a drone's job (``TARGET.`` is the job).
-    """
+def render(policy: SitePolicy) -> str:
+    """Return configuration for the nodes and the negotiator; the same for the same policy."""
     head = f"""\
 # Blocking and preemption for drones at site {policy.site}: `provisioner render blocking --site {policy.site}`.
 # Do not edit: change the site's file and print it again. Put it into config.d of the execute nodes and of the central
@@ -87,11 +76,7 @@ def render(policy: SitePolicy, types: Iterable[DroneType], *, backfill: str = BA
 """
     nothing = "# ---- Blocking: the site's file has no `blocking`, so nothing is kept for free GPUs.\n"
     blocking = _blocking(policy.blocking) if policy.blocking else nothing
-    foot = "\n".join([*_uncovered(policy, tuple(types)), "# ---- end"]) + "\n"
-    return "\n".join((head, blocking, _preemption(policy, backfill), _central(backfill), foot))
-
-
-# ----------------------------------------------------------------------------------------------------------- blocking
+    return "\n".join((head, blocking, _preemption(policy), _CENTRAL, "# ---- end\n"))
 
 
 _RELEASED_HEAD = """\
@@ -119,9 +104,10 @@ def _blocking(reserves: Sequence[Reserve]) -> str:
             # one macro: the share of the first reserve whose nodes hold this one
             share = _by_class(reserves, [str(resource.in_units(reserve)) for reserve in reserves], "0")
             lines += [] if resource.unit == "CPUs" else [f"# {resource.unit}"]
-            lines += [f"{resource.macro} = {share}"]
+            macro = f"PROVISIONER_{resource.name.upper()}_PER_GPU"
+            lines += [f"{macro} = {share}"]
             left = f"(MY.{resource.slot_attribute} - {resource.asked})"
-            conditions.append(f"{left} >= $({resource.macro}) * $(PROVISIONER_GPUS_LEFT)")
+            conditions.append(f"{left} >= $({macro}) * $(PROVISIONER_GPUS_LEFT)")
     lines += ["PROVISIONER_GPUS_LEFT = ((MY.GPUs ?: 0) - (TARGET.RequestGPUs ?: 0))"]
     lines += ["PROVISIONER_KEEPS_RESERVE = (" + " && \\\n    ".join(conditions) + ")"]
     if any(reserve.when is ReserveWhen.GPU_DEMAND for reserve in reserves):
@@ -163,10 +149,7 @@ def pattern(node_pattern: str) -> str:
     return re.sub(r"\[.[^]]*\]|.", translated, node_pattern)
 
 
-# --------------------------------------------------------------------------------------------------------- preemption
-
-
-def _preemption(policy: SitePolicy, backfill: str) -> str:
+def _preemption(policy: SitePolicy) -> str:
     grace_s = round(policy.grace_s)
     return f"""\
 # ---- Owner's priority (execute nodes)
@@ -174,7 +157,7 @@ def _preemption(policy: SitePolicy, backfill: str) -> str:
 # Drones are backfill: any other job takes a drone's slot that it fits (one that wants no GPU would leave the slot's GPU
 # without its share, and does not). The drone's job then gets SIGTERM at once and SIGKILL {grace_s} s later. Jobs that
 # are no drones are treated as before.
-PROVISIONER_BACKFILL = {backfill}
+PROVISIONER_BACKFILL = {BACKFILL}
 RANK = ($(RANK:0)) + ifThenElse($(PROVISIONER_BACKFILL), 0, {OWNER_RANK})
 MAXJOBRETIREMENTTIME = ifThenElse($(PROVISIONER_BACKFILL), 0, $(MAXJOBRETIREMENTTIME:0))
 MACHINEMAXVACATETIME = ifThenElse($(PROVISIONER_BACKFILL), {grace_s}, $(MACHINEMAXVACATETIME))
@@ -207,14 +190,13 @@ START = ($(START)) && $(PROVISIONER_WAITED)
 """
 
 
-def _central(backfill: str) -> str:
-    return f"""\
+_CENTRAL = f"""\
 # ---- Owner's priority (central manager)
 #
 # RANK decides, so the negotiator must consider preemption; a drone never preempts anybody, whatever its user's
 # priority.
 NEGOTIATOR_CONSIDER_PREEMPTION = True
-PREEMPTION_REQUIREMENTS = ($(PREEMPTION_REQUIREMENTS:False)) && !{backfill}
+PREEMPTION_REQUIREMENTS = ($(PREEMPTION_REQUIREMENTS:False)) && !{BACKFILL}
 #
 # A job that is larger than any one drone's slot cannot preempt: the negotiator looks at one slot at a time. The
 # provisioner therefore asks drones to leave for such a job, a set of one node that makes room for it, with all of their
@@ -223,23 +205,9 @@ PREEMPTION_REQUIREMENTS = ($(PREEMPTION_REQUIREMENTS:False)) && !{backfill}
 """
 
 
-def _uncovered(policy: SitePolicy, types: Sequence[DroneType]) -> Iterator[str]:
-    """Yield comments on drone types that no reserve covers."""
-    for kind in types:
-        for each in _KEPT_RESOURCES if (gpus := nodes.shape(kind).gpus) else ():
-            asked, most = each.amount(kind) / gpus, max((each.amount(r) for r in policy.blocking), default=0)
-            if 0 < most < asked:
-                takes = f"# Drone type {kind.name} takes {asked:g} {each.kept} per GPU and no reserve keeps that much"
-                yield f"{takes} ({most} at most): once CPU work"
-                yield "# has filled the rest of a node, the last free GPUs there get no such drone."
-
-
-# -------------------------------------------------------------------------------------------------------------- audit
-
 _DRONE_ATTRIBUTES: Mapping[str, object] = {"ProvisionerController": "audit", "DroneId": "audit-0"}
 _LITERAL = re.compile(r'"(?:\\.|[^"\\])*"|\btrue\b|\bfalse\b|(?<![\w."])\d+(?![\w."])', re.IGNORECASE)
-_MAX_IDENTITY_TRIES = 200
-"""Values tried for attributes of jobs that START looks at, per probe."""
+_MAX_IDENTITY_TRIES = 200  # values tried for attributes of jobs that START looks at, per probe
 
 
 def gaps(
@@ -249,18 +217,13 @@ def gaps(
     requirements: Mapping[str, str] = {},
     drone: Mapping[str, object] = {},
 ) -> tuple[AuditFinding, ...]:
-    """Return every gap that the slot ads show, by node; one per node and dimension.
-
-    ``requirements``: by type name, the site admin's requirements on a slot. ``drone``: attributes that the drones' jobs
-    have beside the usual ones.
-    """
+    """Return gaps by node and dimension. ``requirements``: on a slot, by type; ``drone``: more attributes of drones."""
     marks, kinds = {**_DRONE_ATTRIBUTES, **drone}, tuple(types)
     found: dict[tuple[str, str], AuditFinding] = {}
     for machine in machines:
-        reserve = next((r for r in policy.blocking if any(fnmatchcase(machine.name, p) for p in r.nodes)), None)
         for slot in machine.slots:
             hosted = [k for k in kinds if nodes.could_host(slot, k, drone_job(k, marks), requirements.get(k.name, ""))]
-            for dimension, message in _slot_gaps(machine.name, slot, reserve, policy, hosted, marks):
+            for dimension, message in _slot_gaps(machine.name, slot, policy, hosted, marks):
                 found.setdefault((machine.name, dimension), AuditFinding(machine.name, dimension, message))
     names = [machine.name for machine in machines]
     known = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
@@ -271,21 +234,14 @@ def gaps(
 
 
 def _slot_gaps(
-    node: str,
-    slot: MachineSlot,
-    reserve: Reserve | None,
-    policy: SitePolicy,
-    hosted: Sequence[DroneType],
-    marks: Mapping[str, object],
+    node: str, slot: MachineSlot, policy: SitePolicy, hosted: Sequence[DroneType], marks: Mapping[str, object]
 ) -> Iterator[tuple[str, str]]:
-    """Yield dimension and message of each gap.
-
-    START may refuse CPU drones: they find no room where the reserve is all that there is, and shall not.
-    """
+    """Yield dimension and message of each gap. START may refuse CPU drones where the reserve is all there is."""
     if not start_of(slot):
         yield "start", "the slot ads do not contain START: what the node enforces cannot be seen from here"
         return
     repair = f"`provisioner render blocking --site {policy.site}` prints what the node needs"
+    reserve = next((r for r in policy.blocking if any(fnmatchcase(node, pattern) for pattern in r.nodes)), None)
     if reserve is not None and slot.all.gpus:
         for each in _KEPT_RESOURCES:
             if message := _reserve_gap(slot, each, each.in_units(reserve), repair):

@@ -30,10 +30,7 @@ from provisioner.worker_process import WorkerProcess
 
 BINDINGS_WORKER = "adapters.htcondor.site.client:BindingsWorker"
 _COLLECT_TIMEOUT_S = 8.0
-
-
-AdKind: TypeAlias = Literal["jobs", "slots", "submitters"]
-"""Of our schedd, and of the site's collector."""
+AdKind: TypeAlias = Literal["jobs", "slots", "submitters"]  # of our schedd, and of the site's collector
 
 
 class HTCondorClient(ABC):
@@ -47,8 +44,7 @@ class HTCondorClient(ABC):
         self._config, self._name = config, name
         self._directory: ClientDirectory | None = None
         self._runner: Runner | None = None
-        root = root or str(config.work_directory.absolute())
-        self._files = JobFiles(f"{root}/{name}", config.submit_deadline)
+        self._files = JobFiles(f"{root or config.work_directory.absolute()}/{name}", config.submit_deadline)
 
     def _make_directory(self) -> ClientDirectory:
         self._directory = ClientDirectory(f"site {self._name}", self._config)
@@ -73,26 +69,12 @@ class HTCondorClient(ABC):
         self._runner = self._directory = None
 
     @abstractmethod
-    async def _ads(self, kind: AdKind, constraint: str, projection: Sequence[str]) -> Sequence[Ad]: ...
-
-    async def jobs(self, constraint: str, projection: Sequence[str]) -> Sequence[Ad]:
-        """Return jobs in our schedd's queue. An empty answer is one that HTCondor gave."""
-        return await self._ads("jobs", constraint, projection)
-
-    async def slots(self, constraint: str, projection: Sequence[str]) -> Sequence[Ad]:
-        """Return startd ads of the site's collector; an empty projection is all attributes."""
-        return await self._ads("slots", constraint, projection)
-
-    async def submitters(self, projection: Sequence[str]) -> Sequence[Ad]:
-        """Return submitter ads of the site's collector: how many jobs of each user wait and run."""
-        return await self._ads("submitters", "true", projection)
+    async def ads(self, kind: AdKind, constraint: str, projection: Sequence[str]) -> Sequence[Ad]:
+        """Return what HTCondor lists, which may be nothing; an empty projection is all attributes."""
 
     @abstractmethod
     async def owner_queue(self, schedd: str, constraint: str, names: Sequence[str]) -> OwnerJobQueue:
-        """Return the jobs of another schedd, with the attributes ``names`` beside the usual ones.
-
-        They are grouped aside of the event loop. A silent schedd delays no other call.
-        """
+        """Return another schedd's jobs in groups, with attributes ``names``; it delays no other call."""
 
     async def submit(self, batch: SubmitDescription) -> int:
         """Submit all of a batch or nothing, and return the cluster id."""
@@ -101,7 +83,7 @@ class HTCondorClient(ABC):
             return await self._submit(macros + batch.description, batch.drone_ids)
         except RejectedError as error:  # certain only if a question confirms that no job is there
             try:
-                there = await self.jobs(f"{of_drones(batch.drone_ids)} && JobStatus != {REMOVED}", ["ClusterId"])
+                there = await self.ads("jobs", f"{of_drones(batch.drone_ids)} && JobStatus != {REMOVED}", ["ClusterId"])
             except RejectedError:  # there is no schedd that could have taken them
                 raise error from None
             except AdapterError:
@@ -127,7 +109,6 @@ class HTCondorClient(ABC):
         """Remove jobs with the site's grace, or at once with ``force``; those that are gone are no error."""
 
     async def clean_up(self, inputs_in_use: Collection[str], drones: Collection[DroneId]) -> None:
-        """Remove old files of submissions and drones that are neither in use nor listed."""
         await self._files.clean_up(self._connected(), inputs_in_use, drones)
 
 
@@ -183,7 +164,7 @@ class BindingsClient(HTCondorClient):
         except UnavailableError as error:  # no answer, or it ended: it may have been carried out
             raise OutcomeUnknownError(f"{name}: {error}") from None
 
-    async def _ads(self, kind: AdKind, constraint: str, projection: Sequence[str]) -> Sequence[Ad]:
+    async def ads(self, kind: AdKind, constraint: str, projection: Sequence[str]) -> Sequence[Ad]:
         return list(await self._call("poll", "ads", kind, constraint, tuple(projection)))
 
     async def owner_queue(self, schedd: str, constraint: str, names: Sequence[str]) -> OwnerJobQueue:
@@ -286,7 +267,6 @@ class BindingsWorker:
         return cluster
 
     def remove(self, which: list[str] | str, why: str, force: bool) -> None:
-        """Remove jobs by their ids or a constraint. Those that are gone are no error."""
         action = htcondor2.JobAction.RemoveX if force else htcondor2.JobAction.Remove
         answer = self._asked("", lambda schedd: schedd.act(action, which, reason=(why, 0))) or {}
         if denied := answer.get("TotalPermissionDenied"):
@@ -338,36 +318,27 @@ class CondorToolsClient(HTCondorClient):
         self._runner = await runner.__aenter__()
         return self
 
-    async def _ads(self, kind: AdKind, constraint: str, projection: Sequence[str]) -> Sequence[Ad]:
+    async def ads(self, kind: AdKind, constraint: str, projection: Sequence[str], schedd: str = "") -> Sequence[Ad]:
+        always: tuple[str, ...] = ("ClusterId", "ProcId") if kind == "jobs" else ("Name",)
+        tool = "condor_q" if kind == "jobs" else "condor_status"
         if kind == "jobs":
-            return await self._jobs(await self._schedd(), constraint, projection)
-        argv = [*self._tool("condor_status"), *(["-submitters"] if kind == "submitters" else [])]
-        return await self._listed(argv, constraint, projection, "Name")
-
-    async def owner_queue(self, schedd: str, constraint: str, names: Sequence[str]) -> OwnerJobQueue:
-        ads = await self._jobs(schedd, constraint, (*OWNER_JOB_PROJECTION, *names))
-        return await asyncio.to_thread(group_jobs, ads, names)
-
-    async def _jobs(self, schedd: str, constraint: str, projection: Sequence[str]) -> Sequence[Ad]:
-        argv = [*self._addressed("condor_q", schedd), "-allusers"]
-        return await self._listed(argv, constraint, projection, "ClusterId", "ProcId")
-
-    async def _listed(
-        self, argv: Sequence[str], constraint: str, projection: Sequence[str], *always: str
-    ) -> Sequence[Ad]:
-        """Return the ads that a tool prints; each has the attributes ``always``, or the answer is cut off."""
+            argv = [*self._addressed(tool, schedd or await self._schedd()), "-allusers"]
+        else:
+            argv = [*self._tool(tool), *(["-submitters"] if kind == "submitters" else [])]
         attributes = ["-attributes", ",".join(dict.fromkeys((*always, *projection)))] if projection else []
         done = await self._run([*argv, "-long", *attributes, "-constraint", constraint])
         if done.code:
             raise await self._why(done)
         ads = await asyncio.to_thread(_parsed, done.out, always[0])
         if ads is None or (done.out.strip() and not ads):
-            tool = next(word.rpartition("/")[2] for word in argv if "condor_" in word and "=" not in word)
             raise UnavailableError(f"`{tool}` gives an answer that is no list of ads, or not all of it")
         return ads
 
+    async def owner_queue(self, schedd: str, constraint: str, names: Sequence[str]) -> OwnerJobQueue:
+        ads = await self.ads("jobs", constraint, (*OWNER_JOB_PROJECTION, *names), schedd)
+        return await asyncio.to_thread(group_jobs, ads, names)
+
     async def _schedd(self) -> str:
-        """Return the name of our schedd, looked up once."""
         if not self._schedd_name:
             self._schedd_name = only_schedd(self._config.collector, await self._schedds())
         return self._schedd_name

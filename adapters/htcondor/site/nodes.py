@@ -60,10 +60,8 @@ class DynamicSlot:
     name: str
     user: str
     amount: SlotResources
-    entered_at: float
-    """When it came into its state, by the node's clock."""
-    waits_for_its_job: bool
-    """Claimed, and nothing runs in it yet."""
+    entered_at: float  # when it came into its state, by the node's clock
+    waits_for_its_job: bool  # claimed, and nothing runs in it yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +71,7 @@ class MachineSlot:
     ad: Ad = field(repr=False)
     all: SlotResources
     free: SlotResources
-    carved: tuple[DynamicSlot, ...] | None = None
-    """None where the ad does not list them."""
+    carved: tuple[DynamicSlot, ...] | None = None  # none where the ad does not list them
 
     @property
     def gpus(self) -> tuple[Ad, ...]:
@@ -117,10 +114,14 @@ def machines_of(slot_ads: Iterable[Ad], oldest_heard_at: float) -> tuple[PoolMac
             alive[text(ad, "Name")] = ad
     machines: dict[str, list[MachineSlot]] = {}
     for _, ad in sorted(alive.items()):
+        state, activity = classads.slot_state(ad)
+        partitionable = value(ad, "SlotType") == "Partitionable" or value(ad, "PartitionableSlot") is True
+        # whether it takes jobs at all now: START need not hold without a job, and IS_OWNER may follow it
+        serves = state not in _BUSY_STATES if partitionable else state == "unclaimed"
+        stopped = value(ad, "Offline") is True or value(ad, "Draining") is True or activity == "retiring"
+        emptied, free = _emptied(ad), _amount(ad) if serves and not stopped else SlotResources()
+        slot = MachineSlot(emptied, _amount(emptied), free, _carved(ad) if partitionable else None)
         if machine := text(ad, "Machine"):
-            partitionable = value(ad, "SlotType") == "Partitionable" or value(ad, "PartitionableSlot") is True
-            emptied, free = _emptied(ad), _amount(ad) if _serves(ad, partitionable) else SlotResources()
-            slot = MachineSlot(emptied, _amount(emptied), free, _carved(ad) if partitionable else None)
             machines.setdefault(machine, []).append(slot)
     return tuple(PoolMachine(name, tuple(slots)) for name, slots in sorted(machines.items()))
 
@@ -156,14 +157,6 @@ def _amount(ad: Ad) -> SlotResources:
     return SlotResources(whole(ad, "GPUs"), whole(ad, "Cpus"), whole(ad, "Memory"), whole(ad, "Disk") // 1024)
 
 
-def _serves(ad: Ad, partitionable: bool) -> bool:
-    """Return True if the slot takes jobs at all now. START need not hold without a job, and IS_OWNER may follow it."""
-    state, activity = classads.slot_state(ad)
-    if value(ad, "Offline") is True or value(ad, "Draining") is True or activity == "retiring":
-        return False
-    return state not in _BUSY_STATES if partitionable else state == "unclaimed"
-
-
 def _emptied(ad: Ad) -> Ad:
     """Return a copy with all of the slot's resources back, unclaimed."""
     empty = classad2.ClassAd()
@@ -188,11 +181,7 @@ def _device_names(ad: Ad) -> tuple[str, ...]:
     return tuple((known or sorted(nested.values()))[:_MAX_SLOT_GPUS])
 
 
-# ---------------------------------------------------------------------------------------------------------- judgement
-
-
 def request(amount: SlotResources, more: Mapping[str, object] = {}) -> Ad:
-    """Return a job ad that asks for these resources."""
     asked = {
         "MyType": "Job",
         "JobUniverse": 5,
@@ -210,7 +199,6 @@ def refused(source_text: str, my: Ad, target: Ad) -> bool:
 
 
 def start_of(slot: MachineSlot) -> str:
-    """Return the slot's START; "" where its ad has none."""
     return source(slot.ad, "Start")
 
 
@@ -220,30 +208,16 @@ def nodes(
     requirements: Mapping[str, str],
     corrections: Mapping[str, SlotResources] = {},
 ) -> tuple[Node, ...]:
-    """Return one node per machine.
-
-    ``requirements``: by type name, the site admin's requirements on a slot. ``corrections``: by machine, what is to be
-    added to the free resources of its ads.
-    """
+    """Return one node per machine. ``requirements``: by type; ``corrections``: to the free resources, by machine."""
     kinds = [(kind, drone_job(kind), requirements.get(kind.name, "")) for kind in types]
     found = []
     for machine in machines:
         fitting = (kind for kind, job, more in kinds if any(could_host(s, kind, job, more) for s in machine.slots))
-        total, free = machine.all, machine.free + corrections.get(machine.name, SlotResources())
-        found.append(
-            Node(
-                name=machine.name,
-                types=tuple(kind.name for kind in fitting),
-                gpu_milli=total.gpus * WHOLE_GPU,
-                cpus=total.cpus,
-                memory_mib=total.memory_mib,
-                disk_mib=total.disk_mib,
-                free_gpu_milli=max(0, free.gpus) * WHOLE_GPU,
-                free_cpus=max(0, free.cpus),
-                free_memory_mib=max(0, free.memory_mib),
-                free_disk_mib=max(0, free.disk_mib),
-            )
-        )
+        free = machine.free + corrections.get(machine.name, SlotResources())
+        (gpus, *others), (free_gpus, *free_others) = machine.all, (max(0, each) for each in free)
+        names = tuple(kind.name for kind in fitting)
+        sizes = [gpus * WHOLE_GPU, *others, free_gpus * WHOLE_GPU, *free_others]
+        found.append(Node(machine.name, names, *sizes))
     return tuple(found)
 
 
@@ -258,10 +232,7 @@ def drone_job(kind: DroneType, more: Mapping[str, object] = {}) -> Ad:
 
 
 def could_host(slot: MachineSlot, kind: DroneType, job: Ad, requirements: str = "") -> bool:
-    """Return True if the slot, when empty, could host a drone of this type.
-
-    A property that its ad lacks refuses nothing; the admin's requirements must be true as HTCondor evaluates them.
-    """
+    """Return True if an empty slot could host a drone. What its ad lacks refuses nothing, unless the admin asks."""
     arch, gpus, devices = value(slot.ad, "Arch"), slot.all.gpus, slot.gpus
     if kind.gpu_milli and devices:
         gpus = sum(_fits(device, "", kind) for device in devices)
@@ -276,7 +247,6 @@ def could_host(slot: MachineSlot, kind: DroneType, job: Ad, requirements: str = 
 
 
 def _fits(ad: Ad, prefix: str, kind: DroneType) -> bool:
-    """Return True if a GPU has the properties of the type."""
     for name, least in (
         ("GlobalMemoryMb", kind.vram_mib * VRAM_TOLERANCE),
         ("Capability", kind.capability / 10),
@@ -290,8 +260,6 @@ def _fits(ad: Ad, prefix: str, kind: DroneType) -> bool:
         return True
     return re.search(device_pattern(kind.gpu_model), model, re.IGNORECASE) is not None
 
-
-# -------------------------------------------------------------------------------------------- ads beside the queue
 
 NOTICE_CONSTRAINT = (
     'SlotType =!= "Partitionable" && (State == "Preempting" || Activity == "Retiring" || Activity == "Vacating"'

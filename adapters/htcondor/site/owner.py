@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import re
 import time
 from collections import Counter
@@ -29,8 +30,7 @@ from provisioner.model import WHOLE_GPU, OwnerDemand, OwnerLoad
 if TYPE_CHECKING:
     from adapters.htcondor.site.client import HTCondorClient
 
-ELSEWHERE = (7, 9, 12)
-"""Universes of jobs that do not run on a machine of the pool: scheduler, grid, local."""
+ELSEWHERE = (7, 9, 12)  # universes of jobs that do not run on a machine of the pool: scheduler, grid, local
 OWNER_JOB_PROJECTION = (
     *attribute_names(
         """
@@ -42,8 +42,7 @@ OWNER_JOB_PROJECTION = (
     *classads.LIMITS_PROJECTION,
 )
 """Attributes of every query. HTCondor computes requests from usage and sizes where a job has none."""
-MOST_GROUPS = 1000
-"""Largest number of groups, the oldest first."""
+MOST_GROUPS = 1000  # largest number of groups, the oldest first
 _MAX_REFERENCES = 300
 _JUDGED = attribute_names(
     "requirements requiregpus requestgpus requestcpus requestmemory requestdisk concurrencylimits"
@@ -65,14 +64,10 @@ class OwnerJobGroup:
 
     who: str
     user: str
-    size: SlotResources
-    """Request of one job."""
-    alike: str
-    """The same for groups that differ only in their user: what one can run on, the other can too."""
-    submitted: tuple[float, ...]
-    """When, by our clock, each job came into its queue; the oldest first."""
-    ids: tuple[str, ...]
-    """Ids of the first three."""
+    size: SlotResources  # request of one job
+    alike: str  # the same for groups that differ only in their user: what one can run on, the other can too
+    submitted: tuple[float, ...]  # when, by our clock, each job came into its queue; the oldest first
+    ids: tuple[str, ...]  # ids of the first three
     sample: Ad = field(repr=False, compare=False)
     used_up: str = ""
     """Concurrency limits of the jobs, where the negotiator has lately refused one for them: no room helps."""
@@ -80,16 +75,10 @@ class OwnerJobGroup:
 
 @dataclass(frozen=True, slots=True)
 class OwnerJobQueue:
-    """Jobs of one queue of the owner's."""
-
-    groups: tuple[OwnerJobGroup, ...] = ()
-    """The oldest first."""
-    running: tuple[tuple[str, SlotResources], ...] = ()
-    """The slot of each running job, and what it holds there."""
-    references: frozenset[str] = frozenset()
-    """Attributes, in small letters, that its jobs' expressions look at."""
-    left_out: int = 0
-    """Groups beyond ``MOST_GROUPS``."""
+    groups: tuple[OwnerJobGroup, ...] = ()  # the oldest first
+    running: tuple[tuple[str, SlotResources], ...] = ()  # the slot of each running job, and what it holds there
+    references: frozenset[str] = frozenset()  # attributes, in small letters, that its jobs' expressions look at
+    left_out: int = 0  # groups beyond ``MOST_GROUPS``
 
 
 def job_constraint(settings: HTCondorOwnerConfig) -> str:
@@ -132,17 +121,15 @@ def group_jobs(job_ads: Iterable[Ad], names: Collection[str] = (), now: float | 
         submitted, ids = sorted(at for at, _ in members), [classads.job_id(ad) for _, ad in members[:3]]
         used_up = limits if limits in reached else ""
         groups.append(OwnerJobGroup(who, user, _size(sample), alike, tuple(submitted), tuple(ids), sample, used_up))
-    looked_at = (name for group in groups for each in apart for name in classads.references(source(group.sample, each)))
-    return OwnerJobQueue(tuple(groups), tuple(running), _bare(looked_at), len(oldest) - len(groups))
+    looked_at = (_bare(classads.references(source(group.sample, name))) for group in groups for name in apart)
+    references = frozenset[str]().union(*looked_at)
+    return OwnerJobQueue(tuple(groups), tuple(running), references, len(oldest) - len(groups))
 
 
 def _size(ad: Ad) -> SlotResources:
     """Return what one job asks for; disk in KiB rounded up to MiB."""
     gpus, cpus, memory_mib = (whole(ad, f"Request{name}") for name in ("GPUs", "Cpus", "Memory"))
     return SlotResources(gpus, max(1, cpus), memory_mib, -(-whole(ad, "RequestDisk") // 1024))
-
-
-# --------------------------------------------------------------------------------------------- what expressions look at
 
 
 def wanted_by(machines: Iterable[PoolMachine]) -> frozenset[str]:
@@ -164,8 +151,6 @@ def _bare(references: Iterable[str]) -> frozenset[str]:
     return frozenset(sorted(name for name in found if _REFERENCE_NAME.fullmatch(name))[:_MAX_REFERENCES])
 
 
-# ------------------------------------------------------------------------------------------------------------- claims
-
 _MAX_OWNER_NOTICES = 10
 _MAX_CLAIMS = 500
 """Largest number of different claims. It is more than the site's nodes can be freed for in one tick."""
@@ -173,22 +158,15 @@ _MAX_CLAIMS = 500
 
 @dataclass(frozen=True, slots=True)
 class HTCondorOwnerView:
-    """Claims and running jobs of the owner."""
-
     claims: tuple[OwnerDemand, ...] = ()
     runs: OwnerLoad | None = None
     notices: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
-    held: tuple[tuple[str, SlotResources], ...] = ()
-    """The slots of their running jobs, and what each holds."""
+    held: tuple[tuple[str, SlotResources], ...] = ()  # the slots of their running jobs, and what each holds
 
 
 def claims(groups: Iterable[OwnerJobGroup], machines: Sequence[PoolMachine], left_out: int = 0) -> HTCondorOwnerView:
-    """Return a claim for each group of waiting jobs that some node could host.
-
-    A job counts from when it is in the queue, whether or not a negotiator has seen it: it is by then that room must be
-    made. ``left_out`` is the number of further groups.
-    """
+    """Return a claim for each group that some node could host, from when it is in the queue: room must be made then."""
     found, hopeless = list[OwnerDemand](), list[str]()
     feasible: dict[str, tuple[str, ...]] = {}
     limited = Counter[str]()
@@ -236,28 +214,22 @@ def _could_host(slot: MachineSlot, group: OwnerJobGroup) -> bool:
     free to keep something for: drones that leave do not help it.)
     """
     size, job = group.size, group.sample
+    if not slot.all.holds(size):
+        return False
     if size.gpus and source(job, "RequireGPUs") and slot.gpus:
         count = "countMatches(MY.RequireGPUs, TARGET.AvailableGPUs)"
         fitting = classads.evaluated_number(count, job, slot.ad)
         if fitting is not None and fitting < size.gpus:
             return False
-    wanted = slot.all.holds(size) and not refused(source(job, "Requirements"), job, slot.ad)
-    return wanted and not refused(start_of(slot), slot.ad, job)
+    return not refused(source(job, "Requirements"), job, slot.ad) and not refused(start_of(slot), slot.ad, job)
 
 
 def submitter_claims(submitter_ads: Iterable[Ad], settings: HTCondorOwnerConfig, now: float) -> tuple[OwnerDemand, ...]:
-    """Return a claim per submitter whose queue may not be read, by the collector's totals alone.
-
-    These tell neither shape nor age: ``settings.shape`` and ``now`` stand for them.
-    """
-    idle: dict[tuple[str, str], int] = {}
-    for ad in submitter_ads:
-        name = text(ad, "Name")
-        if any(fnmatchcase(name, pattern) for pattern in settings.submitters):
-            idle[name, text(ad, "ScheddName")] = whole(ad, "IdleJobs")
+    """Return a claim per submitter whose queue may not be read, with ``settings.shape`` and ``now`` as its age."""
+    idle = {(text(ad, "Name"), text(ad, "ScheddName")): whole(ad, "IdleJobs") for ad in submitter_ads}
     counts = Counter[str]()
     for (name, _), count in idle.items():
-        counts[name] += count
+        counts[name] += count if any(fnmatchcase(name, pattern) for pattern in settings.submitters) else 0
     size = SlotResources(settings.shape.gpus, settings.shape.cpus, settings.shape.memory)
     return tuple(_demand(count, size, now, name) for name, count in sorted(counts.items()) if count)
 
@@ -270,43 +242,37 @@ def running(held: Iterable[tuple[str, SlotResources]], machines: Sequence[PoolMa
     return OwnerLoad(len(here), total.gpus * WHOLE_GPU, total.cpus, total.memory_mib)
 
 
-# -------------------------------------------------------------------------------------------------------------- queues
-
 SUBMITTER_PROJECTION = ("Name", "ScheddName", "IdleJobs", "LastHeardFrom", "MyAddress")
-OWNER_QUEUE_TIMEOUT_S = 6.0
-"""Longest wait for all of them together."""
-REMEMBERED_S = 600.0
-"""The last answer of a silent queue counts for this long."""
+OWNER_QUEUE_TIMEOUT_S = 6.0  # longest wait for all of them together
+REMEMBERED_S = 600.0  # the last answer of a silent queue counts for this long
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 30.0, 300.0
 _MAX_NAMES = 300
-_MAX_QUERIES = 4
-"""An attribute that is looked at may be an expression that looks at others."""
+_MAX_QUERIES = 4  # an attribute that is looked at may be an expression that looks at others
 
 
 @dataclass(slots=True)
 class OwnerQueueState:
     """State of one schedd; times by the monotonic clock."""
 
-    queue: OwnerJobQueue | None = None
-    """Its newest answer."""
+    queue: OwnerJobQueue = field(default_factory=OwnerJobQueue)  # its newest answer
     slots: frozenset[tuple[str, float]] = frozenset()
     """The dynamic slots of the site at that time: one that is not among them has begun since."""
-    heard_at: float = 0.0
-    failures: int = 0
-    """Questions in a row that it did not answer."""
+    heard_at: float = -math.inf
+    failures: int = 0  # questions in a row that it did not answer
     error: str = ""
     ask_at: float = 0.0
-    names: frozenset[str] = frozenset()
-    """Attributes that its jobs look at."""
+    names: frozenset[str] = frozenset()  # attributes that its jobs look at
 
     def counts(self, now: float) -> bool:
-        return self.queue is not None and (not self.failures or now - self.heard_at <= REMEMBERED_S)
+        return now - self.heard_at <= REMEMBERED_S
+
+    def claims(self, machines: Sequence[PoolMachine]) -> HTCondorOwnerView:
+        waiting = without_matched(self.queue.groups, machines, self.slots if self.failures else None)
+        return claims(waiting, machines, self.queue.left_out)
 
     def notice(self, schedd: str, now: float) -> str:
-        """Return a line about a silent queue."""
-        meanwhile = "its jobs are not seen"
-        if self.queue is not None:
-            said = f"what it said {now - self.heard_at:.0f} s ago"
+        meanwhile, said = "its jobs are not seen", f"what it said {now - self.heard_at:.0f} s ago"
+        if self.heard_at > -math.inf:
             meanwhile = f"{said} still counts" if self.counts(now) else f"{meanwhile}, {said} is too old"
         return printable(f"owner's schedd {schedd}: {meanwhile}: {self.error}", 300)
 
@@ -327,55 +293,36 @@ class OwnerQueuePoller:
         }
 
     async def poll(self, machines: Sequence[PoolMachine]) -> HTCondorOwnerView:
-        """Return what the owner's jobs claim and hold."""
         if self._settings is None:
             return HTCondorOwnerView()
         states, notices = await self.query(machines)
-        answers = [(state, state.queue) for state in states if state.queue is not None]
-
-        def judged() -> list[HTCondorOwnerView]:
-            found = []
-            for state, queue in answers:
-                waiting = without_matched(queue.groups, machines, state.slots if state.failures else None)
-                found.append(claims(waiting, machines, queue.left_out))
-            return found
-
-        found = await asyncio.to_thread(judged)  # some milliseconds for each shape
+        # some milliseconds for each shape
+        found = await asyncio.to_thread(lambda: [state.claims(machines) for state in states])
         demands = [demand for each in found for demand in each.claims]
         if self._settings.submitters:
-            totals = await self._client.submitters(SUBMITTER_PROJECTION)
+            totals = await self._client.ads("submitters", "true", SUBMITTER_PROJECTION)
             demands += submitter_claims(totals, self._settings, time.time())
-        fresh = [queue for state, queue in answers if not state.failures]
+        fresh = [state.queue for state in states if not state.failures]
         held = tuple(each for queue in fresh for each in queue.running)
         remarks = tuple(line for each in found for line in each.notices)
         runs = running(held, machines) if fresh else None
         return HTCondorOwnerView(tuple(demands), runs, tuple(notices), remarks, held)
 
     async def query(self, machines: Sequence[PoolMachine]) -> tuple[Sequence[OwnerQueueState], Sequence[str]]:
-        """Return each queue whose answer counts, and a notice for each that is silent.
-
-        Raise no site's error, and take ``OWNER_QUEUE_TIMEOUT_S`` at most.
-        """
-        assert self._settings is not None
-        now, slots, constraint = self._clock(), dynamic_slots(machines), job_constraint(self._settings)
-        wanted = wanted_by(machines)
+        """Return each queue whose answer counts, and a notice for each silent one; it takes limited time."""
+        now = self._clock()
         async with asyncio.TaskGroup() as group:
             for schedd, known in self._known.items():
                 if known.ask_at <= now:
-                    group.create_task(self._ask(schedd, known, constraint, wanted, slots))
+                    group.create_task(self._ask(schedd, known, machines))
         now = self._clock()
         notices = [known.notice(schedd, now) for schedd, known in self._known.items() if known.failures]
         return [known for known in self._known.values() if known.counts(now)], notices
 
-    async def _ask(
-        self,
-        schedd: str,
-        known: OwnerQueueState,
-        constraint: str,
-        wanted: frozenset[str],
-        slots: frozenset[tuple[str, float]],
-    ) -> None:
+    async def _ask(self, schedd: str, known: OwnerQueueState, machines: Sequence[PoolMachine]) -> None:
         """Ask for a queue with all that its jobs' expressions look at, again (which is rare) until all is known."""
+        assert self._settings is not None
+        wanted, slots, constraint = wanted_by(machines), dynamic_slots(machines), job_constraint(self._settings)
         try:
             async with asyncio.timeout(OWNER_QUEUE_TIMEOUT_S):
                 for _ in range(_MAX_QUERIES):
@@ -395,7 +342,6 @@ class OwnerQueuePoller:
 
 
 def dynamic_slots(machines: Iterable[PoolMachine]) -> frozenset[tuple[str, float]]:
-    """Return name and start of each dynamic slot."""
     return frozenset((slot.name, slot.entered_at) for machine in machines for slot in machine.carved or ())
 
 

@@ -20,8 +20,7 @@ from provisioner.model import WHOLE_GPU, Bootstrap, DroneId, DroneType, FaultKin
 BEGIN = "begin.sh"
 SCRIPT = "drone.sh"
 LOG = "drone.log"
-LEFT_BEHIND = (LOG, "outcome", "log")
-"""Output of a drone, in its directory below ``$(outputs)``."""
+LEFT_BEHIND = (LOG, "outcome", "log")  # output of a drone, in its directory below ``$(outputs)``
 _BEGIN = f"""\
 #!/bin/sh
 # What HTCondor runs: the drone, with all that it says and leaves among the files that come home. (A job's standard
@@ -72,35 +71,28 @@ class SubmitDescription:
 
 
 def of_drones(drone_ids: Iterable[str]) -> str:
-    """Return the constraint for the jobs of these drones."""
     return f'stringListMember(DroneId, {classad2.quote(",".join(drone_ids))}, ",")'
 
 
-class UnsubmittableError(ValueError):
-    """An order that cannot be put into a submit description."""
-
-
-def check_order(order: StartOrder, controller: str) -> None:
-    """Raise UnsubmittableError if this order can never be submitted."""
+def unsubmittable(order: StartOrder, controller: str) -> str:
+    """Return why this order can never be submitted; "" if it can."""
     if not _DRONE_ID.fullmatch(order.drone_id) or not order.drone_id.startswith(f"{controller}-"):
-        raise UnsubmittableError("not a drone id of this controller")
+        return "not a drone id of this controller"
     if order.bootstrap is None:
-        raise UnsubmittableError("the order has no bootstrap: nothing to run")
+        return "the order has no bootstrap: nothing to run"
     for name in order.bootstrap.files:
         if not _INPUT_NAME.fullmatch(name) or name.split("/")[0] in (BEGIN, SCRIPT, *LEFT_BEHIND):
-            raise UnsubmittableError(f"a drone cannot take a file along as {name[:60]!r}")
+            return f"a drone cannot take a file along as {name[:60]!r}"
     for name, value in order.bootstrap.env.items():
         if not _VARIABLE_WORD.fullmatch(name) or not value.isprintable() or "$$" in value:
-            raise UnsubmittableError(f"environment variable {name[:60]!r} cannot be put into a submit description")
+            return f"environment variable {name[:60]!r} cannot be put into a submit description"
+    return ""
 
 
 def batches(
     orders: Sequence[StartOrder], config: HTCondorSiteConfig, controller: str, largest: int = 1000
 ) -> Iterator[SubmitDescription]:
-    """Yield the orders (checked) in as few submits as possible, none of more than ``largest`` jobs.
-
-    Those of one submit differ by nothing but their id.
-    """
+    """Yield the checked orders in as few submits as possible: those of one differ by nothing but their id."""
     alike: dict[str, list[StartOrder]] = {}
     for order in orders:
         assert order.bootstrap is not None
@@ -116,19 +108,16 @@ def batches(
             yield replace(batch, description=_description(each[0], boots, config, controller, batch.digest))
 
 
-# -------------------------------------------------------------------------------------------------------- description
-
-
 def _description(
     order: StartOrder, bootstrap: Bootstrap, config: HTCondorSiteConfig, controller: str, digest: str
 ) -> str:
     kind = order.type
-    admins = admins_commands(config, kind)
-    plain = {name: value for name, value in admins.items() if name.lower() not in ("requirements", "require_gpus")}
+    joined = ("requirements", "require_gpus")
+    plain = {name: value for name, value in _admins_commands(config, kind).items() if name.lower() not in joined}
     taken = sorted({name.split("/")[0] for name in bootstrap.files} | {SCRIPT})
     demanded = admins_requirements(config, kind)
     requirements = [ONE_LIFE, f'(TARGET.Arch == "{kind.arch}")', *([demanded] if demanded else [])]
-    grid = admins_universe(config, kind) == "grid"
+    grid = is_grid(config, kind)
     # for a controller that has died too
     limit_s = max(_LEAST_SPOOL_LIMIT_S, round(4 * config.submit_deadline))
     abandoned = f"HoldReasonCode == {SPOOLING} && time() - EnteredCurrentStatus > {limit_s}"
@@ -142,7 +131,7 @@ def _description(
         "should_transfer_files": "YES",
         "when_to_transfer_output": "ON_EXIT_OR_EVICT",
         "environment": _environment(order, bootstrap, config),
-        **_shape(kind, _lowered(admins).get("require_gpus", "")),
+        **_shape(kind, _admins_command(config, kind, "require_gpus")),
         **({} if grid else {"requirements": " && ".join(requirements)}),
         "notification": "never",
         "job_lease_duration": str(round(config.lease)),
@@ -163,25 +152,25 @@ def _description(
 
 def admins_requirements(config: HTCondorSiteConfig, kind: DroneType) -> str:
     """Return the site admin's requirements on a slot for this type; "" if there are none."""
-    special = config.types.get(kind.name)
-    general = _lowered(admins_commands(config, kind)).get("requirements")
+    special, general = config.types.get(kind.name), _admins_command(config, kind, "requirements")
     return " && ".join(f"({each})" for each in ((special and special.requirements), general) if each)
 
 
-def admins_commands(config: HTCondorSiteConfig, kind: DroneType) -> Mapping[str, str]:
+def _admins_commands(config: HTCondorSiteConfig, kind: DroneType) -> Mapping[str, str]:
     """Return the site admin's commands; those of the type replace the general ones."""
     special = config.types.get(kind.name)
     mine = special.submit if special else {}
-    return {name: value for name, value in config.submit.items() if name.lower() not in _lowered(mine)} | mine
+    replaced = {name.lower() for name in mine}
+    return {name: value for name, value in config.submit.items() if name.lower() not in replaced} | mine
 
 
-def admins_universe(config: HTCondorSiteConfig, kind: DroneType) -> str:
-    """Return the universe of a type's drones."""
-    return _lowered(admins_commands(config, kind)).get("universe", "vanilla").strip().lower()
+def _admins_command(config: HTCondorSiteConfig, kind: DroneType, name: str) -> str:
+    return next((value for each, value in _admins_commands(config, kind).items() if each.lower() == name), "")
 
 
-def _lowered(commands: Mapping[str, str]) -> Mapping[str, str]:
-    return {name.lower(): value for name, value in commands.items()}
+def is_grid(config: HTCondorSiteConfig, kind: DroneType) -> bool:
+    """Return True if a type's drones run behind a computing element."""
+    return _admins_command(config, kind, "universe").strip().lower() == "grid"
 
 
 def _shape(kind: DroneType, wanted_gpus: str) -> Mapping[str, str]:
@@ -242,13 +231,10 @@ def _ours(order: StartOrder, controller: str, digest: str, forwarded: bool) -> M
     return {f"{scope}{name}": value for scope in scopes for name, value in attributes.items()}
 
 
-# -------------------------------------------------------------------------------------------------------------- files
-
 _KEPT_MIN = 60
 """Unneeded files are removed once nobody has touched them for so many minutes. A submit under way may still need
 younger ones, and a person may want to read what a drone has left."""
-_CLEANUP_INTERVAL_S = 600.0
-"""Each poll asks for a cleanup, and each cleanup costs a command."""
+_CLEANUP_INTERVAL_S = 600.0  # each poll asks for a cleanup, and each cleanup costs a command
 _ENTRY = re.compile(r"(inputs|outputs)/[A-Za-z0-9_-][A-Za-z0-9_.-]{0,150}")
 
 _LAY_OUT = """\
@@ -274,36 +260,27 @@ _OLD = 'cd -- "$1" 2>/dev/null || exit 0; exec find . -mindepth 2 -maxdepth 2 -t
 
 
 class JobFiles:
-    """``inputs/<digest>/`` and ``outputs/<drone id>/`` below ``root``, with mode 0700 and files of mode 0600.
-
-    ``root`` is an absolute path, or a path below the home of the account that ``runner`` runs commands as.
-    """
+    """Files below ``root`` (absolute, or below the runner's home): ``inputs/<digest>/``, ``outputs/<drone id>/``."""
 
     def __init__(self, root: str, deadline_s: float) -> None:
         self._root, self._deadline_s = root, deadline_s
         self._cleaned_at = -_CLEANUP_INTERVAL_S
 
     async def lay_out(self, runner: Runner, batch: SubmitDescription) -> str:
-        """Write the files of ``batch``, make a directory for each drone, and return the macros that name the places.
-
-        Raise RejectedError for a file name that cannot be used.
-        """
+        """Write the files of ``batch``, make a directory for each drone, and return the macros that name the places."""
         inputs = f"{self._root}/inputs/{batch.digest}"
         scripts = [name for name in batch.files if name.endswith(".sh")]
         try:
             await files.put(runner, inputs, batch.files, executable=scripts, deadline_s=self._deadline_s)
-        except ValueError as error:
+        except ValueError as error:  # a file name that cannot be used
             raise RejectedError(str(error), FaultKind.CONFIG) from None
-        lines = await self._run(runner, _LAY_OUT, [batch.digest], batch.drone_ids)
-        root = lines[-1] if lines else ""
+        root = "".join((await self._run(runner, _LAY_OUT, [batch.digest], batch.drone_ids))[-1:])
         if not root.startswith("/"):
             raise UnavailableError(f"{self._root}: no place for files there", FaultKind.CONFIG)
         return f"inputs = {root}/inputs/{batch.digest}\noutputs = {root}/outputs\n"
 
     async def without_output(self, runner: Runner, drones: Collection[DroneId]) -> Collection[DroneId]:
         """Return the drones that have left nothing yet, after making a directory for each of them."""
-        if not drones:
-            return ()
         empty = set(await self._run(runner, _WITHOUT_OUTPUT, [], drones))
         return [drone_id for drone_id in drones if drone_id in empty]
 
