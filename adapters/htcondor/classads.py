@@ -12,14 +12,10 @@ from adapters.htcondor import classad2
 from adapters.shared.printing import LONGEST, printable
 from provisioner.interfaces import UnavailableError
 
-LARGEST_NUMBER = 10**12
-"""Beyond this a number from an ad is nonsense."""
-SAME_CLOCK_S = 2
-"""Clocks closer than this count as one: times in ads are whole seconds."""
-IDLE, RUNNING, REMOVED, COMPLETED, HELD, TRANSFERRING_OUTPUT, SUSPENDED = 1, 2, 3, 4, 5, 6, 7
-"""JobStatus."""
-IN_SLOT = frozenset({RUNNING, TRANSFERRING_OUTPUT, SUSPENDED})
-"""JobStatus of a job in a slot."""
+LARGEST_NUMBER = 10**12  # beyond this a number from an ad is nonsense
+SAME_CLOCK_S = 2  # clocks closer than this count as one: times in ads are whole seconds
+IDLE, RUNNING, REMOVED, COMPLETED, HELD, TRANSFERRING_OUTPUT, SUSPENDED = 1, 2, 3, 4, 5, 6, 7  # JobStatus
+IN_SLOT = frozenset({RUNNING, TRANSFERRING_OUTPUT, SUSPENDED})  # JobStatus of a job in a slot
 
 Ad: TypeAlias = "classad2.ClassAd"
 
@@ -39,12 +35,12 @@ def value(ad: Ad, name: str) -> object:
 
 
 def number(ad: Ad, name: str) -> float | None:
-    """Return a finite number; None for anything else. Booleans are not numbers."""
+    """Return a finite number; None for anything else."""
     return as_number(value(ad, name))
 
 
 def as_number(found: object) -> float | None:
-    """Return ``found`` if it is a finite number; None for anything else."""
+    """Return ``found`` if it is a finite number; None for anything else. Booleans are not numbers."""
     if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
         return None
     return float(found)
@@ -68,12 +64,10 @@ def text(ad: Ad, name: str, limit: int = LONGEST) -> str:
 
 
 def slot_state(ad: Ad) -> tuple[str, str]:
-    """Return state and activity of a slot, in small letters."""
     return str(value(ad, "State")).lower(), str(value(ad, "Activity")).lower()
 
 
 def job_id(ad: Ad) -> str:
-    """Return the id of a job, ``204.0``."""
     return f"{whole(ad, 'ClusterId')}.{whole(ad, 'ProcId')}"
 
 
@@ -89,9 +83,6 @@ def our_moment(ad: Ad, name: str, now: float) -> float:
     return theirs - clock_ahead_s(ad, now) if theirs else 0.0
 
 
-# -------------------------------------------------------------------------------------------------------- expressions
-
-
 def source(ad: Ad, name: str) -> str:
     """Return the expression of attribute ``name`` as text; "" where it is missing."""
     try:
@@ -101,10 +92,7 @@ def source(ad: Ad, name: str) -> str:
 
 
 def expression(source_text: str) -> classad2.ExprTree | None:
-    """Return ``source_text`` parsed; None if it is no expression.
-
-    It is always parsed anew: an expression that is owned by an ad is not to be evaluated in another pair of ads.
-    """
+    """Return ``source_text`` parsed anew (one that an ad owns is not to be evaluated in others); None if broken."""
     try:
         return classad2.ExprTree(source_text)
     except (ValueError, classad2.ClassAdException):
@@ -121,12 +109,12 @@ def is_expression(source_text: str) -> bool:
 
 def _checked_expression(source_text: str) -> str:
     if not is_expression(source_text):
-        raise ValueError(f'`{source_text[:60]}` is not a ClassAd expression: write, say, `Owner != "test"`')
+        examples = '`Owner != "test"`, or of a slot `TARGET.Memory > 4096`'
+        raise ValueError(f"`{source_text[:60]}` is not a ClassAd expression: write, say, {examples}")
     return source_text
 
 
-Expression = Annotated[str, AfterValidator(_checked_expression)]
-"""An expression as an option of the configuration."""
+Expression = Annotated[str, AfterValidator(_checked_expression)]  # an expression as an option of the configuration
 
 
 def evaluated(what: str | classad2.ExprTree | None, my: Ad, target: Ad) -> object:
@@ -151,12 +139,9 @@ def holds(what: str | classad2.ExprTree | None, my: Ad, target: Ad) -> bool:
 
 def references(source_text: str, ad: Ad | None = None) -> list[str]:
     """Return the attributes outside ``ad`` that an expression looks at, with their scopes (``TARGET.Memory``)."""
-    parsed = expression(source_text)
-    within = classad2.ClassAd() if ad is None else ad
+    parsed, within = expression(source_text), classad2.ClassAd() if ad is None else ad
     return [] if parsed is None else [str(name) for name in within.externalRefs(parsed)]
 
-
-# -------------------------------------------------------------------------------------------------- concurrency limits
 
 LIMITS_PROJECTION = ("ConcurrencyLimits", "LastRejMatchReason", "LastRejMatchTime")
 """Attributes of jobs that :func:`refusals` looks at, beside ``JobStatus`` and ``ServerTime``."""

@@ -18,7 +18,6 @@ from provisioner.model import DroneId, Fault, OrderOutcome, OrderResult
 
 
 def failed(drone_id: DroneId, error: AdapterError) -> OrderResult:
-    """Return the result of an order that failed with ``error``."""
     answer = OrderOutcome.UNKNOWN if isinstance(error, OutcomeUnknownError) else OrderOutcome.REJECTED
     return OrderResult(drone_id, answer, fault=Fault(error.kind, str(error), time.time()))
 
@@ -33,16 +32,14 @@ class Collectors:
 
     def __init__(self, addresses: str) -> None:
         self.addresses, self.errors = addresses, BindingsErrors()
-        self.skew_s = 0
-        """Seconds that their clock is ahead of ours, as of the last :meth:`read_clock`."""
+        self.skew_s = 0  # seconds that their clock is ahead of ours, as of the last :meth:`read_clock`
         self._each = [(address, htcondor2.Collector(address)) for address in addresses.split(",")]
         # a process that was ended because a host is silent must not begin with that host again and again
         random.shuffle(self._each)
 
     @property
     def address(self) -> str:
-        """Return the collector that answered last."""
-        return self._each[0][0]
+        return self._each[0][0]  # the collector that answered last
 
     def query(self, kind: htcondor2.AdType, constraint: str = "true", projection: Sequence[str] = ()) -> list[Ad]:
         """Return the ads; an empty projection is all attributes."""
@@ -57,7 +54,6 @@ class Collectors:
         raise AssertionError("a pool has a collector")
 
     def schedds(self) -> dict[str, Ad]:
-        """Return the ads of the listed schedds by name."""
         ads = self.query(htcondor2.AdType.Schedd)
         return {text(ad, "Name", 600): ad for ad in ads if number(ad, "LastHeardFrom") is not None}
 
@@ -103,26 +99,19 @@ class BindingsErrors:
     @contextmanager
     def translated(self, whom: str) -> Iterator[None]:
         """Raise what went wrong with ``whom`` as AuthError or UnavailableError."""
-        begun = self._size()
+        begun = self._log.stat().st_size if self._log.exists() else 0
         try:
             yield
         except (htcondor2.HTCondorException, OSError) as error:
             words = printable(f"{error}: {self._since(begun)}", 400)
-            if any(sign in words.lower() for sign in _LOG_DENIALS):
-                raise AuthError(f"{whom}: {words}") from None
-            raise UnavailableError(f"{whom}: {words}") from None
-
-    def _size(self) -> int:
-        return self._log.stat().st_size if self._log.exists() else 0
+            denied = any(sign in words.lower() for sign in _LOG_DENIALS)
+            raise (AuthError if denied else UnavailableError)(f"{whom}: {words}") from None
 
     def _since(self, begun: int) -> str:
         """Return the last lines that were written since, without their dates."""
-        if self._size() <= begun:
-            return "no reason given"
-        with self._log.open(errors="replace") as log:
-            log.seek(begun)
-            lines = [_LOG_DATE.sub("", line).strip() for line in log.read(20_000).splitlines()]
-        return "; ".join(dict.fromkeys(lines[-4:]))
+        new = self._log.read_bytes()[begun:] if self._log.exists() else b""
+        lines = [_LOG_DATE.sub("", line).strip() for line in new.decode(errors="replace").splitlines()]
+        return "; ".join(dict.fromkeys(lines[-4:])) or "no reason given"
 
 
 _MAX_SKEW_S = 20 * 366 * 86400

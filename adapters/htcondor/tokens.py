@@ -36,25 +36,17 @@ if TYPE_CHECKING:
     from adapters.htcondor.site.settings import HTCondorSiteConfig
 
 _SCOPE = "condor:/"
-EXPIRY_WARNING_S = 7 * 86400.0
-"""A token that expires within this time is worth a warning."""
+EXPIRY_WARNING_S = 7 * 86400.0  # a token that expires within this time is worth a warning
 _MAX_TOKEN = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class IdToken:
-    """Claims of a token."""
-
     issuer: str
     subject: str
     scopes: frozenset[str] | None = None
     """Authorisations that it is limited to (``READ``); None: all that its identity has."""
-    expires_at: float = 0.0
-    """0: never."""
-
-    def allows(self, wanted: str) -> bool:
-        """Return whether its scopes do not exclude ``wanted``, or one of ``A or B``."""
-        return self.scopes is None or not self.scopes.isdisjoint(wanted.split(" or "))
+    expires_at: float = 0.0  # 0: never
 
 
 class InvalidTokenError(ValueError):
@@ -62,7 +54,7 @@ class InvalidTokenError(ValueError):
 
 
 def read_token(text: str) -> IdToken:
-    """Return the content of a token. Raise InvalidTokenError for any other text."""
+    """Return the content of a token. InvalidTokenError for any other text."""
     parts = text.strip().split(".")
     if len(parts) != 3 or len(text) > _MAX_TOKEN:
         raise InvalidTokenError("not three parts joined by dots")
@@ -98,26 +90,19 @@ def token_failures(name: str, secret: Secret, now: float) -> Iterator[str]:
 def token_warnings(
     name: str, secret: Secret, now: float, issuer: str, needs: Collection[str], most: Collection[str] = ()
 ) -> Iterator[str]:
-    """Yield what is odd in the token in ``secret``.
-
-    That is the file mode, the issuer, missing scopes (``needs``: each, or one of ``A or B``), an expiry that is near
-    and, with ``most``, scopes beyond those.
-    """
-    if secret.file is not None:
-        try:
-            mode = secret.file.stat().st_mode
-        except OSError:
-            return
-        if stat.S_IMODE(mode) & 0o077:
-            yield f"`{name}`: {secret} can be read by others (mode {stat.S_IMODE(mode):04o}). Run `chmod 600`"
+    """Yield what is odd in a token. It ``needs`` each of these scopes (or one of ``A or B``), ``most`` no other."""
     try:
+        mode = stat.S_IMODE(secret.file.stat().st_mode) if secret.file is not None else 0
+        if mode & 0o077:
+            yield f"`{name}`: {secret} can be read by others (mode {mode:04o}). Run `chmod 600`"
         token = read_token(secret.read())
-    except (SecretUnreadableError, InvalidTokenError):
+    except (OSError, SecretUnreadableError, InvalidTokenError):
         return
     if issuer and token.issuer != issuer:
         yield f"`{name}`: the token's issuer is {token.issuer}, not `trust_domain` {issuer}: the pool may not know it"
     subject = f"`{name}`: the token of {token.subject}"
-    if missing := [each for each in needs if not token.allows(each)]:
+    lacks = (each for each in needs if token.scopes is not None and token.scopes.isdisjoint(each.split(" or ")))
+    if missing := list(lacks):
         yield f"{subject} is not good for {', '.join(missing)}. Make one with these `-authz`"
     if most and token.scopes is None:
         yield f"{subject} has no limits, and jobs may read it. Make one with `-authz {' -authz '.join(most)}` alone"
@@ -128,21 +113,9 @@ def token_warnings(
 
 
 def explain_token(secret: Secret, issuer: str, now: float) -> str:
-    """Return why the pool may refuse to authenticate us, as far as the token itself tells; empty if it cannot."""
-    try:
-        token = read_token(secret.read())
-    except SecretUnreadableError:
-        return ""
-    except InvalidTokenError as error:
-        return f"{secret} holds no IDTOKEN ({error})"
-    if token.expires_at and token.expires_at <= now:
-        return f"our token expired at {_iso(token.expires_at)}"
-    if token.issuer != issuer:
-        return f"our token's issuer is {token.issuer}, not {issuer}"
-    scopes = "all that it may do" if token.scopes is None else ", ".join(sorted(token.scopes)) or "nothing"
-    ends = f"expires {_iso(token.expires_at)}" if token.expires_at else "without expiry"
-    known = f"token of {token.subject}, issuer {token.issuer}, good for {scopes}, {ends}"
-    return f"our {known}; it looks right: is its key the pool's own, and its identity allowed?"
+    """Return why the pool may refuse to authenticate us, as far as the token itself tells."""
+    found = [*token_failures("token", secret, now), *token_warnings("token", secret, now, issuer, ())]
+    return "; ".join(found) or "our token looks right: is its key the pool's own, and its identity allowed?"
 
 
 def _iso(at: float) -> str:
@@ -152,8 +125,7 @@ def _iso(at: float) -> str:
 DRONE_NEEDS = ("READ", "ADVERTISE_STARTD", "ADVERTISE_MASTER")
 """Rights that a drone needs at the collector, and no other."""
 _SCRAMBLE = bytes.fromhex("deadbeef")
-_EARLIER_S = 60.0
-"""The collector's clock may be behind ours by this much: it refuses a token of the future."""
+_EARLIER_S = 60.0  # the collector's clock may be behind ours by this much: it refuses a token of the future
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,28 +152,17 @@ class TokenSigner:
             "scope": " ".join(f"condor:/{each}" for each in DRONE_NEEDS),
             "sub": f"{user}@{self.trust_domain}",
         }
-        header = {"alg": "HS256", "kid": self.key_id}
-        signed = f"{_encoded(header)}.{_encoded(claims)}"
-        return f"{signed}.{_base64(hmac.digest(_signing_key(content, self.key_id), signed.encode(), hashlib.sha256))}"
-
-
-def _signing_key(content: bytes, key_id: str) -> bytes:
-    password = bytes(byte ^ _SCRAMBLE[at % len(_SCRAMBLE)] for at, byte in enumerate(content))
-    if key_id == "POOL":
-        password += password
-    extracted = hmac.digest(b"htcondor", password, hashlib.sha256)
-    return hmac.digest(extracted, b"master jwt\x01", hashlib.sha256)
-
-
-def _encoded(claims: Mapping[str, object]) -> str:
-    return _base64(json.dumps(claims, separators=(",", ":"), sort_keys=True).encode())
+        parts = ({"alg": "HS256", "kid": self.key_id}, claims)
+        signed = ".".join(_base64(json.dumps(each, separators=(",", ":"), sort_keys=True).encode()) for each in parts)
+        password = bytes(byte ^ _SCRAMBLE[at % len(_SCRAMBLE)] for at, byte in enumerate(content))
+        extracted = hmac.digest(b"htcondor", password * (2 if self.key_id == "POOL" else 1), hashlib.sha256)
+        key = hmac.digest(extracted, b"master jwt\x01", hashlib.sha256)
+        return f"{signed}.{_base64(hmac.digest(key, signed.encode(), hashlib.sha256))}"
 
 
 def _base64(content: bytes) -> str:
     return base64.urlsafe_b64encode(content).rstrip(b"=").decode()
 
-
-# -------------------------------------------------------------------------------------------------- the client's tokens
 
 CLIENT_CONFIG = """\
 RELEASE_DIR = /nonexistent
@@ -237,10 +198,7 @@ _PLAIN_IDENTITY = re.compile(r"[A-Za-z0-9._+-]+@[A-Za-z0-9._-]+")
 
 
 class ClientDirectory:
-    """A directory of mode 0700 that is gone at :meth:`close`.
-
-    Tokens are copied: HTCondor ignores a token file of another user.
-    """
+    """A directory of mode 0700 with copies of our tokens: HTCondor ignores a token file of another user."""
 
     def __init__(
         self, whose: str, config: HTCondorConfig | HTCondorSiteConfig, token: Callable[[], str] | None = None
@@ -263,10 +221,7 @@ class ClientDirectory:
         return kept | {"CONDOR_CONFIG": str(self.path / "condor_config")}
 
     def refresh(self) -> None:
-        """Copy the tokens as they are now, so that they can be rotated.
-
-        AuthError if none can be read, UnavailableError if the directory cannot be written.
-        """
+        """Copy the tokens as they are now. AuthError if none can be read, UnavailableError without a place."""
         wanted = self._wanted()
         try:
             # Hosts tidy up what is old in their directory for temporary files: it may be somebody else's now.
@@ -277,27 +232,27 @@ class ClientDirectory:
             config = self.path / "condor_config"
             if not config.exists():
                 config.write_text(self._text)
-            for name, token in wanted.items():
-                file = self._tokens / name
-                if not file.exists() or file.read_text() != token:
+            there = {file.name: file for file in self._tokens.iterdir()}
+            for name in wanted.keys() | there.keys():
+                if name not in wanted:
+                    there[name].unlink()
+                elif name not in there or there[name].read_text() != wanted[name]:
                     fresh = self._tokens / f".{name}.new"
                     fresh.touch(mode=0o600)
-                    fresh.write_text(token)
-                    fresh.replace(file)
-            for file in self._tokens.iterdir():
-                if file.name not in wanted:
-                    file.unlink()
+                    fresh.write_text(wanted[name])
+                    fresh.replace(self._tokens / name)
         except OSError as error:
             raise UnavailableError(f"the HTCondor client's own directory {self.path}: {error.strerror}") from None
 
     def identities(self, issuer: str) -> tuple[str, ...]:
-        """Return the identities that our tokens of ``issuer`` name, sorted. AuthError if no token can be read."""
+        """Return the identities that our tokens of ``issuer`` name, sorted; none if no token can be read."""
         found = set()
-        for text in self._wanted().values():
-            with contextlib.suppress(InvalidTokenError):
-                token = read_token(text)
-                if token.issuer == issuer and _PLAIN_IDENTITY.fullmatch(token.subject):
-                    found.add(token.subject)
+        with contextlib.suppress(AuthError):
+            for text in self._wanted().values():
+                with contextlib.suppress(InvalidTokenError):
+                    token = read_token(text)
+                    if token.issuer == issuer and _PLAIN_IDENTITY.fullmatch(token.subject):
+                        found.add(token.subject)
         return tuple(sorted(found))
 
     def _wanted(self) -> Mapping[str, str]:

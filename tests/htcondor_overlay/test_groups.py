@@ -9,7 +9,6 @@ import pytest
 
 from adapters.htcondor.classads import Ad
 from adapters.htcondor.overlay.job_classes import accounting_groups, quota_warnings
-from adapters.htcondor.overlay.settings import SlotWeight
 from provisioner.model import Group, JobClass
 
 
@@ -36,7 +35,7 @@ ADS = [
 ATLAS = JobClass("a", 1000, 2, 128, waiting=2, running=1, group="physics.atlas")
 
 
-def of(name: str, *classes: JobClass, weight: SlotWeight = SlotWeight.CPUS) -> Group:
+def of(name: str, *classes: JobClass, weight: str = "cpus") -> Group:
     return next(group for group in accounting_groups(ADS, classes, weight) if group.name == name)
 
 
@@ -48,15 +47,15 @@ def ad(**changes: object) -> classad2.ClassAd:
 
 
 def test_the_root_and_the_users_are_no_groups() -> None:
-    names = [group.name for group in accounting_groups(ADS, [], SlotWeight.CPUS)]
+    names = [group.name for group in accounting_groups(ADS, [], "cpus")]
     assert names == ["group_dyn", "guests", "physics", "physics.atlas"]
 
 
 def test_cpus_of_a_quota_become_gpus_by_what_the_groups_jobs_ask_for() -> None:
     assert of("physics.atlas", ATLAS) == Group("physics.atlas", 2000, 1000, surplus=False, priority=500.06)
     assert of("physics", ATLAS) == Group("physics", 6000, 1000, surplus=False, priority=500.06), "with its sub-groups"
-    assert of("physics.atlas", ATLAS, weight=SlotWeight.GPUS).quota_milli == 4000
-    (slotless,) = accounting_groups([ad(EffectiveQuota=0.0, SubtreeQuota=0.0)], [ATLAS], SlotWeight.CPUS)
+    assert of("physics.atlas", ATLAS, weight="gpus").quota_milli == 4000
+    (slotless,) = accounting_groups([ad(EffectiveQuota=0.0, SubtreeQuota=0.0)], [ATLAS], "cpus")
     assert slotless.quota_milli == 2000, "without slots the negotiator works out no quotas, and they hold all the same"
 
 
@@ -68,24 +67,18 @@ def test_jobs_of_several_shapes_count_on_average_and_those_without_a_gpu_do_not(
     assert of("guests", ATLAS, large, none).quota_milli == 2000, "of a group without jobs nothing is known"
 
 
-def test_who_accepts_surplus_may_have_more() -> None:
-    assert of("guests").surplus
-    (group,) = accounting_groups([ad(SurplusPolicy="regroup")], [], SlotWeight.CPUS)
-    assert group.surplus
-
-
 def test_a_dynamic_quota_is_no_limit_and_a_doubt_if_there_is_no_surplus() -> None:
-    assert of("group_dyn", ATLAS).quota_milli is None
-    (line,) = quota_warnings(ADS, SlotWeight.CPUS)
+    assert of("group_dyn", ATLAS).quota_milli is None and of("guests").surplus
+    (line,) = quota_warnings(ADS, "cpus")
     assert "group_dyn" in line
-    (all_of_it,) = accounting_groups([ad(ConfigQuota=1.0)], [], SlotWeight.CPUS)
+    (all_of_it,) = accounting_groups([ad(ConfigQuota=1.0)], [], "cpus")
     assert all_of_it.quota_milli is None
-    (one_gpu,) = accounting_groups([ad(ConfigQuota=1.0)], [], SlotWeight.GPUS)
+    (one_gpu,) = accounting_groups([ad(ConfigQuota=1.0)], [], "gpus")
     assert one_gpu.quota_milli == 1000
 
 
 @pytest.mark.parametrize("broken", ["nan", "text", -5.0])
 def test_nonsense_is_a_quota_of_nothing(broken: object) -> None:
     value = classad2.ExprTree('real("NaN")') if broken == "nan" else broken
-    (group,) = accounting_groups([ad(ConfigQuota=value)], [ATLAS], SlotWeight.CPUS)
+    (group,) = accounting_groups([ad(ConfigQuota=value)], [ATLAS], "cpus")
     assert group.quota_milli == 0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from adapters.htcondor.overlay.overlay import explained, no_condor, probe
+from adapters.htcondor.overlay import explained, no_condor, probe
 from adapters.htcondor.tokens import InvalidTokenError, read_token
 from provisioner.config import check, load, warnings
 from provisioner.interfaces import AuthError
@@ -59,21 +59,15 @@ def written(place: Path, controller: str, drone: str) -> Path:
     return place / "provisioner.yaml"
 
 
-@pytest.mark.parametrize(
-    ("controller", "drone", "words"),
-    [
+def test_a_token_that_cannot_work_fails_the_check_but_not_the_start(tmp_path: Path) -> None:
+    for controller, drone, words in (
         (token(**CONTROLLER, exp=1_700_000_000), token(**DRONE), "provisioner@pool.test expired at 2023-11-14T22:13"),
         (token(**CONTROLLER), "a.b!.c", "`drone_token`: no IDTOKEN: its content is not JSON"),
-    ],
-    ids=["expired", "no-json"],
-)
-def test_a_token_that_cannot_work_fails_the_check_but_not_the_start(
-    tmp_path: Path, controller: str, drone: str, words: str
-) -> None:
-    path = written(tmp_path, controller, drone)
-    (problem,) = check(path)
-    assert words in problem.message and problem.line in (8, 9)
-    assert load(path).controller == "kit", "it can be renewed while the controller runs"
+    ):
+        path = written(tmp_path, controller, drone)
+        (problem,) = check(path)
+        assert words in problem.message and problem.line in (8, 9)
+        assert load(path).controller == "kit", "it can be renewed while the controller runs"
 
 
 @pytest.mark.parametrize(
@@ -101,35 +95,26 @@ def test_a_token_file_that_others_can_read_is_a_warning(tmp_path: Path) -> None:
     assert [w.message.count("mode 0644") for w in warnings(path)] == [1]
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["a.b", "a.e30.c", token(iss=1), token(exp=float("nan")), "." * 30000],
-    ids=["two-parts", "no-json", "issuer", "exp-nan", "long"],
-)
-def test_what_is_no_token_is_told_without_its_text(text: str) -> None:
-    with pytest.raises(InvalidTokenError) as told:
-        read_token(text)
-    assert len(str(told.value)) < 80
+def test_what_is_no_token_is_told_without_its_text() -> None:
+    for text in ("a.b", "a.e30.c", token(iss=1), token(exp=float("nan")), "." * 30000):
+        with pytest.raises(InvalidTokenError) as told:
+            read_token(text)
+        assert len(str(told.value)) < 80
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (token(**CONTROLLER, exp=1_700_000_000), "our token expired at 2023-11-14T22:13:20Z"),
-        ("garbage", "holds no IDTOKEN"),
-        (
-            token(**CONTROLLER),
-            "good for ADMINISTRATOR, READ, without expiry; it looks right: is its key the pool's own",
-        ),
-    ],
-    ids=["expired", "garbage", "key"],
-)
-def test_a_pool_that_does_not_authenticate_us_is_explained_by_the_token(tmp_path: Path, text: str, words: str) -> None:
+def test_a_pool_that_does_not_authenticate_us_is_explained_by_the_token(tmp_path: Path) -> None:
     """HTCondor says the same of garbage, of another pool's token and of an expired one."""
     config = options(tmp_path, trust_domain="pool.test")
-    (tmp_path / "token").write_text(text)
+    (tmp_path / "token").chmod(0o600)
     denied = AuthError("collector pool.test:9618: Failed to authenticate with any method")
-    assert words in str(explained(denied, config))
+    for text, words in (
+        (token(**CONTROLLER, exp=1_700_000_000), "expired at 2023-11-14T22:13:20Z"),
+        ("garbage", "no IDTOKEN"),
+        (token(**CONTROLLER | {"iss": "other.test"}), "issuer is other.test, not `trust_domain` pool.test"),
+        (token(**CONTROLLER), "our token looks right: is its key the pool's own"),
+    ):
+        (tmp_path / "token").write_text(text)
+        assert words in str(explained(denied, config))
     assert str(explained(AuthError("schedd x denied us READ"), config)) == "schedd x denied us READ"
 
 
@@ -157,12 +142,12 @@ async def test_a_tool_that_drains_and_is_missing_is_a_gap(tmp_path: Path) -> Non
 
 def test_htcondor_that_is_missing_on_this_host_is_a_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four drones failed with "condor_master is neither on PATH nor in /usr/sbin" before anybody knew."""
-    monkeypatch.setattr("adapters.htcondor.overlay.overlay._MORE_PATH", "")
+    monkeypatch.setattr("adapters.htcondor.overlay._MORE_PATH", "")
     monkeypatch.setenv("PATH", str(tmp_path))
     (gap,) = no_condor(options(tmp_path))
     assert gap.dimension == "htcondor" and "set `condor_prefix`" in gap.message
     (gap,) = no_condor(options(tmp_path, condor_prefix=str(tmp_path)))
-    assert f"no condor_master below {tmp_path}" in gap.message
+    assert f"no condor_master below {tmp_path}: drones" in gap.message
     (tmp_path / "usr/sbin").mkdir(parents=True)
-    (tmp_path / "usr/sbin/condor_master").touch()
+    (tmp_path / "usr/sbin/condor_master").touch(0o755)
     assert no_condor(options(tmp_path, condor_prefix=str(tmp_path))) == []

@@ -51,19 +51,12 @@ def test_jobs_behind_a_used_up_concurrency_limit_are_told_and_others_are_not_tou
     assert found == {6: (6, "concurrency limit licence is used up"), 4: (0, "")}
 
 
-@pytest.mark.parametrize(
-    "refusals",
-    [
-        [],
-        [refusal("no match found")],
-        [refusal("concurrency limit licence reached", age_s=5000)],
-        [refusal("concurrency limit reached", limits="other")],
-        [refusal("concurrency limit licence reached", age_s=300), refusal("no match found", age_s=10)],
-    ],
-    ids=["none", "no slot", "long ago", "another limit", "free again"],
-)
-def test_a_limit_that_is_not_used_up_now_keeps_nobody(refusals: list[Ad]) -> None:
-    assert [each.limited for each in Judge().classes([LICENSED], refusals)] == [0]
+def test_a_limit_that_is_not_used_up_now_keeps_nobody() -> None:
+    reached = "concurrency limit licence reached"
+    free_again = [refusal(reached, age_s=300), refusal("no match found", age_s=10)]
+    long_ago, other = [refusal(reached, age_s=5000)], [refusal(reached, limits="other")]
+    for refusals in ([], [refusal("no match found")], long_ago, other, free_again):
+        assert [each.limited for each in Judge().classes([LICENSED], refusals)] == [0]
 
 
 @pytest.mark.parametrize(("slack", "limited"), [(None, 0), (0, 9), (4, 5), (9, 0)])

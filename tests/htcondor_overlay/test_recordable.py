@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from adapters.htcondor.overlay import matching, work
 from adapters.htcondor.overlay.job_classes import QueueWait, group, job_class
 from adapters.htcondor.overlay.slots import slots_view
-from adapters.shared.printing import printable
 from provisioner import serialization
 from provisioner.model import DroneType, OverlayView
 from tests.htcondor_overlay.jobs import BASE, job
@@ -85,10 +84,6 @@ def view_of_work(attributes: dict[str, str]) -> OverlayView:
     slots = slots_view([ad()], "kit", lambda theirs: theirs).slots
     found = work.work([run(**attributes)] * 3, "kit", 2000.0, lambda theirs: theirs - 7, {})
     return OverlayView(taken_at=1.0, slots=found.on(slots), evictions=found.evictions)
-
-
-def test_half_a_character_is_none() -> None:
-    assert printable("a\ud800b\udcff") == "a?b?"
 
 
 VIEWS = [(view_of_slot, sorted(REAL)), (view_of_class, OF_A_JOB), (view_of_work, work.WORK_PROJECTION)]

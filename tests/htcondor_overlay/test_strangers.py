@@ -236,11 +236,11 @@ def test_a_process_that_was_ended_leaves_word_to_the_next_one(make: Callable[...
     first.jobs = {"a": 2, "b": 5}
     assert first.waiting() == 7
     first._schedds.note_asked("schedd b")  # and was ended
-    assert schedds.asked(tmp_path) == ("schedd", "b")
+    assert schedds.asked(tmp_path) == "schedd b"
     second = make("a", "b", memory=tmp_path)
     second.jobs = {"a": 2}
     second.hangs.add("b")
-    assert schedds.asked(tmp_path) == ("", "")
+    assert schedds.asked(tmp_path) == ""
     assert second.waiting() == 7
     view = second.seen()
     assert view.unheard == ("b",) and "no answer before the deadline of a poll" in view.notices[0]
@@ -275,14 +275,14 @@ def test_where_no_more_processes_can_be_started_none_is_left_behind(monkeypatch:
     """End and collect those that had been started: else each look left more of them."""
     started: list[int] = []
 
-    def start(ask: Callable[[], object]) -> int:
+    def fork() -> int:
         if started:
             raise BlockingIOError("no more processes")
-        started.append(schedds_started(ask))
+        started.append(real())
         return started[0]
 
-    schedds_started = schedds._started
-    monkeypatch.setattr(schedds, "_started", start)
+    real = os.fork
+    monkeypatch.setattr(os, "fork", fork)
     with pytest.raises(BlockingIOError):
         schedds.answers({"one": lambda: time.sleep(60), "two": time.time}, 5.0)
     with pytest.raises(ChildProcessError):

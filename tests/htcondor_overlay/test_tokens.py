@@ -14,7 +14,7 @@ import htcondor2  # noqa: F401 - makes ClassAds know HTCondor's own functions
 import pytest
 from pydantic import ValidationError
 
-from adapters.htcondor.overlay.overlay import HTCondorOverlay
+from adapters.htcondor.overlay import HTCondorOverlay
 from adapters.htcondor.overlay.settings import HTCondorConfig
 from adapters.htcondor.overlay.slots import ours
 from adapters.htcondor.tokens import TokenSigner

@@ -22,7 +22,7 @@ KEEPS_MEMORY = "(MY.Memory - TARGET.RequestMemory) >= 20480 * (MY.GPUs - (TARGET
 def configured(policy: SitePolicy = POLICY, **slot: object) -> Ad:
     """A node that runs what is printed for the policy."""
     ad = pslot(A, **slot)  # type: ignore[arg-type]
-    for name, value in loaded(render(policy, ())).items():
+    for name, value in loaded(render(policy)).items():
         if name in ("START", "RANK", "MAXJOBRETIREMENTTIME", "MACHINEMAXVACATETIME"):
             ad[name] = expression(value)
     return ad

@@ -25,7 +25,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BindingsClient:
 
 
 async def asked(cluster: BindingsClient) -> int:
-    [ad] = await cluster.jobs("true", ())
+    [ad] = await cluster.ads("jobs", "true", ())
     return int(ad["Pid"])
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import classad2
-import pytest
 
 from adapters.htcondor.classads import Ad
 from adapters.htcondor.site.listing import list_drones
@@ -59,21 +58,16 @@ def test_who_runs_in_a_slot_not_told_of_yet_holds_its_gpu() -> None:
     assert free_gpus(full, drone(8), drone(9), drone(10)) == 0
 
 
-@pytest.mark.parametrize(
-    ("user", "ended_s_ago", "entered_s_ago", "free"),
-    [
+def test_the_slot_of_an_ended_drone_is_free_if_it_is_our_users_and_not_for_long() -> None:
+    """Whether it began before or after the end are two clocks' words."""
+    for user, ended_s_ago, entered_s_ago, free in (
         ("grid@site", 1, 300, 8),
         ("grid@site", 61, 300, 7),
         ("x@etp", 1, 300, 7),
         ("grid@site", 30, 10, 7),  # one of that name that began later is somebody else's
-    ],
-)
-def test_the_slot_of_an_ended_drone_is_free_if_it_is_our_users_and_not_for_long(
-    user: str, ended_s_ago: int, entered_s_ago: int, free: int
-) -> None:
-    """Whether it began before or after the end are two clocks' words."""
-    site = children((1, "Claimed", "Busy", user), entered_s_ago=entered_s_ago)
-    assert free_gpus(site, drone(1, RemoteState.ENDED, NOW - ended_s_ago)) == free
+    ):
+        site = children((1, "Claimed", "Busy", user), entered_s_ago=entered_s_ago)
+        assert free_gpus(site, drone(1, RemoteState.ENDED, NOW - ended_s_ago)) == free, (user, ended_s_ago)
 
 
 def test_a_node_that_does_not_name_its_slots_is_taken_at_its_word() -> None:

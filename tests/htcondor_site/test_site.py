@@ -10,12 +10,11 @@ from typing import Self
 import classad2
 import pytest
 
+from adapters.htcondor import site as site_module
 from adapters.htcondor.classads import Ad
-from adapters.htcondor.site import HTCondorSite
-from adapters.htcondor.site import site as site_module
+from adapters.htcondor.site import HTCondorSite, NodeRegistry
 from adapters.htcondor.site.nodes import MACHINE_SLOTS
 from adapters.htcondor.site.owner import OwnerJobQueue
-from adapters.htcondor.site.site import NodeRegistry
 from adapters.htcondor.site.submission import SubmitDescription
 from provisioner.adapter_tests import eventually
 from provisioner.interfaces import UnavailableError
@@ -40,17 +39,11 @@ class FakeCluster:
     async def __aexit__(self, *exc: object) -> None:
         pass
 
-    async def jobs(self, constraint: str, projection: Sequence[str]) -> Sequence[Ad]:
-        return self.queue
-
-    async def slots(self, constraint: str, projection: Sequence[str]) -> Sequence[Ad]:
-        return self.nodes if constraint == MACHINE_SLOTS else []
+    async def ads(self, kind: str, constraint: str, projection: Sequence[str]) -> Sequence[Ad]:
+        return self.queue if kind == "jobs" else self.nodes if constraint == MACHINE_SLOTS else []
 
     async def owner_queue(self, schedd: str, constraint: str, names: Sequence[str]) -> OwnerJobQueue:
         return OwnerJobQueue()
-
-    async def submitters(self, projection: Sequence[str]) -> Sequence[Ad]:
-        return []
 
     async def submit(self, batch: SubmitDescription) -> int:
         self.done.append("submit")

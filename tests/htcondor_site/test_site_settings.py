@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from pydantic import ValidationError
 
-from adapters.htcondor.site.settings import HTCondorSiteConfig
 from tests.htcondor_site.orders import A100, CPU, config
 
 
@@ -71,11 +70,6 @@ def test_what_import_left_open_is_refused_each_at_its_place() -> None:
     assert config(env={"A": "<10.0.0.1:9618>"}).env == {"A": "<10.0.0.1:9618>"}
 
 
-def test_a_site_without_any_token_is_refused() -> None:
-    with pytest.raises(ValidationError, match="`token` or `token_directory` is wanted"):
-        HTCondorSiteConfig.model_validate({"collector": "a:1", "work_directory": "/w"})
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -88,6 +82,9 @@ def test_a_site_without_any_token_is_refused() -> None:
         ({"owner": {"jobs": "true"}}, "no queue is named: write `schedds: [name]`"),
         ({"collector": "condor.example.org"}, "write `condor.example.org:9618`"),
         ({"lease": "19s"}, "greater than or equal"),
+        ({"token": None}, "`token` or `token_directory` is wanted"),
+        ({"tools": {"path": "/opt/bin"}}, "write `transport: tools`"),
+        ({"transport": "tools", "tools": {"ssh": {"host": "h", "user": "u", "agent": True}}}, "has its own tokens"),
     ],
 )
 def test_a_mistake_is_refused_with_its_repair(options: dict[str, object], words: str) -> None:

@@ -36,7 +36,7 @@ def hardware(topas: SiteConfig) -> tuple[PoolMachine, ...]:
     ads = [pslot(f"topas-v100s-{n}.etp.test", gpu=V100S) for n in (1, 2, 3)]
     ads += [pslot("topas-v100-1.etp.test", gpu=("Tesla V100-SXM2-32GB", 32510, 7.0), cpus=48, memory_mib=385_000)]
     ads += [pslot(f"topas-a100-{n}.etp.test", gpu=("A100-PCIE-40GB", *A100[1:])) for n in (1, 2, 3)]
-    conf = loaded(render(topas.policy, topas.types))
+    conf = loaded(render(topas.policy))
     for ad in ads:
         for name in ("START", "RANK", "MAXJOBRETIREMENTTIME", "MACHINEMAXVACATETIME"):
             ad[name] = expression(conf[name])

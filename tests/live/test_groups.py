@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 
-from adapters.htcondor.overlay.settings import SlotWeight
 from provisioner.model import Group
 from tests.htcondor_overlay.live import overlay_on
 from tests.labs.controller import BIG, LabController
@@ -38,7 +37,7 @@ async def test_the_pool_tells_its_groups(new_pool: Callable[[str], Pool]) -> Non
             "physics": (6000, 0, False),  # of CPUs, two for each GPU
             "physics.atlas": (2000, 0, False),
         }
-    async with overlay_on(pool, slot_weight=SlotWeight.GPUS) as overlay:
+    async with overlay_on(pool, slot_weight="gpus") as overlay:
         told = {g.name: g for g in (await overlay.poll([])).groups}
         assert isinstance(told["physics.atlas"], Group)
         assert told["physics.atlas"].quota_milli == 4000

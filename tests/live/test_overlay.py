@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from adapters.htcondor.overlay import HTCondorOverlay
-from adapters.htcondor.overlay.overlay import client_directory
+from adapters.htcondor.overlay import HTCondorOverlay, client_directory
 from provisioner.interfaces import AuthError, UnavailableError
 from provisioner.model import DrainMode, DroneId, FaultKind, OrderOutcome, SlotState, StartOrder, UnmetRequirement
 from provisioner.worker_process import WorkerProcess

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from adapters.htcondor.overlay import HTCondorOverlay
+from adapters.htcondor.overlay import HTCondorOverlay, client_directory
 from adapters.htcondor.overlay.drain import Drainer
-from adapters.htcondor.overlay.overlay import client_directory
 from provisioner.model import DrainMode, DroneId, DroneType, OrderOutcome, SlotState, StartOrder
 from tests.htcondor_overlay.live import A100, config, in_state, overlay_on, seen
 from tests.labs import htcondor
@@ -193,7 +192,7 @@ async def reached_by_the_tool(pool: Pool, overlay: HTCondorOverlay, drone: Drone
     name = next(slot.name for slot in view.slots if slot.drone_id == drone.id)
     directory = client_directory(config(pool, client_config=client))
     directory.refresh()
-    tool = Drainer(str(pool.condor.prefix / "usr/bin/condor_drain"), directory.env, 4.0)
+    tool = Drainer(str(pool.condor.prefix / "usr/bin/condor_drain"), directory.env, 4.0, Board())
     (receipt,) = await tool.drain({DroneId(drone.id): name}, DrainMode.RESUME, "a test")
     directory.close()
     return receipt.answer is OrderOutcome.OK

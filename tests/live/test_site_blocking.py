@@ -67,7 +67,7 @@ def site(condor: Condor, config: str, startds: int) -> AbstractContextManager[Po
 @pytest.fixture(scope="module")
 def blocked(condor: Condor) -> Iterator[Pool]:
     """A site of both nodes that has loaded what is printed for it."""
-    with site(condor, NODE + SECOND_NODE + render(POLICY, TYPES) + "PROVISIONER_HEAD_START = 0\n", 2) as pool:
+    with site(condor, NODE + SECOND_NODE + render(POLICY) + "PROVISIONER_HEAD_START = 0\n", 2) as pool:
         yield pool
 
 
@@ -152,7 +152,7 @@ def test_without_it_cpu_jobs_shut_the_drones_out_and_the_audit_tells(condor: Con
 def test_a_released_reserve_is_for_marked_jobs_of_whom_the_site_trusts(condor: Condor) -> None:
     released = replace(POLICY, blocking=(Reserve(cpus=8, memory_mib=20480, when=ReserveWhen.GPU_DEMAND),))
     trusted = 'PROVISIONER_TRUSTED_JOBS = TARGET.User == "alice@site.test"\n'
-    with site(condor, NODE + trusted + render(released, TYPES), 1) as pool:
+    with site(condor, NODE + trusted + render(released), 1) as pool:
         assert gaps(machines(pool), released, TYPES) == ()
         large = sleepers(1, cpus=150, more="+ProvisionerUsesReserve = True")
         others, unmarked = pool.submit(large, "admin"), pool.submit(sleepers(1, cpus=150), "alice")
@@ -183,7 +183,7 @@ def test_drones_have_a_head_start_and_the_owners_jobs_never_throw_out_each_other
     """While the provisioner is making room the site takes no drone's slot by force; later it does. A RANK that grew
     with a job's age would do it too, and let an owner's job that began young be thrown out by an older one."""
     short_s = 8
-    with site(condor, f"{NODE}{render(POLICY, TYPES)}PROVISIONER_HEAD_START = {short_s}\n", 1) as pool:
+    with site(condor, f"{NODE}{render(POLICY)}PROVISIONER_HEAD_START = {short_s}\n", 1) as pool:
         those = pool.submit(drones(8, more='+DroneId = "kit-$(Process)"'))
         until(lambda: running(pool, those) == 8, 120, what="the drones run")
         theirs = pool.submit(sleepers(1, gpus=1, cpus=4, memory_mib=8192), identity="admin")

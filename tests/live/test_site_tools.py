@@ -70,9 +70,9 @@ def cluster(settings: HTCondorSiteConfig) -> CondorToolsClient:
 
 async def story(tools: CondorToolsClient, batch: SubmitDescription) -> None:
     """Submit three, see them, remove them, see that they are gone; then nothing is an answer too."""
-    assert list(await tools.jobs(of(batch), ["DroneId"])) == []
+    assert list(await tools.ads("jobs", of(batch), ["DroneId"])) == []
     submitted = await tools.submit(batch)
-    ads = await tools.jobs(of(batch), ["DroneId", "ClusterId", "ProcId", "Requirements"])
+    ads = await tools.ads("jobs", of(batch), ["DroneId", "ClusterId", "ProcId", "Requirements"])
     assert sorted(ad["DroneId"] for ad in ads) == list(batch.drone_ids)
     assert {ad["ClusterId"] for ad in ads} == {submitted}
     assert [ad["DroneId"] for ad in sorted(ads, key=lambda ad: ad["ProcId"])] == list(batch.drone_ids)
@@ -80,7 +80,7 @@ async def story(tools: CondorToolsClient, batch: SubmitDescription) -> None:
 
     async def idle() -> bool:
         """Idle jobs of all users, as the collector has them once the schedd has told it."""
-        return sum(number(ad, "IdleJobs") or 0 for ad in await tools.submitters(["IdleJobs"])) >= 3
+        return sum(number(ad, "IdleJobs") or 0 for ad in await tools.ads("submitters", "true", ["IdleJobs"])) >= 3
 
     await eventually("the collector knows of idle jobs", idle, 60, 0.2)
     ids = [f"{ad['ClusterId']}.{ad['ProcId']}" for ad in ads]
@@ -88,12 +88,12 @@ async def story(tools: CondorToolsClient, batch: SubmitDescription) -> None:
     await gone(tools, batch)
     await tools.remove(ids, "no longer wanted")
     await tools.remove(ids, "no longer wanted", force=True)
-    assert list(await tools.slots("true", ["Name"])) == [], "a pool without nodes"
+    assert list(await tools.ads("slots", "true", ["Name"])) == [], "a pool without nodes"
 
 
 async def gone(tools: CondorToolsClient, batch: SubmitDescription) -> None:
     async def ask() -> bool:
-        return not await tools.jobs(of(batch), ["DroneId"])
+        return not await tools.ads("jobs", of(batch), ["DroneId"])
 
     await eventually("the jobs are gone", ask, 60, 0.2)
 
@@ -134,7 +134,7 @@ async def test_three_drones_come_and_go_over_ssh(overlay_pool: Pool) -> None:
             assert left == sorted(batch.drone_ids), "young ones stay"
             server.stop()
             with pytest.raises(UnavailableError):
-                await tools.jobs("true", ["DroneId"])
+                await tools.ads("jobs", "true", ["DroneId"])
             with pytest.raises(UnavailableError):
                 await tools.submit(three("ssh-down"))
         assert server.logins() == 1
@@ -146,9 +146,9 @@ async def test_nothing_is_refused_or_submitted_in_part(overlay_pool: Pool, tmp_p
             batch = three("bad", DESCRIPTION + line + "\n")
             with pytest.raises(RejectedError, match=words):
                 await tools.submit(batch)
-            assert list(await tools.jobs(of(batch), ["DroneId"])) == []
+            assert list(await tools.ads("jobs", of(batch), ["DroneId"])) == []
         with pytest.raises(UnavailableError, match=r"-constraint|\(\(|fetch"):
-            await tools.jobs("((", ["DroneId"])
+            await tools.ads("jobs", "((", ["DroneId"])
 
 
 async def test_who_may_only_read_is_denied_what_is_not_reading(overlay_pool: Pool, tmp_path: Path) -> None:
@@ -156,13 +156,13 @@ async def test_who_may_only_read_is_denied_what_is_not_reading(overlay_pool: Poo
         batch = three("other")
         job = await tools.submit(batch)
     async with cluster(config(overlay_pool, tmp_path, "reader")) as reader:
-        assert len(await reader.jobs(of(batch), ["DroneId"])) == 3
+        assert len(await reader.ads("jobs", of(batch), ["DroneId"])) == 3
         with pytest.raises(AuthError, match="DENIED"):
             await reader.submit(three("reader"))
         with pytest.raises(AuthError, match="DENIED"):
             await reader.remove([f"{job}.0"], "not mine")
     async with cluster(config(overlay_pool, tmp_path)) as tools:
-        assert len(await tools.jobs(of(batch), ["DroneId"])) == 3
+        assert len(await tools.ads("jobs", of(batch), ["DroneId"])) == 3
         await tools.remove([f"{job}.{n}" for n in range(3)], "over")
         await gone(tools, batch)
 
@@ -176,8 +176,8 @@ async def test_a_token_that_is_no_good_is_a_matter_for_a_human(overlay_pool: Poo
     token.write_text(token.read_text().strip()[:-8] + "AAAAAAAA\n")
     async with cluster(settings) as tools:
         for asked in (
-            tools.jobs("true", ["DroneId"]),
-            tools.slots("true", ["Name"]),
+            tools.ads("jobs", "true", ["DroneId"]),
+            tools.ads("slots", "true", ["Name"]),
             tools.submit(three("denied")),
             tools.remove(["1.0"], "x"),
         ):
@@ -195,7 +195,7 @@ async def test_silence_is_never_an_empty_queue(new_pool: Callable[[], Pool], tmp
         job = await tools.submit(batch)
         pool.signal("schedd", signal.SIGSTOP)
         with pytest.raises(UnavailableError, match="no answer within 4 s"):
-            await tools.jobs("true", ["DroneId"])
+            await tools.ads("jobs", "true", ["DroneId"])
         with pytest.raises(OutcomeUnknownError, match="no answer within"):
             await tools.submit(three("hangs"))
         with pytest.raises(OutcomeUnknownError, match="no answer within"):
@@ -206,14 +206,14 @@ async def test_silence_is_never_an_empty_queue(new_pool: Callable[[], Pool], tmp
             for daemon in ("schedd", "collector"):
                 pool.signal(daemon, signal.SIGKILL)
                 with pytest.raises(UnavailableError):
-                    await tools.jobs("true", ["DroneId"])
+                    await tools.ads("jobs", "true", ["DroneId"])
                 with pytest.raises(UnavailableError):
                     await tools.submit(three("dead"))
                 with pytest.raises((UnavailableError, OutcomeUnknownError)):
                     await tools.remove([f"{job}.0"], "x")
             with pytest.raises(UnavailableError):
-                await tools.slots("true", ["Name"])
+                await tools.ads("slots", "true", ["Name"])
         finally:
             os.kill(master, signal.SIGCONT)
         await asyncio.to_thread(until, lambda: len(pool.jobs(job)) == 3, 60, what="the schedd is back")
-        assert len(await tools.jobs(of(batch), ["DroneId"])) == 3
+        assert len(await tools.ads("jobs", of(batch), ["DroneId"])) == 3

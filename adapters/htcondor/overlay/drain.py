@@ -31,8 +31,7 @@ from provisioner.worker_process import WorkerProcess
 
 COLLECTOR_ADS = "adapters.htcondor.overlay.drain:CollectorAds"
 DRAINS_AT_ONCE = 8
-TOOL_TIMEOUT_S = 5.0
-"""Longest time for the tool where an order ad can take its place."""
+TOOL_TIMEOUT_S = 5.0  # longest time for the tool where an order ad can take its place
 TOOL_RETRY_S = 600.0
 """After the tool could not reach a drone that reads order ads, such drones get order ads alone for this long."""
 _DRAIN_FLAGS: Mapping[DrainMode, tuple[str, ...]] = {
@@ -46,8 +45,7 @@ _ALREADY_DRAINING = ("already draining", "draining already in progress")
 _NOT_DRAINING = ("no matching draining request", "not draining")
 _TOOL_DENIALS = ("authenticat", "denied", "not authorized", "no auth method")
 """The last: the collector gave the tool no secret of the startd, and a drone has no other way to trust anybody."""
-_DEBUG_FLAG = "-debug"
-"""Without it the tool says the same of a startd that refuses us as of one that is not there."""
+_DEBUG_FLAG = "-debug"  # without it the tool says the same of a startd that refuses us as of one that is not there
 
 
 def slot_name(name: str, drone_id: DroneId) -> bool:
@@ -58,16 +56,15 @@ def slot_name(name: str, drone_id: DroneId) -> bool:
 class Drainer:
     """Drains of drones whose slot names are known."""
 
-    def __init__(self, tool: str, env: Mapping[str, str], deadline_s: float, orders: DrainOrders | None = None) -> None:
+    def __init__(self, tool: str, env: Mapping[str, str], deadline_s: float, orders: DrainOrders) -> None:
         self._tool, self._env, self._deadline_s, self._orders = tool, dict(env), deadline_s, orders
         self._runner = LocalRunner(env)
         self._room = asyncio.Semaphore(DRAINS_AT_ONCE)
         self._unreachable_until = 0.0
-        self._by_tool: set[DroneId] = set()
-        """Drained by the tool: only the tool can take that back."""
+        self._by_tool: set[DroneId] = set()  # drained by the tool: only the tool can take that back
 
     async def drain(self, names: Mapping[DroneId, str | None], mode: DrainMode, reason: str) -> Sequence[OrderResult]:
-        """Drain drones. ``None`` for a name: the drone is not in the pool, so there is nothing to drain.
+        """Drain drones by name of their slot; None: it is not in the pool, so there is nothing to drain.
 
         The tool is first, because it takes effect at once. A drone that reads order ads gets one where the tool does
         not reach it. A drain is cancelled in the way in which it was made.
@@ -75,7 +72,7 @@ class Drainer:
         if mode is DrainMode.NONE:
             return [OrderResult(drone_id, OrderOutcome.OK) for drone_id in names]
         there = {drone_id: name for drone_id, name in names.items() if name is not None and slot_name(name, drone_id)}
-        readers = await self._orders.readers(there) if self._orders is not None and there else {}
+        readers = await self._orders.readers(there) if there else {}
         by_ad = {i for i, draining in readers.items() if mode is DrainMode.RESUME and draining}
         by_tool = [i for i in names if i not in by_ad or i in self._by_tool]
         answers = (self._one(i, names[i], mode, reason, reads=i in readers) for i in by_tool)
@@ -84,7 +81,7 @@ class Drainer:
         for drone_id, result in results.items():
             if drone_id in readers and (result is None or result.fault) and drone_id not in by_tool_alone:
                 by_ad.add(drone_id)
-        if by_ad and self._orders is not None:
+        if by_ad:
             faults = await self._orders.place([i for i in names if i in by_ad], mode)
             results |= {i: _together(i, results.get(i), fault, i in by_tool_alone) for i, fault in faults.items()}
         unknown = OutcomeUnknownError("not asked")
@@ -93,16 +90,12 @@ class Drainer:
     async def forget(self, there: Collection[DroneId]) -> None:
         """Forget what was asked of drones that have left the pool, and withdraw their orders."""
         self._by_tool.intersection_update(there)
-        if self._orders is not None:
-            await self._orders.forget(there)
+        await self._orders.forget(there)
 
     async def _one(
         self, drone_id: DroneId, name: str | None, mode: DrainMode, reason: str, *, reads: bool
     ) -> OrderResult | None:
-        """Drain one drone by the tool.
-
-        Return None if the tool was not tried because it has just failed to reach drones like this one.
-        """
+        """Drain one drone by the tool; None if that has just failed to reach drones like this one."""
         if name is None:
             return OrderResult(drone_id, OrderOutcome.OK)
         may_fail = reads and drone_id not in self._by_tool
@@ -111,12 +104,11 @@ class Drainer:
                 return None
             try:
                 await self._by_the_tool(drone_id, name, mode, reason, TOOL_TIMEOUT_S if may_fail else math.inf)
+                return OrderResult(drone_id, OrderOutcome.OK)
             except NoReplyError as error:
                 result = failed(drone_id, OutcomeUnknownError(str(error), FaultKind.DOWN))
             except AdapterError as error:
                 result = failed(drone_id, error)
-            else:
-                return OrderResult(drone_id, OrderOutcome.OK)
         if reads:
             self._unreachable_until = time.monotonic() + TOOL_RETRY_S
         return result
@@ -148,12 +140,11 @@ class Drainer:
 
 def _together(drone_id: DroneId, by_tool: OrderResult | None, fault: Fault | None, keep: bool) -> OrderResult:
     """Return the result of a drone that got an order ad, with ``fault`` if that failed. ``keep``: the tool's counts."""
-    tool_fault = by_tool.fault if by_tool else None
     if fault is None:
         return by_tool if keep and by_tool is not None else OrderResult(drone_id, OrderOutcome.OK)
-    if by_tool is None or tool_fault is None:
+    if by_tool is None or by_tool.fault is None:
         return OrderResult(drone_id, OrderOutcome.REJECTED, fault=fault)
-    return replace(by_tool, fault=replace(fault, message=f"{tool_fault.message}; {fault.message}"))
+    return replace(by_tool, fault=replace(fault, message=f"{by_tool.fault.message}; {fault.message}"))
 
 
 def _says(said: str, signs: Sequence[str]) -> bool:
@@ -162,8 +153,7 @@ def _says(said: str, signs: Sequence[str]) -> bool:
 
 ORDER_READ_INTERVAL_S = 10.0
 """Interval at which a drone asks the collector for its order. A query takes the collector some 20 ms."""
-ORDER_READS_PER_S = 10.0
-"""In a large pool drones ask less often, so that all of them together ask about this often."""
+ORDER_READS_PER_S = 10.0  # in a large pool drones ask less often, so that all of them together ask about this often
 ORDER_TIMEOUT_S = 10.0
 
 
@@ -187,17 +177,10 @@ class DrainOrders:
         """Serial number and mode of the order of each drone; the same order keeps its number."""
 
     def identities(self) -> tuple[str, ...]:
-        """Return the identities whose orders our drones obey: those of our tokens. None if no token has any."""
-        try:
-            return self._directory.identities(self._issuer)
-        except AuthError:
-            return ()
+        return self._directory.identities(self._issuer)
 
     async def readers(self, drone_ids: Collection[DroneId]) -> Mapping[DroneId, bool]:
-        """Return the drones that read order ads, each with True if it drains because of one.
-
-        The answer is empty where the collector does not answer.
-        """
+        """Return the drones that read order ads, each with True if it drains by one; none if no collector answers."""
         try:
             found: Mapping[DroneId, bool] = await self._call("readers", list(drone_ids))
         except AdapterError:
@@ -208,27 +191,21 @@ class DrainOrders:
         """Advertise an order for each drone; return why the collector does not list it, or None if it does."""
         orders = {drone_id: self._order(drone_id, mode) for drone_id in drone_ids}
         plain = {drone_id: (serial, mode.value) for drone_id, (serial, _) in orders.items()}
+        missing = Fault(FaultKind.DOWN, "order ad: the collector does not list it", time.time())
+        placed: Sequence[DroneId] = ()
         try:
             placed = await self._call("place", plain, list(self.identities()))
         except AdapterError as error:
-            fault = Fault(error.kind, f"order ad: {error}", time.time())
-            return dict.fromkeys(drone_ids, fault)
-        for drone_id in placed:
-            self._standing[drone_id] = orders[drone_id]
-        missing = Fault(FaultKind.DOWN, "order ad: the collector does not list it", time.time())
+            missing = Fault(error.kind, f"order ad: {error}", time.time())
+        self._standing |= {drone_id: orders[drone_id] for drone_id in placed}
         return {drone_id: None if drone_id in placed else missing for drone_id in drone_ids}
 
     async def rehearse(self, name: DroneId) -> Fault | None:
-        """Return why an order would not reach a drone; None if the collector listed one, which is then withdrawn.
-
-        ``name``: an id that no drone has.
-        """
+        """Return why an order would not reach a drone; None if it would. ``name``: an id that no drone has."""
         if not self.identities():
             return Fault(FaultKind.CONFIG, f"none of our tokens is of `trust_domain` {self._issuer}", time.time())
         refused = (await self.place([name], DrainMode.PEACEFUL))[name]
-        if name in self._standing:
-            del self._standing[name]
-            await self._withdraw([name])
+        await self.forget(self._standing.keys() - {name})
         return refused
 
     async def forget(self, there: Collection[DroneId]) -> None:
@@ -237,11 +214,8 @@ class DrainOrders:
         for drone_id in gone:
             del self._standing[drone_id]
         if gone:
-            await self._withdraw(gone)
-
-    async def _withdraw(self, drone_ids: Sequence[DroneId]) -> None:
-        with contextlib.suppress(AdapterError):
-            await self._call("withdraw", list(drone_ids))
+            with contextlib.suppress(AdapterError):
+                await self._call("withdraw", gone)
 
     async def _call(self, name: str, *args: object) -> Any:
         return await self._child.call(name, *args, deadline_s=ORDER_TIMEOUT_S)
@@ -263,13 +237,13 @@ class DrainOrders:
 
 ORDER_LIFETIME_S = 900
 """An order that its drone has not read by then is forgotten by the collector; the planner asks again."""
-_ORDER_READ_BACK_S = 3.0
-"""The collector may answer a query before it has taken in the ads that were sent just before."""
-INVALIDATE_TIMEOUT_S = 5.0
-"""Longest wait until the collector no longer lists the ads of dead drones."""
-_ROUNDING_S = 1.0
-"""The collector keeps whole seconds."""
+_ORDER_READ_BACK_S = 3.0  # the collector may answer a query before it has taken in the ads that were sent just before
+INVALIDATE_TIMEOUT_S = 5.0  # longest wait until the collector no longer lists the ads of dead drones
+_ROUNDING_S = 1.0  # the collector keeps whole seconds
 _ADVICE = "allow the identity of the drones' tokens ADVERTISE_STARTD and ADVERTISE_MASTER at the collector"
+
+
+_SENDER = "AuthenticatedIdentity"
 
 
 class CollectorAds:
@@ -290,84 +264,60 @@ class CollectorAds:
         return {i: value(ad, "DroneDraining") is True for ad in ads if (i := text(ad, "DroneId", 63)) in wanted}
 
     def place(self, orders: Mapping[str, tuple[int, str]], identities: Sequence[str]) -> Sequence[str]:
-        """Advertise an order (serial number, mode) for each drone.
-
-        Return those that the collector lists under one of our ``identities``. AuthError if there is none.
-        """
+        """Advertise orders (number, mode); return those listed under one of ``identities``, AuthError if none."""
+        kind = {"MyType": "Generic", "ClassAdLifetime": ORDER_LIFETIME_S}
         ads = [
             classad2.ClassAd(
-                {
-                    "MyType": "Generic",
-                    "Name": drone_id,
-                    "DroneOrderFor": drone_id,
-                    "DroneOrder": serial,
-                    "DroneOrderMode": mode,
-                    "ClassAdLifetime": ORDER_LIFETIME_S,
-                }
+                {**kind, "Name": each, "DroneOrderFor": each, "DroneOrder": serial, "DroneOrderMode": mode}
             )
-            for drone_id, (serial, mode) in orders.items()
+            for each, (serial, mode) in orders.items()
         ]
         self._collector.advertise(ads, "UPDATE_AD_GENERIC")
-        limit = time.monotonic() + _ORDER_READ_BACK_S
+        limit, projection = time.monotonic() + _ORDER_READ_BACK_S, ("DroneOrderFor", "DroneOrder", _SENDER)
         while True:
-            found = self._senders(orders)
-            ours = [drone_id for drone_id in orders if found.get(drone_id) in identities]
+            listed = self._collector.query(htcondor2.AdType.Generic, "DroneOrderFor isnt undefined", projection)
+            numbered = (
+                (text(ad, "DroneOrderFor", 63), value(ad, "DroneOrder"), text(ad, _SENDER, 200)) for ad in listed
+            )
+            senders = {
+                each: sender for each, serial, sender in numbered if each in orders and serial == orders[each][0]
+            }
+            ours = [drone_id for drone_id in orders if senders.get(drone_id) in identities]
             if len(ours) == len(orders) or time.monotonic() > limit:
                 break
             time.sleep(0.1)
         if ours:
             return ours
         whom = f"collector {self._collector.addresses}"
-        if others := sorted(set(found.values())):
+        if others := sorted(set(senders.values())):
             seen, expected = printable(", ".join(others), 120), ", ".join(identities)
             raise AuthError(f"{whom} knows us as {seen}, drones obey {expected}: use a token of that identity")
         raise AuthError(f"{whom} does not list our order ads: allow our identity DAEMON there")
 
-    def _senders(self, orders: Mapping[str, tuple[int, str]]) -> Mapping[str, str]:
-        """Return the identity under which the collector lists each of these orders."""
-        projection = ["DroneOrderFor", "DroneOrder", "AuthenticatedIdentity"]
-        return {
-            drone_id: text(ad, "AuthenticatedIdentity", 200)
-            for ad in self._collector.query(htcondor2.AdType.Generic, "DroneOrderFor isnt undefined", projection)
-            if (drone_id := text(ad, "DroneOrderFor", 63)) in orders and value(ad, "DroneOrder") == orders[drone_id][0]
-        }
-
     def withdraw(self, drone_ids: Collection[str]) -> None:
-        """Have the collectors drop the orders of drones that are gone."""
         wanted = " || ".join(f'DroneOrderFor == "{drone_id}"' for drone_id in drone_ids)
         self._collector.invalidate("Generic", "INVALIDATE_ADS_GENERIC", wanted)
 
     def remove(self, ended_at: Mapping[str, float]) -> None:
-        """Have the collectors drop the slot and master ads of drones that ended at these times (this host's clock).
+        """Have the collectors drop ads of drones that ended then (our clock), but not those that were sent since."""
 
-        An ad that was sent after that time stays: its drone lives. AuthError if the collector keeps a slot.
-        """
+        def gone() -> str:
+            now = time.time()
+            return " || ".join(silent(drone_id, now - at) for drone_id, at in ended_at.items())
+
         try:
-            self._collector.invalidate("Machine", "INVALIDATE_STARTD_ADS", _silent_since(ended_at))
-            self._collector.invalidate("DaemonMaster", "INVALIDATE_MASTER_ADS", _silent_since(ended_at))
+            self._collector.invalidate("Machine", "INVALIDATE_STARTD_ADS", gone())
+            self._collector.invalidate("DaemonMaster", "INVALIDATE_MASTER_ADS", gone())
         except AuthError as error:
             raise AuthError(f"{_ADVICE}: {error}", error.kind) from None
-        limit = time.monotonic() + INVALIDATE_TIMEOUT_S
-        while left := self._listed(_silent_since(ended_at)):
+        limit, kinds = time.monotonic() + INVALIDATE_TIMEOUT_S, (htcondor2.AdType.Startd, htcondor2.AdType.Master)
+        while left := [ad for kind in kinds for ad in self._collector.query(kind, gone(), ["Name"])]:
             if time.monotonic() > limit:
-                raise AuthError(f"{_ADVICE}: collector {self._collector.addresses} still lists {left}")
+                name = text(left[0], "Name", 200) or "an ad without a name"
+                raise AuthError(f"{_ADVICE}: collector {self._collector.addresses} still lists {name}")
             time.sleep(0.2)
-
-    def _listed(self, constraint: str) -> str:
-        """Return the name of one of the ads that should be gone; empty if there is none."""
-        kinds = (htcondor2.AdType.Startd, htcondor2.AdType.Master)
-        names = (text(ad, "Name", 200) for kind in kinds for ad in self._collector.query(kind, constraint, ["Name"]))
-        return next((name or "an ad without a name" for name in names), "")
-
-
-def _silent_since(ended_at: Mapping[str, float]) -> str:
-    now = time.time()
-    return " || ".join(silent(drone_id, now - at) for drone_id, at in ended_at.items())
 
 
 def silent(drone_id: str, for_s: float) -> str:
-    """Return the constraint for the ads of a drone that has not advertised itself for this long.
-
-    The collector evaluates it by its own clock.
-    """
+    """Return the constraint for the ads of a drone that has been silent for this long, by the collector's clock."""
     return f"(DroneId =?= {classad2.quote(drone_id)} && time() - LastHeardFrom >= {max(0, int(for_s - _ROUNDING_S))})"

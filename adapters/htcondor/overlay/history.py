@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from adapters.htcondor.classads import Ad, attribute_names, job_id, moment, text
 from adapters.htcondor.daemons import Collectors
-from adapters.htcondor.overlay.job_classes import bounds, request, walltime
+from adapters.htcondor.overlay.job_classes import request
 from adapters.htcondor.overlay.schedds import ScheddQueue, queues_of
 from adapters.htcondor.overlay.settings import HTCondorConfig
 from adapters.htcondor.overlay.work import EVICTION_REPORTED_S, cause_of_end, drone_named
@@ -22,10 +22,8 @@ from provisioner.interfaces import AdapterError, AuthError, UnavailableError
 from provisioner.model import CompletedJob, JobFailure
 from provisioner.worker_process import WorkerProcess
 
-HISTORY_LIMIT = 5000
-"""Jobs asked for in one question to one schedd."""
-_LATE_S = 300.0
-"""A job may enter the history so long after its end."""
+HISTORY_LIMIT = 5000  # jobs asked for in one question to one schedd
+_LATE_S = 300.0  # a job may enter the history so long after its end
 
 HISTORY_PROJECTION = attribute_names(
     """
@@ -44,24 +42,18 @@ _AT_REST = 'member(unparse(LeaveJobInQueue), {"", "undefined", "false"})'
 
 @dataclass(frozen=True, slots=True)
 class HistoryView:
-    """Completed jobs of all schedds. ``completions`` is None if no schedd answered."""
+    """Completed jobs of all schedds (None if no schedd answered), and those that failed within seconds."""
 
     completions: tuple[CompletedJob, ...] | None
     notices: tuple[str, ...] = ()
     failures: tuple[JobFailure, ...] = ()
-    """Completions that failed within seconds."""
 
 
 @dataclass(slots=True)
 class _ScheddHistory:
-    """Completed jobs of one schedd."""
-
-    read_at: float = 0.0
-    """When its history was read last, by its own clock."""
-    newest: str = ""
-    """The newest entry at that time."""
-    jobs: dict[str, CompletedJob] = field(default_factory=dict)
-    failed: dict[str, JobFailure] = field(default_factory=dict)
+    read_at: float = 0.0  # when its history was read last, by its own clock
+    newest: str = ""  # the newest entry at that time
+    jobs: dict[str, tuple[CompletedJob, JobFailure | None]] = field(default_factory=dict)
 
 
 class HistoryReader:
@@ -73,32 +65,29 @@ class HistoryReader:
         self._known: dict[str, _ScheddHistory] = {}
 
     def completed(self, gpus_only: bool, silent: Collection[str] = ()) -> HistoryView:
-        """Return the jobs completed in the last :data:`EVICTION_REPORTED_S`.
-
-        A schedd that does not answer is reported, and the others' jobs count. ``silent``: schedds that are not asked.
-        """
+        """Return recently completed jobs, without those of the schedds ``silent``, and who did not answer."""
         now, notices, answered = time.time(), list[str](), False
         self._collector.read_clock()
         for queue in queues_of(self._collector.schedds(), self._config.schedds):
-            if printable(queue.name, 80) in silent:
+            name = printable(queue.name, 80)
+            if name in silent:
                 continue
-            known = self._known.setdefault(queue.name, _ScheddHistory())
             try:
-                cut = self._read(queue, known, now, gpus_only)
+                cut = self._read(queue, self._known.setdefault(queue.name, _ScheddHistory()), now, gpus_only)
+                answered = True
             except (UnavailableError, AuthError) as error:
                 notices.append(f"completed jobs are unknown: {error}")
                 continue
-            answered = True
             if cut:
-                name = printable(queue.name, 80)
                 notices.append(f"schedd {name}: only the newest {HISTORY_LIMIT} completed jobs are counted")
+        since = now - EVICTION_REPORTED_S
         for known in self._known.values():
-            known.jobs = {key: each for key, each in known.jobs.items() if each.ended_at >= now - EVICTION_REPORTED_S}
-            known.failed = {key: each for key, each in known.failed.items() if key in known.jobs}
+            known.jobs = {key: each for key, each in known.jobs.items() if each[0].ended_at >= since}
+        if not answered:
+            return HistoryView(None, tuple(notices))
         found = [each for known in self._known.values() for each in known.jobs.values()]
-        found.sort(key=lambda each: (each.ended_at, each.job_id))
-        failures = tuple(each for known in self._known.values() for each in known.failed.values())
-        return HistoryView(tuple(found) if answered else None, tuple(notices), failures if answered else ())
+        jobs = sorted((job for job, _ in found), key=lambda each: (each.ended_at, each.job_id))
+        return HistoryView(tuple(jobs), tuple(notices), tuple(failure for _, failure in found if failure is not None))
 
     def _read(self, queue: ScheddQueue, known: _ScheddHistory, now: float, gpus_only: bool) -> bool:
         """Add the jobs completed since the last question. Return True if there were more than the limit."""
@@ -107,21 +96,20 @@ class HistoryReader:
         long_ago = there_now - EVICTION_REPORTED_S
         wanted = constraint(config.constraint, long_ago, gpus_only)
         projection = sorted({*HISTORY_PROJECTION, config.owner_attribute})
+        until = stop(known.newest, max(known.read_at, long_ago))
         with self._collector.errors.translated(f"schedd {printable(queue.name, 80)}"):
-            left = queue.schedd.history(
-                wanted, projection, HISTORY_LIMIT, stop(known.newest, max(known.read_at, long_ago))
-            )
+            left = queue.schedd.history(wanted, projection, HISTORY_LIMIT, until)
             stays = queue.schedd.query(wanted, projection=projection, limit=HISTORY_LIMIT)
-        if left:
-            known.newest = job_id(left[0])
+        known.newest = job_id(left[0]) if left else known.newest
         known.read_at = there_now
         for ad in (*left, *stays):
             done = completion(ad, queue.name, self._controller, config.owner_attribute, lambda theirs: theirs - ahead_s)
             if done is None:
                 continue
-            known.jobs.setdefault(done.job_id, done)
+            failure = None
             if done.drone_id is not None and (cause := cause_of_end(ad, done.run_s)):
-                known.failed[done.job_id] = JobFailure(done.drone_id, done.job_id, done.ended_at, done.owner, cause)
+                failure = JobFailure(done.drone_id, done.job_id, done.ended_at, done.owner, cause)
+            known.jobs.setdefault(done.job_id, (done, failure))
         return max(len(left), len(stays)) >= HISTORY_LIMIT
 
 
@@ -146,28 +134,20 @@ def completion(
     began = max(began, moment(ad, "JobCurrentStartDate"))  # executing is of an earlier run where this one has none
     if not ended or not 0 < began <= ended:
         return None
-    asks, least = request(ad), bounds(ad)
     return CompletedJob(
         job_id=f"{printable(schedd, 120)}#{job_id(ad)}",
         ended_at=to_our_clock(ended),
         submitted_at=to_our_clock(moment(ad, "QDate") or began),
         run_s=ended - began,
-        gpu_milli=asks.gpu_milli,
-        cpus=asks.cpus,
-        memory_mib=asks.memory_mib,
-        disk_mib=asks.disk_mib,
-        vram_mib=least.vram_mib,
-        capability=least.capability,
+        **request(ad)[0]._asdict(),
         owner=text(ad, "Owner", 80),
         group=text(ad, owner_attribute, 80),
-        walltime_s=walltime(ad),
         drone_id=drone_named(ad, "LastRemoteHost", controller),
     )
 
 
 HISTORY_INTERVAL_S = 60.0
-HISTORY_RETRY_S = 300.0
-"""A history that took too long is not asked for at once again."""
+HISTORY_RETRY_S = 300.0  # a history that took too long is not asked for at once again
 HISTORY_TIMEOUT_S = 10.0
 
 
@@ -175,31 +155,22 @@ class HistoryPoller:
     """Questions to the history reader, whose death costs the polls nothing."""
 
     def __init__(self, config: HTCondorConfig, controller: str, directory: ClientDirectory) -> None:
-        self._child = WorkerProcess(
-            "adapters.htcondor.overlay.history:HistoryReader",
-            config,
-            controller,
-            # a log of its own: why something failed is read out of it
-            env=directory.env | {"_CONDOR_TOOL_LOG": str(directory.path / "history.log")},
-        )
+        # a log of its own: why something failed is read out of it
+        env = directory.env | {"_CONDOR_TOOL_LOG": str(directory.path / "history.log")}
+        self._child = WorkerProcess("adapters.htcondor.overlay.history:HistoryReader", config, controller, env=env)
         self._deadline_s = min(HISTORY_TIMEOUT_S, config.deadline)
         self._again_at = 0.0
         self._view = HistoryView(None)
 
-    async def newest(self, gpus_only: bool, silent: Collection[str] = ()) -> HistoryView:
-        """Return the last answer, renewed if it is a minute old.
-
-        A failure is a notice, not an error. ``silent``: schedds that are not asked.
-        """
-        if time.monotonic() < self._again_at:
-            return self._view
-        try:
-            view = await self._child.call("completed", gpus_only, tuple(silent), deadline_s=self._deadline_s)
-            assert isinstance(view, HistoryView)
-            self._view, pause_s = view, HISTORY_INTERVAL_S
-        except AdapterError as error:
-            self._view, pause_s = HistoryView(None, (f"completed jobs are unknown: {error}",)), HISTORY_RETRY_S
-        self._again_at = time.monotonic() + pause_s
+    async def newest(self, gpus_only: bool, silent: Collection[str]) -> HistoryView:
+        """Return the last answer, renewed if it is a minute old; a failure is a notice, not an error."""
+        if time.monotonic() >= self._again_at:
+            pause_s = HISTORY_INTERVAL_S
+            try:
+                self._view = await self._child.call("completed", gpus_only, silent, deadline_s=self._deadline_s)
+            except AdapterError as error:
+                self._view, pause_s = HistoryView(None, (f"completed jobs are unknown: {error}",)), HISTORY_RETRY_S
+            self._again_at = time.monotonic() + pause_s
         return self._view
 
     async def close(self) -> None:

@@ -17,14 +17,14 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from adapters.htcondor import classad2, classads
 from adapters.htcondor.classads import HELD, IDLE, IN_SLOT, Ad, attribute_names, moment, number, source, text, whole
 from adapters.htcondor.overlay.matching import bound, clauses
-from adapters.htcondor.overlay.settings import SlotWeight
 from adapters.shared.printing import printable
 from provisioner.model import WHOLE_GPU, Group, JobClass
 
@@ -38,8 +38,7 @@ GROUPED = attribute_names(
 """Attributes that the schedd groups by; it adds by itself those that their expressions refer to."""
 
 
-PARALLEL = 11
-"""Universe of jobs that a dedicated scheduler starts on several machines at once."""
+PARALLEL = 11  # universe of jobs that a dedicated scheduler starts on several machines at once
 _PARALLEL_JOB = "the parallel universe is not supported: drones have no dedicated scheduler; write universe = vanilla"
 
 JOBS = "member(JobStatus, {1,2,5,6,7}) && member(JobUniverse, {7,9,12}) isnt true"
@@ -66,22 +65,16 @@ class JobGroup:
     """One group as one schedd made it."""
 
     schedd: str
-    key: str
-    """Digest of all requirements."""
-    brothers: str
-    """The same without measured usage."""
-    shape: str
-    """The same without the owner, unless an expression looks at that: what verdicts depend on."""
+    key: str  # digest of all requirements
+    brothers: str  # the same without measured usage
+    shape: str  # the same without the owner, unless an expression looks at that: what verdicts depend on
     status: int
     count: int
-    first: str
-    """Id of its first job, ``204.0``."""
+    first: str  # id of its first job, ``204.0``; ``last`` that of its last one
     last: str
-    """Id of its last one."""
     job_ids: str
     owner: str
-    accounting: str
-    """Its accounting group; empty if it has none."""
+    accounting: str  # its accounting group; empty if it has none
     priority: int
     ad: Ad = field(repr=False, compare=False)
 
@@ -140,29 +133,23 @@ def passes(ad: Ad) -> bool:
     return any(_OF_TIME.search(source(ad, name)) for name in ad)
 
 
-@dataclass(frozen=True, slots=True)
-class QueueWait:
+class QueueWait(NamedTuple):
     """Times for which idle jobs have waited, by this host's clock."""
 
-    oldest_at: float = 0.0
-    """When the oldest of them was submitted."""
-    idle_at: float = 0.0
-    """When the longest wait that goes on began: a job that was evicted began anew."""
-
-    PROJECTION: ClassVar = ("QDate", "EnteredCurrentStatus", "ServerTime")
+    oldest_at: float = 0.0  # when the oldest of them was submitted
+    idle_at: float = 0.0  # when the longest wait that goes on began: a job that was evicted began anew
 
     @classmethod
     def of(cls, ad: Ad, received_at: float) -> QueueWait:
-        """Return the wait of one job."""
         submitted, idle = moment(ad, "QDate"), moment(ad, "EnteredCurrentStatus")
         skew = classads.clock_ahead_s(ad, received_at)
         return cls(submitted - skew, max(submitted, idle) - skew)
 
     def earlier(self, other: QueueWait) -> QueueWait:
-        """Return the wait of the jobs of both."""
         return QueueWait(min(self.oldest_at, other.oldest_at), min(self.idle_at, other.idle_at))
 
 
+WAIT_PROJECTION = ("QDate", "EnteredCurrentStatus", "ServerTime")
 NO_WAITS = QueueWait()
 
 
@@ -173,16 +160,13 @@ def job_class(class_id: str, groups: list[JobGroup], fresh: int, waits: QueueWai
     running = [g for g in groups if g.status in IN_SLOT]
     waiting = sum(g.count for g in idle)
     fresh = min(fresh, waiting)
-    asks, least = request(ad), bounds(ad)
+    asks, driver, invalid = request(ad)
+    shares = (number(ad, name) for name in ("GpuDuty", "GpuWidth"))  # from 0 to 1, in thousandths
+    duty_milli, width_milli = (round(each * 1000) if each is not None and 0 <= each <= 1 else 0 for each in shares)
     return JobClass(
         id=class_id,
-        gpu_milli=asks.gpu_milli,
-        cpus=asks.cpus,
-        memory_mib=asks.memory_mib,
-        disk_mib=asks.disk_mib,
-        vram_mib=least.vram_mib,
-        capability=least.capability,
-        driver=least.driver,
+        **asks._asdict(),
+        driver=driver,
         waiting=waiting - fresh,
         fresh=fresh,
         running=sum(g.count for g in running),
@@ -190,14 +174,13 @@ def job_class(class_id: str, groups: list[JobGroup], fresh: int, waits: QueueWai
         oldest_at=waits.oldest_at if idle else 0.0,
         owner=groups[0].owner,
         priority=max((g.priority for g in idle or groups), default=0),
-        walltime_s=walltime(ad),
-        invalid=_PARALLEL_JOB if number(ad, "JobUniverse") == PARALLEL else asks.invalid or _undefined(ad),
+        invalid=_PARALLEL_JOB if number(ad, "JobUniverse") == PARALLEL else invalid,
         job_ids=_ids(idle),
         running_ids=_ids(running),
         held_ids=_ids(held),
         group=groups[0].accounting,
-        duty_milli=_thousandths(ad, "GpuDuty"),
-        width_milli=_thousandths(ad, "GpuWidth"),
+        duty_milli=duty_milli,
+        width_milli=width_milli,
         splits=False,
         idle_at=waits.idle_at if idle else 0.0,
     )
@@ -207,32 +190,42 @@ def _ids(groups: list[JobGroup]) -> str:
     return printable(", ".join(g.job_ids for g in groups))
 
 
-def _thousandths(ad: Ad, name: str) -> int:
-    """Return a share from 0 to 1 in thousandths; 0 for anything else."""
-    share = number(ad, name)
-    return round(share * 1000) if share is not None and 0 <= share <= 1 else 0
-
-
 class JobRequest(NamedTuple):
-    """Resources that a job asks for: GPUs in thousandths, CPUs, MiB."""
+    """Resources that a job asks for: GPUs in thousandths, CPUs, MiB; the least MiB and tenths of each GPU; seconds."""
 
     gpu_milli: int = 0
     cpus: int = 0
     memory_mib: int = 0
     disk_mib: int = 0
-    invalid: str = ""
-    """Error in the request for GPUs, if no slot can ever meet that."""
+    vram_mib: int = 0
+    capability: int = 0
+    walltime_s: float = 0.0  # 0 if it does not say
 
 
-def request(ad: Ad) -> JobRequest:
-    """Return what a job asks for."""
+def request(ad: Ad) -> tuple[JobRequest, int, str]:
+    """Return what a job asks for, the least CUDA version, and what is wrong with it if no slot can ever meet it."""
     gpu_milli, invalid = _gpus_asked(ad)
     cpus = whole(ad, "RequestCpus") if source(ad, "RequestCpus") else 1
-    return JobRequest(gpu_milli, cpus, whole(ad, "RequestMemory"), math.ceil(whole(ad, "RequestDisk") / 1024), invalid)
+    memory_mib, disk_mib = whole(ad, "RequestMemory"), math.ceil(whole(ad, "RequestDisk") / 1024)
+    least = {"globalmemorymb": 0.0, "capability": 0.0, "maxsupportedversion": 0.0}
+    for name in ("RequireGPUs", "Requirements"):
+        for clause in clauses(source(ad, name)):
+            found = bound(clause, ad) if " >= " in clause else None
+            if found and found[0].lower() in least and found[1] <= classads.LARGEST_NUMBER:
+                least[found[0].lower()] = max(least[found[0].lower()], found[1])
+    vram, capability, driver = least.values()
+    walltime_s = whole(ad, "AllowedJobDuration") or whole(ad, "AllowedExecuteDuration")
+    walltime_s = walltime_s or whole(ad, "MaxWallTimeMins") * 60
+    per_gpu = math.ceil(vram), math.ceil(round(capability * 10, 6))
+    asks = JobRequest(gpu_milli, cpus, memory_mib, disk_mib, *per_gpu, float(walltime_s))
+    return asks, math.ceil(driver), invalid or _undefined(ad)
 
 
 def _gpus_asked(ad: Ad) -> tuple[int, str]:
-    """Return the GPUs in thousandths, and what is wrong with the request if no slot can ever meet it."""
+    """Return the GPUs in thousandths, and what is wrong with the request if no slot can ever meet it.
+
+    HTCondor assigns whole GPUs, and a drone may offer shares of one as such. A job asks for a share by its GpuMilli.
+    """
     if source(ad, "RequestGPUs") in ("", "undefined"):
         return 0, ""
     asked, written = number(ad, "RequestGPUs"), printable(source(ad, "RequestGPUs"), 60)
@@ -246,34 +239,22 @@ def _gpus_asked(ad: Ad) -> tuple[int, str]:
             f"request_gpus = {asked:g}: HTCondor hands out whole GPUs; write request_gpus = 1{more}, and offer a drone"
             " type that shares its GPU"
         )
-    return _share(ad, int(asked)) if source(ad, "GpuMilli") not in ("", "undefined") else (int(asked) * WHOLE_GPU, "")
-
-
-def _share(ad: Ad, gpus: int) -> tuple[int, str]:
-    """Return the share of a GPU that a job asks for, and what is wrong with it.
-
-    HTCondor assigns whole GPUs, and a drone may offer shares of one as such. A job asks for a share by its GpuMilli.
-    """
-    asked = number(ad, "GpuMilli")
-    written = printable(source(ad, "GpuMilli"), 60) if asked is None else f"{asked:g}"
-    if asked is None or not 1 <= asked <= WHOLE_GPU or asked != int(asked):
-        return gpus * WHOLE_GPU, (
+    gpu_milli, source_text = int(asked) * WHOLE_GPU, source(ad, "GpuMilli")
+    if source_text in ("", "undefined"):
+        return gpu_milli, ""
+    share = number(ad, "GpuMilli")
+    written = printable(source_text, 60) if share is None else f"{share:g}"
+    if share is None or not 1 <= share <= WHOLE_GPU or share != int(share):
+        return gpu_milli, (
             f"GpuMilli = {written}: the share of a GPU is a whole number of thousandths from 1 to {WHOLE_GPU}; write"
             " +GpuMilli = 200 for a fifth of one, or leave it out for a whole one"
         )
-    if gpus != 1:
-        return gpus * WHOLE_GPU, (
-            f"GpuMilli = {written} with request_gpus = {gpus}: a share is of one GPU; write request_gpus = 1, or leave"
-            " GpuMilli out"
+    if asked != 1:
+        return gpu_milli, (
+            f"GpuMilli = {written} with request_gpus = {int(asked)}: a share is of one GPU; write request_gpus = 1, or"
+            " leave GpuMilli out"
         )
-    return int(asked), ""
-
-
-def walltime(ad: Ad) -> float:
-    """Return the time that a job says it needs, in seconds; 0 if it does not say."""
-    return float(
-        whole(ad, "AllowedJobDuration") or whole(ad, "AllowedExecuteDuration") or whole(ad, "MaxWallTimeMins") * 60
-    )
+    return int(share), ""
 
 
 def _undefined(ad: Ad) -> str:
@@ -289,64 +270,39 @@ def _undefined(ad: Ad) -> str:
     return ""
 
 
-class GpuBounds(NamedTuple):
-    """Least values that a job asks of each GPU: MiB, tenths, CUDA version as in MaxSupportedVersion."""
-
-    vram_mib: int
-    capability: int
-    driver: int
-
-
-def bounds(ad: Ad) -> GpuBounds:
-    """Return the least values that RequireGPUs and Requirements ask of a GPU."""
-    least = {"globalmemorymb": 0.0, "capability": 0.0, "maxsupportedversion": 0.0}
-    for name in ("RequireGPUs", "Requirements"):
-        for clause in clauses(source(ad, name)):
-            found = bound(clause, ad) if " >= " in clause else None
-            if found and found[0].lower() in least and found[1] <= classads.LARGEST_NUMBER:
-                least[found[0].lower()] = max(least[found[0].lower()], found[1])
-    vram_mib, capability, driver = least.values()
-    return GpuBounds(math.ceil(vram_mib), math.ceil(round(capability * 10, 6)), math.ceil(driver))
-
-
 def as_job(ad: Ad) -> Ad:
-    """Return the group's ad as the job's, for matching."""
-    job = classad2.ClassAd()
-    for name in ad:
-        if name.lower() not in ("jobcount", "jobids", "id"):
-            job[name] = ad.lookup(name)
-    return job
+    return classad2.ClassAd({name: ad.lookup(name) for name in ad if name.lower() not in ("jobcount", "jobids", "id")})
 
 
 def group_attributes(owner_attribute: str, constraint: str) -> list[str]:
-    """Return the attributes that a schedd is asked to group by.
-
-    An operator's constraint is put to the groups, so they are grouped by the attributes that it looks at.
-    """
-    references = classad2.ClassAd().externalRefs(classad2.ExprTree(constraint))
-    also = (str(name).rpartition(".")[2] for name in references)
+    """Return the attributes to group by, those of the operator's constraint as well: it is put to groups."""
+    also = (name.rpartition(".")[2] for name in classads.references(constraint))
     return sorted({name.lower(): name for name in (*also, owner_attribute, *GROUPED)}.values())
 
 
 ACCOUNTING_PROJECTION = attribute_names(
     "LastHeardFrom Name IsAccountingGroup ConfigQuota SurplusPolicy WeightedResourcesUsed Priority"
 )
-_ROOT_GROUP = "<none>"
-"""HTCondor's name for the root of all groups."""
+_ROOT_GROUP = "<none>"  # HTCondor's name for the root of all groups
 
 
-def accounting_groups(ads: Iterable[Ad], classes: Iterable[JobClass], weight: SlotWeight) -> tuple[Group, ...]:
+def accounting_groups(ads: Iterable[Ad], classes: Iterable[JobClass], weight: str) -> tuple[Group, ...]:
     """Return all groups but the root; empty where there are no others."""
     known = {text(ad, "Name", 80).casefold(): ad for ad in ads if _is_group(ad)}
-    weights = _weights(classes) if known and weight is SlotWeight.CPUS else {}
-    used: dict[str, float] = {}
+    cpus, milli, used = Counter[str](), Counter[str](), defaultdict[str, float](float)
+    for job in classes if weight == "cpus" else ():
+        count = job.waiting + job.fresh + job.running + job.held
+        for name in _chain(job.group.casefold()) if job.gpu_milli else ():
+            cpus[name] += count * job.cpus
+            milli[name] += count * job.gpu_milli
     for name, ad in known.items():
         for above in _chain(name):
-            used[above] = used.get(above, 0.0) + _amount(ad, "WeightedResourcesUsed")
+            used[above] += _amount(ad, "WeightedResourcesUsed")
 
     def gpu_milli(name: str, amount: float) -> int:
+        cpus_per_gpu = cpus[name] * WHOLE_GPU / milli[name] if cpus[name] and milli[name] else 1.0
         # rounded to a thousandth first: 8 CPUs at 8 a GPU are one GPU, whatever floating point makes of it
-        return int(round(amount * WHOLE_GPU / weights.get(name, 1.0), 3))
+        return int(round(amount * WHOLE_GPU / cpus_per_gpu, 3))
 
     return tuple(
         Group(
@@ -360,7 +316,7 @@ def accounting_groups(ads: Iterable[Ad], classes: Iterable[JobClass], weight: Sl
     )
 
 
-def quota_warnings(ads: Iterable[Ad], weight: SlotWeight) -> list[str]:
+def quota_warnings(ads: Iterable[Ad], weight: str) -> list[str]:
     """Return a line for each quota that cannot mean what it says in a pool of drones."""
     return [
         f"accounting group {text(ad, 'Name', 80)}: its dynamic quota is a share of what there happens to be, and it"
@@ -379,34 +335,17 @@ def _is_group(ad: Ad) -> bool:
     return classads.value(ad, "IsAccountingGroup") is True and text(ad, "Name", 80) not in ("", _ROOT_GROUP)
 
 
-def _is_dynamic(ad: Ad, weight: SlotWeight) -> bool:
-    """Return True if a quota is a share of the pool.
-
-    The ad does not distinguish a share of the pool from an amount: what is below one is a share, and so is one, unless
-    it is of GPUs.
-    """
+def _is_dynamic(ad: Ad, weight: str) -> bool:
+    """Return True if a quota is a share of the pool, not an amount: below one, or one unless it is of GPUs."""
     written = _amount(ad, "ConfigQuota")
-    return 0.0 < written < 1.0 or (written == 1.0 and weight is SlotWeight.CPUS)
+    return 0.0 < written < 1.0 or (written == 1.0 and weight == "cpus")
 
 
 def _takes_surplus(ad: Ad) -> bool:
     return text(ad, "SurplusPolicy", 20).lower() not in ("", "no")
 
 
-def _weights(classes: Iterable[JobClass]) -> Mapping[str, float]:
-    """Return the CPUs for each GPU that the GPU jobs of a group ask for, by the group's name in small letters."""
-    cpus: dict[str, int] = {}
-    milli: dict[str, int] = {}
-    for job in classes:
-        count = job.waiting + job.fresh + job.running + job.held
-        for name in _chain(job.group.casefold()) if job.gpu_milli else ():
-            cpus[name] = cpus.get(name, 0) + count * job.cpus
-            milli[name] = milli.get(name, 0) + count * job.gpu_milli
-    return {name: total * WHOLE_GPU / milli[name] for name, total in cpus.items() if total and milli[name]}
-
-
 def _chain(name: str) -> Iterable[str]:
-    """Yield a group's name and those of the groups that contain it."""
-    while name:
+    while name:  # a group, and those that contain it
         yield name
         name = name.rpartition(".")[0]

@@ -41,8 +41,7 @@ _DIMENSION_OF = {
 }
 _GPU_PREFIX = re.compile(r"^(target\.)?(gpus_|cuda)?")
 _BOUND = re.compile(r"(?:TARGET\.)?(?:GPUs_|CUDA)?(\w+) (>=|>) (.+)", re.IGNORECASE | re.DOTALL)
-_MOST_GPUS = 256
-"""GPU ads that a template carries at most."""
+_MOST_GPUS = 256  # GPU ads that a template carries at most
 WITHIN_LIMITS = (
     "MY.Cpus > 0 && (TARGET.RequestCpus ?: 1) <= MY.Cpus && MY.Memory > 0 && TARGET.RequestMemory <= MY.Memory"
     " && MY.Disk > 0 && TARGET.RequestDisk <= MY.Disk"
@@ -64,9 +63,6 @@ class ReceivedSlot:
 
     ad: Mapping[str, str]
     gpus: tuple[Mapping[str, str], ...] = ()
-
-
-# ---------------------------------------------------------------------------------------------------- the slot's side
 
 
 def start(kind: DroneType) -> str:
@@ -100,11 +96,10 @@ def operator_start(drone_config: str, built_in: str, slot: Ad) -> str:
     for name, written in assigned:
         if name.lower() == "start":
             text = f"({text})".join(_OWN_START.split(written))
-    parsed = expression(text)
-    if text == built_in or "$(" in text or parsed is None:
+    if text == built_in or "$(" in text or expression(text) is None:
         return built_in
     own = {name.lower() for name, _ in assigned} | {name.lower() for name in _MY.findall(text)}
-    unknown = [name for name in slot.externalRefs(parsed) if name.lower() in own and name not in slot]
+    unknown = [name for name in classads.references(text, slot) if name.lower() in own and name not in slot]
     return built_in if unknown else text
 
 
@@ -136,22 +131,25 @@ def template(kind: DroneType, received: ReceivedSlot | None = None, drone_config
             "Cpus": kind.cpus,
             "Memory": kind.memory_mib,
             "Disk": kind.disk_mib * 1024,
-            "GPUs": devices,
         }
     )
     gpu = _gpu_template(kind) if devices else {}
-    gpus: tuple[Mapping[str, str], ...] = tuple(gpu for _ in range(devices))
+    gpus: tuple[Mapping[str, str], ...] = (gpu,) * devices
     _put(ad, {f"GPUs_{name}": text for name, text in gpu.items()})
     if received is not None:
         _put(ad, received.ad)
         # a slice of MIG is a device; a GPU that is shared otherwise is one, listed several times
         gpus = received.gpus * (1 if kind.sharing is Sharing.MIG else kind.shares) or gpus
-    _put_gpus(ad, gpus)
+    for at, properties in enumerate(gpus):
+        device = classad2.ClassAd({"Id": f"GPU-{at}"})
+        _put(device, properties)
+        ad[f"GPUs_GPU_{at}"] = device
+    names = ",".join(f"GPUs_GPU_{at}" for at in range(len(gpus)))
+    _put(ad, {"AvailableGPUs": f"{{{names}}}", "GPUs": str(len(gpus))})
     for name in ("Cpus", "Memory", "Disk", "GPUs"):
         _put(ad, {f"Total{name}": source(ad, name), f"TotalSlot{name}": source(ad, name)})
     lives = f" && {STATED_WALLTIME} <= {kind.longest_job_s:.0f}" if kind.walltime_s else ""
-    _put(ad, {"WithinResourceLimits": WITHIN_LIMITS})
-    _put(ad, kind.ad)
+    _put(ad, {"WithinResourceLimits": WITHIN_LIMITS, **kind.ad})
     if not any(name.lower() == "start" for name in kind.ad):
         _put(ad, {"Start": operator_start(drone_config, start(kind) + lives, ad)})
     _put(ad, {"Requirements": "Start && WithinResourceLimits"})
@@ -160,30 +158,16 @@ def template(kind: DroneType, received: ReceivedSlot | None = None, drone_config
 
 def _gpu_template(kind: DroneType) -> dict[str, str]:
     """Return the properties of one GPU, or share of one, as far as the type has them."""
-    known: dict[str, str] = {"ECCEnabled": "true"}
-    if kind.vram_mib:
-        known["GlobalMemoryMb"] = str(kind.vram_mib // kind.shares)
-    if kind.capability:
-        known["Capability"] = f"{kind.capability / 10:.1f}"
-    if kind.gpu_model:
-        known["DeviceName"] = classad2.quote(kind.gpu_model)
-    if kind.driver:
-        known["MaxSupportedVersion"] = str(kind.driver)
-        known["DriverVersion"] = f"{kind.driver // 1000}.{kind.driver % 1000 // 10}"
-    return known
-
-
-def _put_gpus(ad: Ad, gpus: tuple[Mapping[str, str], ...]) -> None:
-    names = []
-    for at, properties in enumerate(gpus):
-        nested = classad2.ClassAd()
-        _put(nested, properties)
-        if not source(nested, "Id"):
-            nested["Id"] = f"GPU-{at}"
-        name = f"GPUs_GPU_{at}"
-        ad[name] = nested
-        names.append(name)
-    _put(ad, {"AvailableGPUs": "{" + ",".join(names) + "}", "GPUs": str(len(gpus))})
+    version = f"{kind.driver // 1000}.{kind.driver % 1000 // 10}"
+    known = {
+        "ECCEnabled": "true",
+        "GlobalMemoryMb": str(kind.vram_mib // kind.shares) if kind.vram_mib else "",
+        "Capability": f"{kind.capability / 10:.1f}" if kind.capability else "",
+        "DeviceName": classad2.quote(kind.gpu_model) if kind.gpu_model else "",
+        "MaxSupportedVersion": str(kind.driver) if kind.driver else "",
+        "DriverVersion": version if kind.driver else "",
+    }
+    return {name: text for name, text in known.items() if text}
 
 
 def _put(ad: Ad, attributes: Mapping[str, str]) -> None:
@@ -192,30 +176,22 @@ def _put(ad: Ad, attributes: Mapping[str, str]) -> None:
         ad[name] = expression(text) or expression("error")
 
 
-# ---------------------------------------------------------------------------------------------------- the judgement
-
-
 def unmet_requirement(job: Ad, slot: Ad) -> UnmetRequirement | None:
     """Return the first dimension in which a job ad does not fit a slot ad; None if the two match."""
-    if _match(job, slot):
+    wants, asked = source(job, "Requirements") or "true", number(job, "RequestGPUs") or 0
+    gpus_fit = "RequireGPUs" not in job or _gpus_with("MY.RequireGPUs", job, slot) >= asked
+    if gpus_fit and holds(wants, job, slot) and holds("Requirements", slot, job):
         return None
     gpus = list(_gpu_clauses(job, slot))
-    found = [*_numbers(job, slot), *gpus, *_job_clauses(job, slot, bool(gpus)), *_start_clauses(job, slot)]
-    if not found:
-        found = [UnmetRequirement("requirements", printable(source(job, "Requirements")), "not met")]
-    return min(found, key=lambda m: DIMENSION_ORDER.index(m.dimension))
-
-
-def _match(job: Ad, slot: Ad) -> bool:
-    return (
-        holds(source(job, "Requirements") or "true", job, slot)
-        and holds("Requirements", slot, job)
-        and ("RequireGPUs" not in job or _gpus_with("MY.RequireGPUs", job, slot) >= (number(job, "RequestGPUs") or 0))
-    )
+    # the clause that counts GPUs is left out if a GPU clause is reported
+    plain = (clause for clause in clauses(wants) if not (gpus and "countmatches" in clause.lower()))
+    own = (_described(clause, job, slot) for clause in plain if not holds(clause, job, slot))
+    found = [*_numbers(job, slot), *gpus, *own, *_start_clauses(job, slot)]
+    found = found or [UnmetRequirement("requirements", printable(source(job, "Requirements")), "not met")]
+    return min(found, key=lambda each: DIMENSION_ORDER.index(each.dimension))
 
 
 def _gpus_with(clause: str, job: Ad, slot: Ad) -> float:
-    """Return the number of GPUs of the slot that meet a clause of RequireGPUs."""
     return evaluated_number(f"countMatches({clause}, TARGET.AvailableGPUs)", job, slot) or 0
 
 
@@ -236,57 +212,36 @@ def _numbers(job: Ad, slot: Ad) -> Iterator[UnmetRequirement]:
 
 def _gpu_clauses(job: Ad, slot: Ad) -> Iterator[UnmetRequirement]:
     """Yield clauses of RequireGPUs that fewer GPUs meet than are asked for."""
-    require = source(job, "RequireGPUs")
-    wanted = number(job, "RequestGPUs") or 0
+    require, wanted = source(job, "RequireGPUs"), number(job, "RequestGPUs") or 0
     if not require or _gpus_with("MY.RequireGPUs", job, slot) >= wanted:
         return
-    none = True
-    for clause in clauses(require):
-        if _gpus_with(clause, job, slot) < wanted:
-            none = False
-            yield _described(clause, _dimension(clause, job), job, slot, gpu=True)
-    if none:  # each is met by some GPU, all of them by too few
+    missed = [clause for clause in clauses(require) if _gpus_with(clause, job, slot) < wanted]
+    yield from (_described(clause, job, slot, gpu=True) for clause in missed)
+    if not missed:  # each is met by some GPU, all of them by too few
         yield UnmetRequirement("requirements", printable(require), f"fewer than {wanted:g} GPUs meet all of it")
-
-
-def _job_clauses(job: Ad, slot: Ad, gpus_reported: bool) -> Iterator[UnmetRequirement]:
-    """Yield clauses of Requirements that the slot does not meet.
-
-    The clause that counts GPUs is left out if a GPU clause is reported.
-    """
-    for clause in clauses(source(job, "Requirements") or "true"):
-        if not (gpus_reported and "countmatches" in clause.lower()) and not holds(clause, job, slot):
-            yield _described(clause, _dimension(clause, job), job, slot)
 
 
 def _start_clauses(job: Ad, slot: Ad) -> Iterator[UnmetRequirement]:
     for clause in clauses(source(slot, "Start")):
-        if not holds(clause, slot, job):
-            if STATED_WALLTIME in clause:
-                asked = evaluated_number(STATED_WALLTIME, slot, job) or 0
-                yield UnmetRequirement("walltime", f"{asked:.0f} s", clause.rpartition("<= ")[2] + " s")
-            elif clause.startswith(ASKED_SHARE):
-                asked = evaluated_number(ASKED_SHARE, slot, job) or 0
-                share = evaluated_number(clause.rpartition("<= ")[2], slot, job) or 0
-                yield UnmetRequirement(
-                    "gpus", f"{asked / WHOLE_GPU:g}", f"shares of {share / WHOLE_GPU:g}, one to a job"
-                )
-            else:
-                yield UnmetRequirement("start", printable(clause), "false for this job")
+        limit = clause.rpartition("<= ")[2]
+        if holds(clause, slot, job):
+            continue
+        if STATED_WALLTIME in clause:
+            asked = evaluated_number(STATED_WALLTIME, slot, job) or 0
+            yield UnmetRequirement("walltime", f"{asked:.0f} s", f"{limit} s")
+        elif clause.startswith(ASKED_SHARE):
+            asked, share = ((evaluated_number(each, slot, job) or 0) / WHOLE_GPU for each in (ASKED_SHARE, limit))
+            yield UnmetRequirement("gpus", f"{asked:g}", f"shares of {share:g}, one to a job")
+        else:
+            yield UnmetRequirement("start", printable(clause), "false for this job")
 
 
-def references(clause: str, ad: Ad) -> list[str]:
-    """Return the attributes outside ``ad`` that a clause looks at, in small letters, without scope and GPU prefix."""
-    return [_GPU_PREFIX.sub("", name.lower()) or name.lower() for name in classads.references(clause, ad)]
-
-
-def _dimension(clause: str, job: Ad) -> str:
-    found = [_DIMENSION_OF[name] for name in references(clause, job) if name in _DIMENSION_OF]
-    return min(found, key=DIMENSION_ORDER.index, default="requirements")
-
-
-def _described(clause: str, dimension: str, job: Ad, slot: Ad, gpu: bool = False) -> UnmetRequirement:
+def _described(clause: str, job: Ad, slot: Ad, gpu: bool = False) -> UnmetRequirement:
     """Return a failing clause for people: with its numbers where it is a plain bound, else as written."""
+    names = sorted(classads.references(clause, job))
+    bare = (_GPU_PREFIX.sub("", name.lower()) for name in names)
+    dimensions = [_DIMENSION_OF[name] for name in bare if name in _DIMENSION_OF]
+    dimension = min(dimensions, key=DIMENSION_ORDER.index, default="requirements")
     looked_at = bound(clause, job)
     if looked_at and dimension in ("vram", "capability", "driver"):
         name, least = looked_at
@@ -295,17 +250,12 @@ def _described(clause: str, dimension: str, job: Ad, slot: Ad, gpu: bool = False
     if dimension in ("gpu-model", "arch"):
         found = str(value(slot, "GPUs_DeviceName" if dimension == "gpu-model" else "Arch") or "unknown")
         return UnmetRequirement(dimension, printable(clause), printable(found))
-    return UnmetRequirement(dimension, printable(clause), _values_of(clause, job, slot, gpu))
-
-
-def _values_of(clause: str, job: Ad, slot: Ad, gpu: bool) -> str:
-    """Return ``Name=value`` of the slot's attributes that a clause looks at."""
     values = []
-    for name in sorted(classads.references(clause, job)):
-        bare = name.partition(".")[2] if name.upper().startswith("TARGET.") else name
-        found = value(slot, f"GPUs_{bare}" if gpu else bare)
-        values.append(f"{bare}={'unknown' if found is None else found}")
-    return printable(", ".join(values) or "false")
+    for name in names:
+        plain = name.partition(".")[2] if name.upper().startswith("TARGET.") else name
+        shown = value(slot, f"GPUs_{plain}" if gpu else plain)
+        values.append(f"{plain}={'unknown' if shown is None else shown}")
+    return UnmetRequirement(dimension, printable(clause), printable(", ".join(values) or "false"))
 
 
 def bound(clause: str, job: Ad) -> tuple[str, float] | None:
@@ -335,51 +285,31 @@ _CLAUSE_TOKEN = re.compile(
 
 def clauses(source_text: str) -> Iterator[str]:
     """Yield the parts of ``a && b && (c && d)``: a, b, c, d. A part that is no conjunction is left whole."""
-    if len(source_text) > _MAX_SPLIT_LENGTH:
-        yield source_text
-        return
-    parts: list[str] = [""]
-    depth, loose = 0, False
-    for token in _CLAUSE_TOKEN.findall(source_text):
-        depth += (token in "([{") - (token in ")]}")
-        if depth == 0 and token in ("||", "?"):
-            loose = True  # weaker than && on either side of it: not a conjunction
-        if depth == 0 and token == "&&":
-            parts.append("")
-        else:
-            parts[-1] += token
-    if loose:
-        yield source_text.strip()
-        return
-    for part in parts:
-        bare = _unwrapped(part)
-        if bare == source_text.strip():
-            yield bare
-        else:
-            yield from clauses(bare)
-
-
-def _unwrapped(part: str) -> str:
-    """Return ``((a || b))`` without the parentheses that hold all of it."""
-    bare = part.strip()
-    while bare.startswith("(") and bare.endswith(")"):
-        depth, tokens = 0, _CLAUSE_TOKEN.findall(bare)
-        for at, token in enumerate(tokens):
+    todo = [source_text]
+    while todo:
+        text, parts, depth = todo.pop().strip(), [""], 0
+        outside = []  # what is in no parentheses
+        for token in _CLAUSE_TOKEN.findall(text) if len(text) <= _MAX_SPLIT_LENGTH else ():
             depth += (token in "([{") - (token in ")]}")
-            if depth == 0 and at < len(tokens) - 1:
-                return bare
-        bare = bare[1:-1].strip()
-    return bare
+            outside += [token] if depth == 0 else []
+            if depth == 0 and token == "&&":
+                parts.append("")
+            else:
+                parts[-1] += token
+        if text.startswith("(") and outside == [")"]:
+            todo.append(text[1:-1])
+        elif len(parts) == 1 or "||" in outside or "?" in outside:  # weaker than && on either side: not a conjunction
+            yield text
+        else:
+            todo += reversed(parts)
 
-
-# ------------------------------------------------------------------------------------------------- what really arrived
 
 _ALLOCATION = re.compile(
     r"(start|requirements|rank|state|activity|name|machine|myaddress|startdipaddr|addressv1|entered.*|child.*|job.*|total.*"
     r"|my(currenttime|type)|lastheard.*|update.*|remote.*|client.*|.*loadavg|monitorself.*|recent.*|daemon.*|numdynamic.*"
     r"|claim.*|activation.*|expected.*|retirement.*|clock.*|.*idle|drone.*|cpus|memory|disk|gpus|availablegpus|assigned.*"
     r"|offline.*|draining.*|drain.*|within.*|authenticat.*|public.*|capability|.*domain|targettype|slotid|slottype.*"
-    r"|gpus_.*|condorscratchdir|collector_host_string|utsname.*|hardwareaddress|subnetmask|isowner|virtualmemory|numpids)",
+    r"|condorscratchdir|collector_host_string|utsname.*|hardwareaddress|subnetmask|isowner|virtualmemory|numpids)",
     re.IGNORECASE,
 )
 _LONGEST_LEARNT = 2000
@@ -388,21 +318,20 @@ _LONGEST_LEARNT = 2000
 def received(slot: Ad) -> ReceivedSlot:
     """Return what a real slot ad shows about its drone type: hardware and software, not its present state."""
     learnt: dict[str, str] = {}
+    gpus: list[Mapping[str, str]] = []
     for name in slot:
-        text = source(slot, name)
-        if not _ALLOCATION.fullmatch(name) and len(text) <= _LONGEST_LEARNT:
+        text, of_gpus = source(slot, name), name.lower().startswith("gpus_")
+        found = value(slot, name) if of_gpus else None
+        if isinstance(found, classad2.ClassAd) and len(gpus) < _MOST_GPUS:
+            gpus.append({key: source(found, key) for key in found if len(source(found, key)) <= _LONGEST_LEARNT})
+        elif isinstance(found, str | int | float):
+            learnt[name] = text[:_LONGEST_LEARNT]
+        elif not of_gpus and not _ALLOCATION.fullmatch(name) and len(text) <= _LONGEST_LEARNT:
             learnt[name] = text
     for name in ("Cpus", "Memory"):  # what is free of a disk is the node's, not the type's
         total = number(slot, f"TotalSlot{name}")
         if total is not None and total > 0:
             learnt[name] = f"{int(total)}"
-    gpus: list[Mapping[str, str]] = []
-    for name in slot:
-        nested = value(slot, name) if name.lower().startswith("gpus_") else None
-        if isinstance(nested, classad2.ClassAd) and len(gpus) < _MOST_GPUS:
-            gpus.append({key: source(nested, key) for key in nested if len(source(nested, key)) <= _LONGEST_LEARNT})
-        elif name.lower().startswith("gpus_") and isinstance(nested, str | int | float):
-            learnt[name] = source(slot, name)[:_LONGEST_LEARNT]
     return ReceivedSlot(learnt, tuple(gpus))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,86 +15,50 @@ from typing import NamedTuple
 from adapters.htcondor import classad2, classads, htcondor2
 from adapters.htcondor.classads import IDLE, Ad, moment, number, source, text
 from adapters.htcondor.daemons import Collectors
-from adapters.htcondor.overlay import job_classes, matching, work
+from adapters.htcondor.overlay import job_classes, matching, schedds, work
 from adapters.htcondor.overlay.job_classes import JobGroup, QueueWait
-from adapters.htcondor.overlay.schedds import (
-    SCHEDD_ANSWER_TIMEOUT_S,
-    ScheddAnswer,
-    ScheddQueue,
-    ScheddRegistry,
-    ahead,
-    queues_of,
-)
+from adapters.htcondor.overlay.schedds import ScheddAnswer, ScheddQueue, ScheddRegistry
 from adapters.htcondor.overlay.settings import HTCondorConfig
 from adapters.htcondor.overlay.slots import SLOT_PROJECTION, SlotsView, forged, ours, slots_view
 from adapters.shared.printing import printable
 from provisioner.interfaces import AdapterError, UnavailableError
 from provisioner.model import DroneId, DroneType, JobClass, OverlayView, Slot, TypeKey, UnmetRequirement
 
-_MAX_LOOKUPS_PER_POLL = 100
-"""Jobs whose waits are looked up in one poll: a query each, of a millisecond or two."""
-_JUDGING_S = 5.0
-"""Time of one poll for new verdicts: some ten thousand."""
-_REJUDGED_S = 60.0
-"""A verdict that depends on the time is made anew after this long."""
+_MAX_LOOKUPS_PER_POLL = 100  # jobs whose waits are looked up in one poll: a query each, of a millisecond or two
+_JUDGING_S = 5.0  # time of one poll for new verdicts: some ten thousand
+_REJUDGED_S = 60.0  # a verdict that depends on the time is made anew after this long
 _NOT_YET = UnmetRequirement("requirements", "judged in one of the next polls", "too many new classes and types at once")
 _ITS_OWN = "UpdateSequenceNumber is undefined"
 """The ad that a collector made itself. The other collectors of the pool send it theirs, with a number."""
-_SAME_START_S = 2.0
-"""Two starts of the collector differ by more than this."""
-_MAX_REFUSED_JOBS = 1000
-"""Jobs of one schedd that the negotiator has refused and that are looked at."""
-_FORGERS_INTERVAL_S = 60.0
-"""Slots that were sent with stolen tokens are counted anew after this long."""
-_RELEARN_S = 600.0
-"""A drone type's received slot is looked at anew after this long."""
-
-
-@dataclass(frozen=True, slots=True)
-class NegotiationCycle:
-    """The last negotiation cycle, by the collector's clock; zeros if none is known."""
-
-    began_at: float
-    ended_at: float
-    accounting: Sequence[Ad] = ()
-    """Ads of users and groups at its end."""
+_SAME_START_S = 2.0  # two starts of the collector differ by more than this
+_MAX_REFUSED_JOBS = 1000  # jobs of one schedd that the negotiator has refused and that are looked at
+_FORGERS_INTERVAL_S = 60.0  # slots that were sent with stolen tokens are counted anew after this long
+_RELEARN_S = 600.0  # a drone type's received slot is looked at anew after this long
 
 
 class PolledPool(NamedTuple):
-    """Answer of one poll."""
-
     view: OverlayView
-    users: Mapping[DroneId, frozenset[str]]
-    """Owners of the claims that the slots of a drone showed."""
-    silent: tuple[str, ...]
-    """Schedds that did not answer, those that never have as well."""
+    users: Mapping[DroneId, frozenset[str]]  # owners of the claims that the slots of a drone showed
+    silent: tuple[str, ...]  # schedds that did not answer, those that never have as well
 
 
 class PoolPoller:
     """Server of ``poll``. It remembers what seldom changes: verdicts, received slots, jobs' waits."""
 
     def __init__(self, config: HTCondorConfig, controller: str, memory: str) -> None:
-        """Connect to the pool.
-
-        ``memory``: directory for what must outlive this process, which ends with a poll that is kept waiting.
-        """
+        """Connect to the pool. ``memory``: directory for what must outlive this process, which a poll may end."""
         self._config, self._controller = config, controller
         self._attributes = job_classes.group_attributes(config.owner_attribute, config.constraint)
         self._collector = Collectors(config.collector)
         self._schedds = ScheddRegistry(config.collector_memory, Path(memory))
-        self._waits: dict[tuple[str, str], QueueWait] = {}
-        """By schedd and job id."""
+        self._waits: dict[tuple[str, str], QueueWait] = {}  # by schedd and job id
         self._verdicts = Verdicts(config.drone_config)
         self._devices: dict[DroneId, tuple[float, int]] = {}
-        self._collector_started: dict[str, float] = {}
-        """By address, of each collector that we have asked."""
+        self._collector_started: dict[str, float] = {}  # by address, of each collector that we have asked
         self._restarted_at = 0.0
         self._last_slots: tuple[Slot, ...] = ()
-        self._forged: tuple[str, ...] = ()
-        """Notice of slots that were sent with stolen tokens."""
+        self._forged: tuple[str, ...] = ()  # notice of slots that were sent with stolen tokens
         self._forgers_at = -math.inf
-
-    # ------------------------------------------------------------------------------------------------- the one call
 
     def poll(self, types: Sequence[DroneType]) -> PolledPool:
         """Query slots first, then queues: a job that starts meanwhile is missed once rather than counted twice."""
@@ -103,25 +68,29 @@ class PoolPoller:
             ads = self._collector.query(htcondor2.AdType.Startd, ours(config.drone_identities), SLOT_PROJECTION)
             seen = slots_view(ads, self._controller, self._collector.to_our_clock)
             listed = self._collector.schedds()
-            cycle = self._cycle()
+            began_at, ended_at, accounting = self._cycle()
             notices = [*self._forgers(), *seen.notices]
             notices += self._verdicts.learn(seen, types, taken_at, self._collector)
-            notices += job_classes.quota_warnings(cycle.accounting, config.slot_weight)
+            notices += job_classes.quota_warnings(accounting, config.slot_weight)
             slots, restarted = self._after_restart(seen.slots, taken_at)
-        device_milli = self._devices_of(seen, taken_at)
+        # drones that have left count while evictions of their jobs are reported
+        self._devices |= {each.slot.drone_id: (taken_at, each.device_milli) for each in seen.drones}
+        oldest = taken_at - work.EVICTION_REPORTED_S
+        self._devices = {drone_id: known for drone_id, known in self._devices.items() if known[0] >= oldest}
         # jobs that want no GPU are demand only where something could be started for them
         cpu_jobs_count = any(not kind.gpu_milli for kind in types)
         constraint = f"({job_classes.JOBS if cpu_jobs_count else job_classes.GPU_JOBS}) && ({config.constraint})"
-        queues = self._answering(self._queues(listed, taken_at), taken_at, constraint, device_milli)
+        queues = self._answering(self._queues(listed, taken_at), taken_at, constraint)
         kept = self._schedds.kept(taken_at)
         answers = {queue.name: self._schedds.last[queue.name] for queue in queues}
         at_work = work.together(
             [*(each.work for each in answers.values()), *(each.work_now(slots, taken_at) for each in kept.values())]
         )
-        by_class = job_classes.merged(each for answer in (*answers.values(), *kept.values()) for each in answer.groups)
-        fresh = self._fresh(queues, cycle.began_at, by_class, constraint)
+        answers |= kept
+        by_class = job_classes.merged(each for answer in answers.values() for each in answer.groups)
+        fresh = self._fresh(queues, began_at, by_class, constraint)
         waits = self._waits_of(by_class, queues, taken_at)
-        limited = limits_of(by_class, {**answers, **kept})
+        limited = limits_of(by_class, answers)
         self._verdicts.keep(by_class, types)
         until = time.monotonic() + _JUDGING_S
         classes = []
@@ -135,19 +104,19 @@ class PoolPoller:
             taken_at=taken_at,
             classes=tuple(classes),
             slots=at_work.on(slots),
-            negotiated_at=self._collector.to_our_clock(cycle.ended_at) if cycle.ended_at else 0.0,
+            negotiated_at=self._collector.to_our_clock(ended_at) if ended_at else 0.0,
             notices=(*self._schedds.notices(config.schedds, taken_at), *notices, *restarted),
             remarks=seen.remarks,
             evictions=at_work.evictions,
-            groups=job_classes.accounting_groups(cycle.accounting, classes, config.slot_weight),
+            groups=job_classes.accounting_groups(accounting, classes, config.slot_weight),
             mishaps=at_work.failures,
             unheard=self._schedds.unheard(config.schedds),
         )
-        return PolledPool(view, seen.users, tuple(printable(name, 80) for name in self._schedds.silent))
+        users = {each.slot.drone_id: each.users for each in seen.drones}
+        return PolledPool(view, users, tuple(printable(name, 80) for name in self._schedds.silent))
 
     @contextmanager
     def _asked(self, queue: ScheddQueue) -> Iterator[None]:
-        """Note which schedd is asked, and raise what the bindings raise as an error that names it."""
         whom = f"schedd {printable(queue.name, 80)}"
         with self._schedds.asking("schedd", queue.name), self._collector.errors.translated(whom):
             yield
@@ -159,8 +128,6 @@ class PoolPoller:
         opts = htcondor2.QueryOpt.GroupBy if grouped else htcondor2.QueryOpt.Default
         with self._asked(queue):
             return list(queue.schedd.query(constraint, projection=list(projection), limit=limit, opts=opts))
-
-    # ---------------------------------------------------------------------------------------------- collector's side
 
     def _forgers(self) -> tuple[str, ...]:
         """Return a notice of drones whose tokens have sent slots of other drones, looked up now and then."""
@@ -191,7 +158,7 @@ class PoolPoller:
                 known.forget(name)  # it had no jobs that count, or has been gone for long
         for name in known.silent.keys() - {*wanted} if wanted else ():
             known.forget(name)
-        queues = queues_of(ads, wanted)
+        queues = schedds.queues_of(ads, wanted)
         if not queues:
             which = ", ".join(printable(name, 80) for name in wanted or known.silent) or "any schedd"
             lists = ", ".join(printable(name, 80) for name in sorted(ads)[:10])
@@ -199,31 +166,28 @@ class PoolPoller:
             raise UnavailableError(f"collector {self._config.collector} does not list {which}{more}")
         if len(queues) > 1 or known.silent:  # an only one that keeps us waiting is named at the next poll
             due = known.due(queues, now)
-            known.try_out(due, self._asked, min(SCHEDD_ANSWER_TIMEOUT_S, self._config.deadline / 2))
+            known.try_out(due, self._asked, min(schedds.SCHEDD_ANSWER_TIMEOUT_S, self._config.deadline / 2))
             queues = [queue for queue in due if queue.name not in known.silent]
         return queues
 
-    def _answering(
-        self, queues: Sequence[ScheddQueue], now: float, constraint: str, device_milli: Mapping[DroneId, int]
-    ) -> list[ScheddQueue]:
+    def _answering(self, queues: Sequence[ScheddQueue], now: float, constraint: str) -> list[ScheddQueue]:
         """Take the answers of these schedds; return those that gave one. Raises their errors if none did."""
         for queue in queues:
             try:
-                at_work = self._at_work(queue, now, device_milli)
+                at_work = self._at_work(queue, now)
                 groups = self._groups(queue, constraint)
                 found = ScheddAnswer(now, tuple(groups), at_work, queue.slack, self._refusals(queue, groups, now))
+                self._schedds.heard(queue.name, found)
             except AdapterError as error:
                 self._schedds.failed(queue.name, error, now)
-            else:
-                self._schedds.heard(queue.name, found)
         self._schedds.save()
         answered = [queue for queue in queues if queue.name not in self._schedds.silent]
         if not answered:
             raise self._schedds.error()
         return answered
 
-    def _cycle(self) -> NegotiationCycle:
-        """Return the last cycle of the negotiator.
+    def _cycle(self) -> tuple[float, float, Sequence[Ad]]:
+        """Return begin and end of the last negotiation by the collector's clock (0: unknown), and its accounting ads.
 
         Its own ad comes only every NEGOTIATOR_UPDATE_INTERVAL (300 s), but the accounting ads come at the end of each
         cycle, in a pool without slots too.
@@ -233,11 +197,11 @@ class PoolPoller:
         accounting = self._collector.query(htcondor2.AdType.Accounting, projection=job_classes.ACCOUNTING_PROJECTION)
         took = max((number(ad, "LastNegotiationCycleDuration0") or 0.0 for ad in negotiators), default=0.0)
         ends = [moment(ad, "LastHeardFrom") for ad in accounting]
-        reported = [end - ahead(ad) for ad in negotiators if (end := moment(ad, "LastNegotiationCycleEnd0"))]
+        reported = [end - schedds.ahead(ad) for ad in negotiators if (end := moment(ad, "LastNegotiationCycleEnd0"))]
         if not ends and reported:
             ends = [time.time() + self._collector.skew_s - self._config.negotiation_period]
         ended_at = max([*ends, *reported], default=0.0)
-        return NegotiationCycle(ended_at - min(max(took, 0.0), 3600.0), ended_at, accounting)
+        return ended_at - min(max(took, 0.0), 3600.0), ended_at, accounting
 
     def _after_restart(self, slots: tuple[Slot, ...], now: float) -> tuple[tuple[Slot, ...], list[str]]:
         """Return the slots with those that a collector does not know yet after a restart, and a notice.
@@ -245,7 +209,7 @@ class PoolPoller:
         A collector that has just started knows only the startds that have called since. The others keep the slot, and
         the age, that they had, for as long as a startd may take to call.
         """
-        memory_s = self._config.collector_memory
+        memory_s, address = self._config.collector_memory, self._collector.address
         ads = self._collector.query(htcondor2.AdType.Collector, _ITS_OWN, ["MonitorSelfTime", "MonitorSelfAge"])
         starts = [moment(ad, "MonitorSelfTime") - (number(ad, "MonitorSelfAge") or 0.0) for ad in ads]
         started = max(starts, default=0.0)
@@ -253,38 +217,23 @@ class PoolPoller:
             # In its first second, or where its own ad does not live until the next one: it may have started anew or
             # not. What was there before is kept in mind until it tells.
             return slots, []
-        before = self._collector_started.get(self._collector.address)
-        if before is not None:
+        if (before := self._collector_started.get(address)) is not None:
             restarted = abs(started - before) > _SAME_START_S
         else:  # the first that is asked, or another one of the pool, which may just have come back
             restarted = bool(self._collector_started) and self._collector.to_our_clock(started) > now - memory_s
-        if restarted:
-            self._restarted_at = now
-        self._collector_started[self._collector.address] = started
+        self._restarted_at = now if restarted else self._restarted_at
+        self._collector_started[address] = started
         listed = {slot.drone_id for slot in slots}
-        kept: tuple[Slot, ...] = ()
-        if now - self._restarted_at < memory_s:
-            kept = tuple(slot for slot in self._last_slots if slot.drone_id not in listed)
+        remembers = now - self._restarted_at < memory_s
+        kept = tuple(slot for slot in self._last_slots if remembers and slot.drone_id not in listed)
         self._last_slots = slots + kept
-        notices = [f"collector restarted: {len(kept)} slots keep their last known state"] if kept else []
-        return self._last_slots, notices
+        return self._last_slots, [f"collector restarted: {len(kept)} slots keep their last known state"] if kept else []
 
-    def _devices_of(self, seen: SlotsView, now: float) -> Mapping[DroneId, int]:
-        """Return what a GPU that a drone gives to a job is of a real one.
-
-        Drones that have left are included while evictions of their jobs are reported.
-        """
-        self._devices |= {drone_id: (now, milli) for drone_id, milli in seen.device_milli.items()}
-        oldest = now - work.EVICTION_REPORTED_S
-        self._devices = {each: known for each, known in self._devices.items() if known[0] >= oldest}
-        return {drone_id: milli for drone_id, (_, milli) in self._devices.items()}
-
-    # ------------------------------------------------------------------------------------------------ schedds' side
-
-    def _at_work(self, queue: ScheddQueue, now: float, device_milli: Mapping[DroneId, int]) -> work.PoolWork:
+    def _at_work(self, queue: ScheddQueue, now: float) -> work.PoolWork:
         ahead_s = self._collector.skew_s + queue.ahead_s
         since = now + ahead_s - work.EVICTION_REPORTED_S
         ads = self._query(queue, work.constraint(self._controller, since), work.WORK_PROJECTION)
+        device_milli = {drone_id: milli for drone_id, (_, milli) in self._devices.items()}
         return work.work(ads, self._controller, now, lambda theirs: theirs - ahead_s, device_milli)
 
     def _groups(self, queue: ScheddQueue, constraint: str, *also: str) -> list[JobGroup]:
@@ -296,18 +245,15 @@ class PoolPoller:
     def _fresh(
         self, queues: Sequence[ScheddQueue], began_at: float, by_class: dict[str, list[JobGroup]], constraint: str
     ) -> dict[str, int]:
-        """Return the number of idle jobs by class that came after the last negotiation cycle had begun."""
         known = {g.key: class_id for class_id, groups in by_class.items() for g in groups if g.status == IDLE}
-        fresh: dict[str, int] = {}
+        fresh = Counter[str]()
+        gpus_only = " && RequestGPUs isnt 0" if job_classes.GPU_JOBS in constraint else ""
         for queue in queues:
-            since = int(began_at + queue.ahead_s)
-            gpus_only = " && RequestGPUs isnt 0" if job_classes.GPU_JOBS in constraint else ""
-            new = f"JobStatus == {IDLE} && QDate >= {since}"
-            if not self._query(queue, f"{new}{gpus_only}", ["ClusterId"], 1):
-                continue
-            for found in self._groups(queue, f"{new} && {constraint}", "QDate"):
-                if found.key in known:
-                    fresh[known[found.key]] = fresh.get(known[found.key], 0) + found.count
+            new = f"JobStatus == {IDLE} && QDate >= {int(began_at + queue.ahead_s)}"
+            if self._query(queue, f"{new}{gpus_only}", ["ClusterId"], 1):
+                for found in self._groups(queue, f"{new} && {constraint}", "QDate"):
+                    if found.key in known:
+                        fresh[known[found.key]] += found.count
         return fresh
 
     def _refusals(self, queue: ScheddQueue, groups: Sequence[JobGroup], now: float) -> dict[str, classads.Refusal]:
@@ -332,22 +278,17 @@ class PoolPoller:
         self._waits = {key: waits for key, waits in self._waits.items() if key in wanted}
         unknown = (key for key in wanted if key not in self._waits and key[0] in by_name)
         for schedd, job_id in islice(unknown, _MAX_LOOKUPS_PER_POLL):
-            waits = self._waiting(by_name[schedd], job_id)
-            if waits is not None:
-                self._waits[schedd, job_id] = waits
+            cluster, _, proc = job_id.partition(".")
+            if cluster.isdigit() and proc.isdigit():
+                which = f"ClusterId == {cluster} && ProcId == {proc}"
+                for ad in self._query(by_name[schedd], which, job_classes.WAIT_PROJECTION, 1):
+                    self._waits[schedd, job_id] = QueueWait.of(ad, time.time())
         found: dict[str, QueueWait] = {}
         for class_id, each in idle:
             for job_id in (each.first, each.last):
                 waits = self._waits.get((each.schedd, job_id), QueueWait(now, now))
                 found[class_id] = waits.earlier(found.get(class_id, waits))
         return found
-
-    def _waiting(self, queue: ScheddQueue, job_id: str) -> QueueWait | None:
-        cluster, _, proc = job_id.partition(".")
-        if not (cluster.isdigit() and proc.isdigit()):
-            return None
-        ads = self._query(queue, f"ClusterId == {cluster} && ProcId == {proc}", QueueWait.PROJECTION, 1)
-        return QueueWait.of(ads[0], time.time()) if ads else None
 
 
 @dataclass(slots=True)
@@ -356,8 +297,7 @@ class _JudgedType:
 
     kind: DroneType
     template: Ad
-    received: matching.ReceivedSlot | None = None
-    """The slot of a drone of this type, as it arrived."""
+    received: matching.ReceivedSlot | None = None  # the slot of a drone of this type, as it arrived
     learnt_at: float = 0.0
     verdicts: dict[str, tuple[UnmetRequirement | None, float]] = field(default_factory=dict)
     """By shape of the jobs, with the time (monotonic) after which a verdict is made anew."""
@@ -371,52 +311,43 @@ class Verdicts:
         self._types: dict[TypeKey, _JudgedType] = {}
 
     def keep(self, by_class: Mapping[str, list[JobGroup]], types: Sequence[DroneType]) -> None:
-        """Forget the verdicts on classes and types that are gone or have changed."""
         known, self._types = self._types, {}
         shapes = {group.shape for groups in by_class.values() for group in groups}
         for kind in types:
             old = known.get(kind.key)
-            self._types[kind.key] = old if old and old.kind == kind else self._new(kind, old)
-        for each in self._types.values():
-            each.verdicts = {shape: found for shape, found in each.verdicts.items() if shape in shapes}
+            if old is None or old.kind != kind:
+                old = self._judged_type(kind, old.received if old else None, old.learnt_at if old else 0.0)
+            old.verdicts = {shape: found for shape, found in old.verdicts.items() if shape in shapes}
+            self._types[kind.key] = old
 
-    def _new(self, kind: DroneType, old: _JudgedType | None) -> _JudgedType:
-        received, learnt_at = (old.received, old.learnt_at) if old else (None, 0.0)
+    def _judged_type(self, kind: DroneType, received: matching.ReceivedSlot | None, learnt_at: float) -> _JudgedType:
         return _JudgedType(kind, matching.template(kind, received, self._drone_config), received, learnt_at)
 
     def learn(self, seen: SlotsView, types: Sequence[DroneType], now: float, collector: Collectors) -> list[str]:
-        """Look at one whole slot ad of each drone type, now and then: what really arrived replaces the template.
-
-        Return a line for everything that arrived less than ordered.
-        """
+        """Replace templates by slots that really arrived, now and then; return what arrived less than ordered."""
         wanted = {kind.key: kind for kind in types}
-        for _, key, name in seen.types:
-            if key not in wanted or (key in self._types and now - self._types[key].learnt_at < _RELEARN_S):
+        for drone in seen.drones:
+            kind, old = wanted.get(drone.type), self._types.get(drone.type)
+            if kind is None or (old is not None and now - old.learnt_at < _RELEARN_S):
                 continue
-            for slot in collector.query(htcondor2.AdType.Startd, f"Name == {classad2.quote(name)}")[:1]:
-                each = self._types.setdefault(key, self._new(wanted[key], None))
-                received, each.learnt_at = matching.received(slot), now
-                if received != each.received:
-                    each.received, each.verdicts = received, {}
-                    each.template = matching.template(each.kind, received, self._drone_config)
-        there = ((kind, self._types.get(kind.key)) for kind in types)
+            for slot in collector.query(htcondor2.AdType.Startd, f"Name == {classad2.quote(drone.ad_name)}")[:1]:
+                received = matching.received(slot)
+                if old is None or received != old.received:
+                    self._types[kind.key] = self._judged_type(kind, received, now)
+                else:
+                    old.learnt_at = now
         return [
             line
-            for kind, each in there
-            if each is not None and each.received is not None
+            for kind in types
+            if (each := self._types.get(kind.key)) is not None and each.received is not None
             for line in matching.differences(kind, each.received)
         ]
 
     def judged(self, jobs: JobClass, groups: list[JobGroup], types: Sequence[DroneType], until: float) -> JobClass:
-        """Return a class with the types that its requirements refuse; ``types`` are those of :meth:`keep`.
-
-        What could not be judged ``until`` now is refused for this once: the next poll goes on where this one ended.
-        """
-        if jobs.invalid:
-            return jobs
+        """Return a class with the types that it refuses, or that there was no time ``until`` now to judge."""
         refuses: dict[TypeKey, UnmetRequirement] = {}
         ad: Ad | None = None
-        for kind in types:
+        for kind in types if not jobs.invalid else ():
             if not numbers_fit(jobs, kind):
                 continue
             judged, shape, now = self._types[kind.key], groups[0].shape, time.monotonic()
@@ -445,10 +376,7 @@ def numbers_fit(jobs: JobClass, kind: DroneType) -> bool:
 
 
 def limits_of(by_class: dict[str, list[JobGroup]], answers: Mapping[str, ScheddAnswer]) -> dict[str, tuple[int, str]]:
-    """Return how many idle jobs of each class no slot would help, and the reason.
-
-    A concurrency limit is used up, or their schedd runs as many jobs as it may. ``answers``: by schedd.
-    """
+    """Return how many idle jobs of each class no slot would help, and the limit. ``answers``: by schedd."""
     idle = [(class_id, g) for class_id, groups in sorted(by_class.items()) for g in groups if g.status == IDLE]
     found: dict[str, tuple[int, str]] = {}
     reached = classads.used_up(*(answer.refusals for answer in answers.values()))

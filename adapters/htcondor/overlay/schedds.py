@@ -7,9 +7,9 @@ What must outlive the end of the worker itself, at the deadline of a poll, is ke
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
-import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -26,13 +26,11 @@ from adapters.shared.printing import printable
 from provisioner.interfaces import AdapterError, UnavailableError
 from provisioner.model import Slot
 
-SCHEDD_ANSWER_TIMEOUT_S = 3.0
-"""Longest wait for the answer of a schedd to a trivial question."""
+SCHEDD_ANSWER_TIMEOUT_S = 3.0  # longest wait for the answer of a schedd to a trivial question
 SILENT_RETRY_S, HUNG_RETRY_S = 30.0, 300.0
 """A silent schedd is asked again after this long; one that kept us waiting ever more rarely, at last after the
 second."""
 _MAX_SILENCE_NOTICES = 10
-_POLL_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,23 +40,18 @@ class ScheddQueue:
     name: str
     schedd: Any
     ahead_s: float
-    slack: int | None = None
-    """Number of further jobs it may run (MAX_JOBS_RUNNING); None where it does not say."""
+    slack: int | None = None  # number of further jobs it may run (MAX_JOBS_RUNNING); None where it does not say
 
     def ask(self) -> None:
-        """Ask an empty question. Raise what the bindings raise."""
         self.schedd.query("ClusterId == 0 && ProcId == 0", projection=["ClusterId"], limit=1)
 
 
 @dataclass(frozen=True, slots=True)
 class ScheddAnswer:
-    """The last answer of a schedd."""
-
     taken_at: float
     groups: tuple[JobGroup, ...]
     work: PoolWork
-    slack: int | None = None
-    """As of :class:`ScheddQueue`."""
+    slack: int | None = None  # as of :class:`ScheddQueue`
     refusals: Mapping[str, Refusal] = field(default_factory=dict)
     """Newest refusal of a waiting job by its concurrency limits."""
 
@@ -74,13 +67,10 @@ class ScheddAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ScheddSilence:
-    """A schedd that does not answer."""
-
     since: float
     tried_at: float
     error: AdapterError
-    hung: int = 0
-    """Questions in a row that it accepted and did not answer in time."""
+    hung: int = 0  # questions in a row that it accepted and did not answer in time
 
 
 class ScheddRegistry:
@@ -89,14 +79,13 @@ class ScheddRegistry:
     def __init__(self, memory_s: float, directory: Path) -> None:
         """Go on where the process before this one was ended, which may have been while it asked a schedd."""
         self.memory_s, self._directory = memory_s, directory
-        self.answered: set[str] = set()
-        """Schedds that have ever answered."""
+        self.answered: set[str] = set()  # schedds that have ever answered
         self.silent: dict[str, ScheddSilence] = {}
         self.last: dict[str, ScheddAnswer] = {}
         with suppress(OSError, EOFError, pickle.UnpicklingError):  # none was written
             directory.mkdir(mode=0o700, exist_ok=True)
             self.answered, self.silent, self.last = pickle.loads((directory / "known").read_bytes())
-        whom, name = asked(directory)
+        whom, _, name = asked(directory).partition(" ")
         if whom == "schedd":
             self.failed(name, UnavailableError("no answer before the deadline of a poll"), time.time(), hung=True)
             self.save()
@@ -125,30 +114,32 @@ class ScheddRegistry:
 
     def due(self, queues: Sequence[ScheddQueue], now: float) -> list[ScheddQueue]:
         """Return the schedds to ask: those that answer, and now and then the silent ones; all, if none answers."""
-        found = [queue for queue in queues if queue.name not in self.silent]
-        return [q for q in queues if q in found or now >= self._again_at(q.name)] if found else list(queues)
-
-    def _again_at(self, name: str) -> float:
-        silence = self.silent[name]
-        doubled = SILENT_RETRY_S * 2.0 ** min(max(0, silence.hung - 1), 10)
-        # a clock that was set back must not silence it for long
-        return min(silence.tried_at, time.time()) + min(doubled, HUNG_RETRY_S)
+        if all(queue.name in self.silent for queue in queues):
+            return list(queues)
+        found = []
+        for queue in queues:
+            silence = self.silent.get(queue.name)
+            if silence is not None:
+                wait_s = min(SILENT_RETRY_S * 2.0 ** min(max(0, silence.hung - 1), 10), HUNG_RETRY_S)
+                # a clock that was set back must not silence it for long
+                if now < min(silence.tried_at, time.time()) + wait_s:
+                    continue
+            found.append(queue)
+        return found
 
     def try_out(self, queues: Sequence[ScheddQueue], translated: Callable[[ScheddQueue], Any], wait_s: float) -> None:
         """Ask each schedd an empty question. ``translated``: a context that turns the bindings' errors into ours."""
         now, results = time.time(), answers({queue.name: queue.ask for queue in queues}, wait_s)
         for queue in queues:
-            if results[queue.name]:
-                self.heard(queue.name)
-            elif results[queue.name] is None:
-                self.failed(queue.name, UnavailableError(f"no answer within {wait_s:g} s"), now, hung=True)
-            else:  # at once: this process may ask for the reason
-                try:
+            try:
+                if results[queue.name] is None:
+                    raise UnavailableError(f"no answer within {wait_s:g} s")
+                if not results[queue.name]:  # at once: this process may ask for the reason
                     with translated(queue):
                         queue.ask()
-                    self.heard(queue.name)
-                except AdapterError as error:
-                    self.failed(queue.name, error, now)
+                self.heard(queue.name)
+            except AdapterError as error:
+                self.failed(queue.name, error, now, hung=results[queue.name] is None)
 
     def failed(self, name: str, error: AdapterError, now: float, *, hung: bool = False, unlisted: bool = False) -> None:
         """Note that a schedd did not answer. One that is ``unlisted`` is asked at once when it is listed again."""
@@ -158,14 +149,12 @@ class ScheddRegistry:
         self.silent[name] = ScheddSilence(since, 0.0 if unlisted else now, error, tries)
 
     def heard(self, name: str, answer: ScheddAnswer | None = None) -> None:
-        """Note that a schedd answers, and its whole answer."""
         self.silent.pop(name, None)
         self.answered.add(name)
         if answer is not None:
             self.last[name] = answer
 
     def forget(self, name: str) -> None:
-        """Forget a schedd that has gone."""
         self.silent.pop(name, None)
         self.last.pop(name, None)
         self.answered.discard(name)
@@ -178,7 +167,6 @@ class ScheddRegistry:
         return {name: self.last[name] for name in sorted(self.silent.keys() & self.last.keys())}
 
     def error(self) -> AdapterError:
-        """Return the error of a poll for which no schedd answers; it names them."""
         some = list(islice(self.silent.items(), 5))
         message = "; ".join(f"schedd {printable(name, 80)}: {each.error}" for name, each in some)
         return type(some[0][1].error)(message, some[0][1].error.kind)
@@ -202,69 +190,48 @@ class ScheddRegistry:
         return tuple(printable(n, 80) for n in sorted(self.silent) if n in self.answered or n in named)
 
 
-def asked(directory: Path) -> tuple[str, str]:
-    """Return who is being asked, or was when the polling process was ended.
-
-    It is ``collector`` or ``schedd``, and its name; empty strings if nobody.
-    """
+def asked(directory: Path) -> str:
+    """Return who is asked now, or was when the polling process was ended: ``schedd NAME``, ``collector ADDRESS``."""
     try:
-        whom, _, name = (directory / "asking").read_text(encoding="utf-8").partition(" ")
+        return (directory / "asking").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
-        return "", ""
-    return whom, name
+        return ""
 
 
 def answers(asks: Mapping[str, Callable[[], object]], wait_s: float) -> dict[str, bool | None]:
-    """Call each in a process of its own, all at once.
+    """Call each in a process of its own, all at once; return whether it returned, None if it is not done in time."""
 
-    Return True for each that returned, and None if it did not within ``wait_s``. OSError if there can be no more
-    processes.
-    """
-    running: dict[int, str] = {}
-    found: dict[str, bool | None] = dict.fromkeys(asks)
+    def run(ask: Callable[[], object]) -> None:
+        with suppress(BaseException):
+            ask()
+            os._exit(0)
+        os._exit(1)
+
+    fork = multiprocessing.get_context("fork")
+    running = {name: fork.Process(target=run, args=(ask,)) for name, ask in asks.items()}
+    limit = time.monotonic() + wait_s
     try:
-        for name, ask in asks.items():
-            running[_started(ask)] = name
-        limit = time.monotonic() + wait_s
-        while running and time.monotonic() < limit:
-            for pid in list(running):
-                ended, status = os.waitpid(pid, os.WNOHANG)
-                if ended:
-                    found[running.pop(pid)] = status == 0
-            if running:
-                time.sleep(_POLL_S)
+        for process in running.values():
+            process.start()
+        for process in running.values():
+            process.join(max(0.0, limit - time.monotonic()))
+        return {name: None if each.exitcode is None else each.exitcode == 0 for name, each in running.items()}
     finally:
-        for pid in running:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-    return found
-
-
-def _started(ask: Callable[[], object]) -> int:
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        ask()
-        code = 0
-    finally:
-        os._exit(code)
+        for process in running.values():
+            if process.pid is not None:
+                process.kill()
+                process.join()
 
 
 def queues_of(ads: Mapping[str, Ad], names: Collection[str]) -> list[ScheddQueue]:
     """Return the schedds whose jobs count: those of these names, or all. ``ads``: by name."""
-    return [
-        ScheddQueue(name, htcondor2.Schedd(ad), ahead(ad), slack(ad))
-        for name, ad in sorted(ads.items())
-        if not names or name in names
-    ]
-
-
-def slack(ad: Ad) -> int | None:
-    """Return how many more jobs a schedd may run, by its own ad; None where it does not say."""
-    most, runs = number(ad, "MaxJobsRunning"), number(ad, "TotalRunningJobs")
-    return None if most is None or runs is None else max(0, int(most - runs))
+    found = []
+    for name, ad in sorted(ads.items()):
+        most, runs = number(ad, "MaxJobsRunning"), number(ad, "TotalRunningJobs")
+        slack = None if most is None or runs is None else max(0, int(most - runs))
+        if not names or name in names:
+            found.append(ScheddQueue(name, htcondor2.Schedd(ad), ahead(ad), slack))
+    return found
 
 
 def ahead(ad: Ad) -> float:

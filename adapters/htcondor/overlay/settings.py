@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from enum import StrEnum
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -16,20 +15,6 @@ from provisioner.config.units import Addresses, ConfigPath, PositiveDuration, Se
 
 CONTROLLER_NEEDS = ("READ", "DAEMON or ADMINISTRATOR")
 """To drain, one of the two is enough."""
-
-
-class SlotWeight(StrEnum):
-    """SLOT_WEIGHT of the pool's slots: the unit of its quotas."""
-
-    CPUS = "cpus"
-    GPUS = "gpus"
-
-
-class DroneTokenMode(StrEnum):
-    """Origin of the drones' tokens."""
-
-    STATIC = "static"
-    SIGNING_KEY = "signing-key"
 
 
 class HTCondorConfig(ConfigSection):
@@ -47,7 +32,7 @@ class HTCondorConfig(ConfigSection):
     ADMINISTRATOR to drain by `condor_drain`."""
     token_directory: ConfigPath | None = Field(None)
     """Directory with tokens, instead of `token` or beside it; all are offered to the pool."""
-    drone_token_mode: DroneTokenMode = Field(DroneTokenMode.STATIC)
+    drone_token_mode: Literal["static", "signing-key"] = Field("static")
     """Origin of the drones' tokens: `static`, all drones get `drone_token`; `signing-key`, each gets a token of its
     own, signed with `drone_signing_key` when the drone is ordered."""
     drone_token: Secret | None = Field(None)
@@ -76,7 +61,7 @@ class HTCondorConfig(ConfigSection):
     negotiation_period: PositiveDuration = Field(300.0)
     """After this long an idle job counts as seen by the negotiator, where the pool does not advertise its accounting
     and so tells the end of a cycle only every NEGOTIATOR_UPDATE_INTERVAL."""
-    slot_weight: SlotWeight = Field(SlotWeight.CPUS)
+    slot_weight: Literal["cpus", "gpus"] = Field("cpus")
     """Unit of the pool's group quotas, by its SLOT_WEIGHT: `cpus` (HTCondor's default) or `gpus`."""
     collector_memory: PositiveDuration = Field(900.0)
     """Time for which slots keep their last state after a restart of the collector, and for which the jobs of a schedd
@@ -93,17 +78,15 @@ class HTCondorConfig(ConfigSection):
     @property
     def drone_identities(self) -> str:
         """Identity of each drone, with ``{drone}`` for its id; empty if a drone's identity does not have it."""
-        own = self.drone_token_mode is DroneTokenMode.SIGNING_KEY and "{drone}" in self.drone_user
+        own = self.drone_token_mode == "signing-key" and "{drone}" in self.drone_user
         return f"{self.drone_user}@{self.trust_domain}" if own else ""
 
     def failures(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Yield tokens that cannot be used now."""
         now = time.time()
         for name, secret, _, _ in self._tokens():
             yield from (((name,), message) for message in token_failures(name, secret, now))
 
     def doubts(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Yield what is odd in the tokens."""
         now = time.time()
         for name, secret, needs, most in self._tokens():
             found = token_warnings(name, secret, now, self.trust_domain, needs, most)
@@ -120,8 +103,8 @@ class HTCondorConfig(ConfigSection):
     def _some_token(self) -> Self:
         if self.token is None and self.token_directory is None:
             raise ValueError("`token` or `token_directory` is wanted: write `token: {file: path}`")
-        if self.drone_token_mode is DroneTokenMode.STATIC and self.drone_token is None:
+        if self.drone_token_mode == "static" and self.drone_token is None:
             raise ValueError("`drone_token` is wanted: write `drone_token: {file: path}`")
-        if self.drone_token_mode is DroneTokenMode.SIGNING_KEY and self.drone_signing_key is None:
+        if self.drone_token_mode == "signing-key" and self.drone_signing_key is None:
             raise ValueError("`drone_signing_key` is wanted with `drone_token_mode: signing-key`: write the key's path")
         return self

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from adapters.htcondor import classads
@@ -31,11 +31,10 @@ DRONE_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 
 
 def ours(identities: str = "") -> str:
-    """Return the constraint for slots of drones.
+    """Return the constraint for slots of drones. Ads with huge texts stay in the collector.
 
-    Ads that another drone's identity has sent, and ads with huge texts, stay in the collector. ``identities``: the
-    identity that each drone has, with ``{drone}`` for its id. (What none of them has sent is of a drone whose token
-    does not have its id.)
+    So do ads that another drone's identity has sent. ``identities``: the identity that each drone has, with ``{drone}``
+    for its id. (What none of them has sent is of a drone whose token does not have its id.)
     """
     short = " && ".join(f"(size({name}) <= {_MAX_TEXT}) isnt false" for name in _TEXTS)
     return f"{OUR_SLOTS} && {short}" + (f" && !({forged(identities)})" if identities else "")
@@ -53,47 +52,38 @@ def forged(identities: str) -> str:
 
 _CLAIMED = frozenset({"claimed", "matched", "preempting"})
 _MAX_SLOT_NOTICES = 20
-_MAX_SLOTS_PER_DRONE = 1000
-"""Limit per drone: no node has more GPUs, and sums stay sensible."""
+_MAX_SLOTS_PER_DRONE = 1000  # limit per drone: no node has more GPUs, and sums stay sensible
 
 
 @dataclass(frozen=True, slots=True)
-class SlotObservation:
-    """One slot ad that is ours: the slot, and the drone type that it claims to be."""
+class DroneSlot:
+    """The slot of a drone, and what else its ads tell: one ad, or all of one startd together."""
 
     slot: Slot
     type: TypeKey
-    started: float
-    """When its startd started, by its own clock: tells two startds with one drone id apart."""
+    started: float  # when its startd started, by its own clock: tells two startds with one drone id apart
     slot_id: int
-    device_milli: int
+    device_milli: int  # share of a real GPU that each GPU of the slot is, in thousandths
     ad_name: str = field(repr=False)
-    users: frozenset[str] = frozenset()
-    """Owners of the claims that it shows."""
+    users: frozenset[str] = frozenset()  # owners of the claims that it shows
 
 
 @dataclass(frozen=True, slots=True)
 class SlotsView:
-    """Slots of our drones, with notices about other ads."""
+    """Slots of our drones, with notices about other ads, and remarks that need no operator."""
 
-    slots: tuple[Slot, ...]
-    types: tuple[tuple[DroneId, TypeKey, str], ...]
-    """Drone, its type and the name of its (first) slot."""
+    drones: tuple[DroneSlot, ...]
     notices: tuple[str, ...]
-    device_milli: Mapping[DroneId, int]
-    """Share of a real GPU that each GPU of a drone's slot is, in thousandths."""
-    users: Mapping[DroneId, frozenset[str]] = field(default_factory=dict)
-    """Owners of the claims that the slots of a drone show."""
     remarks: tuple[str, ...] = ()
-    """Lines that need no operator."""
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return tuple(each.slot for each in self.drones)
 
 
 def slots_view(ads: Iterable[Ad], controller: str, to_our_clock: Callable[[float], float]) -> SlotsView:
-    """Return one slot per drone of this controller, and a line for each ad that makes no sense.
-
-    ``ads``: those of :func:`ours`. ``to_our_clock`` turns a time of the collector's clock into one of ours.
-    """
-    found: dict[DroneId, list[SlotObservation]] = {}
+    """Return one slot per drone of this controller, by ads of :func:`ours`, and a line for each odd ad."""
+    found: dict[DroneId, list[DroneSlot]] = {}
     notices: list[str] = []
     strangers = 0
     for ad in ads:
@@ -104,28 +94,24 @@ def slots_view(ads: Iterable[Ad], controller: str, to_our_clock: Callable[[float
         elif not drone_id.startswith(f"{controller}-"):
             strangers += 1
         else:
-            found.setdefault(DroneId(drone_id), []).append(_slot_observation(ad, DroneId(drone_id), to_our_clock))
-    slots, types, device_milli, users = [], [], {}, {}
+            found.setdefault(DroneId(drone_id), []).append(_drone_slot(ad, DroneId(drone_id), to_our_clock))
+    drones = []
     for drone_id, seen in sorted(found.items()):
         newest = max(seen, key=lambda s: (s.slot.heard_at, s.started))
         same = sorted((s for s in seen if s.started == newest.started), key=lambda s: s.slot_id)[:_MAX_SLOTS_PER_DRONE]
         if len(same) < len(seen):
             notices.append(f"drone {drone_id}: {len(seen) - len(same)} older slots under its id ignored")
-        slots.append(_together(same))
-        types.append((drone_id, same[0].type, same[0].ad_name))
-        device_milli[drone_id] = same[0].device_milli
-        users[drone_id] = frozenset[str]().union(*(each.users for each in same))
+        drones.append(_together(same))
     if len(notices) > _MAX_SLOT_NOTICES:
         notices[_MAX_SLOT_NOTICES - 1 :] = [f"and {len(notices) - _MAX_SLOT_NOTICES + 1} more oddities of slots"]
     remarks = (f"{strangers} slots belong to drones of other controllers",) if strangers else ()
-    return SlotsView(tuple(slots), tuple(types), tuple(notices), device_milli, users, remarks)
+    return SlotsView(tuple(drones), tuple(notices), remarks)
 
 
-_CLOCK_STEP_S = 60.0
-"""Clocks that are less than about half of this apart are taken for the same."""
+_CLOCK_STEP_S = 60.0  # clocks that are less than about half of this apart are taken for the same
 
 
-def _slot_observation(ad: Ad, drone_id: DroneId, to_our_clock: Callable[[float], float]) -> SlotObservation:
+def _drone_slot(ad: Ad, drone_id: DroneId, to_our_clock: Callable[[float], float]) -> DroneSlot:
     heard, jobs = moment(ad, "LastHeardFrom"), _claims(ad)
     heard_at = to_our_clock(heard) if heard > 0 else 0.0
     # since when nothing is carved from the slot: of the startd's own clock only differences are used
@@ -151,23 +137,18 @@ def _slot_observation(ad: Ad, drone_id: DroneId, to_our_clock: Callable[[float],
         vram_mib=whole(ad, "GPUs_GlobalMemoryMb"),
         capability=round(capability * 10) if 0 < capability < 100 else 0,
     )
-    return SlotObservation(
+    children = value(ad, "ChildRemoteOwner")
+    owners = [value(ad, "RemoteOwner"), *(children[:_MAX_SLOTS_PER_DRONE] if isinstance(children, list) else ())]
+    return DroneSlot(
         slot=slot,
         type=type_key(text(ad, "SiteName", 63), text(ad, "DroneType", 63)),
         started=moment(ad, "DaemonStartTime"),
         slot_id=whole(ad, "SlotID"),
         device_milli=device_milli,
         ad_name=text(ad, "Name", 600),
-        users=_users(ad),
+        # without their domains: as ``Owner`` of a job has them
+        users=frozenset(printable(each.partition("@")[0], 80) for each in owners if isinstance(each, str)) - {""},
     )
-
-
-def _users(ad: Ad) -> frozenset[str]:
-    """Return the users whose claims a slot shows, without their domains: as ``Owner`` of a job has them."""
-    children = value(ad, "ChildRemoteOwner")
-    named = [value(ad, "RemoteOwner"), *(children[:_MAX_SLOTS_PER_DRONE] if isinstance(children, list) else ())]
-    users = {printable(each.partition("@")[0], 80) for each in named if isinstance(each, str)}
-    return frozenset(users - {""})
 
 
 def _retires_at(ad: Ad, heard_at: float) -> float:
@@ -178,8 +159,7 @@ def _retires_at(ad: Ad, heard_at: float) -> float:
     retires_at, told_at = float(whole(ad, "DroneRetiresAt")), moment(ad, "MyCurrentTime")
     if not (retires_at and told_at and heard_at):
         return retires_at
-    off_s = round((heard_at - told_at) / _CLOCK_STEP_S) * _CLOCK_STEP_S
-    return max(0.0, retires_at + off_s)
+    return max(0.0, retires_at + round((heard_at - told_at) / _CLOCK_STEP_S) * _CLOCK_STEP_S)
 
 
 def _free_gpu_milli(ad: Ad, device_milli: int) -> int:
@@ -209,28 +189,22 @@ def _state(ad: Ad, jobs: int) -> SlotState:
         return SlotState.DRAINING
     if jobs:
         return SlotState.BUSY
-    refuses = value(ad, "DroneReady") is False or value(ad, "DroneHealthy") is False or _never_starts(ad)
+    asks_the_job = any(name.lower().startswith("target.") for name in classads.references(source(ad, "Start")))
+    refuses = value(ad, "DroneReady") is False or value(ad, "DroneHealthy") is False
+    refuses = refuses or (not asks_the_job and value(ad, "Start") is False)  # whatever the job
     return SlotState.CHECKING if refuses or state == "owner" else SlotState.IDLE
 
 
-def _never_starts(ad: Ad) -> bool:
-    """Return True if START is false whatever the job."""
-    asks_the_job = any(name.lower().startswith("target.") for name in classads.references(source(ad, "Start")))
-    return not asks_the_job and value(ad, "Start") is False
-
-
-def _together(seen: list[SlotObservation]) -> Slot:
+def _together(seen: list[DroneSlot]) -> DroneSlot:
     """Return the slots of one startd as one: a drone may offer a slot per GPU."""
-    first = seen[0].slot
     if len(seen) == 1:
-        return first
+        return seen[0]
     slots = [s.slot for s in seen]
     jobs = sum(s.jobs for s in slots)
     states = {s.state for s in slots}
-    state = next((s for s in (SlotState.DRAINING, SlotState.BUSY, SlotState.IDLE) if s in states), SlotState.CHECKING)
-    return replace(
-        first,
-        state=state,
+    all_of_it = replace(
+        slots[0],
+        state=next((s for s in (SlotState.DRAINING, SlotState.BUSY, SlotState.IDLE) if s in states), slots[0].state),
         heard_at=max(s.heard_at for s in slots),
         free_gpu_milli=sum(s.free_gpu_milli for s in slots),
         free_cpus=sum(s.free_cpus for s in slots),
@@ -240,3 +214,4 @@ def _together(seen: list[SlotObservation]) -> Slot:
         jobs_started=max(s.jobs_started for s in slots),
         idle_since=0.0 if jobs else max(s.idle_since for s in slots),
     )
+    return replace(seen[0], slot=all_of_it, users=frozenset[str]().union(*(each.users for each in seen)))

@@ -17,8 +17,7 @@ from adapters.htcondor.overlay.job_classes import JobRequest, request
 from adapters.htcondor.overlay.slots import DRONE_ID
 from provisioner.model import WHOLE_GPU, DroneId, Eviction, JobFailure, Slot
 
-EVICTION_REPORTED_S = 900.0
-"""An eviction is reported for this long."""
+EVICTION_REPORTED_S = 900.0  # an eviction is reported for this long
 
 WORK_PROJECTION = classads.attribute_names(
     """
@@ -33,41 +32,29 @@ WORK_PROJECTION = classads.attribute_names(
 
 NOTHING_ASKED = JobRequest()
 
-_DRONE_SLOT = re.compile(r"[^@]*@([^@]+)@.*", re.DOTALL)
-"""``slot1_1@<drone id>@<host>``."""
+_DRONE_SLOT = re.compile(r"[^@]*@([^@]+)@.*", re.DOTALL)  # ``slot1_1@<drone id>@<host>``
 _MAX_SLOT_NAME = 300
 _MAX_JOB_IDS = 100
-_MAX_DEVICES_PER_JOB = 4096
-"""GPUs or CPUs of one job: no node has more, and sums stay sensible."""
+_MAX_DEVICES_PER_JOB = 4096  # GPUs or CPUs of one job: no node has more, and sums stay sensible
 
 
 def constraint(controller: str, since: float) -> str:
-    """Return the constraint for jobs that concern our drones.
-
-    They run in one, left one after ``since`` (by the schedd's clock), or have been held in one since then for a reason
-    that may be the drone's.
-    """
-    ours = classad2.quote(f"@{controller}-")
-    runs = f"member(JobStatus, {{2,6,7}}) && regexp({ours}, RemoteHost)"
-    left = f"(LastVacateTime ?: 0) >= {int(since)} && member(JobStatus, {{1,2,6,7}}) && regexp({ours}, LastRemoteHost)"
-    codes = ",".join(map(str, HOLD_CODES))
-    held = (
-        f"JobStatus == {HELD} && member(HoldReasonCode, {{{codes}}}) && EnteredCurrentStatus >= {int(since)} && "
-        f"regexp({ours}, LastRemoteHost)"
+    """Return the constraint for jobs that run in our drones, or left or were held in one ``since`` (schedd's clock)."""
+    ours, since_s, codes = classad2.quote(f"@{controller}-"), int(since), ",".join(map(str, HOLD_CODES))
+    left = f"(LastVacateTime ?: 0) >= {since_s} && member(JobStatus, {{1,2,6,7}})"
+    held = f"JobStatus == {HELD} && member(HoldReasonCode, {{{codes}}}) && EnteredCurrentStatus >= {since_s}"
+    return (
+        f"(member(JobStatus, {{2,6,7}}) && regexp({ours}, RemoteHost))"
+        f" || ((({left}) || ({held})) && regexp({ours}, LastRemoteHost))"
     )
-    return f"({runs}) || ({left}) || ({held})"
 
 
 @dataclass(frozen=True, slots=True)
 class JobRun:
-    """A job that runs in a drone."""
-
     drone_id: DroneId
     gpu_milli: int
-    since: float
-    """Its start there or its last checkpoint, by our clock: what was done after it is at stake."""
-    begun_at: float = 0.0
-    """Its start there, by our clock."""
+    since: float  # its start there or its last checkpoint, by our clock: what was done after it is at stake
+    begun_at: float = 0.0  # its start there, by our clock
     owner: str = ""
     asks: JobRequest = NOTHING_ASKED
     job_id: str = ""
@@ -75,8 +62,6 @@ class JobRun:
 
 @dataclass(frozen=True, slots=True)
 class PoolWork:
-    """Work in drones."""
-
     runs: tuple[JobRun, ...] = ()
     evictions: tuple[Eviction, ...] = ()
     failures: tuple[JobFailure, ...] = ()
@@ -107,7 +92,6 @@ def _at_work(slot: Slot, runs: list[JobRun]) -> Slot:
 
 
 def together(parts: Iterable[PoolWork]) -> PoolWork:
-    """Return the work of several schedds."""
     each = list(parts)
     evictions = sorted((e for part in each for e in part.evictions), key=lambda e: (e.at, e.drone_id, e.job_id))
     failures = tuple(failure for part in each for failure in part.failures)
@@ -121,11 +105,7 @@ def work(
     to_our_clock: Callable[[float], float],
     device_milli: Mapping[DroneId, int],
 ) -> PoolWork:
-    """Return the work by the job ads of one schedd.
-
-    ``now`` is ours; ``to_our_clock`` takes times of the schedd's clock. ``device_milli``: what a GPU that a drone gives
-    to a job is of a real one, as far as known.
-    """
+    """Return the work by the job ads of one schedd. ``device_milli``: what a drone's GPU is of a real one, if known."""
     runs: list[JobRun] = []
     evictions: list[Eviction] = []
     failures: list[JobFailure] = []
@@ -139,15 +119,18 @@ def work(
             since = min(to_our_clock(max(began, _saved(ad))), now) if began else now
             begun_at = min(to_our_clock(began), now) if began else now
             milli, owner = _milli(ad, device_milli.get(drone_id)), text(ad, "Owner", 80)
-            runs.append(JobRun(drone_id, milli, since, begun_at, owner, request(ad), job_id(ad)))
+            runs.append(JobRun(drone_id, milli, since, begun_at, owner, request(ad)[0], job_id(ad)))
     return PoolWork(tuple(runs), tuple(evictions), tuple(failures))
 
 
 def _failure(ad: Ad, controller: str, to_our_clock: Callable[[float], float]) -> JobFailure | None:
     """Return the failure of a job that a drone of ours held, or that is idle again after a run of seconds there."""
     drone_id = drone_named(ad, "LastRemoteHost", controller)
-    cause, at = cause_of_hold(ad), moment(ad, "EnteredCurrentStatus")
-    if drone_id is not None and not cause and whole(ad, "JobStatus") == IDLE and (began := _last_run(ad)):
+    status, at, cause = whole(ad, "JobStatus"), moment(ad, "EnteredCurrentStatus"), ""
+    code, subcode = whole(ad, "HoldReasonCode"), whole(ad, "HoldReasonSubCode")
+    if status == HELD and code in HOLD_CODES:
+        cause = f"held with code {code}" + (f", error {subcode}" if subcode else "")
+    elif status == IDLE and (began := _last_run(ad)):
         at = moment(ad, "LastVacateTime")
         ran_s = at - began[0]
         cause = f"broke off after {ran_s:.0f} s" if 0 <= ran_s <= SHORT_RUN_S else ""
@@ -166,22 +149,17 @@ def drone_named(ad: Ad, name: str, controller: str) -> DroneId | None:
 
 
 def _milli(ad: Ad, device_milli: int | None) -> int:
-    """Return the GPUs that a job holds, in thousandths.
-
-    Of a job without GPUs its CPUs count. In a drone that is not known any more a job is taken to have held what it
-    asked for.
-    """
-    gpus = _amount(ad, "GPUsProvisioned", "RequestGPUs")
+    """Return the GPUs that a job holds (or CPUs), in thousandths; what it asked for if its drone is not known."""
+    gpus, cpus = (
+        min(whole(ad, f"{name}Provisioned") or whole(ad, f"Request{name}"), _MAX_DEVICES_PER_JOB)
+        for name in ("GPUs", "Cpus")
+    )
     if not gpus:
-        return (_amount(ad, "CpusProvisioned", "RequestCpus") or 1) * WHOLE_GPU
+        return (cpus or 1) * WHOLE_GPU
     share = number(ad, "GpuMilli")
     if device_milli is None and gpus == 1 and share is not None and 1 <= share <= WHOLE_GPU:
         return int(share)
     return gpus * (device_milli or WHOLE_GPU)
-
-
-def _amount(ad: Ad, given: str, asked: str) -> int:
-    return min(whole(ad, given) or whole(ad, asked), _MAX_DEVICES_PER_JOB)
 
 
 def _began(ad: Ad) -> float:
@@ -208,17 +186,14 @@ def _eviction(
     left, drone_id, began = moment(ad, "LastVacateTime"), drone_named(ad, "LastRemoteHost", controller), _last_run(ad)
     if not left or drone_id is None or began is None:
         return None
-    start, executing = began
-    end = _cut_off(ad, start, left)
-    saved = _saved(ad)
+    (start, executing), end, saved = began, left, _saved(ad)
+    # where its drone just vanished the schedd waits for it until the job's lease is over
+    lost, heard = moment(ad, "JobDisconnectedDate"), moment(ad, "LastJobLeaseRenewal")
+    if start <= lost <= left and not lost < heard <= left:
+        end = lost
     since = max(executing, saved if executing <= saved <= left else 0.0)
-    return Eviction(
-        drone_id=drone_id,
-        job_id=job_id(ad),
-        at=to_our_clock(left),
-        gpu_milli=_milli(ad, device_milli.get(drone_id)),
-        lost_s=max(0.0, end - since) if executing else 0.0,
-    )
+    lost_s = max(0.0, end - since) if executing else 0.0
+    return Eviction(drone_id, job_id(ad), to_our_clock(left), _milli(ad, device_milli.get(drone_id)), lost_s)
 
 
 def _last_run(ad: Ad) -> tuple[float, float] | None:
@@ -236,52 +211,27 @@ def _last_run(ad: Ad) -> tuple[float, float] | None:
     return None
 
 
-def _cut_off(ad: Ad, start: float, left: float) -> float:
-    """Return when a run ended: where its drone just vanished the schedd waits for it until the job's lease is over."""
-    lost, heard = moment(ad, "JobDisconnectedDate"), moment(ad, "LastJobLeaseRenewal")
-    return lost if start <= lost <= left and not lost < heard <= left else left
-
-
-SHORT_RUN_S = 10.0
-"""A run that ends without success within this time may have been ended by the node."""
+SHORT_RUN_S = 10.0  # a run that ends without success within this time may have been ended by the node
 HOLD_CODES = (6, 12, 13)
 """Hold codes that a node can cause: the executable could not be started (FailedToCreateProcess), output or input could
 not be transferred (a scratch directory that is full, or cannot be written to)."""
 _CLAIM_REMEMBERED_S = 900.0
-_MAX_FAILURES_PER_POLL = 1000
-"""Largest number of failures in one poll, the newest."""
-_MAX_WITNESSED_DRONES = 20_000
-"""Drones whose users are remembered. More ids than that are forged."""
-MAX_WITNESSED_USERS = 200
-"""Users remembered of one drone, those of the newest claims."""
-
-
-def cause_of_hold(ad: Ad) -> str:
-    """Return what a node may have done to a job that is held; empty if it is not held, or for another reason."""
-    code, subcode = whole(ad, "HoldReasonCode"), whole(ad, "HoldReasonSubCode")
-    if whole(ad, "JobStatus") != HELD or code not in HOLD_CODES:
-        return ""
-    return f"held with code {code}" + (f", error {subcode}" if subcode else "")
+_MAX_FAILURES_PER_POLL = 1000  # largest number of failures in one poll, the newest
+_MAX_WITNESSED_DRONES = 20_000  # drones whose users are remembered. More ids than that are forged.
+MAX_WITNESSED_USERS = 200  # users remembered of one drone, those of the newest claims
 
 
 def cause_of_end(ad: Ad, run_s: float) -> str:
-    """Return the failure of a job that left the queue after a last run of ``run_s`` seconds.
-
-    Empty if it was none, or took too long for one of the node's.
-    """
+    """Return the failure of a job that left the queue after ``run_s`` seconds; "" if none, or too late for a node's."""
     by_signal, code = classads.value(ad, "ExitBySignal") is True, classads.value(ad, "ExitCode")
-    failed = by_signal or (isinstance(code, int) and code != 0)
-    if run_s > SHORT_RUN_S or not failed:
+    if run_s > SHORT_RUN_S or not (by_signal or (isinstance(code, int) and code != 0)):
         return ""
     return f"ended after {run_s:.0f} s " + ("by a signal" if by_signal else f"with exit code {code}")
 
 
 @dataclass(slots=True)
 class ClaimWitnesses:
-    """Users whose claims the slots of drones have shown, and the failures that are believed.
-
-    A job's ad has its newest failure only: the others are remembered.
-    """
+    """Users whose claims the slots of drones have shown, and the failures believed: an ad has its newest alone."""
 
     _seen: dict[DroneId, dict[str, float]] = field(default_factory=dict)
     _known: dict[JobFailure, None] = field(default_factory=dict)
@@ -291,19 +241,18 @@ class ClaimWitnesses:
         for drone_id, names in users.items():
             if names and (drone_id in self._seen or len(self._seen) < _MAX_WITNESSED_DRONES):
                 self._seen.setdefault(drone_id, {}).update(dict.fromkeys(names, now))
-        for drone_id in list(self._seen):
-            kept = {user: at for user, at in self._seen[drone_id].items() if now - at <= _CLAIM_REMEMBERED_S}
-            kept = dict(sorted(kept.items(), key=lambda each: (-each[1], each[0]))[:MAX_WITNESSED_USERS])
-            if kept:
-                self._seen[drone_id] = kept
-            else:
+        for drone_id, seen in list(self._seen.items()):
+            kept = ((user, at) for user, at in seen.items() if now - at <= _CLAIM_REMEMBERED_S)
+            newest = sorted(kept, key=lambda each: (-each[1], each[0]))[:MAX_WITNESSED_USERS]
+            self._seen[drone_id] = dict(newest)
+            if not newest:
                 del self._seen[drone_id]
 
     def believed(self, failures: Iterable[JobFailure], now: float) -> tuple[JobFailure, ...]:
         """Return the failures of the last quarter of an hour, of users whose claims a slot of that drone has shown."""
         witnessed = (each for each in failures if each.owner and each.owner in self._seen.get(each.drone_id, ()))
-        since, until = now - _CLAIM_REMEMBERED_S, now + _CLAIM_REMEMBERED_S
-        found = [each for each in {**self._known, **dict.fromkeys(witnessed)} if since <= each.at <= until]
+        known = {**self._known, **dict.fromkeys(witnessed)}
+        found = [each for each in known if abs(now - each.at) <= _CLAIM_REMEMBERED_S]
         newest = sorted(found, key=lambda each: (each.at, each.drone_id, each.job_id))[-_MAX_FAILURES_PER_POLL:]
         self._known = dict.fromkeys(newest)
         return tuple(newest)

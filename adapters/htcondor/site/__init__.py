@@ -1,6 +1,234 @@
-"""An HTCondor cluster as a site: drones are jobs of one of its schedds."""
+"""An HTCondor cluster as a site: one query lists all of our jobs, one submit starts all drones of a type."""
 
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Self
+
+from adapters.htcondor import classads
+from adapters.htcondor.classads import HELD, REMOVED, Ad, job_id, text, whole
+from adapters.htcondor.daemons import failed
+from adapters.htcondor.site import listing, nodes, submission
+from adapters.htcondor.site.blocking import gaps, render
+from adapters.htcondor.site.client import HTCondorClient, client_for
+from adapters.htcondor.site.owner import OwnerQueuePoller
 from adapters.htcondor.site.settings import HTCondorSiteConfig
-from adapters.htcondor.site.site import HTCondorSite
+from adapters.shared.printing import printable
+from adapters.shared.starts import rejected
+from provisioner import model
+from provisioner.interfaces import AdapterError, AuditFinding, UnavailableError
+from provisioner.model import DroneId, DroneType, FaultKind, OrderOutcome, OrderResult
 
 __all__ = ["HTCondorSite", "HTCondorSiteConfig"]
+
+_COLLECTED_AT_ONCE = 8
+_COLLECT_TRIES = 3
+_SPOOL_SLACK_S = 15.0
+_SPOOL_RELEASE_S = 30.0
+_ABANDONED_REASON = f"{listing.OUR_REASON}its files never came"
+
+
+class HTCondorSite:
+    """Drones as jobs of a schedd. The state is in its queue, so a restarted controller sees the same."""
+
+    Config = HTCondorSiteConfig
+
+    def __init__(self, name: str, config: HTCondorSiteConfig, types: Sequence[DroneType], controller: str) -> None:
+        self._name, self._config, self._types, self._controller = name, config, tuple(types), controller
+        self._ours = listing.our_jobs(controller, name)
+        self._client: HTCondorClient = client_for(config, name)
+        self._sent: dict[int, float] = {}  # when (by the monotonic clock) the files of a cluster were all sent
+        self._tried: dict[DroneId, int] = {}
+        self._owner = OwnerQueuePoller(self._client, config.owner)
+        self._registry = NodeRegistry(config.collector, config.slot_max_age)
+        self._requirements = {kind.name: submission.admins_requirements(config, kind) for kind in types}
+        self._on_nodes = not all(submission.is_grid(config, kind) for kind in self._types)
+        """False if drones run on nodes behind a computing element, not on those of this pool."""
+        self._polled = False
+        self._housekeeping: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        await self._client.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Let the drones live on."""
+        if self._housekeeping is not None:
+            self._housekeeping.cancel()
+            await asyncio.wait([self._housekeeping])
+            self._housekeeping = None
+        await self._client.__aexit__(*exc)
+
+    async def poll(self) -> model.SiteView:
+        """Return all nodes, then all of our jobs (ended ones for ``retain_finished``), then the owner's claims.
+
+        They are asked in this order: what begins or ends meanwhile is then known to the queues, and a job of the owner
+        that has started meanwhile is no claim any more. Nothing is changed by it. UnavailableError if the nodes that
+        were there a while ago are not listed.
+        """
+        taken_at = time.time()
+        machines, noticed = await self._machines()
+        missed = self._registry.notices(each.name for each in machines) if self._on_nodes else ()
+        ads = await self._client.ads("jobs", self._ours, listing.DRONE_JOB_PROJECTION)
+        limit_s = self._config.submit_deadline + _SPOOL_SLACK_S  # then their sender has been cut short
+        found = listing.list_drones(ads, self._controller, noticed, None, nodes.carved(machines), limit_s)
+        listed = {whole(ad, "ClusterId") for ad in ads}
+        self._sent = {cluster: at for cluster, at in self._sent.items() if cluster in listed}
+        owner = await self._owner.poll(machines)
+        shapes = {kind.name: nodes.shape(kind) for kind in self._types}
+        more = nodes.corrections(machines, found.drones.values(), shapes, owner.held, found.users)
+        task, errors = self._housekeeping, list[str]()
+        if task is not None and task.done() and not task.cancelled() and (error := task.exception()):
+            errors.append(printable(f"housekeeping: {type(error).__name__}: {error}", 300))
+        # housekeeping between polls, one task at a time; the first poll (`provisioner check`) starts none
+        if self._polled and (task is None or task.done()):
+            self._housekeeping = asyncio.create_task(self._clean_up(found), name=f"housekeeping of site {self._name}")
+        self._polled = True
+        return model.SiteView(
+            site=self._name,
+            taken_at=taken_at,
+            drones=found.drones,
+            free={kind.name: 0 for kind in self._types} if self._on_nodes and not machines else None,
+            nodes=nodes.nodes(machines, self._types, self._requirements, more),
+            claims=owner.claims,
+            owner_runs=owner.runs,
+            notices=(*found.notices, *missed, *owner.notices, *errors),
+            remarks=owner.remarks,
+        )
+
+    async def _machines(self) -> tuple[tuple[nodes.PoolMachine, ...], Mapping[str, float]]:
+        slot_ads = await self._client.ads("slots", nodes.MACHINE_SLOTS, nodes.MACHINE_SLOT_PROJECTION)
+        noticed = await self._client.ads("slots", nodes.NOTICE_CONSTRAINT, nodes.NOTICE_PROJECTION)
+        newest = max((classads.moment(ad, "LastHeardFrom") for ad in slot_ads), default=0.0)
+        # Nothing was heard in the future. A clock that is behind cannot be distinguished from silence: it counts as
+        # right, and which slots are alive is judged by the one that was heard last.
+        ahead_s = newest - time.time()
+        ahead_s = ahead_s if ahead_s > classads.SAME_CLOCK_S else 0.0
+        machines = nodes.machines_of(slot_ads, newest - self._config.slot_max_age)
+        return machines, nodes.notices(noticed, ahead_s)
+
+    async def _clean_up(self, found: listing.DroneJobsView) -> None:
+        with contextlib.suppress(AdapterError):  # then after the next poll
+            await self._client.remove(found.abandoned, _ABANDONED_REASON)
+        with contextlib.suppress(AdapterError, OSError):
+            await self._collect(found)
+            await self._client.clean_up(found.inputs, found.drones.keys())
+
+    async def _collect(self, found: listing.DroneJobsView) -> None:
+        """Fetch what a few ended drones have left. A failure costs no drone anything."""
+        self._tried = {drone_id: self._tried.get(drone_id, 0) for drone_id in found.drones}
+        ended = (drone for drone in found.drones.values() if drone.end is not None and drone.started_at)
+        wanted = (drone for drone in ended if self._tried[drone.drone_id] < _COLLECT_TRIES)
+        some = {drone.drone_id: drone.remote_id for drone in islice(wanted, _COLLECTED_AT_ONCE)}
+        for drone_id in some:
+            self._tried[drone_id] += 1
+        if some:
+            failed = await self._client.collect(some)
+            self._tried |= dict.fromkeys(some.keys() - failed.keys(), _COLLECT_TRIES)
+
+    async def audit(self, policy: model.SitePolicy) -> Sequence[AuditFinding]:
+        """Return where the nodes do not do what ``policy`` says, by their slot ads."""
+        machines, _ = await self._machines()
+        attributes = dict(_plain_attributes(self._config.submit))
+        return gaps(machines, policy, self._types, self._requirements, attributes)
+
+    def render_blocking(self, policy: model.SitePolicy) -> str:
+        return render(policy)
+
+    async def start(self, orders: Sequence[model.StartOrder]) -> Sequence[OrderResult]:
+        """Submit the drones that are not in the queue yet, in one submit for each type."""
+        why = {order.drone_id: submission.unsubmittable(order, self._controller) for order in orders}
+        results = {each: rejected(each, FaultKind.CONFIG, reason) for each, reason in why.items() if reason}
+        fit = [order for order in orders if order.drone_id not in results]
+        there = await self._queued([order.drone_id for order in fit]) if fit else ()
+        abandoned = [ad for ad in there if self._is_abandoned(ad)]
+        if abandoned:
+            await self._client.remove([job_id(ad) for ad in abandoned], _ABANDONED_REASON)
+        for ad in there:
+            if not _never_was(ad, abandoned):
+                drone_id = DroneId(text(ad, "DroneId"))
+                results[drone_id] = OrderResult(drone_id, OrderOutcome.OK, job_id(ad))
+        missing = [order for order in fit if order.drone_id not in results]
+        for batch in submission.batches(missing, self._config, self._controller):
+            # no site's error is raised: another batch may have gone through
+            try:
+                cluster = await self._client.submit(batch)
+            except AdapterError as error:
+                results |= {drone_id: failed(drone_id, error) for drone_id in batch.drone_ids}
+                continue
+            self._sent[cluster] = time.monotonic()
+            for proc, drone_id in enumerate(batch.drone_ids):
+                results[drone_id] = OrderResult(drone_id, OrderOutcome.OK, f"{cluster}.{proc}")
+        return [results[order.drone_id] for order in orders]
+
+    async def _queued(self, drone_ids: Iterable[DroneId]) -> Sequence[Ad]:
+        wanted = f"{self._ours} && {submission.of_drones(sorted(drone_ids))}"
+        return await self._client.ads("jobs", wanted, listing.DRONE_JOB_PROJECTION)
+
+    def _is_abandoned(self, ad: Ad) -> bool:
+        """Return True if a job waits for files that are not being sent any more, because the sender has been cut short.
+
+        The schedd takes a moment to see that the files that we did send are all there; if it dies in that moment, it
+        never does.
+        """
+        sent_at = self._sent.get(whole(ad, "ClusterId"))
+        return listing.is_spooling(ad) and (sent_at is None or time.monotonic() - sent_at > _SPOOL_RELEASE_S)
+
+    async def stop(self, orders: Sequence[model.StopOrder]) -> Sequence[OrderResult]:
+        """Remove drones with the site's grace, or, with ``kill``, those already removed at once."""
+        kill = {order.drone_id for order in orders if order.kill}
+        polite, forced, remote = list[str](), list[str](), dict[DroneId, str]()
+        for ad in await self._queued([order.drone_id for order in orders]) if orders else ():
+            drone_id, status = DroneId(text(ad, "DroneId")), whole(ad, "JobStatus")
+            remote[drone_id] = job_id(ad)
+            if status not in (REMOVED, classads.COMPLETED):
+                polite.append(job_id(ad))
+            elif status == REMOVED and drone_id in kill and text(ad, "RemoteHost"):
+                forced.append(job_id(ad))
+        if polite:
+            await self._client.remove(polite, f"{listing.OUR_REASON}asked to leave")
+        if forced:
+            await self._client.remove(forced, f"{listing.OUR_REASON}killed", force=True)
+        return [OrderResult(order.drone_id, OrderOutcome.OK, remote.get(order.drone_id, "")) for order in orders]
+
+
+class NodeRegistry:
+    """Nodes listed lately: a collector that has just started lists none or few, and that is no news."""
+
+    def __init__(self, collector: str, remembered_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._collector, self._remembered_s, self._clock = collector, remembered_s, clock
+        self._seen_at: dict[str, float] = {}
+
+    def notices(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return notices about the nodes listed now. UnavailableError if none is, though some were a while ago."""
+        now, listed, who = self._clock(), set(names), f"collector {self._collector}"
+        lately = {name for name, at in self._seen_at.items() if now - at <= self._remembered_s}
+        if not listed and lately:
+            raise UnavailableError(f"{who} lists no slots (just started?), of {len(lately)} nodes lately")
+        self._seen_at = {name: self._seen_at[name] for name in lately} | dict.fromkeys(listed, now)
+        if not listed:
+            return (f"{who} lists no slots: nothing can start here",)
+        few = f"{who} lists {len(listed)} nodes (just started?); {len(lately - listed)} are missed"
+        return (few,) if 2 * len(listed & lately) < len(lately) else ()
+
+
+def _never_was(ad: Ad, abandoned: Sequence[Ad]) -> bool:
+    """Return True if a job never was a drone: its files did not come, and now or earlier it was removed for that."""
+    if ad in abandoned:
+        return True
+    before = whole(ad, "LastJobStatus") == HELD and whole(ad, "LastHoldReasonCode") == listing.SPOOLING
+    return whole(ad, "JobStatus") == REMOVED and before and not listing.has_started(ad)
+
+
+def _plain_attributes(commands: Mapping[str, str]) -> Iterable[tuple[str, object]]:
+    """Yield the attributes that the site's admin gives drones' jobs, where they are plain values."""
+    for name, value in commands.items():
+        attribute, nothing = re.fullmatch(r"(?:\+|my\.)(.+)", name, re.IGNORECASE), nodes.request(nodes.SlotResources())
+        found = classads.evaluated(value, nothing, nothing)
+        if attribute and isinstance(found, bool | int | float | str):
+            yield attribute[1], found

@@ -28,8 +28,7 @@ BACKFILL = "(TARGET.ProvisionerController =!= undefined || TARGET.IsBackfill =?=
 USES_RESERVE = "ProvisionerUsesReserve"
 """Job attribute of CPU drones that may use what free GPUs keep, while no GPU job waits in the overlay."""
 JOB_ATTRS = ("IsBackfill", "ProvisionerController", "DroneId")
-MEMORY_QUANTUM_MIB = 128
-"""The startd rounds what a job asks for up to this (MODIFY_REQUEST_EXPR_REQUESTMEMORY)."""
+MEMORY_QUANTUM_MIB = 128  # the startd rounds what a job asks for up to this (MODIFY_REQUEST_EXPR_REQUESTMEMORY)
 DISK_QUANTUM_KIB = 1024
 OWNER_RANK = 1_000_000
 """Rank that other jobs have beyond that of drones. Differences by the site's own RANK are smaller, and still count."""
@@ -45,21 +44,13 @@ class _KeptResource(NamedTuple):
 
     name: str
     slot_attribute: str
-    attribute: str
-    """Its name in reserves, drone types and resources of slots."""
+    attribute: str  # its name in reserves, drone types and resources of slots; ``kept``: its unit and name there
     kept: str
-    """Unit and name there."""
-    unit: str
-    """Unit in which jobs ask for it."""
-    asked: str
-    """Amount that a job takes of it, rounded up as the startd does."""
+    unit: str  # unit in which jobs ask for it
+    asked: str  # amount that a job takes of it, rounded up as the startd does
     per_unit: int = 1
 
-    @property
-    def macro(self) -> str:
-        return f"PROVISIONER_{self.name.upper()}_PER_GPU"
-
-    def amount(self, of: Reserve | DroneType) -> int:
+    def amount(self, of: Reserve) -> int:
         return int(getattr(of, self.attribute))
 
     def in_units(self, of: Reserve | SlotResources) -> int:
@@ -75,11 +66,8 @@ _KEPT_RESOURCES = (
 )
 
 
-def render(policy: SitePolicy, types: Iterable[DroneType], *, backfill: str = BACKFILL) -> str:
-    """Return configuration that enforces ``policy.blocking`` and the owner's priority; the same for the same policy.
-
-    ``backfill``: ClassAd expression that is true for a drone's job (``TARGET.`` is the job).
-    """
+def render(policy: SitePolicy) -> str:
+    """Return configuration for the nodes and the negotiator; the same for the same policy."""
     head = f"""\
 # Blocking and preemption for drones at site {policy.site}: `provisioner render blocking --site {policy.site}`.
 # Do not edit: change the site's file and print it again. Put it into config.d of the execute nodes and of the central
@@ -88,11 +76,7 @@ def render(policy: SitePolicy, types: Iterable[DroneType], *, backfill: str = BA
 """
     nothing = "# ---- Blocking: the site's file has no `blocking`, so nothing is kept for free GPUs.\n"
     blocking = _blocking(policy.blocking) if policy.blocking else nothing
-    foot = "\n".join([*_uncovered(policy, tuple(types)), "# ---- end"]) + "\n"
-    return "\n".join((head, blocking, _preemption(policy, backfill), _central(backfill), foot))
-
-
-# ----------------------------------------------------------------------------------------------------------- blocking
+    return "\n".join((head, blocking, _preemption(policy), _CENTRAL, "# ---- end\n"))
 
 
 _RELEASED_HEAD = """\
@@ -108,19 +92,22 @@ def _blocking(reserves: Sequence[Reserve]) -> str:
         "#",
         "# On a partitionable slot MY.Cpus, MY.Memory, MY.Disk and MY.GPUs are what is left in it. START demands that,",
         "# once this job has started, every GPU that is then still free finds its share:",
-        *(f"#   {_described(reserve)}" for reserve in reserves),
-        "# It also stops a GPU job that takes more than the other free GPUs can spare.",
-        "",
     ]
+    for reserve in reserves:
+        sizes = ", ".join(f"{amount} {each.kept}" for each in _KEPT_RESOURCES if (amount := each.amount(reserve)))
+        released = ", released while no GPU job waits" if reserve.when is ReserveWhen.GPU_DEMAND else ""
+        lines.append(f"#   {' '.join(reserve.nodes)}: {sizes}{released}")
+    lines += ["# It also stops a GPU job that takes more than the other free GPUs can spare.", ""]
     conditions = []
     for resource in _KEPT_RESOURCES:
         if any(map(resource.amount, reserves)):
             # one macro: the share of the first reserve whose nodes hold this one
             share = _by_class(reserves, [str(resource.in_units(reserve)) for reserve in reserves], "0")
             lines += [] if resource.unit == "CPUs" else [f"# {resource.unit}"]
-            lines += [f"{resource.macro} = {share}"]
+            macro = f"PROVISIONER_{resource.name.upper()}_PER_GPU"
+            lines += [f"{macro} = {share}"]
             left = f"(MY.{resource.slot_attribute} - {resource.asked})"
-            conditions.append(f"{left} >= $({resource.macro}) * $(PROVISIONER_GPUS_LEFT)")
+            conditions.append(f"{left} >= $({macro}) * $(PROVISIONER_GPUS_LEFT)")
     lines += ["PROVISIONER_GPUS_LEFT = ((MY.GPUs ?: 0) - (TARGET.RequestGPUs ?: 0))"]
     lines += ["PROVISIONER_KEEPS_RESERVE = (" + " && \\\n    ".join(conditions) + ")"]
     if any(reserve.when is ReserveWhen.GPU_DEMAND for reserve in reserves):
@@ -133,12 +120,6 @@ def _blocking(reserves: Sequence[Reserve]) -> str:
     else:
         lines += ["START = ($(START)) && $(PROVISIONER_KEEPS_RESERVE)"]
     return "\n".join(lines) + "\n"
-
-
-def _described(reserve: Reserve) -> str:
-    sizes = [f"{amount} {each.kept}" for each in _KEPT_RESOURCES if (amount := each.amount(reserve))]
-    released = ", released while no GPU job waits" if reserve.when is ReserveWhen.GPU_DEMAND else ""
-    return f"{' '.join(reserve.nodes)}: {', '.join(sizes)}{released}"
 
 
 def _by_class(reserves: Sequence[Reserve], values: Sequence[str], otherwise: str) -> str:
@@ -168,10 +149,7 @@ def pattern(node_pattern: str) -> str:
     return re.sub(r"\[.[^]]*\]|.", translated, node_pattern)
 
 
-# --------------------------------------------------------------------------------------------------------- preemption
-
-
-def _preemption(policy: SitePolicy, backfill: str) -> str:
+def _preemption(policy: SitePolicy) -> str:
     grace_s = round(policy.grace_s)
     return f"""\
 # ---- Owner's priority (execute nodes)
@@ -179,7 +157,7 @@ def _preemption(policy: SitePolicy, backfill: str) -> str:
 # Drones are backfill: any other job takes a drone's slot that it fits (one that wants no GPU would leave the slot's GPU
 # without its share, and does not). The drone's job then gets SIGTERM at once and SIGKILL {grace_s} s later. Jobs that
 # are no drones are treated as before.
-PROVISIONER_BACKFILL = {backfill}
+PROVISIONER_BACKFILL = {BACKFILL}
 RANK = ($(RANK:0)) + ifThenElse($(PROVISIONER_BACKFILL), 0, {OWNER_RANK})
 MAXJOBRETIREMENTTIME = ifThenElse($(PROVISIONER_BACKFILL), 0, $(MAXJOBRETIREMENTTIME:0))
 MACHINEMAXVACATETIME = ifThenElse($(PROVISIONER_BACKFILL), {grace_s}, $(MACHINEMAXVACATETIME))
@@ -212,14 +190,13 @@ START = ($(START)) && $(PROVISIONER_WAITED)
 """
 
 
-def _central(backfill: str) -> str:
-    return f"""\
+_CENTRAL = f"""\
 # ---- Owner's priority (central manager)
 #
 # RANK decides, so the negotiator must consider preemption; a drone never preempts anybody, whatever its user's
 # priority.
 NEGOTIATOR_CONSIDER_PREEMPTION = True
-PREEMPTION_REQUIREMENTS = ($(PREEMPTION_REQUIREMENTS:False)) && !{backfill}
+PREEMPTION_REQUIREMENTS = ($(PREEMPTION_REQUIREMENTS:False)) && !{BACKFILL}
 #
 # A job that is larger than any one drone's slot cannot preempt: the negotiator looks at one slot at a time. The
 # provisioner therefore asks drones to leave for such a job, a set of one node that makes room for it, with all of their
@@ -228,23 +205,9 @@ PREEMPTION_REQUIREMENTS = ($(PREEMPTION_REQUIREMENTS:False)) && !{backfill}
 """
 
 
-def _uncovered(policy: SitePolicy, types: Sequence[DroneType]) -> Iterator[str]:
-    """Yield comments on drone types that no reserve covers."""
-    for kind in types:
-        for each in _KEPT_RESOURCES if (gpus := nodes.shape(kind).gpus) else ():
-            asked, most = each.amount(kind) / gpus, max((each.amount(r) for r in policy.blocking), default=0)
-            if 0 < most < asked:
-                takes = f"# Drone type {kind.name} takes {asked:g} {each.kept} per GPU and no reserve keeps that much"
-                yield f"{takes} ({most} at most): once CPU work"
-                yield "# has filled the rest of a node, the last free GPUs there get no such drone."
-
-
-# -------------------------------------------------------------------------------------------------------------- audit
-
 _DRONE_ATTRIBUTES: Mapping[str, object] = {"ProvisionerController": "audit", "DroneId": "audit-0"}
 _LITERAL = re.compile(r'"(?:\\.|[^"\\])*"|\btrue\b|\bfalse\b|(?<![\w."])\d+(?![\w."])', re.IGNORECASE)
-_MAX_IDENTITY_TRIES = 200
-"""Values tried for attributes of jobs that START looks at, per probe."""
+_MAX_IDENTITY_TRIES = 200  # values tried for attributes of jobs that START looks at, per probe
 
 
 def gaps(
@@ -254,43 +217,36 @@ def gaps(
     requirements: Mapping[str, str] = {},
     drone: Mapping[str, object] = {},
 ) -> tuple[AuditFinding, ...]:
-    """Return every gap that the slot ads show, by node; one per node and dimension.
-
-    ``requirements``: by type name, the site admin's requirements on a slot. ``drone``: attributes that the drones' jobs
-    have beside the usual ones.
-    """
+    """Return gaps by node and dimension. ``requirements``: on a slot, by type; ``drone``: more attributes of drones."""
     marks, kinds = {**_DRONE_ATTRIBUTES, **drone}, tuple(types)
     found: dict[tuple[str, str], AuditFinding] = {}
     for machine in machines:
-        reserve = next((r for r in policy.blocking if any(fnmatchcase(machine.name, p) for p in r.nodes)), None)
         for slot in machine.slots:
             hosted = [k for k in kinds if nodes.could_host(slot, k, drone_job(k, marks), requirements.get(k.name, ""))]
-            for dimension, message in _slot_gaps(machine.name, slot, reserve, policy, hosted, marks):
+            for dimension, message in _slot_gaps(machine.name, slot, policy, hosted, marks):
                 found.setdefault((machine.name, dimension), AuditFinding(machine.name, dimension, message))
-    return (*found.values(), *_idle_patterns(machines, policy))
+    names = [machine.name for machine in machines]
+    known = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    unknown = f"no node has such a name (there are: {known or 'none'}); correct `blocking.nodes`"
+    patterns = dict.fromkeys(pattern for reserve in policy.blocking for pattern in reserve.nodes)
+    idle = (each for each in patterns if not any(fnmatchcase(name, each) for name in names))
+    return (*found.values(), *(AuditFinding(each, "nodes", unknown) for each in idle))
 
 
 def _slot_gaps(
-    node: str,
-    slot: MachineSlot,
-    reserve: Reserve | None,
-    policy: SitePolicy,
-    hosted: Sequence[DroneType],
-    marks: Mapping[str, object],
+    node: str, slot: MachineSlot, policy: SitePolicy, hosted: Sequence[DroneType], marks: Mapping[str, object]
 ) -> Iterator[tuple[str, str]]:
-    """Yield dimension and message of each gap.
-
-    START may refuse CPU drones: they find no room where the reserve is all that there is, and shall not.
-    """
+    """Yield dimension and message of each gap. START may refuse CPU drones where the reserve is all there is."""
     if not start_of(slot):
         yield "start", "the slot ads do not contain START: what the node enforces cannot be seen from here"
         return
     repair = f"`provisioner render blocking --site {policy.site}` prints what the node needs"
-    for resource in _KEPT_RESOURCES if reserve is not None and slot.all.gpus else ():
-        if reserve is not None and (message := _reserve_gap(slot, resource, resource.in_units(reserve), repair)):
-            yield resource.name, message
-    gpu_drones = [kind for kind in hosted if kind.gpu_milli]
-    starts = {kind.name: evaluated(start_of(slot), slot.ad, drone_job(kind, marks)) for kind in gpu_drones}
+    reserve = next((r for r in policy.blocking if any(fnmatchcase(node, pattern) for pattern in r.nodes)), None)
+    if reserve is not None and slot.all.gpus:
+        for each in _KEPT_RESOURCES:
+            if message := _reserve_gap(slot, each, each.in_units(reserve), repair):
+                yield each.name, message
+    starts = {k.name: evaluated(start_of(slot), slot.ad, drone_job(k, marks)) for k in hosted if k.gpu_milli}
     if refused := [name for name, found in starts.items() if found is False]:
         yield (
             "drones",
@@ -326,11 +282,11 @@ def _reserve_gap(slot: MachineSlot, resource: _KeptResource, kept: int, repair: 
         most = least_refused - 1 + bisect_left(larger, True, key=lambda size: not takes(size, free, whose))
         literals = {name: classad2.ClassAd({"x": found}).lookup("x") for name, found in whose.items()}
         of_whom = "".join(f" (of jobs with {name} == {literal})" for name, literal in literals.items())
-        message = (
+        return printable(
             f"{free} free GPUs keep {max(0, there - most)} of {there} {unit}, wanted {kept * free}: START takes a job"
-            f" without GPU of {most} {unit}{of_whom}; {repair}"
+            f" without GPU of {most} {unit}{of_whom}; {repair}",
+            400,
         )
-        return printable(message, 400)
     return ""
 
 
@@ -350,37 +306,25 @@ def _identities(start: str, state: Ad) -> Iterator[Mapping[str, object]]:
 
 
 def _preemption_gaps(ad: Ad, policy: SitePolicy, marks: Mapping[str, object], repair: str) -> Iterator[tuple[str, str]]:
-    ours, theirs = request(SlotResources(1, 1, 128, 1), marks), request(SlotResources(1, 1, 128, 1))
-
-    def evaluate(name: str, job: Ad) -> float | None:
-        return evaluated_number(source(ad, name), ad, job)
-
-    if (evaluate("Rank", theirs) or 0) <= (evaluate("Rank", ours) or 0):
+    ours, theirs = (request(SlotResources(1, 1, 128, 1), more) for more in (marks, {}))
+    our_rank, their_rank = (evaluated_number(source(ad, "Rank"), ad, job) or 0 for job in (ours, theirs))
+    retirement_s = evaluated_number(source(ad, "MaxJobRetirementTime"), ad, ours) or 0
+    vacate_s = evaluated_number(source(ad, "MachineMaxVacateTime"), ad, ours)
+    if their_rank <= our_rank:
         yield (
             "preemption",
             "RANK does not prefer other jobs to drones: the owner's job waits until a drone leaves, unless the"
             f" negotiator preempts by user priority, which cannot be seen from here; {repair}",
         )
-    if (retirement_s := evaluate("MaxJobRetirementTime", ours) or 0) > 0:
+    if retirement_s > 0:
         yield (
             "retirement",
             f"a preempted drone may run on for {retirement_s:.0f} s before it gets SIGTERM (MAXJOBRETIREMENTTIME),"
             f" wanted 0: the owner waits so long; {repair}",
         )
-    vacate_s = evaluate("MachineMaxVacateTime", ours)
     if vacate_s is not None and vacate_s < policy.grace_s:
         yield (
             "grace",
             f"a preempted drone is killed {vacate_s:.0f} s after SIGTERM (MACHINEMAXVACATETIME), `timeouts.grace` says"
             f" {policy.grace_s:.0f} s: drones would promise their jobs time that they do not get; {repair}",
         )
-
-
-def _idle_patterns(machines: Sequence[PoolMachine], policy: SitePolicy) -> Iterator[AuditFinding]:
-    """Yield node patterns of the policy that match no node of the site."""
-    for each in dict.fromkeys(p for reserve in policy.blocking for p in reserve.nodes):
-        if not any(fnmatchcase(machine.name, each) for machine in machines):
-            known = ", ".join(machine.name for machine in machines[:3]) + (", ..." if len(machines) > 3 else "")
-            yield AuditFinding(
-                each, "nodes", f"no node has such a name (there are: {known or 'none'}); correct `blocking.nodes`"
-            )

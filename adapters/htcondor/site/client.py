@@ -11,7 +11,7 @@ import asyncio
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Literal, Self, TypeAlias
 
 from adapters.htcondor import classad2, htcondor2
 from adapters.htcondor.classads import REMOVED, Ad
@@ -30,6 +30,7 @@ from provisioner.worker_process import WorkerProcess
 
 BINDINGS_WORKER = "adapters.htcondor.site.client:BindingsWorker"
 _COLLECT_TIMEOUT_S = 8.0
+AdKind: TypeAlias = Literal["jobs", "slots", "submitters"]  # of our schedd, and of the site's collector
 
 
 class HTCondorClient(ABC):
@@ -43,8 +44,7 @@ class HTCondorClient(ABC):
         self._config, self._name = config, name
         self._directory: ClientDirectory | None = None
         self._runner: Runner | None = None
-        root = root or str(config.work_directory.absolute())
-        self._files = JobFiles(f"{root}/{name}", config.submit_deadline)
+        self._files = JobFiles(f"{root or config.work_directory.absolute()}/{name}", config.submit_deadline)
 
     def _make_directory(self) -> ClientDirectory:
         self._directory = ClientDirectory(f"site {self._name}", self._config)
@@ -69,23 +69,12 @@ class HTCondorClient(ABC):
         self._runner = self._directory = None
 
     @abstractmethod
-    async def jobs(self, constraint: str, projection: Sequence[str]) -> Sequence[Ad]:
-        """Return jobs in our schedd's queue. An empty answer is one that HTCondor gave."""
-
-    @abstractmethod
-    async def slots(self, constraint: str, projection: Sequence[str]) -> Sequence[Ad]:
-        """Return startd ads of the site's collector; an empty projection is all attributes."""
-
-    @abstractmethod
-    async def submitters(self, projection: Sequence[str]) -> Sequence[Ad]:
-        """Return submitter ads of the site's collector: how many jobs of each user wait and run."""
+    async def ads(self, kind: AdKind, constraint: str, projection: Sequence[str]) -> Sequence[Ad]:
+        """Return what HTCondor lists, which may be nothing; an empty projection is all attributes."""
 
     @abstractmethod
     async def owner_queue(self, schedd: str, constraint: str, names: Sequence[str]) -> OwnerJobQueue:
-        """Return the jobs in the queue of another schedd, with the attributes ``names`` beside the usual ones.
-
-        They are grouped aside of the event loop. A silent schedd delays no other call.
-        """
+        """Return another schedd's jobs in groups, with attributes ``names``; it delays no other call."""
 
     async def submit(self, batch: SubmitDescription) -> int:
         """Submit all of a batch or nothing, and return the cluster id."""
@@ -94,11 +83,11 @@ class HTCondorClient(ABC):
             return await self._submit(macros + batch.description, batch.drone_ids)
         except RejectedError as error:  # certain only if a question confirms that no job is there
             try:
-                there = await self.jobs(f"{of_drones(batch.drone_ids)} && JobStatus != {REMOVED}", ["ClusterId"])
+                there = await self.ads("jobs", f"{of_drones(batch.drone_ids)} && JobStatus != {REMOVED}", ["ClusterId"])
             except RejectedError:  # there is no schedd that could have taken them
                 raise error from None
             except AdapterError:
-                raise OutcomeUnknownError(str(error)) from None
+                there = [classad2.ClassAd()]
             if there:
                 raise OutcomeUnknownError(str(error)) from None
             raise
@@ -117,10 +106,9 @@ class HTCondorClient(ABC):
 
     @abstractmethod
     async def remove(self, job_ids: Sequence[str], why: str, *, force: bool = False) -> None:
-        """Remove jobs with notice and the site's grace, or at once with ``force``. Jobs that are gone are no error."""
+        """Remove jobs with the site's grace, or at once with ``force``; those that are gone are no error."""
 
     async def clean_up(self, inputs_in_use: Collection[str], drones: Collection[DroneId]) -> None:
-        """Remove the old files of submissions and drones that are neither in use nor listed."""
         await self._files.clean_up(self._connected(), inputs_in_use, drones)
 
 
@@ -176,14 +164,8 @@ class BindingsClient(HTCondorClient):
         except UnavailableError as error:  # no answer, or it ended: it may have been carried out
             raise OutcomeUnknownError(f"{name}: {error}") from None
 
-    async def jobs(self, constraint: str, projection: Sequence[str]) -> Sequence[Ad]:
-        return list(await self._call("poll", "jobs", "", constraint, tuple(projection)))
-
-    async def slots(self, constraint: str, projection: Sequence[str]) -> Sequence[Ad]:
-        return list(await self._call("poll", "slots", constraint, tuple(projection)))
-
-    async def submitters(self, projection: Sequence[str]) -> Sequence[Ad]:
-        return list(await self._call("poll", "submitters", tuple(projection)))
+    async def ads(self, kind: AdKind, constraint: str, projection: Sequence[str]) -> Sequence[Ad]:
+        return list(await self._call("poll", "ads", kind, constraint, tuple(projection)))
 
     async def owner_queue(self, schedd: str, constraint: str, names: Sequence[str]) -> OwnerJobQueue:
         queue: OwnerJobQueue = await self._call(f"owner {schedd}", "owner_queue", schedd, constraint, tuple(names))
@@ -221,18 +203,15 @@ class BindingsWorker:
         self._errors = self._collector.errors
         self._schedds: dict[str, Any] = {}
 
-    def jobs(self, schedd: str, constraint: str, projection: Sequence[str]) -> list[Ad]:
-        """Return jobs of a schedd; ``schedd`` "" is ours."""
-        return list(self._asked(schedd, lambda it: it.query(constraint, projection=list(projection))))
+    def ads(self, kind: AdKind, constraint: str, projection: Sequence[str], schedd: str = "") -> list[Ad]:
+        """Return ads of the collector, or jobs of a schedd; ``schedd`` "" is ours."""
+        if kind == "jobs":
+            return list(self._asked(schedd, lambda it: it.query(constraint, projection=list(projection))))
+        types = {"slots": htcondor2.AdType.Startd, "submitters": htcondor2.AdType.Submitter}
+        return self._collector.query(types[kind], constraint, projection)
 
     def owner_queue(self, schedd: str, constraint: str, names: Sequence[str]) -> OwnerJobQueue:
-        return group_jobs(self.jobs(schedd, constraint, (*OWNER_JOB_PROJECTION, *names)), names)
-
-    def slots(self, constraint: str, projection: Sequence[str]) -> list[Ad]:
-        return self._collector.query(htcondor2.AdType.Startd, constraint, projection)
-
-    def submitters(self, projection: Sequence[str]) -> list[Ad]:
-        return self._collector.query(htcondor2.AdType.Submitter, projection=projection)
+        return group_jobs(self.ads("jobs", constraint, (*OWNER_JOB_PROJECTION, *names), schedd), names)
 
     def _asked(self, name: str, question: Any) -> Any:
         """Ask a schedd. A restarted one has another address: it is looked up again when it does not answer."""
@@ -247,19 +226,17 @@ class BindingsWorker:
         return self._asked(name, question)
 
     def _schedd(self, name: str) -> Any:
-        if name not in self._schedds:
-            self._schedds[name] = htcondor2.Schedd(self._located(name or self._name))
-        return self._schedds[name]
-
-    def _located(self, name: str) -> Ad:
-        ads = self._collector.schedds()
-        name = name or only_schedd(self._address, list(ads))
-        named = [ads[name]] if name in ads else []
+        if name in self._schedds:
+            return self._schedds[name]
+        ads, wanted = self._collector.schedds(), name or self._name
+        wanted = wanted or only_schedd(self._address, list(ads))
+        named = [ads[wanted]] if wanted in ads else []
         if not named:  # one that flocks here may advertise its users only
-            named = self._collector.query(htcondor2.AdType.Submitter, f"ScheddName == {classad2.quote(name)}")
+            named = self._collector.query(htcondor2.AdType.Submitter, f"ScheddName == {classad2.quote(wanted)}")
         if not named:
-            raise UnavailableError(f"collector {self._address} does not list schedd {name}")
-        return named[0]
+            raise UnavailableError(f"collector {self._address} does not list schedd {wanted}")
+        self._schedds[name] = htcondor2.Schedd(named[0])
+        return self._schedds[name]
 
     def submit(self, description: str, drone_ids: Sequence[str], spool: bool) -> int:
         """Submit all drones or none, and return the cluster id. RejectedError if the schedd seems to have refused."""
@@ -275,24 +252,21 @@ class BindingsWorker:
                 raise OutcomeUnknownError(str(error)) from None
             kinds = (kind for sign, kind in _REFUSAL_KINDS if sign.search(str(error)))
             raise RejectedError(str(error), next(kinds, FaultKind.CONFIG)) from None
-        if spool:
-            try:
-                with self._errors.translated("spooling"):
-                    schedd.spool(result)
-            except AdapterError as error:
-                raise self._withdraw(result.cluster(), error) from None
-        return int(result.cluster())
-
-    def _withdraw(self, cluster: int, error: AdapterError) -> AdapterError:
-        """Remove jobs whose files did not arrive: they would never run. If that fails now, their own policy does it."""
+        cluster = int(result.cluster())
         try:
-            self.remove(f"ClusterId == {int(cluster)}", "its files could not be sent", False)
-        except AdapterError:
-            return OutcomeUnknownError(str(error))
-        return RejectedError(f"files could not be sent: {error}", FaultKind.DOWN)
+            with self._errors.translated("spooling"):
+                if spool:
+                    schedd.spool(result)
+        except AdapterError as error:
+            # Without their files they would never run. If they cannot be removed now, their own policy does it.
+            try:
+                self.remove(f"ClusterId == {cluster}", "its files could not be sent", False)
+            except AdapterError:
+                raise OutcomeUnknownError(str(error)) from None
+            raise RejectedError(f"files could not be sent: {error}", FaultKind.DOWN) from None
+        return cluster
 
     def remove(self, which: list[str] | str, why: str, force: bool) -> None:
-        """Remove jobs by their ids or a constraint. Those that are gone are no error."""
         action = htcondor2.JobAction.RemoveX if force else htcondor2.JobAction.Remove
         answer = self._asked("", lambda schedd: schedd.act(action, which, reason=(why, 0))) or {}
         if denied := answer.get("TotalPermissionDenied"):
@@ -344,39 +318,27 @@ class CondorToolsClient(HTCondorClient):
         self._runner = await runner.__aenter__()
         return self
 
-    async def jobs(self, constraint: str, projection: Sequence[str]) -> Sequence[Ad]:
-        return await self._jobs(await self._schedd(), constraint, projection)
-
-    async def owner_queue(self, schedd: str, constraint: str, names: Sequence[str]) -> OwnerJobQueue:
-        ads = await self._jobs(schedd, constraint, (*OWNER_JOB_PROJECTION, *names))
-        return await asyncio.to_thread(group_jobs, ads, names)
-
-    async def _jobs(self, schedd: str, constraint: str, projection: Sequence[str]) -> Sequence[Ad]:
-        argv = [*self._addressed("condor_q", schedd), "-allusers", "-long"]
-        argv += _attributes(projection, "ClusterId", "ProcId")
-        return await self._ads([*argv, "-constraint", constraint], "ClusterId")
-
-    async def slots(self, constraint: str, projection: Sequence[str]) -> Sequence[Ad]:
-        argv = [*self._tool("condor_status"), "-long", *_attributes(projection, "Name")]
-        return await self._ads([*argv, "-constraint", constraint], "Name")
-
-    async def submitters(self, projection: Sequence[str]) -> Sequence[Ad]:
-        argv = [*self._tool("condor_status"), "-submitters", "-long", *_attributes(projection, "Name")]
-        return await self._ads(argv, "Name")
-
-    async def _ads(self, argv: Sequence[str], key: str) -> Sequence[Ad]:
-        """Return the ads that a tool prints; each holds ``key``, or the answer is cut off."""
-        done = await self._run(argv)
+    async def ads(self, kind: AdKind, constraint: str, projection: Sequence[str], schedd: str = "") -> Sequence[Ad]:
+        always: tuple[str, ...] = ("ClusterId", "ProcId") if kind == "jobs" else ("Name",)
+        tool = "condor_q" if kind == "jobs" else "condor_status"
+        if kind == "jobs":
+            argv = [*self._addressed(tool, schedd or await self._schedd()), "-allusers"]
+        else:
+            argv = [*self._tool(tool), *(["-submitters"] if kind == "submitters" else [])]
+        attributes = ["-attributes", ",".join(dict.fromkeys((*always, *projection)))] if projection else []
+        done = await self._run([*argv, "-long", *attributes, "-constraint", constraint])
         if done.code:
             raise await self._why(done)
-        ads = await asyncio.to_thread(_parsed, done.out, key)
+        ads = await asyncio.to_thread(_parsed, done.out, always[0])
         if ads is None or (done.out.strip() and not ads):
-            tool = next(word.rpartition("/")[2] for word in argv if "condor_" in word and "=" not in word)
             raise UnavailableError(f"`{tool}` gives an answer that is no list of ads, or not all of it")
         return ads
 
+    async def owner_queue(self, schedd: str, constraint: str, names: Sequence[str]) -> OwnerJobQueue:
+        ads = await self.ads("jobs", constraint, (*OWNER_JOB_PROJECTION, *names), schedd)
+        return await asyncio.to_thread(group_jobs, ads, names)
+
     async def _schedd(self) -> str:
-        """Return the name of our schedd, looked up once."""
         if not self._schedd_name:
             self._schedd_name = only_schedd(self._config.collector, await self._schedds())
         return self._schedd_name
@@ -397,8 +359,7 @@ class CondorToolsClient(HTCondorClient):
         return _error(done)
 
     async def _submit(self, description: str, drone_ids: Sequence[DroneId]) -> int:
-        rows = "".join(f"{drone_id}\n" for drone_id in drone_ids)
-        text = f"{description}queue drone_id from (\n{rows})\n"
+        text = "\n".join([f"{description}queue drone_id from (", *drone_ids, ")\n"])
         argv = self._addressed("condor_submit", await self._schedd())
         argv += ["-terse", *(["-spool"] if self._config.spool else []), "-"]
         try:
@@ -455,20 +416,13 @@ class CondorToolsClient(HTCondorClient):
         return await self._connected().run(argv, stdin=stdin, deadline_s=deadline_s or self._config.deadline)
 
 
-def _attributes(projection: Sequence[str], *always: str) -> list[str]:
-    """Return the option that selects attributes; none for all of them, as an empty projection is."""
-    return ["-attributes", ",".join(dict.fromkeys((*always, *projection)))] if projection else []
-
-
 def _parsed(text: bytes, key: str) -> list[Ad] | None:
     """Return the ads of ``-long``, which end with an empty line; None if the text is cut off or an ad lacks ``key``."""
-    if text and not text.endswith(b"\n\n"):
-        return None
     try:
         ads = list(classad2.parseAds(text.decode(errors="replace")))
     except (ValueError, classad2.ClassAdException):
         return None
-    return ads if all(key in ad for ad in ads) else None
+    return ads if (not text or text.endswith(b"\n\n")) and all(key in ad for ad in ads) else None
 
 
 def _words(done: Finished) -> str:

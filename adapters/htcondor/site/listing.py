@@ -14,8 +14,7 @@ from adapters.htcondor.classads import Ad, job_id, moment, our_moment, text, val
 from adapters.shared.printing import printable
 from provisioner.model import DroneId, EndKind, FaultKind, RemoteDrone, RemoteEnd, RemoteState
 
-OUR_REASON = "provisioner: "
-"""Prefix of the reason of each removal that we ask for."""
+OUR_REASON = "provisioner: "  # prefix of the reason of each removal that we ask for
 DRONE_JOB_PROJECTION = classads.attribute_names(
     """
     ClusterId ProcId JobStatus LastJobStatus ServerTime QDate EnteredCurrentStatus DroneId DroneType DroneGraceS
@@ -37,13 +36,10 @@ class DroneJobsView:
     """All of our jobs that the schedd lists."""
 
     drones: Mapping[DroneId, RemoteDrone]
-    inputs: frozenset[str] = frozenset()
-    """Digests of the files that jobs which have not ended take along."""
+    inputs: frozenset[str] = frozenset()  # digests of the files that jobs which have not ended take along
     notices: tuple[str, ...] = ()
-    abandoned: tuple[str, ...] = ()
-    """Ids of jobs that wait for files which are not being sent any more."""
-    users: frozenset[str] = frozenset()
-    """Owners of the jobs, as slots show them."""
+    abandoned: tuple[str, ...] = ()  # ids of jobs that wait for files which are not being sent any more
+    users: frozenset[str] = frozenset()  # owners of the jobs, as slots show them
 
 
 def our_jobs(controller: str, site: str) -> str:
@@ -92,15 +88,11 @@ def list_drones(
 
 
 def _rank(drone: RemoteDrone) -> tuple[bool, bool, float]:
-    """Return the rank of a job among those of one drone.
-
-    One that is alive counts before one that ended, a running one before a waiting one; of those that ended the latest.
-    """
+    """Return the rank of a job of a drone: alive, then running or the last that ended."""
     return drone.end is None, drone.started_at > 0, drone.end.at if drone.end else 0.0
 
 
 def is_spooling(ad: Ad) -> bool:
-    """Return True if a job waits for its files."""
     return whole(ad, "JobStatus") == classads.HELD and whole(ad, "HoldReasonCode") == SPOOLING
 
 
@@ -172,9 +164,6 @@ def _state(ad: Ad, now: float, carved: Mapping[str, frozenset[str]]) -> tuple[Re
             return RemoteState.UNKNOWN, f"job status {other}", None
 
 
-# --------------------------------------------------------------------------------------------------------------- ends
-
-
 def _evicted(ad: Ad, now: float) -> RemoteEnd:
     """Return the end of a job that is idle again: to run again would be its second life."""
     vacated = whole(ad, "LastVacateTime") > 0
@@ -198,8 +187,15 @@ def _held(ad: Ad, last: str, now: float) -> RemoteEnd:
     """Return the end of a held job. ``last``: "Last" for a hold that is over."""
     code, subcode = whole(ad, f"{last}HoldReasonCode"), whole(ad, f"{last}HoldReasonSubCode")
     why = printable(text(ad, f"{last}HoldReason", _MAX_REASON) or "without a reason", _MAX_REASON)
+    kind = next((kind for kind, codes in _HOLD_KINDS.items() if code in codes), FaultKind.UNKNOWN)
+    if code == _STARTD_HELD and subcode in _USED_TOO_MUCH:
+        kind = FaultKind.DRONE
+    elif code in _SETUP and subcode == errno.EDQUOT:
+        kind = FaultKind.QUOTA
+    elif code in _SETUP and subcode in (errno.EACCES, errno.EPERM) and code != 6:
+        kind = FaultKind.DENIED
     at = our_moment(ad, "EnteredCurrentStatus", now)
-    return RemoteEnd(EndKind.FAULT, at, None, f"held ({code}/{subcode}): {why}", hold_kind(code, subcode))
+    return RemoteEnd(EndKind.FAULT, at, None, f"held ({code}/{subcode}): {why}", kind)
 
 
 def _removed(ad: Ad, now: float) -> RemoteEnd:
@@ -220,8 +216,7 @@ def _removed(ad: Ad, now: float) -> RemoteEnd:
     return RemoteEnd(EndKind.PREEMPTED, at, None, why or "removed by somebody else")
 
 
-SPOOLING = 16
-"""Input files are being spooled: not held at all."""
+SPOOLING = 16  # input files are being spooled: not held at all
 _HOLD_KINDS = {
     # UserRequest (condor_hold: one such drone says nothing of the site; several, of their type), FailedToCreateProcess,
     # UnableToOpen..., InvalidTransferAck, Transfer...Error, IwdError, InvalidTransferGoAhead, UnableToInitUserLog,
@@ -248,16 +243,4 @@ is known."""
 _STARTD_HELD = 21
 _USED_TOO_MUCH = frozenset({101, 102, 104})
 """Sub-codes of HTCondor's policies HOLD_IF_CPUS_EXCEEDED, _MEMORY_ and _DISK_: the jobs in the drone did that."""
-_SETUP = frozenset({6, 7, 8, 12, 13, 14, 22})
-"""Codes whose sub-code is an ``errno``."""
-
-
-def hold_kind(code: int, subcode: int) -> FaultKind:
-    """Return the kind of fault behind a hold."""
-    if code == _STARTD_HELD and subcode in _USED_TOO_MUCH:
-        return FaultKind.DRONE
-    if code in _SETUP and subcode == errno.EDQUOT:
-        return FaultKind.QUOTA
-    if code in _SETUP and subcode in (errno.EACCES, errno.EPERM) and code != 6:
-        return FaultKind.DENIED
-    return next((kind for kind, codes in _HOLD_KINDS.items() if code in codes), FaultKind.UNKNOWN)
+_SETUP = frozenset({6, 7, 8, 12, 13, 14, 22})  # codes whose sub-code is an ``errno``

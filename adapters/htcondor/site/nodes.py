@@ -11,6 +11,7 @@ slot names the slots carved from it, in the same ad as what is left: that tells 
 from __future__ import annotations
 
 import math
+import operator
 import re
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -43,13 +44,13 @@ class SlotResources(NamedTuple):
     disk_mib: int = 0
 
     def __add__(self, other: SlotResources) -> SlotResources:  # type: ignore[override]
-        return SlotResources(*(mine + more for mine, more in zip(self, other, strict=True)))
+        return SlotResources(*map(operator.add, self, other))
 
     def __sub__(self, other: SlotResources) -> SlotResources:
-        return SlotResources(*(mine - less for mine, less in zip(self, other, strict=True)))
+        return SlotResources(*map(operator.sub, self, other))
 
     def holds(self, other: SlotResources) -> bool:
-        return all(there >= needed for there, needed in zip(self, other, strict=True))
+        return all(map(operator.ge, self, other))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +60,8 @@ class DynamicSlot:
     name: str
     user: str
     amount: SlotResources
-    entered_at: float
-    """When it came into its state, by the node's clock."""
-    waits_for_its_job: bool
-    """Claimed, and nothing runs in it yet."""
+    entered_at: float  # when it came into its state, by the node's clock
+    waits_for_its_job: bool  # claimed, and nothing runs in it yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +71,7 @@ class MachineSlot:
     ad: Ad = field(repr=False)
     all: SlotResources
     free: SlotResources
-    carved: tuple[DynamicSlot, ...] | None = None
-    """None where the ad does not list them."""
+    carved: tuple[DynamicSlot, ...] | None = None  # none where the ad does not list them
 
     @property
     def gpus(self) -> tuple[Ad, ...]:
@@ -84,10 +82,7 @@ class MachineSlot:
 
 @dataclass(frozen=True, slots=True)
 class PoolMachine:
-    """One machine of the site with its slots.
-
-    Several slots of a machine are one node to the planner, but a job has to fit into one of them.
-    """
+    """One machine of the site: one node to the planner, but a job has to fit into one of its slots."""
 
     name: str
     slots: tuple[MachineSlot, ...]
@@ -119,15 +114,16 @@ def machines_of(slot_ads: Iterable[Ad], oldest_heard_at: float) -> tuple[PoolMac
             alive[text(ad, "Name")] = ad
     machines: dict[str, list[MachineSlot]] = {}
     for _, ad in sorted(alive.items()):
+        state, activity = classads.slot_state(ad)
+        partitionable = value(ad, "SlotType") == "Partitionable" or value(ad, "PartitionableSlot") is True
+        # whether it takes jobs at all now: START need not hold without a job, and IS_OWNER may follow it
+        serves = state not in _BUSY_STATES if partitionable else state == "unclaimed"
+        stopped = value(ad, "Offline") is True or value(ad, "Draining") is True or activity == "retiring"
+        emptied, free = _emptied(ad), _amount(ad) if serves and not stopped else SlotResources()
+        slot = MachineSlot(emptied, _amount(emptied), free, _carved(ad) if partitionable else None)
         if machine := text(ad, "Machine"):
-            machines.setdefault(machine, []).append(_machine_slot(ad))
+            machines.setdefault(machine, []).append(slot)
     return tuple(PoolMachine(name, tuple(slots)) for name, slots in sorted(machines.items()))
-
-
-def _machine_slot(ad: Ad) -> MachineSlot:
-    partitionable = value(ad, "SlotType") == "Partitionable" or value(ad, "PartitionableSlot") is True
-    emptied, free = _emptied(ad), _amount(ad) if _serves(ad, partitionable) else SlotResources()
-    return MachineSlot(emptied, _amount(emptied), free, _carved(ad) if partitionable else None)
 
 
 def _carved(ad: Ad) -> tuple[DynamicSlot, ...] | None:
@@ -137,22 +133,20 @@ def _carved(ad: Ad) -> tuple[DynamicSlot, ...] | None:
     lists = {name: found for name, found in columns.items() if isinstance(found, list) and len(found) == count}
     if count and not {"Name", "State"} <= lists.keys():
         return None
-    children = [{name: column[at] for name, column in lists.items()} for at in range(min(count, _MAX_DYNAMIC_SLOTS))]
-    return tuple(
-        DynamicSlot(
+    found = []
+    for at in range(min(count, _MAX_DYNAMIC_SLOTS)):
+        child = {name: column[at] for name, column in lists.items()}
+        state = str(child["State"]).lower(), str(child.get("Activity")).lower()
+        gpus, cpus, memory_mib, disk_kib = (_count(child.get(name)) for name in ("GPUs", "Cpus", "Memory", "Disk"))
+        slot = DynamicSlot(
             name=str(child["Name"])[:600],
             user=str(child.get("RemoteUser") or "")[:600],
-            amount=SlotResources(
-                _count(child.get("GPUs")),
-                _count(child.get("Cpus")),
-                _count(child.get("Memory")),
-                _count(child.get("Disk")) // 1024,
-            ),
+            amount=SlotResources(gpus, cpus, memory_mib, disk_kib // 1024),
             entered_at=classads.as_number(child.get("EnteredCurrentState")) or 0.0,
-            waits_for_its_job=(str(child["State"]).lower(), str(child.get("Activity")).lower()) == ("claimed", "idle"),
+            waits_for_its_job=state == ("claimed", "idle"),
         )
-        for child in children
-    )
+        found.append(slot)
+    return tuple(found)
 
 
 def _count(found: object) -> int:
@@ -161,14 +155,6 @@ def _count(found: object) -> int:
 
 def _amount(ad: Ad) -> SlotResources:
     return SlotResources(whole(ad, "GPUs"), whole(ad, "Cpus"), whole(ad, "Memory"), whole(ad, "Disk") // 1024)
-
-
-def _serves(ad: Ad, partitionable: bool) -> bool:
-    """Return True if the slot takes jobs at all now. START need not hold without a job, and IS_OWNER may follow it."""
-    state, activity = classads.slot_state(ad)
-    if value(ad, "Offline") is True or value(ad, "Draining") is True or activity == "retiring":
-        return False
-    return state not in _BUSY_STATES if partitionable else state == "unclaimed"
 
 
 def _emptied(ad: Ad) -> Ad:
@@ -195,25 +181,15 @@ def _device_names(ad: Ad) -> tuple[str, ...]:
     return tuple((known or sorted(nested.values()))[:_MAX_SLOT_GPUS])
 
 
-# ---------------------------------------------------------------------------------------------------------- judgement
-
-
 def request(amount: SlotResources, more: Mapping[str, object] = {}) -> Ad:
-    """Return a job ad that asks for these resources."""
-    ad = classad2.ClassAd(
-        {
-            "MyType": "Job",
-            "JobUniverse": 5,
-            "RequestCpus": amount.cpus,
-            "RequestMemory": amount.memory_mib,
-            "RequestDisk": amount.disk_mib * 1024,
-        }
-    )
-    if amount.gpus:
-        ad["RequestGPUs"] = amount.gpus
-    for name, each in more.items():
-        ad[name] = each
-    return ad
+    asked = {
+        "MyType": "Job",
+        "JobUniverse": 5,
+        "RequestCpus": amount.cpus,
+        "RequestMemory": amount.memory_mib,
+        "RequestDisk": amount.disk_mib * 1024,
+    }
+    return classad2.ClassAd({**asked, **({"RequestGPUs": amount.gpus} if amount.gpus else {}), **more})
 
 
 def refused(source_text: str, my: Ad, target: Ad) -> bool:
@@ -223,7 +199,6 @@ def refused(source_text: str, my: Ad, target: Ad) -> bool:
 
 
 def start_of(slot: MachineSlot) -> str:
-    """Return the slot's START; "" where its ad has none."""
     return source(slot.ad, "Start")
 
 
@@ -233,30 +208,16 @@ def nodes(
     requirements: Mapping[str, str],
     corrections: Mapping[str, SlotResources] = {},
 ) -> tuple[Node, ...]:
-    """Return one node per machine.
-
-    ``requirements``: by type name, the site admin's requirements on a slot. ``corrections``: by machine, what is to be
-    added to the free resources of its ads.
-    """
+    """Return one node per machine. ``requirements``: by type; ``corrections``: to the free resources, by machine."""
     kinds = [(kind, drone_job(kind), requirements.get(kind.name, "")) for kind in types]
     found = []
     for machine in machines:
         fitting = (kind for kind, job, more in kinds if any(could_host(s, kind, job, more) for s in machine.slots))
-        total, free = machine.all, machine.free + corrections.get(machine.name, SlotResources())
-        found.append(
-            Node(
-                name=machine.name,
-                types=tuple(kind.name for kind in fitting),
-                gpu_milli=total.gpus * WHOLE_GPU,
-                cpus=total.cpus,
-                memory_mib=total.memory_mib,
-                disk_mib=total.disk_mib,
-                free_gpu_milli=max(0, free.gpus) * WHOLE_GPU,
-                free_cpus=max(0, free.cpus),
-                free_memory_mib=max(0, free.memory_mib),
-                free_disk_mib=max(0, free.disk_mib),
-            )
-        )
+        free = machine.free + corrections.get(machine.name, SlotResources())
+        (gpus, *others), (free_gpus, *free_others) = machine.all, (max(0, each) for each in free)
+        names = tuple(kind.name for kind in fitting)
+        sizes = [gpus * WHOLE_GPU, *others, free_gpus * WHOLE_GPU, *free_others]
+        found.append(Node(machine.name, names, *sizes))
     return tuple(found)
 
 
@@ -271,29 +232,21 @@ def drone_job(kind: DroneType, more: Mapping[str, object] = {}) -> Ad:
 
 
 def could_host(slot: MachineSlot, kind: DroneType, job: Ad, requirements: str = "") -> bool:
-    """Return True if the slot, when empty, could host a drone of this type.
-
-    A property that its ad lacks refuses nothing; the admin's requirements must be true as HTCondor evaluates them.
-    """
-    arch = value(slot.ad, "Arch")
+    """Return True if an empty slot could host a drone. What its ad lacks refuses nothing, unless the admin asks."""
+    arch, gpus, devices = value(slot.ad, "Arch"), slot.all.gpus, slot.gpus
+    if kind.gpu_milli and devices:
+        gpus = sum(_fits(device, "", kind) for device in devices)
+    elif kind.gpu_milli and not _fits(slot.ad, "GPUs_", kind):
+        gpus = 0
     return (
         slot.all.holds(shape(kind))
         and (not isinstance(arch, str) or arch.lower() == kind.arch.lower())
-        and _fitting_gpus(slot, kind) >= shape(kind).gpus
+        and gpus >= shape(kind).gpus
         and (not requirements or classads.holds(requirements, job, slot.ad))
     )
 
 
-def _fitting_gpus(slot: MachineSlot, kind: DroneType) -> int:
-    if kind.gpu_milli == 0:
-        return slot.all.gpus
-    if devices := slot.gpus:
-        return sum(_fits(device, "", kind) for device in devices)
-    return slot.all.gpus if _fits(slot.ad, "GPUs_", kind) else 0
-
-
 def _fits(ad: Ad, prefix: str, kind: DroneType) -> bool:
-    """Return True if a GPU has the properties of the type."""
     for name, least in (
         ("GlobalMemoryMb", kind.vram_mib * VRAM_TOLERANCE),
         ("Capability", kind.capability / 10),
@@ -308,8 +261,6 @@ def _fits(ad: Ad, prefix: str, kind: DroneType) -> bool:
     return re.search(device_pattern(kind.gpu_model), model, re.IGNORECASE) is not None
 
 
-# -------------------------------------------------------------------------------------------- ads beside the queue
-
 NOTICE_CONSTRAINT = (
     'SlotType =!= "Partitionable" && (State == "Preempting" || Activity == "Retiring" || Activity == "Vacating"'
     ' || (State == "Claimed" && (PreemptingRank =!= undefined || PreemptingOwner =!= undefined)))'
@@ -321,10 +272,9 @@ _STALE_SLOT_S = 60.0
 
 
 def notices(slot_ads: Iterable[Ad], ahead_s: float = 0.0) -> Mapping[str, float]:
-    """Return the slots, by name, that the site is taking back, and since when, by our clock.
+    """Return the slots (of ``NOTICE_CONSTRAINT``), by name, that the site is taking back, and since when, by our clock.
 
-    ``slot_ads``: those of ``NOTICE_CONSTRAINT``. ``ahead_s``: how far the collector's clock is ahead of ours. Of the
-    node's own clock only differences are used.
+    ``ahead_s``: how far the collector's clock is ahead of ours. Of the node's own clock only differences are used.
     """
     found = {}
     for ad in slot_ads:
@@ -364,15 +314,11 @@ def corrections(
     for machine in machines:
         if (slots := machine.carved) is None:
             continue
-        known, more = {slot.name for slot in slots}, SlotResources()
-        for slot in slots:
-            # One that began later is somebody else's, under the same name. (Two clocks: so it must be our user's too.)
-            at = ended_at.get(slot.name, 0.0)
-            if slot.user in users and now - at <= _STALE_SLOT_S and slot.entered_at <= at:
-                more += slot.amount
-        for name, amount in by_machine.get(machine.name, ()):
-            if name not in known:
-                more -= amount
-        if more != SlotResources():
+        known = {slot.name for slot in slots}
+        # One that began later is somebody else's, under the same name. (Two clocks: so it must be our user's too.)
+        stale = (s for s in slots if s.user in users and s.entered_at <= ended_at.get(s.name, 0.0))
+        freed = sum((s.amount for s in stale if now - ended_at.get(s.name, 0.0) <= _STALE_SLOT_S), SlotResources())
+        unseen = (amount for name, amount in by_machine.get(machine.name, ()) if name not in known)
+        if (more := freed - sum(unseen, SlotResources())) != SlotResources():
             found[machine.name] = more
     return found

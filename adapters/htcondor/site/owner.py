@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -28,8 +30,7 @@ from provisioner.model import WHOLE_GPU, OwnerDemand, OwnerLoad
 if TYPE_CHECKING:
     from adapters.htcondor.site.client import HTCondorClient
 
-ELSEWHERE = (7, 9, 12)
-"""Universes of jobs that do not run on a machine of the pool: scheduler, grid, local."""
+ELSEWHERE = (7, 9, 12)  # universes of jobs that do not run on a machine of the pool: scheduler, grid, local
 OWNER_JOB_PROJECTION = (
     *attribute_names(
         """
@@ -41,8 +42,7 @@ OWNER_JOB_PROJECTION = (
     *classads.LIMITS_PROJECTION,
 )
 """Attributes of every query. HTCondor computes requests from usage and sizes where a job has none."""
-MOST_GROUPS = 1000
-"""Largest number of groups, the oldest first."""
+MOST_GROUPS = 1000  # largest number of groups, the oldest first
 _MAX_REFERENCES = 300
 _JUDGED = attribute_names(
     "requirements requiregpus requestgpus requestcpus requestmemory requestdisk concurrencylimits"
@@ -64,14 +64,10 @@ class OwnerJobGroup:
 
     who: str
     user: str
-    size: SlotResources
-    """Request of one job."""
-    alike: str
-    """The same for groups that differ only in their user: what one can run on, the other can too."""
-    submitted: tuple[float, ...]
-    """When, by our clock, each job came into its queue; the oldest first."""
-    ids: tuple[str, ...]
-    """Ids of the first three."""
+    size: SlotResources  # request of one job
+    alike: str  # the same for groups that differ only in their user: what one can run on, the other can too
+    submitted: tuple[float, ...]  # when, by our clock, each job came into its queue; the oldest first
+    ids: tuple[str, ...]  # ids of the first three
     sample: Ad = field(repr=False, compare=False)
     used_up: str = ""
     """Concurrency limits of the jobs, where the negotiator has lately refused one for them: no room helps."""
@@ -79,16 +75,10 @@ class OwnerJobGroup:
 
 @dataclass(frozen=True, slots=True)
 class OwnerJobQueue:
-    """Jobs of one queue of the owner's."""
-
-    groups: tuple[OwnerJobGroup, ...] = ()
-    """The oldest first."""
-    running: tuple[tuple[str, SlotResources], ...] = ()
-    """The slot of each running job, and what it holds there."""
-    references: frozenset[str] = frozenset()
-    """Attributes, in small letters, that its jobs' expressions look at."""
-    left_out: int = 0
-    """Groups beyond ``MOST_GROUPS``."""
+    groups: tuple[OwnerJobGroup, ...] = ()  # the oldest first
+    running: tuple[tuple[str, SlotResources], ...] = ()  # the slot of each running job, and what it holds there
+    references: frozenset[str] = frozenset()  # attributes, in small letters, that its jobs' expressions look at
+    left_out: int = 0  # groups beyond ``MOST_GROUPS``
 
 
 def job_constraint(settings: HTCondorOwnerConfig) -> str:
@@ -111,7 +101,6 @@ def group_jobs(job_ads: Iterable[Ad], names: Collection[str] = (), now: float | 
     found: dict[tuple[str, ...], list[tuple[float, Ad]]] = {}
     running: list[tuple[str, SlotResources]] = []
     ads = [ad for ad in job_ads if whole(ad, "JobUniverse") not in ELSEWHERE]
-    reached = classads.used_up(classads.refusals(ads, now))
     for ad in ads:
         if whole(ad, "JobStatus") == IDLE:
             user = text(ad, "User", 80)
@@ -119,46 +108,28 @@ def group_jobs(job_ads: Iterable[Ad], names: Collection[str] = (), now: float | 
             key = (who, user, repr(_size(ad)), *(source(ad, name) for name in apart))
             found.setdefault(key, []).append((classads.our_moment(ad, "QDate", now), ad))
         elif whole(ad, "JobStatus") == RUNNING:
-            running.append((text(ad, "RemoteHost", 600), _held(ad)))
+            given = zip(("GPUsProvisioned", "CpusProvisioned", "MemoryProvisioned"), _size(ad), strict=False)
+            held = (whole(ad, name) if classads.value(ad, name) is not None else asked for name, asked in given)
+            running.append((text(ad, "RemoteHost", 600), SlotResources(*held)))
     oldest = sorted(found.items(), key=lambda item: (min(at for at, _ in item[1]), item[0]))
-    groups = tuple(_group(key, members, reached) for key, members in oldest[:MOST_GROUPS])
-    looked_at = (classads.references(source(group.sample, name)) for group in groups for name in apart)
-    references = frozenset(name for each in looked_at for name in _bare(each))
-    return OwnerJobQueue(groups, tuple(running), references, len(oldest) - len(groups))
-
-
-def _group(key: tuple[str, ...], members: list[tuple[float, Ad]], reached: Collection[str]) -> OwnerJobGroup:
-    sample = members[0][1]
-    limits = text(sample, "ConcurrencyLimits", 80)
-    return OwnerJobGroup(
-        who=key[0],
-        user=key[1],
-        size=_size(sample),
-        alike=hashlib.blake2s("\0".join(key[2:]).encode(errors="replace"), digest_size=16).hexdigest(),
-        submitted=tuple(sorted(at for at, _ in members)),
-        ids=tuple(classads.job_id(ad) for _, ad in members[:3]),
-        sample=sample,
-        used_up=limits if limits in reached else "",
-    )
+    reached = classads.used_up(classads.refusals(ads, now))
+    groups = []
+    for (who, user, *rest), members in oldest[:MOST_GROUPS]:
+        sample = members[0][1]
+        limits = text(sample, "ConcurrencyLimits", 80)
+        alike = hashlib.blake2s("\0".join(rest).encode(errors="replace"), digest_size=16).hexdigest()
+        submitted, ids = sorted(at for at, _ in members), [classads.job_id(ad) for _, ad in members[:3]]
+        used_up = limits if limits in reached else ""
+        groups.append(OwnerJobGroup(who, user, _size(sample), alike, tuple(submitted), tuple(ids), sample, used_up))
+    looked_at = (_bare(classads.references(source(group.sample, name))) for group in groups for name in apart)
+    references = frozenset[str]().union(*looked_at)
+    return OwnerJobQueue(tuple(groups), tuple(running), references, len(oldest) - len(groups))
 
 
 def _size(ad: Ad) -> SlotResources:
     """Return what one job asks for; disk in KiB rounded up to MiB."""
-    return SlotResources(
-        whole(ad, "RequestGPUs"),
-        max(1, whole(ad, "RequestCpus")),
-        whole(ad, "RequestMemory"),
-        -(-whole(ad, "RequestDisk") // 1024),
-    )
-
-
-def _held(ad: Ad) -> SlotResources:
-    """Return what a job was given, which may be more than it asked for."""
-    given = zip(("GPUsProvisioned", "CpusProvisioned", "MemoryProvisioned"), _size(ad), strict=False)
-    return SlotResources(*(whole(ad, name) if classads.value(ad, name) is not None else asked for name, asked in given))
-
-
-# --------------------------------------------------------------------------------------------- what expressions look at
+    gpus, cpus, memory_mib = (whole(ad, f"Request{name}") for name in ("GPUs", "Cpus", "Memory"))
+    return SlotResources(gpus, max(1, cpus), memory_mib, -(-whole(ad, "RequestDisk") // 1024))
 
 
 def wanted_by(machines: Iterable[PoolMachine]) -> frozenset[str]:
@@ -180,8 +151,6 @@ def _bare(references: Iterable[str]) -> frozenset[str]:
     return frozenset(sorted(name for name in found if _REFERENCE_NAME.fullmatch(name))[:_MAX_REFERENCES])
 
 
-# ------------------------------------------------------------------------------------------------------------- claims
-
 _MAX_OWNER_NOTICES = 10
 _MAX_CLAIMS = 500
 """Largest number of different claims. It is more than the site's nodes can be freed for in one tick."""
@@ -189,42 +158,44 @@ _MAX_CLAIMS = 500
 
 @dataclass(frozen=True, slots=True)
 class HTCondorOwnerView:
-    """Claims and running jobs of the owner."""
-
     claims: tuple[OwnerDemand, ...] = ()
     runs: OwnerLoad | None = None
     notices: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
-    held: tuple[tuple[str, SlotResources], ...] = ()
-    """The slots of their running jobs, and what each holds."""
+    held: tuple[tuple[str, SlotResources], ...] = ()  # the slots of their running jobs, and what each holds
 
 
 def claims(groups: Iterable[OwnerJobGroup], machines: Sequence[PoolMachine], left_out: int = 0) -> HTCondorOwnerView:
-    """Return a claim for each group of waiting jobs that some node could host.
-
-    A job counts from when it is in the queue, whether or not a negotiator has seen it: it is by then that room must be
-    made. ``left_out`` is the number of further groups.
-    """
+    """Return a claim for each group that some node could host, from when it is in the queue: room must be made then."""
     found, hopeless = list[OwnerDemand](), list[str]()
-    feasible: dict[str, tuple[str, ...] | None] = {}
-    limited: dict[str, int] = {}
+    feasible: dict[str, tuple[str, ...]] = {}
+    limited = Counter[str]()
     for group in groups:
+        size, count = group.size, len(group.submitted)
         if group.used_up:
-            limited[group.used_up] = limited.get(group.used_up, 0) + len(group.submitted)
+            limited[group.used_up] += count
             continue
         if group.alike not in feasible:
-            feasible[group.alike] = _could_host(group, machines)
-        if (where := feasible[group.alike]) is None:
-            hopeless.append(_hopeless_notice(group))
-        else:
-            found.append(_demand(len(group.submitted), group.size, group.submitted[0], group.who, where))
+            fitting = (each.name for each in machines if any(_could_host(slot, group) for slot in each.slots))
+            feasible[group.alike] = tuple(fitting)
+        where = feasible[group.alike]
+        if where or not machines:
+            nodes = () if len(where) == len(machines) else where
+            found.append(_demand(count, size, group.submitted[0], group.who, nodes))
+            continue
+        more = ", ..." if count > len(group.ids) else ""
+        line = (
+            f"owner: {count} jobs of {group.who or 'nobody'} ({', '.join(group.ids)}{more}) fit no node even if it"
+            f" were empty ({size.gpus} GPUs, {size.cpus} CPUs, {size.memory_mib} MiB each): no room is made for them"
+        )
+        hopeless.append(printable(line, 400))
     notices = hopeless[:_MAX_OWNER_NOTICES]
     notices += [
         f"owner: no room is made for {count} waiting jobs: the negotiator refuses them for the concurrency limit {name}"
         for name, count in sorted(limited.items())[:_MAX_OWNER_NOTICES]
     ]
-    if (more := len(found[_MAX_CLAIMS:]) + len(hopeless[_MAX_OWNER_NOTICES:]) + left_out) > 0:
-        notices.append(f"owner: {more} further shapes of waiting jobs are not looked at")
+    if (more_shapes := len(found[_MAX_CLAIMS:]) + len(hopeless[_MAX_OWNER_NOTICES:]) + left_out) > 0:
+        notices.append(f"owner: {more_shapes} further shapes of waiting jobs are not looked at")
     return HTCondorOwnerView(tuple(found[:_MAX_CLAIMS]), notices=tuple(notices))
 
 
@@ -235,15 +206,7 @@ def _demand(count: int, size: SlotResources, since: float, who: str, nodes: tupl
     )
 
 
-def _could_host(group: OwnerJobGroup, machines: Sequence[PoolMachine]) -> tuple[str, ...] | None:
-    """Return the nodes that could host one such job if they were empty; () for all of them, None for none of them."""
-    names = tuple(machine.name for machine in machines if any(_could_host_one(slot, group) for slot in machine.slots))
-    if machines and not names:
-        return None
-    return () if len(names) == len(machines) else names
-
-
-def _could_host_one(slot: MachineSlot, group: OwnerJobGroup) -> bool:
+def _could_host(slot: MachineSlot, group: OwnerJobGroup) -> bool:
     """Return True if a slot, when empty, could host the job.
 
     What cannot be judged from here does not speak against it: a claim too many costs a drone, a claim too few lets the
@@ -261,29 +224,14 @@ def _could_host_one(slot: MachineSlot, group: OwnerJobGroup) -> bool:
     return not refused(source(job, "Requirements"), job, slot.ad) and not refused(start_of(slot), slot.ad, job)
 
 
-def _hopeless_notice(group: OwnerJobGroup) -> str:
-    size, count = group.size, len(group.submitted)
-    more = ", ..." if count > len(group.ids) else ""
-    return printable(
-        f"owner: {count} jobs of {group.who or 'nobody'} ({', '.join(group.ids)}{more}) fit no node even if it"
-        f" were empty ({size.gpus} GPUs, {size.cpus} CPUs, {size.memory_mib} MiB each): no room is made for them",
-        400,
-    )
-
-
 def submitter_claims(submitter_ads: Iterable[Ad], settings: HTCondorOwnerConfig, now: float) -> tuple[OwnerDemand, ...]:
-    """Return a claim per submitter whose queue may not be read, by the collector's totals alone.
-
-    These tell neither shape nor age: ``settings.shape`` and ``now`` stand for them.
-    """
-    idle: dict[str, dict[str, int]] = {}
-    for ad in submitter_ads:
-        name = text(ad, "Name")
-        if any(fnmatchcase(name, pattern) for pattern in settings.submitters):
-            idle.setdefault(name, {})[text(ad, "ScheddName")] = whole(ad, "IdleJobs")
+    """Return a claim per submitter whose queue may not be read, with ``settings.shape`` and ``now`` as its age."""
+    idle = {(text(ad, "Name"), text(ad, "ScheddName")): whole(ad, "IdleJobs") for ad in submitter_ads}
+    counts = Counter[str]()
+    for (name, _), count in idle.items():
+        counts[name] += count if any(fnmatchcase(name, pattern) for pattern in settings.submitters) else 0
     size = SlotResources(settings.shape.gpus, settings.shape.cpus, settings.shape.memory)
-    counts = {name: sum(by_schedd.values()) for name, by_schedd in sorted(idle.items())}
-    return tuple(_demand(count, size, now, name) for name, count in counts.items() if count)
+    return tuple(_demand(count, size, now, name) for name, count in sorted(counts.items()) if count)
 
 
 def running(held: Iterable[tuple[str, SlotResources]], machines: Sequence[PoolMachine]) -> OwnerLoad:
@@ -294,49 +242,39 @@ def running(held: Iterable[tuple[str, SlotResources]], machines: Sequence[PoolMa
     return OwnerLoad(len(here), total.gpus * WHOLE_GPU, total.cpus, total.memory_mib)
 
 
-# -------------------------------------------------------------------------------------------------------------- queues
-
 SUBMITTER_PROJECTION = ("Name", "ScheddName", "IdleJobs", "LastHeardFrom", "MyAddress")
-OWNER_QUEUE_TIMEOUT_S = 6.0
-"""Longest wait for all of them together."""
-REMEMBERED_S = 600.0
-"""The last answer of a silent queue counts for this long."""
+OWNER_QUEUE_TIMEOUT_S = 6.0  # longest wait for all of them together
+REMEMBERED_S = 600.0  # the last answer of a silent queue counts for this long
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 30.0, 300.0
 _MAX_NAMES = 300
-_MAX_QUERIES = 4
-"""An attribute that is looked at may be an expression that looks at others."""
+_MAX_QUERIES = 4  # an attribute that is looked at may be an expression that looks at others
 
 
 @dataclass(slots=True)
 class OwnerQueueState:
     """State of one schedd; times by the monotonic clock."""
 
-    queue: OwnerJobQueue | None = None
-    """Its newest answer."""
+    queue: OwnerJobQueue = field(default_factory=OwnerJobQueue)  # its newest answer
     slots: frozenset[tuple[str, float]] = frozenset()
     """The dynamic slots of the site at that time: one that is not among them has begun since."""
-    heard_at: float = 0.0
-    failures: int = 0
-    """Questions in a row that it did not answer."""
+    heard_at: float = -math.inf
+    failures: int = 0  # questions in a row that it did not answer
     error: str = ""
     ask_at: float = 0.0
-    names: frozenset[str] = frozenset()
-    """Attributes that its jobs look at."""
+    names: frozenset[str] = frozenset()  # attributes that its jobs look at
 
-    def notice(self, schedd: str, now: float) -> str:
-        """Return a line about a silent queue."""
-        meanwhile, age_s = "its jobs are not seen", now - self.heard_at
-        if self.queue is not None and age_s <= REMEMBERED_S:
-            meanwhile = f"what it said {age_s:.0f} s ago still counts"
-        elif self.queue is not None:
-            meanwhile += f", what it said {age_s:.0f} s ago is too old"
-        return printable(f"owner's schedd {schedd}: {meanwhile}: {self.error}", 300)
+    def counts(self, now: float) -> bool:
+        return now - self.heard_at <= REMEMBERED_S
 
     def claims(self, machines: Sequence[PoolMachine]) -> HTCondorOwnerView:
-        """Return the claims of its jobs."""
-        assert self.queue is not None
         waiting = without_matched(self.queue.groups, machines, self.slots if self.failures else None)
         return claims(waiting, machines, self.queue.left_out)
+
+    def notice(self, schedd: str, now: float) -> str:
+        meanwhile, said = "its jobs are not seen", f"what it said {now - self.heard_at:.0f} s ago"
+        if self.heard_at > -math.inf:
+            meanwhile = f"{said} still counts" if self.counts(now) else f"{meanwhile}, {said} is too old"
+        return printable(f"owner's schedd {schedd}: {meanwhile}: {self.error}", 300)
 
 
 class OwnerQueuePoller:
@@ -355,7 +293,6 @@ class OwnerQueuePoller:
         }
 
     async def poll(self, machines: Sequence[PoolMachine]) -> HTCondorOwnerView:
-        """Return what the owner's jobs claim and hold."""
         if self._settings is None:
             return HTCondorOwnerView()
         states, notices = await self.query(machines)
@@ -363,43 +300,29 @@ class OwnerQueuePoller:
         found = await asyncio.to_thread(lambda: [state.claims(machines) for state in states])
         demands = [demand for each in found for demand in each.claims]
         if self._settings.submitters:
-            totals = await self._client.submitters(SUBMITTER_PROJECTION)
+            totals = await self._client.ads("submitters", "true", SUBMITTER_PROJECTION)
             demands += submitter_claims(totals, self._settings, time.time())
-        fresh = [state.queue for state in states if state.queue is not None and not state.failures]
+        fresh = [state.queue for state in states if not state.failures]
         held = tuple(each for queue in fresh for each in queue.running)
         remarks = tuple(line for each in found for line in each.notices)
         runs = running(held, machines) if fresh else None
         return HTCondorOwnerView(tuple(demands), runs, tuple(notices), remarks, held)
 
     async def query(self, machines: Sequence[PoolMachine]) -> tuple[Sequence[OwnerQueueState], Sequence[str]]:
-        """Return each queue whose answer counts, and a notice for each that is silent.
-
-        Raise no site's error, and take ``OWNER_QUEUE_TIMEOUT_S`` at most.
-        """
-        assert self._settings is not None
-        wanted, now = wanted_by(machines), self._clock()
-        slots, constraint = dynamic_slots(machines), job_constraint(self._settings)
+        """Return each queue whose answer counts, and a notice for each silent one; it takes limited time."""
+        now = self._clock()
         async with asyncio.TaskGroup() as group:
             for schedd, known in self._known.items():
                 if known.ask_at <= now:
-                    group.create_task(self._ask(schedd, known, constraint, wanted, slots))
+                    group.create_task(self._ask(schedd, known, machines))
         now = self._clock()
-        counting = [
-            known
-            for known in self._known.values()
-            if known.queue is not None and (not known.failures or now - known.heard_at <= REMEMBERED_S)
-        ]
-        return counting, [known.notice(schedd, now) for schedd, known in self._known.items() if known.failures]
+        notices = [known.notice(schedd, now) for schedd, known in self._known.items() if known.failures]
+        return [known for known in self._known.values() if known.counts(now)], notices
 
-    async def _ask(
-        self,
-        schedd: str,
-        known: OwnerQueueState,
-        constraint: str,
-        wanted: frozenset[str],
-        slots: frozenset[tuple[str, float]],
-    ) -> None:
+    async def _ask(self, schedd: str, known: OwnerQueueState, machines: Sequence[PoolMachine]) -> None:
         """Ask for a queue with all that its jobs' expressions look at, again (which is rare) until all is known."""
+        assert self._settings is not None
+        wanted, slots, constraint = wanted_by(machines), dynamic_slots(machines), job_constraint(self._settings)
         try:
             async with asyncio.timeout(OWNER_QUEUE_TIMEOUT_S):
                 for _ in range(_MAX_QUERIES):
@@ -419,7 +342,6 @@ class OwnerQueuePoller:
 
 
 def dynamic_slots(machines: Iterable[PoolMachine]) -> frozenset[tuple[str, float]]:
-    """Return name and start of each dynamic slot."""
     return frozenset((slot.name, slot.entered_at) for machine in machines for slot in machine.carved or ())
 
 

@@ -52,23 +52,9 @@ RESERVED_COMMANDS = {name: instead for instead, names in _RESERVED_COMMANDS.item
 """Submit commands and job attributes, in small letters, that only the provisioner sets, and what to do instead."""
 
 
-_EXPRESSION_EXAMPLES = {
-    "requirements": "`TARGET.Memory > 4096`",
-    "require_gpus": "`Capability >= 8.0`",
-    "rank": "`TARGET.Memory`",
-}
-"""Submit commands whose value is a ClassAd expression, as that of every ``+Attribute`` is, each with an example."""
-
-
 def _filled_in(text: str) -> str:
     if _UNFILLED.fullmatch(text):
         raise ValueError(f"`{text[:80]}` is still to be filled in: write the value, or remove the line")
-    return text
-
-
-def _of_a_slot(text: str) -> str:
-    if not is_expression(text):
-        raise ValueError(f"`{text[:60]}` is not a ClassAd expression: write, say, `TARGET.Memory > 4096`")
     return text
 
 
@@ -83,10 +69,10 @@ def _submit_commands(commands: dict[str, str]) -> dict[str, str]:
         if not value.strip() or not value.isprintable() or value.rstrip().endswith("\\"):
             raise mistake_at(name, f"`{name}` wants a value on one line, in quotes")
         # What holds a macro of submit files is known only when it is filled in.
-        evaluated = bare != name.strip().lower() or bare in _EXPRESSION_EXAMPLES
+        evaluated = bare != name.strip().lower() or bare in ("requirements", "require_gpus", "rank")
         if evaluated and "$" not in value and not is_expression(value):
-            example = _EXPRESSION_EXAMPLES.get(name.lower(), "`True`, or `'\"text\"'` for text")
-            raise mistake_at(name, f"`{value[:60]}` is not a ClassAd expression: write, say, {example}")
+            examples = "`TARGET.Memory > 4096`, `True`, or `'\"text\"'` for text"
+            raise mistake_at(name, f"`{value[:60]}` is not a ClassAd expression: write, say, {examples}")
         if bare in seen:
             raise mistake_at(name, f"`{name}` and `{seen[bare]}` are the same: remove one of them")
         seen[bare] = name
@@ -96,14 +82,12 @@ def _submit_commands(commands: dict[str, str]) -> dict[str, str]:
 def _plain_environment(env: dict[str, str]) -> dict[str, str]:
     for name, value in env.items():
         if "$$" in value:
-            raise mistake_at(
-                name, f"`{name[:40]}` contains `$$`, which begins a macro of HTCondor: write something else"
-            )
+            message = f"`{name[:40]}` contains `$$`, which begins a macro of HTCondor: write something else"
+            raise mistake_at(name, message)
     return check_environment(env, reserved=_RESERVED_VARIABLES)
 
 
 FilledIn = Annotated[str, AfterValidator(_filled_in)]
-SlotExpression = Annotated[str, AfterValidator(_of_a_slot)]
 Commands = Annotated[dict[str, FilledIn], AfterValidator(_submit_commands)]
 
 
@@ -171,7 +155,7 @@ class HTCondorTypeConfig(ConfigSection):
 
     submit: Commands = Field(default_factory=dict)
     """Submit commands for this type; they take the place of those under `submit`."""
-    requirements: SlotExpression | None = Field(None, examples=['TARGET.GpuClass == "a100"'])
+    requirements: Expression | None = Field(None, examples=['TARGET.GpuClass == "a100"'])
     """Only slots for which this holds (`TARGET.` is the slot)."""
 
 

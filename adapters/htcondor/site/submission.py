@@ -20,8 +20,7 @@ from provisioner.model import WHOLE_GPU, Bootstrap, DroneId, DroneType, FaultKin
 BEGIN = "begin.sh"
 SCRIPT = "drone.sh"
 LOG = "drone.log"
-LEFT_BEHIND = (LOG, "outcome", "log")
-"""Output of a drone, in its directory below ``$(outputs)``."""
+LEFT_BEHIND = (LOG, "outcome", "log")  # output of a drone, in its directory below ``$(outputs)``
 _BEGIN = f"""\
 #!/bin/sh
 # What HTCondor runs: the drone, with all that it says and leaves among the files that come home. (A job's standard
@@ -38,7 +37,6 @@ ONE_LIFE = "((MY.NumJobStarts ?: 0) == 0 && MY.JobCurrentStartExecutingDate =?= 
 """In the job's Requirements: between its eviction and the schedd's next evaluation of periodic_remove, a minute or
 more, it would be matched again."""
 _LEAST_SPOOL_LIMIT_S = 120
-_SPOOL_SLACK_S = 15.0
 VRAM_TOLERANCE = 0.9
 """Tolerance for the VRAM that a type declares: a "32 GB" V100S reports 32510 MiB, a "24 GB" A10 22731. No two sizes of
 card are that close together."""
@@ -58,10 +56,8 @@ class SubmitDescription:
 
     The client defines two macros above them, absolute paths where the submitter runs: ``$(inputs)``, the directory that
     holds ``files``, and ``$(outputs)``, in which it has made a directory for each drone, named by its id.
-    ``$(drone_id)`` stands for the id of a job's drone.
     """
     drone_ids: tuple[DroneId, ...]
-    """One job each."""
     files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     """Input files by relative name, mode 0600 (0700 those that end in ``.sh``); may be secret."""
 
@@ -75,73 +71,56 @@ class SubmitDescription:
 
 
 def of_drones(drone_ids: Iterable[str]) -> str:
-    """Return the constraint for the jobs of these drones."""
     return f'stringListMember(DroneId, {classad2.quote(",".join(drone_ids))}, ",")'
 
 
-class UnsubmittableError(ValueError):
-    """An order that cannot be put into a submit description."""
-
-
-def check_order(order: StartOrder, controller: str) -> None:
-    """Raise UnsubmittableError if this order can never be submitted."""
+def unsubmittable(order: StartOrder, controller: str) -> str:
+    """Return why this order can never be submitted; "" if it can."""
     if not _DRONE_ID.fullmatch(order.drone_id) or not order.drone_id.startswith(f"{controller}-"):
-        raise UnsubmittableError("not a drone id of this controller")
+        return "not a drone id of this controller"
     if order.bootstrap is None:
-        raise UnsubmittableError("the order has no bootstrap: nothing to run")
+        return "the order has no bootstrap: nothing to run"
     for name in order.bootstrap.files:
         if not _INPUT_NAME.fullmatch(name) or name.split("/")[0] in (BEGIN, SCRIPT, *LEFT_BEHIND):
-            raise UnsubmittableError(f"a drone cannot take a file along as {name[:60]!r}")
+            return f"a drone cannot take a file along as {name[:60]!r}"
     for name, value in order.bootstrap.env.items():
         if not _VARIABLE_WORD.fullmatch(name) or not value.isprintable() or "$$" in value:
-            raise UnsubmittableError(f"environment variable {name[:60]!r} cannot be put into a submit description")
-
-
-def files_limit_s(config: HTCondorSiteConfig) -> float:
-    """Return the seconds after which files that are missing never come: their sender has been cut short."""
-    return config.submit_deadline + _SPOOL_SLACK_S
+            return f"environment variable {name[:60]!r} cannot be put into a submit description"
+    return ""
 
 
 def batches(
     orders: Sequence[StartOrder], config: HTCondorSiteConfig, controller: str, largest: int = 1000
 ) -> Iterator[SubmitDescription]:
-    """Yield the orders (checked) in as few submits as possible, none of more than ``largest`` jobs."""
+    """Yield the checked orders in as few submits as possible: those of one differ by nothing but their id."""
     alike: dict[str, list[StartOrder]] = {}
     for order in orders:
-        alike.setdefault(_but_for_the_id(order), []).append(order)
+        assert order.bootstrap is not None
+        env, files = sorted(order.bootstrap.env.items()), sorted(order.bootstrap.files.items())
+        but_for_the_id = replace(order, drone_id=DroneId(""), bootstrap=None), order.bootstrap.script, env, files
+        alike.setdefault(repr(but_for_the_id), []).append(order)
     for each in alike.values():
         for start in range(0, len(each), largest):
-            yield submission(each[start : start + largest], config, controller)
-
-
-def submission(orders: Sequence[StartOrder], config: HTCondorSiteConfig, controller: str) -> SubmitDescription:
-    """Return one submit for orders that differ by nothing but their id."""
-    order = orders[0]
-    assert order.bootstrap is not None
-    files = {BEGIN: _BEGIN, SCRIPT: order.bootstrap.script, **order.bootstrap.files}
-    batch = SubmitDescription("", tuple(each.drone_id for each in orders), files)
-    return replace(batch, description=_description(order, order.bootstrap, config, controller, batch.digest))
-
-
-def _but_for_the_id(order: StartOrder) -> str:
-    assert order.bootstrap is not None
-    env, files = sorted(order.bootstrap.env.items()), sorted(order.bootstrap.files.items())
-    return repr((replace(order, drone_id=DroneId(""), bootstrap=None), order.bootstrap.script, env, files))
-
-
-# -------------------------------------------------------------------------------------------------------- description
+            ids = tuple(order.drone_id for order in each[start : start + largest])
+            boots = each[0].bootstrap
+            assert boots is not None
+            batch = SubmitDescription("", ids, {BEGIN: _BEGIN, SCRIPT: boots.script, **boots.files})
+            yield replace(batch, description=_description(each[0], boots, config, controller, batch.digest))
 
 
 def _description(
     order: StartOrder, bootstrap: Bootstrap, config: HTCondorSiteConfig, controller: str, digest: str
 ) -> str:
     kind = order.type
-    admins = admins_commands(config, kind)
-    plain = {name: value for name, value in admins.items() if name.lower() not in ("requirements", "require_gpus")}
+    joined = ("requirements", "require_gpus")
+    plain = {name: value for name, value in _admins_commands(config, kind).items() if name.lower() not in joined}
     taken = sorted({name.split("/")[0] for name in bootstrap.files} | {SCRIPT})
     demanded = admins_requirements(config, kind)
     requirements = [ONE_LIFE, f'(TARGET.Arch == "{kind.arch}")', *([demanded] if demanded else [])]
-    grid = admins_universe(config, kind) == "grid"
+    grid = is_grid(config, kind)
+    # for a controller that has died too
+    limit_s = max(_LEAST_SPOOL_LIMIT_S, round(4 * config.submit_deadline))
+    abandoned = f"HoldReasonCode == {SPOOLING} && time() - EnteredCurrentStatus > {limit_s}"
     commands = {
         "universe": "vanilla",
         **plain,
@@ -152,7 +131,7 @@ def _description(
         "should_transfer_files": "YES",
         "when_to_transfer_output": "ON_EXIT_OR_EVICT",
         "environment": _environment(order, bootstrap, config),
-        **_shape(kind, _lowered(admins).get("require_gpus", "")),
+        **_shape(kind, _admins_command(config, kind, "require_gpus")),
         **({} if grid else {"requirements": " && ".join(requirements)}),
         "notification": "never",
         "job_lease_duration": str(round(config.lease)),
@@ -162,7 +141,10 @@ def _description(
         "on_exit_remove": "True",
         "leave_in_queue": f"(JobStatus == 3 || JobStatus == 4) && time() - EnteredCurrentStatus <"
         f" {round(config.retain_finished)}",
-        "periodic_remove": _periodic_remove(config),
+        # An evicted job would begin a second life; a held one would wait for a person; one that never gets its files
+        # would wait for ever.
+        "periodic_remove": f"(JobStatus == 1 && {STARTED}) ||"
+        f" (JobStatus == 5 && (HoldReasonCode =!= {SPOOLING} || ({abandoned})))",
         **_ours(order, controller, digest, forwarded=grid),
     }
     return "".join(f"{name} = {value}\n" for name, value in commands.items())
@@ -170,37 +152,25 @@ def _description(
 
 def admins_requirements(config: HTCondorSiteConfig, kind: DroneType) -> str:
     """Return the site admin's requirements on a slot for this type; "" if there are none."""
-    special = config.types.get(kind.name)
-    general = _lowered(admins_commands(config, kind)).get("requirements")
+    special, general = config.types.get(kind.name), _admins_command(config, kind, "requirements")
     return " && ".join(f"({each})" for each in ((special and special.requirements), general) if each)
 
 
-def admins_commands(config: HTCondorSiteConfig, kind: DroneType) -> Mapping[str, str]:
+def _admins_commands(config: HTCondorSiteConfig, kind: DroneType) -> Mapping[str, str]:
     """Return the site admin's commands; those of the type replace the general ones."""
     special = config.types.get(kind.name)
     mine = special.submit if special else {}
-    return {name: value for name, value in config.submit.items() if name.lower() not in _lowered(mine)} | mine
+    replaced = {name.lower() for name in mine}
+    return {name: value for name, value in config.submit.items() if name.lower() not in replaced} | mine
 
 
-def admins_universe(config: HTCondorSiteConfig, kind: DroneType) -> str:
-    """Return the universe of a type's drones."""
-    return _lowered(admins_commands(config, kind)).get("universe", "vanilla").strip().lower()
+def _admins_command(config: HTCondorSiteConfig, kind: DroneType, name: str) -> str:
+    return next((value for each, value in _admins_commands(config, kind).items() if each.lower() == name), "")
 
 
-def _lowered(commands: Mapping[str, str]) -> Mapping[str, str]:
-    return {name.lower(): value for name, value in commands.items()}
-
-
-def _periodic_remove(config: HTCondorSiteConfig) -> str:
-    """Return the expression that removes what must not stay.
-
-    An evicted job would begin a second life; a held one would wait for a person; one that never gets its files would
-    wait for ever.
-    """
-    limit_s = max(_LEAST_SPOOL_LIMIT_S, round(4 * config.submit_deadline))  # for a controller that has died too
-    abandoned = f"HoldReasonCode == {SPOOLING} && time() - EnteredCurrentStatus > {limit_s}"
-    held = f"JobStatus == 5 && (HoldReasonCode =!= {SPOOLING} || ({abandoned}))"
-    return f"(JobStatus == 1 && {STARTED}) || ({held})"
+def is_grid(config: HTCondorSiteConfig, kind: DroneType) -> bool:
+    """Return True if a type's drones run behind a computing element."""
+    return _admins_command(config, kind, "universe").strip().lower() == "grid"
 
 
 def _shape(kind: DroneType, wanted_gpus: str) -> Mapping[str, str]:
@@ -211,48 +181,40 @@ def _shape(kind: DroneType, wanted_gpus: str) -> Mapping[str, str]:
         "request_disk": str(kind.disk_mib * 1024),
     }
     if kind.gpu_milli:
+        properties = {  # as the startd's discovery names them
+            f"Capability >= {kind.capability / 10:.1f}": kind.capability,
+            f"GlobalMemoryMb >= {int(kind.vram_mib * VRAM_TOLERANCE)}": kind.vram_mib,
+            f"(MaxSupportedVersion ?: {kind.driver}) >= {kind.driver}": kind.driver,
+            f'regexp("{device_pattern(kind.gpu_model)}", DeviceName, "i")': kind.gpu_model,
+            f"({wanted_gpus})": wanted_gpus,
+        }
         shape["request_gpus"] = str(kind.gpu_milli // WHOLE_GPU)
-        if properties := [*_gpu_properties(kind), *([f"({wanted_gpus})"] if wanted_gpus else [])]:
-            shape["require_gpus"] = " && ".join(properties)
+        if demanded := " && ".join(text for text, wanted in properties.items() if wanted):
+            shape["require_gpus"] = demanded
     if kind.walltime_s:
         # The drone leaves by itself when its time is up, and then its slot is free; this is for one that does not.
         shape["allowed_execute_duration"] = str(round(kind.walltime_s) + _WALLTIME_SLACK_S)
     return shape
 
 
-def _gpu_properties(kind: DroneType) -> Iterator[str]:
-    """Yield the requirements on each GPU, as the startd's discovery names its properties."""
-    if kind.capability:
-        yield f"Capability >= {kind.capability / 10:.1f}"
-    if kind.vram_mib:
-        yield f"GlobalMemoryMb >= {int(kind.vram_mib * VRAM_TOLERANCE)}"
-    if kind.driver:
-        yield f"(MaxSupportedVersion ?: {kind.driver}) >= {kind.driver}"
-    if kind.gpu_model:
-        yield f'regexp("{device_pattern(kind.gpu_model)}", DeviceName, "i")'
-
-
 def device_pattern(model: str) -> str:
-    """Return a regular expression for a device of this model.
+    """Return a regular expression for a device of this model, without backslashes: ClassAd strings double them.
 
-    The driver may put words around it ("NVIDIA", "Tesla"): V100 is V100-SXM2-32GB too, and not V100S-PCIE-32GB. There
-    are no backslashes, for ClassAd strings double them.
+    The driver may put words around it ("NVIDIA", "Tesla"): V100 is V100-SXM2-32GB too, and not V100S-PCIE-32GB.
     """
     quoted = "".join(c if c.isalnum() or c in " -_/" else f"[{c}]" for c in model)
     return f"(^|[^A-Za-z0-9]){quoted}([^A-Za-z0-9]|$)"
 
 
 def _environment(order: StartOrder, bootstrap: Bootstrap, config: HTCondorSiteConfig) -> str:
+    """Return the variables in the submit language's quoting; ``$`` would begin a macro."""
     variables = {"PATH": _PATH, **config.env, **bootstrap.env, **drone.environment(order)}
-    words = [_word(name, value) for name, value in variables.items() if name != "DRONE_ID"]
+    words = []
+    for name, value in variables.items():
+        quoted = value.replace("'", "''").replace('"', '""').replace("$", "$(DOLLAR)")
+        words += [f"{name}='{quoted}'"] if name != "DRONE_ID" else []
     words += ["DRONE_ID=$(drone_id)", "PROVISIONER_DRONE_ID=$(drone_id)"]
     return '"' + " ".join(words) + '"'
-
-
-def _word(name: str, value: str) -> str:
-    """Return one variable in the submit language's quoting; ``$`` would begin a macro."""
-    quoted = value.replace("'", "''").replace('"', '""').replace("$", "$(DOLLAR)")
-    return f"{name}='{quoted}'"
 
 
 def _ours(order: StartOrder, controller: str, digest: str, forwarded: bool) -> Mapping[str, str]:
@@ -269,13 +231,10 @@ def _ours(order: StartOrder, controller: str, digest: str, forwarded: bool) -> M
     return {f"{scope}{name}": value for scope in scopes for name, value in attributes.items()}
 
 
-# -------------------------------------------------------------------------------------------------------------- files
-
 _KEPT_MIN = 60
 """Unneeded files are removed once nobody has touched them for so many minutes. A submit under way may still need
 younger ones, and a person may want to read what a drone has left."""
-_CLEANUP_INTERVAL_S = 600.0
-"""Each poll asks for a cleanup, and each cleanup costs a command."""
+_CLEANUP_INTERVAL_S = 600.0  # each poll asks for a cleanup, and each cleanup costs a command
 _ENTRY = re.compile(r"(inputs|outputs)/[A-Za-z0-9_-][A-Za-z0-9_.-]{0,150}")
 
 _LAY_OUT = """\
@@ -301,36 +260,27 @@ _OLD = 'cd -- "$1" 2>/dev/null || exit 0; exec find . -mindepth 2 -maxdepth 2 -t
 
 
 class JobFiles:
-    """``inputs/<digest>/`` and ``outputs/<drone id>/`` below ``root``, with mode 0700 and files of mode 0600.
-
-    ``root`` is an absolute path, or a path below the home of the account that ``runner`` runs commands as.
-    """
+    """Files below ``root`` (absolute, or below the runner's home): ``inputs/<digest>/``, ``outputs/<drone id>/``."""
 
     def __init__(self, root: str, deadline_s: float) -> None:
         self._root, self._deadline_s = root, deadline_s
         self._cleaned_at = -_CLEANUP_INTERVAL_S
 
     async def lay_out(self, runner: Runner, batch: SubmitDescription) -> str:
-        """Write the files of ``batch``, make a directory for each drone, and return the macros that name the places.
-
-        Raise RejectedError for a file name that cannot be used.
-        """
+        """Write the files of ``batch``, make a directory for each drone, and return the macros that name the places."""
         inputs = f"{self._root}/inputs/{batch.digest}"
         scripts = [name for name in batch.files if name.endswith(".sh")]
         try:
             await files.put(runner, inputs, batch.files, executable=scripts, deadline_s=self._deadline_s)
-        except ValueError as error:
+        except ValueError as error:  # a file name that cannot be used
             raise RejectedError(str(error), FaultKind.CONFIG) from None
-        lines = await self._run(runner, _LAY_OUT, [batch.digest], batch.drone_ids)
-        root = lines[-1] if lines else ""
+        root = "".join((await self._run(runner, _LAY_OUT, [batch.digest], batch.drone_ids))[-1:])
         if not root.startswith("/"):
             raise UnavailableError(f"{self._root}: no place for files there", FaultKind.CONFIG)
         return f"inputs = {root}/inputs/{batch.digest}\noutputs = {root}/outputs\n"
 
     async def without_output(self, runner: Runner, drones: Collection[DroneId]) -> Collection[DroneId]:
         """Return the drones that have left nothing yet, after making a directory for each of them."""
-        if not drones:
-            return ()
         empty = set(await self._run(runner, _WITHOUT_OUTPUT, [], drones))
         return [drone_id for drone_id in drones if drone_id in empty]
 
