@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import yaml
 
-from provisioner.config.strict_yaml import CORE_TAG, Position, Steps, TreeBuilder, YamlDocument, composed
+from provisioner.config.strict_yaml import CORE_TAG, Position, Steps, TreeBuilder, YamlDocument, built
 
 Value = None | bool | int | float | str | list["YamlValue"] | dict[str, "YamlValue"]
 
@@ -65,15 +65,13 @@ class YamlFile:
 
 def read(text: str, document: YamlDocument) -> YamlFile | None:
     """Return the mapping in ``text``; None, with the problems in ``document``, if it is not one."""
-    node = composed(text, document)
-    if node is None:
-        if not document.problems:
-            document.complain(Position(1, 1), "is empty")
-        return None
     builder = _Yaml11Builder(document)
-    root = builder.build(node)
-    if not document.problems and not isinstance(root.value, dict):
-        document.complain(Position(root.line, 1), "expected a mapping at the top, with `Sites` and `BatchSystem`")
+    root: YamlValue | None = built(text, builder)
+    if root is None or not isinstance(root.value, dict):
+        if not document.problems:
+            what = "is empty" if root is None else "expected a mapping at the top, with `Sites` and `BatchSystem`"
+            document.complain(Position(root.line if root else 1, 1), what)
+        return None
     return None if document.problems else YamlFile(root, builder.oddities)
 
 

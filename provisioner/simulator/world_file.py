@@ -208,7 +208,7 @@ def world_of(settings: Settings, path: Path | None, *, span_s: float) -> WorldPl
     building = _Building(document, path, span_s)
     facilities = tuple(building.facility(spec, model.sites.get(spec.name, SiteSection())) for spec in settings.sites)
     if document.problems:
-        raise ConfigError(sorted(dict.fromkeys(document.problems), key=lambda p: (p.line, p.col)))
+        raise ConfigError(document.in_order())
     pool = model.pool
     behaviour = PoolBehaviour(
         pool.negotiation,
