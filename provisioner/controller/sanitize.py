@@ -7,9 +7,9 @@ nor make the whole tick unrecordable: it is replaced by the value for "unknown",
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
-from operator import attrgetter, is_
+from operator import attrgetter, eq, is_
 from typing import Any, TypeVar
 
 from provisioner import model
@@ -46,6 +46,7 @@ _OF_USERS = ("class", "claim", "end of job ", "eviction ", "failed job ")
 _REQUESTS = ("gpu_milli", "cpus", "memory_mib", "disk_mib", "vram_mib", "capability", "driver", "walltime_s")
 _AS_THEY_ARE = {"drone_id", "taken_at", "notices", "remarks", "exit_code"}
 """Fields that are repaired otherwise, and one that may be less than 0."""
+_ID = attrgetter("drone_id")
 _NESTED = re.compile(rf"(tuple|Mapping|{'|'.join(kind.__name__ for kind in _NAMES)})\b")
 
 T = TypeVar("T")
@@ -85,7 +86,8 @@ class _Shape:
             return False
         if type(sum(values[:whole])) is not int:
             return False
-        return all(text.isascii() and len(text) <= MAX_TEXT_CHARS for text in values[some:-1])
+        texts = "".join(values[some:-1])
+        return texts.isascii() and len(texts) <= MAX_TEXT_CHARS
 
 
 _SHAPES = {kind: _Shape.of(kind) for kind in _NAMES}
@@ -94,13 +96,23 @@ _SHAPES = {kind: _Shape.of(kind) for kind in _NAMES}
 class _Repair:
     """Repair of one view; notes what had to be repaired."""
 
-    def __init__(self, ahead_s: float) -> None:
+    def __init__(self, ahead_s: float, known: Mapping[int, object]) -> None:
         self.ahead_s = ahead_s if abs(ahead_s) > CLOCK_TOLERANCE_S else 0.0
+        self.known = {} if self.ahead_s else known
+        """The values that were sound in the view before, by identity: adapters give the same ones again."""
+        self.sound: dict[int, object] = {}
+        """Those that are in this one."""
         self.repaired: list[tuple[str, str]] = []
         """The name of the value, and what was wrong with it."""
 
     def value(self, value: T, within: object = None) -> T | None:
         """Return ``value`` repaired, itself where nothing is to be repaired, or None if it has no valid drone id."""
+        sound = value if id(value) in self.known else self._repaired(value, within)
+        if sound is value and within is not None:  # an adapter may change the mappings of a view in place
+            self.sound[id(value)] = value
+        return sound
+
+    def _repaired(self, value: T, within: object) -> T | None:
         drone_id = getattr(value, "drone_id", None)
         if drone_id is not None and not (drone_id.isascii() and len(drone_id) <= 63):
             self.repaired.append(("id of a drone", f"{drone_id[:40]!a}"))  # one that the controller cannot have given
@@ -109,8 +121,10 @@ class _Repair:
             value = replace(value, drone_id=None)
         if isinstance(value, JobClass) and (type(value.priority) is not int or abs(value.priority) > MAX_NUMBER):
             value = replace(value, priority=0)
-        shape, odd = _SHAPES[type(value)], list[str]()
-        seen, new = shape.read(value), dict[str, Any]()
+        shape = _SHAPES[type(value)]
+        seen = shape.read(value)
+        odd: list[str] = []
+        new: dict[str, Any] = {}
         if self.ahead_s or not shape.plain(seen):
             for field, number in zip(shape.counts + shape.reals, seen, strict=False):
                 sound = int(_number(number)) if field in shape.counts else _number(number)
@@ -140,10 +154,14 @@ class _Repair:
             case None:
                 return None
             case tuple():
+                if self._unchanged(part):
+                    return part
                 each_valid = (held(each) if isinstance(each, str) else self.value(each, within) for each in part)
                 valid = [each for each in each_valid if each is not None]
                 return part if len(valid) == len(part) and all(map(is_, valid, part)) else tuple(valid)
             case Mapping():
+                if field == "drones" and self._unchanged(part.values()) and all(map(eq, part, map(_ID, part.values()))):
+                    return dict(part)  # its adapter may change it in place
                 sound = {}
                 for key, each in part.items():
                     if isinstance(each, RemoteDrone) and each.drone_id != key:
@@ -155,6 +173,14 @@ class _Repair:
                 return sound if isinstance(within, SiteView) or sound != part else part
             case _:
                 return self.value(part, within)
+
+    def _unchanged(self, values: Collection[Any]) -> bool:
+        """Return True if all of them were sound in the view before, quickly: views have tens of thousands of them."""
+        by_identity = dict(zip(map(id, values), values, strict=True))
+        unchanged = by_identity.keys() <= self.known.keys()
+        if unchanged:
+            self.sound |= by_identity
+        return unchanged
 
     def entry(self, field: str, key: str, value: Any, within: object) -> Any:
         if isinstance(value, str):
@@ -198,6 +224,7 @@ class Sanitizer:
         """The result for each of the reported ones."""
         self._known: dict[tuple[str, float], CompletedJob] = {}
         """By job and reported end; empty unless the clock was off when one of them was reported."""
+        self._sound: Mapping[int, object] = {}
 
     def sanitized(self, view: View, began: float, ahead_s: float) -> View:
         """Return ``view`` with valid values only and its times on the controller's clock.
@@ -205,8 +232,9 @@ class Sanitizer:
         ``began`` is the time of the call; the view's age counts from then, as the answer says nothing of what happened
         since. ``ahead_s`` is the lead of the host's clock, by which adapters read time, over the controller's.
         """
-        repair, taken_at = _Repair(ahead_s), _number(view.taken_at)
+        repair, taken_at = _Repair(ahead_s, self._sound), _number(view.taken_at)
         sound = repair.value(view)
+        self._sound = repair.sound
         assert sound is not None
         if isinstance(sound, OverlayView):
             completions = self._as_first_given(view, sound.completions, repair.ahead_s)

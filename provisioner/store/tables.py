@@ -10,7 +10,7 @@ import sqlite3
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -80,7 +80,7 @@ class Table(Generic[T]):
     readers: Mapping[str, Callable[[Any], Any]]
     """By column: reader of what is neither a number nor a text. Members of a StrEnum are written as text."""
 
-    @property
+    @cached_property
     def columns(self) -> tuple[str, ...]:
         return tuple(each.name for each in fields(self.kind))  # type: ignore[arg-type]
 
