@@ -6,10 +6,10 @@ import glob
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -80,31 +80,6 @@ def _checked(path: Path, root: Path | None) -> _ConfigReader:
 def _is_site_file(document: YamlDocument) -> bool:
     keys = set(document.tree)
     return len(keys & _SITE_KEYS) > len(keys & _CONTROLLER_KEYS)
-
-
-class AdapterOptions(Protocol):
-    """Methods that the options of an adapter may have; each is optional, quick, and does not call the site.
-
-    The keys that they yield lead from the options, those of ``misfits`` and ``unfit`` from the top of the site's file.
-    """
-
-    def misfits(self, types: Sequence[DroneType]) -> Iterable[tuple[Steps, str]]:
-        """Yield options and drone types that do not go together, each with its remedy: an error."""
-
-    def kept_life_s(self, walltime_s: float, grace_s: float) -> float:
-        """Return by how much a drone lives shorter than its walltime, in addition to the grace."""
-
-    def doubts(self) -> Iterable[tuple[Steps, str]]:
-        """Yield what would not work on this host: a warning, as the controller may run on another one."""
-
-    def failures(self) -> Iterable[tuple[Steps, str]]:
-        """Yield what is valid and certain to fail now, such as an expired token: `provisioner check` fails.
-
-        The controller starts all the same: a secret can be renewed while it runs.
-        """
-
-    def unfit(self, types: Sequence[DroneType]) -> Iterable[tuple[Steps, str]]:
-        """Yield the keys of types that never fit this host, each with its remedy, as for ``failures``."""
 
 
 # -------------------------------------------------------------------------------------------------------------- reading
@@ -263,7 +238,12 @@ def _adapter_failed(error: Exception) -> str:
 def _ask(
     options: BaseModel, method: str, report: Callable[[Steps, str], None], at: Steps, *arguments: Sequence[DroneType]
 ) -> None:
-    """Report what a method of :class:`AdapterOptions` finds below ``at``, and if it fails."""
+    """Report what an optional method of an adapter's options finds below ``at``, and if it fails.
+
+    ``misfits(types)``: options and types that do not go together. ``unfit(types)``: types that never fit this host.
+    ``doubts()``: what does not work on this host. ``failures()``: what is certain to fail now. They yield keys and
+    text, are quick, and do not call the site.
+    """
     try:
         for steps, message in getattr(options, method, lambda *_: ())(*arguments):
             report((*at, *steps), message)
@@ -318,7 +298,7 @@ def _drone_types(site: SiteFile, options: BaseModel) -> tuple[DroneType, ...]:
             if gpus
         }
         margin_s = 0.0
-        if walltime_s:  # no job gets this part of it
+        if walltime_s:  # no job gets this part of it; an adapter may need more than the grace at the end
             kept_life_s = getattr(options, "kept_life_s", lambda *_: 0.0)(walltime_s, site.timeouts.grace)
             margin_s = min(DRONE_STARTUP_S, walltime_s / 10) + site.timeouts.grace + kept_life_s
         rest = {"site": site.site, "name": name, "walltime_s": walltime_s, "margin_s": margin_s, "ad": dict(section.ad)}
