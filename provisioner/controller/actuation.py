@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import inf
 
 import structlog
 
@@ -248,14 +249,9 @@ class DeadSlots:
         for drone_id, dead in list(self._dead.items()):
             if view.taken_at <= dead.ended_at:
                 continue
-            alive = drone_id in live or drone_id in there
-            heard = heard_at.get(drone_id)
-            if (
-                alive
-                or heard is None
-                or heard > dead.ended_at + POOL_CLOCK_TOLERANCE_S
-                or now - dead.ended_at > SLOT_LIFETIME_S
-            ):
+            heard = heard_at.get(drone_id, inf)  # a slot that is not listed any more is done with
+            lives = drone_id in live or drone_id in there or heard > dead.ended_at + POOL_CLOCK_TOLERANCE_S
+            if lives or now - dead.ended_at > SLOT_LIFETIME_S:
                 del self._dead[drone_id]
             elif (not dead.attempts or now - dead.tried_at >= FORGET_RETRY_S) and len(due) < FORGET_BATCH:
                 due[drone_id] = dead.ended_at

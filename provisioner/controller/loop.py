@@ -309,9 +309,8 @@ class Controller:
         _log_breakers(before, plan.breakers)
         for drain in plan.drains:
             if isinstance(drain.reason, reasons.BlackHoleDrone):
-                await self.event(
-                    "drone.black_hole", warn=True, drone=drain.drone.id, why=formatting.describe(drain.reason)
-                )
+                why = formatting.describe(drain.reason)
+                await self.event("drone.black_hole", warn=True, drone=drain.drone.id, why=why)
         return True
 
     async def _report_breaches(self, found: SafePlan) -> None:
@@ -422,18 +421,15 @@ class Controller:
             if request.kind is not model.RequestKind.RESET:
                 continue
             known, now = self.store.breakers, self.clock.now()
-            scopes = [
-                s
-                for s, b in known.items()
-                if b.failures and any(model.is_within_scope(s, each) for each in request.drone_ids)
-            ]
+            failing = [scope for scope, breaker in known.items() if breaker.failures]
+            scopes = [s for s in failing if any(model.is_within_scope(s, each) for each in request.drone_ids)]
             lifted = [Breaker(s, since=now, blind_until=known[s].blind_until) for s in scopes]
-            if lifted:
-                results = self.store.record_results(self.store.tick, (), lifted)
-                if not await _stored("breaker.reset_failed", results):
-                    return
-                told = ", ".join(scopes)[:2000]
-                await self.event("breaker.reset", scopes=told, by=request.by, reason=request.reason)
+            if not lifted:
+                continue
+            if not await _stored("breaker.reset_failed", self.store.record_results(self.store.tick, (), lifted)):
+                return
+            names = ", ".join(scopes)[:2000]
+            await self.event("breaker.reset", scopes=names, by=request.by, reason=request.reason)
 
     async def _act(self, plan: Plan) -> None:
         for batch in actuation.batches(plan, {t.key: t for t in self.types}, self.policy) if plan.acts else ():

@@ -15,7 +15,7 @@ import structlog
 
 from provisioner import model
 from provisioner.controller.clock import Clock
-from provisioner.controller.sanitize import Sanitizer, held
+from provisioner.controller.sanitize import Sanitizer, limited_text
 from provisioner.interfaces import AdapterError, Site, SupportsConsoleOutput, UnavailableError
 from provisioner.model import Fault, FaultKind, OverlayView, PolledOverlay, PolledSite, SiteView
 from provisioner.planner.breakers import OVERLAY_SCOPE
@@ -49,11 +49,11 @@ def fault_of(error: BaseException, at: float) -> Fault:
     """Return an error as data: adapter errors by their kind, a deadline as unavailable, all else as unknown."""
     match error:
         case AdapterError():
-            return Fault(error.kind, held(str(error)) or type(error).__name__, at)
+            return Fault(error.kind, limited_text(str(error)) or type(error).__name__, at)
         case TimeoutError():
             return Fault(FaultKind.DOWN, "no answer within its deadline", at)
         case _:
-            return Fault(FaultKind.UNKNOWN, held(f"{type(error).__name__}: {error}"), at)
+            return Fault(FaultKind.UNKNOWN, limited_text(f"{type(error).__name__}: {error}"), at)
 
 
 @dataclass(slots=True, eq=False)
@@ -129,23 +129,16 @@ class PollTarget(Generic[View]):
             view = self.sanitizer.sanitized(await within(self.deadline_s, self._poll_twice()), began, clock.drift_s())
         except Exception as error:
             # the deadline of both attempts says less than what the first one failed for
-            told = self._first if isinstance(error, TimeoutError) and self._first is not None else error
-            self.fault = fault = fault_of(told, began)
+            cause = self._first if isinstance(error, TimeoutError) and self._first is not None else error
+            self.fault = fault = fault_of(cause, began)
             if before is None or before.message != fault.message:
-                log.warning(
-                    "overlay.poll_failed" if of_overlay else "site.poll_failed",
-                    view=self.name,
-                    fault=fault.kind.value,
-                    message=fault.message,
-                )
+                why = {"fault": fault.kind.value, "message": fault.message}
+                log.warning("overlay.poll_failed" if of_overlay else "site.poll_failed", view=self.name, **why)
         else:
             self.view, self.fault = view, None
             if before is not None:
-                log.info(
-                    "overlay.recovered" if of_overlay else "site.recovered",
-                    view=self.name,
-                    away_s=round(clock.now() - before.at, 1),
-                )
+                away_s = round(clock.now() - before.at, 1)
+                log.info("overlay.recovered" if of_overlay else "site.recovered", view=self.name, away_s=away_s)
 
     async def _poll_twice(self) -> View:
         """Poll; once more if the service does not answer."""

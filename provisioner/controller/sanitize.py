@@ -22,7 +22,7 @@ MAX_TEXT_CHARS = 4000
 CLOCK_TOLERANCE_S = 1.0
 """A host clock that is off by less was not set by anybody."""
 ENDS_KEPT_S = 1200.0
-"""Ends of jobs are remembered for so long after an overlay has told them last: longer than one tells of them."""
+"""Ends of jobs are remembered for so long, which is longer than an overlay reports them."""
 _TIME_SUFFIXES = ("at", "since")
 _NAMES: dict[type, str] = {
     OverlayView: "overlay",
@@ -101,7 +101,7 @@ class _Repair:
         self.known = {} if self.ahead_s else known
         """The values that were sound in the view before, by identity: adapters give the same ones again."""
         self.sound: dict[int, object] = {}
-        """Those that are in this one."""
+        """The sound values of this view."""
         self.repaired: list[tuple[str, str]] = []
         """The name of the value, and what was wrong with it."""
 
@@ -132,7 +132,7 @@ class _Repair:
                     odd.append(f"{field} = {str(number)[:40]}")
                 shift = self.ahead_s if sound and field.endswith(_TIME_SUFFIXES) else 0.0
                 new[field] = max(0.0, sound - shift) if shift else sound
-            new |= {field: held(getattr(value, field)) for field in shape.texts}
+            new |= {field: limited_text(getattr(value, field)) for field in shape.texts}
         for field in shape.amounts:
             amount = getattr(value, field)
             if amount is not None and not (type(amount) is int and 0 <= amount <= MAX_NUMBER):
@@ -156,7 +156,9 @@ class _Repair:
             case tuple():
                 if self._unchanged(part):
                     return part
-                each_valid = (held(each) if isinstance(each, str) else self.value(each, within) for each in part)
+                each_valid = (
+                    limited_text(each) if isinstance(each, str) else self.value(each, within) for each in part
+                )
                 valid = [each for each in each_valid if each is not None]
                 return part if len(valid) == len(part) and all(map(is_, valid, part)) else tuple(valid)
             case Mapping():
@@ -166,9 +168,9 @@ class _Repair:
                 for key, each in part.items():
                     if isinstance(each, RemoteDrone) and each.drone_id != key:
                         each = replace(each, drone_id=key)
-                    new = self.entry(field, key, each, within)
+                    new = self.mapping_value(field, key, each, within)
                     if new is not None:
-                        sound[held(key)] = new
+                        sound[limited_text(key)] = new
                 # those of a site may be changed in place by its adapter; others are shared by many values
                 return sound if isinstance(within, SiteView) or sound != part else part
             case _:
@@ -182,9 +184,9 @@ class _Repair:
             self.sound |= by_identity
         return unchanged
 
-    def entry(self, field: str, key: str, value: Any, within: object) -> Any:
+    def mapping_value(self, field: str, key: str, value: Any, within: object) -> Any:
         if isinstance(value, str):
-            return held(value)
+            return limited_text(value)
         if type(value) in _SHAPES:
             return self.value(value, within)
         count = int(_number(value))
@@ -192,7 +194,7 @@ class _Repair:
             self.repaired.append((field, f"{key[:40]} = {str(value)[:40]}"))
         return count
 
-    def once(self, classes: tuple[JobClass, ...]) -> tuple[JobClass, ...]:
+    def unique_classes(self, classes: tuple[JobClass, ...]) -> tuple[JobClass, ...]:
         """Return the classes without a second one of the same id.
 
         That one would be planned for with the shape of the other.
@@ -203,12 +205,12 @@ class _Repair:
         self.repaired += [("overlay", f"class {job.id}: a second one of this id") for job in again]
         return tuple(job for job in classes if first[job.id] is job) if again else classes
 
-    def told(self, own: tuple[str, ...], *, of_users: bool) -> tuple[str, ...]:
+    def notices(self, own: tuple[str, ...], *, of_users: bool) -> tuple[str, ...]:
         """Return the adapter's ``own`` notices or remarks, and one of the values that had to be repaired."""
         repaired = [each for each in self.repaired if each[0].startswith(_OF_USERS) is of_users]
         some = "; ".join(f"{name}: {what}" for name, what in repaired[:3])
         more = (f"{len(repaired)} values that cannot be: {some}",) if repaired else ()
-        return tuple(map(held, (*own, *more)))
+        return tuple(map(limited_text, (*own, *more)))
 
 
 class Sanitizer:
@@ -238,12 +240,12 @@ class Sanitizer:
         assert sound is not None
         if isinstance(sound, OverlayView):
             completions = self._as_first_given(view, sound.completions, repair.ahead_s)
-            sound = replace(sound, classes=repair.once(sound.classes), completions=completions)
+            sound = replace(sound, classes=repair.unique_classes(sound.classes), completions=completions)
         return replace(
             sound,
             taken_at=min(taken_at - repair.ahead_s, began) if taken_at else began,
-            notices=repair.told(view.notices, of_users=False),
-            remarks=repair.told(view.remarks, of_users=True),
+            notices=repair.notices(view.notices, of_users=False),
+            remarks=repair.notices(view.remarks, of_users=True),
         )
 
     def _as_first_given(
@@ -268,8 +270,8 @@ def sanitize_result(receipt: OrderResult) -> OrderResult:
     """Return ``receipt`` with valid values: a result that cannot be recorded would be tried again for ever."""
     fault = receipt.fault
     if fault is not None:
-        fault = replace(fault, message=held(fault.message), at=_number(fault.at))
-    return replace(receipt, remote_id=held(receipt.remote_id), fault=fault)
+        fault = replace(fault, message=limited_text(fault.message), at=_number(fault.at))
+    return replace(receipt, remote_id=limited_text(receipt.remote_id), fault=fault)
 
 
 def _number(value: float) -> float:
@@ -279,7 +281,7 @@ def _number(value: float) -> float:
     return value if value <= MAX_NUMBER else type(value)(MAX_NUMBER)
 
 
-def held(value: str) -> str:
+def limited_text(value: str) -> str:
     """Return ``value`` as text of limited length that JSON and SQL can hold."""
     if value.isascii() and len(value) <= MAX_TEXT_CHARS:
         return value

@@ -243,7 +243,7 @@ class Reader:
     def estimate_resets(self) -> tuple[EstimateReset, ...]:
         """Return the requests to forget that are not carried out yet."""
         with self._open() as sql:
-            return tables.estimate_resets(sql)
+            return tuple(tables.ESTIMATE_RESETS.select(sql, "ORDER BY id"))
 
     # --------------------------------------------------------------------------------------------------- connection
 

@@ -130,11 +130,6 @@ def waiting_requests(sql: sqlite3.Connection) -> tuple[model.OperatorRequest, ..
     return tuple(REQUESTS.select(sql, "WHERE done_tick IS NULL ORDER BY id"))
 
 
-def estimate_resets(sql: sqlite3.Connection) -> tuple[EstimateReset, ...]:
-    """Return the requests to forget estimates, oldest first."""
-    return tuple(ESTIMATE_RESETS.select(sql, "ORDER BY id"))
-
-
 def read_meta(sql: sqlite3.Connection) -> dict[str, str]:
     """Return the keys and values of the store itself."""
     return dict(sql.execute("SELECT key, value FROM meta").fetchall())

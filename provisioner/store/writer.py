@@ -224,7 +224,7 @@ class SqlStore(Store):
     @_on_worker
     def estimate_resets(self) -> tuple[EstimateReset, ...]:
         with self._transaction() as sql:
-            return tables.estimate_resets(sql)
+            return tuple(tables.ESTIMATE_RESETS.select(sql, "ORDER BY id"))
 
     @_on_worker
     def ended(self, drone_ids: Sequence[DroneId]) -> Mapping[DroneId, DroneState]:
