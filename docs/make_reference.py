@@ -8,10 +8,12 @@ from __future__ import annotations
 import inspect
 import json
 import sys
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from enum import Enum
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
 from pydantic import BaseModel
@@ -23,10 +25,10 @@ from provisioner import reasons as r
 from provisioner.cli.__main__ import VERBS, LazyVerbs, app
 from provisioner.cli.options import EXIT_HELP, Exit, Pick, Show, Where
 from provisioner.cli.schema import output_schemas
-from provisioner.config.messages import fields_of, flow, in_words, is_model, union_members, unit_of
+from provisioner.config.messages import fields_of, flow, is_model, union_members
 from provisioner.config.models import ControllerFile, SiteFile
 from provisioner.config.schema import adapter_configs, controller_schema, schema_text, site_schema
-from provisioner.config.units import Secret
+from provisioner.config.units import Secret, Unit
 from provisioner.simulator import report
 
 REFERENCE = Path(__file__).parent / "reference"
@@ -321,6 +323,61 @@ def _row(key: str, field: FieldInfo) -> str:
         _example(key, field),
     )
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _is_subclass(annotation: Any, of: type) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, of)
+
+
+def unit_of(annotation: Any, metadata: Sequence[Any] = ()) -> Unit | None:
+    """Return the unit of a type; None for a type without one."""
+    for mark in metadata:
+        if isinstance(mark, Unit):
+            return mark
+    if get_origin(annotation) is Annotated:
+        inner, *marks = get_args(annotation)
+        return unit_of(inner, marks)
+    if get_origin(annotation) in (Union, types.UnionType):
+        return next((unit for member in get_args(annotation) if (unit := unit_of(member))), None)
+    return None
+
+
+WORDS = {
+    int: "whole number",
+    float: "number",
+    str: "text",
+    bool: "`true` or `false`",
+    Path: "path",
+    Secret: "secret by reference",
+}
+
+
+def in_words(annotation: Any, metadata: Sequence[Any] = ()) -> str:
+    """Return what to write for a value of this type, in words."""
+    unit = unit_of(annotation, metadata)
+    if unit is not None:
+        return unit.name
+    return " or ".join(dict.fromkeys(_member_in_words(member) for member in union_members(annotation)))
+
+
+def _member_in_words(member: Any) -> str:
+    origin = get_origin(member)
+    if origin is Literal:
+        return ", ".join(f"`{value}`" for value in get_args(member))
+    if _is_subclass(origin, Mapping):
+        return _container_in_words("mapping", get_args(member)[1])
+    if _is_subclass(origin, Sequence):
+        return _container_in_words("list", get_args(member)[0])
+    if _is_subclass(member, Enum):
+        return ", ".join(f"`{each.value}`" for each in member)
+    return WORDS.get(member, "mapping" if is_model(member) else "value")
+
+
+def _container_in_words(container: str, inner: Any) -> str:
+    if inner is Any:
+        return container
+    words = in_words(inner)
+    return f"{container} of {'mappings' if words == 'mapping' else words}"
 
 
 _EXAMPLES = {

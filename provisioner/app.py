@@ -14,9 +14,7 @@ from typing import Any
 import structlog
 
 from provisioner import loader
-from provisioner.config import ConfigError, Settings, SiteConfig
-from provisioner.config.loading import load
-from provisioner.config.reload import ConfigChange, changes
+from provisioner.config import ConfigChange, ConfigError, Settings, SiteConfig, changes, load
 from provisioner.controller.clock import SteadyClock
 from provisioner.controller.loop import Controller
 from provisioner.controller.polling import LazySite, fault_of, within
@@ -91,7 +89,7 @@ def _signals() -> tuple[asyncio.Event, asyncio.Event]:
 async def _opened(stack: AsyncExitStack, settings: Settings) -> tuple[Controller, Adapters]:
     """Open the store, the sites, the overlay and the controller, which ``stack`` closes in reverse order."""
     limits = settings.store
-    store = SqlStore(limits.path, settings.controller, keep_s=limits.keep_s, snapshots=limits.snapshots)
+    store = SqlStore(limits.path, settings.controller, keep_s=limits.keep, snapshots=limits.snapshots)
     await stack.enter_async_context(store)
     adapters = await stack.enter_async_context(Adapters(settings))
     overlay = loader.overlay_adapter(settings.overlay.adapter)(settings.overlay.options, settings.controller)
@@ -168,10 +166,15 @@ class Adapters:
 
     async def __aenter__(self) -> Adapters:
         """Connect the sites. The controller starts without one that cannot be reached: each poll tries again."""
-        self.sites = {spec.name: self._built(spec, self.settings) for spec in self.settings.sites}
-        async with asyncio.TaskGroup() as group:
-            for name, door in self.sites.items():
-                group.create_task(_open_if_it_can_be(name, door))
+        self.sites = {spec.name: _built(spec, self.settings) for spec in self.settings.sites}
+
+        async def connect(name: str, site: LazySite) -> None:
+            try:
+                await within(CONNECT_S, site.open())
+            except Exception as error:
+                log.warning("site.connect_failed", site=name, message=fault_of(error, 0.0).message)
+
+        await asyncio.gather(*(connect(name, site) for name, site in self.sites.items()))
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -183,43 +186,36 @@ class Adapters:
 
         Raises ConfigNotAppliedError if one cannot be connected: then none is.
         """
-        doors: dict[str, LazySite] = {}
+        sites: dict[str, LazySite] = {}
         try:
             for spec in new.sites:
                 if spec.name not in self.sites or spec.name in changed:
-                    doors[spec.name] = self._built(spec, new)
-                    await within(CONNECT_S, doors[spec.name].open())
+                    sites[spec.name] = _built(spec, new)
+                    await within(CONNECT_S, sites[spec.name].open())
         except BaseException as error:
-            self.leaving += doors.items()
+            self.leaving += sites.items()
             if not isinstance(error, Exception):
                 raise
             await self.close_leaving()
             raise ConfigNotAppliedError(f"site {spec.name}: {fault_of(error, 0.0).message}") from error
-        return doors
+        return sites
 
     def become(self, new: Settings, opened: Mapping[str, LazySite]) -> None:
         """Take over the sites that :meth:`opened` returned for ``new``."""
-        before = dict(self.sites)
+        before = self.sites
         self.sites = {s.name: opened.get(s.name) or before[s.name] for s in new.sites}
-        self.leaving += [(name, door) for name, door in before.items() if self.sites.get(name) is not door]
+        self.leaving += [(name, site) for name, site in before.items() if self.sites.get(name) is not site]
         self.settings = new
 
     async def close_leaving(self) -> None:
         """Close the replaced sites. One that fails does not keep the others from it."""
         while self.leaving:
-            name, door = self.leaving.pop()
+            name, site = self.leaving.pop()
             try:
-                await within(CLOSE_S, door.close())
+                await within(CLOSE_S, site.close())
             except Exception as error:
                 log.warning("site.close_failed", site=name, message=fault_of(error, 0.0).message)
 
-    @staticmethod
-    def _built(spec: SiteConfig, settings: Settings) -> LazySite:
-        return LazySite(loader.site_adapter(spec.adapter)(spec.name, spec.options, spec.types, settings.controller))
 
-
-async def _open_if_it_can_be(name: str, door: LazySite) -> None:
-    try:
-        await within(CONNECT_S, door.open())
-    except Exception as error:
-        log.warning("site.connect_failed", site=name, message=fault_of(error, 0.0).message)
+def _built(spec: SiteConfig, settings: Settings) -> LazySite:
+    return LazySite(loader.site_adapter(spec.adapter)(spec.name, spec.options, spec.types, settings.controller))

@@ -194,35 +194,22 @@ _NUMBERED = re.compile(r"(?P<before>[^.\[\],]*?)(?P<number>[0-9]{1,15})(?P<after
 def fold_hostlist(names: Iterable[str]) -> str:
     """Return node names as Slurm and pdsh write them: ``topas-a100-[1-3,7].example.org``.
 
-    Names that differ only in the last number of their first part stand together.
+    Names that differ only in the last number of their first part stand together, if the numbers have as many digits.
     """
     alone: set[str] = set()
-    series: dict[tuple[str, str], set[str]] = {}
+    series: dict[tuple[str, str, int], set[int]] = {}
     for name in names:
-        numbered = _NUMBERED.fullmatch(name)
-        if numbered is None:
-            alone.add(name)
+        if numbered := _NUMBERED.fullmatch(name):
+            key = numbered["before"], numbered["after"], len(numbered["number"])
+            series.setdefault(key, set()).add(int(numbered["number"]))
         else:
-            series.setdefault((numbered["before"], numbered["after"]), set()).add(numbered["number"])
+            alone.add(name)
     parts = sorted(alone)
-    for (before, after), numbers in sorted(series.items()):
-        parts += [f"{before}{inner}{after}" for inner in _by_width(numbers)]
+    for (before, after, width), numbers in sorted(series.items()):
+        runs = [[n for _, n in run] for _, run in groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0])]
+        spans = [f"{run[0]:0{width}}" + (f"-{run[-1]:0{width}}" if len(run) > 1 else "") for run in runs]
+        parts.append(f"{before}[{','.join(spans)}]{after}" if len(numbers) > 1 else f"{before}{spans[0]}{after}")
     return ",".join(parts)
-
-
-def _by_width(numbers: set[str]) -> Iterable[str]:
-    """Yield ranges; numbers with leading zeros only together with those of the same width."""
-    padded = {len(n) for n in numbers if n.startswith("0") and len(n) > 1}
-    for width in sorted({len(n) if len(n) in padded else 0 for n in numbers}):
-        these = sorted(int(n) for n in numbers if (len(n) if len(n) in padded else 0) == width)
-        inner = ",".join(_ranges(these, width))
-        yield f"[{inner}]" if len(these) > 1 else inner
-
-
-def _ranges(numbers: list[int], width: int) -> Iterable[str]:
-    for _, pairs in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
-        run = [f"{number:0{width}d}" for _, number in pairs]
-        yield f"{run[0]}-{run[-1]}" if len(run) > 2 else ",".join(run)
 
 
 STATE_WORDS = {
@@ -289,31 +276,11 @@ def _whole(value: float) -> float:
     return float(round(value)) if isfinite(value) else value
 
 
-def _idle(reason: r.IdleTimeout) -> str:
-    why = IDLE_LIMIT_WORDS.get(reason.by)
-    return f"idle {_over(reason.idle_s, reason.limit_s)}" + (f", {why}" if why else "")
-
-
 def _black_hole(reason: r.BlackHoleDrone) -> str:
     on = f" on {_q(reason.node)}" if reason.node else ""
     return (
         f"eats jobs{on}: {count(reason.failed, 'start')} of jobs of {count(reason.owners, 'user')} failed within "
         f"seconds or ended in a hold, {count(reason.good, 'job')} went well{_tail(reason.message)}"
-    )
-
-
-def _orphan(reason: r.Orphan) -> str:
-    end = reason.recorded_end
-    return (
-        f"carries our tag at the site, but {f'on record it ended as {_q(end)}' if end else 'there is no record of it'}"
-    )
-
-
-def _jobs_waiting(reason: r.JobsWaiting) -> str:
-    wait = "waits" if reason.waiting == 1 else "wait"
-    return (
-        f"{count(reason.waiting, 'job')} of class {_q(reason.class_id)} {wait}, {reason.covered} of them taken care "
-        f"of: {count(reason.starts, 'drone')} of this type more"
     )
 
 
@@ -402,13 +369,18 @@ _SENTENCES: Mapping[Category, Mapping[type, str | Callable[[Any], str]]] = {
         r.PreemptionNotice: "its site has asked it to leave{message:tail}",
     },
     Category.START: {
-        r.JobsWaiting: _jobs_waiting,
+        r.JobsWaiting: lambda x: (
+            f"{count(x.waiting, 'job')} of class {_q(x.class_id)} {'waits' if x.waiting == 1 else 'wait'}, {x.covered} "
+            f"of them taken care of: {count(x.starts, 'drone')} of this type more"
+        ),
         r.HeadroomShort: "headroom {name}: room for {wanted:job} is kept warm, there is some for {covered}: "
         "{starts:drone} of this type more",
     },
     Category.LEAVE: {
         r.DrainRepeated: "asked again: it still takes jobs {after_s:seconds} after it was asked to drain{message:tail}",
-        r.IdleTimeout: _idle,
+        r.IdleTimeout: lambda x: ", ".join(
+            [f"idle {_over(x.idle_s, x.limit_s)}", *filter(None, [IDLE_LIMIT_WORDS.get(x.by)])]
+        ),
         r.DrainAtRisk: "ends what it runs and takes no more: the owner of {site} is likely to take its place, and "
         "waiting jobs would lose {lost:percent} of their work there, where they accept {tolerated:percent}",
         r.BlackHoleDrone: _black_hole,
@@ -420,7 +392,10 @@ _SENTENCES: Mapping[Category, Mapping[type, str | Callable[[Any], str]]] = {
         r.PreemptedForOwner: _owner_claim,
         r.ReserveReclaimed: "it stands on what {node} keeps for a free GPU, and a GPU job waits",
         r.TypeRemoved: "drone type {type} is no longer in the configuration",
-        r.Orphan: _orphan,
+        r.Orphan: lambda x: (
+            "carries our tag at the site, but "
+            + (f"on record it ended as {_q(x.recorded_end)}" if x.recorded_end else "there is no record of it")
+        ),
     },
     Category.CONFIGURATION: {
         r.BadRequest: "no slot can ever offer what the jobs ask for{message:tail}",

@@ -7,8 +7,7 @@ with ``extra="forbid"``.
 
 ``async with`` connects and disconnects. A site that cannot be connected is tried again at each poll, and it may be left
 in another task than it was entered in. Calls overlap: a poll with an order, a stop with a start. What an adapter may
-offer beyond these methods is a protocol of its own: :class:`SupportsAudit`, :class:`SupportsProbe`,
-:class:`SupportsForget`, :class:`SupportsRenderBlocking`, :class:`SupportsConsoleOutput`.
+offer beyond these methods is a protocol of its own, ``Supports...``.
 """
 
 from __future__ import annotations
@@ -17,19 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, runtime_checkable
 
-from provisioner.model import (
-    Bootstrap,
-    DrainMode,
-    DroneId,
-    DroneType,
-    FaultKind,
-    OrderResult,
-    OverlayView,
-    SitePolicy,
-    SiteView,
-    StartOrder,
-    StopOrder,
-)
+from provisioner import model
+from provisioner.model import DroneId, DroneType, FaultKind, OrderResult, SitePolicy, SiteView, StartOrder, StopOrder
 
 
 class AdapterError(Exception):
@@ -174,15 +162,15 @@ class Overlay(Protocol):
 
     async def __aexit__(self, *exc: object) -> None: ...
 
-    async def poll(self, types: Sequence[DroneType]) -> OverlayView:
+    async def poll(self, types: Sequence[DroneType]) -> model.OverlayView:
         """Return job classes (with the ``types`` that their own requirements refuse) and slots, taken at one time."""
         ...
 
-    async def drain(self, drone_ids: Sequence[DroneId], mode: DrainMode, reason: str) -> Sequence[OrderResult]:
+    async def drain(self, drone_ids: Sequence[DroneId], mode: model.DrainMode, reason: str) -> Sequence[OrderResult]:
         """Ask drones to leave the pool (or, with ``DrainMode.RESUME``, to stay), one result each."""
         ...
 
-    async def bootstrap(self, order: StartOrder) -> Bootstrap:
+    async def bootstrap(self, order: StartOrder) -> model.Bootstrap:
         """Return what the drone needs to join, created as late as possible."""
         ...
 

@@ -31,24 +31,24 @@ class AdapterBrokenError(Exception):
     """An installed adapter cannot be used; the message says why, and what to do."""
 
 
+def adapter_names(group: str) -> tuple[str, ...]:
+    """Return the names of the installed adapters of a group, sorted."""
+    return tuple(sorted({point.name for point in entry_points(group=group)}))
+
+
 def site_adapters() -> tuple[str, ...]:
     """Return the names of the installed site adapters, sorted."""
-    return _names(SITES)
-
-
-def overlay_adapters() -> tuple[str, ...]:
-    """Return the names of the installed overlay adapters, sorted."""
-    return _names(OVERLAYS)
+    return adapter_names(SITES)
 
 
 def site_adapter(name: str) -> SiteFactory:
     """Return the class of site adapter ``name``. Raises AdapterUnknownError, AdapterBrokenError."""
-    return cast(SiteFactory, _load(SITES, name))
+    return cast(SiteFactory, adapter(SITES, name))
 
 
 def overlay_adapter(name: str) -> OverlayFactory:
     """Return the class of overlay adapter ``name``. Raises AdapterUnknownError, AdapterBrokenError."""
-    return cast(OverlayFactory, _load(OVERLAYS, name))
+    return cast(OverlayFactory, adapter(OVERLAYS, name))
 
 
 def is_shipped(group: str, name: str) -> bool:
@@ -56,22 +56,17 @@ def is_shipped(group: str, name: str) -> bool:
     return any(_is_own(point) for point in entry_points(group=group, name=name))
 
 
-def _names(group: str) -> tuple[str, ...]:
-    return tuple(sorted({point.name for point in entry_points(group=group)}))
-
-
-def _load(group: str, name: str) -> Any:
+def adapter(group: str, name: str) -> Any:
+    """Return the class of an adapter of a group, as for :func:`site_adapter`."""
     places = sorted({point.value: point for point in entry_points(group=group, name=name)}.items())
-    match places:
-        case []:
-            raise AdapterUnknownError(group, name, _names(group))
-        case [(_, point)]:
-            return _checked(group, point)
-        case _:
-            values = " and ".join(value for value, _ in places)
-            raise AdapterBrokenError(
-                f"{_KIND[group]} adapter `{name}` is offered twice, by {values}: uninstall one of them"
-            )
+    if not places:
+        raise AdapterUnknownError(group, name, adapter_names(group))
+    if len(places) > 1:
+        values = " and ".join(value for value, _ in places)
+        raise AdapterBrokenError(
+            f"{_KIND[group]} adapter `{name}` is offered twice, by {values}: uninstall one of them"
+        )
+    return _checked(group, places[0][1])
 
 
 def _checked(group: str, point: EntryPoint) -> Any:
@@ -80,7 +75,12 @@ def _checked(group: str, point: EntryPoint) -> Any:
     try:
         adapter = point.load()
     except Exception as error:  # whatever a module may raise while it is imported
-        raise AdapterBrokenError(f"{what} cannot be imported: {_in_words(error)}") from error
+        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        if isinstance(error, ModuleNotFoundError):
+            extra = _EXTRAS.get(error.name or "")
+            repair = f": pip install 'gpu-drone-provisioner[{extra}]'" if extra else ""
+            why = f"Python module `{error.name}` is missing{repair}"
+        raise AdapterBrokenError(f"{what} cannot be imported: {why}") from error
     config = getattr(adapter, "Config", None)
     if not (isinstance(config, type) and issubclass(config, BaseModel)):
         raise AdapterBrokenError(f"{what} has no `Config`, a pydantic model of its options")
@@ -94,14 +94,6 @@ def _checked(group: str, point: EntryPoint) -> Any:
 
 _EXTRAS = {"classad2": "htcondor", "htcondor2": "htcondor", "asyncssh": "ssh", "pyslurm": "slurm-native"}
 """Extras of this distribution that install a module."""
-
-
-def _in_words(error: Exception) -> str:
-    if isinstance(error, ModuleNotFoundError):
-        extra = _EXTRAS.get(error.name or "")
-        repair = f": pip install 'gpu-drone-provisioner[{extra}]'" if extra else ""
-        return f"Python module `{error.name}` is missing{repair}"
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _is_own(point: EntryPoint) -> bool:

@@ -50,30 +50,21 @@ class Stderr:
 def log_to_stderr(level: LogLevel = LogLevel.INFO, form: LogFormat | None = None) -> None:
     """Write log lines to stderr in ``form``; without one for the journal if stderr leads there, else for people."""
     form = form or (LogFormat.JOURNAL if _leads_to_journal() else LogFormat.CONSOLE)
+    processors: list[Processor] = [structlog.processors.add_log_level]
+    time = structlog.processors.TimeStamper(fmt="iso", utc=True)
+    match form:
+        case LogFormat.JSON:
+            processors += [time, structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str)]
+        case LogFormat.JOURNAL:
+            processors.append(Journal())
+        case LogFormat.CONSOLE:
+            processors += [time, _for_people(colors=sys.stderr.isatty())]
     structlog.configure(
-        processors=_processors(form),
+        processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.value.upper()]),
         logger_factory=structlog.PrintLoggerFactory(cast(TextIO, Stderr())),
         cache_logger_on_first_use=False,
     )
-
-
-def _processors(form: LogFormat) -> list[Processor]:
-    time_and_level: list[Processor] = [
-        structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-    ]
-    match form:
-        case LogFormat.JSON:
-            return [
-                *time_and_level,
-                structlog.processors.format_exc_info,
-                structlog.processors.JSONRenderer(default=str),
-            ]
-        case LogFormat.JOURNAL:
-            return [structlog.processors.add_log_level, Journal()]
-        case LogFormat.CONSOLE:
-            return [*time_and_level, _for_people(colors=sys.stderr.isatty())]
 
 
 def _for_people(*, colors: bool) -> structlog.dev.ConsoleRenderer:

@@ -29,7 +29,6 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
-from provisioner import interfaces
 from provisioner.interfaces import AdapterError, UnavailableError
 from provisioner.model import FaultKind
 
@@ -42,11 +41,6 @@ LOG_LIMIT = 1 << 20
 
 _LENGTH = struct.Struct("!Q")
 _PR_SET_PDEATHSIG = 1
-
-
-_Raised = tuple[str, str, str]
-"""Error of a call in the child: class name of a :class:`AdapterError` ("" for anything else), message, fault kind.
-An answer is ``(None, result)`` or ``(raised, None)``: built-in types only: in the child this module is __main__."""
 
 
 class WorkerProcess:
@@ -79,11 +73,11 @@ class WorkerProcess:
         """
         try:
             async with asyncio.timeout(deadline_s), self._turn:
-                raised, result = await self._ask(name, args)
+                error, result = await self._ask(name, args)
         except TimeoutError:
             raise UnavailableError(f"{name}: no answer within {deadline_s:g} s") from None
-        if raised is not None:
-            raise _as_error(name, raised)
+        if error is not None:
+            raise error
         return result
 
     async def close(self) -> None:
@@ -91,7 +85,7 @@ class WorkerProcess:
         async with self._turn:
             await self._end()
 
-    async def _ask(self, name: str, args: Sequence[Any]) -> tuple[_Raised | None, Any]:
+    async def _ask(self, name: str, args: Sequence[Any]) -> tuple[AdapterError | None, Any]:
         """Return the answer to one question; a deadline, a cancellation or a crash ends the child."""
         answered = False
         try:
@@ -100,7 +94,7 @@ class WorkerProcess:
             process.stdin.write(_packed((name, args)))
             await process.stdin.drain()
             (size,) = _LENGTH.unpack(await process.stdout.readexactly(_LENGTH.size))
-            answer: tuple[_Raised | None, Any] = pickle.loads(await process.stdout.readexactly(size))
+            answer: tuple[AdapterError | None, Any] = pickle.loads(await process.stdout.readexactly(size))
             answered = True
         except (asyncio.IncompleteReadError, ConnectionError):
             code = await self._end(DYING_S)
@@ -117,7 +111,8 @@ class WorkerProcess:
             if self._log is not None and os.fstat(self._log.fileno()).st_size > LOG_LIMIT:
                 self._log.truncate(0)
             return self._process
-        self._close_log()
+        if self._log is not None:
+            self._log.close()
         self._log = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - it lives as long as the child
         path = _homes(self._target) if self._python else [p for p in sys.path if p]
         self._process = await asyncio.create_subprocess_exec(
@@ -162,16 +157,10 @@ class WorkerProcess:
         return await process.wait()
 
     def _last_words(self) -> str:
-        if self._log is None:
-            return ""
+        assert self._log is not None
         size = os.fstat(self._log.fileno()).st_size
         text = os.pread(self._log.fileno(), LAST_WORDS, max(0, size - LAST_WORDS)).decode(errors="replace")
         return " / ".join(line.strip() for line in text.splitlines() if line.strip()) or "no last words"
-
-    def _close_log(self) -> None:
-        if self._log is not None:
-            self._log.close()
-            self._log = None
 
 
 def _homes(target: str) -> list[str]:
@@ -195,72 +184,55 @@ def _ending(code: int | None) -> str:
     return f"exit code {code}"
 
 
-def _as_error(call: str, raised: _Raised) -> AdapterError:
-    name, message, kind = raised
-    error = getattr(interfaces, name, None) if name else None
-    if isinstance(error, type) and issubclass(error, AdapterError):
-        return error(message, FaultKind(kind))
-    return UnavailableError(f"{call}: {message}", FaultKind.UNKNOWN)
-
-
 # ------------------------------------------------------------------------------------------------------ in the child
 
 
-def _die_with(parent: int) -> None:
-    """Have the kernel kill this process when ``parent`` dies; it may be dead already."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
 def _take(pipe: IO[bytes]) -> Any:
-    """Return the next value from the parent. EOFError when it has closed its end."""
-    head = pipe.read(_LENGTH.size)
-    if len(head) < _LENGTH.size:
-        raise EOFError
-    (size,) = _LENGTH.unpack(head)
+    """Return the next value from the parent. struct.error when it has closed its end."""
+    (size,) = _LENGTH.unpack(pipe.read(_LENGTH.size))
     return pickle.loads(pipe.read(size))
 
 
-def _answer(call: Callable[[], Any]) -> bytes:
-    """Return the packed result of one call, or what it raised, as a value."""
+def _answer(name: str, call: Callable[[], Any]) -> bytes:
+    """Return the packed result of one call, or the error to raise in the parent, which may not know others of ours."""
     try:
         return _packed((None, call()))
     except AdapterError as error:
-        return _packed(((type(error).__name__, str(error), str(error.kind)), None))
-    except Exception as error:  # the border: it goes on as a value and is raised again in the parent
+        known = next(kind for kind in type(error).__mro__ if kind.__module__ == AdapterError.__module__)
+        return _packed((known(str(error), error.kind), None))
+    except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{os.path.basename(where.filename)}:{where.lineno}"
-        return _packed((("", f"{type(error).__name__}: {error} ({place})", ""), None))
+        message = f"{name}: {type(error).__name__}: {error} ({place})"
+        return _packed((UnavailableError(message, FaultKind.UNKNOWN), None))
 
 
 def main() -> None:
     """Serve the parent until it closes the pipe."""
     parent, target = int(sys.argv[1]), sys.argv[2]
-    _die_with(parent)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it has died already
+        os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's ^C is for the parent
     questions, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what the library prints is not an answer
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     args = _take(questions)
-    with contextlib.suppress(EOFError, BrokenPipeError):
+    with contextlib.suppress(EOFError, struct.error, BrokenPipeError):
         served: Any = None
         while True:
             method, method_args = _take(questions)
 
             def carry_out(method: str = method, method_args: Sequence[Any] = method_args) -> Any:
                 nonlocal served
-                served = served or _built(target, args)
+                if served is None:
+                    module, _, name = target.partition(":")
+                    served = getattr(importlib.import_module(module), name)(*args)
                 return getattr(served, method)(*method_args)
 
-            answers.write(_answer(carry_out))
+            answers.write(_answer(method, carry_out))
             answers.flush()
-
-
-def _built(target: str, args: Sequence[Any]) -> Any:
-    module, _, name = target.partition(":")
-    return getattr(importlib.import_module(module), name)(*args)
 
 
 if __name__ == "__main__":

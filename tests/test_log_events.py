@@ -17,11 +17,11 @@ def _names_in(source: str) -> Iterator[str]:
         if not isinstance(call, ast.Call) or not call.args:
             continue
         function = call.func
-        logs = isinstance(function, ast.Name) and function.id == "tell"
+        logs = isinstance(function, ast.Name) and function.id in ("tell", "_read", "_stored")
         if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
             logs |= function.value.id == "log" and function.attr in LOGGING_METHODS
         if isinstance(function, ast.Attribute):
-            logs |= function.attr in ("event", "_event", "_stored")
+            logs |= function.attr in ("event", "_event")
         if logs:
             constants = (each for each in ast.walk(call.args[0]) if isinstance(each, ast.Constant))
             yield from (each.value for each in constants if isinstance(each.value, str))

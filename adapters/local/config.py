@@ -58,7 +58,7 @@ class LocalSiteConfig(ConfigSection):
     )
     """Environment variables added for each drone."""
 
-    def unfit(self, types: Sequence[DroneType]) -> Iterator[tuple[str, str]]:
+    def unfit(self, types: Sequence[DroneType]) -> Iterator[tuple[tuple[str, str], str]]:
         """Yield types that this host can never hold. GPUs that `nvidia-smi` would have to list are left out."""
         from adapters.local.resources import FreeHostResources, declared_host
 
@@ -69,4 +69,4 @@ class LocalSiteConfig(ConfigSection):
         for kind in types:
             asked = replace(kind, gpu_milli=0) if self.gpus == "auto" else kind
             if isinstance(found := whole.find(asked), str):
-                yield kind.name, found
+                yield ("types", kind.name), f"`{kind.name}` can never start: {found}. Make it smaller"

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from provisioner.config.models import StoreSection, placing_options
+from provisioner.formatting import count
 from provisioner.model import DroneType, Policy, SitePolicy
-
-
-@dataclass(frozen=True, slots=True)
-class StoreConfig:
-    """Configuration of the store."""
-
-    path: Path
-    keep_s: float = 30 * 86400.0
-    """Finished drones, plans, events and completed jobs that are older than this are deleted."""
-    snapshots: int = 50
-    """Full snapshots kept, of the newest ticks that acted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +40,7 @@ class Settings:
 
     path: Path
     controller: str
-    store: StoreConfig
+    store: StoreSection
     overlay: OverlayConfig
     sites: tuple[SiteConfig, ...]
     policy: Policy
@@ -90,10 +82,105 @@ class ConfigError(Exception):
         self.problems = problems
 
 
-# Imported last: these modules use the classes above.
+# ------------------------------------------------------------------------------------------------------------- changes
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigChange:
+    """The difference between two configurations. Nothing is applied if anything is refused."""
+
+    rebuilt: tuple[str, ...] = ()
+    """Sites whose adapter must be built again: its options or drone types differ."""
+    notes: tuple[str, ...] = ()
+    """One line per difference, for the log and the operator: ``policy.idle_timeout_s: 600.0 -> 300.0``."""
+    refused: tuple[str, ...] = ()
+    """Reasons why a running controller cannot take over the change, with what to do instead; one line each."""
+
+
+def changes(old: Settings, new: Settings, live_by_site: Mapping[str, int]) -> ConfigChange:
+    """Return what would change if a controller that runs with ``old`` took over ``new``.
+
+    ``live_by_site``: drones that were requested and are not confirmed gone; a site with live drones is not removed.
+    """
+    before = {site.name: site for site in old.sites}
+    after = {site.name: site for site in new.sites}
+    removed = [name for name in before if name not in after]
+    kept = [(before[name], site) for name, site in after.items() if name in before]
+    policy_fields = [field.name for field in fields(Policy) if field.name != "sites"]
+    notes = [*_notes("", old, new, ("interval_s", "active_interval_s"))]
+    notes += _notes("policy.", old.policy, new.policy, policy_fields)
+    notes += [f"site {name}: added" for name in after if name not in before]
+    notes += [f"site {name}: removed" for name in removed]
+    notes += [note for was, now in kept for note in _site_notes(was, now)]
+    return ConfigChange(
+        rebuilt=tuple(
+            now.name
+            for was, now in kept
+            if (was.adapter, was.options, was.types) != (now.adapter, now.options, now.types)
+        ),
+        notes=tuple(notes),
+        refused=(*_fixed_while_running(old, new), *_leaves_drones(removed, kept, live_by_site)),
+    )
+
+
+def _site_notes(old: SiteConfig, new: SiteConfig) -> Iterator[str]:
+    scope = f"site {new.name}"
+    yield from _notes(f"{scope}: ", old, new, ["adapter"])
+    yield from _notes(f"{scope}.", old.policy, new.policy, [field.name for field in fields(SitePolicy)])
+    if old.adapter == new.adapter:
+        yield from _notes(f"{scope}: options.", old.options, new.options, type(new.options).model_fields)
+    was, now = ({t.name: t for t in site.types} for site in (old, new))
+    yield from (f"{scope}: type {name}: added" for name in now.keys() - was.keys())
+    yield from (f"{scope}: type {name}: removed; its drones are drained" for name in was.keys() - now.keys())
+    for name in was.keys() & now.keys():
+        yield from _notes(f"{scope}: type {name}.", was[name], now[name], [field.name for field in fields(DroneType)])
+
+
+def _notes(scope: str, old: object, new: object, names: Iterable[str]) -> Iterator[str]:
+    for name in names:
+        before, after = getattr(old, name, None), getattr(new, name)
+        if before != after:
+            yield f"{scope}{name}: {before} -> {after}"
+
+
+def _fixed_while_running(old: Settings, new: Settings) -> Iterator[str]:
+    if old.controller != new.controller:
+        yield (
+            f"controller: {old.controller} -> {new.controller}: drone ids begin with the name; drain all drones, "
+            f"then start a new controller"
+        )
+    if old.store.path != new.store.path:
+        yield f"store.path: {old.store.path} -> {new.store.path}: stop the controller, move the file, start it again"
+    if (old.store.keep, old.store.snapshots) != (new.store.keep, new.store.snapshots):
+        yield "store: retention is read only at start; restart the controller, its drones stay"
+    if old.overlay != new.overlay:
+        yield "overlay: adapter and options are read only at start; restart the controller, its drones stay"
+
+
+def _leaves_drones(
+    removed: list[str], kept: list[tuple[SiteConfig, SiteConfig]], live_by_site: Mapping[str, int]
+) -> Iterator[str]:
+    for name in removed:
+        if live := live_by_site.get(name, 0):
+            remedy = "set `enabled: false`, drain them, then remove it"
+            yield f"site {name}: removed, but {count(live, 'live drone')} would be left without a controller; {remedy}"
+    for old, new in kept:
+        live = live_by_site.get(new.name, 0)
+        if not live:
+            continue
+        scope, drones = f"site {new.name}", count(live, "live drone")
+        if old.adapter != new.adapter:
+            remedy = "drain them first, or give the new one another name"
+            change = f"adapter {old.adapter} -> {new.adapter}"
+            yield f"{scope}: {change}, but {drones} of the old one would be lost; {remedy}"
+            continue
+        for name in placing_options(type(new.options)):
+            if getattr(old.options, name) != getattr(new.options, name):
+                yield f"{scope}: options.{name} places its drones, and {drones} would be lost; drain them first"
+
+
+# Imported last: this module uses the classes above.
 from provisioner.config.loading import check as check  # noqa: E402
 from provisioner.config.loading import load as load  # noqa: E402
 from provisioner.config.loading import load_site as load_site  # noqa: E402
 from provisioner.config.loading import warnings as warnings  # noqa: E402
-from provisioner.config.reload import ConfigChange as ConfigChange  # noqa: E402
-from provisioner.config.reload import changes as changes  # noqa: E402

@@ -6,18 +6,19 @@ import glob
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from provisioner.config import ConfigError, OverlayConfig, Problem, Settings, SiteConfig, StoreConfig
+from provisioner.config import ConfigError, OverlayConfig, Problem, Settings, SiteConfig
 from provisioner.config.messages import choices, missing_mapping, report_errors
-from provisioner.config.models import ControllerFile, HeadroomSection, SiteFile
+from provisioner.config.models import ControllerFile, HeadroomSection, SiteFile, placing_options
 from provisioner.config.strict_yaml import Steps, YamlDocument, read
-from provisioner.config.units import Secret, SecretUnreadableError, format_duration, format_gpus
+from provisioner.config.units import Secret, SecretUnreadableError, format_duration
+from provisioner.formatting import gpus
 from provisioner.interfaces import OverlayFactory, SiteFactory
 from provisioner.loader import AdapterBrokenError, AdapterUnknownError, overlay_adapter, site_adapter
 from provisioner.model import WHOLE_GPU, DroneType, Headroom, Policy, Reserve, SitePolicy
@@ -40,18 +41,18 @@ def load(path: Path, *, root: Path | None = None, connects: bool = True) -> Sett
     Raises:
         ConfigError: every problem in every file, in order.
     """
-    reading = _ConfigReader(root, connects)
-    settings = reading.controller(path, read(path))
+    reader = _ConfigReader(root, connects)
+    settings = reader.controller(path, read(path))
     if settings is None:
-        raise ConfigError(reading.problems())
+        raise ConfigError(reader.problems())
     return settings
 
 
 def load_site(path: Path) -> SiteConfig:
     """Return the configuration of one site from its file alone. Raises :class:`ConfigError`."""
-    reading = _ConfigReader(None)
-    site = reading.site(path, read(path))
-    if problems := reading.problems():
+    reader = _ConfigReader(None)
+    site = reader.site(path, read(path))
+    if problems := reader.problems():
         raise ConfigError(problems)
     return _site_config(site)
 
@@ -61,67 +62,24 @@ def check(path: Path, *, root: Path | None = None) -> list[Problem]:
 
     Settings that are valid but cannot work now, such as an expired token, are problems too.
     """
-    reading = _read(path, root)
-    return [*reading.problems(), *reading.failures]
+    reader = _checked(path, root)
+    return [*reader.problems(), *(failure for document in reader.documents for failure in document.failures)]
 
 
 def warnings(path: Path, *, root: Path | None = None) -> list[Problem]:
     """Return what is valid in the configuration at ``path``, as for :func:`check`, but probably not intended."""
-    return _read(path, root).warnings
+    return _checked(path, root).warnings()
 
 
-def _read(path: Path, root: Path | None) -> _ConfigReader:
-    reading = _ConfigReader(root)
-    document = read(path)
-    if _is_site_file(document):
-        reading.site(path, document)
-    else:
-        reading.controller(path, document)
-    return reading
+def _checked(path: Path, root: Path | None) -> _ConfigReader:
+    reader, document = _ConfigReader(root), read(path)
+    (reader.site if _is_site_file(document) else reader.controller)(path, document)
+    return reader
 
 
 def _is_site_file(document: YamlDocument) -> bool:
     keys = set(document.tree)
     return len(keys & _SITE_KEYS) > len(keys & _CONTROLLER_KEYS)
-
-
-class AdapterOptions(Protocol):
-    """Methods that the options of an adapter may have; each is optional, quick, and does not call the site.
-
-    The keys that they yield lead from the options, those of ``misfits`` from the top of the site's file.
-    """
-
-    def misfits(self, types: Sequence[DroneType]) -> Iterable[tuple[Steps, str]]:
-        """Yield options and drone types that do not go together, each with its remedy: an error."""
-
-    def kept_life_s(self, walltime_s: float, grace_s: float) -> float:
-        """Return by how much a drone lives shorter than its walltime, in addition to the grace."""
-
-    def doubts(self) -> Iterable[tuple[Steps, str]]:
-        """Yield what would not work on this host: a warning, as the controller may run on another one."""
-
-    def failures(self) -> Iterable[tuple[Steps, str]]:
-        """Yield what is valid and certain to fail now, such as an expired token: `provisioner check` fails.
-
-        The controller starts all the same: a secret can be renewed while it runs.
-        """
-
-    def unfit(self, types: Sequence[DroneType]) -> Iterable[tuple[str, str]]:
-        """Yield the names of types that never fit this host, each with what is short, as for ``failures``."""
-
-
-def placing_options(config: type[BaseModel]) -> list[str]:
-    """Return the names of the options that the adapter marks as defining where its drones are.
-
-    The mark is ``json_schema_extra={"places_drones": True}``, or ``"shared"`` where sites tell their drones apart in
-    one place.
-    """
-    return [name for name in config.model_fields if _place_mark(config, name)]
-
-
-def _place_mark(config: type[BaseModel], name: str) -> object:
-    extra = config.model_fields[name].json_schema_extra
-    return extra.get("places_drones") if isinstance(extra, dict) else None
 
 
 # -------------------------------------------------------------------------------------------------------------- reading
@@ -149,19 +107,12 @@ class _ConfigReader:
     root: Path | None
     connects: bool = True
     documents: list[YamlDocument] = field(default_factory=list)
-    warnings: list[Problem] = field(default_factory=list)
-    failures: list[Problem] = field(default_factory=list)
-    """Settings that are valid but cannot work now. The controller starts all the same."""
 
     def problems(self) -> list[Problem]:
-        return [
-            problem
-            for document in self.documents
-            for problem in sorted(dict.fromkeys(document.problems), key=lambda p: (p.line, p.col))
-        ]
+        return [problem for document in self.documents for problem in document.in_order()]
 
-    def warn(self, document: YamlDocument, at: Steps, message: str) -> None:
-        self.warnings.append(document.problem(document.value_position(at), f"warning: {message}"))
+    def warnings(self) -> list[Problem]:
+        return [warning for document in self.documents for warning in document.warnings]
 
     def controller(self, path: Path, document: YamlDocument) -> Settings | None:
         self.documents.append(document)
@@ -172,22 +123,36 @@ class _ConfigReader:
             return None
         model = self.validated(document, ControllerFile, (), document.tree, path)
         overlay = self.options(document, ("overlay",), overlay_adapter, path)
-        sites = [self.site(found, read(found)) for found in self.site_files(path, document)]
-        models = [site.model for site in sites if site.model]
+        sites = [self.site(found, read(found)) for found in _site_files(path, document)]
         _check_distinct_names([site.document for site in sites])
-        _check_distinct_places([(s.document, s.model.adapter, s.options) for s in sites if s.model and s.options])
+        _check_distinct_places(sites)
         if model is None:
             return None
         if overlay is not None:
             _check_store_path(document, model.store.path, overlay)
-        if len(models) == len(sites):
-            _check_headroom(document, model, models)
+        read_models = [site.model for site in sites if site.model]
+        if len(read_models) == len(sites):
+            _check_headroom(document, model, read_models)
         for site in sites:
             if site.model is not None:
                 _check_type_gpus(site.document, site.model, model.policy.max_gpus, "policy.max_gpus")
         if self.problems() or overlay is None:
             return None
-        return self.settings(path, model, overlay, sites)
+        configs = tuple(map(_site_config, sites))
+        headroom = tuple(map(_headroom, model.policy.headroom))
+        more = {"sites": {site.name: site.policy for site in configs}, "headroom": headroom}
+        return Settings(
+            path=path.absolute(),
+            controller=model.controller,
+            store=model.store,
+            overlay=OverlayConfig(adapter=model.overlay.adapter, options=overlay),
+            sites=configs,
+            policy=Policy(**_by_field(Policy, model.policy) | more),
+            interval_s=model.policy.interval,
+            active_interval_s=model.policy.active_interval,
+            carbon_g_per_kwh=model.policy.carbon,
+            warnings=tuple(self.warnings()),
+        )
 
     def site(self, path: Path, document: YamlDocument) -> _ReadSite:
         self.documents.append(document)
@@ -201,28 +166,12 @@ class _ConfigReader:
         site.model = self.validated(document, SiteFile, (), document.tree, path)
         site.options = self.options(document, (), site_adapter, path)
         if site.model is not None:
-            _check_site_limits(document, site.model)
-            self.check_grace(document, site.model)
+            _check_site(document, site.model)
             if site.options is not None:
                 site.types = _drone_types(site.model, site.options)
-                self.check_types(document, site.options, site.types)
+                _ask(site.options, "misfits", document.complain_at_key, (), site.types)
+                _ask(site.options, "unfit", document.fail, (), site.types)
         return site
-
-    def site_files(self, path: Path, document: YamlDocument) -> list[Path]:
-        """Return the files that ``sites`` names, each once, without the controller file itself."""
-        found: dict[Path, None] = {}
-        patterns = document.tree.get("sites")
-        for n, pattern in enumerate(patterns if isinstance(patterns, list) else []):
-            if not isinstance(pattern, str):
-                continue
-            matches = _matches(pattern, path.parent)
-            if not matches:
-                document.complain_at(("sites", n), f"`{pattern}`: no file matches in {path.parent.absolute()}")
-            sites = [match for match in matches if not _is_same_file(match, path)]
-            if matches and not sites:
-                document.complain_at(("sites", n), f"`{pattern}` matches only this file")
-            found.update(dict.fromkeys(sites))
-        return list(found)
 
     def validated(self, document: YamlDocument, model: type[M], at: Steps, tree: object, path: Path) -> M | None:
         context = {"root": (self.root or path.parent).absolute()}
@@ -254,84 +203,55 @@ class _ConfigReader:
             document.complain_at_key((*at, "adapter"), missing_mapping("options", config))
             return None
         given, below = section.get("options", {}), (*at, "options")
-        if not isinstance(given, dict):
-            return None
-        options = self.validated(document, config, below, given, path)
+        options = self.validated(document, config, below, given, path) if isinstance(given, dict) else None
         if options is not None:
-            self.check_options(document, below, options)
+            for steps, message in _unreadable_secrets(below, options):  # the controller may run as another user
+                document.warn(steps, message)
+            _ask(options, "doubts", document.warn, below)
+            _ask(options, "failures", document.fail, below)
             for steps, text in _placeholders(below, given):
-                self.warn(document, steps, f"`{text}` is a placeholder: write the real name")
+                document.warn(steps, f"`{text}` is a placeholder: write the real name")
         return options
 
-    # --------------------------------------------------------------------------------------------------------- checks
 
-    def check_options(self, document: YamlDocument, at: Steps, options: BaseModel) -> None:
-        """Warn of unreadable secrets, and ask the options themselves what does not work here and now."""
-        for steps, message in _unreadable_secrets(at, options):  # warnings: the controller may run as another user
-            self.warn(document, steps, message)
-        for steps, message in self.asked(document, at, options, "doubts"):
-            self.warn(document, (*at, *steps), message)
-        for steps, message in self.asked(document, at, options, "failures"):
-            self.failures.append(document.problem(document.value_position((*at, *steps)), message))
+def _site_files(path: Path, document: YamlDocument) -> list[Path]:
+    found: dict[Path, None] = {}
+    patterns = document.tree.get("sites")
+    for n, pattern in enumerate(patterns if isinstance(patterns, list) else []):
+        if not isinstance(pattern, str):
+            continue
+        names = [] if "\0" in pattern else glob.glob(os.path.expanduser(pattern), root_dir=path.parent, recursive=True)
+        matches = sorted(path.parent / name for name in names)
+        if not matches:
+            document.complain_at(("sites", n), f"`{pattern}`: no file matches in {path.parent.absolute()}")
+        sites = [match for match in matches if os.path.realpath(match) != os.path.realpath(path)]
+        if matches and not sites:
+            document.complain_at(("sites", n), f"`{pattern}` matches only this file")
+        found.update(dict.fromkeys(sites))
+    return list(found)
 
-    def check_types(self, document: YamlDocument, options: BaseModel, types: Sequence[DroneType]) -> None:
-        """Ask the adapter's options whether they and the site's types go together."""
-        at: Steps = ("options",)
-        for steps, message in self.asked(document, at, options, "misfits", types):
-            document.complain_at_key(steps, message)
-        for name, lack in self.asked(document, at, options, "unfit", types):
-            spot = document.key_position(("types", name))
-            self.failures.append(document.problem(spot, f"`{name}` can never start: {lack}. Make it smaller"))
 
-    def asked(
-        self, document: YamlDocument, at: Steps, options: BaseModel, method: str, *arguments: Any
-    ) -> Iterator[tuple[Any, str]]:
-        """Yield what a method of :class:`AdapterOptions` finds; report it if an adapter's own code fails."""
-        try:
-            for found in getattr(options, method, lambda *_: ())(*arguments):
-                steps, message = found
-                yield steps, message
-        except Exception as error:  # an adapter's own code may raise anything
-            failed = _adapter_failed(error)
-            match method:
-                case "misfits":
-                    document.complain_at_key(at, failed)
-                case "failures":
-                    self.failures.append(document.problem(document.value_position(at), failed))
-                case _:
-                    self.warn(document, at, failed)
+def _adapter_failed(error: Exception) -> str:
+    return f"the adapter failed on its options: {type(error).__name__}: {error}"
 
-    def check_grace(self, document: YamlDocument, site: SiteFile) -> None:
-        """Warn if a drone that uses its grace would be stopped again before it is over."""
-        stop_s, grace_s = site.timeouts.stopping, site.timeouts.grace
-        if grace_s and stop_s <= grace_s:
-            at = ("timeouts", "stopping") if ("timeouts", "stopping") in document.values else ("timeouts", "grace")
-            problem = f"`stopping` ({format_duration(stop_s)}) is not longer than `grace` ({format_duration(grace_s)})"
-            self.warn(document, at, f"{problem}: drones are stopped again before it is over")
 
-    # ------------------------------------------------------------------------------------------------------- settings
+def _ask(
+    options: BaseModel, method: str, report: Callable[[Steps, str], None], at: Steps, *arguments: Sequence[DroneType]
+) -> None:
+    """Report what an optional method of an adapter's options finds below ``at``, and if it fails.
 
-    def settings(self, path: Path, model: ControllerFile, overlay: BaseModel, sites: list[_ReadSite]) -> Settings:
-        configs = tuple(_site_config(site) for site in sites)
-        policy = Policy(
-            **_by_field(Policy, model.policy)
-            | {
-                "sites": {site.name: site.policy for site in configs},
-                "headroom": tuple(map(_headroom, model.policy.headroom)),
-            }
-        )
-        return Settings(
-            path=path.absolute(),
-            controller=model.controller,
-            store=StoreConfig(**_by_field(StoreConfig, model.store)),
-            overlay=OverlayConfig(adapter=model.overlay.adapter, options=overlay),
-            sites=configs,
-            policy=policy,
-            interval_s=model.policy.interval,
-            active_interval_s=model.policy.active_interval,
-            carbon_g_per_kwh=model.policy.carbon,
-            warnings=tuple(self.warnings),
-        )
+    ``misfits(types)``: options and types that do not go together. ``unfit(types)``: types that never fit this host.
+    ``doubts()``: what does not work on this host. ``failures()``: what is certain to fail now. They yield keys and
+    text, are quick, and do not call the site.
+    """
+    try:
+        for steps, message in getattr(options, method, lambda *_: ())(*arguments):
+            report((*at, *steps), message)
+    except Exception as error:  # an adapter's own code may raise anything
+        report(at or ("options",), _adapter_failed(error))
+
+
+# ------------------------------------------------------------------------------------------------------------- settings
 
 
 def _by_field(target: type, *sections: BaseModel) -> dict[str, Any]:
@@ -377,28 +297,19 @@ def _drone_types(site: SiteFile, options: BaseModel) -> tuple[DroneType, ...]:
             for field, key in (("kept_cpus", "cpus"), ("kept_memory_mib", "memory"), ("kept_disk_mib", "disk"))
             if gpus
         }
-        margin_s = _margin_s(walltime_s, site.timeouts.grace, options) if walltime_s else 0.0
+        margin_s = 0.0
+        if walltime_s:  # no job gets this part of it; an adapter may need more than the grace at the end
+            kept_life_s = getattr(options, "kept_life_s", lambda *_: 0.0)(walltime_s, site.timeouts.grace)
+            margin_s = min(DRONE_STARTUP_S, walltime_s / 10) + site.timeouts.grace + kept_life_s
         rest = {"site": site.site, "name": name, "walltime_s": walltime_s, "margin_s": margin_s, "ad": dict(section.ad)}
         found.append(DroneType(**_by_field(DroneType, section) | kept | rest))
     return tuple(found)
 
 
-def _margin_s(walltime_s: float, grace_s: float, options: BaseModel) -> float:
-    """Return the part of a drone's walltime that no job gets."""
-    kept_life_s = getattr(options, "kept_life_s", None)
-    kept_s: float = kept_life_s(walltime_s, grace_s) if kept_life_s else 0.0
-    return min(DRONE_STARTUP_S, walltime_s / 10) + grace_s + kept_s
-
-
 # -------------------------------------------------------------------------------- checks across values, sections, files
 
 
-def _adapter_failed(error: Exception) -> str:
-    return f"the adapter failed on its options: {type(error).__name__}: {error}"
-
-
 def _check_distinct_names(documents: Sequence[YamlDocument]) -> None:
-    """Refuse two sites of one name."""
     first: dict[str, YamlDocument] = {}
     for document in documents:
         name = document.tree.get("site")
@@ -410,25 +321,25 @@ def _check_distinct_names(documents: Sequence[YamlDocument]) -> None:
         first.setdefault(name, document)
 
 
-def _check_distinct_places(sites: Sequence[tuple[YamlDocument, str, BaseModel]]) -> None:
+def _check_distinct_places(sites: Sequence[_ReadSite]) -> None:
     """Refuse two sites with their drones in one place: each would stop the other's drones as strays.
 
-    ``sites``: document, adapter and its options. Two sites are one place if all of their placing options are the same.
+    Two sites are in one place if all of their placing options are the same.
     """
-    first: dict[tuple[object, ...], YamlDocument] = {}
-    for document, adapter, options in sites:
-        keys = placing_options(type(options))
-        if not keys or all(_place_mark(type(options), key) == "shared" for key in keys):
+    first: dict[tuple[object, ...], str] = {}
+    for site in sites:
+        marks = placing_options(type(site.options)) if site.options is not None else {}
+        if site.model is None or set(marks.values()) <= {"shared"}:
             continue
-        place = (adapter, *(repr(getattr(options, key)) for key in keys))
+        place = (site.model.adapter, *(repr(getattr(site.options, key)) for key in marks))
         if place in first:
-            message = f"`{keys[0]}` is also that of {first[place].file}: give each site a place of its own"
-            document.complain_at(("options", keys[0]), message)
-        first.setdefault(place, document)
+            key = next(iter(marks))
+            message = f"`{key}` is also that of {first[place]}: give each site a place of its own"
+            site.document.complain_at(("options", key), message)
+        first.setdefault(place, site.document.file)
 
 
 def _check_store_path(document: YamlDocument, store: Path, overlay: BaseModel) -> None:
-    """Refuse a store that is not a file of its own."""
     if os.path.isdir(store):  # false where access is denied; Path.is_dir raises there
         document.complain_at(("store", "path"), f"`path`: {store} is a directory: name a file in it")
     for name, value in overlay:
@@ -438,7 +349,6 @@ def _check_store_path(document: YamlDocument, store: Path, overlay: BaseModel) -
 
 
 def _check_headroom(document: YamlDocument, controller: ControllerFile, sites: Sequence[SiteFile]) -> None:
-    """Refuse headroom for unknown sites or drone types."""
     types = {site.site: set(site.types) for site in sites}
     for n, headroom in enumerate(controller.policy.headroom):
         at: Steps = ("policy", "headroom", n)
@@ -454,21 +364,25 @@ def _check_headroom(document: YamlDocument, controller: ControllerFile, sites: S
                 document.complain_at((*at, "types", m), f"unknown drone type `{name}`: {where} {known}")
 
 
-def _check_site_limits(document: YamlDocument, site: SiteFile) -> None:
-    """Refuse types beyond the limits of their own site."""
+def _check_site(document: YamlDocument, site: SiteFile) -> None:
+    """Refuse types beyond the limits of their own site, and warn of stops that are repeated within the grace."""
     _check_type_gpus(document, site, site.limits.max_gpus, "limits.max_gpus")
-    grace_s = site.timeouts.grace
+    grace_s, stopping_s = site.timeouts.grace, site.timeouts.stopping
     for name, shape in site.types.items():
         if shape.walltime is not None and shape.walltime <= grace_s:
             least = f"must be longer than `timeouts.grace` ({format_duration(grace_s)})"
             document.complain_at(("types", name, "walltime"), f"`walltime` {least}: drones would leave at once")
+    if grace_s and stopping_s <= grace_s:
+        at = ("timeouts", "stopping") if ("timeouts", "stopping") in document.values else ("timeouts", "grace")
+        times = f"`stopping` ({format_duration(stopping_s)}) is not longer than `grace` ({format_duration(grace_s)})"
+        document.warn(at, f"{times}: drones are stopped again before it is over")
 
 
 def _check_type_gpus(document: YamlDocument, site: SiteFile, max_gpus: int | None, limit: str) -> None:
     for name, shape in site.types.items():
         if max_gpus is not None and shape.gpus > max_gpus:
-            problem = f"a drone has more than `{limit}` ({format_gpus(max_gpus)}) and can never start"
-            remedy = f"raise the limit to `{format_gpus(shape.gpus)}`"
+            problem = f"a drone has more than `{limit}` ({gpus(max_gpus)}) and can never start"
+            remedy = f"raise the limit to `{gpus(shape.gpus)}`"
             document.complain_at(("types", name, "gpus"), f"`gpus`: {problem}: {remedy}")
 
 
@@ -496,18 +410,3 @@ def _placeholders(at: Steps, value: object) -> Iterator[tuple[Steps, str]]:
             yield from _placeholders((*at, index), each)
     elif isinstance(value, str) and _PLACEHOLDER.search(value):
         yield at, " ".join(value.split())[:80]
-
-
-def _matches(pattern: str, directory: Path) -> list[Path]:
-    if "\0" in pattern:
-        return []
-    return sorted(
-        directory / match for match in glob.glob(os.path.expanduser(pattern), root_dir=directory, recursive=True)
-    )
-
-
-def _is_same_file(one: Path, other: Path) -> bool:
-    try:
-        return one.samefile(other)
-    except OSError:
-        return False

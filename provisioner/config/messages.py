@@ -6,16 +6,15 @@ import json
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeGuard, Union, get_args, get_origin
+from typing import Annotated, Any, TypeGuard, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from provisioner.config.strict_yaml import Steps, YamlDocument, is_plain_text
-from provisioner.config.units import Secret, Unit, shortened
+from provisioner.config.units import shortened
 
 _REPEATABLE = {"missing", "extra_forbidden", "mistake_at"}
 """Error types of which one place may have several; of all others only the first is reported."""
@@ -74,36 +73,16 @@ def _is_other_union_member(steps: Steps, kind: str, places: list[Steps]) -> bool
 # ------------------------------------------------------------------------------------------------------------- messages
 
 
-_BOUNDS = {
-    "greater_than": ("gt", "more than"),
-    "greater_than_equal": ("ge", "at least"),
-    "less_than": ("lt", "less than"),
-    "less_than_equal": ("le", "at most"),
-}
-_TYPE_MISMATCHES = {"int_from_float", "int_parsing", "float_parsing", "bool_parsing", "literal_error", "enum"}
-_TYPES = {
-    "string_type": "text",
-    "int_type": "whole number",
-    "float_type": "number",
-    "bool_type": "`true` or `false`",
-    "list_type": "list",
-    "dict_type": "mapping",
-    "model_type": "mapping",
-}
-"""Expected values of entries that no field describes."""
-_PHRASES = {
-    "too_short": "has too few entries",
-    "too_long": "has too many entries",
-    "string_too_short": "is too short",
-    "string_too_long": "is too long",
-}
+_BOUNDS = {"gt": "more than", "ge": "at least", "lt": "less than", "le": "at most"}
+_JSON_WORDS = {"a valid array": "a list", "an object": "a mapping", "a valid string": "text"}
 
 
 def _message(detail: ErrorDetails, model: type[BaseModel], steps: Steps, at: Steps) -> str:
     below, key = steps[len(at) :], _key(steps)
     kind, found = detail["type"], detail["input"]
     context: dict[str, Any] = detail.get("ctx") or {}
-    remedy = _remedy(model, below, key)
+    field = field_at(model, below)
+    remedy = f": write `{key}: {flow(field.examples[0])}`" if field and field.examples else ""
     if kind in ("mistake_at", "value_error"):
         message = str(context["message" if kind == "mistake_at" else "error"])
         return f"`{key}`: {message}" if key and not message.startswith(f"`{key}`") else message
@@ -111,23 +90,19 @@ def _message(detail: ErrorDetails, model: type[BaseModel], steps: Steps, at: Ste
         return f"missing key `{key}`{remedy}"
     if kind == "extra_forbidden":
         return f"unknown key `{key}`: {_keys_instead(model, below, key)}"
-    if kind in ("literal_error", "enum") and isinstance(found, str):
-        names = [name.strip(" '") for name in str(context["expected"]).replace(" or ", ", ").split(",")]
-        near = nearest(found, names)
-        hint = f": did you mean `{near}`?" if near else ""
-        return f"`{key}`: {_shown(found)} is not one of {', '.join(names)}{hint}"
-    if kind in _BOUNDS:
-        name, phrase = _BOUNDS[kind]
-        return f"`{key}` must be {phrase} {context[name]:g}, is {_shown(found)}"
-    if kind in _PHRASES:
-        return f"`{key}` {_PHRASES[kind]}{remedy}"
-    if kind == "string_type" and isinstance(found, bool | int | float):
-        quoted = f'"{json.dumps(found)}"'
-        return f"`{key}` must be text, is {_kind(found)}: write {_entry(below, key, quoted)}"
-    if kind.endswith("_type") or kind in _TYPE_MISMATCHES:
-        field = field_at(model, below)
-        expected = in_words(field.annotation, field.metadata) if field else _TYPES.get(kind, "other")
-        return f"`{key}`: expected {expected}, found {_kind(found)}{remedy}"
+    is_number = isinstance(found, bool | int | float)
+    shown = f", is `{shortened(json.dumps(found) if is_number else str(found))}`"
+    if bound := next((name for name in _BOUNDS if name in context), ""):
+        return f"`{key}` must be {_BOUNDS[bound]} {context[bound]:g}{shown}"
+    if kind == "string_type" and is_number:
+        entry = "" if isinstance(below[-1], int) else f"{key}: "
+        return f'`{key}` must be text{shown}: write `{entry}"{json.dumps(found)}"`'
+    if kind == "too_short":
+        return f"`{key}` has fewer entries than {context['min_length']}{remedy}"
+    if detail["msg"].startswith("Input should be "):
+        wanted = detail["msg"].removeprefix("Input should be ")
+        is_shown = is_number or kind in ("literal_error", "enum")
+        return f"`{key}` must be {_JSON_WORDS.get(wanted, wanted)}{shown if is_shown else ''}{remedy}"
     return f"`{key}`: {detail['msg'][:1].lower()}{detail['msg'][1:]}{remedy}"
 
 
@@ -135,17 +110,6 @@ def _key(steps: Steps) -> str:
     """Return the last key, with the index after it for an entry of a list: ``sites[0]``."""
     name = next((step for step in reversed(steps) if isinstance(step, str)), "")
     return f"{name}[{steps[-1]}]" if steps and isinstance(steps[-1], int) else name
-
-
-def _kind(value: object) -> str:
-    if isinstance(value, bool | int | float):
-        return f"the {'boolean' if isinstance(value, bool) else 'number'} {_shown(value)}"
-    kinds: dict[type, str] = {str: "text", list: "a list", dict: "a mapping"}
-    return kinds.get(type(value), "nothing")
-
-
-def _shown(value: object) -> str:
-    return f"`{shortened(json.dumps(value) if isinstance(value, bool | int | float) else str(value))}`"
 
 
 def _keys_instead(model: type[BaseModel], below: Steps, key: str) -> str:
@@ -162,14 +126,14 @@ def _keys_instead(model: type[BaseModel], below: Steps, key: str) -> str:
     return f"{instead}; options of the adapter belong under `options`" if has_options else instead
 
 
-def _all_keys(model: type[BaseModel], path: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
+def _all_keys(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, str]]:
     """Yield the path and the name of each key below the top of ``model``."""
     for name, field in fields_of(model).items():
         if path:
             yield path, name
-        below = model_at(field.annotation, ()) if depth < 4 else None
+        below = model_at(field.annotation, ())
         if below is not None:
-            yield from _all_keys(below, f"{path}.{name}" if path else name, depth + 1)
+            yield from _all_keys(below, f"{path}.{name}" if path else name)
 
 
 def missing_mapping(key: str, model: type[BaseModel]) -> str:
@@ -179,16 +143,6 @@ def missing_mapping(key: str, model: type[BaseModel]) -> str:
         f"{name}: {flow(field.examples[0]) if field.examples else '...'}" for name, field in required.items()
     )
     return f"missing key `{key}`: write `{key}: {{{inner}}}`"
-
-
-def _remedy(model: type[BaseModel], below: Steps, key: str) -> str:
-    """Return what to write instead, from the field's example."""
-    field = field_at(model, below)
-    return f": write {_entry(below, key, flow(field.examples[0]))}" if field and field.examples else ""
-
-
-def _entry(below: Steps, key: str, text: str) -> str:
-    return f"`{text}`" if below and isinstance(below[-1], int) else f"`{key}: {text}`"
 
 
 def flow(value: object) -> str:
@@ -275,54 +229,3 @@ def _below(annotation: Any, step: str | int) -> Any:
         if _is_subclass(origin, Sequence) and isinstance(step, int):
             return get_args(member)[0]
     return None
-
-
-def unit_of(annotation: Any, metadata: Sequence[Any] = ()) -> Unit | None:
-    """Return the unit of a type; None for a type without one."""
-    for mark in metadata:
-        if isinstance(mark, Unit):
-            return mark
-    if get_origin(annotation) is Annotated:
-        inner, *marks = get_args(annotation)
-        return unit_of(inner, marks)
-    if get_origin(annotation) in (Union, types.UnionType):
-        return next((unit for member in get_args(annotation) if (unit := unit_of(member))), None)
-    return None
-
-
-_WORDS = {
-    int: "whole number",
-    float: "number",
-    str: "text",
-    bool: "`true` or `false`",
-    Path: "path",
-    Secret: "secret by reference",
-}
-
-
-def in_words(annotation: Any, metadata: Sequence[Any] = ()) -> str:
-    """Return what to write for a value of this type, in words."""
-    unit = unit_of(annotation, metadata)
-    if unit is not None:
-        return unit.name
-    return " or ".join(dict.fromkeys(_member_in_words(member) for member in union_members(annotation)))
-
-
-def _member_in_words(member: Any) -> str:
-    origin = get_origin(member)
-    if origin is Literal:
-        return ", ".join(f"`{value}`" for value in get_args(member))
-    if _is_subclass(origin, Mapping):
-        return _container_in_words("mapping", get_args(member)[1])
-    if _is_subclass(origin, Sequence):
-        return _container_in_words("list", get_args(member)[0])
-    if _is_subclass(member, Enum):
-        return ", ".join(f"`{each.value}`" for each in member)
-    return _WORDS.get(member, "mapping" if is_model(member) else "value")
-
-
-def _container_in_words(container: str, inner: Any) -> str:
-    if inner is Any:
-        return container
-    words = in_words(inner)
-    return f"{container} of {'mappings' if words == 'mapping' else words}"

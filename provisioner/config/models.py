@@ -43,6 +43,16 @@ class ConfigSection(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
+def placing_options(config: type[BaseModel]) -> dict[str, object]:
+    """Return the options that the adapter marks as defining where its drones are, each with its mark.
+
+    The mark is ``json_schema_extra={"places_drones": True}``, or ``"shared"`` where sites tell their drones apart in
+    one place.
+    """
+    extras = {name: field.json_schema_extra for name, field in config.model_fields.items()}
+    return {n: e["places_drones"] for n, e in extras.items() if isinstance(e, dict) and e.get("places_drones")}
+
+
 # ---------------------------------------------------------------------------------------------------- controller file
 
 
@@ -370,19 +380,14 @@ class TypeSection(ConfigSection):
         for key, size_mib in (("memory", self.memory), ("disk", self.disk)):
             if size_mib == 0:
                 raise mistake_at(key, f"must be more than 0: write `{key}: 20 GiB`")
-        return self
-
-    @model_validator(mode="after")
-    def _can_be_shared(self) -> Self:
-        if self.shares == 1:
-            return self
-        if self.sharing is Sharing.EXCLUSIVE:
-            remedy = "add `sharing: mps`, `mig` or `time-sliced`, or remove `shares`"
-            raise mistake_at("shares", f"an exclusive GPU has no shares: {remedy}")
-        if self.sharing is Sharing.MIG and self.shares > MOST_SLICES:
-            raise mistake_at("shares", f"MIG has at most {MOST_SLICES} slices per GPU: write at most {MOST_SLICES}")
-        if self.gpus < WHOLE_GPU:
-            raise mistake_at("shares", "a share of a GPU cannot be shared: write `gpus: 1`, or remove `shares`")
+        if self.shares > 1:
+            if self.sharing is Sharing.EXCLUSIVE:
+                remedy = "add `sharing: mps`, `mig` or `time-sliced`, or remove `shares`"
+                raise mistake_at("shares", f"an exclusive GPU has no shares: {remedy}")
+            if self.sharing is Sharing.MIG and self.shares > MOST_SLICES:
+                raise mistake_at("shares", f"MIG has at most {MOST_SLICES} slices per GPU: write at most {MOST_SLICES}")
+            if self.gpus < WHOLE_GPU:
+                raise mistake_at("shares", "a share of a GPU cannot be shared: write `gpus: 1`, or remove `shares`")
         return self
 
 

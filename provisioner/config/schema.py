@@ -28,11 +28,8 @@ def site_schema(*, shipped_only: bool = False) -> Json:
 
 def adapter_configs(group: str, shipped_only: bool) -> dict[str, type[BaseModel]]:
     """Return the model of the options of each adapter of a group."""
-    if group == loader.SITES:
-        configs = {name: loader.site_adapter(name).Config for name in loader.site_adapters()}
-    else:
-        configs = {name: loader.overlay_adapter(name).Config for name in loader.overlay_adapters()}
-    return {name: each for name, each in configs.items() if not shipped_only or loader.is_shipped(group, name)}
+    names = [name for name in loader.adapter_names(group) if not shipped_only or loader.is_shipped(group, name)]
+    return {name: loader.adapter(group, name).Config for name in names}
 
 
 def _schema(top: type[BaseModel], configs: dict[str, type[BaseModel]], title: str, section: str = "") -> Json:

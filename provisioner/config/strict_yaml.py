@@ -52,6 +52,9 @@ class YamlDocument:
     values: dict[Steps, Position] = field(default_factory=dict)
     broken: set[Steps] = field(default_factory=set)
     problems: list[Problem] = field(default_factory=list)
+    warnings: list[Problem] = field(default_factory=list)
+    failures: list[Problem] = field(default_factory=list)
+    """Settings that are valid but cannot work now. The controller starts all the same."""
 
     @property
     def is_full(self) -> bool:
@@ -64,7 +67,7 @@ class YamlDocument:
             return
         if len(self.problems) == _MAX_PROBLEMS:
             message = f"more than {_MAX_PROBLEMS} problems: the rest is omitted. Fix these first"
-        self.problems.append(self.problem(spot, "".join(c if c.isprintable() else " " for c in message)))
+        self.problems.append(Problem(self.file, *spot, "".join(c if c.isprintable() else " " for c in message)))
 
     def complain_at(self, steps: Steps, message: str) -> None:
         """Add a problem with the value at ``steps``."""
@@ -74,20 +77,26 @@ class YamlDocument:
         """Add a problem with the key at ``steps``."""
         self.complain(self.key_position(steps), message)
 
-    def problem(self, spot: Position, message: str) -> Problem:
-        return Problem(self.file, spot.line, spot.col, message)
+    def warn(self, steps: Steps, message: str) -> None:
+        """Add a warning about the value at ``steps``."""
+        self.warnings.append(Problem(self.file, *self.value_position(steps), f"warning: {message}"))
+
+    def fail(self, steps: Steps, message: str) -> None:
+        """Add that the value at ``steps`` is valid and cannot work now."""
+        self.failures.append(Problem(self.file, *self.key_position(steps), message))
+
+    def in_order(self) -> list[Problem]:
+        """Return each problem once, in the order of the file."""
+        return sorted(dict.fromkeys(self.problems), key=lambda problem: (problem.line, problem.col))
 
     def value_position(self, steps: Steps) -> Position:
         """Return the position of the value; for a missing one, that of its nearest parent."""
-        return self._position(steps, self.values)
+        return self.values.get(steps) or self.key_position(steps)
 
     def key_position(self, steps: Steps) -> Position:
-        """Return the position of the key of the value."""
-        return self._position(steps, self.keys)
-
-    def _position(self, steps: Steps, first: dict[Steps, Position]) -> Position:
-        spots = (self.keys.get(steps[:n]) or self.values.get(steps[:n]) for n in range(len(steps), -1, -1))
-        return first.get(steps) or next(filter(None, spots), Position(1, 1))
+        """Return the position of the key of the value; for a missing one, that of its nearest parent."""
+        places = (self.keys.get(steps[:n]) or self.values.get(steps[:n]) for n in range(len(steps), -1, -1))
+        return next(filter(None, places), Position(1, 1))
 
 
 def read(path: Path) -> YamlDocument:
@@ -104,20 +113,15 @@ def text_of(path: Path, document: YamlDocument) -> str | None:
     try:
         with path.open("rb") as file:
             raw = file.read(_MAX_FILE_BYTES + 1)
-    except IsADirectoryError:
-        document.complain(Position(1, 1), "is a directory: name the file in it")
-    except FileNotFoundError:
-        document.complain(Position(1, 1), "no such file")
+        if len(raw) <= _MAX_FILE_BYTES:
+            return raw.decode("utf-8-sig")
+        document.complain(Position(1, 1), "is larger than 4 MiB: is this a configuration file?")
     except OSError as error:
-        document.complain(Position(1, 1), f"cannot be read: {error.strerror}")
-    else:
-        try:
-            if len(raw) <= _MAX_FILE_BYTES:
-                return raw.decode("utf-8-sig")
-            document.complain(Position(1, 1), "is larger than 4 MiB: is this a configuration file?")
-        except UnicodeDecodeError as error:
-            before, byte = raw[: error.start].decode("utf-8", "replace"), raw[error.start]
-            document.complain(_spot_at(before, len(before)), f"byte 0x{byte:02x} is not UTF-8: save the file as UTF-8")
+        known = {IsADirectoryError: "is a directory: name the file in it", FileNotFoundError: "no such file"}
+        document.complain(Position(1, 1), known.get(type(error), f"cannot be read: {error.strerror}"))
+    except UnicodeDecodeError as error:
+        before, byte = raw[: error.start].decode("utf-8", "replace"), raw[error.start]
+        document.complain(_spot_at(before, len(before)), f"byte 0x{byte:02x} is not UTF-8: save the file as UTF-8")
     return None
 
 
@@ -160,22 +164,20 @@ class _BoundedLoader(yaml.SafeLoader):
 
 def parse(text: str, document: YamlDocument) -> None:
     """Fill ``document`` from ``text``."""
-    node = composed(text, document)
-    if node is None:
-        if not document.problems:
-            document.complain(Position(1, 1), "is empty: write a mapping such as `controller: kit` or `site: local`")
-    elif not isinstance(node, yaml.MappingNode):
-        document.complain(_mark(node), "expected a mapping at the top, such as `controller: kit` or `site: local`")
-    else:
-        tree = TreeBuilder(document).build(node)
-        if isinstance(tree, dict):  # a tag on the whole file is a problem already
-            document.tree, document.is_mapping = tree, True
+    tree = built(text, TreeBuilder(document))
+    if isinstance(tree, dict):
+        document.tree, document.is_mapping = tree, True
+    elif not document.problems:
+        what = "is empty: write a mapping" if tree is None else "expected a mapping at the top,"
+        document.complain(document.value_position(()), f"{what} such as `controller: kit` or `site: local`")
 
 
-def composed(text: str, document: YamlDocument) -> yaml.Node | None:
-    """Return the nodes of ``text``, scalars unresolved; None if it is empty or, with a problem, not YAML."""
+def built(text: str, builder: TreeBuilder) -> Any:
+    """Return the tree that ``builder`` makes of ``text``; None if it is empty or, with a problem, not YAML."""
+    document = builder.document
     try:
-        return yaml.compose(text, Loader=_BoundedLoader)
+        node = yaml.compose(text, Loader=_BoundedLoader)
+        return None if node is None else builder.value(node, ())
     except yaml.reader.ReaderError as error:
         number = ord(text[error.position])
         document.complain(_spot_at(text, error.position), f"character U+{number:04X} is not allowed: remove it")
@@ -186,13 +188,15 @@ def composed(text: str, document: YamlDocument) -> yaml.Node | None:
     return None
 
 
-def _mark(node: yaml.Node) -> Position:
-    return Position(node.start_mark.line + 1, node.start_mark.column + 1)
+def _position(mark: yaml.Mark | None) -> Position:
+    return Position(1, 1) if mark is None else Position(mark.line + 1, mark.column + 1)
 
 
 # -------------------------------------------------------------------------------------------------------- syntax errors
 
 _REMEDIES = (
+    ("flow sequence", "unclosed `[`: write `[a, b]`"),
+    ("flow mapping", "unclosed `{`: write `{a: 1, b: 2}`"),
     ("found character '\\t'", "a tab cannot indent or begin a value: use spaces"),
     ("mapping values are not allowed here", "unexpected `:`: align the keys, and quote text that contains `: `"),
     ("could not find expected ':'", "missing `:` after a key: write `key: value`"),
@@ -205,25 +209,15 @@ _REMEDIES = (
     ("cannot start any token", "this character cannot begin a value: put the value in quotes"),
     ("expected <block end>", "inconsistent indentation: align it with the lines above"),
 )
+"""Fragments of PyYAML's messages, with what to write."""
 
 
 def _syntax(error: yaml.MarkedYAMLError) -> tuple[Position, str]:
-    what = " ".join(str(error.problem or error.context or "cannot be parsed").split())
-    mark = error.problem_mark or error.context_mark
-    context = error.context or ""
-    if error.context_mark is not None and any(
-        sign in f"{context} {what}" for sign in ("flow", "end of stream", "expected ':'")
-    ):
-        mark = error.context_mark
-    spot = Position(mark.line + 1, mark.column + 1) if mark is not None else Position(1, 1)
-    if "flow sequence" in context:
-        return spot, "unclosed `[`: write `[a, b]`"
-    if "flow mapping" in context:
-        return spot, "unclosed `{`: write `{a: 1, b: 2}`"
-    for fragment, remedy in _REMEDIES:
-        if fragment in what:
-            return spot, remedy
-    return spot, f"not YAML: {what}"
+    text = " ".join(f"{error.context or ''} {error.problem or ''}".split())
+    begins_there = any(sign in text for sign in ("flow", "end of stream", "expected ':'"))
+    mark = (begins_there and error.context_mark) or error.problem_mark or error.context_mark
+    remedy = next((remedy for fragment, remedy in _REMEDIES if fragment in text), f"not YAML: {text}")
+    return _position(mark), remedy
 
 
 # ------------------------------------------------------------------------------------------------------------- building
@@ -237,23 +231,15 @@ class TreeBuilder:
         self.active: set[int] = set()
         self.nodes = 0
 
-    def build(self, node: yaml.Node) -> Any:
-        """Return the whole tree; None, with a problem, if it is too large."""
-        try:
-            return self.value(node, ())
-        except YamlTooLargeError as error:
-            self.document.complain(Position(1, 1), str(error))
-            return None
-
     def value(self, node: yaml.Node, steps: Steps) -> Any:
+        """Return the value of ``node``, which is at ``steps``. Raises :class:`YamlTooLargeError`."""
         self.nodes += 1
         _within_bounds(self.nodes, len(steps))
-        self.document.values[steps] = _mark(node)
+        self.document.values[steps] = _position(node.start_mark)
         if id(node) in self.active:
-            self.broken(node, steps, "recursive alias: write the value out")
-            return None
+            return self.broken(steps, "recursive alias: write the value out")
         if not self.accepts_tag(node, steps):
-            return None
+            return self.broken(steps, f"tag `{node.tag.replace(CORE_TAG, '!!')}` is not supported: remove it")
         self.active.add(id(node))
         try:
             if isinstance(node, yaml.ScalarNode):
@@ -265,49 +251,48 @@ class TreeBuilder:
         finally:
             self.active.discard(id(node))
 
+    def broken(self, steps: Steps, message: str) -> Tree:
+        """Report a value that cannot be used. It is None in the tree."""
+        self.document.broken.add(steps)
+        self.document.complain(self.document.values[steps], message)
+        return None
+
     def accepts_tag(self, node: yaml.Node, steps: Steps) -> bool:
-        if node.tag in (f"{CORE_TAG}str", f"{CORE_TAG}seq", f"{CORE_TAG}map"):
-            return True
-        self.broken(node, steps, f"tag `{node.tag.replace(CORE_TAG, '!!')}` is not supported: remove it")
-        return False
+        return node.tag in (f"{CORE_TAG}str", f"{CORE_TAG}seq", f"{CORE_TAG}map")
 
     def scalar(self, node: yaml.ScalarNode, steps: Steps) -> Tree:
         try:
             return _scalar(node)
-        except AmbiguousScalarError as error:
-            self.broken(node, steps, str(error))
-            return None
-
-    def broken(self, node: yaml.Node, steps: Steps, message: str) -> None:
-        self.document.broken.add(steps)
-        self.document.complain(_mark(node), message)
+        except ValueError as error:
+            return self.broken(steps, str(error))
 
     def mapping(self, node: yaml.MappingNode, steps: Steps) -> dict[str, Any]:
         tree: dict[str, Any] = {}
         merged: list[yaml.Node] = []
         for key_node, value_node in node.value:
+            spot = _position(key_node.start_mark)
             if not isinstance(key_node, yaml.ScalarNode):
-                self.document.complain(_mark(key_node), "expected a key: a plain word, not a list or mapping")
+                self.document.complain(spot, "expected a key: a plain word, not a list or mapping")
                 continue
             key = self.key(key_node)
             if key == "<<" and key_node.style is None:
                 merged.append(value_node)
-            elif key is not None and (key not in tree or self.replaces(key, _mark(key_node), steps)):
-                self.document.keys[(*steps, key)] = _mark(key_node)
+            elif key is None:
+                self.document.complain(spot, f'key `{key_node.value}` is not text: write `"{key_node.value}"`')
+            elif key not in tree or self.replaces(key, spot, steps):
+                self.document.keys[(*steps, key)] = spot
                 tree[key] = self.value(value_node, (*steps, key))
         for source in merged:
             self.merge(source, tree, steps, 1)
         return tree
 
     def key(self, node: yaml.ScalarNode) -> str | None:
+        """Return the text of a key; None if it is not text."""
         try:
             key = _scalar(node)
-        except AmbiguousScalarError:
-            key = None
-        if isinstance(key, str):
-            return key
-        self.document.complain(_mark(node), f'key `{node.value}` is not text: write `"{node.value}"`')
-        return None
+        except ValueError:
+            return None
+        return key if isinstance(key, str) else None
 
     def replaces(self, key: str, spot: Position, steps: Steps) -> bool:
         """Return whether a duplicate key replaces the first one."""
@@ -324,7 +309,7 @@ class TreeBuilder:
                 self.merge(one, tree, steps, depth + 1)
             return
         if not isinstance(source, yaml.MappingNode) or id(source) in self.active:
-            self.document.complain(_mark(source), "`<<` needs a mapping: write `<<: *anchor`")
+            self.document.complain(_position(source.start_mark), "`<<` needs a mapping: write `<<: *anchor`")
             return
         pairs = {key.value: (key, value) for key, value in source.value if isinstance(key, yaml.ScalarNode)}
         for key, (key_node, value_node) in pairs.items():
@@ -332,51 +317,51 @@ class TreeBuilder:
             if key == "<<":
                 self.merge(value_node, tree, steps, depth + 1)
             elif key not in tree:
-                self.document.keys[(*steps, key)] = _mark(key_node)
+                self.document.keys[(*steps, key)] = _position(key_node.start_mark)
                 tree[key] = self.value(value_node, (*steps, key))
 
 
 # -------------------------------------------------------------------------------------------------------------- scalars
 
-
-class AmbiguousScalarError(ValueError):
-    """A plain scalar that YAML readers, or people, interpret differently."""
-
-
-_TRUE, _FALSE = {"yes", "on", "y", "true"}, {"no", "off", "n", "false"}
 _INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _FLOAT = re.compile(r"[-+]?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
-_OCTAL = re.compile(r"[-+]?0[0-9_]+")
-_OTHER_BASE = re.compile(r"[-+]?0[xob][0-9a-fA-F_]+")
-_UNDERSCORES = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?")
-_BARE_POINT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+\.)([eE][-+]?[0-9]+)?")
-_SEXAGESIMAL = re.compile(r"[-+]?[0-9]+(:[0-5]?[0-9])+(\.[0-9]*)?")
-_DATE = re.compile(r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}([Tt ].*)?")
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|nan)", re.IGNORECASE)
+_DATE = re.compile(r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}([Tt ].*)?")
+_IN_YAML11 = (
+    (re.compile(r"(?i:yes|on|y|true)"), "a boolean", "`true`"),
+    (re.compile(r"(?i:no|off|n|false)"), "a boolean", "`false`"),
+    (re.compile(r"[-+]?([0-9]+):([0-5]?[0-9])(:[0-5]?[0-9])*(\.[0-9]*)?"), "a base-60 number", r"`\1h\2m`"),
+    (re.compile(r"[-+]?0+([0-9_]+)"), "an octal number", r"`\1`"),
+    (re.compile(r"[-+]?(0[xob][0-9a-fA-F_]+|[0-9][0-9_]*(\.[0-9_]*)?)"), "a number", "decimal digits"),
+    (re.compile(r"[-+]?(\.[0-9]+|[0-9]+\.)([eE][-+]?[0-9]+)?"), "a number", "digits on both sides of the point"),
+)
+"""Forms of a plain scalar that YAML readers, or people, interpret differently; with what to write."""
 
 
 def scalar(text: str) -> bool | int | float | str:
-    """Return the value of an unquoted scalar. Raises :class:`AmbiguousScalarError`, with a remedy."""
+    """Return the value of an unquoted scalar. The ValueError for an ambiguous one names the remedy."""
     if text in ("true", "false"):
         return text == "true"
     if _INT.fullmatch(text):
         if len(text) > 18:
-            raise AmbiguousScalarError("number out of range: too many digits")
+            raise ValueError("number out of range: too many digits")
         return int(text)
     if _FLOAT.fullmatch(text):
         if not math.isfinite(float(text)):
-            raise AmbiguousScalarError(f"`{text}` is out of range: write a smaller number")
+            raise ValueError(f"`{text}` is out of range: write a smaller number")
         return float(text)
     if text in ("", "~") or text.lower() == "null":
-        raise AmbiguousScalarError("missing value: write one, or remove the key")
+        raise ValueError("missing value: write one, or remove the key")
     if _NOT_FINITE.fullmatch(text):
-        raise AmbiguousScalarError(f"`{text}` is not a finite number: write a number, or remove the key for no limit")
+        raise ValueError(f"`{text}` is not a finite number: write a number, or remove the key for no limit")
     if _DATE.fullmatch(text):
-        raise AmbiguousScalarError(f'ambiguous value `{text}` (a date in YAML 1.1): write `"{text}"`')
-    meaning, remedy = _in_yaml11(text)
-    if meaning:
-        message = f'ambiguous value `{text}` ({meaning} in YAML 1.1): write {remedy}, or `"{text}"` for text'
-        raise AmbiguousScalarError(message)
+        raise ValueError(f'ambiguous value `{text}` (a date in YAML 1.1): write `"{text}"`')
+    for form, meaning, remedy in _IN_YAML11:
+        if found := form.fullmatch(text):
+            written = found.expand(remedy)
+            raise ValueError(
+                f'ambiguous value `{text}` ({meaning} in YAML 1.1): write {written}, or `"{text}"` for text'
+            )
     return text
 
 
@@ -389,39 +374,16 @@ def is_plain_text(text: str) -> bool:
         return False
     try:
         return isinstance(scalar(text), str)
-    except AmbiguousScalarError:
+    except ValueError:
         return False
 
 
 def _scalar(node: yaml.ScalarNode) -> bool | int | float | str:
-    """Return the value of a scalar. Raises :class:`AmbiguousScalarError`, also for escapes that are not a character."""
+    """Return the value of a scalar. Raises ValueError as :func:`scalar`, and for escapes that are not a character."""
     if node.style is None:
         return scalar(node.value)
     try:
         node.value.encode()
     except UnicodeEncodeError as error:
-        code = ord(node.value[error.start])
-        raise AmbiguousScalarError(f"`\\u{code:04x}` is not a character: remove it") from None
+        raise ValueError(f"`\\u{ord(node.value[error.start]):04x}` is not a character: remove it") from None
     return str(node.value)
-
-
-def _in_yaml11(text: str) -> tuple[str, str]:
-    """Return what YAML 1.1 makes of a plain scalar and how to write that; empty texts if it is text there too."""
-    if text.lower() in _TRUE | _FALSE:
-        return "a boolean", "`true`" if text.lower() in _TRUE else "`false`"
-    if _SEXAGESIMAL.fullmatch(text):
-        hours, minutes = text.split(":")[:2]
-        return "a base-60 number", f"`{hours}h{minutes}m`"
-    if _OCTAL.fullmatch(text):
-        return "an octal number", f"`{text.lstrip('+-0') or '0'}`"
-    if _OTHER_BASE.fullmatch(text) or _UNDERSCORES.fullmatch(text) or _BARE_POINT.fullmatch(text):
-        return "a number", _decimal(text)
-    return "", ""
-
-
-def _decimal(text: str) -> str:
-    try:
-        number = int(text, 0) if _OTHER_BASE.fullmatch(text) else float(text.replace("_", ""))
-    except ValueError:
-        return "a decimal number"
-    return f"`{number:g}`" if isinstance(number, float) and abs(number) < 1e6 else f"`{int(number)}`"

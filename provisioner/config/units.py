@@ -7,7 +7,6 @@ are taken from the directory that the validation context names as ``root``, whic
 
 from __future__ import annotations
 
-import ipaddress
 import math
 import os
 import re
@@ -31,6 +30,7 @@ from pydantic import (
 from pydantic.config import JsonDict
 from pydantic_core import CoreSchema, core_schema
 
+from provisioner import formatting
 from provisioner.model import WHOLE_GPU
 
 
@@ -95,12 +95,11 @@ def parse_size(value: object) -> int:
 
 
 def _wrong_size_unit(number: str, unit: str) -> str:
-    same = next((known for known in _SIZE_BYTES if known.lower() == unit.lower()), None)
-    if same is None and len(unit) == 1 and unit.upper() in "KMGT":
-        prefix = unit.upper()
-        binary, decimal = f"{prefix}iB", "kB" if prefix == "K" else f"{prefix}B"
+    if unit.upper() in ("K", "M", "G", "T"):
+        binary, decimal = f"{unit.upper()}iB", "kB" if unit.upper() == "K" else f"{unit.upper()}B"
         return f"`{unit}` can mean two things: write `{number} {binary}` (1024s) or `{number} {decimal}` (1000s)"
-    return f"`{unit}` is not a unit of size: write `{number} {same or 'GiB'}`; known are {', '.join(_SIZE_BYTES)}"
+    same = next((known for known in _SIZE_BYTES if known.lower() == unit.lower()), "GiB")
+    return f"`{unit}` is not a unit of size: write `{number} {same}`; known are {', '.join(_SIZE_BYTES)}"
 
 
 def format_size(size_mib: int) -> str:
@@ -118,14 +117,6 @@ Size = Annotated[int, Unit("size", parse_size, format_size, _text_schema(_SIZE_P
 # ------------------------------------------------------------------------------------------------------------ durations
 
 _MILLISECONDS = {"w": 604_800_000, "d": 86_400_000, "h": 3_600_000, "min": 60_000, "m": 60_000, "s": 1000, "ms": 1}
-_SPELLINGS = {
-    "w": "w week weeks",
-    "d": "d day days",
-    "h": "h hr hrs hour hours",
-    "min": "min mins minute minutes",
-    "s": "s sec secs second seconds",
-}
-"""Words that are not units of time here, with those meant."""
 _PART = re.compile(rf"\s*({_NUMBER})\s*([A-Za-zµ]+)\s*")
 _MAX_DURATION_MS = 3660 * 86_400_000
 _DURATION_PATTERN = (
@@ -145,7 +136,7 @@ def parse_duration(value: object) -> float:
         raise ValueError(f"`{shortened(value)}` is not a duration: write `30s`, `10min` or `2h30m`")
     for number, unit in parts:
         if unit not in _MILLISECONDS:
-            meant = next((known for known, words in _SPELLINGS.items() if unit.lower() in words.split()), "min")
+            meant = next((known for known in _MILLISECONDS if unit.lower().startswith(known)), "min")
             raise ValueError(f"`{unit}` is not a unit of time: write `{number}{meant}`; known are w, d, h, min, s, ms")
     sizes = [_MILLISECONDS[unit] for _, unit in parts]
     if sizes != sorted(set(sizes), reverse=True):
@@ -159,14 +150,11 @@ def parse_duration(value: object) -> float:
 def format_duration(seconds: float) -> str:
     """Return a text that :func:`parse_duration` reads back as ``seconds`` (to the millisecond)."""
     milliseconds = round(seconds * 1000)
-    if milliseconds == 0:
-        return "0s"
-    parts: list[str] = []
+    text = ""
     for unit in ("d", "h", "min", "s", "ms"):
         count, milliseconds = divmod(milliseconds, _MILLISECONDS[unit])
-        if count:
-            parts.append(f"{count}{unit}")
-    return "".join(parts)
+        text += f"{count}{unit}" if count else ""
+    return text or "0s"
 
 
 _DURATION = Unit("duration", parse_duration, format_duration, _text_schema(_DURATION_PATTERN, "2h30m"))
@@ -202,14 +190,8 @@ def parse_gpus(value: object) -> int:
     return int(milli)
 
 
-def format_gpus(gpu_milli: int) -> str:
-    """Return ``1`` for 1000 and ``0.5`` for 500."""
-    whole, rest = divmod(gpu_milli, WHOLE_GPU)
-    return f"{whole}.{rest:03}".rstrip("0") if rest else str(whole)
-
-
 _GPUS_SCHEMA = {"type": "number", "minimum": 0, "maximum": _GPUS_LIMIT, "examples": [1, 0.5]}
-Gpus = Annotated[int, Unit("GPUs", parse_gpus, format_gpus, _GPUS_SCHEMA)]
+Gpus = Annotated[int, Unit("GPUs", parse_gpus, formatting.gpus, _GPUS_SCHEMA)]
 """A number of GPUs, fractions in steps of 0.001: an int in milli-GPU."""
 
 _CAPABILITY = re.compile(r"(\d{1,2})(?:\.(\d))?")
@@ -228,7 +210,7 @@ _CAPABILITY_SCHEMA = {
     "anyOf": [{"type": "number", "minimum": 1, "exclusiveMaximum": 31}, _text_schema(r"^\d{1,2}(\.\d)?$")],
     "examples": [8.0],
 }
-Capability = Annotated[int, Unit("number", parse_capability, lambda tenfold: f"{tenfold / 10:.1f}", _CAPABILITY_SCHEMA)]
+Capability = Annotated[int, Unit("number", parse_capability, formatting.capability, _CAPABILITY_SCHEMA)]
 """A CUDA compute capability: an int, times ten: 8.0 is 80."""
 
 _CUDA = re.compile(r"(\d{1,2})\.(\d{1,2})")
@@ -248,12 +230,13 @@ def parse_cuda_version(value: object) -> int:
     return int(parts[1]) * 1000 + int(parts[2]) * 10
 
 
-def _format_cuda_version(version: int) -> str:
-    return f'"{version // 1000}.{version % 1000 // 10}"'
-
-
-_CUDA_SCHEMA = _text_schema(r"^\d{1,2}\.\d{1,2}$", "12.4")
-CudaVersion = Annotated[int, Unit("version in quotes", parse_cuda_version, _format_cuda_version, _CUDA_SCHEMA)]
+_CUDA_VERSION = Unit(
+    "version in quotes",
+    parse_cuda_version,
+    lambda version: f'"{formatting.driver(version)}"',
+    _text_schema(r"^\d{1,2}\.\d{1,2}$", "12.4"),
+)
+CudaVersion = Annotated[int, _CUDA_VERSION]
 """A CUDA version in quotes: an int in HTCondor's form: 12.4 is 12040."""
 
 # ---------------------------------------------------------------------------------------------------------------- names
@@ -299,19 +282,12 @@ def _parse_address(text: str) -> str:
     if re.fullmatch(_HOST_PATTERN, text):
         raise ValueError(f"`{shortened(text)}` has no port: write `{shortened(text)}:9618`, `host:port`")
     parts = re.fullmatch(_ADDRESS_PATTERN, text)
-    if not parts or not _is_host(parts[1]):
+    if not parts:
         remedy = "write `host.example.org:9618`, `host:port`, or `[2001:db8::1]:9618`"
         raise ValueError(f"`{shortened(text)}` is not an address: {remedy}")
     if not 1 <= int(text.partition("?")[0].rpartition(":")[2]) <= 65535:
         raise ValueError(f"`{shortened(text)}`: a port is a number from 1 to 65535")
     return text
-
-
-def _is_host(host: str) -> bool:
-    try:
-        return not host.startswith("[") or bool(ipaddress.IPv6Address(host[1:-1]))
-    except ValueError:
-        return False
 
 
 Addresses = Annotated[str, Unit("text", parse_addresses, str, _text_schema(_ADDRESSES_PATTERN))]

@@ -9,32 +9,16 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import inf
 
 import structlog
 
+from provisioner import model
 from provisioner.controller.clock import Clock
 from provisioner.controller.polling import fault_of, within
 from provisioner.controller.sanitize import sanitize_result
 from provisioner.interfaces import AuthError, Overlay, RejectedError, Site, SupportsForget, UnavailableError
-from provisioner.model import (
-    DrainMode,
-    DroneId,
-    DroneType,
-    Fault,
-    FaultKind,
-    OrderOutcome,
-    OrderResult,
-    Plan,
-    Policy,
-    PolledOverlay,
-    PolledSite,
-    RemoteState,
-    Start,
-    StartOrder,
-    StateChange,
-    StopOrder,
-    TypeKey,
-)
+from provisioner.model import DroneId, Fault, FaultKind, OrderOutcome, OrderResult, StartOrder, StopOrder
 from provisioner.reasons import EndedAtSite, Preempted
 
 log = structlog.get_logger()
@@ -50,22 +34,13 @@ KEEP_FOR_JOBS_S = 90.0
 
 
 @dataclass(frozen=True, slots=True)
-class DrainOrder:
-    """Request to one drone to leave the overlay."""
-
-    drone_id: DroneId
-    mode: DrainMode
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
 class OrderBatch:
     """All orders for one site, or for the overlay (``site`` empty), in one tick."""
 
     site: str
     starts: tuple[StartOrder, ...] = ()
     stops: tuple[StopOrder, ...] = ()
-    drains: tuple[DrainOrder, ...] = ()
+    drains: tuple[model.Drain, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +54,9 @@ class BatchResults:
     """Results of the overlay, for the same drones as ``starts``: where it refused one, the site was not asked."""
 
 
-def batches(plan: Plan, types: dict[TypeKey, DroneType], policy: Policy) -> list[OrderBatch]:
+def batches(plan: model.Plan, types: dict[model.TypeKey, model.DroneType], policy: model.Policy) -> list[OrderBatch]:
     """Return a plan's actions, grouped by the site or overlay that carries them out."""
-    found: list[OrderBatch] = []
-    if plan.drains:
-        found.append(OrderBatch("", drains=tuple(DrainOrder(d.drone.id, d.mode, d.reason.kind) for d in plan.drains)))
+    found = [OrderBatch("", drains=plan.drains)] if plan.drains else []
     asked = {s.drone.site for s in plan.starts} | {s.drone.site for s in plan.stops} | {o.site for o in plan.orphans}
     for site in sorted(asked):
         starts = tuple(_start_order(s, types[s.drone.type], policy) for s in plan.starts if s.drone.site == site)
@@ -93,7 +66,7 @@ def batches(plan: Plan, types: dict[TypeKey, DroneType], policy: Policy) -> list
     return found
 
 
-def _start_order(start: Start, kind: DroneType, policy: Policy) -> StartOrder:
+def _start_order(start: model.Start, kind: model.DroneType, policy: model.Policy) -> StartOrder:
     limits = policy.of_site(kind.site)
     idle_timeout_s = policy.idle_timeout_at(kind.site) * OWN_TIMEOUT_FACTOR + OWN_TIMEOUT_MORE_S
     if any(headroom.site in ("", kind.site) for headroom in policy.headroom):
@@ -117,8 +90,8 @@ async def carry_out(
     """Carry out a batch. Stops come first: they make room. Never raises."""
     if site is None:
         results: list[OrderResult] = []
-        for mode, why in dict.fromkeys((d.mode, d.why) for d in batch.drains):
-            ids = [d.drone_id for d in batch.drains if (d.mode, d.why) == (mode, why)]
+        for mode, why in dict.fromkeys((d.mode, d.reason.kind) for d in batch.drains):
+            ids = [d.drone.id for d in batch.drains if (d.mode, d.reason.kind) == (mode, why)]
             results += await _asked(ids, partial(overlay.drain, ids, mode, why), clock, DRAIN_DEADLINE_S)
         return BatchResults("", leaves=tuple(results))
     leaves: list[OrderResult] = []
@@ -210,7 +183,7 @@ class DeadSlots:
     _failing: bool = False
     """The newest attempt failed, and that was reported."""
 
-    def note(self, moves: Iterable[StateChange]) -> None:
+    def note(self, moves: Iterable[model.StateChange]) -> None:
         """Note the drones that ended, by a plan that is on record."""
         if not isinstance(self.overlay, SupportsForget):
             return
@@ -222,8 +195,8 @@ class DeadSlots:
     def turn(
         self,
         group: asyncio.TaskGroup,
-        pool: PolledOverlay,
-        sites: Iterable[PolledSite],
+        pool: model.PolledOverlay,
+        sites: Iterable[model.PolledSite],
         live: Mapping[DroneId, object],
     ) -> None:
         """Begin to remove slots that are still listed, if no removal is under way."""
@@ -258,7 +231,7 @@ class DeadSlots:
             self._task.cancel()
 
     def _due(
-        self, pool: PolledOverlay, sites: Iterable[PolledSite], live: Mapping[DroneId, object]
+        self, pool: model.PolledOverlay, sites: Iterable[model.PolledSite], live: Mapping[DroneId, object]
     ) -> Mapping[DroneId, float]:
         """Return the dead drones that a poll after their end still shows, each with its end."""
         view, now = pool.view, self.clock.now()
@@ -270,20 +243,15 @@ class DeadSlots:
             for reading in sites
             if reading.view is not None
             for drone in reading.view.drones.values()
-            if drone.state is not RemoteState.ENDED
+            if drone.state is not model.RemoteState.ENDED
         }
         due: dict[DroneId, float] = {}
         for drone_id, dead in list(self._dead.items()):
             if view.taken_at <= dead.ended_at:
                 continue
-            alive = drone_id in live or drone_id in there
-            heard = heard_at.get(drone_id)
-            if (
-                alive
-                or heard is None
-                or heard > dead.ended_at + POOL_CLOCK_TOLERANCE_S
-                or now - dead.ended_at > SLOT_LIFETIME_S
-            ):
+            heard = heard_at.get(drone_id, inf)  # a slot that is not listed any more is done with
+            lives = drone_id in live or drone_id in there or heard > dead.ended_at + POOL_CLOCK_TOLERANCE_S
+            if lives or now - dead.ended_at > SLOT_LIFETIME_S:
                 del self._dead[drone_id]
             elif (not dead.attempts or now - dead.tried_at >= FORGET_RETRY_S) and len(due) < FORGET_BATCH:
                 due[drone_id] = dead.ended_at

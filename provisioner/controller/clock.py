@@ -87,7 +87,6 @@ class SteadyClock:
             self._at, self._doubted = not_before, True
 
     def now(self) -> float:
-        """Return seconds since the epoch; call it often: each call makes up for a little of the drift."""
         mark, self._asked = self._monotonic(), True
         elapsed = mark - self._mark
         self._at, self._mark = self._at + elapsed, mark
@@ -97,27 +96,18 @@ class SteadyClock:
         return self._at
 
     def drift_s(self) -> float:
-        """Return wall clock minus :meth:`now`."""
         return self._wall() - (self._at + self._monotonic() - self._mark)
 
     def doubted(self) -> bool:
-        """Return True if the wall clock is not trusted yet. One that was set near the record is trusted at once."""
-        if self._doubted and abs(self.drift_s()) <= self.APART_S:
-            self._doubted = False
+        self._doubted = self._doubted and abs(self.drift_s()) > self.APART_S
         return self._doubted
 
     def due_s(self) -> float:
-        """Return by how much a doubted clock may be set now.
-
-        That is so once its distance is known, NTP keeps it, or nobody has set it for long. It is set back only at the
-        start, before anybody has read the time.
-        """
         if not self.doubted() or (self.drift_s() < 0 and self._asked):
-            return 0.0
+            return 0.0  # it is set back only at the start, before anybody has read the time
         waited = self._monotonic() - self._started >= self.BELIEVED_AFTER_S
         return self.drift_s() if waited or self._known or self._synchronised() else 0.0
 
     def settle(self) -> None:
-        """Set the clock to the wall clock."""
         self._at += self.drift_s()
         self._doubted = self._known = False

@@ -15,20 +15,9 @@ from math import ceil
 
 import structlog
 
+from provisioner import estimates as est
 from provisioner.controller.clock import Clock
-from provisioner.estimates import (
-    HORIZONS_S,
-    NO_ESTIMATES,
-    UNKNOWN,
-    USUAL_RUN_S,
-    Estimates,
-    EstimateSamples,
-    OwnerGrowth,
-    SiteSamples,
-    StartDelays,
-    owner_of,
-    run_keys,
-)
+from provisioner.estimates import UNKNOWN, Estimates, EstimateSamples, OwnerGrowth, SiteSamples, StartDelays
 from provisioner.model import PENDING, CompletedJob, Drone, DroneId, DroneState, OverlayView, Plan, PolledSite, Snapshot
 from provisioner.planner.retirement import MIN_IDLE_GAPS
 from provisioner.reasons import IdleTimeout
@@ -102,7 +91,7 @@ class UnfinishedJobs:
             del self.cut[next(iter(self.cut))]
         self.running = {
             slot.drone_id: (
-                run_keys(slot.owner, slot.job_gpu_milli, slot.job_cpus, slot.job_memory_mib),
+                est.run_keys(slot.owner, slot.job_gpu_milli, slot.job_cpus, slot.job_memory_mib),
                 slot.begun_at,
             )
             for slot in view.slots
@@ -181,7 +170,7 @@ class EstimateCollector:
     """By the keys of a job; never changed in place: the recorded samples share these values."""
     delays: dict[str, StartDelays] = field(default_factory=dict)
     sites: dict[str, SiteHistory] = field(default_factory=dict)
-    estimates: Estimates = NO_ESTIMATES
+    estimates: Estimates = est.NO_ESTIMATES
     _seen: frozenset[tuple[str, float]] = frozenset()
     """Counted jobs: those reported now, and of those reported before the ones that ended in the last :data:`SEEN_S`."""
     _counted: tuple[CompletedJob, ...] | None = None
@@ -238,7 +227,7 @@ class EstimateCollector:
             case "all":
                 self.runs, self.delays, self.sites, self._unfinished = {}, {}, {}, UnfinishedJobs()
             case "user":
-                self.runs = {key: runs for key, runs in self.runs.items() if key and owner_of(key) != name}
+                self.runs = {key: runs for key, runs in self.runs.items() if key and est.owner_of(key) != name}
                 self._unfinished.forget(name)
             case "site":
                 self.sites.pop(name, None)
@@ -253,7 +242,7 @@ class EstimateCollector:
         new = [each for each in completions if (each.job_id, each.ended_at) not in self._seen and each.run_s > 0]
         for each in new:
             run_s = max(SHORTEST_RUN_S, round(each.run_s, 1))
-            for key in dict.fromkeys(run_keys(each.owner, each.gpu_milli, each.cpus, each.memory_mib)):
+            for key in dict.fromkeys(est.run_keys(each.owner, each.gpu_milli, each.cpus, each.memory_mib)):
                 runs = self.runs.pop(key, ())
                 self.runs[key] = (*runs[1 - RUNS_KEPT :], run_s)  # the newest last
         while len(self.runs) > KEYS_KEPT:
@@ -299,20 +288,17 @@ class EstimateCollector:
         if not watched:
             return
         if was.state in PENDING and drone.joined_at and drone.started_at:
-            self._delay(drone)
+            # sites tell whole seconds, by clocks of their own: what began before it was ordered began at once
+            queue_s = max(0.0, drone.started_at - drone.requested_at)
+            boot_s = max(0.0, drone.joined_at - drone.started_at)
+            known = self.delays.get(drone.type, StartDelays(queue_s, boot_s))
+            self.delays[drone.type] = StartDelays(
+                known.queue_s + MEAN_WEIGHT * (queue_s - known.queue_s),
+                known.boot_s + MEAN_WEIGHT * (boot_s - known.boot_s),
+            )
+            self._dirty = True
         if was.state is DroneState.IDLE and drone.state is DroneState.BUSY and was.idle_at:
             self._gap(drone.site, now - was.idle_at)
-
-    def _delay(self, drone: Drone) -> None:
-        # sites tell whole seconds, by clocks of their own: what began before it was ordered began at once
-        queue_s = max(0.0, drone.started_at - drone.requested_at)
-        boot_s = max(0.0, drone.joined_at - drone.started_at)
-        known = self.delays.get(drone.type, StartDelays(queue_s, boot_s))
-        self.delays[drone.type] = StartDelays(
-            known.queue_s + MEAN_WEIGHT * (queue_s - known.queue_s),
-            known.boot_s + MEAN_WEIGHT * (boot_s - known.boot_s),
-        )
-        self._dirty = True
 
     def _note_gaps(self, snapshot: Snapshot, plan: Plan) -> None:
         for drain in plan.drains:
@@ -361,7 +347,7 @@ class EstimateCollector:
         for (key, *wider), so_far in self._unfinished.so_far(self._examined_at):
             done = known.get(key, ())
             if len(done) < RUNS_KEPT:
-                others = next((of_done[each] for each in wider if each in of_done), (USUAL_RUN_S,))
+                others = next((of_done[each] for each in wider if each in of_done), (est.USUAL_RUN_S,))
                 borrowed = expected(others, (), max(0, RUNS_NEEDED - len(done)))
                 told[key] = expected((*done, *borrowed), so_far, RUNS_TOLD)
         return told
@@ -383,7 +369,7 @@ def rise_of(use_milli: Iterable[int]) -> OwnerGrowth:
     stretches = [list(noted) for known, noted in groupby(use_milli, UNKNOWN.__ne__) if known]
     longest = max(map(len, stretches), default=0)
     highest, span, rows = stretches, 1, []  # highest[n][i]: of stretches[n][i : i + span]
-    for horizon_s in HORIZONS_S:
+    for horizon_s in est.HORIZONS_S:
         wanted = max(1, ceil(horizon_s / USE_EVERY_S))
         while span < min(wanted, longest // 2):  # what is left of the past must still be many moments
             step = min(span, wanted - span)
@@ -438,10 +424,6 @@ def expected(done: Sequence[float], unfinished: Sequence[float], count: int) -> 
             weighted.append((LONGER * run_s, weight))
         else:
             weight *= (longer + 1) / longer
-    return _quantiles(weighted, count)
-
-
-def _quantiles(weighted: Iterable[tuple[float, float]], count: int) -> tuple[float, ...]:
     values, weights = zip(*sorted(weighted), strict=True)
     reached = list(accumulate(weights))
     found, at = [], 0

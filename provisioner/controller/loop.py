@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Self, TypeVar
 
 import structlog
 
@@ -29,6 +29,8 @@ from provisioner.reasons import Reason
 from provisioner.store import Store, StoreError, serial_of
 
 log = structlog.get_logger()
+
+T = TypeVar("T")
 
 CLOCK_ADVICE = (
     "This host's clock and the record disagree. Until that is settled nothing is pruned and no limit ends a drone. "
@@ -224,7 +226,6 @@ class Controller:
     # ------------------------------------------------------------------------------------------------ the steps
 
     async def _set_clock(self, *, start: bool = False) -> None:
-        """Set the clock if that is due, and report one that is doubted."""
         by_s = self.clock.due_s()
         moved = await self._move_times(by_s, start=start) if by_s or start else False
         if by_s and moved:
@@ -259,7 +260,7 @@ class Controller:
         if not by_s and not moves:
             return True
         set_to = now if by_s else None
-        return await self._stored(
+        return await _stored(
             "clock.set_failed", self.store.record_results(self.store.tick, moves, breakers, set_to=set_to)
         )
 
@@ -302,19 +303,17 @@ class Controller:
     async def _record(self, plan: Plan, snapshot: Snapshot) -> bool:
         """Record and log a plan. Return False if the store cannot take it: then nothing may be acted on."""
         before = dict(self.store.breakers)
-        if not await self._stored("store.write_failed", self.store.record(plan, snapshot)):
+        if not await _stored("store.write_failed", self.store.record(plan, snapshot)):
             return False
         _log_plan(plan)
         _log_breakers(before, plan.breakers)
         for drain in plan.drains:
             if isinstance(drain.reason, reasons.BlackHoleDrone):
-                await self.event(
-                    "drone.black_hole", warn=True, drone=drain.drone.id, why=formatting.describe(drain.reason)
-                )
+                why = formatting.describe(drain.reason)
+                await self.event("drone.black_hole", warn=True, drone=drain.drone.id, why=why)
         return True
 
     async def _report_breaches(self, found: SafePlan) -> None:
-        """Record the breaches of a plan when they change, and not at every tick."""
         if found.faults and found.faults != self._faults:
             left_out = (*(f"class {each}" for each in found.classes), *found.actions)
             told = {"faults": "; ".join(found.faults)[:2000], "left_out": ", ".join(left_out)[:2000]}
@@ -373,7 +372,9 @@ class Controller:
         pool = self._poller.overlay_reading().view
         if pool is not None:
             shown |= {slot.drone_id for slot in pool.slots}
-        newest = self._newest_serial(shown - self.store.drones.keys(), self._first_serial + SERIALS_MISSED)
+        ours, below = f"{self.name}-{self.store.birth}-", self._first_serial + SERIALS_MISSED
+        unknown = (serial_of(each) for each in shown - self.store.drones.keys() if each.startswith(ours))
+        newest = max((serial for serial in unknown if serial is not None and serial < below), default=0)
         if newest < known:
             return known
         if not self._outdated:
@@ -382,21 +383,12 @@ class Controller:
             await self.event("store.outdated", warn=True, newest_serial=newest, next_serial=known, advice=advice)
         return newest + 1 + SERIAL_MARGIN
 
-    def _newest_serial(self, drone_ids: Iterable[DroneId], below: int) -> int:
-        """Return the largest serial number of our ids among these that is below a limit; 0 if there is none."""
-        ours = (each for each in drone_ids if each.startswith(f"{self.name}-{self.store.birth}-"))
-        return max((n for n in map(serial_of, ours) if n is not None and n < below), default=0)
-
     async def _ended(self, readings: Iterable[model.PolledSite]) -> Mapping[DroneId, DroneState]:
         """Return the final states on record of drones that a site still lists: the reason to stop them."""
         views = [r.view for r in readings if r.view is not None]
         there = [d for v in views for d in v.drones.values() if d.state is not model.RemoteState.ENDED]
         strays = [d.drone_id for d in there if d.drone_id not in self.store.drones]
-        try:
-            return await self.store.ended(strays) if strays else {}
-        except StoreError as error:
-            log.error("store.read_failed", message=str(error))
-            return {}
+        return await _read("store.read_failed", self.store.ended(strays), {}) if strays else {}
 
     async def _record_console_output(self) -> None:
         """Record the last output of drones, for `drones show`. It decides nothing, so failures are only logged."""
@@ -407,22 +399,18 @@ class Controller:
             except Exception as error:
                 log.warning("console_output.read_failed", site=name, message=f"{type(error).__name__}: {error}")
         if words:
-            await self._stored("console_output.write_failed", self.store.record_outputs(self.clock.now(), words))
+            await _stored("console_output.write_failed", self.store.record_outputs(self.clock.now(), words))
 
     async def _record_completed(self, view: OverlayView | None) -> None:
         """Record the completed jobs that are new. A write that fails is tried again at the next tick."""
         if view is None or view.completions is None:
             return
         new = [job for job in view.completions if job not in self._completed_jobs]
-        if not new or await self._stored("completed_jobs.write_failed", self.store.record_completed(new)):
+        if not new or await _stored("completed_jobs.write_failed", self.store.record_completed(new)):
             self._completed_jobs = frozenset(view.completions)
 
     async def _requests(self) -> tuple[model.OperatorRequest, ...]:
-        try:
-            return await self.store.requests()
-        except StoreError as error:
-            log.error("requests.read_failed", message=str(error))
-            return ()
+        return await _read("requests.read_failed", self.store.requests(), ())
 
     async def _reset_breakers(self) -> None:
         """Lift the bans that operators asked to lift, before anything is planned with them.
@@ -433,18 +421,15 @@ class Controller:
             if request.kind is not model.RequestKind.RESET:
                 continue
             known, now = self.store.breakers, self.clock.now()
-            scopes = [
-                s
-                for s, b in known.items()
-                if b.failures and any(model.is_within_scope(s, each) for each in request.drone_ids)
-            ]
+            failing = [scope for scope, breaker in known.items() if breaker.failures]
+            scopes = [s for s in failing if any(model.is_within_scope(s, each) for each in request.drone_ids)]
             lifted = [Breaker(s, since=now, blind_until=known[s].blind_until) for s in scopes]
-            if lifted:
-                results = self.store.record_results(self.store.tick, (), lifted)
-                if not await self._stored("breaker.reset_failed", results):
-                    return
-                told = ", ".join(scopes)[:2000]
-                await self.event("breaker.reset", scopes=told, by=request.by, reason=request.reason)
+            if not lifted:
+                continue
+            if not await _stored("breaker.reset_failed", self.store.record_results(self.store.tick, (), lifted)):
+                return
+            names = ", ".join(scopes)[:2000]
+            await self.event("breaker.reset", scopes=names, by=request.by, reason=request.reason)
 
     async def _act(self, plan: Plan) -> None:
         for batch in actuation.batches(plan, {t.key: t for t in self.types}, self.policy) if plan.acts else ():
@@ -474,7 +459,7 @@ class Controller:
             known = {m.drone.id: self.store.drones[m.drone.id].drain_refusal for m in moves}
             if moves or breakers:
                 results = self.store.record_results(self.store.tick, moves, breakers)
-                if not await self._stored("order_results.write_failed", results):
+                if not await _stored("order_results.write_failed", results):
                     return
             site = self._orders.pop(task)
             _log_moves(moves)
@@ -559,35 +544,39 @@ class Controller:
                 "clock.stepped" if self._stepped else "clock.caught_up", warn=self._stepped, drift_s=round(drift, 1)
             )
         if self._prunes or now - self._pruned_at > PRUNE_EVERY_S:
-            self._pruned_at, self._prunes = now, False
-            try:
-                self._prunes = await self.store.prune(now)
-            except StoreError as error:
-                log.error("store.prune_failed", message=str(error))
+            self._pruned_at = now
+            self._prunes = await _read("store.prune_failed", self.store.prune(now), False)
         await self._recorder.turn()
 
     async def event(self, name: str, *, warn: bool = False, **fields: str | int | float) -> None:
         """Log and record an event that is no transition of a drone, as a warning with ``warn``."""
         (log.warning if warn else log.info)(name, **fields)
-        await self._stored("store.write_failed", self.store.event(self.clock.now(), name, fields))
+        await _stored("store.write_failed", self.store.event(self.clock.now(), name, fields))
 
-    async def _stored(self, failed: str, call: Awaitable[None]) -> bool:
-        """Await a write of the store. Return False, after the log event ``failed``, if it failed."""
-        try:
-            await call
-        except StoreError as error:
-            log.error(failed, message=str(error))
-            return False
-        return True
+
+async def _read(failed: str, call: Awaitable[T], otherwise: T) -> T:
+    """Return the answer of the store; ``otherwise``, after the log event ``failed``, if it failed."""
+    try:
+        return await call
+    except StoreError as error:
+        log.error(failed, message=str(error))
+        return otherwise
+
+
+async def _stored(failed: str, call: Awaitable[None]) -> bool:
+    """Await a write of the store. Return False, after the log event ``failed``, if it failed."""
+    try:
+        await call
+    except StoreError as error:
+        log.error(failed, message=str(error))
+        return False
+    return True
 
 
 def _log_plan(plan: Plan) -> None:
-    """Log one line per action, and one per tick that did something."""
     for start in plan.starts:
-        drone = start.drone
-        log.info(
-            "drone.start_ordered", drone=drone.id, type=drone.type, for_class=drone.for_class, **_why(start.reason)
-        )
+        of = {"type": start.drone.type, "for_class": start.drone.for_class}
+        log.info("drone.start_ordered", drone=start.drone.id, **of, **_why(start.reason))
     for drain in plan.drains:
         log.info("drone.drain_ordered", drone=drain.drone.id, mode=drain.mode.value, **_why(drain.reason))
     for stop in plan.stops:
@@ -616,14 +605,12 @@ def _log_breakers(before: Mapping[str, Breaker], changed: Iterable[Breaker]) -> 
         was = before[breaker.scope].state if breaker.scope in before else BreakerState.ACTIVE
         if breaker.state is was:
             continue
-        tell = log.warning if breaker.state is BreakerState.BANNED else log.info
-        until = {"until": formatting.iso(breaker.until)} if breaker.state is BreakerState.BANNED else {}
-        why = (
-            {"fault": breaker.fault.kind.value, "why": formatting.excerpt(breaker.fault.message)}
-            if breaker.fault
-            else {}
-        )
-        tell("breaker.changed", scope=breaker.scope, was=was.value, state=breaker.state.value, **until, **why)
+        banned = breaker.state is BreakerState.BANNED
+        more = {"until": formatting.iso(breaker.until)} if banned else {}
+        if breaker.fault:
+            more |= {"fault": breaker.fault.kind.value, "why": formatting.excerpt(breaker.fault.message)}
+        tell = log.warning if banned else log.info
+        tell("breaker.changed", scope=breaker.scope, was=was.value, state=breaker.state.value, **more)
 
 
 def _why(reason: Reason) -> dict[str, str]:

@@ -13,23 +13,11 @@ from typing import Generic, TypeVar
 
 import structlog
 
+from provisioner import model
 from provisioner.controller.clock import Clock
-from provisioner.controller.sanitize import Sanitizer, held
+from provisioner.controller.sanitize import Sanitizer, limited_text
 from provisioner.interfaces import AdapterError, Site, SupportsConsoleOutput, UnavailableError
-from provisioner.model import (
-    Breaker,
-    BreakerState,
-    DroneId,
-    Fault,
-    FaultKind,
-    OrderResult,
-    OverlayView,
-    PolledOverlay,
-    PolledSite,
-    SiteView,
-    StartOrder,
-    StopOrder,
-)
+from provisioner.model import Fault, FaultKind, OverlayView, PolledOverlay, PolledSite, SiteView
 from provisioner.planner.breakers import OVERLAY_SCOPE
 
 log = structlog.get_logger()
@@ -61,11 +49,11 @@ def fault_of(error: BaseException, at: float) -> Fault:
     """Return an error as data: adapter errors by their kind, a deadline as unavailable, all else as unknown."""
     match error:
         case AdapterError():
-            return Fault(error.kind, held(str(error)) or type(error).__name__, at)
+            return Fault(error.kind, limited_text(str(error)) or type(error).__name__, at)
         case TimeoutError():
             return Fault(FaultKind.DOWN, "no answer within its deadline", at)
         case _:
-            return Fault(FaultKind.UNKNOWN, held(f"{type(error).__name__}: {error}"), at)
+            return Fault(FaultKind.UNKNOWN, limited_text(f"{type(error).__name__}: {error}"), at)
 
 
 @dataclass(slots=True, eq=False)
@@ -97,15 +85,15 @@ class LazySite:
         await self.open()
         return await self.site.poll()
 
-    async def start(self, orders: Sequence[StartOrder]) -> Sequence[OrderResult]:
+    async def start(self, orders: Sequence[model.StartOrder]) -> Sequence[model.OrderResult]:
         self._must_be_open()
         return await self.site.start(orders)
 
-    async def stop(self, orders: Sequence[StopOrder]) -> Sequence[OrderResult]:
+    async def stop(self, orders: Sequence[model.StopOrder]) -> Sequence[model.OrderResult]:
         self._must_be_open()
         return await self.site.stop(orders)
 
-    def last_words(self) -> Mapping[DroneId, str]:
+    def last_words(self) -> Mapping[model.DroneId, str]:
         return self.site.last_words() if isinstance(self.site, SupportsConsoleOutput) else {}
 
     def _must_be_open(self) -> None:
@@ -141,23 +129,16 @@ class PollTarget(Generic[View]):
             view = self.sanitizer.sanitized(await within(self.deadline_s, self._poll_twice()), began, clock.drift_s())
         except Exception as error:
             # the deadline of both attempts says less than what the first one failed for
-            told = self._first if isinstance(error, TimeoutError) and self._first is not None else error
-            self.fault = fault = fault_of(told, began)
+            cause = self._first if isinstance(error, TimeoutError) and self._first is not None else error
+            self.fault = fault = fault_of(cause, began)
             if before is None or before.message != fault.message:
-                log.warning(
-                    "overlay.poll_failed" if of_overlay else "site.poll_failed",
-                    view=self.name,
-                    fault=fault.kind.value,
-                    message=fault.message,
-                )
+                why = {"fault": fault.kind.value, "message": fault.message}
+                log.warning("overlay.poll_failed" if of_overlay else "site.poll_failed", view=self.name, **why)
         else:
             self.view, self.fault = view, None
             if before is not None:
-                log.info(
-                    "overlay.recovered" if of_overlay else "site.recovered",
-                    view=self.name,
-                    away_s=round(clock.now() - before.at, 1),
-                )
+                away_s = round(clock.now() - before.at, 1)
+                log.info("overlay.recovered" if of_overlay else "site.recovered", view=self.name, away_s=away_s)
 
     async def _poll_twice(self) -> View:
         """Poll; once more if the service does not answer."""
@@ -184,31 +165,24 @@ class Poller:
     overlay: PollTarget[OverlayView]
     sites: dict[str, PollTarget[SiteView]] = field(default_factory=dict)
 
-    async def poll(self, breakers: Mapping[str, Breaker]) -> None:
+    async def poll(self, breakers: Mapping[str, model.Breaker]) -> None:
         """Begin every poll that is due, and wait for them. A banned site that did not answer is left out."""
+        now, banned = self.clock.now(), model.BreakerState.BANNED
+        rests = {scope for scope, breaker in breakers.items() if breaker.state is banned and now < breaker.until}
         due: list[PollTarget[OverlayView] | PollTarget[SiteView]] = [self.overlay]
-        due += [w for name, w in self.sites.items() if not self._skips(w, breakers.get(name))]
+        due += [target for name, target in self.sites.items() if name not in rests or target.fault is None]
         tasks: list[asyncio.Task[None]] = []
         for target in due:
             if target.in_flight is None or target.in_flight.done():
                 target.in_flight = self.group.create_task(target.once(self.clock), name=f"poll:{target.name}")
             tasks.append(target.in_flight)
-        if tasks:
-            await asyncio.wait(tasks, timeout=TICK_WAIT_S)
+        await asyncio.wait(tasks, timeout=TICK_WAIT_S)
 
     def close(self) -> None:
         """Break off what is in flight."""
         self.overlay.close()
         for target in self.sites.values():
             target.close()
-
-    def _skips(self, target: PollTarget[SiteView], breaker: Breaker | None) -> bool:
-        return (
-            breaker is not None
-            and breaker.state is BreakerState.BANNED
-            and target.fault is not None
-            and self.clock.now() < breaker.until
-        )
 
     def overlay_reading(self) -> PolledOverlay:
         return PolledOverlay(self.overlay.view, self.overlay.fault)

@@ -7,9 +7,9 @@ nor make the whole tick unrecordable: it is replaced by the value for "unknown",
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
-from operator import attrgetter, is_
+from operator import attrgetter, eq, is_
 from typing import Any, TypeVar
 
 from provisioner import model
@@ -22,7 +22,7 @@ MAX_TEXT_CHARS = 4000
 CLOCK_TOLERANCE_S = 1.0
 """A host clock that is off by less was not set by anybody."""
 ENDS_KEPT_S = 1200.0
-"""Ends of jobs are remembered for so long after an overlay has told them last: longer than one tells of them."""
+"""Ends of jobs are remembered for so long, which is longer than an overlay reports them."""
 _TIME_SUFFIXES = ("at", "since")
 _NAMES: dict[type, str] = {
     OverlayView: "overlay",
@@ -46,6 +46,7 @@ _OF_USERS = ("class", "claim", "end of job ", "eviction ", "failed job ")
 _REQUESTS = ("gpu_milli", "cpus", "memory_mib", "disk_mib", "vram_mib", "capability", "driver", "walltime_s")
 _AS_THEY_ARE = {"drone_id", "taken_at", "notices", "remarks", "exit_code"}
 """Fields that are repaired otherwise, and one that may be less than 0."""
+_ID = attrgetter("drone_id")
 _NESTED = re.compile(rf"(tuple|Mapping|{'|'.join(kind.__name__ for kind in _NAMES)})\b")
 
 T = TypeVar("T")
@@ -85,7 +86,8 @@ class _Shape:
             return False
         if type(sum(values[:whole])) is not int:
             return False
-        return all(text.isascii() and len(text) <= MAX_TEXT_CHARS for text in values[some:-1])
+        texts = "".join(values[some:-1])
+        return texts.isascii() and len(texts) <= MAX_TEXT_CHARS
 
 
 _SHAPES = {kind: _Shape.of(kind) for kind in _NAMES}
@@ -94,13 +96,23 @@ _SHAPES = {kind: _Shape.of(kind) for kind in _NAMES}
 class _Repair:
     """Repair of one view; notes what had to be repaired."""
 
-    def __init__(self, ahead_s: float) -> None:
+    def __init__(self, ahead_s: float, known: Mapping[int, object]) -> None:
         self.ahead_s = ahead_s if abs(ahead_s) > CLOCK_TOLERANCE_S else 0.0
+        self.known = {} if self.ahead_s else known
+        """The values that were sound in the view before, by identity: adapters give the same ones again."""
+        self.sound: dict[int, object] = {}
+        """The sound values of this view."""
         self.repaired: list[tuple[str, str]] = []
         """The name of the value, and what was wrong with it."""
 
     def value(self, value: T, within: object = None) -> T | None:
         """Return ``value`` repaired, itself where nothing is to be repaired, or None if it has no valid drone id."""
+        sound = value if id(value) in self.known else self._repaired(value, within)
+        if sound is value and within is not None:  # an adapter may change the mappings of a view in place
+            self.sound[id(value)] = value
+        return sound
+
+    def _repaired(self, value: T, within: object) -> T | None:
         drone_id = getattr(value, "drone_id", None)
         if drone_id is not None and not (drone_id.isascii() and len(drone_id) <= 63):
             self.repaired.append(("id of a drone", f"{drone_id[:40]!a}"))  # one that the controller cannot have given
@@ -109,8 +121,10 @@ class _Repair:
             value = replace(value, drone_id=None)
         if isinstance(value, JobClass) and (type(value.priority) is not int or abs(value.priority) > MAX_NUMBER):
             value = replace(value, priority=0)
-        shape, odd = _SHAPES[type(value)], list[str]()
-        seen, new = shape.read(value), dict[str, Any]()
+        shape = _SHAPES[type(value)]
+        seen = shape.read(value)
+        odd: list[str] = []
+        new: dict[str, Any] = {}
         if self.ahead_s or not shape.plain(seen):
             for field, number in zip(shape.counts + shape.reals, seen, strict=False):
                 sound = int(_number(number)) if field in shape.counts else _number(number)
@@ -118,7 +132,7 @@ class _Repair:
                     odd.append(f"{field} = {str(number)[:40]}")
                 shift = self.ahead_s if sound and field.endswith(_TIME_SUFFIXES) else 0.0
                 new[field] = max(0.0, sound - shift) if shift else sound
-            new |= {field: held(getattr(value, field)) for field in shape.texts}
+            new |= {field: limited_text(getattr(value, field)) for field in shape.texts}
         for field in shape.amounts:
             amount = getattr(value, field)
             if amount is not None and not (type(amount) is int and 0 <= amount <= MAX_NUMBER):
@@ -140,25 +154,39 @@ class _Repair:
             case None:
                 return None
             case tuple():
-                each_valid = (held(each) if isinstance(each, str) else self.value(each, within) for each in part)
+                if self._unchanged(part):
+                    return part
+                each_valid = (
+                    limited_text(each) if isinstance(each, str) else self.value(each, within) for each in part
+                )
                 valid = [each for each in each_valid if each is not None]
                 return part if len(valid) == len(part) and all(map(is_, valid, part)) else tuple(valid)
             case Mapping():
+                if field == "drones" and self._unchanged(part.values()) and all(map(eq, part, map(_ID, part.values()))):
+                    return dict(part)  # its adapter may change it in place
                 sound = {}
                 for key, each in part.items():
                     if isinstance(each, RemoteDrone) and each.drone_id != key:
                         each = replace(each, drone_id=key)
-                    new = self.entry(field, key, each, within)
+                    new = self.mapping_value(field, key, each, within)
                     if new is not None:
-                        sound[held(key)] = new
+                        sound[limited_text(key)] = new
                 # those of a site may be changed in place by its adapter; others are shared by many values
                 return sound if isinstance(within, SiteView) or sound != part else part
             case _:
                 return self.value(part, within)
 
-    def entry(self, field: str, key: str, value: Any, within: object) -> Any:
+    def _unchanged(self, values: Collection[Any]) -> bool:
+        """Return True if all of them were sound in the view before, quickly: views have tens of thousands of them."""
+        by_identity = dict(zip(map(id, values), values, strict=True))
+        unchanged = by_identity.keys() <= self.known.keys()
+        if unchanged:
+            self.sound |= by_identity
+        return unchanged
+
+    def mapping_value(self, field: str, key: str, value: Any, within: object) -> Any:
         if isinstance(value, str):
-            return held(value)
+            return limited_text(value)
         if type(value) in _SHAPES:
             return self.value(value, within)
         count = int(_number(value))
@@ -166,7 +194,7 @@ class _Repair:
             self.repaired.append((field, f"{key[:40]} = {str(value)[:40]}"))
         return count
 
-    def once(self, classes: tuple[JobClass, ...]) -> tuple[JobClass, ...]:
+    def unique_classes(self, classes: tuple[JobClass, ...]) -> tuple[JobClass, ...]:
         """Return the classes without a second one of the same id.
 
         That one would be planned for with the shape of the other.
@@ -177,12 +205,12 @@ class _Repair:
         self.repaired += [("overlay", f"class {job.id}: a second one of this id") for job in again]
         return tuple(job for job in classes if first[job.id] is job) if again else classes
 
-    def told(self, own: tuple[str, ...], *, of_users: bool) -> tuple[str, ...]:
+    def notices(self, own: tuple[str, ...], *, of_users: bool) -> tuple[str, ...]:
         """Return the adapter's ``own`` notices or remarks, and one of the values that had to be repaired."""
         repaired = [each for each in self.repaired if each[0].startswith(_OF_USERS) is of_users]
         some = "; ".join(f"{name}: {what}" for name, what in repaired[:3])
         more = (f"{len(repaired)} values that cannot be: {some}",) if repaired else ()
-        return tuple(map(held, (*own, *more)))
+        return tuple(map(limited_text, (*own, *more)))
 
 
 class Sanitizer:
@@ -198,6 +226,7 @@ class Sanitizer:
         """The result for each of the reported ones."""
         self._known: dict[tuple[str, float], CompletedJob] = {}
         """By job and reported end; empty unless the clock was off when one of them was reported."""
+        self._sound: Mapping[int, object] = {}
 
     def sanitized(self, view: View, began: float, ahead_s: float) -> View:
         """Return ``view`` with valid values only and its times on the controller's clock.
@@ -205,17 +234,18 @@ class Sanitizer:
         ``began`` is the time of the call; the view's age counts from then, as the answer says nothing of what happened
         since. ``ahead_s`` is the lead of the host's clock, by which adapters read time, over the controller's.
         """
-        repair, taken_at = _Repair(ahead_s), _number(view.taken_at)
+        repair, taken_at = _Repair(ahead_s, self._sound), _number(view.taken_at)
         sound = repair.value(view)
+        self._sound = repair.sound
         assert sound is not None
         if isinstance(sound, OverlayView):
             completions = self._as_first_given(view, sound.completions, repair.ahead_s)
-            sound = replace(sound, classes=repair.once(sound.classes), completions=completions)
+            sound = replace(sound, classes=repair.unique_classes(sound.classes), completions=completions)
         return replace(
             sound,
             taken_at=min(taken_at - repair.ahead_s, began) if taken_at else began,
-            notices=repair.told(view.notices, of_users=False),
-            remarks=repair.told(view.remarks, of_users=True),
+            notices=repair.notices(view.notices, of_users=False),
+            remarks=repair.notices(view.remarks, of_users=True),
         )
 
     def _as_first_given(
@@ -240,8 +270,8 @@ def sanitize_result(receipt: OrderResult) -> OrderResult:
     """Return ``receipt`` with valid values: a result that cannot be recorded would be tried again for ever."""
     fault = receipt.fault
     if fault is not None:
-        fault = replace(fault, message=held(fault.message), at=_number(fault.at))
-    return replace(receipt, remote_id=held(receipt.remote_id), fault=fault)
+        fault = replace(fault, message=limited_text(fault.message), at=_number(fault.at))
+    return replace(receipt, remote_id=limited_text(receipt.remote_id), fault=fault)
 
 
 def _number(value: float) -> float:
@@ -251,7 +281,7 @@ def _number(value: float) -> float:
     return value if value <= MAX_NUMBER else type(value)(MAX_NUMBER)
 
 
-def held(value: str) -> str:
+def limited_text(value: str) -> str:
     """Return ``value`` as text of limited length that JSON and SQL can hold."""
     if value.isascii() and len(value) <= MAX_TEXT_CHARS:
         return value

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import yaml
 
-from provisioner.config.strict_yaml import CORE_TAG, Position, Steps, TreeBuilder, YamlDocument, composed
+from provisioner.config.strict_yaml import CORE_TAG, Position, Steps, TreeBuilder, YamlDocument, built
 from provisioner.formatting import sanitize
 from provisioner.migrate.yaml_writer import Scalar, YamlBlock, placeholder
 
@@ -69,15 +69,13 @@ def read(text: str, document: YamlDocument) -> tuple[YamlValue, list[tuple[int, 
 
     Return None, with the problems in ``document``, if it is not a mapping.
     """
-    node = composed(text, document)
-    if node is None:
-        if not document.problems:
-            document.complain(Position(1, 1), "is empty")
-        return None
     builder = _Yaml11Builder(document)
-    root = builder.build(node)
-    if not document.problems and not isinstance(root.value, dict):
-        document.complain(Position(root.line, 1), "expected a mapping at the top, with `Sites` and `BatchSystem`")
+    root: YamlValue | None = built(text, builder)
+    if root is None or not isinstance(root.value, dict):
+        if not document.problems:
+            what = "is empty" if root is None else "expected a mapping at the top, with `Sites` and `BatchSystem`"
+            document.complain(Position(root.line if root else 1, 1), what)
+        return None
     return None if document.problems else (root, builder.oddities)
 
 

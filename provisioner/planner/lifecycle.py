@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 from provisioner import reasons
 from provisioner.model import (
@@ -151,6 +152,11 @@ def observe(
     return StateChange(seen, drone.state, reason or reasons.SeenAtSite(seen.state.value, seen.site_reason))
 
 
+def _with(drone: Drone, **changes: Any) -> Drone:
+    """Return the drone with other fields, itself where they are its own: most drones have no news."""
+    return drone if all(getattr(drone, name) == value for name, value in changes.items()) else replace(drone, **changes)
+
+
 def _listed(drone: Drone, remote: RemoteDrone, now: float) -> tuple[Drone, Reason | None]:
     """Return the drone as its site lists it.
 
@@ -172,7 +178,7 @@ def _listed(drone: Drone, remote: RemoteDrone, now: float) -> tuple[Drone, Reaso
         elif state is S.REQUESTED:
             state = S.SUBMITTED
     ours = drone.notice_at if drone.state is S.STOPPING else 0.0
-    seen = replace(
+    seen = _with(
         drone,
         state=state,
         since=drone.since if state is drone.state else now,
@@ -188,7 +194,7 @@ def _listed(drone: Drone, remote: RemoteDrone, now: float) -> tuple[Drone, Reaso
     )
     if stopped and state is not drone.state:
         seen = replace(seen, asked_at=now, asked=1)
-    if seen == drone:
+    if seen is drone:
         return drone, None
     if seen.notice_at and not drone.notice_at and not stopped:
         return seen, reasons.PreemptionNotice(remote.reason)
@@ -253,7 +259,7 @@ def _in_pool(drone: Drone, slot: Slot, reason: Reason | None, now: float) -> tup
     if state is S.DRAINING and leaving is None:
         leaving = S.DONE if busy_at else S.UNUSED  # it leaves by itself: end of life, or its own time-out
     refusal = drone.drain_refusal if state is S.DRAINING and slot.state is not SlotState.DRAINING else ""
-    seen = replace(
+    seen = _with(
         drone,
         state=state,
         since=drone.since if state is drone.state else now,
@@ -262,7 +268,6 @@ def _in_pool(drone: Drone, slot: Slot, reason: Reason | None, now: float) -> tup
         submitted_at=drone.submitted_at or now,
         busy_at=busy_at,
         idle_at=idle_at,
-        heard_at=max(slot.heard_at, drone.heard_at),
         jobs=slot.jobs,
         jobs_started=max(slot.jobs_started, drone.jobs_started),
         leaving=leaving,
@@ -273,8 +278,10 @@ def _in_pool(drone: Drone, slot: Slot, reason: Reason | None, now: float) -> tup
         work_at=slot.work_at,
         drain_refusal=refusal,
     )
-    if seen == replace(drone, heard_at=seen.heard_at) and seen.heard_at - drone.heard_at < HEARTBEAT_RECORD_INTERVAL_S:
+    heard_at = max(slot.heard_at, drone.heard_at)
+    if seen is drone and heard_at - drone.heard_at < HEARTBEAT_RECORD_INTERVAL_S:
         return drone, reason
+    seen = _with(seen, heard_at=heard_at)
     if state is not drone.state or reason is None:
         reason = reasons.SeenInPool(slot.state.value, slot.jobs, now - drone.requested_at)
     return seen, reason

@@ -214,6 +214,7 @@ class SimulatedDrone:
         self._leaving: tuple[EndKind, str, int | None] | None = None
         self._retired = False
         self._notice_s: float | None = None
+        self._listed: tuple[object, RemoteDrone] | None = None
 
     def grant(self, machine: SimulatedNode) -> None:
         """Start the drone on a node."""
@@ -317,21 +318,26 @@ class SimulatedDrone:
         self._site.left(self, self.end)
 
     def listed(self) -> RemoteDrone:
-        """Return the drone as its site lists it."""
-        states = {DroneStage.QUEUED: RemoteState.PENDING, DroneStage.GONE: RemoteState.ENDED}
-        epoch, state = start_epoch(), states.get(self.stage, RemoteState.RUNNING)
-        return RemoteDrone(
-            drone_id=self.id,
-            state=state,
-            remote_id=self.remote_id,
-            type=self.type.name,
-            started_at=0.0 if self.granted_s is None else epoch + self.granted_s,
-            reason="Resources" if state is RemoteState.PENDING else "",
-            end=self.end,
-            node="" if self.machine is None else self.machine.name,
-            slot=self.slot,
-            notice_at=0.0 if self._notice_s is None else epoch + self._notice_s,
-        )
+        """Return the drone as its site lists it: the same value for as long as nothing in it changes."""
+        changed = self.stage, self._notice_s  # whatever else changes does so with the stage
+        if self._listed is None or self._listed[0] != changed:
+            epoch, state = start_epoch(), RemoteState.RUNNING
+            if self.stage in (DroneStage.QUEUED, DroneStage.GONE):
+                state = RemoteState.PENDING if self.stage is DroneStage.QUEUED else RemoteState.ENDED
+            remote = RemoteDrone(
+                drone_id=self.id,
+                state=state,
+                remote_id=self.remote_id,
+                type=self.type.name,
+                started_at=0.0 if self.granted_s is None else epoch + self.granted_s,
+                reason="Resources" if state is RemoteState.PENDING else "",
+                end=self.end,
+                node="" if self.machine is None else self.machine.name,
+                slot=self.slot,
+                notice_at=0.0 if self._notice_s is None else epoch + self._notice_s,
+            )
+            self._listed = changed, remote
+        return self._listed[1]
 
     def _after(self, delay_s: float, then: Callable[[], None]) -> None:
         self._timers.append(after(delay_s, then))

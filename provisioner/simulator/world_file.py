@@ -206,7 +206,7 @@ def world_of(settings: Settings, path: Path | None, *, span_s: float) -> WorldPl
     building = _Building(document, path, span_s)
     facilities = tuple(building.facility(spec, model.sites.get(spec.name, SiteSection())) for spec in settings.sites)
     if document.problems:
-        raise ConfigError(sorted(dict.fromkeys(document.problems), key=lambda p: (p.line, p.col)))
+        raise ConfigError(document.in_order())
     p = model.pool
     behaviour = PoolBehaviour(p.negotiation, p.update, p.slot_lifetime, p.lease, p.reuses_claims, p.best_fit)
     faults = tuple(HardwareFault(f.kind, f.at, f.for_, f.where, f.node, f.notice) for f in model.hardware_faults)

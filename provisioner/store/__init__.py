@@ -6,27 +6,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
+from provisioner import model
 from provisioner.estimates import NO_ESTIMATES, Estimates, EstimateSamples
-from provisioner.model import (
-    Breaker,
-    CompletedJob,
-    Drone,
-    DroneId,
-    DroneState,
-    DroneType,
-    OperatorRequest,
-    OwnerClaimBackoff,
-    Plan,
-    Policy,
-    PolledOverlay,
-    PolledSite,
-    Snapshot,
-    StateChange,
-)
+from provisioner.model import Breaker, Drone, DroneId, DroneState, Plan, Snapshot, StateChange
 from provisioner.reasons import Reason
 
 
@@ -85,10 +71,10 @@ class Views:
 
     tick: int
     at: float
-    policy: Policy
-    types: tuple[DroneType, ...]
-    overlay: PolledOverlay
-    sites: Mapping[str, PolledSite]
+    policy: model.Policy
+    types: tuple[model.DroneType, ...]
+    overlay: model.PolledOverlay
+    sites: Mapping[str, model.PolledSite]
     estimates: Estimates = NO_ESTIMATES
 
 
@@ -143,28 +129,17 @@ class RecordChange:
     @classmethod
     def by_plan(cls, plan: Plan) -> RecordChange:
         """Return the change that has to be recorded before ``plan`` is acted on."""
-        written = [(move.drone, move.was, move.reason) for move in plan.moves]
-        written += [(start.drone, None, start.reason) for start in plan.starts]
-        written += [(drain.drone, drain.was, drain.reason) for drain in plan.drains]
-        written += [(stop.drone, stop.was, stop.reason) for stop in plan.stops]
-        return cls._of(written, plan.breakers, plan.tick)
+        moves = [*plan.moves, *(StateChange(start.drone, None, start.reason) for start in plan.starts)]
+        moves += [StateChange(drain.drone, drain.was, drain.reason) for drain in plan.drains]
+        moves += [StateChange(stop.drone, stop.was, stop.reason) for stop in plan.stops]
+        return cls.by_results(plan.tick, moves, plan.breakers)
 
     @classmethod
     def by_results(cls, tick: int, moves: Sequence[StateChange], breakers: Sequence[Breaker]) -> RecordChange:
         """Return the change by the results of the orders of tick ``tick``."""
-        return cls._of([(move.drone, move.was, move.reason) for move in moves], breakers, tick)
-
-    @classmethod
-    def _of(
-        cls, written: Iterable[tuple[Drone, DroneState | None, Reason]], breakers: Sequence[Breaker], tick: int
-    ) -> RecordChange:
-        drones: dict[DroneId, Drone] = {}
-        transitions: list[Transition] = []
-        for drone, was, reason in written:
-            drones[drone.id] = drone
-            if was is not drone.state:
-                transitions.append(Transition(drone.id, drone.since, was, drone.state, reason, tick))
-        return cls(drones, tuple(transitions), tuple(breakers))
+        steps = [(move.drone, move.was, move.reason) for move in moves if move.was is not move.drone.state]
+        transitions = [Transition(drone.id, drone.since, was, drone.state, why, tick) for drone, was, why in steps]
+        return cls({move.drone.id: move.drone for move in moves}, tuple(transitions), tuple(breakers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +155,7 @@ class CommittedState:
     drones: Mapping[DroneId, Drone] = field(default_factory=dict)
     """Recorded and not ended."""
     breakers: Mapping[str, Breaker] = field(default_factory=dict)
-    patience: Mapping[str, OwnerClaimBackoff] = field(default_factory=dict)
+    patience: Mapping[str, model.OwnerClaimBackoff] = field(default_factory=dict)
     """Back-off of owners' claims by site, as the newest plan recorded it."""
     recorded_at: float = 0.0
     """Time of the newest recorded tick, on the controller's clock; 0 in a new store."""
@@ -213,7 +188,7 @@ class CommittedState:
         )
 
 
-def patience_of(plan: Plan) -> Mapping[str, OwnerClaimBackoff]:
+def patience_of(plan: Plan) -> Mapping[str, model.OwnerClaimBackoff]:
     """Return the back-off of owners' claims that ``plan`` leaves for the next tick, by site."""
     return {each.site: each for each in plan.patience}
 
@@ -240,7 +215,7 @@ class Store:
 
     def __init__(self, birth: str = "mem0") -> None:
         """Take a fixed ``birth``: the same run gives the same ids."""
-        self.waiting: list[OperatorRequest] = []
+        self.waiting: list[model.OperatorRequest] = []
         """Requests that no plan has taken up."""
         self._state: CommittedState | None = CommittedState(birth)
         """Replaced after a commit; stays as it was when a write fails."""
@@ -280,7 +255,7 @@ class Store:
     async def __aexit__(self, *exc: object) -> None:
         return None
 
-    async def requests(self) -> tuple[OperatorRequest, ...]:
+    async def requests(self) -> tuple[model.OperatorRequest, ...]:
         """Return operators' requests that no plan has taken up yet."""
         return tuple(self.waiting)
 
@@ -319,7 +294,7 @@ class Store:
     async def record_outputs(self, at: float, outputs: Mapping[DroneId, str]) -> None:
         """Commit the last output of drones, for as long as they are on record."""
 
-    async def record_completed(self, completions: Sequence[CompletedJob]) -> None:
+    async def record_completed(self, completions: Sequence[model.CompletedJob]) -> None:
         """Commit completed jobs. One that is on record already (by job id and end) stays as it is."""
 
     async def estimate_samples(self) -> EstimateSamples | None:

@@ -35,14 +35,17 @@ def open_store(path: Path, controller: str, birth: str | None) -> sqlite3.Connec
     """
     try:
         if path.exists():
-            if path.stat().st_nlink > 1:
-                raise _hard_link(path)
             _check_file(path)
         else:
             _create(path, controller, birth or "".join(secrets.choice(_BIRTH_LETTERS) for _ in range(4)))
         connection = connect(path)
         migrate(connection)
-        _use_write_ahead_log(connection, path)
+        (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+        if mode != "wal":
+            raise StoreUnusableError(
+                f"store {path}: {path.parent} cannot hold a write-ahead log: use a disk of this host"
+            )
+        connection.execute("PRAGMA journal_size_limit = 67108864")
         (owner,) = connection.execute("SELECT value FROM meta WHERE key = 'controller'").fetchone()
     except sqlite3.Error as error:
         raise unusable(path, error) from error
@@ -96,6 +99,12 @@ def schema_version(connection: sqlite3.Connection, path: Path) -> int:
 
 def _check_file(path: Path) -> None:
     """Check an existing file before a controller uses it. Raises :class:`StoreUnusableError`."""
+    if path.stat().st_nlink > 1:
+        raise StoreUnusableError(
+            f"store {path} has a second name (a hard link): SQLite's log and the lock go by name, so two controllers "
+            f"could write it. Remove the other name (`find {path.parent} -samefile {path}`); a symbolic link does no "
+            f"harm"
+        )
     if path.stat().st_size == 0:
         raise _damaged(path, "file is empty: stores are created whole, so it was cut off")
     with closing(
@@ -121,7 +130,10 @@ def _create(path: Path, controller: str, birth: str) -> None:
         connection.execute("BEGIN IMMEDIATE")
         connection.executemany("INSERT INTO meta (key, value) VALUES (?, ?)", meta.items())
         connection.execute("COMMIT")
-    _set_aside_old_log(path)
+    for suffix in ("-wal", "-shm"):  # the log of a store that was moved away must not be replayed into the new one
+        stale = path.with_name(path.name + suffix)
+        if stale.exists():
+            os.replace(stale, stale.with_name(stale.name + ".stale"))
     os.replace(unfinished, path)
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -130,43 +142,27 @@ def _create(path: Path, controller: str, birth: str) -> None:
         os.close(directory)
 
 
-def _set_aside_old_log(path: Path) -> None:
-    """Rename a write-ahead log whose store was moved away: it must not be replayed into the new one."""
-    for suffix in ("-wal", "-shm"):
-        stale = path.with_name(path.name + suffix)
-        if stale.exists():
-            os.replace(stale, stale.with_name(stale.name + ".stale"))
-
-
-def _use_write_ahead_log(connection: sqlite3.Connection, path: Path) -> None:
-    (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
-    if mode != "wal":
-        raise StoreUnusableError(f"store {path}: {path.parent} cannot hold a write-ahead log: use a disk of this host")
-    connection.execute("PRAGMA journal_size_limit = 67108864")
-
-
 # -------------------------------------------------------------------------------------------------------------- errors
 
 
 def unusable(path: Path, error: BaseException) -> StoreUnusableError:
     """Return ``error`` of SQLite as an error that names the repair."""
-    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
-    match code:
+    match getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF:
         case sqlite3.SQLITE_FULL:
-            repair = f"cannot write, {error}: make room in {path.parent}; {_NOTHING_RECORDED}"
+            repair = f"make room in {path.parent}; {_NOTHING_RECORDED}"
         case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
             return _damaged(path, str(error))
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
-            repair = f"{error}: another program writes to it (a sqlite3 shell?): end it"
+            repair = "another program writes to it (a sqlite3 shell?): end it"
         case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_PERM:
-            repair = f"{error}: this user needs to read and write the file and the directory {path.parent}"
+            repair = f"this user needs to read and write the file and the directory {path.parent}"
         case sqlite3.SQLITE_CONSTRAINT:
             return unrecordable(path, error)
         case sqlite3.SQLITE_IOERR:
-            repair = f"{error}: check the disk of {path.parent}; nothing was recorded"
+            repair = f"check the disk of {path.parent}; nothing was recorded"
         case _:
-            repair = f"{error}; if this persists, {_start_anew(path)}"
-    return StoreUnusableError(f"store {path}: {repair}")
+            repair = f"if this persists, {_start_anew(path)}"
+    return StoreUnusableError(f"store {path}: {error}: {repair}")
 
 
 def unrecordable(path: Path, error: BaseException) -> StoreUnusableError:
@@ -182,13 +178,6 @@ _NOTHING_RECORDED = "nothing was recorded, and nothing is acted on until a write
 
 def _damaged(path: Path, what: str) -> StoreUnusableError:
     return StoreUnusableError(f"store {path} is damaged ({what}): {_start_anew(path)}")
-
-
-def _hard_link(path: Path) -> StoreUnusableError:
-    return StoreUnusableError(
-        f"store {path} has a second name (a hard link): SQLite's log and the lock go by name, so two controllers could "
-        f"write it. Remove the other name (`find {path.parent} -samefile {path}`); a symbolic link does no harm"
-    )
 
 
 def _start_anew(path: Path) -> str:

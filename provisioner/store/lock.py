@@ -1,7 +1,7 @@
 """One controller per store: a kernel lock on ``<store>.lock``, which also says who holds it.
 
 The lock goes by name, and a name can be removed or be one of several. So the store holds the claim of its holder as
-well (:class:`StoreClaim`), and each transaction of a controller requires its own.
+well (:func:`claim_of`), and each transaction of a controller requires its own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import socket
 import stat
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from provisioner.store import Holder, StoreError, StoreHeldError
@@ -51,8 +51,9 @@ class StoreLock:
             with suppress(OSError):  # of an earlier release, which let everybody read it
                 os.fchmod(fd, stat.S_IMODE(os.fstat(fd).st_mode) & _LOCK_FILE_MODE)
             free = _flock(fd, fcntl.LOCK_EX)
-            if free and _is_at(fd, path):
-                break
+            with suppress(FileNotFoundError):  # it may have been removed before it was locked
+                if free and os.path.samestat(os.fstat(fd), os.stat(path)):
+                    break
             if attempt + 1 == _LOCK_ATTEMPTS:
                 refusal = _refusal(self._store, path, _read(fd), _lockers(fd))
                 os.close(fd)
@@ -73,32 +74,20 @@ class StoreLock:
 
     def _write(self, text: str) -> None:
         """Write who holds it, for people only: the lock holds even if a full disk keeps this from being written."""
-        try:
+        with suppress(OSError):
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, text.encode(), 0)
-        except OSError:
-            return
 
 
-@dataclass(frozen=True, slots=True)
-class StoreClaim:
-    """The right to write a store, as text in it: its holder, and the file that it is for, since copies are made."""
+def claim_of(holder: Holder, store: Path) -> str:
+    """Return the claim of ``holder`` on the file at ``store``, as text in it: copies of a store are made."""
+    return f"{file_id(store)} {_as_json(holder)}"
 
-    text: str
 
-    @classmethod
-    def of(cls, holder: Holder, store: Path) -> StoreClaim:
-        """Return the claim of ``holder`` on the file at ``store``."""
-        return cls(f"{_file_id(store)} {_as_json(holder)}")
-
-    def is_for(self, store: Path) -> bool:
-        """Return True if this is a claim on the file at ``store``, not on one that it is a copy of."""
-        return self.text.partition(" ")[0] == _file_id(store)
-
-    @property
-    def holder(self) -> Holder:
-        """The process that claimed; pid 0 if that cannot be read."""
-        return _holder(self.text.partition(" ")[2])
+def read_claim(text: str) -> tuple[str, Holder]:
+    """Return the id of the file that a claim is for, and the holder; pid 0 if that cannot be read."""
+    file, _, holder = text.partition(" ")
+    return file, _holder(holder)
 
 
 def holder_of(store: Path) -> Holder | None:
@@ -165,31 +154,21 @@ def _flock(fd: int, kind: int) -> bool:
     return True
 
 
-def _is_at(fd: int, path: Path) -> bool:
-    """Return True if the open file is still the one at ``path``: it may have been removed before it was locked."""
-    try:
-        return os.path.samestat(os.fstat(fd), os.stat(path))
-    except FileNotFoundError:
-        return False
-
-
-def _file_id(store: Path) -> str:
+def file_id(store: Path) -> str:
     found = os.stat(store)
     return f"{found.st_dev}:{found.st_ino}"
 
 
 def _as_json(holder: Holder) -> str:
-    return json.dumps(
-        {"pid": holder.pid, "host": holder.host, "since": holder.since, "process": holder.process}, sort_keys=True
-    )
+    return json.dumps(asdict(holder), sort_keys=True)
 
 
 def _read(fd: int) -> Holder:
-    """Return the holder as the file names it; pid 0 while it has not written its name yet."""
     return _holder(os.pread(fd, 4096, 0).decode(errors="replace"))
 
 
 def _holder(text: str) -> Holder:
+    """Return the holder that a text names; pid 0 while it has not written its name yet."""
     try:
         known = json.loads(text)
         return Holder(int(known["pid"]), str(known["host"]), float(known["since"]), str(known.get("process", "")))

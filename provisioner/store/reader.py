@@ -10,10 +10,12 @@ import os
 import re
 import sqlite3
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean, median
+from typing import NamedTuple
 
 from provisioner.estimates import EstimateSamples
 from provisioner.model import Breaker, CompletedJob, DrainMode, Drone, DroneId, DroneState, Plan, RequestKind, Snapshot
@@ -29,7 +31,7 @@ from provisioner.store import (
     tables,
 )
 from provisioner.store.file import BUSY_TIMEOUT_S, MIGRATIONS, schema_version, unusable
-from provisioner.store.lock import HOLDER, StoreClaim, holder_of, is_alive
+from provisioner.store.lock import HOLDER, holder_of, is_alive, read_claim
 
 _DYNAMIC_SLOT = re.compile(r"^(?P<parent>slot\d+)(?:_\d+)+@(?P<host>.+)$")
 FIND_LIMIT = 100
@@ -53,8 +55,8 @@ class Reader:
         except PermissionError:  # the lock is not for everybody: the record says who took it last
             with self._open() as sql:
                 row = sql.execute("SELECT value FROM meta WHERE key = ?", (HOLDER,)).fetchone()
-        claim = StoreClaim(row[0]) if row else None
-        return claim.holder if claim is not None and is_alive(claim.holder) is not False else None
+        holder = read_claim(row[0])[1] if row else None
+        return holder if holder is not None and is_alive(holder) is not False else None
 
     # ------------------------------------------------------------------------------------------------------- drones
 
@@ -149,8 +151,6 @@ class Reader:
 
     def hazards(self, since: float, now: float) -> list[Hazard]:
         """Return preemption statistics from ``since`` to ``now`` by scope, of drones that are still on record."""
-        from provisioner.store.statistics import DroneLifetime, hazards_of
-
         # Two ranges of one index: the live ones, and those that ended since.
         columns = ", ".join(DroneLifetime._fields)
         query = (
@@ -243,7 +243,7 @@ class Reader:
     def estimate_resets(self) -> tuple[EstimateReset, ...]:
         """Return the requests to forget that are not carried out yet."""
         with self._open() as sql:
-            return tables.estimate_resets(sql)
+            return tuple(tables.ESTIMATE_RESETS.select(sql, "ORDER BY id"))
 
     # --------------------------------------------------------------------------------------------------- connection
 
@@ -300,4 +300,57 @@ def _next_snapshot(sql: sqlite3.Connection) -> Snapshot | None:
         requests=tables.waiting_requests(sql),
         gpu_wanted_at=float(meta.get("gpu_wanted_at", views.at)),
         estimates=views.estimates,
+    )
+
+
+# -------------------------------------------------------------------------------------------------------- preemptions
+
+
+class DroneLifetime(NamedTuple):
+    """The columns of a drone that count here."""
+
+    type: str
+    state: str
+    started_at: float
+    joined_at: float
+    ended_at: float
+    notice_at: float
+    gpu_milli: int
+    lost_gpu_s: float
+    lost_jobs: int
+
+    @property
+    def began(self) -> float:
+        return self.started_at or self.joined_at
+
+
+def hazards_of(drones: Iterable[DroneLifetime], since: float, now: float) -> list[Hazard]:
+    """Return one :class:`Hazard` per site and one per drone type, sites before their types.
+
+    ``drones`` are live or ended at ``since`` or later. A drone whose start is unknown counts only if it was preempted.
+    """
+    by_scope: dict[str, list[DroneLifetime]] = {}
+    for drone in drones:
+        if drone.began or drone.state == DroneState.PREEMPTED:
+            for scope in (drone.type.partition("/")[0], drone.type):
+                by_scope.setdefault(scope, []).append(drone)
+    return [_hazard(scope, by_scope[scope], since, now) for scope in sorted(by_scope)]
+
+
+def _hazard(scope: str, drones: Sequence[DroneLifetime], since: float, now: float) -> Hazard:
+    ended = [drone for drone in drones if drone.ended_at]
+    preempted = [drone for drone in ended if drone.state == DroneState.PREEMPTED]
+    lives_s = [max(0.0, drone.ended_at - drone.began) for drone in preempted if drone.began]
+    graces_s = [max(0.0, drone.ended_at - drone.notice_at) for drone in ended if drone.notice_at]
+    return Hazard(
+        scope=scope,
+        drones=len(drones),
+        run_s=sum(max(0.0, min(d.ended_at or now, now) - max(d.began, since)) for d in drones if d.began),
+        preempted=len(preempted),
+        life_mean_s=fmean(lives_s) if lives_s else None,
+        life_median_s=median(lives_s) if lives_s else None,
+        grace_mean_s=fmean(graces_s) if graces_s else None,
+        lost_gpu_s=sum((drone.lost_gpu_s for drone in ended if drone.gpu_milli), 0.0),
+        lost_cpu_s=sum((drone.lost_gpu_s for drone in ended if not drone.gpu_milli), 0.0),
+        lost_jobs=sum(drone.lost_jobs for drone in ended),
     )

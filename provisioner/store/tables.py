@@ -10,7 +10,7 @@ import sqlite3
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -80,7 +80,7 @@ class Table(Generic[T]):
     readers: Mapping[str, Callable[[Any], Any]]
     """By column: reader of what is neither a number nor a text. Members of a StrEnum are written as text."""
 
-    @property
+    @cached_property
     def columns(self) -> tuple[str, ...]:
         return tuple(each.name for each in fields(self.kind))  # type: ignore[arg-type]
 
@@ -128,11 +128,6 @@ def live_drones(sql: sqlite3.Connection) -> dict[DroneId, model.Drone]:
 def waiting_requests(sql: sqlite3.Connection) -> tuple[model.OperatorRequest, ...]:
     """Return the requests that no plan has taken up, oldest first."""
     return tuple(REQUESTS.select(sql, "WHERE done_tick IS NULL ORDER BY id"))
-
-
-def estimate_resets(sql: sqlite3.Connection) -> tuple[EstimateReset, ...]:
-    """Return the requests to forget estimates, oldest first."""
-    return tuple(ESTIMATE_RESETS.select(sql, "ORDER BY id"))
 
 
 def read_meta(sql: sqlite3.Connection) -> dict[str, str]:

@@ -78,7 +78,7 @@ class SqlStore(Store):
         self._lock = lock.StoreLock(path)
         self._worker: ThreadPoolExecutor | None = None
         self._sql: sqlite3.Connection | None = None
-        self._claim = lock.StoreClaim("")
+        self._claim = ""
         self._state = None
         self._newest_plan: Plan | None = None
         self._view_parts: Mapping[str, Any] | None = None
@@ -92,12 +92,18 @@ class SqlStore(Store):
         try:
             await self._run(self._open)
         except BaseException:
-            await self._leave()
+            await self.__aexit__()
             raise
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self._leave()
+        if self._sql is not None:
+            await self._run(self._close)
+        self._state = None
+        if self._worker is not None:
+            self._worker.shutdown()
+            self._worker = None
+        self._lock.release()
 
     # -------------------------------------------------------------------------------------------------------- ticks
 
@@ -143,7 +149,6 @@ class SqlStore(Store):
         )
 
     def _write_change(self, sql: sqlite3.Connection, change: RecordChange) -> None:
-        """Write the drones whose record differs, the transitions, and the breakers."""
         live = self.committed.drones
         changed = [drone for drone_id, drone in change.drones.items() if drone != live.get(drone_id)]
         insert(sql, "drones", *map(tables.drone_row, changed), keys=("id",))
@@ -219,7 +224,7 @@ class SqlStore(Store):
     @_on_worker
     def estimate_resets(self) -> tuple[EstimateReset, ...]:
         with self._transaction() as sql:
-            return tables.estimate_resets(sql)
+            return tuple(tables.ESTIMATE_RESETS.select(sql, "ORDER BY id"))
 
     @_on_worker
     def ended(self, drone_ids: Sequence[DroneId]) -> Mapping[DroneId, DroneState]:
@@ -270,11 +275,13 @@ class SqlStore(Store):
         path = Path(os.path.realpath(self.path))  # the lock's file and SQLite's own lie beside it
         self._sql = open_store(path, self._controller, self._new_birth)
         self._newest_plan = self._view_parts = None
-        self._claim = lock.StoreClaim.of(holder, path)
+        self._claim = lock.claim_of(holder, path)
         with self._transaction(claims=True) as sql:
             meta = tables.read_meta(sql)
-            self._check_previous_claim(lock.StoreClaim(meta.get(lock.HOLDER, "")), path)
-            write_meta(sql, **{lock.HOLDER: self._claim.text})
+            claimed, other = lock.read_claim(meta.get(lock.HOLDER, ""))
+            if claimed == lock.file_id(path) and other.pid != os.getpid() and lock.is_alive(other):
+                raise lock.held(path, other)  # somebody removed its lock file
+            write_meta(sql, **{lock.HOLDER: self._claim})
             self._state = CommittedState(
                 birth=meta["birth"],
                 tick=int(meta["tick"]),
@@ -285,21 +292,6 @@ class SqlStore(Store):
                 recorded_at=float(meta["at"]),
                 recorded_drift_s=float(meta.get("drift_s", 0.0)),
             )
-
-    def _check_previous_claim(self, previous: lock.StoreClaim, path: Path) -> None:
-        """Raise :class:`StoreHeldError` if the previous holder lives: then its lock file was removed."""
-        other = previous.holder
-        if previous.is_for(path) and other.pid != os.getpid() and lock.is_alive(other):
-            raise lock.held(path, other)
-
-    async def _leave(self) -> None:
-        if self._sql is not None:
-            await self._run(self._close)
-        self._state = None
-        if self._worker is not None:
-            self._worker.shutdown()
-            self._worker = None
-        self._lock.release()
 
     def _close(self) -> None:
         """Withdraw the claim, so that other processes may open the store while this one lives on."""
@@ -340,14 +332,16 @@ class SqlStore(Store):
         """Yield the connection in a transaction: all or nothing, and durable at its end.
 
         It has the right to write from its first statement on: it cannot fail by a late lock upgrade. Raises
-        :class:`StoreHeldError` if another controller claimed the store; not if this one ``claims`` it now.
+        :class:`StoreHeldError` if another controller claimed the store, whose lock file was removed or goes by another
+        name; not if this one ``claims`` it now.
         """
         sql = self._opened
         try:
             sql.execute("BEGIN IMMEDIATE")
             try:
-                if not claims:
-                    self._check_claim(sql)
+                row = sql.execute("SELECT value FROM meta WHERE key = ?", (lock.HOLDER,)).fetchone()
+                if not claims and (row is None or row[0] != self._claim):
+                    raise lock.taken_over(self.path, lock.read_claim(row[0])[1] if row is not None else None)
                 yield sql
                 sql.execute("COMMIT")
             except BaseException:
@@ -359,9 +353,3 @@ class SqlStore(Store):
             raise unusable(self.path, error) from error
         except (ValueError, OverflowError) as error:
             raise unrecordable(self.path, error) from error
-
-    def _check_claim(self, sql: sqlite3.Connection) -> None:
-        """Fence off a controller whose store another took: neither a link nor a removed lock file lets two write."""
-        row = sql.execute("SELECT value FROM meta WHERE key = ?", (lock.HOLDER,)).fetchone()
-        if row is None or row[0] != self._claim.text:
-            raise lock.taken_over(self.path, lock.StoreClaim(row[0]).holder if row is not None else None)

@@ -102,9 +102,10 @@ def test_clean_text_is_one_printable_line(text: str) -> None:
     ("names", "told"),
     [
         (["topas-a100-2", "topas-a100-1", "topas-a100-3"], "topas-a100-[1-3]"),
-        (["n9", "n10", "n11", "n13"], "n[9-11,13]"),
-        (["n001", "n002", "n010", "n100", "n1"], "n1,n[001,002,010,100]"),
-        (["gpu1.example.org", "gpu2.example.org", "gpu1.example.com"], "gpu1.example.com,gpu[1,2].example.org"),
+        (["n9", "n10", "n11", "n13"], "n9,n[10-11,13]"),
+        (["n001", "n002", "n010", "n100", "n1"], "n1,n[001-002,010,100]"),
+        (["gpu1.example.org", "gpu2.example.org", "gpu1.example.com"], "gpu1.example.com,gpu[1-2].example.org"),
+        (["rack1-ib", "rack2-ib"], "rack[1-2]-ib"),
         (["head", "a[1-3]", "b,c1"], "a[1-3],b,c1,head"),
         (["10.0.0.1", "10.0.0.2"], "10.0.0.1,10.0.0.2"),
         ([], ""),

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel, Field
 
-from provisioner.config import ConfigChange, OverlayConfig, Settings, SiteConfig, StoreConfig, changes
+from provisioner.config import ConfigChange, OverlayConfig, Settings, SiteConfig, changes
+from provisioner.config.models import StoreSection
 from provisioner.model import DroneType, Policy, SitePolicy
 
 
@@ -27,7 +28,7 @@ def settings(*sites: SiteConfig, **changed: object) -> Settings:
     made = Settings(
         path=Path("provisioner.yaml"),
         controller="kit",
-        store=StoreConfig(Path("record.db")),
+        store=StoreSection(path=Path("record.db")),
         overlay=OverlayConfig("embedded", Options()),
         sites=sites,
         policy=Policy(sites={spec.name: spec.policy for spec in sites}),
@@ -50,8 +51,7 @@ def test_policy_and_limits_change_in_place() -> None:
 def test_sites_come_and_empty_ones_go() -> None:
     change = changes(settings(site("a"), site("b")), settings(site("b"), site("c")), {"b": 5})
 
-    assert (change.added, change.removed, change.rebuilt, change.refused) == (("c",), ("a",), (), ())
-    assert change.notes == ("site c: added", "site a: removed")
+    assert change == ConfigChange(notes=("site c: added", "site a: removed"))
 
 
 def test_changed_options_and_types_build_the_site_anew() -> None:
@@ -74,11 +74,11 @@ def test_what_holds_from_start_to_end_is_refused_all_at_once() -> None:
     new = settings(
         site("a"),
         controller="kat",
-        store=StoreConfig(Path("other.db"), keep_s=60.0),
+        store=StoreSection(path=Path("other.db"), keep="1min"),
         overlay=OverlayConfig("htcondor", Options()),
     )
 
-    told = [line.partition(":")[0] for line in changes(old, new).refused]
+    told = [line.partition(":")[0] for line in changes(old, new, {}).refused]
 
     assert told == ["controller", "store.path", "store", "overlay"]
 
@@ -93,5 +93,5 @@ def test_what_holds_from_start_to_end_is_refused_all_at_once() -> None:
 )
 def test_what_would_lose_drones_waits_until_there_are_none(after: tuple[SiteConfig, ...], refused: str) -> None:
     old, new = settings(site("a")), settings(*after)
-    assert changes(old, new).refused == ()
+    assert changes(old, new, {}).refused == ()
     assert refused in changes(old, new, {"a": 2}).refused[0]

@@ -45,6 +45,12 @@ def test_every_shipped_example_is_valid_by_both(file: Path) -> None:
     assert judge(file) == []
 
 
+@pytest.mark.parametrize("name", ["literal-secret", "literal-secret-in-mapping"])
+def test_a_secret_in_a_configuration_is_never_repeated(name: str) -> None:
+    file = BROKEN / f"{name}.yaml"
+    assert "eyJ" in file.read_text() and [each for each in check(file) if "eyJ" not in str(each)] == check(file) != []
+
+
 @pytest.mark.parametrize("name", STRUCTURAL.split())
 def test_what_is_broken_in_structure_is_broken_by_the_schema_too(name: str) -> None:
     assert judge(BROKEN / f"{name}.yaml")

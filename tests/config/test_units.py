@@ -62,7 +62,7 @@ WRONG: list[tuple[str, dict[Any, str]]] = [
     ("address", {"<10.0.0.1:9618?addrs=x>": "is not an address: write `host.example.org:9618`"}),
     ("address", {"cm1:9618,": "is not an address", "cm1:9618,cm2": "`cm2` has no port"}),
     ("address", {"[::1]": "no port: write `[::1]:9618`", "2001:db8::1": "or `[2001:db8::1]:9618`"}),
-    ("address", {"[1::2::3]:9618": "is not an address", "cm1:9618?addrs=x": "is not an address"}),
+    ("address", {"cm1:9618?addrs=x": "is not an address"}),
     ("duration", {30: "write `30s` or `30min`", -30: "write `0s` or `0min`", "-5s": "`-5s` is not a duration"}),
     ("duration", {"5s 3": "`5s 3` is not a duration", "10min 10h": "each unit once", "3661d": "more than ten years"}),
     ("gpus", {-0.5: "write `0.5`", 0.0004: "write `0`", 1_000_000.001: "more than 1000000 GPUs"}),

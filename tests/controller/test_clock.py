@@ -34,15 +34,6 @@ def clock_of(hands: Hands, record: float | None = None, drift_s: float = 0.0, nt
     return SteadyClock(lambda: hands.wall, lambda: hands.mono, record or hands.wall, drift_s, lambda: ntp)
 
 
-def test_a_step_of_an_hour_moves_it_by_a_tenth_of_what_passes() -> None:
-    hands = Hands()
-    clock = clock_of(hands)
-    hands.wall += 3600
-    hands.pass_time(10)
-    assert abs(clock.now() - 1_000_011.0) < 1e-6
-    assert abs(clock.drift_s() - 3599) < 1e-6
-
-
 @given(st.lists(st.tuples(st.floats(-1e6, 1e6), st.floats(0.01, 1e4)), min_size=1, max_size=30))
 def test_it_never_goes_backwards_and_never_runs_more_than_a_tenth_off(steps: list[tuple[float, float]]) -> None:
     hands = Hands()

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from provisioner import serialization
 from provisioner.controller.estimation import ASK_EVERY_S
 from provisioner.controller.loop import Controller
-from provisioner.estimates import EstimateSamples, StartDelays
+from provisioner.estimates import EstimateSamples
 from provisioner.model import CompletedJob, DroneType, JobClass, OverlayView, Snapshot
 from provisioner.planner import decide
 from provisioner.store import EstimatesUnreadableError, StoreUnusableError
@@ -100,21 +100,6 @@ async def test_what_cannot_be_read_is_told_and_learned_anew() -> None:
     (warning,) = [line for line in told if line["log_level"] == "warning"]
     assert warning["event"] == "estimates.reset" and "damaged" in warning["message"]
     assert [e.name for e in store.reader().events()] == ["estimates.reset"]
-
-
-@in_virtual_time
-async def test_what_could_not_be_read_again_never_takes_the_place_of_what_can() -> None:
-    pool, store = BusyPool(), Writing()
-    async with serving(Place(), store=store, pool=pool) as controller:
-        await run_for(controller, 1000)
-    kept = store.reader().estimate_samples()
-    with capture_logs() as told:
-        async with serving(Place(), store=store, pool=pool) as controller:
-            controller.estimation.delays["here/gpu"] = StartDelays(float("nan"), 60.0)
-            await run_for(controller, 60)
-    (line,) = [line for line in told if line["event"] == "estimates.write_failed"]
-    assert line["log_level"] == "error" and "delays.here/gpu.queue_s: Input should be" in line["message"]
-    assert kept is not None and kept.runs and store.reader().estimate_samples() == kept
 
 
 @in_virtual_time

@@ -4,65 +4,47 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from provisioner.controller.polling import RETRY_AFTER_S, PollTarget
 from provisioner.interfaces import UnavailableError
-from provisioner.model import FaultKind, SiteView
+from provisioner.model import SiteView
 from provisioner.simulator.loop import VirtualClock, run_virtual
 
 AT = 1000.0
+SEEN = SiteView("kit", AT)
+DOWN, DOWN_STILL = UnavailableError("no route"), UnavailableError("no route, still")
 
 
-class Eyes:
-    """Gives its answers in turn; an error among them is raised."""
+@pytest.mark.parametrize(
+    ("answers", "fault", "view"),
+    [
+        pytest.param((DOWN, SEEN), None, SEEN, id="the age of a view counts from the first attempt"),
+        pytest.param((SEEN, DOWN, DOWN_STILL), "no route, still", SEEN, id="the newest error, and the view stays"),
+        # The deadline of both attempts does not say who was silent.
+        pytest.param((DOWN, None), "no route", None, id="the error of the first attempt if the second hangs"),
+    ],
+)
+def test_a_poll_without_an_answer_is_repeated_once(
+    answers: tuple[SiteView | Exception | None, ...], fault: str | None, view: SiteView | None
+) -> None:
+    left, asked_s = list(answers), list[float]()
 
-    def __init__(self, *answers: SiteView | Exception) -> None:
-        self.answers = list(answers)
-        self.asked_s: list[float] = []
-
-    async def poll(self) -> SiteView:
-        await asyncio.sleep(0)
-        self.asked_s.append(asyncio.get_running_loop().time())
-        answer = self.answers.pop(0)
+    async def poll() -> SiteView:
+        asked_s.append(asyncio.get_running_loop().time())
+        answer = left.pop(0)
+        if answer is None:
+            await asyncio.sleep(60)
         if isinstance(answer, Exception):
             raise answer
-        return answer
-
-
-def watched(eyes: Eyes, *, looks: int = 1) -> PollTarget[SiteView]:
-    """Return a watch after so many polls."""
+        return SEEN
 
     async def story() -> PollTarget[SiteView]:
-        watch = PollTarget("kit", eyes.poll, 5.0)
-        for _ in range(looks):
-            await watch.once(VirtualClock())
-        return watch
+        target = PollTarget("kit", poll, 5.0)
+        while left:
+            await target.once(VirtualClock())
+        return target
 
-    return run_virtual(story(), start_epoch=AT)
-
-
-def test_a_site_that_is_down_is_asked_once_more_after_a_while() -> None:
-    eyes = Eyes(UnavailableError("no route"), SiteView("kit", AT))
-    watch = watched(eyes)
-    assert (watch.fault, watch.view) == (None, SiteView("kit", AT)), "its age counts from the first question"
-    assert eyes.asked_s == [0.0, RETRY_AFTER_S]
-
-
-def test_a_site_that_stays_down_is_a_fault_and_what_was_seen_stays() -> None:
-    eyes = Eyes(SiteView("kit", AT), *(UnavailableError(f"no route {n}") for n in range(2)))
-    watch = watched(eyes, looks=2)
-    assert watch.fault is not None and watch.fault.kind is FaultKind.DOWN
-    assert watch.fault.message == "no route 1", "the newest error is told"
-    assert watch.view == SiteView("kit", AT)
-
-
-def test_a_second_attempt_without_an_answer_leaves_the_error_of_the_first() -> None:
-    """The deadline of both attempts does not say who was silent."""
-
-    class Hanging(Eyes):
-        async def poll(self) -> SiteView:
-            if self.asked_s:
-                await asyncio.sleep(60)
-            return await super().poll()
-
-    watch = watched(Hanging(UnavailableError("schedd b: no answer within 4 s"), SiteView("kit", AT)))
-    assert watch.fault is not None and watch.fault.message == "schedd b: no answer within 4 s"
+    target = run_virtual(story(), start_epoch=AT)
+    assert (target.fault and target.fault.message, target.view) == (fault, view)
+    assert asked_s[-1] - asked_s[-2] == RETRY_AFTER_S

@@ -28,13 +28,14 @@ from provisioner.cli.__main__ import run_verb
 from provisioner.cli.options import Format
 from provisioner.config import ConfigError, check
 from provisioner.store.writer import SqlStore
-from tests.config.test_broken import BROKEN, CASES
 from tests.golden import plans, story
 from tests.migrate import examples
 from tests.simulator import declared
 
 ROOT = Path(__file__).parents[2]
 RECORDS = Path(__file__).parent / "records"
+BROKEN = ROOT / "tests" / "config" / "broken"
+CASES = sorted([*BROKEN.glob("*.yaml"), *BROKEN.glob("*/provisioner.yaml")])
 WORLDS, COMPARED, EXPLAINED = 300, 20, 20
 """Worlds on record, those that the test compares, and those of which the reasons are on record, too."""
 Records = Iterator[tuple[str, str]]

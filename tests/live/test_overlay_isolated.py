@@ -17,6 +17,7 @@ from adapters.htcondor.overlay import HTCondorOverlay, client_directory
 from adapters.htcondor.overlay.drain import Drainer
 from provisioner.model import DrainMode, DroneId, DroneType, OrderOutcome, SlotState, StartOrder
 from tests.htcondor_overlay.live import A100, config, in_state, overlay_on, seen
+from tests.htcondor_overlay.test_overlay_parts import Board
 from tests.labs import htcondor
 from tests.labs.htcondor import Condor, DroneProcess, Pool, gpu_job, until
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from provisioner import model as m
 from provisioner.estimates import EstimateSamples
-from provisioner.reasons import NotInListing, OperatorRequested, Orphan
-from provisioner.store import Transition
+from provisioner.reasons import NotInListing, Orphan
 from provisioner.store.reader import Reader
 from tests.store.story import (
     DONE,
@@ -16,7 +15,6 @@ from tests.store.story import (
     LEARNED,
     NOTHING_FITS,
     SEEN,
-    WHY,
     drone,
     now_is,
     record,
@@ -38,20 +36,6 @@ async def test_a_new_store_is_empty_and_has_a_birth_of_its_own(file: Path) -> No
         assert reader.drones(ended=None) == [] and reader.drone(m.DroneId("kit-ab12-1")) is None
     async with store_at(file) as store:
         assert store.birth == born
-
-
-async def test_an_intent_is_on_record_before_the_site_is_called(file: Path) -> None:
-    first, second = drone(1), drone(2)
-    async with store_at(file) as store:
-        await record(store, starts(1, first, second))
-        # here the site would be called: whoever looks at the record now, finds the intents
-        assert Reader(file).drones() == [first, second]
-        assert Reader(file).history(second.id) == [Transition(second.id, 100.0, None, S.REQUESTED, WHY, 1)]
-        assert dict(store.drones) == {first.id: first, second.id: second}
-        assert (store.tick, store.next_serial) == (1, 3)
-    async with store_at(file) as store:
-        assert dict(store.drones) == {first.id: first, second.id: second}
-        assert (store.tick, store.next_serial) == (1, 3)
 
 
 async def test_a_clock_that_was_set_is_on_record_with_the_times_that_were_moved(file: Path) -> None:
@@ -256,16 +240,6 @@ async def test_what_is_old_is_forgotten_and_what_lives_is_not(file: Path) -> Non
         assert [plan.tick for plan in reader.plans()] == [4, 5]
         assert [event.at for event in reader.events()] == [1600.0]
         assert await store.ended([old_gone.id, new_gone.id]) == {new_gone.id: S.FAILED}
-
-
-async def test_reason_text_is_kept_as_it_came(file: Path) -> None:
-    nasty = 'slot "x"; rm -rf / \u0000 \U0001f980 ' + "y" * 1_000_000
-    one = drone(1, S.IDLE, site_reason=nasty, slot=nasty)
-    async with store_at(file) as store:
-        await record(store, starts(1, one))
-        await store.record_results(1, (now_is(one, S.DRAINING, at=101.0, reason=OperatorRequested("mg", nasty)),), ())
-        assert Reader(file).history(one.id)[1].reason == OperatorRequested("mg", nasty)
-        assert Reader(file).find(nasty) == [one.id]
 
 
 async def test_the_hazard_of_a_site_counts_what_ran_and_what_was_taken_back(file: Path) -> None:

@@ -58,11 +58,18 @@ def _columns(file: Path, table: str) -> set[str]:
         return {row[1] for row in sql.execute(f"PRAGMA table_info({table})")}
 
 
-async def test_a_store_of_a_newer_program_is_refused(filled: Path) -> None:
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        ("PRAGMA user_version = 999", r"provisioner\.db has schema 999.*newer provisioner.*orphans"),
+        ("PRAGMA application_id = 7", "is no provisioner store"),
+    ],
+)
+async def test_a_store_of_a_newer_or_another_program_is_refused(filled: Path, harm: str, words: str) -> None:
     with sqlite3.connect(filled) as sql:
-        sql.execute("PRAGMA user_version = 999")
+        sql.execute(harm)
     for use in (_open(filled), _read(filled)):
-        with pytest.raises(StoreUnusableError, match=r"provisioner\.db has schema 999.*newer provisioner.*orphans"):
+        with pytest.raises(StoreUnusableError, match=words):
             await use()
 
 
@@ -144,14 +151,6 @@ async def test_a_damaged_file_is_named_with_its_repair(filled: Path, harm: Calla
         await _read(filled)()
     assert _bytes(filled) == before, "what may still be saved from it is not touched"
     assert Reader(filled).holder() is None, "and it is not left locked"
-
-
-async def test_a_file_of_another_program_is_left_alone(file: Path) -> None:
-    with sqlite3.connect(file) as sql:
-        sql.execute("CREATE TABLE queue (job TEXT)")
-    for use in (_open(file), _read(file)):
-        with pytest.raises(StoreUnusableError, match="is no provisioner store"):
-            await use()
 
 
 async def test_the_store_of_another_controller_is_refused(filled: Path) -> None:

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from provisioner import model as m
 from provisioner.store import Hazard, Store
-from provisioner.store.reader import Reader
-from provisioner.store.statistics import DroneLifetime, hazards_of
+from provisioner.store.reader import DroneLifetime, Reader, hazards_of
 from provisioner.store.writer import SqlStore
 from tests.store.story import CONTROLLER, KEEP_S, KNOWN, LEARNED, NOTHING_FITS, SEEN, SNAPSHOTS, WHY, drone, seen
 
