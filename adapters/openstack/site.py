@@ -15,7 +15,7 @@ from adapters.openstack.registry import RegistryView, ServerListing, ServerNames
 from adapters.openstack.settings import CloudAccess, OpenStackSiteConfig
 from adapters.openstack.states import DELETING_TASKS, StopMethod, server_phase
 from adapters.openstack.termination import EndedServers, EndEvidence, ResourceCleanup, exit_report, is_deleted, tail
-from adapters.shared.commands.choice import optional_package
+from adapters.shared.commands.local import optional_package
 from adapters.shared.printing import printable
 from adapters.shared.starts import outcome_unknown, rejected
 from provisioner.interfaces import AdapterError, AuditFinding, AuthError, OutcomeUnknownError, UnavailableError

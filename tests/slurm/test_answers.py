@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from adapters.slurm import rest
-from adapters.slurm.native_worker import convert_accounted_job, convert_job, used_gpus_by_node
+from adapters.slurm.native import convert_accounted_job, convert_job, used_gpus_by_node
 from adapters.slurm.records import SlurmJob
 from tests.slurm.restd import recorded
 
