@@ -20,7 +20,6 @@ from adapters.slurm.records import Partition, Reservation, SlurmJob, SlurmNode, 
 from adapters.slurm.settings import SlurmOwnerConfig, SlurmSiteConfig, SlurmTypeOptions
 from provisioner.model import WHOLE_GPU, DroneType, Node, OwnerDemand, OwnerLoad
 
-_UNUSABLE_STATES = frozenset({"DOWN", "FUTURE", "ERROR", "UNKNOWN"})
 _CLOSED_FLAGS = frozenset(
     {"BLOCKED", "DOWN", "DRAIN", "FAIL", "INVALID_REG", "MAINT", "MAINTENANCE", "NO_RESPOND", "NOT_RESPONDING"}
     | {"POWERING_DOWN", "POWER_DOWN", "POWER_DRAIN", "REBOOT_ISSUED", "REBOOT_REQUESTED"}
@@ -245,11 +244,8 @@ def next_downtime(
     From then on every node on which drones could run is reserved for others, by one reservation or several together.
     One that has begun does not count: its nodes are not free.
     """
-    possible = {
-        node.name
-        for node in nodes
-        if node.state not in _UNUSABLE_STATES and any(each.partitions_of(node) for each in types)
-    }
+    usable = [node for node in nodes if node.state not in ("DOWN", "FUTURE", "ERROR", "UNKNOWN")]
+    possible = {node.name for node in usable if any(each.partitions_of(node) for each in types)}
     planned = [
         each
         for each in reservations

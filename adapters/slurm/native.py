@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from adapters.shared.printing import printable
 from adapters.slurm import records
 from adapters.slurm.options import convert_options
-from adapters.slurm.records import Partition, Reservation, SlurmJob, SlurmNode, SlurmSubmission, same
+from adapters.slurm.records import Partition, Reservation, SlurmClient, SlurmJob, SlurmNode, SlurmSubmission, same
 from adapters.slurm.states import query_error, refusal_error
 from provisioner.interfaces import OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import FaultKind
@@ -46,7 +46,7 @@ _PYSLURM_NOTHING_TO_CANCEL = ("Invalid job id specified", "Job/step already comp
 _PYSLURM_ACTIVE = frozenset({"PENDING", "RUNNING", "SUSPENDED", "CONFIGURING", "COMPLETING"})
 
 
-class SlurmNativeClient:
+class SlurmNativeClient(SlurmClient):
     """The cluster of this host's slurm.conf, as the account that this process runs as."""
 
     def __init__(self, config: SlurmSiteConfig, name: str) -> None:
@@ -88,9 +88,6 @@ class SlurmNativeClient:
 
     async def configuration(self) -> Mapping[str, str]:
         return await self._query(dict, "configuration")
-
-    def notices(self) -> Sequence[str]:
-        return ()
 
     async def submit(self, submission: SlurmSubmission) -> int:
         answer = await self._order(self._config.submit_deadline, "submit", submission)
@@ -403,13 +400,9 @@ def _typed(used: Mapping[str, int], gpus: Mapping[str, int]) -> Mapping[str, int
 
 
 def _settings(record: Any) -> Mapping[str, str]:
-    """Return the settings of slurm.conf that are asked for, as ``scontrol show config`` prints them."""
-    found = {}
-    for name, attribute in _PYSLURM_SETTINGS.items():
-        value = getattr(record, attribute, None)
-        text = ",".join(map(str, value)) if isinstance(value, dict | list | tuple) else str(value or "")
-        found[name] = f"{text} sec" if text.isdecimal() and name in ("KillWait", "MinJobAge") else text
-    return {name: text for name, text in found.items() if text}
+    found = {name: getattr(record, attribute, None) for name, attribute in _PYSLURM_SETTINGS.items()}
+    lists = {name: ",".join(map(str, value)) for name, value in found.items() if isinstance(value, dict | list | tuple)}
+    return {name: text for name, value in found.items() if (text := str(lists.get(name, value) or ""))}
 
 
 def _gres_text(gres: Mapping[str, Any] | None, *, total: bool = False) -> str:

@@ -186,6 +186,7 @@ class SlurmClient(Protocol):
 
     def notices(self) -> Sequence[str]:
         """Return oddities of recent answers that a person should know of."""
+        return ()
 
     async def submit(self, submission: SlurmSubmission) -> int:
         """Return the job id (of the whole array, if it is one). UnavailableError: Slurm was certainly not asked."""

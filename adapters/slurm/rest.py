@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 from adapters.shared.printing import printable
 from adapters.slurm import records
 from adapters.slurm.options import convert_options
-from adapters.slurm.records import Partition, Reservation, SlurmJob, SlurmNode, SlurmSubmission, count, is_set, same
+from adapters.slurm.records import Partition, Reservation, SlurmClient, SlurmJob, SlurmNode, SlurmSubmission
 from adapters.slurm.rest_session import MAX_CONNECTIONS, RestResponse, RestResponseTooLargeError, RestSession
 from adapters.slurm.settings import SlurmSiteConfig
 from adapters.slurm.states import refusal_error
@@ -47,7 +47,7 @@ class _KnownJobs(NamedTuple):
     jobs: Sequence[SlurmJob] = ()
 
 
-class SlurmRestClient:
+class SlurmRestClient(SlurmClient):
     """The cluster as the user of the token sees it, or at a unix socket the account of its owner.
 
     slurmrestd lists jobs with details only for all users: 7.7 kB each, and with 5,000 jobs it took 4.6 s and 0.7 GB of
@@ -162,7 +162,7 @@ class SlurmRestClient:
             reported.add(number)
             return
         reported_jobs = self._session.checked(response).items("jobs")
-        ids = await self._read(lambda job: (count(job.get("job_id")), count(job.get("array_job_id"))), reported_jobs)
+        ids = await self._read(_numbers, reported_jobs)
         if not any(number in pair for pair in ids):
             raise UnavailableError(f"{self._session.where}: asked for job {number}, it reports another")
         reported.update(each for each, _ in ids)
@@ -191,9 +191,6 @@ class SlurmRestClient:
 
     async def reservations(self) -> Sequence[Reservation]:
         return await self._list("reservations", parse_reservation)
-
-    def notices(self) -> Sequence[str]:
-        return ()
 
     async def configuration(self) -> Mapping[str, str]:
         """Return slurm.conf from 26.05 on; before, only the version and whether there is accounting."""
@@ -279,8 +276,8 @@ def job_description(submission: SlurmSubmission) -> Mapping[str, Any]:
 
 _REST_JOB = {
     **records.SLURMCTLD_JOB,
-    **same("nodes", "exit_code", "node_count", "cpus"),
-    **same("tres_per_node", "memory_per_cpu", "memory_per_node", "required_nodes"),
+    **records.same("nodes", "exit_code", "node_count", "cpus"),
+    **records.same("tres_per_node", "memory_per_cpu", "memory_per_node", "required_nodes"),
     "state": "job_state",
     "user": "user_name",
     "preempted_at": "preempt_time",
@@ -288,7 +285,7 @@ _REST_JOB = {
     "tres": "tres_req_str",
 }
 _REST_ACCOUNTED_JOB = {
-    **same("name", "user", "account", "partition", "qos", "nodes", "exit_code"),
+    **records.same("name", "user", "account", "partition", "qos", "nodes", "exit_code"),
     "state": "state.current",
     "reason": "state.reason",
     "submitted_at": "time.submission",
@@ -297,7 +294,7 @@ _REST_ACCOUNTED_JOB = {
     "limit_s": "time.limit",
 }
 _REST_NODE = {
-    **same("name", "state", "partitions", "cpus"),
+    **records.same("name", "state", "partitions", "cpus"),
     "features": "active_features",
     "used_cpus": "alloc_cpus",
     "memory_mib": "real_memory",
@@ -337,29 +334,34 @@ def parse_states(listed: Sequence[JsonObject]) -> Mapping[int, frozenset[tuple[s
     return {number: frozenset(entries) for number, entries in found.items()}
 
 
+def _numbers(record: JsonObject) -> tuple[int, int]:
+    """Return the number of a job, and that of its array, or 0."""
+    return records.count(record.get("job_id")), records.count(record.get("array_job_id"))
+
+
 def parse_job(record: JsonObject, listed: Collection[tuple[str, str]] = ()) -> Sequence[SlurmJob]:
     """Return the job of a record of ``job/``, or the waiting tasks of an array.
 
     Of a long list of tasks the record has only the beginning: then they are those among ``listed``.
     """
-    number, array, task = (record.get(key) for key in ("job_id", "array_job_id", "array_task_id"))
-    ids = [str(count(number))]
-    if count(array) and is_set(task):
-        ids = [f"{count(array)}_{count(task)}"]
-    elif count(array):
-        text = str(record.get("array_task_string") or "")
-        if text.endswith("..."):
-            ids = sorted(remote_id for remote_id, _ in listed if "_" in remote_id and "*" not in remote_id)
-        else:
-            ids = [f"{count(array)}_{each}" for each in (records.parse_tasks(text) if text else ())]
-    job = records.read_job({**records.pick(record, _REST_JOB), "remote_id": ids[0] if ids else str(count(number))})
+    (number, array), task = _numbers(record), record.get("array_task_id")
+    text = str(record.get("array_task_string") or "")
+    if not array:
+        ids = [str(number)]
+    elif records.is_set(task):
+        ids = [f"{array}_{records.count(task)}"]
+    elif text.endswith("..."):
+        ids = sorted(remote_id for remote_id, _ in listed if "_" in remote_id and "*" not in remote_id)
+    else:
+        ids = [f"{array}_{each}" for each in (records.parse_tasks(text) if text else ())]
+    job = records.read_job({**records.pick(record, _REST_JOB), "remote_id": ids[0] if ids else str(number)})
     return [replace(job, remote_id=remote_id) for remote_id in ids]
 
 
 def parse_accounted_job(record: JsonObject) -> SlurmJob:
-    array = records.pick(record, {"job": "array.job_id", "task": "array.task_id"})
-    is_task = count(array["job"]) and is_set(array["task"])
-    remote_id = f"{count(array['job'])}_{count(array['task'])}" if is_task else str(count(record.get("job_id")))
+    ids = records.pick(record, {"job": "job_id", "array": "array.job_id", "task": "array.task_id"})
+    number, array, task = map(records.count, ids.values())
+    remote_id = f"{array}_{task}" if array and records.is_set(ids["task"]) else str(number)
     return records.read_job({**records.pick(record, _REST_ACCOUNTED_JOB), "remote_id": remote_id})
 
 
@@ -384,14 +386,12 @@ def parse_configuration(body: JsonObject) -> Mapping[str, str]:
     about = {"SLURM_VERSION": "meta.slurm.release", "AccountingStorageType": "meta.plugin.accounting_storage"}
     settings = body.get("slurm_conf")
     found = {**records.pick(body, about), **(settings if isinstance(settings, dict) else {})}
-    return {name: text for name, value in found.items() if (text := _setting(name, value))}
+    return {name: text for name, value in found.items() if (text := _setting(value))}
 
 
-def _setting(name: str, value: object) -> str:
+def _setting(value: object) -> str:
     if isinstance(value, list):
         return ",".join(map(str, value))
-    if isinstance(value, bool):
-        return "Yes" if value else "No"
-    if isinstance(value, str) or not is_set(value):
-        return str(value) if isinstance(value, str) else ""
-    return f"{count(value)} sec" if name in ("KillWait", "MinJobAge") else str(count(value))
+    if isinstance(value, str):
+        return value
+    return str(records.count(value)) if records.is_set(value) else ""

@@ -261,17 +261,13 @@ class SlurmSiteConfig(SlurmJobOptions):
                 message = f"there is no drone type `{name[:63]}`: {choices(name, names)}"
                 yield ("options", "types", name), message
         if self.transport != "tools":
-            yield from self._unsupported_options(self.transport).items()
-
-    def _unsupported_options(self, transport: Literal["rest", "native"]) -> dict[tuple[str, ...], str]:
-        """Return options of sbatch that the transport does not support: path in the site file, and message."""
-        found: dict[tuple[str, ...], str] = {}
-        special = [(("options", "types", name, "submit"), each.submit) for name, each in self.types.items()]
-        for path, own in [(("options", "submit"), self.submit), *special]:
-            for option, why in convert_options({**self.submit, **own}, transport)[1].items():
-                at = (*(path if option in own else ("options", "submit")), option)
-                found.setdefault(at, f"{why}: remove it, or write `transport: tools`")
-        return found
+            unsupported: dict[tuple[str, ...], str] = {}
+            special = [(("options", "types", name, "submit"), each.submit) for name, each in self.types.items()]
+            for path, own in [(("options", "submit"), self.submit), *special]:
+                for option, why in convert_options({**self.submit, **own}, self.transport)[1].items():
+                    at = (*(path if option in own else ("options", "submit")), option)
+                    unsupported.setdefault(at, f"{why}: remove it, or write `transport: tools`")
+            yield from unsupported.items()
 
 
 def drone_lifetime_s(walltime_s: float, grace_s: float) -> int:

@@ -18,7 +18,7 @@ from adapters.slurm.records import SlurmClient
 from adapters.slurm.settings import SlurmSiteConfig
 from adapters.slurm.submission import SlurmBatch, make_batch, make_batches, max_array_size, validate_order
 from provisioner import model
-from provisioner.interfaces import AdapterError, AuditFinding, OutcomeUnknownError, RejectedError, UnavailableError
+from provisioner.interfaces import AdapterError, AuditFinding, OutcomeUnknownError, RejectedError
 from provisioner.model import DroneId, DroneType, FaultKind, OrderOutcome, OrderResult
 
 _LATE_SUBMIT_S = 180.0
@@ -32,7 +32,8 @@ class SlurmSite:
 
     def __init__(self, name: str, config: SlurmSiteConfig, types: Sequence[DroneType], controller: str) -> None:
         self._name, self._config, self._types, self._controller = name, config, tuple(types), controller
-        self._client: SlurmClient | None = None
+        self._cluster: SlurmClient
+        self._stack = contextlib.AsyncExitStack()
         self._drones = SlurmDrones(controller, name, config.retain_finished, since=time.time())
         self._starts = Starts(name, _LATE_SUBMIT_S)
         self._slurm_conf: Mapping[str, str] = {}
@@ -40,8 +41,7 @@ class SlurmSite:
         self._cleanup: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        client = make_client(self._config, self._name)
-        self._client = await client.__aenter__()
+        self._cluster = await self._stack.enter_async_context(make_client(self._config, self._name))
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -50,16 +50,7 @@ class SlurmSite:
         if self._cleanup is not None:
             self._cleanup.cancel()
             await asyncio.wait([self._cleanup])
-            self._cleanup = None
-        if self._client is not None:
-            client, self._client = self._client, None
-            await client.__aexit__(*exc)
-
-    @property
-    def _cluster(self) -> SlurmClient:
-        if self._client is None:
-            raise UnavailableError("the site is not connected")
-        return self._client
+        await self._stack.aclose()
 
     async def poll(self) -> model.SiteView:
         """Return our drones, the nodes, and the owner's jobs; change nothing.
@@ -178,8 +169,10 @@ class SlurmSite:
             self._starts.without_answer(batch.drone_ids)
             return [outcome_unknown(drone_id, str(error)) for drone_id in batch.drone_ids]
         except AdapterError as error:
-            half = len(batch.orders) // 2
-            if not half or not _may_be_size(error):
+            half, kind = len(batch.orders) // 2, error.kind
+            # Not every transport reports MaxArraySize.
+            is_too_large = kind is FaultKind.QUOTA or (kind is FaultKind.CONFIG and "array" in str(error))
+            if not half or not is_too_large or not isinstance(error, RejectedError):
                 return [rejected(drone_id, error.kind, str(error)) for drone_id in batch.drone_ids]
             first = await self._submit(make_batch(batch.orders[:half], self._config))
             if first[-1].answer is OrderOutcome.OK:
@@ -211,12 +204,6 @@ class SlurmSite:
             await self._cluster.cancel(forced, kill=True)
         remote = {drone_id: jobs[0].remote_id for drone_id, jobs in jobs_of.items()}
         return [OrderResult(order.drone_id, OrderOutcome.OK, remote.get(order.drone_id, "")) for order in orders]
-
-
-def _may_be_size(error: AdapterError) -> bool:
-    """Return whether the size of the array may be the reason. Not every transport reports MaxArraySize."""
-    too_large = error.kind is FaultKind.QUOTA or (error.kind is FaultKind.CONFIG and "array" in str(error))
-    return isinstance(error, RejectedError) and too_large
 
 
 def make_client(config: SlurmSiteConfig, name: str) -> SlurmClient:

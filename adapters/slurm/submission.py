@@ -127,19 +127,16 @@ def render_script(orders: Sequence[StartOrder], config: SlurmSiteConfig) -> byte
         "grace_s": str(round(order.grace_s)),
     }
     lines = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
-    lines.append(f"scratch={_scratch(config.scratch)}")
+    scratch = shlex.quote(config.scratch.rstrip("/") or "/") if config.scratch else '"${TMPDIR:-/tmp}"'
+    if config.scratch.startswith("$"):
+        scratch = f'"${{{config.scratch[1:]}:-${{TMPDIR:-/tmp}}}}"'
+    lines.append(f"scratch={scratch}")
     own = {f"{OURS}/script": bootstrap.script, f"{OURS}/step": _step(order, bootstrap.env, config)}
     encoded = base64.encodebytes(packed({**bootstrap.files, **own})).decode()
     lines.append(f"files() {{\n    base64 -d <<'END_OF_FILES'\n{encoded}END_OF_FILES\n}}\n")
     body = resources.files("adapters.shared").joinpath("tagged.sh").read_text()
     body += resources.files(__package__).joinpath("job.sh").read_text()
     return ("\n".join(["#!/bin/sh", *lines]) + body).encode("ascii")
-
-
-def _scratch(scratch: str) -> str:
-    if scratch.startswith("$"):
-        return f'"${{{scratch[1:]}:-${{TMPDIR:-/tmp}}}}"'
-    return shlex.quote(scratch.rstrip("/") or "/") if scratch else '"${TMPDIR:-/tmp}"'
 
 
 def _step(order: StartOrder, env: Mapping[str, str], config: SlurmSiteConfig) -> bytes:

@@ -24,7 +24,7 @@ from adapters.shared.commands.local import runner_for
 from adapters.shared.commands.runner import Finished, NoReplyError, Runner
 from adapters.shared.printing import printable
 from adapters.slurm import records
-from adapters.slurm.records import Partition, Reservation, SlurmJob, SlurmNode, SlurmSubmission
+from adapters.slurm.records import Partition, Reservation, SlurmClient, SlurmJob, SlurmNode, SlurmSubmission
 from adapters.slurm.settings import SlurmSiteConfig
 from adapters.slurm.states import query_error, refusal_error
 from provisioner.interfaces import OutcomeUnknownError, RejectedError, UnavailableError
@@ -52,7 +52,7 @@ _NOTHING_TO_CANCEL = re.compile(r"invalid job id specified|already completing or
 _NO_ACCOUNTING = re.compile(r"accounting storage is disabled", re.IGNORECASE)
 
 
-class SlurmToolsClient:
+class SlurmToolsClient(SlurmClient):
     """The cluster as the account that runs the tools."""
 
     def __init__(self, config: SlurmSiteConfig, name: str) -> None:
@@ -83,16 +83,16 @@ class SlurmToolsClient:
         separator = _separator()
         argv = ["-X", "-p", f"--delimiter={separator}", "-o", ",".join(SACCT_COLUMNS)]
         selections = [["-j", ",".join(some)] for some in records.job_id_chunks(remote_ids, _JOBS_PER_CALL)]
+        if not self._accounting:
+            return None
         found: list[SlurmJob] = []
-        for selection in selections or [["-S", f"uts{max(0, int(since))}"]]:
-            if not self._accounting:
-                return None
-            try:
+        try:
+            for selection in selections or [["-S", f"uts{max(0, int(since))}"]]:
                 found += await self._query("sacct", [*argv, *selection], lambda text: parse_ended_jobs(text, separator))
-            except UnavailableError as error:
-                if not _NO_ACCOUNTING.search(str(error)):
-                    raise
-                self._accounting = False
+        except UnavailableError as error:
+            self._accounting = not _NO_ACCOUNTING.search(str(error))
+            if self._accounting:
+                raise
         return found if self._accounting else None
 
     async def nodes(self, *, reserves: bool = False) -> Sequence[SlurmNode]:

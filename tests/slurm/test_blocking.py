@@ -39,16 +39,6 @@ def prose(text: str) -> str:
     return " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
 
 
-def test_of_horekas_nodes_each_free_gpu_keeps_its_share() -> None:
-    assert lines(printed()) == [
-        "NodeName=DEFAULT RestrictedCoresPerGPU=4",
-        "NodeName=hkn[0801-0967] Name=gpu Type=a100 File=/dev/nvidia[0-1] Cores=0-37",
-        "NodeName=hkn[0801-0967] Name=gpu Type=a100 File=/dev/nvidia[2-3] Cores=38-75",
-        "PartitionName=cpu-beside-gpus-a100 Nodes=hkn[0801-0967] State=UP PriorityTier=1 PreemptMode=OFF"
-        " MaxMemPerCPU=3584",
-    ]
-
-
 @pytest.mark.parametrize(
     ("reserve", "expected"),
     [

@@ -156,7 +156,10 @@ def test_an_incomplete_table_is_no_answer(version: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "slurm_load\n", "State=UP\n", "PartitionName=a Nodes=x State=UP MaxTi"])
-def test_incomplete_partitions_are_no_answer(text: str) -> None:
+def test_incomplete_partitions_are_no_answer_and_a_greeting_is_skipped(text: str) -> None:
+    whole = recorded("24.11", "partitions")
+    assert slurm_tools.parse_partitions(f"Welcome\n\n{whole}") == slurm_tools.parse_partitions(whole)
+    assert slurm_tools.parse_reservations("Welcome\nNo reservations in the system\n") == []
     with pytest.raises(ValueError):
         slurm_tools.parse_partitions(text)
     with pytest.raises(ValueError):
@@ -265,13 +268,6 @@ async def test_a_remark_beside_a_complete_answer_is_a_notice(login: Login, tools
     for _ in range(3):
         with pytest.raises(UnavailableError):
             await tools.own_jobs()
-
-
-def test_lines_above_the_first_record_are_a_greeting() -> None:
-    whole = recorded("24.11", "partitions")
-    assert slurm_tools.parse_partitions(f"Welcome\n\n{whole}") == slurm_tools.parse_partitions(whole)
-    for greeting in ("", "Welcome\n"):
-        assert slurm_tools.parse_reservations(f"{greeting}No reservations in the system\n") == []
 
 
 async def test_questions_pass_a_shell_that_splits_at_blanks(login: Login) -> None:
