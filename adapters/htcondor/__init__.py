@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from adapters.shared.commands.choice import optional_package
+from adapters.shared.commands.local import optional_package
 
 if TYPE_CHECKING:
     import classad2

@@ -1,7 +1,4 @@
-"""One HTTP exchange with a site: bounded in size, without redirects, cookies or a proxy, and it is known what was sent.
-
-The caller sets a deadline on the call as a whole, and judges the answer.
-"""
+"""One HTTP exchange with a site: bounded in size, without redirects, cookies or a proxy; the caller sets a deadline."""
 
 from __future__ import annotations
 
@@ -20,8 +17,6 @@ class ResponseTooLongError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Answer of the server, as it came."""
-
     status: int
     raw: bytes
     headers: Mapping[str, str] = field(repr=False)
@@ -55,10 +50,9 @@ async def exchange(
     sent: list[bool],
     largest: int,
 ) -> Reply:
-    """Make one call and return its answer of at most ``largest`` bytes.
+    """Make one call. ``sent`` is not empty once anything was sent: without that a failed call has done nothing.
 
-    ``sent`` is not empty once anything was sent: without that a failed call has done nothing. Raises
-    ResponseTooLongError, and what aiohttp and asyncio raise.
+    Raises ResponseTooLongError for more than ``largest`` bytes, and what aiohttp and asyncio raise.
     """
     async with to.request(
         method,

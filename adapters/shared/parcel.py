@@ -1,14 +1,17 @@
-"""A drone's environment, and its directory as it is sent along with a request for the drone."""
+"""A drone's environment and files: checked, packed to go along with its request, or put on a login node."""
 
 from __future__ import annotations
 
+import hashlib
 import io
 import re
 import tarfile
 from collections.abc import Collection, Mapping
 
+from adapters.shared.commands.runner import Runner
 from provisioner.config.models import mistake_at
-from provisioner.model import Bootstrap
+from provisioner.interfaces import UnavailableError
+from provisioner.model import Bootstrap, FaultKind
 
 OURS = ".site"
 """Subdirectory of the drone's directory for the files of the site."""
@@ -68,3 +71,63 @@ def packed(content: Mapping[str, bytes]) -> bytes:
 def exports(env: Mapping[str, str]) -> list[str]:
     """Return lines of a shell script that set these variables, whatever is in them."""
     return [f"export {name}=" + "'" + value.replace("'", "'\\''") + "'" for name, value in env.items()]
+
+
+# ----------------------------------------------------------------------------------------------- files on a login node
+
+_PUT_FILE_NAME = re.compile(r"[A-Za-z0-9_@+=-][A-Za-z0-9._@+=-]*(/[A-Za-z0-9_@+=-][A-Za-z0-9._@+=-]*)*")
+_PUT_DIRECTORY = re.compile(r"/?[A-Za-z0-9_.][A-Za-z0-9._+@=-]*(/[A-Za-z0-9_.][A-Za-z0-9._+@=-]*)*")
+_MARK = "put."
+"""A file of this name and the digest says that all of it is there."""
+_PUT = f"""\
+set -eu
+umask 077
+dir=$1 digest=$2
+there() {{ [ -e "$dir/{_MARK}$digest" ]; }}
+if there; then cat >/dev/null; exit 0; fi
+mkdir -p -- "$(dirname -- "$dir")"
+new=$(mktemp -d -- "$dir.new.XXXXXX")
+old=$new.old
+trap 'rm -rf -- "$new" "$old"' EXIT
+tar -xof - -C "$new"
+: >"$new/{_MARK}$digest"
+# Nothing can be given the name of a directory that holds anything: of those who put the same, one does, all others see
+# it. Another content goes away first.
+for try in 1 2 3 4 5; do
+    if mv -T -- "$new" "$dir" 2>/dev/null || there; then exit 0; fi
+    mv -T -- "$dir" "$old" 2>/dev/null || :
+    rm -rf -- "$old"
+done
+mv -T -- "$new" "$dir"
+"""
+
+
+async def put(
+    runner: Runner, directory: str, files: Mapping[str, bytes], *, executable: Collection[str] = (), deadline_s: float
+) -> None:
+    """Make ``directory`` (absolute, or below the account's home; mode 0700) hold these files and nothing else.
+
+    Files have mode 0600, or 0700 if ``executable``. The directory is there whole or not at all, and a put may be tried
+    again, after UnavailableError too. ValueError for a bad name.
+    """
+    for name in files:
+        if not _PUT_FILE_NAME.fullmatch(name) or name.startswith(_MARK):
+            raise ValueError(f"`{name[:60]}` is no name for a file that goes along")
+    packed = archive(dict(sorted(files.items())), executable)
+    argv = ["sh", "-c", _PUT, "put", _checked(directory), hashlib.sha256(packed).hexdigest()]
+    done = await runner.run(argv, stdin=packed, deadline_s=deadline_s)
+    if done.code:
+        raise UnavailableError(f"files for {directory} cannot be put there: {done.said}", FaultKind.CONFIG)
+
+
+async def remove(runner: Runner, directory: str, *, deadline_s: float) -> None:
+    """Remove the directory, if it exists. UnavailableError if that fails."""
+    done = await runner.run(["sh", "-c", 'exec rm -rf -- "$1"', "remove", _checked(directory)], deadline_s=deadline_s)
+    if done.code:
+        raise UnavailableError(f"{directory} cannot be removed: {done.said}")
+
+
+def _checked(directory: str) -> str:
+    if not _PUT_DIRECTORY.fullmatch(directory) or ".." in directory.split("/"):
+        raise ValueError(f"`{directory[:60]}` is no name for a directory of ours")
+    return directory

@@ -32,7 +32,7 @@ class Starts:
         self._under_way: dict[asyncio.Task[Sequence[OrderResult]], frozenset[DroneId]] = {}
         """With those whose caller has given up."""
         self._unanswered: dict[DroneId, float] = {}
-        """Time, by the monotonic clock, from which on it cannot succeed any more."""
+        """Monotonic time from which on it cannot succeed any more."""
 
     async def run(
         self, drone_ids: Iterable[DroneId], work: Callable[[asyncio.Event], Awaitable[Sequence[OrderResult]]]

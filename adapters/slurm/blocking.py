@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from textwrap import wrap
 from typing import NamedTuple
 
 from adapters.shared.printing import printable
-from adapters.slurm.capacity import MISMATCH_DIMENSIONS, SlurmDroneType, resolve_types
+from adapters.slurm.capacity import MISMATCH_DIMENSIONS, SlurmDroneType
 from adapters.slurm.records import Partition, SlurmNode, expand_hostlist
 from adapters.slurm.settings import LIMIT_CHECK_INTERVAL_S, SlurmNodeHardware, SlurmSiteConfig
 from provisioner.interfaces import AuditFinding
@@ -54,7 +55,7 @@ def reserve_of(names: Sequence[str], reserves: Sequence[Reserve]) -> Reserve | N
 
 
 def render_blocking(policy: SitePolicy, types: Iterable[DroneType], config: SlurmSiteConfig) -> str:
-    """Return configuration that enforces ``policy.blocking`` and the owner's priority; equal for equal policies."""
+    """Return configuration that enforces ``policy.blocking`` and the owner's priority."""
     lines = _comment(
         f"Blocking and preemption for drones at site {policy.site}: `provisioner render blocking --site {policy.site}`."
         " Do not edit: change the site's file and print it again.",
@@ -85,12 +86,8 @@ def _blocking(policy: SitePolicy, config: SlurmSiteConfig) -> Iterator[str]:
         yield from _hardware_lines(hardware, policy)
     if not config.hardware:
         yield from _comment(
-            "The lines follow from the size of the nodes: write it under `options.hardware` and print this again. By"
-            " hand, for each kind of node:"
+            "The lines follow from the size of the nodes: write it under `options.hardware` and print this again."
         )
-        yield "#   RestrictedCoresPerGPU = CPUs kept per GPU / ThreadsPerCore, rounded up"
-        memory = "(RealMemory - GPUs * MiB kept per GPU) / (CPUs - GPUs * CPUs kept per GPU)"
-        yield f"#   MaxMemPerCPU = {memory}, rounded down"
     yield from _comment(
         "The partitions through which GPU jobs (drones too) come to these nodes need a higher PriorityTier than that"
         f" of CPU-only jobs, {DRONE_TIER} or more: with equal tiers a GPU job that waits makes the scheduler keep the"
@@ -162,7 +159,6 @@ def _core_lines(hardware: SlurmNodeHardware, cores_per_gpu: int) -> Iterator[str
 
 
 def _limitations(policy: SitePolicy) -> Iterator[str]:
-    """Yield what an administrator would otherwise believe to be kept."""
     yield from ("# ==== What Slurm cannot do", "#")
     yield from _comment(
         "- Memory per free GPU, as such: there is nothing like RestrictedCoresPerGPU for it. MaxMemPerCPU holds for the"
@@ -210,46 +206,33 @@ def _preemption(policy: SitePolicy, types: Iterable[DroneType], config: SlurmSit
 
 # --------------------------------------------------------------------------------------------------------------- audit
 
-_SECONDS_SETTING = re.compile(r"(\d+)(?:\s*sec(?:onds)?)?")
-_Gap = tuple[str, str, str]
-"""Node or partition, dimension, message."""
 
-
+@dataclass(frozen=True)
 class SlurmAudit:
-    """Comparison of the running configuration with the policy and the drone types of the site.
+    """Comparison of the running configuration, as far as it is reported, with the policy and the drone types."""
 
-    ``configuration``: see :meth:`adapters.slurm.records.SlurmClient.configuration`; missing settings are not checked.
-    """
+    nodes: Sequence[SlurmNode]
+    partitions: Sequence[Partition]
+    configuration: Mapping[str, str]
+    policy: SitePolicy
+    types: Sequence[SlurmDroneType]
+    config: SlurmSiteConfig
 
-    def __init__(
-        self,
-        nodes: Sequence[SlurmNode],
-        partitions: Sequence[Partition],
-        configuration: Mapping[str, str],
-        policy: SitePolicy,
-        types: Sequence[DroneType],
-        config: SlurmSiteConfig,
-    ) -> None:
-        self.nodes, self.partitions, self.configuration = nodes, partitions, configuration
-        self.policy, self.types, self.config = policy, resolve_types(types, partitions, config), config
-        self._named = {each.name: each for each in partitions}
-        self._render = f"`provisioner render blocking --site {policy.site}` prints"
-
-    def gaps(self) -> tuple[AuditFinding, ...]:
-        """Return where the running configuration does not do what the policy and the drone types say."""
+    def gaps(self) -> Sequence[AuditFinding]:
         of_types = [gap for kind in self.types for gap in self._type_gaps(kind)]
         rest = (*self._blocking_gaps(), *self._grace_gaps(), *self._job_age_gaps())
-        return tuple(AuditFinding(*gap) for gap in (*self._partition_gaps(), *of_types, *rest))
+        return [AuditFinding(*gap) for gap in (*self._partition_gaps(), *of_types, *rest)]
 
-    def _partition_gaps(self) -> Iterator[_Gap]:
+    def _partition_gaps(self) -> Iterator[tuple[str, str, str]]:
+        named = {each.name: each for each in self.partitions}
         for name in dict.fromkeys(name for kind in self.types for name in kind.options.partition.split(",") if name):
-            if name not in self._named:
-                there = _names(sorted(self._named))
+            if name not in named:
+                there = _names(sorted(named))
                 yield name, "partition", f"no such partition (there are: {there}); correct `options.partition`"
-            elif not self._named[name].up:
+            elif not named[name].up:
                 yield name, "partition", "the partition is down: drones wait in it until its admin sets it up again"
 
-    def _type_gaps(self, kind: SlurmDroneType) -> Iterator[_Gap]:
+    def _type_gaps(self, kind: SlurmDroneType) -> Iterator[tuple[str, str, str]]:
         if not kind.partitions:
             return  # _partition_gaps reports it
         label = f"drone type {kind.type.name}"
@@ -267,7 +250,7 @@ class SlurmAudit:
             where = kind.options.partition or "default"
             yield where, "types", f"{label}: no node could host one. {printable(nearest, 300)}"
 
-    def _blocking_gaps(self) -> Iterator[_Gap]:
+    def _blocking_gaps(self) -> Iterator[tuple[str, str, str]]:
         for node in self.nodes:
             hosted = [kind for kind in self.types if kind.mismatch(node) is None]
             if not any(node.gpus.values()) or not any(kind.gpus for kind in hosted):
@@ -285,29 +268,25 @@ class SlurmAudit:
                 yield pattern, "nodes", f"no node has such a name (there are: {there}); correct `blocking.nodes`"
 
     def _reserve_gaps(self, node: SlurmNode, reserve: Reserve) -> Iterator[tuple[str, str]]:
-        """Compare what jobs without GPU can get through each partition while all GPUs of the node are free.
-
-        Their memory ends with their CPUs, where the partition limits it per CPU.
-        """
+        """Compare what jobs without GPU can get through each partition while all GPUs of the node are free."""
         gpus, threads = sum(node.gpus.values()), node.threads_per_core or 1
         cpus, memory_mib = gpus * reserve.cpus, gpus * reserve.memory_mib
         limits = reserve_limits(reserve, node.cpus, threads, node.memory_mib, gpus)
         if limits is None:
             share, size = f"{reserve.cpus} CPUs and {reserve.memory_mib} MiB", f"{node.cpus} CPUs and"
             problem = f"{gpus} GPUs cannot keep {share} each of {size} {node.memory_mib} MiB"
-            problem = f"{problem}: write less into `blocking` for it"
-            yield "cpus" if cpus >= node.cpus else "memory", problem
+            yield "cpus" if cpus >= node.cpus else "memory", f"{problem}: write less into `blocking` for it"
             return
         kept_cpus, kept_mib = {}, {}
-        for partition in (self._named[name] for name in node.partitions if name in self._named):
-            if partition.up:
+        for partition in self.partitions:
+            if partition.name in node.partitions and partition.up:
                 by_partition = node.cpus - (partition.max_cpus_per_node or node.cpus)
                 kept = max(gpus * node.restricted_cores_per_gpu * threads, by_partition)
                 kept_cpus[partition.name] = kept
                 per_cpu_mib = partition.max_memory_per_cpu_mib
                 most_mib = (node.cpus - kept) * per_cpu_mib if per_cpu_mib else node.memory_mib
                 kept_mib[partition.name] = max(0, node.memory_mib - most_mib)
-        repair = f"{self._render} what can be done"
+        repair = f"`provisioner render blocking --site {self.policy.site}` prints what can be done"
         if loose := [name for name, kept in kept_cpus.items() if kept < cpus]:
             found = f"{gpus} free GPUs keep {min(kept_cpus.values())} of {node.cpus} CPUs, requested {cpus}"
             yield "cpus", f"{found}: jobs without GPU may have the rest through {_names(loose)}; {repair}"
@@ -318,8 +297,8 @@ class SlurmAudit:
         if reserve.disk_mib:
             yield "disk", "Slurm keeps no disk: leave `disk` out of `blocking`, or live with it"
 
-    def _grace_gaps(self) -> Iterator[_Gap]:
-        grace_s, kill_wait_s = self.policy.grace_s, parse_seconds(self.configuration.get("KillWait", ""))
+    def _grace_gaps(self) -> Iterator[tuple[str, str, str]]:
+        grace_s, kill_wait_s = self.policy.grace_s, self._seconds("KillWait")
         promised = f"`timeouts.grace` is {grace_s:.0f} s: drones would promise their jobs time that they do not have"
         if kill_wait_s is not None and kill_wait_s < grace_s:
             killed = f"a drone that is asked to leave is killed {kill_wait_s} s after SIGTERM (KillWait)"
@@ -328,10 +307,11 @@ class SlurmAudit:
         by_qos = "qos" in self.configuration.get("PreemptType", "")
         is_reported = bool(self.configuration.get("PreemptType") or self.configuration.get("PreemptMode"))
         for each in {each.name: each for kind in self.types for each in kind.partitions}.values():
-            mode = preempt_mode(each, self.partitions, self.configuration)
+            mode = self._preempt_mode(each)
             if mode == "" and self.config.owner is not None and is_reported and not by_qos:
                 problem = "Slurm takes no drone's place in this partition for the owner: their jobs wait until drones"
-                yield each.name, "preemption", f"{problem} have been asked to leave; {self._render} how it would"
+                repair = f"`provisioner render blocking --site {self.policy.site}` prints how it would"
+                yield each.name, "preemption", f"{problem} have been asked to leave; {repair}"
             if mode in ("SUSPEND", "GANG"):
                 problem = f"a preempted drone is suspended (PreemptMode={each.preempt_mode or mode})"
                 why = "its jobs stand still and its pool takes it for dead"
@@ -342,36 +322,29 @@ class SlurmAudit:
                 limits = f"GraceTime {each.grace_s:.0f} s, KillWait {kill_wait_s} s"
                 yield each.name, "grace", f"{killed} ({limits}), {promised}"
 
-    def _job_age_gaps(self) -> Iterator[_Gap]:
-        age_s, max_age_s = parse_seconds(self.configuration.get("MinJobAge", "")), self.policy.view_max_age_s
-        kept_in = self.configuration.get("AccountingStorageType")
-        without = kept_in is not None and ("none" in kept_in or kept_in in ("", "(null)"))
-        if age_s is not None and age_s < max_age_s and (without or self.config.accounting is False):
+    def _job_age_gaps(self) -> Iterator[tuple[str, str, str]]:
+        age_s, max_age_s = self._seconds("MinJobAge"), self.policy.view_max_age_s
+        kept_in = self.configuration.get("AccountingStorageType", "unknown")
+        if age_s is not None and age_s < max_age_s and ("none" in kept_in or kept_in in ("", "(null)")):
             forgets = f"slurmctld forgets a job {age_s} s after its end (MinJobAge)"
             why = f"a poll may be {max_age_s:.0f} s old, and without accounting its end may never be known"
             yield "slurm.conf", "ends", f"{forgets}: {why}; have MinJobAge raised to its default, 300"
 
+    def _preempt_mode(self, partition: Partition) -> str:
+        """Return what preemption by partition (not by QOS) does to its jobs: ``CANCEL``, ...; "" if nothing."""
+        by_partition = "partition_prio" in self.configuration.get("PreemptType", "")
+        higher = [each for each in self.partitions if each.tier > partition.tier]
+        modes_text = (partition.preempt_mode or self.configuration.get("PreemptMode", "")).upper()
+        modes = [mode for mode in re.split(r"[,\s]+", modes_text) if mode not in ("", "OFF", "(NULL)")]
+        if not by_partition or not modes or not any(set(each.nodes) & set(partition.nodes) for each in higher):
+            return ""
+        return next((mode for mode in modes if mode != "GANG"), "GANG")
+
+    def _seconds(self, setting: str) -> int | None:
+        """Return ``30 sec``, as ``scontrol show config`` prints it; None for anything else."""
+        found = re.fullmatch(r"(\d+)(?:\s*sec(?:onds)?)?", self.configuration.get(setting, "").strip())
+        return int(found[1]) if found else None
+
 
 def _names(names: Sequence[str], most: int = 4) -> str:
     return printable(", ".join(names[:most]) + (", ..." if len(names) > most else "")) or "none"
-
-
-def preempt_mode(partition: Partition, partitions: Sequence[Partition], configuration: Mapping[str, str]) -> str:
-    """Return what preemption by partition does to the jobs of one: ``CANCEL``, ``REQUEUE``, ...; "" if nothing.
-
-    Preemption by QOS cannot be seen here.
-    """
-    if "partition_prio" not in configuration.get("PreemptType", ""):
-        return ""
-    higher = any(each.tier > partition.tier and set(each.nodes) & set(partition.nodes) for each in partitions)
-    modes_text = (partition.preempt_mode or configuration.get("PreemptMode", "")).upper()
-    modes = [mode for mode in re.split(r"[,\s]+", modes_text) if mode not in ("", "OFF", "(NULL)")]
-    if not higher or not modes:
-        return ""
-    return next((mode for mode in modes if mode != "GANG"), "GANG")
-
-
-def parse_seconds(text: str) -> int | None:
-    """Return ``30 sec``, as ``scontrol show config`` prints it, in seconds; None for anything else."""
-    found = _SECONDS_SETTING.fullmatch(text.strip())
-    return int(found[1]) if found else None

@@ -59,12 +59,11 @@ class SlurmJob:
     limit_s: LimitS = 0.0
     """Time limit; 0 for none or not reported."""
     preempted_at: float = 0.0
-    """When Slurm began to preempt it, where reported (``preempt_time``)."""
+    """When Slurm began to preempt it, where reported."""
     nodes: Hosts = ()
     exit_code: int | None = None
     """Exit status of the batch script; None where not reported."""
     signal: int = 0
-    """Signal that ended it."""
     restarts: int = 0
     # Request per node, of jobs of others only:
     node_count: int = 1
@@ -76,7 +75,7 @@ class SlurmJob:
 
 @dataclass(frozen=True, slots=True)
 class SlurmNode:
-    """A node with its total and allocated resources."""
+    """A node, with CPUs as Slurm counts them: usually hardware threads."""
 
     name: str
     state: str
@@ -87,7 +86,6 @@ class SlurmNode:
     partitions: Words = ()
     features: Words = ()
     cpus: int = 0
-    """CPUs as Slurm counts them: usually hardware threads."""
     used_cpus: int = 0
     memory_mib: Mib = 0
     used_memory_mib: Mib = 0
@@ -103,17 +101,14 @@ class SlurmNode:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A partition and its limits."""
+    """A partition with MaxTime (0 for none), PriorityTier, GraceTime and further limits."""
 
     name: str
     up: bool = True
     nodes: Hosts = ()
     max_s: LimitS = 0.0
-    """MaxTime; 0 for none."""
     tier: int = 1
-    """PriorityTier."""
     grace_s: float = 0.0
-    """GraceTime of a preemption."""
     preempt_mode: str = ""
     max_memory_per_cpu_mib: Mib = 0
     max_memory_per_node_mib: Mib = 0
@@ -134,7 +129,7 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class SlurmSubmission:
-    """One submission: a job, or an array of jobs that differ only in their task number."""
+    """A job, or an array of jobs that differ only in their task number."""
 
     name: str
     script: bytes = field(repr=False)
@@ -143,7 +138,6 @@ class SlurmSubmission:
     cpus: int = 1
     memory_mib: int = 0
     minutes: int = 0
-    """Time limit."""
     notice_s: int = 0
     """Seconds between the signal to the batch shell and the end (``--signal=B:TERM@N``)."""
     output: str = "/dev/null"
@@ -175,43 +169,30 @@ class SlurmClient(Protocol):
         """Return every job of our account that slurmctld remembers, ended ones included, arrays task by task."""
 
     async def ended_jobs(self, remote_ids: Collection[str], since: float) -> Sequence[SlurmJob] | None:
-        """Return what the accounting database has of these jobs, or with no ids of all of ours since ``since``.
-
-        None where there is no accounting.
-        """
+        """Return what accounting has of these jobs, or with no ids of all of ours since then; None without it."""
 
     async def active_jobs(self, partitions: Collection[str]) -> Sequence[SlurmJob]:
         """Return the pending and running jobs of all users in these partitions, ours included."""
 
-    async def nodes(self) -> Sequence[SlurmNode]: ...
+    async def nodes(self, *, reserves: bool = False) -> Sequence[SlurmNode]:
+        """Return all nodes. ``reserves``: with RestrictedCoresPerGPU, if that takes a further query."""
 
     async def partitions(self) -> Sequence[Partition]: ...
 
     async def reservations(self) -> Sequence[Reservation]: ...
 
     async def configuration(self) -> Mapping[str, str]:
-        """Return the running slurm.conf and ``SLURM_VERSION``, as far as this transport reports it.
-
-        Names and values are those that ``scontrol show config`` prints (``KillWait``, ``PreemptType``, ...).
-        """
+        """Return slurm.conf and ``SLURM_VERSION`` as ``scontrol show config`` prints them, as far as reported."""
 
     def notices(self) -> Sequence[str]:
         """Return oddities of recent answers that a person should know of."""
+        return ()
 
     async def submit(self, submission: SlurmSubmission) -> int:
-        """Return the job id (of the whole array, if it is one).
-
-        Raises:
-            RejectedError: Slurm rejected it; ``kind`` tells QUOTA, CONFIG, DENIED, ... apart.
-            UnavailableError: Slurm was certainly not asked.
-            OutcomeUnknownError: Slurm may have accepted it.
-        """
+        """Return the job id (of the whole array, if it is one). UnavailableError: Slurm was certainly not asked."""
 
     async def cancel(self, remote_ids: Sequence[str], *, kill: bool = False) -> None:
-        """Cancel these jobs: SIGTERM, and SIGKILL after KillWait, or at once with ``kill``.
-
-        Unknown ids and ended jobs are not an error.
-        """
+        """Cancel these jobs, if they live: SIGTERM, and SIGKILL after KillWait, or at once with ``kill``."""
 
 
 # ------------------------------------------------------------------------------------------------------------- job ids
@@ -224,20 +205,10 @@ _MAX_ARRAY_TASKS = 4_000_001
 """Slurm's largest MaxArraySize."""
 
 
-def split_job_id(remote_id: str) -> tuple[int, int | None] | None:
-    """Return ``123_4`` as (123, 4), and ``123`` as (123, None); None if it is not a job id."""
+def split_job_id(remote_id: str) -> tuple[int, int] | None:
+    """Return ``123_4`` as (123, 4), and ``123`` as (123, -1); None if it is not the id of a job or task."""
     found = _SLURM_JOB_ID.fullmatch(remote_id)
-    if found is None:
-        return None
-    return int(found["job"]), int(found["task"]) if found["task"] is not None else None
-
-
-def job_id_key(remote_id: str) -> tuple[int, int]:
-    """Return a key that sorts job ids by age. A job without task sorts as task -1, an invalid id last."""
-    parts = split_job_id(remote_id)
-    if parts is None:
-        return 10**18, 0
-    return parts[0], -1 if parts[1] is None else parts[1]
+    return (int(found["job"]), int(found["task"] or -1)) if found else None
 
 
 def job_id_chunks(remote_ids: Collection[str], size: int) -> list[list[str]]:
@@ -273,7 +244,7 @@ def format_ranges(ascending: Sequence[int]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
 
 
-def parse_tasks(text: str, limit: int = _MAX_ARRAY_TASKS) -> tuple[int, ...]:
+def parse_tasks(text: str) -> tuple[int, ...]:
     """Return the waiting tasks of an array: ``0-3,7,10-20:2%5`` written out.
 
     A list that was cut short is an error: it does not name all tasks.
@@ -284,7 +255,7 @@ def parse_tasks(text: str, limit: int = _MAX_ARRAY_TASKS) -> tuple[int, ...]:
         if each is None:
             raise ValueError(f"`{part[:40]}` is not a range of tasks")
         tasks = range(int(each[1]), int(each[2] or each[1]) + 1, int(each[3] or 1) or 1)
-        if len(found) + len(tasks) > limit:
+        if len(found) + len(tasks) > _MAX_ARRAY_TASKS:
             raise ValueError("an array of more tasks than there can be")
         found += tasks
     return tuple(found)
@@ -302,10 +273,8 @@ _NODE_RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
 def expand_hostlist(text: str, limit: int = _MAX_NODES) -> tuple[str, ...]:
     """Return the names of ``hkn[0801-0803,0901],login1`` in order; none for Slurm's empty value.
 
-    A name may have several brackets, and text after them; numbers keep their leading zeros.
-
-    Raises:
-        ValueError: it is not such a list, or has more than ``limit`` names.
+    A name may have several brackets, and text after them; numbers keep their leading zeros. ValueError if it is not
+    such a list, or has more than ``limit`` names.
     """
     text = text.strip()
     if text in _SLURM_NOTHING:
@@ -314,34 +283,47 @@ def expand_hostlist(text: str, limit: int = _MAX_NODES) -> tuple[str, ...]:
         raise ValueError(f"`{printable(text, 60)}` is not a list of node names")
     found: list[str] = []
     for term in _HOSTLIST_TERM.findall(text):
-        found += _hostlist_names(term, limit - len(found))
+        names = [""]
+        for plain, inside in re.findall(r"([^\[\]]+)|\[([^\]]*)\]", term):
+            choices = [plain] if plain else _node_numbers(inside, limit)
+            if len(found) + len(names) * len(choices) > limit:  # a short text can stand for a million names
+                raise ValueError(f"`{printable(term, 60)}` stands for more nodes than there can be")
+            names = [f"{name}{choice}" for name in names for choice in choices]
+        found += names
     return tuple(found)
 
 
-def _hostlist_names(term: str, limit: int) -> list[str]:
-    """Return the names of one term. They are counted first: a short text can stand for a million names."""
-    pieces = re.split(r"[\[\]]", term)
-    choices = [[_node_range(part) for part in inside.split(",")] for inside in pieces[1::2]]
-    if math.prod(sum(last - first + 1 for first, last, _ in choice) for choice in choices) > limit:
-        raise ValueError(f"`{printable(term, 60)}` stands for more nodes than there can be")
-    names = [pieces[0]]
-    for choice, plain in zip(choices, pieces[2::2], strict=True):
-        numbers = [f"{n:0{width}d}" for first, last, width in choice for n in range(first, last + 1)]
-        names = [f"{name}{number}{plain}" for name in names for number in numbers]
-    return names
-
-
-def _node_range(text: str) -> tuple[int, int, int]:
-    """Return the first number, the last, and the minimum number of digits."""
-    found = _NODE_RANGE.fullmatch(text)
-    if not found or int(found[2] or found[1]) < int(found[1]):
-        raise ValueError(f"`{printable(text, 60)}` is not a range of node numbers")
-    return int(found[1]), int(found[2] or found[1]), len(found[1])
+def _node_numbers(text: str, limit: int) -> list[str]:
+    """Return the numbers of ``0801-0803,0901``."""
+    numbers: list[str] = []
+    for part in text.split(","):
+        found = _NODE_RANGE.fullmatch(part)
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+        if found is None or not 0 <= last - first < limit - len(numbers):
+            raise ValueError(f"`{printable(part, 60)}` is not a range of node numbers")
+        numbers += [f"{number:0{len(found[1])}d}" for number in range(first, last + 1)]
+    return numbers
 
 
 # ----------------------------------------------------------------------------------------------------- reading records
 
 Record = TypeVar("Record")
+
+
+def same(*names: str) -> Mapping[str, str]:
+    """Return fields of our records for which a transport has the same names."""
+    return dict(zip(names, names, strict=True))
+
+
+SLURMCTLD_JOB = {
+    **same("name", "account", "partition", "qos"),
+    "reason": "state_reason",
+    "submitted_at": "submit_time",
+    "started_at": "start_time",
+    "ends_at": "end_time",
+    "limit_s": "time_limit",
+}
+"""Fields of a job by the names that slurmrestd and pyslurm have for them."""
 
 
 def pick(source: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
@@ -386,7 +368,6 @@ def read_job(raw: Mapping[str, Any]) -> SlurmJob:
 
 
 def read_node(raw: Mapping[str, Any]) -> SlurmNode:
-    """Return a node."""
     state, flags = _split_state(raw["state"], BASE_NODE_STATES)
     return read(SlurmNode, {**raw, "state": state or "UNKNOWN", "flags": flags})
 
@@ -507,7 +488,6 @@ def _text(value: object) -> str:
 
 
 def _words(value: object) -> tuple[str, ...]:
-    """Return a list of words, or the words of a text with commas."""
     if isinstance(value, list | tuple | frozenset):
         return tuple(word for word in value if isinstance(word, str) and word)
     return tuple(filter(None, _text(value).split(",")))

@@ -4,30 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import getpass
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from adapters.shared.printing import printable
-from adapters.slurm.options import UnsupportedOptionError, convert_options
-from adapters.slurm.records import (
-    Partition,
-    Reservation,
-    SlurmJob,
-    SlurmNode,
-    SlurmSubmission,
-    count,
-    format_ranges,
-    is_set,
-    job_id_chunks,
-    parse_tasks,
-    pick,
-    read,
-    read_job,
-    read_node,
-)
+from adapters.slurm import records
+from adapters.slurm.options import convert_options
+from adapters.slurm.records import Partition, Reservation, SlurmClient, SlurmJob, SlurmNode, SlurmSubmission
 from adapters.slurm.rest_session import MAX_CONNECTIONS, RestResponse, RestResponseTooLargeError, RestSession
 from adapters.slurm.settings import SlurmSiteConfig
 from adapters.slurm.states import refusal_error
@@ -39,33 +24,30 @@ JsonObject = Mapping[str, Any]
 
 _CONFIGURATION_PATH = "slurm/v0.0.45/conf"
 """The first version that reports slurm.conf; 26.05 offers it."""
-_REST_JOB_ENVIRONMENT = ("PATH=/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin",)
+_REST_JOB_ENVIRONMENT = ["PATH=/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"]
 """Slurm accepts no job without an environment. The job sets its own."""
-_JOBS_PER_QUERY = 200
-"""Ids in one question, which goes into a URL."""
-_JOBS_PER_CANCEL = 1000
+_JOBS_PER_QUERY, _JOBS_PER_CANCEL = 200, 1000
+"""Ids of a question go into a URL."""
 _NO_SUCH_JOB, _JOB_ENDED, _ACCESS_DENIED = 2017, 2021, 2002
 """Error numbers of Slurm."""
 _REST_ACTIVE_STATES = ("PENDING", "RUNNING", "SUSPENDED")
-_LISTING_TTL_S = 1.0
-"""Age of a listing at which it still shows what others do."""
 MAX_ARRAY_TASKS = 5000
 """Tasks of an array of ours. One call reports all of an array's jobs; an array that is too long for one answer belongs
 to somebody else."""
 
 
-@dataclass(frozen=True, slots=True)
-class _KnownJobs:
-    """Details of one of Slurm's job numbers: a job, a started task, or the waiting tasks of an array."""
+class _KnownJobs(NamedTuple):
+    """Details of one of Slurm's job numbers: a job, a started task, or the waiting tasks of an array.
+
+    ``listed``: its ids and states in the listing at that time. Without ``jobs`` it is not shown to us, so not ours.
+    """
 
     listed: frozenset[tuple[str, str]]
-    """Its ids and states in the listing of states at that time."""
     array: int = 0
     jobs: Sequence[SlurmJob] = ()
-    """Empty: it is not shown to us, so it is not ours."""
 
 
-class SlurmRestClient:
+class SlurmRestClient(SlurmClient):
     """The cluster as the user of the token sees it, or at a unix socket the account of its owner.
 
     slurmrestd lists jobs with details only for all users: 7.7 kB each, and with 5,000 jobs it took 4.6 s and 0.7 GB of
@@ -85,7 +67,6 @@ class SlurmRestClient:
         """Number of a job that is certainly ours."""
         self._known: dict[int, _KnownJobs] = {}
         self._listing: Mapping[int, frozenset[tuple[str, str]]] = {}
-        self._listed_at = -_LISTING_TTL_S
         self._lock = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
@@ -95,16 +76,14 @@ class SlurmRestClient:
     async def __aexit__(self, *exc: object) -> None:
         await self._session.__aexit__(*exc)
 
-    # ---------------------------------------------------------------------------------------------------- questions
-
     async def own_jobs(self) -> Sequence[SlurmJob]:
         def may_have_changed(number: int, known: _KnownJobs) -> bool:
-            """Return whether it is ours, and lives: a preemption and an expected start are in the details only."""
+            # of ours that live: a preemption and an expected start are in the details only
             is_own = any(job.user == self._user for job in known.jobs[:1])
             lives = any(job.state in _REST_ACTIVE_STATES or job.flags for job in known.jobs)
             return is_own and (lives or self._is_listed_otherwise(number, known))
 
-        await self._update(may_have_changed, max_age_s=0.0)
+        await self._update(may_have_changed)
         for job in self._jobs():
             if job.user != self._user and job.remote_id.partition("_")[0] == self._last_submitted:
                 user = printable(job.user, 60)
@@ -119,7 +98,7 @@ class SlurmRestClient:
         def has_changed(number: int, known: _KnownJobs) -> bool:
             return self._is_listed_otherwise(number, known) and any(map(is_in, known.jobs))
 
-        await self._update(has_changed, _LISTING_TTL_S)
+        await self._update(has_changed)
         return [job for job in self._jobs() if job.state in _REST_ACTIVE_STATES and is_in(job)]
 
     def _jobs(self) -> Iterator[SlurmJob]:
@@ -128,19 +107,15 @@ class SlurmRestClient:
     def _is_listed_otherwise(self, number: int, known: _KnownJobs) -> bool:
         return known.listed != self._listing.get(number, known.listed)
 
-    async def _update(self, is_outdated: Callable[[int, _KnownJobs], bool], max_age_s: float) -> None:
+    async def _update(self, is_outdated: Callable[[int, _KnownJobs], bool]) -> None:
         """List the states of all jobs, and request details of new and of outdated ones.
 
         What was learned is kept when time runs out. UnavailableError then: the listing is not complete.
         """
-        asked_at = time.monotonic()
         try:
             async with asyncio.timeout(self._config.deadline), self._lock:
-                if self._listed_at <= asked_at - max_age_s:  # else one was begun meanwhile, and is as good as our own
-                    began_at = time.monotonic()
-                    self._listing = parse_states((await self._session.read("slurm/{}/jobs/state/")).items("jobs"))
-                    self._listed_at = began_at
-                    self._known = {n: known for n, known in self._known.items() if n in self._listing}
+                self._listing = parse_states((await self._session.read("slurm/{}/jobs/state/")).items("jobs"))
+                self._known = {n: known for n, known in self._known.items() if n in self._listing}
                 reported: set[int] = set()
                 # Ascending: the first number of an array reports all of it.
                 await self._request_all(sorted(self._listing.keys() - self._known.keys()), reported)
@@ -186,30 +161,27 @@ class SlurmRestClient:
             self._known[number] = _KnownJobs(listed)
             reported.add(number)
             return
-        records = self._session.checked(response).items("jobs")
-        ids = await self._read(lambda record: (count(record.get("job_id")), count(record.get("array_job_id"))), records)
+        reported_jobs = self._session.checked(response).items("jobs")
+        ids = await self._read(_numbers, reported_jobs)
         if not any(number in pair for pair in ids):
             raise UnavailableError(f"{self._session.where}: asked for job {number}, it reports another")
         reported.update(each for each, _ in ids)
-        jobs = await self._read(partial(parse_job, listed=listed), records)
+        jobs = await self._read(partial(parse_job, listed=listed), reported_jobs)
         for (each, array), some in zip(ids, jobs, strict=True):
             self._known[each] = _KnownJobs(self._listing.get(each, frozenset()), array, some)
 
     async def ended_jobs(self, remote_ids: Collection[str], since: float) -> Sequence[SlurmJob] | None:
-        if self._config.accounting is False:
-            return None
-        selections = [[("step", each) for each in some] for some in job_id_chunks(remote_ids, _JOBS_PER_QUERY)]
+        selections = [[("step", each) for each in some] for some in records.job_id_chunks(remote_ids, _JOBS_PER_QUERY)]
         found: list[SlurmJob] = []
         for selection in selections or [[("start_time", str(max(0, int(since))))]]:
             query = [("users", self._user), ("skip_steps", "true"), *selection]
             response = await self._session.request("GET", "slurmdb/{}/jobs/", query)
             if response.status == 404 and not response.body:
                 return None  # slurmrestd was started without it, as it must be where there is no slurmdbd
-            records = self._session.checked(response).items("jobs")
-            found += await self._read(parse_accounted_job, records)
+            found += await self._read(parse_accounted_job, self._session.checked(response).items("jobs"))
         return found
 
-    async def nodes(self) -> Sequence[SlurmNode]:
+    async def nodes(self, *, reserves: bool = False) -> Sequence[SlurmNode]:
         # All of it, 2.5 kB a node. With `update_time` 24.11 answers "nothing has changed" with status 500 and
         # "Unspecified error", as it does when slurmctld is silent.
         return await self._list("nodes", parse_node)
@@ -220,11 +192,8 @@ class SlurmRestClient:
     async def reservations(self) -> Sequence[Reservation]:
         return await self._list("reservations", parse_reservation)
 
-    def notices(self) -> Sequence[str]:
-        return ()
-
     async def configuration(self) -> Mapping[str, str]:
-        """Return all of slurm.conf from 26.05 on; before, only the version and whether there is accounting."""
+        """Return slurm.conf from 26.05 on; before, only the version and whether there is accounting."""
         response = await self._session.request("GET", _CONFIGURATION_PATH)
         about = parse_configuration((await self._session.read("slurm/{}/ping/")).body)
         return {**about, **(parse_configuration(response.body) if response.is_complete else {})}
@@ -232,24 +201,19 @@ class SlurmRestClient:
     async def _list(self, name: str, parse: Callable[[JsonObject], T]) -> list[T]:
         return await self._read(parse, (await self._session.read(f"slurm/{{}}/{name}/")).items(name))
 
-    async def _read(self, parse: Callable[[JsonObject], T], records: Sequence[JsonObject]) -> list[T]:
+    async def _read(self, parse: Callable[[JsonObject], T], found: Sequence[JsonObject]) -> list[T]:
         """Return what ``parse`` makes of the records, in a thread: there may be thousands of them."""
         try:
-            return await asyncio.to_thread(lambda: list(map(parse, records)))
+            return await asyncio.to_thread(lambda: list(map(parse, found)))
         except ValueError as error:
             message = f"{self._session.where}: its answer is invalid or incomplete: {error}"
             raise UnavailableError(printable(message, 400)) from None
-
-    # -------------------------------------------------------------------------------------------------------- orders
 
     async def submit(self, submission: SlurmSubmission) -> int:
         if len(submission.tasks) > MAX_ARRAY_TASKS:
             message = f"an array of {len(submission.tasks)} tasks: slurmrestd reports {MAX_ARRAY_TASKS} at most"
             raise RejectedError(message, FaultKind.CONFIG)
-        try:
-            body = {"script": submission.script.decode(), "job": job_description(submission)}
-        except UnsupportedOptionError as error:
-            raise RejectedError(printable(str(error)), FaultKind.CONFIG) from None
+        body = {"script": submission.script.decode(), "job": job_description(submission)}
         response = await self._order("POST", "slurm/{}/job/submit", body, self._config.submit_deadline)
         job_id = response.body.get("job_id")
         if not isinstance(job_id, int) or job_id <= 0:
@@ -259,7 +223,7 @@ class SlurmRestClient:
 
     async def cancel(self, remote_ids: Sequence[str], *, kill: bool = False) -> None:
         # Never without ids: an order that names no jobs is for all of them.
-        for some in job_id_chunks(remote_ids, _JOBS_PER_CANCEL):
+        for some in records.job_id_chunks(remote_ids, _JOBS_PER_CANCEL):
             if kill:
                 # SIGKILL to a whole job is a plain scancel, with SIGTERM and KillWait before. The steps alone are
                 # killed at once; the batch script is left to tidy up, and has KillWait for it.
@@ -285,11 +249,10 @@ class SlurmRestClient:
 
 
 def job_description(submission: SlurmSubmission) -> Mapping[str, Any]:
-    """Return the job as slurmrestd needs it. UnsupportedOptionError for an option that it has no field for."""
     job: dict[str, Any] = {
-        **convert_options(submission.options, "rest"),
+        **convert_options(submission.options, "rest")[0],
         "name": submission.name,
-        "environment": list(_REST_JOB_ENVIRONMENT),
+        "environment": _REST_JOB_ENVIRONMENT,
         "current_working_directory": "/",
         "standard_output": submission.output,
         "requeue": False,
@@ -299,7 +262,7 @@ def job_description(submission: SlurmSubmission) -> Mapping[str, Any]:
         "cpus_per_task": submission.cpus,
     }
     if submission.tasks:
-        job["array"] = format_ranges(submission.tasks)
+        job["array"] = records.format_ranges(submission.tasks)
     if submission.memory_mib:
         job["memory_per_node"] = {"set": True, "number": submission.memory_mib}
     if submission.minutes:
@@ -311,53 +274,28 @@ def job_description(submission: SlurmSubmission) -> Mapping[str, Any]:
     return job
 
 
-# ------------------------------------------------------------------------------------------------------------- records
-
 _REST_JOB = {
-    "name": "name",
+    **records.SLURMCTLD_JOB,
+    **records.same("nodes", "exit_code", "node_count", "cpus"),
+    **records.same("tres_per_node", "memory_per_cpu", "memory_per_node", "required_nodes"),
     "state": "job_state",
-    "reason": "state_reason",
     "user": "user_name",
-    "account": "account",
-    "partition": "partition",
-    "qos": "qos",
-    "submitted_at": "submit_time",
-    "started_at": "start_time",
-    "ends_at": "end_time",
-    "limit_s": "time_limit",
     "preempted_at": "preempt_time",
-    "nodes": "nodes",
-    "exit_code": "exit_code",
     "restarts": "restart_cnt",
-    "node_count": "node_count",
     "tres": "tres_req_str",
-    "tres_per_node": "tres_per_node",
-    "cpus": "cpus",
-    "memory_per_cpu": "memory_per_cpu",
-    "memory_per_node": "memory_per_node",
-    "required_nodes": "required_nodes",
 }
 _REST_ACCOUNTED_JOB = {
-    "name": "name",
+    **records.same("name", "user", "account", "partition", "qos", "nodes", "exit_code"),
     "state": "state.current",
     "reason": "state.reason",
-    "user": "user",
-    "account": "account",
-    "partition": "partition",
-    "qos": "qos",
     "submitted_at": "time.submission",
     "started_at": "time.start",
     "ends_at": "time.end",
     "limit_s": "time.limit",
-    "nodes": "nodes",
-    "exit_code": "exit_code",
 }
 _REST_NODE = {
-    "name": "name",
-    "state": "state",
-    "partitions": "partitions",
+    **records.same("name", "state", "partitions", "cpus"),
     "features": "active_features",
-    "cpus": "cpus",
     "used_cpus": "alloc_cpus",
     "memory_mib": "real_memory",
     "used_memory_mib": "alloc_memory",
@@ -377,22 +315,17 @@ _REST_PARTITION = {
     "max_memory_per_node_mib": "maximums.partition_memory_per_node",
     "max_cpus_per_node": "maximums.cpus_per_node",
 }
-_REST_RESERVATION = {
-    "name": "name",
-    "starts_at": "start_time",
-    "ends_at": "end_time",
-    "nodes": "node_list",
-}
+_REST_RESERVATION = {"name": "name", "starts_at": "start_time", "ends_at": "end_time", "nodes": "node_list"}
 
 
-def parse_states(records: Sequence[JsonObject]) -> Mapping[int, frozenset[tuple[str, str]]]:
+def parse_states(listed: Sequence[JsonObject]) -> Mapping[int, frozenset[tuple[str, str]]]:
     """Return ids and states by number from ``jobs/state/``.
 
     A waiting task has the number of its array, a started one a number of its own, which says nothing of the array:
     ``1_3`` (waiting) becomes ``6_3``. An array all of which was cancelled before it began is ``1_*``.
     """
     found: dict[int, set[tuple[str, str]]] = {}
-    for record in records:
+    for record in listed:
         remote_id, state = str(record.get("job_id")), record.get("state")
         number = remote_id.partition("_")[0].partition("+")[0]
         if not number.isdecimal() or not state:
@@ -401,67 +334,64 @@ def parse_states(records: Sequence[JsonObject]) -> Mapping[int, frozenset[tuple[
     return {number: frozenset(entries) for number, entries in found.items()}
 
 
+def _numbers(record: JsonObject) -> tuple[int, int]:
+    """Return the number of a job, and that of its array, or 0."""
+    return records.count(record.get("job_id")), records.count(record.get("array_job_id"))
+
+
 def parse_job(record: JsonObject, listed: Collection[tuple[str, str]] = ()) -> Sequence[SlurmJob]:
     """Return the job of a record of ``job/``, or the waiting tasks of an array.
 
     Of a long list of tasks the record has only the beginning: then they are those among ``listed``.
     """
-    number, array, task = (record.get(key) for key in ("job_id", "array_job_id", "array_task_id"))
-    ids = [str(count(number))]
-    if count(array) and is_set(task):
-        ids = [f"{count(array)}_{count(task)}"]
-    elif count(array):
-        text = str(record.get("array_task_string") or "")
-        if text.endswith("..."):
-            ids = sorted(remote_id for remote_id, _ in listed if "_" in remote_id and "*" not in remote_id)
-        else:
-            ids = [f"{count(array)}_{each}" for each in (parse_tasks(text) if text else ())]
-    job = read_job({**pick(record, _REST_JOB), "remote_id": ids[0] if ids else str(count(number))})
+    (number, array), task = _numbers(record), record.get("array_task_id")
+    text = str(record.get("array_task_string") or "")
+    if not array:
+        ids = [str(number)]
+    elif records.is_set(task):
+        ids = [f"{array}_{records.count(task)}"]
+    elif text.endswith("..."):
+        ids = sorted(remote_id for remote_id, _ in listed if "_" in remote_id and "*" not in remote_id)
+    else:
+        ids = [f"{array}_{each}" for each in (records.parse_tasks(text) if text else ())]
+    job = records.read_job({**records.pick(record, _REST_JOB), "remote_id": ids[0] if ids else str(number)})
     return [replace(job, remote_id=remote_id) for remote_id in ids]
 
 
 def parse_accounted_job(record: JsonObject) -> SlurmJob:
-    """Return a job of the accounting database."""
-    array = pick(record, {"job": "array.job_id", "task": "array.task_id"})
-    is_task = count(array["job"]) and is_set(array["task"])
-    remote_id = f"{count(array['job'])}_{count(array['task'])}" if is_task else str(count(record.get("job_id")))
-    return read_job({**pick(record, _REST_ACCOUNTED_JOB), "remote_id": remote_id})
+    ids = records.pick(record, {"job": "job_id", "array": "array.job_id", "task": "array.task_id"})
+    number, array, task = map(records.count, ids.values())
+    remote_id = f"{array}_{task}" if array and records.is_set(ids["task"]) else str(number)
+    return records.read_job({**records.pick(record, _REST_ACCOUNTED_JOB), "remote_id": remote_id})
 
 
 def parse_node(record: JsonObject) -> SlurmNode:
-    """Return a record of ``nodes/``."""
-    node = read_node(pick(record, _REST_NODE))
+    node = records.read_node(records.pick(record, _REST_NODE))
     # `gpu_spec` names the reserved cores: without them none is, whatever is configured
     return node if record.get("gpu_spec") else replace(node, restricted_cores_per_gpu=0)
 
 
 def parse_reservation(record: JsonObject) -> Reservation:
-    """Return a record of ``reservations/``."""
-    return read(Reservation, pick(record, _REST_RESERVATION))
+    return records.read(Reservation, records.pick(record, _REST_RESERVATION))
 
 
 def parse_partition(record: JsonObject) -> Partition:
-    """Return a record of ``partitions/``."""
     flags = record.get("flags")  # reported by 26.05 only
-    return read(Partition, {**pick(record, _REST_PARTITION), "default": isinstance(flags, list) and "DEFAULT" in flags})
-
-
-_REST_SECONDS = ("KillWait", "MinJobAge")
+    default = isinstance(flags, list) and "DEFAULT" in flags
+    return records.read(Partition, {**records.pick(record, _REST_PARTITION), "default": default})
 
 
 def parse_configuration(body: JsonObject) -> Mapping[str, str]:
     """Return slurm.conf as ``scontrol show config`` prints it, as far as it is reported, and the server's version."""
     about = {"SLURM_VERSION": "meta.slurm.release", "AccountingStorageType": "meta.plugin.accounting_storage"}
     settings = body.get("slurm_conf")
-    found = {**pick(body, about), **(settings if isinstance(settings, dict) else {})}
-    return {name: text for name, value in found.items() if (text := _setting(name, value))}
+    found = {**records.pick(body, about), **(settings if isinstance(settings, dict) else {})}
+    return {name: text for name, value in found.items() if (text := _setting(value))}
 
 
-def _setting(name: str, value: object) -> str:
+def _setting(value: object) -> str:
     if isinstance(value, list):
         return ",".join(map(str, value))
-    if isinstance(value, bool):
-        return "Yes" if value else "No"
-    if isinstance(value, str) or not is_set(value):
-        return str(value) if isinstance(value, str) else ""
-    return f"{count(value)} sec" if name in _REST_SECONDS else str(count(value))
+    if isinstance(value, str):
+        return value
+    return str(records.count(value)) if records.is_set(value) else ""

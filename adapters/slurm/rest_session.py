@@ -7,31 +7,31 @@ import contextlib
 import json
 import re
 import ssl
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Self
-from urllib.parse import urlsplit
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
 
 from adapters.shared import http
-from adapters.shared.commands.choice import optional_package
-from adapters.shared.commands.settings import SshSettings
+from adapters.shared.commands.local import optional_package
 from adapters.shared.printing import printable
 from adapters.slurm.settings import SlurmRestConfig
 from provisioner.config.units import SecretUnreadableError
-from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, UnavailableError
+from provisioner.interfaces import AuthError, OutcomeUnknownError, UnavailableError
 from provisioner.model import FaultKind
+
+if TYPE_CHECKING:
+    from adapters.shared.commands.ssh import SshRunner
 
 SUPPORTED_VERSIONS = ("v0.0.45", "v0.0.44", "v0.0.43", "v0.0.42", "v0.0.41", "v0.0.40")
 """Versions of the API, newest first, that answer our questions in the same way."""
 MAX_RESPONSE_BYTES = 64 * 1024**2
 MAX_CONNECTIONS = 6
 """slurmrestd works on as many requests as it has threads, and slurmctld suffers from many at a time."""
-_TOKEN_PREFIX = "SLURM_JWT="  # printed by ``scontrol token``
-_AUTHENTICATION_ERROR = 1007
-"""Slurm's number for an invalid token (``Protocol authentication error``)."""
+_AUTHENTICATION_ERROR = 1007  # the token is invalid
 
 
 class RestResponseTooLargeError(UnavailableError):
@@ -64,17 +64,6 @@ class RestResponse:
         return found
 
 
-@dataclass(slots=True)
-class _Request:
-    """A request, and whether something of it has been sent."""
-
-    method: str
-    path: str
-    query: Sequence[tuple[str, str]] = ()
-    body: Mapping[str, Any] | None = None
-    sent: list[bool] = field(default_factory=list)
-
-
 class RestSession:
     """HTTP to slurmrestd. Connects with the first request; connections are kept and shared."""
 
@@ -87,26 +76,27 @@ class RestSession:
         self._version_lock = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
-        settings = self._settings
-        if settings.ssh is not None:
-            connect, limit = await self._over_ssh(settings.ssh), min(MAX_CONNECTIONS, settings.ssh.max_sessions)
-        else:
-            connect, limit = _direct(settings), MAX_CONNECTIONS
-        self._session = await self._stack.enter_async_context(http.session(_Connector(connect, limit=limit)))
+        self._session = await self._stack.enter_async_context(http.session(await self._connector()))
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         self._session = None
         await self._stack.aclose()
 
-    async def _over_ssh(self, settings: SshSettings) -> Connect:
-        with optional_package("asyncssh", "ssh", "a socket over ssh needs"):
-            from adapters.shared.commands.forward import Forward
-            from adapters.shared.commands.ssh import SshRunner
-        runner = await self._stack.enter_async_context(SshRunner(settings))
-        return Forward(runner, self._settings.url.removeprefix("unix:")).connect
-
-    # ------------------------------------------------------------------------------------------------------- requests
+    async def _connector(self) -> aiohttp.BaseConnector:
+        settings = self._settings
+        connector: aiohttp.BaseConnector
+        if settings.ssh is not None:
+            with optional_package("asyncssh", "ssh", "a socket over ssh needs"):
+                from adapters.shared.commands.ssh import SshRunner
+            runner = await self._stack.enter_async_context(SshRunner(settings.ssh))
+            connector = _SshConnector(runner, settings.url.removeprefix("unix:"), settings.ssh.max_sessions)
+        elif settings.url.startswith("unix:"):
+            connector = aiohttp.UnixConnector(settings.url.removeprefix("unix:"), limit=MAX_CONNECTIONS)
+        else:
+            connector = aiohttp.TCPConnector(ssl=_ssl_context(settings), limit=MAX_CONNECTIONS)
+        connector._factory = cast("partial[ResponseHandler]", partial(_SingleResponse, loop=asyncio.get_running_loop()))
+        return connector
 
     async def read(self, path: str) -> RestResponse:
         """Return a complete answer without errors. ``{}`` in ``path`` stands for the version of the API."""
@@ -129,61 +119,72 @@ class RestSession:
     ) -> RestResponse:
         """Return the answer to one request, a refusal included.
 
-        Raises:
-            UnavailableError: nothing was sent, or a question (GET) has no answer.
-            AuthError: it does not accept our token.
-            OutcomeUnknownError: an order was sent, and not answered.
+        UnavailableError if nothing was sent or a question (GET) has no answer, OutcomeUnknownError if an order was
+        sent and not answered, AuthError if our token is not accepted.
         """
-        request = _Request(method, path, query, body)
-        deadline_s = self._deadline_s if deadline_s is None else deadline_s
+        deadline_s = deadline_s or self._deadline_s
+        sent: list[bool] = []
         try:
             async with asyncio.timeout(deadline_s):
-                version = await self._api_version() if "{}" in path else ""
-                request.path = path.format(version)
-                response = await self._authenticated(request)
+                full_path = path.format(await self._api_version() if "{}" in path else "")
+                response = await self._exchange(method, full_path, query, body, sent)
         except TimeoutError:
-            raise self._no_answer(request, f"no answer within {deadline_s:g} s") from None
+            why = f"no answer within {deadline_s:g} s"
         except http.ResponseTooLongError as error:
-            raise RestResponseTooLargeError(f"{self.where}: {error} of {request.path}") from None
+            raise RestResponseTooLargeError(f"{self.where}: {error} of {path}") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise self._no_answer(request, printable(str(error) or type(error).__name__)) from None
-        if response.status == 404 and not response.body and path.startswith("slurm/{}/"):
-            self._version = ""  # another release replaced it: negotiated again at the next call
-            raise UnavailableError(f"{self.where}: it does not offer {request.path}")
-        return response
-
-    def _no_answer(self, request: _Request, why: str) -> AdapterError:
-        if request.method == "GET" or not request.sent:
-            return UnavailableError(f"{self.where}: {why}")
-        return OutcomeUnknownError(f"{self.where}: {why}")
+            why = printable(str(error) or type(error).__name__)
+        else:
+            if response.status == 404 and not response.body and path.startswith("slurm/{}/"):
+                self._version = ""  # another release replaced it: negotiated again at the next call
+                raise UnavailableError(f"{self.where}: it does not offer {full_path}")
+            return response
+        is_unknown = sent and method != "GET"
+        raise (OutcomeUnknownError if is_unknown else UnavailableError)(f"{self.where}: {why}")
 
     async def _api_version(self) -> str:
         """Return the version of the API that both sides support."""
         async with self._version_lock:
-            self._version = self._version or await self._negotiate()
-            return self._version
-
-    async def _negotiate(self) -> str:
-        for version in SUPPORTED_VERSIONS:
-            if await self._offers(version):
-                return version
+            if self._version:
+                return self._version
+            for version in SUPPORTED_VERSIONS:
+                response = await self._exchange("GET", f"slurm/{version}/ping/")
+                if response.status == 200:
+                    self._version = version
+                    return version
+                if response.status != 404:
+                    raise UnavailableError(f"{self.where}: {response.message}")
         raise UnavailableError(
             f"{self.where}: it offers none of the versions of Slurm's API that we support,"
             f" {SUPPORTED_VERSIONS[-1]} to {SUPPORTED_VERSIONS[0]} (Slurm 23.11 and later): use `transport: tools`",
             FaultKind.CONFIG,
         )
 
-    async def _offers(self, version: str) -> bool:
-        response = await self._authenticated(_Request("GET", f"slurm/{version}/ping/"))
-        if response.status not in (200, 404):
-            raise UnavailableError(f"{self.where}: {response.message}")
-        return response.status == 200
-
-    async def _authenticated(self, request: _Request) -> RestResponse:
+    async def _exchange(
+        self,
+        method: str,
+        path: str,
+        query: Sequence[tuple[str, str]] = (),
+        body: Mapping[str, Any] | None = None,
+        sent: list[bool] | None = None,
+    ) -> RestResponse:
         """Return the answer to a request with our token."""
-        response = await self._exchange(request, self._current_token())
+        assert self._session is not None, "not entered"
+        settings, token = self._settings, self._current_token()
+        url = settings.url if settings.url.startswith("http") else "http://localhost"
+        reply = await http.exchange(
+            self._session,
+            method,
+            f"{url.rstrip('/')}/{path}",
+            query,
+            body=body,
+            headers={"X-SLURM-USER-NAME": settings.user, "X-SLURM-USER-TOKEN": token} if token else {},
+            sent=[] if sent is None else sent,
+            largest=MAX_RESPONSE_BYTES,
+        )
+        response = await asyncio.to_thread(_parse_response, reply.status, reply.raw)
         if response.status == 401 or any(number == _AUTHENTICATION_ERROR for number, _ in response.errors):
-            what = f"the token of {self._settings.token}" if self._settings.token else "a request without a token"
+            what = f"the token of {settings.token}" if settings.token else "a request without a token"
             raise AuthError(f"{self.where}: {what} is rejected: {response.message}")
         if response.status == 403:
             raise AuthError(f"{self.where}: {response.message}")
@@ -193,27 +194,12 @@ class RestSession:
         if self._settings.token is None:
             return ""
         try:
-            token = self._settings.token.read().removeprefix(_TOKEN_PREFIX).strip()
+            token = self._settings.token.read().removeprefix("SLURM_JWT=").strip()  # printed by `scontrol token`
         except SecretUnreadableError as error:
             raise AuthError(f"{self.where}: {error}") from None
         if not (token.isascii() and token.isprintable()) or " " in token:
             raise AuthError(f"{self.where}: {self._settings.token} contains no token")
         return token
-
-    async def _exchange(self, request: _Request, token: str) -> RestResponse:
-        assert self._session is not None, "not entered"
-        url = self._settings.url if self._settings.url.startswith("http") else "http://localhost"
-        reply = await http.exchange(
-            self._session,
-            request.method,
-            f"{url.rstrip('/')}/{request.path}",
-            request.query,
-            body=request.body,
-            headers={"X-SLURM-USER-NAME": self._settings.user, "X-SLURM-USER-TOKEN": token} if token else {},
-            sent=request.sent,
-            largest=MAX_RESPONSE_BYTES,
-        )
-        return await asyncio.to_thread(_parse_response, reply.status, reply.raw)
 
 
 def _parse_response(status: int, raw: bytes) -> RestResponse:
@@ -226,19 +212,12 @@ def _parse_response(status: int, raw: bytes) -> RestResponse:
             raise ValueError("its answer is invalid or incomplete JSON")
         text = printable(" ".join(raw[:400].decode(errors="replace").split()), 200)
         return RestResponse(status, {}, [(0, f"HTTP {status} {text}".strip())])
-    errors = body.get("errors")
-    return RestResponse(status, body, [_parse_error(each) for each in errors] if isinstance(errors, list) else [])
-
-
-def _parse_error(error: object) -> tuple[int, str]:
-    if not isinstance(error, dict):
-        return 0, str(error)[:400]
-    number = error.get("error_number")
-    texts = [str(error.get(key) or "") for key in ("description", "error")]
-    return number if isinstance(number, int) else 0, ": ".join(text for text in texts if text)[:400]
-
-
-# ---------------------------------------------------------------------------------------------------------- connections
+    errors: list[tuple[int, str]] = []
+    for error in body["errors"] if isinstance(body.get("errors"), list) else ():
+        each = error if isinstance(error, dict) else {"error": error}
+        number, texts = each.get("error_number"), [str(each.get(key) or "") for key in ("description", "error")]
+        errors.append((number if isinstance(number, int) else 0, ": ".join(filter(None, texts))[:400]))
+    return RestResponse(status, body, errors)
 
 
 class _SingleResponse(ResponseHandler):
@@ -264,39 +243,20 @@ _CLOSING_HEAD = re.compile(rb"HTTP/1\.[01] (?:(?!\r\n\r\n).)*?\r\nconnection: *c
 _CONTENT_LENGTH = re.compile(rb"\r\ncontent-length: *(\d{1,12})\r\n", re.I)
 
 
-Connect = Callable[[Callable[[], _SingleResponse]], Awaitable[_SingleResponse]]
-"""Connects the protocol that the function makes, and returns it."""
+class _SshConnector(aiohttp.BaseConnector):
+    """Connections to a unix socket on a login node, kept and counted as aiohttp does."""
 
-
-class _Connector(aiohttp.BaseConnector):
-    """Connections made by one function, kept and counted as aiohttp does."""
-
-    def __init__(self, connect: Connect, *, limit: int) -> None:
-        super().__init__(limit=limit)
-        self._connect = connect
+    def __init__(self, runner: SshRunner, path: str, sessions: int) -> None:
+        super().__init__(limit=min(MAX_CONNECTIONS, sessions))
+        self._runner, self._path = runner, path
 
     async def _create_connection(self, req: object, traces: object, timeout: object) -> ResponseHandler:
-        loop = asyncio.get_running_loop()
-        return await self._connect(lambda: _SingleResponse(loop))
+        return await self._runner.connect_unix(self._path, self._factory)
 
 
-def _direct(settings: SlurmRestConfig) -> Connect:
-    """Return the function that connects from this host, to a unix socket or over the network."""
-    url, context = urlsplit(settings.url), _ssl_context(settings)
-
-    async def connect(protocol: Callable[[], _SingleResponse]) -> _SingleResponse:
-        loop = asyncio.get_running_loop()
-        if settings.url.startswith("unix:"):
-            return (await loop.create_unix_connection(protocol, settings.url.removeprefix("unix:")))[1]
-        host, port = url.hostname or "", url.port or (443 if context else 80)
-        return (await loop.create_connection(protocol, host, port, ssl=context, happy_eyeballs_delay=0.25))[1]
-
-    return connect
-
-
-def _ssl_context(settings: SlurmRestConfig) -> ssl.SSLContext | None:
+def _ssl_context(settings: SlurmRestConfig) -> ssl.SSLContext | bool:
     if not settings.url.startswith("https:"):
-        return None
+        return True
     try:
         return ssl.create_default_context(cafile=str(settings.ca) if settings.ca else None)
     except (OSError, ssl.SSLError) as error:

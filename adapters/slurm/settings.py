@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
 from adapters.shared.commands.settings import SshSettings
-from adapters.slurm.options import unsupported_options
+from adapters.shared.parcel import check_environment
+from adapters.slurm.options import convert_options
 from provisioner.config.messages import choices
 from provisioner.config.models import ConfigSection, mistake_at
 from provisioner.config.units import ConfigPath, Duration, PositiveDuration, Secret, Size
@@ -18,36 +20,33 @@ from provisioner.model import WHOLE_GPU, DroneType
 _SLURM_NAME = r"[A-Za-z0-9_.@+:-]{1,127}"
 _SLURM_NAMES = rf"^{_SLURM_NAME}(,{_SLURM_NAME})*$"
 _SBATCH_OPTION = re.compile(r"[a-z][a-z0-9-]{0,63}")
-_ENVIRONMENT_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _RESERVED_JOB_VARIABLES = re.compile(
     r"PROVISIONER_.*|DRONE_.*|_CONDOR_.*|CONDOR_(?!PREFIX$).*|SLURM_.*|CUDA_VISIBLE_DEVICES", re.IGNORECASE
 )
 
 LIMIT_CHECK_INTERVAL_S = 30
 """Period in which slurmctld checks time limits and grace periods."""
-_FROM_DRONE_TYPE = "it follows from the drone type: change `types`"
-_SET_BY_DRONE = "it belongs to the drone"
-_SINGLE_USE = "it keeps drones single-use"
 _OWN_KEY = "write it beside `submit`, not below it"
 _OWN_KEY_OF_TYPE = "write it under `types`, for each drone type, without a number"
-REFUSED_SBATCH_OPTIONS = {
-    **dict.fromkeys(("cpus-per-task", "ntasks", "nodes", "mem", "mem-per-cpu", "mem-per-gpu", "tmp"), _FROM_DRONE_TYPE),
-    **dict.fromkeys(("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket", "cpus-per-gpu"), _FROM_DRONE_TYPE),
-    **dict.fromkeys(("ntasks-per-node", "ntasks-per-gpu", "ntasks-per-core", "ntasks-per-socket"), _FROM_DRONE_TYPE),
-    **dict.fromkeys(("tasks-per-node", "tres-per-task", "mincpus", "core-spec", "thread-spec"), _FROM_DRONE_TYPE),
-    **dict.fromkeys(("overcommit", "jobid", "workdir"), _SET_BY_DRONE),
-    **dict.fromkeys(("time", "time-min", "deadline", "begin"), "it is the `walltime` of the drone type"),
-    **dict.fromkeys(("job-name", "array", "parsable", "wrap", "input", "error", "chdir", "export"), _SET_BY_DRONE),
-    **dict.fromkeys(("export-file", "get-user-env", "open-mode", "uid", "gid", "test-only", "wait"), _SET_BY_DRONE),
-    **dict.fromkeys(("signal",), "set `timeouts.grace`"),
-    **dict.fromkeys(("requeue", "no-requeue", "hold", "dependency", "kill-on-invalid-dep"), _SINGLE_USE),
-    **dict.fromkeys(("output",), "set `output_directory`"),
-    **dict.fromkeys(("partition", "account", "qos", "reservation", "constraint"), _OWN_KEY),
-    **dict.fromkeys(("gres",), _OWN_KEY_OF_TYPE),
-    **dict.fromkeys(
-        ("cluster", "clusters", "help", "usage", "version", "quiet", "verbose"), "it is not an option of a job"
+_REFUSED_BY_REPAIR = {
+    "it follows from the drone type: change `types`": (
+        "cpus-per-task ntasks nodes mem mem-per-cpu mem-per-gpu tmp gpus gpus-per-node gpus-per-task gpus-per-socket"
+        " cpus-per-gpu ntasks-per-node ntasks-per-gpu ntasks-per-core ntasks-per-socket tasks-per-node tres-per-task"
+        " mincpus core-spec thread-spec"
     ),
+    "it is the `walltime` of the drone type": "time time-min deadline begin",
+    "it belongs to the drone": (
+        "overcommit jobid workdir job-name array parsable wrap input error chdir export export-file get-user-env"
+        " open-mode uid gid test-only wait"
+    ),
+    "set `timeouts.grace`": "signal",
+    "it keeps drones single-use": "requeue no-requeue hold dependency kill-on-invalid-dep",
+    "set `output_directory`": "output",
+    _OWN_KEY: "partition account qos reservation constraint",
+    _OWN_KEY_OF_TYPE: "gres",
+    "it is not an option of a job": "cluster clusters help usage version quiet verbose",
 }
+REFUSED_SBATCH_OPTIONS = {name: repair for repair, names in _REFUSED_BY_REPAIR.items() for name in names.split()}
 """Options of sbatch that only the provisioner sets, and what to do instead."""
 
 
@@ -68,19 +67,8 @@ def _check_options(options: dict[str, str | bool]) -> dict[str, str | bool]:
     return options
 
 
-def _check_environment(env: dict[str, str]) -> dict[str, str]:
-    for name, value in env.items():
-        if not _ENVIRONMENT_VARIABLE.fullmatch(name) or not value.isprintable():
-            raise mistake_at(
-                name,
-                f"`{name[:40]}` is not a valid environment variable: it needs a plain name and a value on one line",
-            )
-        if _RESERVED_JOB_VARIABLES.fullmatch(name):
-            raise mistake_at(name, f"`{name}` is set by the site: remove it")
-    return env
-
-
 Options = Annotated[dict[str, str | bool], AfterValidator(_check_options)]
+Environment = Annotated[dict[str, str], AfterValidator(partial(check_environment, reserved=_RESERVED_JOB_VARIABLES))]
 
 
 class SlurmJobOptions(ConfigSection):
@@ -111,6 +99,11 @@ class SlurmTypeOptions(SlurmJobOptions):
 
     gres: str = Field("", pattern=r"^$|^[A-Za-z0-9_.-]+(:[A-Za-z0-9_.-]+)?$", examples=["gpu:a100"])
     """Its GPUs as the cluster's Gres names them, without a number. Default: `gpu`, any type."""
+
+    @property
+    def gpu_type(self) -> str:
+        """Return the type of its GPUs; "" is any."""
+        return self.gres.partition(":")[2]
 
 
 class SlurmRestConfig(ConfigSection):
@@ -161,7 +154,9 @@ class SlurmNativeConfig(ConfigSection):
 class SlurmOwnerConfig(ConfigSection):
     """Jobs of the owner, which preempt drones."""
 
-    partitions: list[str] = Field(min_length=1, examples=[["accelerated"]])
+    partitions: list[Annotated[str, Field(pattern=rf"^{_SLURM_NAME}$")]] = Field(
+        min_length=1, examples=[["accelerated"]]
+    )
     """Partitions in which the owner's jobs wait."""
     accounts: list[str] = Field(default_factory=list)
     """Only jobs of these accounts. Default: of any."""
@@ -208,9 +203,7 @@ class SlurmSiteConfig(SlurmJobOptions):
     """Interpreter that has pyslurm, with `transport: native`."""
     types: dict[str, SlurmTypeOptions] = Field(default_factory=dict)
     """Options of single drone types, by name."""
-    env: Annotated[dict[str, str], AfterValidator(_check_environment)] = Field(
-        default_factory=dict, examples=[{"CONDOR_PREFIX": "/home/kit/condor"}]
-    )
+    env: Environment = Field(default_factory=dict, examples=[{"CONDOR_PREFIX": "/home/kit/condor"}])
     """Environment variables for each drone. `CONDOR_PREFIX` here replaces the overlay's `condor_prefix`: the directory
     of HTCondor on the nodes of this site."""
     scratch: str = Field(
@@ -220,9 +213,6 @@ class SlurmSiteConfig(SlurmJobOptions):
     `$TMPDIR`, or `/tmp` without it."""
     output_directory: str = Field("", pattern=r"^(/[A-Za-z0-9_./+-]*)?$", examples=["/home/kit/drones/logs"])
     """Existing directory on the cluster's file system for the output of drones. Default: discarded."""
-    accounting: bool | None = Field(None)
-    """True if there is an accounting database, which knows the end of drones that slurmctld has dropped. Default:
-    detected."""
     owner: SlurmOwnerConfig | None = Field(None)
     """Jobs that have priority over drones. Default: no owner."""
     hardware: list[SlurmNodeHardware] = Field(
@@ -241,10 +231,8 @@ class SlurmSiteConfig(SlurmJobOptions):
     def _only_transport(self) -> Self:
         if self.transport == "rest" and self.rest is None:
             raise ValueError("`rest` is required with this transport: write `rest: {url: ...}`")
-        unused = {"rest": self.rest, "tools": self.tools, "native": self.native}
-        defaults = {"rest": None, "tools": SlurmToolsConfig(), "native": SlurmNativeConfig()}
-        for name, config in unused.items():
-            if name != self.transport and config != defaults[name]:
+        for name in ("rest", "tools", "native"):
+            if name in self.model_fields_set and name != self.transport:
                 raise ValueError(f"`{name}` is for another transport: write `transport: {name}`, or remove it")
         return self
 
@@ -273,17 +261,13 @@ class SlurmSiteConfig(SlurmJobOptions):
                 message = f"there is no drone type `{name[:63]}`: {choices(name, names)}"
                 yield ("options", "types", name), message
         if self.transport != "tools":
-            yield from self._unsupported_options(self.transport).items()
-
-    def _unsupported_options(self, transport: Literal["rest", "native"]) -> dict[tuple[str, ...], str]:
-        """Return options of sbatch that the transport does not support: path in the site file, and message."""
-        found: dict[tuple[str, ...], str] = {}
-        special = [(("options", "types", name, "submit"), each.submit) for name, each in self.types.items()]
-        for path, own in [(("options", "submit"), self.submit), *special]:
-            for option, why in unsupported_options({**self.submit, **own}, transport).items():
-                at = (*(path if option in own else ("options", "submit")), option)
-                found.setdefault(at, f"{why}: remove it, or write `transport: tools`")
-        return found
+            unsupported: dict[tuple[str, ...], str] = {}
+            special = [(("options", "types", name, "submit"), each.submit) for name, each in self.types.items()]
+            for path, own in [(("options", "submit"), self.submit), *special]:
+                for option, why in convert_options({**self.submit, **own}, self.transport)[1].items():
+                    at = (*(path if option in own else ("options", "submit")), option)
+                    unsupported.setdefault(at, f"{why}: remove it, or write `transport: tools`")
+            yield from unsupported.items()
 
 
 def drone_lifetime_s(walltime_s: float, grace_s: float) -> int:

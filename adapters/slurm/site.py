@@ -4,58 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Self
 
-from adapters.shared.commands.choice import optional_package
+from adapters.shared.commands.local import optional_package
 from adapters.shared.parcel import UnfitError
-from adapters.shared.printing import printable
-from adapters.shared.starts import Starts
+from adapters.shared.starts import Starts, outcome_unknown, rejected
+from adapters.slurm import capacity
 from adapters.slurm.blocking import SlurmAudit, render_blocking
-from adapters.slurm.capacity import list_nodes, next_downtime, resolve_types
-from adapters.slurm.drones import (
-    CancelledDrones,
-    ForgottenDrones,
-    SlurmDroneListing,
-    drone_of,
-    is_rejected_submission,
-    list_drones,
-)
-from adapters.slurm.owner import HIDDEN_OWNER_JOBS, SlurmOwnerDemands, are_jobs_hidden, owner_demands, owner_load
-from adapters.slurm.records import Partition, Reservation, SlurmClient, SlurmJob, job_id_key
+from adapters.slurm.drones import SlurmDroneListing, SlurmDrones, is_alive
+from adapters.slurm.records import SlurmClient
 from adapters.slurm.settings import SlurmSiteConfig
-from adapters.slurm.states import map_state
-from adapters.slurm.submission import (
-    DEFAULT_MAX_ARRAY_SIZE,
-    SlurmBatch,
-    make_batch,
-    make_batches,
-    max_array_size,
-    validate_order,
-)
-from provisioner.interfaces import AdapterError, AuditFinding, OutcomeUnknownError, RejectedError, UnavailableError
-from provisioner.model import (
-    DroneId,
-    DroneType,
-    Fault,
-    FaultKind,
-    OrderOutcome,
-    OrderResult,
-    RemoteDrone,
-    RemoteState,
-    SitePolicy,
-    SiteView,
-    StartOrder,
-    StopOrder,
-)
+from adapters.slurm.submission import SlurmBatch, make_batch, make_batches, max_array_size, validate_order
+from provisioner import model
+from provisioner.interfaces import AdapterError, AuditFinding, OutcomeUnknownError, RejectedError
+from provisioner.model import DroneId, DroneType, FaultKind, OrderOutcome, OrderResult
 
-_CLUSTER_REFRESH_S = 60.0
-"""Partitions and reservations are listed again after so long."""
 _LATE_SUBMIT_S = 180.0
 """A submission whose answer was lost may still get through for so long: sbatch itself retries."""
-_CANCELLED_TTL_S = 86400.0
 
 
 class SlurmSite:
@@ -65,22 +32,16 @@ class SlurmSite:
 
     def __init__(self, name: str, config: SlurmSiteConfig, types: Sequence[DroneType], controller: str) -> None:
         self._name, self._config, self._types, self._controller = name, config, tuple(types), controller
-        self._client: SlurmClient | None = None
-        self._since = time.time()
-        self._cancelled: dict[DroneId, float] = {}
-        """When this controller cancelled which drone."""
-        self._forgotten = ForgottenDrones(config.retain_finished, config.accounting)
+        self._cluster: SlurmClient
+        self._stack = contextlib.AsyncExitStack()
+        self._drones = SlurmDrones(controller, name, config.retain_finished, since=time.time())
         self._starts = Starts(name, _LATE_SUBMIT_S)
-        self._partitions: tuple[Sequence[Partition], Sequence[Reservation]] = (), ()
-        self._partitions_until = 0.0
-        self._user = ""
         self._slurm_conf: Mapping[str, str] = {}
         self._polls = 0
         self._cleanup: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        client = make_client(self._config, self._name)
-        self._client = await client.__aenter__()
+        self._cluster = await self._stack.enter_async_context(make_client(self._config, self._name))
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -89,77 +50,44 @@ class SlurmSite:
         if self._cleanup is not None:
             self._cleanup.cancel()
             await asyncio.wait([self._cleanup])
-            self._cleanup = None
-        if self._client is not None:
-            client, self._client = self._client, None
-            await client.__aexit__(*exc)
+        await self._stack.aclose()
 
-    @property
-    def _cluster(self) -> SlurmClient:
-        if self._client is None:
-            raise UnavailableError("the site is not connected")
-        return self._client
+    async def poll(self) -> model.SiteView:
+        """Return our drones, the nodes, and the owner's jobs; change nothing.
 
-    # -------------------------------------------------------------------------------------------------------- polling
-
-    async def poll(self) -> SiteView:
-        """Return our drones (ended ones for ``retain_finished``), the nodes, and the owner's jobs; change nothing.
-
-        They are listed in this order, so that a drone which starts meanwhile is counted twice rather than not at all,
-        and an owner's job that starts meanwhile is missed as a demand.
+        In this order: a drone that starts meanwhile is counted twice rather than not at all, and an owner's job that
+        starts meanwhile is missed as a demand.
         """
-        taken_at = time.time()
-        jobs = await self._cluster.own_jobs()
-        self._user = next((job.user for job in jobs if job.user), self._user)
-        listing = self._listing(jobs, taken_at)
-        forgotten, accounting_notices = await self._forgotten.resolve(
-            self._cluster, listing.drones, lambda jobs: self._accounted(jobs, taken_at), taken_at, self._cancelled
-        )
+        config, taken_at = self._config, time.time()
+        listing = self._drones.listing(await self._cluster.own_jobs(), taken_at)
+        forgotten, accounting_notices = await self._drones.forgotten(self._cluster, listing.drones, taken_at)
         slurm_nodes = await self._cluster.nodes()
-        partitions, reservations = await self._partitions_and_reservations()
-        types = resolve_types(self._types, partitions, self._config)
-        downtime_at = next_downtime(reservations, slurm_nodes, types, taken_at)
-        own = (self._types, self._config)
-        nodes = list_nodes(slurm_nodes, partitions, *own, reservations, now=taken_at, downtime_at=downtime_at)
-        demands, load = SlurmOwnerDemands(), None
+        partitions, reservations = await self._cluster.partitions(), await self._cluster.reservations()
+        types = capacity.resolve_types(self._types, partitions, config)
+        downtime_at = capacity.next_downtime(reservations, slurm_nodes, types, taken_at)
+        cluster = slurm_nodes, partitions, types, config, reservations
+        nodes = capacity.list_nodes(*cluster, now=taken_at, downtime_at=downtime_at)
         notices = [*listing.notices, *accounting_notices]
-        if self._config.owner is not None:
-            active = await self._cluster.active_jobs(self._config.owner.partitions)
-            demands = owner_demands(active, slurm_nodes, nodes, self._config)
-            load = owner_load(active, nodes, self._config)
-            if are_jobs_hidden(active, await self._configuration(), self._user):
-                load, notices = None, [*notices, f"owner: {HIDDEN_OWNER_JOBS}"]
-        view = SiteView(
+        demands: tuple[model.OwnerDemand, ...] = ()
+        load = None
+        if config.owner is not None:
+            active = await self._cluster.active_jobs(config.owner.partitions)
+            demands = capacity.owner_demands(active, slurm_nodes, nodes, config.owner)
+            load = capacity.owner_load(active, nodes, config.owner)
+            if capacity.are_jobs_hidden(active, await self._configuration(), self._drones.user):
+                load, notices = None, [*notices, f"owner: {capacity.HIDDEN_OWNER_JOBS}"]
+        self._clean_up(listing)
+        return model.SiteView(
             site=self._name,
             taken_at=taken_at,
             drones={**forgotten, **listing.drones},
             free=None if nodes else {each.name: 0 for each in self._types},
             nodes=nodes,
-            claims=demands.demands,
+            claims=demands,
             owner_runs=load,
             downtime_at=downtime_at,
             notices=(*notices, *self._cluster.notices()),
-            remarks=demands.notices,
         )
-        self._clean_up(listing)
-        return view
-
-    def _listing(self, jobs: Iterable[SlurmJob], now: float, retain_s: float = 0.0) -> SlurmDroneListing:
-        self._cancelled = {d: at for d, at in self._cancelled.items() if at > now - _CANCELLED_TTL_S}
-        cancelled = CancelledDrones(self._since, self._cancelled)
-        retain_s = retain_s or self._config.retain_finished
-        return list_drones(jobs, self._controller, self._name, cancelled, now=now, retain_s=retain_s)
-
-    def _accounted(self, jobs: Iterable[SlurmJob], now: float) -> Mapping[DroneId, RemoteDrone]:
-        """Return drones from accounting, which lists everybody's jobs to root: a name alone makes no drone of ours."""
-        own = (job for job in jobs if not self._user or job.user in ("", self._user))
-        return self._listing(own, now, retain_s=math.inf).drones
-
-    async def _partitions_and_reservations(self) -> tuple[Sequence[Partition], Sequence[Reservation]]:
-        if time.monotonic() >= self._partitions_until:
-            self._partitions = await self._cluster.partitions(), await self._cluster.reservations()
-            self._partitions_until = time.monotonic() + _CLUSTER_REFRESH_S
-        return self._partitions
 
     async def _configuration(self) -> Mapping[str, str]:
         """Return slurm.conf as it was when it could be read first; nothing until then."""
@@ -168,39 +96,34 @@ class SlurmSite:
                 self._slurm_conf = await self._cluster.configuration()
         return self._slurm_conf
 
-    # -------------------------------------------------------------------------------------------------------- cleanup
-
     def _clean_up(self, listing: SlurmDroneListing) -> None:
         """Cancel duplicates between polls, one cleanup at a time. A single poll (``provisioner check``) starts none."""
+
+        async def cancel_duplicates() -> None:
+            with contextlib.suppress(AdapterError):  # then after the next poll
+                await self._cluster.cancel(listing.duplicates)
+
         self._polls += 1
         if self._polls > 1 and listing.duplicates and (self._cleanup is None or self._cleanup.done()):
-            work = self._cancel_duplicates(listing.duplicates)
-            self._cleanup = asyncio.create_task(work, name=f"cleanup of site {self._name}")
+            self._cleanup = asyncio.create_task(cancel_duplicates(), name=f"cleanup of site {self._name}")
 
-    async def _cancel_duplicates(self, remote_ids: Sequence[str]) -> None:
-        with contextlib.suppress(AdapterError):  # then after the next poll
-            await self._cluster.cancel(remote_ids)
-
-    # ------------------------------------------------------------------------------------------------------- auditing
-
-    async def audit(self, policy: SitePolicy) -> Sequence[AuditFinding]:
+    async def audit(self, policy: model.SitePolicy) -> Sequence[AuditFinding]:
         """Return where the cluster's configuration does not do what ``policy`` says."""
-        nodes, partitions = await self._cluster.nodes(), await self._cluster.partitions()
+        nodes, partitions = await self._cluster.nodes(reserves=True), await self._cluster.partitions()
         configuration = await self._cluster.configuration()
-        findings = SlurmAudit(nodes, partitions, configuration, policy, self._types, self._config).gaps()
+        types = capacity.resolve_types(self._types, partitions, self._config)
+        findings = SlurmAudit(nodes, partitions, configuration, policy, types, self._config).gaps()
         if self._config.owner is not None:
             active = await self._cluster.active_jobs(self._config.owner.partitions)
-            if are_jobs_hidden(active, configuration, self._user):
-                return (*findings, AuditFinding("slurm.conf", "owner", HIDDEN_OWNER_JOBS))
+            if capacity.are_jobs_hidden(active, configuration, self._drones.user):
+                return (*findings, AuditFinding("slurm.conf", "owner", capacity.HIDDEN_OWNER_JOBS))
         return findings
 
-    def render_blocking(self, policy: SitePolicy) -> str:
+    def render_blocking(self, policy: model.SitePolicy) -> str:
         """Return lines for the cluster's slurm.conf and gres.conf."""
         return render_blocking(policy, self._types, self._config)
 
-    # ------------------------------------------------------------------------------------------------------- starting
-
-    async def start(self, orders: Sequence[StartOrder]) -> Sequence[OrderResult]:
+    async def start(self, orders: Sequence[model.StartOrder]) -> Sequence[OrderResult]:
         """Submit drones, one array for each type. Drones that exist already are done.
 
         A caller that gives up does not cut the submission in progress: it completes (nothing is submitted after it),
@@ -213,80 +136,65 @@ class SlurmSite:
                 validate_order(order, self._controller)
                 valid.append(order)
             except UnfitError as error:
-                results[order.drone_id] = _rejected(order.drone_id, FaultKind.CONFIG, printable(str(error), 300))
+                results[order.drone_id] = rejected(order.drone_id, FaultKind.CONFIG, str(error))
         if valid:
             drone_ids = [order.drone_id for order in valid]
             started = await self._starts.run(drone_ids, lambda given_up: self._start(valid, given_up))
             results |= {result.drone_id: result for result in started}
         return [results[order.drone_id] for order in orders]
 
-    async def _start(self, orders: Sequence[StartOrder], given_up: asyncio.Event) -> Sequence[OrderResult]:
-        existing = await self._jobs_of({order.drone_id for order in orders})
+    async def _start(self, orders: Sequence[model.StartOrder], given_up: asyncio.Event) -> Sequence[OrderResult]:
+        existing = self._drones.jobs(await self._cluster.own_jobs())
         self._starts.there(existing)
-        results = [OrderResult(drone_id, OrderOutcome.OK, jobs[0].remote_id) for drone_id, jobs in existing.items()]
+        results: list[OrderResult] = []
         missing = []
         for order in orders:
-            if self._starts.may_come(order.drone_id):
-                results.append(_unknown(order.drone_id, "an earlier submission of it may still get through"))
-            elif order.drone_id not in existing:
+            if jobs := existing.get(order.drone_id):
+                results.append(OrderResult(order.drone_id, OrderOutcome.OK, jobs[0].remote_id))
+            elif self._starts.may_come(order.drone_id):
+                results.append(outcome_unknown(order.drone_id, "an earlier submission of it may still get through"))
+            else:
                 missing.append(order)
-        largest = max_array_size(await self._configuration()) if len(missing) > 1 else DEFAULT_MAX_ARRAY_SIZE
+        largest = max_array_size(await self._configuration() if len(missing) > 1 else {})
         for batch in make_batches(missing, self._config, largest):
             if not given_up.is_set():
                 results += await self._submit(batch)
         return results
 
-    async def _jobs_of(self, drone_ids: Iterable[DroneId]) -> Mapping[DroneId, Sequence[SlurmJob]]:
-        """Return the jobs of these drones: live ones before ended ones, then the oldest first."""
-        requested = frozenset(drone_ids)
-        found: dict[DroneId, list[SlurmJob]] = {}
-        for job in await self._cluster.own_jobs():
-            name = drone_of(job, self._controller, self._name)
-            if name is not None and name.drone_id in requested and not is_rejected_submission(job):
-                found.setdefault(name.drone_id, []).append(job)
-        for jobs in found.values():
-            jobs.sort(key=lambda job: (not _is_alive(job), job_id_key(job.remote_id)))
-        return found
-
     async def _submit(self, batch: SlurmBatch) -> list[OrderResult]:
-        """Submit a batch. Site errors become results: another batch may have gone through.
-
-        Of an array that is rejected as a whole, by a limit or for its size, halving finds as many drones as are
-        accepted.
-        """
+        """Submit a batch. If an array is rejected by a limit or for its size, halving finds as many as are accepted."""
         try:
             job = await self._cluster.submit(batch.submission)
         except OutcomeUnknownError as error:
             self._starts.without_answer(batch.drone_ids)
-            return [_unknown(drone_id, str(error)) for drone_id in batch.drone_ids]
+            return [outcome_unknown(drone_id, str(error)) for drone_id in batch.drone_ids]
         except AdapterError as error:
-            half = len(batch.orders) // 2
-            if not half or not _may_be_size(error):
-                return [_rejected(drone_id, error.kind, str(error)) for drone_id in batch.drone_ids]
+            half, kind = len(batch.orders) // 2, error.kind
+            # Not every transport reports MaxArraySize.
+            is_too_large = kind is FaultKind.QUOTA or (kind is FaultKind.CONFIG and "array" in str(error))
+            if not half or not is_too_large or not isinstance(error, RejectedError):
+                return [rejected(drone_id, error.kind, str(error)) for drone_id in batch.drone_ids]
             first = await self._submit(make_batch(batch.orders[:half], self._config))
             if first[-1].answer is OrderOutcome.OK:
                 return first + await self._submit(make_batch(batch.orders[half:], self._config))
-            rejected, fault = OrderOutcome.REJECTED, first[-1].fault
-            return first + [OrderResult(drone_id, rejected, "", fault) for drone_id in batch.drone_ids[half:]]
+            fault = first[-1].fault
+            return first + [OrderResult(each, OrderOutcome.REJECTED, "", fault) for each in batch.drone_ids[half:]]
         ids = zip(batch.drone_ids, batch.remote_ids(job), strict=True)
         return [OrderResult(drone_id, OrderOutcome.OK, remote_id) for drone_id, remote_id in ids]
 
-    # ------------------------------------------------------------------------------------------------------- stopping
-
-    async def stop(self, orders: Sequence[StopOrder]) -> Sequence[OrderResult]:
+    async def stop(self, orders: Sequence[model.StopOrder]) -> Sequence[OrderResult]:
         """Cancel drones: SIGTERM to the drone, SIGKILL after KillWait; with ``kill`` at once."""
         if not orders:
             return []
-        kill = {order.drone_id: order.kill for order in orders}
-        await self._starts.settled(kill.keys())
-        jobs_of = await self._jobs_of(kill)
+        await self._starts.settled([order.drone_id for order in orders])
+        jobs_of = self._drones.jobs(await self._cluster.own_jobs())
         polite: list[str] = []
         forced: list[str] = []
-        for drone_id, jobs in jobs_of.items():
-            alive = [job for job in jobs if _is_alive(job)]
+        for order in orders:
+            alive = [job for job in jobs_of.get(order.drone_id, ()) if is_alive(job)]
             if alive:  # the end of one that has ended is not ours
-                self._cancelled[drone_id] = time.time()
-            if kill[drone_id]:
+                self._drones.cancelled[order.drone_id] = time.time()
+            if order.kill:
                 forced += [job.remote_id for job in alive]
             else:
                 polite += [job.remote_id for job in alive if "COMPLETING" not in (*job.flags, job.state)]
@@ -298,40 +206,16 @@ class SlurmSite:
         return [OrderResult(order.drone_id, OrderOutcome.OK, remote.get(order.drone_id, "")) for order in orders]
 
 
-def _is_alive(job: SlurmJob) -> bool:
-    return map_state(job.state, job.flags).state is not RemoteState.ENDED
-
-
-def _may_be_size(error: AdapterError) -> bool:
-    """Return whether the size of the array may be the reason. Not every transport reports MaxArraySize."""
-    too_large = error.kind is FaultKind.QUOTA or (error.kind is FaultKind.CONFIG and "array" in str(error))
-    return isinstance(error, RejectedError) and too_large
-
-
-def _unknown(drone_id: DroneId, message: str) -> OrderResult:
-    return OrderResult(drone_id, OrderOutcome.UNKNOWN, "", Fault(FaultKind.UNKNOWN, message, time.time()))
-
-
-def _rejected(drone_id: DroneId, kind: FaultKind, message: str) -> OrderResult:
-    return OrderResult(drone_id, OrderOutcome.REJECTED, "", Fault(kind, message, time.time()))
-
-
 def make_client(config: SlurmSiteConfig, name: str) -> SlurmClient:
-    """Return the client of site ``name`` for the configured transport, not entered yet.
+    """Return the client of the configured transport. UnavailableError if it needs a Python package that is missing."""
+    if config.transport == "rest":
+        with optional_package("aiohttp", "slurm-rest", "slurmrestd needs"):
+            from adapters.slurm.rest import SlurmRestClient
+        return SlurmRestClient(config, name)
+    if config.transport == "native":
+        from adapters.slurm.native import SlurmNativeClient
 
-    Raises:
-        UnavailableError: (CONFIG) a Python package is missing that the transport needs.
-    """
-    match config.transport:
-        case "tools":
-            from adapters.slurm.tools import SlurmToolsClient
+        return SlurmNativeClient(config, name)
+    from adapters.slurm.tools import SlurmToolsClient
 
-            return SlurmToolsClient(config, name)
-        case "rest":
-            with optional_package("aiohttp", "slurm-rest", "slurmrestd needs"):
-                from adapters.slurm.rest import SlurmRestClient
-            return SlurmRestClient(config, name)
-        case "native":
-            from adapters.slurm.native import SlurmNativeClient
-
-            return SlurmNativeClient(config, name)
+    return SlurmToolsClient(config, name)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from adapters.shared.printing import printable
 from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError
@@ -16,11 +16,8 @@ from provisioner.model import EndKind, FaultKind, RemoteState
 
 _MESSAGE_LENGTH = 300
 
-# -------------------------------------------------------------------------------------------------------------- states
 
-
-@dataclass(frozen=True, slots=True)
-class SlurmStateMapping:
+class SlurmStateMapping(NamedTuple):
     """The meaning of one of Slurm's job states."""
 
     state: RemoteState
@@ -39,7 +36,7 @@ SLURM_STATES: Mapping[str, SlurmStateMapping] = {
     "RUNNING": SlurmStateMapping(_RUNNING),
     "SUSPENDED": SlurmStateMapping(_UNKNOWN, "suspended by its site"),
     "COMPLETED": SlurmStateMapping(_ENDED, "", EndKind.EXITED),
-    "CANCELLED": SlurmStateMapping(_ENDED, "cancelled", EndKind.STOPPED),  # by us; see listing.py for the others
+    "CANCELLED": SlurmStateMapping(_ENDED, "cancelled", EndKind.STOPPED),  # by us; see drones.py for the others
     "FAILED": SlurmStateMapping(_ENDED, "", EndKind.EXITED),
     # Drones leave before their limit; one that did not is at its end, and node and type are fine.
     "TIMEOUT": SlurmStateMapping(_ENDED, "reached its time limit", EndKind.STOPPED),
@@ -66,11 +63,8 @@ SLURM_STATES: Mapping[str, SlurmStateMapping] = {
     "REVOKED": SlurmStateMapping(
         _ENDED, "revoked: another cluster of its federation runs it", EndKind.FAULT, FaultKind.CONFIG
     ),
-    "LAUNCH_FAILED": SlurmStateMapping(_UNKNOWN, "its launch failed"),
-    "RECONFIG_FAIL": SlurmStateMapping(_UNKNOWN, "its node could not be reconfigured"),
-    "UPDATE_DB": SlurmStateMapping(_UNKNOWN, "Slurm is updating its database"),
 }
-"""All states and flags of 22.05 to 26.05."""
+"""States and flags of 22.05 to 26.05, without LAUNCH_FAILED, RECONFIG_FAIL and UPDATE_DB, which are unknown."""
 
 UNFINISHED_STATES = frozenset(word for word, each in SLURM_STATES.items() if each.state is not _ENDED)
 """States of jobs without an exit status."""
@@ -91,44 +85,34 @@ def map_state(state: str, flags: frozenset[str] = frozenset()) -> SlurmStateMapp
     return found or SlurmStateMapping(_UNKNOWN, printable(f"unknown state: {state or 'none'}", _MESSAGE_LENGTH))
 
 
-# ------------------------------------------------------------------------------------------------------------- reasons
-
-_NO_FAULT: FaultKind | None = None
-"""The job just waits for its turn."""
-
-SLURM_REASONS: Mapping[str, FaultKind | None] = {
-    **dict.fromkeys(
-        ("None", "Priority", "Resources", "BeginTime", "JobArrayTaskLimit", "SchedDefer", "Dependency", "Prolog"),
-        _NO_FAULT,
+_REASONS = {
+    # Another job of its type would wait for the same; it passes. PartitionNodeLimit, of a job for one node: the nodes
+    # that it could run on are down. JobHeldUser, by our own account: whoever holds it does not want it cancelled.
+    FaultKind.CAPACITY: (
+        "ReqNodeNotAvail PartitionDown PartitionInactive NodeDown FrontEndDown Reservation Licenses"
+        " BurstBufferResources PartitionNodeLimit JobHeldUser"
     ),
-    **dict.fromkeys(("Cleaning", "FedJobLock", "BurstBufferStageIn", "BurstBufferOperation"), _NO_FAULT),
-    # Another job of its type would wait for the same; it passes.
-    **dict.fromkeys(("ReqNodeNotAvail", "PartitionDown", "PartitionInactive", "NodeDown"), FaultKind.CAPACITY),
-    **dict.fromkeys(("FrontEndDown", "Reservation", "Licenses", "BurstBufferResources"), FaultKind.CAPACITY),
-    "PartitionNodeLimit": FaultKind.CAPACITY,  # of a job for one node: the nodes it could run on are down
-    "JobHeldUser": FaultKind.CAPACITY,  # by our own account: whoever holds it does not want it cancelled
-    # Limits: it starts when another job of our account or group has ended.
-    **dict.fromkeys(("AssociationJobLimit", "AssociationResourceLimit", "AssociationTimeLimit"), FaultKind.QUOTA),
-    "AccountingPolicy": FaultKind.QUOTA,
+    # A limit: it starts when another job of our account or group has ended.
+    FaultKind.QUOTA: "AccountingPolicy",
     # It would never start.
-    **dict.fromkeys(("BadConstraints", "PartitionTimeLimit"), FaultKind.CONFIG),
-    **dict.fromkeys(("InvalidAccount", "InvalidQOS", "InvalidReservation", "ReservationDeleted"), FaultKind.CONFIG),
-    **dict.fromkeys(("AccountNotAllowed", "QOSNotAllowed", "Account", "QOS"), FaultKind.CONFIG),
-    **dict.fromkeys(("DependencyNeverSatisfied", "Deadline", "MaxMemPerLimit", "PartitionConfig"), FaultKind.CONFIG),
-    **dict.fromkeys(("JobHeldAdmin", "job requeued in held state"), FaultKind.DENIED),
-    **dict.fromkeys(("launch failed requeued held", "JobLaunchFailure", "JobHoldMaxRequeue"), FaultKind.NODE),
-    **dict.fromkeys(("user env retrieval failed requeued held", "SystemFailure"), FaultKind.NODE),
-    "max requeue exceeded": FaultKind.NODE,
+    FaultKind.CONFIG: (
+        "BadConstraints PartitionTimeLimit InvalidAccount InvalidQOS InvalidReservation ReservationDeleted"
+        " AccountNotAllowed QOSNotAllowed Account QOS DependencyNeverSatisfied Deadline MaxMemPerLimit PartitionConfig"
+    ),
+    FaultKind.DENIED: "JobHeldAdmin job_requeued_in_held_state",
+    FaultKind.NODE: (
+        "launch_failed_requeued_held JobLaunchFailure JobHoldMaxRequeue user_env_retrieval_failed_requeued_held"
+        " SystemFailure max_requeue_exceeded"
+    ),
 }
-"""Reasons why a job waits -> the fault that blocks it and others of its type."""
+"""Reasons why a job waits that block others of its type as well. With the others it just waits for its turn."""
 
 _REASON_PATTERNS = (
     # A limit that a single job exceeds: waiting does not help.
     (re.compile(r"(qos|assoc)\w*(perjob|pernode)\w*|qosmin\w+|assocmin\w+"), FaultKind.CONFIG),
     (re.compile(r"(qos|assoc)\w+|max\w+per(user|account)\w*"), FaultKind.QUOTA),
 )
-"""Patterns, in this order, for reasons that the table does not name: there are about a hundred, more with each
-release."""
+"""For reasons that the table does not name, in this order: there are about a hundred, more with each release."""
 
 
 def _normalize_reason(reason: str) -> str:
@@ -137,7 +121,7 @@ def _normalize_reason(reason: str) -> str:
     return re.sub(r"[^a-z0-9]", "", head.lower())
 
 
-_FAULT_BY_REASON = {_normalize_reason(name): kind for name, kind in SLURM_REASONS.items()}
+_FAULT_BY_REASON = {_normalize_reason(name): kind for kind, names in _REASONS.items() for name in names.split()}
 
 
 @lru_cache(maxsize=256)  # thousands of jobs wait for the same few reasons
@@ -148,8 +132,6 @@ def classify_reason(reason: str) -> FaultKind | None:
         return _FAULT_BY_REASON[word]
     return next((kind for pattern, kind in _REASON_PATTERNS if pattern.fullmatch(word)), None)
 
-
-# ------------------------------------------------------------------------------------------------------------ refusals
 
 _OUTCOME_UNKNOWN = re.compile(
     r"socket timed out|zero bytes were transmitted|communication (receive|send|shutdown) failure"
@@ -209,18 +191,10 @@ def query_error(text: str) -> AdapterError:
 
 
 def refusal_error(text: str) -> AdapterError:
-    """Return the error to raise for Slurm's message about a submission or cancellation.
-
-    OutcomeUnknownError where only the answer failed, UnavailableError where nobody was reached, AuthError and
-    RejectedError for a refusal. A job that is rejected for its request leaves a record (FAILED, BadConstraints).
-    """
-    message = printable(" ".join(text.split()), _MESSAGE_LENGTH)
-    if _OUTCOME_UNKNOWN.search(text):
+    """Return the error to raise for Slurm's message about a submission or cancellation."""
+    message, kind = printable(" ".join(text.split()), _MESSAGE_LENGTH), classify_refusal(text)
+    if _OUTCOME_UNKNOWN.search(text):  # only the answer failed
         return OutcomeUnknownError(message)
-    match classify_refusal(text):
-        case FaultKind.DOWN:
-            return UnavailableError(message)
-        case FaultKind.DENIED:
-            return AuthError(message)
-        case kind:
-            return RejectedError(message, kind)
+    if kind is FaultKind.DOWN:  # nobody was reached
+        return UnavailableError(message)
+    return AuthError(message) if kind is FaultKind.DENIED else RejectedError(message, kind)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import base64
 import re
 import shlex
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from importlib import resources
 
 from adapters.shared.parcel import OURS, UnfitError, exports, packed, sendable
-from adapters.slurm.drones import job_name, split_drone_id
+from adapters.slurm.drones import is_drone_id, job_name
 from adapters.slurm.records import SlurmSubmission
 from adapters.slurm.settings import LIMIT_CHECK_INTERVAL_S, SlurmSiteConfig, drone_lifetime_s
 from provisioner import drone
@@ -19,8 +18,6 @@ from provisioner.model import WHOLE_GPU, DroneId, DroneType, StartOrder
 
 MAX_SCRIPT_BYTES = 4 * 1024**2 - 4096
 """Slurm's default of ``max_script_size``."""
-DEFAULT_MAX_ARRAY_SIZE = 1001
-"""Slurm's default of ``MaxArraySize``: task numbers are smaller."""
 _MAX_NOTICE_S = 65535
 _PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 _SET_BY_JOB = frozenset({"DRONE_ID", "DRONE_DIR", "PROVISIONER_DRONE_ID"})
@@ -44,34 +41,27 @@ class SlurmBatch:
 
 def validate_order(order: StartOrder, controller: str) -> None:
     """Raise UnfitError if this order can never be submitted."""
-    drone_type, bootstrap = order.type, order.bootstrap
-    if split_drone_id(order.drone_id, controller) is None:
+    bootstrap = order.bootstrap
+    if not is_drone_id(order.drone_id, controller):
         raise UnfitError("not a drone id of this controller")
     if bootstrap is None:
         raise UnfitError("the order has no admission: nothing to run")
-    if drone_type.gpu_milli % WHOLE_GPU or drone_type.gpu_milli < 0:
-        raise UnfitError(f"{drone_type.gpu_milli / WHOLE_GPU:g} GPUs: Slurm allocates whole GPUs")
-    if drone_type.cpus < 1 or drone_type.memory_mib < 1:
-        raise UnfitError("a drone needs at least one CPU and some memory")
-    if drone_type.walltime_s < 60:
-        raise UnfitError("a drone needs a walltime of at least a minute: else the partition's DefaultTime would end it")
     sendable(bootstrap)
     size = sum(len(each) + 1024 for each in (*bootstrap.files.values(), bootstrap.script))
     if size * 1.4 > MAX_SCRIPT_BYTES:
         raise UnfitError(f"its files, {size} bytes, are too large for a batch script of {MAX_SCRIPT_BYTES} bytes")
 
 
-# ------------------------------------------------------------------------------------------------------------- batches
-
-
-def make_batches(
-    orders: Sequence[StartOrder], config: SlurmSiteConfig, max_array_size: int = DEFAULT_MAX_ARRAY_SIZE
-) -> Iterator[SlurmBatch]:
-    """Yield validated orders in as few submissions as possible. ``max_array_size``: the cluster's MaxArraySize."""
-    groups: dict[Hashable, list[StartOrder]] = {}
+def make_batches(orders: Sequence[StartOrder], config: SlurmSiteConfig, max_array_size: int) -> Iterator[SlurmBatch]:
+    """Yield validated orders in as few submissions as possible. ``max_array_size``: task numbers are smaller."""
+    groups: list[list[StartOrder]] = []
     for order in orders:
-        groups.setdefault(_all_but_number(order), []).append(order)
-    for group in groups.values():
+        group = next((each for each in groups if _differ_in_number_only(each[0], order)), None)
+        if group is None:
+            groups.append([order])
+        else:
+            group.append(order)
+    for group in groups:
         group.sort(key=_number)
         begin = 0
         for end in range(1, len(group) + 1):
@@ -84,8 +74,8 @@ def make_batch(orders: Sequence[StartOrder], config: SlurmSiteConfig) -> SlurmBa
     """Return one submission for orders that differ only in their number, ascending."""
     drone_type, base = orders[0].type, _number(orders[0])
     options = config.options_for(drone_type.name).sbatch_options()
-    if gres := _gres(drone_type, config):
-        options["gres"] = gres
+    if drone_type.gpu_milli:
+        options["gres"] = _gres(drone_type, config)
     output = "/dev/null"
     if config.output_directory:
         output = f"{config.output_directory.rstrip('/')}/drone-{'%A_%a' if len(orders) > 1 else '%j'}.log"
@@ -108,40 +98,23 @@ def _number(order: StartOrder) -> int:
     return int(order.drone_id.rpartition("-")[2])
 
 
-def _all_but_number(order: StartOrder) -> Hashable:
-    bootstrap = order.bootstrap
-    assert bootstrap is not None
-    prefix = order.drone_id.rpartition("-")[0]
-    numbers = (order.idle_timeout_s, order.grace_s, order.kept_vram_mib, order.kept_s, order.uses_reserve)
-    files = frozenset(bootstrap.files.items())
-    return prefix, repr(order.type), numbers, frozenset(bootstrap.env.items()), files, bootstrap.script
+def _differ_in_number_only(one: StartOrder, other: StartOrder) -> bool:
+    same_prefix = one.drone_id.rpartition("-")[0] == other.drone_id.rpartition("-")[0]
+    return same_prefix and replace(one, drone_id=other.drone_id) == other
 
 
 def _gres(drone_type: DroneType, config: SlurmSiteConfig) -> str:
-    gpus = drone_type.gpu_milli // WHOLE_GPU
-    return f"{config.options_for(drone_type.name).gres}:{gpus}" if gpus else ""
+    return f"{config.options_for(drone_type.name).gres}:{drone_type.gpu_milli // WHOLE_GPU}"
 
 
 def max_array_size(configuration: Mapping[str, str]) -> int:
-    """Return MaxArraySize, where it is reported; 1 where arrays are disabled (0): a job for each drone."""
+    """Return MaxArraySize, or Slurm's default; 1 where arrays are disabled (0): a job for each drone."""
     text = configuration.get("MaxArraySize", "")
-    return max(1, int(text)) if re.fullmatch("[0-9]{1,7}", text) else DEFAULT_MAX_ARRAY_SIZE
-
-
-# -------------------------------------------------------------------------------------------------------------- script
-
-
-@cache
-def _body() -> str:
-    shared = resources.files("adapters.shared").joinpath("tagged.sh").read_text()
-    return shared + resources.files(__package__).joinpath("job.sh").read_text()
+    return max(1, int(text)) if re.fullmatch("[0-9]{1,7}", text) else 1001
 
 
 def render_script(orders: Sequence[StartOrder], config: SlurmSiteConfig) -> bytes:
-    """Return the batch script for orders that differ only in their number: plain ASCII, whatever is in the files.
-
-    The drone's directory goes along as a tar archive.
-    """
+    """Return the batch script for orders that differ only in their number: plain ASCII, with the drone's directory."""
     order, bootstrap = orders[0], orders[0].bootstrap
     assert bootstrap is not None
     prefix, _, first = order.drone_id.rpartition("-")
@@ -150,22 +123,20 @@ def render_script(orders: Sequence[StartOrder], config: SlurmSiteConfig) -> byte
         "prefix": prefix,
         "first": first,
         "cpus": str(order.type.cpus),
-        "gres": _gres(order.type, config) or "none",
+        "gres": _gres(order.type, config) if order.type.gpu_milli else "none",
         "grace_s": str(round(order.grace_s)),
     }
     lines = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
-    lines.append(f"scratch={_scratch(config.scratch)}")
+    scratch = shlex.quote(config.scratch.rstrip("/") or "/") if config.scratch else '"${TMPDIR:-/tmp}"'
+    if config.scratch.startswith("$"):
+        scratch = f'"${{{config.scratch[1:]}:-${{TMPDIR:-/tmp}}}}"'
+    lines.append(f"scratch={scratch}")
     own = {f"{OURS}/script": bootstrap.script, f"{OURS}/step": _step(order, bootstrap.env, config)}
     encoded = base64.encodebytes(packed({**bootstrap.files, **own})).decode()
-    files = f"files() {{\n    base64 -d <<'END_OF_FILES'\n{encoded}END_OF_FILES\n}}\n"
-    return ("\n".join(["#!/bin/sh", *lines, files]) + _body()).encode("ascii")
-
-
-def _scratch(scratch: str) -> str:
-    """Return the scratch directory as a word for the shell on the node."""
-    if scratch.startswith("$"):
-        return f'"${{{scratch[1:]}:-${{TMPDIR:-/tmp}}}}"'
-    return shlex.quote(scratch.rstrip("/") or "/") if scratch else '"${TMPDIR:-/tmp}"'
+    lines.append(f"files() {{\n    base64 -d <<'END_OF_FILES'\n{encoded}END_OF_FILES\n}}\n")
+    body = resources.files("adapters.shared").joinpath("tagged.sh").read_text()
+    body += resources.files(__package__).joinpath("job.sh").read_text()
+    return ("\n".join(["#!/bin/sh", *lines]) + body).encode("ascii")
 
 
 def _step(order: StartOrder, env: Mapping[str, str], config: SlurmSiteConfig) -> bytes:

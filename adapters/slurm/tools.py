@@ -11,35 +11,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import posixpath
 import re
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import dropwhile
 from typing import Any, Self, TypeVar
 
-from adapters.shared.commands.choice import runner_for
+from adapters.shared.commands.local import runner_for
 from adapters.shared.commands.runner import Finished, NoReplyError, Runner
 from adapters.shared.printing import printable
-from adapters.slurm.records import (
-    Partition,
-    Reservation,
-    SlurmJob,
-    SlurmNode,
-    SlurmSubmission,
-    fold_job_ids,
-    format_ranges,
-    job_id_chunks,
-    parse_tasks,
-    read,
-    read_job,
-    read_node,
-)
+from adapters.slurm import records
+from adapters.slurm.records import Partition, Reservation, SlurmClient, SlurmJob, SlurmNode, SlurmSubmission
 from adapters.slurm.settings import SlurmSiteConfig
 from adapters.slurm.states import query_error, refusal_error
-from provisioner.interfaces import AdapterError, OutcomeUnknownError, RejectedError, UnavailableError
-from provisioner.model import FaultKind
+from provisioner.interfaces import OutcomeUnknownError, RejectedError, UnavailableError
 
 T = TypeVar("T")
 
@@ -51,9 +39,7 @@ _FILTERS = {
 }
 """Variables with which a tool leaves out jobs or nodes."""
 _EXACT_TIMES = ("SLURM_TIME_FORMAT=%s", "SLURM_BITSTR_LEN=0")
-_RESTRICTED_CORES_TTL_S = 600.0
 _JOBS_PER_CALL = 500
-_PARTITION = re.compile(r"[A-Za-z0-9_.@+:-]{1,127}")
 _SBATCH_OUTPUT = re.compile(rb"^(\d{1,10})(?:;[\w.-]{1,255})?[ \t\r]*$", re.MULTILINE)
 _ERROR_LINE = re.compile(
     r"^\S{0,200}?(?:sbatch|squeue|sinfo|sacct|scontrol|scancel): (?:error|fatal): .*$", re.MULTILINE
@@ -66,15 +52,13 @@ _NOTHING_TO_CANCEL = re.compile(r"invalid job id specified|already completing or
 _NO_ACCOUNTING = re.compile(r"accounting storage is disabled", re.IGNORECASE)
 
 
-class SlurmToolsClient:
+class SlurmToolsClient(SlurmClient):
     """The cluster as the account that runs the tools."""
 
     def __init__(self, config: SlurmSiteConfig, name: str) -> None:
         self._config, self._name = config, name
         self._runner: Runner | None = None
-        self._accounting = config.accounting is not False
-        self._restricted_cores: Mapping[str, int] = {}
-        self._restricted_cores_at = -_RESTRICTED_CORES_TTL_S
+        self._accounting = True
         self._remarks: dict[str, float] = {}
         """Errors beside complete answers, without the tool's name, and when each was last printed."""
 
@@ -87,45 +71,37 @@ class SlurmToolsClient:
             await self._runner.__aexit__(*exc)
             self._runner = None
 
-    # ---------------------------------------------------------------------------------------------------- questions
-
     async def own_jobs(self) -> Sequence[SlurmJob]:
-        argv = ["--me", "-a", "-r", "-t", "all"]
-        return await self._table("squeue", argv, OWN_JOB_COLUMNS, parse_jobs)
+        return await self._table("squeue", ["--me", "-a", "-r", "-t", "all"], OWN_JOB_COLUMNS, parse_jobs)
 
     async def active_jobs(self, partitions: Collection[str]) -> Sequence[SlurmJob]:
-        if not partitions:
-            return []
-        names = sorted(partitions)
-        if invalid := [name for name in names if not _PARTITION.fullmatch(name)]:
-            raise RejectedError(f"`{printable(invalid[0], 60)}` is not a partition name", FaultKind.CONFIG)
-        argv = ["-a", "-r", "-t", "PENDING,RUNNING", "-p", ",".join(names)]
+        argv = ["-a", "-r", "-t", "PENDING,RUNNING", "-p", ",".join(sorted(partitions))]
         return await self._table("squeue", argv, ACTIVE_JOB_COLUMNS, parse_jobs)
 
     async def ended_jobs(self, remote_ids: Collection[str], since: float) -> Sequence[SlurmJob] | None:
         """Return jobs of the account that runs the tools; root sees those of everybody."""
         separator = _separator()
         argv = ["-X", "-p", f"--delimiter={separator}", "-o", ",".join(SACCT_COLUMNS)]
-        selections = [["-j", ",".join(some)] for some in job_id_chunks(remote_ids, _JOBS_PER_CALL)]
+        selections = [["-j", ",".join(some)] for some in records.job_id_chunks(remote_ids, _JOBS_PER_CALL)]
+        if not self._accounting:
+            return None
         found: list[SlurmJob] = []
-        for selection in selections or [["-S", f"uts{max(0, int(since))}"]]:
-            if not self._accounting:
-                return None
-            try:
+        try:
+            for selection in selections or [["-S", f"uts{max(0, int(since))}"]]:
                 found += await self._query("sacct", [*argv, *selection], lambda text: parse_ended_jobs(text, separator))
-            except _NoAccountingError:
-                self._accounting = False
+        except UnavailableError as error:
+            self._accounting = not _NO_ACCOUNTING.search(str(error))
+            if self._accounting:
+                raise
         return found if self._accounting else None
 
-    async def nodes(self) -> Sequence[SlurmNode]:
+    async def nodes(self, *, reserves: bool = False) -> Sequence[SlurmNode]:
         nodes = await self._table("sinfo", ["-a", "-N"], NODE_COLUMNS, parse_nodes)
-        if time.monotonic() - self._restricted_cores_at >= _RESTRICTED_CORES_TTL_S:
-            # slurm.conf seldom changes it, sinfo does not print it, and this answer is long
-            argv = ["-a", "-o", "show", "node"]
-            self._restricted_cores = await self._query("scontrol", argv, parse_restricted_cores)
-            self._restricted_cores_at = time.monotonic()
-        cores = self._restricted_cores
-        return [replace(node, restricted_cores_per_gpu=cores.get(node.name, 0)) for node in nodes]
+        if not reserves:
+            return nodes
+        text = await self._query("scontrol", ["-a", "-o", "show", "node"], str)
+        cores = dict(_RESTRICTED_CORES.findall(text))
+        return [replace(node, restricted_cores_per_gpu=int(cores.get(node.name, 0))) for node in nodes]
 
     async def partitions(self) -> Sequence[Partition]:
         return await self._query("scontrol", ["-a", "-o", "show", "partition"], parse_partitions)
@@ -139,52 +115,49 @@ class SlurmToolsClient:
     async def _table(
         self, tool: str, argv: Sequence[str], columns: Columns, parse: Callable[[str, str, Columns], T]
     ) -> T:
+        """Ask squeue or sinfo. With ``NAME:0TEXT`` a cell is printed whole and followed by TEXT (22.05 to 26.05)."""
         separator = _separator()
-        argv = [*argv, "-O", output_format(columns, separator)]
-        return await self._query(tool, argv, lambda text: parse(text, separator, columns))
+        output = ",".join(f"{name}:0{separator}" for name in columns)
+        return await self._query(tool, [*argv, "-O", output], lambda text: parse(text, separator, columns))
 
     async def _query(self, tool: str, argv: Sequence[str], parse: Callable[[str], T]) -> T:
         """Return the parsed answer of a tool that runs without the variables that filter it."""
         without = [word for variable in _FILTERS.get(tool, ()) for word in ("-u", variable)]
-        done = await self._run(["env", *without, *_EXACT_TIMES, self._tool(tool), *argv], self._config.deadline)
+        done = await self._run(tool, argv, self._config.deadline, prefix=("env", *without, *_EXACT_TIMES))
         errors = _error_lines(done)
         if done.code or _INVALID.search(errors) or (errors and not done.out.strip()):
-            raise _query_error(tool, errors or done.said)
+            raise query_error(errors or f"{tool}: {done.said}")
         try:
             answer = await asyncio.to_thread(parse, done.out.decode(errors="replace"))
         except ValueError as error:
             if errors:
-                raise _query_error(tool, errors) from None
+                raise query_error(errors) from None
             raise UnavailableError(printable(f"the answer of `{tool}` is invalid or incomplete: {error}")) from None
         self._remarks |= dict.fromkeys(map(_without_tool, errors.splitlines()), time.monotonic())
         return answer
 
     def notices(self) -> Sequence[str]:
         self._remarks = {text: at for text, at in self._remarks.items() if time.monotonic() - at < _REMARK_TTL_S}
-        notices = [f"Slurm's tools print `{printable(each, 200)}` and answer all the same" for each in self._remarks]
-        return notices[:_MAX_REMARKS]
+        shown = list(self._remarks)[:_MAX_REMARKS]
+        return [f"Slurm's tools print `{printable(each, 200)}` and answer all the same" for each in shown]
 
-    def _new_errors(self, done: Finished) -> str:
-        """Return the errors of a tool without the remarks that earlier complete answers had."""
-        lines = _error_lines(done).splitlines()
-        return "\n".join(line for line in lines if _without_tool(line) not in self._remarks)
-
-    # -------------------------------------------------------------------------------------------------------- orders
+    def _new_errors(self, done: Finished) -> list[str]:
+        """Return errors without the remarks that earlier complete answers had."""
+        return [line for line in _error_lines(done).splitlines() if _without_tool(line) not in self._remarks]
 
     async def submit(self, submission: SlurmSubmission) -> int:
-        """Submit by sbatch.
+        """Submit by sbatch, which itself retries for minutes where slurmctld is too busy; this call waits less.
 
         The job gets neither our environment nor a login's (``--export=NIL``): its script has to export PATH and HOME,
-        and to run ``srun --export=ALL``. sbatch itself retries for minutes where slurmctld is too busy to take the job;
-        this call does not wait so long.
+        and to run ``srun --export=ALL``.
         """
-        argv = [self._tool("sbatch"), *sbatch_arguments(submission)]
+        argv, deadline_s = sbatch_arguments(submission), self._config.submit_deadline
         try:
-            done = await self._run(argv, self._config.submit_deadline, submission.script)
+            done = await self._run("sbatch", argv, deadline_s, stdin=submission.script)
         except NoReplyError as error:
             raise OutcomeUnknownError(f"submit: {error}") from None
         if done.code:
-            errors = self._new_errors(done)
+            errors = "\n".join(self._new_errors(done))
             raise refusal_error(errors) if errors else OutcomeUnknownError(f"submit: sbatch: {done.said}")
         submitted = _SBATCH_OUTPUT.findall(done.out)
         if len(submitted) != 1:
@@ -192,40 +165,36 @@ class SlurmToolsClient:
         return int(submitted[0])
 
     async def cancel(self, remote_ids: Sequence[str], *, kill: bool = False) -> None:
-        """Cancel by scancel.
+        """Cancel by scancel. With ``kill`` the drone, step 0 of its job, gets SIGKILL first: the script may clean up.
 
-        With ``kill`` the drone, which is step 0 of its job, gets SIGKILL, and then the job is cancelled as usual: its
-        script may clean up. (``scancel --signal=KILL`` of a whole job is as polite as without, and in 22.05, of one
-        waiting task, cancels them all.)
+        (``scancel --signal=KILL`` of a whole job is as polite as without, and in 22.05, of one waiting task, cancels
+        them all.)
         """
-        for some in job_id_chunks(remote_ids, _JOBS_PER_CALL):
+        for some in records.job_id_chunks(remote_ids, _JOBS_PER_CALL):
             if kill:
                 with contextlib.suppress(RejectedError):  # it has no step yet, or none any more
                     await self._scancel(["--signal=KILL", *(f"{job}.0" for job in some)])
-            await self._scancel(list(fold_job_ids(some)))
+            await self._scancel(list(records.fold_job_ids(some)))
 
     async def _scancel(self, argv: Sequence[str]) -> None:
         try:
-            done = await self._run([self._tool("scancel"), *argv], self._config.deadline)
+            done = await self._run("scancel", argv, self._config.deadline)
         except NoReplyError as error:  # its exit status may be an error number above 128, too
             raise OutcomeUnknownError(f"cancel: {error}") from None
         errors = self._new_errors(done)
-        failures = [line for line in errors.splitlines() if not _NOTHING_TO_CANCEL.search(line)]
+        failures = [line for line in errors if not _NOTHING_TO_CANCEL.search(line)]
         if failures:
             raise refusal_error(failures[0])
         if done.code and not errors:
             raise OutcomeUnknownError(f"cancel: scancel: {done.said}")
 
-    # ---------------------------------------------------------------------------------------------------------- tools
-
-    def _tool(self, name: str) -> str:
-        directory = self._config.tools.bin.rstrip("/")
-        return f"{directory}/{name}" if directory else name
-
-    async def _run(self, argv: Sequence[str], deadline_s: float, stdin: bytes = b"") -> Finished:
+    async def _run(
+        self, tool: str, argv: Iterable[str], deadline_s: float, *, prefix: Sequence[str] = (), stdin: bytes = b""
+    ) -> Finished:
         if self._runner is None:
             raise UnavailableError(f"site {self._name} is not connected")
-        return await self._runner.run(argv, stdin=stdin, deadline_s=deadline_s)
+        words = [*prefix, posixpath.join(self._config.tools.bin, tool), *argv]
+        return await self._runner.run(words, stdin=stdin, deadline_s=deadline_s)
 
 
 def sbatch_arguments(submission: SlurmSubmission) -> Iterator[str]:
@@ -242,26 +211,19 @@ def sbatch_arguments(submission: SlurmSubmission) -> Iterator[str]:
         "output": submission.output,
         "chdir": "/",
         "export": "NIL",
-        "array": format_ranges(submission.tasks),
+        "array": records.format_ranges(submission.tasks),
     }
     yield from (f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items() if value)
     yield from ("--no-requeue", "--parsable")
 
 
 def _separator() -> str:
-    """Return a separator of cells that changes with each call: nobody can have written it into a name before."""
+    """Return a separator that changes with each call: nothing that users write into names can pass for a row."""
     return f"@{secrets.token_hex(2)}"
 
 
-class _NoAccountingError(UnavailableError):
-    """There is no accounting database to ask."""
-
-
 def _error_lines(done: Finished) -> str:
-    """Return the tool's own error lines of stderr, without a login's greeting or the words of a site's plugin.
-
-    All of stderr, if it failed without such a line.
-    """
+    """Return the tool's own error lines of stderr, or all of it if the tool failed without such a line."""
     text = done.err.decode(errors="replace")
     own = "\n".join(_ERROR_LINE.findall(text))
     return own or (text.strip() if done.code else "")
@@ -272,33 +234,16 @@ def _without_tool(line: str) -> str:
     return line.partition(": ")[2]
 
 
-def _query_error(tool: str, text: str) -> AdapterError:
-    """Return the error for a question that was not answered."""
-    if _NO_ACCOUNTING.search(text):
-        return _NoAccountingError(printable(" ".join(text.split()), 400), FaultKind.CONFIG)
-    return query_error(text if tool in text else f"{tool}: {text}")
-
-
 # -------------------------------------------------------------------------------------------------------------- tables
 
 Columns = Mapping[str, tuple[str, str]]
 """Columns by the tool's name: the heading that it prints, and our name of the cell."""
 
 
-def output_format(columns: Columns, separator: str) -> str:
-    """Return the value of ``-O`` of squeue and sinfo.
-
-    With ``NAME:0TEXT`` a cell is printed whole and followed by TEXT (22.05 to 26.05). With a separator that changes
-    with each call nothing that users write into names and accounts, line breaks included, can pass for a row.
-    """
-    return ",".join(f"{name}:0{separator}" for name in columns)
-
-
 def parse_table(text: str, separator: str, columns: Columns) -> list[dict[str, str]]:
     """Return the rows, cells by our names, of a table whose every cell, the last one too, ends with ``separator``.
 
-    A cell may hold line breaks. A table without rows still has its header: an empty text is not an answer. Lines above
-    the header are a greeting of the login node, and are left out.
+    A cell may hold line breaks. A table without rows still has its header. Lines above it are a login's greeting.
     """
     end = f"{separator}\n"
     headings, names = zip(*columns.values(), strict=True)
@@ -314,11 +259,9 @@ def parse_table(text: str, separator: str, columns: Columns) -> list[dict[str, s
 
 
 def _beginning(text: str) -> str:
-    line = next((line.strip() for line in text.split("\n") if line.strip()), "")
+    line = text.strip().partition("\n")[0].strip()
     return f", but begins with `{line[:60]}`" if line else ", but is empty"
 
-
-# ---------------------------------------------------------------------------------------------------- squeue and sacct
 
 _JOB_COLUMNS = {
     "JobArrayID": ("JOBID", "remote_id"),
@@ -370,12 +313,10 @@ SACCT_COLUMNS = {
 
 
 def parse_jobs(text: str, separator: str, columns: Columns) -> list[SlurmJob]:
-    """Return the jobs of a ``squeue`` with :data:`OWN_JOB_COLUMNS` or :data:`ACTIVE_JOB_COLUMNS`."""
-    return [read_job(row) for row in parse_table(text, separator, columns)]
+    return [records.read_job(row) for row in parse_table(text, separator, columns)]
 
 
 _SACCT_ARRAY = re.compile(r"(?P<job>[0-9]{1,10})_\[(?P<tasks>[0-9,:%-]{1,400000})\]")
-_MAX_SACCT_TASKS = 100_000
 
 
 def parse_ended_jobs(text: str, separator: str) -> list[SlurmJob]:
@@ -385,13 +326,13 @@ def parse_ended_jobs(text: str, separator: str) -> list[SlurmJob]:
         state, _, by = row["state"].partition(" ")  # "CANCELLED by 2001"
         ids = [row["remote_id"]]
         if array := _SACCT_ARRAY.fullmatch(row["remote_id"]):
-            ids = [f"{array['job']}_{task}" for task in parse_tasks(array["tasks"], _MAX_SACCT_TASKS)]
+            ids = [f"{array['job']}_{task}" for task in records.parse_tasks(array["tasks"])]
         reason = row["reason"] if row["reason"] != "None" else by
-        found += [read_job({**row, "remote_id": remote_id, "state": state, "reason": reason}) for remote_id in ids]
+        found += [
+            records.read_job({**row, "remote_id": remote_id, "state": state, "reason": reason}) for remote_id in ids
+        ]
     return found
 
-
-# --------------------------------------------------------------------------------------------------------------- sinfo
 
 NODE_COLUMNS = {
     "NodeList": ("NODELIST", "name"),
@@ -414,7 +355,7 @@ def parse_nodes(text: str, separator: str, columns: Columns = NODE_COLUMNS) -> l
         allocated, _, _, total = row["cpus"].split("/")
         node = rows.setdefault(row["name"], {**row, "cpus": total, "used_cpus": allocated, "partitions": []})
         node["partitions"].append(row["partition"].removesuffix("*"))
-    return list(map(read_node, rows.values()))
+    return list(map(records.read_node, rows.values()))
 
 
 # ------------------------------------------------------------------------------------------------------- scontrol show
@@ -432,44 +373,26 @@ _PARTITION_KEYS = {
     "max_cpus_per_node": "MaxCPUsPerNode",
     "default": "Default",
 }
-_RESERVATION_KEYS = {
-    "name": "ReservationName",
-    "starts_at": "StartTime",
-    "ends_at": "EndTime",
-    "nodes": "Nodes",
-}
+_RESERVATION_KEYS = {"name": "ReservationName", "starts_at": "StartTime", "ends_at": "EndTime", "nodes": "Nodes"}
 _OPTIONAL_KEYS = ("MaxMemPerCPU", "MaxMemPerNode")
 _PAIR = re.compile(r"(\w+)=(\S*)")
 _SETTING = re.compile(r"(\w+) +=(?: (.*))?")
 _RESTRICTED_CORES = re.compile(r"^NodeName=(\S+) .*? RestrictedCoresPerGPU=([0-9]{1,9})\([0-9]", re.MULTILINE)
-_NO_RESERVATIONS = "No reservations in the system"
+"""In ``show node -o``. ``4(0-7,38-45)`` names the reserved cores; with ``4((null))`` nothing is reserved."""
 
 
 def parse_partitions(text: str) -> list[Partition]:
-    """Return the partitions of ``show partition -o``; every cluster has one."""
-    return [read(Partition, pairs) for pairs in _pairs(text, _PARTITION_KEYS)]
+    return [records.read(Partition, pairs) for pairs in _pairs(text, _PARTITION_KEYS)]
 
 
 def parse_reservations(text: str) -> list[Reservation]:
-    """Return the reservations of ``show reservation -o``, which prints a sentence if there are none."""
-    if text.rstrip().endswith(_NO_RESERVATIONS) and "ReservationName=" not in text:
+    if text.rstrip().endswith("No reservations in the system") and "ReservationName=" not in text:
         return []
-    return [read(Reservation, pairs) for pairs in _pairs(text, _RESERVATION_KEYS)]
-
-
-def parse_restricted_cores(text: str) -> Mapping[str, int]:
-    """Return ``RestrictedCoresPerGPU`` of the nodes on which it is in force, from ``show node -o``.
-
-    ``4(0-7,38-45)`` names the reserved cores; with ``4((null))`` it is configured and reserves nothing.
-    """
-    return {node: int(cores) for node, cores in _RESTRICTED_CORES.findall(text)}
+    return [records.read(Reservation, pairs) for pairs in _pairs(text, _RESERVATION_KEYS)]
 
 
 def _pairs(text: str, keys: Mapping[str, str]) -> list[dict[str, str]]:
-    """Return each line's pairs by our names; of a repeated key the first, as free text stands at the end.
-
-    Lines above the first record are a greeting of the login node.
-    """
+    """Return each line's pairs by our names; of a repeated key the first, as free text stands at the end."""
     begin = f"{keys['name']}="
     lines = list(dropwhile(lambda line: not line.startswith(begin), filter(None, map(str.strip, text.split("\n")))))
     if not lines or not text.endswith("\n") or not all(line.startswith(begin) for line in lines):
@@ -484,7 +407,6 @@ def _pairs(text: str, keys: Mapping[str, str]) -> list[dict[str, str]]:
 
 
 def parse_configuration(text: str) -> Mapping[str, str]:
-    """Return the settings of ``show config``."""
     settings = [setting for line in text.split("\n") if (setting := _SETTING.fullmatch(line.rstrip()))]
     found = {setting[1]: (setting[2] or "").strip() for setting in reversed(settings)}
     if "SLURM_VERSION" not in found:

@@ -142,7 +142,7 @@ def told(lab: SlurmLab) -> Told:
     async def ask() -> Told:
         config = CONFIG.model_copy(update={"tools": CONFIG.tools.model_copy(update={"bin": str(lab.tools)})})
         async with SlurmToolsClient(config, "horeka") as cluster:
-            state = (await cluster.nodes(), await cluster.partitions(), await cluster.reservations())
+            state = (await cluster.nodes(reserves=True), await cluster.partitions(), await cluster.reservations())
             return (*state, await cluster.configuration())
 
     return asyncio.run(ask())
@@ -150,13 +150,15 @@ def told(lab: SlurmLab) -> Told:
 
 def free(lab: SlurmLab, config: SlurmSiteConfig = CONFIG) -> Node:
     slurm_nodes, partitions, reservations, _ = told(lab)
-    [node] = list_nodes(slurm_nodes, partitions, [DRONE], config, reservations)
+    kinds = resolve_types([DRONE], partitions, config)
+    [node] = list_nodes(slurm_nodes, partitions, kinds, config, reservations, now=time.time())
     return node
 
 
 def audited(lab: SlurmLab, config: SlurmSiteConfig = CONFIG) -> list[tuple[str, str]]:
     slurm_nodes, partitions, _, configuration = told(lab)
-    found = SlurmAudit(slurm_nodes, partitions, configuration, POLICY, [DRONE], config).gaps()
+    kinds = resolve_types([DRONE], partitions, config)
+    found = SlurmAudit(slurm_nodes, partitions, configuration, POLICY, kinds, config).gaps()
     return [(gap.node, gap.dimension) for gap in found]
 
 
@@ -205,9 +207,10 @@ def test_a_maintenance_of_all_nodes_is_the_downtime(plain: SlurmLab) -> None:
     try:
         slurm_nodes, partitions, reservations, _ = told(plain)
         now = time.time()
-        assert next_downtime(reservations, slurm_nodes, resolve_types([DRONE], partitions, CONFIG), now) == starts_at
+        kinds = resolve_types([DRONE], partitions, CONFIG)
+        assert next_downtime(reservations, slurm_nodes, kinds, now) == starts_at
         assert free(plain).free_gpu_milli == 0  # for a drone that would not be done in time
-        [node] = list_nodes(slurm_nodes, partitions, [DRONE], CONFIG, reservations, downtime_at=starts_at)
+        [node] = list_nodes(slurm_nodes, partitions, kinds, CONFIG, reservations, now=now, downtime_at=starts_at)
         assert node.free_gpu_milli == 4000  # for one whose life is cut
         inside = CONFIG.model_copy(update={"reservation": "service"})
         assert next_downtime(reservations, slurm_nodes, resolve_types([DRONE], partitions, inside), now) == 0

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from adapters.slurm.capacity import list_nodes
-from adapters.slurm.owner import SlurmOwnerDemands, owner_demands, owner_load
+from adapters.slurm.capacity import list_nodes, owner_demands, owner_load, resolve_types
 from adapters.slurm.settings import SlurmSiteConfig
 from adapters.slurm.tools import SlurmToolsClient
 from provisioner.model import DroneType, OwnerDemand, OwnerLoad
@@ -86,7 +85,7 @@ def test_the_drones_step_is_told_at_once_and_it_is_seen_from_outside(cluster: Sl
     assert asked_at <= int(lines[1].split()[-1]) <= noticed_at + GRACE_S  # the batch shell heard nothing
 
 
-def owners(lab: SlurmLab) -> tuple[SlurmOwnerDemands, OwnerLoad | None]:
+def owners(lab: SlurmLab) -> tuple[tuple[OwnerDemand, ...], OwnerLoad]:
     """What the owner wants and has, as the site tells it."""
     told = {
         "partition": "backfill",
@@ -96,12 +95,15 @@ def owners(lab: SlurmLab) -> tuple[SlurmOwnerDemands, OwnerLoad | None]:
     }
     config, kind = SlurmSiteConfig.model_validate(told), DroneType("horeka", "h100", 1000, 8, 20480, 0, walltime_s=1800)
 
-    async def ask() -> tuple[SlurmOwnerDemands, OwnerLoad | None]:
+    async def ask() -> tuple[tuple[OwnerDemand, ...], OwnerLoad]:
         async with SlurmToolsClient(config, "horeka") as cluster:
             slurm_nodes = await cluster.nodes()
-            here = list_nodes(slurm_nodes, await cluster.partitions(), [kind], config)
-            jobs = await cluster.active_jobs(config.owner.partitions if config.owner else [])
-            return owner_demands(jobs, slurm_nodes, here, config), owner_load(jobs, here, config)
+            partitions, owner = await cluster.partitions(), config.owner
+            assert owner is not None
+            kinds = resolve_types([kind], partitions, config)
+            here = list_nodes(slurm_nodes, partitions, kinds, config, now=time.time())
+            jobs = await cluster.active_jobs(owner.partitions)
+            return owner_demands(jobs, slurm_nodes, here, owner), owner_load(jobs, here, owner)
 
     return asyncio.run(ask())
 
@@ -120,7 +122,7 @@ def test_the_owners_jobs_are_claims_until_they_run(cluster: SlurmLab) -> None:
     )
     assert cluster.job(held).reason == "JobHeldUser" and cluster.job(drone_like).state == "PENDING"
     wanted, runs = owners(cluster)
-    [claim] = wanted.demands
+    [claim] = wanted
     assert asked_at <= claim.since <= time.time()
     assert claim == OwnerDemand(5, 2000, 8, 20480, claim.since, who="owner")
-    assert (wanted.notices, runs) == ((), OwnerLoad(1, 3000, 16, 10240))
+    assert runs == OwnerLoad(1, 3000, 16, 10240)

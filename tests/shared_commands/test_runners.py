@@ -14,9 +14,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from adapters.shared.commands import files
-from adapters.shared.commands.choice import runner_for
-from adapters.shared.commands.local import LocalRunner, own_environment
+from adapters.shared import parcel
+from adapters.shared.commands.local import LocalRunner, own_environment, runner_for
 from adapters.shared.commands.runner import MAX_OUTPUT_BYTES, NoReplyError, Runner
 from adapters.shared.commands.settings import SshSettings
 from adapters.shared.commands.ssh import SshRunner
@@ -116,7 +115,7 @@ async def test_files_are_put_whole_and_private_and_taken_away(runner: Runner, tm
     where = str(tmp_path / "batch") if isinstance(runner, LocalRunner) else "work/batch"
     content = {"drone.sh": b"#!/bin/sh\n", "token": b"\0secret\xff", "checks/gpu.sh": b"exit 0\n", "empty": b""}
     for _ in range(2):  # putting the same again changes nothing
-        await files.put(runner, where, content, executable=["drone.sh"], deadline_s=30)
+        await parcel.put(runner, where, content, executable=["drone.sh"], deadline_s=30)
         found = await listing(runner, where)
         assert {k: v for k, v in found.items() if not k.startswith("put.")} == {
             "drone.sh": "700",
@@ -126,13 +125,13 @@ async def test_files_are_put_whole_and_private_and_taken_away(runner: Runner, tm
         }
         assert (await runner.run(["cat", f"{where}/token"], deadline_s=30)).out == b"\0secret\xff"
         assert (await runner.run(["stat", "-c", "%a", where], deadline_s=30)).out == b"700\n"
-    await files.put(runner, where, {"token": b"new"}, deadline_s=30)
+    await parcel.put(runner, where, {"token": b"new"}, deadline_s=30)
     assert set(await listing(runner, where)) - {"token"} == {k for k in await listing(runner, where) if k[:4] == "put."}
     assert (await runner.run(["cat", f"{where}/token"], deadline_s=30)).out == b"new"
     beside = await runner.run(["ls", str(Path(where).parent)], deadline_s=30)
     assert beside.out == b"batch\n", "no half-made directory is left"
     for _ in range(2):
-        await files.remove(runner, where, deadline_s=30)
+        await parcel.remove(runner, where, deadline_s=30)
     assert (await runner.run(["ls", str(Path(where).parent)], deadline_s=30)).out == b""
 
 
@@ -142,7 +141,7 @@ async def test_the_same_put_side_by_side_is_there_once_and_whole(runner: Runner,
         where = str(tmp_path / f"{n}" / "batch") if isinstance(runner, LocalRunner) else f"side-{n}/batch"
         async with asyncio.TaskGroup() as group:
             for _ in range(6):
-                group.create_task(files.put(runner, where, content, executable=["drone.sh"], deadline_s=30))
+                group.create_task(parcel.put(runner, where, content, executable=["drone.sh"], deadline_s=30))
         found = {name for name in await listing(runner, where) if not name.startswith("put.")}
         assert found == {"drone.sh", "token"}
         assert (await runner.run(["ls", str(Path(where).parent)], deadline_s=30)).out == b"batch\n"
@@ -152,10 +151,10 @@ async def test_nothing_is_written_or_removed_elsewhere() -> None:
     async with LocalRunner({}) as runner:
         for name in ("../up", "/etc/x", "a/../b", ".hidden", "", "a\nb", "put.0"):
             with pytest.raises(ValueError, match="no name for a file"):
-                await files.put(runner, "somewhere", {name: b""}, deadline_s=5)
+                await parcel.put(runner, "somewhere", {name: b""}, deadline_s=5)
         for directory in ("", "/", "..", "../x", "/a/../b", "-x", "a b", "~"):
             with pytest.raises(ValueError, match="no name for a directory"):
-                await files.remove(runner, directory, deadline_s=5)
+                await parcel.remove(runner, directory, deadline_s=5)
 
 
 SSH = SshSettings.model_validate({"host": "login.example.org", "user": "drones", "key": "/nowhere/id"})

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from adapters.slurm import rest
-from adapters.slurm.native_worker import convert_accounted_job, convert_job, used_gpus_by_node
+from adapters.slurm.native import convert_accounted_job, convert_job, used_gpus_by_node
 from adapters.slurm.records import SlurmJob
 from tests.slurm.restd import recorded
 
@@ -66,7 +66,7 @@ def test_the_configuration_reads_as_scontrol_prints_it() -> None:
     told = rest.parse_configuration(recorded("conf-26.05"))
 
     assert told["SLURM_VERSION"] == "26.05.5"
-    assert (told["KillWait"], told["MinJobAge"], told["MaxArraySize"]) == ("5 sec", "300 sec", "100001")
+    assert (told["KillWait"], told["MinJobAge"], told["MaxArraySize"]) == ("5", "300", "100001")
     assert rest.parse_configuration(recorded("states-24.11")) == {
         "SLURM_VERSION": "24.11.5",
         "AccountingStorageType": "accounting_storage/slurmdbd",

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from adapters.slurm.blocking import SlurmAudit, render_blocking
-from adapters.slurm.records import Partition, SlurmNode, expand_hostlist
-from provisioner.config import SiteConfig, load
-from provisioner.interfaces import AuditFinding
+from adapters.slurm.blocking import SlurmAudit
+from adapters.slurm.capacity import resolve_types
+from adapters.slurm.records import Partition, SlurmNode
 from provisioner.model import DroneType, Reserve, SitePolicy
 from tests.slurm.test_capacity import (
     A100,
     ACCELERATED,
-    ACCELERATED_H100,
     CPU,
     FULL,
     H100,
@@ -51,9 +47,9 @@ def audit(
     types: Sequence[DroneType] = (A100, FULL, H100),
     **more: Any,
 ) -> dict[tuple[str, str], str]:
-    found: Sequence[AuditFinding] = SlurmAudit(
-        list_nodes, partitions, configuration, policy, types, config(**more)
-    ).gaps()
+    settings = config(**more)
+    kinds = resolve_types(types, partitions, settings)
+    found = SlurmAudit(list_nodes, partitions, configuration, policy, kinds, settings).gaps()
     told = {(gap.node, gap.dimension): gap.message for gap in found}
     assert len(told) == len(found), "one per node and dimension"
     return told
@@ -141,48 +137,3 @@ def test_a_gap_is_explained(cluster: Mapping[str, Any], gaps: Sequence[Gap]) -> 
     found = audit(**cluster)
     assert list(found) == [(where, dimension) for where, dimension, _ in gaps]
     assert all(text in found[where, dimension] for where, dimension, text in gaps), found
-
-
-FILE = Path(__file__).parents[2] / "site_configs" / "horeka.yaml"
-CONTROLLER = """
-controller: kit
-store: {path: provisioner.db}
-overlay: {adapter: embedded, options: {path: queue.db}}
-sites: [HOREKA]
-"""
-
-
-@pytest.fixture
-def horeka(tmp_path: Path) -> SiteConfig:
-    (tmp_path / "provisioner.yaml").write_text(CONTROLLER.replace("HOREKA", str(FILE)))
-    [site] = load(tmp_path / "provisioner.yaml").sites
-    return site
-
-
-def as_told(site: SiteConfig) -> list[SlurmNode]:
-    """The nodes of its file, with all that is printed for them in force."""
-    limits = ("accelerated", "accelerated-h100")
-    return [
-        replace(
-            KEEPS,
-            name=name,
-            partitions=(partition,),
-            cpus=each.cpus,
-            memory_mib=each.memory,
-            gpus={each.gres.partition(":")[2]: each.gpus},
-        )
-        for each, partition in zip(site.options.hardware, limits, strict=True)
-        for name in expand_hostlist(each.nodes)
-    ]
-
-
-def test_the_lines_printed_for_horeka_leave_no_gap(horeka: SiteConfig) -> None:
-    text = render_blocking(horeka.policy, horeka.types, horeka.options)
-    most = {m[1]: int(m[2]) for m in re.finditer(r"^PartitionName=\S+-(\w100) .*MaxMemPerCPU=(\d+)$", text, re.M)}
-    assert most == {"a100": 3584, "h100": 5717}
-    running = (
-        replace(ACCELERATED, max_memory_per_cpu_mib=most["a100"]),
-        replace(ACCELERATED_H100, max_memory_per_cpu_mib=most["h100"]),
-    )
-    here = as_told(horeka)
-    assert SlurmAudit(here, running, CONF, horeka.policy, horeka.types, horeka.options).gaps() == ()

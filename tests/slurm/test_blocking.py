@@ -39,16 +39,6 @@ def prose(text: str) -> str:
     return " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
 
 
-def test_of_horekas_nodes_each_free_gpu_keeps_its_share() -> None:
-    assert lines(printed()) == [
-        "NodeName=DEFAULT RestrictedCoresPerGPU=4",
-        "NodeName=hkn[0801-0967] Name=gpu Type=a100 File=/dev/nvidia[0-1] Cores=0-37",
-        "NodeName=hkn[0801-0967] Name=gpu Type=a100 File=/dev/nvidia[2-3] Cores=38-75",
-        "PartitionName=cpu-beside-gpus-a100 Nodes=hkn[0801-0967] State=UP PriorityTier=1 PreemptMode=OFF"
-        " MaxMemPerCPU=3584",
-    ]
-
-
 @pytest.mark.parametrize(
     ("reserve", "expected"),
     [
@@ -61,16 +51,6 @@ def test_of_horekas_nodes_each_free_gpu_keeps_its_share() -> None:
 )
 def test_the_numbers(reserve: Reserve, expected: ReserveLimits | None) -> None:
     assert reserve_limits(reserve, cpus=152, threads_per_core=2, memory_mib=512_000, gpus=4) == expected
-
-
-def test_jobs_without_gpu_never_get_the_reserve() -> None:
-    for cpus, threads, memory_mib, gpus in [(152, 2, 512_000, 4), (128, 1, 770_000, 4), (48, 2, 385_000, 8)]:
-        for share in (Reserve(cpus=2, memory_mib=4096), Reserve(cpus=5, memory_mib=40_000)):
-            found = reserve_limits(share, cpus, threads, memory_mib, gpus)
-            assert found is not None
-            left_cpus = cpus - gpus * found.cores_per_gpu * threads
-            assert cpus - left_cpus >= gpus * share.cpus
-            assert memory_mib - left_cpus * found.memory_per_cpu_mib >= gpus * share.memory_mib
 
 
 NOT_ALL = replace(POLICY, blocking=(Reserve(nodes=("hkn08*",), cpus=8),))

@@ -42,9 +42,21 @@ def one(
     **more: Any,
 ) -> Node:
     others = [reserved] if reserved else []
-    kinds = types or (A100,)
-    [found] = list_nodes([node], (partition,), kinds, config(**more), others, now=NOW, downtime_at=downtime_at)
+    [found] = listed([node], types or (A100,), (partition,), others, downtime_at, **more)
     return found
+
+
+def listed(
+    cluster: Sequence[SlurmNode],
+    kinds: Sequence[DroneType] = (A100,),
+    partitions: Sequence[Partition] = PARTITIONS,
+    reservations: Sequence[Reservation] = (),
+    downtime_at: float = 0.0,
+    **more: Any,
+) -> tuple[Node, ...]:
+    settings = config(**more)
+    resolved = resolve_types(kinds, partitions, settings)
+    return list_nodes(cluster, partitions, resolved, settings, reservations, now=NOW, downtime_at=downtime_at)
 
 
 def free(node: Node) -> tuple[int, int, int]:
@@ -58,7 +70,7 @@ def test_free_is_what_slurm_has_not_allocated() -> None:
 
 def test_nodes_of_other_partitions_and_such_as_do_not_exist_are_left_out() -> None:
     cluster = [NODE, H100_NODE, replace(NODE, name="hkn0001", partitions=("cpuonly",)), replace(NODE, state="FUTURE")]
-    found = list_nodes(cluster, PARTITIONS, (A100, FULL, H100), config(), now=NOW)
+    found = listed(cluster, (A100, FULL, H100))
     assert {node.name: node.types for node in found} == {"hkn0801": ("a100", "a100x4"), "hkn0901": ("h100",)}
 
 
@@ -100,7 +112,7 @@ def test_a_node_that_lacks_something_hosts_no_drone(
     change: Mapping[str, Any], partition: Mapping[str, Any], mismatch: tuple[str, str, str]
 ) -> None:
     node, partitions = replace(NODE, **change), (replace(ACCELERATED, **partition),)
-    assert list_nodes([node], partitions, (A100,), config(), now=NOW) == ()
+    assert listed([node], (A100,), partitions) == ()
     [kind] = resolve_types((A100,), partitions, config())
     assert kind.mismatch(node) == NodeMismatch(*mismatch)
 
@@ -113,7 +125,7 @@ def test_a_node_that_lacks_something_hosts_no_drone(
     ],
 )
 def test_constraints_that_are_plain_are_judged(constraint: str, hosts: bool) -> None:
-    found = list_nodes([NODE], PARTITIONS, (A100,), config(constraint=constraint), now=NOW)
+    found = listed([NODE], constraint=constraint)
     assert bool(found) is hosts
 
 

@@ -10,15 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.slurm.drones import (
-    CancelledDrones,
-    SlurmDroneListing,
-    drone_of,
-    is_drone,
-    job_name,
-    list_drones,
-    split_drone_id,
-)
+from adapters.slurm.drones import SlurmDroneListing, SlurmDrones, drone_of, is_drone, is_drone_id, job_name
 from adapters.slurm.records import SlurmJob
 from provisioner.model import DroneId, EndKind, FaultKind, RemoteDrone, RemoteState
 
@@ -31,12 +23,14 @@ ENDED = replace(RUNNING, state="COMPLETED", ends_at=NOW - 60, exit_code=0)
 SEVEN = DroneId("kit-a1b2-7")
 
 
-def listed(*jobs: SlurmJob, cancelled: Collection[DroneId] = ()) -> SlurmDroneListing:
-    return list_drones(jobs, "kit", "horeka", CancelledDrones(ENTERED, cancelled), now=NOW, retain_s=600.0)
+def listed(*jobs: SlurmJob, cancelled: Collection[DroneId] = (), retain_s: float = 600.0) -> SlurmDroneListing:
+    drones = SlurmDrones("kit", "horeka", retain_s, since=ENTERED)
+    drones.cancelled = dict.fromkeys(cancelled, NOW)
+    return drones.listing(jobs, NOW)
 
 
-def one(job: SlurmJob, cancelled: Collection[DroneId] = ()) -> RemoteDrone:
-    [drone] = listed(job, cancelled=cancelled).drones.values()
+def one(job: SlurmJob) -> RemoteDrone:
+    [drone] = listed(job).drones.values()
     return drone
 
 
@@ -92,6 +86,9 @@ def test_an_end_before_its_time_limit_is_a_notice_too() -> None:
         (replace(ENDED, restarts=1), EndKind.PREEMPTED, None, None),
         (replace(ENDED, state="FAILED", exit_code=73, preempted_at=NOW - 9), EndKind.PREEMPTED, None, None),
         (replace(PENDING, state="DEADLINE", ends_at=NOW - 5), EndKind.FAULT, None, FaultKind.CONFIG),
+        # killed by its own script, shortly before Slurm would do it, and at another time
+        (replace(ENDED, state="FAILED", started_at=NOW - 3600, exit_code=137), EndKind.STOPPED, None, None),
+        (replace(ENDED, state="FAILED", exit_code=137), EndKind.EXITED, 137, None),
     ],
 )
 def test_each_way_to_end(job: SlurmJob, kind: EndKind, code: int | None, fault: FaultKind | None) -> None:
@@ -113,8 +110,7 @@ def test_a_job_that_we_did_not_cancel_was_cancelled_by_somebody_else(
     ended_at: float, cancelled: set[DroneId], kind: EndKind, fault: FaultKind | None
 ) -> None:
     job = replace(ENDED, state="CANCELLED", ends_at=ended_at)
-    who = CancelledDrones(ENTERED, cancelled)
-    end = list_drones([job], "kit", "horeka", who, now=NOW, retain_s=2 * 3600.0).drones[SEVEN].end
+    end = listed(job, cancelled=cancelled, retain_s=2 * 3600.0).drones[SEVEN].end
     assert end is not None
     assert (end.kind, end.fault, "somebody else" in end.message) == (kind, fault, fault is not None)
 
@@ -131,18 +127,20 @@ def test_the_record_of_a_rejected_submission_is_no_drone() -> None:
     assert SEVEN in listed(replace(never, reason="JobLaunchFailure", ends_at=NOW - 5)).drones
 
 
-@pytest.mark.parametrize("job", [replace(PENDING, reason="BeginTime"), RUNNING])
-def test_a_requeued_drone_waits_whatever_its_job_does(job: SlurmJob) -> None:
+@pytest.mark.parametrize(
+    ("job", "blocked"),
+    [
+        (replace(PENDING, reason="BeginTime"), None),
+        (RUNNING, None),
+        # else it would wait, and stand for jobs, until the longest wait in a queue is over
+        (replace(PENDING, reason="launch failed requeued held"), FaultKind.NODE),
+    ],
+)
+def test_a_requeued_drone_waits_whatever_its_job_does(job: SlurmJob, blocked: FaultKind | None) -> None:
     drone = one(replace(job, restarts=1))
     assert (drone.state, drone.started_at, drone.expected_start_at) == (RemoteState.PENDING, 0.0, 0.0)
+    assert (drone.blocked, drone.hopeless) == (blocked, blocked is not None)
     assert drone.reason.startswith("requeued by its site")
-
-
-def test_one_that_is_requeued_and_held_will_never_start() -> None:
-    """Else it would wait, and stand for jobs, until the longest wait in a queue is over."""
-    failed = one(replace(PENDING, reason="launch failed requeued held", restarts=1))
-    assert (failed.blocked, failed.hopeless) == (FaultKind.NODE, True)
-    assert one(replace(PENDING, reason="BeginTime", restarts=1)).blocked is None
 
 
 @pytest.mark.parametrize(
@@ -158,17 +156,8 @@ def test_of_a_drone_that_is_there_twice_one_counts(
     jobs: Sequence[SlurmJob], kept: str, surplus: tuple[str, ...]
 ) -> None:
     found = listed(*jobs)
-    assert (found.drones[SEVEN].remote_id, found.duplicates) == (kept, surplus)
+    assert (found.drones[SEVEN].remote_id, tuple(found.duplicates)) == (kept, surplus)
     assert [f"as {kept} and {surplus[0]}" in notice for notice in found.notices] == [True] * len(surplus)
-
-
-@pytest.mark.parametrize(("early_s", "kind"), [(60.0, EndKind.STOPPED), (3000.0, EndKind.EXITED)])
-def test_a_drone_that_overstays_its_limit_is_ended_by_its_own_script(early_s: float, kind: EndKind) -> None:
-    """Shortly before Slurm would do it; killed at another time it has ended by a signal."""
-    began = NOW - 3600 + early_s - 10
-    job = replace(RUNNING, state="FAILED", started_at=began, ends_at=NOW - 10, exit_code=137)
-    end = one(job).end
-    assert end is not None and end.kind is kind
 
 
 def named(name: str, remote_id: str = "123") -> SlurmJob:
@@ -201,15 +190,15 @@ def test_every_drone_of_a_job_is_found_again(
     ids = [DroneId(f"{controller}-{birth}-{first + n}") for n in range(count)]
     name = job_name(ids, kind, site)
     remote = [f"8_{n}" for n in range(count)] if count > 1 else ["8"]
-    found = [drone_of(named(name, each), controller, site) for each in remote]
-    assert [each and each.drone_id for each in found] == ids
-    assert {each.type for each in found if each} == {kind}
-    assert is_drone(named(name, remote[0])) and not is_drone(named("train.sh"))
-    assert split_drone_id(ids[0], controller) == (f"{controller}-{birth}", first)
-    assert split_drone_id(ids[0], f"{controller}x") is None
+    jobs = [named(name, each) for each in remote]
+    assert [drone_of(job, controller, site) for job in jobs] == ids
+    drones = SlurmDrones(controller, site, 600.0, since=ENTERED).listing(jobs, NOW).drones
+    assert {drone.type for drone in drones.values()} == {kind}
+    assert is_drone(jobs[0]) and not is_drone(named("train.sh"))
+    assert is_drone_id(ids[0], controller) and not is_drone_id(ids[0], f"{controller}x")
 
 
 @given(st.text(max_size=300), st.text(max_size=30))
 def test_no_name_whatever_breaks_a_listing(name: str, remote_id: str) -> None:
     found = drone_of(named(name, remote_id), "kit", "horeka")
-    assert found is None or found.drone_id.startswith("kit-")
+    assert found is None or found.startswith("kit-")

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from adapters.slurm.native import SlurmNativeClient, explain_error
-from adapters.slurm.native_worker import check_release, hide_from_jobs
+from adapters.slurm.native import SlurmNativeClient, check_release, hide_from_jobs
 from adapters.slurm.records import SlurmSubmission
 from adapters.slurm.settings import SlurmSiteConfig
 from provisioner.interfaces import UnavailableError
 from provisioner.model import FaultKind
+from provisioner.worker_process import WorkerProcess
 
 
 def native(**more: Any) -> SlurmNativeClient:
@@ -38,13 +38,24 @@ def test_another_release_is_not_tried() -> None:
     assert down.value.kind is FaultKind.CONFIG
 
 
-def test_the_end_for_want_of_a_configuration_is_explain_error() -> None:
-    said = UnavailableError(
-        "ours: the child process ended (exit code 1): fatal: Could not establish a configuration source"
-    )
-    assert explain_error(said).kind is FaultKind.CONFIG
-    other = UnavailableError("ours: no answer within 5 s")
-    assert explain_error(other) is other
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("the child process ended: fatal: Could not establish a configuration source", FaultKind.CONFIG),
+        ("no answer within 5 s", FaultKind.DOWN),
+    ],
+)
+async def test_the_end_for_want_of_a_configuration_is_explained(
+    monkeypatch: pytest.MonkeyPatch, said: str, kind: FaultKind
+) -> None:
+    async def call(*_: object, **__: object) -> object:
+        raise UnavailableError(said)
+
+    monkeypatch.setattr(WorkerProcess, "call", call)
+    async with native() as cluster:
+        with pytest.raises(UnavailableError, match=said) as down:
+            await cluster.nodes()
+    assert down.value.kind is kind
 
 
 async def test_without_pyslurm_the_error_names_the_requirement() -> None:

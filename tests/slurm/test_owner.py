@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from adapters.slurm.capacity import list_nodes
-from adapters.slurm.owner import SlurmOwnerDemands, owner_demands, owner_load
+from adapters.slurm.capacity import owner_demands, owner_load
 from adapters.slurm.records import SlurmJob, SlurmNode
-from adapters.slurm.settings import SlurmSiteConfig
+from adapters.slurm.settings import SlurmOwnerConfig
 from provisioner.model import Node, OwnerDemand, OwnerLoad
-from tests.slurm.test_capacity import A100, H100, H100_NODE, NODE, NOW, PARTITIONS, config
+from tests.slurm.test_capacity import A100, H100, H100_NODE, NODE, NOW, listed
 
 BOTH = ("accelerated", "owners")
 CLUSTER = (*(replace(NODE, name=f"hkn080{n}", partitions=BOTH) for n in (1, 2, 3)), H100_NODE)
@@ -23,27 +22,17 @@ JOB = SlurmJob("100", "train", "PENDING", reason="Resources", submitted_at=NOW -
 ONE = OwnerDemand(1, 1000, 8, 20480, NOW - 60, nodes=("hkn0801", "hkn0802", "hkn0803"), who="anna")
 
 
-def owned(**more: Any) -> SlurmSiteConfig:
-    return config(owner={"partitions": ["owners"], **more})
+def view(cluster: Sequence[SlurmNode] = CLUSTER) -> tuple[Node, ...]:
+    return listed(cluster, (A100, H100), owner={"partitions": ["owners"]})
 
 
-def view(cluster: Sequence[SlurmNode] = CLUSTER, settings: SlurmSiteConfig | None = None) -> tuple[Node, ...]:
-    return list_nodes(cluster, PARTITIONS, (A100, H100), settings or owned(), now=NOW)
-
-
-def wanted(*jobs: SlurmJob, cluster: Sequence[SlurmNode] = CLUSTER, **more: Any) -> SlurmOwnerDemands:
-    settings = owned(**more)
-    return owner_demands(jobs, cluster, view(cluster, settings), settings)
+def wanted(*jobs: SlurmJob, cluster: Sequence[SlurmNode] = CLUSTER, **more: Any) -> tuple[OwnerDemand, ...]:
+    return owner_demands(jobs, cluster, view(cluster), SlurmOwnerConfig(partitions=["owners"], **more))
 
 
 def claim(job: SlurmJob, **more: Any) -> OwnerDemand:
-    [found] = wanted(job, **more).demands
+    [found] = wanted(job, **more)
     return found
-
-
-def test_without_an_owner_there_is_no_demand() -> None:
-    assert owner_demands([JOB], CLUSTER, view(), config()) == SlurmOwnerDemands()
-    assert owner_load([replace(JOB, state="RUNNING", nodes=("hkn0801",))], view(), config()) is None
 
 
 RESERVED = "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved_for_jobs_in_higher_priority_partitions"
@@ -59,27 +48,27 @@ RESERVED = "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved_for_jobs_in_hig
     ],
 )
 def test_only_a_job_that_leaving_drones_help_is_a_demand(reason: str, demands: tuple[OwnerDemand, ...]) -> None:
-    assert wanted(replace(JOB, reason=reason)) == SlurmOwnerDemands(demands)
+    assert wanted(replace(JOB, reason=reason)) == demands
 
 
 def test_drones_and_jobs_of_others_are_none() -> None:
     ours = replace(JOB, name="kit-a1b2-7.a100.horeka")
     elsewhere = replace(JOB, partition="accelerated-h100")
-    assert wanted(ours, elsewhere, replace(JOB, state="RUNNING")) == SlurmOwnerDemands()
-    assert wanted(JOB, accounts=["theory"]) == SlurmOwnerDemands()
-    assert wanted(JOB, accounts=["etp"], qos=["normal"], users=["anna"]).demands == (ONE,)
+    assert wanted(ours, elsewhere, replace(JOB, state="RUNNING")) == ()
+    assert wanted(JOB, accounts=["theory"]) == ()
+    assert wanted(JOB, accounts=["etp"], qos=["normal"], users=["anna"]) == (ONE,)
 
 
 def test_jobs_alike_are_one_claim_since_the_first_of_them() -> None:
     jobs = [replace(JOB, remote_id=str(n), submitted_at=NOW - n) for n in (5, 90, 30)]
-    assert wanted(*jobs).demands == (replace(ONE, count=3, since=NOW - 90),)
+    assert wanted(*jobs) == (replace(ONE, count=3, since=NOW - 90),)
 
 
 def test_a_job_of_several_nodes_counts_once_for_each() -> None:
     whole = replace(JOB, node_count=3, cpus=152, memory_mib=500_000, gpus={"a100": 4})
     found = claim(whole)
     assert (found.count, found.gpu_milli, found.cpus) == (3, 4000, 152)
-    assert "no 4 nodes here could host them" in wanted(replace(whole, node_count=4)).notices[0]
+    assert wanted(replace(whole, node_count=4)) == ()
 
 
 def test_required_nodes_and_closed_nodes() -> None:
@@ -88,17 +77,11 @@ def test_required_nodes_and_closed_nodes() -> None:
     assert claim(JOB, cluster=drained).nodes == ("hkn0802", "hkn0803")  # no drone leaves a drained node for him
 
 
-def test_a_job_that_fits_no_node_is_reported() -> None:
-    found = wanted(replace(JOB, gpus={"a100": 5}))
-    assert found.demands == ()
-    assert "no node here could host them" in found.notices[0]
-
-
 @pytest.mark.parametrize(
     ("gpus", "fits"), [({"": 4}, True), ({"": 5}, False), ({"h100": 1}, False), ({"a100": 2, "": 2}, True), ({}, True)]
 )
 def test_gpus_are_of_a_type_or_of_any(gpus: dict[str, int], fits: bool) -> None:
-    assert bool(wanted(replace(JOB, gpus=gpus)).demands) is fits
+    assert bool(wanted(replace(JOB, gpus=gpus))) is fits
 
 
 def test_the_load_of_the_owners_running_jobs_on_our_nodes() -> None:
@@ -110,4 +93,4 @@ def test_the_load_of_the_owners_running_jobs_on_our_nodes() -> None:
         replace(runs, nodes=("hkn0801",), name="kit-a1b2-7.a100.horeka"),
         JOB,
     ]
-    assert owner_load(jobs, view(), owned()) == OwnerLoad(2, 9000, 24, 3 * 20480)
+    assert owner_load(jobs, view(), SlurmOwnerConfig(partitions=["owners"])) == OwnerLoad(2, 9000, 24, 3 * 20480)

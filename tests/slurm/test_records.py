@@ -125,7 +125,3 @@ def test_waiting_tasks_are_written_out(text: str, numbers: tuple[int, ...]) -> N
 def test_tasks_that_are_cut_short_are_no_listing(text: str) -> None:
     with pytest.raises(ValueError):
         records.parse_tasks(text)
-
-
-def test_tasks_of_an_array_go_in_one_word() -> None:
-    assert list(records.fold_job_ids(["7_3", "9", "7_0", "7_1", "8_5", "7_1"])) == ["9", "7_[0-1,3]", "8_5"]

@@ -65,7 +65,7 @@ class Remembered:
         assert self.visible is not None, "no owner is configured"
         return self.visible
 
-    async def nodes(self) -> Sequence[SlurmNode]:
+    async def nodes(self, *, reserves: bool = False) -> Sequence[SlurmNode]:
         return [NODE]
 
     async def partitions(self) -> Sequence[Partition]:
@@ -135,15 +135,6 @@ def order(serial: int, kind: model.DroneType = A100) -> model.StartOrder:
     return model.StartOrder(model.DroneId(f"kit-ab12-{serial}"), kind, 600.0, 30.0, model.Bootstrap(b"#!/bin/sh\n"))
 
 
-async def test_drones_of_a_type_start_with_one_submit(cluster: Remembered, site: SlurmSite) -> None:
-    receipts = await site.start([order(n) for n in range(7, 27)])
-    assert [r.answer for r in receipts] == [model.OrderOutcome.OK] * 20
-    assert [r.remote_id for r in receipts] == [f"101_{n}" for n in range(20)]
-    assert len(cluster.submitted) == 1
-    view = await site.poll()
-    assert {d: drone.remote_id for d, drone in view.drones.items()} == {r.drone_id: r.remote_id for r in receipts}
-
-
 async def test_a_limit_is_used_up_and_the_rest_is_rejected(cluster: Remembered, site: SlurmSite) -> None:
     cluster.most = 5
     receipts = await site.start([order(n) for n in range(20)])
@@ -154,7 +145,8 @@ async def test_a_limit_is_used_up_and_the_rest_is_rejected(cluster: Remembered, 
 
 
 async def test_an_order_that_is_rejected_costs_the_others_nothing(cluster: Remembered, site: SlurmSite) -> None:
-    receipts = await site.start([order(1), order(2, replace(A100, gpu_milli=500)), order(3)])
+    bad = replace(order(2), drone_id=model.DroneId("other-ab12-2"))
+    receipts = await site.start([order(1), bad, order(3)])
     assert [r.answer for r in receipts] == [model.OrderOutcome.OK, model.OrderOutcome.REJECTED, model.OrderOutcome.OK]
     assert receipts[1].fault and receipts[1].fault.kind is model.FaultKind.CONFIG
     cluster.trouble, cluster.carried_out = RejectedError("Invalid partition", model.FaultKind.CONFIG), False

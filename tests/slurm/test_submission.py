@@ -50,15 +50,16 @@ def test_drones_of_a_type_go_as_one_array_whose_tasks_are_their_numbers_and_one_
 
 def test_orders_that_differ_in_more_than_the_number_are_separate() -> None:
     other = replace(DRONE, files={"token": b"another"})
-    hurried = replace(order(4), idle_timeout_s=60.0)
+    hurried, picky = replace(order(4), idle_timeout_s=60.0), replace(order(7), avoids="anna")
     reborn = replace(order(6), drone_id=DroneId("kit-cd34-6"))
-    found = submitted(order(1), order(2, CPU), order(3, A100, other), hurried, order(5), reborn)
+    found = submitted(order(1), order(2, CPU), order(3, A100, other), hurried, order(5), reborn, picky)
     assert [batch.drone_ids for batch in found] == [
         ("kit-ab12-1", "kit-ab12-5"),
         ("kit-ab12-2",),
         ("kit-ab12-3",),
         ("kit-ab12-4",),
         ("kit-cd34-6",),
+        ("kit-ab12-7",),
     ]
 
 
@@ -91,7 +92,6 @@ def test_the_limit_is_whole_minutes_and_the_lifetime_ends_before_it() -> None:
     [
         *(replace(order(1), drone_id=DroneId(bad)) for bad in ("kit-two-ab12-1", "kit-ab12-01")),
         order(1, A100, None),
-        order(1, replace(A100, cpus=0)),
         *(order(1, A100, replace(DRONE, files={name: b""})) for name in ("../token", ".site/step")),
         order(1, A100, replace(DRONE, files={"large": bytes(4 * 1024**2)})),
     ],

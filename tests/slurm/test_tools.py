@@ -156,7 +156,10 @@ def test_an_incomplete_table_is_no_answer(version: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "slurm_load\n", "State=UP\n", "PartitionName=a Nodes=x State=UP MaxTi"])
-def test_incomplete_partitions_are_no_answer(text: str) -> None:
+def test_incomplete_partitions_are_no_answer_and_a_greeting_is_skipped(text: str) -> None:
+    whole = recorded("24.11", "partitions")
+    assert slurm_tools.parse_partitions(f"Welcome\n\n{whole}") == slurm_tools.parse_partitions(whole)
+    assert slurm_tools.parse_reservations("Welcome\nNo reservations in the system\n") == []
     with pytest.raises(ValueError):
         slurm_tools.parse_partitions(text)
     with pytest.raises(ValueError):
@@ -267,13 +270,6 @@ async def test_a_remark_beside_a_complete_answer_is_a_notice(login: Login, tools
             await tools.own_jobs()
 
 
-def test_lines_above_the_first_record_are_a_greeting() -> None:
-    whole = recorded("24.11", "partitions")
-    assert slurm_tools.parse_partitions(f"Welcome\n\n{whole}") == slurm_tools.parse_partitions(whole)
-    for greeting in ("", "Welcome\n"):
-        assert slurm_tools.parse_reservations(f"{greeting}No reservations in the system\n") == []
-
-
 async def test_questions_pass_a_shell_that_splits_at_blanks(login: Login) -> None:
     for name in ("ours", "others", "ended", "ended", "nodes", "partitions", "reservations", "config"):
         login.answers.append(well(recorded("24.11", name)))
@@ -285,7 +281,7 @@ async def test_questions_pass_a_shell_that_splits_at_blanks(login: Login) -> Non
         await cluster.active_jobs(["dev", "accelerated"])
         await cluster.ended_jobs(["12_3", "14"], 0)
         await cluster.ended_jobs([], 1000.5)
-        nodes = await cluster.nodes()
+        nodes = await cluster.nodes(reserves=True)
         await cluster.partitions(), await cluster.reservations(), await cluster.configuration()
     for argv, stdin in login.asked:
         assert shlex.join(argv).split() == argv
@@ -305,8 +301,6 @@ async def test_missing_accounting_is_asked_once(login: Login) -> None:
     async with SlurmToolsClient(SlurmSiteConfig(), "site") as cluster:
         assert await cluster.ended_jobs(["1"], 0) is None
         assert await cluster.ended_jobs([], 0) is None
-    async with SlurmToolsClient(SlurmSiteConfig(accounting=False), "site") as cluster:
-        assert await cluster.ended_jobs(["1"], 0) is None
     assert len(login.asked) == 1
 
 

@@ -20,8 +20,7 @@ from adapters.htcondor.site.owner import OWNER_JOB_PROJECTION, OwnerJobQueue, gr
 from adapters.htcondor.site.settings import HTCondorSiteConfig
 from adapters.htcondor.site.submission import JobFiles, SubmitDescription, of_drones
 from adapters.htcondor.tokens import ClientDirectory
-from adapters.shared.commands.choice import runner_for
-from adapters.shared.commands.local import LocalRunner, own_environment
+from adapters.shared.commands.local import LocalRunner, own_environment, runner_for
 from adapters.shared.commands.runner import Finished, NoReplyError, Runner
 from adapters.shared.printing import printable
 from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from adapters.htcondor import classad2
 from adapters.htcondor.site.listing import SPOOLING
 from adapters.htcondor.site.settings import HTCondorSiteConfig
-from adapters.shared.commands import files
+from adapters.shared import parcel
 from adapters.shared.commands.runner import Runner
 from provisioner import drone
 from provisioner.interfaces import RejectedError, UnavailableError
@@ -271,8 +271,8 @@ class JobFiles:
         inputs = f"{self._root}/inputs/{batch.digest}"
         scripts = [name for name in batch.files if name.endswith(".sh")]
         try:
-            await files.put(runner, inputs, batch.files, executable=scripts, deadline_s=self._deadline_s)
-        except ValueError as error:  # a file name that cannot be used
+            await parcel.put(runner, inputs, batch.files, executable=scripts, deadline_s=self._deadline_s)
+        except ValueError as error:
             raise RejectedError(str(error), FaultKind.CONFIG) from None
         root = "".join((await self._run(runner, _LAY_OUT, [batch.digest], batch.drone_ids))[-1:])
         if not root.startswith("/"):
@@ -292,7 +292,7 @@ class JobFiles:
         for line in await self._run(runner, _OLD, [str(_KEPT_MIN)], ()):
             entry = line.removeprefix("./")
             if _ENTRY.fullmatch(entry) and entry not in needed:
-                await files.remove(runner, f"{self._root}/{entry}", deadline_s=self._deadline_s)
+                await parcel.remove(runner, f"{self._root}/{entry}", deadline_s=self._deadline_s)
         self._cleaned_at = time.monotonic()
 
     async def _run(self, runner: Runner, script: str, words: Iterable[str], lines: Iterable[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Commands on this host: own session, killed with all that they started when their time is up."""
+"""Commands on this host, in their own session and killed with all that they started; and the choice of a host."""
 
 from __future__ import annotations
 
@@ -6,15 +6,37 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Self, cast
 
-from adapters.shared.commands.runner import MAX_OUTPUT_BYTES, Finished, checked, judged, no_time, too_much
+from adapters.shared.commands.runner import MAX_OUTPUT_BYTES, Finished, Runner, checked, judged, no_time, too_much
+from adapters.shared.commands.settings import SshSettings
 from provisioner.interfaces import UnavailableError
 from provisioner.model import FaultKind
 
 _WHERE = "this host"
 _DYING_S = 5.0
+
+
+def runner_for(ssh: SshSettings | None, *dropped: str) -> Runner:
+    """Return a runner over ``ssh``, or here without the variables that begin with one of ``dropped``."""
+    if ssh is None:
+        return LocalRunner(own_environment(*dropped))
+    with optional_package("asyncssh", "ssh", "tools over ssh need"):
+        from adapters.shared.commands.ssh import SshRunner
+    return SshRunner(ssh)
+
+
+@contextlib.contextmanager
+def optional_package(package: str, extra: str, needed_by: str) -> Iterator[None]:
+    """Import what uses an optional package. UnavailableError, with the remedy, if it is not installed."""
+    try:
+        yield
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != package:
+            raise
+        message = f"{needed_by} the Python package {package}: pip install 'gpu-drone-provisioner[{extra}]'"
+        raise UnavailableError(message, FaultKind.CONFIG) from None
 
 
 def own_environment(*dropped: str) -> dict[str, str]:
@@ -53,23 +75,19 @@ class LocalRunner:
             raise no_time(_WHERE, name, deadline_s) from None
         finally:
             if not answer.complete:
-                await _end(transport, answer)
+                # the whole process group: what the command started has its pipes and may outlive it
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(transport.get_pid(), signal.SIGKILL)
+                transport.close()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_DYING_S):
+                        await answer.reaped.wait()
             transport.close()
         if answer.too_long:
             raise too_much(_WHERE, name)
         code = transport.get_returncode()
         assert code is not None
         return judged(_WHERE, name, code, bytes(answer.out), bytes(answer.err))
-
-
-async def _end(transport: asyncio.SubprocessTransport, answer: _Answer) -> None:
-    """Kill the whole process group: what the command started has its pipes and may outlive it."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(transport.get_pid(), signal.SIGKILL)
-    transport.close()
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_DYING_S):
-            await answer.reaped.wait()
 
 
 class _Answer(asyncio.SubprocessProtocol):

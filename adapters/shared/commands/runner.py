@@ -12,9 +12,8 @@ from provisioner.model import FaultKind
 
 MAX_OUTPUT_BYTES = 64 * 1024**2
 """Bytes of output, both streams together. A command with more is ended."""
-_NOT_FOUND = (126, 127)
-_LAST_OWN = 128
-"""Above it a shell reports a signal, and ssh (255) itself: no exit status of a command that came to its end."""
+_NOT_FOUND, _LAST_OWN = (126, 127), 128
+"""Above 128 a shell reports a signal, and ssh (255) itself: no exit status of a command that came to its end."""
 
 
 class NoReplyError(UnavailableError):
@@ -32,7 +31,6 @@ class Finished:
 
     @property
     def said(self) -> str:
-        """Text for a message: one line, of stderr if there is any."""
         words = " ".join((self.err or self.out)[:1500].decode(errors="replace").split())
         return f"exit status {self.code}: {printable(words, 400) or 'no output'}"
 
@@ -47,17 +45,13 @@ class Runner(Protocol):
     async def run(self, argv: Sequence[str], *, stdin: bytes = b"", deadline_s: float) -> Finished:
         """Run ``argv`` and wait for its end.
 
-        Raises:
-            UnavailableError: it certainly did not run (no connection, no such program).
-            NoReplyError: it was started, and no exit status of its own came within ``deadline_s``.
-            AuthError: the host does not accept us, or we do not accept the host.
+        UnavailableError if it certainly did not run (no connection, no such program), NoReplyError if it was started
+        and no exit status of its own came in time, AuthError if the host does not accept us, or we do not accept it.
         """
 
 
 def checked(argv: Sequence[str]) -> Sequence[str]:
     """Return ``argv``. ValueError if no program can be given that."""
-    if not argv or not argv[0]:
-        raise ValueError("no program to run")
     if any("\0" in word for word in argv):
         raise ValueError("an argument holds a NUL character")
     return argv
@@ -67,14 +61,12 @@ def judged(where: str, name: str, code: int, out: bytes, err: bytes) -> Finished
     """Return the finished command, if ``code`` can be its own exit status. Else UnavailableError or NoReplyError."""
     done = Finished(code, out, err)
     if code in _NOT_FOUND:
-        raise UnavailableError(
-            f"{where}: `{name}` cannot be run there ({done.said}): is it installed?", FaultKind.CONFIG
-        )
+        message = f"{where}: `{name}` cannot be run there ({done.said}): is it installed?"
+        raise UnavailableError(message, FaultKind.CONFIG)
     if 0 <= code <= _LAST_OWN:
         return done
-    if code == 255:
-        raise NoReplyError(f"{where}: `{name}` ended with 255, as ssh does when it cannot reach a host ({done.said})")
-    raise NoReplyError(f"{where}: `{name}` was ended by a signal ({done.said})")
+    how = "ended with 255, as ssh does when it cannot reach a host" if code == 255 else "was ended by a signal"
+    raise NoReplyError(f"{where}: `{name}` {how} ({done.said})")
 
 
 def no_time(where: str, name: str, deadline_s: float) -> NoReplyError:

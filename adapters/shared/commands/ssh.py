@@ -7,7 +7,7 @@ import contextlib
 import datetime
 import shlex
 from collections.abc import Callable, Sequence
-from typing import Self
+from typing import Self, TypeVar, cast
 
 import asyncssh
 
@@ -16,6 +16,8 @@ from adapters.shared.commands.settings import SshSettings
 from adapters.shared.commands.ssh_login import Codes, login
 from adapters.shared.printing import printable
 from provisioner.interfaces import AdapterError, UnavailableError
+
+Ends = TypeVar("Ends", bound=asyncio.Protocol)
 
 _CLOSE_TIMEOUT_S = 5.0
 
@@ -85,16 +87,10 @@ class SshConnection:
         self._busy = 0
         self._opening: set[asyncio.Task[object]] = set()
         self.hops: Sequence[asyncssh.SSHClientConnection] = ()
-        self.lost = False
-
-    def end(self) -> None:
-        self.lost = True
+        self.lost = asyncio.Event()
 
     async def begin(self, line: str, command: SshCommand) -> bool:
-        """Return whether ``line`` was begun as ``command``; False if the server had no session for it.
-
-        Raises what asyncssh raises; then too ``command.opened`` says whether the command may have been sent.
-        """
+        """Return whether ``line`` was begun as ``command``; False if the server had no session. Raises as asyncssh."""
         await self._free.acquire()
         self._busy += 1
         command.freed = self._release
@@ -109,7 +105,7 @@ class SshConnection:
             command.unwanted = True
             raise
         except asyncssh.ChannelOpenError:
-            if command.opened or self.lost:
+            if command.opened or self.lost.is_set():
                 raise
             return False
         return True
@@ -120,7 +116,7 @@ class SshConnection:
         if failed and not command.opened:
             # Refused by MaxSessions: its place is given up for good, as long as others hold theirs.
             self._busy -= 1
-            if self.lost or self._busy == 0 or command.unwanted:
+            if self.lost.is_set() or self._busy == 0 or command.unwanted:
                 self._free.release()
 
     def _release(self) -> None:
@@ -128,7 +124,7 @@ class SshConnection:
         self._free.release()
 
     async def close(self) -> None:
-        self.end()
+        self.lost.set()
         for hop in reversed(self.hops):
             hop.close()
             with contextlib.suppress(TimeoutError, OSError, asyncssh.Error):
@@ -192,21 +188,27 @@ class SshRunner:
             raise too_much(self.where, name)
         if command.code is None and not command.signal:
             raise NoReplyError(f"{self.where}: the connection was lost while `{name}` ran")
-        self.worked()
+        self._worked()
         if command.code is None:
             raise NoReplyError(f"{self.where}: `{name}` was ended by signal {printable(command.signal, 20)}")
         return judged(self.where, name, command.code, bytes(command.out), bytes(command.err))
 
-    async def connection(self) -> asyncssh.SSHClientConnection:
-        """Return the connection itself, for uses other than commands.
+    async def connect_unix(self, path: str, protocol: Callable[[], Ends]) -> Ends:
+        """Connect to a unix socket on the host, as ``loop.create_unix_connection`` does.
 
-        The caller sets the deadline, and reports with ``worked`` that the connection was of use. Raises
-        UnavailableError or AuthError, as ``run``.
+        The caller sets the deadline and bounds how many there are. UnavailableError and AuthError: nothing was sent.
         """
-        return (await self._connected()).hops[-1]
+        connection, ends = (await self._connected()).hops[-1], protocol()
+        try:
+            await connection.create_unix_connection(lambda: _SocketChannel(ends), path)
+        except (asyncssh.Error, OSError) as error:
+            why = printable(str(error) or type(error).__name__)
+            raise UnavailableError(f"{self.where}: no connection to its socket {path}: {why}") from None
+        self._worked()
+        return ends
 
-    def worked(self) -> None:
-        """Record that the connection worked: when it is lost, the next attempt comes without a pause."""
+    def _worked(self) -> None:
+        """Let the next attempt, when the connection is lost, come without a pause."""
         self._failures, self._not_before = 0, 0.0
 
     async def _begun(self, line: str, command: SshCommand) -> bool:
@@ -215,15 +217,15 @@ class SshRunner:
         try:
             return await connection.begin(line, command)
         except (asyncssh.Error, OSError) as error:
-            if connection.lost and command.opened:
+            if connection.lost.is_set() and command.opened:
                 raise NoReplyError(f"{self.where}: the connection was lost as a command began") from None
-            if connection.lost:
+            if connection.lost.is_set():
                 return False
             raise UnavailableError(f"{self.where}: it runs no commands for us: {printable(str(error))}") from None
 
     async def _connected(self) -> SshConnection:
         """Return the connection, made if there is none. All callers wait for one attempt."""
-        if self._connection is not None and not self._connection.lost:
+        if self._connection is not None and not self._connection.lost.is_set():
             return self._connection
         if self._connecting is None:
             wait_s = self._not_before - asyncio.get_running_loop().time()
@@ -240,7 +242,7 @@ class SshRunner:
         settings, connection = self._settings, SshConnection(self._settings.max_sessions)
         try:
             async with asyncio.timeout(settings.connect_deadline):
-                connection.hops = await login(settings, self._codes, connection.end)
+                connection.hops = await login(settings, self._codes, connection.lost.set)
             self._connection = connection
             self._last = UnavailableError(f"{self.where}: the connection was lost before a command was answered")
         except TimeoutError:
@@ -254,3 +256,28 @@ class SshRunner:
         self._failures += 1
         self._not_before = asyncio.get_running_loop().time() + pause_s
         return connection if self._connection is connection else self._last
+
+
+class _SocketChannel(asyncssh.SSHUNIXSession[bytes]):
+    """An adapter from asyncssh's channel to a protocol of asyncio. A channel offers what a transport does."""
+
+    def __init__(self, ends: asyncio.Protocol) -> None:
+        self.ends = ends
+
+    def connection_made(self, chan: asyncssh.SSHUNIXChannel[bytes]) -> None:
+        self.ends.connection_made(cast(asyncio.Transport, chan))
+
+    def data_received(self, data: bytes, datatype: int | None) -> None:
+        self.ends.data_received(data)
+
+    def eof_received(self) -> bool:
+        return bool(self.ends.eof_received())
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.ends.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self.ends.pause_writing()
+
+    def resume_writing(self) -> None:
+        self.ends.resume_writing()

@@ -22,15 +22,11 @@ from provisioner.interfaces import AuthError, UnavailableError
 
 _CODE_PROMPT = re.compile(r"one.?time|\botp\b|token|verification|authenticator|passcode|second factor|\b[2m]fa\b", re.I)
 _PASSWORD_PROMPT = re.compile(r"passwor[dt]", re.I)
-_MAX_SILENCES = 3
 CODE_INTERVAL_S = 30
 
 
 def one_time_code(seed: str, step: int) -> str:
-    """Return the code of RFC 6238 (SHA-1, six digits) of time step ``step``, in half minutes since the epoch.
-
-    Raises ValueError if ``seed`` is not base32.
-    """
+    """Return the code of RFC 6238 (SHA-1, six digits) of a half minute since the epoch. ValueError for a bad seed."""
     letters = "".join(seed.split()).upper().rstrip("=")
     try:
         key = base64.b32decode(letters + "=" * (-len(letters) % 8))
@@ -56,10 +52,9 @@ class Codes:
 async def login(
     settings: SshSettings, codes: Codes, lost: Callable[[], None]
 ) -> Sequence[asyncssh.SSHClientConnection]:
-    """Return connections to the jump host, if any, and through it to the login node, which is the last one.
+    """Return connections to the jump host, if any, and through it to the login node; ``lost`` is called when it ends.
 
-    ``lost`` is called when that one ends. The caller sets the deadline. Raises UnavailableError or AuthError, with
-    the remedy.
+    The caller sets the deadline. Raises UnavailableError or AuthError, with the remedy.
     """
     where = f"{settings.user}@{settings.host}"
     if not settings.known_hosts.is_file():
@@ -88,7 +83,7 @@ async def login(
                             gss_host=None,
                             client_factory=lambda answers=answers: answers,
                             keepalive_interval=settings.keepalive,
-                            keepalive_count_max=_MAX_SILENCES,
+                            keepalive_count_max=3,
                             connect_timeout=settings.connect_deadline,
                             login_timeout=settings.connect_deadline,
                         )
@@ -151,7 +146,7 @@ class _Answers(asyncssh.SSHClient):
         self._settings, self._codes, self._lost = settings, codes, lost
         self._said: set[str] = set()
         self.complaint = ""
-        """The reason for giving up, where it was our decision."""
+        """Our reason for giving up."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost()
@@ -177,7 +172,7 @@ class _Answers(asyncssh.SSHClient):
         if totp and (_CODE_PROMPT.search(prompt) or not password):
             seed = self._once("one-time code", totp)
             try:
-                return None if seed is None else await self._codes.next(seed)
+                return seed and await self._codes.next(seed)
             except ValueError as error:
                 self._complain(f"{totp}: {error}")
                 return None
@@ -201,8 +196,7 @@ class _Answers(asyncssh.SSHClient):
             return None
 
     def _complain(self, words: str) -> None:
-        """Record the first complaint, which is the cause: a server asks again."""
-        self.complaint = self.complaint or words
+        self.complaint = self.complaint or words  # the first one is the cause: a server asks again
 
 
 def _words(error: Exception) -> str:
