@@ -9,6 +9,7 @@ import json
 import os
 import pwd
 import random
+import re
 import secrets
 import shutil
 import signal
@@ -397,7 +398,7 @@ SHADOW_QUEUE_UPDATE_INTERVAL = 2
 MASTER_BACKOFF_CONSTANT = 1
 # a dead drone is out of the pool, and its job back in the queue, within a test's patience
 CLASSAD_LIFETIME = 30
-JOB_DEFAULT_LEASE_DURATION = 30
+JOB_DEFAULT_LEASE_DURATION = 60
 """
 
 ONE_SLOT = """
@@ -511,7 +512,9 @@ class Pool:
             f"SCHEDD_DAEMON_AD_FILE = {spool}/.schedd_ad\n"
             f"HISTORY = {spool}/history\n"
         )
-        config = self._common(directory, directory / "tokens", directory / "no-keys") + schedd
+        # condor_submit reads it, and not the schedd: a drone that is killed gives its job back when that is over.
+        lease = re.findall("JOB_DEFAULT_LEASE_DURATION = .*\n", self.config.read_text())[-1]
+        config = self._common(directory, directory / "tokens", directory / "no-keys") + schedd + lease
         (directory / "condor_config").write_text(config)
         self.account.give(directory)
 

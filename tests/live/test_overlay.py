@@ -294,7 +294,7 @@ async def test_graceful_and_fast_do_not_wait_for_the_job(pool: Pool, drone_on: S
         await seen(overlay, in_state(SlotState.DRAINING, drone))
         assert await drained(overlay, drone, mode) is OrderOutcome.OK, "what was asked gently can be asked harder"
         drone.wait()
-        # with 25.14 a shadow whose startd left fast may look for it until the job's lease (30 s here) is over
+        # with 25.14 a shadow whose startd left fast may look for it until the job's lease (60 s here) is over
         await seen(overlay, lambda _: pool.statuses(cluster) == [1])
 
 
