@@ -70,6 +70,7 @@ class SimulatedSlot:
         self.idle_timer: asyncio.TimerHandle | None = None
         self._ended = ended
         self._view: Slot | None = None
+        self._renews_s = 0.0
 
     @property
     def open(self) -> bool:
@@ -128,9 +129,14 @@ class SimulatedSlot:
             self.changed_s = now_s()
         self._view = None
 
-    def listed(self, update_s: float, start_epoch: float) -> Slot:
+    def listed(self, at_s: float, update_s: float, start_epoch: float) -> Slot:
         """Return the slot as the collector has it: by its newest change or periodic update."""
-        heard_s = max(self.joined_s + (self.until_s - self.joined_s) // update_s * update_s, self.changed_s)
+        if self._view is not None and at_s < self._renews_s:
+            return self._view
+        until_s = at_s if self.lost_s is None else self.lost_s
+        periodic_s = self.joined_s + (until_s - self.joined_s) // update_s * update_s
+        self._renews_s = periodic_s + update_s - ROUNDING_S
+        heard_s = max(periodic_s, self.changed_s)
         if self._view is None or self._view.heard_at != start_epoch + heard_s:
             kind, runs = self.drone.type, self.running.values()
             weights = {run: self.weight_of(run.queued) for run in runs}
@@ -243,6 +249,7 @@ class SharedSlot(SimulatedSlot):
 
 T = TypeVar("T")
 
+ROUNDING_S = 1e-3
 BLACK_HOLE_JOB_S = 5.0
 """Duration of each job on a black-hole drone."""
 EVENT_RETENTION_S = 900.0
@@ -369,14 +376,14 @@ class SimulatedOverlay:
     # ----------------------------------------------------------------------------------------------- what is listed
 
     def _view(self, types: tuple[DroneType, ...]) -> OverlayView:
-        behaviour = self._behaviour
+        behaviour, at_s = self._behaviour, now_s()
         for drone_id, slot in list(self._slots.items()):
-            if slot.lost_s is not None and now_s() - slot.lost_s >= behaviour.slot_lifetime_s:
+            if slot.lost_s is not None and at_s - slot.lost_s >= behaviour.slot_lifetime_s:
                 del self._slots[drone_id]
         return OverlayView(
             taken_at=self._now,
             classes=tuple(jobs.view(types, self._start_epoch) for jobs in self._queue.alive()),
-            slots=tuple(slot.listed(behaviour.update_s, self._start_epoch) for slot in self._slots.values()),
+            slots=tuple(slot.listed(at_s, behaviour.update_s, self._start_epoch) for slot in self._slots.values()),
             negotiated_at=self._start_epoch + self._negotiated_s if self._negotiated_s else 0.0,
             evictions=self._evictions.listed(self._now),
             completions=self._completions.listed(self._now),

@@ -16,7 +16,6 @@ from multiprocessing.queues import SimpleQueue
 
 from provisioner.model import DroneType, Plan, Policy, Snapshot
 from provisioner.planner.validation import Breach
-from provisioner.sharing import co2_kg
 from provisioner.simulator.jobs import SimulatedJob
 from provisioner.simulator.owner import OwnerSeries
 from provisioner.simulator.results import ReplayResult, WaitStatistics
@@ -72,7 +71,7 @@ def summarize(
         violations=outcome.violations,
         decisions=outcome.decisions,
         energy_kwh=energy_kwh,
-        co2_kg=None if energy_kwh is None or carbon_g_per_kwh is None else co2_kg(energy_kwh, carbon_g_per_kwh),
+        co2_kg=None if energy_kwh is None or carbon_g_per_kwh is None else energy_kwh * carbon_g_per_kwh / 1000.0,
         by_site={site: account.gpu_seconds.hours for site, account in sorted(metrics.accounts.items())},
         samples=outcome.samples,
     )

@@ -9,7 +9,6 @@ from statistics import fmean
 from typing import NamedTuple
 
 from provisioner.model import DroneId, DroneType, EndKind, Policy
-from provisioner.sharing import kwh
 from provisioner.simulator.drones import SimulatedNode
 from provisioner.simulator.faults import HardwareFault, ServiceFault, ServiceFaultKind
 from provisioner.simulator.loop import now_s
@@ -239,7 +238,7 @@ class Metrics:
 
     def at_work(self, kind: DroneType, gpu_s: float) -> None:
         """Count the energy of working GPUs of a drone type; ``gpu_s`` in GPU-seconds."""
-        self.accounts[kind.site].energy_kwh += kwh(kind.power_w, gpu_s)
+        self.accounts[kind.site].energy_kwh += kind.power_w * gpu_s / 3.6e6
 
     def waited(self, label: str, wait_s: float) -> None:
         """Enter the wait of a finished job."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from adapters.htcondor import classads
 from adapters.htcondor.classads import Ad, moment, source, text, value, whole
 from adapters.shared.printing import printable
-from provisioner.model import WHOLE_GPU, DroneId, Slot, SlotState, TypeKey, type_key
+from provisioner.model import WHOLE_GPU, DroneId, Slot, SlotState, TypeKey
 from provisioner.sharing import MOST_SHARES, share_milli
 
 OUR_SLOTS = 'DroneId isnt undefined && SlotType isnt "Dynamic"'
@@ -153,7 +153,7 @@ def _slot_observation(ad: Ad, drone_id: DroneId, to_our_clock: Callable[[float],
     )
     return SlotObservation(
         slot=slot,
-        type=type_key(text(ad, "SiteName", 63), text(ad, "DroneType", 63)),
+        type=TypeKey(f"{text(ad, 'SiteName', 63)}/{text(ad, 'DroneType', 63)}"),
         started=moment(ad, "DaemonStartTime"),
         slot_id=whole(ad, "SlotID"),
         device_milli=device_milli,
