@@ -31,10 +31,9 @@ class StartDelays:
 
 @dataclass(frozen=True, slots=True)
 class OwnerGrowth:
-    """Growth of an owner's use within each of :data:`HORIZONS_S`, at equally spaced past moments."""
+    """Growth of an owner's use: a row of equally likely values, ascending, for each of :data:`HORIZONS_S`."""
 
     gpu_milli: tuple[tuple[int, ...], ...]
-    """A row for each horizon, ascending: equally likely values."""
 
     def chances(self, head_milli: int) -> tuple[float, ...]:
         """Return, for each horizon, the probability that the owner grows by more than ``head_milli``."""
@@ -48,22 +47,15 @@ class Estimates:
     runs: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Equally likely run times in seconds, ascending, by the keys of :func:`run_keys`."""
     delays: Mapping[str, StartDelays] = field(default_factory=dict)
-    """By drone type's key."""
     rises: Mapping[str, OwnerGrowth] = field(default_factory=dict)
-    """By site whose owner's use is reported."""
     taken_per_s: Mapping[str, float] = field(default_factory=dict)
     """By site: preemptions per second of a drone's run, if no owner's use is reported."""
     idle_s: Mapping[str, float] = field(default_factory=dict)
-    """By site: the idle timeout that would have cost least."""
     gaps: Mapping[str, int] = field(default_factory=dict)
     """By site: number of known gaps between two jobs of a drone."""
 
     def runs_of(self, owner: str, gpu_milli: int, cpus: int, memory_mib: int, walltime_s: float) -> tuple[float, ...]:
-        """Return equally likely run times of jobs, never longer than declared.
-
-        The first of these that is known: this user's jobs of this size, the declared walltime, this user's jobs, all
-        jobs, the usual run time.
-        """
+        """Return equally likely run times of jobs, never longer than declared."""
         mine, _, _ = keys = run_keys(owner, gpu_milli, cpus, memory_mib)
         if walltime_s and mine not in self.runs:
             return (walltime_s,)
@@ -83,7 +75,6 @@ class SiteSamples:
     use_milli: tuple[int, ...] = ()
     """Use of the owner at equal steps, or :data:`UNKNOWN`; the newest last."""
     used_at: float = 0.0
-    """Time of the newest sample."""
     gaps_s: tuple[float, ...] = ()
     """Time that drones waited for their next job, or would have."""
     taken: float = 0.0
@@ -100,7 +91,6 @@ class EstimateSamples:
     runs: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """The newest run times, the newest last, by the keys of :func:`run_keys`; the key used last comes last."""
     delays: Mapping[str, StartDelays] = field(default_factory=dict)
-    """By drone type's key."""
     sites: Mapping[str, SiteSamples] = field(default_factory=dict)
     seen: frozenset[tuple[str, float]] = frozenset()
     """Recently counted ends of jobs, by id and time: they do not count twice."""

@@ -24,11 +24,6 @@ WHOLE_GPU = 1000
 """One GPU in milli-GPU. Shares are integers: 0.2 + 0.1 must be 0.3."""
 
 
-def type_key(site: str, name: str) -> TypeKey:
-    """Return the key of drone type ``name`` of ``site``."""
-    return TypeKey(f"{site}/{name}")
-
-
 class Sharing(StrEnum):
     """Ways in which jobs of one drone share a GPU."""
 
@@ -40,10 +35,9 @@ class Sharing(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DroneType:
-    """Shape of a drone that a site can start.
+    """Shape of a drone that a site can start: of the whole drone, but for ``vram_mib``, which is per GPU.
 
-    ``gpu_milli`` and the rest are of the whole drone, ``vram_mib`` is per GPU. A type without a GPU is a CPU drone: it
-    takes jobs without a GPU, and never uses the reserve of free GPUs.
+    A type without a GPU is a CPU drone: it takes jobs without a GPU, and never uses the reserve of free GPUs.
     """
 
     site: str
@@ -62,16 +56,13 @@ class DroneType:
     walltime_s: float = 0.0
     """Longest life that the site allows; 0: no limit."""
     margin_s: float = 0.0
-    """Part of the walltime that no job gets: the drone's start, the site's grace period, and the reserve of its
-    adapter."""
+    """Part of the walltime that no job gets: the start, the site's grace period, and the reserve of its adapter."""
     sharing: Sharing = Sharing.EXCLUSIVE
     price: float = 1.0
-    """Relative cost of one GPU-hour; placement prefers the cheapest matching type."""
     max_drones: int | None = None
     ad: Mapping[str, str] = field(default_factory=dict)
     shares: int = 1
-    """Number of shares of each GPU for small jobs if ``sharing`` is not exclusive: a job gets one share with ``vram_mib
-    // shares`` of the VRAM."""
+    """Shares of each GPU for small jobs if ``sharing`` is not exclusive, each with ``vram_mib // shares`` of VRAM."""
     power_w: float = 0.0
     """Power of one of its GPUs at work, with its part of the node; 0: unknown."""
     kept_cpus: int = 0
@@ -81,7 +72,7 @@ class DroneType:
 
     @property
     def key(self) -> TypeKey:
-        return type_key(self.site, self.name)
+        return TypeKey(f"{self.site}/{self.name}")
 
     @property
     def longest_job_s(self) -> float:
@@ -130,37 +121,29 @@ class JobClass:
     invalid: str = ""
     """Problem of a request that no slot can ever meet, and what to write instead."""
     refuses: Mapping[TypeKey, UnmetRequirement] = field(default_factory=dict)
-    """Drone types that the jobs' requirements refuse, or whose START refuses the jobs, by the overlay's own matchmaker.
-    All other types are judged by the numbers above alone."""
+    """Drone types that the jobs refuse, or whose START refuses them, by the overlay's own matchmaker."""
     job_ids: str = ""
     """Ids of the idle jobs as ranges, for display: ``204.0-204.99, 207.3``."""
     group: str = ""
-    """Accounting group, as in ``OverlayView.groups``; empty if there is none."""
     duty_milli: int = 0
-    """Share of a run on a GPU of its own in which the GPU works, in thousandths; 0 if undeclared."""
     width_milli: int = 0
-    """Share of a GPU's multiprocessors that their kernels fill, in thousandths; 0 if undeclared."""
+    """As in :class:`provisioner.sharing.Load`, in thousandths; 0 if undeclared."""
     splits: bool = True
     """Several jobs share one exclusive GPU, by their requests. False: each takes all of it."""
     running_ids: str = ""
     held_ids: str = ""
     idle_at: float = 0.0
-    """Earliest start of a continuous idle time that still lasts; preempted jobs start again. 0 if the overlay does not
-    report it: then ``oldest_at`` counts."""
+    """Earliest start of a continuous idle time that still lasts; 0 if unknown: then ``oldest_at`` counts."""
     limited: int = 0
     """Part of ``waiting`` that the overlay would match with no slot at all."""
     limit: str = ""
-    """Description of the overlay's limit that keeps these jobs waiting."""
 
     @property
     def waits_since(self) -> float:
-        """Return the start of the longest wait that still lasts; 0 if none waits."""
         return self.idle_at or self.oldest_at
 
 
 class SlotState(StrEnum):
-    """States of a drone's slot."""
-
     CHECKING = "checking"
     """In the pool but not accepting jobs yet."""
     IDLE = "idle"
@@ -185,7 +168,7 @@ class Slot:
     jobs_started: int = 0
     """Jobs started since the drone joined."""
     idle_since: float = 0.0
-    """Start of the time without a job; 0 if one runs or unknown."""
+    """0 if a job runs, or unknown."""
     retires_at: float = 0.0
     """The slot accepts no new job after this; 0: never retires."""
     name: str = ""
@@ -196,18 +179,17 @@ class Slot:
     work_gpu_milli: int = 0
     """GPUs (of a CPU drone: CPUs, in thousandths) that jobs use now; 0 if none runs or unknown."""
     work_at: float = 0.0
-    """Average start of the work that would be lost if the drone ended now: a job's start or its last checkpoint. The
-    loss at time t is ``work_gpu_milli / 1000 * (t - work_at)`` GPU-seconds."""
+    """Average start, or last checkpoint, of the work that would be lost if the drone ended now. The loss at time t is
+    ``work_gpu_milli / 1000 * (t - work_at)`` GPU-seconds."""
     owner: str = ""
     """Owner of the running jobs; empty if none runs, if there are several owners, or if unknown."""
     begun_at: float = 0.0
     """Start of the running job that began first; 0 if none runs or unknown."""
     job_gpu_milli: int = 0
-    """Request of its job, with CPUs and memory below; 0 if none or several run, or unknown."""
     job_cpus: int = 0
     job_memory_mib: int = 0
+    """Request of its job; 0 if none or several run, or unknown."""
     job_ids: str = ""
-    """Ids of the running jobs, separated by commas; empty if none runs or unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +200,6 @@ class CompletedJob:
     ended_at: float
     submitted_at: float
     run_s: float
-    """Duration of its last, successful run."""
     gpu_milli: int
     cpus: int
     memory_mib: int
@@ -228,21 +209,16 @@ class CompletedJob:
     owner: str = ""
     group: str = ""
     walltime_s: float = 0.0
-    """Declared run time; 0 if undeclared."""
     drone_id: DroneId | None = None
     """The drone that it ran in; None if it was no drone, or unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """An accounting group of the overlay.
-
-    Amounts are GPUs in thousandths and include sub-groups: ``physics.atlas`` is one of ``physics``.
-    """
+    """An accounting group of the overlay; its amounts include those of its sub-groups (``physics.atlas``)."""
 
     name: str
     quota_milli: int | None = None
-    """Amount that it may use at once; None: no quota."""
     used_milli: int = 0
     surplus: bool = True
     """It may exceed its quota while others do not use theirs."""
@@ -260,7 +236,6 @@ class Eviction:
     gpu_milli: int
     """GPUs that it used (of a CPU drone: CPUs, in thousandths)."""
     lost_s: float
-    """Run time that it must repeat: since its start there, or since its last checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,11 +244,9 @@ class JobFailure:
 
     drone_id: DroneId
     job_id: str
-    """As in ``CompletedJob``, if the job has left the queue."""
     at: float
     owner: str
     cause: str = ""
-    """Description of the failure: ``held with code 12``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,19 +261,15 @@ class OverlayView:
     notices: tuple[str, ...] = ()
     """Problems that an operator should look at (an ad without DroneId, a schedd that denies reading), a line each."""
     evictions: tuple[Eviction, ...] | None = None
-    """Evictions of the last quarter of an hour or so: each is reported in many polls and counts once. None if the
-    overlay does not report them."""
+    """Evictions of the last quarter of an hour or so, in many polls. None if the overlay does not report them."""
     completions: tuple[CompletedJob, ...] | None = None
     groups: tuple[Group, ...] = ()
     mishaps: tuple[JobFailure, ...] = ()
-    """Failed jobs of the last quarter of an hour or so, if reported. The overlay guarantees that a job of this owner
-    was in this drone."""
+    """Failed jobs of the last quarter of an hour or so; the overlay guarantees that each was in the drone."""
     remarks: tuple[str, ...] = ()
-    """Problems that users of the pool cause and that need no action (an invalid request), a line each. Unlike notices
-    they raise no alarm."""
+    """Problems that users cause and that need no action (an invalid request), a line each: they raise no alarm."""
     unheard: tuple[str, ...] = ()
-    """Names of queues that did not answer. The view is partial then: their jobs are as of their last answer, or
-    missing, and a missing job may wait or run."""
+    """Names of queues that did not answer: their jobs are as of their last answer, or missing."""
 
 
 class RemoteState(StrEnum):
@@ -310,8 +279,7 @@ class RemoteState(StrEnum):
     RUNNING = "running"
     UNKNOWN = "unknown"
     STOPPED = "stopped"
-    """It has stopped and still holds resources: it counts against limits and is no supply. Its site cleans it up; it is
-    asked to if that takes long."""
+    """It still holds resources until its site cleans it up: it counts against limits and is no supply."""
     ENDED = "ended"
 
 
@@ -321,9 +289,7 @@ class EndKind(StrEnum):
     EXITED = "exited"
     """By itself, with ``exit_code``."""
     STOPPED = "stopped"
-    """On our request."""
     PREEMPTED = "preempted"
-    """The site took its resources back."""
     FAULT = "fault"
     """The site could not run it: node fault, boot failure, held."""
 
@@ -337,7 +303,7 @@ class RemoteEnd:
     exit_code: int | None = None
     message: str = ""
     fault: FaultKind | None = None
-    """Kind of a fault, if the site reports it (a hold reason); its drone type backs off accordingly."""
+    """If the site reports it (a hold reason): its drone type backs off accordingly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,7 +318,6 @@ class RemoteDrone:
     started_at: float = 0.0
     """Start of its run; 0 if not started or unknown."""
     reason: str = ""
-    """The site's reason why it waits."""
     expected_start_at: float = 0.0
     end: RemoteEnd | None = None
     node: str = ""
@@ -360,8 +325,7 @@ class RemoteDrone:
     notice_at: float = 0.0
     """Start of the preemption by the site; 0 if there is none."""
     blocked: FaultKind | None = None
-    """Kind of obstacle that keeps it waiting, if others of its type would meet it as well. A limit or a lack (QUOTA,
-    CAPACITY, THROTTLED, DOWN) passes; with any other it will never start."""
+    """Obstacle that keeps it waiting, and that others of its type would meet as well."""
     final: bool = False
     """This drone will not start any more, whatever the obstacle; another may, once it has passed."""
 
@@ -380,7 +344,6 @@ class OwnerDemand:
     cpus: int
     memory_mib: int
     since: float
-    """Submission time of the first of them."""
     disk_mib: int = 0
     nodes: tuple[str, ...] = ()
     """Nodes that could run one if they were empty; empty: any."""
@@ -422,20 +385,17 @@ class SiteView:
     taken_at: float
     drones: Mapping[DroneId, RemoteDrone] = field(default_factory=dict)
     free: Mapping[str, int] | None = None
-    """Number of drones of each type (by type name) that could start right now; None if unknown. The counts are
-    alternatives: they may share the same hardware. Our drones that wait there without a node are not subtracted: the
-    planner does that. Unused if ``nodes`` reports more."""
+    """Number of drones of each type (by type name) that could start right now: alternatives, which may share the same
+    hardware. Drones that wait there without a node are not subtracted. None if unknown; unused with ``nodes``."""
     nodes: tuple[Node, ...] = ()
     """All nodes that can run drones, if the site reports them. Queried before ``claims``: a job that starts meanwhile
     is then missed as a claim rather than counted twice."""
     claims: tuple[OwnerDemand, ...] = ()
     owner_runs: OwnerLoad | None = None
     downtime_at: float = 0.0
-    """Start of the next planned downtime; 0 if none is known."""
     notices: tuple[str, ...] = ()
     quota: Mapping[str, int] | None = None
-    """Number of further drones of each type (by type name) within our quota at the site, whatever is free:
-    alternatives, like ``free``. None if there is none or it is unknown."""
+    """Number of further drones of each type within our quota, whatever is free: alternatives; None if unknown."""
     free_gpu_milli: int | None = None
     """Free GPUs of the whole site, like ``free``; None if ``nodes`` reports them, or unknown."""
     lacks: Mapping[str, str] = field(default_factory=dict)
@@ -481,19 +441,7 @@ class DroneState(StrEnum):
         return self in ENDS
 
 
-ENDS = frozenset(
-    {
-        DroneState.DONE,
-        DroneState.CANCELLED,
-        DroneState.PREEMPTED,
-        DroneState.FAILED,
-        DroneState.LOST,
-        DroneState.JOIN_TIMEOUT,
-        DroneState.UNUSED,
-    }
-)
-
-
+ENDS = frozenset(map(DroneState, ("done", "cancelled", "preempted", "failed", "lost", "join-timeout", "unused")))
 WAITING = (DroneState.REQUESTED, DroneState.SUBMITTED, DroneState.QUEUED)
 """At its site, as far as is known, and without a place there."""
 PENDING = (*WAITING, DroneState.BOOTING)
@@ -503,8 +451,6 @@ ON_THE_WAY = (*PENDING, DroneState.JOINED)
 
 
 class DrainMode(StrEnum):
-    """Modes of a drain order."""
-
     NONE = "none"
     """No effect on the pool: the drone runs out and is only no longer counted."""
     PEACEFUL = "peaceful"
@@ -538,8 +484,7 @@ class Drone:
     busy_at: float = 0.0
     """Time of its first job; 0 if it had none."""
     idle_at: float = 0.0
-    """Start of the time without a job; 0 while busy. Before it joined: start of the time without a job waiting for
-    it."""
+    """Start of the time without a job; 0 while busy. Before it joined: without a job waiting for it."""
     heard_at: float = 0.0
     jobs: int = 0
     jobs_started: int = 0
@@ -561,18 +506,15 @@ class Drone:
     """Time of the site's notice, or of our order to leave for the owner; 0 if neither."""
     work_gpu_milli: int = 0
     work_at: float = 0.0
-    """As reported by its slot: the work that would be lost if it ended now."""
     lost_gpu_s: float = 0.0
-    """GPU-seconds (of a CPU drone: CPU-seconds) of work that its end has cost; known once it has ended, from
-    ``lost_jobs`` evictions or, if the queue reports none, from the work of its slot."""
+    """GPU-seconds (of a CPU drone: CPU-seconds) of work that its end has cost."""
     lost_jobs: int = 0
     avoids: str = ""
-    """Users whose jobs it refuses, separated by commas: an owner is likely to preempt them
-    (:class:`provisioner.planner.risk.PreemptionRisk`)."""
+    """Users whose jobs it refuses, separated by commas: an owner is likely to preempt them."""
     drain_mode: DrainMode = DrainMode.PEACEFUL
     """Mode of the last drain order; a repeated order uses the same."""
     drain_refusal: str = ""
-    """Reason why the overlay did not carry out the last order (drain or undrain); empty once its slot drains."""
+    """Reason why the overlay did not carry out the last drain or undrain; empty once its slot drains."""
 
     @property
     def site(self) -> str:
@@ -585,7 +527,6 @@ class Drone:
 
     @property
     def waits_at_site(self) -> bool:
-        """Return True if its site accepted the order and has not started it."""
         return self.state in (DroneState.SUBMITTED, DroneState.QUEUED)
 
     @property
@@ -598,9 +539,7 @@ class FaultKind(StrEnum):
     """Kinds of faults; each has its own back-off (``planner/breakers.py``)."""
 
     DOWN = "down"
-    """The service does not answer."""
     CAPACITY = "capacity"
-    """No room now."""
     QUOTA = "quota"
     DENIED = "denied"
     """Credentials or authorisation fail: a human must act."""
@@ -611,7 +550,7 @@ class FaultKind(StrEnum):
     DRONE = "drone"
     """Drones of this type end early or never join."""
     JOBS = "jobs"
-    """The pool matches none of the waiting jobs of one class to drones of this type that were started for them."""
+    """The pool matches no waiting job of a class to the drones that were started for it."""
     BLACK_HOLE = "black-hole"
     """Drones on this node make jobs fail that succeed elsewhere."""
     UNKNOWN = "unknown"
@@ -640,11 +579,7 @@ class BreakerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Breaker:
-    """Circuit breaker, as data.
-
-    Scopes: ``<site>``, ``<site>/<type>`` for a drone type, ``<site>/<type>#<class id>`` for a job class on a drone
-    type, ``<site>@<node>`` for a node.
-    """
+    """Circuit breaker of a scope: ``<site>``, ``<site>/<type>``, ``<site>/<type>#<class id>`` or ``<site>@<node>``."""
 
     scope: str
     state: BreakerState = BreakerState.ACTIVE
@@ -658,12 +593,10 @@ class Breaker:
 
     @property
     def class_id(self) -> str:
-        """Return the job class that backs off; empty for other breakers."""
         return self.scope.partition("#")[2]
 
     @property
     def node(self) -> str:
-        """Return the node that backs off; empty for other breakers."""
         return "" if "/" in self.scope else self.scope.partition("@")[2]
 
     @property
@@ -673,12 +606,10 @@ class Breaker:
 
 
 def class_scope(key: TypeKey, class_id: str) -> str:
-    """Return the breaker scope of a job class on a drone type."""
     return f"{key}#{class_id}"
 
 
 def node_scope(site: str, node: str) -> str:
-    """Return the breaker scope of a node of a site."""
     return f"{site}@{node}"
 
 
@@ -695,19 +626,17 @@ class OwnerClaimBackoff:
     since: float = 0.0
     """Start of the time in which free room stands unused for them; 0 if none stands."""
     standing: int = 0
-    """Jobs for which it stands."""
     offer: int = 0
     """Number of jobs that are offered room at once; 0: all."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolledSite:
-    """The newest good view of a site, and the fault of the newest poll."""
+    """The newest good view of a site, and the fault of the newest poll, if any."""
 
     site: str
     view: SiteView | None = None
     fault: Fault | None = None
-    """Fault of the newest poll; None if it succeeded."""
     busy: bool = False
 
 
@@ -749,12 +678,9 @@ class SitePolicy:
     max_drones: int = 10
     max_gpu_milli: int | None = None
     max_pending: int = 20
-    """Drones that have not joined yet."""
     max_starts_per_tick: int = 10
     price: float = 1.0
-    """Factor on the prices of its types."""
     queue_when_full: bool = False
-    """Start drones even if the site reports no free capacity."""
     view_max_age_s: float = 120.0
     poll_deadline_s: float = 20.0
     order_deadline_s: float = 60.0
@@ -765,7 +691,6 @@ class SitePolicy:
     queued_s: float = 86400.0
     booting_s: float = 600.0
     joining_s: float = 300.0
-    """Longest time in the pool without accepting jobs (the GPU check)."""
     slot_loss_s: float = 300.0
     """Longest time that a joined drone may be out of the pool while the site still runs it."""
     draining_s: float = 86400.0
@@ -779,9 +704,8 @@ class SitePolicy:
     min_runtime_s: float = 0.0
     """A drone is not asked to leave for the owner before this time since its first job."""
     idle_timeout_s: float | None = None
-    """Overrides the policy's idle timeout for its drones."""
     idle_fixed: bool | None = None
-    """Overrides the policy's ``idle_fixed``."""
+    """Both override those of the policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -807,7 +731,6 @@ class Policy:
     """Policy for all sites together."""
 
     idle_timeout_s: float = 600.0
-    """A drone without a job for this long leaves."""
     max_drones: int = 1000
     max_gpu_milli: int | None = None
     overlay_max_age_s: float = 120.0
@@ -818,30 +741,24 @@ class Policy:
     min_unhealthy: int = 5
     sites: Mapping[str, SitePolicy] = field(default_factory=dict)
     headroom: tuple[Headroom, ...] = ()
-    """In the order in which they are served."""
     waiting_cost: float = 0.3
     """GPU-seconds that one second of a job's waiting is worth: decides how soon a dearer start is made."""
     idle_fixed: bool = False
     """The idle timeout is used as it is: no estimate shortens it, and no slow start lengthens it."""
 
     def of_site(self, site: str) -> SitePolicy:
-        """Return the policy of a site, or the default if the site is not configured."""
         return self.sites.get(site) or SitePolicy(site)
 
     def idle_fixed_at(self, site: str) -> bool:
-        """Return the site's own setting, or the general one."""
         own = self.of_site(site).idle_fixed
         return self.idle_fixed if own is None else own
 
     def idle_timeout_at(self, site: str) -> float:
-        """Return the site's own timeout in seconds, or the general one."""
         own = self.of_site(site).idle_timeout_s
         return self.idle_timeout_s if own is None else own
 
 
 class RequestKind(StrEnum):
-    """Kinds of operators' requests."""
-
     DRAIN = "drain"
     KILL = "kill"
     RESET = "reset"
@@ -889,11 +806,10 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class StateChange:
-    """Change of a drone's record: the new record, and the reason if its state changed."""
+    """Change of a drone's record: the new record, the previous state (None for a new drone), and the reason."""
 
     drone: Drone
     was: DroneState | None
-    """Previous state; None for a new drone."""
     reason: Reason
 
 
@@ -944,10 +860,7 @@ class StopOrphan:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Something not done, and the reason.
-
-    ``subject``: ``class:<id>``, ``site:<name>``, ``type:<site/name>`` or ``all``.
-    """
+    """Something not done: ``class:<id>``, ``drone:<id>``, ``site:<name>`` or ``all`` is its subject."""
 
     subject: str
     count: int
@@ -972,12 +885,10 @@ class Plan:
 
     @property
     def leaves(self) -> tuple[Drain | Stop, ...]:
-        """Return all orders to recorded drones to leave (or, with ``DrainMode.RESUME``, to stay)."""
         return (*self.drains, *self.stops)
 
     @property
     def asks(self) -> tuple[Start | Drain | Stop, ...]:
-        """Return all orders that concern a drone that is or will be recorded."""
         return (*self.starts, *self.drains, *self.stops)
 
     @property
@@ -1010,16 +921,14 @@ class StartOrder:
     bootstrap: Bootstrap | None = None
     """None when the overlay is asked; set when the site is."""
     kept_vram_mib: int = 0
-    """For its first ``kept_s`` in the pool it accepts only jobs that need at least this much VRAM per GPU: those that
-    it was started for. Otherwise jobs that run anywhere would take it first."""
+    """For its first ``kept_s`` in the pool it accepts only jobs that need at least this much VRAM per GPU."""
     kept_s: float = 0.0
     uses_reserve: bool = False
     """It may use the reserve of GPUs; the site's own blocking must let it."""
     avoids: str = ""
     """Users whose jobs it must refuse, separated by commas; each of letters, digits and ``._@-``."""
     comes_within_s: float = 0.0
-    """Longest time from the order until it accepts jobs: queued, booting and joining. Afterwards the controller stops
-    it. A token for it has to outlast this and its walltime."""
+    """Longest time from the order until it accepts jobs: a token for it has to outlast this and its walltime."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -1032,8 +941,6 @@ class StopOrder:
 
 
 class OrderOutcome(StrEnum):
-    """Outcomes of an order."""
-
     OK = "ok"
     REJECTED = "rejected"
     """Certainly not carried out."""

@@ -118,9 +118,7 @@ class IdleTimeout:
     idle_s: float
     limit_s: float
     by: str = ""
-    """Source of the limit: ``gaps`` between jobs at its site, what another start costs there (``start-cost``),
-    the configured ``time-out``, how long the drone took to come (``slow-start``), or the setting that makes the
-    time-out ``fixed``. Empty in old records."""
+    """Source of the limit, as in :class:`provisioner.planner.retirement.IdleLimit`; empty in old records."""
     kind: Literal["idle-timeout"] = "idle-timeout"
 
 
@@ -133,23 +131,18 @@ class DrainAtRisk:
 
     site: str
     lost: float
-    """Expected share of lost work of such jobs there."""
     tolerated: float
-    """Share that they accept after their wait."""
+    """Expected share of lost work of such jobs there, and the share that they accept."""
     kind: Literal["drain-at-risk"] = "drain-at-risk"
 
 
 @dataclass(frozen=True, slots=True)
 class BlackHoleDrone:
-    """Jobs fail in it within seconds, or are held, that succeed elsewhere or belong to several users.
-
-    It takes no more jobs.
-    """
+    """It takes no more jobs: jobs fail in it within seconds that succeed elsewhere or belong to several users."""
 
     failed: int
-    """Starts of failed jobs in the last quarter of an hour."""
     good: int
-    """Jobs that succeeded in it meanwhile."""
+    """Failed starts of jobs in the last quarter of an hour, and jobs that succeeded in it meanwhile."""
     owners: int
     node: str
     message: str
@@ -163,7 +156,6 @@ class BlackHoleNode:
     node: str
     until: float
     failures: int
-    """Number of consecutive drones that made jobs fail there."""
     message: str
     kind: Literal["black-hole-node"] = "black-hole-node"
 
@@ -214,9 +206,8 @@ class PreemptedForOwner:
     gpus: float = 0.0
     """Request of one of these jobs."""
     lost_gpu_s: float = 0.0
-    """Work lost by its end, as far as its slot reports it."""
+    """Work lost by its end, as far as its slot reports it, in ``unit``."""
     unit: str = "GPU-seconds"
-    """Unit of the lost work; for a CPU drone ``CPU-seconds``."""
     kind: Literal["preempted-for-owner"] = "preempted-for-owner"
 
 
@@ -226,10 +217,10 @@ class Preempted:
 
     message: str
     notice_s: float
-    """Time between the notice and its end: the part of the grace period that it used. 0 if no notice was seen."""
+    """Time between the notice and its end; 0 if no notice was seen."""
     grace_s: float
     lost_gpu_s: float
-    """Work of jobs that must be repeated, in GPU-seconds (of a CPU drone: CPU-seconds)."""
+    """Work of jobs that must be repeated, in ``unit``."""
     lost_jobs: int
     unit: str = "GPU-seconds"
     kind: Literal["preempted"] = "preempted"
@@ -264,7 +255,6 @@ class Orphan:
     """It carries our tag but has no live record."""
 
     recorded_end: str = ""
-    """Final state on record, if there ever was a record."""
     kind: Literal["orphan"] = "orphan"
 
 
@@ -284,7 +274,6 @@ class JobsWaiting:
     class_id: str
     waiting: int
     covered: int
-    """Jobs covered by free slots and drones on their way."""
     starts: int
     kind: Literal["jobs-waiting"] = "jobs-waiting"
 
@@ -295,7 +284,6 @@ class HeadroomShort:
 
     name: str
     wanted: int
-    """Jobs of that shape for which there is to be room."""
     covered: int
     starts: int
     kind: Literal["headroom-short"] = "headroom-short"
@@ -322,7 +310,6 @@ class InvalidAction:
     """The independent validation of plans has left out this action: it would have broken a promise."""
 
     promise: str
-    """The broken promise, with its numbers."""
     kind: Literal["invalid-action"] = "invalid-action"
 
 
@@ -350,15 +337,11 @@ class LimitReached:
 
 @dataclass(frozen=True, slots=True)
 class GroupQuota:
-    """The negotiator would match no more jobs of this accounting group: its quota is used up.
-
-    It takes no surplus either.
-    """
+    """The negotiator matches no more jobs of this accounting group: its quota is used up, and it takes no surplus."""
 
     group: str
     """The group with the quota: the jobs' own, or one that contains it."""
     used_gpus: float
-    """With what this plan grants it."""
     quota_gpus: float
     kind: Literal["group-quota"] = "group-quota"
 
@@ -392,7 +375,6 @@ class AwaitingCheaperType:
     type: str
     waited_s: float
     more_s: float
-    """Waiting time after which it is started."""
     kind: Literal["awaiting-cheaper-type"] = "awaiting-cheaper-type"
 
 
@@ -411,7 +393,6 @@ class HeadroomYields:
 
     name: str
     wanted: int
-    """Jobs of that shape for which room would be kept."""
     kind: Literal["headroom-yields"] = "headroom-yields"
 
 
@@ -461,7 +442,6 @@ class GpusStranded:
     dimension: str
     """Resource that is short on most of them: ``cpus``, ``memory`` or ``disk``."""
     wanted: int
-    """Request of one drone, in CPUs or MiB."""
     free: int
     kind: Literal["gpus-stranded"] = "gpus-stranded"
 
@@ -511,7 +491,6 @@ class ReserveKept:
 
     type: str
     free_gpus: float
-    """On nodes that would have had room otherwise."""
     kind: Literal["reserve-kept"] = "reserve-kept"
 
 
@@ -596,31 +575,14 @@ class NotDraining:
     kind: Literal["not-draining"] = "not-draining"
 
 
-OrderReason = Accepted | OrderRefused | DrainRefused | DrainRepeated | OutcomeUnknown
-ObservedReason = SeenAtSite | SeenInPool | NotInListing | NeverArrived | Disappeared | EndedAtSite
-PlannedEndReason = IdleTimeout | DrainAtRisk | BlackHoleDrone | BlackHoleNode | Unneeded | StateTimeout | LeftPool
-RequestedEndReason = OperatorRequested | PreemptedForOwner | Preempted | PreemptionNotice | ReserveReclaimed
-RecordEndReason = TypeRemoved | Orphan | DemandReturned
-StartReason = JobsWaiting | HeadroomShort
-RequestRefusal = BadRequest | PlannerFailed | InvalidAction | NothingFits
-LimitRefusal = LimitReached | GroupQuota | PoolLimit
-WaitRefusal = OwnerRisk | AwaitingCheaperType | ExistingDronesSuffice | HeadroomYields | BackingOff | StartsUnmatched
-SiteRefusal = SiteFull | GpusStranded | SiteQuota | StartBlocked | Downtime | OwnerWaits | ReserveKept | SiteDisabled
-DemandRefusal = DemandCovered | AwaitingNegotiation
-DoubtRefusal = StaleView | AllVanished | TooManyUnhealthy | Probing
-OperatorRefusal = UnknownDrone | NotDraining
-Reason = (
-    OrderReason
-    | ObservedReason
-    | PlannedEndReason
-    | RequestedEndReason
-    | RecordEndReason
-    | StartReason
-    | RequestRefusal
-    | LimitRefusal
-    | WaitRefusal
-    | SiteRefusal
-    | DemandRefusal
-    | DoubtRefusal
-    | OperatorRefusal
-)
+_Ordered = Accepted | OrderRefused | DrainRefused | DrainRepeated | OutcomeUnknown
+_Observed = SeenAtSite | SeenInPool | NotInListing | NeverArrived | Disappeared | EndedAtSite
+_Timed = IdleTimeout | DrainAtRisk | BlackHoleDrone | BlackHoleNode | Unneeded | StateTimeout | LeftPool
+_Asked = OperatorRequested | PreemptedForOwner | Preempted | PreemptionNotice | ReserveReclaimed | TypeRemoved | Orphan
+_Wanted = DemandReturned | JobsWaiting | HeadroomShort
+_Limited = BadRequest | PlannerFailed | InvalidAction | NothingFits | LimitReached | GroupQuota | PoolLimit
+_Waiting = OwnerRisk | AwaitingCheaperType | ExistingDronesSuffice | HeadroomYields | BackingOff | StartsUnmatched
+_AtSite = SiteFull | GpusStranded | SiteQuota | StartBlocked | Downtime | OwnerWaits | ReserveKept | SiteDisabled
+_Doubted = DemandCovered | AwaitingNegotiation | StaleView | AllVanished | TooManyUnhealthy | Probing
+_Unknown = UnknownDrone | NotDraining
+Reason = _Ordered | _Observed | _Timed | _Asked | _Wanted | _Limited | _Waiting | _AtSite | _Doubted | _Unknown

@@ -101,7 +101,7 @@ class _Repair:
         self.known = {} if self.ahead_s else known
         """The values that were sound in the view before, by identity: adapters give the same ones again."""
         self.sound: dict[int, object] = {}
-        """The sound values of this view."""
+        """Sound values of this view."""
         self.repaired: list[tuple[str, str]] = []
         """The name of the value, and what was wrong with it."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from provisioner.model import Plan, Snapshot, StateChange
 from provisioner.planner.black_holes import BlackHoles
-from provisioner.planner.breakers import update_breakers, update_class_breakers
+from provisioner.planner.breakers import update_breakers
 from provisioner.planner.capacity import Supply
 from provisioner.planner.context import PlanningContext, check_views
 from provisioner.planner.lifecycle import observe_all
@@ -24,7 +24,6 @@ def decide(snapshot: Snapshot) -> Plan:
     validity = check_views(snapshot)
     observed = observe_all(snapshot, validity)
     breakers = update_breakers(snapshot, observed, validity.changing.values())
-    breakers = update_class_breakers(snapshot, observed, breakers)
     context = PlanningContext.of(snapshot, validity, observed, breakers)
     black_holes = BlackHoles.of(context)
     reservations = OwnerReservations.of(context)
@@ -42,7 +41,7 @@ def decide(snapshot: Snapshot) -> Plan:
         tick=snapshot.tick,
         at=snapshot.now,
         moves=tuple(moves.values()),
-        starts=tuple(placed.starts),
+        starts=tuple(placed.allocation.starts),
         # A drone is asked only once in a tick.
         drains=(*retired.drains, *(drain for drain in placed.undrained if drain.drone.id not in retired.asked)),
         stops=tuple(retired.stops),

@@ -6,8 +6,8 @@ Once two drones of a node had to leave within an hour, the node backs off: drone
 of a node is a breaker of the scope ``<site>@<node>``.
 
 Jobs also fail by their own fault, and their owners could try to have drones drained. So failures count only for owners
-whose jobs succeed elsewhere, or have not run elsewhere, and never for more jobs than the slot has started. Failures of
-a single owner count only if other jobs of theirs succeed in other drones. Each success in the drone outweighs several
+whose jobs succeed elsewhere, or have not run elsewhere, and never for more jobs than the slot has started. Those of a
+single owner count only if other jobs of theirs succeed in other drones. Each success in the drone outweighs several
 failures, and only a part of a site's drones leaves at once.
 """
 
@@ -18,18 +18,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from provisioner.model import (
-    Breaker,
-    BreakerState,
-    Drone,
-    DroneId,
-    DroneState,
-    Fault,
-    FaultKind,
-    JobFailure,
-    OverlayView,
-    node_scope,
-)
+from provisioner import model
+from provisioner.model import Breaker, BreakerState, Drone, DroneId, DroneState, Fault, FaultKind, node_scope
 from provisioner.planner.breakers import after_failure, after_success
 from provisioner.planner.context import PlanningContext
 from provisioner.reasons import BlackHoleDrone, BlackHoleNode
@@ -63,12 +53,8 @@ class BlackHoles:
         """Judge the drones by the jobs that failed in them. Nothing is judged while the pool's view is doubted."""
         view, now = context.snapshot.overlay.view, context.now
         nodes = {scope: each for scope, each in context.breakers.items() if each.node}
-        if (
-            view is None
-            or context.validity.overlay is not None
-            or context.too_unhealthy is not None
-            or not (view.mishaps or nodes)
-        ):
+        doubted = context.validity.overlay is not None or context.too_unhealthy is not None
+        if view is None or doubted or not (view.mishaps or nodes):
             return NO_BLACK_HOLES
         after = {
             scope: after_success(each, now)
@@ -76,44 +62,39 @@ class BlackHoles:
             if each.state in (BreakerState.DEGRADED, BreakerState.PROBING) and now - each.since > NODE_QUIET_S
         }
         nodes |= after
-        leave: list[tuple[Drone, BlackHoleDrone | BlackHoleNode]] = []
+        leave: dict[DroneId, tuple[Drone, BlackHoleDrone | BlackHoleNode]] = {}
         left = _leaving_allowed(context)
         for drone, why in _black_hole_drones(context, view):
             if left[drone.site] > 0:
                 left[drone.site] -= 1
-                leave.append((drone, why))
+                leave[drone.id] = drone, why
                 if _NODE_NAME.fullmatch(drone.node):
                     scope = node_scope(drone.site, drone.node)
+                    breaker = nodes.get(scope) or Breaker(scope, since=now)
                     fault = Fault(FaultKind.BLACK_HOLE, f"{drone.id}: {why.message}", now)
-                    nodes[scope] = after[scope] = after_failure(
-                        nodes.get(scope) or Breaker(scope, since=now), fault, now
-                    )
-        named = {drone.id for drone, _ in leave}
+                    nodes[scope] = after[scope] = after_failure(breaker, fault, now)
         for drone, avoided in _drones_on_avoided_nodes(context, nodes):
-            if left[drone.site] > 0 and drone.id not in named:
+            if left[drone.site] > 0 and drone.id not in leave:
                 left[drone.site] -= 1
-                leave.append((drone, avoided))
-        return cls(tuple(leave), after)
+                leave[drone.id] = drone, avoided
+        return cls(tuple(leave.values()), after)
 
 
 NO_BLACK_HOLES = BlackHoles()
 
 
 def _leaving_allowed(context: PlanningContext) -> Counter[str]:
-    """Return how many more drones of each site may leave for this.
-
-    Drones that leave by request, for whatever reason, count as well: the site has lost them.
-    """
-    there = Counter(drone.site for drone in context.drones.values() if drone.joined_at)
-    asked = (d for d in context.drones.values() if d.leaving is DroneState.CANCELLED and d.joined_at)
-    leaving = Counter(drone.site for drone in asked)
-    sites = {drone.site for drone in context.drones.values()}
-    return Counter({site: max(0, max(1, there[site] // MAX_LEAVING_FRACTION) - leaving[site]) for site in sites})
+    """Return how many more drones of each site may leave for this. Those that leave by any request count as well."""
+    there, leaving = Counter[str](), Counter[str]()
+    for drone in context.drones.values():
+        there[drone.site] += drone.joined_at > 0
+        leaving[drone.site] += drone.joined_at > 0 and drone.leaving is DroneState.CANCELLED
+    return Counter({site: max(1, count // MAX_LEAVING_FRACTION) - leaving[site] for site, count in there.items()})
 
 
-def _black_hole_drones(context: PlanningContext, view: OverlayView) -> Iterator[tuple[Drone, BlackHoleDrone]]:
+def _black_hole_drones(context: PlanningContext, view: model.OverlayView) -> Iterator[tuple[Drone, BlackHoleDrone]]:
     """Yield the black-hole drones, those with most failed jobs first."""
-    by_drone: dict[DroneId, dict[str, list[JobFailure]]] = defaultdict(lambda: defaultdict(list))
+    by_drone: dict[DroneId, dict[str, list[model.JobFailure]]] = defaultdict(lambda: defaultdict(list))
     drones_of: Counter[str] = Counter()
     bad_in: dict[str, Counter[DroneId]] = defaultdict(Counter)
     good_in: dict[str, Counter[DroneId]] = defaultdict(Counter)
@@ -145,16 +126,14 @@ def _black_hole_drones(context: PlanningContext, view: OverlayView) -> Iterator[
         theirs = {o for o, well in elsewhere.items() if not (ill := _elsewhere(bad_in[o], drone_id)) or well > ill}
         counted = {job: mishaps for job, mishaps in by_job.items() if mishaps[0].owner in theirs}
         most = slot_there.jobs_started - good[drone_id]
-        weight = min(
-            most, sum(1 if drones_of[job] > 1 else -(-len(m) // FAILURES_PER_JOB) for job, m in counted.items())
-        )
+        jobs = (1 if drones_of[job] > 1 else -(-len(failed) // FAILURES_PER_JOB) for job, failed in counted.items())
+        weight = min(most, sum(jobs))
         convincing = len(theirs) > 1 or any(elsewhere[owner] for owner in theirs)
         if convincing and weight >= MIN_FAILED_JOBS and weight > GOOD_JOB_WEIGHT * good[drone_id]:
             every = [mishap for mishaps in counted.values() for mishap in mishaps]
             last = max(every, key=lambda mishap: (mishap.at, mishap.job_id))
-            message = f"job {last.job_id} {last.cause}"
-            failed_starts = min(most, len(every))
-            found.append((drone, BlackHoleDrone(failed_starts, good[drone_id], len(theirs), drone.node, message)))
+            failed, message = min(most, len(every)), f"job {last.job_id} {last.cause}"
+            found.append((drone, BlackHoleDrone(failed, good[drone_id], len(theirs), drone.node, message)))
     yield from sorted(found, key=lambda each: (-each[1].failed, each[0].id))
 
 
@@ -165,22 +144,14 @@ def _elsewhere(counts: Counter[DroneId], drone_id: DroneId) -> int:
 def _drones_on_avoided_nodes(
     context: PlanningContext, nodes: Mapping[str, Breaker]
 ) -> Iterator[tuple[Drone, BlackHoleNode]]:
-    """Yield drones without a job on banned nodes.
-
-    If a site has drones on no other node, they stay: another start would lead to the same node.
-    """
+    """Yield drones without a job on banned nodes, if their site has drones on others: a start might lead there."""
     banned = {scope: each for scope, each in nodes.items() if each.state is BreakerState.BANNED}
-    if not banned:
-        return
-    places = {(drone.site, drone.node) for drone in context.drones.values() if drone.node}
+    places = {(drone.site, drone.node) for drone in context.drones.values() if drone.node} if banned else set()
     others = {site for site, node in places if node_scope(site, node) not in banned}
-    for drone in context.changing.values():
-        if drone.state not in _TAKES_NO_JOB_YET or drone.jobs or drone.is_leaving:
+    for drone in context.changing.values() if others else ():
+        slot, breaker = context.slots.get(drone.id), banned.get(node_scope(drone.site, drone.node))
+        if breaker is None or drone.site not in others or drone.is_leaving or not context.can_act_on(drone):
             continue
-        site, slot = drone.site, context.slots.get(drone.id)
-        breaker = banned.get(node_scope(site, drone.node))
-        if breaker is None or site not in others or not context.can_act_on(drone):
-            continue
-        if slot is None or not slot.jobs:
+        if drone.state in _TAKES_NO_JOB_YET and not drone.jobs and (slot is None or not slot.jobs):
             message = breaker.fault.message if breaker.fault else ""
             yield drone, BlackHoleNode(drone.node, breaker.until, breaker.failures, message)

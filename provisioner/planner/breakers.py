@@ -9,26 +9,10 @@ one more drone is tried, and each failure doubles the pause. The scope of that b
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from provisioner.model import (
-    PENDING,
-    Breaker,
-    BreakerState,
-    Drone,
-    DroneId,
-    DroneState,
-    Fault,
-    FaultKind,
-    JobClass,
-    OrderOutcome,
-    OrderResult,
-    OverlayView,
-    Snapshot,
-    StateChange,
-    TypeKey,
-    class_scope,
-)
+from provisioner import model
+from provisioner.model import Breaker, BreakerState, Drone, DroneState, Fault, FaultKind, Snapshot, StateChange, TypeKey
 from provisioner.reasons import EndedAtSite, StartsUnmatched
 
 OVERLAY_SCOPE = "overlay"
@@ -60,13 +44,8 @@ BACKOFF_POLICIES: Mapping[FaultKind, BackoffPolicy] = {
     FaultKind.JOBS: BackoffPolicy(after=1, base_s=600, cap_s=7200, per_type=True),
     FaultKind.BLACK_HOLE: BackoffPolicy(after=2, base_s=1800, cap_s=21600, per_type=False),
 }
-"""A type without room is left alone for a minute, a site that throttles for as long as it takes: breakers act at the
-level of the fault."""
-
-
 _FAULTS_OF_JOBS = (FaultKind.DRONE, FaultKind.JOBS)
-"""Faults that jobs in a drone can cause, such as full memory. They say nothing about the type of a drone that has had a
-job."""
+"""Faults that jobs in a drone can cause: they say nothing about the type of a drone that has had a job."""
 
 
 def after_failure(breaker: Breaker, fault: Fault, now: float) -> Breaker:
@@ -87,28 +66,8 @@ def after_success(breaker: Breaker, now: float) -> Breaker:
     return Breaker(breaker.scope, BreakerState.ACTIVE, since=now, blind_until=breaker.blind_until)
 
 
-def overlay_recovered(breaker: Breaker, now: float, long_s: float) -> Breaker:
-    """Return the overlay's breaker after a successful poll.
-
-    An outage shorter than ``long_s`` hid nothing. For as long as the outage lasted, at most ``OVERLAY_SETTLE_MAX_S``,
-    the pool gets time to recover: right after the restart of a schedd, jobs that lost their slot look as if they needed
-    another.
-    """
-    if not breaker.failures:
-        return breaker
-    away_s = now - breaker.since
-    return replace(
-        after_success(breaker, now),
-        until=now + min(OVERLAY_SETTLE_MAX_S, away_s),
-        blind_until=now if away_s > long_s else breaker.blind_until,
-    )
-
-
 def update_breakers(snapshot: Snapshot, moves: Sequence[StateChange], others: Iterable[Drone]) -> Mapping[str, Breaker]:
-    """Return all breakers after the polls, early exits and joins that this snapshot shows.
-
-    ``others`` are the drones on record that are not steady.
-    """
+    """Return all breakers after what this snapshot shows. ``others`` are the drones on record that are not steady."""
     now = snapshot.now
     known = dict(snapshot.breakers)
     for scope, breaker in known.items():
@@ -132,8 +91,13 @@ def update_breakers(snapshot: Snapshot, moves: Sequence[StateChange], others: It
                 known[scope] = replace(known[scope], state=BreakerState.DEGRADED, until=0.0, since=since)
         elif seen and not (breaker.fault and breaker.fault.of_order):
             known[scope] = after_success(breaker, now)
-            if scope == OVERLAY_SCOPE:
-                known[scope] = overlay_recovered(breaker, now, snapshot.policy.overlay_max_age_s)
+            if scope == OVERLAY_SCOPE and breaker.failures:
+                # The pool gets time to recover for as long as the outage lasted: right after the restart of a schedd,
+                # jobs that lost their slot look as if they needed another. A short outage hid nothing.
+                away_s = now - breaker.since
+                blind_until = now if away_s > snapshot.policy.overlay_max_age_s else breaker.blind_until
+                until = now + min(OVERLAY_SETTLE_MAX_S, away_s)
+                known[scope] = replace(known[scope], until=until, blind_until=blind_until)
     after = {move.drone.id: move.drone for move in moves}
     now_known = (after.get(drone.id, drone) for drone in others)
     for scope, fault in {**_early_exits(snapshot, moves), **_never_starting(snapshot, now_known)}.items():
@@ -149,7 +113,7 @@ def update_breakers(snapshot: Snapshot, moves: Sequence[StateChange], others: It
         before = snapshot.drones.get(move.drone.id)
         if key in known and move.drone.busy_at and not (before and before.busy_at):  # its first job
             known[key] = after_success(known[key], now)
-    return known
+    return _after_trials(snapshot, moves, known)
 
 
 def shift_breaker(breaker: Breaker, by_s: float) -> Breaker:
@@ -164,19 +128,16 @@ def _by_order(breaker: Breaker) -> bool:
 
 
 def _clears_fault(snapshot: Snapshot, move: StateChange, breaker: Breaker) -> bool:
-    """Return True if a drone has passed the obstacle that others met after their orders were accepted.
-
-    A lack of room has passed once a drone has started that was ordered since: one of the same batch may have got the
-    last room. Any other fault has passed once a drone has joined the pool: what starts may still fail while it boots.
-    """
+    """Return True if a drone has passed the obstacle that others met after their orders were accepted."""
     fault, drone = breaker.fault, move.drone
     if fault is None or not fault.accepted or drone.state.ended:
         return False
     before = snapshot.drones.get(drone.id)
     joined = bool(drone.joined_at) and not (before and before.joined_at)
     if fault.kind not in (FaultKind.CAPACITY, FaultKind.QUOTA):
-        return joined
+        return joined  # what starts may still fail while it boots
     started = bool(drone.started_at) and not (before and before.started_at)
+    # one that was ordered before may have got the last room
     return drone.requested_at >= fault.at and (started or joined)
 
 
@@ -186,10 +147,9 @@ def _scope(kind: FaultKind, drone: Drone) -> str:
 
 
 def _early_exits(snapshot: Snapshot, moves: Sequence[StateChange]) -> Mapping[str, Fault]:
-    """Return one fault per drone type whose drones ended badly now.
+    """Return one fault per drone type whose drones ended badly now: many ends in one tick are one failure in a row.
 
-    Many ends in one tick are one failure in a row. A fault that the site reports, such as a hold reason, backs off at
-    its own level. A drone that had work says nothing about its type: its jobs ended it.
+    A fault that the site reports backs off at its own level. A drone that had work says nothing about its type.
     """
     found: dict[str, Fault] = {}
     for move in moves:
@@ -202,7 +162,7 @@ def _early_exits(snapshot: Snapshot, moves: Sequence[StateChange]) -> Mapping[st
             DroneState.JOIN_TIMEOUT: True,
             # Taken by the site and never seen again, or gone before it did anything.
             DroneState.LOST: not worked,
-            # It says that it is done, and the pool never saw it. One that joined: see :func:`update_class_breakers`.
+            # It says that it is done, and the pool never saw it. One that joined: see :func:`_after_trials`.
             DroneState.UNUSED: not drone.joined_at,
         }.get(drone.state, False)
         if bad:
@@ -217,10 +177,7 @@ def _early_exits(snapshot: Snapshot, moves: Sequence[StateChange]) -> Mapping[st
 
 
 def _never_starting(snapshot: Snapshot, others: Iterable[Drone]) -> Mapping[str, Fault]:
-    """Return one fault for drones that their site will never start.
-
-    They are stopped in the same tick, so each is counted once.
-    """
+    """Return one fault for drones that their site will never start. They are stopped in the same tick."""
     found: dict[str, Fault] = {}
     for drone in others:
         if not drone.waits_at_site or drone.started_at or drone.is_leaving:
@@ -234,33 +191,35 @@ def _never_starting(snapshot: Snapshot, others: Iterable[Drone]) -> Mapping[str,
 
 
 def update_by_order_results(
-    known: Mapping[str, Breaker], site: str, types: Mapping[DroneId, str], results: Sequence[OrderResult], now: float
+    known: Mapping[str, Breaker],
+    site: str,
+    types: Mapping[model.DroneId, str],
+    results: Sequence[model.OrderResult],
+    now: float,
 ) -> list[Breaker]:
     """Return the breakers changed by the results of a batch of start orders at one site.
 
     ``types`` maps drone ids to type keys. An accepted order clears a fault that an order has met. It clears neither
     early exits nor drones that never start, nor a failed poll.
     """
-    changed: dict[str, Breaker] = {}
-
-    def current(scope: str) -> Breaker:
-        return changed.get(scope) or known.get(scope) or Breaker(scope, since=now)
-
     worst: dict[str, Fault] = {}
+    accepted: list[str] = []
     for result in results:
-        if result.fault is not None and result.answer is not OrderOutcome.OK:
+        if result.answer is model.OrderOutcome.OK:
+            accepted += types[result.drone_id], site
+        elif result.fault is not None:
             scope = types[result.drone_id] if BACKOFF_POLICIES[result.fault.kind].per_type else site
             worst.setdefault(scope, replace(result.fault, of_order=True))
-    for result in results:
-        for scope in (types[result.drone_id], site):
-            if result.answer is OrderOutcome.OK and scope not in worst and _by_order(current(scope)):
-                changed[scope] = after_success(current(scope), now)
+    changed: dict[str, Breaker] = {}
+    for scope in dict.fromkeys(accepted):
+        if scope not in worst and scope in known and _by_order(known[scope]):
+            changed[scope] = after_success(known[scope], now)
     for scope, fault in worst.items():
-        changed[scope] = after_failure(current(scope), fault, now)
+        changed[scope] = after_failure(known.get(scope) or Breaker(scope, since=now), fault, now)
     return [b for b in changed.values() if known.get(b.scope) != b]
 
 
-def update_class_breakers(
+def _after_trials(
     snapshot: Snapshot, moves: Sequence[StateChange], known: Mapping[str, Breaker]
 ) -> Mapping[str, Breaker]:
     """Return all breakers after the trials of job classes that ended in this snapshot."""
@@ -277,12 +236,14 @@ def update_class_breakers(
         if gone and breaker.state is not BreakerState.BANNED:
             after[breaker.scope] = after_success(breaker, now)
     for drone in tried:
-        scope, job = class_scope(drone.type, drone.for_class), classes.get(drone.for_class)
+        scope, job = model.class_scope(drone.type, drone.for_class), classes.get(drone.for_class)
         if drone.state is DroneState.UNUSED:
             breaker = after.get(scope) or Breaker(scope, since=now)
             # One batch is one failure: a drone that was ordered before an earlier one failed is counted already.
             counted = breaker.fault is not None and drone.requested_at <= breaker.fault.at
-            if job is not None and _idled_in_vain(drone, job, view) and not counted:
+            idle_at = drone.idle_at or drone.joined_at
+            negotiated = not view.negotiated_at or view.negotiated_at > idle_at
+            if job is not None and job.waiting > 0 and job.waits_since <= idle_at and negotiated and not counted:
                 text = f"{drone.id} idled until it left, and no job of the class came"
                 fault = Fault(FaultKind.JOBS, text, now, of_order=True, accepted=True)
                 after[scope] = after_failure(breaker, fault, now)
@@ -293,24 +254,16 @@ def update_class_breakers(
 
 def _class_breakers(breakers: Mapping[str, Breaker]) -> list[tuple[TypeKey, str, Breaker]]:
     """Return the breakers of classes on drone types, with type and class id."""
-    parts = ((*breaker.scope.partition("#"), breaker) for breaker in breakers.values() if "#" in breaker.scope)
-    return [(TypeKey(key), class_id, breaker) for key, _, class_id, breaker in parts if class_id]
-
-
-def _idled_in_vain(drone: Drone, job: JobClass, view: OverlayView) -> bool:
-    """Return True if jobs of the class waited, and a negotiation cycle came, while the drone was idle."""
-    idle_at = drone.idle_at or drone.joined_at
-    negotiated = not view.negotiated_at or view.negotiated_at > idle_at
-    return job.waiting > 0 and job.waits_since <= idle_at and negotiated
+    return [(TypeKey(b.scope.partition("#")[0]), b.class_id, b) for b in breakers.values() if b.class_id]
 
 
 @dataclass(frozen=True, slots=True)
 class ClassBackoffs:
     """Job classes that back off on drone types, by class id."""
 
-    banned: Mapping[str, Mapping[TypeKey, Breaker]] = field(default_factory=dict)
+    banned: Mapping[str, Mapping[TypeKey, Breaker]]
     """No drone of these types is started for the class, and existing ones are no supply for it."""
-    probing: Mapping[str, Mapping[TypeKey, int]] = field(default_factory=dict)
+    probing: Mapping[str, Mapping[TypeKey, int]]
     """One drone of these types is tried for the class. Values: drones on their way, or idle in the pool."""
 
     @classmethod
@@ -325,7 +278,7 @@ class ClassBackoffs:
                 probing.setdefault(class_id, {})[key] = 0
         for drone in drones if probing else ():
             probed = probing.get(drone.for_class, {})
-            idle = drone.state in (*PENDING, DroneState.JOINED, DroneState.IDLE)
+            idle = drone.state in (*model.PENDING, DroneState.JOINED, DroneState.IDLE)
             if drone.type in probed and idle and not drone.is_leaving:
                 probed[drone.type] += 1
         return cls(banned, probing)

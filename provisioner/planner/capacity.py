@@ -7,21 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from provisioner import reasons
-from provisioner.model import (
-    ON_THE_WAY,
-    PENDING,
-    WHOLE_GPU,
-    BreakerState,
-    Drone,
-    DroneState,
-    DroneType,
-    JobClass,
-    Node,
-    RemoteState,
-    ReserveWhen,
-    TypeKey,
-)
+from provisioner import model, reasons
+from provisioner.model import ON_THE_WAY, WHOLE_GPU, BreakerState, Drone, DroneState, DroneType, JobClass, Node, TypeKey
 from provisioner.planner.context import DOWNTIME_MARGIN_S, NO_END, PlanningContext, downtime_at, life_too_short
 from provisioner.planner.matching import (
     CompatibleTypes,
@@ -37,29 +24,27 @@ from provisioner.reasons import Reason
 
 
 def stranded_gpus(kind: DroneType, nodes: Iterable[Node]) -> reasons.GpusStranded | None:
-    """Return why no node with enough free GPUs has room for a drone of the type.
+    """Return why no node with enough free GPUs has room for a drone of the type: the resource that most GPUs lack.
 
-    None if some node has room, or none has GPUs. The resource that is short on most GPUs is reported.
+    None if some node has room, or none has GPUs.
     """
-    if not kind.gpu_milli:
-        return None
+    wanted = {"cpus": kind.cpus, "memory": kind.memory_mib, "disk": kind.disk_mib}
     short: dict[str, list[tuple[int, int]]] = {}
-    for node in nodes:
+    for node in nodes if kind.gpu_milli else ():
         if kind.name not in node.types or node.free_gpu_milli < kind.gpu_milli:
             continue
-        amounts = [("cpus", kind.cpus, node.free_cpus), ("memory", kind.memory_mib, node.free_memory_mib)]
+        free = {"cpus": node.free_cpus, "memory": node.free_memory_mib}
         if node.disk_mib:
-            amounts.append(("disk", kind.disk_mib, node.free_disk_mib))
-        scarce = next(((dimension, free) for dimension, wanted, free in amounts if free < wanted), None)
+            free["disk"] = node.free_disk_mib
+        scarce = next((dimension for dimension, amount in free.items() if amount < wanted[dimension]), None)
         if scarce is None:
             return None
-        short.setdefault(scarce[0], []).append((node.free_gpu_milli, scarce[1]))
+        short.setdefault(scarce, []).append((node.free_gpu_milli, free[scarce]))
     if not short:
         return None
     dimension, found = max(short.items(), key=lambda each: (sum(milli for milli, _ in each[1]), each[0]))
-    wanted = {"cpus": kind.cpus, "memory": kind.memory_mib, "disk": kind.disk_mib}[dimension]
-    free_gpus = sum(milli for milli, _ in found) / WHOLE_GPU
-    return reasons.GpusStranded(kind.key, len(found), free_gpus, dimension, wanted, max(free for _, free in found))
+    gpus, most = sum(milli for milli, _ in found) / WHOLE_GPU, max(amount for _, amount in found)
+    return reasons.GpusStranded(kind.key, len(found), gpus, dimension, wanted[dimension], most)
 
 
 @dataclass(slots=True)
@@ -115,22 +100,20 @@ class StartLimits:
                 limits.quota[site] = {name: float(count) for name, count in view.quota.items()}
         probing = {b.scope: b.since for b in context.breakers.values() if b.state is BreakerState.PROBING}
         for drone in context.changing.values():
-            if drone.state in PENDING:
-                limits._count_pending(drone, probing)
+            if drone.state not in model.PENDING:
+                continue
+            remote = context.remote(drone)
+            if remote is not None and remote.blocked is not None and remote.state is model.RemoteState.PENDING:
+                limits.blocked[drone.type] = reasons.StartBlocked(drone.type, remote.blocked.value, remote.reason)
+            for scope in (drone.site, drone.type):
+                limits.pending[scope] += 1
+                limits.probes[scope] += drone.requested_at >= probing.get(scope, NO_END)
             if drone.awaits_room:
                 limits._promise(drone.type, 1)
             # The quota that a site tells cannot know yet of an order whose outcome is unknown.
             if drone.state is DroneState.REQUESTED:
                 _take_share(limits.quota.get(drone.site, {}), drone.type, 1)
         return limits
-
-    def _count_pending(self, drone: Drone, probing: Mapping[str, float]) -> None:
-        remote = self.context.remote(drone)
-        if remote is not None and remote.blocked is not None and remote.state is RemoteState.PENDING:
-            self.blocked[drone.type] = reasons.StartBlocked(drone.type, remote.blocked.value, remote.reason)
-        for scope in (drone.site, drone.type):
-            self.pending[scope] += 1
-            self.probes[scope] += drone.requested_at >= probing.get(scope, NO_END)
 
     def _count(self, scope: str, count: int, gpu_milli: int) -> None:
         """Count drones of a type, or of a site whose types are unknown."""
@@ -141,10 +124,9 @@ class StartLimits:
             self.gpu_milli[each] += count * gpu_milli
 
     def _promise(self, key: TypeKey, count: int) -> None:
-        """Reserve places for drones that hold none yet.
+        """Reserve places for drones that hold none yet, at a site that does not report nodes.
 
-        If nodes are reported, the places are booked there. Else no type has more places than the free GPUs of its site;
-        without that number, all other types lose places in proportion.
+        No type has more places than the free GPUs of its site. Without that number, all types lose in proportion.
         """
         site, _, name = key.partition("/")
         left, in_all = self.free.get(site), self.free_milli.get(site)
@@ -181,26 +163,21 @@ class StartLimits:
             if key not in self.counted:
                 self.counted[key] = self.reservations.free[kind.site].count(kind)
             return self.counted[key]
-        if kind.site in self.free:
-            return int(self.free[kind.site].get(kind.name, 0.0))
-        return None
+        return int(self.free[kind.site].get(kind.name, 0.0)) if kind.site in self.free else None
 
     def on_reserve(self, kind: DroneType) -> bool:
         """Return True if the reserve for GPUs is now released to this type."""
         site = self.context.snapshot.policy.sites.get(kind.site)
         quiet_s = self.context.now - self.context.snapshot.gpu_wanted_at
         rules = site.blocking if site and not kind.gpu_milli else ()
-        return any(r.when is ReserveWhen.GPU_DEMAND and quiet_s >= r.release_after_s for r in rules)
+        return any(r.when is model.ReserveWhen.GPU_DEMAND and quiet_s >= r.release_after_s for r in rules)
 
     def for_type(self, key: TypeKey) -> tuple[int, Reason | None]:
-        """Return how many drones of a type may be started now, and the limit that binds.
-
-        Limits only shrink within a plan, so a type without starts left stays without.
-        """
+        """Return how many drones of a type may be started now, and the limit that binds."""
         if key in self.spent:
             return 0, self.spent[key]
         count, reason = self._for_type(key, self.context.types[key])
-        if count == 0:
+        if count == 0:  # limits only shrink within a plan
             self.spent[key] = reason
             self.startable.discard(key)
         return count, reason
@@ -240,9 +217,9 @@ class StartLimits:
 
     def _why_full(self, kind: DroneType) -> Reason:
         if kind.site in self.reservations.free and not kind.gpu_milli:
-            unblocked, gpu_milli = self.reservations.free[kind.site].count_unblocked(kind)
-            if unblocked and gpu_milli:
-                return reasons.ReserveKept(kind.key, gpu_milli / WHOLE_GPU)
+            gpus = self.reservations.free[kind.site].unblocked_gpus(kind)
+            if gpus:
+                return reasons.ReserveKept(kind.key, gpus)
         view = self.context.validity.site_view(self.context.snapshot, kind.site)
         short = stranded_gpus(kind, view.nodes) if view is not None else None
         lack = (view.unfit.get(kind.name) or view.lacks.get(kind.name, "")) if view is not None else ""
@@ -282,8 +259,7 @@ _FULL_SITE_H = 1_000_000
 class TypeRanking:
     """Order of drone types: by expected start, then by price per job, then by unused VRAM and capability.
 
-    Sites with free GPUs, or without a report, come before those where a drone would queue, and a short queue before a
-    long one.
+    Sites with free GPUs, or without a report, come before those where a drone would queue.
     """
 
     wait_h: Mapping[TypeKey, int]
@@ -291,13 +267,17 @@ class TypeRanking:
     sure: frozenset[TypeKey]
     """Types of which a drone would start now, by what their site reports."""
     any_late: bool
-    """True if any drone is delayed."""
     known: dict[CompatibleTypes, Sequence[TypeKey]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, context: PlanningContext, limits: StartLimits) -> TypeRanking:
         """Rank the types by what is free before anything is started."""
-        waits = _expected_wait_h(context)
+        waits: dict[TypeKey, int] = {}  # until the site expects to start the last delayed drone
+        for drone in (context.changing[drone_id] for drone_id in context.late):
+            remote = context.remote(drone)
+            if remote is not None:
+                hours = 1 + max(0, int((remote.expected_start_at - context.now) // 3600))
+                waits[drone.type] = max(waits.get(drone.type, 0), hours)
         free = {key: limits.free_for(key) for key in context.types}
         # Where a drone waits all the same, the free capacity is reserved for another drone.
         sure = frozenset(key for key, count in free.items() if count and count > 0 and key not in waits)
@@ -311,28 +291,14 @@ class TypeRanking:
         return self.known[compatible]
 
     def candidates(self, compatible: CompatibleTypes, still_open: Set[TypeKey]) -> Sequence[TypeKey]:
-        """Return the types that are still open, in order, and those at which delayed drones are counted as supply.
-
-        These are the first type of which another drone might wait as well, and the last one before it.
-        """
+        """Return the types that are still open, in order, and those at which delayed drones are counted as supply."""
+        # The latter are the first type of which another drone might wait as well, and the last one before it.
         keys = self.for_jobs(compatible)
         unsure = next((n for n, key in enumerate(keys) if key not in self.sure), len(keys)) if self.any_late else 0
         turn = keys[max(0, unsure - 1) : unsure + 1] if self.any_late else ()
         if compatible.jobs.keys().isdisjoint(still_open):  # as for most classes once all is full
             return turn
         return [key for key in keys if key in still_open or key in turn]
-
-
-def _expected_wait_h(context: PlanningContext) -> Mapping[TypeKey, int]:
-    """Return by type the hours within which the site expects the last delayed drone to start."""
-    waits: dict[TypeKey, int] = {}
-    for drone_id in context.late:
-        drone = context.changing[drone_id]
-        remote = context.remote(drone)
-        if remote is not None:
-            hours = 1 + max(0, int((remote.expected_start_at - context.now) // 3600))
-            waits[drone.type] = max(waits.get(drone.type, 0), hours)
-    return waits
 
 
 class SlotShape(NamedTuple):
@@ -342,11 +308,9 @@ class SlotShape(NamedTuple):
     """Free room in each drone."""
     ends_at: float
     on_the_way: bool
-    """Not in the pool yet."""
     late: bool = False
     """They wait at their site and will not start soon (:func:`context.delayed_drones`)."""
     avoids: str = ""
-    """Users whose jobs they refuse, as on their records."""
 
 
 @dataclass(slots=True)
@@ -358,29 +322,21 @@ class DroneSlots:
     count: int
 
     def holds(self, job: JobClass, now: float) -> int:
-        """Return how many jobs of the class one of these drones can still take.
-
-        A drone that is about to end is no supply for a long job.
-        """
+        """Return how many jobs of the class one of these drones can still take before it ends."""
         shape = self.shape
         too_long = job.walltime_s and now + job.walltime_s > shape.ends_at
-        if too_long or is_excluded(job.owner, shape.avoids):
-            return 0
-        return count_jobs(job, shape.room, self.kind)
+        return 0 if too_long or is_excluded(job.owner, shape.avoids) else count_jobs(job, shape.room, self.kind)
 
     def fill(self, job: JobClass, jobs: int, each: int) -> list[DroneSlots]:
         """Put ``jobs`` jobs into these drones, ``each`` to a drone, and return the slots that are left."""
         full, partly = divmod(jobs, each)
-        touched = [self._less(job, each, full)] if full else []
-        if partly:
-            touched.append(self._less(job, partly, 1))
         self.count -= -(-jobs // each)
-        return [part for part in (*touched, self) if part.count and not part.full]
-
-    def _less(self, job: JobClass, jobs: int, count: int) -> DroneSlots:
-        """Return the slots of ``count`` of these drones with ``jobs`` more jobs in each."""
-        room = self.shape.room.plus(request_of(job, self.kind), -jobs)
-        return DroneSlots(self.kind, self.shape._replace(room=room), count)
+        parts = [self]
+        for taken, count in ((partly, 1), (each, full)):
+            if taken and count:
+                room = self.shape.room.plus(request_of(job, self.kind), -taken)
+                parts.insert(0, DroneSlots(self.kind, self.shape._replace(room=room), count))
+        return [part for part in parts if part.count and not part.full]
 
     @property
     def full(self) -> bool:
@@ -395,7 +351,6 @@ class Coverage(NamedTuple):
     """Drones for them that are not in the pool yet."""
 
     def plus(self, more: Coverage) -> Coverage:
-        """Return the sum of both."""
         return Coverage(self.jobs + more.jobs, self.drones + more.drones)
 
 
@@ -431,28 +386,22 @@ class Supply:
         jobs = {job.id: job for job in context.classes if job.id in wanted}
         shared: Counter[tuple[TypeKey, SlotShape]] = Counter()
         for (for_class, key, shape), count in groups.items():
-            parts = [DroneSlots(context.types[key], shape, count)]
-            if for_class:
-                parts = supply._book_own(jobs[for_class], context.compatible[for_class], wanted, parts[0])
+            stock = DroneSlots(context.types[key], shape, count)
+            parts = [stock]
+            if for_class and wanted[for_class] > 0 and key in context.compatible[for_class].jobs:
+                job = jobs[for_class]
+                each = stock.holds(job, context.now)
+                here = min(wanted[for_class], each * count)
+                if here:  # jobs of the class that the drones were started for
+                    wanted[for_class] -= here
+                    taken = Coverage(here, -(-here // each) if shape.on_the_way else 0)
+                    supply.own[for_class] = supply.own.get(for_class, NO_COVERAGE).plus(taken)
+                    parts = stock.fill(job, here, each)
             for part in parts:
                 shared[key, part.shape] += part.count
         for (key, shape), count in shared.items():
             supply.add(DroneSlots(context.types[key], shape, count))
         return supply
-
-    def _book_own(
-        self, job: JobClass, compatible: CompatibleTypes, wanted: dict[str, int], stock: DroneSlots
-    ) -> list[DroneSlots]:
-        """Book jobs of a class into drones that were started for it, and return the slots that are left."""
-        fits = stock.kind.key in compatible.jobs and wanted[job.id] > 0
-        each = stock.holds(job, self.now) if fits else 0
-        if not each:
-            return [stock]
-        here = min(wanted[job.id], each * stock.count)
-        wanted[job.id] -= here
-        taken = Coverage(here, -(-here // each) if stock.shape.on_the_way else 0)
-        self.own[job.id] = self.own.get(job.id, NO_COVERAGE).plus(taken)
-        return stock.fill(job, here, each)
 
     def take_own(self, job: JobClass, jobs: int) -> Coverage:
         """Return the part of up to ``jobs`` jobs that is booked into drones started for the class; count it once."""
@@ -471,10 +420,7 @@ class Supply:
     def take(
         self, job: JobClass, compatible: CompatibleTypes, jobs: int, key: TypeKey | None = None, *, late: bool = False
     ) -> Coverage:
-        """Book up to ``jobs`` jobs into compatible drones, or into those of the type ``key``.
-
-        With ``late`` only delayed drones are used, else only the others.
-        """
+        """Book up to ``jobs`` jobs into drones that are delayed (``late``) or not, of all types or of ``key``."""
         booked, drones = 0, 0
         stocked = compatible.jobs.keys() & (self.late if late else self.slots.keys())
         for kind in (key,) if key else sorted(stocked, key=self.order.__getitem__):
@@ -489,10 +435,9 @@ class Supply:
                     rest += have.fill(job, here, each)
                 else:
                     rest.append(have)
-            if rest:
-                self.slots[kind] = rest
-            else:
-                self.slots.pop(kind, None)
+            self.slots[kind] = rest
+            if not rest:
+                del self.slots[kind]
             if late and not any(have.shape.late for have in rest):
                 self.late.discard(kind)
             if booked >= jobs:
@@ -508,10 +453,7 @@ class Supply:
 def _slot_shape(
     context: PlanningContext, drone: Drone, empties: Mapping[TypeKey, Resources], downtimes: Mapping[str, float]
 ) -> SlotShape | None:
-    """Return the free slots of one drone; None if it is no supply.
-
-    ``empties`` holds the resources of an empty drone by type, ``downtimes`` the next downtime by site.
-    """
+    """Return the free slots of one drone; None if it is no supply."""
     kind = context.types.get(drone.type)
     if kind is None or drone.is_leaving or drone.notice_at:
         return None

@@ -3,32 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import filterfalse
 
-from provisioner import reasons
-from provisioner.model import (
-    Breaker,
-    Drone,
-    DroneId,
-    DroneState,
-    DroneType,
-    Fault,
-    JobClass,
-    OverlayView,
-    Policy,
-    PolledSite,
-    RemoteDrone,
-    RemoteState,
-    RequestKind,
-    SiteView,
-    Slot,
-    SlotState,
-    Snapshot,
-    StateChange,
-    TypeKey,
-)
+from provisioner import model, reasons
+from provisioner.model import Breaker, Drone, DroneId, DroneState, DroneType, Policy, SiteView, Slot, Snapshot, TypeKey
 from provisioner.planner.breakers import ClassBackoffs
 from provisioner.planner.demand import headroom_classes
 from provisioner.planner.matching import CompatibleTypes, compatibility_cache
@@ -75,7 +55,7 @@ def check_views(snapshot: Snapshot) -> ViewValidity:
     sites: dict[str, Reason | None] = {}
     views: dict[str, SiteView] = {}
     for name, site_policy in policy.sites.items():
-        polled = snapshot.sites.get(name) or PolledSite(name)
+        polled = snapshot.sites.get(name) or model.PolledSite(name)
         doubt = _stale(f"site:{name}", polled.view, polled.fault, now, site_policy.view_max_age_s)
         if polled.view is not None and doubt is None:
             if polled.busy:
@@ -90,7 +70,7 @@ def check_views(snapshot: Snapshot) -> ViewValidity:
 
 
 def _stale(
-    name: str, view: OverlayView | SiteView | None, fault: Fault | None, now: float, limit_s: float
+    name: str, view: model.OverlayView | SiteView | None, fault: model.Fault | None, now: float, limit_s: float
 ) -> reasons.StaleView | None:
     age_s = -1.0 if view is None else max(0.0, now - view.taken_at)
     if fault is not None:
@@ -133,18 +113,15 @@ _STEADY_SLACK_S = 1.0
 def split_steady(
     snapshot: Snapshot, slots: Mapping[DroneId, Slot], views: Mapping[str, SiteView]
 ) -> tuple[Mapping[DroneId, Drone], Mapping[TypeKey, int]]:
-    """Return the drones with news, and the number of steady drones by type, by the valid slots and views.
-
-    A decision for a large site would cost ten times as much if every rule went through its steady drones.
-    """
+    """Return the drones with news, and the number of steady drones by type: rules would be slow with all of these."""
     # By type at a site with a valid view: the listing, the GPUs of a drone, and the oldest start of a steady drone.
-    types: dict[TypeKey, tuple[Mapping[DroneId, RemoteDrone], int, float]] = {}
+    types: dict[TypeKey, tuple[Mapping[DroneId, model.RemoteDrone], int, float]] = {}
     for kind in snapshot.types:
         view, grace_s = views.get(kind.site), snapshot.policy.of_site(kind.site).grace_s
         if view is not None:
             life_s = kind.walltime_s + grace_s - _STEADY_SLACK_S if kind.walltime_s else snapshot.now
             types[kind.key] = view.drones, kind.gpu_milli, max(0.0, snapshot.now - life_s)
-    busy, slot_busy, running = DroneState.BUSY, SlotState.BUSY, RemoteState.RUNNING
+    busy, slot_busy, running = DroneState.BUSY, model.SlotState.BUSY, model.RemoteState.RUNNING
     changing: dict[DroneId, Drone] = {}
     steady: Counter[TypeKey] = Counter()
     for drone_id, drone in snapshot.drones.items():
@@ -188,20 +165,17 @@ def split_steady(
 
 
 DELAYED_AFTER_S = 600.0
-"""A drone is delayed if its site expects to start it later than this, or if a limit holds it there. A drone needs about
-this time from its order to its first job."""
+"""A drone is delayed if its site expects to start it later than this: the usual time from an order to the first job."""
 NO_ROOM_DELAY_S = 180.0
-"""A drone is also delayed if it has waited this long, and twice as long as usual, while the free capacity goes to
-drones ahead of it."""
+"""It is also delayed after this time, and twice the usual one, while the free capacity goes to drones ahead of it."""
 
 
 def delayed_drones(
     snapshot: Snapshot, validity: ViewValidity, types: Mapping[TypeKey, DroneType], drones: Iterable[Drone]
 ) -> frozenset[DroneId]:
-    """Return the drones that wait at their site and will not start soon.
+    """Return the drones that wait at their site and will not start soon: no reason to wait where there is room now.
 
-    They are no reason to wait with starts where there is room now. The site's expected start or limit decides. Without
-    either, the usual waiting time of the type and the site's free capacity do.
+    The site's expected start or limit decides, else the usual waiting time of the type and the site's free capacity.
     """
     found: set[DroneId] = set()
     unreported: dict[TypeKey, list[Drone]] = {}
@@ -222,24 +196,19 @@ def delayed_drones(
     for key, waiting in unreported.items():
         kind = types.get(key)
         view = validity.site_view(snapshot, kind.site) if kind is not None else None
-        if kind is not None and view is not None:
-            found |= {drone.id for drone in _without_room(snapshot, view, kind, waiting)}
+        free = _free_places(view, kind) if kind is not None and view is not None else None
+        if free is not None:
+            usual = snapshot.estimates.delays.get(key)
+            too_long_s = max(NO_ROOM_DELAY_S, 2.0 * usual.queue_s if usual is not None else 0.0)
+            behind = sorted(waiting, key=lambda d: (d.requested_at, d.id))[free:]
+            found |= {drone.id for drone in behind if snapshot.now - drone.requested_at > too_long_s}
     return frozenset(found)
 
 
-def _without_room(snapshot: Snapshot, view: SiteView, kind: DroneType, waiting: list[Drone]) -> Iterator[Drone]:
-    """Yield drones that have waited too long and for which nothing is free after those ahead of them."""
-    usual = snapshot.estimates.delays.get(kind.key)
-    too_long_s = max(NO_ROOM_DELAY_S, 2.0 * usual.queue_s if usual is not None else 0.0)
+def _free_places(view: SiteView, kind: DroneType) -> int | None:
     if view.nodes and kind.gpu_milli:
-        free = sum(node.free_gpu_milli for node in view.nodes if kind.name in node.types) // kind.gpu_milli
-    elif view.free is not None and not view.nodes:
-        free = view.free.get(kind.name, 0)
-    else:
-        return  # the site does not report it
-    for drone in sorted(waiting, key=lambda d: (d.requested_at, d.id))[free:]:
-        if snapshot.now - drone.requested_at > too_long_s:
-            yield drone
+        return sum(node.free_gpu_milli for node in view.nodes if kind.name in node.types) // kind.gpu_milli
+    return view.free.get(kind.name, 0) if view.free is not None and not view.nodes else None
 
 
 NO_END = float("inf")
@@ -277,9 +246,6 @@ def life_too_short(context: PlanningContext, kind: DroneType, wanted_s: float = 
     return reasons.Downtime(kind.site, downtime_at(context, kind.site), max(0.0, left_s), least_s)
 
 
-_UNKNOWN_SITE = object()
-
-
 @dataclass(frozen=True, slots=True)
 class PlanningContext:
     """A snapshot after its state changes, with what all rules need."""
@@ -292,14 +258,13 @@ class PlanningContext:
     changing: Mapping[DroneId, Drone]
     """Live drones that are not steady: rules go through these alone."""
     types: Mapping[TypeKey, DroneType]
-    classes: tuple[JobClass, ...]
+    classes: tuple[model.JobClass, ...]
     """Job classes with waiting or fresh jobs; empty without a fresh view."""
-    headroom: tuple[JobClass, ...]
-    """Headroom as classes of virtual jobs. They are served last and are no demand in any other sense."""
+    headroom: tuple[model.JobClass, ...]
+    """Headroom as classes of virtual jobs, which are served last."""
     compatible: Mapping[str, CompatibleTypes]
     """By class id: the drone types that can run its jobs, without those on which the class backs off."""
     class_backoffs: ClassBackoffs
-    """Job classes that back off on drone types."""
     orphan_counts: Mapping[str, int]
     """By site: listed drones without a live record. They count against the limits until they are gone."""
     too_unhealthy: Reason | None
@@ -308,7 +273,11 @@ class PlanningContext:
 
     @classmethod
     def of(
-        cls, snapshot: Snapshot, validity: ViewValidity, moves: Sequence[StateChange], breakers: Mapping[str, Breaker]
+        cls,
+        snapshot: Snapshot,
+        validity: ViewValidity,
+        moves: Sequence[model.StateChange],
+        breakers: Mapping[str, Breaker],
     ) -> PlanningContext:
         """Derive the context from a snapshot."""
         after = {m.drone.id: m.drone for m in moves}
@@ -357,42 +326,33 @@ class PlanningContext:
 
     def can_act_on(self, drone: Drone) -> bool:
         """Return True if the view of the drone's site is valid, so that orders may be given there."""
-        return self.validity.sites.get(drone.site, _UNKNOWN_SITE) is None
+        return drone.site in self.validity.sites and self.validity.sites[drone.site] is None
 
-    def remote(self, drone: Drone) -> RemoteDrone | None:
+    def remote(self, drone: Drone) -> model.RemoteDrone | None:
         """Return the drone in the valid view of its site, or None."""
         view = self.validity.site_view(self.snapshot, drone.site)
         return view.drones.get(drone.id) if view is not None else None
 
 
 def _orphan_counts(snapshot: Snapshot, live: Mapping[DroneId, Drone]) -> Mapping[str, int]:
-    """Count listed drones without a live record by site.
+    """Count listed drones without a live record by site, in the newest good view, however old.
 
-    The newest good view counts, however old: too many counted is safer than too few. Drones whose records this plan
-    ends for an operator (:mod:`retirement`) count already, if another site lists them.
+    Drones whose records this plan ends for an operator (:mod:`retirement`) count already, if another site lists them.
     """
-    kills = (i for request in snapshot.requests if request.kind is RequestKind.KILL for i in request.drone_ids)
+    kills = (i for request in snapshot.requests if request.kind is model.RequestKind.KILL for i in request.drone_ids)
     written_off = {i for i in kills if i in live and live[i].site not in snapshot.policy.sites}
-    if written_off:
-        live = {drone_id: drone for drone_id, drone in live.items() if drone_id not in written_off}
     count: dict[str, int] = {}
     for name, polled in snapshot.sites.items():
         if polled.view is not None:
             listed = polled.view.drones
-            unknown = filterfalse(live.__contains__, listed)
-            count[name] = sum(1 for i in unknown if listed[i].state is not RemoteState.ENDED)
+            unknown = (*filterfalse(live.__contains__, listed), *(i for i in written_off if i in listed))
+            count[name] = sum(1 for i in unknown if listed[i].state is not model.RemoteState.ENDED)
     return count
 
 
 def _too_many_unhealthy(policy: Policy, changing: Iterable[Drone], live: int) -> Reason | None:
     """Return the reason to pause if more drones are unhealthy than can be their own fault."""
-    ill = sum(
-        1
-        for d in changing
-        if not d.is_leaving
-        and (d.missing_at or d.unslotted_at)
-        and d.state not in (DroneState.REQUESTED, DroneState.SUBMITTED)
-    )
-    if ill >= policy.min_unhealthy and ill > policy.max_unhealthy_fraction * live:
-        return reasons.TooManyUnhealthy(ill, live, policy.max_unhealthy_fraction)
-    return None
+    known = (d for d in changing if not d.is_leaving and d.state not in (DroneState.REQUESTED, DroneState.SUBMITTED))
+    ill = sum(1 for drone in known if drone.missing_at or drone.unslotted_at)
+    too_many = ill >= policy.min_unhealthy and ill > policy.max_unhealthy_fraction * live
+    return reasons.TooManyUnhealthy(ill, live, policy.max_unhealthy_fraction) if too_many else None

@@ -14,24 +14,14 @@ the owner waits.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from provisioner import reasons
-from provisioner.model import (
-    ON_THE_WAY,
-    WHOLE_GPU,
-    DroneId,
-    DroneState,
-    DroneType,
-    Group,
-    Headroom,
-    JobClass,
-    Policy,
-    Refusal,
-    UnmetRequirement,
-)
+from provisioner import model, reasons
+from provisioner.model import ON_THE_WAY, WHOLE_GPU, DroneId, DroneState, DroneType, Group, Headroom, JobClass, Policy
 from provisioner.planner.matching import count_jobs, free_resources, request_of
 from provisioner.reasons import GroupQuota
 
@@ -57,10 +47,7 @@ class GroupShares:
         return cls({group.name.casefold(): group for group in view.groups} if view else {})
 
     def entitled(self, job: JobClass) -> tuple[int, GroupQuota | None]:
-        """Return how many waiting jobs the negotiator would match at most, and the quota that limits them.
-
-        A job without a GPU counts nothing, and waits if the quota is used up.
-        """
+        """Return how many waiting jobs the negotiator would match at most, and the quota that limits them."""
         found: tuple[int, GroupQuota | None] = (job.waiting, None)
         for group, quota, used in self._limits(job):
             count = _jobs_in_quota(job, quota - used, job.waiting)
@@ -73,7 +60,6 @@ class GroupShares:
         return any(_jobs_in_quota(job, quota - used, 1) < 1 for _, quota, used in self._limits(job))
 
     def book(self, job: JobClass, jobs: int) -> None:
-        """Count ``jobs`` of a class as served."""
         for name in self._chain(job.group):
             self.granted[name] = self.granted.get(name, 0) + jobs * job.gpu_milli
 
@@ -83,7 +69,11 @@ class GroupShares:
         The hardest to place come first. Equally hard ones come in this order: within the group's quota before surplus
         (a class may be split in two), then by the order of groups, then by priority and age.
         """
-        coming, compatible = self._coming(context), context.compatible
+        compatible, coming = context.compatible, Counter[str]()  # milli-GPUs by the group that they were ordered for
+        jobs = {job.id: job for job in context.classes} if self.groups else {}
+        for drone in context.changing.values() if jobs else ():
+            job = jobs.get(drone.for_class) if drone.state in ON_THE_WAY else None
+            coming.update(dict.fromkeys(self._chain(job.group) if job else (), drone.gpu_milli))
         first = sorted(
             context.classes,
             key=lambda c: (compatible[c.id].hardness, self._line(c, coming), -c.priority, c.oldest_at, c.id),
@@ -95,40 +85,26 @@ class GroupShares:
         # the sort is stable: whose turn it is stays as it is
         return [job for job, _ in sorted(parts, key=lambda p: (compatible[p[0].id].hardness, p[1]))]
 
-    def _coming(self, context: PlanningContext) -> Mapping[str, int]:
-        """Return milli-GPUs on their way, by the group that they were ordered for."""
-        coming: dict[str, int] = {}
-        jobs = {job.id: job for job in context.classes} if self.groups else {}
-        for drone in context.changing.values() if jobs else ():
-            job = jobs.get(drone.for_class) if drone.state in ON_THE_WAY else None
-            for name in self._chain(job.group) if job else ():
-                coming[name] = coming.get(name, 0) + drone.gpu_milli
-        return coming
-
     def _parts(self, job: JobClass, *, divides: bool) -> Iterator[tuple[JobClass, bool]]:
         """Yield the class and whether it is surplus, split in two if only a part is within the quotas."""
         quotas = [(q, n) for n in self._chain(job.group) if (q := self.groups[n].quota_milli) is not None]
         fitting = (_jobs_in_quota(job, quota - self._used(name), job.waiting) for quota, name in quotas)
         within = min([job.waiting, *fitting])
         self.book(job, within)
-        if within >= job.waiting or not within or not divides:
+        if 0 < within < job.waiting and divides:
+            yield replace(job, waiting=within), False
+            yield replace(job, waiting=job.waiting - within, fresh=0), True
+        else:
             yield job, within < job.waiting and not within
-            return
-        yield replace(job, waiting=within), False
-        yield replace(job, waiting=job.waiting - within, fresh=0), True
 
-    def _line(self, job: JobClass, coming: Mapping[str, int]) -> tuple[int, float]:
-        """Return the order of the job's group by HTCondor's GROUP_SORT_EXPR.
-
-        Groups with a quota come first, by its used part; then groups without one, by priority; then jobs without a
-        group.
-        """
+    def _line(self, job: JobClass, coming: Counter[str]) -> tuple[int, float]:
+        """Return the order of the job's group by HTCondor's GROUP_SORT_EXPR: by used part of a quota, by priority."""
         names = self._chain(job.group)
         if not names:
             return 2, 0.0
         group = self.groups[names[0]]
         if group.quota_milli:
-            return 0, (group.used_milli + coming.get(names[0], 0)) / group.quota_milli
+            return 0, (group.used_milli + coming[names[0]]) / group.quota_milli
         return 1, group.priority or _LAST_PRIORITY
 
     def _limits(self, job: JobClass) -> Iterator[tuple[Group, int, int]]:
@@ -141,23 +117,16 @@ class GroupShares:
     def _used(self, name: str) -> int:
         return self.groups[name].used_milli + self.granted.get(name, 0)
 
-    def _chain(self, group: str) -> tuple[str, ...]:
+    def _chain(self, group: str) -> list[str]:
         """Return the listed groups that contain a group, itself included."""
-        if not self.groups:
-            return ()
-        name, names = group.casefold(), list[str]()
-        while name:
-            if name in self.groups:
-                names.append(name)
-            name = name.rpartition(".")[0]
-        return tuple(names)
+        parts = group.casefold().split(".") if self.groups else []
+        names = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+        return [name for name in names if name in self.groups]
 
 
 def _jobs_in_quota(job: JobClass, milli: int, most: int) -> int:
     """Return how many jobs of a class fit into the rest of a quota; ``most`` if they take none of it."""
-    if milli <= 0:
-        return 0
-    return milli // job.gpu_milli if job.gpu_milli else most
+    return max(0, milli // job.gpu_milli) if job.gpu_milli else most if milli > 0 else 0
 
 
 HEADROOM_PREFIX = "headroom:"
@@ -166,23 +135,24 @@ _DAY_S, _HOUR_S = 86400.0, 3600.0
 _YIELDS_TO = (reasons.LimitReached, reasons.SiteFull, reasons.SiteQuota, reasons.GpusStranded)
 
 
-def headroom_classes(policy: Policy, types: Iterable[DroneType], now: float) -> tuple[JobClass, ...]:
+def headroom_classes(policy: Policy, types: Collection[DroneType], now: float) -> tuple[JobClass, ...]:
     """Return the headroom that is wanted now, as waiting jobs."""
-    active = [each for each in policy.headroom if each.count and headroom_active(each, now)]
-    types = tuple(types) if active else ()
-    return tuple(
-        JobClass(
-            id=HEADROOM_PREFIX + each.name,
-            gpu_milli=each.gpu_milli,
-            cpus=each.cpus,
-            memory_mib=each.memory_mib,
-            disk_mib=each.disk_mib,
-            vram_mib=each.vram_mib,
-            waiting=each.count,
-            refuses={t.key: UnmetRequirement("headroom", each.name, t.key) for t in types if not _allows_type(each, t)},
-        )
-        for each in active
-    )
+    classes = []
+    for each in policy.headroom:
+        if each.count and headroom_active(each, now):
+            others = (t for t in types if each.site not in ("", t.site) or (each.types and t.name not in each.types))
+            job = JobClass(
+                id=HEADROOM_PREFIX + each.name,
+                gpu_milli=each.gpu_milli,
+                cpus=each.cpus,
+                memory_mib=each.memory_mib,
+                disk_mib=each.disk_mib,
+                vram_mib=each.vram_mib,
+                waiting=each.count,
+                refuses={kind.key: model.UnmetRequirement("headroom", each.name, kind.key) for kind in others},
+            )
+            classes.append(job)
+    return tuple(classes)
 
 
 def is_headroom(class_id: str) -> bool:
@@ -197,12 +167,8 @@ def headroom_active(headroom: Headroom, now: float) -> bool:
     return hour >= headroom.from_h or hour < headroom.to_h
 
 
-def _allows_type(headroom: Headroom, kind: DroneType) -> bool:
-    return headroom.site in ("", kind.site) and (not headroom.types or kind.name in headroom.types)
-
-
 def sites_without_headroom(
-    context: PlanningContext, refusals: Iterable[Refusal], claimed: Collection[str]
+    context: PlanningContext, refusals: Iterable[model.Refusal], claimed: Collection[str]
 ) -> frozenset[str]:
     """Return the sites where a real job lacks room, or the owner waits (``claimed``)."""
     if not context.headroom:
@@ -221,42 +187,29 @@ def sites_without_headroom(
 def kept_for_headroom(context: PlanningContext, sites_without_headroom: Collection[str]) -> frozenset[DroneId]:
     """Return the idle drones that headroom needs: they do not leave for being idle.
 
-    Those that live longest are kept, so that they are the same from tick to tick. A site without headroom keeps none
-    but for real jobs.
+    Free room beside running jobs comes first, then the drones that live longest: the same ones from tick to tick. A
+    site without headroom keeps none but for real jobs.
     """
-    if not context.headroom:
-        return frozenset()
-    rooms = {
-        i: free_resources(context.slots[i])
-        for i in context.changing
-        if i in context.slots and _accepts_jobs(context, i)
-    }
-    order = sorted(rooms, key=lambda i: _keep_order(context, i))
+    places = []
+    for drone in context.changing.values() if context.headroom else ():
+        slot, serves = context.slots.get(drone.id), drone.state in (DroneState.IDLE, DroneState.BUSY)
+        if slot is not None and serves and drone.type in context.types and not drone.is_leaving and not drone.notice_at:
+            order = drone.state is DroneState.IDLE, -(slot.retires_at or float("inf")), drone.joined_at, drone.id
+            places.append((order, drone))
+    drones = [drone for _, drone in sorted(places, key=itemgetter(0))]
+    rooms = {drone.id: free_resources(context.slots[drone.id]) for drone in drones}
     warm: set[DroneId] = set()
-    wanted = {key for job in context.classes for key in context.compatible[job.id].jobs}
+    wanted = {key for job in context.classes for key in context.compatible[job.id].jobs} if drones else set()
     for job in context.headroom:
         lack, keys = job.waiting, context.compatible[job.id].jobs
-        for drone_id in order:
-            drone = context.drones[drone_id]
+        for drone in drones:
             if lack <= 0:
                 break
             if drone.type not in keys or (drone.site in sites_without_headroom and drone.type not in wanted):
                 continue
-            count = min(lack, count_jobs(job, rooms[drone_id], context.types[drone.type]))
+            count = min(lack, count_jobs(job, rooms[drone.id], context.types[drone.type]))
             if count > 0:
                 lack -= count
-                rooms[drone_id] = rooms[drone_id].plus(request_of(job, context.types[drone.type]), -count)
-                warm.add(drone_id)
+                rooms[drone.id] = rooms[drone.id].plus(request_of(job, context.types[drone.type]), -count)
+                warm.add(drone.id)
     return frozenset(warm)
-
-
-def _accepts_jobs(context: PlanningContext, drone_id: DroneId) -> bool:
-    drone = context.drones[drone_id]
-    serves = drone.state in (DroneState.IDLE, DroneState.BUSY)
-    return serves and drone.type in context.types and not drone.is_leaving and not drone.notice_at
-
-
-def _keep_order(context: PlanningContext, drone_id: DroneId) -> tuple[bool, float, float, str]:
-    """Return the sort key of drones to keep: free room beside running jobs first, as it is there anyway."""
-    drone, slot = context.drones[drone_id], context.slots[drone_id]
-    return drone.state is DroneState.IDLE, -(slot.retires_at or float("inf")), drone.joined_at, drone_id

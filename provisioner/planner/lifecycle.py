@@ -7,26 +7,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from provisioner import reasons
-from provisioner.model import (
-    WHOLE_GPU,
-    Drone,
-    DroneId,
-    DroneState,
-    EndKind,
-    Eviction,
-    OrderOutcome,
-    OrderResult,
-    RemoteDrone,
-    RemoteEnd,
-    RemoteState,
-    SitePolicy,
-    SiteView,
-    Slot,
-    SlotState,
-    Snapshot,
-    StateChange,
-)
+from provisioner import model, reasons
+from provisioner.model import Drone, DroneState, EndKind, OrderOutcome, OrderResult, RemoteState, SlotState, StateChange
 from provisioner.planner.context import HEARTBEAT_RECORD_INTERVAL_S, VANISHED_WAIT_FACTOR, ViewValidity
 from provisioner.reasons import Reason
 
@@ -51,8 +33,7 @@ class StateRule:
     """Rule of one live state: its time limit, the action on timeout, and the final state of a drone that leaves."""
 
     limit: str
-    """A field of ``SitePolicy``, ``idle_timeout_s`` (see :func:`retirement.idle_limit`), or ``walltime_s`` of the drone
-    type."""
+    """A field of ``SitePolicy``, or ``walltime_s`` of the drone type."""
     then: OnTimeout
     ends_as: DroneState
 
@@ -63,13 +44,13 @@ STATE_RULES: Mapping[DroneState, StateRule] = {
     S.QUEUED: StateRule("queued_s", OnTimeout.STOP, S.CANCELLED),
     S.BOOTING: StateRule("booting_s", OnTimeout.STOP, S.JOIN_TIMEOUT),
     S.JOINED: StateRule("joining_s", OnTimeout.STOP, S.FAILED),
-    # Carried out by `retirement.idle`, which computes the limit.
+    # Carried out by `retirement.idle`; `retirement.idle_limit` computes the limit.
     S.IDLE: StateRule("idle_timeout_s", OnTimeout.DRAIN, S.UNUSED),
     S.BUSY: StateRule("walltime_s", OnTimeout.STOP, S.DONE),
     S.DRAINING: StateRule("draining_s", OnTimeout.STOP, S.DONE),
     S.STOPPING: StateRule("stopping_s", OnTimeout.INSIST, S.CANCELLED),
 }
-"""The rules of all live states. The meaning of each state is documented in :class:`provisioner.model.DroneState`."""
+"""The rules of all live states; :class:`provisioner.model.DroneState` documents these."""
 
 _BY_SLOT = {
     SlotState.CHECKING: S.JOINED,
@@ -84,10 +65,10 @@ EXIT_JOIN_TIMEOUT = 73
 """Exit code of a drone that could not join the pool (``docs/reference/drone.md``)."""
 
 
-def observe_all(snapshot: Snapshot, validity: ViewValidity) -> list[StateChange]:
+def observe_all(snapshot: model.Snapshot, validity: ViewValidity) -> list[StateChange]:
     """Return the state changes that fresh views show. Steady drones have none."""
     view = snapshot.overlay.view if validity.overlay is None else None
-    evictions: dict[DroneId, list[Eviction]] = {}
+    evictions: dict[model.DroneId, list[model.Eviction]] = {}
     for eviction in (view.evictions if view is not None else None) or ():
         evictions.setdefault(eviction.drone_id, []).append(eviction)
     # In a partial view a drone without evictions may have had jobs of a queue that does not answer.
@@ -111,25 +92,24 @@ def observe_all(snapshot: Snapshot, validity: ViewValidity) -> list[StateChange]
 
 def observe(
     drone: Drone,
-    view: SiteView | None,
-    slot: Slot | None,
+    view: model.SiteView | None,
+    slot: model.Slot | None,
     *,
     pool_fresh: bool,
-    evictions: Sequence[Eviction] | None = None,
-    policy: SitePolicy,
+    evictions: Sequence[model.Eviction] | None = None,
+    policy: model.SitePolicy,
     doubted: bool,
     now: float,
 ) -> StateChange | None:
     """Return the change that the site's view and the slot show for one drone, or None if nothing is new.
 
-    A view or slot is None if no fresh one exists. ``evictions`` are those of its jobs, None if the overlay does not
-    report them.
+    A view or slot is None if no fresh one exists, ``evictions`` if the overlay does not report them.
     """
     seen, reason = drone, None
     remote = view.drones.get(drone.id) if view is not None else None
     stopped = remote is not None and remote.state is RemoteState.STOPPED
     if remote is not None and not stopped and (remote.end is not None or remote.state is RemoteState.ENDED):
-        how = remote.end or RemoteEnd(EndKind.FAULT, 0.0, None, "its site does not say how")
+        how = remote.end or model.RemoteEnd(EndKind.FAULT, 0.0, None, "its site does not say how")
         priced = _with_lost_work(drone, slot, evictions, policy, how.at or now)
         if how.kind is EndKind.EXITED and how.exit_code == 0 and evictions is not None and not priced.lost_jobs:
             priced = replace(priced, jobs=0)  # they were done between two polls
@@ -157,12 +137,8 @@ def _with(drone: Drone, **changes: Any) -> Drone:
     return drone if all(getattr(drone, name) == value for name, value in changes.items()) else replace(drone, **changes)
 
 
-def _listed(drone: Drone, remote: RemoteDrone, now: float) -> tuple[Drone, Reason | None]:
-    """Return the drone as its site lists it.
-
-    One that the site reports as stopped counts as asked to stop: the site cleans it up by itself, and is asked to if
-    that takes long. How it ended is recorded once it is gone.
-    """
+def _listed(drone: Drone, remote: model.RemoteDrone, now: float) -> tuple[Drone, Reason | None]:
+    """Return the drone as its site lists it. One that the site reports as stopped counts as asked to stop."""
     running, stopped = remote.state is RemoteState.RUNNING, remote.state is RemoteState.STOPPED
     started_at = (remote.started_at if running or stopped else 0.0) or (now if running else 0.0)
     state = drone.state
@@ -202,20 +178,17 @@ def _listed(drone: Drone, remote: RemoteDrone, now: float) -> tuple[Drone, Reaso
 
 
 def _unlisted(
-    drone: Drone, view: SiteView, slot: Slot | None, policy: SitePolicy, *, doubted: bool, now: float
+    drone: Drone, view: model.SiteView, slot: model.Slot | None, policy: model.SitePolicy, *, doubted: bool, now: float
 ) -> tuple[Drone, Reason | None]:
-    """Return the change of a drone that the listing lacks: missing once is not gone.
-
-    A listing that began before the order was answered says nothing about it.
-    """
+    """Return the change of a drone that the listing lacks: missing once is not gone."""
     ordered_at = drone.since if drone.state is S.REQUESTED else drone.submitted_at or drone.requested_at
     if view.taken_at <= ordered_at:
-        return drone, None
+        return drone, None  # the listing began before the order was answered
     if drone.state is S.REQUESTED:
-        waited = now - ordered_at
-        if waited <= policy.order_confirm_s:
+        waited_s, limit_s = now - ordered_at, policy.order_confirm_s
+        if waited_s <= limit_s:
             return drone, None
-        return ended_record(drone, drone.leaving or S.FAILED, now), reasons.NeverArrived(waited, policy.order_confirm_s)
+        return ended_record(drone, drone.leaving or S.FAILED, now), reasons.NeverArrived(waited_s, limit_s)
     if not drone.missing_at:
         return replace(drone, missing_at=view.taken_at), reasons.NotInListing()
     if slot is not None and slot.heard_at > drone.missing_at:
@@ -233,7 +206,7 @@ def _unlisted(
     return ended_record(drone, drone.leaving or unknown, now), reasons.Disappeared(missing, limit)
 
 
-def _in_pool(drone: Drone, slot: Slot, reason: Reason | None, now: float) -> tuple[Drone, Reason | None]:
+def _in_pool(drone: Drone, slot: model.Slot, reason: Reason | None, now: float) -> tuple[Drone, Reason | None]:
     """Return the drone as its slot shows it."""
     state = _BY_SLOT[slot.state]
     returned = drone.state is S.DRAINING and not drone.asked_at and state in (S.IDLE, S.BUSY)
@@ -288,27 +261,30 @@ def _in_pool(drone: Drone, slot: Slot, reason: Reason | None, now: float) -> tup
 
 
 def _with_lost_work(
-    drone: Drone, slot: Slot | None, evictions: Sequence[Eviction] | None, policy: SitePolicy, at: float
+    drone: Drone,
+    slot: model.Slot | None,
+    evictions: Sequence[model.Eviction] | None,
+    policy: model.SitePolicy,
+    at: float,
 ) -> Drone:
     """Return the drone with the work that its end at ``at`` has cost.
 
-    The queue of the jobs knows best: a job may have saved its work, or finished, within the grace period. If the queue
-    reports nothing, or the job's lease still runs, the loss is the work up to now.
+    The queue of the jobs knows best. If it reports nothing, or the job's lease still runs, the loss is the work so far.
     """
     # What a user took out of it earlier in its life is not the price of its end.
     since = (drone.notice_at or at - policy.grace_s) - EVICTION_SLACK_S
     of_its_end = [e for e in evictions or () if e.at >= since]
     if of_its_end:
-        lost = sum(e.gpu_milli / WHOLE_GPU * e.lost_s for e in of_its_end)
+        lost = sum(e.gpu_milli / model.WHOLE_GPU * e.lost_s for e in of_its_end)
         return replace(drone, lost_gpu_s=lost, lost_jobs=len(of_its_end))
     reported = evictions is not None and (slot is None or not slot.work_gpu_milli)
     if reported or not drone.jobs or not drone.work_at:
         return drone
-    lost = drone.work_gpu_milli / WHOLE_GPU * max(0.0, at - drone.work_at)
+    lost = drone.work_gpu_milli / model.WHOLE_GPU * max(0.0, at - drone.work_at)
     return replace(drone, lost_gpu_s=lost, lost_jobs=drone.jobs)
 
 
-def _ended(drone: Drone, how: RemoteEnd, policy: SitePolicy, now: float) -> StateChange:
+def _ended(drone: Drone, how: model.RemoteEnd, policy: model.SitePolicy, now: float) -> StateChange:
     at = how.at or now
     lived = max(0.0, at - drone.started_at) if drone.started_at else 0.0
     ended = ended_record(drone, end_state(drone, how), now, how.message)
@@ -326,7 +302,7 @@ def _ended(drone: Drone, how: RemoteEnd, policy: SitePolicy, now: float) -> Stat
     return StateChange(ended, drone.state, reason)
 
 
-def end_state(drone: Drone, how: RemoteEnd) -> DroneState:
+def end_state(drone: Drone, how: model.RemoteEnd) -> DroneState:
     """Return the final state of a drone by the site's report and what the drone was asked to do."""
     worked = drone.busy_at > 0 or drone.jobs_started > 0
     match how.kind:
@@ -337,21 +313,14 @@ def end_state(drone: Drone, how: RemoteEnd) -> DroneState:
         case EndKind.STOPPED:
             return drone.leaving or (S.DONE if worked else S.CANCELLED)
         case EndKind.EXITED:
-            if drone.leaving is not None:
-                return drone.leaving
-            if how.exit_code == EXIT_JOIN_TIMEOUT and not drone.joined_at:
-                return S.JOIN_TIMEOUT
-            if how.exit_code:
-                return S.FAILED
-            return S.DONE if worked else S.UNUSED
+            if how.exit_code and drone.leaving is None:
+                return S.JOIN_TIMEOUT if how.exit_code == EXIT_JOIN_TIMEOUT and not drone.joined_at else S.FAILED
+            return drone.leaving or (S.DONE if worked else S.UNUSED)
 
 
 def ended_record(drone: Drone, state: DroneState, now: float, message: str = "") -> Drone:
-    """Return the record of a drone that is gone.
-
-    A drone that found work after all is not ``unused``. A drone that was asked to leave and finished its jobs first is
-    ``done``.
-    """
+    """Return the record of a drone that is gone."""
+    # One that found work after all is not unused; one that was asked to leave and finished its jobs first is done.
     if drone.busy_at and (state is S.UNUSED or (state is S.CANCELLED and not drone.jobs)):
         state = S.DONE
     return replace(drone, state=state, since=now, ended_at=now, jobs=0, site_reason=message or drone.site_reason)
@@ -381,25 +350,23 @@ def apply_start_result(drone: Drone, result: OrderResult, now: float) -> StateCh
     After an unknown outcome the drone stays ``requested`` and counts until a listing resolves it. Such a listing begins
     after the answer; it is awaited for ``order_confirm_s`` from then on, since the order may have gone out just before.
     """
+    remote_id = result.remote_id or drone.remote_id
     match result.answer:
         case OrderOutcome.OK:
-            after = replace(
-                drone, state=S.SUBMITTED, since=now, submitted_at=now, remote_id=result.remote_id or drone.remote_id
-            )
-            return StateChange(after, drone.state, reasons.Accepted(after.remote_id))
+            after = replace(drone, state=S.SUBMITTED, since=now, submitted_at=now, remote_id=remote_id)
+            return StateChange(after, drone.state, reasons.Accepted(remote_id))
         case OrderOutcome.REJECTED:
-            return StateChange(ended_record(drone, S.FAILED, now, _message(result)), drone.state, _refused(result))
+            return StateChange(ended_record(drone, S.FAILED, now, _message(result)), drone.state, _failure(result))
         case OrderOutcome.UNKNOWN:
             after = replace(drone, since=now, site_reason=_message(result))
-            return StateChange(after, drone.state, reasons.OutcomeUnknown(_message(result)))
+            return StateChange(after, drone.state, _failure(result))
 
 
 def apply_stop_result(drone: Drone, result: OrderResult) -> StateChange | None:
     """Return the change that the result of a stop order causes: only failures are recorded."""
     if result.answer is OrderOutcome.OK:
         return None
-    reason = _refused(result) if result.answer is OrderOutcome.REJECTED else reasons.OutcomeUnknown(_message(result))
-    return StateChange(replace(drone, site_reason=_message(result)), drone.state, reason)
+    return StateChange(replace(drone, site_reason=_message(result)), drone.state, _failure(result))
 
 
 def apply_drain_result(drone: Drone, result: OrderResult) -> StateChange | None:
@@ -407,22 +374,21 @@ def apply_drain_result(drone: Drone, result: OrderResult) -> StateChange | None:
 
     If the drain of an idle drone is refused, the site stops it. A busy one is asked again (:mod:`retirement`).
     """
-    words = _message(result)
     if result.answer is OrderOutcome.OK or drone.state is S.STOPPING:
         return None
-    if result.answer is OrderOutcome.UNKNOWN:
-        after = replace(drone, drain_refusal=words)
-        return StateChange(after, drone.state, reasons.OutcomeUnknown(words)) if after != drone else None
-    after = replace(drone, drain_refusal=words or "no reason given")
-    if drone.state is S.DRAINING:
-        after = replace(after, asked=drone.asked + 1)
-    kind = result.fault.kind.value if result.fault else "unknown"
-    return StateChange(after, drone.state, reasons.DrainRefused(kind, words)) if after != drone else None
+    after, reason = replace(drone, drain_refusal=_message(result)), _failure(result)
+    if isinstance(reason, reasons.OrderRefused):
+        asked = drone.asked + 1 if drone.state is S.DRAINING else drone.asked
+        after = replace(after, drain_refusal=reason.message or "no reason given", asked=asked)
+        reason = reasons.DrainRefused(reason.fault, reason.message)
+    return StateChange(after, drone.state, reason) if after != drone else None
 
 
 def _message(result: OrderResult) -> str:
     return result.fault.message if result.fault else ""
 
 
-def _refused(result: OrderResult) -> reasons.OrderRefused:
+def _failure(result: OrderResult) -> Reason:
+    if result.answer is OrderOutcome.UNKNOWN:
+        return reasons.OutcomeUnknown(_message(result))
     return reasons.OrderRefused(result.fault.kind.value if result.fault else "unknown", _message(result))

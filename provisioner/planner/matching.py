@@ -45,7 +45,7 @@ UNLIMITED = 1 << 60
 def count_fits(each: Resources, free: Resources, kept: Resources = NO_RESOURCES) -> int:
     """Return how many times ``each`` fits into ``free`` while every GPU left free keeps ``kept``.
 
-    The scarcest resource decides. ``kept.gpu_milli`` is not used. An empty request fits into nothing.
+    ``kept.gpu_milli`` is not used. An empty request fits into nothing.
     """
     most = UNLIMITED
     if each.gpu_milli >= WHOLE_GPU:
@@ -73,11 +73,7 @@ def limit_by_reserve(most: int, each: Resources, free: Resources, kept: Resource
 
 
 def unmet_requirement(job: JobClass, kind: DroneType) -> UnmetRequirement | None:
-    """Return the first requirement of a job that one empty drone of the type does not meet, or None.
-
-    Checked in this order: GPUs, VRAM, capability, driver, CPUs, memory, disk, architecture, walltime, and then the
-    drone types that the jobs' own requirements refuse.
-    """
+    """Return the first requirement of a job that one empty drone of the type does not meet, or None."""
     broken = job.gpu_milli < 0 or (job.gpu_milli > WHOLE_GPU and job.gpu_milli % WHOLE_GPU)
     # Jobs without a GPU go to CPU drones alone: what a GPU drone has is for its GPUs.
     if broken or job.gpu_milli > kind.gpu_milli or (kind.gpu_milli and not job.gpu_milli):
@@ -93,7 +89,8 @@ def unmet_requirement(job: JobClass, kind: DroneType) -> UnmetRequirement | None
     if job.capability > kind.capability:
         return UnmetRequirement("capability", f"{job.capability / 10:.1f}", f"{kind.capability / 10:.1f}")
     if job.driver > kind.driver > 0:
-        return UnmetRequirement("driver", _format_cuda(job.driver), _format_cuda(kind.driver))
+        versions = (f"{version // 1000}.{version % 1000 // 10}" for version in (job.driver, kind.driver))
+        return UnmetRequirement("driver", *versions)
     if job.cpus > kind.cpus:
         return UnmetRequirement("cpus", str(job.cpus), str(kind.cpus))
     if job.memory_mib > kind.memory_mib:
@@ -111,11 +108,7 @@ def unmet_requirement(job: JobClass, kind: DroneType) -> UnmetRequirement | None
 
 
 def _unmet_by_shares(job: JobClass, kind: DroneType) -> UnmetRequirement | None:
-    """Return why shares of one GPU are not enough for a job, or None.
-
-    The job may want the whole GPU, more than one MIG slice (slices cannot be joined), or more VRAM than its shares
-    have.
-    """
+    """Return why shares of one GPU are not enough for a job, or None. MIG slices cannot be joined."""
     most, each_mib = share_milli(kind.shares), kind.vram_mib // kind.shares
     if job.gpu_milli >= WHOLE_GPU or (kind.sharing is Sharing.MIG and job.gpu_milli > most):
         return UnmetRequirement("gpus", format_gpus(job.gpu_milli), f"shares of {format_gpus(most)}")
@@ -142,12 +135,7 @@ def _reserve_violated(job: JobClass, kind: DroneType) -> UnmetRequirement:
 
 
 def format_gpus(milli: int) -> str:
-    """Return milli-GPUs as GPUs: ``1``, ``0.2``."""
     return f"{milli / WHOLE_GPU:g}"
-
-
-def _format_cuda(version: int) -> str:
-    return f"{version // 1000}.{version % 1000 // 10}"
 
 
 def _gpu_milli_taken(job: JobClass, kind: DroneType) -> int:
@@ -159,19 +147,16 @@ def _gpu_milli_taken(job: JobClass, kind: DroneType) -> int:
     return shares_needed(job.gpu_milli, kind.shares) * share_milli(kind.shares)
 
 
-def request_of(job: JobClass, kind: DroneType | None = None) -> Resources:
-    """Return what one job of a class takes: its request, or its share of a drone of ``kind``."""
-    gpu_milli = job.gpu_milli if kind is None else _gpu_milli_taken(job, kind)
-    return Resources(gpu_milli, job.cpus, job.memory_mib, job.disk_mib)
+def request_of(job: JobClass, kind: DroneType) -> Resources:
+    """Return what one job of a class takes of a drone."""
+    return Resources(_gpu_milli_taken(job, kind), job.cpus, job.memory_mib, job.disk_mib)
 
 
 def resources_of_type(kind: DroneType) -> Resources:
-    """Return the resources of an empty drone."""
     return Resources(kind.gpu_milli, kind.cpus, kind.memory_mib, kind.disk_mib or UNKNOWN_DISK_MIB)
 
 
 def free_resources(slot: Slot) -> Resources:
-    """Return the free resources of a drone."""
     return Resources(slot.free_gpu_milli, slot.free_cpus, slot.free_memory_mib, slot.free_disk_mib or UNKNOWN_DISK_MIB)
 
 
@@ -202,11 +187,6 @@ def count_jobs_in_type(job: JobClass, kind: DroneType) -> int:
     return count_jobs(job, resources_of_type(kind), kind)
 
 
-def count_jobs_in_slot(job: JobClass, slot: Slot, kind: DroneType) -> int:
-    """Return how many jobs of a class fit into the free part of a drone."""
-    return count_jobs(job, free_resources(slot), kind)
-
-
 # Order of the dimensions: the later the first failure, the nearer the type.
 _DIMENSION_ORDER = ("gpus", "vram", "capability", "driver", "cpus", "memory", "disk", "arch", "walltime")
 
@@ -219,10 +199,10 @@ def nearness(kind: DroneType, bad: UnmetRequirement) -> tuple[int, int, int, int
 
 def nearest(job: JobClass, types: Sequence[DroneType]) -> tuple[TypeKey, UnmetRequirement] | None:
     """Return the type that comes nearest of those that do not match, and its unmet requirement."""
-    bad = [(t, m) for t in types if (m := unmet_requirement(job, t)) is not None]
+    bad = [(kind, why) for kind in types if (why := unmet_requirement(job, kind)) is not None]
     if not bad:
         return None
-    kind, why = max(bad, key=lambda tm: nearness(*tm))
+    kind, why = max(bad, key=lambda each: nearness(*each))
     return kind.key, why
 
 
@@ -248,8 +228,7 @@ class CompatibleTypes:
     hardness: tuple[int, int, int] = (0, 0, 0)
     """Sort key of placement: shapes with few types first, then those with many GPUs, then those with much VRAM."""
     nearest: tuple[TypeKey, UnmetRequirement] | None = None
-    """If no type matches: the nearest type and its unmet requirement. None also if that depends on the jobs' own
-    requirements."""
+    """If no type matches: the nearest type and its unmet requirement, unless that depends on the jobs' own ones."""
 
     def only(self, some: Iterable[DroneType]) -> CompatibleTypes:
         """Return the same with only some of the types."""
@@ -272,10 +251,7 @@ class CompatibilityCache:
     known: dict[_Shape, CompatibleTypes] = field(default_factory=dict)
 
     def table(self, classes: Iterable[JobClass]) -> Mapping[str, CompatibleTypes]:
-        """Return the compatible types of each class, by class id.
-
-        Shapes without a class are forgotten: jobs with ever new requests would fill the memory.
-        """
+        """Return the compatible types of each class, by class id. Shapes without a class are forgotten."""
         found: dict[str, CompatibleTypes] = {}
         now: dict[_Shape, CompatibleTypes] = {}
         for job in classes:
@@ -291,7 +267,9 @@ class CompatibilityCache:
         # What an empty drone holds none of does not fit, whatever the dimensions say one by one.
         jobs = {kind.key: count for kind in fits if (count := count_jobs_in_type(job, kind)) > 0}
         fits = [kind for kind in fits if kind.key in jobs]
-        ranked = sorted((self._price(k) / jobs[k.key], k.vram_mib, k.capability, k.key) for k in fits)
+        # the price of a whole drone for an hour, with the site's price factor
+        prices = {k.key: k.price * self.site_prices.get(k.site, 1.0) * (k.gpu_milli or WHOLE_GPU) for k in fits}
+        ranked = sorted((prices[k.key] / jobs[k.key], k.vram_mib, k.capability, k.key) for k in fits)
         return CompatibleTypes(
             kinds=tuple(fits),
             jobs=jobs,
@@ -299,10 +277,6 @@ class CompatibilityCache:
             hardness=(len(fits), -job.gpu_milli, -job.vram_mib),
             nearest=nearest(job, self.types) if not fits and not job.invalid and not job.refuses else None,
         )
-
-    def _price(self, kind: DroneType) -> float:
-        """Return the price of a whole drone for an hour, with the site's price factor."""
-        return kind.price * self.site_prices.get(kind.site, 1.0) * (kind.gpu_milli or WHOLE_GPU)
 
 
 _caches: deque[CompatibilityCache] = deque(maxlen=MAX_CACHES)

@@ -14,23 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
-from provisioner import reasons
-from provisioner.model import (
-    WAITING,
-    WHOLE_GPU,
-    Drone,
-    DroneState,
-    DroneType,
-    Node,
-    OwnerClaimBackoff,
-    OwnerDemand,
-    RemoteState,
-    Reserve,
-    ReserveWhen,
-    SitePolicy,
-    SiteView,
-    TypeKey,
-)
+from provisioner import model, reasons
+from provisioner.model import WHOLE_GPU, Drone, DroneState, DroneType, Node, OwnerClaimBackoff, Reserve, TypeKey
 from provisioner.planner.context import PlanningContext
 from provisioner.planner.matching import NO_RESOURCES, UNKNOWN_DISK_MIB, Resources, count_fits
 from provisioner.planner.victims import NodeCandidates, SearchBudget, VictimCandidate, cheapest_set
@@ -59,14 +44,6 @@ class NodeResources:
         """Resources that are free, or soon will be."""
         return self.free.plus(self.coming)
 
-    def holds(self, each: Resources, kept: Resources | None = None) -> int:
-        """Return how many times ``each`` fits here now."""
-        return count_fits(each, self.free, self.kept if kept is None else kept)
-
-    def take(self, each: Resources, count: int = 1) -> None:
-        """Promise resources. The reserve of a GPU stays until it is really taken: a CPU drone might come first."""
-        self.free = self.free.plus(self.with_share(each), -count)
-
     def with_share(self, each: Resources) -> Resources:
         """Return ``each``, or the reserve of its GPUs here if that is more."""
         cpus, memory, disk = (keep * each.gpu_milli // WHOLE_GPU for keep in self.kept[1:])
@@ -80,7 +57,6 @@ class NodeResources:
         self.coming = self.coming.plus(need.plus(from_free, -1), -1)
 
     def evict(self, victims: Sequence[VictimCandidate]) -> None:
-        """Move what drones hold to the resources that are coming."""
         self.candidates.remove(victims)
         for victim in victims:
             self.coming = self.coming.plus(victim.space)
@@ -104,36 +80,28 @@ class FreeResources:
     def count(self, kind: DroneType) -> int:
         """Return how many drones of a type could start right now."""
         each = drone_resources(kind)
-        return sum(node_room.holds(each) for node_room in self._hosts(kind))
+        return sum(count_fits(each, node_room.free, node_room.kept) for node_room in self._hosts(kind))
 
-    def count_unblocked(self, kind: DroneType) -> tuple[int, int]:
-        """Return the same without reserves, and the milli-GPUs that are free on those nodes."""
-        each = drone_resources(kind)
-        found = [
-            (n, node_room.free.gpu_milli)
-            for node_room in self._hosts(kind)
-            if (n := node_room.holds(each, NO_RESOURCES))
-        ]
-        return sum(n for n, _ in found), sum(milli for _, milli in found)
+    def unblocked_gpus(self, kind: DroneType) -> float:
+        """Return the free GPUs of the nodes that would have room for a drone of the type if nothing were reserved."""
+        hosts = (node_room.free for node_room in self._hosts(kind) if count_fits(drone_resources(kind), node_room.free))
+        return sum(free.gpu_milli for free in hosts) / WHOLE_GPU
 
     def book(self, kind: DroneType, count: int) -> int:
-        """Promise room to ``count`` drones, on the fullest nodes first.
-
-        Return the number of drones that find no room: they wait in the site's queue.
-        """
+        """Promise room to ``count`` drones, on the fullest nodes first; return how many find none."""
         each = drone_resources(kind)
         for node_room in sorted(self._hosts(kind), key=lambda s: (s.free.gpu_milli, s.free.cpus, s.name)):
+            here = min(count, count_fits(each, node_room.free, node_room.kept))
+            if here > 0:
+                # The reserve of a GPU stays until it is really taken: a CPU drone might come first.
+                node_room.free = node_room.free.plus(node_room.with_share(each), -here)
+                count -= here
             if count <= 0:
                 break
-            here = min(count, node_room.holds(each))
-            if here:
-                node_room.take(each, here)
-                count -= here
         return count
 
 
 def drone_resources(kind: DroneType) -> Resources:
-    """Return what one drone of a type takes of its node."""
     return Resources(kind.gpu_milli, kind.cpus, kind.memory_mib, kind.disk_mib)
 
 
@@ -145,7 +113,7 @@ def reserve_of(node: str, rules: Iterable[Reserve]) -> Reserve | None:
 def _node_resources(node: Node, rule: Reserve | None, gpu_quiet_s: float) -> NodeResources:
     has_disk = node.disk_mib > 0
     enforced = Resources(0, rule.cpus, rule.memory_mib, rule.disk_mib if has_disk else 0) if rule else NO_RESOURCES
-    released = rule is not None and rule.when is ReserveWhen.GPU_DEMAND and gpu_quiet_s >= rule.release_after_s
+    released = rule is not None and rule.when is model.ReserveWhen.GPU_DEMAND and gpu_quiet_s >= rule.release_after_s
     disk_mib, free_disk_mib = (node.disk_mib, node.free_disk_mib) if has_disk else (UNKNOWN_DISK_MIB, UNKNOWN_DISK_MIB)
     return NodeResources(
         node.name,
@@ -168,8 +136,7 @@ def next_backoff(
 ) -> OwnerClaimBackoff | None:
     """Return the back-off to remember after this tick, or None once nothing waits.
 
-    ``standing``: jobs for which room is free. ``coming``: jobs for which room is being made. Both are part of
-    ``waiting``.
+    Of the ``waiting`` jobs, room is free for ``standing`` and is being made for ``coming``.
     """
     if not waiting:
         return None
@@ -185,7 +152,7 @@ def next_backoff(
     return replace(known, standing=standing)
 
 
-_HOLDS = (RemoteState.RUNNING, RemoteState.STOPPED)
+_HOLDS = (model.RemoteState.RUNNING, model.RemoteState.STOPPED)
 """States of drones that hold a place on a node."""
 _NOT_IN_POOL = (DroneState.BOOTING, DroneState.JOINED)
 
@@ -226,9 +193,10 @@ class OwnerReservations:
             reservations._site(context, context.snapshot.policy.sites[name], view, drones[name])
         return reservations
 
-    def _site(self, context: PlanningContext, policy: SitePolicy, view: SiteView, drones: Sequence[Drone]) -> None:
-        site = policy.site
-        quiet_s = context.now - context.snapshot.gpu_wanted_at
+    def _site(
+        self, context: PlanningContext, policy: model.SitePolicy, view: model.SiteView, drones: Sequence[Drone]
+    ) -> None:
+        site, quiet_s = policy.site, context.now - context.snapshot.gpu_wanted_at
         free_nodes = self.free[site] = FreeResources.of(view.nodes, policy.blocking, quiet_s)
         if view.claims or policy.blocking:  # else nobody will be asked to leave, nor is anything kept
             _add_drones(context, policy, view, free_nodes, drones)
@@ -255,14 +223,11 @@ class OwnerReservations:
         self._queued(context, site, waits, drones)
 
     def _queued(self, context: PlanningContext, site: str, waits: reasons.OwnerWaits, drones: Iterable[Drone]) -> None:
-        """Promise room to drones that wait at the site.
-
-        Types that would take, one by one, what is being made free for a larger job are cancelled instead.
-        """
+        """Promise room to drones that wait at the site; cancel those that would take what is made for a larger job."""
         # Room only shrinks here: if one drone of a type finds none, the next thousand need not try.
         lacking_room: set[TypeKey] = set()
         for drone in drones:
-            if drone.state not in WAITING:
+            if drone.state not in model.WAITING:
                 continue
             if drone.type in self.held and drone.state is not DroneState.REQUESTED and not drone.is_leaving:
                 why = reasons.PreemptedForOwner(waits.jobs, 0.0, gpus=waits.gpus)
@@ -275,7 +240,7 @@ class OwnerReservations:
             ):
                 lacking_room.add(drone.type)
 
-    def _leave(self, context: PlanningContext, claim: OwnerDemand, hole: JobRoom) -> None:
+    def _leave(self, context: PlanningContext, claim: model.OwnerDemand, hole: JobRoom) -> None:
         waited_s = max(0.0, context.now - claim.since)
         for victim in hole.victims:
             gpus = claim.gpu_milli / WHOLE_GPU
@@ -296,7 +261,11 @@ class JobRoom:
 
 
 def _add_drones(
-    context: PlanningContext, policy: SitePolicy, view: SiteView, free_nodes: FreeResources, drones: Iterable[Drone]
+    context: PlanningContext,
+    policy: model.SitePolicy,
+    view: model.SiteView,
+    free_nodes: FreeResources,
+    drones: Iterable[Drone],
 ) -> None:
     """Add our drones to their nodes: those that could be asked to leave, and the room of those that already leave."""
     now, candidates = context.now, dict[str, list[VictimCandidate]]()
@@ -309,23 +278,23 @@ def _add_drones(
         space = spaces.get(drone.type) or Resources(drone.gpu_milli)
         asked_at = drone.asked_at or drone.notice_at or drone.since
         ran_enough = not drone.jobs or not drone.busy_at or now - drone.busy_at >= policy.min_runtime_s
-        if _is_vacating(drone) and now - asked_at <= policy.grace_s + policy.stopping_s:
+        drained = drone.state is DroneState.DRAINING and not drone.jobs  # a drain with jobs may take a day
+        vacates = drained or drone.state is DroneState.STOPPING or drone.notice_at
+        if vacates and now - asked_at <= policy.grace_s + policy.stopping_s:
             node_room.coming = node_room.coming.plus(space)
         elif drone.state is not DroneState.STOPPING and ran_enough:
-            candidate = VictimCandidate(drone.id, space, lost_work_gpu_s(drone, now), _victim_rank(drone))
+            stage = 0 if drone.state in _NOT_IN_POOL else 2 if drone.jobs else 1
+            rank = stage, -drone.started_at
+            candidate = VictimCandidate(drone.id, space, lost_work_gpu_s(drone, now), rank)
             candidates.setdefault(node_room.name, []).append(candidate)
     for name, some in candidates.items():
         free_nodes.nodes[name].candidates = NodeCandidates.of(some)
 
 
 def _make_room(
-    claim: OwnerDemand, most: int, free_nodes: FreeResources, effort: SearchBudget, *, ask: bool
+    claim: model.OwnerDemand, most: int, free_nodes: FreeResources, effort: SearchBudget, *, ask: bool
 ) -> Iterator[JobRoom]:
-    """Yield room for up to ``most`` jobs of a claim.
-
-    It is promised from what is free now, then from what is coming, then by the cheapest set of drones on one node, job
-    by job.
-    """
+    """Yield room for up to ``most`` jobs of a claim: free now, then coming, then by the cheapest set of drones."""
     need = Resources(claim.gpu_milli, claim.cpus, claim.memory_mib, claim.disk_mib)
     nodes = [free_nodes.nodes[n] for n in claim.nodes or free_nodes.nodes if n in free_nodes.nodes]
 
@@ -363,13 +332,6 @@ def _make_room(
         yield JobRoom(free_nodes.nodes[best], 1, victims)
 
 
-def _is_vacating(drone: Drone) -> bool:
-    """Return True if the room of a drone will be free soon anyway. A drain with jobs may take a day."""
-    if drone.state is DroneState.STOPPING or drone.notice_at:
-        return True
-    return drone.state is DroneState.DRAINING and not drone.jobs
-
-
 def lost_work_gpu_s(drone: Drone, now: float) -> float:
     """Return the GPU-seconds (of a CPU drone: CPU-seconds) of work that are lost if a drone ends now."""
     if not drone.jobs:
@@ -379,18 +341,12 @@ def lost_work_gpu_s(drone: Drone, now: float) -> float:
     return (drone.gpu_milli or WHOLE_GPU) / WHOLE_GPU * max(0.0, now - drone.since)
 
 
-def _victim_rank(drone: Drone) -> tuple[int, float]:
-    stage = 0 if drone.state in _NOT_IN_POOL else 2 if drone.jobs else 1
-    return stage, -drone.started_at
-
-
 def reclaim_reserve(
     context: PlanningContext, reservations: OwnerReservations, lacking_room: Mapping[TypeKey, int]
 ) -> list[PreemptionOrder]:
-    """Return the CPU drones that leave a lent reserve for GPU drones.
+    """Return the CPU drones that leave a lent reserve for GPU drones, those that lose least, node by node.
 
-    ``lacking_room`` is the number of drones by GPU drone type that are lacking only because no node has room. Drones
-    that lose least leave, node by node, until each of these has its place.
+    ``lacking_room`` is the number of drones by GPU drone type that are lacking only because no node has room.
     """
     preemptions: list[PreemptionOrder] = []
     for key, lack in lacking_room.items():

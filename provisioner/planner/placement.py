@@ -19,31 +19,15 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from provisioner import reasons
+from provisioner import model, reasons
 from provisioner.estimates import mean_run_s
-from provisioner.model import (
-    WHOLE_GPU,
-    Drain,
-    DrainMode,
-    Drone,
-    DroneId,
-    DroneState,
-    DroneType,
-    Fault,
-    FaultKind,
-    JobClass,
-    Refusal,
-    SlotState,
-    Start,
-    TypeKey,
-    class_scope,
-)
+from provisioner.model import Drain, DrainMode, Drone, DroneId, DroneState, DroneType, JobClass, Refusal, Start, TypeKey
 from provisioner.planner.breakers import OVERLAY_SCOPE
 from provisioner.planner.capacity import NO_COVERAGE, Coverage, DroneSlots, SlotShape, StartLimits, Supply, TypeRanking
 from provisioner.planner.context import PlanningContext, drone_end_at, life_too_short, shortened_life_s
 from provisioner.planner.demand import HEADROOM_PREFIX, GroupShares, is_headroom, sites_without_headroom
 from provisioner.planner.lifecycle import undrained_record
-from provisioner.planner.matching import CompatibleTypes, count_jobs_in_slot, nearest, resources_of_type
+from provisioner.planner.matching import CompatibleTypes, count_jobs, free_resources, nearest, resources_of_type
 from provisioner.planner.owner import OwnerReservations
 from provisioner.planner.risk import PreemptionRisk, is_excluded, runs_of
 from provisioner.reasons import Reason
@@ -56,16 +40,23 @@ _NO_ROOM_AT_SITE = (reasons.SiteFull, reasons.GpusStranded)
 
 def place(context: PlanningContext, reservations: OwnerReservations, supply: Supply) -> Placement:
     """Serve the classes, hardest to place first, and headroom last."""
-    placement = Placement(Allocation(context, reservations, supply), GroupShares.of(context))
+    placement = Placement(context, Allocation(context, reservations, supply), GroupShares.of(context))
     blind = _no_starts_reason(context)
     if blind is not None:
         placement.refusals.append(blind)
         return placement
     for job in placement.shares.in_turn(context):
         placement.serve(job, context.compatible[job.id])
-    placement.without_headroom = sites_without_headroom(context, placement.refusals, reservations.claimed)
+    without = sites_without_headroom(context, placement.refusals, reservations.claimed)
+    placement.without_headroom = without
     for job in context.headroom:
-        placement.warm_up(job, context.compatible[job.id])
+        compatible = context.compatible[job.id]
+        here = compatible.only(kind for kind in compatible.kinds if kind.site not in without)
+        if compatible.kinds and not here.kinds:
+            yields = reasons.HeadroomYields(job.id.removeprefix(HEADROOM_PREFIX), job.waiting)
+            placement.refuse(job, job.waiting, yields)
+        else:
+            placement.serve(job, here)
     doubts = context.validity.sites.items()
     placement.refusals += [Refusal(f"site:{site}", 0, why) for site, why in doubts if why is not None]
     placement.at_risk = placement.allocation.risk.most_exposed()
@@ -80,7 +71,7 @@ def _no_starts_reason(context: PlanningContext) -> Refusal | None:
         return Refusal("all", 0, context.validity.overlay)
     outage = context.breakers.get(OVERLAY_SCOPE)
     if outage is not None and context.now < outage.until:
-        fault = outage.fault or Fault(FaultKind.DOWN, "it was out of sight and settles first", outage.since)
+        fault = outage.fault or model.Fault(model.FaultKind.DOWN, "it was out of sight and settles first", outage.since)
         return Refusal("all", 0, reasons.BackingOff(OVERLAY_SCOPE, outage.until, fault.kind.value, fault.message))
     return None
 
@@ -98,12 +89,10 @@ class Allocation:
 
     @cached_property
     def limits(self) -> StartLimits:
-        """Remaining starts within every limit."""
         return StartLimits.of(self.context, self.reservations)
 
     @cached_property
     def ranking(self) -> TypeRanking:
-        """Order in which drone types are tried."""
         return TypeRanking.of(self.context, self.limits)
 
     @cached_property
@@ -111,14 +100,13 @@ class Allocation:
         """GPU-seconds, at the type's price, that a drone of a type holds before its first job."""
         types, sites = self.context.types, self.context.snapshot.policy.sites
         return {
-            kind.key: delays.boot_s * kind.gpu_milli / WHOLE_GPU * kind.price * sites[kind.site].price
+            kind.key: delays.boot_s * kind.gpu_milli / model.WHOLE_GPU * kind.price * sites[kind.site].price
             for key, delays in self.context.snapshot.estimates.delays.items()
             if (kind := types.get(TypeKey(key))) is not None and kind.site in sites
         }
 
     @cached_property
     def risk(self) -> PreemptionRisk:
-        """Risk at the sites with an owner."""
         return PreemptionRisk(self.context, self.safer)
 
     def safer(self, compatible: CompatibleTypes) -> bool:
@@ -127,10 +115,7 @@ class Allocation:
         return any(_is_temporary(self.limits.for_type(key)[1]) for key in safe)
 
     def allowed(self, candidate: StartCandidate) -> tuple[int, Reason | None]:
-        """Return how many drones may be started, and the reason of a rule for no more.
-
-        Limits give no reason here: :meth:`Placement._fall_short` reports them for the best type.
-        """
+        """Return how many drones may be started, and the reason of a rule for no more; limits are reported later."""
         count, reason = -(-candidate.lack // candidate.compatible.jobs[candidate.kind.key]), None
         for rule in START_RULES:
             count, why = rule(self, candidate, count)
@@ -175,10 +160,6 @@ class StartCandidate(NamedTuple):
     lack: int
 
 
-StartRule = Callable[[Allocation, StartCandidate, int], tuple[int, Reason | None]]
-"""Reduces a number of starts; returns it with the reason, if this rule reports one."""
-
-
 def long_enough_life(allocation: Allocation, start: StartCandidate, count: int) -> tuple[int, Reason | None]:
     """Start no drone that ends before a job's declared walltime."""
     short = start.job.walltime_s and life_too_short(allocation.context, start.kind, start.job.walltime_s)
@@ -195,7 +176,7 @@ def one_probe(allocation: Allocation, start: StartCandidate, count: int) -> tupl
     tried = allocation.context.class_backoffs.probing.get(start.job.id, {}).get(start.kind.key)
     if tried is None:
         return count, None
-    return min(count, 1 - tried), reasons.Probing(class_scope(start.kind.key, start.job.id))
+    return min(count, 1 - tried), reasons.Probing(model.class_scope(start.kind.key, start.job.id))
 
 
 def cheaper_start(allocation: Allocation, start: StartCandidate, count: int) -> tuple[int, Reason | None]:
@@ -216,22 +197,16 @@ def owner_risk(allocation: Allocation, start: StartCandidate, count: int) -> tup
     return allocation.risk.allowed(start.job, start.compatible, start.kind, count)
 
 
+StartRule = Callable[[Allocation, StartCandidate, int], tuple[int, Reason | None]]
 START_RULES: tuple[StartRule, ...] = (long_enough_life, within_limits, one_probe, cheaper_start, owner_risk)
-"""Rules of a start, in order. The last rule with a reason gives the reason."""
-
-
-_JobShape = tuple[str, int, int, int]
-"""User (empty if unknown), and request of GPUs, CPUs and memory; zeros if unknown."""
-_UNKNOWN_REQUEST = (0, 0, 0)
+"""Rules that reduce the number of starts, in order. The last rule with a reason gives the reason."""
 
 
 @dataclass
 class Placement:
-    """Service of the classes, one after the other: starts, undrains, and the reasons for what waits.
+    """Starts, undrains, and the reasons for what waits. Mutable, local to one plan: classes are served in turn."""
 
-    Mutable, local to one plan.
-    """
-
+    context: PlanningContext
     allocation: Allocation
     shares: GroupShares
     undrained: list[Drain] = field(default_factory=list)
@@ -243,39 +218,21 @@ class Placement:
     at_risk: Mapping[DroneId, reasons.DrainAtRisk] = field(default_factory=dict)
     """Drones that should take no more jobs because the owner is likely to take their place."""
 
-    @property
-    def context(self) -> PlanningContext:
-        """The planning context."""
-        return self.allocation.context
-
-    @property
-    def starts(self) -> list[Start]:
-        """Drones to start."""
-        return self.allocation.starts
-
     def serve(self, job: JobClass, compatible: CompatibleTypes) -> None:
         """Give the jobs of a class what their group is entitled to."""
         if job.fresh:
-            self._refuse(job, job.fresh, reasons.AwaitingNegotiation(job.fresh))
+            self.refuse(job, job.fresh, reasons.AwaitingNegotiation(job.fresh))
         if job.limited:
-            self._refuse(job, job.limited, reasons.PoolLimit(job.limit))
+            self.refuse(job, job.limited, reasons.PoolLimit(job.limit))
         if not compatible.kinds:
-            self._refuse(job, job.waiting + job.fresh, self._never(job, compatible))
+            self.refuse(job, job.waiting + job.fresh, self._never(job, compatible))
             return
         entitled, over = self.shares.entitled(job)
         if over is not None:
-            self._refuse(job, job.waiting - entitled, over)
+            self.refuse(job, job.waiting - entitled, over)
             job = replace(job, waiting=entitled)
         if job.waiting:
             self._cover(job, compatible)
-
-    def warm_up(self, job: JobClass, compatible: CompatibleTypes) -> None:
-        """Serve headroom where it is kept."""
-        here = compatible.only(kind for kind in compatible.kinds if kind.site not in self.without_headroom)
-        if compatible.kinds and not here.kinds:
-            self._refuse(job, job.waiting, reasons.HeadroomYields(job.id.removeprefix(HEADROOM_PREFIX), job.waiting))
-        else:
-            self.serve(job, here)
 
     def _cover(self, job: JobClass, compatible: CompatibleTypes) -> None:
         """Cover jobs with existing drones, then with undrained ones, then with new ones."""
@@ -289,14 +246,11 @@ class Placement:
             taken = taken.plus(late) if late.jobs else taken
         self.shares.book(job, min(covered, job.waiting))
         if taken.jobs:
-            self._refuse(job, taken.jobs, reasons.DemandCovered(taken.jobs, taken.drones))
+            self.refuse(job, taken.jobs, reasons.DemandCovered(taken.jobs, taken.drones))
 
     @cached_property
     def _draining(self) -> dict[DroneId, Drone]:
-        """Drones that still run something and leave for want of work or because an owner is near.
-
-        Drones that an operator or an owner asked to leave are never taken back.
-        """
+        """Drones that still run something and leave for want of work or at risk: others are never taken back."""
         return {
             drone.id: drone
             for drone in self.context.changing.values()
@@ -309,20 +263,17 @@ class Placement:
         }
 
     def _undrain(self, job: JobClass, compatible: CompatibleTypes, lack: int) -> int:
-        """Take back drones that have room for the class and are safe enough for it.
-
-        Return for how many jobs, perhaps a few more than ``lack``.
-        """
+        """Take back drones that have room for ``lack`` jobs and are safe enough; return for how many jobs or more."""
         context, covered = self.context, 0
         exposed: dict[str, Collection[DroneId]] = {}
         for drone in list(self._draining.values()):
+            if covered >= lack:
+                break
             if drone.site not in exposed:
                 exposed[drone.site] = self.allocation.risk.exposed(job, compatible, drone.site)
             fits = drone.type in compatible.jobs and not is_excluded(job.owner, drone.avoids)
-            if covered >= lack or not fits or drone.id in exposed[drone.site]:
-                continue
-            room = count_jobs_in_slot(job, context.slots[drone.id], context.types[drone.type])
-            if room:
+            room = count_jobs(job, free_resources(context.slots[drone.id]), context.types[drone.type]) if fits else 0
+            if room and drone.id not in exposed[drone.site]:
                 del self._draining[drone.id]
                 back, reason = undrained_record(drone, context.now), reasons.DemandReturned(job.id, job.waiting)
                 self.undrained.append(Drain(back, drone.state, DrainMode.RESUME, reason))
@@ -343,27 +294,25 @@ class Placement:
 
     def _running(self, job: JobClass) -> int:
         """Count running jobs of a class, or that may be of it, on drones that take another job afterwards."""
-        if not job.running:
-            return 0
-        asks = (job.gpu_milli, job.cpus, job.memory_mib)
-        shapes = {(owner, *amounts) for owner in (job.owner, "") for amounts in (asks, _UNKNOWN_REQUEST)}
+        amounts = ((job.gpu_milli, job.cpus, job.memory_mib), (0, 0, 0))
+        shapes = {(owner, *each) for owner in (job.owner, "") for each in amounts} if job.running else ()
         return min(job.running, sum(self._running_by_shape[each] for each in shapes))
 
     @cached_property
-    def _running_by_shape(self) -> Counter[_JobShape]:
-        """Running jobs by shape, as far as slots report it.
+    def _running_by_shape(self) -> Counter[tuple[str, int, int, int]]:
+        """Running jobs by user and request (empty and 0 if unknown), as far as slots report it.
 
         The queue also counts jobs on dead drones until the lease ends, and jobs on drones that take no more.
         """
         view = self.context.snapshot.overlay.view
         # An overlay may name classes by accounting group and slots by user: then the name tells nothing.
         owners = {job.owner for job in view.classes} if view is not None else frozenset()
-        found: Counter[_JobShape] = Counter()
+        found: Counter[tuple[str, int, int, int]] = Counter()
         for slot in self.context.slots.values():
             drone = self.context.drones.get(slot.drone_id)
             if drone is None or drone.is_leaving or drone.notice_at or drone.state is DroneState.DRAINING:
                 continue
-            if slot.jobs and slot.state is not SlotState.DRAINING:
+            if slot.jobs and slot.state is not model.SlotState.DRAINING:
                 owner = slot.owner if slot.owner in owners else ""
                 found[owner, slot.job_gpu_milli, slot.job_cpus, slot.job_memory_mib] += slot.jobs
         return found
@@ -373,79 +322,64 @@ class Placement:
 
         Return how many jobs are then covered, and the coverage by delayed drones.
         """
+        allocation = self.allocation
         held_back: Reason | None
         enough, held_back = self._worthwhile(job, job.waiting - covered)
-        wanted, any_late, late = covered + enough, bool(self.allocation.supply.late), NO_COVERAGE
-        for key in self._candidates(compatible, any_late=any_late):
-            if any_late and key not in self.allocation.ranking.sure:
+        wanted, any_late, late = covered + enough, bool(allocation.supply.late), NO_COVERAGE
+        startable = allocation.limits.startable
+        none_open = not any_late and compatible.jobs.keys().isdisjoint(startable)
+        for key in () if none_open else allocation.ranking.candidates(compatible, startable):
+            if any_late and key not in allocation.ranking.sure:
                 # From here on a drone might wait as well: those that wait already will do.
-                late = self.allocation.supply.take(job, compatible, job.waiting - covered, late=True)
+                late = allocation.supply.take(job, compatible, job.waiting - covered, late=True)
                 covered, any_late = covered + late.jobs, False
             lack = wanted - covered
             if lack <= 0:
                 break
             candidate = StartCandidate(job, compatible, self.context.types[key], lack)
-            count, why = self.allocation.allowed(candidate)
+            count, why = allocation.allowed(candidate)
             held_back = held_back or why
             if count > 0:
-                self.allocation.allocate(candidate.kind, count, job, covered)
-                covered += self.allocation.supply.take(job, compatible, lack, key).jobs
-        if covered < job.waiting:
-            self._fall_short(job, compatible, job.waiting - covered, held_back)
+                allocation.allocate(candidate.kind, count, job, covered)
+                covered += allocation.supply.take(job, compatible, lack, key).jobs
+        lack = job.waiting - covered
+        if lack > 0:
+            key, limit = self._best_type(job, compatible)
+            why = held_back or limit
+            if why is not None:
+                self.refuse(job, lack, why)
+            if isinstance(why, _NO_ROOM_AT_SITE) and not is_headroom(job.id):
+                self.lacking_room[key] = self.lacking_room.get(key, 0) - (-lack // compatible.jobs[key])
         return covered, late
 
-    def _candidates(self, compatible: CompatibleTypes, *, any_late: bool) -> Collection[TypeKey]:
-        """Return the open types in the order in which they are tried, with those where delayed drones count."""
-        limits = self.allocation.limits
-        if not any_late and compatible.jobs.keys().isdisjoint(limits.startable):
-            return ()
-        return self.allocation.ranking.candidates(compatible, limits.startable)
-
-    def _fall_short(self, job: JobClass, compatible: CompatibleTypes, lack: int, held_back: Reason | None) -> None:
-        """Refuse ``lack`` jobs of a class. The limit of the best type is given as the reason."""
-        key, limit = self._best_type(job, compatible)
-        why = held_back or limit
-        if why is not None:
-            self._refuse(job, lack, why)
-        if isinstance(why, _NO_ROOM_AT_SITE) and not is_headroom(job.id):
-            self.lacking_room[key] = self.lacking_room.get(key, 0) - (-lack // compatible.jobs[key])
-
     def _best_type(self, job: JobClass, compatible: CompatibleTypes) -> tuple[TypeKey, Reason | None]:
-        """Return the best type whose drones live long enough, and its limit.
-
-        If there is none, return the best of all types and the downtime.
-        """
+        """Return the best type whose drones live long enough, and its limit; else the best of all and the downtime."""
         keys = self.allocation.ranking.for_jobs(compatible)
-        brief: Reason | None = None
+        brief: list[Reason] = []
         for key in keys:
             soon = life_too_short(self.context, self.context.types[key], job.walltime_s) if job.walltime_s else None
             if soon is None:
                 return key, self.allocation.limits.for_type(key)[1]
-            brief = brief or soon
-        return keys[0], brief
+            brief.append(soon)
+        return keys[0], brief[0]
 
     def _never(self, job: JobClass, compatible: CompatibleTypes) -> Reason:
         if job.invalid:
             return reasons.BadRequest(job.invalid)
         unmatched = self.context.class_backoffs.why(job.id)
-        if unmatched is not None:
-            return unmatched
         found = compatible.nearest or nearest(job, self.context.snapshot.types)
-        if found is None:
-            return reasons.NothingFits("", "type", "any", "no drone type is configured")
+        if unmatched is not None or found is None:
+            return unmatched or reasons.NothingFits("", "type", "any", "no drone type is configured")
         key, why = found
         return reasons.NothingFits(key, why.dimension, why.requested, why.available)
 
-    def _refuse(self, job: JobClass, count: int, why: Reason) -> None:
+    def refuse(self, job: JobClass, count: int, why: Reason) -> None:
         self.refusals.append(Refusal(f"class:{job.id}", count, why))
 
 
 def _is_temporary(why: Reason | None) -> bool:
     """Return True if the reason against a start passes without anybody's action."""
-    match why:
-        case None | reasons.SiteFull() | reasons.SiteQuota() | reasons.GpusStranded() | reasons.OwnerWaits():
-            return True
-        case reasons.LimitReached(allowed=allowed):
-            return allowed > 0
-        case _:
-            return False
+    if isinstance(why, reasons.LimitReached):
+        return why.allowed > 0
+    passing = reasons.SiteFull | reasons.SiteQuota | reasons.GpusStranded | reasons.OwnerWaits | None
+    return isinstance(why, passing)

@@ -12,26 +12,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from provisioner import reasons
+from provisioner import model, reasons
 from provisioner.estimates import NO_ESTIMATES, Estimates
-from provisioner.model import (
-    Drain,
-    DrainMode,
-    Drone,
-    DroneId,
-    DroneState,
-    JobClass,
-    OperatorRequest,
-    Policy,
-    Refusal,
-    RemoteState,
-    RequestKind,
-    SlotState,
-    StateChange,
-    Stop,
-    StopOrphan,
-    TypeKey,
-)
+from provisioner.model import Drain, DrainMode, Drone, DroneState, Refusal, RemoteState, RequestKind, StateChange, Stop
 from provisioner.planner.black_holes import NO_BLACK_HOLES, BlackHoles
 from provisioner.planner.breakers import OVERLAY_SCOPE
 from provisioner.planner.capacity import Supply
@@ -45,8 +28,6 @@ from provisioner.reasons import Reason
 
 MAX_IDLE_STRETCH = 3.0
 """A drone that took very long to start is kept for at most this many timeouts: it leaves by itself soon after."""
-
-
 MIN_IDLE_GAPS = 20
 """Smallest number of gaps between two jobs of a drone for an estimate. With fewer, the start cost decides."""
 
@@ -59,11 +40,10 @@ class IdleLimit(NamedTuple):
     """``gaps`` or ``start-cost`` (estimates), ``time-out`` or ``slow-start`` (bounds), ``fixed`` (setting)."""
 
 
-def idle_limit(drone: Drone, policy: Policy, estimates: Estimates = NO_ESTIMATES) -> IdleLimit:
+def idle_limit(drone: Drone, policy: model.Policy, estimates: Estimates = NO_ESTIMATES) -> IdleLimit:
     """Return the idle time that would have cost least so far at the drone's site.
 
-    It is at most the idle timeout, or the time from the drone's start at the site to the pool, if that is longer. A
-    fixed timeout is used as it is.
+    It is at most the idle timeout, or the time from the drone's start at the site to the pool, if that is longer.
     """
     site = drone.site
     timeout_s = policy.idle_timeout_at(site)
@@ -83,11 +63,9 @@ DRAIN_REPEAT_MIN_S, DRAIN_REPEAT_MAX_S = 30.0, 600.0
 """Shortest and longest time between two drain orders that have no effect."""
 CANCEL_AFTER_S = 120.0
 """A drone that waits at its site is cancelled when no job has needed it for this long, or for the idle timeout if that
-is shorter. A place in a queue took hours to earn, and a queue that looks empty is often one that is restarting. In
-replays five minutes served bursts better, but started too many unused drones where jobs come singly."""
+is shorter. In replays five minutes served bursts better, but started too many unused drones where jobs come singly."""
 MATCHABLE_IDLE_FACTOR = 3
-"""An idle drone that waiting jobs fit is kept for this many idle timeouts: the negotiator should match it any
-moment."""
+"""An idle drone that waiting jobs fit is kept for this many idle timeouts: the negotiator should match it soon."""
 
 
 def retire(
@@ -96,15 +74,12 @@ def retire(
     placed: Placement,
     black_holes: BlackHoles = NO_BLACK_HOLES,
 ) -> Retirement:
-    """Return the drones that are asked to leave, at most one order per drone; the first rule that applies decides.
-
-    While too many drones are unhealthy, only operators' requests count: they may be what ends the trouble.
-    """
+    """Return the drones that are asked to leave, at most one order per drone; the first rule that applies decides."""
     retirement = Retirement(context, preemptions, placed, black_holes)
     for request in context.snapshot.requests:
         if _carry_out(retirement, request):
             retirement.requests_done.append(request.id)
-    if context.too_unhealthy is None:
+    if context.too_unhealthy is None:  # else only operators' requests may end the trouble
         for rule in PLAN_RULES:
             rule(retirement)
         retirement.find_unneeded()
@@ -124,20 +99,20 @@ class Retirement:
     black_holes: BlackHoles
     drains: list[Drain] = field(default_factory=list)
     stops: list[Stop] = field(default_factory=list)
-    orphans: list[StopOrphan] = field(default_factory=list)
+    orphans: list[model.StopOrphan] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
     requests_done: list[int] = field(default_factory=list)
     moves: list[StateChange] = field(default_factory=list)
     """Further changes of records, each after the changes that views have caused."""
     asked: set[str] = field(default_factory=set)
-    unneeded: frozenset[str] = frozenset()
+    unneeded: set[str] = field(default_factory=set)
     """Drones that wait at a site and that no job needs (:meth:`find_unneeded`)."""
 
     def may_ask(self, drone: Drone) -> bool:
         """Return True if the drone has no order yet and its site's view is valid."""
         return drone.id not in self.asked and self.context.can_act_on(drone)
 
-    def _order(self, order: Drain | Stop) -> None:
+    def order(self, order: Drain | Stop) -> None:
         self.asked.add(order.drone.id)
         if isinstance(order, Drain):
             self.drains.append(order)
@@ -151,23 +126,14 @@ class Retirement:
         draining, now = DroneState.DRAINING, self.context.now
         since = drone.since if drone.state is draining else now
         after = replace(drone, state=draining, since=since, leaving=leaving, asked_at=now, asked=0, drain_mode=mode)
-        self._order(Drain(after, drone.state, mode, reason))
-
-    def undrain(self, drone: Drone, reason: Reason) -> None:
-        """Take a draining drone back into service."""
-        self._order(Drain(undrained_record(drone, self.context.now), drone.state, DrainMode.RESUME, reason))
+        self.order(Drain(after, drone.state, mode, reason))
 
     def stop(self, drone: Drone, reason: Reason, leaving: DroneState | None, *, kill: bool = False) -> None:
-        """Stop a drone."""
         now, again = self.context.now, drone.state is DroneState.STOPPING
         since, asked = (drone.since, drone.asked + 1) if again else (now, 1)
         leaving = drone.leaving or leaving
         after = replace(drone, state=DroneState.STOPPING, since=since, asked_at=now, asked=asked, leaving=leaving)
-        self._order(Stop(after, drone.state, reason, kill))
-
-    def preempt(self, drone: Drone, reason: Reason, leaving: DroneState) -> None:
-        """Stop a drone for the owner or for a GPU job. This is its notice, whatever it was about to do."""
-        self.stop(replace(drone, leaving=None, notice_at=drone.notice_at or self.context.now), reason, leaving)
+        self.order(Stop(after, drone.state, reason, kill))
 
     def drain_or_stop(self, drone: Drone, reason: Reason, leaving: DroneState, mode: DrainMode) -> None:
         """Drain a drone that is in the pool, and stop any other."""
@@ -176,17 +142,8 @@ class Retirement:
         else:
             self.stop(drone, reason, DroneState.CANCELLED)
 
-    def write_off(self, drone: Drone, reason: Reason) -> None:
-        """End the record of a drone that nobody can be asked to stop."""
-        self.moves.append(StateChange(ended_record(drone, DroneState.LOST, self.context.now), drone.state, reason))
-        self.asked.add(drone.id)
-
     def heard_at(self, drone: Drone) -> float:
-        """Return the time up to which the state of a drone in the pool is known.
-
-        A listing of now may show an old slot, or lack it once. A drone that stays away is out of the pool, which has a
-        limit of its own.
-        """
+        """Return the time up to which the state of a drone in the pool is known: a listing may show an old slot."""
         slot = self.context.slots.get(drone.id)
         return min(self.context.now, slot.heard_at if slot is not None else drone.heard_at)
 
@@ -197,8 +154,7 @@ class Retirement:
         return breaker.blind_until if breaker else 0.0
 
     @cached_property
-    def kept(self) -> frozenset[DroneId]:
-        """Idle drones that headroom needs."""
+    def kept(self) -> frozenset[model.DroneId]:
         return kept_for_headroom(self.context, self.placed.without_headroom)
 
     def matchable(self, drone: Drone) -> bool:
@@ -211,44 +167,33 @@ class Retirement:
         )
 
     @cached_property
-    def _matchable_classes(self) -> list[JobClass]:
+    def _matchable_classes(self) -> list[model.JobClass]:
         shares = GroupShares.of(self.context)
         return [job for job in self.context.classes if not shares.used_up(job)]
 
     def find_unneeded(self) -> None:
-        """Find the drones that wait at a site and that neither jobs nor headroom have needed for a while.
-
-        Fresh jobs count as need here: scaling down is slower than scaling up.
-        """
+        """Find the drones that wait at a site and that neither jobs nor headroom have needed for a while."""
         context = self.context
         outage = context.breakers.get(OVERLAY_SCOPE)
         if context.validity.overlay is not None or (outage is not None and context.now < outage.until):
             return
-        waiting = [drone for drone in context.changing.values() if self._waits_at_site(drone)]
-        if not waiting:
-            return
-        left = self._uncovered_types({drone.type for drone in waiting})
-        unneeded: list[str] = []
+        drones = (
+            d for d in context.changing.values() if d.waits_at_site and not d.is_leaving and d.type in context.types
+        )
+        waiting = [d for d in drones if not d.jobs and not d.started_at and d.id not in self.asked]
+        left = self._uncovered_types({drone.type for drone in waiting}) if waiting else {}
         # Delayed drones come first, then the newest.
         for drone in sorted(waiting, key=lambda d: (d.id not in context.late, -d.requested_at, d.id)):
             left[drone.type] -= 1
-            if left[drone.type] < 0:
-                if drone.idle_at:
-                    self._mark(drone, 0.0)
-            elif not drone.idle_at:
-                self._mark(drone, context.now)
-            else:
-                limit_s = min(CANCEL_AFTER_S, context.snapshot.policy.idle_timeout_at(drone.site))
-                if context.now - drone.idle_at >= limit_s:
-                    unneeded.append(drone.id)
-        self.unneeded = frozenset(unneeded)
+            needed, limit_s = left[drone.type] < 0, context.snapshot.policy.idle_timeout_at(drone.site)
+            if needed is bool(drone.idle_at):
+                after = replace(drone, idle_at=0.0 if needed else context.now)
+                self.moves.append(StateChange(after, drone.state, reasons.Unneeded(drone.state.value)))
+            elif not needed and context.now - drone.idle_at >= min(CANCEL_AFTER_S, limit_s):
+                self.unneeded.add(drone.id)
 
-    def _waits_at_site(self, drone: Drone) -> bool:
-        waits = drone.waits_at_site and not drone.jobs and not drone.started_at
-        return waits and not drone.is_leaving and drone.type in self.context.types and drone.id not in self.asked
-
-    def _uncovered_types(self, keys: Collection[TypeKey]) -> dict[TypeKey, int]:
-        """Return how many drones of these types on their way no job and no headroom needs."""
+    def _uncovered_types(self, keys: Collection[model.TypeKey]) -> dict[model.TypeKey, int]:
+        """Return how many drones of these types on their way no job, not even a fresh one, and no headroom needs."""
         context, supply = self.context, Supply.of(self.context)
         real = sorted(context.classes, key=lambda c: (len(context.compatible[c.id].kinds), c.id))
         for job in (*real, *context.headroom):
@@ -263,19 +208,12 @@ class Retirement:
                 supply.take(job, compatible, wanted, key, late=True)
         return {key: supply.untouched(context.types[key]) for key in keys}
 
-    def _mark(self, drone: Drone, unneeded_at: float) -> None:
-        after = replace(drone, idle_at=unneeded_at)
-        self.moves.append(StateChange(after, drone.state, reasons.Unneeded(drone.state.value)))
 
-
-def _carry_out(retirement: Retirement, request: OperatorRequest) -> bool:
-    """Return True if the request is dealt with.
-
-    A drain waits for the overlay, which alone can carry it out. A reset of breakers is in the snapshot already.
-    """
-    if request.kind is RequestKind.RESET:
+def _carry_out(retirement: Retirement, request: model.OperatorRequest) -> bool:
+    """Return True if the request is dealt with: a drain waits for the overlay, which alone can carry it out."""
+    if request.kind is RequestKind.RESET:  # it is in the snapshot already
         return True
-    drones = retirement.context.drones
+    drones, now = retirement.context.drones, retirement.context.now
     named = [drones[i] for i in request.drone_ids if i in drones]
     doubt = retirement.context.validity.overlay
     of_overlay = any(d.joined_at or d.state is DroneState.DRAINING for d in named)
@@ -293,13 +231,13 @@ def _carry_out(retirement: Retirement, request: OperatorRequest) -> bool:
             if drone.site in retirement.context.snapshot.policy.sites:
                 retirement.stop(drone, reason, DroneState.CANCELLED, kill=True)
             else:  # its site was taken out of the configuration: nobody can be asked, nothing else would ever end it
-                retirement.write_off(drone, reason)
+                retirement.moves.append(StateChange(ended_record(drone, DroneState.LOST, now), drone.state, reason))
+                retirement.asked.add(drone.id)
         elif request.mode is DrainMode.RESUME and drone.state is DroneState.DRAINING:
-            retirement.undrain(drone, reason)
+            retirement.order(Drain(undrained_record(drone, now), drone.state, DrainMode.RESUME, reason))
         elif request.mode is DrainMode.RESUME:
-            retirement.refusals.append(
-                Refusal(f"drone:{drone.id}", 1, reasons.NotDraining(drone.id, drone.state.value))
-            )
+            why = reasons.NotDraining(drone.id, drone.state.value)
+            retirement.refusals.append(Refusal(f"drone:{drone.id}", 1, why))
         elif drone.state is not DroneState.STOPPING:
             retirement.drain_or_stop(drone, reason, DroneState.CANCELLED, request.mode)
     return True
@@ -308,8 +246,9 @@ def _carry_out(retirement: Retirement, request: OperatorRequest) -> bool:
 def stop_for_owners(retirement: Retirement) -> None:
     """Stop the drones whose room an owner's job or a GPU job gets."""
     for order in retirement.preemptions:
-        if retirement.may_ask(order.drone):
-            retirement.preempt(order.drone, order.reason, order.end)
+        if retirement.may_ask(order.drone):  # this is its notice, whatever it was about to do
+            notice_at = order.drone.notice_at or retirement.context.now
+            retirement.stop(replace(order.drone, leaving=None, notice_at=notice_at), order.reason, order.end)
 
 
 def drain_black_holes(retirement: Retirement) -> None:
@@ -418,13 +357,11 @@ def overdue(retirement: Retirement, drone: Drone) -> bool:
     if drone.state in (DroneState.BOOTING, DroneState.JOINED) and retirement.context.validity.overlay is not None:
         return True  # it may have joined: nobody can see
     reason = reasons.StateTimeout(drone.state.value, spent_s, limit_s)
-    match rule.then:
-        case OnTimeout.STOP:
-            retirement.stop(drone, reason, rule.ends_as)
-        case OnTimeout.INSIST if not _works_again(retirement.context, drone):
-            retirement.stop(drone, reason, drone.leaving, kill=drone.asked >= KILL_AFTER_STOPS)
-        case _:
-            pass  # idle drones leave by `idle`; a record without a drone ends by `lifecycle.observe`
+    # Idle drones leave by `idle`; a record without a drone ends by `lifecycle.observe`.
+    if rule.then is OnTimeout.STOP:
+        retirement.stop(drone, reason, rule.ends_as)
+    elif rule.then is OnTimeout.INSIST and not _works_again(retirement.context, drone):
+        retirement.stop(drone, reason, drone.leaving, kill=drone.asked >= KILL_AFTER_STOPS)
     return True
 
 
@@ -435,7 +372,7 @@ def drain_ignored(retirement: Retirement, drone: Drone) -> bool:
     """
     slot = retirement.context.slots.get(drone.id)
     ordered = drone.state is DroneState.DRAINING and drone.asked_at and drone.drain_mode is not DrainMode.NONE
-    if not ordered or slot is None or slot.state is SlotState.DRAINING:
+    if not ordered or slot is None or slot.state is model.SlotState.DRAINING:
         return False
     after_s = retirement.context.now - drone.since
     if retirement.context.now - drone.asked_at < min(max(DRAIN_REPEAT_MIN_S, after_s / 3), DRAIN_REPEAT_MAX_S):
@@ -464,13 +401,11 @@ def _final_state(drone: Drone) -> DroneState:
 
 
 def _works_again(context: PlanningContext, drone: Drone) -> bool:
-    """Return True if a stop did not reach the drone and it has taken jobs since.
-
-    It is asked again when it has no job. An owner's claim and an operator's request hold whatever it does.
-    """
+    """Return True if a stop did not reach the drone and it has taken jobs since: it is asked when it has none."""
     slot = context.slots.get(drone.id)
-    by_operator = drone.leaving is DroneState.CANCELLED and 0 < drone.joined_at <= drone.since
     took = slot is not None and slot.jobs > 0 and slot.begun_at > drone.since
+    # An owner's claim and an operator's request hold whatever it does.
+    by_operator = drone.leaving is DroneState.CANCELLED and 0 < drone.joined_at <= drone.since
     return took and not drone.notice_at and not by_operator
 
 
@@ -478,11 +413,9 @@ def _limit(retirement: Retirement, drone: Drone) -> tuple[float, float]:
     """Return how long the drone's state may last, and the start of that time."""
     policy = retirement.context.snapshot.policy.of_site(drone.site)
     setting = float(getattr(policy, STATE_RULES[drone.state].limit, 0.0))
+    kind = retirement.context.types.get(drone.type)
     match drone.state:
-        case DroneState.BUSY:
-            kind = retirement.context.types.get(drone.type)
-            if kind is None or not kind.walltime_s:
-                return 0.0, drone.since
+        case DroneState.BUSY if kind is not None and kind.walltime_s:
             return kind.walltime_s + policy.grace_s, drone.started_at or drone.since
         case DroneState.STOPPING:
             return setting, drone.asked_at
@@ -493,15 +426,17 @@ def _limit(retirement: Retirement, drone: Drone) -> tuple[float, float]:
             return setting, drone.since
 
 
-def _orphans(context: PlanningContext) -> tuple[StopOrphan, ...]:
+def _orphans(context: PlanningContext) -> tuple[model.StopOrphan, ...]:
     """Return what carries our tag without a live record: a start with a late answer, or a lost store."""
     found = []
     for site, count in context.orphan_counts.items():
         view = context.validity.site_view(context.snapshot, site)
-        if not count or view is None or context.validity.sites.get(site) is not None:
+        if view is None or context.validity.sites.get(site) is not None:
             continue
-        for drone_id, remote in view.drones.items():
+        for drone_id, remote in view.drones.items() if count else ():
             if remote.state not in (RemoteState.STOPPED, RemoteState.ENDED) and drone_id not in context.drones:
                 known = context.snapshot.ended.get(drone_id)
-                found.append(StopOrphan(site, drone_id, remote.remote_id, reasons.Orphan(known.value if known else "")))
+                found.append(
+                    model.StopOrphan(site, drone_id, remote.remote_id, reasons.Orphan(known.value if known else ""))
+                )
     return tuple(found)

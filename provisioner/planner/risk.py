@@ -31,7 +31,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from statistics import fmean
-from typing import NamedTuple
 
 from provisioner.estimates import HORIZONS_S, Estimates
 from provisioner.model import Drone, DroneId, DroneType, JobClass
@@ -94,18 +93,12 @@ def runs_of(context: PlanningContext, job: JobClass) -> tuple[float, ...]:
 
 
 def waiting_time(context: PlanningContext, job: JobClass) -> float:
-    """Return the longest continuous idle time of the jobs in seconds.
-
-    A preempted job accepts no more risk than a new one: what it has lost already should not make it lose more.
-    """
+    """Return the longest continuous idle time of the jobs in seconds: preempted jobs accept no more than new ones."""
     return max(0.0, context.now - job.waits_since) if job.waits_since else 0.0
 
 
 def free_gpus_at(context: PlanningContext, site: str) -> int | None:
-    """Return the free milli-GPUs of a site, or None if unknown.
-
-    Counts by type may be alternatives on the same hardware, so only the largest is certain.
-    """
+    """Return the free milli-GPUs of a site, or None if unknown. Of counts by type only the largest is certain."""
     view = context.validity.site_view(context.snapshot, site)
     if view is None:
         return None
@@ -123,8 +116,7 @@ MAX_EXCLUSION_CHARS = 2000
 """Length of the list: it travels in an environment variable and is part of an expression."""
 _USER_NAME = re.compile(r"[A-Za-z0-9._@-]{1,80}")
 DRAIN_LOSS_FACTOR = 2.0
-"""A drone takes no more jobs where they would lose this many times the accepted loss. It is undrained, and others are
-started, only where they would lose no more than the accepted loss. This hysteresis prevents oscillation."""
+"""A drone takes no more jobs where they would lose this many times the loss that allows a start: a hysteresis."""
 
 
 def is_excluded(owner: str, avoids: str) -> bool:
@@ -132,19 +124,9 @@ def is_excluded(owner: str, avoids: str) -> bool:
     return bool(avoids) and owner in avoids.split(",")
 
 
-class _DroneQueue(NamedTuple):
-    """Drones that hold GPUs at a site, the newest first, and how much the owner takes before each of them."""
-
-    drones: list[Drone]
-    heads_milli: list[int]
-
-
 @dataclass
 class PreemptionRisk:
-    """Risk at the sites with an owner. Mutable, local to one plan; :meth:`book` takes the headroom of started drones.
-
-    Parts are worked out when first asked for: most plans need none.
-    """
+    """Risk at the sites with an owner. Mutable, local to one plan; its parts are worked out when first asked for."""
 
     context: PlanningContext
     safer: Callable[[CompatibleTypes], bool]
@@ -153,7 +135,6 @@ class PreemptionRisk:
 
     @property
     def estimates(self) -> Estimates:
-        """Estimates of the owners and of run times."""
         return self.context.snapshot.estimates
 
     @cached_property
@@ -235,10 +216,7 @@ class PreemptionRisk:
         return runs, accepted_loss(waiting_time(self.context, job), runs)
 
     def most_exposed(self) -> Mapping[DroneId, DrainAtRisk]:
-        """Return the drones that should take no more jobs, judged by the jobs that are next in line.
-
-        These are, by site with an owner, the class that has waited longest of those that could run there.
-        """
+        """Return the drones that should take no more jobs, by the class that has waited longest for their site."""
         next_in_line: dict[str, JobClass] = {}
         for job in self.context.classes if self.estimates.rises else ():
             for site in self._owned_sites(self.context.compatible[job.id]) if job.waiting else ():
@@ -254,8 +232,8 @@ class PreemptionRisk:
         self, job: JobClass, compatible: CompatibleTypes, site: str, times: float = 1.0
     ) -> Mapping[DroneId, DrainAtRisk]:
         """Return the drones of a site where jobs of a class would lose more than ``times`` the accepted loss."""
-        queue = self._queues.get(site) if site in self._owned_sites(compatible) else None
-        if queue is None:
+        drones, heads_milli = self._queues.get(site, ([], [])) if site in self._owned_sites(compatible) else ([], [])
+        if not drones:
             return {}
         runs, limit = self._runs_and_accepted_loss(job)
         rise = self.estimates.rises[site]
@@ -263,10 +241,10 @@ class PreemptionRisk:
         def loss(head_milli: int) -> float:
             return expected_loss(runs, rise.chances(head_milli))
 
-        safe = bisect_left(queue.heads_milli, True, key=lambda head: loss(head) <= times * limit)
+        safe = bisect_left(heads_milli, True, key=lambda head: loss(head) <= times * limit)
         return {
             drone.id: DrainAtRisk(site, loss(head), limit)
-            for drone, head in zip(queue.drones[:safe], queue.heads_milli, strict=False)
+            for drone, head in zip(drones[:safe], heads_milli, strict=False)
             if drone.joined_at
             and not drone.notice_at
             and drone.type in compatible.jobs
@@ -282,17 +260,13 @@ class PreemptionRisk:
         return found
 
     @cached_property
-    def _queues(self) -> Mapping[str, _DroneQueue]:
-        """By site with an owner, who takes free capacity first, then the newest drones."""
+    def _queues(self) -> Mapping[str, tuple[list[Drone], list[int]]]:
+        """By site with an owner: drones, the newest first, and how many milli-GPUs the owner takes before each."""
         there: dict[str, list[Drone]] = {site: [] for site in self._free_milli}
         for drone in self.context.drones.values():
             if drone.started_at and (found := there.get(drone.site)) is not None:
                 found.append(drone)
-        queues = {}
-        for site, drones in there.items():
+        for drones in there.values():
             drones.sort(key=lambda drone: (-drone.started_at, drone.id))
-            sizes = (drone.gpu_milli for drone in drones[:-1])
-            queues[site] = _DroneQueue(
-                drones, list(accumulate(sizes, initial=self._free_milli[site])) if drones else []
-            )
-        return queues
+        sizes = {site: (drone.gpu_milli for drone in drones[:-1]) for site, drones in there.items()}
+        return {s: (there[s], list(accumulate(sizes[s], initial=free))) for s, free in self._free_milli.items()}

@@ -8,19 +8,17 @@ carried out. Actions that break a promise (:mod:`validation`) are left out; all 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from provisioner.model import Drain, Plan, PolledOverlay, Refusal, Snapshot, Start, StateChange, StopOrphan
+from provisioner.model import Drain, Plan, PolledOverlay, Refusal, Snapshot, Start, StateChange, Stop, StopOrphan
 from provisioner.planner import decide
 from provisioner.planner.validation import Action, Breach, validate_plan
-from provisioner.reasons import InvalidAction, PlannerFailed
+from provisioner.reasons import InvalidAction, OperatorRequested, PlannerFailed
 
 PlanFunction = Callable[[Snapshot], Plan]
 """Makes a plan: :func:`provisioner.planner.decide`, or another rule in a benchmark."""
 PlanValidator = Callable[[Snapshot, Plan], tuple[Breach, ...]]
-"""Returns the promises that a plan breaks: :func:`provisioner.planner.validation.validate_plan`."""
-
 MAX_ISOLATION_TRIES = 64
 """Plans made to find the classes: two among ten thousand need about 56. After that, whole groups are left out."""
 MAX_ERROR_CHARS = 200
@@ -49,10 +47,7 @@ def safe_plan(
     judge: PlanValidator = validate_plan,
     suspects: Collection[str] = (),
 ) -> SafePlan:
-    """Return the plan to carry out. Never raises: if no plan can be made at all, it is empty.
-
-    ``suspects`` are the ``classes`` of the previous plan, which saves the search.
-    """
+    """Return the plan to carry out, which may be empty; never raises. The previous plan's ``classes`` are suspects."""
     try:
         found = plan_isolated(snapshot, planner, suspects)
     except Exception as error:
@@ -60,8 +55,7 @@ def safe_plan(
     try:
         kept = drop_invalid(snapshot, found.plan, judge)
     except Exception as error:
-        others = {action for action in _actions_of(found.plan) if not _by_operator(action)}
-        plan = _plan_without(snapshot, found.plan, others)
+        plan = _plan_without(snapshot, found.plan, [a for a in _actions_of(found.plan) if not _by_operator(a)])
         return replace(found, plan=plan, faults=(*found.faults, _failure_text("judge", error)), error=error)
     return replace(found, plan=kept.plan, faults=found.faults + kept.faults, actions=kept.actions)
 
@@ -76,7 +70,7 @@ def plan_isolated(snapshot: Snapshot, planner: PlanFunction, suspects: Collectio
     except Exception as failed:
         error = failed
     classes = snapshot.overlay.view.classes if snapshot.overlay.view is not None else ()
-    kept, plan = _find_good_classes(snapshot, planner, suspects) if classes else (set[int](), None)
+    kept, plan = _find_good_classes(snapshot, planner, suspects)
     why = PlannerFailed(f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS])
     faults = (_failure_text("planner", error),)
     if plan is None:
@@ -90,13 +84,10 @@ def plan_isolated(snapshot: Snapshot, planner: PlanFunction, suspects: Collectio
 def _find_good_classes(
     snapshot: Snapshot, planner: PlanFunction, suspects: Collection[str]
 ) -> tuple[set[int], Plan | None]:
-    """Return the positions of the classes with which the planner does not fail, and its plan for them.
-
-    There is no plan if it fails without any class.
-    """
-    view = snapshot.overlay.view
-    assert view is not None
-    kept: set[int] = set()
+    """Return the positions of the classes with which the planner does not fail, and its plan for them, if any."""
+    view, kept = snapshot.overlay.view, set[int]()
+    if view is None or not view.classes:
+        return kept, None
 
     def try_plan(positions: set[int]) -> Plan | None:
         some = replace(view, classes=tuple(job for n, job in enumerate(view.classes) if n in positions))
@@ -127,10 +118,7 @@ def _find_good_classes(
 
 
 def _requests_alone(snapshot: Snapshot, planner: PlanFunction, why: PlannerFailed, error: Exception) -> Plan:
-    """Return a plan for operators' requests only, made from the record and, if possible, the overlay's slots.
-
-    Raises ``error`` if the planner fails on these too.
-    """
+    """Return a plan for operators' requests only, by the record and, if possible, the slots; else raise ``error``."""
     overlays = [PolledOverlay()]  # without a view, drains wait
     if snapshot.overlay.view is not None:
         overlays.insert(0, replace(snapshot.overlay, view=replace(snapshot.overlay.view, classes=())))
@@ -154,10 +142,7 @@ def _requests_alone(snapshot: Snapshot, planner: PlanFunction, why: PlannerFaile
 
 
 def drop_invalid(snapshot: Snapshot, plan: Plan, judge: PlanValidator) -> SafePlan:
-    """Leave out the actions that break a promise, until none does.
-
-    A breach without actions leaves only the operators' requests. If one remains even then, nothing is done.
-    """
+    """Leave out the actions that break a promise; if one remains, all but operators' requests, and then these too."""
     breaches: list[Breach] = []
     left_out: list[Action] = []
     for turn in range(MAX_VALIDATION_ROUNDS + 2):
@@ -175,7 +160,7 @@ def drop_invalid(snapshot: Snapshot, plan: Plan, judge: PlanValidator) -> SafePl
     if breaches:
         plan = replace(plan, refusals=(*plan.refusals, *_refusals(breaches, left_out)))
     texts = dict.fromkeys(breach.text for breach in breaches)
-    return SafePlan(plan, tuple(texts), actions=tuple(map(_describe_action, left_out)))
+    return SafePlan(plan, tuple(texts), actions=tuple(_describe_action(action)[1] for action in left_out))
 
 
 def _actions_of(plan: Plan) -> list[Action]:
@@ -183,7 +168,7 @@ def _actions_of(plan: Plan) -> list[Action]:
 
 
 def _by_operator(what: Action | StateChange) -> bool:
-    return what.reason.kind == "operator-requested"
+    return isinstance(what.reason, OperatorRequested)
 
 
 def _plan_without(snapshot: Snapshot, plan: Plan, named: Collection[Action]) -> Plan:
@@ -200,17 +185,10 @@ def _plan_without(snapshot: Snapshot, plan: Plan, named: Collection[Action]) -> 
     )
 
 
-def _refusals(breaches: Collection[Breach], left_out: Collection[Action]) -> Iterator[Refusal]:
+def _refusals(breaches: Sequence[Breach], left_out: Collection[Action]) -> Iterator[Refusal]:
     """Yield a refusal for each class and drone whose action was left out, with the first promise that it broke."""
-    texts = {action: breach.text for breach in reversed(list(breaches)) for action in breach.actions}
-    others = next(breach.text for breach in breaches)
-    counts: Counter[tuple[str, str]] = Counter()
-    for action in left_out:
-        if isinstance(action, Start):
-            subject = f"class:{action.drone.for_class}"
-        else:
-            subject = f"drone:{action.drone_id if isinstance(action, StopOrphan) else action.drone.id}"
-        counts[subject, texts.get(action, others)] += 1
+    texts = {action: breach.text for breach in reversed(breaches) for action in breach.actions}
+    counts = Counter((_describe_action(action)[0], texts.get(action, breaches[0].text)) for action in left_out)
     for (subject, text), count in counts.items():
         yield Refusal(subject, count, InvalidAction(text))
 
@@ -219,13 +197,12 @@ def _failure_text(who: str, error: Exception) -> str:
     return f"the {who} failed: {type(error).__name__}: {error}"
 
 
-def _describe_action(action: Action) -> str:
+def _describe_action(action: Action) -> tuple[str, str]:
+    """Return the subject of an action's refusal, and the action in words."""
     match action:
         case Start(drone=drone):
-            return f"start {drone.id} of {drone.type}"
-        case Drain(drone=drone):
-            return f"drain {drone.id}"
+            return f"class:{drone.for_class}", f"start {drone.id} of {drone.type}"
         case StopOrphan(site=site, drone_id=drone_id):
-            return f"stop the stray {drone_id} at {site}"
-        case _:
-            return f"stop {action.drone.id}"
+            return f"drone:{drone_id}", f"stop the stray {drone_id} at {site}"
+        case Drain(drone=drone) | Stop(drone=drone):
+            return f"drone:{drone.id}", f"{'drain' if isinstance(action, Drain) else 'stop'} {drone.id}"

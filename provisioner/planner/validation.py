@@ -11,18 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from provisioner.model import (
-    BreakerState,
-    Drain,
-    DrainMode,
-    DroneState,
-    Plan,
-    RemoteState,
-    Snapshot,
-    Start,
-    Stop,
-    StopOrphan,
-)
+from provisioner import model
+from provisioner.model import BreakerState, Drain, DrainMode, DroneState, Plan, RemoteState, Snapshot, Start, Stop
 
 # The only grounds on which a drone that has a job may be asked to end (by ``kind`` of the reason).
 _MAY_STOP_BUSY = frozenset(
@@ -33,16 +23,15 @@ _amounts = attrgetter("gpu_milli", "cpus", "memory_mib", "disk_mib")
 _QUEUED_STATES = (DroneState.SUBMITTED, DroneState.QUEUED)
 _MAY_DRAIN_BUSY = _MAY_STOP_BUSY | {"type-removed", "demand-returned", "drain-at-risk", "black-hole"}
 
-Action = Start | Drain | Stop | StopOrphan
+Action = Start | Drain | Stop | model.StopOrphan
 
 
 @dataclass(frozen=True, slots=True)
 class Breach:
-    """A promise that a plan breaks, and the actions without which the plan would keep it."""
+    """A promise that a plan breaks, and the actions without which it would keep it; none if none is to blame."""
 
     text: str
     actions: tuple[Action, ...] = ()
-    """Empty if no single action can be blamed."""
 
     def __str__(self) -> str:
         return self.text
@@ -57,21 +46,17 @@ def validate_plan(snapshot: Snapshot, plan: Plan) -> tuple[Breach, ...]:
 
 def _duplicates(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
     """Yield drones that are asked for two things, and ids that are used or unknown."""
-    asked: dict[str, list[Action]] = defaultdict(list)
+    asked: dict[tuple[str, str], list[Action]] = defaultdict(list)
     for action in plan.asks:
-        asked[action.drone.id].append(action)
+        asked[action.drone.id, ""].append(action)
     # Two sites may list the same stray by mistake: each is asked to end its own.
-    strays: dict[tuple[str, str], list[Action]] = defaultdict(list)
     for orphan in plan.orphans:
-        strays[orphan.site, orphan.drone_id].append(orphan)
-    for (_, drone_id), orphans in strays.items():
-        actions = [*asked.get(drone_id, ()), *orphans]
+        key = orphan.drone_id, orphan.site
+        asked.setdefault(key, list(asked.get((orphan.drone_id, ""), ()))).append(orphan)
+    for (drone_id, _), actions in asked.items():
         if len(actions) > 1:
-            yield Breach(f"{drone_id} is asked for {len(actions)} things at once", tuple(actions[1:]))
-    for drone_id, actions in asked.items():
-        if len(actions) > 1:
-            first = next((a for a in actions if _by_operator(a.reason)), actions[0])
-            others = tuple(a for a in actions if a is not first)
+            kept = next((n for n, action in enumerate(actions) if _by_operator(action)), 0)
+            others = (*actions[:kept], *actions[kept + 1 :])
             yield Breach(f"{drone_id} is asked for {len(actions)} things at once", others)
     for start in plan.starts:
         if start.drone.id in snapshot.drones:
@@ -94,11 +79,7 @@ def _duplicates(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
 
 
 def _caps(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
-    """Yield limits that the plan's starts exceed.
-
-    A limit that was exceeded before is no fault of a start that adds nothing to it: a drone without GPUs may start
-    while more GPUs run than are allowed.
-    """
+    """Yield limits that the plan's starts exceed. A start that adds nothing to a limit does not exceed it."""
     if not plan.starts:
         return
     drones: Counter[str] = Counter()
@@ -155,10 +136,7 @@ def _beyond(
     who: str = "",
     are: str = "allowed",
 ) -> Iterator[Breach]:
-    """Yield a breach that names the starts whose amounts, after the earlier ones and ``used``, exceed ``allowed``.
-
-    Starts with an amount of 0 do not count. The text has the numbers in ``unit``.
-    """
+    """Yield a breach that names the starts whose amounts, after the earlier ones and ``used``, exceed ``allowed``."""
     named, count = [], used
     for start, amount in asks:
         count += amount
@@ -172,18 +150,17 @@ def _beyond(
 def _unseen(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
     """Yield actions that rest on no fresh view, and starts against a ban."""
     view, now = snapshot.overlay.view, snapshot.now
-    blind = (
-        view is None or snapshot.overlay.fault is not None or now - view.taken_at > snapshot.policy.overlay_max_age_s
-    )
-    if blind and (plan.starts or plan.drains):
+    seen = view is not None and snapshot.overlay.fault is None
+    fresh = seen and view is not None and now - view.taken_at <= snapshot.policy.overlay_max_age_s
+    if not fresh and (plan.starts or plan.drains):
         text = f"{len(plan.starts)} starts and {len(plan.drains)} drains without a fresh view of the overlay"
         yield Breach(text, (*plan.starts, *plan.drains))
-    touched: dict[str, list[Action]] = {}
+    touched: dict[str, list[Action]] = defaultdict(list)
     for action in plan.asks:
-        if not _by_operator(action.reason):
-            touched.setdefault(action.drone.site, []).append(action)
+        if not _by_operator(action):
+            touched[action.drone.site].append(action)
     for orphan in plan.orphans:
-        touched.setdefault(orphan.site, []).append(orphan)
+        touched[orphan.site].append(orphan)
     for site, actions in touched.items():
         polled, limits = snapshot.sites.get(site), snapshot.policy.sites.get(site)
         if polled is None or polled.view is None or limits is None:
@@ -200,8 +177,8 @@ def _unseen(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
                 yield Breach(text, (start,))
 
 
-def _by_operator(reason: object) -> bool:
-    return getattr(reason, "kind", "") == "operator-requested"
+def _by_operator(action: Action) -> bool:
+    return action.reason.kind == "operator-requested"
 
 
 def _busy_drones(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
@@ -270,20 +247,20 @@ def _start_reasons(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
     waiting = {c.id: c for c in snapshot.overlay.view.classes} if snapshot.overlay.view else {}
     warm = {f"headroom:{h.name}": h.count for h in snapshot.policy.headroom}
     types = {t.key: t for t in snapshot.types}
-    starts: dict[str, list[Start]] = {}
+    starts: dict[str, tuple[Start, ...]] = defaultdict(tuple)
     for start in plan.starts:
-        starts.setdefault(start.drone.for_class, []).append(start)
+        starts[start.drone.for_class] += (start,)
     for class_id, mine in starts.items():
         job, count = waiting.get(class_id), len(mine)
         if class_id in warm:
             if count > warm[class_id]:
                 text = f"{count} drones are started for {class_id}, which wants {warm[class_id]}"
-                yield Breach(text, tuple(mine[warm[class_id] :]))
+                yield Breach(text, mine[warm[class_id] :])
         elif job is None or job.waiting <= 0:
-            yield Breach(f"{count} drones are started for class {class_id}, of which nothing waits", tuple(mine))
+            yield Breach(f"{count} drones are started for class {class_id}, of which nothing waits", mine)
         elif count > job.waiting:
             text = f"{count} drones are started for {job.waiting} waiting jobs of class {class_id}"
-            yield Breach(text, tuple(mine[job.waiting :]))
+            yield Breach(text, mine[job.waiting :])
     for start in plan.starts:
         job, kind = waiting.get(start.drone.for_class), types.get(start.drone.type)
         if job is not None and kind is not None:

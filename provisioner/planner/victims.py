@@ -37,16 +37,12 @@ class VictimCandidate:
     """Order of drones that lose the same: not started, idle, busy; then the youngest first."""
 
     def order(self) -> tuple[float, tuple[int, float], DroneId]:
-        """Return the sort key of candidates of one shape, the cheapest first."""
         return self.lost_gpu_s, self.rank, self.drone_id
 
 
 @dataclass(slots=True)
 class NodeCandidates:
-    """Candidates of one node by shape. Mutable, local to one plan: many jobs may want room on one node.
-
-    The cheapest candidate of each shape comes first, and so does the shape that has the cheapest of all.
-    """
+    """Candidates of one node by shape, the cheapest first in each and over all. Mutable, local to one plan."""
 
     by_shape: dict[Resources, list[VictimCandidate]] = field(default_factory=dict)
     held: Resources = field(init=False)
@@ -71,16 +67,11 @@ class NodeCandidates:
 
     def remove(self, victims: Collection[VictimCandidate]) -> None:
         """Remove the drones that leave."""
-        gone = {victim.drone_id for victim in victims}
-        for space in {victim.space for victim in victims}:
-            left = [each for each in self.by_shape[space] if each.drone_id not in gone]
-            if left:
-                self.by_shape[space] = left
-            else:
-                del self.by_shape[space]
         for victim in victims:
+            self.by_shape[victim.space].remove(victim)
             self.held = self.held.plus(victim.space, -1)
-        self.by_shape = dict(sorted(self.by_shape.items(), key=lambda each: each[1][0].order()))
+        groups = ((space, group) for space, group in self.by_shape.items() if group)
+        self.by_shape = dict(sorted(groups, key=lambda each: each[1][0].order()))
 
 
 @dataclass(slots=True)
@@ -97,10 +88,9 @@ def cheapest_set(
     candidates: Sequence[VictimCandidate] | NodeCandidates,
     effort: SearchBudget | None = None,
 ) -> tuple[VictimCandidate, ...] | None:
-    """Return the candidates of one node whose leaving makes room for ``need`` at the least loss.
+    """Return the candidates of one node whose leaving makes room for ``need`` at the least loss, and are fewest.
 
-    Each GPU that is free then keeps ``kept``. Of two sets with equal loss the smaller one is returned. None if all
-    candidates together are not enough.
+    Each GPU that is free then keeps ``kept``. None if all candidates together are not enough.
     """
     residents = candidates if isinstance(candidates, NodeCandidates) else NodeCandidates.of(candidates)
     if count_fits(need, free.plus(residents.held), kept) < 1:
@@ -136,18 +126,10 @@ class _Group(NamedTuple):
 
 
 def _most(short: Sequence[tuple[int, int]], gains: Sequence[int]) -> int | None:
-    """Return how many drones of a shape are enough for all that it can contribute, or None if unknown.
-
-    ``short`` holds the rules that are not met, and by how much.
-    """
+    """Return how many drones of a shape are enough for all that it can give to the ``short`` rules; None if unknown."""
     if min(gains, default=0) < 0:
         return None
-    most = 0
-    for rule, lack in short:
-        gain = gains[rule]
-        if gain and lack > most * gain:
-            most = -(-lack // gain)
-    return most
+    return max((-(-lack // gains[rule]) for rule, lack in short if gains[rule]), default=0)
 
 
 def _spared(groups: Sequence[_Group], lacks: Sequence[int]) -> list[int]:

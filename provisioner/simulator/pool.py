@@ -73,6 +73,7 @@ class SimulatedSlot:
         self.idle_timer: asyncio.TimerHandle | None = None
         self._ended = ended
         self._view: Slot | None = None
+        self._renews_s = 0.0
 
     @property
     def open(self) -> bool:
@@ -127,9 +128,14 @@ class SimulatedSlot:
             self.changed_s = now_s()
         self._view = None
 
-    def listed(self, update_s: float) -> Slot:
+    def listed(self, at_s: float, update_s: float) -> Slot:
         """Return the slot as the collector has it: by its newest change or periodic update."""
-        heard_s = max(self.joined_s + (self.until_s - self.joined_s) // update_s * update_s, self.changed_s)
+        if self._view is not None and at_s < self._renews_s:
+            return self._view
+        until_s = at_s if self.lost_s is None else self.lost_s
+        periodic_s = self.joined_s + (until_s - self.joined_s) // update_s * update_s
+        self._renews_s = periodic_s + update_s - ROUNDING_S
+        heard_s = max(periodic_s, self.changed_s)
         epoch = start_epoch()
         if self._view is None or self._view.heard_at != epoch + heard_s:
             kind, runs = self.drone.type, self.running.values()
@@ -238,6 +244,9 @@ class SharedSlot(SimulatedSlot):
                 self._set_timer(run)
 
 
+ROUNDING_S = 1e-3
+
+
 @dataclass(frozen=True, slots=True)
 class PoolBehaviour:
     """Behaviour of the overlay pool."""
@@ -339,14 +348,14 @@ class SimulatedOverlay:
         return await self._network.call("bootstrap", lambda: files)
 
     def _view(self, types: Sequence[DroneType]) -> OverlayView:
-        behaviour = self._behaviour
+        behaviour, at_s = self._behaviour, now_s()
         for drone_id, slot in list(self._slots.items()):
-            if slot.lost_s is not None and now_s() - slot.lost_s >= behaviour.slot_lifetime_s:
+            if slot.lost_s is not None and at_s - slot.lost_s >= behaviour.slot_lifetime_s:
                 del self._slots[drone_id]
         return OverlayView(
             taken_at=now(),
             classes=tuple(jobs.view(types) for jobs in self._queue.alive()),
-            slots=tuple(slot.listed(behaviour.update_s) for slot in self._slots.values()),
+            slots=tuple(slot.listed(at_s, behaviour.update_s) for slot in self._slots.values()),
             negotiated_at=start_epoch() + self._negotiated_s if self._negotiated_s else 0.0,
             evictions=_recent(self._evictions),
             completions=_recent(self._completions),

@@ -15,7 +15,6 @@ from multiprocessing.queues import SimpleQueue
 
 from provisioner.model import DroneType, Plan, Policy, Snapshot
 from provisioner.planner.validation import Breach
-from provisioner.sharing import co2_kg
 from provisioner.simulator.jobs import SimulatedJob
 from provisioner.simulator.results import ReplayResult, WaitStatistics
 from provisioner.simulator.world import START_EPOCH, Scenario, SimulationOutcome, simulate
@@ -57,7 +56,7 @@ def summarize(
         preempted=metrics.attempts_lost,
         violations=outcome.violations,
         energy_kwh=energy_kwh,
-        co2_kg=None if energy_kwh is None or carbon_g_per_kwh is None else co2_kg(energy_kwh, carbon_g_per_kwh),
+        co2_kg=None if energy_kwh is None or carbon_g_per_kwh is None else energy_kwh * carbon_g_per_kwh / 1000.0,
         by_site={site: time.hours for site, time in sorted(metrics.by_site.items())},
         samples=outcome.samples,
     )

@@ -10,7 +10,6 @@ from math import inf, isfinite, isnan
 from typing import NamedTuple
 
 from provisioner.model import DroneId, DroneType, EndKind, Policy
-from provisioner.sharing import kwh
 from provisioner.simulator.drones import SimulatedNode
 from provisioner.simulator.loop import now_s
 
@@ -202,7 +201,7 @@ class Metrics:
         self.attempts_lost += lost_s is not None
         account.good += (ran_s - (lost_s or 0.0)) * gpu_milli / 1000
         account.badput += (lost_s or 0.0) * gpu_milli / 1000
-        self._energy_kwh += kwh(kind.power_w, busy_s)
+        self._energy_kwh += kind.power_w * busy_s / 3.6e6
 
     def node_filled(self, machine: SimulatedNode) -> None:
         """Check a node on which somebody has taken a place."""

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from provisioner import model, serialization
+from provisioner.controller import sanitize
 from provisioner.controller.polling import fault_of
 from provisioner.controller.sanitize import MAX_NUMBER, MAX_TEXT_CHARS, Sanitizer, View, sanitize_result
 from provisioner.interfaces import UnavailableError
@@ -126,6 +127,17 @@ def test_each_view_is_repaired_anew() -> None:
         assert site.drones[model.DroneId("kit-ab12-3")].drone_id == "kit-ab12-3", (
             "the site's own key says which drone it is"
         )
+
+
+def test_values_of_the_listing_before_are_not_gone_through_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 10,000 drones a tick at steady state cost two and a half times as much."""
+    border, looked, real = Sanitizer(), list[object](), sanitize._Repair._repaired
+    slots = tuple(replace(SLOT, drone_id=model.DroneId(f"kit-ab12-{n}")) for n in range(50))
+    border.sanitized(model.OverlayView(NOW, slots=slots), NOW, 0.0)
+    monkeypatch.setattr(sanitize._Repair, "_repaired", lambda *asked: looked.append(asked[1]) or real(*asked))
+    view = model.OverlayView(NOW + 1, slots=(*slots, replace(SLOT, heard_at=NOW)))
+    assert border.sanitized(view, NOW + 1, 0.0) == view
+    assert looked == [view, view.slots[-1]]
 
 
 def test_a_group_and_a_completion_that_cannot_be_are_mended_and_told() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from adapters.htcondor.overlay.slots import SlotsView, slots_view
 from provisioner.model import JobClass, Sharing, Slot, SlotState
-from provisioner.planner.matching import count_jobs_in_slot
+from provisioner.planner.matching import count_jobs, free_resources
 from tests.htcondor_overlay.jobs import ad_of, exprs
 from tests.planner.scenes import A100
 
@@ -120,7 +120,7 @@ def test_what_is_free_of_shared_gpus(there: int, shares: int, left: int, free_mi
     assert only(**attributes).free_gpu_milli == free_milli
     kind = replace(A100, gpu_milli=there * 1000, sharing=Sharing.MPS, shares=shares, cpus=1000, memory_mib=1 << 30)
     slot = replace(only(**attributes, Cpus="1000", Memory="1000000"), free_disk_mib=0)
-    assert count_jobs_in_slot(JobClass("c", 1, 1, 1, splits=False), slot, kind) == left if shares > 1 else 1
+    assert count_jobs(JobClass("c", 1, 1, 1, splits=False), free_resources(slot), kind) == left if shares > 1 else 1
 
 
 def test_shares_of_nonsense_are_none() -> None:

@@ -293,9 +293,6 @@ def test_times_of_a_drone_go_with_its_clock_and_never_beyond_now() -> None:
     assert shift_drone(drone("kit-ab12-1", S.QUEUED), -5.0, NOW).started_at == 0.0
 
 
-# -------------------------------------------------------- News of a slot goes on record, be it more or less than before
-
-
 # --------------------- Times in a drone's life: idle clock, last sign of life, patience with listings and with the pool
 
 

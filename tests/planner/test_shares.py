@@ -8,8 +8,8 @@ import pytest
 
 from provisioner.model import DroneId, JobClass, Policy, Sharing, Slot, SlotState
 from provisioner.planner import matching
-from provisioner.planner.matching import count_jobs_in_slot, count_jobs_in_type, request_of, unmet_requirement
-from provisioner.sharing import KIT_SMALL, MOST_SHARES, SATURATING, Load, load_of, rates, share_milli, shares_needed
+from provisioner.planner.matching import count_jobs, count_jobs_in_type, free_resources, request_of, unmet_requirement
+from provisioner.sharing import KIT_SMALL, MOST_SHARES, Load, load_of, rates, share_milli, shares_needed
 from tests.planner.scenes import A100, QUAD
 
 QUARTERS = replace(A100, name="quarters", sharing=Sharing.MPS, shares=4)
@@ -73,7 +73,7 @@ def test_a_drone_of_several_gpus_takes_all_their_shares_and_no_more(shares: int)
     for taken in range(4 * shares + 1):
         free = {"free_gpu_milli": 4000 - taken * each, "free_cpus": 1000, "free_memory_mib": 1 << 20}
         slot = Slot(DroneId("d"), SlotState.BUSY, 0.0, **free)
-        assert count_jobs_in_slot(job, slot, kind) == 4 * shares - taken
+        assert count_jobs(job, free_resources(slot), kind) == 4 * shares - taken
 
 
 def test_the_cpus_that_free_gpus_keep_bind_small_jobs_as_well() -> None:
@@ -116,7 +116,7 @@ def test_kits_throughput_test(sharing: Sharing, jobs: int, shares: int, publishe
 
 def test_cerns_measurements_of_a_saturating_job() -> None:
     def of(sharing: Sharing, jobs: int, shares: int = 1) -> float:
-        return throughput(sharing, jobs, SATURATING, shares)
+        return throughput(sharing, jobs, Load(), shares)
 
     assert of(Sharing.TIME_SLICED, 2) - 1 == pytest.approx(-0.38, abs=0.01)
     assert of(Sharing.TIME_SLICED, 4) == pytest.approx(of(Sharing.TIME_SLICED, 2))
@@ -143,7 +143,7 @@ def test_jobs_that_leave_the_gpu_time_do_not_slow_each_other() -> None:
 
 def test_a_job_that_does_not_tell_works_the_share_that_it_asked_for() -> None:
     assert load_of(200, 0, 0) == Load(0.2, 0.2)
-    assert load_of(2000, 0, 0) == SATURATING
+    assert load_of(2000, 0, 0) == Load()
     assert load_of(200, 120, 0) == Load(0.12, 0.2)
     assert load_of(200, 0, 5000) == Load(0.2, 1.0)
 

@@ -64,7 +64,7 @@ def snapshot() -> m.Snapshot:
     """Three jobs wait. HoreKa is the cheaper site; a drone runs there, and another is on its way."""
     works = m.Drone(
         m.DroneId("kit-a-1"),
-        m.type_key("horeka", "gpu"),
+        m.TypeKey("horeka/gpu"),
         m.DroneState.BUSY,
         500.0,
         400.0,

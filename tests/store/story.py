@@ -82,7 +82,7 @@ def _discard(directory: str, lock: StoreLock) -> None:
 
 def drone(serial: int, state: m.DroneState = m.DroneState.REQUESTED, *, at: float = 100.0, **known: object) -> m.Drone:
     """Drone ``serial`` of a controller whose store was born as ``ab12``."""
-    made = m.Drone(m.DroneId(f"kit-ab12-{serial}"), m.type_key("topas", "a100"), state, at, at, 1000)
+    made = m.Drone(m.DroneId(f"kit-ab12-{serial}"), m.TypeKey("topas/a100"), state, at, at, 1000)
     return replace(made, **known)  # type: ignore[arg-type]
 
 

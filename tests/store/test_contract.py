@@ -245,7 +245,7 @@ async def test_what_is_old_is_forgotten_and_what_lives_is_not(file: Path) -> Non
 async def test_the_hazard_of_a_site_counts_what_ran_and_what_was_taken_back(file: Path) -> None:
     """One drone of two hours is taken back, one of an hour still lives, one ended before anybody asks for."""
     hour = 3600.0
-    cpu = {"type": m.type_key("topas", "cpu"), "gpu_milli": 0}
+    cpu = {"type": m.TypeKey("topas/cpu"), "gpu_milli": 0}
     took = {"started_at": hour, "ended_at": 3 * hour, "notice_at": 3 * hour - 9.0, "lost_gpu_s": 600.0, "lost_jobs": 2}
     lives = (
         drone(1, S.PREEMPTED, **took),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from adapters.htcondor import classads
 from adapters.htcondor.classads import Ad, moment, source, text, value, whole
 from adapters.shared.printing import printable
-from provisioner.model import WHOLE_GPU, DroneId, Slot, SlotState, TypeKey, type_key
+from provisioner.model import WHOLE_GPU, DroneId, Slot, SlotState, TypeKey
 from provisioner.sharing import MOST_SHARES, share_milli
 
 OUR_SLOTS = 'DroneId isnt undefined && SlotType isnt "Dynamic"'
@@ -141,7 +141,7 @@ def _drone_slot(ad: Ad, drone_id: DroneId, to_our_clock: Callable[[float], float
     owners = [value(ad, "RemoteOwner"), *(children[:_MAX_SLOTS_PER_DRONE] if isinstance(children, list) else ())]
     return DroneSlot(
         slot=slot,
-        type=type_key(text(ad, "SiteName", 63), text(ad, "DroneType", 63)),
+        type=TypeKey(f"{text(ad, 'SiteName', 63)}/{text(ad, 'DroneType', 63)}"),
         started=moment(ad, "DaemonStartTime"),
         slot_id=whole(ad, "SlotID"),
         device_milli=device_milli,
