@@ -294,8 +294,9 @@ def site_document(
     """Return a site as a document. ``quiet_s``: time without a waiting GPU job."""
     nodes, claims = node_rows(row, live, quiet_s), row.view.claims if row.view else ()
     taken = f"Taken back in the last {formatting.age(WEEK_S)}"
+    unknown = "" if row.view else ": not known, the site was never seen"
     node_list = out.Listing(
-        "provisioner.nodes/1", NODE_COLUMNS, nodes, lambda n: n.node.name, title="Nodes (free of all)"
+        "provisioner.nodes/1", NODE_COLUMNS, nodes, lambda n: n.node.name, title=f"Nodes (free of all){unknown}"
     )
     return out.Document(
         "provisioner.site/1",
@@ -303,7 +304,7 @@ def site_document(
         row,
         {
             "nodes": node_list,
-            "claims": out.Listing("", CLAIM_COLUMNS, claims, title="The owner's jobs that wait"),
+            "claims": out.Listing("", CLAIM_COLUMNS, claims, title=f"The owner's jobs that wait{unknown}"),
             "hazards": out.Listing("", HAZARD_COLUMNS, hazards, title=taken),
         },
         main="nodes",
