@@ -125,10 +125,10 @@ def snapshot(
     def polled(site: str) -> model.PolledSite:
         there = {r.drone_id: r for r in listed if site_of.get(r.drone_id, site) == site}
         told = {"nodes": tuple(nodes), "claims": tuple(claims)} if site == types[0].site else {}
-        return model.PolledSite(
-            site, model.SiteView(site, NOW - site_age_s, there, free, quota=quota, **told), site_fault
-        )
+        view = model.SiteView(site, NOW - site_age_s, there, free, quota=quota, **told)
+        return model.PolledSite(site, view, site_fault)
 
+    pool = model.OverlayView(NOW - overlay_age_s, tuple(classes), tuple(slots), NOW - 5, (), evictions)
     return model.Snapshot(
         now=NOW,
         tick=7,
@@ -136,12 +136,7 @@ def snapshot(
         next_serial=42,
         policy=policy,
         types=types,
-        overlay=model.PolledOverlay(
-            model.OverlayView(NOW - overlay_age_s, tuple(classes), tuple(slots), NOW - 5, (), evictions)
-            if view
-            else None,
-            overlay_fault,
-        ),
+        overlay=model.PolledOverlay(pool if view else None, overlay_fault),
         sites={site: polled(site) for site in sites},
         drones={d.id: d for d in drones},
         breakers={b.scope: b for b in breakers},

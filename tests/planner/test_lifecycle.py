@@ -148,6 +148,7 @@ def test_a_refused_drain_keeps_the_overlays_own_words() -> None:
     move = apply_drain_result(there, model.OrderResult(there.id, model.OrderOutcome.REJECTED, fault=fault))
     assert move is not None and move.reason == reasons.DrainRefused("denied", fault.message)
     assert (move.drone.drain_refusal, move.drone.site_reason) == (fault.message, there.site_reason)
+    assert move.drone.asked == there.asked + 1
     busy = slot_of(move.drone, state=model.SlotState.BUSY, jobs=1)
     seen = plan_for(drones=[move.drone], slots=[busy], remotes=[replace(remote_of(there), reason="running")])
     assert [m.drone.drain_refusal for m in seen.moves] == [fault.message], "neither view makes it forgotten"

@@ -164,14 +164,9 @@ def test_the_longer_jobs_have_waited_the_fewer_leave_and_a_preempted_job_began_a
 def newest_leaves(made: Snapshot) -> Snapshot:
     """Drone d-19 of :func:`staffed` drains, and would have room."""
     drone = replace(made.drones[DroneId("d-19")], state=DroneState.DRAINING, leaving=DroneState.DONE, asked_at=NOW - 60)
-    view = made.overlay.view
-    assert view is not None
-    slots = tuple(
-        replace(s, state=SlotState.DRAINING, free_gpu_milli=1000, free_cpus=8, free_memory_mib=99999)
-        if s.drone_id == drone.id
-        else s
-        for s in view.slots
-    )
+    assert made.overlay.view is not None
+    news = {"state": SlotState.DRAINING, "free_gpu_milli": 1000, "free_cpus": 8, "free_memory_mib": 99999}
+    slots = tuple(replace(s, **news) if s.drone_id == drone.id else s for s in made.overlay.view.slots)
     return with_pool(replace(made, drones={**made.drones, drone.id: drone}), slots=slots)
 
 

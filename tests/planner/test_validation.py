@@ -159,6 +159,7 @@ def test_of_two_orders_for_a_drone_the_operators_is_kept_else_the_first() -> Non
     ours, theirs = stop(IDLE, UNNEEDED), drain(IDLE, OPERATOR)
     (breach,) = validate_plan(snapshot(drones=[IDLE]), plan(ours, theirs))
     assert (breach.text, breach.actions) == ("kit-ab12-1 is asked for 2 things at once", (ours,))
+    assert named(snapshot(drones=[IDLE]), drain(IDLE, UNNEEDED), stop(IDLE, OPERATOR)) == [drain(IDLE, UNNEEDED)]
     thrice = [stop(IDLE, reasons.Unneeded(word)) for word in ("idle", "busy", "booting")]
     assert named(snapshot(drones=[IDLE]), *thrice) == thrice[1:]
 
