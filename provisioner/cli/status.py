@@ -223,7 +223,9 @@ def facts_of(reader: Reader) -> troubles.TroubleContext:
 def _status_scope(found: Sequence[troubles.OperatorTrouble]) -> str:
     if not found:
         return "no trouble on record"
-    numbers = ", ".join(f"{number} {severity.value}" for severity, number in Counter(t.severity for t in found).items())
+    nouns = {troubles.Severity.CRITICAL: "critical trouble"}
+    severities = Counter(trouble.severity for trouble in found)
+    numbers = ", ".join(formatting.count(number, nouns.get(each, each.value)) for each, number in severities.items())
     return f"{numbers}: {found[0].subject}: {found[0].text}"
 
 
