@@ -96,7 +96,7 @@ class SlurmToolsClient(SlurmClient):
         return found if self._accounting else None
 
     async def nodes(self, *, reserves: bool = False) -> Sequence[SlurmNode]:
-        nodes = await self._table("sinfo", ["-a", "-N"], NODE_COLUMNS, parse_nodes)
+        nodes = await self._table("sinfo", ["-a", "-N"], SINFO_NODE_COLUMNS, parse_nodes)
         if not reserves:
             return nodes
         text = await self._query("scontrol", ["-a", "-o", "show", "node"], str)
@@ -334,7 +334,7 @@ def parse_ended_jobs(text: str, separator: str) -> list[SlurmJob]:
     return found
 
 
-NODE_COLUMNS = {
+SINFO_NODE_COLUMNS = {
     "NodeList": ("NODELIST", "name"),
     "StateComplete": ("STATECOMPLETE", "state"),
     "Partition": ("PARTITION", "partition"),
@@ -348,7 +348,7 @@ NODE_COLUMNS = {
 }
 
 
-def parse_nodes(text: str, separator: str, columns: Columns = NODE_COLUMNS) -> list[SlurmNode]:
+def parse_nodes(text: str, separator: str, columns: Columns = SINFO_NODE_COLUMNS) -> list[SlurmNode]:
     """Return the nodes of ``sinfo -a -N -O``, which prints a row for each node and partition."""
     rows: dict[str, dict[str, Any]] = {}
     for row in parse_table(text, separator, columns):
