@@ -43,7 +43,7 @@ class OpenStackSite:
         self._creation: ServerCreation
         self._registry = ServerRegistry(self._names, keep_s=config.retain_finished)
         self._ends: dict[DroneId, model.RemoteEnd] = {}
-        """Of the drones that are listed. An end does not change, whatever happens to its server later."""
+        """Ends of listed drones. An end does not change, whatever happens to its server later."""
         self._asked: dict[DroneId, float] = {}
         """Drones that this controller has asked to leave, and when (monotonic)."""
         self._cleanup = ResourceCleanup(config.cleanup_interval)
