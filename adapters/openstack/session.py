@@ -69,7 +69,7 @@ class OpenStackReply:
     whole: bool
     """``body`` is all of it: it was a JSON object, or nothing at all, as 202 and 204 may be."""
     beginning: str
-    """Start of a body that is no JSON object."""
+    """Text of a reply that is no JSON object."""
     headers: Mapping[str, str] = field(repr=False)
     """In lower case. One of them may be a token."""
 

@@ -14,7 +14,7 @@ from adapters.openstack.registry import RegistryView, ServerListing, ServerNames
 from adapters.openstack.servers import DELETING_TASKS, Server, ServerAction, StopMethod, server_phase
 from adapters.openstack.settings import CloudAccess, OpenStackSiteConfig
 from adapters.openstack.termination import ResourceCleanup, end_of, exit_report, is_deleted, tail
-from adapters.shared.commands.local import optional_package
+from adapters.shared.commands.choice import optional_package
 from adapters.shared.printing import printable
 from adapters.shared.starts import outcome_unknown, rejected
 from provisioner import model
@@ -43,7 +43,7 @@ class OpenStackSite:
         self._creation: ServerCreation
         self._registry = ServerRegistry(self._names, keep_s=config.retain_finished)
         self._ends: dict[DroneId, model.RemoteEnd] = {}
-        """Ends of the listed drones. An end does not change, whatever happens to its server later."""
+        """Ends of listed drones. An end does not change, whatever happens to its server later."""
         self._asked: dict[DroneId, float] = {}
         """Drones that this controller has asked to leave, and when (monotonic)."""
         self._cleanup = ResourceCleanup(config.cleanup_interval)

@@ -113,6 +113,7 @@ def test_an_empty_host_is_free() -> None:
     assert found([]) == ((EMPTY, replace(EMPTY, name="gk-gpu-02")), ())
     assert found([], hosts=[]) == ((), ())
     assert found([DRONE])[0][1] == replace(EMPTY, name="gk-gpu-02"), "the other host is not touched"
+    assert first([DRONE], boot_volume={"size": "40 GiB"}).free_disk_mib == EMPTY.disk_mib, "its disk is a volume"
 
 
 ONE_HELD = FlavorSize(3000, 48, 196_608, 897_600)
