@@ -89,8 +89,8 @@ def _at_risk_gpu_s(drone: Drone) -> float:
     return round(drone.work_gpu_milli / WHOLE_GPU * max(0.0, out.now() - drone.work_at), 3)
 
 
-_WORK = "GPU-seconds, of a CPU drone CPU-seconds."
-_RISK = f"Work of jobs that would be lost if it ended now: {_WORK}"
+_WORK_UNITS = "GPU-seconds, of a CPU drone CPU-seconds."
+_RISK = f"Work of jobs that would be lost if it ended now: {_WORK_UNITS}"
 
 DRONE_COLUMNS = (
     out.ident("id", "Our id of the drone.", least=16, fact="drone"),
@@ -125,7 +125,7 @@ DRONE_COLUMNS = (
     out.time_at("notice_at", "When it was first told or asked to leave for the owner.", fact="asked to leave"),
     out.span_s("grace_used_s", "From that to its end, or until now.", _grace_used_s, fact="grace used"),
     out.number("at_risk_gpu_s", _RISK, _at_risk_gpu_s, show=lambda d: _work(d, _at_risk_gpu_s(d)), fact="work at risk"),
-    out.number("lost_gpu_s", f"Work of jobs that its end has cost: {_WORK}", show=_lost_work, fact="work lost"),
+    out.number("lost_gpu_s", f"Work of jobs that its end has cost: {_WORK_UNITS}", show=_lost_work, fact="work lost"),
     out.whole("lost_jobs", "Jobs that lost it."),
     out.text("drain_refusal", "Why the overlay refused to drain or resume it.", fact="drain refused"),
     out.text("site_reason", "The site's own word.", show=_site_words, fact="the site says"),

@@ -171,7 +171,7 @@ class Listing:
     name: Callable[[Any], str] = str
     scope: str = ""
     title: str = ""
-    """Of a part, for people; a part without a title is not shown to them."""
+    """Title of a part, for people; a part without a title is not shown to them."""
 
     def plain(self, columns: Sequence[Column] = ()) -> list[dict[str, Cell]]:
         """Return the rows as JSON values, by default of all columns."""

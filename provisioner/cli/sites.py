@@ -60,7 +60,7 @@ class SiteRow:
 
     @property
     def free_gpu_milli(self) -> int | None:
-        """What nobody holds; None: the site does not tell node by node."""
+        """Thousandths that nobody holds; None: the site does not tell node by node."""
         return sum(n.free_gpu_milli for n in self.view.nodes) if self.view and self.view.nodes else None
 
     @property

@@ -128,8 +128,8 @@ MAX_EVENTS_SHOWN = 5
 CHECK_UNKNOWN = 3
 """Exit code of ``--check`` for what cannot be found out, as monitoring plugins give it."""
 MAX_SHOWN = 10
-_SITE_KEYS = ("site", "breaker", "drones", "max_drones", "gpu_milli", "states", "owner", "note")
-_DEMAND_KEYS = ("id", "waiting", "running", "drones", "oldest_s", "why")
+_SITE_COLUMNS = ("site", "breaker", "drones", "max_drones", "gpu_milli", "states", "owner", "note")
+_DEMAND_COLUMNS = ("id", "waiting", "running", "drones", "oldest_s", "why")
 
 
 @opt.shared
@@ -194,8 +194,8 @@ def status_document(reader: Reader) -> out.Document:
         {
             "troubles": part(f"Troubles: {len(found)}" if found else "Troubles", troubles.TROUBLE_COLUMNS, found),
             "views": part("Views", troubles.VIEW_COLUMNS, troubles.view_rows(views, out.now())),
-            "sites": part("Sites", SITE_COLUMNS, site_rows(reader, views, live), *_SITE_KEYS),
-            "demand": part(f"Waiting: {idle} in {classes}{more}", CLASS_COLUMNS, shown_classes, *_DEMAND_KEYS),
+            "sites": part("Sites", SITE_COLUMNS, site_rows(reader, views, live), *_SITE_COLUMNS),
+            "demand": part(f"Waiting: {idle} in {classes}{more}", CLASS_COLUMNS, shown_classes, *_DEMAND_COLUMNS),
             "events": part("Last events of the controller", EVENT_COLUMNS, recent, "at", "name", "text"),
         },
         scope=_status_scope(found),

@@ -215,7 +215,7 @@ async def test_a_refused_drain_is_told_once_kept_on_record_and_tried_until_the_d
         await ticks(controller, 120)
         now = store.drones[drone.id]
         assert (now.state, now.drain_refusal, now.site_reason) == (model.DroneState.DRAINING, WORDS, "")
-        assert WORDS in drone_note(now) and "drain refused" in drone_note(now, wall())
+        assert WORDS in drone_note(now) and "drain refused" in drone_note(now)
         (event,) = (e for e in store.reader().events() if e.name == "drain.rejected")
         assert event.fields == {"drone": drone.id, "why": WORDS}
         assert {asked[2] for asked in pool.asked} == {model.DrainMode.GRACEFUL}
