@@ -148,7 +148,7 @@ HISTORY_COLUMNS = (
     out.words("text", "Why, in words.", lambda s: formatting.describe(s.transition.reason), head="WHY", least=20),
     out.data("reason", "Why, as data.", "transition.reason", convert=out.reason_data),
 )
-LAST_WORDS = out.words("line", "A line of what it said last, where its site tells: a console's end.", str, least=40)
+LAST_WORDS_LINE = out.words("line", "A line of what it said last: the end of a console.", str, least=40)
 
 
 class StateLimit(NamedTuple):
@@ -343,7 +343,7 @@ def drone_document(reader: Reader, drone_id: DroneId) -> out.Document:
         drone,
         {
             "history": out.Listing("", HISTORY_COLUMNS, steps, title="Life"),
-            "last_words": out.Listing("", (LAST_WORDS,), words, title="What it said last" if words else ""),
+            "last_words": out.Listing("", (LAST_WORDS_LINE,), words, title="What it said last" if words else ""),
         },
         name=drone.id,
         scope=f"{formatting.count(len(history), 'step')} on record",

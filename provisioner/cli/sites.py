@@ -243,7 +243,7 @@ def _amount(key: str, what: str, head: str, unit: Callable[[int], str], level: i
     )
 
 
-NODE_COLUMNS = (
+SITE_NODE_COLUMNS = (
     out.ident("node", "Node, as the site names it.", "node.name", least=12),
     *_amount("gpu_milli", "Thousandths of GPUs", "GPUS", formatting.gpus),
     *_amount("cpus", "CPUs", "CPUS", str),
@@ -295,7 +295,7 @@ def site_document(
     nodes, claims = node_rows(row, live, quiet_s), row.view.claims if row.view else ()
     taken = f"Taken back in the last {formatting.age(WEEK_S)}"
     node_list = out.Listing(
-        "provisioner.nodes/1", NODE_COLUMNS, nodes, lambda n: n.node.name, title="Nodes (free of all)"
+        "provisioner.nodes/1", SITE_NODE_COLUMNS, nodes, lambda n: n.node.name, title="Nodes (free of all)"
     )
     return out.Document(
         "provisioner.site/1",
