@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from adapters.shared.commands.local import optional_package
+from adapters.shared.commands.local import optional_packages
 
 if TYPE_CHECKING:
     import classad2
@@ -22,7 +22,7 @@ else:
             self._name = name
 
         def __getattr__(self, attribute: str) -> Any:
-            with optional_package("htcondor2", "htcondor", "HTCondor needs"):
+            with optional_packages("htcondor", "HTCondor needs", "htcondor2"):
                 import_module("htcondor2")  # makes ClassAds know its functions: countMatches is an error without it
             found = getattr(import_module(self._name), attribute)
             setattr(self, attribute, found)

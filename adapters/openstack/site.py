@@ -14,7 +14,7 @@ from adapters.openstack.registry import RegistryView, ServerListing, ServerNames
 from adapters.openstack.servers import DELETING_TASKS, Server, ServerAction, StopMethod, server_phase
 from adapters.openstack.settings import CloudAccess, OpenStackSiteConfig
 from adapters.openstack.termination import ResourceCleanup, end_of, exit_report, is_deleted, tail
-from adapters.shared.commands.choice import optional_package
+from adapters.shared.commands.local import optional_packages
 from adapters.shared.printing import printable
 from adapters.shared.starts import outcome_unknown, rejected
 from provisioner import model
@@ -213,6 +213,6 @@ class OpenStackSite:
 
 
 def _connect(access: CloudAccess, config: OpenStackSiteConfig) -> OpenStackCloud:
-    with optional_package("aiohttp", "openstack", "OpenStack needs"):
+    with optional_packages("openstack", "OpenStack needs", "aiohttp", "tenacity"):
         from adapters.openstack.nova import OpenStackCloud
     return OpenStackCloud(access, deadline_s=config.deadline, parallel=config.parallel)

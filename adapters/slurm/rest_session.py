@@ -16,7 +16,7 @@ import aiohttp
 from aiohttp.client_proto import ResponseHandler
 
 from adapters.shared import http
-from adapters.shared.commands.local import optional_package
+from adapters.shared.commands.local import optional_packages
 from adapters.shared.printing import printable
 from adapters.slurm.settings import SlurmRestConfig
 from provisioner.config.units import SecretUnreadableError
@@ -87,7 +87,7 @@ class RestSession:
         settings = self._settings
         connector: aiohttp.BaseConnector
         if settings.ssh is not None:
-            with optional_package("asyncssh", "ssh", "a socket over ssh needs"):
+            with optional_packages("ssh", "a socket over ssh needs", "asyncssh"):
                 from adapters.shared.commands.ssh import SshRunner
             runner = await self._stack.enter_async_context(SshRunner(settings.ssh))
             connector = _SshConnector(runner, settings.url.removeprefix("unix:"), settings.ssh.max_sessions)

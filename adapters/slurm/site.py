@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Self
 
-from adapters.shared.commands.local import optional_package
+from adapters.shared.commands.local import optional_packages
 from adapters.shared.parcel import UnfitError
 from adapters.shared.starts import Starts, outcome_unknown, rejected
 from adapters.slurm import capacity
@@ -209,7 +209,7 @@ class SlurmSite:
 def make_client(config: SlurmSiteConfig, name: str) -> SlurmClient:
     """Return the client of the configured transport. UnavailableError if it needs a Python package that is missing."""
     if config.transport == "rest":
-        with optional_package("aiohttp", "slurm-rest", "slurmrestd needs"):
+        with optional_packages("slurm-rest", "slurmrestd needs", "aiohttp"):
             from adapters.slurm.rest import SlurmRestClient
         return SlurmRestClient(config, name)
     if config.transport == "native":

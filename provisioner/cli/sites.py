@@ -243,7 +243,7 @@ def _amount(key: str, what: str, head: str, unit: Callable[[int], str], level: i
     )
 
 
-NODE_COLUMNS = (
+SITE_NODE_COLUMNS = (
     out.ident("node", "Node, as the site names it.", "node.name", least=12),
     *_amount("gpu_milli", "Thousandths of GPUs", "GPUS", formatting.gpus),
     *_amount("cpus", "CPUs", "CPUS", str),
@@ -296,7 +296,7 @@ def site_document(
     taken = f"Taken back in the last {formatting.age(WEEK_S)}"
     unknown = "" if row.view else ": not known, the site was never seen"
     node_list = out.Listing(
-        "provisioner.nodes/1", NODE_COLUMNS, nodes, lambda n: n.node.name, title=f"Nodes (free of all){unknown}"
+        "provisioner.nodes/1", SITE_NODE_COLUMNS, nodes, lambda n: n.node.name, title=f"Nodes (free of all){unknown}"
     )
     return out.Document(
         "provisioner.site/1",

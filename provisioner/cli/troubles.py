@@ -302,12 +302,12 @@ def _refusals(facts: TroubleContext) -> Iterator[OperatorTrouble]:
 
 TROUBLE_RULES: Sequence[TroubleRule] = (
     _controller,
-    _views,
     _negotiator_silent,
     _breakers_not_active,
     _events,
     _drones,
     _refusals,
+    _views,
 )
 
 

@@ -22,18 +22,19 @@ def runner_for(ssh: SshSettings | None, *dropped: str) -> Runner:
     """Return a runner over ``ssh``, or here without the variables that begin with one of ``dropped``."""
     if ssh is None:
         return LocalRunner(own_environment(*dropped))
-    with optional_package("asyncssh", "ssh", "tools over ssh need"):
+    with optional_packages("ssh", "tools over ssh need", "asyncssh"):
         from adapters.shared.commands.ssh import SshRunner
     return SshRunner(ssh)
 
 
 @contextlib.contextmanager
-def optional_package(package: str, extra: str, needed_by: str) -> Iterator[None]:
-    """Import what uses an optional package. UnavailableError, with the remedy, if it is not installed."""
+def optional_packages(extra: str, needed_by: str, *packages: str) -> Iterator[None]:
+    """Import what uses optional packages. UnavailableError, with the remedy, if one is not installed."""
     try:
         yield
     except ImportError as error:
-        if (error.name or "").partition(".")[0] != package:
+        package = (error.name or "").partition(".")[0]
+        if package not in packages:
             raise
         message = f"{needed_by} the Python package {package}: pip install 'gpu-drone-provisioner[{extra}]'"
         raise UnavailableError(message, FaultKind.CONFIG) from None
