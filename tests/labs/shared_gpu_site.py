@@ -149,7 +149,7 @@ class FarmWorld(ShellDrones):
         finally:
             await self._reconfigured(before + "MAX_JOBS_SUBMITTED = 10000\n", "10000")
             with suppress(LabError):  # HTCondor 23.9 answers the first submission after a rejected one with its error
-                job = await asyncio.to_thread(self.pool.submit, "executable = /bin/true\nhold = true\nqueue\n")
+                job = await asyncio.to_thread(self.pool.submit, "executable = /bin/true\nhold = true\nqueue\n", "admin")
                 await asyncio.to_thread(self.pool.run, "condor_rm", str(job))
 
     async def _reconfigured(self, text: str, most: str) -> None:
