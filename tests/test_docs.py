@@ -39,6 +39,10 @@ def blocks(page: Path, kind: str) -> list[str]:
     return [body for name, body in FENCE.findall(page.read_text()) if name == kind]
 
 
+def links(page: Path) -> list[str]:
+    return LINK.findall(FENCE.sub("", page.read_text()))
+
+
 def anchors(page: Path) -> set[str]:
     """Anchors as the usual renderers make them from headings."""
     prose = FENCE.sub("", page.read_text())
@@ -52,7 +56,7 @@ def anchors(page: Path) -> set[str]:
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_every_relative_link_leads_somewhere(page: Path) -> None:
     dead = []
-    for target in LINK.findall(FENCE.sub("", page.read_text())):
+    for target in links(page):
         if re.match(r"[a-z]+:", target):
             continue
         name, _, anchor = target.partition("#")
@@ -64,17 +68,14 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
 
 
 def test_every_page_can_be_reached_from_the_index() -> None:
-    seen: set[Path] = set()
-    ahead = [ROOT / "README.md", ROOT / "docs" / "index.md"]
+    seen = {ROOT / "README.md", ROOT / "docs" / "index.md"}
+    ahead = list(seen)
     while ahead:
         page = ahead.pop()
-        if page in seen:
-            continue
-        seen.add(page)
-        for target in LINK.findall(FENCE.sub("", page.read_text())):
-            path = (page.parent / target.partition("#")[0]).resolve()
-            if path.suffix == ".md" and path.is_file():
-                ahead.append(path)
+        paths = {(page.parent / target.partition("#")[0]).resolve() for target in links(page)}
+        new = {path for path in paths - seen if path.suffix == ".md" and path.is_file()}
+        seen |= new
+        ahead += new
     assert [page_id(page) for page in PAGES if page not in seen] == []
 
 
@@ -158,14 +159,6 @@ def test_the_service_unit_and_shipped_configurations_name_commands_that_exist() 
     for path in sorted((ROOT / "site_configs").rglob("*.yaml")):
         lines += re.findall(r"^# +(provisioner [^`\n]*)$", path.read_text(), re.MULTILINE)
     assert wrong_in(shlex.split(line) for line in lines if "provisioner " in line) == []
-
-
-def test_every_verb_is_told_of_somewhere() -> None:
-    """A verb that no document mentions is a verb that nobody finds."""
-    root = command_tree()
-    told = {words[1] for page in PAGES for words in mentions(page) if len(words) > 1}
-    names = root.list_commands(root.make_context("x", [], resilient_parsing=True))
-    assert [name for name in names if name not in told and not sub_command(root, name).hidden] == []
 
 
 # ---------------------------------------------------------------------------------------------------------- examples

@@ -94,18 +94,24 @@ def test_a_mix_of_vram_is_the_same_each_time_and_has_the_shares_it_says(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("name", "data", "words"),
     [
-        ("", "t.csv:1: the file is empty: a header line"),
-        ("submit,took\n1,2\n", "t.csv:1: there is no column `submit_s`: did you mean `submit`?"),
-        ("submit_s,duration_s\n1,2,3\n", "t.csv:2: not as many fields as the header has"),
-        ("submit_s,duration_s\n1,2\n1,soon\n", "t.csv:3: `duration_s`: `soon` is no number"),
-        ("submit_s,duration_s\n1,inf\n", "t.csv:2: `duration_s`: `inf` is not a number from 0 up"),
-        ("submit_s,duration_s\n1,0\n", "t.csv: no job with a run time and a GPU in it"),
+        ("t.csv", b"", "t.csv:1: the file is empty: a header line"),
+        ("t.csv", b"submit,took\n1,2\n", "t.csv:1: there is no column `submit_s`: did you mean `submit`?"),
+        ("t.csv", b"submit_s,duration_s\n1,2,3\n", "t.csv:2: not as many fields as the header has"),
+        ("t.csv", b"submit_s,duration_s\n1,2\n1,soon\n", "t.csv:3: `duration_s`: `soon` is no number"),
+        ("t.csv", b"submit_s,duration_s\n1,inf\n", "t.csv:2: `duration_s`: `inf` is not a number from 0 up"),
+        ("t.csv", b"submit_s,duration_s\n1,0\n", "t.csv: no job with a run time and a GPU in it"),
+        ("t.csv", b"submit_s,duration_s\n1,2\n\xff,2\n", "not UTF-8"),
+        ("t.csv.gz", b"submit_s,duration_s\n", "t.csv.gz:1: not a whole gzip file"),
+        ("t.csv.gz", gzip.compress(b"submit_s,duration_s\n" + b"1,2\n" * 5000, mtime=0)[:50], "not a whole gzip file"),
+        ("", None, "directory"),
     ],
 )
-def test_a_bad_line_is_named_with_its_repair(tmp_path: Path, text: str, words: str) -> None:
-    assert words in refused(file(tmp_path, text))
+def test_a_bad_line_or_file_is_named_with_its_repair(tmp_path: Path, name: str, data: bytes | None, words: str) -> None:
+    if data is not None:
+        (tmp_path / name).write_bytes(data)
+    assert words in refused(tmp_path / name)
 
 
 def test_many_bad_lines_are_counted_and_may_be_left_out(tmp_path: Path) -> None:
@@ -115,21 +121,6 @@ def test_many_bad_lines_are_counted_and_may_be_left_out(tmp_path: Path) -> None:
     assert "and 15 more" in words and "25 bad lines: repair them, or leave them out: --skip-bad" in words
     trace = read_trace(path, skip_bad=True)
     assert len(trace.jobs) == 1 and len(trace.bad) == 25
-
-
-@pytest.mark.parametrize(
-    ("name", "data", "words"),
-    [
-        ("t.csv.gz", gzip.compress(b"submit_s,duration_s\n" + b"1,2\n" * 5000, mtime=0)[:50], "not a whole gzip file"),
-        ("t.csv.gz", b"submit_s,duration_s\n", "t.csv.gz:1: not a whole gzip file"),
-        ("t.csv", b"submit_s,duration_s\n1,2\n\xff,2\n", "not UTF-8"),
-        ("", None, "directory"),
-    ],
-)
-def test_files_that_cannot_be_read_to_their_end(tmp_path: Path, name: str, data: bytes | None, words: str) -> None:
-    if data is not None:
-        (tmp_path / name).write_bytes(data)
-    assert words in refused(tmp_path / name)
 
 
 @pytest.mark.parametrize(
