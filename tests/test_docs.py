@@ -8,6 +8,7 @@ go through `provisioner check`. ``sh``: not run, but each ``provisioner`` comman
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
@@ -19,6 +20,8 @@ from typing import Any
 
 import pytest
 import typer
+
+from docs import make_reference
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -263,3 +266,48 @@ def test_paths_in_docs_and_docstrings_exist() -> None:
         if not (ROOT / path).exists() and not (ROOT / "provisioner" / path).exists()
     ]
     assert missing == []
+
+
+def test_the_example_of_a_simulation_runs() -> None:
+    (example,) = blocks(ROOT / "docs" / "explanation" / "simulator.md", "python")
+    known: dict[str, object] = {}
+    exec(compile(example, "simulator.md", "exec"), known)
+    assert "outcome" in known
+
+
+# --------------------------------------------------------------------------------------------------------- reference
+
+
+@pytest.mark.parametrize("name", make_reference.PAGES)
+def test_a_page_is_as_the_code_makes_it(name: str) -> None:
+    page = ROOT / "docs" / "reference" / name
+    assert page.read_text(encoding="utf-8") == make_reference.PAGES[name](), "renew it: python -m docs.make_reference"
+
+
+LOGGING_METHODS = frozenset({"debug", "info", "warning", "error", "exception", "critical"})
+
+
+def _names_in(source: str) -> Iterator[str]:
+    """Yield the literal event names of all log calls in ``source``."""
+    for call in ast.walk(ast.parse(source)):
+        if not isinstance(call, ast.Call) or not call.args:
+            continue
+        function = call.func
+        logs = isinstance(function, ast.Name) and function.id in ("tell", "_read", "_stored")
+        if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
+            logs |= function.value.id == "log" and function.attr in LOGGING_METHODS
+        if isinstance(function, ast.Attribute):
+            logs |= function.attr in ("event", "_event")
+        if logs:
+            constants = (each for each in ast.walk(call.args[0]) if isinstance(each, ast.Constant))
+            yield from (each.value for each in constants if isinstance(each.value, str))
+
+
+def test_the_list_of_log_events_is_complete() -> None:
+    sources = [ROOT / "provisioner" / "app.py", *(ROOT / "provisioner" / "controller").glob("*.py")]
+    sources += (ROOT / "adapters").rglob("*.py")
+    logged = {name for path in sources for name in _names_in(path.read_text())}
+    page = (ROOT / "docs" / "reference" / "log-events.md").read_text()
+    documented = re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
+    assert sorted(documented) == sorted(logged)
+    assert all(re.fullmatch(r"[a-z_]+\.[a-z_]+", name) for name in logged)

@@ -19,7 +19,6 @@ from provisioner.interfaces import AuditFinding, RejectedError
 
 class Config(BaseModel):
     model_config = {"extra": "forbid"}
-    nodes: int = 3
     fails: str = ""
 
 class Plain:
@@ -38,7 +37,7 @@ class Plain:
 
     async def poll(self):
         nodes = tuple(Node(f"topas-a100-{n}", ("a100",), 8000, 192, 1 << 20, 1 << 21, 1000 * n, 9, 9, 9)
-                      for n in range(1, self.config.nodes + 1))
+                      for n in range(1, 4))
         claims = (OwnerDemand(2, 4000, 8, 1, 1.0), OwnerDemand(1, 0, 1, 1, 1.0))
         return SiteView(self.name, 1.0, {}, None, nodes, claims, OwnerLoad(1, 1000, 1, 1))
 
@@ -58,7 +57,7 @@ class Telling(Plain):
         keeps = policy.blocking[0].cpus if policy.blocking else 0
         said = f"keeps 0 CPUs per free GPU, wanted {keeps}: put the block in place"
         gaps = [AuditFinding(f"topas-a100-{n}", "cpus", said)
-                for n in range(self.config.nodes, 0, -1)]
+                for n in (3, 2, 1)]
         return [*gaps, AuditFinding("topas-a100-2", "grace", "MaxVacateTime is 5 s, wanted 30 s"),
                 AuditFinding("", "preemption", "drones are not preempted")]
 

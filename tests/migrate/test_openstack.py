@@ -28,12 +28,6 @@ def with_type(text: str) -> ImportResult:
     return converted(f"{before}    volume: {text}\n  MachineMetaData:\n{rest}")
 
 
-def problems(made: ImportResult, directory: Path) -> tuple[set[tuple[str, int]], set[tuple[str, int]]]:
-    """Lines that `provisioner check` complains of, and lines with a mark."""
-    path = written(made, directory)
-    return complained(check(path)), marked(path)
-
-
 def test_of_both_the_application_credential_is_taken() -> None:
     both = "  username: ops\n  password: gee-heim\n  application_credential_id: 0123"
     made = converted(OPENSTACK.replace("  application_credential_id: 0123", both))
@@ -78,7 +72,8 @@ def test_what_cannot_be_taken_over_is_marked_and_check_names_the_mark(theirs: st
     made = with_type(f"{{{before}{image}{theirs}}}")
     needed = [f.ours for f in made.findings if f.verdict is ImportOutcome.NEEDED and f.line == 44]
     assert needed == [f"{AT}.types.volume.{ours}"]
-    complaints, marks = problems(made, tmp_path)
-    assert complaints == marks
+    path = written(made, tmp_path)
+    marks = marked(path)
+    assert complained(check(path)) == marks
     own = 0 if ours == "boot_volume" else 1
     assert len([name for name, _ in marks if name == "vault.yaml"]) == 2 + own  # the GPUs, the secret's, and this one
