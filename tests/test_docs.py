@@ -8,6 +8,7 @@ go through `provisioner check`. ``sh``: not run, but each ``provisioner`` comman
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
@@ -19,6 +20,8 @@ from typing import Any
 
 import pytest
 import typer
+
+from docs import make_reference
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -39,6 +42,10 @@ def blocks(page: Path, kind: str) -> list[str]:
     return [body for name, body in FENCE.findall(page.read_text()) if name == kind]
 
 
+def links(page: Path) -> list[str]:
+    return LINK.findall(FENCE.sub("", page.read_text()))
+
+
 def anchors(page: Path) -> set[str]:
     """Anchors as the usual renderers make them from headings."""
     prose = FENCE.sub("", page.read_text())
@@ -52,7 +59,7 @@ def anchors(page: Path) -> set[str]:
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_every_relative_link_leads_somewhere(page: Path) -> None:
     dead = []
-    for target in LINK.findall(FENCE.sub("", page.read_text())):
+    for target in links(page):
         if re.match(r"[a-z]+:", target):
             continue
         name, _, anchor = target.partition("#")
@@ -64,17 +71,14 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
 
 
 def test_every_page_can_be_reached_from_the_index() -> None:
-    seen: set[Path] = set()
-    ahead = [ROOT / "README.md", ROOT / "docs" / "index.md"]
+    seen = {ROOT / "README.md", ROOT / "docs" / "index.md"}
+    ahead = list(seen)
     while ahead:
         page = ahead.pop()
-        if page in seen:
-            continue
-        seen.add(page)
-        for target in LINK.findall(FENCE.sub("", page.read_text())):
-            path = (page.parent / target.partition("#")[0]).resolve()
-            if path.suffix == ".md" and path.is_file():
-                ahead.append(path)
+        paths = {(page.parent / target.partition("#")[0]).resolve() for target in links(page)}
+        new = {path for path in paths - seen if path.suffix == ".md" and path.is_file()}
+        seen |= new
+        ahead += new
     assert [page_id(page) for page in PAGES if page not in seen] == []
 
 
@@ -158,14 +162,6 @@ def test_the_service_unit_and_shipped_configurations_name_commands_that_exist() 
     for path in sorted((ROOT / "site_configs").rglob("*.yaml")):
         lines += re.findall(r"^# +(provisioner [^`\n]*)$", path.read_text(), re.MULTILINE)
     assert wrong_in(shlex.split(line) for line in lines if "provisioner " in line) == []
-
-
-def test_every_verb_is_told_of_somewhere() -> None:
-    """A verb that no document mentions is a verb that nobody finds."""
-    root = command_tree()
-    told = {words[1] for page in PAGES for words in mentions(page) if len(words) > 1}
-    names = root.list_commands(root.make_context("x", [], resilient_parsing=True))
-    assert [name for name in names if name not in told and not sub_command(root, name).hidden] == []
 
 
 # ---------------------------------------------------------------------------------------------------------- examples
@@ -270,3 +266,48 @@ def test_paths_in_docs_and_docstrings_exist() -> None:
         if not (ROOT / path).exists() and not (ROOT / "provisioner" / path).exists()
     ]
     assert missing == []
+
+
+def test_the_example_of_a_simulation_runs() -> None:
+    (example,) = blocks(ROOT / "docs" / "explanation" / "simulator.md", "python")
+    known: dict[str, object] = {}
+    exec(compile(example, "simulator.md", "exec"), known)
+    assert "outcome" in known
+
+
+# --------------------------------------------------------------------------------------------------------- reference
+
+
+@pytest.mark.parametrize("name", make_reference.PAGES)
+def test_a_page_is_as_the_code_makes_it(name: str) -> None:
+    page = ROOT / "docs" / "reference" / name
+    assert page.read_text(encoding="utf-8") == make_reference.PAGES[name](), "renew it: python -m docs.make_reference"
+
+
+LOGGING_METHODS = frozenset({"debug", "info", "warning", "error", "exception", "critical"})
+
+
+def _names_in(source: str) -> Iterator[str]:
+    """Yield the literal event names of all log calls in ``source``."""
+    for call in ast.walk(ast.parse(source)):
+        if not isinstance(call, ast.Call) or not call.args:
+            continue
+        function = call.func
+        logs = isinstance(function, ast.Name) and function.id in ("tell", "_read", "_stored")
+        if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
+            logs |= function.value.id == "log" and function.attr in LOGGING_METHODS
+        if isinstance(function, ast.Attribute):
+            logs |= function.attr in ("event", "_event")
+        if logs:
+            constants = (each for each in ast.walk(call.args[0]) if isinstance(each, ast.Constant))
+            yield from (each.value for each in constants if isinstance(each.value, str))
+
+
+def test_the_list_of_log_events_is_complete() -> None:
+    sources = [ROOT / "provisioner" / "app.py", *(ROOT / "provisioner" / "controller").glob("*.py")]
+    sources += (ROOT / "adapters").rglob("*.py")
+    logged = {name for path in sources for name in _names_in(path.read_text())}
+    page = (ROOT / "docs" / "reference" / "log-events.md").read_text()
+    documented = re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
+    assert sorted(documented) == sorted(logged)
+    assert all(re.fullmatch(r"[a-z_]+\.[a-z_]+", name) for name in logged)

@@ -67,12 +67,3 @@ def test_the_core_is_free_of_built_in_side_effects() -> None:
         and node.func.id in {"open", "print", "input", "hash", "id", "eval", "exec", "__import__", "globals"}
     ]
     assert calls == []
-
-
-def test_deciding_drags_in_no_library() -> None:
-    """A process that only decides (a replay, a notebook) loads neither database nor event loop."""
-    program = "import sys, provisioner.planner; print(*sorted(m for m in sys.modules if '.' not in m))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    loaded = set(done.stdout.split())
-    assert "provisioner" in loaded
-    assert not loaded & {"sqlite3", "asyncio", "yaml", "pydantic", "structlog", "rich", "typer"}

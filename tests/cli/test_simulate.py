@@ -147,23 +147,18 @@ MONTH = tuple(
 """Four jobs every 20 minutes."""
 
 
-@pytest.fixture
-def lived(here: Path) -> Path:
+def test_jobs_on_record_are_replayed_as_they_came(here: Path, cli: Cli) -> None:
     """The configured controller has run them, in virtual time, with its real store."""
     settings = load(here / "provisioner.yaml", connects=False)
     plan = world_of(settings, None, span_s=1.0)
     scenario = Scenario(plan.facilities, MONTH, policy=settings.policy, pool=plan.pool, seed=3)
     outcome = simulate(scenario, lambda: SqlStore(here / "test.db", "test", 1e9, 3, threaded=False))
     assert (outcome.violations, outcome.jobs_done) == ((), 24)
-    return here
-
-
-def test_jobs_on_record_are_replayed_as_they_came(lived: Path, cli: Cli) -> None:
     ran = cli("simulate", "--recorded", "-j", "1", "-o", "json", "--json", "all.json")
     assert ran.code == 0, ran.err
     assert (ran.json["trace"], ran.json["jobs"]) == ("recorded", 24)
     assert "test.db: jobs submitted from 2025-05-" in ran.err and "are not on record" in ran.err
-    (result,) = from_json((lived / "all.json").read_text())["provisioner.yaml"]
+    (result,) = from_json((here / "all.json").read_text())["provisioner.yaml"]
     good_h = sum(job.duration_s for job in MONTH) / 3600
     assert result.jobs_done == 24 and result.gpu_hours.good == pytest.approx(good_h, rel=0.01)
     part = cli("simulate", "--recorded", "--span", "65min", "--group", "ann", "-j", "1", "-o", "json")

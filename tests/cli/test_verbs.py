@@ -70,9 +70,16 @@ def test_a_row_in_a_pipe_is_one_line_however_wide(on: Cli, monkeypatch: pytest.M
     assert "nearest is horeka/h100 with 95.5 GiB" in demand
 
 
-@pytest.mark.parametrize("words", [["snapshot", "--tick"], ["replay", "--tick"]], ids=" ".join)
-def test_a_number_too_large_for_the_record_is_wrong_usage(on: Cli, words: list[str]) -> None:
-    ran = on(*words, "99999999999999999999")
+HUGE = "99999999999999999999"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [f"snapshot --tick {HUGE}", f"replay --tick {HUGE}"]
+    + [f"status --watch --interval {endless}" for endless in ("inf", "1e300", "nan")],
+)
+def test_a_number_that_is_too_large_is_wrong_usage(on: Cli, words: str) -> None:
+    ran = on(*words.split())
     assert ran.code == Exit.USAGE and "Traceback" not in ran.err
 
 
@@ -96,12 +103,6 @@ def test_a_mistake_is_told_with_what_to_do(on: Cli, reader: Reader, words: str, 
     assert (ran.code, ran.out) == (code, "")
     assert said in " ".join(ran.err.replace("│", " ").split())
     assert _requests(reader) == []
-
-
-@pytest.mark.parametrize("interval", ["inf", "1e300", "nan"])
-def test_a_pause_without_end_is_wrong_usage(on: Cli, interval: str) -> None:
-    ran = on("status", "--watch", "--interval", interval)
-    assert ran.code == Exit.USAGE and "Traceback" not in ran.err
 
 
 def test_local_times_are_for_tables_only(on: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,11 +164,8 @@ def test_drones_filters_sorts_and_limits(on: Cli) -> None:
     assert on("drones", "--state", "failed", "-o", "name").lines == ["kit-ab12-2"]
     assert len(on("drones", "--all", "-o", "name").lines) == 4
     assert on("drones", "--all", "--sort", "-jobs,id", "-o", "name", "-n", "2").lines == ["kit-ab12-1", "kit-ab12-2"]
-    assert on("drones", "--site", "horeka", "-o", "name").lines == []
-    assert on("drones", "--type", "topas/a100", "--state", "busy", "--state", "idle", "-o", "name").lines == [
-        "kit-ab12-1",
-        "kit-ab12-3",
-    ]
+    several = ("--type", "topas/a100", "--state", "busy", "--state", "idle")
+    assert on("drones", *several, "-o", "name").lines == ["kit-ab12-1", "kit-ab12-3"]
     assert "2 of 3 shown" in on("drones", "-n", "2").err
     none = on("drones", "--site", "horeka")
     assert none.code == Exit.OK and "0 live drones; site horeka" in none.err
@@ -182,13 +180,15 @@ def test_every_id_means_the_drone_and_show_tells_its_life(on: Cli, any_id: str) 
     assert tree["history"][0]["reason"]["kind"] == "jobs-waiting"
 
 
-def _requests(reader: Reader) -> list[tuple[RequestKind, tuple[str, ...], str, DrainMode]]:
+def _requests(reader: Reader) -> list[Request]:
     found = reader.snapshot()
     assert found is not None
     return [(r.kind, r.drone_ids, r.reason, r.mode) for r in found.requests]
 
 
+Request = tuple[RequestKind, tuple[str, ...], str, DrainMode]
 ONE, BOTH = ("kit-ab12-1",), ("kit-ab12-1", "kit-ab12-3")
+KILL_ONE: Request = (RequestKind.KILL, ONE, "x", DrainMode.PEACEFUL)
 
 
 @pytest.mark.parametrize(
@@ -198,28 +198,13 @@ ONE, BOTH = ("kit-ab12-1",), ("kit-ab12-1", "kit-ab12-3")
         ("kill 1 3", Exit.USAGE, "kill 2 drones: kit-ab12-1, kit-ab12-3?", []),
         ("kill 1 3 --yes", Exit.OK, "request 1 recorded", [(RequestKind.KILL, BOTH, "x", DrainMode.PEACEFUL)]),
         ("drain --site topas --dry-run", Exit.OK, "would drain", []),
-        (
-            "kill 1 nobody",
-            Exit.PARTIAL,
-            "no drone `nobody` on record",
-            [(RequestKind.KILL, ONE, "x", DrainMode.PEACEFUL)],
-        ),
+        ("kill 1 nobody", Exit.PARTIAL, "no drone `nobody` on record", [KILL_ONE]),
         ("kill 2", Exit.OK, "already ended", []),
-        (
-            "kill 1 --wait --timeout 0",
-            Exit.TIMED_OUT,
-            "not ended: kit-ab12-1",
-            [(RequestKind.KILL, ONE, "x", DrainMode.PEACEFUL)],
-        ),
+        ("kill 1 --wait --timeout 0", Exit.TIMED_OUT, "not ended: kit-ab12-1", [KILL_ONE]),
     ],
 )
 def test_a_request_is_recorded_for_the_next_tick(
-    on: Cli,
-    reader: Reader,
-    words: str,
-    code: Exit,
-    said: str,
-    recorded: list[tuple[RequestKind, tuple[str, ...], str, DrainMode]],
+    on: Cli, reader: Reader, words: str, code: Exit, said: str, recorded: list[Request]
 ) -> None:
     ran = on("drones", *words.split(), "--reason", "x")
     assert ran.code == code and said in ran.err
@@ -367,19 +352,18 @@ def test_reload_signals_no_process_that_only_has_the_number_of_the_controller(cl
     assert ran.code == Exit.FAILED and "container" in ran.err and unharmed
 
 
-RECORDED = """\
-controller: kit
-store: {path: record.db}
-overlay: {adapter: embedded, options: {path: queue.db}}
-sites: [topas.yaml]
-"""
-TOPAS = """\
-site: topas
-adapter: local
-options: {root: drones, gpus: [{count: 2}]}
-types:
-  a100: {gpus: 1, cpus: 1, memory: 1 GiB, disk: 1 MiB}
-"""
+def _configuration(place: Path) -> Path:
+    """A small configuration that is valid: the embedded overlay and one site on this host."""
+    path = place / "provisioner.yaml"
+    path.write_text(
+        "controller: kit\nstore: {path: record.db}\noverlay: {adapter: embedded, options: {path: queue.db}}\n"
+        "sites: [topas.yaml]\npolicy: {interval: 1s, active_interval: 500ms, idle_timeout: 10s}\n"
+    )
+    (place / "topas.yaml").write_text(
+        "site: topas\nadapter: local\noptions: {root: drones, gpus: [{count: 2}]}\n"
+        "types:\n  a100: {gpus: 1, cpus: 1, memory: 1 GiB, disk: 1 MiB}\n"
+    )
+    return path
 
 
 @pytest.mark.parametrize(
@@ -395,9 +379,7 @@ types:
 def test_check_compares_the_configuration_with_the_drones_on_record(
     cli: Cli, record: Path, file: str, was: str, now: str, code: Exit, said: str | None
 ) -> None:
-    for name, text in (("provisioner.yaml", RECORDED), ("topas.yaml", TOPAS)):
-        (record.parent / name).write_text(text)
-    path = record.parent / file
+    path = _configuration(record.parent).with_name(file)
     path.write_text(path.read_text().replace(was, now))
     ran = cli("check")
     assert ran.code == code, ran.out + ran.err
@@ -412,20 +394,6 @@ def test_check_says_when_it_cannot_read_the_record(cli: Cli, tmp_path: Path) -> 
     assert "provisioner.yaml:2:9: warning: not compared with the drones on record" in ran.err
 
 
-def _configuration(place: Path) -> Path:
-    """A small configuration that is valid: the embedded overlay and no site."""
-    path = place / "provisioner.yaml"
-    path.write_text(
-        "controller: kit\nstore: {path: record.db}\npolicy: {interval: 1s, active_interval: 500ms, idle_timeout: 10s}\n"
-        "overlay: {adapter: embedded, options: {path: queue.db}}\nsites: [site.yaml]\n"
-    )
-    (place / "site.yaml").write_text(
-        "site: local\nadapter: local\noptions: {root: drones, gpus: [{count: 2}]}\n"
-        "types:\n  one: {gpus: 1, cpus: 1, memory: 1 GiB, disk: 1 GiB}\n"
-    )
-    return path
-
-
 def test_one_tick_of_the_controller_and_a_look_at_all_it_sees(tmp_path: Path) -> None:
     path = _configuration(tmp_path)
     assert process("submit", "-c", path, "--gpus", "8", "true").returncode == Exit.OK
@@ -433,7 +401,7 @@ def test_one_tick_of_the_controller_and_a_look_at_all_it_sees(tmp_path: Path) ->
     assert looks.returncode == Exit.OK, looks.stderr
     tree = json.loads(looks.stdout)
     jsonschema.validate(tree, SCHEMAS[tree["schema"]])
-    assert [(x["view"], x["ok"]) for x in tree["items"]] == [("overlay", True), ("site:local", True)]
+    assert [(x["view"], x["ok"]) for x in tree["items"]] == [("overlay", True), ("site:topas", True)]
     ran = process("run", path, "--once")
     assert (ran.returncode, ran.stdout) == (Exit.OK, ""), ran.stderr
     status = json.loads(process("status", "-c", path, "-o", "json").stdout)
@@ -520,10 +488,12 @@ def test_user_mistakes_have_no_traceback(tmp_path: Path) -> None:
         assert complaint in ran.stderr and "Traceback" not in ran.stderr, ran.stderr
 
 
-def test_a_reader_that_goes_away_ends_it_quietly(record: Path) -> None:
-    command = f'"{sys.executable}" -m provisioner.cli events --since all -o json --store "{record}" | head -c 1'
+@pytest.mark.parametrize("line", ["events --since all -o json | head -c 1", "drones >&-", "status >&-"])
+def test_a_reader_that_goes_away_or_is_not_there_ends_it_quietly(record: Path, line: str) -> None:
+    command = f"PROVISIONER_STORE={record} {sys.executable} -m provisioner.cli {line}"
     ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
-    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.returncode == 0
+    assert ran.stderr == "" if "head" in line else "Traceback" not in ran.stderr
 
 
 def test_listing_drones_imports_nothing_heavy(record: Path) -> None:
@@ -545,11 +515,3 @@ def test_schema_prints_every_schema_it_names(cli: Cli) -> None:
         jsonschema.Draft202012Validator.check_schema(cli("schema", name).json)
     wrong = cli("schema", "provisioner.drone")
     assert wrong.code == Exit.FAILED and "did you mean `provisioner.drone/1`?" in wrong.err
-
-
-@pytest.mark.parametrize("verb", ["drones", "status"])
-def test_a_closed_output_is_no_crash(record: Path, verb: str) -> None:
-    line = f"exec {sys.executable} -m provisioner.cli {verb} --store {record} >&-"
-    done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0
-    assert "Traceback" not in done.stderr

@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 from provisioner.config import check
-from provisioner.loader import site_adapters
 from provisioner.migrate import ImportOutcome, ImportResult
 from tests.migrate.examples import OPENSTACK, about, converted, finding, written
 from tests.migrate.test_check import complained, marked
@@ -27,12 +26,6 @@ def with_type(text: str) -> ImportResult:
     before, _, after = OPENSTACK.partition("    volume:\n      flavorRef: m1.small\n")
     rest = after.partition("  MachineMetaData:\n")[2]
     return converted(f"{before}    volume: {text}\n  MachineMetaData:\n{rest}")
-
-
-def problems(made: ImportResult, directory: Path) -> tuple[set[tuple[str, int]], set[tuple[str, int]]]:
-    """Lines that `provisioner check` complains of, and lines with a mark."""
-    path = written(made, directory)
-    return complained(check(path)), marked(path)
 
 
 def test_of_both_the_application_credential_is_taken() -> None:
@@ -61,25 +54,6 @@ def test_networks(networks: str, written_as: list[str] | None) -> None:
     assert finding(made, f"{VOLUME}.networks").verdict is ImportOutcome.CONVERTED
 
 
-def test_filled_in_it_passes(tmp_path: Path) -> None:
-    path = written(converted(OPENSTACK, installed=site_adapters()), tmp_path)
-    for file, mark, value in (
-        (path, "<name of this controller: it begins each drone's id>", "kit"),
-        (path, "<TRUST_DOMAIN of the pool>", "pool.example.org"),
-        *((path, f"<{{file: {name}.token}}>", f"{{file: {name}.token}}") for name in ("controller", "drone")),
-        (tmp_path / "site_configs" / "vault.yaml", "<{file: vault.secret}>", "{file: vault.secret}"),
-        (tmp_path / "site_configs" / "vault.yaml", "<image, by name or id>", "gpu-drone"),
-        *(
-            (tmp_path / "site_configs" / f"{name}.yaml", "<GPUs of one drone, 0 for a CPU drone>", "0")
-            for name in ("woohoo", "vault")
-        ),
-    ):
-        text = file.read_text()
-        assert f'"{mark}"' in text
-        file.write_text(text.replace(f'"{mark}"', value))
-    assert check(path) == []
-
-
 @pytest.mark.parametrize(
     ("theirs", "ours"),
     [
@@ -98,7 +72,8 @@ def test_what_cannot_be_taken_over_is_marked_and_check_names_the_mark(theirs: st
     made = with_type(f"{{{before}{image}{theirs}}}")
     needed = [f.ours for f in made.findings if f.verdict is ImportOutcome.NEEDED and f.line == 44]
     assert needed == [f"{AT}.types.volume.{ours}"]
-    complaints, marks = problems(made, tmp_path)
-    assert complaints == marks
+    path = written(made, tmp_path)
+    marks = marked(path)
+    assert complained(check(path)) == marks
     own = 0 if ours == "boot_volume" else 1
     assert len([name for name, _ in marks if name == "vault.yaml"]) == 2 + own  # the GPUs, the secret's, and this one

@@ -84,9 +84,3 @@ def test_a_mangled_configuration_is_refused_or_converted_and_never_a_traceback(t
 @given(st.lists(st.sampled_from(JUNK + JDLS["gpu.jdl"].splitlines()) | st.text(max_size=30), max_size=12))
 def test_a_mangled_template_never_is(lines: list[str]) -> None:
     judge(ALL["htcondor"], JDLS | {"gpu.jdl": "\n".join(lines)})
-
-
-@settings(max_examples=100, deadline=None, derandomize=True)
-@given(st.text(max_size=200))
-def test_any_text_never_is(text: str) -> None:
-    judge(text, {})

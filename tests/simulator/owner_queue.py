@@ -67,7 +67,6 @@ class Owner:
 class QueuedOwnerJob:
     """An owner's job with what became of it. Times are those of the loop."""
 
-    serial: int
     job: OwnerJob
     since_s: float
     """Since when it waits."""
@@ -107,8 +106,8 @@ class SimulatedOwnerQueue(SimulatedOwner):
         self._promises: dict[SimulatedDrone, QueuedOwnerJob] = {}
 
     def begin(self) -> None:
-        for serial, job in enumerate(self._owner.jobs):
-            at(job.submit_s, self._arrive, QueuedOwnerJob(serial, job, job.submit_s, job.amount))
+        for job in self._owner.jobs:
+            at(job.submit_s, self._arrive, QueuedOwnerJob(job, job.submit_s, job.amount))
         after(self._owner.negotiation_s, self._negotiate)
 
     @property
@@ -118,7 +117,6 @@ class SimulatedOwnerQueue(SimulatedOwner):
     # -------------------------------------------------------------------------------------------- what is listed
 
     def claims(self) -> tuple[OwnerDemand, ...]:
-        """Return the waiting jobs, grouped by shape."""
         shapes: dict[tuple[str, ResourceVector], list[QueuedOwnerJob]] = {}
         for queued in self.waiting:
             shapes.setdefault((queued.job.pool, queued.amount), []).append(queued)
@@ -140,7 +138,6 @@ class SimulatedOwnerQueue(SimulatedOwner):
         return () if len(able) == len(self._machines) else tuple(able) or ("none",)
 
     def load(self) -> OwnerLoad:
-        """Return the load of the running jobs."""
         held = [queued.amount for queued in self.running]
         return OwnerLoad(
             len(held), sum(a.gpu_milli for a in held), sum(a.cpus for a in held), sum(a.memory_mib for a in held)
@@ -217,7 +214,6 @@ class SimulatedOwnerQueue(SimulatedOwner):
     # ------------------------------------------------------------------------------------------- drones give way
 
     def _preempt(self, queued: QueuedOwnerJob) -> None:
-        """Preempt drones for a job that has waited long enough."""
         allowed = {m for m in self._allowed(queued) if m.up}
         standing = [
             b
@@ -248,11 +244,10 @@ class SimulatedOwnerQueue(SimulatedOwner):
                 room = room.plus(ResourceVector.of(drone.type))
                 leaving.append(drone)
             if leaving and queued.amount.within(room):
-                age_s = sum(now_s() - (b.granted_s or 0.0) for b in leaving)
-                chance = rng_for(self.site.seed, "node", now_s(), machine.name).random()
-                found.append(
-                    (chance if self._owner.victim is VictimRule.RANDOM else age_s, machine.name, machine, leaving)
-                )
+                rank = sum(now_s() - (b.granted_s or 0.0) for b in leaving)
+                if self._owner.victim is VictimRule.RANDOM:
+                    rank = rng_for(self.site.seed, "node", now_s(), machine.name).random()
+                found.append((rank, machine.name, machine, leaving))
         if found:
             _, _, machine, leaving = min(found, key=lambda f: f[:2])
             for drone in leaving:
@@ -269,7 +264,6 @@ class SimulatedOwnerQueue(SimulatedOwner):
         self._look_for_room()
 
     def nodes_failed(self) -> None:
-        """Nodes are down: the jobs that ran there wait again."""
         for queued in [t for t, (machine, _) in self.running.items() if not machine.up]:
             machine, timer = self.running.pop(queued)
             timer.cancel()
@@ -280,7 +274,6 @@ class SimulatedOwnerQueue(SimulatedOwner):
             self.waiting.append(queued)
 
     def close(self) -> None:
-        """Enter the waits of those that still wait."""
         for queued in self.waiting:
             queued.book()
             self.site.metrics.owner_waits.append(self._wait_of(queued))

@@ -130,24 +130,16 @@ def part_of(load: OwnerLoadSeries, rng: Random, *, span_s: float, per_hour: floa
     parts, in which the owner never asks for a quarter of the cluster more, are passed over where others are."""
     pace = len(load.steps) / (load.span_s / 3600.0)
     faster = min(8.0, max(1.0, per_hour / pace))
-    part = load
+    steps: tuple[tuple[float, int], ...] = ()
     for _ in range(16):
-        part = window_of(load, rng.uniform(0.0, load.span_s - span_s * faster), span_s * faster, faster=faster)
-        if rise_of(part) >= load.gpus / 4:
+        from_s = rng.uniform(0.0, load.span_s - span_s * faster)
+        until_s = from_s + span_s * faster
+        before = [gpus for at_s, gpus in load.steps if at_s <= from_s]
+        inside = [((at_s - from_s) / faster, gpus) for at_s, gpus in load.steps if from_s < at_s < until_s]
+        steps = ((0.0, before[-1] if before else 0), *inside)
+        if sum(max(0, now - last) for (_, last), (_, now) in pairwise(steps)) >= load.gpus / 4:
             break
-    return part
-
-
-def rise_of(load: OwnerLoadSeries) -> int:
-    """GPUs of all steps up but the first."""
-    return sum(max(0, after - before) for (_, before), (_, after) in pairwise(load.steps))
-
-
-def window_of(load: OwnerLoadSeries, from_s: float, span_s: float, *, faster: float = 1.0) -> OwnerLoadSeries:
-    """``span_s`` of it from ``from_s`` on, counted from 0, and played ``faster`` times as fast."""
-    before = [gpus for at_s, gpus in load.steps if at_s <= from_s]
-    inside = [((at_s - from_s) / faster, gpus) for at_s, gpus in load.steps if from_s < at_s < from_s + span_s]
-    return OwnerLoadSeries(load.name, load.gpus, ((0.0, before[-1] if before else 0), *inside))
+    return OwnerLoadSeries(load.name, load.gpus, steps)
 
 
 def trace_file(root: Path) -> Path | None:

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -82,3 +84,18 @@ def test_the_store_in_a_file_keeps_the_promises_too(tmp_path: Path) -> None:
         )
         assert outcome.violations == (), f"seed {seed}, {outcome.lives}"
         assert outcome.digest == simulate(rough(seed)).digest, f"seed {seed}: the two stores differ"
+
+
+RECORDED = """
+from tests.simulator.crashing import simulate
+from tests.simulator.worlds import rough
+print(simulate(rough(11)).digest)
+"""
+
+
+@pytest.mark.parametrize("hash_seed", ["0", "1", "4242"])
+def test_the_record_does_not_depend_on_the_process(hash_seed: str) -> None:
+    env = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])}
+    command = [sys.executable, "-c", RECORDED]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == simulate(rough(11)).digest

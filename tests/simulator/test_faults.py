@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from provisioner.model import EndKind
 from provisioner.simulator.drones import OVERLAY, HardwareFault, HardwareFaultKind, SiteBehaviour
@@ -34,13 +32,6 @@ def with_habits(scenario: CrashScenario, **given: object) -> CrashScenario:
     """The same, at a site with other habits."""
     behaviour = SiteBehaviour(**{"boot": Uniform(5.0, 20.0), "check": Fixed(2.0), "release": Fixed(1.0), **given})  # type: ignore[arg-type]
     return replace(scenario, facilities=tuple(replace(f, behaviour=behaviour) for f in scenario.facilities))
-
-
-def test_in_peace_twelve_jobs_take_four_drones_and_nothing_stays() -> None:
-    outcome = kept(calm())
-    assert outcome.jobs_done == outcome.metrics.attempts == 12
-    assert outcome.drones == outcome.metrics.peak["kit"] == 4
-    assert outcome.metrics.gpu_seconds.badput == 0.0
 
 
 QUARTERS = replace(SHORT, wants=replace(SHORT.wants, gpu_milli=250))
@@ -153,19 +144,6 @@ def test_an_order_carried_out_long_after_it_was_given_up_is_found_and_ended() ->
     late = ServiceFault(ServiceFaultKind.LATE, "kit", "start", to_s=60.0, amount=260.0)
     outcome = kept(replace(calm(jobs=burst(2, SHORT)), service_faults=(late,), least_s=900.0))
     assert outcome.metrics.accepted["kit"] > 2, "the late ones came too"
-
-
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
-@given(
-    trouble=st.sampled_from([s for s in WIRE if s.kind is not ServiceFaultKind.LATE]),
-    start_s=st.floats(0.0, 200.0),
-    for_s=st.floats(1.0, 200.0),
-    chance=st.floats(0.1, 1.0),
-    seed=st.integers(0, 2**32),
-)
-def test_any_trouble_at_any_time(trouble: ServiceFault, start_s: float, for_s: float, chance: float, seed: int) -> None:
-    spell = replace(trouble, from_s=start_s, to_s=start_s + for_s, chance=chance)
-    kept(replace(calm(seed=seed), service_faults=(spell,)))
 
 
 @pytest.mark.parametrize("habit", ["never_joins", "hangs_in_check"])

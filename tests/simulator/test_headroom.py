@@ -17,13 +17,13 @@ BOOT_S = 240.0
 UNTIL_17 = Headroom("until-17", cpus=8, memory_mib=8192, count=2, from_h=15, to_h=17)
 
 
-def played(*headroom: Headroom, jobs: int = 2) -> SimulationOutcome:
+def played(*headroom: Headroom) -> SimulationOutcome:
     """Jobs come when nothing has run for most of an hour."""
     slow = SiteBehaviour(boot=Fixed(BOOT_S), check=Fixed(2.0), release=Fixed(1.0))
     return simulate(
         Scenario(
             facilities=(small(gpus=4, max_drones=4, behaviour=slow),),
-            jobs=tuple(SimulatedJob(COME_S, WORKS_S, JobRequirements(cpus=8, memory_mib=8192)) for _ in range(jobs)),
+            jobs=(SimulatedJob(COME_S, WORKS_S, JobRequirements(cpus=8, memory_mib=8192)),) * 2,
             policy=replace(BRISK, headroom=headroom),
             interval_s=15.0,
             limit_s=4 * 3600.0,
@@ -37,10 +37,7 @@ def test_the_first_jobs_of_a_quiet_day_do_not_wait_for_a_boot() -> None:
     assert cold.violations == warm.violations == ()
     assert min(cold.metrics.waits_s) > BOOT_S
     assert max(warm.metrics.waits_s) < BOOT_S / 2
-
-
-def test_warm_drones_stay_the_same_and_leave_when_their_hours_are_over() -> None:
-    warm = played(UNTIL_17)
+    # They stay the same, and leave when their hours are over.
     assert warm.drones == 2 + 2, "two that were warm, and two that were warmed up when those had work"
     closes_s = (17 - BEGINS_H) * 3600
     assert closes_s < warm.ended_s < closes_s + 600

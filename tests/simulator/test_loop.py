@@ -9,8 +9,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from provisioner.simulator.loop import DeadlockError, LivelockError, OutsideWorldError, VirtualClock, run_virtual
 
@@ -24,21 +22,6 @@ def test_a_year_of_sleep_takes_no_time_and_ends_exactly_then() -> None:
     began = time.monotonic()
     assert run_virtual(sleeper(), start_epoch=1.75e9) == (1.75e9, 1.75e9 + 365 * 86400.0)
     assert time.monotonic() - began < 60.0  # not a year
-
-
-@given(st.lists(st.floats(min_value=0.0, max_value=1e7), min_size=1, max_size=30))
-def test_timers_fire_in_order_at_their_own_time(delays: list[float]) -> None:
-    async def story() -> list[tuple[float, float]]:
-        loop = asyncio.get_running_loop()
-        fired: list[tuple[float, float]] = []
-        for delay in delays:
-            loop.call_at(delay, lambda due=delay: fired.append((due, loop.time())))
-        await asyncio.sleep(max(delays) + 1.0)
-        return fired
-
-    fired = run_virtual(story())
-    assert sorted(delays) == [due for due, _ in fired]
-    assert all(now == pytest.approx(due) for due, now in fired)
 
 
 def test_a_deadlock_is_an_error_that_names_who_waits_and_where() -> None:

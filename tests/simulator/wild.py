@@ -212,22 +212,15 @@ def _of_groups(seed: int, rng: Random) -> tuple[SimulatedJob, ...]:
 
 
 def _lies(facilities: tuple[Facility, ...], rng: Random) -> tuple[ServiceFault, ...]:
-    of_sites = [
-        ServiceFaultKind.EMPTY,
-        ServiceFaultKind.PARTIAL,
-        ServiceFaultKind.STALE,
-        ServiceFaultKind.UNKNOWN_STATES,
-        ServiceFaultKind.FREE_WRONG,
-    ]
-    of_overlay = [ServiceFaultKind.EMPTY, ServiceFaultKind.PARTIAL, ServiceFaultKind.STALE, ServiceFaultKind.HANG]
+    of_sites = map(ServiceFaultKind, ("empty", "partial", "stale", "unknown-states", "free-wrong"))
+    of_overlay = map(ServiceFaultKind, ("empty", "partial", "stale", "hang"))
     chosen = [(t, rng.choice(facilities).name, 25.0) for t in of_sites if rng.random() < 0.4]
     chosen += [(t, OVERLAY, 60.0) for t in of_overlay if rng.random() < 0.3]
-    service_faults = [ServiceFault(trouble, where, "poll", 0.0, for_s, amount=0.5) for trouble, where, for_s in chosen]
-    return tuple(_shifted(spell, rng.uniform(30.0, BUSY_S)) for spell in service_faults)
-
-
-def _shifted(spell: ServiceFault, by_s: float) -> ServiceFault:
-    return replace(spell, from_s=spell.from_s + by_s, to_s=spell.to_s + by_s)
+    service_faults = []
+    for trouble, where, for_s in chosen:
+        from_s = rng.uniform(30.0, BUSY_S)
+        service_faults.append(ServiceFault(trouble, where, "poll", from_s, from_s + for_s, amount=0.5))
+    return tuple(service_faults)
 
 
 def _hardware_faults(facilities: tuple[Facility, ...], rng: Random) -> tuple[HardwareFault, ...]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from provisioner import model as m
@@ -123,7 +123,13 @@ class Witness(Store):
             return (unlawful[0], False) if unlawful else (LAWFUL[grounds[0]], True)
         if orders:
             return "an order given before the job began", True
-        return self._by_itself(self.ends.get(cut.drone_id))
+        end = self.ends.get(cut.drone_id)
+        if end is None:
+            return "its site, which forgot it at once", True
+        if end.kind is m.EndKind.EXITED and end.message == "end of walltime":
+            return "a limit of its life", True
+        by_site = {m.EndKind.PREEMPTED: "the owner's claim", m.EndKind.FAULT: "a fault of its site"}
+        return by_site.get(end.kind, f"{end.kind.value}, {end.message}"), end.kind in by_site
 
     def _ended_at(self, cut: m.Eviction) -> float:
         """Of a drone that perished the pool hears when the lease of its jobs is over."""
@@ -138,19 +144,6 @@ class Witness(Store):
         while n and orders[n].ground == INSISTS:
             n -= 1
         return orders[n].ground
-
-    @staticmethod
-    def _by_itself(end: m.RemoteEnd | None) -> tuple[str, bool]:
-        """Its end, of which we had not spoken a word."""
-        if end is None:
-            return "its site, which forgot it at once", True
-        if end.kind is m.EndKind.PREEMPTED:
-            return "the owner's claim", True
-        if end.kind is m.EndKind.FAULT:
-            return "a fault of its site", True
-        if end.kind is m.EndKind.EXITED and end.message == "end of walltime":
-            return "a limit of its life", True
-        return f"{end.kind.value}, {end.message}", False
 
     # ---------------------------------------------------------------------------------------- what starts came to
 
@@ -209,29 +202,18 @@ def watched(scenario: Scenario) -> Watched:
     """Play a scenario before a witness. (Drones that eat jobs are not for him: no pool tells that as an eviction.)"""
     witness = Witness(scenario)
     outcome = simulate(scenario, lambda: witness)
-    causes: Counter[str] = Counter()
-    for cut in witness.cuts.values():
-        causes[witness.why(cut)[0]] += 1
-    seen = Watched(outcome, witness.courses(), witness.warm, causes, outcome.violations)
-    own = (*_cruelties(witness), *_oscillation(seen), *_oversights(witness, outcome))
-    return Watched(outcome, seen.courses, witness.warm, causes, (*outcome.violations, *own))
-
-
-def _cruelties(witness: Witness) -> Iterator[str]:
+    found, causes = list(outcome.violations), Counter[str]()
     for cut in witness.cuts.values():
         who, lawful = witness.why(cut)
+        causes[who] += 1
         if not lawful:
-            yield f"{cut.drone_id} was stopped at {cut.at:.1f} while job {cut.job_id} ran: {who}"
-
-
-def _oscillation(seen: Watched) -> Iterator[str]:
-    if seen.ours > seen.most:
-        yield f"{seen.ours} starts that met no fault, {seen.most} can be explained: {dict(seen.courses)}"
-
-
-def _oversights(witness: Witness, outcome: CrashOutcome) -> Iterator[str]:
+            found.append(f"{cut.drone_id} was stopped at {cut.at:.1f} while job {cut.job_id} ran: {who}")
     if len(witness.cuts) != outcome.metrics.attempts_lost:
-        yield f"{outcome.metrics.attempts_lost} jobs were cut short, {len(witness.cuts)} told of"
+        found.append(f"{outcome.metrics.attempts_lost} jobs were cut short, {len(witness.cuts)} told of")
+    seen = Watched(outcome, witness.courses(), witness.warm, causes, ())
+    if seen.ours > seen.most:
+        found.append(f"{seen.ours} starts that met no fault, {seen.most} can be explained: {dict(seen.courses)}")
+    return replace(seen, violations=tuple(found))
 
 
 def _ground(reason: Reason) -> str:

@@ -20,7 +20,6 @@ from tests.simulator.faults import FaultyScenario, ServiceFault, ServiceFaultKin
 from tests.simulator.owner_queue import Owner
 
 T = TypeVar("T")
-DAY_S = 86400.0
 
 # --------------------------------------------------------------------------------------------------------------- sites
 
@@ -51,18 +50,6 @@ def small(
         types=tuple(drone_type(name, f"gpu{n}" if n else "gpu") for n in range(types)),
         pools=(GpuPool("gpus", -(-gpus // 2), nodes=2),),
         behaviour=behaviour or SiteBehaviour(boot=Uniform(5.0, 20.0), check=Fixed(2.0), release=Fixed(1.0)),
-    )
-
-
-def cloud() -> Facility:
-    """An OpenStack cloud: 12 GPUs, slow to boot, refuses what does not fit now."""
-    name = "cloud"
-    return Facility(
-        policy=SitePolicy(name, max_drones=12, max_pending=12, max_starts_per_tick=6, price=2.0),
-        types=(drone_type(name, "l40s", vram_mib=46068, capability=89, gpu_model="L40S"),),
-        pools=(GpuPool("l40s", 4, nodes=3),),
-        behaviour=SiteBehaviour(boot=Uniform(180.0, 300.0), release=Fixed(20.0)),
-        queues=False,
     )
 
 
@@ -107,12 +94,6 @@ class Shape:
 
 
 PLAIN = Shape(JobRequirements(gpu_milli=1000, cpus=2, memory_mib=8192), LogNormal(600.0, 1.0, 4 * 3600.0), 6.0)
-LARGE = Shape(
-    JobRequirements(gpu_milli=1000, cpus=4, memory_mib=16384, vram_mib=70000, owner="bob"), LogNormal(1800.0, 0.8), 0.5
-)
-SMALL = Shape(
-    JobRequirements(gpu_milli=250, cpus=1, memory_mib=2048, vram_mib=8000, owner="carol"), LogNormal(300.0, 0.8), 2.0
-)
 IMPOSSIBLE = Shape(JobRequirements(capability=990, owner="dave"), Fixed(60.0))
 """Asks for a compute capability that no drone type has."""
 
@@ -134,21 +115,6 @@ def poisson_mix(
         shape = rng.choices(shapes, weights)[0]
         jobs.append(SimulatedJob(at_s, shape.duration.draw(rng), shape.wants))
     return tuple(jobs)
-
-
-def day(
-    *, count: int = 4000, seed: int = 0, shapes: Sequence[Shape] = (PLAIN, LARGE, SMALL)
-) -> tuple[SimulatedJob, ...]:
-    """Exactly ``count`` jobs over 24 hours: half spread evenly, half in ten bursts between 8 and 20 o'clock."""
-    rng = Random(f"{seed}/day")
-    peaks_s = [rng.uniform(8 * 3600.0, 20 * 3600.0) for _ in range(10)]
-    weights = [shape.weight for shape in shapes]
-    jobs = []
-    for n in range(count):
-        at_s = rng.uniform(0, DAY_S) if n % 2 else min(DAY_S, rng.choice(peaks_s) + rng.uniform(0, 120.0))
-        shape = rng.choices(shapes, weights)[0]
-        jobs.append(SimulatedJob(at_s, shape.duration.draw(rng), shape.wants))
-    return tuple(sorted(jobs, key=lambda job: job.submit_s))
 
 
 def unreliable_network(seed: int, *, chance: float = 0.3, late_s: float = 40.0) -> tuple[ServiceFault, ...]:
