@@ -85,7 +85,6 @@ def why_waiting(row: ClassRow) -> str:
 
 
 def _needs(row: ClassRow) -> str:
-    """Return the requirements of one job in a few words."""
     job = row.job
     parts = [f"{formatting.gpus(job.gpu_milli)} GPU"] if job.gpu_milli else ["no GPU"]
     if job.vram_mib:

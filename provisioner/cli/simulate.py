@@ -384,7 +384,6 @@ def simulate(
 
 
 def _trace(path: Path, cut: TraceSelection, options: JobOptions) -> Trace:
-    """Return the jobs of a trace file."""
     with opt.reported(TraceError, prefix="--trace-columns: ", code=Exit.USAGE):
         columns = traces.declared_columns(options.trace_columns) if options.trace_columns is not None else None
     found = traces.located(path, Path())

@@ -152,8 +152,6 @@ class SiteImport:
             self.entry.needed("adapter", at, f"no site adapter `{ours}` is installed: {remedy}")
         return ours
 
-    # -------------------------------------------------------------------------------------------------------- limits
-
     def _quota(self) -> float | None:
         """Return the quota in cores; None if there is no limit or it cannot be read."""
         setting = self.entry.peek("quota")
@@ -183,8 +181,6 @@ class SiteImport:
         self.entry.drop(_ENTRY_KEYS)
         self.entry.drop_rest("TARDIS knows no such key of a site")
         return block
-
-    # --------------------------------------------------------------------------------------------------------- types
 
     def _types(self) -> YamlBlock:
         types = YamlBlock()
@@ -270,8 +266,6 @@ class SiteImport:
         text = "jobs ask for GPUs by capability, of which TARDIS knows nothing: write it; and `gpu_model`"
         notes.add(NEEDED, machine.line, machine.gpu_key, f"{at}.capability", f"{text} if jobs ask for it")
 
-
-# ------------------------------------------------------------------------------------------------------------ executors
 
 EXECUTORS = {"ShellExecutor", "SSHExecutor", "DupingSSHExecutor"}
 _SECRET_OPTIONS = {

@@ -150,8 +150,6 @@ def _scalar(node: yaml.ScalarNode) -> bool | int | float | str | None:
     return text
 
 
-# ------------------------------------------------------------------------------------------------------------ findings
-
 _MAX_FINDING_CHARS = 600
 
 

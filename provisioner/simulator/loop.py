@@ -222,9 +222,6 @@ Draw = Fixed | Uniform | LogNormal
 AT_ONCE = Fixed(0.0)
 
 
-# ------------------------------------------------------------------------------------------------------------- network
-
-
 class Network:
     """Calls to one part of the world (``name``: a site or the overlay), each with a round-trip time of its own."""
 

@@ -362,8 +362,6 @@ class SimulatedOverlay:
             mishaps=_recent(self._failures),
         )
 
-    # ------------------------------------------------------------------------------------------- arrival and matching
-
     def _next_arrival(self) -> None:
         if self.to_come:
             at(self.queued_jobs[self._arrived].job.submit_s, self._arrive)
@@ -449,8 +447,6 @@ class SimulatedOverlay:
         ends_s, asked_s = slot.drone.walltime_end_s, jobs.wants.walltime_s
         return self._matches[key] and (ends_s is None or not asked_s or now_s() + asked_s <= ends_s)
 
-    # ----------------------------------------------------------------------------------------------- jobs on drones
-
     def _start(self, jobs: QueuedJobClass, slot: SimulatedSlot) -> None:
         queued = jobs.take()
         slot.stop_idle_timer()
@@ -525,8 +521,6 @@ class SimulatedOverlay:
             slot.drone.leave_empty("drained")
         elif slot.lost_s is None:
             slot.idle_timer = after(slot.drone.order.idle_timeout_s, slot.drone.leave_empty, "idle too long")
-
-    # ------------------------------------------------------------------------------------------- drones come and go
 
     def join(self, drone: SimulatedDrone) -> None:
         """Add a drone to the pool; it does not accept jobs yet."""

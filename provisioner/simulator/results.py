@@ -98,9 +98,6 @@ class ReplayResult:
     samples: tuple[Sample, ...] = ()
 
 
-# ------------------------------------------------------------------------------------------------------------- metrics
-
-
 class OwnerWait(NamedTuple):
     """Wait of an owner's job, and the parts of it that drones caused (see :mod:`provisioner.simulator.owner`)."""
 
@@ -223,8 +220,6 @@ class Metrics:
         """Energy of busy GPUs; None if no drone type has a power."""
         return self._energy_kwh if any(kind.power_w for kind in self.types) else None
 
-
-# --------------------------------------------------------------------------------------------------------- key figures
 
 Runs = Mapping[str, Sequence[ReplayResult]]
 """Policy to its replays, one for each seed."""

@@ -195,9 +195,6 @@ def cut_jobs(jobs: Sequence[SimulatedJob], cut: TraceSelection, origin_s: float 
     return tuple(chosen)
 
 
-# ------------------------------------------------------------------------------------------------------------- reading
-
-
 def text_lines(path: Path) -> Iterator[str]:
     """Yield the lines of a text file that may be gzipped. Raises TraceError if it cannot be read to its end."""
     number = 0
@@ -286,8 +283,6 @@ def _moment(text: str, column: TraceColumn) -> float:
     return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
 
 
-# -------------------------------------------------------------------------------------------------------- owner's load
-
 DAY_S = 86400.0
 LOAD_COLUMNS = ("vc", "t_s", "total_gpus", "busy_gpus", "pending_gpus")
 
@@ -338,8 +333,6 @@ def read_loads(path: Path, *, pending: bool = True) -> Mapping[str, OwnerLoadSer
         total[row["vc"]] = max(total[row["vc"]], there)
     return {name: OwnerLoadSeries(name, total[name], tuple(steps)) for name, steps in rows.items()}
 
-
-# ------------------------------------------------------------------------------------------------------ jobs on record
 
 LEAST_RUN_S = 1.0
 """Pools count in whole seconds: what took none took less than one."""

@@ -102,9 +102,6 @@ def _with_number(policy: SitePolicy, question: Question) -> SitePolicy:
             return replace(policy, max_gpu_milli=round(question.value * WHOLE_GPU))
 
 
-# ------------------------------------------------------------------------------------------------------------- a world
-
-
 def changed(plan: WorldPlan, question: Question) -> WorldPlan:
     """Return the changed ``plan``. Raises QuestionError for a change that changes nothing, or that cannot be made."""
     site = question.site
@@ -187,9 +184,6 @@ def _slower(facility: Facility, key: str, factor: float) -> Facility:
     for name, behaviour in behaviours.items():
         behaviours[name] = replace(behaviour, **{key: getattr(behaviour, key).times(factor)})
     return replace(facility, behaviour=behaviours.pop(""), behaviour_of=behaviours)
-
-
-# ---------------------------------------------------------------------------------------------------------- a snapshot
 
 
 def on_snapshot(snapshot: Snapshot, questions: Sequence[Question]) -> tuple[Snapshot, list[str]]:
