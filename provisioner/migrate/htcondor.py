@@ -166,7 +166,6 @@ class HTCondorSiteImport(SiteImport):
         self._submit_options(machine, submit_options)
 
     def _submit_options(self, machine: MachineType, given: KeyReader) -> None:
-        """Import options of ``condor_submit``."""
         for theirs, setting in given.left():
             text = setting.text or ""
             match theirs:

@@ -101,7 +101,6 @@ class SiteImport:
         """Options by drone type."""
 
     def machine(self, machine: MachineType, given: KeyReader) -> None:
-        """Import the configuration of one type."""
         given.drop_rest(_UNSUPPORTED)
 
     def site_options(self, block: YamlBlock) -> None:
@@ -122,7 +121,16 @@ class SiteImport:
         block = YamlBlock()
         put_header(block, "../docs/reference/site.schema.json", f"Site {self.name}, from {source}")
         block.put("site", self.name)
-        block.put("adapter", self._adapter(installed))
+        adapter, at = our_name(self.kind), f"{self.file}: adapter"
+        block.put("adapter", adapter)
+        if adapter in installed:
+            self.entry.converted("adapter", at)
+        else:
+            remedy = (
+                "keep the file for the time when there is one, and take it out of `sites` until then; or write one"
+                " (docs/how-to/add-a-site.md)"
+            )
+            self.entry.needed("adapter", at, f"no site adapter `{adapter}` is installed: {remedy}")
         types, options = self._types(), YamlBlock()
         self.site_options(options)
         self.section.drop(_COMMON_KEYS)
@@ -139,18 +147,6 @@ class SiteImport:
             block.space()
             block.put(key, value)
         return str(block)
-
-    def _adapter(self, installed: Collection[str]) -> str:
-        ours, at = our_name(self.kind), f"{self.file}: adapter"
-        if ours in installed:
-            self.entry.converted("adapter", at)
-        else:
-            remedy = (
-                "keep the file for the time when there is one, and take it out of `sites` until then; or write one"
-                " (docs/how-to/add-a-site.md)"
-            )
-            self.entry.needed("adapter", at, f"no site adapter `{ours}` is installed: {remedy}")
-        return ours
 
     def _quota(self) -> float | None:
         """Return the quota in cores; None if there is no limit or it cannot be read."""
@@ -218,7 +214,6 @@ class SiteImport:
             self.section.needed("MachineTypes", at, "no machine type: write one")
 
     def _drone_type(self, machine: MachineType, sizes: KeyReader) -> YamlBlock:
-        """Return the drone type of ``machine``, whose GPUs are known already."""
         at, block = f"{self.file}: types.{machine.ours}", YamlBlock()
         self._put_gpus(machine, block, sizes.path, at)
         remedy = "a whole number of cores is wanted"

@@ -105,7 +105,6 @@ class QueuedJob:
     serial: int
     job: SimulatedJob
     begun: bool = False
-    """True if it has ever started."""
     idle_s: float = 0.0
     """Begin of its present wait; -1 while it runs."""
     saved_s: float = 0.0

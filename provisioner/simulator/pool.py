@@ -115,7 +115,6 @@ class SimulatedSlot:
         return ResourceVector.of(wants)._replace(gpu_milli=self.milli_of(wants))
 
     def _set_timer(self, run: SimulatedAttempt) -> None:
-        """Set the timer of a run's end, from ``since_s`` on, which is now."""
         left_s = max(0.0, run.work_s - run.worked_s) / run.rate
         run.timer = after(left_s, self._ended, self, run.queued, run.done)
 
@@ -185,8 +184,6 @@ class SimulatedSlot:
 
 @dataclass(slots=True)
 class _SharedGpu:
-    """One GPU that is offered in shares."""
-
     free: int
     runs: list[SimulatedAttempt] = field(default_factory=list)
     busy_since_s: float = 0.0
@@ -233,7 +230,6 @@ class SharedSlot(SimulatedSlot):
         return 0.0
 
     def _set_rates(self, gpu: _SharedGpu) -> None:
-        """Set the rates and timers of a GPU's jobs anew after their number has changed."""
         if self.lost_s is not None:
             return
         loads = [run.queued.wants.load for run in gpu.runs]
@@ -324,7 +320,6 @@ class SimulatedOverlay:
         return len(self.queued_jobs) - self._arrived
 
     def begin(self) -> None:
-        """Set the timers of arrivals and negotiation."""
         self._next_arrival()
         if not self._at_once:
             after(self._behaviour.negotiation_s, self._negotiate)
@@ -501,7 +496,6 @@ class SimulatedOverlay:
         return jobs
 
     def _cut_short(self, slot: SimulatedSlot) -> None:
-        """End all jobs of a slot; they wait again."""
         until_s = slot.until_s
         back: dict[str, QueuedJobClass] = {}
         for run in list(slot.running.values()):
@@ -528,7 +522,6 @@ class SimulatedOverlay:
         self._slots[drone.id] = kind(drone, self._ended)
 
     def serve(self, drone: SimulatedDrone) -> None:
-        """Let the drone accept jobs."""
         slot = self._slot_of(drone)
         if slot is not None:
             slot.serving = True
@@ -582,7 +575,6 @@ class SimulatedOverlay:
         return OrderResult(drone_id, OrderOutcome.OK)
 
     def _vacate(self, slot: SimulatedSlot) -> None:
-        """End the jobs of a draining drone, which then leaves."""
         if slot.draining and slot.lost_s is None:
             self._cut_short(slot)
             slot.drone.leave_empty("drained")

@@ -72,7 +72,6 @@ class Replay:
     """Jobs, world and policy of one replay. It travels to other processes: all in it can be pickled."""
 
     policy: str
-    """Its name in the results."""
     trace: str
     jobs: tuple[SimulatedJob, ...]
     world: WorldPlan

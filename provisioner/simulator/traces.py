@@ -99,7 +99,6 @@ class TraceSelection:
     gpus: tuple[int, ...] = ()
     """Numbers of GPUs; empty: all."""
     cap_s: float = math.inf
-    """Longer jobs end after this."""
     vram_seed: int | None = None
     """Draw how much GPU memory each job wants from :data:`VRAM_SHARES`."""
     ignore: tuple[str, ...] = ()
@@ -270,7 +269,6 @@ def _job(row: Mapping[str, str | None], columns: Mapping[str, TraceColumn]) -> S
 
 
 def _moment(text: str, column: TraceColumn) -> float:
-    """Return a submission in seconds; it may be a date and a time of day."""
     if not text:
         raise _BadLineError(f"`{column.name}` is empty: when was the job submitted?")
     if text[4:5] != "-":

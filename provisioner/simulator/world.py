@@ -49,7 +49,6 @@ class Scenario:
     least_s: float = 0.0
     """It continues for so long even if all is over before."""
     limit_s: float = 7 * 86400.0
-    """It breaks off then."""
     stall_s: float = math.inf
     """It breaks off, too, when no job has run for so long after the last one came and the last fault was over."""
     planner: Callable[[], PlanFunction] = lambda: decide
@@ -133,7 +132,6 @@ class SimulationOutcome:
     jobs: int
     jobs_done: int
     jobs_impossible: int
-    """Jobs that no drone type fits."""
     jobs_left: int
     """Other jobs that were not done at the end."""
     drones: int
@@ -231,7 +229,20 @@ class Simulation:
         over.cancel()
         sampling.cancel()
         world.close()
-        return self._outcome(world)
+        return SimulationOutcome(
+            seed=self.scenario.seed,
+            digest=self.record.digest.hexdigest(),
+            ticks=self.record.ticks,
+            ended_s=now_s(),
+            jobs=len(world.overlay.queued_jobs),
+            jobs_done=world.overlay.done,
+            jobs_impossible=world.jobs_impossible,
+            jobs_left=world.jobs_left,
+            drones=len(self.record.births),
+            samples=tuple(self.samples),
+            metrics=world.metrics,
+            violations=tuple(self._violations(world)),
+        )
 
     async def control(self, world: World, over: asyncio.Task[None]) -> None:
         """Run the controller until ``over`` is done."""
@@ -295,22 +306,6 @@ class Simulation:
             elif world.jobs_left and now_s() - ran_s >= scenario.stall_s:
                 self.stalled_s = ran_s
                 return
-
-    def _outcome(self, world: World) -> SimulationOutcome:
-        return SimulationOutcome(
-            seed=self.scenario.seed,
-            digest=self.record.digest.hexdigest(),
-            ticks=self.record.ticks,
-            ended_s=now_s(),
-            jobs=len(world.overlay.queued_jobs),
-            jobs_done=world.overlay.done,
-            jobs_impossible=world.jobs_impossible,
-            jobs_left=world.jobs_left,
-            drones=len(self.record.births),
-            samples=tuple(self.samples),
-            metrics=world.metrics,
-            violations=tuple(self._violations(world)),
-        )
 
     def _violations(self, world: World) -> Iterator[str]:
         if self.collapse:

@@ -62,11 +62,7 @@ class DrawSection(ConfigSection):
         return LogNormal(self.median, self.sigma, math.inf if self.most is None else self.most)
 
 
-def _spelled_out(value: Any) -> Any:
-    return value if isinstance(value, dict) else {"fixed": value}
-
-
-Spread = Annotated[DrawSection, BeforeValidator(_spelled_out)]
+Spread = Annotated[DrawSection, BeforeValidator(lambda value: value if isinstance(value, dict) else {"fixed": value})]
 
 
 class FailureSection(ConfigSection):
