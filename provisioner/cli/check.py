@@ -197,7 +197,11 @@ async def _probe(
             async with asyncio.timeout(within_s):
                 looks += await look(adapter)
             async with asyncio.timeout(within_s):
-                looks += _gaps(name, await audit(adapter))
+                gaps = await audit(adapter)
+        nodes: dict[tuple[str, str], set[str]] = {}  # a row for what is the same on many nodes
+        for gap in gaps:
+            nodes.setdefault((gap.dimension or "other", gap.message), set()).add(gap.node)
+        looks += [Probe(name, False, said, lack, sorted(where - {""})) for (lack, said), where in nodes.items()]
     except Exception as error:  # whatever an adapter raises is the answer to what was asked
         why = " ".join(str(error).split())
         if isinstance(error, TimeoutError):
@@ -261,16 +265,6 @@ def _site_words(view: SiteView) -> str:
     if owner := owner_words(view):
         parts.append(f"the owner: {owner}")
     return "; ".join([*parts, *(*view.notices, *view.remarks)[:3]])
-
-
-def _gaps(name: str, gaps: Sequence[AuditFinding]) -> list[Probe]:
-    """Return gaps as rows: one row for what is the same on many nodes."""
-    nodes: dict[tuple[str, str], set[str]] = {}
-    for gap in gaps:
-        nodes.setdefault((gap.dimension or "other", gap.message), set()).add(gap.node)
-    return [
-        Probe(name, False, message, dimension, sorted(where - {""})) for (dimension, message), where in nodes.items()
-    ]
 
 
 render_app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)

@@ -345,7 +345,6 @@ def drone_document(reader: Reader, drone_id: DroneId) -> out.Document:
 
 WAIT_POLL_S = 0.5
 CONFIRM_FROM = 2
-"""From this many drones on a person is asked to confirm."""
 
 _MODE_HELP = "; ".join(f"{mode.value}: {words}" for mode, words in formatting.DRAIN_MODE_WORDS.items()) + "."
 

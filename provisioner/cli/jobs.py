@@ -75,7 +75,6 @@ def reasons_by_class(plan: Plan | None) -> dict[str, list[Reason]]:
 
 
 def why_waiting(row: ClassRow) -> str:
-    """Return why the class waits, in one line."""
     if row.reasons:
         more = f" (+{len(row.reasons) - 1})" if len(row.reasons) > 1 else ""
         return formatting.describe(row.reasons[0]) + more
@@ -157,7 +156,6 @@ def demand(
 
 
 def newest_plan(reader: Reader) -> Plan | None:
-    """Return the plan of the newest tick on record."""
     plans = reader.plans(limit=1)
     return plans[-1] if plans else None
 
@@ -264,7 +262,6 @@ class TypeFit(NamedTuple):
 
 
 def _amount(place: int) -> Callable[[TypeFit], str]:
-    """Return a function of one of both amounts, which are in the same unit."""
     return lambda f: formatting.amounts(f.misfit.requested, f.misfit.available)[place] if f.misfit else ""
 
 

@@ -170,7 +170,6 @@ class PlanDifference(NamedTuple):
 
 
 def plan_differences(before: Plan, after: Plan) -> list[PlanDifference]:
-    """Return differences in the order of a plan."""
     old, new = _plan_lines(before), _plan_lines(after)
     found = []
     for key in sorted({*old, *new}, key=lambda k: (PLAN_ACTIONS.index(k[0]), k)):

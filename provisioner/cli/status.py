@@ -171,7 +171,6 @@ def _run_check(where: opt.Where) -> int:
 
 
 def status_document(reader: Reader) -> out.Document:
-    """Return the document of ``provisioner status``."""
     facts = facts_of(reader)
     views, plan, live, waiting = facts.views, facts.plan, facts.live, facts.waiting
     found = troubles.troubles(facts)

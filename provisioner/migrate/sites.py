@@ -39,7 +39,6 @@ _ENTRY_KEYS = {
     " (`policy.interval`)",
 }
 _MAX_DRONES = 1_000_000
-"""Most drones that a limit may allow."""
 _MAX_CPUS = 100_000
 _MAX_SIZE_MIB = 1024**3
 
@@ -117,7 +116,6 @@ class SiteImport:
         return ".".join(filter(None, (self.ours, "types", machine.ours, key, below)))
 
     def text(self, source: str, installed: Collection[str]) -> str:
-        """Return the text of the site file."""
         block = YamlBlock()
         put_header(block, "../docs/reference/site.schema.json", f"Site {self.name}, from {source}")
         block.put("site", self.name)
@@ -179,29 +177,8 @@ class SiteImport:
         return block
 
     def _types(self) -> YamlBlock:
-        types = YamlBlock()
-        self._read_machine_types()
-        given, sizes = self.section.below("MachineTypeConfiguration"), self.section.below("MachineMetaData")
-        quota = self._quota()
-        for machine in self.machines:
-            own = sizes.below(machine.theirs)
-            for name, unit in (("Cores", 1), ("Memory", 1024), ("Disk", 1024 * 1024)):
-                if (setting := own.peek(name)) is not None and setting.number:
-                    machine.numbers[name] = f"{setting.number * unit:g}"
-            self.machine(machine, given.below(machine.theirs))
-            shape = self._drone_type(machine, own)
-            if len(self.machines) > 1 and quota is not None and machine.cores:
-                shape.put("max_drones", drones_in(quota, machine.cores))
-            types.put(machine.ours, shape)
-        for left in (given, sizes):
-            left.drop_rest("not in MachineTypes, so TARDIS does not use it: left out")
-        if not self.machines:
-            types.put("unnamed", placeholder("a drone type: gpus, cpus, memory, disk"))
-        return types
-
-    def _read_machine_types(self) -> None:
-        setting, at = self.section.take("MachineTypes"), f"{self.file}: types"
-        key = self.section.name("MachineTypes")
+        types, at = YamlBlock(), f"{self.file}: types"
+        setting, key = self.section.take("MachineTypes"), self.section.name("MachineTypes")
         for one in setting.items if setting is not None else []:
             name = one.text
             if name is None:
@@ -212,6 +189,23 @@ class SiteImport:
                 self.notes.add(CONVERTED, one.line, f"{key}.{name}", f"{at}.{made.ours}", renamed(name, made.ours))
         if not self.machines:
             self.section.needed("MachineTypes", at, "no machine type: write one")
+        given, sizes = self.section.below("MachineTypeConfiguration"), self.section.below("MachineMetaData")
+        quota = self._quota()
+        for machine in self.machines:
+            own = sizes.below(machine.theirs)
+            for amount, unit in (("Cores", 1), ("Memory", 1024), ("Disk", 1024 * 1024)):
+                if (setting := own.peek(amount)) is not None and setting.number:
+                    machine.numbers[amount] = f"{setting.number * unit:g}"
+            self.machine(machine, given.below(machine.theirs))
+            shape = self._drone_type(machine, own)
+            if len(self.machines) > 1 and quota is not None and machine.cores:
+                shape.put("max_drones", drones_in(quota, machine.cores))
+            types.put(machine.ours, shape)
+        for left in (given, sizes):
+            left.drop_rest("not in MachineTypes, so TARDIS does not use it: left out")
+        if not self.machines:
+            types.put("unnamed", placeholder("a drone type: gpus, cpus, memory, disk"))
+        return types
 
     def _drone_type(self, machine: MachineType, sizes: KeyReader) -> YamlBlock:
         at, block = f"{self.file}: types.{machine.ours}", YamlBlock()

@@ -39,7 +39,6 @@ class ResourceVector(NamedTuple):
         return ResourceVector(*(a - b for a, b in zip(self, other, strict=True)))
 
     def within(self, room: ResourceVector) -> bool:
-        """Return whether it fits into ``room`` in every dimension."""
         return (
             self.gpu_milli <= room.gpu_milli
             and self.cpus <= room.cpus

@@ -156,7 +156,6 @@ class QueuedJobClass:
         return queued
 
     def view(self, types: Iterable[DroneType]) -> JobClass:
-        """Return the class as the overlay lists it."""
         while self._idle and self._waits[0][0] != self._waits[0][1].idle_s:
             self._waits.popleft()
         unmet = {kind.key: self.wants.unmet_requirement(kind) for kind in types if self.wants.gpu_model}

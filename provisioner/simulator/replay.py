@@ -27,7 +27,6 @@ REPLAY_STALL_S = 4 * DAY_S
 PROGRESS_INTERVAL_S = 0.2
 """Real seconds between two reports of a replay's progress."""
 SAMPLES_PER_REPLAY = 1000
-"""Number of samples of the world's state in a replay."""
 
 
 def summarize(

@@ -232,7 +232,6 @@ def amount(value: float | None) -> str:
 
 
 def change(value: float) -> str:
-    """Return an amount with its sign."""
     return f"+{amount(value)}" if value > 0 else amount(value)
 
 

@@ -264,7 +264,6 @@ class SimulatedSite:
                 drone.grant(machine)
 
     def left(self, drone: drones.SimulatedDrone, end: model.RemoteEnd) -> None:
-        """Free the room of a drone that is gone."""
         self._queue.pop(drone.id, None)
         self.metrics.gone(drone.id, drone.type, end.kind)
         self.metrics.withdrawn += drone.granted_s is None

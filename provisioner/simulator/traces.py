@@ -336,29 +336,16 @@ LEAST_RUN_S = 1.0
 """Pools count in whole seconds: what took none took less than one."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedJobs:
-    """The jobs submitted in a time, and what the record does not tell of them, a line each."""
-
-    jobs: tuple[SimulatedJob, ...]
-    notes: tuple[str, ...]
-
-
-def poll_time(store_path: Path) -> float | None:
-    """Return when the controller polled its pool last; None if that is not on record. Raises StoreError."""
-    view = _last_view(store_path)
-    return view.taken_at if view is not None else None
-
-
-def _last_view(store_path: Path) -> OverlayView | None:
+def last_view(store_path: Path) -> OverlayView | None:
+    """Return the controller's newest view of its pool; None if that is not on record. Raises StoreError."""
     from provisioner.store.reader import Reader
 
     views = Reader(store_path).views()
     return views.overlay.view if views is not None else None
 
 
-def recorded_jobs(store_path: Path, since: float, until: float) -> RecordedJobs:
-    """Read the jobs submitted from ``since`` until ``until``, counted from ``since``, with notes on what is missing.
+def recorded_jobs(store_path: Path, since: float, until: float) -> tuple[list[SimulatedJob], list[str]]:
+    """Return the jobs submitted from ``since`` until ``until``, counted from ``since``, and notes on what is missing.
 
     Jobs that were removed, and those that ran when the controller looked last, left no run time: they are missing.
     Those that waited then are added with the run time of those like them. Raises StoreError.
@@ -373,10 +360,10 @@ def recorded_jobs(store_path: Path, since: float, until: float) -> RecordedJobs:
     notes = ["jobs that were removed or held, priorities and GPU models asked for are not on record"]
     if not done:
         notes = ["no job that was submitted in this time is on record as done"]
-    view = _last_view(store_path)
+    view = last_view(store_path)
     if view is None:
         notes.append("no look at the pool is on record: jobs that still wait are missing")
-        return RecordedJobs(tuple(sorted(jobs, key=lambda job: job.submit_s)), tuple(notes))
+        return sorted(jobs, key=lambda job: job.submit_s), notes
     added, unknown = _waiting(view.classes, done, since, until)
     if added:
         notes.append(
@@ -388,7 +375,7 @@ def recorded_jobs(store_path: Path, since: float, until: float) -> RecordedJobs:
     running = sum(each.running for each in view.classes)
     if running and view.taken_at >= since:
         notes.append(f"{count(running, 'job')} that ran at the last look are missing: they have no run time yet")
-    return RecordedJobs(tuple(sorted(jobs + added, key=lambda job: job.submit_s)), tuple(notes))
+    return sorted(jobs + added, key=lambda job: job.submit_s), notes
 
 
 def _waiting(

@@ -62,7 +62,6 @@ class Scenario:
         return replace(self.policy, sites={facility.name: facility.policy for facility in self.facilities})
 
     def network(self, name: str, latency: Draw) -> Network:
-        """Return what carries calls to a site or the overlay."""
         return Network(name, latency, self.seed)
 
 
@@ -88,7 +87,6 @@ class World:
 
     @property
     def drones(self) -> list[SimulatedDrone]:
-        """Drones alive at any site."""
         return [drone for site in self.sites.values() for drone in site.alive]
 
     @property
@@ -102,7 +100,6 @@ class World:
         return len(pool.queued_jobs) - pool.to_come - pool.waiting - pool.running - pool.done
 
     def sample(self) -> Sample:
-        """Return the current state of the world."""
         by_site = {name: site.held_milli / WHOLE_GPU for name, site in self.sites.items()}
         return Sample(
             at_s=now_s(),
@@ -209,8 +206,6 @@ class RecordedStore(Store):
 
 
 class Simulation:
-    """One run of a scenario."""
-
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self.record = RunRecord()
