@@ -198,10 +198,10 @@ async def _probe(
                 looks += await look(adapter)
             async with asyncio.timeout(within_s):
                 gaps = await audit(adapter)
-        nodes: dict[tuple[str, str], set[str]] = {}  # a row for what is the same on many nodes
-        for gap in gaps:
-            nodes.setdefault((gap.dimension or "other", gap.message), set()).add(gap.node)
-        looks += [Probe(name, False, said, lack, sorted(where - {""})) for (lack, said), where in nodes.items()]
+            nodes: dict[tuple[str, str], set[str]] = {}  # a row for what is the same on many nodes
+            for gap in gaps:
+                nodes.setdefault((gap.dimension or "other", gap.message), set()).add(gap.node)
+            looks += [Probe(name, False, said, lack, sorted(where - {""})) for (lack, said), where in nodes.items()]
     except Exception as error:  # whatever an adapter raises is the answer to what was asked
         why = " ".join(str(error).split())
         if isinstance(error, TimeoutError):
