@@ -194,7 +194,6 @@ def holds_job(ranges: str, job: JobId) -> bool:
 
 
 COMPLETED_JOBS_S = 7 * 86400.0
-"""Age up to which finished jobs are searched."""
 
 
 class KnownJob(NamedTuple):

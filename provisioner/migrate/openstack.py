@@ -22,7 +22,6 @@ _NOT_OF_DRONES = {
     "personality": "files come with the drone; yours have to be in the image",
     "metadata": "not copied, as there may be secrets in it: write what is to stay under `metadata`",
 }
-"""Keys of a server request that drones do not have, with their replacement."""
 
 
 class OpenStackSiteImport(SiteImport):

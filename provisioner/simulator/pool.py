@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 BLACK_HOLE_JOB_S = 5.0
-"""Duration of each job on a black-hole drone."""
 EVENT_RETENTION_S = 900.0
 """Time for which an eviction or a completion is listed."""
 

@@ -62,7 +62,6 @@ def schema() -> dict[str, Any]:
 MAX_NAME_LENGTH = 60
 """Longest foreign name in a table; in plots it is shorter."""
 MAX_VIOLATIONS = 100
-"""Violations that are listed; each is counted."""
 
 
 def html_page(runs: Runs, *, notes: Sequence[str] = (), command: str = "") -> str:
@@ -170,7 +169,6 @@ STYLE: dict[str, Any] = {
     "text.parse_math": False,  # names may have dollar signs
 }
 PARTS = {"good": "#2f9e5f", "badput": "#d1495b", "boot": "#3f7fbf", "release": "#8a63b8", "idle": "#c98a1b"}
-"""Parts of the GPU-hours held, with their colours."""
 COLOURS = ("#3f7fbf", "#d1713a", "#2f9e5f", "#b0529f", "#8c7a2b", "#2a9d9d", "#d1495b", "#7f7f7f")
 MAX_SITES = 8
 MAX_POINTS = 300

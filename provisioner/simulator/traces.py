@@ -28,7 +28,6 @@ from provisioner.simulator.jobs import JobRequirements, SimulatedJob
 VRAM_SHARES = {8: 55, 16: 20, 24: 10, 32: 8, 40: 5, 80: 2}
 """GiB of GPU memory, and how many of 100 jobs want so much: made up, for no trace tells it."""
 MAX_BAD_LINES = 10
-"""Bad lines that are named; the rest is counted."""
 NOBODY = "nobody"
 """Owner of jobs of which a trace names none."""
 
@@ -63,7 +62,6 @@ COMMON_COLUMNS: Mapping[str, TraceColumn] = {
     "user": TraceColumn("user"),
     "group": TraceColumn("group"),
 }
-"""Columns of the common form by meaning."""
 NEEDED = ("submit", "duration")
 
 

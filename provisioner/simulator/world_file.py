@@ -169,7 +169,6 @@ class WorldFile(ConfigSection):
 
 
 DEFAULT_BEHAVIOUR = SiteBehaviour(boot=Fixed(75.0), check=Fixed(0.0), release=Fixed(20.0))
-"""Behaviour of a site for which the files set none."""
 MAX_DERIVED_GPUS = 10_000
 """No more are derived from limits, which may be far beyond what there is."""
 
