@@ -146,7 +146,7 @@ PROBE_COLUMNS = (
 
 
 def _check_live(settings: config.Settings, show: opt.Show) -> None:
-    looks = asyncio.run(_probes(settings))
+    looks = [*asyncio.run(_probes(settings)), *_probe_store(settings.store.path)]
     listing = out.Listing(PROBES_SCHEMA, PROBE_COLUMNS, looks, lambda probe: probe.view)
     out.present(replace(show, watch=False), lambda: listing)
     failed = [x.view for x in looks if not x.ok and not x.dimension]
@@ -159,11 +159,11 @@ def _check_live(settings: config.Settings, show: opt.Show) -> None:
 
 
 async def _probes(settings: config.Settings) -> list[Probe]:
-    """Poll the overlay and each site once, concurrently, each with its own deadline; gaps come last."""
+    """Poll the overlay and each site once, concurrently, each with its own deadline."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(_probe_overlay(settings))]
         tasks += [group.create_task(_probe_site(settings, spec)) for spec in settings.sites]
-    return [*(probe for task in tasks for probe in task.result()), *_probe_store(settings.store.path)]
+    return [probe for task in tasks for probe in task.result()]
 
 
 def _probe_store(path: Path) -> list[Probe]:
@@ -197,9 +197,18 @@ async def _probe(
             async with asyncio.timeout(within_s):
                 looks += await look(adapter)
             async with asyncio.timeout(within_s):
-                looks += _gaps(name, await audit(adapter))
+                gaps = await audit(adapter)
+            nodes: dict[tuple[str, str], set[str]] = {}  # a row for what is the same on many nodes
+            for gap in gaps:
+                nodes.setdefault((gap.dimension or "other", gap.message), set()).add(gap.node)
+            looks += [Probe(name, False, said, lack, sorted(where - {""})) for (lack, said), where in nodes.items()]
     except Exception as error:  # whatever an adapter raises is the answer to what was asked
-        looks.append(Probe(name, False, ("audit: " if looks else "") + _error_words(error)))
+        why = " ".join(str(error).split())
+        if isinstance(error, TimeoutError):
+            why = "no answer in time"
+        elif not (isinstance(error, AdapterError) and why):
+            why = f"{type(error).__name__}: {why}"
+        looks.append(Probe(name, False, f"audit: {why}" if looks else why))
     return looks
 
 
@@ -246,7 +255,6 @@ def _adapter(spec: config.SiteConfig, controller: str) -> Any:
 
 
 def _site_words(view: SiteView) -> str:
-    """Return a summary of the view of a site."""
     parts = [formatting.count(len(view.drones), "drone")]
     if view.nodes:
         free, total = sum(n.free_gpu_milli for n in view.nodes), sum(n.gpu_milli for n in view.nodes)
@@ -257,24 +265,6 @@ def _site_words(view: SiteView) -> str:
     if owner := owner_words(view):
         parts.append(f"the owner: {owner}")
     return "; ".join([*parts, *(*view.notices, *view.remarks)[:3]])
-
-
-def _gaps(name: str, gaps: Sequence[AuditFinding]) -> list[Probe]:
-    """Return gaps as rows: one row for what is the same on many nodes."""
-    nodes: dict[tuple[str, str], set[str]] = {}
-    for gap in gaps:
-        nodes.setdefault((gap.dimension or "other", gap.message), set()).add(gap.node)
-    return [
-        Probe(name, False, message, dimension, sorted(where - {""})) for (dimension, message), where in nodes.items()
-    ]
-
-
-def _error_words(error: Exception) -> str:
-    """Return the message of an adapter's error; of any other error also its class."""
-    if isinstance(error, TimeoutError):
-        return "no answer in time"
-    message = " ".join(str(error).split())
-    return message if isinstance(error, AdapterError) and message else f"{type(error).__name__}: {message}"
 
 
 render_app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)

@@ -176,7 +176,6 @@ def run_demo(
 
 @contextmanager
 def running_controller(directory: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run ``provisioner run`` in a session of its own."""
     command = [sys.executable, "-m", "provisioner.cli", "run", "-c", str(directory / "provisioner.yaml")]
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -290,7 +289,6 @@ def step_line(step: Transition, view: DemoView) -> Text:
 
 
 def screen(view: DemoView, news: Iterable[Text]) -> RenderableType:
-    """Return one screen: the jobs, the drones, and the last steps."""
     counts = ", ".join(f"{n} {state}" for state, n in Counter(d.state for d in view.live).items()) or "none"
     title = ("GPU drone provisioner", "bold")
     heading = Text.assemble(title, f"   {view.at_s:4.1f} s   ", ("drones: ", "dim"), counts, "\n")
@@ -319,7 +317,6 @@ def _table(*columns: str) -> Table:
 
 
 def summary(view: DemoView, faults: Sequence[str]) -> RenderableType:
-    """Return tables of the jobs and of the drones, and the verdict."""
     jobs = _table("jobs", "submitted>", "done>", "not run>", "why not")
     for each in view.shapes:
         numbers = map(str, (each.shape.jobs, each.done, each.shape.jobs - each.done))

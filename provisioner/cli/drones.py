@@ -55,10 +55,6 @@ def drone_note(drone: Drone) -> str:
     return "; ".join(parts)
 
 
-def _site_words(drone: Drone) -> str:
-    return formatting.excerpt(drone.site_reason)
-
-
 def _node_without_domain(drone: Drone) -> str:
     first = drone.node.partition(".")[0]
     return drone.node if first.isdecimal() else first
@@ -128,13 +124,11 @@ DRONE_COLUMNS = (
     out.number("lost_gpu_s", f"Work of jobs that its end has cost: {_WORK_UNIT}", show=_lost_work, fact="work lost"),
     out.whole("lost_jobs", "Jobs that lost it."),
     out.text("drain_refusal", "Why the overlay refused to drain or resume it.", fact="drain refused"),
-    out.text("site_reason", "The site's own word.", show=_site_words, fact="the site says"),
+    out.text("site_reason", "The site's own word.", unit=formatting.excerpt, fact="the site says"),
 )
 
 
 class LifeStep(NamedTuple):
-    """Step in a drone's life."""
-
     transition: Transition
     spent_s: float | None
 
@@ -220,7 +214,6 @@ _SHOWN_IN_FULL: dict[str, Callable[[Drone], str]] = {
 
 
 def _drone_facts(limit: StateLimit) -> tuple[out.Column, ...]:
-    """Return the facts of a drone: the columns of the list with titles for people, and the limit of its state."""
     facts = [replace(c, show=_SHOWN_IN_FULL.get(c.key, c.show)) for c in out.as_facts(DRONE_COLUMNS)]
     facts = [replace(c, unit=_when) if c.key.endswith("_at") else c for c in facts]
     by_doc = "Where the limit of an idle drone comes from, in words; empty: the setting."
@@ -354,7 +347,6 @@ def drone_document(reader: Reader, drone_id: DroneId) -> out.Document:
 
 WAIT_POLL_S = 0.5
 CONFIRM_FROM = 2
-"""From this many drones on a person is asked to confirm."""
 
 _MODE_HELP = "; ".join(f"{mode.value}: {words}" for mode, words in formatting.DRAIN_MODE_WORDS.items()) + "."
 
@@ -477,7 +469,6 @@ def operator() -> str:
 
 
 def _wait_for_ends(reader: Reader, left: list[DroneId], timeout_s: float) -> None:
-    """Wait until all have ended, and report each end. Raises :class:`VerbError` with :attr:`Exit.TIMED_OUT`."""
     deadline = time.monotonic() + timeout_s
     while True:
         for drone_id in list(left):

@@ -75,7 +75,6 @@ def reasons_by_class(plan: Plan | None) -> dict[str, list[Reason]]:
 
 
 def why_waiting(row: ClassRow) -> str:
-    """Return why the class waits, in one line."""
     if row.reasons:
         more = f" (+{len(row.reasons) - 1})" if len(row.reasons) > 1 else ""
         return formatting.describe(row.reasons[0]) + more
@@ -85,7 +84,6 @@ def why_waiting(row: ClassRow) -> str:
 
 
 def _needs(row: ClassRow) -> str:
-    """Return the requirements of one job in a few words."""
     job = row.job
     parts = [f"{formatting.gpus(job.gpu_milli)} GPU"] if job.gpu_milli else ["no GPU"]
     if job.vram_mib:
@@ -158,7 +156,6 @@ def demand(
 
 
 def newest_plan(reader: Reader) -> Plan | None:
-    """Return the plan of the newest tick on record."""
     plans = reader.plans(limit=1)
     return plans[-1] if plans else None
 
@@ -197,7 +194,6 @@ def holds_job(ranges: str, job: JobId) -> bool:
 
 
 COMPLETED_JOBS_S = 7 * 86400.0
-"""Age up to which finished jobs are searched."""
 
 
 class KnownJob(NamedTuple):
@@ -265,7 +261,6 @@ class TypeFit(NamedTuple):
 
 
 def _amount(place: int) -> Callable[[TypeFit], str]:
-    """Return a function of one of both amounts, which are in the same unit."""
     return lambda f: formatting.amounts(f.misfit.requested, f.misfit.available)[place] if f.misfit else ""
 
 

@@ -242,7 +242,6 @@ def parsed(parse: Callable[[str], T], option: str, text: str) -> T:
 CONFIG_PATHS = tuple(
     map(Path, ("provisioner.yaml", "site_configs/provisioner.yaml", "/etc/provisioner/provisioner.yaml"))
 )
-"""Places that are searched for a configuration if none is named."""
 
 
 def config_path(where: Where) -> Path:

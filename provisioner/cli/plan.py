@@ -170,7 +170,6 @@ class PlanDifference(NamedTuple):
 
 
 def plan_differences(before: Plan, after: Plan) -> list[PlanDifference]:
-    """Return differences in the order of a plan."""
     old, new = _plan_lines(before), _plan_lines(after)
     found = []
     for key in sorted({*old, *new}, key=lambda k: (PLAN_ACTIONS.index(k[0]), k)):
@@ -281,17 +280,14 @@ def snapshot(
         out.note(f"{to}: {len(written)} bytes")
 
 
-def _did(plan: Plan) -> str:
-    return plan_summary(plan) if plan.acts else "the same as a later tick"
-
-
+SAME = "the same as a later tick"
 SNAPSHOT_COLUMNS = (
     out.whole("tick", "Number of the tick.", level=0),
     out.time_at("at", "When it was.", level=0),
     out.whole("starts", "Drones started.", lambda p: len(p.starts)),
     out.whole("drains", "Drones asked to leave.", lambda p: len(p.drains)),
     out.whole("stops", "Drones stopped.", lambda p: len(p.stops) + len(p.orphans)),
-    out.text("did", "What was done, in words.", _did, level=0, least=20),
+    out.text("did", "What was done, in words.", lambda p: plan_summary(p) if p.acts else SAME, level=0, least=20),
 )
 
 
@@ -373,40 +369,28 @@ def replay(
 
 def _compare_plans(show: opt.Show, snapshot: Snapshot, origin: str, policy: Path | None, what_if: list[str]) -> None:
     """Show the plan for ``snapshot`` beside the one under another policy or in another world."""
+    from provisioner.config import load
     from provisioner.planner.safeguards import safe_plan
     from provisioner.simulator.what_if import QuestionError, on_snapshot, read
 
-    changed, notes = _under_config(snapshot, policy) if policy else (snapshot, [])
+    changed, notes = snapshot, list[str]()
+    if policy is not None:
+        settings, known = load(policy, connects=False), {kind.key for kind in snapshot.types}
+        unseen = [name for name in settings.policy.sites if name not in snapshot.sites]
+        notes += [f"{name}: no look at it is in the snapshot, so nothing starts there" for name in unseen]
+        unjudged = "the jobs' own requirements were never judged against it, only their numbers"
+        notes += [f"{kind.key}: {unjudged}" for kind in settings.types if kind.key not in known]
+        changed = replace(snapshot, policy=settings.policy, types=settings.types)
     with opt.reported(QuestionError, code=opt.Exit.USAGE):
         questions = [read(each, sorted(changed.policy.sites)) for each in what_if]
-        otherwise, unseen = on_snapshot(changed, questions)
+        otherwise, more = on_snapshot(changed, questions)
     asked = ", ".join([*([f"by {policy}"] if policy else []), *what_if])
     before, after = (safe_plan(each).plan for each in (snapshot, otherwise))
     out.present(show, lambda: plan_diff_document(before, after, f"{origin} {asked}"))
-    out.note(*notes, *unseen)
-
-
-def _under_config(snapshot: Snapshot, config: Path) -> tuple[Snapshot, list[str]]:
-    """Return a snapshot with the policy and the drone types of a configuration, and what it cannot know of them."""
-    from provisioner.config import load
-
-    settings = load(config, connects=False)
-    known = {kind.key for kind in snapshot.types}
-    notes = [
-        f"{name}: no look at it is in the snapshot, so nothing starts there"
-        for name in settings.policy.sites
-        if name not in snapshot.sites
-    ]
-    notes += [
-        f"{kind.key}: the jobs' own requirements were never judged against it, only their numbers"
-        for kind in settings.types
-        if kind.key not in known
-    ]
-    return replace(snapshot, policy=settings.policy, types=settings.types), notes
+    out.note(*notes, *more)
 
 
 def _require_same(expected: Plan, again: Plan) -> None:
-    """Report that plans are the same. Raises :class:`VerbError` with :attr:`Exit.UNMET` if they differ."""
     from provisioner.serialization import to_plain
 
     old, new = (json.dumps(to_plain(plan), indent=1, sort_keys=True).splitlines() for plan in (expected, again))

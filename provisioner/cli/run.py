@@ -86,7 +86,6 @@ def reload(
 
 
 def _signal_controller(reader: Reader) -> int:
-    """Send SIGHUP to the holder, if it is a process of this host."""
     holder = reader.holder()
     if holder is None:
         raise VerbError("no controller runs; `provisioner run` reads the configuration when it starts")

@@ -384,7 +384,6 @@ def simulate(
 
 
 def _trace(path: Path, cut: TraceSelection, options: JobOptions) -> Trace:
-    """Return the jobs of a trace file."""
     with opt.reported(TraceError, prefix="--trace-columns: ", code=Exit.USAGE):
         columns = traces.declared_columns(options.trace_columns) if options.trace_columns is not None else None
     found = traces.located(path, Path())
@@ -403,14 +402,15 @@ def _recorded_trace(path: Path, cut: TraceSelection) -> Trace:
     """Return the jobs on record of its last 30 days, or of ``--span``."""
     if not path.is_file():
         raise VerbError(f"no record at {path}", "`provisioner run` makes it; --store PATH names another")
-    until = traces.poll_time(path) or time.time()
+    view = traces.last_view(path)
+    until = view.taken_at if view is not None else time.time()
     since = until - (cut.span_s if isfinite(cut.span_s) else RECORDED_S)
     note(f"{path}: jobs submitted from {formatting.iso(since)} to {formatting.iso(until)}")
-    found = traces.recorded_jobs(path, since=since, until=until)
-    begin_s = found.jobs[0].submit_s if found.jobs else 0.0
-    note(*found.notes, f"the replay begins with the first job, at {formatting.iso(since + begin_s)}")
+    found, notes = traces.recorded_jobs(path, since=since, until=until)
+    begin_s = found[0].submit_s if found else 0.0
+    note(*notes, f"the replay begins with the first job, at {formatting.iso(since + begin_s)}")
     with opt.reported(TraceError, prefix=f"{path}: ", code=Exit.UNMET):
-        return Trace("recorded", traces.cut_jobs(found.jobs, replace(cut, from_s=begin_s, span_s=inf)))
+        return Trace("recorded", traces.cut_jobs(found, replace(cut, from_s=begin_s, span_s=inf)))
 
 
 def _require_writable(report: Path | None, json_file: Path | None) -> None:

@@ -23,7 +23,7 @@ from provisioner.cli.plan import plan_summary
 from provisioner.cli.sites import SITE_COLUMNS, site_rows
 from provisioner.model import DroneState
 from provisioner.reasons import Reason
-from provisioner.store import Event, Transition
+from provisioner.store import Event
 from provisioner.store.reader import Reader
 
 EVENTS_SCHEMA = "provisioner.events/1"
@@ -43,11 +43,6 @@ class Happening(NamedTuple):
     reason: Reason | None = None
     fields: Mapping[str, Any] | None = None
     tick: int | None = None
-
-
-def _of_step(step: Transition) -> Happening:
-    why = formatting.describe(step.reason)
-    return Happening(step.at, "step", step.state.value, why, step.drone_id, step.was, step.reason, tick=step.tick)
 
 
 def _of_event(event: Event) -> Happening:
@@ -118,7 +113,11 @@ def _happenings(reader: Reader, start: float, step: int = 0, event: int = 0) -> 
     """Return steps and events by time after those of the numbers given, and the numbers of the newest."""
     steps = reader.transitions(since=start, after=step, limit=NO_LIMIT)
     events = reader.events(after=event, limit=NO_LIMIT)
-    found = [_of_step(t) for _, t in steps] + [_of_event(e) for e in events if e.at >= start]
+    found = [
+        Happening(t.at, "step", t.state.value, formatting.describe(t.reason), t.drone_id, t.was, t.reason, tick=t.tick)
+        for _, t in steps
+    ]
+    found += [_of_event(e) for e in events if e.at >= start]
     newest = steps[-1][0] if steps else step, events[-1].id if events else event
     return sorted(found, key=lambda h: h.at), *newest
 
@@ -172,13 +171,20 @@ def _run_check(where: opt.Where) -> int:
 
 
 def status_document(reader: Reader) -> out.Document:
-    """Return the document of ``provisioner status``."""
     facts = facts_of(reader)
     views, plan, live, waiting = facts.views, facts.plan, facts.live, facts.waiting
     found = troubles.troubles(facts)
     shown_classes = class_rows(views, plan, live, waiting[:MAX_SHOWN])
     recent = [_of_event(event) for event in facts.events[-MAX_EVENTS_SHOWN:]]
     idle = formatting.count(sum(c.waiting + c.fresh for c in waiting), "job")
+    scope = "no trouble on record"
+    if found:
+        nouns = {troubles.Severity.CRITICAL: "critical trouble"}
+        severities = Counter(trouble.severity for trouble in found)
+        numbers = ", ".join(
+            formatting.count(number, nouns.get(each, each.value)) for each, number in severities.items()
+        )
+        scope = f"{numbers}: {found[0].subject}: {found[0].text}"
     more = f", the largest {MAX_SHOWN} of {len(waiting)}" if len(waiting) > MAX_SHOWN else ""
     classes = formatting.count(len(waiting), "class", "classes")
 
@@ -198,7 +204,7 @@ def status_document(reader: Reader) -> out.Document:
             "demand": part(f"Waiting: {idle} in {classes}{more}", CLASS_COLUMNS, shown_classes, *_DEMAND_KEYS),
             "events": part("Last events of the controller", EVENT_COLUMNS, recent, "at", "name", "text"),
         },
-        scope=_status_scope(found),
+        scope=scope,
     )
 
 
@@ -220,15 +226,6 @@ def facts_of(reader: Reader) -> troubles.TroubleContext:
     )
 
 
-def _status_scope(found: Sequence[troubles.OperatorTrouble]) -> str:
-    if not found:
-        return "no trouble on record"
-    nouns = {troubles.Severity.CRITICAL: "critical trouble"}
-    severities = Counter(trouble.severity for trouble in found)
-    numbers = ", ".join(formatting.count(number, nouns.get(each, each.value)) for each, number in severities.items())
-    return f"{numbers}: {found[0].subject}: {found[0].text}"
-
-
 def _controller(facts: troubles.TroubleContext) -> str:
     return controller_of(facts.live[0].id) if facts.live else ""
 
@@ -247,10 +244,6 @@ def _tick_words(facts: troubles.TroubleContext) -> str:
     return f"{facts.views.tick}, {out.ago(facts.views.at)} ago{did}"
 
 
-def _live_gpu_milli(facts: troubles.TroubleContext) -> int:
-    return sum(d.gpu_milli for d in facts.live)
-
-
 STATUS_FACTS = (
     out.text("controller", "Name; empty while no drone lives.", _controller),
     out.flag("running", "Does one run?", lambda facts: facts.holder is not None, head="controller", show=_holder_words),
@@ -261,6 +254,8 @@ STATUS_FACTS = (
     out.time_at("tick_at", "When it was.", "views.at"),
     out.whole("live_drones", "Drones not confirmed gone.", lambda facts: len(facts.live), head="drones"),
     out.whole("max_drones", "Limit on them; null: unknown.", "views.policy.max_drones", null=True, head="of at most"),
-    out.gpus("gpu_milli", "Thousandths of GPUs in them.", _live_gpu_milli, head="gpus"),
+    out.gpus(
+        "gpu_milli", "Thousandths of GPUs in them.", lambda facts: sum(d.gpu_milli for d in facts.live), head="gpus"
+    ),
     out.whole("max_gpu_milli", "Limit on those; null: none.", "views.policy.max_gpu_milli", null=True),
 )

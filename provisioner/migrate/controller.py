@@ -47,13 +47,8 @@ def overlay(given: KeyReader) -> YamlBlock:
     else:
         remedy = "the overlay is to be an HTCondor pool that you name"
         given.needed("adapter", at, f"drones join an HTCondor pool, not {kind or 'this'}: {remedy}")
-    return YamlBlock({"adapter": "htcondor", "options": _pool(given, with_options=kind == "HTCondor")})
-
-
-def _pool(given: KeyReader, *, with_options: bool) -> YamlBlock:
-    block = YamlBlock()
-    options = given.below("options")
-    pool = options.take("pool") if with_options else None
+    options, block = given.below("options"), YamlBlock()
+    pool = options.take("pool") if kind == "HTCondor" else None
     collector = address(pool.text or "") if pool is not None else ""
     if collector:
         block.put("collector", collector)
@@ -77,7 +72,7 @@ def _pool(given: KeyReader, *, with_options: bool) -> YamlBlock:
     elif executor is not None:
         given.dropped("executor", "no shell is needed: HTCondor's bindings ask the pool")
     given.drop_rest("TARDIS knows no such key of a batch system")
-    return block
+    return YamlBlock({"adapter": "htcondor", "options": block})
 
 
 _PORT = re.compile(r":\d{1,5}(\?|$)")
@@ -104,7 +99,6 @@ def plugins(given: KeyReader) -> None:
 
 
 def put_header(block: YamlBlock, schema: str, what: str) -> None:
-    """Write the first lines of each file."""
     block.remark(f"yaml-language-server: $schema={schema}")
     block.remark("")
     block.remark(f"{what}, by `provisioner import`.")

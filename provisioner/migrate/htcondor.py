@@ -153,7 +153,10 @@ class HTCondorSiteImport(SiteImport):
             found = commands(text)
             given.converted("jdl", self.ours, f"{len(found)} commands read, reported one by one")
             for command in found:
-                _read_gpus(machine, file, command)
+                if command.bare in ("request_gpus", "requestgpus") and re.fullmatch(r"\d{1,4}", command.value):
+                    machine.gpus, machine.gpu_key = int(command.value), f"{file}: {command.name}"
+                if command.bare in ("gpus_minimum_memory", "gpusminmemory") and re.fullmatch(r"\d{1,7}", command.value):
+                    machine.vram_mib = int(command.value)
                 self._command(machine, ImportReport(file, self.notes.found), command)
         else:
             mark = placeholder(f"requirements of {file or 'this type'}, or remove the line")
@@ -166,7 +169,6 @@ class HTCondorSiteImport(SiteImport):
         self._submit_options(machine, submit_options)
 
     def _submit_options(self, machine: MachineType, given: KeyReader) -> None:
-        """Import options of ``condor_submit``."""
         for theirs, setting in given.left():
             text = setting.text or ""
             match theirs:
@@ -248,10 +250,3 @@ class HTCondorSiteImport(SiteImport):
         block.put("work_directory", f"../var/{self.name}", "what drones take along and leave, from this file")
         for remark in _OWNER_REMARKS:
             block.remark(remark)
-
-
-def _read_gpus(machine: MachineType, file: str, command: SubmitCommand) -> None:
-    if command.bare in ("request_gpus", "requestgpus") and re.fullmatch(r"\d{1,4}", command.value):
-        machine.gpus, machine.gpu_key = int(command.value), f"{file}: {command.name}"
-    if command.bare in ("gpus_minimum_memory", "gpusminmemory") and re.fullmatch(r"\d{1,7}", command.value):
-        machine.vram_mib = int(command.value)

@@ -13,6 +13,7 @@ _PASSWORD_KEYS = ("username", "project_name", "user_domain_name", "project_domai
 """Keys that accompany a password, with the same names as in clouds.yaml."""
 _NOT_COPIED = "a secret: not copied"
 _SAFE_NAME = re.compile(r"[^\s/,][^/,\n]{0,254}")
+_SWITCHES = {"true": True, "false": False}
 _CREDENTIAL_ID = re.compile(r"[A-Za-z0-9_.-]{1,255}")
 _URL_PARTS = re.compile(r"(https?://)(?:[^@\s]*@)?([^\s?#@]+)")
 _NOT_OF_DRONES = {
@@ -21,7 +22,6 @@ _NOT_OF_DRONES = {
     "personality": "files come with the drone; yours have to be in the image",
     "metadata": "not copied, as there may be secrets in it: write what is to stay under `metadata`",
 }
-"""Keys of a server request that drones do not have, with their replacement."""
 
 
 class OpenStackSiteImport(SiteImport):
@@ -57,7 +57,16 @@ class OpenStackSiteImport(SiteImport):
         if any(self.section.peek(f"application_credential_{key}") is not None for key in ("id", "secret")):
             self._credential(block)
         else:
-            self._cloud(block)
+            self.section.drop(
+                dict.fromkeys(("auth_url", *_PASSWORD_KEYS), f"copy it to clouds.yaml, entry `{self.name}`")
+            )
+            self.section.take("password")
+            text = (
+                f"{_NOT_COPIED}. Write a clouds.yaml that only the service can read, with the entry `{self.name}` and"
+                " the password; better with an application credential (docs/how-to/openstack.md, step 1)"
+            )
+            self.section.needed("password", f"{self.ours}.cloud", text)
+            block.put("cloud", self.name, "an entry of clouds.yaml")
         if not self.types:
             block.put("types", {"unnamed": _blank("a drone type: flavor")})
 
@@ -75,17 +84,6 @@ class OpenStackSiteImport(SiteImport):
         block.put("auth", auth)
         section.drop({"password": f"{_NOT_COPIED}; the application credential is enough"})
         section.drop(dict.fromkeys(_PASSWORD_KEYS, "the application credential names user and project"))
-
-    def _cloud(self, block: YamlBlock) -> None:
-        """Write ``cloud``: an entry of a clouds.yaml, which is not made here."""
-        self.section.drop(dict.fromkeys(("auth_url", *_PASSWORD_KEYS), f"copy it to clouds.yaml, entry `{self.name}`"))
-        self.section.take("password")
-        text = (
-            f"{_NOT_COPIED}. Write a clouds.yaml that only the service can read, with the entry `{self.name}` and the"
-            " password; better with an application credential (docs/how-to/openstack.md, step 1)"
-        )
-        self.section.needed("password", f"{self.ours}.cloud", text)
-        block.put("cloud", self.name, "an entry of clouds.yaml")
 
 
 def _blank(what: str) -> str:
@@ -117,10 +115,6 @@ def _credential_id(setting: YamlValue) -> str | None:
     return found[0] if found else None
 
 
-def _switch(setting: YamlValue) -> bool | None:
-    return {"true": True, "false": False}.get((setting.text or "").lower())
-
-
 def _names(key: str, most: int) -> Callable[[YamlValue], list[str] | None]:
     """Return a reader of the names of ``[{key: NAME}, ...]``; it returns None if there is anything else."""
 
@@ -142,7 +136,7 @@ _SERVER_OPTIONS: dict[str, tuple[str, str, Callable[[YamlValue], Option | None]]
     "security_groups": ("security_groups", "[security groups, by name or id]", _names("name", 16)),
     "key_name": ("key_pair", "key pair, by name", _name),
     "availability_zone": ("availability_zone", "availability zone, by name", _name),
-    "config_drive": ("config_drive", "true, or false", _switch),
+    "config_drive": ("config_drive", "true, or false", lambda v: _SWITCHES.get((v.text or "").lower())),
 }
 """Keys of a server request: our option, what it is, and the reader of its value."""
 _REQUIRED_SERVER_KEYS = {"flavorRef": "write the flavour that servers of this type have", "imageRef": ""}

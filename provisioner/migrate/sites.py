@@ -39,7 +39,6 @@ _ENTRY_KEYS = {
     " (`policy.interval`)",
 }
 _MAX_DRONES = 1_000_000
-"""Most drones that a limit may allow."""
 _MAX_CPUS = 100_000
 _MAX_SIZE_MIB = 1024**3
 
@@ -101,7 +100,6 @@ class SiteImport:
         """Options by drone type."""
 
     def machine(self, machine: MachineType, given: KeyReader) -> None:
-        """Import the configuration of one type."""
         given.drop_rest(_UNSUPPORTED)
 
     def site_options(self, block: YamlBlock) -> None:
@@ -118,11 +116,19 @@ class SiteImport:
         return ".".join(filter(None, (self.ours, "types", machine.ours, key, below)))
 
     def text(self, source: str, installed: Collection[str]) -> str:
-        """Return the text of the site file."""
         block = YamlBlock()
         put_header(block, "../docs/reference/site.schema.json", f"Site {self.name}, from {source}")
         block.put("site", self.name)
-        block.put("adapter", self._adapter(installed))
+        adapter, at = our_name(self.kind), f"{self.file}: adapter"
+        block.put("adapter", adapter)
+        if adapter in installed:
+            self.entry.converted("adapter", at)
+        else:
+            remedy = (
+                "keep the file for the time when there is one, and take it out of `sites` until then; or write one"
+                " (docs/how-to/add-a-site.md)"
+            )
+            self.entry.needed("adapter", at, f"no site adapter `{adapter}` is installed: {remedy}")
         types, options = self._types(), YamlBlock()
         self.site_options(options)
         self.section.drop(_COMMON_KEYS)
@@ -139,20 +145,6 @@ class SiteImport:
             block.space()
             block.put(key, value)
         return str(block)
-
-    def _adapter(self, installed: Collection[str]) -> str:
-        ours, at = our_name(self.kind), f"{self.file}: adapter"
-        if ours in installed:
-            self.entry.converted("adapter", at)
-        else:
-            remedy = (
-                "keep the file for the time when there is one, and take it out of `sites` until then; or write one"
-                " (docs/how-to/add-a-site.md)"
-            )
-            self.entry.needed("adapter", at, f"no site adapter `{ours}` is installed: {remedy}")
-        return ours
-
-    # -------------------------------------------------------------------------------------------------------- limits
 
     def _quota(self) -> float | None:
         """Return the quota in cores; None if there is no limit or it cannot be read."""
@@ -184,18 +176,26 @@ class SiteImport:
         self.entry.drop_rest("TARDIS knows no such key of a site")
         return block
 
-    # --------------------------------------------------------------------------------------------------------- types
-
     def _types(self) -> YamlBlock:
-        types = YamlBlock()
-        self._read_machine_types()
+        types, at = YamlBlock(), f"{self.file}: types"
+        setting, key = self.section.take("MachineTypes"), self.section.name("MachineTypes")
+        for one in setting.items if setting is not None else []:
+            name = one.text
+            if name is None:
+                self.notes.add(NEEDED, one.line, key, at, "a name is wanted here")
+            elif name not in [machine.theirs for machine in self.machines]:
+                made = MachineType(name, our_name(name, [machine.ours for machine in self.machines]), one.line)
+                self.machines.append(made)
+                self.notes.add(CONVERTED, one.line, f"{key}.{name}", f"{at}.{made.ours}", renamed(name, made.ours))
+        if not self.machines:
+            self.section.needed("MachineTypes", at, "no machine type: write one")
         given, sizes = self.section.below("MachineTypeConfiguration"), self.section.below("MachineMetaData")
         quota = self._quota()
         for machine in self.machines:
             own = sizes.below(machine.theirs)
-            for name, unit in (("Cores", 1), ("Memory", 1024), ("Disk", 1024 * 1024)):
-                if (setting := own.peek(name)) is not None and setting.number:
-                    machine.numbers[name] = f"{setting.number * unit:g}"
+            for amount, unit in (("Cores", 1), ("Memory", 1024), ("Disk", 1024 * 1024)):
+                if (setting := own.peek(amount)) is not None and setting.number:
+                    machine.numbers[amount] = f"{setting.number * unit:g}"
             self.machine(machine, given.below(machine.theirs))
             shape = self._drone_type(machine, own)
             if len(self.machines) > 1 and quota is not None and machine.cores:
@@ -207,22 +207,7 @@ class SiteImport:
             types.put("unnamed", placeholder("a drone type: gpus, cpus, memory, disk"))
         return types
 
-    def _read_machine_types(self) -> None:
-        setting, at = self.section.take("MachineTypes"), f"{self.file}: types"
-        key = self.section.name("MachineTypes")
-        for one in setting.items if setting is not None else []:
-            name = one.text
-            if name is None:
-                self.notes.add(NEEDED, one.line, key, at, "a name is wanted here")
-            elif name not in [machine.theirs for machine in self.machines]:
-                made = MachineType(name, our_name(name, [machine.ours for machine in self.machines]), one.line)
-                self.machines.append(made)
-                self.notes.add(CONVERTED, one.line, f"{key}.{name}", f"{at}.{made.ours}", renamed(name, made.ours))
-        if not self.machines:
-            self.section.needed("MachineTypes", at, "no machine type: write one")
-
     def _drone_type(self, machine: MachineType, sizes: KeyReader) -> YamlBlock:
-        """Return the drone type of ``machine``, whose GPUs are known already."""
         at, block = f"{self.file}: types.{machine.ours}", YamlBlock()
         self._put_gpus(machine, block, sizes.path, at)
         remedy = "a whole number of cores is wanted"
@@ -270,8 +255,6 @@ class SiteImport:
         text = "jobs ask for GPUs by capability, of which TARDIS knows nothing: write it; and `gpu_model`"
         notes.add(NEEDED, machine.line, machine.gpu_key, f"{at}.capability", f"{text} if jobs ask for it")
 
-
-# ------------------------------------------------------------------------------------------------------------ executors
 
 EXECUTORS = {"ShellExecutor", "SSHExecutor", "DupingSSHExecutor"}
 _SECRET_OPTIONS = {

@@ -150,8 +150,6 @@ def _scalar(node: yaml.ScalarNode) -> bool | int | float | str | None:
     return text
 
 
-# ------------------------------------------------------------------------------------------------------------ findings
-
 _MAX_FINDING_CHARS = 600
 
 
@@ -221,11 +219,9 @@ class KeyReader:
         return self._left.pop(key, None)
 
     def peek(self, key: str) -> YamlValue | None:
-        """Return the value of ``key`` without taking it."""
         return self._left.get(key)
 
     def below(self, key: str) -> KeyReader:
-        """Return a reader of the mapping at ``key``."""
         return KeyReader(self.take(key), self.name(key), self.notes, self.line)
 
     def name(self, key: str) -> str:

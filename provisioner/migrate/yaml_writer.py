@@ -46,11 +46,9 @@ class YamlBlock:
             self.lines += [f"  - {_text(item)}" for item in value]
 
     def remark(self, text: str) -> None:
-        """Add a comment line."""
         self.lines.append(f"# {sanitize(text, 160)}".rstrip())
 
     def space(self) -> None:
-        """Add an empty line."""
         self.lines.append("")
 
     def __str__(self) -> str:

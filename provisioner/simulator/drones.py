@@ -39,7 +39,6 @@ class ResourceVector(NamedTuple):
         return ResourceVector(*(a - b for a, b in zip(self, other, strict=True)))
 
     def within(self, room: ResourceVector) -> bool:
-        """Return whether it fits into ``room`` in every dimension."""
         return (
             self.gpu_milli <= room.gpu_milli
             and self.cpus <= room.cpus
@@ -76,7 +75,6 @@ class SimulatedNode:
         return not self.outages
 
     def hosts(self, amount: ResourceVector) -> bool:
-        """Return whether it has room now."""
         return self.up and self.admits(amount, self.free)
 
     def admits(self, amount: ResourceVector, room: ResourceVector) -> bool:
@@ -217,7 +215,6 @@ class SimulatedDrone:
         self._listed: tuple[object, RemoteDrone] | None = None
 
     def grant(self, machine: SimulatedNode) -> None:
-        """Start the drone on a node."""
         machine.slots += 1
         self.machine, self.slot = machine, f"slot1_{machine.slots}@{machine.name}"
         self.stage, self.granted_s = DroneStage.BOOTING, now_s()

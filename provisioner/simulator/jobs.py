@@ -105,7 +105,6 @@ class QueuedJob:
     serial: int
     job: SimulatedJob
     begun: bool = False
-    """True if it has ever started."""
     idle_s: float = 0.0
     """Begin of its present wait; -1 while it runs."""
     saved_s: float = 0.0
@@ -157,7 +156,6 @@ class QueuedJobClass:
         return queued
 
     def view(self, types: Iterable[DroneType]) -> JobClass:
-        """Return the class as the overlay lists it."""
         while self._idle and self._waits[0][0] != self._waits[0][1].idle_s:
             self._waits.popleft()
         unmet = {kind.key: self.wants.unmet_requirement(kind) for kind in types if self.wants.gpu_model}

@@ -118,12 +118,10 @@ def now_s() -> float:
 
 
 def at(when_s: float, callback: Callable[[*Ts], object], *args: *Ts) -> asyncio.TimerHandle:
-    """Set a timer of the running loop for a time."""
     return asyncio.get_running_loop().call_at(when_s, callback, *args)
 
 
 def after(delay_s: float, callback: Callable[[*Ts], object], *args: *Ts) -> asyncio.TimerHandle:
-    """Set a timer of the running loop for a time from now."""
     return asyncio.get_running_loop().call_later(delay_s, callback, *args)
 
 
@@ -220,9 +218,6 @@ class LogNormal:
 Draw = Fixed | Uniform | LogNormal
 """A distribution of durations in seconds."""
 AT_ONCE = Fixed(0.0)
-
-
-# ------------------------------------------------------------------------------------------------------------- network
 
 
 class Network:

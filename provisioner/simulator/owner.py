@@ -103,7 +103,6 @@ class SeriesOwner(SimulatedOwner):
         return OwnerLoad(gpu_milli=self.held_milli)
 
     def _have(self, gpus: int) -> None:
-        """Give the owner so many GPUs from now on, or as many as there are."""
         rng = rng_for(self.site.seed, "owner series", self.site.name, now_s())
         more = gpus - sum(pool.wanted_milli for pool in self._pools) // ONE_GPU
         for _ in range(more):

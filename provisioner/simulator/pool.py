@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 BLACK_HOLE_JOB_S = 5.0
-"""Duration of each job on a black-hole drone."""
 EVENT_RETENTION_S = 900.0
 """Time for which an eviction or a completion is listed."""
 
@@ -115,7 +114,6 @@ class SimulatedSlot:
         return ResourceVector.of(wants)._replace(gpu_milli=self.milli_of(wants))
 
     def _set_timer(self, run: SimulatedAttempt) -> None:
-        """Set the timer of a run's end, from ``since_s`` on, which is now."""
         left_s = max(0.0, run.work_s - run.worked_s) / run.rate
         run.timer = after(left_s, self._ended, self, run.queued, run.done)
 
@@ -185,8 +183,6 @@ class SimulatedSlot:
 
 @dataclass(slots=True)
 class _SharedGpu:
-    """One GPU that is offered in shares."""
-
     free: int
     runs: list[SimulatedAttempt] = field(default_factory=list)
     busy_since_s: float = 0.0
@@ -233,7 +229,6 @@ class SharedSlot(SimulatedSlot):
         return 0.0
 
     def _set_rates(self, gpu: _SharedGpu) -> None:
-        """Set the rates and timers of a GPU's jobs anew after their number has changed."""
         if self.lost_s is not None:
             return
         loads = [run.queued.wants.load for run in gpu.runs]
@@ -324,7 +319,6 @@ class SimulatedOverlay:
         return len(self.queued_jobs) - self._arrived
 
     def begin(self) -> None:
-        """Set the timers of arrivals and negotiation."""
         self._next_arrival()
         if not self._at_once:
             after(self._behaviour.negotiation_s, self._negotiate)
@@ -361,8 +355,6 @@ class SimulatedOverlay:
             completions=_recent(self._completions),
             mishaps=_recent(self._failures),
         )
-
-    # ------------------------------------------------------------------------------------------- arrival and matching
 
     def _next_arrival(self) -> None:
         if self.to_come:
@@ -449,8 +441,6 @@ class SimulatedOverlay:
         ends_s, asked_s = slot.drone.walltime_end_s, jobs.wants.walltime_s
         return self._matches[key] and (ends_s is None or not asked_s or now_s() + asked_s <= ends_s)
 
-    # ----------------------------------------------------------------------------------------------- jobs on drones
-
     def _start(self, jobs: QueuedJobClass, slot: SimulatedSlot) -> None:
         queued = jobs.take()
         slot.stop_idle_timer()
@@ -505,7 +495,6 @@ class SimulatedOverlay:
         return jobs
 
     def _cut_short(self, slot: SimulatedSlot) -> None:
-        """End all jobs of a slot; they wait again."""
         until_s = slot.until_s
         back: dict[str, QueuedJobClass] = {}
         for run in list(slot.running.values()):
@@ -526,15 +515,12 @@ class SimulatedOverlay:
         elif slot.lost_s is None:
             slot.idle_timer = after(slot.drone.order.idle_timeout_s, slot.drone.leave_empty, "idle too long")
 
-    # ------------------------------------------------------------------------------------------- drones come and go
-
     def join(self, drone: SimulatedDrone) -> None:
         """Add a drone to the pool; it does not accept jobs yet."""
         kind = SharedSlot if drone.type.shares > 1 else SimulatedSlot
         self._slots[drone.id] = kind(drone, self._ended)
 
     def serve(self, drone: SimulatedDrone) -> None:
-        """Let the drone accept jobs."""
         slot = self._slot_of(drone)
         if slot is not None:
             slot.serving = True
@@ -588,7 +574,6 @@ class SimulatedOverlay:
         return OrderResult(drone_id, OrderOutcome.OK)
 
     def _vacate(self, slot: SimulatedSlot) -> None:
-        """End the jobs of a draining drone, which then leaves."""
         if slot.draining and slot.lost_s is None:
             self._cut_short(slot)
             slot.drone.leave_empty("drained")

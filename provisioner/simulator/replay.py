@@ -7,11 +7,10 @@ import signal
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
-from multiprocessing.queues import SimpleQueue
 
 from provisioner.model import DroneType, Plan, Policy, Snapshot
 from provisioner.planner.validation import Breach
@@ -27,10 +26,7 @@ REPLAY_STALL_S = 4 * DAY_S
 """It breaks off before that when no job has run for so long: longer than any queue, boot or owner's load."""
 PROGRESS_INTERVAL_S = 0.2
 """Real seconds between two reports of a replay's progress."""
-POLL_INTERVAL_S = 0.1
-"""Real seconds between two polls of the processes."""
 SAMPLES_PER_REPLAY = 1000
-"""Number of samples of the world's state in a replay."""
 
 
 def summarize(
@@ -75,7 +71,6 @@ class Replay:
     """Jobs, world and policy of one replay. It travels to other processes: all in it can be pickled."""
 
     policy: str
-    """Its name in the results."""
     trace: str
     jobs: tuple[SimulatedJob, ...]
     world: WorldPlan
@@ -133,12 +128,14 @@ def run_all(
 ) -> Mapping[str, tuple[ReplayResult, ...]]:
     """Run all ``replays`` with all ``seeds``, ``jobs`` at a time; return results by policy, in the order of the seeds.
 
-    ``tell`` receives the progress of each by its number; ``inf`` means that it is done.
+    ``tell`` receives the progress of each by its number, of those beside each other only the end: ``inf``.
     """
     pairs = [(replay, seed) for seed in seeds for replay in replays]
     done: dict[int, ReplayResult] = {}
     if jobs > 1 and len(pairs) > 1:
-        done.update(_in_processes(pairs, jobs, tell))
+        for n, result in _in_processes(pairs, jobs):
+            done[n] = result
+            tell(n, inf)
     for n, (replay, seed) in enumerate(pairs):
         if n not in done:
             done[n] = run(replay, seed, partial(tell, n))
@@ -148,24 +145,13 @@ def run_all(
     }
 
 
-def _in_processes(
-    pairs: Sequence[tuple[Replay, int]], processes: int, tell: Callable[[int, float], None]
-) -> Iterator[tuple[int, ReplayResult]]:
+def _in_processes(pairs: Sequence[tuple[Replay, int]], processes: int) -> Iterator[tuple[int, ReplayResult]]:
     spawn = multiprocessing.get_context("spawn")
-    queue: SimpleQueue[tuple[int, float]] = spawn.SimpleQueue()
-    pool = ProcessPoolExecutor(
-        min(processes, len(pairs)), mp_context=spawn, initializer=_begin, initargs=(queue, pairs)
-    )
+    pool = ProcessPoolExecutor(min(processes, len(pairs)), mp_context=spawn, initializer=_begin, initargs=(pairs,))
     try:
         numbers = {pool.submit(_work, n): n for n in range(len(pairs))}
-        pending = set(numbers)
-        while pending:
-            finished, pending = wait(pending, timeout=POLL_INTERVAL_S, return_when=FIRST_COMPLETED)
-            while not queue.empty():
-                tell(*queue.get())
-            for future in finished:
-                yield numbers[future], future.result()
-                tell(numbers[future], inf)
+        for future in as_completed(numbers):
+            yield numbers[future], future.result()
     except BaseException:
         # The executor itself does not end its processes, and a replay takes minutes.
         for process in list((getattr(pool, "_processes", None) or {}).values()):
@@ -175,18 +161,16 @@ def _in_processes(
     pool.shutdown()
 
 
-_given: tuple[SimpleQueue[tuple[int, float]], Sequence[tuple[Replay, int]]] | None = None
-"""In a process of its own: where progress is reported, and what there is to be done."""
+_given: Sequence[tuple[Replay, int]] = ()
+"""In a process of its own: what there is to be done."""
 
 
-def _begin(queue: SimpleQueue[tuple[int, float]], pairs: Sequence[tuple[Replay, int]]) -> None:
+def _begin(pairs: Sequence[tuple[Replay, int]]) -> None:
     """Begin a process, so that jobs and world travel once. Ctrl-C is the parent's."""
     global _given
-    _given = queue, pairs
+    _given = pairs
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _work(number: int) -> ReplayResult:
-    assert _given is not None
-    queue, pairs = _given
-    return run(*pairs[number], lambda at_s: queue.put((number, at_s)))
+    return run(*_given[number])

@@ -6,8 +6,8 @@ import base64
 import json
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from io import BytesIO
@@ -20,10 +20,9 @@ from pydantic import TypeAdapter
 from provisioner import __version__, serialization
 from provisioner.formatting import age, count, sanitize
 from provisioner.simulator import results as figures
-from provisioner.simulator.results import KeyFigure, ReplayResult, Runs, SeedStatistics, WaitStatistics
+from provisioner.simulator.results import KeyFigure, ReplayResult, Runs, SeedStatistics
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 T = TypeVar("T")
@@ -60,12 +59,9 @@ def schema() -> dict[str, Any]:
     return {"$schema": SCHEMA_DIALECT, **body, "title": "GPU drone provisioner: report of provisioner simulate"}
 
 
-# ---------------------------------------------------------------------------------------------------------- HTML page
-
 MAX_NAME_LENGTH = 60
 """Longest foreign name in a table; in plots it is shorter."""
 MAX_VIOLATIONS = 100
-"""Violations that are listed; each is counted."""
 
 
 def html_page(runs: Runs, *, notes: Sequence[str] = (), command: str = "") -> str:
@@ -124,8 +120,9 @@ def _answer(policy: str, results: Sequence[ReplayResult]) -> str:
     """Return the figures that most readers look for; means over the seeds."""
     done, jobs = fmean(r.jobs_done for r in results), fmean(r.jobs for r in results)
     parts = [f"{figures.amount(done)} of {figures.amount(jobs)} jobs done"]
-    if waits := _mean_waits(r.waits for r in results):
-        parts.append(f"mean wait {age(waits.mean_s)}, 95 % of waits within {age(waits.p95_s)}")
+    if waits := [r.waits for r in results if r.waits.jobs]:
+        mean_s, p95_s = fmean(each.mean_s for each in waits), fmean(each.p95_s for each in waits)
+        parts.append(f"mean wait {age(mean_s)}, 95 % of waits within {age(p95_s)}")
     if wastes := figures.spread(figures.waste(r.gpu_hours) for r in results):
         parts.append(f"waste {figures.amount(wastes.mean)} % of the good GPU-hours")
     return f"{name(policy)}: {'; '.join(parts)}"
@@ -159,8 +156,6 @@ def _cell(over: SeedStatistics, text: str, more: str = "") -> str:
     return f'<data value="{over.mean!r}">{text}</data> <span class="aside">{deviation}{more}</span>'
 
 
-# -------------------------------------------------------------------------------------------------------------- plots
-
 STYLE: dict[str, Any] = {
     "axes.spines.right": False,
     "axes.spines.top": False,
@@ -174,10 +169,7 @@ STYLE: dict[str, Any] = {
     "text.parse_math": False,  # names may have dollar signs
 }
 PARTS = {"good": "#2f9e5f", "badput": "#d1495b", "boot": "#3f7fbf", "release": "#8a63b8", "idle": "#c98a1b"}
-"""Parts of the GPU-hours held, with their colours."""
 COLOURS = ("#3f7fbf", "#d1713a", "#2f9e5f", "#b0529f", "#8c7a2b", "#2a9d9d", "#d1495b", "#7f7f7f")
-MAX_BARS = 48
-MAX_CLASSES = 12
 MAX_SITES = 8
 MAX_POINTS = 300
 
@@ -203,13 +195,6 @@ def _plots(runs: Runs) -> Iterator[str]:
         "A drone holds its GPUs from grant to release. Good is what jobs have to show for it; badput is work that was "
         "cut short and must be done again. Means over the seeds.",
         svg(hours_by_policy, runs),
-    )
-    yield _section(
-        "Waits by class of job",
-        "From the median to the 95th percentile, with a mark at the mean; the axis is linear up to 10 s and "
-        "logarithmic from there. A job's wait is completion less submission less run time: work that was lost counts "
-        "as wait. Classes with most jobs come first.",
-        svg(waits_by_class, runs),
     )
     for policy, results in runs.items():
         sampled = next((result for result in results if result.samples), None)
@@ -254,38 +239,10 @@ def hours_by_policy(figure: Figure, runs: Runs) -> None:
     axes.bar_label(bars, ends, padding=4, fontsize=8)
     axes.margins(x=0.16)
     axes.set_xlabel("GPU-hours")
-    _label_rows(axes, list(runs))
+    axes.set_yticks(range(len(runs)), [name(policy, 42) for policy in runs])
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(len(runs) - 0.4, -0.6)
     figure.legend(loc="outside upper left", ncols=len(PARTS))
-
-
-def waits_by_class(figure: Figure, runs: Runs) -> None:
-    """Draw median, mean and 95th percentile of waits, for all jobs and for the classes with most of them."""
-    jobs: Counter[str] = Counter()
-    for results in runs.values():
-        for result in results:
-            jobs |= Counter({kind: waits.jobs for kind, waits in result.waits_by_class.items()})
-    kinds = sorted(jobs, key=lambda kind: (-jobs[kind], kind))[: max(1, min(MAX_CLASSES, MAX_BARS // len(runs)))]
-    figure.set_figheight(1.0 + (1 + len(kinds)) * (0.12 + 0.16 * len(runs)))
-    axes = figure.subplots()
-    step, most_s = 0.8 / len(runs), 50.0
-    for n, (policy, results) in enumerate(runs.items()):
-        bands = [_mean_waits(r.waits for r in results)]
-        bands += [_mean_waits(r.waits_by_class.get(kind, WaitStatistics()) for r in results) for kind in kinds]
-        known = {band - 0.4 + step * (n + 0.5): waits for band, waits in enumerate(bands) if waits}
-        p95s_s, colour = [waits.p95_s for waits in known.values()], COLOURS[n % len(COLOURS)]
-        axes.hlines(list(known), [waits.p50_s for waits in known.values()], p95s_s, color=colour, linewidth=2)
-        axes.scatter([waits.mean_s for waits in known.values()], list(known), s=25, color=colour, label=_entry(policy))
-        most_s = max([most_s, *p95s_s])
-    axes.set_xscale("symlog", linthresh=10, linscale=0.5)
-    axes.set_xticks([0, 10, 60, 600, 3600, 6 * 3600, 86400, 7 * 86400, 70 * 86400])
-    axes.set_xlim(0, 1.2 * most_s)  # ticks beyond the data widen the axis
-    axes.xaxis.set_major_formatter(lambda seconds, _: age(seconds))
-    axes.minorticks_off()
-    axes.grid(axis="x")
-    axes.set_xlabel("wait: median to 95th percentile, mark at the mean")
-    _label_rows(axes, ["all jobs", *kinds])
-    if len(runs) > 1:
-        figure.legend(loc="outside upper left", ncols=3)
 
 
 def time_line(figure: Figure, result: ReplayResult) -> None:
@@ -306,7 +263,9 @@ def time_line(figure: Figure, result: ReplayResult) -> None:
     for sample in samples:
         held.update(sample.by_site)
     here = [site for site, gpus_held in held.most_common() if gpus_held]
-    layers = {_entry(site): [s.by_site.get(site, 0.0) for s in samples] for site in here[:MAX_SITES]}
+    names = {site: name(site, 30) for site in here[:MAX_SITES]}
+    names = {site: f" {text}" if text.startswith("_") else text for site, text in names.items()}  # "_": not in a legend
+    layers = {text: [s.by_site.get(site, 0.0) for s in samples] for site, text in names.items()}
     if others := here[MAX_SITES:]:
         layers[f"{len(others)} others"] = [sum(s.by_site.get(site, 0.0) for site in others) for s in samples]
     if layers:
@@ -318,25 +277,3 @@ def time_line(figure: Figure, result: ReplayResult) -> None:
         axes.grid(axis="y")
         if axes.get_legend_handles_labels()[0]:
             axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.05))
-
-
-def _label_rows(axes: Axes, labels: Sequence[str]) -> None:
-    """Set a label for each row, the first on top."""
-    axes.set_yticks(range(len(labels)), [name(label, 42) for label in labels])
-    axes.tick_params(axis="y", length=0)
-    axes.set_ylim(len(labels) - 0.4, -0.6)
-
-
-def _entry(label: str) -> str:
-    """Return a foreign name for a legend; matplotlib leaves out labels that begin with an underscore."""
-    text = name(label, 30)
-    return f" {text}" if text.startswith("_") else text
-
-
-def _mean_waits(waits: Iterable[WaitStatistics]) -> WaitStatistics | None:
-    """Return the means over the seeds in which there were such jobs; None without any."""
-    known = [astuple(each) for each in waits if each.jobs]
-    if not known:
-        return None
-    jobs, *seconds = map(fmean, zip(*known, strict=True))
-    return WaitStatistics(round(jobs), *seconds)

@@ -63,7 +63,6 @@ class Sample:
     gpus_busy: float
     gpus_owner: float
     by_site: Mapping[str, float] = field(default_factory=dict)
-    """GPUs held, by site."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +76,14 @@ class ReplayResult:
     jobs: int
     jobs_done: int
     jobs_impossible: int
-    """That fit no drone type."""
     gpu_hours: GpuTime
     waits: WaitStatistics
     waits_by_class: Mapping[str, WaitStatistics] = field(default_factory=dict)
     requests: int = 0
     """Drones that sites accepted."""
     drones_started: int = 0
-    """Requests that started."""
     withdrawn: int = 0
-    """Requests that were cancelled before that."""
+    """Requests that were cancelled before they started."""
     preempted: int = 0
     """Attempts of jobs that were cut short."""
     violations: tuple[str, ...] = ()
@@ -96,9 +93,6 @@ class ReplayResult:
     co2_kg: float | None = None
     by_site: Mapping[str, GpuTime] = field(default_factory=dict)
     samples: tuple[Sample, ...] = ()
-
-
-# ------------------------------------------------------------------------------------------------------------- metrics
 
 
 class OwnerWait(NamedTuple):
@@ -204,7 +198,6 @@ class Metrics:
         self._energy_kwh += kind.power_w * busy_s / 3.6e6
 
     def node_filled(self, machine: SimulatedNode) -> None:
-        """Check a node on which somebody has taken a place."""
         if min(machine.free) < 0:
             self.overfull.append(f"{machine.name} is overfull at {now_s():.1f} s: {machine.free} left")
 
@@ -215,7 +208,6 @@ class Metrics:
 
     @property
     def gpu_seconds(self) -> GpuTime:
-        """The time of all sites together."""
         return GpuTime(*(sum(column) for column in zip(*map(astuple, self.by_site.values()), strict=True)))
 
     @property
@@ -223,8 +215,6 @@ class Metrics:
         """Energy of busy GPUs; None if no drone type has a power."""
         return self._energy_kwh if any(kind.power_w for kind in self.types) else None
 
-
-# --------------------------------------------------------------------------------------------------------- key figures
 
 Runs = Mapping[str, Sequence[ReplayResult]]
 """Policy to its replays, one for each seed."""
@@ -242,7 +232,6 @@ def amount(value: float | None) -> str:
 
 
 def change(value: float) -> str:
-    """Return an amount with its sign."""
     return f"+{amount(value)}" if value > 0 else amount(value)
 
 

@@ -38,7 +38,6 @@ class GpuPool:
 
     @property
     def node(self) -> ResourceVector:
-        """Resources of one node."""
         return ResourceVector(
             self.gpus_per_node * 1000, self.cpus_per_node or UNCOUNTED, self.memory_mib_per_node or UNCOUNTED, UNCOUNTED
         )
@@ -57,7 +56,6 @@ class Facility:
     behaviour_of: Mapping[str, SiteBehaviour] = field(default_factory=dict)
     """Behaviour towards drone types by name, where it differs from the site's."""
     latency: Draw = field(default_factory=lambda: Fixed(0.2))
-    """Round-trip time of each call."""
     quota: int | None = None
     """Drones that the site itself allows; more are refused one by one."""
     queues: bool = True
@@ -77,7 +75,6 @@ class Facility:
         return self.policy.site
 
     def pool_of(self, kind: DroneType) -> str:
-        """Return the name of the GPU pool that serves a drone type."""
         return self.serves.get(kind.name, self.pools[0].name)
 
 
@@ -89,10 +86,6 @@ class GpuPoolState:
         """GPUs that the owner has or wants without a node."""
         names = [f"{pool.name}-{n}" for n in range(pool.nodes)]
         self.machines = [drones.SimulatedNode(name, pool.name, pool.node, kept) for name in names]
-
-    @property
-    def total_milli(self) -> int:
-        return sum(m.total.gpu_milli for m in self.machines if m.up)
 
     @property
     def room_milli(self) -> int:
@@ -139,7 +132,6 @@ class SimulatedSite:
         return [drone for drone in self.drones.values() if drone.alive]
 
     def begin(self) -> None:
-        """Set the timers of owner load and faults."""
         self.owner.begin()
         for fault in self._hardware_faults:
             if fault.kind is HardwareFaultKind.DOWNTIME:
@@ -272,7 +264,6 @@ class SimulatedSite:
                 drone.grant(machine)
 
     def left(self, drone: drones.SimulatedDrone, end: model.RemoteEnd) -> None:
-        """Free the room of a drone that is gone."""
         self._queue.pop(drone.id, None)
         self.metrics.gone(drone.id, drone.type, end.kind)
         self.metrics.withdrawn += drone.granted_s is None
@@ -283,7 +274,6 @@ class SimulatedSite:
         self.place_waiting()
 
     def account(self, drone: drones.SimulatedDrone) -> None:
-        """Count a drone's GPU time up to now."""
         if drone.granted_s is None:
             return
         left_s = now_s() if drone.left_s is None else drone.left_s

@@ -28,7 +28,6 @@ from provisioner.simulator.jobs import JobRequirements, SimulatedJob
 VRAM_SHARES = {8: 55, 16: 20, 24: 10, 32: 8, 40: 5, 80: 2}
 """GiB of GPU memory, and how many of 100 jobs want so much: made up, for no trace tells it."""
 MAX_BAD_LINES = 10
-"""Bad lines that are named; the rest is counted."""
 NOBODY = "nobody"
 """Owner of jobs of which a trace names none."""
 
@@ -63,7 +62,6 @@ COMMON_COLUMNS: Mapping[str, TraceColumn] = {
     "user": TraceColumn("user"),
     "group": TraceColumn("group"),
 }
-"""Columns of the common form by meaning."""
 NEEDED = ("submit", "duration")
 
 
@@ -99,7 +97,6 @@ class TraceSelection:
     gpus: tuple[int, ...] = ()
     """Numbers of GPUs; empty: all."""
     cap_s: float = math.inf
-    """Longer jobs end after this."""
     vram_seed: int | None = None
     """Draw how much GPU memory each job wants from :data:`VRAM_SHARES`."""
     ignore: tuple[str, ...] = ()
@@ -195,9 +192,6 @@ def cut_jobs(jobs: Sequence[SimulatedJob], cut: TraceSelection, origin_s: float 
     return tuple(chosen)
 
 
-# ------------------------------------------------------------------------------------------------------------- reading
-
-
 def text_lines(path: Path) -> Iterator[str]:
     """Yield the lines of a text file that may be gzipped. Raises TraceError if it cannot be read to its end."""
     number = 0
@@ -273,7 +267,6 @@ def _job(row: Mapping[str, str | None], columns: Mapping[str, TraceColumn]) -> S
 
 
 def _moment(text: str, column: TraceColumn) -> float:
-    """Return a submission in seconds; it may be a date and a time of day."""
     if not text:
         raise _BadLineError(f"`{column.name}` is empty: when was the job submitted?")
     if text[4:5] != "-":
@@ -285,8 +278,6 @@ def _moment(text: str, column: TraceColumn) -> float:
         raise _BadLineError(wrong) from None
     return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
 
-
-# -------------------------------------------------------------------------------------------------------- owner's load
 
 DAY_S = 86400.0
 LOAD_COLUMNS = ("vc", "t_s", "total_gpus", "busy_gpus", "pending_gpus")
@@ -339,35 +330,20 @@ def read_loads(path: Path, *, pending: bool = True) -> Mapping[str, OwnerLoadSer
     return {name: OwnerLoadSeries(name, total[name], tuple(steps)) for name, steps in rows.items()}
 
 
-# ------------------------------------------------------------------------------------------------------ jobs on record
-
 LEAST_RUN_S = 1.0
 """Pools count in whole seconds: what took none took less than one."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedJobs:
-    """The jobs submitted in a time, and what the record does not tell of them, a line each."""
-
-    jobs: tuple[SimulatedJob, ...]
-    notes: tuple[str, ...]
-
-
-def poll_time(store_path: Path) -> float | None:
-    """Return when the controller polled its pool last; None if that is not on record. Raises StoreError."""
-    view = _last_view(store_path)
-    return view.taken_at if view is not None else None
-
-
-def _last_view(store_path: Path) -> OverlayView | None:
+def last_view(store_path: Path) -> OverlayView | None:
+    """Return the controller's newest view of its pool; None if that is not on record. Raises StoreError."""
     from provisioner.store.reader import Reader
 
     views = Reader(store_path).views()
     return views.overlay.view if views is not None else None
 
 
-def recorded_jobs(store_path: Path, since: float, until: float) -> RecordedJobs:
-    """Read the jobs submitted from ``since`` until ``until``, counted from ``since``, with notes on what is missing.
+def recorded_jobs(store_path: Path, since: float, until: float) -> tuple[list[SimulatedJob], list[str]]:
+    """Return the jobs submitted from ``since`` until ``until``, counted from ``since``, and notes on what is missing.
 
     Jobs that were removed, and those that ran when the controller looked last, left no run time: they are missing.
     Those that waited then are added with the run time of those like them. Raises StoreError.
@@ -382,10 +358,10 @@ def recorded_jobs(store_path: Path, since: float, until: float) -> RecordedJobs:
     notes = ["jobs that were removed or held, priorities and GPU models asked for are not on record"]
     if not done:
         notes = ["no job that was submitted in this time is on record as done"]
-    view = _last_view(store_path)
+    view = last_view(store_path)
     if view is None:
         notes.append("no look at the pool is on record: jobs that still wait are missing")
-        return RecordedJobs(tuple(sorted(jobs, key=lambda job: job.submit_s)), tuple(notes))
+        return sorted(jobs, key=lambda job: job.submit_s), notes
     added, unknown = _waiting(view.classes, done, since, until)
     if added:
         notes.append(
@@ -397,7 +373,7 @@ def recorded_jobs(store_path: Path, since: float, until: float) -> RecordedJobs:
     running = sum(each.running for each in view.classes)
     if running and view.taken_at >= since:
         notes.append(f"{count(running, 'job')} that ran at the last look are missing: they have no run time yet")
-    return RecordedJobs(tuple(sorted(jobs + added, key=lambda job: job.submit_s)), tuple(notes))
+    return sorted(jobs + added, key=lambda job: job.submit_s), notes
 
 
 def _waiting(

@@ -48,7 +48,6 @@ class Question:
     value: float = 0.0
     """The number or factor; of ``down``: its begin, in seconds."""
     until_s: float = FOREVER_S
-    """End of ``down``."""
 
 
 def read(text: str, sites: Sequence[str]) -> Question:
@@ -92,7 +91,6 @@ def _down(text: str, site: str, begin: str | None, end: str | None) -> Question:
 
 
 def _with_number(policy: SitePolicy, question: Question) -> SitePolicy:
-    """Return a site's policy with the number of a question."""
     match question.key:
         case "price":
             return replace(policy, price=question.value)
@@ -100,9 +98,6 @@ def _with_number(policy: SitePolicy, question: Question) -> SitePolicy:
             return replace(policy, max_drones=int(question.value))
         case _:
             return replace(policy, max_gpu_milli=round(question.value * WHOLE_GPU))
-
-
-# ------------------------------------------------------------------------------------------------------------- a world
 
 
 def changed(plan: WorldPlan, question: Question) -> WorldPlan:
@@ -179,7 +174,6 @@ def _sized(pool: GpuPool, gpus: int) -> GpuPool:
 
 
 def _slower(facility: Facility, key: str, factor: float) -> Facility:
-    """Let ``key`` take ``factor`` times as long, for every drone type."""
     behaviours = {"": facility.behaviour, **facility.behaviour_of}
     if all(getattr(behaviour, key) == Fixed(0.0) for behaviour in behaviours.values()):
         question = f"`{facility.name} {key}*{factor:g}`"
@@ -187,9 +181,6 @@ def _slower(facility: Facility, key: str, factor: float) -> Facility:
     for name, behaviour in behaviours.items():
         behaviours[name] = replace(behaviour, **{key: getattr(behaviour, key).times(factor)})
     return replace(facility, behaviour=behaviours.pop(""), behaviour_of=behaviours)
-
-
-# ---------------------------------------------------------------------------------------------------------- a snapshot
 
 
 def on_snapshot(snapshot: Snapshot, questions: Sequence[Question]) -> tuple[Snapshot, list[str]]:

@@ -49,7 +49,6 @@ class Scenario:
     least_s: float = 0.0
     """It continues for so long even if all is over before."""
     limit_s: float = 7 * 86400.0
-    """It breaks off then."""
     stall_s: float = math.inf
     """It breaks off, too, when no job has run for so long after the last one came and the last fault was over."""
     planner: Callable[[], PlanFunction] = lambda: decide
@@ -63,7 +62,6 @@ class Scenario:
         return replace(self.policy, sites={facility.name: facility.policy for facility in self.facilities})
 
     def network(self, name: str, latency: Draw) -> Network:
-        """Return what carries calls to a site or the overlay."""
         return Network(name, latency, self.seed)
 
 
@@ -89,7 +87,6 @@ class World:
 
     @property
     def drones(self) -> list[SimulatedDrone]:
-        """Drones alive at any site."""
         return [drone for site in self.sites.values() for drone in site.alive]
 
     @property
@@ -103,7 +100,6 @@ class World:
         return len(pool.queued_jobs) - pool.to_come - pool.waiting - pool.running - pool.done
 
     def sample(self) -> Sample:
-        """Return the current state of the world."""
         by_site = {name: site.held_milli / WHOLE_GPU for name, site in self.sites.items()}
         return Sample(
             at_s=now_s(),
@@ -133,7 +129,6 @@ class SimulationOutcome:
     jobs: int
     jobs_done: int
     jobs_impossible: int
-    """Jobs that no drone type fits."""
     jobs_left: int
     """Other jobs that were not done at the end."""
     drones: int
@@ -211,8 +206,6 @@ class RecordedStore(Store):
 
 
 class Simulation:
-    """One run of a scenario."""
-
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self.record = RunRecord()
@@ -231,7 +224,20 @@ class Simulation:
         over.cancel()
         sampling.cancel()
         world.close()
-        return self._outcome(world)
+        return SimulationOutcome(
+            seed=self.scenario.seed,
+            digest=self.record.digest.hexdigest(),
+            ticks=self.record.ticks,
+            ended_s=now_s(),
+            jobs=len(world.overlay.queued_jobs),
+            jobs_done=world.overlay.done,
+            jobs_impossible=world.jobs_impossible,
+            jobs_left=world.jobs_left,
+            drones=len(self.record.births),
+            samples=tuple(self.samples),
+            metrics=world.metrics,
+            violations=tuple(self._violations(world)),
+        )
 
     async def control(self, world: World, over: asyncio.Task[None]) -> None:
         """Run the controller until ``over`` is done."""
@@ -295,22 +301,6 @@ class Simulation:
             elif world.jobs_left and now_s() - ran_s >= scenario.stall_s:
                 self.stalled_s = ran_s
                 return
-
-    def _outcome(self, world: World) -> SimulationOutcome:
-        return SimulationOutcome(
-            seed=self.scenario.seed,
-            digest=self.record.digest.hexdigest(),
-            ticks=self.record.ticks,
-            ended_s=now_s(),
-            jobs=len(world.overlay.queued_jobs),
-            jobs_done=world.overlay.done,
-            jobs_impossible=world.jobs_impossible,
-            jobs_left=world.jobs_left,
-            drones=len(self.record.births),
-            samples=tuple(self.samples),
-            metrics=world.metrics,
-            violations=tuple(self._violations(world)),
-        )
 
     def _violations(self, world: World) -> Iterator[str]:
         if self.collapse:

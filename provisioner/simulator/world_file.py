@@ -62,11 +62,7 @@ class DrawSection(ConfigSection):
         return LogNormal(self.median, self.sigma, math.inf if self.most is None else self.most)
 
 
-def _spelled_out(value: Any) -> Any:
-    return value if isinstance(value, dict) else {"fixed": value}
-
-
-Spread = Annotated[DrawSection, BeforeValidator(_spelled_out)]
+Spread = Annotated[DrawSection, BeforeValidator(lambda value: value if isinstance(value, dict) else {"fixed": value})]
 
 
 class FailureSection(ConfigSection):
@@ -173,7 +169,6 @@ class WorldFile(ConfigSection):
 
 
 DEFAULT_BEHAVIOUR = SiteBehaviour(boot=Fixed(75.0), check=Fixed(0.0), release=Fixed(20.0))
-"""Behaviour of a site for which the files set none."""
 MAX_DERIVED_GPUS = 10_000
 """No more are derived from limits, which may be far beyond what there is."""
 

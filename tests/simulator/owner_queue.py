@@ -307,7 +307,7 @@ class SteppingOwner(SimulatedOwner):
 
     def _want(self, milli: int) -> None:
         pool, leaving_milli = self._pool, 0
-        pool.wanted_milli = min(milli, pool.total_milli)
+        pool.wanted_milli = min(milli, sum(m.total.gpu_milli for m in pool.machines if m.up))
         for drone in self.site.victims(self._owner.victim, [pool]):
             if pool.room_milli + leaving_milli >= 0:
                 break

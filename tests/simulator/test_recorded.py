@@ -33,12 +33,12 @@ async def test_jobs_are_those_submitted_in_the_time_beside_a_running_controller(
     later = replace(DONE, job_id="4", ended_at=9000.0, submitted_at=1500.0, run_s=0.0)
     store = await written(path, [before, DONE, after, later])
     try:
-        found = recorded_jobs(path, since=1000.0, until=2000.0).jobs
+        found, _ = recorded_jobs(path, since=1000.0, until=2000.0)
     finally:
         await store.__aexit__()
     assert JobRequirements(200, 2, 4096, 1024, 8192, 70, walltime_s=900.0, owner="ann", group="group_a") == WANTS
-    assert found == (SimulatedJob(0.0, 300.0, WANTS), SimulatedJob(500.0, 1.0, WANTS)), "whenever they ended"
-    assert found == recorded_jobs(path, since=1000.0, until=2000.0).jobs, "and without a controller"
+    assert found == [SimulatedJob(0.0, 300.0, WANTS), SimulatedJob(500.0, 1.0, WANTS)], "whenever they ended"
+    assert found == recorded_jobs(path, since=1000.0, until=2000.0)[0], "and without a controller"
 
 
 async def test_jobs_that_still_wait_are_added_and_told(tmp_path: Path) -> None:
@@ -48,13 +48,13 @@ async def test_jobs_that_still_wait_are_added_and_told(tmp_path: Path) -> None:
     old, broken = replace(others, id="c3", oldest_at=10.0), replace(others, id="c4", invalid="never")
     store = await written(path, [DONE, longer], ALIKE, others, old, broken)
     await store.__aexit__()
-    found = recorded_jobs(path, since=1000.0, until=2000.0)
-    waiting = [job for job in found.jobs if job.submit_s == 900.0]
+    found, notes = recorded_jobs(path, since=1000.0, until=2000.0)
+    waiting = [job for job in found if job.submit_s == 900.0]
     assert [(job.duration_s, job.wants.owner) for job in waiting] == [(400.0, "ann")] * 3 + [(400.0, "ben")]
-    assert waiting[0].wants == WANTS and len(found.jobs) == 6
-    assert found.notes == (
+    assert waiting[0].wants == WANTS and len(found) == 6
+    assert notes == [
         "jobs that were removed or held, priorities and GPU models asked for are not on record",
         "4 jobs that waited at the last look are added as if submitted with the oldest of their class, with the median"
         " run time of jobs like them",
         "4 jobs that ran at the last look are missing: they have no run time yet",
-    )
+    ]
