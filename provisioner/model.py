@@ -251,8 +251,6 @@ class JobFailure:
 
 @dataclass(frozen=True, slots=True)
 class OverlayView:
-    """One consistent view of the overlay pool."""
-
     taken_at: float
     classes: tuple[JobClass, ...] = ()
     slots: tuple[Slot, ...] = ()
@@ -284,8 +282,6 @@ class RemoteState(StrEnum):
 
 
 class EndKind(StrEnum):
-    """Ways in which a drone ended, as the site reports them."""
-
     EXITED = "exited"
     """By itself, with ``exit_code``."""
     STOPPED = "stopped"
@@ -296,8 +292,6 @@ class EndKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RemoteEnd:
-    """End of a drone as the site reports it."""
-
     kind: EndKind
     at: float
     exit_code: int | None = None
@@ -308,8 +302,6 @@ class RemoteEnd:
 
 @dataclass(frozen=True, slots=True)
 class RemoteDrone:
-    """One of our drones in a site's listing."""
-
     drone_id: DroneId
     state: RemoteState
     remote_id: str = ""
@@ -352,8 +344,6 @@ class OwnerDemand:
 
 @dataclass(frozen=True, slots=True)
 class OwnerLoad:
-    """Resources that the owner's running jobs hold."""
-
     jobs: int = 0
     gpu_milli: int = 0
     cpus: int = 0
@@ -362,7 +352,7 @@ class OwnerLoad:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node of a site that can run drones: its total and free resources, without blocking."""
+    """A node that can run drones: its total and free resources, without blocking."""
 
     name: str
     types: tuple[str, ...]
@@ -407,26 +397,17 @@ class SiteView:
 
 
 class DroneState(StrEnum):
-    """States of a drone's life cycle; ``planner/lifecycle.py`` holds their rules."""
+    """States of a drone's life cycle: meanings in ``formatting.STATE_WORDS``, rules in ``planner/lifecycle.py``."""
 
     REQUESTED = "requested"
-    """Recorded; the site has not confirmed the order."""
     SUBMITTED = "submitted"
-    """The site accepted the order and does not list it yet."""
     QUEUED = "queued"
-    """Waits in the site's queue."""
     BOOTING = "booting"
-    """Runs at the site, not in the pool yet."""
     JOINED = "joined"
-    """In the pool, does not accept jobs yet (GPU check)."""
     IDLE = "idle"
-    """Accepts jobs, has none."""
     BUSY = "busy"
-    """Has at least one job."""
     DRAINING = "draining"
-    """Accepts no new jobs; leaves when it has none."""
     STOPPING = "stopping"
-    """The site was asked to stop it."""
     # ends
     DONE = "done"
     CANCELLED = "cancelled"
@@ -451,16 +432,13 @@ ON_THE_WAY = (*PENDING, DroneState.JOINED)
 
 
 class DrainMode(StrEnum):
+    """Ways to drain a drone; ``formatting.DRAIN_MODE_WORDS`` says what happens to its jobs."""
+
     NONE = "none"
-    """No effect on the pool: the drone runs out and is only no longer counted."""
     PEACEFUL = "peaceful"
-    """No new jobs; running ones finish."""
     GRACEFUL = "graceful"
-    """No new jobs; running ones get their vacate time."""
     FAST = "fast"
-    """No new jobs; running ones are killed."""
     RESUME = "resume"
-    """Undrain a draining drone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -728,8 +706,6 @@ class Headroom:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Policy for all sites together."""
-
     idle_timeout_s: float = 600.0
     max_drones: int = 1000
     max_gpu_milli: int | None = None
@@ -869,8 +845,6 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Complete plan of one tick: carrying it out makes no choices."""
-
     tick: int
     at: float
     moves: tuple[StateChange, ...] = ()

@@ -82,9 +82,6 @@ class ConfigError(Exception):
         self.problems = problems
 
 
-# ------------------------------------------------------------------------------------------------------------- changes
-
-
 @dataclass(frozen=True, slots=True)
 class ConfigChange:
     """The difference between two configurations. Nothing is applied if anything is refused."""

@@ -82,9 +82,6 @@ def _is_site_file(document: YamlDocument) -> bool:
     return len(keys & _SITE_KEYS) > len(keys & _CONTROLLER_KEYS)
 
 
-# -------------------------------------------------------------------------------------------------------------- reading
-
-
 class _UnusedOptions(BaseModel):
     """The options of an adapter that is not loaded."""
 
@@ -249,9 +246,6 @@ def _ask(
             report((*at, *steps), message)
     except Exception as error:  # an adapter's own code may raise anything
         report(at or ("options",), _adapter_failed(error))
-
-
-# ------------------------------------------------------------------------------------------------------------- settings
 
 
 def _by_field(target: type, *sections: BaseModel) -> dict[str, Any]:

@@ -70,9 +70,6 @@ def _is_other_union_member(steps: Steps, kind: str, places: list[Steps]) -> bool
     return mismatch and any(len(place) > len(steps) and place[: len(steps)] == steps for place in places)
 
 
-# ------------------------------------------------------------------------------------------------------------- messages
-
-
 _BOUNDS = {"gt": "more than", "ge": "at least", "lt": "less than", "le": "at most"}
 _JSON_WORDS = {"a valid array": "a list", "an object": "a mapping", "a valid string": "text"}
 

@@ -192,8 +192,6 @@ def _position(mark: yaml.Mark | None) -> Position:
     return Position(1, 1) if mark is None else Position(mark.line + 1, mark.column + 1)
 
 
-# -------------------------------------------------------------------------------------------------------- syntax errors
-
 _REMEDIES = (
     ("flow sequence", "unclosed `[`: write `[a, b]`"),
     ("flow mapping", "unclosed `{`: write `{a: 1, b: 2}`"),
@@ -218,9 +216,6 @@ def _syntax(error: yaml.MarkedYAMLError) -> tuple[Position, str]:
     mark = (begins_there and error.context_mark) or error.problem_mark or error.context_mark
     remedy = next((remedy for fragment, remedy in _REMEDIES if fragment in text), f"not YAML: {text}")
     return _position(mark), remedy
-
-
-# ------------------------------------------------------------------------------------------------------------- building
 
 
 class TreeBuilder:
@@ -320,8 +315,6 @@ class TreeBuilder:
                 self.document.keys[(*steps, key)] = _position(key_node.start_mark)
                 tree[key] = self.value(value_node, (*steps, key))
 
-
-# -------------------------------------------------------------------------------------------------------------- scalars
 
 _INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _FLOAT = re.compile(r"[-+]?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")

@@ -239,8 +239,6 @@ _CUDA_VERSION = Unit(
 CudaVersion = Annotated[int, _CUDA_VERSION]
 """A CUDA version in quotes: an int in HTCondor's form: 12.4 is 12040."""
 
-# ---------------------------------------------------------------------------------------------------------------- names
-
 NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 
 
@@ -259,8 +257,6 @@ def parse_name(value: object) -> str:
 
 Name = Annotated[str, Unit("name", parse_name, str, _text_schema(NAME_PATTERN))]
 """A name: lower-case letters, digits and ``-``, a DNS label."""
-
-# ------------------------------------------------------------------------------------------------------------ addresses
 
 _HOST_PATTERN = r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])"
 _ADDRESS_PATTERN = rf"{_HOST_PATTERN}:\d{{1,5}}(\?sock=[A-Za-z0-9._-]{{1,100}})?"

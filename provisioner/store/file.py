@@ -25,8 +25,6 @@ _QUICK_CHECK_LIMIT_MIB = 256
 """Files up to this size are checked from end to end when a controller opens them."""
 _BIRTH_LETTERS = string.ascii_lowercase + string.digits
 
-# ------------------------------------------------------------------------------------------------------------- opening
-
 
 def open_store(path: Path, controller: str, birth: str | None) -> sqlite3.Connection:
     """Return a connection to the store at ``path``, created or migrated where needed.
@@ -140,9 +138,6 @@ def _create(path: Path, controller: str, birth: str) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
-
-
-# -------------------------------------------------------------------------------------------------------------- errors
 
 
 def unusable(path: Path, error: BaseException) -> StoreUnusableError:

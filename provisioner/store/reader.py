@@ -58,8 +58,6 @@ class Reader:
         holder = read_claim(row[0])[1] if row else None
         return holder if holder is not None and is_alive(holder) is not False else None
 
-    # ------------------------------------------------------------------------------------------------------- drones
-
     def drones(
         self,
         *,
@@ -171,8 +169,6 @@ class Reader:
         with self._open() as sql:
             return tables.read_estimates(sql, self.path)
 
-    # -------------------------------------------------------------------------------------------------------- ticks
-
     def plans(self, *, limit: int = 20, since: float = 0.0, acting: bool = False) -> list[Plan]:
         """Return plans that differ from the one before, newest last; with ``acting`` only those that did something.
 
@@ -216,8 +212,6 @@ class Reader:
         with self._open() as sql:
             return [tick for (tick,) in sql.execute("SELECT tick FROM snapshots ORDER BY tick")]
 
-    # ----------------------------------------------------------------------------------------------------- requests
-
     def ask(
         self,
         kind: RequestKind,
@@ -244,8 +238,6 @@ class Reader:
         """Return the requests to forget that are not carried out yet."""
         with self._open() as sql:
             return tuple(tables.ESTIMATE_RESETS.select(sql, "ORDER BY id"))
-
-    # --------------------------------------------------------------------------------------------------- connection
 
     def _uri(self) -> str:
         """Return the URI for this user: a store at rest has no log, and one who may only read could not create it."""
@@ -301,9 +293,6 @@ def _next_snapshot(sql: sqlite3.Connection) -> Snapshot | None:
         gpu_wanted_at=float(meta.get("gpu_wanted_at", views.at)),
         estimates=views.estimates,
     )
-
-
-# -------------------------------------------------------------------------------------------------------- preemptions
 
 
 class DroneLifetime(NamedTuple):

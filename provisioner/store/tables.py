@@ -68,9 +68,6 @@ def _state(text: str | None) -> DroneState | None:
     return DroneState(text) if text else None
 
 
-# ------------------------------------------------------------------------------------------------- rows that are values
-
-
 @dataclass(frozen=True)
 class Table(Generic[T]):
     """A table whose rows are values of a dataclass: each field has a column of its name."""
@@ -137,9 +134,6 @@ def read_meta(sql: sqlite3.Connection) -> dict[str, str]:
 
 def write_meta(sql: sqlite3.Connection, **values: str) -> None:
     insert(sql, "meta", *({"key": key, "value": value} for key, value in values.items()), keys=("key",))
-
-
-# ------------------------------------------------------------------------------------------------------------ documents
 
 
 def read_breakers(sql: sqlite3.Connection) -> dict[str, model.Breaker]:

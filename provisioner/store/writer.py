@@ -105,8 +105,6 @@ class SqlStore(Store):
             self._worker = None
         self._lock.release()
 
-    # -------------------------------------------------------------------------------------------------------- ticks
-
     @_on_worker
     def record(self, plan: Plan, snapshot: Snapshot) -> None:
         change = RecordChange.by_plan(plan)
@@ -180,8 +178,6 @@ class SqlStore(Store):
         rows = [{"name": name, "body": tables.pack_view_part(name, part)} for name, part in changed.items()]
         insert(sql, "views", *rows, keys=("name",))
 
-    # ---------------------------------------------------------------------------------------------- between the ticks
-
     @_on_worker
     def requests(self) -> tuple[OperatorRequest, ...]:
         with self._transaction() as sql:
@@ -237,8 +233,6 @@ class SqlStore(Store):
                 found |= {DroneId(drone_id): DroneState(state) for drone_id, state in rows}
         return found
 
-    # ------------------------------------------------------------------------------------------------------ pruning
-
     @_on_worker
     def prune(self, now: float) -> bool:
         before = now - self._keep_s
@@ -263,8 +257,6 @@ class SqlStore(Store):
         batch = f"DELETE FROM {table} WHERE ({key}) IN (SELECT {key} FROM {table} WHERE {old} LIMIT ?)"
         with self._transaction() as sql:
             return sql.execute(batch, (*values, BATCH_ROWS)).rowcount >= BATCH_ROWS
-
-    # --------------------------------------------------------------------------------------------- opening and closing
 
     def _open(self) -> None:
         try:
@@ -303,8 +295,6 @@ class SqlStore(Store):
         finally:
             self._sql = None
             connection.close()
-
-    # -------------------------------------------------------------------------------------------------- transactions
 
     async def _run(self, work: Callable[[], T]) -> T:
         """Run blocking ``work`` to its end. A cancelled caller waits for that end too: a half-known commit is worse.
