@@ -62,8 +62,6 @@ CHANGING = {
 
 @dataclass(frozen=True, slots=True)
 class TickReport:
-    """The result of one tick."""
-
     plan: Plan
     faults: tuple[str, ...] = ()
     """Breaches of the plan as it was made; the actions concerned were left out."""
@@ -127,7 +125,6 @@ class Controller:
     _suspects: tuple[str, ...] = ()
     """Job classes on which the planner failed at the newest tick."""
     _doubted: bool = False
-    """The host's clock was doubted at the newest tick."""
     _outdated: bool = False
     """The record was found to be older than what runs, and that was reported."""
     _first_serial: int = 0
@@ -292,7 +289,6 @@ class Controller:
         self._faults = found.faults
 
     def _polled_overlay(self) -> model.PolledOverlay:
-        """Return the newest reading of the pool, with a notice for operators while the host's clock is doubted."""
         reading = self._poller.overlay_reading()
         if reading.view is not None and len(reading.view.slots) > UNKNOWN_SLOTS:
             reading = replace(reading, view=self._without_forged_slots(reading.view))
@@ -411,8 +407,8 @@ class Controller:
         fault = self._dead_slots.answered()
         if fault is not None:
             await self.event("slots.not_removed", warn=True, why=formatting.excerpt(fault.message))
-        self._dead_slots.note(plan.moves)
-        self._dead_slots.turn(self._group, snapshot.overlay, snapshot.sites.values(), self.store.drones)
+        sites = snapshot.sites.values()
+        self._dead_slots.turn(self._group, plan.moves, snapshot.overlay, sites, self.store.drones)
 
     async def _record_results(self) -> None:
         """Record the results that have come. One that cannot be recorded is kept, and tried again at the next tick."""
@@ -575,5 +571,4 @@ def _log_breakers(before: Mapping[str, Breaker], changed: Iterable[Breaker]) -> 
 
 
 def _why(reason: Reason) -> dict[str, str]:
-    """Return a reason as fields of a log line: its stable kind, and a sentence."""
     return {"reason": reason.kind, "why": formatting.describe(reason)}

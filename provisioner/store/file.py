@@ -96,7 +96,6 @@ def schema_version(connection: sqlite3.Connection, path: Path) -> int:
 
 
 def _check_file(path: Path) -> None:
-    """Check an existing file before a controller uses it. Raises :class:`StoreUnusableError`."""
     if path.stat().st_nlink > 1:
         raise StoreUnusableError(
             f"store {path} has a second name (a hard link): SQLite's log and the lock go by name, so two controllers "

@@ -178,7 +178,6 @@ def pack_estimates(samples: EstimateSamples) -> bytes:
 
 
 def _first_problem(error: Exception) -> str:
-    """Return the place of the first invalid value and what is wrong with it."""
     errors = getattr(error, "errors", None)  # of pydantic, which is not imported here
     if errors is None:
         return str(error)

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from provisioner.config import check
-from provisioner.loader import site_adapters
+from provisioner.loader import SITES, adapter_names
 from provisioner.migrate import ImportOutcome, ImportResult
 from tests.migrate.examples import OPENSTACK, about, converted, finding, written
 from tests.migrate.test_check import complained, marked
@@ -62,7 +62,7 @@ def test_networks(networks: str, written_as: list[str] | None) -> None:
 
 
 def test_filled_in_it_passes(tmp_path: Path) -> None:
-    path = written(converted(OPENSTACK, installed=site_adapters()), tmp_path)
+    path = written(converted(OPENSTACK, installed=adapter_names(SITES)), tmp_path)
     for file, mark, value in (
         (path, "<name of this controller: it begins each drone's id>", "kit"),
         (path, "<TRUST_DOMAIN of the pool>", "pool.example.org"),
