@@ -87,7 +87,6 @@ def _signals() -> tuple[asyncio.Event, asyncio.Event]:
 
 
 async def _opened(stack: AsyncExitStack, settings: Settings) -> tuple[Controller, Adapters]:
-    """Open the store, the sites, the overlay and the controller, which ``stack`` closes in reverse order."""
     limits = settings.store
     store = SqlStore(limits.path, settings.controller, keep_s=limits.keep, snapshots=limits.snapshots)
     await stack.enter_async_context(store)

@@ -42,8 +42,6 @@ class OwnerGrowth:
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
-    """All estimates of one moment."""
-
     runs: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Equally likely run times in seconds, ascending, by the keys of :func:`run_keys`."""
     delays: Mapping[str, StartDelays] = field(default_factory=dict)
@@ -70,8 +68,6 @@ UNKNOWN = -1
 
 @dataclass(frozen=True, slots=True)
 class SiteSamples:
-    """Samples of one site."""
-
     use_milli: tuple[int, ...] = ()
     """Use of the owner at equal steps, or :data:`UNKNOWN`; the newest last."""
     used_at: float = 0.0

@@ -183,7 +183,6 @@ def _in_gib(text: str) -> str:
 
 
 def _q(text: str) -> str:
-    """Return a foreign name within a sentence."""
     return sanitize(text, SHORT_TEXT).strip() or "?"
 
 

@@ -52,8 +52,6 @@ class AuthError(AdapterError):
 class OutcomeUnknownError(AdapterError):
     """The order may have been carried out."""
 
-    kind = FaultKind.UNKNOWN
-
 
 class Site(Protocol):
     """A site that can run drones."""

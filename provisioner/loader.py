@@ -36,11 +36,6 @@ def adapter_names(group: str) -> tuple[str, ...]:
     return tuple(sorted({point.name for point in entry_points(group=group)}))
 
 
-def site_adapters() -> tuple[str, ...]:
-    """Return the names of the installed site adapters, sorted."""
-    return adapter_names(SITES)
-
-
 def site_adapter(name: str) -> SiteFactory:
     """Return the class of site adapter ``name``. Raises AdapterUnknownError, AdapterBrokenError."""
     return cast(SiteFactory, adapter(SITES, name))

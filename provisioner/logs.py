@@ -7,6 +7,7 @@ import os
 import sys
 from contextlib import suppress
 from enum import StrEnum
+from functools import cache
 from typing import TextIO, cast
 
 import structlog
@@ -14,16 +15,12 @@ from structlog.typing import EventDict, Processor
 
 
 class LogFormat(StrEnum):
-    """Forms of a log line."""
-
     CONSOLE = "console"
     JSON = "json"
     JOURNAL = "journal"
 
 
 class LogLevel(StrEnum):
-    """Least level that is logged."""
-
     DEBUG = "debug"
     INFO = "info"
     WARNING = "warning"
@@ -56,7 +53,7 @@ def log_to_stderr(level: LogLevel = LogLevel.INFO, form: LogFormat | None = None
         case LogFormat.JSON:
             processors += [time, structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str)]
         case LogFormat.JOURNAL:
-            processors.append(Journal())
+            processors.append(_for_journal)
         case LogFormat.CONSOLE:
             processors += [time, _for_people(colors=sys.stderr.isatty())]
     structlog.configure(
@@ -67,6 +64,7 @@ def log_to_stderr(level: LogLevel = LogLevel.INFO, form: LogFormat | None = None
     )
 
 
+@cache
 def _for_people(*, colors: bool) -> structlog.dev.ConsoleRenderer:
     """Return the renderer of lines ``time level event key=value``, with plain tracebacks.
 
@@ -77,16 +75,11 @@ def _for_people(*, colors: bool) -> structlog.dev.ConsoleRenderer:
     )
 
 
-class Journal:
-    """Renderer for journald: the level as the priority of each line, no time, which the journal adds itself."""
-
-    def __init__(self) -> None:
-        self._render = _for_people(colors=False)
-
-    def __call__(self, logger: object, name: str, event: EventDict) -> str:
-        priority = PRIORITIES.get(str(event.pop("level", "info")), 6)
-        text = self._render(logger, name, event)
-        return "\n".join(f"<{priority}>{line.rstrip()}" for line in text.splitlines())
+def _for_journal(logger: object, name: str, event: EventDict) -> str:
+    """Return lines with the level as their priority; the journal adds the time itself."""
+    priority = PRIORITIES.get(str(event.pop("level", "info")), 6)
+    text = _for_people(colors=False)(logger, name, event)
+    return "\n".join(f"<{priority}>{line.rstrip()}" for line in text.splitlines())
 
 
 def _leads_to_journal() -> bool:

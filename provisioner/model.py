@@ -251,8 +251,6 @@ class JobFailure:
 
 @dataclass(frozen=True, slots=True)
 class OverlayView:
-    """One consistent view of the overlay pool."""
-
     taken_at: float
     classes: tuple[JobClass, ...] = ()
     slots: tuple[Slot, ...] = ()
@@ -284,8 +282,6 @@ class RemoteState(StrEnum):
 
 
 class EndKind(StrEnum):
-    """Ways in which a drone ended, as the site reports them."""
-
     EXITED = "exited"
     """By itself, with ``exit_code``."""
     STOPPED = "stopped"
@@ -296,8 +292,6 @@ class EndKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RemoteEnd:
-    """End of a drone as the site reports it."""
-
     kind: EndKind
     at: float
     exit_code: int | None = None
@@ -308,8 +302,6 @@ class RemoteEnd:
 
 @dataclass(frozen=True, slots=True)
 class RemoteDrone:
-    """One of our drones in a site's listing."""
-
     drone_id: DroneId
     state: RemoteState
     remote_id: str = ""
@@ -352,8 +344,6 @@ class OwnerDemand:
 
 @dataclass(frozen=True, slots=True)
 class OwnerLoad:
-    """Resources that the owner's running jobs hold."""
-
     jobs: int = 0
     gpu_milli: int = 0
     cpus: int = 0
@@ -362,7 +352,7 @@ class OwnerLoad:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node of a site that can run drones: its total and free resources, without blocking."""
+    """A node that can run drones: its total and free resources, without blocking."""
 
     name: str
     types: tuple[str, ...]
@@ -407,26 +397,17 @@ class SiteView:
 
 
 class DroneState(StrEnum):
-    """States of a drone's life cycle; ``planner/lifecycle.py`` holds their rules."""
+    """States of a drone's life cycle: meanings in ``formatting.STATE_WORDS``, rules in ``planner/lifecycle.py``."""
 
     REQUESTED = "requested"
-    """Recorded; the site has not confirmed the order."""
     SUBMITTED = "submitted"
-    """The site accepted the order and does not list it yet."""
     QUEUED = "queued"
-    """Waits in the site's queue."""
     BOOTING = "booting"
-    """Runs at the site, not in the pool yet."""
     JOINED = "joined"
-    """In the pool, does not accept jobs yet (GPU check)."""
     IDLE = "idle"
-    """Accepts jobs, has none."""
     BUSY = "busy"
-    """Has at least one job."""
     DRAINING = "draining"
-    """Accepts no new jobs; leaves when it has none."""
     STOPPING = "stopping"
-    """The site was asked to stop it."""
     # ends
     DONE = "done"
     CANCELLED = "cancelled"
@@ -451,16 +432,13 @@ ON_THE_WAY = (*PENDING, DroneState.JOINED)
 
 
 class DrainMode(StrEnum):
+    """Ways to drain a drone; ``formatting.DRAIN_MODE_WORDS`` says what happens to its jobs."""
+
     NONE = "none"
-    """No effect on the pool: the drone runs out and is only no longer counted."""
     PEACEFUL = "peaceful"
-    """No new jobs; running ones finish."""
     GRACEFUL = "graceful"
-    """No new jobs; running ones get their vacate time."""
     FAST = "fast"
-    """No new jobs; running ones are killed."""
     RESUME = "resume"
-    """Undrain a draining drone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -659,22 +637,22 @@ class Reserve:
     """Blocking: resources that each free GPU of certain nodes keeps for its next drone."""
 
     nodes: tuple[str, ...] = ("*",)
-    """Patterns of node names (``*``, ``?``, ``[...]``); the first reserve that matches a node applies."""
     cpus: int = 0
     memory_mib: int = 0
     disk_mib: int = 0
     when: ReserveWhen = ReserveWhen.ALWAYS
     release_after_s: float = 600.0
-    """Time without a waiting GPU job after which the reserve is released."""
 
 
 @dataclass(frozen=True, slots=True)
 class SitePolicy:
-    """Policy of one site. Limits count drones that were ordered and are not confirmed gone."""
+    """Policy of one site; ``config/models.py`` explains its settings, which have the same names there.
+
+    Limits count drones that were ordered and are not confirmed gone.
+    """
 
     site: str
     enabled: bool = True
-    """False: nothing is started; existing drones run out."""
     max_drones: int = 10
     max_gpu_milli: int | None = None
     max_pending: int = 20
@@ -685,24 +663,17 @@ class SitePolicy:
     poll_deadline_s: float = 20.0
     order_deadline_s: float = 60.0
     order_confirm_s: float = 120.0
-    """A fresh listing without a requested drone means after this time that the order never arrived."""
     missing_s: float = 30.0
-    """A drone that fresh listings lack for this long, at least twice, is gone."""
     queued_s: float = 86400.0
     booting_s: float = 600.0
     joining_s: float = 300.0
     slot_loss_s: float = 300.0
-    """Longest time that a joined drone may be out of the pool while the site still runs it."""
     draining_s: float = 86400.0
     stopping_s: float = 60.0
-    """Time in `stopping` after which it is asked again."""
     grace_s: float = 30.0
-    """Time that the site gives a drone between notice and kill."""
     blocking: tuple[Reserve, ...] = ()
     preempt_proactively: bool = True
-    """Drones are asked to leave for the owner's waiting jobs before the site preempts them."""
     min_runtime_s: float = 0.0
-    """A drone is not asked to leave for the owner before this time since its first job."""
     idle_timeout_s: float | None = None
     idle_fixed: bool | None = None
     """Both override those of the policy."""
@@ -728,23 +699,20 @@ class Headroom:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Policy for all sites together."""
+    """Policy for all sites together; ``config/models.py`` explains its settings."""
 
     idle_timeout_s: float = 600.0
     max_drones: int = 1000
     max_gpu_milli: int | None = None
     overlay_max_age_s: float = 120.0
     slot_max_age_s: float = 900.0
-    """A slot without a sign of life for this long does not count as alive."""
     max_unhealthy_fraction: float = 0.2
-    """With a larger fraction of unhealthy drones the planner stops acting: the cause is probably ours."""
     min_unhealthy: int = 5
     sites: Mapping[str, SitePolicy] = field(default_factory=dict)
     headroom: tuple[Headroom, ...] = ()
     waiting_cost: float = 0.3
     """GPU-seconds that one second of a job's waiting is worth: decides how soon a dearer start is made."""
     idle_fixed: bool = False
-    """The idle timeout is used as it is: no estimate shortens it, and no slow start lengthens it."""
 
     def of_site(self, site: str) -> SitePolicy:
         return self.sites.get(site) or SitePolicy(site)
@@ -869,8 +837,6 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Complete plan of one tick: carrying it out makes no choices."""
-
     tick: int
     at: float
     moves: tuple[StateChange, ...] = ()

@@ -1,8 +1,8 @@
 """Reasons why something is done or not done: typed values with their numbers.
 
-``provisioner.formatting`` turns them into text. Every class has a constant ``kind``, its stable name in records and
-JSON. The categories of refusals are described in ``docs/explanation/loop.md``: configuration, nothing-fits, limit,
-back-off, waiting-site, waiting-negotiation.
+``provisioner.formatting`` has the sentence of each; a docstring here says what that does not. Every class has a
+constant ``kind``, its stable name in records and JSON. The categories of refusals are described in
+``docs/explanation/loop.md``: configuration, nothing-fits, limit, back-off, waiting-site, waiting-negotiation.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The site took the order."""
-
     remote_id: str
     kind: Literal["accepted"] = "accepted"
 
@@ -39,8 +37,6 @@ class DrainRefused:
 
 @dataclass(frozen=True, slots=True)
 class DrainRepeated:
-    """The drone was asked to drain, but its slot still takes jobs: it is asked again."""
-
     after_s: float
     message: str = ""
     kind: Literal["drain-repeated"] = "drain-repeated"
@@ -48,16 +44,12 @@ class DrainRepeated:
 
 @dataclass(frozen=True, slots=True)
 class OutcomeUnknown:
-    """The order may have been carried out; a later listing resolves it."""
-
     message: str
     kind: Literal["outcome-unknown"] = "outcome-unknown"
 
 
 @dataclass(frozen=True, slots=True)
 class SeenAtSite:
-    """The site's listing shows it."""
-
     site_state: str
     site_reason: str = ""
     kind: Literal["seen-at-site"] = "seen-at-site"
@@ -65,8 +57,6 @@ class SeenAtSite:
 
 @dataclass(frozen=True, slots=True)
 class SeenInPool:
-    """The overlay shows its slot."""
-
     slot_state: str
     jobs: int
     after_s: float
@@ -75,15 +65,11 @@ class SeenInPool:
 
 @dataclass(frozen=True, slots=True)
 class NotInListing:
-    """A fresh listing of the site lacks it: missing, not yet gone."""
-
     kind: Literal["not-in-listing"] = "not-in-listing"
 
 
 @dataclass(frozen=True, slots=True)
 class NeverArrived:
-    """Fresh listings lack the drone long after its order."""
-
     waited_s: float
     limit_s: float
     kind: Literal["never-arrived"] = "never-arrived"
@@ -91,8 +77,6 @@ class NeverArrived:
 
 @dataclass(frozen=True, slots=True)
 class Disappeared:
-    """Fresh listings lack it for longer than the limit."""
-
     missing_s: float
     limit_s: float
     kind: Literal["disappeared"] = "disappeared"
@@ -100,8 +84,6 @@ class Disappeared:
 
 @dataclass(frozen=True, slots=True)
 class EndedAtSite:
-    """The site reports that it ended."""
-
     end: str
     exit_code: int | None
     message: str
@@ -113,8 +95,6 @@ class EndedAtSite:
 
 @dataclass(frozen=True, slots=True)
 class IdleTimeout:
-    """It has had no job for longer than an idle drone is kept."""
-
     idle_s: float
     limit_s: float
     by: str = ""
@@ -124,11 +104,6 @@ class IdleTimeout:
 
 @dataclass(frozen=True, slots=True)
 class DrainAtRisk:
-    """It takes no more jobs: its site's owner is likely to take its place before they are done.
-
-    The jobs can wait for a safer place. Running jobs may finish.
-    """
-
     site: str
     lost: float
     tolerated: float
@@ -162,16 +137,12 @@ class BlackHoleNode:
 
 @dataclass(frozen=True, slots=True)
 class Unneeded:
-    """It has not started work and no waiting job needs it any more."""
-
     state: str
     kind: Literal["unneeded"] = "unneeded"
 
 
 @dataclass(frozen=True, slots=True)
 class StateTimeout:
-    """It has been in one state for longer than the state may last."""
-
     state: str
     for_s: float
     limit_s: float
@@ -180,8 +151,6 @@ class StateTimeout:
 
 @dataclass(frozen=True, slots=True)
 class LeftPool:
-    """Its slot has left the pool but the site still runs it."""
-
     for_s: float
     limit_s: float
     kind: Literal["left-pool"] = "left-pool"
@@ -189,8 +158,6 @@ class LeftPool:
 
 @dataclass(frozen=True, slots=True)
 class OperatorRequested:
-    """An operator asked for it."""
-
     by: str
     text: str
     kind: Literal["operator-requested"] = "operator-requested"
@@ -228,40 +195,30 @@ class Preempted:
 
 @dataclass(frozen=True, slots=True)
 class PreemptionNotice:
-    """Its site has asked it to leave."""
-
     message: str
     kind: Literal["notice"] = "notice"
 
 
 @dataclass(frozen=True, slots=True)
 class ReserveReclaimed:
-    """It uses the reserve of a free GPU, and a GPU job waits again."""
-
     node: str
     kind: Literal["reserve-reclaimed"] = "reserve-reclaimed"
 
 
 @dataclass(frozen=True, slots=True)
 class TypeRemoved:
-    """The configuration no longer has its drone type."""
-
     type: str
     kind: Literal["type-removed"] = "type-removed"
 
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """It carries our tag but has no live record."""
-
     recorded_end: str = ""
     kind: Literal["orphan"] = "orphan"
 
 
 @dataclass(frozen=True, slots=True)
 class DemandReturned:
-    """A draining drone is undrained because jobs wait that it can run."""
-
     class_id: str
     waiting: int
     kind: Literal["demand-returned"] = "demand-returned"
@@ -269,8 +226,6 @@ class DemandReturned:
 
 @dataclass(frozen=True, slots=True)
 class JobsWaiting:
-    """Waiting jobs of a class exceed what existing drones will take."""
-
     class_id: str
     waiting: int
     covered: int
@@ -280,8 +235,6 @@ class JobsWaiting:
 
 @dataclass(frozen=True, slots=True)
 class HeadroomShort:
-    """Fewer warm drones are kept for future jobs than the policy asks for."""
-
     name: str
     wanted: int
     covered: int
@@ -291,8 +244,6 @@ class HeadroomShort:
 
 @dataclass(frozen=True, slots=True)
 class BadRequest:
-    """The jobs ask for something that no slot can ever offer."""
-
     message: str
     kind: Literal["bad-request"] = "bad-request"
 
@@ -315,8 +266,6 @@ class InvalidAction:
 
 @dataclass(frozen=True, slots=True)
 class NothingFits:
-    """No drone type matches: the nearest one, and its first unmet requirement."""
-
     nearest: str
     dimension: str
     requested: str
@@ -326,8 +275,6 @@ class NothingFits:
 
 @dataclass(frozen=True, slots=True)
 class LimitReached:
-    """A configured limit is reached."""
-
     limit: str
     scope: str
     used: float
@@ -337,8 +284,6 @@ class LimitReached:
 
 @dataclass(frozen=True, slots=True)
 class GroupQuota:
-    """The negotiator matches no more jobs of this accounting group: its quota is used up, and it takes no surplus."""
-
     group: str
     """The group with the quota: the jobs' own, or one that contains it."""
     used_gpus: float
@@ -348,16 +293,12 @@ class GroupQuota:
 
 @dataclass(frozen=True, slots=True)
 class PoolLimit:
-    """The overlay would match no more of these jobs, whatever slots came: a limit of its own is used up."""
-
     message: str
     kind: Literal["pool-limit"] = "pool-limit"
 
 
 @dataclass(frozen=True, slots=True)
 class OwnerRisk:
-    """Jobs there would lose too much work to the site's owner; the longer they wait, the more they accept."""
-
     site: str
     typical_s: float
     waited_s: float
@@ -367,11 +308,6 @@ class OwnerRisk:
 
 @dataclass(frozen=True, slots=True)
 class AwaitingCheaperType:
-    """A drone of this type holds its GPUs for longer before its first job than others.
-
-    It is started once the jobs together have waited as long as that is worth.
-    """
-
     type: str
     waited_s: float
     more_s: float
@@ -380,8 +316,6 @@ class AwaitingCheaperType:
 
 @dataclass(frozen=True, slots=True)
 class ExistingDronesSuffice:
-    """The jobs are so short that existing drones will soon have room for them."""
-
     mean_s: float
     running: int
     kind: Literal["existing-drones-suffice"] = "existing-drones-suffice"
@@ -389,8 +323,6 @@ class ExistingDronesSuffice:
 
 @dataclass(frozen=True, slots=True)
 class HeadroomYields:
-    """No headroom is kept where real jobs lack room, or where the owner waits."""
-
     name: str
     wanted: int
     kind: Literal["headroom-yields"] = "headroom-yields"
@@ -409,11 +341,6 @@ class BackingOff:
 
 @dataclass(frozen=True, slots=True)
 class StartsUnmatched:
-    """Drones of this type that were started for these jobs left without one while the jobs waited.
-
-    No more are started for them until a time. Other jobs get drones of this type all the same.
-    """
-
     type: str
     until: float
     failures: int
@@ -423,8 +350,6 @@ class StartsUnmatched:
 
 @dataclass(frozen=True, slots=True)
 class SiteFull:
-    """The site reports no free capacity for any matching type."""
-
     type: str
     lack: str = ""
     """Shortage, if the site reports it: ``cpus 8 > 2 free``."""
@@ -448,8 +373,6 @@ class GpusStranded:
 
 @dataclass(frozen=True, slots=True)
 class SiteQuota:
-    """Our quota at the site is used up: it would refuse another drone of the type."""
-
     type: str
     kind: Literal["site-quota"] = "site-quota"
 
@@ -466,8 +389,6 @@ class StartBlocked:
 
 @dataclass(frozen=True, slots=True)
 class Downtime:
-    """The site goes down before a drone would be of use there."""
-
     site: str
     at: float
     left_s: float
@@ -477,8 +398,6 @@ class Downtime:
 
 @dataclass(frozen=True, slots=True)
 class OwnerWaits:
-    """The owner's waiting jobs get what is free there."""
-
     site: str
     jobs: int
     gpus: float
@@ -487,8 +406,6 @@ class OwnerWaits:
 
 @dataclass(frozen=True, slots=True)
 class ReserveKept:
-    """Nodes have room, but it is reserved for their free GPUs."""
-
     type: str
     free_gpus: float
     kind: Literal["reserve-kept"] = "reserve-kept"
@@ -496,16 +413,12 @@ class ReserveKept:
 
 @dataclass(frozen=True, slots=True)
 class SiteDisabled:
-    """The site is disabled in the configuration."""
-
     site: str
     kind: Literal["site-disabled"] = "site-disabled"
 
 
 @dataclass(frozen=True, slots=True)
 class DemandCovered:
-    """Free slots and drones on their way will take the jobs."""
-
     jobs: int
     drones: int
     kind: Literal["demand-covered"] = "demand-covered"
@@ -513,16 +426,12 @@ class DemandCovered:
 
 @dataclass(frozen=True, slots=True)
 class AwaitingNegotiation:
-    """No negotiation cycle has seen the jobs yet."""
-
     fresh: int
     kind: Literal["awaiting-negotiation"] = "awaiting-negotiation"
 
 
 @dataclass(frozen=True, slots=True)
 class StaleView:
-    """A view is missing, failed or too old: what depends on it is left alone."""
-
     view: str
     age_s: float
     """-1 if there never was one."""
@@ -542,8 +451,6 @@ class AllVanished:
 
 @dataclass(frozen=True, slots=True)
 class TooManyUnhealthy:
-    """More drones are unhealthy at once than can be their own fault."""
-
     unhealthy: int
     drones: int
     fraction: float
@@ -552,24 +459,18 @@ class TooManyUnhealthy:
 
 @dataclass(frozen=True, slots=True)
 class Probing:
-    """After a back-off, one drone is tried before more are started."""
-
     scope: str
     kind: Literal["probing"] = "probing"
 
 
 @dataclass(frozen=True, slots=True)
 class UnknownDrone:
-    """An operator named a drone that is not on record as alive."""
-
     drone_id: str
     kind: Literal["unknown-drone"] = "unknown-drone"
 
 
 @dataclass(frozen=True, slots=True)
 class NotDraining:
-    """An operator asked to undrain a drone that is not draining."""
-
     drone_id: str
     state: str
     kind: Literal["not-draining"] = "not-draining"

@@ -164,7 +164,6 @@ class WorkerProcess:
 
 
 def _homes(target: str) -> list[str]:
-    """Return the directories of the packages of this module and of ``target``."""
     specs = [importlib.util.find_spec(name.partition(".")[0]) for name in (__name__, target.partition(":")[0])]
     origins = [os.path.abspath(spec.origin) for spec in specs if spec is not None and spec.origin is not None]
     return sorted({os.path.dirname(os.path.dirname(origin)) for origin in origins})

@@ -393,7 +393,11 @@ def import_tardis(
     sources = [
         ImportSource(document, text) for document, text in zip(documents, contents, strict=True) if text is not None
     ]
-    made = convert(*sources, installed=loader.site_adapters(), read_file=read_file) if None not in contents else None
+    made = (
+        convert(*sources, installed=loader.adapter_names(loader.SITES), read_file=read_file)
+        if None not in contents
+        else None
+    )
     if made is None:
         problems = [formatting.sanitize(str(problem)) for document in documents for problem in document.problems]
         summary = f"{formatting.count(len(problems), 'problem')}: nothing is written"

@@ -14,8 +14,6 @@ from provisioner.model import DroneType, Policy, SitePolicy
 
 @dataclass(frozen=True, slots=True)
 class OverlayConfig:
-    """Configuration of the overlay."""
-
     adapter: str
     options: Any
     """An instance of the adapter's own ``Config``."""
@@ -23,8 +21,6 @@ class OverlayConfig:
 
 @dataclass(frozen=True, slots=True)
 class SiteConfig:
-    """Configuration of one site."""
-
     name: str
     adapter: str
     options: Any
@@ -80,9 +76,6 @@ class ConfigError(Exception):
         """Take every problem, in order."""
         super().__init__("\n".join(map(str, problems)))
         self.problems = problems
-
-
-# ------------------------------------------------------------------------------------------------------------- changes
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,8 @@ M = TypeVar("M", bound=BaseModel)
 
 DRONE_STARTUP_S = 120.0
 """From the start of a drone's script to its first match: it joins, checks its GPUs, and waits for the negotiator."""
-_CONTROLLER_KEYS = set(ControllerFile.model_fields)
-_SITE_KEYS = set(SiteFile.model_fields)
+_CONTROLLER_FILE_KEYS = set(ControllerFile.model_fields)
+_SITE_FILE_KEYS = set(SiteFile.model_fields)
 
 
 def load(path: Path, *, root: Path | None = None, connects: bool = True) -> Settings:
@@ -79,10 +79,7 @@ def _checked(path: Path, root: Path | None) -> _ConfigReader:
 
 def _is_site_file(document: YamlDocument) -> bool:
     keys = set(document.tree)
-    return len(keys & _SITE_KEYS) > len(keys & _CONTROLLER_KEYS)
-
-
-# -------------------------------------------------------------------------------------------------------------- reading
+    return len(keys & _SITE_FILE_KEYS) > len(keys & _CONTROLLER_FILE_KEYS)
 
 
 class _UnusedOptions(BaseModel):
@@ -159,7 +156,7 @@ class _ConfigReader:
         site = _ReadSite(path, document)
         if not document.is_mapping:
             return site
-        if not _is_site_file(document) and set(document.tree) & _CONTROLLER_KEYS:
+        if not _is_site_file(document) and set(document.tree) & _CONTROLLER_FILE_KEYS:
             message = "this is a controller file, not a site file: exclude it from `sites`"
             document.complain_at_key(("controller",), message)
             return site
@@ -251,9 +248,6 @@ def _ask(
         report(at or ("options",), _adapter_failed(error))
 
 
-# ------------------------------------------------------------------------------------------------------------- settings
-
-
 def _by_field(target: type, *sections: BaseModel) -> dict[str, Any]:
     """Return the settings of ``sections`` that dataclass ``target`` has a field for, by the names of its fields.
 
@@ -304,9 +298,6 @@ def _drone_types(site: SiteFile, options: BaseModel) -> tuple[DroneType, ...]:
         rest = {"site": site.site, "name": name, "walltime_s": walltime_s, "margin_s": margin_s, "ad": dict(section.ad)}
         found.append(DroneType(**_by_field(DroneType, section) | kept | rest))
     return tuple(found)
-
-
-# -------------------------------------------------------------------------------- checks across values, sections, files
 
 
 def _check_distinct_names(documents: Sequence[YamlDocument]) -> None:

@@ -54,7 +54,6 @@ def _steps_in(document: YamlDocument, at: Steps, detail: ErrorDetails) -> Steps:
 
 
 def _follows_from_broken(document: YamlDocument, steps: Steps, kind: str) -> bool:
-    """Return whether the error is a consequence of a value that already has a problem."""
     compares = kind in ("value_error", "mistake_at")
     return any(
         steps[: len(broken)] == broken or (compares and broken[: len(steps)] == steps) for broken in document.broken
@@ -70,18 +69,19 @@ def _is_other_union_member(steps: Steps, kind: str, places: list[Steps]) -> bool
     return mismatch and any(len(place) > len(steps) and place[: len(steps)] == steps for place in places)
 
 
-# ------------------------------------------------------------------------------------------------------------- messages
-
-
 _BOUNDS = {"gt": "more than", "ge": "at least", "lt": "less than", "le": "at most"}
 _JSON_WORDS = {"a valid array": "a list", "an object": "a mapping", "a valid string": "text"}
 
 
 def _message(detail: ErrorDetails, model: type[BaseModel], steps: Steps, at: Steps) -> str:
-    below, key = steps[len(at) :], _key(steps)
+    below = steps[len(at) :]
+    key = next((step for step in reversed(steps) if isinstance(step, str)), "")
+    if steps and isinstance(steps[-1], int):  # an entry of a list
+        key = f"{key}[{steps[-1]}]"
     kind, found = detail["type"], detail["input"]
     context: dict[str, Any] = detail.get("ctx") or {}
-    field = field_at(model, below)
+    section = model_at(model, below[:-1]) if below else None
+    field = fields_of(section).get(str(below[-1])) if section else None  # none of an entry of a list or a free key
     remedy = f": write `{key}: {flow(field.examples[0])}`" if field and field.examples else ""
     if kind in ("mistake_at", "value_error"):
         message = str(context["message" if kind == "mistake_at" else "error"])
@@ -106,12 +106,6 @@ def _message(detail: ErrorDetails, model: type[BaseModel], steps: Steps, at: Ste
     return f"`{key}`: {detail['msg'][:1].lower()}{detail['msg'][1:]}{remedy}"
 
 
-def _key(steps: Steps) -> str:
-    """Return the last key, with the index after it for an entry of a list: ``sites[0]``."""
-    name = next((step for step in reversed(steps) if isinstance(step, str)), "")
-    return f"{name}[{steps[-1]}]" if steps and isinstance(steps[-1], int) else name
-
-
 def _keys_instead(model: type[BaseModel], below: Steps, key: str) -> str:
     """Return what to write instead of an unknown key: a similar key, its right place, or all keys."""
     here = model_at(model, below[:-1])
@@ -127,7 +121,6 @@ def _keys_instead(model: type[BaseModel], below: Steps, key: str) -> str:
 
 
 def _all_keys(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the path and the name of each key below the top of ``model``."""
     for name, field in fields_of(model).items():
         if path:
             yield path, name
@@ -176,9 +169,6 @@ def choices(word: str, valid: Iterable[str]) -> str:
     return f"choose from {', '.join(names)}"
 
 
-# -------------------------------------------------------------------------------------------- fields of pydantic models
-
-
 def fields_of(model: type[BaseModel]) -> dict[str, FieldInfo]:
     """Return the fields of ``model`` by their YAML keys."""
     return {field.alias or name: field for name, field in model.model_fields.items()}
@@ -209,14 +199,6 @@ def model_at(annotation: Any, steps: Sequence[str | int]) -> type[BaseModel] | N
     for step in steps:
         annotation = _below(annotation, step) or annotation
     return next(filter(is_model, union_members(annotation)), None)
-
-
-def field_at(annotation: Any, steps: Sequence[str | int]) -> FieldInfo | None:
-    """Return the field that the last of ``steps`` names; None for an entry of a list or a free key."""
-    if not steps:
-        return None
-    model = model_at(annotation, steps[:-1])
-    return fields_of(model).get(str(steps[-1])) if model else None
 
 
 def _below(annotation: Any, step: str | int) -> Any:

@@ -134,7 +134,6 @@ class YamlTooLargeError(Exception):
 
 
 def _within_bounds(nodes: int, depth: int) -> None:
-    """Check the limits. Raises :class:`YamlTooLargeError`."""
     if depth > _MAX_DEPTH:
         raise YamlTooLargeError(f"nested too deeply: more than {_MAX_DEPTH} levels. Check brackets and aliases")
     if nodes > _MAX_VALUES:
@@ -182,7 +181,11 @@ def built(text: str, builder: TreeBuilder) -> Any:
         number = ord(text[error.position])
         document.complain(_spot_at(text, error.position), f"character U+{number:04X} is not allowed: remove it")
     except yaml.MarkedYAMLError as error:
-        document.complain(*_syntax(error))
+        text = " ".join(f"{error.context or ''} {error.problem or ''}".split())
+        begins_there = any(sign in text for sign in ("flow", "end of stream", "expected ':'"))
+        mark = (begins_there and error.context_mark) or error.problem_mark or error.context_mark
+        remedy = next((remedy for fragment, remedy in _REMEDIES if fragment in text), f"not YAML: {text}")
+        document.complain(_position(mark), remedy)
     except YamlTooLargeError as error:
         document.complain(Position(1, 1), str(error))
     return None
@@ -191,8 +194,6 @@ def built(text: str, builder: TreeBuilder) -> Any:
 def _position(mark: yaml.Mark | None) -> Position:
     return Position(1, 1) if mark is None else Position(mark.line + 1, mark.column + 1)
 
-
-# -------------------------------------------------------------------------------------------------------- syntax errors
 
 _REMEDIES = (
     ("flow sequence", "unclosed `[`: write `[a, b]`"),
@@ -210,17 +211,6 @@ _REMEDIES = (
     ("expected <block end>", "inconsistent indentation: align it with the lines above"),
 )
 """Fragments of PyYAML's messages, with what to write."""
-
-
-def _syntax(error: yaml.MarkedYAMLError) -> tuple[Position, str]:
-    text = " ".join(f"{error.context or ''} {error.problem or ''}".split())
-    begins_there = any(sign in text for sign in ("flow", "end of stream", "expected ':'"))
-    mark = (begins_there and error.context_mark) or error.problem_mark or error.context_mark
-    remedy = next((remedy for fragment, remedy in _REMEDIES if fragment in text), f"not YAML: {text}")
-    return _position(mark), remedy
-
-
-# ------------------------------------------------------------------------------------------------------------- building
 
 
 class TreeBuilder:
@@ -320,8 +310,6 @@ class TreeBuilder:
                 self.document.keys[(*steps, key)] = _position(key_node.start_mark)
                 tree[key] = self.value(value_node, (*steps, key))
 
-
-# -------------------------------------------------------------------------------------------------------------- scalars
 
 _INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _FLOAT = re.compile(r"[-+]?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")

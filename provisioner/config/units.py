@@ -66,8 +66,6 @@ def shortened(text: str) -> str:
 
 _NUMBER = r"\d+(?:\.\d+)?"
 
-# ---------------------------------------------------------------------------------------------------------------- sizes
-
 _DECIMAL_SIZES = {"B": 1, "kB": 1000, "MB": 1000**2, "GB": 1000**3, "TB": 1000**4}
 _SIZE_BYTES = _DECIMAL_SIZES | {"KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "TiB": 1024**4}
 _SIZE = re.compile(rf"({_NUMBER})\s*([A-Za-z]+)")
@@ -113,8 +111,6 @@ def format_size(size_mib: int) -> str:
 _SIZE_PATTERN = rf"^{_NUMBER}\s*({'|'.join(_SIZE_BYTES)})$"
 Size = Annotated[int, Unit("size", parse_size, format_size, _text_schema(_SIZE_PATTERN, "20 GiB"))]
 """An amount of memory or disk: an int in MiB, rounded up."""
-
-# ------------------------------------------------------------------------------------------------------------ durations
 
 _MILLISECONDS = {"w": 604_800_000, "d": 86_400_000, "h": 3_600_000, "min": 60_000, "m": 60_000, "s": 1000, "ms": 1}
 _PART = re.compile(rf"\s*({_NUMBER})\s*([A-Za-zµ]+)\s*")
@@ -170,8 +166,6 @@ def _above_zero(seconds: float) -> float:
 
 PositiveDuration = Annotated[float, _DURATION, AfterValidator(_above_zero)]
 """A :data:`Duration` above zero."""
-
-# ----------------------------------------------------------------------------------------------------------------- GPUs
 
 _GPUS_LIMIT = 1_000_000
 
@@ -239,8 +233,6 @@ _CUDA_VERSION = Unit(
 CudaVersion = Annotated[int, _CUDA_VERSION]
 """A CUDA version in quotes: an int in HTCondor's form: 12.4 is 12040."""
 
-# ---------------------------------------------------------------------------------------------------------------- names
-
 NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 
 
@@ -259,8 +251,6 @@ def parse_name(value: object) -> str:
 
 Name = Annotated[str, Unit("name", parse_name, str, _text_schema(NAME_PATTERN))]
 """A name: lower-case letters, digits and ``-``, a DNS label."""
-
-# ------------------------------------------------------------------------------------------------------------ addresses
 
 _HOST_PATTERN = r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])"
 _ADDRESS_PATTERN = rf"{_HOST_PATTERN}:\d{{1,5}}(\?sock=[A-Za-z0-9._-]{{1,100}})?"
@@ -292,8 +282,6 @@ def _parse_address(text: str) -> str:
 
 Addresses = Annotated[str, Unit("text", parse_addresses, str, _text_schema(_ADDRESSES_PATTERN))]
 """``host:port``, or several, separated by commas."""
-
-# ------------------------------------------------------------------------------------------------------ paths, secrets
 
 
 def parse_path(value: object, info: ValidationInfo) -> str:

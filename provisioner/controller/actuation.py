@@ -45,8 +45,6 @@ class OrderBatch:
 
 @dataclass(frozen=True, slots=True)
 class BatchResults:
-    """The results of a batch."""
-
     site: str
     starts: tuple[OrderResult, ...] = ()
     leaves: tuple[OrderResult, ...] = ()
@@ -183,24 +181,21 @@ class DeadSlots:
     _failing: bool = False
     """The newest attempt failed, and that was reported."""
 
-    def note(self, moves: Iterable[model.StateChange]) -> None:
-        """Note the drones that ended, by a plan that is on record."""
-        if not isinstance(self.overlay, SupportsForget):
-            return
-        for move in moves:
-            drone = move.drone
-            if drone.state.ended and isinstance(move.reason, EndedAtSite | Preempted):
-                self._dead[drone.id] = _Dead(drone.ended_at)
-
     def turn(
         self,
         group: asyncio.TaskGroup,
+        moves: Iterable[model.StateChange],
         pool: model.PolledOverlay,
         sites: Iterable[model.PolledSite],
         live: Mapping[DroneId, object],
     ) -> None:
-        """Begin to remove slots that are still listed, if no removal is under way."""
-        if self._task is None and isinstance(self.overlay, SupportsForget) and (due := self._due(pool, sites, live)):
+        """Note the drones that ended by a plan on record, and begin a removal of listed slots if none is under way."""
+        if not isinstance(self.overlay, SupportsForget):
+            return
+        for move in moves:
+            if move.drone.state.ended and isinstance(move.reason, EndedAtSite | Preempted):
+                self._dead[move.drone.id] = _Dead(move.drone.ended_at)
+        if self._task is None and (due := self._due(pool, sites, live)):
             drift_s, overlay = self.clock.drift_s(), self.overlay
             wall = {drone_id: ended_at + drift_s for drone_id, ended_at in due.items()}
             removal = _asked(list(due), lambda: overlay.forget(wall), self.clock, FORGET_DEADLINE_S)
@@ -226,7 +221,6 @@ class DeadSlots:
         return None if known else fault
 
     def close(self) -> None:
-        """Cancel the removal under way."""
         if self._task is not None:
             self._task.cancel()
 

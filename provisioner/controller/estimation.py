@@ -114,14 +114,6 @@ class UnfinishedJobs:
 
 
 @dataclass(slots=True)
-class DepartedDrone:
-    """A drone that left because it was idle."""
-
-    idle_s: float
-    left_at: float
-
-
-@dataclass(slots=True)
 class SiteHistory:
     """The past of one site."""
 
@@ -132,7 +124,8 @@ class SiteHistory:
     rise_at: float = 0.0
     gaps_s: deque[float] = field(default_factory=lambda: deque(maxlen=GAPS_KEPT))
     """Waits of drones for their next job, or the waits they would have had."""
-    departed: deque[DepartedDrone] = field(default_factory=lambda: deque(maxlen=500))
+    departed: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=500))
+    """Drones that left because they were idle: seconds without a job, and time of leaving."""
     taken: float = 0.0
     run_s: float = 0.0
     counted_at: float = 0.0
@@ -303,15 +296,15 @@ class EstimateCollector:
     def _note_gaps(self, snapshot: Snapshot, plan: Plan) -> None:
         for drain in plan.drains:
             if isinstance(drain.reason, IdleTimeout):
-                self._site(drain.drone.site).departed.append(DepartedDrone(drain.reason.idle_s, snapshot.now))
+                self._site(drain.drone.site).departed.append((drain.reason.idle_s, snapshot.now))
         for start in plan.starts:
             departed = self._site(start.drone.site).departed
             if departed:  # the one that left last would have served these jobs
-                drone = departed.pop()
-                self._gap(start.drone.site, drone.idle_s + snapshot.now - drone.left_at)
+                idle_s, left_at = departed.pop()
+                self._gap(start.drone.site, idle_s + snapshot.now - left_at)
         for name, site in self.sites.items():
-            while site.departed and snapshot.now - site.departed[0].left_at > DEPARTED_KEPT_S:
-                self._gap(name, site.departed.popleft().idle_s + DEPARTED_KEPT_S)
+            while site.departed and snapshot.now - site.departed[0][1] > DEPARTED_KEPT_S:
+                self._gap(name, site.departed.popleft()[0] + DEPARTED_KEPT_S)
 
     def _gap(self, site: str, gap_s: float) -> None:
         self._site(site).gaps_s.append(max(0.0, gap_s))

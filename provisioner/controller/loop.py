@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -63,31 +62,11 @@ CHANGING = {
 
 @dataclass(frozen=True, slots=True)
 class TickReport:
-    """The result of one tick."""
-
     plan: Plan
     faults: tuple[str, ...] = ()
     """Breaches of the plan as it was made; the actions concerned were left out."""
     recorded: bool = True
     """False if the store could not take the plan: then nothing was acted on either."""
-
-
-@dataclass(slots=True)
-class PlanningTime:
-    """Duration of the calls of the planner, in real time, even where the controller's clock is virtual.
-
-    Processor time would be more exact on a busy host, but to read it can cost more than a quick plan.
-    """
-
-    count: int = 0
-    total_s: float = 0.0
-    worst_s: float = 0.0
-
-    def took(self, spent_s: float) -> None:
-        """Add one plan."""
-        self.count += 1
-        self.total_s += spent_s
-        self.worst_s = max(self.worst_s, spent_s)
 
 
 @dataclass(slots=True)
@@ -134,7 +113,6 @@ class Controller:
     estimation: EstimateCollector = field(default_factory=EstimateCollector)
     planner: PlanFunction = decide
     judge: PlanValidator = validate_plan
-    decided: PlanningTime = field(default_factory=PlanningTime)
     between_ticks: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held during a tick of :meth:`run`, and by each change of the configuration."""
     _group: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
@@ -147,7 +125,6 @@ class Controller:
     _suspects: tuple[str, ...] = ()
     """Job classes on which the planner failed at the newest tick."""
     _doubted: bool = False
-    """The host's clock was doubted at the newest tick."""
     _outdated: bool = False
     """The record was found to be older than what runs, and that was reported."""
     _first_serial: int = 0
@@ -202,7 +179,9 @@ class Controller:
         await self._set_clock()
         await self._reset_breakers()
         snapshot = await self._poll()
-        found = self._plan(snapshot)
+        found = safe_plan(snapshot, self.planner, self.judge, self._suspects)
+        self._suspects = found.classes
+        self._failures.note(found.error)
         await self._report_breaches(found)
         if not await self._record(found.plan, snapshot):
             return TickReport(found.plan, found.faults, recorded=False)
@@ -223,8 +202,6 @@ class Controller:
                 async with asyncio.timeout(self._pause(report)):
                     await stop.wait()
 
-    # ------------------------------------------------------------------------------------------------ the steps
-
     async def _set_clock(self, *, start: bool = False) -> None:
         by_s = self.clock.due_s()
         moved = await self._move_times(by_s, start=start) if by_s or start else False
@@ -242,11 +219,9 @@ class Controller:
             )
 
     async def _move_times(self, by_s: float, *, start: bool) -> bool:
-        """Move the times on record with the clock, so that no limit passes in one step.
+        """Move the times on record with the clock. Return False if that cannot be recorded.
 
-        Return True if that is recorded.
-
-        If not, the clock must not be set: limits would pass, now or after a restart. At the ``start`` an order whose
+        The clock must not be set then: limits would pass, now or after a restart. At the ``start`` an order whose
         result was not recorded gets none any more: ``order_confirm`` counts from now.
         """
         now, moves = self.clock.now() + by_s, []
@@ -283,22 +258,13 @@ class Controller:
             sites=readings,
             drones=dict(self.store.drones),
             breakers=dict(self.store.breakers),
-            requests=await self._requests(),
+            requests=await _read("requests.read_failed", self.store.requests(), ()),
             ended=await self._ended(readings.values()),
             gpu_wanted_at=self._gpu_wanted(),
             patience=dict(self.store.committed.patience),
             estimates=self.estimation.estimates,
             drift_s=self.clock.drift_s(),
         )
-
-    def _plan(self, snapshot: Snapshot) -> SafePlan:
-        """Return the plan to act on. What the planner failed on, and what broke a promise, is not in it."""
-        began_s = time.perf_counter()
-        found = safe_plan(snapshot, self.planner, self.judge, self._suspects)
-        self.decided.took(time.perf_counter() - began_s)
-        self._suspects = found.classes
-        self._failures.note(found.error)
-        return found
 
     async def _record(self, plan: Plan, snapshot: Snapshot) -> bool:
         """Record and log a plan. Return False if the store cannot take it: then nothing may be acted on."""
@@ -323,7 +289,6 @@ class Controller:
         self._faults = found.faults
 
     def _polled_overlay(self) -> model.PolledOverlay:
-        """Return the newest reading of the pool, with a notice for operators while the host's clock is doubted."""
         reading = self._poller.overlay_reading()
         if reading.view is not None and len(reading.view.slots) > UNKNOWN_SLOTS:
             reading = replace(reading, view=self._without_forged_slots(reading.view))
@@ -409,15 +374,9 @@ class Controller:
         if not new or await _stored("completed_jobs.write_failed", self.store.record_completed(new)):
             self._completed_jobs = frozenset(view.completions)
 
-    async def _requests(self) -> tuple[model.OperatorRequest, ...]:
-        return await _read("requests.read_failed", self.store.requests(), ())
-
     async def _reset_breakers(self) -> None:
-        """Lift the bans that operators asked to lift, before anything is planned with them.
-
-        The plan marks the requests as done.
-        """
-        for request in await self._requests():
+        """Lift the bans that operators asked to lift. The plan that follows marks the requests as done."""
+        for request in await _read("requests.read_failed", self.store.requests(), ()):
             if request.kind is not model.RequestKind.RESET:
                 continue
             known, now = self.store.breakers, self.clock.now()
@@ -448,8 +407,8 @@ class Controller:
         fault = self._dead_slots.answered()
         if fault is not None:
             await self.event("slots.not_removed", warn=True, why=formatting.excerpt(fault.message))
-        self._dead_slots.note(plan.moves)
-        self._dead_slots.turn(self._group, snapshot.overlay, snapshot.sites.values(), self.store.drones)
+        sites = snapshot.sites.values()
+        self._dead_slots.turn(self._group, plan.moves, snapshot.overlay, sites, self.store.drones)
 
     async def _record_results(self) -> None:
         """Record the results that have come. One that cannot be recorded is kept, and tried again at the next tick."""
@@ -491,8 +450,6 @@ class Controller:
         overlay = {r.drone_id: OVERLAY_SCOPE for r in answers.admissions}
         breakers += update_by_order_results(self.store.breakers, OVERLAY_SCOPE, overlay, answers.admissions, now)
         return [m for m in moves if m is not None], breakers
-
-    # ----------------------------------------------------------------------------------------------- around them
 
     def apply(
         self,
@@ -614,5 +571,4 @@ def _log_breakers(before: Mapping[str, Breaker], changed: Iterable[Breaker]) -> 
 
 
 def _why(reason: Reason) -> dict[str, str]:
-    """Return a reason as fields of a log line: its stable kind, and a sentence."""
     return {"reason": reason.kind, "why": formatting.describe(reason)}

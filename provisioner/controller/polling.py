@@ -76,7 +76,6 @@ class LazySite:
                 self._stack = stack
 
     async def close(self) -> None:
-        """Leave the adapter."""
         stack, self._stack = self._stack, None
         if stack is not None:
             await stack.aclose()

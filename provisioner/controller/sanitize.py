@@ -195,10 +195,7 @@ class _Repair:
         return count
 
     def unique_classes(self, classes: tuple[JobClass, ...]) -> tuple[JobClass, ...]:
-        """Return the classes without a second one of the same id.
-
-        That one would be planned for with the shape of the other.
-        """
+        """Return the classes without a second one of an id: it would be planned for with the shape of the other."""
         first = {job.id: job for job in reversed(classes)}
         again = [job for job in classes if first[job.id] is not job]
         # the adapter makes the ids: this one is for operators
@@ -251,7 +248,6 @@ class Sanitizer:
     def _as_first_given(
         self, view: OverlayView, given: tuple[CompletedJob, ...] | None, ahead_s: float
     ) -> tuple[CompletedJob, ...] | None:
-        """Return ``given`` with the times that each end was given first."""
         if view.completions is None or given is None:
             return given
         if ahead_s or self._known:

@@ -25,8 +25,6 @@ _QUICK_CHECK_LIMIT_MIB = 256
 """Files up to this size are checked from end to end when a controller opens them."""
 _BIRTH_LETTERS = string.ascii_lowercase + string.digits
 
-# ------------------------------------------------------------------------------------------------------------- opening
-
 
 def open_store(path: Path, controller: str, birth: str | None) -> sqlite3.Connection:
     """Return a connection to the store at ``path``, created or migrated where needed.
@@ -98,7 +96,6 @@ def schema_version(connection: sqlite3.Connection, path: Path) -> int:
 
 
 def _check_file(path: Path) -> None:
-    """Check an existing file before a controller uses it. Raises :class:`StoreUnusableError`."""
     if path.stat().st_nlink > 1:
         raise StoreUnusableError(
             f"store {path} has a second name (a hard link): SQLite's log and the lock go by name, so two controllers "
@@ -140,9 +137,6 @@ def _create(path: Path, controller: str, birth: str) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
-
-
-# -------------------------------------------------------------------------------------------------------------- errors
 
 
 def unusable(path: Path, error: BaseException) -> StoreUnusableError:

@@ -55,9 +55,12 @@ class StoreLock:
                 if free and os.path.samestat(os.fstat(fd), os.stat(path)):
                     break
             if attempt + 1 == _LOCK_ATTEMPTS:
-                refusal = _refusal(self._store, path, _read(fd), _lockers(fd))
+                holder, lockers = _read(fd), _lockers(fd)
                 os.close(fd)
-                raise StoreHeldError(refusal)
+                if not lockers or holder.pid in lockers:
+                    raise held(self._store, holder if is_alive(holder) is not False else Holder(0, "", 0.0))
+                found = f"{path} is locked by process {', '.join(map(str, lockers))}, which is no controller"
+                raise StoreHeldError(f"store {self._store}: {found}. End it, then start again")
             os.close(fd)
             time.sleep(_LOCK_PAUSE_S)
         self._fd = fd
@@ -184,13 +187,6 @@ def _lockers(fd: int) -> list[int]:
     except OSError:
         return []
     return [int(each[4]) for each in lines if each[1] == "FLOCK" and each[5].rpartition(":")[2] == inode]
-
-
-def _refusal(store: Path, path: Path, holder: Holder, lockers: list[int]) -> str:
-    if not lockers or holder.pid in lockers:
-        return str(held(store, holder if is_alive(holder) is not False else Holder(0, "", 0.0)))
-    found = ", ".join(map(str, lockers))
-    return f"store {store}: {path} is locked by process {found}, which is no controller. End it, then start again"
 
 
 def _named(holder: Holder) -> str:

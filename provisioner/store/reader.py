@@ -17,19 +17,10 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import NamedTuple
 
+from provisioner import store
 from provisioner.estimates import EstimateSamples
 from provisioner.model import Breaker, CompletedJob, DrainMode, Drone, DroneId, DroneState, Plan, RequestKind, Snapshot
-from provisioner.store import (
-    EstimateReset,
-    Event,
-    Hazard,
-    Holder,
-    StoreError,
-    StoreUnusableError,
-    Transition,
-    Views,
-    tables,
-)
+from provisioner.store import tables
 from provisioner.store.file import BUSY_TIMEOUT_S, MIGRATIONS, schema_version, unusable
 from provisioner.store.lock import HOLDER, holder_of, is_alive, read_claim
 
@@ -48,7 +39,7 @@ class Reader:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def holder(self) -> Holder | None:
+    def holder(self) -> store.Holder | None:
         """Return the controller that runs now, if one does."""
         try:
             return holder_of(self.path)
@@ -57,8 +48,6 @@ class Reader:
                 row = sql.execute("SELECT value FROM meta WHERE key = ?", (HOLDER,)).fetchone()
         holder = read_claim(row[0])[1] if row else None
         return holder if holder is not None and is_alive(holder) is not False else None
-
-    # ------------------------------------------------------------------------------------------------------- drones
 
     def drones(
         self,
@@ -131,7 +120,7 @@ class Reader:
         some_live = any(live for _, live in rows)
         return [DroneId(drone_id) for drone_id, live in rows if live or not some_live]
 
-    def history(self, drone_id: DroneId) -> list[Transition]:
+    def history(self, drone_id: DroneId) -> list[store.Transition]:
         """Return the transitions of one drone, oldest first."""
         with self._open() as sql:
             return [*tables.TRANSITIONS.select(sql, "WHERE drone_id = ? ORDER BY seq", (drone_id,))]
@@ -142,14 +131,16 @@ class Reader:
             row = sql.execute("SELECT body FROM console_outputs WHERE drone_id = ?", (drone_id,)).fetchone()
         return zlib.decompress(row[0]).decode("utf-8", "replace") if row else ""
 
-    def transitions(self, *, since: float = 0.0, after: int = 0, limit: int = 1000) -> list[tuple[int, Transition]]:
+    def transitions(
+        self, *, since: float = 0.0, after: int = 0, limit: int = 1000
+    ) -> list[tuple[int, store.Transition]]:
         """Return transitions of all drones with their sequence numbers, for following."""
         rest, values = "WHERE seq > ? AND at >= ? ORDER BY seq LIMIT ?", (after, since, limit)
         with self._open() as sql:
             numbers = [number for (number,) in sql.execute(f"SELECT seq FROM transitions {rest}", values)]
             return [*zip(numbers, tables.TRANSITIONS.select(sql, rest, values), strict=True)]
 
-    def hazards(self, since: float, now: float) -> list[Hazard]:
+    def hazards(self, since: float, now: float) -> list[store.Hazard]:
         """Return preemption statistics from ``since`` to ``now`` by scope, of drones that are still on record."""
         # Two ranges of one index: the live ones, and those that ended since.
         columns = ", ".join(DroneLifetime._fields)
@@ -171,8 +162,6 @@ class Reader:
         with self._open() as sql:
             return tables.read_estimates(sql, self.path)
 
-    # -------------------------------------------------------------------------------------------------------- ticks
-
     def plans(self, *, limit: int = 20, since: float = 0.0, acting: bool = False) -> list[Plan]:
         """Return plans that differ from the one before, newest last; with ``acting`` only those that did something.
 
@@ -185,12 +174,12 @@ class Reader:
             rows = sql.execute(query, {"since": since, "limit": limit}).fetchall()
             return [replace(tables.unpack(Plan, body), tick=tick, at=at) for tick, at, body in reversed(rows)]
 
-    def events(self, *, after: int = 0, limit: int = 1000) -> list[Event]:
+    def events(self, *, after: int = 0, limit: int = 1000) -> list[store.Event]:
         """Return recorded events with a number above ``after``, oldest first."""
         with self._open() as sql:
             return [*tables.EVENTS.select(sql, "WHERE id > ? ORDER BY id LIMIT ?", (after, limit))]
 
-    def views(self) -> Views | None:
+    def views(self) -> store.Views | None:
         """Return the newest views; None in a new store."""
         with self._open() as sql:
             return tables.read_views(sql)
@@ -206,17 +195,33 @@ class Reader:
         None: the snapshot with which the next tick would begin, as of the time of the newest views.
         """
         with self._open() as sql:
-            if tick is None:
-                return _next_snapshot(sql)
-            row = sql.execute("SELECT body FROM snapshots WHERE tick = ?", (tick,)).fetchone()
-            return tables.unpack(Snapshot, row[0]) if row else None
+            if tick is not None:
+                row = sql.execute("SELECT body FROM snapshots WHERE tick = ?", (tick,)).fetchone()
+                return tables.unpack(Snapshot, row[0]) if row else None
+            views, meta = tables.read_views(sql), tables.read_meta(sql)
+            if views is None:
+                return None
+            return Snapshot(
+                now=views.at,
+                tick=views.tick + 1,
+                id_prefix=f"{meta['controller']}-{meta['birth']}",
+                next_serial=int(meta["next_serial"]),
+                policy=views.policy,
+                types=views.types,
+                overlay=views.overlay,
+                sites=views.sites,
+                drones=tables.live_drones(sql),
+                breakers=tables.read_breakers(sql),
+                patience=tables.read_patience(sql),
+                requests=tables.waiting_requests(sql),
+                gpu_wanted_at=float(meta.get("gpu_wanted_at", views.at)),
+                estimates=views.estimates,
+            )
 
     def kept_snapshots(self) -> list[int]:
         """Return the ticks whose snapshots are kept."""
         with self._open() as sql:
             return [tick for (tick,) in sql.execute("SELECT tick FROM snapshots ORDER BY tick")]
-
-    # ----------------------------------------------------------------------------------------------------- requests
 
     def ask(
         self,
@@ -240,12 +245,10 @@ class Reader:
         with self._open(write=True) as sql:
             tables.insert(sql, "estimate_resets", {"at": at, "what": what, "reason": reason, "by": by})
 
-    def estimate_resets(self) -> tuple[EstimateReset, ...]:
+    def estimate_resets(self) -> tuple[store.EstimateReset, ...]:
         """Return the requests to forget that are not carried out yet."""
         with self._open() as sql:
             return tuple(tables.ESTIMATE_RESETS.select(sql, "ORDER BY id"))
-
-    # --------------------------------------------------------------------------------------------------- connection
 
     def _uri(self) -> str:
         """Return the URI for this user: a store at rest has no log, and one who may only read could not create it."""
@@ -264,46 +267,20 @@ class Reader:
                 sql.execute("BEGIN IMMEDIATE" if write else "BEGIN")
                 version = schema_version(sql, self.path)
                 if version < len(MIGRATIONS):
-                    raise StoreUnusableError(
+                    raise store.StoreUnusableError(
                         f"store {self.path} has the older schema {version}: `provisioner run` brings it up to "
                         f"{len(MIGRATIONS)}"
                     )
                 yield sql
                 sql.execute("COMMIT")
         except (ValueError, zlib.error) as error:
-            raise StoreUnusableError(
+            raise store.StoreUnusableError(
                 f"store {self.path}: a record cannot be read, another version wrote it or it is damaged: {error}"
             ) from error
         except sqlite3.Error as error:
             if not self.path.exists():
-                raise StoreError(f"there is no store {self.path}: `provisioner run` creates it") from error
+                raise store.StoreError(f"there is no store {self.path}: `provisioner run` creates it") from error
             raise unusable(self.path, error) from error
-
-
-def _next_snapshot(sql: sqlite3.Connection) -> Snapshot | None:
-    views = tables.read_views(sql)
-    if views is None:
-        return None
-    meta = tables.read_meta(sql)
-    return Snapshot(
-        now=views.at,
-        tick=views.tick + 1,
-        id_prefix=f"{meta['controller']}-{meta['birth']}",
-        next_serial=int(meta["next_serial"]),
-        policy=views.policy,
-        types=views.types,
-        overlay=views.overlay,
-        sites=views.sites,
-        drones=tables.live_drones(sql),
-        breakers=tables.read_breakers(sql),
-        patience=tables.read_patience(sql),
-        requests=tables.waiting_requests(sql),
-        gpu_wanted_at=float(meta.get("gpu_wanted_at", views.at)),
-        estimates=views.estimates,
-    )
-
-
-# -------------------------------------------------------------------------------------------------------- preemptions
 
 
 class DroneLifetime(NamedTuple):
@@ -324,7 +301,7 @@ class DroneLifetime(NamedTuple):
         return self.started_at or self.joined_at
 
 
-def hazards_of(drones: Iterable[DroneLifetime], since: float, now: float) -> list[Hazard]:
+def hazards_of(drones: Iterable[DroneLifetime], since: float, now: float) -> list[store.Hazard]:
     """Return one :class:`Hazard` per site and one per drone type, sites before their types.
 
     ``drones`` are live or ended at ``since`` or later. A drone whose start is unknown counts only if it was preempted.
@@ -337,12 +314,12 @@ def hazards_of(drones: Iterable[DroneLifetime], since: float, now: float) -> lis
     return [_hazard(scope, by_scope[scope], since, now) for scope in sorted(by_scope)]
 
 
-def _hazard(scope: str, drones: Sequence[DroneLifetime], since: float, now: float) -> Hazard:
+def _hazard(scope: str, drones: Sequence[DroneLifetime], since: float, now: float) -> store.Hazard:
     ended = [drone for drone in drones if drone.ended_at]
     preempted = [drone for drone in ended if drone.state == DroneState.PREEMPTED]
     lives_s = [max(0.0, drone.ended_at - drone.began) for drone in preempted if drone.began]
     graces_s = [max(0.0, drone.ended_at - drone.notice_at) for drone in ended if drone.notice_at]
-    return Hazard(
+    return store.Hazard(
         scope=scope,
         drones=len(drones),
         run_s=sum(max(0.0, min(d.ended_at or now, now) - max(d.began, since)) for d in drones if d.began),

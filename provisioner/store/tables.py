@@ -68,9 +68,6 @@ def _state(text: str | None) -> DroneState | None:
     return DroneState(text) if text else None
 
 
-# ------------------------------------------------------------------------------------------------- rows that are values
-
-
 @dataclass(frozen=True)
 class Table(Generic[T]):
     """A table whose rows are values of a dataclass: each field has a column of its name."""
@@ -139,9 +136,6 @@ def write_meta(sql: sqlite3.Connection, **values: str) -> None:
     insert(sql, "meta", *({"key": key, "value": value} for key, value in values.items()), keys=("key",))
 
 
-# ------------------------------------------------------------------------------------------------------------ documents
-
-
 def read_breakers(sql: sqlite3.Connection) -> dict[str, model.Breaker]:
     """Return the circuit breakers by scope."""
     rows = sql.execute("SELECT scope, body FROM breakers ORDER BY scope")
@@ -184,7 +178,6 @@ def pack_estimates(samples: EstimateSamples) -> bytes:
 
 
 def _first_problem(error: Exception) -> str:
-    """Return the place of the first invalid value and what is wrong with it."""
     errors = getattr(error, "errors", None)  # of pydantic, which is not imported here
     if errors is None:
         return str(error)

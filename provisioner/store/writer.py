@@ -14,19 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
+from provisioner import store
 from provisioner.estimates import EstimateSamples
 from provisioner.model import Breaker, CompletedJob, DroneId, DroneState, OperatorRequest, Plan, Snapshot, StateChange
 from provisioner.serialization import to_json
-from provisioner.store import (
-    CommittedState,
-    EstimateReset,
-    RecordChange,
-    Store,
-    StoreError,
-    lock,
-    tables,
-    without_refreshes,
-)
+from provisioner.store import lock, tables
 from provisioner.store.file import open_store, unrecordable, unusable
 from provisioner.store.tables import insert, write_meta
 
@@ -52,7 +44,7 @@ def _on_worker(
     return run
 
 
-class SqlStore(Store):
+class SqlStore(store.Store):
     """:class:`provisioner.store.Store` in a SQLite file.
 
     ``keep_s``: retention of ended drones, plans and events. ``snapshots``: number of full snapshots of acting ticks
@@ -86,7 +78,7 @@ class SqlStore(Store):
 
     async def __aenter__(self) -> Self:
         if self._sql is not None:
-            raise StoreError(f"store {self.path} is already open here")
+            raise store.StoreError(f"store {self.path} is already open here")
         if self._threaded:
             self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
         try:
@@ -105,13 +97,11 @@ class SqlStore(Store):
             self._worker = None
         self._lock.release()
 
-    # -------------------------------------------------------------------------------------------------------- ticks
-
     @_on_worker
     def record(self, plan: Plan, snapshot: Snapshot) -> None:
-        change = RecordChange.by_plan(plan)
+        change = store.RecordChange.by_plan(plan)
         state = self.committed.after_plan(change, plan, snapshot)
-        recorded_plan, view_parts = without_refreshes(plan), tables.split_views(snapshot)
+        recorded_plan, view_parts = store.without_refreshes(plan), tables.split_views(snapshot)
         with self._transaction() as sql:
             self._write_change(sql, change)
             self._write_plan(sql, recorded_plan)
@@ -129,7 +119,7 @@ class SqlStore(Store):
     def record_results(
         self, tick: int, moves: Sequence[StateChange], breakers: Sequence[Breaker], *, set_to: float | None = None
     ) -> None:
-        change = RecordChange.by_results(tick, moves, breakers)
+        change = store.RecordChange.by_results(tick, moves, breakers)
         if not (change.drones or change.breakers or set_to is not None):
             return
         state = self.committed.after(change, set_to)
@@ -138,7 +128,7 @@ class SqlStore(Store):
             self._write_state(sql, state)
         self._state = state
 
-    def _write_state(self, sql: sqlite3.Connection, state: CommittedState, **more: str) -> None:
+    def _write_state(self, sql: sqlite3.Connection, state: store.CommittedState, **more: str) -> None:
         write_meta(
             sql,
             tick=str(state.tick),
@@ -148,7 +138,7 @@ class SqlStore(Store):
             **more,
         )
 
-    def _write_change(self, sql: sqlite3.Connection, change: RecordChange) -> None:
+    def _write_change(self, sql: sqlite3.Connection, change: store.RecordChange) -> None:
         live = self.committed.drones
         changed = [drone for drone_id, drone in change.drones.items() if drone != live.get(drone_id)]
         insert(sql, "drones", *map(tables.drone_row, changed), keys=("id",))
@@ -179,8 +169,6 @@ class SqlStore(Store):
         changed = {name: part for name, part in parts.items() if name not in known or known[name] != part}
         rows = [{"name": name, "body": tables.pack_view_part(name, part)} for name, part in changed.items()]
         insert(sql, "views", *rows, keys=("name",))
-
-    # ---------------------------------------------------------------------------------------------- between the ticks
 
     @_on_worker
     def requests(self) -> tuple[OperatorRequest, ...]:
@@ -222,7 +210,7 @@ class SqlStore(Store):
             sql.executemany("DELETE FROM estimate_resets WHERE id = ?", [(number,) for number in resets])
 
     @_on_worker
-    def estimate_resets(self) -> tuple[EstimateReset, ...]:
+    def estimate_resets(self) -> tuple[store.EstimateReset, ...]:
         with self._transaction() as sql:
             return tuple(tables.ESTIMATE_RESETS.select(sql, "ORDER BY id"))
 
@@ -236,8 +224,6 @@ class SqlStore(Store):
                 rows = sql.execute(f"SELECT id, state FROM drones WHERE live = 0 AND id IN ({marks})", some)
                 found |= {DroneId(drone_id): DroneState(state) for drone_id, state in rows}
         return found
-
-    # ------------------------------------------------------------------------------------------------------ pruning
 
     @_on_worker
     def prune(self, now: float) -> bool:
@@ -264,13 +250,11 @@ class SqlStore(Store):
         with self._transaction() as sql:
             return sql.execute(batch, (*values, BATCH_ROWS)).rowcount >= BATCH_ROWS
 
-    # --------------------------------------------------------------------------------------------- opening and closing
-
     def _open(self) -> None:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise StoreError(f"store {self.path}: cannot create its directory: {error}") from error
+            raise store.StoreError(f"store {self.path}: cannot create its directory: {error}") from error
         holder = self._lock.take()
         path = Path(os.path.realpath(self.path))  # the lock's file and SQLite's own lie beside it
         self._sql = open_store(path, self._controller, self._new_birth)
@@ -282,7 +266,7 @@ class SqlStore(Store):
             if claimed == lock.file_id(path) and other.pid != os.getpid() and lock.is_alive(other):
                 raise lock.held(path, other)  # somebody removed its lock file
             write_meta(sql, **{lock.HOLDER: self._claim})
-            self._state = CommittedState(
+            self._state = store.CommittedState(
                 birth=meta["birth"],
                 tick=int(meta["tick"]),
                 next_serial=int(meta["next_serial"]),
@@ -298,13 +282,11 @@ class SqlStore(Store):
         connection = self._opened
         connection.execute("PRAGMA busy_timeout = 1000")  # whoever writes for longer must not hold up the end
         try:
-            with suppress(StoreError), self._transaction() as sql:
+            with suppress(store.StoreError), self._transaction() as sql:
                 sql.execute("DELETE FROM meta WHERE key = ?", (lock.HOLDER,))
         finally:
             self._sql = None
             connection.close()
-
-    # -------------------------------------------------------------------------------------------------- transactions
 
     async def _run(self, work: Callable[[], T]) -> T:
         """Run blocking ``work`` to its end. A cancelled caller waits for that end too: a half-known commit is worse.
@@ -324,7 +306,7 @@ class SqlStore(Store):
     @property
     def _opened(self) -> sqlite3.Connection:
         if self._sql is None:
-            raise StoreError(f"store {self.path} is not open")
+            raise store.StoreError(f"store {self.path} is not open")
         return self._sql
 
     @contextmanager

@@ -151,7 +151,7 @@ def test_what_happened_while_nobody_looked_is_no_delay_and_no_gap_and_no_chance(
     before = EstimateCollector()
     before.delays[A100.key] = StartDelays(30.0, 70.0)
     site = before._site("topas")
-    site.departed.append(estimation.DepartedDrone(60.0, NOW - 10))
+    site.departed.append((60.0, NOW - 10))
     site.taken, site.run_s = 2.0, 7200.0
     learning = restarted(before, NOW - estimation.FADE_S, NOW)
     boots = drone("b", S.BOOTING, requested_at=NOW - 9000, started_at=NOW - 8000)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from provisioner.config import Problem, check
-from provisioner.loader import site_adapters
+from provisioner.loader import SITES, adapter_names
 from provisioner.migrate import ImportOutcome
 from tests.migrate.examples import ALL, COBALD, HTCONDOR, converted, written
 
@@ -23,9 +23,9 @@ def marked(path: Path) -> set[tuple[str, int]]:
         adapter = next((x.partition(": ")[2] for x in lines if x.startswith("adapter: ")), "local")
         # Without its adapter nobody can judge the options of a site.
         options = next((n for n, line in enumerate(lines) if line.startswith("options:")), 0)
-        judged = lines if adapter in site_adapters() else lines[:options]
+        judged = lines if adapter in adapter_names(SITES) else lines[:options]
         for number, line in enumerate(judged, 1):
-            if MARK.search(line) or (line == f"adapter: {adapter}" and adapter not in site_adapters()):
+            if MARK.search(line) or (line == f"adapter: {adapter}" and adapter not in adapter_names(SITES)):
                 found.add((file.name, number))
     return found
 
@@ -36,7 +36,7 @@ def complained(problems: list[Problem]) -> set[tuple[str, int]]:
 
 @pytest.mark.parametrize("name", ["htcondor", "slurm", "clouds", "openstack"])
 def test_check_complains_of_each_mark_and_of_nothing_else(name: str, tmp_path: Path) -> None:
-    made = converted(ALL[name], COBALD, installed=site_adapters())
+    made = converted(ALL[name], COBALD, installed=adapter_names(SITES))
     path = written(made, tmp_path)
     problems = check(path)
     assert complained(problems) == marked(path), "\n".join(map(str, problems))
@@ -44,7 +44,7 @@ def test_check_complains_of_each_mark_and_of_nothing_else(name: str, tmp_path: P
 
 def test_check_complains_of_what_templates_left_open(tmp_path: Path) -> None:
     template = "requirements = ${Foo}\naccounting_group = ${Bar}\n+X = ${Baz}\nrequest_gpus = 1\n"
-    made = converted(HTCONDOR, files={"gpu.jdl": template}, installed=site_adapters())
+    made = converted(HTCONDOR, files={"gpu.jdl": template}, installed=adapter_names(SITES))
     path = written(made, tmp_path)
     problems = check(path)
     assert complained(problems) == marked(path), "\n".join(map(str, problems))
