@@ -40,7 +40,5 @@ def test_the_nearest_type_is_reported_only_if_no_type_fits() -> None:
     none = compatible(A100, V100, vram_mib=50_000)
     assert none.kinds == () and none.nearest is not None and none.nearest[0] == A100.key
     assert compatible(A100, vram_mib=50_000, invalid="not a number").nearest is None
-    assert (
-        compatible(A100, vram_mib=50_000, refuses={A100.key: UnmetRequirement("requirements", "x", "y")}).nearest
-        is None
-    )
+    refuses = {A100.key: UnmetRequirement("requirements", "x", "y")}
+    assert compatible(A100, vram_mib=50_000, refuses=refuses).nearest is None

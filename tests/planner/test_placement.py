@@ -20,7 +20,7 @@ BUSY = drone("kit-ab12-1", S.BUSY)
 AGED = drone("kit-ab12-1", S.IDLE)
 RETIRES = [slot_of(AGED, retires_at=NOW + 600)]
 SHORT_LIFE = replace(A100, walltime_s=600.0, margin_s=180.0)
-EXIT = model.Fault(model.FaultKind.DRONE, "exit 1 after 2 s", NOW - 30)
+UNSEEN = reasons.StaleView("site:topas", 1.0, 120.0, "connection refused")
 SITE_FULL = reasons.SiteFull("topas/a100")
 
 
@@ -34,20 +34,11 @@ def unmet(dimension: str, asked: str, offered: str, kind: str = "topas/a100") ->
         story("no jobs", [], waiting=0),
         story("the cheapest type", [V100] * 3, waiting=3, types=(A100, V100)),
         story("VRAM", [A100], vram_mib=35000, types=(A100, V100)),
-        story("small jobs share a drone", [A100], waiting=5, gpu_milli=200, cpus=1, memory_mib=2048),
         # Eight fit by GPU share, two by RAM: ten jobs need five drones, not two.
         story("RAM binds", [A100] * 5, waiting=10, gpu_milli=125, cpus=1, memory_mib=10000),
         # Two GPUs hold two jobs of 0.6, not three.
         story("a share lies on one device", [QUAD], types=(QUAD,), waiting=4, gpu_milli=600, cpus=1),
         story("and no more", [QUAD] * 2, types=(QUAD,), waiting=5, gpu_milli=600, cpus=1),
-        story(
-            "room that is left serves the next class",
-            [A100],
-            classes=[
-                jobs(gpu_milli=500, cpus=4, memory_mib=8000),
-                jobs(gpu_milli=400, cpus=4, memory_mib=8000, id="other"),
-            ],
-        ),
         story(
             "hard classes come before easy ones take their drones",
             [V100, V100],
@@ -110,19 +101,7 @@ def unmet(dimension: str, asked: str, offered: str, kind: str = "topas/a100") ->
         story("a free site before a cheaper full one", [QUAD], types=(A100, QUAD), free={"a100": 0, "quad": 1}),
         # ---- doubt
         story("a disabled site", [], [reasons.SiteDisabled("topas")], limits={"enabled": False}),
-        story(
-            "an unseen site",
-            [],
-            [reasons.StaleView("site:topas", 1.0, 120.0, "connection refused")],
-            site_fault=scenes.DOWN,
-        ),
-        story(
-            "a banned type",
-            [],
-            [reasons.BackingOff("topas/a100", NOW + 30, "drone", EXIT.message)],
-            waiting=3,
-            breakers=[model.Breaker("topas/a100", model.BreakerState.BANNED, NOW - 30, 3, NOW + 30, EXIT)],
-        ),
+        story("an unseen site", [], [UNSEEN], site_fault=scenes.DOWN),
     ],
 )
 def test_starts_and_the_reason_why_no_more(
@@ -138,12 +117,9 @@ def test_starts_have_new_ids_in_order_and_their_reason() -> None:
 
 
 def test_jobs_that_the_pool_would_match_with_no_slot_get_no_drone_and_are_told_why() -> None:
-    tell(
-        [A100] * 2,
-        [reasons.PoolLimit("licence is used up")],
-        {"waiting": 5, "limited": 3, "limit": "licence is used up"},
-    )
-    tell([], [reasons.PoolLimit("x")], {"waiting": 5, "limited": 5, "limit": "x"})
+    for limited, kinds in ((3, [A100] * 2), (5, [])):
+        given = {"waiting": 5, "limited": limited, "limit": "licence is used up"}
+        tell(kinds, [reasons.PoolLimit("licence is used up")], given)
 
 
 def test_a_job_that_is_longer_than_its_drone_takes_gets_a_misfit_with_numbers_and_no_drone() -> None:

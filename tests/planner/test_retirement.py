@@ -292,9 +292,7 @@ def test_a_drone_that_an_operator_drained_after_its_jobs_is_done(
     ("came_s", "site_s", "limit_s"),
     [(599, None, 600), (700, None, 700), (90000, None, 1800), (-99000, None, 600), (30, 60, 60)],
 )
-def test_a_drone_is_kept_as_long_as_another_would_take_to_come(
-    came_s: float, site_s: float | None, limit_s: float
-) -> None:
+def test_a_drone_is_kept_while_another_would_be_coming(came_s: float, site_s: float | None, limit_s: float) -> None:
     idle = drone("kit-ab12-1", S.IDLE, started_at=NOW - 99999, joined_at=NOW - 99999 + came_s)
     sites = {"topas": model.SitePolicy("topas", idle_timeout_s=site_s)}
     by = "slow-start" if limit_s > 600 else "time-out"

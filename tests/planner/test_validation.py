@@ -46,9 +46,8 @@ def plan(
     def of(kind: type) -> tuple:
         return tuple(action for action in actions if isinstance(action, kind))
 
-    return model.Plan(
-        7, NOW, moves, of(model.Start), of(model.Drain), of(model.Stop), of(model.StopOrphan), breakers=breakers
-    )
+    starts, drains, stops, orphans = map(of, (model.Start, model.Drain, model.Stop, model.StopOrphan))
+    return model.Plan(7, NOW, moves, starts, drains, stops, orphans, breakers=breakers)
 
 
 def texts(snap: model.Snapshot, made: model.Plan | Action) -> list[str]:
