@@ -28,9 +28,7 @@ IN_POOL = [slot_of(replace(QUEUED, state=model.DroneState.IDLE))]
 IDLE, AT_WORK = (drone("kit-ab12-1", state) for state in (model.DroneState.IDLE, model.DroneState.BUSY))
 
 
-def tripped(
-    state: B, kind: model.FaultKind, scope: str = "topas", until: float = NOW + 100, **more: bool
-) -> model.Breaker:
+def tripped(state: B, kind: K, scope: str = "topas", until: float = NOW + 100, **more: bool) -> model.Breaker:
     return model.Breaker(scope, state, NOW - 60, 2, until, replace(fault(kind, NOW - 15), **more))
 
 
@@ -229,10 +227,8 @@ def test_the_answers_of_a_batch_count_once_and_a_refusal_outweighs_an_accepted_o
 def test_what_waits_for_nothing_that_comes_by_waiting_backs_off_where_the_fault_lies(
     there: model.Drone, more: dict[str, object], scope: str | None
 ) -> None:
-    told = replace(
-        remote_of(there), state=model.RemoteState.PENDING, blocked=model.FaultKind.CONFIG, reason="no such partition"
-    )
-    plan = plan_for(drones=[there], remotes=[replace(told, **more)])
+    held = {"state": model.RemoteState.PENDING, "blocked": K.CONFIG, "reason": "no such partition"}
+    plan = plan_for(drones=[there], remotes=[replace(remote_of(there), **held | more)])
     assert [breaker.scope for breaker in plan.breakers] == ([scope] if scope else [])
     for breaker in plan.breakers:
         assert breaker.fault is not None and breaker.fault.message == "kit-ab12-1 waits: no such partition"
@@ -267,9 +263,7 @@ def after(
 
 
 def banned(until: float = NOW + 600, at: float = NOW - 60, state: model.BreakerState = B.BANNED) -> model.Breaker:
-    return model.Breaker(
-        SCOPE, state, at, 1, until, model.Fault(model.FaultKind.JOBS, "idled", at, of_order=True, accepted=True)
-    )
+    return model.Breaker(SCOPE, state, at, 1, until, model.Fault(K.JOBS, "idled", at, of_order=True, accepted=True))
 
 
 def started_for(plan: model.Plan) -> dict[str, int]:

@@ -69,9 +69,7 @@ NO_WORD = reasons.EndedAtSite("fault", None, "its site does not say how", 60.0, 
         (FOUND_WORK, {"remotes": [EXITED]}, (S.DONE, reasons.EndedAtSite("exited", 0, "", 60.0, 0))),
     ],
 )
-def test_what_becomes_of_a_drone(
-    before: model.Drone, given: dict[str, object], after: tuple[S, reasons.Reason] | None
-) -> None:
+def test_what_becomes_of_a_drone(before: model.Drone, given: dict[str, object], after: tuple[S, object] | None) -> None:
     moves = plan_for(drones=[before], **given).moves
     assert [(move.drone.state, move.reason) for move in moves] == ([after] if after else [])
 

@@ -170,9 +170,8 @@ def test_what_binds_at_a_full_site_is_told_as_the_site_tells_it() -> None:
     assert why(plan_of(lacking), "class:small") == [reasons.SiteFull("topas/a100", "memory")]
 
 
-AMOUNTS = st.builds(
-    Resources, st.sampled_from([0, 1000, 2000]), st.integers(0, 12), st.integers(0, 3), st.integers(0, 2)
-)
+GPU_MILLI = st.sampled_from([0, 1000, 2000])
+AMOUNTS = st.builds(Resources, GPU_MILLI, st.integers(0, 12), st.integers(0, 3), st.integers(0, 2))
 
 
 @given(AMOUNTS, st.builds(Resources, st.sampled_from([0, 1000, 4000]), *[st.integers(0, 40)] * 3), AMOUNTS)

@@ -19,9 +19,7 @@ KEEP = model.Reserve(cpus=8, memory_mib=20480)
 CPU_JOB = replace(jobs(waiting=1), id="cpu-work", gpu_milli=0, cpus=4, memory_mib=4096)
 
 
-def on(
-    name: str, where: str, state: model.DroneState = S.BUSY, *, worked_s: float = 100.0, **more: object
-) -> model.Drone:
+def on(name: str, where: str, state: S = S.BUSY, *, worked_s: float = 100.0, **more: object) -> model.Drone:
     """A drone on a node whose job has worked so long."""
     made = drone(name, state, age_s=5000.0, node=where)
     if state is S.BUSY:
@@ -162,13 +160,9 @@ def test_the_reserve_is_released_while_no_gpu_job_waits_and_its_drones_are_marke
 def test_and_taken_back_from_our_own_cpu_drones_when_a_gpu_job_waits(most: int, gone: list[str]) -> None:
     work = {"kind": CPU, "age_s": 1000, "node": "n1", "work_gpu_milli": 8000}
     cpus = [drone(f"kit-ab12-{i}", S.BUSY, work_at=NOW - 10 * i, **work) for i in range(1, 25)]
-    plan = told(
-        cpus,
-        waiting=2,
-        types=(A100, CPU),
-        nodes=[node("n1", 8, kinds=("a100", "cpu"), free_cpus=0, free_gib=500)],
-        limits={"blocking": (GENTLE,), "max_drones": most},
-    )
+    nodes = [node("n1", 8, kinds=("a100", "cpu"), free_cpus=0, free_gib=500)]
+    limits = {"blocking": (GENTLE,), "max_drones": most}
+    plan = told(cpus, waiting=2, types=(A100, CPU), nodes=nodes, limits=limits)
     assert preemptions(plan) == gone, "one for each job, those that lose least; none where more could not start anyway"
     assert {s.reason for s in plan.stops} <= {reasons.ReserveReclaimed("n1")}
 

@@ -1,4 +1,4 @@
-"""Drones that are started, where, and the reason why no more."""
+"""Drones that are started, where, and the reason why no more; the order of the types that fit."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from provisioner import model, reasons
 from provisioner.cli.plan import read_snapshot
 from provisioner.estimates import Estimates, run_keys
+from provisioner.planner import matching
 from provisioner.planner.safeguards import safe_plan
 from tests.planner import scenes
 from tests.planner.scenes import A100, NOW, QUAD, SMALL, V100, drone, jobs, plan_for, plan_of, slot_of, story, tell
@@ -191,3 +192,41 @@ def test_short_jobs_get_no_more_drones_while_the_first_are_on_their_way() -> Non
     made = {s.drone.id: replace(s.drone, state=S.SUBMITTED, submitted_at=NOW) for s in plan_of(snap).starts}
     assert len(made) == 2
     assert not plan_of(replace(snap, drones=made, next_serial=60)).starts
+
+
+# ---------------------------------------- Compatible drone types of a shape, their order, and the unmet requirement
+
+
+def compatible(*types: model.DroneType, policy: model.Policy | None = None, **job: object) -> matching.CompatibleTypes:
+    return matching.compatibility_cache(types, policy or model.Policy()).table([jobs(**job)])[SMALL.id]
+
+
+@pytest.mark.parametrize(
+    ("job", "unmet"),
+    [
+        ({"capability": 90}, model.UnmetRequirement("capability", "9.0", "8.0")),
+        ({"capability": 80}, None),
+        ({"vram_mib": 50_000}, model.UnmetRequirement("vram", "50000 MiB", "40960 MiB")),
+        ({"cpus": 9}, model.UnmetRequirement("cpus", "9", "8")),
+    ],
+)
+def test_the_first_unmet_requirement_has_both_numbers(
+    job: dict[str, object], unmet: model.UnmetRequirement | None
+) -> None:
+    assert matching.unmet_requirement(jobs(**job), A100) == unmet
+
+
+def test_types_are_ranked_by_price_per_job_to_the_last_fraction() -> None:
+    dear, cheap = replace(V100, name="a", price=0.0019), replace(V100, name="b", price=0.0011)
+    assert compatible(dear, cheap).cheapest == (cheap.key, dear.key)
+    # A drone of four GPUs at 2.0 an hour and GPU costs as much per job as one of one GPU.
+    assert compatible(QUAD, replace(A100, price=1.99)).cheapest == (A100.key, QUAD.key)
+
+
+def test_the_nearest_type_is_reported_only_if_no_type_fits() -> None:
+    assert compatible(A100, V100, vram_mib=35_000).nearest is None
+    none = compatible(A100, V100, vram_mib=50_000)
+    assert none.kinds == () and none.nearest is not None and none.nearest[0] == A100.key
+    assert compatible(A100, vram_mib=50_000, invalid="not a number").nearest is None
+    refuses = {A100.key: model.UnmetRequirement("requirements", "x", "y")}
+    assert compatible(A100, vram_mib=50_000, refuses=refuses).nearest is None
