@@ -42,7 +42,6 @@ def test_policy_and_limits_change_in_place() -> None:
     old = settings(site("a"))
     new = settings(site("a", policy=SitePolicy(site="a", max_drones=20)), interval_s=30)
     new = replace(new, policy=replace(new.policy, idle_timeout_s=300.0))
-
     assert changes(old, new, {"a": 3}) == ConfigChange(
         notes=("interval_s: 15 -> 30", "policy.idle_timeout_s: 600.0 -> 300.0", "site a.max_drones: 10 -> 20")
     )
@@ -50,7 +49,6 @@ def test_policy_and_limits_change_in_place() -> None:
 
 def test_sites_come_and_empty_ones_go() -> None:
     change = changes(settings(site("a"), site("b")), settings(site("b"), site("c")), {"b": 5})
-
     assert change == ConfigChange(notes=("site c: added", "site a: removed"))
 
 
@@ -58,9 +56,7 @@ def test_changed_options_and_types_build_the_site_anew() -> None:
     big = DroneType(site="b", name="big", gpu_milli=8000, cpus=1, memory_mib=1024, disk_mib=1024)
     old = settings(site("a"), site("b"))
     new = settings(site("a", options=Options(speed=2)), site("b", types=(big,)))
-
     change = changes(old, new, {"a": 2, "b": 2})
-
     assert (change.rebuilt, change.refused) == (("a", "b"), ())
     assert change.notes == (
         "site a: options.speed: 1 -> 2",
@@ -77,9 +73,7 @@ def test_what_holds_from_start_to_end_is_refused_all_at_once() -> None:
         store=StoreSection(path=Path("other.db"), keep="1min"),
         overlay=OverlayConfig("htcondor", Options()),
     )
-
     told = [line.partition(":")[0] for line in changes(old, new, {}).refused]
-
     assert told == ["controller", "store.path", "store", "overlay"]
 
 

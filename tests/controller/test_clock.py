@@ -47,18 +47,6 @@ def test_it_never_goes_backwards_and_never_runs_more_than_a_tenth_off(steps: lis
         before = now
 
 
-@pytest.mark.parametrize("off_s", [60 * 86_400.0, -60 * 86_400.0])
-def test_a_clock_that_is_months_off_at_the_start_is_doubted_until_it_is_set(off_s: float) -> None:
-    hands = Hands()
-    clock = clock_of(hands, hands.wall - off_s)
-    hands.pass_time(600)
-    assert clock.now() == 1_000_000.0 - off_s + 600, "time goes on, and nothing of the difference is made up"
-    assert clock.doubted() and clock.due_s() == 0.0
-    hands.wall -= off_s  # NTP has come
-    assert not clock.doubted()
-    assert clock.now() == hands.wall
-
-
 @pytest.mark.parametrize(
     ("record_s", "drift_s", "ntp", "passes_s", "due_s"),
     [

@@ -108,14 +108,9 @@ def place(tmp_path: Path) -> Iterator[tuple[Path, str]]:
 
 
 def controller(place: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "provisioner.cli", "run", "--config", str(place / "provisioner.yaml")]
     with (place / "log").open("ab") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "provisioner.cli", "run", "--config", str(place / "provisioner.yaml")],
-            cwd=place,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-        )
+        return subprocess.Popen(command, cwd=place, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Ids that are never given twice, orders whose answer is late or missing, and looks beside a ban."""
+"""Ids that are never given twice, orders whose answer is late or missing, and looks that are repeated or left out."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 from provisioner import model
 from provisioner.controller.actuation import OrderBatch, carry_out
 from provisioner.controller.loop import SERIAL_MARGIN, SERIALS_MISSED, UNKNOWN_SLOTS, Controller
-from provisioner.controller.polling import Poller, PollTarget
+from provisioner.controller.polling import RETRY_AFTER_S, Poller, PollTarget
 from provisioner.interfaces import UnavailableError
 from provisioner.planner import decide
-from provisioner.simulator.loop import VirtualClock, run_virtual
+from provisioner.simulator.loop import VirtualClock
 from tests.controller.world import EPOCH, GPU, JOB, Place, Pool, in_virtual_time, run_for, serving
 from tests.store.story import TemporaryStore
 
@@ -129,10 +129,9 @@ async def test_an_order_that_was_long_under_way_is_not_written_off_when_its_answ
 
         async def start(self, orders: Sequence[model.StartOrder]) -> Sequence[model.OrderResult]:
             self.told += [f"start {order.drone_id}" for order in orders]
-            for order in orders:
-                asyncio.get_running_loop().call_later(
-                    100.0, self.running.__setitem__, order.drone_id, listed(order.drone_id)
-                )
+            for each in orders:
+                later = asyncio.get_running_loop().call_later
+                later(100.0, self.running.__setitem__, each.drone_id, listed(each.drone_id))
             await asyncio.sleep(70.0)
             return [model.OrderResult(order.drone_id, model.OrderOutcome.OK) for order in orders]
 
@@ -156,7 +155,8 @@ async def test_an_order_without_a_receipt_may_have_been_carried_out() -> None:
 
 
 @pytest.mark.parametrize(("fault", "looks"), [(None, 1), (model.Fault(model.FaultKind.DOWN, "no route", EPOCH), 0)])
-def test_a_banned_site_rests_only_if_it_cannot_be_looked_at(fault: model.Fault | None, looks: int) -> None:
+@in_virtual_time
+async def test_a_banned_site_rests_only_if_it_cannot_be_looked_at(fault: model.Fault | None, looks: int) -> None:
     asked = []
 
     async def poll() -> model.SiteView:
@@ -166,13 +166,10 @@ def test_a_banned_site_rests_only_if_it_cannot_be_looked_at(fault: model.Fault |
     async def pool() -> model.OverlayView:
         return model.OverlayView(EPOCH)
 
-    async def story() -> None:
-        banned = model.Breaker("here", model.BreakerState.BANNED, until=EPOCH + 100)
-        async with asyncio.TaskGroup() as group:
-            sites = {"here": PollTarget("here", poll, 5.0, fault=fault)}
-            await Poller(group, VirtualClock(), PollTarget("overlay", pool, 5.0), sites).poll({"here": banned})
-
-    run_virtual(story(), start_epoch=EPOCH)
+    banned = model.Breaker("here", model.BreakerState.BANNED, until=EPOCH + 100)
+    async with asyncio.TaskGroup() as group:
+        sites = {"here": PollTarget("here", poll, 5.0, fault=fault)}
+        await Poller(group, VirtualClock(), PollTarget("overlay", pool, 5.0), sites).poll({"here": banned})
     assert len(asked) == looks
 
 
@@ -196,3 +193,38 @@ async def test_a_pool_that_cannot_be_seen_may_have_gpu_jobs() -> None:
     assert second.gpu_wanted_at == first.gpu_wanted_at
     assert fourth.gpu_wanted_at == partial.gpu_wanted_at == partial.now
     assert away.gpu_wanted_at == away.now
+
+
+HERE = model.SiteView("here", EPOCH)
+DOWN, DOWN_STILL = UnavailableError("no route"), UnavailableError("no route, still")
+
+
+@pytest.mark.parametrize(
+    ("answers", "fault", "view"),
+    [
+        pytest.param((DOWN, HERE), None, HERE, id="the age of a view counts from the first attempt"),
+        pytest.param((HERE, DOWN, DOWN_STILL), "no route, still", HERE, id="the newest error, and the view stays"),
+        # The deadline of both attempts does not say who was silent.
+        pytest.param((DOWN, None), "no route", None, id="the error of the first attempt if the second hangs"),
+    ],
+)
+@in_virtual_time
+async def test_a_poll_without_an_answer_is_repeated_once(
+    answers: tuple[model.SiteView | Exception | None, ...], fault: str | None, view: model.SiteView | None
+) -> None:
+    left, asked_s = list(answers), list[float]()
+
+    async def poll() -> model.SiteView:
+        asked_s.append(asyncio.get_running_loop().time())
+        answer = left.pop(0)
+        if answer is None:
+            await asyncio.sleep(60)
+        if isinstance(answer, Exception):
+            raise answer
+        return HERE
+
+    target = PollTarget("here", poll, 5.0)
+    while left:
+        await target.once(VirtualClock())
+    assert (target.fault and target.fault.message, target.view) == (fault, view)
+    assert asked_s[-1] - asked_s[-2] == RETRY_AFTER_S

@@ -68,9 +68,8 @@ def test_no_view_however_nasty_breaks_a_decision_or_the_record(
 ) -> None:
     there = [drone(f"kit-ab12-{n}", state) for n, state in enumerate(lives, 1)]
     seen, listed = taken_over(overlay, NOW, ahead_s), taken_over(site, NOW, ahead_s)
-    snap = replace(
-        snapshot(drones=there), overlay=model.PolledOverlay(seen), sites={"topas": model.PolledSite("topas", listed)}
-    )
+    polled = {"topas": model.PolledSite("topas", listed)}
+    snap = replace(snapshot(drones=there), overlay=model.PolledOverlay(seen), sites=polled)
     plan = decide(snap)
     assert validate_plan(snap, plan) == ()
     again = serialization.from_json(model.Snapshot, serialization.to_json(snap))
@@ -117,16 +116,13 @@ def test_each_view_is_repaired_anew() -> None:
     for n in range(3):
         view = border.sanitized(model.OverlayView(NOW + n, slots=(SLOT, odd)), NOW + n, 0.0)
         assert view.slots[0] is SLOT and view.slots[1].heard_at == 0.0 and len(view.notices) == 1, "at every look"
-    quota, remote = {"a100": 3}, model.RemoteDrone(SLOT.drone_id, model.RemoteState.RUNNING)
+    quota, third = {"a100": 3}, model.DroneId("kit-ab12-3")
+    remote = model.RemoteDrone(SLOT.drone_id, model.RemoteState.RUNNING)
     for now, count, notices in ((NOW, 3, 0), (NOW + 1, 2, 0), (NOW + 2, -1, 1)):
         quota["a100"] = count
-        site = border.sanitized(
-            model.SiteView("topas", now, {model.DroneId("kit-ab12-3"): remote}, quota=quota), now, 0.0
-        )
+        site = border.sanitized(model.SiteView("topas", now, {third: remote}, quota=quota), now, 0.0)
         assert (site.quota, len(site.notices)) == ({"a100": max(0, count)}, notices)
-        assert site.drones[model.DroneId("kit-ab12-3")].drone_id == "kit-ab12-3", (
-            "the site's own key says which drone it is"
-        )
+        assert site.drones[third].drone_id == third, "the site's own key says which drone it is"
 
 
 def test_values_of_the_listing_before_are_not_gone_through_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,9 +184,8 @@ def test_times_come_from_the_hosts_clock_and_are_used_on_ours() -> None:
 
 def test_what_cannot_be_recorded_of_an_answer_does_not_come_that_far() -> None:
     fault = model.Fault(model.FaultKind.NODE, "caf\udce9 " + "x" * 10**6, nan)
-    receipt = sanitize_result(
-        model.OrderResult(model.DroneId("kit-ab12-1"), model.OrderOutcome.REJECTED, "r\udcff", fault)
-    )
+    told = model.OrderResult(model.DroneId("kit-ab12-1"), model.OrderOutcome.REJECTED, "r\udcff", fault)
+    receipt = sanitize_result(told)
     assert serialization.from_json(model.OrderResult, serialization.to_json(receipt)) == receipt
     assert receipt.fault is not None and len(receipt.fault.message) == MAX_TEXT_CHARS
     assert serialization.to_json(fault_of(UnavailableError("/tmp/\udcff"), NOW))

@@ -73,10 +73,8 @@ class Place:
     async def start(self, orders: Sequence[model.StartOrder]) -> Sequence[model.OrderResult]:
         self.told += [f"start {o.drone_id}" for o in orders]
         await self.start_wire()
-        for order in orders:
-            self.running[order.drone_id] = model.RemoteDrone(
-                order.drone_id, model.RemoteState.RUNNING, f"r-{order.drone_id}"
-            )
+        for each in (order.drone_id for order in orders):
+            self.running[each] = model.RemoteDrone(each, model.RemoteState.RUNNING, f"r-{each}")
         return [model.OrderResult(o.drone_id, model.OrderOutcome.OK, f"r-{o.drone_id}") for o in orders]
 
     async def stop(self, orders: Sequence[model.StopOrder]) -> Sequence[model.OrderResult]:

@@ -111,9 +111,7 @@ def snapshot(
     drones, types = list(drones), tuple(types)
     by_key = {t.key: t for t in types}
     sites = sorted({t.site for t in types} | {d.site for d in drones})
-    policy = policy or model.Policy()
-    limit_of = {s: model.SitePolicy(s, **(limits or {})) for s in sites}
-    policy = replace(policy, sites=limit_of)
+    policy = replace(policy or model.Policy(), sites={s: model.SitePolicy(s, **(limits or {})) for s in sites})
     if slots is None:
         joined = (model.DroneState.IDLE, model.DroneState.BUSY)
         slots = [slot_of(d, by_key.get(d.type, A100)) for d in drones if d.state in joined]
@@ -125,8 +123,8 @@ def snapshot(
     def polled(site: str) -> model.PolledSite:
         there = {r.drone_id: r for r in listed if site_of.get(r.drone_id, site) == site}
         told = {"nodes": tuple(nodes), "claims": tuple(claims)} if site == types[0].site else {}
-        view = model.SiteView(site, NOW - site_age_s, there, free, quota=quota, **told)
-        return model.PolledSite(site, view, site_fault)
+        seen = model.SiteView(site, NOW - site_age_s, there, free, quota=quota, **told)
+        return model.PolledSite(site, seen, site_fault)
 
     pool = model.OverlayView(NOW - overlay_age_s, tuple(classes), tuple(slots), NOW - 5, (), evictions)
     return model.Snapshot(

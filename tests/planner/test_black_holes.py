@@ -71,16 +71,10 @@ def test_a_job_that_has_run_for_long_elsewhere_goes_well_there() -> None:
     [
         pytest.param(failed(BAD, "ann", 50), [], id="one user, nothing known of them elsewhere"),
         pytest.param(failed(BAD, "ann", 50) + failed(GOOD, "ann", 50), done(GOOD, "bob", 9), id="fails everywhere"),
-        pytest.param(
-            failed(BAD, "ann", 50) + failed(GOOD, "ann", 5), done(GOOD, "ann", 5), id="fails elsewhere as often"
-        ),
+        pytest.param(failed(BAD, "ann", 50) + failed(GOOD, "ann", 5), done(GOOD, "ann", 5), id="elsewhere as often"),
         pytest.param(failed(BAD, "ann", 1) + failed(BAD, "bob", 1), [], id="too few"),
-        pytest.param(
-            failed(BAD, "ann", 3) + failed(BAD, "bob", 3), done(BAD, "eve", 2), id="two jobs of others went well in it"
-        ),
-        pytest.param(
-            [replace(each, job_id="1.0") for each in failed(BAD, "ann", 8)], done(GOOD, "ann"), id="one job again"
-        ),
+        pytest.param(failed(BAD, "ann", 3) + failed(BAD, "bob", 3), done(BAD, "eve", 2), id="two jobs went well in it"),
+        pytest.param([replace(m, job_id="1.0") for m in failed(BAD, "ann", 8)], done(GOOD, "ann"), id="one job again"),
         pytest.param(failed("no-such", "ann") + failed("no-such", "bob"), [], id="a drone that is not ours"),
     ],
 )
@@ -129,15 +123,9 @@ def test_at_most_a_quarter_of_a_site_leaves_at_once_whoever_lies() -> None:
 def node_after(*names: str, breaker: model.Breaker | None = None, node: str = "n1") -> model.Breaker:
     told = [mishap for name in names for owner in ("ann", "bob") for mishap in failed(name, owner)]
     others = [idle(f"other-{n}", "n2") for n in range(4 * len(names))]
-    plan = plan_of(
-        pool(
-            *(idle(name, node) for name in names),
-            *others,
-            mishaps=told,
-            completions=[*done("other-1", "ann", 20), *done("other-2", "bob", 20)],
-            breakers=[breaker] if breaker else [],
-        )
-    )
+    well = [*done("other-1", "ann", 20), *done("other-2", "bob", 20)]
+    here = [idle(name, node) for name in names]
+    plan = plan_of(pool(*here, *others, mishaps=told, completions=well, breakers=[breaker] if breaker else []))
     assert len(preemptions(plan)) == len(names)
     (found,) = plan.breakers
     return found
@@ -181,15 +169,12 @@ def test_drones_without_a_job_leave_a_node_that_is_avoided(here: model.Drone) ->
     assert isinstance(leave, model.Drain if here.joined_at else model.Stop)
 
 
-def slots_of(*drones: model.Drone, **more: object) -> list[model.Slot]:
-    return [slot_of(each, **more) for each in drones]
-
-
 def test_who_has_a_job_stays_and_so_do_all_where_there_is_no_other_node() -> None:
     other = idle("other", "n2")
     busy = drone("busy", S.BUSY, node="n1", idle_at=0.0)
     assert preemptions(plan_of(pool(busy, other, mishaps=[], breakers=[BANNED]))) == {}
-    late = pool(idle("d-1"), other, mishaps=[], breakers=[BANNED], slots=slots_of(idle("d-1"), other, jobs=1))
+    with_jobs = [slot_of(each, jobs=1) for each in (idle("d-1"), other)]
+    late = pool(idle("d-1"), other, mishaps=[], breakers=[BANNED], slots=with_jobs)
     assert preemptions(decide(late)) == {} and validate_plan(late, decide(late)) == (), "it has just got one"
     assert preemptions(plan_of(pool(idle("d-1"), idle("d-2"), mishaps=[], breakers=[BANNED]))) == {}
     past = replace(BANNED, until=NOW - 1)

@@ -24,13 +24,15 @@ REQUESTED = drone("kit-ab12-1", model.DroneState.REQUESTED)
 HAS_ARRIVED = {"drones": [REQUESTED], "remotes": [replace(remote_of(REQUESTED), remote_id="4711")]}
 QUEUED = drone("kit-ab12-2", model.DroneState.QUEUED)
 RUNS = replace(remote_of(QUEUED), state=model.RemoteState.RUNNING)
+IN_POOL = [slot_of(replace(QUEUED, state=model.DroneState.IDLE))]
 IDLE, AT_WORK = (drone("kit-ab12-1", state) for state in (model.DroneState.IDLE, model.DroneState.BUSY))
 
 
-def tripped(
-    state: B, kind: model.FaultKind, scope: str = "topas", until: float = NOW + 100, **more: bool
-) -> model.Breaker:
+def tripped(state: B, kind: K, scope: str = "topas", until: float = NOW + 100, **more: bool) -> model.Breaker:
     return model.Breaker(scope, state, NOW - 60, 2, until, replace(fault(kind, NOW - 15), **more))
+
+
+BAD_NODES = tripped(B.PROBING, K.NODE, A100.key, of_order=True, accepted=True)
 
 
 @pytest.mark.parametrize(
@@ -51,6 +53,11 @@ def tripped(
         # A drone that works clears the blame of its type.
         (tripped(B.PROBING, K.DRONE, A100.key), {"drones": [IDLE], "slots": [slot_of(AT_WORK)]}, (B.ACTIVE, 0)),
         (tripped(B.PROBING, K.DRONE, A100.key), {"drones": [IDLE]}, None),
+        # The same failed look is counted once.
+        (replace(tripped(B.DEGRADED, K.DOWN), fault=DOWN), {"site_fault": DOWN}, None),
+        # Machines that fail as they boot are cured by one in the pool, not by one that boots.
+        (BAD_NODES, {"drones": [QUEUED], "remotes": [RUNS]}, None),
+        (BAD_NODES, {"drones": [QUEUED], "remotes": [RUNS], "slots": IN_POOL}, (B.ACTIVE, 0)),
     ],
 )
 def test_what_clears_a_breaker_and_what_does_not(
@@ -69,20 +76,11 @@ def test_a_short_outage_hides_nothing_and_a_long_one_does(outage_s: float, hidde
     assert (after.state, after.blind_until) == (B.ACTIVE, NOW if hidden else NOW - 5000)
 
 
-def test_the_same_failed_look_is_counted_once() -> None:
-    snap = snapshot(site_fault=DOWN)
-    (first,) = plan_of(snap).breakers
-    assert first.failures == 1
-    assert plan_for(site_fault=DOWN, breakers=[first]).breakers == ()
-
-
 def test_an_accepted_order_clears_what_orders_had_tripped_but_not_the_blame_for_dying_drones() -> None:
     one = [model.OrderResult(model.DroneId("kit-ab12-1"), model.OrderOutcome.OK, "1")]
     types = {model.DroneId("kit-ab12-1"): "topas/a100"}
-    quota = {
-        "topas/a100": model.Breaker("topas/a100", B.PROBING, NOW, 2, 0, fault(model.FaultKind.QUOTA, of_order=True))
-    }
-    dying = {"topas/a100": model.Breaker("topas/a100", B.PROBING, NOW, 4, 0, fault(model.FaultKind.DRONE))}
+    quota = {A100.key: tripped(B.PROBING, K.QUOTA, A100.key, of_order=True)}
+    dying = {A100.key: tripped(B.PROBING, K.DRONE, A100.key)}
     assert [b.state for b in update_by_order_results(quota, "topas", types, one, NOW)] == [B.ACTIVE]
     assert update_by_order_results(dying, "topas", types, one, NOW) == []
 
@@ -110,9 +108,7 @@ def test_a_type_whose_drones_vanish_before_they_work_is_slowed(state: model.Dron
 
 
 @pytest.mark.parametrize(("outage_s", "settles_s"), [(17, 17), (60, 60), (1800, 60)])
-def test_after_an_outage_the_pool_comes_to_itself_before_drones_are_started_for_it(
-    outage_s: int, settles_s: int
-) -> None:
+def test_after_an_outage_the_pool_settles_before_drones_are_started(outage_s: int, settles_s: int) -> None:
     away = model.Breaker(OVERLAY_SCOPE, B.DEGRADED, NOW - outage_s, 3, 0.0, fault())
     plan = plan_for(waiting=2, breakers=[away])
     assert plan.starts == ()
@@ -231,10 +227,8 @@ def test_the_answers_of_a_batch_count_once_and_a_refusal_outweighs_an_accepted_o
 def test_what_waits_for_nothing_that_comes_by_waiting_backs_off_where_the_fault_lies(
     there: model.Drone, more: dict[str, object], scope: str | None
 ) -> None:
-    told = replace(
-        remote_of(there), state=model.RemoteState.PENDING, blocked=model.FaultKind.CONFIG, reason="no such partition"
-    )
-    plan = plan_for(drones=[there], remotes=[replace(told, **more)])
+    held = {"state": model.RemoteState.PENDING, "blocked": K.CONFIG, "reason": "no such partition"}
+    plan = plan_for(drones=[there], remotes=[replace(remote_of(there), **held | more)])
     assert [breaker.scope for breaker in plan.breakers] == ([scope] if scope else [])
     for breaker in plan.breakers:
         assert breaker.fault is not None and breaker.fault.message == "kit-ab12-1 waits: no such partition"
@@ -269,9 +263,7 @@ def after(
 
 
 def banned(until: float = NOW + 600, at: float = NOW - 60, state: model.BreakerState = B.BANNED) -> model.Breaker:
-    return model.Breaker(
-        SCOPE, state, at, 1, until, model.Fault(model.FaultKind.JOBS, "idled", at, of_order=True, accepted=True)
-    )
+    return model.Breaker(SCOPE, state, at, 1, until, model.Fault(K.JOBS, "idled", at, of_order=True, accepted=True))
 
 
 def started_for(plan: model.Plan) -> dict[str, int]:
@@ -309,9 +301,7 @@ def test_drones_of_one_batch_are_one_failure() -> None:
 
 
 def test_after_the_pause_one_drone_is_tried_and_only_one() -> None:
-    over = banned(until=NOW - 1)
-    seen = snapshot(classes=[PARALLEL], breakers=[over])
-    plan = plan_of(seen)
+    plan = plan_for(classes=[PARALLEL], breakers=[banned(until=NOW - 1)])
     assert started_for(plan) == {"parallel": 1}
     assert why(plan, "class:parallel")[-1] == Probing(SCOPE)
     trying = drone("kit-ab12-7", model.DroneState.BOOTING, for_class="parallel")
@@ -332,9 +322,7 @@ def test_a_drone_with_work_for_the_class_ends_its_back_off_and_leaves_no_record(
     trying = drone("kit-ab12-1", model.DroneState.IDLE, for_class="parallel")
     working = slot_of(drone("kit-ab12-1", model.DroneState.BUSY))
     some = replace(PARALLEL, running=1)
-    (changed,) = plan_of(
-        snapshot(classes=[some], drones=[trying], slots=[working], breakers=[banned(state=B.PROBING)])
-    ).breakers
+    (changed,) = plan_for(classes=[some], drones=[trying], slots=[working], breakers=[banned(state=B.PROBING)]).breakers
     assert (changed.scope, changed.state, changed.forgotten) == (SCOPE, B.ACTIVE, True)
 
 

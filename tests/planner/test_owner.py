@@ -19,9 +19,7 @@ KEEP = model.Reserve(cpus=8, memory_mib=20480)
 CPU_JOB = replace(jobs(waiting=1), id="cpu-work", gpu_milli=0, cpus=4, memory_mib=4096)
 
 
-def on(
-    name: str, where: str, state: model.DroneState = S.BUSY, *, worked_s: float = 100.0, **more: object
-) -> model.Drone:
+def on(name: str, where: str, state: S = S.BUSY, *, worked_s: float = 100.0, **more: object) -> model.Drone:
     """A drone on a node whose job has worked so long."""
     made = drone(name, state, age_s=5000.0, node=where)
     if state is S.BUSY:
@@ -162,13 +160,9 @@ def test_the_reserve_is_released_while_no_gpu_job_waits_and_its_drones_are_marke
 def test_and_taken_back_from_our_own_cpu_drones_when_a_gpu_job_waits(most: int, gone: list[str]) -> None:
     work = {"kind": CPU, "age_s": 1000, "node": "n1", "work_gpu_milli": 8000}
     cpus = [drone(f"kit-ab12-{i}", S.BUSY, work_at=NOW - 10 * i, **work) for i in range(1, 25)]
-    plan = told(
-        cpus,
-        waiting=2,
-        types=(A100, CPU),
-        nodes=[node("n1", 8, kinds=("a100", "cpu"), free_cpus=0, free_gib=500)],
-        limits={"blocking": (GENTLE,), "max_drones": most},
-    )
+    nodes = [node("n1", 8, kinds=("a100", "cpu"), free_cpus=0, free_gib=500)]
+    limits = {"blocking": (GENTLE,), "max_drones": most}
+    plan = told(cpus, waiting=2, types=(A100, CPU), nodes=nodes, limits=limits)
     assert preemptions(plan) == gone, "one for each job, those that lose least; none where more could not start anyway"
     assert {s.reason for s in plan.stops} <= {reasons.ReserveReclaimed("n1")}
 
@@ -208,12 +202,11 @@ def test_room_that_the_owner_does_not_take_is_given_back_but_for_a_little() -> N
 
 
 def test_once_the_little_is_taken_twice_as_much_is_offered() -> None:
-    full = node("n1", 8, free_gpus=0, free_cpus=128, free_gib=800)
     drones = [on(f"kit-ab12-{i}", "n1") for i in range(8)]
 
     def tick(since: float, standing: int, **given: object) -> model.Plan:
         known = model.OwnerClaimBackoff("topas", since, standing, offer=2)
-        return plan_of(replace(snapshot(nodes=[full], **given), patience={"topas": known}))
+        return plan_of(replace(snapshot(nodes=[FULL_1], **given), patience={"topas": known}))
 
     plan = tick(0.0, 0, drones=drones, slots=slots(drones), claims=[claim(1000)])
     assert len(plan.stops) == 2, "what is offered at once, and not all eight"
@@ -233,7 +226,7 @@ def test_a_claim_for_disk_and_one_under_a_smaller_reserve_are_no_fault() -> None
     """The checker once counted neither disk nor what freed GPUs keep, and stopped all plans of all sites."""
     wide = replace(A100, disk_mib=51200)
     drones = [on(f"kit-ab12-{i}", "n1") for i in range(8)]
-    full = replace(node("n1", 8, free_gpus=0, free_cpus=128, free_gib=800), disk_mib=409600)
+    full = replace(FULL_1, disk_mib=409600)
     wants = claim(1, cpus=4, memory_gib=16, disk_mib=102400)
     plan = plan_for(types=(wide,), drones=drones, slots=slots(drones), nodes=[full], claims=[wants])
     assert len(plan.stops) == 2
@@ -250,11 +243,9 @@ def _sites(draw: st.DrawFn) -> tuple[list[model.Node], list[model.Drone], list[m
     for n in range(draw(st.integers(1, 4))):
         gpus = draw(st.sampled_from([1, 2, 4, 8]))
         held = draw(st.integers(0, gpus))
-        free_gpus = draw(st.integers(0, gpus - held))
-        free_cpus = draw(st.integers(0, 100))
-        nodes.append(
-            node(f"n{n}", gpus, kinds=("a100", "cpu"), free_gpus=free_gpus, free_cpus=free_cpus, free_gib=free_cpus * 4)
-        )
+        cpus = draw(st.integers(0, 100))
+        free = {"free_gpus": draw(st.integers(0, gpus - held)), "free_cpus": cpus, "free_gib": cpus * 4}
+        nodes.append(node(f"n{n}", gpus, kinds=("a100", "cpu"), **free))
         for _ in range(held):
             state = draw(st.sampled_from([S.BUSY, S.BUSY, S.IDLE, S.BOOTING, S.STOPPING]))
             here = on(f"kit-ab12-{len(drones)}", f"n{n}", state, worked_s=float(draw(st.integers(0, 5000))))

@@ -1,4 +1,4 @@
-"""Drones that are started, where, and the reason why no more."""
+"""Drones that are started, where, and the reason why no more; the order of the types that fit."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from provisioner import model, reasons
 from provisioner.cli.plan import read_snapshot
 from provisioner.estimates import Estimates, run_keys
+from provisioner.planner import matching
 from provisioner.planner.safeguards import safe_plan
 from tests.planner import scenes
 from tests.planner.scenes import A100, NOW, QUAD, SMALL, V100, drone, jobs, plan_for, plan_of, slot_of, story, tell
@@ -20,7 +21,7 @@ BUSY = drone("kit-ab12-1", S.BUSY)
 AGED = drone("kit-ab12-1", S.IDLE)
 RETIRES = [slot_of(AGED, retires_at=NOW + 600)]
 SHORT_LIFE = replace(A100, walltime_s=600.0, margin_s=180.0)
-EXIT = model.Fault(model.FaultKind.DRONE, "exit 1 after 2 s", NOW - 30)
+UNSEEN = reasons.StaleView("site:topas", 1.0, 120.0, "connection refused")
 SITE_FULL = reasons.SiteFull("topas/a100")
 
 
@@ -34,20 +35,11 @@ def unmet(dimension: str, asked: str, offered: str, kind: str = "topas/a100") ->
         story("no jobs", [], waiting=0),
         story("the cheapest type", [V100] * 3, waiting=3, types=(A100, V100)),
         story("VRAM", [A100], vram_mib=35000, types=(A100, V100)),
-        story("small jobs share a drone", [A100], waiting=5, gpu_milli=200, cpus=1, memory_mib=2048),
         # Eight fit by GPU share, two by RAM: ten jobs need five drones, not two.
         story("RAM binds", [A100] * 5, waiting=10, gpu_milli=125, cpus=1, memory_mib=10000),
         # Two GPUs hold two jobs of 0.6, not three.
         story("a share lies on one device", [QUAD], types=(QUAD,), waiting=4, gpu_milli=600, cpus=1),
         story("and no more", [QUAD] * 2, types=(QUAD,), waiting=5, gpu_milli=600, cpus=1),
-        story(
-            "room that is left serves the next class",
-            [A100],
-            classes=[
-                jobs(gpu_milli=500, cpus=4, memory_mib=8000),
-                jobs(gpu_milli=400, cpus=4, memory_mib=8000, id="other"),
-            ],
-        ),
         story(
             "hard classes come before easy ones take their drones",
             [V100, V100],
@@ -110,19 +102,7 @@ def unmet(dimension: str, asked: str, offered: str, kind: str = "topas/a100") ->
         story("a free site before a cheaper full one", [QUAD], types=(A100, QUAD), free={"a100": 0, "quad": 1}),
         # ---- doubt
         story("a disabled site", [], [reasons.SiteDisabled("topas")], limits={"enabled": False}),
-        story(
-            "an unseen site",
-            [],
-            [reasons.StaleView("site:topas", 1.0, 120.0, "connection refused")],
-            site_fault=scenes.DOWN,
-        ),
-        story(
-            "a banned type",
-            [],
-            [reasons.BackingOff("topas/a100", NOW + 30, "drone", EXIT.message)],
-            waiting=3,
-            breakers=[model.Breaker("topas/a100", model.BreakerState.BANNED, NOW - 30, 3, NOW + 30, EXIT)],
-        ),
+        story("an unseen site", [], [UNSEEN], site_fault=scenes.DOWN),
     ],
 )
 def test_starts_and_the_reason_why_no_more(
@@ -138,12 +118,9 @@ def test_starts_have_new_ids_in_order_and_their_reason() -> None:
 
 
 def test_jobs_that_the_pool_would_match_with_no_slot_get_no_drone_and_are_told_why() -> None:
-    tell(
-        [A100] * 2,
-        [reasons.PoolLimit("licence is used up")],
-        {"waiting": 5, "limited": 3, "limit": "licence is used up"},
-    )
-    tell([], [reasons.PoolLimit("x")], {"waiting": 5, "limited": 5, "limit": "x"})
+    for limited, kinds in ((3, [A100] * 2), (5, [])):
+        given = {"waiting": 5, "limited": limited, "limit": "licence is used up"}
+        tell(kinds, [reasons.PoolLimit("licence is used up")], given)
 
 
 def test_a_job_that_is_longer_than_its_drone_takes_gets_a_misfit_with_numbers_and_no_drone() -> None:
@@ -215,3 +192,41 @@ def test_short_jobs_get_no_more_drones_while_the_first_are_on_their_way() -> Non
     made = {s.drone.id: replace(s.drone, state=S.SUBMITTED, submitted_at=NOW) for s in plan_of(snap).starts}
     assert len(made) == 2
     assert not plan_of(replace(snap, drones=made, next_serial=60)).starts
+
+
+# ---------------------------------------- Compatible drone types of a shape, their order, and the unmet requirement
+
+
+def compatible(*types: model.DroneType, policy: model.Policy | None = None, **job: object) -> matching.CompatibleTypes:
+    return matching.compatibility_cache(types, policy or model.Policy()).table([jobs(**job)])[SMALL.id]
+
+
+@pytest.mark.parametrize(
+    ("job", "unmet"),
+    [
+        ({"capability": 90}, model.UnmetRequirement("capability", "9.0", "8.0")),
+        ({"capability": 80}, None),
+        ({"vram_mib": 50_000}, model.UnmetRequirement("vram", "50000 MiB", "40960 MiB")),
+        ({"cpus": 9}, model.UnmetRequirement("cpus", "9", "8")),
+    ],
+)
+def test_the_first_unmet_requirement_has_both_numbers(
+    job: dict[str, object], unmet: model.UnmetRequirement | None
+) -> None:
+    assert matching.unmet_requirement(jobs(**job), A100) == unmet
+
+
+def test_types_are_ranked_by_price_per_job_to_the_last_fraction() -> None:
+    dear, cheap = replace(V100, name="a", price=0.0019), replace(V100, name="b", price=0.0011)
+    assert compatible(dear, cheap).cheapest == (cheap.key, dear.key)
+    # A drone of four GPUs at 2.0 an hour and GPU costs as much per job as one of one GPU.
+    assert compatible(QUAD, replace(A100, price=1.99)).cheapest == (A100.key, QUAD.key)
+
+
+def test_the_nearest_type_is_reported_only_if_no_type_fits() -> None:
+    assert compatible(A100, V100, vram_mib=35_000).nearest is None
+    none = compatible(A100, V100, vram_mib=50_000)
+    assert none.kinds == () and none.nearest is not None and none.nearest[0] == A100.key
+    assert compatible(A100, vram_mib=50_000, invalid="not a number").nearest is None
+    refuses = {A100.key: model.UnmetRequirement("requirements", "x", "y")}
+    assert compatible(A100, vram_mib=50_000, refuses=refuses).nearest is None

@@ -36,12 +36,8 @@ OLD = drone("kit-ab12-1", S.BUSY, V100)
 BACK = there(S.BUSY, 500)
 PENDING = model.RemoteDrone(BACK.id, model.RemoteState.PENDING, "r1", reason="preempted")
 DRAINED = there(S.DRAINING, 70, leaving=S.DONE, joined_at=NOW - 500, idle_at=NOW - 400, asked_at=NOW - 70)
-REFUSED = there(
-    S.DRAINING, 2, leaving=S.DONE, joined_at=NOW - 500, idle_at=NOW - 400, asked_at=NOW - 2, asked=1, drain_refusal="no"
-)
-RUNS_OUT = there(
-    S.DRAINING, leaving=S.CANCELLED, joined_at=NOW - 9000, jobs=1, asked_at=NOW - 900, drain_mode=model.DrainMode.NONE
-)
+REFUSED = replace(DRAINED, since=NOW - 2, asked_at=NOW - 2, asked=1, drain_refusal="no")
+RUNS_OUT = replace(DRAINED, leaving=S.CANCELLED, jobs=1, asked_at=NOW - 900, drain_mode=model.DrainMode.NONE)
 DEAF = there(S.STOPPING, 99, asked=1, asked_at=NOW - 99, leaving=S.FAILED, joined_at=NOW - 200)
 WORKS = [slot_of(DEAF, state=model.SlotState.BUSY, jobs=1, begun_at=NOW - 50)]
 STAYS = None
@@ -292,9 +288,7 @@ def test_a_drone_that_an_operator_drained_after_its_jobs_is_done(
     ("came_s", "site_s", "limit_s"),
     [(599, None, 600), (700, None, 700), (90000, None, 1800), (-99000, None, 600), (30, 60, 60)],
 )
-def test_a_drone_is_kept_as_long_as_another_would_take_to_come(
-    came_s: float, site_s: float | None, limit_s: float
-) -> None:
+def test_a_drone_is_kept_while_another_would_be_coming(came_s: float, site_s: float | None, limit_s: float) -> None:
     idle = drone("kit-ab12-1", S.IDLE, started_at=NOW - 99999, joined_at=NOW - 99999 + came_s)
     sites = {"topas": model.SitePolicy("topas", idle_timeout_s=site_s)}
     by = "slow-start" if limit_s > 600 else "time-out"
@@ -309,17 +303,14 @@ def test_what_was_learned_shortens_the_time_out_and_says_so() -> None:
     assert idle_limit(idle, policy, Estimates(idle_s={"topas": 9000.0})) == (600.0, "time-out")
     [drain] = plan_of(replace(snapshot(drones=[idle]), estimates=few)).drains
     assert drain.reason == IdleTimeout(31, 26, "start-cost")
-    assert describe(drain.reason) == (
-        "idle 31 s > 26 s, what another start costs at its site, learned from the drones that came there"
-    )
+    assert describe(drain.reason).startswith("idle 31 s > 26 s, what another start costs at its site, learned from")
 
 
 @pytest.mark.parametrize("own", [True, None])
 def test_a_fixed_time_out_is_neither_shortened_nor_lengthened(own: bool | None) -> None:
     estimates = Estimates(idle_s={"topas": 26.0})
-    policy = model.Policy(
-        idle_timeout_s=600, idle_fixed=own is None, sites={"topas": model.SitePolicy("topas", idle_fixed=own)}
-    )
+    sites = {"topas": model.SitePolicy("topas", idle_fixed=own)}
+    policy = model.Policy(idle_timeout_s=600, idle_fixed=own is None, sites=sites)
     for came_s in (30, 900):
         idle = drone("kit-ab12-1", S.IDLE, started_at=NOW - 9999, joined_at=NOW - 9999 + came_s)
         assert idle_limit(idle, policy, estimates) == (600.0, "fixed")

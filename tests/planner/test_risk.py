@@ -54,12 +54,13 @@ HPC = replace(A100, site="horeka", price=2.0)
 LIMITS = {"max_drones": 100, "max_pending": 100, "max_starts_per_tick": 100}
 
 
-def world(estimates: Estimates, *, free: int, waited_s: float = 60.0, waiting: int = 10, safe: bool = True) -> Snapshot:
-    """Jobs wait; TOpAS has free GPUs and an owner; HoreKa, dearer, takes us at any time."""
+def world(
+    estimates: Estimates, *, free: int, elsewhere: int = 100, safe: bool = True, waiting: int = 10, **more: object
+) -> Snapshot:
+    """Jobs wait; TOpAS has free GPUs and an owner; HoreKa, dearer, takes us at any time unless it is full."""
+    classes = [jobs(waiting=waiting, oldest_at=NOW - more.pop("waited_s", 60.0))]
     types = (TOPAS, HPC) if safe else (TOPAS,)
-    made = snapshot(
-        classes=[jobs(waiting=waiting, oldest_at=NOW - waited_s)], types=types, free={"a100": 100}, limits=LIMITS
-    )
+    made = snapshot(**{"classes": classes, "types": types, "free": {"a100": elsewhere}, "limits": LIMITS, **more})
     made = with_site(made, free={"a100": free}, free_gpu_milli=1000 * free, owner_runs=OwnerLoad())
     return replace(made, estimates=estimates)
 
@@ -94,7 +95,7 @@ def test_all_that_is_free_is_taken_if_the_owner_stays_away_or_there_is_no_safer_
 
 
 def test_what_is_held_back_for_an_owner_is_said() -> None:
-    full = with_site(world(Estimates(taken_per_s={"topas": TAKEN}), free=10), "horeka", free={"a100": 0})
+    full = world(Estimates(taken_per_s={"topas": TAKEN}), free=10, elsewhere=0)
     assert plan_of(full).starts == ()
     assert [type(r) for r in why(plan_of(full), "class:small")] == [reasons.OwnerRisk]
 
@@ -115,11 +116,9 @@ def test_the_longer_jobs_have_waited_the_more_risk_is_taken() -> None:
     assert soon < late < very_late
 
 
-def staffed(
-    estimates: Estimates, *, waited_s: float = 60.0, waiting: int = 1, safe: bool = True, free: int = 0
-) -> Snapshot:
+def staffed(estimates: Estimates, *, waiting: int = 1, free: int = 0, **more: object) -> Snapshot:
     """Twenty busy drones at TOpAS, the first the oldest, and jobs that wait."""
-    made = world(estimates, free=free, waited_s=waited_s, waiting=waiting, safe=safe)
+    made = world(estimates, free=free, waiting=waiting, **more)
     at_work = {"age_s": 500.0, "requested_at": NOW - 2000, "joined_at": NOW - 1800}
     made_drones = (drone(f"d-{n}", DroneState.BUSY, TOPAS, **at_work, started_at=NOW - 1900 + n) for n in range(20))
     drones = {each.id: replace(each, submitted_at=0.0, remote_id="", jobs_started=0) for each in made_drones}
@@ -164,23 +163,17 @@ def test_the_longer_jobs_have_waited_the_fewer_leave_and_a_preempted_job_began_a
 def newest_leaves(made: Snapshot) -> Snapshot:
     """Drone d-19 of :func:`staffed` drains, and would have room."""
     drone = replace(made.drones[DroneId("d-19")], state=DroneState.DRAINING, leaving=DroneState.DONE, asked_at=NOW - 60)
-    assert made.overlay.view is not None
-    news = {"state": SlotState.DRAINING, "free_gpu_milli": 1000, "free_cpus": 8, "free_memory_mib": 99999}
-    slots = tuple(replace(s, **news) if s.drone_id == drone.id else s for s in made.overlay.view.slots)
-    return with_pool(replace(made, drones={**made.drones, drone.id: drone}), slots=slots)
-
-
-def taken_back(plan: Plan) -> list[DroneId]:
-    return [drain.drone.id for drain in plan.drains if drain.mode is DrainMode.RESUME]
+    view = made.overlay.view
+    assert view is not None
+    *others, last = view.slots
+    room = replace(last, state=SlotState.DRAINING, free_gpu_milli=1000, free_cpus=8, free_memory_mib=99999)
+    return with_pool(replace(made, drones={**made.drones, drone.id: drone}), slots=(*others, room))
 
 
 def test_one_that_leaves_for_this_is_taken_back_only_where_it_stands_safely_again() -> None:
-    def with_one_leaving(estimates: Estimates) -> Plan:
-        made = newest_leaves(staffed(estimates))
-        return plan_of(with_site(made, "horeka", free={"a100": 0}))
-
-    assert taken_back(with_one_leaving(NEAR)) == []
-    assert taken_back(with_one_leaving(replace(NEAR, rises={"topas": CALM}))) == ["d-19"]
+    for estimates, expected in ((NEAR, []), (replace(NEAR, rises={"topas": CALM}), ["d-19"])):
+        plan = plan_of(newest_leaves(staffed(estimates, elsewhere=0)))
+        assert [drain.drone.id for drain in plan.drains if drain.mode is DrainMode.RESUME] == expected
 
 
 def crippled(made: Snapshot, how: str) -> Snapshot:
@@ -194,16 +187,13 @@ def crippled(made: Snapshot, how: str) -> Snapshot:
             limits = replace(made.policy.sites["horeka"], max_drones=0)
             return replace(made, policy=replace(made.policy, sites={**made.policy.sites, "horeka": limits}))
         case "blocked":
-            stuck = Drone(DroneId("d-99"), HPC.key, DroneState.QUEUED, NOW - 60, NOW - 60, 1000)
-            remote = model.RemoteDrone(
-                stuck.id, model.RemoteState.PENDING, reason="QOSMaxJobs", blocked=model.FaultKind.QUOTA
-            )
+            stuck = drone("d-99", DroneState.QUEUED, HPC)
+            remote = replace(scenes.remote_of(stuck), reason="QOSMaxJobs", blocked=model.FaultKind.QUOTA)
             made = replace(made, drones={**made.drones, stuck.id: stuck})
             return with_site(made, "horeka", drones={stuck.id: remote})
         case scope:
-            breaker = model.Breaker(
-                scope, model.BreakerState.BANNED, NOW - 60, 3, NOW + 600, replace(scenes.DOWN, of_order=True)
-            )
+            fault = replace(scenes.DOWN, of_order=True)
+            breaker = model.Breaker(scope, model.BreakerState.BANNED, NOW - 60, 3, NOW + 600, fault)
             return replace(made, breakers={scope: breaker})
 
 
@@ -223,9 +213,7 @@ CLOUD = {"topas/a100": StartDelays(60.0, 240.0), "horeka/a100": StartDelays(60.0
 
 
 def dear(waited_s: float, waiting: int, cost: float) -> Snapshot:
-    made = with_site(
-        world(Estimates(delays=CLOUD), free=100, waited_s=waited_s, waiting=waiting), "horeka", free={"a100": 0}
-    )
+    made = world(Estimates(delays=CLOUD), free=100, elsewhere=0, waited_s=waited_s, waiting=waiting)
     level = tuple(replace(kind, price=1.0) for kind in made.types)
     return replace(made, types=level, policy=replace(made.policy, waiting_cost=cost))
 
@@ -285,9 +273,8 @@ def test_only_jobs_that_may_be_of_the_class_serve_it() -> None:
     ours = drone("kit-ab12-1", DroneState.BUSY)
 
     def of(**told: object) -> int:
-        made = snapshot(
-            classes=[anna, replace(bert, waiting=0, fresh=1)], drones=[ours], slots=[slot_of(ours, jobs=1, **told)]
-        )
+        classes, slots = [anna, replace(bert, waiting=0, fresh=1)], [slot_of(ours, jobs=1, **told)]
+        made = snapshot(classes=classes, drones=[ours], slots=slots)
         return len(plan_of(replace(made, estimates=Estimates(runs={mine: (60.0,)}))).starts)
 
     shape = {"job_gpu_milli": 1000, "job_cpus": 8, "job_memory_mib": 20480}
@@ -316,18 +303,11 @@ def of(owner: str, *, waiting: int = 3, waited_s: float = 60.0) -> JobClass:
     return replace(jobs(waiting=waiting, oldest_at=NOW - waited_s), id=owner or "nobody", owner=owner)
 
 
-def world_excluded(
-    *classes: JobClass, drones: tuple[Drone, ...] = (), calm: bool = False, safe: bool = True, free: int = 20
-) -> Snapshot:
-    """TOpAS has GPUs free and an owner; HoreKa, dearer, is full. Jobs of "long" run for a day, all others for
-    ten minutes."""
-    made = snapshot(
-        classes=classes, drones=drones, types=(TOPAS, HPC) if safe else (TOPAS,), free={"a100": 0}, limits=LIMITS
-    )
-    made = with_site(made, free={"a100": free}, free_gpu_milli=1000 * free, owner_runs=OwnerLoad())
-    long = size_key("long")
-    estimates = Estimates(rises={"topas": CALM if calm else BUSY}, runs={long: (24 * HOUR_S,), "": (600.0,)})
-    return replace(made, estimates=estimates)
+def world_excluded(*classes: JobClass, calm: bool = False, free: int = 20, **more: object) -> Snapshot:
+    """A world in which HoreKa is full. Jobs of "long" run for a day, all others for ten minutes."""
+    runs = {size_key("long"): (24 * HOUR_S,), "": (600.0,)}
+    estimates = Estimates(rises={"topas": CALM if calm else BUSY}, runs=runs)
+    return world(estimates, free=free, elsewhere=0, classes=classes, **more)
 
 
 def avoided(made: Snapshot, owner: str) -> set[str]:

@@ -33,10 +33,6 @@ def fails_on(*ids: str, tried: list[int] | None = None) -> PlanFunction:
     return planner
 
 
-def always_fails(snap: model.Snapshot) -> model.Plan:
-    raise ZeroDivisionError("division by zero")
-
-
 def many(count: int) -> model.Snapshot:
     return snapshot(
         classes=[replace(SMALL, id=f"c{n}", cpus=1 + n % 8, waiting=1) for n in range(count)],
@@ -103,7 +99,7 @@ def test_operators_requests_pass_where_nothing_else_can_be_decided() -> None:
 
 
 def test_a_planner_that_always_fails_makes_an_empty_plan() -> None:
-    found = safe_plan(snapshot(requests=[KILL], drones=[drone("kit-ab12-1")]), always_fails)
+    found = safe_plan(snapshot(requests=[KILL], drones=[drone("kit-ab12-1")]), lambda snap: 1 / 0)
     assert not found.plan.acts
     assert found.plan.requests_done == ()
     assert "ZeroDivisionError" in found.faults[0]
@@ -145,9 +141,18 @@ def test_a_request_that_breaks_a_promise_stays_open() -> None:
     assert found.plan.requests_done == ()
 
 
-def test_a_breach_that_names_no_action_leaves_operators_requests() -> None:
+def fails_to_judge(seen: model.Snapshot, plan: model.Plan) -> tuple[Breach, ...]:
+    raise KeyError("odd")
+
+
+def names_no_action(seen: model.Snapshot, plan: model.Plan) -> tuple[Breach, ...]:
+    return (Breach("odd"),) if plan.starts else ()
+
+
+@pytest.mark.parametrize("judge", [fails_to_judge, names_no_action])
+def test_a_breach_that_names_no_action_leaves_operators_requests(judge: safeguards.PlanValidator) -> None:
     snap = snapshot(classes=[jobs(waiting=3)], drones=[drone("kit-ab12-1")], requests=[KILL])
-    found = safe_plan(snap, judge=lambda seen, plan: (Breach("odd"),) if plan.starts else ())
+    found = safe_plan(snap, judge=judge)
     assert [s.drone.id for s in found.plan.stops] == ["kit-ab12-1"]
     assert not found.plan.starts
     assert found.plan.requests_done == (3,)
@@ -163,13 +168,3 @@ def test_a_judge_that_is_never_content_ends_in_a_plan_that_does_nothing() -> Non
     found = drop_invalid(snap, decide(snap), judge)
     assert not found.plan.acts
     assert len(judged) <= safeguards.MAX_VALIDATION_ROUNDS + 2
-
-
-def test_operators_requests_pass_where_the_judge_fails() -> None:
-    def judge(seen: model.Snapshot, plan: model.Plan) -> tuple[Breach, ...]:
-        raise KeyError("odd")
-
-    snap = snapshot(classes=[jobs(waiting=3)], drones=[drone("kit-ab12-1")], requests=[KILL])
-    found = safe_plan(snap, judge=judge)
-    assert [s.drone.id for s in found.plan.stops] == ["kit-ab12-1"]
-    assert not found.plan.starts

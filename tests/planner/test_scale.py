@@ -14,8 +14,6 @@ from provisioner.planner.lifecycle import observe
 from provisioner.planner.matching import _caches, unmet_requirement
 from tests.planner.scenes import A100, QUAD, SMALL, V100, snapshot, with_pool, with_site
 
-TYPES = (A100, V100, QUAD)
-
 
 def test_fit_is_judged_once_for_each_shape_and_type_and_then_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     judged: list[tuple[object, ...]] = []
@@ -36,7 +34,7 @@ def test_shapes_of_jobs_that_have_gone_are_forgotten() -> None:
     _caches.clear()
     for n in range(0, 400, 8):
         classes = [replace(SMALL, id=str(i), disk_mib=i, waiting=1) for i in range(n, n + 8)]
-        decide(snapshot(classes=classes, types=TYPES))
+        decide(snapshot(classes=classes, types=(A100, V100, QUAD)))
         [known] = _caches
         assert len(known.known) == 8, "those of the newest plan are kept"
 

@@ -9,7 +9,7 @@ import pytest
 from provisioner.model import DroneId, JobClass, Policy, Sharing, Slot, SlotState
 from provisioner.planner import matching
 from provisioner.planner.matching import count_jobs, count_jobs_in_type, free_resources, request_of, unmet_requirement
-from provisioner.sharing import KIT_SMALL, MOST_SHARES, Load, load_of, rates, share_milli, shares_needed
+from provisioner.sharing import KIT_SMALL, Load, load_of, rates
 from tests.planner.scenes import A100, QUAD
 
 QUARTERS = replace(A100, name="quarters", sharing=Sharing.MPS, shares=4)
@@ -135,22 +135,8 @@ def test_jobs_of_different_duty_get_even_parts_of_the_gpu(sharing: Sharing, ther
     assert light * 0.1 + heavy * 1.0 + other * 0.8 == pytest.approx(there)
 
 
-def test_jobs_that_leave_the_gpu_time_do_not_slow_each_other() -> None:
-    assert rates(Sharing.MPS, [Load(0.3)] * 3) == (1.0, 1.0, 1.0)
-    assert rates(Sharing.TIME_SLICED, [Load(0.3)] * 2) == (1.0, 1.0)
-    assert rates(Sharing.MPS, []) == ()
-
-
 def test_a_job_that_does_not_tell_works_the_share_that_it_asked_for() -> None:
     assert load_of(200, 0, 0) == Load(0.2, 0.2)
     assert load_of(2000, 0, 0) == Load()
     assert load_of(200, 120, 0) == Load(0.12, 0.2)
     assert load_of(200, 0, 5000) == Load(0.2, 1.0)
-
-
-@pytest.mark.parametrize("shares", range(1, MOST_SHARES + 1))
-def test_all_shares_of_a_gpu_go_into_it_and_no_more(shares: int) -> None:
-    assert 1000 // share_milli(shares) == shares
-    assert shares_needed(1, shares) == 1
-    assert shares_needed(share_milli(shares), shares) == 1
-    assert shares == 1 or shares_needed(share_milli(shares) + 1, shares) == 2

@@ -46,9 +46,8 @@ def plan(
     def of(kind: type) -> tuple:
         return tuple(action for action in actions if isinstance(action, kind))
 
-    return model.Plan(
-        7, NOW, moves, of(model.Start), of(model.Drain), of(model.Stop), of(model.StopOrphan), breakers=breakers
-    )
+    starts, drains, stops, orphans = map(of, (model.Start, model.Drain, model.Stop, model.StopOrphan))
+    return model.Plan(7, NOW, moves, starts, drains, stops, orphans, breakers=breakers)
 
 
 def texts(snap: model.Snapshot, made: model.Plan | Action) -> list[str]:
@@ -75,6 +74,7 @@ def claim(gpus: int = 1, count: int = 1) -> model.OwnerDemand:
 
 
 ONE = {"max_drones": 1}
+TWO_COME = ["2 drones on their way at topas, 1 allowed"]
 
 
 def listed(state: model.RemoteState) -> model.RemoteDrone:
@@ -107,12 +107,8 @@ def listed(state: model.RemoteState) -> model.RemoteDrone:
         (waits(drones=[IDLE, BUSY], limits={"max_drones": 2}), start(), ["3 drones at topas, 2 allowed"]),
         (waits(drones=[IDLE, BUSY], limits={"max_gpu_milli": 2999}), start(), ["3.0 GPUs at topas, 2.999 allowed"]),
         *(
-            (
-                waits(drones=[drone("kit-ab12-1", state)], limits={"max_pending": 1}),
-                start(),
-                ["2 drones on their way at topas, 1 allowed"] if pending else [],
-            )
-            for state, pending in ((S.REQUESTED, True), (S.BOOTING, True), (S.JOINED, False))
+            (waits(drones=[drone("kit-ab12-1", state)], limits={"max_pending": 1}), start(), found)
+            for state, found in ((S.REQUESTED, TWO_COME), (S.BOOTING, TWO_COME), (S.JOINED, []))
         ),
         # What ended in this tick counts no more, and a listed end is no stray.
         (waits(drones=[IDLE], remotes=[], limits={"max_drones": 1}), plan(start(), moves=(ENDED,)), []),
@@ -137,12 +133,8 @@ def listed(state: model.RemoteState) -> model.RemoteDrone:
         (snapshot(drones=[BUSY]), drain(BUSY, reasons.TypeRemoved("topas/a100")), []),
         (snapshot(drones=[BUSY]), drain(BUSY, UNNEEDED, model.DrainMode.RESUME), []),
         *(
-            (
-                snapshot(drones=[BUSY]),
-                action,
-                [f"kit-ab12-2 has 1 jobs and is asked to leave because {action.reason.kind}"],
-            )
-            for action in (
+            (snapshot(drones=[BUSY]), made, [f"kit-ab12-2 has 1 jobs and is asked to leave because {made.reason.kind}"])
+            for made in (
                 stop(BUSY, UNNEEDED),
                 stop(BUSY, reasons.TypeRemoved("topas/a100")),
                 drain(BUSY, UNNEEDED),
@@ -254,9 +246,8 @@ def test_nothing_is_asked_of_a_site_that_was_never_seen() -> None:
 @pytest.mark.parametrize("scope", ["topas", A100.key, model.class_scope(A100.key, "small")])
 def test_what_is_banned_before_or_by_this_plan_is_not_started(scope: str) -> None:
     text = f"kit-ab12-42 is started although {scope} is banned until {NOW + 60:.0f}"
-    banned, probing = (
-        model.Breaker(scope, s, NOW, 3, NOW + 60) for s in (model.BreakerState.BANNED, model.BreakerState.PROBING)
-    )
+    banned = model.Breaker(scope, model.BreakerState.BANNED, NOW, 3, NOW + 60)
+    probing = replace(banned, state=model.BreakerState.PROBING)
     assert texts(waits(breakers=[banned]), start()) == [text]
     assert texts(waits(breakers=[model.Breaker(scope)]), plan(start(), breakers=(banned,))) == [text]
     assert texts(waits(breakers=[banned]), plan(start(), breakers=(probing,))) == []
@@ -352,9 +343,7 @@ def test_a_drone_is_started_only_for_jobs_that_it_can_run(asks: dict[str, object
         (-60.0, 0.0, 0.0, True),
     ],
 )
-def test_no_drone_is_started_to_live_into_a_downtime(
-    down_in_s: float, start_s: float, type_s: float, kept: bool
-) -> None:
+def test_no_drone_is_to_live_into_a_downtime(down_in_s: float, start_s: float, type_s: float, kept: bool) -> None:
     snap = with_site(waits(types=[replace(A100, walltime_s=type_s)]), downtime_at=NOW + down_in_s)
     text = "kit-ab12-42 is started to live into the downtime of topas"
     assert texts(snap, replace(start(), walltime_s=start_s)) == ([] if kept else [text])

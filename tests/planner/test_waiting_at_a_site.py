@@ -27,9 +27,8 @@ def waits(
     of: model.Drone, reason: str = "", blocked: model.FaultKind | None = None, start_in_s: float = 0.0
 ) -> model.RemoteDrone:
     at = NOW + start_in_s if start_in_s else 0.0
-    return model.RemoteDrone(
-        of.id, model.RemoteState.PENDING, "17_0", reason=reason, expected_start_at=at, blocked=blocked
-    )
+    more = {"reason": reason, "expected_start_at": at, "blocked": blocked}
+    return model.RemoteDrone(of.id, model.RemoteState.PENDING, "17_0", **more)
 
 
 def down_in(snap: model.Snapshot, left_s: float, site: str = "horeka") -> model.Snapshot:
@@ -48,9 +47,7 @@ def test_a_limit_that_one_drone_met_is_not_met_by_more() -> None:
     ("fault", "final"),
     [(model.FaultKind.CONFIG, False), (model.FaultKind.NODE, False), (model.FaultKind.CAPACITY, True)],
 )
-def test_a_drone_that_will_never_start_is_taken_back_and_its_type_backs_off(
-    fault: model.FaultKind, final: bool
-) -> None:
+def test_a_drone_that_will_never_start_leaves_and_its_type_backs_off(fault: model.FaultKind, final: bool) -> None:
     held = queued()
     remote = replace(waits(held, "Bad", fault), final=final)
     snap = snapshot(classes=[jobs(waiting=3)], types=(A100,), drones=[held], remotes=[remote])
@@ -109,9 +106,7 @@ def test_of_two_that_wait_the_late_one_goes_when_one_is_enough() -> None:
 
 
 @pytest.mark.parametrize(("waited_s", "free", "elsewhere"), [(300, 1, 1), (300, 2, 0), (300, 0, 2), (100, 0, 0)])
-def test_one_whose_room_others_have_taken_keeps_no_job_from_room_elsewhere(
-    waited_s: float, free: int, elsewhere: int
-) -> None:
+def test_one_whose_room_others_took_keeps_no_job_from_elsewhere(waited_s: float, free: int, elsewhere: int) -> None:
     there = [queued(f"kit-ab12-{n}", age_s=waited_s + n) for n in range(2)]
     tell([CLOUD] * elsewhere, None, {"waiting": 2, "drones": there, "free": {"a100": free, "v100": 5}, **CLOUDS})
 
@@ -203,25 +198,13 @@ def test_strays_that_are_over_are_left_to_their_site() -> None:
     assert plan.orphans == ()
 
 
-def test_many_that_end_at_once_are_no_outage() -> None:
-    ended = [drone(f"kit-ab12-{n}", S.STOPPING, VM, started_at=NOW - 900, busy_at=NOW - 800) for n in range(8)]
-    busy = drone("kit-ab12-9", S.BUSY, VM)
-    plan = plan_for(waiting=1, types=(VM,), drones=[*ended, busy], remotes=[over(busy.id)])
-    assert started(plan) == [VM.key]
-
-
-def probed(fault: model.FaultKind, *, since: float = NOW - 60) -> model.Breaker:
-    met = model.Fault(fault, "kit-ab12-1 waits: it failed after all", since, of_order=True, accepted=True)
-    return model.Breaker("cloud/h100", model.BreakerState.PROBING, since, 2, 0.0, met)
-
-
 def test_a_cloud_that_accepts_the_probe_has_shown_nothing_yet() -> None:
     """202 is its answer to everything: only a machine that runs shows that there is room again."""
-    breaker = probed(model.FaultKind.CAPACITY)
+    met = model.Fault(model.FaultKind.CAPACITY, "kit-ab12-1 waits: it failed", NOW - 60, of_order=True, accepted=True)
+    breaker = model.Breaker("cloud/h100", model.BreakerState.PROBING, NOW - 60, 2, 0.0, met)
     accepted = model.OrderResult(model.DroneId("kit-ab12-2"), model.OrderOutcome.OK, "vm-2")
-    assert (
-        update_by_order_results({breaker.scope: breaker}, "cloud", {accepted.drone_id: VM.key}, [accepted], NOW) == []
-    )
+    known, types = {breaker.scope: breaker}, {accepted.drone_id: VM.key}
+    assert update_by_order_results(known, "cloud", types, [accepted], NOW) == []
     was = drone("kit-ab12-2", S.SUBMITTED, VM, age_s=5)
     waits = model.RemoteDrone(was.id, model.RemoteState.PENDING, "vm-2", reason="BUILD")
     given = {"waiting": 9, "types": (VM,), "drones": [was], "breakers": [breaker]}
@@ -244,17 +227,6 @@ def test_one_of_the_same_batch_that_starts_later_shows_no_room_for_more(fault: m
         runs = model.RemoteDrone(was.id, model.RemoteState.RUNNING, "vm-2", started_at=NOW - 1)
         plan = plan_for(waiting=9, types=(VM,), drones=[was], remotes=[runs], breakers=[breaker])
         assert bool(started(plan)) is bool(plan.breakers) is cured
-
-
-def test_machines_that_fail_as_they_boot_are_cured_by_one_in_the_pool() -> None:
-    breaker = probed(model.FaultKind.NODE)
-    was = drone("kit-ab12-2", S.SUBMITTED, VM, age_s=5)
-    runs = model.RemoteDrone(was.id, model.RemoteState.RUNNING, "vm-2", started_at=NOW)
-    plan = plan_for(types=(VM,), drones=[was], remotes=[runs], breakers=[breaker])
-    assert plan.breakers == (), "it boots, as the others did"
-    slot = slot_of(drone("kit-ab12-2", S.IDLE, VM), VM)
-    plan = plan_for(types=(VM,), drones=[was], remotes=[runs], slots=[slot], breakers=[breaker])
-    assert [b.state for b in plan.breakers] == [model.BreakerState.ACTIVE]
 
 
 def test_types_share_a_quota_in_proportion() -> None:

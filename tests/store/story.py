@@ -32,13 +32,8 @@ CLAIMS = (m.OwnerDemand(1, 6000, 6, 204_800, 40.0, nodes=("w1", "w2"), who="etp"
 EVICTIONS = (m.Eviction(m.DroneId("kit-ab12-2"), "204.7", 90.0, 1000, 31.5),)
 SIZE = (200, 2, 4096, 1024, 8192, 70)
 DONE = m.CompletedJob("submit.test#204.7", 90.5, 40.25, 31.5, *SIZE, "ann", "group_a", 600.0, m.DroneId("kit-ab12-2"))
-LEARNED = Estimates(
-    {"ann": (5.0, 31.5)},
-    {A100.key: StartDelays(3.5, 61.25)},
-    {"topas": OwnerGrowth(((0, 1000), (2000,)))},
-    {},
-    {"topas": 60.0},
-)
+RISES = {"topas": OwnerGrowth(((0, 1000), (2000,)))}
+LEARNED = Estimates({"ann": (5.0, 31.5)}, {A100.key: StartDelays(3.5, 61.25)}, RISES, {}, {"topas": 60.0})
 KNOWN = EstimateSamples(
     90.5,
     {"": (31.5, 86400.1), "ann": (31.5,), "ann/200/2/4096": (31.5,)},
@@ -99,14 +94,14 @@ def now_is(was: m.Drone, state: m.DroneState, *, at: float, reason: Reason = SEE
 def seen(store: Store, plan: m.Plan, **known: object) -> m.Snapshot:
     """A snapshot that ``plan`` may have been made of."""
     slot = m.Slot(m.DroneId("kit-ab12-1"), m.SlotState.BUSY, plan.at - 3, jobs=1, name="slot1@w1")
-    waiting = m.JobClass(
-        "class-9", 1000, 1, 2048, waiting=40, refuses={A100.key: m.UnmetRequirement("vram", "200000", "40960")}
-    )
+    refuses = {A100.key: m.UnmetRequirement("vram", "200000", "40960")}
+    waiting = m.JobClass("class-9", 1000, 1, 2048, waiting=40, refuses=refuses)
     remote = m.RemoteDrone(
         m.DroneId("kit-ab12-1"), m.RemoteState.RUNNING, "4711", "a100", started_at=50.0, node="w1", slot="slot1_2@w1"
     )
     free, runs = {"a100": 3}, m.OwnerLoad(2, 2000, 2, 90)
     view = m.SiteView("topas", plan.at - 1, {remote.drone_id: remote}, free, NODES, CLAIMS, runs)
+    pool = m.OverlayView(plan.at - 2, (waiting,), (slot,), plan.at - 20, evictions=EVICTIONS, completions=(DONE,))
     made = m.Snapshot(
         now=plan.at,
         tick=plan.tick,
@@ -114,9 +109,7 @@ def seen(store: Store, plan: m.Plan, **known: object) -> m.Snapshot:
         next_serial=store.next_serial,
         policy=m.Policy(sites={"topas": m.SitePolicy("topas", blocking=(m.Reserve(("w*",), 8, 20480),))}),
         types=(A100,),
-        overlay=m.PolledOverlay(
-            m.OverlayView(plan.at - 2, (waiting,), (slot,), plan.at - 20, evictions=EVICTIONS, completions=(DONE,))
-        ),
+        overlay=m.PolledOverlay(pool),
         sites={"topas": m.PolledSite("topas", view)},
         drones=store.drones,
         breakers=store.breakers,

@@ -47,9 +47,8 @@ def _live_until_killed(file: Path, told: int, threaded: bool) -> None:
                 new = [drone(serial, at=float(tick)) for serial in range(first, first + STARTS)]
                 await record(store, starts(tick, *new, at=float(tick)))
                 os.write(told, f"{tick}\n".encode())
-                await store.record_results(
-                    tick, [now_is(each, DroneState.SUBMITTED, at=tick + 0.5) for each in new], ()
-                )
+                moves = [now_is(each, DroneState.SUBMITTED, at=tick + 0.5) for each in new]
+                await store.record_results(tick, moves, ())
 
     asyncio.run(live())
 
@@ -65,21 +64,15 @@ def _killed(file: Path, after_s: float, threaded: bool) -> int:
         finally:
             os._exit(1)  # never back into pytest
     os.close(told)
+    watch = os.pidfd_open(child)
     try:
-        assert not _ends(child, after_s), "the child died by itself"
+        assert not select.select([watch], [], [], after_s)[0], "the child died by itself"
     finally:
+        os.close(watch)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     with os.fdopen(listen) as lines:
         return max((int(line) for line in lines if line.endswith("\n")), default=0)
-
-
-def _ends(child: int, within_s: float) -> bool:
-    watch = os.pidfd_open(child)
-    try:
-        return bool(select.select([watch], [], [], within_s)[0])
-    finally:
-        os.close(watch)
 
 
 @pytest.mark.parametrize("threaded", [False, True], ids=["inline", "threaded"])

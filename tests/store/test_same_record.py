@@ -15,7 +15,7 @@ from provisioner import model as m
 from provisioner.store import Hazard, Store
 from provisioner.store.reader import DroneLifetime, Reader, hazards_of
 from provisioner.store.writer import SqlStore
-from tests.store.story import CONTROLLER, KEEP_S, KNOWN, LEARNED, NOTHING_FITS, SEEN, SNAPSHOTS, WHY, drone, seen
+from tests.store.story import CONTROLLER, KEEP_S, KNOWN, LEARNED, NOTHING_FITS, SNAPSHOTS, WHY, drone, now_is, seen
 
 SERIALS = st.integers(1, 6)
 STATES = st.sampled_from(m.DroneState)
@@ -151,20 +151,14 @@ async def _one(store: SqlStore, memory: Store, reader: Reader, tick: Tick, numbe
 def _moves(store: Store, wanted: dict[int, tuple[m.DroneState, str, float]], now: float) -> tuple[m.StateChange, ...]:
     moves = []
     for serial, (state, remote_id, heard_at) in sorted(wanted.items()):
-        was = store.drones.get(drone(serial).id)
-        if was is not None:
-            moves.append(m.StateChange(_moved(was, state, now, remote_id, heard_at), was.state, SEEN))
+        if was := store.drones.get(drone(serial).id):
+            known: dict[str, Any] = {"heard_at": heard_at, "ended_at": now if state.ended else 0.0}
+            if remote_id == "1":
+                known |= {"node": "w1.example.org", "site_slot": "slot1_2@w1"}
+            if remote_id:
+                known |= {"started_at": 50.0, "lost_gpu_s": heard_at, "lost_jobs": 1}
+            moves.append(now_is(was, state, at=now, remote_id=remote_id, **known))
     return tuple(moves)
-
-
-def _moved(was: m.Drone, state: m.DroneState, now: float, remote_id: str, heard_at: float) -> m.Drone:
-    since = was.since if was.state is state else now
-    ended_at = now if state.ended else 0.0
-    placed: dict[str, Any] = {"node": "w1.example.org", "site_slot": "slot1_2@w1"} if remote_id == "1" else {}
-    told: dict[str, Any] = {"started_at": 50.0, "lost_gpu_s": heard_at, "lost_jobs": 1} if remote_id else {}
-    return replace(
-        was, state=state, since=since, remote_id=remote_id, heard_at=heard_at, ended_at=ended_at, **placed, **told
-    )
 
 
 def _shown(reader: Reader) -> dict[str, object]:
