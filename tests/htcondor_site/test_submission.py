@@ -11,12 +11,7 @@ import classad2
 import htcondor2  # noqa: F401 - for regexp
 import pytest
 
-from adapters.htcondor.site.submission import (
-    JobFiles,
-    SubmitDescription,
-    device_pattern,
-    unsubmittable,
-)
+from adapters.htcondor.site.submission import JobFiles, SubmitDescription, device_pattern, unsubmittable
 from adapters.shared.commands.local import LocalRunner, own_environment
 from provisioner.model import DroneId
 from tests.htcondor_site.orders import A100, CPU, DRONE, order, submitted

@@ -9,14 +9,7 @@ from typing import Any
 import pytest
 
 from adapters.openstack.servers import Server, ServerAction, ServerFault
-from adapters.openstack.termination import (
-    MAX_TAIL_BYTES,
-    GuestExitReport,
-    ResourceCleanup,
-    end_of,
-    exit_report,
-    tail,
-)
+from adapters.openstack.termination import MAX_TAIL_BYTES, GuestExitReport, ResourceCleanup, end_of, exit_report, tail
 from provisioner.interfaces import UnavailableError
 from provisioner.model import DroneId, EndKind, FaultKind, RemoteEnd
 from tests.openstack.fake_openstack import PROJECT, Clock, FakeCloud, Nova, busy, connect

@@ -119,10 +119,7 @@ def test_a_node_that_lacks_something_hosts_no_drone(
 
 @pytest.mark.parametrize(
     ("constraint", "hosts"),
-    [
-        *((met, True) for met in ("LSDF&BEEOND", "NONE|LSDF", "[rack1*2&rack2*4]")),
-        ("LSDF,NONE", False),
-    ],
+    [*((met, True) for met in ("LSDF&BEEOND", "NONE|LSDF", "[rack1*2&rack2*4]")), ("LSDF,NONE", False)],
 )
 def test_constraints_that_are_plain_are_judged(constraint: str, hosts: bool) -> None:
     found = listed([NODE], constraint=constraint)

@@ -114,8 +114,7 @@ def test_a_job_without_a_state_or_an_id_is_no_job(raw: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "numbers"),
-    [("0-3,7", (0, 1, 2, 3, 7)), ("0-8:4,9", (0, 4, 8, 9)), ("1-2%1", (1, 2))],
+    ("text", "numbers"), [("0-3,7", (0, 1, 2, 3, 7)), ("0-8:4,9", (0, 4, 8, 9)), ("1-2%1", (1, 2))]
 )
 def test_waiting_tasks_are_written_out(text: str, numbers: tuple[int, ...]) -> None:
     assert records.parse_tasks(text) == numbers
