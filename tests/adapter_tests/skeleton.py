@@ -9,21 +9,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from provisioner import model
 from provisioner.interfaces import AdapterError, OutcomeUnknownError, RejectedError, UnavailableError
-from provisioner.model import (
-    DroneId,
-    EndKind,
-    Fault,
-    FaultKind,
-    OrderOutcome,
-    OrderResult,
-    RemoteDrone,
-    RemoteEnd,
-    RemoteState,
-    SiteView,
-    StartOrder,
-    StopOrder,
-)
 
 LIVING, STUBBORN = b"runs until it is asked to leave", b"runs until it is killed"
 """Scripts of pods; any other is the exit code with which the pod ends at once."""
@@ -39,7 +26,7 @@ class RefusedError(Exception):
 
 @dataclass
 class Pod:
-    order: StartOrder
+    order: model.StartOrder
     controller: str
     uid: str
     started_at: float
@@ -50,12 +37,12 @@ class Pod:
     def ended(self) -> bool:
         return time.time() >= self.ends_at
 
-    def seen(self) -> RemoteDrone:
+    def seen(self) -> model.RemoteDrone:
         assert self.order.bootstrap is not None
         script = self.order.bootstrap.script
-        end = RemoteEnd(EndKind.EXITED, self.ends_at, int(script)) if self.ended else None
-        state = RemoteState.ENDED if end else RemoteState.RUNNING
-        return RemoteDrone(
+        end = model.RemoteEnd(model.EndKind.EXITED, self.ends_at, int(script)) if self.ended else None
+        state = model.RemoteState.ENDED if end else model.RemoteState.RUNNING
+        return model.RemoteDrone(
             self.order.drone_id, state, self.uid, self.order.type.name, started_at=self.started_at, end=end
         )
 
@@ -64,16 +51,16 @@ class PodApi:
     """The API, with the faults that the contract suite asks for. A pod that was deleted is gone when it has ended."""
 
     def __init__(self) -> None:
-        self._pods: dict[DroneId, Pod] = {}
+        self._pods: dict[model.DroneId, Pod] = {}
         self.page = 100
         self.down = self.cuts_listings = self.loses_replies = self.has_no_room = False
         self.stop_status = 0
 
-    def pods(self) -> dict[DroneId, Pod]:
+    def pods(self) -> dict[model.DroneId, Pod]:
         self._pods = {name: pod for name, pod in sorted(self._pods.items()) if not (pod.deleted and pod.ended)}
         return self._pods
 
-    async def list(self, controller: str, after: str) -> tuple[Sequence[RemoteDrone], str]:
+    async def list(self, controller: str, after: str) -> tuple[Sequence[model.RemoteDrone], str]:
         """A page of the listing, and the last name on it if there are more."""
         await self._arrive()
         rest = [pod for name, pod in self.pods().items() if pod.controller == controller and name > after]
@@ -82,7 +69,7 @@ class PodApi:
         page = [pod.seen() for pod in rest[: self.page]]
         return page, page[-1].drone_id if len(rest) > len(page) else ""
 
-    async def create(self, controller: str, order: StartOrder) -> str:
+    async def create(self, controller: str, order: model.StartOrder) -> str:
         await self._arrive()
         pods, now = self.pods(), time.time()
         if order.drone_id not in pods:
@@ -96,7 +83,7 @@ class PodApi:
             raise NoReplyError
         return pods[order.drone_id].uid
 
-    async def delete(self, name: DroneId, kill: bool) -> None:
+    async def delete(self, name: model.DroneId, kill: bool) -> None:
         await self._arrive()
         if self.stop_status:
             raise RefusedError(self.stop_status)
@@ -129,8 +116,8 @@ class PodSite:
     async def __aexit__(self, *exc: object) -> None:
         pass
 
-    async def poll(self) -> SiteView:
-        drones: dict[DroneId, RemoteDrone] = {}
+    async def poll(self) -> model.SiteView:
+        drones: dict[model.DroneId, model.RemoteDrone] = {}
         after = ""
         while True:
             try:
@@ -142,35 +129,35 @@ class PodSite:
             drones |= {drone.drone_id: drone for drone in page}
             if not after or self._mistake == "reads one page":
                 break
-        view = SiteView("k8s", time.time(), drones)
+        view = model.SiteView("k8s", time.time(), drones)
         for drone_id, each in drones.items():
             old = each.end is not None and view.taken_at - each.end.at > self._keep_s
             if old and self._mistake != "leaves pods":
                 await self._api.delete(drone_id, kill=True)
         return view
 
-    async def start(self, orders: Sequence[StartOrder]) -> Sequence[OrderResult]:
+    async def start(self, orders: Sequence[model.StartOrder]) -> Sequence[model.OrderResult]:
         return [await self._result(o.drone_id, self._api.create(self._controller, o), self._started) for o in orders]
 
-    async def stop(self, orders: Sequence[StopOrder]) -> Sequence[OrderResult]:
+    async def stop(self, orders: Sequence[model.StopOrder]) -> Sequence[model.OrderResult]:
         return [await self._result(o.drone_id, self._api.delete(o.drone_id, o.kill), self._stopped) for o in orders]
 
     async def _result(
-        self, drone_id: DroneId, call: Awaitable[str | None], accepts: Callable[[int], bool]
-    ) -> OrderResult:
+        self, drone_id: model.DroneId, call: Awaitable[str | None], accepts: Callable[[int], bool]
+    ) -> model.OrderResult:
         error: AdapterError
         try:
-            return OrderResult(drone_id, OrderOutcome.OK, await call or "")
+            return model.OrderResult(drone_id, model.OrderOutcome.OK, await call or "")
         except NoReplyError:
             error = OutcomeUnknownError("no answer")
         except RefusedError as refused:
             (status,) = refused.args
             if accepts(status):
-                return OrderResult(drone_id, OrderOutcome.OK, "asked")
-            error = OutcomeUnknownError("it broke") if status == 500 else RejectedError("quota", FaultKind.QUOTA)
+                return model.OrderResult(drone_id, model.OrderOutcome.OK, "asked")
+            error = OutcomeUnknownError("it broke") if status == 500 else RejectedError("quota", model.FaultKind.QUOTA)
         unknown = isinstance(error, OutcomeUnknownError) and self._mistake != "loses drones"
-        answer = OrderOutcome.UNKNOWN if unknown else OrderOutcome.REJECTED
-        return OrderResult(drone_id, answer, "", Fault(error.kind, str(error), time.time()))
+        answer = model.OrderOutcome.UNKNOWN if unknown else model.OrderOutcome.REJECTED
+        return model.OrderResult(drone_id, answer, "", model.Fault(error.kind, str(error), time.time()))
 
     def _started(self, status: int) -> bool:
         return self._mistake == "believes starts" and status == 403

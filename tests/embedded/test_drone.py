@@ -125,7 +125,6 @@ async def test_asked_to_leave_it_gives_a_short_job_the_time_to_end(path: Path, d
     ("preamble", "env", "status", "said"),
     [
         ("export CUDA_VISIBLE_DEVICES=0", {}, 71, "failed: GPU check failed: 2 GPUs were promised, 1 are visible"),
-        ("", {"EMBEDDED_LEASE_S": "soon"}, 64, "called wrongly: could not convert string to float: 'soon'"),
         ("unset DRONE_CPUS", {}, 64, "called wrongly: DRONE_CPUS is not set"),
         ("", {"EMBEDDED_QUEUE": "/no/such.db"}, 73, "failed: the queue /no/such.db: unable to open database file"),
     ],

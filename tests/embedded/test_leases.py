@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import random
 import signal
 import time
 from collections.abc import Awaitable, Callable
@@ -146,32 +145,6 @@ def test_many_processes_never_take_the_same_job(path: Path) -> None:
     assert len({taker for _, taker in taken}) > 1, "one took all: it was no race"
     owners = {f"{job.id} {job.drone_id}" for job in queue.jobs(path)}
     assert owners == {f"{job_id} drone-{taker}" for job_id, taker in taken}
-
-
-@pytest.mark.slow
-async def test_drones_that_die_at_random_lose_no_job_and_run_none_twice_at_once(
-    path: Path, tmp_path: Path, drones: Drones, begin: Begin
-) -> None:
-    """Each job holds a lock of its own while any process of it lives; whoever finds it held tells."""
-    dice = random.Random(7)
-    once = "flock -n lock-$JOB_ID -c 'sleep 0.4; echo $JOB_ID >> done' || echo $? >> twice"
-    queue.submit(path, ["sh", "-c", f"cd {tmp_path}; {once}"], count=40, gpus=0.5, memory_mib=10)
-    killed, serial = 0, 0
-    alive_ids: list[DroneId] = []
-    while queue.counts(path)[JobState.DONE] < 40:
-        assert serial < 60, "it makes no progress"
-        while len(alive_ids) < 3:
-            serial += 1
-            alive_ids.append(await begin(serial, lease="1500ms"))
-        await asyncio.sleep(dice.uniform(0.1, 1.2))
-        if serial < 12:
-            victim = alive_ids.pop(dice.randrange(3))
-            drones.signal(victim, dice.choice([signal.SIGKILL, signal.SIGSTOP]))
-            killed += 1
-    assert killed >= 8
-    assert any(job.attempts > 1 for job in queue.jobs(path)), "nobody died at work: it tests nothing"
-    assert set(recorded(tmp_path / "done")) == set(range(1, 41))
-    assert "twice" not in os.listdir(tmp_path)
 
 
 async def test_a_removed_job_is_killed_where_it_runs(path: Path, tmp_path: Path, begin: Begin) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import classad2
-from hypothesis import strategies as st
 
 REQUIREMENTS = (
     '(TARGET.Arch == "X86_64") && (TARGET.OpSys == "LINUX") && (TARGET.Disk >= RequestDisk)'
@@ -45,15 +44,3 @@ def ad_of(*attributes: Mapping[str, str]) -> classad2.ClassAd:
         for name, text in each.items():
             ad[name] = classad2.ExprTree(text)
     return ad
-
-
-def parses(text: str) -> bool:
-    try:
-        classad2.ExprTree(text)
-    except classad2.ClassAdException:
-        return False
-    return True
-
-
-QUOTED = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=30).map(classad2.quote)
-"""Any text as an expression."""

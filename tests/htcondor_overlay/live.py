@@ -13,18 +13,7 @@ from provisioner.interfaces import UnavailableError
 from provisioner.model import DroneType, JobClass, OverlayView, Slot, SlotState
 from tests.labs.htcondor import LOOPBACK, PATIENCE, DroneProcess, Pool
 
-A100 = DroneType(
-    site="lab",
-    name="a100",
-    gpu_milli=1000,
-    cpus=2,
-    memory_mib=512,
-    disk_mib=1024,
-    vram_mib=40536,
-    gpu_model="A100-SXM4-40GB",
-    capability=80,
-    walltime_s=3600.0,
-)
+A100 = DroneType("lab", "a100", 1000, 2, 512, 1024, 40536, "A100-SXM4-40GB", 80, walltime_s=3600.0)
 """The drone that ``start_drone`` starts."""
 
 

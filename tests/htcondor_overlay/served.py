@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 
-from provisioner.interfaces import AuthError, RejectedError, UnavailableError
+from provisioner.interfaces import AuthError, RejectedError
 from provisioner.model import FaultKind
 
 
@@ -58,7 +58,3 @@ class Echo:
 
     def unpicklable(self) -> object:
         return lambda: None
-
-
-def denied(*_: object) -> Echo:
-    raise UnavailableError("cannot even begin")

@@ -52,13 +52,6 @@ async def test_it_starts_with_the_first_call_and_keeps_its_state_and_knows_only_
     await child.close()
 
 
-async def test_a_target_that_cannot_be_built_says_why() -> None:
-    child = WorkerProcess("tests.htcondor_overlay.served:denied")
-    with pytest.raises(UnavailableError, match="cannot even begin"):
-        await child.call("greet", "Fay", deadline_s=LONG_S)
-    await child.close()
-
-
 async def test_one_that_hangs_with_the_lock_is_killed_at_the_deadline_while_the_loop_goes_on(
     echo: WorkerProcess,
 ) -> None:

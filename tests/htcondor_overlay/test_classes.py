@@ -5,28 +5,23 @@ from __future__ import annotations
 import classad2
 import pytest
 
-from adapters.htcondor.overlay.job_classes import (
-    GPU_JOBS,
-    JOBS,
-    JobGroup,
-    QueueWait,
-    group,
-    group_attributes,
-    job_class,
-    merged,
-)
+from adapters.htcondor.overlay import job_classes
+from adapters.htcondor.overlay.job_classes import QueueWait
 from provisioner.model import JobClass
 from tests.htcondor_overlay.jobs import job
 
 
-def grouped(ad: classad2.ClassAd, schedd: str = "s1") -> JobGroup:
-    found = group(ad, schedd, "AcctGroup")
+def grouped(ad: classad2.ClassAd, schedd: str = "s1") -> job_classes.JobGroup:
+    found = job_classes.group(ad, schedd, "AcctGroup")
     assert found is not None
     return found
 
 
 def classes(*ads: classad2.ClassAd) -> list[JobClass]:
-    return [job_class(key, parts, 0, QueueWait(50.0, 60.0)) for key, parts in merged(grouped(ad) for ad in ads).items()]
+    return [
+        job_classes.job_class(key, parts, 0, QueueWait(50.0, 60.0))
+        for key, parts in job_classes.merged(grouped(ad) for ad in ads).items()
+    ]
 
 
 def test_one_class_counts_its_idle_running_and_held_jobs() -> None:
@@ -45,7 +40,7 @@ def test_one_class_counts_its_idle_running_and_held_jobs() -> None:
 def test_the_same_requirements_are_one_class_over_schedds_and_looks() -> None:
     here, there = grouped(job(), "s1"), grouped(job(JobCount="5", JobIds='"9.9"', JobPrio="1"), "s2")
     assert here.key == there.key and len(here.key) == 16
-    assert len(merged([here, there])) == 1
+    assert len(job_classes.merged([here, there])) == 1
     for other in (job(RequestCpus="2"), job(Owner='"bob"'), job(RequireGPUs="Capability >= 8.0"), job(MyAttr="4")):
         assert grouped(other).key != here.key
 
@@ -132,20 +127,20 @@ def without_gpus() -> classad2.ClassAd:
     ],
 )
 def test_which_groups_are_gpu_jobs(ad: classad2.ClassAd, counts: bool) -> None:
-    assert (classad2.ExprTree(GPU_JOBS).eval(ad) is True) is counts
+    assert (classad2.ExprTree(job_classes.GPU_JOBS).eval(ad) is True) is counts
 
 
 @pytest.mark.parametrize("ad", [job(RequestGPUs="undefined"), without_gpus()])
 def test_jobs_that_want_no_gpu_are_classes_where_they_count(ad: classad2.ClassAd) -> None:
-    assert classad2.ExprTree(JOBS).eval(ad) is True
+    assert classad2.ExprTree(job_classes.JOBS).eval(ad) is True
     (found,) = classes(ad)
     assert (found.gpu_milli, found.cpus, found.memory_mib, found.invalid) == (0, 1, 128, "")
 
 
 def test_an_operators_constraint_is_grouped_by() -> None:
     constraint = 'OWNER != "test" && TARGET.x == 1 && MY.ProjectName == "p"'
-    assert "ProjectName" in group_attributes("AcctGroup", constraint)
-    assert len([a for a in group_attributes("owner", constraint) if a.lower() == "owner"]) == 1
+    assert "ProjectName" in job_classes.group_attributes("AcctGroup", constraint)
+    assert len([a for a in job_classes.group_attributes("owner", constraint) if a.lower() == "owner"]) == 1
 
 
 def test_the_age_of_a_job_is_told_by_our_clock() -> None:

@@ -29,13 +29,7 @@ def exceeds(resource: str, values: dict[str, str], slot: dict[str, int]) -> bool
 )
 @pytest.mark.parametrize(
     ("units", "used", "held"),
-    [
-        (1, None, False),
-        (1, 5 * GIB, False),
-        (1, 10 * GIB, False),
-        (1, 10 * GIB + 1, True),
-        (2, 20 * GIB, False),
-    ],
+    [(1, None, False), (1, 5 * GIB, False), (1, 10 * GIB, False), (1, 10 * GIB + 1, True), (2, 20 * GIB, False)],
     ids=["unknown", "over its request", "all of its part", "over its part", "all of the drone"],
 )
 def test_a_job_is_held_above_its_request_and_its_part_of_the_drone(

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from adapters.htcondor.overlay import matching, work
 from adapters.htcondor.overlay.job_classes import QueueWait, group, job_class
@@ -68,18 +66,6 @@ def view_of_class(attributes: dict[str, str]) -> OverlayView:
     return OverlayView(taken_at=1.0, classes=(each,), notices=(refused.requested, refused.available) if refused else ())
 
 
-def test_ten_thousand_slots_under_one_id() -> None:
-    huge = ad(GPUs=str(10**12), Cpus=str(10**12), NumDynamicSlots=str(HISTORY_LIMIT))
-    found = slots_view([huge] * 10_000, "kit", lambda theirs: theirs)
-    assert_recordable(OverlayView(taken_at=1.0, slots=found.slots, notices=found.notices))
-
-
-@pytest.mark.parametrize("bound", ["1e308", str(HISTORY_LIMIT), 'real("NaN")', "-1e308"])
-@pytest.mark.parametrize("name", ["GlobalMemoryMb", "Capability", "MaxSupportedVersion"])
-def test_each_bound_on_a_gpu(name: str, bound: str) -> None:
-    assert_recordable(view_of_class({"RequireGPUs": f"{name} >= {bound}"}))
-
-
 def view_of_work(attributes: dict[str, str]) -> OverlayView:
     slots = slots_view([ad()], "kit", lambda theirs: theirs).slots
     found = work.work([run(**attributes)] * 3, "kit", 2000.0, lambda theirs: theirs - 7, {})
@@ -94,11 +80,3 @@ def test_each_attribute_alone(view: Callable[[dict[str, str]], OverlayView], nam
     for name in names:
         for text in EXTREMES:
             assert_recordable(view({name: text}))
-
-
-@given(st.sampled_from(VIEWS), st.data())
-def test_ads_that_are_strange_in_every_way(
-    case: tuple[Callable[[dict[str, str]], OverlayView], Sequence[str]], data: st.DataObject
-) -> None:
-    view, names = case
-    assert_recordable(view(data.draw(st.dictionaries(st.sampled_from(names), st.sampled_from(EXTREMES)))))

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
 from dataclasses import replace
 
-import classad2
 import pytest
 
 from adapters.htcondor.classads import Ad, number
 from adapters.htcondor.overlay import matching, pool
-from adapters.htcondor.overlay.job_classes import NO_WAITS, JobGroup, QueueWait, group, job_class, representative
+from adapters.htcondor.overlay.job_classes import NO_WAITS, JobGroup, group, job_class, representative
 from adapters.htcondor.overlay.pool import Verdicts
 from provisioner.model import DroneType, JobClass, UnmetRequirement
 from tests.htcondor_overlay.jobs import job
@@ -76,35 +74,3 @@ def test_of_jobs_that_were_submitted_one_after_the_other_the_first_is_judged() -
     groups = [group(job(Requirements=RELAXED, QDate=str(at)), "s1", "AcctGroup") for at in (300, 100, 200)]
     assert len({each.key for each in groups if each}) == 1
     assert number(representative([each for each in groups if each]), "QDate") == 100
-
-
-class Schedd:
-    """Answers for one job as a schedd does, and counts."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-
-    def query(self, constraint: str, **_: object) -> list[Ad]:
-        self.asked += 1
-        cluster = int(constraint.split()[2])
-        return [classad2.ClassAd({"QDate": 1000 + cluster, "EnteredCurrentStatus": 1000 + cluster})]
-
-
-def test_who_submits_all_the_time_takes_nobodys_turn_to_be_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    judge, schedd = object.__new__(pool.PoolPoller), Schedd()
-    judge._waits = {}
-    monkeypatch.setattr(judge, "_asked", nullcontext)
-    queue = pool.ScheddQueue("s1", schedd, 0.0)  # type: ignore[arg-type]
-    now = time.time()
-
-    def poll(number: int) -> dict[str, QueueWait]:
-        ads = [job(Cluster=str(n), JobIds=f'"{n}.0 {1000 * number + n}.0"') for n in range(1, 151)]
-        groups = [group(ad, "s1", "AcctGroup") for ad in ads]
-        by_class = {str(n): [each] for n, each in enumerate(groups, 1) if each is not None}
-        return judge._waits_of(by_class, [queue], now)
-
-    assert sum(waits.oldest_at < now for waits in poll(1).values()) == 100
-    assert schedd.asked == 100
-    submitted = {str(n): 1000.0 + n for n in range(1, 151)}
-    for turn in (2, 3):
-        assert {key: waits.oldest_at for key, waits in poll(turn).items()} == submitted

@@ -7,19 +7,7 @@ from adapters.htcondor.site.submission import SubmitDescription, batches
 from provisioner.model import Bootstrap, DroneId, DroneType, StartOrder
 
 CONTROLLER = "main"
-A100 = DroneType(
-    "topas",
-    "a100",
-    gpu_milli=1000,
-    cpus=8,
-    memory_mib=20480,
-    disk_mib=50000,
-    vram_mib=40960,
-    gpu_model="A100-SXM4-40GB",
-    capability=80,
-    driver=12040,
-    walltime_s=86400.0,
-)
+A100 = DroneType("topas", "a100", 1000, 8, 20480, 50000, 40960, "A100-SXM4-40GB", 80, 12040, walltime_s=86400.0)
 CPU = DroneType("topas", "cpu", gpu_milli=0, cpus=4, memory_mib=8000, disk_mib=100)
 DRONE = Bootstrap(b"#!/bin/sh\n", {"DRONE_COLLECTOR": "pool:9618"}, {"token": b"secret", "checks/disk.sh": b"exit 0"})
 

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import time
 from pathlib import Path
 
+import classad2
 import pytest
 
+from adapters.htcondor.classads import Ad
 from adapters.htcondor.site import client
 from adapters.htcondor.site.client import BindingsClient
+from adapters.htcondor.site.nodes import SlotResources
+from adapters.htcondor.site.owner import OwnerJobQueue
 from adapters.htcondor.site.submission import SubmitDescription
 from provisioner.interfaces import UnavailableError
 from provisioner.model import DroneId
@@ -17,9 +23,28 @@ from tests.htcondor_site.orders import config
 BATCH = SubmitDescription("", (DroneId("main-ab12-1"),), {"begin.sh": b""})
 
 
+class SlowSide:
+    """The work of the children; orders, and one of the owner's schedds, take for ever."""
+
+    def __init__(self, collector: str, schedd: str) -> None:
+        pass
+
+    def ads(self, kind: str, constraint: str, projection: tuple[str, ...]) -> list[Ad]:
+        return [classad2.ClassAd({"Pid": os.getpid()})]
+
+    def submit(self, *args: object) -> int:
+        time.sleep(3600)
+        return 1
+
+    def owner_queue(self, schedd: str, constraint: str, names: tuple[str, ...]) -> OwnerJobQueue:
+        if schedd == "silent":
+            time.sleep(3600)
+        return OwnerJobQueue(running=((schedd, SlotResources()),))
+
+
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BindingsClient:
-    monkeypatch.setattr(client, "BINDINGS_WORKER", "tests.htcondor_site.slow_side:SlowSide")
+    monkeypatch.setattr(client, "BINDINGS_WORKER", "tests.htcondor_site.test_bindings:SlowSide")
     monkeypatch.setenv("T", "a.b.c")
     return BindingsClient(config(work_directory=str(tmp_path), deadline="60s", submit_deadline="100s"), "topas")
 

@@ -181,15 +181,3 @@ def test_the_tag_is_quoted() -> None:
     assert asked.eval(classad2.ClassAd({"ProvisionerController": "main", "DroneSite": 'a"b'})) is True
     assert asked.eval(classad2.ClassAd({"ProvisionerController": "main-two", "DroneSite": 'a"b'})) is False
     assert asked.eval(classad2.ClassAd({"DroneSite": 'a"b'})) is classad2.Value.Undefined
-
-
-def test_a_job_whose_files_never_came_was_never_a_drone() -> None:
-    """By the schedd's clock: what another controller is just sending is let alone."""
-    spooling = {"JobStatus": 5, "HoldReasonCode": 16, "ServerTime": NOW + 500}
-    ads = [ad(1, **spooling, EnteredCurrentStatus=NOW + 440), ad(2, **spooling, EnteredCurrentStatus=NOW + 439)]
-    found = listed(*ads, files_limit_s=60.0)
-    waits, ended = (found.drones[DroneId(f"{CONTROLLER}-ab12-{n}")] for n in (1, 2))
-    assert (waits.state, waits.end) == (RemoteState.PENDING, None)
-    assert ended.end is not None
-    assert (ended.state, ended.end.kind, ended.end.at) == (RemoteState.ENDED, EndKind.STOPPED, NOW - 1)
-    assert found.abandoned == ("7.2",)

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import classad2
 import htcondor2  # noqa: F401 - for regexp
 import pytest
 
-from adapters.htcondor.site.submission import (
-    JobFiles,
-    SubmitDescription,
-    device_pattern,
-    unsubmittable,
-)
-from adapters.shared.commands.local import LocalRunner, own_environment
+from adapters.htcondor.site.submission import device_pattern, unsubmittable
 from provisioner.model import DroneId
 from tests.htcondor_site.orders import A100, CPU, DRONE, order, submitted
 
@@ -79,19 +71,3 @@ def test_a_job_whose_files_never_come_goes_by_itself_when_its_controller_has_die
     spooling = {"JobStatus": 5, "HoldReasonCode": 16}
     for since_s, gone in ((limit_s - 30, False), (limit_s + 30, True)):
         assert policy.eval(classad2.ClassAd({**spooling, "EnteredCurrentStatus": now - since_s})) is gone
-
-
-async def test_batches_with_the_same_files_are_laid_out_side_by_side(tmp_path: Path) -> None:
-    files = {"drone.sh": b"#!/bin/sh\n" * 100000, "token": b"secret", "checks/gpu.sh": b"exit 0\n"}
-    runner = LocalRunner(own_environment())
-    for n in range(3):
-        root = tmp_path / str(n)
-        orders = [SubmitDescription("", (DroneId(f"kit-{k}"),), files) for k in range(6)]
-        [macros] = set(await asyncio.gather(*(JobFiles(str(root), 60.0).lay_out(runner, each) for each in orders)))
-        place = root / "inputs" / orders[0].digest
-        assert macros == f"inputs = {place}\noutputs = {root}/outputs\n"
-        found = {str(f.relative_to(place)): f.read_bytes() for f in place.rglob("*") if f.is_file()}
-        assert {name: content for name, content in found.items() if not name.startswith("put.")} == files
-        assert [each.name for each in (root / "inputs").iterdir()] == [place.name]
-        assert place.stat().st_mode & 0o777 == 0o700
-        assert {each.name for each in (root / "outputs").iterdir()} == {f"kit-{k}" for k in range(6)}

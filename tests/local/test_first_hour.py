@@ -29,10 +29,7 @@ async def test_a_type_that_can_never_fit_is_told_with_its_dimension(tmp_path: Pa
     async with site(tmp_path, SMALL, LARGE, gpu, disk="1000 MiB") as here:
         view = await here.poll()
     assert view.free == {"small": 2, "large": 0, "a100": 0}
-    assert view.unfit == {
-        "large": "CPUs 64 > 2",
-        "a100": "GPUs: 1 with 40960 MiB wanted, this host has none",
-    }
+    assert view.unfit == {"large": "CPUs 64 > 2", "a100": "GPUs: 1 with 40960 MiB wanted, this host has none"}
     assert view.lacks == {}
 
 

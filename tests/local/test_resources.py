@@ -57,11 +57,3 @@ def test_shares_go_where_a_share_already_is() -> None:
         assert isinstance(found, HostAllocation)
         room.take(found)
     assert room.free_milli == {0: 0, 1: 1000, 2: 1000, 3: 1000}
-
-
-def test_a_refusal_names_the_first_thing_that_is_short() -> None:
-    room = FreeHostResources.of(HOST)
-    assert room.find(replace(SMALL, cpus=17)) == "CPUs 17 > 16"
-    assert room.find(replace(SMALL, memory_mib=1001)) == "memory (MiB) 1001 > 1000"
-    wrong = room.find(replace(SMALL, memory_mib=1, gpu_model="H100", vram_mib=81920))
-    assert wrong == "GPUs: 1 H100 with 81920 MiB capability 8 wanted, none like it (A100 40960 MiB)"

@@ -102,18 +102,6 @@ async def test_drones_without_gpus_leave_the_gpus_to_others(make_site: MakeSite,
     assert (gpu["DRONE_GPUS"], gpu["CUDA_VISIBLE_DEVICES"]) == ("1", "0")
 
 
-async def test_allocations_survive_the_controller(make_site: MakeSite, order: Order, root: Path) -> None:
-    script = Bootstrap(b"#!/bin/sh\necho $CUDA_VISIBLE_DEVICES > new; mv new mine\nexec sleep 1000\n")
-    for n in (1, 2, 3, 4):  # a new controller each time
-        assert [r.answer for r in await make_site().start([order(n, script)])] == [OrderOutcome.OK]
-    [refused] = await make_site().start([order(5, script)])
-    assert refused.answer is OrderOutcome.REJECTED
-    mine = [root / order(n).drone_id / "drone" / "mine" for n in (1, 2, 3, 4)]
-    await holds("all have told their device", lambda: all(path.exists() for path in mine))
-    assert sorted(path.read_text().strip() for path in mine) == ["0", "1", "2", "3"]
-    await make_site().stop([StopOrder(order(n).drone_id, "", kill=True) for n in (1, 2, 3, 4)])
-
-
 async def test_two_controllers_share_one_host_without_giving_anything_twice(root: Path, controller: str) -> None:
     def site(name: str) -> LocalSite:
         return LocalSite(HERE, config(root), [SMALL], name)

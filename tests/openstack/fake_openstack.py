@@ -114,8 +114,7 @@ class FakeCloud:
 
     def _token(self, body: Any) -> web.StreamResponse:
         identity = body["auth"]["identity"]
-        method = identity[identity["methods"][0]]
-        if (method["user"]["password"] if "password" in identity else method["secret"]) != self.secret:
+        if identity["application_credential"]["secret"] != self.secret:
             return fault(401, "error", "The request you have made requires authentication.", title="Unauthorized")
         token = f"gAAAAA-token-{next(self.numbers)}"
         self.tokens.add(token)

@@ -100,14 +100,6 @@ async def test_what_cannot_be_used_is_named_with_what_can(
     assert message in await refusal(fake, nova, **options)
 
 
-async def test_a_flavour_that_does_not_tell_its_gpus_is_for_a_person_to_judge(fake: FakeCloud, nova: Nova) -> None:
-    fake.lists["flavors"] = [flavor(extra_specs={"accel:device_profile": "a100"})]
-    found = names(fake, nova)
-    assert (await found.resolved(A100)).flavor == FLAVOR
-    [(what, words)] = await found.problems(A100)
-    assert what == "gpus-unknown" and "does not tell how many GPUs it has" in words
-
-
 H100 = DroneType("gridka", "h100", gpu_milli=1000, cpus=16, memory_mib=131072, disk_mib=102400, walltime_s=86400.0)
 TOKEN = ".".join(base64.urlsafe_b64encode(secrets.token_bytes(size)).rstrip(b"=").decode() for size in (60, 180, 32))
 POOLED = Bootstrap(

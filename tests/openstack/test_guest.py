@@ -306,8 +306,7 @@ def test_the_metadata_service_is_roots(machine: Machine, works: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("active", "heard"),
-    [("tty0 ttyS0", ["console"]), ("ttyS0 tty0", ["console", "ttyS0"]), ("", ["console", "ttyS0"])],
+    ("active", "heard"), [("tty0 ttyS0", ["console"]), ("ttyS0 tty0", ["console", "ttyS0"]), ("", ["console", "ttyS0"])]
 )
 def test_the_verdict_is_on_the_port_that_the_cloud_keeps(machine: Machine, active: str, heard: list[str]) -> None:
     for name in ("console", "ttyS0"):

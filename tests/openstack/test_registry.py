@@ -248,13 +248,6 @@ def test_the_end_of_one_that_was_deleted_is_yet_to_be_found() -> None:
     assert (found.drones[SEVEN].state, found.drones[SEVEN].end) == (RemoteState.STOPPED, None)
 
 
-def test_a_deleted_one_of_which_only_the_name_is_told() -> None:
-    bare = Server("s1", SEVEN, "DELETED", launched_at=NOW - 600)
-    drone = listed(gone=[bare], ends={SEVEN: END}).drones[SEVEN]
-    assert (drone.end, drone.type, drone.remote_id) == (END, "", "s1")
-    assert listed(gone=[replace(bare, name="kitchen")], ends={SEVEN: END}).drones == {}
-
-
 @pytest.mark.parametrize(
     ("worse", "better"),
     [

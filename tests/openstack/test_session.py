@@ -233,23 +233,6 @@ async def test_a_page_that_cannot_be_found_is_no_end(fake: FakeCloud, nova: Nova
         await nova.servers()
 
 
-async def test_a_password_of_a_clouds_yaml(fake: FakeCloud, tmp_path: Path) -> None:
-    file = tmp_path / "clouds.yaml"
-    file.write_text(
-        f"clouds: {{kit: {{auth: {{auth_url: '{fake.url}/identity', username: drone, password: s3cret,"
-        " user_domain_name: Default, project_id: p7}}}\n"
-    )
-    async with connect(fake, cloud="kit", clouds_file=str(file)) as nova:
-        await nova.servers()
-        assert fake.logins[0]["auth"]["scope"] == {"project": {"id": "p7"}}
-        file.unlink()
-        assert await nova.servers() == [], "a token that is good needs no file"
-        fake.tokens.clear()
-        with pytest.raises(AuthError, match=r"clouds\.yaml: it cannot be read") as told:
-            await nova.servers()
-        assert told.value.kind is FaultKind.CONFIG
-
-
 @pytest.mark.parametrize("status", [401, 400])
 async def test_a_keystone_that_repeats_our_secret_is_not_quoted(fake: FakeCloud, nova: Nova, status: int) -> None:
     async def echo(request: web.Request) -> web.Response:

@@ -9,17 +9,9 @@ from typing import Any
 import pytest
 
 from adapters.openstack.servers import Server, ServerAction, ServerFault
-from adapters.openstack.termination import (
-    MAX_TAIL_BYTES,
-    GuestExitReport,
-    ResourceCleanup,
-    end_of,
-    exit_report,
-    tail,
-)
-from provisioner.interfaces import UnavailableError
+from adapters.openstack.termination import MAX_TAIL_BYTES, GuestExitReport, ResourceCleanup, end_of, exit_report, tail
 from provisioner.model import DroneId, EndKind, FaultKind, RemoteEnd
-from tests.openstack.fake_openstack import PROJECT, Clock, FakeCloud, Nova, busy, connect
+from tests.openstack.fake_openstack import PROJECT, Clock, FakeCloud, Nova
 
 NOW = 1_800_000_000.0
 US, THEM = "3440e6de", "c0ffee"
@@ -177,22 +169,6 @@ async def test_it_cleans_up_now_and_again_until_it_is_late_enough(fake: FakeClou
     assert not cleanup.due(seen), "it is enough"
     assert not cleanup.due({})
     assert cleanup.due({"s2": gone("s2")})
-
-
-async def test_one_that_failed_is_tried_again_soon(fake: FakeCloud) -> None:
-    clock = Clock()
-    cleanup = ResourceCleanup(600.0, clock)
-    fake.lists["ports"] = [port("p1")]
-    fake.fail("/network", busy)
-    async with connect(fake, deadline_s=0.2) as nova:
-        assert cleanup.due({"s1": gone()})
-        with pytest.raises(UnavailableError):
-            await cleanup.run(nova)
-        fake.heal()
-        clock.now += 61
-        assert cleanup.due({"s1": gone()})
-        await cleanup.run(nova)
-        assert left(fake) == []
 
 
 def left(fake: FakeCloud) -> list[str]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -121,20 +119,3 @@ def rest_client(url: str, deadline: str = "2s", **rest: Any) -> SlurmRestClient:
     settings = {"url": url, "user": "drone", "token": {"env": "REST_TOKEN"}, **rest}
     config = {"transport": "rest", "deadline": deadline, "submit_deadline": "2s", "rest": settings}
     return SlurmRestClient(SlurmSiteConfig.model_validate(config), "s")
-
-
-@asynccontextmanager
-async def saying(*answers: bytes) -> AsyncIterator[str]:
-    """A server that gives each connection the next of these bytes and closes it; its address."""
-    left = list(answers)
-
-    async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        if length := re.search(rb"content-length: (\d+)", head, re.IGNORECASE):
-            await reader.readexactly(int(length[1]))
-        writer.write(left.pop(0))
-        writer.close()
-
-    server = await asyncio.start_server(one, "127.0.0.1", 0)
-    async with server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"

@@ -12,18 +12,7 @@ from adapters.slurm.blocking import SlurmAudit
 from adapters.slurm.capacity import resolve_types
 from adapters.slurm.records import Partition, SlurmNode
 from provisioner.model import DroneType, Reserve, SitePolicy
-from tests.slurm.test_capacity import (
-    A100,
-    ACCELERATED,
-    CPU,
-    FULL,
-    H100,
-    H100_NODE,
-    HOUR_S,
-    NODE,
-    PARTITIONS,
-    config,
-)
+from tests.slurm.test_capacity import A100, ACCELERATED, CPU, FULL, H100, H100_NODE, HOUR_S, NODE, PARTITIONS, config
 
 POLICY = SitePolicy(site="horeka", grace_s=30)
 CONF = {
@@ -117,10 +106,7 @@ Gap = tuple[str, str, str]
         ({"types": LARGE}, [("accelerated", "types", NO_MEMORY)]),
         ({"types": WEEK}, [("accelerated", "walltime", TOO_LONG)]),
         (blocked(), [("hkn0801", "cpus", NO_CPUS), ("hkn0801", "memory", NO_MIB)]),
-        (
-            blocked(BESIDE, LIMITED, replace(CPU_ONLY, max_memory_per_cpu_mib=3600)),
-            [("hkn0801", "memory", LOOSE)],
-        ),
+        (blocked(BESIDE, LIMITED, replace(CPU_ONLY, max_memory_per_cpu_mib=3600)), [("hkn0801", "memory", LOOSE)]),
         ({"policy": NOWHERE}, [("topas-*", "nodes", "no node has such a name (there are: hkn0801, hkn0901)")]),
         ({"list_nodes": (KEEPS,), "types": (A100, CPU)}, [("hkn0801", "cpus", "`blocking` does not say so")]),
         ({"configuration": {**CONF, "KillWait": "5 sec"}}, [("slurm.conf", "grace", SHORT)]),

@@ -119,10 +119,7 @@ def test_a_node_that_lacks_something_hosts_no_drone(
 
 @pytest.mark.parametrize(
     ("constraint", "hosts"),
-    [
-        *((met, True) for met in ("LSDF&BEEOND", "NONE|LSDF", "[rack1*2&rack2*4]")),
-        ("LSDF,NONE", False),
-    ],
+    [*((met, True) for met in ("LSDF&BEEOND", "NONE|LSDF", "[rack1*2&rack2*4]")), ("LSDF,NONE", False)],
 )
 def test_constraints_that_are_plain_are_judged(constraint: str, hosts: bool) -> None:
     found = listed([NODE], constraint=constraint)
@@ -144,9 +141,9 @@ def test_a_node_with_gpus_of_two_types_shows_those_of_which_most_is_free() -> No
     assert (shown.types, shown.gpu_milli, shown.free_gpu_milli) == (("h100", "cpu"), 2000, 2000)
 
 
-@pytest.mark.parametrize(("change", "gpus"), [({"up": False}, 0), ({"max_s": 11 * HOUR_S}, 0)])
-def test_a_partition_that_is_down_or_too_short_takes_no_drone(change: Mapping[str, Any], gpus: int) -> None:
-    assert free(one(partition=replace(ACCELERATED, **change)))[0] == gpus
+@pytest.mark.parametrize("change", [{"up": False}, {"max_s": 11 * HOUR_S}])
+def test_a_partition_that_is_down_or_too_short_takes_no_drone(change: Mapping[str, Any]) -> None:
+    assert free(one(partition=replace(ACCELERATED, **change)))[0] == 0
 
 
 def test_memory_costs_cpus_where_the_partition_limits_it_per_cpu() -> None:

@@ -196,9 +196,3 @@ def test_every_drone_of_a_job_is_found_again(
     assert {drone.type for drone in drones.values()} == {kind}
     assert is_drone(jobs[0]) and not is_drone(named("train.sh"))
     assert is_drone_id(ids[0], controller) and not is_drone_id(ids[0], f"{controller}x")
-
-
-@given(st.text(max_size=300), st.text(max_size=30))
-def test_no_name_whatever_breaks_a_listing(name: str, remote_id: str) -> None:
-    found = drone_of(named(name, remote_id), "kit", "horeka")
-    assert found is None or found.startswith("kit-")

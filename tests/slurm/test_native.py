@@ -12,7 +12,6 @@ from adapters.slurm.records import SlurmSubmission
 from adapters.slurm.settings import SlurmSiteConfig
 from provisioner.interfaces import UnavailableError
 from provisioner.model import FaultKind
-from provisioner.worker_process import WorkerProcess
 
 
 def native(**more: Any) -> SlurmNativeClient:
@@ -36,26 +35,6 @@ def test_another_release_is_not_tried() -> None:
     with pytest.raises(UnavailableError, match=r"pyslurm 25\.11\.2 is for Slurm 25\.11, .* is of 26\.05") as down:
         check_release("25.11.2", 45)
     assert down.value.kind is FaultKind.CONFIG
-
-
-@pytest.mark.parametrize(
-    ("said", "kind"),
-    [
-        ("the child process ended: fatal: Could not establish a configuration source", FaultKind.CONFIG),
-        ("no answer within 5 s", FaultKind.DOWN),
-    ],
-)
-async def test_the_end_for_want_of_a_configuration_is_explained(
-    monkeypatch: pytest.MonkeyPatch, said: str, kind: FaultKind
-) -> None:
-    async def call(*_: object, **__: object) -> object:
-        raise UnavailableError(said)
-
-    monkeypatch.setattr(WorkerProcess, "call", call)
-    async with native() as cluster:
-        with pytest.raises(UnavailableError, match=said) as down:
-            await cluster.nodes()
-    assert down.value.kind is kind
 
 
 async def test_without_pyslurm_the_error_names_the_requirement() -> None:

@@ -44,20 +44,9 @@ def test_an_unsupported_option_or_value_is_named(options: Options, transport: Li
     assert all(f"does not support `{name}" in why for name, why in unsupported.items())
 
 
-def test_what_only_one_transport_supports() -> None:
-    assert list(convert_options({"exclude": "hkn[0801-"}, "rest")[1]) == ["exclude"]
-    assert list(convert_options({"prefer": "x"}, "native")[1]) == ["prefer"]
-
-
+ASKED: Options = {"nice": "3", "partition": "p", "gres": "gpu:a100:1"}
 SUBMISSION = SlurmSubmission(
-    "c-b-0+.t.s",
-    b"#!/bin/sh\n",
-    tasks=(0, 1, 5),
-    cpus=8,
-    memory_mib=20480,
-    minutes=90,
-    notice_s=120,
-    options={"nice": "3", "partition": "p", "gres": "gpu:a100:1"},
+    "c-b-0+.t.s", b"#!/bin/sh\n", (0, 1, 5), cpus=8, memory_mib=20480, minutes=90, notice_s=120, options=ASKED
 )
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from adapters.slurm import records
 
@@ -34,15 +32,6 @@ def test_a_list_is_written_out_in_its_order(text: str, names: tuple[str, ...]) -
 def test_an_invalid_list_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r"node|brackets|name"):
         records.expand_hostlist(text)
-
-
-@given(st.text(max_size=60))
-def test_any_text_is_either_a_list_or_refused(text: str) -> None:
-    try:
-        names = records.expand_hostlist(text, limit=1000)
-    except ValueError:
-        return
-    assert len(names) <= 1000 and all(name.isprintable() and " " not in name for name in names)
 
 
 UNSET = {"set": False, "infinite": False, "number": 5}
@@ -114,8 +103,7 @@ def test_a_job_without_a_state_or_an_id_is_no_job(raw: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "numbers"),
-    [("0-3,7", (0, 1, 2, 3, 7)), ("0-8:4,9", (0, 4, 8, 9)), ("1-2%1", (1, 2))],
+    ("text", "numbers"), [("0-3,7", (0, 1, 2, 3, 7)), ("0-8:4,9", (0, 4, 8, 9)), ("1-2%1", (1, 2))]
 )
 def test_waiting_tasks_are_written_out(text: str, numbers: tuple[int, ...]) -> None:
     assert records.parse_tasks(text) == numbers

@@ -15,7 +15,7 @@ from adapters.slurm.records import SlurmJob, SlurmSubmission
 from adapters.slurm.rest import SlurmRestClient
 from provisioner.interfaces import AuthError, OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import FaultKind
-from tests.slurm.restd import Restd, no_such_job, recorded, rest_client, running, saying
+from tests.slurm.restd import Restd, no_such_job, recorded, rest_client, running
 
 DRONE = SlurmSubmission("c-b-0.t.s", b"#!/bin/sh\n")
 
@@ -221,20 +221,6 @@ async def test_answers_that_are_none(
             await slurm.submit(DRONE)
         with pytest.raises(of_question):
             await slurm.own_jobs()
-
-
-async def test_a_second_answer_after_a_no_is_left_unheard() -> None:
-    """As slurmrestd of 26.05 gives it."""
-    pings = json.dumps({"pings": [], "errors": []}).encode()
-    no = json.dumps(recorded("refused-24.11")).encode()
-    pong = b"HTTP/1.1 200 OK\r\nConnection: Close\r\nContent-Length: %d\r\n\r\n%s" % (len(pings), pings)
-    head = b"HTTP/1.1 422 UNPROCESSABLE CONTENT\r\nConnection: Close\r\nContent-Length: %d\r\n%s\r\n"
-    twice = head % (len(no), b"Content-Type: application/json\r\n") + no + head % (2, b"") + b"no"
-
-    async with saying(pong, twice) as url, rest_client(url) as slurm:
-        with pytest.raises(RejectedError, match="Requested node configuration is not available") as told:
-            await slurm.submit(DRONE)
-        assert told.value.kind is FaultKind.CONFIG
 
 
 async def test_cancelling_and_killing(restd: Restd, slurm: SlurmRestClient) -> None:

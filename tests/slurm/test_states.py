@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from adapters.slurm.states import classify_reason, classify_refusal, map_state, query_error
-from provisioner.interfaces import AuthError, UnavailableError
+from adapters.slurm.states import classify_reason, classify_refusal, map_state
 from provisioner.model import FaultKind, RemoteState
 
 
@@ -77,8 +76,3 @@ LIMIT = "Job violates accounting/QOS policy (job submit limit, user's size and/o
 )
 def test_refusals_are_classified(said: str, kind: str) -> None:
     assert classify_refusal(said) == kind
-
-
-def test_a_question_without_an_answer_is_never_unsure() -> None:
-    assert type(query_error("slurmctld: Socket timed out on send/recv operation")) is UnavailableError
-    assert type(query_error("slurmctld: Access/permission denied")) is AuthError

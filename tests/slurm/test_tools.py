@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -210,16 +211,9 @@ def badly(err: str, code: int = 1, out: str = "") -> Finished:
     return Finished(code, out.encode(), err.encode())
 
 
-SUBMISSION = SlurmSubmission(
-    "kit-a1b2-7+.a100.horeka",
-    b"#!/bin/sh\n",
-    (0, 1, 2, 5),
-    cpus=8,
-    memory_mib=20000,
-    minutes=60,
-    notice_s=120,
-    options={"exclude": "hkn0815", "exclusive": True, "partition": "accelerated,dev", "gres": "gpu:a100:1"},
-)
+OPTIONS = {"exclude": "hkn0815", "exclusive": True, "partition": "accelerated,dev", "gres": "gpu:a100:1"}
+SIZE: Any = {"cpus": 8, "memory_mib": 20000, "minutes": 60, "notice_s": 120}
+SUBMISSION = SlurmSubmission("kit-a1b2-7+.a100.horeka", b"#!/bin/sh\n", (0, 1, 2, 5), options=OPTIONS, **SIZE)
 
 
 @pytest.mark.parametrize(
@@ -375,26 +369,15 @@ async def test_an_invalid_job_id_is_never_an_argument(login: Login, tools: Slurm
 
 
 KILL_ERROR = "scancel: error: Kill job error on job id"
-
-
-@pytest.mark.parametrize(
-    ("answer", "error"),
-    [
-        (
-            badly(
-                f"{KILL_ERROR} 3: Job/step already completing or completed\n"
-                f"{KILL_ERROR} 4: Socket timed out on send/recv operation"
-            ),
-            OutcomeUnknownError,
-        ),
-        (badly(""), OutcomeUnknownError),
-        (NoReplyError("cut"), OutcomeUnknownError),
-    ],
+ONE_IS_UNSURE = (
+    f"{KILL_ERROR} 3: Job/step already completing or completed\n{KILL_ERROR} 4: Socket timed out on send/recv operation"
 )
-async def test_the_outcome_of_a_cancellation(
-    login: Login, tools: SlurmToolsClient, answer: Finished | Exception, error: type[AdapterError]
+
+
+@pytest.mark.parametrize("answer", [badly(ONE_IS_UNSURE), badly(""), NoReplyError("cut")])
+async def test_a_cancellation_that_may_not_have_happened_is_unsure(
+    login: Login, tools: SlurmToolsClient, answer: Finished | Exception
 ) -> None:
     login.answers = [answer]
-    with pytest.raises(AdapterError) as raised:
+    with pytest.raises(OutcomeUnknownError):
         await tools.cancel(["3", "4"])
-    assert type(raised.value) is error
