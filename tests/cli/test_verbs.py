@@ -488,12 +488,12 @@ def test_user_mistakes_have_no_traceback(tmp_path: Path) -> None:
         assert complaint in ran.stderr and "Traceback" not in ran.stderr, ran.stderr
 
 
-@pytest.mark.parametrize("line", ["events --since all -o json | head -c 1", "drones >&-", "status >&-"])
+@pytest.mark.parametrize("line", ["events --since all -o json | true", "drones >&-", "status >&-"])
 def test_a_reader_that_goes_away_or_is_not_there_ends_it_quietly(record: Path, line: str) -> None:
     command = f"PROVISIONER_STORE={record} {sys.executable} -m provisioner.cli {line}"
     ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
     assert ran.returncode == 0
-    assert ran.stderr == "" if "head" in line else "Traceback" not in ran.stderr
+    assert ran.stderr == "" if "true" in line else "Traceback" not in ran.stderr
 
 
 def test_listing_drones_imports_nothing_heavy(record: Path) -> None:
