@@ -46,8 +46,6 @@ JOB_LINE_INTERVAL_S = 2.0
 
 
 class JobShape(NamedTuple):
-    """Equal jobs."""
-
     name: str
     jobs: int
     vram_mib: int
@@ -84,8 +82,6 @@ class ShapeView(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DemoView:
-    """State of the demo at one moment."""
-
     at_s: float
     shapes: Sequence[ShapeView]
     drones: Sequence[Drone]

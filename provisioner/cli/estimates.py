@@ -24,16 +24,12 @@ NOTHING_KEPT = "nothing is on record yet: the controller keeps it every ten minu
 
 
 class EstimatesRow(NamedTuple):
-    """All estimates on record."""
-
     samples: EstimateSamples | None
     estimates: Estimates | None
     forgets: Sequence[EstimateReset] = ()
 
 
 class RunTimes(NamedTuple):
-    """Run times under one key."""
-
     user: str
     gpu_milli: int | None
     """None, as in the next two: of all sizes."""

@@ -6,7 +6,6 @@ import difflib
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -72,7 +71,7 @@ class PlanRow(NamedTuple):
 
 
 def plan_rows(plan: Plan) -> list[PlanRow]:
-    """Return the lines of a plan: actions, then changes of state and breakers, then refusals."""
+    """Return the lines of a plan: actions (starts alike in one), changes of state and breakers, then refusals."""
 
     def row(action: str, subject: str, reason: Reason, drone: str, how: str = "") -> PlanRow:
         return PlanRow(action, subject, 1, reason, how + formatting.describe(reason), (drone,))
@@ -80,8 +79,14 @@ def plan_rows(plan: Plan) -> list[PlanRow]:
     def step(move: StateChange) -> str:
         return f"{move.was.value if move.was else 'new'} -> {move.drone.state.value}: "
 
+    starts: defaultdict[tuple[str, str], list[Start]] = defaultdict(list)
+    for start in plan.starts:
+        starts[start.drone.type, formatting.describe(start.reason)].append(start)
     return [
-        *_start_rows(plan.starts),
+        *(
+            PlanRow("start", kind, len(alike), alike[0].reason, why, tuple(s.drone.id for s in alike))
+            for (kind, why), alike in starts.items()
+        ),
         *(row("drain", d.drone.type, d.reason, d.drone.id, f"{d.mode.value}: ") for d in plan.drains),
         *(row("stop", s.drone.type, s.reason, s.drone.id, "without notice: " * s.kill) for s in plan.stops),
         *(row("stop-orphan", o.site, o.reason, o.drone_id) for o in plan.orphans),
@@ -89,15 +94,6 @@ def plan_rows(plan: Plan) -> list[PlanRow]:
         *(PlanRow("breaker", b.scope, 1, None, breaker_words(b)) for b in plan.breakers),
         *(PlanRow("refuse", r.subject, r.count, r.reason, formatting.describe(r.reason)) for r in plan.refusals),
     ]
-
-
-def _start_rows(starts: Iterable[Start]) -> Iterator[PlanRow]:
-    """Yield a line for all drones of one type that start for the same reason."""
-    groups: defaultdict[tuple[str, str], list[Start]] = defaultdict(list)
-    for start in starts:
-        groups[start.drone.type, formatting.describe(start.reason)].append(start)
-    for (kind, why), alike in groups.items():
-        yield PlanRow("start", kind, len(alike), alike[0].reason, why, tuple(s.drone.id for s in alike))
 
 
 def breaker_words(breaker: Breaker) -> str:

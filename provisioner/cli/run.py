@@ -18,7 +18,6 @@ from provisioner.cli.options import VerbError
 from provisioner.cli.output import note
 from provisioner.cli.status import NO_LIMIT
 from provisioner.logs import LogFormat, LogLevel, log_to_stderr
-from provisioner.store import Event
 from provisioner.store.lock import process_of
 from provisioner.store.reader import Reader
 
@@ -58,7 +57,8 @@ def run(
 
 
 RELOAD_POLL_S = 0.1
-RELOADED_EVENT, RELOAD_REFUSED_EVENT = "config.reloaded", "config.rejected"
+RELOAD_REFUSED_EVENT = "config.rejected"
+RELOAD_EVENTS = ("config.reloaded", RELOAD_REFUSED_EVENT)
 
 
 @opt.shared
@@ -77,7 +77,14 @@ def reload(
     reader = opt.open_record(where)
     before = max((e.id for e in reader.events(limit=NO_LIMIT)), default=0)
     pid = _signal_controller(reader)
-    event = _reload_event(reader, before, pid, timeout)
+    deadline = time.monotonic() + timeout
+    while not (found := [e for e in reader.events(after=before, limit=NO_LIMIT) if e.name in RELOAD_EVENTS]):
+        if reader.holder() is None:
+            raise VerbError(f"the controller, process {pid}, has ended")
+        if time.monotonic() >= deadline:
+            raise VerbError(f"no answer from process {pid} after {formatting.age(timeout)}", code=opt.Exit.TIMED_OUT)
+        time.sleep(RELOAD_POLL_S)
+    event = found[0]
     lines = "\n".join(map(str, event.fields.values())).splitlines()
     if event.name == RELOAD_REFUSED_EVENT:
         refused = f"process {pid} refused the configuration and keeps the old one"
@@ -98,16 +105,3 @@ def _signal_controller(reader: Reader) -> int:
     with opt.reported(OSError, prefix=f"the controller, process {holder.pid}: "):  # just gone, or of another user
         os.kill(holder.pid, signal.SIGHUP)
     return holder.pid
-
-
-def _reload_event(reader: Reader, before: int, pid: int, timeout_s: float) -> Event:
-    deadline = time.monotonic() + timeout_s
-    while True:
-        for event in reader.events(after=before, limit=NO_LIMIT):
-            if event.name in (RELOADED_EVENT, RELOAD_REFUSED_EVENT):
-                return event
-        if reader.holder() is None:
-            raise VerbError(f"the controller, process {pid}, has ended")
-        if time.monotonic() >= deadline:
-            raise VerbError(f"no answer from process {pid} after {formatting.age(timeout_s)}", code=opt.Exit.TIMED_OUT)
-        time.sleep(RELOAD_POLL_S)

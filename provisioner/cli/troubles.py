@@ -72,8 +72,6 @@ class OperatorTrouble(NamedTuple):
 
 
 class TroubleContext(NamedTuple):
-    """Facts that the rules need."""
-
     now: float
     holder: Holder | None
     views: Views | None

@@ -36,8 +36,6 @@ class ImportSource:
 
 @dataclass(frozen=True, slots=True)
 class ImportResult:
-    """The result of an import."""
-
     files: Mapping[str, str]
     """Text by path, relative to the directory of the controller file."""
     findings: tuple[ImportFinding, ...]

@@ -22,8 +22,6 @@ _RESOLVER = yaml.SafeLoader("")
 
 @dataclass(frozen=True, slots=True)
 class YamlValue:
-    """A value with its line."""
-
     value: Value
     line: int
     """Line of its key, or of the value in a list; counts from 1."""
@@ -169,8 +167,6 @@ CONVERTED, CHANGED, DROPPED, NEEDED = ImportOutcome
 
 @dataclass(frozen=True, slots=True)
 class ImportFinding:
-    """The outcome for one key."""
-
     verdict: ImportOutcome
     file: str
     line: int

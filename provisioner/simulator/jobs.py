@@ -174,8 +174,6 @@ class QueuedJobClass:
 
 
 class SimulatedJobQueue:
-    """All jobs of the pool by class."""
-
     def __init__(self) -> None:
         self._classes: dict[JobRequirements, QueuedJobClass] = {}
         self._idle: dict[str, QueuedJobClass] = {}

@@ -244,8 +244,6 @@ ROUNDING_S = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class PoolBehaviour:
-    """Behaviour of the overlay pool."""
-
     negotiation_s: float = 20.0
     """Between two negotiation cycles. 0: there are none; jobs are matched as they come, and as slots open."""
     update_s: float = 60.0

@@ -237,8 +237,6 @@ def change(value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KeyFigure:
-    """One number of a replay."""
-
     name: str
     unit: str
     of: Callable[[ReplayResult], float | None]

@@ -79,8 +79,6 @@ class Facility:
 
 
 class GpuPoolState:
-    """Allocation of one GPU pool."""
-
     def __init__(self, pool: GpuPool, kept: ResourceVector) -> None:
         self.wanted_milli = 0
         """GPUs that the owner has or wants without a node."""

@@ -105,8 +105,6 @@ class TraceSelection:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Jobs read from a trace."""
-
     name: str
     jobs: tuple[SimulatedJob, ...]
     """By submission; times count from the begin of the cut."""

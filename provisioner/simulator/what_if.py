@@ -40,8 +40,6 @@ class QuestionError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A change of one site."""
-
     site: str
     key: str
     """One of :data:`SIGNS`, ``owner`` or ``down``."""

@@ -119,8 +119,6 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class SimulationOutcome:
-    """Outcome of a scenario."""
-
     seed: int
     digest: str
     """Digest of every step of every drone on record with time and reason: same seed, same digest."""
