@@ -145,7 +145,8 @@ def _listed(drone: Drone, remote: model.RemoteDrone, now: float) -> tuple[Drone,
     if stopped:
         state = S.STOPPING
     elif state in (S.JOINED, S.IDLE, S.BUSY) and remote.state is RemoteState.PENDING:
-        state = S.QUEUED  # preempted and put back into the queue by its site
+        # Preempted and put back into the queue by its site, if that has listed it as running; else its listing lags.
+        state = S.QUEUED if drone.started_at < drone.joined_at else state
     elif state in (S.REQUESTED, S.SUBMITTED, S.QUEUED, S.BOOTING):
         if running:
             state = S.BOOTING

@@ -38,7 +38,7 @@ def drone(
     if state is not model.DroneState.REQUESTED:
         made = replace(made, submitted_at=at, remote_id=f"r-{name}")
     if in_pool or state is model.DroneState.BOOTING:
-        made = replace(made, started_at=at, joined_at=at if in_pool else 0.0)
+        made = replace(made, started_at=at - 1 if in_pool else at, joined_at=at if in_pool else 0.0)
     if state is model.DroneState.IDLE:
         made = replace(made, idle_at=at)
     if state is model.DroneState.BUSY:

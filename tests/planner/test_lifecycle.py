@@ -82,12 +82,21 @@ def test_what_becomes_of_a_drone(before: model.Drone, given: dict[str, object], 
         (S.QUEUED, model.RemoteState.RUNNING, S.BOOTING),
         (S.BOOTING, model.RemoteState.UNKNOWN, S.BOOTING),
         (S.STOPPING, model.RemoteState.RUNNING, S.STOPPING),
+        (S.IDLE, model.RemoteState.PENDING, S.QUEUED),
     ],
 )
 def test_listings_move_a_drone_on_and_unknown_is_alive(state: S, remote: model.RemoteState, becomes: S) -> None:
     before = drone("kit-ab12-1", state)
     move = seen(before, replace(remote_of(before), state=remote))
     assert (move.drone.state if move else before.state) is becomes
+
+
+def test_a_drone_that_joined_before_its_site_listed_it_as_running_stays_in_the_pool() -> None:
+    queued = drone("kit-ab12-1", S.QUEUED)
+    (move,) = plan_for(drones=[queued], slots=[slot_of(queued)]).moves
+    assert move.drone.state is S.IDLE
+    late = seen(move.drone, replace(remote_of(move.drone), state=model.RemoteState.PENDING))
+    assert late is None or late.drone.state is S.IDLE
 
 
 @pytest.mark.parametrize(
