@@ -46,7 +46,7 @@ class Part:
     tests: tuple[str, ...]
 
 
-LIFECYCLE = ("planner/lifecycle.py", "planner/breakers.py", "planner/context.py")
+LIFECYCLE = ("planner/lifecycle.py", "planner/states.py", "planner/breakers.py", "planner/context.py")
 LIMITS = ("planner/capacity.py", "planner/demand.py", "planner/matching.py")
 VALIDATION = (
     "planner/validation.py",

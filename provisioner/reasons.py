@@ -98,7 +98,7 @@ class IdleTimeout:
     idle_s: float
     limit_s: float
     by: str = ""
-    """Source of the limit, as in :class:`provisioner.planner.retirement.IdleLimit`; empty in old records."""
+    """Source of the limit, as in :class:`provisioner.planner.states.IdleLimit`; empty in old records."""
     kind: Literal["idle-timeout"] = "idle-timeout"
 
 

@@ -174,8 +174,7 @@ _ACTION_WORDS = {
 
 def state_limit(drone: Drone, views: Views | None) -> StateLimit:
     """Return how long a drone may stay in its state, and what happens then."""
-    from provisioner.planner.lifecycle import STATE_RULES
-    from provisioner.planner.retirement import idle_limit
+    from provisioner.planner.states import STATE_RULES, idle_limit
 
     rule = STATE_RULES.get(drone.state)
     if rule is None or views is None:

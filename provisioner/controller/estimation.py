@@ -19,7 +19,7 @@ from provisioner import estimates as est
 from provisioner.controller.clock import Clock
 from provisioner.estimates import UNKNOWN, Estimates, EstimateSamples, OwnerGrowth, SiteSamples, StartDelays
 from provisioner.model import PENDING, CompletedJob, Drone, DroneId, DroneState, OverlayView, Plan, PolledSite, Snapshot
-from provisioner.planner.retirement import MIN_IDLE_GAPS
+from provisioner.planner.states import MIN_IDLE_GAPS
 from provisioner.reasons import IdleTimeout
 from provisioner.store import Store, StoreError
 
@@ -379,7 +379,7 @@ def best_timeout_s(gaps_s: Iterable[float], boot_s: float, waiting_cost: float) 
 
     The cost is idle time and, for each gap that was longer, the start of another drone, for which a job waits. With too
     few gaps it is just the cost of another start, which costs at most twice the optimum, whatever comes
-    (rent or buy; see ``idle_limit`` in ``planner/retirement.py``).
+    (rent or buy; see ``idle_limit`` in ``planner/states.py``).
     """
     gaps = list(gaps_s)
     start_s = boot_s + RELEASE_S + waiting_cost * boot_s

@@ -1,10 +1,9 @@
-"""The life cycle of a drone: the rules of its states, and the state changes that views and order results cause."""
+"""The life cycle of a drone: the state changes that views and order results cause."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from provisioner import model, reasons
@@ -14,43 +13,6 @@ from provisioner.reasons import Reason
 
 S = DroneState
 
-
-class OnTimeout(StrEnum):
-    """Action on a drone that stays in a state for too long."""
-
-    FORGET = "forget"
-    """The order never arrived: the record ends once a fresh listing lacks the drone."""
-    STOP = "stop"
-    """Ask the site to stop it."""
-    DRAIN = "drain"
-    """Ask the overlay to drain it."""
-    INSIST = "insist"
-    """Ask the site again, at last without notice."""
-
-
-@dataclass(frozen=True, slots=True)
-class StateRule:
-    """Rule of one live state: its time limit, the action on timeout, and the final state of a drone that leaves."""
-
-    limit: str
-    """A field of ``SitePolicy``, or ``walltime_s`` of the drone type."""
-    then: OnTimeout
-    ends_as: DroneState
-
-
-STATE_RULES: Mapping[DroneState, StateRule] = {
-    S.REQUESTED: StateRule("order_confirm_s", OnTimeout.FORGET, S.FAILED),
-    S.SUBMITTED: StateRule("queued_s", OnTimeout.STOP, S.CANCELLED),
-    S.QUEUED: StateRule("queued_s", OnTimeout.STOP, S.CANCELLED),
-    S.BOOTING: StateRule("booting_s", OnTimeout.STOP, S.JOIN_TIMEOUT),
-    S.JOINED: StateRule("joining_s", OnTimeout.STOP, S.FAILED),
-    # Carried out by `retirement.idle`; `retirement.idle_limit` computes the limit.
-    S.IDLE: StateRule("idle_timeout_s", OnTimeout.DRAIN, S.UNUSED),
-    S.BUSY: StateRule("walltime_s", OnTimeout.STOP, S.DONE),
-    S.DRAINING: StateRule("draining_s", OnTimeout.STOP, S.DONE),
-    S.STOPPING: StateRule("stopping_s", OnTimeout.INSIST, S.CANCELLED),
-}
-"""The rules of all live states; :class:`provisioner.model.DroneState` documents these."""
 
 _BY_SLOT = {
     SlotState.CHECKING: S.JOINED,

@@ -1,61 +1,24 @@
-"""Retirement: the drones that leave, by an ordered list of rules.
-
-An idle drone costs a GPU that does nothing; letting it go costs the next start. Keeping it for as long as a start takes
-costs at most twice the optimum, whatever comes (the rent-or-buy problem: Karlin, Manasse, Rudolph, Sleator,
-"Competitive snoopy caching", Algorithmica 3, 1988). How long a start takes, each drone has shown itself.
-"""
+"""Retirement: the drones that leave, by an ordered list of rules."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
 
 from provisioner import model, reasons
-from provisioner.estimates import NO_ESTIMATES, Estimates
 from provisioner.model import Drain, DrainMode, Drone, DroneState, Refusal, RemoteState, RequestKind, StateChange, Stop
 from provisioner.planner.black_holes import NO_BLACK_HOLES, BlackHoles
 from provisioner.planner.breakers import OVERLAY_SCOPE
 from provisioner.planner.capacity import Supply
 from provisioner.planner.context import PlanningContext
 from provisioner.planner.demand import GroupShares, is_headroom, kept_for_headroom
-from provisioner.planner.lifecycle import STATE_RULES, OnTimeout, ended_record, undrained_record
+from provisioner.planner.lifecycle import ended_record, undrained_record
 from provisioner.planner.matching import count_jobs, free_resources
 from provisioner.planner.owner import PreemptionOrder
 from provisioner.planner.placement import Placement
+from provisioner.planner.states import STATE_RULES, OnTimeout, idle_limit
 from provisioner.reasons import Reason
-
-MAX_IDLE_STRETCH = 3.0
-"""A drone that took very long to start is kept for at most this many timeouts: it leaves by itself soon after."""
-MIN_IDLE_GAPS = 20
-"""Smallest number of gaps between two jobs of a drone for an estimate. With fewer, the start cost decides."""
-
-
-class IdleLimit(NamedTuple):
-    """Limit of a drone's idle time, and its source."""
-
-    limit_s: float
-    by: str
-    """``gaps`` or ``start-cost`` (estimates), ``time-out`` or ``slow-start`` (bounds), ``fixed`` (setting)."""
-
-
-def idle_limit(drone: Drone, policy: model.Policy, estimates: Estimates = NO_ESTIMATES) -> IdleLimit:
-    """Return the idle time that would have cost least so far at the drone's site.
-
-    It is at most the idle timeout, or the time from the drone's start at the site to the pool, if that is longer.
-    """
-    site = drone.site
-    timeout_s = policy.idle_timeout_at(site)
-    if policy.idle_fixed_at(site):
-        return IdleLimit(timeout_s, "fixed")
-    came_s = drone.joined_at - drone.started_at if drone.joined_at and drone.started_at else 0.0
-    most_s = max(timeout_s, min(came_s, MAX_IDLE_STRETCH * timeout_s))
-    best_s = estimates.idle_s.get(site)
-    if best_s is not None and best_s < most_s:
-        return IdleLimit(best_s, "gaps" if estimates.gaps.get(site, 0) >= MIN_IDLE_GAPS else "start-cost")
-    return IdleLimit(most_s, "slow-start" if most_s > timeout_s else "time-out")
-
 
 KILL_AFTER_STOPS = 3
 """A drone that was asked to stop this often is killed without notice."""

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from provisioner import model, reasons
 from provisioner.planner import lifecycle
 from provisioner.planner.breakers import OVERLAY_SCOPE
-from provisioner.planner.lifecycle import STATE_RULES, apply_drain_result, apply_stop_result, observe, shift_drone
+from provisioner.planner.lifecycle import apply_drain_result, apply_stop_result, observe, shift_drone
+from provisioner.planner.states import STATE_RULES
 from tests.planner.scenes import NOW, drone, plan_for, plan_of, remote_of, slot_of, snapshot, with_pool, with_site
 
 S = model.DroneState

@@ -9,7 +9,8 @@ import pytest
 from provisioner import model, reasons
 from provisioner.estimates import Estimates
 from provisioner.formatting import describe
-from provisioner.planner.retirement import CANCEL_AFTER_S, MIN_IDLE_GAPS, idle_limit
+from provisioner.planner.retirement import CANCEL_AFTER_S
+from provisioner.planner.states import MIN_IDLE_GAPS, idle_limit
 from provisioner.reasons import IdleTimeout
 from tests.planner import scenes
 from tests.planner.scenes import A100, DOWN, NOW, V100, drone, jobs, plan_for, plan_of, slot_of, snapshot, why
