@@ -138,6 +138,14 @@ def _free_words(row: SiteRow) -> str:
     return ", ".join(f"{n} {name}" for name, n in sorted(row.view.free.items())) or "0"
 
 
+def _breaker_note(breaker: model.Breaker) -> str:
+    if not breaker.class_id:
+        return f"{breaker.scope} {breaker_words(breaker)}"
+    kind = breaker.scope.partition("#")[0]  # open to all other classes
+    why = f": {formatting.excerpt(breaker.fault.message)}" if breaker.fault else ""
+    return f"job class {breaker.class_id} backs off on {kind} until {formatting.iso(breaker.until)}{why}"
+
+
 def site_note(row: SiteRow) -> str:
     """Return what is unusual at a site, trouble first."""
     parts = []
@@ -150,7 +158,7 @@ def site_note(row: SiteRow) -> str:
     elif row.taken_at and out.now() - row.taken_at > row.policy.view_max_age_s:
         parts.append("view too old")
     troubled = [b for b in (row.breaker, *row.type_breakers) if b.state is not BreakerState.ACTIVE]
-    parts += [f"{breaker.scope} {breaker_words(breaker)}" for breaker in troubled[:MAX_BREAKERS_NAMED]]
+    parts += map(_breaker_note, troubled[:MAX_BREAKERS_NAMED])
     if len(troubled) > MAX_BREAKERS_NAMED:
         parts.append(f"{len(troubled) - MAX_BREAKERS_NAMED} more breakers are not active")
     view = row.view
