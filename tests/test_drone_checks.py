@@ -101,7 +101,7 @@ A100S = """0, GPU-9d1b6b3c-0000-0000-0000-000000000000, 0
 1, GPU-9d1b6b3c-0000-0000-0000-000000000001, 3
 10, GPU-9d1b6b3c-0000-0000-0000-000000000010, [N/A]
 """
-"""What `nvidia-smi` says of a host with three GPUs, the second of them broken."""
+"""Output of `nvidia-smi` on a host with three GPUs, the second of them broken."""
 LISTED = """GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-9d1b6b3c-0000-0000-0000-000000000000)
   MIG 3g.20gb     Device  0: (UUID: MIG-aa11)
   MIG 3g.20gb     Device  1: (UUID: MIG-aa12)
@@ -109,7 +109,7 @@ GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-9d1b6b3c-0000-0000-0000-000000000001)
 GPU 10: NVIDIA A100-SXM4-40GB (UUID: GPU-9d1b6b3c-0000-0000-0000-000000000010)
   MIG 3g.20gb     Device  0: (UUID: MIG-cc11)
 """
-"""What `nvidia-smi -L` says of GPUs with MIG on, and off."""
+"""Output of `nvidia-smi -L` for GPUs with MIG on, and off."""
 
 
 HALVES = {"DRONE_SHARING": "mig", "DRONE_SHARES": "2"}

@@ -158,7 +158,7 @@ def parse_server(record: Record) -> Server:
         flavor=parse_flavor(flavor) if "original_name" in flavor else None,
         metadata=_texts(record.get("metadata")),
         fault=ServerFault(_number(fault, "code"), text(fault, "message")) if isinstance(fault, dict) else None,
-        # What a person has attached is theirs.
+        # An attachment that a person made is theirs.
         volumes=tuple(text(each, "id") for each in attached if each.get("delete_on_termination") is True),
     )
 

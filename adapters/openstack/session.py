@@ -349,7 +349,7 @@ def _life_s(token: Record) -> float:
 
 
 def _catalogue(catalogue: object, interface: str) -> Sequence[tuple[str, str, str]]:
-    # What is odd in a catalogue is left out.
+    # Odd entries of a catalogue are left out.
     return [
         (text(service, "type"), text(each, "region_id") or text(each, "region"), text(each, "url").rstrip("/"))
         for service in mappings(catalogue)

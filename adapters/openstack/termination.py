@@ -90,7 +90,7 @@ def _taken(server: Server, first: ServerAction | None) -> RemoteEnd | None:
 
 
 def _end_without_report(server: Server, first: ServerAction | None, output: str) -> RemoteEnd:
-    # Where the console is read (``output``) a guest that went off without a report did not end in order.
+    # A guest that went off without a report did not end in order, if the console is read (``output``).
     phase = server_phase(server)
     fault = FaultKind.UNKNOWN
     if phase.state is RemoteState.STOPPED and phase.fault is not None:

@@ -229,7 +229,7 @@ class SlurmDrones:
     ) -> tuple[Mapping[DroneId, RemoteDrone], Sequence[str]]:
         """Return drones that are missing in ``listed`` but were alive before or ended recently, and notices.
 
-        Where accounting does not answer, missing drones are of unknown state for as long as ends are kept: "forgotten"
+        If accounting does not answer, missing drones have an unknown state for as long as ends are kept: "forgotten"
         is not "gone". Where it has no record, they are left out. The first call asks for all that ended recently.
         """
         self._remember(listed, now)

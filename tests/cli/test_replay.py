@@ -103,7 +103,7 @@ def test_another_policy_is_told_as_what_it_does_instead(on: Cli, saved: Path, co
     assert ran.json["before"] == on("replay", saved, "-o", "json").json["plan"]
     assert ran.json["before"] != ran.json["after"]
     told = {(item["action"], item["subject"]): item["before"] for item in ran.json["items"]}
-    assert told["refuse", "site:new"] == 0, "the new site is told of, and nothing starts there"
+    assert told["refuse", "site:new"] == 0, "the refusal names the new site, and nothing starts there"
     table = on("replay", saved, "--policy", config)
     assert "new: no look at it is in the snapshot, so nothing starts there" in table.err
     assert "new/a100: the jobs' own requirements were never judged against it" in table.err

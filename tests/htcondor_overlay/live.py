@@ -60,7 +60,7 @@ def slot_of(view: OverlayView, drone_id: str) -> Slot | None:
 
 
 def in_state(state: SlotState, *drones: DroneProcess) -> Callable[[OverlayView], bool]:
-    """Whether the slots of these drones are in a state."""
+    """Return a predicate: the slots of these drones are in a state."""
     ids = {each.id for each in drones}
     return lambda view: {slot.drone_id for slot in view.slots if slot.state is state} >= ids
 

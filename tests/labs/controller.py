@@ -109,7 +109,7 @@ class LabController:
         return self.directory / "provisioner.yaml"
 
     def timeouts(self, **more: str) -> Settings:
-        """Those of a site."""
+        """Return the timeouts of a site."""
         return {"booting": f"{self.boot_s}s", "stopping": "30s", **more}
 
     def secret(self, name: str, text: str) -> Path:
@@ -203,7 +203,7 @@ class LabController:
         )
 
     def prints(self, *words: str) -> str:
-        """What a call that has to succeed prints."""
+        """Return the output of a call that has to succeed."""
         done = self.call(*words)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -216,7 +216,7 @@ class LabController:
         [row] = self.json("sites")["items"]
         return row
 
-    # What is asked again and again until it is so is read by the code of the command and not by a process of its own:
+    # Polls in a loop run the code of the command in this process, not in one of their own:
     # a third of a second of processor time each, by three workers, is more than the daemons themselves need.
 
     @property
@@ -282,7 +282,7 @@ class LabController:
 
 @dataclass
 class Sightings:
-    """Which drones of a controller were at its site, and how often each, at each look past the provisioner."""
+    """Numbers of processes of each drone of a controller at its site, at each look past the provisioner."""
 
     controller: LabController
     look: Callable[[], Counter[str]]

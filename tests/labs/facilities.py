@@ -18,7 +18,7 @@ from tests.labs.slurm import Job, SlurmLab
 from tests.labs.slurm_sites import drone_of, ways
 
 LARGE = "gpus_minimum_memory = 30000"
-"""What a job asks for that wants the larger one of a site's two GPUs. Others get the smaller one first."""
+"""Requirement of a job that wants the larger one of a site's two GPUs. Others get the smaller one first."""
 
 
 @dataclass
@@ -110,7 +110,7 @@ class HorekaSite:
             "adapter": "slurm",
             "limits": limits(self.most),
             "timeouts": controller.timeouts(missing="3s", grace="4s", **deadlines),
-            # What the lab's H100 nodes pretend to have is the smaller GPU of the two.
+            # The lab's H100 nodes have the smaller one of the two GPUs.
             "types": {"a100": gpu_type(*A100, **size), "h100": gpu_type(*V100, **size)},
             "options": {**options, **self.options},
             **self.more,
@@ -134,7 +134,7 @@ class HorekaLab(Facility):
         return [(drone_id, job) for drone_id, job in jobs if drone_id.startswith(f"{self.controller.name}-")]
 
     def alive(self) -> Counter[str]:
-        """How many jobs each drone has that wait or run."""
+        """Return the number of waiting and running jobs of each drone."""
         return Counter(drone_id for drone_id, _ in self.jobs())
 
     def nothing_left(self) -> None:
@@ -155,7 +155,7 @@ def horeka(condor: Condor, slurm: SlurmLab, way: str = "tools", **site: Any) -> 
 
 IMAGE = """\
 #!/bin/sh
-# What an operator has in his image: HTCondor, and a GPU with its driver. The GPU is the one that HTCondor knows to
+# Contents of an operator's image: HTCondor, and a GPU with its driver. The GPU is the one that HTCondor knows to
 # simulate for the drone's type; nvidia-smi and the discovery tell the same.
 set -e
 umask 022
@@ -172,7 +172,7 @@ chmod 755 $discovery /opt/condor/bin/nvidia-smi
 
 @dataclass
 class GridkaSite:
-    """The cloud as a site of ours. ``owner``: whether it has one who comes first; then the hosts are told as well, for
+    """The cloud as a site of ours. With ``owner`` it has an owner with priority, and the site lists the hosts, for
     ``vgpu`` alone."""
 
     cloud: OpenStackLab
@@ -227,7 +227,7 @@ class GridkaLab(Facility):
         return "\n".join((*told, f"--- nova\n{self.cloud.log('nova', 20)}"))
 
     def servers(self) -> list[dict[str, Any]]:
-        """Those that are drones of this controller, as the cloud's admin sees them."""
+        """Return the servers of this controller's drones, as the cloud's admin sees them."""
         every = self.cloud.admin("GET", "nova:/servers/detail?all_tenants=1")["servers"]
         return [each for each in every if each["name"].startswith(f"{self.controller.name}-")]
 

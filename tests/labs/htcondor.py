@@ -237,7 +237,7 @@ def kill(*pids: int) -> None:
 
 
 def end(process: subprocess.Popen[bytes], sig: signal.Signals, within_s: float) -> None:
-    """End a process that has to end by itself when it is told to."""
+    """Send a signal to a process that has to end by itself."""
     if process.poll() is None:
         process.send_signal(sig)
         try:
@@ -724,7 +724,7 @@ queue {n}
 
 @dataclass(frozen=True, slots=True)
 class Diary:
-    """What a job writes down itself with the shell's function ``say``: lines of seconds since the epoch and text."""
+    """Text that a job writes down with the shell's function ``say``: lines of seconds since the epoch and text."""
 
     pool: Pool
     name: str

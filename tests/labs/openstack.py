@@ -375,7 +375,7 @@ class OpenStackLab:
         return until(there, within_s, what=f"server {number} is {' or '.join(statuses)}")
 
     def take_back(self, number: str, how: str = "os-stop") -> None:
-        """What the hosts' owner may do to any server: ``os-stop``, ``delete``, ``suspend``."""
+        """Actions of the hosts' owner on any server: ``os-stop``, ``delete``, ``suspend``."""
         if how == "delete":
             self.admin("DELETE", f"nova:/servers/{number}")
         else:

@@ -142,7 +142,7 @@ def _now() -> str:
 
 
 def _fits(row: Row, query: Query) -> bool:
-    """Whether a row has, for each of its names that is asked for, one of the values."""
+    """Return whether a row has one of the values for each name that is asked for."""
     asked: dict[str, list[str]] = {}
     for name, value in query:
         asked.setdefault(name, []).append(value.lower())

@@ -28,7 +28,7 @@ from tests.labs.htcondor import (
     running_pool,
     until,
 )
-from tests.labs.shell_drones import ShellDrones
+from tests.labs.shell_drones import ShellDrones, hanging
 
 HERE = "farm"
 SITE = """
@@ -115,14 +115,8 @@ class FarmWorld(ShellDrones):
     async def anything_left(self, drone_id: DroneId) -> bool:
         return bool(processes_of(drone_id))
 
-    @asynccontextmanager
-    async def broken(self) -> AsyncIterator[None]:
-        """The schedd hangs."""
-        self.pool.signal("schedd", signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            self.pool.signal("schedd", signal.SIGCONT)
+    def broken(self) -> AbstractAsyncContextManager[None]:
+        return hanging(self.pool.signal, "schedd")
 
     @asynccontextmanager
     async def lost_replies(self) -> AsyncIterator[None]:

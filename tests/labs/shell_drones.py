@@ -1,8 +1,10 @@
-"""What the contract of a site asks of drones, as shell scripts that need no pool."""
+"""Parts of a ``SiteWorld`` that labs share: drones as shell scripts that need no pool, and faults of daemons."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 from provisioner.adapter_tests import NotSupportedError
@@ -16,6 +18,16 @@ def unsupported(reason: str) -> Callable[..., Any]:
         raise NotSupportedError(reason)
 
     return hook
+
+
+@asynccontextmanager
+async def hanging(send: Callable[[str, signal.Signals], None], daemon: str) -> AsyncIterator[None]:
+    """Let a daemon hang for a while."""
+    send(daemon, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        send(daemon, signal.SIGCONT)
 
 
 class ShellDrones:

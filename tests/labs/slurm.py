@@ -206,7 +206,7 @@ class Job:
 
     @property
     def alive(self) -> bool:
-        """Whether it waits or runs."""
+        """Return whether the job waits or runs."""
         return self.state in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED")
 
 

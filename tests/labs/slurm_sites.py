@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -17,7 +16,7 @@ from adapters.slurm.settings import SlurmSiteConfig
 from provisioner.adapter_tests import NotSupportedError
 from provisioner.model import DroneId, DroneType
 from tests.labs.htcondor import processes_of
-from tests.labs.shell_drones import ShellDrones
+from tests.labs.shell_drones import ShellDrones, hanging
 from tests.labs.slurm import SlurmLab
 
 HERE = "hk"
@@ -109,14 +108,8 @@ class SlurmWorld(ShellDrones):
         directories = self.lab.inside("/tmp").glob(f"drone.{drone_id}.*")
         return bool(processes_of(drone_id)) or any(directories)
 
-    @asynccontextmanager
-    async def broken(self) -> AsyncIterator[None]:
-        """slurmctld hangs."""
-        self.lab.signal("slurmctld", signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            self.lab.signal("slurmctld", signal.SIGCONT)
+    def broken(self) -> AbstractAsyncContextManager[None]:
+        return hanging(self.lab.signal, "slurmctld")
 
     @asynccontextmanager
     async def _tool(self, name: str, script: str) -> AsyncIterator[None]:

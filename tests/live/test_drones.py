@@ -84,7 +84,7 @@ def test_twenty_jobs_run_in_servers_with_the_gpus_that_they_need(
         twenty_jobs_end(lab)
         drones = lab.controller.drones()
         assert [d["state"] for d in drones if d["id"] in servers] == ["done"] * 10, "no drone more than GPUs"
-        # Which host has a whole GPU left Nova's scheduler believes for a moment longer than it is so.
+        # Nova's scheduler learns a moment later which host has a whole GPU left.
         assert all("Claim pci failed" in lab.shown(d["id"]) for d in drones if d["id"] not in servers)
         assert (openstack.servers(), openstack.ports(), openstack.disks()) == ([], [], [])
         for drone_id in servers:

@@ -88,7 +88,7 @@ class Hostile:
     pool: Pool
     controller: LabController
     wide: bool
-    """Whether a wave has many of each kind, else one."""
+    """True for many of each kind in a wave, false for one."""
     waves: int = 0
     sent: int = 0
     thief: int = 0

@@ -251,7 +251,7 @@ def struck(lab: Drill, moment_s: float) -> None:
 
 
 def room(lab: Drill) -> None:
-    """Where all places are taken the owner takes two back: else no more creates would come."""
+    """The owner takes two places back where all are taken: else no more creates would come."""
     if lab.watch.seen[-1].total() == CAP:
         servers = lab.servers("ACTIVE")
         if not any(each["OS-EXT-STS:task_state"] for each in servers):
@@ -328,4 +328,4 @@ def test_a_look_costs_as_many_calls_as_it_has_pages(openstack_programs: OpenStac
             assert len(cloud.nova.calls("POST", "/servers$")) == STEPS[-1], "one create for each"
             seen = cloud.nova.seen
             lab.over(within_s=120)
-            assert kinds(cloud, seen)["by tag"] <= 2 * (STEPS[-1] // PAGE + 1), "they are told to go at once"
+            assert kinds(cloud, seen)["by tag"] <= 2 * (STEPS[-1] // PAGE + 1), "they are asked to go at once"

@@ -76,7 +76,7 @@ def description(more: str, kind: DroneType) -> str:
 
 
 def environment(kind: DroneType) -> dict[str, str]:
-    """What a drone of a type is told."""
+    """Return the environment of a drone of a type."""
     return {
         "DRONE_TYPE": kind.name,
         "DRONE_GPUS": str(kind.gpu_milli // 1000),

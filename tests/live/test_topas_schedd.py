@@ -43,7 +43,7 @@ def struck(site: SitePool, when: Callable[[SitePool], bool], within_s: float = 6
 
 
 def alive(lab: TopasLab) -> Counter[str]:
-    """How often the site's queue holds each of our drones alive."""
+    """Return the number of live entries of each of our drones in the site's queue."""
     return Counter(str(ad["DroneId"]) for ad in lab.drone_jobs() if ad["JobStatus"] in ALIVE)
 
 

@@ -1,6 +1,6 @@
 """The OpenStack site against a cloud in this process: what it deletes, asks, tells and leaves alone.
 
-What real Nova does is in tests/live/test_contracts.py.
+tests/live/test_contracts.py shows the behaviour of real Nova.
 """
 
 from __future__ import annotations
