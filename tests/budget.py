@@ -28,7 +28,7 @@ BUDGETS = {
     "adapters/embedded": (4, 1078),
     "adapters/local": (5, 899),
     "adapters/openstack": (11, 2781),
-    "adapters/shared": (11, 1071),
+    "adapters/shared": (11, 1080),
     "adapters/slurm": (14, 3979),
     "adapters/htcondor/overlay": (10, 2694),
     "adapters/htcondor/site": (8, 2477),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from adapters.shared.commands.local import optional_packages
+from adapters.shared import optional_packages
 
 if TYPE_CHECKING:
     import classad2

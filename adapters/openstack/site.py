@@ -14,7 +14,7 @@ from adapters.openstack.registry import RegistryView, ServerListing, ServerNames
 from adapters.openstack.servers import DELETING_TASKS, Server, ServerAction, StopMethod, server_phase
 from adapters.openstack.settings import CloudAccess, OpenStackSiteConfig
 from adapters.openstack.termination import ResourceCleanup, end_of, exit_report, is_deleted, tail
-from adapters.shared.commands.local import optional_packages
+from adapters.shared import optional_packages
 from adapters.shared.printing import printable
 from adapters.shared.starts import outcome_unknown, rejected
 from provisioner import model

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
 
-from adapters.shared import http
-from adapters.shared.commands.local import optional_packages
+from adapters.shared import http, optional_packages
 from adapters.shared.printing import printable
 from adapters.slurm.settings import SlurmRestConfig
 from provisioner.config.units import SecretUnreadableError

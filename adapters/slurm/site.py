@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Self
 
-from adapters.shared.commands.local import optional_packages
+from adapters.shared import optional_packages
 from adapters.shared.parcel import UnfitError
 from adapters.shared.starts import Starts, outcome_unknown, rejected
 from adapters.slurm import capacity

@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Self, cast
 
+from adapters.shared import optional_packages
 from adapters.shared.commands.runner import MAX_OUTPUT_BYTES, Finished, Runner, checked, judged, no_time, too_much
 from adapters.shared.commands.settings import SshSettings
 from provisioner.interfaces import UnavailableError
@@ -25,19 +26,6 @@ def runner_for(ssh: SshSettings | None, *dropped: str) -> Runner:
     with optional_packages("ssh", "tools over ssh need", "asyncssh"):
         from adapters.shared.commands.ssh import SshRunner
     return SshRunner(ssh)
-
-
-@contextlib.contextmanager
-def optional_packages(extra: str, needed_by: str, *packages: str) -> Iterator[None]:
-    """Import what uses optional packages. UnavailableError, with the remedy, if one is not installed."""
-    try:
-        yield
-    except ImportError as error:
-        package = (error.name or "").partition(".")[0]
-        if package not in packages:
-            raise
-        message = f"{needed_by} the Python package {package}: pip install 'gpu-drone-provisioner[{extra}]'"
-        raise UnavailableError(message, FaultKind.CONFIG) from None
 
 
 def own_environment(*dropped: str) -> dict[str, str]:
