@@ -351,8 +351,8 @@ class Controller:
     async def _ended(self, readings: Iterable[model.PolledSite]) -> Mapping[DroneId, DroneState]:
         """Return the final states on record of drones that a site still lists: the reason to stop them."""
         views = [r.view for r in readings if r.view is not None]
-        there = [d for v in views for d in v.drones.values() if d.state is not model.RemoteState.ENDED]
-        strays = [d.drone_id for d in there if d.drone_id not in self.store.drones]
+        known, ended = self.store.drones, model.RemoteState.ENDED
+        strays = [i for view in views for i, d in view.drones.items() if i not in known and d.state is not ended]
         return await _read("store.read_failed", self.store.ended(strays), {}) if strays else {}
 
     async def _record_console_output(self) -> None:

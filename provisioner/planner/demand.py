@@ -119,7 +119,9 @@ class GroupShares:
 
     def _chain(self, group: str) -> list[str]:
         """Return the listed groups that contain a group, itself included."""
-        parts = group.casefold().split(".") if self.groups else []
+        if not self.groups:
+            return []
+        parts = group.casefold().split(".")
         names = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
         return [name for name in names if name in self.groups]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from operator import attrgetter
 from typing import Any
 
 from provisioner import model, reasons
@@ -25,6 +26,8 @@ EVICTION_SLACK_S = 30.0
 """An eviction may be dated this much before the notice that caused it: two clocks with whole seconds."""
 EXIT_JOIN_TIMEOUT = 73
 """Exit code of a drone that could not join the pool (``docs/reference/drone.md``)."""
+_FIELDS = tuple(each.name for each in fields(Drone))
+_values = attrgetter(*_FIELDS)
 
 
 def observe_all(snapshot: model.Snapshot, validity: ViewValidity) -> list[StateChange]:
@@ -96,7 +99,10 @@ def observe(
 
 def _with(drone: Drone, **changes: Any) -> Drone:
     """Return the drone with other fields, itself where they are its own: most drones have no news."""
-    return drone if all(getattr(drone, name) == value for name, value in changes.items()) else replace(drone, **changes)
+    for name, value in changes.items():
+        if getattr(drone, name) != value:  # ``dataclasses.replace`` takes twice as long; after a restart all change
+            return Drone(**dict(zip(_FIELDS, _values(drone), strict=True)) | changes)
+    return drone
 
 
 def _listed(drone: Drone, remote: model.RemoteDrone, now: float) -> tuple[Drone, Reason | None]:

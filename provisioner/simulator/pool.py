@@ -137,9 +137,11 @@ class SimulatedSlot:
         epoch = start_epoch()
         if self._view is None or self._view.heard_at != epoch + heard_s:
             kind, runs = self.drone.type, self.running.values()
-            weights = {run: self.weight_of(run.queued) for run in runs}
-            work_milli = sum(weights.values())
-            work_s = sum(weight * (run.begun_s + run.kept_s(heard_s)) for run, weight in weights.items())
+            work_milli, work_s = 0, 0.0
+            for run in runs:
+                weight = self.weight_of(run.queued)
+                work_milli += weight
+                work_s += weight * (run.begun_s + run.kept_s(heard_s))
             owners = {run.queued.wants.owner for run in runs}
             alone = next(iter(runs)).queued.wants if len(runs) == 1 else None
             retires_s = self.drone.walltime_end_s
@@ -347,7 +349,7 @@ class SimulatedOverlay:
         return OverlayView(
             taken_at=now(),
             classes=tuple(jobs.view(types) for jobs in self._queue.alive()),
-            slots=tuple(slot.listed(at_s, behaviour.update_s) for slot in self._slots.values()),
+            slots=tuple([slot.listed(at_s, behaviour.update_s) for slot in self._slots.values()]),
             negotiated_at=start_epoch() + self._negotiated_s if self._negotiated_s else 0.0,
             evictions=_recent(self._evictions),
             completions=_recent(self._completions),

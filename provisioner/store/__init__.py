@@ -176,12 +176,14 @@ class CommittedState:
     def after(self, change: RecordChange, set_to: float | None = None) -> CommittedState:
         """Return the state once ``change`` is committed; ``set_to`` as for :meth:`Store.record_results`."""
         drones = {**self.drones, **change.drones}
+        for drone_id in [drone_id for drone_id, drone in change.drones.items() if drone.state.ended]:
+            del drones[drone_id]
         breakers = {**self.breakers, **{each.scope: each for each in change.breakers}}
         serials = [serial for drone_id in change.drones if (serial := serial_of(drone_id)) is not None]
         return replace(
             self,
             next_serial=max([self.next_serial, *(serial + 1 for serial in serials)]),
-            drones={drone_id: drone for drone_id, drone in drones.items() if not drone.state.ended},
+            drones=drones,
             breakers={scope: breaker for scope, breaker in breakers.items() if not breaker.forgotten},
             recorded_at=self.recorded_at if set_to is None else set_to,
             recorded_drift_s=self.recorded_drift_s if set_to is None else 0.0,
