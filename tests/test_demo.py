@@ -21,7 +21,7 @@ from provisioner.store.reader import Reader
 from tests.conftest import Played
 from tests.local.drones import all_tagged
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("demo"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("demo")]
 
 
 def test_the_demo_runs_what_fits_and_says_why_the_rest_does_not(played: Played) -> None:

@@ -208,7 +208,6 @@ def with_examples() -> list[Path]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 @pytest.mark.xdist_group("demo")
 @pytest.mark.parametrize("page", with_examples(), ids=page_id)
 def test_the_examples_run(page: Path, lived: Path) -> None:
