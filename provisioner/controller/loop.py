@@ -350,9 +350,9 @@ class Controller:
 
     async def _ended(self, readings: Iterable[model.PolledSite]) -> Mapping[DroneId, DroneState]:
         """Return the final states on record of drones that a site still lists: the reason to stop them."""
-        views = [r.view for r in readings if r.view is not None]
         known, ended = self.store.drones, model.RemoteState.ENDED
-        strays = [i for view in views for i, d in view.drones.items() if i not in known and d.state is not ended]
+        listed = (each for r in readings if r.view is not None for each in r.view.drones.items())
+        strays = [drone_id for drone_id, drone in listed if drone_id not in known and drone.state is not ended]
         return await _read("store.read_failed", self.store.ended(strays), {}) if strays else {}
 
     async def _record_console_output(self) -> None:

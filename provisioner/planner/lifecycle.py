@@ -100,7 +100,8 @@ def observe(
 def _with(drone: Drone, **changes: Any) -> Drone:
     """Return the drone with other fields, itself where they are its own: most drones have no news."""
     for name, value in changes.items():
-        if getattr(drone, name) != value:  # ``dataclasses.replace`` takes twice as long; after a restart all change
+        if getattr(drone, name) != value:
+            # ``dataclasses.replace`` takes twice as long, and after a restart nearly every record changes.
             return Drone(**dict(zip(_FIELDS, _values(drone), strict=True)) | changes)
     return drone
 

@@ -349,7 +349,7 @@ class SimulatedOverlay:
         return OverlayView(
             taken_at=now(),
             classes=tuple(jobs.view(types) for jobs in self._queue.alive()),
-            slots=tuple([slot.listed(at_s, behaviour.update_s) for slot in self._slots.values()]),
+            slots=tuple(slot.listed(at_s, behaviour.update_s) for slot in self._slots.values()),
             negotiated_at=start_epoch() + self._negotiated_s if self._negotiated_s else 0.0,
             evictions=_recent(self._evictions),
             completions=_recent(self._completions),

@@ -1,6 +1,6 @@
 """The world in which a configuration is simulated: from its site files, and from what a world file says of them.
 
-Values that a world file lacks are derived from the site files; :attr:`WorldPlan.notes` lists what was.
+Values that a world file lacks are derived from the site files; :attr:`WorldPlan.notes` lists them.
 """
 
 from __future__ import annotations

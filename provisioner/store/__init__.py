@@ -176,8 +176,9 @@ class CommittedState:
     def after(self, change: RecordChange, set_to: float | None = None) -> CommittedState:
         """Return the state once ``change`` is committed; ``set_to`` as for :meth:`Store.record_results`."""
         drones = {**self.drones, **change.drones}
-        for drone_id in [drone_id for drone_id, drone in change.drones.items() if drone.state.ended]:
-            del drones[drone_id]
+        for drone_id, drone in change.drones.items():
+            if drone.state.ended:
+                del drones[drone_id]
         breakers = {**self.breakers, **{each.scope: each for each in change.breakers}}
         serials = [serial for drone_id in change.drones if (serial := serial_of(drone_id)) is not None]
         return replace(

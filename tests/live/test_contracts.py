@@ -50,7 +50,7 @@ IN_THE_MATRIX = [pytest.param(way, marks=pytest.mark.matrix) for way in ("ssh", 
 
 @pytest.mark.parametrize("way", ["tools", "rest", *IN_THE_MATRIX])
 class TestSlurmSite(SiteContract):
-    pytestmark: ClassVar = [pytest.mark.xdist_group("slurm"), pytest.mark.timeout(180)]
+    pytestmark: ClassVar = pytest.mark.xdist_group("slurm")
 
     @pytest.fixture
     def world(self, slurm: SlurmLab, tmp_path: Path, controller: str, way: str) -> Iterator[SiteWorld]:
@@ -62,7 +62,7 @@ class TestSlurmSite(SiteContract):
 class TestOpenStackSite(SiteContract):
     """Servers on a network that boot from volumes."""
 
-    pytestmark: ClassVar = [pytest.mark.xdist_group("openstack"), pytest.mark.timeout(180)]
+    pytestmark: ClassVar = pytest.mark.xdist_group("openstack")
 
     @pytest.fixture
     def world(self, openstack: OpenStackLab, tmp_path: Path, controller: str) -> SiteWorld:

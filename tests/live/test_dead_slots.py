@@ -13,8 +13,6 @@ from tests.htcondor_overlay.live import overlay_on
 from tests.labs.controller import BIG, LabController
 from tests.labs.htcondor import Pool, gpu_job, kill, processes_of, until
 
-pytestmark = pytest.mark.timeout(420)
-
 ADS_LIVE_LONG = "CLASSAD_LIFETIME = 900\n"
 """HTCondor's default. The other tests have the pool forget dead drones within half a minute."""
 

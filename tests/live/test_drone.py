@@ -13,7 +13,6 @@ import pytest
 from tests.labs import htcondor
 from tests.labs.htcondor import Diary, DroneProcess, Pool, StartDrone, gpu_job, until
 
-pytestmark = pytest.mark.timeout(600)
 SHELLS = [shell for shell in (("dash",), ("bash", "--posix"), ("busybox", "sh")) if shutil.which(shell[0])]
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from tests.labs.htcondor import Diary, Pool, StartDrone, gpu_job, own, until
 
-pytestmark = pytest.mark.timeout(600)
 COUNTS = """\
 n=$(cat state 2>/dev/null || echo 0)
 say "began at $n"

@@ -12,7 +12,6 @@ from adapters.htcondor.tokens import TokenSigner
 from tests.labs import htcondor
 from tests.labs.htcondor import DroneProcess, Pool, StartDrone, gpu_job, own, until
 
-pytestmark = pytest.mark.timeout(600)
 SEARCH = """\
 until [ -d condor ] || [ "$PWD" = / ]; do cd ..; done
 echo "$PWD"

@@ -12,7 +12,6 @@ from tests.labs.openstack import OpenStackLab
 from tests.labs.slurm import SlurmLab
 from tests.labs.slurm_sites import speaks
 
-pytestmark = pytest.mark.timeout(600)
 # The contract suite goes these ways; ssh tells the same two apart.
 IN_THE_MATRIX = [pytest.param(way, marks=pytest.mark.matrix) for way in ("tools", "rest", "socket")]
 

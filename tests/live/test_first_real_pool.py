@@ -10,7 +10,6 @@ import pytest
 from tests.labs.controller import LabController
 from tests.labs.htcondor import Pool, gpu_job, until
 
-pytestmark = pytest.mark.timeout(600)
 GUIDE = (Path(__file__).parents[2] / "docs" / "how-to" / "first-real-pool.md").read_text()
 
 

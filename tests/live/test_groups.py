@@ -11,8 +11,6 @@ from tests.htcondor_overlay.live import overlay_on
 from tests.labs.controller import BIG, LabController
 from tests.labs.htcondor import Pool, gpu_job, negotiation_s, until
 
-pytestmark = pytest.mark.timeout(600)
-
 GROUPS = """
 GROUP_NAMES = physics, physics.atlas, guests
 GROUP_QUOTA_physics = 12

@@ -17,7 +17,7 @@ from tests.labs.htcondor import until
 from tests.labs.openstack import OpenStack, OpenStackLab, running_openstack
 from tests.labs.openstack_stress import KIND, SITE, Drill, drill
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("openstack")]
+pytestmark = pytest.mark.xdist_group("openstack")
 
 CREATES = "/servers$"
 TYPE = f"{SITE}/{KIND}"
@@ -260,7 +260,6 @@ def room(lab: Drill) -> None:
         lab.watch()
 
 
-@pytest.mark.timeout(500)
 @pytest.mark.parametrize("kills", [5, pytest.param(20, marks=pytest.mark.matrix)])
 def test_killed_between_create_and_answer(openstack: OpenStackLab, kills: int) -> None:
     quick = {"order_deadline": "5s", "order_confirm": "5s"}
@@ -304,7 +303,6 @@ def of_looks(lab: Drill) -> Counter[str]:
     return kinds(lab.cloud, seen)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.matrix
 def test_a_look_costs_as_many_calls_as_it_has_pages(openstack_programs: OpenStack) -> None:
     with running_openstack(openstack_programs, page=PAGE) as cloud:

@@ -8,7 +8,7 @@ from tests.labs.facilities import GridkaLab, gridka
 from tests.labs.htcondor import Condor, until
 from tests.labs.openstack import OWNER, OpenStackLab
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("openstack")]
+pytestmark = pytest.mark.xdist_group("openstack")
 
 VGPU = "gpu.h100.vgpu"
 

@@ -20,8 +20,6 @@ from provisioner.worker_process import WorkerProcess
 from tests.htcondor_overlay.live import A100, classes_of, config, in_state, overlay_on, seen, slot_of
 from tests.labs.htcondor import LOOPBACK, QUICK_DRONE, DroneProcess, Pool, StartDrone, gpu_job
 
-pytestmark = pytest.mark.timeout(600)
-
 
 @contextlib.asynccontextmanager
 async def watched_loop() -> AsyncIterator[list[float]]:

@@ -15,8 +15,6 @@ from tests.htcondor_overlay.live import A100, in_state, overlay_on, seen, slot_o
 from tests.labs import htcondor
 from tests.labs.htcondor import QUICK_DRONE, Condor, Pool, StartDrone, gpu_job, until
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @contextmanager
 def second_collector(pool: Pool, port: int) -> Iterator[None]:

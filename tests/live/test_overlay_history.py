@@ -12,8 +12,6 @@ from provisioner.model import CompletedJob, OverlayView
 from tests.htcondor_overlay.live import A100, classes_of, overlay_on, seen
 from tests.labs.htcondor import Pool, StartDrone, gpu_job, until
 
-pytestmark = pytest.mark.timeout(600)
-
 
 def told(view: OverlayView, cluster: int) -> list[CompletedJob]:
     return [each for each in view.completions or () if each.job_id.endswith(f"#{cluster}.0")]

@@ -10,8 +10,6 @@ import pytest
 from tests.labs.controller import BIG, LabController
 from tests.labs.htcondor import QUICK_DRONE, Pool, gpu_job, until
 
-pytestmark = pytest.mark.timeout(420)
-
 JOB_S = 45
 QUICK = ("UPDATE_INTERVAL", "POLLING_INTERVAL", "STARTER_UPDATE_INTERVAL", "STARTER_INITIAL_UPDATE_INTERVAL")
 """Settings of the lab's drones that are left out here: those of the drone's script apply, and HTCondor's defaults."""

@@ -7,14 +7,11 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import pytest
-
 from adapters.htcondor.overlay import HTCondorOverlay
 from provisioner.model import Eviction, OverlayView
 from tests.htcondor_overlay.live import A100, overlay_on, slot_of
 from tests.labs.htcondor import QUICK_DRONE, Diary, Pool, StartDrone, gpu_job, own, until
 
-pytestmark = pytest.mark.timeout(600)
 RUN_S = 42
 
 BODIES: Mapping[str, tuple[str, str]] = {

@@ -19,7 +19,6 @@ from tests.labs import controller as lab_controller
 from tests.labs.controller import LabController, LabSite
 from tests.labs.htcondor import DroneProcess, Pool, StartDrone, gpu_job, until
 
-pytestmark = pytest.mark.timeout(600)
 SharedDrone = Callable[..., DroneProcess]
 A_QUARTER = "+GpuMilli = 200"
 

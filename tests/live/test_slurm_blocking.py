@@ -21,7 +21,7 @@ from provisioner.model import DroneType, Node, Reserve, SitePolicy
 from tests.labs.htcondor import until
 from tests.labs.slurm import Slurm, SlurmLab, running_slurm
 
-pytestmark = [pytest.mark.xdist_group("slurm"), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.xdist_group("slurm")
 
 NODE = "hkn0801"
 POLICY = SitePolicy(site="horeka", grace_s=5, blocking=(Reserve(cpus=8, memory_mib=20480),))

@@ -19,7 +19,7 @@ from tests.labs.htcondor import Condor, meanwhile, own, until
 from tests.labs.slurm import SlurmLab
 from tests.labs.slurm_sites import A100, HERE, site_config
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("slurm")]
+pytestmark = pytest.mark.xdist_group("slurm")
 
 CONTROLLER = own("ends")
 TOLD = b"#!/bin/sh\ntrap 'exit 0' TERM\nwhile :; do sleep 0.2; done\n"

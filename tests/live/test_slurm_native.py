@@ -30,7 +30,7 @@ from tests.live.test_drones import twenty_jobs_run_at_slurm
 from tests.live.test_slurm_transports import TransportStories, in_state, seen, unique
 
 CHECKOUT = Path(__file__).parents[2]
-MARKS = [pytest.mark.matrix, pytest.mark.xdist_group("slurm"), pytest.mark.timeout(300)]
+MARKS = [pytest.mark.matrix, pytest.mark.xdist_group("slurm")]
 pytestmark = MARKS
 _NTH = count(1)
 

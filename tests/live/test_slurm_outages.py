@@ -13,7 +13,7 @@ from tests.labs.facilities import HorekaLab, horeka
 from tests.labs.htcondor import Condor, kill, meanwhile, until
 from tests.labs.slurm import SlurmLab
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("slurm")]
+pytestmark = pytest.mark.xdist_group("slurm")
 
 SLOW_SBATCH = """\
 #!/bin/sh

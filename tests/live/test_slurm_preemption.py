@@ -20,7 +20,7 @@ from provisioner.model import DroneType, OwnerDemand, OwnerLoad
 from tests.labs.htcondor import until
 from tests.labs.slurm import SlurmLab
 
-pytestmark = [pytest.mark.xdist_group("slurm"), pytest.mark.timeout(240)]
+pytestmark = pytest.mark.xdist_group("slurm")
 
 GPU = "--gres=gpu:h100:1"
 NODE, GRACE_S = "hkn0901", 6

@@ -11,7 +11,7 @@ from tests.labs.facilities import horeka
 from tests.labs.htcondor import Condor, until
 from tests.labs.slurm import CountedTools, SlurmLab
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("slurm"), pytest.mark.slow]
+pytestmark = [pytest.mark.xdist_group("slurm"), pytest.mark.slow]
 
 DRONES = 2000
 

@@ -14,7 +14,7 @@ from tests.labs.shell_drones import ShellDrones
 from tests.labs.slurm import Slurm, SlurmLab, running_slurm
 from tests.labs.slurm_sites import A100, HERE, site_config
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("slurm")]
+pytestmark = pytest.mark.xdist_group("slurm")
 
 LEFTOVER = "ControlMachine"
 OWNER = {"owner": {"partitions": ["accelerated"]}}

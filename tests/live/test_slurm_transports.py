@@ -21,7 +21,7 @@ from tests.labs.htcondor import own
 from tests.labs.slurm import SlurmLab
 from tests.labs.slurm_sites import lab_job, site_config, speaks
 
-MARKS = [pytest.mark.xdist_group("slurm"), pytest.mark.timeout(180), pytest.mark.asyncio]
+MARKS = [pytest.mark.xdist_group("slurm"), pytest.mark.asyncio]
 pytestmark = MARKS
 OVER = ("CANCELLED", "COMPLETED", "FAILED")
 _NTH = count(1)

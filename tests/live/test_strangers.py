@@ -16,8 +16,6 @@ from tests.htcondor_overlay.live import A100, classes_of, overlay_on, seen
 from tests.labs.controller import BIG, LabController
 from tests.labs.htcondor import Pool, children_of, gpu_job, lab_directory, running, until
 
-pytestmark = pytest.mark.timeout(420)
-
 ONLY_THE_TEMPLATE = 'requirements = TARGET.Name == "slot1@template"'
 """True for what the planner believes a slot to be, and for no slot."""
 

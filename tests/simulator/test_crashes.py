@@ -42,7 +42,6 @@ def test_a_crash_at_every_single_boundary_of_a_quiet_run(acts_only: bool) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_crashes_and_a_bad_wire_by_the_thousand(part: int) -> None:
     died_at: Counter[str] = Counter()

@@ -26,7 +26,6 @@ when they had not heard the first time."""
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_no_promise_is_broken_whatever_happens(part: int) -> None:
     failed, done, causes = {}, 0, Counter[str]()
