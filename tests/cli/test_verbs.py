@@ -298,6 +298,17 @@ def test_following_events_goes_on_until_interrupted(record: Path) -> None:
     assert first["name"]
 
 
+def test_a_reader_that_stops_reading_ends_a_verb_without_a_traceback(record: Path) -> None:
+    command = [sys.executable, "-m", "provisioner.cli", "events", "-o", "jsonl", "--store", str(record)]
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        ran = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    finally:
+        os.close(writing)
+    assert (ran.returncode, ran.stderr) == (-signal.SIGPIPE, "")
+
+
 CONTROLLER = """
 import asyncio, signal, sys, time
 from pathlib import Path

@@ -56,6 +56,21 @@ async def test_a_script_that_ends_takes_along_whatever_it_left_running(make_site
         assert tagged(order(1).drone_id, "sleep") == []
 
 
+async def test_a_process_that_dropped_its_environment_ends_with_its_drone(
+    make_site: MakeSite, order: Order, root: Path
+) -> None:
+    script = b"#!/bin/sh\nenv -i sleep 1000 &\necho $! >pid\nmv pid ready\nsleep 1000\n"
+    one = order(1, Bootstrap(script))
+    ready = root / one.drone_id / "drone/ready"
+    async with make_site() as site:
+        await site.start([one])
+        await holds("it runs", ready.exists)
+        bare = int(ready.read_text())
+        assert bare not in tagged(one.drone_id), "it should carry no tag"
+        await site.stop([StopOrder(one.drone_id, "", kill=True)])
+        await holds("it is gone", lambda: not Path(f"/proc/{bare}").exists())
+
+
 async def test_a_drone_knows_what_it_is_and_nothing_of_the_controllers_secrets(
     make_site: MakeSite, order: Order, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

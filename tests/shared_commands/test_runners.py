@@ -135,6 +135,13 @@ async def test_files_are_put_whole_and_private_and_taken_away(runner: Runner, tm
     assert (await runner.run(["ls", str(Path(where).parent)], deadline_s=30)).out == b""
 
 
+async def test_directories_that_a_put_makes_are_private(runner: Runner, tmp_path: Path) -> None:
+    above = str(tmp_path / "new") if isinstance(runner, LocalRunner) else "new"
+    await parcel.put(runner, f"{above}/batch", {"checks/gpu.sh": b"exit 0\n"}, deadline_s=30)
+    found = await runner.run(["find", above, "-type", "d", "-printf", "%f %m\\n"], deadline_s=30)
+    assert sorted(found.out.decode().splitlines()) == ["batch 700", "checks 700", "new 700"]
+
+
 async def test_the_same_put_side_by_side_is_there_once_and_whole(runner: Runner, tmp_path: Path) -> None:
     content = {"drone.sh": b"#!/bin/sh\n" * 1000, "token": b"secret"}
     for n in range(5):

@@ -119,6 +119,23 @@ async def test_who_gave_up_while_waiting_for_a_turn_never_runs(new_sshd: NewSshd
     assert not note.exists()
 
 
+async def test_a_command_that_is_cancelled_while_its_session_opens_never_runs(new_sshd: NewSshd) -> None:
+    server = new_sshd()
+    note = server.home / "note"
+    async with SshRunner(server.settings(max_sessions=1, keepalive="60s")) as runner:
+        assert await said(runner, "echo", "in") == "in\n"
+        server.cut(signal.SIGSTOP)
+        asked = asyncio.create_task(runner.run(["touch", str(note)], deadline_s=30))
+        await asyncio.sleep(0.5)  # the server cannot open a session now
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        server.cut(signal.SIGCONT)
+        assert await said(runner, "echo", "next") == "next\n"
+    assert not note.exists()
+    assert server.logins() == 1
+
+
 async def comes_back(runner: Runner) -> None:
     async with asyncio.timeout(20):
         while True:
