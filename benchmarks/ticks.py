@@ -142,7 +142,7 @@ def hash_of(text: str) -> int:
 def _settled(drone: Drone, number: int) -> Drone:
     """One in a hundred is idle, one in forty boots, all others work and are younger than they may become."""
     age_s = 600.0 + number % 70_000
-    began = dict(since=NOW - 30, requested_at=NOW - age_s - 120, submitted_at=NOW - age_s - 119)
+    began = {"since": NOW - 30, "requested_at": NOW - age_s - 120, "submitted_at": NOW - age_s - 119}
     if drone.state is DroneState.BOOTING:
         return drone
     busy = number % 100 != 18

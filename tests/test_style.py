@@ -83,9 +83,11 @@ def prose() -> tuple[tuple[str, str], ...]:
         text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
         found.append((str(page.relative_to(ROOT)), text))
     for path, tree in trees():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
-                found.append((f"{path.relative_to(ROOT)}:{node.lineno}", node.value))
+        found.extend(
+            (f"{path.relative_to(ROOT)}:{node.lineno}", node.value)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value
+        )
     return tuple(found)
 
 

@@ -250,7 +250,8 @@ class EstimateCollector:
         if view is None or reading.fault is not None:
             return
         if view.owner_runs is None:
-            return self._note_preemption_chance(name, snapshot)
+            self._note_preemption_chance(name, snapshot)
+            return
         site = self._site(name)
         missed = int((now - site.used_at) // USE_EVERY_S) if site.used_at else 1
         if missed > 0:

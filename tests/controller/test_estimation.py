@@ -158,7 +158,7 @@ def test_what_happened_while_nobody_looked_is_no_delay_and_no_gap_and_no_chance(
 
 def test_what_is_forgotten_is_what_was_named() -> None:
     keys = ("", "etp/a", "etp/a/1000/8/2048", "etp", "etp/1/2/3", "/1/2/3")
-    runs = {key: (60.0,) * RUNS_NEEDED for key in keys}
+    runs = dict.fromkeys(keys, (60.0,) * RUNS_NEEDED)
     sites = {"topas": SiteSamples(gaps_s=(1.0,)), "horeka": SiteSamples()}
     delays = {"topas/a100": StartDelays(1.0, 2.0), "horeka/h100": StartDelays(3.0, 4.0)}
 

@@ -236,7 +236,7 @@ class LabController:
 
     def all_gone(self, *left: Callable[[], object]) -> None:
         """Wait until no drone is on record as living, has a process on this host, or has ``left`` anything."""
-        for each in (lambda: self.live(), self.processes, *left):
+        for each in (self.live, self.processes, *left):
             until(lambda each=each: not each(), 90, what="nothing is left of any drone", every_s=0.5)
 
     def story(self) -> str:

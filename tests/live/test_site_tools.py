@@ -121,7 +121,7 @@ async def test_three_drones_come_and_go_over_ssh(overlay_pool: Pool) -> None:
                     "path": str(overlay_pool.condor.prefix / "usr/bin"),
                     "condor_config": str(client),
                     "ssh": server.settings().model_dump(exclude_none=True)
-                    | {name: "200ms" for name in ("retry", "retry_at_most")}
+                    | dict.fromkeys(("retry", "retry_at_most"), "200ms")
                     | {"connect_deadline": "20s", "keepalive": "5s"},
                 },
             }

@@ -185,8 +185,7 @@ def owner_jobs(
         jobs.append(OwnerJob(begin_s, max(LEAST_S, at_s - begin_s), gpus, gpus * each, gpus * memory_mib))
 
     for at_s, gpus in load.steps:
-        for size in _sizes(gpus - wanted, rng):
-            running.append((at_s, size))
+        running.extend((at_s, size) for size in _sizes(gpus - wanted, rng))
         debt += max(0, wanted - gpus)
         wanted = gpus
         while small := [job for job in running if job[1] <= debt]:
