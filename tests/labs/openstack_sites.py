@@ -53,7 +53,7 @@ def access(lab: OpenStackLab, directory: Path, project: str = TENANT) -> Mapping
 
 
 def site_config(lab: OpenStackLab, work: Path, **more: Any) -> OpenStackSiteConfig:
-    options = {"image": "worker", "networks": ["drones"], "types": TYPES, "deadline": "5s", "create_deadline": "20s"}
+    options = {"image": "worker", "networks": ["drones"], "types": TYPES, "deadline": "20s", "create_deadline": "20s"}
     return OpenStackSiteConfig.model_validate({**access(lab, work), **options, **more})
 
 
