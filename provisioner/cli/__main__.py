@@ -135,6 +135,9 @@ def run_verb(argv: Sequence[str] | None = None) -> int:
         return int(code or 0)
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
+    except BrokenPipeError:  # `simulate` ignores SIGPIPE while it tells its progress
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except Exception as error:
         if hasattr(error, "show") and hasattr(error, "exit_code"):  # usage errors have no fixed class in Typer
             error.show()
