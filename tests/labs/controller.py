@@ -146,7 +146,7 @@ class LabController:
             "drone_token": {"file": "drone.token"},
             "drain_tool": str(prefix / "usr/bin/condor_drain"),
             "condor_prefix": self.condor_prefix or str(prefix),
-            "deadline": "5s",
+            "deadline": "15s",
             "client_config": LOOPBACK,
             "drone_config": QUICK_DRONE,
         }

@@ -102,7 +102,7 @@ class HorekaSite:
                 "a100": {"partition": "accelerated", "gres": "gpu:a100"},
                 "h100": {"partition": "accelerated-h100", "gres": "gpu:h100"},
             },
-            "deadline": "8s",
+            "deadline": "15s",
             "submit_deadline": "20s",
             **ways(self.slurm, controller.directory)[self.way],
         }
@@ -195,7 +195,7 @@ class GridkaSite:
             },
             "setup": "image.sh",
             "env": {"CONDOR_PREFIX": "/opt/condor"},
-            "deadline": "8s",
+            "deadline": "15s",
             "create_deadline": "20s",
         }
         if self.owner:

@@ -311,7 +311,7 @@ class TopasSite:
         (controller.directory / "owner-tokens").mkdir(mode=0o700, exist_ok=True)
         controller.secret("grid.token", self.site.token(GRID, SITE_IDENTITIES[GRID]) + "\n")
         controller.secret("owner-tokens/etp", self.etp.token("reader", ("READ",)) + "\n")
-        deadlines = {"poll_deadline": "10s", "order_deadline": "15s", "order_confirm": "20s"}
+        deadlines = {"poll_deadline": "20s", "order_deadline": "30s", "order_confirm": "40s"}
         options = {
             "collector": self.site.collector,
             "schedd": SITE_SCHEDD,
@@ -321,8 +321,8 @@ class TopasSite:
             "work_directory": f"work-{self.name}",
             "submit": {"+IsBackfill": "True"},
             "lease": "20s",
-            "deadline": "5s",
-            "submit_deadline": "10s",
+            "deadline": "15s",
+            "submit_deadline": "20s",
             "owner": {"schedds": [SITE_SCHEDD, ETP_SCHEDD]},
         }
         return {

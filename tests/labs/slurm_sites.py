@@ -62,7 +62,7 @@ def site_config(lab: SlurmLab, way: str, work: Path, **more: Any) -> SlurmSiteCo
         {
             "partition": "accelerated",
             "types": {"a100": {"gres": "gpu:a100"}, "huge": {"gres": "gpu:a100"}},
-            "deadline": "3s",
+            "deadline": "15s",
             **ways(lab, work)[way],
             **more,
         }
