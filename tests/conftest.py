@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +35,60 @@ for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
 settings.register_profile("here", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+
+class Place:
+    """One of the places that the workers of all runs on this host share: as many as one run has workers.
+
+    Daemons keep time limits that a host with three times the load cannot meet. So runs beside each other take turns. A
+    worker keeps its place for all tests of a module, because their lab stays up.
+    """
+
+    def __init__(self, directory: Path, count: int) -> None:
+        self.directory, self.count = directory, count
+        self.file: int | None = None
+
+    def take(self) -> None:
+        """Wait for a place, for an hour at most. A run without workers takes none."""
+        latest = time.monotonic() + 3600
+        self.directory.mkdir(mode=0o700, exist_ok=True)
+        while self.count and self.file is None and time.monotonic() < latest:
+            for number in range(self.count):
+                file = os.open(self.directory / f"place-{number}", os.O_CREAT | os.O_RDWR, 0o600)
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    os.close(file)
+                else:
+                    self.file = file
+                    break
+            else:
+                time.sleep(0.2)
+
+    def leave(self) -> None:
+        if self.file is not None:
+            # A child that was forked without exec has the file as well: closing it would not give up the lock.
+            fcntl.flock(self.file, fcntl.LOCK_UN)
+            os.close(self.file)
+            self.file = None
+
+
+PLACE = Place(
+    Path(tempfile.gettempdir()) / f"provisioner-tests-{os.getuid()}",
+    int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")),
+)
+
+
+# Outside of all others, so that no time limit of a test counts the wait.
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Run the tests of a module in a place of the host."""
+    PLACE.take()
+    try:
+        return (yield)
+    finally:
+        if nextitem is None or nextitem.path != item.path:
+            PLACE.leave()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,4 +1,4 @@
-"""A hostile user in the pool: an ordinary user's jobs start as if there were none, with real daemons and the whole
+"""A hostile user in the pool: an ordinary user's jobs are done without a hold or a ban, with real daemons and the whole
 controller."""
 
 from __future__ import annotations
@@ -162,24 +162,23 @@ class Told:
     bans: set[str] = field(default_factory=set)
 
 
-def story(condor: Condor, *, hostile: bool, batches: int, each: int, every_s: float, more: str = "") -> Told:
-    """Run an ordinary user's short jobs, in batches, beside a hostile user or without one; return their waits.
+def story(condor: Condor, *, batches: int, each: int, every_s: float, more: str = "") -> Told:
+    """Run an ordinary user's short jobs, in batches, beside a hostile user; return their waits.
     ``more``: further configuration of the pool."""
     told = Told()
     with lab_of_two_users(condor, more) as (pool, controller):
         controller.start()
-        enemy = Hostile(pool, controller, wide=batches > 2) if hostile else None
+        enemy = Hostile(pool, controller, wide=batches > 2)
         submitted: dict[int, float] = {}
         began, next_at = time.monotonic(), 0.0
         while True:
             now = time.monotonic() - began
-            if enemy is not None and enemy.waves and not enemy.sent:
+            if enemy.waves and not enemy.sent:
                 enemy.forge()
-            forged = enemy is None or enemy.sent or len(submitted) < batches - 1  # none of that after the last batch
+            forged = enemy.sent or len(submitted) < batches - 1  # none of that after the last batch
             if len(submitted) < batches and now >= next_at and forged:
                 next_at = now + every_s
-                if enemy is not None:
-                    enemy.wave()
+                enemy.wave()
                 before = time.time()
                 job = gpu_job(1, n=each, more="max_retries = 0").replace("env | sort", "date +began:%s.%N")
                 submitted[pool.submit(job)] = before
@@ -225,21 +224,15 @@ def sound(controller: LabController) -> None:
     assert max(int(drone["id"].rpartition("-")[2]) for drone in controller.drones()) < 2_000_000
 
 
-@pytest.mark.timeout(3 * PATIENT_S)
+@pytest.mark.timeout(1.5 * PATIENT_S)
 @pytest.mark.parametrize("more", [ADS_OF_ONES_OWN, ""], ids=["refused-ads", "accepted-ads"])
-def test_an_ordinary_users_jobs_start_as_fast_beside_a_hostile_user(condor: Condor, more: str) -> None:
-    alone = story(condor, hostile=False, batches=10, each=5, every_s=5.0, more=more)
-    beside = story(condor, hostile=True, batches=10, each=5, every_s=5.0, more=more)
-    mean = statistics.fmean(beside.waits_s) / statistics.fmean(alone.waits_s)
-    longest = max(beside.waits_s) / max(alone.waits_s)
-    print(f"{condor.version}: mean wait {mean:.2f} and longest wait {longest:.2f} times as long as without")
-    for told in (alone, beside):
-        assert (len(told.waits_s), told.held, told.bans) == (50, [], set())
-    assert mean < 3.0
-    assert longest < 4.0
+def test_an_ordinary_users_jobs_are_done_beside_many_jobs_of_a_hostile_user(condor: Condor, more: str) -> None:
+    told = story(condor, batches=10, each=5, every_s=5.0, more=more)
+    print(f"{condor.version}: mean wait {statistics.fmean(told.waits_s):.1f} s, longest {max(told.waits_s):.1f} s")
+    assert (len(told.waits_s), told.held, told.bans) == (50, [], set())
 
 
 @pytest.mark.timeout(1.5 * PATIENT_S)
 def test_an_ordinary_users_jobs_are_done_beside_a_hostile_user(condor: Condor) -> None:
-    told = story(condor, hostile=True, batches=2, each=4, every_s=10.0)
+    told = story(condor, batches=2, each=4, every_s=10.0)
     assert (len(told.waits_s), told.held, told.bans) == (8, [], set())
