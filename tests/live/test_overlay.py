@@ -155,14 +155,14 @@ async def test_a_daemon_that_hangs_costs_one_deadline_and_never_the_loop(
 ) -> None:
     pool = new_pool("")
     pool.submit(gpu_job(n=2))
-    async with overlay_on(pool, deadline="3s") as overlay:
+    async with overlay_on(pool, deadline="10s") as overlay:
         before = await seen(overlay, classes_of)  # the first poll starts a process, which may take longer
         pool.signal(daemon, signal.SIGSTOP)
         async with watched_loop() as turns:
             began = time.monotonic()
-            with pytest.raises(UnavailableError, match="no answer within 3 s"):
+            with pytest.raises(UnavailableError, match="no answer within 10 s"):
                 await overlay.poll([A100])
-        assert time.monotonic() - began > 2.9
+        assert time.monotonic() - began > 9.9
         assert len(turns) > 15, "the loop went on: had the call held it up, it would have turned once or twice"
         pool.signal(daemon, signal.SIGCONT)
         after = await seen(overlay, classes_of)
