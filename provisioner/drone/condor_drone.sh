@@ -362,6 +362,50 @@ keeps() {
     fi
 }
 
+# The monitor of the GPUs: ours where this node has Python and a driver that it knows, else HTCondor's. Adds to $gpus.
+add_gpu_monitor() {
+    enforced=none
+    monitor="/bin/sh $D/gpu_monitor.sh $DRONE_DISCOVERY $lib/condor_gpu_utilization"
+    cat >"$D/gpu_monitor.sh" <<'GPU_MONITOR'
+exit 71 # @include gpu_monitor.sh
+GPU_MONITOR
+    cat >"$D/gpu_monitor.py" <<'GPU_MONITOR'
+raise SystemExit(71)  # @include gpu_monitor.py
+GPU_MONITOR
+    if [ -n "${DRONE_GPU_SIMULATE:-}" ]; then
+        monitor=$lib/condor_gpu_utilization
+    elif python=$(command -v python3); then
+        # shellcheck disable=SC2086
+        $clean timeout -k 2 60 "$python" -I "$D/gpu_monitor.py" probe >"$LOGS/gpu_monitor.out" 2>&1
+        case $? in
+            0) enforced=watched monitor="$python -I $D/gpu_monitor.py" ;;
+            2) monitor="$python -I $D/gpu_monitor.py" ;;
+            *) say "measures GPUs by device only: $(tail -n 1 "$LOGS/gpu_monitor.out")" ;;
+        esac
+    fi
+    # A job that shares its GPU and holds more VRAM than its share is held, before the jobs beside it run out of VRAM.
+    if [ "$DRONE_SHARES" -gt 1 ] && [ "$DRONE_SHARING" != mig ]; then
+        share_mib=GPUs_GlobalMemoryMb
+        [ "$DRONE_VRAM_MIB" -eq 0 ] || share_mib=$((DRONE_VRAM_MIB / DRONE_SHARES))
+        vram_policy="POLLING_INTERVAL = 2
+JobVramShare = (MY.GPUMem ?: (MY.GPUs * $share_mib))
+STARTD_ATTRS = \$(STARTD_ATTRS) JobVramShare
+DRONE_VRAM_EXCEEDED = ((MY.JobVramUsage > MY.JobVramShare && MY.JobVramSince > MY.JobStart) =?= True)
+use POLICY : WANT_HOLD_IF(DRONE_VRAM_EXCEEDED, 105, VRAM usage exceeded the job's share of the GPU)
+WANT_HOLD_REASON = ifThenElse(\$(DRONE_VRAM_EXCEEDED), \
+    strcat(\"VRAM usage of \", MY.JobVramUsage, \" MiB exceeded the job's share of \", MY.JobVramShare, \" MiB\"), \
+    \$(WANT_HOLD_REASON))"
+    fi
+    [ -z "$mps" ] || [ "$DRONE_VRAM_MIB" -eq 0 ] || enforced=mps
+    gpus="$gpus
+STARTD_CRON_GPUs_MONITOR_EXECUTABLE = ${monitor%% *}
+STARTD_CRON_GPUs_MONITOR_ARGS = ${monitor#"${monitor%% *}"}
+STARTD_CRON_GPUs_MONITOR_PERIOD = 60
+STARTD_CRON_GPUs_MONITOR_METRICS = SUM:GPUs, PEAK:GPUsMemory, PEAK:GPUsEnergy
+VramEnforced = \"$enforced\"
+STARTD_ATTRS = \$(STARTD_ATTRS) VramEnforced"
+}
+
 write_config() {
     mkdir -p "$D/etc/config.d" "$D/etc/tokens" "$D/etc/keys" "$D/run" "$D/lock" "$D/spool" "$D/execute" "$D/tmp"
     : >"$D/etc/config.d/00-none"
@@ -403,9 +447,11 @@ STARTD_ATTRS = \$(STARTD_ATTRS) DroneOrder DroneDraining"
     fi
     welcome=True users=$(echo "$DRONE_AVOIDS" | sed 's/^,*//; s/,*$//; s/,,*/", "/g')
     [ -z "$users" ] || welcome="(member(TARGET.Owner, {\"$users\"}) =!= True)"
+    vram_policy=
     if [ "$DRONE_GPUS" -gt 0 ]; then
         gpus="USE FEATURE : GPUs
 GPU_DISCOVERY_EXTRA = $DRONE_DISCOVERY_OPTIONS"
+        add_gpu_monitor
         takes=$(takes_gpu_jobs) units=$((DRONE_GPUS * DRONE_SHARES)) unit=GPUs
     else
         # A startd looks for GPUs even where it is told of none: those of this node are for others.
@@ -519,6 +565,7 @@ use POLICY : PREEMPT_IF(DRONE_MEMORY_EXCEEDED)
 use POLICY : WANT_HOLD_IF(DRONE_MEMORY_EXCEEDED, 102, memory usage exceeded request_memory and the job's part of the drone)
 DRONE_DISK_EXCEEDED = (DiskUsage =!= UNDEFINED && DiskUsage > Disk && DiskUsage * $units > $disk_kib * $unit)
 use POLICY : WANT_HOLD_IF(DRONE_DISK_EXCEEDED, 104, disk usage exceeded request_disk and the job's part of the drone)
+$vram_policy
 STARTER_UPDATE_INTERVAL = 60
 MACHINEMAXVACATETIME = $VACATE_S
 SHUTDOWN_GRACEFUL_TIMEOUT = $VACATE_S

@@ -44,6 +44,8 @@ FITS = [
     (job(Requirements="TARGET.HasCVMFS"), ARM),
     (job(Requirements=ANY_GPU + ' && (TARGET.SiteName == "topas" || TARGET.SiteName == "horeka")'), A100),
     (job(RequestGPUs="3", RequestCpus="24", RequestMemory="61440"), QUAD),
+    (job(GpuMilli="200", Requirements=ANY_GPU + ' && TARGET.VramEnforced == "mps"'), QUARTERS),
+    (job(Requirements=ANY_GPU + ' && TARGET.VramEnforced != "none"'), A100),
     # what newer submitters write
     (job(Requirements='versionGE(split(TARGET.CondorVersion)[1],"25.12.0") || (TARGET.Disk >= RequestDisk)'), A100),
 ]
@@ -166,6 +168,15 @@ def test_an_operators_broken_extra_attribute_refuses_only_those_who_look_at_it()
     assert matching.unmet_requirement(as_job(job()), slot) is None
     found = matching.unmet_requirement(as_job(job(Requirements="TARGET.HasCVMFS")), slot)
     assert found is not None and found.dimension == "requirements"
+
+
+def test_a_limit_of_vram_is_taken_from_the_type_until_a_drone_has_told_its_own() -> None:
+    limited = as_job(job(GpuMilli="142", Requirements=ANY_GPU + ' && TARGET.VramEnforced == "watched"'))
+    for kind in (SLICES, replace(QUARTERS, sharing=Sharing.TIME_SLICED, shares=7)):
+        assert matching.unmet_requirement(limited, matching.template(kind)) is None
+        seen = matching.template(kind, matching.received(classad2.ClassAd({"VramEnforced": "none"})))
+        assert matching.unmet_requirement(limited, seen) is not None
+    assert "VramEnforced" not in matching.template(CPU)
 
 
 PHYSICS = 'START = ($(START)) && (TARGET.AcctGroup =?= "physics")'

@@ -133,6 +133,8 @@ def template(kind: DroneType, received: ReceivedSlot | None = None, drone_config
             "Disk": kind.disk_mib * 1024,
         }
     )
+    if devices:  # what a drone publishes on a node with Python and NVIDIA's library
+        ad["VramEnforced"] = "mps" if kind.sharing is Sharing.MPS and kind.shares > 1 and kind.vram_mib else "watched"
     gpu = _gpu_template(kind) if devices else {}
     gpus: tuple[Mapping[str, str], ...] = (gpu,) * devices
     _put(ad, {f"GPUs_{name}": text for name, text in gpu.items()})
