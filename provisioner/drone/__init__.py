@@ -8,7 +8,7 @@ from importlib import resources
 
 from provisioner.model import WHOLE_GPU, StartOrder
 
-_INCLUDE = re.compile(rb"^.*# @include (?P<name>[a-z_]+\.sh)$", re.MULTILINE)
+_INCLUDE = re.compile(rb"^.*# @include (?P<name>[a-z_]+\.(?:sh|py))$", re.MULTILINE)
 
 
 def script(name: str) -> bytes:
