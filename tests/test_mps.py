@@ -354,6 +354,17 @@ def test_a_fault_ends_acceptance_until_the_server_takes_clients_again_and_names_
     assert len(faults(serving)) == 2
 
 
+def test_a_fault_that_the_log_has_before_the_server_says_so_is_recorded_once(serving: Drone) -> None:
+    for n, owner in enumerate(("ann", "bob")):
+        job_on(serving, n, owner)
+    log(serving, "Client {PID: 1, Context ID: 0} triggered a fatal GPU memory fault on device 0")
+    assert len(faults(serving)) == 2
+    for status in ("FAULT", "", "FAULT", "ACTIVE"):  # and once it cannot be asked
+        (serving.pipes / "status").write_text(status)
+        log(serving, "Client {PID: 2, Context ID: 0} connected")
+        assert len(faults(serving)) == 2, status
+
+
 @pytest.mark.parametrize(
     ("jobs", "how"), [(("ann", "bob"), ["collateral", "collateral"]), (("ann",), ["faulted"])], ids=["two", "one"]
 )

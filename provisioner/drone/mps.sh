@@ -108,12 +108,15 @@ note_faults() {
     [ "$before" -le "$size" ] || before=0
     new=$(tail -c "+$((before + 1))" "$(log server)" 2>/dev/null | sed 's/^\[[^]]*\] *//' | grep -iE 'fatal|fault' |
         grep -vi default)
+    [ "$1" != bad ] || set -- "$state"          # it says nothing about clients
     echo "$size $now $1" >"$D/mps/$number.seen"
     case $1:$state in
         *:recovers | dead:dead) return ;;       # recorded when it began
         recovers:* | dead:ready) ;;
         *) [ -n "$new" ] || return ;;
     esac
+    # Where the log is ahead of the server's state, that is still to come.
+    echo "$size $now recovers" >"$D/mps/$number.seen"
     ran=$(jobs_since $((last - 2)))
     [ -n "$ran" ] || return
     # "Client {PID: 4711, Context ID: 1} triggered ...": the client that it names is the cause. A job without neighbours
