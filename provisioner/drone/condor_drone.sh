@@ -44,6 +44,7 @@ number DRONE_GPU_MILLI "${DRONE_GPUS}000"
 number DRONE_VRAM_MIB 0
 word DRONE_SHARING 'a-z-' exclusive
 number DRONE_SHARES 1              # as how many GPUs each of them is offered
+number DRONE_VRAM_POOL 0           # 1: jobs share the VRAM of the GPU by what they ask for (request_gpumem)
 number DRONE_IDLE_S 600
 number DRONE_GRACE_S 30
 number DRONE_WALLTIME_S 0          # 0: without end
@@ -68,6 +69,10 @@ number DRONE_CHECK_LIMIT_S 30      # of one check that does not say
 case $DRONE_SHARING:$DRONE_SHARES in
     exclusive:1 | time-sliced:[1-9]* | mps:[1-9]* | mig:[1-9]*) ;;
     *) refuse "DRONE_SHARES is $DRONE_SHARES with DRONE_SHARING $DRONE_SHARING" ;;
+esac
+case $DRONE_VRAM_POOL:$DRONE_SHARING:$DRONE_GPUS:$DRONE_SHARES:$DRONE_VRAM_MIB in
+    0:* | 1:mps:1:[2-9]*:[1-9]* | 1:mps:1:1[0-9]*:[1-9]*) ;;
+    *) refuse "DRONE_VRAM_POOL is $DRONE_VRAM_POOL: it needs one GPU of known VRAM in several shares of MPS" ;;
 esac
 [ "$DRONE_SHARES" -le 32 ] || refuse "DRONE_SHARES is $DRONE_SHARES: at most 32"
 [ -d "$DRONE_DIR" ] || refuse "there is no directory $DRONE_DIR"
@@ -100,7 +105,7 @@ cd "$DRONE_DIR" || refuse "cannot enter $DRONE_DIR"
 DRONE_DIR=$(pwd -P)
 export PROVISIONER_DRONE_ID="$DRONE_ID" DRONE_ID DRONE_SITE DRONE_TYPE DRONE_DIR
 export DRONE_COLLECTOR DRONE_DISK_MIB DRONE_CLOCK_LIMIT_S
-export DRONE_GPUS DRONE_GPU_MILLI DRONE_VRAM_MIB DRONE_SHARING DRONE_SHARES
+export DRONE_GPUS DRONE_GPU_MILLI DRONE_VRAM_MIB DRONE_SHARING DRONE_SHARES DRONE_VRAM_POOL
 [ -r "$DRONE_TOKEN_FILE" ] || refuse "there is no token file $DRONE_TOKEN_FILE in $DRONE_DIR"
 # Jobs run as this account and could read every file of it, so the token stays in the memory of this shell (never in the
 # environment, never on a command line).
@@ -186,12 +191,13 @@ finish() {
     code=$1 reason=$2
     shift 2
     [ -z "$guard" ] || kill -KILL -- "-$guard" 2>/dev/null
+    end_mps_clients 2
     if [ -z "$leaving" ] && push QUIT condor_startd; then
         # A startd without its master still tells the pool that it goes, and takes its jobs along.
         limit=$((now + 3))
         while push 0 condor_startd && [ "$now" -lt $limit ]; do rest 0.3; done
     fi
-    [ -z "$mps" ] || tell_mps 1 'quit -t 1'
+    [ -z "$mps" ] || quit_mps
     kill_all
     ended=$(jobs_ended)
     started=$((ended + $(jobs_running)))
@@ -304,38 +310,103 @@ scrub() {
     clean="$clean CONDOR_CONFIG=$D/etc/condor_config HOME=$D TMPDIR=$D/tmp"
 }
 
-# What jobs on shared GPUs have in common under MPS: a control daemon of our own, and its limit of memory for each job.
-# (A job sees one GPU: its device 0.)
+# What jobs on shared GPUs have in common under MPS: for each GPU a control daemon of our own, so that a fault ends only
+# the jobs of one GPU, with a limit of memory for each process. No job is accepted before a server lives with its limit.
 start_mps() {
-    pipes=$D/mps
-    export CUDA_MPS_PIPE_DIRECTORY="$pipes" CUDA_MPS_LOG_DIRECTORY="$LOGS"
-    mps_environment=" CUDA_MPS_PIPE_DIRECTORY=$pipes CUDA_MPS_LOG_DIRECTORY=$LOGS"
     command -v nvidia-cuda-mps-control >/dev/null ||
         finish $NOT_STARTED no-mps "nvidia-cuda-mps-control is not on this host, and the GPUs are shared by MPS"
-    [ ${#pipes} -le 80 ] ||
-        finish $NOT_STARTED no-mps "$pipes is too long for the sockets of MPS: at most 80 characters"
-    mkdir -p "$pipes"
+    mkdir -p "$D/mps/jobs"
+    cat >"$D/mps.sh" <<'MPS'
+exit 71 # @include mps.sh
+MPS
+    cat >"$D/mps_job.py" <<'MPS_JOB'
+exit(71)  # @include mps_job.py
+MPS_JOB
     # shellcheck disable=SC2086
-    $clean timeout -k 2 20 nvidia-cuda-mps-control -d >"$LOGS/mps.out" 2>&1 </dev/null ||
-        finish $NOT_STARTED no-mps "the MPS control daemon does not start: $(tail -n 1 "$LOGS/mps.out")"
-    mps=yes
-    if [ "$DRONE_VRAM_MIB" -gt 0 ]; then
-        limit_mib=$((DRONE_VRAM_MIB / DRONE_SHARES))
-        mps_environment="$mps_environment CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=${limit_mib}M"
-        device=0
-        while [ $device -lt "$DRONE_GPUS" ]; do
-            tell_mps 5 "set_default_device_pinned_mem_limit $device ${limit_mib}M" ||
-                finish $NOT_STARTED no-mps "MPS sets no limit of memory: $(tail -n 1 "$LOGS/mps.out")"
-            device=$((device + 1))
-        done
-    fi
+    $clean "$DRONE_DISCOVERY" $DRONE_DISCOVERY_OPTIONS 2>/dev/null | grep '\[ *id="' | while read -r line; do
+        echo "$(property id) GPU-$(property DeviceUuid | sed 's/^GPU-//') $(property DeviceMemoryMb)"
+    done >"$D/mps/found"
+    number=0
+    while read -r id uuid mib; do
+        mib=$(((DRONE_VRAM_MIB > 0 ? DRONE_VRAM_MIB : ${mib:-0}) / mps_parts))
+        [ "$mib" -gt 0 ] || finish $NOT_STARTED no-mps "the memory of $id is unknown: set the drone type's vram"
+        echo "$number $id $uuid $mib" >>"$D/mps/gpus"
+        start_mps_daemon
+        number=$((number + 1))
+    done <"$D/mps/found"
+    [ -n "$mps" ] || finish $NOT_STARTED no-mps "HTCondor names no GPU"
     write_mps_check
     add_site_checks
+    # A server makes a context on its GPU, which takes seconds where nothing keeps the driver loaded.
+    limit=$((now + 60))
+    while :; do
+        said=$($clean sh "$D/mps.sh" check)
+        code=$?
+        [ $code -ne 0 ] || break
+        [ -z "$asked" ] || finish $OK stopped "told to leave while MPS started"
+        case $code:$said in 3:*'exited with status'*) code=1 ;; esac
+        if [ $code -ne 3 ] || [ "$now" -ge $limit ]; then finish $NOT_STARTED no-mps "$(echo "$said" | tail -n 1)"; fi
+        rest 0.5
+    done
+}
+property() { echo "$line" | sed -n "s/.*[[ ;]$1=\"\{0,1\}\([^\";]*\).*/\1/p"; }
+# One GPU's daemon ($number, $uuid, $mib), its limit and its server. Clients know their GPU by UUID: to a daemon that
+# sees one GPU by index, the others' index is another GPU.
+start_mps_daemon() {
+    pipes=$D/mps/$number
+    [ ${#pipes} -le 87 ] ||
+        finish $NOT_STARTED no-mps "$pipes is too long for the sockets of MPS: ${#pipes} characters, at most 87"
+    mkdir -p "$pipes" "$LOGS/mps-$number"
+    # shellcheck disable=SC2086
+    $clean CUDA_MPS_PIPE_DIRECTORY="$pipes" CUDA_MPS_LOG_DIRECTORY="$LOGS/mps-$number" CUDA_VISIBLE_DEVICES="$uuid" \
+        timeout -k 2 20 nvidia-cuda-mps-control -d >"$LOGS/mps.out" 2>&1 </dev/null ||
+        finish $NOT_STARTED no-mps "the MPS control daemon does not start: $(tail -n 1 "$LOGS/mps.out")"
+    mps=yes
+    tell_mps 5 "set_default_device_pinned_mem_limit 0 ${mib}M" || true      # `check` reads back what came of it
+    tell_mps 5 "start_server -uid $(id -u)" || true
 }
 # tell_mps LIMIT_S WORDS
 tell_mps() {
     # shellcheck disable=SC2086
-    echo "$2" | $clean timeout -k 1 "$1" nvidia-cuda-mps-control >"$LOGS/mps.out" 2>&1
+    echo "$2" | $clean CUDA_MPS_PIPE_DIRECTORY="$D/mps/$number" timeout -k 1 "$1" nvidia-cuda-mps-control >>"$LOGS/mps.out" 2>&1
+}
+# A client that is killed amid its work may take its neighbours along: its work is ended first, within so many seconds.
+end_mps_clients() {
+    # shellcheck disable=SC2086
+    [ -z "$mps" ] || $clean timeout -k 1 "$1" sh "$D/mps.sh" end
+}
+quit_mps() {
+    for pipes in "$D"/mps/[0-9]*/; do
+        number=$(basename "$pipes")
+        tell_mps 1 'quit -t 1'
+    done
+}
+configure_mps() {
+    # Jobs end their clients in order by Python. It is found here, since a job's PATH is the job's.
+    python=$(command -v python3)
+    [ -n "$python" ] && "$python" -I -S -c 'from __future__ import annotations' 2>/dev/null || python=
+    echo "$VACATE_S $(command -v nvidia-cuda-mps-control) $python" >"$D/mps/wrapper"
+    cat <<CONFIG
+
+# --- MPS: whether each GPU's server accepts clients, and whose job faulted
+STARTD_CRON_JOBLIST = \$(STARTD_CRON_JOBLIST) DRONE_MPS
+STARTD_CRON_DRONE_MPS_EXECUTABLE = /bin/sh
+STARTD_CRON_DRONE_MPS_ARGS = $D/mps.sh watch
+STARTD_CRON_DRONE_MPS_CWD = $D/tmp
+STARTD_CRON_DRONE_MPS_MODE = Periodic
+STARTD_CRON_DRONE_MPS_PERIOD = 5
+STARTD_CRON_DRONE_MPS_RECONFIG = False
+DroneMpsOrderedEnd = $([ -n "$python" ] && echo True || echo False)
+STARTD_ATTRS = \$(STARTD_ATTRS) DroneMpsOrderedEnd
+CONFIG
+}
+
+write_wrapper() {
+    cat >"$D/job_wrapper.sh" <<'JOB_WRAPPER'
+exit 71 # @include job_wrapper.sh
+JOB_WRAPPER
+    chmod 700 "$D/job_wrapper.sh"
+    printf '\nUSER_JOB_WRAPPER = %s\n' "$D/job_wrapper.sh"
 }
 
 # The kind of job that a drone with GPUs takes: one that wants some, and after which every GPU that is still free keeps
@@ -344,8 +415,12 @@ tell_mps() {
 takes_gpu_jobs() {
     if [ "$DRONE_SHARES" -eq 1 ]; then
         printf '(TARGET.RequestGPUs ?: 0) >= 1'
-    else
+    elif [ "$DRONE_VRAM_POOL" = 0 ]; then
         printf '(TARGET.RequestGPUs ?: 0) == 1 && (TARGET.GpuMilli ?: 1000) <= %s' $((1000 / DRONE_SHARES))
+    else
+        printf '(TARGET.RequestGPUs ?: 0) == 1 && ((TARGET.GpuMilli ?: 1000) <= %s || (TARGET.RequestGPUMem ?: 0) > 0)' \
+            $((1000 / DRONE_SHARES))
+        printf ' && MY.GPUMem >= %s' "$pooled"
     fi
     keeps 'MY.Cpus - (TARGET.RequestCpus ?: 1)' "$DRONE_KEPT_CPUS"
     keeps 'MY.Memory - quantize(TARGET.RequestMemory ?: 128, 128)' "$DRONE_KEPT_MEMORY_MIB"
@@ -357,6 +432,8 @@ keeps() {
         return
     elif [ "$DRONE_SHARES" -eq 1 ]; then
         printf ' && %s >= %s * (MY.GPUs - TARGET.RequestGPUs)' "$1" "$2"
+    elif [ "$DRONE_VRAM_POOL" = 1 ]; then
+        printf ' && (%s) * %s >= %s * (MY.GPUMem - %s)' "$1" "$DRONE_VRAM_MIB" "$2" "$pooled"
     else
         printf ' && (%s) * 1000 >= %s * (MY.GPUs - TARGET.RequestGPUs)' "$1" $(($2 * (1000 / DRONE_SHARES)))
     fi
@@ -451,6 +528,13 @@ STARTD_ATTRS = \$(STARTD_ATTRS) DroneOrder DroneDraining"
     if [ "$DRONE_GPUS" -gt 0 ]; then
         gpus="USE FEATURE : GPUs
 GPU_DISCOVERY_EXTRA = $DRONE_DISCOVERY_OPTIONS"
+        pool= pooled="max({$((DRONE_VRAM_MIB / DRONE_SHARES)), TARGET.RequestGPUMem ?: 0})"
+        if [ "$DRONE_VRAM_POOL" = 1 ]; then
+            pool="MACHINE_RESOURCE_GPUMem = $DRONE_VRAM_MIB
+MODIFY_REQUEST_EXPR_REQUESTGPUMEM = $pooled"
+        fi
+        gpus="$gpus
+$pool"
         add_gpu_monitor
         takes=$(takes_gpu_jobs) units=$((DRONE_GPUS * DRONE_SHARES)) unit=GPUs
     else
@@ -525,7 +609,7 @@ RESERVED_MEMORY = 0
 RESERVED_DISK = 0
 $gpus
 NUM_SLOTS_TYPE_1 = 1
-SLOT_TYPE_1 = CPUs=100%, Memory=100%, Disk=100%, Swap=100%, GPUs=$((DRONE_GPUS * DRONE_SHARES))
+SLOT_TYPE_1 = CPUs=100%, Memory=100%, Disk=100%, Swap=100%, GPUs=$((DRONE_GPUS * DRONE_SHARES))${pool:+, GPUMem=100%}
 SLOT_TYPE_1_PARTITIONABLE = True
 DroneId = "$DRONE_ID"
 SiteName = "$DRONE_SITE"
@@ -537,11 +621,11 @@ STARTD_ATTRS = \$(STARTD_ATTRS) DroneId SiteName DroneType DroneGpuMilli DroneSh
 MASTER_ATTRS = \$(MASTER_ATTRS) DroneId
 $ends
 $orders
-STARTER_JOB_ENVIRONMENT = "PROVISIONER_DRONE_ID=$DRONE_ID$mps_environment"
+STARTER_JOB_ENVIRONMENT = "PROVISIONER_DRONE_ID=$DRONE_ID"
 
 # --- what it takes, once its token is put away: jobs that want a GPU (or, without GPUs, that want none), that say no
 # longer than we live, while all checks are good
-START = MY.DroneReady && $takes && $healthy && $fits && $kept && $welcome
+START = MY.DroneReady && $takes && $healthy${mps:+ && (MY.DroneMpsReady =!= False)} && $fits && $kept && $welcome
 IS_OWNER = False
 SUSPEND = False
 PREEMPT = False
@@ -572,6 +656,7 @@ SHUTDOWN_GRACEFUL_TIMEOUT = $VACATE_S
 KILLING_TIMEOUT = 1
 STARTD_HISTORY = $D/spool/startd_history
 CONFIG
+    [ -z "$mps" ] || { configure_mps; write_wrapper; } >>"$D/etc/condor_config"
 }
 
 start_condor() {
@@ -588,7 +673,9 @@ start_condor() {
             sleep 3
         done 2>/dev/null
         kill -QUIT "$3"
-        [ -z "$4" ] || echo "quit -t 1" | nvidia-cuda-mps-control' guard "$me" "$my_start" "$master" "$mps" >/dev/null 2>&1 </dev/null &
+        for pipes in "$4"/mps/[0-9]*/; do
+            [ ! -d "$pipes" ] || echo "quit -t 1" | CUDA_MPS_PIPE_DIRECTORY=${pipes%/} timeout 10 nvidia-cuda-mps-control
+        done' guard "$me" "$my_start" "$master" "$D" >/dev/null 2>&1 </dev/null &
     guard=$!
 }
 
@@ -773,6 +860,7 @@ leave() {
             if reread_config; then rest 0.5; fi
             kill -TERM "$master" 2>/dev/null ;;
         QUIT)
+            end_mps_clients 2
             leave_by=$((now + 4))
             kill -QUIT "$master" 2>/dev/null ;;
     esac
@@ -851,7 +939,8 @@ mkdir -p "$D/tmp"
 scrub
 find_condor
 check_first
-mps_environment=
+mps_parts=$DRONE_SHARES            # each process may have such a part of a GPU's memory
+[ "$DRONE_VRAM_POOL" = 0 ] || mps_parts=1
 if [ "$DRONE_SHARING" = mps ] && [ "$DRONE_SHARES" -gt 1 ]; then start_mps; fi
 write_config
 placed_at=''
