@@ -376,12 +376,12 @@ START = \$(START) && (!\$(DRONE_OPTIONAL) || MY.DynamicSlot =?= True || \$(DRONE
 RANK = ifThenElse(\$(DRONE_OPTIONAL), 0, 1)
 MAXJOBRETIREMENTTIME = ifThenElse(\$(DRONE_OPTIONAL) && MY.Draining =!= True, 0, 365*24*3600)
 OPTIONAL_JOBS
-    for each in "Cpus 1 $cpus" "Memory 128 $memory" "Disk 1024 $disk"; do
+    for each in "Cpus $cpus" "Memory $memory" "Disk $disk"; do
         # shellcheck disable=SC2086
         set -- $each
-        asked="quantize(RequestX, {$2})"
-        echo "MODIFY_REQUEST_EXPR_REQUEST$1 = ifThenElse((MY.RequiresGPU == \"optional\") =?= True," \
-            "min({TARGET.$1, max({RequestX, $3})}), $asked)" | sed "s/RequestX/Request$1/g"
+        name=MODIFY_REQUEST_EXPR_REQUEST$1
+        echo "$name = ifThenElse((MY.RequiresGPU == \"optional\") =?= True," \
+            "min({TARGET.$1, max({\$($name), $2})}), \$($name))"
     done
 }
 

@@ -116,18 +116,19 @@ def test_a_gpu_drone_on_its_way_is_not_kept_for_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("idle_at", "optional", "left"),
+    ("idle_at", "optional", "work_at", "left"),
     [
-        (NOW - 700, 1, [OptionalJobsOnly(700, 600)]),
-        (NOW - 500, 1, []),
-        (NOW - 700, 0, []),  # its job needs the GPU
+        (NOW - 700, 1, NOW - 50, [OptionalJobsOnly(700, 600)]),
+        (NOW - 500, 1, NOW - 50, []),
+        (NOW - 700, 0, NOW - 50, []),  # its job needs the GPU
+        (NOW - 700, 0, 0.0, []),  # what runs is unknown
     ],
 )
 def test_a_gpu_drone_that_runs_nothing_else_takes_no_more_after_the_idle_timeout(
-    idle_at: float, optional: int, left: list[object]
+    idle_at: float, optional: int, work_at: float, left: list[object]
 ) -> None:
     busy = drone("kit-ab12-1", S.BUSY, idle_at=idle_at)
-    slots = [slot_of(busy, optional_jobs=optional, work_at=NOW - 50)]
+    slots = [slot_of(busy, optional_jobs=optional, work_at=work_at)]
     assert leaves(busy, slots=slots) == left
     plan = plan_of(snapshot(drones=[busy], slots=slots))
     assert [(drain.mode, drain.drone.leaving) for drain in plan.drains] == [(model.DrainMode.PEACEFUL, S.DONE)] * len(
@@ -170,6 +171,15 @@ def test_a_drone_that_leaves_while_it_runs_only_them_comes_back_for_a_job_that_n
     ):
         plan = plan_of(snapshot(drones=[leaving], slots=slots, classes=classes, free={"a100": 0}))
         assert [drain.mode for drain in plan.drains] == [model.DrainMode.RESUME] * returned
+
+
+def test_headroom_counts_a_lent_gpu_and_keeps_its_drone() -> None:
+    lent = drone("kit-ab12-1", S.BUSY, idle_at=NOW - 700)
+    warm = model.Policy(headroom=(model.Headroom("warm", cpus=8, memory_mib=20480, count=1, from_h=0, to_h=24),))
+    for optional, plans in ((1, ([], [])), (0, ([A100.key], []))):
+        slots = [slot_of(lent, optional_jobs=optional, work_at=NOW - 50)]
+        plan = plan_of(snapshot(drones=[lent], slots=slots, policy=warm))
+        assert (scenes.started(plan), list(plan.drains)) == plans
 
 
 def test_a_start_of_a_gpu_drone_for_them_would_be_refused() -> None:
