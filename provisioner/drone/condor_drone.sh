@@ -371,7 +371,8 @@ optional_jobs() {
     cat <<OPTIONAL_JOBS
 DRONE_OPTIONAL_AFTER_S = 60
 DRONE_OPTIONAL = ((TARGET.RequiresGPU == "optional") =?= True)
-DRONE_UNCHANGED_S = (time() - max({MY.NumDynamicSlotsTime ?: 0, MY.EnteredCurrentState ?: 0}))
+DRONE_READY_AT = 0
+DRONE_UNCHANGED_S = (time() - max({MY.NumDynamicSlotsTime ?: 0, MY.EnteredCurrentState ?: 0, \$(DRONE_READY_AT)}))
 START = \$(START) && (!\$(DRONE_OPTIONAL) || MY.DynamicSlot =?= True || \$(DRONE_UNCHANGED_S) >= \$(DRONE_OPTIONAL_AFTER_S))
 RANK = ifThenElse(\$(DRONE_OPTIONAL), 0, 1)
 MAXJOBRETIREMENTTIME = ifThenElse(\$(DRONE_OPTIONAL) && MY.Draining =!= True, 0, 365*24*3600)
@@ -590,7 +591,8 @@ remove_token() {
     placed_at=''
     [ ! -e "$D/etc/config.d/10-ready" ] || return
     # A startd counts the time without a claim from its start, when it could not have one yet.
-    printf 'DroneReady = True\nSTARTD_NOCLAIM_SHUTDOWN = %s\n' $((DRONE_IDLE_S + now - launched + 1)) >"$D/10-ready"
+    printf 'DroneReady = True\nDRONE_READY_AT = %s\nSTARTD_NOCLAIM_SHUTDOWN = %s\n' \
+        "$(date +%s)" $((DRONE_IDLE_S + now - launched + 1)) >"$D/10-ready"
     mv "$D/10-ready" "$D/etc/config.d"
     reread_config || true     # and the startd tells the pool at once
 }
