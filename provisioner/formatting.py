@@ -380,6 +380,10 @@ _SENTENCES: Mapping[Category, Mapping[type, str | Callable[[Any], str]]] = {
         r.IdleTimeout: lambda x: ", ".join(
             [f"idle {_over(x.idle_s, x.limit_s)}", *filter(None, [IDLE_LIMIT_WORDS.get(x.by)])]
         ),
+        r.OptionalJobsOnly: lambda x: (
+            f"takes no more jobs: for {_over(x.idle_s, x.limit_s)} none that needs its GPU, only jobs for which it is"
+            " optional"
+        ),
         r.DrainAtRisk: "ends what it runs and takes no more: the owner of {site} is likely to take its place, and "
         "waiting jobs would lose {lost:percent} of their work there, where they accept {tolerated:percent}",
         r.BlackHoleDrone: _black_hole,
@@ -442,6 +446,12 @@ _SENTENCES: Mapping[Category, Mapping[type, str | Callable[[Any], str]]] = {
         ),
         r.ReserveKept: "nodes have room for {type}, but `blocking` reserves it for their {free_gpus} free GPUs",
         r.DemandCovered: "{jobs:job} will be taken by free slots and {drones:drone} on the way",
+        r.AwaitingIdleGpu: lambda x: (
+            "a GPU is optional for these jobs: they wait for an idle GPU"
+            + (f" or a CPU slot (drone type {_q(x.cpu_type)}" if x.cpu_type else "")
+            + (f": {_q(x.held_back)})" if x.cpu_type and x.held_back else ")" if x.cpu_type else "")
+            + "; no GPU drone is started for them"
+        ),
         r.StaleView: _stale,
         r.AllVanished: "all {drones:drone} vanished from the listing of {site} at once: not believed yet",
     },

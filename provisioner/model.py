@@ -7,7 +7,7 @@ Units are in the names: ``_mib`` (MiB, integer), ``_s`` (seconds; a bare ``_at``
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NewType
 
@@ -139,10 +139,18 @@ class JobClass:
     limited: int = 0
     """Part of ``waiting`` that the overlay would match with no slot at all."""
     limit: str = ""
+    gpu_optional: bool = False
+    """A free GPU is used, on a CPU drone the jobs run without one, and no GPU drone is started for them."""
 
     @property
     def waits_since(self) -> float:
         return self.idle_at or self.oldest_at
+
+    def on_type(self, kind: DroneType) -> JobClass:
+        """Return the class as its jobs are on a drone of ``kind``: without the GPU if that is optional and missing."""
+        if not self.gpu_optional or kind.gpu_milli:
+            return self
+        return replace(self, gpu_milli=0, vram_mib=0, capability=0, driver=0)
 
 
 class SlotState(StrEnum):
@@ -192,6 +200,13 @@ class Slot:
     job_memory_mib: int = 0
     """Request of its job; 0 if none or several run, or unknown."""
     job_ids: str = ""
+    optional_jobs: int = 0
+    """Part of ``jobs`` for which a GPU is optional; 0 if unknown."""
+
+    @property
+    def only_optional(self) -> bool:
+        """Return True if jobs run in it and none of them needs its GPU."""
+        return 0 < self.jobs <= self.optional_jobs
 
 
 @dataclass(frozen=True, slots=True)

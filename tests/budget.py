@@ -12,25 +12,25 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BUDGETS = {
-    "provisioner/*.py": (12, 2959),
+    "provisioner/*.py": (12, 3006),
     "adapters/*.py": (1, 1),
     "adapters/htcondor/*.py": (4, 617),
-    "tests": (272, 41314),
+    "tests": (276, 41865),
     "provisioner/adapter_tests": (3, 755),
-    "provisioner/cli": (16, 5105),
+    "provisioner/cli": (16, 5110),
     "provisioner/config": (7, 2041),
-    "provisioner/controller": (7, 1913),
+    "provisioner/controller": (7, 1914),
     "provisioner/drone": (3, 705),
     "provisioner/migrate": (8, 1529),
-    "provisioner/planner": (16, 4494),
-    "provisioner/simulator": (14, 3941),
+    "provisioner/planner": (16, 4557),
+    "provisioner/simulator": (14, 3990),
     "provisioner/store": (6, 1620),
-    "adapters/embedded": (4, 1078),
+    "adapters/embedded": (4, 1096),
     "adapters/local": (5, 899),
     "adapters/openstack": (11, 2784),
     "adapters/shared": (11, 1080),
     "adapters/slurm": (14, 3978),
-    "adapters/htcondor/overlay": (10, 2707),
+    "adapters/htcondor/overlay": (10, 2727),
     "adapters/htcondor/site": (8, 2477),
 }
 """Most Python files and most lines by package, comments and blank lines included."""

@@ -85,7 +85,8 @@ def why_waiting(row: ClassRow) -> str:
 
 def _needs(row: ClassRow) -> str:
     job = row.job
-    parts = [f"{formatting.gpus(job.gpu_milli)} GPU"] if job.gpu_milli else ["no GPU"]
+    optional = " (optional)" if job.gpu_optional else ""
+    parts = [f"{formatting.gpus(job.gpu_milli)} GPU{optional}"] if job.gpu_milli else ["no GPU"]
     if job.vram_mib:
         parts.append(f"VRAM {formatting.size(job.vram_mib)}")
     if job.capability:
@@ -511,6 +512,9 @@ def submit(
     walltime: Annotated[str, opt.option("AGE", "Longest run time, as 2h30m.")] = "0s",
     env: Annotated[list[str] | None, opt.option("NAME=VALUE", "Repeatable.")] = None,
     priority: Annotated[int, opt.option("N", "Higher goes first.")] = 0,
+    gpu_optional: Annotated[
+        bool, opt.switch("Use an idle GPU or a CPU drone; start no GPU drone.", "--gpu-optional")
+    ] = False,
 ) -> None:
     """Submit jobs to the embedded queue.
 
@@ -537,6 +541,7 @@ def submit(
         "walltime_s": opt.parsed(parse_duration, "--walltime", walltime),
         "env": {name: value for name, _, value in variables},
         "priority": priority,
+        "gpu_optional": gpu_optional,
     }
     with opt.reported(ValueError, code=opt.Exit.USAGE):  # a request can never be met: it says what to write instead
         ids = answer_of(queue.submit(command, count=count, **request))

@@ -20,7 +20,7 @@ from provisioner.controller.clock import Clock
 from provisioner.estimates import UNKNOWN, Estimates, EstimateSamples, OwnerGrowth, SiteSamples, StartDelays
 from provisioner.model import PENDING, CompletedJob, Drone, DroneId, DroneState, OverlayView, Plan, PolledSite, Snapshot
 from provisioner.planner.states import MIN_IDLE_GAPS
-from provisioner.reasons import IdleTimeout
+from provisioner.reasons import IdleTimeout, OptionalJobsOnly
 from provisioner.store import Store, StoreError
 
 log = structlog.get_logger()
@@ -291,12 +291,13 @@ class EstimateCollector:
                 known.boot_s + MEAN_WEIGHT * (boot_s - known.boot_s),
             )
             self._dirty = True
-        if was.state is DroneState.IDLE and drone.state is DroneState.BUSY and was.idle_at:
+        served = was.idle_at and not drone.idle_at  # not so by a job with an optional GPU
+        if was.state in (DroneState.IDLE, DroneState.BUSY) and drone.state is DroneState.BUSY and served:
             self._gap(drone.site, now - was.idle_at)
 
     def _note_gaps(self, snapshot: Snapshot, plan: Plan) -> None:
         for drain in plan.drains:
-            if isinstance(drain.reason, IdleTimeout):
+            if isinstance(drain.reason, IdleTimeout | OptionalJobsOnly):
                 self._site(drain.drone.site).departed.append((drain.reason.idle_s, snapshot.now))
         for start in plan.starts:
             departed = self._site(start.drone.site).departed

@@ -483,6 +483,30 @@ VramEnforced = \"$enforced\"
 STARTD_ATTRS = \$(STARTD_ATTRS) VramEnforced"
 }
 
+# optional_jobs: what holds on a drone with GPUs for jobs that can do without one (RequiresGPU = "optional"). One is taken
+# once nothing has changed in the drone for DRONE_OPTIONAL_AFTER_S, and gets its GPU's part of the drone: so any job that
+# needs the GPU fits in its place, and RANK lets the negotiator give it that place at once. (TARGET of a
+# MODIFY_REQUEST_EXPR is the slot, MY the job. Memory comes in steps of 128 MiB.)
+optional_jobs() {
+    cpus=$((DRONE_CPUS / units)) memory=$((DRONE_MEMORY_MIB / units / 128 * 128)) disk=$((disk_kib / units / 1024 * 1024))
+    cat <<OPTIONAL_JOBS
+DRONE_OPTIONAL_AFTER_S = 60
+DRONE_OPTIONAL = ((TARGET.RequiresGPU == "optional") =?= True)
+DRONE_READY_AT = 0
+DRONE_UNCHANGED_S = (time() - max({MY.NumDynamicSlotsTime ?: 0, MY.EnteredCurrentState ?: 0, \$(DRONE_READY_AT)}))
+START = \$(START) && (!\$(DRONE_OPTIONAL) || MY.DynamicSlot =?= True || \$(DRONE_UNCHANGED_S) >= \$(DRONE_OPTIONAL_AFTER_S))
+RANK = ifThenElse(\$(DRONE_OPTIONAL), 0, 1)
+MAXJOBRETIREMENTTIME = ifThenElse(\$(DRONE_OPTIONAL) && MY.Draining =!= True, 0, 365*24*3600)
+OPTIONAL_JOBS
+    for each in "Cpus $cpus" "Memory $memory" "Disk $disk"; do
+        # shellcheck disable=SC2086
+        set -- $each
+        name=MODIFY_REQUEST_EXPR_REQUEST$1
+        echo "$name = ifThenElse((MY.RequiresGPU == \"optional\") =?= True," \
+            "min({TARGET.$1, max({\$($name), $2})}), \$($name))"
+    done
+}
+
 write_config() {
     mkdir -p "$D/etc/config.d" "$D/etc/tokens" "$D/etc/keys" "$D/run" "$D/lock" "$D/spool" "$D/execute" "$D/tmp"
     : >"$D/etc/config.d/00-none"
@@ -537,11 +561,12 @@ MODIFY_REQUEST_EXPR_REQUESTGPUMEM = $pooled"
 $pool"
         add_gpu_monitor
         takes=$(takes_gpu_jobs) units=$((DRONE_GPUS * DRONE_SHARES)) unit=GPUs
+        optional=$(optional_jobs)
     else
         # A startd looks for GPUs even where it is told of none: those of this node are for others.
         gpus="MACHINE_RESOURCE_GPUs = 0
 STARTD_DETECT_GPUS = False"
-        takes='(TARGET.RequestGPUs ?: 0) == 0' units=$DRONE_CPUS unit=Cpus
+        takes='(TARGET.RequestGPUs ?: 0) == 0' units=$DRONE_CPUS unit=Cpus optional=
     fi
 
     cat >"$D/etc/condor_config" <<CONFIG
@@ -654,6 +679,7 @@ STARTER_UPDATE_INTERVAL = 60
 MACHINEMAXVACATETIME = $VACATE_S
 SHUTDOWN_GRACEFUL_TIMEOUT = $VACATE_S
 KILLING_TIMEOUT = 1
+$optional
 STARTD_HISTORY = $D/spool/startd_history
 CONFIG
     [ -z "$mps" ] || { configure_mps; write_wrapper; } >>"$D/etc/condor_config"
@@ -699,7 +725,8 @@ remove_token() {
     placed_at=''
     [ ! -e "$D/etc/config.d/10-ready" ] || return
     # A startd counts the time without a claim from its start, when it could not have one yet.
-    printf 'DroneReady = True\nSTARTD_NOCLAIM_SHUTDOWN = %s\n' $((DRONE_IDLE_S + now - launched + 1)) >"$D/10-ready"
+    printf 'DroneReady = True\nDRONE_READY_AT = %s\nSTARTD_NOCLAIM_SHUTDOWN = %s\n' \
+        "$(date +%s)" $((DRONE_IDLE_S + now - launched + 1)) >"$D/10-ready"
     mv "$D/10-ready" "$D/etc/config.d"
     reread_config || true     # and the startd tells the pool at once
 }

@@ -74,6 +74,7 @@ def limit_by_reserve(most: int, each: Resources, free: Resources, kept: Resource
 
 def unmet_requirement(job: JobClass, kind: DroneType) -> UnmetRequirement | None:
     """Return the first requirement of a job that one empty drone of the type does not meet, or None."""
+    job = job.on_type(kind)
     broken = job.gpu_milli < 0 or (job.gpu_milli > WHOLE_GPU and job.gpu_milli % WHOLE_GPU)
     # Jobs without a GPU go to CPU drones alone: what a GPU drone has is for its GPUs.
     if broken or job.gpu_milli > kind.gpu_milli or (kind.gpu_milli and not job.gpu_milli):
@@ -155,6 +156,7 @@ def _gpu_milli_taken(job: JobClass, kind: DroneType) -> int:
 
 def request_of(job: JobClass, kind: DroneType) -> Resources:
     """Return what one job of a class takes of a drone."""
+    job = job.on_type(kind)
     return Resources(_gpu_milli_taken(job, kind), job.cpus, job.memory_mib, job.disk_mib)
 
 
@@ -166,11 +168,18 @@ def free_resources(slot: Slot) -> Resources:
     return Resources(slot.free_gpu_milli, slot.free_cpus, slot.free_memory_mib, slot.free_disk_mib or UNKNOWN_DISK_MIB)
 
 
+def resources_for_needy(slot: Slot, kind: DroneType) -> Resources:
+    """Return what is free in a slot for jobs that need its GPU: they preempt jobs with an optional GPU."""
+    return resources_of_type(kind) if kind.gpu_milli and slot.only_optional else free_resources(slot)
+
+
 def count_jobs(job: JobClass, space: Resources, kind: DroneType) -> int:
     """Return how many jobs of a class a drone of ``kind`` takes at once if ``space`` is free in it.
 
     Each of its GPUs that is still free then keeps its reserve, as the drone's START requires.
     """
+    if job.gpu_optional:
+        job = job.on_type(kind)
     too_few_gpus = space.gpu_milli < job.gpu_milli and not kind.vram_pool
     if too_few_gpus or space.cpus < job.cpus or space.memory_mib < job.memory_mib:
         return 0  # as nearly always: a plan for a large site asks a hundred thousand times
@@ -218,7 +227,7 @@ MAX_CACHES = 2
 
 _requested_fields = attrgetter(
     *("gpu_milli", "splits", "vram_mib", "capability", "driver", "cpus", "memory_mib", "disk_mib", "arch"),
-    *("walltime_s", "invalid"),
+    *("walltime_s", "invalid", "gpu_optional"),
 )
 
 
@@ -232,8 +241,9 @@ class CompatibleTypes:
     """Number of such jobs that an empty drone of each type takes at once, in the same order."""
     cheapest: tuple[TypeKey, ...]
     """The same types by price per job, then by how little VRAM and capability is left unused."""
-    hardness: tuple[int, int, int] = (0, 0, 0)
-    """Sort key of placement: shapes with few types first, then those with many GPUs, then those with much VRAM."""
+    hardness: tuple[int, int, int, int] = (0, 0, 0, 0)
+    """Sort key of placement: shapes that use a GPU only if one is idle last, those with few types first, then those
+    with many GPUs, then those with much VRAM."""
     nearest: tuple[TypeKey, UnmetRequirement] | None = None
     """If no type matches: the nearest type and its unmet requirement, unless that depends on the jobs' own ones."""
 
@@ -281,7 +291,7 @@ class CompatibilityCache:
             kinds=tuple(fits),
             jobs=jobs,
             cheapest=tuple(key for *_, key in ranked),
-            hardness=(len(fits), -job.gpu_milli, -job.vram_mib),
+            hardness=(int(job.gpu_optional), len(fits), -job.gpu_milli, -job.vram_mib),
             nearest=nearest(job, self.types) if not fits and not job.invalid and not job.refuses else None,
         )
 

@@ -21,7 +21,13 @@ _MAY_STOP_BUSY = frozenset(
 _cap_key = attrgetter("type", "gpu_milli", "state")
 _amounts = attrgetter("gpu_milli", "cpus", "memory_mib", "disk_mib")
 _QUEUED_STATES = (DroneState.SUBMITTED, DroneState.QUEUED)
-_MAY_DRAIN_BUSY = _MAY_STOP_BUSY | {"type-removed", "demand-returned", "drain-at-risk", "black-hole"}
+_MAY_DRAIN_BUSY = _MAY_STOP_BUSY | {
+    "type-removed",
+    "demand-returned",
+    "drain-at-risk",
+    "black-hole",
+    "optional-jobs-only",
+}
 
 Action = Start | Drain | Stop | model.StopOrphan
 
@@ -266,6 +272,10 @@ def _start_reasons(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
         if job is not None and kind is not None:
             needs = (job.gpu_milli, job.vram_mib, job.capability, job.cpus, job.memory_mib)
             offers = (kind.gpu_milli, kind.vram_mib, kind.capability, kind.cpus, kind.memory_mib)
+            if job.gpu_optional:
+                if kind.gpu_milli:
+                    yield Breach(f"{start.drone.id} has a GPU, which is optional for class {job.id}", (start,))
+                needs = (0, 0, 0, job.cpus, job.memory_mib)
             too_small = any(need > offer for need, offer in zip(needs, offers, strict=True))
             if job.invalid or kind.key in job.refuses or too_small:
                 yield Breach(f"{start.drone.id} of {kind.key} cannot run class {job.id}", (start,))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import classad2
+import htcondor2
 import pytest
 
 from adapters.htcondor.classads import holds, number
@@ -33,7 +34,19 @@ NEWER = {"RequireGPUs": "MaxSupportedVersion >= GPUsMinRuntime", "GPUsMinRuntime
 LEFT = "* (MY.GPUs - TARGET.RequestGPUs)"
 POOLED = f"{ANY_GPU} && (TARGET.GPUMem >= RequestGPUMem)"
 """What condor_submit makes of ``request_gpumem``."""
+htcondor2.version()  # the library brings countMatches; expressions that are parsed without it never know the function
+PLAIN = " && ".join(each for each in REQUIREMENTS.split(" && ") if "countMatches" not in each)
+MAYBE = {"RequiresGPU": '"optional"', "Requirements": PLAIN}
+"""As condor_submit writes jobs whose request_gpus depends on the slot: without a clause about GPUs."""
+RECIPE = "(TARGET.GPUs ?: 0) > 0 ? 1 : 0"
+BY_MEMORY = {
+    "RequestGPUs": "(countMatches(MY.RequireGPUs, TARGET.AvailableGPUs) ?: 0) > 0 ? 1 : 0",
+    "RequireGPUs": "GlobalMemoryMb >= GPUsMinMemory",
+    "GPUsMinMemory": "35000",
+}
 FITS = [
+    *((job(RequestGPUs=RECIPE, **MAYBE), kind) for kind in (A100, PAIR, UNTOLD, CPU)),
+    *((job(**BY_MEMORY, **MAYBE), kind) for kind in (A100, CPU)),
     (job(GpuMilli="200"), QUARTERS),
     (job(RequestGPUMem="9000", Requirements=POOLED), POOL),
     (job(GpuMilli="125"), POOL),
@@ -72,6 +85,8 @@ REFUSED = [
     (job(AllowedJobDuration="86400"), A100, "walltime", "86400 s", "86340 s"),
     (job(Requirements=f"{ANY_GPU} && TARGET.Cvmfs"), A100, "requirements", "TARGET.Cvmfs", "Cvmfs=unknown"),
     (job(), CPU, "gpus", "1", "0"),
+    (job(RequiresGPU='"optional"'), CPU, "gpus", "1", "0"),
+    (job(**BY_MEMORY, **MAYBE), PAIR, "start", "(TARGET.RequestGPUs ?: 0) >= 1", "false for this job"),
     # the GPU is told first, whatever else is wrong
     (job(RequireGPUs="Capability >= 9.5", RequestCpus="64", Requirements="false"), A100, "capability", "9.5", "8.0"),
 ]

@@ -187,7 +187,7 @@ def _put(ad: Ad, attributes: Mapping[str, str]) -> None:
 
 def unmet_requirement(job: Ad, slot: Ad) -> UnmetRequirement | None:
     """Return the first dimension in which a job ad does not fit a slot ad; None if the two match."""
-    wants, asked = source(job, "Requirements") or "true", number(job, "RequestGPUs") or 0
+    wants, asked = source(job, "Requirements") or "true", evaluated_number("RequestGPUs", job, slot) or 0
     gpus_fit = "RequireGPUs" not in job or _gpus_with("MY.RequireGPUs", job, slot) >= asked
     if gpus_fit and holds(wants, job, slot) and holds("Requirements", slot, job):
         return None

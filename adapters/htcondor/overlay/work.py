@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from adapters.htcondor import classad2, classads
 from adapters.htcondor.classads import HELD, IDLE, IN_SLOT, Ad, job_id, moment, number, text, whole
-from adapters.htcondor.overlay.job_classes import JobRequest, request
+from adapters.htcondor.overlay.job_classes import JobRequest, gpu_optional, request
 from adapters.htcondor.overlay.slots import DRONE_ID
 from provisioner.model import WHOLE_GPU, DroneId, Eviction, JobFailure, Slot
 
@@ -25,10 +25,10 @@ WORK_PROJECTION = classads.attribute_names(
     JobCurrentStartExecutingDate JobLastStartDate LastVacateTime JobDisconnectedDate LastJobLeaseRenewal
     LastCkptTime TransferOutStarted TransferOutFinished LastHoldReasonCode RequestGPUs GPUsProvisioned RequestCpus
     CpusProvisioned GpuMilli Owner HoldReasonCode HoldReasonSubCode EnteredCurrentStatus RequestMemory MemoryUsage
-    ResidentSetSize ImageSize DiskUsage
+    ResidentSetSize ImageSize DiskUsage RequiresGPU
     """
 )
-"""The last four are what requests that were left to the schedd refer to."""
+"""Usage and sizes are what requests that were left to the schedd refer to."""
 
 NOTHING_ASKED = JobRequest()
 
@@ -58,6 +58,7 @@ class JobRun:
     owner: str = ""
     asks: JobRequest = NOTHING_ASKED
     job_id: str = ""
+    gpu_optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,7 @@ def _at_work(slot: Slot, runs: list[JobRun]) -> Slot:
         job_gpu_milli=asks.gpu_milli,
         job_cpus=asks.cpus,
         job_memory_mib=asks.memory_mib,
+        optional_jobs=sum(run.gpu_optional for run in runs),
         job_ids=", ".join(sorted(run.job_id for run in runs if run.job_id)[:_MAX_JOB_IDS]),
     )
 
@@ -119,7 +121,8 @@ def work(
             since = min(to_our_clock(max(began, _saved(ad))), now) if began else now
             begun_at = min(to_our_clock(began), now) if began else now
             milli, owner = _milli(ad, device_milli.get(drone_id)), text(ad, "Owner", 80)
-            runs.append(JobRun(drone_id, milli, since, begun_at, owner, request(ad)[0], job_id(ad)))
+            asks, optional = request(ad)[0], gpu_optional(ad)
+            runs.append(JobRun(drone_id, milli, since, begun_at, owner, asks, job_id(ad), optional))
     return PoolWork(tuple(runs), tuple(evictions), tuple(failures))
 
 
@@ -133,7 +136,8 @@ def _failure(ad: Ad, controller: str, to_our_clock: Callable[[float], float]) ->
     elif status == IDLE and (began := _last_run(ad)):
         at = moment(ad, "LastVacateTime")
         ran_s = at - began[0]
-        cause = f"broke off after {ran_s:.0f} s" if 0 <= ran_s <= SHORT_RUN_S else ""
+        preempted = gpu_optional(ad)  # by a job that needs the GPU, as it may be
+        cause = f"broke off after {ran_s:.0f} s" if 0 <= ran_s <= SHORT_RUN_S and not preempted else ""
     if drone_id is None or not cause:
         return None
     return JobFailure(drone_id, job_id(ad), to_our_clock(at), text(ad, "Owner", 80), cause)
