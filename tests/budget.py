@@ -12,26 +12,26 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BUDGETS = {
-    "provisioner/*.py": (12, 2957),
+    "provisioner/*.py": (12, 2970),
     "adapters/*.py": (1, 1),
     "adapters/htcondor/*.py": (4, 617),
-    "tests": (267, 39990),
+    "tests": (269, 40421),
     "provisioner/adapter_tests": (3, 755),
-    "provisioner/cli": (16, 5105),
-    "provisioner/config": (7, 2034),
+    "provisioner/cli": (16, 5119),
+    "provisioner/config": (7, 2055),
     "provisioner/controller": (7, 1913),
-    "provisioner/drone": (1, 49),
+    "provisioner/drone": (2, 536),
     "provisioner/migrate": (8, 1529),
-    "provisioner/planner": (16, 4487),
+    "provisioner/planner": (16, 4493),
     "provisioner/simulator": (14, 3941),
     "provisioner/store": (6, 1620),
     "adapters/embedded": (4, 1078),
     "adapters/local": (5, 899),
     "adapters/openstack": (11, 2781),
-    "adapters/shared": (11, 1080),
+    "adapters/shared": (11, 1086),
     "adapters/slurm": (14, 3978),
-    "adapters/htcondor/overlay": (10, 2694),
-    "adapters/htcondor/site": (8, 2477),
+    "adapters/htcondor/overlay": (10, 2706),
+    "adapters/htcondor/site": (8, 2480),
 }
 """Most Python files and most lines by package, comments and blank lines included."""
 

@@ -1,4 +1,7 @@
-"""Scripts that run on a worker node: POSIX shell, no dependency of ours. Handed out as bytes, because sites ship it."""
+"""Scripts that run on a worker node: POSIX shell, no dependency of ours. Handed out as bytes, because sites ship it.
+
+What is written in Python has a fall-back for nodes without it.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,9 @@ import re
 from collections.abc import Mapping
 from importlib import resources
 
-from provisioner.model import WHOLE_GPU, StartOrder
+from provisioner.model import NVIDIA, WHOLE_GPU, StartOrder
 
-_INCLUDE = re.compile(rb"^.*# @include (?P<name>[a-z_]+\.sh)$", re.MULTILINE)
+_INCLUDE = re.compile(rb"^.*# @include (?P<name>[a-z_]+\.(sh|py))$", re.MULTILINE)
 
 
 def script(name: str) -> bytes:
@@ -40,6 +43,8 @@ def environment(order: StartOrder) -> Mapping[str, str]:
         "DRONE_VRAM_MIB": str(kind.vram_mib),
         "DRONE_SHARING": kind.sharing.value,
         "DRONE_SHARES": str(kind.shares),
+        **({"DRONE_VENDOR": kind.vendor} if kind.vendor != NVIDIA else {}),
+        **({"DRONE_TARGET": kind.gpu_target} if kind.gpu_target else {}),
         "DRONE_KEPT_CPUS": str(kind.kept_cpus),
         "DRONE_KEPT_MEMORY_MIB": str(kind.kept_memory_mib),
         "DRONE_KEPT_DISK_MIB": str(kind.kept_disk_mib),

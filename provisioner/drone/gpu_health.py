@@ -261,9 +261,11 @@ DONE:
     ret;
 }
 """
-PTX = ".version 6.0\n.target sm_50\n.address_size 64\n"
-PTX += _KERNEL % ("fill", "st.global.u64 [%d6], %d3;", "")
-PTX += _KERNEL % ("sum", "ld.global.u64 %d7, [%d6]; add.u64 %d9, %d9, %d7;", "red.global.add.u64 [%d8], %d9;")
+PTX = (
+    ".version 6.0\n.target sm_50\n.address_size 64\n"
+    + _KERNEL % ("fill", "st.global.u64 [%d6], %d3;", "")
+    + _KERNEL % ("sum", "ld.global.u64 %d7, [%d6]; add.u64 %d9, %d9, %d7;", "red.global.add.u64 [%d8], %d9;")
+)
 """Two kernels: ``words[i] = i``, and ``total`` plus the sum of all words. The driver compiles them for its GPU."""
 _OUT_OF_MEMORY = 2
 
@@ -457,7 +459,7 @@ def main() -> int:
         new += xid_verdicts(log, state, expiry_s, now)
         sources.add("xid")
     for each, group, text, until in new:
-        if each not in verdicts or until >= verdicts[each][2]:
+        if each not in verdicts or until > verdicts[each][2]:
             verdicts[each] = [group, text, until]
     state["verdicts"] = verdicts
     write(STATE, json.dumps(state))
