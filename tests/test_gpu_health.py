@@ -98,7 +98,7 @@ def test_healthy_gpus_pass_and_their_memory_has_been_written_and_read(node: Node
         ({"throttle": 0x40}, "thermal slowdown (reset)"),
         ({"throttle": 0x80}, "power brake (reset)"),
         ({"pcie_width": 8}, "PCIe width x8 of x16 (reset)"),
-        ({"memory_mib": 30000}, "no 36482 MiB of VRAM: 30000 of 30000 are free (reset)"),
+        ({"memory_mib": 30000}, "30000 MiB of VRAM are free, 36482 are needed (reset)"),
         ({"corrupt": 1}, "a kernel read back 36482 MiB of VRAM with the sum "),
     ],
 )
@@ -117,6 +117,12 @@ def test_software_throttling_and_findings_that_the_site_ignores_are_no_verdict(n
     node.gpus.property(1, pcie_width=8)
     assert node.check(DRONE_GPU_IGNORE="pcie,ecc")[1].startswith("3 of 3")
     assert node.check()[1].startswith("2 of 3")
+
+
+def test_memory_that_nvml_does_not_tell_of_is_found_missing_by_the_allocation(node: Node) -> None:
+    node.gpus.fail("nvmlDeviceGetMemoryInfo", 3)
+    node.gpus.property(1, memory_mib=30000)
+    assert f"{IDS[1]}: no 36482 MiB of VRAM: 30000 of 30000 are free (reset)" in node.check()[1]
 
 
 def test_all_gpus_bad_is_a_failed_check(node: Node) -> None:
@@ -233,9 +239,17 @@ def test_a_gpu_that_disappears_goes_offline_and_htcondor_may_find_one_less(node:
     assert node.check("gpu_discovery.sh", DRONE_GPUS="4") == (1, "HTCondor finds 2 of 3 GPUs")
 
 
+def test_state_that_a_job_has_overwritten_is_made_anew_without_large_allocations(node: Node) -> None:
+    (node.dir / "condor/etc").mkdir()
+    (node.dir / "condor/etc/condor_config").touch()
+    (node.dir / "condor/gpu_health.json").write_text("{")
+    node.gpus.property(1, memory_mib=1000)
+    assert node.check(DRONE_GPU_IGNORE="vram")[1].startswith("3 of 3")
+
+
 def test_nothing_is_allocated_on_a_gpu_with_a_job_and_little_where_one_may_come(node: Node) -> None:
     node.gpus.set(0, 0, 30000)
-    assert "no 36482 MiB of VRAM: 10536 of 40536 are free" in node.check(DRONE_GPU_RESET_S="1")[1], "the drone starts"
+    assert "10536 MiB of VRAM are free, 36482 are needed" in node.check(DRONE_GPU_RESET_S="1")[1], "the drone starts"
     time.sleep(1.1)
     job = node.job_on(IDS[0])
     assert node.check()[1].startswith("3 of 3"), "it is the job's"

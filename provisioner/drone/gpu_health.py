@@ -437,8 +437,10 @@ def probe_all(asked: dict[str, dict[str, Any]], state: dict[str, Any]) -> tuple[
 def main() -> int:
     """Judge each GPU, write the drone's configuration with those that are offline, print a line; 1 if none is good."""
     os.umask(0o077)
-    state: dict[str, Any] = json.loads(read(STATE) or "{}")
-    first, now = "gpus" not in state, time.time()
+    state: dict[str, Any] = {}
+    with contextlib.suppress(ValueError):
+        state = json.loads(read(STATE) or "{}")
+    first, now = "gpus" not in state and not os.path.exists(os.path.join(DIR, "etc", "condor_config")), time.time()
     gpus = state.setdefault("gpus", devices())
     wanted = number("DRONE_GPUS", 1) * (number("DRONE_SHARES", 1) if ENV.get("DRONE_SHARING") == "mig" else 1)
     if len(gpus) < wanted:

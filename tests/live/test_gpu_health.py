@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -64,7 +65,9 @@ def test_a_gpu_that_is_bad_at_the_start_is_not_offered_and_a_drone_without_a_goo
 ) -> None:
     gpus = FakeGpus.build(pool.root / "two-gpus", 2)
     gpus.property(0, ecc_uncorrected=1)
-    drone, _ = start(drone_on, pool, gpus, "two")
+    prefix = pool.root / "condor-{arch}"
+    (pool.root / f"condor-{os.uname().machine}").symlink_to(pool.condor.prefix)
+    drone, _ = start(drone_on, pool, gpus, "two", CONDOR_PREFIX=str(prefix))
     until(lambda: drone.slot(pool).get("DroneReady") is True, 60, what="it takes jobs")
     until(lambda: drone.slot(pool)["DroneGpusOffline"] == 1, 60, what="one GPU is offline")
     assert (drone.slot(pool)["GPUs"], drone.slot(pool)["OfflineGPUs"]) == (1, gpus.uuid(0)[:12])
