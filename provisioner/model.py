@@ -33,6 +33,9 @@ class Sharing(StrEnum):
     MIG = "mig"
 
 
+NVIDIA = "nvidia"
+
+
 @dataclass(frozen=True, slots=True)
 class DroneType:
     """Shape of a drone that a site can start: of the whole drone, but for ``vram_mib``, which is per GPU.
@@ -71,10 +74,18 @@ class DroneType:
     """CPUs of the drone that each of its free GPUs keeps for its next job (blocking)."""
     kept_memory_mib: int = 0
     kept_disk_mib: int = 0
+    vendor: str = NVIDIA
+    target: str = ""
+    """Instruction set of the GPUs (``sm_80``, ``gfx90a``); empty: by ``capability``."""
 
     @property
     def key(self) -> TypeKey:
         return TypeKey(f"{self.site}/{self.name}")
+
+    @property
+    def gpu_target(self) -> str:
+        """Return the instruction set of the GPUs; empty: unknown."""
+        return self.target or (f"sm_{self.capability}" if self.vendor == NVIDIA and self.capability else "")
 
     @property
     def longest_job_s(self) -> float:
@@ -195,6 +206,8 @@ class Slot:
     """Owner of the running jobs; empty if none runs, if there are several owners, or if unknown."""
     begun_at: float = 0.0
     """Start of the running job that began first; 0 if none runs or unknown."""
+    gpus_offline: int = 0
+    """GPUs of the drone that its checks have taken offline."""
     job_gpu_milli: int = 0
     job_cpus: int = 0
     job_memory_mib: int = 0

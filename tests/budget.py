@@ -12,26 +12,26 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BUDGETS = {
-    "provisioner/*.py": (12, 3006),
+    "provisioner/*.py": (12, 3019),
     "adapters/*.py": (1, 1),
     "adapters/htcondor/*.py": (4, 617),
-    "tests": (276, 41865),
+    "tests": (278, 42322),
     "provisioner/adapter_tests": (3, 755),
-    "provisioner/cli": (16, 5110),
-    "provisioner/config": (7, 2041),
+    "provisioner/cli": (16, 5124),
+    "provisioner/config": (7, 2062),
     "provisioner/controller": (7, 1914),
-    "provisioner/drone": (3, 705),
+    "provisioner/drone": (4, 1191),
     "provisioner/migrate": (8, 1529),
-    "provisioner/planner": (16, 4557),
+    "provisioner/planner": (16, 4563),
     "provisioner/simulator": (14, 3990),
     "provisioner/store": (6, 1620),
     "adapters/embedded": (4, 1096),
     "adapters/local": (5, 899),
     "adapters/openstack": (11, 2784),
-    "adapters/shared": (11, 1080),
+    "adapters/shared": (11, 1086),
     "adapters/slurm": (14, 3978),
-    "adapters/htcondor/overlay": (10, 2727),
-    "adapters/htcondor/site": (8, 2477),
+    "adapters/htcondor/overlay": (10, 2738),
+    "adapters/htcondor/site": (8, 2480),
 }
 """Most Python files and most lines by package, comments and blank lines included."""
 

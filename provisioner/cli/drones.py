@@ -212,13 +212,26 @@ _SHOWN_IN_FULL: dict[str, Callable[[Drone], str]] = {
 }
 
 
-def _drone_facts(limit: StateLimit) -> tuple[out.Column, ...]:
+def _gpus_offline(drone: Drone, views: Views | None) -> int:
+    """Return how many GPUs of a drone its checks have taken offline, by the newest view of the pool."""
+    slots = views.overlay.view.slots if views is not None and views.overlay.view is not None else ()
+    return next((slot.gpus_offline for slot in slots if slot.drone_id == drone.id and not drone.state.ended), 0)
+
+
+def _drone_facts(limit: StateLimit, gpus_offline: int) -> tuple[out.Column, ...]:
     facts = [replace(c, show=_SHOWN_IN_FULL.get(c.key, c.show)) for c in out.as_facts(DRONE_COLUMNS)]
     facts = [replace(c, unit=_when) if c.key.endswith("_at") else c for c in facts]
     by_doc = "Where the limit of an idle drone comes from, in words; empty: the setting."
     may_last = out.number("limit_s", "Its value, seconds; null: no limit.", lambda _: limit.limit_s, null=True)
     return (
         *facts,
+        out.whole(
+            "gpus_offline",
+            "GPUs that its checks have taken offline.",
+            lambda _: gpus_offline,
+            level=0 if gpus_offline else 2,
+            head="GPUs offline",
+        ),
         out.text("limit", "Setting that limits the state; empty: it has ended.", lambda _: limit.setting),
         replace(may_last, level=0, head="may last", show=lambda _: limit.words),
         out.text("limit_by", by_doc, lambda _: limit.by),
@@ -329,11 +342,12 @@ def drone_document(reader: Reader, drone_id: DroneId) -> out.Document:
     if drone is None:
         raise opt.VerbError(f"drone {drone_id} is no longer on record")
     history, words = reader.history(drone.id), reader.last_output(drone.id).splitlines()
+    views = reader.views()
     spent = [max(0.0, after.at - step.at) for step, after in pairwise(history)]
     steps = [LifeStep(step, spent_s) for step, spent_s in zip_longest(history, spent)]
     return out.Document(
         "provisioner.drone/1",
-        _drone_facts(state_limit(drone, reader.views())),
+        _drone_facts(state_limit(drone, views), _gpus_offline(drone, views)),
         drone,
         {
             "history": out.Listing("", HISTORY_COLUMNS, steps, title="Life"),

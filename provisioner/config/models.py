@@ -23,7 +23,7 @@ from provisioner.config.units import (
     Size,
     format_duration,
 )
-from provisioner.model import WHOLE_GPU, Policy, Reserve, ReserveWhen, Sharing, SitePolicy
+from provisioner.model import NVIDIA, WHOLE_GPU, Policy, Reserve, ReserveWhen, Sharing, SitePolicy
 from provisioner.sharing import MOST_SHARES, MOST_SLICES
 
 _POLICY_DEFAULTS = Policy()
@@ -340,6 +340,10 @@ class TypeSection(ConfigSection):
     """CUDA compute capability of the GPUs."""
     driver: CudaVersion = Field(0, examples=["12.4"])
     """Newest CUDA version that the driver supports, in quotes."""
+    vendor: Literal["nvidia", "amd", "intel"] = Field("nvidia", examples=["nvidia"])
+    """Vendor of the GPUs. Only those of NVIDIA have a `capability` and a `driver`."""
+    target: str = Field("", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,31}$", examples=["gfx90a"])
+    """Instruction set of the GPUs, the attribute `GpuTarget` of the slot. Default: `sm_80` for `capability: 8.0`."""
     arch: Literal["X86_64", "aarch64", "ppc64le"] = Field("X86_64", examples=["X86_64"])
     """CPU architecture."""
     cpus: int = Field(ge=1, le=100_000, examples=[8])
@@ -376,8 +380,11 @@ class TypeSection(ConfigSection):
             for key in ("gpu_model", "vram", "capability", "driver", "power"):
                 if getattr(self, key):
                     raise mistake_at(key, f"a CPU drone (`gpus: 0`) has no GPU: remove `{key}`, or add a GPU")
+            for key in {"vendor", "target"} & self.model_fields_set:
+                raise mistake_at(key, f"a CPU drone (`gpus: 0`) has no GPU: remove `{key}`, or add a GPU")
             if self.sharing is not Sharing.EXCLUSIVE:
                 raise mistake_at("sharing", "a CPU drone (`gpus: 0`) has no GPU to share: remove `sharing`")
+        self._check_vendor()
         if self.gpus > WHOLE_GPU and self.gpus % WHOLE_GPU:
             raise mistake_at("gpus", "more than one GPU must be a whole number: write `1`, `2`, ... or a share below 1")
         for key, size_mib in (("memory", self.memory), ("disk", self.disk)):
@@ -396,6 +403,20 @@ class TypeSection(ConfigSection):
             needs = "write `sharing: mps`, `gpus: 1`, `shares` above 1 and `vram`, or remove `vram_pool`"
             raise mistake_at("vram_pool", f"a pool is the VRAM of one GPU that several jobs share: {needs}")
         return self
+
+    def _check_vendor(self) -> None:
+        """Reject options that the GPUs of the vendor do not have."""
+        if self.vendor == NVIDIA:
+            found = re.match(r"sm_(\d+)", self.target)
+            if found and self.capability and int(found[1]) != self.capability:
+                capability = f"{self.capability / 10:.1f}"
+                raise mistake_at("target", f"`{self.target}` is not capability {capability}: change one of them")
+            return
+        for key in ("capability", "driver"):
+            if getattr(self, key):
+                raise mistake_at(key, f"only GPUs of NVIDIA have a `{key}`: remove it, or `vendor: {self.vendor}`")
+        if self.sharing in (Sharing.MPS, Sharing.MIG):
+            raise mistake_at("sharing", f"`{self.sharing.value}` is for GPUs of NVIDIA: write `time-sliced`")
 
 
 class SiteFile(ConfigSection):

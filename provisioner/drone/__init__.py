@@ -11,7 +11,7 @@ import tokenize
 from collections.abc import Mapping
 from importlib import resources
 
-from provisioner.model import WHOLE_GPU, StartOrder
+from provisioner.model import NVIDIA, WHOLE_GPU, StartOrder
 
 _INCLUDE = re.compile(rb"^.*# @include (?P<name>[a-z_]+\.(sh|py))$", re.MULTILINE)
 _HERE_DOCUMENT = re.compile(rb"<<-?\s*['\"]?(?P<end>[A-Za-z_]\w*)['\"]?")
@@ -75,6 +75,8 @@ def environment(order: StartOrder) -> Mapping[str, str]:
         "DRONE_SHARING": kind.sharing.value,
         "DRONE_SHARES": str(kind.shares),
         **({"DRONE_VRAM_POOL": "1"} if kind.vram_pool else {}),
+        **({"DRONE_VENDOR": kind.vendor} if kind.vendor != NVIDIA else {}),
+        **({"DRONE_TARGET": kind.gpu_target} if kind.gpu_target else {}),
         "DRONE_KEPT_CPUS": str(kind.kept_cpus),
         "DRONE_KEPT_MEMORY_MIB": str(kind.kept_memory_mib),
         "DRONE_KEPT_DISK_MIB": str(kind.kept_disk_mib),

@@ -45,6 +45,8 @@ number DRONE_VRAM_MIB 0
 word DRONE_SHARING 'a-z-' exclusive
 number DRONE_SHARES 1              # as how many GPUs each of them is offered
 number DRONE_VRAM_POOL 0           # 1: jobs share the VRAM of the GPU by what they ask for (request_gpumem)
+word DRONE_VENDOR 'a-z' nvidia
+[ -z "${DRONE_TARGET:-}" ] || word DRONE_TARGET 'A-Za-z0-9_.-' ''   # instruction set of the GPUs: sm_80, gfx90a
 number DRONE_IDLE_S 600
 number DRONE_GRACE_S 30
 number DRONE_WALLTIME_S 0          # 0: without end
@@ -105,7 +107,7 @@ cd "$DRONE_DIR" || refuse "cannot enter $DRONE_DIR"
 DRONE_DIR=$(pwd -P)
 export PROVISIONER_DRONE_ID="$DRONE_ID" DRONE_ID DRONE_SITE DRONE_TYPE DRONE_DIR
 export DRONE_COLLECTOR DRONE_DISK_MIB DRONE_CLOCK_LIMIT_S
-export DRONE_GPUS DRONE_GPU_MILLI DRONE_VRAM_MIB DRONE_SHARING DRONE_SHARES DRONE_VRAM_POOL
+export DRONE_GPUS DRONE_GPU_MILLI DRONE_VRAM_MIB DRONE_SHARING DRONE_SHARES DRONE_VRAM_POOL DRONE_VENDOR
 [ -r "$DRONE_TOKEN_FILE" ] || refuse "there is no token file $DRONE_TOKEN_FILE in $DRONE_DIR"
 # Jobs run as this account and could read every file of it, so the token stays in the memory of this shell (never in the
 # environment, never on a command line).
@@ -240,6 +242,9 @@ GPU_CHECK
     cat >"$D/checks/gpu_discovery.sh" <<'GPU_DISCOVERY'
 exit 71 # @include gpu_discovery.sh
 GPU_DISCOVERY
+    cat >"$D/gpu_health.py" <<'GPU_HEALTH'
+exit 71 # @include gpu_health.py
+GPU_HEALTH
 }
 write_mps_check() {
     cat >"$D/checks/mps_check.sh" <<'MPS_CHECK'
@@ -268,10 +273,31 @@ check_first() {
     finish $code "check-$word" "$(said_by_checks)"
 }
 
+# What the slot shows of its GPUs until gpu_health.py has judged them.
+write_gpu_attributes() {
+    check=nvidia-smi
+    [ -z "${DRONE_GPU_SIMULATE:-}" ] && [ "$DRONE_VENDOR" = nvidia ] || check=none
+    cat >"$D/etc/config.d/40-gpus" <<CONFIG
+GpuVendor = "$DRONE_VENDOR"
+GpuTarget = "${DRONE_TARGET:-}"
+DroneGpusOffline = 0
+DroneGpusOfflineWhy = ""
+DroneGpuCheck = "$check"
+STARTD_ATTRS = \$(STARTD_ATTRS) GpuVendor GpuTarget DroneGpusOffline DroneGpusOfflineWhy DroneGpuCheck
+CONFIG
+}
+# Take GPUs offline, and back, as gpu_health.py has written it down. Not before the startd has started: it refuses to be
+# larger than the GPUs that are online then, and would never offer the others.
+apply_gpu_verdicts() {
+    [ -e "$D/gpus.changed" ] || return
+    rm -f "$D/gpus.changed"
+    cp "$D/gpus.conf" "$D/60-gpus" && mv "$D/60-gpus" "$D/etc/config.d" && reread_config
+}
+
 # ---------------------------------------------------------------------------------------------------------- HTCondor
 # Where the programs are: an unpacked distribution package, HTCondor's own tarball, or this host's.
 find_condor() {
-    prefix=${CONDOR_PREFIX:-}
+    prefix=$(printf '%s' "${CONDOR_PREFIX:-}" | sed "s/{arch}/$(uname -m)/g")
     case $prefix in *[!A-Za-z0-9._/+@=-]*) refuse "CONDOR_PREFIX has a character that is not one of A-Za-z0-9._/+@=-" ;; esac
     PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
     if [ -n "$prefix" ]; then
@@ -560,6 +586,7 @@ MODIFY_REQUEST_EXPR_REQUESTGPUMEM = $pooled"
         gpus="$gpus
 $pool"
         add_gpu_monitor
+        write_gpu_attributes
         takes=$(takes_gpu_jobs) units=$((DRONE_GPUS * DRONE_SHARES)) unit=GPUs
         optional=$(optional_jobs)
     else
@@ -724,6 +751,7 @@ remove_token() {
     rm -f "$D/etc/tokens/drone"
     placed_at=''
     [ ! -e "$D/etc/config.d/10-ready" ] || return
+    apply_gpu_verdicts
     # A startd counts the time without a claim from its start, when it could not have one yet.
     printf 'DroneReady = True\nDRONE_READY_AT = %s\nSTARTD_NOCLAIM_SHUTDOWN = %s\n' \
         "$(date +%s)" $((DRONE_IDLE_S + now - launched + 1)) >"$D/10-ready"
@@ -922,6 +950,7 @@ look() {
 
     hear_pool
     [ -z "$leaving" ] || return
+    [ ! -e "$D/etc/config.d/10-ready" ] || apply_gpu_verdicts
     if [ -n "$joined" ] && [ "$DRONE_ORDERS_FROM" != , ]; then
         look_for_order
         [ -z "$leaving" ] || return

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import NamedTuple
 
-from provisioner.model import WHOLE_GPU, DroneType, JobClass, Policy, Sharing, Slot, TypeKey, UnmetRequirement
+from provisioner.model import NVIDIA, WHOLE_GPU, DroneType, JobClass, Policy, Sharing, Slot, TypeKey, UnmetRequirement
 from provisioner.sharing import share_milli, shares_needed
 
 UNKNOWN_DISK_MIB = 1 << 50
@@ -87,11 +87,13 @@ def unmet_requirement(job: JobClass, kind: DroneType) -> UnmetRequirement | None
             return too_much
     elif job.vram_mib > kind.vram_mib:
         return UnmetRequirement("vram", f"{job.vram_mib} MiB", f"{kind.vram_mib} MiB")
+    if kind.vendor != NVIDIA and (job.capability or job.driver):
+        asked = ("capability", f"{job.capability / 10:.1f}") if job.capability else ("driver", _cuda(job.driver))
+        return UnmetRequirement(*asked, f"none: {kind.vendor} GPUs have no CUDA")
     if job.capability > kind.capability:
         return UnmetRequirement("capability", f"{job.capability / 10:.1f}", f"{kind.capability / 10:.1f}")
     if job.driver > kind.driver > 0:
-        versions = (f"{version // 1000}.{version % 1000 // 10}" for version in (job.driver, kind.driver))
-        return UnmetRequirement("driver", *versions)
+        return UnmetRequirement("driver", _cuda(job.driver), _cuda(kind.driver))
     if job.cpus > kind.cpus:
         return UnmetRequirement("cpus", str(job.cpus), str(kind.cpus))
     if job.memory_mib > kind.memory_mib:
@@ -106,6 +108,10 @@ def unmet_requirement(job: JobClass, kind: DroneType) -> UnmetRequirement | None
         less = f" of a walltime of {kind.walltime_s:g} s" if kind.margin_s else ""
         return UnmetRequirement("walltime", f"{job.walltime_s:g} s", f"{kind.longest_job_s:g} s{less}")
     return job.refuses.get(kind.key)
+
+
+def _cuda(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"
 
 
 def _unmet_by_shares(job: JobClass, kind: DroneType) -> UnmetRequirement | None:

@@ -21,6 +21,7 @@ A100 = DroneType(
 PAIR = replace(A100, name="v100x2", gpu_milli=2000, vram_mib=16384, gpu_model="Tesla V100", capability=70, driver=11080)
 ARM = replace(A100, name="gh200", arch="aarch64", ad={"HasCVMFS": "true"})
 UNTOLD = DroneType(site="cloud", name="any", gpu_milli=1000, cpus=8, memory_mib=20480, disk_mib=51200)
+AMD = replace(A100, name="mi250", vendor="amd", target="gfx90a", gpu_model="MI250X", capability=0, driver=0)
 CPU = DroneType(site="topas", name="cpu", gpu_milli=0, cpus=16, memory_mib=65536, disk_mib=51200)
 FOUR = replace(A100, name="quad", gpu_milli=4000, cpus=32, memory_mib=81920, disk_mib=204800)
 QUAD = replace(FOUR, kept_cpus=8, kept_memory_mib=20480, kept_disk_mib=51200)
@@ -60,6 +61,9 @@ FITS = [
     (job(RequireGPUs='regexp("A100", DeviceName)'), A100),
     (job(AllowedJobDuration="3600"), replace(A100, walltime_s=0.0)),
     (job(Requirements="TARGET.HasCVMFS"), ARM),
+    (job(RequireGPUs="GlobalMemoryMb >= 35000"), AMD),
+    (job(Requirements=ANY_GPU + ' && TARGET.GpuVendor == "amd" && TARGET.GpuTarget == "gfx90a"'), AMD),
+    (job(Requirements=ANY_GPU + ' && TARGET.GpuTarget == "sm_80"'), A100),
     (job(Requirements=ANY_GPU + ' && (TARGET.SiteName == "topas" || TARGET.SiteName == "horeka")'), A100),
     (job(RequestGPUs="3", RequestCpus="24", RequestMemory="61440"), QUAD),
     (job(GpuMilli="200", Requirements=ANY_GPU + ' && TARGET.VramEnforced == "mps"'), QUARTERS),
@@ -73,6 +77,8 @@ REFUSED = [
     (job(RequestGPUMem="40001", Requirements=POOLED), POOL, "vram", "40001 MiB in a pool", "40000 MiB in a pool"),
     (job(RequestGPUMem="9000", Requirements=POOLED), A100, "vram", "9000 MiB in a pool", "0 MiB in a pool"),
     (job(GpuMilli="250", RequireGPUs="GlobalMemoryMb >= 10241"), QUARTERS, "vram", "10241 MiB", "10240 MiB"),
+    (job(RequireGPUs="Capability >= 8.0"), AMD, "capability", "8.0", "none: amd GPUs have no CUDA"),
+    (job(**NEWER), AMD, "driver", "CUDA 12.4", "none: amd GPUs have no CUDA"),
     (job(RequestGPUs="2"), A100, "gpus", "2", "1"),
     (job(GPUsMinMemory="35000", RequireGPUs="GlobalMemoryMb >= GPUsMinMemory"), PAIR, "vram", "35000 MiB", "16384 MiB"),
     (job(RequireGPUs="GlobalMemoryMb >= 35000"), UNTOLD, "vram", "35000 MiB", "unknown"),

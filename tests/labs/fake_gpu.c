@@ -554,6 +554,7 @@ int cuCtxCreate_v2(void **made, unsigned flags, int device)
     ENTER;
     DEVICE(device);
     (void)flags;
+    while (property(gpu, "hang", 0)) pause();
     context.open = 1, context.gpu = gpu, context.instance = instance, context.ordinal = device;
     *made = &context;
     publish();
@@ -693,8 +694,25 @@ static int fault(void **arguments)
     context.error = CUDA_ILLEGAL_ADDRESS;
     return 0;
 }
+/* fill(words, count, total): words[i] = i. sum(words, count, total): add all words to total. All parts of a large
+ * allocation are the same, so that the first kernel only takes down what the second has to find. */
+static u64 filled_at, filled_count;
+static int fill(void **arguments)
+{
+    filled_at = *(u64 *)arguments[0], filled_count = *(u64 *)arguments[1];
+    struct allocation *memory = allocation_at(filled_at);
+    if (!memory || filled_count * 8 > memory->bytes) context.error = CUDA_ILLEGAL_ADDRESS;
+    return 0;
+}
+static int sum(void **arguments)
+{
+    u64 at = *(u64 *)arguments[0], count = *(u64 *)arguments[1], *total = (u64 *)(uintptr_t)*(u64 *)arguments[2];
+    if (at == filled_at && count == filled_count) *total += count % 2 ? (count - 1) / 2 * count : count / 2 * (count - 1);
+    return 0;
+}
 static const struct kernel { const char *name; int (*run)(void **); } kernels[] = {
-    {"increment", increment}, {"train", train}, {"fault", fault}, {"", NULL},
+    {"increment", increment}, {"train", train}, {"fault", fault}, {"fill", fill}, {"sum", sum},
+    {"", NULL},
 };
 
 int cuModuleLoadDataEx(void **module, const void *image, unsigned n, void *options, void *values)

@@ -247,7 +247,10 @@ async def probe(config: HTCondorConfig, env: Mapping[str, str]) -> list[AuditFin
 
 def no_condor(config: HTCondorConfig) -> list[AuditFinding]:
     """Return whether HTCondor's programs are missing on this host, looked for as the drone script does."""
-    prefix, path = config.condor_prefix, f"{os.environ.get('PATH', '')}:{_MORE_PATH}"
+    prefix, path = (
+        config.condor_prefix.replace("{arch}", os.uname().machine),
+        f"{os.environ.get('PATH', '')}:{_MORE_PATH}",
+    )
     if shutil.which("condor_master", path=f"{prefix}/usr/sbin:{prefix}/sbin" if prefix else path):
         return []
     where = f"below {prefix}" if prefix else "on PATH or in /usr/sbin"

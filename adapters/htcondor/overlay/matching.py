@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from adapters.htcondor import classad2, classads
 from adapters.htcondor.classads import Ad, evaluated_number, expression, holds, number, source, value
 from adapters.shared.printing import printable
-from provisioner.model import WHOLE_GPU, DroneType, Sharing, UnmetRequirement
+from provisioner.model import NVIDIA, WHOLE_GPU, DroneType, Sharing, UnmetRequirement
 from provisioner.sharing import share_milli
 
 DIMENSION_ORDER = classads.attribute_names(
@@ -133,6 +133,7 @@ def template(kind: DroneType, received: ReceivedSlot | None = None, drone_config
             "DroneType": kind.name,
             "DroneReady": True,
             "DroneShares": kind.shares,
+            **({"GpuVendor": kind.vendor, "GpuTarget": kind.gpu_target} if kind.gpu_milli else {}),
             "Cpus": kind.cpus,
             "Memory": kind.memory_mib,
             "Disk": kind.disk_mib * 1024,
@@ -255,8 +256,11 @@ def _described(clause: str, job: Ad, slot: Ad, gpu: bool = False) -> UnmetRequir
     looked_at = bound(clause, job)
     if looked_at and dimension in ("vram", "capability", "driver"):
         name, least = looked_at
-        there = number(slot, f"GPUs_{name}")
-        return UnmetRequirement(dimension, _with_unit(dimension, least), _with_unit(dimension, there))
+        there, vendor = number(slot, f"GPUs_{name}"), value(slot, "GpuVendor")
+        available = _with_unit(dimension, there)
+        if there is None and dimension != "vram" and isinstance(vendor, str) and vendor != NVIDIA:
+            available = f"none: {printable(vendor, 20)} GPUs have no CUDA"
+        return UnmetRequirement(dimension, _with_unit(dimension, least), available)
     if dimension in ("gpu-model", "arch"):
         found = str(value(slot, "GPUs_DeviceName" if dimension == "gpu-model" else "Arch") or "unknown")
         return UnmetRequirement(dimension, printable(clause), printable(found))

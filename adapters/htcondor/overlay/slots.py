@@ -23,7 +23,7 @@ SLOT_PROJECTION = classads.attribute_names(
     Name DroneId SiteName DroneType SlotType SlotID State Activity ChildState NumDynamicSlots NumDynamicSlotsTime
     Cpus Memory Disk GPUs LastHeardFrom MyCurrentTime JobStarts EnteredCurrentState Start DroneReady DroneHealthy
     Draining DroneDraining DroneRetiresAt DaemonStartTime GPUs_DeviceName GPUs_GlobalMemoryMb GPUs_Capability
-    TotalSlotGPUs GPUMem TotalSlotGPUMem DroneShares RemoteOwner ChildRemoteOwner
+    TotalSlotGPUs GPUMem TotalSlotGPUMem DroneShares TotalGPUs DroneGpusOffline RemoteOwner ChildRemoteOwner
     """
 )
 
@@ -136,6 +136,7 @@ def _drone_slot(ad: Ad, drone_id: DroneId, to_our_clock: Callable[[float], float
         gpu_model=text(ad, "GPUs_DeviceName", 80),
         vram_mib=whole(ad, "GPUs_GlobalMemoryMb"),
         capability=round(capability * 10) if 0 < capability < 100 else 0,
+        gpus_offline=min(whole(ad, "DroneGpusOffline"), whole(ad, "TotalSlotGPUs")),
     )
     children = value(ad, "ChildRemoteOwner")
     owners = [value(ad, "RemoteOwner"), *(children[:_MAX_SLOTS_PER_DRONE] if isinstance(children, list) else ())]
@@ -169,7 +170,8 @@ def _free_gpu_milli(ad: Ad, device_milli: int) -> int:
     each, free = device_milli, whole(ad, "GPUs")
     if each == WHOLE_GPU:
         return free * WHOLE_GPU
-    there = max(free, whole(ad, "TotalSlotGPUs"))
+    there = whole(ad, "TotalSlotGPUs")
+    there = max(free, min(there, whole(ad, "TotalGPUs") or there))  # GPUs that are offline are in the slot's total
     return max(0, there // (WHOLE_GPU // each) * WHOLE_GPU - (there - free) * each)
 
 
@@ -209,6 +211,7 @@ def _together(seen: list[DroneSlot]) -> DroneSlot:
         state=next((s for s in (SlotState.DRAINING, SlotState.BUSY, SlotState.IDLE) if s in states), slots[0].state),
         heard_at=max(s.heard_at for s in slots),
         free_gpu_milli=sum(s.free_gpu_milli for s in slots),
+        gpus_offline=max(s.gpus_offline for s in slots),
         free_cpus=sum(s.free_cpus for s in slots),
         free_memory_mib=sum(s.free_memory_mib for s in slots),
         free_disk_mib=sum(s.free_disk_mib for s in slots),
