@@ -12,17 +12,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BUDGETS = {
-    "provisioner/*.py": (12, 2957),
+    "provisioner/*.py": (12, 3021),
     "adapters/*.py": (1, 1),
     "adapters/htcondor/*.py": (4, 617),
-    "tests": (266, 39831),
+    "tests": (268, 40287),
     "provisioner/adapter_tests": (3, 755),
-    "provisioner/cli": (16, 5105),
-    "provisioner/config": (7, 2034),
-    "provisioner/controller": (7, 1913),
+    "provisioner/cli": (16, 5120),
+    "provisioner/config": (7, 2039),
+    "provisioner/controller": (7, 1923),
     "provisioner/drone": (1, 49),
     "provisioner/migrate": (8, 1529),
-    "provisioner/planner": (16, 4487),
+    "provisioner/planner": (17, 4615),
     "provisioner/simulator": (14, 3941),
     "provisioner/store": (6, 1620),
     "adapters/embedded": (4, 1078),
@@ -30,7 +30,7 @@ BUDGETS = {
     "adapters/openstack": (11, 2781),
     "adapters/shared": (11, 1080),
     "adapters/slurm": (14, 3978),
-    "adapters/htcondor/overlay": (10, 2694),
+    "adapters/htcondor/overlay": (10, 2752),
     "adapters/htcondor/site": (8, 2477),
 }
 """Most Python files and most lines by package, comments and blank lines included."""
