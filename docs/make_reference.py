@@ -193,6 +193,7 @@ REASON_EXAMPLES: tuple[reasons.Reason, ...] = (
     r.ExistingDronesSuffice(12.0, 40),
     r.HeadroomYields("day-shift", 4),
     r.BackingOff("horeka", 1769860800.0, "denied", "token has expired"),
+    r.ExclusiveOnly(2, 604800.0, 1769860800.0, "job schedd.example.org#204.17 in kit-x7q2-31: faulted on a shared GPU"),
     r.StartsUnmatched("horeka/a100", 1769860800.0, 2, "kit-x7q2-31 idled until it left, and no job of the class came"),
     r.SiteFull("topas/v100", "cpus 8 > 2 of this host"),
     r.GpusStranded("cluster/h100", 63, 504, "cpus", 8, 2),

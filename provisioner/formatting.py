@@ -283,6 +283,13 @@ def _black_hole(reason: r.BlackHoleDrone) -> str:
     )
 
 
+def _exclusive_only(reason: r.ExclusiveOnly) -> str:
+    why = f"{count(reason.faults, 'fault')} on shared GPUs in {age(reason.window_s)}: exclusive GPUs only"
+    if not reason.faults:
+        why = "neighbours on shared GPUs ended a job twice, without its fault: an exclusive GPU until it is done, or"
+    return f"{why} until {iso(reason.until)}{_tail(reason.message)}"
+
+
 def _nothing_fits(reason: r.NothingFits) -> str:
     wanted, offered = amounts(reason.requested, reason.available)
     nearest = (
@@ -421,6 +428,7 @@ _SENTENCES: Mapping[Category, Mapping[type, str | Callable[[Any], str]]] = {
         r.BackingOff: "{scope} is not used until {until:time} ({fault}){message:tail}",
         r.StartsUnmatched: "the pool gave none of these jobs to drones of {type} that were started for them "
         "({failures} in a row): the next one is tried at {until:time}; other jobs are not affected{message:tail}",
+        r.ExclusiveOnly: _exclusive_only,
         r.Probing: "{scope} is tried with one drone before more are started",
         r.TooManyUnhealthy: lambda x: (
             f"{x.unhealthy} of {count(x.drones, 'drone')} look unhealthy, more than {number(100 * x.fraction)} %: "

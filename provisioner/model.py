@@ -6,6 +6,7 @@ Units are in the names: ``_mib`` (MiB, integer), ``_s`` (seconds; a bare ``_at``
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -86,6 +87,11 @@ class DroneType:
     def gpu_target(self) -> str:
         """Return the instruction set of the GPUs; empty: unknown."""
         return self.target or (f"sm_{self.capability}" if self.vendor == NVIDIA and self.capability else "")
+
+    @property
+    def shares_faults(self) -> bool:
+        """Return True if a job can end its neighbours on the GPU. MIG instances isolate faults."""
+        return self.sharing in (Sharing.MPS, Sharing.TIME_SLICED)
 
     @property
     def longest_job_s(self) -> float:
@@ -268,15 +274,34 @@ class Eviction:
     lost_s: float
 
 
+class Blame(StrEnum):
+    """Causes of a job's failure."""
+
+    UNKNOWN = "unknown"
+    """Its own fault, or that of the node: the black-hole rule judges it."""
+    JOB = "job"
+    """It faulted on a shared GPU, or exceeded its share of the VRAM."""
+    COLLATERAL = "collateral"
+    """A neighbour on the shared GPU ended it."""
+    SETTLED = "settled"
+    """Collateral of a job that has completed since."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobFailure:
-    """A job that failed in a drone within seconds, or was held: by its own fault, or by that of the node."""
+    """A job that failed in a drone within seconds, was held, or was ended by a fault on a shared GPU."""
 
     drone_id: DroneId
     job_id: str
     at: float
     owner: str
     cause: str = ""
+    blame: Blame = Blame.UNKNOWN
+
+    @property
+    def job_number(self) -> str:
+        """Return ``<cluster>.<process>``: not each source reports the schedd."""
+        return self.job_id.rpartition("#")[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -544,7 +569,7 @@ class Drone:
 
 
 class FaultKind(StrEnum):
-    """Kinds of faults; each has its own back-off (``planner/breakers.py``)."""
+    """Kinds of faults; each has its own back-off (``planner/breakers.py``, ``planner/blame.py``)."""
 
     DOWN = "down"
     CAPACITY = "capacity"
@@ -561,6 +586,7 @@ class FaultKind(StrEnum):
     """The pool matches no waiting job of a class to the drones that were started for it."""
     BLACK_HOLE = "black-hole"
     """Drones on this node make jobs fail that succeed elsewhere."""
+    SHARED_GPU = "shared-gpu"
     UNKNOWN = "unknown"
 
 
@@ -587,17 +613,23 @@ class BreakerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Breaker:
-    """Circuit breaker of a scope: ``<site>``, ``<site>/<type>``, ``<site>/<type>#<class id>`` or ``<site>@<node>``."""
+    """Circuit breaker of a scope: ``<site>``, ``<site>/<type>``, ``<site>/<type>#<class id>`` or ``<site>@<node>``.
+
+    The use of shared GPUs by a user has the scope ``user:<name>``.
+    """
 
     scope: str
     state: BreakerState = BreakerState.ACTIVE
     since: float = 0.0
+    """Start of the state. Of a user: the last reset, or 0; failures before it do not count."""
     failures: int = 0
     until: float = 0.0
     """End of a ban, when it may be probed. Of the overlay after an outage: when its demand is trusted again."""
     fault: Fault | None = None
     blind_until: float = 0.0
     """End of the last outage that was long enough to hide events."""
+    faults: tuple[JobFailure, ...] = ()
+    """Failures of a user's jobs on shared GPUs, oldest first."""
 
     @property
     def class_id(self) -> str:
@@ -605,12 +637,22 @@ class Breaker:
 
     @property
     def node(self) -> str:
-        return "" if "/" in self.scope else self.scope.partition("@")[2]
+        return "" if "/" in self.scope or self.user else self.scope.partition("@")[2]
+
+    @property
+    def user(self) -> str:
+        return self.scope[len(USER_SCOPE) :] if self.scope.startswith(USER_SCOPE) else ""
 
     @property
     def forgotten(self) -> bool:
-        """Return True if it says no more than a missing record: inactive ones of classes and nodes are not kept."""
-        return self.state is BreakerState.ACTIVE and bool(self.class_id or self.node)
+        """Return True if it says no more than a missing record, and need not be kept."""
+        spent = self.class_id or self.node or (self.user and not self.since)
+        return self.state is BreakerState.ACTIVE and bool(spent)
+
+
+USER_SCOPE = "user:"
+USER_NAME = re.compile(r"[A-Za-z0-9._@-]{1,80}")
+"""Names of users that a drone can refuse."""
 
 
 def class_scope(key: TypeKey, class_id: str) -> str:
@@ -743,6 +785,8 @@ class Policy:
     waiting_cost: float = 0.3
     """GPU-seconds that one second of a job's waiting is worth: decides how soon a dearer start is made."""
     idle_fixed: bool = False
+    fault_limit: int = 2
+    fault_window_s: float = 7 * 86400.0
 
     def of_site(self, site: str) -> SitePolicy:
         return self.sites.get(site) or SitePolicy(site)
@@ -760,7 +804,7 @@ class RequestKind(StrEnum):
     DRAIN = "drain"
     KILL = "kill"
     RESET = "reset"
-    """Lift bans: ``drone_ids`` holds breaker scopes, ``<site>`` (with all of its types) or ``<site>/<type>``."""
+    """Lift bans: ``drone_ids`` holds breaker scopes: ``<site>`` with its types, ``<site>/<type>``, ``user:<name>``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -793,7 +837,7 @@ class Snapshot:
     breakers: Mapping[str, Breaker] = field(default_factory=dict)
     requests: tuple[OperatorRequest, ...] = ()
     ended: Mapping[DroneId, DroneState] = field(default_factory=dict)
-    """Final states of recorded drones that have ended and that a site still lists."""
+    """Final states of recorded drones that have ended, and that a site still lists or in which jobs failed lately."""
     gpu_wanted_at: float = 0.0
     """Time at which a GPU job was last seen waiting, or the start of the controller if that was later."""
     patience: Mapping[str, OwnerClaimBackoff] = field(default_factory=dict)

@@ -358,6 +358,16 @@ class StartsUnmatched:
 
 
 @dataclass(frozen=True, slots=True)
+class ExclusiveOnly:
+    faults: int
+    """Faults of the user's jobs on shared GPUs; 0: neighbours ended one of their jobs repeatedly."""
+    window_s: float
+    until: float
+    message: str
+    kind: Literal["exclusive-only"] = "exclusive-only"
+
+
+@dataclass(frozen=True, slots=True)
 class SiteFull:
     type: str
     lack: str = ""
@@ -503,7 +513,9 @@ _Timed = (
 )
 _Asked = OperatorRequested | PreemptedForOwner | Preempted | PreemptionNotice | ReserveReclaimed | TypeRemoved | Orphan
 _Wanted = DemandReturned | JobsWaiting | HeadroomShort
-_Limited = BadRequest | PlannerFailed | InvalidAction | NothingFits | LimitReached | GroupQuota | PoolLimit
+_Limited = (
+    BadRequest | PlannerFailed | InvalidAction | NothingFits | LimitReached | GroupQuota | PoolLimit | ExclusiveOnly
+)
 _Waiting = OwnerRisk | AwaitingCheaperType | ExistingDronesSuffice | HeadroomYields | BackingOff | StartsUnmatched
 _AtSite = SiteFull | GpusStranded | SiteQuota | StartBlocked | Downtime | OwnerWaits | ReserveKept | SiteDisabled
 _Doubted = DemandCovered | AwaitingIdleGpu | AwaitingNegotiation | StaleView | AllVanished | TooManyUnhealthy | Probing

@@ -12,17 +12,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BUDGETS = {
-    "provisioner/*.py": (12, 3019),
+    "provisioner/*.py": (12, 3083),
     "adapters/*.py": (1, 1),
     "adapters/htcondor/*.py": (4, 617),
-    "tests": (278, 42322),
+    "tests": (280, 42778),
     "provisioner/adapter_tests": (3, 755),
-    "provisioner/cli": (16, 5124),
-    "provisioner/config": (7, 2062),
-    "provisioner/controller": (7, 1914),
+    "provisioner/cli": (16, 5139),
+    "provisioner/config": (7, 2067),
+    "provisioner/controller": (7, 1924),
     "provisioner/drone": (4, 1191),
     "provisioner/migrate": (8, 1529),
-    "provisioner/planner": (16, 4563),
+    "provisioner/planner": (17, 4691),
     "provisioner/simulator": (14, 3990),
     "provisioner/store": (6, 1620),
     "adapters/embedded": (4, 1096),
@@ -30,7 +30,7 @@ BUDGETS = {
     "adapters/openstack": (11, 2784),
     "adapters/shared": (11, 1086),
     "adapters/slurm": (14, 3978),
-    "adapters/htcondor/overlay": (10, 2738),
+    "adapters/htcondor/overlay": (10, 2797),
     "adapters/htcondor/site": (8, 2480),
 }
 """Most Python files and most lines by package, comments and blank lines included."""

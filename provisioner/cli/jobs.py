@@ -373,9 +373,9 @@ def _job_document(reader: Reader, text: str) -> out.Document:
             "say the whole id (schedd#cluster.process), or explain the class",
         )
     if found:
-        return class_document(reader, views, found[0], f"job {shown}")
+        return class_document(reader, views, found[0], f"job {shown}{_faults(reader, job)}")
     if (known := known_job(reader, views, classes, text.strip())) is not None:
-        return job_document(known)
+        return job_document(known._replace(said=known.said + _faults(reader, job)))
     lines = [
         f"job {shown} is unknown: at the newest look it was neither idle, running nor held, and it was not done in "
         "the last 7 days. It may be too new, removed, or in a queue that is not looked at"
@@ -385,6 +385,13 @@ def _job_document(reader: Reader, text: str) -> out.Document:
     if cut := [c.id for c in classes if "..." in c.job_ids or "\u2026" in c.job_ids]:
         lines.append(f"the lists of ids are shortened for classes {opt.named(cut)}: it may be in one of them")
     raise opt.VerbError(*lines)
+
+
+def _faults(reader: Reader, job: JobId) -> str:
+    """Return the failures of a job on shared GPUs in words; empty if there are none on record."""
+    found = [each for b in reader.breakers().values() for each in b.faults if holds_job(each.job_id, job)]
+    told = (f"{each.cause} in {each.drone_id} at {formatting.iso(each.at)}" for each in found[-3:])
+    return f" ({'; '.join(formatting.sanitize(each, 300) for each in told)})" if found else ""
 
 
 def _class_document(reader: Reader, class_id: str) -> out.Document:

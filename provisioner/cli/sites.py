@@ -388,26 +388,30 @@ def reset_site(
     type_: Annotated[str | None, opt.option("NAME", "Only this drone type of it.", "--type")] = None,
     reason: opt.EventReason = "",
 ) -> None:
-    """Use a banned site or drone type again, now: after a repair.
+    """Use a banned site or drone type again, now: after a repair. With `user:NAME`, forget the faults of a user.
 
     It is recorded now and carried out at the controller's next tick. What still fails is banned again, for the shortest
-    time first.
+    time first. Faults of a user are those of their jobs on shared GPUs.
 
     \b
     Examples:
       provisioner sites reset topas && provisioner events --follow
+      provisioner sites reset user:ann
     """
     reader = opt.open_record(where)
-    opt.require_known_sites(reader, [name])
+    if not name.startswith(model.USER_SCOPE):
+        opt.require_known_sites(reader, [name])
     scope, views = name, reader.views()
     if type_ is not None:
         scope = f"{name}/{type_.removeprefix(f'{name}/')}"
         known = sorted(str(t.key) for t in views.types) if views else [scope]
         if scope not in known:  # a misspelling would reset nothing
             raise opt.unknown("drone type", scope, known)
-    troubled = [s for s, b in reader.breakers().items() if b.failures and model.is_within_scope(s, scope)]
+    failing = (s for s, b in reader.breakers().items() if b.failures or b.faults)
+    troubled = [s for s in failing if model.is_within_scope(s, scope)]
     if not troubled:
         out.note(f"{scope} is not banned: nothing was asked for")
         return
-    what = f"use {', '.join(troubled)} again"
+    of_user = name.startswith(model.USER_SCOPE)
+    what = f"forget the faults of {name}" if of_user else f"use {', '.join(troubled)} again"
     record_request(reader, model.RequestKind.RESET, [model.DroneId(scope)], reason, what)

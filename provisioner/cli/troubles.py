@@ -229,6 +229,9 @@ def _breakers_not_active(facts: TroubleContext) -> Iterator[OperatorTrouble]:
         if breaker.class_id:  # the type is open to all other jobs
             text_ = f"no drone of {breaker.scope.partition('#')[0]} is started for it{until}{message}"
             yield _note("class-backs-off", f"class:{breaker.class_id}", text_)
+        elif breaker.user:
+            text_ = f"exclusive GPUs only{until}{message}" if banned else f"failures on shared GPUs{message}"
+            yield _note("shared-gpu-faults", f"user:{breaker.user}", text_)
         elif breaker.node:
             site, _, node = breaker.scope.partition("@")
             state = f"node {formatting.sanitize(node, 80)} {f'avoided{until}' if until else 'watched'}"

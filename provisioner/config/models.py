@@ -148,6 +148,11 @@ class PolicySection(ConfigSection):
     its GPUs for long before its first job (a cloud that boots for minutes); 0: at once."""
     carbon: float | None = Field(None, ge=0, le=10_000, examples=[380])
     """Grams of CO2 per kWh of electricity, for the CO2 of jobs on types with `power`."""
+    fault_limit: int = Field(_POLICY_DEFAULTS.fault_limit, ge=1, le=20, examples=[2])
+    """A user of whom so many jobs faulted on GPUs shared by MPS or time-slicing, or were held for more VRAM than their
+    share, gets exclusive GPUs only."""
+    fault_window: PositiveDuration = Field(_POLICY_DEFAULTS.fault_window_s, examples=["7d"])
+    """Only faults of this last period count for `fault_limit`."""
 
     headroom: Annotated[tuple[HeadroomSection, ...], AfterValidator(_names_differ)] = Field(
         (), examples=[[{"name": "day-shift", "count": 2, "hours": [7, 17]}]]

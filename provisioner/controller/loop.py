@@ -54,6 +54,7 @@ SHUTDOWN_WAIT_S = 60.0
 """Longest wait for orders under way at the end. The next controller settles those without a result."""
 ACTIVE_FOR_S = 300.0
 """A drone that stays in one state for longer does not shorten the pause between ticks."""
+FAULT_EVENTS = {model.Blame.JOB: "job.faulted", model.Blame.COLLATERAL: "job.collateral"}
 CHANGING = {
     *(DroneState.REQUESTED, DroneState.SUBMITTED, DroneState.BOOTING, DroneState.JOINED),
     *(DroneState.DRAINING, DroneState.STOPPING),
@@ -247,6 +248,7 @@ class Controller:
         for site in self._orders.values():  # its last orders are still under way: what it shows now is half the truth
             if site in readings:
                 readings[site] = replace(readings[site], busy=True)
+        overlay = self._polled_overlay()
         return Snapshot(
             now=self.clock.now(),
             tick=self.store.tick + 1,
@@ -254,12 +256,12 @@ class Controller:
             next_serial=next_serial,
             policy=self.policy,
             types=tuple(self.types),
-            overlay=self._polled_overlay(),
+            overlay=overlay,
             sites=readings,
             drones=dict(self.store.drones),
             breakers=dict(self.store.breakers),
             requests=await _read("requests.read_failed", self.store.requests(), ()),
-            ended=await self._ended(readings.values()),
+            ended=await self._ended(readings.values(), overlay.view),
             gpu_wanted_at=self._gpu_wanted(),
             patience=dict(self.store.committed.patience),
             estimates=self.estimation.estimates,
@@ -277,6 +279,11 @@ class Controller:
             if isinstance(drain.reason, reasons.BlackHoleDrone):
                 why = formatting.describe(drain.reason)
                 await self.event("drone.black_hole", warn=True, drone=drain.drone.id, why=why)
+        for breaker in plan.breakers:
+            known = before[breaker.scope].faults if breaker.scope in before else ()
+            for fault in (each for each in breaker.faults if each not in known and each.blame in FAULT_EVENTS):
+                name, job, drone = FAULT_EVENTS[fault.blame], fault.job_id, fault.drone_id
+                await self.event(name, job=job, drone=drone, user=fault.owner, why=formatting.excerpt(fault.cause))
         return True
 
     async def _report_breaches(self, found: SafePlan) -> None:
@@ -348,11 +355,14 @@ class Controller:
             await self.event("store.outdated", warn=True, newest_serial=newest, next_serial=known, advice=advice)
         return newest + 1 + SERIAL_MARGIN
 
-    async def _ended(self, readings: Iterable[model.PolledSite]) -> Mapping[DroneId, DroneState]:
-        """Return the final states on record of drones that a site still lists: the reason to stop them."""
+    async def _ended(
+        self, readings: Iterable[model.PolledSite], view: OverlayView | None
+    ) -> Mapping[DroneId, DroneState]:
+        """Return the final states on record of drones that a site still lists, or in which jobs failed lately."""
         known, ended = self.store.drones, model.RemoteState.ENDED
         listed = (each for r in readings if r.view is not None for each in r.view.drones.items())
         strays = [drone_id for drone_id, drone in listed if drone_id not in known and drone.state is not ended]
+        strays += {each.drone_id for each in view.mishaps if each.drone_id not in known} if view else ()
         return await _read("store.read_failed", self.store.ended(strays), {}) if strays else {}
 
     async def _record_console_output(self) -> None:
@@ -380,7 +390,7 @@ class Controller:
             if request.kind is not model.RequestKind.RESET:
                 continue
             known, now = self.store.breakers, self.clock.now()
-            failing = [scope for scope, breaker in known.items() if breaker.failures]
+            failing = [scope for scope, breaker in known.items() if breaker.failures or breaker.faults]
             scopes = [s for s in failing if any(model.is_within_scope(s, each) for each in request.drone_ids)]
             lifted = [Breaker(s, since=now, blind_until=known[s].blind_until) for s in scopes]
             if not lifted:

@@ -230,6 +230,8 @@ class Placement:
         if not self.context.idle_gpus.get(job.id, compatible).kinds:
             self.refuse(job, job.waiting + job.fresh, self._never(job, compatible))
             return
+        if job.waiting and (alone := self.context.exclusive.why.get(job.id)) is not None:
+            self.refuse(job, job.waiting, alone)
         entitled, over = self.shares.entitled(job)
         if over is not None:
             self.refuse(job, job.waiting - entitled, over)
@@ -375,6 +377,8 @@ class Placement:
     def _never(self, job: JobClass, compatible: CompatibleTypes) -> Reason:
         if job.invalid:
             return reasons.BadRequest(job.invalid)
+        if (alone := self.context.exclusive.why.get(job.id)) is not None:
+            return alone
         unmatched = self.context.class_backoffs.why(job.id)
         found = compatible.nearest or nearest(job, self.context.snapshot.types)
         if unmatched is not None or found is None:

@@ -21,7 +21,7 @@ from adapters.htcondor.overlay.history import HistoryPoller
 from adapters.htcondor.overlay.pool import PolledPool
 from adapters.htcondor.overlay.schedds import asked
 from adapters.htcondor.overlay.settings import HTCondorConfig
-from adapters.htcondor.overlay.work import ClaimWitnesses
+from adapters.htcondor.overlay.work import ClaimWitnesses, confirmed_faults
 from adapters.htcondor.tokens import ClientDirectory, InvalidTokenError, TokenSigner, explain_token, read_token
 from adapters.shared.commands.local import LocalRunner
 from adapters.shared.printing import printable
@@ -125,16 +125,17 @@ class HTCondorOverlay:
             raise await asyncio.to_thread(explained, answer, self._config)
         if isinstance(answer, AdapterError):
             raise answer
-        view, users, self._silent = answer
+        view, users, self._silent, faults, ran = answer
         self._witnesses.note(users, time.time())
         history, there = pending.result(), {slot.drone_id for slot in view.slots}
+        confirmed = confirmed_faults(faults, ran, history.completions)
         await connection.drainer.forget(there)
         self._count_readers(there)
         self._view = replace(
             view,
             completions=history.completions,
             notices=(*view.notices, *history.notices),
-            mishaps=self._witnesses.believed((*view.mishaps, *history.failures), time.time()),
+            mishaps=self._witnesses.believed((*view.mishaps, *history.failures, *confirmed), time.time()),
         )
         return self._view
 
