@@ -12,25 +12,25 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BUDGETS = {
-    "provisioner/*.py": (12, 2957),
+    "provisioner/*.py": (13, 3276),
     "adapters/*.py": (1, 1),
     "adapters/htcondor/*.py": (4, 617),
-    "tests": (266, 39831),
+    "tests": (270, 40373),
     "provisioner/adapter_tests": (3, 755),
-    "provisioner/cli": (16, 5105),
-    "provisioner/config": (7, 2034),
-    "provisioner/controller": (7, 1913),
+    "provisioner/cli": (17, 5305),
+    "provisioner/config": (7, 2052),
+    "provisioner/controller": (8, 1993),
     "provisioner/drone": (1, 49),
     "provisioner/migrate": (8, 1529),
     "provisioner/planner": (16, 4487),
-    "provisioner/simulator": (14, 3941),
-    "provisioner/store": (6, 1620),
+    "provisioner/simulator": (14, 3945),
+    "provisioner/store": (6, 1655),
     "adapters/embedded": (4, 1078),
     "adapters/local": (5, 899),
     "adapters/openstack": (11, 2781),
     "adapters/shared": (11, 1080),
     "adapters/slurm": (14, 3978),
-    "adapters/htcondor/overlay": (10, 2694),
+    "adapters/htcondor/overlay": (11, 2793),
     "adapters/htcondor/site": (8, 2477),
 }
 """Most Python files and most lines by package, comments and blank lines included."""
