@@ -15,7 +15,7 @@ BUDGETS = {
     "provisioner/*.py": (13, 3276),
     "adapters/*.py": (1, 1),
     "adapters/htcondor/*.py": (4, 617),
-    "tests": (270, 40373),
+    "tests": (270, 40401),
     "provisioner/adapter_tests": (3, 755),
     "provisioner/cli": (17, 5305),
     "provisioner/config": (7, 2052),
@@ -30,7 +30,7 @@ BUDGETS = {
     "adapters/openstack": (11, 2781),
     "adapters/shared": (11, 1080),
     "adapters/slurm": (14, 3978),
-    "adapters/htcondor/overlay": (11, 2793),
+    "adapters/htcondor/overlay": (11, 2796),
     "adapters/htcondor/site": (8, 2477),
 }
 """Most Python files and most lines by package, comments and blank lines included."""

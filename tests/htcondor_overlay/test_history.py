@@ -124,6 +124,10 @@ def test_a_run_that_was_evicted_held_or_removed_counts_as_unfinished() -> None:
     for status in ("3", "5"):
         stopped = told(JobStatus=status, LastJobStatus="2", EnteredCurrentStatus="1450")
         assert stopped is not None and stopped.unfinished and (stopped.ended_at, stopped.run_s) == (1450, 250)
+        forced = told(
+            JobStatus=status, LastJobStatus="2", RemoteHost='"slot1@kit-a-2@node8"', EnteredCurrentStatus="1450"
+        )
+        assert forced is not None and forced.drone_id == "kit-a-2"
         assert told(JobStatus=status, LastJobStatus="1", EnteredCurrentStatus="1450") is None, "it did not run"
 
 
@@ -131,6 +135,7 @@ def test_unfinished_runs_are_asked_for_where_they_were_in_our_drones() -> None:
     asked = constraint("true", "kit", 1499.7, gpus_only=True)
     held = {"JobStatus": "5", "LastJobStatus": "2"}
     assert holds(asked, **EVICTED) and holds(asked, **held)
+    assert holds(asked, **held, LastRemoteHost="undefined", RemoteHost='"slot1@kit-a-2@node8"'), "removed by force"
     for other in (
         {**EVICTED, "LastRemoteHost": '"slot1_1@other-a-1@node7"'},
         {**EVICTED, "LastVacateTime": "1400"},

@@ -30,7 +30,7 @@ _LATE_S = 300.0  # a job may enter the history so long after its end
 HISTORY_PROJECTION = attribute_names(
     """
     ClusterId ProcId CompletionDate QDate JobCurrentStartDate JobCurrentStartExecutingDate LastRemoteHost Owner
-    RequestGPUs GpuMilli RequestCpus RequestMemory RequestDisk RequireGPUs Requirements GPUsMinMemory
+    RemoteHost RequestGPUs GpuMilli RequestCpus RequestMemory RequestDisk RequireGPUs Requirements GPUsMinMemory
     GPUsMinCapability GPUsMaxCapability GPUsMinRuntime AllowedJobDuration AllowedExecuteDuration MaxWallTimeMins
     JobStatus LastJobStatus EnteredCurrentStatus LastVacateTime JobLastStartDate LastHoldReasonCode
     GPUsAverageUsage GPUsMemoryUsage GPUsEnergyUsage
@@ -129,7 +129,8 @@ def constraint(operators: str, controller: str, since: float, gpus_only: bool) -
     stopped = f"member(JobStatus, {{{REMOVED},{HELD}}}) && member(LastJobStatus, {{2,6,7}})"
     stopped += f" && EnteredCurrentStatus >= {int(since)}"
     left = f"(LastVacateTime ?: 0) >= {int(since)} && member(JobStatus, {{1,2,6,7}})"
-    ours = f"regexp({classad2.quote(f'@{controller}-')}, LastRemoteHost)"
+    name = classad2.quote(f"@{controller}-")
+    ours = f"(regexp({name}, LastRemoteHost) is true || regexp({name}, RemoteHost) is true)"
     return f"({done} || ({stopped} || {left}) && {ours}) && {_RUNS_IN_SLOTS}{gpus} && ({operators})"
 
 
@@ -149,6 +150,8 @@ def ended_run(
     if not ended or not 0 < began <= ended:
         return None
     of_this_run = status not in IN_SLOT
+    # a forced removal ends a run at once, and leaves the host where it was
+    host = "RemoteHost" if of_this_run and text(ad, "RemoteHost") else "LastRemoteHost"
     used, peak_mib, energy_j = (_measured(ad, name) if of_this_run else None for name in _MEASURED_USE)
     return CompletedJob(
         job_id=f"{printable(schedd, 120)}#{job_id(ad)}",
@@ -158,7 +161,7 @@ def ended_run(
         **request(ad)[0]._asdict(),
         owner=text(ad, "Owner", 80),
         group=text(ad, owner_attribute, 80),
-        drone_id=drone_named(ad, "LastRemoteHost", controller),
+        drone_id=drone_named(ad, host, controller),
         unfinished=status != classads.COMPLETED,
         splits=False,
         used_milli=None if used is None else round(min(used, work.MAX_DEVICES_PER_JOB) * WHOLE_GPU),

@@ -12,8 +12,8 @@ from provisioner.interfaces import AuthError
 from provisioner.model import WHOLE_GPU, JobClass
 
 _REFUSED = (
-    "it may not hold jobs of others: add the token's identity to QUEUE_SUPER_USERS, and with HTCondor 25 also to the"
-    " schedd's users (`condor_qusers -add`)"
+    "it may not hold jobs of others: add the token's identity to QUEUE_SUPER_USERS, and to the schedd's users: submit a"
+    " job as it once, or `condor_qusers -add` (HTCondor 25)"
 )
 
 
@@ -31,7 +31,7 @@ class JobHolder:
             with self._collector.errors.translated(f"schedd {name}"):
                 if not queue.schedd.query(wanted, projection=["ClusterId"], limit=1):
                     continue
-                result = queue.schedd.act(htcondor2.JobAction.Hold, wanted, reason=reason)
+                result = queue.schedd.act(htcondor2.JobAction.Hold, wanted, (reason, 0))  # 25.14 ignores a bare text
             held += int(result.get("TotalSuccess", 0))
             if result.get("TotalPermissionDenied", 0):
                 raise AuthError(f"schedd {name}: {_REFUSED}")
