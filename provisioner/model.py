@@ -230,7 +230,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class CompletedJob:
-    """A job that completed and left the queue, as reported by its queue."""
+    """A run of a job that ended, as reported by its queue: the job completed, or with ``unfinished`` it did not."""
 
     job_id: str
     ended_at: float
@@ -247,6 +247,15 @@ class CompletedJob:
     walltime_s: float = 0.0
     drone_id: DroneId | None = None
     """The drone that it ran in; None if it was no drone, or unknown."""
+    unfinished: bool = False
+    """The run ended before the job was done: it was evicted, held or removed."""
+    splits: bool = True
+    """As of its class."""
+    used_milli: int | None = None
+    """Mean use of GPUs during the run, in thousandths of one GPU; None: not measured, as in the next two."""
+    peak_vram_mib: int | None = None
+    """Largest use of memory per GPU."""
+    energy_j: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -769,6 +778,25 @@ class Headroom:
     to_h: int = 24
 
 
+class LowUseAction(StrEnum):
+    """Actions on job classes that use little of their GPUs."""
+
+    NONE = "none"
+    WARN = "warn"
+    HOLD = "hold"
+    """The overlay holds their idle jobs."""
+
+
+@dataclass(frozen=True, slots=True)
+class LowUsePolicy:
+    """Policy for job classes that use little of their GPUs; ``config/models.py`` explains its settings."""
+
+    action: LowUseAction = LowUseAction.NONE
+    below: float = 0.15
+    jobs: int = 20
+    window_s: float = 7 * 86400.0
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """Policy for all sites together; ``config/models.py`` explains its settings."""
@@ -787,6 +815,7 @@ class Policy:
     idle_fixed: bool = False
     fault_limit: int = 2
     fault_window_s: float = 7 * 86400.0
+    low_use: LowUsePolicy = LowUsePolicy()
 
     def of_site(self, site: str) -> SitePolicy:
         return self.sites.get(site) or SitePolicy(site)

@@ -12,25 +12,25 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BUDGETS = {
-    "provisioner/*.py": (12, 3083),
+    "provisioner/*.py": (13, 3397),
     "adapters/*.py": (1, 1),
     "adapters/htcondor/*.py": (4, 617),
-    "tests": (280, 42778),
+    "tests": (284, 43348),
     "provisioner/adapter_tests": (3, 755),
-    "provisioner/cli": (16, 5139),
-    "provisioner/config": (7, 2067),
-    "provisioner/controller": (7, 1924),
+    "provisioner/cli": (17, 5327),
+    "provisioner/config": (7, 2085),
+    "provisioner/controller": (8, 2004),
     "provisioner/drone": (4, 1191),
     "provisioner/migrate": (8, 1529),
     "provisioner/planner": (17, 4691),
-    "provisioner/simulator": (14, 3990),
-    "provisioner/store": (6, 1620),
+    "provisioner/simulator": (14, 3994),
+    "provisioner/store": (6, 1655),
     "adapters/embedded": (4, 1096),
     "adapters/local": (5, 899),
     "adapters/openstack": (11, 2784),
     "adapters/shared": (11, 1086),
     "adapters/slurm": (14, 3978),
-    "adapters/htcondor/overlay": (10, 2797),
+    "adapters/htcondor/overlay": (11, 2899),
     "adapters/htcondor/site": (8, 2480),
 }
 """Most Python files and most lines by package, comments and blank lines included."""

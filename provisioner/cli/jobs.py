@@ -13,10 +13,12 @@ from provisioner import formatting
 from provisioner.cli import options as opt
 from provisioner.cli import output as out
 from provisioner.cli.drones import as_of, drone_document
+from provisioner.cli.usage import USE_COLUMN, RecordedUse
 from provisioner.model import Drone, DroneType, JobClass, Plan, UnmetRequirement
 from provisioner.reasons import BadRequest, HeadroomShort, JobsWaiting, NothingFits, Reason
 from provisioner.store import Views
 from provisioner.store.reader import Reader
+from provisioner.usage import class_name
 
 DEMAND_SCHEMA = "provisioner.demand/1"
 JOBS_SCHEMA = "provisioner.jobs/1"
@@ -108,6 +110,7 @@ CLASS_COLUMNS = (
     out.whole("running", "Running jobs.", "job.running", level=0, fact="running"),
     out.whole("held", "Held jobs.", "job.held", level=1, fact="held"),
     out.whole("drones", "Live drones that were started for it.", level=0, fact="drones started for it"),
+    USE_COLUMN,
     out.age_s("oldest_s", "Age of the oldest idle job, seconds; null: none.", "job.oldest_at", head="OLDEST"),
     out.words("needs", "What one job asks for, in words.", _needs, least=12, fact="needs"),
     out.words("why", "Why it waits, in words.", why_waiting, least=28),
@@ -126,6 +129,10 @@ CLASS_COLUMNS = (
     out.whole("priority", "Priority.", "job.priority"),
     out.text("job_ids", "Ids of the idle jobs as ranges.", "job.job_ids", level=1, least=12, fact="jobs"),
 )
+
+
+def columns_with_use(reader: Reader, views: Views | None) -> list[out.Column]:
+    return RecordedUse(reader, views).shown_in(CLASS_COLUMNS, "class", lambda row: class_name(row.job))
 
 
 @opt.shared
@@ -151,7 +158,8 @@ def demand(
         idle = formatting.count(sum(row.job.waiting + row.job.fresh for row in rows), "idle job")
         classes = formatting.count(len(rows), "class", "classes") + (" with waiting jobs" if waiting else "")
         scope = f"{classes}, {idle}, {as_of(reader, views)}"
-        return out.picked(out.Listing(DEMAND_SCHEMA, CLASS_COLUMNS, rows, lambda row: row.job.id, scope), query)
+        columns = columns_with_use(reader, views)
+        return out.picked(out.Listing(DEMAND_SCHEMA, columns, rows, lambda row: row.job.id, scope), query)
 
     out.present(query, listing)
 
@@ -293,7 +301,7 @@ def class_document(reader: Reader, views: Views, job: JobClass, title: str) -> o
     when = f"tick {plan.tick}, {out.ago(plan.at)} ago" if plan else "no plan is on record yet"
     return out.Document(
         "provisioner.class/1",
-        out.as_facts(CLASS_COLUMNS),
+        out.as_facts(columns_with_use(reader, views)),
         row,
         {
             "said": out.Listing("", REASON_COLUMNS, reasons, title=f"What the newest plan says ({when})"),

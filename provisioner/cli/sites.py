@@ -16,6 +16,7 @@ from provisioner.cli import options as opt
 from provisioner.cli import output as out
 from provisioner.cli.drones import as_of, record_request
 from provisioner.cli.plan import breaker_words
+from provisioner.cli.usage import USE_COLUMN, RecordedUse
 from provisioner.model import BreakerState
 from provisioner.store import Hazard, Views
 from provisioner.store.reader import Reader
@@ -204,6 +205,7 @@ SITE_COLUMNS = (
     out.whole("max_drones", "Limit on drones.", "policy.max_drones", null=True, head="MAX", fact="of at most"),
     out.gpus("gpu_milli", f"{_MILLI} in live drones.", head="GPUS", fact="gpus"),
     out.whole("max_gpu_milli", f"Limit on {_MILLI.lower()}; null: none.", "policy.max_gpu_milli", null=True),
+    USE_COLUMN,
     out.data("states", "Live drones by state.", show=_state_words, fact="states", least=12, wrap=True),
     out.data("free", "Free places.", "view.free", null=True, level=0, least=8, show=_free_words, fact="free"),
     out.words("owner", "The owner's jobs.", lambda s: owner_words(s.view), least=12, spare=1, fact="the owner"),
@@ -293,11 +295,17 @@ def shown_site(reader: Reader, name: str) -> out.Document:
     quiet_s = snapshot.now - snapshot.gpu_wanted_at if snapshot else 0.0
     hazards = [h for h in reader.hazards(out.now() - WEEK_S, out.now()) if h.scope.partition("/")[0] == name]
     ours = [drone for drone in live if drone.site == name]
-    return site_document(found, ours, hazards, quiet_s, f"{name} {as_of(reader, views)}")
+    columns = RecordedUse(reader, views).shown_in(SITE_COLUMNS, "site", lambda row: row.name)
+    return site_document(found, ours, hazards, quiet_s, f"{name} {as_of(reader, views)}", columns)
 
 
 def site_document(
-    row: SiteRow, live: Sequence[model.Drone], hazards: Sequence[Hazard], quiet_s: float, scope: str
+    row: SiteRow,
+    live: Sequence[model.Drone],
+    hazards: Sequence[Hazard],
+    quiet_s: float,
+    scope: str,
+    columns: Sequence[out.Column] = SITE_COLUMNS,
 ) -> out.Document:
     """Return a site as a document. ``quiet_s``: time without a waiting GPU job."""
     nodes, claims = node_rows(row, live, quiet_s), row.view.claims if row.view else ()
@@ -308,7 +316,7 @@ def site_document(
     )
     return out.Document(
         "provisioner.site/1",
-        out.as_facts(SITE_COLUMNS),
+        out.as_facts(columns),
         row,
         {
             "nodes": node_list,
@@ -359,7 +367,8 @@ def sites(ctx: typer.Context, query: opt.ListQuery) -> None:
         views = reader.views()
         rows = site_rows(reader, views, reader.drones())
         scope = f"{formatting.count(len(rows), 'site')}, {as_of(reader, views)}"
-        return out.picked(out.Listing(SITES_SCHEMA, SITE_COLUMNS, rows, lambda row: row.name, scope), query)
+        columns = RecordedUse(reader, views).shown_in(SITE_COLUMNS, "site", lambda row: row.name)
+        return out.picked(out.Listing(SITES_SCHEMA, columns, rows, lambda row: row.name, scope), query)
 
     out.present(query, listing)
 

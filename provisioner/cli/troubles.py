@@ -20,6 +20,7 @@ from provisioner.formatting import Category
 from provisioner.model import Breaker, BreakerState, Drone, Fault, FaultKind, JobClass, Plan, PolledOverlay, PolledSite
 from provisioner.reasons import AllVanished, Reason, TooManyUnhealthy
 from provisioner.store import Event, Holder, Views
+from provisioner.usage import MeasuredUse, describe_use
 
 NEGOTIATION_TIMEOUT_S = 300.0
 """HTCondor negotiates once a minute by default. Jobs that waited for five without a cycle wait for a person."""
@@ -67,7 +68,8 @@ class OperatorTrouble(NamedTuple):
     severity: Severity
     kind: str
     subject: str
-    """``overlay``, ``site:<name>``, ``type:<site/name>``, ``class:<id>``, ``drone:<id>`` or ``controller``."""
+    """``overlay``, ``site:<name>``, ``type:<site/name>``, ``class:<id>``, ``drone:<id>``, ``jobs:<user and size>`` or
+    ``controller``."""
     text: str
 
 
@@ -83,6 +85,8 @@ class TroubleContext(NamedTuple):
     live: Sequence[Drone] = ()
     free_bytes: int | None = None
     """On the store's disk; None: not known."""
+    underused: Sequence[MeasuredUse] = ()
+    """Job classes that ``policy.low_use`` is about."""
 
 
 TroubleRule = Callable[[TroubleContext], Iterator[OperatorTrouble]]
@@ -99,7 +103,9 @@ _SEVERITY = "critical: nothing is done; warning: something is not; note: no faul
 TROUBLE_COLUMNS = (
     out.text("severity", _SEVERITY, level=0, choices=tuple(Severity), tint={"critical": "red", "warning": "yellow"}),
     out.text("kind", "Stable name of the kind of trouble."),
-    out.ident("subject", "overlay, controller, site:NAME, type:SITE/NAME, class:ID or drone:ID.", least=12),
+    out.ident(
+        "subject", "overlay, controller, site:NAME, type:SITE/NAME, class:ID, drone:ID or jobs:USER/SIZE.", least=12
+    ),
     out.words("text", "What is wrong, and what to do.", head="TROUBLE", least=30),
 )
 
@@ -301,6 +307,12 @@ def _refusals(facts: TroubleContext) -> Iterator[OperatorTrouble]:
         yield _note("hopeless", subject, f"classes that can never start: {named(never)}. See `provisioner demand`")
 
 
+def _low_use(facts: TroubleContext) -> Iterator[OperatorTrouble]:
+    for use in facts.underused[:MAX_NOTICES]:
+        text_ = f"{describe_use(use)}. See `provisioner usage`"
+        yield _note("low-use", f"jobs:{formatting.sanitize(use.name, 80)}", text_)
+
+
 TROUBLE_RULES: Sequence[TroubleRule] = (
     _controller,
     _negotiator_silent,
@@ -308,6 +320,7 @@ TROUBLE_RULES: Sequence[TroubleRule] = (
     _events,
     _drones,
     _refusals,
+    _low_use,
     _views,
 )
 

@@ -21,7 +21,7 @@ from provisioner.config.units import Secret, SecretUnreadableError, format_durat
 from provisioner.formatting import gpus
 from provisioner.interfaces import OverlayFactory, SiteFactory
 from provisioner.loader import AdapterBrokenError, AdapterUnknownError, overlay_adapter, site_adapter
-from provisioner.model import WHOLE_GPU, DroneType, Headroom, Policy, Reserve, SitePolicy
+from provisioner.model import WHOLE_GPU, DroneType, Headroom, LowUsePolicy, Policy, Reserve, SitePolicy
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -137,7 +137,8 @@ class _ConfigReader:
             return None
         configs = tuple(map(_site_config, sites))
         headroom = tuple(map(_headroom, model.policy.headroom))
-        more = {"sites": {site.name: site.policy for site in configs}, "headroom": headroom}
+        more: dict[str, Any] = {"sites": {site.name: site.policy for site in configs}, "headroom": headroom}
+        more["low_use"] = LowUsePolicy(**_by_field(LowUsePolicy, model.policy.low_use))
         return Settings(
             path=path.absolute(),
             controller=model.controller,

@@ -23,10 +23,11 @@ from provisioner.config.units import (
     Size,
     format_duration,
 )
-from provisioner.model import NVIDIA, WHOLE_GPU, Policy, Reserve, ReserveWhen, Sharing, SitePolicy
+from provisioner.model import NVIDIA, WHOLE_GPU, LowUseAction, Policy, Reserve, ReserveWhen, Sharing, SitePolicy
 from provisioner.sharing import MOST_SHARES, MOST_SLICES
 
 _POLICY_DEFAULTS = Policy()
+_LOW_USE_DEFAULTS = _POLICY_DEFAULTS.low_use
 _SITE_DEFAULTS = SitePolicy(site="")
 _MAX_CONTROLLER_NAME = 32
 """Most characters: a drone's id begins with the name and is a DNS label of at most 63."""
@@ -116,6 +117,20 @@ def _names_differ(entries: tuple[HeadroomSection, ...]) -> tuple[HeadroomSection
     return entries
 
 
+class LowUseSection(ConfigSection):
+    """Job classes (the jobs of a user with one size) that use little of their GPUs."""
+
+    action: LowUseAction = Field(_LOW_USE_DEFAULTS.action, examples=["warn"])
+    """`warn`: an event, and a note in `status`; `hold`: also, the pool holds their idle jobs, with figures and a remedy
+    as the reason. `none`: neither."""
+    below: float = Field(_LOW_USE_DEFAULTS.below, gt=0, le=1, examples=[0.15])
+    """Low use is a mean use of less than this part of the GPUs that the jobs held."""
+    jobs: int = Field(_LOW_USE_DEFAULTS.jobs, ge=1, le=1_000_000, examples=[20])
+    """Fewest measured jobs of a class."""
+    window: PositiveDuration = Field(_LOW_USE_DEFAULTS.window_s, examples=["7d"])
+    """Only jobs that ended within this time count; at most `store.keep`."""
+
+
 class PolicySection(ConfigSection):
     """The policy for all sites together."""
 
@@ -158,6 +173,8 @@ class PolicySection(ConfigSection):
         (), examples=[[{"name": "day-shift", "count": 2, "hours": [7, 17]}]]
     )
     """Free room kept for jobs that have not been submitted yet."""
+    low_use: LowUseSection = Field(default_factory=LowUseSection, examples=[{"action": "warn", "below": 0.15}])
+    """Job classes that use little of their GPUs."""
 
     @model_validator(mode="after")
     def _times_agree(self) -> Self:

@@ -231,8 +231,9 @@ class EstimateCollector:
         return self.sites.setdefault(name, SiteHistory())
 
     def _note_runs(self, completions: tuple[CompletedJob, ...], now: float) -> None:
-        told = frozenset((each.job_id, each.ended_at) for each in completions)
-        new = [each for each in completions if (each.job_id, each.ended_at) not in self._seen and each.run_s > 0]
+        done = [each for each in completions if not each.unfinished]
+        told = frozenset((each.job_id, each.ended_at) for each in done)
+        new = [each for each in done if (each.job_id, each.ended_at) not in self._seen and each.run_s > 0]
         for each in new:
             run_s = max(SHORTEST_RUN_S, round(each.run_s, 1))
             for key in dict.fromkeys(est.run_keys(each.owner, each.gpu_milli, each.cpus, each.memory_mib)):

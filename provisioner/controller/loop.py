@@ -15,6 +15,7 @@ from provisioner.controller import actuation
 from provisioner.controller.actuation import DeadSlots
 from provisioner.controller.clock import Clock
 from provisioner.controller.estimation import EstimateCollector, EstimateRecorder
+from provisioner.controller.low_use import LowUseWatch
 from provisioner.controller.polling import TICK_WAIT_S, Poller, PollTarget
 from provisioner.interfaces import Overlay, Site, SupportsConsoleOutput
 from provisioner.model import Breaker, BreakerState, DroneId, DroneState, OverlayView, Plan, Snapshot, StateChange
@@ -138,6 +139,7 @@ class Controller:
     _completed_jobs: frozenset[model.CompletedJob] = frozenset()
     """The jobs of the newest poll that are on record: an overlay reports each in many polls."""
     _recorder: EstimateRecorder = field(init=False)
+    _low_use: LowUseWatch = field(init=False)
     _dead_slots: DeadSlots = field(init=False)
     _consoles: Mapping[str, SupportsConsoleOutput] = field(default_factory=dict)
     """The sites that report the last output of drones: to check a protocol takes too long for every tick."""
@@ -145,6 +147,7 @@ class Controller:
     def __post_init__(self) -> None:
         self._dead_slots = DeadSlots(self.overlay, self.clock)
         self._recorder = EstimateRecorder(self.estimation, self.store, self.clock, self.event)
+        self._low_use = LowUseWatch(self.overlay, self.store, self.clock, self.event)
         overlay = PollTarget(OVERLAY_SCOPE, lambda: self.overlay.poll(self.types), 0.0)
         self._poller = Poller(self._group, self.clock, overlay)
 
@@ -514,6 +517,7 @@ class Controller:
             self._pruned_at = now
             self._prunes = await _read("store.prune_failed", self.store.prune(now), False)
         await self._recorder.turn()
+        await self._low_use.turn(self.policy.low_use, self.types, self._poller.overlay.view)
 
     async def event(self, name: str, *, warn: bool = False, **fields: str | int | float) -> None:
         """Log and record an event that is no transition of a drone, as a warning with ``warn``."""

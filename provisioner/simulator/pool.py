@@ -512,6 +512,19 @@ class SimulatedOverlay:
         lost_s = None if done else ran_s - run.kept_s(until_s)
         self._metrics.attempt(kind, slot.milli_of(queued.wants), ran_s, lost_s, busy_s=slot.end(run))
         jobs.running -= 1
+        gpu_s = max(model.WHOLE_GPU, queued.wants.gpu_milli) * queued.wants.load.duty * run.worked(until_s)
+        ended = model.CompletedJob(
+            job_id=f"{queued.serial}.0",
+            ended_at=start_epoch() + until_s,
+            submitted_at=start_epoch() + queued.job.submit_s,
+            run_s=ran_s,
+            drone_id=slot.drone.id,
+            unfinished=not done,
+            used_milli=round(gpu_s / ran_s) if kind.gpu_milli and ran_s > 0 else None,
+            peak_vram_mib=queued.wants.vram_mib or None,
+            **queued.wants.completed_fields,
+        )
+        self._completions.append((now(), ended))
         if not done:
             queued.saved_s += saved_s
             self._queue.add(queued, now_s())
@@ -521,15 +534,6 @@ class SimulatedOverlay:
         wait_s = queued.done_s - queued.job.duration_s - queued.job.submit_s
         self._metrics.waits_s.append(wait_s)
         self._metrics.waits_by_class[queued.wants.label].append(wait_s)
-        completed = model.CompletedJob(
-            job_id=f"{queued.serial}.0",
-            ended_at=now(),
-            submitted_at=start_epoch() + queued.job.submit_s,
-            run_s=ran_s,
-            drone_id=slot.drone.id,
-            **queued.wants.completed_fields,
-        )
-        self._completions.append((now(), completed))
         return jobs
 
     def _cut_short(self, slot: SimulatedSlot, runs: Sequence[SimulatedAttempt] = ()) -> None:

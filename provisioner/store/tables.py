@@ -18,6 +18,7 @@ from provisioner import model, reasons
 from provisioner.estimates import Estimates, EstimateSamples
 from provisioner.model import DrainMode, DroneId, DroneState, PolledSite, Snapshot
 from provisioner.store import EstimateReset, EstimatesUnreadableError, Event, Transition, Views, patience_of, serial_of
+from provisioner.usage import EndedRun, GpuDrone
 
 T = TypeVar("T")
 
@@ -98,7 +99,7 @@ class Table(Generic[T]):
 
 DRONES = Table("drones", model.Drone, {"state": DroneState, "leaving": _state, "drain_mode": DrainMode})
 TRANSITIONS = Table("transitions", Transition, {"was": _state, "state": DroneState, "reason": _reason_of})
-COMPLETED_JOBS = Table("completed_jobs", model.CompletedJob, {})
+COMPLETED_JOBS = Table("completed_jobs", model.CompletedJob, {"unfinished": bool, "splits": bool})
 EVENTS = Table("events", Event, {"fields": json.loads})
 ESTIMATE_RESETS = Table("estimate_resets", EstimateReset, {})
 REQUESTS = Table(
@@ -110,6 +111,23 @@ REQUESTS = Table(
         "mode": DrainMode,
     },
 )
+
+
+def read_gpu_drones(sql: sqlite3.Connection, since: float) -> list[GpuDrone]:
+    """Return the GPU drones that have run, and did at ``since`` or later."""
+    began = "coalesce(nullif(started_at, 0), joined_at)"  # as DroneLifetime.began
+    columns = f"SELECT id, type, gpu_milli, {began}, ended_at FROM drones WHERE gpu_milli > 0 AND {began} > 0"
+    # two ranges of one index
+    query = f"{columns} AND live = 1 UNION ALL {columns} AND live = 0 AND ended_at >= ?"
+    return [*map(GpuDrone._make, sql.execute(query, (since,)))]
+
+
+def read_ended_runs(sql: sqlite3.Connection, since: float) -> list[EndedRun]:
+    """Return the runs of jobs that ended at ``since`` or later in GPU drones on record."""
+    columns = ", ".join("d.type" if name == "type" else f"j.{name}" for name in EndedRun._fields)
+    rest = "WHERE j.ended_at >= ? AND d.gpu_milli > 0"
+    query = f"SELECT {columns} FROM completed_jobs j JOIN drones d ON d.id = j.drone_id {rest}"
+    return [*map(EndedRun._make, sql.execute(query, (since,)))]
 
 
 def drone_row(drone: model.Drone) -> dict[str, object]:

@@ -128,6 +128,7 @@ def test_what_is_free_of_a_pool_of_vram(left_mib: str, free_milli: int) -> None:
     pool = {"GPUs": "8", "TotalSlotGPUs": "8", "DroneShares": "8", "TotalSlotGPUMem": "40000", "GPUMem": left_mib}
     assert only(**pool).free_gpu_milli == free_milli
 
+
 @pytest.mark.parametrize(("shares", "left", "free_milli"), [(1, 5, 5000), (2, 10, 5000), (4, 28, 7000), (4, 0, 0)])
 def test_gpus_that_are_offline_are_not_free(shares: int, left: int, free_milli: int) -> None:
     """HTCondor leaves an offline GPU in TotalSlotGPUs, and takes it out of GPUs and TotalGPUs."""

@@ -183,6 +183,15 @@ class HTCondorOverlay:
             directory.close()
         return [OrderResult(drone_id, model.OrderOutcome.OK) for drone_id in ended_at]
 
+    async def hold(self, jobs: model.JobClass, reason: str) -> int:
+        """Hold the idle jobs of a class, in a process of its own: the bindings block."""
+        env = self._connected().directory.env
+        child = WorkerProcess("adapters.htcondor.overlay.hold:JobHolder", self._config, env=env)
+        try:
+            return int(await child.call("hold", jobs, reason, deadline_s=self._config.deadline))
+        finally:
+            await child.close()
+
     async def bootstrap(self, order: model.StartOrder) -> model.Bootstrap:
         """Return the drone script, its token as file ``token``, and the operator's lines as ``extra.conf``."""
         config, walltime_s = self._config, order.type.walltime_s

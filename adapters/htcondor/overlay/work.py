@@ -35,7 +35,7 @@ NOTHING_ASKED = JobRequest()
 _DRONE_SLOT = re.compile(r"[^@]*@([^@]+)@.*", re.DOTALL)  # ``slot1_1@<drone id>@<host>``
 _MAX_SLOT_NAME = 300
 _MAX_JOB_IDS = 100
-_MAX_DEVICES_PER_JOB = 4096  # GPUs or CPUs of one job: no node has more, and sums stay sensible
+MAX_DEVICES_PER_JOB = 4096  # GPUs or CPUs of one job: no node has more, and sums stay sensible
 
 
 def constraint(controller: str, since: float) -> str:
@@ -144,7 +144,7 @@ def _failure(ad: Ad, controller: str, to_our_clock: Callable[[float], float]) ->
         cause = f"held with code {code}" + (f", error {subcode}" if subcode else "")
     elif status == HELD and code in RESOURCE_HOLD_CODES and subcode == VRAM_HOLD_SUBCODE:
         cause, blame = f"held for its VRAM: {text(ad, 'HoldReason', 200)}", Blame.JOB
-    elif status == IDLE and (began := _last_run(ad)):
+    elif status == IDLE and (began := last_run(ad)):
         at = moment(ad, "LastVacateTime")
         ran_s = at - began[0]
         preempted = gpu_optional(ad)  # by a job that needs the GPU, as it may be
@@ -166,7 +166,7 @@ def drone_named(ad: Ad, name: str, controller: str) -> DroneId | None:
 def _milli(ad: Ad, device_milli: int | None) -> int:
     """Return the GPUs that a job holds (or CPUs), in thousandths; what it asked for if its drone is not known."""
     gpus, cpus = (
-        min(whole(ad, f"{name}Provisioned") or whole(ad, f"Request{name}"), _MAX_DEVICES_PER_JOB)
+        min(whole(ad, f"{name}Provisioned") or whole(ad, f"Request{name}"), MAX_DEVICES_PER_JOB)
         for name in ("GPUs", "Cpus")
     )
     if not gpus:
@@ -198,7 +198,7 @@ def _eviction(
     ad: Ad, controller: str, to_our_clock: Callable[[float], float], device_milli: Mapping[DroneId, int]
 ) -> Eviction | None:
     """Return the end of a job's last run, if that was in a drone of ours and not requested by the job or its owner."""
-    left, drone_id, began = moment(ad, "LastVacateTime"), drone_named(ad, "LastRemoteHost", controller), _last_run(ad)
+    left, drone_id, began = moment(ad, "LastVacateTime"), drone_named(ad, "LastRemoteHost", controller), last_run(ad)
     if not left or drone_id is None or began is None:
         return None
     (start, executing), end, saved = began, left, _saved(ad)
@@ -211,7 +211,7 @@ def _eviction(
     return Eviction(drone_id, job_id(ad), to_our_clock(left), _milli(ad, device_milli.get(drone_id)), lost_s)
 
 
-def _last_run(ad: Ad) -> tuple[float, float] | None:
+def last_run(ad: Ad) -> tuple[float, float] | None:
     """Return when the run that an eviction ended was given its slot, and when it began to execute (0: never).
 
     None if what ended was no eviction: removed and held jobs are left alone, as are released ones.
