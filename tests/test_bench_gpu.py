@@ -103,6 +103,7 @@ def test_a_step_says_why_it_is_skipped_and_a_counter_that_is_missing_is_left_out
     assert done.returncode == 0, done.stderr
     found, why = measured(tmp_path), "the control daemon of MPS does not start: no device files"
     assert found["limits"] == found["kills"] == {"skipped": why}
+    assert f'"skipped": "{why}"' in done.stdout
     assert found["table"]["skipped rows of MPS"] == why
     assert {row["energy"] for row in found["table"]["comparison"]} == {None}
     assert "| small | exclusive | 1 | 1.00 | 1.00 | 1.00 | - |" in done.stdout
@@ -161,6 +162,11 @@ def test_rows_within_a_tenth_of_the_model_agree_and_others_are_named() -> None:
     assert [round(row.ratio, 2) for row in agreeing] == [1, 1.09, 1.09, 1.09]
     assert [row.energy for row in agreeing] == [1, 1 / 4, 1 / 12, 1 / 12]
     off = report.verdict(report.compare(rows(lambda model, n: model * (0.8 if n == 12 else 1))))
+    busy = rows(lambda model, n: model * (0.8 if n == 12 else 1))
+    assert report.capacity(busy) == {
+        "small time-sliced x12": "0.50, model 0.62",
+        "small mps x12": "0.90, model 1.12",
+    }
     assert off.startswith(
         "2 of 4 rows are more than 10% off the model (measured / model): small time-sliced x12 (0.80), "
     )

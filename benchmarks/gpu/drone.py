@@ -23,7 +23,7 @@ def drone(rig: Rig, seconds: float) -> Answer:
     """Run four trainings on the shares of a drone, then one that holds half as much memory again as its share.
 
     Raises:
-        Skipped: HTCondor cannot be had here, or the drone does not start.
+        Skipped: HTCondor cannot be had here.
     """
     try:
         condor = htcondor.Condor.fetched("forky")
@@ -51,8 +51,6 @@ def drone(rig: Rig, seconds: float) -> Answer:
             found["trainings"] = {str(ad["ProcId"]): _recorded(pool, ad) for ad in pool.history(small)}
             [large] = pool.jobs(hog) or pool.history(hog)
             return found | {"a job over its share": _recorded(pool, large) | {"held": large["JobStatus"] == 5}}
-        except AssertionError as error:
-            raise Skipped(f"the drone or its jobs did not get on: {error}") from None
         finally:
             one.stop()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
 
 
 class NvmlError(Exception):
@@ -13,28 +12,22 @@ class NvmlError(Exception):
 class _Process(ctypes.Structure):
     """``nvmlProcessInfo_t`` of the calls that end in ``_v3``."""
 
-    _fields_ = (
-        ("pid", ctypes.c_uint),
-        ("bytes", ctypes.c_ulonglong),
-        ("instance", ctypes.c_uint),
-        ("compute_instance", ctypes.c_uint),
-    )
+    _fields_ = [
+        *(("pid", ctypes.c_uint), ("bytes", ctypes.c_ulonglong)),
+        *((name, ctypes.c_uint) for name in ("instance", "compute_instance")),
+    ]
 
 
 class _Utilization(ctypes.Structure):
     """``nvmlProcessUtilizationSample_t``; percent."""
 
-    _fields_ = (
-        ("pid", ctypes.c_uint),
-        ("time_us", ctypes.c_ulonglong),
-        ("sm", ctypes.c_uint),
-        ("memory", ctypes.c_uint),
-        ("encoder", ctypes.c_uint),
-        ("decoder", ctypes.c_uint),
-    )
+    _fields_ = [
+        *(("pid", ctypes.c_uint), ("time_us", ctypes.c_ulonglong)),
+        *((name, ctypes.c_uint) for name in ("sm", "memory", "encoder", "decoder")),
+    ]
 
 
-MOST_PROCESSES = 256
+MOST_SAMPLES = 4096
 LISTINGS = {
     "compute": "nvmlDeviceGetComputeRunningProcesses_v3",
     "mps": "nvmlDeviceGetMPSComputeRunningProcesses_v3",
@@ -42,28 +35,24 @@ LISTINGS = {
 MIB = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
 class Nvml:
-    """One GPU."""
+    """The GPU of an index.
 
-    library: ctypes.CDLL
-    device: ctypes.c_void_p
+    Raises:
+        OSError: there is no library.
+        NvmlError: it finds no such GPU; or a later call failed.
+    """
 
-    @classmethod
-    def open(cls, index: int) -> Nvml:
-        """Open the GPU of an index.
-
-        Raises:
-            OSError: there is no library.
-            NvmlError: it finds no such GPU.
-        """
-        nvml = cls(ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p())
-        nvml.call("nvmlInit_v2")
-        nvml.call("nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(nvml.device))
-        return nvml
+    def __init__(self, index: int) -> None:
+        self._library, self.device = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_void_p()
+        self.call("nvmlInit_v2")
+        self.call("nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(self.device))
+        self.uuid = self._text("nvmlDeviceGetUUID", self.device)
+        self.name = self._text("nvmlDeviceGetName", self.device)
+        self.driver = self._text("nvmlSystemGetDriverVersion")
 
     def call(self, name: str, *arguments: object) -> None:
-        function = getattr(self.library, name, None)
+        function = getattr(self._library, name, None)
         if not function:
             raise NvmlError(f"{name} is not in this driver")
         if code := function(*arguments):
@@ -73,18 +62,6 @@ class Nvml:
         text = ctypes.create_string_buffer(96)
         self.call(name, *device, text, len(text))
         return text.value.decode()
-
-    @property
-    def uuid(self) -> str:
-        return self._text("nvmlDeviceGetUUID", self.device)
-
-    @property
-    def name(self) -> str:
-        return self._text("nvmlDeviceGetName", self.device)
-
-    @property
-    def driver(self) -> str:
-        return self._text("nvmlSystemGetDriverVersion")
 
     def energy_j(self) -> float:
         """Return the energy since the driver was loaded."""
@@ -101,15 +78,13 @@ class Nvml:
 
     def processes(self, listing: str) -> dict[int, int]:
         """Return the memory in MiB of each process in one of :data:`LISTINGS`."""
-        found, count = (_Process * MOST_PROCESSES)(), ctypes.c_uint(MOST_PROCESSES)
+        found, count = (_Process * MOST_SAMPLES)(), ctypes.c_uint(MOST_SAMPLES)
         self.call(LISTINGS[listing], self.device, ctypes.byref(count), found)
         return {each.pid: each.bytes // MIB for each in found[: count.value]}
 
-    def utilization(self, since_us: int = 0) -> dict[int, int]:
-        """Return the latest SM utilisation in percent of each process that worked after ``since_us``."""
-        found, count = (_Utilization * MOST_PROCESSES)(), ctypes.c_uint(MOST_PROCESSES)
-        self.call(
-            "nvmlDeviceGetProcessUtilization", self.device, found, ctypes.byref(count), ctypes.c_ulonglong(since_us)
-        )
+    def utilization(self) -> dict[int, int]:
+        """Return the latest SM utilisation in percent of each process that worked lately."""
+        found, count = (_Utilization * MOST_SAMPLES)(), ctypes.c_uint(MOST_SAMPLES)
+        self.call("nvmlDeviceGetProcessUtilization", self.device, found, ctypes.byref(count), ctypes.c_ulonglong(0))
         latest = sorted(found[: count.value], key=lambda each: int(each.time_us))
         return {each.pid: each.sm for each in latest}

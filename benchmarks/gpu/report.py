@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -49,6 +50,19 @@ def compare(rows: Sequence[Row]) -> list[Compared]:
     return compared
 
 
+def capacity(rows: Sequence[Row]) -> Answer:
+    """Return the constants of the model that rows with a busy GPU imply (throughput x duty alone), beside its own."""
+    constants = {Sharing.TIME_SLICED: sharing.TURNS, Sharing.MPS: sharing.OVERLAP}
+    alone = {row.load: row for row in rows if row.mode == Sharing.EXCLUSIVE and row.steps_per_s}
+    found: Answer = {}
+    for row in rows:
+        unit, constant = alone.get(row.load), constants.get(Sharing(row.mode), 0.0)
+        if constant and unit and row.trainings * unit.duty > max(1.0, constant):
+            implied = row.steps_per_s / unit.steps_per_s * unit.duty
+            found[f"{row.load} {row.mode} x{row.trainings}"] = f"{implied:.2f}, model {constant:.2f}"
+    return found
+
+
 def verdict(compared: Sequence[Compared]) -> str:
     """Say in one line which rows are off."""
     off = [f"{each.load} {each.mode} x{each.trainings} ({each.ratio:.2f})" for each in compared if each.off]
@@ -60,12 +74,13 @@ def verdict(compared: Sequence[Compared]) -> str:
 
 def markdown(results: Answer) -> str:
     """Return the results as a page."""
-    parts = ["# GPU benchmark", "", *_lines(results["machine"])]
+    parts = ["# GPU benchmark", "", *(f"- {name}: {value}" for name, value in results["machine"].items())]
     for step, found in results["steps"].items():
         parts += ["", f"## {step}", ""]
         if "comparison" in found:
-            parts += _table([Compared(**row) for row in found["comparison"]])
-        parts += _lines({key: value for key, value in found.items() if key not in ("rows", "comparison")})
+            parts += [*_table([Compared(**row) for row in found["comparison"]]), found["verdict"], ""]
+        rest = {key: value for key, value in found.items() if key not in ("rows", "comparison", "verdict")}
+        parts += ["```json", json.dumps(rest, indent=1), "```"]
     return "\n".join(parts) + "\n"
 
 
@@ -77,21 +92,3 @@ def _table(compared: Sequence[Compared]) -> list[str]:
         words = (row.load, row.mode, str(row.trainings), f"{row.throughput:.2f}", f"{row.model:.2f}", ratio, energy)
         lines.append(f"| {' | '.join(words)} |")
     return [*lines, "", "Throughput and energy in units of one training alone on the GPU.", ""]
-
-
-def _lines(found: Answer, indent: str = "") -> list[str]:
-    lines = []
-    for key, value in found.items():
-        if isinstance(value, dict) and any(isinstance(each, dict) for each in value.values()):
-            lines += [f"{indent}- {key}:", *_lines(value, f"{indent}  ")]
-        else:
-            lines.append(f"{indent}- {key}: {_text(value)}")
-    return lines
-
-
-def _text(value: object) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {_text(each)}" for key, each in value.items() if each not in ("", None))
-    if isinstance(value, list):
-        return "; ".join(map(_text, value))
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

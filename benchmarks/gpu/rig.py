@@ -67,7 +67,8 @@ class Client:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait()
+        with suppress(subprocess.TimeoutExpired):  # a driver that hangs keeps it
+            self.process.wait(LIMIT_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ class Rig:
     """One GPU and the clients on it."""
 
     def __init__(self, index: int) -> None:
-        self.nvml = Nvml.open(index)
+        self.nvml = Nvml(index)
         self._described: dict[int, Answer] = {}
         outside = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_MPS_")}
         # A directory without a daemon: one of the site would take our clients otherwise.
@@ -146,7 +147,8 @@ class Rig:
 
     def rounds(self, width: float, ms: float) -> int:
         """Return the rounds of a kernel of this width that take so long alone."""
-        return max(1, round(ms * float(self.described(self.blocks(width))["rounds_per_ms"])))
+        rounds = round(ms * float(self.described(self.blocks(width))["rounds_per_ms"]))
+        return min(max(1, rounds), (1 << 32) - 1)
 
     @contextmanager
     def mps(self) -> Iterator[Mps]:

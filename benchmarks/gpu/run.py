@@ -44,6 +44,7 @@ def machine(rig: Rig) -> Answer:
     return {
         "GPU": f"{nvml.name}, {nvml.memory_mib()[1]} MiB, {rig.described()['multiprocessors']} multiprocessors",
         "driver": nvml.driver,
+        "memory in use before, MiB": nvml.memory_mib()[0],
         "CPUs": os.cpu_count(),
         "kernel": platform.release(),
         "measured": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -63,9 +64,11 @@ def run(step: Step, rig: Rig, seconds: float) -> Answer:
 
 def add_comparison(table: Answer) -> None:
     """Add the model's figures to the table, and the rows that are off."""
-    compared = report.compare([steps.Row(**row) for row in table["rows"]])
+    rows = [steps.Row(**row) for row in table["rows"]]
+    compared = report.compare(rows)
     table["comparison"] = [each._asdict() for each in compared]
     table["verdict"] = report.verdict(compared)
+    table["capacity"] = report.capacity(rows)
 
 
 def main() -> int:

@@ -39,6 +39,8 @@ def limits(rig: Rig, _: float) -> Answer:
 def kills(rig: Rig, seconds: float) -> Answer:
     """End a client in the middle of a kernel in three ways, and report on its neighbour."""
     ways = ("terminate_client, then SIGKILL", "SIGKILL alone", "illegal address")
+    with rig.mps():
+        pass  # or there is a reason to skip all
     return {way: {f"try {n}": _kill(rig, way, seconds) for n in range(1, KILLS + 1)} for way in ways}
 
 
@@ -138,7 +140,9 @@ def _counters(rig: Rig, seconds: float, env: Env) -> Answer:
         time.sleep(seconds / 2)
         read = {f"{name} processes, MiB": _or_none(partial(rig.nvml.processes, name)) for name in LISTINGS}
         read["SM, percent"] = _or_none(rig.nvml.utilization)
-    return {what: by and {names.get(pid, "other"): value for pid, value in by.items()} for what, by in read.items()}
+    return {
+        what: by and {names.get(pid, f"process {pid}"): value for pid, value in by.items()} for what, by in read.items()
+    }
 
 
 def sampling(rig: Rig, seconds: float) -> Answer:
