@@ -127,6 +127,7 @@ def test_limits_kills_and_counters_under_mps(bench: Bench, gpus: FakeGpus, tmp_p
     for way, reply in (("SIGKILL alone", {"launched": True}), ("illegal address", {"code": 700})):
         tries = found["kills"][way].values()
         assert len(tries) == 3 and all(each["neighbour"]["survived"] for each in tries)
+        assert all(each["new client works after, s"] > 0 for each in tries)
         assert all(reply.items() <= each["reply"].items() for each in tries)
     assert found["counters"]["mps"]["compute processes, MiB"] == {}
     assert len(found["counters"]["mps"]["mps processes, MiB"]) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -33,6 +34,9 @@ def test_a_process_counts_while_it_lives(gpus: FakeGpus) -> None:
         assert query(gpus, "index,utilization.gpu,memory.used") == ["0, 20, 1000", "1, 30, 500"]
         gpus.process(process.pid, 0, 90, 500)
         assert query(gpus, "index,utilization.gpu,memory.used") == ["0, 100, 1500", "1, 0, 0"]
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert query(gpus, "utilization.gpu") == ["20", "0"], "one that nobody has waited for does not count"
     assert query(gpus, "index,utilization.gpu,memory.used") == ["0, 20, 1000", "1, 0, 0"]
 
 

@@ -47,10 +47,12 @@ def drone(rig: Rig, seconds: float) -> Answer:
             until(lambda: not pool.jobs(small), seconds + WITHIN_S, what="the trainings have ended")
             hog = _jobs(pool, rig, seconds + 30, 1, total_mib * 3 // 2 // SHARES)
             until(lambda: pool.statuses(hog) in ([], [5]), seconds + WITHIN_S, what="the large job was ended or held")
-            found = {"slot": {name: slot.get(name) for name in ("GPUs", "GPUs_DeviceName", "VramEnforced", "GpuGuard")}}
-            found["trainings"] = {str(ad["ProcId"]): _recorded(pool, ad) for ad in pool.history(small)}
             [large] = pool.jobs(hog) or pool.history(hog)
-            return found | {"a job over its share": _recorded(pool, large) | {"held": large["JobStatus"] == 5}}
+            return {
+                "slot": {name: slot.get(name) for name in ("GPUs", "GPUs_DeviceName", "VramEnforced", "GpuGuard")},
+                "trainings": {str(ad["ProcId"]): _recorded(pool, ad) for ad in pool.history(small)},
+                "a job over its share": _recorded(pool, large) | {"held": large["JobStatus"] == 5},
+            }
         finally:
             one.stop()
 
