@@ -20,7 +20,7 @@ PYTEST        := $(BIN)/python -m pytest --rerun-show-tracebacks -n $(WORKERS) -
 .DELETE_ON_ERROR:
 P ?= planner
 .PHONY: help venv dev demo test test-matrix test-quick t watch lint format types contracts condor slurm openstack pyslurm bench \
-        bench-deciding bench-hostile bench-worlds mutants docs check-docs build clean mps
+        bench-deciding bench-gpu bench-hostile bench-worlds mutants docs check-docs build clean mps
 
 help:  ## this list
 	@echo "GPU drone provisioner: starts pilot jobs for GPU jobs that wait in an HTCondor pool"; echo
@@ -103,6 +103,10 @@ bench-hostile: dev  ## decisions on 100,000 random and hostile snapshots, ads an
 # Minutes. One world: WORLDS="--first 4711 --seeds 1".
 bench-worlds: dev  ## a thousand random worlds with faults: what is started, withdrawn and let go by job, promises broken
 	$(BIN)/python -m benchmarks.oscillation $(WORLDS)
+
+# Ten minutes on one GPU, whose settings it leaves as they are. One step: GPU="--only table --seconds 30".
+bench-gpu: dev  ## shared GPUs on a real one: MPS, kills, throughput and energy, beside the model; tables, var/gpu
+	$(BIN)/python -m benchmarks.gpu.run $(GPU)
 
 # Hours, of which it keeps what it has. A sample of one part: MUTANTS="--part lifecycle --sample 200".
 mutants: $(VENV)/.mutants  ## mutation testing of planner, controller and store: scores by module, var/mutants

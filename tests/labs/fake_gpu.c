@@ -1,7 +1,8 @@
 /* Stand-in for libcuda.so.1 and libnvidia-ml.so.1, so that programs that use GPUs run on hosts without one.
  *
  * It has the functions of NVIDIA's libraries (cuda.h and nvml.h of CUDA 12) that HTCondor's tools and the drone call.
- * Answers come from files in the directory $FAKE_GPU_STATE, which the test and its jobs write (gpu.py has the methods):
+ * Answers come from files in the directory $FAKE_GPU_STATE (or "state" beside the library), which the test and its jobs
+ * write (gpu.py has the methods):
  *
  *   gpu.N            "percent mib": load and used memory of device N without its processes
  *   gpu.N.PROPERTY   a number: see the calls of property() below
@@ -9,11 +10,13 @@
  *   process.PID      "device percent mib [mps]": a process on a device: N, N:INSTANCE, or (the start of) a UUID
  *   fail.FUNCTION    the error code that this function returns, or "hang"
  *
- * $FAKE_GPUS is the number of devices. A process with a CUDA context has a process.PID as well. The file of a process
- * that has ended does not count. Device memory is host memory; of a large allocation all parts are the same 16 MiB.
+ * $FAKE_GPUS (or the file "count") is the number of devices. A process with a CUDA context has a process.PID as well.
+ * The file of a process that has ended does not count. Device memory is host memory; of a large allocation all parts
+ * are the same 16 MiB.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -45,7 +48,14 @@ enum {
 static void state_path(char *path, const char *name)
 {
     const char *directory = getenv("FAKE_GPU_STATE");
-    snprintf(path, PATH_MAX, "%s/%s", directory ? directory : "/nonexistent", name);
+    Dl_info own = {0};
+    if (directory) {
+        snprintf(path, PATH_MAX, "%s/%s", directory, name);
+        return;
+    }
+    dladdr((void *)(uintptr_t)state_path, &own);
+    const char *library = own.dli_fname ? own.dli_fname : "", *end = strrchr(library, '/');
+    snprintf(path, PATH_MAX, "%.*s/state/%s", (int)(end ? end - library : 0), library, name);
 }
 
 /* Read a state file as scanf does; return the number of values. */
@@ -77,7 +87,9 @@ static int injected(const char *function)
 static int gpu_count(void)
 {
     const char *count = getenv("FAKE_GPUS");
-    int number = count ? atoi(count) : 2;
+    int number = 2;
+    if (count) number = atoi(count);
+    else read_state("count", "%d", &number);
     return number > MAX_GPUS ? MAX_GPUS : number;
 }
 
@@ -536,6 +548,15 @@ static struct { int open, gpu, instance, ordinal, error; u64 bytes; } context;
     if (!context.open) return CUDA_INVALID_CONTEXT; \
     if (context.error) return context.error
 
+/* Return whether there is a control daemon of MPS where this process looks for one. */
+static int is_mps_client(void)
+{
+    const char *directory = getenv("CUDA_MPS_PIPE_DIRECTORY");
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/control", directory ? directory : "/tmp/nvidia-mps");
+    return !access(path, F_OK);
+}
+
 /* Tell NVML of this process: half of the device while it has a context, and its memory. */
 static void publish(void)
 {
@@ -546,7 +567,7 @@ static void publish(void)
     FILE *file = fopen(path, "we");
     if (!file) return;
     snprintf(device, sizeof device, context.instance < 0 ? "%d" : "%d:%d", context.gpu, context.instance);
-    fprintf(file, "%s 50 %llu %s\n", device, context.bytes / MIB, getenv("CUDA_MPS_PIPE_DIRECTORY") ? "mps" : "");
+    fprintf(file, "%s 50 %llu %s\n", device, context.bytes / MIB, is_mps_client() ? "mps" : "");
     fclose(file);
 }
 int cuCtxCreate_v2(void **made, unsigned flags, int device)
@@ -681,10 +702,15 @@ static int increment(void **arguments)
     for (unsigned i = 0; i < argument(arguments, 1); i++) pointer(arguments, 0)[i]++;
     return 0;
 }
-/* train(data, n): n rounds of work; here of a microsecond. */
+/* train(data, rounds, n): a linear congruential generator on each of n numbers; a round takes a nanosecond here. */
 static int train(void **arguments)
 {
-    usleep(argument(arguments, 1));
+    unsigned *data = pointer(arguments, 0), rounds = argument(arguments, 1), n = argument(arguments, 2);
+    unsigned factor = 1, sum = 0, f = 1664525, s = 1013904223; /* x -> f x + s, 2^i times */
+    usleep(rounds / 1000);
+    for (; rounds; rounds >>= 1, s = s * f + s, f *= f)
+        if (rounds & 1) sum = sum * f + s, factor *= f;
+    for (unsigned i = 0; i < n; i++) data[i] = data[i] * factor + sum;
     return 0;
 }
 /* fault(): an address that is nobody's. The error is found by the next call. */

@@ -51,6 +51,7 @@ class FakeGpus:
         shutil.rmtree(gpus.state, ignore_errors=True)
         gpus.state.mkdir()
         gpus.state.chmod(0o777)  # jobs of any account declare their loads there
+        gpus._write("count", str(count))
         return gpus
 
     @property
@@ -59,7 +60,8 @@ class FakeGpus:
 
     @property
     def env(self) -> Mapping[str, str]:
-        """Environment of a program that uses the GPUs; ``nvidia-smi`` is on its PATH."""
+        """Environment of a program that uses the GPUs; ``nvidia-smi`` is on its PATH. The libraries also work with
+        LD_LIBRARY_PATH alone, as in a job."""
         return {
             "LD_LIBRARY_PATH": str(self.directory),
             "PATH": f"{self.directory}:/usr/bin:/bin",
