@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provisioner.model import DroneId, DroneType, LowUsePolicy, Sharing, Slot, SlotState, TypeKey
+from provisioner.model import CompletedJob, DroneId, DroneType, LowUsePolicy, Sharing, Slot, SlotState
 from provisioner.usage import (
     GROUPINGS,
-    EndedRun,
     GpuDrone,
     class_name,
     describe_use,
     held_milli,
     low_use,
+    quantile,
     usage_report,
 )
 
@@ -30,26 +33,11 @@ def drone(number: int = 1, kind: DroneType = WHOLE, began_at: float = 0.0, ended
     return GpuDrone(DroneId(f"d-{number}"), kind.key, kind.gpu_milli, began_at, ended_at)
 
 
-def ended(at_h: float, hours: float = 1.0, used: int | None = 100, peak: int | None = 2000, **more: object) -> EndedRun:
-    usual = {
-        "drone_id": DroneId("d-1"),
-        "type": WHOLE.key,
-        "owner": "ann",
-        "gpu_milli": 1000,
-        "cpus": 2,
-        "memory_mib": 4096,
-        "disk_mib": 0,
-        "vram_mib": 0,
-        "capability": 70,
-        "walltime_s": 0.0,
-        "splits": False,
-        "ended_at": at_h * HOUR,
-        "run_s": hours * HOUR,
-        "used_milli": used,
-        "peak_vram_mib": peak,
-        "energy_j": None,
-    }
-    return EndedRun(**{**usual, **more})  # type: ignore[arg-type]
+def ended(
+    at_h: float, hours: float = 1.0, used: int | None = 100, peak: int | None = 2000, **more: Any
+) -> CompletedJob:
+    run = CompletedJob("1.0", at_h * HOUR, 0.0, hours * HOUR, 1000, 2, 4096, capability=70, owner="ann", splits=False)
+    return replace(run, **{"drone_id": DroneId("d-1"), "used_milli": used, "peak_vram_mib": peak, **more})
 
 
 ANN = class_name(ended(1))
@@ -66,8 +54,8 @@ def test_each_figure_of_a_class() -> None:
     assert (row.name, row.jobs, row.measured, row.energy_j) == (ANN, 3, 2, 50)
     assert (row.held_s, row.measured_s) == (4 * HOUR, 2 * HOUR)
     assert row.used_s == pytest.approx(0.4 * HOUR) and row.mean == pytest.approx(0.2)
-    assert (row.use_quantile(0.5), row.use_quantile(0.95)) == (0.1, 0.3)
-    assert (row.vram_quantile(0.5), row.vram_quantile(0.95)) == (1000, 3000)
+    assert (quantile(row.uses, 0.5), quantile(row.uses, 0.95)) == (0.1, 0.3)
+    assert (quantile(row.vram_mib, 0.5), quantile(row.vram_mib, 0.95)) == (1000, 3000)
     assert list(row.fits) == ["kit/sliced"], "a job of an HTCondor pool takes one share: 0.3 is more than an eighth"
     assert row.saved_s == pytest.approx(2 * HOUR), "half a GPU in place of one, over all runs of the class"
     assert (report.total_s, report.measured_s, report.unmeasured_s) == (5 * HOUR, 2 * HOUR, 2 * HOUR)
@@ -90,14 +78,14 @@ def test_each_figure_of_a_class() -> None:
         pytest.param([ended(1, used=None)], "", 1.0, id="nothing was measured"),
     ],
 )
-def test_the_smallest_type_that_a_class_would_fit(runs: list[EndedRun], fits: str, share: float) -> None:
+def test_the_smallest_type_that_a_class_would_fit(runs: list[CompletedJob], fits: str, share: float) -> None:
     (row,) = usage_report([drone()], runs, TYPES, 0.0, 5 * HOUR).rows
     assert "".join(row.fits) == fits
     assert row.saved_s == pytest.approx((1.0 - share) * row.held_s)
 
 
 def test_a_job_that_needs_fewer_gpus_still_needs_the_vram_of_all() -> None:
-    four = {"type": EIGHT.key, "gpu_milli": 4000, "used": 900}
+    four = {"gpu_milli": 4000, "used": 900}
     (row,) = usage_report([drone(1, EIGHT)], [ended(1, peak=10000, **four)], TYPES, 0.0, HOUR).rows
     assert row.saved_s == pytest.approx(3 * HOUR) and list(row.fits) == ["kit/whole"]
     (row,) = usage_report([drone(1, EIGHT)], [ended(1, peak=10300, **four)], TYPES, 0.0, HOUR).rows
@@ -179,11 +167,9 @@ _RUNS = st.builds(
 
 
 @given(st.lists(_DRONES, max_size=5), st.lists(_RUNS, max_size=12), st.sampled_from(sorted(GROUPINGS)))
-def test_the_parts_add_up_to_what_the_drones_held(drones: list[GpuDrone], runs: list[EndedRun], by: str) -> None:
+def test_the_parts_add_up_to_what_the_drones_held(drones: list[GpuDrone], runs: list[CompletedJob], by: str) -> None:
     """Whatever is on record: more jobs than a drone can hold, jobs outside of its life, none at all."""
     drones = [*{each.id: each for each in drones}.values()]
-    types = {each.id: each.type for each in drones}
-    runs = [run._replace(type=types.get(run.drone_id, TypeKey("gone/gone"))) for run in runs]
     slots = [Slot(each.id, SlotState.BUSY, 0.0, jobs=1, work_gpu_milli=1000, begun_at=HOUR) for each in drones]
     report = usage_report(drones, runs, TYPES, 0.0, 20 * HOUR, by, slots)
     parts = (report.measured_s, report.unmeasured_s, report.running_s, report.idle_s)

@@ -18,7 +18,7 @@ from provisioner import formatting
 from provisioner.cli import options as opt
 from provisioner.cli import output as out
 from provisioner.cli.options import Format
-from provisioner.cli.usage import USE_COLUMN, RecordedUse
+from provisioner.cli.usage import USE_COLUMN, RecordedUse, with_use
 from provisioner.model import WHOLE_GPU, DrainMode, Drone, DroneId, DroneState, RequestKind, SitePolicy
 from provisioner.store import Transition, Views
 from provisioner.store.reader import Reader
@@ -311,7 +311,7 @@ def drone_listing(reader: Reader, drone_filter: DroneFilter, ended: bool | None,
     more = {False: "--ended for past ones", True: "--all for live ones too", None: ""}[ended]
     runs = "" if reader.holder() else "no controller runs: as last recorded"
     scope = "; ".join(filter(None, (formatting.count(len(found), kind) + of, *only, more, runs)))
-    columns = RecordedUse(reader, reader.views()).shown_in(DRONE_COLUMNS, "drone", lambda d: d.id) if use else ()
+    columns = with_use(DRONE_COLUMNS, RecordedUse(reader, reader.views()).by("drone"), lambda d: d.id) if use else ()
     return out.Listing(DRONES_SCHEMA, columns or DRONE_COLUMNS, found, lambda d: d.id, scope)
 
 
@@ -347,7 +347,7 @@ def drone_document(reader: Reader, drone_id: DroneId) -> out.Document:
     if drone is None:
         raise opt.VerbError(f"drone {drone_id} is no longer on record")
     views = reader.views()
-    columns = RecordedUse(reader, views, drone.requested_at).shown_in(DRONE_COLUMNS, "drone", lambda d: d.id)
+    columns = with_use(DRONE_COLUMNS, RecordedUse(reader, views, drone.requested_at).by("drone"), lambda d: d.id)
     history, words = reader.history(drone.id), reader.last_output(drone.id).splitlines()
     spent = [max(0.0, after.at - step.at) for step, after in pairwise(history)]
     steps = [LifeStep(step, spent_s) for step, spent_s in zip_longest(history, spent)]

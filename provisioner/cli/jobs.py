@@ -13,7 +13,7 @@ from provisioner import formatting
 from provisioner.cli import options as opt
 from provisioner.cli import output as out
 from provisioner.cli.drones import as_of, drone_document
-from provisioner.cli.usage import USE_COLUMN, RecordedUse
+from provisioner.cli.usage import USE_COLUMN, RecordedUse, with_use
 from provisioner.model import Drone, DroneType, JobClass, Plan, UnmetRequirement
 from provisioner.reasons import BadRequest, HeadroomShort, JobsWaiting, NothingFits, Reason
 from provisioner.store import Views
@@ -131,10 +131,6 @@ CLASS_COLUMNS = (
 )
 
 
-def columns_with_use(reader: Reader, views: Views | None) -> list[out.Column]:
-    return RecordedUse(reader, views).shown_in(CLASS_COLUMNS, "class", lambda row: class_name(row.job))
-
-
 @opt.shared
 def demand(
     query: opt.ListQuery, waiting: Annotated[bool, opt.switch("Only classes with jobs that wait.", "--waiting")] = False
@@ -158,7 +154,7 @@ def demand(
         idle = formatting.count(sum(row.job.waiting + row.job.fresh for row in rows), "idle job")
         classes = formatting.count(len(rows), "class", "classes") + (" with waiting jobs" if waiting else "")
         scope = f"{classes}, {idle}, {as_of(reader, views)}"
-        columns = columns_with_use(reader, views)
+        columns = with_use(CLASS_COLUMNS, RecordedUse(reader, views).by("class"), lambda row: class_name(row.job))
         return out.picked(out.Listing(DEMAND_SCHEMA, columns, rows, lambda row: row.job.id, scope), query)
 
     out.present(query, listing)
@@ -301,7 +297,7 @@ def class_document(reader: Reader, views: Views, job: JobClass, title: str) -> o
     when = f"tick {plan.tick}, {out.ago(plan.at)} ago" if plan else "no plan is on record yet"
     return out.Document(
         "provisioner.class/1",
-        out.as_facts(columns_with_use(reader, views)),
+        out.as_facts([column for column in CLASS_COLUMNS if column is not USE_COLUMN]),
         row,
         {
             "said": out.Listing("", REASON_COLUMNS, reasons, title=f"What the newest plan says ({when})"),

@@ -16,7 +16,7 @@ from provisioner.cli import options as opt
 from provisioner.cli import output as out
 from provisioner.cli.drones import as_of, record_request
 from provisioner.cli.plan import breaker_words
-from provisioner.cli.usage import USE_COLUMN, RecordedUse
+from provisioner.cli.usage import USE_COLUMN, RecordedUse, with_use
 from provisioner.model import BreakerState
 from provisioner.store import Hazard, Views
 from provisioner.store.reader import Reader
@@ -295,17 +295,11 @@ def shown_site(reader: Reader, name: str) -> out.Document:
     quiet_s = snapshot.now - snapshot.gpu_wanted_at if snapshot else 0.0
     hazards = [h for h in reader.hazards(out.now() - WEEK_S, out.now()) if h.scope.partition("/")[0] == name]
     ours = [drone for drone in live if drone.site == name]
-    columns = RecordedUse(reader, views).shown_in(SITE_COLUMNS, "site", lambda row: row.name)
-    return site_document(found, ours, hazards, quiet_s, f"{name} {as_of(reader, views)}", columns)
+    return site_document(found, ours, hazards, quiet_s, f"{name} {as_of(reader, views)}")
 
 
 def site_document(
-    row: SiteRow,
-    live: Sequence[model.Drone],
-    hazards: Sequence[Hazard],
-    quiet_s: float,
-    scope: str,
-    columns: Sequence[out.Column] = SITE_COLUMNS,
+    row: SiteRow, live: Sequence[model.Drone], hazards: Sequence[Hazard], quiet_s: float, scope: str
 ) -> out.Document:
     """Return a site as a document. ``quiet_s``: time without a waiting GPU job."""
     nodes, claims = node_rows(row, live, quiet_s), row.view.claims if row.view else ()
@@ -316,7 +310,7 @@ def site_document(
     )
     return out.Document(
         "provisioner.site/1",
-        out.as_facts(columns),
+        out.as_facts([column for column in SITE_COLUMNS if column is not USE_COLUMN]),
         row,
         {
             "nodes": node_list,
@@ -367,7 +361,7 @@ def sites(ctx: typer.Context, query: opt.ListQuery) -> None:
         views = reader.views()
         rows = site_rows(reader, views, reader.drones())
         scope = f"{formatting.count(len(rows), 'site')}, {as_of(reader, views)}"
-        columns = RecordedUse(reader, views).shown_in(SITE_COLUMNS, "site", lambda row: row.name)
+        columns = with_use(SITE_COLUMNS, RecordedUse(reader, views).by("site"), lambda row: row.name)
         return out.picked(out.Listing(SITES_SCHEMA, columns, rows, lambda row: row.name, scope), query)
 
     out.present(query, listing)

@@ -21,7 +21,7 @@ from provisioner.cli.jobs import CLASS_COLUMNS, class_rows, newest_plan
 from provisioner.cli.options import Format
 from provisioner.cli.plan import plan_summary
 from provisioner.cli.sites import SITE_COLUMNS, site_rows
-from provisioner.cli.usage import RecordedUse, underused, use_fact
+from provisioner.cli.usage import RecordedUse, underused, use_fact, with_use
 from provisioner.model import DroneState
 from provisioner.reasons import Reason
 from provisioner.store import Event
@@ -191,8 +191,9 @@ def status_document(reader: Reader) -> out.Document:
     classes = formatting.count(len(waiting), "class", "classes")
 
     use = RecordedUse(reader, views)
-    site_columns = use.shown_in(SITE_COLUMNS, "site", lambda row: row.name)
-    class_columns = use.shown_in(CLASS_COLUMNS, "class", lambda row: class_name(row.job))
+    site_use = use.by("site")
+    site_columns = with_use(SITE_COLUMNS, site_use, lambda row: row.name)
+    class_columns = with_use(CLASS_COLUMNS, use.by("class"), lambda row: class_name(row.job))
 
     def part(title: str, columns: Sequence[out.Column], rows: Sequence[Any], *keys: str) -> out.Listing:
         """Return a part; with ``keys`` people see only these columns."""
@@ -201,7 +202,7 @@ def status_document(reader: Reader) -> out.Document:
 
     return out.Document(
         STATUS_SCHEMA,
-        (*STATUS_FACTS, use_fact(use.by("site"))),
+        (*STATUS_FACTS, use_fact(site_use)),
         facts,
         {
             "troubles": part(f"Troubles: {len(found)}" if found else "Troubles", troubles.TROUBLE_COLUMNS, found),

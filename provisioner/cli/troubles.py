@@ -68,8 +68,7 @@ class OperatorTrouble(NamedTuple):
     severity: Severity
     kind: str
     subject: str
-    """``overlay``, ``site:<name>``, ``type:<site/name>``, ``class:<id>``, ``drone:<id>``, ``jobs:<user and size>`` or
-    ``controller``."""
+    """``overlay``, ``site:<name>``, ``type:<site/name>``, ``class:<id>``, ``drone:<id>`` or ``controller``."""
     text: str
 
 
@@ -103,9 +102,7 @@ _SEVERITY = "critical: nothing is done; warning: something is not; note: no faul
 TROUBLE_COLUMNS = (
     out.text("severity", _SEVERITY, level=0, choices=tuple(Severity), tint={"critical": "red", "warning": "yellow"}),
     out.text("kind", "Stable name of the kind of trouble."),
-    out.ident(
-        "subject", "overlay, controller, site:NAME, type:SITE/NAME, class:ID, drone:ID or jobs:USER/SIZE.", least=12
-    ),
+    out.ident("subject", "overlay, controller, site:NAME, type:SITE/NAME, class:ID or drone:ID.", least=12),
     out.words("text", "What is wrong, and what to do.", head="TROUBLE", least=30),
 )
 
@@ -309,8 +306,7 @@ def _refusals(facts: TroubleContext) -> Iterator[OperatorTrouble]:
 
 def _low_use(facts: TroubleContext) -> Iterator[OperatorTrouble]:
     for use in facts.underused[:MAX_NOTICES]:
-        text_ = f"{describe_use(use)}. See `provisioner usage`"
-        yield _note("low-use", f"jobs:{formatting.sanitize(use.name, 80)}", text_)
+        yield _note("low-use", "classes", f"{formatting.sanitize(use.name, 80)}: {describe_use(use)}")
 
 
 TROUBLE_RULES: Sequence[TroubleRule] = (

@@ -14,12 +14,11 @@ from provisioner.cli import output as out
 from provisioner.model import LowUseAction
 from provisioner.store import Views
 from provisioner.store.reader import Reader
-from provisioner.usage import MeasuredUse, UsageReport, low_use, usage_report
+from provisioner.usage import MeasuredUse, UsageReport, low_use, quantile, usage_report
 
 USAGE_SCHEMA = "provisioner.usage/1"
 DAY_S = 86400.0
-WORST = 10
-"""Rows that people see unless they ask for more."""
+WORST = 10  # rows that people see unless they ask for more
 Grouping = StrEnum("Grouping", "CLASS USER SITE TYPE DRONE")
 
 
@@ -35,10 +34,11 @@ class RecordedUse:
     def by(self, grouping: str) -> UsageReport:
         return usage_report(self._drones, self._runs, self._types, self._since, out.now(), grouping, self._slots)
 
-    def shown_in(self, columns: Sequence[out.Column], by: str, name: Callable[[Any], str]) -> list[out.Column]:
-        """Return the columns of a list with the use of each row's jobs. ``name``: of the row in a report."""
-        known = {row.name: row.mean for row in self.by(by).rows}
-        return [replace(c, of=lambda row: known.get(name(row))) if c.key == USE_COLUMN.key else c for c in columns]
+
+def with_use(columns: Sequence[out.Column], report: UsageReport, name: Callable[[Any], str]) -> list[out.Column]:
+    """Return the columns of a list with the use by each row's jobs. ``name``: of the row in the report."""
+    known = {row.name: row.mean for row in report.rows}
+    return [replace(c, of=lambda row: known.get(name(row))) if c.key == USE_COLUMN.key else c for c in columns]
 
 
 def underused(reader: Reader, views: Views | None) -> list[MeasuredUse]:
@@ -55,11 +55,11 @@ def _hours(gpu_s: float) -> str:
 
 _gpu_s = partial(out.number, convert=out.rounded, unit=_hours)
 _part = partial(out.number, null=True, convert=out.rounded, unit="{:.0%}".format)
-NOT_MEASURED = "null: none was measured"
-_USE = f"Part of their GPUs used by jobs that ended in the last day (`drones show`: in its life); {NOT_MEASURED}."
+_UNKNOWN = "null: none was measured"
+_USE = f"Part of their GPUs used by jobs that ended in the last day (`drones show`: in its life); {_UNKNOWN}."
 _USE_OF_ALL = "Part of their GPUs used by all jobs that ended in the last day"
 USE_COLUMN = _part("use", _USE, lambda _: None, level=0, spare=4, fact="use of GPUs")
-"""For rows of other lists: :meth:`RecordedUse.shown_in` fills it."""
+"""For rows of other lists: :func:`with_use` fills it."""
 
 _vram = partial(out.mib, null=True)
 USAGE_COLUMNS = (
@@ -69,13 +69,11 @@ USAGE_COLUMNS = (
     _gpu_s("held_gpu_s", "GPUs that they held, GPU-seconds.", "held_s", head="GPU-H"),
     _gpu_s("measured_gpu_s", "Of those, held by measured runs.", "measured_s"),
     _gpu_s("used_gpu_s", "Of those, used.", "used_s", head="USED", level=1),
-    _part("mean", f"Used part of what measured runs held; {NOT_MEASURED}.", head="MEAN"),
-    _part(
-        "use_p50", f"Half of the measured runs used no more; {NOT_MEASURED}.", lambda u: u.use_quantile(0.5), head="P50"
-    ),
-    _part("use_p95", f"95 of 100 used no more; {NOT_MEASURED}.", lambda u: u.use_quantile(0.95), head="P95"),
-    _vram("vram_p50_mib", f"Half of the peaks of VRAM were no higher; {NOT_MEASURED}.", lambda u: u.vram_quantile(0.5)),
-    _vram("vram_p95_mib", f"95 of 100 were no higher; {NOT_MEASURED}.", lambda u: u.vram_quantile(0.95), head="VRAM"),
+    _part("mean", f"Used part of what measured runs held; {_UNKNOWN}.", head="MEAN"),
+    _part("use_p50", f"Half of the runs used no more; {_UNKNOWN}.", lambda u: quantile(u.uses, 0.5), head="P50"),
+    _part("use_p95", f"95 of 100 used no more; {_UNKNOWN}.", lambda u: quantile(u.uses, 0.95), head="P95"),
+    _vram("vram_p50_mib", f"Half of the peaks were no higher; {_UNKNOWN}.", lambda u: quantile(u.vram_mib, 0.5)),
+    _vram("vram_p95_mib", f"95 of 100 were no higher; {_UNKNOWN}.", lambda u: quantile(u.vram_mib, 0.95), head="VRAM"),
     out.whole("energy_j", "Energy of runs that report it, joules; null: none does.", null=True),
     out.items("fits", "Smallest drone types that its classes would fit.", lambda u: sorted(u.fits), level=0, least=12),
     _gpu_s("saved_gpu_s", "What the same runs would not have held there, GPU-seconds.", "saved_s", head="SAVES"),
@@ -106,7 +104,7 @@ def use_fact(report: UsageReport) -> out.Column:
     """Return the fact of ``status`` about the use of the last day."""
     mean = report.used_s / report.measured_s if report.measured_s else None
     words = "" if mean is None else f"{mean:.0%} of {_hours(report.measured_s)} GPU-hours of jobs in the last day"
-    return _part("use", f"{_USE_OF_ALL}; {NOT_MEASURED}.", lambda _: mean, head="use of gpus", show=lambda _: words)
+    return _part("use", f"{_USE_OF_ALL}; {_UNKNOWN}.", lambda _: mean, head="use of gpus", show=lambda _: words)
 
 
 @opt.shared

@@ -19,8 +19,7 @@ log = structlog.get_logger()
 
 WATCH_EVERY_S = 600.0
 HOLD_DEADLINE_S = 20.0
-HOLD_REASON = "low GPU use"
-"""Beginning of the reason of each hold."""
+HOLD_REASON = "low GPU use"  # begins the reason of each hold
 REMEDY = "Ask for a share of a GPU (+GpuMilli) or use more of it; condor_release lets these jobs run as they are"
 
 

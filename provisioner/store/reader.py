@@ -23,7 +23,7 @@ from provisioner.model import Breaker, CompletedJob, DrainMode, Drone, DroneId, 
 from provisioner.store import tables
 from provisioner.store.file import BUSY_TIMEOUT_S, MIGRATIONS, schema_version, unusable
 from provisioner.store.lock import HOLDER, holder_of, is_alive, read_claim
-from provisioner.usage import EndedRun, GpuDrone
+from provisioner.usage import GpuDrone
 
 _DYNAMIC_SLOT = re.compile(r"^(?P<parent>slot\d+)(?:_\d+)+@(?P<host>.+)$")
 FIND_LIMIT = 100
@@ -158,10 +158,10 @@ class Reader:
         with self._open() as sql:
             return [*tables.COMPLETED_JOBS.select(sql, rest, (since, until))]
 
-    def runs(self, since: float) -> tuple[list[GpuDrone], list[EndedRun]]:
-        """Return the GPU drones that ran, and the runs of jobs that ended in them, at ``since`` or later."""
+    def runs(self, since: float) -> tuple[list[GpuDrone], list[CompletedJob]]:
+        """Return the GPU drones that ran, and the runs of jobs that ended in drones, at ``since`` or later."""
         with self._open() as sql:
-            return tables.read_gpu_drones(sql, since), tables.read_ended_runs(sql, since)
+            return tables.read_runs(sql, since)
 
     def estimate_samples(self) -> EstimateSamples | None:
         """Return the recorded samples of the estimates. Raises :class:`EstimatesUnreadableError`."""

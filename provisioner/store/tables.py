@@ -18,7 +18,7 @@ from provisioner import model, reasons
 from provisioner.estimates import Estimates, EstimateSamples
 from provisioner.model import DrainMode, DroneId, DroneState, PolledSite, Snapshot
 from provisioner.store import EstimateReset, EstimatesUnreadableError, Event, Transition, Views, patience_of, serial_of
-from provisioner.usage import EndedRun, GpuDrone
+from provisioner.usage import GpuDrone
 
 T = TypeVar("T")
 
@@ -113,21 +113,14 @@ REQUESTS = Table(
 )
 
 
-def read_gpu_drones(sql: sqlite3.Connection, since: float) -> list[GpuDrone]:
-    """Return the GPU drones that have run, and did at ``since`` or later."""
+def read_runs(sql: sqlite3.Connection, since: float) -> tuple[list[GpuDrone], list[model.CompletedJob]]:
+    """Return the GPU drones that ran, and the runs of jobs that ended in drones, at ``since`` or later."""
     began = "coalesce(nullif(started_at, 0), joined_at)"  # as DroneLifetime.began
-    columns = f"SELECT id, type, gpu_milli, {began}, ended_at FROM drones WHERE gpu_milli > 0 AND {began} > 0"
+    drones = f"SELECT id, type, gpu_milli, {began}, ended_at FROM drones WHERE gpu_milli > 0 AND {began} > 0"
     # two ranges of one index
-    query = f"{columns} AND live = 1 UNION ALL {columns} AND live = 0 AND ended_at >= ?"
-    return [*map(GpuDrone._make, sql.execute(query, (since,)))]
-
-
-def read_ended_runs(sql: sqlite3.Connection, since: float) -> list[EndedRun]:
-    """Return the runs of jobs that ended at ``since`` or later in GPU drones on record."""
-    columns = ", ".join("d.type" if name == "type" else f"j.{name}" for name in EndedRun._fields)
-    rest = "WHERE j.ended_at >= ? AND d.gpu_milli > 0"
-    query = f"SELECT {columns} FROM completed_jobs j JOIN drones d ON d.id = j.drone_id {rest}"
-    return [*map(EndedRun._make, sql.execute(query, (since,)))]
+    drones = f"{drones} AND live = 1 UNION ALL {drones} AND live = 0 AND ended_at >= ?"
+    runs = COMPLETED_JOBS.select(sql, "WHERE ended_at >= ? AND drone_id IS NOT NULL", (since,))
+    return [*map(GpuDrone._make, sql.execute(drones, (since,)))], [*runs]
 
 
 def drone_row(drone: model.Drone) -> dict[str, object]:
