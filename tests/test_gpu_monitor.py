@@ -289,7 +289,7 @@ def test_what_is_left_out_of_a_script_does_not_change_it() -> None:
         if file.name != "condor_drone.sh":  # which contains the others
             kept = _printed(bash, script(file.name))
             assert kept and kept == _printed(bash, file.read_bytes()), file.name
-    assert b"\n# limit: 20\n" in script("mps_check.sh")
+    assert b"\n# limit: 60\n" in script("mps_check.sh")
     assert script("condor_drone.sh").startswith(b"#!/bin/sh\n")
 
 
