@@ -580,11 +580,16 @@ STARTD_ATTRS = \$(STARTD_ATTRS) DroneOrder DroneDraining"
 GPU_DISCOVERY_EXTRA = $DRONE_DISCOVERY_OPTIONS"
         pool= pooled="max({$((DRONE_VRAM_MIB / DRONE_SHARES)), TARGET.RequestGPUMem ?: 0})"
         if [ "$DRONE_VRAM_POOL" = 1 ]; then
-            pool="MACHINE_RESOURCE_GPUMem = $DRONE_VRAM_MIB
-MODIFY_REQUEST_EXPR_REQUESTGPUMEM = $pooled"
+            # A job may ask for less than it is counted with: of a resource of ours only a consumption policy changes that.
+            pool=yes gpus="$gpus
+MACHINE_RESOURCE_GPUMem = $DRONE_VRAM_MIB
+SLOT_TYPE_1_CONSUMPTION_POLICY = True
+SLOT_TYPE_1_CONSUMPTION_GPUMEM = $pooled
+SLOT_TYPE_1_CONSUMPTION_GPUS = TARGET.RequestGPUs ?: 0
+SLOT_TYPE_1_CONSUMPTION_CPUS = TARGET.RequestCpus ?: 1
+SLOT_TYPE_1_CONSUMPTION_MEMORY = quantize(TARGET.RequestMemory ?: 128, {128})
+SLOT_TYPE_1_CONSUMPTION_DISK = quantize(TARGET.RequestDisk ?: 1024, {1024})"
         fi
-        gpus="$gpus
-$pool"
         add_gpu_monitor
         write_gpu_attributes
         takes=$(takes_gpu_jobs) units=$((DRONE_GPUS * DRONE_SHARES)) unit=GPUs
