@@ -592,10 +592,9 @@ class FaultKind(StrEnum):
     DRONE = "drone"
     """Drones of this type end early or never join."""
     JOBS = "jobs"
-    """The pool matches no waiting job of a class to the drones that were started for it."""
+    """The pool matches no waiting job of a class to the drones started for it, or a user's jobs fail on shared GPUs."""
     BLACK_HOLE = "black-hole"
     """Drones on this node make jobs fail that succeed elsewhere."""
-    SHARED_GPU = "shared-gpu"
     UNKNOWN = "unknown"
 
 

@@ -55,7 +55,6 @@ SHUTDOWN_WAIT_S = 60.0
 """Longest wait for orders under way at the end. The next controller settles those without a result."""
 ACTIVE_FOR_S = 300.0
 """A drone that stays in one state for longer does not shorten the pause between ticks."""
-FAULT_EVENTS = {model.Blame.JOB: "job.faulted", model.Blame.COLLATERAL: "job.collateral"}
 CHANGING = {
     *(DroneState.REQUESTED, DroneState.SUBMITTED, DroneState.BOOTING, DroneState.JOINED),
     *(DroneState.DRAINING, DroneState.STOPPING),
@@ -284,9 +283,13 @@ class Controller:
                 await self.event("drone.black_hole", warn=True, drone=drain.drone.id, why=why)
         for breaker in plan.breakers:
             known = before[breaker.scope].faults if breaker.scope in before else ()
-            for fault in (each for each in breaker.faults if each not in known and each.blame in FAULT_EVENTS):
-                name, job, drone = FAULT_EVENTS[fault.blame], fault.job_id, fault.drone_id
-                await self.event(name, job=job, drone=drone, user=fault.owner, why=formatting.excerpt(fault.cause))
+            for fault in (
+                each for each in breaker.faults if each not in known and each.blame is not model.Blame.SETTLED
+            ):
+                own, job, why = fault.blame is model.Blame.JOB, fault.job_id, formatting.excerpt(fault.cause)
+                await self.event(
+                    "job.faulted" if own else "job.collateral", job=job, drone=fault.drone_id, user=fault.owner, why=why
+                )
         return True
 
     async def _report_breaches(self, found: SafePlan) -> None:

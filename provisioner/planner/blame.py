@@ -23,7 +23,6 @@ ALONE_S = 86400.0
 SAME_FAILURE_S = 120.0
 """Reports of one job in one drone that are closer than this are one failure: clocks of nodes differ."""
 MAX_FAILURES_KEPT = 50
-"""Failures kept of each user, the newest."""
 _ByClass = Mapping[str, CompatibleTypes]
 
 
@@ -65,11 +64,11 @@ def _judged(
     times = Counter(each.job_id for each in faults if each.blame is Blame.COLLATERAL)
     alone = [each for each in faults if times[each.job_id] >= COLLATERAL_LIMIT]
     until, shown = 0.0, (blamed or faults)[-1]
-    if len(blamed) >= limit:
+    if 0 < limit <= len(blamed):
         until = blamed[-limit].at + window_s
     elif alone and alone[-1].at + ALONE_S > snapshot.now:
         until, shown = alone[-1].at + ALONE_S, alone[-1]
-    fault = Fault(FaultKind.SHARED_GPU, f"job {shown.job_id} in {shown.drone_id}: {shown.cause}", shown.at)
+    fault = Fault(FaultKind.JOBS, f"job {shown.job_id} in {shown.drone_id}: {shown.cause}", shown.at)
     state = BreakerState.BANNED if until else BreakerState.DEGRADED
     return Breaker(before.scope, state, before.since, len(blamed), until, fault, faults=tuple(faults))
 
@@ -83,7 +82,6 @@ class ExclusiveUsers:
     why: Mapping[str, ExclusiveOnly]
     """By class id, of classes that fit shared types."""
     compatible: _ByClass
-    """By class id: what is left of their types."""
 
     @classmethod
     def of(

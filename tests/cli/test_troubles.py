@@ -76,7 +76,7 @@ def refused(subject: str, count: int, reason: Reason) -> dict[str, Any]:
 
 EATEN = m.Fault(m.FaultKind.BLACK_HOLE, "kit-7: job 7.3 held with code 12", NOW)
 BANNED = m.Fault(m.FaultKind.DRONE, "kit-1 ended failed: drone=kit-1 exit=74 reason=lost why=is%20missing", NOW - 9)
-SHARED = m.Fault(m.FaultKind.SHARED_GPU, "job 7.3 in kit-3: faulted on a shared GPU", NOW - 9)
+SHARED = m.Fault(m.FaultKind.JOBS, "job 7.3 in kit-3: faulted on a shared GPU", NOW - 9)
 MISFIT = m.Fault(m.FaultKind.JOBS, "no job of the class was given to kit-3", NOW - 9)
 THREE_ENDED = {"ended": tuple(map(ended, range(1, 4)))}
 REFUSED = replace(ended(1), state=m.DroneState.BUSY, drain_refusal="not on PATH")

@@ -259,7 +259,7 @@ def test_jobs_share_a_pool_of_memory_by_what_they_ask_for(pool: Pool, shared: Sh
     slot = drone.slot(pool)
     assert (slot["GPUMem"], slot["GPUs"]) == (40000, 8)
     assert "set_default_device_pinned_mem_limit 0 40000M" in said(mps), "a job may ask for all of it"
-    flag = pool.file("enough")
+    flag = pool.file("pooled")
     equal = pool.submit(gpu_job(memory_mib=100, until_there=flag, more="+GpuMilli = 125"))
     small = pool.submit(gpu_job(memory_mib=100, until_there=flag, more="request_gpumem = 1000"))
     until(lambda: pool.statuses(equal) + pool.statuses(small) == [2, 2], 60, what="two jobs of an equal share")

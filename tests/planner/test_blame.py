@@ -234,3 +234,8 @@ def test_jobs_that_break_off_after_the_sites_notice_say_nothing_of_the_drone() -
         slots = [slot_of(bad, MPS, jobs_started=50)]
         plan = decide(story(*shared_failures(Blame.UNKNOWN), classes=(), drones=[bad], slots=slots))
         assert sum(isinstance(each.reason, BlackHoleDrone) for each in plan.leaves) == drained
+
+
+def test_a_limit_that_no_configuration_has_bans_nobody() -> None:
+    plan = decide(story(collateral("1.0"), policy=model.Policy(fault_limit=0)))
+    assert record(plan).state is BreakerState.DEGRADED
