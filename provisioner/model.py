@@ -63,6 +63,8 @@ class DroneType:
     ad: Mapping[str, str] = field(default_factory=dict)
     shares: int = 1
     """Shares of each GPU for small jobs if ``sharing`` is not exclusive, each with ``vram_mib // shares`` of VRAM."""
+    vram_pool: bool = False
+    """The VRAM of its one GPU is a pool: a job takes what it requests of it, and at least an equal share."""
     power_w: float = 0.0
     """Power of one of its GPUs at work, with its part of the node; 0: unknown."""
     kept_cpus: int = 0

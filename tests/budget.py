@@ -12,17 +12,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BUDGETS = {
-    "provisioner/*.py": (12, 2957),
+    "provisioner/*.py": (12, 2959),
     "adapters/*.py": (1, 1),
     "adapters/htcondor/*.py": (4, 617),
     "tests": (269, 40790),
     "provisioner/adapter_tests": (3, 755),
     "provisioner/cli": (16, 5105),
-    "provisioner/config": (7, 2034),
+    "provisioner/config": (7, 2041),
     "provisioner/controller": (7, 1913),
     "provisioner/drone": (2, 180),
     "provisioner/migrate": (8, 1529),
-    "provisioner/planner": (16, 4487),
+    "provisioner/planner": (16, 4494),
     "provisioner/simulator": (14, 3941),
     "provisioner/store": (6, 1620),
     "adapters/embedded": (4, 1078),
@@ -30,7 +30,7 @@ BUDGETS = {
     "adapters/openstack": (11, 2781),
     "adapters/shared": (11, 1080),
     "adapters/slurm": (14, 3978),
-    "adapters/htcondor/overlay": (10, 2694),
+    "adapters/htcondor/overlay": (10, 2705),
     "adapters/htcondor/site": (8, 2477),
 }
 """Most Python files and most lines by package, comments and blank lines included."""

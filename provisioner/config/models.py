@@ -356,6 +356,9 @@ class TypeSection(ConfigSection):
     """Number of shares that each GPU is offered as, to jobs that request a part of a GPU: each gets one share, or as
     many as it requests, with their part of the VRAM. Jobs that request a whole GPU do not match. Not with `sharing:
     exclusive`; with `mig` at most 7."""
+    vram_pool: bool = Field(False, examples=[True])
+    """With `sharing: mps`: jobs request VRAM in MiB (`request_gpumem`) instead of equal shares, and at least an equal
+    share is counted for each. For `gpus: 1`, with `vram` and `shares` (the most jobs on the GPU)."""
     power: float = Field(0.0, ge=0, le=100_000, examples=[400])
     """Watts of one busy GPU, with its part of the node, for the energy of jobs; `0`: unknown."""
     price: float = Field(1.0, ge=0, le=1e9, examples=[1.0])
@@ -388,6 +391,10 @@ class TypeSection(ConfigSection):
                 raise mistake_at("shares", f"MIG has at most {MOST_SLICES} slices per GPU: write at most {MOST_SLICES}")
             if self.gpus < WHOLE_GPU:
                 raise mistake_at("shares", "a share of a GPU cannot be shared: write `gpus: 1`, or remove `shares`")
+        whole = self.sharing is Sharing.MPS and self.shares > 1 and self.gpus == WHOLE_GPU and self.vram
+        if self.vram_pool and not whole:
+            needs = "write `sharing: mps`, `gpus: 1`, `shares` above 1 and `vram`, or remove `vram_pool`"
+            raise mistake_at("vram_pool", f"a pool is the VRAM of one GPU that several jobs share: {needs}")
         return self
 
 

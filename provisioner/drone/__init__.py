@@ -40,6 +40,7 @@ def environment(order: StartOrder) -> Mapping[str, str]:
         "DRONE_VRAM_MIB": str(kind.vram_mib),
         "DRONE_SHARING": kind.sharing.value,
         "DRONE_SHARES": str(kind.shares),
+        **({"DRONE_VRAM_POOL": "1"} if kind.vram_pool else {}),
         "DRONE_KEPT_CPUS": str(kind.kept_cpus),
         "DRONE_KEPT_MEMORY_MIB": str(kind.kept_memory_mib),
         "DRONE_KEPT_DISK_MIB": str(kind.kept_disk_mib),

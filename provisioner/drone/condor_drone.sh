@@ -44,7 +44,7 @@ number DRONE_GPU_MILLI "${DRONE_GPUS}000"
 number DRONE_VRAM_MIB 0
 word DRONE_SHARING 'a-z-' exclusive
 number DRONE_SHARES 1              # as how many GPUs each of them is offered
-number DRONE_VRAM_POOL 0           # 1: jobs share the VRAM of the GPU by what they ask for (request_gpumem)
+number DRONE_VRAM_POOL 0           # 1: jobs share the VRAM of its GPU by what they ask for (request_gpumem)
 number DRONE_IDLE_S 600
 number DRONE_GRACE_S 30
 number DRONE_WALLTIME_S 0          # 0: without end
@@ -485,11 +485,16 @@ STARTD_ATTRS = \$(STARTD_ATTRS) DroneOrder DroneDraining"
 GPU_DISCOVERY_EXTRA = $DRONE_DISCOVERY_OPTIONS"
         pool= pooled="max({$((DRONE_VRAM_MIB / DRONE_SHARES)), TARGET.RequestGPUMem ?: 0})"
         if [ "$DRONE_VRAM_POOL" = 1 ]; then
-            pool="MACHINE_RESOURCE_GPUMem = $DRONE_VRAM_MIB
-MODIFY_REQUEST_EXPR_REQUESTGPUMEM = $pooled"
+            # A job may ask for less than it is counted with: of a resource of ours only a consumption policy changes that.
+            pool=yes gpus="$gpus
+MACHINE_RESOURCE_GPUMem = $DRONE_VRAM_MIB
+SLOT_TYPE_1_CONSUMPTION_POLICY = True
+SLOT_TYPE_1_CONSUMPTION_GPUMEM = $pooled
+SLOT_TYPE_1_CONSUMPTION_GPUS = TARGET.RequestGPUs ?: 0
+SLOT_TYPE_1_CONSUMPTION_CPUS = TARGET.RequestCpus ?: 1
+SLOT_TYPE_1_CONSUMPTION_MEMORY = quantize(TARGET.RequestMemory ?: 128, {128})
+SLOT_TYPE_1_CONSUMPTION_DISK = quantize(TARGET.RequestDisk ?: 1024, {1024})"
         fi
-        gpus="$gpus
-$pool"
         takes=$(takes_gpu_jobs) units=$((DRONE_GPUS * DRONE_SHARES)) unit=GPUs
     else
         # A startd looks for GPUs even where it is told of none: those of this node are for others.

@@ -110,6 +110,9 @@ def unmet_requirement(job: JobClass, kind: DroneType) -> UnmetRequirement | None
 def _unmet_by_shares(job: JobClass, kind: DroneType) -> UnmetRequirement | None:
     """Return why shares of one GPU are not enough for a job, or None. MIG slices cannot be joined."""
     most, each_mib = share_milli(kind.shares), kind.vram_mib // kind.shares
+    if kind.vram_pool and job.vram_mib and not job.splits:  # its VRAM is its request, beside one GPU
+        too_much = job.vram_mib > kind.vram_mib
+        return UnmetRequirement("vram", f"{job.vram_mib} MiB", f"{kind.vram_mib} MiB") if too_much else None
     if job.gpu_milli >= WHOLE_GPU or (kind.sharing is Sharing.MIG and job.gpu_milli > most):
         return UnmetRequirement("gpus", format_gpus(job.gpu_milli), f"shares of {format_gpus(most)}")
     shares = shares_needed(job.gpu_milli, kind.shares)
@@ -139,7 +142,10 @@ def format_gpus(milli: int) -> str:
 
 
 def _gpu_milli_taken(job: JobClass, kind: DroneType) -> int:
-    """Return what one job takes of a GPU of the type: whole shares, if the GPU is offered in shares."""
+    """Return what one job takes of a GPU of the type: whole shares, or its part of the VRAM, if the GPU is shared."""
+    if kind.vram_pool:
+        equal = job.vram_mib <= kind.vram_mib // kind.shares
+        return share_milli(kind.shares) if equal else -(-job.vram_mib * WHOLE_GPU // kind.vram_mib)
     if not 0 < job.gpu_milli < WHOLE_GPU:
         return job.gpu_milli
     if kind.shares == 1:
@@ -165,10 +171,11 @@ def count_jobs(job: JobClass, space: Resources, kind: DroneType) -> int:
 
     Each of its GPUs that is still free then keeps its reserve, as the drone's START requires.
     """
-    if space.gpu_milli < job.gpu_milli or space.cpus < job.cpus or space.memory_mib < job.memory_mib:
+    too_few_gpus = space.gpu_milli < job.gpu_milli and not kind.vram_pool
+    if too_few_gpus or space.cpus < job.cpus or space.memory_mib < job.memory_mib:
         return 0  # as nearly always: a plan for a large site asks a hundred thousand times
     need, kept = request_of(job, kind), Resources(0, kind.kept_cpus, kind.kept_memory_mib, kind.kept_disk_mib)
-    if kind.shares == 1:
+    if kind.shares == 1 or kind.vram_pool:
         return count_fits(need, space, kept)
     share = share_milli(kind.shares)
     # What rounding leaves of each GPU is no share, and nothing is kept for it.

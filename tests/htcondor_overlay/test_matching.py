@@ -25,13 +25,18 @@ FOUR = replace(A100, name="quad", gpu_milli=4000, cpus=32, memory_mib=81920, dis
 QUAD = replace(FOUR, kept_cpus=8, kept_memory_mib=20480, kept_disk_mib=51200)
 QUARTERS = replace(A100, name="quarters", sharing=Sharing.MPS, shares=4, cpus=32, memory_mib=81920)
 SLICES = replace(QUARTERS, name="slices", sharing=Sharing.MIG, shares=7)
+POOL = replace(QUARTERS, name="pool", shares=8, vram_mib=40000, vram_pool=True)
 KEEPS = replace(QUARTERS, name="keeps", gpu_milli=2000, shares=3, kept_cpus=12)
 
 ANY_GPU = REQUIREMENTS.replace("MY.RequireGPUs", "true")
 NEWER = {"RequireGPUs": "MaxSupportedVersion >= GPUsMinRuntime", "GPUsMinRuntime": "12040"}
 LEFT = "* (MY.GPUs - TARGET.RequestGPUs)"
+POOLED = f"{ANY_GPU} && (TARGET.GPUMem >= RequestGPUMem)"
+"""What condor_submit makes of ``request_gpumem``."""
 FITS = [
     (job(GpuMilli="200"), QUARTERS),
+    (job(RequestGPUMem="9000", Requirements=POOLED), POOL),
+    (job(GpuMilli="125"), POOL),
     (job(GpuMilli="250", RequireGPUs="GlobalMemoryMb >= 10240"), QUARTERS),
     (job(GpuMilli="142"), SLICES),
     (job(GpuMilli="333", RequestCpus="12"), KEEPS),
@@ -50,6 +55,8 @@ FITS = [
 
 REFUSED = [
     (job(GpuMilli="251"), QUARTERS, "gpus", "0.251", "shares of 0.25, one to a job"),
+    (job(RequestGPUMem="40001", Requirements=POOLED), POOL, "vram", "40001 MiB in a pool", "40000 MiB in a pool"),
+    (job(RequestGPUMem="9000", Requirements=POOLED), A100, "vram", "9000 MiB in a pool", "0 MiB in a pool"),
     (job(GpuMilli="250", RequireGPUs="GlobalMemoryMb >= 10241"), QUARTERS, "vram", "10241 MiB", "10240 MiB"),
     (job(RequestGPUs="2"), A100, "gpus", "2", "1"),
     (job(GPUsMinMemory="35000", RequireGPUs="GlobalMemoryMb >= GPUsMinMemory"), PAIR, "vram", "35000 MiB", "16384 MiB"),
@@ -111,6 +118,21 @@ def test_start_lets_in_as_many_jobs_as_the_planner_counts(shares: int, kept_cpus
             slot["Cpus"], slot["GPUs"] = 32 - taken * cpus, 2 * shares - taken
         wants = JobClass("c", 83, cpus, 128, splits=False)
         assert count_jobs_in_type(wants, kind) == taken, f"{cpus} CPUs each"
+
+
+@pytest.mark.parametrize("kept_cpus", [0, 3, 16])
+def test_start_lets_in_as_many_jobs_to_a_pool_as_the_planner_counts(kept_cpus: int) -> None:
+    kind = replace(POOL, kept_cpus=kept_cpus)
+    for mib in (0, 1000, 5000, 5001, 9000, 12000, 40000):
+        for cpus in (1, 2, 5, 16):
+            slot, begins = matching.template(kind), classad2.ExprTree(matching.start(kind))
+            more = {"RequestGPUMem": f"{mib}"} if mib else {"GpuMilli": "125"}
+            ad, taken = as_job(job(RequestCpus=f"{cpus}", RequestMemory="128", **more)), 0
+            while holds(begins, slot, ad) and cpus <= (number(slot, "Cpus") or 0):
+                taken += 1
+                slot["Cpus"], slot["GPUMem"] = 32 - taken * cpus, 40000 - taken * max(5000, mib)
+            wants = JobClass("c", 1000 if mib else 125, cpus, 128, vram_mib=mib, splits=False)
+            assert count_jobs_in_type(wants, kind) == taken, f"{mib} MiB and {cpus} CPUs each"
 
 
 def test_a_gpu_that_arrived_counts_for_each_of_its_shares() -> None:

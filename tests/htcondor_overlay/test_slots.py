@@ -123,6 +123,12 @@ def test_what_is_free_of_shared_gpus(there: int, shares: int, left: int, free_mi
     assert count_jobs(JobClass("c", 1, 1, 1, splits=False), free_resources(slot), kind) == left if shares > 1 else 1
 
 
+@pytest.mark.parametrize(("left_mib", "free_milli"), [("40000", 1000), ("4000", 100), ("39", 0), ("80000", 1000)])
+def test_what_is_free_of_a_pool_of_vram(left_mib: str, free_milli: int) -> None:
+    pool = {"GPUs": "8", "TotalSlotGPUs": "8", "DroneShares": "8", "TotalSlotGPUMem": "40000", "GPUMem": left_mib}
+    assert only(**pool).free_gpu_milli == free_milli
+
+
 def test_shares_of_nonsense_are_none() -> None:
     for shares in ("0", "-3", "true", '"x"', "1e300"):
         assert 0 <= only(DroneShares=shares).free_gpu_milli <= 1000

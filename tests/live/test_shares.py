@@ -211,9 +211,9 @@ def test_a_daemon_that_was_started_again_without_its_limit_ends_acceptance(
     mps_environment = {"CUDA_MPS_PIPE_DIRECTORY": str(pipes), "CUDA_MPS_LOG_DIRECTORY": f"{drone.dir}/log/mps-0"}
     env = {"PATH": "/usr/bin:/bin", "PROVISIONER_DRONE_ID": drone.id, **mps_environment}
     subprocess.run([mps / "nvidia-cuda-mps-control", "-d"], env=env, check=True, timeout=60, **pool.account.run)
-    until(lambda: drone.slot(pool)["DroneMpsReady"] is False, 60, what="the ad says so")
-    why = str(drone.slot(pool)["DroneMpsWhy"])
-    assert "the limit of memory of the MPS control daemon reads '' instead of 20268M" in why
+    why = "the limit of memory of the MPS control daemon reads '' instead of 20268M"
+    until(lambda: why in str(drone.slot(pool)["DroneMpsWhy"]), 60, what="the ad says so")
+    assert drone.slot(pool)["DroneMpsReady"] is False
     job = pool.submit(gpu_job(more="+GpuMilli = 500"))
     time.sleep(5)  # several negotiations
     assert pool.statuses(job) == [1]
@@ -259,17 +259,19 @@ def test_jobs_share_a_pool_of_memory_by_what_they_ask_for(pool: Pool, shared: Sh
     slot = drone.slot(pool)
     assert (slot["GPUMem"], slot["GPUs"]) == (40000, 8)
     assert "set_default_device_pinned_mem_limit 0 40000M" in said(mps), "a job may ask for all of it"
-    flag = pool.file("enough")
-    large = pool.submit(gpu_job(n=5, memory_mib=100, until_there=flag, more="request_gpumem = 9000"))
-    until(lambda: sorted(pool.statuses(large)) == [1, 2, 2, 2, 2], 60, what="four large jobs")
+    flag = pool.file("pooled")
     equal = pool.submit(gpu_job(memory_mib=100, until_there=flag, more="+GpuMilli = 125"))
     small = pool.submit(gpu_job(memory_mib=100, until_there=flag, more="request_gpumem = 1000"))
+    until(lambda: pool.statuses(equal) + pool.statuses(small) == [2, 2], 60, what="two jobs of an equal share")
+    large = pool.submit(gpu_job(n=4, memory_mib=100, until_there=flag, more="request_gpumem = 9000"))
+    until(lambda: sorted(pool.statuses(large)) == [1, 2, 2, 2], 60, what="three large jobs")
+    third = pool.submit(gpu_job(memory_mib=100, until_there=flag, more="+GpuMilli = 125"))
+    until(lambda: drone.slot(pool)["GPUMem"] == 3000, what="the rest is in its ad")
     time.sleep(5)  # several negotiations
-    assert (pool.statuses(equal), pool.statuses(small)) == ([1], [1]), "4000 MiB are left, and a share has 5000"
-    assert drone.slot(pool)["GPUMem"] == 4000
+    assert (pool.statuses(third), sorted(pool.statuses(large))) == ([1], [1, 2, 2, 2]), "3000 MiB are left"
     flag.touch()
     flag.chmod(0o644)
-    until(lambda: not any(map(pool.jobs, (large, equal, small))), 90, what="all are done")
+    until(lambda: not any(map(pool.jobs, (large, equal, small, third))), 90, what="all are done")
     for cluster, mib in ((large, 9000), (equal, 5000), (small, 5000)):
         lines = (pool.dir / "jobs" / f"out.{cluster}.0").read_text().splitlines()
         assert f"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0={mib}M" in lines

@@ -32,7 +32,7 @@ GROUPED = attribute_names(
     """
     JobStatus RequestGPUs RequestCpus RequestMemory RequestDisk GpuMilli GpuDuty GpuWidth RequireGPUs Requirements
     GPUsMinMemory GPUsMinCapability GPUsMaxCapability GPUsMinRuntime Owner JobPrio JobUniverse AllowedJobDuration
-    AllowedExecuteDuration MaxWallTimeMins ConcurrencyLimits
+    AllowedExecuteDuration MaxWallTimeMins ConcurrencyLimits RequestGPUMem
     """
 )
 """Attributes that the schedd groups by; it adds by itself those that their expressions refer to."""
@@ -214,6 +214,7 @@ def request(ad: Ad) -> tuple[JobRequest, int, str]:
             if found and found[0].lower() in least and found[1] <= classads.LARGEST_NUMBER:
                 least[found[0].lower()] = max(least[found[0].lower()], found[1])
     vram, capability, driver = least.values()
+    vram = max(vram, min(whole(ad, "RequestGPUMem"), classads.LARGEST_NUMBER))
     walltime_s = whole(ad, "AllowedJobDuration") or whole(ad, "AllowedExecuteDuration")
     walltime_s = walltime_s or whole(ad, "MaxWallTimeMins") * 60
     per_gpu = math.ceil(vram), math.ceil(round(capability * 10, 6))

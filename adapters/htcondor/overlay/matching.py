@@ -75,7 +75,12 @@ def start(kind: DroneType) -> str:
         ("MY.Disk - (TARGET.RequestDisk ?: 0)", kind.kept_disk_mib * 1024),
     )
     left = "(MY.GPUs - TARGET.RequestGPUs)"
-    if kind.shares == 1:
+    if kind.vram_pool:
+        share, pooled = share_milli(kind.shares), f"max({{{kind.vram_mib // kind.shares}, TARGET.RequestGPUMem ?: 0}})"
+        asks = f"({ASKED_SHARE} <= {share} || (TARGET.RequestGPUMem ?: 0) > 0)"
+        wants = f"(TARGET.RequestGPUs ?: 0) == 1 && {asks} && MY.GPUMem >= {pooled}"
+        keeps = [f"({rest}) * {kind.vram_mib} >= {kept} * (MY.GPUMem - {pooled})" for rest, kept in rests if kept]
+    elif kind.shares == 1:
         wants = "(TARGET.RequestGPUs ?: 0) >= 1"
         keeps = [f"{rest} >= {kept} * {left}" for rest, kept in rests if kept]
     else:
@@ -133,6 +138,8 @@ def template(kind: DroneType, received: ReceivedSlot | None = None, drone_config
             "Disk": kind.disk_mib * 1024,
         }
     )
+    if kind.vram_pool:
+        _put(ad, {name: str(kind.vram_mib) for name in ("GPUMem", "TotalGPUMem", "TotalSlotGPUMem")})
     gpu = _gpu_template(kind) if devices else {}
     gpus: tuple[Mapping[str, str], ...] = (gpu,) * devices
     _put(ad, {f"GPUs_{name}": text for name, text in gpu.items()})
@@ -201,6 +208,7 @@ def _numbers(job: Ad, slot: Ad) -> Iterator[UnmetRequirement]:
         ("cpus", "RequestCpus", "Cpus", ""),
         ("memory", "RequestMemory", "Memory", " MiB"),
         ("disk", "RequestDisk", "Disk", " KiB"),
+        ("vram", "RequestGPUMem", "GPUMem", " MiB in a pool"),
     ):
         asked, there = number(job, wanted), number(slot, offered) or 0
         if asked is None and not source(job, wanted):

@@ -23,7 +23,7 @@ SLOT_PROJECTION = classads.attribute_names(
     Name DroneId SiteName DroneType SlotType SlotID State Activity ChildState NumDynamicSlots NumDynamicSlotsTime
     Cpus Memory Disk GPUs LastHeardFrom MyCurrentTime JobStarts EnteredCurrentState Start DroneReady DroneHealthy
     Draining DroneDraining DroneRetiresAt DaemonStartTime GPUs_DeviceName GPUs_GlobalMemoryMb GPUs_Capability
-    TotalSlotGPUs DroneShares RemoteOwner ChildRemoteOwner
+    TotalSlotGPUs GPUMem TotalSlotGPUMem DroneShares RemoteOwner ChildRemoteOwner
     """
 )
 
@@ -163,7 +163,9 @@ def _retires_at(ad: Ad, heard_at: float) -> float:
 
 
 def _free_gpu_milli(ad: Ad, device_milli: int) -> int:
-    """Return the slot's GPUs less the shares that jobs have. Remainders of rounding are left out."""
+    """Return the slot's GPUs less the shares, or parts of VRAM, that jobs have. Remainders of rounding are left out."""
+    if pool_mib := whole(ad, "TotalSlotGPUMem"):
+        return min(WHOLE_GPU, whole(ad, "GPUMem") * WHOLE_GPU // pool_mib)
     each, free = device_milli, whole(ad, "GPUs")
     if each == WHOLE_GPU:
         return free * WHOLE_GPU
