@@ -12,13 +12,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BUDGETS = {
-    "provisioner/*.py": (12, 2957),
+    "provisioner/*.py": (13, 3088),
     "adapters/*.py": (1, 1),
     "adapters/htcondor/*.py": (4, 617),
-    "tests": (269, 40230),
+    "tests": (270, 40374),
     "provisioner/adapter_tests": (3, 755),
-    "provisioner/cli": (16, 5105),
-    "provisioner/config": (7, 2034),
+    "provisioner/cli": (16, 5131),
+    "provisioner/config": (7, 2057),
     "provisioner/controller": (7, 1913),
     "provisioner/drone": (1, 49),
     "provisioner/migrate": (8, 1529),
@@ -31,7 +31,7 @@ BUDGETS = {
     "adapters/shared": (11, 1080),
     "adapters/slurm": (14, 3978),
     "adapters/htcondor/overlay": (10, 2694),
-    "adapters/htcondor/site": (8, 2477),
+    "adapters/htcondor/site": (9, 2527),
 }
 """Most Python files and most lines by package, comments and blank lines included."""
 

@@ -339,36 +339,39 @@ tell_mps() {
 }
 
 # ------------------------------------------------------------------------------------------------- GPUs of others
-# What keeps jobs from GPUs that they were not given (GpuGuard): namespaces of ours in which these cannot be opened, where
-# the kernel lets us have them and it is known which files are whose; a device filter of the site, where all jobs get the
-# same GPUs; else variables of the environment, which a job may ignore.
+# What keeps jobs from GPUs that they were not given (GpuGuard): namespaces of ours in which these cannot be opened, if the
+# kernel lets us have them, it is known which files are whose, and HTCondor finds the drone's GPUs there; else a device
+# filter of the site, where all jobs get the same GPU; else variables of the environment, which a job may ignore.
 choose_guard() {
     gpu_guard=environment guarded='' wrapper=''
-    printf '%s\n' "unshare='$(command -v unshare)'" "mount='$(command -v mount)'" "uid=$(id -u)" "gid=$(id -g)" >"$D/guard"
+    unshare=$(command -v unshare) mount=$(command -v mount)
+    printf '%s\n' "unshare='$unshare'" "mount='$mount'" "uid=$(id -u)" "gid=$(id -g)" >"$D/guard"
     cat >"$D/job_wrapper.sh" <<'JOB_WRAPPER'
 exit 71 # @include job_wrapper.sh
 JOB_WRAPPER
     chmod 700 "$D/job_wrapper.sh"
     cp "$D/job_wrapper.sh" "$D/drone_wrapper.sh"
     : >"$D/gpus"
-    if [ "$DRONE_GPUS" -gt 0 ]; then gpu_table >"$D/gpus" && knows_gpus || return; fi
+    [ "$DRONE_GPUS" -eq 0 ] || gpu_table >"$D/gpus"
     devices=$(grep -c . "$D/gpus")
-    if namespace_works; then
-        gpu_guard=namespace guarded="sh $D/drone_wrapper.sh"
+    # Where some are hidden the others may have other indices.
+    seen=
+    case ${CUDA_VISIBLE_DEVICES-all}:$devices in
+        *[!0-9,]*:* | :* | *:0) ;;
+        *) seen=CUDA_VISIBLE_DEVICES=$(cut -d ' ' -f 1 "$D/gpus" | paste -s -d, -) ;;
+    esac
+    # shellcheck disable=SC2086
+    if namespace_works && knows_gpus $seen sh "$D/drone_wrapper.sh"; then
+        gpu_guard=namespace guarded="sh $D/drone_wrapper.sh" clean="$clean $seen"
         [ "$devices" -le 1 ] || wrapper="USER_JOB_WRAPPER = $D/job_wrapper.sh"
-        # Where some are hidden the others may have other indices.
-        case ${CUDA_VISIBLE_DEVICES-all} in
-            *[!0-9,]* | '') ;;
-            *) clean="$clean CUDA_VISIBLE_DEVICES=$(cut -d ' ' -f 1 "$D/gpus" | paste -s -d, -)" ;;
-        esac
-    elif [ "$devices" -le 1 ] && others_are_refused; then
+    elif [ "$devices" -le 1 ] && knows_gpus && others_are_refused; then
         gpu_guard=cgroup
     fi
 }
 # shellcheck disable=SC2016
 namespace_works() {
-    [ -c /dev/full ] && GUARD_ALSO=/dev/full $clean timeout -k 1 20 sh "$D/drone_wrapper.sh" sh -c '[ "$(id -u)" = "$1" ] && ! (: </dev/full)' \
-        probe "$(id -u)" >/dev/null 2>&1
+    [ -c /dev/full ] && GUARD_ALSO=/dev/full $clean timeout -k 1 20 sh "$D/drone_wrapper.sh" \
+        sh -c '[ "$(id -u)" = "$1" ] && ! (: </dev/full)' probe "$(id -u)" >/dev/null 2>&1
 }
 others_are_refused() {
     refused=1
@@ -379,14 +382,14 @@ others_are_refused() {
     done
     return $refused
 }
-# All that HTCondor hands out is in the table.
+# knows_gpus [COMMAND...]: all that HTCondor finds, run by this command, is in the table.
 knows_gpus() {
+    [ "$DRONE_GPUS" -gt 0 ] || return 0
     # shellcheck disable=SC2086
-    found=$($clean timeout -k 1 60 "$DRONE_DISCOVERY" $DRONE_DISCOVERY_OPTIONS 2>/dev/null) || return
-    for id in $(echo "$found" | sed -n 's/^DetectedGPUs="\([^"]*\)".*/\1/p' | tr ',' ' '); do
-        grep -q "^$id" "$D/gpus" || return
-    done
-    [ -s "$D/gpus" ]
+    found=$($clean "$@" timeout -k 1 60 "$DRONE_DISCOVERY" $DRONE_DISCOVERY_OPTIONS 2>/dev/null | tr -d ' ') || return
+    found=$(echo "$found" | sed -n 's/^DetectedGPUs="\([^"]*\)".*/\1/p' | tr ',' ' ')
+    for id in $found; do grep -q "^$id" "$D/gpus" || return; done
+    [ -n "$found" ]
 }
 # gpu_table: a line for each NVIDIA GPU and MIG instance that the site assigned: its UUID, and device files of its own.
 gpu_table() {
