@@ -305,7 +305,7 @@ def mig_layout(
 
     \b
     Examples:
-      provisioner render mig --site topas >mig.sh
+      provisioner render mig --site topas > mig.sh
     """
     spec = _named_site(opt.config_path(opt.Where(path)), site)[1]
     if not spec.policy.mig:

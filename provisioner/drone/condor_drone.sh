@@ -382,14 +382,14 @@ others_are_refused() {
     done
     return $refused
 }
-# knows_gpus [COMMAND...]: all that HTCondor finds, run by this command, is in the table.
+# knows_gpus [COMMAND...]: HTCondor, run by this command, finds the devices of the table and no others.
 knows_gpus() {
     [ "$DRONE_GPUS" -gt 0 ] || return 0
     # shellcheck disable=SC2086
     found=$($clean "$@" timeout -k 1 60 "$DRONE_DISCOVERY" $DRONE_DISCOVERY_OPTIONS 2>/dev/null | tr -d ' ') || return
-    found=$(echo "$found" | sed -n 's/^DetectedGPUs="\([^"]*\)".*/\1/p' | tr ',' ' ')
+    found=$(echo "$found" | sed -n 's/^DetectedGPUs="\([^"]*\)".*/\1/p' | tr ',' '\n' | sort -u)
     for id in $found; do grep -q "^$id" "$D/gpus" || return; done
-    [ -n "$found" ]
+    [ "$(echo "$found" | grep -c .)" -eq "$devices" ]
 }
 # gpu_table: a line for each NVIDIA GPU and MIG instance that the site assigned: its UUID, and device files of its own.
 gpu_table() {

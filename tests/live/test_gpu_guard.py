@@ -172,7 +172,7 @@ def test_without_a_table_of_gpus_the_ad_claims_no_guard(pool: Pool, guarded: Gua
 def test_jobs_end_as_without_the_wrapper(pool: Pool, guarded: GuardedDrone, end: str) -> None:
     drone = guarded("ends", smi=nvidia_smi(), **BOTH)
     assert drone.slot(pool)["GpuGuard"] == "namespace"
-    notes = pool.file("notes")
+    notes = pool.file(f"notes-{end}")
     waits = f"trap 'echo TERM >>{notes}; exit 3' TERM; echo up >>{notes}; while :; do sleep 0.2; done\n"
     text = {"segv": "kill -SEGV $$\n"}.get(end, waits)
     program = pool.program("ends", text)
