@@ -725,6 +725,16 @@ class Reserve:
 
 
 @dataclass(frozen=True, slots=True)
+class MigLayout:
+    """MIG instances that the administrator has made of each GPU of certain nodes."""
+
+    gpu_model: str
+    layout: tuple[str, ...]
+    """Names of profiles, one for each instance."""
+    nodes: tuple[str, ...] = ("*",)
+
+
+@dataclass(frozen=True, slots=True)
 class SitePolicy:
     """Policy of one site; ``config/models.py`` explains its settings, which have the same names there.
 
@@ -752,6 +762,7 @@ class SitePolicy:
     stopping_s: float = 60.0
     grace_s: float = 30.0
     blocking: tuple[Reserve, ...] = ()
+    mig: tuple[MigLayout, ...] = ()
     preempt_proactively: bool = True
     min_runtime_s: float = 0.0
     idle_timeout_s: float | None = None

@@ -12,13 +12,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BUDGETS = {
-    "provisioner/*.py": (13, 3372),
+    "provisioner/*.py": (14, 3503),
     "adapters/*.py": (1, 1),
     "adapters/htcondor/*.py": (4, 617),
-    "tests": (288, 43725),
+    "tests": (292, 44270),
     "provisioner/adapter_tests": (3, 755),
-    "provisioner/cli": (17, 5312),
-    "provisioner/config": (7, 2085),
+    "provisioner/cli": (17, 5338),
+    "provisioner/config": (7, 2108),
     "provisioner/controller": (8, 2006),
     "provisioner/drone": (4, 1191),
     "provisioner/migrate": (8, 1529),
@@ -31,7 +31,7 @@ BUDGETS = {
     "adapters/shared": (11, 1086),
     "adapters/slurm": (14, 3978),
     "adapters/htcondor/overlay": (11, 2899),
-    "adapters/htcondor/site": (8, 2480),
+    "adapters/htcondor/site": (9, 2530),
 }
 """Most Python files and most lines by package, comments and blank lines included."""
 

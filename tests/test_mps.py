@@ -104,6 +104,8 @@ def drone_in(directory: Path, programs: Path) -> Drone:
     (directory / "condor/mps/gpus").write_text(f"0 {GPU} {UUID} {LIMIT_MIB}\n")
     for name in ("mps.sh", "mps_job.py", "job_wrapper.sh"):
         (directory / "condor" / name).write_bytes(script(name))
+    (directory / "condor/gpu_wrapper.sh").write_bytes(script("job_wrapper.sh"))
+    (directory / "condor/guard").write_text("guard_jobs=no\n")
     account().give(directory)
     return Drone(directory, programs)
 

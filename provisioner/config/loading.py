@@ -21,7 +21,7 @@ from provisioner.config.units import Secret, SecretUnreadableError, format_durat
 from provisioner.formatting import gpus
 from provisioner.interfaces import OverlayFactory, SiteFactory
 from provisioner.loader import AdapterBrokenError, AdapterUnknownError, overlay_adapter, site_adapter
-from provisioner.model import WHOLE_GPU, DroneType, Headroom, LowUsePolicy, Policy, Reserve, SitePolicy
+from provisioner.model import WHOLE_GPU, DroneType, Headroom, LowUsePolicy, MigLayout, Policy, Reserve, SitePolicy
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -267,6 +267,7 @@ def _site_config(site: _ReadSite) -> SiteConfig:
         **_by_field(SitePolicy, model, model.limits, model.timeouts, model.owner)
         | {
             "blocking": tuple(Reserve(**_by_field(Reserve, section)) for section in model.blocking),
+            "mig": tuple(MigLayout(**_by_field(MigLayout, section)) for section in model.mig),
             "idle_timeout_s": model.timeouts.idle,
         }
     )

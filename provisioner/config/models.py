@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
+from provisioner import mig
 from provisioner.config.units import (
     Capability,
     ConfigPath,
@@ -321,6 +322,25 @@ def _each_is_reached(entries: tuple[BlockingSection, ...]) -> tuple[BlockingSect
     return entries
 
 
+class MigSection(ConfigSection):
+    """MIG instances that the site's administrator makes of each GPU of certain nodes (`provisioner render mig`)."""
+
+    nodes: Annotated[tuple[_NodePattern, ...], AfterValidator(_node_patterns)] = Field(
+        ("*",), min_length=1, examples=[["topas-a100-*"]]
+    )
+    """Node names; `*`, `?` and `[...]` as in file names. The first entry that matches a node applies."""
+    gpu_model: Literal["A100-40", "A100-80", "H100-80", "H100-96"] = Field(examples=["A100-40"])
+    """Model and memory of the GPUs, which decide the profiles."""
+    layout: tuple[str, ...] = Field(min_length=1, max_length=MOST_SLICES, examples=[["3g.20gb", "2g.10gb", "1g.5gb"]])
+    """The profile of each instance."""
+
+    @model_validator(mode="after")
+    def _can_be_made(self) -> Self:
+        if message := mig.mistake(self.gpu_model, self.layout):
+            raise mistake_at("layout", message)
+        return self
+
+
 class OwnerSection(ConfigSection):
     """The behaviour of drones towards the owner of the hardware."""
 
@@ -462,6 +482,8 @@ class SiteFile(ConfigSection):
         (), examples=[[{"cpus": 8, "memory": "20 GiB"}]]
     )
     """CPUs, memory and disk that free GPUs reserve on their nodes."""
+    mig: tuple[MigSection, ...] = Field((), examples=[[{"gpu_model": "A100-40", "layout": ["3g.20gb", "3g.20gb"]}]])
+    """MIG layouts of nodes; `check --live` reports nodes that differ, where the site can be asked."""
     owner: OwnerSection = Field(default_factory=OwnerSection, examples=[{"preempt_proactively": True}])
     """Behaviour towards the owner of the hardware."""
     types: dict[Name, TypeSection] = Field(

@@ -427,12 +427,110 @@ STARTD_ATTRS = \$(STARTD_ATTRS) DroneMpsOrderedEnd
 CONFIG
 }
 
-write_wrapper() {
+# ------------------------------------------------------------------------------------------------- GPUs of others
+# What keeps jobs from GPUs that they were not given (GpuGuard): namespaces of ours in which these cannot be opened, if the
+# kernel lets us have them, it is known which files are whose, and HTCondor finds the drone's GPUs there; else a device
+# filter of the site, where all jobs get the same GPU; else variables of the environment, which a job may ignore.
+choose_guard() {
+    gpu_guard=environment guarded='' wrapper=''
+    unshare=$(command -v unshare) mount=$(command -v mount)
+    printf '%s\n' "unshare='$unshare'" "mount='$mount'" "uid=$(id -u)" "gid=$(id -g)" guard_jobs=no >"$D/guard"
     cat >"$D/job_wrapper.sh" <<'JOB_WRAPPER'
 exit 71 # @include job_wrapper.sh
 JOB_WRAPPER
     chmod 700 "$D/job_wrapper.sh"
-    printf '\nUSER_JOB_WRAPPER = %s\n' "$D/job_wrapper.sh"
+    for copy in drone_wrapper gpu_wrapper; do cp "$D/job_wrapper.sh" "$D/$copy.sh"; done
+    : >"$D/gpus"
+    [ "$DRONE_GPUS" -eq 0 ] || gpu_table >"$D/gpus"
+    devices=$(grep -c . "$D/gpus")
+    # Where some are hidden the others may have other indices.
+    seen=
+    case ${CUDA_VISIBLE_DEVICES-all}:$devices in
+        *[!0-9,]*:* | :* | *:0) ;;
+        *) seen=CUDA_VISIBLE_DEVICES=$(cut -d ' ' -f 1 "$D/gpus" | paste -s -d, -) ;;
+    esac
+    # shellcheck disable=SC2086
+    if namespace_works && knows_gpus $seen sh "$D/drone_wrapper.sh"; then
+        gpu_guard=namespace guarded="sh $D/drone_wrapper.sh" clean="$clean $seen"
+        [ "$devices" -le 1 ] || { wrapper=yes; echo guard_jobs=yes >>"$D/guard"; }
+    elif [ "$devices" -le 1 ] && knows_gpus && others_are_refused; then
+        gpu_guard=cgroup
+    fi
+    [ -z "$wrapper$mps" ] || wrapper="USER_JOB_WRAPPER = $D/job_wrapper.sh"
+}
+# shellcheck disable=SC2016
+namespace_works() {
+    [ -c /dev/full ] && GUARD_ALSO=/dev/full $clean timeout -k 1 20 sh "$D/drone_wrapper.sh" \
+        sh -c '[ "$(id -u)" = "$1" ] && ! (: </dev/full)' probe "$(id -u)" >/dev/null 2>&1
+}
+others_are_refused() {
+    refused=1
+    for file in $(sh "$D/drone_wrapper.sh"); do
+        case $file in /dev/nvidia[0-9]* | /dev/dri/render*) ;; *) continue ;; esac
+        if (: <"$file") 2>/dev/null; then return 1; fi
+        refused=0
+    done
+    return $refused
+}
+# knows_gpus [COMMAND...]: HTCondor, run by this command, finds the devices of the table and no others.
+knows_gpus() {
+    [ "$DRONE_GPUS" -gt 0 ] || return 0
+    # shellcheck disable=SC2086
+    found=$($clean "$@" timeout -k 1 60 "$DRONE_DISCOVERY" $DRONE_DISCOVERY_OPTIONS 2>/dev/null | tr -d ' ') || return
+    found=$(echo "$found" | sed -n 's/^DetectedGPUs="\([^"]*\)".*/\1/p' | tr ',' '\n' | sort -u)
+    for id in $found; do grep -q "^$id" "$D/gpus" || return; done
+    [ "$(echo "$found" | grep -c .)" -eq "$devices" ]
+}
+# gpu_table: a line for each NVIDIA GPU and MIG instance that the site assigned: its UUID, and device files of its own.
+gpu_table() {
+    listing=$($clean timeout -k 1 60 nvidia-smi -L 2>/dev/null) || return
+    # "INDEX UUID" of GPUs, "INDEX.DEVICE UUID" of MIG instances
+    uuids=$(echo "$listing" | while read -r kind first rest; do
+        uuid=${rest##*UUID: }
+        device=${rest#Device}
+        case $kind in
+            GPU) gpu=${first%:}; echo "$gpu ${uuid%%)*}" ;;
+            MIG) echo "$gpu.$(echo ${device%%:*}) ${uuid%%)*}" ;;
+        esac
+    done)
+    index=-1 device='' instance='' instances=''
+    $clean timeout -k 1 60 nvidia-smi -q 2>/dev/null | while read -r line; do
+        value=${line##* }
+        case $line in
+            'GPU '????????:*) index=$((index + 1)) address=$(echo "${line#GPU ????}" | tr A-F a-f) instances='' ;;
+            'Index '*) device=$value ;;
+            'GPU Instance ID '*) instance=$value ;;
+            'Compute Instance ID '*) instances="$instances $device:gi$instance:ci$value" ;;
+            'Minor Number '*) gpu_files "$value" ;;
+        esac
+    done
+}
+# gpu_files MINOR: the lines of the GPU with this index, PCI address and instances, if it is ours.
+gpu_files() {
+    gpu=$(echo "$uuids" | sed -n "s/^$index //p")
+    files=/dev/nvidia$1
+    if [ -z "$instances" ]; then
+        for node in "/sys/bus/pci/devices/$address/drm"/*; do
+            [ ! -e "$node" ] || files="$files /dev/dri/${node##*/}"
+        done
+        if assigned "$index" || assigned "$gpu"; then echo "$gpu $files "; fi
+    fi
+    for each in $instances; do
+        uuid=$(echo "$uuids" | sed -n "s/^$index[.]${each%%:*} //p")
+        assigned "$index" || assigned "$gpu" || assigned "$uuid" || continue
+        each=${each#*:}
+        caps=$(sed -n "s,^gpu$1/${each%:*}/access ,,p; s,^gpu$1/${each%:*}/${each#*:}/access ,,p" \
+            /proc/driver/nvidia-caps/mig-minors 2>/dev/null)
+        [ -z "$caps" ] || echo "$uuid $files$(printf ' /dev/nvidia-caps/nvidia-cap%s' $caps) "
+    done
+}
+# assigned NAME: the site gave it to us; a UUID may be its beginning.
+assigned() {
+    case ,${CUDA_VISIBLE_DEVICES-all}, in ,all, | *,"$1",*) return 0 ;; esac
+    for name in $(echo "$CUDA_VISIBLE_DEVICES" | tr ',' ' '); do
+        case $name:$1 in [0-9]*) ;; *:"$name"*) return 0 ;; esac
+    done
+    return 1
 }
 
 # The kind of job that a drone with GPUs takes: one that wants some, and after which every GPU that is still free keeps
@@ -674,11 +772,13 @@ DroneType = "$DRONE_TYPE"
 DroneGpuMilli = $DRONE_GPU_MILLI
 DroneShares = $DRONE_SHARES
 DroneReady = False
-STARTD_ATTRS = \$(STARTD_ATTRS) DroneId SiteName DroneType DroneGpuMilli DroneShares DroneReady
+GpuGuard = "$gpu_guard"
+STARTD_ATTRS = \$(STARTD_ATTRS) DroneId SiteName DroneType DroneGpuMilli DroneShares DroneReady GpuGuard
 MASTER_ATTRS = \$(MASTER_ATTRS) DroneId
 $ends
 $orders
 STARTER_JOB_ENVIRONMENT = "PROVISIONER_DRONE_ID=$DRONE_ID"
+$wrapper
 
 # --- what it takes, once its token is put away: jobs that want a GPU (or, without GPUs, that want none), that say no
 # longer than we live, while all checks are good
@@ -714,13 +814,13 @@ KILLING_TIMEOUT = 1
 $optional
 STARTD_HISTORY = $D/spool/startd_history
 CONFIG
-    [ -z "$mps" ] || { configure_mps; write_wrapper; } >>"$D/etc/condor_config"
+    [ -z "$mps" ] || configure_mps >>"$D/etc/condor_config"
 }
 
 start_condor() {
     # A session of its own: a signal to the site's process group is for this script, which knows what to do with it.
     # shellcheck disable=SC2086
-    $clean setsid "$prefix/sbin/condor_master" -f >"$LOGS/master.out" 2>&1 </dev/null &
+    $clean setsid $guarded "$prefix/sbin/condor_master" -f >"$LOGS/master.out" 2>&1 </dev/null &
     master=$!
     # If this script is killed outright nobody else would end the master, and what its jobs shared the GPUs by.
     me=$$
@@ -1003,6 +1103,7 @@ check_first
 mps_parts=$DRONE_SHARES            # each process may have such a part of a GPU's memory
 [ "$DRONE_VRAM_POOL" = 0 ] || mps_parts=1
 if [ "$DRONE_SHARING" = mps ] && [ "$DRONE_SHARES" -gt 1 ]; then start_mps; fi
+choose_guard
 write_config
 placed_at=''
 place_token

@@ -18,4 +18,13 @@ wanted=$((${DRONE_GPUS:-1} * ${DRONE_SHARES:-1} - ${offline:-0} * per_device))
 what=GPUs
 [ "${DRONE_SHARES:-1}" -eq 1 ] || what='shares of GPUs'
 if [ "$count" -lt "$wanted" ]; then echo "HTCondor finds $count of $wanted $what"; exit 1; fi
+# An instance of MIG has its own memory, and the driver keeps up to a tenth of it.
+promised=$((${DRONE_VRAM_MIB:-0} / ${DRONE_SHARES:-1}))
+for has in $(echo "$found" | grep -E '^MIG|^Common' | sed -n 's/.*GlobalMemoryMb=\([0-9]*\).*/\1/p'); do
+    case $found in *MIG-*) ;; *) continue ;; esac
+    if [ "$has" -lt $((promised * 85 / 100)) ]; then
+        echo "a MIG instance has $has MiB, and the drone type promises $promised"
+        exit 1
+    fi
+done
 echo "HTCondor finds $count $what"

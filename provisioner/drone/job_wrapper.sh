@@ -1,7 +1,12 @@
 #!/bin/sh
-# USER_JOB_WRAPPER of the drone's startd: prepares what a job needs on shared GPUs, then runs the job ("$@").
-
+# job_wrapper.sh COMMAND ARGUMENT...: HTCondor's USER_JOB_WRAPPER. Give a job its server of MPS, and run it where it cannot
+# open the GPUs of others. As gpu_wrapper.sh: the second only. As drone_wrapper.sh: run HTCondor itself, with all GPUs of the
+# drone. Without a command: print the files to hide.
+# Beside it are `guard`, what the drone found out (uid, gid, unshare, mount, guard_jobs), and `gpus`, a line for each GPU and
+# MIG instance of the drone: its UUID, and the device files of its own. A job may set any variable, but not $0.
 here=${0%/*}
+# shellcheck disable=SC1091
+. "$here/guard"
 
 refuse_job() {
     echo "drone: $*" >&2
@@ -32,13 +37,70 @@ join_mps() {
 run_under_mps() {
     read -r vacate_s control python <"$here/mps/wrapper"
     if [ -n "$python" ] && "$python" -I -S -c '' 2>/dev/null; then
-        exec "$python" -I -S "$here/mps_job.py" "$mine" "$vacate_s" "$control" "$@"
+        exec "$python" -I -S "$here/mps_job.py" "$mine" "$vacate_s" "$control" /bin/sh "$here/gpu_wrapper.sh" "$@"
     fi
-    exec "$@"
 }
 
-if [ -e "$here/mps/gpus" ]; then
-    join_mps
-    run_under_mps "$@"
-fi
+# hidden_files: the device files of GPUs that the command was not given. Drivers share the others (nvidiactl, ...), but
+# with a command that was given none.
+hidden_files() {
+    case ${0##*/} in drone_wrapper.sh) given='*' ;; *) given=$(echo "${_CONDOR_AssignedGPUs:-}" | tr ',' ' ') ;; esac
+    own=
+    set -f     # `*` is a pattern for UUIDs, no file
+    while read -r uuid files; do
+        # shellcheck disable=SC2254
+        for id in $given; do case $uuid in $id*) own="$own $files" ;; esac; done
+    done <"$here/gpus"
+    set +f
+    for file in /dev/nvidia* /dev/nvidia-caps/* /dev/dri/card* /dev/dri/render* /dev/kfd /dev/accel/* ${GUARD_ALSO:-}; do
+        [ -c "$file" ] || continue
+        case "$own :$file" in
+            *" $file "*) ;;
+            ' :'* | *:/dev/nvidia[0-9]* | *:/dev/nvidia-caps/*) echo "$file" ;;
+            *:/dev/nvidia*) ;;
+            *) echo "$file" ;;
+        esac
+    done
+}
+
+# guard_gpus COMMAND...: become the command in a user and mount namespace in which these files cannot be opened. In the
+# first namespace it could undo that, so it gets another one, in which it has its own uid and no capability.
+guard_gpus() {
+    hidden=$(hidden_files)
+    if [ $# -eq 0 ]; then echo "$hidden"; exit; fi
+    [ -n "$hidden" ] || exec "$@"
+    # The job's libraries are not for these tools.
+    if [ -n "${LD_LIBRARY_PATH:-}${LD_PRELOAD:-}" ]; then
+        set -- /bin/sh -c "$with_libraries" become "${LD_LIBRARY_PATH:-}" "${LD_PRELOAD:-}" "$@"
+        unset LD_LIBRARY_PATH LD_PRELOAD
+    fi
+    # Mounts of the host (autofs, CVMFS) still come through.
+    # shellcheck disable=SC2154
+    exec "$unshare" --user --map-root-user --mount --propagation slave /bin/sh -c "$hide" hide \
+        "$unshare" "$mount" "$uid" "$gid" "$hidden" "$@"
+}
+# HTCondor starts the job again, elsewhere, if there is a file of the wrapper's failure.
+# shellcheck disable=SC2016
+hide='unshare=$1 mount=$2 uid=$3 gid=$4 hidden=$5
+    shift 5
+    for file in $hidden; do
+        why=$("$mount" --bind "$file" "$file" 2>&1) &&
+            why=$("$mount" -o remount,bind,nodev,nosuid,noexec "$file" 2>&1) && continue
+        echo "cannot hide $file: $why" >&2
+        [ -z "${_CONDOR_WRAPPER_ERROR_FILE:-}" ] || echo "cannot hide $file: $why" >"$_CONDOR_WRAPPER_ERROR_FILE"
+        exit 71
+    done
+    exec "$unshare" --user --map-user="$uid" --map-group="$gid" -- "$@"'
+# shellcheck disable=SC2016
+with_libraries='[ -z "$1" ] || export LD_LIBRARY_PATH="$1"
+    [ -z "$2" ] || export LD_PRELOAD="$2"
+    shift 2
+    exec "$@"'
+
+case ${0##*/} in
+    drone_wrapper.sh) guard_gpus "$@" ;;
+    job_wrapper.sh) [ ! -e "$here/mps/gpus" ] || { join_mps; run_under_mps "$@"; } ;;
+esac
+# shellcheck disable=SC2154
+[ "$guard_jobs" = no ] || guard_gpus "$@"
 exec "$@"
