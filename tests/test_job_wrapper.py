@@ -32,7 +32,9 @@ def wrapped(
         (root / "dev").mkdir()
         (root / name).write_bytes(script("job_wrapper.sh"))
         (root / "gpus").write_text(gpus)
-        (root / "guard").write_text(f"unshare=/usr/bin/unshare\nmount={mount}\nuid={me.uid}\ngid={me.gid}\nguard_jobs=yes\n")
+        (root / "guard").write_text(
+            f"unshare=/usr/bin/unshare\nmount={mount}\nuid={me.uid}\ngid={me.gid}\nguard_jobs=yes\n"
+        )
         me.give(root)
         around = with_device_nodes(root / "dev", me.uid, me.gid)
         return subprocess.run(

@@ -438,7 +438,7 @@ def test_a_job_ends_by_its_own_signal(wrapped: Wrapped, number: signal.Signals) 
 
 def test_a_command_that_cannot_be_run_ends_with_127(wrapped: Wrapped) -> None:
     job = wrapped("/nonexistent/job")
-    assert "cannot run /nonexistent/job: No such file" in job.communicate(timeout=60)[1]
+    assert "/nonexistent/job: not found" in job.communicate(timeout=60)[1]
     assert job.returncode == 127
 
 
