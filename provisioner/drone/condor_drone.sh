@@ -799,6 +799,7 @@ STARTD_CRON_DRONE_CHECKS_RECONFIG = False
 # --- when it ends: without a claim for long; told from afar; or when this script says so
 STARTD_NOCLAIM_SHUTDOWN = $((DRONE_IDLE_S + DRONE_JOIN_S))
 MAXJOBRETIREMENTTIME = 365*24*3600
+$optional
 # A job that uses more memory than it asked for, and more than its part of the drone, is held: else the site would end
 # the drone with all jobs in it. The same for scratch: a full one would end the jobs of others.
 DRONE_MEMORY_EXCEEDED = (MemoryUsage =!= UNDEFINED && MemoryUsage > Memory && MemoryUsage * $units > $DRONE_MEMORY_MIB * $unit)
@@ -811,7 +812,6 @@ STARTER_UPDATE_INTERVAL = 60
 MACHINEMAXVACATETIME = $VACATE_S
 SHUTDOWN_GRACEFUL_TIMEOUT = $VACATE_S
 KILLING_TIMEOUT = 1
-$optional
 STARTD_HISTORY = $D/spool/startd_history
 CONFIG
     [ -z "$mps" ] || configure_mps >>"$D/etc/condor_config"
