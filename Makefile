@@ -20,7 +20,7 @@ PYTEST        := $(BIN)/python -m pytest --rerun-show-tracebacks -n $(WORKERS) -
 .DELETE_ON_ERROR:
 P ?= planner
 .PHONY: help venv dev demo test test-matrix test-quick t watch lint format types contracts condor slurm openstack pyslurm bench \
-        bench-deciding bench-hostile bench-worlds mutants docs check-docs build clean
+        bench-deciding bench-gpu bench-hostile bench-worlds mutants docs check-docs build clean mps
 
 help:  ## this list
 	@echo "GPU drone provisioner: starts pilot jobs for GPU jobs that wait in an HTCondor pool"; echo
@@ -35,7 +35,7 @@ demo: venv  ## 40 GPU jobs on this host: drones start, run them and leave (no ro
 
 # Side by side: the programs are mostly waited for.
 test: dev  ## everything: linters, types, contracts, all tests with real daemons
-	@$(MAKE) --no-print-directory --output-sync=target -j 3 openstack condor slurm lint types contracts
+	@$(MAKE) --no-print-directory --output-sync=target -j 3 openstack condor mps slurm lint types contracts
 	$(PYTEST) -m "not matrix" tests
 
 # Nothing that `make test` has run: its version of Slurm is the first here, and tests/live/conftest.py marks the others.
@@ -72,6 +72,10 @@ contracts: dev
 condor: dev
 	@for suite in $(CONDOR_SUITES); do PATH=$$PWD/$(BIN):$$PATH tests/labs/get-condor.sh $$suite || exit 1; done
 
+# NVIDIA's, which not every Debian mirror has: without it the tests that need it are skipped.
+mps:
+	@tests/labs/get-mps.sh --optional trixie
+
 # A Slurm cluster of a test lives in namespaces, and they need root: an ordinary user's tests leave it out.
 slurm:
 	@if [ "$$(id -u)" != 0 ]; then echo "not root: the tests with Slurm will be skipped"; exit 0; fi; \
@@ -99,6 +103,10 @@ bench-hostile: dev  ## decisions on 100,000 random and hostile snapshots, ads an
 # Minutes. One world: WORLDS="--first 4711 --seeds 1".
 bench-worlds: dev  ## a thousand random worlds with faults: what is started, withdrawn and let go by job, promises broken
 	$(BIN)/python -m benchmarks.oscillation $(WORLDS)
+
+# Ten minutes on one GPU, whose settings it leaves as they are. One step: GPU="--only table --seconds 30".
+bench-gpu: dev  ## shared GPUs on a real one: MPS, kills, throughput and energy, beside the model; tables, var/gpu
+	$(BIN)/python -m benchmarks.gpu.run $(GPU)
 
 # Hours, of which it keeps what it has. A sample of one part: MUTANTS="--part lifecycle --sample 200".
 mutants: $(VENV)/.mutants  ## mutation testing of planner, controller and store: scores by module, var/mutants

@@ -283,6 +283,13 @@ def _black_hole(reason: r.BlackHoleDrone) -> str:
     )
 
 
+def _exclusive_only(reason: r.ExclusiveOnly) -> str:
+    why = f"{count(reason.faults, 'fault')} on shared GPUs in {age(reason.window_s)}: exclusive GPUs only"
+    if not reason.faults:
+        why = "neighbours on shared GPUs ended a job twice, without its fault: an exclusive GPU until it is done, or"
+    return f"{why} until {iso(reason.until)}{_tail(reason.message)}"
+
+
 def _nothing_fits(reason: r.NothingFits) -> str:
     wanted, offered = amounts(reason.requested, reason.available)
     nearest = (
@@ -380,6 +387,10 @@ _SENTENCES: Mapping[Category, Mapping[type, str | Callable[[Any], str]]] = {
         r.IdleTimeout: lambda x: ", ".join(
             [f"idle {_over(x.idle_s, x.limit_s)}", *filter(None, [IDLE_LIMIT_WORDS.get(x.by)])]
         ),
+        r.OptionalJobsOnly: lambda x: (
+            f"takes no more jobs: for {_over(x.idle_s, x.limit_s)} none that needs its GPU, only jobs for which it is"
+            " optional"
+        ),
         r.DrainAtRisk: "ends what it runs and takes no more: the owner of {site} is likely to take its place, and "
         "waiting jobs would lose {lost:percent} of their work there, where they accept {tolerated:percent}",
         r.BlackHoleDrone: _black_hole,
@@ -417,6 +428,7 @@ _SENTENCES: Mapping[Category, Mapping[type, str | Callable[[Any], str]]] = {
         r.BackingOff: "{scope} is not used until {until:time} ({fault}){message:tail}",
         r.StartsUnmatched: "the pool gave none of these jobs to drones of {type} that were started for them "
         "({failures} in a row): the next one is tried at {until:time}; other jobs are not affected{message:tail}",
+        r.ExclusiveOnly: _exclusive_only,
         r.Probing: "{scope} is tried with one drone before more are started",
         r.TooManyUnhealthy: lambda x: (
             f"{x.unhealthy} of {count(x.drones, 'drone')} look unhealthy, more than {number(100 * x.fraction)} %: "
@@ -442,6 +454,12 @@ _SENTENCES: Mapping[Category, Mapping[type, str | Callable[[Any], str]]] = {
         ),
         r.ReserveKept: "nodes have room for {type}, but `blocking` reserves it for their {free_gpus} free GPUs",
         r.DemandCovered: "{jobs:job} will be taken by free slots and {drones:drone} on the way",
+        r.AwaitingIdleGpu: lambda x: (
+            "a GPU is optional for these jobs: they wait for an idle GPU"
+            + (f" or a CPU slot (drone type {_q(x.cpu_type)}" if x.cpu_type else "")
+            + (f": {_q(x.held_back)})" if x.cpu_type and x.held_back else ")" if x.cpu_type else "")
+            + "; no GPU drone is started for them"
+        ),
         r.StaleView: _stale,
         r.AllVanished: "all {drones:drone} vanished from the listing of {site} at once: not believed yet",
     },

@@ -129,6 +129,18 @@ class SupportsForget(Protocol):
 
 
 @runtime_checkable
+class SupportsHold(Protocol):
+    """An overlay that can hold jobs of users (``policy.low_use``). Optional."""
+
+    async def hold(self, jobs: model.JobClass, reason: str) -> int:
+        """Hold the idle jobs of a class and return how many. The four errors as in ``poll``.
+
+        A job that was released after a hold with the same reason, up to its first colon, stays as it is.
+        """
+        ...
+
+
+@runtime_checkable
 class SupportsRenderBlocking(Protocol):
     """A site adapter that can print the site's side of blocking (``provisioner render blocking``). Optional.
 

@@ -6,8 +6,9 @@ Units are in the names: ``_mib`` (MiB, integer), ``_s`` (seconds; a bare ``_at``
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NewType
 
@@ -31,6 +32,9 @@ class Sharing(StrEnum):
     TIME_SLICED = "time-sliced"
     MPS = "mps"
     MIG = "mig"
+
+
+NVIDIA = "nvidia"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +67,31 @@ class DroneType:
     ad: Mapping[str, str] = field(default_factory=dict)
     shares: int = 1
     """Shares of each GPU for small jobs if ``sharing`` is not exclusive, each with ``vram_mib // shares`` of VRAM."""
+    vram_pool: bool = False
+    """The VRAM of its one GPU is a pool: a job takes what it requests of it, and at least an equal share."""
     power_w: float = 0.0
     """Power of one of its GPUs at work, with its part of the node; 0: unknown."""
     kept_cpus: int = 0
     """CPUs of the drone that each of its free GPUs keeps for its next job (blocking)."""
     kept_memory_mib: int = 0
     kept_disk_mib: int = 0
+    vendor: str = NVIDIA
+    target: str = ""
+    """Instruction set of the GPUs (``sm_80``, ``gfx90a``); empty: by ``capability``."""
 
     @property
     def key(self) -> TypeKey:
         return TypeKey(f"{self.site}/{self.name}")
+
+    @property
+    def gpu_target(self) -> str:
+        """Return the instruction set of the GPUs; empty: unknown."""
+        return self.target or (f"sm_{self.capability}" if self.vendor == NVIDIA and self.capability else "")
+
+    @property
+    def shares_faults(self) -> bool:
+        """Return True if a job can end its neighbours on the GPU. MIG instances isolate faults."""
+        return self.sharing in (Sharing.MPS, Sharing.TIME_SLICED)
 
     @property
     def longest_job_s(self) -> float:
@@ -137,10 +156,18 @@ class JobClass:
     limited: int = 0
     """Part of ``waiting`` that the overlay would match with no slot at all."""
     limit: str = ""
+    gpu_optional: bool = False
+    """A free GPU is used, on a CPU drone the jobs run without one, and no GPU drone is started for them."""
 
     @property
     def waits_since(self) -> float:
         return self.idle_at or self.oldest_at
+
+    def on_type(self, kind: DroneType) -> JobClass:
+        """Return the class as its jobs are on a drone of ``kind``: without the GPU if that is optional and missing."""
+        if not self.gpu_optional or kind.gpu_milli:
+            return self
+        return replace(self, gpu_milli=0, vram_mib=0, capability=0, driver=0)
 
 
 class SlotState(StrEnum):
@@ -185,16 +212,25 @@ class Slot:
     """Owner of the running jobs; empty if none runs, if there are several owners, or if unknown."""
     begun_at: float = 0.0
     """Start of the running job that began first; 0 if none runs or unknown."""
+    gpus_offline: int = 0
+    """GPUs of the drone that its checks have taken offline."""
     job_gpu_milli: int = 0
     job_cpus: int = 0
     job_memory_mib: int = 0
     """Request of its job; 0 if none or several run, or unknown."""
     job_ids: str = ""
+    optional_jobs: int = 0
+    """Part of ``jobs`` for which a GPU is optional; 0 if unknown."""
+
+    @property
+    def only_optional(self) -> bool:
+        """Return True if jobs run in it and none of them needs its GPU."""
+        return 0 < self.jobs <= self.optional_jobs
 
 
 @dataclass(frozen=True, slots=True)
 class CompletedJob:
-    """A job that completed and left the queue, as reported by its queue."""
+    """A run of a job that ended, as reported by its queue: the job completed, or with ``unfinished`` it did not."""
 
     job_id: str
     ended_at: float
@@ -211,6 +247,15 @@ class CompletedJob:
     walltime_s: float = 0.0
     drone_id: DroneId | None = None
     """The drone that it ran in; None if it was no drone, or unknown."""
+    unfinished: bool = False
+    """The run ended before the job was done: it was evicted, held or removed."""
+    splits: bool = True
+    """As of its class."""
+    used_milli: int | None = None
+    """Mean use of GPUs during the run, in thousandths of one GPU; None: not measured, as in the next two."""
+    peak_vram_mib: int | None = None
+    """Largest use of memory per GPU."""
+    energy_j: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,15 +283,34 @@ class Eviction:
     lost_s: float
 
 
+class Blame(StrEnum):
+    """Causes of a job's failure."""
+
+    UNKNOWN = "unknown"
+    """Its own fault, or that of the node: the black-hole rule judges it."""
+    JOB = "job"
+    """It faulted on a shared GPU, or exceeded its share of the VRAM."""
+    COLLATERAL = "collateral"
+    """A neighbour on the shared GPU ended it."""
+    SETTLED = "settled"
+    """Collateral of a job that has completed since."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobFailure:
-    """A job that failed in a drone within seconds, or was held: by its own fault, or by that of the node."""
+    """A job that failed in a drone within seconds, was held, or was ended by a fault on a shared GPU."""
 
     drone_id: DroneId
     job_id: str
     at: float
     owner: str
     cause: str = ""
+    blame: Blame = Blame.UNKNOWN
+
+    @property
+    def job_number(self) -> str:
+        """Return ``<cluster>.<process>``: not each source reports the schedd."""
+        return self.job_id.rpartition("#")[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -514,7 +578,7 @@ class Drone:
 
 
 class FaultKind(StrEnum):
-    """Kinds of faults; each has its own back-off (``planner/breakers.py``)."""
+    """Kinds of faults; each has its own back-off (``planner/breakers.py``, ``planner/blame.py``)."""
 
     DOWN = "down"
     CAPACITY = "capacity"
@@ -528,7 +592,7 @@ class FaultKind(StrEnum):
     DRONE = "drone"
     """Drones of this type end early or never join."""
     JOBS = "jobs"
-    """The pool matches no waiting job of a class to the drones that were started for it."""
+    """The pool matches no waiting job of a class to the drones started for it, or a user's jobs fail on shared GPUs."""
     BLACK_HOLE = "black-hole"
     """Drones on this node make jobs fail that succeed elsewhere."""
     UNKNOWN = "unknown"
@@ -557,17 +621,23 @@ class BreakerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Breaker:
-    """Circuit breaker of a scope: ``<site>``, ``<site>/<type>``, ``<site>/<type>#<class id>`` or ``<site>@<node>``."""
+    """Circuit breaker of a scope: ``<site>``, ``<site>/<type>``, ``<site>/<type>#<class id>`` or ``<site>@<node>``.
+
+    The use of shared GPUs by a user has the scope ``user:<name>``.
+    """
 
     scope: str
     state: BreakerState = BreakerState.ACTIVE
     since: float = 0.0
+    """Start of the state. Of a user: the last reset, or 0; failures before it do not count."""
     failures: int = 0
     until: float = 0.0
     """End of a ban, when it may be probed. Of the overlay after an outage: when its demand is trusted again."""
     fault: Fault | None = None
     blind_until: float = 0.0
     """End of the last outage that was long enough to hide events."""
+    faults: tuple[JobFailure, ...] = ()
+    """Failures of a user's jobs on shared GPUs, oldest first."""
 
     @property
     def class_id(self) -> str:
@@ -575,12 +645,22 @@ class Breaker:
 
     @property
     def node(self) -> str:
-        return "" if "/" in self.scope else self.scope.partition("@")[2]
+        return "" if "/" in self.scope or self.user else self.scope.partition("@")[2]
+
+    @property
+    def user(self) -> str:
+        return self.scope[len(USER_SCOPE) :] if self.scope.startswith(USER_SCOPE) else ""
 
     @property
     def forgotten(self) -> bool:
-        """Return True if it says no more than a missing record: inactive ones of classes and nodes are not kept."""
-        return self.state is BreakerState.ACTIVE and bool(self.class_id or self.node)
+        """Return True if it says no more than a missing record, and need not be kept."""
+        spent = self.class_id or self.node or (self.user and not self.since)
+        return self.state is BreakerState.ACTIVE and bool(spent)
+
+
+USER_SCOPE = "user:"
+USER_NAME = re.compile(r"[A-Za-z0-9._@-]{1,80}")
+"""Names of users that a drone can refuse."""
 
 
 def class_scope(key: TypeKey, class_id: str) -> str:
@@ -645,6 +725,16 @@ class Reserve:
 
 
 @dataclass(frozen=True, slots=True)
+class MigLayout:
+    """MIG instances that the administrator has made of each GPU of certain nodes."""
+
+    gpu_model: str
+    layout: tuple[str, ...]
+    """Names of profiles, one for each instance."""
+    nodes: tuple[str, ...] = ("*",)
+
+
+@dataclass(frozen=True, slots=True)
 class SitePolicy:
     """Policy of one site; ``config/models.py`` explains its settings, which have the same names there.
 
@@ -672,6 +762,7 @@ class SitePolicy:
     stopping_s: float = 60.0
     grace_s: float = 30.0
     blocking: tuple[Reserve, ...] = ()
+    mig: tuple[MigLayout, ...] = ()
     preempt_proactively: bool = True
     min_runtime_s: float = 0.0
     idle_timeout_s: float | None = None
@@ -697,6 +788,25 @@ class Headroom:
     to_h: int = 24
 
 
+class LowUseAction(StrEnum):
+    """Actions on job classes that use little of their GPUs."""
+
+    NONE = "none"
+    WARN = "warn"
+    HOLD = "hold"
+    """The overlay holds their idle jobs."""
+
+
+@dataclass(frozen=True, slots=True)
+class LowUsePolicy:
+    """Policy for job classes that use little of their GPUs; ``config/models.py`` explains its settings."""
+
+    action: LowUseAction = LowUseAction.NONE
+    below: float = 0.15
+    jobs: int = 20
+    window_s: float = 7 * 86400.0
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """Policy for all sites together; ``config/models.py`` explains its settings."""
@@ -713,6 +823,9 @@ class Policy:
     waiting_cost: float = 0.3
     """GPU-seconds that one second of a job's waiting is worth: decides how soon a dearer start is made."""
     idle_fixed: bool = False
+    fault_limit: int = 2
+    fault_window_s: float = 7 * 86400.0
+    low_use: LowUsePolicy = LowUsePolicy()
 
     def of_site(self, site: str) -> SitePolicy:
         return self.sites.get(site) or SitePolicy(site)
@@ -730,7 +843,7 @@ class RequestKind(StrEnum):
     DRAIN = "drain"
     KILL = "kill"
     RESET = "reset"
-    """Lift bans: ``drone_ids`` holds breaker scopes, ``<site>`` (with all of its types) or ``<site>/<type>``."""
+    """Lift bans: ``drone_ids`` holds breaker scopes: ``<site>`` with its types, ``<site>/<type>``, ``user:<name>``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -763,7 +876,7 @@ class Snapshot:
     breakers: Mapping[str, Breaker] = field(default_factory=dict)
     requests: tuple[OperatorRequest, ...] = ()
     ended: Mapping[DroneId, DroneState] = field(default_factory=dict)
-    """Final states of recorded drones that have ended and that a site still lists."""
+    """Final states of recorded drones that have ended, and that a site still lists or in which jobs failed lately."""
     gpu_wanted_at: float = 0.0
     """Time at which a GPU job was last seen waiting, or the start of the controller if that was later."""
     patience: Mapping[str, OwnerClaimBackoff] = field(default_factory=dict)

@@ -103,6 +103,15 @@ class IdleTimeout:
 
 
 @dataclass(frozen=True, slots=True)
+class OptionalJobsOnly:
+    """``idle_s`` is the time since the drone last ran a job that needs its GPU, or since it joined."""
+
+    idle_s: float
+    limit_s: float
+    kind: Literal["optional-jobs-only"] = "optional-jobs-only"
+
+
+@dataclass(frozen=True, slots=True)
 class DrainAtRisk:
     site: str
     lost: float
@@ -349,6 +358,16 @@ class StartsUnmatched:
 
 
 @dataclass(frozen=True, slots=True)
+class ExclusiveOnly:
+    faults: int
+    """Faults of the user's jobs on shared GPUs; 0: neighbours ended one of their jobs repeatedly."""
+    window_s: float
+    until: float
+    message: str
+    kind: Literal["exclusive-only"] = "exclusive-only"
+
+
+@dataclass(frozen=True, slots=True)
 class SiteFull:
     type: str
     lack: str = ""
@@ -431,6 +450,17 @@ class AwaitingNegotiation:
 
 
 @dataclass(frozen=True, slots=True)
+class AwaitingIdleGpu:
+    """Jobs for which a GPU is optional wait for a drone that is there, or for one without a GPU."""
+
+    cpu_type: str
+    """Drone type without a GPU that they could get; empty if none fits."""
+    held_back: str = ""
+    """Kind of the reason why no drone of that type is started; empty if there is none."""
+    kind: Literal["awaiting-idle-gpu"] = "awaiting-idle-gpu"
+
+
+@dataclass(frozen=True, slots=True)
 class StaleView:
     view: str
     age_s: float
@@ -478,12 +508,16 @@ class NotDraining:
 
 _Ordered = Accepted | OrderRefused | DrainRefused | DrainRepeated | OutcomeUnknown
 _Observed = SeenAtSite | SeenInPool | NotInListing | NeverArrived | Disappeared | EndedAtSite
-_Timed = IdleTimeout | DrainAtRisk | BlackHoleDrone | BlackHoleNode | Unneeded | StateTimeout | LeftPool
+_Timed = (
+    IdleTimeout | OptionalJobsOnly | DrainAtRisk | BlackHoleDrone | BlackHoleNode | Unneeded | StateTimeout | LeftPool
+)
 _Asked = OperatorRequested | PreemptedForOwner | Preempted | PreemptionNotice | ReserveReclaimed | TypeRemoved | Orphan
 _Wanted = DemandReturned | JobsWaiting | HeadroomShort
-_Limited = BadRequest | PlannerFailed | InvalidAction | NothingFits | LimitReached | GroupQuota | PoolLimit
+_Limited = (
+    BadRequest | PlannerFailed | InvalidAction | NothingFits | LimitReached | GroupQuota | PoolLimit | ExclusiveOnly
+)
 _Waiting = OwnerRisk | AwaitingCheaperType | ExistingDronesSuffice | HeadroomYields | BackingOff | StartsUnmatched
 _AtSite = SiteFull | GpusStranded | SiteQuota | StartBlocked | Downtime | OwnerWaits | ReserveKept | SiteDisabled
-_Doubted = DemandCovered | AwaitingNegotiation | StaleView | AllVanished | TooManyUnhealthy | Probing
+_Doubted = DemandCovered | AwaitingIdleGpu | AwaitingNegotiation | StaleView | AllVanished | TooManyUnhealthy | Probing
 _Unknown = UnknownDrone | NotDraining
 Reason = _Ordered | _Observed | _Timed | _Asked | _Wanted | _Limited | _Waiting | _AtSite | _Doubted | _Unknown

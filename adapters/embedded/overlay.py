@@ -146,28 +146,30 @@ def _drain(connection: sqlite3.Connection, drone_id: DroneId, mode: DrainMode) -
 _SIZE_FIELDS = ("gpu_milli", "cpus", "memory_mib", "disk_mib", "vram_mib", "capability")
 _REQUEST = ("owner", "priority", *_SIZE_FIELDS, "gpu_model", "walltime_s")
 _CLASSES = f"""
-SELECT {", ".join(_REQUEST)},
+SELECT {", ".join(_REQUEST)}, gpu_optional,
     sum(state = 'idle') AS waiting,
     sum(state = 'running') AS running,
     sum(state = 'held') AS held,
     coalesce(min(CASE WHEN state = 'idle' THEN submitted_at END), 0) AS oldest_at,
     coalesce(group_concat(CASE WHEN state = 'idle' THEN id END), '') AS ids
-FROM job WHERE state IN ('idle', 'running', 'held') GROUP BY {", ".join(_REQUEST)}
+FROM job WHERE state IN ('idle', 'running', 'held') GROUP BY {", ".join(_REQUEST)}, gpu_optional
 """
 
 
 def _classes(connection: sqlite3.Connection, types: Sequence[DroneType]) -> Iterator[model.JobClass]:
     for row in map(dict, connection.execute(_CLASSES)):
         request = tuple(row[name] for name in _REQUEST)
-        wanted, ids = row.pop("gpu_model"), row.pop("ids")
+        wanted, ids, optional = row.pop("gpu_model"), row.pop("ids"), bool(row.pop("gpu_optional"))
+        request += ("optional",) if optional else ()
         yield model.JobClass(
             **row,
             id=hashlib.blake2s(repr(request).encode(), digest_size=4).hexdigest(),
             refuses={
                 kind.key: model.UnmetRequirement("gpu_model", wanted, kind.gpu_model or "unknown")
                 for kind in types
-                if wanted not in ("", kind.gpu_model)
+                if wanted not in ("", kind.gpu_model) and (kind.gpu_milli or not optional)
             },
+            gpu_optional=optional,
             job_ids=_ranges(map(int, filter(None, ids.split(",")))),
         )
 
@@ -182,7 +184,7 @@ def _ranges(ids: Iterable[int]) -> str:
 # A job without a GPU counts by its CPUs. There are no checkpoints: all work since its start is at stake.
 _WORK = """
 SELECT drone_id, substr(group_concat(id, ', '), 1, 2000) AS job_ids, sum(milli) AS work_gpu_milli,
-    sum(milli * started_at) / sum(milli) AS work_at, min(started_at) AS begun_at,
+    sum(gpu_optional) AS optional_jobs, sum(milli * started_at) / sum(milli) AS work_at, min(started_at) AS begun_at,
     CASE WHEN count(DISTINCT owner) = 1 THEN min(owner) ELSE '' END AS owner,
     (count(*) = 1) * min(gpu_milli) AS job_gpu_milli, (count(*) = 1) * min(cpus) AS job_cpus,
     (count(*) = 1) * min(memory_mib) AS job_memory_mib

@@ -15,13 +15,13 @@ import re
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 from enum import StrEnum
 from pathlib import Path
 from urllib.parse import quote
 
-QUEUE_VERSION = 1
+QUEUE_VERSION = 2
 LONGEST_LEASE_S = 600.0
 """A lease that ends later than this from now is from before a reboot."""
 _MAX_INTEGER = 2**62
@@ -54,7 +54,8 @@ CREATE TABLE job (
     started_at REAL NOT NULL DEFAULT 0,
     ended_at REAL NOT NULL DEFAULT 0,
     exit_code INTEGER,
-    message TEXT NOT NULL DEFAULT ''
+    message TEXT NOT NULL DEFAULT '',
+    gpu_optional INTEGER NOT NULL DEFAULT 0
 );
 CREATE INDEX job_order ON job (state, priority DESC, submitted_at, id);
 CREATE INDEX job_done ON job (ended_at) WHERE ended_at > 0;
@@ -109,6 +110,8 @@ class EmbeddedJob:
     ended_at: float
     exit_code: int | None
     message: str
+    gpu_optional: int = 0
+    """1: it runs without the GPU on a drone that has none."""
 
     @classmethod
     def of(cls, row: sqlite3.Row) -> EmbeddedJob:
@@ -122,9 +125,13 @@ def create(path: Path) -> None:
     with contextlib.closing(_connect(path, "rwc")) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
         with writing(connection):
-            if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+            if version == 0:
                 for statement in _TABLES.split(";"):
                     connection.execute(statement)
+            elif version == 1:
+                connection.execute("ALTER TABLE job ADD COLUMN gpu_optional INTEGER NOT NULL DEFAULT 0")
+            if version < QUEUE_VERSION:
                 connection.execute(f"PRAGMA user_version = {QUEUE_VERSION}")
 
 
@@ -181,11 +188,13 @@ def submit(
     env: Mapping[str, str] | None = None,
     owner: str = "",
     priority: int = 0,
+    gpu_optional: bool = False,
 ) -> list[int]:
     """Add ``count`` equal jobs to the queue and return their ids. The file is created if it is missing.
 
     ``gpus``: 0, a share below 1 in steps of 0.001, or whole GPUs. ``vram_mib`` is per GPU, ``capability`` is the CUDA
-    compute capability times ten; 0 or an empty text sets no requirement.
+    compute capability times ten; 0 or an empty text sets no requirement. ``gpu_optional``: the jobs use an idle GPU or
+    run without one on CPU drones; no drone with a GPU is started for them.
 
     Raises:
         InvalidJobError: the request can never be met.
@@ -208,8 +217,10 @@ def submit(
     for name, value in (env or {}).items():
         if not _JOB_VARIABLE.fullmatch(name) or "\0" in value:
             raise InvalidJobError(f"env: `{name[:40]}` cannot be an environment variable")
+    gpu_milli = _gpu_milli(gpus)
     row = {
-        **{"owner": owner, "priority": priority, "gpu_milli": _gpu_milli(gpus), **sizes, "gpu_model": gpu_model},
+        **{"owner": owner, "priority": priority, "gpu_milli": gpu_milli, **sizes, "gpu_model": gpu_model},
+        "gpu_optional": int(gpu_optional and gpu_milli > 0),
         **{"argv": json.dumps(list(argv)), "env": json.dumps(dict(env or {})), "submitted_at": time.time()},
     }
     create(path)
@@ -264,11 +275,12 @@ def release(path: Path, ids: Sequence[int]) -> int:
 
 _FITS = """
     state = 'idle' AND cpus <= :cpus AND memory_mib <= :memory_mib AND disk_mib <= :disk_mib
-    AND (gpu_milli = 0 AND NOT :has_gpus              -- what is beside its GPUs is for jobs that want some
+    AND (NOT gpu_optional OR NOT :has_gpus OR :unchanged)  -- a GPU is idle if nothing that needs it has come for long
+    AND ((gpu_milli = 0 OR gpu_optional) AND NOT :has_gpus  -- what is beside its GPUs is for jobs that want some
          OR gpu_milli BETWEEN 1 AND 999 AND gpu_milli <= :share_milli  -- the largest rest on one device
          OR gpu_milli >= 1000 AND gpu_milli / 1000 <= :whole_gpus)     -- untouched devices
-    AND vram_mib <= :vram_mib
-    AND capability <= :capability AND gpu_model IN ('', :gpu_model)
+    AND (vram_mib <= :vram_mib AND capability <= :capability AND gpu_model IN ('', :gpu_model)
+         OR gpu_optional AND NOT :has_gpus)
     AND walltime_s <= :life_s                         -- time that a job may still run there
     AND (:avoids = '' OR instr(',' || :avoids || ',', ',' || owner || ',') = 0)
 """
@@ -277,11 +289,12 @@ Offer = Mapping[str, float | str]
 
 
 def take(connection: sqlite3.Connection, offer: Offer, drone_id: str, lease_until: float) -> EmbeddedJob | None:
-    """Take the first fitting job by priority, VRAM and age.
+    """Take the first fitting job by priority, VRAM and age. Jobs with an optional GPU come after all others.
 
     VRAM comes before age: a job that runs anywhere must not take the large GPU that another needs.
     """
-    first = f"SELECT id FROM job WHERE {_FITS} ORDER BY priority DESC, vram_mib DESC, submitted_at, id LIMIT 1"
+    order = "gpu_optional, priority DESC, vram_mib DESC, submitted_at, id"
+    first = f"SELECT id FROM job WHERE {_FITS} ORDER BY {order} LIMIT 1"
     if connection.execute(first, offer).fetchone() is None:  # takes no lock: drones ask often
         return None
     with writing(connection):
@@ -293,7 +306,8 @@ def take(connection: sqlite3.Connection, offer: Offer, drone_id: str, lease_unti
             " started_at = ?, message = '' WHERE id = ?",
             (drone_id, os.urandom(8).hex(), lease_until, time.time(), found["id"]),
         )
-        return EmbeddedJob.of(connection.execute("SELECT * FROM job WHERE id = ?", (found["id"],)).fetchone())
+        job = EmbeddedJob.of(connection.execute("SELECT * FROM job WHERE id = ?", (found["id"],)).fetchone())
+        return job if offer["has_gpus"] else replace(job, gpu_milli=0)
 
 
 def renew(connection: sqlite3.Connection, job: EmbeddedJob, lease_until: float) -> bool:

@@ -268,7 +268,7 @@ class Worker:
         self._jobs: list[JobAttempt] = []
         """Jobs that run, or have ended and are not reported yet."""
         self._jobs_started = 0
-        self._idle_from = time.monotonic()
+        self._idle_from = self._changed_at = time.monotonic()
         self._heartbeat_at = 0.0
         self.lease_until = 0.0
         """0 until it has joined."""
@@ -347,6 +347,7 @@ class Worker:
             begun = JobAttempt(job, self._gpus.take(job.gpu_milli), settings.drone_dir / f"job-{job.id}.{job.attempts}")
             self._jobs.append(begun)
             self._jobs_started += 1
+            self._changed_at = time.monotonic()
             if len(self._jobs) == 1:  # with others running, the earlier lease is the one that counts
                 self.lease_until = lease_until
             self._tell_guard()
@@ -358,6 +359,7 @@ class Worker:
         settings, jobs = self._settings, [one.job for one in self._jobs]
         return {
             "has_gpus": settings.drone_gpu_milli > 0,
+            "unchanged": time.monotonic() - self._changed_at > settings.embedded_lease_s,
             "whole_gpus": len(self._gpus.untouched),
             "share_milli": max(self._gpus.values(), default=0),
             "vram_mib": settings.drone_vram_mib,
@@ -379,7 +381,7 @@ class Worker:
                 queue.finish(self._queue, one.job, one.exit_code or 0, one.message)
             self._jobs.remove(one)
             self._gpus.give_back(one.gpus)
-            self._idle_from = time.monotonic()
+            self._idle_from = self._changed_at = time.monotonic()
             self._heartbeat_at = 0.0
 
     @property

@@ -186,7 +186,10 @@ setup script; the time beyond its own limit that nothing takes longer than."""
 
 
 def user_data(order: StartOrder, config: OpenStackSiteConfig, setup: bytes, guest: Mapping[str, str] = _GUEST) -> bytes:
-    """Return the script for one checked order, before base64. Raises UnfitError if it is too large for Nova."""
+    """Return the script for one checked order, compressed as cloud-init accepts it, before base64.
+
+    Raises UnfitError if it is too large for Nova.
+    """
     bootstrap = order.bootstrap
     assert bootstrap is not None
     files = {**bootstrap.files, f"{OURS}/script": bootstrap.script}
@@ -207,7 +210,7 @@ def user_data(order: StartOrder, config: OpenStackSiteConfig, setup: bytes, gues
     function = f"files() {{\n    base64 -d <<'END_OF_FILES'\n{base64.encodebytes(archive).decode()}END_OF_FILES\n}}\n"
     shared = resources.files("adapters.shared").joinpath("tagged.sh").read_text()
     guest_script = resources.files(__package__).joinpath("guest.sh").read_text()
-    script = f"#!/bin/sh\n{head}{function}{shared}{guest_script}".encode("ascii")
+    script = gzip.compress(f"#!/bin/sh\n{head}{function}{shared}{guest_script}".encode("ascii"), mtime=0)
     size = len(base64.b64encode(script))
     if size > MAX_USER_DATA:
         sizes = f"the drone's files {sum(map(len, files.values()))} bytes, the setup script {len(setup)} bytes"

@@ -24,13 +24,19 @@ class UnfitError(ValueError):
     """An order that can never be carried out; the message says why."""
 
 
+POLICY_VARIABLES = re.compile(
+    "DRONE_(XID_(APPLICATION|RESET|FATAL)|GPU_(IGNORE|RESET_S|FATAL_S|PROBE_S)|KERNEL_LOG|SYS|CHECK_S)"
+)
+"""Variables of the drone's checks (``docs/reference/drone.md``), which a site's ``env`` may set."""
+
+
 def check_environment(env: dict[str, str], *, reserved: re.Pattern[str]) -> dict[str, str]:
     """Validate the option ``env`` of a site: plain names, values on one line, no variable that the site sets."""
     for name, value in env.items():
         if not VARIABLE_NAME.fullmatch(name) or not value.isprintable():
             what = f"`{name[:40]}` is not a valid environment variable"
             raise mistake_at(name, f"{what}: it needs a plain name and a value on one line")
-        if reserved.fullmatch(name):
+        if reserved.fullmatch(name) and not POLICY_VARIABLES.fullmatch(name):
             raise mistake_at(name, f"`{name}` is set by the site: remove it")
     return env
 

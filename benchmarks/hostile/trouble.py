@@ -7,6 +7,7 @@ from random import Random
 from typing import TypeVar
 
 from provisioner.model import (
+    Blame,
     Breaker,
     BreakerState,
     CompletedJob,
@@ -56,6 +57,7 @@ def mishaps(rng: Random, drones: Sequence[DroneId], most: int) -> tuple[JobFailu
             odd_time(rng),
             rng.choice(_OWNERS),
             one(rng, "held with code 12", "broke off after 2 s", "", "\n", "x" * 5000),
+            one(rng, Blame.UNKNOWN, Blame.UNKNOWN, *Blame),
         )
         for _ in range(count)
     ]

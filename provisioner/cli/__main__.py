@@ -29,6 +29,7 @@ VERBS = {
     "plan": "plan:plan",
     "events": "status:events",
     "estimates": "estimates:estimates_app",
+    "usage": "usage:usage",
     "snapshot": "plan:snapshot",
     "replay": "plan:replay",
     "simulate": "simulate:simulate",

@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from provisioner import config, formatting, loader
+from provisioner import config, formatting, loader, mig
 from provisioner.cli import options as opt
 from provisioner.cli import output as out
 from provisioner.cli.drones import controller_of
@@ -293,6 +293,32 @@ def blocking(
     sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
     sys.stdout.flush()
     out.note(f"site {site}: once it is in place, `provisioner check --live` tells where it does not hold")
+
+
+@render_app.command("mig")
+def mig_layout(
+    site: Annotated[str, opt.option("NAME", "The site whose MIG layouts are wanted.")], path: opt.ConfigPath = None
+) -> None:
+    """Print the script with which root divides the GPUs of a site into the MIG instances of its file.
+
+    Nothing is asked of the site, and nothing is changed there. Nothing may run on the GPUs while the script runs.
+
+    \b
+    Examples:
+      provisioner render mig --site topas > mig.sh
+    """
+    spec = _named_site(opt.config_path(opt.Where(path)), site)[1]
+    if not spec.policy.mig:
+        raise opt.VerbError(
+            f"{spec.path}: site {spec.name} has no `mig`, so there is nothing to render",
+            "name the instances of each GPU, at the top level of that file:",
+            "  mig: [{gpu_model: A100-40, layout: [3g.20gb, 2g.10gb, 1g.5gb, 1g.5gb]}]",
+            code=opt.Exit.UNMET,
+        )
+    layouts = [(each.gpu_model, each.layout, each.nodes) for each in spec.policy.mig]
+    sys.stdout.write(mig.script(site, layouts))
+    sys.stdout.flush()
+    out.note(f"site {site}: run it as root on each node; then `provisioner check --live` reports nodes that differ")
 
 
 def _named_site(path: Path, name: str) -> tuple[str, config.SiteConfig]:

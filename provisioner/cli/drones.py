@@ -17,6 +17,8 @@ import typer
 from provisioner import formatting
 from provisioner.cli import options as opt
 from provisioner.cli import output as out
+from provisioner.cli.options import Format
+from provisioner.cli.usage import USE_COLUMN, RecordedUse, with_use
 from provisioner.model import WHOLE_GPU, DrainMode, Drone, DroneId, DroneState, RequestKind, SitePolicy
 from provisioner.store import Transition, Views
 from provisioner.store.reader import Reader
@@ -98,6 +100,7 @@ DRONE_COLUMNS = (
     out.whole("jobs", "Jobs that run in it now.", head="RUN", fact="jobs now"),
     out.whole("jobs_started", "Jobs started in it so far.", head="STARTED", spare=1, fact="jobs so far"),
     out.gpus("gpu_milli", "Thousandths of a GPU.", level=1, head="GPUS", fact="gpus"),
+    USE_COLUMN,
     out.text("for_class", "Job class that it was started for.", head="CLASS", level=1, least=6, fact="for class"),
     out.text("avoids", "Users whose jobs it does not take.", fact="takes no jobs of"),
     out.ident("remote_id", "The site's id.", head="REMOTE", fact="id at the site"),
@@ -212,13 +215,26 @@ _SHOWN_IN_FULL: dict[str, Callable[[Drone], str]] = {
 }
 
 
-def _drone_facts(limit: StateLimit) -> tuple[out.Column, ...]:
-    facts = [replace(c, show=_SHOWN_IN_FULL.get(c.key, c.show)) for c in out.as_facts(DRONE_COLUMNS)]
+def _gpus_offline(drone: Drone, views: Views | None) -> int:
+    """Return how many GPUs of a drone its checks have taken offline, by the newest view of the pool."""
+    slots = views.overlay.view.slots if views is not None and views.overlay.view is not None else ()
+    return next((slot.gpus_offline for slot in slots if slot.drone_id == drone.id and not drone.state.ended), 0)
+
+
+def _drone_facts(limit: StateLimit, gpus_offline: int, columns: Sequence[out.Column]) -> tuple[out.Column, ...]:
+    facts = [replace(c, show=_SHOWN_IN_FULL.get(c.key, c.show)) for c in out.as_facts(columns)]
     facts = [replace(c, unit=_when) if c.key.endswith("_at") else c for c in facts]
     by_doc = "Where the limit of an idle drone comes from, in words; empty: the setting."
     may_last = out.number("limit_s", "Its value, seconds; null: no limit.", lambda _: limit.limit_s, null=True)
     return (
         *facts,
+        out.whole(
+            "gpus_offline",
+            "GPUs that its checks have taken offline.",
+            lambda _: gpus_offline,
+            level=0 if gpus_offline else 2,
+            head="GPUs offline",
+        ),
         out.text("limit", "Setting that limits the state; empty: it has ended.", lambda _: limit.setting),
         replace(may_last, level=0, head="may last", show=lambda _: limit.words),
         out.text("limit_by", by_doc, lambda _: limit.by),
@@ -282,11 +298,12 @@ def drones(
     kinds = {state.ended for state in drone_filter.state or ()}  # states imply what is listed
     shown = ended or kinds == {True}
     both = all_ or (ended and kinds == {False}) or kinds == {False, True}
-    out.present(query, lambda: out.picked(drone_listing(reader, drone_filter, None if both else shown), query))
+    which, use = None if both else shown, query.output is not Format.TABLE or bool(query.columns)
+    out.present(query, lambda: out.picked(drone_listing(reader, drone_filter, which, use=use), query))
 
 
-def drone_listing(reader: Reader, drone_filter: DroneFilter, ended: bool | None) -> out.Listing:
-    """Return the answer of ``drones``: only ended ones, only live ones, or with None both."""
+def drone_listing(reader: Reader, drone_filter: DroneFilter, ended: bool | None, *, use: bool = False) -> out.Listing:
+    """Return the answer of ``drones``: only ended ones, only live ones, or with None both. ``use`` takes a while."""
     found = drone_filter.find(reader, ended=ended)
     kind = {False: "live drone", True: "ended drone", None: "drone"}[ended]
     of = f" of controller {controller_of(found[0].id)}" if found else ""
@@ -294,7 +311,8 @@ def drone_listing(reader: Reader, drone_filter: DroneFilter, ended: bool | None)
     more = {False: "--ended for past ones", True: "--all for live ones too", None: ""}[ended]
     runs = "" if reader.holder() else "no controller runs: as last recorded"
     scope = "; ".join(filter(None, (formatting.count(len(found), kind) + of, *only, more, runs)))
-    return out.Listing(DRONES_SCHEMA, DRONE_COLUMNS, found, lambda d: d.id, scope)
+    columns = with_use(DRONE_COLUMNS, RecordedUse(reader, reader.views()).by("drone"), lambda d: d.id) if use else ()
+    return out.Listing(DRONES_SCHEMA, columns or DRONE_COLUMNS, found, lambda d: d.id, scope)
 
 
 def as_of(reader: Reader, views: Views | None) -> str:
@@ -328,12 +346,14 @@ def drone_document(reader: Reader, drone_id: DroneId) -> out.Document:
     drone = reader.drone(drone_id)
     if drone is None:
         raise opt.VerbError(f"drone {drone_id} is no longer on record")
+    views = reader.views()
+    columns = with_use(DRONE_COLUMNS, RecordedUse(reader, views, drone.requested_at).by("drone"), lambda d: d.id)
     history, words = reader.history(drone.id), reader.last_output(drone.id).splitlines()
     spent = [max(0.0, after.at - step.at) for step, after in pairwise(history)]
     steps = [LifeStep(step, spent_s) for step, spent_s in zip_longest(history, spent)]
     return out.Document(
         "provisioner.drone/1",
-        _drone_facts(state_limit(drone, reader.views())),
+        _drone_facts(state_limit(drone, views), _gpus_offline(drone, views), columns),
         drone,
         {
             "history": out.Listing("", HISTORY_COLUMNS, steps, title="Life"),

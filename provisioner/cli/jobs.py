@@ -13,10 +13,12 @@ from provisioner import formatting
 from provisioner.cli import options as opt
 from provisioner.cli import output as out
 from provisioner.cli.drones import as_of, drone_document
+from provisioner.cli.usage import USE_COLUMN, RecordedUse, with_use
 from provisioner.model import Drone, DroneType, JobClass, Plan, UnmetRequirement
 from provisioner.reasons import BadRequest, HeadroomShort, JobsWaiting, NothingFits, Reason
 from provisioner.store import Views
 from provisioner.store.reader import Reader
+from provisioner.usage import class_name
 
 DEMAND_SCHEMA = "provisioner.demand/1"
 JOBS_SCHEMA = "provisioner.jobs/1"
@@ -85,7 +87,8 @@ def why_waiting(row: ClassRow) -> str:
 
 def _needs(row: ClassRow) -> str:
     job = row.job
-    parts = [f"{formatting.gpus(job.gpu_milli)} GPU"] if job.gpu_milli else ["no GPU"]
+    optional = " (optional)" if job.gpu_optional else ""
+    parts = [f"{formatting.gpus(job.gpu_milli)} GPU{optional}"] if job.gpu_milli else ["no GPU"]
     if job.vram_mib:
         parts.append(f"VRAM {formatting.size(job.vram_mib)}")
     if job.capability:
@@ -107,6 +110,7 @@ CLASS_COLUMNS = (
     out.whole("running", "Running jobs.", "job.running", level=0, fact="running"),
     out.whole("held", "Held jobs.", "job.held", level=1, fact="held"),
     out.whole("drones", "Live drones that were started for it.", level=0, fact="drones started for it"),
+    USE_COLUMN,
     out.age_s("oldest_s", "Age of the oldest idle job, seconds; null: none.", "job.oldest_at", head="OLDEST"),
     out.words("needs", "What one job asks for, in words.", _needs, least=12, fact="needs"),
     out.words("why", "Why it waits, in words.", why_waiting, least=28),
@@ -150,7 +154,8 @@ def demand(
         idle = formatting.count(sum(row.job.waiting + row.job.fresh for row in rows), "idle job")
         classes = formatting.count(len(rows), "class", "classes") + (" with waiting jobs" if waiting else "")
         scope = f"{classes}, {idle}, {as_of(reader, views)}"
-        return out.picked(out.Listing(DEMAND_SCHEMA, CLASS_COLUMNS, rows, lambda row: row.job.id, scope), query)
+        columns = with_use(CLASS_COLUMNS, RecordedUse(reader, views).by("class"), lambda row: class_name(row.job))
+        return out.picked(out.Listing(DEMAND_SCHEMA, columns, rows, lambda row: row.job.id, scope), query)
 
     out.present(query, listing)
 
@@ -292,7 +297,7 @@ def class_document(reader: Reader, views: Views, job: JobClass, title: str) -> o
     when = f"tick {plan.tick}, {out.ago(plan.at)} ago" if plan else "no plan is on record yet"
     return out.Document(
         "provisioner.class/1",
-        out.as_facts(CLASS_COLUMNS),
+        out.as_facts([column for column in CLASS_COLUMNS if column is not USE_COLUMN]),
         row,
         {
             "said": out.Listing("", REASON_COLUMNS, reasons, title=f"What the newest plan says ({when})"),
@@ -372,9 +377,9 @@ def _job_document(reader: Reader, text: str) -> out.Document:
             "say the whole id (schedd#cluster.process), or explain the class",
         )
     if found:
-        return class_document(reader, views, found[0], f"job {shown}")
+        return class_document(reader, views, found[0], f"job {shown}{_faults(reader, job)}")
     if (known := known_job(reader, views, classes, text.strip())) is not None:
-        return job_document(known)
+        return job_document(known._replace(said=known.said + _faults(reader, job)))
     lines = [
         f"job {shown} is unknown: at the newest look it was neither idle, running nor held, and it was not done in "
         "the last 7 days. It may be too new, removed, or in a queue that is not looked at"
@@ -384,6 +389,13 @@ def _job_document(reader: Reader, text: str) -> out.Document:
     if cut := [c.id for c in classes if "..." in c.job_ids or "\u2026" in c.job_ids]:
         lines.append(f"the lists of ids are shortened for classes {opt.named(cut)}: it may be in one of them")
     raise opt.VerbError(*lines)
+
+
+def _faults(reader: Reader, job: JobId) -> str:
+    """Return the failures of a job on shared GPUs in words; empty if there are none on record."""
+    found = [each for b in reader.breakers().values() for each in b.faults if holds_job(each.job_id, job)]
+    told = (f"{each.cause} in {each.drone_id} at {formatting.iso(each.at)}" for each in found[-3:])
+    return f" ({'; '.join(formatting.sanitize(each, 300) for each in told)})" if found else ""
 
 
 def _class_document(reader: Reader, class_id: str) -> out.Document:
@@ -511,6 +523,9 @@ def submit(
     walltime: Annotated[str, opt.option("AGE", "Longest run time, as 2h30m.")] = "0s",
     env: Annotated[list[str] | None, opt.option("NAME=VALUE", "Repeatable.")] = None,
     priority: Annotated[int, opt.option("N", "Higher goes first.")] = 0,
+    gpu_optional: Annotated[
+        bool, opt.switch("Use an idle GPU or a CPU drone; start no GPU drone.", "--gpu-optional")
+    ] = False,
 ) -> None:
     """Submit jobs to the embedded queue.
 
@@ -537,6 +552,7 @@ def submit(
         "walltime_s": opt.parsed(parse_duration, "--walltime", walltime),
         "env": {name: value for name, _, value in variables},
         "priority": priority,
+        "gpu_optional": gpu_optional,
     }
     with opt.reported(ValueError, code=opt.Exit.USAGE):  # a request can never be met: it says what to write instead
         ids = answer_of(queue.submit(command, count=count, **request))

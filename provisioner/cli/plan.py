@@ -100,7 +100,8 @@ def breaker_words(breaker: Breaker) -> str:
     """Return the state of a circuit breaker, until when, and why."""
     why = f": {formatting.excerpt(breaker.fault.message)}" if breaker.fault else ""
     until = f" until {formatting.iso(breaker.until)}" if breaker.until else ""
-    return f"{breaker.state.value}{until}, {formatting.BREAKER_WORDS[breaker.state]}{why}"
+    words = "on shared GPUs" if breaker.user else formatting.BREAKER_WORDS[breaker.state]
+    return f"{breaker.state.value}{until}, {words}{why}"
 
 
 def _drone_range(row: PlanRow) -> str:

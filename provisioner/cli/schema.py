@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from provisioner import model
-from provisioner.cli import check, drones, estimates, jobs, options, plan, simulate, sites, status
+from provisioner.cli import check, drones, estimates, jobs, options, plan, simulate, sites, status, usage
 from provisioner.cli.output import Column, Document, Listing, note
 from provisioner.simulator.traces import Trace
 from provisioner.store import Views
+from provisioner.usage import UsageReport
 
 if TYPE_CHECKING:
     from provisioner.store.reader import Reader
@@ -56,6 +57,7 @@ def _sample_answers() -> list[Listing | Document]:
         plan.plan_document(empty, ""),
         plan.plan_diff_document(empty, empty, ""),
         estimates.estimates_document(estimates.EstimatesRow(None, None)),
+        usage.usage_document(UsageReport(0.0, 0.0)),
         simulate.simulation(Trace("", ()), (), {}),
         *(Listing(schema, columns, ()) for schema, columns in LISTS.items()),
     ]

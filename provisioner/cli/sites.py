@@ -16,6 +16,7 @@ from provisioner.cli import options as opt
 from provisioner.cli import output as out
 from provisioner.cli.drones import as_of, record_request
 from provisioner.cli.plan import breaker_words
+from provisioner.cli.usage import USE_COLUMN, RecordedUse, with_use
 from provisioner.model import BreakerState
 from provisioner.store import Hazard, Views
 from provisioner.store.reader import Reader
@@ -204,6 +205,7 @@ SITE_COLUMNS = (
     out.whole("max_drones", "Limit on drones.", "policy.max_drones", null=True, head="MAX", fact="of at most"),
     out.gpus("gpu_milli", f"{_MILLI} in live drones.", head="GPUS", fact="gpus"),
     out.whole("max_gpu_milli", f"Limit on {_MILLI.lower()}; null: none.", "policy.max_gpu_milli", null=True),
+    USE_COLUMN,
     out.data("states", "Live drones by state.", show=_state_words, fact="states", least=12, wrap=True),
     out.data("free", "Free places.", "view.free", null=True, level=0, least=8, show=_free_words, fact="free"),
     out.words("owner", "The owner's jobs.", lambda s: owner_words(s.view), least=12, spare=1, fact="the owner"),
@@ -308,7 +310,7 @@ def site_document(
     )
     return out.Document(
         "provisioner.site/1",
-        out.as_facts(SITE_COLUMNS),
+        out.as_facts([column for column in SITE_COLUMNS if column is not USE_COLUMN]),
         row,
         {
             "nodes": node_list,
@@ -359,7 +361,8 @@ def sites(ctx: typer.Context, query: opt.ListQuery) -> None:
         views = reader.views()
         rows = site_rows(reader, views, reader.drones())
         scope = f"{formatting.count(len(rows), 'site')}, {as_of(reader, views)}"
-        return out.picked(out.Listing(SITES_SCHEMA, SITE_COLUMNS, rows, lambda row: row.name, scope), query)
+        columns = with_use(SITE_COLUMNS, RecordedUse(reader, views).by("site"), lambda row: row.name)
+        return out.picked(out.Listing(SITES_SCHEMA, columns, rows, lambda row: row.name, scope), query)
 
     out.present(query, listing)
 
@@ -388,26 +391,30 @@ def reset_site(
     type_: Annotated[str | None, opt.option("NAME", "Only this drone type of it.", "--type")] = None,
     reason: opt.EventReason = "",
 ) -> None:
-    """Use a banned site or drone type again, now: after a repair.
+    """Use a banned site or drone type again, now: after a repair. With `user:NAME`, forget the faults of a user.
 
     It is recorded now and carried out at the controller's next tick. What still fails is banned again, for the shortest
-    time first.
+    time first. Faults of a user are those of their jobs on shared GPUs.
 
     \b
     Examples:
       provisioner sites reset topas && provisioner events --follow
+      provisioner sites reset user:ann
     """
     reader = opt.open_record(where)
-    opt.require_known_sites(reader, [name])
+    if not name.startswith(model.USER_SCOPE):
+        opt.require_known_sites(reader, [name])
     scope, views = name, reader.views()
     if type_ is not None:
         scope = f"{name}/{type_.removeprefix(f'{name}/')}"
         known = sorted(str(t.key) for t in views.types) if views else [scope]
         if scope not in known:  # a misspelling would reset nothing
             raise opt.unknown("drone type", scope, known)
-    troubled = [s for s, b in reader.breakers().items() if b.failures and model.is_within_scope(s, scope)]
+    failing = (s for s, b in reader.breakers().items() if b.failures or b.faults)
+    troubled = [s for s in failing if model.is_within_scope(s, scope)]
     if not troubled:
         out.note(f"{scope} is not banned: nothing was asked for")
         return
-    what = f"use {', '.join(troubled)} again"
+    of_user = name.startswith(model.USER_SCOPE)
+    what = f"forget the faults of {name}" if of_user else f"use {', '.join(troubled)} again"
     record_request(reader, model.RequestKind.RESET, [model.DroneId(scope)], reason, what)

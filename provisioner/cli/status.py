@@ -21,10 +21,12 @@ from provisioner.cli.jobs import CLASS_COLUMNS, class_rows, newest_plan
 from provisioner.cli.options import Format
 from provisioner.cli.plan import plan_summary
 from provisioner.cli.sites import SITE_COLUMNS, site_rows
+from provisioner.cli.usage import RecordedUse, underused, use_fact, with_use
 from provisioner.model import DroneState
 from provisioner.reasons import Reason
 from provisioner.store import Event
 from provisioner.store.reader import Reader
+from provisioner.usage import class_name
 
 EVENTS_SCHEMA = "provisioner.events/1"
 NO_LIMIT = 10**9
@@ -188,6 +190,11 @@ def status_document(reader: Reader) -> out.Document:
     more = f", the largest {MAX_SHOWN} of {len(waiting)}" if len(waiting) > MAX_SHOWN else ""
     classes = formatting.count(len(waiting), "class", "classes")
 
+    use = RecordedUse(reader, views)
+    site_use = use.by("site")
+    site_columns = with_use(SITE_COLUMNS, site_use, lambda row: row.name)
+    class_columns = with_use(CLASS_COLUMNS, use.by("class"), lambda row: class_name(row.job))
+
     def part(title: str, columns: Sequence[out.Column], rows: Sequence[Any], *keys: str) -> out.Listing:
         """Return a part; with ``keys`` people see only these columns."""
         shown = [replace(c, level=0 if c.key in keys else 2) for c in columns] if keys else columns
@@ -195,13 +202,13 @@ def status_document(reader: Reader) -> out.Document:
 
     return out.Document(
         STATUS_SCHEMA,
-        STATUS_FACTS,
+        (*STATUS_FACTS, use_fact(site_use)),
         facts,
         {
             "troubles": part(f"Troubles: {len(found)}" if found else "Troubles", troubles.TROUBLE_COLUMNS, found),
             "views": part("Views", troubles.VIEW_COLUMNS, troubles.view_rows(views, out.now())),
-            "sites": part("Sites", SITE_COLUMNS, site_rows(reader, views, live), *_SITE_COLUMNS),
-            "demand": part(f"Waiting: {idle} in {classes}{more}", CLASS_COLUMNS, shown_classes, *_DEMAND_KEYS),
+            "sites": part("Sites", site_columns, site_rows(reader, views, live), *_SITE_COLUMNS),
+            "demand": part(f"Waiting: {idle} in {classes}{more}", class_columns, shown_classes, *_DEMAND_KEYS),
             "events": part("Last events of the controller", EVENT_COLUMNS, recent, "at", "name", "text"),
         },
         scope=scope,
@@ -223,6 +230,7 @@ def facts_of(reader: Reader) -> troubles.TroubleContext:
         reader.drones(ended=True, states=[DroneState.FAILED, DroneState.JOIN_TIMEOUT], limit=50),
         reader.drones(),
         shutil.disk_usage(reader.path.parent).free,
+        underused(reader, views),
     )
 
 

@@ -20,6 +20,7 @@ from provisioner.formatting import Category
 from provisioner.model import Breaker, BreakerState, Drone, Fault, FaultKind, JobClass, Plan, PolledOverlay, PolledSite
 from provisioner.reasons import AllVanished, Reason, TooManyUnhealthy
 from provisioner.store import Event, Holder, Views
+from provisioner.usage import MeasuredUse, describe_use
 
 NEGOTIATION_TIMEOUT_S = 300.0
 """HTCondor negotiates once a minute by default. Jobs that waited for five without a cycle wait for a person."""
@@ -83,6 +84,8 @@ class TroubleContext(NamedTuple):
     live: Sequence[Drone] = ()
     free_bytes: int | None = None
     """On the store's disk; None: not known."""
+    underused: Sequence[MeasuredUse] = ()
+    """Job classes that ``policy.low_use`` is about."""
 
 
 TroubleRule = Callable[[TroubleContext], Iterator[OperatorTrouble]]
@@ -229,6 +232,9 @@ def _breakers_not_active(facts: TroubleContext) -> Iterator[OperatorTrouble]:
         if breaker.class_id:  # the type is open to all other jobs
             text_ = f"no drone of {breaker.scope.partition('#')[0]} is started for it{until}{message}"
             yield _note("class-backs-off", f"class:{breaker.class_id}", text_)
+        elif breaker.user:
+            text_ = f"exclusive GPUs only{until}{message}" if banned else f"failures on shared GPUs{message}"
+            yield _note("shared-gpu-faults", f"user:{breaker.user}", text_)
         elif breaker.node:
             site, _, node = breaker.scope.partition("@")
             state = f"node {formatting.sanitize(node, 80)} {f'avoided{until}' if until else 'watched'}"
@@ -298,6 +304,11 @@ def _refusals(facts: TroubleContext) -> Iterator[OperatorTrouble]:
         yield _note("hopeless", subject, f"classes that can never start: {named(never)}. See `provisioner demand`")
 
 
+def _low_use(facts: TroubleContext) -> Iterator[OperatorTrouble]:
+    for use in facts.underused[:MAX_NOTICES]:
+        yield _note("low-use", "classes", f"{formatting.sanitize(use.name, 80)}: {describe_use(use)}")
+
+
 TROUBLE_RULES: Sequence[TroubleRule] = (
     _controller,
     _negotiator_silent,
@@ -305,6 +316,7 @@ TROUBLE_RULES: Sequence[TroubleRule] = (
     _events,
     _drones,
     _refusals,
+    _low_use,
     _views,
 )
 

@@ -21,7 +21,7 @@ from provisioner.config.units import Secret, SecretUnreadableError, format_durat
 from provisioner.formatting import gpus
 from provisioner.interfaces import OverlayFactory, SiteFactory
 from provisioner.loader import AdapterBrokenError, AdapterUnknownError, overlay_adapter, site_adapter
-from provisioner.model import WHOLE_GPU, DroneType, Headroom, Policy, Reserve, SitePolicy
+from provisioner.model import WHOLE_GPU, DroneType, Headroom, LowUsePolicy, MigLayout, Policy, Reserve, SitePolicy
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -137,7 +137,8 @@ class _ConfigReader:
             return None
         configs = tuple(map(_site_config, sites))
         headroom = tuple(map(_headroom, model.policy.headroom))
-        more = {"sites": {site.name: site.policy for site in configs}, "headroom": headroom}
+        more: dict[str, Any] = {"sites": {site.name: site.policy for site in configs}, "headroom": headroom}
+        more["low_use"] = LowUsePolicy(**_by_field(LowUsePolicy, model.policy.low_use))
         return Settings(
             path=path.absolute(),
             controller=model.controller,
@@ -266,6 +267,7 @@ def _site_config(site: _ReadSite) -> SiteConfig:
         **_by_field(SitePolicy, model, model.limits, model.timeouts, model.owner)
         | {
             "blocking": tuple(Reserve(**_by_field(Reserve, section)) for section in model.blocking),
+            "mig": tuple(MigLayout(**_by_field(MigLayout, section)) for section in model.mig),
             "idle_timeout_s": model.timeouts.idle,
         }
     )

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
+from provisioner import mig
 from provisioner.config.units import (
     Capability,
     ConfigPath,
@@ -23,10 +24,11 @@ from provisioner.config.units import (
     Size,
     format_duration,
 )
-from provisioner.model import WHOLE_GPU, Policy, Reserve, ReserveWhen, Sharing, SitePolicy
+from provisioner.model import NVIDIA, WHOLE_GPU, LowUseAction, Policy, Reserve, ReserveWhen, Sharing, SitePolicy
 from provisioner.sharing import MOST_SHARES, MOST_SLICES
 
 _POLICY_DEFAULTS = Policy()
+_LOW_USE_DEFAULTS = _POLICY_DEFAULTS.low_use
 _SITE_DEFAULTS = SitePolicy(site="")
 _MAX_CONTROLLER_NAME = 32
 """Most characters: a drone's id begins with the name and is a DNS label of at most 63."""
@@ -116,6 +118,20 @@ def _names_differ(entries: tuple[HeadroomSection, ...]) -> tuple[HeadroomSection
     return entries
 
 
+class LowUseSection(ConfigSection):
+    """Job classes (the jobs of a user with one size) that use little of their GPUs."""
+
+    action: LowUseAction = Field(_LOW_USE_DEFAULTS.action, examples=["warn"])
+    """`warn`: an event, and a note in `status`; `hold`: also, the pool holds their idle jobs, with figures and a remedy
+    as the reason. `none`: neither."""
+    below: float = Field(_LOW_USE_DEFAULTS.below, gt=0, le=1, examples=[0.15])
+    """Low use is a mean use of less than this part of the GPUs that the jobs held."""
+    jobs: int = Field(_LOW_USE_DEFAULTS.jobs, ge=1, le=1_000_000, examples=[20])
+    """Fewest measured jobs of a class."""
+    window: PositiveDuration = Field(_LOW_USE_DEFAULTS.window_s, examples=["7d"])
+    """Only jobs that ended within this time count; at most `store.keep`."""
+
+
 class PolicySection(ConfigSection):
     """The policy for all sites together."""
 
@@ -148,11 +164,18 @@ class PolicySection(ConfigSection):
     its GPUs for long before its first job (a cloud that boots for minutes); 0: at once."""
     carbon: float | None = Field(None, ge=0, le=10_000, examples=[380])
     """Grams of CO2 per kWh of electricity, for the CO2 of jobs on types with `power`."""
+    fault_limit: int = Field(_POLICY_DEFAULTS.fault_limit, ge=1, le=20, examples=[2])
+    """A user of whom so many jobs faulted on GPUs shared by MPS or time-slicing, or were held for more VRAM than their
+    share, gets exclusive GPUs only."""
+    fault_window: PositiveDuration = Field(_POLICY_DEFAULTS.fault_window_s, examples=["7d"])
+    """Only faults of this last period count for `fault_limit`."""
 
     headroom: Annotated[tuple[HeadroomSection, ...], AfterValidator(_names_differ)] = Field(
         (), examples=[[{"name": "day-shift", "count": 2, "hours": [7, 17]}]]
     )
     """Free room kept for jobs that have not been submitted yet."""
+    low_use: LowUseSection = Field(default_factory=LowUseSection, examples=[{"action": "warn", "below": 0.15}])
+    """Job classes that use little of their GPUs."""
 
     @model_validator(mode="after")
     def _times_agree(self) -> Self:
@@ -299,6 +322,25 @@ def _each_is_reached(entries: tuple[BlockingSection, ...]) -> tuple[BlockingSect
     return entries
 
 
+class MigSection(ConfigSection):
+    """MIG instances that the site's administrator makes of each GPU of certain nodes (`provisioner render mig`)."""
+
+    nodes: Annotated[tuple[_NodePattern, ...], AfterValidator(_node_patterns)] = Field(
+        ("*",), min_length=1, examples=[["topas-a100-*"]]
+    )
+    """Node names; `*`, `?` and `[...]` as in file names. The first entry that matches a node applies."""
+    gpu_model: Literal["A100-40", "A100-80", "H100-80", "H100-96"] = Field(examples=["A100-40"])
+    """Model and memory of the GPUs, which decide the profiles."""
+    layout: tuple[str, ...] = Field(min_length=1, max_length=MOST_SLICES, examples=[["3g.20gb", "2g.10gb", "1g.5gb"]])
+    """The profile of each instance."""
+
+    @model_validator(mode="after")
+    def _can_be_made(self) -> Self:
+        if message := mig.mistake(self.gpu_model, self.layout):
+            raise mistake_at("layout", message)
+        return self
+
+
 class OwnerSection(ConfigSection):
     """The behaviour of drones towards the owner of the hardware."""
 
@@ -340,6 +382,10 @@ class TypeSection(ConfigSection):
     """CUDA compute capability of the GPUs."""
     driver: CudaVersion = Field(0, examples=["12.4"])
     """Newest CUDA version that the driver supports, in quotes."""
+    vendor: Literal["nvidia", "amd", "intel"] = Field("nvidia", examples=["nvidia"])
+    """Vendor of the GPUs. Only those of NVIDIA have a `capability` and a `driver`."""
+    target: str = Field("", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,31}$", examples=["gfx90a"])
+    """Instruction set of the GPUs, the attribute `GpuTarget` of the slot. Default: `sm_80` for `capability: 8.0`."""
     arch: Literal["X86_64", "aarch64", "ppc64le"] = Field("X86_64", examples=["X86_64"])
     """CPU architecture."""
     cpus: int = Field(ge=1, le=100_000, examples=[8])
@@ -356,6 +402,9 @@ class TypeSection(ConfigSection):
     """Number of shares that each GPU is offered as, to jobs that request a part of a GPU: each gets one share, or as
     many as it requests, with their part of the VRAM. Jobs that request a whole GPU do not match. Not with `sharing:
     exclusive`; with `mig` at most 7."""
+    vram_pool: bool = Field(False, examples=[True])
+    """With `sharing: mps`: jobs request VRAM in MiB (`request_gpumem`) instead of equal shares, and at least an equal
+    share is counted for each. For `gpus: 1`, with `vram` and `shares` (the most jobs on the GPU)."""
     power: float = Field(0.0, ge=0, le=100_000, examples=[400])
     """Watts of one busy GPU, with its part of the node, for the energy of jobs; `0`: unknown."""
     price: float = Field(1.0, ge=0, le=1e9, examples=[1.0])
@@ -373,8 +422,11 @@ class TypeSection(ConfigSection):
             for key in ("gpu_model", "vram", "capability", "driver", "power"):
                 if getattr(self, key):
                     raise mistake_at(key, f"a CPU drone (`gpus: 0`) has no GPU: remove `{key}`, or add a GPU")
+            for key in {"vendor", "target"} & self.model_fields_set:
+                raise mistake_at(key, f"a CPU drone (`gpus: 0`) has no GPU: remove `{key}`, or add a GPU")
             if self.sharing is not Sharing.EXCLUSIVE:
                 raise mistake_at("sharing", "a CPU drone (`gpus: 0`) has no GPU to share: remove `sharing`")
+        self._check_vendor()
         if self.gpus > WHOLE_GPU and self.gpus % WHOLE_GPU:
             raise mistake_at("gpus", "more than one GPU must be a whole number: write `1`, `2`, ... or a share below 1")
         for key, size_mib in (("memory", self.memory), ("disk", self.disk)):
@@ -388,7 +440,25 @@ class TypeSection(ConfigSection):
                 raise mistake_at("shares", f"MIG has at most {MOST_SLICES} slices per GPU: write at most {MOST_SLICES}")
             if self.gpus < WHOLE_GPU:
                 raise mistake_at("shares", "a share of a GPU cannot be shared: write `gpus: 1`, or remove `shares`")
+        whole = self.sharing is Sharing.MPS and self.shares > 1 and self.gpus == WHOLE_GPU and self.vram
+        if self.vram_pool and not whole:
+            needs = "write `sharing: mps`, `gpus: 1`, `shares` above 1 and `vram`, or remove `vram_pool`"
+            raise mistake_at("vram_pool", f"a pool is the VRAM of one GPU that several jobs share: {needs}")
         return self
+
+    def _check_vendor(self) -> None:
+        """Reject options that the GPUs of the vendor do not have."""
+        if self.vendor == NVIDIA:
+            found = re.match(r"sm_(\d+)", self.target)
+            if found and self.capability and int(found[1]) != self.capability:
+                capability = f"{self.capability / 10:.1f}"
+                raise mistake_at("target", f"`{self.target}` is not capability {capability}: change one of them")
+            return
+        for key in ("capability", "driver"):
+            if getattr(self, key):
+                raise mistake_at(key, f"only GPUs of NVIDIA have a `{key}`: remove it, or `vendor: {self.vendor}`")
+        if self.sharing in (Sharing.MPS, Sharing.MIG):
+            raise mistake_at("sharing", f"`{self.sharing.value}` is for GPUs of NVIDIA: write `time-sliced`")
 
 
 class SiteFile(ConfigSection):
@@ -412,6 +482,8 @@ class SiteFile(ConfigSection):
         (), examples=[[{"cpus": 8, "memory": "20 GiB"}]]
     )
     """CPUs, memory and disk that free GPUs reserve on their nodes."""
+    mig: tuple[MigSection, ...] = Field((), examples=[[{"gpu_model": "A100-40", "layout": ["3g.20gb", "3g.20gb"]}]])
+    """MIG layouts of nodes; `check --live` reports nodes that differ, where the site can be asked."""
     owner: OwnerSection = Field(default_factory=OwnerSection, examples=[{"preempt_proactively": True}])
     """Behaviour towards the owner of the hardware."""
     types: dict[Name, TypeSection] = Field(

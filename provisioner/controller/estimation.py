@@ -20,7 +20,7 @@ from provisioner.controller.clock import Clock
 from provisioner.estimates import UNKNOWN, Estimates, EstimateSamples, OwnerGrowth, SiteSamples, StartDelays
 from provisioner.model import PENDING, CompletedJob, Drone, DroneId, DroneState, OverlayView, Plan, PolledSite, Snapshot
 from provisioner.planner.states import MIN_IDLE_GAPS
-from provisioner.reasons import IdleTimeout
+from provisioner.reasons import IdleTimeout, OptionalJobsOnly
 from provisioner.store import Store, StoreError
 
 log = structlog.get_logger()
@@ -231,8 +231,9 @@ class EstimateCollector:
         return self.sites.setdefault(name, SiteHistory())
 
     def _note_runs(self, completions: tuple[CompletedJob, ...], now: float) -> None:
-        told = frozenset((each.job_id, each.ended_at) for each in completions)
-        new = [each for each in completions if (each.job_id, each.ended_at) not in self._seen and each.run_s > 0]
+        done = [each for each in completions if not each.unfinished]
+        told = frozenset((each.job_id, each.ended_at) for each in done)
+        new = [each for each in done if (each.job_id, each.ended_at) not in self._seen and each.run_s > 0]
         for each in new:
             run_s = max(SHORTEST_RUN_S, round(each.run_s, 1))
             for key in dict.fromkeys(est.run_keys(each.owner, each.gpu_milli, each.cpus, each.memory_mib)):
@@ -291,12 +292,13 @@ class EstimateCollector:
                 known.boot_s + MEAN_WEIGHT * (boot_s - known.boot_s),
             )
             self._dirty = True
-        if was.state is DroneState.IDLE and drone.state is DroneState.BUSY and was.idle_at:
+        served = was.idle_at and not drone.idle_at  # not so by a job with an optional GPU
+        if was.state in (DroneState.IDLE, DroneState.BUSY) and drone.state is DroneState.BUSY and served:
             self._gap(drone.site, now - was.idle_at)
 
     def _note_gaps(self, snapshot: Snapshot, plan: Plan) -> None:
         for drain in plan.drains:
-            if isinstance(drain.reason, IdleTimeout):
+            if isinstance(drain.reason, IdleTimeout | OptionalJobsOnly):
                 self._site(drain.drone.site).departed.append((drain.reason.idle_s, snapshot.now))
         for start in plan.starts:
             departed = self._site(start.drone.site).departed

@@ -15,6 +15,7 @@ from provisioner.controller import actuation
 from provisioner.controller.actuation import DeadSlots
 from provisioner.controller.clock import Clock
 from provisioner.controller.estimation import EstimateCollector, EstimateRecorder
+from provisioner.controller.low_use import LowUseWatch
 from provisioner.controller.polling import TICK_WAIT_S, Poller, PollTarget
 from provisioner.interfaces import Overlay, Site, SupportsConsoleOutput
 from provisioner.model import Breaker, BreakerState, DroneId, DroneState, OverlayView, Plan, Snapshot, StateChange
@@ -137,6 +138,7 @@ class Controller:
     _completed_jobs: frozenset[model.CompletedJob] = frozenset()
     """The jobs of the newest poll that are on record: an overlay reports each in many polls."""
     _recorder: EstimateRecorder = field(init=False)
+    _low_use: LowUseWatch = field(init=False)
     _dead_slots: DeadSlots = field(init=False)
     _consoles: Mapping[str, SupportsConsoleOutput] = field(default_factory=dict)
     """The sites that report the last output of drones: to check a protocol takes too long for every tick."""
@@ -144,6 +146,7 @@ class Controller:
     def __post_init__(self) -> None:
         self._dead_slots = DeadSlots(self.overlay, self.clock)
         self._recorder = EstimateRecorder(self.estimation, self.store, self.clock, self.event)
+        self._low_use = LowUseWatch(self.overlay, self.store, self.clock, self.event)
         overlay = PollTarget(OVERLAY_SCOPE, lambda: self.overlay.poll(self.types), 0.0)
         self._poller = Poller(self._group, self.clock, overlay)
 
@@ -247,6 +250,7 @@ class Controller:
         for site in self._orders.values():  # its last orders are still under way: what it shows now is half the truth
             if site in readings:
                 readings[site] = replace(readings[site], busy=True)
+        overlay = self._polled_overlay()
         return Snapshot(
             now=self.clock.now(),
             tick=self.store.tick + 1,
@@ -254,12 +258,12 @@ class Controller:
             next_serial=next_serial,
             policy=self.policy,
             types=tuple(self.types),
-            overlay=self._polled_overlay(),
+            overlay=overlay,
             sites=readings,
             drones=dict(self.store.drones),
             breakers=dict(self.store.breakers),
             requests=await _read("requests.read_failed", self.store.requests(), ()),
-            ended=await self._ended(readings.values()),
+            ended=await self._ended(readings.values(), overlay.view),
             gpu_wanted_at=self._gpu_wanted(),
             patience=dict(self.store.committed.patience),
             estimates=self.estimation.estimates,
@@ -277,6 +281,15 @@ class Controller:
             if isinstance(drain.reason, reasons.BlackHoleDrone):
                 why = formatting.describe(drain.reason)
                 await self.event("drone.black_hole", warn=True, drone=drain.drone.id, why=why)
+        for breaker in plan.breakers:
+            known = before[breaker.scope].faults if breaker.scope in before else ()
+            for fault in (
+                each for each in breaker.faults if each not in known and each.blame is not model.Blame.SETTLED
+            ):
+                own, job, why = fault.blame is model.Blame.JOB, fault.job_id, formatting.excerpt(fault.cause)
+                await self.event(
+                    "job.faulted" if own else "job.collateral", job=job, drone=fault.drone_id, user=fault.owner, why=why
+                )
         return True
 
     async def _report_breaches(self, found: SafePlan) -> None:
@@ -348,11 +361,14 @@ class Controller:
             await self.event("store.outdated", warn=True, newest_serial=newest, next_serial=known, advice=advice)
         return newest + 1 + SERIAL_MARGIN
 
-    async def _ended(self, readings: Iterable[model.PolledSite]) -> Mapping[DroneId, DroneState]:
-        """Return the final states on record of drones that a site still lists: the reason to stop them."""
+    async def _ended(
+        self, readings: Iterable[model.PolledSite], view: OverlayView | None
+    ) -> Mapping[DroneId, DroneState]:
+        """Return the final states on record of drones that a site still lists, or in which jobs failed lately."""
         known, ended = self.store.drones, model.RemoteState.ENDED
         listed = (each for r in readings if r.view is not None for each in r.view.drones.items())
         strays = [drone_id for drone_id, drone in listed if drone_id not in known and drone.state is not ended]
+        strays += {each.drone_id for each in view.mishaps if each.drone_id not in known} if view else ()
         return await _read("store.read_failed", self.store.ended(strays), {}) if strays else {}
 
     async def _record_console_output(self) -> None:
@@ -380,7 +396,7 @@ class Controller:
             if request.kind is not model.RequestKind.RESET:
                 continue
             known, now = self.store.breakers, self.clock.now()
-            failing = [scope for scope, breaker in known.items() if breaker.failures]
+            failing = [scope for scope, breaker in known.items() if breaker.failures or breaker.faults]
             scopes = [s for s in failing if any(model.is_within_scope(s, each) for each in request.drone_ids)]
             lifted = [Breaker(s, since=now, blind_until=known[s].blind_until) for s in scopes]
             if not lifted:
@@ -504,6 +520,7 @@ class Controller:
             self._pruned_at = now
             self._prunes = await _read("store.prune_failed", self.store.prune(now), False)
         await self._recorder.turn()
+        await self._low_use.turn(self.policy.low_use, self.types, self._poller.overlay.view)
 
     async def event(self, name: str, *, warn: bool = False, **fields: str | int | float) -> None:
         """Log and record an event that is no transition of a drone, as a warning with ``warn``."""

@@ -1,24 +1,58 @@
-"""Scripts that run on a worker node: POSIX shell, no dependency of ours. Handed out as bytes, because sites ship it."""
+"""Scripts that run on a worker node: POSIX shell, and Python where the node has it; no dependency of ours.
+
+Handed out as bytes, because sites ship it.
+"""
 
 from __future__ import annotations
 
+import io
 import re
+import tokenize
 from collections.abc import Mapping
 from importlib import resources
 
-from provisioner.model import WHOLE_GPU, StartOrder
+from provisioner.model import NVIDIA, WHOLE_GPU, StartOrder
 
-_INCLUDE = re.compile(rb"^.*# @include (?P<name>[a-z_]+\.sh)$", re.MULTILINE)
+_INCLUDE = re.compile(rb"^.*# @include (?P<name>[a-z_]+\.(sh|py))$", re.MULTILINE)
+_HERE_DOCUMENT = re.compile(rb"<<-?\s*['\"]?(?P<end>[A-Za-z_]\w*)['\"]?")
+_MEANS_SOMETHING = re.compile(rb"#!|# limit: \d+$")
+"""Comments that are read: an interpreter, the time limit of a check."""
 
 
 def script(name: str) -> bytes:
     """Return a drone's script, complete in one file: ``script("condor_drone.sh")``.
 
     A line that ends in ``# @include NAME`` is replaced by that file. Unreplaced it is a command that fails, so a
-    script taken from the source tree as it is checks no GPU and therefore accepts no job.
+    script taken from the source tree as it is checks no GPU and therefore accepts no job. Blank lines and lines of
+    comments are left out: some sites limit the size of what they ship.
     """
     text = resources.files(__package__).joinpath(name).read_bytes()
+    text = _without_python_comments(text) if name.endswith(".py") else _without_shell_comments(text)
     return _INCLUDE.sub(lambda found: script(found["name"].decode()).rstrip(b"\n"), text)
+
+
+def _without_shell_comments(text: bytes) -> bytes:
+    """Return a shell script without blank lines and lines of comments, except in here-documents."""
+    kept, end = [], b""
+    for line in text.splitlines(keepends=True):
+        bare = line.strip()
+        if end or (bare and not bare.startswith(b"#")) or _MEANS_SOMETHING.match(bare):
+            kept.append(line)
+        if end:
+            end = b"" if bare == end else end
+        elif opened := _HERE_DOCUMENT.search(line):
+            end = opened["end"]
+    return b"".join(kept)
+
+
+def _without_python_comments(text: bytes) -> bytes:
+    """Return a Python program without blank lines and lines of comments, except in strings."""
+    lines = text.splitlines(keepends=True)
+    for token in tokenize.tokenize(io.BytesIO(text).readline):
+        alone = token.line.strip().startswith("#") or not token.line.strip()
+        if token.type == tokenize.NL and alone:
+            lines[token.start[0] - 1] = b""
+    return b"".join(lines)
 
 
 def environment(order: StartOrder) -> Mapping[str, str]:
@@ -40,6 +74,9 @@ def environment(order: StartOrder) -> Mapping[str, str]:
         "DRONE_VRAM_MIB": str(kind.vram_mib),
         "DRONE_SHARING": kind.sharing.value,
         "DRONE_SHARES": str(kind.shares),
+        **({"DRONE_VRAM_POOL": "1"} if kind.vram_pool else {}),
+        **({"DRONE_VENDOR": kind.vendor} if kind.vendor != NVIDIA else {}),
+        **({"DRONE_TARGET": kind.gpu_target} if kind.gpu_target else {}),
         "DRONE_KEPT_CPUS": str(kind.kept_cpus),
         "DRONE_KEPT_MEMORY_MIB": str(kind.kept_memory_mib),
         "DRONE_KEPT_DISK_MIB": str(kind.kept_disk_mib),

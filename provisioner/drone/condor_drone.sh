@@ -44,6 +44,9 @@ number DRONE_GPU_MILLI "${DRONE_GPUS}000"
 number DRONE_VRAM_MIB 0
 word DRONE_SHARING 'a-z-' exclusive
 number DRONE_SHARES 1              # as how many GPUs each of them is offered
+number DRONE_VRAM_POOL 0           # 1: jobs share the VRAM of the GPU by what they ask for (request_gpumem)
+word DRONE_VENDOR 'a-z' nvidia
+[ -z "${DRONE_TARGET:-}" ] || word DRONE_TARGET 'A-Za-z0-9_.-' ''   # instruction set of the GPUs: sm_80, gfx90a
 number DRONE_IDLE_S 600
 number DRONE_GRACE_S 30
 number DRONE_WALLTIME_S 0          # 0: without end
@@ -68,6 +71,10 @@ number DRONE_CHECK_LIMIT_S 30      # of one check that does not say
 case $DRONE_SHARING:$DRONE_SHARES in
     exclusive:1 | time-sliced:[1-9]* | mps:[1-9]* | mig:[1-9]*) ;;
     *) refuse "DRONE_SHARES is $DRONE_SHARES with DRONE_SHARING $DRONE_SHARING" ;;
+esac
+case $DRONE_VRAM_POOL:$DRONE_SHARING:$DRONE_GPUS:$DRONE_SHARES:$DRONE_VRAM_MIB in
+    0:* | 1:mps:1:[2-9]*:[1-9]* | 1:mps:1:1[0-9]*:[1-9]*) ;;
+    *) refuse "DRONE_VRAM_POOL is $DRONE_VRAM_POOL: it needs one GPU of known VRAM in several shares of MPS" ;;
 esac
 [ "$DRONE_SHARES" -le 32 ] || refuse "DRONE_SHARES is $DRONE_SHARES: at most 32"
 [ -d "$DRONE_DIR" ] || refuse "there is no directory $DRONE_DIR"
@@ -100,7 +107,7 @@ cd "$DRONE_DIR" || refuse "cannot enter $DRONE_DIR"
 DRONE_DIR=$(pwd -P)
 export PROVISIONER_DRONE_ID="$DRONE_ID" DRONE_ID DRONE_SITE DRONE_TYPE DRONE_DIR
 export DRONE_COLLECTOR DRONE_DISK_MIB DRONE_CLOCK_LIMIT_S
-export DRONE_GPUS DRONE_GPU_MILLI DRONE_VRAM_MIB DRONE_SHARING DRONE_SHARES
+export DRONE_GPUS DRONE_GPU_MILLI DRONE_VRAM_MIB DRONE_SHARING DRONE_SHARES DRONE_VRAM_POOL DRONE_VENDOR
 [ -r "$DRONE_TOKEN_FILE" ] || refuse "there is no token file $DRONE_TOKEN_FILE in $DRONE_DIR"
 # Jobs run as this account and could read every file of it, so the token stays in the memory of this shell (never in the
 # environment, never on a command line).
@@ -186,12 +193,13 @@ finish() {
     code=$1 reason=$2
     shift 2
     [ -z "$guard" ] || kill -KILL -- "-$guard" 2>/dev/null
+    end_mps_clients 2
     if [ -z "$leaving" ] && push QUIT condor_startd; then
         # A startd without its master still tells the pool that it goes, and takes its jobs along.
         limit=$((now + 3))
         while push 0 condor_startd && [ "$now" -lt $limit ]; do rest 0.3; done
     fi
-    [ -z "$mps" ] || tell_mps 1 'quit -t 1'
+    [ -z "$mps" ] || quit_mps
     kill_all
     ended=$(jobs_ended)
     started=$((ended + $(jobs_running)))
@@ -234,6 +242,9 @@ GPU_CHECK
     cat >"$D/checks/gpu_discovery.sh" <<'GPU_DISCOVERY'
 exit 71 # @include gpu_discovery.sh
 GPU_DISCOVERY
+    cat >"$D/gpu_health.py" <<'GPU_HEALTH'
+exit 71 # @include gpu_health.py
+GPU_HEALTH
 }
 write_mps_check() {
     cat >"$D/checks/mps_check.sh" <<'MPS_CHECK'
@@ -262,10 +273,31 @@ check_first() {
     finish $code "check-$word" "$(said_by_checks)"
 }
 
+# What the slot shows of its GPUs until gpu_health.py has judged them.
+write_gpu_attributes() {
+    check=nvidia-smi
+    [ -z "${DRONE_GPU_SIMULATE:-}" ] && [ "$DRONE_VENDOR" = nvidia ] || check=none
+    cat >"$D/etc/config.d/40-gpus" <<CONFIG
+GpuVendor = "$DRONE_VENDOR"
+GpuTarget = "${DRONE_TARGET:-}"
+DroneGpusOffline = 0
+DroneGpusOfflineWhy = ""
+DroneGpuCheck = "$check"
+STARTD_ATTRS = \$(STARTD_ATTRS) GpuVendor GpuTarget DroneGpusOffline DroneGpusOfflineWhy DroneGpuCheck
+CONFIG
+}
+# Take GPUs offline, and back, as gpu_health.py has written it down. Not before the startd has started: it refuses to be
+# larger than the GPUs that are online then, and would never offer the others.
+apply_gpu_verdicts() {
+    [ -e "$D/gpus.changed" ] || return
+    rm -f "$D/gpus.changed"
+    cp "$D/gpus.conf" "$D/60-gpus" && mv "$D/60-gpus" "$D/etc/config.d" && reread_config
+}
+
 # ---------------------------------------------------------------------------------------------------------- HTCondor
 # Where the programs are: an unpacked distribution package, HTCondor's own tarball, or this host's.
 find_condor() {
-    prefix=${CONDOR_PREFIX:-}
+    prefix=$(printf '%s' "${CONDOR_PREFIX:-}" | sed "s/{arch}/$(uname -m)/g")
     case $prefix in *[!A-Za-z0-9._/+@=-]*) refuse "CONDOR_PREFIX has a character that is not one of A-Za-z0-9._/+@=-" ;; esac
     PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
     if [ -n "$prefix" ]; then
@@ -304,38 +336,201 @@ scrub() {
     clean="$clean CONDOR_CONFIG=$D/etc/condor_config HOME=$D TMPDIR=$D/tmp"
 }
 
-# What jobs on shared GPUs have in common under MPS: a control daemon of our own, and its limit of memory for each job.
-# (A job sees one GPU: its device 0.)
+# What jobs on shared GPUs have in common under MPS: for each GPU a control daemon of our own, so that a fault ends only
+# the jobs of one GPU, with a limit of memory for each process. No job is accepted before a server lives with its limit.
 start_mps() {
-    pipes=$D/mps
-    export CUDA_MPS_PIPE_DIRECTORY="$pipes" CUDA_MPS_LOG_DIRECTORY="$LOGS"
-    mps_environment=" CUDA_MPS_PIPE_DIRECTORY=$pipes CUDA_MPS_LOG_DIRECTORY=$LOGS"
     command -v nvidia-cuda-mps-control >/dev/null ||
         finish $NOT_STARTED no-mps "nvidia-cuda-mps-control is not on this host, and the GPUs are shared by MPS"
-    [ ${#pipes} -le 80 ] ||
-        finish $NOT_STARTED no-mps "$pipes is too long for the sockets of MPS: at most 80 characters"
-    mkdir -p "$pipes"
+    mkdir -p "$D/mps/jobs"
+    cat >"$D/mps.sh" <<'MPS'
+exit 71 # @include mps.sh
+MPS
+    cat >"$D/mps_job.py" <<'MPS_JOB'
+exit(71)  # @include mps_job.py
+MPS_JOB
     # shellcheck disable=SC2086
-    $clean timeout -k 2 20 nvidia-cuda-mps-control -d >"$LOGS/mps.out" 2>&1 </dev/null ||
-        finish $NOT_STARTED no-mps "the MPS control daemon does not start: $(tail -n 1 "$LOGS/mps.out")"
-    mps=yes
-    if [ "$DRONE_VRAM_MIB" -gt 0 ]; then
-        limit_mib=$((DRONE_VRAM_MIB / DRONE_SHARES))
-        mps_environment="$mps_environment CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=${limit_mib}M"
-        device=0
-        while [ $device -lt "$DRONE_GPUS" ]; do
-            tell_mps 5 "set_default_device_pinned_mem_limit $device ${limit_mib}M" ||
-                finish $NOT_STARTED no-mps "MPS sets no limit of memory: $(tail -n 1 "$LOGS/mps.out")"
-            device=$((device + 1))
-        done
-    fi
+    $clean "$DRONE_DISCOVERY" $DRONE_DISCOVERY_OPTIONS 2>/dev/null | grep '\[ *id="' | while read -r line; do
+        echo "$(property id) GPU-$(property DeviceUuid | sed 's/^GPU-//') $(property DeviceMemoryMb)"
+    done >"$D/mps/found"
+    number=0
+    while read -r id uuid mib; do
+        mib=$(((DRONE_VRAM_MIB > 0 ? DRONE_VRAM_MIB : ${mib:-0}) / mps_parts))
+        [ "$mib" -gt 0 ] || finish $NOT_STARTED no-mps "the memory of $id is unknown: set the drone type's vram"
+        echo "$number $id $uuid $mib" >>"$D/mps/gpus"
+        start_mps_daemon
+        number=$((number + 1))
+    done <"$D/mps/found"
+    [ -n "$mps" ] || finish $NOT_STARTED no-mps "HTCondor names no GPU"
     write_mps_check
     add_site_checks
+    # A server makes a context on its GPU, which takes seconds where nothing keeps the driver loaded.
+    limit=$((now + 60))
+    while :; do
+        said=$($clean sh "$D/mps.sh" check)
+        code=$?
+        [ $code -ne 0 ] || break
+        [ -z "$asked" ] || finish $OK stopped "told to leave while MPS started"
+        case $code:$said in 3:*'exited with status'*) code=1 ;; esac
+        if [ $code -ne 3 ] || [ "$now" -ge $limit ]; then finish $NOT_STARTED no-mps "$(echo "$said" | tail -n 1)"; fi
+        rest 0.5
+    done
+}
+property() { echo "$line" | sed -n "s/.*[[ ;]$1=\"\{0,1\}\([^\";]*\).*/\1/p"; }
+# One GPU's daemon ($number, $uuid, $mib), its limit and its server. Clients know their GPU by UUID: to a daemon that
+# sees one GPU by index, the others' index is another GPU.
+start_mps_daemon() {
+    pipes=$D/mps/$number
+    [ ${#pipes} -le 87 ] ||
+        finish $NOT_STARTED no-mps "$pipes is too long for the sockets of MPS: ${#pipes} characters, at most 87"
+    mkdir -p "$pipes" "$LOGS/mps-$number"
+    # shellcheck disable=SC2086
+    $clean CUDA_MPS_PIPE_DIRECTORY="$pipes" CUDA_MPS_LOG_DIRECTORY="$LOGS/mps-$number" CUDA_VISIBLE_DEVICES="$uuid" \
+        timeout -k 2 20 nvidia-cuda-mps-control -d >"$LOGS/mps.out" 2>&1 </dev/null ||
+        finish $NOT_STARTED no-mps "the MPS control daemon does not start: $(tail -n 1 "$LOGS/mps.out")"
+    mps=yes
+    tell_mps 5 "set_default_device_pinned_mem_limit 0 ${mib}M" || true      # `check` reads back what came of it
+    tell_mps 5 "start_server -uid $(id -u)" || true
 }
 # tell_mps LIMIT_S WORDS
 tell_mps() {
     # shellcheck disable=SC2086
-    echo "$2" | $clean timeout -k 1 "$1" nvidia-cuda-mps-control >"$LOGS/mps.out" 2>&1
+    echo "$2" | $clean CUDA_MPS_PIPE_DIRECTORY="$D/mps/$number" timeout -k 1 "$1" nvidia-cuda-mps-control >>"$LOGS/mps.out" 2>&1
+}
+# A client that is killed amid its work may take its neighbours along: its work is ended first, within so many seconds.
+end_mps_clients() {
+    # shellcheck disable=SC2086
+    [ -z "$mps" ] || $clean timeout -k 1 "$1" sh "$D/mps.sh" end
+}
+quit_mps() {
+    for pipes in "$D"/mps/[0-9]*/; do
+        number=$(basename "$pipes")
+        tell_mps 1 'quit -t 1'
+    done
+}
+configure_mps() {
+    # Jobs end their clients in order by Python. It is found here, since a job's PATH is the job's.
+    python=$(command -v python3)
+    [ -n "$python" ] && "$python" -I -S -c 'from __future__ import annotations' 2>/dev/null || python=
+    echo "$VACATE_S $(command -v nvidia-cuda-mps-control) $python" >"$D/mps/wrapper"
+    cat <<CONFIG
+
+# --- MPS: whether each GPU's server accepts clients, and whose job faulted
+STARTD_CRON_JOBLIST = \$(STARTD_CRON_JOBLIST) DRONE_MPS
+STARTD_CRON_DRONE_MPS_EXECUTABLE = /bin/sh
+STARTD_CRON_DRONE_MPS_ARGS = $D/mps.sh watch
+STARTD_CRON_DRONE_MPS_CWD = $D/tmp
+STARTD_CRON_DRONE_MPS_MODE = Periodic
+STARTD_CRON_DRONE_MPS_PERIOD = 5
+STARTD_CRON_DRONE_MPS_RECONFIG = False
+DroneMpsOrderedEnd = $([ -n "$python" ] && echo True || echo False)
+STARTD_ATTRS = \$(STARTD_ATTRS) DroneMpsOrderedEnd
+CONFIG
+}
+
+# ------------------------------------------------------------------------------------------------- GPUs of others
+# What keeps jobs from GPUs that they were not given (GpuGuard): namespaces of ours in which these cannot be opened, if the
+# kernel lets us have them, it is known which files are whose, and HTCondor finds the drone's GPUs there; else a device
+# filter of the site, where all jobs get the same GPU; else variables of the environment, which a job may ignore.
+choose_guard() {
+    gpu_guard=environment guarded='' wrapper=''
+    unshare=$(command -v unshare) mount=$(command -v mount)
+    printf '%s\n' "unshare='$unshare'" "mount='$mount'" "uid=$(id -u)" "gid=$(id -g)" guard_jobs=no >"$D/guard"
+    cat >"$D/job_wrapper.sh" <<'JOB_WRAPPER'
+exit 71 # @include job_wrapper.sh
+JOB_WRAPPER
+    chmod 700 "$D/job_wrapper.sh"
+    for copy in drone_wrapper gpu_wrapper; do cp "$D/job_wrapper.sh" "$D/$copy.sh"; done
+    : >"$D/gpus"
+    [ "$DRONE_GPUS" -eq 0 ] || gpu_table >"$D/gpus"
+    devices=$(grep -c . "$D/gpus")
+    # Where some are hidden the others may have other indices.
+    seen=
+    case ${CUDA_VISIBLE_DEVICES-all}:$devices in
+        *[!0-9,]*:* | :* | *:0) ;;
+        *) seen=CUDA_VISIBLE_DEVICES=$(cut -d ' ' -f 1 "$D/gpus" | paste -s -d, -) ;;
+    esac
+    # shellcheck disable=SC2086
+    if namespace_works && knows_gpus $seen sh "$D/drone_wrapper.sh"; then
+        gpu_guard=namespace guarded="sh $D/drone_wrapper.sh" clean="$clean $seen"
+        [ "$devices" -le 1 ] || { wrapper=yes; echo guard_jobs=yes >>"$D/guard"; }
+    elif [ "$devices" -le 1 ] && knows_gpus && others_are_refused; then
+        gpu_guard=cgroup
+    fi
+    [ -z "$wrapper$mps" ] || wrapper="USER_JOB_WRAPPER = $D/job_wrapper.sh"
+}
+# shellcheck disable=SC2016
+namespace_works() {
+    [ -c /dev/full ] && GUARD_ALSO=/dev/full $clean timeout -k 1 20 sh "$D/drone_wrapper.sh" \
+        sh -c '[ "$(id -u)" = "$1" ] && ! (: </dev/full)' probe "$(id -u)" >/dev/null 2>&1
+}
+others_are_refused() {
+    refused=1
+    for file in $(sh "$D/drone_wrapper.sh"); do
+        case $file in /dev/nvidia[0-9]* | /dev/dri/render*) ;; *) continue ;; esac
+        if (: <"$file") 2>/dev/null; then return 1; fi
+        refused=0
+    done
+    return $refused
+}
+# knows_gpus [COMMAND...]: HTCondor, run by this command, finds the devices of the table and no others.
+knows_gpus() {
+    [ "$DRONE_GPUS" -gt 0 ] || return 0
+    # shellcheck disable=SC2086
+    found=$($clean "$@" timeout -k 1 60 "$DRONE_DISCOVERY" $DRONE_DISCOVERY_OPTIONS 2>/dev/null | tr -d ' ') || return
+    found=$(echo "$found" | sed -n 's/^DetectedGPUs="\([^"]*\)".*/\1/p' | tr ',' '\n' | sort -u)
+    for id in $found; do grep -q "^$id" "$D/gpus" || return; done
+    [ "$(echo "$found" | grep -c .)" -eq "$devices" ]
+}
+# gpu_table: a line for each NVIDIA GPU and MIG instance that the site assigned: its UUID, and device files of its own.
+gpu_table() {
+    listing=$($clean timeout -k 1 60 nvidia-smi -L 2>/dev/null) || return
+    # "INDEX UUID" of GPUs, "INDEX.DEVICE UUID" of MIG instances
+    uuids=$(echo "$listing" | while read -r kind first rest; do
+        uuid=${rest##*UUID: }
+        device=${rest#Device}
+        case $kind in
+            GPU) gpu=${first%:}; echo "$gpu ${uuid%%)*}" ;;
+            MIG) echo "$gpu.$(echo ${device%%:*}) ${uuid%%)*}" ;;
+        esac
+    done)
+    index=-1 device='' instance='' instances=''
+    $clean timeout -k 1 60 nvidia-smi -q 2>/dev/null | while read -r line; do
+        value=${line##* }
+        case $line in
+            'GPU '????????:*) index=$((index + 1)) address=$(echo "${line#GPU ????}" | tr A-F a-f) instances='' ;;
+            'Index '*) device=$value ;;
+            'GPU Instance ID '*) instance=$value ;;
+            'Compute Instance ID '*) instances="$instances $device:gi$instance:ci$value" ;;
+            'Minor Number '*) gpu_files "$value" ;;
+        esac
+    done
+}
+# gpu_files MINOR: the lines of the GPU with this index, PCI address and instances, if it is ours.
+gpu_files() {
+    gpu=$(echo "$uuids" | sed -n "s/^$index //p")
+    files=/dev/nvidia$1
+    if [ -z "$instances" ]; then
+        for node in "/sys/bus/pci/devices/$address/drm"/*; do
+            [ ! -e "$node" ] || files="$files /dev/dri/${node##*/}"
+        done
+        if assigned "$index" || assigned "$gpu"; then echo "$gpu $files "; fi
+    fi
+    for each in $instances; do
+        uuid=$(echo "$uuids" | sed -n "s/^$index[.]${each%%:*} //p")
+        assigned "$index" || assigned "$gpu" || assigned "$uuid" || continue
+        each=${each#*:}
+        caps=$(sed -n "s,^gpu$1/${each%:*}/access ,,p; s,^gpu$1/${each%:*}/${each#*:}/access ,,p" \
+            /proc/driver/nvidia-caps/mig-minors 2>/dev/null)
+        [ -z "$caps" ] || echo "$uuid $files$(printf ' /dev/nvidia-caps/nvidia-cap%s' $caps) "
+    done
+}
+# assigned NAME: the site gave it to us; a UUID may be its beginning.
+assigned() {
+    case ,${CUDA_VISIBLE_DEVICES-all}, in ,all, | *,"$1",*) return 0 ;; esac
+    for name in $(echo "$CUDA_VISIBLE_DEVICES" | tr ',' ' '); do
+        case $name:$1 in [0-9]*) ;; *:"$name"*) return 0 ;; esac
+    done
+    return 1
 }
 
 # The kind of job that a drone with GPUs takes: one that wants some, and after which every GPU that is still free keeps
@@ -344,8 +539,12 @@ tell_mps() {
 takes_gpu_jobs() {
     if [ "$DRONE_SHARES" -eq 1 ]; then
         printf '(TARGET.RequestGPUs ?: 0) >= 1'
-    else
+    elif [ "$DRONE_VRAM_POOL" = 0 ]; then
         printf '(TARGET.RequestGPUs ?: 0) == 1 && (TARGET.GpuMilli ?: 1000) <= %s' $((1000 / DRONE_SHARES))
+    else
+        printf '(TARGET.RequestGPUs ?: 0) == 1 && ((TARGET.GpuMilli ?: 1000) <= %s || (TARGET.RequestGPUMem ?: 0) > 0)' \
+            $((1000 / DRONE_SHARES))
+        printf ' && MY.GPUMem >= %s' "$pooled"
     fi
     keeps 'MY.Cpus - (TARGET.RequestCpus ?: 1)' "$DRONE_KEPT_CPUS"
     keeps 'MY.Memory - quantize(TARGET.RequestMemory ?: 128, 128)' "$DRONE_KEPT_MEMORY_MIB"
@@ -357,9 +556,79 @@ keeps() {
         return
     elif [ "$DRONE_SHARES" -eq 1 ]; then
         printf ' && %s >= %s * (MY.GPUs - TARGET.RequestGPUs)' "$1" "$2"
+    elif [ "$DRONE_VRAM_POOL" = 1 ]; then
+        printf ' && (%s) * %s >= %s * (MY.GPUMem - %s)' "$1" "$DRONE_VRAM_MIB" "$2" "$pooled"
     else
         printf ' && (%s) * 1000 >= %s * (MY.GPUs - TARGET.RequestGPUs)' "$1" $(($2 * (1000 / DRONE_SHARES)))
     fi
+}
+
+# The monitor of the GPUs: ours where this node has Python and a driver that it knows, else HTCondor's. Adds to $gpus.
+add_gpu_monitor() {
+    enforced=none
+    monitor="/bin/sh $D/gpu_monitor.sh $DRONE_DISCOVERY $lib/condor_gpu_utilization"
+    cat >"$D/gpu_monitor.sh" <<'GPU_MONITOR'
+exit 71 # @include gpu_monitor.sh
+GPU_MONITOR
+    cat >"$D/gpu_monitor.py" <<'GPU_MONITOR'
+raise SystemExit(71)  # @include gpu_monitor.py
+GPU_MONITOR
+    if [ -n "${DRONE_GPU_SIMULATE:-}" ]; then
+        monitor=$lib/condor_gpu_utilization
+    elif python=$(command -v python3); then
+        # shellcheck disable=SC2086
+        $clean timeout -k 2 60 "$python" -I "$D/gpu_monitor.py" probe >"$LOGS/gpu_monitor.out" 2>&1
+        case $? in
+            0) enforced=watched monitor="$python -I $D/gpu_monitor.py" ;;
+            2) monitor="$python -I $D/gpu_monitor.py" ;;
+            *) say "measures GPUs by device only: $(tail -n 1 "$LOGS/gpu_monitor.out")" ;;
+        esac
+    fi
+    # A job that shares its GPU and holds more VRAM than its share is held, before the jobs beside it run out of VRAM.
+    if [ "$DRONE_SHARES" -gt 1 ] && [ "$DRONE_SHARING" != mig ]; then
+        share_mib=GPUs_GlobalMemoryMb
+        [ "$DRONE_VRAM_MIB" -eq 0 ] || share_mib=$((DRONE_VRAM_MIB / DRONE_SHARES))
+        vram_policy="POLLING_INTERVAL = 2
+JobVramShare = (MY.GPUMem ?: (MY.GPUs * $share_mib))
+STARTD_ATTRS = \$(STARTD_ATTRS) JobVramShare
+DRONE_VRAM_EXCEEDED = ((MY.JobVramUsage > MY.JobVramShare && MY.JobVramSince > MY.JobStart) =?= True)
+use POLICY : WANT_HOLD_IF(DRONE_VRAM_EXCEEDED, 105, VRAM usage exceeded the job's share of the GPU)
+WANT_HOLD_REASON = ifThenElse(\$(DRONE_VRAM_EXCEEDED), \
+    strcat(\"VRAM usage of \", MY.JobVramUsage, \" MiB exceeded the job's share of \", MY.JobVramShare, \" MiB\"), \
+    \$(WANT_HOLD_REASON))"
+    fi
+    [ -z "$mps" ] || [ "$DRONE_VRAM_MIB" -eq 0 ] || enforced=mps
+    gpus="$gpus
+STARTD_CRON_GPUs_MONITOR_EXECUTABLE = ${monitor%% *}
+STARTD_CRON_GPUs_MONITOR_ARGS = ${monitor#"${monitor%% *}"}
+STARTD_CRON_GPUs_MONITOR_PERIOD = 60
+STARTD_CRON_GPUs_MONITOR_METRICS = SUM:GPUs, PEAK:GPUsMemory, PEAK:GPUsEnergy
+VramEnforced = \"$enforced\"
+STARTD_ATTRS = \$(STARTD_ATTRS) VramEnforced"
+}
+
+# optional_jobs: what holds on a drone with GPUs for jobs that can do without one (RequiresGPU = "optional"). One is taken
+# once nothing has changed in the drone for DRONE_OPTIONAL_AFTER_S, and gets its GPU's part of the drone: so any job that
+# needs the GPU fits in its place, and RANK lets the negotiator give it that place at once. (TARGET of a
+# MODIFY_REQUEST_EXPR is the slot, MY the job. Memory comes in steps of 128 MiB.)
+optional_jobs() {
+    cpus=$((DRONE_CPUS / units)) memory=$((DRONE_MEMORY_MIB / units / 128 * 128)) disk=$((disk_kib / units / 1024 * 1024))
+    cat <<OPTIONAL_JOBS
+DRONE_OPTIONAL_AFTER_S = 60
+DRONE_OPTIONAL = ((TARGET.RequiresGPU == "optional") =?= True)
+DRONE_READY_AT = 0
+DRONE_UNCHANGED_S = (time() - max({MY.NumDynamicSlotsTime ?: 0, MY.EnteredCurrentState ?: 0, \$(DRONE_READY_AT)}))
+START = \$(START) && (!\$(DRONE_OPTIONAL) || MY.DynamicSlot =?= True || \$(DRONE_UNCHANGED_S) >= \$(DRONE_OPTIONAL_AFTER_S))
+RANK = ifThenElse(\$(DRONE_OPTIONAL), 0, 1)
+MAXJOBRETIREMENTTIME = ifThenElse(\$(DRONE_OPTIONAL) && MY.Draining =!= True, 0, 365*24*3600)
+OPTIONAL_JOBS
+    for each in "Cpus $cpus" "Memory $memory" "Disk $disk"; do
+        # shellcheck disable=SC2086
+        set -- $each
+        name=MODIFY_REQUEST_EXPR_REQUEST$1
+        echo "$name = ifThenElse((MY.RequiresGPU == \"optional\") =?= True," \
+            "min({TARGET.$1, max({\$($name), $2})}), \$($name))"
+    done
 }
 
 write_config() {
@@ -403,15 +672,31 @@ STARTD_ATTRS = \$(STARTD_ATTRS) DroneOrder DroneDraining"
     fi
     welcome=True users=$(echo "$DRONE_AVOIDS" | sed 's/^,*//; s/,*$//; s/,,*/", "/g')
     [ -z "$users" ] || welcome="(member(TARGET.Owner, {\"$users\"}) =!= True)"
+    vram_policy=
     if [ "$DRONE_GPUS" -gt 0 ]; then
         gpus="USE FEATURE : GPUs
 GPU_DISCOVERY_EXTRA = $DRONE_DISCOVERY_OPTIONS"
+        pool= pooled="max({$((DRONE_VRAM_MIB / DRONE_SHARES)), TARGET.RequestGPUMem ?: 0})"
+        if [ "$DRONE_VRAM_POOL" = 1 ]; then
+            # A job may ask for less than it is counted with: of a resource of ours only a consumption policy changes that.
+            pool=yes gpus="$gpus
+MACHINE_RESOURCE_GPUMem = $DRONE_VRAM_MIB
+SLOT_TYPE_1_CONSUMPTION_POLICY = True
+SLOT_TYPE_1_CONSUMPTION_GPUMEM = $pooled
+SLOT_TYPE_1_CONSUMPTION_GPUS = TARGET.RequestGPUs ?: 0
+SLOT_TYPE_1_CONSUMPTION_CPUS = TARGET.RequestCpus ?: 1
+SLOT_TYPE_1_CONSUMPTION_MEMORY = quantize(TARGET.RequestMemory ?: 128, {128})
+SLOT_TYPE_1_CONSUMPTION_DISK = quantize(TARGET.RequestDisk ?: 1024, {1024})"
+        fi
+        add_gpu_monitor
+        write_gpu_attributes
         takes=$(takes_gpu_jobs) units=$((DRONE_GPUS * DRONE_SHARES)) unit=GPUs
+        optional=$(optional_jobs)
     else
         # A startd looks for GPUs even where it is told of none: those of this node are for others.
         gpus="MACHINE_RESOURCE_GPUs = 0
 STARTD_DETECT_GPUS = False"
-        takes='(TARGET.RequestGPUs ?: 0) == 0' units=$DRONE_CPUS unit=Cpus
+        takes='(TARGET.RequestGPUs ?: 0) == 0' units=$DRONE_CPUS unit=Cpus optional=
     fi
 
     cat >"$D/etc/condor_config" <<CONFIG
@@ -479,7 +764,7 @@ RESERVED_MEMORY = 0
 RESERVED_DISK = 0
 $gpus
 NUM_SLOTS_TYPE_1 = 1
-SLOT_TYPE_1 = CPUs=100%, Memory=100%, Disk=100%, Swap=100%, GPUs=$((DRONE_GPUS * DRONE_SHARES))
+SLOT_TYPE_1 = CPUs=100%, Memory=100%, Disk=100%, Swap=100%, GPUs=$((DRONE_GPUS * DRONE_SHARES))${pool:+, GPUMem=100%}
 SLOT_TYPE_1_PARTITIONABLE = True
 DroneId = "$DRONE_ID"
 SiteName = "$DRONE_SITE"
@@ -487,15 +772,17 @@ DroneType = "$DRONE_TYPE"
 DroneGpuMilli = $DRONE_GPU_MILLI
 DroneShares = $DRONE_SHARES
 DroneReady = False
-STARTD_ATTRS = \$(STARTD_ATTRS) DroneId SiteName DroneType DroneGpuMilli DroneShares DroneReady
+GpuGuard = "$gpu_guard"
+STARTD_ATTRS = \$(STARTD_ATTRS) DroneId SiteName DroneType DroneGpuMilli DroneShares DroneReady GpuGuard
 MASTER_ATTRS = \$(MASTER_ATTRS) DroneId
 $ends
 $orders
-STARTER_JOB_ENVIRONMENT = "PROVISIONER_DRONE_ID=$DRONE_ID$mps_environment"
+STARTER_JOB_ENVIRONMENT = "PROVISIONER_DRONE_ID=$DRONE_ID"
+$wrapper
 
 # --- what it takes, once its token is put away: jobs that want a GPU (or, without GPUs, that want none), that say no
 # longer than we live, while all checks are good
-START = MY.DroneReady && $takes && $healthy && $fits && $kept && $welcome
+START = MY.DroneReady && $takes && $healthy${mps:+ && (MY.DroneMpsReady =!= False)} && $fits && $kept && $welcome
 IS_OWNER = False
 SUSPEND = False
 PREEMPT = False
@@ -512,6 +799,7 @@ STARTD_CRON_DRONE_CHECKS_RECONFIG = False
 # --- when it ends: without a claim for long; told from afar; or when this script says so
 STARTD_NOCLAIM_SHUTDOWN = $((DRONE_IDLE_S + DRONE_JOIN_S))
 MAXJOBRETIREMENTTIME = 365*24*3600
+$optional
 # A job that uses more memory than it asked for, and more than its part of the drone, is held: else the site would end
 # the drone with all jobs in it. The same for scratch: a full one would end the jobs of others.
 DRONE_MEMORY_EXCEEDED = (MemoryUsage =!= UNDEFINED && MemoryUsage > Memory && MemoryUsage * $units > $DRONE_MEMORY_MIB * $unit)
@@ -519,18 +807,20 @@ use POLICY : PREEMPT_IF(DRONE_MEMORY_EXCEEDED)
 use POLICY : WANT_HOLD_IF(DRONE_MEMORY_EXCEEDED, 102, memory usage exceeded request_memory and the job's part of the drone)
 DRONE_DISK_EXCEEDED = (DiskUsage =!= UNDEFINED && DiskUsage > Disk && DiskUsage * $units > $disk_kib * $unit)
 use POLICY : WANT_HOLD_IF(DRONE_DISK_EXCEEDED, 104, disk usage exceeded request_disk and the job's part of the drone)
+$vram_policy
 STARTER_UPDATE_INTERVAL = 60
 MACHINEMAXVACATETIME = $VACATE_S
 SHUTDOWN_GRACEFUL_TIMEOUT = $VACATE_S
 KILLING_TIMEOUT = 1
 STARTD_HISTORY = $D/spool/startd_history
 CONFIG
+    [ -z "$mps" ] || configure_mps >>"$D/etc/condor_config"
 }
 
 start_condor() {
     # A session of its own: a signal to the site's process group is for this script, which knows what to do with it.
     # shellcheck disable=SC2086
-    $clean setsid "$prefix/sbin/condor_master" -f >"$LOGS/master.out" 2>&1 </dev/null &
+    $clean setsid $guarded "$prefix/sbin/condor_master" -f >"$LOGS/master.out" 2>&1 </dev/null &
     master=$!
     # If this script is killed outright nobody else would end the master, and what its jobs shared the GPUs by.
     me=$$
@@ -541,7 +831,9 @@ start_condor() {
             sleep 3
         done 2>/dev/null
         kill -QUIT "$3"
-        [ -z "$4" ] || echo "quit -t 1" | nvidia-cuda-mps-control' guard "$me" "$my_start" "$master" "$mps" >/dev/null 2>&1 </dev/null &
+        for pipes in "$4"/mps/[0-9]*/; do
+            [ ! -d "$pipes" ] || echo "quit -t 1" | CUDA_MPS_PIPE_DIRECTORY=${pipes%/} timeout 10 nvidia-cuda-mps-control
+        done' guard "$me" "$my_start" "$master" "$D" >/dev/null 2>&1 </dev/null &
     guard=$!
 }
 
@@ -564,8 +856,10 @@ remove_token() {
     rm -f "$D/etc/tokens/drone"
     placed_at=''
     [ ! -e "$D/etc/config.d/10-ready" ] || return
+    apply_gpu_verdicts
     # A startd counts the time without a claim from its start, when it could not have one yet.
-    printf 'DroneReady = True\nSTARTD_NOCLAIM_SHUTDOWN = %s\n' $((DRONE_IDLE_S + now - launched + 1)) >"$D/10-ready"
+    printf 'DroneReady = True\nDRONE_READY_AT = %s\nSTARTD_NOCLAIM_SHUTDOWN = %s\n' \
+        "$(date +%s)" $((DRONE_IDLE_S + now - launched + 1)) >"$D/10-ready"
     mv "$D/10-ready" "$D/etc/config.d"
     reread_config || true     # and the startd tells the pool at once
 }
@@ -726,6 +1020,7 @@ leave() {
             if reread_config; then rest 0.5; fi
             kill -TERM "$master" 2>/dev/null ;;
         QUIT)
+            end_mps_clients 2
             leave_by=$((now + 4))
             kill -QUIT "$master" 2>/dev/null ;;
     esac
@@ -760,6 +1055,7 @@ look() {
 
     hear_pool
     [ -z "$leaving" ] || return
+    [ ! -e "$D/etc/config.d/10-ready" ] || apply_gpu_verdicts
     if [ -n "$joined" ] && [ "$DRONE_ORDERS_FROM" != , ]; then
         look_for_order
         [ -z "$leaving" ] || return
@@ -804,8 +1100,10 @@ mkdir -p "$D/tmp"
 scrub
 find_condor
 check_first
-mps_environment=
+mps_parts=$DRONE_SHARES            # each process may have such a part of a GPU's memory
+[ "$DRONE_VRAM_POOL" = 0 ] || mps_parts=1
 if [ "$DRONE_SHARING" = mps ] && [ "$DRONE_SHARES" -gt 1 ]; then start_mps; fi
+choose_guard
 write_config
 placed_at=''
 place_token

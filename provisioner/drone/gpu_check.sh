@@ -1,10 +1,15 @@
 #!/bin/sh
-# limit: 60
+# limit: 150
 # The GPUs that the site assigned are there, answer, and have no uncorrectable memory error. Of a GPU with MIG on, each
-# slice counts.
+# slice counts. Where there is Python, gpu_health.py checks much more, and takes single GPUs offline.
 # Says why not on its last line of output; exit 77 means that there is nothing to check.
 
 if [ -n "${DRONE_GPU_SIMULATE:-}" ]; then echo "the site says that the GPUs are simulated"; exit 77; fi
+health=${DRONE_DIR:-.}/condor/gpu_health.py
+if [ -r "$health" ] && python3 -c 'import sys; sys.exit(sys.version_info < (3, 7))' 2>/dev/null; then
+    exec python3 "$health"
+fi
+if [ "${DRONE_VENDOR:-nvidia}" != nvidia ]; then echo "without Python only NVIDIA's GPUs are checked"; exit 77; fi
 if ! command -v nvidia-smi >/dev/null 2>&1; then echo "nvidia-smi is not on this host"; exit 1; fi
 
 mine=${CUDA_VISIBLE_DEVICES-all}

@@ -1,9 +1,5 @@
 #!/bin/sh
-# limit: 20
-# The drone's own MPS control daemon answers: without it jobs would take turns on the GPU, with no limit on its memory.
+# limit: 60
+# The drone's own MPS: each GPU has a control daemon and a server that keep the limits of memory.
 
-if ! answer=$(echo get_server_list | nvidia-cuda-mps-control 2>&1); then
-    echo "the MPS control daemon does not answer: $(echo "$answer" | tail -n 1)"
-    exit 1
-fi
-echo "the MPS control daemon answers"
+exec sh "${DRONE_DIR:-.}/condor/mps.sh" check

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from provisioner import model
-from provisioner.model import Breaker, BreakerState, Drone, DroneId, DroneState, Fault, FaultKind, node_scope
+from provisioner.model import Blame, Breaker, BreakerState, Drone, DroneId, DroneState, Fault, FaultKind, node_scope
 from provisioner.planner.breakers import after_failure, after_success
 from provisioner.planner.context import PlanningContext
 from provisioner.reasons import BlackHoleDrone, BlackHoleNode
@@ -38,6 +38,7 @@ NODE_QUIET_S = 3600.0
 """A node is forgotten after this time without another black-hole drone, not counting the time of its ban."""
 _NODE_NAME = re.compile(r"[A-Za-z0-9._-]{1,120}")
 """Names of nodes that can be part of a scope."""
+_ENDED_BY_SITE = (DroneState.PREEMPTED, DroneState.FAILED, DroneState.LOST)
 _TAKES_NO_JOB_YET = (DroneState.BOOTING, DroneState.JOINED, DroneState.IDLE)
 
 
@@ -99,7 +100,7 @@ def _black_hole_drones(context: PlanningContext, view: model.OverlayView) -> Ite
     bad_in: dict[str, Counter[DroneId]] = defaultdict(Counter)
     good_in: dict[str, Counter[DroneId]] = defaultdict(Counter)
     good: Counter[DroneId] = Counter()
-    for mishap in dict.fromkeys(view.mishaps):
+    for mishap in _unexplained(context, view):
         by_drone[mishap.drone_id][mishap.job_id].append(mishap)
     for drone_id, by_job in by_drone.items():
         drones_of.update(by_job.keys())
@@ -135,6 +136,16 @@ def _black_hole_drones(context: PlanningContext, view: model.OverlayView) -> Ite
             failed, message = min(most, len(every)), f"job {last.job_id} {last.cause}"
             found.append((drone, BlackHoleDrone(failed, good[drone_id], len(theirs), drone.node, message)))
     yield from sorted(found, key=lambda each: (-each[1].failed, each[0].id))
+
+
+def _unexplained(context: PlanningContext, view: model.OverlayView) -> Iterator[model.JobFailure]:
+    """Yield the failures without a known cause: a fault on a shared GPU, or the end of the drone by its site."""
+    explained = {(each.drone_id, each.job_number) for each in view.mishaps if each.blame is not Blame.UNKNOWN}
+    for failure in dict.fromkeys(view.mishaps):
+        drone, end = context.drones.get(failure.drone_id), context.snapshot.ended.get(failure.drone_id)
+        by_site = end in _ENDED_BY_SITE or (drone is not None and 0 < drone.notice_at <= failure.at)
+        if not by_site and (failure.drone_id, failure.job_number) not in explained:
+            yield failure
 
 
 def _elsewhere(counts: Counter[DroneId], drone_id: DroneId) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from provisioner import model
 from provisioner.model import Breaker, BreakerState, Drone, DroneState, Fault, FaultKind, Snapshot, StateChange, TypeKey
+from provisioner.planner.blame import judge_users
 from provisioner.reasons import EndedAtSite, StartsUnmatched
 
 OVERLAY_SCOPE = "overlay"
@@ -71,7 +72,7 @@ def update_breakers(snapshot: Snapshot, moves: Sequence[StateChange], others: It
     now = snapshot.now
     known = dict(snapshot.breakers)
     for scope, breaker in known.items():
-        if breaker.state is BreakerState.BANNED and now >= breaker.until:
+        if breaker.state is BreakerState.BANNED and now >= breaker.until and not breaker.user:
             known[scope] = replace(breaker, state=BreakerState.PROBING, since=now)
     polls: list[tuple[str, bool, Fault | None]] = [
         (OVERLAY_SCOPE, snapshot.overlay.view is not None, snapshot.overlay.fault),
@@ -113,13 +114,14 @@ def update_breakers(snapshot: Snapshot, moves: Sequence[StateChange], others: It
         before = snapshot.drones.get(move.drone.id)
         if key in known and move.drone.busy_at and not (before and before.busy_at):  # its first job
             known[key] = after_success(known[key], now)
-    return _after_trials(snapshot, moves, known)
+    return {**_after_trials(snapshot, moves, known), **judge_users(snapshot, known)}
 
 
 def shift_breaker(breaker: Breaker, by_s: float) -> Breaker:
     """Return the breaker with its times shifted by ``by_s`` after a change of the clock."""
     names = ("since", "until", "blind_until")
-    return replace(breaker, **{name: at + by_s for name in names if (at := getattr(breaker, name))})
+    faults = tuple(replace(each, at=each.at + by_s) for each in breaker.faults)
+    return replace(breaker, faults=faults, **{name: at + by_s for name in names if (at := getattr(breaker, name))})
 
 
 def _by_order(breaker: Breaker) -> bool:

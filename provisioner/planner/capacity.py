@@ -16,6 +16,7 @@ from provisioner.planner.matching import (
     count_jobs,
     free_resources,
     request_of,
+    resources_for_needy,
     resources_of_type,
 )
 from provisioner.planner.owner import OwnerReservations
@@ -325,6 +326,8 @@ class DroneSlots:
         """Return how many jobs of the class one of these drones can still take before it ends."""
         shape = self.shape
         too_long = job.walltime_s and now + job.walltime_s > shape.ends_at
+        if job.gpu_optional and self.kind.gpu_milli and shape.on_the_way:
+            return 0
         return 0 if too_long or is_excluded(job.owner, shape.avoids) else count_jobs(job, shape.room, self.kind)
 
     def fill(self, job: JobClass, jobs: int, each: int) -> list[DroneSlots]:
@@ -402,6 +405,14 @@ class Supply:
         for (key, shape), count in shared.items():
             supply.add(DroneSlots(context.types[key], shape, count))
         return supply
+
+    def add_preemptible(self, context: PlanningContext) -> None:
+        """Add, for headroom, the drones whose GPUs run nothing but jobs that give way."""
+        for drone in context.changing.values() if context.headroom else ():
+            slot, kind = context.slots.get(drone.id), context.types.get(drone.type)
+            if drone.state is DroneState.BUSY and slot and kind and slot.only_optional and not drone.notice_at:
+                shape = SlotShape(resources_for_needy(slot, kind), slot.retires_at or NO_END, on_the_way=False)
+                self.add(DroneSlots(kind, shape, 1))
 
     def take_own(self, job: JobClass, jobs: int) -> Coverage:
         """Return the part of up to ``jobs`` jobs that is booked into drones started for the class; count it once."""

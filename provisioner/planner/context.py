@@ -9,6 +9,7 @@ from itertools import filterfalse
 
 from provisioner import model, reasons
 from provisioner.model import Breaker, Drone, DroneId, DroneState, DroneType, Policy, SiteView, Slot, Snapshot, TypeKey
+from provisioner.planner.blame import ExclusiveUsers
 from provisioner.planner.breakers import ClassBackoffs
 from provisioner.planner.demand import headroom_classes
 from provisioner.planner.matching import CompatibleTypes, compatibility_cache
@@ -263,11 +264,14 @@ class PlanningContext:
     headroom: tuple[model.JobClass, ...]
     """Headroom as classes of virtual jobs, which are served last."""
     compatible: Mapping[str, CompatibleTypes]
-    """By class id: the drone types that can run its jobs, without those on which the class backs off."""
+    """By class id: the drone types that can run its jobs, without those on which the class or its user backs off."""
     class_backoffs: ClassBackoffs
+    exclusive: ExclusiveUsers
     orphan_counts: Mapping[str, int]
     """By site: listed drones without a live record. They count against the limits until they are gone."""
     too_unhealthy: Reason | None
+    idle_gpus: Mapping[str, CompatibleTypes]
+    """For classes with an optional GPU: all types that can run their jobs. ``compatible`` has those without a GPU."""
     late: frozenset[DroneId]
     """Drones that are delayed at their site (:func:`delayed_drones`)."""
 
@@ -296,9 +300,14 @@ class PlanningContext:
         known = compatibility_cache(snapshot.types, snapshot.policy)
         class_backoffs = ClassBackoffs.of(breakers, changing.values())
         compatible = dict(known.table((*classes, *headroom)))
+        idle_gpus = {job.id: compatible[job.id] for job in classes if job.gpu_optional}
+        for class_id, every in idle_gpus.items():
+            compatible[class_id] = every.only(kind for kind in every.kinds if not kind.gpu_milli)
         for class_id, banned in class_backoffs.banned.items():
             if fits := compatible.get(class_id):
                 compatible[class_id] = fits.only(kind for kind in fits.kinds if kind.key not in banned)
+        exclusive = ExclusiveUsers.of(snapshot.policy, breakers, classes, compatible)
+        compatible |= exclusive.compatible
         return cls(
             snapshot=snapshot,
             validity=validity,
@@ -310,7 +319,9 @@ class PlanningContext:
             headroom=headroom,
             compatible=compatible,
             class_backoffs=class_backoffs,
+            exclusive=exclusive,
             orphan_counts=_orphan_counts(snapshot, live),
+            idle_gpus=idle_gpus,
             too_unhealthy=_too_many_unhealthy(snapshot.policy, changing.values(), len(live)),
             late=delayed_drones(snapshot, validity, known.by_key, changing.values()),
         )

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from provisioner import model, reasons
 from provisioner.model import ON_THE_WAY, WHOLE_GPU, DroneId, DroneState, DroneType, Group, Headroom, JobClass, Policy
-from provisioner.planner.matching import count_jobs, free_resources, request_of
+from provisioner.planner.matching import count_jobs, request_of, resources_for_needy
 from provisioner.reasons import GroupQuota
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ def kept_for_headroom(context: PlanningContext, sites_without_headroom: Collecti
             order = drone.state is DroneState.IDLE, -(slot.retires_at or float("inf")), drone.joined_at, drone.id
             places.append((order, drone))
     drones = [drone for _, drone in sorted(places, key=itemgetter(0))]
-    rooms = {drone.id: free_resources(context.slots[drone.id]) for drone in drones}
+    rooms = {drone.id: resources_for_needy(context.slots[drone.id], context.types[drone.type]) for drone in drones}
     warm: set[DroneId] = set()
     wanted = {key for job in context.classes for key in context.compatible[job.id].jobs} if drones else set()
     for job in context.headroom:

@@ -190,10 +190,13 @@ def _in_pool(drone: Drone, slot: model.Slot, reason: Reason | None, now: float) 
     busy_at = drone.busy_at or (now if worked else 0.0)
     idle_at = drone.idle_at if drone.joined_at else 0.0
     if slot.jobs > 0 or slot.state is SlotState.BUSY:
-        idle_at = 0.0
+        # A GPU that only optional jobs use is idle for the planner. Between two jobs what runs may be unknown.
+        idle = slot.only_optional and drone.gpu_milli > 0
+        unknown = drone.state is S.BUSY and not slot.work_at
+        idle_at = idle_at or now if idle else idle_at if unknown else 0.0
     elif drone.jobs:
         # HTCondor's ad at the end of a job still has the idle time of before it (NumDynamicSlotsTime of the claim).
-        idle_at = now
+        idle_at = idle_at or now
     elif worked:  # a job came and went between two polls
         idle_at = max(slot.idle_since, drone.since) if slot.idle_since else now
     elif slot.state is not SlotState.CHECKING:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import NamedTuple
 
-from provisioner.model import WHOLE_GPU, DroneType, JobClass, Policy, Sharing, Slot, TypeKey, UnmetRequirement
+from provisioner.model import NVIDIA, WHOLE_GPU, DroneType, JobClass, Policy, Sharing, Slot, TypeKey, UnmetRequirement
 from provisioner.sharing import share_milli, shares_needed
 
 UNKNOWN_DISK_MIB = 1 << 50
@@ -74,6 +74,7 @@ def limit_by_reserve(most: int, each: Resources, free: Resources, kept: Resource
 
 def unmet_requirement(job: JobClass, kind: DroneType) -> UnmetRequirement | None:
     """Return the first requirement of a job that one empty drone of the type does not meet, or None."""
+    job = job.on_type(kind)
     broken = job.gpu_milli < 0 or (job.gpu_milli > WHOLE_GPU and job.gpu_milli % WHOLE_GPU)
     # Jobs without a GPU go to CPU drones alone: what a GPU drone has is for its GPUs.
     if broken or job.gpu_milli > kind.gpu_milli or (kind.gpu_milli and not job.gpu_milli):
@@ -86,11 +87,13 @@ def unmet_requirement(job: JobClass, kind: DroneType) -> UnmetRequirement | None
             return too_much
     elif job.vram_mib > kind.vram_mib:
         return UnmetRequirement("vram", f"{job.vram_mib} MiB", f"{kind.vram_mib} MiB")
+    if kind.vendor != NVIDIA and (job.capability or job.driver):
+        asked = ("capability", f"{job.capability / 10:.1f}") if job.capability else ("driver", _cuda(job.driver))
+        return UnmetRequirement(*asked, f"none: {kind.vendor} GPUs have no CUDA")
     if job.capability > kind.capability:
         return UnmetRequirement("capability", f"{job.capability / 10:.1f}", f"{kind.capability / 10:.1f}")
     if job.driver > kind.driver > 0:
-        versions = (f"{version // 1000}.{version % 1000 // 10}" for version in (job.driver, kind.driver))
-        return UnmetRequirement("driver", *versions)
+        return UnmetRequirement("driver", _cuda(job.driver), _cuda(kind.driver))
     if job.cpus > kind.cpus:
         return UnmetRequirement("cpus", str(job.cpus), str(kind.cpus))
     if job.memory_mib > kind.memory_mib:
@@ -107,9 +110,16 @@ def unmet_requirement(job: JobClass, kind: DroneType) -> UnmetRequirement | None
     return job.refuses.get(kind.key)
 
 
+def _cuda(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
 def _unmet_by_shares(job: JobClass, kind: DroneType) -> UnmetRequirement | None:
     """Return why shares of one GPU are not enough for a job, or None. MIG slices cannot be joined."""
     most, each_mib = share_milli(kind.shares), kind.vram_mib // kind.shares
+    if kind.vram_pool and job.vram_mib and not job.splits:  # its VRAM is its request, beside one GPU
+        too_much = job.vram_mib > kind.vram_mib
+        return UnmetRequirement("vram", f"{job.vram_mib} MiB", f"{kind.vram_mib} MiB") if too_much else None
     if job.gpu_milli >= WHOLE_GPU or (kind.sharing is Sharing.MIG and job.gpu_milli > most):
         return UnmetRequirement("gpus", format_gpus(job.gpu_milli), f"shares of {format_gpus(most)}")
     shares = shares_needed(job.gpu_milli, kind.shares)
@@ -139,7 +149,10 @@ def format_gpus(milli: int) -> str:
 
 
 def _gpu_milli_taken(job: JobClass, kind: DroneType) -> int:
-    """Return what one job takes of a GPU of the type: whole shares, if the GPU is offered in shares."""
+    """Return what one job takes of a GPU of the type: whole shares, or its part of the VRAM, if the GPU is shared."""
+    if kind.vram_pool:
+        equal = job.vram_mib <= kind.vram_mib // kind.shares
+        return share_milli(kind.shares) if equal else -(-job.vram_mib * WHOLE_GPU // kind.vram_mib)
     if not 0 < job.gpu_milli < WHOLE_GPU:
         return job.gpu_milli
     if kind.shares == 1:
@@ -149,6 +162,7 @@ def _gpu_milli_taken(job: JobClass, kind: DroneType) -> int:
 
 def request_of(job: JobClass, kind: DroneType) -> Resources:
     """Return what one job of a class takes of a drone."""
+    job = job.on_type(kind)
     return Resources(_gpu_milli_taken(job, kind), job.cpus, job.memory_mib, job.disk_mib)
 
 
@@ -160,15 +174,23 @@ def free_resources(slot: Slot) -> Resources:
     return Resources(slot.free_gpu_milli, slot.free_cpus, slot.free_memory_mib, slot.free_disk_mib or UNKNOWN_DISK_MIB)
 
 
+def resources_for_needy(slot: Slot, kind: DroneType) -> Resources:
+    """Return what is free in a slot for jobs that need its GPU: they preempt jobs with an optional GPU."""
+    return resources_of_type(kind) if kind.gpu_milli and slot.only_optional else free_resources(slot)
+
+
 def count_jobs(job: JobClass, space: Resources, kind: DroneType) -> int:
     """Return how many jobs of a class a drone of ``kind`` takes at once if ``space`` is free in it.
 
     Each of its GPUs that is still free then keeps its reserve, as the drone's START requires.
     """
-    if space.gpu_milli < job.gpu_milli or space.cpus < job.cpus or space.memory_mib < job.memory_mib:
+    if job.gpu_optional:
+        job = job.on_type(kind)
+    too_few_gpus = space.gpu_milli < job.gpu_milli and not kind.vram_pool
+    if too_few_gpus or space.cpus < job.cpus or space.memory_mib < job.memory_mib:
         return 0  # as nearly always: a plan for a large site asks a hundred thousand times
     need, kept = request_of(job, kind), Resources(0, kind.kept_cpus, kind.kept_memory_mib, kind.kept_disk_mib)
-    if kind.shares == 1:
+    if kind.shares == 1 or kind.vram_pool:
         return count_fits(need, space, kept)
     share = share_milli(kind.shares)
     # What rounding leaves of each GPU is no share, and nothing is kept for it.
@@ -211,7 +233,7 @@ MAX_CACHES = 2
 
 _requested_fields = attrgetter(
     *("gpu_milli", "splits", "vram_mib", "capability", "driver", "cpus", "memory_mib", "disk_mib", "arch"),
-    *("walltime_s", "invalid"),
+    *("walltime_s", "invalid", "gpu_optional"),
 )
 
 
@@ -225,8 +247,9 @@ class CompatibleTypes:
     """Number of such jobs that an empty drone of each type takes at once, in the same order."""
     cheapest: tuple[TypeKey, ...]
     """The same types by price per job, then by how little VRAM and capability is left unused."""
-    hardness: tuple[int, int, int] = (0, 0, 0)
-    """Sort key of placement: shapes with few types first, then those with many GPUs, then those with much VRAM."""
+    hardness: tuple[int, int, int, int] = (0, 0, 0, 0)
+    """Sort key of placement: shapes that use a GPU only if one is idle last, those with few types first, then those
+    with many GPUs, then those with much VRAM."""
     nearest: tuple[TypeKey, UnmetRequirement] | None = None
     """If no type matches: the nearest type and its unmet requirement, unless that depends on the jobs' own ones."""
 
@@ -274,7 +297,7 @@ class CompatibilityCache:
             kinds=tuple(fits),
             jobs=jobs,
             cheapest=tuple(key for *_, key in ranked),
-            hardness=(len(fits), -job.gpu_milli, -job.vram_mib),
+            hardness=(int(job.gpu_optional), len(fits), -job.gpu_milli, -job.vram_mib),
             nearest=nearest(job, self.types) if not fits and not job.invalid and not job.refuses else None,
         )
 

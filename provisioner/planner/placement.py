@@ -1,7 +1,9 @@
 """Placement: the drones that are started, or taken back into service, for waiting jobs and headroom.
 
 Each class is covered by existing drones, then by undraining, then by starts of the cheapest type that can start now
-within every limit. Undraining is cheaper than a start for as long as the drone still runs something.
+within every limit. Undraining is cheaper than a start for as long as the drone still runs something. Classes with an
+optional GPU come after all others that are real: idle GPUs cover them, and only drones without a GPU are started or
+undrained for them.
 
 A start must be worth its cost. *Enough work*: jobs of seconds are served by few drones, one after the other; a new
 drone should have :data:`MIN_WORK_S` to do. *Start cost*: a drone holds its GPUs from its grant to its first job, which
@@ -27,7 +29,7 @@ from provisioner.planner.capacity import NO_COVERAGE, Coverage, DroneSlots, Slot
 from provisioner.planner.context import PlanningContext, drone_end_at, life_too_short, shortened_life_s
 from provisioner.planner.demand import HEADROOM_PREFIX, GroupShares, is_headroom, sites_without_headroom
 from provisioner.planner.lifecycle import undrained_record
-from provisioner.planner.matching import CompatibleTypes, count_jobs, free_resources, nearest, resources_of_type
+from provisioner.planner.matching import CompatibleTypes, count_jobs, nearest, resources_for_needy, resources_of_type
 from provisioner.planner.owner import OwnerReservations
 from provisioner.planner.risk import PreemptionRisk, is_excluded, runs_of
 from provisioner.reasons import Reason
@@ -47,6 +49,7 @@ def place(context: PlanningContext, reservations: OwnerReservations, supply: Sup
         return placement
     for job in placement.shares.in_turn(context):
         placement.serve(job, context.compatible[job.id])
+    placement.allocation.supply.add_preemptible(context)
     without = sites_without_headroom(context, placement.refusals, reservations.claimed)
     placement.without_headroom = without
     for job in context.headroom:
@@ -224,9 +227,11 @@ class Placement:
             self.refuse(job, job.fresh, reasons.AwaitingNegotiation(job.fresh))
         if job.limited:
             self.refuse(job, job.limited, reasons.PoolLimit(job.limit))
-        if not compatible.kinds:
+        if not self.context.idle_gpus.get(job.id, compatible).kinds:
             self.refuse(job, job.waiting + job.fresh, self._never(job, compatible))
             return
+        if job.waiting and (alone := self.context.exclusive.why.get(job.id)) is not None:
+            self.refuse(job, job.waiting, alone)
         entitled, over = self.shares.entitled(job)
         if over is not None:
             self.refuse(job, job.waiting - entitled, over)
@@ -237,7 +242,8 @@ class Placement:
     def _cover(self, job: JobClass, compatible: CompatibleTypes) -> None:
         """Cover jobs with existing drones, then with undrained ones, then with new ones."""
         taken = self.allocation.supply.take_own(job, job.waiting)
-        taken = taken.plus(self.allocation.supply.take(job, compatible, job.waiting - taken.jobs))
+        with_idle_gpus = self.context.idle_gpus.get(job.id, compatible)
+        taken = taken.plus(self.allocation.supply.take(job, with_idle_gpus, job.waiting - taken.jobs))
         covered = taken.jobs
         if covered < job.waiting and self._draining:
             covered += self._undrain(job, compatible, job.waiting - covered)
@@ -272,7 +278,8 @@ class Placement:
             if drone.site not in exposed:
                 exposed[drone.site] = self.allocation.risk.exposed(job, compatible, drone.site)
             fits = drone.type in compatible.jobs and not is_excluded(job.owner, drone.avoids)
-            room = count_jobs(job, free_resources(context.slots[drone.id]), context.types[drone.type]) if fits else 0
+            kind = context.types[drone.type] if fits else None
+            room = count_jobs(job, resources_for_needy(context.slots[drone.id], kind), kind) if kind else 0
             if room and drone.id not in exposed[drone.site]:
                 del self._draining[drone.id]
                 back, reason = undrained_record(drone, context.now), reasons.DemandReturned(job.id, job.waiting)
@@ -346,6 +353,8 @@ class Placement:
         if lack > 0:
             key, limit = self._best_type(job, compatible)
             why = held_back or limit
+            if job.gpu_optional:
+                why = reasons.AwaitingIdleGpu(key, why.kind if key and why is not None else "")
             if why is not None:
                 self.refuse(job, lack, why)
             if isinstance(why, _NO_ROOM_AT_SITE) and not is_headroom(job.id):
@@ -355,6 +364,8 @@ class Placement:
     def _best_type(self, job: JobClass, compatible: CompatibleTypes) -> tuple[TypeKey, Reason | None]:
         """Return the best type whose drones live long enough, and its limit; else the best of all and the downtime."""
         keys = self.allocation.ranking.for_jobs(compatible)
+        if not keys:
+            return TypeKey(""), None
         brief: list[Reason] = []
         for key in keys:
             soon = life_too_short(self.context, self.context.types[key], job.walltime_s) if job.walltime_s else None
@@ -366,6 +377,8 @@ class Placement:
     def _never(self, job: JobClass, compatible: CompatibleTypes) -> Reason:
         if job.invalid:
             return reasons.BadRequest(job.invalid)
+        if (alone := self.context.exclusive.why.get(job.id)) is not None:
+            return alone
         unmatched = self.context.class_backoffs.why(job.id)
         found = compatible.nearest or nearest(job, self.context.snapshot.types)
         if unmatched is not None or found is None:

@@ -296,6 +296,19 @@ def idle(retirement: Retirement, drone: Drone) -> bool:
     return True
 
 
+def optional_jobs_only(retirement: Retirement, drone: Drone) -> bool:
+    """Drain a drone in which no job that needs its GPU has run for the idle timeout, unless headroom needs it."""
+    context, slot = retirement.context, retirement.context.slots.get(drone.id)
+    if drone.state is not DroneState.BUSY or not drone.idle_at or slot is None or not slot.only_optional:
+        return False
+    limit_s, _ = idle_limit(drone, context.snapshot.policy, context.snapshot.estimates)
+    idle_s = context.now - drone.idle_at
+    if idle_s <= limit_s or drone.id in retirement.kept:
+        return False
+    retirement.drain(drone, reasons.OptionalJobsOnly(idle_s, limit_s), DroneState.DONE)
+    return True
+
+
 def empty_and_draining(retirement: Retirement, drone: Drone) -> bool:
     """Stop a drained drone that is still there: the drain was refused, lost or had no effect."""
     if drone.state is not DroneState.DRAINING or drone.jobs or retirement.context.validity.overlay is not None:
@@ -352,6 +365,7 @@ DRONE_RULES: tuple[Callable[[Retirement, Drone], bool], ...] = (
     type_removed,
     unneeded,
     idle,
+    optional_jobs_only,
     empty_and_draining,
     overdue,
     drain_ignored,

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import heapq
 import math
-import re
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -33,7 +32,7 @@ from itertools import accumulate
 from statistics import fmean
 
 from provisioner.estimates import HORIZONS_S, Estimates
-from provisioner.model import Drone, DroneId, DroneType, JobClass
+from provisioner.model import USER_NAME, Drone, DroneId, DroneType, JobClass
 from provisioner.planner.context import PlanningContext
 from provisioner.planner.matching import CompatibleTypes
 from provisioner.reasons import DrainAtRisk, OwnerRisk
@@ -114,7 +113,6 @@ MAX_EXCLUSION_CLASSES = 200
 """Number of waiting classes considered: those that have waited longest are served first."""
 MAX_EXCLUSION_CHARS = 2000
 """Length of the list: it travels in an environment variable and is part of an expression."""
-_USER_NAME = re.compile(r"[A-Za-z0-9._@-]{1,80}")
 DRAIN_LOSS_FACTOR = 2.0
 """A drone takes no more jobs where they would lose this many times the loss that allows a start: a hysteresis."""
 
@@ -186,16 +184,14 @@ class PreemptionRisk:
 
     def excluded_users(self, job: JobClass, kind: DroneType) -> str:
         """Return the users that a drone started for a class should exclude, separated by commas."""
-        head = self.head_milli.get(kind.site)
-        if head is None:
-            return ""
-        chances = self.estimates.rises[kind.site].chances(head)
+        head, barred = self.head_milli.get(kind.site), self.context.exclusive.users if kind.shares_faults else ()
+        chances = self.estimates.rises[kind.site].chances(head) if head is not None else ()
         found: set[str] = set()
-        for other, compatible, runs, accepted in self._waiting:
+        for other, compatible, runs, accepted in self._waiting if head is not None else ():
             new = other.owner != job.owner and other.owner not in found and kind.key in compatible.jobs
             if new and expected_loss(runs, chances) > accepted:
                 found.add(other.owner)
-        users = sorted(found)
+        users = [*sorted(barred), *sorted(found.difference(barred))]
         lengths = accumulate(len(user) + 1 for user in users)
         return ",".join(user for user, length in zip(users, lengths, strict=True) if length <= MAX_EXCLUSION_CHARS)
 
@@ -203,7 +199,7 @@ class PreemptionRisk:
     def _waiting(self) -> list[tuple[JobClass, CompatibleTypes, tuple[float, ...], float]]:
         """Classes that may wait for a safer place, with the run times and the accepted loss of their jobs."""
         context = self.context
-        idle = (job for job in context.classes if (job.waiting or job.fresh) and _USER_NAME.fullmatch(job.owner))
+        idle = (job for job in context.classes if (job.waiting or job.fresh) and USER_NAME.fullmatch(job.owner))
         longest = heapq.nsmallest(MAX_EXCLUSION_CLASSES, idle, key=lambda job: (job.waits_since, job.id))
         return [
             (job, compatible, *self._runs_and_accepted_loss(job))

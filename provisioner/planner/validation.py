@@ -21,7 +21,13 @@ _MAY_STOP_BUSY = frozenset(
 _cap_key = attrgetter("type", "gpu_milli", "state")
 _amounts = attrgetter("gpu_milli", "cpus", "memory_mib", "disk_mib")
 _QUEUED_STATES = (DroneState.SUBMITTED, DroneState.QUEUED)
-_MAY_DRAIN_BUSY = _MAY_STOP_BUSY | {"type-removed", "demand-returned", "drain-at-risk", "black-hole"}
+_MAY_DRAIN_BUSY = _MAY_STOP_BUSY | {
+    "type-removed",
+    "demand-returned",
+    "drain-at-risk",
+    "black-hole",
+    "optional-jobs-only",
+}
 
 Action = Start | Drain | Stop | model.StopOrphan
 
@@ -247,6 +253,7 @@ def _start_reasons(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
     waiting = {c.id: c for c in snapshot.overlay.view.classes} if snapshot.overlay.view else {}
     warm = {f"headroom:{h.name}": h.count for h in snapshot.policy.headroom}
     types = {t.key: t for t in snapshot.types}
+    known = {**snapshot.breakers, **{b.scope: b for b in plan.breakers}}
     starts: dict[str, tuple[Start, ...]] = defaultdict(tuple)
     for start in plan.starts:
         starts[start.drone.for_class] += (start,)
@@ -266,9 +273,16 @@ def _start_reasons(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
         if job is not None and kind is not None:
             needs = (job.gpu_milli, job.vram_mib, job.capability, job.cpus, job.memory_mib)
             offers = (kind.gpu_milli, kind.vram_mib, kind.capability, kind.cpus, kind.memory_mib)
+            if job.gpu_optional:
+                if kind.gpu_milli:
+                    yield Breach(f"{start.drone.id} has a GPU, which is optional for class {job.id}", (start,))
+                needs = (0, 0, 0, job.cpus, job.memory_mib)
             too_small = any(need > offer for need, offer in zip(needs, offers, strict=True))
             if job.invalid or kind.key in job.refuses or too_small:
                 yield Breach(f"{start.drone.id} of {kind.key} cannot run class {job.id}", (start,))
+            user = known.get(f"user:{job.owner}")
+            if kind.shares_faults and user and user.until and user.failures >= snapshot.policy.fault_limit:
+                yield Breach(f"{start.drone.id} is shared, and the user of class {job.id} may share no GPU", (start,))
         if job is not None and job.owner and job.owner in start.drone.avoids.split(","):
             yield Breach(f"{start.drone.id} is started for class {job.id} and avoids its user", (start,))
         polled = snapshot.sites.get(start.drone.site)

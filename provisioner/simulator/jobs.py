@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from provisioner.model import WHOLE_GPU, CompletedJob, DroneType, JobClass, Sharing, UnmetRequirement
@@ -13,7 +13,7 @@ from provisioner.sharing import Load, load_of, share_milli, shares_needed
 from provisioner.simulator.drones import ResourceVector
 from provisioner.simulator.loop import start_epoch
 
-UNRECORDED_FIELDS = frozenset({"gpu_model", "priority", "duty_milli", "width_milli"})
+UNRECORDED_FIELDS = frozenset({"gpu_model", "priority", "duty_milli", "width_milli", "gpu_optional"})
 """Requirements that are not on record of a completed job."""
 
 
@@ -35,12 +35,14 @@ class JobRequirements:
     group: str = ""
     duty_milli: int = 0
     width_milli: int = 0
+    gpu_optional: bool = False
 
     @property
     def label(self) -> str:
         """Size of the job, as reports name it."""
         vram = f"{self.vram_mib / 1024:.3g} GiB VRAM" if self.vram_mib else ""
-        return ", ".join(filter(None, (f"{self.gpu_milli / WHOLE_GPU:g} GPU", vram, self.gpu_model)))
+        optional = "optional" if self.gpu_optional else ""
+        return ", ".join(filter(None, (f"{self.gpu_milli / WHOLE_GPU:g} GPU", vram, self.gpu_model, optional)))
 
     @property
     def load(self) -> Load:
@@ -58,6 +60,10 @@ class JobRequirements:
 
     def unmet_requirement(self, kind: DroneType) -> UnmetRequirement | None:
         """Return the first dimension in which an empty drone of ``kind`` falls short, if any."""
+        if self.gpu_optional and not kind.gpu_milli:
+            return replace(
+                self, gpu_milli=0, vram_mib=0, capability=0, gpu_model="", gpu_optional=False
+            ).unmet_requirement(kind)
         if kind.gpu_milli and not self.gpu_milli:  # what a drone has beside its GPUs is for them: its START says so
             return UnmetRequirement("gpus", "0", str(kind.gpu_milli))
         gpu_milli, vram_mib = kind.gpu_milli, kind.vram_mib

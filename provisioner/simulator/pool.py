@@ -88,7 +88,8 @@ class SimulatedSlot:
         return now_s() if self.lost_s is None else self.lost_s
 
     def fits(self, jobs: QueuedJobClass) -> bool:
-        return jobs.amount.within(self.free)
+        amount = self._taken_by(jobs.wants) if jobs.wants.gpu_optional else jobs.amount
+        return amount.within(self.free)
 
     def start(self, queued: QueuedJob, work_s: float, done: bool) -> None:
         """Start a job here; there must be room."""
@@ -108,7 +109,14 @@ class SimulatedSlot:
 
     def milli_of(self, wants: JobRequirements) -> int:
         """Return the part of the drone's GPUs that one job takes."""
-        return wants.gpu_milli
+        return wants.gpu_milli if self.drone.type.gpu_milli else 0
+
+    def room_by_eviction(self, jobs: QueuedJobClass) -> SimulatedAttempt | None:
+        """Return an attempt of a job with an optional GPU in whose place a job that needs the GPU fits, or None."""
+        for run in self.running.values():
+            if run.queued.wants.gpu_optional and jobs.amount.within(self.free.plus(self._taken_by(run.queued.wants))):
+                return run
+        return None
 
     def _taken_by(self, wants: JobRequirements) -> ResourceVector:
         return ResourceVector.of(wants)._replace(gpu_milli=self.milli_of(wants))
@@ -168,6 +176,7 @@ class SimulatedSlot:
                 job_gpu_milli=alone.gpu_milli if alone else 0,
                 job_cpus=alone.cpus if alone else 0,
                 job_memory_mib=alone.memory_mib if alone else 0,
+                optional_jobs=sum(run.queued.wants.gpu_optional for run in runs),
             )
         return self._view
 
@@ -259,6 +268,8 @@ class PoolBehaviour:
     best_fit: bool = False
     """Jobs go to the slot with the least VRAM that does (HTCondor: ``NEGOTIATOR_PRE_JOB_RANK =
     -GPUs_GlobalMemoryMb``), else to the first that does."""
+    optional_after_s: float = 60.0
+    """A drone takes a job with an optional GPU once nothing has changed in it for this long."""
     latency: Draw = field(default_factory=lambda: Fixed(0.2))
 
 
@@ -283,6 +294,7 @@ class SimulatedOverlay:
         self.starts = 0
         """Attempts ever begun."""
         self.queued_jobs = [QueuedJob(n, job) for n, job in enumerate(jobs)]
+        self._any_optional = any(job.wants.gpu_optional for job in jobs)
         self._arrived = 0
         self._queue = SimulatedJobQueue()
         self._slots: dict[DroneId, SimulatedSlot] = {}
@@ -396,6 +408,9 @@ class SimulatedOverlay:
             priority, _, _, n, jobs, place = heapq.heappop(rounds)
             while place < len(open_slots) and not self._match(jobs, open_slots[place]):
                 place += 1
+            if place == len(open_slots) and self._evict_optional(jobs):
+                heapq.heappush(rounds, (priority, *jobs.first(), n, jobs, 0))
+                continue
             if place < len(open_slots):
                 self._start(jobs, open_slots[place])
                 if jobs.idle:
@@ -409,8 +424,28 @@ class SimulatedOverlay:
         if not self._at_once or self._paused:
             return
         jobs.mark_judged()
-        while jobs.idle and (slot := self._with_room(jobs)) is not None:
-            self._start(jobs, slot)
+        while jobs.idle and ((slot := self._with_room(jobs)) is not None or self._evict_optional(jobs)):
+            if slot is not None:
+                self._start(jobs, slot)
+
+    def _evict_optional(self, jobs: QueuedJobClass) -> bool:
+        """Evict a job with an optional GPU, as the drones' RANK does, for one that needs it; False if none is."""
+        if not self._any_optional or jobs.wants.gpu_optional or not jobs.wants.gpu_milli:
+            return False
+        for slot in self._slots.values():
+            run = slot.room_by_eviction(jobs) if slot.drone.type.gpu_milli else None
+            if run is not None and self._match(jobs, slot, evicts=True):
+                self._cut_short(slot, [run])
+                if self._at_once:
+                    self._roomy[slot.drone.id] = slot
+                return True
+        return False
+
+    def _offer_optional(self, slot: SimulatedSlot) -> None:
+        """Without cycles: look for jobs with an optional GPU now and then, for as long as the slot is open."""
+        if slot.lost_s is None and self._slots.get(slot.drone.id) is slot:
+            self._opened(slot)
+            after(self._behaviour.optional_after_s, self._offer_optional, slot)
 
     def _with_room(self, jobs: QueuedJobClass) -> SimulatedSlot | None:
         for drone_id, slot in list(self._roomy.items()):
@@ -430,8 +465,11 @@ class SimulatedOverlay:
                 break
             self._start(jobs, slot)
 
-    def _match(self, jobs: QueuedJobClass, slot: SimulatedSlot) -> bool:
-        if not slot.open or jobs.wants.owner in slot.avoids or not slot.fits(jobs):
+    def _match(self, jobs: QueuedJobClass, slot: SimulatedSlot, *, reuses: bool = False, evicts: bool = False) -> bool:
+        if not slot.open or jobs.wants.owner in slot.avoids or not (evicts or slot.fits(jobs)):
+            return False
+        unchanged = reuses or now_s() - slot.changed_s >= self._behaviour.optional_after_s
+        if jobs.wants.gpu_optional and slot.drone.type.gpu_milli and not unchanged:
             return False
         if slot.drone.script.defect is DroneDefect.MATCHES_NOTHING:
             return False
@@ -458,7 +496,7 @@ class SimulatedOverlay:
         if not done:
             failure = model.JobFailure(slot.drone.id, f"{queued.serial}.0", now(), queued.wants.owner, "broke off")
             self._failures.append((now(), failure))
-        if self._behaviour.reuses_claims and jobs.idle and self._match(jobs, slot):
+        if self._behaviour.reuses_claims and jobs.idle and self._match(jobs, slot, reuses=True):
             self._start(jobs, slot)
         self._opened(slot)
         if not done:
@@ -474,6 +512,19 @@ class SimulatedOverlay:
         lost_s = None if done else ran_s - run.kept_s(until_s)
         self._metrics.attempt(kind, slot.milli_of(queued.wants), ran_s, lost_s, busy_s=slot.end(run))
         jobs.running -= 1
+        gpu_s = max(model.WHOLE_GPU, queued.wants.gpu_milli) * queued.wants.load.duty * run.worked(until_s)
+        ended = model.CompletedJob(
+            job_id=f"{queued.serial}.0",
+            ended_at=start_epoch() + until_s,
+            submitted_at=start_epoch() + queued.job.submit_s,
+            run_s=ran_s,
+            drone_id=slot.drone.id,
+            unfinished=not done,
+            used_milli=round(gpu_s / ran_s) if kind.gpu_milli and ran_s > 0 else None,
+            peak_vram_mib=queued.wants.vram_mib or None,
+            **queued.wants.completed_fields,
+        )
+        self._completions.append((now(), ended))
         if not done:
             queued.saved_s += saved_s
             self._queue.add(queued, now_s())
@@ -483,21 +534,13 @@ class SimulatedOverlay:
         wait_s = queued.done_s - queued.job.duration_s - queued.job.submit_s
         self._metrics.waits_s.append(wait_s)
         self._metrics.waits_by_class[queued.wants.label].append(wait_s)
-        completed = model.CompletedJob(
-            job_id=f"{queued.serial}.0",
-            ended_at=now(),
-            submitted_at=start_epoch() + queued.job.submit_s,
-            run_s=ran_s,
-            drone_id=slot.drone.id,
-            **queued.wants.completed_fields,
-        )
-        self._completions.append((now(), completed))
         return jobs
 
-    def _cut_short(self, slot: SimulatedSlot) -> None:
+    def _cut_short(self, slot: SimulatedSlot, runs: Sequence[SimulatedAttempt] = ()) -> None:
+        """Evict these jobs from a slot, all of them by default."""
         until_s = slot.until_s
         back: dict[str, QueuedJobClass] = {}
-        for run in list(slot.running.values()):
+        for run in runs or list(slot.running.values()):
             lost_s = until_s - run.begun_s - run.kept_s(until_s)
             job_id, weight = f"{run.queued.serial}.0", slot.weight_of(run.queued)
             self._evictions.append((now(), model.Eviction(slot.drone.id, job_id, now(), weight, lost_s)))
@@ -526,6 +569,8 @@ class SimulatedOverlay:
             slot.serving = True
             self._idle(slot)
             self._opened(slot)
+            if self._at_once and self._any_optional:
+                self._offer_optional(slot)
 
     def withdraw(self, drone: SimulatedDrone) -> None:
         """Give a drone no new jobs; it leaves once it has none."""
@@ -564,6 +609,8 @@ class SimulatedOverlay:
                 slot.draining = slot.drone.accepts_nothing_more
                 slot.touched()
                 self._opened(slot)
+                for jobs in self._queue.idle() if self._any_optional else ():
+                    self._offer(jobs)
             elif mode is DrainMode.FAST:
                 slot.draining = True
                 self._vacate(slot)

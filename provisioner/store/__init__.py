@@ -14,6 +14,7 @@ from provisioner import model
 from provisioner.estimates import NO_ESTIMATES, Estimates, EstimateSamples
 from provisioner.model import Breaker, Drone, DroneId, DroneState, Plan, Snapshot, StateChange
 from provisioner.reasons import Reason
+from provisioner.usage import GpuDrone
 
 
 class StoreError(Exception):
@@ -298,7 +299,11 @@ class Store:
         """Commit the last output of drones, for as long as they are on record."""
 
     async def record_completed(self, completions: Sequence[model.CompletedJob]) -> None:
-        """Commit completed jobs. One that is on record already (by job id and end) stays as it is."""
+        """Commit ended runs of jobs. One that is on record already (by job id and end) stays as it is."""
+
+    async def runs(self, since: float) -> tuple[Sequence[GpuDrone], Sequence[model.CompletedJob]]:
+        """Return the GPU drones that ran, and the runs of jobs that ended in drones, at ``since`` or later."""
+        return (), ()
 
     async def estimate_samples(self) -> EstimateSamples | None:
         """Return the samples that :meth:`record_estimates` committed last. Raises :class:`EstimatesUnreadableError`."""

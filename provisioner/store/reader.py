@@ -23,6 +23,7 @@ from provisioner.model import Breaker, CompletedJob, DrainMode, Drone, DroneId, 
 from provisioner.store import tables
 from provisioner.store.file import BUSY_TIMEOUT_S, MIGRATIONS, schema_version, unusable
 from provisioner.store.lock import HOLDER, holder_of, is_alive, read_claim
+from provisioner.usage import GpuDrone
 
 _DYNAMIC_SLOT = re.compile(r"^(?P<parent>slot\d+)(?:_\d+)+@(?P<host>.+)$")
 FIND_LIMIT = 100
@@ -152,10 +153,15 @@ class Reader:
             return hazards_of(map(DroneLifetime._make, sql.execute(query, (since,))), since, now)
 
     def completions(self, since: float, until: float) -> list[CompletedJob]:
-        """Return jobs that ended from ``since`` on and before ``until``, in the order of their ends."""
-        rest = "WHERE ended_at >= ? AND ended_at < ? ORDER BY ended_at, job_id"
+        """Return jobs that completed from ``since`` on and before ``until``, in the order of their ends."""
+        rest = "WHERE ended_at >= ? AND ended_at < ? AND NOT unfinished ORDER BY ended_at, job_id"
         with self._open() as sql:
             return [*tables.COMPLETED_JOBS.select(sql, rest, (since, until))]
+
+    def runs(self, since: float) -> tuple[list[GpuDrone], list[CompletedJob]]:
+        """Return the GPU drones that ran, and the runs of jobs that ended in drones, at ``since`` or later."""
+        with self._open() as sql:
+            return tables.read_runs(sql, since)
 
     def estimate_samples(self) -> EstimateSamples | None:
         """Return the recorded samples of the estimates. Raises :class:`EstimatesUnreadableError`."""

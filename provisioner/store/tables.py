@@ -18,6 +18,7 @@ from provisioner import model, reasons
 from provisioner.estimates import Estimates, EstimateSamples
 from provisioner.model import DrainMode, DroneId, DroneState, PolledSite, Snapshot
 from provisioner.store import EstimateReset, EstimatesUnreadableError, Event, Transition, Views, patience_of, serial_of
+from provisioner.usage import GpuDrone
 
 T = TypeVar("T")
 
@@ -98,7 +99,7 @@ class Table(Generic[T]):
 
 DRONES = Table("drones", model.Drone, {"state": DroneState, "leaving": _state, "drain_mode": DrainMode})
 TRANSITIONS = Table("transitions", Transition, {"was": _state, "state": DroneState, "reason": _reason_of})
-COMPLETED_JOBS = Table("completed_jobs", model.CompletedJob, {})
+COMPLETED_JOBS = Table("completed_jobs", model.CompletedJob, {"unfinished": bool, "splits": bool})
 EVENTS = Table("events", Event, {"fields": json.loads})
 ESTIMATE_RESETS = Table("estimate_resets", EstimateReset, {})
 REQUESTS = Table(
@@ -110,6 +111,16 @@ REQUESTS = Table(
         "mode": DrainMode,
     },
 )
+
+
+def read_runs(sql: sqlite3.Connection, since: float) -> tuple[list[GpuDrone], list[model.CompletedJob]]:
+    """Return the GPU drones that ran, and the runs of jobs that ended in drones, at ``since`` or later."""
+    began = "coalesce(nullif(started_at, 0), joined_at)"  # as DroneLifetime.began
+    drones = f"SELECT id, type, gpu_milli, {began}, ended_at FROM drones WHERE gpu_milli > 0 AND {began} > 0"
+    # two ranges of one index
+    drones = f"{drones} AND live = 1 UNION ALL {drones} AND live = 0 AND ended_at >= ?"
+    runs = COMPLETED_JOBS.select(sql, "WHERE ended_at >= ? AND drone_id IS NOT NULL", (since,))
+    return [*map(GpuDrone._make, sql.execute(drones, (since,)))], [*runs]
 
 
 def drone_row(drone: model.Drone) -> dict[str, object]:

@@ -21,6 +21,7 @@ from provisioner.serialization import to_json
 from provisioner.store import lock, tables
 from provisioner.store.file import open_store, unrecordable, unusable
 from provisioner.store.tables import insert, write_meta
+from provisioner.usage import GpuDrone
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -193,6 +194,11 @@ class SqlStore(store.Store):
     def record_completed(self, completions: Sequence[CompletedJob]) -> None:
         with self._transaction() as sql:
             insert(sql, "completed_jobs", *map(tables.COMPLETED_JOBS.row, completions), keep=True)
+
+    @_on_worker
+    def runs(self, since: float) -> tuple[list[GpuDrone], list[CompletedJob]]:
+        with self._transaction() as sql:
+            return tables.read_runs(sql, since)
 
     @_on_worker
     def estimate_samples(self) -> EstimateSamples | None:

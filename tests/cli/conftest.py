@@ -188,7 +188,7 @@ async def _story(path: Path) -> None:
         await store.record(m.Plan(second.tick, second.now, moves), second)
         free = {"free_gpu_milli": 1000, "free_cpus": 8, "free_memory_mib": 20480, "free_disk_mib": 51200}
         slots = (
-            m.Slot(one.id, m.SlotState.BUSY, NOW - 5, jobs=2, jobs_started=2, name=busy),
+            m.Slot(one.id, m.SlotState.BUSY, NOW - 5, jobs=2, jobs_started=2, name=busy, gpus_offline=1),
             m.Slot(three.id, m.SlotState.IDLE, NOW - 5, idle_since=NOW - 100, name=idle, **free),
         )
         remotes = {

@@ -76,6 +76,7 @@ def refused(subject: str, count: int, reason: Reason) -> dict[str, Any]:
 
 EATEN = m.Fault(m.FaultKind.BLACK_HOLE, "kit-7: job 7.3 held with code 12", NOW)
 BANNED = m.Fault(m.FaultKind.DRONE, "kit-1 ended failed: drone=kit-1 exit=74 reason=lost why=is%20missing", NOW - 9)
+SHARED = m.Fault(m.FaultKind.JOBS, "job 7.3 in kit-3: faulted on a shared GPU", NOW - 9)
 MISFIT = m.Fault(m.FaultKind.JOBS, "no job of the class was given to kit-3", NOW - 9)
 THREE_ENDED = {"ended": tuple(map(ended, range(1, 4)))}
 REFUSED = replace(ended(1), state=m.DroneState.BUSY, drain_refusal="not on PATH")
@@ -88,6 +89,8 @@ CASES: list[tuple[dict[str, Any], str, str]] = [
     (overlay(negotiated_at=NOW - 410), "critical overlay", "no negotiation cycle for 6m48s although 3 jobs wait"),
     (breaker("here/a100", BANNED), "warning type:here/a100", "`provisioner sites reset here --type a100`"),
     (breaker("here", BANNED), "warning site:here", "`provisioner sites reset here`"),
+    (breaker("user:ann", SHARED), "note user:ann", "exclusive GPUs only until 2"),
+    (breaker("user:ann", SHARED, m.BreakerState.DEGRADED), "note user:ann", "failures on shared GPUs: job 7.3 in"),
     (breaker("here@n1", EATEN, failures=2), "warning site:here", "2 drones on it ate jobs: kit-7: job 7.3 held with"),
     (event("drone.black_hole", drone="kit-7", why="eats jobs"), "warning drone:kit-7", "its node (1m ago): eats jobs"),
     (breaker("here/a100#7", MISFIT), "note class:7", "no drone of here/a100 is started for it until "),
@@ -184,3 +187,17 @@ async def test_a_ban_of_a_node_alone_is_lifted_with_its_site(on: Cli, record: Pa
         await store.record_results(store.tick, (), [banned])
     ran = on("sites", "reset", "topas", "--reason", "disk repaired")
     assert ran.code == 0 and "recorded: use topas@n1 again" in ran.err
+
+
+async def test_the_faults_of_a_user_are_told_with_the_job_and_forgotten_on_request(on: Cli, record: Path) -> None:
+    reset = on("sites", "reset", "user:ann")
+    assert reset.code == 0 and "user:ann is not banned" in reset.err
+    async with SqlStore(record, CONTROLLER, 1e9, 10) as store:
+        cause = ("ann", "ended by the fault of a neighbour on a shared GPU", m.Blame.COLLATERAL)
+        told = m.JobFailure(m.DroneId("kit-3"), "submit.test#204.2", NOW, *cause)
+        known = m.Breaker("user:ann", m.BreakerState.DEGRADED, faults=(told,))
+        await store.record_results(store.tick, (), [known])
+    assert "neighbour on a shared GPU in kit-3" in on("explain", "job", "204.2").err
+    assert "neighbour" not in on("explain", "job", "204.3").err
+    reset = on("sites", "reset", "user:ann", "--reason", "fixed")
+    assert reset.code == 0 and "recorded: forget the faults of user:ann" in reset.err

@@ -174,7 +174,7 @@ def test_drones_filters_sorts_and_limits(on: Cli) -> None:
 @pytest.mark.parametrize("any_id", ["kit-ab12-1", "1", "8810.0", "slot1@gpu07.example.org"])
 def test_every_id_means_the_drone_and_show_tells_its_life(on: Cli, any_id: str) -> None:
     tree = on("drones", "show", any_id, "-o", "json").json
-    assert tree["id"] == "kit-ab12-1"
+    assert (tree["id"], tree["gpus_offline"]) == ("kit-ab12-1", 1)
     assert [step["state"] for step in tree["history"]] == ["requested", "submitted", "busy"]
     assert [step["for_s"] for step in tree["history"]] == [3.0, 497.0, None]
     assert tree["history"][0]["reason"]["kind"] == "jobs-waiting"

@@ -96,6 +96,19 @@ def test_idle_time_outs_come_from_gaps_that_were_and_gaps_that_would_have_been()
     assert learning.estimates.idle_s == {"topas": 15.0}, "610 s of idling cost more than 70 s of booting"
 
 
+def test_jobs_with_an_optional_gpu_end_no_gap() -> None:
+    learning, idle = watching(), drone("d", idle_at=NOW - 100)
+    lent = moved(idle, state=S.BUSY)  # its idle time goes on
+    note(learning, at(0, drones=(idle,)), moves=(lent,))
+    assert not learning.sites["topas"].gaps_s
+    note(learning, at(50, drones=(lent.drone,)), moves=(moved(lent.drone, idle_at=0.0),))
+    assert list(learning.sites["topas"].gaps_s) == [150.0], "a job that needs the GPU does"
+    left = model.Drain(lent.drone, S.BUSY, model.DrainMode.PEACEFUL, reasons.OptionalJobsOnly(600.0, 600.0))
+    note(learning, at(100, drones=(lent.drone,)), drains=(left,))
+    note(learning, at(110, drones=(idle,)), starts=(WANTED,))
+    assert list(learning.sites["topas"].gaps_s) == [150.0, 610.0]
+
+
 @pytest.mark.parametrize(
     ("gaps_s", "boot_s", "best_s"),
     [([40.0] * 30, 240.0, 60.0), ([50.0] * 30, 5.0, 15.0), ([5000.0] * 30, 240.0, 15.0), ([200.0] * 30, 500.0, 240.0)],
@@ -146,7 +159,7 @@ def test_what_happened_while_nobody_looked_is_no_delay_and_no_gap_and_no_chance(
     boots = drone("b", S.BOOTING, requested_at=NOW - 9000, started_at=NOW - 8000)
     idles, works = drone("i", idle_at=NOW - 7000), drone("w", S.BUSY)
     joins = moved(boots, state=S.IDLE, joined_at=NOW)
-    moves = (joins, moved(idles, state=S.BUSY), moved(works, state=S.PREEMPTED, ended_at=NOW))
+    moves = (joins, moved(idles, state=S.BUSY, idle_at=0.0), moved(works, state=S.PREEMPTED, ended_at=NOW))
     note(learning, at(0, drones=(boots, idles, works)), moves=moves, starts=(WANTED,))
     site = learning.sites["topas"]
     assert learning.delays == {A100.key: StartDelays(30.0, 70.0)}

@@ -60,6 +60,25 @@ async def test_jobs_without_a_gpu_go_to_drones_without_one(path: Path, drones: D
     assert {job.drone_id for job in queue.jobs(path, ids=cpu, states=[JobState.DONE])} == {drone}
 
 
+async def test_an_idle_gpu_is_for_jobs_that_can_do_without_one(path: Path, drones: Drones, begin: Begin) -> None:
+    optional = queue.submit(path, ["sh", "-c", "echo $JOB_GPU_MILLI; sleep 1"], count=2, gpu_optional=True)
+    async with EmbeddedOverlay(config(path), "kit") as overlay:
+        (waits,) = (await overlay.poll([CPU, KIND])).classes
+        assert (waits.gpu_milli, waits.gpu_optional, waits.waiting) == (1000, True, 2)
+        drone = await begin(idle_s=20.0)
+
+        async def lent() -> Slot | None:
+            slots = (await overlay.poll([CPU, KIND])).slots
+            return next((slot for slot in slots if slot.jobs), None)
+
+        slot = await eventually("an idle GPU is lent", lent, 60)
+    assert (slot.drone_id, slot.jobs, slot.only_optional, slot.free_gpu_milli) == (drone, 1, True, 1000)
+    drones.signal(drone, signal.SIGTERM)
+    await drones.status(drone)
+    await drones.status(await begin(2, kind=CPU, idle_s=0.5))
+    assert {job.id for job in queue.jobs(path, states=[JobState.DONE])} == set(optional), "a CPU drone runs the rest"
+
+
 async def test_higher_priority_goes_first_then_age(path: Path, tmp_path: Path, drones: Drones, begin: Begin) -> None:
     for priority in (0, 5, 5, -1):
         queue.submit(path, ["sh", "-c", f"echo $JOB_ID >> {tmp_path}/order"], gpus=2, priority=priority)

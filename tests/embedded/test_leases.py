@@ -21,7 +21,15 @@ from tests.local.drones import holds
 
 Begin = Callable[..., Awaitable[DroneId]]
 OFFER: queue.Offer = {
-    **{"has_gpus": True, "whole_gpus": 2, "share_milli": 1000, "cpus": 8, "memory_mib": 16384, "disk_mib": 100},
+    **{
+        "has_gpus": True,
+        "unchanged": True,
+        "whole_gpus": 2,
+        "share_milli": 1000,
+        "cpus": 8,
+        "memory_mib": 16384,
+        "disk_mib": 100,
+    },
     **{"vram_mib": 40960, "capability": 80, "gpu_model": "A100", "life_s": 1e12, "avoids": ""},
 }
 

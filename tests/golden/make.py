@@ -49,6 +49,7 @@ explain class 7 | explain class 9 | explain job 204.2 | explain job 999.0 | expl
 plan
 events --since all
 estimates | estimates --user etp/anna
+usage | usage --by type
 snapshot --list
 replay --tick 3 | replay --tick 3 --what-if 'topas down'
 """

@@ -102,6 +102,35 @@ def test_every_request_for_gpus_or_a_share_is_a_number_or_gets_a_repair(
     assert repair in found.invalid and bool(repair) == bool(found.invalid)
 
 
+RECIPE = "(TARGET.GPUs ?: 0) > 0 ? 1 : 0"
+OPTIONAL = '"optional"'
+
+
+@pytest.mark.parametrize(
+    ("asked", "requires", "share", "gpu_milli", "optional"),
+    [
+        (RECIPE, OPTIONAL, "undefined", 1000, True),
+        (RECIPE, '"OPTIONAL"', "250", 250, True),
+        ("(TARGET.GPUs ?: 0) > 1 ? 2 : 0", OPTIONAL, "undefined", 1000, True),
+        ("(countMatches(MY.RequireGPUs, TARGET.AvailableGPUs) ?: 0) > 0 ? 1 : 0", OPTIONAL, "undefined", 1000, True),
+        ("1", OPTIONAL, "undefined", 1000, True),  # an idle GPU or nothing
+        ("0", OPTIONAL, "undefined", 0, False),  # the attribute alone asks for no GPU
+        ("undefined", OPTIONAL, "undefined", 0, False),
+        ("1", '"required"', "undefined", 1000, False),
+        ("0", '"forbidden"', "undefined", 0, False),
+        ("1", "1", "undefined", 1000, False),
+        (RECIPE, "undefined", "undefined", 0, False),
+    ],
+)
+def test_a_gpu_is_optional_by_the_attribute_and_a_request_that_can_be_one(
+    asked: str, requires: str, share: str, gpu_milli: int, optional: bool
+) -> None:
+    ad = job(RequestGPUs=asked, RequiresGPU=requires, GpuMilli=share)
+    (found,) = classes(ad)
+    assert (found.gpu_milli, found.gpu_optional, found.invalid) == (gpu_milli, optional, "")
+    assert (classad2.ExprTree(job_classes.GPU_JOBS).eval(ad) is True) is bool(gpu_milli), "looked at without CPU drones"
+
+
 @pytest.mark.parametrize(("told", "duty_milli"), [("0.12", 120), ("12", 0), ('"much"', 0), ('real("NaN")', 0)])
 def test_jobs_may_say_how_they_use_a_gpu_and_a_broken_hint_stops_no_job(told: str, duty_milli: int) -> None:
     (found,) = classes(job(GpuDuty=told, GpuWidth="0.5", AcctGroup='"group_a"'))

@@ -47,3 +47,25 @@ def test_a_job_over_a_limit_is_held_with_a_code_of_its_own(resource: str, subcod
     held = re.findall(rf"^use POLICY : WANT_HOLD_IF\(DRONE_{resource}_EXCEEDED, (\d+), (.+)\)$", SCRIPT, re.MULTILINE)
     assert [int(code) for code, _ in held] == [subcode]
     assert "part of the drone" in held[0][1]
+
+
+@pytest.mark.parametrize(
+    ("slot", "held"),
+    [
+        ({}, False),
+        ({"JobVramUsage": 11148}, False),
+        ({"JobVramUsage": 11148, "JobVramSince": 105, "JobStart": 100}, True),
+        ({"JobVramUsage": 10134, "JobVramSince": 105, "JobStart": 100}, False),
+        ({"JobVramUsage": 11148, "JobVramSince": 95, "JobStart": 100}, False),
+        ({"JobVramUsage": 11148, "JobVramSince": 105, "JobStart": 100, "GPUMem": 12000}, False),
+        ({"JobVramUsage": 12001, "JobVramSince": 105, "JobStart": 100, "GPUMem": 12000}, True),
+    ],
+    ids=["no monitor", "no job", "over", "at its share", "of the job before", "in its pool", "over its pool"],
+)
+def test_a_job_is_held_for_the_vram_that_it_held_itself(slot: dict[str, int], held: bool) -> None:
+    """The report of the job before it in the same slot does not count."""
+    ad = classad2.ClassAd({"GPUs": 1, **slot})
+    for name in ("JobVramShare", "DRONE_VRAM_EXCEEDED"):
+        (text,) = re.findall(rf"^{name} = (.*)$", SCRIPT, re.MULTILINE)
+        ad[name] = classad2.ExprTree(text.replace("$share_mib", "10134").replace("MY.", ""))
+    assert ad.eval("DRONE_VRAM_EXCEEDED") is held

@@ -5,7 +5,7 @@ from __future__ import annotations
 import classad2
 import htcondor2  # noqa: F401 - makes ClassAds know HTCondor's own functions
 
-from adapters.htcondor.overlay.history import completion, constraint, stop
+from adapters.htcondor.overlay.history import constraint, ended_run, stop
 from provisioner.model import CompletedJob, DroneId
 from tests.htcondor_overlay.jobs import ad_of, exprs
 
@@ -26,7 +26,7 @@ def ad(**attributes: str) -> classad2.ClassAd:
 
 
 def told(ahead_s: float = 0.0, **attributes: str) -> CompletedJob | None:
-    return completion(ad(**attributes), "submit.test", "kit", "AcctGroup", lambda theirs: theirs - ahead_s)
+    return ended_run(ad(**attributes), "submit.test", "kit", "AcctGroup", lambda theirs: theirs - ahead_s)
 
 
 def holds(expression: str, **attributes: str) -> bool:
@@ -49,6 +49,7 @@ def test_a_job_that_is_done_is_told_with_all_that_it_asked_for() -> None:
         group="group_a",
         walltime_s=900,
         drone_id=DroneId("kit-a-1"),
+        splits=False,
     )
     share = told(GpuMilli="200", AcctGroup="undefined", LastRemoteHost='"slot1@their-node"')
     assert share is not None and (share.gpu_milli, share.group, share.drone_id) == (200, "", None)
@@ -73,7 +74,7 @@ def test_what_anybody_may_write_into_a_job_is_bounded() -> None:
 
 
 def test_only_jobs_that_count_and_are_done_are_asked_for() -> None:
-    asked = constraint('AcctGroup == "group_a"', 1499.7, gpus_only=True)
+    asked = constraint('AcctGroup == "group_a"', "kit", 1499.7, gpus_only=True)
     assert holds(asked)
     for other in (
         {"JobStatus": "3"},
@@ -84,7 +85,64 @@ def test_only_jobs_that_count_and_are_done_are_asked_for() -> None:
         {"RequestGPUs": "undefined"},
     ):
         assert not holds(asked, **other), other
-    assert holds(constraint("true", 1499.7, gpus_only=False), RequestGPUs="undefined")
+    assert holds(constraint("true", "kit", 1499.7, gpus_only=False), RequestGPUs="undefined")
+
+
+EVICTED = {
+    "JobStatus": "1",
+    "LastJobStatus": "2",
+    "LastVacateTime": "1500",
+    "CompletionDate": "undefined",
+    "GPUsAverageUsage": "0.4",
+    "GPUsMemoryUsage": "6000.2",
+    "GPUsEnergyUsage": "1234.6",
+}
+
+
+def measured(**attributes: str) -> tuple[int | None, int | None, int | None]:
+    found = told(**attributes)
+    assert found is not None
+    return found.used_milli, found.peak_vram_mib, found.energy_j
+
+
+def test_measured_use_is_of_the_run_and_unknown_where_it_is_not_recorded() -> None:
+    use = {name: EVICTED[name] for name in ("GPUsAverageUsage", "GPUsMemoryUsage", "GPUsEnergyUsage")}
+    assert measured(**use) == (400, 6000, 1235)
+    assert measured() == (None, None, None), "not 0"
+    assert measured(GPUsAverageUsage="0.0", GPUsMemoryUsage="undefined") == (0, None, None)
+    forged = {"GPUsAverageUsage": '"all"', "GPUsMemoryUsage": "-1", "GPUsEnergyUsage": 'real("INF")'}
+    assert measured(**forged) == (None, None, None)
+
+
+def test_a_run_that_was_evicted_held_or_removed_counts_as_unfinished() -> None:
+    evicted = told(**EVICTED)
+    assert evicted is not None and evicted.unfinished and evicted.used_milli == 400
+    assert (evicted.ended_at, evicted.run_s, evicted.drone_id) == (1500, 300, "kit-a-1")
+    again = told(**{**EVICTED, "JobStatus": "2", "JobLastStartDate": "1190", "JobCurrentStartDate": "1600"})
+    assert again is not None and again.unfinished and again.run_s == 300
+    assert again.used_milli is None, "the figures are of the run that goes on"
+    for status in ("3", "5"):
+        stopped = told(JobStatus=status, LastJobStatus="2", EnteredCurrentStatus="1450")
+        assert stopped is not None and stopped.unfinished and (stopped.ended_at, stopped.run_s) == (1450, 250)
+        forced = told(
+            JobStatus=status, LastJobStatus="2", RemoteHost='"slot1@kit-a-2@node8"', EnteredCurrentStatus="1450"
+        )
+        assert forced is not None and forced.drone_id == "kit-a-2"
+        assert told(JobStatus=status, LastJobStatus="1", EnteredCurrentStatus="1450") is None, "it did not run"
+
+
+def test_unfinished_runs_are_asked_for_where_they_were_in_our_drones() -> None:
+    asked = constraint("true", "kit", 1499.7, gpus_only=True)
+    held = {"JobStatus": "5", "LastJobStatus": "2"}
+    assert holds(asked, **EVICTED) and holds(asked, **held)
+    assert holds(asked, **held, LastRemoteHost="undefined", RemoteHost='"slot1@kit-a-2@node8"'), "removed by force"
+    for other in (
+        {**EVICTED, "LastRemoteHost": '"slot1_1@other-a-1@node7"'},
+        {**EVICTED, "LastVacateTime": "1400"},
+        {**held, "LastJobStatus": "1"},
+        {**held, "EnteredCurrentStatus": "1400"},
+    ):
+        assert not holds(asked, **other), other
 
 
 def test_a_history_is_read_back_to_where_it_was_read_before() -> None:

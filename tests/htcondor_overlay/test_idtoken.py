@@ -151,3 +151,5 @@ def test_htcondor_that_is_missing_on_this_host_is_a_gap(tmp_path: Path, monkeypa
     (tmp_path / "usr/sbin").mkdir(parents=True)
     (tmp_path / "usr/sbin/condor_master").touch(0o755)
     assert no_condor(options(tmp_path, condor_prefix=str(tmp_path))) == []
+    (tmp_path / os.uname().machine).symlink_to(tmp_path)
+    assert no_condor(options(tmp_path, condor_prefix=f"{tmp_path}/{{arch}}")) == []

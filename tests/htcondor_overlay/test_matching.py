@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import classad2
+import htcondor2
 import pytest
 
 from adapters.htcondor.classads import holds, number
@@ -20,18 +21,36 @@ A100 = DroneType(
 PAIR = replace(A100, name="v100x2", gpu_milli=2000, vram_mib=16384, gpu_model="Tesla V100", capability=70, driver=11080)
 ARM = replace(A100, name="gh200", arch="aarch64", ad={"HasCVMFS": "true"})
 UNTOLD = DroneType(site="cloud", name="any", gpu_milli=1000, cpus=8, memory_mib=20480, disk_mib=51200)
+AMD = replace(A100, name="mi250", vendor="amd", target="gfx90a", gpu_model="MI250X", capability=0, driver=0)
 CPU = DroneType(site="topas", name="cpu", gpu_milli=0, cpus=16, memory_mib=65536, disk_mib=51200)
 FOUR = replace(A100, name="quad", gpu_milli=4000, cpus=32, memory_mib=81920, disk_mib=204800)
 QUAD = replace(FOUR, kept_cpus=8, kept_memory_mib=20480, kept_disk_mib=51200)
 QUARTERS = replace(A100, name="quarters", sharing=Sharing.MPS, shares=4, cpus=32, memory_mib=81920)
 SLICES = replace(QUARTERS, name="slices", sharing=Sharing.MIG, shares=7)
+POOL = replace(QUARTERS, name="pool", shares=8, vram_mib=40000, vram_pool=True)
 KEEPS = replace(QUARTERS, name="keeps", gpu_milli=2000, shares=3, kept_cpus=12)
 
 ANY_GPU = REQUIREMENTS.replace("MY.RequireGPUs", "true")
 NEWER = {"RequireGPUs": "MaxSupportedVersion >= GPUsMinRuntime", "GPUsMinRuntime": "12040"}
 LEFT = "* (MY.GPUs - TARGET.RequestGPUs)"
+POOLED = f"{ANY_GPU} && (TARGET.GPUMem >= RequestGPUMem)"
+"""What condor_submit makes of ``request_gpumem``."""
+htcondor2.version()  # the library brings countMatches; expressions that are parsed without it never know the function
+PLAIN = " && ".join(each for each in REQUIREMENTS.split(" && ") if "countMatches" not in each)
+MAYBE = {"RequiresGPU": '"optional"', "Requirements": PLAIN}
+"""As condor_submit writes jobs whose request_gpus depends on the slot: without a clause about GPUs."""
+RECIPE = "(TARGET.GPUs ?: 0) > 0 ? 1 : 0"
+BY_MEMORY = {
+    "RequestGPUs": "(countMatches(MY.RequireGPUs, TARGET.AvailableGPUs) ?: 0) > 0 ? 1 : 0",
+    "RequireGPUs": "GlobalMemoryMb >= GPUsMinMemory",
+    "GPUsMinMemory": "35000",
+}
 FITS = [
+    *((job(RequestGPUs=RECIPE, **MAYBE), kind) for kind in (A100, PAIR, UNTOLD, CPU)),
+    *((job(**BY_MEMORY, **MAYBE), kind) for kind in (A100, CPU)),
     (job(GpuMilli="200"), QUARTERS),
+    (job(RequestGPUMem="9000", Requirements=POOLED), POOL),
+    (job(GpuMilli="125"), POOL),
     (job(GpuMilli="250", RequireGPUs="GlobalMemoryMb >= 10240"), QUARTERS),
     (job(GpuMilli="142"), SLICES),
     (job(GpuMilli="333", RequestCpus="12"), KEEPS),
@@ -42,15 +61,24 @@ FITS = [
     (job(RequireGPUs='regexp("A100", DeviceName)'), A100),
     (job(AllowedJobDuration="3600"), replace(A100, walltime_s=0.0)),
     (job(Requirements="TARGET.HasCVMFS"), ARM),
+    (job(RequireGPUs="GlobalMemoryMb >= 35000"), AMD),
+    (job(Requirements=ANY_GPU + ' && TARGET.GpuVendor == "amd" && TARGET.GpuTarget == "gfx90a"'), AMD),
+    (job(Requirements=ANY_GPU + ' && TARGET.GpuTarget == "sm_80"'), A100),
     (job(Requirements=ANY_GPU + ' && (TARGET.SiteName == "topas" || TARGET.SiteName == "horeka")'), A100),
     (job(RequestGPUs="3", RequestCpus="24", RequestMemory="61440"), QUAD),
+    (job(GpuMilli="200", Requirements=ANY_GPU + ' && TARGET.VramEnforced == "mps"'), QUARTERS),
+    (job(Requirements=ANY_GPU + ' && TARGET.VramEnforced != "none"'), A100),
     # what newer submitters write
     (job(Requirements='versionGE(split(TARGET.CondorVersion)[1],"25.12.0") || (TARGET.Disk >= RequestDisk)'), A100),
 ]
 
 REFUSED = [
     (job(GpuMilli="251"), QUARTERS, "gpus", "0.251", "shares of 0.25, one to a job"),
+    (job(RequestGPUMem="40001", Requirements=POOLED), POOL, "vram", "40001 MiB in a pool", "40000 MiB in a pool"),
+    (job(RequestGPUMem="9000", Requirements=POOLED), A100, "vram", "9000 MiB in a pool", "0 MiB in a pool"),
     (job(GpuMilli="250", RequireGPUs="GlobalMemoryMb >= 10241"), QUARTERS, "vram", "10241 MiB", "10240 MiB"),
+    (job(RequireGPUs="Capability >= 8.0"), AMD, "capability", "8.0", "none: amd GPUs have no CUDA"),
+    (job(**NEWER), AMD, "driver", "CUDA 12.4", "none: amd GPUs have no CUDA"),
     (job(RequestGPUs="2"), A100, "gpus", "2", "1"),
     (job(GPUsMinMemory="35000", RequireGPUs="GlobalMemoryMb >= GPUsMinMemory"), PAIR, "vram", "35000 MiB", "16384 MiB"),
     (job(RequireGPUs="GlobalMemoryMb >= 35000"), UNTOLD, "vram", "35000 MiB", "unknown"),
@@ -63,6 +91,8 @@ REFUSED = [
     (job(AllowedJobDuration="86400"), A100, "walltime", "86400 s", "86340 s"),
     (job(Requirements=f"{ANY_GPU} && TARGET.Cvmfs"), A100, "requirements", "TARGET.Cvmfs", "Cvmfs=unknown"),
     (job(), CPU, "gpus", "1", "0"),
+    (job(RequiresGPU='"optional"'), CPU, "gpus", "1", "0"),
+    (job(**BY_MEMORY, **MAYBE), PAIR, "start", "(TARGET.RequestGPUs ?: 0) >= 1", "false for this job"),
     # the GPU is told first, whatever else is wrong
     (job(RequireGPUs="Capability >= 9.5", RequestCpus="64", Requirements="false"), A100, "capability", "9.5", "8.0"),
 ]
@@ -111,6 +141,21 @@ def test_start_lets_in_as_many_jobs_as_the_planner_counts(shares: int, kept_cpus
             slot["Cpus"], slot["GPUs"] = 32 - taken * cpus, 2 * shares - taken
         wants = JobClass("c", 83, cpus, 128, splits=False)
         assert count_jobs_in_type(wants, kind) == taken, f"{cpus} CPUs each"
+
+
+@pytest.mark.parametrize("kept_cpus", [0, 3, 16])
+def test_start_lets_in_as_many_jobs_to_a_pool_as_the_planner_counts(kept_cpus: int) -> None:
+    kind = replace(POOL, kept_cpus=kept_cpus)
+    for mib in (0, 1000, 5000, 5001, 9000, 12000, 40000):
+        for cpus in (1, 2, 5, 16):
+            slot, begins = matching.template(kind), classad2.ExprTree(matching.start(kind))
+            more = {"RequestGPUMem": f"{mib}"} if mib else {"GpuMilli": "125"}
+            ad, taken = as_job(job(RequestCpus=f"{cpus}", RequestMemory="128", **more)), 0
+            while holds(begins, slot, ad) and cpus <= (number(slot, "Cpus") or 0):
+                taken += 1
+                slot["Cpus"], slot["GPUMem"] = 32 - taken * cpus, 40000 - taken * max(5000, mib)
+            wants = JobClass("c", 1000 if mib else 125, cpus, 128, vram_mib=mib, splits=False)
+            assert count_jobs_in_type(wants, kind) == taken, f"{mib} MiB and {cpus} CPUs each"
 
 
 def test_a_gpu_that_arrived_counts_for_each_of_its_shares() -> None:
@@ -166,6 +211,15 @@ def test_an_operators_broken_extra_attribute_refuses_only_those_who_look_at_it()
     assert matching.unmet_requirement(as_job(job()), slot) is None
     found = matching.unmet_requirement(as_job(job(Requirements="TARGET.HasCVMFS")), slot)
     assert found is not None and found.dimension == "requirements"
+
+
+def test_a_limit_of_vram_is_taken_from_the_type_until_a_drone_has_told_its_own() -> None:
+    limited = as_job(job(GpuMilli="142", Requirements=ANY_GPU + ' && TARGET.VramEnforced == "watched"'))
+    for kind in (SLICES, replace(QUARTERS, sharing=Sharing.TIME_SLICED, shares=7)):
+        assert matching.unmet_requirement(limited, matching.template(kind)) is None
+        seen = matching.template(kind, matching.received(classad2.ClassAd({"VramEnforced": "none"})))
+        assert matching.unmet_requirement(limited, seen) is not None
+    assert "VramEnforced" not in matching.template(CPU)
 
 
 PHYSICS = 'START = ($(START)) && (TARGET.AcctGroup =?= "physics")'

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import classad2
 import htcondor2  # noqa: F401 - makes ClassAds know HTCondor's own functions
 import pytest
 
 from adapters.htcondor.classads import Ad
 from adapters.htcondor.overlay import work
-from adapters.htcondor.overlay.slots import slots_view
-from adapters.htcondor.overlay.work import ClaimWitnesses, cause_of_end
-from provisioner.model import DroneId, JobFailure
+from adapters.htcondor.overlay.slots import ours, slots_view
+from adapters.htcondor.overlay.work import ClaimWitnesses, cause_of_end, confirmed_faults
+from provisioner.model import Blame, CompletedJob, DroneId, JobFailure
 from tests.htcondor_overlay.jobs import ad_of, exprs
 from tests.htcondor_overlay.test_slots import ad as slot_ad
 
@@ -129,3 +131,102 @@ def test_forged_slots_that_show_ever_other_users_and_ids_do_not_fill_the_memory(
     assert believed(witnesses, ANNS) == (ANNS,), "the first is still known"
     witnesses.note({A_1: frozenset({"ann"})}, 3000.0)
     assert list(witnesses._seen) == [A_1], "they are forgotten"
+
+
+# -------------------------------------------------------------------------------------------- faults on shared GPUs
+
+FAULTED = "1750000000|schedd.example.org#7.3#1749999000|ann|faulted"
+COLLATERAL = "1750000001|sub@schedd.example.org#8.0#1749999000|bob@uid.test|collateral"
+ANNS_FAULT = JobFailure(A_1, "schedd.example.org#7.3", 1.75e9, "ann", "faulted on a shared GPU", Blame.JOB)
+
+
+def faults_in(text: str, **attributes: str) -> tuple[JobFailure, ...]:
+    times = {"LastHeardFrom": "1750000100", "MyCurrentTime": "1750000099"}
+    (drone,) = slots_view([slot_ad(DroneFaults=f'"{text}"', **times | attributes)], "kit", lambda at: at).drones
+    return drone.faults
+
+
+def test_a_slot_tells_who_faulted_and_whom_that_ended() -> None:
+    found = faults_in(f"{FAULTED} {COLLATERAL}")
+    assert found[0] == ANNS_FAULT
+    assert (found[1].job_id, found[1].owner) == ("sub@schedd.example.org#8.0", "bob")
+    assert (found[1].at, found[1].blame) == (1750000001.0, Blame.COLLATERAL)
+    assert faults_in("") == ()
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        "x",
+        "|||",
+        FAULTED.replace("faulted", "guilty"),
+        FAULTED.replace("faulted", "faulted|more"),
+        FAULTED.replace("1750000000", "-1750000000"),
+        FAULTED.replace("1750000000", "1e9"),
+        FAULTED.replace("1750000000", "1" * 30),
+        FAULTED.replace("#7.3#", "#7#"),
+        FAULTED.replace("#7.3#1749999000", "#7.3"),
+        FAULTED.replace("schedd", "\\\\u202e"),
+        FAULTED.replace("ann", ""),
+        FAULTED.replace("ann", "a" * 200),
+        FAULTED.replace("ann", "an\xf1"),
+        FAULTED.replace("ann", "ann;rm"),
+    ],
+)
+def test_a_malformed_record_is_ignored_and_the_others_count(record: str) -> None:
+    assert faults_in(f"{record} {FAULTED}") == (ANNS_FAULT,)
+
+
+def test_only_the_last_ten_records_are_read() -> None:
+    many = [FAULTED.replace("7.3", f"7.{n}") for n in range(30)]
+    assert [each.job_id[-4:] for each in faults_in(" ".join(many))] == [f"7.{n}" for n in range(20, 30)]
+
+
+def test_an_attribute_of_another_kind_and_a_huge_one_are_no_records() -> None:
+    (drone,) = slots_view([slot_ad(DroneFaults="{1, 2}")], "kit", lambda at: at).drones
+    assert drone.faults == ()
+    huge = slot_ad(DroneFaults=f'"{FAULTED * 100}"', Asked=ours())
+    assert huge.eval("Asked") is False and slot_ad(DroneFaults=f'"{FAULTED}"', Asked=ours()).eval("Asked") is True
+
+
+def test_the_time_of_a_fault_is_on_our_clock_and_stays_the_same_from_ad_to_ad() -> None:
+    ahead = [str(1750003600 + n) for n in range(80, 120)]
+    found = {faults_in(FAULTED, MyCurrentTime=told)[0].at for told in ahead}
+    assert found == {1.75e9 - 3600}, "the worker node's clock is an hour ahead"
+
+
+def test_slots_of_one_drone_that_tell_the_same_fault_tell_one() -> None:
+    slots = [slot_ad(SlotID=str(n), DroneFaults=f'"{FAULTED}"') for n in (1, 2)]
+    (drone,) = slots_view(slots, "kit", lambda at: at).drones
+    assert len(drone.faults) == 1
+
+
+def test_a_drone_speaks_only_of_jobs_that_ran_in_it() -> None:
+    ran = (A_1, "ann", "7.3")
+    assert confirmed_faults([ANNS_FAULT], {ran}, None) == [ANNS_FAULT]
+    for other in ((DroneId("kit-a-2"), "ann", "7.3"), (A_1, "bob", "7.3"), (A_1, "ann", "7.4")):
+        assert confirmed_faults([ANNS_FAULT], {other}, None) == [], other
+    at = (1.75e9, 1.74e9, 60.0, 1000, 1, 100)
+    done = CompletedJob("schedd.example.org#7.3", *at, owner="ann", drone_id=A_1)
+    assert confirmed_faults([ANNS_FAULT], set(), [done]) == [ANNS_FAULT], "it ran and ended between two polls"
+    assert confirmed_faults([ANNS_FAULT], set(), [replace(done, drone_id=None)]) == []
+
+
+def test_jobs_that_run_or_ran_in_drones_are_known_by_their_schedd() -> None:
+    runs = exprs('JobStatus = 2; RemoteHost = "slot1_2@kit-a-2@node8"; ProcId = 4')
+    found = work.work([ad(), ad_of(HELD, runs)], "kit", 1200.0, lambda theirs: theirs, {})
+    assert found.ran == {(A_1, "ann", "7.3"), (A_1, "ann", "7.4"), ("kit-a-2", "ann", "7.4")}
+    assert work.together([found, work.PoolWork()]).ran == found.ran
+    strange = ad(LastRemoteHost='"slot1@other-a-1@node7"')
+    assert work.work([strange], "kit", 1200.0, lambda theirs: theirs, {}).ran == frozenset()
+
+
+@pytest.mark.parametrize("code", [21, 34])
+def test_a_job_that_was_held_for_its_vram_is_told_with_the_reason(code: int) -> None:
+    reason = '"9000 MiB of VRAM in use, share 8192 MiB"'
+    held = {"HoldReasonCode": str(code), "HoldReasonSubCode": "105", "HoldReason": reason}
+    (found,) = told(**held)
+    assert found.blame is Blame.JOB
+    assert found.cause == "held for its VRAM: 9000 MiB of VRAM in use, share 8192 MiB"
+    assert ad(**held, Asked=work.constraint("kit", 1000.0)).eval("Asked") is True
+    assert told(**held | {"HoldReasonSubCode": "102"}) == told(**held | {"HoldReasonCode": "1"}) == ()

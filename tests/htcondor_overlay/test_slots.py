@@ -123,6 +123,20 @@ def test_what_is_free_of_shared_gpus(there: int, shares: int, left: int, free_mi
     assert count_jobs(JobClass("c", 1, 1, 1, splits=False), free_resources(slot), kind) == left if shares > 1 else 1
 
 
+@pytest.mark.parametrize(("left_mib", "free_milli"), [("40000", 1000), ("4000", 100), ("39", 0), ("80000", 1000)])
+def test_what_is_free_of_a_pool_of_vram(left_mib: str, free_milli: int) -> None:
+    pool = {"GPUs": "8", "TotalSlotGPUs": "8", "DroneShares": "8", "TotalSlotGPUMem": "40000", "GPUMem": left_mib}
+    assert only(**pool).free_gpu_milli == free_milli
+
+
+@pytest.mark.parametrize(("shares", "left", "free_milli"), [(1, 5, 5000), (2, 10, 5000), (4, 28, 7000), (4, 0, 0)])
+def test_gpus_that_are_offline_are_not_free(shares: int, left: int, free_milli: int) -> None:
+    """HTCondor leaves an offline GPU in TotalSlotGPUs, and takes it out of GPUs and TotalGPUs."""
+    total = {"TotalSlotGPUs": f"{8 * shares}", "TotalGPUs": f"{7 * shares}", "DroneGpusOffline": "1"}
+    slot = only(DroneShares=f"{shares}", GPUs=f"{left}", **total)
+    assert (slot.free_gpu_milli, slot.gpus_offline) == (free_milli, 1)
+
+
 def test_shares_of_nonsense_are_none() -> None:
     for shares in ("0", "-3", "true", '"x"', "1e300"):
         assert 0 <= only(DroneShares=shares).free_gpu_milli <= 1000

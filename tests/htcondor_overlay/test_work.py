@@ -176,3 +176,17 @@ def test_the_schedd_is_asked_for_few_jobs() -> None:
         {"JobStatus": "1"},
     ):
         assert tree.eval(ad_of(other)) is not True
+
+
+def test_a_slot_tells_how_many_of_its_jobs_have_an_optional_gpu() -> None:
+    optional = {**RUNS, "RequiresGPU": '"optional"'}
+    slot = Slot(A_1, SlotState.BUSY, 1200.0, jobs=2)
+    for jobs, count in (((RUNS, optional), 1), ((optional, optional), 2), ((RUNS, RUNS), 0)):
+        (found,) = seen(*jobs).on([slot])
+        assert (found.optional_jobs, found.only_optional) == (count, count == 2)
+
+
+def test_a_job_with_an_optional_gpu_that_is_evicted_at_once_is_no_failure_of_its_node() -> None:
+    soon = {**LEFT, "JobCurrentStartDate": "1094", "JobCurrentStartExecutingDate": "1095", "Owner": '"alice"'}
+    assert len(seen(soon).failures) == 1
+    assert seen({**soon, "RequiresGPU": '"optional"'}).failures == ()

@@ -36,6 +36,11 @@ def test_a_node_is_all_of_its_slots_and_what_is_left_of_them() -> None:
     assert (node.free_gpu_milli, node.free_cpus, node.free_memory_mib) == (6000, 176, 1007616)
 
 
+def test_an_amd_drone_does_not_fit_gpus_with_a_capability() -> None:
+    amd = kind("mi250", vendor="amd", target="gfx90a")
+    assert types_of(pslot("topas-a100-1.etp.test"), amd, A100_TYPE) == ("a100",)
+
+
 def test_static_slots_are_free_when_nobody_claims_them() -> None:
     def static(number: int, state: str) -> Ad:
         ad = pslot("old.etp.test", gpus=1, cpus=8, memory_mib=32768)

@@ -33,6 +33,14 @@ def test_what_cannot_be_said_in_a_submit_description_is_refused() -> None:
     assert not unsubmittable(order(1), "main")
 
 
+def test_a_drone_for_amd_gpus_asks_for_gpus_without_a_capability() -> None:
+    [batch] = submitted(order(1, replace(A100, vendor="amd", target="gfx90a", capability=0, driver=0)))
+    (line,) = [each for each in batch.description.splitlines() if each.startswith("require_gpus")]
+    assert "Capability =?= undefined" in line and "Capability >=" not in line
+    env = next(each for each in batch.description.splitlines() if each.startswith("environment"))
+    assert "DRONE_VENDOR='amd'" in env and "DRONE_TARGET='gfx90a'" in env
+
+
 def test_secrets_and_scripts_are_files_and_no_part_of_the_description() -> None:
     [batch] = submitted(order(1))
     assert batch.files["token"] == b"secret"

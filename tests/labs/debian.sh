@@ -47,27 +47,29 @@ begin_build() {
     trap 'exit 130' INT TERM HUP
 }
 
-# main_archive_of SUITE: how apt is to reach the main archive of a release, written below $work/apt. It is what this
-# host's own sources say, with the name of the release replaced.
+# main_archive_of SUITE [COMPONENT]: how apt is to reach the main archive of a release, written below $work/apt. It is
+# what this host's own sources say, with the name of the release replaced, and with only COMPONENT if one is named.
 main_archive_of() {
-    suite=$1
+    suite=$1 component=${2:-}
     mkdir -p "$work/apt/lists/partial" "$work/apt/cache/archives/partial" "$work/apt/sources"
     codename=$(. /etc/os-release && echo "${VERSION_CODENAME:-}")
     system=$(. /etc/os-release && echo "${ID:-unknown}")
     if [ -n "${PROVISIONER_DEBIAN_MIRROR:-}" ]; then
         keyring=/usr/share/keyrings/debian-archive-keyring.gpg
         [ -r "$keyring" ] || fail "$keyring is missing: install the package debian-archive-keyring"
-        echo "deb [signed-by=$keyring] $PROVISIONER_DEBIAN_MIRROR $suite main" >"$work/apt/sources/debian.list"
+        echo "deb [signed-by=$keyring] $PROVISIONER_DEBIAN_MIRROR $suite ${component:-main}" >"$work/apt/sources/debian.list"
     elif [ "$system" = debian ]; then
         for file in /etc/apt/sources.list /etc/apt/sources.list.d/*.list /etc/apt/sources.list.d/*.sources; do
             [ -s "$file" ] || continue
             # Only what names this very release, not its updates: other repositories, and other releases, have none such.
             case $file in
                 *.list)
-                    awk -v from="$codename" -v to="$suite" '
-                        $1 == "deb" { for (i = 2; i < NF; i++) if ($i == from) { $i = to; print; next } }' "$file" ;;
+                    awk -v from="$codename" -v to="$suite${component:+ $component}" -v only="$component" '
+                        $1 == "deb" {
+                            for (i = 2; i < NF; i++) if ($i == from) { $i = to; if (only) NF = i; print; next }
+                        }' "$file" ;;
                 *.sources)
-                    awk -v from="$codename" -v to="$suite" '
+                    awk -v from="$codename" -v to="$suite" -v only="$component" '
                         function told() { if (hit) printf "%s\n", stanza; stanza = ""; hit = 0 }
                         /^#/ { next }
                         /^[ \t]*$/ { told(); next }
@@ -75,6 +77,7 @@ main_archive_of() {
                             for (i = 2; i <= NF; i++) if ($i == from) hit = 1
                             $0 = "Suites: " to
                         }
+                        only && tolower($1) == "components:" { $0 = "Components: " only }
                         { stanza = stanza $0 "\n" }
                         END { told() }' "$file" ;;
             esac >"$work/apt/sources/$(basename "$file")"

@@ -33,9 +33,11 @@ EVERY_VERSION = (
     "test_what_is_killed_leaves_nothing_behind",
     "test_the_life_of_a_drone_in_the_pool",
     "test_peaceful_lets_the_job_end_and_resume_takes_it_back",
+    "test_an_idle_gpu_is_lent_until_a_job_needs_it",
     "test_three_autoclusters_and_what_refuses_them",
     "test_without_a_good_token_it_is_denied_and_says_so",
     "test_forged_slots_and_hostile_jobs_are_told_and_nothing_more",
+    "test_the_first_job_of_a_drone_records_its_use",
 )
 """Files and tests that `make test` runs with every version of HTCondor. It runs all others with the newest one only,
 and `make test-matrix` runs them with the older ones."""

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.labs.gpu import FakeGpus
 from tests.labs.htcondor import (
     Condor,
     LabError,
+    Pool,
+    StartDrone,
     gpu_job,
     living_in,
     own,
@@ -32,6 +36,24 @@ def test_nothing_is_left_of_a_pool_that_takes_jobs_of_those_it_knows(newest_cond
             assert {os.stat(f"/proc/{pid}").st_uid for pid in living_in(pool.root)} == {pool.account.uid} != {0}
         pool.signal("schedd", signal.SIGSTOP)
     assert not living_in(pool.root) and not pool.root.exists()
+
+
+def test_a_drone_finds_the_fake_gpus_and_its_job_declares_a_load(pool: Pool, drone_on: StartDrone) -> None:
+    gpus = FakeGpus.build(pool.root / "gpus")
+    drone = drone_on(pool, "fake-gpus", env=gpus.drone_env)
+    slot = drone.slot(pool)
+    assert (slot["GPUs"], slot["GPUs_DeviceName"]) == (2, "NVIDIA A100-SXM4-40GB")
+    assert slot["AssignedGPUs"] == f"{gpus.uuid(0)[:12]},{gpus.uuid(1)[:12]}"
+    program = pool.program("declares", f"{gpus.declare(40, 6000)}\nexec sleep 300")
+    job = pool.submit(gpu_job(program=program))
+
+    def used() -> bool:
+        query = ("nvidia-smi", "--query-gpu=utilization.gpu,memory.used", "--format=csv,noheader,nounits")
+        lines = subprocess.run(query, env=gpus.env, capture_output=True, text=True, check=True).stdout.splitlines()
+        return sorted(lines) == ["0, 0", "40, 6000"]
+
+    until(used, 120, what="the load of the job on one GPU")
+    pool.remove(job)
 
 
 @pytest.mark.xdist_group("slurm")

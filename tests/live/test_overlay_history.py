@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from provisioner.interfaces import AuthError
 from provisioner.model import CompletedJob, OverlayView
 from tests.htcondor_overlay.live import A100, classes_of, overlay_on, seen
 from tests.labs.htcondor import Pool, StartDrone, gpu_job, until
@@ -30,7 +31,8 @@ async def test_what_is_done_is_told_as_the_queue_has_it(new_pool: Callable[[], P
     until(lambda: not pool.jobs(done), 120, what="the first has left the queue")
     until(lambda: pool.statuses(stays) == [4], 60, what="the second is done, and stays in the queue")
     until(lambda: pool.statuses(removed) == [2], 60, what="the third runs")
-    pool.remove(removed)
+    pool.run("condor_rm", str(removed), identity="alice")
+    until(lambda: not pool.jobs(removed), 120, what="its owner took it away")
     async with overlay_on(pool) as overlay:
         view = await overlay.poll([A100])
         (one,), (two,) = told(view, done), told(view, stays)
@@ -40,7 +42,9 @@ async def test_what_is_done_is_told_as_the_queue_has_it(new_pool: Callable[[], P
         assert (one.vram_mib, one.capability, one.walltime_s) == (20000, 75, 900.0)
         assert (one.owner, one.group, two.owner, two.group) == ("alice", "group_a", "alice", "")
         assert (two.gpu_milli, two.cpus) == (1000, 2)
-        assert told(view, removed) == [], "its owner took it away"
+        (gone,) = told(view, removed)
+        assert gone.unfinished and gone.drone_id == drone.id and gone.run_s < 120, "its owner took it away"
+        assert not one.unfinished and (one.used_milli, one.energy_j) == (None, None), "nothing measured is unknown"
 
         again = await overlay.poll([A100])
         assert again.completions == view.completions, "not asked again within the minute"
@@ -90,3 +94,22 @@ async def test_without_a_history_everything_else_goes_on(new_pool: Callable[[str
         assert ("no answer within 8 s" in notice) is (trouble == "it never ends")
         again = await overlay.poll([A100])
         assert again.completions is None and notice in again.notices, "not asked at once again"
+
+
+async def test_idle_jobs_of_a_class_are_held_and_once_released_left_alone(new_pool: Callable[[], Pool]) -> None:
+    pool = new_pool()
+    mine, other = pool.submit(gpu_job(more="+GpuMilli = 250", n=2)), pool.submit(gpu_job(cpus=2))
+    reason = "low GPU use: 4% of 10.0 GPU-hours used. Ask for less"
+    async with overlay_on(pool) as overlay:
+        view = await seen(overlay, lambda v: len(classes_of(v)) == 2)
+        (jobs,) = [each for each in classes_of(view) if each.gpu_milli == 250]
+        try:
+            held = await overlay.hold(jobs, reason)
+        except AuthError as error:  # the superuser has no user record yet
+            assert "QUEUE_SUPER_USERS" in str(error) and "condor_qusers -add" in str(error)
+            pool.remove(pool.submit(gpu_job(cpus=3), identity="admin"), identity="admin")
+            held = await overlay.hold(jobs, reason)
+        assert held == 2 and pool.statuses(mine) == [5, 5] and pool.statuses(other) == [1]
+        assert [str(ad["HoldReason"])[: len(reason)] for ad in pool.jobs(mine)] == [reason] * 2
+        pool.run("condor_release", str(mine), identity="alice")
+        assert await overlay.hold(jobs, reason) == 0 and pool.statuses(mine) == [1, 1]

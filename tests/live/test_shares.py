@@ -1,13 +1,14 @@
 """Drones that offer their GPUs in shares: what a real negotiator packs onto them, and what a drone makes of each mode.
 
 The GPUs are those that ``condor_gpu_discovery`` simulates, so nothing is computed. Of MPS there is only the program: a
-stand-in that answers as NVIDIA's does takes its place.
+stand-in that answers as NVIDIA's does takes its place (:mod:`tests.labs.mps`; ``tests/test_mps.py`` has the real one).
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 
 from provisioner.model import Sharing
 from tests.labs import controller as lab_controller
+from tests.labs import mps as labs_mps
 from tests.labs.controller import LabController, LabSite
 from tests.labs.htcondor import DroneProcess, Pool, StartDrone, gpu_job, until
 
@@ -123,25 +125,6 @@ def test_a_drone_whose_host_cannot_share_says_so(
     assert why in drone.said
 
 
-STAND_IN = """#!/bin/sh
-# For nvidia-cuda-mps-control: writes down what it is told, and has a process that lives until it is told to quit.
-said=$(dirname "$0")/said pid=$CUDA_MPS_PIPE_DIRECTORY/nvidia-cuda-mps-control.pid
-case ${1:-} in
-    -d)
-        [ -d "$CUDA_MPS_PIPE_DIRECTORY" ] || { echo "no such directory"; exit 1; }
-        echo "start $CUDA_VISIBLE_DEVICES $CUDA_MPS_LOG_DIRECTORY" >>"$said"
-        setsid sh -c 'while :; do sleep 1; done' >/dev/null 2>&1 &
-        echo $! >"$pid" ;;
-    '')
-        kill -0 "$(cat "$pid")" 2>/dev/null || { echo "Cannot find MPS control daemon process"; exit 1; }
-        read -r words
-        [ "$words" = get_server_list ] || echo "$words" >>"$said"
-        case $words in quit*) kill "$(cat "$pid")" ;; esac ;;
-    *) exit 2 ;;
-esac
-"""
-
-
 @pytest.fixture
 def mps(pool: Pool) -> Path:
     """The directory of a stand-in for MPS; what it was told is in ``said``."""
@@ -149,38 +132,180 @@ def mps(pool: Pool) -> Path:
         pytest.skip("this HTCondor counts each GPU once, but for the slices of MIG")
     directory = pool.root / f"mps-{time.monotonic_ns()}"
     directory.mkdir()
-    program = directory / "nvidia-cuda-mps-control"
-    program.write_text(STAND_IN)
-    program.chmod(0o755)
+    labs_mps.stand_in(directory)
     pool.account.give(directory)
     return directory
 
 
+ONE_GPU = {"DRONE_GPU_SIMULATE": "4,1"}
+UUID = "GPU-a0223334-4445-5667-899a-abbccddeeff0"
+CLIENT = 'echo $$ >>"$CUDA_MPS_PIPE_DIRECTORY/clients"'
+"""What makes of a job a client of the stand-in."""
+
+
+def said(mps: Path) -> list[str]:
+    """What the stand-in was told."""
+    return (mps / "said").read_text().splitlines()
+
+
+def mps_drone(shared: SharedDrone, mps: Path, name: str, shares: int = 4, **env: str) -> DroneProcess:
+    return shared(name, Sharing.MPS, shares, PATH=f"{mps}:/usr/bin:/bin", **ONE_GPU, **env)
+
+
 def test_under_mps_jobs_share_by_a_daemon_of_the_drones_own(pool: Pool, shared: SharedDrone, mps: Path) -> None:
-    drone = shared("mps-1", Sharing.MPS, 4, PATH=f"{mps}:/usr/bin:/bin", DRONE_IDLE_S="4")
-    drone.slot(pool)
+    drone = mps_drone(shared, mps, "mps-1", DRONE_IDLE_S="4")
+    slot = drone.slot(pool)
+    assert slot["DroneMpsOrderedEnd"] is True
     jobs = pool.submit(gpu_job(2, n=2, more=A_QUARTER))
     until(lambda: not pool.jobs(jobs), 60, what="both are done")
-    pipes = drone.dir / "condor/mps"
     for proc in range(2):
         environment = (pool.dir / "jobs" / f"out.{jobs}.{proc}").read_text().splitlines()
-        assert f"CUDA_MPS_PIPE_DIRECTORY={pipes}" in environment
+        assert f"CUDA_MPS_PIPE_DIRECTORY={drone.dir}/condor/mps/0" in environment
         assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=10134M" in environment, "a quarter of 40536 MiB"
+        assert f"CUDA_VISIBLE_DEVICES={UUID}" in environment
     assert drone.wait() == 0, drone.story()
-    said = (mps / "said").read_text().splitlines()
-    assert said == [f"start 0 {drone.dir}/log", "set_default_device_pinned_mem_limit 0 10134M", "quit -t 1"]
+    assert said(mps) == [
+        f"start {UUID} {drone.dir}/log/mps-0",
+        "set_default_device_pinned_mem_limit 0 10134M",
+        f"start_server -uid {pool.account.uid}",
+        "quit -t 1",
+    ]
+
+
+def test_each_gpu_has_a_daemon_of_its_own(pool: Pool, shared: SharedDrone, mps: Path) -> None:
+    two = {"DRONE_GPUS": "2", "DRONE_GPU_SIMULATE": "4,2", "CUDA_VISIBLE_DEVICES": "0,1"}
+    drone = shared("mps-8", Sharing.MPS, 2, PATH=f"{mps}:/usr/bin:/bin", **two)
+    drone.slot(pool)
+    jobs = pool.submit(gpu_job(1, n=4, memory_mib=100, more="+GpuMilli = 500"))
+    until(lambda: not pool.jobs(jobs), 60, what="all are done")
+    texts = [(pool.dir / "jobs" / f"out.{jobs}.{proc}").read_text().splitlines() for proc in range(4)]
+    pipes = [next(line for line in lines if line.startswith("CUDA_MPS_PIPE_DIRECTORY=")) for lines in texts]
+    devices = [next(line for line in lines if line.startswith("CUDA_VISIBLE_DEVICES=GPU-")) for lines in texts]
+    assert len(set(zip(pipes, devices, strict=True))) == len(set(pipes)) == 2, "by GPU"
+
+
+def test_a_server_that_dies_at_once_ends_the_drone(pool: Pool, shared: SharedDrone, mps: Path) -> None:
+    (mps / "no-server").touch()
+    drone = mps_drone(shared, mps, "mps-0")
+    assert (drone.wait(), drone.outcome["reason"]) == (74, "no-mps")
+    assert "no MPS server lives: Server" in drone.said and "exited with status 1" in drone.said
+    assert not pool.drone_slots(drone.id), "it never took a job"
 
 
 def test_a_daemon_that_dies_is_a_failed_check(pool: Pool, shared: SharedDrone, mps: Path) -> None:
-    drone = shared("mps-2", Sharing.MPS, 2, PATH=f"{mps}:/usr/bin:/bin", DRONE_CHECK_S="1")
+    drone = mps_drone(shared, mps, "mps-2", 2, DRONE_CHECK_S="1")
     drone.slot(pool)
-    os.kill(int((drone.dir / "condor/mps/nvidia-cuda-mps-control.pid").read_text()), signal.SIGKILL)
+    os.kill(int((drone.dir / "condor/mps/0/nvidia-cuda-mps-control.pid").read_text()), signal.SIGKILL)
     assert drone.wait() == 71, drone.story()
-    assert "check mps_check failed: the MPS control daemon does not answer" in drone.said
+    assert "check mps_check failed: GPU-a0223334: the MPS control daemon has gone" in drone.said
+
+
+def test_a_daemon_that_was_started_again_without_its_limit_ends_acceptance(
+    pool: Pool, shared: SharedDrone, mps: Path
+) -> None:
+    drone = mps_drone(shared, mps, "mps-3", 2)
+    until(lambda: drone.slot(pool)["DroneReady"], what="it takes jobs")
+    pipes = drone.dir / "condor/mps/0"
+    os.kill(int((pipes / "nvidia-cuda-mps-control.pid").read_text()), signal.SIGKILL)
+    (pipes / "nvidia-cuda-mps-control.pid").write_text("")  # its process may stay for a while, as a zombie
+    mps_environment = {"CUDA_MPS_PIPE_DIRECTORY": str(pipes), "CUDA_MPS_LOG_DIRECTORY": f"{drone.dir}/log/mps-0"}
+    env = {"PATH": "/usr/bin:/bin", "PROVISIONER_DRONE_ID": drone.id, **mps_environment}
+    subprocess.run([mps / "nvidia-cuda-mps-control", "-d"], env=env, check=True, timeout=60, **pool.account.run)
+    why = "the limit of memory of the MPS control daemon reads '' instead of 20268M"
+    until(lambda: why in str(drone.slot(pool)["DroneMpsWhy"]), 60, what="the ad says so")
+    assert drone.slot(pool)["DroneMpsReady"] is False
+    job = pool.submit(gpu_job(more="+GpuMilli = 500"))
+    time.sleep(5)  # several negotiations
+    assert pool.statuses(job) == [1]
+
+
+def test_a_fault_ends_acceptance_until_the_server_takes_clients_again(
+    pool: Pool, shared: SharedDrone, mps: Path
+) -> None:
+    drone = mps_drone(shared, mps, "mps-5", 2)
+    flag = pool.file("faulted")
+    program = pool.program("client", f"{CLIENT}\nwhile [ ! -e {flag} ]; do sleep 0.2; done\nexit 1")
+    jobs = pool.submit(gpu_job(n=2, program=program, memory_mib=100, more="+GpuMilli = 500"))
+    until(lambda: pool.statuses(jobs) == [2, 2], 60, what="both run")
+    pipes = drone.dir / "condor/mps/0"
+    clients = until(lambda: (pipes / "clients").read_text().split()[1:] and (pipes / "clients").read_text().split())
+    # The watch, every 5 s, asks for the clients when the log has news: each connects with a line.
+    log = drone.dir / "log/mps-0/server.log"
+    server = (pipes / "server").read_text().strip()
+
+    def logs(text: str) -> None:
+        with log.open("a") as file:
+            file.write(f"[2026-04-28 18:20:41.986 Server {server}] {text}\n")
+
+    logs(f"Client {{PID: {clients[0]}, Context ID: 0}} connected")
+    until((drone.dir / "condor/mps/0.clients").exists, what="the watch knows the clients")
+    (pipes / "status").write_text("FAULT\n")
+    logs(f"Client {{PID: {clients[0]}, Context ID: 0}} triggered a fatal GPU memory fault on device 0")
+    flag.touch()
+    flag.chmod(0o644)
+    until(lambda: drone.slot(pool)["DroneMpsReady"] is False, 60, what="it takes no jobs")
+    records = [record.split("|") for record in str(drone.slot(pool)["DroneFaults"]).split()]
+    assert sorted(record[3] for record in records) == ["collateral", "faulted"]
+    assert {record[1].split("#")[1] for record in records} == {f"{jobs}.0", f"{jobs}.1"}
+    (pipes / "status").write_text("ACTIVE\n")
+    until(lambda: drone.slot(pool)["DroneMpsReady"] is True, 60, what="it takes jobs again")
+    again = pool.submit(gpu_job(more="+GpuMilli = 500"))
+    until(lambda: not pool.jobs(again), 60, what="another job has run")
+
+
+def test_jobs_share_a_pool_of_memory_by_what_they_ask_for(pool: Pool, shared: SharedDrone, mps: Path) -> None:
+    sizes = {"DRONE_VRAM_MIB": "40000", "DRONE_VRAM_POOL": "1", "DRONE_CPUS": "16", "DRONE_MEMORY_MIB": "4096"}
+    drone = mps_drone(shared, mps, "mps-9", 8, **sizes)
+    slot = drone.slot(pool)
+    assert (slot["GPUMem"], slot["GPUs"]) == (40000, 8)
+    assert "set_default_device_pinned_mem_limit 0 40000M" in said(mps), "a job may ask for all of it"
+    flag = pool.file("pooled")
+    equal = pool.submit(gpu_job(memory_mib=100, until_there=flag, more="+GpuMilli = 125"))
+    small = pool.submit(gpu_job(memory_mib=100, until_there=flag, more="request_gpumem = 1000"))
+    until(lambda: pool.statuses(equal) + pool.statuses(small) == [2, 2], 60, what="two jobs of an equal share")
+    large = pool.submit(gpu_job(n=4, memory_mib=100, until_there=flag, more="request_gpumem = 9000"))
+    until(lambda: sorted(pool.statuses(large)) == [1, 2, 2, 2], 60, what="three large jobs")
+    third = pool.submit(gpu_job(memory_mib=100, until_there=flag, more="+GpuMilli = 125"))
+    until(lambda: drone.slot(pool)["GPUMem"] == 3000, what="the rest is in its ad")
+    time.sleep(5)  # several negotiations
+    assert (pool.statuses(third), sorted(pool.statuses(large))) == ([1], [1, 2, 2, 2]), "3000 MiB are left"
+    flag.touch()
+    flag.chmod(0o644)
+    until(lambda: not any(map(pool.jobs, (large, equal, small, third))), 90, what="all are done")
+    for cluster, mib in ((large, 9000), (equal, 5000), (small, 5000)):
+        lines = (pool.dir / "jobs" / f"out.{cluster}.0").read_text().splitlines()
+        assert f"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0={mib}M" in lines
+
+
+@pytest.mark.parametrize("how", ["removed", "drone ends", "drone ends at once"])
+def test_the_clients_of_a_job_are_ended_before_it_is_killed(
+    pool: Pool, shared: SharedDrone, mps: Path, how: str
+) -> None:
+    drone = mps_drone(shared, mps, f"mps-6-{len(how)}")
+    job = pool.submit(gpu_job(program=pool.program("ends", f"{CLIENT}\nwhile :; do sleep 0.2; done"), more=A_QUARTER))
+    pipes = drone.dir / "condor/mps/0"
+    client = until(lambda: (pipes / "clients").read_text().strip(), 60, what="its client")
+    server = (pipes / "server").read_text().strip()
+    if how == "removed":
+        pool.remove(job)
+    else:
+        drone.send(signal.SIGTERM if how == "drone ends" else signal.SIGQUIT)
+        assert drone.wait() == 0, drone.story()
+    until(lambda: f"terminate_client {server} {client}" in said(mps), what="its client is ended")
+
+
+def test_a_job_under_mps_ends_with_its_own_status(pool: Pool, shared: SharedDrone, mps: Path) -> None:
+    mps_drone(shared, mps, "mps-7")
+    by_status = pool.submit(gpu_job(program=pool.program("status", "exit 143"), more=A_QUARTER))
+    by_signal = pool.submit(gpu_job(program=pool.program("signal", "kill -15 $$"), more=A_QUARTER))
+    until(lambda: not pool.jobs(by_status) and not pool.jobs(by_signal), 60, what="both have ended")
+    texts = [(pool.dir / "jobs" / f"log.{cluster}").read_text() for cluster in (by_status, by_signal)]
+    assert "Normal termination (return value 143)" in texts[0]
+    assert "Abnormal termination (signal 15)" in texts[1]
 
 
 def test_a_drone_that_is_killed_leaves_no_daemon(pool: Pool, shared: SharedDrone, mps: Path) -> None:
-    drone = shared("mps-4", Sharing.MPS, 4, PATH=f"{mps}:/usr/bin:/bin")
+    drone = mps_drone(shared, mps, "mps-4")
     drone.slot(pool)
     drone.send(signal.SIGKILL)
     assert drone.wait() == -signal.SIGKILL

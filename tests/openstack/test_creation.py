@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gzip
 import secrets
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -18,6 +19,7 @@ from adapters.openstack import creation
 from adapters.openstack.registry import ServerNames
 from adapters.openstack.servers import Server
 from adapters.openstack.settings import OpenStackSiteConfig
+from adapters.shared.parcel import UnfitError
 from provisioner import drone as drone_files
 from provisioner.interfaces import RejectedError
 from provisioner.model import Bootstrap, DroneId, DroneType, FaultKind, OrderOutcome, OrderResult, StartOrder
@@ -116,9 +118,19 @@ def config(special: Mapping[str, object] = {}, **more: object) -> OpenStackSiteC
 
 
 def test_user_data_are_a_script_of_plain_ascii_without_a_visible_secret() -> None:
-    script = creation.user_data(ORDER, config(), "grüße".encode())
+    script = gzip.decompress(creation.user_data(ORDER, config(), "grüße".encode()))
+    assert script.startswith(b"#!/bin/sh\n")
     assert script.isascii()
     assert TOKEN.encode() not in script
+
+
+def test_user_data_leave_room_for_a_setup_script() -> None:
+    """Nova takes 65,535 bytes in base64."""
+    size = len(base64.b64encode(creation.user_data(ORDER, config(), b"")))
+    assert size < creation.MAX_USER_DATA - 8_000
+    creation.user_data(ORDER, config(), secrets.token_bytes(5_000))
+    with pytest.raises(UnfitError, match=r"user data are \d+ bytes and may be 65535"):
+        creation.user_data(ORDER, config(), secrets.token_bytes(40_000))
 
 
 GROUP = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"

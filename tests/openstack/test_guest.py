@@ -3,6 +3,7 @@ host: on their PATH is only what ``machine`` puts there."""
 
 from __future__ import annotations
 
+import gzip
 import os
 import shutil
 import signal
@@ -76,7 +77,7 @@ class Machine:
         guest = {"root": str(self.root), "PATH": str(self.bin)}
         guest |= {"setup_s": str(order.get("setup_s", 60)), "slack_s": str(order.get("slack_s", 30))}
         wanted = StartOrder(self.drone_id, kind, 600.0, order.get("grace_s", 2.0), bootstrap)
-        self.user_data.write_bytes(user_data(wanted, config, setup.encode(), guest))
+        self.user_data.write_bytes(gzip.decompress(user_data(wanted, config, setup.encode(), guest)))
 
     def boot(self, script: Path | None = None) -> subprocess.Popen[bytes]:
         command = [str(self.bin / "sh"), str(script or self.user_data)]

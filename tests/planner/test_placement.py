@@ -216,6 +216,21 @@ def test_the_first_unmet_requirement_has_both_numbers(
     assert matching.unmet_requirement(jobs(**job), A100) == unmet
 
 
+@pytest.mark.parametrize(
+    ("job", "unmet"),
+    [
+        ({"capability": 80}, model.UnmetRequirement("capability", "8.0", "none: amd GPUs have no CUDA")),
+        ({"driver": 12040}, model.UnmetRequirement("driver", "12.4", "none: amd GPUs have no CUDA")),
+        ({"vram_mib": 40_000}, None),
+    ],
+)
+def test_a_job_for_cuda_does_not_match_an_amd_type(
+    job: dict[str, object], unmet: model.UnmetRequirement | None
+) -> None:
+    kind = replace(A100, name="mi250", vendor="amd", target="gfx90a", capability=0)
+    assert matching.unmet_requirement(jobs(**job), kind) == unmet
+
+
 def test_types_are_ranked_by_price_per_job_to_the_last_fraction() -> None:
     dear, cheap = replace(V100, name="a", price=0.0019), replace(V100, name="b", price=0.0011)
     assert compatible(dear, cheap).cheapest == (cheap.key, dear.key)

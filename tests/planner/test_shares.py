@@ -17,6 +17,10 @@ QUARTERS = replace(A100, name="quarters", sharing=Sharing.MPS, shares=4)
 SLICED = replace(A100, name="sliced", sharing=Sharing.MIG, shares=7)
 
 
+POOL = replace(A100, name="pool", sharing=Sharing.MPS, shares=8, vram_pool=True)
+"""40 GiB as a pool, for at most 8 jobs."""
+
+
 def small(gpu_milli: int = 200, **given: int) -> JobClass:
     return JobClass("small", gpu_milli, cpus=1, memory_mib=1024, **given)
 
@@ -50,6 +54,28 @@ def test_a_small_job_that_does_not_split_takes_a_whole_gpu_but_of_shares_one() -
     split, unsplit = small(200), replace(whole, id="whole")
     both = matching.compatibility_cache((A100, QUARTERS), Policy()).table([split, unsplit])
     assert both[split.id].jobs != both["whole"].jobs
+
+
+@pytest.mark.parametrize(
+    ("vram_mib", "jobs"), [(0, 8), (1000, 8), (5120, 8), (5121, 7), (9000, 4), (10240, 4), (20481, 1), (40960, 1)]
+)
+def test_jobs_take_of_a_pool_what_they_request_and_at_least_an_equal_share(vram_mib: int, jobs: int) -> None:
+    wants = replace(small(1000 if vram_mib else 125, vram_mib=vram_mib), splits=False)
+    assert told(wants, POOL) is None
+    assert count_jobs_in_type(wants, POOL) == jobs
+    assert request_of(wants, POOL).gpu_milli * jobs <= 1000 < request_of(wants, POOL).gpu_milli * (jobs + 1)
+
+
+def test_jobs_of_several_sizes_share_a_pool() -> None:
+    large, equal = (replace(small(125, vram_mib=mib), splits=False) for mib in (20480, 0))
+    left = matching.resources_of_type(POOL)._replace(gpu_milli=1000 - request_of(large, POOL).gpu_milli)
+    assert [count_jobs(each, left, POOL) for each in (large, equal)] == [1, 4]
+
+
+def test_what_does_not_fit_a_pool_says_why() -> None:
+    assert told(replace(small(1000, vram_mib=40961), splits=False), POOL) == ("vram", "40961 MiB", "40960 MiB")
+    assert told(replace(small(1000), splits=False), POOL) == ("gpus", "1", "shares of 0.125")
+    assert told(small(1000, vram_mib=9000), POOL) == ("gpus", "1", "shares of 0.125"), "a queue that splits GPUs"
 
 
 def test_a_mig_slice_is_not_joined_with_another() -> None:

@@ -21,7 +21,7 @@ from adapters.htcondor.overlay.history import HistoryPoller
 from adapters.htcondor.overlay.pool import PolledPool
 from adapters.htcondor.overlay.schedds import asked
 from adapters.htcondor.overlay.settings import HTCondorConfig
-from adapters.htcondor.overlay.work import ClaimWitnesses
+from adapters.htcondor.overlay.work import ClaimWitnesses, confirmed_faults
 from adapters.htcondor.tokens import ClientDirectory, InvalidTokenError, TokenSigner, explain_token, read_token
 from adapters.shared.commands.local import LocalRunner
 from adapters.shared.printing import printable
@@ -125,16 +125,17 @@ class HTCondorOverlay:
             raise await asyncio.to_thread(explained, answer, self._config)
         if isinstance(answer, AdapterError):
             raise answer
-        view, users, self._silent = answer
+        view, users, self._silent, faults, ran = answer
         self._witnesses.note(users, time.time())
         history, there = pending.result(), {slot.drone_id for slot in view.slots}
+        confirmed = confirmed_faults(faults, ran, history.completions)
         await connection.drainer.forget(there)
         self._count_readers(there)
         self._view = replace(
             view,
             completions=history.completions,
             notices=(*view.notices, *history.notices),
-            mishaps=self._witnesses.believed((*view.mishaps, *history.failures), time.time()),
+            mishaps=self._witnesses.believed((*view.mishaps, *history.failures, *confirmed), time.time()),
         )
         return self._view
 
@@ -181,6 +182,15 @@ class HTCondorOverlay:
             await child.close()
             directory.close()
         return [OrderResult(drone_id, model.OrderOutcome.OK) for drone_id in ended_at]
+
+    async def hold(self, jobs: model.JobClass, reason: str) -> int:
+        """Hold the idle jobs of a class, in a process of its own: the bindings block."""
+        env = self._connected().directory.env
+        child = WorkerProcess("adapters.htcondor.overlay.hold:JobHolder", self._config, env=env)
+        try:
+            return int(await child.call("hold", jobs, reason, deadline_s=self._config.deadline))
+        finally:
+            await child.close()
 
     async def bootstrap(self, order: model.StartOrder) -> model.Bootstrap:
         """Return the drone script, its token as file ``token``, and the operator's lines as ``extra.conf``."""
@@ -247,7 +257,10 @@ async def probe(config: HTCondorConfig, env: Mapping[str, str]) -> list[AuditFin
 
 def no_condor(config: HTCondorConfig) -> list[AuditFinding]:
     """Return whether HTCondor's programs are missing on this host, looked for as the drone script does."""
-    prefix, path = config.condor_prefix, f"{os.environ.get('PATH', '')}:{_MORE_PATH}"
+    prefix, path = (
+        config.condor_prefix.replace("{arch}", os.uname().machine),
+        f"{os.environ.get('PATH', '')}:{_MORE_PATH}",
+    )
     if shutil.which("condor_master", path=f"{prefix}/usr/sbin:{prefix}/sbin" if prefix else path):
         return []
     where = f"below {prefix}" if prefix else "on PATH or in /usr/sbin"

@@ -1,4 +1,4 @@
-"""Completed jobs, by the schedds' histories.
+"""Ended runs of jobs, by the schedds' histories and, of jobs that are not done, their queues.
 
 Histories are files that a schedd reads through at each question, and a poll must never wait for that. So they are read
 by a worker process of their own, at most once a minute.
@@ -10,8 +10,10 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from adapters.htcondor.classads import Ad, attribute_names, job_id, moment, text
+from adapters.htcondor import classad2, classads
+from adapters.htcondor.classads import HELD, IN_SLOT, REMOVED, Ad, attribute_names, job_id, moment, number, text, whole
 from adapters.htcondor.daemons import Collectors
+from adapters.htcondor.overlay import work
 from adapters.htcondor.overlay.job_classes import request
 from adapters.htcondor.overlay.schedds import ScheddQueue, queues_of
 from adapters.htcondor.overlay.settings import HTCondorConfig
@@ -19,7 +21,7 @@ from adapters.htcondor.overlay.work import EVICTION_REPORTED_S, cause_of_end, dr
 from adapters.htcondor.tokens import ClientDirectory
 from adapters.shared.printing import printable
 from provisioner.interfaces import AdapterError, AuthError, UnavailableError
-from provisioner.model import CompletedJob, JobFailure
+from provisioner.model import WHOLE_GPU, CompletedJob, JobFailure
 from provisioner.worker_process import WorkerProcess
 
 HISTORY_LIMIT = 5000  # jobs asked for in one question to one schedd
@@ -28,8 +30,10 @@ _LATE_S = 300.0  # a job may enter the history so long after its end
 HISTORY_PROJECTION = attribute_names(
     """
     ClusterId ProcId CompletionDate QDate JobCurrentStartDate JobCurrentStartExecutingDate LastRemoteHost Owner
-    RequestGPUs GpuMilli RequestCpus RequestMemory RequestDisk RequireGPUs Requirements GPUsMinMemory
+    RemoteHost RequestGPUs GpuMilli RequestCpus RequestMemory RequestDisk RequireGPUs Requirements GPUsMinMemory
     GPUsMinCapability GPUsMaxCapability GPUsMinRuntime AllowedJobDuration AllowedExecuteDuration MaxWallTimeMins
+    JobStatus LastJobStatus EnteredCurrentStatus LastVacateTime JobLastStartDate LastHoldReasonCode
+    GPUsAverageUsage GPUsMemoryUsage GPUsEnergyUsage
     ExitBySignal ExitCode MemoryUsage ResidentSetSize ImageSize DiskUsage
     """
 )
@@ -42,7 +46,7 @@ _AT_REST = 'member(unparse(LeaveJobInQueue), {"", "undefined", "false"})'
 
 @dataclass(frozen=True, slots=True)
 class HistoryView:
-    """Completed jobs of all schedds (None if no schedd answered), and those that failed within seconds."""
+    """Ended runs in all schedds (None if no schedd answered), and completed jobs that failed within seconds."""
 
     completions: tuple[CompletedJob, ...] | None
     notices: tuple[str, ...] = ()
@@ -53,7 +57,8 @@ class HistoryView:
 class _ScheddHistory:
     read_at: float = 0.0  # when its history was read last, by its own clock
     newest: str = ""  # the newest entry at that time
-    jobs: dict[str, tuple[CompletedJob, JobFailure | None]] = field(default_factory=dict)
+    jobs: dict[tuple[str, float], tuple[CompletedJob, JobFailure | None]] = field(default_factory=dict)
+    """By job and end, by its own clock."""
 
 
 class HistoryReader:
@@ -65,7 +70,7 @@ class HistoryReader:
         self._known: dict[str, _ScheddHistory] = {}
 
     def completed(self, gpus_only: bool, silent: Collection[str] = ()) -> HistoryView:
-        """Return recently completed jobs, without those of the schedds ``silent``, and who did not answer."""
+        """Return recently ended runs of jobs, without those of the schedds ``silent``, and who did not answer."""
         now, notices, answered = time.time(), list[str](), False
         self._collector.read_clock()
         for queue in queues_of(self._collector.schedds(), self._config.schedds):
@@ -90,11 +95,11 @@ class HistoryReader:
         return HistoryView(tuple(jobs), tuple(notices), tuple(failure for _, failure in found if failure is not None))
 
     def _read(self, queue: ScheddQueue, known: _ScheddHistory, now: float, gpus_only: bool) -> bool:
-        """Add the jobs completed since the last question. Return True if there were more than the limit."""
+        """Add the runs that ended since the last question. Return True if there were more than the limit."""
         config, ahead_s = self._config, self._collector.skew_s + queue.ahead_s
         there_now = now + ahead_s
         long_ago = there_now - EVICTION_REPORTED_S
-        wanted = constraint(config.constraint, long_ago, gpus_only)
+        wanted = constraint(config.constraint, self._controller, long_ago, gpus_only)
         projection = sorted({*HISTORY_PROJECTION, config.owner_attribute})
         until = stop(known.newest, max(known.read_at, long_ago))
         with self._collector.errors.translated(f"schedd {printable(queue.name, 80)}"):
@@ -103,20 +108,30 @@ class HistoryReader:
         known.newest = job_id(left[0]) if left else known.newest
         known.read_at = there_now
         for ad in (*left, *stays):
-            done = completion(ad, queue.name, self._controller, config.owner_attribute, lambda theirs: theirs - ahead_s)
+            done = ended_run(ad, queue.name, self._controller, config.owner_attribute, lambda theirs: theirs - ahead_s)
             if done is None:
                 continue
             failure = None
-            if done.drone_id is not None and (cause := cause_of_end(ad, done.run_s)):
+            cause = "" if done.unfinished else cause_of_end(ad, done.run_s)
+            if done.drone_id is not None and cause:
                 failure = JobFailure(done.drone_id, done.job_id, done.ended_at, done.owner, cause)
-            known.jobs.setdefault(done.job_id, (done, failure))
+            known.jobs.setdefault((done.job_id, round(done.ended_at + ahead_s)), (done, failure))
         return max(len(left), len(stays)) >= HISTORY_LIMIT
 
 
-def constraint(operators: str, since: float, gpus_only: bool) -> str:
-    """Return the constraint for jobs that count and were completed after ``since`` (by the schedd's clock)."""
+def constraint(operators: str, controller: str, since: float, gpus_only: bool) -> str:
+    """Return the constraint for jobs that count and ended a run after ``since`` (by the schedd's clock).
+
+    Those that are not done count only where they ran in our drones.
+    """
     gpus = " && (RequestGPUs ?: 0) > 0" if gpus_only else ""
-    return f"JobStatus == 4 && CompletionDate >= {int(since)} && {_RUNS_IN_SLOTS}{gpus} && ({operators})"
+    done = f"JobStatus == 4 && CompletionDate >= {int(since)}"
+    stopped = f"member(JobStatus, {{{REMOVED},{HELD}}}) && member(LastJobStatus, {{2,6,7}})"
+    stopped += f" && EnteredCurrentStatus >= {int(since)}"
+    left = f"(LastVacateTime ?: 0) >= {int(since)} && member(JobStatus, {{1,2,6,7}})"
+    name = classad2.quote(f"@{controller}-")
+    ours = f"(regexp({name}, LastRemoteHost) is true || regexp({name}, RemoteHost) is true)"
+    return f"({done} || ({stopped} || {left}) && {ours}) && {_RUNS_IN_SLOTS}{gpus} && ({operators})"
 
 
 def stop(newest: str, read_at: float) -> str:
@@ -126,14 +141,18 @@ def stop(newest: str, read_at: float) -> str:
     return f"(ClusterId == {cluster} && ProcId == {proc}) || {long_ago}" if newest else long_ago
 
 
-def completion(
+def ended_run(
     ad: Ad, schedd: str, controller: str, owner_attribute: str, to_our_clock: Callable[[float], float]
 ) -> CompletedJob | None:
-    """Return a completed job; None if its ad has no run."""
-    ended, began = moment(ad, "CompletionDate"), moment(ad, "JobCurrentStartExecutingDate")
-    began = max(began, moment(ad, "JobCurrentStartDate"))  # executing is of an earlier run where this one has none
+    """Return the last run of a job that ended; None if its ad has none."""
+    status = whole(ad, "JobStatus")
+    began, ended = _ended_run(ad, status)
     if not ended or not 0 < began <= ended:
         return None
+    of_this_run = status not in IN_SLOT
+    # a forced removal ends a run at once, and leaves the host where it was
+    host = "RemoteHost" if of_this_run and text(ad, "RemoteHost") else "LastRemoteHost"
+    used, peak_mib, energy_j = (_measured(ad, name) if of_this_run else None for name in _MEASURED_USE)
     return CompletedJob(
         job_id=f"{printable(schedd, 120)}#{job_id(ad)}",
         ended_at=to_our_clock(ended),
@@ -142,8 +161,34 @@ def completion(
         **request(ad)[0]._asdict(),
         owner=text(ad, "Owner", 80),
         group=text(ad, owner_attribute, 80),
-        drone_id=drone_named(ad, "LastRemoteHost", controller),
+        drone_id=drone_named(ad, host, controller),
+        unfinished=status != classads.COMPLETED,
+        splits=False,
+        used_milli=None if used is None else round(min(used, work.MAX_DEVICES_PER_JOB) * WHOLE_GPU),
+        peak_vram_mib=None if peak_mib is None else round(peak_mib),
+        energy_j=None if energy_j is None else round(energy_j),
     )
+
+
+_MEASURED_USE = ("GPUsAverageUsage", "GPUsMemoryUsage", "GPUsEnergyUsage")
+
+
+def _measured(ad: Ad, name: str) -> float | None:
+    """Return a measured amount; None if there is none: an unknown use is not 0."""
+    value = number(ad, name)
+    return value if value is not None and 0 <= value <= classads.LARGEST_NUMBER else None
+
+
+def _ended_run(ad: Ad, status: int) -> tuple[float, float]:
+    """Return begin and end of the run that ended last, by the schedd's clock; 0: unknown, or none."""
+    if status in (classads.COMPLETED, HELD, REMOVED):
+        # executing is of an earlier run where this one has none
+        began = max(moment(ad, "JobCurrentStartExecutingDate"), moment(ad, "JobCurrentStartDate"))
+        if status == classads.COMPLETED:
+            return began, moment(ad, "CompletionDate")
+        return began, moment(ad, "EnteredCurrentStatus") if whole(ad, "LastJobStatus") in IN_SLOT else 0.0
+    start, executing = work.last_run(ad) or (0.0, 0.0)  # it was evicted, and may run again
+    return executing or start, moment(ad, "LastVacateTime")
 
 
 HISTORY_INTERVAL_S = 60.0

@@ -30,9 +30,9 @@ from provisioner.model import WHOLE_GPU, Group, JobClass
 
 GROUPED = attribute_names(
     """
-    JobStatus RequestGPUs RequestCpus RequestMemory RequestDisk GpuMilli GpuDuty GpuWidth RequireGPUs Requirements
-    GPUsMinMemory GPUsMinCapability GPUsMaxCapability GPUsMinRuntime Owner JobPrio JobUniverse AllowedJobDuration
-    AllowedExecuteDuration MaxWallTimeMins ConcurrencyLimits
+    JobStatus RequestGPUs RequestCpus RequestMemory RequestDisk GpuMilli GpuDuty GpuWidth RequireGPUs RequiresGPU
+    Requirements GPUsMinMemory GPUsMinCapability GPUsMaxCapability GPUsMinRuntime Owner JobPrio JobUniverse
+    AllowedJobDuration AllowedExecuteDuration MaxWallTimeMins ConcurrencyLimits RequestGPUMem
     """
 )
 """Attributes that the schedd groups by; it adds by itself those that their expressions refer to."""
@@ -44,7 +44,12 @@ _PARALLEL_JOB = "the parallel universe is not supported: drones have no dedicate
 JOBS = "member(JobStatus, {1,2,5,6,7}) && member(JobUniverse, {7,9,12}) isnt true"
 """Put to the ads of the groups, not of the jobs. Universes 7, 9, 12 (scheduler, grid, local) never run in a slot."""
 
-GPU_JOBS = f'{JOBS} && !member(unparse(RequestGPUs), {{"", "undefined"}}) && (RequestGPUs != 0) isnt false'
+OPTIONAL = '((RequiresGPU == "optional") is true && !member(unparse(RequestGPUs), {"", "undefined", "0"}))'
+"""True for jobs that use a GPU where there is one: their RequestGPUs depends on the slot."""
+
+GPU_JOBS = (
+    f'{JOBS} && !member(unparse(RequestGPUs), {{"", "undefined"}}) && ((RequestGPUs != 0) isnt false || {OPTIONAL})'
+)
 """Without those that want no GPU: RequestGPUs is 0, or missing. One that evaluates to nothing is kept: it gets a
 reason."""
 
@@ -183,6 +188,7 @@ def job_class(class_id: str, groups: list[JobGroup], fresh: int, waits: QueueWai
         width_milli=width_milli,
         splits=False,
         idle_at=waits.idle_at if idle else 0.0,
+        gpu_optional=gpu_optional(ad),
     )
 
 
@@ -214,11 +220,18 @@ def request(ad: Ad) -> tuple[JobRequest, int, str]:
             if found and found[0].lower() in least and found[1] <= classads.LARGEST_NUMBER:
                 least[found[0].lower()] = max(least[found[0].lower()], found[1])
     vram, capability, driver = least.values()
+    vram = max(vram, min(whole(ad, "RequestGPUMem"), classads.LARGEST_NUMBER))
     walltime_s = whole(ad, "AllowedJobDuration") or whole(ad, "AllowedExecuteDuration")
     walltime_s = walltime_s or whole(ad, "MaxWallTimeMins") * 60
     per_gpu = math.ceil(vram), math.ceil(round(capability * 10, 6))
     asks = JobRequest(gpu_milli, cpus, memory_mib, disk_mib, *per_gpu, float(walltime_s))
     return asks, math.ceil(driver), invalid or _undefined(ad)
+
+
+def gpu_optional(ad: Ad) -> bool:
+    """Return True if a job uses a GPU where there is one. ``RequiresGPU`` alone asks for none: that is a CPU job."""
+    asks = source(ad, "RequestGPUs") not in ("", "undefined", "0")
+    return asks and text(ad, "RequiresGPU", 20).lower() == "optional"
 
 
 def _gpus_asked(ad: Ad) -> tuple[int, str]:
@@ -229,6 +242,9 @@ def _gpus_asked(ad: Ad) -> tuple[int, str]:
     if source(ad, "RequestGPUs") in ("", "undefined"):
         return 0, ""
     asked, written = number(ad, "RequestGPUs"), printable(source(ad, "RequestGPUs"), 60)
+    if gpu_optional(ad) and not asked:
+        # In a slot with a GPU; where that depends on more of the GPU, the verdict on each type does as well.
+        asked = classads.evaluated_number("RequestGPUs", ad, classad2.ClassAd({"GPUs": 1})) or 1
     if asked is None or asked > classads.LARGEST_NUMBER:
         return 0, f"request_gpus = {written} is not a number for this job: write request_gpus = 1"
     if asked < 0:

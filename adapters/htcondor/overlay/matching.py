@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from adapters.htcondor import classad2, classads
 from adapters.htcondor.classads import Ad, evaluated_number, expression, holds, number, source, value
 from adapters.shared.printing import printable
-from provisioner.model import WHOLE_GPU, DroneType, Sharing, UnmetRequirement
+from provisioner.model import NVIDIA, WHOLE_GPU, DroneType, Sharing, UnmetRequirement
 from provisioner.sharing import share_milli
 
 DIMENSION_ORDER = classads.attribute_names(
@@ -75,7 +75,12 @@ def start(kind: DroneType) -> str:
         ("MY.Disk - (TARGET.RequestDisk ?: 0)", kind.kept_disk_mib * 1024),
     )
     left = "(MY.GPUs - TARGET.RequestGPUs)"
-    if kind.shares == 1:
+    if kind.vram_pool:
+        share, pooled = share_milli(kind.shares), f"max({{{kind.vram_mib // kind.shares}, TARGET.RequestGPUMem ?: 0}})"
+        asks = f"({ASKED_SHARE} <= {share} || (TARGET.RequestGPUMem ?: 0) > 0)"
+        wants = f"(TARGET.RequestGPUs ?: 0) == 1 && {asks} && MY.GPUMem >= {pooled}"
+        keeps = [f"({rest}) * {kind.vram_mib} >= {kept} * (MY.GPUMem - {pooled})" for rest, kept in rests if kept]
+    elif kind.shares == 1:
         wants = "(TARGET.RequestGPUs ?: 0) >= 1"
         keeps = [f"{rest} >= {kept} * {left}" for rest, kept in rests if kept]
     else:
@@ -128,11 +133,16 @@ def template(kind: DroneType, received: ReceivedSlot | None = None, drone_config
             "DroneType": kind.name,
             "DroneReady": True,
             "DroneShares": kind.shares,
+            **({"GpuVendor": kind.vendor, "GpuTarget": kind.gpu_target} if kind.gpu_milli else {}),
             "Cpus": kind.cpus,
             "Memory": kind.memory_mib,
             "Disk": kind.disk_mib * 1024,
         }
     )
+    if devices:  # what a drone publishes on a node with Python and NVIDIA's library
+        ad["VramEnforced"] = "mps" if kind.sharing is Sharing.MPS and kind.shares > 1 and kind.vram_mib else "watched"
+    if kind.vram_pool:
+        _put(ad, {name: str(kind.vram_mib) for name in ("GPUMem", "TotalGPUMem", "TotalSlotGPUMem")})
     gpu = _gpu_template(kind) if devices else {}
     gpus: tuple[Mapping[str, str], ...] = (gpu,) * devices
     _put(ad, {f"GPUs_{name}": text for name, text in gpu.items()})
@@ -178,7 +188,7 @@ def _put(ad: Ad, attributes: Mapping[str, str]) -> None:
 
 def unmet_requirement(job: Ad, slot: Ad) -> UnmetRequirement | None:
     """Return the first dimension in which a job ad does not fit a slot ad; None if the two match."""
-    wants, asked = source(job, "Requirements") or "true", number(job, "RequestGPUs") or 0
+    wants, asked = source(job, "Requirements") or "true", evaluated_number("RequestGPUs", job, slot) or 0
     gpus_fit = "RequireGPUs" not in job or _gpus_with("MY.RequireGPUs", job, slot) >= asked
     if gpus_fit and holds(wants, job, slot) and holds("Requirements", slot, job):
         return None
@@ -201,6 +211,7 @@ def _numbers(job: Ad, slot: Ad) -> Iterator[UnmetRequirement]:
         ("cpus", "RequestCpus", "Cpus", ""),
         ("memory", "RequestMemory", "Memory", " MiB"),
         ("disk", "RequestDisk", "Disk", " KiB"),
+        ("vram", "RequestGPUMem", "GPUMem", " MiB in a pool"),
     ):
         asked, there = number(job, wanted), number(slot, offered) or 0
         if asked is None and not source(job, wanted):
@@ -245,8 +256,11 @@ def _described(clause: str, job: Ad, slot: Ad, gpu: bool = False) -> UnmetRequir
     looked_at = bound(clause, job)
     if looked_at and dimension in ("vram", "capability", "driver"):
         name, least = looked_at
-        there = number(slot, f"GPUs_{name}")
-        return UnmetRequirement(dimension, _with_unit(dimension, least), _with_unit(dimension, there))
+        there, vendor = number(slot, f"GPUs_{name}"), value(slot, "GpuVendor")
+        available = _with_unit(dimension, there)
+        if there is None and dimension != "vram" and isinstance(vendor, str) and vendor != NVIDIA:
+            available = f"none: {printable(vendor, 20)} GPUs have no CUDA"
+        return UnmetRequirement(dimension, _with_unit(dimension, least), available)
     if dimension in ("gpu-model", "arch"):
         found = str(value(slot, "GPUs_DeviceName" if dimension == "gpu-model" else "Arch") or "unknown")
         return UnmetRequirement(dimension, printable(clause), printable(found))

@@ -20,9 +20,10 @@ from adapters.htcondor.overlay.job_classes import JobGroup, QueueWait
 from adapters.htcondor.overlay.schedds import ScheddAnswer, ScheddQueue, ScheddRegistry
 from adapters.htcondor.overlay.settings import HTCondorConfig
 from adapters.htcondor.overlay.slots import SLOT_PROJECTION, SlotsView, forged, ours, slots_view
+from adapters.htcondor.overlay.work import JobInDrone
 from adapters.shared.printing import printable
 from provisioner.interfaces import AdapterError, UnavailableError
-from provisioner.model import DroneId, DroneType, JobClass, OverlayView, Slot, TypeKey, UnmetRequirement
+from provisioner.model import DroneId, DroneType, JobClass, JobFailure, OverlayView, Slot, TypeKey, UnmetRequirement
 
 _MAX_LOOKUPS_PER_POLL = 100  # jobs whose waits are looked up in one poll: a query each, of a millisecond or two
 _JUDGING_S = 5.0  # time of one poll for new verdicts: some ten thousand
@@ -40,6 +41,8 @@ class PolledPool(NamedTuple):
     view: OverlayView
     users: Mapping[DroneId, frozenset[str]]  # owners of the claims that the slots of a drone showed
     silent: tuple[str, ...]  # schedds that did not answer, those that never have as well
+    faults: tuple[JobFailure, ...] = ()  # on shared GPUs, by the word of the drones
+    ran: frozenset[JobInDrone] = frozenset()  # jobs that ran in the drones with faults
 
 
 class PoolPoller:
@@ -57,6 +60,7 @@ class PoolPoller:
         self._collector_started: dict[str, float] = {}  # by address, of each collector that we have asked
         self._restarted_at = 0.0
         self._last_slots: tuple[Slot, ...] = ()
+        self._ran: dict[JobInDrone, float] = {}  # with the time of the last poll that showed it
         self._forged: tuple[str, ...] = ()  # notice of slots that were sent with stolen tokens
         self._forgers_at = -math.inf
 
@@ -113,7 +117,12 @@ class PoolPoller:
             unheard=self._schedds.unheard(config.schedds),
         )
         users = {each.slot.drone_id: each.users for each in seen.drones}
-        return PolledPool(view, users, tuple(printable(name, 80) for name in self._schedds.silent))
+        faults = tuple(fault for each in seen.drones for fault in each.faults)
+        self._ran |= dict.fromkeys(at_work.ran, taken_at)
+        self._ran = {job: at for job, at in self._ran.items() if at >= oldest}
+        faulty = {fault.drone_id for fault in faults}
+        ran = frozenset(job for job in self._ran if job[0] in faulty)
+        return PolledPool(view, users, tuple(printable(name, 80) for name in self._schedds.silent), faults, ran)
 
     @contextmanager
     def _asked(self, queue: ScheddQueue) -> Iterator[None]:
@@ -364,6 +373,7 @@ class Verdicts:
 
 def numbers_fit(jobs: JobClass, kind: DroneType) -> bool:
     """Return True if the plain numbers fit. If not, the reason is plain without a verdict of ours."""
+    jobs = jobs.on_type(kind)
     return (
         bool(jobs.gpu_milli) == bool(kind.gpu_milli)  # what a drone has beside its GPUs is for them
         and jobs.gpu_milli <= kind.gpu_milli

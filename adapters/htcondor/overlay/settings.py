@@ -71,7 +71,8 @@ class HTCondorConfig(ConfigSection):
     client_config: str = Field("")
     """Lines to add to the controller's own HTCondor configuration."""
     condor_prefix: str = Field("")
-    """Directory of HTCondor on the worker nodes, above `usr/sbin/condor_master`. Default: found on PATH there."""
+    """Directory of HTCondor on the worker nodes, above `usr/sbin/condor_master`; `{arch}` in it is the node's
+    architecture (`uname -m`). Default: found on PATH there."""
     drone_config: str = Field("")
     """Lines to add to every drone's HTCondor configuration."""
 

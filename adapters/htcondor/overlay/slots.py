@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from adapters.htcondor import classads
 from adapters.htcondor.classads import Ad, moment, source, text, value, whole
 from adapters.shared.printing import printable
-from provisioner.model import WHOLE_GPU, DroneId, Slot, SlotState, TypeKey
+from provisioner.model import WHOLE_GPU, Blame, DroneId, JobFailure, Slot, SlotState, TypeKey
 from provisioner.sharing import MOST_SHARES, share_milli
 
 OUR_SLOTS = 'DroneId isnt undefined && SlotType isnt "Dynamic"'
@@ -23,7 +23,8 @@ SLOT_PROJECTION = classads.attribute_names(
     Name DroneId SiteName DroneType SlotType SlotID State Activity ChildState NumDynamicSlots NumDynamicSlotsTime
     Cpus Memory Disk GPUs LastHeardFrom MyCurrentTime JobStarts EnteredCurrentState Start DroneReady DroneHealthy
     Draining DroneDraining DroneRetiresAt DaemonStartTime GPUs_DeviceName GPUs_GlobalMemoryMb GPUs_Capability
-    TotalSlotGPUs DroneShares RemoteOwner ChildRemoteOwner
+    TotalSlotGPUs GPUMem TotalSlotGPUMem DroneShares TotalGPUs DroneGpusOffline DroneFaults RemoteOwner
+    ChildRemoteOwner
     """
 )
 
@@ -36,7 +37,8 @@ def ours(identities: str = "") -> str:
     So do ads that another drone's identity has sent. ``identities``: the identity that each drone has, with ``{drone}``
     for its id. (What none of them has sent is of a drone whose token does not have its id.)
     """
-    short = " && ".join(f"(size({name}) <= {_MAX_TEXT}) isnt false" for name in _TEXTS)
+    limits = dict.fromkeys(_TEXTS, _MAX_TEXT) | {"DroneFaults": 4 * _MAX_TEXT}
+    short = " && ".join(f"(size({name}) <= {limit}) isnt false" for name, limit in limits.items())
     return f"{OUR_SLOTS} && {short}" + (f" && !({forged(identities)})" if identities else "")
 
 
@@ -66,6 +68,7 @@ class DroneSlot:
     device_milli: int  # share of a real GPU that each GPU of the slot is, in thousandths
     ad_name: str = field(repr=False)
     users: frozenset[str] = frozenset()  # owners of the claims that it shows
+    faults: tuple[JobFailure, ...] = ()  # faults on its shared GPUs, by the drone's word
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +134,12 @@ def _drone_slot(ad: Ad, drone_id: DroneId, to_our_clock: Callable[[float], float
         jobs=jobs,
         jobs_started=whole(ad, "JobStarts"),
         idle_since=max(0.0, heard_at - idle_s) if jobs == 0 and heard_at else 0.0,
-        retires_at=_retires_at(ad, heard_at),
+        retires_at=_by_our_clock(ad, float(whole(ad, "DroneRetiresAt")), heard_at),
         name=text(ad, "Name"),
         gpu_model=text(ad, "GPUs_DeviceName", 80),
         vram_mib=whole(ad, "GPUs_GlobalMemoryMb"),
         capability=round(capability * 10) if 0 < capability < 100 else 0,
+        gpus_offline=min(whole(ad, "DroneGpusOffline"), whole(ad, "TotalSlotGPUs")),
     )
     children = value(ad, "ChildRemoteOwner")
     owners = [value(ad, "RemoteOwner"), *(children[:_MAX_SLOTS_PER_DRONE] if isinstance(children, list) else ())]
@@ -148,26 +152,49 @@ def _drone_slot(ad: Ad, drone_id: DroneId, to_our_clock: Callable[[float], float
         ad_name=text(ad, "Name", 600),
         # without their domains: as ``Owner`` of a job has them
         users=frozenset(printable(each.partition("@")[0], 80) for each in owners if isinstance(each, str)) - {""},
+        faults=tuple(_faults(ad, drone_id, heard_at)),
     )
 
 
-def _retires_at(ad: Ad, heard_at: float) -> float:
-    """Return when the startd takes no more jobs, on our clock, in whole minutes of difference between the clocks.
+def _by_our_clock(ad: Ad, at: float, heard_at: float) -> float:
+    """Return a time of the startd on our clock, in whole minutes of difference between the clocks.
 
     Ads are under way for seconds, and a time that changes with each of them would be news of each drone at each poll.
     """
-    retires_at, told_at = float(whole(ad, "DroneRetiresAt")), moment(ad, "MyCurrentTime")
-    if not (retires_at and told_at and heard_at):
-        return retires_at
-    return max(0.0, retires_at + round((heard_at - told_at) / _CLOCK_STEP_S) * _CLOCK_STEP_S)
+    told_at = moment(ad, "MyCurrentTime")
+    if not (at and told_at and heard_at):
+        return at
+    return max(0.0, at + round((heard_at - told_at) / _CLOCK_STEP_S) * _CLOCK_STEP_S)
+
+
+_FAULT = re.compile(
+    r"([1-9][0-9]{8,10})\|([A-Za-z0-9@._:/-]{1,120}#[0-9]{1,10}\.[0-9]{1,10})#[0-9]{1,12}"
+    r"\|([A-Za-z0-9@._-]{1,80})\|(faulted|collateral)"
+)
+_FAULT_CAUSES = {
+    "faulted": (Blame.JOB, "faulted on a shared GPU"),
+    "collateral": (Blame.COLLATERAL, "ended by the fault of a neighbour on a shared GPU"),
+}
+
+
+def _faults(ad: Ad, drone_id: DroneId, heard_at: float) -> Iterator[JobFailure]:
+    """Yield the faults that a drone reports. Malformed records are ignored."""
+    for record in text(ad, "DroneFaults", 4 * _MAX_TEXT).split(" ")[-10:]:
+        if found := _FAULT.fullmatch(record):
+            blame, cause = _FAULT_CAUSES[found[4]]
+            at, user = _by_our_clock(ad, float(found[1]), heard_at), found[3].partition("@")[0]
+            yield JobFailure(drone_id, found[2], at, user, cause, blame)
 
 
 def _free_gpu_milli(ad: Ad, device_milli: int) -> int:
-    """Return the slot's GPUs less the shares that jobs have. Remainders of rounding are left out."""
+    """Return the slot's GPUs less the shares, or parts of VRAM, that jobs have. Remainders of rounding are left out."""
+    if pool_mib := whole(ad, "TotalSlotGPUMem"):
+        return min(WHOLE_GPU, whole(ad, "GPUMem") * WHOLE_GPU // pool_mib)
     each, free = device_milli, whole(ad, "GPUs")
     if each == WHOLE_GPU:
         return free * WHOLE_GPU
-    there = max(free, whole(ad, "TotalSlotGPUs"))
+    there = whole(ad, "TotalSlotGPUs")
+    there = max(free, min(there, whole(ad, "TotalGPUs") or there))  # GPUs that are offline are in the slot's total
     return max(0, there // (WHOLE_GPU // each) * WHOLE_GPU - (there - free) * each)
 
 
@@ -207,6 +234,7 @@ def _together(seen: list[DroneSlot]) -> DroneSlot:
         state=next((s for s in (SlotState.DRAINING, SlotState.BUSY, SlotState.IDLE) if s in states), slots[0].state),
         heard_at=max(s.heard_at for s in slots),
         free_gpu_milli=sum(s.free_gpu_milli for s in slots),
+        gpus_offline=max(s.gpus_offline for s in slots),
         free_cpus=sum(s.free_cpus for s in slots),
         free_memory_mib=sum(s.free_memory_mib for s in slots),
         free_disk_mib=sum(s.free_disk_mib for s in slots),
@@ -214,4 +242,6 @@ def _together(seen: list[DroneSlot]) -> DroneSlot:
         jobs_started=max(s.jobs_started for s in slots),
         idle_since=0.0 if jobs else max(s.idle_since for s in slots),
     )
-    return replace(seen[0], slot=all_of_it, users=frozenset[str]().union(*(each.users for each in seen)))
+    users = frozenset[str]().union(*(each.users for each in seen))
+    faults = tuple(dict.fromkeys(fault for each in seen for fault in each.faults))
+    return replace(seen[0], slot=all_of_it, users=users, faults=faults)

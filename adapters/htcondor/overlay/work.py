@@ -8,14 +8,14 @@ hour.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from adapters.htcondor import classad2, classads
 from adapters.htcondor.classads import HELD, IDLE, IN_SLOT, Ad, job_id, moment, number, text, whole
-from adapters.htcondor.overlay.job_classes import JobRequest, request
+from adapters.htcondor.overlay.job_classes import JobRequest, gpu_optional, request
 from adapters.htcondor.overlay.slots import DRONE_ID
-from provisioner.model import WHOLE_GPU, DroneId, Eviction, JobFailure, Slot
+from provisioner.model import WHOLE_GPU, Blame, CompletedJob, DroneId, Eviction, JobFailure, Slot
 
 EVICTION_REPORTED_S = 900.0  # an eviction is reported for this long
 
@@ -24,25 +24,26 @@ WORK_PROJECTION = classads.attribute_names(
     ClusterId ProcId JobStatus LastJobStatus RemoteHost LastRemoteHost JobCurrentStartDate
     JobCurrentStartExecutingDate JobLastStartDate LastVacateTime JobDisconnectedDate LastJobLeaseRenewal
     LastCkptTime TransferOutStarted TransferOutFinished LastHoldReasonCode RequestGPUs GPUsProvisioned RequestCpus
-    CpusProvisioned GpuMilli Owner HoldReasonCode HoldReasonSubCode EnteredCurrentStatus RequestMemory MemoryUsage
-    ResidentSetSize ImageSize DiskUsage
+    CpusProvisioned GpuMilli Owner HoldReason HoldReasonCode HoldReasonSubCode EnteredCurrentStatus RequestMemory
+    MemoryUsage ResidentSetSize ImageSize DiskUsage RequiresGPU
     """
 )
-"""The last four are what requests that were left to the schedd refer to."""
+"""Usage and sizes are what requests that were left to the schedd refer to."""
 
 NOTHING_ASKED = JobRequest()
 
 _DRONE_SLOT = re.compile(r"[^@]*@([^@]+)@.*", re.DOTALL)  # ``slot1_1@<drone id>@<host>``
 _MAX_SLOT_NAME = 300
 _MAX_JOB_IDS = 100
-_MAX_DEVICES_PER_JOB = 4096  # GPUs or CPUs of one job: no node has more, and sums stay sensible
+MAX_DEVICES_PER_JOB = 4096  # GPUs or CPUs of one job: no node has more, and sums stay sensible
 
 
 def constraint(controller: str, since: float) -> str:
     """Return the constraint for jobs that run in our drones, or left or were held in one ``since`` (schedd's clock)."""
     ours, since_s, codes = classad2.quote(f"@{controller}-"), int(since), ",".join(map(str, HOLD_CODES))
     left = f"(LastVacateTime ?: 0) >= {since_s} && member(JobStatus, {{1,2,6,7}})"
-    held = f"JobStatus == {HELD} && member(HoldReasonCode, {{{codes}}}) && EnteredCurrentStatus >= {since_s}"
+    by_drone = f"member(HoldReasonCode, {{{codes}}}) || (HoldReasonSubCode ?: 0) == {VRAM_HOLD_SUBCODE}"
+    held = f"JobStatus == {HELD} && ({by_drone}) && EnteredCurrentStatus >= {since_s}"
     return (
         f"(member(JobStatus, {{2,6,7}}) && regexp({ours}, RemoteHost))"
         f" || ((({left}) || ({held})) && regexp({ours}, LastRemoteHost))"
@@ -58,6 +59,10 @@ class JobRun:
     owner: str = ""
     asks: JobRequest = NOTHING_ASKED
     job_id: str = ""
+    gpu_optional: bool = False
+
+
+JobInDrone = tuple[DroneId, str, str]  # a drone, owner and id (``<cluster>.<process>``) of a job that ran in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,7 @@ class PoolWork:
     runs: tuple[JobRun, ...] = ()
     evictions: tuple[Eviction, ...] = ()
     failures: tuple[JobFailure, ...] = ()
+    ran: frozenset[JobInDrone] = frozenset()
 
     def on(self, slots: Iterable[Slot]) -> tuple[Slot, ...]:
         """Return the slots with the work at stake in them, its owner and its start."""
@@ -87,6 +93,7 @@ def _at_work(slot: Slot, runs: list[JobRun]) -> Slot:
         job_gpu_milli=asks.gpu_milli,
         job_cpus=asks.cpus,
         job_memory_mib=asks.memory_mib,
+        optional_jobs=sum(run.gpu_optional for run in runs),
         job_ids=", ".join(sorted(run.job_id for run in runs if run.job_id)[:_MAX_JOB_IDS]),
     )
 
@@ -95,7 +102,8 @@ def together(parts: Iterable[PoolWork]) -> PoolWork:
     each = list(parts)
     evictions = sorted((e for part in each for e in part.evictions), key=lambda e: (e.at, e.drone_id, e.job_id))
     failures = tuple(failure for part in each for failure in part.failures)
-    return PoolWork(tuple(run for part in each for run in part.runs), tuple(evictions), failures)
+    ran = frozenset(job for part in each for job in part.ran)
+    return PoolWork(tuple(run for part in each for run in part.runs), tuple(evictions), failures, ran)
 
 
 def work(
@@ -109,7 +117,10 @@ def work(
     runs: list[JobRun] = []
     evictions: list[Eviction] = []
     failures: list[JobFailure] = []
+    ran: set[JobInDrone] = set()
     for ad in ads:
+        hosts = (drone_named(ad, name, controller) for name in ("RemoteHost", "LastRemoteHost"))
+        ran.update((host, text(ad, "Owner", 80), job_id(ad)) for host in hosts if host is not None)
         if failed := _failure(ad, controller, to_our_clock):
             failures.append(failed)
         if evicted := _eviction(ad, controller, to_our_clock, device_milli):
@@ -119,24 +130,28 @@ def work(
             since = min(to_our_clock(max(began, _saved(ad))), now) if began else now
             begun_at = min(to_our_clock(began), now) if began else now
             milli, owner = _milli(ad, device_milli.get(drone_id)), text(ad, "Owner", 80)
-            runs.append(JobRun(drone_id, milli, since, begun_at, owner, request(ad)[0], job_id(ad)))
-    return PoolWork(tuple(runs), tuple(evictions), tuple(failures))
+            asks, optional = request(ad)[0], gpu_optional(ad)
+            runs.append(JobRun(drone_id, milli, since, begun_at, owner, asks, job_id(ad), optional))
+    return PoolWork(tuple(runs), tuple(evictions), tuple(failures), frozenset(ran))
 
 
 def _failure(ad: Ad, controller: str, to_our_clock: Callable[[float], float]) -> JobFailure | None:
     """Return the failure of a job that a drone of ours held, or that is idle again after a run of seconds there."""
     drone_id = drone_named(ad, "LastRemoteHost", controller)
-    status, at, cause = whole(ad, "JobStatus"), moment(ad, "EnteredCurrentStatus"), ""
+    status, at, cause, blame = whole(ad, "JobStatus"), moment(ad, "EnteredCurrentStatus"), "", Blame.UNKNOWN
     code, subcode = whole(ad, "HoldReasonCode"), whole(ad, "HoldReasonSubCode")
     if status == HELD and code in HOLD_CODES:
         cause = f"held with code {code}" + (f", error {subcode}" if subcode else "")
-    elif status == IDLE and (began := _last_run(ad)):
+    elif status == HELD and code in RESOURCE_HOLD_CODES and subcode == VRAM_HOLD_SUBCODE:
+        cause, blame = f"held for its VRAM: {text(ad, 'HoldReason', 200)}", Blame.JOB
+    elif status == IDLE and (began := last_run(ad)):
         at = moment(ad, "LastVacateTime")
         ran_s = at - began[0]
-        cause = f"broke off after {ran_s:.0f} s" if 0 <= ran_s <= SHORT_RUN_S else ""
+        preempted = gpu_optional(ad)  # by a job that needs the GPU, as it may be
+        cause = f"broke off after {ran_s:.0f} s" if 0 <= ran_s <= SHORT_RUN_S and not preempted else ""
     if drone_id is None or not cause:
         return None
-    return JobFailure(drone_id, job_id(ad), to_our_clock(at), text(ad, "Owner", 80), cause)
+    return JobFailure(drone_id, job_id(ad), to_our_clock(at), text(ad, "Owner", 80), cause, blame)
 
 
 def drone_named(ad: Ad, name: str, controller: str) -> DroneId | None:
@@ -151,7 +166,7 @@ def drone_named(ad: Ad, name: str, controller: str) -> DroneId | None:
 def _milli(ad: Ad, device_milli: int | None) -> int:
     """Return the GPUs that a job holds (or CPUs), in thousandths; what it asked for if its drone is not known."""
     gpus, cpus = (
-        min(whole(ad, f"{name}Provisioned") or whole(ad, f"Request{name}"), _MAX_DEVICES_PER_JOB)
+        min(whole(ad, f"{name}Provisioned") or whole(ad, f"Request{name}"), MAX_DEVICES_PER_JOB)
         for name in ("GPUs", "Cpus")
     )
     if not gpus:
@@ -183,7 +198,7 @@ def _eviction(
     ad: Ad, controller: str, to_our_clock: Callable[[float], float], device_milli: Mapping[DroneId, int]
 ) -> Eviction | None:
     """Return the end of a job's last run, if that was in a drone of ours and not requested by the job or its owner."""
-    left, drone_id, began = moment(ad, "LastVacateTime"), drone_named(ad, "LastRemoteHost", controller), _last_run(ad)
+    left, drone_id, began = moment(ad, "LastVacateTime"), drone_named(ad, "LastRemoteHost", controller), last_run(ad)
     if not left or drone_id is None or began is None:
         return None
     (start, executing), end, saved = began, left, _saved(ad)
@@ -196,7 +211,7 @@ def _eviction(
     return Eviction(drone_id, job_id(ad), to_our_clock(left), _milli(ad, device_milli.get(drone_id)), lost_s)
 
 
-def _last_run(ad: Ad) -> tuple[float, float] | None:
+def last_run(ad: Ad) -> tuple[float, float] | None:
     """Return when the run that an eviction ended was given its slot, and when it began to execute (0: never).
 
     None if what ended was no eviction: removed and held jobs are left alone, as are released ones.
@@ -215,6 +230,10 @@ SHORT_RUN_S = 10.0  # a run that ends without success within this time may have 
 HOLD_CODES = (6, 12, 13)
 """Hold codes that a node can cause: the executable could not be started (FailedToCreateProcess), output or input could
 not be transferred (a scratch directory that is full, or cannot be written to)."""
+RESOURCE_HOLD_CODES = (21, 34)
+"""Hold codes of a startd's WANT_HOLD, and of jobs that exceed their resources."""
+VRAM_HOLD_SUBCODE = 105
+"""Subcode with which a drone holds a job that exceeds its share of the VRAM."""
 _CLAIM_REMEMBERED_S = 900.0
 _MAX_FAILURES_PER_POLL = 1000  # largest number of failures in one poll, the newest
 _MAX_WITNESSED_DRONES = 20_000  # drones whose users are remembered. More ids than that are forged.
@@ -227,6 +246,15 @@ def cause_of_end(ad: Ad, run_s: float) -> str:
     if run_s > SHORT_RUN_S or not (by_signal or (isinstance(code, int) and code != 0)):
         return ""
     return f"ended after {run_s:.0f} s " + ("by a signal" if by_signal else f"with exit code {code}")
+
+
+def confirmed_faults(
+    faults: Sequence[JobFailure], ran: Set[JobInDrone], completions: Sequence[CompletedJob] | None
+) -> list[JobFailure]:
+    """Return the faults of jobs that ran in the drone that reports them, by their schedds: any job there can report."""
+    done = ((job.drone_id, job.owner, job.job_id.rpartition("#")[2]) for job in completions or () if faults)
+    known = {*ran, *done}
+    return [each for each in faults if (each.drone_id, each.owner, each.job_number) in known]
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ from adapters.htcondor.daemons import failed
 from adapters.htcondor.site import listing, nodes, submission
 from adapters.htcondor.site.blocking import gaps, render
 from adapters.htcondor.site.client import HTCondorClient, client_for
+from adapters.htcondor.site.mig import mig_gaps
 from adapters.htcondor.site.owner import OwnerQueuePoller
 from adapters.htcondor.site.settings import HTCondorSiteConfig
 from adapters.shared.printing import printable
@@ -135,7 +136,7 @@ class HTCondorSite:
         """Return where the nodes do not do what ``policy`` says, by their slot ads."""
         machines, _ = await self._machines()
         attributes = dict(_plain_attributes(self._config.submit))
-        return gaps(machines, policy, self._types, self._requirements, attributes)
+        return (*gaps(machines, policy, self._types, self._requirements, attributes), *mig_gaps(machines, policy))
 
     def render_blocking(self, policy: model.SitePolicy) -> str:
         return render(policy)

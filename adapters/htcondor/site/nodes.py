@@ -21,7 +21,7 @@ from typing import NamedTuple
 from adapters.htcondor import classad2, classads
 from adapters.htcondor.classads import Ad, moment, source, text, value, whole
 from adapters.htcondor.site.submission import VRAM_TOLERANCE, device_pattern
-from provisioner.model import WHOLE_GPU, DroneType, Node, RemoteDrone, RemoteState
+from provisioner.model import NVIDIA, WHOLE_GPU, DroneType, Node, RemoteDrone, RemoteState
 
 MACHINE_SLOTS = 'SlotType =!= "Dynamic"'
 """Slots that stay. The ad of a partitionable slot has what is left in it, and what was in it at first."""
@@ -255,6 +255,8 @@ def _fits(ad: Ad, prefix: str, kind: DroneType) -> bool:
         found = classads.number(ad, prefix + name)
         if found is not None and found < least:
             return False
+    if kind.vendor != NVIDIA and classads.number(ad, f"{prefix}Capability") is not None:
+        return False
     model = value(ad, f"{prefix}DeviceName")
     if not kind.gpu_model or not isinstance(model, str):
         return True

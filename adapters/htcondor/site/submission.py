@@ -15,7 +15,7 @@ from adapters.shared import parcel
 from adapters.shared.commands.runner import Runner
 from provisioner import drone
 from provisioner.interfaces import RejectedError, UnavailableError
-from provisioner.model import WHOLE_GPU, Bootstrap, DroneId, DroneType, FaultKind, StartOrder
+from provisioner.model import NVIDIA, WHOLE_GPU, Bootstrap, DroneId, DroneType, FaultKind, StartOrder
 
 BEGIN = "begin.sh"
 SCRIPT = "drone.sh"
@@ -186,6 +186,7 @@ def _shape(kind: DroneType, wanted_gpus: str) -> Mapping[str, str]:
             f"GlobalMemoryMb >= {int(kind.vram_mib * VRAM_TOLERANCE)}": kind.vram_mib,
             f"(MaxSupportedVersion ?: {kind.driver}) >= {kind.driver}": kind.driver,
             f'regexp("{device_pattern(kind.gpu_model)}", DeviceName, "i")': kind.gpu_model,
+            "Capability =?= undefined": kind.vendor != NVIDIA,
             f"({wanted_gpus})": wanted_gpus,
         }
         shape["request_gpus"] = str(kind.gpu_milli // WHOLE_GPU)

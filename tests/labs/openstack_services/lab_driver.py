@@ -7,6 +7,7 @@ itself off. Powering off sends its first process SIGTERM and waits as ACPI's pow
 from __future__ import annotations
 
 import base64
+import gzip
 import json
 import os
 import signal
@@ -34,7 +35,10 @@ class Guest:
     def __init__(self, instance: Any) -> None:
         folder = LAB / "guests" / instance.uuid
         (folder / "mnt").mkdir(parents=True, exist_ok=True)
-        (folder / "mnt/user_data").write_bytes(base64.b64decode(instance.user_data or ""))
+        user_data = base64.b64decode(instance.user_data or "")
+        if user_data.startswith(b"\x1f\x8b"):  # cloud-init decompresses it too
+            user_data = gzip.decompress(user_data)
+        (folder / "mnt/user_data").write_bytes(user_data)
         told = {  # as the metadata service would say it
             "uuid": instance.uuid,
             "name": instance.display_name,

@@ -1,0 +1,1 @@
+"""``make bench-gpu``: shared GPUs measured on a real one, beside the model of ``provisioner/sharing.py``."""

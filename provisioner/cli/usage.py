@@ -1,0 +1,140 @@
+"""``provisioner usage``, and the measured use that other verbs show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from enum import StrEnum
+from functools import partial
+from typing import Annotated, Any
+
+from provisioner import formatting
+from provisioner.cli import options as opt
+from provisioner.cli import output as out
+from provisioner.model import LowUseAction
+from provisioner.store import Views
+from provisioner.store.reader import Reader
+from provisioner.usage import MeasuredUse, UsageReport, low_use, quantile, usage_report
+
+USAGE_SCHEMA = "provisioner.usage/1"
+DAY_S = 86400.0
+WORST = 10  # rows that people see unless they ask for more
+Grouping = StrEnum("Grouping", "CLASS USER SITE TYPE DRONE")
+
+
+class RecordedUse:
+    """The use on record since some time, by default in the last day. The record is read once."""
+
+    def __init__(self, reader: Reader, views: Views | None, since: float | None = None) -> None:
+        self._since = out.now() - DAY_S if since is None else since
+        self._drones, self._runs = reader.runs(self._since) or ((), ())
+        self._types, pool = (views.types, views.overlay.view) if views else ((), None)
+        self._slots = pool.slots if pool else ()
+
+    def by(self, grouping: str) -> UsageReport:
+        return usage_report(self._drones, self._runs, self._types, self._since, out.now(), grouping, self._slots)
+
+
+def with_use(columns: Sequence[out.Column], report: UsageReport, name: Callable[[Any], str]) -> list[out.Column]:
+    """Return the columns of a list with the use by each row's jobs. ``name``: of the row in the report."""
+    known = {row.name: row.mean for row in report.rows}
+    return [replace(c, of=lambda row: known.get(name(row))) if c.key == USE_COLUMN.key else c for c in columns]
+
+
+def underused(reader: Reader, views: Views | None) -> list[MeasuredUse]:
+    """Return the classes that ``policy.low_use`` is about."""
+    policy = views.policy.low_use if views else None
+    if policy is None or policy.action is LowUseAction.NONE:
+        return []
+    return low_use(RecordedUse(reader, views, out.now() - policy.window_s).by("class"), policy)
+
+
+def _hours(gpu_s: float) -> str:
+    return formatting.number(round(gpu_s / 3600, 1))
+
+
+_gpu_s = partial(out.number, convert=out.rounded, unit=_hours)
+_part = partial(out.number, null=True, convert=out.rounded, unit="{:.0%}".format)
+_UNKNOWN = "null: none was measured"
+_USE = f"Part of their GPUs used by jobs that ended in the last day (`drones show`: in its life); {_UNKNOWN}."
+_USE_OF_ALL = "Part of their GPUs used by all jobs that ended in the last day"
+USE_COLUMN = _part("use", _USE, lambda _: None, level=0, spare=4, fact="use of GPUs")
+"""For rows of other lists: :func:`with_use` fills it."""
+
+_vram = partial(out.mib, null=True)
+USAGE_COLUMNS = (
+    out.ident("name", "Class (user and size of a job), user, site, drone type or drone.", head="OF", least=16),
+    out.whole("jobs", "Ended runs of jobs, those that were evicted, held or removed as well.", level=0),
+    out.whole("measured", "Of those, runs whose use was measured.", level=1),
+    _gpu_s("held_gpu_s", "GPUs that they held, GPU-seconds.", "held_s", head="GPU-H"),
+    _gpu_s("measured_gpu_s", "Of those, held by measured runs.", "measured_s"),
+    _gpu_s("used_gpu_s", "Of those, used.", "used_s", head="USED", level=1),
+    _part("mean", f"Used part of what measured runs held; {_UNKNOWN}.", head="MEAN"),
+    _part("use_p50", f"Half of the runs used no more; {_UNKNOWN}.", lambda u: quantile(u.uses, 0.5), head="P50"),
+    _part("use_p95", f"95 of 100 used no more; {_UNKNOWN}.", lambda u: quantile(u.uses, 0.95), head="P95"),
+    _vram("vram_p50_mib", f"Half of the peaks were no higher; {_UNKNOWN}.", lambda u: quantile(u.vram_mib, 0.5)),
+    _vram("vram_p95_mib", f"95 of 100 were no higher; {_UNKNOWN}.", lambda u: quantile(u.vram_mib, 0.95), head="VRAM"),
+    out.whole("energy_j", "Energy of runs that report it, joules; null: none does.", null=True),
+    out.items("fits", "Smallest drone types that its classes would fit.", lambda u: sorted(u.fits), level=0, least=12),
+    _gpu_s("saved_gpu_s", "What the same runs would not have held there, GPU-seconds.", "saved_s", head="SAVES"),
+)
+USAGE_FACTS = (
+    out.time_at("since_at", "Begin of the period.", "since"),
+    out.time_at("until_at", "Its end.", "until"),
+    _gpu_s(
+        "total_gpu_s", "GPU-seconds of all drones: the sum of the next four.", "total_s", head="GPU-hours of drones"
+    ),
+    _gpu_s("measured_gpu_s", "Held by ended runs, measured.", "measured_s", head="jobs, measured"),
+    _gpu_s("unmeasured_gpu_s", "Held by ended runs, not measured.", "unmeasured_s", head="jobs, not measured"),
+    _gpu_s("running_gpu_s", "Held by jobs that still run.", "running_s", head="jobs that run"),
+    _gpu_s("idle_gpu_s", "Held without a job on record.", "idle_s", head="idle"),
+    _gpu_s("used_gpu_s", "Used of what measured runs held.", "used_s", head="used"),
+    _gpu_s("saved_gpu_s", "What the runs would not have held on the types they fit.", "saved_s", head="could be saved"),
+)
+
+
+def usage_document(report: UsageReport, scope: str = "") -> out.Document:
+    listing = out.Listing(
+        "", USAGE_COLUMNS, report.rows, lambda row: row.name, title="Lowest use, the largest saving first"
+    )
+    return out.Document(USAGE_SCHEMA, USAGE_FACTS, report, {"items": listing}, main="items", scope=scope)
+
+
+def use_fact(report: UsageReport) -> out.Column:
+    """Return the fact of ``status`` about the use of the last day."""
+    mean = report.used_s / report.measured_s if report.measured_s else None
+    words = "" if mean is None else f"{mean:.0%} of {_hours(report.measured_s)} GPU-hours of jobs in the last day"
+    return _part("use", f"{_USE_OF_ALL}; {_UNKNOWN}.", lambda _: mean, head="use of gpus", show=lambda _: words)
+
+
+@opt.shared
+def usage(
+    query: opt.ListQuery,
+    since: Annotated[str, opt.option("AGE", "Go back this far: 12h, 7d, 30d.")] = "30d",
+    by: Annotated[Grouping, opt.option(None, "What a row is.")] = Grouping.CLASS,
+) -> None:
+    """Report how much of their GPUs jobs use: who wastes most, and the smallest drone type that would do.
+
+    A class is all jobs of a user with one size. A type fits if 95 of 100 runs used no more than a job gets there, and
+    none more VRAM. Tables show the ten classes that would save most; --limit shows more. The figures above the table
+    are of all jobs and add up to the GPU-hours of the drones.
+
+    \b
+    Examples:
+      provisioner usage --since 7d --by user
+      provisioner usage -o json | jq '.items[] | select(.mean != null and .mean < 0.15) | {name, fits, saved_gpu_s}'
+    """
+    from provisioner.config.units import parse_duration
+
+    reader, age_s = opt.open_record(query), opt.parsed(parse_duration, "--since", since)
+    limit = query.limit if query.limit is not None else WORST if query.output.for_people else None
+
+    def document() -> out.Document:
+        report = RecordedUse(reader, reader.views(), out.now() - age_s).by(by)
+        found = formatting.count(len(report.rows), by.value, "classes" if by is Grouping.CLASS else "")
+        cut = f"; {limit} shown" if limit is not None and limit < len(report.rows) else ""
+        made = usage_document(report, f"{found} with jobs that ended in the last {since}{cut}")
+        listing = out.picked(made.parts["items"], replace(query, limit=limit))
+        return replace(made, parts={"items": listing})
+
+    out.present(query, document)

@@ -1,0 +1,491 @@
+"""GPU monitor of a drone: use, VRAM and energy of each dynamic slot, in the form that HTCondor's startd reads.
+
+Runs on worker nodes with Python 3.6 or newer and its standard library alone. ``docs/reference/drone.md`` documents it.
+"""
+
+import ctypes
+import glob
+import os
+import re
+import sys
+import time
+from typing import Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+PERIOD_S = 2.0
+SUSTAINED_S = 4.0
+"""Time for which a job has to hold VRAM before it counts against its share."""
+MIB = 1 << 20
+MOST_SLOTS = 64
+
+Slot = Tuple[int, int]
+"""SlotID and DSlotId."""
+
+
+class GpuProcess(NamedTuple):
+    """A process on a device."""
+
+    slot: Optional[Slot]
+    """Slot of its job; None for a process of somebody else."""
+    use: Optional[float]
+    """Part of the interval in which it computed; None if the driver does not say."""
+    vram_mib: float
+
+
+class DeviceReading(NamedTuple):
+    """One device over one interval."""
+
+    seconds: float
+    busy: Optional[float]
+    """Part of the interval in which the device computed; None if the driver does not say."""
+    joules: Optional[float]
+    used_mib: float
+    total_mib: float
+    processes: Sequence[GpuProcess]
+
+
+class SlotUsage(NamedTuple):
+    """Resources that one slot used on one device in one interval."""
+
+    gpu_seconds: Optional[float]
+    vram_mib: float
+    joules: Optional[float]
+
+
+def divide(reading: DeviceReading, slots: Sequence[Slot], exclusive: bool) -> Dict[Slot, SlotUsage]:
+    """Divide the use of a device among the slots to which it, or a share of it, is assigned.
+
+    The sum over the slots never exceeds the device. On an exclusive device everything is charged to its only slot.
+    Else a slot is charged for its own processes. Where the driver has no figures by process, the slots with processes
+    get equal parts. The energy follows the use; that of an idle device is divided equally.
+    """
+    whole = exclusive and len(slots) == 1
+    own = {slot: [each for each in reading.processes if whole or each.slot == slot] for slot in slots}
+    vram = {slot: sum(each.vram_mib for each in own[slot]) for slot in slots}
+    if whole and not reading.processes:
+        vram[slots[0]] = reading.used_mib
+    fit = min(1.0, reading.total_mib / max(sum(vram.values()), 1.0))  # memory that processes share counts for each
+    busy = None if reading.busy is None else min(max(reading.busy, 0.0), 1.0)
+    parts = {slots[0]: busy or 0.0} if whole else _parts(busy or 0.0, reading.processes, own)
+    divided = {}
+    for slot in slots:
+        joules = reading.joules
+        if joules is not None and not whole:
+            joules *= parts[slot] / busy if busy else 1.0 / len(slots)
+        gpu_seconds = None if busy is None else parts[slot] * reading.seconds
+        divided[slot] = SlotUsage(gpu_seconds, vram[slot] * fit, joules)
+    return divided
+
+
+def _parts(busy: float, processes: Sequence[GpuProcess], own: Mapping[Slot, Sequence[GpuProcess]]) -> Dict[Slot, float]:
+    """Return the part of the interval that is charged to each slot of a shared device."""
+    if any(each.use is not None for each in processes):
+        together = sum(each.use or 0.0 for each in processes)
+        scale = min(1.0, busy / together) if together else 0.0  # kernels of several processes overlap under MPS
+        return {slot: scale * sum(each.use or 0.0 for each in own[slot]) for slot in own}
+    active = [slot for slot in own if own[slot]]
+    others = any(each.slot not in own for each in processes)
+    equal = busy / (len(active) + others) if active else busy / len(own)
+    return {slot: equal if slot in active or not active else 0.0 for slot in own}
+
+
+class SlotJob:
+    """The job of a slot: its starter, its devices, and what it has used so far."""
+
+    def __init__(self, slot: Slot, devices: Sequence[str]) -> None:
+        self.slot, self.devices = slot, devices
+        self.joules = 0.0
+        self._held: List[Tuple[float, float]] = []
+
+    def sustained(self, now: float, vram_mib: float) -> Tuple[float, float]:
+        """Record VRAM; return the least of the last SUSTAINED_S (0 before that), and the time of its first sample."""
+        self._held.append((now, vram_mib))
+        while len(self._held) > 1 and now - self._held[1][0] >= SUSTAINED_S:
+            del self._held[0]
+        first = self._held[0][0]
+        return (min(mib for _, mib in self._held) if now - first >= SUSTAINED_S else 0.0), first
+
+
+# ----------------------------------------------------------------------------------------------------- the drone's jobs
+
+
+def jobs_in(execute: str, known: Mapping[int, SlotJob]) -> Dict[int, SlotJob]:
+    """Return jobs by the process id of their starter, from the starters' directories and the machine ads in them."""
+    found = {}
+    for directory in glob.glob(os.path.join(execute, "dir_*")):
+        pid = directory.rpartition("_")[2]
+        if not pid.isdigit() or not os.path.exists("/proc/" + pid):
+            continue
+        if int(pid) in known:
+            found[int(pid)] = known[int(pid)]
+            continue
+        ad = _machine_ad(directory + "/scratch/.machine.ad") or _machine_ad(directory + "/.machine.ad")  # 25, 23
+        if ad.get("dslotid", "").isdigit() and "assignedgpus" in ad:
+            devices = re.split(r"[,\s]+", ad["assignedgpus"].strip())
+            found[int(pid)] = SlotJob((int(ad.get("slotid", "1")), int(ad["dslotid"])), devices)
+    return found
+
+
+def _machine_ad(path: str) -> Dict[str, str]:
+    """Return attributes of a machine ad by lower-case name. The job could have replaced the file, by a pipe even."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW), errors="replace") as file:
+            text = file.read(1 << 20)
+    except OSError:
+        return {}
+    lines = re.findall(r'^(SlotID|DSlotId|AssignedGPUs) = "?([^"\n]*)"?$', text, re.MULTILINE | re.IGNORECASE)
+    return {name.lower(): value for name, value in lines}
+
+
+def slot_of(pid: int, jobs: Mapping[int, SlotJob], execute: str) -> Optional[Slot]:
+    """Return the slot of a process: by its ancestors, else by the environment of a process that left its parents."""
+    chain = []
+    while pid > 1 and pid not in chain:
+        if pid in jobs:
+            return jobs[pid].slot
+        chain.append(pid)
+        pid = _parent(pid)
+    for each in chain:
+        found = re.search(rb"(?:^|\0)_CONDOR_SCRATCH_DIR=([^\0]*)/dir_(\d+)[/\0]", _contents("/proc/%d/environ" % each))
+        if found and os.path.realpath(os.fsdecode(found.group(1))) == os.path.realpath(execute):
+            job = jobs.get(int(found.group(2)))
+            if job is not None:
+                return job.slot
+    return None
+
+
+def _parent(pid: int) -> int:
+    words = _contents("/proc/%d/stat" % pid).rpartition(b")")[2].split()
+    return int(words[1]) if len(words) > 1 else 0
+
+
+def _contents(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+# -------------------------------------------------------------------------------------------------------------- drivers
+
+
+class DeviceSample(NamedTuple):
+    """State of one device as its driver reports it: ``processes`` has use and VRAM (MiB) by process id."""
+
+    seconds: float
+    busy: Optional[float]
+    joules: Optional[float]
+    used_mib: float
+    total_mib: float
+    processes: Mapping[int, Tuple[Optional[float], float]]
+
+
+class GpuDriver:
+    """A vendor's way to read devices. ``sees_processes``: it has the VRAM of each process."""
+
+    sees_processes = False
+
+    def read(self, device: str, since: float, now: float) -> Optional[DeviceSample]:
+        """Return a device of HTCondor's name over the interval; None if it cannot be read."""
+        raise NotImplementedError
+
+
+class _ProcessInfo(ctypes.Structure):
+    _fields_ = [
+        ("pid", ctypes.c_uint),
+        ("used", ctypes.c_ulonglong),
+        ("gpu_instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    ]
+
+
+class _OldProcessInfo(ctypes.Structure):
+    _fields_ = [("pid", ctypes.c_uint), ("used", ctypes.c_ulonglong)]
+
+
+class _ProcessUse(ctypes.Structure):
+    _fields_ = [
+        ("pid", ctypes.c_uint),
+        ("at", ctypes.c_ulonglong),
+        ("sm", ctypes.c_uint),
+        ("memory", ctypes.c_uint),
+        ("encoder", ctypes.c_uint),
+        ("decoder", ctypes.c_uint),
+    ]
+
+
+class _Sample(ctypes.Structure):
+    _fields_ = [("at", ctypes.c_ulonglong), ("value", ctypes.c_ulonglong)]
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
+
+
+class Nvml(GpuDriver):
+    """NVIDIA's library. Raises OSError if it is missing or refuses to start."""
+
+    MOST = 1024
+    NOT_FOUND, UNKNOWN_FUNCTION = 6, 13
+
+    def __init__(self) -> None:
+        self._lib = ctypes.CDLL("libnvidia-ml.so.1")
+        status = self._call("nvmlInit_v2")
+        if status:
+            raise OSError("nvmlInit: error %d" % status)
+        self._handles = dict(self._found())
+        self._sampled: Dict[str, int] = {}  # the latest sample that was counted, in microseconds
+        self._energy: Dict[str, int] = {}
+        self.sees_processes = any(self._memory(handle) is not None for handle in self._handles.values())
+
+    def _call(self, name: str, *arguments: object) -> int:
+        function = getattr(self._lib, name, None)
+        return self.UNKNOWN_FUNCTION if function is None else int(function(*arguments))
+
+    def _found(self) -> Iterator[Tuple[str, ctypes.c_void_p]]:
+        """Yield UUID and handle of each GPU and of each MIG instance that this account may see."""
+        count, instances = ctypes.c_uint(0), ctypes.c_uint(0)
+        self._call("nvmlDeviceGetCount_v2", ctypes.byref(count))
+        for index in range(count.value):
+            gpu = ctypes.c_void_p()
+            if self._call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(gpu)):
+                continue
+            handles = [gpu]
+            if self._call("nvmlDeviceGetMaxMigDeviceCount", gpu, ctypes.byref(instances)):
+                instances.value = 0
+            for at in range(instances.value):
+                instance = ctypes.c_void_p()
+                if not self._call(
+                    "nvmlDeviceGetMigDeviceHandleByIndex", gpu, ctypes.c_uint(at), ctypes.byref(instance)
+                ):
+                    handles.append(instance)
+            for handle in handles:
+                uuid = ctypes.create_string_buffer(96)
+                if not self._call("nvmlDeviceGetUUID", handle, uuid, ctypes.c_uint(96)):
+                    yield uuid.value.decode(), handle
+
+    def read(self, device: str, since: float, now: float) -> Optional[DeviceSample]:
+        """Return a device, by its UUID or the beginning of it."""
+        uuid = next((each for each in self._handles if each.startswith(device)), None)
+        memory = _Memory()
+        if uuid is None or self._call("nvmlDeviceGetMemoryInfo", self._handles[uuid], ctypes.byref(memory)):
+            return None
+        handle = self._handles[uuid]
+        before = self._sampled.get(uuid, 0)
+        begin = before if now - before / 1e6 < 3 * PERIOD_S else int(since * 1e6)
+        busy, seconds = self._busy(uuid, handle, begin, now - since)
+        held, use = self._memory(handle) or {}, self._use(handle, begin)
+        processes = {
+            pid: (None if use is None else use.get(pid, 0.0), held.get(pid, 0.0)) for pid in set(held) | set(use or {})
+        }
+        joules, used, total = self._joules(uuid, handle), memory.used / MIB, memory.total / MIB
+        return DeviceSample(seconds, busy, joules, used, total, processes)
+
+    def _busy(self, uuid: str, handle: ctypes.c_void_p, begin: int, interval_s: float) -> Tuple[Optional[float], float]:
+        """Return the part of the time in which a device computed, and the seconds that this covers."""
+        samples, count, kind = (_Sample * self.MOST)(), ctypes.c_uint(self.MOST), ctypes.c_int()
+        where = (ctypes.byref(kind), ctypes.byref(count), samples)
+        status = self._call("nvmlDeviceGetSamples", handle, 1, ctypes.c_ulonglong(begin), *where)
+        if status == self.NOT_FOUND:
+            return 0.0, interval_s
+        if status:  # a MIG instance has no such counter
+            return None, interval_s
+        at, busy = begin, 0.0
+        for sample in sorted(samples[: count.value], key=lambda each: int(each.at)):
+            if sample.at > at:
+                busy += (sample.at - at) * min(sample.value & 0xFFFFFFFF, 100) / 100.0
+                at = sample.at
+        if at == begin:
+            return 0.0, interval_s
+        self._sampled[uuid] = at
+        return busy / (at - begin), (at - begin) / 1e6
+
+    def _memory(self, handle: ctypes.c_void_p) -> Optional[Dict[int, float]]:
+        """Return VRAM in MiB by process, those of an MPS server too; None if the driver does not say."""
+        found: Optional[Dict[int, float]] = None
+        for name in ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses"):
+            for version, kind in (("_v3", _ProcessInfo), ("_v2", _ProcessInfo), ("", _OldProcessInfo)):
+                infos, count = (kind * self.MOST)(), ctypes.c_uint(self.MOST)
+                status = self._call(name + version, handle, ctypes.byref(count), infos)
+                if status == 0:
+                    found = {} if found is None else found
+                    for each in infos[: count.value]:
+                        if each.used != 2**64 - 1:  # "not available"
+                            found[each.pid] = max(found.get(each.pid, 0.0), each.used / MIB)
+                if status != self.UNKNOWN_FUNCTION:
+                    break
+        return found
+
+    def _use(self, handle: ctypes.c_void_p, begin: int) -> Optional[Dict[int, float]]:
+        """Return the part of the time in which each process computed; None if the driver does not say."""
+        samples, count = (_ProcessUse * self.MOST)(), ctypes.c_uint(self.MOST)
+        arguments = (samples, ctypes.byref(count), ctypes.c_ulonglong(begin))
+        status = self._call("nvmlDeviceGetProcessUtilization", handle, *arguments)
+        if status:
+            return {} if status == self.NOT_FOUND else None
+        found: Dict[int, List[int]] = {}
+        for each in samples[: count.value]:
+            if each.sm <= 100:
+                found.setdefault(each.pid, []).append(each.sm)
+        return {pid: sum(percents) / len(percents) / 100.0 for pid, percents in found.items()}
+
+    def _joules(self, uuid: str, handle: ctypes.c_void_p) -> Optional[float]:
+        """Return the energy since the last call; None for the first one, or if the driver does not say."""
+        now, before = ctypes.c_ulonglong(0), self._energy.get(uuid)
+        if self._call("nvmlDeviceGetTotalEnergyConsumption", handle, ctypes.byref(now)):
+            return None
+        self._energy[uuid] = now.value
+        return None if before is None else max(now.value - before, 0) / 1000.0
+
+
+class AmdSysfs(GpuDriver):
+    """AMD's kernel driver, which knows devices but no processes. Raises OSError if there is none."""
+
+    def __init__(self, sysfs: str = "/sys") -> None:
+        self._cards = [os.path.dirname(each) for each in glob.glob(sysfs + "/class/drm/card*/device/gpu_busy_percent")]
+        if not self._cards:
+            raise OSError("no GPU in " + sysfs)
+
+    def read(self, device: str, since: float, now: float) -> Optional[DeviceSample]:
+        """Return a device by its unique id, which HIP gives as a number or as the bytes of its digits."""
+        wanted = re.sub(r"^gpu|[^0-9a-f]", "", device.lower())
+        found = self._cards if len(self._cards) == 1 else []
+        for card in self._cards:
+            unique = _contents(card + "/unique_id").strip()
+            if wanted and unique and (unique.startswith(wanted.encode()) or unique.hex().startswith(wanted)):
+                found = [card]
+        if not found:
+            return None
+        busy, used, total = (_number(found[0] + "/" + name) for name in self._FILES)
+        return (
+            None
+            if busy is None
+            else DeviceSample(now - since, busy / 100.0, None, (used or 0) / MIB, (total or 0) / MIB, {})
+        )
+
+    _FILES = ("gpu_busy_percent", "mem_info_vram_used", "mem_info_vram_total")
+
+
+def _number(path: str) -> Optional[int]:
+    text = _contents(path).strip()
+    return int(text) if text.isdigit() else None
+
+
+def driver() -> GpuDriver:
+    """Return the driver of this node. Raises OSError if there is none."""
+    try:
+        return Nvml()
+    except OSError:
+        return AmdSysfs()
+
+
+# -------------------------------------------------------------------------------------------------------------- reports
+
+
+class GpuMonitor:
+    """Use of GPUs by the drone's slots, interval by interval. ``exclusive``: no device is shared by two slots."""
+
+    def __init__(self, devices: GpuDriver, execute: str, exclusive: bool) -> None:
+        self._devices, self._execute, self._exclusive = devices, execute, exclusive
+        self._jobs: Dict[int, SlotJob] = {}
+
+    def usage(self, since: float, now: float) -> Dict[Slot, Optional[Tuple[SlotJob, SlotUsage]]]:
+        """Return jobs and their use in an interval by slot; None where a device of the job cannot be read."""
+        self._jobs = jobs_in(self._execute, self._jobs)
+        on: Dict[str, List[Slot]] = {}
+        for job in self._jobs.values():
+            for device in job.devices:
+                on.setdefault(device, []).append(job.slot)
+        used: Dict[Slot, List[Optional[SlotUsage]]] = {job.slot: [] for job in self._jobs.values()}
+        for device, slots in on.items():
+            found = self._devices.read(device, since, now)
+            shares: Dict[Slot, SlotUsage] = {}
+            if found is not None:
+                processes = [
+                    GpuProcess(slot_of(pid, self._jobs, self._execute), use, mib)
+                    for pid, (use, mib) in found.processes.items()
+                ]
+                shares = divide(DeviceReading(*found[:5], processes), sorted(set(slots)), self._exclusive)
+            for slot in slots:
+                used[slot].append(shares.get(slot))
+        jobs = {job.slot: job for job in self._jobs.values()}
+        return {slot: None if None in each else (jobs[slot], _sum(filter(None, each))) for slot, each in used.items()}
+
+
+def _sum(used: Iterable[SlotUsage]) -> SlotUsage:
+    each = list(used)
+    seconds = [one.gpu_seconds for one in each if one.gpu_seconds is not None]
+    joules = [one.joules for one in each if one.joules is not None]
+    vram = sum(one.vram_mib for one in each)
+    return SlotUsage(sum(seconds) if len(seconds) == len(each) else None, vram, sum(joules) if joules else None)
+
+
+def lines(
+    slot: Slot, usage: SlotUsage, joules: Optional[float], held_mib: float = 0.0, since: float = 0.0
+) -> Iterator[str]:
+    """Yield the report of a slot: increments of its use, and the energy of its job so far."""
+    yield "SlotMergeConstraint = TARGET.SlotID == %d && TARGET.DSlotId == %d" % slot
+    if usage.gpu_seconds is not None:
+        yield "UptimeGPUsSeconds = %.6f" % usage.gpu_seconds
+    yield "UptimeGPUsMemoryPeakUsage = %d" % round(usage.vram_mib)
+    if joules is not None:
+        yield "UptimeGPUsEnergyPeakUsage = %.1f" % joules
+    yield "JobVramUsage = %d" % round(held_mib)
+    yield "JobVramSince = %d" % since
+    yield "- GPUsSlot%d_%d" % slot
+
+
+def report(
+    found: Mapping[Slot, Optional[Tuple[SlotJob, SlotUsage]]], slots: Iterable[Slot], idle: SlotUsage, now: float
+) -> None:
+    """Print a report for each slot, zero for one without a job. A startd needs one from before a job began."""
+    text: List[str] = []
+    for slot in sorted({*slots, *found}):
+        if slot not in found:
+            text += lines(slot, idle, idle.joules)
+            continue
+        used = found[slot]
+        if used is not None:
+            job, usage = used
+            job.joules += usage.joules or 0.0
+            held, since = job.sustained(now, usage.vram_mib)
+            text += lines(slot, usage, None if usage.joules is None and not job.joules else job.joules, held, since)
+    print("\n".join(text), flush=True)
+
+
+def main() -> int:
+    """Report until the startd goes away. With ``probe``: exit 0, 2 (the driver shows no processes) or 1 (no driver)."""
+    if sys.argv[1:] == ["probe"]:
+        try:
+            return 0 if driver().sees_processes else 2
+        except OSError as error:
+            print(error)
+            return 1
+    of = os.environ
+    gpus, shares = int(of.get("DRONE_GPUS", "1")), int(of.get("DRONE_SHARES", "1"))
+    sliced = of.get("DRONE_SHARING") == "mig" or of.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG")
+    pools = gpus if of.get("DRONE_VRAM_POOL") == "1" else 1
+    slots = [(pool, at) for pool in range(1, pools + 1) for at in range(1, gpus * shares // pools + 1)][:MOST_SLOTS]
+    idle = SlotUsage(None if sliced else 0.0, 0.0, 0.0)
+    report({}, slots, idle, time.time())
+    monitor, before = None, time.time()
+    parent = os.getppid()
+    while os.getppid() == parent:
+        time.sleep(max(before + PERIOD_S - time.time(), 0.1))
+        now = time.time()
+        try:
+            monitor = monitor or GpuMonitor(driver(), of["DRONE_DIR"] + "/condor/execute", sliced or shares == 1)
+        except OSError as error:  # silence, because zero would be taken for the truth
+            print(error, file=sys.stderr, flush=True)
+            time.sleep(30)
+        else:
+            report(monitor.usage(before, now), slots, idle, now)
+        before = now
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except (BrokenPipeError, KeyboardInterrupt):
+        os._exit(0)

@@ -1,0 +1,66 @@
+"""The measured use as `usage`, `status`, `demand`, `sites` and `drones` show it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from provisioner.model import (
+    CompletedJob,
+    DroneState,
+    JobClass,
+    LowUseAction,
+    LowUsePolicy,
+    OverlayView,
+    Policy,
+    PolledOverlay,
+)
+from tests.cli.conftest import Cli
+from tests.store.story import A100, TemporaryStore, drone, seen, starts
+
+NOW = time.time()
+DRONE = drone(1, DroneState.BUSY, at=NOW - 7200, started_at=NOW - 7200)
+RUN = CompletedJob("s#1.0", NOW - 60, NOW - 9000, 3600.0, 1000, 2, 4096, owner="ann", drone_id=DRONE.id)
+WAITING = JobClass("c1", 1000, 2, 4096, owner="ann", waiting=3, oldest_at=NOW - 60)
+
+
+@pytest.fixture
+async def measured() -> TemporaryStore:
+    store = TemporaryStore()
+    policy = Policy(low_use=LowUsePolicy(LowUseAction.WARN, jobs=1), sites={})
+    view = PolledOverlay(OverlayView(NOW, (WAITING,)))
+    plan = starts(1, DRONE, at=NOW)
+    await store.record(plan, seen(store, plan, overlay=view, policy=policy, types=(A100,)))
+    await store.record_completed([replace(RUN, used_milli=40, peak_vram_mib=2048)])
+    return store
+
+
+def test_each_list_shows_the_use_of_the_last_day(measured: TemporaryStore, cli: Cli) -> None:
+    for verb in ("demand", "sites", "drones"):
+        assert cli(verb, "-o", "json", "--store", measured.path).json["items"][0]["use"] == 0.04, verb
+    assert (
+        "USE" in cli("demand", "--store", measured.path).out
+        and "4%" in cli("sites", "-o", "wide", "--store", measured.path).out
+    )
+    shown = cli("drones", "show", DRONE.id, "-o", "json", "--store", measured.path)
+    assert shown.json["use"] == 0.04
+
+
+def test_the_status_has_the_use_and_a_note_of_low_use(measured: TemporaryStore, cli: Cli) -> None:
+    status = cli("status", "-o", "json", "--store", measured.path).json
+    assert status["use"] == 0.04 and status["demand"][0]["use"] == 0.04
+    (note,) = [each for each in status["troubles"] if each["kind"] == "low-use"]
+    assert note["severity"] == "note" and note["text"].startswith("ann/1gpu/2cpu/4096mib: 4% of 1.0 GPU-hours used")
+    assert "4% of 1 GPU-hours of jobs in the last day" in cli("status", "--store", measured.path).out
+
+
+def test_the_table_names_the_class_and_the_parts(measured: TemporaryStore, cli: Cli) -> None:
+    ran = cli("usage", "--store", measured.path)
+    assert "ann/1gpu/2cpu/4096mib" in ran.out and "topas/a100" in ran.out
+    found = cli("usage", "-o", "json", "--store", measured.path).json
+    assert found["total_gpu_s"] == pytest.approx(7200, abs=600)
+    assert (found["measured_gpu_s"], found["used_gpu_s"]) == (pytest.approx(3600, abs=1), pytest.approx(144, abs=1))
+    assert cli("usage", "--since", "30s", "-o", "json", "--store", measured.path).json["items"] == []
+    assert cli("usage", "--since", "soon", "--store", measured.path).code == 2

@@ -1,0 +1,120 @@
+"""Classes of low use are reported once, and their idle jobs are held where the policy wants it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from provisioner.controller.low_use import WATCH_EVERY_S, LowUseWatch
+from provisioner.interfaces import AuthError
+from provisioner.model import CompletedJob, DroneState, JobClass, LowUseAction, LowUsePolicy, OverlayView, Policy
+from tests.simulator.worlds import drone_type
+from tests.store.story import TemporaryStore, drone, record, starts
+
+HOUR = 3600.0
+WHOLE = drone_type("topas", "a100")
+DRONE = drone(1, DroneState.BUSY, at=100.0, started_at=100.0)
+POLICY = LowUsePolicy(LowUseAction.WARN, below=0.15, jobs=3, window_s=24 * HOUR)
+ANN = JobClass("c1", 1000, 2, 4096, owner="ann", waiting=2)
+BEN = replace(ANN, id="c2", owner="ben")
+
+
+def ended(number: int, used_milli: int | None, owner: str = "ann", at: float = HOUR) -> CompletedJob:
+    run = CompletedJob(f"{owner}-{number}.0", at + number, 0.0, 60.0, 1000, 2, 4096, owner=owner, drone_id=DRONE.id)
+    return replace(run, used_milli=used_milli, peak_vram_mib=2048, splits=False)
+
+
+@dataclass
+class Watched:
+    """A watch over a real store; it remembers events, and what the overlay was asked to hold."""
+
+    store: TemporaryStore
+    at: float = 2 * HOUR
+    events: list[tuple[str, dict[str, object]]] = field(default_factory=list)
+    held: list[tuple[str, str]] = field(default_factory=list)
+    refused: bool = False
+
+    def __post_init__(self) -> None:
+        self.watch = LowUseWatch(self, self.store, self, self.event)  # type: ignore[arg-type]
+
+    def now(self) -> float:
+        return self.at
+
+    async def event(self, name: str, **fields: object) -> None:
+        self.events.append((name, fields))
+
+    async def hold(self, jobs: JobClass, reason: str) -> int:
+        if self.refused:
+            raise AuthError("schedd s: it may not hold jobs of others")
+        self.held.append((jobs.id, reason))
+        return jobs.waiting
+
+    async def turn(self, policy: LowUsePolicy = POLICY, *classes: JobClass) -> list[str]:
+        """Let ten minutes pass. Return the names of the new events."""
+        before = len(self.events)
+        await self.watch.turn(policy, [WHOLE], OverlayView(self.at, classes or (ANN, BEN)))
+        self.at += WATCH_EVERY_S
+        return [name for name, _ in self.events[before:]]
+
+
+async def watched(*runs: CompletedJob) -> Watched:
+    store = TemporaryStore()
+    await record(store, starts(1, DRONE))
+    await store.record_completed(runs)
+    return Watched(store)
+
+
+LOW = [ended(n, 40) for n in range(3)]
+HIGH = [ended(n, 700, "ben") for n in range(3)]
+
+
+async def test_a_class_is_reported_when_its_use_becomes_low() -> None:
+    pool = await watched(*LOW[:2], *HIGH)
+    assert await pool.turn() == [], "too few jobs to judge by"
+    await pool.store.record_completed(LOW)
+    assert await pool.turn() == ["gpus.underused"]
+    assert pool.events[0][1]["job_class"] == "ann/1gpu/2cpu/4096mib"
+    assert str(pool.events[0][1]["why"]).startswith("4% of 0.1 GPU-hours used, runs measured: 3, VRAM up to 2.0 GiB")
+    assert await pool.turn() == [] and pool.held == [], "once"
+    pool.at += POLICY.window_s
+    assert await pool.turn() == [], "these jobs are too long ago"
+    await pool.store.record_completed([ended(n, 40, at=pool.at) for n in range(3)])
+    pool.at += 60.0
+    assert await pool.turn() == ["gpus.underused"], "it was not low in between"
+
+
+async def test_nothing_is_done_by_default_or_at_once_again() -> None:
+    pool = await watched(*LOW)
+    assert await pool.turn(Policy().low_use) == []
+    pool.at -= WATCH_EVERY_S
+    assert await pool.turn() == ["gpus.underused"]
+    pool.at -= WATCH_EVERY_S / 2
+    pool.watch._known = frozenset()
+    assert await pool.turn() == [], "it is not looked at again so soon"
+
+
+async def test_an_unmeasured_run_is_no_low_use() -> None:
+    pool = await watched(*(ended(n, None) for n in range(9)))
+    assert await pool.turn() == []
+
+
+async def test_idle_jobs_of_the_class_are_held_with_the_reason() -> None:
+    pool = await watched(*LOW, *HIGH)
+    hold = replace(POLICY, action=LowUseAction.HOLD)
+    assert await pool.turn(hold, ANN, BEN, replace(ANN, id="c3", cpus=3)) == ["gpus.underused", "jobs.held"]
+    ((jobs, reason),) = pool.held
+    assert jobs == "c1" and reason.startswith("low GPU use: 4% of 0.1 GPU-hours used, runs measured: 3")
+    assert "+GpuMilli" in reason and "condor_release" in reason
+    assert await pool.turn(hold, replace(ANN, waiting=0, running=4)) == [], "running jobs are left alone"
+    pool.refused = True
+    assert await pool.turn(hold, ANN) == ["jobs.hold_failed"]
+    assert "may not hold" in str(pool.events[-1][1]["why"])
+
+
+async def test_every_figure_of_a_run_is_as_it_was_recorded() -> None:
+    done = replace(ended(1, 250), energy_j=77, unfinished=True, disk_mib=5, vram_mib=6, capability=70, walltime_s=8.0)
+    pool = await watched(done, replace(done, job_id="elsewhere", drone_id=None))
+    drones, runs = await pool.store.runs(0.0)
+    assert [*drones] == [(DRONE.id, DRONE.type, 1000, 100.0, 0.0)] and [*runs] == [done]
+    assert pool.store.reader().runs(0.0) == (drones, runs)
+    assert pool.store.reader().completions(0.0, 1e9) == [], "it has not completed"
+    assert (await pool.store.runs(done.ended_at + 1))[1] == []

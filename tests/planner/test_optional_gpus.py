@@ -1,0 +1,198 @@
+"""Jobs with an optional GPU: idle GPUs and CPU drones are for them, and no GPU drone is started or kept for them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from provisioner import model, reasons
+from provisioner.formatting import describe
+from provisioner.planner import matching
+from provisioner.reasons import AwaitingIdleGpu, DemandCovered, IdleTimeout, OptionalJobsOnly
+from tests.planner import scenes
+from tests.planner.scenes import A100, NOW, QUAD, SMALL, drone, jobs, plan_for, plan_of, slot_of, snapshot, story, why
+
+S = model.DroneState
+CPU = model.DroneType("topas", "cpu", 0, 8, 20480, 0)
+MAYBE = replace(SMALL, gpu_optional=True)
+"""Named as SMALL is, for :func:`scenes.tell`."""
+IDLE = drone("kit-ab12-1")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "refused", "given"),
+    [
+        story("no GPU drone", [], [AwaitingIdleGpu("")], classes=[jobs(MAYBE, 50)]),
+        story("a CPU drone each", [CPU] * 3, [], classes=[jobs(MAYBE, 3)], types=(A100, CPU)),
+        story(
+            "no room for a CPU drone",
+            [],
+            [AwaitingIdleGpu("topas/cpu", "site-full")],
+            classes=[jobs(MAYBE, 3)],
+            types=(A100, CPU),
+            free={"a100": 4, "cpu": 0},
+        ),
+        story("an idle GPU", [], [DemandCovered(1, 0)], classes=[jobs(MAYBE)], drones=[IDLE]),
+        story(
+            "an idle GPU, and a CPU drone for the other",
+            [CPU],
+            [DemandCovered(1, 0)],
+            classes=[jobs(MAYBE, 2)],
+            types=(A100, CPU),
+            drones=[IDLE],
+        ),
+        story(
+            "a GPU drone on its way is for others",
+            [],
+            [AwaitingIdleGpu("")],
+            classes=[jobs(MAYBE)],
+            drones=[drone("kit-ab12-1", S.BOOTING)],
+        ),
+        story(
+            "what needs a GPU comes first, whatever fits how many types",
+            [],
+            [AwaitingIdleGpu("")],
+            classes=[jobs(MAYBE, vram_mib=40960, oldest_at=NOW - 9999, priority=9), jobs(id="needs-it")],
+            types=(A100, QUAD),
+            drones=[IDLE],
+        ),
+        story(
+            "VRAM and capability count on GPUs alone",
+            [CPU],
+            [],
+            classes=[jobs(MAYBE, vram_mib=80000, capability=90, driver=13000)],
+            types=(A100, CPU),
+            drones=[IDLE],
+        ),
+        story(
+            "refused by CPU drones",
+            [],
+            [AwaitingIdleGpu("")],
+            classes=[jobs(MAYBE, refuses={CPU.key: model.UnmetRequirement("gpus", "1", "0")})],
+            types=(A100, CPU),
+        ),
+        story("nothing fits", [], None, classes=[jobs(MAYBE, cpus=99)], types=(A100, CPU)),
+    ],
+)
+def test_what_is_started_for_jobs_with_an_optional_gpu(
+    kinds: list[model.DroneType], refused: list[object], given: dict[str, object]
+) -> None:
+    scenes.tell(kinds, refused, given)
+
+
+def test_a_job_that_needs_the_gpu_gets_a_drone_as_if_others_had_taken_it() -> None:
+    busy = drone("kit-ab12-1", S.BUSY)
+    slots = [slot_of(busy, optional_jobs=1)]
+    plan = plan_for(classes=[jobs(), jobs(MAYBE, 9, id="maybe")], drones=[busy], slots=slots)
+    assert scenes.started(plan) == [A100.key]
+    assert plan.starts[0].drone.for_class == "small"
+    assert why(plan, "class:maybe") == [AwaitingIdleGpu("")]
+
+
+def test_fewer_types_do_not_bring_them_forward() -> None:
+    snap = snapshot(classes=[jobs(MAYBE, id="maybe", vram_mib=40960), jobs(vram_mib=1)], types=(A100, QUAD))
+    known = matching.compatibility_cache(snap.types, snap.policy).table(snap.overlay.view.classes)  # type: ignore[union-attr]
+    assert known["maybe"].hardness > known["small"].hardness
+
+
+def leaves(each: model.Drone, **given: object) -> list[object]:
+    plan = plan_of(snapshot(drones=[each], **given))  # type: ignore[arg-type]
+    return [drain.reason for drain in plan.drains] + [stop.reason for stop in plan.stops]
+
+
+def test_an_idle_gpu_drone_is_not_kept_for_them() -> None:
+    late = drone("kit-ab12-1", S.IDLE, age_s=700)
+    assert leaves(late, classes=[jobs(MAYBE)]) == [IdleTimeout(700, 600, "time-out")]
+    assert leaves(late, classes=[jobs()]) == [], "the negotiator should match it"
+    cpu = drone("kit-ab12-1", S.IDLE, CPU, age_s=700)
+    assert leaves(cpu, classes=[jobs(MAYBE)], types=(A100, CPU)) == [], "a CPU drone is theirs"
+
+
+def test_a_gpu_drone_on_its_way_is_not_kept_for_them() -> None:
+    waits = drone("kit-ab12-1", S.QUEUED, idle_at=NOW - 200)
+    assert leaves(waits, classes=[jobs(MAYBE)]) == [reasons.Unneeded("queued")]
+    assert leaves(waits, classes=[jobs()]) == []
+
+
+@pytest.mark.parametrize(
+    ("idle_at", "optional", "work_at", "left"),
+    [
+        (NOW - 700, 1, NOW - 50, [OptionalJobsOnly(700, 600)]),
+        (NOW - 500, 1, NOW - 50, []),
+        (NOW - 700, 0, NOW - 50, []),  # its job needs the GPU
+        (NOW - 700, 0, 0.0, []),  # what runs is unknown
+    ],
+)
+def test_a_gpu_drone_that_runs_nothing_else_takes_no_more_after_the_idle_timeout(
+    idle_at: float, optional: int, work_at: float, left: list[object]
+) -> None:
+    busy = drone("kit-ab12-1", S.BUSY, idle_at=idle_at)
+    slots = [slot_of(busy, optional_jobs=optional, work_at=work_at)]
+    assert leaves(busy, slots=slots) == left
+    plan = plan_of(snapshot(drones=[busy], slots=slots))
+    assert [(drain.mode, drain.drone.leaving) for drain in plan.drains] == [(model.DrainMode.PEACEFUL, S.DONE)] * len(
+        left
+    )
+
+
+def after(each: model.Drone, **slot: object) -> float:
+    """The begin of its idle time, after a look at its slot."""
+    kind = CPU if each.type == CPU.key else A100
+    snap = snapshot(drones=[each], types=(A100, CPU), slots=[slot_of(each, kind, **slot)])
+    moved = {move.drone.id: move.drone for move in plan_of(snap).moves}
+    return moved.get(each.id, each).idle_at
+
+
+def test_a_gpu_is_idle_while_it_runs_only_them() -> None:
+    busy, since, at_work = model.SlotState.BUSY, IDLE.idle_at, NOW - 20
+    optional = {"state": busy, "jobs": 1, "optional_jobs": 1, "work_at": at_work}
+    assert after(IDLE, **optional) == since, "as before the job"
+    assert after(IDLE, **{**optional, "optional_jobs": 0}) == 0.0
+    assert after(IDLE, **{**optional, "jobs": 2}) == 0.0, "one of two"
+    serves = drone("kit-ab12-1", S.BUSY)
+    assert after(serves, work_at=at_work) == 0.0
+    assert after(serves, **optional) == NOW, "the job that needed it has ended"
+    lent = replace(serves, idle_at=NOW - 300)
+    assert after(lent, state=busy, jobs=1) == NOW - 300, "what runs is unknown for a moment"
+    assert after(lent, state=busy, jobs=1, work_at=at_work) == 0.0
+    assert after(lent, state=model.SlotState.IDLE, jobs=0) == NOW - 300, "the job ends"
+    assert after(drone("kit-ab12-1", S.BUSY, CPU), **optional) == 0.0, "a CPU drone is not lent"
+
+
+def test_a_drone_that_leaves_while_it_runs_only_them_comes_back_for_a_job_that_needs_its_gpu() -> None:
+    leaving = drone("kit-ab12-1", S.DRAINING, joined_at=NOW - 900, leaving=S.DONE, asked_at=NOW - 60, jobs=1)
+    full = {"free_gpu_milli": 0, "jobs": 1, "state": model.SlotState.DRAINING}
+    lent = [slot_of(leaving, **full, optional_jobs=1)]
+    for slots, classes, returned in (
+        (lent, [jobs()], True),  # the pool evicts the other
+        (lent, [jobs(MAYBE)], False),
+        ([slot_of(leaving, **full)], [jobs()], False),
+    ):
+        plan = plan_of(snapshot(drones=[leaving], slots=slots, classes=classes, free={"a100": 0}))
+        assert [drain.mode for drain in plan.drains] == [model.DrainMode.RESUME] * returned
+
+
+def test_headroom_counts_a_lent_gpu_and_keeps_its_drone() -> None:
+    lent = drone("kit-ab12-1", S.BUSY, idle_at=NOW - 700)
+    warm = model.Policy(headroom=(model.Headroom("warm", cpus=8, memory_mib=20480, count=1, from_h=0, to_h=24),))
+    for optional, plans in ((1, ([], [])), (0, ([A100.key], []))):
+        slots = [slot_of(lent, optional_jobs=optional, work_at=NOW - 50)]
+        plan = plan_of(snapshot(drones=[lent], slots=slots, policy=warm))
+        assert (scenes.started(plan), list(plan.drains)) == plans
+
+
+def test_a_start_of_a_gpu_drone_for_them_would_be_refused() -> None:
+    snap = snapshot(classes=[jobs(MAYBE)])
+    (start,) = plan_for(waiting=1).starts
+    plan = replace(plan_of(snap), starts=(start,))
+    assert "has a GPU, which is optional for class small" in str(next(iter(scenes.validate_plan(snap, plan))))
+
+
+def test_the_reasons_say_what_they_wait_for() -> None:
+    assert describe(AwaitingIdleGpu("topas/cpu", "site-full")) == (
+        "a GPU is optional for these jobs: they wait for an idle GPU or a CPU slot (drone type topas/cpu: site-full);"
+        " no GPU drone is started for them"
+    )
+    assert describe(AwaitingIdleGpu("")).startswith("a GPU is optional for these jobs: they wait for an idle GPU; no")
+    assert "jobs for which it is optional" in describe(OptionalJobsOnly(905, 600))

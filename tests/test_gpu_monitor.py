@@ -1,0 +1,298 @@
+"""The drone's monitor of its GPUs: the accounting, the processes of jobs, the drivers, and its reports."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from provisioner.drone import gpu_monitor, script
+from provisioner.drone.gpu_monitor import DeviceReading, GpuProcess, SlotJob, SlotUsage, divide, jobs_in, slot_of
+from tests.labs.gpu import FakeGpus
+
+A, B, C = (1, 1), (1, 2), (1, 3)
+
+fractions = st.floats(0, 1)
+processes = st.lists(
+    st.builds(GpuProcess, st.sampled_from([A, B, C, None]), st.none() | fractions, st.floats(0, 50_000)), max_size=8
+)
+readings = st.builds(
+    DeviceReading,
+    seconds=st.floats(0.01, 10),
+    busy=st.none() | st.floats(-0.5, 2),
+    joules=st.none() | st.floats(0, 5000),
+    used_mib=st.floats(0, 40_536),
+    total_mib=st.just(40_536.0),
+    processes=processes,
+)
+
+
+@given(readings, st.sampled_from([[A], [A, B], [A, B, C]]), st.booleans())
+def test_the_sum_over_the_slots_never_exceeds_the_device(
+    reading: DeviceReading, slots: list[tuple[int, int]], own: bool
+) -> None:
+    used = divide(reading, slots, own)
+    assert set(used) == set(slots)
+    seconds = [each.gpu_seconds for each in used.values()]
+    assert (None in seconds) == (reading.busy is None)
+    busy = min(max(reading.busy or 0.0, 0.0), 1.0)
+    little = 1e-6
+    assert sum(each or 0.0 for each in seconds) <= busy * reading.seconds + little
+    assert sum(each.vram_mib for each in used.values()) <= reading.total_mib + little
+    assert sum(each.joules or 0.0 for each in used.values()) <= (reading.joules or 0.0) * (1 + little) + little
+    assert all(value is None or value >= 0 for each in used.values() for value in each)
+
+
+def reading(*processes: GpuProcess, busy: float | None = 0.6) -> DeviceReading:
+    return DeviceReading(2.0, busy, 100.0, 9000.0, 40536.0, processes)
+
+
+def test_each_slot_is_charged_for_its_own_processes() -> None:
+    found = divide(reading(GpuProcess(A, 0.2, 3000), GpuProcess(B, 0.3, 4000), GpuProcess(B, 0.1, 1000)), [A, B], False)
+    assert found[A] == pytest.approx(SlotUsage(0.4, 3000, 100 / 3))
+    assert found[B] == pytest.approx(SlotUsage(0.8, 5000, 200 / 3))
+    # kernels that overlap under MPS: 120 % of processes on a GPU that was busy for 60 % of the time
+    found = divide(reading(GpuProcess(A, 0.4, 1), GpuProcess(B, 0.8, 1)), [A, B], False)
+    assert found[A][0] == pytest.approx(0.4) and found[B][0] == pytest.approx(0.8)
+    # a process of another pays for itself
+    found = divide(reading(GpuProcess(A, 0.2, 1), GpuProcess(None, 0.4, 1)), [A, B], False)
+    assert found[A][0] == pytest.approx(0.4) and found[B][0] == 0
+
+
+def test_a_driver_without_figures_of_processes_gives_equal_parts_to_those_that_have_some() -> None:
+    found = divide(reading(GpuProcess(A, None, 3000), GpuProcess(A, None, 1)), [A, B], False)
+    assert (found[A][0], found[B][0]) == (1.2, 0)
+    found = divide(reading(), [A, B], False)
+    assert (found[A][0], found[B][0]) == (0.6, 0.6)
+    found = divide(reading(GpuProcess(A, None, 3000), GpuProcess(None, None, 1)), [A, B], False)
+    assert (found[A][0], found[B][0]) == (0.6, 0)
+
+
+def test_an_exclusive_gpu_is_charged_to_its_only_slot() -> None:
+    found = divide(reading(GpuProcess(None, 0.1, 3000), GpuProcess(A, None, 1000)), [A], True)
+    assert found == {A: SlotUsage(1.2, 4000, 100.0)}
+    assert divide(reading(), [A], True) == {A: SlotUsage(1.2, 9000, 100.0)}, "no process is seen: the used memory"
+
+
+def test_an_idle_gpu_costs_its_jobs_equal_energy() -> None:
+    found = divide(reading(GpuProcess(A, 0.0, 1), busy=0.0), [A, B], False)
+    assert (found[A].joules, found[B].joules) == (50, 50)
+
+
+def test_vram_counts_once_it_has_been_held_for_a_while() -> None:
+    job = SlotJob(A, ["GPU-1"])
+    held = [job.sustained(100 + 2 * n, mib) for n, mib in enumerate([9000, 12000, 11000, 12000, 500, 12000])]
+    assert held == [(0, 100), (0, 100), (9000, 100), (11000, 102), (500, 104), (500, 106)]
+
+
+# ----------------------------------------------------------------------------------------------------- the drone's jobs
+
+
+@contextmanager
+def starter(execute: Path, program: str, folder: str = "scratch", slot: int = 1) -> Iterator[tuple[int, int]]:
+    """A process in the place of a starter, and a child of it that runs ``program``: both process ids."""
+    command = 'read -r go; env -i X=1 sh -c "$0" & echo $!; wait'
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(["sh", "-c", command, program], start_new_session=True, **pipes)
+    try:
+        directory = execute / f"dir_{process.pid}" / folder
+        directory.mkdir(parents=True)
+        ad = f'AssignedGPUs = "GPU-a0a1a2a3"\nCpus = 1\nDSlotId = {slot}\nSlotID = 1\n'
+        (directory / ".machine.ad").write_text(ad)
+        assert process.stdin and process.stdout
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        yield process.pid, int(process.stdout.readline())
+    finally:
+        os.killpg(process.pid, 9)
+        process.wait()
+
+
+@pytest.mark.parametrize("folder", ["scratch", "."])
+def test_a_job_that_clears_its_environment_is_found_by_its_starter(tmp_path: Path, folder: str) -> None:
+    """HTCondor 25 has the machine ad in ``scratch``, 23 beside it."""
+    with starter(tmp_path, "sleep 60; true", folder) as (pid, child):
+        jobs = jobs_in(str(tmp_path), {})
+        assert [(job.slot, job.devices) for job in jobs.values()] == [(A, ["GPU-a0a1a2a3"])]
+        assert slot_of(child, jobs, str(tmp_path)) == A
+        assert slot_of(os.getpid(), jobs, str(tmp_path)) is None
+        assert jobs_in(str(tmp_path), jobs)[pid] is jobs[pid], "it keeps what it has used"
+    assert jobs_in(str(tmp_path), jobs) == {}
+
+
+def test_a_process_that_left_its_parents_is_found_by_its_environment(tmp_path: Path) -> None:
+    jobs = {1 << 22: SlotJob(B, [])}
+    for place, slot in (
+        (f"{tmp_path}/dir_{1 << 22}/scratch", B),
+        (f"{tmp_path}/dir_7", None),
+        (f"/x/dir_{1 << 22}", None),
+    ):
+        process = subprocess.Popen(
+            ["sleep", "60"], env={"_CONDOR_SCRATCH_DIR": place, "Y": "1", "PATH": os.environ["PATH"]}
+        )
+        try:
+            while not Path(f"/proc/{process.pid}/environ").read_bytes():
+                time.sleep(0.01)  # its execve(2) is not over yet
+            assert slot_of(process.pid, jobs, str(tmp_path)) == slot
+        finally:
+            process.kill()
+            process.wait()
+
+
+def test_a_machine_ad_that_the_job_replaced_does_not_stop_the_monitor(tmp_path: Path) -> None:
+    with starter(tmp_path, "sleep 60; true") as (pid, _):
+        ad = tmp_path / f"dir_{pid}/scratch/.machine.ad"
+        ad.unlink()
+        os.mkfifo(ad)
+        assert jobs_in(str(tmp_path), {}) == {}
+
+
+# -------------------------------------------------------------------------------------------------------------- drivers
+
+
+def test_amd_devices_are_read_from_sysfs(tmp_path: Path) -> None:
+    for at, unique in enumerate(("6d3ab1c29f001122", "1234567890abcdef")):
+        card = tmp_path / f"class/drm/card{at}/device"
+        card.mkdir(parents=True)
+        files = {
+            "gpu_busy_percent": 40 + at,
+            "mem_info_vram_used": 3 << 30,
+            "mem_info_vram_total": 64 << 30,
+            "unique_id": unique,
+        }
+        for name, text in files.items():
+            (card / name).write_text(f"{text}\n")
+    amd = gpu_monitor.AmdSysfs(str(tmp_path))
+    assert not amd.sees_processes
+    assert amd.read("GPU-12345678", 10.0, 12.0) == gpu_monitor.DeviceSample(2.0, 0.41, None, 3072, 65536, {})
+    digits = b"6d3ab1c29f001122".hex()
+    found = amd.read(f"GPU-{digits[:8]}-{digits[8:12]}", 10.0, 12.0)
+    assert found is not None and found.busy == 0.4
+    assert amd.read("GPU-99999999", 10.0, 12.0) is None
+    with pytest.raises(OSError, match="no GPU in"):
+        gpu_monitor.AmdSysfs(str(tmp_path / "none"))
+
+
+@pytest.fixture
+def gpus(tmp_path: Path) -> FakeGpus:
+    return FakeGpus.build(tmp_path / "gpus", 2)
+
+
+def environment(gpus: FakeGpus, home: Path, **more: str) -> dict[str, str]:
+    return {**gpus.env, "DRONE_DIR": str(home), "DRONE_GPUS": "1", "PATH": os.environ["PATH"], **more}
+
+
+def run(gpus: FakeGpus, home: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    program = home / "gpu_monitor.py"
+    program.write_bytes(script("gpu_monitor.py"))
+    how = {"env": environment(gpus, home, **more), "capture_output": True, "text": True, "timeout": 60}
+    return subprocess.run([sys.executable, "-I", str(program), *words], **how)
+
+
+def reports(gpus: FakeGpus, home: Path, count: int, **more: str) -> list[dict[str, str]]:
+    """The first reports of the monitor."""
+    (home / "gpu_monitor.py").write_bytes(script("gpu_monitor.py"))
+    command = [sys.executable, "-I", str(home / "gpu_monitor.py")]
+    process = subprocess.Popen(command, env=environment(gpus, home, **more), stdout=subprocess.PIPE, text=True)
+    found: list[dict[str, str]] = [{}]
+    try:
+        assert process.stdout
+        for line in process.stdout:
+            if line.startswith("- "):
+                found[-1]["name"] = line[2:].strip()
+                if len(found) == count:
+                    return found
+                found.append({})
+            else:
+                name, _, value = line.strip().partition(" = ")
+                found[-1][name] = value
+        raise AssertionError(f"it ended after {found}")
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_it_reports_zero_at_once_and_then_each_slot(gpus: FakeGpus, tmp_path: Path) -> None:
+    execute = tmp_path / "condor/execute"
+    gpus.set(0, 10, 500)
+    with starter(execute, "sleep 60; true") as (_, one), starter(execute, "sleep 60; true", slot=2) as (_, two):
+        gpus.process(one, 0, 20, 3000)
+        gpus.process(two, 0, 40, 5000, mps=True)
+        found = reports(gpus, tmp_path, 3 * 4, DRONE_SHARES="3", DRONE_SHARING="time-sliced")
+    for at, report in enumerate(found[:3], 1):
+        assert report["SlotMergeConstraint"] == f"TARGET.SlotID == 1 && TARGET.DSlotId == {at}"
+        assert (report["UptimeGPUsSeconds"], report["name"]) == ("0.000000", f"GPUsSlot1_{at}")
+    first, second, third = found[9:]
+    assert float(second["UptimeGPUsSeconds"]) == pytest.approx(2 * float(first["UptimeGPUsSeconds"]), rel=0.05)
+    assert 0.2 < float(first["UptimeGPUsSeconds"]) < 2.0
+    assert (first["UptimeGPUsMemoryPeakUsage"], second["UptimeGPUsMemoryPeakUsage"]) == ("3000", "5000")
+    assert (first["JobVramUsage"], second["JobVramUsage"]) == ("3000", "5000"), "after four seconds"
+    assert abs(int(first["JobVramSince"]) - time.time()) < 60
+    assert 0 < float(first["UptimeGPUsEnergyPeakUsage"]) < float(second["UptimeGPUsEnergyPeakUsage"])
+    assert (third["UptimeGPUsSeconds"], third["JobVramUsage"]) == ("0.000000", "0")
+
+
+def test_a_mig_instance_has_memory_but_no_use(gpus: FakeGpus, tmp_path: Path) -> None:
+    """NVML does not know how busy an instance is. Zero would be taken for the truth."""
+    gpus.mig(0, 2)
+    with starter(tmp_path / "condor/execute", "sleep 60; true") as (pid, child):
+        ad = tmp_path / f"condor/execute/dir_{pid}/scratch/.machine.ad"
+        ad.write_text(f'AssignedGPUs = "{gpus.uuid(0, 1)}"\nDSlotId = 1\nSlotID = 1\n')
+        gpus.process(child, "0:1", 50, 4000)
+        found = reports(gpus, tmp_path, 4, DRONE_SHARES="2", DRONE_SHARING="mig")
+    assert all("UptimeGPUsSeconds" not in each for each in found)
+    assert found[2]["UptimeGPUsMemoryPeakUsage"] == "4000"
+
+
+def test_a_lost_gpu_is_not_reported_as_idle(gpus: FakeGpus, tmp_path: Path) -> None:
+    gpus.fail("nvmlDeviceGetMemoryInfo", 15)
+    with starter(tmp_path / "condor/execute", "sleep 60; true"):
+        found = reports(gpus, tmp_path, 4, DRONE_SHARES="2", DRONE_SHARING="time-sliced")
+    assert [each["name"] for each in found] == ["GPUsSlot1_1", "GPUsSlot1_2", "GPUsSlot1_2", "GPUsSlot1_2"]
+
+
+def test_the_probe_says_what_the_driver_can_see(gpus: FakeGpus, tmp_path: Path) -> None:
+    assert run(gpus, tmp_path, "probe").returncode == 0
+    for version in ("", "_v2", "_v3"):
+        gpus.fail(f"nvmlDeviceGetComputeRunningProcesses{version}", 3)
+        gpus.fail(f"nvmlDeviceGetMPSComputeRunningProcesses{version}", 3)
+    assert run(gpus, tmp_path, "probe").returncode == 2
+    for name in ("nvmlInit", "nvmlInit_v2", "nvmlInitWithFlags"):
+        gpus.fail(name, 9)
+    done = run(gpus, tmp_path, "probe")
+    assert (done.returncode, done.stdout) == (1, "no GPU in /sys\n")
+
+
+# ------------------------------------------------------------------------------------------------ the script as shipped
+
+
+def test_what_is_left_out_of_a_script_does_not_change_it() -> None:
+    """The drone's files have to fit into the 64 KiB that Nova takes."""
+    source = Path(gpu_monitor.__file__)
+    shipped = script("gpu_monitor.py")
+    assert ast.dump(ast.parse(shipped)) == ast.dump(ast.parse(source.read_bytes()))
+    assert len(shipped) < len(source.read_bytes())
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("no bash, which prints a script without comments")
+    for file in sorted(source.parent.glob("*.sh")):
+        if file.name != "condor_drone.sh":  # which contains the others
+            kept = _printed(bash, script(file.name))
+            assert kept and kept == _printed(bash, file.read_bytes()), file.name
+    assert b"\n# limit: 60\n" in script("mps_check.sh")
+    assert script("condor_drone.sh").startswith(b"#!/bin/sh\n")
+
+
+def _printed(bash: str, text: bytes) -> list[bytes]:
+    done = subprocess.run([bash, "--pretty-print", "/dev/stdin"], input=text, capture_output=True, check=True)
+    return [line for line in done.stdout.splitlines() if line.strip()]

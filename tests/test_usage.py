@@ -1,0 +1,183 @@
+"""The report of measured use: each figure, the types that would fit, and sums that add up whatever is on record."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from provisioner.model import CompletedJob, DroneId, DroneType, LowUsePolicy, Sharing, Slot, SlotState
+from provisioner.usage import (
+    GROUPINGS,
+    GpuDrone,
+    class_name,
+    describe_use,
+    held_milli,
+    low_use,
+    quantile,
+    usage_report,
+)
+
+HOUR = 3600.0
+WHOLE = DroneType("kit", "whole", 1000, 8, 40960, 51200, 40960, capability=80)
+EIGHT = DroneType("kit", "eight", 8000, 64, 327680, 409600, 40960, capability=80)
+SLICED = DroneType("kit", "sliced", 1000, 16, 81920, 51200, 40960, "", 80, sharing=Sharing.TIME_SLICED, shares=2)
+MPS = DroneType("far", "mps", 1000, 32, 163840, 51200, 40960, "", 80, sharing=Sharing.MPS, shares=8)
+TYPES = (WHOLE, EIGHT, SLICED, MPS)
+
+
+def drone(number: int = 1, kind: DroneType = WHOLE, began_at: float = 0.0, ended_at: float = 0.0) -> GpuDrone:
+    return GpuDrone(DroneId(f"d-{number}"), kind.key, kind.gpu_milli, began_at, ended_at)
+
+
+def ended(
+    at_h: float, hours: float = 1.0, used: int | None = 100, peak: int | None = 2000, **more: Any
+) -> CompletedJob:
+    run = CompletedJob("1.0", at_h * HOUR, 0.0, hours * HOUR, 1000, 2, 4096, capability=70, owner="ann", splits=False)
+    return replace(run, **{"drone_id": DroneId("d-1"), "used_milli": used, "peak_vram_mib": peak, **more})
+
+
+ANN = class_name(ended(1))
+
+
+def test_each_figure_of_a_class() -> None:
+    runs = [
+        ended(1, used=100, peak=1000, energy_j=50),
+        ended(2, used=300, peak=3000),
+        ended(4, 2.0, used=None, peak=None),
+    ]
+    report = usage_report([drone()], runs, TYPES, 0.0, 5 * HOUR)
+    (row,) = report.rows
+    assert (row.name, row.jobs, row.measured, row.energy_j) == (ANN, 3, 2, 50)
+    assert (row.held_s, row.measured_s) == (4 * HOUR, 2 * HOUR)
+    assert row.used_s == pytest.approx(0.4 * HOUR) and row.mean == pytest.approx(0.2)
+    assert (quantile(row.uses, 0.5), quantile(row.uses, 0.95)) == (0.1, 0.3)
+    assert (quantile(row.vram_mib, 0.5), quantile(row.vram_mib, 0.95)) == (1000, 3000)
+    assert list(row.fits) == ["kit/sliced"], "a job of an HTCondor pool takes one share: 0.3 is more than an eighth"
+    assert row.saved_s == pytest.approx(2 * HOUR), "half a GPU in place of one, over all runs of the class"
+    assert (report.total_s, report.measured_s, report.unmeasured_s) == (5 * HOUR, 2 * HOUR, 2 * HOUR)
+    assert (report.running_s, report.idle_s) == (0.0, HOUR)
+
+
+@pytest.mark.parametrize(
+    ("runs", "fits", "share"),
+    [
+        pytest.param([ended(1)], "far/mps", 0.125, id="an eighth"),
+        pytest.param([ended(1, used=100), ended(2, used=125)], "far/mps", 0.125, id="exactly an eighth"),
+        pytest.param([ended(1, used=100), ended(2, used=126)], "kit/sliced", 0.5, id="a half"),
+        pytest.param([ended(1, used=300, splits=True)], "far/mps", 0.375, id="the queue joins shares"),
+        pytest.param([ended(1, peak=5120)], "far/mps", 0.125, id="its VRAM is just in the share"),
+        pytest.param([ended(1, peak=5121)], "kit/sliced", 0.5, id="its VRAM is not"),
+        pytest.param([ended(1, peak=None)], "kit/whole", 1.0, id="VRAM was not measured: it may need all"),
+        pytest.param([ended(1, used=700)], "kit/whole", 1.0, id="no type is smaller"),
+        pytest.param([ended(1, cpus=33)], "kit/eight", 1.0, id="CPUs"),
+        pytest.param([ended(1, capability=90)], "", 1.0, id="none fits"),
+        pytest.param([ended(1, used=None)], "", 1.0, id="nothing was measured"),
+    ],
+)
+def test_the_smallest_type_that_a_class_would_fit(runs: list[CompletedJob], fits: str, share: float) -> None:
+    (row,) = usage_report([drone()], runs, TYPES, 0.0, 5 * HOUR).rows
+    assert "".join(row.fits) == fits
+    assert row.saved_s == pytest.approx((1.0 - share) * row.held_s)
+
+
+def test_a_job_that_needs_fewer_gpus_still_needs_the_vram_of_all() -> None:
+    four = {"gpu_milli": 4000, "used": 900}
+    (row,) = usage_report([drone(1, EIGHT)], [ended(1, peak=10000, **four)], TYPES, 0.0, HOUR).rows
+    assert row.saved_s == pytest.approx(3 * HOUR) and list(row.fits) == ["kit/whole"]
+    (row,) = usage_report([drone(1, EIGHT)], [ended(1, peak=10300, **four)], TYPES, 0.0, HOUR).rows
+    assert row.saved_s == 0.0 and not row.fits
+
+
+def test_the_largest_saving_comes_first_then_what_was_not_used() -> None:
+    jobs = [ended(1, owner="low"), ended(3, 2.0, owner="longer"), ended(4, used=900, owner="high"), ended(5, used=800)]
+    report = usage_report([drone()], jobs, TYPES, 0.0, 5 * HOUR, "user")
+    assert [row.name for row in report.rows] == ["longer", "low", "ann", "high"]
+
+
+def test_jobs_that_still_run_count_from_their_start() -> None:
+    slot = Slot(DroneId("d-1"), SlotState.BUSY, 5 * HOUR, jobs=1, work_gpu_milli=1000, begun_at=2 * HOUR)
+    report = usage_report([drone()], [ended(1)], TYPES, 0.0, 5 * HOUR, slots=[slot])
+    assert (report.measured_s, report.running_s, report.idle_s) == (HOUR, 3 * HOUR, HOUR)
+
+
+def test_only_the_period_counts() -> None:
+    report = usage_report([drone(began_at=-HOUR)], [ended(1, 2.0), ended(8, 2.0)], TYPES, 0.0, 7 * HOUR)
+    assert report.total_s == 7 * HOUR and report.measured_s == 2 * HOUR
+
+
+def test_low_use_needs_enough_measured_runs() -> None:
+    report = usage_report([drone()], [ended(1), ended(2), ended(3, used=None)], TYPES, 0.0, 5 * HOUR)
+    assert [row.name for row in low_use(report, LowUsePolicy(below=0.101, jobs=2))] == [ANN]
+    assert low_use(report, LowUsePolicy(below=0.1, jobs=2)) == [], "it is not below"
+    assert low_use(report, LowUsePolicy(below=0.5, jobs=3)) == []
+    words = describe_use(report.rows[0])
+    assert words == "10% of 2.0 GPU-hours used, runs measured: 2, VRAM up to 2.0 GiB in 95 of 100; far/mps would do"
+
+
+@pytest.mark.parametrize(
+    ("gpu_milli", "splits", "kind", "held"),
+    [
+        (2000, True, WHOLE, 2000),
+        (200, True, WHOLE, 200),
+        (200, False, WHOLE, 1000),
+        (200, False, MPS, 250),
+        (200, False, None, 1000),
+        (200, True, None, 200),
+    ],
+)
+def test_gpus_that_a_job_holds(gpu_milli: int, splits: bool, kind: DroneType | None, held: int) -> None:
+    assert held_milli(gpu_milli, splits, kind) == held
+
+
+KINDS = {kind.key: kind for kind in TYPES}
+_TIMES = st.floats(-50 * HOUR, 50 * HOUR)
+_DRONES = st.builds(
+    lambda number, kind, began, life: GpuDrone(
+        DroneId(f"d-{number}"), kind.key, kind.gpu_milli, began, life and began + life
+    ),
+    st.integers(1, 4),
+    st.sampled_from(TYPES),
+    _TIMES,
+    st.one_of(st.just(0.0), st.floats(1.0, 50 * HOUR)),
+)
+_RUNS = st.builds(
+    lambda number, owner, gpu_milli, splits, at, run_s, used, peak: ended(
+        at / HOUR,
+        run_s / HOUR,
+        used,
+        peak,
+        drone_id=DroneId(f"d-{number}"),
+        owner=owner,
+        gpu_milli=gpu_milli,
+        splits=splits,
+    ),
+    st.integers(1, 5),
+    st.sampled_from(["ann", "ben"]),
+    st.sampled_from([0, 125, 300, 1000, 8000]),
+    st.booleans(),
+    _TIMES,
+    st.floats(0.0, 20 * HOUR),
+    st.one_of(st.none(), st.integers(0, 8000)),
+    st.one_of(st.none(), st.integers(0, 40960)),
+)
+
+
+@given(st.lists(_DRONES, max_size=5), st.lists(_RUNS, max_size=12), st.sampled_from(sorted(GROUPINGS)))
+def test_the_parts_add_up_to_what_the_drones_held(drones: list[GpuDrone], runs: list[CompletedJob], by: str) -> None:
+    """Whatever is on record: more jobs than a drone can hold, jobs outside of its life, none at all."""
+    drones = [*{each.id: each for each in drones}.values()]
+    slots = [Slot(each.id, SlotState.BUSY, 0.0, jobs=1, work_gpu_milli=1000, begun_at=HOUR) for each in drones]
+    report = usage_report(drones, runs, TYPES, 0.0, 20 * HOUR, by, slots)
+    parts = (report.measured_s, report.unmeasured_s, report.running_s, report.idle_s)
+    held = sum(
+        each.gpu_milli / 1000 * max(0.0, min(each.ended_at or 20 * HOUR, 20 * HOUR) - max(0.0, each.began_at))
+        for each in drones
+    )
+    assert report.total_s == pytest.approx(held, abs=1e-3) and sum(parts) == pytest.approx(held, abs=1e-3)
+    assert min(parts) >= 0.0
+    assert sum(row.held_s for row in report.rows) == pytest.approx(report.measured_s + report.unmeasured_s, abs=1e-3)
+    assert 0.0 <= report.saved_s <= report.measured_s + report.unmeasured_s + 1e-3
