@@ -23,7 +23,7 @@ from tests.labs.gpu import FakeGpus
 
 ROOT = Path(__file__).parents[1]
 MPS = """#!/bin/sh
-# For nvidia-cuda-mps-control: has a server, and writes down what it is told.
+# For nvidia-cuda-mps-control: has a server, and writes down its commands.
 case ${1:-} in
     -d) touch "$CUDA_MPS_PIPE_DIRECTORY/control" ;;
     *)

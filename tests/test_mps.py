@@ -35,7 +35,7 @@ class Drone:
 
     dir: Path
     programs: Path
-    """Where ``nvidia-cuda-mps-control`` is."""
+    """Directory of ``nvidia-cuda-mps-control``."""
 
     @property
     def env(self) -> dict[str, str]:
@@ -81,7 +81,7 @@ class Drone:
         return done.returncode, done.stdout.strip()
 
     def ad(self) -> dict[str, str]:
-        """What the slot publishes."""
+        """Return the attributes that the slot publishes."""
         lines = [line.partition(" = ") for line in self.mps_sh("watch")[1].splitlines() if line != "-"]
         return {name: value.strip('"') for name, _, value in lines}
 

@@ -1,4 +1,4 @@
-"""Which jobs a hold for low use is for; the ads are as 25.14.1 had them."""
+"""Jobs that a hold for low use is for; the ads are as 25.14.1 had them."""
 
 from __future__ import annotations
 

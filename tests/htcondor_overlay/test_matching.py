@@ -34,7 +34,7 @@ ANY_GPU = REQUIREMENTS.replace("MY.RequireGPUs", "true")
 NEWER = {"RequireGPUs": "MaxSupportedVersion >= GPUsMinRuntime", "GPUsMinRuntime": "12040"}
 LEFT = "* (MY.GPUs - TARGET.RequestGPUs)"
 POOLED = f"{ANY_GPU} && (TARGET.GPUMem >= RequestGPUMem)"
-"""What condor_submit makes of ``request_gpumem``."""
+"""Requirements that condor_submit adds for ``request_gpumem``."""
 htcondor2.version()  # the library brings countMatches; expressions that are parsed without it never know the function
 PLAIN = " && ".join(each for each in REQUIREMENTS.split(" && ") if "countMatches" not in each)
 MAYBE = {"RequiresGPU": '"optional"', "Requirements": PLAIN}

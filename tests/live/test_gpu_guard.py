@@ -191,5 +191,5 @@ def test_jobs_end_as_without_the_wrapper(pool: Pool, guarded: GuardedDrone, end:
     pool.run(
         *(("condor_hold", str(cluster)) if end == "hold" else ("condor_vacate_job", str(cluster))), identity="alice"
     )
-    until(lambda: "TERM" in notes.read_text(), 30, what="it was told")
+    until(lambda: "TERM" in notes.read_text(), 30, what="it got the signal")
     until(lambda: pool.statuses(cluster) == [5] if end == "hold" else notes.read_text().count("up") > 1, 60, what=end)

@@ -1,4 +1,4 @@
-"""What a job's ad records of its use of the GPU, and a job that holds more VRAM than its share.
+"""Records of a job's ad on its use of the GPU, and a job that holds more VRAM than its share.
 
 The GPUs are fake (``tests/labs/gpu.py``); the drone's monitor, HTCondor and its tools are real.
 """

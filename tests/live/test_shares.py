@@ -140,11 +140,11 @@ def mps(pool: Pool) -> Path:
 ONE_GPU = {"DRONE_GPU_SIMULATE": "4,1"}
 UUID = "GPU-a0223334-4445-5667-899a-abbccddeeff0"
 CLIENT = 'echo $$ >>"$CUDA_MPS_PIPE_DIRECTORY/clients"'
-"""What makes of a job a client of the stand-in."""
+"""Commands that make a job a client of the stand-in."""
 
 
 def said(mps: Path) -> list[str]:
-    """What the stand-in was told."""
+    """Return the commands that the stand-in got."""
     return (mps / "said").read_text().splitlines()
 
 
