@@ -103,7 +103,7 @@ def test_killed_while_making_the_store_it_is_made_by_the_next(file: Path, pace_s
     made = 0
     for kill in range(25):
         fresh = file.with_name(f"{kill}.db")
-        after_s = chance.uniform(0.0, 1.2 * pace_s)
+        after_s = pace_s * 10 ** chance.uniform(-2.5, 0.1)
         _killed(fresh, after_s, threaded=False)
         made += fresh.exists()
         asyncio.run(_check(fresh, 0, 0, f"seed {seed}, kill {kill} after {after_s:.4f} s"))
