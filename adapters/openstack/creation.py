@@ -7,7 +7,7 @@ import base64
 import gzip
 import shlex
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -18,7 +18,7 @@ from adapters.openstack.servers import Flavor, Server
 from adapters.openstack.settings import OpenStackSiteConfig, OpenStackTypeConfig
 from adapters.shared.parcel import OURS, UnfitError, exports, packed, sendable
 from adapters.shared.printing import printable
-from adapters.shared.starts import Starts, outcome_unknown, rejected
+from adapters.shared.starts import Starts, outcome_unknown, rejected, side_by_side
 from provisioner import drone
 from provisioner.config.messages import choices
 from provisioner.config.units import format_size
@@ -322,14 +322,3 @@ class ServerCreation:
         script = user_data(order, self._config, setup)
         body, hints = server_request(order, self._config, self._names, ids, script)
         return await self._cloud.create(body, hints, deadline_s=self._config.create_deadline)
-
-
-async def side_by_side(calls: Iterable[Awaitable[T]], most: int) -> list[T]:
-    """Await calls, ``most`` of them at a time, and return their results in order."""
-    width = asyncio.Semaphore(most)
-
-    async def one(call: Awaitable[T]) -> T:
-        async with width:
-            return await call
-
-    return await asyncio.gather(*map(one, calls))

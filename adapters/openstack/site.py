@@ -9,14 +9,14 @@ from collections.abc import Awaitable, Mapping, Sequence
 from typing import TYPE_CHECKING, Self
 
 from adapters.openstack import capacity
-from adapters.openstack.creation import ServerCreation, side_by_side
+from adapters.openstack.creation import ServerCreation
 from adapters.openstack.registry import RegistryView, ServerListing, ServerNames, ServerRegistry, listing, servers_of
 from adapters.openstack.servers import DELETING_TASKS, Server, ServerAction, StopMethod, server_phase
 from adapters.openstack.settings import CloudAccess, OpenStackSiteConfig
 from adapters.openstack.termination import ResourceCleanup, end_of, exit_report, is_deleted, tail
 from adapters.shared import optional_packages
 from adapters.shared.printing import printable
-from adapters.shared.starts import outcome_unknown, rejected
+from adapters.shared.starts import outcome_unknown, rejected, side_by_side
 from provisioner import model
 from provisioner.interfaces import AdapterError, AuditFinding, AuthError, OutcomeUnknownError
 from provisioner.model import DroneId, OrderResult

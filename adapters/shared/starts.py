@@ -9,9 +9,23 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from typing import TypeVar
 
 from adapters.shared.printing import printable
 from provisioner.model import DroneId, Fault, FaultKind, OrderOutcome, OrderResult
+
+T = TypeVar("T")
+
+
+async def side_by_side(calls: Iterable[Awaitable[T]], most: int) -> list[T]:
+    """Await calls, ``most`` of them at a time, and return their results in order."""
+    width = asyncio.Semaphore(most)
+
+    async def one(call: Awaitable[T]) -> T:
+        async with width:
+            return await call
+
+    return await asyncio.gather(*map(one, calls))
 
 
 def rejected(drone_id: DroneId, kind: FaultKind, message: str) -> OrderResult:
