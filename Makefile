@@ -20,7 +20,7 @@ PYTEST        := $(BIN)/python -m pytest --rerun-show-tracebacks -n $(WORKERS) -
 .DELETE_ON_ERROR:
 P ?= planner
 .PHONY: help venv dev demo test test-matrix test-quick t watch lint format types contracts condor slurm openstack pyslurm bench \
-        bench-deciding bench-gpu bench-hostile bench-worlds mutants docs check-docs build clean mps
+        bench-deciding bench-gpu bench-hostile bench-worlds mutants docs check-docs build clean kubernetes mps
 
 help:  ## this list
 	@echo "GPU drone provisioner: starts pilot jobs for GPU jobs that wait in an HTCondor pool"; echo
@@ -40,8 +40,8 @@ test: dev  ## everything: linters, types, contracts, all tests with real daemons
 
 # Nothing that `make test` has run: its version of Slurm is the first here, and tests/live/conftest.py marks the others.
 test-matrix: SLURM_SUITES := $(SLURM_MATRIX)
-test-matrix: condor slurm openstack pyslurm  ## what `make test` leaves out: sites with older HTCondor, Slurm 22.05 and 26.05, pyslurm
-	PROVISIONER_SLURM_SUITES=$$(echo $(SLURM_MATRIX) | tr ' ' ,) $(PYTEST) -m matrix tests/live
+test-matrix: condor slurm openstack kubernetes pyslurm  ## what `make test` leaves out: sites with older HTCondor, Slurm 22.05 and 26.05, pyslurm, Kubernetes
+	PROVISIONER_SLURM_SUITES=$$(echo $(SLURM_MATRIX) | tr ' ' ,) $(PYTEST) -m "matrix or kubernetes" tests/live
 
 test-quick: lint types contracts  ## the same without HTCondor daemons and without the slow ones
 	$(PYTEST) -m "not live and not slow" tests
@@ -84,7 +84,10 @@ slurm:
 openstack: dev
 	@PATH=$$PWD/$(BIN):$$PATH tests/labs/get-openstack.sh
 
-# Built with a compiler, once: long for a test to wait.
+# Built with a compiler, once: long for a test to wait. `make test` runs the tests with it where that was done.
+kubernetes:  ## build a Kubernetes control plane for the tests, in about five minutes
+	@tests/labs/get-kubernetes.sh
+
 pyslurm: dev
 	@if [ "$$(id -u)" != 0 ]; then echo "not root: the tests with pyslurm will be skipped"; exit 0; fi; \
 	tests/labs/get-pyslurm.sh $$PWD/$(BIN)/python

@@ -153,6 +153,18 @@ class SupportsRenderBlocking(Protocol):
 
 
 @runtime_checkable
+class SupportsRenderAccess(Protocol):
+    """A site adapter that can print the rights that it needs (``provisioner render kubernetes``). Optional.
+
+    Called on an adapter that was built and not entered: it must not call the site.
+    """
+
+    def render_access(self, policy: SitePolicy) -> str:
+        """Return objects in the site's language: accounts, rights, limits."""
+        ...
+
+
+@runtime_checkable
 class SupportsConsoleOutput(Protocol):
     """A site that can report the last output of a drone (a virtual machine's console). Optional."""
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BUDGETS = {
-    "provisioner/*.py": (14, 3503),
+    "provisioner/*.py": (14, 3515),
     "adapters/*.py": (1, 1),
     "adapters/htcondor/*.py": (4, 617),
-    "tests": (292, 44273),
+    "tests": (303, 45997),
     "provisioner/adapter_tests": (3, 755),
-    "provisioner/cli": (17, 5338),
+    "provisioner/cli": (17, 5368),
     "provisioner/config": (7, 2108),
     "provisioner/controller": (8, 2006),
     "provisioner/drone": (4, 1191),
@@ -26,9 +26,10 @@ BUDGETS = {
     "provisioner/simulator": (14, 3994),
     "provisioner/store": (6, 1648),
     "adapters/embedded": (4, 1096),
+    "adapters/kubernetes": (11, 2241),
     "adapters/local": (5, 899),
-    "adapters/openstack": (11, 2784),
-    "adapters/shared": (11, 1086),
+    "adapters/openstack": (11, 2773),
+    "adapters/shared": (11, 1100),
     "adapters/slurm": (14, 3978),
     "adapters/htcondor/overlay": (11, 2899),
     "adapters/htcondor/site": (9, 2530),

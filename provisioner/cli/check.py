@@ -21,7 +21,14 @@ from provisioner.cli import output as out
 from provisioner.cli.drones import controller_of
 from provisioner.cli.sites import gpu_count, owner_words
 from provisioner.config import strict_yaml as yaml
-from provisioner.interfaces import AdapterError, AuditFinding, SupportsAudit, SupportsProbe, SupportsRenderBlocking
+from provisioner.interfaces import (
+    AdapterError,
+    AuditFinding,
+    SupportsAudit,
+    SupportsProbe,
+    SupportsRenderAccess,
+    SupportsRenderBlocking,
+)
 from provisioner.migrate import ImportFinding, ImportOutcome, ImportSource, convert
 from provisioner.model import OverlayView, SiteView
 from provisioner.store import StoreError
@@ -293,6 +300,29 @@ def blocking(
     sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
     sys.stdout.flush()
     out.note(f"site {site}: once it is in place, `provisioner check --live` tells where it does not hold")
+
+
+@render_app.command("kubernetes")
+def kubernetes(
+    site: Annotated[str, opt.option("NAME", "The site whose namespace and rights are wanted.")],
+    path: opt.ConfigPath = None,
+) -> None:
+    """Print the namespace, rights, quota and priority of the drones of a Kubernetes site.
+
+    Nothing is asked of the site, and nothing is changed there. The administrator of the cluster applies it.
+
+    \b
+    Examples:
+      provisioner render kubernetes --site cern | kubectl apply -f -
+    """
+    controller, spec = _named_site(opt.config_path(opt.Where(path)), site)
+    with opt.reported(
+        AdapterError, loader.AdapterBrokenError, loader.AdapterUnknownError, prefix=f"site {spec.name}: "
+    ):
+        made = _adapter(spec, controller)
+        if not isinstance(made, SupportsRenderAccess):
+            raise opt.VerbError(f"site {spec.name} is no Kubernetes site: its adapter is {spec.adapter}")
+        sys.stdout.write(made.render_access(spec.policy))
 
 
 @render_app.command("mig")

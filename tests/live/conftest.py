@@ -1,4 +1,5 @@
-"""Fixtures of the live tests: HTCondor daemons of each version, an overlay pool per version, drones; Slurm clusters.
+"""Fixtures of the live tests: HTCondor daemons of each version, an overlay pool per version, drones; Slurm clusters;
+OpenStack; Kubernetes.
 
 ``PROVISIONER_LIVE_SUITES`` (Debian releases, by comma; default trixie,forky) chooses the versions of HTCondor,
 ``PROVISIONER_SLURM_SUITES`` (default trixie) those of Slurm, all but the first marked ``matrix``. Missing daemons fail
@@ -20,6 +21,7 @@ import pytest
 from tests.labs import htcondor
 from tests.labs.controller import LabController
 from tests.labs.htcondor import Condor, DroneProcess, Pool, StartDrone
+from tests.labs.kubernetes import Kubernetes, KubernetesLab, running_kubernetes
 from tests.labs.openstack import OpenStack, OpenStackLab, running_openstack
 from tests.labs.slurm import NoNamespaces, Slurm, SlurmLab, running_slurm
 
@@ -50,6 +52,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.live)
+        if "kubernetes_cluster" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.kubernetes)
+            item.add_marker(pytest.mark.xdist_group("kubernetes"))
         everywhere = item.path.name in EVERY_VERSION or item.name.startswith(EVERY_VERSION)
         if _param(item, "condor") in SUITES[:-1] and not everywhere:
             item.add_marker(pytest.mark.matrix)
@@ -169,6 +174,24 @@ def new_slurm(slurm_programs: Slurm) -> Iterator[Callable[..., SlurmLab]]:
     """Start a cluster of the test's own (``Setup``'s fields by name): to be broken, stopped, starved."""
     with ExitStack() as stack:
         yield lambda **knobs: stack.enter_context(running_slurm(slurm_programs, **knobs))
+
+
+@pytest.fixture(scope="session")
+def kubernetes_cluster() -> Iterator[KubernetesLab]:
+    """One cluster for the whole session: a real control plane, and a stand-in for the kubelets."""
+    try:
+        programs_built = Kubernetes.cached()
+    except htcondor.LabError as error:
+        pytest.skip(str(error))
+    with running_kubernetes(programs_built) as lab:
+        yield lab
+
+
+@pytest.fixture
+def kubernetes(kubernetes_cluster: KubernetesLab) -> Iterator[KubernetesLab]:
+    """The cluster, which is empty again afterwards."""
+    yield kubernetes_cluster
+    kubernetes_cluster.reset()
 
 
 @pytest.fixture(scope="session")

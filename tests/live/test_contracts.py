@@ -15,6 +15,8 @@ import pytest
 
 from provisioner.adapter_tests import SiteContract, SiteWorld
 from tests.labs.htcondor import OWN, Condor, Pool
+from tests.labs.kubernetes import KubernetesLab
+from tests.labs.kubernetes_sites import KubernetesWorld
 from tests.labs.openstack import OpenStackLab
 from tests.labs.openstack_sites import OpenStackWorld
 from tests.labs.shared_gpu_site import FarmWorld, clear, farm_of
@@ -67,3 +69,10 @@ class TestOpenStackSite(SiteContract):
     @pytest.fixture
     def world(self, openstack: OpenStackLab, tmp_path: Path, controller: str) -> SiteWorld:
         return OpenStackWorld(openstack, tmp_path, controller)
+
+
+@pytest.mark.parametrize("kind", ["pod", "job"])
+class TestKubernetesSite(SiteContract):
+    @pytest.fixture
+    def world(self, kubernetes: KubernetesLab, controller: str, kind: str) -> SiteWorld:
+        return KubernetesWorld(kubernetes, controller, kind=kind)

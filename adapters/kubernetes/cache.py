@@ -1,0 +1,139 @@
+"""A copy of a collection of the API server, kept current by a list and a watch.
+
+A poll reads the copy and calls nothing. How old the copy may be is known from what the server said last: an event, a
+bookmark, or the beginning or end of a watch. A watch is short, so that a connection that died in silence is noticed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Callable, Mapping
+from typing import Generic, TypeVar
+
+from adapters.kubernetes.api import ExpiredError, KubernetesApi, Query
+from adapters.kubernetes.records import Record, mapping, text
+from provisioner.interfaces import AdapterError, UnavailableError
+
+T = TypeVar("T")
+
+_WATCH_S = (20, 35)
+"""Length of one watch, drawn at random so that watches of many controllers do not begin together."""
+_ERROR_PAUSE_S = (0.5, 30.0)
+"""First and longest pause after an error; each is drawn between half of it and all of it."""
+
+
+class ResourceCache(Generic[T]):
+    """Parsed objects of one collection by ``namespace/name``.
+
+    ``parse`` is called for each object that is new or changed, ``gone``, if given, with the last state of each one that
+    was deleted.
+    """
+
+    def __init__(
+        self,
+        api: KubernetesApi,
+        path: Callable[[str], str],
+        parse: Callable[[Record], T],
+        query: Query = (),
+        gone: Callable[[T], None] | None = None,
+    ) -> None:
+        self._api, self._path, self._parse, self._query, self._gone = api, path, parse, query, gone
+        self.items: dict[str, T] = {}
+        self.heard_at = 0.0
+        """Wall clock of the last sign that the copy is complete; 0 before the first list."""
+        self.error: AdapterError | None = None
+        """The error since the last success."""
+        self._version = ""
+        self._changed = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self, name: str) -> None:
+        self._task = asyncio.create_task(self._follow(), name=name)
+
+    async def end(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def current(self, deadline_s: float) -> Mapping[str, T]:
+        """Return the copy. While it is not being updated, try at once. Raises what keeps it from being updated."""
+        if self._task is not None and self._task.done():
+            raise UnavailableError(f"the watch of {self._path('...')} has ended: {self._task.exception()!r}")
+        if self.heard_at and self.error is None:
+            return self.items
+        self._changed.clear()
+        self._hurry.set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(deadline_s):
+                await self._changed.wait()
+        if self.error is not None:
+            raise type(self.error)(str(self.error), self.error.kind)
+        if not self.heard_at:
+            raise UnavailableError(f"no answer within {deadline_s:g} s")
+        return self.items
+
+    async def _follow(self) -> None:
+        pause_s = _ERROR_PAUSE_S[0]
+        while True:
+            try:
+                if not self._version:
+                    self._version = await self._list()
+                await self._watch()
+                pause_s = _ERROR_PAUSE_S[0]
+                continue
+            except ExpiredError:
+                self._version = ""
+                wait_s = random.uniform(0.0, 1.0)
+            except AdapterError as error:
+                if self.error is None:
+                    pause_s = _ERROR_PAUSE_S[0]
+                self.error = error
+                self._changed.set()
+                wait_s = random.uniform(pause_s / 2, pause_s)
+                pause_s = min(2 * pause_s, _ERROR_PAUSE_S[1])
+            self._hurry.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._hurry.wait()
+
+    async def _list(self) -> str:
+        found, version = await self._api.pages(self._path(await self._api.namespace()), self._query)
+        items = {_key(each): self._parse(each) for each in found}
+        before, self.items = self.items, items
+        for key, each in before.items():
+            if key not in items and self._gone is not None:
+                self._gone(each)
+        self._heard()
+        return version
+
+    async def _watch(self) -> None:
+        """Apply the events of one watch."""
+        path = self._path(await self._api.namespace())
+        async for kind, found in self._api.watch(path, self._query, self._version, random.randint(*_WATCH_S)):
+            if kind:
+                self._version = text(mapping(found.get("metadata")), "resourceVersion") or self._version
+                self._apply(kind, found)
+            self._heard()
+        self._heard()
+
+    def _apply(self, kind: str, found: Record) -> None:
+        key = _key(found)
+        if kind in ("ADDED", "MODIFIED"):
+            self.items[key] = self._parse(found)
+        elif kind == "DELETED":
+            self.items.pop(key, None)
+            if self._gone is not None:
+                self._gone(self._parse(found))
+
+    def _heard(self) -> None:
+        self.heard_at, self.error = time.time(), None
+        self._changed.set()
+
+
+def _key(found: Record) -> str:
+    meta = mapping(found.get("metadata"))
+    return f"{text(meta, 'namespace')}/{text(meta, 'name')}"

@@ -1,0 +1,196 @@
+"""The pod and the secret of a drone, as they are sent to the API server.
+
+The secret holds the drone's files and its token, as a volume in memory that only the pod can mount. It belongs to the
+pod (``ownerReferences``), so the garbage collector of the cluster deletes it with the pod.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any, NamedTuple
+
+from adapters.kubernetes.records import Record, mapping, text
+from adapters.kubernetes.settings import OWN_PREFIX, KubernetesSiteConfig
+from adapters.shared.parcel import OURS, UnfitError, exports, packed
+from provisioner import drone
+from provisioner.model import WHOLE_GPU, DroneId, DroneType, StartOrder
+
+DRONE, CONTROLLER, SITE, TYPE = (OWN_PREFIX + key for key in ("drone", "controller", "site", "type"))
+CONTAINER = "drone"
+_FILES, _WORK = "/drone/files", "/drone/work"
+_ARCHIVE = "files.tar.gz"
+_MAX_SECRET_BYTES = 1024**2 - 4096
+"""An API server accepts 1 MiB of data in a secret."""
+_SPARE_S = 10
+"""A pod gets this much longer than the drone's grace, which the drone ends by itself."""
+_MIB = 1024**2
+
+
+class PodNames(NamedTuple):
+    """Labels of the pods of one controller at one site."""
+
+    controller: str
+    site: str
+
+    @property
+    def group(self) -> Mapping[str, str]:
+        return {CONTROLLER: self.controller, SITE: self.site}
+
+    def labels(self, drone_id: str, kind: str) -> Mapping[str, str]:
+        return {"app.kubernetes.io/managed-by": "gpu-drone-provisioner", **self.group, DRONE: drone_id, TYPE: kind}
+
+    def drone_id(self, found: Record) -> DroneId | None:
+        """Return the drone that an object belongs to; None if it is not of this controller at this site."""
+        labels = mapping(mapping(found.get("metadata")).get("labels"))
+        ours = (labels.get(CONTROLLER), labels.get(SITE)) == (self.controller, self.site)
+        return DroneId(text(labels, DRONE)) if ours and text(labels, DRONE) else None
+
+
+def requests(kind: DroneType, config: KubernetesSiteConfig) -> dict[str, str]:
+    """Return the resources that a pod of a drone type requests; its limits are the same."""
+    found = {
+        "cpu": str(kind.cpus),
+        "memory": f"{kind.memory_mib}Mi",
+        "ephemeral-storage": f"{kind.disk_mib}Mi",
+    }
+    if resource := config.resource(kind):
+        found[resource] = str(kind.gpu_milli // WHOLE_GPU)
+    return found | {name: str(amount) for name, amount in config.options(kind.name).resources.items()}
+
+
+def pod_body(order: StartOrder, config: KubernetesSiteConfig, names: PodNames) -> dict[str, Any]:
+    """Return the pod of an order (PodSpec v1).
+
+    Requests equal limits, so the pod is of the class `Guaranteed`: nobody else gets its CPUs and memory.
+    """
+    kind, options = order.type, config.options(order.type.name)
+    amounts = requests(kind, config)
+    container: dict[str, Any] = {
+        "name": CONTAINER,
+        "image": options.image,
+        "command": ["/bin/sh", "-c", resources.files(__package__).joinpath("pod.sh").read_text()],
+        "resources": {"requests": amounts, "limits": dict(amounts)},
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "env": [{"name": "DRONE_NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}],
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+    }
+    spec: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": round(order.grace_s) + _SPARE_S,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": config.run_as,
+            "runAsGroup": config.run_as,
+            "fsGroup": config.run_as,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+    }
+    if kind.walltime_s:
+        spec["activeDeadlineSeconds"] = int(kind.walltime_s) + round(order.grace_s)
+    if options.priority_class:
+        spec["priorityClassName"] = options.priority_class
+    if options.node_selector:
+        spec["nodeSelector"] = dict(options.node_selector)
+    if options.products:
+        wanted = {"key": "nvidia.com/gpu.product", "operator": "In", "values": list(options.products)}
+        terms = {"nodeSelectorTerms": [{"matchExpressions": [wanted]}]}
+        spec["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+    if options.claim_template:
+        spec["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": options.claim_template}]
+        container["resources"]["claims"] = [{"name": "gpu"}]
+    mounts: list[dict[str, Any]] = [
+        {"name": "drone-files", "mountPath": _FILES, "readOnly": True},
+        {"name": "drone-work", "mountPath": _WORK},
+    ]
+    volumes: list[dict[str, Any]] = [
+        {"name": "drone-files", "secret": {"secretName": order.drone_id, "defaultMode": 0o440}},
+        {"name": "drone-work", "emptyDir": {"sizeLimit": f"{kind.disk_mib}Mi"}},
+    ]
+    container = _merged(
+        container, {**options.container, "volumeMounts": _more(options.container, "volumeMounts", mounts)}
+    )
+    spec = _merged(spec, {**options.pod, "volumes": _more(options.pod, "volumes", volumes)})
+    labels = {**options.labels, **names.labels(order.drone_id, kind.name)}
+    if options.queue:
+        labels["kueue.x-k8s.io/queue-name"] = options.queue
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": order.drone_id, "labels": labels, "annotations": dict(options.annotations)},
+        "spec": {**spec, "containers": [container]},
+    }
+
+
+def job_body(pod: Record) -> dict[str, Any]:
+    """Return a Job that makes this pod once and never again (JobSpec, batch/v1)."""
+    meta = mapping(pod.get("metadata"))
+    labels = dict(mapping(meta.get("labels")))
+    template = {"metadata": {"labels": labels, "annotations": dict(mapping(meta.get("annotations")))}}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": text(meta, "name"), "labels": labels},
+        "spec": {
+            "backoffLimit": 0,
+            "parallelism": 1,
+            "completions": 1,
+            "podReplacementPolicy": "Failed",
+            "template": {**template, "spec": pod["spec"]},
+        },
+    }
+
+
+def secret_body(order: StartOrder, config: KubernetesSiteConfig, names: PodNames, owner: Record) -> dict[str, Any]:
+    """Return the secret of an order, which belongs to ``owner``. Raises UnfitError if it is too large."""
+    bootstrap = order.bootstrap
+    assert bootstrap is not None
+    enforced = config.options(order.type.name).enforced
+    env = {
+        **bootstrap.env,
+        **config.env,
+        **drone.environment(order),
+        "PROVISIONER_DRONE_ID": order.drone_id,
+        **({"DRONE_VRAM_ENFORCED": enforced} if enforced else {}),
+    }
+    step = "\n".join([*exports(env), f"exec sh {OURS}/script", ""]).encode("utf-8", "surrogateescape")
+    files = {**bootstrap.files, f"{OURS}/script": bootstrap.script, f"{OURS}/step": step}
+    data = gzip.compress(packed(files), mtime=0)
+    if len(data) > _MAX_SECRET_BYTES:
+        raise UnfitError(f"its files are {len(data)} bytes and may be {_MAX_SECRET_BYTES}, compressed")
+    meta = mapping(owner.get("metadata"))
+    reference = {
+        "apiVersion": text(owner, "apiVersion") or "v1",
+        "kind": text(owner, "kind") or "Pod",
+        "name": text(meta, "name"),
+        "uid": text(meta, "uid"),
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {
+            "name": order.drone_id,
+            "labels": dict(names.labels(order.drone_id, order.type.name)),
+            "ownerReferences": [reference],
+        },
+        "type": "Opaque",
+        "immutable": True,
+        "data": {_ARCHIVE: base64.b64encode(data).decode()},
+    }
+
+
+def _more(options: Mapping[str, Any], key: str, own: list[dict[str, Any]]) -> list[Any]:
+    return [*own, *options.get(key, [])]
+
+
+def _merged(own: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return both; of what both have as mappings, each key, the operator's before ours."""
+    found = dict(own)
+    for key, value in options.items():
+        both = isinstance(value, dict) and isinstance(found.get(key), dict)
+        found[key] = _merged(found[key], value) if both else value
+    return found

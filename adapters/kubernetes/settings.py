@@ -1,0 +1,176 @@
+"""Options of a Kubernetes site."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+
+from adapters.shared.parcel import check_environment
+from provisioner.config.messages import choices
+from provisioner.config.models import ConfigSection, mistake_at
+from provisioner.config.units import ConfigPath, Duration, PositiveDuration
+from provisioner.model import WHOLE_GPU, DroneType
+
+_RESERVED = re.compile(
+    r"PROVISIONER_.*|DRONE_(?!USER$).*|_CONDOR_.*|CONDOR_(?!PREFIX$).*|CUDA_VISIBLE_DEVICES", re.IGNORECASE
+)
+_DNS_LABEL = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+_DNS_NAME = r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$"
+_RESOURCE = re.compile(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+_COUNT = re.compile(r"[0-9]{1,9}([numkMGTPE]|[KMGTPE]i)?")
+OWN_PREFIX = "gpu-drone-provisioner/"
+"""Labels that begin so are ours."""
+GPU_RESOURCES = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu", "intel": "gpu.intel.com/i915"}
+"""Names of whole GPUs in the vendors' device plugins."""
+
+_OURS = {
+    "pod": ("containers", "restartPolicy", "terminationGracePeriodSeconds", "activeDeadlineSeconds", "initContainers"),
+    "container": ("name", "image", "command", "args", "resources", "terminationMessagePath"),
+}
+"""Fields of a pod and of its container that the adapter sets."""
+
+
+def _names(what: str, found: Mapping[str, Any]) -> Mapping[str, Any]:
+    for key, value in found.items():
+        if not _RESOURCE.fullmatch(key):
+            raise mistake_at(key, f"`{key[:80]}` is no name of a {what}: write `example.org/name`")
+        if key.startswith(OWN_PREFIX):
+            raise mistake_at(key, f"`{key[:80]}` is set by the provisioner: remove it")
+        if what == "resource" and not _COUNT.fullmatch(str(value)):
+            raise mistake_at(key, f"`{key[:80]}`: write a whole number or a quantity such as `8000` or `20Gi`")
+    return found
+
+
+def _not_ours(section: str, found: Mapping[str, Any]) -> Mapping[str, Any]:
+    for key in _OURS[section]:
+        if key in found:
+            raise mistake_at(key, f"`{key}` is set by the provisioner: remove it")
+    return found
+
+
+class KubernetesAccess(ConfigSection):
+    """An API server, and our credentials for it."""
+
+    kubeconfig: ConfigPath | None = Field(None, examples=["drones.kubeconfig"])
+    """Kubeconfig file. Default: `$KUBECONFIG`, else the service account of the controller's own pod, else
+    ~/.kube/config."""
+    context: str = Field("", max_length=255, examples=["drones@cluster"])
+    """Context of the kubeconfig. Default: its current one."""
+    namespace: str = Field("", pattern=rf"^$|{_DNS_LABEL}", examples=["gpu-drones"])
+    """Namespace of the drones. Default: the context's, or that of the controller's pod."""
+
+
+class PodOptions(ConfigSection):
+    """Options of pods: for all of them, or for one drone type instead."""
+
+    image: str = Field("", pattern=r"^$|^[^\s]{1,512}$", examples=["registry.example.org/drone:25.14"])
+    """Container image with HTCondor, or with what `CONDOR_PREFIX` in `env` leads to."""
+    priority_class: str = Field("", pattern=rf"^$|{_DNS_NAME}", examples=["gpu-drones"])
+    """PriorityClass. Pods of a higher priority are the owner's, and come first. Default: the cluster's."""
+    queue: str = Field("", pattern=rf"^$|{_DNS_LABEL}", examples=["drones"])
+    """LocalQueue of Kueue that admits the pods. Default: none."""
+    node_selector: Annotated[dict[str, str], AfterValidator(partial(_names, "label"))] = Field(
+        default_factory=dict, examples=[{"pool": "gpu"}]
+    )
+    """Labels that a node must have."""
+    labels: Annotated[dict[str, str], AfterValidator(partial(_names, "label"))] = Field(
+        default_factory=dict, examples=[{"cost-centre": "wlcg"}]
+    )
+    """Further labels of each pod."""
+    annotations: Annotated[dict[str, str], AfterValidator(partial(_names, "annotation"))] = Field(
+        default_factory=dict, examples=[{"gpu-fraction": "0.25"}]
+    )
+    """Annotations of each pod, as for the scheduler of KAI."""
+    pod: Annotated[dict[str, Any], AfterValidator(partial(_not_ours, "pod"))] = Field(
+        default_factory=dict, examples=[{"tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}]}]
+    )
+    """Further fields of the pod's `spec`: tolerations, `imagePullSecrets`, `schedulerName`, volumes, ..."""
+    container: Annotated[dict[str, Any], AfterValidator(partial(_not_ours, "container"))] = Field(
+        default_factory=dict, examples=[{"volumeMounts": [{"name": "cvmfs", "mountPath": "/cvmfs"}]}]
+    )
+    """Further fields of its container: `volumeMounts`, `imagePullPolicy`, ..."""
+
+
+class KubernetesTypeConfig(PodOptions):
+    """Options of one drone type."""
+
+    resource: str = Field("", pattern=rf"^$|^{_RESOURCE.pattern}$", examples=["nvidia.com/mig-1g.10gb"])
+    """Name of the resource of which a drone gets one for each of its GPUs. Default: the vendor's whole GPU."""
+    products: list[str] = Field(default_factory=list, max_length=32, examples=[["NVIDIA-A100-SXM4-40GB"]])
+    """Values of the node label `nvidia.com/gpu.product` that fit: any one of them. Default: all."""
+    resources: Annotated[dict[str, str | int], AfterValidator(partial(_names, "resource"))] = Field(
+        default_factory=dict, examples=[{"nvidia.com/gpumem": 8000}]
+    )
+    """Further resources of the container, as those of HAMi."""
+    claim_template: str = Field("", pattern=rf"^$|{_DNS_NAME}", examples=["one-mig-slice"])
+    """ResourceClaimTemplate of the namespace (DRA) that the GPUs come from, instead of `resource`."""
+    enforced: Literal["", "kernel", "mps", "none"] = Field("", examples=["none"])
+    """Limit of the GPU memory where the site shares its GPUs: `none` for time-slicing and KAI, `mps` for MPS with a
+    memory limit. Default: a whole GPU or a MIG instance, which nobody else uses."""
+
+
+class KubernetesSiteConfig(KubernetesAccess, PodOptions):
+    """Options of the ``kubernetes`` site."""
+
+    types: dict[str, KubernetesTypeConfig] = Field(default_factory=dict)
+    """Resources, and what else is special, of each drone type, by its name."""
+    env: Annotated[dict[str, str], AfterValidator(partial(check_environment, reserved=_RESERVED))] = Field(
+        default_factory=dict, examples=[{"CONDOR_PREFIX": "/opt/condor"}]
+    )
+    """Environment variables for each drone. `CONDOR_PREFIX` here is used instead of the overlay's `condor_prefix`."""
+    run_as: int = Field(1000, ge=1, le=2**31 - 1)
+    """User and group id of the drones. Drones never run as root."""
+    kind: Literal["pod", "job"] = Field("pod")
+    """`job`: a Job with one pod for each drone, where the site's policy wants Jobs."""
+    retain_finished: Duration = Field(600.0, ge=1.0)
+    """Time for which an ended drone is reported, and its pod kept."""
+    log_lines: int = Field(100, ge=0, le=2000)
+    """Lines of its log that are kept of a drone that failed; 0: none."""
+    deadline: PositiveDuration = Field(15.0)
+    """Longest time for one call of the API server."""
+    parallel: int = Field(8, ge=1, le=64)
+    """Orders to the API server at a time."""
+
+    def options(self, kind: str) -> KubernetesTypeConfig:
+        """Return the options of pods of a drone type: its own, else the site's. Mappings of both count."""
+        special = self.types.get(kind, KubernetesTypeConfig())
+        found: dict[str, Any] = {name: getattr(self, name) for name in PodOptions.model_fields}
+        for name in special.model_fields_set:
+            own = getattr(special, name)
+            found[name] = {**found.get(name, {}), **own} if isinstance(own, dict) else own
+        return KubernetesTypeConfig.model_validate(found)
+
+    def resource(self, kind: DroneType) -> str:
+        """Return the resource that GPUs of a drone type are; empty for a CPU drone and for one with a claim."""
+        options = self.options(kind.name)
+        if not kind.gpu_milli or options.claim_template:
+            return ""
+        return options.resource or GPU_RESOURCES[kind.vendor]
+
+    def misfits(self, types: Sequence[DroneType]) -> Iterator[tuple[tuple[str | int, ...], str]]:
+        """Yield what does not agree with the site's drone types: path in the site file, and message."""
+        names = [kind.name for kind in types]
+        for kind in types:
+            options = self.options(kind.name)
+            if kind.gpu_milli % WHOLE_GPU:
+                message = "`gpus`: a pod gets whole units of its resource: write `gpus: 1` and the share's `vram`"
+                yield ("types", kind.name, "gpus"), message
+            if not options.image:
+                yield ("options",), f"drone type `{kind.name}` has no image: write `image: NAME`"
+            if options.claim_template and options.resource:
+                where = ("options", "types", kind.name, "claim_template")
+                yield where, "`resource` and `claim_template` exclude each other: remove one"
+        for name in self.types:
+            if name not in names:
+                yield ("options", "types", name), f"there is no drone type `{name[:63]}`: {choices(name, names)}"
+
+    def doubts(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Yield what would not work on this host: path below the options, and message."""
+        from adapters.kubernetes import credentials
+
+        if message := credentials.trial(self):
+            yield ("kubeconfig",) if self.kubeconfig else (), message

@@ -1,0 +1,299 @@
+"""States of a drone's pod: phases, conditions and reasons of Kubernetes in terms of the model.
+
+A word that no table knows means alive. Sources: "Pod Lifecycle", "Disruptions" (conditions of a pod), the reasons in
+``pkg/kubelet/events``, ``pkg/kubelet/lifecycle`` and ``pkg/scheduler``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+from urllib.parse import unquote
+
+from adapters.kubernetes.pods import CONTAINER, TYPE, PodNames
+from adapters.kubernetes.records import Record, mapping, mappings, moment, number, text
+from adapters.shared.printing import printable
+from provisioner.model import DroneId, EndKind, FaultKind, RemoteDrone, RemoteEnd, RemoteState
+
+_LONGEST = 300
+_POOL_TOKEN = re.compile(r"eyJ[A-Za-z0-9_=-]{12,}[A-Za-z0-9_.=-]*")
+
+DELETED_BY_OTHERS = "its pod was deleted by somebody else"
+KUEUE_GATE = "kueue.x-k8s.io/"
+
+_WAITING: Mapping[str, FaultKind | None] = {
+    # Of a container. The first try of a pull may fail by chance; the back-off says that it was tried again.
+    "ContainerCreating": None,
+    "PodInitializing": None,
+    "ErrImagePull": None,
+    "ImagePullBackOff": FaultKind.CONFIG,
+    "InvalidImageName": FaultKind.CONFIG,
+    "ErrImageNeverPull": FaultKind.CONFIG,
+    "ImageInspectError": FaultKind.NODE,
+    "RegistryUnavailable": FaultKind.DOWN,
+    "SignatureValidationFailed": FaultKind.CONFIG,
+    "CreateContainerConfigError": FaultKind.CONFIG,
+    "CreateContainerError": FaultKind.NODE,
+    "RunContainerError": FaultKind.NODE,
+}
+"""Reasons of a container that does not run yet. Others of its type would meet the same obstacle."""
+
+
+class EndMapping(NamedTuple):
+    kind: EndKind
+    fault: FaultKind | None
+    words: str
+
+
+_DISRUPTIONS: Mapping[str, EndMapping] = {
+    "PreemptionByScheduler": EndMapping(EndKind.PREEMPTED, None, "preempted by a pod of a higher priority"),
+    "EvictionByEvictionAPI": EndMapping(EndKind.PREEMPTED, None, "evicted, as when a node is drained"),
+    "DeletionByTaintManager": EndMapping(EndKind.FAULT, FaultKind.NODE, "its node was lost or tainted"),
+    "DeletionByPodGC": EndMapping(EndKind.FAULT, FaultKind.NODE, "its node is gone"),
+    "TerminationByKubelet": EndMapping(EndKind.FAULT, FaultKind.NODE, "ended by its node"),
+}
+"""Reasons of the condition ``DisruptionTarget`` (Kubernetes 1.26 and newer)."""
+
+_POD_REASONS: Mapping[str, EndMapping] = {
+    "Evicted": EndMapping(EndKind.FAULT, FaultKind.NODE, "evicted by its node"),
+    "Preempting": EndMapping(EndKind.PREEMPTED, None, "preempted on its node by a critical pod"),
+    "DeadlineExceeded": EndMapping(EndKind.STOPPED, None, "reached its time limit"),
+    "NodeLost": EndMapping(EndKind.FAULT, FaultKind.NODE, "its node was lost"),
+    "NodeShutdown": EndMapping(EndKind.FAULT, FaultKind.NODE, "its node was shut down"),
+    "Shutdown": EndMapping(EndKind.FAULT, FaultKind.NODE, "its node was shut down"),
+    "Terminated": EndMapping(EndKind.FAULT, FaultKind.NODE, "its node was shut down"),
+    # Its node refused it after the scheduler had chosen the node. Another try may go elsewhere.
+    "UnexpectedAdmissionError": EndMapping(EndKind.FAULT, FaultKind.NODE, "refused by its node"),
+    "NodeAffinity": EndMapping(EndKind.FAULT, FaultKind.NODE, "refused by its node"),
+    "TopologyAffinityError": EndMapping(EndKind.FAULT, FaultKind.NODE, "refused by its node"),
+    "PodOSSelectorNodeLabelDoesNotMatch": EndMapping(EndKind.FAULT, FaultKind.CONFIG, "refused by its node"),
+}
+"""Reasons of a pod that failed. ``OutOf...`` (``OutOfcpu``, ``OutOfnvidia.com/gpu``) is a refusal as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class DronePod:
+    """The parts of a drone's pod that decide its state."""
+
+    name: str
+    uid: str
+    """Uid of the pod, or of its Job if it has one."""
+    drone_id: DroneId
+    type: str
+    state: RemoteState
+    node: str = ""
+    created_at: float = 0.0
+    started_at: float = 0.0
+    deleted_at: float = 0.0
+    """Time of the request to delete it; 0 if there is none."""
+    reason: str = ""
+    blocked: FaultKind | None = None
+    final: bool = False
+    end: RemoteEnd | None = None
+    """Its end, if it has ended and did so by itself or by its site."""
+    exit_code: int | None = None
+    priority: int = 0
+    gone: bool = False
+    """The API server has deleted it."""
+
+    def remote(self, end: RemoteEnd | None = None, *, asked: bool = False) -> RemoteDrone:
+        """Return its state for the controller. ``asked``: this controller has stopped it."""
+        end = end or self.end
+        return RemoteDrone(
+            self.drone_id,
+            RemoteState.ENDED if end is not None else self.state,
+            remote_id=self.uid,
+            type=self.type,
+            started_at=self.started_at,
+            reason=self.reason,
+            end=end,
+            node=self.node,
+            slot=self.name,
+            notice_at=self.deleted_at if end is None and not asked else 0.0,
+            blocked=self.blocked if end is None else None,
+            final=self.final,
+        )
+
+
+def drone_pod(found: Record, names: PodNames) -> DronePod | None:
+    """Return a pod as a drone; None if it is none of ours."""
+    drone_id = names.drone_id(found)
+    if drone_id is None:
+        return None
+    meta, spec, status = (mapping(found.get(key)) for key in ("metadata", "spec", "status"))
+    conditions = {text(each, "type"): each for each in mappings(status.get("conditions"))}
+    container = _container(status)
+    terminated = mapping(mapping(container.get("state")).get("terminated"))
+    deleted_at = moment(meta, "deletionTimestamp")
+    if deleted_at:
+        deleted_at = max(1.0, deleted_at - number(meta, "deletionGracePeriodSeconds"))
+    state, reason, blocked, final = _state(spec, status, conditions, container)
+    end = None
+    if state is RemoteState.ENDED:
+        end = _end(status, conditions, terminated)
+    elif deleted_at and state is RemoteState.RUNNING:
+        reason = "it is being deleted"
+    code = terminated.get("exitCode")
+    jobs = [text(each, "uid") for each in mappings(meta.get("ownerReferences")) if text(each, "kind") == "Job"]
+    return DronePod(
+        name=text(meta, "name"),
+        uid=jobs[0] if jobs else text(meta, "uid"),
+        drone_id=drone_id,
+        type=text(mapping(meta.get("labels")), TYPE),
+        state=state,
+        node=text(spec, "nodeName"),
+        created_at=moment(meta, "creationTimestamp"),
+        started_at=_started_at(status, container),
+        deleted_at=deleted_at,
+        reason=printable(reason, _LONGEST),
+        blocked=blocked,
+        final=final,
+        end=end,
+        exit_code=code if isinstance(code, int) else None,
+        priority=int(number(spec, "priority")),
+    )
+
+
+def end_of_deleted(pod: DronePod, *, asked: bool, now: float) -> RemoteEnd:
+    """Return the end of a drone whose pod is gone from the API server."""
+    if asked:
+        message = pod.end.message if pod.end is not None else ""
+        return RemoteEnd(
+            EndKind.STOPPED, now, pod.exit_code, f"stopped on our request{f': {message}' if message else ''}"
+        )
+    if pod.end is not None:
+        return pod.end
+    return RemoteEnd(EndKind.PREEMPTED, now, pod.exit_code, DELETED_BY_OTHERS)
+
+
+def _container(status: Record) -> Record:
+    found = [each for each in mappings(status.get("containerStatuses")) if text(each, "name") == CONTAINER]
+    return found[0] if found else {}
+
+
+def _started_at(status: Record, container: Record) -> float:
+    state = mapping(container.get("state"))
+    running, terminated = mapping(state.get("running")), mapping(state.get("terminated"))
+    return moment(running, "startedAt") or moment(terminated, "startedAt")
+
+
+def _state(
+    spec: Record, status: Record, conditions: Mapping[str, Record], container: Record
+) -> tuple[RemoteState, str, FaultKind | None, bool]:
+    """Return state, reason, obstacle, and whether the obstacle is final for this pod."""
+    phase = text(status, "phase")
+    if phase in ("Succeeded", "Failed"):
+        return RemoteState.ENDED, "", None, False
+    if phase == "Running":
+        ready = conditions.get("Ready", {})
+        if text(ready, "status") == "False" and text(ready, "reason") == "NodeLost":
+            return RemoteState.UNKNOWN, "its node does not answer", None, False
+        return RemoteState.RUNNING, "", None, False
+    if phase != "Pending":
+        return RemoteState.UNKNOWN, f"phase {phase or 'unknown'}", None, False
+    if gates := [text(each, "name") for each in mappings(spec.get("schedulingGates"))]:
+        what = "waits for quota" if any(gate.startswith(KUEUE_GATE) for gate in gates) else "waits"
+        return RemoteState.PENDING, f"{what}: scheduling gate {', '.join(gates)}", FaultKind.QUOTA, False
+    scheduled = conditions.get("PodScheduled", {})
+    if text(scheduled, "status") == "False":
+        message = text(scheduled, "message")
+        return RemoteState.PENDING, message or text(scheduled, "reason"), obstacle(message), False
+    waiting = mapping(mapping(container.get("state")).get("waiting"))
+    why = text(waiting, "reason")
+    blocked = _WAITING.get(why)
+    words = f"{why}: {text(waiting, 'message')}" if text(waiting, "message") else why
+    return RemoteState.PENDING, words, blocked, False
+
+
+_LACKING = re.compile(
+    r"Insufficient |Too many pods|unschedulable|not ready|unreachable|not-ready|pressure|"
+    r"had (untolerated )?taint \{node\.kubernetes\.io|cannot allocate all claims|preemption|no nodes available",
+    re.IGNORECASE,
+)
+
+
+def obstacle(message: str) -> FaultKind:
+    """Return why the scheduler found no node: CAPACITY if one may become free, CONFIG if no node is of the kind.
+
+    The message counts nodes by their obstacle: ``0/3 nodes are available: 1 Insufficient nvidia.com/gpu, 2 node(s)
+    didn't match Pod's node affinity/selector.``
+    """
+    _, _, found = message.partition("nodes are available: ")
+    counted = found.split(" preemption: ")[0]
+    if not counted or _LACKING.search(counted):
+        return FaultKind.CAPACITY
+    return FaultKind.CONFIG
+
+
+def _end(status: Record, conditions: Mapping[str, Record], terminated: Record) -> RemoteEnd:
+    at = moment(terminated, "finishedAt")
+    code = terminated.get("exitCode")
+    exit_code = code if isinstance(code, int) else None
+    target, reason, message = conditions.get("DisruptionTarget", {}), text(status, "reason"), text(status, "message")
+    found: EndMapping | None = None
+    words = message
+    if text(target, "status") == "True":
+        found, words = _DISRUPTIONS.get(text(target, "reason")), text(target, "message")
+        if found is None:
+            found = EndMapping(EndKind.PREEMPTED, None, f"disrupted ({text(target, 'reason')})")
+    elif reason.startswith("OutOf"):
+        found = EndMapping(EndKind.FAULT, FaultKind.NODE, "refused by its node")
+    elif reason:
+        found = _POD_REASONS.get(reason) or EndMapping(EndKind.FAULT, FaultKind.UNKNOWN, reason)
+        if reason == "Evicted" and "exceeds" in message:  # its own storage limit, or that of its emptyDir
+            found = EndMapping(EndKind.FAULT, FaultKind.DRONE, "used more disk than it requested")
+    elif text(terminated, "reason") == "OOMKilled":
+        found = EndMapping(EndKind.FAULT, FaultKind.DRONE, "used more memory than it requested")
+    elif text(terminated, "reason") in ("ContainerStatusUnknown", "StartError", "ContainerCannotRun"):
+        found = EndMapping(EndKind.FAULT, FaultKind.NODE, text(terminated, "reason"))
+        words = text(terminated, "message")
+    if found is None:
+        return RemoteEnd(EndKind.EXITED, at, exit_code, _outcome(text(terminated, "message")))
+    words = f"{found.words}: {words}" if words else found.words
+    return RemoteEnd(found.kind, at, exit_code, printable(words, _LONGEST), found.fault)
+
+
+def _outcome(message: str) -> str:
+    """Return the drone's own report (``docs/reference/drone.md``) from a termination message, or its last line."""
+    lines = [line for line in message.splitlines() if line.strip()]
+    if not lines:
+        return ""
+    told = dict(word.split("=", 1) for word in reversed(lines[-1].split(" ")) if "=" in word)
+    if reason := told.get("reason"):
+        return printable(f"{reason}: {unquote(told['why'])}" if told.get("why") else reason, _LONGEST)
+    return printable(_POOL_TOKEN.sub("(token)", lines[-1].strip()), _LONGEST)
+
+
+def waiting_job(found: Record, names: PodNames) -> DronePod | None:
+    """Return a Job without a pod as a drone that waits; None if it is none of ours or has ended."""
+    drone_id = names.drone_id(found)
+    meta, spec, status = (mapping(found.get(key)) for key in ("metadata", "spec", "status"))
+    if drone_id is None:
+        return None
+    ended = [text(each, "type") for each in mappings(status.get("conditions")) if text(each, "status") == "True"]
+    end = None
+    if "Failed" in ended or "Complete" in ended:
+        end = RemoteEnd(
+            EndKind.PREEMPTED, moment(status, "completionTime"), None, "its pod was deleted by somebody else"
+        )
+    quota = spec.get("suspend") is True
+    return DronePod(
+        name=text(meta, "name"),
+        uid=text(meta, "uid"),
+        drone_id=drone_id,
+        type=text(mapping(meta.get("labels")), TYPE),
+        state=RemoteState.ENDED if end else RemoteState.PENDING,
+        created_at=moment(meta, "creationTimestamp"),
+        deleted_at=moment(meta, "deletionTimestamp"),
+        reason="waits for quota: its Job is suspended" if quota else "its Job has no pod yet",
+        blocked=FaultKind.QUOTA if quota else None,
+        end=end,
+    )
+
+
+def readable(log: str) -> str:
+    """Return the lines of a log for people: plain characters, no tokens."""
+    lines = _POOL_TOKEN.sub("(token)", log).splitlines()
+    return "\n".join("".join(c if c.isprintable() else "?" for c in line[:1000].expandtabs()) for line in lines)

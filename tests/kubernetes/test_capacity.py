@@ -1,0 +1,165 @@
+"""Free capacity, quotas and the owner's waiting pods, as counted from the objects of the API."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from adapters.kubernetes.capacity import ClusterCapacity, ClusterNode, ClusterPod, cluster_node, cluster_pod
+from adapters.kubernetes.settings import KubernetesSiteConfig
+from provisioner.model import DroneType
+
+GPU, SLICE = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb"
+A100 = DroneType("cern", "a100", gpu_milli=1000, cpus=8, memory_mib=20480, disk_mib=10240, walltime_s=3600.0)
+MIG = replace(A100, name="mig", cpus=2)
+TYPES = {"mig": {"resource": SLICE}}
+
+
+def placement(*types: DroneType, **options: Any) -> ClusterCapacity:
+    return ClusterCapacity(
+        KubernetesSiteConfig.model_validate({"image": "x", "types": TYPES, **options}), types or (A100,)
+    )
+
+
+def node(name: str = "gpu01", *, ready: str = "True", cordoned: bool = False, **more: Any) -> ClusterNode:
+    allocatable = {"cpu": "64", "memory": "256Gi", "ephemeral-storage": "1Ti", GPU: "4", **more.get("resources", {})}
+    return cluster_node(
+        {
+            "metadata": {"name": name, "labels": more.get("labels", {})},
+            "spec": {"unschedulable": cordoned, "taints": more.get("taints", [])},
+            "status": {"allocatable": allocatable, "conditions": [{"type": "Ready", "status": ready}]},
+        }
+    )
+
+
+def pod(
+    node: str = "gpu01", *, gpus: int = 1, priority: int = 0, cpu: str = "8", phase: str = "", **more: Any
+) -> ClusterPod:
+    conditions = [] if node else [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
+    resources = {"requests": {"cpu": cpu, "memory": "20Gi", GPU: str(gpus)}}
+    return cluster_pod(
+        {
+            "metadata": {"name": "x", "namespace": "physics", "creationTimestamp": "1970-01-01T00:01:00Z"},
+            "spec": {"nodeName": node, "priority": priority, "containers": [{"resources": resources}], **more},
+            "status": {"phase": phase or ("Running" if node else "Pending"), "conditions": conditions},
+        },
+        is_ours=False,
+    )
+
+
+def test_free_is_what_is_allocatable_less_the_requests_of_all_pods() -> None:
+    (found,) = placement().nodes([node()], [pod(), pod(cpu="500m"), pod("other"), pod("")])
+    assert (found.name, found.types, found.gpu_milli) == ("gpu01", ("a100",), 4000)
+    assert (found.free_gpu_milli, found.free_cpus, found.free_memory_mib) == (2000, 55, (256 - 40) * 1024)
+
+
+def test_init_containers_and_overhead_count_as_the_scheduler_counts_them() -> None:
+    init = [{"resources": {"requests": {"cpu": "10"}}}]
+    assert pod(initContainers=init, overhead={"cpu": "250m"}).requests["cpu"] == pytest.approx(10.25)
+
+
+@pytest.mark.parametrize("closed", [{"ready": "Unknown"}, {"ready": "False"}, {"cordoned": True}])
+def test_a_closed_node_has_nothing_free(closed: dict[str, Any]) -> None:
+    (found,) = placement().nodes([node(**closed)], [])
+    assert (found.gpu_milli, found.free_gpu_milli, found.free_cpus) == (4000, 0, 0)
+
+
+def test_taints_selectors_and_products_exclude_nodes() -> None:
+    tainted = node(taints=[{"key": "gpu", "value": "only", "effect": "NoSchedule"}])
+    assert placement().nodes([tainted], []) == ()
+    tolerating = {"pod": {"tolerations": [{"key": "gpu", "operator": "Exists"}]}}
+    assert placement(**tolerating).nodes([tainted], [])
+    assert placement(**{"pod": {"tolerations": [{"key": "gpu", "value": "other"}]}}).nodes([tainted], []) == ()
+    assert placement(node_selector={"pool": "gpu"}).nodes([node()], []) == ()
+    products = {"types": {"a100": {"products": ["A100", "H100"]}}}
+    assert placement(**products).nodes([node()], []) == ()
+    assert placement(**products).nodes([node(labels={"nvidia.com/gpu.product": "H100"})], [])
+
+
+def test_a_node_with_two_gpu_resources_is_listed_for_each() -> None:
+    both = placement(A100, MIG)
+    whole, slices = both.nodes([node(resources={SLICE: "7"})], [pod()])
+    assert (whole.name, whole.types, whole.free_gpu_milli) == ("gpu01", ("a100",), 3000)
+    assert (slices.name, slices.types, slices.free_gpu_milli) == ("gpu01/mig-1g.10gb", ("mig",), 7000)
+    assert both.node_name("gpu01", "mig") == "gpu01/mig-1g.10gb"
+    assert both.node_name("gpu01", "a100") == "gpu01"
+
+
+def test_claims_of_dra_make_the_capacity_unknown() -> None:
+    assert not placement(types={"a100": {"claim_template": "one"}}).known
+
+
+def quota(hard: dict[str, str], used: dict[str, str], **spec: Any) -> dict[str, Any]:
+    return {"spec": spec, "status": {"hard": hard, "used": used}}
+
+
+def test_a_quota_says_how_many_more() -> None:
+    both = placement(A100, MIG)
+    gpus = quota({f"requests.{GPU}": "8", "pods": "60"}, {f"requests.{GPU}": "5", "pods": "10"})
+    assert both.quota([gpus]) == {"a100": 3, "mig": 50}
+    assert both.quota([gpus, quota({"requests.cpu": "20"}, {"requests.cpu": "1500m"})]) == {"a100": 2, "mig": 9}
+    assert both.quota([]) is None
+    assert both.quota([quota({"pods": "5"}, {"pods": "7"})]) == {"a100": 0, "mig": 0}
+
+
+@pytest.mark.parametrize(
+    ("spec", "counts"),
+    [
+        ({"scopes": ["Terminating"]}, True),
+        ({"scopes": ["NotTerminating"]}, False),
+        ({"scopes": ["BestEffort"]}, False),
+        ({"scopes": ["NotBestEffort"]}, True),
+        (
+            {
+                "scopeSelector": {
+                    "matchExpressions": [{"scopeName": "PriorityClass", "operator": "In", "values": ["low"]}]
+                }
+            },
+            True,
+        ),
+        (
+            {
+                "scopeSelector": {
+                    "matchExpressions": [{"scopeName": "PriorityClass", "operator": "In", "values": ["x"]}]
+                }
+            },
+            False,
+        ),
+        (
+            {
+                "scopeSelector": {
+                    "matchExpressions": [{"scopeName": "PriorityClass", "operator": "NotIn", "values": ["low"]}]
+                }
+            },
+            False,
+        ),
+        ({"scopeSelector": {"matchExpressions": [{"scopeName": "PriorityClass", "operator": "Exists"}]}}, True),
+        ({"scopeSelector": {"matchExpressions": [{"scopeName": "PriorityClass", "operator": "DoesNotExist"}]}}, False),
+    ],
+)
+def test_a_quota_counts_in_its_scope(spec: dict[str, Any], counts: bool) -> None:
+    found = placement(priority_class="low").quota([quota({"pods": "5"}, {"pods": "5"}, **spec)])
+    assert found == ({"a100": 0} if counts else None)
+
+
+def test_waiting_pods_of_a_higher_priority_are_claims() -> None:
+    nodes = [node(), node("gpu02", labels={"pool": "h100"})]
+    here = placement()
+    pods = [
+        pod("", gpus=2, priority=100),
+        pod("", gpus=2, priority=100),
+        pod("", gpus=1, priority=100, nodeSelector={"pool": "h100"}),
+        pod("", gpus=1, priority=-20),  # after us
+        pod("", gpus=0, priority=100),  # needs no GPU
+        pod("", gpus=99, priority=100),  # fits no node
+        pod("gpu01", priority=100),
+    ]
+    listed = here.nodes(nodes, pods)
+    two, one = sorted(here.claims(pods, nodes, listed, -10), key=lambda each: each.count, reverse=True)
+    assert (two.count, two.gpu_milli, two.cpus, two.memory_mib, two.nodes) == (2, 2000, 8, 20480, ())
+    assert (two.who, two.since) == ("physics", 60.0)
+    assert (one.count, one.nodes) == (1, ("gpu02",))
+    load = here.owner_load(pods, listed, -10)
+    assert (load.jobs, load.gpu_milli, load.cpus) == (1, 1000, 8)
