@@ -12,6 +12,9 @@ from typing import Any, TypeVar
 
 from tests.labs.controller import A100, V100, LabController, Settings, SiteSettings, gpu_type, limits
 from tests.labs.htcondor import Condor, LabError, Pool, gpu_job, lab_directory, running_pool
+from tests.labs.kubernetes import GPU, SHARED, SLICE, KubernetesLab
+from tests.labs.kubernetes_sites import left_of as remains_of
+from tests.labs.kubernetes_sites import site_options
 from tests.labs.openstack import OWNER, OpenStackLab
 from tests.labs.openstack_sites import HOSTS, access, left_of
 from tests.labs.slurm import Job, SlurmLab
@@ -249,4 +252,61 @@ class GridkaLab(Facility):
 def gridka(condor: Condor, cloud: OpenStackLab, **site: Any) -> Iterator[GridkaLab]:
     """``site``: fields of :class:`GridkaSite`."""
     with _standing(condor, GridkaSite(cloud, **site), lambda *made: GridkaLab(*made, cloud), cloud.reset) as lab:
+        yield lab
+
+
+# -------------------------------------------------------------------------------------------------------- Kubernetes
+
+
+@dataclass
+class CernSite:
+    """The cluster as a site of ours, with a drone type for each of its GPU resources."""
+
+    cluster: KubernetesLab
+    options: Mapping[str, Any] = field(default_factory=dict)
+    name: str = "cern"
+
+    def settings(self, controller: LabController) -> Settings:
+        size = {"cpus": 2, "memory": "2 GiB", "disk": "2 GiB", "walltime": "1h"}
+        deadlines = {"poll_deadline": "20s", "order_deadline": "45s", "order_confirm": "60s"}
+        options = {**site_options(self.cluster), **self.options}
+        options["types"] = {"a100": {"resource": GPU}, "share": {"resource": SHARED}, "mig": {"resource": SLICE}}
+        return {
+            "adapter": "kubernetes",
+            "limits": limits(24),
+            "timeouts": controller.timeouts(missing="3s", grace="4s", **deadlines),
+            "types": {
+                "a100": gpu_type(*A100, **size),
+                "share": gpu_type(*V100, price=0.2, max_drones=6, **size),
+                "mig": gpu_type(*V100, price=0.3, max_drones=6, **size),
+            },
+            "options": {**options, "retain_finished": "5s", "env": {}},
+        }
+
+
+@dataclass
+class CernLab(Facility):
+    cluster: KubernetesLab
+
+    @property
+    def shared(self) -> Path:
+        return self.overlay.root
+
+    def logs(self) -> str:
+        return self.cluster.story()
+
+    def pods(self) -> list[dict[str, Any]]:
+        """The pods of this controller's drones, as the administrator sees them."""
+        return [each for each in self.cluster.pods() if each["metadata"]["name"].startswith(f"{self.controller.name}-")]
+
+    def nothing_left(self) -> None:
+        """No pod, secret, process or live record of a drone."""
+        drones = [each["id"] for each in self.controller.drones()]
+        self.controller.all_gone(self.pods, lambda: [each for d in drones for each in remains_of(self.cluster, d)])
+
+
+@contextmanager
+def cern(condor: Condor, cluster: KubernetesLab, **site: Any) -> Iterator[CernLab]:
+    """``site``: fields of :class:`CernSite`."""
+    with _standing(condor, CernSite(cluster, **site), lambda *made: CernLab(*made, cluster), cluster.reset) as lab:
         yield lab

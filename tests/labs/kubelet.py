@@ -168,14 +168,20 @@ class Kubelets:
             "DRONE_NODE": spec["nodeName"],
             "LAB_POD": meta["uid"],
         }
-        gpus = [n for n in container["resources"].get("limits", {}) if n.startswith("nvidia.com/")]
-        if gpus:
-            env["NVIDIA_VISIBLE_DEVICES"] = "all"
+        gpus = [name for name in container["resources"].get("limits", {}) if name.startswith("nvidia.com/")]
+        if gpus:  # the A100 and the V100 that HTCondor knows to simulate
+            env["DRONE_GPU_SIMULATE"] = "4,1" if gpus == ["nvidia.com/gpu"] else "2,1"
+        user = spec.get("securityContext", {}).get("runAsUser", 0)
+        account = {}
+        if os.geteuid() == 0:
+            account = {"user": user, "group": user, "extra_groups": []}
+            for path in (home, files, work, *files.iterdir()):
+                os.chown(path, user, user)
         await self.report(pod, "Running", {"running": {"startedAt": now()}})
         with log.open("wb") as out:
             process = await asyncio.create_subprocess_exec(
                 *container["command"], env=env, stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=out,
-                start_new_session=True, cwd=work,
+                start_new_session=True, cwd=work, **account,
             )  # fmt: skip
         ended = asyncio.create_task(process.wait())
         gone = asyncio.create_task(deleted.wait())
