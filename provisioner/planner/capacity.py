@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from provisioner import model, reasons
@@ -405,6 +405,15 @@ class Supply:
         for (key, shape), count in shared.items():
             supply.add(DroneSlots(context.types[key], shape, count))
         return supply
+
+    def gpu_slots(self) -> dict[TypeKey, list[DroneSlots]]:
+        """Return a copy of the slots in GPU drones as they are now."""
+        return {key: list(map(replace, have)) for key, have in self.slots.items() if have[0].kind.gpu_milli}
+
+    def put_back(self, gpu_slots: Mapping[TypeKey, list[DroneSlots]]) -> None:
+        """Forget what was booked into GPU drones since the copy was made."""
+        others = {key: have for key, have in self.slots.items() if not have[0].kind.gpu_milli}
+        self.slots = {**others, **gpu_slots}
 
     def add_preemptible(self, context: PlanningContext) -> None:
         """Add, for headroom, the drones whose GPUs run nothing but jobs that give way."""

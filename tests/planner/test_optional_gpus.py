@@ -18,6 +18,7 @@ CPU = model.DroneType("topas", "cpu", 0, 8, 20480, 0)
 MAYBE = replace(SMALL, gpu_optional=True)
 """Named as SMALL is, for :func:`scenes.tell`."""
 IDLE = drone("kit-ab12-1")
+WARM = model.Headroom("warm", cpus=8, memory_mib=20480, count=1, from_h=0, to_h=24)
 
 
 @pytest.mark.parametrize(
@@ -175,11 +176,21 @@ def test_a_drone_that_leaves_while_it_runs_only_them_comes_back_for_a_job_that_n
 
 def test_headroom_counts_a_lent_gpu_and_keeps_its_drone() -> None:
     lent = drone("kit-ab12-1", S.BUSY, idle_at=NOW - 700)
-    warm = model.Policy(headroom=(model.Headroom("warm", cpus=8, memory_mib=20480, count=1, from_h=0, to_h=24),))
+    warm = model.Policy(headroom=(WARM,))
     for optional, plans in ((1, ([], [])), (0, ([A100.key], []))):
         slots = [slot_of(lent, optional_jobs=optional, work_at=NOW - 50)]
         plan = plan_of(snapshot(drones=[lent], slots=slots, policy=warm))
         assert (scenes.started(plan), list(plan.drains)) == plans
+
+
+@pytest.mark.parametrize("count", [1, 2, 50])
+def test_headroom_starts_no_drone_in_place_of_idle_ones_that_they_will_get(count: int) -> None:
+    warm = model.Policy(headroom=(replace(WARM, count=2),))
+    idle = [IDLE, drone("kit-ab12-2")]
+    plan = plan_of(snapshot(classes=[jobs(MAYBE, count)], drones=idle, policy=warm))
+    assert scenes.started(plan) == [] and DemandCovered(min(count, 2), 0) in why(plan, "class:small")
+    needs = plan_of(snapshot(classes=[jobs(id="needs"), jobs(MAYBE, count)], drones=idle, policy=warm))
+    assert scenes.started(needs) == [A100.key], "in place of the one that a job needs"
 
 
 def test_a_start_of_a_gpu_drone_for_them_would_be_refused() -> None:
