@@ -15,7 +15,7 @@ BUDGETS = {
     "provisioner/*.py": (14, 3508),
     "adapters/*.py": (1, 1),
     "adapters/htcondor/*.py": (4, 617),
-    "tests": (292, 44326),
+    "tests": (292, 44358),
     "provisioner/adapter_tests": (3, 755),
     "provisioner/cli": (17, 5338),
     "provisioner/config": (7, 2108),
@@ -30,7 +30,7 @@ BUDGETS = {
     "adapters/openstack": (11, 2784),
     "adapters/shared": (11, 1086),
     "adapters/slurm": (14, 3978),
-    "adapters/htcondor/overlay": (11, 2899),
+    "adapters/htcondor/overlay": (11, 2903),
     "adapters/htcondor/site": (9, 2530),
 }
 """Most Python files and most lines by package, comments and blank lines included."""
