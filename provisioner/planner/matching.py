@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from provisioner.model import NVIDIA, WHOLE_GPU, DroneType, JobClass, Policy, Sharing, Slot, TypeKey, UnmetRequirement
-from provisioner.sharing import share_milli, shares_needed
+from provisioner.sharing import pool_milli, share_milli, shares_needed
 
 UNKNOWN_DISK_MIB = 1 << 50
 """Stands for a disk size that is not reported."""
@@ -151,8 +151,7 @@ def format_gpus(milli: int) -> str:
 def _gpu_milli_taken(job: JobClass, kind: DroneType) -> int:
     """Return what one job takes of a GPU of the type: whole shares, or its part of the VRAM, if the GPU is shared."""
     if kind.vram_pool:
-        equal = job.vram_mib <= kind.vram_mib // kind.shares
-        return share_milli(kind.shares) if equal else -(-job.vram_mib * WHOLE_GPU // kind.vram_mib)
+        return pool_milli(job.vram_mib, kind.vram_mib, kind.shares)
     if not 0 < job.gpu_milli < WHOLE_GPU:
         return job.gpu_milli
     if kind.shares == 1:
