@@ -206,7 +206,8 @@ def smallest_types(held: Iterable[HeldGpus], kinds: Mapping[TypeKey, DroneType])
 
     The type has the use that 95 of 100 runs did not exceed, and the largest use of VRAM. A run whose VRAM was not
     measured may have used all that it had. Jobs on an exclusive type have a GPU of their own, also where the queue
-    would put several on one. Jobs that run on a pool of VRAM hold there what they hold now.
+    would put several on one. Jobs that run on a pool of VRAM hold there what they hold now. Types of another vendor or
+    architecture than those that the class ran on never fit.
     """
     samples: dict[str, list[HeldGpus]] = {}
     for each in held:
@@ -225,10 +226,11 @@ def _smallest_type(held: Sequence[HeldGpus], kinds: Mapping[TypeKey, DroneType])
     vram_mib = max(_vram_mib(each.run, kinds.get(each.drone.type)) for each in held)
     vram_mib = -(-vram_mib * _gpus(most_milli) // _gpus(need))  # fewer GPUs hold the same data
     run = max((each.run for each in held), key=lambda run: run.ended_at)
+    places = {(kind.vendor, kind.arch) for each in held if (kind := kinds.get(each.drone.type)) is not None}
     asks = need, run.cpus, run.memory_mib, run.disk_mib, vram_mib, run.capability
     job, found = JobClass("", *asks, splits=False, walltime_s=run.walltime_s), []
     for kind in kinds.values():
-        if not kind.gpu_milli or unmet_requirement(job, kind) is not None:
+        if not kind.gpu_milli or not places <= {(kind.vendor, kind.arch)} or unmet_requirement(job, kind) is not None:
             continue
         shares = shares_needed(need, kind.shares) if kind.shares > 1 else 1
         # all shares of a GPU are no share, and HTCondor joins none

@@ -12,10 +12,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BUDGETS = {
-    "provisioner/*.py": (14, 3526),
+    "provisioner/*.py": (14, 3528),
     "adapters/*.py": (1, 1),
     "adapters/htcondor/*.py": (4, 617),
-    "tests": (292, 44396),
+    "tests": (292, 44409),
     "provisioner/adapter_tests": (3, 755),
     "provisioner/cli": (17, 5338),
     "provisioner/config": (7, 2108),

@@ -171,6 +171,19 @@ def test_a_class_that_runs_on_a_pool_of_vram_is_not_sent_there(runs: list[Comple
     assert "would do" not in describe_use(report.rows[0])
 
 
+def test_only_types_of_the_same_vendor_and_architecture_fit() -> None:
+    amd, arm = replace(MPS, name="amd", vendor="amd", capability=0), replace(MPS, name="arm", arch="aarch64")
+    any_gpu = [ended(1, capability=0)]
+    for types, fits in (((WHOLE, amd, arm), "kit/whole"), ((WHOLE, amd, arm, MPS), "far/mps")):
+        (row,) = usage_report([drone()], any_gpu, types, 0.0, HOUR).rows
+        assert list(row.fits) == [fits]
+    both = [*any_gpu, ended(1, capability=0, drone_id=DroneId("d-2"))]
+    (row,) = usage_report([drone(), drone(2, arm)], both, (WHOLE, arm, MPS), 0.0, HOUR).rows
+    assert not row.fits, "which of the two a job needs is unknown"
+    (row,) = usage_report([drone(), drone(2, amd)], both, (WHOLE, MPS), 0.0, HOUR).rows
+    assert list(row.fits) == ["far/mps"], "a type that is not configured any more tells nothing"
+
+
 KINDS = {kind.key: kind for kind in TYPES}
 _TIMES = st.floats(-50 * HOUR, 50 * HOUR)
 _DRONES = st.builds(
