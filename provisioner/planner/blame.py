@@ -35,7 +35,8 @@ def judge_users(snapshot: model.Snapshot, known: Mapping[str, Breaker]) -> Mappi
             news[f"{model.USER_SCOPE}{failure.owner}"].append(failure)
     before = {scope: each for scope, each in known.items() if each.user}
     before |= {scope: Breaker(scope) for scope in news.keys() - before.keys()}
-    completed = {job.job_id: job.ended_at for job in (view.completions if view and before else None) or ()}
+    ended = (view.completions if view and before else None) or ()
+    completed = {job.job_id: job.ended_at for job in ended if not job.unfinished}
     after = {scope: _judged(each, news[scope], completed, snapshot) for scope, each in before.items()}
     return {scope: each for scope, each in after.items() if each != before[scope]}
 

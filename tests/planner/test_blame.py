@@ -159,6 +159,8 @@ def test_a_job_that_neighbours_ended_twice_runs_alone_until_it_is_done() -> None
     assert why == ExclusiveOnly(0, WEEK, NOW - 60 + ALONE_S, "job schedd.test#1.0 in d-1: faulted")
     assert "without its fault" in formatting.describe(why)
     done = model.CompletedJob("schedd.test#1.0", NOW + 10, NOW - 9000, 60.0, 250, 1, 1024, owner="ann")
+    evicted = story(*twice, breakers=[record(plan)], completions=[replace(done, unfinished=True)])
+    assert starts(decide(evicted))["anns"] == {"whole"}, "the end of the run that a neighbour ended settles nothing"
     ended = story(*twice, breakers=[record(plan)], completions=[done])
     assert starts(decide(ended)) == {"anns": {"mps"}}
     settled = record(decide(ended))
