@@ -181,6 +181,10 @@ def test_two_jobs_that_were_collateral_once_each_do_not_run_alone() -> None:
 def test_the_record_of_a_user_is_bounded_and_names_that_no_drone_can_refuse_have_none() -> None:
     many = [collateral(f"{n}.0", NOW - 10_000 + n) for n in range(3 * MAX_FAILURES_KEPT)]
     assert record(decide(story(*many))).faults == tuple(many[-MAX_FAILURES_KEPT:])
+    own = [failure("1.1", NOW - 20_000), failure("2.1", NOW - 15_000)]
+    both = record(decide(story(*own, *many)))
+    assert both.faults == (*own, *many[-MAX_FAILURES_KEPT:]) and both.state is BreakerState.BANNED
+    assert not decide(story(*own, *many, breakers=[both])).breakers, "older ones that are reported again change nothing"
     assert not decide(story(failure("1.0", owner='a"nn'), failure("2.0", owner=""))).breakers
 
 
