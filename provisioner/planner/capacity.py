@@ -15,8 +15,8 @@ from provisioner.planner.matching import (
     Resources,
     count_jobs,
     free_resources,
+    lent_resources,
     request_of,
-    resources_for_needy,
     resources_of_type,
 )
 from provisioner.planner.owner import OwnerReservations
@@ -416,11 +416,11 @@ class Supply:
         self.slots = {**others, **gpu_slots}
 
     def add_preemptible(self, context: PlanningContext) -> None:
-        """Add, for headroom, the drones whose GPUs run nothing but jobs that give way."""
+        """Add, for headroom, the part of drones that runs nothing but jobs that give way."""
         for drone in context.changing.values() if context.headroom else ():
             slot, kind = context.slots.get(drone.id), context.types.get(drone.type)
             if drone.state is DroneState.BUSY and slot and kind and slot.only_optional and not drone.notice_at:
-                shape = SlotShape(resources_for_needy(slot, kind), slot.retires_at or NO_END, on_the_way=False)
+                shape = SlotShape(lent_resources(slot, kind), slot.retires_at or NO_END, on_the_way=False)
                 self.add(DroneSlots(kind, shape, 1))
 
     def take_own(self, job: JobClass, jobs: int) -> Coverage:

@@ -175,7 +175,20 @@ def free_resources(slot: Slot) -> Resources:
 
 def resources_for_needy(slot: Slot, kind: DroneType) -> Resources:
     """Return what is free in a slot for jobs that need its GPU: they preempt jobs with an optional GPU."""
-    return resources_of_type(kind) if kind.gpu_milli and slot.only_optional else free_resources(slot)
+    if not kind.gpu_milli or not slot.only_optional:
+        return free_resources(slot)
+    offline_milli = slot.gpus_offline * (share_milli(kind.shares) if kind.sharing is Sharing.MIG else WHOLE_GPU)
+    return resources_of_type(kind)._replace(gpu_milli=max(0, kind.gpu_milli - offline_milli))
+
+
+def lent_resources(slot: Slot, kind: DroneType) -> Resources:
+    """Return what jobs with an optional GPU use of a slot, beside what is free in it."""
+    free, needy = free_resources(slot), resources_for_needy(slot, kind)
+    lent = needy.plus(free, -1)
+    disk_mib = needy.disk_mib if free.disk_mib == UNKNOWN_DISK_MIB else lent.disk_mib
+    # What rounding leaves of each GPU is in both parts: :func:`count_jobs` takes it off again.
+    rest_milli = kind.gpu_milli // WHOLE_GPU * (WHOLE_GPU - kind.shares * share_milli(kind.shares))
+    return lent._replace(gpu_milli=lent.gpu_milli + rest_milli, disk_mib=disk_mib)
 
 
 def count_jobs(job: JobClass, space: Resources, kind: DroneType) -> int:

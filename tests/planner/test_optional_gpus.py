@@ -193,6 +193,45 @@ def test_headroom_starts_no_drone_in_place_of_idle_ones_that_they_will_get(count
     assert scenes.started(needs) == [A100.key], "in place of the one that a job needs"
 
 
+@pytest.mark.parametrize(
+    ("more", "count", "lacks"),
+    [
+        ({}, 4, False),
+        ({}, 5, True),
+        ({"free_disk_mib": 3000}, 4, False),
+        ({"free_disk_mib": 3000, "optional_jobs": 0}, 4, True),
+        ({"gpus_offline": 1, "free_gpu_milli": 2000}, 3, False),
+        ({"gpus_offline": 1, "free_gpu_milli": 2000}, 4, True),
+    ],
+)
+def test_headroom_counts_each_gpu_of_a_drone_that_is_partly_lent_once(
+    more: dict[str, int], count: int, lacks: bool
+) -> None:
+    kind = replace(QUAD, disk_mib=4000) if "free_disk_mib" in more else QUAD
+    partly = drone("kit-ab12-1", S.BUSY, kind, idle_at=NOW - 300)
+    free = {"free_gpu_milli": 3000, "free_cpus": 48, "free_memory_mib": 196608, "optional_jobs": 1, "work_at": NOW - 50}
+    policy = model.Policy(headroom=(replace(WARM, cpus=1, memory_mib=1024, count=count),))
+    slots = [slot_of(partly, kind, **{**free, **more})]
+    plan = plan_of(snapshot(types=(kind,), drones=[partly], slots=slots, policy=policy))
+    assert scenes.started(plan) == [kind.key] * lacks
+
+
+@pytest.mark.parametrize("taken", [1, 2, 3])
+def test_the_shares_that_are_lent_and_those_that_are_free_add_up(taken: int) -> None:
+    thirds = replace(QUAD, gpu_milli=1000, sharing=model.Sharing.MPS, shares=3)
+    lent = slot_of(drone("kit-ab12-1", S.BUSY, thirds), thirds, optional_jobs=1, free_gpu_milli=1000 - 333 * taken)
+    share = model.JobClass("share", 300, 0, 0, splits=False)
+    parts = matching.lent_resources(lent, thirds), matching.free_resources(lent)
+    assert [matching.count_jobs(share, part, thirds) for part in parts] == [taken, 3 - taken]
+
+
+def test_a_gpu_that_is_offline_is_not_free_for_a_job_that_needs_one() -> None:
+    lent = slot_of(drone("kit-ab12-1", S.BUSY, QUAD), QUAD, optional_jobs=1, gpus_offline=1)
+    assert matching.resources_for_needy(lent, QUAD).gpu_milli == 3000
+    mig = replace(QUAD, gpu_milli=1000, sharing=model.Sharing.MIG, shares=4)
+    assert matching.resources_for_needy(lent, mig).gpu_milli == 750, "under MIG it is a slice"
+
+
 def test_a_start_of_a_gpu_drone_for_them_would_be_refused() -> None:
     snap = snapshot(classes=[jobs(MAYBE)])
     (start,) = plan_for(waiting=1).starts
