@@ -137,6 +137,23 @@ def test_a_gpu_drone_that_runs_nothing_else_takes_no_more_after_the_idle_timeout
     )
 
 
+@pytest.mark.parametrize(
+    ("idle_s", "waits", "stays"),
+    [
+        (700, jobs(), True),
+        (1801, jobs(), False),  # the pool does not preempt
+        (700, jobs(cpus=99), False),
+        (700, jobs(MAYBE), False),
+    ],
+)
+def test_a_lent_drone_stays_while_a_job_waits_that_needs_its_gpu(
+    idle_s: float, waits: model.JobClass, stays: bool
+) -> None:
+    busy = drone("kit-ab12-1", S.BUSY, idle_at=NOW - idle_s)
+    slots = [slot_of(busy, optional_jobs=1, work_at=NOW - 50)]
+    assert leaves(busy, slots=slots, classes=[waits]) == [OptionalJobsOnly(idle_s, 600)] * (not stays)
+
+
 def after(each: model.Drone, **slot: object) -> float:
     """The begin of its idle time, after a look at its slot."""
     kind = CPU if each.type == CPU.key else A100
