@@ -419,6 +419,8 @@ class Supply:
         """Add, for headroom, the part of drones that runs nothing but jobs that give way."""
         for drone in context.changing.values() if context.headroom else ():
             slot, kind = context.slots.get(drone.id), context.types.get(drone.type)
+            if slot and drone.idle_at and not slot.work_at:  # a claim whose job is not known yet
+                slot = replace(slot, optional_jobs=slot.jobs)
             if drone.state is DroneState.BUSY and slot and kind and slot.only_optional and not drone.notice_at:
                 shape = SlotShape(lent_resources(slot, kind), slot.retires_at or NO_END, on_the_way=False)
                 self.add(DroneSlots(kind, shape, 1))

@@ -154,10 +154,10 @@ def test_a_lent_drone_stays_while_a_job_waits_that_needs_its_gpu(
     assert leaves(busy, slots=slots, classes=[waits]) == [OptionalJobsOnly(idle_s, 600)] * (not stays)
 
 
-def after(each: model.Drone, **slot: object) -> float:
+def after(each: model.Drone, classes: tuple[model.JobClass, ...] = (), **slot: object) -> float:
     """The begin of its idle time, after a look at its slot."""
     kind = CPU if each.type == CPU.key else A100
-    snap = snapshot(drones=[each], types=(A100, CPU), slots=[slot_of(each, kind, **slot)])
+    snap = snapshot(drones=[each], types=(A100, CPU), slots=[slot_of(each, kind, **slot)], classes=classes)
     moved = {move.drone.id: move.drone for move in plan_of(snap).moves}
     return moved.get(each.id, each).idle_at
 
@@ -176,6 +176,27 @@ def test_a_gpu_is_idle_while_it_runs_only_them() -> None:
     assert after(lent, state=busy, jobs=1, work_at=at_work) == 0.0
     assert after(lent, state=model.SlotState.IDLE, jobs=0) == NOW - 300, "the job ends"
     assert after(drone("kit-ab12-1", S.BUSY, CPU), **optional) == 0.0, "a CPU drone is not lent"
+
+
+def test_a_new_claim_whose_job_is_not_known_yet_does_not_end_the_idle_time_for_a_minute() -> None:
+    maybe, claimed = (jobs(MAYBE),), {"state": model.SlotState.BUSY, "jobs": 1}
+    assert after(IDLE, maybe, **claimed) == IDLE.idle_at
+    assert after(IDLE, (jobs(),), **claimed) == 0.0, "no job of the pool gives way"
+    claim = replace(drone("kit-ab12-1", S.BUSY, age_s=20), idle_at=NOW - 300)
+    assert after(claim, maybe, **claimed) == NOW - 300
+    assert after(claim, maybe, **claimed, optional_jobs=1, work_at=NOW - 5) == NOW - 300
+    assert after(claim, maybe, **claimed, work_at=NOW - 5) == 0.0
+    older = replace(claim, since=NOW - 61)
+    assert after(older, maybe, **claimed) == 0.0, "it is not known at all what runs"
+    assert after(replace(older, work_at=NOW - 500), maybe, **claimed) == NOW - 300, "it was when looked at last"
+
+
+def test_headroom_counts_a_claim_whose_job_is_not_known_yet_as_lent() -> None:
+    none_free = {"free_gpu_milli": 0, "free_cpus": 0, "free_memory_mib": 0}
+    slots = [slot_of(IDLE, state=model.SlotState.BUSY, jobs=1, **none_free)]
+    for each, kinds in ((jobs(MAYBE), []), (jobs(waiting=0, fresh=1), [A100.key])):
+        snap = snapshot(classes=[each], drones=[IDLE], slots=slots, policy=model.Policy(headroom=(WARM,)))
+        assert scenes.started(plan_of(snap)) == kinds
 
 
 def test_a_drone_that_leaves_while_it_runs_only_them_comes_back_for_a_job_that_needs_its_gpu() -> None:
