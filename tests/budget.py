@@ -12,14 +12,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BUDGETS = {
-    "provisioner/*.py": (14, 3528),
+    "provisioner/*.py": (14, 3538),
     "adapters/*.py": (1, 1),
     "adapters/htcondor/*.py": (4, 617),
-    "tests": (292, 44535),
+    "tests": (292, 44630),
     "provisioner/adapter_tests": (3, 755),
     "provisioner/cli": (17, 5338),
     "provisioner/config": (7, 2108),
-    "provisioner/controller": (8, 2010),
+    "provisioner/controller": (8, 2059),
     "provisioner/drone": (4, 1191),
     "provisioner/migrate": (8, 1529),
     "provisioner/planner": (17, 4750),
@@ -30,7 +30,7 @@ BUDGETS = {
     "adapters/openstack": (11, 2784),
     "adapters/shared": (11, 1086),
     "adapters/slurm": (14, 3978),
-    "adapters/htcondor/overlay": (11, 2903),
+    "adapters/htcondor/overlay": (11, 2915),
     "adapters/htcondor/site": (9, 2530),
 }
 """Most Python files and most lines by package, comments and blank lines included."""

@@ -164,6 +164,7 @@ class Controller:
         """
         self._poller.close()
         self._dead_slots.close()
+        self._low_use.close()
         try:
             if error is None:
                 await self._recorder.keep()
@@ -524,7 +525,7 @@ class Controller:
             self._pruned_at = now
             self._prunes = await _read("store.prune_failed", self.store.prune(now), False)
         await self._recorder.turn()
-        await self._low_use.turn(self.policy.low_use, self.types, self._poller.overlay.view)
+        await self._low_use.turn(self._group, self.policy.low_use, self.types, self._poller.overlay.view)
 
     async def event(self, name: str, *, warn: bool = False, **fields: str | int | float) -> None:
         """Log and record an event that is no transition of a drone, as a warning with ``warn``."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.interfaces import AuthError
+from provisioner.interfaces import HoldResult
 from provisioner.model import CompletedJob, OverlayView
 from tests.htcondor_overlay.live import A100, classes_of, overlay_on, seen
 from tests.labs.htcondor import Pool, StartDrone, gpu_job, until
@@ -103,13 +103,12 @@ async def test_idle_jobs_of_a_class_are_held_and_once_released_left_alone(new_po
     async with overlay_on(pool) as overlay:
         view = await seen(overlay, lambda v: len(classes_of(v)) == 2)
         (jobs,) = [each for each in classes_of(view) if each.gpu_milli == 250]
-        try:
-            held = await overlay.hold(jobs, reason)
-        except AuthError as error:  # the superuser has no user record yet
-            assert "QUEUE_SUPER_USERS" in str(error) and "condor_qusers -add" in str(error)
+        held = await overlay.hold(jobs, reason)
+        if held.faults:  # the superuser has no user record yet
+            assert "QUEUE_SUPER_USERS" in held.faults[0] and "condor_qusers -add" in held.faults[0]
             pool.remove(pool.submit(gpu_job(cpus=3), identity="admin"), identity="admin")
             held = await overlay.hold(jobs, reason)
-        assert held == 2 and pool.statuses(mine) == [5, 5] and pool.statuses(other) == [1]
+        assert held == HoldResult(2) and pool.statuses(mine) == [5, 5] and pool.statuses(other) == [1]
         assert [str(ad["HoldReason"])[: len(reason)] for ad in pool.jobs(mine)] == [reason] * 2
         pool.run("condor_release", str(mine), identity="alice")
-        assert await overlay.hold(jobs, reason) == 0 and pool.statuses(mine) == [1, 1]
+        assert await overlay.hold(jobs, reason) == HoldResult(0) and pool.statuses(mine) == [1, 1]
