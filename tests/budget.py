@@ -12,13 +12,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BUDGETS = {
-    "provisioner/*.py": (14, 3538),
+    "provisioner/*.py": (14, 3546),
     "adapters/*.py": (1, 1),
     "adapters/htcondor/*.py": (4, 617),
-    "tests": (292, 44630),
+    "tests": (292, 44662),
     "provisioner/adapter_tests": (3, 755),
     "provisioner/cli": (17, 5338),
-    "provisioner/config": (7, 2108),
+    "provisioner/config": (7, 2113),
     "provisioner/controller": (8, 2059),
     "provisioner/drone": (4, 1191),
     "provisioner/migrate": (8, 1529),
