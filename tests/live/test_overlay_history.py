@@ -12,6 +12,7 @@ from provisioner.interfaces import HoldResult
 from provisioner.model import CompletedJob, OverlayView
 from tests.htcondor_overlay.live import A100, classes_of, overlay_on, seen
 from tests.labs.htcondor import Pool, StartDrone, gpu_job, until
+from tests.live.test_optional_gpus import CPU_DRONE, SOON, optional_job
 
 
 def told(view: OverlayView, cluster: int) -> list[CompletedJob]:
@@ -55,6 +56,24 @@ async def test_what_is_done_is_told_as_the_queue_has_it(new_pool: Callable[[], P
     async with overlay_on(pool, "reader") as overlay:
         anew = await overlay.poll([A100])
         assert anew.completions == view.completions, "and to one that may do nothing but READ"
+
+
+async def test_a_job_with_an_optional_gpu_is_told_with_the_gpu_that_it_got(
+    new_pool: Callable[[], Pool], drone_on: StartDrone
+) -> None:
+    pool = new_pool()
+    with_gpu = drone_on(pool, "kit-1", files={"extra.conf": SOON.encode()})
+    first = pool.submit(optional_job(seconds=3))
+    until(lambda: not pool.jobs(first), 120, what="it has run on the GPU")
+    with_gpu.stop()
+    without = drone_on(pool, "kit-2", env=CPU_DRONE)
+    second = pool.submit(optional_job(seconds=3))
+    until(lambda: not pool.jobs(second), 120, what="another has run without one")
+    async with overlay_on(pool) as overlay:
+        view = await overlay.poll([A100])  # no CPU type
+        (one,), (two,) = told(view, first), told(view, second)
+    assert (one.drone_id, one.gpu_milli) == (with_gpu.id, 1000)
+    assert (two.drone_id, two.gpu_milli) == (without.id, 0)
 
 
 async def test_whose_jobs_run_and_what_share_they_want(pool: Pool, drone_on: StartDrone) -> None:
