@@ -83,12 +83,13 @@ def counted(layout: Iterable[str]) -> str:
 
 
 def commands(model: str, layout: Sequence[str], nodes: Sequence[str]) -> str:
-    """Return shell commands with which root divides all GPUs of this model on a node, if it is one of these."""
+    """Return the arm of the script's ``case`` with which root divides all GPUs of this model on these nodes."""
     largest = sorted(layout, key=lambda name: -PROFILES[model][name.removesuffix("+me")].memory)
     gpus = f"nvidia-smi --query-gpu=index,name --format=csv,noheader | sed -n 's/, .*{model[:4]}.*//p'"
+    arm = "|".join(rf"{pattern}\ *|*\ {pattern}" for pattern in nodes)  # names: the short one and the full one
     return f"""\
 # ---- {model}: {counted(layout)} on each GPU
-case $(hostname -s) in {"|".join(name.partition(".")[0] for name in nodes)})
+{arm})
     for gpu in $({gpus}); do
         nvidia-smi -i "$gpu" -mig 1
         nvidia-smi mig -i "$gpu" -dci || true     # there may be no instance yet
@@ -96,7 +97,6 @@ case $(hostname -s) in {"|".join(name.partition(".")[0] for name in nodes)})
         nvidia-smi mig -i "$gpu" -cgi {",".join(largest)} -C
     done
     nvidia-smi -L ;;
-esac
 """
 
 
@@ -112,9 +112,17 @@ HEAD = """\
 # - Back: `nvidia-smi mig -dci; nvidia-smi mig -dgi; nvidia-smi -mig 0`.
 set -e
 
+# The short name and the full one: the first layout applies that has a pattern for either.
+names="$(hostname -s) $(hostname -f 2>/dev/null || hostname)"
+case $names in
+"""
+TAIL = """\
+*)
+    echo "no MIG layout for this node ($names)" >&2 ;;
+esac
 """
 
 
 def script(site: str, layouts: Iterable[tuple[str, Sequence[str], Sequence[str]]]) -> str:
     """Return the administrator's script for layouts: model, names of profiles, patterns of nodes."""
-    return HEAD.format(site=site) + "\n".join(commands(*layout) for layout in layouts)
+    return HEAD.format(site=site) + "\n".join(commands(*layout) for layout in layouts) + TAIL

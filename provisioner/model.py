@@ -257,6 +257,11 @@ class CompletedJob:
     """Largest use of memory per GPU."""
     energy_j: int | None = None
 
+    @property
+    def job_number(self) -> str:
+        """Return the id without the schedd, as that of :class:`JobFailure`."""
+        return self.job_id.rpartition("#")[2]
+
 
 @dataclass(frozen=True, slots=True)
 class Group:

@@ -82,5 +82,10 @@ def share_milli(shares: int) -> int:
     return WHOLE_GPU // shares
 
 
+def pool_milli(vram_mib: int, pool_mib: int, shares: int) -> int:
+    """Return what a job takes of a GPU whose VRAM is a pool: its part of the VRAM, and at least an equal share."""
+    return share_milli(shares) if vram_mib <= pool_mib // shares else -(-vram_mib * WHOLE_GPU // pool_mib)
+
+
 def shares_needed(gpu_milli: int, shares: int) -> int:
     return -(-gpu_milli // share_milli(shares))

@@ -14,7 +14,7 @@ from math import ceil
 from typing import NamedTuple, TypeVar
 
 from provisioner.model import WHOLE_GPU, CompletedJob, DroneId, DroneType, JobClass, LowUsePolicy, Slot, TypeKey
-from provisioner.sharing import share_milli, shares_needed
+from provisioner.sharing import pool_milli, share_milli, shares_needed
 
 N = TypeVar("N", int, float)
 
@@ -145,7 +145,8 @@ def usage_report(
         if drone is not None and run.gpu_milli > 0:
             end = min(run.ended_at, drone.ended_at or until, until)
             ran_s = end - max(run.ended_at - run.run_s, drone.began_at, since)
-            milli = min(held_milli(run.gpu_milli, run.splits, kinds.get(drone.type)), drone.gpu_milli)
+            held_there = held_milli(run.gpu_milli, run.vram_mib, run.splits, kinds.get(drone.type))
+            milli = min(held_there, drone.gpu_milli)
             if ran_s > 0:
                 held.setdefault(drone.id, []).append(HeldGpus(run, drone, milli, milli / WHOLE_GPU * ran_s))
     smallest = smallest_types((each for found in held.values() for each in found), kinds)
@@ -189,8 +190,10 @@ def describe_use(use: MeasuredUse) -> str:
     return f"{mean:.0%} of {use.measured_s / 3600:.1f} GPU-hours used, runs measured: {use.measured}{peak}{fits}"
 
 
-def held_milli(gpu_milli: int, splits: bool, kind: DroneType | None) -> int:
+def held_milli(gpu_milli: int, vram_mib: int, splits: bool, kind: DroneType | None) -> int:
     """Return the GPUs that a job holds on a drone type, in thousandths; None: the type is not known any more."""
+    if kind is not None and kind.vram_pool:
+        return pool_milli(vram_mib, kind.vram_mib, kind.shares)
     if gpu_milli >= WHOLE_GPU:
         return gpu_milli
     if kind is not None and kind.shares > 1:
@@ -203,7 +206,8 @@ def smallest_types(held: Iterable[HeldGpus], kinds: Mapping[TypeKey, DroneType])
 
     The type has the use that 95 of 100 runs did not exceed, and the largest use of VRAM. A run whose VRAM was not
     measured may have used all that it had. Jobs on an exclusive type have a GPU of their own, also where the queue
-    would put several on one.
+    would put several on one. Jobs that run on a pool of VRAM hold there what they hold now. Types of another vendor or
+    architecture than those that the class ran on never fit.
     """
     samples: dict[str, list[HeldGpus]] = {}
     for each in held:
@@ -222,14 +226,23 @@ def _smallest_type(held: Sequence[HeldGpus], kinds: Mapping[TypeKey, DroneType])
     vram_mib = max(_vram_mib(each.run, kinds.get(each.drone.type)) for each in held)
     vram_mib = -(-vram_mib * _gpus(most_milli) // _gpus(need))  # fewer GPUs hold the same data
     run = max((each.run for each in held), key=lambda run: run.ended_at)
+    places = {(kind.vendor, kind.arch) for each in held if (kind := kinds.get(each.drone.type)) is not None}
     asks = need, run.cpus, run.memory_mib, run.disk_mib, vram_mib, run.capability
     job, found = JobClass("", *asks, splits=False, walltime_s=run.walltime_s), []
     for kind in kinds.values():
+        if not kind.gpu_milli or not places <= {(kind.vendor, kind.arch)} or unmet_requirement(job, kind) is not None:
+            continue
         shares = shares_needed(need, kind.shares) if kind.shares > 1 else 1
         # all shares of a GPU are no share, and HTCondor joins none
         most = max(1, kind.shares - 1) if run.splits else 1
-        if kind.gpu_milli and shares <= most and unmet_requirement(job, kind) is None:
-            milli = held_milli(need, job.splits, kind)
+        milli = held_milli(need, vram_mib, job.splits, kind)
+        if kind.vram_pool:
+            there = [each.milli for each in held if each.drone.type == kind.key]
+            milli = max(there, default=milli)
+            enough = bool(there) or need <= milli < WHOLE_GPU
+        else:
+            enough = shares <= most
+        if enough:
             found.append((milli, kind.vram_mib // kind.shares, kind.gpu_milli, kind.price, kind.key))
     return (min(found)[-1], min(found)[0]) if found else None
 
@@ -241,6 +254,8 @@ def _gpus(milli: int) -> int:
 def _vram_mib(run: CompletedJob, kind: DroneType | None) -> int:
     if run.peak_vram_mib is not None or kind is None:
         return _UNKNOWN_VRAM_MIB if run.peak_vram_mib is None else run.peak_vram_mib
+    if kind.vram_pool:
+        return max(kind.vram_mib // kind.shares, run.vram_mib)
     return kind.vram_mib // kind.shares * (shares_needed(run.gpu_milli, kind.shares) if kind.shares > 1 else 1)
 
 

@@ -12,26 +12,26 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BUDGETS = {
-    "provisioner/*.py": (14, 3515),
+    "provisioner/*.py": (14, 3558),
     "adapters/*.py": (1, 1),
     "adapters/htcondor/*.py": (4, 617),
-    "tests": (303, 45997),
+    "tests": (304, 46539),
     "provisioner/adapter_tests": (3, 755),
     "provisioner/cli": (17, 5368),
-    "provisioner/config": (7, 2108),
-    "provisioner/controller": (8, 2006),
+    "provisioner/config": (7, 2113),
+    "provisioner/controller": (8, 2059),
     "provisioner/drone": (4, 1191),
     "provisioner/migrate": (8, 1529),
-    "provisioner/planner": (17, 4689),
+    "provisioner/planner": (17, 4756),
     "provisioner/simulator": (14, 3994),
     "provisioner/store": (6, 1648),
-    "adapters/embedded": (4, 1096),
+    "adapters/embedded": (4, 1101),
     "adapters/kubernetes": (11, 2241),
     "adapters/local": (5, 899),
     "adapters/openstack": (11, 2773),
     "adapters/shared": (11, 1100),
     "adapters/slurm": (14, 3978),
-    "adapters/htcondor/overlay": (11, 2899),
+    "adapters/htcondor/overlay": (11, 2915),
     "adapters/htcondor/site": (9, 2530),
 }
 """Most Python files and most lines by package, comments and blank lines included."""

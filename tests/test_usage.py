@@ -118,19 +118,70 @@ def test_low_use_needs_enough_measured_runs() -> None:
     assert words == "10% of 2.0 GPU-hours used, runs measured: 2, VRAM up to 2.0 GiB in 95 of 100; far/mps would do"
 
 
+POOL = replace(MPS, site="pool", name="vram", vram_pool=True)
+IN_POOL = [drone(1, POOL)]
+
+
 @pytest.mark.parametrize(
-    ("gpu_milli", "splits", "kind", "held"),
+    ("gpu_milli", "vram_mib", "splits", "kind", "held"),
     [
-        (2000, True, WHOLE, 2000),
-        (200, True, WHOLE, 200),
-        (200, False, WHOLE, 1000),
-        (200, False, MPS, 250),
-        (200, False, None, 1000),
-        (200, True, None, 200),
+        (2000, 0, True, WHOLE, 2000),
+        (200, 0, True, WHOLE, 200),
+        (200, 0, False, WHOLE, 1000),
+        (200, 0, False, MPS, 250),
+        (200, 0, False, None, 1000),
+        (200, 0, True, None, 200),
+        (1000, 9000, False, POOL, 220),
+        (1000, 5120, False, POOL, 125),
+        (125, 0, False, POOL, 125),
+        (1000, 9000, False, None, 1000),
     ],
 )
-def test_gpus_that_a_job_holds(gpu_milli: int, splits: bool, kind: DroneType | None, held: int) -> None:
-    assert held_milli(gpu_milli, splits, kind) == held
+def test_gpus_that_a_job_holds(gpu_milli: int, vram_mib: int, splits: bool, kind: DroneType | None, held: int) -> None:
+    assert held_milli(gpu_milli, vram_mib, splits, kind) == held
+
+
+def test_a_job_of_a_pool_of_vram_holds_its_part_and_uses_enough_of_that() -> None:
+    runs = [ended(1, used=100, peak=8000, vram_mib=9000)]
+    report = usage_report(IN_POOL, runs, (WHOLE, POOL), 0.0, HOUR)
+    (row,) = report.rows
+    assert (row.held_s, row.mean) == (pytest.approx(0.22 * HOUR), pytest.approx(100 / 220))
+    assert low_use(report, LowUsePolicy(jobs=1, below=0.15)) == []
+    assert (list(row.fits), row.saved_s) == (["pool/vram"], 0.0)
+
+
+@pytest.mark.parametrize(
+    ("run", "fits", "saved"),
+    [
+        pytest.param({"used": 100, "peak": 4000}, "pool/vram", 0.875, id="an equal part"),
+        pytest.param({"used": 200, "peak": 9000}, "pool/vram", 0.78, id="the part of its peak"),
+        pytest.param({"used": 300, "peak": 9000}, "kit/whole", 0.0, id="it uses more than that"),
+        pytest.param({"used": 100, "peak": None}, "kit/whole", 0.0, id="its peak was not measured"),
+    ],
+)
+def test_a_pool_of_vram_fits_by_the_peak(run: dict[str, Any], fits: str, saved: float) -> None:
+    (row,) = usage_report([drone()], [ended(1, **run)], (WHOLE, POOL), 0.0, HOUR).rows
+    assert (list(row.fits), row.saved_s) == ([fits], pytest.approx(saved * HOUR))
+
+
+@pytest.mark.parametrize("runs", [[ended(1, peak=2000, vram_mib=20000)], [ended(1, peak=None, vram_mib=20000)]])
+def test_a_class_that_runs_on_a_pool_of_vram_is_not_sent_there(runs: list[CompletedJob]) -> None:
+    report = usage_report(IN_POOL, runs, (WHOLE, POOL), 0.0, HOUR)
+    assert [(list(row.fits), row.saved_s) for row in report.rows] == [(["pool/vram"], 0.0)]
+    assert "would do" not in describe_use(report.rows[0])
+
+
+def test_only_types_of_the_same_vendor_and_architecture_fit() -> None:
+    amd, arm = replace(MPS, name="amd", vendor="amd", capability=0), replace(MPS, name="arm", arch="aarch64")
+    any_gpu = [ended(1, capability=0)]
+    for types, fits in (((WHOLE, amd, arm), "kit/whole"), ((WHOLE, amd, arm, MPS), "far/mps")):
+        (row,) = usage_report([drone()], any_gpu, types, 0.0, HOUR).rows
+        assert list(row.fits) == [fits]
+    both = [*any_gpu, ended(1, capability=0, drone_id=DroneId("d-2"))]
+    (row,) = usage_report([drone(), drone(2, arm)], both, (WHOLE, arm, MPS), 0.0, HOUR).rows
+    assert not row.fits, "which of the two a job needs is unknown"
+    (row,) = usage_report([drone(), drone(2, amd)], both, (WHOLE, MPS), 0.0, HOUR).rows
+    assert list(row.fits) == ["far/mps"], "a type that is not configured any more tells nothing"
 
 
 KINDS = {kind.key: kind for kind in TYPES}

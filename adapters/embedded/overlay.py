@@ -126,7 +126,7 @@ class EmbeddedOverlay:
         return model.OverlayView(
             taken_at=now,
             classes=tuple(_classes(connection, types)),
-            slots=tuple(_slots(connection, now)),
+            slots=tuple(_slots(connection, types, now)),
             negotiated_at=now,
             completions=tuple(_completions(connection, now - _REPORT_FINISHED_S)),
         )
@@ -181,21 +181,26 @@ def _ranges(ids: Iterable[int]) -> str:
     return ", ".join(ranges[:_RANGES] + ["..."] * (len(ranges) > _RANGES))
 
 
-# A job without a GPU counts by its CPUs. There are no checkpoints: all work since its start is at stake.
+# A job without a GPU counts by its CPUs, and so does one with an optional GPU on a drone of these CPU types.
+# There are no checkpoints: all work since its start is at stake.
 _WORK = """
 SELECT drone_id, substr(group_concat(id, ', '), 1, 2000) AS job_ids, sum(milli) AS work_gpu_milli,
     sum(gpu_optional) AS optional_jobs, sum(milli * started_at) / sum(milli) AS work_at, min(started_at) AS begun_at,
     CASE WHEN count(DISTINCT owner) = 1 THEN min(owner) ELSE '' END AS owner,
     (count(*) = 1) * min(gpu_milli) AS job_gpu_milli, (count(*) = 1) * min(cpus) AS job_cpus,
     (count(*) = 1) * min(memory_mib) AS job_memory_mib
-FROM (SELECT *, CASE WHEN gpu_milli > 0 THEN gpu_milli ELSE 1000 * cpus END AS milli FROM job WHERE state = 'running')
-GROUP BY drone_id
+FROM (
+    SELECT *, CASE WHEN gpu_milli > 0 AND NOT (gpu_optional AND drone_id IN (
+        SELECT drone_id FROM slot WHERE site || '/' || type IN ({cpu_types})
+    )) THEN gpu_milli ELSE 1000 * cpus END AS milli FROM job WHERE state = 'running'
+) GROUP BY drone_id
 """
 
 
-def _slots(connection: sqlite3.Connection, now: float) -> Iterator[model.Slot]:
-    clock = queue.lease_clock()
-    work = {row["drone_id"]: dict(row) for row in connection.execute(_WORK)}
+def _slots(connection: sqlite3.Connection, types: Sequence[DroneType], now: float) -> Iterator[model.Slot]:
+    clock, cpu_types = queue.lease_clock(), [kind.key for kind in types if not kind.gpu_milli]
+    at_work = connection.execute(_WORK.format(cpu_types=", ".join("?" * len(cpu_types))), cpu_types)
+    work = {row["drone_id"]: dict(row) for row in at_work}
     for row in map(dict, connection.execute("SELECT * FROM slot ORDER BY drone_id")):
         drone_id, state, heard = row.pop("drone_id"), model.SlotState(row.pop("state")), row.pop("heard")
         yield model.Slot(

@@ -7,9 +7,9 @@ The reference and the JSON Schemas are generated from these classes.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from provisioner import mig
@@ -314,14 +314,6 @@ class BlockingSection(ConfigSection):
         return self
 
 
-def _each_is_reached(entries: tuple[BlockingSection, ...]) -> tuple[BlockingSection, ...]:
-    for first, entry in enumerate(entries[:-1]):
-        if any(not pattern.strip("*") for pattern in entry.nodes):
-            remedy = "the first matching entry applies; move this one before it"
-            raise mistake_at(first + 1, f"never reached: `blocking[{first}]` is for all nodes, and {remedy}")
-    return entries
-
-
 class MigSection(ConfigSection):
     """MIG instances that the site's administrator makes of each GPU of certain nodes (`provisioner render mig`)."""
 
@@ -339,6 +331,17 @@ class MigSection(ConfigSection):
         if message := mig.mistake(self.gpu_model, self.layout):
             raise mistake_at("layout", message)
         return self
+
+
+NodeSections = TypeVar("NodeSections", tuple[BlockingSection, ...], tuple[MigSection, ...])
+
+
+def _each_is_reached(entries: NodeSections, info: ValidationInfo) -> NodeSections:
+    for first, entry in enumerate(entries[:-1]):
+        if any(not pattern.strip("*") for pattern in entry.nodes):
+            remedy = "the first matching entry applies; move this one before it"
+            raise mistake_at(first + 1, f"never reached: `{info.field_name}[{first}]` is for all nodes, and {remedy}")
+    return entries
 
 
 class OwnerSection(ConfigSection):
@@ -482,7 +485,9 @@ class SiteFile(ConfigSection):
         (), examples=[[{"cpus": 8, "memory": "20 GiB"}]]
     )
     """CPUs, memory and disk that free GPUs reserve on their nodes."""
-    mig: tuple[MigSection, ...] = Field((), examples=[[{"gpu_model": "A100-40", "layout": ["3g.20gb", "3g.20gb"]}]])
+    mig: Annotated[tuple[MigSection, ...], AfterValidator(_each_is_reached)] = Field(
+        (), examples=[[{"gpu_model": "A100-40", "layout": ["3g.20gb", "3g.20gb"]}]]
+    )
     """MIG layouts of nodes; `check --live` reports nodes that differ, where the site can be asked."""
     owner: OwnerSection = Field(default_factory=OwnerSection, examples=[{"preempt_proactively": True}])
     """Behaviour towards the owner of the hardware."""

@@ -164,6 +164,7 @@ class Controller:
         """
         self._poller.close()
         self._dead_slots.close()
+        self._low_use.close()
         try:
             if error is None:
                 await self._recorder.keep()
@@ -326,11 +327,15 @@ class Controller:
         return replace(view, slots=slots, notices=(*view.notices, notice))
 
     def _gpu_wanted(self) -> float:
-        """Return the time at which a GPU job was last seen to wait. While the queue cannot be seen, one may wait."""
+        """Return the time at which a job that needs a GPU was last seen to wait.
+
+        While the queue cannot be seen, one may wait.
+        """
         overlay = self._poller.overlay_reading()
         view = overlay.view
         classes = view.classes if view is not None and overlay.fault is None and not view.unheard else None
-        wait = (c for c in classes or () if c.gpu_milli and c.waiting + c.fresh and not c.invalid)
+        needy = (c for c in classes or () if c.gpu_milli and not c.gpu_optional)
+        wait = (c for c in needy if c.waiting + c.fresh and not c.invalid)
         # Jobs that nothing here could ever run want no GPU of ours.
         wanted = any(unmet_requirement(job, kind) is None for job in wait for kind in self.types)
         if not self._gpu_wanted_at or classes is None or wanted:
@@ -520,7 +525,7 @@ class Controller:
             self._pruned_at = now
             self._prunes = await _read("store.prune_failed", self.store.prune(now), False)
         await self._recorder.turn()
-        await self._low_use.turn(self.policy.low_use, self.types, self._poller.overlay.view)
+        await self._low_use.turn(self._group, self.policy.low_use, self.types, self._poller.overlay.view)
 
     async def event(self, name: str, *, warn: bool = False, **fields: str | int | float) -> None:
         """Log and record an event that is no transition of a drone, as a warning with ``warn``."""

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import structlog
 
 from provisioner.controller.clock import Clock
 from provisioner.controller.polling import fault_of, within
 from provisioner.formatting import excerpt
-from provisioner.interfaces import SupportsHold
-from provisioner.model import DroneType, LowUseAction, LowUsePolicy, OverlayView
-from provisioner.store import Store, StoreError
-from provisioner.usage import MeasuredUse, class_name, describe_use, low_use, usage_report
+from provisioner.interfaces import HoldResult, SupportsHold
+from provisioner.model import CompletedJob, DroneType, JobClass, LowUseAction, LowUsePolicy, OverlayView
+from provisioner.store import Store
+from provisioner.usage import GpuDrone, MeasuredUse, class_name, describe_use, low_use, usage_report
 
 log = structlog.get_logger()
 
@@ -23,9 +25,18 @@ HOLD_REASON = "low GPU use"  # begins the reason of each hold
 REMEDY = "Ask for a share of a GPU (+GpuMilli) or use more of it; condor_release lets these jobs run as they are"
 
 
+class ClassHold(NamedTuple):
+    """Hold of the idle jobs of a class."""
+
+    name: str
+    jobs: JobClass
+    reason: str
+    result: HoldResult = HoldResult()
+
+
 @dataclass(slots=True)
 class LowUseWatch:
-    """Call :meth:`turn` between ticks."""
+    """Call :meth:`turn` between ticks. Holds are made by a task of their own, and reported at the turn after."""
 
     overlay: object
     store: Store
@@ -34,41 +45,78 @@ class LowUseWatch:
     """:meth:`Controller.event <provisioner.controller.loop.Controller.event>`: logs and records."""
     _next_at: float = 0.0
     _known: frozenset[str] = frozenset()
+    _holds: asyncio.Task[list[ClassHold]] | None = None
 
-    async def turn(self, policy: LowUsePolicy, types: Collection[DroneType], view: OverlayView | None) -> None:
+    async def turn(
+        self, group: asyncio.TaskGroup, policy: LowUsePolicy, types: Collection[DroneType], view: OverlayView | None
+    ) -> None:
         """Report the classes whose use has become low and, with ``hold``, hold the idle jobs of all of them."""
+        await self.report_holds()
         now = self.clock.now()
         if policy.action is LowUseAction.NONE or now < self._next_at:
             return
         self._next_at, since = now + WATCH_EVERY_S, now - policy.window_s
         try:
             drones, runs = await self.store.runs(since)
-        except StoreError as error:
-            log.error("gpus.read_failed", message=str(error))
+            low = await asyncio.to_thread(_low_classes, drones, runs, tuple(types), since, now, policy)
+        except Exception as error:  # whatever is on record: this must not end the controller
+            log.error("gpus.read_failed", message=excerpt(fault_of(error, now).message))
             return
-        low = low_use(usage_report(drones, runs, types, since, now), policy)
         for each in low:
             if each.name not in self._known:
                 await self.event("gpus.underused", warn=True, job_class=each.name, why=describe_use(each))
         self._known = frozenset(each.name for each in low)
-        if policy.action is LowUseAction.HOLD and view is not None:
-            await self._hold(low, view)
+        if policy.action is LowUseAction.HOLD and view is not None and self._holds is None:
+            await self._begin_holds(group, low, view)
 
-    async def _hold(self, low: Sequence[MeasuredUse], view: OverlayView) -> None:
-        by_name, overlay = {each.name: each for each in low}, self.overlay
+    async def report_holds(self) -> None:
+        """Report the holds that are done: the jobs of each class, and each fault once."""
+        if self._holds is None or not self._holds.done():
+            return
+        done, self._holds = self._holds.result(), None
+        faults: dict[str, str] = {}
+        for each in done:
+            if each.result.jobs:
+                await self.event("jobs.held", job_class=each.name, jobs=each.result.jobs, why=each.reason)
+            faults = dict.fromkeys(each.result.faults, each.name) | faults
+        for why, name in faults.items():
+            await self.event("jobs.hold_failed", warn=True, job_class=name, why=excerpt(why))
+
+    def close(self) -> None:
+        """Break off the holds under way."""
+        if self._holds is not None:
+            self._holds.cancel()
+
+    async def _begin_holds(self, group: asyncio.TaskGroup, low: Sequence[MeasuredUse], view: OverlayView) -> None:
+        by_name, holds = {each.name: each for each in low}, list[ClassHold]()
         for jobs in view.classes:
             use = by_name.get(class_name(jobs))
-            if use is None or not jobs.waiting + jobs.fresh:
-                continue
-            if not isinstance(overlay, SupportsHold):
-                await self.event("jobs.hold_failed", warn=True, why="this overlay cannot hold jobs")
-                return
-            reason = f"{HOLD_REASON}: {describe_use(use)}. {REMEDY}"
+            if use is not None and jobs.waiting + jobs.fresh:
+                holds.append(ClassHold(use.name, jobs, f"{HOLD_REASON}: {describe_use(use)}. {REMEDY}"))
+        if holds and not isinstance(self.overlay, SupportsHold):
+            await self.event("jobs.hold_failed", warn=True, why="this overlay cannot hold jobs")
+        elif holds and isinstance(self.overlay, SupportsHold):
+            self._holds = group.create_task(self._hold_all(self.overlay, holds), name="hold-jobs")
+
+    async def _hold_all(self, overlay: SupportsHold, holds: Sequence[ClassHold]) -> list[ClassHold]:
+        """Hold the jobs of one class after the other. A class that fails does not keep the others from it."""
+        done = []
+        for each in holds:
             try:
-                held = await within(HOLD_DEADLINE_S, overlay.hold(jobs, reason))
+                answer = await within(HOLD_DEADLINE_S, overlay.hold(each.jobs, each.reason))
+                result = HoldResult(int(answer.jobs), tuple(map(str, answer.faults)))
             except Exception as error:  # as of any call of an adapter
-                why = excerpt(fault_of(error, self.clock.now()).message)
-                await self.event("jobs.hold_failed", warn=True, job_class=use.name, why=why)
-                return
-            if held:
-                await self.event("jobs.held", job_class=use.name, jobs=held, why=reason)
+                result = HoldResult(faults=(fault_of(error, self.clock.now()).message,))
+            done.append(each._replace(result=result))
+        return done
+
+
+def _low_classes(
+    drones: Sequence[GpuDrone],
+    runs: Sequence[CompletedJob],
+    types: Sequence[DroneType],
+    since: float,
+    until: float,
+    policy: LowUsePolicy,
+) -> list[MeasuredUse]:
+    return low_use(usage_report(drones, runs, types, since, until), policy)

@@ -40,6 +40,8 @@ _NODE_NAME = re.compile(r"[A-Za-z0-9._-]{1,120}")
 """Names of nodes that can be part of a scope."""
 _ENDED_BY_SITE = (DroneState.PREEMPTED, DroneState.FAILED, DroneState.LOST)
 _TAKES_NO_JOB_YET = (DroneState.BOOTING, DroneState.JOINED, DroneState.IDLE)
+_JobKey = tuple[str, str]
+"""Owner and number of a job: only some reports of one job name its schedd."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,19 +97,21 @@ def _leaving_allowed(context: PlanningContext) -> Counter[str]:
 
 def _black_hole_drones(context: PlanningContext, view: model.OverlayView) -> Iterator[tuple[Drone, BlackHoleDrone]]:
     """Yield the black-hole drones, those with most failed jobs first."""
-    by_drone: dict[DroneId, dict[str, list[model.JobFailure]]] = defaultdict(lambda: defaultdict(list))
-    drones_of: Counter[str] = Counter()
+    by_drone: dict[DroneId, dict[_JobKey, list[model.JobFailure]]] = defaultdict(lambda: defaultdict(list))
+    drones_of: Counter[_JobKey] = Counter()
     bad_in: dict[str, Counter[DroneId]] = defaultdict(Counter)
     good_in: dict[str, Counter[DroneId]] = defaultdict(Counter)
     good: Counter[DroneId] = Counter()
     for mishap in _unexplained(context, view):
-        by_drone[mishap.drone_id][mishap.job_id].append(mishap)
+        by_drone[mishap.drone_id][mishap.owner, mishap.job_number].append(mishap)
     for drone_id, by_job in by_drone.items():
         drones_of.update(by_job.keys())
         for mishaps in by_job.values():
             bad_in[mishaps[0].owner][drone_id] += 1
     for done in view.completions or ():
-        if done.drone_id is not None and done.job_id not in by_drone.get(done.drone_id, ()):
+        if done.drone_id is None or done.unfinished:
+            continue
+        if (done.owner, done.job_number) not in by_drone.get(done.drone_id, ()):
             good_in[done.owner][done.drone_id] += 1
             good[done.drone_id] += 1
     for slot in context.slots.values():

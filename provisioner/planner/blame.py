@@ -23,6 +23,7 @@ ALONE_S = 86400.0
 SAME_FAILURE_S = 120.0
 """Reports of one job in one drone that are closer than this are one failure: clocks of nodes differ."""
 MAX_FAILURES_KEPT = 50
+"""Failures in the record of a user, of each blame."""
 _ByClass = Mapping[str, CompatibleTypes]
 
 
@@ -35,7 +36,8 @@ def judge_users(snapshot: model.Snapshot, known: Mapping[str, Breaker]) -> Mappi
             news[f"{model.USER_SCOPE}{failure.owner}"].append(failure)
     before = {scope: each for scope, each in known.items() if each.user}
     before |= {scope: Breaker(scope) for scope in news.keys() - before.keys()}
-    completed = {job.job_id: job.ended_at for job in (view.completions if view and before else None) or ()}
+    ended = (view.completions if view and before else None) or ()
+    completed = {job.job_id: job.ended_at for job in ended if not job.unfinished}
     after = {scope: _judged(each, news[scope], completed, snapshot) for scope, each in before.items()}
     return {scope: each for scope, each in after.items() if each != before[scope]}
 
@@ -54,12 +56,12 @@ def _judged(
         ]
         if new.at > max(oldest, before.since) and new.job_number not in near:
             faults.append(new)
-    faults = sorted(faults, key=lambda each: each.at)[-MAX_FAILURES_KEPT:]
-    if not faults:
-        return Breaker(before.scope, since=before.since if before.since > oldest else 0.0)
     for n, each in enumerate(faults):
         if each.blame is Blame.COLLATERAL and completed.get(each.job_id, 0.0) > each.at - SAME_FAILURE_S:
             faults[n] = replace(each, blame=Blame.SETTLED)
+    faults = _newest(faults)
+    if not faults:
+        return Breaker(before.scope, since=before.since if before.since > oldest else 0.0)
     blamed = [each for each in faults if each.blame is Blame.JOB]
     times = Counter(each.job_id for each in faults if each.blame is Blame.COLLATERAL)
     alone = [each for each in faults if times[each.job_id] >= COLLATERAL_LIMIT]
@@ -71,6 +73,16 @@ def _judged(
     fault = Fault(FaultKind.JOBS, f"job {shown.job_id} in {shown.drone_id}: {shown.cause}", shown.at)
     state = BreakerState.BANNED if until else BreakerState.DEGRADED
     return Breaker(before.scope, state, before.since, len(blamed), until, fault, faults=tuple(faults))
+
+
+def _newest(faults: Iterable[JobFailure]) -> list[JobFailure]:
+    """Return the newest failures of each blame, oldest first: those of neighbours must not push out a user's own."""
+    kept, counts = list[JobFailure](), Counter[Blame]()
+    for each in sorted(faults, key=lambda each: each.at)[::-1]:
+        counts[each.blame] += 1
+        if counts[each.blame] <= MAX_FAILURES_KEPT:
+            kept.append(each)
+    return kept[::-1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from provisioner import model, reasons
@@ -15,8 +15,8 @@ from provisioner.planner.matching import (
     Resources,
     count_jobs,
     free_resources,
+    lent_resources,
     request_of,
-    resources_for_needy,
     resources_of_type,
 )
 from provisioner.planner.owner import OwnerReservations
@@ -406,12 +406,23 @@ class Supply:
             supply.add(DroneSlots(context.types[key], shape, count))
         return supply
 
+    def gpu_slots(self) -> dict[TypeKey, list[DroneSlots]]:
+        """Return a copy of the slots in GPU drones as they are now."""
+        return {key: list(map(replace, have)) for key, have in self.slots.items() if have[0].kind.gpu_milli}
+
+    def put_back(self, gpu_slots: Mapping[TypeKey, list[DroneSlots]]) -> None:
+        """Forget what was booked into GPU drones since the copy was made."""
+        others = {key: have for key, have in self.slots.items() if not have[0].kind.gpu_milli}
+        self.slots = {**others, **gpu_slots}
+
     def add_preemptible(self, context: PlanningContext) -> None:
-        """Add, for headroom, the drones whose GPUs run nothing but jobs that give way."""
+        """Add, for headroom, the part of drones that runs nothing but jobs that give way."""
         for drone in context.changing.values() if context.headroom else ():
             slot, kind = context.slots.get(drone.id), context.types.get(drone.type)
+            if slot and drone.idle_at and not slot.work_at:  # a claim whose job is not known yet
+                slot = replace(slot, optional_jobs=slot.jobs)
             if drone.state is DroneState.BUSY and slot and kind and slot.only_optional and not drone.notice_at:
-                shape = SlotShape(resources_for_needy(slot, kind), slot.retires_at or NO_END, on_the_way=False)
+                shape = SlotShape(lent_resources(slot, kind), slot.retires_at or NO_END, on_the_way=False)
                 self.add(DroneSlots(kind, shape, 1))
 
     def take_own(self, job: JobClass, jobs: int) -> Coverage:

@@ -61,7 +61,7 @@ class GroupShares:
 
     def book(self, job: JobClass, jobs: int) -> None:
         for name in self._chain(job.group):
-            self.granted[name] = self.granted.get(name, 0) + jobs * job.gpu_milli
+            self.granted[name] = self.granted.get(name, 0) + jobs * _quota_milli(job)
 
     def in_turn(self, context: PlanningContext) -> list[JobClass]:
         """Return the classes in the order in which they are served.
@@ -128,7 +128,13 @@ class GroupShares:
 
 def _jobs_in_quota(job: JobClass, milli: int, most: int) -> int:
     """Return how many jobs of a class fit into the rest of a quota; ``most`` if they take none of it."""
-    return max(0, milli // job.gpu_milli) if job.gpu_milli else most if milli > 0 else 0
+    each = _quota_milli(job)
+    return max(0, milli // each) if each else most if milli > 0 else 0
+
+
+def _quota_milli(job: JobClass) -> int:
+    """Return the GPUs that a drone for the job takes of a quota: none of an optional one, which starts no GPU drone."""
+    return 0 if job.gpu_optional else job.gpu_milli
 
 
 HEADROOM_PREFIX = "headroom:"

@@ -24,6 +24,8 @@ _BY_SLOT = {
 
 EVICTION_SLACK_S = 30.0
 """An eviction may be dated this much before the notice that caused it: two clocks with whole seconds."""
+CLAIM_UNKNOWN_S = 60.0
+"""For this long after a claim the queue may not show its job, which may be one with an optional GPU."""
 EXIT_JOIN_TIMEOUT = 73
 """Exit code of a drone that could not join the pool (``docs/reference/drone.md``)."""
 _FIELDS = tuple(each.name for each in fields(Drone))
@@ -37,6 +39,7 @@ def observe_all(snapshot: model.Snapshot, validity: ViewValidity) -> list[StateC
     for eviction in (view.evictions if view is not None else None) or ():
         evictions.setdefault(eviction.drone_id, []).append(eviction)
     # In a partial view a drone without evictions may have had jobs of a queue that does not answer.
+    lends = view is not None and any(job.gpu_optional for job in view.classes)
     none_reported = () if view is not None and view.evictions is not None and not view.unheard else None
     views = {name: validity.site_view(snapshot, name) for name in snapshot.policy.sites}
     moves = (
@@ -47,6 +50,7 @@ def observe_all(snapshot: model.Snapshot, validity: ViewValidity) -> list[StateC
             pool_fresh=validity.overlay is None,
             evictions=evictions.get(drone.id, none_reported),
             policy=snapshot.policy.of_site(drone.site),
+            lends=lends,
             doubted=drone.site in validity.vanished,
             now=snapshot.now,
         )
@@ -63,12 +67,14 @@ def observe(
     pool_fresh: bool,
     evictions: Sequence[model.Eviction] | None = None,
     policy: model.SitePolicy,
+    lends: bool = False,
     doubted: bool,
     now: float,
 ) -> StateChange | None:
     """Return the change that the site's view and the slot show for one drone, or None if nothing is new.
 
-    A view or slot is None if no fresh one exists, ``evictions`` if the overlay does not report them.
+    A view or slot is None if no fresh one exists, ``evictions`` if the overlay does not report them. ``lends``: there
+    are jobs with an optional GPU.
     """
     seen, reason = drone, None
     remote = view.drones.get(drone.id) if view is not None else None
@@ -85,7 +91,7 @@ def observe(
         seen, reason = _unlisted(drone, view, slot, policy, doubted=doubted, now=now)
     if not stopped and not seen.state.ended:
         if slot is not None:
-            seen, reason = _in_pool(seen, slot, reason, now)
+            seen, reason = _in_pool(seen, slot, reason, now, lends=lends)
         elif pool_fresh and seen.joined_at and not seen.unslotted_at:
             seen = replace(seen, unslotted_at=now)
     if seen.state.ended:
@@ -176,7 +182,9 @@ def _unlisted(
     return ended_record(drone, drone.leaving or unknown, now), reasons.Disappeared(missing, limit)
 
 
-def _in_pool(drone: Drone, slot: model.Slot, reason: Reason | None, now: float) -> tuple[Drone, Reason | None]:
+def _in_pool(
+    drone: Drone, slot: model.Slot, reason: Reason | None, now: float, *, lends: bool
+) -> tuple[Drone, Reason | None]:
     """Return the drone as its slot shows it."""
     state = _BY_SLOT[slot.state]
     returned = drone.state is S.DRAINING and not drone.asked_at and state in (S.IDLE, S.BUSY)
@@ -190,9 +198,11 @@ def _in_pool(drone: Drone, slot: model.Slot, reason: Reason | None, now: float) 
     busy_at = drone.busy_at or (now if worked else 0.0)
     idle_at = drone.idle_at if drone.joined_at else 0.0
     if slot.jobs > 0 or slot.state is SlotState.BUSY:
-        # A GPU that only optional jobs use is idle for the planner. Between two jobs what runs may be unknown.
+        # A GPU that only optional jobs use is idle for the planner. What a claim runs may be unknown for a while.
         idle = slot.only_optional and drone.gpu_milli > 0
-        unknown = drone.state is S.BUSY and not slot.work_at
+        new_claim = lends and drone.state is S.IDLE
+        goes_on = drone.state is S.BUSY and (drone.work_at > 0 or now - drone.since <= CLAIM_UNKNOWN_S)
+        unknown = not slot.work_at and (new_claim or goes_on)
         idle_at = idle_at or now if idle else idle_at if unknown else 0.0
     elif drone.jobs:
         # HTCondor's ad at the end of a job still has the idle time of before it (NumDynamicSlotsTime of the claim).

@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from provisioner.model import NVIDIA, WHOLE_GPU, DroneType, JobClass, Policy, Sharing, Slot, TypeKey, UnmetRequirement
-from provisioner.sharing import share_milli, shares_needed
+from provisioner.sharing import pool_milli, share_milli, shares_needed
 
 UNKNOWN_DISK_MIB = 1 << 50
 """Stands for a disk size that is not reported."""
@@ -151,8 +151,7 @@ def format_gpus(milli: int) -> str:
 def _gpu_milli_taken(job: JobClass, kind: DroneType) -> int:
     """Return what one job takes of a GPU of the type: whole shares, or its part of the VRAM, if the GPU is shared."""
     if kind.vram_pool:
-        equal = job.vram_mib <= kind.vram_mib // kind.shares
-        return share_milli(kind.shares) if equal else -(-job.vram_mib * WHOLE_GPU // kind.vram_mib)
+        return pool_milli(job.vram_mib, kind.vram_mib, kind.shares)
     if not 0 < job.gpu_milli < WHOLE_GPU:
         return job.gpu_milli
     if kind.shares == 1:
@@ -176,7 +175,20 @@ def free_resources(slot: Slot) -> Resources:
 
 def resources_for_needy(slot: Slot, kind: DroneType) -> Resources:
     """Return what is free in a slot for jobs that need its GPU: they preempt jobs with an optional GPU."""
-    return resources_of_type(kind) if kind.gpu_milli and slot.only_optional else free_resources(slot)
+    if not kind.gpu_milli or not slot.only_optional:
+        return free_resources(slot)
+    offline_milli = slot.gpus_offline * (share_milli(kind.shares) if kind.sharing is Sharing.MIG else WHOLE_GPU)
+    return resources_of_type(kind)._replace(gpu_milli=max(0, kind.gpu_milli - offline_milli))
+
+
+def lent_resources(slot: Slot, kind: DroneType) -> Resources:
+    """Return what jobs with an optional GPU use of a slot, beside what is free in it."""
+    free, needy = free_resources(slot), resources_for_needy(slot, kind)
+    lent = needy.plus(free, -1)
+    disk_mib = needy.disk_mib if free.disk_mib == UNKNOWN_DISK_MIB else lent.disk_mib
+    # What rounding leaves of each GPU is in both parts: :func:`count_jobs` takes it off again.
+    rest_milli = kind.gpu_milli // WHOLE_GPU * (WHOLE_GPU - kind.shares * share_milli(kind.shares))
+    return lent._replace(gpu_milli=lent.gpu_milli + rest_milli, disk_mib=disk_mib)
 
 
 def count_jobs(job: JobClass, space: Resources, kind: DroneType) -> int:

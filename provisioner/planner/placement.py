@@ -47,9 +47,16 @@ def place(context: PlanningContext, reservations: OwnerReservations, supply: Sup
     if blind is not None:
         placement.refusals.append(blind)
         return placement
-    for job in placement.shares.in_turn(context):
-        placement.serve(job, context.compatible[job.id])
-    placement.allocation.supply.add_preemptible(context)
+    turn = placement.shares.in_turn(context)
+    for job in turn:
+        if not job.gpu_optional:
+            placement.serve(job, context.compatible[job.id])
+    if optional := [job for job in turn if job.gpu_optional]:
+        lendable = supply.gpu_slots()
+        for job in optional:
+            placement.serve(job, context.compatible[job.id])
+        supply.put_back(lendable)  # headroom counts the GPUs that such jobs are about to get as free
+    supply.add_preemptible(context)
     without = sites_without_headroom(context, placement.refusals, reservations.claimed)
     placement.without_headroom = without
     for job in context.headroom:

@@ -14,7 +14,7 @@ from provisioner.planner.capacity import Supply
 from provisioner.planner.context import PlanningContext
 from provisioner.planner.demand import GroupShares, is_headroom, kept_for_headroom
 from provisioner.planner.lifecycle import ended_record, undrained_record
-from provisioner.planner.matching import count_jobs, free_resources
+from provisioner.planner.matching import count_jobs, resources_for_needy
 from provisioner.planner.owner import PreemptionOrder
 from provisioner.planner.placement import Placement
 from provisioner.planner.states import STATE_RULES, OnTimeout, idle_limit
@@ -122,12 +122,18 @@ class Retirement:
 
     def matchable(self, drone: Drone) -> bool:
         """Return True if jobs wait that fit a drone: then the negotiator should act, not the planner."""
-        context, room = self.context, free_resources(self.context.slots[drone.id])
+        context, kind = self.context, self.context.types[drone.type]
+        room = resources_for_needy(context.slots[drone.id], kind)
         return any(
-            count_jobs(job, room, context.types[drone.type])
+            count_jobs(job, room, kind)
             for job in self._matchable_classes
             if drone.type in context.compatible[job.id].jobs and not context.class_backoffs.doubted(job.id, drone.type)
         )
+
+    def matched_soon(self, drone: Drone, idle_s: float) -> bool:
+        """Return True if jobs wait that fit a drone, and the negotiator has not had the time to match it."""
+        limit_s = MATCHABLE_IDLE_FACTOR * self.context.snapshot.policy.idle_timeout_at(drone.site)
+        return idle_s <= limit_s and self.matchable(drone)
 
     @cached_property
     def _matchable_classes(self) -> list[model.JobClass]:
@@ -290,20 +296,19 @@ def idle(retirement: Retirement, drone: Drone) -> bool:
     policy = context.snapshot.policy
     limit_s, by = idle_limit(drone, policy, context.snapshot.estimates)
     idle_s = context.now - (drone.idle_at or drone.since)
-    matchable_s = MATCHABLE_IDLE_FACTOR * policy.idle_timeout_at(drone.site)
-    if idle_s > limit_s and not (idle_s <= matchable_s and retirement.matchable(drone)):
+    if idle_s > limit_s and not retirement.matched_soon(drone, idle_s):
         retirement.drain(drone, reasons.IdleTimeout(idle_s, limit_s, by), _final_state(drone))
     return True
 
 
 def optional_jobs_only(retirement: Retirement, drone: Drone) -> bool:
-    """Drain a drone in which no job that needs its GPU has run for the idle timeout, unless headroom needs it."""
+    """Drain a drone whose GPU no job has needed for the idle timeout, unless headroom or waiting jobs need it."""
     context, slot = retirement.context, retirement.context.slots.get(drone.id)
     if drone.state is not DroneState.BUSY or not drone.idle_at or slot is None or not slot.only_optional:
         return False
     limit_s, _ = idle_limit(drone, context.snapshot.policy, context.snapshot.estimates)
     idle_s = context.now - drone.idle_at
-    if idle_s <= limit_s or drone.id in retirement.kept:
+    if idle_s <= limit_s or drone.id in retirement.kept or retirement.matched_soon(drone, idle_s):
         return False
     retirement.drain(drone, reasons.OptionalJobsOnly(idle_s, limit_s), DroneState.DONE)
     return True

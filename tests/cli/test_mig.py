@@ -87,15 +87,47 @@ esac
 """
 
 
+def run_on(path: Path, rendered: str, node: str) -> subprocess.CompletedProcess[str]:
+    """Run a rendered script on a node with this full name, whose ``nvidia-smi`` prints its arguments."""
+    short = f"#!/bin/sh\ncase $1 in -s) echo {node.partition('.')[0]} ;; *) echo {node} ;; esac\n"
+    for name, text in (("nvidia-smi", FAKE), ("hostname", short)):
+        (path / name).write_text(text)
+        (path / name).chmod(0o755)
+    env = {"PATH": f"{path}:{os.environ['PATH']}"}
+    return subprocess.run(["sh", "-c", rendered], env=env, text=True, capture_output=True, timeout=60)
+
+
+LAYOUTS = (
+    ("A100-40", ("1g.5gb",), ("n1", "m[0-9]")),
+    ("A100-40", ("2g.10gb",), ("*.gpu.kit.edu", "n1")),
+    ("A100-40", ("3g.20gb",), ("n*",)),
+)
+
+
+@pytest.mark.parametrize(
+    ("node", "layout"),
+    [
+        ("n1.gpu.kit.edu", "1g.5gb"),
+        ("m7", "1g.5gb"),
+        ("n2.gpu.kit.edu", "2g.10gb"),
+        ("n2.cpu.kit.edu", "3g.20gb"),
+        ("m10.cpu.kit.edu", ""),
+        ("xn1.kit.edu", ""),
+    ],
+)
+def test_the_first_layout_that_names_a_node_applies(tmp_path: Path, node: str, layout: str) -> None:
+    done = run_on(tmp_path, mig.script("topas", LAYOUTS), node)
+    assert done.returncode == 0, done.stderr
+    assert {line.split()[-2] for line in done.stdout.splitlines() if "-cgi" in line} == ({layout} - {""})
+    assert ("no MIG layout for this node" in done.stderr) is (not layout)
+
+
 def test_the_rendered_script_divides_the_gpus_of_the_model(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "topas.yaml"
     path.write_text(SITE.replace("MODEL", "A100-40").replace("LAYOUT", "[1g.5gb, 3g.20gb]"))
     ran = cli("render", "mig", "--site", "topas", "-c", path)
     assert ran.code == Exit.OK and "Nothing may run" in ran.out and "9 % slower" in ran.out
-    (tmp_path / "nvidia-smi").write_text(FAKE)
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = subprocess.run(["sh", "-c", ran.out], env=env, text=True, capture_output=True, timeout=60)
+    done = run_on(tmp_path, ran.out, "n1.gpu.kit.edu")
     assert done.returncode == 0, done.stderr
     each = ["-i {} -mig 1", "mig -i {} -dci", "mig -i {} -dgi", "mig -i {} -cgi 3g.20gb,1g.5gb -C"]
     assert done.stdout.splitlines() == [line.format(gpu) for gpu in (0, 2) for line in each] + ["-L"]

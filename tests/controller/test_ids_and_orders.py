@@ -195,6 +195,21 @@ async def test_a_pool_that_cannot_be_seen_may_have_gpu_jobs() -> None:
     assert away.gpu_wanted_at == away.now
 
 
+@in_virtual_time
+@pytest.mark.parametrize("optional", [True, False])
+async def test_jobs_with_an_optional_gpu_do_not_keep_the_reserve_from_cpu_drones(optional: bool) -> None:
+    class Waits(Pool):
+        async def poll(self, types: object) -> model.OverlayView:
+            return model.OverlayView(VirtualClock().now(), (replace(JOB, gpu_optional=optional, waiting=1),))
+
+    async with serving(Place(), pool=Waits()) as controller:
+        seen = spied(controller)
+        for _ in range(2):
+            await controller.tick()
+            await asyncio.sleep(60)
+    assert (seen[1].gpu_wanted_at == seen[0].gpu_wanted_at) is optional
+
+
 HERE = model.SiteView("here", EPOCH)
 DOWN, DOWN_STILL = UnavailableError("no route"), UnavailableError("no route, still")
 

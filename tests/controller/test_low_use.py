@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field, replace
+from threading import get_ident
 
+import pytest
+
+from provisioner.controller import low_use
 from provisioner.controller.low_use import WATCH_EVERY_S, LowUseWatch
-from provisioner.interfaces import AuthError
+from provisioner.interfaces import AuthError, HoldResult
 from provisioner.model import CompletedJob, DroneState, JobClass, LowUseAction, LowUsePolicy, OverlayView, Policy
 from tests.simulator.worlds import drone_type
 from tests.store.story import TemporaryStore, drone, record, starts
@@ -31,7 +36,10 @@ class Watched:
     at: float = 2 * HOUR
     events: list[tuple[str, dict[str, object]]] = field(default_factory=list)
     held: list[tuple[str, str]] = field(default_factory=list)
-    refused: bool = False
+    refused: tuple[str, ...] = ()
+    """Ids of the classes that the overlay may not hold."""
+    faults: tuple[str, ...] = ()
+    answers: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self.watch = LowUseWatch(self, self.store, self, self.event)  # type: ignore[arg-type]
@@ -42,16 +50,21 @@ class Watched:
     async def event(self, name: str, **fields: object) -> None:
         self.events.append((name, fields))
 
-    async def hold(self, jobs: JobClass, reason: str) -> int:
-        if self.refused:
+    async def hold(self, jobs: JobClass, reason: str) -> HoldResult:
+        await self.answers.wait()
+        if jobs.id in self.refused:
             raise AuthError("schedd s: it may not hold jobs of others")
         self.held.append((jobs.id, reason))
-        return jobs.waiting
+        return HoldResult(jobs.waiting, self.faults)
 
     async def turn(self, policy: LowUsePolicy = POLICY, *classes: JobClass) -> list[str]:
-        """Let ten minutes pass. Return the names of the new events."""
+        """Let ten minutes pass, and the overlay answer after the turn. Return the names of the new events."""
         before = len(self.events)
-        await self.watch.turn(policy, [WHOLE], OverlayView(self.at, classes or (ANN, BEN)))
+        self.answers.clear()
+        async with asyncio.TaskGroup() as group:
+            await self.watch.turn(group, policy, [WHOLE], OverlayView(self.at, classes or (ANN, BEN)))
+            self.answers.set()
+        await self.watch.report_holds()
         self.at += WATCH_EVERY_S
         return [name for name, _ in self.events[before:]]
 
@@ -105,9 +118,53 @@ async def test_idle_jobs_of_the_class_are_held_with_the_reason() -> None:
     assert jobs == "c1" and reason.startswith("low GPU use: 4% of 0.1 GPU-hours used, runs measured: 3")
     assert "+GpuMilli" in reason and "condor_release" in reason
     assert await pool.turn(hold, replace(ANN, waiting=0, running=4)) == [], "running jobs are left alone"
-    pool.refused = True
+    pool.refused = (ANN.id,)
     assert await pool.turn(hold, ANN) == ["jobs.hold_failed"]
     assert "may not hold" in str(pool.events[-1][1]["why"])
+
+
+async def test_a_class_or_a_queue_that_fails_does_not_keep_others_from_being_held() -> None:
+    pool = await watched(*LOW, *(replace(each, owner="ben", job_id=f"b{each.job_id}") for each in LOW))
+    pool.refused, pool.faults = (ANN.id,), ("schedd t: no answer", "schedd s: it may not hold jobs of others")
+    hold = replace(POLICY, action=LowUseAction.HOLD)
+    assert await pool.turn(hold) == [*["gpus.underused"] * 2, "jobs.held", *["jobs.hold_failed"] * 2]
+    assert [jobs for jobs, _ in pool.held] == [BEN.id]
+    assert sorted(str(fields["why"]) for name, fields in pool.events if name == "jobs.hold_failed") == [
+        "schedd s: it may not hold jobs of others",
+        "schedd t: no answer",
+    ], "each fault once"
+
+
+async def test_an_answer_that_is_none_and_an_error_in_the_record_are_reported_and_end_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pool = await watched(*LOW)
+    monkeypatch.setattr(pool, "hold", lambda jobs, reason: asyncio.sleep(0, "yes"))
+    hold = replace(POLICY, action=LowUseAction.HOLD)
+    assert await pool.turn(hold) == ["gpus.underused", "jobs.hold_failed"]
+    monkeypatch.setattr(low_use, "usage_report", lambda *given: 1 / 0)
+    assert await pool.turn(hold) == []
+    assert "gpus.read_failed" in capsys.readouterr().out
+
+
+async def test_turns_do_not_wait_for_holds_and_the_end_of_the_controller_breaks_them_off() -> None:
+    pool = await watched(*LOW)
+    hold, view = replace(POLICY, action=LowUseAction.HOLD), OverlayView(pool.at, (ANN,))
+    async with asyncio.TaskGroup() as group:
+        for _ in range(2):
+            await pool.watch.turn(group, hold, [WHOLE], view)  # the overlay never answers
+            pool.at += WATCH_EVERY_S
+        assert [name for name, _ in pool.events] == ["gpus.underused"]
+        pool.watch.close()
+    assert pool.held == []
+
+
+async def test_a_report_is_made_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, threads = await watched(*LOW), list[int]()
+    report = low_use.usage_report
+    monkeypatch.setattr(low_use, "usage_report", lambda *given: (threads.append(get_ident()), report(*given))[1])
+    assert await pool.turn() == ["gpus.underused"]
+    assert threads and threads != [get_ident()]
 
 
 async def test_every_figure_of_a_run_is_as_it_was_recorded() -> None:

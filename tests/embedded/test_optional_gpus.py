@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from adapters.embedded import queue
+from adapters.embedded import EmbeddedOverlay, queue
 from adapters.embedded.queue import JobState
+from provisioner.model import DroneType
+from tests.embedded.drones import config
 
 GPU = {
     "has_gpus": True,
@@ -69,3 +71,19 @@ def test_a_queue_of_the_version_before_is_taken_over(path: Path) -> None:
         connection.execute("PRAGMA user_version = 1")
     (new,) = queue.submit(path, ["true"], gpu_optional=True)
     assert [(job.id, job.gpu_optional) for job in queue.jobs(path, states=[JobState.IDLE])] == [(old, 0), (new, 1)]
+
+
+async def test_the_work_on_a_cpu_drone_is_its_cpus(path: Path) -> None:
+    cpu, gpu = (DroneType("here", name, gpus, 8, 16384, 100) for name, gpus in (("cpu", 0), ("gpu", 1000)))
+    queue.submit(path, ["true"], count=2, gpu_optional=True, cpus=3)
+    free = ("free_gpu_milli", "free_cpus", "free_memory_mib", "free_disk_mib")
+    numbers = dict.fromkeys((*free, "jobs", "jobs_started", "idle_since", "retires_at", "vram_mib", "capability"), 0)
+    async with EmbeddedOverlay(config(path), "kit") as overlay:
+        with closing(queue.connect(path)) as connection:
+            for name, offer in (("cpu", CPU), ("gpu", GPU)):
+                assert queue.take(connection, offer, f"d-{name}", queue.lease_clock() + 60)
+                texts = {"drone_id": f"d-{name}", "site": "here", "type": name, "state": "busy", "gpu_model": ""}
+                queue.publish(connection, numbers | texts)
+        view = await overlay.poll([cpu, gpu])
+    work = {slot.drone_id: (slot.work_gpu_milli, slot.optional_jobs) for slot in view.slots}
+    assert work == {"d-cpu": (3000, 1), "d-gpu": (1000, 1)}

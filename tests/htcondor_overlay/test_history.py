@@ -5,7 +5,7 @@ from __future__ import annotations
 import classad2
 import htcondor2  # noqa: F401 - makes ClassAds know HTCondor's own functions
 
-from adapters.htcondor.overlay.history import constraint, ended_run, stop
+from adapters.htcondor.overlay.history import HISTORY_PROJECTION, constraint, ended_run, stop
 from provisioner.model import CompletedJob, DroneId
 from tests.htcondor_overlay.jobs import ad_of, exprs
 
@@ -86,6 +86,38 @@ def test_only_jobs_that_count_and_are_done_are_asked_for() -> None:
     ):
         assert not holds(asked, **other), other
     assert holds(constraint("true", "kit", 1499.7, gpus_only=False), RequestGPUs="undefined")
+
+
+OPTIONAL = {"RequestGPUs": "(TARGET.GPUs ?: 0) > 0 ? 1 : 0", "RequiresGPU": '"optional"', "GPUsProvisioned": "1"}
+
+
+def projected(**attributes: str) -> classad2.ClassAd:
+    """What a schedd sends of an ad."""
+    whole, names = ad(**attributes), {name.lower() for name in HISTORY_PROJECTION}
+    return classad2.ClassAd({name: whole.lookup(name) for name in whole if name.lower() in names})
+
+
+def sent(**attributes: str) -> CompletedJob:
+    found = ended_run(projected(**attributes), "submit.test", "kit", "AcctGroup", lambda theirs: theirs)
+    assert found is not None
+    return found
+
+
+def test_a_job_with_an_optional_gpu_counts_with_the_gpu_that_it_got() -> None:
+    assert holds(constraint("true", "kit", 1499.7, gpus_only=True), **OPTIONAL)
+    assert not holds(constraint("true", "kit", 1499.7, gpus_only=True), **{**OPTIONAL, "RequestGPUs": "0"})
+    assert (sent(**OPTIONAL).gpu_milli, sent(**OPTIONAL).vram_mib) == (1000, 20000)
+    for none in ("undefined", "0"):
+        found = sent(**{**OPTIONAL, "GPUsProvisioned": none})
+        assert (found.gpu_milli, found.vram_mib, found.capability, found.cpus) == (0, 0, 0, 4)
+    again = {"JobStatus": "2", "JobLastStartDate": "1190", "JobCurrentStartDate": "1600"}
+    evicted = sent(**{**OPTIONAL, **EVICTED, **again, "GPUsProvisioned": "0"})
+    assert evicted.gpu_milli == 1000, "what was provisioned is of the run that goes on"
+    assert sent(GPUsProvisioned="undefined").gpu_milli == 1000, "a job that needs its GPU had it"
+
+
+def test_a_request_of_vram_of_a_pool_counts() -> None:
+    assert sent(RequireGPUs="undefined", GPUsMinMemory="undefined", RequestGPUMem="9000").vram_mib == 9000
 
 
 EVICTED = {

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-import htcondor2  # noqa: F401 - makes ClassAds know HTCondor's own functions
+from dataclasses import dataclass
+from pathlib import Path
+
+import htcondor2
 import pytest
 
+from adapters.htcondor.daemons import Collectors
+from adapters.htcondor.overlay import hold
 from adapters.htcondor.overlay.hold import constraint
+from adapters.htcondor.overlay.schedds import ScheddQueue
+from adapters.htcondor.overlay.settings import HTCondorConfig
 from provisioner.model import JobClass
 from tests.htcondor_overlay.jobs import ad_of, exprs
 
@@ -49,3 +56,35 @@ def test_a_job_that_was_held_for_something_else_counts() -> None:
 
 def test_the_name_of_a_user_cannot_change_the_question() -> None:
     assert not holds(JobClass("c1", 200, 4, 4096, owner='x" || true || "'))
+
+
+@dataclass
+class Schedd:
+    """A schedd with so many idle jobs of the class."""
+
+    jobs: int = 0
+    denied: int = 0
+    silent: bool = False
+    held: int = 0
+
+    def query(self, *asked: object, **more: object) -> list[object]:
+        if self.silent:
+            raise OSError("no answer")
+        return [{}] * self.jobs
+
+    def act(self, *asked: object) -> dict[str, int]:
+        self.held = self.jobs - self.denied
+        return {"TotalSuccess": self.held, "TotalPermissionDenied": self.denied}
+
+
+def test_a_schedd_that_fails_does_not_keep_others_from_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    each = [Schedd(2), Schedd(3, 1), Schedd(silent=True), Schedd(4), Schedd(), Schedd(5)]
+    queues = [ScheddQueue(name, schedd, 0.0) for name, schedd in zip("abcdef", each, strict=True)]
+    monkeypatch.setattr(hold, "queues_of", lambda *given: queues)
+    monkeypatch.setattr(Collectors, "schedds", lambda self: {})
+    monkeypatch.setitem(htcondor2.param, "TOOL_LOG", str(tmp_path / "log"))
+    config = HTCondorConfig.model_construct(collector="127.0.0.1:9618", schedds=(), constraint="true")
+    result = hold.JobHolder(config).hold(SHARE, REASON, silent=("d",))
+    assert [schedd.held for schedd in each] == [2, 2, 0, 0, 0, 5] and result.jobs == 9
+    assert [fault.partition(": ")[0] for fault in result.faults] == ["schedd b", "schedd c", "schedd d"]
+    assert "QUEUE_SUPER_USERS" in result.faults[0] and "no answer" in result.faults[1]

@@ -9,12 +9,14 @@ import htcondor2  # noqa: F401 - makes ClassAds know HTCondor's own functions
 import pytest
 
 from adapters.htcondor.classads import Ad
-from adapters.htcondor.overlay import work
+from adapters.htcondor.overlay import history, work
 from adapters.htcondor.overlay.slots import ours, slots_view
 from adapters.htcondor.overlay.work import ClaimWitnesses, cause_of_end, confirmed_faults
-from provisioner.model import Blame, CompletedJob, DroneId, JobFailure
+from provisioner.model import Blame, CompletedJob, DroneId, DroneState, JobFailure
+from provisioner.reasons import BlackHoleDrone
 from tests.htcondor_overlay.jobs import ad_of, exprs
 from tests.htcondor_overlay.test_slots import ad as slot_ad
+from tests.planner.scenes import NOW, drone, plan_of, slot_of, snapshot, with_pool
 
 HELD = exprs(
     """
@@ -63,6 +65,21 @@ def test_a_job_that_waits_again_after_a_run_of_seconds_is_told() -> None:
 def test_a_job_that_left_the_queue_within_seconds_failed_if_it_says_so(attributes: dict[str, str], cause: str) -> None:
     assert cause_of_end(ad(**attributes), 4.0) == cause
     assert cause_of_end(ad(**attributes), 11.0) == ""
+
+
+def test_jobs_that_a_drone_makes_fail_are_no_good_jobs_of_it_in_the_plan() -> None:
+    """The queue names each job twice: as a failure, without its schedd, and as a run that ended, with it."""
+    ended, began = f"{NOW - 100}", f"{NOW - 105}"
+    times = {"EnteredCurrentStatus": ended, "LastVacateTime": ended, "JobCurrentStartDate": began}
+    ads = [ad(ClusterId=f"{n}", Owner=f'"user{n % 2}"', **times) for n in range(6)]
+    failures = work.work(ads, "kit", NOW, lambda theirs: theirs, {}).failures
+    runs = [history.ended_run(each, "submit.test", "kit", "AcctGroup", lambda theirs: theirs) for each in ads]
+    assert len(failures) == 6 and all(run is not None and run.drone_id == A_1 for run in runs)
+    bad = drone(A_1, DroneState.IDLE, age_s=10)
+    snap = snapshot(drones=[bad], slots=[slot_of(bad, jobs_started=50)])
+    plan = plan_of(with_pool(snap, mishaps=failures, completions=tuple(runs)))
+    (drain,) = plan.drains
+    assert isinstance(drain.reason, BlackHoleDrone) and (drain.reason.failed, drain.reason.good) == (6, 0)
 
 
 def test_only_holds_that_count_are_asked_for() -> None:

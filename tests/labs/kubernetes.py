@@ -290,7 +290,9 @@ class KubernetesLab:
         self.post(f"{rbac}/namespaces/{NAMESPACE}/roles", {"metadata": {"name": "drones"}, "rules": _RIGHTS})
         self.post(f"{rbac}/clusterroles", {"metadata": {"name": "drones"}, "rules": _CLUSTER_RIGHTS})
         self.grant()
-        limit = {"type": "Container", "max": {GPU: str(MOST_GPUS)}}
+        # Without defaults, those who ask for no GPU would get the largest number.
+        none = {GPU: "0"}
+        limit = {"type": "Container", "max": {GPU: str(MOST_GPUS)}, "default": none, "defaultRequest": none}
         self.post(f"{self.ours}/limitranges", {"metadata": {"name": "gpus"}, "spec": {"limits": [limit]}})
         hard = {"pods": "60", f"requests.{GPU}": "8"}
         self.post(f"{self.ours}/resourcequotas", {"metadata": {"name": "gpus"}, "spec": {"hard": hard}})

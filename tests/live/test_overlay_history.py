@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.interfaces import AuthError
+from provisioner.interfaces import HoldResult
 from provisioner.model import CompletedJob, OverlayView
 from tests.htcondor_overlay.live import A100, classes_of, overlay_on, seen
 from tests.labs.htcondor import Pool, StartDrone, gpu_job, until
+from tests.live.test_optional_gpus import CPU_DRONE, SOON, optional_job
 
 
 def told(view: OverlayView, cluster: int) -> list[CompletedJob]:
@@ -55,6 +56,24 @@ async def test_what_is_done_is_told_as_the_queue_has_it(new_pool: Callable[[], P
     async with overlay_on(pool, "reader") as overlay:
         anew = await overlay.poll([A100])
         assert anew.completions == view.completions, "and to one that may do nothing but READ"
+
+
+async def test_a_job_with_an_optional_gpu_is_told_with_the_gpu_that_it_got(
+    new_pool: Callable[[], Pool], drone_on: StartDrone
+) -> None:
+    pool = new_pool()
+    with_gpu = drone_on(pool, "kit-1", files={"extra.conf": SOON.encode()})
+    first = pool.submit(optional_job(seconds=3))
+    until(lambda: not pool.jobs(first), 120, what="it has run on the GPU")
+    with_gpu.stop()
+    without = drone_on(pool, "kit-2", env=CPU_DRONE)
+    second = pool.submit(optional_job(seconds=3))
+    until(lambda: not pool.jobs(second), 120, what="another has run without one")
+    async with overlay_on(pool) as overlay:
+        view = await overlay.poll([A100])  # no CPU type
+        (one,), (two,) = told(view, first), told(view, second)
+    assert (one.drone_id, one.gpu_milli) == (with_gpu.id, 1000)
+    assert (two.drone_id, two.gpu_milli) == (without.id, 0)
 
 
 async def test_whose_jobs_run_and_what_share_they_want(pool: Pool, drone_on: StartDrone) -> None:
@@ -103,13 +122,12 @@ async def test_idle_jobs_of_a_class_are_held_and_once_released_left_alone(new_po
     async with overlay_on(pool) as overlay:
         view = await seen(overlay, lambda v: len(classes_of(v)) == 2)
         (jobs,) = [each for each in classes_of(view) if each.gpu_milli == 250]
-        try:
-            held = await overlay.hold(jobs, reason)
-        except AuthError as error:  # the superuser has no user record yet
-            assert "QUEUE_SUPER_USERS" in str(error) and "condor_qusers -add" in str(error)
+        held = await overlay.hold(jobs, reason)
+        if held.faults:  # the superuser has no user record yet
+            assert "QUEUE_SUPER_USERS" in held.faults[0] and "condor_qusers -add" in held.faults[0]
             pool.remove(pool.submit(gpu_job(cpus=3), identity="admin"), identity="admin")
             held = await overlay.hold(jobs, reason)
-        assert held == 2 and pool.statuses(mine) == [5, 5] and pool.statuses(other) == [1]
+        assert held == HoldResult(2) and pool.statuses(mine) == [5, 5] and pool.statuses(other) == [1]
         assert [str(ad["HoldReason"])[: len(reason)] for ad in pool.jobs(mine)] == [reason] * 2
         pool.run("condor_release", str(mine), identity="alice")
-        assert await overlay.hold(jobs, reason) == 0 and pool.statuses(mine) == [1, 1]
+        assert await overlay.hold(jobs, reason) == HoldResult(0) and pool.statuses(mine) == [1, 1]

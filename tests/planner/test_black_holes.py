@@ -109,6 +109,22 @@ def test_a_completion_that_failed_within_seconds_does_not_count_as_one_that_went
     assert why == BlackHoleDrone(6, 0, 2, "n1", "job bob.bad.2 held with code 12")
 
 
+def test_a_run_that_was_evicted_held_or_removed_does_not_count_as_one_that_went_well() -> None:
+    bad = [*failed(BAD, "ann"), *failed(BAD, "bob")]
+    cut = [replace(each, unfinished=True) for each in done(BAD, "eve", 9)]
+    assert preemptions(plan_of(pool(idle(BAD), mishaps=bad, completions=cut)))[BAD].good == 0
+
+
+def test_a_job_is_the_same_in_both_forms_of_its_id() -> None:
+    bad = [*failed(BAD, "ann"), *failed(BAD, "bob")]
+    both = [replace(m, job_id=f"{schedd}{n}.0") for n, m in enumerate(bad) for schedd in ("", "submit.test#")]
+    ended = [replace(done(BAD, m.owner)[0], job_id=f"submit.test#{n}.0") for n, m in enumerate(bad)]
+    why = preemptions(plan_of(pool(idle(BAD), mishaps=both, completions=ended)))[BAD]
+    assert isinstance(why, BlackHoleDrone) and (why.failed, why.good) == (12, 0)
+    one = [replace(m, job_id=f"{'submit.test#' if n > 4 else ''}7.0") for n, m in enumerate(failed(BAD, "ann", 8))]
+    assert preemptions(plan_of(pool(idle(BAD), idle(GOOD), mishaps=one, completions=done(GOOD, "ann", 5)))) == {}
+
+
 def test_at_most_a_quarter_of_a_site_leaves_at_once_whoever_lies() -> None:
     drones = [idle(f"d-{n}", f"n{n}") for n in range(12)]
     lies = [mishap for each in drones for owner in ("ann", "bob") for mishap in failed(each.id, owner)]

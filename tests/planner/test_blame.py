@@ -159,6 +159,8 @@ def test_a_job_that_neighbours_ended_twice_runs_alone_until_it_is_done() -> None
     assert why == ExclusiveOnly(0, WEEK, NOW - 60 + ALONE_S, "job schedd.test#1.0 in d-1: faulted")
     assert "without its fault" in formatting.describe(why)
     done = model.CompletedJob("schedd.test#1.0", NOW + 10, NOW - 9000, 60.0, 250, 1, 1024, owner="ann")
+    evicted = story(*twice, breakers=[record(plan)], completions=[replace(done, unfinished=True)])
+    assert starts(decide(evicted))["anns"] == {"whole"}, "the end of the run that a neighbour ended settles nothing"
     ended = story(*twice, breakers=[record(plan)], completions=[done])
     assert starts(decide(ended)) == {"anns": {"mps"}}
     settled = record(decide(ended))
@@ -179,6 +181,10 @@ def test_two_jobs_that_were_collateral_once_each_do_not_run_alone() -> None:
 def test_the_record_of_a_user_is_bounded_and_names_that_no_drone_can_refuse_have_none() -> None:
     many = [collateral(f"{n}.0", NOW - 10_000 + n) for n in range(3 * MAX_FAILURES_KEPT)]
     assert record(decide(story(*many))).faults == tuple(many[-MAX_FAILURES_KEPT:])
+    own = [failure("1.1", NOW - 20_000), failure("2.1", NOW - 15_000)]
+    both = record(decide(story(*own, *many)))
+    assert both.faults == (*own, *many[-MAX_FAILURES_KEPT:]) and both.state is BreakerState.BANNED
+    assert not decide(story(*own, *many, breakers=[both])).breakers, "older ones that are reported again change nothing"
     assert not decide(story(failure("1.0", owner='a"nn'), failure("2.0", owner=""))).breakers
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from provisioner import reasons
-from provisioner.model import DroneState, Group, Headroom, JobClass, OwnerDemand, Policy, Snapshot
+from provisioner.model import DroneState, DroneType, Group, Headroom, JobClass, OwnerDemand, Policy, Snapshot
 from provisioner.planner.demand import headroom_active
 from tests.planner import scenes
 from tests.planner.scenes import A100, NOW, QUAD, V100, drone, jobs, node, plan_for, plan_of, snapshot, started, why
@@ -32,6 +32,8 @@ def on_their_way(for_class: str) -> dict[str, object]:
 
 
 TEN = [of("physics.atlas", 10)]
+MAYBE = [of("physics.atlas", 10, gpu_optional=True)]
+CPUS = {"types": (A100, DroneType("topas", "cpu", 0, 8, 20480, 0))}
 PHYSICS = Group("physics", quota_milli=6000, used_milli=5000, surplus=False)
 GUESTS = Group("guests", quota_milli=None, used_milli=9000, surplus=False)
 RICH, POOR = Group("rich", 10_000, 9000), Group("poor", 10_000, 1000)
@@ -54,6 +56,9 @@ SIX = {"policy": Policy(max_drones=6)}
             {},
         ),
         ("", None, TEN, [ATLAS], on_their_way("physics.atlas")),
+        # Jobs with an optional GPU get CPU drones as jobs without one do: while some of the quota is left.
+        ("physics.atlas " * 10, [], MAYBE, [ATLAS], CPUS),
+        ("", [quota("physics.atlas", 4.0, 4.0)], MAYBE, [replace(ATLAS, used_milli=4000)], CPUS),
         # The nearest listed group counts, and capitals do not; the quota of a group that contains it binds too.
         ("Physics.ATLAS.higgs " * 3, None, [of("Physics.ATLAS.higgs", 10)], [ATLAS], {}),
         ("physics.atlas", [quota("physics", 5.0, 6.0)], TEN, [ATLAS, PHYSICS], {}),

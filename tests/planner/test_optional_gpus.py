@@ -18,6 +18,7 @@ CPU = model.DroneType("topas", "cpu", 0, 8, 20480, 0)
 MAYBE = replace(SMALL, gpu_optional=True)
 """Named as SMALL is, for :func:`scenes.tell`."""
 IDLE = drone("kit-ab12-1")
+WARM = model.Headroom("warm", cpus=8, memory_mib=20480, count=1, from_h=0, to_h=24)
 
 
 @pytest.mark.parametrize(
@@ -136,10 +137,27 @@ def test_a_gpu_drone_that_runs_nothing_else_takes_no_more_after_the_idle_timeout
     )
 
 
-def after(each: model.Drone, **slot: object) -> float:
+@pytest.mark.parametrize(
+    ("idle_s", "waits", "stays"),
+    [
+        (700, jobs(), True),
+        (1801, jobs(), False),  # the pool does not preempt
+        (700, jobs(cpus=99), False),
+        (700, jobs(MAYBE), False),
+    ],
+)
+def test_a_lent_drone_stays_while_a_job_waits_that_needs_its_gpu(
+    idle_s: float, waits: model.JobClass, stays: bool
+) -> None:
+    busy = drone("kit-ab12-1", S.BUSY, idle_at=NOW - idle_s)
+    slots = [slot_of(busy, optional_jobs=1, work_at=NOW - 50)]
+    assert leaves(busy, slots=slots, classes=[waits]) == [OptionalJobsOnly(idle_s, 600)] * (not stays)
+
+
+def after(each: model.Drone, classes: tuple[model.JobClass, ...] = (), **slot: object) -> float:
     """The begin of its idle time, after a look at its slot."""
     kind = CPU if each.type == CPU.key else A100
-    snap = snapshot(drones=[each], types=(A100, CPU), slots=[slot_of(each, kind, **slot)])
+    snap = snapshot(drones=[each], types=(A100, CPU), slots=[slot_of(each, kind, **slot)], classes=classes)
     moved = {move.drone.id: move.drone for move in plan_of(snap).moves}
     return moved.get(each.id, each).idle_at
 
@@ -160,6 +178,27 @@ def test_a_gpu_is_idle_while_it_runs_only_them() -> None:
     assert after(drone("kit-ab12-1", S.BUSY, CPU), **optional) == 0.0, "a CPU drone is not lent"
 
 
+def test_a_new_claim_whose_job_is_not_known_yet_does_not_end_the_idle_time_for_a_minute() -> None:
+    maybe, claimed = (jobs(MAYBE),), {"state": model.SlotState.BUSY, "jobs": 1}
+    assert after(IDLE, maybe, **claimed) == IDLE.idle_at
+    assert after(IDLE, (jobs(),), **claimed) == 0.0, "no job of the pool gives way"
+    claim = replace(drone("kit-ab12-1", S.BUSY, age_s=20), idle_at=NOW - 300)
+    assert after(claim, maybe, **claimed) == NOW - 300
+    assert after(claim, maybe, **claimed, optional_jobs=1, work_at=NOW - 5) == NOW - 300
+    assert after(claim, maybe, **claimed, work_at=NOW - 5) == 0.0
+    older = replace(claim, since=NOW - 61)
+    assert after(older, maybe, **claimed) == 0.0, "it is not known at all what runs"
+    assert after(replace(older, work_at=NOW - 500), maybe, **claimed) == NOW - 300, "it was when looked at last"
+
+
+def test_headroom_counts_a_claim_whose_job_is_not_known_yet_as_lent() -> None:
+    none_free = {"free_gpu_milli": 0, "free_cpus": 0, "free_memory_mib": 0}
+    slots = [slot_of(IDLE, state=model.SlotState.BUSY, jobs=1, **none_free)]
+    for each, kinds in ((jobs(MAYBE), []), (jobs(waiting=0, fresh=1), [A100.key])):
+        snap = snapshot(classes=[each], drones=[IDLE], slots=slots, policy=model.Policy(headroom=(WARM,)))
+        assert scenes.started(plan_of(snap)) == kinds
+
+
 def test_a_drone_that_leaves_while_it_runs_only_them_comes_back_for_a_job_that_needs_its_gpu() -> None:
     leaving = drone("kit-ab12-1", S.DRAINING, joined_at=NOW - 900, leaving=S.DONE, asked_at=NOW - 60, jobs=1)
     full = {"free_gpu_milli": 0, "jobs": 1, "state": model.SlotState.DRAINING}
@@ -175,11 +214,60 @@ def test_a_drone_that_leaves_while_it_runs_only_them_comes_back_for_a_job_that_n
 
 def test_headroom_counts_a_lent_gpu_and_keeps_its_drone() -> None:
     lent = drone("kit-ab12-1", S.BUSY, idle_at=NOW - 700)
-    warm = model.Policy(headroom=(model.Headroom("warm", cpus=8, memory_mib=20480, count=1, from_h=0, to_h=24),))
+    warm = model.Policy(headroom=(WARM,))
     for optional, plans in ((1, ([], [])), (0, ([A100.key], []))):
         slots = [slot_of(lent, optional_jobs=optional, work_at=NOW - 50)]
         plan = plan_of(snapshot(drones=[lent], slots=slots, policy=warm))
         assert (scenes.started(plan), list(plan.drains)) == plans
+
+
+@pytest.mark.parametrize("count", [1, 2, 50])
+def test_headroom_starts_no_drone_in_place_of_idle_ones_that_they_will_get(count: int) -> None:
+    warm = model.Policy(headroom=(replace(WARM, count=2),))
+    idle = [IDLE, drone("kit-ab12-2")]
+    plan = plan_of(snapshot(classes=[jobs(MAYBE, count)], drones=idle, policy=warm))
+    assert scenes.started(plan) == [] and DemandCovered(min(count, 2), 0) in why(plan, "class:small")
+    needs = plan_of(snapshot(classes=[jobs(id="needs"), jobs(MAYBE, count)], drones=idle, policy=warm))
+    assert scenes.started(needs) == [A100.key], "in place of the one that a job needs"
+
+
+@pytest.mark.parametrize(
+    ("more", "count", "lacks"),
+    [
+        ({}, 4, False),
+        ({}, 5, True),
+        ({"free_disk_mib": 3000}, 4, False),
+        ({"free_disk_mib": 3000, "optional_jobs": 0}, 4, True),
+        ({"gpus_offline": 1, "free_gpu_milli": 2000}, 3, False),
+        ({"gpus_offline": 1, "free_gpu_milli": 2000}, 4, True),
+    ],
+)
+def test_headroom_counts_each_gpu_of_a_drone_that_is_partly_lent_once(
+    more: dict[str, int], count: int, lacks: bool
+) -> None:
+    kind = replace(QUAD, disk_mib=4000) if "free_disk_mib" in more else QUAD
+    partly = drone("kit-ab12-1", S.BUSY, kind, idle_at=NOW - 300)
+    free = {"free_gpu_milli": 3000, "free_cpus": 48, "free_memory_mib": 196608, "optional_jobs": 1, "work_at": NOW - 50}
+    policy = model.Policy(headroom=(replace(WARM, cpus=1, memory_mib=1024, count=count),))
+    slots = [slot_of(partly, kind, **{**free, **more})]
+    plan = plan_of(snapshot(types=(kind,), drones=[partly], slots=slots, policy=policy))
+    assert scenes.started(plan) == [kind.key] * lacks
+
+
+@pytest.mark.parametrize("taken", [1, 2, 3])
+def test_the_shares_that_are_lent_and_those_that_are_free_add_up(taken: int) -> None:
+    thirds = replace(QUAD, gpu_milli=1000, sharing=model.Sharing.MPS, shares=3)
+    lent = slot_of(drone("kit-ab12-1", S.BUSY, thirds), thirds, optional_jobs=1, free_gpu_milli=1000 - 333 * taken)
+    share = model.JobClass("share", 300, 0, 0, splits=False)
+    parts = matching.lent_resources(lent, thirds), matching.free_resources(lent)
+    assert [matching.count_jobs(share, part, thirds) for part in parts] == [taken, 3 - taken]
+
+
+def test_a_gpu_that_is_offline_is_not_free_for_a_job_that_needs_one() -> None:
+    lent = slot_of(drone("kit-ab12-1", S.BUSY, QUAD), QUAD, optional_jobs=1, gpus_offline=1)
+    assert matching.resources_for_needy(lent, QUAD).gpu_milli == 3000
+    mig = replace(QUAD, gpu_milli=1000, sharing=model.Sharing.MIG, shares=4)
+    assert matching.resources_for_needy(lent, mig).gpu_milli == 750, "under MIG it is a slice"
 
 
 def test_a_start_of_a_gpu_drone_for_them_would_be_refused() -> None:

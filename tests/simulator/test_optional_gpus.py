@@ -63,6 +63,15 @@ def test_with_idle_gpu_drones_they_run(negotiation_s: float) -> None:
     assert outcome.metrics.peak["kit/gpu"] == 2, "in the drones that were warm"
 
 
+@pytest.mark.parametrize("negotiation_s", [20.0, 0.0])
+@pytest.mark.parametrize("count", [10, 50])
+def test_headroom_stays_as_large_as_it_is_beside_them(count: int, negotiation_s: float) -> None:
+    warm = Headroom("warm", cpus=8, memory_mib=8192, count=2, from_h=15, to_h=17)
+    outcome = played(optional(count), headroom=(warm,), pool=PoolBehaviour(negotiation_s=negotiation_s))
+    assert (outcome.drones, outcome.metrics.peak["kit/gpu"]) == (2, 2)
+    assert len(outcome.metrics.first_starts) == count, "all of them run"
+
+
 def test_they_run_on_cpu_drones_where_a_site_has_some() -> None:
     outcome = played(optional(6), cpu=True)
     assert len(outcome.metrics.first_starts) == 6

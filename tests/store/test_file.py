@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import hashlib
 import math
 import os
 import re
@@ -12,6 +13,7 @@ import sqlite3
 import stat
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from provisioner.model import DroneState, Plan, RequestKind
 from provisioner.store import StoreUnusableError
 from provisioner.store.reader import Reader
 from provisioner.store.writer import SqlStore
-from tests.store.story import drone, now_is, record, starts, store_at
+from tests.store.story import DONE, drone, now_is, record, starts, store_at
 
 S = DroneState
 
@@ -73,6 +75,32 @@ async def test_a_store_of_a_newer_or_another_program_is_refused(filled: Path, ha
             await use()
 
 
+def test_scripts_that_stores_have_seen_stay_as_they_were() -> None:
+    """A change needs a script with the next number: the old ones do not run again on stores that exist."""
+    found = {each.name: hashlib.sha256(each.read_bytes()).hexdigest()[:12] for each in store_file.MIGRATIONS}
+    assert found == {"0001_first.sql": "ef1d523ea056", "0002_measured_use.sql": "ae8f5f2f595d"}
+
+
+async def test_a_store_of_the_first_schema_opens_records_and_reads(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as old:
+        old.setattr(store_file, "MIGRATIONS", store_file.MIGRATIONS[:1])
+        async with store_at(file) as store:
+            await record(store, starts(1, drone(1)))
+    before = {name: getattr(DONE, name) for name in sorted(_columns(file, "completed_jobs"))}
+    assert "unfinished" not in before and "used_milli" not in before
+    with sqlite3.connect(file) as sql:
+        names = ", ".join(f'"{name}"' for name in before)
+        sql.execute(f"INSERT INTO completed_jobs ({names}) VALUES ({', '.join('?' * len(before))})", [*before.values()])
+    measured = replace(DONE, job_id="8.0", ended_at=95.0, unfinished=True, splits=False, used_milli=40, energy_j=7)
+    async with store_at(file) as store:
+        await record(store, starts(2, drone(2)))
+        await store.record_completed([DONE, measured])
+        assert [*(await store.runs(0.0))[1]] == [DONE, measured]
+    assert Reader(file).completions(0.0, 100.0) == [DONE], "the other run is unfinished"
+    assert Reader(file).runs(0.0)[1] == [DONE, measured] and len(Reader(file).drones()) == 2
+    assert Reader(file).snapshot(1) is not None and len(Reader(file).plans()) == 2
+
+
 GOOD_MIGRATION = "ALTER TABLE drones ADD COLUMN rack TEXT NOT NULL DEFAULT '';"
 
 
@@ -89,7 +117,7 @@ def next_migration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 async def test_a_controller_migrates_an_older_store_and_a_reader_does_not(filled: Path, next_migration: Path) -> None:
     before = _bytes(filled)
-    with pytest.raises(StoreUnusableError, match="older schema 1: `provisioner run` brings it up to 2"):
+    with pytest.raises(StoreUnusableError, match="older schema 2: `provisioner run` brings it up to 3"):
         await _read(filled)()
     assert _bytes(filled) == before
     async with store_at(filled) as store:

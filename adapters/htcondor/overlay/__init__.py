@@ -28,7 +28,7 @@ from adapters.shared.printing import printable
 from adapters.shared.starts import rejected
 from provisioner import drone, model
 from provisioner.config.units import SecretUnreadableError
-from provisioner.interfaces import AdapterError, AuditFinding, AuthError, UnavailableError
+from provisioner.interfaces import AdapterError, AuditFinding, AuthError, HoldResult, UnavailableError
 from provisioner.model import DroneId, OrderResult
 from provisioner.worker_process import WorkerProcess
 
@@ -183,12 +183,13 @@ class HTCondorOverlay:
             directory.close()
         return [OrderResult(drone_id, model.OrderOutcome.OK) for drone_id in ended_at]
 
-    async def hold(self, jobs: model.JobClass, reason: str) -> int:
+    async def hold(self, jobs: model.JobClass, reason: str) -> HoldResult:
         """Hold the idle jobs of a class, in a process of its own: the bindings block."""
         env = self._connected().directory.env
         child = WorkerProcess("adapters.htcondor.overlay.hold:JobHolder", self._config, env=env)
         try:
-            return int(await child.call("hold", jobs, reason, deadline_s=self._config.deadline))
+            answer: HoldResult = await child.call("hold", jobs, reason, self._silent, deadline_s=self._config.deadline)
+            return answer
         finally:
             await child.close()
 

@@ -14,7 +14,7 @@ from adapters.htcondor import classad2, classads
 from adapters.htcondor.classads import HELD, IN_SLOT, REMOVED, Ad, attribute_names, job_id, moment, number, text, whole
 from adapters.htcondor.daemons import Collectors
 from adapters.htcondor.overlay import work
-from adapters.htcondor.overlay.job_classes import request
+from adapters.htcondor.overlay.job_classes import OPTIONAL, gpu_optional, request
 from adapters.htcondor.overlay.schedds import ScheddQueue, queues_of
 from adapters.htcondor.overlay.settings import HTCondorConfig
 from adapters.htcondor.overlay.work import EVICTION_REPORTED_S, cause_of_end, drone_named
@@ -31,6 +31,7 @@ HISTORY_PROJECTION = attribute_names(
     """
     ClusterId ProcId CompletionDate QDate JobCurrentStartDate JobCurrentStartExecutingDate LastRemoteHost Owner
     RemoteHost RequestGPUs GpuMilli RequestCpus RequestMemory RequestDisk RequireGPUs Requirements GPUsMinMemory
+    RequiresGPU RequestGPUMem GPUsProvisioned
     GPUsMinCapability GPUsMaxCapability GPUsMinRuntime AllowedJobDuration AllowedExecuteDuration MaxWallTimeMins
     JobStatus LastJobStatus EnteredCurrentStatus LastVacateTime JobLastStartDate LastHoldReasonCode
     GPUsAverageUsage GPUsMemoryUsage GPUsEnergyUsage
@@ -124,7 +125,7 @@ def constraint(operators: str, controller: str, since: float, gpus_only: bool) -
 
     Those that are not done count only where they ran in our drones.
     """
-    gpus = " && (RequestGPUs ?: 0) > 0" if gpus_only else ""
+    gpus = f" && ((RequestGPUs ?: 0) > 0 || {OPTIONAL})" if gpus_only else ""
     done = f"JobStatus == 4 && CompletionDate >= {int(since)}"
     stopped = f"member(JobStatus, {{{REMOVED},{HELD}}}) && member(LastJobStatus, {{2,6,7}})"
     stopped += f" && EnteredCurrentStatus >= {int(since)}"
@@ -153,12 +154,15 @@ def ended_run(
     # a forced removal ends a run at once, and leaves the host where it was
     host = "RemoteHost" if of_this_run and text(ad, "RemoteHost") else "LastRemoteHost"
     used, peak_mib, energy_j = (_measured(ad, name) if of_this_run else None for name in _MEASURED_USE)
+    asked = request(ad)[0]
+    if of_this_run and gpu_optional(ad) and not whole(ad, "GPUsProvisioned"):  # it ran without a GPU
+        asked = asked._replace(gpu_milli=0, vram_mib=0, capability=0)
     return CompletedJob(
         job_id=f"{printable(schedd, 120)}#{job_id(ad)}",
         ended_at=to_our_clock(ended),
         submitted_at=to_our_clock(moment(ad, "QDate") or began),
         run_s=ended - began,
-        **request(ad)[0]._asdict(),
+        **asked._asdict(),
         owner=text(ad, "Owner", 80),
         group=text(ad, owner_attribute, 80),
         drone_id=drone_named(ad, host, controller),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from adapters.htcondor import classad2, htcondor2
 from adapters.htcondor.classads import IDLE
 from adapters.htcondor.daemons import Collectors
 from adapters.htcondor.overlay.schedds import queues_of
 from adapters.htcondor.overlay.settings import HTCondorConfig
 from adapters.shared.printing import printable
-from provisioner.interfaces import AuthError
+from provisioner.interfaces import AuthError, HoldResult, UnavailableError
 from provisioner.model import WHOLE_GPU, JobClass
 
 _REFUSED = (
@@ -23,19 +25,28 @@ class JobHolder:
     def __init__(self, config: HTCondorConfig) -> None:
         self._config, self._collector = config, Collectors(config.collector)
 
-    def hold(self, jobs: JobClass, reason: str) -> int:
-        """Hold the idle jobs of a class in all schedds that count. Return how many."""
-        held, wanted = 0, constraint(jobs, reason, self._config.constraint)
+    def hold(self, jobs: JobClass, reason: str, silent: Collection[str] = ()) -> HoldResult:
+        """Hold the idle jobs of a class in all schedds that count, without the schedds ``silent``: one would hang."""
+        held, faults = 0, list[str]()
+        wanted = constraint(jobs, reason, self._config.constraint)
         for queue in queues_of(self._collector.schedds(), self._config.schedds):
             name = printable(queue.name, 80)
-            with self._collector.errors.translated(f"schedd {name}"):
-                if not queue.schedd.query(wanted, projection=["ClusterId"], limit=1):
-                    continue
-                result = queue.schedd.act(htcondor2.JobAction.Hold, wanted, (reason, 0))  # 25.14 ignores a bare text
+            if name in silent:
+                faults.append(f"schedd {name}: it did not answer when it was polled")
+                continue
+            try:
+                with self._collector.errors.translated(f"schedd {name}"):
+                    if not queue.schedd.query(wanted, projection=["ClusterId"], limit=1):
+                        continue
+                    # 25.14 ignores a bare text
+                    result = queue.schedd.act(htcondor2.JobAction.Hold, wanted, (reason, 0))
+            except (UnavailableError, AuthError) as error:
+                faults.append(str(error))
+                continue
             held += int(result.get("TotalSuccess", 0))
             if result.get("TotalPermissionDenied", 0):
-                raise AuthError(f"schedd {name}: {_REFUSED}")
-        return held
+                faults.append(f"schedd {name}: {_REFUSED}")
+        return HoldResult(held, tuple(faults))
 
 
 def constraint(jobs: JobClass, reason: str, operators: str) -> str:

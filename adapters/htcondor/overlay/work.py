@@ -252,7 +252,7 @@ def confirmed_faults(
     faults: Sequence[JobFailure], ran: Set[JobInDrone], completions: Sequence[CompletedJob] | None
 ) -> list[JobFailure]:
     """Return the faults of jobs that ran in the drone that reports them, by their schedds: any job there can report."""
-    done = ((job.drone_id, job.owner, job.job_id.rpartition("#")[2]) for job in completions or () if faults)
+    done = ((job.drone_id, job.owner, job.job_number) for job in completions or () if faults)
     known = {*ran, *done}
     return [each for each in faults if (each.drone_id, each.owner, each.job_number) in known]
 

@@ -66,7 +66,7 @@ CREATE TRIGGER drone_deleted AFTER DELETE ON drones BEGIN
     DELETE FROM console_outputs WHERE drone_id = old.id;
 END;
 
--- Ended runs of jobs in the order of their ends, without a second copy as an index: there may be millions.
+-- In the order of their ends, without a second copy as an index: there may be millions.
 CREATE TABLE completed_jobs (
     ended_at FLOAT NOT NULL,
     job_id TEXT NOT NULL,
@@ -82,11 +82,6 @@ CREATE TABLE completed_jobs (
     "group" TEXT NOT NULL,
     walltime_s FLOAT NOT NULL,
     drone_id TEXT,
-    unfinished BOOLEAN NOT NULL,
-    splits BOOLEAN NOT NULL,
-    used_milli INTEGER,
-    peak_vram_mib INTEGER,
-    energy_j INTEGER,
     PRIMARY KEY (ended_at, job_id)
 ) WITHOUT ROWID;
 
