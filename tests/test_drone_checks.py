@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from provisioner.drone import script
+from tests.labs.bare_drone import DISCOVERY, bare_drone
+from tests.labs.htcondor import account, lab_directory, until
 
 
 def check(tmp_path: Path, name: str, **env: str) -> tuple[int, str]:
@@ -264,3 +266,90 @@ def test_a_drone_with_a_token_of_its_own_believes_no_ad_that_another_drone_has_s
     )
     assert not lists(DroneId="kit-1", AuthenticatedIdentity=SENDERS[0], LastHeardFrom=now - 400)
     assert not lists(DroneId="kit-2", AuthenticatedIdentity=SENDERS[0], LastHeardFrom=now)
+
+
+VERDICTS = """
+D=$PWD
+reread_config() { echo read >>said; }
+apply_gpu_verdicts; mkdir -p etc/config.d; apply_gpu_verdicts; apply_gpu_verdicts
+"""
+
+
+def test_verdicts_that_could_not_be_written_are_written_later(tmp_path: Path) -> None:
+    (tmp_path / "gpus.conf").write_text("OFFLINE_MACHINE_RESOURCE_GPUs = GPU-1\n")
+    (tmp_path / "gpus.changed").touch()
+    text = function_of_the_drone("apply_gpu_verdicts") + VERDICTS
+    subprocess.run(["sh", "-uc", text], cwd=tmp_path, timeout=60, check=False, capture_output=True)
+    assert (tmp_path / "etc/config.d/60-gpus").read_text() == "OFFLINE_MACHINE_RESOURCE_GPUs = GPU-1\n"
+    assert (tmp_path / "said").read_text() == "read\n"
+
+
+# ------------------------------------------------------------------------------------------ a driver that hangs later
+
+HANGS = "trap '' TERM; touch {home}/hangs; while :; do sleep 0.2; done\n"
+SECOND_TIME = "[ -e {home}/asked ] || {{ touch {home}/asked; {discovery} exit; }}\n"
+EXCLUSIVE, MPS = {"DRONE_SHARING": "exclusive"}, {"DRONE_SHARING": "mps", "DRONE_SHARES": "2"}
+
+
+@pytest.mark.parametrize(
+    ("tool", "env"),
+    [
+        ("condor_gpu_discovery", MPS),
+        ("nvidia-cuda-mps-control", MPS),
+        ("nvidia-smi", EXCLUSIVE),
+        ("python3", {**EXCLUSIVE, "DRONE_GPU_SIMULATE": ""}),
+    ],
+)
+def test_a_drone_that_is_told_to_leave_does_not_wait_for_a_driver_that_hangs(tool: str, env: dict[str, str]) -> None:
+    """Each of them was waited for: for up to a minute, or for ever."""
+    with lab_directory("hangs") as lab:
+        hangs = HANGS.format(home=lab / "d")
+        (lab / "bin").mkdir()
+        for program in {tool, "nvidia-cuda-mps-control"}:
+            (lab / "bin" / program).write_text(f"#!/bin/sh\n{hangs}")
+            (lab / "bin" / program).chmod(0o755)
+        account().give(lab)
+        discovery = SECOND_TIME.format(home=lab / "d", discovery=DISCOVERY)
+        drone = bare_drone(
+            lab,
+            lab / "bin",
+            discovery=discovery + hangs if tool == "condor_gpu_discovery" else DISCOVERY,
+            checks={"gpu_check.sh": "exit 0\n"},
+            **env,
+        )
+        until((lab / "d/hangs").exists, 120, what="the driver hangs")
+        began = time.monotonic()
+        drone.process.terminate()
+        code, outcome = drone.wait()
+        assert (code, outcome["reason"], outcome["why"]) == (0, "stopped", "told to leave while the driver was asked")
+        assert time.monotonic() - began < 20
+
+
+ASKS = """
+D=$PWD asked='' now=0 OK=0
+ask_driver 1 sh -c 'echo 1; exit 7'; echo "$? $(cat said)"
+ask_driver 1 sleep 600; echo "$? $(cat said)"
+"""
+
+
+def test_a_driver_that_does_not_answer_is_left_behind(tmp_path: Path) -> None:
+    functions = "".join(map(function_of_the_drone, ("alive", "rest", "ask_driver")))
+    text = f"uptime_s() {{ read -r up _ </proc/uptime; echo ${{up%.*}}; }}\n{functions}{ASKS}"
+    done = subprocess.run(["sh", "-uc", text], cwd=tmp_path, timeout=60, check=False, capture_output=True, text=True)
+    assert done.stdout == "7 1\n124 the driver does not answer\n", done.stderr
+
+
+QUITS = """
+D=$PWD
+tell_mps() { touch $number.told; until [ -e 0.told ] && [ -e 2.told ]; do sleep 0.1; done; touch $number.quit; }
+quit_mps
+echo $(ls *.quit)
+"""
+
+
+def test_the_control_daemons_of_all_gpus_quit_at_one_time(tmp_path: Path) -> None:
+    for n in range(3):
+        (tmp_path / f"mps/{n}").mkdir(parents=True)
+    text = function_of_the_drone("quit_mps") + QUITS
+    done = subprocess.run(["sh", "-uc", text], cwd=tmp_path, timeout=60, check=False, capture_output=True, text=True)
+    assert done.stdout == "0.quit 1.quit 2.quit\n", done.stderr

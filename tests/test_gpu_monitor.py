@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import ctypes
 import os
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -152,6 +154,13 @@ def test_a_process_that_left_its_parents_is_found_by_its_environment(tmp_path: P
 def test_a_machine_ad_that_the_job_replaced_does_not_stop_the_monitor(tmp_path: Path) -> None:
     with starter(tmp_path, "sleep 60; true") as (pid, _):
         ad = tmp_path / f"dir_{pid}/scratch/.machine.ad"
+        for text in (
+            "SlotID = abc\nDSlotId = 1\n",
+            "SlotID = 1\nDSlotId = \u00b2\n",
+            f"SlotID = {'1' * 5000}\nDSlotId = x\n",
+        ):
+            ad.write_text(f'AssignedGPUs = "GPU-a0a1a2a3"\n{text}')
+            assert jobs_in(str(tmp_path), {}) == {}
         ad.unlink()
         os.mkfifo(ad)
         assert jobs_in(str(tmp_path), {}) == {}
@@ -181,6 +190,21 @@ def test_amd_devices_are_read_from_sysfs(tmp_path: Path) -> None:
     assert amd.read("GPU-99999999", 10.0, 12.0) is None
     with pytest.raises(OSError, match="no GPU in"):
         gpu_monitor.AmdSysfs(str(tmp_path / "none"))
+
+
+def test_the_energy_of_a_pause_is_charged_to_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU without a job is not read."""
+    counter = iter([1000, 3000, 900_000, 902_000])
+
+    def answer(_: object, name: str, handle: object, total: Any) -> int:
+        total._obj.value = next(counter)
+        return 0
+
+    monkeypatch.setattr(gpu_monitor.Nvml, "_call", answer)
+    nvml = object.__new__(gpu_monitor.Nvml)
+    nvml._energy = {}
+    found = [nvml._joules("GPU-1", ctypes.c_void_p(), now) for now in (100.0, 102.0, 600.0, 602.0)]
+    assert found == [None, 2.0, None, 2.0]
 
 
 @pytest.fixture
@@ -263,6 +287,8 @@ def test_a_lost_gpu_is_not_reported_as_idle(gpus: FakeGpus, tmp_path: Path) -> N
 
 def test_the_probe_says_what_the_driver_can_see(gpus: FakeGpus, tmp_path: Path) -> None:
     assert run(gpus, tmp_path, "probe").returncode == 0
+    other = run(gpus, tmp_path, "probe", DRONE_PID_NAMESPACE="pid:[1]")
+    assert other.returncode == 2, "NVML's process ids match no job in a namespace of a container"
     for version in ("", "_v2", "_v3"):
         gpus.fail(f"nvmlDeviceGetComputeRunningProcesses{version}", 3)
         gpus.fail(f"nvmlDeviceGetMPSComputeRunningProcesses{version}", 3)

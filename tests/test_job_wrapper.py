@@ -9,6 +9,7 @@ import subprocess
 import pytest
 
 from provisioner.drone import script
+from tests.labs.bare_drone import bare_drone
 from tests.labs.device_nodes import with_device_nodes
 from tests.labs.htcondor import account, lab_directory
 
@@ -102,3 +103,26 @@ def test_the_job_is_what_it_was() -> None:
 def test_a_job_does_not_start_where_a_file_cannot_be_hidden() -> None:
     done = wrapped("echo", "started", mount="/bin/false")
     assert (done.returncode, done.stdout, done.stderr) == (71, "", "cannot hide /dev/nvidia-uvm: \n")
+
+
+SEES_KFD = """if (: </dev/kfd) 2>/dev/null; then echo 'DetectedGPUs="GPU-1"'; else echo DetectedGPUs=0; fi
+"""
+
+
+def test_gpus_whose_files_are_not_known_are_not_hidden_from_their_own_drone() -> None:
+    """With AMD's or Intel's, HTCondor found none in the namespace, as many as the table had, and so offered none."""
+    me = account()
+    with lab_directory("amd") as root:
+        (root / "dev").mkdir()
+        me.give(root)
+        drone = bare_drone(
+            root,
+            root,
+            discovery=SEES_KFD,
+            around=with_device_nodes(root / "dev", me.uid, me.gid),
+            checks={"gpu_check.sh": "exit 0\n"},
+            DRONE_VENDOR="amd",
+            DRONE_GPU_SIMULATE="",
+        )
+        _, outcome = drone.wait()
+        assert (drone.home / "log/master.out").read_text() == 'GpuGuard = "environment"\n', outcome

@@ -19,14 +19,10 @@ import pytest
 
 from provisioner.drone import script
 from tests.labs import mps as labs_mps
-from tests.labs.htcondor import account, lab_directory, own, until
+from tests.labs.bare_drone import GPU, UUID, bare_drone
+from tests.labs.htcondor import account, lab_directory, until
 
-GPU = "GPU-a0223334"
-UUID = "GPU-a0223334-4445-5667-899a-abbccddeeff0"
 LIMIT_MIB = 5067
-DISCOVERY = f"""echo 'DetectedGPUs="{GPU}, {GPU}"'
-echo 'GPU_a0223334=[ id="{GPU}"; Capability=8.0; DeviceMemoryMb=40960; DeviceUuid="{UUID[4:]}"; GlobalMemoryMb=20480; ]'
-"""
 
 
 @dataclass
@@ -213,40 +209,12 @@ def test_a_daemon_of_another_account_is_refused(real: Drone) -> None:
 # ------------------------------------------------------------------------------------------------- the whole drone
 
 
-def whole_drone(lab: Path, programs: Path, name: str = "d", **env: str) -> tuple[int, dict[str, str]]:
+SHARED = {"DRONE_SHARING": "mps", "DRONE_SHARES": "2"}
+
+
+def whole_drone(lab: Path, programs: Path, name: str = "d") -> tuple[int, dict[str, str]]:
     """Exit status and outcome of a drone that HTCondor would not serve for long."""
-    condor = lab / "condor-prefix"
-    for file, text in (("sbin/condor_master", "sleep 2\n"), ("libexec/condor/condor_gpu_discovery", DISCOVERY)):
-        (condor / file).parent.mkdir(parents=True)
-        (condor / file).write_text(f"#!/bin/sh\n{text}")
-        (condor / file).chmod(0o755)
-    home = lab / name
-    home.mkdir()
-    (home / "token").write_text("none")
-    (home / "drone.sh").write_bytes(script("condor_drone.sh"))
-    account().give(home, condor)
-    words = {
-        "COLLECTOR": "127.0.0.1:1",
-        "TRUST_DOMAIN": "t",
-        "ID": own(f"d{len(name)}"),
-        "SITE": "s",
-        "TYPE": "t",
-        "GPUS": "1",
-    }
-    sizes = {"CPUS": "1", "MEMORY_MIB": "100", "DISK_MIB": "1", "VRAM_MIB": "40960", "SHARING": "mps", "SHARES": "2"}
-    told = {f"DRONE_{each}": value for each, value in {**words, **sizes, "GPU_SIMULATE": "4,1", **env}.items()}
-    done = subprocess.run(
-        ["sh", "drone.sh"],
-        env={"PATH": f"{programs}:/usr/bin:/bin", "CONDOR_PREFIX": str(condor), "DRONE_DIR": str(home), **told},
-        cwd=home,
-        text=True,
-        capture_output=True,
-        timeout=300,
-        **account().run,
-    )
-    assert (home / "outcome").exists(), done.stderr
-    outcome = (home / "outcome").read_text().strip().replace("%20", " ").replace("%3D", "=")
-    return done.returncode, dict(re.findall(r"(\w+)=(.*?)(?= \w+=|$)", outcome))
+    return bare_drone(lab, programs, name, **SHARED).wait()
 
 
 def test_without_a_gpu_the_real_server_dies_and_the_drone_says_so(lab: Path) -> None:
@@ -404,8 +372,8 @@ def wrapped(serving: Drone) -> Wrapped:
     (d / "mps/wrapper").write_text(f"20 {serving.programs}/nvidia-cuda-mps-control /usr/bin/python3\n")
     account().give(scratch)
 
-    def start(*command: str, **more: str) -> subprocess.Popen[str]:
-        env = {
+    def start(*command: str, **more: str | None) -> subprocess.Popen[str]:
+        env: dict[str, str | None] = {
             "PATH": "/usr/bin:/bin",
             "CUDA_VISIBLE_DEVICES": GPU,
             "_CONDOR_SCRATCH_DIR": str(scratch),
@@ -414,9 +382,13 @@ def wrapped(serving: Drone) -> Wrapped:
             **more,
         }
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        return subprocess.Popen(
-            ["sh", str(d / "job_wrapper.sh"), *command], env=env, cwd=scratch, **pipes, **account().run
-        )  # type: ignore[call-overload,no-any-return]
+        return subprocess.Popen(  # type: ignore[call-overload,no-any-return]
+            ["/bin/sh", str(d / "job_wrapper.sh"), *command],
+            env={name: value for name, value in env.items() if value is not None},
+            cwd=scratch,
+            **pipes,
+            **account().run,
+        )
 
     return start
 
@@ -434,6 +406,43 @@ def test_a_job_ends_by_its_own_signal(wrapped: Wrapped, number: signal.Signals) 
     job = wrapped("/bin/sh", "-c", f"kill -{number.value} $$; sleep 60")
     job.communicate(timeout=60)
     assert job.returncode == -number
+
+
+def test_a_job_starts_whatever_its_ad_contains_and_ends_as_it_does_without_its_line(
+    wrapped: Wrapped, serving: Drone
+) -> None:
+    ad = serving.dir / "condor/execute/dir_7/.job.ad"
+    ad.write_bytes(ad.read_bytes() + 'Note = "caf\u00e9"\n'.encode("latin-1"))
+    job = wrapped("/bin/sh", "-c", "rm -r ../../mps/jobs; echo started; exit 3")
+    assert job.communicate(timeout=60) == ("started\n", "")
+    assert job.returncode == 3
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"PATH": None, "LD_LIBRARY_PATH": None, "LD_PRELOAD": None},
+        {"PATH": "/nonexistent", "LD_LIBRARY_PATH": "", "LD_PRELOAD": ""},
+        {"PATH": "/a b:/c", "LD_LIBRARY_PATH": '/it\'s "$HOME"', "LD_PRELOAD": None},
+    ],
+    ids=["unset", "empty", "quoted"],
+)
+@pytest.mark.parametrize("python", [True, False])
+def test_the_limit_of_a_job_holds_whatever_its_path_and_these_are_the_jobs_own(
+    wrapped: Wrapped, serving: Drone, env: dict[str, str | None], python: bool
+) -> None:
+    """Without coreutils on its PATH it was run without a limit."""
+    record, program = serving.dir / "condor/libraries", serving.dir / "condor/python3"
+    program.write_text(f'#!/bin/sh\necho "${{LD_LIBRARY_PATH-none}}" >>{record}\nexec /usr/bin/python3 "$@"\n')
+    program.chmod(0o755)
+    control = serving.programs / "nvidia-cuda-mps-control"
+    (serving.dir / "condor/mps/wrapper").write_text(f"20 {control} {program if python else ''}\n")
+    said = wrapped("/usr/bin/env", "-0", **env).communicate(timeout=60)[0]
+    found = dict(each.split("=", 1) for each in said.split("\0") if each)
+    assert {name: found.get(name) for name in env} == env
+    assert found["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == f"0={LIMIT_MIB}M"
+    if python:
+        assert set(record.read_text().split()) == {"none"}, "the job's libraries are not for Python"
 
 
 def test_a_command_that_cannot_be_run_ends_with_127(wrapped: Wrapped) -> None:
@@ -464,6 +473,11 @@ def test_a_job_on_a_gpu_without_mps_is_not_run(wrapped: Wrapped, serving: Drone,
     job = wrapped("/bin/sh", "-c", f"touch {lab}/ran", _CONDOR_WRAPPER_ERROR_FILE=str(error))
     job.communicate(timeout=60)
     assert (job.returncode, error.read_text()) == (1, "there is no MPS for the GPU 'GPU-b1223334'\n")
+    assert not (lab / "ran").exists()
+    (serving.dir / "condor/execute/dir_7/.machine.ad").write_text("Cpus = 1\n")
+    job = wrapped("/bin/sh", "-c", f"touch {lab}/ran", _CONDOR_WRAPPER_ERROR_FILE=str(error))
+    job.communicate(timeout=60)
+    assert (job.returncode, error.read_text()) == (1, "there is no MPS for the GPU ''\n")
     assert not (lab / "ran").exists()
 
 
@@ -537,3 +551,19 @@ def test_the_drone_ends_all_clients_before_it_kills(serving: Drone) -> None:
     client.kill()
     client.wait()
     assert said(serving) == [f"terminate_client {(serving.pipes / 'server').read_text().strip()} {client.pid}"]
+
+
+def test_the_clients_of_all_gpus_are_ended_at_one_time(drone: Drone) -> None:
+    """One GPU after the other would take longer than the grace of a large drone."""
+    (drone.dir / "condor/mps/gpus").write_text("".join(f"{n} GPU-{n} GPU-{n} 5067\n" for n in range(3)))
+    (drone.programs / "nvidia-cuda-mps-control").write_text(
+        """#!/bin/sh
+        touch "$CUDA_MPS_PIPE_DIRECTORY.asked"
+        until [ -e "${CUDA_MPS_PIPE_DIRECTORY%?}0.asked" ] && [ -e "${CUDA_MPS_PIPE_DIRECTORY%?}2.asked" ]; do
+            sleep 0.1
+        done
+        touch "$CUDA_MPS_PIPE_DIRECTORY.answered"
+        """
+    )
+    assert drone.mps_sh("end") == (0, "")
+    assert len(list((drone.dir / "condor/mps").glob("?.answered"))) == 3

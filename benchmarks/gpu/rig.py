@@ -151,8 +151,10 @@ class Rig:
         return min(max(1, rounds), (1 << 32) - 1)
 
     @contextmanager
-    def mps(self) -> Iterator[Mps]:
+    def mps(self, limit_mib: int = 0) -> Iterator[Mps]:
         """Run a control daemon of our own, and a server that has had a client.
+
+        ``limit_mib``: default limit of memory, which a server reads, and writes to its log, only when it starts.
 
         Raises:
             Skipped: there is no MPS here, or it does not work.
@@ -167,6 +169,8 @@ class Rig:
             status, said = daemon.call("-d")
             if status:
                 raise Skipped(f"the control daemon of MPS does not start: {said or status}")
+            if limit_mib:
+                daemon.tell(f"set_default_device_pinned_mem_limit 0 {limit_mib}M")
             try:
                 found = self.ask("describe", env=daemon.env)
                 if "rounds_per_ms" not in found or not daemon.servers():

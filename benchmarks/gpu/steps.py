@@ -25,12 +25,11 @@ def limits(rig: Rig, _: float) -> Answer:
     """Ask for more memory than the limit of MPS, in one process and in two of the same job."""
     limit_mib = min(8192, rig.nvml.memory_mib()[1] // 8)
     found: Answer = {"limit, MiB": limit_mib}
-    with rig.mps() as mps:
+    with rig.mps(limit_mib) as mps:
         env = {**mps.env, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={limit_mib}M"}
         for mib in (limit_mib * 5 // 4, limit_mib * 7 // 8):
             with rig.clients([("allocate", "--mib", mib)] * 2, env) as two:
                 found[f"two processes ask for {mib} MiB each"] = [one.hear() for one in two]
-        mps.tell(f"set_default_device_pinned_mem_limit 0 {limit_mib}M")
         found["the default limit reads"] = mps.tell("get_default_device_pinned_mem_limit 0")
         found["server log"] = mps.log("limit")
     return found

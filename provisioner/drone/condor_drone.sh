@@ -175,6 +175,27 @@ rest() {
     now=$(uptime_s)
 }
 
+# ask_driver LIMIT_S COMMAND...: run a command that asks the driver, with its output in $D/said. One that hangs in the
+# kernel cannot be killed: it is left behind, and does not keep the drone from leaving.
+ask_driver() {
+    now=$(uptime_s)
+    late_at=$((now + $1))
+    shift
+    "$@" >"$D/said" 2>"$D/said.err" </dev/null &
+    child=$!
+    while alive $child; do
+        if [ -n "$asked" ] || [ "$now" -ge $late_at ]; then
+            kill -KILL $child 2>/dev/null
+            [ -z "$asked" ] || finish $OK stopped "told to leave while the driver was asked"
+            echo "the driver does not answer" >"$D/said"
+            return 124
+        fi
+        rest 0.1
+    done
+    wait $child
+}
+said_by_driver() { cat "$D/said.err" "$D/said" | tail -n 1; }
+
 # ------------------------------------------------------------------------------------------------------------ the end
 guard='' mps='' leaving='' leave_by=0 jobs_begun=0
 asked=''                           # TERM or QUIT once we are told to leave
@@ -291,7 +312,8 @@ CONFIG
 apply_gpu_verdicts() {
     [ -e "$D/gpus.changed" ] || return
     rm -f "$D/gpus.changed"
-    cp "$D/gpus.conf" "$D/60-gpus" && mv "$D/60-gpus" "$D/etc/config.d" && reread_config
+    cp "$D/gpus.conf" "$D/60-gpus" && mv "$D/60-gpus" "$D/etc/config.d" || { : >"$D/gpus.changed"; return; }
+    reread_config
 }
 
 # ---------------------------------------------------------------------------------------------------------- HTCondor
@@ -349,7 +371,8 @@ MPS
 exit(71)  # @include mps_job.py
 MPS_JOB
     # shellcheck disable=SC2086
-    $clean "$DRONE_DISCOVERY" $DRONE_DISCOVERY_OPTIONS 2>/dev/null | grep '\[ *id="' | while read -r line; do
+    ask_driver 60 $clean "$DRONE_DISCOVERY" $DRONE_DISCOVERY_OPTIONS
+    grep '\[ *id="' "$D/said" | while read -r line; do
         echo "$(property id) GPU-$(property DeviceUuid | sed 's/^GPU-//') $(property DeviceMemoryMb)"
     done >"$D/mps/found"
     number=0
@@ -366,12 +389,13 @@ MPS_JOB
     # A server makes a context on its GPU, which takes seconds where nothing keeps the driver loaded.
     limit=$((now + 60))
     while :; do
-        said=$($clean sh "$D/mps.sh" check)
+        # shellcheck disable=SC2086
+        ask_driver 60 $clean sh "$D/mps.sh" check
         code=$?
         [ $code -ne 0 ] || break
-        [ -z "$asked" ] || finish $OK stopped "told to leave while MPS started"
-        case $code:$said in 3:*'exited with status'*) code=1 ;; esac
-        if [ $code -ne 3 ] || [ "$now" -ge $limit ]; then finish $NOT_STARTED no-mps "$(echo "$said" | tail -n 1)"; fi
+        if [ $code -ne 3 ] || [ "$now" -ge $limit ] || grep -q 'exited with status' "$D/said"; then
+            finish $NOT_STARTED no-mps "$(said_by_driver)"
+        fi
         rest 0.5
     done
 }
@@ -384,12 +408,12 @@ start_mps_daemon() {
         finish $NOT_STARTED no-mps "$pipes is too long for the sockets of MPS: ${#pipes} characters, at most 87"
     mkdir -p "$pipes" "$LOGS/mps-$number"
     # shellcheck disable=SC2086
-    $clean CUDA_MPS_PIPE_DIRECTORY="$pipes" CUDA_MPS_LOG_DIRECTORY="$LOGS/mps-$number" CUDA_VISIBLE_DEVICES="$uuid" \
-        timeout -k 2 20 nvidia-cuda-mps-control -d >"$LOGS/mps.out" 2>&1 </dev/null ||
-        finish $NOT_STARTED no-mps "the MPS control daemon does not start: $(tail -n 1 "$LOGS/mps.out")"
+    ask_driver 20 $clean CUDA_MPS_PIPE_DIRECTORY="$pipes" CUDA_MPS_LOG_DIRECTORY="$LOGS/mps-$number" \
+        CUDA_VISIBLE_DEVICES="$uuid" nvidia-cuda-mps-control -d ||
+        finish $NOT_STARTED no-mps "the MPS control daemon does not start: $(said_by_driver)"
     mps=yes
-    tell_mps 5 "set_default_device_pinned_mem_limit 0 ${mib}M" || true      # `check` reads back what came of it
-    tell_mps 5 "start_server -uid $(id -u)" || true
+    ask_driver 8 tell_mps 5 "set_default_device_pinned_mem_limit 0 ${mib}M"      # `check` reads back what came of it
+    ask_driver 8 tell_mps 5 "start_server -uid $(id -u)"
 }
 # tell_mps LIMIT_S WORDS
 tell_mps() {
@@ -402,10 +426,14 @@ end_mps_clients() {
     [ -z "$mps" ] || $clean timeout -k 1 "$1" sh "$D/mps.sh" end
 }
 quit_mps() {
+    quitting=
     for pipes in "$D"/mps/[0-9]*/; do
         number=$(basename "$pipes")
-        tell_mps 1 'quit -t 1'
+        tell_mps 1 'quit -t 1' &
+        quitting="$quitting $!"
     done
+    # shellcheck disable=SC2086
+    wait $quitting
 }
 configure_mps() {
     # Jobs end their clients in order by Python. It is found here, since a job's PATH is the job's.
@@ -434,7 +462,7 @@ CONFIG
 choose_guard() {
     gpu_guard=environment guarded='' wrapper=''
     unshare=$(command -v unshare) mount=$(command -v mount)
-    printf '%s\n' "unshare='$unshare'" "mount='$mount'" "uid=$(id -u)" "gid=$(id -g)" guard_jobs=no >"$D/guard"
+    printf '%s\n' "unshare='$unshare'" "mount='$mount'" "tools='$(echo "$PATH" | tr -d "'")'" "uid=$(id -u)" "gid=$(id -g)" guard_jobs=no >"$D/guard"
     cat >"$D/job_wrapper.sh" <<'JOB_WRAPPER'
 exit 71 # @include job_wrapper.sh
 JOB_WRAPPER
@@ -453,7 +481,7 @@ JOB_WRAPPER
     if namespace_works && knows_gpus $seen sh "$D/drone_wrapper.sh"; then
         gpu_guard=namespace guarded="sh $D/drone_wrapper.sh" clean="$clean $seen"
         [ "$devices" -le 1 ] || { wrapper=yes; echo guard_jobs=yes >>"$D/guard"; }
-    elif [ "$devices" -le 1 ] && knows_gpus && others_are_refused; then
+    elif [ "$devices" -le 1 ] && knows_gpus && ask_driver 20 others_are_refused; then
         gpu_guard=cgroup
     fi
     [ -z "$wrapper$mps" ] || wrapper="USER_JOB_WRAPPER = $D/job_wrapper.sh"
@@ -475,26 +503,30 @@ others_are_refused() {
 # knows_gpus [COMMAND...]: HTCondor, run by this command, finds the devices of the table and no others.
 knows_gpus() {
     [ "$DRONE_GPUS" -gt 0 ] || return 0
+    [ "$devices" -gt 0 ] || return
     # shellcheck disable=SC2086
-    found=$($clean "$@" timeout -k 1 60 "$DRONE_DISCOVERY" $DRONE_DISCOVERY_OPTIONS 2>/dev/null | tr -d ' ') || return
-    found=$(echo "$found" | sed -n 's/^DetectedGPUs="\([^"]*\)".*/\1/p' | tr ',' '\n' | sort -u)
+    ask_driver 60 $clean "$@" "$DRONE_DISCOVERY" $DRONE_DISCOVERY_OPTIONS || return
+    found=$(tr -d ' ' <"$D/said" | sed -n 's/^DetectedGPUs="\([^"]*\)".*/\1/p' | tr ',' '\n' | sort -u)
     for id in $found; do grep -q "^$id" "$D/gpus" || return; done
     [ "$(echo "$found" | grep -c .)" -eq "$devices" ]
 }
 # gpu_table: a line for each NVIDIA GPU and MIG instance that the site assigned: its UUID, and device files of its own.
 gpu_table() {
-    listing=$($clean timeout -k 1 60 nvidia-smi -L 2>/dev/null) || return
+    # shellcheck disable=SC2086
+    ask_driver 60 $clean nvidia-smi -L || return
     # "INDEX UUID" of GPUs, "INDEX.DEVICE UUID" of MIG instances
-    uuids=$(echo "$listing" | while read -r kind first rest; do
+    uuids=$(while read -r kind first rest; do
         uuid=${rest##*UUID: }
         device=${rest#Device}
         case $kind in
             GPU) gpu=${first%:}; echo "$gpu ${uuid%%)*}" ;;
             MIG) echo "$gpu.$(echo ${device%%:*}) ${uuid%%)*}" ;;
         esac
-    done)
+    done <"$D/said")
     index=-1 device='' instance='' instances=''
-    $clean timeout -k 1 60 nvidia-smi -q 2>/dev/null | while read -r line; do
+    # shellcheck disable=SC2086
+    ask_driver 60 $clean nvidia-smi -q
+    while read -r line; do
         value=${line##* }
         case $line in
             'GPU '????????:*) index=$((index + 1)) address=$(echo "${line#GPU ????}" | tr A-F a-f) instances='' ;;
@@ -503,7 +535,7 @@ gpu_table() {
             'Compute Instance ID '*) instances="$instances $device:gi$instance:ci$value" ;;
             'Minor Number '*) gpu_files "$value" ;;
         esac
-    done
+    done <"$D/said"
 }
 # gpu_files MINOR: the lines of the GPU with this index, PCI address and instances, if it is ours.
 gpu_files() {
@@ -577,11 +609,11 @@ GPU_MONITOR
         monitor=$lib/condor_gpu_utilization
     elif python=$(command -v python3); then
         # shellcheck disable=SC2086
-        $clean timeout -k 2 60 "$python" -I "$D/gpu_monitor.py" probe >"$LOGS/gpu_monitor.out" 2>&1
+        ask_driver 60 $clean "$python" -I "$D/gpu_monitor.py" probe
         case $? in
             0) enforced=watched monitor="$python -I $D/gpu_monitor.py" ;;
             2) monitor="$python -I $D/gpu_monitor.py" ;;
-            *) say "measures GPUs by device only: $(tail -n 1 "$LOGS/gpu_monitor.out")" ;;
+            *) say "measures GPUs by device only: $(said_by_driver)" ;;
         esac
     fi
     # A job that shares its GPU and holds more VRAM than its share is held, before the jobs beside it run out of VRAM.

@@ -2,7 +2,9 @@
 # limit: 60
 # HTCondor's own discovery finds the GPUs, or shares of them, that were promised: what it does not find it cannot hand
 # out. $DRONE_DISCOVERY is the program, $DRONE_DISCOVERY_OPTIONS what the startd tells it. A GPU that is offline may be
-# missing.
+# missing, or make it hang.
+
+if grep -qs '^DroneGpusOffline = [1-9]' "${DRONE_DIR:-.}/condor/gpus.conf"; then echo "a GPU is offline"; exit 77; fi
 
 # shellcheck disable=SC2086
 if ! found=$("$DRONE_DISCOVERY" $DRONE_DISCOVERY_OPTIONS 2>&1); then
@@ -11,10 +13,7 @@ if ! found=$("$DRONE_DISCOVERY" $DRONE_DISCOVERY_OPTIONS 2>&1); then
 fi
 # DetectedGPUs="GPU-a0223334, GPU-b1334445", or DetectedGPUs=0; a GPU is there once for each of its shares
 count=$(echo "$found" | sed -n 's/^DetectedGPUs="\{0,1\}\([^"]*\).*/\1/p' | tr ',' '\n' | grep -c '[^0 ]')
-offline=$(sed -n 's/^DroneGpusOffline = \([0-9][0-9]*\)$/\1/p' "${DRONE_DIR:-.}/condor/gpus.conf" 2>/dev/null)
-per_device=${DRONE_SHARES:-1}
-[ "${DRONE_SHARING:-exclusive}" != mig ] || per_device=1
-wanted=$((${DRONE_GPUS:-1} * ${DRONE_SHARES:-1} - ${offline:-0} * per_device))
+wanted=$((${DRONE_GPUS:-1} * ${DRONE_SHARES:-1}))
 what=GPUs
 [ "${DRONE_SHARES:-1}" -eq 1 ] || what='shares of GPUs'
 if [ "$count" -lt "$wanted" ]; then echo "HTCondor finds $count of $wanted $what"; exit 1; fi

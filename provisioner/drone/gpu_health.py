@@ -52,10 +52,11 @@ def run(command: list[str], limit_s: float) -> str:
 
 
 def read(*path: str) -> str:
-    """Return the text of a file; empty text if it cannot be read."""
+    """Return the text of a file; empty text if it cannot be read. A job may have put a link or a pipe in its place."""
+    flags = os.O_NONBLOCK | os.O_NOFOLLOW
     try:
-        with open(os.path.join(*path), errors="replace") as file:
-            return file.read().strip()
+        with open(os.path.join(*path), errors="replace", opener=lambda name, mode: os.open(name, mode | flags)) as file:
+            return file.read(1 << 24).strip()
     except OSError:
         return ""
 
@@ -92,7 +93,8 @@ def devices() -> dict[str, dict[str, str]]:
 
 def assigned() -> set[str]:
     """Return the ids of the GPUs that running jobs have."""
-    ads = (read(path) for path in glob.glob(os.path.join(DIR, "execute", "dir_*", ".machine.ad")))
+    directories = glob.glob(os.path.join(DIR, "execute", "dir_*"))
+    ads = (read(each, place, ".machine.ad") for each in directories for place in ("scratch", ""))  # HTCondor 25, 23
     lists = (re.search(r'^AssignedGPUs *= *"(.*)"', ad, re.MULTILINE | re.IGNORECASE) for ad in ads)
     return {each for found in lists if found for each in words(found.group(1))}
 
@@ -132,14 +134,16 @@ def kernel_log() -> list[str] | None:
 
 def message_age_s(line: str, seen: dict[str, float], now: float) -> float:
     """Return the age of a message by its own time, else since it was first seen here (``seen``: time by message)."""
-    monotonic = re.match(r"\d+,\d+,(\d+),", line) or re.search(r"\[ *(\d+\.\d+)\].*NVRM", line)
-    if monotonic:
-        at = float(monotonic.group(1)) / (1 if "." in monotonic.group(1) else 1e6)
-        return max(0.0, time.clock_gettime(time.CLOCK_MONOTONIC) - at)
     stamp = re.match(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:[.,]\d+)?(Z|[+-]\d\d:?\d\d)", line)
     if stamp:
         at_text = stamp.group(1) + stamp.group(2).replace("Z", "+0000").replace(":", "")
         return max(0.0, now - datetime.strptime(at_text, "%Y-%m-%dT%H:%M:%S%z").timestamp())
+    monotonic = re.match(r"\d+,\d+,(\d+),", line) or re.search(r"\[ *(\d+\.\d+)\].*NVRM", line)
+    if monotonic:
+        at = float(monotonic.group(1)) / (1 if "." in monotonic.group(1) else 1e6)
+        uptime_s = time.clock_gettime(time.CLOCK_MONOTONIC)
+        # Nobody corrects the clock of the kernel's messages, so it drifts. A later one is that of an earlier boot.
+        return max(0.0, uptime_s - at) if at < uptime_s * 1.001 + 1 else float("inf")
     return now - seen.setdefault(line[-200:], now)
 
 
@@ -339,7 +343,7 @@ def probe(uuid: str, pci: str, card: str, mib: int, free_mib: int, vram_mib: int
         try:
             findings.extend(source())
         except (OSError, AttributeError) as error:
-            if "libnvidia-ml" in str(error):  # there is still CUDA
+            if "libnvidia-ml" in str(error) or "_MPS_" in str(error):  # there is still CUDA; mps_check.sh judges MPS
                 continue
             findings.append(("cuda" if name == "cuda" else "driver", str(error)))
         print(json.dumps([name, findings]), flush=True)
@@ -368,7 +372,7 @@ def requests(gpus: dict[str, dict[str, str]], offline: Iterable[str], first: boo
     It allocates most of the promised VRAM where no job can come: before HTCondor starts, and on a GPU that is offline.
     On one that may get a job it allocates little, and on one that has a job nothing.
     """
-    shares = number("DRONE_SHARES", 1) if ENV.get("DRONE_SHARING") == "mig" or "CUDA_MPS_PIPE_DIRECTORY" in ENV else 1
+    shares = number("DRONE_SHARES", 1) if ENV.get("DRONE_SHARING") in ("mig", "mps") else 1
     most = number("DRONE_VRAM_MIB", 0) // shares * 9 // 10
     others_use_it = number("DRONE_GPU_MILLI", 1000) % 1000 != 0
     busy, places, found = assigned(), cards(gpus), {}
@@ -381,6 +385,14 @@ def requests(gpus: dict[str, dict[str, str]], offline: Iterable[str], first: boo
             "free_mib": 0 if each in busy or others_use_it or shares > 1 else most,
             "vram_mib": number("DRONE_VRAM_MIB", 0),
         }
+    return found
+
+
+def mps_environment() -> dict[str, dict[str, str]]:
+    """Return the environment of a client of the drone's MPS by GPU: an exclusive compute mode admits nothing else."""
+    found = {}
+    for at, each, uuid, _ in map(str.split, read(DIR, "mps", "gpus").splitlines()):
+        found[each] = {"CUDA_MPS_PIPE_DIRECTORY": os.path.join(DIR, "mps", at), "CUDA_VISIBLE_DEVICES": uuid}
     return found
 
 
@@ -397,12 +409,12 @@ def probe_all(asked: dict[str, dict[str, Any]], state: dict[str, Any]) -> tuple[
     """
     findings: dict[str, list[list[str]]] = {each: [] for each in asked}
     stuck = {each: old for each, old in state.get("stuck", {}).items() if started_at(old[0]) == old[1]}
-    running, sources, limit_s = {}, set(), number("DRONE_GPU_PROBE_S", 45)
+    running, sources, limit_s, mps = {}, set(), number("DRONE_GPU_PROBE_S", 45), mps_environment()
     for each, request in asked.items():
         if each in stuck:
             findings[each].append(["hung", "an earlier probe still hangs"])
             continue
-        env = {**ENV, "CUDA_CACHE_DISABLE": "1", "CUDA_VISIBLE_DEVICES": request["uuid"]}
+        env = {**ENV, "CUDA_CACHE_DISABLE": "1", "CUDA_VISIBLE_DEVICES": request["uuid"], **mps.get(each, {})}
         command = [sys.executable, os.path.abspath(__file__), json.dumps(request)]
         running[each] = subprocess.Popen(
             command,
@@ -424,7 +436,8 @@ def probe_all(asked: dict[str, dict[str, Any]], state: dict[str, Any]) -> tuple[
             with contextlib.suppress(subprocess.TimeoutExpired):
                 said = process.communicate(timeout=1)[0]
         if process.returncode is None:
-            stuck[each] = [process.pid, started_at(process.pid)]
+            began = started_at(process.pid)
+            stuck.update({each: [process.pid, began]} if began else {})
         elif process.returncode > 0 or (process.returncode < 0 and not findings[each]):
             findings[each].append(["driver", f"the probe ended with status {process.returncode}"])
         for name, found in map(json.loads, said.splitlines()):
@@ -441,7 +454,7 @@ def main() -> int:
     with contextlib.suppress(ValueError):
         state = json.loads(read(STATE) or "{}")
     first, now = "gpus" not in state and not os.path.exists(os.path.join(DIR, "etc", "condor_config")), time.time()
-    gpus = state.setdefault("gpus", devices())
+    gpus = state["gpus"] = state.get("gpus") or devices()  # which may hang by one GPU, so once
     wanted = number("DRONE_GPUS", 1) * (number("DRONE_SHARES", 1) if ENV.get("DRONE_SHARING") == "mig" else 1)
     if len(gpus) < wanted:
         print(f"the site assigned {len(gpus)} of {wanted} GPUs: {ENV.get('CUDA_VISIBLE_DEVICES', 'all')}")
@@ -459,7 +472,7 @@ def main() -> int:
     log = kernel_log() if VENDOR == "nvidia" and "xid" not in ignored else None
     if log is not None:
         new += xid_verdicts(log, state, expiry_s, now)
-        sources.add("xid")
+        sources.update(["xid"] if all(gpu["pci"] for gpu in gpus.values()) else [])  # else it is not known whose
     for each, group, text, until in new:
         if each not in verdicts or until > verdicts[each][2]:
             verdicts[each] = [group, text, until]

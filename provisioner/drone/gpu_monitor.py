@@ -1,6 +1,6 @@
 """GPU monitor of a drone: use, VRAM and energy of each dynamic slot, in the form that HTCondor's startd reads.
 
-Runs on worker nodes with Python 3.6 or newer and its standard library alone. ``docs/reference/drone.md`` documents it.
+Runs on worker nodes with Python 3.7 or newer and its standard library alone. ``docs/reference/drone.md`` documents it.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ PERIOD_S = 2.0
 SUSTAINED_S = 4.0
 """Time for which a job has to hold VRAM before it counts against its share."""
 MIB = 1 << 20
-MOST_SLOTS = 64
+MOST_SLOTS = 256
 
 Slot = Tuple[int, int]
 """SlotID and DSlotId."""
@@ -119,20 +119,22 @@ def jobs_in(execute: str, known: Mapping[int, SlotJob]) -> Dict[int, SlotJob]:
             found[int(pid)] = known[int(pid)]
             continue
         ad = _machine_ad(directory + "/scratch/.machine.ad") or _machine_ad(directory + "/.machine.ad")  # 25, 23
-        if ad.get("dslotid", "").isdigit() and "assignedgpus" in ad:
+        slot, dynamic = ad.get("slotid", "1"), ad.get("dslotid", "")
+        if slot.isdecimal() and dynamic.isdecimal() and "assignedgpus" in ad:
             devices = re.split(r"[,\s]+", ad["assignedgpus"].strip())
-            found[int(pid)] = SlotJob((int(ad.get("slotid", "1")), int(ad["dslotid"])), devices)
+            found[int(pid)] = SlotJob((int(slot), int(dynamic)), devices)
     return found
 
 
 def _machine_ad(path: str) -> Dict[str, str]:
     """Return attributes of a machine ad by lower-case name. The job could have replaced the file, by a pipe even."""
+    flags = os.O_NONBLOCK | os.O_NOFOLLOW
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW), errors="replace") as file:
+        with open(path, errors="replace", opener=lambda name, mode: os.open(name, mode | flags)) as file:
             text = file.read(1 << 20)
     except OSError:
         return {}
-    lines = re.findall(r'^(SlotID|DSlotId|AssignedGPUs) = "?([^"\n]*)"?$', text, re.MULTILINE | re.IGNORECASE)
+    lines = re.findall(r'^(SlotID|DSlotId|AssignedGPUs) = "?([^"\n]{0,4000})"?$', text, re.MULTILINE | re.IGNORECASE)
     return {name.lower(): value for name, value in lines}
 
 
@@ -145,7 +147,8 @@ def slot_of(pid: int, jobs: Mapping[int, SlotJob], execute: str) -> Optional[Slo
         chain.append(pid)
         pid = _parent(pid)
     for each in chain:
-        found = re.search(rb"(?:^|\0)_CONDOR_SCRATCH_DIR=([^\0]*)/dir_(\d+)[/\0]", _contents("/proc/%d/environ" % each))
+        own = _contents("/proc/%d/environ" % each)
+        found = re.search(rb"(?:^|\0)_CONDOR_SCRATCH_DIR=([^\0]*)/dir_(\d{1,9})[/\0]", own)
         if found and os.path.realpath(os.fsdecode(found.group(1))) == os.path.realpath(execute):
             job = jobs.get(int(found.group(2)))
             if job is not None:
@@ -235,7 +238,7 @@ class Nvml(GpuDriver):
             raise OSError("nvmlInit: error %d" % status)
         self._handles = dict(self._found())
         self._sampled: Dict[str, int] = {}  # the latest sample that was counted, in microseconds
-        self._energy: Dict[str, int] = {}
+        self._energy: Dict[str, Tuple[int, float]] = {}
         self.sees_processes = any(self._memory(handle) is not None for handle in self._handles.values())
 
     def _call(self, name: str, *arguments: object) -> int:
@@ -278,7 +281,7 @@ class Nvml(GpuDriver):
         processes = {
             pid: (None if use is None else use.get(pid, 0.0), held.get(pid, 0.0)) for pid in set(held) | set(use or {})
         }
-        joules, used, total = self._joules(uuid, handle), memory.used / MIB, memory.total / MIB
+        joules, used, total = self._joules(uuid, handle, now), memory.used / MIB, memory.total / MIB
         return DeviceSample(seconds, busy, joules, used, total, processes)
 
     def _busy(self, uuid: str, handle: ctypes.c_void_p, begin: int, interval_s: float) -> Tuple[Optional[float], float]:
@@ -329,13 +332,14 @@ class Nvml(GpuDriver):
                 found.setdefault(each.pid, []).append(each.sm)
         return {pid: sum(percents) / len(percents) / 100.0 for pid, percents in found.items()}
 
-    def _joules(self, uuid: str, handle: ctypes.c_void_p) -> Optional[float]:
-        """Return the energy since the last call; None for the first one, or if the driver does not say."""
-        now, before = ctypes.c_ulonglong(0), self._energy.get(uuid)
-        if self._call("nvmlDeviceGetTotalEnergyConsumption", handle, ctypes.byref(now)):
+    def _joules(self, uuid: str, handle: ctypes.c_void_p, now: float) -> Optional[float]:
+        """Return the energy since the last call; None if that was long ago, or if the driver does not say."""
+        total = ctypes.c_ulonglong(0)
+        if self._call("nvmlDeviceGetTotalEnergyConsumption", handle, ctypes.byref(total)):
             return None
-        self._energy[uuid] = now.value
-        return None if before is None else max(now.value - before, 0) / 1000.0
+        before, at = self._energy.get(uuid, (0, 0.0))
+        self._energy[uuid] = (total.value, now)
+        return max(total.value - before, 0) / 1000.0 if now - at < 3 * PERIOD_S else None  # of a job before
 
 
 class AmdSysfs(GpuDriver):
@@ -457,15 +461,16 @@ def main() -> int:
     """Report until the startd goes away. With ``probe``: exit 0, 2 (the driver shows no processes) or 1 (no driver)."""
     if sys.argv[1:] == ["probe"]:
         try:
-            return 0 if driver().sees_processes else 2
+            # NVML's process ids are those of the first namespace. (A test may run in another.)
+            initial = os.environ.get("DRONE_PID_NAMESPACE", "pid:[4026531836]")
+            return 0 if driver().sees_processes and os.readlink("/proc/self/ns/pid") == initial else 2
         except OSError as error:
             print(error)
             return 1
     of = os.environ
     gpus, shares = int(of.get("DRONE_GPUS", "1")), int(of.get("DRONE_SHARES", "1"))
     sliced = of.get("DRONE_SHARING") == "mig" or of.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG")
-    pools = gpus if of.get("DRONE_VRAM_POOL") == "1" else 1
-    slots = [(pool, at) for pool in range(1, pools + 1) for at in range(1, gpus * shares // pools + 1)][:MOST_SLOTS]
+    slots = [(1, at) for at in range(1, min(gpus * shares, MOST_SLOTS) + 1)]
     idle = SlotUsage(None if sliced else 0.0, 0.0, 0.0)
     report({}, slots, idle, time.time())
     monitor, before = None, time.time()

@@ -2,11 +2,28 @@
 # job_wrapper.sh COMMAND ARGUMENT...: HTCondor's USER_JOB_WRAPPER. Give a job its server of MPS, and run it where it cannot
 # open the GPUs of others. As gpu_wrapper.sh: the second only. As drone_wrapper.sh: run HTCondor itself, with all GPUs of the
 # drone. Without a command: print the files to hide.
-# Beside it are `guard`, what the drone found out (uid, gid, unshare, mount, guard_jobs), and `gpus`, a line for each GPU and
+# Beside it are `guard`, what the drone found out (tools: its PATH, uid, gid, ...), and `gpus`, a line for each GPU and
 # MIG instance of the drone: its UUID, and the device files of its own. A job may set any variable, but not $0.
-here=${0%/*}
+here=${0%/*} tools=/usr/sbin:/usr/bin:/sbin:/bin
 # shellcheck disable=SC1091
 . "$here/guard"
+
+# The tools of this script get the drone's PATH and no libraries of the job's. The job gets its own values back. (A shell
+# makes itself a PATH, unexported, where there is none.)
+# shellcheck disable=SC2016
+become='for name in PATH LD_LIBRARY_PATH LD_PRELOAD; do
+        case $1 in x*) export "$name=${1#x}" ;; *) unset $name ;; esac
+        shift
+    done
+    exec "$@"'
+if [ $# -gt 0 ]; then
+    path=
+    case $(export -p) in *'export PATH='*) path=x$PATH ;; esac
+    set -- /bin/sh -c "$become" become "$path" \
+        "${LD_LIBRARY_PATH+x$LD_LIBRARY_PATH}" "${LD_PRELOAD+x$LD_PRELOAD}" "$@"
+fi
+unset LD_LIBRARY_PATH LD_PRELOAD
+export PATH="$tools"
 
 refuse_job() {
     echo "drone: $*" >&2
@@ -20,7 +37,7 @@ job() { sed -n "s/^$1 = \"\(.*\)\"\$/\1/p" "${_CONDOR_JOB_AD:-/dev/null}" | head
 join_mps() {
     assigned=$(machine AssignedGPUs)
     while read -r number id uuid mib; do [ "$id" != "$assigned" ] || break; done <"$here/mps/gpus"
-    [ "$id" = "$assigned" ] || refuse_job "there is no MPS for the GPU '$assigned'"
+    [ "$id" = "${assigned:-?}" ] || refuse_job "there is no MPS for the GPU '$assigned'"
     case ${CUDA_VISIBLE_DEVICES:-} in "$assigned" | "$uuid") export CUDA_VISIBLE_DEVICES="$uuid" ;; esac
     pooled=$(machine GPUMem)        # of a pool the job has what it asked for
     mib=${pooled:-$mib}
@@ -69,11 +86,6 @@ guard_gpus() {
     hidden=$(hidden_files)
     if [ $# -eq 0 ]; then echo "$hidden"; exit; fi
     [ -n "$hidden" ] || exec "$@"
-    # The job's libraries are not for these tools.
-    if [ -n "${LD_LIBRARY_PATH:-}${LD_PRELOAD:-}" ]; then
-        set -- /bin/sh -c "$with_libraries" become "${LD_LIBRARY_PATH:-}" "${LD_PRELOAD:-}" "$@"
-        unset LD_LIBRARY_PATH LD_PRELOAD
-    fi
     # Mounts of the host (autofs, CVMFS) still come through.
     # shellcheck disable=SC2154
     exec "$unshare" --user --map-root-user --mount --propagation slave /bin/sh -c "$hide" hide \
@@ -91,11 +103,6 @@ hide='unshare=$1 mount=$2 uid=$3 gid=$4 hidden=$5
         exit 71
     done
     exec "$unshare" --user --map-user="$uid" --map-group="$gid" -- "$@"'
-# shellcheck disable=SC2016
-with_libraries='[ -z "$1" ] || export LD_LIBRARY_PATH="$1"
-    [ -z "$2" ] || export LD_PRELOAD="$2"
-    shift 2
-    exec "$@"'
 
 case ${0##*/} in
     drone_wrapper.sh) guard_gpus "$@" ;;

@@ -170,13 +170,15 @@ watch() {
 }
 
 end() {
-    while read -r number _; do
-        for server in $(servers); do
-            for client in $(ask "get_client_list $server" | grep -x '[0-9][0-9]*'); do
-                ask "terminate_client $server $client" >/dev/null
-            done
+    while read -r number _; do end_clients & done <"$gpus"
+    wait
+}
+end_clients() {
+    for server in $(servers); do
+        for client in $(ask "get_client_list $server" | grep -x '[0-9][0-9]*'); do
+            ask "terminate_client $server $client" >/dev/null
         done
-    done <"$gpus"
+    done
 }
 
 [ -r "$gpus" ] || { echo "there is no MPS here"; exit 1; }

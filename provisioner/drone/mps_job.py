@@ -8,6 +8,7 @@ that catches it, to save its state, keeps them until shortly before the end of i
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import resource
@@ -54,7 +55,7 @@ def terminate_clients(control: str) -> None:
 def job_ad() -> dict[str, str]:
     """Return the attributes of the job that are texts or numbers."""
     try:
-        with open(os.environ["_CONDOR_JOB_AD"]) as ad:
+        with open(os.environ["_CONDOR_JOB_AD"], errors="replace") as ad:
             return dict(re.findall(r'^(\w+) = "?([^"\n]*)', ad.read(), re.MULTILINE))
     except (KeyError, OSError):
         return {}
@@ -110,12 +111,13 @@ def main() -> None:
     notices = {int(getattr(signal, name, signal.SIGTERM)) for name in names}
     status = run(command, control, min(float(vacate_s), float(most_s) if most_s.isdecimal() else 1e9), notices)
     terminate_clients(control)
-    with open(mine) as line:
-        words = line.read().split()
-    hidden = os.path.join(os.path.dirname(mine), f".{os.path.basename(mine)}")
-    with open(hidden, "w") as line:
-        line.write(" ".join([*words[:3], str(int(time.time()))]) + "\n")
-    os.replace(hidden, mine)
+    with contextlib.suppress(OSError):  # the job has ended in any case
+        with open(mine, errors="replace") as line:
+            words = line.read().split()
+        hidden = os.path.join(os.path.dirname(mine), f".{os.path.basename(mine)}")
+        with open(hidden, "w") as line:
+            line.write(" ".join([*words[:3], str(int(time.time()))]) + "\n")
+        os.replace(hidden, mine)
     if os.WIFSIGNALED(status):
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         number = os.WTERMSIG(status)

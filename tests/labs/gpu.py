@@ -67,6 +67,7 @@ class FakeGpus:
             "PATH": f"{self.directory}:/usr/bin:/bin",
             "FAKE_GPUS": str(self.count),
             "FAKE_GPU_STATE": str(self.state),
+            "DRONE_PID_NAMESPACE": os.readlink("/proc/self/ns/pid"),  # whose process ids the fake NVML has
         }
 
     @property
