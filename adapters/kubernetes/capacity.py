@@ -18,6 +18,7 @@ from provisioner.model import WHOLE_GPU, DroneType, Node, OwnerDemand, OwnerLoad
 
 _MAX_CLAIMS = 500
 _CLOSING_EFFECTS = ("NoSchedule", "NoExecute")
+_CONDITION_TAINTS = "node.kubernetes.io/"
 Amounts = Mapping[str, float]
 """Amounts by resource, in base units."""
 
@@ -54,12 +55,15 @@ def cluster_node(found: Record) -> ClusterNode:
     ready = any(
         text(each, "type") == "Ready" and text(each, "status") == "True" for each in mappings(status.get("conditions"))
     )
+    taints = [each for each in mappings(spec.get("taints")) if text(each, "effect") in _CLOSING_EFFECTS]
+    # A condition, as of a cordoned or unreachable node, passes; other taints keep drones away for good.
+    passing = [each for each in taints if text(each, "key").startswith(_CONDITION_TAINTS)]
     return ClusterNode(
         name=text(meta, "name"),
         labels=mapping(meta.get("labels")),
         allocatable={name: quantity(amount) for name, amount in mapping(status.get("allocatable")).items()},
-        taints=tuple(each for each in mappings(spec.get("taints")) if text(each, "effect") in _CLOSING_EFFECTS),
-        open=ready and spec.get("unschedulable") is not True,
+        taints=tuple(each for each in taints if each not in passing),
+        open=ready and not passing and spec.get("unschedulable") is not True,
     )
 
 

@@ -123,6 +123,7 @@ class KubernetesSite:
             site=self._name,
             taken_at=self._pods.heard_at,
             drones=drones,
+            free={} if load is not None and not nodes else None,
             nodes=nodes,
             claims=claims,
             owner_runs=load,

@@ -60,7 +60,12 @@ def test_init_containers_and_overhead_count_as_the_scheduler_counts_them() -> No
     assert pod(initContainers=init, overhead={"cpu": "250m"}).requests["cpu"] == pytest.approx(10.25)
 
 
-@pytest.mark.parametrize("closed", [{"ready": "Unknown"}, {"ready": "False"}, {"cordoned": True}])
+CORDON = [{"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}]
+
+
+@pytest.mark.parametrize(
+    "closed", [{"ready": "Unknown"}, {"ready": "False"}, {"cordoned": True}, {"cordoned": True, "taints": CORDON}]
+)
 def test_a_closed_node_has_nothing_free(closed: dict[str, Any]) -> None:
     (found,) = placement().nodes([node(**closed)], [])
     assert (found.gpu_milli, found.free_gpu_milli, found.free_cpus) == (4000, 0, 0)

@@ -70,9 +70,11 @@ class Kubelets:
         spec = {"taints": node.get("taints", [])}
         await self.call("POST", "/api/v1/nodes", {"metadata": {"name": name, "labels": labels}, "spec": spec})
         lease = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
-        capacity = {"cpu": "64", "memory": "256Gi", "pods": "110", "ephemeral-storage": "1Ti", **node["resources"]}
         while True:
             if not self.dead(name):
+                nodes = json.loads((self.directory / "nodes.json").read_text())
+                has = next(each["resources"] for each in nodes if each["name"] == name)
+                capacity = {"cpu": "64", "memory": "256Gi", "pods": "110", "ephemeral-storage": "1Ti", **has}
                 states = (
                     ("Ready", "True"),
                     ("MemoryPressure", "False"),

@@ -74,13 +74,17 @@ class Fault:
     body: Mapping[str, Any] = field(default_factory=dict)
     query: Mapping[str, str] = field(default_factory=dict)
     """Replaces parts of the query."""
+    late_s: float = 0.0
+    """The reply comes this much later."""
     times: int | None = None
+    hits: int = 0
 
     def fits(self, method: str, path: str) -> bool:
         if self.times == 0 or not re.fullmatch(self.method, method) or not re.search(self.path, path):
             return False
         if self.times is not None:
             self.times -= 1
+        self.hits += 1
         return True
 
 
@@ -156,6 +160,8 @@ class Front:
         async with self._client.request(
             request.method, self.upstream + path, params=query, data=body or None, headers=kept
         ) as reply:
+            if fault.late_s:
+                await asyncio.sleep(fault.late_s)
             if fault.cut == "after":
                 await reply.read()
                 _abort(request)
@@ -209,7 +215,7 @@ class KubernetesLab:
         self.kubeconfig("admin", "admin-token", server=self.url)
         self._launch("etcd")
         self._launch("kube-apiserver")
-        until(lambda: self._answers("/readyz"), 120, what="the API server is ready")
+        until(self.answers, 120, what="the API server is ready")
         for name in ("kube-controller-manager", "kube-scheduler"):
             self._launch(name)
         (directory / "nodes.json").write_text(json.dumps(list(self.nodes)))
@@ -383,7 +389,33 @@ class KubernetesLab:
     def pods(self) -> list[dict[str, Any]]:
         return list(self.get(f"{self.ours}/pods")["items"])
 
-    def _answers(self, path: str) -> bool:
+    @contextmanager
+    def more_gpus(self, node: str, count: int) -> Iterator[None]:
+        """Give a node so many GPUs, while inside."""
+        file = self.directory / "nodes.json"
+        nodes = json.loads(file.read_text())
+        changed = [{**n, "resources": {**n["resources"], GPU: str(count)}} if n["name"] == node else n for n in nodes]
+
+        def there(wanted: str) -> bool:
+            status = self.get(f"/api/v1/nodes/{node}")["status"]
+            return bool(status["allocatable"][GPU] == wanted)
+
+        before = next(n["resources"][GPU] for n in nodes if n["name"] == node)
+        for content, wanted in ((changed, str(count)), (nodes, before)):
+            file.write_text(json.dumps(content))
+            until(lambda wanted=wanted: there(wanted), what=f"{node} has {wanted} GPUs")
+            if content is changed:
+                yield
+
+    def compact(self) -> None:
+        """Make etcd forget all old versions."""
+        etcdctl = [str(self.kubernetes.prefix / "etcdctl"), f"--endpoints=http://127.0.0.1:{self.port + 1}"]
+        env = {**os.environ, "ETCDCTL_API": "3"}
+        told = subprocess.check_output([*etcdctl, "endpoint", "status", "-w", "json"], env=env, text=True)
+        revision = json.loads(told)[0]["Status"]["header"]["revision"]
+        subprocess.run([*etcdctl, "compact", str(revision)], env=env, check=True, capture_output=True)
+
+    def answers(self, path: str = "/readyz") -> bool:
         request = urllib.request.Request(self.url + path, headers={"Authorization": "Bearer admin-token"})
         trust = ssl.create_default_context(cafile=str(self.directory / "server.crt"))
         with suppress(OSError), urllib.request.urlopen(request, timeout=5, context=trust) as reply:

@@ -32,7 +32,7 @@ def test_twenty_jobs_run_in_pods_of_three_types(newest_condor: Condor, kubernete
         assert [(ad["JobStatus"], ad["NumJobStarts"]) for ad in done] == [(4, 1)] * 20
         lab.nothing_left()
         assert len(lab.controller.drones()) == 20
-        assert not kubernetes.get(f"{kubernetes.ours}/secrets")["items"]
+        assert not kubernetes.get(f"{kubernetes.ours}/secrets?labelSelector=gpu-drone-provisioner/drone")["items"]
 
 
 def second_opinion(kubernetes: KubernetesLab, lab: CernLab, names: set[str]) -> None:
