@@ -44,6 +44,8 @@ number DRONE_GPU_MILLI "${DRONE_GPUS}000"
 number DRONE_VRAM_MIB 0
 word DRONE_SHARING 'a-z-' exclusive
 number DRONE_SHARES 1              # as how many GPUs each of them is offered
+# How the site limits the memory of a GPU that it shares: kernel, mps or none.
+[ -z "${DRONE_VRAM_ENFORCED:-}" ] || word DRONE_VRAM_ENFORCED 'a-z' ''
 number DRONE_VRAM_POOL 0           # 1: jobs share the VRAM of the GPU by what they ask for (request_gpumem)
 word DRONE_VENDOR 'a-z' nvidia
 [ -z "${DRONE_TARGET:-}" ] || word DRONE_TARGET 'A-Za-z0-9_.-' ''   # instruction set of the GPUs: sm_80, gfx90a
@@ -635,7 +637,7 @@ STARTD_CRON_GPUs_MONITOR_EXECUTABLE = ${monitor%% *}
 STARTD_CRON_GPUs_MONITOR_ARGS = ${monitor#"${monitor%% *}"}
 STARTD_CRON_GPUs_MONITOR_PERIOD = 60
 STARTD_CRON_GPUs_MONITOR_METRICS = SUM:GPUs, PEAK:GPUsMemory, PEAK:GPUsEnergy
-VramEnforced = \"$enforced\"
+VramEnforced = \"${DRONE_VRAM_ENFORCED:-$enforced}\"
 STARTD_ATTRS = \$(STARTD_ATTRS) VramEnforced"
 }
 

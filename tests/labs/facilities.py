@@ -270,7 +270,11 @@ class CernSite:
         size = {"cpus": 2, "memory": "2 GiB", "disk": "2 GiB", "walltime": "1h"}
         deadlines = {"poll_deadline": "20s", "order_deadline": "45s", "order_confirm": "60s"}
         options = {**site_options(self.cluster), **self.options}
-        options["types"] = {"a100": {"resource": GPU}, "share": {"resource": SHARED}, "mig": {"resource": SLICE}}
+        options["types"] = {
+            "a100": {"resource": GPU},
+            "share": {"resource": SHARED, "enforced": "mps"},
+            "mig": {"resource": SLICE},
+        }
         return {
             "adapter": "kubernetes",
             "limits": limits(24),

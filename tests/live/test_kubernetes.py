@@ -25,6 +25,8 @@ def test_twenty_jobs_run_in_pods_of_three_types(newest_condor: Condor, kubernete
             pod = pods[drone["id"]]
             assert pod["status"]["phase"] == "Running"
             assert drone["node"].partition("/")[0] == pod["spec"]["nodeName"]
+        told = {ad["DroneType"]: ad["VramEnforced"] for ad in lab.overlay.slots() if "DroneType" in ad}
+        assert told["share"] == "mps" and "mps" not in (told["a100"], told["mig"]), told
         second_opinion(kubernetes, lab, set(pods))
         lab.let_go()
         until(lambda: not lab.overlay.jobs(), 120, what="all twenty are done", every_s=0.5)
