@@ -321,8 +321,10 @@ class MigSection(ConfigSection):
         ("*",), min_length=1, examples=[["topas-a100-*"]]
     )
     """Node names; `*`, `?` and `[...]` as in file names. The first entry that matches a node applies."""
-    gpu_model: Literal["A100-40", "A100-80", "H100-80", "H100-96"] = Field(examples=["A100-40"])
-    """Model and memory of the GPUs, which decide the profiles."""
+    gpu_model: Literal["A100-40", "A100-80", "H100-80", "H100-94", "H100-96", "H200-141", "A30-24"] = Field(
+        examples=["A100-40"]
+    )
+    """Model and memory of the GPUs in GB, which decide the profiles. `H100-96` is also for GH200 and H20."""
     layout: tuple[str, ...] = Field(min_length=1, max_length=MOST_SLICES, examples=[["3g.20gb", "2g.10gb", "1g.5gb"]])
     """The profile of each instance."""
 
