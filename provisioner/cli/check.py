@@ -346,9 +346,14 @@ def mig_layout(
             code=opt.Exit.UNMET,
         )
     layouts = [(each.gpu_model, each.layout, each.nodes) for each in spec.policy.mig]
+    with opt.reported(loader.AdapterBrokenError, loader.AdapterUnknownError, prefix=f"site {spec.name}: "):
+        audits = getattr(loader.site_adapter(spec.adapter), "audits_mig", False)
     sys.stdout.write(mig.script(site, layouts))
     sys.stdout.flush()
-    out.note(f"site {site}: run it as root on each node; then `provisioner check --live` reports nodes that differ")
+    then = "`provisioner check --live` reports nodes that differ"
+    if not audits:
+        then = f"compare the nodes with `nvidia-smi -L`: `check --live` cannot at a site of adapter {spec.adapter}"
+    out.note(f"site {site}: run it as root on each node; then {then}")
 
 
 def _named_site(path: Path, name: str) -> tuple[str, config.SiteConfig]:

@@ -20,6 +20,8 @@ from provisioner.model import MigLayout, SitePolicy
 from tests.cli.conftest import Cli
 from tests.htcondor_site.slot_ads import A100, pslot
 
+ROOT = Path(__file__).parents[2]
+MIG = "\nmig: [{gpu_model: A100-40, layout: [3g.20gb, 3g.20gb]}]\n"
 BALANCED = ("3g.20gb", "2g.10gb", "1g.5gb", "1g.5gb")
 SITE = """\
 site: topas
@@ -166,6 +168,7 @@ def test_the_rendered_script_divides_the_gpus_of_the_model(cli: Cli, tmp_path: P
     path.write_text(SITE.replace("MODEL", "A100-40").replace("LAYOUT", "[1g.5gb, 3g.20gb]"))
     ran = cli("render", "mig", "--site", "topas", "-c", path)
     assert ran.code == Exit.OK and "Nothing may run" in ran.out and "9 % slower" in ran.out
+    assert "`check --live` cannot at a site of adapter local" in ran.err
     done = run_on(tmp_path, ran.out, "n1.gpu.kit.edu")
     assert done.returncode == 0, done.stderr
     each = ["-i {} -mig 1", "mig -i {} -dci", "mig -i {} -dgi", "mig -i {} -cgi 3g.20gb,1g.5gb -C"]
@@ -200,6 +203,19 @@ def test_nodes_with_other_instances_than_promised_are_gaps() -> None:
         "2 GPUs, and no MIG instance in its slot ads; `mig` promises 3g.20gb, 2g.10gb, 2 of"
     )
     assert "MIG instances of 4864 MiB, 4864 MiB, 20086 MiB, 20086 MiB" in found["mig-other"]
+
+
+@pytest.mark.parametrize(("pattern", "gaps"), [("n1", 1), ("n1.kit.edu", 1), ("*.kit.edu", 1), ("n", 0)])
+def test_a_pattern_for_the_short_or_the_full_name_names_the_node(pattern: str, gaps: int) -> None:
+    policy = SitePolicy("topas", mig=(MigLayout("A100-40", BALANCED, (pattern,)),))
+    assert len(list(mig_gaps(machines_of([pslot("n1.kit.edu", gpus=2)], 0), policy))) == gaps
+
+
+def test_the_note_promises_an_audit_where_the_adapter_has_one(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "topas.yaml"
+    path.write_text((ROOT / "site_configs" / "topas.yaml").read_text() + MIG)
+    ran = cli("render", "mig", "--site", "topas", "-c", path)
+    assert ran.code == Exit.OK and "then `provisioner check --live` reports nodes that differ" in ran.err
 
 
 @pytest.mark.parametrize(("vram", "code"), [("20000", 0), ("40960", 1)])
