@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+
 class MigProfile(NamedTuple):
     """A kind of GPU instance: its compute slices, its memory slices, and the memory slices that it can begin at."""
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BUDGETS = {
-    "provisioner/*.py": (14, 3558),
+    "provisioner/*.py": (14, 3585),
     "adapters/*.py": (1, 1),
     "adapters/htcondor/*.py": (4, 617),
-    "tests": (304, 46539),
+    "tests": (304, 46668),
     "provisioner/adapter_tests": (3, 755),
-    "provisioner/cli": (17, 5368),
-    "provisioner/config": (7, 2113),
+    "provisioner/cli": (17, 5373),
+    "provisioner/config": (7, 2210),
     "provisioner/controller": (8, 2059),
     "provisioner/drone": (4, 1191),
     "provisioner/migrate": (8, 1529),
@@ -32,7 +32,7 @@ BUDGETS = {
     "adapters/shared": (11, 1100),
     "adapters/slurm": (14, 3978),
     "adapters/htcondor/overlay": (11, 2915),
-    "adapters/htcondor/site": (9, 2530),
+    "adapters/htcondor/site": (9, 2532),
 }
 """Most Python files and most lines by package, comments and blank lines included."""
 
