@@ -12,10 +12,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BUDGETS = {
-    "provisioner/*.py": (14, 3585),
+    "provisioner/*.py": (14, 3588),
     "adapters/*.py": (1, 1),
     "adapters/htcondor/*.py": (4, 617),
-    "tests": (305, 46735),
+    "tests": (305, 46744),
     "provisioner/adapter_tests": (3, 755),
     "provisioner/cli": (17, 5373),
     "provisioner/config": (7, 2210),
