@@ -12,12 +12,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BUDGETS = {
-    "provisioner/*.py": (14, 3588),
+    "provisioner/*.py": (14, 3591),
     "adapters/*.py": (1, 1),
     "adapters/htcondor/*.py": (4, 617),
-    "tests": (305, 46774),
+    "tests": (305, 46803),
     "provisioner/adapter_tests": (3, 755),
-    "provisioner/cli": (17, 5373),
+    "provisioner/cli": (17, 5400),
     "provisioner/config": (7, 2210),
     "provisioner/controller": (8, 2066),
     "provisioner/drone": (4, 1191),

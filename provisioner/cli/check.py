@@ -102,7 +102,8 @@ def check(
 
     Each mistake is a line file:line:col with the repair, all of them at once; exit 3 if there are any. Drones on record
     count: a change that leaves them without a controller is a mistake, one that drains them a warning. With --live also
-    if a look fails, or where a site does not do what the policy says (blocking, the owner's priority, grace).
+    if a look fails, or where a site does not do what the policy says (blocking, the owner's priority, grace, MIG
+    layouts).
 
     \b
     Examples:
