@@ -234,7 +234,7 @@ def reasons_page() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-_TYPE_WORDS = {"str": "text", "int": "integer", "float": "number", "int | None": "integer or null"}
+_TYPE_WORDS = {"bool": "boolean", "str": "text", "int": "integer", "float": "number", "int | None": "integer or null"}
 
 
 def _reason_lines(example: reasons.Reason) -> list[str]:

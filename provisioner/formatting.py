@@ -295,7 +295,8 @@ def _nothing_fits(reason: r.NothingFits) -> str:
     nearest = (
         f"nearest is {_q(reason.nearest)} with {_q(offered)}" if reason.nearest else "there is no drone type at all"
     )
-    return f"no drone type fits: {_q(reason.dimension)} must be {_q(wanted)}; {nearest}"
+    remedy = "; a CPU drone type (`gpus: 0`) of their size would do" if reason.gpu_optional else ""
+    return f"no drone type fits: {_q(reason.dimension)} must be {_q(wanted)}; {nearest}{remedy}"
 
 
 def _stale(reason: r.StaleView) -> str:

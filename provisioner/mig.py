@@ -10,9 +10,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-MEMORY_SLICES = 8
-"""Memory slices of each GPU in this table; there are 7 compute slices."""
-
 
 class MigProfile(NamedTuple):
     """A kind of GPU instance: its compute slices, its memory slices, and the memory slices that it can begin at."""
@@ -22,7 +19,7 @@ class MigProfile(NamedTuple):
     starts: tuple[int, ...]
 
 
-_PROFILES = {
+_SEVENTHS = {
     "1g": MigProfile(1, 1, (0, 1, 2, 3, 4, 5, 6)),
     "1g double": MigProfile(1, 2, (0, 2, 4, 6)),
     "2g": MigProfile(2, 2, (0, 2, 4)),
@@ -30,34 +27,57 @@ _PROFILES = {
     "4g": MigProfile(4, 4, (0,)),
     "7g": MigProfile(7, 8, (0,)),
 }
+_QUARTERS = {"1g": MigProfile(1, 1, (0, 1, 2, 3)), "2g": MigProfile(2, 2, (0, 2)), "4g": MigProfile(4, 4, (0,))}
 _SIZES_GB = {
     "A100-40": (5, 10, 10, 20, 20, 40),
     "A100-80": (10, 20, 20, 40, 40, 80),
     "H100-80": (10, 20, 20, 40, 40, 80),
+    "H100-94": (12, 24, 24, 47, 47, 94),
     "H100-96": (12, 24, 24, 48, 48, 96),
+    "H200-141": (18, 35, 35, 71, 71, 141),
+    "A30-24": (6, 12, 24),
 }
 """Memory in the names of these profiles, by model, in GB."""
 PROFILES = {
-    model: {f"{kind.split()[0]}.{gb}gb": profile for (kind, profile), gb in zip(_PROFILES.items(), sizes, strict=True)}
+    model: {
+        f"{kind.split()[0]}.{gb}gb": profile
+        for (kind, profile), gb in zip((_QUARTERS if model == "A30-24" else _SEVENTHS).items(), sizes, strict=True)
+    }
     for model, sizes in _SIZES_GB.items()
 }
-"""Profiles by model and name. A profile with the extension ``+me`` exists once per GPU: it has the media engines."""
+"""Profiles by model and name; the last one is the whole GPU."""
+GPU_NAMES = {
+    "A100-40": "A100.*40GB",
+    "A100-80": "A100.*80GB",
+    "H100-80": "H100 (80GB|PCIe)",
+    "H100-94": "H100( NVL)?$",
+    "H100-96": "GH200 (120|480)GB|H100.* 96GB|H20$",
+    "H200-141": "H200( NVL)?$",
+    "A30-24": "A30$",
+}
+"""Name of the GPU in ``nvidia-smi``, without ``NVIDIA``: an extended regular expression by model."""
+
+
+def with_media(model: str) -> tuple[str, ...]:
+    """Return the profiles with the media engines, of which a GPU has one."""
+    smallest, second = list(PROFILES[model])[:2]
+    return (f"{smallest}+me", f"{second}+me") if model == "A30-24" else (f"{smallest}+me",)
 
 
 def mistake(model: str, layout: Sequence[str]) -> str:
     """Return the reason why a GPU of this model cannot have these instances, or "" if it can."""
     profiles = PROFILES[model]
-    smallest = next(iter(profiles))
+    whole = [*profiles.values()][-1]
     plain = [name.removesuffix("+me") for name in layout]
-    for name, base in zip(layout, plain, strict=True):
-        if base not in profiles or (name != base and base != smallest):
-            return f"{model} has no MIG profile `{name}`: there are {', '.join(profiles)}, and `{smallest}+me`"
+    for name in layout:
+        if name not in (known := (*profiles, *with_media(model))):
+            return f"{model} has no MIG profile `{name}`: choose from {', '.join(known)}"
     if sum(name.endswith("+me") for name in layout) > 1:
         return "a GPU has one instance with `+me`: write it once"
-    if (compute := sum(profiles[name].compute for name in plain)) > 7:
-        return f"{compute} compute slices, and a GPU has 7: leave instances out"
-    if (memory := sum(profiles[name].memory for name in plain)) > MEMORY_SLICES:
-        return f"{memory} memory slices, and a GPU has {MEMORY_SLICES}: leave instances out"
+    if (compute := sum(profiles[name].compute for name in plain)) > whole.compute:
+        return f"{compute} compute slices, and a GPU has {whole.compute}: leave instances out"
+    if (memory := sum(profiles[name].memory for name in plain)) > whole.memory:
+        return f"{memory} memory slices, and a GPU has {whole.memory}: leave instances out"
     if not _placed(sorted((profiles[name] for name in plain), key=lambda each: -each.memory), frozenset()):
         return "the instances cannot be placed: a profile begins only at certain memory slices; choose others"
     return ""
@@ -85,12 +105,18 @@ def counted(layout: Iterable[str]) -> str:
 def commands(model: str, layout: Sequence[str], nodes: Sequence[str]) -> str:
     """Return the arm of the script's ``case`` with which root divides all GPUs of this model on these nodes."""
     largest = sorted(layout, key=lambda name: -PROFILES[model][name.removesuffix("+me")].memory)
-    gpus = f"nvidia-smi --query-gpu=index,name --format=csv,noheader | sed -n 's/, .*{model[:4]}.*//p'"
+    listed = "nvidia-smi --query-gpu=index,name --format=csv,noheader"
     arm = "|".join(rf"{pattern}\ *|*\ {pattern}" for pattern in nodes)  # names: the short one and the full one
     return f"""\
 # ---- {model}: {counted(layout)} on each GPU
 {arm})
-    for gpu in $({gpus}); do
+    gpus=$({listed} | sed -En 's/, (.* )?({GPU_NAMES[model]}).*//p')
+    if [ -z "$gpus" ]; then
+        echo 'no GPU named {GPU_NAMES[model]} ({model}): correct `gpu_model` in `mig`. This node has:' >&2
+        nvidia-smi -L >&2
+        exit 1
+    fi
+    for gpu in $gpus; do
         nvidia-smi -i "$gpu" -mig 1
         nvidia-smi mig -i "$gpu" -dci || true     # there may be no instance yet
         nvidia-smi mig -i "$gpu" -dgi || true
@@ -118,7 +144,8 @@ case $names in
 """
 TAIL = """\
 *)
-    echo "no MIG layout for this node ($names)" >&2 ;;
+    echo "no entry for this host ($names): name it under \\`nodes\\` in \\`mig\\`, and render the script again" >&2
+    exit 1 ;;
 esac
 """
 

@@ -279,6 +279,8 @@ class NothingFits:
     dimension: str
     requested: str
     available: str
+    gpu_optional: bool = False
+    """The jobs can do without a GPU: a CPU drone type of their size would do."""
     kind: Literal["nothing-fits"] = "nothing-fits"
 
 

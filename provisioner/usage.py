@@ -79,6 +79,8 @@ class MeasuredUse:
     """The smallest type for each of its classes."""
     uses: list[float] = field(default_factory=list)
     vram_mib: list[int] = field(default_factory=list)
+    without_vram: int = 0
+    """Number of measured runs without a peak of VRAM."""
 
     @property
     def mean(self) -> float | None:
@@ -94,6 +96,7 @@ class MeasuredUse:
             self.measured_s += held_s
             self.used_s += held_s * run.used_milli / held.milli
             self.uses.append(run.used_milli / held.milli)
+            self.without_vram += run.peak_vram_mib is None
         if run.peak_vram_mib is not None:
             self.vram_mib.append(run.peak_vram_mib)
         if run.energy_j is not None:

@@ -12,14 +12,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BUDGETS = {
-    "provisioner/*.py": (14, 3558),
+    "provisioner/*.py": (14, 3591),
     "adapters/*.py": (1, 1),
     "adapters/htcondor/*.py": (4, 617),
-    "tests": (306, 47355),
+    "tests": (307, 47617),
     "provisioner/adapter_tests": (3, 755),
-    "provisioner/cli": (17, 5368),
-    "provisioner/config": (7, 2113),
-    "provisioner/controller": (8, 2059),
+    "provisioner/cli": (17, 5400),
+    "provisioner/config": (7, 2210),
+    "provisioner/controller": (8, 2066),
     "provisioner/drone": (4, 1211),
     "provisioner/migrate": (8, 1529),
     "provisioner/planner": (17, 4756),
@@ -29,10 +29,10 @@ BUDGETS = {
     "adapters/kubernetes": (11, 2246),
     "adapters/local": (5, 899),
     "adapters/openstack": (11, 2773),
-    "adapters/shared": (11, 1100),
+    "adapters/shared": (11, 1134),
     "adapters/slurm": (14, 3978),
     "adapters/htcondor/overlay": (11, 2915),
-    "adapters/htcondor/site": (9, 2530),
+    "adapters/htcondor/site": (9, 2532),
 }
 """Most Python files and most lines by package, comments and blank lines included."""
 

@@ -7,6 +7,7 @@ import io
 import re
 import tarfile
 from collections.abc import Collection, Mapping
+from difflib import get_close_matches
 
 from adapters.shared.commands.runner import Runner
 from provisioner.config.models import mistake_at
@@ -24,10 +25,25 @@ class UnfitError(ValueError):
     """An order that can never be carried out; the message says why."""
 
 
-POLICY_VARIABLES = re.compile(
-    "DRONE_(XID_(APPLICATION|RESET|FATAL)|GPU_(IGNORE|RESET_S|FATAL_S|PROBE_S)|KERNEL_LOG|SYS|CHECK_S)"
+FINDINGS = frozenset(
+    ["driver", "ecc", "remap-pending", "remap-failed", "throttle", "pcie", "vram", "cuda", "hung", "xid"]
 )
-"""Variables of the drone's checks (``docs/reference/drone.md``), which a site's ``env`` may set."""
+"""Findings of the drone's GPU checks (``docs/reference/drone.md``)."""
+_SECONDS = "a whole number of seconds from 1"
+_XIDS = "numbers of Xids with commas between them"
+POLICY_VARIABLES = {
+    "DRONE_XID_APPLICATION": (_XIDS, "13,31,43"),
+    "DRONE_XID_FATAL": (_XIDS, "48,79,95"),
+    "DRONE_XID_RESET": (f"{_XIDS}, or `other`", "other"),
+    "DRONE_GPU_IGNORE": (f"findings with commas between them, of {', '.join(sorted(FINDINGS))}", "pcie,throttle"),
+    "DRONE_GPU_RESET_S": (_SECONDS, "1800"),
+    "DRONE_GPU_FATAL_S": (_SECONDS, "86400"),
+    "DRONE_GPU_PROBE_S": (_SECONDS, "45"),
+    "DRONE_CHECK_S": (_SECONDS, "600"),
+    "DRONE_KERNEL_LOG": ("an absolute path", "/var/log/gpu-messages.log"),
+    "DRONE_SYS": ("an absolute path", "/sys"),
+}
+"""Variables of the drone's checks (``docs/reference/drone.md``), which a site's ``env`` may set: values and example."""
 
 
 def check_environment(env: dict[str, str], *, reserved: re.Pattern[str]) -> dict[str, str]:
@@ -36,9 +52,27 @@ def check_environment(env: dict[str, str], *, reserved: re.Pattern[str]) -> dict
         if not VARIABLE_NAME.fullmatch(name) or not value.isprintable():
             what = f"`{name[:40]}` is not a valid environment variable"
             raise mistake_at(name, f"{what}: it needs a plain name and a value on one line")
-        if reserved.fullmatch(name) and not POLICY_VARIABLES.fullmatch(name):
+        if name in POLICY_VARIABLES:
+            expected, example = POLICY_VARIABLES[name]
+            if not _is_valid_policy(name, value):
+                raise mistake_at(name, f'`{name}` must be {expected}: write `{name}: "{example}"`')
+        elif near := get_close_matches(name.upper(), POLICY_VARIABLES, n=1, cutoff=0.85):
+            raise mistake_at(name, f"unknown variable `{name}`: did you mean `{near[0]}`?")
+        elif reserved.fullmatch(name):
             raise mistake_at(name, f"`{name}` is set by the site: remove it")
     return env
+
+
+def _is_valid_policy(name: str, value: str) -> bool:
+    words = set(re.split(r"[\s,]+", value.strip())) if value.strip() else set()
+    if name.endswith("_S"):
+        return re.fullmatch(r"0*[1-9][0-9]{0,8}", value) is not None
+    if name == "DRONE_GPU_IGNORE":
+        return words <= FINDINGS
+    if name.startswith("DRONE_XID_"):
+        known = {"other"} if name == "DRONE_XID_RESET" else set()
+        return all(re.fullmatch(r"[0-9]{1,4}", word) for word in words - known)
+    return value.startswith("/")
 
 
 def sendable(bootstrap: Bootstrap) -> None:

@@ -102,7 +102,8 @@ def check(
 
     Each mistake is a line file:line:col with the repair, all of them at once; exit 3 if there are any. Drones on record
     count: a change that leaves them without a controller is a mistake, one that drains them a warning. With --live also
-    if a look fails, or where a site does not do what the policy says (blocking, the owner's priority, grace).
+    if a look fails, or where a site does not do what the policy says (blocking, the owner's priority, grace, MIG
+    layouts).
 
     \b
     Examples:
@@ -346,9 +347,14 @@ def mig_layout(
             code=opt.Exit.UNMET,
         )
     layouts = [(each.gpu_model, each.layout, each.nodes) for each in spec.policy.mig]
+    with opt.reported(loader.AdapterBrokenError, loader.AdapterUnknownError, prefix=f"site {spec.name}: "):
+        audits = getattr(loader.site_adapter(spec.adapter), "audits_mig", False)
     sys.stdout.write(mig.script(site, layouts))
     sys.stdout.flush()
-    out.note(f"site {site}: run it as root on each node; then `provisioner check --live` reports nodes that differ")
+    then = "`provisioner check --live` reports nodes that differ"
+    if not audits:
+        then = f"compare the nodes with `nvidia-smi -L`: `check --live` cannot at a site of adapter {spec.adapter}"
+    out.note(f"site {site}: run it as root on each node; then {then}")
 
 
 def _named_site(path: Path, name: str) -> tuple[str, config.SiteConfig]:

@@ -172,7 +172,7 @@ class Show(OptionGroup):
 class Pick(OptionGroup):
     """Options: the rows of a list, and their order."""
 
-    sort: Annotated[str | None, option("A,-B", "Order by these; a leading - turns one round.")] = None
+    sort: Annotated[str | None, option("A,-B", "Order by these heads or keys; a leading - turns one round.")] = None
     limit: Annotated[int | None, option("N", "No more rows than this.", "--limit", "-n", min=0)] = None
 
 

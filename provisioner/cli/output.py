@@ -230,10 +230,11 @@ def _sort_key(value: Cell) -> tuple[float, str]:
 
 
 def chosen_columns(columns: Sequence[Column], names: str) -> list[Column]:
-    """Return the columns that are named, by JSON key. Raises :class:`VerbError` with the nearest name."""
-    known = {c.key: c for c in columns}
+    """Return the columns that are named, by JSON key or head. Raises :class:`VerbError` with the nearest key."""
+    known = {c.title.lower().replace(" ", "-"): c for c in reversed(columns) if c.level < 2}
+    known |= {c.key: c for c in columns}
     found = []
-    for name in filter(None, (n.strip().lower() for n in names.split(","))):
+    for name in filter(None, (n.strip().lower().replace(" ", "-") for n in names.split(","))):
         if name not in known:
             raise unknown("column", name, [c.key for c in columns], code=Exit.USAGE)
         found.append(known[name])

@@ -387,14 +387,15 @@ def show_site(query: opt.Query, name: SiteName) -> None:
 @opt.shared
 def reset_site(
     where: opt.Where,
-    name: SiteName,
+    name: Annotated[str, opt.argument("SITE", "Name of the site, or user:NAME.")],
     type_: Annotated[str | None, opt.option("NAME", "Only this drone type of it.", "--type")] = None,
     reason: opt.EventReason = "",
 ) -> None:
     """Use a banned site or drone type again, now: after a repair. With `user:NAME`, forget the faults of a user.
 
     It is recorded now and carried out at the controller's next tick. What still fails is banned again, for the shortest
-    time first. Faults of a user are those of their jobs on shared GPUs.
+    time first. A user is named as in `provisioner status` (`shared-gpu-faults`): the controller forgets the faults of
+    their jobs on shared GPUs, and their jobs get shared GPUs again.
 
     \b
     Examples:

@@ -53,7 +53,18 @@ def _hours(gpu_s: float) -> str:
     return formatting.number(round(gpu_s / 3600, 1))
 
 
-_gpu_s = partial(out.number, convert=out.rounded, unit=_hours)
+def _amount(gpu_s: float) -> str:
+    """Return GPU-hours without a unit, or GPU-minutes with one below an hour."""
+    return f"{max(1, round(gpu_s / 60))}min" if 0 < gpu_s < 3600 else _hours(gpu_s)
+
+
+def _vram_words(use: MeasuredUse) -> str:
+    """Return the 95th percentile of the peaks, with a mark if measured runs have none."""
+    peak_mib = quantile(use.vram_mib, 0.95)
+    return f"{formatting.size(peak_mib) if peak_mib else ''}{'?' if use.without_vram else ''}"
+
+
+_gpu_s = partial(out.number, convert=out.rounded, unit=_amount)
 _part = partial(out.number, null=True, convert=out.rounded, unit="{:.0%}".format)
 _UNKNOWN = "null: none was measured"
 _USE = f"Part of their GPUs used by jobs that ended in the last day (`drones show`: in its life); {_UNKNOWN}."
@@ -68,28 +79,38 @@ USAGE_COLUMNS = (
     out.whole("measured", "Of those, runs whose use was measured.", level=1),
     _gpu_s("held_gpu_s", "GPUs that they held, GPU-seconds.", "held_s", head="GPU-H"),
     _gpu_s("measured_gpu_s", "Of those, held by measured runs.", "measured_s"),
-    _gpu_s("used_gpu_s", "Of those, used.", "used_s", head="USED", level=1),
+    _gpu_s("used_gpu_s", "Of those, used.", "used_s", head="GPU-H USED", level=1),
     _part("mean", f"Used part of what measured runs held; {_UNKNOWN}.", head="MEAN"),
     _part("use_p50", f"Half of the runs used no more; {_UNKNOWN}.", lambda u: quantile(u.uses, 0.5), head="P50"),
     _part("use_p95", f"95 of 100 used no more; {_UNKNOWN}.", lambda u: quantile(u.uses, 0.95), head="P95"),
     _vram("vram_p50_mib", f"Half of the peaks were no higher; {_UNKNOWN}.", lambda u: quantile(u.vram_mib, 0.5)),
-    _vram("vram_p95_mib", f"95 of 100 were no higher; {_UNKNOWN}.", lambda u: quantile(u.vram_mib, 0.95), head="VRAM"),
+    _vram(
+        "vram_p95_mib",
+        f"95 of 100 were no higher; {_UNKNOWN}.",
+        lambda u: quantile(u.vram_mib, 0.95),
+        head="VRAM",
+        show=_vram_words,
+    ),
+    out.whole("without_vram", "Measured runs without a peak: they may have needed all the memory that they had."),
     out.whole("energy_j", "Energy of runs that report it, joules; null: none does.", null=True),
     out.items("fits", "Smallest drone types that its classes would fit.", lambda u: sorted(u.fits), level=0, least=12),
-    _gpu_s("saved_gpu_s", "What the same runs would not have held there, GPU-seconds.", "saved_s", head="SAVES"),
+    _gpu_s("saved_gpu_s", "What the same runs would not have held there, GPU-seconds.", "saved_s", head="GPU-H SAVED"),
 )
 USAGE_FACTS = (
     out.time_at("since_at", "Begin of the period.", "since"),
     out.time_at("until_at", "Its end.", "until"),
+    _gpu_s("total_gpu_s", "GPU-seconds of all drones: the sum of the next four.", "total_s", head="GPU-h of drones"),
+    _gpu_s("measured_gpu_s", "Held by ended runs, measured.", "measured_s", head="GPU-h measured"),
+    _gpu_s("unmeasured_gpu_s", "Held by ended runs, not measured.", "unmeasured_s", head="GPU-h not measured"),
+    _gpu_s("running_gpu_s", "Held by jobs that still run.", "running_s", head="GPU-h of running jobs"),
+    _gpu_s("idle_gpu_s", "Held without a job on record.", "idle_s", head="GPU-h idle"),
+    _gpu_s("used_gpu_s", "Used of what measured runs held.", "used_s", head="GPU-h used"),
     _gpu_s(
-        "total_gpu_s", "GPU-seconds of all drones: the sum of the next four.", "total_s", head="GPU-hours of drones"
+        "saved_gpu_s",
+        "What the runs would not have held on the types they fit.",
+        "saved_s",
+        head="GPU-h that can be saved",
     ),
-    _gpu_s("measured_gpu_s", "Held by ended runs, measured.", "measured_s", head="jobs, measured"),
-    _gpu_s("unmeasured_gpu_s", "Held by ended runs, not measured.", "unmeasured_s", head="jobs, not measured"),
-    _gpu_s("running_gpu_s", "Held by jobs that still run.", "running_s", head="jobs that run"),
-    _gpu_s("idle_gpu_s", "Held without a job on record.", "idle_s", head="idle"),
-    _gpu_s("used_gpu_s", "Used of what measured runs held.", "used_s", head="used"),
-    _gpu_s("saved_gpu_s", "What the runs would not have held on the types they fit.", "saved_s", head="could be saved"),
 )
 
 
@@ -118,10 +139,12 @@ def usage(
     A class is all jobs of a user with one size. A type fits if 95 of 100 runs used no more than a job gets there, and
     none more VRAM. Tables show the ten classes that would save most; --limit shows more. The figures above the table
     are of all jobs and add up to the GPU-hours of the drones.
+    Below one hour they are minutes. A ? after VRAM: some measured runs have no peak, and may have needed all memory.
 
     \b
     Examples:
       provisioner usage --since 7d --by user
+      provisioner usage --sort mean
       provisioner usage -o json | jq '.items[] | select(.mean != null and .mean < 0.15) | {name, fits, saved_gpu_s}'
     """
     from provisioner.config.units import parse_duration
@@ -133,7 +156,8 @@ def usage(
         report = RecordedUse(reader, reader.views(), out.now() - age_s).by(by)
         found = formatting.count(len(report.rows), by.value, "classes" if by is Grouping.CLASS else "")
         cut = f"; {limit} shown" if limit is not None and limit < len(report.rows) else ""
-        made = usage_document(report, f"{found} with jobs that ended in the last {since}{cut}")
+        why = "" if report.measured_s else "; no run was measured: see docs/how-to/gpu-use.md"
+        made = usage_document(report, f"{found} with jobs that ended in the last {since}{cut}{why}")
         listing = out.picked(made.parts["items"], replace(query, limit=limit))
         return replace(made, parts={"items": listing})
 

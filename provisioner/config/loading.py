@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from provisioner import mig
 from provisioner.config import ConfigError, OverlayConfig, Problem, Settings, SiteConfig
 from provisioner.config.messages import choices, missing_mapping, report_errors
 from provisioner.config.models import ControllerFile, HeadroomSection, SiteFile, placing_options
@@ -21,7 +22,19 @@ from provisioner.config.units import Secret, SecretUnreadableError, format_durat
 from provisioner.formatting import gpus
 from provisioner.interfaces import OverlayFactory, SiteFactory
 from provisioner.loader import AdapterBrokenError, AdapterUnknownError, overlay_adapter, site_adapter
-from provisioner.model import WHOLE_GPU, DroneType, Headroom, LowUsePolicy, MigLayout, Policy, Reserve, SitePolicy
+from provisioner.model import (
+    NVIDIA,
+    WHOLE_GPU,
+    DroneType,
+    Headroom,
+    LowUseAction,
+    LowUsePolicy,
+    MigLayout,
+    Policy,
+    Reserve,
+    Sharing,
+    SitePolicy,
+)
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -127,6 +140,7 @@ class _ConfigReader:
             return None
         if overlay is not None:
             _check_store_path(document, model.store.path, overlay)
+            _check_low_use(document, model)
         read_models = [site.model for site in sites if site.model]
         if len(read_models) == len(sites):
             _check_headroom(document, model, read_models)
@@ -341,6 +355,24 @@ def _check_store_path(document: YamlDocument, store: Path, overlay: BaseModel) -
             document.complain_at(("overlay", "options", name), message)
 
 
+def _check_low_use(document: YamlDocument, controller: ControllerFile) -> None:
+    """Warn of settings of ``policy.low_use`` that cannot work."""
+    low, keep_s, at = controller.policy.low_use, controller.store.keep, ("policy", "low_use")
+    if low.action is LowUseAction.NONE:
+        if "action" not in low.model_fields_set and (key := next(iter(low.model_fields_set), "")):
+            document.warn((*at, key), f"`{key}` has no effect without `action`: write `action: warn`")
+        return
+    if low.window > keep_s:
+        keep, written = format_duration(keep_s), "window" in low.model_fields_set
+        window = "`window`" if written else f"`window` ({format_duration(low.window)})"
+        message = f"{window} is longer than `store.keep` ({keep}), and older runs are deleted: write at most `{keep}`"
+        document.warn((*at, "window") if written else ("policy", "low_use"), message)
+    adapter = controller.overlay.adapter
+    if low.action is LowUseAction.HOLD and not hasattr(overlay_adapter(adapter), "hold"):
+        problem = f"overlays of adapter {adapter} cannot hold jobs, use is only reported"
+        document.warn((*at, "action"), f"`hold`: {problem}: write `action: warn`")
+
+
 def _check_headroom(document: YamlDocument, controller: ControllerFile, sites: Sequence[SiteFile]) -> None:
     types = {site.site: set(site.types) for site in sites}
     for n, headroom in enumerate(controller.policy.headroom):
@@ -360,6 +392,8 @@ def _check_headroom(document: YamlDocument, controller: ControllerFile, sites: S
 def _check_site(document: YamlDocument, site: SiteFile) -> None:
     """Refuse types beyond the limits of their own site, and warn of stops that are repeated within the grace."""
     _check_type_gpus(document, site, site.limits.max_gpus, "limits.max_gpus")
+    if site.mig:
+        _check_mig(document, site)
     grace_s, stopping_s = site.timeouts.grace, site.timeouts.stopping
     for name, shape in site.types.items():
         if shape.walltime is not None and shape.walltime <= grace_s:
@@ -369,6 +403,26 @@ def _check_site(document: YamlDocument, site: SiteFile) -> None:
         at = ("timeouts", "stopping") if ("timeouts", "stopping") in document.values else ("timeouts", "grace")
         times = f"`stopping` ({format_duration(stopping_s)}) is not longer than `grace` ({format_duration(grace_s)})"
         document.warn(at, f"{times}: drones are stopped again before it is over")
+
+
+def _check_mig(document: YamlDocument, site: SiteFile) -> None:
+    """Warn of types that find other instances than their shares promise."""
+    if not any(shape.gpus and shape.vendor == NVIDIA for shape in site.types.values()):
+        document.warn(("mig",), "no drone type has GPUs of NVIDIA: remove `mig`, or correct `vendor`")
+    layouts = [entry.layout for entry in site.mig]
+    for name, shape in site.types.items():
+        if shape.sharing is not Sharing.MIG:
+            continue
+        found = [layout for layout in layouts if len(layout) == shape.shares]
+        if not found:
+            remedy = "` or `".join(map(str, sorted({len(layout) for layout in layouts} - {1})))
+            remedy = f"write `shares: {remedy}`, or correct `mig`" if remedy else "correct `mig`"
+            message = f"no layout of `mig` has {shape.shares} instances: {remedy}"
+            document.warn(("types", name, "shares"), message)
+        elif all(len({profile.removesuffix("+me") for profile in layout}) > 1 for layout in found):
+            problem = f"each share counts as an equal part, and {mig.counted(found[0])} are unequal"
+            remedy = "write a type for each profile, without `sharing`"
+            document.warn(("types", name, "sharing"), f"{problem}: {remedy}")
 
 
 def _check_type_gpus(document: YamlDocument, site: SiteFile, max_gpus: int | None, limit: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
@@ -65,12 +66,21 @@ def _is_other_union_member(steps: Steps, kind: str, places: list[Steps]) -> bool
 
     Of `auto` or a list of mappings, the list was meant if something is wrong inside the list.
     """
-    mismatch = kind.endswith("_type") or kind in ("literal_error", "enum")
+    mismatch = kind.endswith("_type") or kind in ("literal_error", "enum", "too_short")  # counts good entries only
     return mismatch and any(len(place) > len(steps) and place[: len(steps)] == steps for place in places)
 
 
 _BOUNDS = {"gt": "more than", "ge": "at least", "lt": "less than", "le": "at most"}
-_JSON_WORDS = {"a valid array": "a list", "an object": "a mapping", "a valid string": "text"}
+_JSON_WORDS = {
+    "a valid array": "a list",
+    "an object": "a mapping",
+    "a valid string": "text",
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "a valid boolean": "`true` or `false`",
+}
+_SAME_VALUE = {"arm64": "aarch64", "amd64": "X86_64", "x64": "X86_64", "time-slicing": "time-sliced"}
+"""Other names of values, as other programs write them."""
 
 
 def _message(detail: ErrorDetails, model: type[BaseModel], steps: Steps, at: Steps) -> str:
@@ -93,17 +103,38 @@ def _message(detail: ErrorDetails, model: type[BaseModel], steps: Steps, at: Ste
     is_number = isinstance(found, bool | int | float)
     shown = f", is `{shortened(json.dumps(found) if is_number else str(found))}`"
     if bound := next((name for name in _BOUNDS if name in context), ""):
-        return f"`{key}` must be {_BOUNDS[bound]} {context[bound]:g}{shown}"
+        if context.get("le") == 1 and is_number and 1 < found <= 100:  # written in percent
+            remedy = f": write a fraction, `{key}: {found / 100:g}`"
+        return f"`{key}` must be {_BOUNDS[bound]} {context[bound]:g}{shown}{remedy}"
     if kind == "string_type" and is_number:
         entry = "" if isinstance(below[-1], int) else f"{key}: "
         return f'`{key}` must be text{shown}: write `{entry}"{json.dumps(found)}"`'
     if kind == "too_short":
         return f"`{key}` has fewer entries than {context['min_length']}{remedy}"
+    if kind == "too_long":
+        return f"`{key}` has more entries than {context['max_length']}{remedy}"
+    if kind == "string_too_long":
+        return f"`{key}` has more characters than {context['max_length']}{remedy}"
+    if kind == "string_too_short":
+        return f"`{key}` has fewer characters than {context['min_length']}{remedy}"
+    if kind == "string_pattern_mismatch":
+        return f"`{key}` is not in the expected form{shown}{remedy}"
+    if kind in ("literal_error", "enum"):
+        entry = "" if isinstance(below[-1], int) else f"{key}: "
+        meant = _meant(found, re.findall(r"'([^']*)'", str(context["expected"]))) if isinstance(found, str) else None
+        remedy = f": write `{entry}{meant}`" if meant else ""
     if detail["msg"].startswith("Input should be "):
         wanted = detail["msg"].removeprefix("Input should be ")
         is_shown = is_number or kind in ("literal_error", "enum")
         return f"`{key}` must be {_JSON_WORDS.get(wanted, wanted)}{shown if is_shown else ''}{remedy}"
     return f"`{key}`: {detail['msg'][:1].lower()}{detail['msg'][1:]}{remedy}"
+
+
+def _meant(text: str, allowed: Sequence[str]) -> str | None:
+    """Return the allowed value that ``text`` was probably meant to be; None if it may be the begin of several."""
+    alias = _SAME_VALUE.get(text.lower())
+    several = sum(value.lower().startswith(text.lower()) for value in allowed) > 1
+    return alias if alias in allowed else None if several else nearest(text, allowed)
 
 
 def _keys_instead(model: type[BaseModel], below: Steps, key: str) -> str:

@@ -321,8 +321,10 @@ class MigSection(ConfigSection):
         ("*",), min_length=1, examples=[["topas-a100-*"]]
     )
     """Node names; `*`, `?` and `[...]` as in file names. The first entry that matches a node applies."""
-    gpu_model: Literal["A100-40", "A100-80", "H100-80", "H100-96"] = Field(examples=["A100-40"])
-    """Model and memory of the GPUs, which decide the profiles."""
+    gpu_model: Literal["A100-40", "A100-80", "H100-80", "H100-94", "H100-96", "H200-141", "A30-24"] = Field(
+        examples=["A100-40"]
+    )
+    """Model and memory of the GPUs in GB, which decide the profiles. `H100-96` is also for GH200 and H20."""
     layout: tuple[str, ...] = Field(min_length=1, max_length=MOST_SLICES, examples=[["3g.20gb", "2g.10gb", "1g.5gb"]])
     """The profile of each instance."""
 
@@ -400,11 +402,11 @@ class TypeSection(ConfigSection):
     walltime: PositiveDuration | None = Field(None, examples=["24h"])
     """Longest run of a drone at the site; longer than `timeouts.grace`. Default: no limit."""
     sharing: Sharing = Field(Sharing.EXCLUSIVE, examples=["exclusive"])
-    """Way in which the jobs of one drone share a GPU."""
+    """Way in which the jobs of one drone share a GPU. All but `exclusive` need `shares`."""
     shares: int = Field(1, ge=1, le=MOST_SHARES, examples=[4])
     """Number of shares that each GPU is offered as, to jobs that request a part of a GPU: each gets one share, or as
     many as it requests, with their part of the VRAM. Jobs that request a whole GPU do not match. Not with `sharing:
-    exclusive`; with `mig` at most 7."""
+    exclusive`; at most 32, with `mig` at most 7."""
     vram_pool: bool = Field(False, examples=[True])
     """With `sharing: mps`: jobs request VRAM in MiB (`request_gpumem`) instead of equal shares, and at least an equal
     share is counted for each. For `gpus: 1`, with `vram` and `shares` (the most jobs on the GPU)."""
@@ -435,6 +437,12 @@ class TypeSection(ConfigSection):
         for key, size_mib in (("memory", self.memory), ("disk", self.disk)):
             if size_mib == 0:
                 raise mistake_at(key, f"must be more than 0: write `{key}: 20 GiB`")
+        if self.sharing is not Sharing.EXCLUSIVE and self.shares == 1:
+            if self.gpus < WHOLE_GPU:
+                raise mistake_at("sharing", "a share of a GPU cannot be shared: write `gpus: 1`, or remove `sharing`")
+            remedy = "write `shares: 4`, or remove `sharing`"
+            remedy += " (a type of one instance has none)" if self.sharing is Sharing.MIG else ""
+            raise mistake_at("sharing", f"`{self.sharing.value}` with one share means exclusive: {remedy}")
         if self.shares > 1:
             if self.sharing is Sharing.EXCLUSIVE:
                 remedy = "add `sharing: mps`, `mig` or `time-sliced`, or remove `shares`"
@@ -451,6 +459,10 @@ class TypeSection(ConfigSection):
 
     def _check_vendor(self) -> None:
         """Reject options that the GPUs of the vendor do not have."""
+        for prefix, vendor, name in (("sm_", NVIDIA, "NVIDIA"), ("gfx", "amd", "AMD")):
+            if self.target.lower().startswith(prefix) and self.vendor != vendor:
+                remedy = f"write `vendor: {vendor}`, or correct `target`"
+                raise mistake_at("target", f"`{self.target}` is of GPUs of {name}: {remedy}")
         if self.vendor == NVIDIA:
             found = re.match(r"sm_(\d+)", self.target)
             if found and self.capability and int(found[1]) != self.capability:
@@ -459,7 +471,7 @@ class TypeSection(ConfigSection):
             return
         for key in ("capability", "driver"):
             if getattr(self, key):
-                raise mistake_at(key, f"only GPUs of NVIDIA have a `{key}`: remove it, or `vendor: {self.vendor}`")
+                raise mistake_at(key, f"only GPUs of NVIDIA have a `{key}`: remove `{key}`")
         if self.sharing in (Sharing.MPS, Sharing.MIG):
             raise mistake_at("sharing", f"`{self.sharing.value}` is for GPUs of NVIDIA: write `time-sliced`")
 

@@ -22,7 +22,9 @@ log = structlog.get_logger()
 WATCH_EVERY_S = 600.0
 HOLD_DEADLINE_S = 20.0
 HOLD_REASON = "low GPU use"  # begins the reason of each hold
-REMEDY = "Ask for a share of a GPU (+GpuMilli) or use more of it; condor_release lets these jobs run as they are"
+SHARE_REMEDY = "Ask for a share of a GPU (+GpuMilli) or use more of it"
+FEWER_REMEDY = "Ask for fewer GPUs or use more of them"  # where the type that would do has no shares
+RELEASE = "condor_release lets these jobs run as they are"
 
 
 class ClassHold(NamedTuple):
@@ -67,7 +69,7 @@ class LowUseWatch:
                 await self.event("gpus.underused", warn=True, job_class=each.name, why=describe_use(each))
         self._known = frozenset(each.name for each in low)
         if policy.action is LowUseAction.HOLD and view is not None and self._holds is None:
-            await self._begin_holds(group, low, view)
+            await self._begin_holds(group, low, types, view)
 
     async def report_holds(self) -> None:
         """Report the holds that are done: the jobs of each class, and each fault once."""
@@ -87,12 +89,17 @@ class LowUseWatch:
         if self._holds is not None:
             self._holds.cancel()
 
-    async def _begin_holds(self, group: asyncio.TaskGroup, low: Sequence[MeasuredUse], view: OverlayView) -> None:
-        by_name, holds = {each.name: each for each in low}, list[ClassHold]()
+    async def _begin_holds(
+        self, group: asyncio.TaskGroup, low: Sequence[MeasuredUse], types: Collection[DroneType], view: OverlayView
+    ) -> None:
+        """Begin to hold the idle jobs of the classes for which another type would save GPU-hours."""
+        by_name, holds = {each.name: each for each in low if each.saved_s > 0}, list[ClassHold]()
+        shared = {kind.key for kind in types if kind.shares > 1}
         for jobs in view.classes:
             use = by_name.get(class_name(jobs))
             if use is not None and jobs.waiting + jobs.fresh:
-                holds.append(ClassHold(use.name, jobs, f"{HOLD_REASON}: {describe_use(use)}. {REMEDY}"))
+                remedy = SHARE_REMEDY if shared & use.fits.keys() else FEWER_REMEDY
+                holds.append(ClassHold(use.name, jobs, f"{HOLD_REASON}: {describe_use(use)}. {remedy}; {RELEASE}"))
         if holds and not isinstance(self.overlay, SupportsHold):
             await self.event("jobs.hold_failed", warn=True, why="this overlay cannot hold jobs")
         elif holds and isinstance(self.overlay, SupportsHold):

@@ -391,7 +391,7 @@ class Placement:
         if unmatched is not None or found is None:
             return unmatched or reasons.NothingFits("", "type", "any", "no drone type is configured")
         key, why = found
-        return reasons.NothingFits(key, why.dimension, why.requested, why.available)
+        return reasons.NothingFits(key, why.dimension, why.requested, why.available, job.gpu_optional)
 
     def refuse(self, job: JobClass, count: int, why: Reason) -> None:
         self.refusals.append(Refusal(f"class:{job.id}", count, why))

@@ -20,6 +20,8 @@ from provisioner.model import MigLayout, SitePolicy
 from tests.cli.conftest import Cli
 from tests.htcondor_site.slot_ads import A100, pslot
 
+ROOT = Path(__file__).parents[2]
+MIG = "\nmig: [{gpu_model: A100-40, layout: [3g.20gb, 3g.20gb]}]\n"
 BALANCED = ("3g.20gb", "2g.10gb", "1g.5gb", "1g.5gb")
 SITE = """\
 site: topas
@@ -40,12 +42,18 @@ types:
         ("A100-80", ("3g.40gb", "3g.40gb"), ""),
         ("H100-80", ("1g.20gb",) * 4, ""),
         ("H100-96", ("4g.48gb", "3g.48gb"), ""),
+        ("H100-94", ("4g.47gb", "3g.47gb"), ""),
+        ("H100-94", ("1g.24gb",) * 4, ""),
+        ("H200-141", ("1g.18gb+me", *("1g.18gb",) * 6), ""),
+        ("A30-24", ("2g.12gb+me", "1g.6gb", "1g.6gb"), ""),
+        ("A30-24", ("2g.12gb", "2g.12gb", "1g.6gb"), "5 compute slices, and a GPU has 4"),
+        ("A30-24", ("4g.24gb+me",), "choose from 1g.6gb, 2g.12gb, 4g.24gb, 1g.6gb+me, 2g.12gb+me"),
         ("H100-80", ("1g.10gb+me", "1g.10gb"), ""),
         ("A100-40", ("1g.5gb",) * 8, "8 compute slices, and a GPU has 7"),
         ("A100-40", ("3g.20gb", "3g.20gb", "1g.5gb"), "9 memory slices, and a GPU has 8"),
         ("A100-40", ("4g.20gb", "1g.10gb", "1g.10gb", "1g.5gb"), "9 memory slices"),
         ("A100-40", ("3g.20gb", "1g.10gb", "2g.10gb", "1g.5gb"), "9 memory slices"),
-        ("A100-80", ("1g.5gb",), "A100-80 has no MIG profile `1g.5gb`: there are 1g.10gb, "),
+        ("A100-80", ("1g.5gb",), "A100-80 has no MIG profile `1g.5gb`: choose from 1g.10gb, "),
         ("H100-80", ("2g.20gb+me",), "no MIG profile `2g.20gb+me`"),
         ("H100-80", ("1g.10gb+me",) * 2, "one instance with `+me`"),
     ],
@@ -79,18 +87,19 @@ def test_an_impossible_layout_is_a_mistake_at_its_place(tmp_path: Path) -> None:
     assert config.load_site(path).policy.mig == (MigLayout("H100-96", ("3g.48gb", "3g.48gb")),)
 
 
+GPUS = "0, NVIDIA A100-SXM4-40GB\\n1, NVIDIA T4\\n2, NVIDIA A100-SXM4-40GB\\n"
 FAKE = """#!/bin/sh
 case "$*" in
-    --query-gpu*) printf '0, NVIDIA A100-SXM4-40GB\\n1, NVIDIA T4\\n2, NVIDIA A100-SXM4-40GB\\n' ;;
+    --query-gpu*) printf 'GPUS' ;;
     *) echo "$*"; case $* in *-dci | *-dgi) exit 6 ;; esac ;;
 esac
 """
 
 
-def run_on(path: Path, rendered: str, node: str) -> subprocess.CompletedProcess[str]:
-    """Run a rendered script on a node with this full name, whose ``nvidia-smi`` prints its arguments."""
+def run_on(path: Path, rendered: str, node: str, gpus: str = GPUS) -> subprocess.CompletedProcess[str]:
+    """Run a rendered script on a node with this full name and GPUs, whose ``nvidia-smi`` prints its arguments."""
     short = f"#!/bin/sh\ncase $1 in -s) echo {node.partition('.')[0]} ;; *) echo {node} ;; esac\n"
-    for name, text in (("nvidia-smi", FAKE), ("hostname", short)):
+    for name, text in (("nvidia-smi", FAKE.replace("GPUS", gpus)), ("hostname", short)):
         (path / name).write_text(text)
         (path / name).chmod(0o755)
     env = {"PATH": f"{path}:{os.environ['PATH']}"}
@@ -117,9 +126,41 @@ LAYOUTS = (
 )
 def test_the_first_layout_that_names_a_node_applies(tmp_path: Path, node: str, layout: str) -> None:
     done = run_on(tmp_path, mig.script("topas", LAYOUTS), node)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == (0 if layout else 1), done.stderr
     assert {line.split()[-2] for line in done.stdout.splitlines() if "-cgi" in line} == ({layout} - {""})
-    assert ("no MIG layout for this node" in done.stderr) is (not layout)
+    assert (f"no entry for this host ({node.partition('.')[0]} {node}): name it" in done.stderr) is (not layout)
+    assert layout or "under `nodes` in `mig`" in done.stderr
+
+
+NAMES = {
+    "A100-40": ("NVIDIA A100-SXM4-40GB", "A100-PCIE-40GB"),
+    "A100-80": ("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"),
+    "H100-80": ("NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe"),
+    "H100-94": ("NVIDIA H100", "NVIDIA H100 NVL"),
+    "H100-96": ("NVIDIA GH200 480GB", "NVIDIA GH200 120GB", "NVIDIA H20"),
+    "H200-141": ("NVIDIA H200", "NVIDIA H200 NVL"),
+    "A30-24": ("NVIDIA A30",),
+    "": ("NVIDIA GH200 144G HBM3e", "NVIDIA A100-SXM-64GB", "NVIDIA A3000", "NVIDIA L40S"),
+}
+
+
+@pytest.mark.parametrize("model", mig.PROFILES)
+def test_the_script_divides_the_gpus_with_a_name_of_the_model_only(tmp_path: Path, model: str) -> None:
+    """Each model has a name pattern, and it matches the names of no other model."""
+    assert NAMES.keys() - {""} == mig.PROFILES.keys() == mig.GPU_NAMES.keys()
+    listed = [(name, of) for of, names in NAMES.items() for name in names]
+    gpus = "".join(f"{at}, {name}\\n" for at, (name, _) in enumerate(listed))
+    rendered = mig.script("topas", [(model, (next(iter(mig.PROFILES[model])),), ("*",))])
+    done = run_on(tmp_path, rendered, "n1", gpus)
+    assert done.returncode == 0, done.stderr
+    divided = [line.split()[2] for line in done.stdout.splitlines() if "-cgi" in line]
+    assert divided == [str(at) for at, (_, of) in enumerate(listed) if of == model]
+
+
+def test_a_node_without_a_gpu_of_the_model_is_an_error(tmp_path: Path) -> None:
+    done = run_on(tmp_path, mig.script("topas", [("A100-80", ("3g.40gb",), ("*",))]), "n1")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "no GPU named A100.*80GB (A100-80): correct `gpu_model` in `mig`." in done.stderr
 
 
 def test_the_rendered_script_divides_the_gpus_of_the_model(cli: Cli, tmp_path: Path) -> None:
@@ -127,6 +168,7 @@ def test_the_rendered_script_divides_the_gpus_of_the_model(cli: Cli, tmp_path: P
     path.write_text(SITE.replace("MODEL", "A100-40").replace("LAYOUT", "[1g.5gb, 3g.20gb]"))
     ran = cli("render", "mig", "--site", "topas", "-c", path)
     assert ran.code == Exit.OK and "Nothing may run" in ran.out and "9 % slower" in ran.out
+    assert "`check --live` cannot at a site of adapter local" in ran.err
     done = run_on(tmp_path, ran.out, "n1.gpu.kit.edu")
     assert done.returncode == 0, done.stderr
     each = ["-i {} -mig 1", "mig -i {} -dci", "mig -i {} -dgi", "mig -i {} -cgi 3g.20gb,1g.5gb -C"]
@@ -161,6 +203,19 @@ def test_nodes_with_other_instances_than_promised_are_gaps() -> None:
         "2 GPUs, and no MIG instance in its slot ads; `mig` promises 3g.20gb, 2g.10gb, 2 of"
     )
     assert "MIG instances of 4864 MiB, 4864 MiB, 20086 MiB, 20086 MiB" in found["mig-other"]
+
+
+@pytest.mark.parametrize(("pattern", "gaps"), [("n1", 1), ("n1.kit.edu", 1), ("*.kit.edu", 1), ("n", 0)])
+def test_a_pattern_for_the_short_or_the_full_name_names_the_node(pattern: str, gaps: int) -> None:
+    policy = SitePolicy("topas", mig=(MigLayout("A100-40", BALANCED, (pattern,)),))
+    assert len(list(mig_gaps(machines_of([pslot("n1.kit.edu", gpus=2)], 0), policy))) == gaps
+
+
+def test_the_note_promises_an_audit_where_the_adapter_has_one(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "topas.yaml"
+    path.write_text((ROOT / "site_configs" / "topas.yaml").read_text() + MIG)
+    ran = cli("render", "mig", "--site", "topas", "-c", path)
+    assert ran.code == Exit.OK and "then `provisioner check --live` reports nodes that differ" in ran.err
 
 
 @pytest.mark.parametrize(("vram", "code"), [("20000", 0), ("40960", 1)])

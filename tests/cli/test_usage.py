@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import replace
 
@@ -64,3 +65,31 @@ def test_the_table_names_the_class_and_the_parts(measured: TemporaryStore, cli: 
     assert (found["measured_gpu_s"], found["used_gpu_s"]) == (pytest.approx(3600, abs=1), pytest.approx(144, abs=1))
     assert cli("usage", "--since", "30s", "-o", "json", "--store", measured.path).json["items"] == []
     assert cli("usage", "--since", "soon", "--store", measured.path).code == 2
+
+
+async def test_small_amounts_are_minutes_and_a_missing_peak_is_marked(measured: TemporaryStore, cli: Cli) -> None:
+    runs = [replace(RUN, job_id=f"s#{n}.0", owner="ben", run_s=600.0, used_milli=900) for n in (2, 3)]
+    await measured.record_completed([replace(runs[0], peak_vram_mib=2048), runs[1]])
+    await measured.record_completed([replace(runs[1], job_id="s#4.0", owner="cat")])
+    out = cli("usage", "--store", measured.path).out
+    assert {"GPU-H", "GPU-H SAVED"} <= set(re.split(r"  +", next(x for x in out.splitlines() if "JOBS" in x).strip()))
+    rows = {line.split("/")[0]: line for line in out.splitlines() if "/1gpu/" in line}
+    assert "2 GiB " in rows["ann"] and "2 GiB? " in rows["ben"] and " ? " in rows["cat"]
+    assert re.search(r"gpu-h used +\d+min", out) and "10min" in rows["cat"]
+    items = cli("usage", "-o", "json", "--store", measured.path).json["items"]
+    assert {item["name"][:3]: item["without_vram"] for item in items} == {"ann": 0, "ben": 1, "cat": 1}
+
+
+async def test_rows_are_ordered_by_heads_and_by_keys(measured: TemporaryStore, cli: Cli) -> None:
+    await measured.record_completed([replace(RUN, job_id="s#2.0", owner="ben", used_milli=900)])
+    for order in ("-mean", "-used_gpu_s", "-gpu-h-used", "-GPU-H used"):
+        items = cli("usage", f"--sort={order}", "-o", "json", "--store", measured.path).json["items"]
+        assert [item["name"][:3] for item in items] == ["ben", "ann"], order
+    wrong = cli("usage", "--sort", "meen", "--store", measured.path)
+    assert wrong.code == 2 and "no column `meen`; did you mean `mean`?" in wrong.err
+
+
+async def test_a_record_without_a_measured_run_says_where_to_look(measured: TemporaryStore, cli: Cli) -> None:
+    assert "no run was measured" not in cli("usage", "--store", measured.path).err
+    ran = cli("usage", "--since", "30s", "--store", measured.path)
+    assert "; no run was measured: see docs/how-to/gpu-use.md" in ran.err

@@ -51,7 +51,7 @@ timeouts: {view_max_age: 3min, poll_deadline: 21s, order_deadline: 61s, order_co
            booting: 11min, joining: 6min, slot_loss: 7min, draining: 22h, stopping: 2min, grace: 40s}
 types:
   a100:
-    gpus: 0.5
+    gpus: 1
     gpu_model: A100-SXM4-40GB
     vram: 40 GiB
     capability: 8.0
@@ -62,6 +62,7 @@ types:
     disk: 50 GB
     walltime: 24h
     sharing: time-sliced
+    shares: 2
     price: 2
     max_drones: 2
     ad: {HasCVMFS: "true"}
@@ -124,8 +125,8 @@ def test_every_key_arrives(tmp_path: Path) -> None:
     assert (site.path, policy.sites) == (tmp_path / "sites/big.yaml", {"big": limits})
     assert (site.adapter, site.options) == ("local", HostConfig(root=tmp_path / "drones", cpus=8))
     assert (limits.enabled, limits.max_gpu_milli, limits.view_max_age_s, limits.grace_s) == (False, 4000, 180, 40)
-    assert (a100.gpu_milli, a100.disk_mib, a100.capability, a100.driver) == (500, 47684, 80, 12040)
-    assert (a100.walltime_s, a100.margin_s, a100.sharing) == (86400, 120 + 40, Sharing.TIME_SLICED)
+    assert (a100.gpu_milli, a100.disk_mib, a100.capability, a100.driver) == (1000, 47684, 80, 12040)
+    assert (a100.walltime_s, a100.margin_s, a100.sharing, a100.shares) == (86400, 120 + 40, Sharing.TIME_SLICED, 2)
 
 
 def test_what_is_left_out_has_the_defaults_of_the_model(tmp_path: Path) -> None:
@@ -206,6 +207,77 @@ def test_what_is_valid_but_hardly_meant_is_a_warning(tmp_path: Path, monkeypatch
     assert not [each for each in named.warnings if "placeholder" in str(each)]
 
 
+MIG_SITE = """site: big
+adapter: local
+mig: [{nodes: [n1], gpu_model: A100-40, layout: LAYOUT}, {nodes: [n2], gpu_model: A100-40, layout: [3g.20gb, 3g.20gb]}]
+types:
+  a100: {gpus: 1, cpus: 1, memory: 1 GiB, disk: 1 GiB, TYPE}
+options: {root: drones}
+"""
+
+
+@pytest.mark.parametrize(
+    ("layout", "kind", "line", "said"),
+    [
+        ("[2g.10gb, 2g.10gb, 2g.10gb]", "sharing: mig, shares: 3", 0, ""),
+        ("[1g.5gb+me, 1g.5gb, 1g.5gb]", "sharing: mig, shares: 3", 0, ""),
+        ("[2g.10gb, 2g.10gb, 2g.10gb]", "sharing: mig, shares: 2", 0, ""),
+        ("[1g.5gb, 1g.5gb, 1g.5gb]", "sharing: mps, shares: 5", 0, ""),
+        (
+            "[1g.5gb, 1g.5gb, 1g.5gb]",
+            "sharing: mig, shares: 4",
+            5,
+            "no layout of `mig` has 4 instances: write `shares: 2` or `3`, or correct `mig`",
+        ),
+        (
+            "[3g.20gb, 2g.10gb, 1g.5gb, 1g.5gb]",
+            "sharing: mig, shares: 4",
+            5,
+            "each share counts as an equal part, and 3g.20gb, 2g.10gb, 2 of 1g.5gb are unequal: write a type for each "
+            "profile, without `sharing`",
+        ),
+        ("[1g.5gb]", "vendor: amd", 3, "no drone type has GPUs of NVIDIA: remove `mig`, or correct `vendor`"),
+    ],
+)
+def test_types_that_do_not_fit_the_mig_layouts_are_a_warning(
+    tmp_path: Path, layout: str, kind: str, line: int, said: str
+) -> None:
+    written(tmp_path, big=MIG_SITE.replace("LAYOUT", layout).replace("TYPE", kind))
+    found = [(w.line, w.message) for w in warnings(tmp_path / "sites/big.yaml")]
+    assert found == ([(line, f"warning: {said}")] if said else [])
+
+
+@pytest.mark.parametrize(
+    ("low_use", "keep", "said"),
+    [
+        ("{action: warn, below: 0.1, window: 7d}", "7d", ""),
+        ("{action: none}", "7d", ""),
+        ("{below: 0.1}", "7d", "`below` has no effect without `action`: write `action: warn`"),
+        ("{window: 8d}", "7d", "`window` has no effect without `action`: write `action: warn`"),
+        (
+            "{action: warn, window: 8d}",
+            "7d",
+            "`window` is longer than `store.keep` (7d), and older runs are deleted: write at most `7d`",
+        ),
+        (
+            "{action: warn}",
+            "3d",
+            "`window` (7d) is longer than `store.keep` (3d), and older runs are deleted: write at most `3d`",
+        ),
+        (
+            "{action: hold}",
+            "7d",
+            "`hold`: overlays of adapter embedded cannot hold jobs, use is only reported: write `action: warn`",
+        ),
+    ],
+)
+def test_settings_of_low_use_that_cannot_work_are_a_warning(tmp_path: Path, low_use: str, keep: str, said: str) -> None:
+    controller = CONTROLLER.replace("keep: 7d", f"keep: {keep}") + f"  low_use: {low_use}\n"
+    file = written(tmp_path, controller=controller, big=SITE)
+    assert check(file) == []
+    assert [str(each).partition("warning: ")[2] for each in warnings(file)] == ([said] if said else [])
+
+
 def test_an_adapter_judges_types_with_its_options(tmp_path: Path, install_adapter: InstallAdapter) -> None:
     """What the hook says is told where it points; and what it raises is the adapter's fault."""
     judging = (
@@ -216,8 +288,8 @@ def test_an_adapter_judges_types_with_its_options(tmp_path: Path, install_adapte
     install_adapter("judging", method=judging)
     problems = check(written(tmp_path, big=with_adapter("judging")))
     assert [(p.line, p.message) for p in problems] == [
-        (11, "no 500 here"),
-        (25, "the adapter failed on its options: RuntimeError: not so"),
+        (11, "no 1000 here"),
+        (26, "the adapter failed on its options: RuntimeError: not so"),
     ]
 
 
@@ -230,7 +302,7 @@ def test_an_adapter_that_fails_when_asked_about_its_options_is_named(
     install_adapter(name, method=f"    def {hook}:\n        yield 'no pair'\n")
     file = written(tmp_path, big=with_adapter(name))
     told = [(p.line, p.message) for p in (*check(file), *warnings(file)) if "adapter" in p.message]
-    assert told == [(25, f"{level}the adapter failed on its options: {error}")]
+    assert told == [(26, f"{level}the adapter failed on its options: {error}")]
 
 
 @pytest.mark.parametrize(("walltime", "margin_s"), [("24h", 160.0), ("20min", 160.0), ("10min", 100.0), ("1min", 46.0)])

@@ -11,12 +11,24 @@ import pytest
 from provisioner.controller import low_use
 from provisioner.controller.low_use import WATCH_EVERY_S, LowUseWatch
 from provisioner.interfaces import AuthError, HoldResult
-from provisioner.model import CompletedJob, DroneState, JobClass, LowUseAction, LowUsePolicy, OverlayView, Policy
+from provisioner.model import (
+    CompletedJob,
+    Drone,
+    DroneState,
+    DroneType,
+    JobClass,
+    LowUseAction,
+    LowUsePolicy,
+    OverlayView,
+    Policy,
+    Sharing,
+)
 from tests.simulator.worlds import drone_type
 from tests.store.story import TemporaryStore, drone, record, starts
 
 HOUR = 3600.0
 WHOLE = drone_type("topas", "a100")
+SHARED = replace(WHOLE, name="mps", sharing=Sharing.MPS, shares=4)
 DRONE = drone(1, DroneState.BUSY, at=100.0, started_at=100.0)
 POLICY = LowUsePolicy(LowUseAction.WARN, below=0.15, jobs=3, window_s=24 * HOUR)
 ANN = JobClass("c1", 1000, 2, 4096, owner="ann", waiting=2)
@@ -39,6 +51,7 @@ class Watched:
     refused: tuple[str, ...] = ()
     """Ids of the classes that the overlay may not hold."""
     faults: tuple[str, ...] = ()
+    types: tuple[DroneType, ...] = (WHOLE, SHARED)
     answers: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -62,16 +75,16 @@ class Watched:
         before = len(self.events)
         self.answers.clear()
         async with asyncio.TaskGroup() as group:
-            await self.watch.turn(group, policy, [WHOLE], OverlayView(self.at, classes or (ANN, BEN)))
+            await self.watch.turn(group, policy, self.types, OverlayView(self.at, classes or (ANN, BEN)))
             self.answers.set()
         await self.watch.report_holds()
         self.at += WATCH_EVERY_S
         return [name for name, _ in self.events[before:]]
 
 
-async def watched(*runs: CompletedJob) -> Watched:
+async def watched(*runs: CompletedJob, of: Drone = DRONE) -> Watched:
     store = TemporaryStore()
-    await record(store, starts(1, DRONE))
+    await record(store, starts(1, of))
     await store.record_completed(runs)
     return Watched(store)
 
@@ -121,6 +134,23 @@ async def test_idle_jobs_of_the_class_are_held_with_the_reason() -> None:
     pool.refused = (ANN.id,)
     assert await pool.turn(hold, ANN) == ["jobs.hold_failed"]
     assert "may not hold" in str(pool.events[-1][1]["why"])
+
+
+async def test_jobs_are_not_held_if_no_type_would_save_gpu_hours() -> None:
+    pool = await watched(*LOW)
+    pool.types = (WHOLE,)
+    assert await pool.turn(replace(POLICY, action=LowUseAction.HOLD)) == ["gpus.underused"]
+    assert pool.held == []
+
+
+async def test_without_a_share_that_would_do_the_reason_asks_for_fewer_gpus() -> None:
+    pool = await watched(*(replace(each, gpu_milli=2000) for each in LOW), of=replace(DRONE, gpu_milli=2000))
+    pool.types = (WHOLE,)
+    two = replace(ANN, gpu_milli=2000)
+    assert await pool.turn(replace(POLICY, action=LowUseAction.HOLD), two) == ["gpus.underused", "jobs.held"]
+    ((_, reason),) = pool.held
+    assert "topas/a100 would do. Ask for fewer GPUs or use more of them; condor_release" in reason
+    assert "GpuMilli" not in reason
 
 
 async def test_a_class_or_a_queue_that_fails_does_not_keep_others_from_being_held() -> None:

@@ -82,6 +82,15 @@ def test_what_is_started_for_jobs_with_an_optional_gpu(
     scenes.tell(kinds, refused, given)
 
 
+def test_a_job_that_no_gpu_type_fits_is_told_that_a_cpu_type_would_do() -> None:
+    asks = jobs(MAYBE, vram_mib=80000)
+    (reason,) = why(plan_for(classes=[asks]), f"class:{asks.id}")
+    assert reason == reasons.NothingFits(A100.key, "vram", "80000 MiB", "40960 MiB", gpu_optional=True)
+    assert describe(reason).endswith("; a CPU drone type (`gpus: 0`) of their size would do")
+    (reason,) = why(plan_for(classes=[jobs(vram_mib=80000)]), f"class:{asks.id}")
+    assert isinstance(reason, reasons.NothingFits) and not reason.gpu_optional
+
+
 def test_a_job_that_needs_the_gpu_gets_a_drone_as_if_others_had_taken_it() -> None:
     busy = drone("kit-ab12-1", S.BUSY)
     slots = [slot_of(busy, optional_jobs=1)]

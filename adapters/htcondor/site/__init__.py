@@ -38,6 +38,7 @@ class HTCondorSite:
     """Drones as jobs of a schedd. The state is in its queue, so a restarted controller sees the same."""
 
     Config = HTCondorSiteConfig
+    audits_mig = True
 
     def __init__(self, name: str, config: HTCondorSiteConfig, types: Sequence[DroneType], controller: str) -> None:
         self._name, self._config, self._types, self._controller = name, config, tuple(types), controller

@@ -21,7 +21,8 @@ def mig_gaps(machines: Sequence[PoolMachine], policy: SitePolicy) -> Iterator[Au
     """
     repair = f"run what `provisioner render mig --site {policy.site}` prints, or correct `mig`"
     for machine in machines:
-        entry = next((each for each in policy.mig if any(fnmatchcase(machine.name, n) for n in each.nodes)), None)
+        names = {machine.name, machine.name.partition(".")[0]}  # as in the rendered script
+        entry = next((e for e in policy.mig if any(fnmatchcase(name, n) for name in names for n in e.nodes)), None)
         if entry is None or not machine.all.gpus:
             continue
         sizes_mib = [
