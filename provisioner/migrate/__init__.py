@@ -13,6 +13,7 @@ from provisioner.config.strict_yaml import Position, YamlDocument
 from provisioner.formatting import sanitize
 from provisioner.migrate import controller
 from provisioner.migrate.htcondor import HTCondorSiteImport
+from provisioner.migrate.kubernetes import KubernetesSiteImport
 from provisioner.migrate.openstack import OpenStackSiteImport
 from provisioner.migrate.sites import EXECUTORS, ReadFile, SiteImport, drones_in, our_name, renamed
 from provisioner.migrate.slurm import SlurmSiteImport
@@ -20,7 +21,12 @@ from provisioner.migrate.source import CHANGED, DROPPED, NEEDED, ImportReport, K
 from provisioner.migrate.source import ImportFinding as ImportFinding
 from provisioner.migrate.source import ImportOutcome as ImportOutcome
 
-_KINDS = {"HTCondor": HTCondorSiteImport, "Slurm": SlurmSiteImport, "OpenStack": OpenStackSiteImport}
+_KINDS = {
+    "HTCondor": HTCondorSiteImport,
+    "Kubernetes": KubernetesSiteImport,
+    "OpenStack": OpenStackSiteImport,
+    "Slurm": SlurmSiteImport,
+}
 """By TARDIS's adapters; of the options of others nothing is copied."""
 _TAGS = EXECUTORS | {"PeriodicValue", "RandomGauss"}
 
