@@ -284,6 +284,31 @@ def test_verdicts_that_could_not_be_written_are_written_later(tmp_path: Path) ->
     assert (tmp_path / "said").read_text() == "read\n"
 
 
+@pytest.mark.parametrize("limit", ["kernel", "mps", "none", ""])
+def test_a_site_that_shares_its_gpus_itself_says_how_vram_is_limited(limit: str) -> None:
+    """The monitor of a drone does not see the processes of strangers on its GPU."""
+    with lab_directory("enforced") as lab:
+        account().give(lab)
+        drone = bare_drone(lab, lab, checks={"gpu_check.sh": "exit 0\n"}, DRONE_VRAM_ENFORCED=limit)
+        _, outcome = drone.wait()
+        found = f'VramEnforced = "{limit or "none"}"\n'
+        assert (drone.home / "log/master.out").read_text().startswith(found), outcome
+
+
+@pytest.mark.parametrize(
+    ("limit", "why"),
+    [
+        ("watched", "drone: DRONE_VRAM_ENFORCED is watched: set it to kernel, mps or none\n"),
+        ('mps"', "drone: DRONE_VRAM_ENFORCED has a character that is not one of a-z\n"),
+    ],
+)
+def test_another_limit_of_vram_is_refused(limit: str, why: str) -> None:
+    with lab_directory("refused") as lab:
+        account().give(lab)
+        drone = bare_drone(lab, lab, DRONE_VRAM_ENFORCED=limit)
+        assert (drone.process.communicate(timeout=60)[0], drone.process.returncode) == (why, 64)
+
+
 # ------------------------------------------------------------------------------------------ a driver that hangs later
 
 HANGS = "trap '' TERM; touch {home}/hangs; while :; do sleep 0.2; done\n"

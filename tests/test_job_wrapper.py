@@ -125,4 +125,4 @@ def test_gpus_whose_files_are_not_known_are_not_hidden_from_their_own_drone() ->
             DRONE_GPU_SIMULATE="",
         )
         _, outcome = drone.wait()
-        assert (drone.home / "log/master.out").read_text() == 'GpuGuard = "environment"\n', outcome
+        assert 'GpuGuard = "environment"\n' in (drone.home / "log/master.out").read_text(), outcome

@@ -78,6 +78,10 @@ case $DRONE_VRAM_POOL:$DRONE_SHARING:$DRONE_GPUS:$DRONE_SHARES:$DRONE_VRAM_MIB i
     0:* | 1:mps:1:[2-9]*:[1-9]* | 1:mps:1:1[0-9]*:[1-9]*) ;;
     *) refuse "DRONE_VRAM_POOL is $DRONE_VRAM_POOL: it needs one GPU of known VRAM in several shares of MPS" ;;
 esac
+case ${DRONE_VRAM_ENFORCED:-none} in
+    kernel | mps | none) ;;
+    *) refuse "DRONE_VRAM_ENFORCED is $DRONE_VRAM_ENFORCED: set it to kernel, mps or none" ;;
+esac
 [ "$DRONE_SHARES" -le 32 ] || refuse "DRONE_SHARES is $DRONE_SHARES: at most 32"
 [ -d "$DRONE_DIR" ] || refuse "there is no directory $DRONE_DIR"
 command -v setsid >/dev/null || refuse "setsid is missing (util-linux or busybox)"

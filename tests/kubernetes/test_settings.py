@@ -28,6 +28,7 @@ def config(**options: Any) -> KubernetesSiteConfig:
         ({"labels": {"no name": "x"}}, "is no name of a label"),
         ({"types": {"a100": {"resources": {"nvidia.com/gpumem": "much"}}}}, "write a whole number or a quantity"),
         ({"env": {"DRONE_ID": "x"}}, "`DRONE_ID` is set by the site"),
+        ({"env": {"DRONE_VRAM_ENFORCED": "mps"}}, "`DRONE_VRAM_ENFORCED` is set by the site"),
         ({"namespace": "Not_a_label"}, "namespace"),
         ({"run_as": 0}, "run_as"),
     ],

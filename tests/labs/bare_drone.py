@@ -16,7 +16,7 @@ UUID = "GPU-a0223334-4445-5667-899a-abbccddeeff0"
 DISCOVERY = f"""echo 'DetectedGPUs="{GPU}, {GPU}"'
 echo 'GPU_a0223334=[ id="{GPU}"; Capability=8.0; DeviceMemoryMb=40960; DeviceUuid="{UUID[4:]}"; GlobalMemoryMb=20480; ]'
 """
-MASTER = 'grep "^GpuGuard" "$CONDOR_CONFIG"\nsleep 2\n'
+MASTER = 'grep -E "^(GpuGuard|VramEnforced) =" "$CONDOR_CONFIG"\nsleep 2\n'
 
 
 @dataclass
