@@ -1,4 +1,4 @@
-"""What is rendered for the administrator is what the newest Kubernetes accepts, and names every right that is used."""
+"""Objects for the administrator are such as the newest Kubernetes accepts, and name every right that is used."""
 
 from __future__ import annotations
 

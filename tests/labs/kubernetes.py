@@ -51,7 +51,7 @@ ROBOT = "robot-token"
 
 @dataclass(frozen=True, slots=True)
 class Kubernetes:
-    """What ``get-kubernetes.sh`` built."""
+    """The programs that ``get-kubernetes.sh`` built."""
 
     prefix: Path
 
