@@ -20,7 +20,7 @@ from adapters.kubernetes.settings import KubernetesSiteConfig
 from adapters.kubernetes.states import DronePod, drone_pod, end_of_deleted, readable, waiting_job
 from adapters.shared.parcel import UnfitError, sendable
 from adapters.shared.printing import printable
-from adapters.shared.starts import Starts, outcome_unknown, rejected, side_by_side
+from adapters.shared.starts import Starts, housekeeping, outcome_unknown, rejected, side_by_side
 from provisioner import model
 from provisioner.interfaces import AdapterError, AuditFinding, OutcomeUnknownError, RejectedError
 from provisioner.model import DroneId, FaultKind, OrderOutcome, OrderResult, RemoteState
@@ -213,17 +213,7 @@ class KubernetesSite:
         tasks += [self._examine(pod) for pod in live.values() if self._is_suspect(pod)]
         for drone_id in over.keys() - live.keys():
             del self._ends[drone_id]
-        self._trouble = ""
-
-        async def attempt(task: Awaitable[None]) -> None:
-            try:
-                await task
-            except AdapterError as error:  # then after the next poll
-                self._trouble = printable(f"housekeeping: {error}", 300)
-            except Exception as error:  # a mistake of ours
-                self._trouble = printable(f"housekeeping: {type(error).__name__}: {error}", 300)
-
-        await side_by_side([attempt(task) for task in tasks], self._config.parallel)
+        self._trouble = await housekeeping(tasks, self._config.parallel)
 
     async def _delete(self, pod: DronePod) -> None:
         """Delete what an ended drone has left; the cluster deletes its secret."""

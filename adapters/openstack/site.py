@@ -16,7 +16,7 @@ from adapters.openstack.settings import CloudAccess, OpenStackSiteConfig
 from adapters.openstack.termination import ResourceCleanup, end_of, exit_report, is_deleted, tail
 from adapters.shared import optional_packages
 from adapters.shared.printing import printable
-from adapters.shared.starts import outcome_unknown, rejected, side_by_side
+from adapters.shared.starts import housekeeping, outcome_unknown, rejected, side_by_side
 from provisioner import model
 from provisioner.interfaces import AdapterError, AuditFinding, AuthError, OutcomeUnknownError
 from provisioner.model import DroneId, OrderResult
@@ -124,17 +124,7 @@ class OpenStackSite:
         tasks += [self._cloud.delete(server_id) for server_id in found.surplus]
         if self._cleanup.due(ours.gone):
             tasks.append(self._cleanup.run(self._cloud))
-        self._trouble = ""
-
-        async def attempt(task: Awaitable[None]) -> None:
-            try:
-                await task
-            except AdapterError as error:  # then after the next poll
-                self._trouble = printable(f"housekeeping: {error}", 300)
-            except Exception as error:  # a mistake of ours
-                self._trouble = printable(f"housekeeping: {type(error).__name__}: {error}", 300)
-
-        await side_by_side([attempt(task) for task in tasks], self._config.parallel)
+        self._trouble = await housekeeping(tasks, self._config.parallel)
 
     async def _delete(self, drone_id: DroneId, server: Server) -> None:
         """Delete a server whose drone is over, after its end is recorded."""

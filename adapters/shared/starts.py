@@ -1,4 +1,4 @@
-"""Starts that run to their end although their caller gives up, and results of orders that failed.
+"""Starts that run to their end although their caller gives up, housekeeping, and results of orders that failed.
 
 A submit that is cut off may have happened. So a caller that gives up only prevents orders that were not sent yet, and
 an order without an answer keeps its drone from being started again until it would have shown.
@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import TypeVar
 
 from adapters.shared.printing import printable
+from provisioner.interfaces import AdapterError
 from provisioner.model import DroneId, Fault, FaultKind, OrderOutcome, OrderResult
 
 T = TypeVar("T")
@@ -26,6 +27,23 @@ async def side_by_side(calls: Iterable[Awaitable[T]], most: int) -> list[T]:
             return await call
 
     return await asyncio.gather(*map(one, calls))
+
+
+async def housekeeping(tasks: Iterable[Awaitable[None]], most: int) -> str:
+    """Run tasks, each by itself: a failure does not stop the others. Return one line on the last failure, or none."""
+    trouble = ""
+
+    async def attempt(task: Awaitable[None]) -> None:
+        nonlocal trouble
+        try:
+            await task
+        except AdapterError as error:  # then after the next poll
+            trouble = printable(f"housekeeping: {error}", 300)
+        except Exception as error:  # a mistake of ours
+            trouble = printable(f"housekeeping: {type(error).__name__}: {error}", 300)
+
+    await side_by_side(map(attempt, tasks), most)
+    return trouble
 
 
 def rejected(drone_id: DroneId, kind: FaultKind, message: str) -> OrderResult:

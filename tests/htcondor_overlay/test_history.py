@@ -92,7 +92,7 @@ OPTIONAL = {"RequestGPUs": "(TARGET.GPUs ?: 0) > 0 ? 1 : 0", "RequiresGPU": '"op
 
 
 def projected(**attributes: str) -> classad2.ClassAd:
-    """What a schedd sends of an ad."""
+    """Return the part of an ad that a schedd sends."""
     whole, names = ad(**attributes), {name.lower() for name in HISTORY_PROJECTION}
     return classad2.ClassAd({name: whole.lookup(name) for name in whole if name.lower() in names})
 

@@ -127,7 +127,7 @@ class Kubelets:
             await self.call("PATCH", path, {"status": status}, "strategic")
             await deleted.wait()
         elif reason := notes.get("lab/waiting"):
-            await self.report(pod, "Pending", {"waiting": {"reason": reason, "message": "as the lab was told"}})
+            await self.report(pod, "Pending", {"waiting": {"reason": reason, "message": "as its annotation says"}})
             await deleted.wait()
         elif notes.get("lab/idle"):
             await self.report(pod, "Running", {"running": {"startedAt": now()}})

@@ -35,7 +35,7 @@ NODES: Sequence[Mapping[str, Any]] = (
     {"name": "gpu02", "resources": {GPU: "4", SHARED: "8"}, "labels": {"nvidia.com/gpu.product": "H100"}},
 )
 MOST_GPUS = 8
-"""Of one pod, by a LimitRange."""
+"""Largest number of GPUs of one pod, by a LimitRange."""
 _RIGHTS = (
     {"apiGroups": [""], "resources": ["pods", "secrets"], "verbs": ["get", "list", "watch", "create", "delete"]},
     {"apiGroups": [""], "resources": ["pods/log", "resourcequotas"], "verbs": ["get", "list", "watch"]},
