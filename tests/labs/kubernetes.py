@@ -218,7 +218,7 @@ class KubernetesLab:
         until(self.answers, 120, what="the API server is ready")
         for name in ("kube-controller-manager", "kube-scheduler"):
             self._launch(name)
-        (directory / "nodes.json").write_text(json.dumps(list(self.nodes)))
+        self.write("nodes.json", json.dumps(list(self.nodes)))
         (directory / "kubelet.json").write_text(json.dumps({"server": self.url, "token": "node-token"}))
         self._launch("kubelet")
         self._tenant()
@@ -322,15 +322,26 @@ class KubernetesLab:
             self.call("DELETE", f"/apis/{_RBAC}/v1/{path}/drones")
 
     def reset(self) -> None:
-        """Delete what tests have left."""
+        """Delete what tests have left. LabError tells that a program of the lab has ended; it is started again."""
         self.front.faults.clear()
-        (self.directory / "dead-nodes").write_text("")
+        self.write("dead-nodes", "")
+        ended = [name for name, process in self.processes.items() if process.poll() is not None]
+        for name in ended:
+            self._launch(name)
         now = {"gracePeriodSeconds": 1}
         for path in (f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs", "/api/v1/namespaces/default/pods"):
             self.call("DELETE", path, {"propagationPolicy": "Background", **now})
         self.call("DELETE", f"{self.ours}/pods", now)
         until(lambda: not self.pods() and not self.get("/api/v1/namespaces/default/pods")["items"], what="no pods")
         self.call("DELETE", f"{self.ours}/secrets", {})
+        if ended:
+            raise LabError(f"these had ended: {', '.join(ended)}\n{self.story()}")
+
+    def write(self, name: str, content: str) -> None:
+        """Write a file of the kubelets, which read it at any time, in one step."""
+        new = self.directory / f"{name}.new"
+        new.write_text(content)
+        new.replace(self.directory / name)
 
     # -------------------------------------------------------------------------------------------------------- calls
 
@@ -402,7 +413,7 @@ class KubernetesLab:
 
         before = next(n["resources"][GPU] for n in nodes if n["name"] == node)
         for content, wanted in ((changed, str(count)), (nodes, before)):
-            file.write_text(json.dumps(content))
+            self.write(file.name, json.dumps(content))
             until(lambda wanted=wanted: there(wanted), what=f"{node} has {wanted} GPUs")
             if content is changed:
                 yield

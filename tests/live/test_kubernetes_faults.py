@@ -319,13 +319,13 @@ def test_a_node_is_lost_and_comes_back(kubernetes: KubernetesLab) -> None:
         lab.submit(2)
         lost = lab.active(2)[0]
         node, name = lost["spec"]["nodeName"], lost["metadata"]["name"]
-        (kubernetes.directory / "dead-nodes").write_text(node)
+        kubernetes.write("dead-nodes", node)
         path = f"{kubernetes.ours}/pods/{name}"
         until(lambda: "deletionTimestamp" in kubernetes.get(path)["metadata"], 90, what="the pod is to go", every_s=0.5)
         lab.controller.ticks(4)
         assert name in {each["metadata"]["name"] for each in lab.pods()}, "it is not forced away"
         assert name in {each["id"] for each in lab.controller.live()}, "it counts"
-        (kubernetes.directory / "dead-nodes").write_text("")
+        kubernetes.write("dead-nodes", "")
         until(lambda: lab.ended().total() >= 1, 60, what="it has ended", every_s=0.3)
         lab.active(2, 90)
         lab.over()
