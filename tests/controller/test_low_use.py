@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from threading import get_ident
 
 import pytest
+from structlog.testing import capture_logs
 
 from provisioner.controller import low_use
 from provisioner.controller.low_use import WATCH_EVERY_S, LowUseWatch
@@ -166,15 +167,16 @@ async def test_a_class_or_a_queue_that_fails_does_not_keep_others_from_being_hel
 
 
 async def test_an_answer_that_is_none_and_an_error_in_the_record_are_reported_and_end_nothing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pool = await watched(*LOW)
     monkeypatch.setattr(pool, "hold", lambda jobs, reason: asyncio.sleep(0, "yes"))
     hold = replace(POLICY, action=LowUseAction.HOLD)
     assert await pool.turn(hold) == ["gpus.underused", "jobs.hold_failed"]
     monkeypatch.setattr(low_use, "usage_report", lambda *given: 1 / 0)
-    assert await pool.turn(hold) == []
-    assert "gpus.read_failed" in capsys.readouterr().out
+    with capture_logs() as told:
+        assert await pool.turn(hold) == []
+    assert [each["event"] for each in told] == ["gpus.read_failed"]
 
 
 async def test_turns_do_not_wait_for_holds_and_the_end_of_the_controller_breaks_them_off() -> None:
