@@ -2,7 +2,8 @@
 
 Nothing is judged: the figures depend on the machine. Ratios to COBalD/TARDIS are of one run on one machine.
 
-    run.py [--only NAME ...]     NAME: decide, steady, victims, rival, query, listing, openstack, slurm
+    run.py [--only NAME ...]     NAME: decide, steady, victims, rival, query, listing, openstack, slurm,
+                                 kubernetes
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ MODULES = {
     "listing": "benchmarks.listing",
     "openstack": "benchmarks.openstack",
     "slurm": "benchmarks.slurm",
+    "kubernetes": "benchmarks.kubernetes",
 }
 LIMIT_S = 2400
 

@@ -17,7 +17,14 @@ from adapters.kubernetes.pods import CONTAINER, PodNames, job_body, pod_body, se
 from adapters.kubernetes.records import Record, mapping, number, text
 from adapters.kubernetes.rendering import CLUSTER_RIGHTS, JOB_RIGHTS, NAMESPACE_RIGHTS
 from adapters.kubernetes.settings import KubernetesSiteConfig
-from adapters.kubernetes.states import DronePod, drone_pod, end_of_deleted, readable, waiting_job
+from adapters.kubernetes.states import (
+    DELETED_BY_OTHERS,
+    DronePod,
+    drone_pod,
+    end_of_deleted,
+    readable,
+    waiting_job,
+)
 from adapters.shared.parcel import UnfitError, sendable
 from adapters.shared.printing import printable
 from adapters.shared.starts import Starts, housekeeping, outcome_unknown, rejected, side_by_side
@@ -207,6 +214,9 @@ class KubernetesSite:
         now, keep_s = time.monotonic(), self._config.retain_finished
         over = {d: pod for d, (pod, _, since) in self._ends.items() if now - since > keep_s}
         tasks: list[Awaitable[None]] = [self._delete(pod) for d, pod in over.items() if d in live]
+        if self._config.kind == "job":  # API servers before 1.29 would start another pod for it
+            lost = [pod for d, (pod, end, _) in self._ends.items() if d in live and end.message == DELETED_BY_OTHERS]
+            tasks += [self._delete(pod) for pod in lost if pod.drone_id not in over]
         tasks += [self._read_log(d, pod) for d, (pod, end, _) in self._ends.items() if self._wants_log(d, end)]
         self._unfinished = {d: each for d, each in self._unfinished.items() if now - each[1] < _CREATE_SUCCEEDS_S}
         tasks += [self._finish(order) for d, (order, _) in self._unfinished.items() if d in live]

@@ -7,6 +7,7 @@ The kubelets are a stand-in (``kubelet``). The adapter calls the API server thro
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 import re
@@ -17,7 +18,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,7 @@ import aiohttp
 from aiohttp import web
 
 from tests.labs.htcondor import LabError, fetched, free_port, kill, lab_directory, living_in, until
+from tests.labs.kueue import Kueue
 
 NAMESPACE = "drones"
 GPU, SHARED, SLICE = "nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb"
@@ -47,6 +49,7 @@ _CLUSTER_RIGHTS = (
 )
 _RBAC = "rbac.authorization.k8s.io"
 ROBOT = "robot-token"
+ACCOUNT = "robot-account"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,7 @@ class Front:
         self.upstream, self.port = upstream, free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.faults: list[Fault] = []
+        self.queue: Kueue | None = None
         self.calls: list[tuple[str, str]] = []
         self._loop = asyncio.new_event_loop()
         self._ready, self._stop = threading.Event(), asyncio.Event()
@@ -156,9 +160,17 @@ class Front:
             return web.json_response(fault.body, status=fault.status)
         query = {**request.query, **fault.query}
         body = await request.read()
-        kept = {k: v for k, v in request.headers.items() if k.lower() in ("authorization", "content-type", "accept")}
+        if self.queue is not None and body and path.endswith("/pods"):
+            body = json.dumps(self.queue.incoming(json.loads(body))).encode()
+        passed = ("authorization", "content-type", "accept", "accept-encoding" if self.queue is None else "")
+        kept = {name: value for name, value in request.headers.items() if name.lower() in passed}
         async with self._client.request(
-            request.method, self.upstream + path, params=query, data=body or None, headers=kept
+            request.method,
+            self.upstream + path,
+            params=query,
+            data=body or None,
+            headers=kept,
+            skip_auto_headers=["Accept-Encoding"],
         ) as reply:
             if fault.late_s:
                 await asyncio.sleep(fault.late_s)
@@ -166,7 +178,8 @@ class Front:
                 await reply.read()
                 _abort(request)
                 return web.Response()
-            answer = web.StreamResponse(status=reply.status, headers={"Content-Type": reply.content_type})
+            told = {k: v for k, v in reply.headers.items() if k.lower() in ("content-type", "content-encoding")}
+            answer = web.StreamResponse(status=reply.status, headers=told)
             self._open.append(request)
             try:
                 await answer.prepare(request)
@@ -175,7 +188,7 @@ class Front:
                     await answer.write(content[: len(content) // 2])
                     _abort(request)
                     return answer
-                async for piece in reply.content.iter_any():
+                async for piece in self._pieces(path, reply):
                     await answer.write(piece)
                 await answer.write_eof()
             except (ConnectionError, aiohttp.ClientError):
@@ -183,6 +196,24 @@ class Front:
             finally:
                 self._open.remove(request)
             return answer
+
+    async def _pieces(self, path: str, reply: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+        """Yield a reply as it comes; pods in lines, as events do, where a queue changes them."""
+        if self.queue is None or "/pods" not in path or not reply.content_type.endswith("json"):
+            async for piece in reply.content.iter_any():
+                yield piece
+            return
+        rest = b""
+        async for piece in reply.content.iter_any():
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in filter(None, lines):
+                yield self._seen(line)
+        if rest:
+            yield self._seen(rest)
+
+    def _seen(self, line: bytes) -> bytes:
+        found = json.loads(line)
+        return json.dumps(self.queue.outgoing(found) if self.queue is not None else found).encode() + b"\n"
 
 
 def _abort(request: web.Request) -> None:
@@ -276,6 +307,8 @@ class KubernetesLab:
                 f"--service-account-signing-key-file={d}/sa.key",
                 *("--service-account-issuer=https://kubernetes.default.svc", "--service-cluster-ip-range=10.0.0.0/24"),
                 *("--endpoint-reconciler-type=none", "--disable-admission-plugins=ServiceAccount"),
+                # Soon from a lost node, but not from one whose lease was late after an outage of the API server.
+                *("--default-unreachable-toleration-seconds=15", "--default-not-ready-toleration-seconds=60"),
                 *(f"--cert-dir={d}/certs", "--watch-cache=false", f"--client-ca-file={d}/server.crt"),
             ],
             "kube-controller-manager": [
@@ -309,8 +342,9 @@ class KubernetesLab:
             self.post("/apis/scheduling.k8s.io/v1/priorityclasses", body)
 
     def grant(self) -> None:
-        """Give the robot its rights."""
-        subjects = [{"kind": "User", "name": "robot", "apiGroup": _RBAC}]
+        """Give the robot its rights, and a service account the same."""
+        account = {"kind": "ServiceAccount", "name": ACCOUNT, "namespace": "default"}
+        subjects = [{"kind": "User", "name": "robot", "apiGroup": _RBAC}, account]
         for path, kind in ((f"namespaces/{NAMESPACE}/rolebindings", "Role"), ("clusterrolebindings", "ClusterRole")):
             reference = {"apiGroup": _RBAC, "kind": kind, "name": "drones"}
             body = {"metadata": {"name": "drones"}, "roleRef": reference, "subjects": subjects}
@@ -320,6 +354,22 @@ class KubernetesLab:
         """Take the robot's rights away."""
         for path in (f"namespaces/{NAMESPACE}/rolebindings", "clusterrolebindings"):
             self.call("DELETE", f"/apis/{_RBAC}/v1/{path}/drones")
+
+    def token(self) -> str:
+        """Return a token of the service account that is good until :meth:`expire`."""
+        secrets, accounts = "/api/v1/namespaces/default/secrets", "/api/v1/namespaces/default/serviceaccounts"
+        self.call("POST", accounts, {"metadata": {"name": ACCOUNT}})
+        meta = {"generateName": f"{ACCOUNT}-", "annotations": {"kubernetes.io/service-account.name": ACCOUNT}}
+        made = self.post(secrets, {"metadata": meta, "type": "kubernetes.io/service-account-token"})
+        path = f"{secrets}/{made['metadata']['name']}"
+        found = until(lambda: self.get(path).get("data", {}).get("token"), 30, what="the token is there")
+        return base64.b64decode(found).decode()
+
+    def expire(self) -> None:
+        """Delete all tokens of the service account; the API server refuses them a few seconds later."""
+        for secret in self.get("/api/v1/namespaces/default/secrets")["items"]:
+            if secret["metadata"].get("annotations", {}).get("kubernetes.io/service-account.name") == ACCOUNT:
+                self.call("DELETE", f"/api/v1/namespaces/default/secrets/{secret['metadata']['name']}")
 
     def reset(self) -> None:
         """Delete what tests have left. LabError tells that a program of the lab has ended; it is started again."""

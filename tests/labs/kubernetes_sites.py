@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Any
 
 from adapters.kubernetes import KubernetesSite
+from adapters.kubernetes.pods import PodNames, pod_body
 from adapters.kubernetes.settings import KubernetesSiteConfig
-from provisioner.model import DroneId, DroneType
-from tests.labs.htcondor import processes_of
+from provisioner.model import Bootstrap, DroneId, DroneType, StartOrder
+from tests.labs.htcondor import processes_of, until
 from tests.labs.kubernetes import GPU, ROBOT, SHARED, SLICE, KubernetesLab
 from tests.labs.shell_drones import ShellDrones
 
@@ -103,6 +105,30 @@ def pods_of(lab: KubernetesLab, drone_id: str) -> list[dict[str, Any]]:
     """All pods of a drone, as the administrator sees them."""
     found = lab.get(f"{lab.ours}/pods?labelSelector=gpu-drone-provisioner/drone={drone_id}")
     return list(found["items"])
+
+
+@contextmanager
+def many_pods(lab: KubernetesLab, controller: str, count: int) -> Iterator[None]:
+    """So many pods of a controller's drones, which no scheduler places, while inside. The quota is off meanwhile."""
+    names, config = PodNames(controller, HERE), KubernetesSiteConfig.model_validate(site_options(lab))
+    quota = lab.get(f"{lab.ours}/resourcequotas/gpus")
+    lab.call("DELETE", f"{lab.ours}/resourcequotas/gpus")
+
+    def create(number: int) -> None:
+        order = StartOrder(DroneId(f"{controller}-{number}"), A100, 60.0, 30.0, Bootstrap(b"", {}, {}))
+        body = pod_body(order, config, names)
+        body["spec"]["schedulerName"] = "nobody"
+        lab.post(f"{lab.ours}/pods", body)
+
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(create, range(count)))
+        yield
+    finally:
+        selector = f"labelSelector=gpu-drone-provisioner/controller={controller}"
+        lab.call("DELETE", f"{lab.ours}/pods?{selector}", {"gracePeriodSeconds": 0})
+        until(lambda: not lab.get(f"{lab.ours}/pods?{selector}&limit=1")["items"], 120, what="the many pods are gone")
+        lab.post(f"{lab.ours}/resourcequotas", {"metadata": {"name": "gpus"}, "spec": quota["spec"]})
 
 
 def left_of(lab: KubernetesLab, drone_id: str) -> list[str]:

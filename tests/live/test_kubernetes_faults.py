@@ -14,14 +14,16 @@ import pytest
 
 from adapters.embedded import queue
 from provisioner.model import BreakerState, FaultKind
+from tests.labs.admission import NAME, admission_webhook
 from tests.labs.controller import LabController, Settings, Sightings, limits
 from tests.labs.htcondor import LabError, lab_directory, meanwhile, until
-from tests.labs.kubernetes import GPU, ROBOT, KubernetesLab
-from tests.labs.kubernetes_sites import left_of, site_options
+from tests.labs.kubernetes import GPU, KubernetesLab
+from tests.labs.kubernetes_sites import KubernetesWorld, left_of, many_pods, site_options
+from tests.labs.kueue import kueue
 from tests.labs.openstack_stress import QueueController
 
 KIND = "cern/a100"
-CREATES = "/pods$"
+AS_POD_AND_JOB = pytest.mark.parametrize("kind", ["pod", "job"])
 IDLE = {"lab/idle": "yes"}
 """Such a pod runs, and no process does: the drills look at the site's side."""
 
@@ -67,8 +69,12 @@ class Drill:
         queue.remove(path, [job.id for job in queue.jobs(path)])
 
     def pods(self, phase: str = "") -> list[dict[str, Any]]:
-        ours = [each for each in self.cluster.pods() if each["metadata"]["name"].startswith(f"{self.controller.name}-")]
+        ours = [each for each in self.cluster.pods() if drone_of(each).startswith(f"{self.controller.name}-")]
         return [each for each in ours if not phase or each["status"].get("phase") == phase]
+
+    def drones(self, phase: str = "") -> set[str]:
+        """Return the drones that have pods."""
+        return {drone_of(each) for each in self.pods(phase)}
 
     def active(self, count: int, within_s: float = 60) -> list[dict[str, Any]]:
         """Wait until so many pods run and the controller knows."""
@@ -96,7 +102,8 @@ class Drill:
         return Counter(each["state"] for each in self.controller.drones(ended=True))
 
     def creates(self) -> int:
-        return len([path for method, path in self.cluster.front.calls if method == "POST" and path.endswith("/pods")])
+        made = [path for method, path in self.cluster.front.calls if method == "POST"]
+        return len([path for path in made if path.endswith(("/pods", "/jobs"))])
 
     def quiet(self, ticks: int = 4) -> None:
         """Nothing is asked for while the type is left alone, although jobs wait."""
@@ -118,6 +125,10 @@ class Drill:
         self.watch.no_orphan_no_duplicate(self.site.most)
 
 
+def drone_of(pod: Mapping[str, Any]) -> str:
+    return str(pod["metadata"].get("labels", {}).get("gpu-drone-provisioner/drone", ""))
+
+
 @contextmanager
 def drill(cluster: KubernetesLab, **site: Any) -> Iterator[Drill]:
     with lab_directory("drill") as directory:
@@ -127,7 +138,7 @@ def drill(cluster: KubernetesLab, **site: Any) -> Iterator[Drill]:
         def look() -> Counter[str]:
             with suppress(LabError, OSError):
                 over = ("Succeeded", "Failed")
-                names = [each["metadata"]["name"] for each in cluster.pods() if each["status"]["phase"] not in over]
+                names = [drone_of(each) for each in cluster.pods() if each["status"]["phase"] not in over]
                 return Counter(name for name in names if name.startswith(f"{controller.name}-"))
             return Counter()
 
@@ -176,13 +187,25 @@ def test_a_quota_that_is_known_is_not_exceeded(kubernetes: KubernetesLab) -> Non
 
 
 def test_an_admission_webhook_refuses(kubernetes: KubernetesLab) -> None:
-    message = 'admission webhook "policy.example.org" denied the request: label cost-centre is missing'
-    with drill(kubernetes) as lab:
+    with drill(kubernetes) as lab, admission_webhook(kubernetes, "label cost-centre is missing"):
         lab.controller.start()
-        with kubernetes.front.failing(method="POST", path=CREATES, status=400, body={"message": message}):
-            lab.submit(2)
-            lab.banned(FaultKind.CONFIG, "cost-centre is missing")
-            lab.quiet()
+        lab.submit(2)
+        lab.banned(FaultKind.CONFIG, f'admission webhook "{NAME}" denied the request: label cost-centre is missing')
+        lab.quiet()
+        assert not lab.pods()
+        lab.over()
+
+
+def test_an_admission_webhook_does_not_answer_and_comes_back(kubernetes: KubernetesLab) -> None:
+    with drill(kubernetes) as lab, admission_webhook(kubernetes, "") as webhook:
+        lab.controller.start()
+        webhook.stop()
+        lab.submit(2)
+        lab.noted("failed calling webhook")
+        assert not lab.pods()
+        webhook.start()
+        lab.controller.prints("sites", "reset", "cern", "--reason", "the webhook is back")
+        lab.active(2, 90)
         lab.over()
 
 
@@ -202,26 +225,43 @@ def test_the_rights_are_taken_away_and_given_back(kubernetes: KubernetesLab) -> 
 
 
 def test_a_token_expires_and_is_replaced(kubernetes: KubernetesLab) -> None:
-    with drill(kubernetes, most=2) as lab:
+    access = kubernetes.kubeconfig("account", kubernetes.token())
+    with drill(kubernetes, most=2, options={"kubeconfig": str(access)}) as lab:
         lab.controller.start()
         lab.submit(1)
         lab.active(1)
-        kubernetes.kubeconfig("robot", "expired")
-        kubernetes.front.cut_watches()
+        kubernetes.expire()
 
         def says_so() -> bool:
+            kubernetes.front.cut_watches()  # an API server lets a watch go on that was begun with a good token
             (view,) = (each for each in lab.controller.json("status")["views"] if each["view"] == "site:cern")
             return bool(view["fault"] == "denied")
 
-        try:
-            # The old token is valid for as long as it is kept: a minute.
-            with kubernetes.front.failing(path=".*", status=401, body={"message": "Unauthorized"}):
-                until(says_so, 90, what="the view tells it", every_s=0.5)
-        finally:
-            kubernetes.kubeconfig("robot", ROBOT)
+        until(says_so, 90, what="the view tells it", every_s=0.5)
+        kubernetes.kubeconfig("account", kubernetes.token())
         lab.submit(1)
         lab.controller.prints("sites", "reset", "cern", "--reason", "replaced")
         lab.active(2, 120)
+        lab.over()
+
+
+def test_pods_wait_for_the_quota_of_kueue(kubernetes: KubernetesLab) -> None:
+    """A gate means that quota is lacking: nothing else is started for it, and nothing is given up."""
+    with kueue(kubernetes, quota=2) as queue, drill(kubernetes, most=4, options={"queue": "drones"}) as lab:
+        lab.controller.start()
+        lab.submit(4)
+        until(lambda: len(lab.pods()) == 4 and len(lab.pods("Running")) == 2, 60, what="two of four run", every_s=0.3)
+        until(
+            lambda: sum("waits for quota" in each["site_reason"] for each in lab.controller.live()) == 2,
+            60,
+            what="two wait for quota",
+            every_s=0.3,
+        )
+        lab.quiet()
+        queue.quota = 4
+        queue.preempt(lab.pods("Running")[0])
+        until(lambda: lab.ended() == {"preempted": 1}, 60, what="one is preempted", every_s=0.3)
+        until(lambda: len(lab.pods("Running")) == 3, 60, what="three of four run", every_s=0.3)
         lab.over()
 
 
@@ -289,6 +329,19 @@ def test_a_pod_is_ended_by_somebody_else(kubernetes: KubernetesLab, how: str) ->
         lab.over()
 
 
+def test_a_job_whose_pod_somebody_deletes_is_deleted(kubernetes: KubernetesLab) -> None:
+    """The lab's API server does not know `podReplacementPolicy`: its Job makes another pod for a moment."""
+    with drill(kubernetes, most=2, options={"kind": "job", "retain_finished": "10m"}) as lab:
+        lab.controller.start()
+        lab.submit(1)
+        (victim,) = lab.active(1)
+        kubernetes.call("DELETE", f"{kubernetes.ours}/pods/{victim['metadata']['name']}")
+        until(lambda: lab.ended() == {"preempted": 1}, 40, what="it counts as preempted", every_s=0.3)
+        until(lambda: drone_of(victim) not in lab.drones(), 40, what="no pod of it is left", every_s=0.3)
+        lab.active(1)
+        lab.over()
+
+
 def owner_pod(name: str) -> Mapping[str, Any]:
     limits = {GPU: "1", "cpu": "1", "memory": "1Gi"}
     container = {"name": "x", "image": "x", "resources": {"limits": limits}, "command": ["sleep", "1000"]}
@@ -351,7 +404,7 @@ def test_the_api_server_is_away(kubernetes: KubernetesLab) -> None:
             until(kubernetes.answers, 90, what="the API server answers")
         lab.controller.prints("sites", "reset", "cern", "--reason", "back")
         lab.active(3, 90)
-        assert before <= {each["metadata"]["name"] for each in lab.pods()}
+        assert before <= lab.drones()
         lab.over()
 
 
@@ -377,10 +430,12 @@ def test_a_watch_is_cut_and_its_version_is_gone(kubernetes: KubernetesLab) -> No
         lab.over()
 
 
-@pytest.mark.parametrize("path", [CREATES, "/secrets$"], ids=["pod", "secret"])
-def test_the_reply_to_a_create_is_lost(kubernetes: KubernetesLab, path: str) -> None:
-    with drill(kubernetes, most=3) as lab:
+@AS_POD_AND_JOB
+@pytest.mark.parametrize("lost", ["drone", "secret"])
+def test_the_reply_to_a_create_is_lost(kubernetes: KubernetesLab, lost: str, kind: str) -> None:
+    with drill(kubernetes, most=3, options={"kind": kind}) as lab:
         lab.controller.start()
+        path = f"/{kind}s$" if lost == "drone" else "/secrets$"
         with kubernetes.front.failing(method="POST", path=path, cut="after", times=3):
             lab.submit(3)
             until(lambda: len(lab.pods()) == 3, 60, what="three pods", every_s=0.3)
@@ -388,36 +443,34 @@ def test_the_reply_to_a_create_is_lost(kubernetes: KubernetesLab, path: str) -> 
         lab.controller.ticks(3)
         assert len(lab.pods()) == 3, "no duplicates"
         secrets = kubernetes.get(f"{kubernetes.ours}/secrets?labelSelector=gpu-drone-provisioner/drone")["items"]
-        assert {each["metadata"]["name"] for each in secrets} == {each["metadata"]["name"] for each in lab.pods()}
+        assert {each["metadata"]["name"] for each in secrets} == lab.drones()
         lab.over()
 
 
-@pytest.mark.parametrize("kills", [5, pytest.param(20, marks=pytest.mark.matrix)])
-def test_killed_between_create_and_answer(kubernetes: KubernetesLab, kills: int) -> None:
+@pytest.mark.parametrize(("kind", "kills"), [("pod", 5), ("job", 3), pytest.param("pod", 20, marks=pytest.mark.matrix)])
+@pytest.mark.timeout(1200)
+def test_killed_between_create_and_answer(kubernetes: KubernetesLab, kind: str, kills: int) -> None:
     quick = {"order_deadline": "5s", "order_confirm": "5s"}
-    with drill(kubernetes, most=6, timeouts=quick, options={"deadline": "4s"}) as lab:
+    with drill(kubernetes, most=6, timeouts=quick, options={"deadline": "4s", "kind": kind}) as lab:
         lab.controller.write()
         lab.controller.begin()
         until((lab.controller.directory / "queue.db").exists, 30, what="the queue is there", every_s=0.05)
         lab.controller.kill()
         lab.submit(200)
         for number in range(kills):
-            with kubernetes.front.failing(method="POST", path="/(pods|secrets)$", late_s=600.0) as held:
+            with kubernetes.front.failing(method="POST", path="/(pods|jobs|secrets)$", late_s=600.0) as held:
                 lab.controller.begin()
                 until(lambda: held.hits or len(lab.pods()) >= 6, 60, what="a create is on its way", every_s=0.01)
                 time.sleep((0.0, 0.02, 0.2)[number % 3])
                 lab.controller.kill()
             for each in lab.pods()[:2]:
-                kubernetes.call(
-                    "DELETE", f"{kubernetes.ours}/pods/{each['metadata']['name']}", {"gracePeriodSeconds": 1}
-                )
+                name = each["metadata"]["name"]
+                kubernetes.call("DELETE", f"{kubernetes.ours}/pods/{name}", {"gracePeriodSeconds": 1})
         lab.controller.begin()
         until(lambda: len(lab.controller.live()) == 6, 120, what="as many as allowed live on record", every_s=0.3)
         # A pod whose secret was never created is found after two minutes.
         until(lambda: len(lab.pods("Running")) == 6, 240, what="all six run", every_s=0.5)
-        assert {each["metadata"]["name"] for each in lab.pods("Running")} <= {
-            each["id"] for each in lab.controller.live()
-        }
+        assert lab.drones("Running") <= {each["id"] for each in lab.controller.live()}
         lab.over()
 
 
@@ -435,3 +488,22 @@ def test_a_poll_calls_nothing_but_watches(kubernetes: KubernetesLab) -> None:
         others = [(method, path) for method, path in kubernetes.front.calls if "watch=1" not in path]
         assert not others, others
         lab.over()
+
+
+@pytest.mark.parametrize("count", [1000, pytest.param(5000, marks=pytest.mark.matrix)])
+async def test_many_pods_are_listed_in_pages_and_then_only_watched(kubernetes: KubernetesLab, count: int) -> None:
+    world = KubernetesWorld(kubernetes, "many")
+    with many_pods(kubernetes, "many", count):
+        kubernetes.front.calls.clear()
+        async with world.site() as site:
+            view = await site.poll()
+            assert len(view.drones) == count
+            pages = [
+                path for _, path in kubernetes.front.calls if f"{kubernetes.ours}/pods?" in path and "limit=" in path
+            ]
+            assert len(pages) == count // 500
+            until(lambda: any("watch=1" in path for _, path in kubernetes.front.calls), 20, what="the watch begins")
+            kubernetes.front.calls.clear()
+            for _ in range(5):
+                assert len((await site.poll()).drones) == count
+            assert not [path for _, path in kubernetes.front.calls if "watch=1" not in path]
