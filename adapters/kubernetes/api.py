@@ -56,7 +56,7 @@ _REFUSALS = (
     # "exceeded quota" is the ResourceQuota plugin; "is forbidden: User" is RBAC. Both have the same status and reason.
     (r"exceeded quota|quota exceeded|insufficient quota", FaultKind.QUOTA),
     (r"must specify .* for:|status unknown for quota", FaultKind.CONFIG),
-    (r"being terminated|namespace .* not found", FaultKind.CONFIG),
+    (r"being terminated|namespaces .* not found", FaultKind.CONFIG),
     (r"denied the request|violates podsecurity|admission webhook", FaultKind.CONFIG),
     (r"(maximum|minimum) .* (usage|limit)|limit to request ratio|no priorityclass|is forbidden: pod", FaultKind.CONFIG),
 )

@@ -170,7 +170,7 @@ class KubernetesSite:
     def _priority(self) -> int:
         """Return the highest priority of our drones, as the API server has set it."""
         mine = [pod.priority for pod in self._pods.items.values() if pod is not None]
-        return max([*mine, *self._priorities.values()], default=0)
+        return max(mine, default=max(self._priorities.values(), default=0))
 
     def _drone_pod(self, found: Record) -> DronePod | None:
         return drone_pod(found, self._names)
@@ -307,14 +307,15 @@ class KubernetesSite:
         for name in {
             self._config.options(order.type.name).priority_class for order in orders
         } - self._priorities.keys():
-            self._priorities[name] = await self._priority_of(name)
+            if (value := await self._priority_of(name)) is not None:
+                self._priorities[name] = value
         return await side_by_side([self._create(order, given_up) for order in orders], self._config.parallel)
 
-    async def _priority_of(self, name: str) -> int:
+    async def _priority_of(self, name: str) -> int | None:
         with contextlib.suppress(AdapterError):  # the pods tell it as well, once there are some
             if name and (found := await self._api.read(f"/apis/scheduling.k8s.io/v1/priorityclasses/{name}")):
                 return int(number(found, "value"))
-        return 0
+        return None if name else 0
 
     async def _create(self, order: model.StartOrder, given_up: asyncio.Event) -> OrderResult:
         """Create one drone. Never raises: another may have got through."""
