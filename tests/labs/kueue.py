@@ -51,7 +51,7 @@ class Kueue:
 
     def admit(self) -> None:
         """Bind the oldest pods that are held back, as many as the quota has room for."""
-        queued = [pod for pod in self._lab.pods() if QUEUE in pod["metadata"]["labels"]]
+        queued = [pod for pod in self._lab.pods() if QUEUE in pod["metadata"].get("labels", {})]
         held = [pod for pod in queued if _held(pod) and "deletionTimestamp" not in pod["metadata"]]
         over = ("Succeeded", "Failed")
         room = self.quota - len([pod for pod in queued if not _held(pod) and pod["status"]["phase"] not in over])

@@ -3,6 +3,7 @@ orphan, no duplicate, and never above the cap."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -508,7 +509,8 @@ async def test_many_pods_are_listed_in_pages_and_then_only_watched(kubernetes: K
                 path for _, path in kubernetes.front.calls if f"{kubernetes.ours}/pods?" in path and "limit=" in path
             ]
             assert len(pages) == count // 500
-            until(lambda: any("watch=1" in path for _, path in kubernetes.front.calls), 20, what="the watch begins")
+            begun = lambda: any("watch=1" in path for _, path in kubernetes.front.calls)  # noqa: E731
+            await asyncio.to_thread(until, begun, 20, what="the watch begins")
             kubernetes.front.calls.clear()
             for _ in range(5):
                 assert len((await site.poll()).drones) == count
