@@ -1,0 +1,1 @@
+"""The web service: API, pages and metrics over HTTP, in a process of its own beside the controller."""
