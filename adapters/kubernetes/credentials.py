@@ -1,6 +1,6 @@
-"""ServerAccess to an API server: a kubeconfig, or the service account of the pod that the controller runs in.
+"""Access to an API server: a kubeconfig, or the service account of the pod that the controller runs in.
 
-The file is read as kubectl reads it ("Organizing Cluster ServerAccess Using kubeconfig Files"), one file only. What the
+The file is read as kubectl reads it ("Organizing Cluster Access Using kubeconfig Files"), one file only. What the
 adapter cannot do is refused and not ignored.
 """
 
@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import os
 import ssl
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from datetime import datetime
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
-from adapters.kubernetes.records import Record, mapping, mappings, text
+from adapters.kubernetes.records import Record, mapping, mappings, moment, text
 from adapters.shared.commands.local import LocalRunner
 from adapters.shared.printing import printable
 from provisioner.config.messages import choices
@@ -28,19 +28,23 @@ from provisioner.interfaces import AdapterError, AuthError
 from provisioner.model import FaultKind
 
 if TYPE_CHECKING:
-    from adapters.kubernetes.settings import KubernetesAccess
+    from adapters.kubernetes.settings import KubernetesSiteConfig
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _REREAD_S = 60.0
 """Age at which a token file is read again: a kubelet rotates tokens long before they expire."""
 _PLUGIN_DEADLINE_S = 30.0
 _PLUGIN_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
-_REFUSED_OF_USERS = {
+_REFUSED_KEYS = {
     "auth-provider": "providers were removed from Kubernetes 1.26: use `exec`",
     "username": "passwords were removed from Kubernetes 1.19: use a token",
     "as": "impersonation is not supported: use an account of our own",
+    "proxy-url": "proxies are not supported: use an address that can be reached directly",
+    "tls-server-name": "another name is not supported: write a `server` that the certificate names",
 }
-_REFUSED_OF_CLUSTERS = {"proxy-url": "proxies are not supported: use an address that can be reached directly"}
+"""Keys of a kubeconfig, with the remedy."""
+_TYPES = {str: "text, in quotes", bool: "`true` or `false`", list: "a list", dict: "a mapping"}
+T = TypeVar("T", str, bool, list[Any], dict[str, Any])
 
 
 class KubeconfigError(AuthError):
@@ -55,188 +59,150 @@ class ServerAccess:
 
     server: str
     namespace: str
-    source: str
-    """For people: where it is written."""
-    trust: ssl.SSLContext | bool = field(repr=False)
-    token: str = field(repr=False)
+    trust: ssl.SSLContext = field(repr=False)
+    headers: Mapping[str, str] = field(repr=False)
     until: float
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        return {"Authorization": f"Bearer {self.token}"} if self.token else {}
-
-
-def kubeconfig_path(settings: KubernetesAccess) -> Path | None:
-    """Return the kubeconfig to read; None in a pod, where nothing else is named."""
-    if settings.kubeconfig is not None:
-        return settings.kubeconfig
-    if named := os.environ.get("KUBECONFIG", ""):
-        return Path(named).expanduser()
-    if os.environ.get("KUBERNETES_SERVICE_HOST") and (SERVICE_ACCOUNT / "token").exists():
-        return None
-    return Path("~/.kube/config").expanduser()
-
-
-async def read_access(settings: KubernetesAccess) -> ServerAccess:
-    """Return what is needed to call the API server. Raises KubeconfigError; AuthError if a plugin fails."""
-    path = kubeconfig_path(settings)
-    if path is None:
-        return _in_cluster(settings)
-    context = read_context(path, settings)
-    user, where = context.user, context.where
-    token, until = text(user, "token"), time.monotonic() + _REREAD_S
-    if name := text(user, "tokenFile"):
-        token = _file_content(path.parent / name, where, "tokenFile").decode("ascii", "replace").strip()
-    if (plugin := mapping(user.get("exec"))) and not token:
-        user, until = await _run_plugin(plugin, context)
-        token = text(user, "token")
-    namespace = settings.namespace or context.namespace or "default"
-    return ServerAccess(context.server, namespace, where, _trust(context, user), token, until)
 
 
 @dataclass(frozen=True, slots=True)
-class KubeContext:
-    """One context of a kubeconfig: a cluster, a user of it, and a namespace."""
+class Kubeconfig:
+    """The keys of a context, its cluster, its user and the user's plugin together: no name occurs twice.
+
+    The methods raise KubeconfigError for a value that cannot be used.
+    """
 
     where: str
     directory: Path
-    server: str
-    namespace: str
-    cluster: Record = field(repr=False)
-    user: Record = field(repr=False)
+    """Directory that relative paths start from."""
+    values: Record = field(repr=False)
+
+    def get(self, key: str, expected: type[T]) -> T:
+        """Return a value; an empty one if there is none."""
+        found = self.values.get(key)
+        if found is not None and not isinstance(found, expected):
+            raise KubeconfigError(f"{self.where}: `{key}` has the wrong type: write {_TYPES[expected]}")
+        return expected() if found is None else found
+
+    def file(self, key: str) -> str:
+        """Return the text of the file that a key names; empty if there is no such key."""
+        if not (name := self.get(key, str)):
+            return ""
+        path = self.directory / name
+        try:
+            return path.read_text("ascii", "ignore").strip()  # comments of certificates have any encoding
+        except (OSError, ValueError) as error:
+            why = f"{printable(str(path))} cannot be read: {getattr(error, 'strerror', error)}"
+            raise KubeconfigError(f"{self.where}: `{key}`: {why}") from None
+
+    def pem(self, key: str) -> str:
+        """Return a certificate or key, which is in the kubeconfig or in a file. Raises ValueError too."""
+        return base64.b64decode(self.get(f"{key}-data", str)).decode("ascii", "ignore") or self.file(key)
 
 
-def read_context(path: Path, settings: KubernetesAccess) -> KubeContext:
-    """Return a context of a kubeconfig. Raises KubeconfigError."""
+def read_kubeconfig(settings: KubernetesSiteConfig) -> Kubeconfig:
+    """Return the kubeconfig to use; the service account of our own pod is like one. Raises KubeconfigError."""
+    named = settings.kubeconfig or os.environ.get("KUBECONFIG")
+    host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    if host and not named and (SERVICE_ACCOUNT / "token").exists():
+        server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+        files = {"tokenFile": "token", "certificate-authority": "ca.crt", "namespaceFile": "namespace"}
+        given = {"server": server, "namespace": settings.namespace, **files}
+        return Kubeconfig(f"the service account in {SERVICE_ACCOUNT}", SERVICE_ACCOUNT, given)
+    path = Path(os.path.expanduser(named or "~/.kube/config"))
     try:
         tree = mapping(yaml.safe_load(path.read_text("utf-8-sig")))
     except OSError as error:
         message = f"{path}: the kubeconfig cannot be read: {error.strerror}: write `kubeconfig: PATH`"
         raise KubeconfigError(message) from None
-    except yaml.MarkedYAMLError as error:  # its own words quote the file, which holds secrets
-        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+    except (yaml.YAMLError, RecursionError, ValueError) as error:  # its own words quote the file, which holds secrets
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
         raise KubeconfigError(f"{path}{line}: the kubeconfig is not YAML") from None
-    except (yaml.YAMLError, RecursionError, ValueError):
-        raise KubeconfigError(f"{path}: the kubeconfig is not YAML") from None
     name = settings.context or text(tree, "current-context")
     if not name:
         known = choices("", [text(each, "name") for each in mappings(tree.get("contexts"))])
         raise KubeconfigError(f"{path}: it has no `current-context`: write `context: NAME`: {known}")
-    context = _named(path, tree, "contexts", "context", name)
-    where = f"{path}: context `{printable(name, 80)}`"
-    cluster = _named(path, tree, "clusters", "cluster", text(context, "cluster"))
-    user = _named(path, tree, "users", "user", text(context, "user"))
-    for section, refused in ((user, _REFUSED_OF_USERS), (cluster, _REFUSED_OF_CLUSTERS)):
-        for key, instead in refused.items():
-            if section.get(key):
-                raise KubeconfigError(f"{where}: `{key}`: {instead}")
-    server = text(cluster, "server").rstrip("/")
-    if not server.startswith(("https://", "http://")):
-        raise KubeconfigError(f"{where}: `server` of its cluster is no address: write `https://HOST:6443`")
-    return KubeContext(where, path.parent, server, text(context, "namespace"), cluster, user)
-
-
-def _named(path: Path, tree: Record, plural: str, singular: str, name: str) -> Record:
-    entries = {text(each, "name"): each.get(singular) for each in mappings(tree.get(plural))}
-    if name not in entries:
-        message = f"{path}: there is no {singular} `{printable(name, 80)}`: {choices(name, entries)}"
-        raise KubeconfigError(message)
-    return mapping(entries[name])
-
-
-def _in_cluster(settings: KubernetesAccess) -> ServerAccess:
-    where = f"the service account in {SERVICE_ACCOUNT}"
-    host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ.get("KUBERNETES_SERVICE_PORT", "443")
-    token = _file_content(SERVICE_ACCOUNT / "token", where, "token").decode("ascii", "replace").strip()
-    namespace = settings.namespace or _file_content(SERVICE_ACCOUNT / "namespace", where, "namespace").decode().strip()
-    trust = ssl.create_default_context(cadata=_file_content(SERVICE_ACCOUNT / "ca.crt", where, "ca.crt").decode())
-    address = f"[{host}]" if ":" in host else host
-    return ServerAccess(f"https://{address}:{port}", namespace, where, trust, token, time.monotonic() + _REREAD_S)
-
-
-def _trust(context: KubeContext, user: Record) -> ssl.SSLContext | bool:
-    """Return the TLS settings of a context with the client certificate of a user."""
-    cluster, where = context.cluster, context.where
-    if not context.server.startswith("https://"):
-        return True
-    try:
-        authorities = _content(cluster, "certificate-authority", context)
-        found = ssl.create_default_context(cadata=authorities.decode() if authorities else None)
-        if cluster.get("insecure-skip-tls-verify") is True:
-            found.check_hostname, found.verify_mode = False, ssl.CERT_NONE
-        certificate, key = (_content(user, name, context) for name in ("client-certificate", "client-key"))
-        if certificate and key:
-            with tempfile.NamedTemporaryFile() as pair:  # the ssl module reads them from files only
-                pair.write(certificate + b"\n" + key)
-                pair.flush()
-                found.load_cert_chain(pair.name)
-    except (ssl.SSLError, ValueError) as error:
-        raise KubeconfigError(f"{where}: its certificates or its key cannot be used: {printable(str(error))}") from None
+    context = _named(path, tree, "context", name)
+    user, cluster = (_named(path, tree, kind, text(context, kind)) for kind in ("user", "cluster"))
+    namespace = settings.namespace or context.get("namespace")
+    values = {**mapping(user.get("exec")), **user, **cluster, "namespace": namespace}
+    found = Kubeconfig(f"{path}: context `{printable(name, 80)}`", path.parent, values)
+    for key, remedy in _REFUSED_KEYS.items():
+        if values.get(key):
+            raise KubeconfigError(f"{found.where}: `{key}`: {remedy}")
+    if not found.get("server", str).startswith(("https://", "http://")):
+        raise KubeconfigError(f"{found.where}: `server` of its cluster is no address: write `https://HOST:6443`")
+    if found.get("exec", dict) and found.get("apiVersion", str) not in _PLUGIN_VERSIONS:
+        raise KubeconfigError(f"{found.where}: `apiVersion` of `exec` is not supported: write `{_PLUGIN_VERSIONS[0]}`")
+    if found.get("interactiveMode", str) == "Always":
+        raise KubeconfigError(f"{found.where}: `interactiveMode`: there is no terminal: write `IfAvailable`")
     return found
 
 
-def _content(section: Record, key: str, context: KubeContext) -> bytes:
-    """Return the content of a certificate or key, which is in the kubeconfig or in a file beside it."""
-    if data := text(section, f"{key}-data"):
-        return base64.b64decode(data)
-    name = text(section, key)
-    return _file_content(context.directory / Path(name).expanduser(), context.where, key) if name else b""
+def _named(path: Path, tree: Record, kind: str, name: str) -> Record:
+    entries = {text(each, "name"): each.get(kind) for each in mappings(tree.get(f"{kind}s"))}
+    if name not in entries:
+        raise KubeconfigError(f"{path}: there is no {kind} `{printable(name, 80)}`: {choices(name, entries)}")
+    return mapping(entries[name])
 
 
-def _file_content(path: Path, where: str, key: str) -> bytes:
+def access_by(found: Kubeconfig) -> ServerAccess:
+    """Return what is needed to call the API server, without a plugin. Raises KubeconfigError."""
     try:
-        return path.read_bytes()
-    except OSError as error:
-        raise KubeconfigError(f"{where}: `{key}`: {path} cannot be read: {error.strerror}") from None
+        certificate, key = found.pem("client-certificate"), found.pem("client-key")
+        trust = ssl.create_default_context(cadata=found.pem("certificate-authority") or None)
+        if found.get("insecure-skip-tls-verify", bool):
+            trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE
+        if "ENCRYPTED" in certificate + key:  # the ssl module would ask on the terminal for its password
+            raise ValueError("an encrypted key is not supported: decrypt it with `openssl pkey`")
+        if certificate or key:
+            with tempfile.NamedTemporaryFile("w") as pair:  # the ssl module reads them from files only
+                pair.write(f"{certificate}\n{key}\n")
+                pair.flush()
+                trust.load_cert_chain(pair.name)
+    except (OSError, ValueError) as error:  # an SSLError is an OSError
+        why = printable(str(error))
+        raise KubeconfigError(f"{found.where}: its certificates or its key cannot be used: {why}") from None
+    namespace = found.get("namespace", str) or found.file("namespaceFile") or "default"
+    token = found.file("tokenFile") or found.get("token", str)
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    return ServerAccess(found.get("server", str).rstrip("/"), namespace, trust, headers, time.monotonic() + _REREAD_S)
 
 
-async def _run_plugin(plugin: Record, context: KubeContext) -> tuple[Record, float]:
-    """Run a credential plugin; return its user entry and until when it is good ("Client-go credential plugins")."""
-    where, version = f"{context.where}: `exec`", text(plugin, "apiVersion")
-    if version not in _PLUGIN_VERSIONS:
-        raise KubeconfigError(f"{where}: `apiVersion` is not supported: it may be {' or '.join(_PLUGIN_VERSIONS)}")
-    command = text(plugin, "command")
-    if os.sep in command:  # relative to the kubeconfig, as kubectl does
-        command = str(context.directory / command)
-    spec = {"interactive": False}
-    info = json.dumps({"apiVersion": version, "kind": "ExecCredential", "spec": spec})
-    given = {text(each, "name"): text(each, "value") for each in mappings(plugin.get("env"))}
+async def read_access(settings: KubernetesSiteConfig) -> ServerAccess:
+    """Return what is needed to call the API server. Raises KubeconfigError; AuthError if a plugin fails."""
+    found = read_kubeconfig(settings)
+    access = access_by(found)
+    return await _run_plugin(found) if found.get("exec", dict) and not access.headers else access
+
+
+async def _run_plugin(found: Kubeconfig) -> ServerAccess:
+    """Return access with the credentials of a plugin ("Client-go credential plugins")."""
+    spec: dict[str, Any] = {"interactive": False}
+    if found.get("provideClusterInfo", bool):
+        known = {key: found.values.get(key) for key in ("server", "insecure-skip-tls-verify")}
+        authorities = base64.b64encode(found.pem("certificate-authority").encode()).decode()
+        spec["cluster"] = {**known, "certificate-authority-data": authorities}
+    info = json.dumps({"apiVersion": found.values["apiVersion"], "kind": "ExecCredential", "spec": spec})
+    given = {str(each.get("name")): str(each.get("value")) for each in mappings(found.get("env", list))}
     runner = LocalRunner({**os.environ, **given, "KUBERNETES_EXEC_INFO": info})
-    words = [str(each) for each in plugin.get("args") or []]
+    command, args = found.get("command", str), map(str, found.get("args", list))
+    if os.sep in command:  # relative to the kubeconfig, as kubectl does
+        command = str(found.directory / command)
     try:
-        done = await runner.run([command, *words], deadline_s=_PLUGIN_DEADLINE_S)
-    except AdapterError as error:
-        hint = text(plugin, "installHint")
-        raise AuthError(f"{where}: {error}{f' ({printable(hint)})' if hint else ''}") from None
-    if done.code:
-        raise AuthError(f"{where}: `{printable(command)}`: exit status {done.code}")
-    try:
-        status = mapping(json.loads(done.out).get("status"))
-    except (ValueError, AttributeError):
-        raise AuthError(f"{where}: `{printable(command)}` printed no ExecCredential") from None
-    user: dict[str, Any] = {"token": text(status, "token")}
-    for key, name in (("client-certificate-data", "clientCertificateData"), ("client-key-data", "clientKeyData")):
-        user[key] = base64.b64encode(text(status, name).encode()).decode()
-    return user, time.monotonic() + _lifetime_s(text(status, "expirationTimestamp"))
-
-
-def _lifetime_s(expires: str) -> float:
-    try:
-        left_s = datetime.fromisoformat(expires).timestamp() - time.time()
-    except ValueError:  # no time: it is good until the API server refuses it
-        return 86400.0
-    return max(_REREAD_S, left_s - _REREAD_S)
-
-
-def trial(settings: KubernetesAccess) -> str:
-    """Return why the credentials cannot be used on this host, without a call of the API server; empty if they can."""
-    path = kubeconfig_path(settings)
-    try:
-        if path is None:
-            _in_cluster(settings)
-        else:
-            context = read_context(path, settings)
-            _trust(context, context.user)
-    except AdapterError as error:
-        return str(error)
-    return ""
+        done = await runner.run([command, *args], deadline_s=_PLUGIN_DEADLINE_S)
+        if done.code:
+            raise ValueError(f"exit status {done.code}")
+        status = mapping(mapping(json.loads(done.out)).get("status"))
+        names = {"client-certificate-data": "clientCertificateData", "client-key-data": "clientKeyData"}
+        new = {key: base64.b64encode(text(status, name).encode()).decode() for key, name in names.items()}
+        new["token"] = text(status, "token")
+        if not any(new.values()):
+            raise ValueError("it holds no token and no certificate")
+    except (AdapterError, ValueError, RecursionError) as error:
+        hint = printable(found.get("installHint", str))
+        message = f"{found.where}: `exec`: no ExecCredential of `{printable(command)}`: {error}"
+        raise AuthError(f"{message} ({hint})" if hint else message) from None
+    expires = moment(status, "expirationTimestamp") or math.inf  # without, it is good until the API server refuses it
+    until = time.monotonic() + max(_REREAD_S, expires - time.time() - _REREAD_S)
+    return replace(access_by(replace(found, values={**found.values, **new})), until=until)

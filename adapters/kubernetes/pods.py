@@ -26,7 +26,6 @@ _MAX_SECRET_BYTES = 1024**2 - 4096
 """An API server accepts 1 MiB of data in a secret."""
 _SPARE_S = 10
 """A pod gets this much longer than the drone's grace, which the drone ends by itself."""
-_MIB = 1024**2
 
 
 class PodNames(NamedTuple):
@@ -76,12 +75,18 @@ def pod_body(order: StartOrder, config: KubernetesSiteConfig, names: PodNames) -
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "env": [{"name": "DRONE_NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}],
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "volumeMounts": [
+            {"name": "drone-files", "mountPath": _FILES, "readOnly": True},
+            {"name": "drone-work", "mountPath": _WORK},
+        ],
     }
     spec: dict[str, Any] = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": round(order.grace_s) + _SPARE_S,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
+        "priorityClassName": options.priority_class,
+        "nodeSelector": dict(options.node_selector),
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": config.run_as,
@@ -89,13 +94,13 @@ def pod_body(order: StartOrder, config: KubernetesSiteConfig, names: PodNames) -
             "fsGroup": config.run_as,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
+        "volumes": [
+            {"name": "drone-files", "secret": {"secretName": order.drone_id, "defaultMode": 0o440}},
+            {"name": "drone-work", "emptyDir": {"sizeLimit": f"{kind.disk_mib}Mi"}},
+        ],
     }
     if kind.walltime_s:
         spec["activeDeadlineSeconds"] = int(kind.walltime_s) + round(order.grace_s)
-    if options.priority_class:
-        spec["priorityClassName"] = options.priority_class
-    if options.node_selector:
-        spec["nodeSelector"] = dict(options.node_selector)
     if options.products:
         wanted = {"key": "nvidia.com/gpu.product", "operator": "In", "values": list(options.products)}
         terms = {"nodeSelectorTerms": [{"matchExpressions": [wanted]}]}
@@ -103,18 +108,7 @@ def pod_body(order: StartOrder, config: KubernetesSiteConfig, names: PodNames) -
     if options.claim_template:
         spec["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": options.claim_template}]
         container["resources"]["claims"] = [{"name": "gpu"}]
-    mounts: list[dict[str, Any]] = [
-        {"name": "drone-files", "mountPath": _FILES, "readOnly": True},
-        {"name": "drone-work", "mountPath": _WORK},
-    ]
-    volumes: list[dict[str, Any]] = [
-        {"name": "drone-files", "secret": {"secretName": order.drone_id, "defaultMode": 0o440}},
-        {"name": "drone-work", "emptyDir": {"sizeLimit": f"{kind.disk_mib}Mi"}},
-    ]
-    container = _merged(
-        container, {**options.container, "volumeMounts": _more(options.container, "volumeMounts", mounts)}
-    )
-    spec = _merged(spec, {**options.pod, "volumes": _more(options.pod, "volumes", volumes)})
+    container, spec = _merged(container, options.container), _merged(spec, options.pod)
     labels = {**options.labels, **names.labels(order.drone_id, kind.name)}
     if options.queue:
         labels["kueue.x-k8s.io/queue-name"] = options.queue
@@ -126,35 +120,29 @@ def pod_body(order: StartOrder, config: KubernetesSiteConfig, names: PodNames) -
     }
 
 
-def job_body(pod: Record) -> dict[str, Any]:
+def job_body(pod: Mapping[str, Any]) -> dict[str, Any]:
     """Return a Job that makes this pod once and never again (JobSpec, batch/v1)."""
-    meta = mapping(pod.get("metadata"))
-    labels = dict(mapping(meta.get("labels")))
-    template = {"metadata": {"labels": labels, "annotations": dict(mapping(meta.get("annotations")))}}
+    meta = pod["metadata"]
+    template = {"metadata": {"labels": meta["labels"], "annotations": meta["annotations"]}, "spec": pod["spec"]}
+    once = {"backoffLimit": 0, "parallelism": 1, "completions": 1, "podReplacementPolicy": "Failed"}
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {"name": text(meta, "name"), "labels": labels},
-        "spec": {
-            "backoffLimit": 0,
-            "parallelism": 1,
-            "completions": 1,
-            "podReplacementPolicy": "Failed",
-            "template": {**template, "spec": pod["spec"]},
-        },
+        "metadata": {"name": meta["name"], "labels": meta["labels"]},
+        "spec": {**once, "template": template},
     }
 
 
-def secret_body(order: StartOrder, config: KubernetesSiteConfig, names: PodNames, owner: Record) -> dict[str, Any]:
-    """Return the secret of an order, which belongs to ``owner``. Raises UnfitError if it is too large."""
-    bootstrap = order.bootstrap
+def secret_body(order: StartOrder, config: KubernetesSiteConfig, names: PodNames, uid: str) -> dict[str, Any]:
+    """Return the secret of an order, which belongs to its pod or Job ``uid``. Raises UnfitError if it is too large."""
+    bootstrap, name = order.bootstrap, order.drone_id
     assert bootstrap is not None
     enforced = config.options(order.type.name).enforced
     env = {
         **bootstrap.env,
         **config.env,
         **drone.environment(order),
-        "PROVISIONER_DRONE_ID": order.drone_id,
+        "PROVISIONER_DRONE_ID": name,
         **({"DRONE_VRAM_ENFORCED": enforced} if enforced else {}),
     }
     step = "\n".join([*exports(env), f"exec sh {OURS}/script", ""]).encode("utf-8", "surrogateescape")
@@ -162,35 +150,28 @@ def secret_body(order: StartOrder, config: KubernetesSiteConfig, names: PodNames
     data = gzip.compress(packed(files), mtime=0)
     if len(data) > _MAX_SECRET_BYTES:
         raise UnfitError(f"its files are {len(data)} bytes and may be {_MAX_SECRET_BYTES}, compressed")
-    meta = mapping(owner.get("metadata"))
-    reference = {
-        "apiVersion": text(owner, "apiVersion") or "v1",
-        "kind": text(owner, "kind") or "Pod",
-        "name": text(meta, "name"),
-        "uid": text(meta, "uid"),
-    }
+    version, kind = ("batch/v1", "Job") if config.kind == "job" else ("v1", "Pod")
+    owner = {"apiVersion": version, "kind": kind, "name": name, "uid": uid}
+    labels = names.labels(name, order.type.name)
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": {
-            "name": order.drone_id,
-            "labels": dict(names.labels(order.drone_id, order.type.name)),
-            "ownerReferences": [reference],
-        },
+        "metadata": {"name": name, "labels": dict(labels), "ownerReferences": [owner]},
         "type": "Opaque",
         "immutable": True,
         "data": {_ARCHIVE: base64.b64encode(data).decode()},
     }
 
 
-def _more(options: Mapping[str, Any], key: str, own: list[dict[str, Any]]) -> list[Any]:
-    return [*own, *options.get(key, [])]
-
-
 def _merged(own: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return both; of what both have as mappings, each key, the operator's before ours."""
+    """Return both; mappings and lists of both are merged, of other values the operator's counts."""
     found = dict(own)
     for key, value in options.items():
-        both = isinstance(value, dict) and isinstance(found.get(key), dict)
-        found[key] = _merged(found[key], value) if both else value
+        mine = found.get(key)
+        if isinstance(mine, dict) and isinstance(value, dict):
+            found[key] = _merged(mine, value)
+        elif isinstance(mine, list) and isinstance(value, list):
+            found[key] = [*mine, *value]
+        elif value is not None:  # null is as good as no field
+            found[key] = value
     return found

@@ -11,7 +11,7 @@ from typing import Any
 Record = Mapping[str, Any]
 """A JSON object."""
 
-_QUANTITY = re.compile(r"([+-]?[0-9.]+)([eE][+-]?[0-9]+|[numkMGTPE]|[KMGTPE]i|)")
+_QUANTITY = re.compile(r"([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)([numkMGTPE]|[KMGTPE]i|)")
 _FACTORS = {
     **{"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18},
     **{f"{letter}i": 1024.0**power for power, letter in enumerate("KMGTPE", 1)},
@@ -50,13 +50,9 @@ def quantity(value: object) -> float:
     Source: "Quantity" in the Kubernetes API reference.
     """
     found = _QUANTITY.fullmatch(str(value))
-    if found is None:
-        return 0.0
     try:
-        suffix = found[2]
-        amount = float(found[1] + suffix) if suffix[:1] in ("e", "E") and suffix[1:] else None
-        return float(found[1]) * _FACTORS[suffix] if amount is None else amount
-    except ValueError:
+        return float(found[1]) * _FACTORS[found[2]] if found else 0.0
+    except ValueError:  # as of `1.2.3`
         return 0.0
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
+from adapters.kubernetes.credentials import access_by, read_kubeconfig
+from adapters.kubernetes.records import mapping, mappings, text
 from adapters.shared.parcel import check_environment
 from provisioner.config.messages import choices
 from provisioner.config.models import ConfigSection, mistake_at
 from provisioner.config.units import ConfigPath, Duration, PositiveDuration
+from provisioner.interfaces import AdapterError
 from provisioner.model import WHOLE_GPU, DroneType
 
 _RESERVED = re.compile(
@@ -28,10 +31,14 @@ GPU_RESOURCES = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu", "intel": "gpu
 """Names of whole GPUs in the vendors' device plugins."""
 
 _OURS = {
-    "pod": ("containers", "restartPolicy", "terminationGracePeriodSeconds", "activeDeadlineSeconds", "initContainers"),
-    "container": ("name", "image", "command", "args", "resources", "terminationMessagePath"),
+    *("containers", "initContainers", "restartPolicy", "terminationGracePeriodSeconds", "activeDeadlineSeconds"),
+    *("priorityClassName", "nodeSelector", "automountServiceAccountToken", "hostPID", "hostIPC"),
+    *("name", "image", "command", "args", "resources", "terminationMessagePath"),
+    *("runAsUser", "runAsNonRoot", "privileged", "allowPrivilegeEscalation"),
 }
-"""Fields of a pod and of its container that the adapter sets."""
+"""Fields of a pod, its container and their security contexts that the adapter sets: drones never run as root."""
+_LISTS = ("volumes", "volumeMounts", "env", "tolerations", "resourceClaims")
+"""Fields that the adapter reads or adds to."""
 
 
 def _names(what: str, found: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -45,23 +52,22 @@ def _names(what: str, found: Mapping[str, Any]) -> Mapping[str, Any]:
     return found
 
 
-def _not_ours(section: str, found: Mapping[str, Any]) -> Mapping[str, Any]:
-    for key in _OURS[section]:
-        if key in found:
-            raise mistake_at(key, f"`{key}` is set by the provisioner: remove it")
+def _fields(found: dict[str, Any]) -> dict[str, Any]:
+    """Validate fields of a pod or a container: none that is ours, and none that could not be merged with ours."""
+    for key, value in found.items():
+        if key in _LISTS and not (isinstance(value, list) and len(mappings(value)) == len(value)):
+            raise mistake_at(key, f"`{key}` must be a list of mappings: write one, or remove `{key}`")
+    variables = [text(each, "name") for each in mappings(found.get("env"))]
+    ours = [name for name in variables if _RESERVED.fullmatch(name)]
+    for key in [*ours, *sorted(_OURS & {*found, *mapping(found.get("securityContext"))})]:
+        raise mistake_at(key, f"`{key}` is set by the provisioner: remove it, or use its option")
     return found
 
 
-class KubernetesAccess(ConfigSection):
-    """An API server, and our credentials for it."""
-
-    kubeconfig: ConfigPath | None = Field(None, examples=["drones.kubeconfig"])
-    """Kubeconfig file. Default: `$KUBECONFIG`, else the service account of the controller's own pod, else
-    ~/.kube/config."""
-    context: str = Field("", max_length=255, examples=["drones@cluster"])
-    """Context of the kubeconfig. Default: its current one."""
-    namespace: str = Field("", pattern=rf"^$|{_DNS_LABEL}", examples=["gpu-drones"])
-    """Namespace of the drones. Default: the context's, or that of the controller's pod."""
+_Labels = Annotated[dict[str, str], AfterValidator(partial(_names, "label"))]
+_Annotations = Annotated[dict[str, str], AfterValidator(partial(_names, "annotation"))]
+_Resources = Annotated[dict[str, str | int], AfterValidator(partial(_names, "resource"))]
+_Fields = Annotated[dict[str, Any], AfterValidator(_fields)]
 
 
 class PodOptions(ConfigSection):
@@ -73,25 +79,15 @@ class PodOptions(ConfigSection):
     """PriorityClass. Pods of a higher priority are the owner's, and come first. Default: the cluster's."""
     queue: str = Field("", pattern=rf"^$|{_DNS_LABEL}", examples=["drones"])
     """LocalQueue of Kueue that admits the pods. Default: none."""
-    node_selector: Annotated[dict[str, str], AfterValidator(partial(_names, "label"))] = Field(
-        default_factory=dict, examples=[{"pool": "gpu"}]
-    )
+    node_selector: _Labels = Field(default_factory=dict, examples=[{"pool": "gpu"}])
     """Labels that a node must have."""
-    labels: Annotated[dict[str, str], AfterValidator(partial(_names, "label"))] = Field(
-        default_factory=dict, examples=[{"cost-centre": "wlcg"}]
-    )
+    labels: _Labels = Field(default_factory=dict, examples=[{"cost-centre": "wlcg"}])
     """Further labels of each pod."""
-    annotations: Annotated[dict[str, str], AfterValidator(partial(_names, "annotation"))] = Field(
-        default_factory=dict, examples=[{"gpu-fraction": "0.25"}]
-    )
+    annotations: _Annotations = Field(default_factory=dict, examples=[{"gpu-fraction": "0.25"}])
     """Annotations of each pod, as for the scheduler of KAI."""
-    pod: Annotated[dict[str, Any], AfterValidator(partial(_not_ours, "pod"))] = Field(
-        default_factory=dict, examples=[{"tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}]}]
-    )
+    pod: _Fields = Field(default_factory=dict, examples=[{"tolerations": [{"key": "gpu", "operator": "Exists"}]}])
     """Further fields of the pod's `spec`: tolerations, `imagePullSecrets`, `schedulerName`, volumes, ..."""
-    container: Annotated[dict[str, Any], AfterValidator(partial(_not_ours, "container"))] = Field(
-        default_factory=dict, examples=[{"volumeMounts": [{"name": "cvmfs", "mountPath": "/cvmfs"}]}]
-    )
+    container: _Fields = Field(default_factory=dict, examples=[{"volumeMounts": [{"name": "sw", "mountPath": "/sw"}]}])
     """Further fields of its container: `volumeMounts`, `imagePullPolicy`, ..."""
 
 
@@ -102,9 +98,7 @@ class KubernetesTypeConfig(PodOptions):
     """Name of the resource of which a drone gets one for each of its GPUs. Default: the vendor's whole GPU."""
     products: list[str] = Field(default_factory=list, max_length=32, examples=[["NVIDIA-A100-SXM4-40GB"]])
     """Values of the node label `nvidia.com/gpu.product` that fit: any one of them. Default: all."""
-    resources: Annotated[dict[str, str | int], AfterValidator(partial(_names, "resource"))] = Field(
-        default_factory=dict, examples=[{"nvidia.com/gpumem": 8000}]
-    )
+    resources: _Resources = Field(default_factory=dict, examples=[{"nvidia.com/gpumem": 8000}])
     """Further resources of the container, as those of HAMi."""
     claim_template: str = Field("", pattern=rf"^$|{_DNS_NAME}", examples=["one-mig-slice"])
     """ResourceClaimTemplate of the namespace (DRA) that the GPUs come from, instead of `resource`."""
@@ -113,9 +107,16 @@ class KubernetesTypeConfig(PodOptions):
     memory limit. Default: a whole GPU or a MIG instance, which nobody else uses."""
 
 
-class KubernetesSiteConfig(KubernetesAccess, PodOptions):
+class KubernetesSiteConfig(PodOptions):
     """Options of the ``kubernetes`` site."""
 
+    kubeconfig: ConfigPath | None = Field(None, examples=["drones.kubeconfig"])
+    """Kubeconfig file. Default: `$KUBECONFIG`, else the service account of the controller's own pod, else
+    ~/.kube/config."""
+    context: str = Field("", max_length=255, examples=["drones@cluster"])
+    """Context of the kubeconfig. Default: its current one."""
+    namespace: str = Field("", pattern=rf"^$|{_DNS_LABEL}", examples=["gpu-drones"])
+    """Namespace of the drones. Default: the context's, or that of the controller's pod."""
     types: dict[str, KubernetesTypeConfig] = Field(default_factory=dict)
     """Resources, and what else is special, of each drone type, by its name."""
     env: Annotated[dict[str, str], AfterValidator(partial(check_environment, reserved=_RESERVED))] = Field(
@@ -135,14 +136,20 @@ class KubernetesSiteConfig(KubernetesAccess, PodOptions):
     parallel: int = Field(8, ge=1, le=64)
     """Orders to the API server at a time."""
 
+    @cached_property
+    def _by_type(self) -> Mapping[str, KubernetesTypeConfig]:
+        """Options by drone type; under the empty name those of all types that have none of their own."""
+        site = KubernetesTypeConfig.model_validate({name: getattr(self, name) for name in PodOptions.model_fields})
+        found = {"": site}
+        for kind, special in self.types.items():
+            own = {name: getattr(special, name) for name in special.model_fields_set}
+            both = {name: {**getattr(site, name), **value} for name, value in own.items() if isinstance(value, dict)}
+            found[kind] = site.model_copy(update={**own, **both})
+        return found
+
     def options(self, kind: str) -> KubernetesTypeConfig:
         """Return the options of pods of a drone type: its own, else the site's. Mappings of both count."""
-        special = self.types.get(kind, KubernetesTypeConfig())
-        found: dict[str, Any] = {name: getattr(self, name) for name in PodOptions.model_fields}
-        for name in special.model_fields_set:
-            own = getattr(special, name)
-            found[name] = {**found.get(name, {}), **own} if isinstance(own, dict) else own
-        return KubernetesTypeConfig.model_validate(found)
+        return self._by_type.get(kind, self._by_type[""])
 
     def resource(self, kind: DroneType) -> str:
         """Return the resource that GPUs of a drone type are; empty for a CPU drone and for one with a claim."""
@@ -164,13 +171,16 @@ class KubernetesSiteConfig(KubernetesAccess, PodOptions):
             if options.claim_template and options.resource:
                 where = ("options", "types", kind.name, "claim_template")
                 yield where, "`resource` and `claim_template` exclude each other: remove one"
+            if options.products and "nodeSelectorTerms" in str(options.pod.get("affinity")):  # any one of them counts
+                where = ("options", "types", kind.name, "products")
+                yield where, "`products` and `nodeSelectorTerms` exclude each other: remove one"
         for name in self.types:
             if name not in names:
                 yield ("options", "types", name), f"there is no drone type `{name[:63]}`: {choices(name, names)}"
 
     def doubts(self) -> Iterator[tuple[tuple[str, ...], str]]:
         """Yield what would not work on this host: path below the options, and message."""
-        from adapters.kubernetes import credentials
-
-        if message := credentials.trial(self):
-            yield ("kubeconfig",) if self.kubeconfig else (), message
+        try:
+            access_by(read_kubeconfig(self))
+        except AdapterError as error:
+            yield ("kubeconfig",) if self.kubeconfig else (), str(error)

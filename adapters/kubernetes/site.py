@@ -342,7 +342,7 @@ class KubernetesSite:
             # A Job is accepted whatever its pod is, so the pod is tried first.
             await self._api.order("POST", f"/api/v1/namespaces/{namespace}/pods", body, [("dryRun", "All")])
             body = job_body(body)
-        secret_body(order, self._config, self._names, body)  # raises before anything is created
+        secret_body(order, self._config, self._names, "")  # raises before anything is created
         self._unfinished[order.drone_id] = order, time.monotonic()
         try:
             reply = await self._api.order("POST", self._collection(namespace), body, accepted=(409,))
@@ -367,10 +367,7 @@ class KubernetesSite:
         return uid
 
     async def _give_secret(self, order: model.StartOrder, uid: str) -> None:
-        job = self._config.kind == "job"
-        owner = {"apiVersion": "batch/v1", "kind": "Job"} if job else {"apiVersion": "v1", "kind": "Pod"}
-        found = {**owner, "metadata": {"name": order.drone_id, "uid": uid}}
-        body = secret_body(order, self._config, self._names, found)
+        body = secret_body(order, self._config, self._names, uid)
         path = f"/api/v1/namespaces/{await self._api.namespace()}/secrets"
         await self._api.order("POST", path, body, accepted=(409,))
         self._unfinished.pop(order.drone_id, None)

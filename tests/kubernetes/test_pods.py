@@ -64,8 +64,7 @@ def test_the_official_models_accept_what_is_sent(options: dict[str, Any]) -> Non
     pod = pod_body(order(), made, NAMES)
     client.V1Pod.model_validate(pod)
     client.V1Job.model_validate(job_body(pod))
-    owner = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "kit-a1-7", "uid": "u-1"}}
-    client.V1Secret.model_validate(secret_body(order(), made, NAMES, owner))
+    client.V1Secret.model_validate(secret_body(order(), made, NAMES, "u-1"))
 
 
 def test_a_misspelt_field_is_refused_by_these_models() -> None:
@@ -119,6 +118,16 @@ def test_the_life_of_a_pod_is_bounded_and_nothing_runs_as_root() -> None:
     assert [each["name"] for each in spec["volumes"]] == ["drone-files", "drone-work", "cvmfs"]
 
 
+def test_fields_of_the_operator_are_added_and_replace_none_of_ours() -> None:
+    security = {"capabilities": {"drop": []}, "seccompProfile": None, "readOnlyRootFilesystem": True}
+    container = {"env": [{"name": "NCCL_DEBUG", "value": "INFO"}], "securityContext": security}
+    spec = pod_body(order(), config(container=container, pod={"enableServiceLinks": None}), NAMES)["spec"]
+    assert [each["name"] for each in spec["containers"][0]["env"]] == ["DRONE_NODE", "NCCL_DEBUG"]
+    assert spec["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert spec["containers"][0]["securityContext"]["readOnlyRootFilesystem"] is True
+    assert spec["enableServiceLinks"] is False
+
+
 def test_several_products_are_one_affinity() -> None:
     wanted = {"types": {"a100": {"products": ["A100", "H100"]}}}
     affinity = pod_body(order(), config(**wanted), NAMES)["spec"]["affinity"]["nodeAffinity"]
@@ -141,11 +150,11 @@ def unpacked(secret: dict[str, Any]) -> dict[str, bytes]:
         return {each.name: archive.extractfile(each).read() for each in archive}  # type: ignore[union-attr]
 
 
-def test_the_secret_belongs_to_the_pod_and_holds_the_files() -> None:
-    owner = {"metadata": {"name": "kit-a1-7", "uid": "u-1"}}
-    secret = secret_body(order(), config(env={"CONDOR_PREFIX": "/opt/condor"}), NAMES, owner)
+@pytest.mark.parametrize(("kind", "version", "owner"), [("pod", "v1", "Pod"), ("job", "batch/v1", "Job")])
+def test_the_secret_belongs_to_the_pod_and_holds_the_files(kind: str, version: str, owner: str) -> None:
+    secret = secret_body(order(), config(kind=kind, env={"CONDOR_PREFIX": "/opt/condor"}), NAMES, "u-1")
     assert secret["metadata"]["ownerReferences"] == [
-        {"apiVersion": "v1", "kind": "Pod", "name": "kit-a1-7", "uid": "u-1"}
+        {"apiVersion": version, "kind": owner, "name": "kit-a1-7", "uid": "u-1"}
     ]
     files = unpacked(secret)
     assert files["token"] == b"secret"
@@ -158,14 +167,14 @@ def test_files_that_exceed_a_secret_are_unfit() -> None:
     import os
 
     with pytest.raises(UnfitError, match="may be"):
-        secret_body(order(big=os.urandom(1100_000)), config(), NAMES, {})
+        secret_body(order(big=os.urandom(1100_000)), config(), NAMES, "")
 
 
 def test_the_container_runs_the_drone_and_reports_its_outcome(tmp_path: Path) -> None:
     made = config()
     command = pod_body(order(), made, NAMES)["spec"]["containers"][0]["command"]
     (tmp_path / "files.tar.gz").write_bytes(
-        base64.b64decode(secret_body(order(), made, NAMES, {})["data"]["files.tar.gz"])
+        base64.b64decode(secret_body(order(), made, NAMES, "")["data"]["files.tar.gz"])
     )
     (tmp_path / "work").mkdir()
     end = tmp_path / "end"

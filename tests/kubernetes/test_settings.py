@@ -15,6 +15,9 @@ from provisioner.model import DroneType
 A100 = DroneType("cern", "a100", gpu_milli=1000, cpus=8, memory_mib=20480, disk_mib=10240)
 
 
+REQUIRED = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}}
+
+
 def config(**options: Any) -> KubernetesSiteConfig:
     return KubernetesSiteConfig.model_validate({"image": "x", **options})
 
@@ -29,6 +32,18 @@ def config(**options: Any) -> KubernetesSiteConfig:
         ({"types": {"a100": {"resources": {"nvidia.com/gpumem": "much"}}}}, "write a whole number or a quantity"),
         ({"env": {"DRONE_ID": "x"}}, "`DRONE_ID` is set by the site"),
         ({"env": {"DRONE_VRAM_ENFORCED": "mps"}}, "`DRONE_VRAM_ENFORCED` is set by the site"),
+        ({"pod": {"volumes": None}}, "`volumes` must be a list of mappings: write one, or remove `volumes`"),
+        ({"pod": {"tolerations": {"key": "x"}}}, "`tolerations` must be a list of mappings"),
+        ({"container": {"volumeMounts": "cvmfs"}}, "`volumeMounts` must be a list of mappings"),
+        ({"types": {"a100": {"container": {"env": ["x"]}}}}, "`env` must be a list of mappings"),
+        ({"container": {"env": [{"name": "DRONE_NODE", "value": "x"}]}}, "`DRONE_NODE` is set by the provisioner"),
+        ({"pod": {"securityContext": {"runAsUser": 0}}}, "`runAsUser` is set by the provisioner: remove it"),
+        ({"pod": {"securityContext": {"runAsNonRoot": False}}}, "`runAsNonRoot` is set by the provisioner"),
+        ({"container": {"securityContext": {"privileged": True}}}, "`privileged` is set by the provisioner"),
+        ({"container": {"securityContext": {"allowPrivilegeEscalation": True}}}, "`allowPrivilegeEscalation` is set"),
+        ({"pod": {"automountServiceAccountToken": True}}, "`automountServiceAccountToken` is set by the provisioner"),
+        ({"pod": {"hostPID": True}}, "`hostPID` is set by the provisioner"),
+        ({"pod": {"nodeSelector": {"pool": "gpu"}}}, "`nodeSelector` is set .*: remove it, or use its option"),
         ({"namespace": "Not_a_label"}, "namespace"),
         ({"run_as": 0}, "run_as"),
     ],
@@ -50,6 +65,12 @@ def test_what_is_refused(options: dict[str, Any], message: str) -> None:
             ("options", "types", "a100", "claim_template"),
             "exclude each other",
         ),
+        (
+            A100,
+            {"types": {"a100": {"products": ["A"], "pod": {"affinity": REQUIRED}}}},
+            ("options", "types", "a100", "products"),
+            "`products` and `nodeSelectorTerms` exclude each other",
+        ),
     ],
 )
 def test_what_does_not_go_together(kind: DroneType, options: dict[str, Any], at: tuple[str, ...], message: str) -> None:
@@ -67,6 +88,8 @@ def test_options_of_a_type_come_before_those_of_the_site() -> None:
     found = made.options("a100")
     assert (found.labels, found.image, found.priority_class) == ({"a": "1", "b": "2"}, "y", "low")
     assert made.options("other").image == "x"
+    assert made.options("a100") is found, "a poll asks for them at each node"
+    assert made == config(**made.model_dump(exclude_unset=True))
 
 
 def test_a_kubeconfig_that_is_not_there_is_a_warning(tmp_path: Path) -> None:
