@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from datetime import datetime
@@ -58,7 +57,3 @@ def quantity(value: object) -> float:
         return float(found[1]) * _FACTORS[suffix] if amount is None else amount
     except ValueError:
         return 0.0
-
-
-def mebibytes(value: object) -> int:
-    return math.floor(quantity(value) / 1024**2)
