@@ -37,13 +37,13 @@ class ClusterNode:
 
 
 class PodShape(NamedTuple):
-    """What a pod needs of its node (PodSpec v1)."""
+    """Needs and rules of a pod for its node (PodSpec v1)."""
 
     requests: Amounts
     selector: Mapping[str, str]
     tolerations: Sequence[Record]
     terms: Sequence[Record]
-    """Of its node affinity: one of them has to match."""
+    """Terms of its node affinity, of which one has to match."""
 
     def fits(self, node: ClusterNode) -> bool:
         """Return whether the node, empty, could run the pod."""

@@ -50,7 +50,7 @@ _DISRUPTIONS: Mapping[str, EndMapping] = {
 }
 """Reasons of the condition ``DisruptionTarget`` (Kubernetes 1.26 and newer)."""
 
-_REFUSED = ("UnexpectedAdmissionError", "NodeAffinity", "TopologyAffinityError", "OutOf")
+_NODE_REFUSALS = ("UnexpectedAdmissionError", "NodeAffinity", "TopologyAffinityError", "OutOf")
 _POD_REASONS: Mapping[str, EndMapping] = {
     "Evicted": EndMapping(EndKind.FAULT, FaultKind.NODE, "evicted by its node"),
     "Preempting": EndMapping(EndKind.PREEMPTED, None, "preempted on its node by a critical pod"),
@@ -60,7 +60,7 @@ _POD_REASONS: Mapping[str, EndMapping] = {
         ("NodeShutdown", "Shutdown", "Terminated"), EndMapping(EndKind.FAULT, FaultKind.NODE, "its node was shut down")
     ),
     # Its node refused it after the scheduler had chosen the node. Another try may go elsewhere.
-    **dict.fromkeys(_REFUSED, EndMapping(EndKind.FAULT, FaultKind.NODE, "refused by its node")),
+    **dict.fromkeys(_NODE_REFUSALS, EndMapping(EndKind.FAULT, FaultKind.NODE, "refused by its node")),
     "PodOSSelectorNodeLabelDoesNotMatch": EndMapping(EndKind.FAULT, FaultKind.CONFIG, "refused by its node"),
 }
 """Reasons of a pod that failed. ``OutOf`` stands for ``OutOfcpu``, ``OutOfnvidia.com/gpu`` and the like."""
