@@ -7,16 +7,19 @@ namespaces have to be seen; without that right, free capacity is not known.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from adapters.kubernetes.pods import requests
-from adapters.kubernetes.records import Record, mapping, mappings, mebibytes, moment, number, quantity, text
+from adapters.kubernetes.pods import PodNames, pod_body
+from adapters.kubernetes.records import Record, mapping, mappings, moment, number, quantity, text
 from adapters.kubernetes.settings import KubernetesSiteConfig
 from adapters.shared.printing import printable
-from provisioner.model import WHOLE_GPU, DroneType, Node, OwnerDemand, OwnerLoad
+from provisioner.model import WHOLE_GPU, DroneId, DroneType, Node, OwnerDemand, OwnerLoad, StartOrder
 
 _MAX_CLAIMS = 500
+_MACHINE = ("cpu", "memory", "ephemeral-storage")
 _CLOSING_EFFECTS = ("NoSchedule", "NoExecute")
 _CONDITION_TAINTS = "node.kubernetes.io/"
 Amounts = Mapping[str, float]
@@ -33,19 +36,36 @@ class ClusterNode:
     """It is ready and takes new pods."""
 
 
+class PodShape(NamedTuple):
+    """Needs and rules of a pod for its node (PodSpec v1)."""
+
+    requests: Amounts
+    selector: Mapping[str, str]
+    tolerations: Sequence[Record]
+    terms: Sequence[Record]
+    """Terms of its node affinity, of which one has to match."""
+
+    def fits(self, node: ClusterNode) -> bool:
+        """Return whether the node, empty, could run the pod."""
+        return (
+            all(node.allocatable.get(name, 0.0) >= amount for name, amount in self.requests.items())
+            and self.selector.items() <= node.labels.items()
+            and (not self.terms or any(_matches(term, node) for term in self.terms))
+            and all(any(_tolerates(each, taint) for each in self.tolerations) for taint in node.taints)
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterPod:
     """A pod of any namespace."""
 
     node: str
-    requests: Amounts
+    shape: PodShape
     priority: int
     waits: bool
     """The scheduler has found no node for it."""
     running: bool
     since: float
-    selector: Mapping[str, str]
-    tolerations: tuple[Record, ...]
     namespace: str
     ours: bool
 
@@ -74,39 +94,72 @@ def cluster_pod(found: Record, is_ours: bool) -> ClusterPod:
     waits = phase == "Pending" and any(text(each, "reason") == "Unschedulable" for each in scheduled)
     return ClusterPod(
         node=text(spec, "nodeName"),
-        requests=pod_requests(spec),
+        shape=pod_shape(spec),
         priority=int(number(spec, "priority")),
         waits=waits,
         running=phase in ("Pending", "Running", "Unknown") and bool(text(spec, "nodeName")),
         since=moment(meta, "creationTimestamp"),
-        selector=mapping(spec.get("nodeSelector")),
-        tolerations=tuple(mappings(spec.get("tolerations"))),
         namespace=text(meta, "namespace"),
         ours=is_ours,
     )
 
 
-def pod_requests(spec: Record) -> Amounts:
-    """Return what a pod holds of its node: its containers together, or its largest init container if that is more."""
-    total: dict[str, float] = {}
-    for container in mappings(spec.get("containers")):
-        for name, amount in mapping(mapping(container.get("resources")).get("requests")).items():
-            total[name] = total.get(name, 0.0) + quantity(amount)
-    for container in mappings(spec.get("initContainers")):
-        for name, amount in mapping(mapping(container.get("resources")).get("requests")).items():
-            total[name] = max(total.get(name, 0.0), quantity(amount))
-    for name, amount in mapping(spec.get("overhead")).items():
-        total[name] = total.get(name, 0.0) + quantity(amount)
-    return total
+def pod_shape(spec: Record) -> PodShape:
+    affinity = mapping(mapping(spec.get("affinity")).get("nodeAffinity"))
+    terms = mappings(mapping(affinity.get("requiredDuringSchedulingIgnoredDuringExecution")).get("nodeSelectorTerms"))
+    return PodShape(_held(spec), mapping(spec.get("nodeSelector")), mappings(spec.get("tolerations")), terms)
 
 
-def tolerates(tolerations: Iterable[Record], taint: Record) -> bool:
-    for each in tolerations:
-        key_fits = text(each, "key") in ("", text(taint, "key"))
-        value_fits = text(each, "operator") == "Exists" or text(each, "value") == text(taint, "value")
-        if key_fits and value_fits and text(each, "effect") in ("", text(taint, "effect")):
-            return True
-    return False
+def _held(spec: Record) -> Amounts:
+    """Return what a pod holds of its node: its containers together, or an init container if that is more.
+
+    Sidecars, which are init containers that are always restarted, run beside the containers and beside the init
+    containers after them (KEP-753). Requests of the pod as a whole come before those of its containers (KEP-2837).
+    """
+    first, main = (mappings(spec.get(key)) for key in ("initContainers", "containers"))
+    whole, overhead = _requests(spec), mapping(spec.get("overhead"))
+
+    def of_containers(name: str) -> float:
+        beside = most = 0.0
+        for each in first:
+            amount = quantity(_requests(each).get(name))
+            most = max(most, beside + amount)
+            beside += amount if text(each, "restartPolicy") == "Always" else 0.0
+        return max(most, beside + sum(quantity(_requests(each).get(name)) for each in main))
+
+    names = {name for each in (*map(_requests, (*first, *main)), whole, overhead) for name in each}
+    own = {name: quantity(whole[name]) if name in whole else of_containers(name) for name in names}
+    return {name: own[name] + quantity(overhead.get(name)) for name in sorted(names)}
+
+
+def _requests(holder: Record) -> Record:
+    return mapping(mapping(holder.get("resources")).get("requests"))
+
+
+def _tolerates(toleration: Record, taint: Record) -> bool:
+    fits = text(toleration, "operator") == "Exists" or text(toleration, "value") == text(taint, "value")
+    return fits and all(text(toleration, key) in ("", text(taint, key)) for key in ("key", "effect"))
+
+
+def _matches(term: Record, node: ClusterNode) -> bool:
+    """Return whether a term of a node affinity matches; an empty one matches no node."""
+    values = {**node.labels, "metadata.name": node.name}  # the only field that may be matched
+    found = mappings(term.get("matchExpressions")) + mappings(term.get("matchFields"))
+    return bool(found) and all(_holds(each, values.get(text(each, "key"))) for each in found)
+
+
+def _holds(expression: Record, value: str | None) -> bool:
+    """Return whether an expression of a selector holds for the value of its key; None: there is none."""
+    values, known = expression.get("values") or [""], value is not None
+    found = {
+        "In": value in values,
+        "NotIn": value not in values,
+        "Exists": known,
+        "DoesNotExist": not known,
+        "Gt": known and quantity(value) > quantity(values[0]),
+        "Lt": known and quantity(value) < quantity(values[0]),
+    }
+    return found.get(text(expression, "operator"), False)
 
 
 class ClusterCapacity:
@@ -114,10 +167,15 @@ class ClusterCapacity:
 
     def __init__(self, config: KubernetesSiteConfig, types: Sequence[DroneType]) -> None:
         self._config, self._types = config, types
-        self._needs = {kind.name: {n: quantity(a) for n, a in requests(kind, config).items()} for kind in types}
+        orders = [StartOrder(DroneId("x"), kind, 0.0, 0.0) for kind in types]
+        specs = {order.type.name: pod_body(order, config, PodNames("", ""))["spec"] for order in orders}
+        self._shapes = {name: pod_shape(spec) for name, spec in specs.items()}
         self._resources = {kind.name: config.resource(kind) for kind in types}
-        self.known = not any(config.options(kind.name).claim_template for kind in types)
-        """False: GPUs come from claims, and what is free of them is not counted."""
+        self._used = set(self._resources.values()) - {""}
+        uncounted = [f"`{kind.name}`" for kind in types if kind.gpu_milli and not self._resources[kind.name]]
+        known = "free capacity is not known: GPUs of {} come from a claim or an annotation"
+        self.unknown = known.format(", ".join(uncounted)) if uncounted else ""
+        """Why free capacity is not known for any type; empty: it is. A view cannot leave out single types."""
 
     def nodes(self, nodes: Iterable[ClusterNode], pods: Iterable[ClusterPod]) -> tuple[Node, ...]:
         """Return the nodes that can run drones.
@@ -125,20 +183,24 @@ class ClusterCapacity:
         A node with several GPU resources that drones use is listed once for each, as ``node`` and ``node/resource``,
         with the same CPUs and memory.
         """
-        held: dict[str, dict[str, float]] = {}
+        held: dict[tuple[str, str], float] = defaultdict(float)
         for pod in pods:
             if pod.running:
-                of_node = held.setdefault(pod.node, {})
-                for name, amount in pod.requests.items():
-                    of_node[name] = of_node.get(name, 0.0) + amount
+                for name, amount in pod.shape.requests.items():
+                    held[pod.node, name] += amount
         found = []
         for node in nodes:
             hosted: dict[str, list[str]] = {}
             for kind in self._types:
-                if self._fits(kind, node):
-                    hosted.setdefault(self._resources[kind.name], []).append(kind.name)
-            for resource, names in hosted.items():
-                found.append(_node(node, self.node_name(node.name, names[0]), resource, names, held.get(node.name, {})))
+                if self._shapes[kind.name].fits(node):
+                    hosted.setdefault(self.node_name(node.name, kind.name), []).append(kind.name)
+            for name, names in hosted.items():
+                # CPU drones, whose resource is "", share a node with those of its GPUs.
+                keys = (max(self._resources[each] for each in names), *_MACHINE)
+                whole = [node.allocatable.get(key, 0.0) for key in keys]
+                left = [max(0.0, has - held[node.name, key]) for key, has in zip(keys, whole, strict=True)]
+                free = _rounded(left if node.open else [0.0] * len(keys), math.floor)
+                found.append(Node(name, tuple(names), *_rounded(whole, math.floor), *free))
         return tuple(found)
 
     def node_name(self, node: str, kind: str) -> str:
@@ -147,26 +209,13 @@ class ClusterCapacity:
         main = next((each for each in self._resources.values() if each), "")
         return node if not node or resource in ("", main) else f"{node}/{resource.rpartition('/')[2]}"
 
-    def _fits(self, kind: DroneType, node: ClusterNode) -> bool:
-        """Return whether the node, empty, could run a drone of the type."""
-        options = self._config.options(kind.name)
-        tolerations = mappings(options.pod.get("tolerations"))
-        return (
-            all(node.allocatable.get(name, 0.0) >= amount for name, amount in self._needs[kind.name].items())
-            and options.node_selector.items() <= node.labels.items()
-            and (not options.products or node.labels.get("nvidia.com/gpu.product") in options.products)
-            and all(tolerates(tolerations, taint) for taint in node.taints)
-        )
-
     def quota(self, quotas: Iterable[Record]) -> Mapping[str, int] | None:
         """Return how many more drones of each type the namespace's quotas allow; None without any."""
         found: dict[str, int] = {}
         for each in quotas:
             spec, status = mapping(each.get("spec")), mapping(each.get("status"))
             hard, used = mapping(status.get("hard")), mapping(status.get("used"))
-            for kind in self._types:
-                if not self._in_scope(kind, spec):
-                    continue
+            for kind in (each for each in self._types if self._in_scope(each, spec)):
                 for name, need in self._quota_needs(kind).items():
                     if name in hard:
                         left = max(0, math.floor((quantity(hard[name]) - quantity(used.get(name, 0))) / need))
@@ -175,7 +224,7 @@ class ClusterCapacity:
 
     def _quota_needs(self, kind: DroneType) -> Amounts:
         needs = {"pods": 1.0, "count/pods": 1.0, "count/secrets": 1.0, "secrets": 1.0}
-        for name, amount in self._needs[kind.name].items():
+        for name, amount in self._shapes[kind.name].requests.items():
             if amount:
                 needs |= {f"requests.{name}": amount, f"limits.{name}": amount}
                 if "/" not in name:
@@ -184,86 +233,49 @@ class ClusterCapacity:
 
     def _in_scope(self, kind: DroneType, spec: Record) -> bool:
         """Return whether a quota counts pods of a type ("Quota scopes")."""
-        priority = self._config.options(kind.name).priority_class
-        for scope in spec.get("scopes") or []:
-            if scope == "BestEffort" or scope == ("NotTerminating" if kind.walltime_s else "Terminating"):
-                return False
-        for each in mappings(mapping(spec.get("scopeSelector")).get("matchExpressions")):
-            if text(each, "scopeName") == "PriorityClass":
-                named, operator = each.get("values") or [], text(each, "operator")
-                fits = {"In": priority in named, "NotIn": priority not in named, "Exists": bool(priority)}
-                if not fits.get(operator, not priority):
-                    return False
-        return True
+        selected = mappings(mapping(spec.get("scopeSelector")).get("matchExpressions"))
+        scopes = {*(spec.get("scopes") or []), *(text(each, "scopeName") for each in selected)}
+        if scopes & {"BestEffort", "CrossNamespacePodAffinity", "NotTerminating" if kind.walltime_s else "Terminating"}:
+            return False
+        priority = self._config.options(kind.name).priority_class or None
+        return all(_holds(each, priority) for each in selected if text(each, "scopeName") == "PriorityClass")
 
     def claims(
         self, pods: Iterable[ClusterPod], nodes: Sequence[ClusterNode], listed: Sequence[Node], priority: int
     ) -> tuple[OwnerDemand, ...]:
         """Return the demand of pods of a higher priority that wait for GPUs of the kinds that drones hold."""
         by_name = {node.name: node for node in nodes}
-        used = {name for name in self._resources.values() if name}
-        shapes: dict[tuple[object, ...], list[ClusterPod]] = {}
+        shapes: dict[str, list[ClusterPod]] = {}
         for pod in pods:
-            if pod.waits and not pod.ours and pod.priority > priority and any(pod.requests.get(name) for name in used):
-                key = (pod.namespace, tuple(sorted(pod.requests.items())), tuple(sorted(pod.selector.items())))
-                shapes.setdefault(key, []).append(pod)
+            if pod.waits and not pod.ours and pod.priority > priority:
+                shapes.setdefault(repr((pod.namespace, pod.shape)), []).append(pod)
         found = []
         for waiting in shapes.values():
-            pod = waiting[0]
-            hosts = [each.name for each in listed if _could_run(pod, by_name[each.name.partition("/")[0]])]
-            if hosts:
-                gpus = sum(amount for name, amount in pod.requests.items() if name in used)
-                demand = OwnerDemand(
-                    count=len(waiting),
-                    gpu_milli=round(gpus) * WHOLE_GPU,
-                    cpus=math.ceil(pod.requests.get("cpu", 0.0)),
-                    memory_mib=math.ceil(pod.requests.get("memory", 0.0) / 1024**2),
-                    since=min(each.since for each in waiting),
-                    disk_mib=math.ceil(pod.requests.get("ephemeral-storage", 0.0) / 1024**2),
-                    nodes=() if len(hosts) == len(listed) else tuple(hosts),
-                    who=printable(pod.namespace),
+            who, shape = waiting[0].namespace, waiting[0].shape
+            gpu_milli, cpus, memory_mib, disk_mib = self._sizes(shape)
+            hosts = [each.name for each in listed if shape.fits(by_name[each.name.partition("/")[0]])]
+            if hosts and gpu_milli:
+                since = min(each.since for each in waiting)
+                on = () if len(hosts) == len(listed) else tuple(hosts)
+                found.append(
+                    OwnerDemand(len(waiting), gpu_milli, cpus, memory_mib, since, disk_mib, on, printable(who))
                 )
-                found.append(demand)
         return tuple(sorted(found, key=lambda demand: demand.since)[:_MAX_CLAIMS])
 
     def owner_load(self, pods: Iterable[ClusterPod], listed: Sequence[Node], priority: int) -> OwnerLoad:
         """Return what running pods of a higher priority use of the nodes that can run drones."""
         names = {node.name.partition("/")[0] for node in listed}
-        used = {name for name in self._resources.values() if name}
-        total = OwnerLoad()
-        for pod in pods:
-            if pod.running and not pod.ours and pod.priority > priority and pod.node in names:
-                gpus = sum(amount for name, amount in pod.requests.items() if name in used)
-                total = OwnerLoad(
-                    total.jobs + 1,
-                    total.gpu_milli + round(gpus) * WHOLE_GPU,
-                    total.cpus + math.ceil(pod.requests.get("cpu", 0.0)),
-                    total.memory_mib + math.ceil(pod.requests.get("memory", 0.0) / 1024**2),
-                )
-        return total
+        theirs = [pod for pod in pods if pod.running and not pod.ours and pod.priority > priority and pod.node in names]
+        sizes = [self._sizes(pod.shape)[:3] for pod in theirs]
+        return OwnerLoad(len(sizes), *(sum(column) for column in zip(*sizes, strict=True)))
+
+    def _sizes(self, shape: PodShape) -> tuple[int, int, int, int]:
+        """Return GPUs (milli) of the resources that drones use, CPUs, memory and disk (MiB) that a pod requests."""
+        gpus = sum(amount for name, amount in shape.requests.items() if name in self._used)
+        return _rounded([gpus, *(shape.requests.get(name, 0.0) for name in _MACHINE)], math.ceil)
 
 
-def _could_run(pod: ClusterPod, node: ClusterNode) -> bool:
-    return (
-        all(node.allocatable.get(name, 0.0) >= amount for name, amount in pod.requests.items())
-        and pod.selector.items() <= node.labels.items()
-        and all(tolerates(pod.tolerations, taint) for taint in node.taints)
-    )
-
-
-def _node(node: ClusterNode, name: str, resource: str, types: Sequence[str], held: Amounts) -> Node:
-    def free(key: str) -> float:
-        return max(0.0, node.allocatable.get(key, 0.0) - held.get(key, 0.0)) if node.open else 0.0
-
-    return Node(
-        name=name,
-        types=tuple(types),
-        gpu_milli=int(node.allocatable.get(resource, 0.0)) * WHOLE_GPU,
-        cpus=int(node.allocatable.get("cpu", 0.0)),
-        memory_mib=mebibytes(node.allocatable.get("memory", 0.0)),
-        disk_mib=mebibytes(node.allocatable.get("ephemeral-storage", 0.0)),
-        free_gpu_milli=int(free(resource)) * WHOLE_GPU,
-        free_cpus=int(free("cpu")),
-        free_memory_mib=mebibytes(free("memory")),
-        free_disk_mib=mebibytes(free("ephemeral-storage")),
-    )
+def _rounded(amounts: Iterable[float], how: Callable[[float], int]) -> tuple[int, int, int, int]:
+    """Return GPUs (milli), CPUs, memory and disk (MiB) of amounts in base units."""
+    gpus, cpus, memory, disk = amounts
+    return how(gpus) * WHOLE_GPU, how(cpus), how(memory / 1024**2), how(disk / 1024**2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from datetime import datetime
@@ -54,7 +53,3 @@ def quantity(value: object) -> float:
         return float(found[1]) * _FACTORS[found[2]] if found else 0.0
     except ValueError:  # as of `1.2.3`
         return 0.0
-
-
-def mebibytes(value: object) -> int:
-    return math.floor(quantity(value) / 1024**2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -28,41 +29,37 @@ _RBAC = "rbac.authorization.k8s.io"
 def render_access(config: KubernetesSiteConfig, types: Sequence[DroneType], policy: SitePolicy) -> str:
     """Return the namespace, rights, quota, priority and network policy of a site's drones, as YAML."""
     namespace = config.namespace or "gpu-drones"
-    classes = {config.options(kind.name).priority_class for kind in types} - {""}
+    classes = sorted({config.options(kind.name).priority_class for kind in types})
     resources = {config.resource(kind) for kind in types} - {""}
     most = policy.max_gpu_milli // WHOLE_GPU if policy.max_gpu_milli is not None else policy.max_drones
-    hard = {"count/pods": str(policy.max_drones), **{f"requests.{name}": str(most) for name in sorted(resources)}}
-    rules = [_rule("", resource, verbs) for resource, verbs in NAMESPACE_RIGHTS.items()]
-    if config.kind == "job":
-        rules += [_rule("batch", resource, verbs) for resource, verbs in JOB_RIGHTS.items()]
-    wide = [_rule("", resource, verbs) for resource, verbs in CLUSTER_RIGHTS.items()]
-    wide.append(_rule("scheduling.k8s.io", "priorityclasses", ("get",)))
-    inside = {"namespace": namespace}
-    subject = {"kind": "ServiceAccount", "name": ROLE, "namespace": namespace}
-    metadata = "169.254.169.254/32"
+    hard = {"pods": str(policy.max_drones), **{f"requests.{name}": str(most) for name in sorted(resources)}}
+    quota: dict[str, Any] = {"hard": hard}
+    if classes and all(classes):  # then placeholders in the same namespace do not count
+        scope = {"scopeName": "PriorityClass", "operator": "In", "values": classes}
+        quota["scopeSelector"] = {"matchExpressions": [scope]}
+    rules = _rules("", NAMESPACE_RIGHTS) + (_rules("batch", JOB_RIGHTS) if config.kind == "job" else [])
+    wide = _rules("", CLUSTER_RIGHTS) + _rules("scheduling.k8s.io", {"priorityclasses": ("get",)})
+    own = {"name": ROLE, "namespace": namespace}
+    subject = {"kind": "ServiceAccount", **own}
+    # All but the servers of a cloud's metadata.
+    blocks = (("0.0.0.0/0", "169.254.169.254/32"), ("::/0", "fd00:ec2::254/128"))
+    calls = {
+        "podSelector": {},
+        "policyTypes": ["Ingress", "Egress"],
+        "ingress": [],
+        "egress": [{"to": [{"ipBlock": {"cidr": every, "except": [but]}} for every, but in blocks]}],
+    }
+    purpose = "Pilots that run when nobody else needs the GPUs."
     objects: list[Mapping[str, Any]] = [
         _object("v1", "Namespace", {"name": namespace}),
-        _object("v1", "ServiceAccount", {"name": ROLE, **inside}),
-        _object(f"{_RBAC}/v1", "Role", {"name": ROLE, **inside}, rules=rules),
-        _binding("RoleBinding", {"name": ROLE, **inside}, "Role", subject),
+        _object("v1", "ServiceAccount", own),
+        _object(f"{_RBAC}/v1", "Role", own, rules=rules),
+        _binding("RoleBinding", own, "Role", subject),
         _object(f"{_RBAC}/v1", "ClusterRole", {"name": ROLE}, rules=wide),
         _binding("ClusterRoleBinding", {"name": ROLE}, "ClusterRole", subject),
-        _object("v1", "ResourceQuota", {"name": ROLE, **inside}, spec={"hard": hard}),
-        *(
-            _priority(name, DRONE_PRIORITY, "Pilots that run when nobody else needs the GPUs.")
-            for name in sorted(classes)
-        ),
-        _object(
-            "networking.k8s.io/v1",
-            "NetworkPolicy",
-            {"name": ROLE, **inside},
-            spec={
-                "podSelector": {},
-                "policyTypes": ["Ingress", "Egress"],
-                "ingress": [],
-                "egress": [{"to": [{"ipBlock": {"cidr": "0.0.0.0/0", "except": [metadata]}}]}],
-            },
-        ),
+        _object("v1", "ResourceQuota", own, spec=quota),
+        *(_priority(name, DRONE_PRIORITY, purpose) for name in classes if name),
+        _object("networking.k8s.io/v1", "NetworkPolicy", own, spec=calls),
     ]
     head = (
         "# Namespace and rights of the drones. Apply with `kubectl apply -f`, then make a token for the controller:\n"
@@ -87,15 +84,12 @@ def render_blocking(config: KubernetesSiteConfig, types: Sequence[DroneType], po
         requests = {"cpu": str(reserve.cpus), "memory": f"{reserve.memory_mib}Mi"}
         if reserve.disk_mib:
             requests["ephemeral-storage"] = f"{reserve.disk_mib}Mi"
-        container = {
-            "name": "placeholder",
-            "image": "registry.k8s.io/pause:3.10",
-            "resources": {"requests": requests, "limits": dict(requests)},
-        }
-        term = {"key": "nvidia.com/gpu.count", "operator": "Exists"}
-        exact = [node for node in reserve.nodes if not set(node) & set("*?[")]
-        terms = [term] if len(exact) < len(reserve.nodes) else [_in("kubernetes.io/hostname", exact)]
-        required = {"nodeSelectorTerms": [{"matchExpressions": terms}]}
+        sizes = {"requests": requests, "limits": requests}
+        container = {"name": "placeholder", "image": "registry.k8s.io/pause:3.10", "resources": sizes}
+        term: dict[str, Any] = {"key": "nvidia.com/gpu.count", "operator": "Exists"}
+        if not any(set(node) & set("*?[") for node in reserve.nodes):
+            term = {"key": "kubernetes.io/hostname", "operator": "In", "values": list(reserve.nodes)}
+        required = {"nodeSelectorTerms": [{"matchExpressions": [term]}]}
         labels = {"app": name}
         pod = {
             "priorityClassName": "gpu-placeholder",
@@ -106,11 +100,8 @@ def render_blocking(config: KubernetesSiteConfig, types: Sequence[DroneType], po
             "containers": [container],
             **({"tolerations": config.pod["tolerations"]} if "tolerations" in config.pod else {}),
         }
-        spec = {
-            "replicas": 1,
-            "selector": {"matchLabels": labels},
-            "template": {"metadata": {"labels": labels}, "spec": pod},
-        }
+        template = {"metadata": {"labels": labels}, "spec": pod}
+        spec = {"replicas": 1, "selector": {"matchLabels": labels}, "template": template}
         objects.append(_object("apps/v1", "Deployment", {"name": name, "namespace": namespace}, spec=spec))
     head = (
         "# One placeholder for each GPU of the nodes: set `replicas` to the number of these GPUs\n"
@@ -120,12 +111,8 @@ def render_blocking(config: KubernetesSiteConfig, types: Sequence[DroneType], po
     return head + _dumped(objects)
 
 
-def _in(key: str, values: Sequence[str]) -> Mapping[str, Any]:
-    return {"key": key, "operator": "In", "values": list(values)}
-
-
-def _rule(group: str, resource: str, verbs: Sequence[str]) -> Mapping[str, Any]:
-    return {"apiGroups": [group], "resources": [resource], "verbs": list(verbs)}
+def _rules(group: str, rights: Mapping[str, Sequence[str]]) -> list[Mapping[str, Any]]:
+    return [{"apiGroups": [group], "resources": [name], "verbs": list(verbs)} for name, verbs in rights.items()]
 
 
 def _binding(kind: str, meta: Mapping[str, str], role: str, subject: Mapping[str, str]) -> Mapping[str, Any]:
@@ -143,4 +130,5 @@ def _object(version: str, kind: str, meta: Mapping[str, str], **content: Any) ->
 
 
 def _dumped(objects: Iterable[Mapping[str, Any]]) -> str:
-    return "".join(f"---\n{yaml.safe_dump(each, sort_keys=False, default_flow_style=False)}" for each in objects)
+    plain = json.loads(json.dumps(list(objects)))  # YAML would write what two have in common as an alias
+    return "".join(f"---\n{yaml.safe_dump(each, sort_keys=False, default_flow_style=False)}" for each in plain)

@@ -95,7 +95,8 @@ class KubernetesTypeConfig(PodOptions):
     """Options of one drone type."""
 
     resource: str = Field("", pattern=rf"^$|^{_RESOURCE.pattern}$", examples=["nvidia.com/mig-1g.10gb"])
-    """Name of the resource of which a drone gets one for each of its GPUs. Default: the vendor's whole GPU."""
+    """Name of the resource of which a drone gets one for each of its GPUs; `none` if a scheduler assigns them by an
+    annotation, as KAI does. Default: the vendor's whole GPU."""
     products: list[str] = Field(default_factory=list, max_length=32, examples=[["NVIDIA-A100-SXM4-40GB"]])
     """Values of the node label `nvidia.com/gpu.product` that fit: any one of them. Default: all."""
     resources: _Resources = Field(default_factory=dict, examples=[{"nvidia.com/gpumem": 8000}])
@@ -152,9 +153,9 @@ class KubernetesSiteConfig(PodOptions):
         return self._by_type.get(kind, self._by_type[""])
 
     def resource(self, kind: DroneType) -> str:
-        """Return the resource that GPUs of a drone type are; empty for a CPU drone and for one with a claim."""
+        """Return the resource that GPUs of a drone type are; empty if they are not counted, or it has none."""
         options = self.options(kind.name)
-        if not kind.gpu_milli or options.claim_template:
+        if not kind.gpu_milli or options.claim_template or options.resource == "none":
             return ""
         return options.resource or GPU_RESOURCES[kind.vendor]
 

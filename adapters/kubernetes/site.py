@@ -18,7 +18,6 @@ from adapters.kubernetes.records import Record, mapping, number, text
 from adapters.kubernetes.rendering import CLUSTER_RIGHTS, JOB_RIGHTS, NAMESPACE_RIGHTS
 from adapters.kubernetes.settings import KubernetesSiteConfig
 from adapters.kubernetes.states import (
-    DELETED_BY_OTHERS,
     DronePod,
     drone_pod,
     end_of_deleted,
@@ -89,7 +88,7 @@ class KubernetesSite:
         if self._config.kind == "job":
             self._jobs.begin(f"jobs of site {self._name}")
         self._quotas.begin(f"quotas of site {self._name}")
-        if self._cluster.known:
+        if not self._cluster.unknown:
             self._nodes.begin(f"nodes of site {self._name}")
             self._all_pods.begin(f"all pods of site {self._name}")
         return self
@@ -153,8 +152,8 @@ class KubernetesSite:
     async def _capacity(
         self,
     ) -> tuple[tuple[model.Node, ...], tuple[model.OwnerDemand, ...], model.OwnerLoad | None, tuple[str, ...]]:
-        if not self._cluster.known:
-            return (), (), None, ()
+        if self._cluster.unknown:
+            return (), (), None, (self._cluster.unknown,)
         for cache, what in ((self._nodes, "nodes"), (self._all_pods, "pods of all namespaces")):
             if not cache.heard_at and cache.error is None:  # the first list is under way
                 with contextlib.suppress(AdapterError):
@@ -215,7 +214,7 @@ class KubernetesSite:
         over = {d: pod for d, (pod, _, since) in self._ends.items() if now - since > keep_s}
         tasks: list[Awaitable[None]] = [self._delete(pod) for d, pod in over.items() if d in live]
         if self._config.kind == "job":  # API servers before 1.29 would start another pod for it
-            lost = [pod for d, (pod, end, _) in self._ends.items() if d in live and end.message == DELETED_BY_OTHERS]
+            lost = [pod for d, (pod, _, _) in self._ends.items() if d in live and pod.end is None]
             tasks += [self._delete(pod) for pod in lost if pod.drone_id not in over]
         tasks += [self._read_log(d, pod) for d, (pod, end, _) in self._ends.items() if self._wants_log(d, end)]
         self._unfinished = {d: each for d, each in self._unfinished.items() if now - each[1] < _CREATE_SUCCEEDS_S}

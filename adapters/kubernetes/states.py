@@ -18,27 +18,21 @@ from adapters.shared.printing import printable
 from provisioner.model import DroneId, EndKind, FaultKind, RemoteDrone, RemoteEnd, RemoteState
 
 _LONGEST = 300
+_OWN_LIMIT = re.compile("exceeds the |exceeded its ")
+"""That of the drone, or of its emptyDir. A node that lacks disk itself says ``which exceeds its request``."""
 _POOL_TOKEN = re.compile(r"eyJ[A-Za-z0-9_=-]{12,}[A-Za-z0-9_.=-]*")
 
 DELETED_BY_OTHERS = "its pod was deleted by somebody else"
 KUEUE_GATE = "kueue.x-k8s.io/"
 
-_WAITING: Mapping[str, FaultKind | None] = {
-    # Of a container. The first try of a pull may fail by chance; the back-off says that it was tried again.
-    "ContainerCreating": None,
-    "PodInitializing": None,
-    "ErrImagePull": None,
-    "ImagePullBackOff": FaultKind.CONFIG,
-    "InvalidImageName": FaultKind.CONFIG,
-    "ErrImageNeverPull": FaultKind.CONFIG,
-    "ImageInspectError": FaultKind.NODE,
+_IMAGE = ("ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "SignatureValidationFailed")
+_WAITING: Mapping[str, FaultKind] = {
+    # The first try of a pull (ErrImagePull) may fail by chance; the back-off says that it was tried again.
+    **dict.fromkeys((*_IMAGE, "CreateContainerConfigError"), FaultKind.CONFIG),
+    **dict.fromkeys(("ImageInspectError", "CreateContainerError", "RunContainerError"), FaultKind.NODE),
     "RegistryUnavailable": FaultKind.DOWN,
-    "SignatureValidationFailed": FaultKind.CONFIG,
-    "CreateContainerConfigError": FaultKind.CONFIG,
-    "CreateContainerError": FaultKind.NODE,
-    "RunContainerError": FaultKind.NODE,
 }
-"""Reasons of a container that does not run yet. Others of its type would meet the same obstacle."""
+"""Reasons of a container that does not run yet, if others of its type would meet the same obstacle."""
 
 
 class EndMapping(NamedTuple):
@@ -56,21 +50,20 @@ _DISRUPTIONS: Mapping[str, EndMapping] = {
 }
 """Reasons of the condition ``DisruptionTarget`` (Kubernetes 1.26 and newer)."""
 
+_NODE_REFUSALS = ("UnexpectedAdmissionError", "NodeAffinity", "TopologyAffinityError", "OutOf")
 _POD_REASONS: Mapping[str, EndMapping] = {
     "Evicted": EndMapping(EndKind.FAULT, FaultKind.NODE, "evicted by its node"),
     "Preempting": EndMapping(EndKind.PREEMPTED, None, "preempted on its node by a critical pod"),
     "DeadlineExceeded": EndMapping(EndKind.STOPPED, None, "reached its time limit"),
     "NodeLost": EndMapping(EndKind.FAULT, FaultKind.NODE, "its node was lost"),
-    "NodeShutdown": EndMapping(EndKind.FAULT, FaultKind.NODE, "its node was shut down"),
-    "Shutdown": EndMapping(EndKind.FAULT, FaultKind.NODE, "its node was shut down"),
-    "Terminated": EndMapping(EndKind.FAULT, FaultKind.NODE, "its node was shut down"),
+    **dict.fromkeys(
+        ("NodeShutdown", "Shutdown", "Terminated"), EndMapping(EndKind.FAULT, FaultKind.NODE, "its node was shut down")
+    ),
     # Its node refused it after the scheduler had chosen the node. Another try may go elsewhere.
-    "UnexpectedAdmissionError": EndMapping(EndKind.FAULT, FaultKind.NODE, "refused by its node"),
-    "NodeAffinity": EndMapping(EndKind.FAULT, FaultKind.NODE, "refused by its node"),
-    "TopologyAffinityError": EndMapping(EndKind.FAULT, FaultKind.NODE, "refused by its node"),
+    **dict.fromkeys(_NODE_REFUSALS, EndMapping(EndKind.FAULT, FaultKind.NODE, "refused by its node")),
     "PodOSSelectorNodeLabelDoesNotMatch": EndMapping(EndKind.FAULT, FaultKind.CONFIG, "refused by its node"),
 }
-"""Reasons of a pod that failed. ``OutOf...`` (``OutOfcpu``, ``OutOfnvidia.com/gpu``) is a refusal as well."""
+"""Reasons of a pod that failed. ``OutOf`` stands for ``OutOfcpu``, ``OutOfnvidia.com/gpu`` and the like."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +86,8 @@ class DronePod:
     final: bool = False
     end: RemoteEnd | None = None
     """Its end, if it has ended and did so by itself or by its site."""
+    disruption: EndMapping | None = None
+    """Why the cluster ends it, if it says so."""
     exit_code: int | None = None
     priority: int = 0
     gone: bool = False
@@ -124,17 +119,16 @@ def drone_pod(found: Record, names: PodNames) -> DronePod | None:
         return None
     meta, spec, status = (mapping(found.get(key)) for key in ("metadata", "spec", "status"))
     conditions = {text(each, "type"): each for each in mappings(status.get("conditions"))}
-    container = _container(status)
-    terminated = mapping(mapping(container.get("state")).get("terminated"))
+    containers = {text(each, "name"): each for each in mappings(status.get("containerStatuses"))}
+    container = mapping(containers.get(CONTAINER, {}).get("state"))
+    waiting, running, terminated = (mapping(container.get(key)) for key in ("waiting", "running", "terminated"))
     deleted_at = moment(meta, "deletionTimestamp")
     if deleted_at:
         deleted_at = max(1.0, deleted_at - number(meta, "deletionGracePeriodSeconds"))
-    state, reason, blocked, final = _state(spec, status, conditions, container)
-    end = None
-    if state is RemoteState.ENDED:
-        end = _end(status, conditions, terminated)
-    elif deleted_at and state is RemoteState.RUNNING:
-        reason = "it is being deleted"
+    state, reason, blocked = _state(spec, status, conditions, waiting)
+    disruption = _disruption(conditions)
+    if deleted_at and state is RemoteState.RUNNING:
+        reason = disruption.words if disruption is not None else "it is being deleted"
     code = terminated.get("exitCode")
     jobs = [text(each, "uid") for each in mappings(meta.get("ownerReferences")) if text(each, "kind") == "Job"]
     return DronePod(
@@ -145,12 +139,12 @@ def drone_pod(found: Record, names: PodNames) -> DronePod | None:
         state=state,
         node=text(spec, "nodeName"),
         created_at=moment(meta, "creationTimestamp"),
-        started_at=_started_at(status, container),
+        started_at=moment(running, "startedAt") or moment(terminated, "startedAt"),
         deleted_at=deleted_at,
         reason=printable(reason, _LONGEST),
         blocked=blocked,
-        final=final,
-        end=end,
+        end=_end(status, disruption, terminated) if state is RemoteState.ENDED else None,
+        disruption=disruption,
         exit_code=code if isinstance(code, int) else None,
         priority=int(number(spec, "priority")),
     )
@@ -159,52 +153,37 @@ def drone_pod(found: Record, names: PodNames) -> DronePod | None:
 def end_of_deleted(pod: DronePod, *, asked: bool, now: float) -> RemoteEnd:
     """Return the end of a drone whose pod is gone from the API server."""
     if asked:
-        message = pod.end.message if pod.end is not None else ""
-        return RemoteEnd(
-            EndKind.STOPPED, now, pod.exit_code, f"stopped on our request{f': {message}' if message else ''}"
-        )
-    if pod.end is not None:
-        return pod.end
-    return RemoteEnd(EndKind.PREEMPTED, now, pod.exit_code, DELETED_BY_OTHERS)
-
-
-def _container(status: Record) -> Record:
-    found = [each for each in mappings(status.get("containerStatuses")) if text(each, "name") == CONTAINER]
-    return found[0] if found else {}
-
-
-def _started_at(status: Record, container: Record) -> float:
-    state = mapping(container.get("state"))
-    running, terminated = mapping(state.get("running")), mapping(state.get("terminated"))
-    return moment(running, "startedAt") or moment(terminated, "startedAt")
+        message = f"stopped on our request: {pod.end.message}" if pod.end is not None and pod.end.message else ""
+        return RemoteEnd(EndKind.STOPPED, now, pod.exit_code, message or "stopped on our request")
+    kind, fault, words = pod.disruption or EndMapping(EndKind.PREEMPTED, None, DELETED_BY_OTHERS)
+    return RemoteEnd(kind, now, pod.exit_code, words, fault)
 
 
 def _state(
-    spec: Record, status: Record, conditions: Mapping[str, Record], container: Record
-) -> tuple[RemoteState, str, FaultKind | None, bool]:
-    """Return state, reason, obstacle, and whether the obstacle is final for this pod."""
+    spec: Record, status: Record, conditions: Mapping[str, Record], waiting: Record
+) -> tuple[RemoteState, str, FaultKind | None]:
+    """Return state, reason and obstacle."""
     phase = text(status, "phase")
     if phase in ("Succeeded", "Failed"):
-        return RemoteState.ENDED, "", None, False
+        return RemoteState.ENDED, "", None
     if phase == "Running":
-        ready = conditions.get("Ready", {})
-        if text(ready, "status") == "False" and text(ready, "reason") == "NodeLost":
-            return RemoteState.UNKNOWN, "its node does not answer", None, False
-        return RemoteState.RUNNING, "", None, False
+        # If a kubelet does not answer, the cluster sets the condition Ready of its pods to False, and no other.
+        ready, works = (text(conditions.get(each, {}), "status") for each in ("Ready", "ContainersReady"))
+        silent = (ready, works) == ("False", "True") and not spec.get("readinessGates")
+        if silent or text(status, "reason") == "NodeLost":
+            return RemoteState.UNKNOWN, "its node does not answer", None
+        return RemoteState.RUNNING, "", None
     if phase != "Pending":
-        return RemoteState.UNKNOWN, f"phase {phase or 'unknown'}", None, False
+        return RemoteState.UNKNOWN, f"phase {phase or 'unknown'}", None
     if gates := [text(each, "name") for each in mappings(spec.get("schedulingGates"))]:
         what = "waits for quota" if any(gate.startswith(KUEUE_GATE) for gate in gates) else "waits"
-        return RemoteState.PENDING, f"{what}: scheduling gate {', '.join(gates)}", FaultKind.QUOTA, False
+        return RemoteState.PENDING, f"{what}: scheduling gate {', '.join(gates)}", FaultKind.QUOTA
     scheduled = conditions.get("PodScheduled", {})
     if text(scheduled, "status") == "False":
         message = text(scheduled, "message")
-        return RemoteState.PENDING, message or text(scheduled, "reason"), obstacle(message), False
-    waiting = mapping(mapping(container.get("state")).get("waiting"))
-    why = text(waiting, "reason")
-    blocked = _WAITING.get(why)
-    words = f"{why}: {text(waiting, 'message')}" if text(waiting, "message") else why
-    return RemoteState.PENDING, words, blocked, False
+        return RemoteState.PENDING, message or text(scheduled, "reason"), obstacle(message)
+    why, message = text(waiting, "reason"), text(waiting, "message")
+    return RemoteState.PENDING, f"{why}: {message}" if message else why, _WAITING.get(why)
 
 
 _LACKING = re.compile(
@@ -227,31 +206,38 @@ def obstacle(message: str) -> FaultKind:
     return FaultKind.CONFIG
 
 
-def _end(status: Record, conditions: Mapping[str, Record], terminated: Record) -> RemoteEnd:
-    at = moment(terminated, "finishedAt")
-    code = terminated.get("exitCode")
-    exit_code = code if isinstance(code, int) else None
-    target, reason, message = conditions.get("DisruptionTarget", {}), text(status, "reason"), text(status, "message")
-    found: EndMapping | None = None
-    words = message
-    if text(target, "status") == "True":
-        found, words = _DISRUPTIONS.get(text(target, "reason")), text(target, "message")
-        if found is None:
-            found = EndMapping(EndKind.PREEMPTED, None, f"disrupted ({text(target, 'reason')})")
-    elif reason.startswith("OutOf"):
-        found = EndMapping(EndKind.FAULT, FaultKind.NODE, "refused by its node")
-    elif reason:
-        found = _POD_REASONS.get(reason) or EndMapping(EndKind.FAULT, FaultKind.UNKNOWN, reason)
-        if reason == "Evicted" and "exceeds" in message:  # its own storage limit, or that of its emptyDir
-            found = EndMapping(EndKind.FAULT, FaultKind.DRONE, "used more disk than it requested")
-    elif text(terminated, "reason") == "OOMKilled":
+def _disruption(conditions: Mapping[str, Record]) -> EndMapping | None:
+    """Return what the condition ``DisruptionTarget`` says; None without it."""
+    target = conditions.get("DisruptionTarget", {})
+    if text(target, "status") != "True":
+        return None
+    reason, message = text(target, "reason"), text(target, "message")
+    found = _DISRUPTIONS.get(reason) or EndMapping(EndKind.PREEMPTED, None, f"disrupted ({reason})")
+    return found._replace(words=printable(f"{found.words}: {message}" if message else found.words, _LONGEST))
+
+
+def _end(status: Record, disruption: EndMapping | None, terminated: Record) -> RemoteEnd:
+    """Return the end of a pod in a final phase. Its reason is more exact than the condition of a disruption."""
+    reason, message, why = text(status, "reason"), text(status, "message"), text(terminated, "reason")
+    found = _POD_REASONS.get("OutOf" if reason.startswith("OutOf") else reason)
+    if reason == "Evicted" and _OWN_LIMIT.search(message):
+        found = EndMapping(EndKind.FAULT, FaultKind.DRONE, "used more disk than it requested")
+    elif reason == "UnexpectedAdmissionError" and "maximum request size" in message:
+        # The device plugin of shared GPUs, with failRequestsGreaterThanOne.
+        found = EndMapping(EndKind.FAULT, FaultKind.CONFIG, "requests several GPUs of a kind that gives one")
+    elif found is None and disruption is not None:
+        found, message = disruption, ""
+    elif found is None and reason:
+        found = EndMapping(EndKind.FAULT, FaultKind.UNKNOWN, reason)
+    elif found is None and why == "OOMKilled":
         found = EndMapping(EndKind.FAULT, FaultKind.DRONE, "used more memory than it requested")
-    elif text(terminated, "reason") in ("ContainerStatusUnknown", "StartError", "ContainerCannotRun"):
-        found = EndMapping(EndKind.FAULT, FaultKind.NODE, text(terminated, "reason"))
-        words = text(terminated, "message")
+    elif found is None and why in ("ContainerStatusUnknown", "StartError", "ContainerCannotRun"):
+        found, message = EndMapping(EndKind.FAULT, FaultKind.NODE, why), text(terminated, "message")
+    at, code = moment(terminated, "finishedAt"), terminated.get("exitCode")
+    exit_code = code if isinstance(code, int) else None
     if found is None:
         return RemoteEnd(EndKind.EXITED, at, exit_code, _outcome(text(terminated, "message")))
-    words = f"{found.words}: {words}" if words else found.words
+    words = f"{found.words}: {message}" if message else found.words
     return RemoteEnd(found.kind, at, exit_code, printable(words, _LONGEST), found.fault)
 
 
@@ -275,9 +261,7 @@ def waiting_job(found: Record, names: PodNames) -> DronePod | None:
     ended = [text(each, "type") for each in mappings(status.get("conditions")) if text(each, "status") == "True"]
     end = None
     if "Failed" in ended or "Complete" in ended:
-        end = RemoteEnd(
-            EndKind.PREEMPTED, moment(status, "completionTime"), None, "its pod was deleted by somebody else"
-        )
+        end = RemoteEnd(EndKind.PREEMPTED, moment(status, "completionTime"), None, DELETED_BY_OTHERS)
     quota = spec.get("suspend") is True
     return DronePod(
         name=text(meta, "name"),

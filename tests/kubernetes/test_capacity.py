@@ -57,7 +57,29 @@ def test_free_is_what_is_allocatable_less_the_requests_of_all_pods() -> None:
 
 def test_init_containers_and_overhead_count_as_the_scheduler_counts_them() -> None:
     init = [{"resources": {"requests": {"cpu": "10"}}}]
-    assert pod(initContainers=init, overhead={"cpu": "250m"}).requests["cpu"] == pytest.approx(10.25)
+    assert pod(initContainers=init, overhead={"cpu": "250m"}).shape.requests["cpu"] == pytest.approx(10.25)
+
+
+def container(cpu: str, **more: Any) -> dict[str, Any]:
+    return {"resources": {"requests": {"cpu": cpu}}, **more}
+
+
+@pytest.mark.parametrize(
+    ("init", "cpus"),
+    [
+        ([container("2", restartPolicy="Always")], 10.0),
+        ([container("2", restartPolicy="Always"), container("9")], 11.0),
+        ([container("9"), container("2", restartPolicy="Always")], 10.0),
+        ([container("3", restartPolicy="Always"), container("2", restartPolicy="Always"), container("4")], 13.0),
+    ],
+)
+def test_sidecars_run_beside_the_containers(init: list[dict[str, Any]], cpus: float) -> None:
+    assert pod(cpu="8", initContainers=init).shape.requests["cpu"] == cpus
+
+
+def test_requests_of_the_pod_as_a_whole_come_first() -> None:
+    found = pod(cpu="8", resources={"requests": {"cpu": "3"}}, overhead={"cpu": "1"}).shape.requests
+    assert (found["cpu"], found["memory"], found[GPU]) == (4.0, 20 * 1024**3, 1.0)
 
 
 CORDON = [{"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}]
@@ -83,6 +105,39 @@ def test_taints_selectors_and_products_exclude_nodes() -> None:
     assert placement(**products).nodes([node(labels={"nvidia.com/gpu.product": "H100"})], [])
 
 
+def affinity(*expressions: dict[str, Any], **more: Any) -> dict[str, Any]:
+    terms = {"nodeSelectorTerms": [{"matchExpressions": list(expressions), **more}]}
+    return {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}}
+
+
+LABELS = {"pool": "h100", "gen": "9"}
+
+
+@pytest.mark.parametrize(
+    ("rules", "fits"),
+    [
+        (affinity({"key": "pool", "operator": "In", "values": ["h100", "h200"]}), True),
+        (affinity({"key": "pool", "operator": "In", "values": ["a100"]}), False),
+        (affinity({"key": "pool", "operator": "NotIn", "values": ["h100"]}), False),
+        (affinity({"key": "none", "operator": "NotIn", "values": ["h100"]}), True),
+        (affinity({"key": "pool", "operator": "Exists"}), True),
+        (affinity({"key": "none", "operator": "Exists"}), False),
+        (affinity({"key": "none", "operator": "DoesNotExist"}), True),
+        (affinity({"key": "gen", "operator": "Gt", "values": ["8"]}), True),
+        (affinity({"key": "gen", "operator": "Lt", "values": ["9"]}), False),
+        (affinity({"key": "none", "operator": "Lt", "values": ["9"]}), False),
+        (affinity({"key": "pool", "operator": "Exists"}, {"key": "none", "operator": "Exists"}), False),
+        (affinity(matchFields=[{"key": "metadata.name", "operator": "In", "values": ["gpu01"]}]), True),
+        (affinity(), False),
+    ],
+)
+def test_node_affinities_of_both_sides(rules: dict[str, Any], fits: bool) -> None:
+    here = node(labels=LABELS)
+    waiting = pod("", priority=100, **rules)
+    assert bool(placement().claims([waiting], [here], placement().nodes([here], []), -10)) is fits
+    assert bool(placement(pod=rules).nodes([here], [])) is fits
+
+
 def test_a_node_with_two_gpu_resources_is_listed_for_each() -> None:
     both = placement(A100, MIG)
     whole, slices = both.nodes([node(resources={SLICE: "7"})], [pod()])
@@ -92,8 +147,18 @@ def test_a_node_with_two_gpu_resources_is_listed_for_each() -> None:
     assert both.node_name("gpu01", "a100") == "gpu01"
 
 
-def test_claims_of_dra_make_the_capacity_unknown() -> None:
-    assert not placement(types={"a100": {"claim_template": "one"}}).known
+def test_drones_with_and_without_gpus_share_a_node() -> None:
+    """A node of a name is listed once, so that blocking keeps its CPUs for its GPUs."""
+    cpu = replace(A100, name="cpu", gpu_milli=0)
+    (found,) = placement(cpu, A100).nodes([node()], [])
+    assert (found.name, found.types, found.gpu_milli) == ("gpu01", ("cpu", "a100"), 4000)
+
+
+@pytest.mark.parametrize("options", [{"claim_template": "one"}, {"resource": "none"}])
+def test_gpus_without_a_resource_make_the_capacity_unknown(options: dict[str, str]) -> None:
+    assert placement(A100, MIG).unknown == ""
+    found = placement(A100, MIG, types={**TYPES, "a100": options})
+    assert found.unknown == "free capacity is not known: GPUs of `a100` come from a claim or an annotation"
 
 
 def quota(hard: dict[str, str], used: dict[str, str], **spec: Any) -> dict[str, Any]:
@@ -116,6 +181,8 @@ def test_a_quota_says_how_many_more() -> None:
         ({"scopes": ["NotTerminating"]}, False),
         ({"scopes": ["BestEffort"]}, False),
         ({"scopes": ["NotBestEffort"]}, True),
+        ({"scopes": ["CrossNamespacePodAffinity"]}, False),
+        ({"scopeSelector": {"matchExpressions": [{"scopeName": "NotTerminating", "operator": "Exists"}]}}, False),
         (
             {
                 "scopeSelector": {
@@ -156,6 +223,7 @@ def test_waiting_pods_of_a_higher_priority_are_claims() -> None:
         pod("", gpus=2, priority=100),
         pod("", gpus=2, priority=100),
         pod("", gpus=1, priority=100, nodeSelector={"pool": "h100"}),
+        pod("", gpus=1, priority=100, **affinity({"key": "pool", "operator": "In", "values": ["none"]})),
         pod("", gpus=1, priority=-20),  # after us
         pod("", gpus=0, priority=100),  # needs no GPU
         pod("", gpus=99, priority=100),  # fits no node

@@ -92,6 +92,7 @@ def test_requests_are_limits_and_count_the_gpus() -> None:
         (replace(A100, vendor="intel"), {}, "gpu.intel.com/i915"),
         (A100, {"types": {"a100": {"resource": "nvidia.com/mig-1g.10gb"}}}, "nvidia.com/mig-1g.10gb"),
         (A100, {"types": {"a100": {"claim_template": "one-slice"}}}, ""),
+        (A100, {"types": {"a100": {"resource": "none"}}, "annotations": {"gpu-fraction": "0.25"}}, ""),
         (replace(A100, gpu_milli=0), {}, ""),
     ],
 )

@@ -8,6 +8,7 @@ import pytest
 import yaml
 from kubernetes.aio import client
 
+from adapters.kubernetes.capacity import ClusterCapacity
 from adapters.kubernetes.rendering import CLUSTER_RIGHTS, NAMESPACE_RIGHTS, render_access, render_blocking
 from adapters.kubernetes.settings import KubernetesSiteConfig
 from provisioner.model import DroneType, Reserve, SitePolicy
@@ -58,10 +59,38 @@ def test_access(kind: str) -> None:
     assert {each["resources"][0] for each in wide["rules"]} == {*CLUSTER_RIGHTS, "priorityclasses"}
     (quota,) = (each for each in found if each["kind"] == "ResourceQuota")
     assert quota["spec"]["hard"] == {
-        "count/pods": "40",
+        "pods": "40",
         "requests.nvidia.com/gpu": "16",
         "requests.nvidia.com/mig-1g.10gb": "16",
     }
+
+
+def test_the_quota_counts_drones_only() -> None:
+    """Not pods that have ended, nor placeholders; the adapter counts with it in the same way."""
+
+    def quota(**options: Any) -> tuple[dict[str, Any], ClusterCapacity]:
+        config = KubernetesSiteConfig.model_validate({**OPTIONS, **options})
+        found = objects(render_access(config, TYPES, SitePolicy("cern", max_drones=40)))
+        return next(each["spec"] for each in found if each["kind"] == "ResourceQuota"), ClusterCapacity(config, TYPES)
+
+    spec, capacity = quota(types={"mig": {"resource": "nvidia.com/mig-1g.10gb", "priority_class": "low"}})
+    scope = {"scopeName": "PriorityClass", "operator": "In", "values": ["gpu-drones", "low"]}
+    assert spec["scopeSelector"] == {"matchExpressions": [scope]}
+    status = {"hard": spec["hard"], "used": {"pods": "38"}}
+    assert capacity.quota([{"spec": spec, "status": status}]) == {"a100": 2, "mig": 2}
+    spec, _ = quota(priority_class="", types={"mig": {"priority_class": "low"}})
+    assert "scopeSelector" not in spec, "drones without a class count as well"
+
+
+def test_drones_call_everything_but_the_metadata_of_a_cloud() -> None:
+    text = render_access(KubernetesSiteConfig.model_validate(OPTIONS), TYPES, SitePolicy("cern"))
+    assert "&id" not in text, "no aliases"
+    (policy,) = (each for each in objects(text) if each["kind"] == "NetworkPolicy")
+    (rule,) = policy["spec"]["egress"]
+    assert [(each["ipBlock"]["cidr"], each["ipBlock"]["except"]) for each in rule["to"]] == [
+        ("0.0.0.0/0", ["169.254.169.254/32"]),
+        ("::/0", ["fd00:ec2::254/128"]),
+    ]
 
 
 def test_placeholders_keep_the_reserve_below_the_priority_of_drones() -> None:
@@ -79,3 +108,6 @@ def test_placeholders_keep_the_reserve_below_the_priority_of_drones() -> None:
     assert term["matchExpressions"] == [{"key": "kubernetes.io/hostname", "operator": "In", "values": ["gpu01"]}]
     assert spec["tolerations"] == OPTIONS["pod"]["tolerations"]  # type: ignore[index]
     assert rest["metadata"]["name"] == "gpu-placeholder-2"
+    spec = rest["spec"]["template"]["spec"]
+    (term,) = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert term["matchExpressions"] == [{"key": "nvidia.com/gpu.count", "operator": "Exists"}]

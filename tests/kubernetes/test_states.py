@@ -108,12 +108,31 @@ def test_unknown_phases_and_lost_nodes_are_alive() -> None:
     assert pod({"phase": "Unknown"}).state is RemoteState.UNKNOWN
     assert pod({"phase": "Paused"}).state is RemoteState.UNKNOWN
     assert pod({}).state is RemoteState.UNKNOWN
-    lost = [{"type": "Ready", "status": "False", "reason": "NodeLost"}]
-    assert pod({"phase": "Running", "conditions": lost}).state is RemoteState.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("status", "spec", "state"),
+    [
+        ({"reason": "NodeLost"}, {}, RemoteState.UNKNOWN),
+        # As the node lifecycle controller of a lab wrote it when the kubelet had been silent for 40 s.
+        ({"ready": "False", "containers": "True"}, {}, RemoteState.UNKNOWN),
+        ({"ready": "False", "containers": "False"}, {}, RemoteState.RUNNING),
+        ({"ready": "False", "containers": "True"}, {"readinessGates": [{"conditionType": "x"}]}, RemoteState.RUNNING),
+        ({"ready": "True", "containers": "True"}, {}, RemoteState.RUNNING),
+    ],
+)
+def test_a_pod_on_a_lost_node_is_unknown(status: dict[str, str], spec: dict[str, Any], state: RemoteState) -> None:
+    conditions = [
+        {"type": "Ready", "status": status.get("ready", "True")},
+        {"type": "ContainersReady", "status": status.get("containers", "True")},
+    ]
+    found = pod({"phase": "Running", "conditions": conditions, "reason": status.get("reason", "")}, spec)
+    assert found.remote().state is state
+    assert (found.reason == "its node does not answer") is (state is RemoteState.UNKNOWN)
 
 
 def test_a_pod_that_others_delete_has_a_notice() -> None:
-    meta = {"deletionTimestamp": "2026-11-20T10:00:40Z", "deletionGracePeriodSeconds": 40}
+    meta: dict[str, Any] = {"deletionTimestamp": "2026-11-20T10:00:40Z", "deletionGracePeriodSeconds": 40}
     found = pod({"phase": "Running", **container(running={"startedAt": T0})}, **meta)
     assert found.remote().notice_at == SECONDS
     assert found.remote().state is RemoteState.RUNNING
@@ -133,7 +152,26 @@ def test_a_drone_reports_its_own_end() -> None:
         ("UnexpectedAdmissionError", "Allocate failed", EndKind.FAULT, FaultKind.NODE),
         ("OutOfnvidia.com/gpu", "Node didn't have enough resource", EndKind.FAULT, FaultKind.NODE),
         ("Evicted", "The node was low on resource: memory.", EndKind.FAULT, FaultKind.NODE),
-        ("Evicted", "Usage of EmptyDir volume exceeds the limit.", EndKind.FAULT, FaultKind.DRONE),
+        (
+            "Evicted",
+            "The node was low on resource: memory. Container x was using 9Gi, which exceeds its request of 1Gi.",
+            EndKind.FAULT,
+            FaultKind.NODE,
+        ),
+        ("Evicted", 'Usage of EmptyDir volume "x" exceeds the limit "1Gi".', EndKind.FAULT, FaultKind.DRONE),
+        (
+            "Evicted",
+            'Container drone exceeded its local ephemeral storage limit "1Gi".',
+            EndKind.FAULT,
+            FaultKind.DRONE,
+        ),
+        (
+            "UnexpectedAdmissionError",
+            "Allocate failed due to rpc error: code = Unknown desc = request for 'nvidia.com/gpu.shared: 2' too large:"
+            " maximum request size for shared resources is 1, which is unexpected",
+            EndKind.FAULT,
+            FaultKind.CONFIG,
+        ),
         ("DeadlineExceeded", "", EndKind.STOPPED, None),
         ("Preempting", "", EndKind.PREEMPTED, None),
         ("NodeShutdown", "", EndKind.FAULT, FaultKind.NODE),
@@ -171,12 +209,53 @@ def test_the_condition_tells_why_a_drone_was_lost(reason: str, kind: EndKind, fa
     assert "by x" in end.message
 
 
+@pytest.mark.parametrize(
+    ("reason", "kind", "fault", "words"),
+    [
+        ("Preempting", EndKind.PREEMPTED, None, "by a critical pod: m"),
+        ("Terminated", EndKind.FAULT, FaultKind.NODE, "its node was shut down: m"),
+        ("", EndKind.FAULT, FaultKind.NODE, "ended by its node: by x"),
+    ],
+)
+def test_the_reason_of_a_kubelet_says_more_than_its_condition(
+    reason: str, kind: EndKind, fault: FaultKind | None, words: str
+) -> None:
+    target = {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet", "message": "by x"}
+    end = pod({"phase": "Failed", "reason": reason, "message": "m" if reason else "", "conditions": [target]}).end
+    assert end is not None
+    assert (end.kind, end.fault) == (kind, fault)
+    assert end.message.endswith(words)
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "kind", "fault", "words"),
+    [
+        ("True", "PreemptionByScheduler", EndKind.PREEMPTED, None, "preempted by a pod of a higher priority: by x"),
+        ("True", "EvictionByEvictionAPI", EndKind.PREEMPTED, None, "evicted, as when a node is drained: by x"),
+        ("True", "DeletionByTaintManager", EndKind.FAULT, FaultKind.NODE, "its node was lost or tainted: by x"),
+        ("False", "PreemptionByScheduler", EndKind.PREEMPTED, None, "its pod was deleted by somebody else"),
+    ],
+)
+def test_a_pod_that_is_deleted_before_its_end_tells_why(
+    status: str, reason: str, kind: EndKind, fault: FaultKind | None, words: str
+) -> None:
+    target = {"type": "DisruptionTarget", "status": status, "reason": reason, "message": "by x"}
+    meta: dict[str, Any] = {"deletionTimestamp": "2026-11-20T10:00:40Z", "deletionGracePeriodSeconds": 40}
+    leaving = pod({"phase": "Running", "conditions": [target]}, **meta)
+    assert (leaving.state, leaving.end) == (RemoteState.RUNNING, None)
+    assert leaving.remote().reason == (words if status == "True" else "it is being deleted")
+    end = end_of_deleted(leaving, asked=False, now=5.0)
+    assert (end.kind, end.fault, end.message, end.at) == (kind, fault, words, 5.0)
+    assert end_of_deleted(leaving, asked=True, now=5.0).kind is EndKind.STOPPED
+
+
 def test_the_end_of_a_deleted_pod() -> None:
     running = pod({"phase": "Running"})
-    assert end_of_deleted(running, asked=True, now=5.0).kind is EndKind.STOPPED
-    assert end_of_deleted(running, asked=False, now=5.0).kind is EndKind.PREEMPTED
-    failed = pod({"phase": "Failed", **container(terminated={"exitCode": 0, "finishedAt": T0})})
-    assert end_of_deleted(failed, asked=False, now=5.0).kind is EndKind.EXITED
+    assert end_of_deleted(running, asked=True, now=5.0).message == "stopped on our request"
+    failed = pod({"phase": "Failed", **container(terminated={"exitCode": 7, "message": "reason=idle"})})
+    stopped = end_of_deleted(failed, asked=True, now=5.0)
+    assert (stopped.kind, stopped.exit_code) == (EndKind.STOPPED, 7)
+    assert stopped.message == "stopped on our request: idle"
 
 
 def test_a_job_without_a_pod_waits() -> None:

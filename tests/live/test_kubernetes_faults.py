@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import yaml
 
 from adapters.embedded import queue
-from provisioner.model import BreakerState, FaultKind
+from provisioner.model import BreakerState, FaultKind, SitePolicy
 from tests.labs.admission import NAME, admission_webhook
 from tests.labs.controller import LabController, Settings, Sightings, limits
 from tests.labs.htcondor import LabError, lab_directory, meanwhile, until
@@ -375,6 +376,8 @@ def test_a_node_is_lost_and_comes_back(kubernetes: KubernetesLab) -> None:
         node, name = lost["spec"]["nodeName"], lost["metadata"]["name"]
         kubernetes.write("dead-nodes", node)
         path = f"{kubernetes.ours}/pods/{name}"
+        said = lambda: {each["id"]: each["site_reason"] for each in lab.controller.live()}.get(name)  # noqa: E731
+        until(lambda: said() == "its node does not answer", 90, what="the drone's state is unknown", every_s=0.5)
         until(lambda: "deletionTimestamp" in kubernetes.get(path)["metadata"], 90, what="the pod is to go", every_s=0.5)
         lab.controller.ticks(4)
         assert name in {each["metadata"]["name"] for each in lab.pods()}, "it is not forced away"
@@ -479,6 +482,28 @@ def test_killed_between_create_and_answer(kubernetes: KubernetesLab, kind: str, 
         until(lambda: len(lab.pods("Running")) == 6, 240, what="all six run", every_s=0.5)
         assert lab.drones("Running") <= {each["id"] for each in lab.controller.live()}
         lab.over()
+
+
+# ---------------------------------------------------------------------------------------------- what is said and shown
+
+
+def test_the_api_server_accepts_the_quota_and_the_network_policy(kubernetes: KubernetesLab) -> None:
+    rendered = KubernetesWorld(kubernetes, "access").site().render_access(SitePolicy("cern", max_drones=4))
+    found = {each["kind"]: each for each in yaml.safe_load_all(rendered)}
+    networks = kubernetes.ours.replace("/api/v1/", "/apis/networking.k8s.io/v1/")
+    for kind, path in (
+        ("ResourceQuota", f"{kubernetes.ours}/resourcequotas"),
+        ("NetworkPolicy", f"{networks}/networkpolicies"),
+    ):
+        made = kubernetes.post(f"{path}?dryRun=All", {**found[kind], "metadata": {"name": "rendered"}})
+        assert made["spec"].items() >= {key: value for key, value in found[kind]["spec"].items() if value}.items()
+
+
+async def test_gpus_by_annotation_make_the_free_capacity_unknown(kubernetes: KubernetesLab) -> None:
+    async with KubernetesWorld(kubernetes, "kai", types={"a100": {"resource": "none"}}).site() as site:
+        view = await site.poll()
+    assert (view.nodes, view.free, view.owner_runs) == ((), None, None)
+    assert "free capacity is not known: GPUs of `a100` come from" in view.notices[0]
 
 
 # ---------------------------------------------------------------------------------------------------------------- calls
