@@ -121,7 +121,7 @@ class KubernetesApi:
         """Return an object; None if the status is one of ``lacking``. Raises UnavailableError or AuthError."""
         try:
             async with asyncio.timeout(self._config.deadline):
-                reply = await self._call("GET", path, query, None, [])
+                reply = await self._exchange("GET", path, query, None, [])
         except TimeoutError:
             raise UnavailableError(f"no answer within {self._config.deadline:g} s") from None
         except _HTTP_ERRORS as error:
@@ -131,12 +131,6 @@ class KubernetesApi:
         if reply.status != 200:
             raise read_error(reply)
         return reply.body
-
-    async def logs(self, path: str, query: Query) -> str:
-        """Return text, as of a container's log. Raises as :meth:`read`."""
-        async with asyncio.timeout(self._config.deadline):
-            reply = await self._exchange("GET", path, query, None, [])
-        return reply.raw.decode(errors="replace") if reply.status == 200 else ""
 
     async def pages(self, path: str, query: Query = ()) -> tuple[list[Record], str]:
         """Return all objects of a collection, in pages, and its resource version. Raises as :meth:`read`."""
@@ -206,7 +200,7 @@ class KubernetesApi:
         sent: list[bool] = []
         try:
             async with asyncio.timeout(self._config.deadline):
-                reply = await self._call(method, path, query, body, sent)
+                reply = await self._exchange(method, path, query, body, sent)
         except TimeoutError:
             why = f"no answer within {self._config.deadline:g} s"
         except _HTTP_ERRORS as error:
@@ -217,13 +211,7 @@ class KubernetesApi:
             raise order_error(reply)
         raise (OutcomeUnknownError if sent else UnavailableError)(why)
 
-    async def _call(self, method: str, path: str, query: Query, body: Record | None, sent: list[bool]) -> ApiReply:
-        reply = await self._exchange(method, path, query, body, sent)
-        return ApiReply(reply.status, _parsed(reply.raw))
-
-    async def _exchange(
-        self, method: str, path: str, query: Query, body: Record | None, sent: list[bool]
-    ) -> http.Reply:
+    async def _exchange(self, method: str, path: str, query: Query, body: Record | None, sent: list[bool]) -> ApiReply:
         """Make one call, and make it again with new credentials if those were refused."""
         access, session = await self._current(), self._session()
         for last in (False, True):
@@ -243,7 +231,7 @@ class KubernetesApi:
             sent.clear()
             self._drop(access, ApiReply(401, {}))
             access = await self._current()
-        return reply
+        return ApiReply(reply.status, _parsed(reply.raw))
 
     def _session(self) -> aiohttp.ClientSession:
         if self._http is None:

@@ -15,7 +15,6 @@ DRONE_PRIORITY, PLACEHOLDER_PRIORITY = -10, -20
 NAMESPACE_RIGHTS = {
     "pods": ("get", "list", "watch", "create", "delete"),
     "secrets": ("get", "create"),
-    "pods/log": ("get",),
     "resourcequotas": ("list", "watch"),
 }
 """Rights that the adapter uses in its namespace, of the core API group."""

@@ -13,18 +13,11 @@ from adapters.kubernetes import rendering
 from adapters.kubernetes.api import KubernetesApi, selector
 from adapters.kubernetes.cache import ResourceCache
 from adapters.kubernetes.capacity import ClusterCapacity, ClusterNode, ClusterPod, cluster_node, cluster_pod
-from adapters.kubernetes.pods import CONTAINER, PodNames, job_body, pod_body, secret_body
+from adapters.kubernetes.pods import PodNames, job_body, pod_body, secret_body
 from adapters.kubernetes.records import Record, mapping, number, text
 from adapters.kubernetes.rendering import CLUSTER_RIGHTS, JOB_RIGHTS, NAMESPACE_RIGHTS
 from adapters.kubernetes.settings import KubernetesSiteConfig
-from adapters.kubernetes.states import (
-    DELETED_BY_OTHERS,
-    DronePod,
-    drone_pod,
-    end_of_deleted,
-    readable,
-    waiting_job,
-)
+from adapters.kubernetes.states import DELETED_BY_OTHERS, DronePod, drone_pod, end_of_deleted, waiting_job
 from adapters.shared.parcel import UnfitError, sendable
 from adapters.shared.printing import printable
 from adapters.shared.starts import Starts, housekeeping, outcome_unknown, rejected, side_by_side
@@ -37,7 +30,6 @@ _CREATE_SUCCEEDS_S = 90.0
 _ASKED_KEPT_S = 86400.0
 _UNSTARTED_S = 120.0
 """Age at which a pod that waits on its node is examined: it may have no secret."""
-_MAX_LOG_BYTES = 16 * 1024
 
 
 class KubernetesSite:
@@ -77,8 +69,6 @@ class KubernetesSite:
         self._examined: dict[str, bool] = {}
         """Pods by uid that wait on a node: whether their secret exists."""
         self._priorities: dict[str, int] = {}
-        self._logs: dict[DroneId, str] = {}
-        self._read_logs: set[DroneId] = set()
         self._polled_before = False
         self._housekeeping: asyncio.Task[None] | None = None
         self._trouble = ""
@@ -144,11 +134,6 @@ class KubernetesSite:
             self._housekeeping = asyncio.create_task(self._clean_up(live), name=f"housekeeping of site {self._name}")
         self._polled_before = True
         return view
-
-    def last_words(self) -> Mapping[DroneId, str]:
-        """Return the ends of logs by drone."""
-        logs, self._logs = self._logs, {}
-        return logs
 
     async def _capacity(
         self,
@@ -217,7 +202,6 @@ class KubernetesSite:
         if self._config.kind == "job":  # API servers before 1.29 would start another pod for it
             lost = [pod for d, (pod, end, _) in self._ends.items() if d in live and end.message == DELETED_BY_OTHERS]
             tasks += [self._delete(pod) for pod in lost if pod.drone_id not in over]
-        tasks += [self._read_log(d, pod) for d, (pod, end, _) in self._ends.items() if self._wants_log(d, end)]
         self._unfinished = {d: each for d, each in self._unfinished.items() if now - each[1] < _CREATE_SUCCEEDS_S}
         tasks += [self._finish(order) for d, (order, _) in self._unfinished.items() if d in live]
         tasks += [self._examine(pod) for pod in live.values() if self._is_suspect(pod)]
@@ -228,19 +212,6 @@ class KubernetesSite:
     async def _delete(self, pod: DronePod) -> None:
         """Delete what an ended drone has left; the cluster deletes its secret."""
         await self._api.order("DELETE", await self._path(pod.drone_id), _delete_options(pod.uid), accepted=(404, 409))
-
-    def _wants_log(self, drone_id: DroneId, end: model.RemoteEnd) -> bool:
-        failed = end.kind is model.EndKind.FAULT or (end.kind is model.EndKind.EXITED and end.exit_code)
-        return bool(self._config.log_lines and failed) and drone_id not in self._read_logs
-
-    async def _read_log(self, drone_id: DroneId, pod: DronePod) -> None:
-        self._read_logs &= self._ends.keys()
-        self._read_logs.add(drone_id)
-        lines = ("tailLines", str(self._config.log_lines))
-        query = [("container", CONTAINER), lines, ("limitBytes", str(_MAX_LOG_BYTES))]
-        namespace = await self._api.namespace()
-        if log := await self._api.logs(f"/api/v1/namespaces/{namespace}/pods/{pod.name}/log", query):
-            self._logs[drone_id] = readable(log)
 
     def _is_suspect(self, pod: DronePod) -> bool:
         """Return whether a pod waits on its node for so long that its secret may be missing."""

@@ -95,8 +95,6 @@ class DronePod:
     """Its end, if it has ended and did so by itself or by its site."""
     exit_code: int | None = None
     priority: int = 0
-    gone: bool = False
-    """The API server has deleted it."""
 
     def remote(self, end: RemoteEnd | None = None, *, asked: bool = False) -> RemoteDrone:
         """Return its state for the controller. ``asked``: this controller has stopped it."""
@@ -291,9 +289,3 @@ def waiting_job(found: Record, names: PodNames) -> DronePod | None:
         blocked=FaultKind.QUOTA if quota else None,
         end=end,
     )
-
-
-def readable(log: str) -> str:
-    """Return the lines of a log for people: plain characters, no tokens."""
-    lines = _POOL_TOKEN.sub("(token)", log).splitlines()
-    return "\n".join("".join(c if c.isprintable() else "?" for c in line[:1000].expandtabs()) for line in lines)
