@@ -35,7 +35,6 @@ def render_access(config: KubernetesSiteConfig, types: Sequence[DroneType], poli
     if config.kind == "job":
         rules += [_rule("batch", resource, verbs) for resource, verbs in JOB_RIGHTS.items()]
     wide = [_rule("", resource, verbs) for resource, verbs in CLUSTER_RIGHTS.items()]
-    wide.append(_rule("scheduling.k8s.io", "priorityclasses", ("get",)))
     inside = {"namespace": namespace}
     subject = {"kind": "ServiceAccount", "name": ROLE, "namespace": namespace}
     metadata = "169.254.169.254/32"

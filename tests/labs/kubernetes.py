@@ -43,10 +43,7 @@ _RIGHTS = (
     {"apiGroups": [""], "resources": ["resourcequotas"], "verbs": ["get", "list", "watch"]},
     {"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["get", "list", "watch", "create", "delete"]},
 )
-_CLUSTER_RIGHTS = (
-    {"apiGroups": [""], "resources": ["pods", "nodes"], "verbs": ["get", "list", "watch"]},
-    {"apiGroups": ["scheduling.k8s.io"], "resources": ["priorityclasses"], "verbs": ["get"]},
-)
+_CLUSTER_RIGHTS = ({"apiGroups": [""], "resources": ["pods", "nodes"], "verbs": ["get", "list", "watch"]},)
 _RBAC = "rbac.authorization.k8s.io"
 ROBOT = "robot-token"
 ACCOUNT = "robot-account"
