@@ -29,7 +29,7 @@ _MAX_PAGE_BYTES = 64 * 1024**2
 _MAX_EVENT_BYTES = 8 * 1024**2
 _PAGE = "500"
 _MAX_LIST_PAGES = 1000
-_HTTP_ERRORS = (aiohttp.ClientError, OSError, ValueError)
+_MAX_RETRY_AFTER_S = 300.0
 _GONE = 410
 
 
@@ -37,14 +37,24 @@ class ExpiredError(UnavailableError):
     """The resource version is too old: the collection has to be listed again."""
 
 
+class BusyError(UnavailableError):
+    """The API server does not serve a read now, and may have said for how long."""
+
+    def __init__(self, message: str, kind: FaultKind | None = None, retry_after_s: float = 0.0) -> None:
+        super().__init__(message, kind)
+        self.retry_after_s = retry_after_s
+
+
 @dataclass(frozen=True, slots=True)
 class ApiReply:
     status: int
     body: Record
+    retry_after_s: float = 0.0
 
     @property
     def message(self) -> str:
-        return printable(text(self.body, "message") or f"status {self.status}", 400)
+        words = printable(text(self.body, "message") or f"status {self.status}", 400)
+        return f"{words} (try again after {self.retry_after_s:g} s)" if self.retry_after_s else words
 
     @property
     def reason(self) -> str:
@@ -65,24 +75,19 @@ _REFUSALS = (
 def order_error(reply: ApiReply) -> AdapterError:
     """Return the error for an order that was refused."""
     message, status = reply.message, reply.status
-    if status == 401:
-        return AuthError(message)
-    if status == 403:
+    if status in (401, 403):
         words = message.lower()
         kind = next((kind for pattern, kind in _REFUSALS if re.search(pattern, words)), None)
         # All else that is forbidden lacks a right: `pods is forbidden: User "x" cannot create resource ...`.
         return RejectedError(message, kind) if kind is not None else AuthError(message)
-    if status == 429:
-        return RejectedError(message, FaultKind.THROTTLED)
-    if status in (400, 404, 405, 406, 413, 415, 422):
-        return RejectedError(message, FaultKind.CONFIG)
-    if status == 409:
-        return RejectedError(message, FaultKind.CAPACITY)
     if status == 500 and "failed calling webhook" in message:  # before anything was stored
         return RejectedError(message, FaultKind.DOWN)
-    if status == 503:
+    if status == 503 and text(reply.body, "kind") == "Status":  # else a proxy may have passed it on
         return UnavailableError(message)
-    return OutcomeUnknownError(message) if status >= 500 else RejectedError(message, FaultKind.UNKNOWN)
+    if status >= 500:
+        return OutcomeUnknownError(message)
+    other = FaultKind.CONFIG if status in (400, 404, 405, 406, 413, 415, 422) else FaultKind.UNKNOWN
+    return RejectedError(message, {409: FaultKind.CAPACITY, 429: FaultKind.THROTTLED}.get(status, other))
 
 
 def read_error(reply: ApiReply) -> AdapterError:
@@ -92,15 +97,17 @@ def read_error(reply: ApiReply) -> AdapterError:
     if reply.status in (401, 403):
         return AuthError(reply.message)
     kind = {429: FaultKind.THROTTLED, 404: FaultKind.CONFIG}.get(reply.status)
-    return UnavailableError(reply.message, kind)
+    return BusyError(reply.message, kind, reply.retry_after_s)
 
 
 class KubernetesApi:
-    """HTTP to one API server. Credentials are read at the first call, and again when they expire or are refused."""
+    """HTTP to one API server. Credentials are read at the first call, and again when they expire or are refused.
+
+    A path without a leading slash, as ``pods/kit-1``, is in the namespace of the drones.
+    """
 
     def __init__(self, config: KubernetesSiteConfig) -> None:
         self._config = config
-        self._http: aiohttp.ClientSession | None = None
         self._access: ServerAccess | None = None
         self._reading = asyncio.Lock()
 
@@ -109,34 +116,23 @@ class KubernetesApi:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        if self._http is not None:
-            await self._http.close()
-            self._http = None
+        await self._http.close()
 
     async def namespace(self) -> str:
         """Return the namespace of the drones. Raises AuthError."""
         return (await self._current()).namespace
 
-    async def read(self, path: str, query: Query = (), *, lacking: Collection[int] = ()) -> Record | None:
-        """Return an object; None if the status is one of ``lacking``. Raises UnavailableError or AuthError."""
+    async def read(self, path: str, query: Query = (), *, optional: bool = False) -> Record | None:
+        """Return an object; None if it does not exist and is ``optional``. Raises UnavailableError or AuthError."""
         try:
-            async with asyncio.timeout(self._config.deadline):
-                reply = await self._call("GET", path, query, None, [])
-        except TimeoutError:
-            raise UnavailableError(f"no answer within {self._config.deadline:g} s") from None
-        except _HTTP_ERRORS as error:
-            raise UnavailableError(_words(error)) from None
-        if reply.status in lacking:
+            reply = await self._call("GET", path, query)
+        except OutcomeUnknownError as error:  # a read changes nothing
+            raise UnavailableError(str(error)) from None
+        if optional and reply.reason == "NotFound":
             return None
         if reply.status != 200:
             raise read_error(reply)
         return reply.body
-
-    async def logs(self, path: str, query: Query) -> str:
-        """Return text, as of a container's log. Raises as :meth:`read`."""
-        async with asyncio.timeout(self._config.deadline):
-            reply = await self._exchange("GET", path, query, None, [])
-        return reply.raw.decode(errors="replace") if reply.status == 200 else ""
 
     async def pages(self, path: str, query: Query = ()) -> tuple[list[Record], str]:
         """Return all objects of a collection, in pages, and its resource version. Raises as :meth:`read`."""
@@ -156,19 +152,16 @@ class KubernetesApi:
     async def watch(self, path: str, query: Query, version: str, limit_s: int) -> AsyncIterator[tuple[str, Record]]:
         """Yield an empty event once the server has accepted, then its events, until it ends the watch.
 
-        Raises:
-            ExpiredError: the version is too old.
-            UnavailableError: the connection failed, or nothing ended it in time.
-            AuthError: it is not allowed.
+        Raises ExpiredError, other errors as :meth:`read`, and those of a connection.
         """
         asked = [*query, ("watch", "1"), ("allowWatchBookmarks", "true"), ("timeoutSeconds", str(limit_s))]
         asked.append(("resourceVersion", version))
-        access, session = await self._current(), self._session()
+        access = await self._current()
         try:
             async with (
                 asyncio.timeout(limit_s + self._config.deadline),
-                session.get(
-                    access.server + path,
+                self._http.get(
+                    _url(access, path),
                     params=asked,
                     headers=access.headers,
                     ssl=access.trust,
@@ -177,7 +170,8 @@ class KubernetesApi:
                 ) as response,
             ):
                 if response.status != 200:
-                    refusal = ApiReply(response.status, _parsed(await response.content.read(_MAX_EVENT_BYTES)))
+                    raw = await response.content.read(_MAX_EVENT_BYTES)
+                    refusal = _reply(response.status, raw, response.headers)
                     self._drop(access, refusal)
                     raise read_error(refusal)
                 yield "", {}
@@ -190,65 +184,44 @@ class KubernetesApi:
                         yield _event(_parsed(line))
         except TimeoutError:
             raise UnavailableError("the server did not end a watch in time") from None
-        except _HTTP_ERRORS as error:
-            raise UnavailableError(_words(error)) from None
 
     async def order(
-        self, method: str, path: str, body: Record | None = None, query: Query = (), *, accepted: Collection[int] = ()
+        self, method: str, path: str, body: Record | None = None, query: Query = (), *, accepted: Collection[str] = ()
     ) -> ApiReply:
-        """Send an order once; return the reply if it is a success or its status is one of ``accepted``.
+        """Send an order once; return the reply if it is a success or its reason is one of ``accepted``.
 
         Raises:
             UnavailableError: it was not sent, or nothing is there.
             AuthError, RejectedError: it was refused, and nothing was done.
             OutcomeUnknownError: it was sent, and the reply is missing.
         """
+        reply = await self._call(method, path, query, body)
+        if 200 <= reply.status < 300 or reply.reason in accepted:
+            return reply
+        raise order_error(reply)
+
+    async def _call(self, method: str, path: str, query: Query, body: Record | None = None) -> ApiReply:
+        """Make one call, and make it again with new credentials if those were refused."""
         sent: list[bool] = []
+        how: dict[str, Any] = {"body": body, "sent": sent, "largest": _MAX_PAGE_BYTES}
         try:
             async with asyncio.timeout(self._config.deadline):
-                reply = await self._call(method, path, query, body, sent)
+                for last in (False, True):
+                    access = await self._current()
+                    how |= {"headers": access.headers, "trust": access.trust}
+                    found = await http.exchange(self._http, method, _url(access, path), query, **how)
+                    reply = _reply(found.status, found.raw, found.headers)
+                    if reply.status != 401 or last:
+                        return reply
+                    sent.clear()
+                    self._drop(access, reply)
         except TimeoutError:
             why = f"no answer within {self._config.deadline:g} s"
-        except _HTTP_ERRORS as error:
-            why = _words(error)
-        else:
-            if 200 <= reply.status < 300 or reply.status in accepted:
-                return reply
-            raise order_error(reply)
+        except AdapterError:
+            raise
+        except Exception as error:  # of HTTP, or of credentials, which may hold anything
+            why = words_of(error)
         raise (OutcomeUnknownError if sent else UnavailableError)(why)
-
-    async def _call(self, method: str, path: str, query: Query, body: Record | None, sent: list[bool]) -> ApiReply:
-        reply = await self._exchange(method, path, query, body, sent)
-        return ApiReply(reply.status, _parsed(reply.raw))
-
-    async def _exchange(
-        self, method: str, path: str, query: Query, body: Record | None, sent: list[bool]
-    ) -> http.Reply:
-        """Make one call, and make it again with new credentials if those were refused."""
-        access, session = await self._current(), self._session()
-        for last in (False, True):
-            reply = await http.exchange(
-                session,
-                method,
-                access.server + path,
-                query,
-                body=body,
-                headers=access.headers,
-                trust=access.trust,
-                sent=sent,
-                largest=_MAX_PAGE_BYTES,
-            )
-            if reply.status != 401 or last:
-                break
-            sent.clear()
-            self._drop(access, ApiReply(401, {}))
-            access = await self._current()
-        return reply
-
-    def _session(self) -> aiohttp.ClientSession:
-        if self._http is None:
-            raise UnavailableError("the site is not connected")
-        return self._http
 
     def _drop(self, access: ServerAccess, reply: ApiReply) -> None:
         if reply.status == 401 and self._access is access:
@@ -259,6 +232,18 @@ class KubernetesApi:
             if self._access is None or time.monotonic() > self._access.until:
                 self._access = await read_access(self._config)
             return self._access
+
+
+def _url(access: ServerAccess, path: str) -> str:
+    if path.startswith("/"):
+        return access.server + path
+    group = "/apis/batch/v1" if path.startswith("jobs") else "/api/v1"
+    return f"{access.server}{group}/namespaces/{access.namespace}/{path}"
+
+
+def _reply(status: int, raw: bytes, headers: Mapping[str, str]) -> ApiReply:
+    wait = headers.get("retry-after", "")
+    return ApiReply(status, _parsed(raw), min(float(wait), _MAX_RETRY_AFTER_S) if wait.isdecimal() else 0.0)
 
 
 def _parsed(raw: bytes) -> Record:
@@ -276,9 +261,5 @@ def _event(event: Record) -> tuple[str, Record]:
     raise read_error(ApiReply(code if isinstance(code, int) else 500, found))
 
 
-def _words(error: Exception) -> str:
+def words_of(error: Exception) -> str:
     return printable(str(error) or type(error).__name__)
-
-
-def selector(labels: Mapping[str, str]) -> str:
-    return ",".join(f"{name}={value}" for name, value in labels.items())

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
-from adapters.kubernetes.api import ExpiredError, KubernetesApi, Query
+from adapters.kubernetes.api import BusyError, ExpiredError, KubernetesApi, Query, words_of
 from adapters.kubernetes.records import Record, mapping, text
 from provisioner.interfaces import AdapterError, UnavailableError
 
@@ -21,7 +21,9 @@ T = TypeVar("T")
 
 _WATCH_S = (20, 35)
 """Length of one watch, drawn at random so that watches of many controllers do not begin together."""
-_ERROR_PAUSE_S = (0.5, 30.0)
+_WATCH_PAUSE_S = 1.0
+"""Longest pause between two watches, drawn at random: a server may end each of them at once."""
+_ERROR_PAUSE_S = (0.2, 30.0)
 """First and longest pause after an error; each is drawn between half of it and all of it."""
 
 
@@ -35,7 +37,7 @@ class ResourceCache(Generic[T]):
     def __init__(
         self,
         api: KubernetesApi,
-        path: Callable[[str], str],
+        path: str,
         parse: Callable[[Record], T],
         query: Query = (),
         gone: Callable[[T], None] | None = None,
@@ -47,12 +49,12 @@ class ResourceCache(Generic[T]):
         self.error: AdapterError | None = None
         """The error since the last success."""
         self._version = ""
-        self._changed = asyncio.Event()
-        self._hurry = asyncio.Event()
+        self._tried = asyncio.Event()
+        """The first list has come or failed."""
         self._task: asyncio.Task[None] | None = None
 
-    def begin(self, name: str) -> None:
-        self._task = asyncio.create_task(self._follow(), name=name)
+    def begin(self, site: str) -> None:
+        self._task = asyncio.create_task(self._follow(), name=f"watch of {self._path} at site {site}")
 
     async def end(self) -> None:
         if self._task is not None:
@@ -60,16 +62,13 @@ class ResourceCache(Generic[T]):
             await asyncio.wait([self._task])
 
     async def current(self, deadline_s: float) -> Mapping[str, T]:
-        """Return the copy. While it is not being updated, try at once. Raises what keeps it from being updated."""
-        if self._task is not None and self._task.done():
-            raise UnavailableError(f"the watch of {self._path('...')} has ended: {self._task.exception()!r}")
-        if self.heard_at and self.error is None:
-            return self.items
-        self._changed.clear()
-        self._hurry.set()
+        """Return the copy, once the first list has come or failed. Raises what keeps it from being updated.
+
+        A poll never hurries the task: during an outage the pauses between its tries are those of the back-off.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(deadline_s):
-                await self._changed.wait()
+                await self._tried.wait()
         if self.error is not None:
             raise type(self.error)(str(self.error), self.error.kind)
         if not self.heard_at:
@@ -79,29 +78,26 @@ class ResourceCache(Generic[T]):
     async def _follow(self) -> None:
         pause_s = _ERROR_PAUSE_S[0]
         while True:
+            wait_s = random.uniform(0.0, _WATCH_PAUSE_S)
             try:
                 if not self._version:
                     self._version = await self._list()
                 await self._watch()
-                pause_s = _ERROR_PAUSE_S[0]
-                continue
             except ExpiredError:
                 self._version = ""
-                wait_s = random.uniform(0.0, 1.0)
-            except AdapterError as error:
+            except Exception as error:  # whatever it is, the copy must not stay as it is for ever
                 if self.error is None:
                     pause_s = _ERROR_PAUSE_S[0]
-                self.error = error
-                self._changed.set()
+                self.error = error if isinstance(error, AdapterError) else UnavailableError(words_of(error))
+                self._tried.set()
                 wait_s = random.uniform(pause_s / 2, pause_s)
+                if isinstance(error, BusyError):
+                    wait_s = max(wait_s, error.retry_after_s)
                 pause_s = min(2 * pause_s, _ERROR_PAUSE_S[1])
-            self._hurry.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
-                    await self._hurry.wait()
+            await asyncio.sleep(wait_s)
 
     async def _list(self) -> str:
-        found, version = await self._api.pages(self._path(await self._api.namespace()), self._query)
+        found, version = await self._api.pages(self._path, self._query)
         items = {_key(each): self._parse(each) for each in found}
         before, self.items = self.items, items
         for key, each in before.items():
@@ -112,11 +108,13 @@ class ResourceCache(Generic[T]):
 
     async def _watch(self) -> None:
         """Apply the events of one watch."""
-        path = self._path(await self._api.namespace())
-        async for kind, found in self._api.watch(path, self._query, self._version, random.randint(*_WATCH_S)):
+        events = self._api.watch(self._path, self._query, self._version, random.randint(*_WATCH_S))
+        async for kind, found in events:
             if kind:
-                self._version = text(mapping(found.get("metadata")), "resourceVersion") or self._version
+                newer = text(mapping(found.get("metadata")), "resourceVersion") or self._version
+                self._version = ""  # a list follows if the event cannot be applied
                 self._apply(kind, found)
+                self._version = newer
             self._heard()
         self._heard()
 
@@ -131,7 +129,7 @@ class ResourceCache(Generic[T]):
 
     def _heard(self) -> None:
         self.heard_at, self.error = time.time(), None
-        self._changed.set()
+        self._tried.set()
 
 
 def _key(found: Record) -> str:

@@ -16,7 +16,6 @@ DRONE_PRIORITY, PLACEHOLDER_PRIORITY = -10, -20
 NAMESPACE_RIGHTS = {
     "pods": ("get", "list", "watch", "create", "delete"),
     "secrets": ("get", "create"),
-    "pods/log": ("get",),
     "resourcequotas": ("list", "watch"),
 }
 """Rights that the adapter uses in its namespace, of the core API group."""
@@ -38,7 +37,7 @@ def render_access(config: KubernetesSiteConfig, types: Sequence[DroneType], poli
         scope = {"scopeName": "PriorityClass", "operator": "In", "values": classes}
         quota["scopeSelector"] = {"matchExpressions": [scope]}
     rules = _rules("", NAMESPACE_RIGHTS) + (_rules("batch", JOB_RIGHTS) if config.kind == "job" else [])
-    wide = _rules("", CLUSTER_RIGHTS) + _rules("scheduling.k8s.io", {"priorityclasses": ("get",)})
+    wide = _rules("", CLUSTER_RIGHTS)
     own = {"name": ROLE, "namespace": namespace}
     subject = {"kind": "ServiceAccount", **own}
     # All but the servers of a cloud's metadata.

@@ -130,8 +130,6 @@ class KubernetesSiteConfig(PodOptions):
     """`job`: a Job with one pod for each drone, where the site's policy wants Jobs."""
     retain_finished: Duration = Field(600.0, ge=1.0)
     """Time for which an ended drone is reported, and its pod kept."""
-    log_lines: int = Field(100, ge=0, le=2000)
-    """Lines of its log that are kept of a drone that failed; 0: none."""
     deadline: PositiveDuration = Field(15.0)
     """Longest time for one call of the API server."""
     parallel: int = Field(8, ge=1, le=64)

@@ -90,8 +90,6 @@ class DronePod:
     """Why the cluster ends it, if it says so."""
     exit_code: int | None = None
     priority: int = 0
-    gone: bool = False
-    """The API server has deleted it."""
 
     def remote(self, end: RemoteEnd | None = None, *, asked: bool = False) -> RemoteDrone:
         """Return its state for the controller. ``asked``: this controller has stopped it."""
@@ -275,9 +273,3 @@ def waiting_job(found: Record, names: PodNames) -> DronePod | None:
         blocked=FaultKind.QUOTA if quota else None,
         end=end,
     )
-
-
-def readable(log: str) -> str:
-    """Return the lines of a log for people: plain characters, no tokens."""
-    lines = _POOL_TOKEN.sub("(token)", log).splitlines()
-    return "\n".join("".join(c if c.isprintable() else "?" for c in line[:1000].expandtabs()) for line in lines)

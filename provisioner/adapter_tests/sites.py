@@ -266,7 +266,8 @@ class SiteContract:
                 await _assert_not_done(site.start([_order(world, drone_id)]))
                 await _assert_not_done(site.stop([StopOrder(drone_id, "")]))  # nor is it known to be gone
             await eventually("the site is back", lambda: _answers(site), world.longest_wait_s)
-            await _end(world, site, [drone_id])
+            await site.stop([StopOrder(drone_id, "", kill=True)])  # not `OK` while a start without a reply may come
+            await _gone(world, site, drone_id)
 
     async def test_a_start_whose_reply_is_lost_is_unsure_and_never_refused(self, world: SiteWorld) -> None:
         await skip_unless_supported(world.lost_replies)

@@ -56,7 +56,7 @@ def test_access(kind: str) -> None:
     assert {name: rights[name] for name in NAMESPACE_RIGHTS} == NAMESPACE_RIGHTS
     assert ("jobs" in rights) is (kind == "job")
     (wide,) = (each for each in found if each["kind"] == "ClusterRole")
-    assert {each["resources"][0] for each in wide["rules"]} == {*CLUSTER_RIGHTS, "priorityclasses"}
+    assert {each["resources"][0] for each in wide["rules"]} == set(CLUSTER_RIGHTS)
     (quota,) = (each for each in found if each["kind"] == "ResourceQuota")
     assert quota["spec"]["hard"] == {
         "pods": "40",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from adapters.kubernetes.pods import PodNames
-from adapters.kubernetes.states import DronePod, drone_pod, end_of_deleted, obstacle, readable, waiting_job
+from adapters.kubernetes.states import DronePod, drone_pod, end_of_deleted, obstacle, waiting_job
 from provisioner.model import EndKind, FaultKind, RemoteEnd, RemoteState
 
 NAMES = PodNames("kit", "cern")
@@ -267,7 +267,3 @@ def test_a_job_without_a_pod_waits() -> None:
     over = waiting_job({"metadata": meta, "spec": {}, "status": failed}, NAMES)
     assert over is not None
     assert over.remote().state is RemoteState.ENDED
-
-
-def test_logs_are_plain_text_without_tokens() -> None:
-    assert readable("a\x1b[31mb\ttoken eyJhbGciOiJIUzI1NiJ9.abc.def\n") == "a?[31mb token (token)"

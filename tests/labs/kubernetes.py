@@ -40,13 +40,10 @@ MOST_GPUS = 8
 """Largest number of GPUs of one pod, by a LimitRange."""
 _RIGHTS = (
     {"apiGroups": [""], "resources": ["pods", "secrets"], "verbs": ["get", "list", "watch", "create", "delete"]},
-    {"apiGroups": [""], "resources": ["pods/log", "resourcequotas"], "verbs": ["get", "list", "watch"]},
+    {"apiGroups": [""], "resources": ["resourcequotas"], "verbs": ["get", "list", "watch"]},
     {"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["get", "list", "watch", "create", "delete"]},
 )
-_CLUSTER_RIGHTS = (
-    {"apiGroups": [""], "resources": ["pods", "nodes"], "verbs": ["get", "list", "watch"]},
-    {"apiGroups": ["scheduling.k8s.io"], "resources": ["priorityclasses"], "verbs": ["get"]},
-)
+_CLUSTER_RIGHTS = ({"apiGroups": [""], "resources": ["pods", "nodes"], "verbs": ["get", "list", "watch"]},)
 _RBAC = "rbac.authorization.k8s.io"
 ROBOT = "robot-token"
 ACCOUNT = "robot-account"

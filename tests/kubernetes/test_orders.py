@@ -1,0 +1,185 @@
+"""Starts and stops: an order is refused only if nothing can come of it, and done only if nothing is left."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from adapters.kubernetes.api import ApiReply, order_error
+from provisioner.interfaces import OutcomeUnknownError, UnavailableError
+from provisioner.model import EndKind, FaultKind, OrderOutcome, RemoteState, StopOrder
+from tests.kubernetes.fake_kubernetes import JOBS, PODS, SECRETS, Answer, FakeCluster, abort, order, polled, refusal
+
+ONE = order().drone_id
+POD, SECRET, JOB = f"{PODS}/{ONE}", f"{SECRETS}/{ONE}", f"{JOBS}jobs/{ONE}"
+OK, REJECTED, UNKNOWN = OrderOutcome.OK, OrderOutcome.REJECTED, OrderOutcome.UNKNOWN
+
+
+def forbidden(_: web.Request) -> web.Response:
+    return refusal(403, "Forbidden", 'secrets is forbidden: User "x" cannot create resource "secrets"')
+
+
+def bad_gateway(_: web.Request) -> web.Response:
+    return web.Response(status=502, text="<html>Bad Gateway")
+
+
+async def test_a_drone_gets_a_pod_and_a_secret_that_belongs_to_it(cluster: FakeCluster) -> None:
+    async with cluster.site() as site:
+        (result,) = await site.start([order()])
+        assert (result.answer, result.remote_id) == (OK, cluster.objects[POD]["metadata"]["uid"])
+        (owner,) = cluster.objects[SECRET]["metadata"]["ownerReferences"]
+        assert (owner["kind"], owner["uid"]) == ("Pod", result.remote_id)
+        view = await polled(site, lambda view: ONE in view.drones)
+        assert view.drones[ONE].remote_id == result.remote_id
+
+
+async def test_a_second_create_completes_the_first(cluster: FakeCluster) -> None:
+    async with cluster.site() as site:
+        cluster.late[PODS] = abort
+        cluster.answers["GET", POD] = bad_gateway
+        (first,) = await site.start([order()])
+        assert first.answer is UNKNOWN
+        cluster.answers.clear()
+        (second,) = await site.start([order()])
+        assert second.answer is OK
+        assert SECRET in cluster.objects
+
+
+@pytest.mark.parametrize("exists", [False, True], ids=["the reply is lost", "it exists"])
+async def test_a_read_that_fails_after_a_create_leaves_it_unknown(cluster: FakeCluster, exists: bool) -> None:
+    async with cluster.site() as site:
+        cluster.late[PODS] = abort
+        if exists:
+            await site.start([order()])
+        cluster.answers["GET", POD] = bad_gateway
+        (result,) = await site.start([order()])
+        assert result.answer is UNKNOWN
+        assert POD in cluster.objects
+
+
+async def test_a_secret_that_is_refused_takes_its_pod_along(cluster: FakeCluster) -> None:
+    async with cluster.site() as site:
+        cluster.answers["POST", SECRETS] = forbidden
+        (result,) = await site.start([order()])
+        assert result.answer is REJECTED
+        assert result.fault is not None and result.fault.kind is FaultKind.DENIED
+        assert POD not in cluster.objects
+
+
+@pytest.mark.parametrize("answer", [abort, bad_gateway, forbidden])
+async def test_a_pod_that_cannot_be_deleted_again_leaves_the_create_unknown(
+    cluster: FakeCluster, answer: Answer
+) -> None:
+    async with cluster.site() as site:
+        cluster.answers = {("POST", SECRETS): forbidden, ("DELETE", POD): answer}
+        (result,) = await site.start([order()])
+        assert result.answer is UNKNOWN
+
+
+async def test_a_conflict_of_another_kind_is_no_pod(cluster: FakeCluster) -> None:
+    async with cluster.site() as site:
+        message = 'Operation cannot be fulfilled on resourcequotas "gpus": the object has been modified'
+        cluster.answers["POST", PODS] = lambda _: refusal(409, "Conflict", message)
+        (result,) = await site.start([order()])
+        assert result.answer is REJECTED
+        assert result.fault is not None and "modified" in result.fault.message
+        assert not cluster.made("GET", POD)
+
+
+async def test_another_object_of_the_name_is_not_ours(cluster: FakeCluster) -> None:
+    cluster.put(PODS, {"metadata": {"name": ONE, "labels": {}}, "spec": {}})
+    async with cluster.site() as site:
+        (result,) = await site.start([order()])
+        assert result.answer is REJECTED
+        assert [each.answer for each in await site.stop([StopOrder(ONE, "")])] == [OK]
+        assert POD in cluster.objects
+
+
+def test_503_is_a_refusal_only_of_the_api_server_itself() -> None:
+    status = {"kind": "Status", "message": "the server is shutting down"}
+    assert isinstance(order_error(ApiReply(503, status)), UnavailableError)
+    assert isinstance(order_error(ApiReply(503, {"message": "<html>no backend"})), OutcomeUnknownError)
+
+
+async def test_a_refusal_says_when_to_try_again(cluster: FakeCluster) -> None:
+    async with cluster.site() as site:
+        cluster.answers["POST", PODS] = lambda _: refusal(429, "TooManyRequests", **{"Retry-After": "7"})
+        (result,) = await site.start([order()])
+        assert result.fault is not None
+        assert (result.answer, result.fault.kind) == (REJECTED, FaultKind.THROTTLED)
+        assert "try again after 7 s" in result.fault.message
+
+
+async def test_a_create_without_an_answer_cannot_be_stopped_yet(cluster: FakeCluster) -> None:
+    async with cluster.site() as site:
+        cluster.answers["POST", PODS] = abort  # it may still be on its way
+        (started,) = await site.start([order()])
+        (stopped,) = await site.stop([StopOrder(ONE, "")])
+        assert (started.answer, stopped.answer) == (UNKNOWN, UNKNOWN)
+        cluster.answers["POST", PODS] = forbidden
+        (again,) = await site.start([order()])
+        assert again.answer is UNKNOWN, "the first create may still succeed"
+        cluster.answers.clear()
+        cluster.put(PODS, await made_by_itself(cluster))
+        await polled(site, lambda view: ONE in view.drones)
+        cluster.drop(POD)
+        (stopped,) = await site.stop([StopOrder(ONE, "")])
+        assert stopped.answer is OK
+
+
+async def made_by_itself(cluster: FakeCluster) -> dict[str, Any]:
+    """Return the pod that the last create would have made."""
+    body = cluster.made("POST", PODS)[-1]
+    return {**body, "status": {"phase": "Pending"}}
+
+
+async def test_a_stop_of_what_never_was_is_done(cluster: FakeCluster) -> None:
+    async with cluster.site() as site:
+        assert [each.answer for each in await site.stop([StopOrder(ONE, "")])] == [OK]
+        cluster.answers["GET", POD] = lambda _: web.Response(status=404, text="404 page not found")
+        assert [each.answer for each in await site.stop([StopOrder(ONE, "")])] == [REJECTED], "not of the API server"
+
+
+async def test_a_second_stop_that_fails_does_not_undo_the_first(cluster: FakeCluster) -> None:
+    async with cluster.site() as site:
+        await site.start([order()])
+        await polled(site, lambda view: ONE in view.drones)
+        cluster.answers["DELETE", POD] = lambda _: web.json_response({})  # it takes its grace
+        assert [each.answer for each in await site.stop([StopOrder(ONE, "")])] == [OK]
+        cluster.answers["DELETE", POD] = forbidden
+        assert [each.answer for each in await site.stop([StopOrder(ONE, "", kill=True)])] == [REJECTED]
+        cluster.drop(POD)
+        view = await polled(site, lambda view: view.drones[ONE].state is RemoteState.ENDED)
+        end = view.drones[ONE].end
+        assert end is not None and end.kind is EndKind.STOPPED
+
+
+async def test_a_kill_reaches_the_pod_of_a_job(cluster: FakeCluster) -> None:
+    """With the Job alone the pod would have its full grace."""
+    pod = f"{PODS}/{ONE}-x7k2p"
+    async with cluster.site(kind="job") as site:
+        assert [each.answer for each in await site.start([order()])] == [OK]
+        template = cluster.objects[JOB]["spec"]["template"]
+        meta = {**template["metadata"], "name": f"{ONE}-x7k2p", "ownerReferences": [{"kind": "Job", "uid": "uid-2"}]}
+        cluster.put(PODS, {"metadata": meta, "spec": template["spec"], "status": {"phase": "Running"}})
+        await polled(site, lambda view: ONE in view.drones and view.drones[ONE].state is RemoteState.RUNNING)
+        cluster.answers["DELETE", pod] = lambda _: web.json_response({})
+        assert [each.answer for each in await site.stop([StopOrder(ONE, "")])] == [OK]
+        assert JOB not in cluster.objects
+        assert [each.answer for each in await site.stop([StopOrder(ONE, "", kill=True)])] == [OK]
+        polite, kill = cluster.made("DELETE", pod)
+        assert ("gracePeriodSeconds" in polite, kill["gracePeriodSeconds"]) == (False, 1)
+
+
+async def test_a_pod_without_its_secret_is_found_after_a_restart(cluster: FakeCluster) -> None:
+    async with cluster.site() as site:
+        await site.start([order()])
+    del cluster.objects[SECRET]
+    long_ago = {"creationTimestamp": "2026-01-01T00:00:00Z"}
+    cluster.change(POD, metadata=long_ago, spec={"nodeName": "gpu01"})
+    async with cluster.site() as site:
+        view = await polled(site, lambda view: view.drones[ONE].final)
+        assert view.drones[ONE].blocked is FaultKind.DRONE
+        assert "its secret does not exist" in view.drones[ONE].reason
