@@ -16,7 +16,7 @@ from adapters.kubernetes.pods import PodNames, job_body, pod_body, secret_body
 from adapters.kubernetes.records import Record, mapping, text
 from adapters.kubernetes.rendering import CLUSTER_RIGHTS, JOB_RIGHTS, NAMESPACE_RIGHTS
 from adapters.kubernetes.settings import KubernetesSiteConfig
-from adapters.kubernetes.states import DronePod, drone_pod, end_of_deleted, waiting_job
+from adapters.kubernetes.states import DronePod, drone_pod, end_of, waiting_job
 from adapters.shared.parcel import UnfitError, sendable
 from adapters.shared.printing import printable
 from adapters.shared.starts import Starts, housekeeping, outcome_unknown, rejected, side_by_side
@@ -172,7 +172,7 @@ class KubernetesSite:
     def _note_end(self, pod: DronePod | None) -> None:
         """Record the end of a drone that has ended, or whose pod is gone."""
         if pod is not None and pod.drone_id not in self._ends:
-            end = end_of_deleted(pod, asked=pod.drone_id in self._asked, now=time.time())
+            end = end_of(pod, asked=pod.drone_id in self._asked, now=time.time())
             self._ends[pod.drone_id] = pod, end, time.monotonic()
             self._examined.pop(pod.uid, None)
 

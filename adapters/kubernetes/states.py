@@ -148,11 +148,13 @@ def drone_pod(found: Record, names: PodNames) -> DronePod | None:
     )
 
 
-def end_of_deleted(pod: DronePod, *, asked: bool, now: float) -> RemoteEnd:
-    """Return the end of a drone whose pod is gone from the API server."""
+def end_of(pod: DronePod, *, asked: bool, now: float) -> RemoteEnd:
+    """Return the end of a drone whose pod has ended, or is gone from the API server."""
     if asked:
         message = f"stopped on our request: {pod.end.message}" if pod.end is not None and pod.end.message else ""
         return RemoteEnd(EndKind.STOPPED, now, pod.exit_code, message or "stopped on our request")
+    if pod.end is not None:
+        return pod.end
     kind, fault, words = pod.disruption or EndMapping(EndKind.PREEMPTED, None, DELETED_BY_OTHERS)
     return RemoteEnd(kind, now, pod.exit_code, words, fault)
 

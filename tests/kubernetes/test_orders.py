@@ -183,3 +183,17 @@ async def test_a_pod_without_its_secret_is_found_after_a_restart(cluster: FakeCl
         view = await polled(site, lambda view: view.drones[ONE].final)
         assert view.drones[ONE].blocked is FaultKind.DRONE
         assert "its secret does not exist" in view.drones[ONE].reason
+
+
+async def test_a_drone_that_leaves_by_itself_keeps_its_own_end(cluster: FakeCluster) -> None:
+    terminated = {"exitCode": 3, "message": "reason=idle why=nothing%20to%20do", "finishedAt": "2026-01-01T00:00:00Z"}
+    ended = {"phase": "Failed", "containerStatuses": [{"name": "drone", "state": {"terminated": terminated}}]}
+    async with cluster.site() as site:
+        await site.start([order()])
+        cluster.change(POD, status=ended)
+        view = await polled(site, lambda view: ONE in view.drones and view.drones[ONE].end is not None)
+        end = view.drones[ONE].end
+        assert end is not None
+        assert (end.kind, end.exit_code, end.message) == (EndKind.EXITED, 3, "idle: nothing to do")
+        cluster.drop(POD)
+        assert (await polled(site, lambda view: ONE in view.drones)).drones[ONE].end == end

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from adapters.kubernetes.pods import PodNames
-from adapters.kubernetes.states import DronePod, drone_pod, end_of_deleted, obstacle, waiting_job
+from adapters.kubernetes.states import DronePod, drone_pod, end_of, obstacle, waiting_job
 from provisioner.model import EndKind, FaultKind, RemoteEnd, RemoteState
 
 NAMES = PodNames("kit", "cern")
@@ -244,16 +244,16 @@ def test_a_pod_that_is_deleted_before_its_end_tells_why(
     leaving = pod({"phase": "Running", "conditions": [target]}, **meta)
     assert (leaving.state, leaving.end) == (RemoteState.RUNNING, None)
     assert leaving.remote().reason == (words if status == "True" else "it is being deleted")
-    end = end_of_deleted(leaving, asked=False, now=5.0)
+    end = end_of(leaving, asked=False, now=5.0)
     assert (end.kind, end.fault, end.message, end.at) == (kind, fault, words, 5.0)
-    assert end_of_deleted(leaving, asked=True, now=5.0).kind is EndKind.STOPPED
+    assert end_of(leaving, asked=True, now=5.0).kind is EndKind.STOPPED
 
 
 def test_the_end_of_a_deleted_pod() -> None:
     running = pod({"phase": "Running"})
-    assert end_of_deleted(running, asked=True, now=5.0).message == "stopped on our request"
+    assert end_of(running, asked=True, now=5.0).message == "stopped on our request"
     failed = pod({"phase": "Failed", **container(terminated={"exitCode": 7, "message": "reason=idle"})})
-    stopped = end_of_deleted(failed, asked=True, now=5.0)
+    stopped = end_of(failed, asked=True, now=5.0)
     assert (stopped.kind, stopped.exit_code) == (EndKind.STOPPED, 7)
     assert stopped.message == "stopped on our request: idle"
 
