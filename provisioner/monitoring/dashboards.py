@@ -73,7 +73,7 @@ _HELD_GPUS = _rate("measured_gpu_seconds_held_total", "site, type", "6h")
 _PREEMPTED = _hourly("drones_ended_total", "site", f'{SITE}, outcome="preempted"')
 _DURATIONS = ("tick_seconds", "decision_seconds", "store_write_seconds")
 
-OVERVIEW = (
+OVERVIEW_PANELS = (
     _stat("Controller", "bool_on_off", "provisioner_controller_up"),
     _stat("Idle jobs", "short", "sum(provisioner_jobs_waiting)"),
     _stat("Running jobs", "short", "provisioner_jobs_running"),
@@ -97,7 +97,7 @@ OVERVIEW = (
         (_mean("drone_start_seconds"), "drone, until it joins"),
     ),
 )
-SITES = (
+SITES_PANELS = (
     _table("Breakers", "short", "provisioner_breaker_state == 1", "Sites and drone types, with their state."),
     _table("Bans until", "dateTimeAsIso", "provisioner_breaker_until_timestamp_seconds * 1000"),
     _plot("Drones", "short", 'sum by (site, state) (provisioner_drones{site=~"$site"}) > 0', "{{site}} {{state}}"),
@@ -123,7 +123,7 @@ SITES = (
     _plot("Time to give way", "s", _mean("give_way_seconds", "site"), "{{site}}"),
     _plot("Preemptions per hour", "short", _PREEMPTED, "{{site}}"),
 )
-WASTE = (
+WASTE_PANELS = (
     _stat("GPU-hours", "h", f"{_total('gpu_seconds_total')} / 3600"),
     _stat("Good part", "percentunit", _GOOD, "Busy GPU time without the lost work, of all GPU time of drones."),
     _stat("Lost GPU-hours", "h", f"{_total('lost_gpu_seconds_total')} / 3600"),
@@ -135,7 +135,7 @@ WASTE = (
     _plot("Leaving drones per hour", "short", f"{_hourly('drones_leaving_total', 'reason')} > 0", "{{reason}}"),
     _plot("Runs per hour", "short", _hourly("jobs_ended_total", "outcome"), "{{outcome}}"),
 )
-CONTROLLER = (
+CONTROLLER_PANELS = (
     _stat("Controller", "bool_on_off", "provisioner_controller_up"),
     _stat("Record readable", "bool_yes_no", "provisioner_record_up"),
     _stat("Newest tick", "s", "time() - provisioner_last_tick_timestamp_seconds"),
@@ -149,10 +149,10 @@ CONTROLLER = (
     _plot("Orders to stop orphans per hour", "short", _hourly("orphan_stops_total", "site"), "{{site}}"),
 )
 DASHBOARDS: Sequence[Dashboard] = (
-    Dashboard("overview", "Provisioner: overview", OVERVIEW),
-    Dashboard("sites", "Provisioner: sites", SITES),
-    Dashboard("waste", "Provisioner: use and waste", WASTE),
-    Dashboard("controller", "Provisioner: controller", CONTROLLER),
+    Dashboard("overview", "Provisioner: overview", OVERVIEW_PANELS),
+    Dashboard("sites", "Provisioner: sites", SITES_PANELS),
+    Dashboard("waste", "Provisioner: use and waste", WASTE_PANELS),
+    Dashboard("controller", "Provisioner: controller", CONTROLLER_PANELS),
 )
 
 _SIZES = {"stat": (4, 4), "timeseries": (12, 8), "table": (12, 8)}
