@@ -484,7 +484,7 @@ def describe(reason: Reason) -> str:
     return _SENTENCE_FORMATTER.vformat(sentence, (), {f.name: getattr(reason, f.name) for f in fields(reason)})
 
 
-_CHANGES = {
+_ADVISED_CHANGES = {
     "memory": "ask for {0} of memory instead of {1}",
     "disk": "ask for {0} of disk instead of {1}",
     "vram": "ask for GPUs with {0} of memory instead of {1}",
@@ -498,7 +498,7 @@ _CHANGES = {
     "group": "submit it for the group {0} instead of {1}",
 }
 """Advised changes, of the advised and the requested amount; all others drop a requirement."""
-_OUTCOMES = {
+_START_OUTCOMES = {
     StartOutcome.STARTS: "it starts as soon as its place is ready, how soon is unknown",
     StartOutcome.WAITS: "it waits for a free place, how long is unknown",
     StartOutcome.NEVER: "it never starts",
@@ -516,7 +516,7 @@ def about(wait_s: float) -> str:
 
 def _when(forecast: StartForecast) -> str:
     if forecast.wait_s is None:
-        return _OUTCOMES[forecast.outcome]
+        return _START_OUTCOMES[forecast.outcome]
     return f"it starts in about {about(forecast.wait_s)}" if forecast.wait_s >= 1 else "it starts at once"
 
 
@@ -524,7 +524,7 @@ def advise(advice: RequestAdvice) -> str:
     """Return the advice in one sentence for the job's owner, who need not know what a drone is."""
     if advice.then is None:
         return f"no change is needed: {_when(advice.now)}" if advice.why is None else _no_change_helps(advice)
-    change = _CHANGES.get(advice.dimension)
+    change = _ADVISED_CHANGES.get(advice.dimension)
     if change is None:
         asked = f"drop the requirement {_q(advice.requested)}"
     else:

@@ -292,15 +292,19 @@ REASON_COLUMNS = (
     out.words("text", "In words.", formatting.describe, head="WHY", least=30),
     out.data("reason", "As data.", out.reason_data),
 )
-OUTCOMES = tuple(StartOutcome)
+START_OUTCOMES = tuple(StartOutcome)
 ADVICE_COLUMNS = (
     out.words("text", "The change and what it wins, or why none helps.", formatting.advise, head="ADVICE", least=30),
     out.text("dimension", "What to change; empty: nothing. no-*: drop the requirement `requested`."),
     out.text("requested", "What the jobs ask for now."),
     out.text("advised", "What to ask for instead, never more."),
-    out.text("outcome", "Without a change: starts, waits for a place, or never.", "now.outcome", choices=OUTCOMES),
+    out.text(
+        "outcome", "Without a change: starts, waits for a place, or never.", "now.outcome", choices=START_OUTCOMES
+    ),
     out.span_s("wait_s", "Expected time until the start without a change, seconds; null: unknown.", "now.wait_s"),
-    out.text("then_outcome", "The same with the change; empty: no change.", "then.outcome", choices=("", *OUTCOMES)),
+    out.text(
+        "then_outcome", "The same with the change; empty: no change.", "then.outcome", choices=("", *START_OUTCOMES)
+    ),
     out.span_s("then_wait_s", "Expected time with the change, seconds; null: unknown, or no change.", "then.wait_s"),
     out.data("reason", "What holds the jobs back now; null: nothing.", "why", null=True, convert=out.reason_data),
 )

@@ -13,7 +13,7 @@ from provisioner import formatting, model, reasons
 from provisioner.estimates import Estimates, StartDelays
 from provisioner.model import Breaker, BreakerState, DroneState, Fault, FaultKind, JobClass, Sharing, UnmetRequirement
 from provisioner.planner import decide
-from provisioner.planner.advice import WhatIf, advise
+from provisioner.planner.advice import RequestChange, WhatIf, advise
 from provisioner.reasons import RequestAdvice, StartForecast, StartOutcome
 from tests.planner.scenes import A100, NOW, QUAD, SMALL, V100, drone, jobs, slot_of, snapshot, started, with_pool
 
@@ -48,7 +48,7 @@ def advice_for(**given: Any) -> RequestAdvice:
         ),
         pytest.param({"gpu_milli": 4000}, ("gpus", "4", "1"), id="gpus"),
         pytest.param({"gpu_milli": 8000, "types": [A100, QUAD]}, ("gpus", "8", "4"), id="most gpus"),
-        pytest.param({"types": [SHARED], "cpus": 1, "memory_mib": 1024}, ("gpus", "1", "0.75"), id="share"),
+        pytest.param({"types": [SHARED], "cpus": 1, "memory_mib": 1024}, ("gpus", "1", "0.25"), id="share"),
         pytest.param(
             {"walltime_s": 90000.0, "types": [replace(A100, walltime_s=86400.0, margin_s=120.0)]},
             ("walltime", "90000 s", "86280 s"),
@@ -229,7 +229,7 @@ def test_in_random_worlds_the_advised_change_does_what_it_promises(first_seed: i
             assert found.then.outcome is not StartOutcome.NEVER
             if found.dimension == "priority":
                 continue
-            then, _ = what_if.forecast(changed)
+            then, _ = what_if.forecast(RequestChange(changed))
             assert then == found.then, seed
             again = planned(snap, job, changed)
             held = [each.reason for each in again.refusals if each.subject in ("all", f"class:{changed.id}")]
