@@ -12,18 +12,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BUDGETS = {
-    "provisioner/*.py": (14, 3591),
+    "provisioner/*.py": (14, 3700),
     "adapters/*.py": (1, 1),
     "adapters/htcondor/*.py": (4, 617),
     "tests": (330, 51000),
     "provisioner/adapter_tests": (3, 755),
-    "provisioner/cli": (17, 5400),
+    "provisioner/cli": (17, 5445),
     "provisioner/config": (7, 2210),
     "provisioner/controller": (8, 2066),
     "provisioner/drone": (4, 1211),
     "provisioner/migrate": (9, 1587),
     "provisioner/monitoring": (6, 1000),
-    "provisioner/planner": (17, 4756),
+    "provisioner/planner": (19, 5105),
     "provisioner/simulator": (14, 3994),
     "provisioner/store": (6, 1648),
     "provisioner/web": (10, 2200),
@@ -33,7 +33,7 @@ BUDGETS = {
     "adapters/openstack": (11, 2763),
     "adapters/shared": (11, 1152),
     "adapters/slurm": (14, 3978),
-    "adapters/htcondor/overlay": (11, 2915),
+    "adapters/htcondor/overlay": (11, 2945),
     "adapters/htcondor/site": (9, 2532),
 }
 """Most Python files and most lines by package, comments and blank lines included."""

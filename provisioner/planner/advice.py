@@ -173,6 +173,7 @@ class WhatIf:
     def candidates(self) -> Iterator[Sequence[RequestChange]]:
         """Yield the changes of each dimension, the smallest first; at the end, to do without a GPU."""
         context, one = self._context(RequestChange(self.one)), self.one
+        refusals = [why for why in one.refuses.values() if why.dimension not in _NOT_OF_THE_JOB]
         closed = [slots for slots in _places(context) if not _takes(slots, one, context.now)]
         for dimension in _AMOUNTS:
             if dimension == "gpus":
@@ -181,10 +182,9 @@ class WhatIf:
                 amounts = {_largest(one, dimension, slots, context.now) for slots in closed} - {0}
             if amounts:
                 yield [_with_amount(one, dimension, amount) for amount in sorted(amounts, reverse=True)]
-        for requested, dimension in sorted({why.requested: why.dimension for why in one.refuses.values()}.items()):
-            if dimension not in _NOT_OF_THE_JOB and not requested[:1].isdigit():
-                left = {key: why for key, why in one.refuses.items() if why.requested != requested}
-                yield [RequestChange(replace(one, refuses=left), f"no-{dimension}", requested, "", 1.5)]
+        for requested, dimension in sorted({w.requested: w.dimension for w in refusals if not w.is_amount}.items()):
+            left = {key: why for key, why in one.refuses.items() if why.others or why.requested != requested}
+            yield [RequestChange(replace(one, refuses=left), f"no-{dimension}", requested, "", 1.5)]
         own = [job for job in self.classes if job.owner == one.owner and job.id != one.id.removesuffix("~")]
         if ahead := [job.priority for job in own if job.waiting]:
             first = max(*ahead, one.priority) + 1
