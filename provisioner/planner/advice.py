@@ -228,9 +228,9 @@ def _largest(one: JobClass, dimension: str, slots: DroneSlots, now: float) -> in
 
 
 def _with_amount(one: JobClass, dimension: str, amount: int) -> RequestChange:
-    """Return the change of one amount. Refusals for that amount are judged anew, by the numbers of the types."""
+    """Return the change of one amount. Types refused for that amount alone are judged anew, by their numbers."""
     field, text, _ = _AMOUNTS[dimension]
     asked = int(getattr(one, field))
-    refuses = {key: why for key, why in one.refuses.items() if why.dimension != dimension}
+    refuses = {key: why for key, why in one.refuses.items() if why.others or why.dimension != dimension}
     job = replace(one, refuses=refuses, **{field: amount})  # type: ignore[arg-type]
     return RequestChange(job, dimension, text(asked), text(amount), 1 - amount / asked)

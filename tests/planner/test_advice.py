@@ -77,6 +77,16 @@ def test_one_change_is_not_enough() -> None:
     assert formatting.advise(found).startswith("no change of the request helps: no drone type fits: cpus must be 9")
 
 
+def test_a_type_that_is_refused_for_two_reasons_is_not_promised() -> None:
+    share = UnmetRequirement("gpus", "1", "shares of 0.25")
+    small = {"types": [SHARED], "cpus": 1, "memory_mib": 1024}
+    assert advice_for(refuses={SHARED.key: share}, **small).advised == "0.25"
+    assert advice_for(refuses={SHARED.key: replace(share, others=1)}, **small).then is None
+    software = UnmetRequirement("requirements", "TARGET.HasCVMFS", "unknown", others=1)
+    assert advice_for(refuses={A100.key: software}).then is None
+    assert advice_for(refuses={A100.key: software, V100.key: replace(software, others=0)}, types=[A100, V100]).then
+
+
 def test_cuda_jobs_are_not_advised_to_use_gpus_without_cuda() -> None:
     assert advice_for(capability=80, types=[replace(A100, vendor="amd", capability=0)]).then is None
 
