@@ -23,7 +23,7 @@ from urllib.parse import unquote
 
 from provisioner import reasons as r
 from provisioner.model import BreakerState, DrainMode, DroneState
-from provisioner.reasons import Reason
+from provisioner.reasons import Reason, RequestAdvice, StartForecast, StartOutcome
 
 SHORT_TEXT = 200
 """Longest piece of foreign text inside a line; JSON keeps the whole."""
@@ -482,3 +482,65 @@ def describe(reason: Reason) -> str:
     if callable(sentence):
         return sentence(reason)
     return _SENTENCE_FORMATTER.vformat(sentence, (), {f.name: getattr(reason, f.name) for f in fields(reason)})
+
+
+_ADVISED_CHANGES = {
+    "memory": "ask for {0} of memory instead of {1}",
+    "disk": "ask for {0} of disk instead of {1}",
+    "vram": "ask for GPUs with {0} of memory instead of {1}",
+    "cpus": "ask for {0} CPU instead of {1}",
+    "gpus": "ask for {0} GPU instead of {1}",
+    "capability": "ask for GPUs of compute capability {0} instead of {1}",
+    "driver": "ask for CUDA {0} instead of {1}",
+    "walltime": "declare a run time of {0} instead of {1}",
+    "optional": "declare the GPU as optional, if the program can do without one",
+    "priority": "raise the priority of the job from {1} to {0}, above that of your other jobs",
+    "group": "submit it for the group {0} instead of {1}",
+}
+"""Advised changes, of the advised and the requested amount; all others drop a requirement."""
+_START_OUTCOMES = {
+    StartOutcome.STARTS: "it starts as soon as its place is ready, how soon is unknown",
+    StartOutcome.WAITS: "it waits for a free place, how long is unknown",
+    StartOutcome.NEVER: "it never starts",
+}
+"""Outcomes with an unknown waiting time."""
+
+
+def about(wait_s: float) -> str:
+    """Return a waiting time as people say it: ``17 minutes``, ``9 hours``, ``3 days``."""
+    for unit_s, least_s, unit in ((86400.0, 172800.0, "day"), (3600.0, 7200.0, "hour"), (60.0, 0.0, "minute")):
+        if wait_s >= least_s:
+            return count(max(1, round(wait_s / unit_s)), unit)
+    return "-"
+
+
+def _when(forecast: StartForecast) -> str:
+    if forecast.wait_s is None:
+        return _START_OUTCOMES[forecast.outcome]
+    return f"it starts in about {about(forecast.wait_s)}" if forecast.wait_s >= 1 else "it starts at once"
+
+
+def advise(advice: RequestAdvice) -> str:
+    """Return the advice in one sentence for the job's owner, who need not know what a drone is."""
+    if advice.then is None:
+        return f"no change is needed: {_when(advice.now)}" if advice.why is None else _no_change_helps(advice)
+    change = _ADVISED_CHANGES.get(advice.dimension)
+    if change is None:
+        asked = f"drop the requirement {_q(advice.requested)}"
+    else:
+        requested, advised = amounts(_in_age(advice.requested), _in_age(advice.advised))
+        asked = change.format(_q(advised), _q(requested))
+    if advice.now.wait_s is not None and advice.then.wait_s is not None:
+        return f"{asked}: {_when(advice.then)} instead of {about(advice.now.wait_s)}"
+    return f"{asked}: {_when(advice.then)}. As it is, {_when(advice.now)}"
+
+
+def _no_change_helps(advice: RequestAdvice) -> str:
+    assert advice.why is not None
+    when = "" if advice.now.wait_s is None else f"; {_when(advice.now)}"
+    return f"no change of the request helps: {describe(advice.why)}{when}"
+
+
+def _in_age(text: str) -> str:
+    span_s, _, unit = text.partition(" ")
+    return age(float(span_s)) if unit == "s" else text

@@ -106,6 +106,13 @@ class UnmetRequirement:
     dimension: str
     requested: str
     available: str
+    others: int = 0
+    """Number of further requirements that the type does not meet, as far as they were judged."""
+
+    @property
+    def is_amount(self) -> bool:
+        """Return True if an amount is requested (``9``, ``20480 MiB``, ``CUDA 12.4``), not an expression or a name."""
+        return re.match(r"(CUDA )?[0-9]+(\.[0-9]+)?( |$)", self.requested) is not None
 
 
 @dataclass(frozen=True, slots=True)

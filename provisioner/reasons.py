@@ -8,6 +8,7 @@ constant ``kind``, its stable name in records and JSON. The categories of refusa
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Literal
 
 
@@ -523,3 +524,36 @@ _AtSite = SiteFull | GpusStranded | SiteQuota | StartBlocked | Downtime | OwnerW
 _Doubted = DemandCovered | AwaitingIdleGpu | AwaitingNegotiation | StaleView | AllVanished | TooManyUnhealthy | Probing
 _Unknown = UnknownDrone | NotDraining
 Reason = _Ordered | _Observed | _Timed | _Asked | _Wanted | _Limited | _Waiting | _AtSite | _Doubted | _Unknown
+
+
+class StartOutcome(StrEnum):
+    """Outcome of the next tick for one waiting job."""
+
+    STARTS = "starts"
+    """It has a place: a free slot, a drone that is on its way, or one that is started for it."""
+    WAITS = "waits"
+    NEVER = "never"
+    """Nothing that is configured can run it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartForecast:
+    outcome: StartOutcome
+    wait_s: float | None = None
+    """Expected time until the job starts; None: unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestAdvice:
+    """The one change of a waiting job's request that would start it soonest; without ``dimension`` there is none."""
+
+    now: StartForecast
+    """Forecast without a change, of the last of the waiting jobs of the class."""
+    why: Reason | None = None
+    """Reason that holds it back now."""
+    dimension: str = ""
+    """Changed request, as in :class:`provisioner.model.UnmetRequirement`; ``no-<dimension>``: a requirement to drop."""
+    requested: str = ""
+    advised: str = ""
+    then: StartForecast | None = None
+    """Forecast with the change."""

@@ -15,7 +15,16 @@ from provisioner.cli import output as out
 from provisioner.cli.drones import as_of, drone_document
 from provisioner.cli.usage import USE_COLUMN, RecordedUse, with_use
 from provisioner.model import Drone, DroneType, JobClass, Plan, UnmetRequirement
-from provisioner.reasons import BadRequest, HeadroomShort, JobsWaiting, NothingFits, Reason
+from provisioner.reasons import (
+    BadRequest,
+    HeadroomShort,
+    JobsWaiting,
+    NothingFits,
+    PlannerFailed,
+    Reason,
+    RequestAdvice,
+    StartOutcome,
+)
 from provisioner.store import Views
 from provisioner.store.reader import Reader
 from provisioner.usage import class_name
@@ -283,6 +292,33 @@ REASON_COLUMNS = (
     out.words("text", "In words.", formatting.describe, head="WHY", least=30),
     out.data("reason", "As data.", out.reason_data),
 )
+START_OUTCOMES = tuple(StartOutcome)
+ADVICE_COLUMNS = (
+    out.words("text", "The change and what it wins, or why none helps.", formatting.advise, head="ADVICE", least=30),
+    out.text("dimension", "What to change; empty: nothing. no-*: drop the requirement `requested`."),
+    out.text("requested", "What the jobs ask for now."),
+    out.text("advised", "What to ask for instead, never more."),
+    out.text(
+        "outcome", "Without a change: starts, waits for a place, or never.", "now.outcome", choices=START_OUTCOMES
+    ),
+    out.span_s("wait_s", "Expected time until the start without a change, seconds; null: unknown.", "now.wait_s"),
+    out.text(
+        "then_outcome", "The same with the change; empty: no change.", "then.outcome", choices=("", *START_OUTCOMES)
+    ),
+    out.span_s("then_wait_s", "Expected time with the change, seconds; null: unknown, or no change.", "then.wait_s"),
+    out.data("reason", "What holds the jobs back now; null: nothing.", "why", null=True, convert=out.reason_data),
+)
+
+
+def request_advice(reader: Reader, plan: Plan | None, job: JobClass) -> list[RequestAdvice]:
+    """Return the advice for a waiting class, by the snapshot of the next tick; empty if there is none."""
+    from provisioner.planner.advice import advise
+
+    failed = any(isinstance(refusal.reason, PlannerFailed) for refusal in (plan.refusals if plan else ()))
+    if failed or not (job.waiting or job.fresh):
+        return []
+    snapshot = reader.snapshot()
+    return [advise(snapshot, job)] if snapshot is not None else []
 
 
 def class_document(reader: Reader, views: Views, job: JobClass, title: str) -> out.Document:
@@ -290,6 +326,7 @@ def class_document(reader: Reader, views: Views, job: JobClass, title: str) -> o
     from provisioner.planner.matching import unmet_requirement
 
     plan, live = newest_plan(reader), reader.drones()
+    advice = request_advice(reader, plan, job)
     (row,) = class_rows(views, plan, live, [job])
     reasons = row.reasons or ([BadRequest(job.invalid)] if job.invalid else [])
     fits = [TypeFit(t, unmet_requirement(job, t), sum(d.type == t.key for d in live)) for t in views.types]
@@ -301,6 +338,7 @@ def class_document(reader: Reader, views: Views, job: JobClass, title: str) -> o
         row,
         {
             "said": out.Listing("", REASON_COLUMNS, reasons, title=f"What the newest plan says ({when})"),
+            "advice": out.Listing("", ADVICE_COLUMNS, advice, title="What would start it soonest" if advice else ""),
             "types": out.Listing("", FIT_COLUMNS, fits, title="Drone types"),
         },
         name=job.id,
@@ -324,12 +362,13 @@ def explain() -> None:
 def explain_job(query: opt.Query, job_id: Annotated[str, opt.argument("ID", "As 204.17.")]) -> None:
     """Explain why a job waits, or where it is.
 
-    Of one that waits its class, what the newest plan says of that, and how each drone type fits. Of one that runs or is
-    done the drone; one that is held says so.
+    Of one that waits its class, what the newest plan says of that, the one change of its request that would start it
+    soonest, and how each drone type fits. Of one that runs or is done the drone; one that is held says so.
 
     \b
     Examples:
       provisioner explain job schedd.example.org#204.17
+      provisioner explain job 204.17 -o json | jq -r '.advice[].text'
     """
     reader = opt.open_record(query)
     out.present(query, lambda: _job_document(reader, job_id))
@@ -340,7 +379,8 @@ def explain_job(query: opt.Query, job_id: Annotated[str, opt.argument("ID", "As 
 def explain_class(query: opt.Query, class_id: Annotated[str, opt.argument("ID", "As in `demand`.")]) -> None:
     """Explain why the jobs of a class wait.
 
-    Every reason of the newest plan in words, and for each drone type the first dimension that does not fit.
+    Every reason of the newest plan in words, the one change of the request that would start one of the jobs soonest,
+    and for each drone type the first dimension that does not fit.
 
     \b
     Examples:

@@ -320,8 +320,9 @@ _caches: deque[CompatibilityCache] = deque(maxlen=MAX_CACHES)
 def compatibility_cache(types: tuple[DroneType, ...], policy: Policy) -> CompatibilityCache:
     """Return the cache for these types at the prices of this policy."""
     site_prices = {name: site.price for name, site in policy.sites.items()}
-    for known in _caches:
+    for known in tuple(_caches):  # others may plan in further threads
         if known.types == types and known.site_prices == site_prices:
             return known
-    _caches.appendleft(CompatibilityCache(types, site_prices, {kind.key: kind for kind in types}))
-    return _caches[0]
+    made = CompatibilityCache(types, site_prices, {kind.key: kind for kind in types})
+    _caches.appendleft(made)
+    return made

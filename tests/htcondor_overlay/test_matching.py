@@ -118,12 +118,43 @@ def test_it_fits() -> None:
         assert matching.unmet_requirement(as_job(ad), matching.template(kind)) is None, ad
 
 
-@pytest.mark.parametrize(("ad", "kind", *UnmetRequirement.__dataclass_fields__), REFUSED)
+@pytest.mark.parametrize(("ad", "kind", "dimension", "requested", "available"), REFUSED)
 def test_the_first_failing_dimension_is_told(
     ad: classad2.ClassAd, kind: DroneType, dimension: str, requested: str, available: str
 ) -> None:
-    expected = UnmetRequirement(dimension, requested, available)
-    assert matching.unmet_requirement(as_job(ad), matching.template(kind)) == expected
+    found = matching.unmet_requirement(as_job(ad), matching.template(kind))
+    assert found is not None
+    assert found == UnmetRequirement(dimension, requested, available, found.others)
+
+
+def test_further_unmet_requirements_are_counted() -> None:
+    def others(**attributes: str) -> int:
+        found = matching.unmet_requirement(as_job(job(**attributes)), matching.template(A100))
+        assert found is not None
+        return found.others
+
+    assert others(RequestMemory="20481") == 0, "its clause in Requirements is the same dimension"
+    assert others(Requirements=f"{ANY_GPU} && TARGET.Cvmfs") == 0
+    assert others(Requirements=f"{ANY_GPU} && TARGET.Cvmfs && TARGET.Fast") == 1
+    assert others(RequestMemory="20481", RequestCpus="9", Requirements="TARGET.Cvmfs") == 2
+
+
+@pytest.mark.parametrize(
+    ("attributes", "requested"),
+    [
+        ({"RequestMemory": "20481"}, None),
+        ({"RequestGPUs": "4", "RequireGPUs": 'regexp("A100", DeviceName)'}, None),
+        ({"RequestGPUs": "4", "RequireGPUs": 'regexp("H100", DeviceName)'}, 'regexp("H100",DeviceName)'),
+        ({"RequestMemory": "20481", "Requirements": f"{ANY_GPU} && TARGET.Cvmfs"}, "TARGET.Cvmfs"),
+        ({"RequestCpus": "9", "RequireGPUs": "Capability >= 9.5"}, None),
+        ({"RequestCpus": "9", "RequireGPUs": "Capability <= 7"}, "Capability <= 7"),
+    ],
+)
+def test_a_type_that_is_too_small_is_judged_by_what_a_smaller_request_would_not_change(
+    attributes: dict[str, str], requested: str | None
+) -> None:
+    found = matching.unmet_beside_amounts(as_job(job(**attributes)), matching.template(A100))
+    assert (found.requested if found else None) == requested
 
 
 @pytest.mark.parametrize("shares", [1, 3, 12])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from adapters.htcondor import classad2, classads
 from adapters.htcondor.classads import Ad, evaluated_number, expression, holds, number, source, value
@@ -186,19 +186,43 @@ def _put(ad: Ad, attributes: Mapping[str, str]) -> None:
         ad[name] = expression(text) or expression("error")
 
 
+_AMOUNTS_ASKED = {"RequestGPUs": "GPUs", "RequestCpus": "Cpus", "RequestMemory": "Memory", "RequestDisk": "Disk"}
+
+
 def unmet_requirement(job: Ad, slot: Ad) -> UnmetRequirement | None:
     """Return the first dimension in which a job ad does not fit a slot ad; None if the two match."""
+    return _first(_unmet(job, slot))
+
+
+def unmet_beside_amounts(job: Ad, slot: Ad) -> UnmetRequirement | None:
+    """Return the first requirement that would be unmet if the job asked for no more than the slot has."""
+    asked = {name: number(job, name) for name in _AMOUNTS_ASKED}
+    there = {name: number(slot, offered) or 0 for name, offered in _AMOUNTS_ASKED.items()}
+    less = {name: int(there[name]) for name, amount in asked.items() if amount is not None and amount > there[name]}
+    found = _unmet(classad2.ClassAd({**{name: job.lookup(name) for name in job}, **less}), slot)
+    return _first([each for each in found if not each.is_amount])
+
+
+def _first(found: list[UnmetRequirement]) -> UnmetRequirement | None:
+    """Return the first by dimension. One dimension counts once; other requirements count as often as they differ."""
+    if not found:
+        return None
+    kinds = {each.requested if each.dimension == "requirements" else each.dimension for each in found}
+    return replace(min(found, key=lambda each: DIMENSION_ORDER.index(each.dimension)), others=len(kinds) - 1)
+
+
+def _unmet(job: Ad, slot: Ad) -> list[UnmetRequirement]:
+    """Return all requirements of the two ads that are unmet; none if they match."""
     wants, asked = source(job, "Requirements") or "true", evaluated_number("RequestGPUs", job, slot) or 0
     gpus_fit = "RequireGPUs" not in job or _gpus_with("MY.RequireGPUs", job, slot) >= asked
     if gpus_fit and holds(wants, job, slot) and holds("Requirements", slot, job):
-        return None
+        return []
     gpus = list(_gpu_clauses(job, slot))
     # the clause that counts GPUs is left out if a GPU clause is reported
     plain = (clause for clause in clauses(wants) if not (gpus and "countmatches" in clause.lower()))
     own = (_described(clause, job, slot) for clause in plain if not holds(clause, job, slot))
     found = [*_numbers(job, slot), *gpus, *own, *_start_clauses(job, slot)]
-    found = found or [UnmetRequirement("requirements", printable(source(job, "Requirements")), "not met")]
-    return min(found, key=lambda each: DIMENSION_ORDER.index(each.dimension))
+    return found or [UnmetRequirement("requirements", printable(source(job, "Requirements")), "not met")]
 
 
 def _gpus_with(clause: str, job: Ad, slot: Ad) -> float:

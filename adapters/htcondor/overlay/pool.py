@@ -28,7 +28,8 @@ from provisioner.model import DroneId, DroneType, JobClass, JobFailure, OverlayV
 _MAX_LOOKUPS_PER_POLL = 100  # jobs whose waits are looked up in one poll: a query each, of a millisecond or two
 _JUDGING_S = 5.0  # time of one poll for new verdicts: some ten thousand
 _REJUDGED_S = 60.0  # a verdict that depends on the time is made anew after this long
-_NOT_YET = UnmetRequirement("requirements", "judged in one of the next polls", "too many new classes and types at once")
+_JUDGING_FITTING_S = 4.0  # part of it that only types get whose numbers fit
+_NOT_YET = UnmetRequirement("unjudged", "judged in one of the next polls", "too many new classes and types at once")
 _ITS_OWN = "UpdateSequenceNumber is undefined"
 """The ad that a collector made itself. The other collectors of the pool send it theirs, with a number."""
 _SAME_START_S = 2.0  # two starts of the collector differ by more than this
@@ -357,13 +358,13 @@ class Verdicts:
         refuses: dict[TypeKey, UnmetRequirement] = {}
         ad: Ad | None = None
         for kind in types if not jobs.invalid else ():
-            if not numbers_fit(jobs, kind):
-                continue
+            fits = numbers_fit(jobs, kind)  # if not, the rest says whether a smaller request would
+            judge = matching.unmet_requirement if fits else matching.unmet_beside_amounts
             judged, shape, now = self._types[kind.key], groups[0].shape, time.monotonic()
             verdict, expires_at = judged.verdicts.get(shape, (_NOT_YET, -math.inf))
-            if expires_at < now <= until:
+            if expires_at < now <= (until if fits else until - _JUDGING_FITTING_S):
                 ad = ad or job_classes.as_job(job_classes.representative(groups))
-                verdict = matching.unmet_requirement(ad, judged.template)
+                verdict = judge(ad, judged.template)
                 passes = job_classes.passes(ad) or "time()" in source(judged.template, "Start")
                 judged.verdicts[shape] = verdict, now + _REJUDGED_S if passes else math.inf
             if verdict is not None:

@@ -1,0 +1,105 @@
+"""Forecast of the start of one waiting job: by the placement of the next tick and the estimates.
+
+Where start delays of a drone type or run times of jobs are unknown, so is the waiting time.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heapreplace
+from statistics import fmean
+
+from provisioner import reasons
+from provisioner.estimates import mean_run_s, run_keys
+from provisioner.model import ON_THE_WAY, Drone, JobClass, Slot, TypeKey
+from provisioner.planner.context import PlanningContext
+from provisioner.planner.demand import GroupShares
+from provisioner.planner.matching import CompatibleTypes, unmet_requirement
+from provisioner.planner.placement import Placement
+from provisioner.planner.risk import runs_of
+from provisioner.reasons import Reason, StartForecast, StartOutcome
+
+MAX_JOBS_AHEAD = 10_000
+
+
+def forecast_start(context: PlanningContext, placed: Placement, job: JobClass) -> tuple[StartForecast, Reason | None]:
+    """Return when a class of one job starts by a placement, and what holds it back."""
+    for start in placed.allocation.starts:
+        if start.drone.for_class == job.id:
+            return StartForecast(StartOutcome.STARTS, _start_delay_s(context, start.drone.type)), None
+    given = [each.reason for each in placed.refusals if each.subject in ("all", f"class:{job.id}")]
+    why = given[-1] if given else None
+    if why is None or (isinstance(why, reasons.DemandCovered) and not why.drones):
+        return StartForecast(StartOutcome.STARTS, 0.0), None
+    if job.invalid or all(unmet_requirement(job, kind) for kind in context.types.values()):
+        return StartForecast(StartOutcome.NEVER), why
+    compatible = context.idle_gpus.get(job.id) or context.compatible.get(job.id)
+    if compatible is None or isinstance(why, reasons.GroupQuota):
+        return StartForecast(StartOutcome.WAITS), why
+    if isinstance(why, reasons.DemandCovered):
+        return StartForecast(StartOutcome.STARTS, _arrival_s(context, compatible)), None
+    return StartForecast(StartOutcome.WAITS, _release_s(context, placed, job, compatible)), why
+
+
+def _start_delay_s(context: PlanningContext, key: TypeKey) -> float | None:
+    delays = context.snapshot.estimates.delays.get(key)
+    return delays.queue_s + delays.boot_s if delays is not None else None
+
+
+def _arrival_s(context: PlanningContext, compatible: CompatibleTypes) -> float | None:
+    """Return when the last compatible drone on its way takes jobs. Delayed ones count if there are no others."""
+    coming = [d for d in context.changing.values() if d.state in ON_THE_WAY and d.type in compatible.jobs]
+    coming = [d for d in coming if d.id not in context.late] or coming
+    arrivals = [_remaining_s(context, drone) for drone in coming if not drone.is_leaving]
+    known = [each for each in arrivals if each is not None]
+    return max(known) if known and len(known) == len(arrivals) else None
+
+
+def _remaining_s(context: PlanningContext, drone: Drone) -> float | None:
+    """Return when a drone on its way takes jobs: by what its site expects, else by the usual delays."""
+    remote, delays = context.remote(drone), context.snapshot.estimates.delays.get(drone.type)
+    if remote is not None and drone.waits_at_site and remote.expected_start_at:
+        return max(0.0, remote.expected_start_at - context.now) + (delays.boot_s if delays else 0.0)
+    return max(0.0, delays.queue_s + delays.boot_s - (context.now - drone.requested_at)) if delays else None
+
+
+def _release_s(context: PlanningContext, placed: Placement, job: JobClass, compatible: CompatibleTypes) -> float | None:
+    """Return when a running job leaves its place to this one, behind the jobs that are served before it.
+
+    List scheduling: the next job in line gets the place that is free first. None if a run time is unknown.
+    """
+    free_s = [end_s for slot in context.slots.values() if (end_s := _end_s(context, slot, compatible)) is not None]
+    if not free_s:
+        return None
+    heapify(free_s)
+    lacking = {
+        each.subject: each.count for each in placed.refusals if not isinstance(each.reason, reasons.DemandCovered)
+    }
+    for other in GroupShares.of(context).in_turn(context):
+        if other.id == job.id:
+            break
+        ahead = lacking.get(f"class:{other.id}", 0) if other.waiting else 0
+        if ahead and not context.compatible[other.id].jobs.keys().isdisjoint(compatible.jobs):
+            if (run_s := _run_s(context, other)) is None:
+                return None
+            for _ in range(min(ahead, MAX_JOBS_AHEAD)):
+                heapreplace(free_s, free_s[0] + run_s)
+    return free_s[0]
+
+
+def _run_s(context: PlanningContext, job: JobClass) -> float | None:
+    keys = run_keys(job.owner, job.gpu_milli, job.cpus, job.memory_mib)
+    known = job.walltime_s or any(key in context.snapshot.estimates.runs for key in keys)
+    return mean_run_s(runs_of(context, job)) if known else None
+
+
+def _end_s(context: PlanningContext, slot: Slot, compatible: CompatibleTypes) -> float | None:
+    """Return when the only job of a drone ends, by the runs of such jobs. One that outran them all is half done."""
+    drone, estimates = context.drones.get(slot.drone_id), context.snapshot.estimates
+    if drone is None or drone.type not in compatible.jobs or drone.is_leaving:
+        return None
+    request = slot.owner, slot.job_gpu_milli, slot.job_cpus, slot.job_memory_mib
+    if slot.jobs != 1 or not slot.begun_at or not any(key in estimates.runs for key in run_keys(*request)):
+        return None
+    ran_s = max(0.0, context.now - slot.begun_at)
+    longer = [run_s - ran_s for run_s in estimates.runs_of(*request, walltime_s=0.0) if run_s > ran_s]
+    return fmean(longer) if longer else ran_s
