@@ -7,11 +7,10 @@ They are in a table that only the record of a shadow has. An observation that eq
 from __future__ import annotations
 
 import sqlite3
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from provisioner.model import DroneType, Node, OtherDrones, SiteView, Snapshot
+from provisioner.model import DroneType, OtherDrones, SiteView, Snapshot
 from provisioner.store.tables import insert, pack, unpack
 
 SCHEMA = """
@@ -34,8 +33,7 @@ class Observation:
     others: tuple[OtherDrones, ...] | None = None
     """None: unknown."""
     free_milli: Mapping[str, Mapping[str, int]] | None = None
-    """GPUs that drones of ours could get, by site and GPU model. Sites that do not report them, or did not answer, are
-    left out. They are alternatives to nothing: what the other system's drones hold is not free."""
+    """GPUs that drones of ours could get, by site and GPU model; without sites that do not report them."""
 
 
 def observed(snapshot: Snapshot) -> Observation:
@@ -51,26 +49,15 @@ def observed(snapshot: Snapshot) -> Observation:
 
 def free_by_model(view: SiteView, types: Sequence[DroneType]) -> dict[str, int]:
     """Return the free GPUs by model, in thousandths: what the drone type gets that gets most. Empty: unknown."""
-    found: defaultdict[str, int] = defaultdict(int)
-    if not view.nodes and view.free is None:
-        return {}
-    for kind in types:
-        places = sum(_places(node, kind) for node in view.nodes) if view.nodes else (view.free or {}).get(kind.name, 0)
-        if view.quota is not None:
-            places = min(places, view.quota.get(kind.name, places))
-        found[kind.gpu_model] = max(found[kind.gpu_model], places * kind.gpu_milli)
-    return dict(found)
+    from provisioner.planner.owner import FreeResources  # the reader of a record must start quickly
 
-
-def _places(node: Node, kind: DroneType) -> int:
-    """Return how many drones of a type a node has room for."""
-    if kind.name not in node.types:
-        return 0
-    room = [node.free_gpu_milli // kind.gpu_milli]
-    amounts = [(kind.cpus, node.free_cpus), (kind.memory_mib, node.free_memory_mib)]
-    amounts += [(kind.disk_mib, node.free_disk_mib)] if node.disk_mib else []
-    room += [there // each for each, there in amounts if each]
-    return max(0, min(room))
+    found: dict[str, int] = {}
+    room = FreeResources.of(view.nodes, (), 0.0)
+    for kind in types if view.nodes or view.free is not None else ():
+        places = room.count(kind) if view.nodes else (view.free or {}).get(kind.name, 0)
+        places = min(places, (view.quota or {}).get(kind.name, places))
+        found[kind.gpu_model] = max(found.get(kind.gpu_model, 0), places * kind.gpu_milli)
+    return found
 
 
 def write_observation(sql: sqlite3.Connection, new: Observation) -> None:
