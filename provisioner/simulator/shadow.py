@@ -120,10 +120,10 @@ def _spans(observations: Sequence[Observation]) -> Iterator[_Span]:
 def _use(spans: Sequence[_Span]) -> dict[str, GpuUse]:
     """Return the use by the drones of the other system."""
     found: defaultdict[str, GpuUse] = defaultdict(GpuUse)
-    joined: dict[tuple[str, str], int] = {}
+    joined = {(each.site, each.gpu_model): each.joined for each in spans[0][2].others or ()}
     for begin, end, seen in spans:
         for each in seen.others or ():
-            before = joined.get((each.site, each.gpu_model), 0 if joined else each.joined)
+            before = joined.get((each.site, each.gpu_model), 0)
             new = each.joined - before if each.joined >= before else each.joined
             joined[each.site, each.gpu_model] = each.joined
             gpu_s = (end - begin) / WHOLE_GPU

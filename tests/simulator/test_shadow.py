@@ -171,6 +171,8 @@ def test_what_was_not_observed_does_not_count() -> None:
     def at(begin: float, end: float, drones: int, joined: int) -> Observation:
         return Observation(begin, end, (OtherDrones("a", "", drones, 1000 * drones, 500 * drones, joined),), {})
 
+    first = Observation(0, 0, (), {})
+    assert _use([*_spans([first, at(0, 100, 1, 1)])])["a"].drones == 1, "it joined, though there was none before"
     seen = [at(0, 100, 1, 7), at(110, 200, 2, 9), at(4000, 4100, 4, 1)]  # after the gap another process polls
     spans = list(_spans(seen))
     assert [(begin, end) for begin, end, _ in spans] == [(0, 110), (110, 200), (4000, 4100)]
