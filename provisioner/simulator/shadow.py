@@ -31,6 +31,8 @@ CAPACITY_STEP_S = 900.0
 """The most GPUs that were to be had in such a time count: one that a drone boots on is neither free nor in the pool."""
 LONGEST_GAP_S = 300.0
 """Between two observations; in a longer gap nothing is known."""
+REPLAY_TICK_S = 15.0
+"""Interval of the replayed controller. The real one is quicker while drones start; replayed, that takes minutes."""
 NO_OTHERS: Mapping[str, int] = {}
 
 
@@ -60,15 +62,13 @@ class Comparison:
     observed_s: float
     jobs: int
     """Jobs that were submitted and completed meanwhile."""
-    jobs_done: int
-    """Of those, what drones of ours would have done."""
     theirs: Mapping[str, GpuUse]
     ours: Mapping[str, GpuUse]
     their_waits: WaitStatistics
     our_waits: WaitStatistics
 
 
-EMPTY_COMPARISON = Comparison(0.0, 0.0, 0.0, 0, 0, {}, {}, WaitStatistics(), WaitStatistics())
+EMPTY_COMPARISON = Comparison(0.0, 0.0, 0.0, 0, {}, {}, WaitStatistics(), WaitStatistics())
 
 
 def compare(
@@ -90,15 +90,15 @@ def compare(
             tuple(_facilities(views, spans, replace(DEFAULT_BEHAVIOUR, boot=Fixed(boot_s)))), PoolBehaviour(cycle_s)
         ),
         rules=views.policy,
+        interval_s=REPLAY_TICK_S,
+        active_interval_s=REPLAY_TICK_S,
     )
-    outcome = simulate(replace(replay.scenario(1), samples_s=None))
-    metrics = outcome.metrics
+    metrics = simulate(replace(replay.scenario(1), samples_s=None)).metrics
     return Comparison(
         since,
         until,
         sum(end - begin for begin, end, _ in spans),
         len(done),
-        outcome.jobs_done,
         _use(spans),
         {name: GpuUse(metrics.accepted[name], use.held, use.good) for name, use in metrics.by_site.items()},
         waits(max(0.0, each.ended_at - each.submitted_at - each.run_s) for each in done),

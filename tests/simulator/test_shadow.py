@@ -130,7 +130,7 @@ def test_the_figures_are_those_of_the_world(played: tuple[Reader, SimulationOutc
     views, seen = reader.views(), reader.observations(0.0)
     assert views is not None and not outcome.violations
     found = compare(views, seen, reader.completions(0.0, 1e12), BOOT_S, CYCLE_S)
-    assert found.jobs == found.jobs_done == outcome.jobs == 24
+    assert found.jobs == found.our_waits.jobs == outcome.jobs == 24
     theirs = found.theirs["KIT"]
     in_pool_s = used.held - used.boot - used.release
     assert theirs.drones == outcome.metrics.started
