@@ -12,20 +12,20 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BUDGETS = {
-    "provisioner/*.py": (14, 3591),
+    "provisioner/*.py": (14, 3634),
     "adapters/*.py": (1, 1),
     "adapters/htcondor/*.py": (4, 617),
     "tests": (330, 51000),
     "provisioner/adapter_tests": (3, 755),
-    "provisioner/cli": (17, 5400),
+    "provisioner/cli": (18, 5568),
     "provisioner/config": (7, 2210),
-    "provisioner/controller": (8, 2066),
+    "provisioner/controller": (9, 2147),
     "provisioner/drone": (4, 1211),
     "provisioner/migrate": (9, 1587),
     "provisioner/monitoring": (6, 1000),
     "provisioner/planner": (17, 4756),
-    "provisioner/simulator": (14, 3994),
-    "provisioner/store": (6, 1648),
+    "provisioner/simulator": (15, 4184),
+    "provisioner/store": (7, 1752),
     "provisioner/web": (10, 2200),
     "adapters/embedded": (4, 1101),
     "adapters/kubernetes": (11, 2247),
@@ -33,7 +33,7 @@ BUDGETS = {
     "adapters/openstack": (11, 2763),
     "adapters/shared": (11, 1152),
     "adapters/slurm": (14, 3978),
-    "adapters/htcondor/overlay": (11, 2915),
+    "adapters/htcondor/overlay": (12, 3005),
     "adapters/htcondor/site": (9, 2532),
 }
 """Most Python files and most lines by package, comments and blank lines included."""

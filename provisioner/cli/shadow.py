@@ -71,7 +71,7 @@ SHADOW_FACTS = (
 
 
 def shadow_document(reader: Reader, since: float, boot_s: float, cycle_s: float) -> out.Document:
-    """Return the comparison from ``since`` on. It replays the jobs, which takes seconds for a day of many jobs."""
+    """Return the comparison from ``since`` on. It replays the jobs: half a minute for a day of a thousand."""
     if not reader.is_shadow():
         raise VerbError(f"store {reader.path} is not the record of a shadow", "`provisioner run --shadow` makes one")
     views, observations = reader.views(), reader.observations(since)
