@@ -20,7 +20,7 @@ PYTEST        := $(BIN)/python -m pytest --rerun-show-tracebacks -n $(WORKERS) -
 .DELETE_ON_ERROR:
 P ?= planner
 .PHONY: help venv dev demo test test-matrix test-quick t watch lint format types contracts condor slurm openstack pyslurm bench \
-        bench-deciding bench-gpu bench-hostile bench-worlds mutants docs check-docs build clean kubernetes mps prometheus
+        bench-deciding bench-gpu bench-hostile bench-worlds mutants docs check-docs build clean kubernetes mps prometheus tardis
 
 help:  ## this list
 	@echo "GPU drone provisioner: starts pilot jobs for GPU jobs that wait in an HTCondor pool"; echo
@@ -35,12 +35,12 @@ demo: venv  ## 40 GPU jobs on this host: drones start, run them and leave (no ro
 
 # Side by side: the programs are mostly waited for.
 test: dev  ## everything: linters, types, contracts, all tests with real daemons
-	@$(MAKE) --no-print-directory --output-sync=target -j 3 openstack condor mps prometheus slurm lint types contracts
+	@$(MAKE) --no-print-directory --output-sync=target -j 3 openstack condor mps prometheus tardis slurm lint types contracts
 	$(PYTEST) -m "not matrix" tests
 
 # Nothing that `make test` has run: its version of Slurm is the first here, and tests/live/conftest.py marks the others.
 test-matrix: SLURM_SUITES := $(SLURM_MATRIX)
-test-matrix: condor slurm openstack kubernetes pyslurm  ## what `make test` leaves out: sites with older HTCondor, Slurm 22.05 and 26.05, pyslurm, Kubernetes
+test-matrix: condor tardis slurm openstack kubernetes pyslurm  ## what `make test` leaves out: sites with older HTCondor, Slurm 22.05 and 26.05, pyslurm, Kubernetes
 	PROVISIONER_SLURM_SUITES=$$(echo $(SLURM_MATRIX) | tr ' ' ,) $(PYTEST) -m "matrix or kubernetes" tests/live
 
 test-quick: lint types contracts  ## the same without HTCondor daemons and without the slow ones
@@ -78,6 +78,10 @@ mps:
 
 prometheus:
 	@tests/labs/get-prometheus.sh --optional bookworm
+
+# From PyPI, where the tests have a real COBalD/TARDIS beside a shadow.
+tardis:
+	@tests/labs/get-tardis.sh --optional
 
 # A Slurm cluster of a test lives in namespaces, and they need root: an ordinary user's tests leave it out.
 slurm:

@@ -18,7 +18,9 @@ from provisioner.config import ConfigChange, ConfigError, Settings, SiteConfig, 
 from provisioner.controller.clock import SteadyClock
 from provisioner.controller.loop import Controller
 from provisioner.controller.polling import LazySite, fault_of, within
-from provisioner.interfaces import UnavailableError
+from provisioner.controller.shadow import SHADOW_SUFFIX, ObservedOverlay, ObservedSite, decide_without_orders
+from provisioner.interfaces import Overlay, UnavailableError
+from provisioner.planner import decide
 from provisioner.store.writer import SqlStore
 
 log = structlog.get_logger()
@@ -28,11 +30,13 @@ CLOSE_S = 20.0
 """Longest time to connect a site, and to leave it."""
 
 
-async def run(path: Path, *, once: bool = False, root: Path | None = None) -> int:
+async def run(path: Path, *, once: bool = False, root: Path | None = None, shadow: bool = False) -> int:
     """Run the controller until SIGTERM or SIGINT; with ``once`` for a single tick. Return the exit code.
 
     At a second SIGTERM it does not wait for orders under way: 1. SIGHUP reads the configuration again. Drones outlive
     the controller: the next one takes them over.
+
+    A ``shadow`` polls, decides and records, and gives no order: see :mod:`provisioner.controller.shadow`.
 
     ``root`` is the directory from which relative paths in the files start, where that is not the files' own directory.
     Raises ConfigError, StoreError (StoreHeldError: another controller runs), AdapterError (of the overlay, or of an
@@ -42,11 +46,9 @@ async def run(path: Path, *, once: bool = False, root: Path | None = None) -> in
     stop, hangup = _signals()
     try:
         async with AsyncExitStack() as stack:
-            controller, adapters = await _opened(stack, settings)
+            controller, adapters = await _opened(stack, settings, shadow=shadow)
             drones = controller.store.drones
-            log.info(
-                "controller.started", controller=settings.controller, sites=sorted(adapters.sites), drones=len(drones)
-            )
+            log.info("controller.started", controller=controller.name, sites=sorted(adapters.sites), drones=len(drones))
             if once:
                 report = await controller.tick()
                 return 0 if report.recorded and not report.faults else 1
@@ -88,20 +90,19 @@ def _signals() -> tuple[asyncio.Event, asyncio.Event]:
     return stop, hangup
 
 
-async def _opened(stack: AsyncExitStack, settings: Settings) -> tuple[Controller, Adapters]:
-    limits = settings.store
-    store = SqlStore(
-        limits.path, settings.controller, keep_s=limits.keep, snapshots=limits.snapshots, series_s=limits.series
-    )
+async def _opened(stack: AsyncExitStack, settings: Settings, *, shadow: bool) -> tuple[Controller, Adapters]:
+    limits, name = settings.store, settings.controller + SHADOW_SUFFIX * shadow
+    store = SqlStore(limits.path, name, keep_s=limits.keep, snapshots=limits.snapshots, series_s=limits.series, shadow=shadow)
     await stack.enter_async_context(store)
-    adapters = await stack.enter_async_context(Adapters(settings))
-    overlay = loader.overlay_adapter(settings.overlay.adapter)(settings.overlay.options, settings.controller)
+    adapters = await stack.enter_async_context(Adapters(settings, shadow))
+    overlay: Overlay = loader.overlay_adapter(settings.overlay.adapter)(settings.overlay.options, name)
+    overlay = ObservedOverlay.of(overlay) if shadow else overlay
     try:
         await within(CONNECT_S, stack.enter_async_context(overlay))
     except TimeoutError:
         raise UnavailableError(f"overlay {settings.overlay.adapter}: not connected after {CONNECT_S:g} s") from None
     controller = Controller(
-        name=settings.controller,
+        name=name,
         policy=settings.policy,
         types=settings.types,
         overlay=overlay,
@@ -110,6 +111,7 @@ async def _opened(stack: AsyncExitStack, settings: Settings) -> tuple[Controller
         clock=SteadyClock(not_before=store.committed.recorded_at, drift_s=store.committed.recorded_drift_s),
         interval_s=settings.interval_s,
         active_interval_s=settings.active_interval_s,
+        planner=decide_without_orders if shadow else decide,
     )
     return await stack.enter_async_context(controller), adapters
 
@@ -163,13 +165,14 @@ class Adapters:
     """The site adapters of a configuration; replaced one by one when it changes."""
 
     settings: Settings
+    shadow: bool = False
     sites: Mapping[str, LazySite] = field(default_factory=dict)
     leaving: list[tuple[str, LazySite]] = field(default_factory=list)
     """Replaced or removed; closed when nothing that they were asked for is under way any more."""
 
     async def __aenter__(self) -> Adapters:
         """Connect the sites. The controller starts without one that cannot be reached: each poll tries again."""
-        self.sites = {spec.name: _built(spec, self.settings) for spec in self.settings.sites}
+        self.sites = {spec.name: self._built(spec, self.settings) for spec in self.settings.sites}
 
         async def connect(name: str, site: LazySite) -> None:
             try:
@@ -193,7 +196,7 @@ class Adapters:
         try:
             for spec in new.sites:
                 if spec.name not in self.sites or spec.name in changed:
-                    sites[spec.name] = _built(spec, new)
+                    sites[spec.name] = self._built(spec, new)
                     await within(CONNECT_S, sites[spec.name].open())
         except BaseException as error:
             self.leaving += sites.items()
@@ -219,6 +222,7 @@ class Adapters:
             except Exception as error:
                 log.warning("site.close_failed", site=name, message=fault_of(error, 0.0).message)
 
-
-def _built(spec: SiteConfig, settings: Settings) -> LazySite:
-    return LazySite(loader.site_adapter(spec.adapter)(spec.name, spec.options, spec.types, settings.controller))
+    def _built(self, spec: SiteConfig, settings: Settings) -> LazySite:
+        name = settings.controller + SHADOW_SUFFIX * self.shadow
+        site = loader.site_adapter(spec.adapter)(spec.name, spec.options, spec.types, name)
+        return LazySite(ObservedSite.of(site) if self.shadow else site)

@@ -382,6 +382,8 @@ _SENTENCES: Mapping[Category, Mapping[type, str | Callable[[Any], str]]] = {
         ),
         r.HeadroomShort: "headroom {name}: room for {wanted:job} is kept warm, there is some for {covered}: "
         "{starts:drone} of this type more",
+        r.ShadowOnly: "a shadow starts nothing: a controller would now start {drones:drone} of {type}, beside what the "
+        "other system has",
     },
     Category.LEAVE: {
         r.DrainRepeated: "asked again: it still takes jobs {after_s:seconds} after it was asked to drain{message:tail}",

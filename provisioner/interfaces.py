@@ -128,6 +128,15 @@ class SupportsForget(Protocol):
         ...
 
 
+@runtime_checkable
+class SupportsOtherDrones(Protocol):
+    """An overlay that can list the drones of other systems in the pool (``provisioner run --shadow``). Optional."""
+
+    async def other_drones(self) -> Sequence[model.OtherDrones]:
+        """Return the GPU drones that are not ours; nothing is changed. The four errors as in ``poll``."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class HoldResult:
     """Holds of the idle jobs of a class in all queues of an overlay."""

@@ -326,6 +326,21 @@ class JobFailure:
 
 
 @dataclass(frozen=True, slots=True)
+class OtherDrones:
+    """GPU drones of other systems in the pool, of one site and GPU model."""
+
+    site: str
+    """Name that the other system gives the site; untrusted text."""
+    gpu_model: str
+    drones: int
+    gpu_milli: int
+    busy_gpu_milli: int
+    """GPUs that jobs have claimed."""
+    joined: int = 0
+    """Drones that have joined since the first poll; it begins anew with the process that polls."""
+
+
+@dataclass(frozen=True, slots=True)
 class OverlayView:
     taken_at: float
     classes: tuple[JobClass, ...] = ()
@@ -344,6 +359,8 @@ class OverlayView:
     """Problems that users cause and that need no action (an invalid request), a line each: they raise no alarm."""
     unheard: tuple[str, ...] = ()
     """Names of queues that did not answer: their jobs are as of their last answer, or missing."""
+    others: tuple[OtherDrones, ...] | None = None
+    """Drones of other systems; None if they were not queried: only a shadow does."""
 
 
 class RemoteState(StrEnum):

@@ -491,6 +491,15 @@ class TooManyUnhealthy:
 
 
 @dataclass(frozen=True, slots=True)
+class ShadowOnly:
+    """A start that a controller would make, beside the drones of the other system, were it no shadow."""
+
+    type: str
+    drones: int
+    kind: Literal["shadow-only"] = "shadow-only"
+
+
+@dataclass(frozen=True, slots=True)
 class Probing:
     scope: str
     kind: Literal["probing"] = "probing"
@@ -522,7 +531,7 @@ _Limited = (
 _Waiting = OwnerRisk | AwaitingCheaperType | ExistingDronesSuffice | HeadroomYields | BackingOff | StartsUnmatched
 _AtSite = SiteFull | GpusStranded | SiteQuota | StartBlocked | Downtime | OwnerWaits | ReserveKept | SiteDisabled
 _Doubted = DemandCovered | AwaitingIdleGpu | AwaitingNegotiation | StaleView | AllVanished | TooManyUnhealthy | Probing
-_Unknown = UnknownDrone | NotDraining
+_Unknown = UnknownDrone | NotDraining | ShadowOnly
 Reason = _Ordered | _Observed | _Timed | _Asked | _Wanted | _Limited | _Waiting | _AtSite | _Doubted | _Unknown
 
 

@@ -33,6 +33,7 @@ VERBS = {
     "snapshot": "plan:snapshot",
     "replay": "plan:replay",
     "simulate": "simulate:simulate",
+    "shadow": "shadow:shadow_app",
     "jobs": "jobs:jobs",
     "submit": "jobs:submit_app",
     "demo": "demo:demo",

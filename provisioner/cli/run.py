@@ -26,6 +26,7 @@ def run(
     path: opt.ConfigArgument = None,
     config: opt.ConfigPath = None,
     once: Annotated[bool, opt.switch("A single tick, then stop.", "--once")] = False,
+    shadow: Annotated[bool, opt.switch("Observe and decide; start, drain and stop nothing.", "--shadow")] = False,
     root: Annotated[Path | None, opt.option("DIR", "Relative paths start here, not where the files are.")] = None,
     log_format: Annotated[LogFormat | None, opt.switch("Form of the log lines.", "--log-format")] = None,
     log_level: Annotated[LogLevel, opt.switch("Log nothing below this.", "--log-level")] = LogLevel.INFO,
@@ -35,12 +36,14 @@ def run(
     It ends by SIGTERM or Ctrl-C; drones outlive it, and the next one takes them over. One controller at a time
     holds a record; a second refuses and says who does. SIGHUP, or `provisioner reload`, takes over a changed
     configuration. Log lines go to stderr: under systemd with the priorities of the journal, as JSON on request.
+    With --shadow it runs beside another system, polls pool and sites, and gives no order; its record is one of its own.
 
     \b
     Examples:
       provisioner run
       provisioner run /etc/provisioner/provisioner.yaml
       provisioner run --once
+      provisioner run --shadow shadow.yaml
       provisioner run --log-format json --log-level warning
     """
     from provisioner import app as process
@@ -52,7 +55,7 @@ def run(
     config = opt.config_path(opt.Where(config=path or config))
     log_to_stderr(log_level, log_format)
     with opt.reported(AdapterError, AdapterBrokenError, AdapterUnknownError):
-        code = asyncio.run(process.run(config, once=once, root=root))
+        code = asyncio.run(process.run(config, once=once, root=root, shadow=shadow))
     raise typer.Exit(code)
 
 

@@ -231,6 +231,7 @@ def facts_of(reader: Reader) -> troubles.TroubleContext:
         reader.drones(),
         shutil.disk_usage(reader.path.parent).free,
         underused(reader, views),
+        reader.is_shadow(),
     )
 
 
@@ -242,7 +243,8 @@ def _holder_words(facts: troubles.TroubleContext) -> str:
     name = f"{_controller(facts)}: " if facts.live else ""
     if (holder := facts.holder) is None:
         return f"{name}not running; what follows is as last recorded"
-    return f"{name}runs as process {holder.pid} on {holder.host} for {out.ago(holder.since)}"
+    shadow = "; a shadow, it starts nothing" if facts.shadow else ""
+    return f"{name}runs as process {holder.pid} on {holder.host} for {out.ago(holder.since)}{shadow}"
 
 
 def _tick_words(facts: troubles.TroubleContext) -> str:
@@ -255,6 +257,7 @@ def _tick_words(facts: troubles.TroubleContext) -> str:
 STATUS_FACTS = (
     out.text("controller", "Name; empty while no drone lives.", _controller),
     out.flag("running", "Does one run?", lambda facts: facts.holder is not None, head="controller", show=_holder_words),
+    out.flag("shadow", "Is it a shadow, which starts nothing?"),
     out.whole("pid", "Its process; null: none runs.", "holder.pid", null=True),
     out.text("host", "Its host; null: none runs.", "holder.host", null=True),
     out.time_at("running_since_at", "Since when it runs.", "holder.since"),

@@ -86,6 +86,7 @@ class TroubleContext(NamedTuple):
     """On the store's disk; None: not known."""
     underused: Sequence[MeasuredUse] = ()
     """Job classes that ``policy.low_use`` is about."""
+    shadow: bool = False
 
 
 TroubleRule = Callable[[TroubleContext], Iterator[OperatorTrouble]]

@@ -33,6 +33,7 @@ _NAMES: dict[type, str] = {
     CompletedJob: "end of job {0.job_id}",
     model.JobFailure: "failed job in {0.drone_id}",
     model.Group: "group {0.name}",
+    model.OtherDrones: "drones of others",
     SiteView: "site",
     RemoteDrone: "drone {0.drone_id}",
     model.RemoteEnd: "end of {1.drone_id}",

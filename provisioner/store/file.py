@@ -19,6 +19,8 @@ from provisioner.store import StoreError, StoreUnusableError
 MIGRATIONS = tuple(sorted((Path(__file__).parent / "migrations").glob("*.sql")))
 APPLICATION_ID = 0x64726F6E
 """``PRAGMA application_id`` of a store, as the first migration sets it."""
+SHADOW = "shadow"
+"""Key of ``meta`` that only the store of a shadow has."""
 BUSY_TIMEOUT_S = 10.0
 """Longest wait of a transaction for another writer: an operator's request takes milliseconds."""
 _QUICK_CHECK_LIMIT_MIB = 256
@@ -26,8 +28,8 @@ _QUICK_CHECK_LIMIT_MIB = 256
 _BIRTH_LETTERS = string.ascii_lowercase + string.digits
 
 
-def open_store(path: Path, controller: str, birth: str | None) -> sqlite3.Connection:
-    """Return a connection to the store at ``path``, created or migrated where needed.
+def open_store(path: Path, controller: str, birth: str | None, *, shadow: bool = False) -> sqlite3.Connection:
+    """Return a connection to the store at ``path``, created or migrated where needed. ``shadow``: it is a shadow's.
 
     The caller holds the store's lock. Raises :class:`StoreError`.
     """
@@ -35,7 +37,7 @@ def open_store(path: Path, controller: str, birth: str | None) -> sqlite3.Connec
         if path.exists():
             _check_file(path)
         else:
-            _create(path, controller, birth or "".join(secrets.choice(_BIRTH_LETTERS) for _ in range(4)))
+            _create(path, controller, birth or "".join(secrets.choice(_BIRTH_LETTERS) for _ in range(4)), shadow)
         connection = connect(path)
         migrate(connection)
         (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
@@ -44,12 +46,18 @@ def open_store(path: Path, controller: str, birth: str | None) -> sqlite3.Connec
                 f"store {path}: {path.parent} cannot hold a write-ahead log: use a disk of this host"
             )
         connection.execute("PRAGMA journal_size_limit = 67108864")
-        (owner,) = connection.execute("SELECT value FROM meta WHERE key = 'controller'").fetchone()
+        meta = dict(connection.execute("SELECT key, value FROM meta").fetchall())
     except sqlite3.Error as error:
         raise unusable(path, error) from error
     except OSError as error:
         raise StoreError(f"store {path}: {error}") from error
-    if owner != controller:
+    if (SHADOW in meta) is not shadow:
+        connection.close()
+        whose, how = ("a controller", "without `--shadow`") if shadow else ("a shadow", "with `--shadow`")
+        raise StoreUnusableError(
+            f"store {path} is the record of {whose}: run it {how}, or set `store: path:` to another file"
+        )
+    if (owner := meta["controller"]) != controller:
         connection.close()
         raise StoreUnusableError(
             f"store {path} belongs to controller {owner!r}, not {controller!r}: "
@@ -114,7 +122,7 @@ def _check_file(path: Path) -> None:
                 raise _damaged(path, result)
 
 
-def _create(path: Path, controller: str, birth: str) -> None:
+def _create(path: Path, controller: str, birth: str, shadow: bool) -> None:
     """Create the store under another name first: at its own name it is whole or absent, whatever happens here."""
     unfinished = path.with_name(path.name + ".new")
     for remnant in (unfinished, unfinished.with_name(unfinished.name + "-journal")):
@@ -124,6 +132,7 @@ def _create(path: Path, controller: str, birth: str) -> None:
     with closing(connect(unfinished)) as connection:
         migrate(connection)
         meta = {"controller": controller, "birth": birth, "tick": "0", "at": "0.0", "next_serial": "1"}
+        meta |= {SHADOW: "1"} if shadow else {}
         connection.execute("BEGIN IMMEDIATE")
         connection.executemany("INSERT INTO meta (key, value) VALUES (?, ?)", meta.items())
         connection.execute("COMMIT")

@@ -21,9 +21,10 @@ from provisioner import store
 from provisioner.estimates import EstimateSamples
 from provisioner.model import Breaker, CompletedJob, DrainMode, Drone, DroneId, DroneState, Plan, RequestKind, Snapshot
 from provisioner.store import series, tables
-from provisioner.store.file import BUSY_TIMEOUT_S, MIGRATIONS, schema_version, unusable
+from provisioner.store.file import BUSY_TIMEOUT_S, MIGRATIONS, SHADOW, schema_version, unusable
 from provisioner.store.lock import HOLDER, holder_of, is_alive, read_claim
 from provisioner.store.measures import MetricKey, TypeCounts
+from provisioner.store.observations import Observation, read_observations
 from provisioner.usage import GpuDrone
 
 _DYNAMIC_SLOT = re.compile(r"^(?P<parent>slot\d+)(?:_\d+)+@(?P<host>.+)$")
@@ -50,6 +51,16 @@ class Reader:
                 row = sql.execute("SELECT value FROM meta WHERE key = ?", (HOLDER,)).fetchone()
         holder = read_claim(row[0])[1] if row else None
         return holder if holder is not None and is_alive(holder) is not False else None
+
+    def is_shadow(self) -> bool:
+        """Return True for the record of a shadow, which starts nothing."""
+        with self._open() as sql:
+            return SHADOW in tables.read_meta(sql)
+
+    def observations(self, since: float) -> list[Observation]:
+        """Return the observations of a shadow after ``since``, oldest first."""
+        with self._open() as sql:
+            return [*read_observations(sql, since)]
 
     def drones(
         self,

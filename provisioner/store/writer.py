@@ -18,7 +18,7 @@ from provisioner import store
 from provisioner.estimates import EstimateSamples
 from provisioner.model import Breaker, CompletedJob, DroneId, DroneState, OperatorRequest, Plan, Snapshot, StateChange
 from provisioner.serialization import to_json
-from provisioner.store import lock, measures, series, tables
+from provisioner.store import lock, measures, observations, series, tables
 from provisioner.store.file import open_store, unrecordable, unusable
 from provisioner.store.tables import insert, write_meta
 from provisioner.usage import GpuDrone
@@ -52,6 +52,7 @@ class SqlStore(store.Store):
     that are kept. ``series_s``: retention of time series. ``threaded``: work in one thread of its own, so that a slow
     disk does not stop the loop; without it, inline, for a loop on a virtual clock. ``birth`` is drawn for a new store
     unless given (for reproducible runs).
+    ``shadow``: the record of a shadow, which keeps its observations as well.
     """
 
     def __init__(
@@ -64,12 +65,13 @@ class SqlStore(store.Store):
         *,
         birth: str | None = None,
         series_s: float = series.SERIES_KEEP_S,
+        shadow: bool = False,
     ) -> None:
         super().__init__()
         self.path = path
         self._controller, self._new_birth = controller, birth
         self._keep_s, self._snapshots_kept, self._series_s = keep_s, snapshots, series_s
-        self._threaded = threaded
+        self._threaded, self._shadow = threaded, shadow
         self._lock = lock.StoreLock(path)
         self._worker: ThreadPoolExecutor | None = None
         self._sql: sqlite3.Connection | None = None
@@ -112,6 +114,8 @@ class SqlStore(store.Store):
             series.add_counts(sql, measures.counts_of_plan(plan), self._counts)
             self._write_plan(sql, recorded_plan)
             self._write_views(sql, view_parts)
+            if self._shadow:
+                observations.write_observation(sql, observations.observed(snapshot))
             done = [(plan.tick, number) for number in plan.requests_done]
             sql.executemany("UPDATE requests SET done_tick = ? WHERE id = ? AND done_tick IS NULL", done)
             if plan.acts and self._snapshots_kept > 0:
@@ -259,7 +263,7 @@ class SqlStore(store.Store):
         before = now - self._keep_s
         with self._transaction() as sql:
             (newest,) = sql.execute("SELECT coalesce(max(id), 0) FROM events").fetchone()
-        kinds: Sequence[tuple[str, str, str, Sequence[float]]] = (
+        kinds: list[tuple[str, str, str, Sequence[float]]] = [
             ("drones", "id", "live = 0 AND ended_at < ?", (before,)),
             # the first transition of a drone on record stays, however old
             ("transitions", "seq", "at < ? AND was IS NOT NULL", (before,)),
@@ -270,7 +274,8 @@ class SqlStore(store.Store):
             ("requests", "id", "done_tick IS NOT NULL AND at < ?", (before,)),
             ("events", "id", "at < ? OR id <= ?", (before, newest - MAX_EVENTS)),
             *(("samples", "step_s, series, at", *old) for old in series.old_samples(now, self._series_s)),
-        )
+            *([("observations", "seq", "last_at < ?", (before,))] if self._shadow else ()),
+        ]
         more = [all(self._prune_batch(*kind) for _ in range(BATCHES_PER_PRUNING)) for kind in kinds]
         with self._transaction() as sql:
             series.drop_empty_series(sql)
@@ -289,7 +294,9 @@ class SqlStore(store.Store):
             raise store.StoreError(f"store {self.path}: cannot create its directory: {error}") from error
         holder = self._lock.take()
         path = Path(os.path.realpath(self.path))  # the lock's file and SQLite's own lie beside it
-        self._sql = open_store(path, self._controller, self._new_birth)
+        self._sql = open_store(path, self._controller, self._new_birth, shadow=self._shadow)
+        if self._shadow:
+            self._sql.executescript(observations.SCHEMA)
         self._newest_plan = self._view_parts = None
         self._claim = lock.claim_of(holder, path)
         with self._transaction(claims=True) as sql:

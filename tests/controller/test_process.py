@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from adapters.embedded import queue
-from provisioner.model import DroneState, RequestKind
+from provisioner.model import DroneState, Plan, RequestKind
+from provisioner.reasons import ShadowOnly
 from provisioner.store.reader import Reader
 
 pytestmark = pytest.mark.slow
@@ -106,9 +107,9 @@ class Host:
     def command(self, *more: str) -> list[str]:
         return [sys.executable, "-m", "provisioner.cli", "run", "--config", str(self.path / "provisioner.yaml"), *more]
 
-    def run(self) -> subprocess.Popen[bytes]:
+    def run(self, *more: str) -> subprocess.Popen[bytes]:
         with (self.path / "stderr").open("ab") as log:
-            process = subprocess.Popen(self.command(), env=self.env, cwd=self.path, stderr=log)
+            process = subprocess.Popen(self.command(*more), env=self.env, cwd=self.path, stderr=log)
         self.running.append(process)
         return process
 
@@ -124,6 +125,17 @@ class Host:
     @property
     def record(self) -> Reader:
         return Reader(self.path / "record.db")
+
+    def call(self, *words: str) -> subprocess.CompletedProcess[bytes]:
+        command = [sys.executable, "-m", "provisioner.cli", *words, "--config", str(self.path / "provisioner.yaml")]
+        return subprocess.run(command, env=self.env, cwd=self.path, capture_output=True)
+
+    def plans(self) -> list[Plan]:
+        return self.record.plans() if self.record.path.exists() else []
+
+    def tick(self) -> int:
+        views = self.record.views()
+        return views.tick if views else 0
 
     def told(self, name: str) -> list[str]:
         return [" ".join(map(str, e.fields.values())) for e in self.record.events() if e.name == name]
@@ -171,6 +183,32 @@ def test_asked_twice_it_waits_for_nothing_and_the_next_controller_knows_of_the_o
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 0
     assert "asked 0" not in host.log("slow"), "the order counts until a listing settles it"
+
+
+def test_a_shadow_starts_nothing_and_has_a_record_of_its_own(host: Host) -> None:
+    """Not even after its sites were replaced; a controller refuses its record, and it refuses a controller's."""
+    host.site("well")
+    process = host.run("--shadow")
+    host.until(lambda: any(isinstance(r.reason, ShadowOnly) for p in host.plans() for r in p.refusals))
+    host.site("well", start_s=2)
+    process.send_signal(signal.SIGHUP)
+    host.until(lambda: host.told("config.reloaded"))
+    ticks = host.tick()
+    host.until(lambda: host.tick() >= ticks + 3)
+    assert b"a shadow, it starts nothing" in host.call("status").stdout
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 0
+    assert host.log("well") == ["opened 0", "opened 2", "closed 0", "closed 2"]
+    assert not host.record.drones(ended=None) and host.record.observations(0.0)
+    refused = subprocess.run(host.command("--once"), env=host.env, cwd=host.path, capture_output=True)
+    assert refused.returncode == 1 and b"is the record of a shadow: run it with `--shadow`" in refused.stderr
+    host.record.path.unlink()
+    (host.path / "well" / "drones").mkdir(exist_ok=True)
+    assert subprocess.run(host.command("--once"), env=host.env, cwd=host.path).returncode == 0
+    refused = subprocess.run(host.command("--once", "--shadow"), env=host.env, cwd=host.path, capture_output=True)
+    assert refused.returncode == 1 and b"is the record of a controller: run it without `--shadow`" in refused.stderr
+    report = host.call("shadow", "report")
+    assert report.returncode == 1 and b"is not the record of a shadow" in report.stderr
 
 
 def test_a_site_that_is_down_when_the_controller_starts_keeps_it_from_nothing_else(host: Host) -> None:

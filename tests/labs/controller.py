@@ -102,6 +102,7 @@ class LabController:
     """Options of the overlay that differ; None: not told."""
     policy: Settings = field(default_factory=dict)
     """Settings of the policy that differ."""
+    run_options: Sequence[str] = ()
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -165,7 +166,7 @@ class LabController:
 
     def begin(self) -> None:
         """Only start the process."""
-        command = (sys.executable, "-m", "provisioner.cli", "run", "--config", self.config)
+        command = (sys.executable, "-m", "provisioner.cli", "run", "--config", self.config, *self.run_options)
         self.process = launch(command, self.directory / "controller.log", env=os.environ, cwd=self.directory)
 
     @property

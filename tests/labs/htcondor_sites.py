@@ -373,11 +373,12 @@ def topas_lab(
     rank: str = PREEMPTS,
     site_config: str = "",
     node_config: str | None = "",
+    overlay_config: str = "",
 ) -> Iterator[TopasLab]:
     """Bring all of it up; in the end nothing of it is left. ``node_config`` None: what `provisioner render blocking`
     prints for the nodes."""
     with htcondor.lab_directory("topas") as root, htcondor.lab_directory("controller") as directory:
-        overlay = Pool(root, condor, config=EVENT_LOG)
+        overlay = Pool(root, condor, config=EVENT_LOG + overlay_config)
         site = SitePool(root, condor, nodes, rank=rank, config=site_config, node_config=node_config or "")
         etp = etp_pool(root, condor, site)
         controller = LabController(overlay, directory / "c", sites=(TopasSite(site, etp),))

@@ -63,11 +63,14 @@ class _Connection:
             "adapters.htcondor.overlay.pool:PoolPoller", config, controller, str(self.memory), env=self.directory.env
         )
         self.history = HistoryPoller(config, controller, self.directory)
+        self.others = WorkerProcess(
+            "adapters.htcondor.overlay.others:OtherDroneReader", config.collector, controller, env=self.directory.env
+        )
         self.orders = DrainOrders(config.collector, config.trust_domain, self.directory)
         self.drainer = Drainer(config.drain_tool, self.directory.env, config.drain_deadline, self.orders)
 
     async def close(self) -> None:
-        for each in (self.pool, self.history, self.orders):
+        for each in (self.pool, self.history, self.others, self.orders):
             await each.close()
         self.directory.close()
 
@@ -138,6 +141,12 @@ class HTCondorOverlay:
             mishaps=self._witnesses.believed((*view.mishaps, *history.failures, *confirmed), time.time()),
         )
         return self._view
+
+    async def other_drones(self) -> Sequence[model.OtherDrones]:
+        """Return the drones of TARDIS, glideinWMS and other controllers, by their slots in the collector."""
+        connection = self._connected()
+        found: Sequence[model.OtherDrones] = await connection.others.call("drones", deadline_s=self._config.deadline)
+        return found
 
     def _count_readers(self, there: Collection[DroneId]) -> None:
         """Count the drones ``there`` and those to come: a thousand that start at once would ask as often as one."""

@@ -201,12 +201,16 @@ def _free_gpu_milli(ad: Ad, device_milli: int) -> int:
 def _claims(ad: Ad) -> int:
     """Return the number of claims in the slot. Claimed and idle is claimed: its job may be on the way."""
     if value(ad, "SlotType") != "Partitionable":
-        return int(classads.slot_state(ad)[0] in _CLAIMED)
+        return int(is_claimed(ad))
     children = value(ad, "ChildState")
     claimed = 0
     if isinstance(children, list):
         claimed = sum(isinstance(state, str) and state.lower() in _CLAIMED for state in children)
     return max(claimed, min(whole(ad, "NumDynamicSlots"), 10_000))
+
+
+def is_claimed(ad: Ad) -> bool:
+    return classads.slot_state(ad)[0] in _CLAIMED
 
 
 def _state(ad: Ad, jobs: int) -> SlotState:

@@ -1,0 +1,158 @@
+"""``provisioner shadow``: what a shadow has seen of another system, beside what a controller would have done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial, reduce
+from typing import Annotated, NamedTuple
+
+import typer
+
+from provisioner import formatting
+from provisioner.cli import options as opt
+from provisioner.cli import output as out
+from provisioner.cli.options import VerbError
+from provisioner.simulator.results import WaitStatistics
+from provisioner.simulator.shadow import Comparison, GpuUse, compare
+from provisioner.store.reader import Reader
+
+SHADOW_SCHEMA = "provisioner.shadow/1"
+SYSTEMS = ("other", "ours")
+
+
+class SystemUse(NamedTuple):
+    """Use by one of the two systems, at a site or in all."""
+
+    system: str
+    use: GpuUse
+    saved_s: float | None = None
+    """GPU-seconds that the other system held without a job, less ours. None for the other system."""
+    site: str = ""
+    waits: WaitStatistics | None = None
+
+
+class ShadowReport(NamedTuple):
+    comparison: Comparison
+    saved_s: float
+    assumptions: str
+
+
+def _hours(gpu_s: float) -> str:
+    return formatting.number(round(gpu_s / 3600, 2))
+
+
+_gpu_s = partial(out.number, convert=out.rounded, unit=_hours)
+SYSTEM_COLUMN = out.text("system", "The other system as observed, or ours as predicted.", level=0, choices=SYSTEMS)
+USE_COLUMNS = (
+    _gpu_s("gpu_s", "GPU-seconds of drones: of others in the pool, of ours with boot.", "use.held_s", head="GPU-H"),
+    _gpu_s("busy_gpu_s", "Of those, claimed by jobs; of ours, by runs that end well.", "use.busy_s", head="USED"),
+    _gpu_s("idle_gpu_s", "The rest; of ours, boot, release and lost work too.", "use.idle_s", head="IDLE"),
+    out.whole("drones", "Drones of others that joined; of ours, that start.", "use.drones", level=0),
+    _gpu_s(
+        "saved_gpu_s", "Idle GPU-seconds of others, less ours; null for others.", "saved_s", null=True, head="SAVED"
+    ),
+)
+SITE_USE_COLUMNS = (out.ident("site", "Site."), SYSTEM_COLUMN, *USE_COLUMNS)
+SYSTEM_USE_COLUMNS = (
+    SYSTEM_COLUMN,
+    *USE_COLUMNS,
+    out.whole("jobs", "Jobs done.", "waits.jobs", level=0),
+    out.span_s("wait_mean_s", "Mean wait: end, less submission and run time.", "waits.mean_s", head="MEAN WAIT"),
+    out.span_s("wait_p95_s", "95 of 100 waited no longer.", "waits.p95_s", head="P95 WAIT"),
+)
+SHADOW_FACTS = (
+    out.time_at("since_at", "Begin of what was observed.", "comparison.since", head="from"),
+    out.time_at("until_at", "Its end.", "comparison.until", head="until"),
+    out.span_s("observed_s", "Of that, observed.", "comparison.observed_s", head="observed"),
+    out.whole("jobs", "GPU jobs submitted and completed meanwhile.", "comparison.jobs", head="jobs"),
+    _gpu_s("saved_gpu_s", "Idle GPU-seconds of the other system, less ours.", "saved_s", head="GPU-h saved"),
+    out.words("assumptions", "What the prediction takes for granted.", head="assumed"),
+)
+
+
+def shadow_document(reader: Reader, since: float, boot_s: float, cycle_s: float) -> out.Document:
+    """Return the comparison from ``since`` on. It replays the jobs: half a minute for a day of a thousand."""
+    if not reader.is_shadow():
+        raise VerbError(f"store {reader.path} is not the record of a shadow", "`provisioner run --shadow` makes one")
+    views, observations = reader.views(), reader.observations(since)
+    if views is None or not observations:
+        raise VerbError(f"store {reader.path} has no observation of that time", "is the shadow running?")
+    if all(each.others is None for each in observations):
+        raise VerbError("the overlay does not list drones of other systems", "there is nothing to compare with")
+    completed = reader.completions(observations[0].at, out.now())
+    assumptions = (
+        "same run times; GPUs that were free or held by the other system within a quarter of an hour; boot "
+        f"{formatting.age(boot_s)}, negotiation every {formatting.age(cycle_s)}; no site queue, no failing drones"
+    )
+    return comparison_document(compare(views, observations, completed, boot_s, cycle_s), assumptions)
+
+
+def comparison_document(found: Comparison, assumptions: str) -> out.Document:
+    theirs, ours = _total(found.theirs), _total(found.ours)
+    saved_s = theirs.idle_s - ours.idle_s
+    systems = [
+        SystemUse("other", theirs, waits=found.their_waits),
+        SystemUse("ours", ours, saved_s, waits=found.our_waits),
+    ]
+    return out.Document(
+        SHADOW_SCHEMA,
+        SHADOW_FACTS,
+        ShadowReport(found, saved_s, assumptions),
+        {
+            "systems": out.Listing("", SYSTEM_USE_COLUMNS, systems, title="GPU-hours of both systems"),
+            "sites": out.Listing("", SITE_USE_COLUMNS, _site_rows(found), title="By site"),
+        },
+        main="sites",
+    )
+
+
+def _total(uses: Mapping[str, GpuUse]) -> GpuUse:
+    return reduce(GpuUse.plus, uses.values(), GpuUse())
+
+
+def _site_rows(found: Comparison) -> list[SystemUse]:
+    """Return two rows for each site. The other system may write the name of a site otherwise."""
+    theirs = {name.casefold(): use for name, use in found.theirs.items()}
+    rows = []
+    for name in sorted({*theirs, *(name.casefold() for name in found.ours)}):
+        other, ours = theirs.get(name, GpuUse()), found.ours.get(name, GpuUse())
+        rows.append(SystemUse("other", other, None, name))
+        rows.append(SystemUse("ours", ours, other.idle_s - ours.idle_s, name))
+    return rows
+
+
+shadow_app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+
+
+@shadow_app.callback()
+def shadow() -> None:
+    """Compare another system with what a controller would have done (`provisioner run --shadow`)."""
+
+
+@shadow_app.command("report")
+@opt.shared
+def report(
+    query: opt.Query,
+    since: Annotated[str, opt.option("AGE", "Go back this far: 12h, 3d, 4w.")] = "7d",
+    boot: Annotated[str, opt.option("TIME", "From a place at a site to the pool, for our drones.")] = "3min",
+    negotiation: Annotated[str, opt.option("TIME", "Interval of the pool's negotiation.")] = "60s",
+) -> None:
+    """Report GPU-hours, waits and drones of the other system beside those of a controller, by site.
+
+    Theirs are observed. Ours are predicted: the jobs that were submitted and completed meanwhile are replayed with
+    the real planner, on the GPUs that were free or that the other system held. The report says what it assumes.
+
+    \b
+    Examples:
+      provisioner shadow report --since 3d
+      provisioner shadow report --boot 8min -o json | jq .saved_gpu_s
+    """
+    from provisioner.config.units import parse_duration
+
+    age_s = opt.parsed(parse_duration, "--since", since)
+    boot_s, cycle_s = (
+        opt.parsed(parse_duration, "--boot", boot),
+        opt.parsed(parse_duration, "--negotiation", negotiation),
+    )
+    reader = opt.open_record(query)
+    out.present(query, lambda: shadow_document(reader, out.now() - age_s, boot_s, cycle_s))

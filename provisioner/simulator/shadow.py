@@ -1,0 +1,190 @@
+"""Comparison of a shadow's record: what the other system did, and what the planner would have done in its place.
+
+The jobs that completed are replayed against the GPUs that drones of ours could have had: those that were free at a site
+and those that the other system's drones held.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import ceil
+
+from provisioner.model import WHOLE_GPU, CompletedJob, DroneType
+from provisioner.simulator.drones import SiteBehaviour
+from provisioner.simulator.jobs import JobRequirements, SimulatedJob
+from provisioner.simulator.loop import Fixed
+from provisioner.simulator.owner import OwnerSeries, SimulatedOwner
+from provisioner.simulator.pool import PoolBehaviour
+from provisioner.simulator.replay import Replay, waits
+from provisioner.simulator.results import WaitStatistics
+from provisioner.simulator.sites import Facility, GpuPool, SimulatedSite
+from provisioner.simulator.traces import LEAST_RUN_S
+from provisioner.simulator.world import simulate
+from provisioner.simulator.world_file import DEFAULT_BEHAVIOUR, WorldPlan
+from provisioner.store import Views
+from provisioner.store.observations import Observation
+
+CAPACITY_STEP_S = 900.0
+"""The most GPUs that were to be had in such a time count: one that a drone boots on is neither free nor in the pool."""
+LONGEST_GAP_S = 300.0
+"""Between two observations; in a longer gap nothing is known."""
+REPLAY_TICK_S = 15.0
+"""Interval of the replayed controller. The real one is quicker while drones start; replayed, that takes minutes."""
+NO_OTHERS: Mapping[str, int] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class GpuUse:
+    """Use of GPUs by drones of one site, in GPU-seconds."""
+
+    drones: int = 0
+    """Drones that were started; of the other system, those that joined the pool."""
+    held_s: float = 0.0
+    busy_s: float = 0.0
+
+    @property
+    def idle_s(self) -> float:
+        return self.held_s - self.busy_s
+
+    def plus(self, other: GpuUse) -> GpuUse:
+        return GpuUse(self.drones + other.drones, self.held_s + other.held_s, self.busy_s + other.busy_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Both systems at the same jobs, by site. ``theirs`` is observed, ``ours`` predicted."""
+
+    since: float
+    until: float
+    observed_s: float
+    jobs: int
+    """Jobs that were submitted and completed meanwhile."""
+    theirs: Mapping[str, GpuUse]
+    ours: Mapping[str, GpuUse]
+    their_waits: WaitStatistics
+    our_waits: WaitStatistics
+
+
+EMPTY_COMPARISON = Comparison(0.0, 0.0, 0.0, 0, {}, {}, WaitStatistics(), WaitStatistics())
+
+
+def compare(
+    views: Views, observations: Sequence[Observation], completed: Sequence[CompletedJob], boot_s: float, cycle_s: float
+) -> Comparison:
+    """Replay the GPU jobs that were submitted and completed while the shadow observed; there is an observation.
+
+    ``boot_s``: from a place at a site to the pool. ``cycle_s``: interval of the pool's negotiation.
+    """
+    since, until = observations[0].at, observations[-1].last_at
+    spans = [*_spans(observations)]
+    done = [each for each in completed if each.gpu_milli and since <= each.submitted_at and each.ended_at <= until]
+    jobs = (SimulatedJob(c.submitted_at - since, max(LEAST_RUN_S, c.run_s), JobRequirements.of(c)) for c in done)
+    replay = Replay(
+        policy="shadow",
+        trace="observed",
+        jobs=tuple(sorted(jobs, key=lambda job: job.submit_s)),
+        world=WorldPlan(
+            tuple(_facilities(views, spans, replace(DEFAULT_BEHAVIOUR, boot=Fixed(boot_s)))), PoolBehaviour(cycle_s)
+        ),
+        rules=views.policy,
+        interval_s=REPLAY_TICK_S,
+        active_interval_s=REPLAY_TICK_S,
+    )
+    metrics = simulate(replace(replay.scenario(1), samples_s=None)).metrics
+    return Comparison(
+        since,
+        until,
+        sum(end - begin for begin, end, _ in spans),
+        len(done),
+        _use(spans),
+        {name: GpuUse(metrics.accepted[name], use.held, use.good) for name, use in metrics.by_site.items()},
+        waits(max(0.0, each.ended_at - each.submitted_at - each.run_s) for each in done),
+        waits(metrics.waits_s),
+    )
+
+
+_Span = tuple[float, float, Observation]
+
+
+def _spans(observations: Sequence[Observation]) -> Iterator[_Span]:
+    """Yield begin and end of the time for which each observation counts: until the next one, unless that is late."""
+    for seen, following in pairwise((*observations, None)):
+        assert seen is not None
+        late = following is None or following.at - seen.last_at > LONGEST_GAP_S
+        yield seen.at, seen.last_at if following is None or late else following.at, seen
+
+
+def _use(spans: Sequence[_Span]) -> dict[str, GpuUse]:
+    """Return the use by the drones of the other system."""
+    found: defaultdict[str, GpuUse] = defaultdict(GpuUse)
+    joined = {(each.site, each.gpu_model): each.joined for each in spans[0][2].others or ()}
+    for begin, end, seen in spans:
+        for each in seen.others or ():
+            before = joined.get((each.site, each.gpu_model), 0)
+            new = each.joined - before if each.joined >= before else each.joined
+            joined[each.site, each.gpu_model] = each.joined
+            gpu_s = (end - begin) / WHOLE_GPU
+            found[each.site] = found[each.site].plus(GpuUse(new, each.gpu_milli * gpu_s, each.busy_gpu_milli * gpu_s))
+    return dict(found)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnersByPool:
+    """Everybody else at a site: a series for each GPU pool."""
+
+    series: tuple[OwnerSeries, ...]
+
+    def at(self, site: SimulatedSite) -> SimulatedOwner:
+        return _SeriesOwners(self.series, site)
+
+
+class _SeriesOwners(SimulatedOwner):
+    def __init__(self, series: Sequence[OwnerSeries], site: SimulatedSite) -> None:
+        super().__init__(site)
+        self._owners = [each.at(site) for each in series]
+
+    def begin(self) -> None:
+        for owner in self._owners:
+            owner.begin()
+
+
+def _facilities(views: Views, spans: Sequence[_Span], behaviour: SiteBehaviour) -> Iterator[Facility]:
+    """Yield the sites with GPU drones: a pool for each GPU model, of which others take what was not to be had."""
+    by_site: defaultdict[str, defaultdict[str, list[DroneType]]] = defaultdict(lambda: defaultdict(list))
+    for kind in views.types:
+        if kind.gpu_milli:
+            by_site[kind.site][kind.gpu_model].append(kind)
+    for site, models in by_site.items():
+        most = _available(site, [*models], spans)
+        pools, owners, serves = [], [], dict[str, str]()
+        for model, kinds in models.items():
+            name, size = model or "gpu", max(ceil(kind.gpu_milli / WHOLE_GPU) for kind in kinds)
+            pool = GpuPool(name, size, ceil(max(most[model].values(), default=0) / size))
+            pools.append(pool)
+            owners.append(OwnerSeries(tuple((at_s, pool.gpus - gpus) for at_s, gpus in most[model].items()), (name,)))
+            serves |= {kind.name: name for kind in kinds}
+        types = tuple(kind for kinds in models.values() for kind in kinds)
+        owner = OwnersByPool(tuple(owners))
+        yield Facility(views.policy.of_site(site), types, tuple(pools), serves, behaviour, owner=owner)
+
+
+def _available(site: str, models: Sequence[str], spans: Sequence[_Span]) -> dict[str, dict[float, int]]:
+    """Return by GPU model the GPUs to be had, from the begin of each step on, in seconds since the first observation.
+
+    A model that the other system's slots name otherwise is taken for the first.
+    """
+    most: dict[str, dict[float, int]] = {model: {} for model in models}
+    for begin, end, seen in spans:
+        milli = Counter((seen.free_milli or {}).get(site, NO_OTHERS))
+        for each in seen.others or ():
+            if each.site.casefold() == site.casefold():
+                milli[each.gpu_model if each.gpu_model in most else models[0]] += each.gpu_milli
+        first, last = (int((at - spans[0][0]) // CAPACITY_STEP_S) for at in (begin, end))
+        for step in range(first, last + 1):
+            for model, steps in most.items():
+                at_s = step * CAPACITY_STEP_S
+                steps[at_s] = max(steps.get(at_s, 0), milli[model] // WHOLE_GPU)
+    return most
