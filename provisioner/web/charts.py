@@ -1,0 +1,127 @@
+"""Charts of time series as SVG: drawn by pygal, coloured by the style sheet of the page."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from math import ceil
+from typing import NamedTuple, Protocol
+from xml.etree import ElementTree
+
+import pygal
+from markupsafe import Markup
+
+from provisioner.web.tables import PageCell, PageHead, PageTable
+
+
+class CounterSeries(Protocol):
+    """Values of a counter over time."""
+
+    @property
+    def labels(self) -> Mapping[str, str]: ...
+
+    @property
+    def points(self) -> Sequence[tuple[float, float]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Increments:
+    """Growth of counters in steps of time."""
+
+    times: Sequence[float]
+    """Begin of each step."""
+    rows: Sequence[tuple[Mapping[str, str], Sequence[float]]]
+    """Labels of a counter, and its growth in each step."""
+
+    @classmethod
+    def of(cls, series: Sequence[CounterSeries], since: float, until: float, step_s: float, scale: float) -> Increments:
+        """Return the growth from ``since`` to ``until``, times ``scale``. A counter that falls began again at 0."""
+        steps = max(1, round((until - since) / step_s))
+        rows = []
+        for each in series:
+            grown = [0.0] * steps
+            for (_, before), (at, value) in zip(each.points, each.points[1:], strict=False):
+                step = min(steps - 1, max(0, ceil((at - since) / step_s) - 1))
+                grown[step] += scale * (value - before if value >= before else value)
+            rows.append((each.labels, grown))
+        return cls([since + step_s * n for n in range(steps)], rows)
+
+    def by(self, label: str) -> dict[str, list[float]]:
+        """Return the sums in each step by the value of a label."""
+        found: dict[str, list[float]] = {}
+        for labels, grown in self.rows:
+            sums = found.setdefault(labels.get(label, ""), [0.0] * len(self.times))
+            sums[:] = map(float.__add__, sums, grown)
+        return found
+
+    def totals(self, outer: str, inner: str) -> dict[str, dict[str, float]]:
+        """Return the sums of all steps by the values of two labels."""
+        found: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
+        for labels, grown in self.rows:
+            found[labels.get(outer, "")][labels.get(inner, "")] += sum(grown)
+        return {name: dict(sums) for name, sums in found.items()}
+
+
+class PageChart(NamedTuple):
+    """Chart with its legend, and its figures as a table for those who do not see it."""
+
+    title: str
+    svg: Markup
+    legend: Sequence[tuple[str, str]]
+    """Name and meaning of each series, in the order of their colours."""
+    table: PageTable
+
+
+def amount(value: float) -> str:
+    """Return an amount with as many digits as people read: ``1,234``, ``12``, ``1.2``."""
+    return f"{value:,.0f}" if value >= 10 or not value else f"{value:.1f}"
+
+
+def stacked_bars(
+    title: str, series: Mapping[str, Sequence[float]], words: Mapping[str, str], times: Sequence[float]
+) -> PageChart:
+    """Return bars of several series on top of each other, at equal steps of time; ``words``: the meaning of each."""
+    step_s = times[1] - times[0]
+    tick_s, short = (10800.0, "%H:%M") if step_s < 3600 else (max(86400.0, 5 * step_s), "%-d %b")
+    whens = [datetime.fromtimestamp(at, UTC) for at in times]
+    chart = pygal.StackedBar(
+        width=960,
+        height=280,
+        margin=8,
+        spacing=4,
+        css=(),
+        js=(),
+        show_legend=False,
+        print_values=False,
+        y_labels_major_count=4,
+        show_minor_y_labels=False,
+        truncate_label=-1,
+        value_formatter="{:g}".format,
+    )
+    chart.x_labels = ["" if at % tick_s else f"{when:{short}}" for at, when in zip(times, whens, strict=True)]
+    for name, values in series.items():
+        chart.add(name, [round(value, 3) for value in values])
+    heads = [PageHead("From", "Begin, UTC.", False, ""), *(PageHead(name, words[name], True, "") for name in series)]
+    rows = [
+        [PageCell(f"{when:%-d %b %H:%M}"), *(PageCell(amount(value)) for value in values)]
+        for when, *values in zip(whens, *series.values(), strict=True)
+    ]
+    return PageChart(title, _drawing(chart, title), [*words.items()], PageTable(title, heads, rows))
+
+
+_SVG = "http://www.w3.org/2000/svg"
+
+
+def _drawing(chart: pygal.StackedBar, title: str) -> Markup:
+    """Return a chart without its own styles and scripts, which the policy of the pages forbids."""
+    ElementTree.register_namespace("", _SVG)
+    tree = ElementTree.fromstring(chart.render())
+    for parent in list(tree.iter()):
+        for child in list(parent):
+            tag = child.tag.rpartition("}")[2]
+            if tag in ("defs", "desc", "title") or "tooltip-overlay" in child.get("class", ""):
+                parent.remove(child)
+    tree.attrib |= {"id": "chart", "role": "img", "aria-label": title, "class": "chart"}
+    return Markup(ElementTree.tostring(tree, encoding="unicode"))
