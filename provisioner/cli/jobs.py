@@ -77,13 +77,16 @@ def reasons_by_class(plan: Plan | None) -> dict[str, list[Reason]]:
     }
 
 
+NO_PLAN_YET = "no plan on record speaks of it yet"
+
+
 def why_waiting(row: ClassRow) -> str:
     if row.reasons:
         more = f" (+{len(row.reasons) - 1})" if len(row.reasons) > 1 else ""
         return formatting.describe(row.reasons[0]) + more
     if row.job.invalid:
         return formatting.sanitize(row.job.invalid, formatting.SHORT_TEXT)
-    return "no plan on record speaks of it yet" if row.job.waiting or row.job.fresh else "nothing waits"
+    return NO_PLAN_YET if row.job.waiting or row.job.fresh else "nothing waits"
 
 
 def _needs(row: ClassRow) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,7 +16,7 @@ from provisioner.web.tables import PageCell, PageHead, PageTable
 
 
 class CounterSeries(Protocol):
-    """Values of a counter over time."""
+    """Increases of a counter in equal intervals, each with the begin of its interval."""
 
     @property
     def labels(self) -> Mapping[str, str]: ...
@@ -25,43 +24,55 @@ class CounterSeries(Protocol):
     @property
     def points(self) -> Sequence[tuple[float, float]]: ...
 
+    @property
+    def step_s(self) -> float: ...
+
+
+class SeriesReader(Protocol):
+    """The part of the record's reader that has the time series."""
+
+    def series(self, metric: str, since: float, until: float, step_s: float) -> Sequence[CounterSeries]: ...
+
 
 @dataclass(frozen=True, slots=True)
-class Increments:
-    """Growth of counters in steps of time."""
+class Increases:
+    """Increases of counters in the same steps of time."""
 
     times: Sequence[float]
     """Begin of each step."""
     rows: Sequence[tuple[Mapping[str, str], Sequence[float]]]
-    """Labels of a counter, and its growth in each step."""
+    """Labels of a counter, and its increase in each step."""
 
     @classmethod
-    def of(cls, series: Sequence[CounterSeries], since: float, until: float, step_s: float, scale: float) -> Increments:
-        """Return the growth from ``since`` to ``until``, times ``scale``. A counter that falls began again at 0."""
-        steps = max(1, round((until - since) / step_s))
+    def read(cls, reader: SeriesReader, metric: str, until: float, span_s: float, step_s: float) -> Increases:
+        """Return the increases in the last ``span_s`` until the end of the step that holds ``until``."""
+        end = (until // step_s + 1) * step_s
+        found = reader.series(metric, end - span_s, end, step_s)
+        step_s = max([step_s, *(each.step_s for each in found)])  # the far past is kept in longer steps only
+        times = [end - span_s + step_s * n for n in range(max(2, ceil(span_s / step_s)))]
         rows = []
-        for each in series:
-            grown = [0.0] * steps
-            for (_, before), (at, value) in zip(each.points, each.points[1:], strict=False):
-                step = min(steps - 1, max(0, ceil((at - since) / step_s) - 1))
-                grown[step] += scale * (value - before if value >= before else value)
-            rows.append((each.labels, grown))
-        return cls([since + step_s * n for n in range(steps)], rows)
+        for each in found:
+            sums = [0.0] * len(times)
+            for at, increase in each.points:
+                sums[min(len(sums) - 1, max(0, int((at - times[0]) / step_s)))] += increase
+            rows.append((each.labels, sums))
+        return cls(times, rows)
 
     def by(self, label: str) -> dict[str, list[float]]:
         """Return the sums in each step by the value of a label."""
         found: dict[str, list[float]] = {}
-        for labels, grown in self.rows:
+        for labels, increases in self.rows:
             sums = found.setdefault(labels.get(label, ""), [0.0] * len(self.times))
-            sums[:] = map(float.__add__, sums, grown)
+            sums[:] = map(float.__add__, sums, increases)
         return found
 
     def totals(self, outer: str, inner: str) -> dict[str, dict[str, float]]:
         """Return the sums of all steps by the values of two labels."""
-        found: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
-        for labels, grown in self.rows:
-            found[labels.get(outer, "")][labels.get(inner, "")] += sum(grown)
-        return {name: dict(sums) for name, sums in found.items()}
+        found: dict[str, dict[str, float]] = {}
+        for labels, increases in self.rows:
+            sums = found.setdefault(labels.get(outer, ""), {})
+            sums[labels.get(inner, "")] = sums.get(labels.get(inner, ""), 0.0) + sum(increases)
+        return found
 
 
 class PageChart(NamedTuple):

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from urllib.parse import urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -25,7 +25,7 @@ from provisioner.model import DroneState
 from provisioner.store import Views
 from provisioner.store.reader import Reader
 from provisioner.web import charts, tables
-from provisioner.web.tables import PageTable, page_table
+from provisioner.web.tables import page_table
 
 Query = Mapping[str, str]
 """Parameters of an address."""
@@ -91,12 +91,10 @@ def _environment() -> Environment:
     return made
 
 
-def _document(
-    title: str, document: out.Document, query: Query, *leave_out: str, level: int = 0, **more: Any
-) -> WebPage:
+def _document(title: str, document: out.Document, query: Query, *leave_out: str, **more: Any) -> WebPage:
     """Return the page of a document: facts, then its parts; the parameters sort the main one."""
     parts = [
-        page_table(part, query if key == document.main else None, level=level, bars=_BARS)
+        page_table(part, query if key == document.main else None, bars=_BARS)
         for key, part in document.parts.items()
         if part.title
     ]
@@ -247,28 +245,27 @@ def _class(reader: Reader, class_id: str, query: Query) -> WebPage:
 def _job(reader: Reader, job_id: str, query: Query) -> WebPage:
     """Return the page of one job for its user: it has nothing on other users."""
     document = jobs.explained_job(reader, job_id)
-    shown, waits = formatting.sanitize(job_id, 80), document.schema == jobs.CLASS_SCHEMA
-    facts = {fact.title: fact for fact in tables.facts(document)}
-    values = {
-        "job": shown,
-        "state": "waits" if waits else document.of.state,
-        "document": document,
-        "verdict": jobs.why_waiting(document.of._replace(reasons=document.of.reasons[:1]))
-        if waits
-        else document.of.said,
-        "facts": [fact for title, fact in facts.items() if title.lower() in _JOB_FACTS_SHOWN],
-        "reasons": [formatting.describe(reason) for reason in document.parts["said"].rows] if document.parts else [],
-        "types": page_table(document.parts["types"]) if document.parts else None,
+    facts = tables.facts(document)
+    values: dict[str, Any] = {
+        "facts": [fact for fact in facts if fact.key in JOB_FACTS_SHOWN],
+        "advice": [fact.cell.text for fact in facts if fact.key.startswith("advice")],
     }
-    return WebPage(f"Job {shown}", "job.html", values)
+    shown = formatting.sanitize(job_id, 80)
+    if document.schema == jobs.CLASS_SCHEMA:
+        first, *others = [formatting.describe(reason) for reason in document.parts["said"].rows] or [jobs.NO_PLAN_YET]
+        types = page_table(document.parts["types"])
+        return WebPage(f"Job {shown} waits", "job.html", {**values, "answer": first, "others": others, "types": types})
+    state = "is done" if document.of.state == "done" else "runs" if document.of.state == "running" else "is held"
+    answer = document.of.said
+    return WebPage(f"Job {shown} {state}", "job.html", {**values, "answer": answer, "others": (), "types": None})
 
 
-_JOB_FACTS_SHOWN = ("state", "drone", "waiting", "oldest", "needs", "running", "drones started for it")
+JOB_FACTS_SHOWN = ("drone", "needs", "waiting", "running", "drones")
 
 FINDERS: Mapping[str, Callable[[Reader, str, Query], WebPage]] = {"drone": _drone, "job": _job, "class": _class}
 """Kinds of ids, in the order in which they are looked for."""
 
-# ------------------------------------------------------------------------------------------------ sites and their owners
+# ----------------------------------------------------------------------------------------------- sites and their owners
 
 
 def _sites(reader: Reader, query: Query) -> WebPage:
@@ -381,15 +378,22 @@ def _choices(query: Query, key: str, words: Mapping[str, str], usual: str) -> tu
     return given, links
 
 
+USE_SHOWN = (
+    *("name", "jobs", "held_gpu_s", "mean", "use_p95", "vram_p95_mib", "vram_asked_mib", "fits", "saved_gpu_s"),
+)
+
+
 def _use(reader: Reader, query: Query) -> WebPage:
     period, periods = _choices(query, "since", _PERIOD_WORDS, "7d")
     by, groupings = _choices(query, "by", {str(each): f"by {each}" for each in usage.Grouping}, "class")
     report = usage.RecordedUse(reader, reader.views(), out.now() - PERIODS[period][0]).by(by)
     document = usage.usage_document(report)
+    columns = [replace(c, level=0 if c.key in USE_SHOWN else 2) for c in usage.USAGE_COLUMNS]
+    document = replace(document, parts={"items": replace(document.parts["items"], columns=columns)})
     intro = f"The GPUs that jobs asked for, and the part of them that they used, in the {_PERIOD_WORDS[period]}."
     if not report.measured_s:
         intro += " No run was measured."
-    return _document("Use", document, query, level=1, intro=intro, choices=(periods, groupings))
+    return _document("Use", document, query, intro=intro, choices=(periods, groupings))
 
 
 WASTE_METRIC = "provisioner_gpu_seconds_total"
@@ -404,48 +408,48 @@ USES: Mapping[str, str] = {
 
 def _waste(reader: Reader, query: Query) -> WebPage:
     period, periods = _choices(query, "since", _PERIOD_WORDS, "1d")
-    span_s, step_s = PERIODS[period]
-    until = (out.now() // step_s + 1) * step_s
-    series = reader.series(WASTE_METRIC, until - span_s, until, step_s)
-    hours = charts.Increments.of(series, until - span_s, until, step_s, 1 / 3600)
-    known = hours.by("use")
-    by_use = {use: known.get(use, [0.0] * len(hours.times)) for use in USES}
-    total = sum(map(sum, by_use.values()))
-    parts = ", ".join(f"{use} {sum(found) / total:.0%}" for use, found in by_use.items()) if total else "none on record"
-    by_site = [SiteHours(site, found) for site, found in sorted(hours.totals("site", "use").items())]
+    gpu_s = charts.Increases.read(cast("charts.SeriesReader", reader), WASTE_METRIC, out.now(), *PERIODS[period])
+    known = gpu_s.by("use")
+    hours = {use: [each / 3600 for each in known.get(use, [0.0] * len(gpu_s.times))] for use in USES}
+    total = sum(map(sum, hours.values()))
+    parts = ", ".join(f"{use} {sum(found) / total:.0%}" for use, found in hours.items()) if total else "none on record"
+    by_site = [SiteHours(site, found) for site, found in sorted(gpu_s.totals("site", "use").items())]
     listing = out.Listing("", WASTE_COLUMNS, by_site, title="GPU-hours by site")
     words = _PERIOD_WORDS[period]
     values = {
         "choices": (periods,),
         "intro": f"{charts.amount(total)} GPU-hours in the {words}: {parts}.",
-        "chart": charts.stacked_bars(f"GPU-hours in the {words}", by_use, USES, hours.times) if total else None,
-        "tables": (page_table(listing, query),),
+        "chart": charts.stacked_bars(f"GPU-hours in the {words}", hours, USES, gpu_s.times) if total else None,
+        "tables": (page_table(listing, query, bars=("total",)),),
     }
     return WebPage("Waste", values=values)
 
 
 class SiteHours(NamedTuple):
+    """GPU time of the drones of a site by use."""
+
     name: str
-    by_use: Mapping[str, float]
+    gpu_s: Mapping[str, float]
 
     @property
     def total(self) -> float:
-        return sum(self.by_use.values())
+        return sum(self.gpu_s.values())
 
     @property
-    def share(self) -> float | None:
-        return self.by_use.get("good", 0.0) / self.total if self.total else None
+    def good_part(self) -> float | None:
+        return self.gpu_s.get("good", 0.0) / self.total if self.total else None
 
 
 def _use_column(use: str, words: str) -> out.Column:
-    return out.number(use, f"GPU-hours: {words}.", lambda row: row.by_use.get(use, 0.0), unit=charts.amount, head=use)
+    return _gpu_hours(use, f"GPU-hours: {words}.", lambda row: row.gpu_s.get(use, 0.0), head=use)
 
 
+_gpu_hours = partial(out.number, unit=lambda gpu_s: charts.amount(gpu_s / 3600))
 WASTE_COLUMNS = (
     out.ident("site", "Site.", "name", level=0),
-    out.number("total", "GPU-hours that drones held.", unit=charts.amount, head="GPU-h"),
+    _gpu_hours("total", "GPU-hours that drones held.", head="GPU-h"),
     *(_use_column(use, words) for use, words in USES.items()),
-    out.number("share", "Done work, of all.", null=True, head="good part", unit="{:.0%}".format),
+    out.number("good_part", "Done work, of all.", null=True, head="good part", unit="{:.0%}".format),
 )
 
 

@@ -53,6 +53,7 @@ class PageTable(NamedTuple):
 
 
 class PageFact(NamedTuple):
+    key: str
     title: str
     doc: str
     cell: PageCell
@@ -61,8 +62,6 @@ class PageFact(NamedTuple):
 def page_table(
     listing: out.Listing,
     query: Mapping[str, str] | None = None,
-    *,
-    level: int = 0,
     bars: Sequence[str] = (),
 ) -> PageTable:
     """Return a list as a table. ``query``: the parameters of the page, which sort the table and choose its columns.
@@ -70,7 +69,7 @@ def page_table(
     ``bars``: keys of amounts that get a bar, in relation to the largest. Parts of one, as percents, always have one.
     Raises :class:`VerbError` for a column that the list does not have.
     """
-    columns = [c for c in listing.columns if c.level <= level]
+    columns = [c for c in listing.columns if c.level <= 0]
     if query is not None:
         limit = query.get("limit", "")
         if limit and not (limit.isascii() and limit.isdecimal()):
@@ -88,7 +87,7 @@ def facts(document: out.Document, *leave_out: str) -> list[PageFact]:
     """Return the facts of a document that people see and that have a value."""
     columns = [c for c in document.facts if c.level <= 0 and c.key not in leave_out]
     columns = [replace(c, unit=_moment_and_age) if _is_time(c) else c for c in columns]
-    found = [PageFact(spelled(c.title), c.doc, _cells(c, [document.of])[0]) for c in columns]
+    found = [PageFact(c.key, spelled(c.title), c.doc, _cells(c, [document.of])[0]) for c in columns]
     return [fact for fact in found if fact.cell.text != "-"]
 
 

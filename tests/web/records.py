@@ -1,4 +1,4 @@
-"""A record of a busy pool for the pages: four sites, their owners, drones of all kinds, jobs that wait for all reasons."""
+"""A record of a busy pool: four sites, their owners, drones of all kinds, jobs that wait for several reasons."""
 
 from __future__ import annotations
 
@@ -74,23 +74,23 @@ class MadeSeries:
 
     labels: Mapping[str, str]
     points: Sequence[tuple[float, float]]
+    step_s: float
 
 
 class SeriesReader(Reader):
-    """The record with GPU-seconds of a day and a half at three sites."""
+    """The record with the GPU-seconds of four sites."""
 
     def series(self, metric: str, since: float, until: float, step_s: float) -> list[MadeSeries]:
         assert metric == "provisioner_gpu_seconds_total"
         found = []
         for site, gpus in (("topas", 23), ("horeka", 7), ("nemo", 13), ("cloud", 6)):
             for use, part in (("good", 0.74), ("idle", 0.13), ("boot", 0.07), ("lost", 0.06)):
-                rng, value, points = Random(f"{site}/{use}"), 0.0, []
-                for n in range(round((until - since) / step_s) + 1):
+                points, rng = [], Random(f"{site}/{use}")
+                for n in range(round((until - since) / step_s) - 1):
                     at = since + n * step_s
-                    busy = 0.55 + 0.45 * (abs((at / 3600) % 24 - 4) / 20)
-                    points.append((at, value))
-                    value += gpus * part * busy * step_s * rng.uniform(0.6, 1.2)
-                found.append(MadeSeries({"site": site, "use": use}, points))
+                    busy = 0.55 + 0.45 * abs((at / 3600) % 24 - 4) / 20
+                    points.append((at, gpus * part * busy * step_s * rng.uniform(0.6, 1.2)))
+                found.append(MadeSeries({"site": site, "use": use}, points, step_s))
         return found
 
 
@@ -138,7 +138,7 @@ class BusyPool:
         ended_at = self.now - self.random.uniform(600, 3 * 86400) if state.ended else 0.0
         if state is m.DroneState.FAILED:
             ended_at = self.now - self.random.uniform(300, 3000)
-        at = (ended_at or self.now) - self.random.uniform(4000, 30000)
+        at = (ended_at or self.now) - self.random.uniform(9000, 250000)
         since = ended_at or self.now - self.random.uniform(30, 3000)
         drone = m.Drone(m.DroneId(f"{CONTROLLER}-{BIRTH}-{serial}"), kind.key, state, since, at, kind.gpu_milli, "41")
         if state in (*m.WAITING, m.DroneState.BOOTING):
@@ -217,16 +217,27 @@ class BusyPool:
         cloud = m.SiteView(
             "cloud", at - 8, remotes["cloud"], {"t4": 2}, quota={"t4": 0}, remarks=(word("flavor g1.t4 is deprecated"),)
         )
-        slots = tuple(
-            m.Slot(
-                d.id, {m.DroneState.BUSY: m.SlotState.BUSY, m.DroneState.IDLE: m.SlotState.IDLE,
-                       m.DroneState.DRAINING: m.SlotState.DRAINING}.get(d.state, m.SlotState.CHECKING),
-                at - 5, jobs=d.jobs, jobs_started=d.jobs_started, idle_since=d.idle_at, name=d.slot,
-                owner=word("cms/ariane") if d.jobs else "", begun_at=d.since if d.jobs else 0.0, work_gpu_milli=1000 if d.jobs else 0,
-                job_ids=f"8790.{n}" if d.jobs else "",
-            )
-            for n, d in enumerate(d for d in live if d.joined_at)
-        )  # fmt: skip
+        known = {
+            state: m.SlotState(state.value) for state in (m.DroneState.BUSY, m.DroneState.IDLE, m.DroneState.DRAINING)
+        }
+
+        def slot(n: int, d: m.Drone) -> m.Slot:
+            works: dict[str, Any] = {
+                "jobs": d.jobs,
+                "jobs_started": d.jobs_started,
+                "idle_since": d.idle_at,
+                "name": d.slot,
+            }
+            if d.jobs:
+                works |= {
+                    "owner": word("cms/ariane"),
+                    "begun_at": d.since,
+                    "work_gpu_milli": 1000,
+                    "job_ids": f"8790.{n}",
+                }
+            return m.Slot(d.id, known.get(d.state, m.SlotState.CHECKING), at - 5, **works)
+
+        slots = tuple(slot(n, d) for n, d in enumerate(d for d in live if d.joined_at))
         topas = m.SiteView(
             "topas", at - 4, remotes["topas"], nodes=nodes, owner_runs=m.OwnerLoad(2, 6000, 40, 200 * gib)
         )
@@ -252,19 +263,16 @@ class BusyPool:
     def completed(self) -> tuple[m.CompletedJob, ...]:
         """Runs of three users: one uses its GPUs, one half of them, one hardly at all."""
         found = []
-        serials = [n for n, d in enumerate(self.drones(), start=1) if d.gpu_milli and d.joined_at]
-        for n in range(150):
+        hosts = [drone for drone in self.drones() if drone.gpu_milli and drone.joined_at]
+        for n in range(240):
             owner, use, vram = (("cms/ariane", 0.88, 21), ("etp/lena", 0.45, 6), ("theory/kim", 0.04, 2))[n % 3]
             milli = round(1000 * min(1.0, max(0.01, self.random.gauss(use, 0.06))))
-            ended_at = self.now - self.random.uniform(100, 6 * 86400)
-            found.append(
-                m.CompletedJob(
-                    f"86{n:02}.0", ended_at, ended_at - 9000, self.random.uniform(1200, 9000), 1000, 4, 16 * GIB,
-                    vram_mib=24 * GIB, owner=self.word(owner),
-                    drone_id=m.DroneId(f"{CONTROLLER}-{BIRTH}-{serials[n % len(serials)]}"),
-                    used_milli=milli, peak_vram_mib=round(vram * GIB * self.random.uniform(0.8, 1.05)),
-                )
-            )  # fmt: skip
+            host, run_s = hosts[n * 7 % len(hosts)], self.random.uniform(1200, 9000)
+            ended_at = self.random.uniform(host.joined_at + 1200, host.ended_at or self.now)
+            drawn = {"used_milli": milli, "peak_vram_mib": round(vram * GIB * self.random.uniform(0.8, 1.05))}
+            asked = {"vram_mib": 24 * GIB, "owner": self.word(owner), "drone_id": host.id}
+            size = (1000, 4, 16 * GIB)
+            found.append(m.CompletedJob(f"8600.{n}", ended_at, ended_at - 9000, run_s, *size, **asked, **drawn))
         return tuple(found)
 
     async def write(self, path: Path) -> None:
