@@ -70,7 +70,7 @@ def render(path: str, reader: Reader, query: Query) -> str:
                 "menu": MENU,
                 "as_of": drones.as_of(reader, views),
                 "version": __version__,
-                "asked": query.get("q", ""),
+                "asked": formatting.sanitize(query.get("q", ""), 200),
                 **page.values,
             }
         )
@@ -474,9 +474,15 @@ def _drones(reader: Reader, query: Query) -> WebPage:
     chosen = drones.DroneFilter(given("site"), states, given("type"), given("node"))
     which, links = _choices(query, "show", {"live": "live", "ended": "ended", "all": "all"}, "live")
     listing = drones.drone_listing(reader, chosen, {"live": False, "ended": True, "all": None}[which], use=True)
-    table = page_table(replace(listing, title="Drones"), {"limit": "500", **query})
-    return WebPage("Drones", values={"choices": (links,), "intro": listing.scope, "tables": (table,)})
+    columns = [replace(c, level=max(c.level, 2 * (c.key in DRONE_NOT_SHOWN))) for c in listing.columns]
+    only = [f"{key}: {', '.join(values)}" for key, values in chosen.given.items()]
+    title = "; ".join([formatting.count(len(listing.rows), "drone"), *only])
+    table = page_table(replace(listing, title=title, columns=columns), {"limit": "500", **query})
+    return WebPage("Drones", values={"choices": (links,), "tables": (table,)})
 
+
+DRONE_NOT_SHOWN = ("remote_id", "site_slot", "slot")
+"""Shown where ``columns`` names them."""
 
 MENU = {
     "": "Now",

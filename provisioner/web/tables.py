@@ -37,7 +37,8 @@ class PageCell(NamedTuple):
 class PageHead(NamedTuple):
     text: str
     doc: str
-    is_amount: bool
+    kind: str
+    """Class in the style sheet: ``amount``, ``name``, or empty."""
     href: str
     """Address of the page sorted by this column; empty: it cannot be sorted."""
     order: str = ""
@@ -92,13 +93,14 @@ def facts(document: out.Document, *leave_out: str) -> list[PageFact]:
 
 
 def _head(column: out.Column, query: Mapping[str, str] | None) -> PageHead:
-    text, is_amount = spelled(column.title), column.kind in ("integer", "number") and not _is_time(column)
+    is_amount = column.kind in ("integer", "number") and not _is_time(column)
+    kind = "amount" if is_amount else "name" if column.tail else ""
     if query is None or column.kind in ("array", "object"):
-        return PageHead(text, column.doc, is_amount, "")
+        return PageHead(spelled(column.title), column.doc, kind, "")
     now = query.get("sort", "")
     order = {column.key: "ascending", f"-{column.key}": "descending"}.get(now, "")
     turned = column.key if now == f"-{column.key}" or not (is_amount or order) else f"-{column.key}"
-    return PageHead(text, column.doc, is_amount, "?" + urlencode({**query, "sort": turned}), order)
+    return PageHead(spelled(column.title), column.doc, kind, "?" + urlencode({**query, "sort": turned}), order)
 
 
 def spelled(title: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -138,8 +139,9 @@ class BusyPool:
         ended_at = self.now - self.random.uniform(600, 3 * 86400) if state.ended else 0.0
         if state is m.DroneState.FAILED:
             ended_at = self.now - self.random.uniform(300, 3000)
-        at = (ended_at or self.now) - self.random.uniform(9000, 250000)
-        since = ended_at or self.now - self.random.uniform(30, 3000)
+        at = (ended_at or self.now) - self.random.uniform(9000, 160000)
+        quick = state in (m.DroneState.IDLE, m.DroneState.BOOTING, m.DroneState.JOINED)
+        since = ended_at or self.now - self.random.uniform(30, 250 if quick else 3000)
         drone = m.Drone(m.DroneId(f"{CONTROLLER}-{BIRTH}-{serial}"), kind.key, state, since, at, kind.gpu_milli, "41")
         if state in (*m.WAITING, m.DroneState.BOOTING):
             drone = replace(drone, requested_at=since - 60)
@@ -330,5 +332,7 @@ class BusyPool:
 
 def write(path: Path, *, strange: str = "", now: float | None = None) -> SeriesReader:
     """Write the record to ``path`` and return its reader."""
-    asyncio.run(BusyPool(now or float(int(time.time())), strange).write(path))
+    pool = BusyPool(now or float(int(time.time())), strange)
+    with ThreadPoolExecutor(1) as thread:  # Playwright has an event loop in that of the test
+        thread.submit(asyncio.run, pool.write(path)).result()
     return SeriesReader(path)
