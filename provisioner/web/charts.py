@@ -58,20 +58,12 @@ class Increases:
             rows.append((each.labels, sums))
         return cls(times, rows)
 
-    def by(self, label: str) -> dict[str, list[float]]:
-        """Return the sums in each step by the value of a label."""
-        found: dict[str, list[float]] = {}
+    def by(self, *names: str) -> dict[tuple[str, ...], list[float]]:
+        """Return the sums in each step by the values of labels."""
+        found: dict[tuple[str, ...], list[float]] = {}
         for labels, increases in self.rows:
-            sums = found.setdefault(labels.get(label, ""), [0.0] * len(self.times))
+            sums = found.setdefault(tuple(labels.get(name, "") for name in names), [0.0] * len(self.times))
             sums[:] = map(float.__add__, sums, increases)
-        return found
-
-    def totals(self, outer: str, inner: str) -> dict[str, dict[str, float]]:
-        """Return the sums of all steps by the values of two labels."""
-        found: dict[str, dict[str, float]] = {}
-        for labels, increases in self.rows:
-            sums = found.setdefault(labels.get(outer, ""), {})
-            sums[labels.get(inner, "")] = sums.get(labels.get(inner, ""), 0.0) + sum(increases)
         return found
 
 

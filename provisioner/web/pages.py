@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from provisioner import __version__, formatting, model
-from provisioner.cli import drones, jobs, plan, sites, status, troubles, usage
+from provisioner.cli import drones, jobs, plan, sites, status, usage
 from provisioner.cli import options as opt
 from provisioner.cli import output as out
 from provisioner.cli.options import VerbError
@@ -25,19 +25,34 @@ from provisioner.model import DroneState
 from provisioner.store import Views
 from provisioner.store.reader import Reader
 from provisioner.web import charts, tables
-from provisioner.web.tables import page_table
+from provisioner.web.charts import PageChart, SeriesReader
+from provisioner.web.tables import PageFact, PageTable, page_table
 
 Query = Mapping[str, str]
 """Parameters of an address."""
 
 
+class Choice(NamedTuple):
+    """Link to the same page with another value of a parameter."""
+
+    text: str
+    href: str
+    chosen: bool
+
+
 @dataclass(frozen=True, slots=True)
 class WebPage:
-    """Page of the service: its template and the values that this shows."""
+    """Page of the service. What only one template shows is in ``more``."""
 
     title: str
     template: str = "document.html"
-    values: Mapping[str, Any] = field(default_factory=dict)
+    answer: str = ""
+    """The page in a sentence, for those who read no further."""
+    choices: Sequence[Sequence[Choice]] = ()
+    facts: Sequence[PageFact] = ()
+    chart: PageChart | None = None
+    tables: Sequence[PageTable] = ()
+    more: Mapping[str, Any] = field(default_factory=dict)
 
 
 def render(path: str, reader: Reader, query: Query) -> str:
@@ -53,26 +68,17 @@ def render(path: str, reader: Reader, query: Query) -> str:
         page = PAGES[head](reader, query)
     else:
         raise opt.unknown("page", path, [f"/{known}" for known in PAGES])
-    views = reader.views()
     return (
         _environment()
         .get_template(page.template)
         .render(
-            {
-                "intro": "",
-                "facts": (),
-                "tables": (),
-                "choices": (),
-                "chart": None,
-                "lead": False,
-                "page": page,
-                "here": head,
-                "menu": MENU,
-                "as_of": drones.as_of(reader, views),
-                "version": __version__,
-                "asked": formatting.sanitize(query.get("q", ""), 200),
-                **page.values,
-            }
+            page.more,
+            page=page,
+            here=head,
+            menu=[path for path in PAGES if path != "why"],
+            asked=formatting.sanitize(query.get("q", ""), formatting.SHORT_TEXT),
+            as_of=drones.as_of(reader, reader.views()),
+            version=__version__,
         )
     )
 
@@ -91,14 +97,14 @@ def _environment() -> Environment:
     return made
 
 
-def _document(title: str, document: out.Document, query: Query, *leave_out: str, **more: Any) -> WebPage:
+def _document(title: str, document: out.Document, query: Query, answer: str, *leave_out: str) -> WebPage:
     """Return the page of a document: facts, then its parts; the parameters sort the main one."""
     parts = [
         page_table(part, query if key == document.main else None, bars=_BARS)
         for key, part in document.parts.items()
         if part.title
     ]
-    return WebPage(title, values={"facts": tables.facts(document, *leave_out), "tables": parts, **more})
+    return WebPage(title, answer=answer, facts=tables.facts(document, *leave_out), tables=parts)
 
 
 _BARS = ("held_gpu_s", "lost_gpu_s")
@@ -107,13 +113,11 @@ _BARS = ("held_gpu_s", "lost_gpu_s")
 
 # ----------------------------------------------------------------------------------------------------------------- now
 
-STARTING = (*model.PENDING, DroneState.JOINED)
-LEAVING = (DroneState.DRAINING, DroneState.STOPPING)
 STATE_GROUPS: Mapping[str, Sequence[DroneState]] = {
-    "starting": STARTING,
+    "starting": model.ON_THE_WAY,
     "running": (DroneState.BUSY,),
     "idle": (DroneState.IDLE,),
-    "draining": LEAVING,
+    "draining": (DroneState.DRAINING, DroneState.STOPPING),
 }
 
 
@@ -140,19 +144,16 @@ def _now(reader: Reader, query: Query) -> WebPage:
     worst = next((t.severity for t in troubles), "well")
     shown = [replace(c, level=0) for c in parts["demand"].columns if c.key in _DEMAND_SHOWN]
     demand = replace(parts["demand"], columns=shown)
-    values = {
-        "verdict": document.scope.partition(": ")[0] if troubles else "All is well",
+    lists = (page_table(demand, bars=("waiting",)), page_table(parts["views"]), page_table(parts["events"]))
+    more = {
         "worst": worst,
         "troubles": page_table(parts["troubles"]).rows,
-        "facts": tables.facts(document),
         "sites": list(zip(parts["sites"].rows, _types_now(reader, views, parts["sites"].rows), strict=True)),
         "groups": STATE_GROUPS,
-        "demand": page_table(demand, bars=("waiting",)),
         "owner_words": sites.owner_words,
-        "views": page_table(parts["views"]),
-        "events": page_table(parts["events"]),
     }
-    return WebPage("Now", "now.html", values)
+    answer = document.scope.partition(": ")[0] if troubles else "All is well"
+    return WebPage("Now", "now.html", answer, facts=tables.facts(document), tables=lists, more=more)
 
 
 _DEMAND_SHOWN = ("id", "owner", "waiting", "running", "drones", "oldest_s", "needs", "why")
@@ -205,7 +206,7 @@ def _why(reader: Reader, query: Query) -> WebPage:
     """Return the answer for an id of any kind, or the ones to choose from."""
     asked = query.get("q", "").strip()
     if not asked:
-        return WebPage("Why", "why.html", {"found": (), "lines": ()})
+        return WebPage("Why", "why.html", more={"found": (), "lines": ()})
     kind, colon, name = asked.partition(":")
     kinds = {kind: FINDERS[kind]} if colon and kind in FINDERS else FINDERS
     found: dict[str, WebPage] = {}
@@ -218,52 +219,49 @@ def _why(reader: Reader, query: Query) -> WebPage:
     if len(found) == 1:
         (page,) = found.values()
         return page
-    choices = [(each, page.title, tables.address("/why?q=", f"{each}:{asked}")) for each, page in found.items()]
-    return WebPage(
-        f"Why: {formatting.sanitize(asked, 80)}", "why.html", {"found": choices, "lines": () if found else lines}
-    )
+    links = [Choice(page.title, tables.address("/why?q=", f"{each}:{asked}"), False) for each, page in found.items()]
+    more = {"found": links, "lines": () if found else lines}
+    return WebPage(f"Why: {formatting.sanitize(asked, 80)}", "why.html", more=more)
 
 
 def _drone(reader: Reader, any_id: str, query: Query) -> WebPage:
     document = drones.drone_document(reader, opt.find_drone(reader, any_id))
-    lines = document.parts["last_words"].rows
-    steps = zip(document.parts["history"].rows, page_table(document.parts["history"]).rows, strict=True)
-    values = {
-        "facts": tables.facts(document, "id"),
-        "steps": list(steps),
-        "last_words": "\n".join(map(formatting.sanitize, lines)),
+    life, last_words = document.parts["history"], document.parts["last_words"].rows
+    more = {
+        "steps": list(zip(life.rows, page_table(life).rows, strict=True)),
+        "last_words": "\n".join(map(formatting.sanitize, last_words)),
     }
-    return WebPage(f"Drone {document.name}", "drone.html", values)
+    return WebPage(f"Drone {document.name}", "drone.html", facts=tables.facts(document, "id"), more=more)
 
 
 def _class(reader: Reader, class_id: str, query: Query) -> WebPage:
     document = jobs.explained_class(reader, class_id)
-    intro = document.scope.partition(": ")[2]
-    return _document(f"Class {formatting.sanitize(class_id, 80)}", document, query, "id", intro=intro, lead=True)
+    return _document(_named("Class", class_id), document, query, document.scope.partition(": ")[2], "id")
 
 
 def _job(reader: Reader, job_id: str, query: Query) -> WebPage:
     """Return the page of one job for its user: it has nothing on other users."""
     document = jobs.explained_job(reader, job_id)
-    facts = tables.facts(document)
-    values: dict[str, Any] = {
-        "facts": [fact for fact in facts if fact.key in JOB_FACTS_SHOWN],
-        "advice": [fact.cell.text for fact in facts if fact.key.startswith("advice")],
-    }
-    shown = formatting.sanitize(job_id, 80)
-    if document.schema == jobs.CLASS_SCHEMA:
-        first, *others = [formatting.describe(reason) for reason in document.parts["said"].rows] or [jobs.NO_PLAN_YET]
-        types = page_table(document.parts["types"])
-        return WebPage(f"Job {shown} waits", "job.html", {**values, "answer": first, "others": others, "types": types})
-    state = "is done" if document.of.state == "done" else "runs" if document.of.state == "running" else "is held"
-    answer = document.of.said
-    return WebPage(f"Job {shown} {state}", "job.html", {**values, "answer": answer, "others": (), "types": None})
+    facts = [fact for fact in tables.facts(document) if fact.key in JOB_FACTS_SHOWN]
+    if document.schema != jobs.CLASS_SCHEMA:
+        title = f"{_named('Job', job_id)} {JOB_STATES[document.of.state]}"
+        return WebPage(title, "job.html", document.of.said, facts=facts, more={"others": (), "advice": ()})
+    first, *others = [formatting.describe(reason) for reason in document.parts["said"].rows] or [jobs.NO_PLAN_YET]
+    advice = document.parts.get("advice")
+    more = {"others": others, "advice": [row[0].text for row in page_table(advice).rows] if advice else ()}
+    types = page_table(document.parts["types"])
+    return WebPage(f"{_named('Job', job_id)} waits", "job.html", first, facts=facts, tables=[types], more=more)
+
+
+def _named(kind: str, name: str) -> str:
+    return f"{kind} {formatting.sanitize(name, 80)}"
 
 
 JOB_FACTS_SHOWN = ("drone", "needs", "waiting", "running", "drones")
-
+JOB_STATES = {"running": "runs", "held": "is held", "done": "is done"}
 FINDERS: Mapping[str, Callable[[Reader, str, Query], WebPage]] = {"drone": _drone, "job": _job, "class": _class}
 """Kinds of ids, in the order in which they are looked for."""
+
 
 # ----------------------------------------------------------------------------------------------- sites and their owners
 
@@ -272,17 +270,14 @@ def _sites(reader: Reader, query: Query) -> WebPage:
     views = reader.views()
     rows = sites.site_rows(reader, views, reader.drones())
     columns = usage.with_use(sites.SITE_COLUMNS, usage.RecordedUse(reader, views).by("site"), lambda row: row.name)
-    listing = out.Listing("", columns, rows, title="Sites")
-    looks = out.Listing("", troubles.VIEW_COLUMNS, troubles.view_rows(views, out.now()), title="Newest looks")
-    return WebPage("Sites", values={"tables": [page_table(listing, query), page_table(looks)]})
+    return WebPage("Sites", tables=[page_table(out.Listing("", columns, rows, title="All sites"), query)])
 
 
 def _site(reader: Reader, name: str, query: Query) -> WebPage:
     document = sites.shown_site(reader, name)
     fault = document.of.reading.fault if document.of.reading else None
-    intro = f"The newest look failed {out.ago(fault.at)} ago: {formatting.sanitize(fault.message)}" if fault else ""
-    title = f"Site {formatting.sanitize(name, 80)}"
-    return _document(title, document, query, "site", intro=intro, lead=True)
+    answer = f"The newest look failed {out.ago(fault.at)} ago: {formatting.sanitize(fault.message)}" if fault else ""
+    return _document(_named("Site", name), document, query, answer, "site")
 
 
 class OwnerRow(NamedTuple):
@@ -296,34 +291,32 @@ class OwnerRow(NamedTuple):
     def claims(self) -> Sequence[model.OwnerDemand]:
         return self.site.view.claims if self.site.view else ()
 
+    @property
+    def jobs(self) -> int:
+        return sum(claim.count for claim in self.claims)
 
-def _hours(gpu_s: float) -> str:
-    return formatting.number(round(gpu_s / 3600, 1))
+    @property
+    def gpu_milli(self) -> int:
+        return sum(claim.count * claim.gpu_milli for claim in self.claims)
+
+    @property
+    def since(self) -> float:
+        return min((claim.since for claim in self.claims), default=0.0)
 
 
+_gpu_hours = partial(out.number, unit=lambda gpu_s: charts.amount(gpu_s / 3600))
 OWNER_COLUMNS = (
     out.ident("site", "Site.", "site.name", level=0),
-    out.whole("jobs", "Jobs of the owner that wait there.", lambda o: sum(c.count for c in o.claims), head="waiting"),
-    out.gpus(
-        "gpu_milli", "GPUs that they want.", lambda o: sum(c.count * c.gpu_milli for c in o.claims), head="for GPUs"
-    ),
-    out.age_s(
-        "since", "Since the first was submitted.", lambda o: min((c.since for c in o.claims), default=0.0), head="for"
-    ),
+    out.whole("jobs", "Jobs of the owner that wait there.", head="waiting"),
+    out.gpus("gpu_milli", "GPUs that they want.", head="for GPUs"),
+    out.age_s("waits_s", "Since the first was submitted.", "since", head="for"),
     out.whole("giving_way", "Drones that are leaving for them now.", head="giving way"),
     out.whole("running", "Jobs of the owner that run.", "site.view.owner_runs.jobs", null=True, head="running"),
     out.gpus("held", "GPUs that these hold.", "site.view.owner_runs.gpu_milli", null=True, head="on GPUs"),
     out.whole("taken_back", "Drones that gave way in 7 days.", "site.hazard.preempted", null=True, head="taken back"),
     out.whole("ran", "Drones that ran in 7 days.", "site.hazard.drones", null=True, head="of drones"),
     out.span_s("grace_s", "Mean time from notice to end.", "site.hazard.grace_mean_s", head="gave way in"),
-    out.number(
-        "lost_gpu_s",
-        "Work of jobs lost in 7 days.",
-        "site.hazard.lost_gpu_s",
-        null=True,
-        unit=_hours,
-        head="GPU-h lost",
-    ),
+    _gpu_hours("lost_gpu_s", "Work of jobs lost in 7 days.", "site.hazard.lost_gpu_s", null=True, head="GPU-h lost"),
 )
 GIVING_WAY_SHOWN = ("id", "type", "state", "node", "notice_at", "grace_used_s", "at_risk_gpu_s")
 
@@ -337,17 +330,12 @@ def _owner(reader: Reader, query: Query) -> WebPage:
     site_column = out.text("site", "Site.", lambda pair: pair[0], level=0)
     of_claim = [replace(c, of=lambda pair, of=c.of: of(pair[1])) for c in sites.CLAIM_COLUMNS]
     notices = [replace(c, level=0, head=c.fact or c.title) for c in drones.DRONE_COLUMNS if c.key in GIVING_WAY_SHOWN]
-    week = [h for h in reader.hazards(out.now() - sites.WEEK_S, out.now()) if "/" in h.scope]
     made = (
         page_table(out.Listing("", OWNER_COLUMNS, rows, title="Owners"), query, bars=("lost_gpu_s",)),
         page_table(out.Listing("", [site_column, *of_claim], claims, title="Their jobs that wait")),
         page_table(out.Listing("", notices, leaving, title="Drones that give way now")),
-        page_table(
-            out.Listing("", sites.HAZARD_COLUMNS, week, title="Drone types in the last 7 days"), bars=("lost_gpu_s",)
-        ),
     )
-    intro = "The owner's jobs come first: drones leave when they wait. What that cost, and how quickly drones left."
-    return WebPage("Owner", values={"tables": made, "intro": intro})
+    return WebPage("Owner", answer="The owner's jobs come first: drones leave when they wait.", tables=made)
 
 
 # ------------------------------------------------------------------------------------------------------- use and waste
@@ -359,14 +347,6 @@ PERIODS: Mapping[str, tuple[float, float]] = {
 }
 """Periods to choose from with the length of a bar in the chart, in seconds."""
 _PERIOD_WORDS = {"1d": "last day", "7d": "last 7 days", "30d": "last 30 days"}
-
-
-class Choice(NamedTuple):
-    """Link to the same page with another value of a parameter."""
-
-    text: str
-    href: str
-    chosen: bool
 
 
 def _choices(query: Query, key: str, words: Mapping[str, str], usual: str) -> tuple[str, list[Choice]]:
@@ -390,10 +370,10 @@ def _use(reader: Reader, query: Query) -> WebPage:
     document = usage.usage_document(report)
     columns = [replace(c, level=0 if c.key in USE_SHOWN else 2) for c in usage.USAGE_COLUMNS]
     document = replace(document, parts={"items": replace(document.parts["items"], columns=columns)})
-    intro = f"The GPUs that jobs asked for, and the part of them that they used, in the {_PERIOD_WORDS[period]}."
-    if not report.measured_s:
-        intro += " No run was measured."
-    return _document("Use", document, query, intro=intro, choices=(periods, groupings))
+    held = f"{charts.amount(report.total_s / 3600)} GPU-hours of drones in the {_PERIOD_WORDS[period]}"
+    used = f"jobs used {report.used_s / report.measured_s:.0%} of what they held" if report.measured_s else ""
+    answer = f"{held}; {used or 'no run was measured'}."
+    return replace(_document("Use", document, query, answer), choices=(periods, groupings))
 
 
 WASTE_METRIC = "provisioner_gpu_seconds_total"
@@ -408,21 +388,24 @@ USES: Mapping[str, str] = {
 
 def _waste(reader: Reader, query: Query) -> WebPage:
     period, periods = _choices(query, "since", _PERIOD_WORDS, "1d")
-    gpu_s = charts.Increases.read(cast("charts.SeriesReader", reader), WASTE_METRIC, out.now(), *PERIODS[period])
-    known = gpu_s.by("use")
-    hours = {use: [each / 3600 for each in known.get(use, [0.0] * len(gpu_s.times))] for use in USES}
+    gpu_s = charts.Increases.read(cast(SeriesReader, reader), WASTE_METRIC, out.now(), *PERIODS[period])
+    by_use, none = gpu_s.by("use"), [0.0] * len(gpu_s.times)
+    hours = {use: [each / 3600 for each in by_use.get((use,), none)] for use in USES}
     total = sum(map(sum, hours.values()))
     parts = ", ".join(f"{use} {sum(found) / total:.0%}" for use, found in hours.items()) if total else "none on record"
-    by_site = [SiteHours(site, found) for site, found in sorted(gpu_s.totals("site", "use").items())]
-    listing = out.Listing("", WASTE_COLUMNS, by_site, title="GPU-hours by site")
+    by_site: dict[str, dict[str, float]] = {}
+    for (site, use), increases in sorted(gpu_s.by("site", "use").items()):
+        by_site.setdefault(site, {})[use] = sum(increases)
+    rows = [SiteHours(site, uses) for site, uses in by_site.items()]
+    listing = out.Listing("", WASTE_COLUMNS, rows, title="GPU-hours by site")
     words = _PERIOD_WORDS[period]
-    values = {
-        "choices": (periods,),
-        "intro": f"{charts.amount(total)} GPU-hours in the {words}: {parts}.",
-        "chart": charts.stacked_bars(f"GPU-hours in the {words}", hours, USES, gpu_s.times) if total else None,
-        "tables": (page_table(listing, query, bars=("total",)),),
-    }
-    return WebPage("Waste", values=values)
+    return WebPage(
+        "Waste",
+        answer=f"{charts.amount(total)} GPU-hours in the {words}: {parts}.",
+        choices=(periods,),
+        chart=charts.stacked_bars(f"GPU-hours in the {words}", hours, USES, gpu_s.times) if total else None,
+        tables=(page_table(listing, query, bars=("total",)),),
+    )
 
 
 class SiteHours(NamedTuple):
@@ -444,7 +427,6 @@ def _use_column(use: str, words: str) -> out.Column:
     return _gpu_hours(use, f"GPU-hours: {words}.", lambda row: row.gpu_s.get(use, 0.0), head=use)
 
 
-_gpu_hours = partial(out.number, unit=lambda gpu_s: charts.amount(gpu_s / 3600))
 WASTE_COLUMNS = (
     out.ident("site", "Site.", "name", level=0),
     _gpu_hours("total", "GPU-hours that drones held.", head="GPU-h"),
@@ -461,8 +443,8 @@ def _plan(reader: Reader, query: Query) -> WebPage:
 
     seen = plan.kept_snapshot(reader, None)
     document = plan.plan_document(safe_plan(seen).plan, "")
-    intro = f"The next tick would do this on what was seen {out.ago(seen.now)} ago: {plan.plan_summary(document.of)}."
-    return _document("Plan", document, query, intro=intro)
+    answer = f"On what was seen {out.ago(seen.now)} ago the next tick would do this: {plan.plan_summary(document.of)}."
+    return _document("Plan", document, query, answer)
 
 
 def _drones(reader: Reader, query: Query) -> WebPage:
@@ -478,29 +460,20 @@ def _drones(reader: Reader, query: Query) -> WebPage:
     only = [f"{key}: {', '.join(values)}" for key, values in chosen.given.items()]
     title = "; ".join([formatting.count(len(listing.rows), "drone"), *only])
     table = page_table(replace(listing, title=title, columns=columns), {"limit": "500", **query})
-    return WebPage("Drones", values={"choices": (links,), "tables": (table,)})
+    return WebPage("Drones", choices=(links,), tables=(table,))
 
 
 DRONE_NOT_SHOWN = ("remote_id", "site_slot", "slot")
 """Shown where ``columns`` names them."""
 
-MENU = {
-    "": "Now",
-    "sites": "Sites",
-    "drones": "Drones",
-    "owner": "Owner",
-    "use": "Use",
-    "waste": "Waste",
-    "plan": "Plan",
-}
 PAGES: Mapping[str, Callable[[Reader, Query], WebPage]] = {
     "": _now,
-    "why": _why,
     "sites": _sites,
     "drones": _drones,
     "owner": _owner,
     "use": _use,
     "waste": _waste,
     "plan": _plan,
+    "why": _why,
 }
 PAGES_OF_ONE: Mapping[str, Callable[[Reader, str, Query], WebPage]] = {"sites": _site, "drone": _drone, "job": _job}
