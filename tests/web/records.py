@@ -304,7 +304,6 @@ class BusyPool:
                     before = after
             await store.record(m.Plan(2, now - 60, tuple(steps), breakers=breakers), self.snapshot(store, now - 60))
             await store.record_completed(self.completed())
-            await store.event(now - 2900, "site.poll_failed", {"site": "horeka"})
             seen = self.snapshot(store, now - 4)
             await store.record(safe_plan(seen).plan, seen)
             failed = [d.id for d in made if d.state is m.DroneState.FAILED]
