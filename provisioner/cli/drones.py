@@ -20,7 +20,7 @@ from provisioner.cli import output as out
 from provisioner.cli.options import Format
 from provisioner.cli.usage import USE_COLUMN, RecordedUse, with_use
 from provisioner.model import WHOLE_GPU, DrainMode, Drone, DroneId, DroneState, RequestKind, SitePolicy
-from provisioner.store import Transition, Views
+from provisioner.store import Transition, Views, serial_of
 from provisioner.store.reader import Reader
 
 DRONES_SCHEMA = "provisioner.drones/1"
@@ -273,14 +273,16 @@ class DroneFilter(opt.OptionGroup):
 
 
 @drones_app.callback(invoke_without_command=True)
-@opt.shared
+@out.answering
 def drones(
-    ctx: typer.Context,
+    reader: Reader,
+    *,
     drone_filter: DroneFilter,
     query: opt.ListQuery,
     ended: Annotated[bool, opt.switch("Only those that have ended.", "--ended")] = False,
     all_: Annotated[bool, opt.switch("Live and ended ones.", "--all", "-a")] = False,
-) -> None:
+    after: Annotated[str | None, opt.option("ID", "Only those asked for after this drone.")] = None,
+) -> out.Listing:
     """List drones; show, drain or kill some.
 
     Without options those that live, oldest first. Any id of a drone, where a verb takes one, is its id, its last
@@ -292,14 +294,24 @@ def drones(
       provisioner drones --ended --columns id,state,note --limit 20
       provisioner drones -o json | jq '.items[] | select(.state == "idle") | .id'
     """
-    if opt.verb_follows(ctx):
-        return
-    reader = opt.open_record(query)
     kinds = {state.ended for state in drone_filter.state or ()}  # states imply what is listed
     shown = ended or kinds == {True}
     both = all_ or (ended and kinds == {False}) or kinds == {False, True}
     which, use = None if both else shown, query.output is not Format.TABLE or bool(query.columns)
-    out.present(query, lambda: out.picked(drone_listing(reader, drone_filter, which, use=use), query))
+    listing = drone_listing(reader, drone_filter, which, use=use)
+    if after is not None:
+        listing = replace(listing, rows=_asked_for_after(reader, opt.find_drone(reader, after), listing.rows))
+    return out.picked(listing, query)
+
+
+def _asked_for_after(reader: Reader, drone_id: DroneId, drones: Sequence[Drone]) -> list[Drone]:
+    """Return the drones that come after one in the order of the list."""
+
+    def place(drone: Drone) -> tuple[float, int, str]:
+        return drone.requested_at, serial_of(drone.id) or 0, drone.id
+
+    first = reader.drone(drone_id)
+    return [drone for drone in drones if first is None or place(drone) > place(first)]
 
 
 def drone_listing(reader: Reader, drone_filter: DroneFilter, ended: bool | None, *, use: bool = False) -> out.Listing:
@@ -312,7 +324,7 @@ def drone_listing(reader: Reader, drone_filter: DroneFilter, ended: bool | None,
     runs = "" if reader.holder() else "no controller runs: as last recorded"
     scope = "; ".join(filter(None, (formatting.count(len(found), kind) + of, *only, more, runs)))
     columns = with_use(DRONE_COLUMNS, RecordedUse(reader, reader.views()).by("drone"), lambda d: d.id) if use else ()
-    return out.Listing(DRONES_SCHEMA, columns or DRONE_COLUMNS, found, lambda d: d.id, scope)
+    return out.Listing(DRONES_SCHEMA, columns or DRONE_COLUMNS, found, lambda d: d.id, scope, cursor=lambda d: d.id)
 
 
 def as_of(reader: Reader, views: Views | None) -> str:
@@ -329,16 +341,15 @@ def controller_of(drone_id: str) -> str:
 
 
 @drones_app.command("show")
-@opt.shared
-def show_drone(query: opt.Query, any_id: opt.DroneArgument) -> None:
+@out.answering
+def show_drone(reader: Reader, *, query: opt.Query, any_id: opt.DroneArgument) -> out.Document:
     """Show the whole life of one drone: every step with time, duration and reason.
 
     \b
     Examples:
       provisioner drones show slot1@gpu07.example.org -o json
     """
-    reader = opt.open_record(query)
-    out.present(query, lambda: drone_document(reader, opt.find_drone(reader, any_id)))
+    return drone_document(reader, opt.find_drone(reader, any_id))
 
 
 def drone_document(reader: Reader, drone_id: DroneId) -> out.Document:

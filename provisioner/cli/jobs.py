@@ -131,10 +131,13 @@ CLASS_COLUMNS = (
 )
 
 
-@opt.shared
+@out.answering
 def demand(
-    query: opt.ListQuery, waiting: Annotated[bool, opt.switch("Only classes with jobs that wait.", "--waiting")] = False
-) -> None:
+    reader: Reader,
+    *,
+    query: opt.ListQuery,
+    waiting: Annotated[bool, opt.switch("Only classes with jobs that wait.", "--waiting")] = False,
+) -> out.Listing:
     """List what waits, and why.
 
     A class is all jobs with identical requirements. The reason is the weightiest that the newest plan has; -o json has
@@ -144,20 +147,15 @@ def demand(
     Examples:
       provisioner demand -o json | jq '.items[] | {id, waiting, why}'
     """
-    reader = opt.open_record(query)
-
-    def listing() -> out.Listing:
-        views = reader.views()
-        rows = class_rows(views, newest_plan(reader), reader.drones())
-        if waiting:
-            rows = [row for row in rows if row.job.waiting or row.job.fresh]
-        idle = formatting.count(sum(row.job.waiting + row.job.fresh for row in rows), "idle job")
-        classes = formatting.count(len(rows), "class", "classes") + (" with waiting jobs" if waiting else "")
-        scope = f"{classes}, {idle}, {as_of(reader, views)}"
-        columns = with_use(CLASS_COLUMNS, RecordedUse(reader, views).by("class"), lambda row: class_name(row.job))
-        return out.picked(out.Listing(DEMAND_SCHEMA, columns, rows, lambda row: row.job.id, scope), query)
-
-    out.present(query, listing)
+    views = reader.views()
+    rows = class_rows(views, newest_plan(reader), reader.drones())
+    if waiting:
+        rows = [row for row in rows if row.job.waiting or row.job.fresh]
+    idle = formatting.count(sum(row.job.waiting + row.job.fresh for row in rows), "idle job")
+    classes = formatting.count(len(rows), "class", "classes") + (" with waiting jobs" if waiting else "")
+    scope = f"{classes}, {idle}, {as_of(reader, views)}"
+    columns = with_use(CLASS_COLUMNS, RecordedUse(reader, views).by("class"), lambda row: class_name(row.job))
+    return out.picked(out.Listing(DEMAND_SCHEMA, columns, rows, lambda row: row.job.id, scope), query)
 
 
 def newest_plan(reader: Reader) -> Plan | None:
@@ -320,8 +318,10 @@ def explain() -> None:
 
 
 @explain_app.command("job")
-@opt.shared
-def explain_job(query: opt.Query, job_id: Annotated[str, opt.argument("ID", "As 204.17.")]) -> None:
+@out.answering
+def explain_job(
+    reader: Reader, *, query: opt.Query, job_id: Annotated[str, opt.argument("ID", "As 204.17.")]
+) -> out.Document:
     """Explain why a job waits, or where it is.
 
     Of one that waits its class, what the newest plan says of that, and how each drone type fits. Of one that runs or is
@@ -331,13 +331,14 @@ def explain_job(query: opt.Query, job_id: Annotated[str, opt.argument("ID", "As 
     Examples:
       provisioner explain job schedd.example.org#204.17
     """
-    reader = opt.open_record(query)
-    out.present(query, lambda: _job_document(reader, job_id))
+    return _job_document(reader, job_id)
 
 
 @explain_app.command("class")
-@opt.shared
-def explain_class(query: opt.Query, class_id: Annotated[str, opt.argument("ID", "As in `demand`.")]) -> None:
+@out.answering
+def explain_class(
+    reader: Reader, *, query: opt.Query, class_id: Annotated[str, opt.argument("ID", "As in `demand`.")]
+) -> out.Document:
     """Explain why the jobs of a class wait.
 
     Every reason of the newest plan in words, and for each drone type the first dimension that does not fit.
@@ -346,13 +347,12 @@ def explain_class(query: opt.Query, class_id: Annotated[str, opt.argument("ID", 
     Examples:
       provisioner explain class 12 -o json | jq '.types[] | select(.fits)'
     """
-    reader = opt.open_record(query)
-    out.present(query, lambda: _class_document(reader, class_id))
+    return _class_document(reader, class_id)
 
 
 @explain_app.command("drone")
-@opt.shared
-def explain_drone(query: opt.Query, any_id: opt.DroneArgument) -> None:
+@out.answering
+def explain_drone(reader: Reader, *, query: opt.Query, any_id: opt.DroneArgument) -> out.Document:
     """Explain why a drone is as it is, as `drones show` does.
 
     Every step with its reason, how long its state may last, and what happens then.
@@ -361,8 +361,7 @@ def explain_drone(query: opt.Query, any_id: opt.DroneArgument) -> None:
     Examples:
       provisioner explain drone 8812.0 -o json
     """
-    reader = opt.open_record(query)
-    out.present(query, lambda: drone_document(reader, opt.find_drone(reader, any_id)))
+    return drone_document(reader, opt.find_drone(reader, any_id))
 
 
 def _job_document(reader: Reader, text: str) -> out.Document:

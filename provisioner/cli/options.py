@@ -186,7 +186,7 @@ class ListQuery(Where, Show, Pick):
     """Options of verbs that list what is on record."""
 
 
-def shared(verb: Callable[..., None]) -> Callable[..., None]:
+def shared(verb: Callable[..., T]) -> Callable[..., T]:
     """Replace each parameter of ``verb`` that is an :class:`OptionGroup` by an option per field."""
     groups: dict[str, type[OptionGroup]] = {}
     own: list[inspect.Parameter] = []
@@ -201,11 +201,11 @@ def shared(verb: Callable[..., None]) -> Callable[..., None]:
     parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*own, *spread)]
 
     @wraps(verb)
-    def call(**given: Any) -> None:
+    def call(**given: Any) -> T:
         made = {name: kind(**{f: given.pop(f) for f in kind.__dataclass_fields__}) for name, kind in groups.items()}
         show = next((group for group in made.values() if isinstance(group, Show)), None)
         with local_times(show is not None and show.local and show.output.for_people):
-            verb(**given, **made)
+            return verb(**given, **made)
 
     del call.__wrapped__
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

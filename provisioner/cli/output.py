@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import os
@@ -11,15 +12,21 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, wraps
 from itertools import accumulate, zip_longest
 from math import isfinite
 from operator import attrgetter
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+import typer
 
 from provisioner import formatting
+from provisioner.cli import options as opt
 from provisioner.cli.options import Exit, Format, Pick, Show, VerbError, unknown
 from provisioner.formatting import iso, sanitize
+
+if TYPE_CHECKING:
+    from provisioner.store.reader import Reader
 
 _answered_at: ContextVar[float] = ContextVar("answered_at", default=0.0)
 
@@ -172,6 +179,10 @@ class Listing:
     scope: str = ""
     title: str = ""
     """Heading of a part; people are not shown a part without one."""
+    cursor: Callable[[Any], str] | None = None
+    """Returns what ``--after`` takes for the rows behind a row; None: the list does not go on."""
+    more: str = ""
+    """Cursor of the rows that a limit left out; empty: none."""
 
     def plain(self, columns: Sequence[Column] = ()) -> list[dict[str, Cell]]:
         """Return the rows as JSON values, by default of all columns."""
@@ -218,11 +229,12 @@ def picked(listing: Listing, pick: Pick) -> Listing:
         known = [v for v in valued if v[0] is not None]
         known.sort(key=lambda v: _sort_key(v[0]), reverse=key.startswith("-"))
         rows = [row for _, row in known] + [row for value, row in valued if value is None]
-    scope = listing.scope
+    scope, more = listing.scope, ""
     if pick.limit is not None and len(rows) > pick.limit:
         scope = f"{scope}; {pick.limit} of {len(rows)} shown" if scope else scope
         rows = rows[: pick.limit]
-    return replace(listing, rows=rows, scope=scope)
+        more = listing.cursor(rows[-1]) if listing.cursor and rows and not pick.sort else ""
+    return replace(listing, rows=rows, scope=scope, more=more)
 
 
 def _sort_key(value: Cell) -> tuple[float, str]:
@@ -282,6 +294,33 @@ def present(show: Show, make: Callable[[], Answer]) -> None:
         if not show.watch:
             return
         time.sleep(show.interval)
+
+
+def answering(build: Callable[..., Answer]) -> Callable[..., Any]:
+    """Return the verb that shows the answer of ``build(reader, *, query, ...)``."""
+    parameters = list(inspect.signature(build, eval_str=True).parameters.values())
+    context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+
+    @wraps(build)
+    def verb(ctx: typer.Context, **given: Any) -> tuple[Answer, Show] | None:
+        return None if opt.verb_follows(ctx) else answered(ctx, given["query"], partial(build, **given))
+
+    verb.__signature__ = inspect.Signature([context, *parameters[1:]])  # type: ignore[attr-defined]
+    return opt.shared(verb)
+
+
+def answered(
+    ctx: typer.Context, query: opt.Query | opt.ListQuery, build: Callable[[Reader], Answer]
+) -> tuple[Answer, Show] | None:
+    """Show the answer that ``build`` makes from the record, or that the service at ``--url`` gives.
+
+    In the web service, whose context has a reader as its ``obj``, return the answer and the options of its form.
+    """
+    if ctx.obj is not None:
+        return build(ctx.obj), query
+    reader = opt.open_record(query)
+    present(query, lambda: build(reader))
+    return None
 
 
 def _present_once(answer: Answer, show: Show) -> None:

@@ -342,8 +342,8 @@ sites_app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @sites_app.callback(invoke_without_command=True)
-@opt.shared
-def sites(ctx: typer.Context, query: opt.ListQuery) -> None:
+@out.answering
+def sites(reader: Reader, *, query: opt.ListQuery) -> out.Listing:
     """List the sites, show one, or use one again that is banned.
 
     Breaker, live drones and limits, free places, the owner's jobs, how often places were taken back in the last 7 days,
@@ -353,23 +353,16 @@ def sites(ctx: typer.Context, query: opt.ListQuery) -> None:
     Examples:
       provisioner sites -o json | jq '.items[] | select(.claims > 0) | {site, claims, claims_gpu_milli}'
     """
-    if opt.verb_follows(ctx):
-        return
-    reader = opt.open_record(query)
-
-    def listing() -> out.Listing:
-        views = reader.views()
-        rows = site_rows(reader, views, reader.drones())
-        scope = f"{formatting.count(len(rows), 'site')}, {as_of(reader, views)}"
-        columns = with_use(SITE_COLUMNS, RecordedUse(reader, views).by("site"), lambda row: row.name)
-        return out.picked(out.Listing(SITES_SCHEMA, columns, rows, lambda row: row.name, scope), query)
-
-    out.present(query, listing)
+    views = reader.views()
+    rows = site_rows(reader, views, reader.drones())
+    scope = f"{formatting.count(len(rows), 'site')}, {as_of(reader, views)}"
+    columns = with_use(SITE_COLUMNS, RecordedUse(reader, views).by("site"), lambda row: row.name)
+    return out.picked(out.Listing(SITES_SCHEMA, columns, rows, lambda row: row.name, scope), query)
 
 
 @sites_app.command("show")
-@opt.shared
-def show_site(query: opt.Query, name: SiteName) -> None:
+@out.answering
+def show_site(reader: Reader, *, query: opt.Query, name: SiteName) -> out.Document:
     """Tell all of one site: its nodes, the owner's jobs that wait, and how often it takes places back.
 
     Of each node what is free, what of that is kept for its free GPUs (blocking), and how many drones of ours are there.
@@ -379,8 +372,7 @@ def show_site(query: opt.Query, name: SiteName) -> None:
       provisioner sites show topas -o csv --columns node,free_gpu_milli,free_cpus,kept_cpus
       provisioner sites show topas -o json | jq '.hazards[] | {scope, preempted, per_1000_h}'
     """
-    reader = opt.open_record(query)
-    out.present(query, lambda: shown_site(reader, name))
+    return shown_site(reader, name)
 
 
 @sites_app.command("reset")

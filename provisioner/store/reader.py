@@ -180,10 +180,10 @@ class Reader:
             rows = sql.execute(query, {"since": since, "limit": limit}).fetchall()
             return [replace(tables.unpack(Plan, body), tick=tick, at=at) for tick, at, body in reversed(rows)]
 
-    def events(self, *, after: int = 0, limit: int = 1000) -> list[store.Event]:
+    def events(self, *, since: float = 0.0, after: int = 0, limit: int = 1000) -> list[store.Event]:
         """Return recorded events with a number above ``after``, oldest first."""
         with self._open() as sql:
-            return [*tables.EVENTS.select(sql, "WHERE id > ? ORDER BY id LIMIT ?", (after, limit))]
+            return [*tables.EVENTS.select(sql, "WHERE id > ? AND at >= ? ORDER BY id LIMIT ?", (after, since, limit))]
 
     def views(self) -> store.Views | None:
         """Return the newest views; None in a new store."""
