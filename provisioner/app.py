@@ -43,6 +43,7 @@ async def run(path: Path, *, once: bool = False, root: Path | None = None) -> in
     try:
         async with AsyncExitStack() as stack:
             controller, adapters = await _opened(stack, settings)
+            controller.on_reload = hangup.set
             drones = controller.store.drones
             log.info(
                 "controller.started", controller=settings.controller, sites=sorted(adapters.sites), drones=len(drones)

@@ -46,6 +46,8 @@ class SiteRow:
     gpu_milli: int
     hazard: Hazard | None = None
     """None: no drone has run there of late."""
+    disabled: model.OperatorRequest | None = None
+    """The request of an operator that disabled it; None: none did."""
 
     @property
     def view(self) -> model.SiteView | None:
@@ -80,7 +82,7 @@ def site_rows(reader: Reader, views: Views | None, live: Sequence[model.Drone]) 
     policies = views.policy.sites if views else {}
     readings = views.sites if views else {}
     measured = {hazard.scope: hazard for hazard in reader.hazards(out.now() - WEEK_S, out.now())}
-    breakers = reader.breakers()
+    breakers, disabled = reader.breakers(), model.disabled_sites(reader.requests())
     troubled = [(scope, b) for scope, b in sorted(breakers.items()) if b.state is not BreakerState.ACTIVE]
     return [
         SiteRow(
@@ -92,6 +94,7 @@ def site_rows(reader: Reader, views: Views | None, live: Sequence[model.Drone]) 
             states.get(name, {}),
             milli[name],
             measured.get(name),
+            disabled.get(name),
         )
         for name in sorted({*policies, *states})
     ]
@@ -102,7 +105,7 @@ def _claimed(value: Callable[[model.OwnerDemand], int]) -> Callable[[SiteRow], i
 
 
 def _is_enabled(row: SiteRow) -> bool:
-    return bool(row.policy and row.policy.enabled)
+    return bool(row.policy and row.policy.enabled and not row.disabled)
 
 
 def _state_words(row: SiteRow) -> str:
@@ -156,6 +159,9 @@ def site_note(row: SiteRow) -> str:
         parts.append("not in the configuration")
     elif not row.policy.enabled:
         parts.append("disabled")
+    elif row.disabled:
+        why = formatting.excerpt(row.disabled.reason)
+        parts.append(f"disabled by {row.disabled.by} {out.ago(row.disabled.at)} ago: {why}")
     elif row.taken_at and out.now() - row.taken_at > row.policy.view_max_age_s:
         parts.append("view too old")
     troubled = [b for b in (row.breaker, *row.type_breakers) if b.state is not BreakerState.ACTIVE]
@@ -411,3 +417,48 @@ def reset_site(
     of_user = name.startswith(model.USER_SCOPE)
     what = f"forget the faults of {name}" if of_user else f"use {', '.join(troubled)} again"
     record_request(reader, model.RequestKind.RESET, [model.DroneId(scope)], reason, what)
+
+
+SITE_REQUESTS = {
+    model.RequestKind.DISABLE: "start no drone at {site}; those there stay",
+    model.RequestKind.ENABLE: "start drones at {site} again",
+}
+
+
+def site_request(reader: Reader, kind: model.RequestKind, site: str) -> str:
+    """Return the request to disable or enable a site in words. Raises :class:`VerbError` if there is nothing to ask."""
+    opt.require_known_sites(reader, [site])
+    known = model.disabled_sites(reader.requests()).get(site)
+    if kind is model.RequestKind.ENABLE and known is None:
+        raise opt.VerbError(f"site {site} is not disabled by an operator", code=opt.Exit.UNMET)
+    return SITE_REQUESTS[kind].format(site=site)
+
+
+@sites_app.command("disable")
+@opt.shared
+def disable_site(where: opt.Where, name: SiteName, reason: opt.EventReason) -> None:
+    """Start no drone at a site until `sites enable`; drones there stay. It lasts across restarts of the controller.
+
+    \b
+    Examples:
+      provisioner sites disable topas --reason "cooling is being repaired"
+    """
+    _ask_site(opt.open_record(where), model.RequestKind.DISABLE, name, reason)
+
+
+@sites_app.command("enable")
+@opt.shared
+def enable_site(where: opt.Where, name: SiteName, reason: opt.EventReason = "") -> None:
+    """Use a site again that `sites disable` has disabled.
+
+    \b
+    Examples:
+      provisioner sites disable topas --reason "network" && provisioner sites enable topas
+    """
+    _ask_site(opt.open_record(where), model.RequestKind.ENABLE, name, reason)
+
+
+def _ask_site(reader: Reader, kind: model.RequestKind, name: str, reason: str) -> None:
+    if kind is model.RequestKind.DISABLE and not reason.strip():
+        raise opt.VerbError("--reason must not be empty: it is shown with the site", code=opt.Exit.USAGE)
+    record_request(reader, kind, [model.DroneId(name)], reason, site_request(reader, kind, name))

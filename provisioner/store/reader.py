@@ -19,7 +19,18 @@ from typing import NamedTuple
 
 from provisioner import store
 from provisioner.estimates import EstimateSamples
-from provisioner.model import Breaker, CompletedJob, DrainMode, Drone, DroneId, DroneState, Plan, RequestKind, Snapshot
+from provisioner.model import (
+    Breaker,
+    CompletedJob,
+    DrainMode,
+    Drone,
+    DroneId,
+    DroneState,
+    OperatorRequest,
+    Plan,
+    RequestKind,
+    Snapshot,
+)
 from provisioner.store import tables
 from provisioner.store.file import BUSY_TIMEOUT_S, MIGRATIONS, schema_version, unusable
 from provisioner.store.lock import HOLDER, holder_of, is_alive, read_claim
@@ -239,12 +250,20 @@ class Reader:
         at: float,
         mode: DrainMode = DrainMode.PEACEFUL,
     ) -> int:
-        """Record an operator's request for the controller's next tick. Return its number."""
+        """Record a request for the next tick of the controller, and an event that tells it. Return its number."""
         ids = json.dumps(list(drone_ids))
         row = {"at": at, "kind": kind, "mode": mode, "drone_ids": ids, "reason": reason, "by": by}
         with self._open(write=True) as sql:
             tables.insert(sql, "requests", row)
-            return int(sql.execute("SELECT last_insert_rowid()").fetchone()[0])
+            number = int(sql.execute("SELECT last_insert_rowid()").fetchone()[0])
+            told = {"request": number, "kind": kind, "by": by, "reason": reason, "of": ", ".join(drone_ids)[:2000]}
+            tables.insert(sql, "events", {"at": at, "name": "request.recorded", "fields": json.dumps(told)})
+            return number
+
+    def requests(self) -> tuple[OperatorRequest, ...]:
+        """Return the requests that are not carried out yet, and those that disable sites, oldest first."""
+        with self._open() as sql:
+            return tables.waiting_requests(sql)
 
     def ask_estimate_reset(self, what: str, *, reason: str, by: str, at: float) -> None:
         """Record a request to forget estimates: carried out within a minute, or when a controller runs."""
