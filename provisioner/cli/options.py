@@ -128,6 +128,8 @@ _CONFIG_HELP = (
     "/etc/provisioner/provisioner.yaml]."
 )
 _STORE_HELP = "The record itself, without reading a configuration [env: PROVISIONER_STORE]."
+_URL_HELP = "Web service to ask instead, https://HOST:PORT or unix:PATH [env: PROVISIONER_URL]."
+_TOKEN_HELP = "With --url: bearer token to send; over https by default that of BEARER_TOKEN or BEARER_TOKEN_FILE."
 ConfigPath = Annotated[Path | None, _env_option("PATH", _CONFIG_HELP, "--config", "-c")]
 ConfigArgument = Annotated[Path | None, argument("PATH", "Configuration file; default as --config.")]
 EventReason = Annotated[str, option("TEXT", "Why; it is recorded as an event.", "--reason", "-r")]
@@ -151,6 +153,8 @@ class Where(OptionGroup):
 
     config: ConfigPath = None
     store: Annotated[Path | None, _env_option("PATH", _STORE_HELP, "--store")] = None
+    url: Annotated[str | None, _env_option("URL", _URL_HELP, "--url")] = None
+    token_file: Annotated[Path | None, option("FILE", _TOKEN_HELP, "--token-file")] = None
 
 
 @dataclass(frozen=True)
@@ -278,6 +282,8 @@ def store_path(where: Where) -> Path:
 
 def open_record(where: Where) -> Reader:
     """Open the record for reading. Raises :class:`VerbError` if there is none, ``StoreError`` if it is unusable."""
+    if where.url is not None:
+        raise VerbError("this needs the record itself, on its host: leave out --url, and PROVISIONER_URL unset")
     path = store_path(where)
     if not path.exists():
         advice = "`provisioner run` makes it; --store PATH or PROVISIONER_STORE names another"

@@ -10,6 +10,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
@@ -34,6 +35,16 @@ _answered_at: ContextVar[float] = ContextVar("answered_at", default=0.0)
 def now() -> float:
     """Return the time that all ages of one answer refer to."""
     return _answered_at.get() or time.time()
+
+
+@contextmanager
+def one_moment() -> Iterator[None]:
+    """Have all ages of one answer refer to the same time."""
+    began = _answered_at.set(time.time())
+    try:
+        yield
+    finally:
+        _answered_at.reset(began)
 
 
 def ago(at: float) -> str:
@@ -212,6 +223,14 @@ class Document:
         return {"schema": self.schema, **facts, **{key: part.plain() for key, part in self.parts.items()}, **self.raw}
 
 
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """Answer whose form the web service has made."""
+
+    text: str
+    scope: str
+
+
 Answer = Listing | Document
 
 
@@ -274,7 +293,7 @@ def note(*lines: str) -> None:
         print(sanitize(line), file=sys.stderr)
 
 
-def present(show: Show, make: Callable[[], Answer]) -> None:
+def present(show: Show, make: Callable[[], Answer | Rendered]) -> None:
     """Show what ``make`` answers; with ``--watch`` again and again until interrupted.
 
     With ``--watch`` a record that cannot be read for a while (a full disk, a new version) is only reported.
@@ -282,15 +301,13 @@ def present(show: Show, make: Callable[[], Answer]) -> None:
     from provisioner.store import StoreError
 
     while True:
-        began = _answered_at.set(time.time())
-        try:
-            _present_once(make(), show)
-        except StoreError as error:
-            if not show.watch:
-                raise
-            note(f"{iso(now())}  {error}")
-        finally:
-            _answered_at.reset(began)
+        with one_moment():
+            try:
+                _present_once(make(), show)
+            except StoreError as error:
+                if not show.watch:
+                    raise
+                note(f"{iso(now())}  {error}")
         if not show.watch:
             return
         time.sleep(show.interval)
@@ -318,16 +335,24 @@ def answered(
     """
     if ctx.obj is not None:
         return build(ctx.obj), query
+    if query.url is not None:
+        from provisioner.cli import remote
+
+        present(query, lambda: remote.answer(ctx, query))
+        return None
     reader = opt.open_record(query)
     present(query, lambda: build(reader))
     return None
 
 
-def _present_once(answer: Answer, show: Show) -> None:
+def _present_once(answer: Answer | Rendered, show: Show) -> None:
     written, scope = io.StringIO(), answer.scope if show.output.for_people and not show.no_header else ""
     if show.watch and scope:
         scope = f"{iso(now())}  {scope}"
-    write(answer, show, Page.of(show), written)
+    if isinstance(answer, Rendered):
+        written.write(answer.text)
+    else:
+        write(answer, show, Page.of(show), written)
     text = written.getvalue()
     if show.watch and show.output.for_people and sys.stdout.isatty():
         text = f"\x1b[H\x1b[2J{_one_screen(text, scope)}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from typing import Annotated, NamedTuple
+from urllib.parse import quote
 
 import typer
 
@@ -400,7 +401,22 @@ def reset_site(
       provisioner sites reset topas && provisioner events --follow
       provisioner sites reset user:ann
     """
+    if where.url is not None:
+        from provisioner.cli import remote
+
+        return remote.post(where, f"/sites/{quote(name, safe='')}/reset", reason=reason, type=type_)
     reader = opt.open_record(where)
+    scope, troubled = troubled_scopes(reader, name, type_)
+    if not troubled:
+        out.note(f"{scope} is not banned: nothing was asked for")
+        return None
+    of_user = name.startswith(model.USER_SCOPE)
+    what = f"forget the faults of {name}" if of_user else f"use {', '.join(troubled)} again"
+    return record_request(reader, model.RequestKind.RESET, [model.DroneId(scope)], reason, what)
+
+
+def troubled_scopes(reader: Reader, name: str, type_: str | None) -> tuple[str, list[str]]:
+    """Return the scope of a site, a type of it or ``user:NAME``, and the banned scopes in it."""
     if not name.startswith(model.USER_SCOPE):
         opt.require_known_sites(reader, [name])
     scope, views = name, reader.views()
@@ -410,13 +426,7 @@ def reset_site(
         if scope not in known:  # a misspelling would reset nothing
             raise opt.unknown("drone type", scope, known)
     failing = (s for s, b in reader.breakers().items() if b.failures or b.faults)
-    troubled = [s for s in failing if model.is_within_scope(s, scope)]
-    if not troubled:
-        out.note(f"{scope} is not banned: nothing was asked for")
-        return
-    of_user = name.startswith(model.USER_SCOPE)
-    what = f"forget the faults of {name}" if of_user else f"use {', '.join(troubled)} again"
-    record_request(reader, model.RequestKind.RESET, [model.DroneId(scope)], reason, what)
+    return scope, [s for s in failing if model.is_within_scope(s, scope)]
 
 
 SITE_REQUESTS = {
@@ -443,7 +453,7 @@ def disable_site(where: opt.Where, name: SiteName, reason: opt.EventReason) -> N
     Examples:
       provisioner sites disable topas --reason "cooling is being repaired"
     """
-    _ask_site(opt.open_record(where), model.RequestKind.DISABLE, name, reason)
+    _ask_site(where, model.RequestKind.DISABLE, name, reason)
 
 
 @sites_app.command("enable")
@@ -455,10 +465,15 @@ def enable_site(where: opt.Where, name: SiteName, reason: opt.EventReason = "") 
     Examples:
       provisioner sites disable topas --reason "network" && provisioner sites enable topas
     """
-    _ask_site(opt.open_record(where), model.RequestKind.ENABLE, name, reason)
+    _ask_site(where, model.RequestKind.ENABLE, name, reason)
 
 
-def _ask_site(reader: Reader, kind: model.RequestKind, name: str, reason: str) -> None:
+def _ask_site(where: opt.Where, kind: model.RequestKind, name: str, reason: str) -> None:
     if kind is model.RequestKind.DISABLE and not reason.strip():
         raise opt.VerbError("--reason must not be empty: it is shown with the site", code=opt.Exit.USAGE)
-    record_request(reader, kind, [model.DroneId(name)], reason, site_request(reader, kind, name))
+    if where.url is not None:
+        from provisioner.cli import remote
+
+        return remote.post(where, f"/sites/{quote(name, safe='')}/{kind.value}", reason=reason)
+    reader = opt.open_record(where)
+    return record_request(reader, kind, [model.DroneId(name)], reason, site_request(reader, kind, name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import time
@@ -43,10 +44,10 @@ class Position(NamedTuple):
     @classmethod
     def parsed(cls, text: str) -> Position:
         """Return the position of a text as ``12.7``. Raises ValueError."""
-        step, _, event = text.partition(".")
-        if not (step.isdecimal() and event.isdecimal() and len(text) <= 36):
+        found = re.fullmatch(r"([0-9]{1,18})\.([0-9]{1,18})", text)
+        if found is None:
             raise ValueError(f"`{formatting.sanitize(text, 40)}` is no position: write two numbers as `12.7`")
-        return cls(int(step), int(event))
+        return cls(int(found[1]), int(found[2]))
 
     def __str__(self) -> str:
         return f"{self.step}.{self.event}"
@@ -116,7 +117,8 @@ def events(
     begin = opt.parsed(Position.parsed, "--after", after) if after else Position()
     if follow:
         _follow(reader, query, start, begin)
-    page = None if query.limit is None or query.sort or not after else query.limit + 1  # one more: does it go on?
+    pages = query.limit is not None and after and not query.sort
+    page = min(query.limit or 0, NO_LIMIT) + 1 if pages else None  # one more: does it go on?
     found = happenings(reader, start, begin, page)
     found = found if after else by_time(found)
     back = "everything on record" if since == "all" else f"of the last {since}; --since for more"

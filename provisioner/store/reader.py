@@ -196,6 +196,16 @@ class Reader:
         with self._open() as sql:
             return [*tables.EVENTS.select(sql, "WHERE id > ? AND at >= ? ORDER BY id LIMIT ?", (after, since, limit))]
 
+    def position(self) -> RecordPosition:
+        """Return how far the record has come. Nothing on record changes without it; cheap."""
+        with self._open() as sql:
+            row = sql.execute(
+                "SELECT coalesce((SELECT value FROM meta WHERE key = 'tick'), 0),"
+                " coalesce((SELECT max(seq) FROM transitions), 0), coalesce((SELECT max(id) FROM events), 0),"
+                " coalesce((SELECT max(id) FROM requests), 0), coalesce((SELECT max(id) FROM estimate_resets), 0)"
+            ).fetchone()
+        return RecordPosition(*map(int, row))
+
     def views(self) -> store.Views | None:
         """Return the newest views; None in a new store."""
         with self._open() as sql:
@@ -306,6 +316,16 @@ class Reader:
             if not self.path.exists():
                 raise store.StoreError(f"there is no store {self.path}: `provisioner run` creates it") from error
             raise unusable(self.path, error) from error
+
+
+class RecordPosition(NamedTuple):
+    """Newest numbers of what is on record."""
+
+    tick: int
+    step: int
+    event: int
+    request: int
+    reset: int
 
 
 class DroneLifetime(NamedTuple):

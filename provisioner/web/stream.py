@@ -1,0 +1,125 @@
+"""Server-sent events: steps of drones and events of the controller, read once for all clients."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import structlog
+from aiohttp import web
+
+from provisioner.cli import output as out
+from provisioner.cli.status import EVENT_COLUMNS, Happening, Position, happenings
+from provisioner.store import StoreError
+from provisioner.web.record import BusyError, SharedRecord
+
+log = structlog.get_logger()
+
+POLL_S = 1.0
+KEEP_ALIVE_S = 15.0
+"""A comment is sent after such a silence, so that proxies keep the connection."""
+WRITE_TIMEOUT_S = 30.0
+"""A client that takes nothing for this long is cut off."""
+QUEUE_LENGTH = 1000
+"""So are clients that are further behind than this."""
+MOST_CLIENTS = 2000
+PAGE_LENGTH = 500
+RETRY_MS = 2000
+
+Message = tuple[Happening, bytes]
+
+
+def messages(record: SharedRecord, after: Position) -> list[Message]:
+    """Return what happened after a position, at most a page of it, each with its text."""
+    found = happenings(record.reader, 0.0, after, PAGE_LENGTH)
+    rows = out.Listing("", EVENT_COLUMNS, found).plain()
+    return [(h, _text(h, row)) for h, row in zip(found, rows, strict=True)]
+
+
+def _text(happening: Happening, row: dict[str, out.Cell]) -> bytes:
+    return f"id: {happening.position}\nevent: {happening.kind}\ndata: {out.dumps(row)}\n\n".encode()
+
+
+class EventStream:
+    """The stream of what happens, for any number of clients."""
+
+    def __init__(self, record: SharedRecord) -> None:
+        self._record = record
+        self._position: Position | None = None
+        """Newest position that clients were sent; None: nobody listens."""
+        self._clients: dict[asyncio.Queue[Message], asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Read the record for the clients until cancelled."""
+        while True:
+            await asyncio.sleep(POLL_S)
+            if not self._clients:
+                self._position = None
+                continue
+            with suppress(BusyError):
+                try:
+                    await self._poll()
+                except StoreError as error:  # it may come again: a new version, a full disk
+                    log.warning("stream.read_failed", why=str(error))
+
+    async def _poll(self) -> None:
+        position = self._position or await self._newest()
+        while found := await self._record.run(messages, self._record, position):
+            position = found[-1][0].position
+            for message in found:
+                self._send(message)
+        self._position = position
+
+    async def _newest(self) -> Position:
+        newest = await self._record.run(self._record.reader.position)
+        return Position(newest.step, newest.event)
+
+    def _send(self, message: Message) -> None:
+        for queue, task in list(self._clients.items()):
+            try:
+                queue.put_nowait(message)
+            except asyncio.QueueFull:
+                log.warning("stream.client_cut_off", behind=queue.qsize())
+                del self._clients[queue]
+                task.cancel()
+
+    async def serve(self, request: web.Request, last_id: str) -> web.StreamResponse:
+        """Send the stream from behind the position ``last_id``, or from now on, until the client leaves."""
+        if len(self._clients) >= MOST_CLIENTS:
+            raise web.HTTPServiceUnavailable(text="too many clients listen", headers={"Retry-After": "60"})
+        newest = await self._newest()
+        position = newest
+        if last_id:  # of another record, which may have come further, the rest is not known
+            position = Position(*map(min, Position.parsed(last_id), newest))
+        response = web.StreamResponse(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        response.content_type = "text/event-stream"
+        task, queue = asyncio.current_task(), asyncio.Queue[Message](QUEUE_LENGTH)
+        assert task is not None
+        self._position = self._position or newest
+        self._clients[queue] = task
+        try:
+            await response.prepare(request)
+            await _write(response, f"retry: {RETRY_MS}\nid: {position}\n\n".encode())
+            while page := await self._record.run(messages, self._record, position):
+                for happening, text in page:
+                    await _write(response, text)
+                    position = happening.position
+            while True:
+                try:
+                    happening, text = await asyncio.wait_for(queue.get(), KEEP_ALIVE_S)
+                except TimeoutError:
+                    await _write(response, b": still here\n\n")
+                    continue
+                if getattr(happening.position, happening.kind) > getattr(position, happening.kind):  # else it was sent
+                    await _write(response, text)
+        except (TimeoutError, ConnectionError, asyncio.CancelledError, StoreError, BusyError):
+            if request.transport is not None:
+                request.transport.abort()  # it may hold unsent data, which nobody takes
+        finally:
+            self._clients.pop(queue, None)
+        return response
+
+
+async def _write(response: web.StreamResponse, text: bytes) -> None:
+    async with asyncio.timeout(WRITE_TIMEOUT_S):
+        await response.write(text)
