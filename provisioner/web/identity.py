@@ -69,7 +69,7 @@ class Authenticator:
         if scheme.lower() == "bearer":
             return Caller(*await self._tokens.verify(token.strip()))
         if by_proxy and self._proxy:
-            return proxied(self._proxy, request.headers.getall(self._proxy.user_header, []), request.headers)
+            return proxied(self._proxy, request)
         if isinstance(place, str | bytes):
             return self._of_account(*peer_of(transport))
         if tls is not None:
@@ -120,14 +120,19 @@ def gid_of(name: str) -> int:
         raise VerbError(f"web: no group `{name}` on this host; correct `operators.groups`") from None
 
 
-def proxied(section: WebProxySection, names: Sequence[str], headers: Mapping[str, str]) -> Caller:
+def proxied(section: WebProxySection, request: web.Request) -> Caller:
     """Return the user that the reverse proxy names, with the highest role of their groups."""
-    if len(names) > 1:
-        raise web.HTTPBadRequest(text=f"the proxy sent {len(names)} headers {section.user_header}: it must set one")
-    name = sanitize(names[0].strip(), NAME_LENGTH) if names else ""
+
+    def header(name: str) -> str:
+        values = request.headers.getall(name, [])
+        if len(values) > 1:  # one of them may be the client's own
+            raise web.HTTPBadRequest(text=f"the proxy sent {len(values)} headers {name}: it must set one")
+        return "".join(values).strip()
+
+    name, listed = sanitize(header(section.user_header), NAME_LENGTH), header(section.groups_header)
     if not name:
         return Caller()
-    groups = {group.strip() for group in headers.get(section.groups_header, "").split(",")} | {"*"}
+    groups = {group.strip() for group in listed.split(",")} | {"*"}
     roles = {role for group, role in section.groups.items() if group in groups}
     return Caller(name, Role.OPERATE if Role.OPERATE in roles else Role.READ if roles else None)
 

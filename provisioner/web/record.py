@@ -78,7 +78,7 @@ class SharedRecord:
         if now - self._holder[0] > 1.0:  # it locks the record's lock file for a moment
             holder = self.reader.holder()
             self._holder = now, holder.pid if holder else 0
-        return "-".join(map(str, (*position, self._holder[1], int((now - since) // STALE_STEP_S))))
+        return "-".join(map(str, (*position, self._holder[1], int(max(0.0, now - since) // STALE_STEP_S))))
 
     async def answer(self, key: str, version: str, make: Callable[[], Answered]) -> Answered:
         """Return the answer of ``make``, or one for the same key and version that is not old."""

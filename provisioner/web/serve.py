@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import ssl
@@ -56,6 +57,7 @@ def serve(
         raise VerbError(f"the web service needs the package {error.name}", advice) from None
     store, section = load_web(opt.config_path(opt.Where(config=path or config)))
     log_to_stderr(log_level, log_format)
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # it tells of each client that speaks no HTTP
     asyncio.run(_serve(WebService(Reader(store), section), section.socket or store.parent / SOCKET_NAME))
 
 
