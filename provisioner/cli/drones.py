@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, zip_longest
 from math import isfinite
 from typing import Annotated, NamedTuple
+from urllib.parse import quote
 
 import typer
 
@@ -408,7 +409,7 @@ def drain(
       provisioner drones drain 17 18 19 --mode fast --reason "hung jobs" --wait --timeout 120
     """
     verb = f"drain ({mode.value}: {formatting.DRAIN_MODE_WORDS[mode]})"
-    _request_leave(opt.open_record(where), RequestKind.DRAIN, mode, verb, options)
+    _request_leave(where, RequestKind.DRAIN, mode, verb, options)
 
 
 @drones_app.command("kill")
@@ -420,13 +421,20 @@ def kill(options: LeaveOptions, where: opt.Where) -> None:
     Examples:
       provisioner drones kill kit-x7q2-17 --reason "GPU fell off the bus"
     """
-    _request_leave(opt.open_record(where), RequestKind.KILL, DrainMode.PEACEFUL, "kill", options)
+    _request_leave(where, RequestKind.KILL, DrainMode.PEACEFUL, "kill", options)
 
 
-def _request_leave(reader: Reader, kind: RequestKind, mode: DrainMode, verb: str, options: LeaveOptions) -> None:
+def _request_leave(where: opt.Where, kind: RequestKind, mode: DrainMode, verb: str, options: LeaveOptions) -> None:
     """Record the request. Raises ``typer.Exit`` with :attr:`Exit.PARTIAL` if only some ids are known."""
     if not options.reason.strip():
         raise opt.VerbError("--reason must not be empty: it is recorded with every step", code=opt.Exit.USAGE)
+    if bool(options.ids) == bool(options.given):
+        which = "which drones? Name them, or select with --site, --state, --type, --node, not both"
+        raise opt.VerbError(which, code=opt.Exit.USAGE)
+    if where.url is not None:
+        _request_leave_by_service(where, kind, mode, verb, options)
+        return
+    reader = opt.open_record(where)
     chosen, gone, complaints = _selected(reader, options)
     if gone:
         out.note(f"already ended, nothing to do: {opt.named(gone)}")
@@ -441,16 +449,50 @@ def _request_leave(reader: Reader, kind: RequestKind, mode: DrainMode, verb: str
         out.note(f"would {what}:")
         print("\n".join(chosen))
     else:
-        if not options.yes and len(chosen) >= CONFIRM_FROM:
-            question = f"{what}: {opt.named(chosen)}?"
-            if not sys.stdin.isatty():
-                raise opt.VerbError(question, "not a terminal to ask at: say --yes to do it", code=opt.Exit.USAGE)
-            typer.confirm(formatting.sanitize(question), err=True, abort=True)
+        _confirm(options, what, chosen)
         record_request(reader, kind, chosen, options.reason, what, mode)
         if options.wait:
             _wait_for_ends(reader, chosen, options.timeout)
     if complaints:
         raise typer.Exit(opt.Exit.PARTIAL)
+
+
+def _confirm(options: LeaveOptions, what: str, chosen: Sequence[str]) -> None:
+    """Ask the person whether several drones are meant. Raises ``typer.Abort`` if not."""
+    if not options.yes and len(chosen) >= CONFIRM_FROM:
+        question = f"{what}: {opt.named(chosen)}?"
+        if not sys.stdin.isatty():
+            raise opt.VerbError(question, "not a terminal to ask at: say --yes to do it", code=opt.Exit.USAGE)
+        typer.confirm(formatting.sanitize(question), err=True, abort=True)
+
+
+def _request_leave_by_service(
+    where: opt.Where, kind: RequestKind, mode: DrainMode, verb: str, options: LeaveOptions
+) -> None:
+    """Request it at the web service, one drone after the other."""
+    from provisioner.cli import remote
+
+    if options.wait:
+        raise opt.VerbError("--wait needs the record itself: leave it out, or leave out --url", code=opt.Exit.USAGE)
+    chosen = options.ids or remote.names(where, "/drones", options.given)
+    what = f"{verb} {formatting.count(len(chosen), 'drone')}"
+    if options.dry_run:
+        out.note(f"would {what}:")
+        print("\n".join(chosen))
+        return
+    _confirm(options, what, chosen)
+    body, failed = {"reason": options.reason}, 0
+    body |= {"mode": mode.value} if kind is RequestKind.DRAIN else {}
+    for each in chosen:
+        try:
+            remote.post(where, f"/drones/{quote(each, safe='')}/{kind.value}", **body)
+        except opt.VerbError as error:
+            if len(chosen) == 1:
+                raise
+            failed += 1
+            out.note(*error.lines)
+    if failed:
+        raise typer.Exit(opt.Exit.FAILED if failed == len(chosen) else opt.Exit.PARTIAL)
 
 
 def record_request(
@@ -470,9 +512,6 @@ def record_request(
 
 def _selected(reader: Reader, options: LeaveOptions) -> tuple[list[DroneId], list[DroneId], list[str]]:
     """Return the live drones that are meant, the ended ones among those named, and complaints about unknown ids."""
-    if bool(options.ids) == bool(options.given):
-        which = "which drones? Name them, or select with --site, --state, --type, --node, not both"
-        raise opt.VerbError(which, code=opt.Exit.USAGE)
     if not options.ids:
         return [d.id for d in options.find(reader, ended=False)], [], []
     live: dict[DroneId, bool] = {}

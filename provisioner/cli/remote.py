@@ -7,10 +7,11 @@ import json
 import os
 import socket
 import ssl
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from email.message import Message as HTTPMessage
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
 import typer
@@ -39,12 +40,15 @@ SAME_AS = {"explain drone": "drones show"}
 TIMEOUT_S = 60.0
 STREAM_TIMEOUT_S = 60.0
 """Silence after which a stream is taken for dead: it has a comment more often."""
+RETRY_S = 2.0
 
 
 def answer(ctx: typer.Context, query: opt.Query | opt.ListQuery) -> out.Rendered:
     """Return the answer of the service to the verb and options of ``ctx``."""
     verb = ctx.command_path.partition(" ")[2]
     path = next(path for path, each in RESOURCES.items() if each == SAME_AS.get(verb, verb))
+    if ctx.params.get("follow"):
+        _follow(query)
     if query.local:
         raise VerbError("--local is for a record on this host: the service writes times in UTC", code=Exit.USAGE)
     asked: list[tuple[str, str]] = [("output", query.output.value)]
@@ -93,12 +97,25 @@ def names(where: opt.Where, path: str, query: Mapping[str, Sequence[str]]) -> li
     return _call(where, "GET", f"{path}?{asked}")[0].decode().splitlines()
 
 
-def follow(where: opt.Where) -> Iterator[dict[str, Any]]:
-    """Yield rows of ``events`` as they happen. It ends when the service does."""
-    with _opened(where, "GET", "/events/stream", None, STREAM_TIMEOUT_S) as response:
-        for line in response:
-            if line.startswith(b"data: "):
-                yield json.loads(line[6:])
+def _follow(query: opt.Query | opt.ListQuery) -> NoReturn:
+    """Print what happens from now on until interrupted, across restarts of the service."""
+    from provisioner.cli.status import followed_line, require_followable
+
+    require_followable(query)
+    last = ""
+    while True:
+        try:
+            with _opened(query, "GET", "/events/stream", None, STREAM_TIMEOUT_S, last) as response:
+                for line in response:
+                    name, _, value = line.decode().strip().partition(": ")
+                    if name == "id":
+                        last = value
+                    elif name == "data":
+                        print(followed_line(json.loads(value), query), flush=True)
+        except (VerbError, OSError, http.client.HTTPException):
+            if not last:
+                raise
+        time.sleep(RETRY_S)
 
 
 def _call(where: opt.Where, method: str, path: str, body: bytes | None = None) -> tuple[bytes, HTTPMessage]:
@@ -106,11 +123,14 @@ def _call(where: opt.Where, method: str, path: str, body: bytes | None = None) -
         return response.read(), response.headers
 
 
-def _opened(where: opt.Where, method: str, path: str, body: bytes | None, timeout_s: float) -> http.client.HTTPResponse:
+def _opened(
+    where: opt.Where, method: str, path: str, body: bytes | None, timeout_s: float, last_id: str = ""
+) -> http.client.HTTPResponse:
     """Send a request and return the response. Raises :class:`VerbError`, for a problem with its exit code."""
     url = where.url or ""
     connection, prefix = _connection(url, timeout_s)
     headers = {"Content-Type": "application/json"} if body is not None else {}
+    headers |= {"Last-Event-ID": last_id} if last_id else {}
     if token := bearer_token(where):
         headers["Authorization"] = f"Bearer {token}"
     try:

@@ -133,22 +133,31 @@ def by_time(found: Sequence[Happening]) -> list[Happening]:
 
 def _follow(reader: Reader, query: opt.ListQuery, start: float, position: Position) -> NoReturn:
     """Print what happened, and what happens, until interrupted."""
-    if not (query.output.for_people or query.output in (Format.JSONL, Format.JSON)):
-        wrong = f"--follow gives table, wide or jsonl, not {query.output.value}"
-        raise opt.VerbError(wrong, code=opt.Exit.USAGE)
-    width = out.Page.of(query).width
+    require_followable(query)
     while True:
         found = happenings(reader, start, position)
         position, found = found[-1].position if found else position, by_time(found)
-        for happening, row in zip(found, out.Listing("", EVENT_COLUMNS, found).plain(), strict=True):
-            line = out.dumps(row)
-            if query.output.for_people:  # a line each: a stream has no column widths
-                what = f"{happening.drone} {happening.name}: {happening.text}".lstrip()
-                line = formatting.sanitize(f"{formatting.iso(happening.at)}  {what}")
-                line = line if width is None else out.shorten(line, width)
-            print(line)
+        for row in out.Listing("", EVENT_COLUMNS, found).plain():
+            print(followed_line(row, query))
         sys.stdout.flush()
         time.sleep(query.interval)
+
+
+def followed_line(row: Mapping[str, Any], show: opt.Show) -> str:
+    """Return the line of an event for ``--follow``: a stream has no column widths."""
+    if not show.output.for_people:
+        return out.dumps(row)
+    what = f"{row['drone']} {row['name']}: {row['text']}".lstrip()
+    line = formatting.sanitize(f"{formatting.iso(row['at'])}  {what}")
+    width = out.Page.of(show).width
+    return line if width is None else out.shorten(line, width)
+
+
+def require_followable(show: opt.Show) -> None:
+    """Raise :class:`VerbError` for a form of output that cannot go on and on."""
+    if not (show.output.for_people or show.output in (Format.JSONL, Format.JSON)):
+        wrong = f"--follow gives table, wide or jsonl, not {show.output.value}"
+        raise opt.VerbError(wrong, code=opt.Exit.USAGE)
 
 
 def happenings(reader: Reader, start: float, after: Position, limit: int | None = None) -> list[Happening]:

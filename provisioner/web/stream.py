@@ -8,6 +8,7 @@ from contextlib import suppress
 import structlog
 from aiohttp import web
 
+from provisioner.cli import options as opt
 from provisioner.cli import output as out
 from provisioner.cli.status import EVENT_COLUMNS, Happening, Position, happenings
 from provisioner.store import StoreError
@@ -87,10 +88,9 @@ class EventStream:
         """Send the stream from behind the position ``last_id``, or from now on, until the client leaves."""
         if len(self._clients) >= MOST_CLIENTS:
             raise web.HTTPServiceUnavailable(text="too many clients listen", headers={"Retry-After": "60"})
+        wanted = opt.parsed(Position.parsed, "Last-Event-ID", last_id) if last_id else None
         newest = await self._newest()
-        position = newest
-        if last_id:  # of another record, which may have come further, the rest is not known
-            position = Position(*map(min, Position.parsed(last_id), newest))
+        position = Position(*map(min, wanted, newest)) if wanted else newest  # it may be one of another record
         response = web.StreamResponse(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         response.content_type = "text/event-stream"
         task, queue = asyncio.current_task(), asyncio.Queue[Message](QUEUE_LENGTH)
@@ -106,7 +106,8 @@ class EventStream:
                     position = happening.position
             while True:
                 try:
-                    happening, text = await asyncio.wait_for(queue.get(), KEEP_ALIVE_S)
+                    async with asyncio.timeout(KEEP_ALIVE_S):
+                        happening, text = await queue.get()
                 except TimeoutError:
                     await _write(response, b": still here\n\n")
                     continue
