@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from http import HTTPStatus
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 
 from provisioner import __version__
 from provisioner.cli.remote import API
@@ -64,7 +67,8 @@ def document(resources: Sequence[Resource]) -> Json:
     """Return the OpenAPI 3.1 document."""
     schemas = {_component(name): {k: v for k, v in s.items() if k != "$schema"} for name, s in output_schemas().items()}
     schemas |= {"problem": PROBLEM, "requested": REQUESTED, "columns": CHOSEN_COLUMNS}
-    schemas |= {change.body.__name__: change.body.model_json_schema() for change in CHANGES.values()}
+    bodies: list[tuple[type[BaseModel], Literal["validation"]]] = [(c.body, "validation") for c in CHANGES.values()]
+    schemas |= models_json_schema(bodies, ref_template="#/components/schemas/{model}")[1]["$defs"]
     paths: dict[str, Json] = {resource.path: {"get": _reading(resource)} for resource in resources}
     for path, change in CHANGES.items():
         paths[f"{API}{path}"] = {"post": _changing(path, change)}
@@ -106,8 +110,9 @@ def _answers(ok: HTTPStatus, body: Json, *problems: HTTPStatus) -> Json:
 def _reading(resource: Resource) -> Json:
     schemas = [_ref(_component(name)) for name in ANSWERS[resource.verb]]
     schemas += [_ref("columns")] if "columns" in resource.options else []
-    body = {kind: {"schema": TEXT} for kind in dict.fromkeys(CONTENT_TYPES.values())}
-    body["application/json"] = {"schema": {"anyOf": schemas}}
+    body: Json = {kind: {"schema": TEXT} for kind in dict.fromkeys(CONTENT_TYPES.values())}
+    body["application/json"] = body["application/yaml"] = {"schema": {"anyOf": schemas}}
+    body["application/jsonl"] = {"schema": {"type": "object"}}
     kinds = get_type_hints(resource.command.callback)
     page = [
         {"name": "width", "in": "query", "schema": {"type": "integer", "minimum": MIN_WIDTH, "maximum": MAX_WIDTH}},

@@ -138,15 +138,20 @@ class Issuer:
     def section(self, **more: Any) -> dict[str, Any]:
         return {"tokens": ({"issuer": self.url, "audience": (AUDIENCE,), **more},)}
 
+    async def start(self) -> web.AppRunner:
+        app = web.Application()
+        app.router.add_get("/iam/.well-known/openid-configuration", self.discovery)
+        app.router.add_get("/iam/jwk", self.jwks)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", int(self.url.split(":")[2].split("/")[0])).start()
+        return runner
+
 
 @pytest.fixture
 async def issuer() -> AsyncIterator[Issuer]:
-    made, app = Issuer(), web.Application()
-    app.router.add_get("/iam/.well-known/openid-configuration", made.discovery)
-    app.router.add_get("/iam/jwk", made.jwks)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", int(made.url.split(":")[2].split("/")[0])).start()
+    made = Issuer()
+    runner = await made.start()
     yield made
     await runner.cleanup()
 
