@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import ssl
 from contextlib import suppress
 from pathlib import Path
@@ -107,17 +108,15 @@ async def listen(runner: web.AppRunner, section: WebSection, path: Path) -> list
 
 
 def _unix(runner: web.AppRunner, path: Path) -> web.UnixSite:
-    """Return a listener at ``path``, where a socket may be left over from a process that was killed."""
-    import socket
+    """Return a listener at ``path``. It replaces a socket there, as a process leaves one that is killed.
 
+    Raises :class:`VerbError` if somebody listens at it.
+    """
     from aiohttp import web
 
-    with suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
-        if path.is_socket():
-            try:
-                probe.connect(str(path))
-            except ConnectionRefusedError:
-                path.unlink()
+    with socket.socket(socket.AF_UNIX) as probe, suppress(OSError):
+        probe.connect(str(path))
+        raise VerbError(f"cannot listen at unix:{path}: another service does")
     return web.UnixSite(runner, str(path))
 
 
