@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import re
+import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -39,7 +39,7 @@ def provider() -> Iterator[str]:
     users = [
         User(sub=name, claims={"email": f"{name}@example.edu", "groups": groups}) for name, groups in USERS.items()
     ]
-    with run_server_in_thread(users=users) as server:
+    with run_server_in_thread(user_claims=users) as server:
         yield f"http://localhost:{server.server_port}"
 
 
@@ -63,11 +63,7 @@ class Browser:
         async with self.session.get(f"{self.url}{API}/sites") as form:
             text = await form.text()
             assert "authorize" in str(form.url.path) and "<form" in text, (form.url, text[:500])
-            action = re.search(r'<form[^>]*action="([^"]*)"', text)
-            where = (
-                form.url.join(aiohttp.client.URL(action[1].replace("&amp;", "&"))) if action and action[1] else form.url
-            )
-        async with self.session.post(where, data={"sub": name}) as answer:
+        async with self.session.post(form.url, data={"sub": name}) as answer:
             assert str(answer.url) == f"{self.url}{API}/sites", (answer.url, (await answer.text())[:500])
 
     async def get(self, path: str, **more: Any) -> tuple[int, str]:
@@ -96,11 +92,7 @@ async def test_a_group_gives_a_role_and_the_name_is_on_record(site: tuple[str, A
     url, _, _ = site
     for name, looks, changes in (("bob", 200, 403), ("eve", 403, 403), ("ann", 200, 202)):
         browser = Browser(url)
-        if looks == 200:
-            await browser.log_in(name)
-        else:
-            with pytest.raises(AssertionError):  # the page after the log-in is refused, at its own address
-                await browser.log_in(name)
+        await browser.log_in(name)
         assert (await browser.get(f"{API}/status"))[0] == looks
         assert await browser.kill("1", Origin=url) == changes
         assert await browser.kill("1", Origin="https://evil.example") == 403, "a page elsewhere"
@@ -138,6 +130,6 @@ async def test_a_header_forged_beside_the_proxy_fails(site: tuple[str, Any, Path
     at_loopback = await served.change("/drones/1/kill", loopback=True, headers=forged)
     assert at_loopback.status in (401, 403)
     at_proxy = await served.change("/drones/1/kill", unix=socket, headers=forged)  # not Apache's account
-    if Path("/proc/self").stat().st_uid == 0:
+    if os.geteuid() == 0:
         assert at_proxy.status == 403 and "reverse proxy alone" in at_proxy.json["detail"]
     assert not [request for request in Reader(record).requests() if request.by == "ann@example.edu"]
