@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +30,9 @@ from provisioner.config.messages import fields_of, flow, is_model, union_members
 from provisioner.config.models import ControllerFile, SiteFile
 from provisioner.config.schema import adapter_configs, controller_schema, schema_text, site_schema
 from provisioner.config.units import Secret, Unit
+from provisioner.monitoring.alerts import ALERTS
+from provisioner.monitoring.dashboards import DASHBOARDS
+from provisioner.monitoring.metrics import LABELS, METRICS
 from provisioner.simulator import report
 
 REFERENCE = Path(__file__).parent / "reference"
@@ -415,10 +419,38 @@ def _default(field: FieldInfo) -> str:
     return f"`{unit.format(value)}`" if value or unit.name in ("duration", "GPUs") else ""
 
 
+# -------------------------------------------------------------------------------------------------------------- metrics
+
+METRICS_INTRODUCTION = """\
+# Metrics
+
+[The how-to](../how-to/monitoring.md) shows how to scrape them. A `summary` has the sum of durations (`_sum`) and their
+number (`_count`). Counters count since the record was created, over restarts of all services. GPU time is in
+GPU-seconds: a drone with two GPUs adds two in each second. All durations are in seconds.
+"""
+
+
+def metrics_page() -> str:
+    """Return ``docs/reference/metrics.md``."""
+    lines = [PAGE_NOTICE, "", METRICS_INTRODUCTION, "| metric | kind | labels | meaning | shown in | alerts |"]
+    lines.append("|---|---|---|---|---|---|")
+    for spec in METRICS:
+        parts = re.compile(rf"\b(?:{'|'.join(spec.parts)})\b")
+        shown = [b.name for b in DASHBOARDS if any(parts.search(q) for p in b.panels for q, _ in p.queries)]
+        rules = [rule.name for rule in ALERTS if parts.search(rule.expression)]
+        named = [f"[{name}](../how-to/runbooks.md#{name.lower()})" for name in rules]
+        cells = (f"`{spec.name}`", spec.kind.value, ", ".join(spec.labels), spec.help, ", ".join(shown), ", ".join(named))
+        lines.append("| " + " | ".join(cells) + " |")
+    lines += ["", "## Labels", "", "| label | meaning |", "|---|---|"]
+    lines += [f"| `{name}` | {words} |" for name, words in LABELS.items()]
+    return "\n".join(lines) + "\n"
+
+
 # ---------------------------------------------------------------------------------------------------------------- files
 
 PAGES: dict[str, Callable[[], str]] = {
     "cli.md": cli_page,
+    "metrics.md": metrics_page,
     "reasons.md": reasons_page,
     "configuration.md": configuration_page,
     "cli-schemas.json": lambda: json.dumps(output_schemas(), indent=1) + "\n",

@@ -52,9 +52,11 @@ async def run(path: Path, *, once: bool = False, root: Path | None = None) -> in
                 report = await controller.tick()
                 return 0 if report.recorded and not report.faults else 1
             async with asyncio.TaskGroup() as group:
-                reloads = group.create_task(_reloads(path, root, controller, adapters, hangup))
+                beside = [group.create_task(_reloads(path, root, controller, adapters, hangup))]
+                beside.append(group.create_task(controller.measures.watch_loop()))
                 await controller.run(stop)
-                reloads.cancel()
+                for task in beside:
+                    task.cancel()
             log.info("controller.stopping", drones=len(controller.store.drones))
             return 0
     except asyncio.CancelledError:
@@ -89,7 +91,9 @@ def _signals() -> tuple[asyncio.Event, asyncio.Event]:
 
 async def _opened(stack: AsyncExitStack, settings: Settings) -> tuple[Controller, Adapters]:
     limits = settings.store
-    store = SqlStore(limits.path, settings.controller, keep_s=limits.keep, snapshots=limits.snapshots)
+    store = SqlStore(
+        limits.path, settings.controller, keep_s=limits.keep, snapshots=limits.snapshots, series_s=limits.series
+    )
     await stack.enter_async_context(store)
     adapters = await stack.enter_async_context(Adapters(settings))
     overlay = loader.overlay_adapter(settings.overlay.adapter)(settings.overlay.options, settings.controller)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import os
 import sys
 import tempfile
@@ -280,7 +281,7 @@ render_app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is
 
 @render_app.callback()
 def render() -> None:
-    """Print configuration for the other side: what a site's administrator puts in place."""
+    """Print configuration for others: what a site's administrator, or that of the monitoring, puts in place."""
 
 
 @render_app.command("blocking")
@@ -355,6 +356,40 @@ def mig_layout(
     if not audits:
         then = f"compare the nodes with `nvidia-smi -L`: `check --live` cannot at a site of adapter {spec.adapter}"
     out.note(f"site {site}: run it as root on each node; then {then}")
+
+
+@render_app.command("grafana")
+def grafana(to: Annotated[Path, opt.option("DIRECTORY", "Where the files are written.")] = Path(".")) -> None:
+    """Write the Grafana dashboards, a JSON file each; files of these names are replaced.
+
+    Grafana imports each, or finds them as provisioned files. They ask for their Prometheus data source.
+
+    \b
+    Examples:
+      provisioner render grafana --to /etc/grafana/provisioning/dashboards/provisioner
+    """
+    from provisioner.monitoring.dashboards import DASHBOARDS, render_dashboard
+
+    to.mkdir(parents=True, exist_ok=True)
+    for board in DASHBOARDS:
+        path = to / f"provisioner-{board.name}.json"
+        path.write_text(json.dumps(render_dashboard(board), indent=1) + "\n", encoding="utf-8")
+        out.note(f"written: {path}")
+
+
+@render_app.command("alerts")
+def alerts(runbooks: Annotated[str | None, opt.option("URL", "Page of the runbooks, for runbook_url.")] = None) -> None:
+    """Print the alert rules for Prometheus.
+
+    \b
+    Examples:
+      provisioner render alerts > /etc/prometheus/rules.d/provisioner.yml
+    """
+    from yaml import safe_dump
+
+    from provisioner.monitoring.alerts import RUNBOOKS, render_alerts
+
+    sys.stdout.write(safe_dump(render_alerts(runbooks or RUNBOOKS), sort_keys=False, width=1000))
 
 
 def _named_site(path: Path, name: str) -> tuple[str, config.SiteConfig]:

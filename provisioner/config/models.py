@@ -68,6 +68,8 @@ class StoreSection(ConfigSection):
     """SQLite file of the store; its directory is created if needed. One controller at a time uses it."""
     keep: PositiveDuration = Field(30 * 86400.0, examples=["30d"])
     """Finished drones, plans, events and completed jobs that are older than this are deleted."""
+    series: PositiveDuration = Field(400 * 86400.0, examples=["400d"])
+    """Hourly time series are kept for this long; those by the minute for 2 days, by ten minutes for 30 days."""
     snapshots: int = Field(50, ge=0, le=100_000, examples=[50])
     """Number of full snapshots kept, of the newest ticks that acted (for `provisioner replay`)."""
 

@@ -17,6 +17,7 @@ from provisioner.controller.clock import Clock
 from provisioner.controller.estimation import EstimateCollector, EstimateRecorder
 from provisioner.controller.low_use import LowUseWatch
 from provisioner.controller.polling import TICK_WAIT_S, Poller, PollTarget
+from provisioner.controller.tick_measures import DECISION_SECONDS, STORE_WRITE_SECONDS, TICK_SECONDS, TickMeasures
 from provisioner.interfaces import Overlay, Site, SupportsConsoleOutput
 from provisioner.model import Breaker, BreakerState, DroneId, DroneState, OverlayView, Plan, Snapshot, StateChange
 from provisioner.planner import decide
@@ -141,6 +142,7 @@ class Controller:
     _stepped: bool = False
     _completed_jobs: frozenset[model.CompletedJob] = frozenset()
     """The jobs of the newest poll that are on record: an overlay reports each in many polls."""
+    measures: TickMeasures = field(init=False)
     _recorder: EstimateRecorder = field(init=False)
     _low_use: LowUseWatch = field(init=False)
     _dead_slots: DeadSlots = field(init=False)
@@ -149,6 +151,7 @@ class Controller:
 
     def __post_init__(self) -> None:
         self._dead_slots = DeadSlots(self.overlay, self.clock)
+        self.measures = TickMeasures(self.store, self.clock)
         self._recorder = EstimateRecorder(self.estimation, self.store, self.clock, self.event)
         self._low_use = LowUseWatch(self.overlay, self.store, self.clock, self.event)
         overlay = PollTarget(OVERLAY_SCOPE, lambda: self.overlay.poll(self.types), 0.0)
@@ -187,7 +190,8 @@ class Controller:
         await self._set_clock()
         await self._take_up_requests()
         snapshot = await self._poll()
-        found = safe_plan(snapshot, self.planner, self.judge, self._suspects)
+        with self.measures.timed(DECISION_SECONDS):
+            found = safe_plan(snapshot, self.planner, self.judge, self._suspects)
         self._suspects = found.classes
         self._failures.note(found.error)
         await self._report_breaches(found)
@@ -204,7 +208,8 @@ class Controller:
         """Tick until ``stop`` is set: quickly while something is on the move, else slowly."""
         while not stop.is_set():
             async with self.between_ticks:
-                report = await self.tick()
+                with self.measures.timed(TICK_SECONDS):
+                    report = await self.tick()
                 await self._housekeeping()
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._pause(report)):
@@ -278,8 +283,10 @@ class Controller:
     async def _record(self, plan: Plan, snapshot: Snapshot) -> bool:
         """Record and log a plan. Return False if the store cannot take it: then nothing may be acted on."""
         before = dict(self.store.breakers)
-        if not await _stored("store.write_failed", self.store.record(plan, snapshot)):
-            return False
+        self.measures.note(snapshot, plan)
+        with self.measures.timed(STORE_WRITE_SECONDS):
+            if not await _stored("store.write_failed", self.store.record(plan, snapshot)):
+                return False
         _log_plan(plan)
         _log_breakers(before, plan.breakers)
         for drain in plan.drains:
@@ -531,6 +538,7 @@ class Controller:
         if self._prunes or now - self._pruned_at > PRUNE_EVERY_S:
             self._pruned_at = now
             self._prunes = await _read("store.prune_failed", self.store.prune(now), False)
+        await self.measures.turn()
         await self._recorder.turn()
         await self._low_use.turn(self._group, self.policy.low_use, self.types, self._poller.overlay.view)
 

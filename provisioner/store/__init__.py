@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from provisioner import model
 from provisioner.estimates import NO_ESTIMATES, Estimates, EstimateSamples
 from provisioner.model import Breaker, Drone, DroneId, DroneState, Plan, Snapshot, StateChange
 from provisioner.reasons import Reason
 from provisioner.usage import GpuDrone
+
+if TYPE_CHECKING:
+    from provisioner.store.measures import MetricValues
 
 
 class StoreError(Exception):
@@ -321,9 +324,15 @@ class Store:
         """Return the final states of those of the given drones that are on record as ended."""
         return {each: self._ended[each] for each in drone_ids if each in self._ended}
 
+    def count(self, counts: MetricValues) -> None:
+        """Add to counters in the transaction of the next plan that is recorded. Not while a call is under way."""
+
+    async def record_sample(self, at: float, gauges: MetricValues) -> None:
+        """Commit a sample of gauges and counters for the time series."""
+
     async def prune(self, now: float) -> bool:
         """Delete a bounded part of what is older than the retention limit. Return True if there is more.
 
-        That is: ended drones with their history, plans, events, completed jobs and requests.
+        That is: ended drones with their history, plans, events, completed jobs, requests and time series.
         """
         return False

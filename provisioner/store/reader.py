@@ -31,9 +31,10 @@ from provisioner.model import (
     RequestKind,
     Snapshot,
 )
-from provisioner.store import tables
+from provisioner.store import series, tables
 from provisioner.store.file import BUSY_TIMEOUT_S, MIGRATIONS, schema_version, unusable
 from provisioner.store.lock import HOLDER, holder_of, is_alive, read_claim
+from provisioner.store.measures import MetricKey, TypeCounts
 from provisioner.usage import GpuDrone
 
 _DYNAMIC_SLOT = re.compile(r"^(?P<parent>slot\d+)(?:_\d+)+@(?P<host>.+)$")
@@ -206,10 +207,26 @@ class Reader:
             ).fetchone()
         return RecordPosition(*map(int, row))
 
-    def views(self) -> store.Views | None:
-        """Return the newest views; None in a new store."""
+    def views(self, *, bulk: bool = True) -> store.Views | None:
+        """Return the newest views; None in a new store. ``bulk`` as for :func:`tables.read_views`."""
         with self._open() as sql:
-            return tables.read_views(sql)
+            return tables.read_views(sql, bulk=bulk)
+
+    def drone_counts(self) -> TypeCounts:
+        """Return the number and GPUs of live drones by type and state."""
+        with self._open() as sql:
+            query = "SELECT type, state, count(*), sum(gpu_milli) FROM drones WHERE live = 1 GROUP BY type, state"
+            return {(kind, DroneState(state)): (number, milli) for kind, state, number, milli in sql.execute(query)}
+
+    def counters(self) -> Mapping[MetricKey, float]:
+        """Return the counters since the store was created."""
+        with self._open() as sql:
+            return series.read_counters(sql)
+
+    def series(self, metric: str, since: float, until: float, step_s: float) -> list[series.Series]:
+        """Return the time series of a metric; see :func:`provisioner.store.series.read_series`."""
+        with self._open() as sql:
+            return series.read_series(sql, metric, since, until, step_s)
 
     def breakers(self) -> Mapping[str, Breaker]:
         """Return the circuit breakers by scope."""

@@ -34,13 +34,12 @@ def _insertion(table: str, columns: tuple[str, ...], keys: tuple[str, ...], keep
 
 def insert(
     sql: sqlite3.Connection, table: str, *rows: Mapping[str, object], keys: tuple[str, ...] = (), keep: bool = False
-) -> None:
-    """Insert rows, which all have the same columns.
+) -> int:
+    """Insert rows, which all have the same columns. Return the number of rows inserted or replaced.
 
     ``keys``: columns by which a row replaces one on record. ``keep``: what is on record stays as it is.
     """
-    if rows:
-        sql.executemany(_insertion(table, tuple(rows[0]), keys, keep), rows)
+    return sql.executemany(_insertion(table, tuple(rows[0]), keys, keep), rows).rowcount if rows else 0
 
 
 def pack(value: object, kind: Any = None) -> bytes:
@@ -113,10 +112,20 @@ REQUESTS = Table(
 )
 
 
+_BEGAN = "coalesce(nullif(started_at, 0), joined_at)"  # as DroneLifetime.began
+_GPU_DRONES = f"SELECT id, type, gpu_milli, {_BEGAN}, ended_at FROM drones"
+
+
+def drones_of_runs(sql: sqlite3.Connection, runs: Iterable[model.CompletedJob]) -> dict[DroneId | None, GpuDrone]:
+    """Return the drones on record in which ``runs`` were."""
+    ids = {run.drone_id for run in runs} - {None}
+    rows = (sql.execute(f"{_GPU_DRONES} WHERE id = ?", (each,)).fetchone() for each in ids)
+    return {row[0]: GpuDrone._make(row) for row in rows if row}
+
+
 def read_runs(sql: sqlite3.Connection, since: float) -> tuple[list[GpuDrone], list[model.CompletedJob]]:
     """Return the GPU drones that ran, and the runs of jobs that ended in drones, at ``since`` or later."""
-    began = "coalesce(nullif(started_at, 0), joined_at)"  # as DroneLifetime.began
-    drones = f"SELECT id, type, gpu_milli, {began}, ended_at FROM drones WHERE gpu_milli > 0 AND {began} > 0"
+    drones = f"{_GPU_DRONES} WHERE gpu_milli > 0 AND {_BEGAN} > 0"
     # two ranges of one index
     drones = f"{drones} AND live = 1 UNION ALL {drones} AND live = 0 AND ended_at >= ?"
     runs = COMPLETED_JOBS.select(sql, "WHERE ended_at >= ? AND drone_id IS NOT NULL", (since,))
@@ -237,23 +246,27 @@ def pack_view_part(name: str, value: object) -> bytes:
     return pack(value, _VIEW_PARTS[name.partition("/")[0]])
 
 
-def read_views(sql: sqlite3.Connection) -> Views | None:
-    """Return the newest views, put together from the parts that :func:`split_views` made; None in a new store."""
-    rows: Iterable[tuple[str, bytes]] = sql.execute("SELECT name, body FROM views ORDER BY name")
+def read_views(sql: sqlite3.Connection, *, bulk: bool = True) -> Views | None:
+    """Return the newest views, put together from the parts that :func:`split_views` made; None in a new store.
+
+    Without ``bulk`` slots, completions and listed drones are left out, which are most of them.
+    """
+    light = "" if bulk else "WHERE name NOT IN ('slots', 'completions') AND name NOT LIKE 'drones/%'"
+    rows: Iterable[tuple[str, bytes]] = sql.execute(f"SELECT name, body FROM views {light} ORDER BY name")
     parts = {name: unpack(_VIEW_PARTS[name.partition("/")[0]], body) for name, body in rows}
     if not parts:
         return None
     meta, overlay, taken_at = read_meta(sql), parts["overlay"], parts["taken_at"]
     if overlay.view is not None:
-        bulk = {"slots": parts["slots"], "completions": parts["completions"]}
-        overlay = replace(overlay, view=replace(overlay.view, taken_at=taken_at[""], **bulk))
+        most = {"slots": parts["slots"], "completions": parts["completions"]} if bulk else {}
+        overlay = replace(overlay, view=replace(overlay.view, taken_at=taken_at[""], **most))
     sites: dict[str, PolledSite] = {}
     for part, polled in parts.items():
         kind, _, name = part.partition("/")
         if kind == "site":
             sites[name] = polled
             if polled.view is not None:
-                view = replace(polled.view, taken_at=taken_at[name], drones=parts[f"drones/{name}"])
+                view = replace(polled.view, taken_at=taken_at[name], drones=parts.get(f"drones/{name}", {}))
                 sites[name] = replace(polled, view=view)
     tick, at = int(meta["tick"]), float(meta["at"])
     return Views(tick, at, parts["policy"], parts["types"], overlay, sites, parts["estimates"])

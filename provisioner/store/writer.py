@@ -18,7 +18,7 @@ from provisioner import store
 from provisioner.estimates import EstimateSamples
 from provisioner.model import Breaker, CompletedJob, DroneId, DroneState, OperatorRequest, Plan, Snapshot, StateChange
 from provisioner.serialization import to_json
-from provisioner.store import lock, tables
+from provisioner.store import lock, measures, series, tables
 from provisioner.store.file import open_store, unrecordable, unusable
 from provisioner.store.tables import insert, write_meta
 from provisioner.usage import GpuDrone
@@ -49,8 +49,9 @@ class SqlStore(store.Store):
     """:class:`provisioner.store.Store` in a SQLite file.
 
     ``keep_s``: retention of ended drones, plans and events. ``snapshots``: number of full snapshots of acting ticks
-    that are kept. ``threaded``: work in one thread of its own, so that a slow disk does not stop the loop; without it,
-    inline, for a loop on a virtual clock. ``birth`` is drawn for a new store unless given (for reproducible runs).
+    that are kept. ``series_s``: retention of time series. ``threaded``: work in one thread of its own, so that a slow
+    disk does not stop the loop; without it, inline, for a loop on a virtual clock. ``birth`` is drawn for a new store
+    unless given (for reproducible runs).
     """
 
     def __init__(
@@ -62,11 +63,12 @@ class SqlStore(store.Store):
         threaded: bool = True,
         *,
         birth: str | None = None,
+        series_s: float = series.SERIES_KEEP_S,
     ) -> None:
         super().__init__()
         self.path = path
         self._controller, self._new_birth = controller, birth
-        self._keep_s, self._snapshots_kept = keep_s, snapshots
+        self._keep_s, self._snapshots_kept, self._series_s = keep_s, snapshots, series_s
         self._threaded = threaded
         self._lock = lock.StoreLock(path)
         self._worker: ThreadPoolExecutor | None = None
@@ -76,6 +78,8 @@ class SqlStore(store.Store):
         self._newest_plan: Plan | None = None
         self._view_parts: Mapping[str, Any] | None = None
         """As recorded; None after opening: then all of them are written."""
+        self._counts = measures.MetricCounts()
+        """Counts for the next plan that is recorded."""
 
     async def __aenter__(self) -> Self:
         if self._sql is not None:
@@ -105,6 +109,7 @@ class SqlStore(store.Store):
         recorded_plan, view_parts = store.without_refreshes(plan), tables.split_views(snapshot)
         with self._transaction() as sql:
             self._write_change(sql, change)
+            series.add_counts(sql, measures.counts_of_plan(plan), self._counts)
             self._write_plan(sql, recorded_plan)
             self._write_views(sql, view_parts)
             done = [(plan.tick, number) for number in plan.requests_done]
@@ -115,6 +120,15 @@ class SqlStore(store.Store):
                 sql.execute(f"DELETE FROM snapshots WHERE tick NOT IN ({newest})", (self._snapshots_kept,))
             self._write_state(sql, state, gpu_wanted_at=repr(snapshot.gpu_wanted_at))
         self._state, self._view_parts, self._newest_plan = state, view_parts, recorded_plan
+        self._counts.clear()
+
+    def count(self, counts: measures.MetricValues) -> None:
+        self._counts.add_all(counts)
+
+    @_on_worker
+    def record_sample(self, at: float, gauges: measures.MetricValues) -> None:
+        with self._transaction() as sql:
+            series.add_sample(sql, at, gauges)
 
     @_on_worker
     def record_results(
@@ -149,6 +163,7 @@ class SqlStore(store.Store):
         sql.executemany("DELETE FROM breakers WHERE scope = ?", forgotten)
         kept = [{"scope": each.scope, "body": tables.pack(each)} for each in change.breakers if not each.forgotten]
         insert(sql, "breakers", *kept, keys=("scope",))
+        series.add_counts(sql, measures.counts_of_change(change, live, self.committed.breakers))
 
     def _write_plan(self, sql: sqlite3.Connection, plan: Plan) -> None:
         """Write a plan, unless it does nothing and equals the one before but for its tick and time."""
@@ -192,8 +207,16 @@ class SqlStore(store.Store):
 
     @_on_worker
     def record_completed(self, completions: Sequence[CompletedJob]) -> None:
+        kinds = {kind.key: kind for kind in (self._view_parts or {}).get("types", ())}
         with self._transaction() as sql:
-            insert(sql, "completed_jobs", *map(tables.COMPLETED_JOBS.row, completions), keep=True)
+            new = [
+                each
+                for each in completions
+                if insert(sql, "completed_jobs", tables.COMPLETED_JOBS.row(each), keep=True)
+            ]
+            drones = tables.drones_of_runs(sql, new)
+            known = [(run, drones[run.drone_id]) for run in new if run.drone_id in drones]
+            series.add_counts(sql, *(measures.counts_of_run(run, of, kinds.get(of.type)) for run, of in known))
 
     @_on_worker
     def runs(self, since: float) -> tuple[list[GpuDrone], list[CompletedJob]]:
@@ -246,8 +269,11 @@ class SqlStore(store.Store):
             ("console_outputs", "drone_id", "at < ?", (before,)),
             ("requests", "id", "done_tick IS NOT NULL AND at < ?", (before,)),
             ("events", "id", "at < ? OR id <= ?", (before, newest - MAX_EVENTS)),
+            *(("samples", "step_s, series, at", *old) for old in series.old_samples(now, self._series_s)),
         )
         more = [all(self._prune_batch(*kind) for _ in range(BATCHES_PER_PRUNING)) for kind in kinds]
+        with self._transaction() as sql:
+            series.drop_empty_series(sql)
         return any(more)
 
     def _prune_batch(self, table: str, key: str, old: str, values: Sequence[float]) -> bool:

@@ -21,6 +21,7 @@ from provisioner.cli.__main__ import app as command_line
 from provisioner.cli.options import Exit, Format, VerbError
 from provisioner.cli.remote import API, RESOURCES
 from provisioner.cli.sites import site_request, troubled_scopes
+from provisioner.config.units import parse_duration
 from provisioner.model import DrainMode, DroneId, RequestKind
 from provisioner.store.reader import Reader
 from provisioner.web.identity import Caller
@@ -117,6 +118,21 @@ async def answer_resource(resource: Resource, record: SharedRecord, request: web
     return compressed(web.Response(body=answered.body, headers=headers, content_type=answered.content_type))
 
 
+async def answer_series(record: SharedRecord, request: web.Request) -> web.Response:
+    """Answer with the time series of a metric: ``metric``, ``since`` (an age) and ``step`` (a duration)."""
+    query = request.query
+    since_s = opt.parsed(parse_duration, "since", query.get("since", "1d"))
+    step_s = max(1.0, opt.parsed(parse_duration, "step", query.get("step", "5min")))
+    if since_s / step_s > MOST_POINTS:
+        raise VerbError(f"more than {MOST_POINTS} points: write a longer `step`", code=Exit.USAGE)
+    metric, now = query.get("metric", ""), time.time()
+    found = await record.run(record.reader.series, metric, now - since_s, now, step_s)
+    if not found:
+        raise VerbError(f"no series of metric `{formatting.sanitize(metric, 80)}` on record")
+    rows = [{"labels": dict(s.labels), "step_s": s.step_s, "points": s.points} for s in found]
+    return compressed(web.json_response({"metric": metric, "series": rows}, dumps=out.dumps))
+
+
 def compressed(response: web.Response) -> web.Response:
     if response.content_type.startswith("text/"):
         response.charset = "utf-8"
@@ -209,6 +225,8 @@ CHANGES: Mapping[str, Change] = {
     ),
 }
 LARGEST_BODY = 16384
+MOST_POINTS = 20_000
+"""Longest series that is given."""
 
 
 async def request_change(change: Change, record: SharedRecord, request: web.Request, caller: Caller) -> web.Response:

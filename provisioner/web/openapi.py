@@ -59,6 +59,25 @@ REQUESTED: Json = {
     },
     "required": ["request", "said", "controller_runs"],
 }
+SERIES: Json = {
+    "type": "object",
+    "properties": {
+        "metric": {"type": "string"},
+        "series": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {
+                    "labels": {"type": "object"},
+                    "step_s": {"type": "number", "description": "Length of the intervals."},
+                    "points": {"type": "array", "description": "Begin of the interval, and the value in it."},
+                },
+                "required": ["labels", "step_s", "points"],
+            },
+        },
+    },
+    "required": ["metric", "series"],
+}
 TEXT: Json = {"type": "string"}
 SUBJECT: Json = {"name": "id", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
 
@@ -167,7 +186,14 @@ def _others() -> dict[str, Json]:
     schema = {"application/schema+json": {"schema": {"type": "object"}}}
     stream = {"text/event-stream": {"schema": TEXT}}
     last = {"name": "Last-Event-ID", "in": "header", "schema": {"type": "string", "pattern": r"^\d{1,18}\.\d{1,18}$"}}
+    asked = [{"name": name, "in": "query", "schema": TEXT} for name in ("since", "step")]
+    metric = {"name": "metric", "in": "query", "required": True, "schema": TEXT}
     return {
+        "/series": {
+            "summary": "Return the time series of a metric: `since` an age as 1d, in steps of a duration as 5min.",
+            "parameters": [metric, *asked],
+            "responses": _answers(HTTPStatus.OK, {"application/json": {"schema": SERIES}}, HTTPStatus.NOT_FOUND),
+        },
         "/schemas": {"summary": "List the schemas of answers.", "responses": _answers(HTTPStatus.OK, names)},
         "/schemas/{id}": {
             "summary": "Return the JSON Schema of an answer.",

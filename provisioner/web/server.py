@@ -17,6 +17,7 @@ from provisioner.cli.options import Exit, VerbError
 from provisioner.cli.remote import API
 from provisioner.cli.schema import output_schemas
 from provisioner.config.models import Role, WebSection
+from provisioner.monitoring.metrics import content_type, exposition, health
 from provisioner.store import StoreError
 from provisioner.store.reader import Reader
 from provisioner.web import api, openapi
@@ -77,6 +78,9 @@ class WebService:
             return await api.request_change(wanted, self.record, request, caller)
 
         self.get("/-/healthy", lambda request, caller: _given(web.Response(text="healthy\n")), None)
+        self.get("/-/ready", self._ready)
+        self.get("/metrics", self._metrics)
+        self.get(f"{API}/series", lambda request, caller: api.answer_series(self.record, request))
         self.get(f"{API}/openapi.json", lambda request, caller: _given(api.compressed(_json(described))))
         self.get(f"{API}/schemas", lambda request, caller: _given(web.json_response(list(schemas))))
         self.get(f"{API}/schemas/{{id:.+}}", schema)
@@ -118,6 +122,16 @@ class WebService:
 
     async def _resource(self, resource: api.Resource, request: web.Request, caller: Caller) -> web.StreamResponse:
         return await api.answer_resource(resource, self.record, request)
+
+    async def _ready(self, request: web.Request, caller: Caller) -> web.Response:
+        found = await self.record.run(health, self.record.reader)
+        text = "ready\n" if found.ready else "".join(f"{reason}\n" for reason in found.reasons)
+        return web.Response(text=text, status=HTTPStatus.OK if found.ready else HTTPStatus.SERVICE_UNAVAILABLE)
+
+    async def _metrics(self, request: web.Request, caller: Caller) -> web.Response:
+        accept = request.headers.get("Accept", "")
+        body = await self.record.run(exposition, self.record.reader, accept)
+        return web.Response(body=body, headers={"Content-Type": content_type(accept)})
 
     async def _events(self, request: web.Request, caller: Caller) -> web.StreamResponse:
         return await self.stream.serve(request, request.headers.get("Last-Event-ID", ""))

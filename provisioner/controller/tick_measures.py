@@ -1,0 +1,81 @@
+"""Counters and time series that the control loop adds to the record: durations, GPU time, demand and supply."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import structlog
+
+from provisioner.controller.clock import Clock
+from provisioner.model import Plan, Snapshot
+from provisioner.store import Store, StoreError
+from provisioner.store.measures import MetricCounts, MetricKey, MetricValues, counted_types, counts_of_time, gauges
+
+log = structlog.get_logger()
+
+TICK_SECONDS = MetricKey("provisioner_tick_seconds")
+DECISION_SECONDS = MetricKey("provisioner_decision_seconds")
+STORE_WRITE_SECONDS = MetricKey("provisioner_store_write_seconds")
+LOOP_LAG_SECONDS = MetricKey("provisioner_loop_lag_seconds_total")
+SAMPLE_EVERY_S = 60.0
+GAP_S = 600.0
+"""A longer time between two ticks counts as no GPU time: the controller was stopped, and nobody observed the drones."""
+LAG_EVERY_S = 1.0
+
+
+@dataclass(slots=True)
+class TickMeasures:
+    """Call :meth:`note` before a plan is recorded, and :meth:`turn` between ticks."""
+
+    store: Store
+    clock: Clock
+    _durations: MetricCounts = field(default_factory=MetricCounts)
+    _noted_at: float | None = None
+    """Time of the newest snapshot by the event loop, which no change of the host's clock moves."""
+    _sampled_at: float | None = None
+    _gauges: MetricValues | None = None
+    """Values of the sample that is due."""
+
+    @contextmanager
+    def timed(self, duration: MetricKey) -> Iterator[None]:
+        """Measure the time of a block."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            yield
+        finally:
+            self._durations.add_duration(duration, loop.time() - began)
+
+    def note(self, snapshot: Snapshot, plan: Plan) -> None:
+        """Count what passed since the snapshot before, for the transaction of ``plan``."""
+        now = asyncio.get_running_loop().time()
+        elapsed_s = now - self._noted_at if self._noted_at is not None else 0.0
+        self._noted_at = now
+        if elapsed_s <= GAP_S:
+            self.store.count(counts_of_time(snapshot, elapsed_s))
+        self.store.count(self._durations)
+        self._durations.clear()
+        if self._sampled_at is None or now - self._sampled_at >= SAMPLE_EVERY_S:
+            self._sampled_at = now
+            drones = counted_types(snapshot.drones.values())
+            self._gauges = gauges(snapshot.overlay, snapshot.sites, drones, plan, snapshot.now)
+
+    async def turn(self) -> None:
+        """Record the sample that is due. One that cannot be written is left out of the gauges."""
+        values, self._gauges = self._gauges, None
+        if values is not None:
+            try:
+                await self.store.record_sample(self.clock.now(), values)
+            except StoreError as error:
+                log.error("series.write_failed", message=str(error))
+
+    async def watch_loop(self) -> None:
+        """Measure for ever how late the event loop wakes a task."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + LAG_EVERY_S
+            await asyncio.sleep(LAG_EVERY_S)
+            self._durations.add(LOOP_LAG_SECONDS, max(0.0, loop.time() - due))

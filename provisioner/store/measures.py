@@ -1,0 +1,219 @@
+"""Counters and gauges of the record as values, by metric and labels: counts of changes, GPU time, and demand.
+
+Names and labels are those of ``docs/reference/metrics.md``. Labels have few values: never an id of a drone or a job,
+or a user.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from provisioner import formatting, reasons
+from provisioner.formatting import Category
+from provisioner.model import (
+    WHOLE_GPU,
+    Breaker,
+    CompletedJob,
+    Drone,
+    DroneId,
+    DroneState,
+    DroneType,
+    Plan,
+    PolledOverlay,
+    PolledSite,
+    Snapshot,
+    TypeKey,
+)
+from provisioner.store import RecordChange
+from provisioner.usage import GpuDrone, held_milli
+
+LEAVING_STATES = (DroneState.DRAINING, DroneState.STOPPING)
+GPU_USES = {
+    DroneState.BOOTING: "boot",
+    DroneState.JOINED: "boot",
+    DroneState.IDLE: "idle",
+    DroneState.BUSY: "busy",
+    **dict.fromkeys(LEAVING_STATES, "draining"),
+}
+"""Use of a GPU by the state of its drone. In other states a drone holds none."""
+NO_REASON = "none"
+"""Category of waiting jobs that the newest plan does not mention."""
+WAITING_CATEGORIES = (*(c.value for c in Category if c not in (Category.LEAVE, Category.STEP)), NO_REASON)
+
+
+class MetricKey(NamedTuple):
+    """A metric with its labels, in the order in which the metric has them."""
+
+    metric: str
+    labels: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def of(cls, metric: str, **labels: str) -> MetricKey:
+        return cls(metric, tuple(labels.items()))
+
+    @classmethod
+    def of_type(cls, metric: str, kind: TypeKey, **labels: str) -> MetricKey:
+        """Return the key with the labels ``site`` and ``type`` of a drone type before the others."""
+        site, _, name = kind.partition("/")
+        return cls.of(metric, site=site, type=name, **labels)
+
+
+MetricValues = Mapping[MetricKey, float]
+TypeCounts = Mapping[tuple[TypeKey, DroneState], tuple[int, int]]
+"""Live drones by type and state: their number, and their GPUs in thousandths."""
+
+
+class MetricCounts(dict[MetricKey, float]):
+    """Amounts by which counters have grown."""
+
+    def add(self, key: MetricKey, amount: float = 1.0) -> None:
+        self[key] = self.get(key, 0.0) + amount
+
+    def add_duration(self, key: MetricKey, duration_s: float) -> None:
+        """Add one duration to the sum and the count of a summary."""
+        self.add(MetricKey(f"{key.metric}_sum", key.labels), max(0.0, duration_s))
+        self.add(MetricKey(f"{key.metric}_count", key.labels))
+
+    def add_all(self, others: MetricValues) -> None:
+        for key, amount in others.items():
+            self.add(key, amount)
+
+
+def is_counter(metric: str) -> bool:
+    """Return True for a metric that only grows, by its name."""
+    return metric.endswith(("_total", "_sum", "_count"))
+
+
+def counts_of_change(
+    change: RecordChange, known: Mapping[DroneId, Drone], breakers: Mapping[str, Breaker]
+) -> MetricCounts:
+    """Return the counts of a change of the record in which the live drones ``known`` and ``breakers`` were."""
+    counts, of_type = MetricCounts(), MetricKey.of_type
+    for step in change.transitions:
+        drone, why = change.drones[step.drone_id], step.reason.kind
+        if step.was is None:
+            counts.add(of_type("provisioner_drones_requested_total", drone.type, reason=why))
+        if step.state in LEAVING_STATES and step.was not in LEAVING_STATES:
+            counts.add(of_type("provisioner_drones_leaving_total", drone.type, reason=why))
+        if step.state.ended:
+            counts.add(of_type("provisioner_drones_ended_total", drone.type, outcome=step.state.value))
+            counts.add(of_type("provisioner_jobs_lost_total", drone.type), drone.lost_jobs)
+            lost_gpu_s = drone.lost_gpu_s if drone.gpu_milli else 0.0
+            counts.add(of_type("provisioner_lost_gpu_seconds_total", drone.type), lost_gpu_s)
+            if drone.notice_at:
+                gave_way_s = drone.ended_at - drone.notice_at
+                counts.add_duration(of_type("provisioner_give_way_seconds", drone.type), gave_way_s)
+    for drone in change.drones.values():
+        before = known.get(drone.id)
+        if drone.joined_at and (before is None or not before.joined_at):
+            start_s = drone.joined_at - drone.requested_at
+            counts.add_duration(of_type("provisioner_drone_start_seconds", drone.type), start_s)
+    for breaker in change.breakers:
+        failures = breaker.failures - (breakers[breaker.scope].failures if breaker.scope in breakers else 0)
+        if failures > 0 and breaker.fault is not None and not breaker.user:
+            scope = re.split("[/@#]", breaker.scope, maxsplit=1)[0]
+            key = MetricKey.of("provisioner_faults_total", scope=scope, kind=breaker.fault.kind.value)
+            counts.add(key, failures)
+    return counts
+
+
+def counts_of_plan(plan: Plan) -> MetricCounts:
+    """Return the counts of a recorded plan that are no changes of drones on record."""
+    counts = MetricCounts({MetricKey("provisioner_ticks_total"): 1.0})
+    for orphan in plan.orphans:
+        counts.add(MetricKey.of("provisioner_orphan_stops_total", site=orphan.site))
+    return counts
+
+
+def counts_of_run(run: CompletedJob, drone: GpuDrone, kind: DroneType | None) -> MetricCounts:
+    """Return the counts of a run that ended in ``drone``. ``kind`` is the type of the drone, None if unknown."""
+    counts, of_type = MetricCounts(), MetricKey.of_type
+    outcome = "unfinished" if run.unfinished else "completed"
+    counts.add(of_type("provisioner_jobs_ended_total", drone.type, outcome=outcome))
+    if not run.unfinished:
+        waited_s = run.ended_at - run.run_s - run.submitted_at
+        counts.add_duration(of_type("provisioner_job_wait_seconds", drone.type), waited_s)
+    if run.used_milli is not None and run.gpu_milli and drone.gpu_milli:
+        milli = min(held_milli(run.gpu_milli, run.vram_mib, run.splits, kind), drone.gpu_milli)
+        for part, amount in (("held", milli), ("used", run.used_milli)):
+            key = of_type(f"provisioner_measured_gpu_seconds_{part}_total", drone.type)
+            counts.add(key, amount / WHOLE_GPU * run.run_s)
+    return counts
+
+
+def counts_of_time(snapshot: Snapshot, elapsed_s: float) -> MetricCounts:
+    """Return the GPU time of the drones of ``snapshot``, and the waits of owners, in the ``elapsed_s`` before it."""
+    counts, milli, notices = MetricCounts(), Counter[tuple[TypeKey, str]](), dict[str, float]()
+    for drone in snapshot.drones.values():
+        if drone.gpu_milli and (use := GPU_USES.get(drone.state)):
+            milli[drone.type, use] += drone.gpu_milli
+        if drone.notice_at:
+            notices[drone.site] = min(drone.notice_at, notices.get(drone.site, drone.notice_at))
+    for (kind, use), amount in milli.items():
+        counts.add(MetricKey.of_type("provisioner_gpu_seconds_total", kind, use=use), amount / WHOLE_GPU * elapsed_s)
+    for site, notice_at in notices.items():
+        view, policy = snapshot.sites[site].view if site in snapshot.sites else None, snapshot.policy.of_site(site)
+        if view is not None and view.claims:
+            grace = "over" if snapshot.now - notice_at > policy.grace_s + policy.stopping_s else "within"
+            counts.add(MetricKey.of("provisioner_owner_wait_seconds_total", site=site, grace=grace), elapsed_s)
+    return counts
+
+
+def counted_types(drones: Iterable[Drone]) -> TypeCounts:
+    """Return the number and GPUs of live drones by type and state."""
+    found: dict[tuple[TypeKey, DroneState], tuple[int, int]] = {}
+    for drone in drones:
+        number, milli = found.get((drone.type, drone.state), (0, 0))
+        found[drone.type, drone.state] = number + 1, milli + drone.gpu_milli
+    return found
+
+
+def gauges(
+    overlay: PolledOverlay, sites: Mapping[str, PolledSite], drones: TypeCounts, plan: Plan | None, now: float
+) -> MetricValues:
+    """Return the demand, the supply and the owners' claims at ``now``, as far as the views show them."""
+    values = dict[MetricKey, float]()
+    for (kind, state), (number, milli) in drones.items():
+        values[MetricKey.of_type("provisioner_drones", kind, state=state.value)] = number
+        values[MetricKey.of_type("provisioner_gpus", kind, state=state.value)] = milli / WHOLE_GPU
+    for name, polled in sites.items():
+        if polled.view is not None:
+            waiting = sum(claim.count for claim in polled.view.claims)
+            values[MetricKey.of("provisioner_owner_jobs_waiting", site=name)] = waiting
+            free = polled.view.free_gpu_milli
+            if polled.view.nodes:
+                free = sum(node.free_gpu_milli for node in polled.view.nodes)
+            if free is not None:
+                values[MetricKey.of("provisioner_gpus_free", site=name)] = free / WHOLE_GPU
+    if overlay.view is not None:
+        classes, categories = overlay.view.classes, _waiting_categories(plan)
+        by_category = Counter(dict.fromkeys(WAITING_CATEGORIES, 0))
+        for job in classes:
+            otherwise = Category.CONFIGURATION.value if job.invalid else NO_REASON
+            by_category[categories.get(job.id, categories.get("", otherwise))] += job.waiting + job.fresh
+        for category, number in by_category.items():
+            values[MetricKey.of("provisioner_jobs_waiting", category=category)] = number
+        wanted = (c for c in classes if not c.gpu_optional)
+        oldest_at = min((c.waits_since for c in classes if c.waiting + c.fresh and c.waits_since), default=now)
+        values[MetricKey("provisioner_jobs_running")] = sum(c.running for c in classes)
+        values[MetricKey("provisioner_gpus_wanted")] = sum((c.waiting + c.fresh) * c.gpu_milli for c in wanted) / 1000
+        values[MetricKey("provisioner_oldest_job_wait_seconds")] = max(0.0, now - oldest_at)
+    return values
+
+
+def _waiting_categories(plan: Plan | None) -> dict[str, str]:
+    """Return the weightiest category of the reasons of each job class; of all classes under the id ``""``."""
+    said: list[tuple[str, reasons.Reason]] = []
+    for refusal in plan.refusals if plan else ():
+        subject, _, class_id = refusal.subject.partition(":")
+        if subject in ("class", "all"):
+            said.append((class_id, refusal.reason))
+    said += [(start.drone.for_class, start.reason) for start in (plan.starts if plan else ())]
+    weights, found = list(Category), dict[str, int]()
+    for class_id, reason in said:
+        weight = weights.index(formatting.category(reason))
+        found[class_id] = min(weight, found.get(class_id, weight))
+    return {class_id: weights[weight].value for class_id, weight in found.items()}

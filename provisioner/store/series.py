@@ -1,0 +1,129 @@
+"""Counters and time series in the store.
+
+A sample is taken once a minute and added to the sums of its minute, its ten minutes and its hour, each of which is kept
+for longer than the one before. So no interval is ever computed from finer ones, and the sums are the same at each step.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from provisioner.store.measures import MetricKey, MetricValues, is_counter
+
+STEPS_S = {60: 2 * 86400.0, 600: 30 * 86400.0, 3600: None}
+"""Lengths of the intervals in seconds, with their retention; None: as the policy says."""
+SERIES_KEEP_S = 400 * 86400.0
+MAX_SERIES = 5000
+"""Series kept at most: those that would be more are left out, so that the record has a bound."""
+_SAMPLES = MetricKey("")
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Values of one metric with one set of labels, oldest first, as ``(begin of the interval, value)``.
+
+    The value is the mean of a gauge, and the increase of a counter in the interval. An interval in which no
+    controller ran has no point.
+    """
+
+    labels: Mapping[str, str]
+    points: Sequence[tuple[float, float]]
+    step_s: float
+    """Length of the intervals."""
+
+
+def add_counts(sql: sqlite3.Connection, *counts: MetricValues) -> None:
+    """Add to the counters."""
+    rows = [(key.metric, labels_text(key), value) for each in counts for key, value in each.items() if value]
+    sql.executemany(
+        "INSERT INTO counters (metric, labels, value) VALUES (?, ?, ?)"
+        " ON CONFLICT (metric, labels) DO UPDATE SET value = value + excluded.value",
+        rows,
+    )
+
+
+def read_counters(sql: sqlite3.Connection) -> dict[MetricKey, float]:
+    return {
+        MetricKey(metric, tuple(json.loads(labels).items())): value
+        for metric, labels, value in sql.execute("SELECT metric, labels, value FROM counters")
+    }
+
+
+def labels_text(key: MetricKey) -> str:
+    return json.dumps(dict(key.labels))
+
+
+def add_sample(sql: sqlite3.Connection, at: float, gauges: MetricValues) -> None:
+    """Add a sample of ``gauges``, and of what the counters have grown by since the last one."""
+    found = [(key.metric, labels_text(key), float(value)) for key, value in ({_SAMPLES: 1.0} | {**gauges}).items()]
+    grown = "FROM counters WHERE value != sampled"
+    found += sql.execute(f"SELECT metric, labels, value - sampled {grown}").fetchall()
+    rows = [row for row in found if row[2]]
+    sql.execute("UPDATE counters SET sampled = value WHERE value != sampled")
+    sql.executemany(
+        "INSERT INTO series (metric, labels) SELECT ?1, ?2 WHERE (SELECT count(*) FROM series) < ?3"
+        " AND NOT EXISTS (SELECT 1 FROM series WHERE metric = ?1 AND labels = ?2)",
+        [(metric, labels, MAX_SERIES) for metric, labels, _ in rows],
+    )
+    sql.executemany(
+        "INSERT INTO samples (step_s, series, at, value) SELECT ?, id, ?, ? FROM series WHERE metric = ? AND labels = ?"
+        " ON CONFLICT (step_s, series, at) DO UPDATE SET value = value + excluded.value",
+        [(step_s, int(at) // step_s * step_s, value, *key) for step_s in STEPS_S for *key, value in rows],
+    )
+
+
+def old_samples(now: float, keep_s: float) -> Iterable[tuple[str, Sequence[float]]]:
+    """Yield a condition on ``samples`` for each step, with its values: those that are past their retention."""
+    for step_s, limit_s in STEPS_S.items():
+        old = "step_s = ? AND series IN (SELECT id FROM series) AND at < ?"
+        yield old, (step_s, now - min(keep_s, limit_s or keep_s) - step_s)
+
+
+def drop_empty_series(sql: sqlite3.Connection) -> None:
+    """Delete the names of series whose samples are all past their retention."""
+    longest = max(STEPS_S)
+    used = f"SELECT 1 FROM samples WHERE step_s = {longest} AND series = series.id"
+    sql.execute(f"DELETE FROM series WHERE id > 0 AND NOT EXISTS ({used})")
+
+
+def read_series(sql: sqlite3.Connection, metric: str, since: float, until: float, step_s: float) -> list[Series]:
+    """Return the series of a metric from ``since`` on and before ``until``, by labels.
+
+    ``step_s`` is the least length of the intervals. They are longer where the record goes so far back in longer ones
+    only.
+    """
+    stored_s = _stored_step(sql, since, step_s)
+    step = max(stored_s, int(step_s) // stored_s * stored_s)
+    begin = int(since) // step * step
+
+    def intervals(series: int) -> dict[int, float]:
+        query = (
+            "SELECT at / ?1 * ?1, sum(value) FROM samples WHERE step_s = ?2 AND series = ?3 AND at >= ?4 AND at < ?5"
+            " GROUP BY 1 ORDER BY 1"
+        )
+        return dict(sql.execute(query, (step, stored_s, series, begin, until)))
+
+    taken, found = intervals(0), list[Series]()
+    rows = sql.execute("SELECT id, labels FROM series WHERE metric = ? ORDER BY labels", (metric,)).fetchall()
+    for series, labels in rows:
+        values = intervals(series)
+        if values:
+            parts = dict.fromkeys(taken, 1.0) if is_counter(metric) else taken
+            points = [(float(at), values.get(at, 0.0) / number) for at, number in parts.items()]
+            found.append(Series(json.loads(labels), points, float(step)))
+    return found
+
+
+def _stored_step(sql: sqlite3.Connection, since: float, step_s: float) -> int:
+    """Return the longest stored step up to ``step_s``, or a longer one if only that goes back to ``since``."""
+    query = "SELECT min(at) FROM samples WHERE step_s = ? AND series = 0"
+    longest = max(STEPS_S)
+    begins = {step: sql.execute(query, (step,)).fetchone()[0] or 0 for step in STEPS_S}
+    for step in STEPS_S:
+        # the hour in which the samples of a step begin may have begun before them
+        if step * 10 > step_s and begins[step] // longest * longest <= max(since, begins[longest]):
+            return step
+    return longest

@@ -1,0 +1,213 @@
+"""Counters belong to the change that they count: the same transaction, over restarts, and whatever is pruned."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from provisioner import model as m
+from provisioner.controller.clock import SteadyClock
+from provisioner.controller.tick_measures import GAP_S, LOOP_LAG_SECONDS, TICK_SECONDS, TickMeasures
+from provisioner.model import DroneState
+from provisioner.reasons import PreemptedForOwner
+from provisioner.simulator.loop import VirtualClock, run_virtual
+from provisioner.store import StoreError
+from provisioner.store.measures import MetricCounts, MetricKey
+from provisioner.store.reader import Reader
+from provisioner.store.writer import SqlStore
+from tests.store.story import DONE, TemporaryStore, drone, now_is, record, seen, starts, store_at
+
+OF_TYPE = "topas,a100"
+GOOD = replace(DONE, drone_id=drone(1).id, gpu_milli=1000, ended_at=400.0, run_s=100.0, submitted_at=250.0)
+
+
+def counted(reader: Reader) -> dict[str, float]:
+    """The counters by name and label values, without those of ticks."""
+    return {
+        " ".join(
+            [key.metric.removeprefix("provisioner_"), *([",".join(v for _, v in key.labels)] if key.labels else [])]
+        ): n
+        for key, n in sorted(reader.counters().items())
+        if key.metric != "provisioner_ticks_total"
+    }
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "record.db"
+
+
+async def life(store: SqlStore) -> None:
+    """A drone is ordered, joins, works, is asked to leave for the owner, and is gone with a job."""
+    await record(store, starts(1, drone(1)))
+    busy = replace(
+        drone(1), state=DroneState.BUSY, started_at=130.0, joined_at=160.0, busy_at=161.0, jobs=1, since=160.0
+    )
+    await record(store, m.Plan(2, 200.0, moves=(now_is(drone(1), DroneState.BUSY, at=160.0, joined_at=160.0),)))
+    leaving = replace(busy, state=DroneState.STOPPING, since=300.0, notice_at=300.0, leaving=DroneState.PREEMPTED)
+    await record(store, m.Plan(3, 300.0, stops=(m.Stop(leaving, DroneState.BUSY, PreemptedForOwner(3, 9.0)),)))
+    end = {"ended_at": 312.0, "lost_jobs": 1, "lost_gpu_s": 150.0}
+    await record(store, m.Plan(4, 315.0, moves=(now_is(leaving, DroneState.PREEMPTED, at=312.0, **end),)))
+
+
+LIFE = {
+    f"drone_start_seconds_count {OF_TYPE}": 1,
+    f"drone_start_seconds_sum {OF_TYPE}": 60.0,
+    f"drones_ended_total {OF_TYPE},preempted": 1,
+    f"drones_leaving_total {OF_TYPE},preempted-for-owner": 1,
+    f"drones_requested_total {OF_TYPE},jobs-waiting": 1,
+    f"give_way_seconds_count {OF_TYPE}": 1,
+    f"give_way_seconds_sum {OF_TYPE}": 12.0,
+    f"jobs_lost_total {OF_TYPE}": 1,
+    f"lost_gpu_seconds_total {OF_TYPE}": 150.0,
+}
+
+
+async def test_the_life_of_a_drone_is_counted_once_over_restarts_and_when_it_is_forgotten(file: Path) -> None:
+    async with store_at(file) as store:
+        await life(store)
+    assert counted(Reader(file)) == LIFE
+    async with store_at(file) as store:
+        await record(store, starts(5, drone(2)))
+        while await store.prune(1e9):
+            pass
+        assert store.drones and not Reader(file).drones(ended=True)
+    assert counted(Reader(file)) == LIFE | {f"drones_requested_total {OF_TYPE},jobs-waiting": 2}
+
+
+async def test_a_transaction_that_fails_counts_nothing_and_its_durations_are_kept_for_the_next(file: Path) -> None:
+    async with store_at(file) as store:
+        await record(store, starts(1, drone(1)))
+        before = Reader(file).counters()
+        store.count(MetricCounts({TICK_SECONDS: 2.5}))
+        unrecordable = replace(drone(2), since=float("nan"))
+        with pytest.raises(StoreError):
+            await record(store, starts(2, unrecordable))
+        assert Reader(file).counters() == before
+        await record(store, starts(3, drone(2)))
+        await record(store, starts(4, drone(3)))
+    after = counted(Reader(file))
+    assert after[f"drones_requested_total {OF_TYPE},jobs-waiting"] == 3
+    assert after[TICK_SECONDS.metric.removeprefix("provisioner_")] == 2.5
+    assert Reader(file).counters()[MetricKey("provisioner_ticks_total")] == 3
+
+
+async def test_a_run_that_is_reported_in_many_polls_counts_once(file: Path) -> None:
+    measured = replace(GOOD, job_id="s#2.0", gpu_milli=500, used_milli=50, splits=True)
+    async with store_at(file) as store:
+        await life(store)
+        await store.record_completed([GOOD, replace(GOOD, job_id="s#9.0", drone_id=None)])
+        await store.record_completed([GOOD, measured, replace(GOOD, job_id="s#3.0", unfinished=True)])
+        await store.record_completed([measured])
+    assert counted(Reader(file)) == LIFE | {
+        f"jobs_ended_total {OF_TYPE},completed": 2,
+        f"jobs_ended_total {OF_TYPE},unfinished": 1,
+        f"job_wait_seconds_count {OF_TYPE}": 2,
+        f"job_wait_seconds_sum {OF_TYPE}": 100.0,
+        f"measured_gpu_seconds_held_total {OF_TYPE}": 50.0,
+        f"measured_gpu_seconds_used_total {OF_TYPE}": 5.0,
+    }
+
+
+async def test_faults_count_by_site_and_kind_when_a_breaker_notes_another_failure(file: Path) -> None:
+    fault = m.Fault(m.FaultKind.DENIED, "no", 1.0)
+    banned = m.Breaker("topas/a100", m.BreakerState.BANNED, failures=2, fault=fault)
+    user = m.Breaker("user:ann", m.BreakerState.BANNED, since=1.0, failures=3, fault=fault)
+    async with store_at(file) as store:
+        await record(store, m.Plan(1, 100.0, breakers=(banned, user, m.Breaker("overlay", failures=1, fault=fault))))
+        await record(store, m.Plan(2, 101.0, breakers=(replace(banned, until=900.0),)))
+        await store.record_results(2, (), (replace(banned, failures=3),))
+        await record(store, m.Plan(3, 102.0, breakers=(m.Breaker("topas/a100"),)))
+        orphan = m.StopOrphan("topas", drone(9).id, "1", PreemptedForOwner(1, 1.0))
+        await record(store, m.Plan(4, 103.0, orphans=(orphan,)))
+    counts = {"faults_total topas,denied": 3, "faults_total overlay,denied": 1, "orphan_stops_total topas": 1}
+    assert counted(Reader(file)) == counts
+
+
+# ------------------------------------------------------------------------------------------------------------ GPU time
+
+
+def played(*steps: tuple[float, DroneState]) -> dict[str, float]:
+    """Counters after ticks that come so much later each, with one drone that has been in this state meanwhile."""
+
+    async def play() -> dict[str, float]:
+        store = TemporaryStore()
+        measures = TickMeasures(store, VirtualClock())
+        for number, (later_s, state) in enumerate(steps, 1):
+            await asyncio.sleep(later_s)
+            plan = m.Plan(number, VirtualClock().now())
+            one = drone(1, state, notice_at=plan.at - 5.0 if state is DroneState.STOPPING else 0.0)
+            measures.note(seen(store, plan, drones={one.id: one}), plan)
+            await store.record(plan, seen(store, plan))
+            await measures.turn()
+        return counted(store.reader())
+
+    return run_virtual(play(), start_epoch=1000.0)
+
+
+def test_gpu_time_is_integrated_from_tick_to_tick_by_use() -> None:
+    S = DroneState
+    steps = ((9.0, S.BOOTING), (10.0, S.BOOTING), (5.0, S.JOINED), (20.0, S.IDLE), (40.0, S.BUSY), (3.0, S.STOPPING))
+    found = played(*steps, (50.0, S.SUBMITTED))
+    assert found == {
+        "gpu_seconds_total topas,a100,boot": 15.0,
+        "gpu_seconds_total topas,a100,busy": 40.0,
+        "gpu_seconds_total topas,a100,draining": 3.0,
+        "gpu_seconds_total topas,a100,idle": 20.0,
+        "owner_wait_seconds_total topas,within": 3.0,
+    }
+
+
+def test_a_long_gap_between_two_ticks_is_no_gpu_time() -> None:
+    assert played((1.0, DroneState.BUSY), (GAP_S + 1.0, DroneState.BUSY), (7.0, DroneState.BUSY)) == {
+        "gpu_seconds_total topas,a100,busy": 7.0
+    }
+
+
+def test_a_clock_that_is_set_is_no_gpu_time() -> None:
+    async def play() -> dict[str, float]:
+        store = TemporaryStore()
+        measures = TickMeasures(store, VirtualClock())
+        for number, at in enumerate((100.0, 90_000.0, 50.0), 1):
+            await asyncio.sleep(4.0)
+            plan = m.Plan(number, at)
+            one = drone(1, DroneState.BUSY)
+            measures.note(seen(store, plan, drones={one.id: one}), plan)
+            await store.record(plan, seen(store, plan))
+        return counted(store.reader())
+
+    assert run_virtual(play(), start_epoch=1000.0) == {"gpu_seconds_total topas,a100,busy": 8.0}
+
+
+async def test_the_loop_measures_how_late_it_is() -> None:
+    store = TemporaryStore()
+    measures = TickMeasures(store, VirtualClock())
+    watch = asyncio.create_task(measures.watch_loop())
+    await asyncio.sleep(0.0)
+    time.sleep(1.6)  # noqa: ASYNC251 - blocks the loop
+    await asyncio.sleep(0.05)
+    watch.cancel()
+    plan = m.Plan(1, 100.0)
+    measures.note(seen(store, plan), plan)
+    await store.record(plan, seen(store, plan))
+    assert 0.5 < store.reader().counters()[LOOP_LAG_SECONDS] < 60.0
+
+
+async def test_a_sample_that_cannot_be_written_ends_nothing(file: Path) -> None:
+    async with store_at(file) as store:
+        await record(store, starts(1, drone(1)))
+        measures = TickMeasures(store, SteadyClock())
+        plan = m.Plan(2, 100.0)
+        measures.note(seen(store, plan), plan)
+        with sqlite3.connect(file) as sql:
+            sql.execute("DROP TABLE samples")
+        with capture_logs() as logs:
+            await measures.turn()
+            await measures.turn()
+        assert [line["event"] for line in logs] == ["series.write_failed"]

@@ -1,0 +1,184 @@
+"""What a scrape gets, readiness, and that dashboards, alerts, runbooks and the table speak of the same metrics."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
+from prometheus_client.parser import text_string_to_metric_families as text_families
+
+from provisioner import model as m
+from provisioner.model import DroneState
+from provisioner.monitoring import metrics
+from provisioner.monitoring.alerts import ALERTS, render_alerts
+from provisioner.monitoring.dashboards import COLUMNS, DASHBOARDS, render_dashboard
+from provisioner.monitoring.metrics import LABELS, METRICS, Health, MetricKind, content_type, exposition, readiness
+from provisioner.reasons import SiteFull
+from provisioner.store import Holder, Views
+from provisioner.store.reader import Reader
+from tests.monitoring.day import ScrapedStore, scripted_day
+from tests.store.story import TemporaryStore, drone, now_is, record, seen, starts
+
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+SAMPLE = dict[tuple[str, tuple[str, ...]], float]
+
+
+@pytest.fixture(scope="session")
+def day() -> ScrapedStore:
+    return scripted_day(3)
+
+
+def samples(body: bytes, parse: Any = text_families) -> Mapping[tuple[str, ...], float]:
+    """The samples by name and label values."""
+    found = {(s.name, *s.labels.values()): s.value for family in parse(body.decode()) for s in family.samples}
+    assert found
+    return found
+
+
+async def test_a_scrape_shows_demand_supply_and_sites_as_on_record() -> None:
+    store = TemporaryStore()
+    await record(store, starts(1, drone(1), drone(2)))
+    banned = m.Breaker("topas/a100", m.BreakerState.BANNED, 90.0, 3, 700.0, m.Fault(m.FaultKind.DRONE, "dies", 90.0))
+    node = m.Breaker("topas@w1", m.BreakerState.BANNED, until=900.0)
+    full = m.Refusal("class:class-9", 40, SiteFull("topas/a100"))
+    moves = (now_is(drone(1), DroneState.BUSY, at=110.0, joined_at=110.0),)
+    plan = m.Plan(2, 120.0, moves=moves, breakers=(banned, node), refusals=(full,))
+    await store.record(plan, seen(store, plan))
+    found = samples(exposition(store.reader()))
+    name = "provisioner_"
+    assert found[f"{name}jobs_waiting", "waiting-site"] == 40 and found[f"{name}jobs_waiting", "limit"] == 0
+    assert found[f"{name}gpus_wanted",] == 40 and found[f"{name}jobs_running",] == 0
+    assert found[f"{name}drones", "topas", "a100", "busy"] == 1 == found[f"{name}gpus", "topas", "a100", "requested"]
+    assert found[f"{name}gpus_free", "topas"] == 3 and found[f"{name}owner_jobs_waiting", "topas"] == 1
+    assert found[f"{name}drones_requested_total", "topas", "a100", "jobs-waiting"] == 2
+    assert found[f"{name}drones_ended_total", "topas", "a100", "failed"] == 0, "a rate needs the 0"
+    assert found[f"{name}breaker_state", "topas/a100", "banned", "drone"] == 1
+    assert found[f"{name}breaker_state", "topas", "active", ""] == 1
+    assert found[f"{name}breaker_until_timestamp_seconds", "topas/a100"] == 700.0
+    assert found[f"{name}nodes_avoided", "topas"] == 1 and found[f"{name}faults_total", "topas", "drone"] == 3
+    assert found[f"{name}last_tick_timestamp_seconds",] == 120.0 and found[f"{name}view_fresh", "overlay"] == 0
+    assert found[f"{name}controller_up",] == 0 and found[f"{name}record_up",] == 1
+    assert not any("kit-ab12" in text or "class-9" in text for key in found for text in key)
+
+
+def test_both_formats_have_the_whole_table_and_its_labels_and_nothing_else(day: ScrapedStore) -> None:
+    text, opened = exposition(day.reader()), exposition(day.reader(), OPENMETRICS)
+    assert content_type().startswith("text/plain") and content_type(OPENMETRICS).startswith("application/openmetrics")
+    assert opened.endswith(b"# EOF\n")
+    for body, parse in ((text, text_families), (opened, openmetrics_families)):
+        families = {family.name: family for family in parse(body.decode())}
+        assert families.keys() == {spec.name.removesuffix("_total") for spec in METRICS} | (
+            {f"{spec.name}" for spec in METRICS if spec.kind is MetricKind.COUNTER and parse is text_families}
+            & families.keys()
+        )
+        for spec in METRICS:
+            family = families.get(spec.name) or families[spec.name.removesuffix("_total")]
+            assert (family.type, family.documentation) == (spec.kind.value, spec.help)
+            for sample in family.samples:
+                assert sample.name in spec.parts and tuple(sample.labels) == spec.labels
+    assert set(LABELS) == {label for spec in METRICS for label in spec.labels}
+
+
+def test_everything_that_is_counted_is_in_the_table(day: ScrapedStore) -> None:
+    parts = {part: spec for spec in METRICS for part in spec.parts}
+    for key in day.reader().counters():
+        assert tuple(label for label, _ in key.labels) == parts[key.metric].labels
+    known = {row[0] for row in day._opened.execute("SELECT DISTINCT metric FROM series") if row[0]}
+    assert known <= parts.keys() and len(known) > 20
+
+
+def test_the_counted_gpu_time_is_that_of_the_drones_on_record(day: ScrapedStore) -> None:
+    """Between two ticks a drone counts as in the state that the tick before has recorded."""
+    last = day.scrapes[-1][0]
+    drones = [d for d in day.reader().drones(ended=None) if d.gpu_milli and d.started_at]
+    lived = sum(d.gpu_milli / 1000 * max(0.0, (d.ended_at or last) - d.started_at) for d in drones)
+    counted = sum(n for key, n in day.reader().counters().items() if key.metric == "provisioner_gpu_seconds_total")
+    assert counted == pytest.approx(lived, rel=0.05)
+    series = day.reader().series("provisioner_gpu_seconds_total", 0.0, last + 60.0, 600.0)
+    assert sum(value for each in series for _, value in each.points) == pytest.approx(counted, rel=0.02)
+
+
+def test_without_a_record_a_scrape_says_so(tmp_path: Path) -> None:
+    assert samples(exposition(Reader(tmp_path / "none.db"))) == {("provisioner_record_up",): 0.0}
+    assert not metrics.health(Reader(tmp_path / "none.db")).ready
+    (tmp_path / "bad.db").write_text("no store at all" * 100)
+    assert samples(exposition(Reader(tmp_path / "bad.db"))) == {("provisioner_record_up",): 0.0}
+
+
+# ----------------------------------------------------------------------------------------------------------- readiness
+
+HOLDER = Holder(1, "here", 0.0)
+POLICY = m.Policy(sites={"kit": m.SitePolicy("kit"), "off": m.SitePolicy("off", enabled=False)})
+VIEWS = Views(
+    *(9, 1000.0, POLICY, (), m.PolledOverlay(m.OverlayView(990.0))),
+    {"kit": m.PolledSite("kit", m.SiteView("kit", 980.0))},
+)
+
+
+@pytest.mark.parametrize(
+    ("views", "holder", "now", "reasons"),
+    [
+        (VIEWS, HOLDER, 1010.0, ()),
+        (VIEWS, None, 1010.0, ("no controller holds the record",)),
+        (None, HOLDER, 1010.0, ("no tick is on record",)),
+        (VIEWS, HOLDER, 1101.0, ("the view of kit is 2m01s old; it may be 2m00s old",)),
+        (replace(VIEWS, sites={}), HOLDER, 1010.0, ("there is no view of kit",)),
+        (replace(VIEWS, overlay=m.PolledOverlay()), HOLDER, 1010.0, ("there is no view of overlay",)),
+    ],
+)
+def test_it_is_ready_while_a_controller_decides_on_fresh_views(
+    views: Views | None, holder: Holder | None, now: float, reasons: tuple[str, ...]
+) -> None:
+    assert readiness(views, holder, now) == Health(not reasons, reasons)
+
+
+def test_an_old_tick_is_a_reason() -> None:
+    assert readiness(VIEWS, HOLDER, 2000.0).reasons[0].startswith("the newest tick is 16m40s old")
+
+
+# ------------------------------------------------------------------------------------------- dashboards, alerts, pages
+
+PARTS = {part for spec in METRICS for part in spec.parts}
+NAMES = re.compile(r"\bprovisioner_\w+")
+
+
+def test_expressions_use_metrics_and_labels_of_the_table_and_each_metric_is_shown() -> None:
+    expressions = [alert.expression for alert in ALERTS]
+    expressions += [query for board in DASHBOARDS for panel in board.panels for query, _ in panel.queries]
+    used = {name for each in expressions for name in NAMES.findall(each)}
+    assert used == PARTS - {"provisioner_info"} | {"provisioner_info"}
+    for expression in expressions:
+        for label in re.findall(r"(\w+)(?:=~|!~|!=|=)\"", expression):
+            assert label in LABELS, expression
+
+
+def test_dashboards_keep_their_uid_and_ask_for_their_data_source() -> None:
+    for board in map(render_dashboard, DASHBOARDS):
+        assert board["uid"].startswith("provisioner-") and "id" not in board and board["schemaVersion"] >= 36
+        taken = set[tuple[int, int]]()
+        for panel in board["panels"]:
+            assert panel["datasource"]["uid"] == "${datasource}" and "id" not in panel
+            assert panel["fieldConfig"]["defaults"]["unit"] and panel["type"] in ("stat", "timeseries", "table")
+            at = panel["gridPos"]
+            cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+            assert not cells & taken and max(x for x, _ in cells) < COLUMNS
+            taken |= cells
+    assert [board.name for board in DASHBOARDS] == ["overview", "sites", "waste", "controller"]
+
+
+def test_each_alert_has_all_its_words_and_a_runbook() -> None:
+    page = (Path(__file__).parents[2] / "docs/how-to/runbooks.md").read_text()
+    sections = re.findall(r"^## (\w+)$", page, re.MULTILINE)
+    assert sections == [alert.name for alert in ALERTS]
+    for rule in render_alerts("https://example.org/runbooks")["groups"][0]["rules"]:
+        assert rule["labels"]["severity"] in ("warning", "critical")
+        notes = rule["annotations"]
+        assert notes["summary"].endswith(".") and notes["description"].endswith(".")
+        assert notes["runbook_url"] == f"https://example.org/runbooks#{rule['alert'].lower()}"
+    for part in page.split("\n## ")[1:]:
+        assert all(f"**{word}**" in part for word in ("Meaning", "Look at", "Do")), part.splitlines()[0]
