@@ -20,7 +20,7 @@ PYTEST        := $(BIN)/python -m pytest --rerun-show-tracebacks -n $(WORKERS) -
 .DELETE_ON_ERROR:
 P ?= planner
 .PHONY: help venv dev demo test test-matrix test-quick t watch lint format types contracts condor slurm openstack pyslurm bench \
-        bench-deciding bench-gpu bench-hostile bench-worlds mutants docs check-docs build clean kubernetes mps apache
+        bench-deciding bench-gpu bench-hostile bench-worlds mutants docs check-docs build clean kubernetes mps apache chromium
 
 help:  ## this list
 	@echo "GPU drone provisioner: starts pilot jobs for GPU jobs that wait in an HTCondor pool"; echo
@@ -35,7 +35,7 @@ demo: venv  ## 40 GPU jobs on this host: drones start, run them and leave (no ro
 
 # Side by side: the programs are mostly waited for.
 test: dev  ## everything: linters, types, contracts, all tests with real daemons
-	@$(MAKE) --no-print-directory --output-sync=target -j 3 openstack condor mps apache slurm lint types contracts
+	@$(MAKE) --no-print-directory --output-sync=target -j 3 openstack condor mps apache chromium slurm lint types contracts
 	$(PYTEST) -m "not matrix" tests
 
 # Nothing that `make test` has run: its version of Slurm is the first here, and tests/live/conftest.py marks the others.
@@ -78,6 +78,10 @@ mps:
 
 apache:
 	@tests/labs/get-apache.sh --optional bookworm
+
+# For the tests of the web pages, which are skipped without it.
+chromium: dev
+	@PATH=$$PWD/$(BIN):$$PATH tests/labs/get-chromium.sh --optional trixie
 
 # A Slurm cluster of a test lives in namespaces, and they need root: an ordinary user's tests leave it out.
 slurm:
@@ -122,6 +126,7 @@ docs: dev  ## regenerate what is generated: references, schemas, pictures
 	$(BIN)/python -m docs.make_reference
 	$(BIN)/python docs/pictures/make_demo.py
 	$(BIN)/python docs/pictures/make_report.py
+	$(BIN)/python -m docs.pictures.make_web
 
 check-docs: dev
 	$(PYTEST) tests/test_docs.py

@@ -85,6 +85,12 @@ def age(seconds: float) -> str:
     return "".join(f"{amount}{unit}" for amount, unit in units[first : first + 2] if amount) or "0s"
 
 
+def duration(seconds: float) -> str:
+    """Return a duration as people write it: ``45 s``, ``2 h 40 min``, ``3 d 4 h``."""
+    parts = re.findall(r"(-?\d+)([dhms])", age(seconds))
+    return " ".join(f"{amount} {'min' if unit == 'm' else unit}" for amount, unit in parts) or "-"
+
+
 def ago(at: float, now: float) -> str:
     """Return how long ago ``at`` was: short age, ``-`` for never, ``0s`` if the clock was set back since."""
     return age(max(0.0, now - at)) if at else "-"

@@ -79,6 +79,8 @@ class MeasuredUse:
     """The smallest type for each of its classes."""
     uses: list[float] = field(default_factory=list)
     vram_mib: list[int] = field(default_factory=list)
+    asked_vram_mib: int = 0
+    """Most VRAM per GPU that a run asked for; 0: none did."""
     without_vram: int = 0
     """Number of measured runs without a peak of VRAM."""
 
@@ -91,6 +93,7 @@ class MeasuredUse:
         run, held_s = held.run, held.gpu_s * scale
         self.jobs += 1
         self.held_s += held_s
+        self.asked_vram_mib = max(self.asked_vram_mib, run.vram_mib)
         if run.used_milli is not None:
             self.measured += 1
             self.measured_s += held_s

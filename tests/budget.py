@@ -12,19 +12,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BUDGETS = {
-    "provisioner/*.py": (14, 3591),
+    "provisioner/*.py": (14, 3602),
     "adapters/*.py": (1, 1),
     "adapters/htcondor/*.py": (4, 617),
     "tests": (330, 51000),
     "provisioner/adapter_tests": (3, 755),
-    "provisioner/cli": (17, 5400),
+    "provisioner/cli": (17, 5410),
     "provisioner/config": (7, 2210),
     "provisioner/controller": (8, 2066),
     "provisioner/drone": (4, 1211),
     "provisioner/migrate": (9, 1587),
     "provisioner/monitoring": (6, 1000),
     "provisioner/planner": (17, 4756),
-    "provisioner/simulator": (14, 3994),
+    "provisioner/simulator": (14, 4024),
     "provisioner/store": (6, 1648),
     "provisioner/web": (10, 2200),
     "adapters/embedded": (4, 1101),

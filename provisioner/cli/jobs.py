@@ -22,6 +22,7 @@ from provisioner.usage import class_name
 
 DEMAND_SCHEMA = "provisioner.demand/1"
 JOBS_SCHEMA = "provisioner.jobs/1"
+CLASS_SCHEMA = "provisioner.class/1"
 T = TypeVar("T")
 
 
@@ -76,13 +77,16 @@ def reasons_by_class(plan: Plan | None) -> dict[str, list[Reason]]:
     }
 
 
+NO_PLAN_YET = "no plan on record speaks of it yet"
+
+
 def why_waiting(row: ClassRow) -> str:
     if row.reasons:
         more = f" (+{len(row.reasons) - 1})" if len(row.reasons) > 1 else ""
         return formatting.describe(row.reasons[0]) + more
     if row.job.invalid:
         return formatting.sanitize(row.job.invalid, formatting.SHORT_TEXT)
-    return "no plan on record speaks of it yet" if row.job.waiting or row.job.fresh else "nothing waits"
+    return NO_PLAN_YET if row.job.waiting or row.job.fresh else "nothing waits"
 
 
 def _needs(row: ClassRow) -> str:
@@ -294,7 +298,7 @@ def class_document(reader: Reader, views: Views, job: JobClass, title: str) -> o
     fits.sort(key=lambda f: (f.misfit is not None, f.kind.price, f.kind.key))
     when = f"tick {plan.tick}, {out.ago(plan.at)} ago" if plan else "no plan is on record yet"
     return out.Document(
-        "provisioner.class/1",
+        CLASS_SCHEMA,
         out.as_facts([column for column in CLASS_COLUMNS if column is not USE_COLUMN]),
         row,
         {
@@ -331,7 +335,7 @@ def explain_job(
     Examples:
       provisioner explain job schedd.example.org#204.17
     """
-    return _job_document(reader, job_id)
+    return explained_job(reader, job_id)
 
 
 @explain_app.command("class")
@@ -347,7 +351,7 @@ def explain_class(
     Examples:
       provisioner explain class 12 -o json | jq '.types[] | select(.fits)'
     """
-    return _class_document(reader, class_id)
+    return explained_class(reader, class_id)
 
 
 @explain_app.command("drone")
@@ -364,7 +368,8 @@ def explain_drone(reader: Reader, *, query: opt.Query, any_id: opt.DroneArgument
     return drone_document(reader, opt.find_drone(reader, any_id))
 
 
-def _job_document(reader: Reader, text: str) -> out.Document:
+def explained_job(reader: Reader, text: str) -> out.Document:
+    """Return the document of ``explain job``. Raises :class:`VerbError` for a job that is not known."""
     views, classes = _views_and_classes(reader)
     job, shown = parse_job_id(text), formatting.sanitize(text, 80)
     if job is None:
@@ -397,7 +402,8 @@ def _faults(reader: Reader, job: JobId) -> str:
     return f" ({'; '.join(formatting.sanitize(each, 300) for each in told)})" if found else ""
 
 
-def _class_document(reader: Reader, class_id: str) -> out.Document:
+def explained_class(reader: Reader, class_id: str) -> out.Document:
+    """Return the document of ``explain class``. Raises :class:`VerbError` for a class that is not known."""
     from provisioner.planner.demand import headroom_classes
 
     views, classes = _views_and_classes(reader)

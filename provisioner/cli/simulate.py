@@ -372,7 +372,7 @@ def simulate(
         note(f"all numbers: {json_file}")
     if report is not None:
         command = shlex.join(["provisioner", *sys.argv[1:]])
-        report.write_text(report_page.html_page(runs, notes=notes, command=command), encoding="utf-8")
+        report.write_text(report_page.html_page(runs, notes=notes, command=command, at=time.time()), encoding="utf-8")
         note(f"report: {report}")
     answer = simulation(read, replays, runs, brief=query.output is opt.Format.TABLE)
     out.present(replace(query, watch=False), lambda: answer)

@@ -91,6 +91,7 @@ USAGE_COLUMNS = (
         head="VRAM",
         show=_vram_words,
     ),
+    out.mib("vram_asked_mib", "Most that a run asked for; 0: any.", "asked_vram_mib", level=1, head="VRAM ASKED"),
     out.whole("without_vram", "Measured runs without a peak: they may have needed all the memory that they had."),
     out.whole("energy_j", "Energy of runs that report it, joules; null: none does.", null=True),
     out.items("fits", "Smallest drone types that its classes would fit.", lambda u: sorted(u.fits), level=0, least=12),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import textwrap
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from io import BytesIO
+from math import inf
 from statistics import fmean
 from string import Template
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -18,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from pydantic import TypeAdapter
 
 from provisioner import __version__, serialization
-from provisioner.formatting import age, count, sanitize
+from provisioner.formatting import count, duration, iso, sanitize
 from provisioner.simulator import results as figures
 from provisioner.simulator.results import KeyFigure, ReplayResult, Runs, SeedStatistics
 
@@ -64,16 +66,21 @@ MAX_NAME_LENGTH = 60
 MAX_VIOLATIONS = 100
 
 
-def html_page(runs: Runs, *, notes: Sequence[str] = (), command: str = "") -> str:
+def html_page(runs: Runs, *, notes: Sequence[str] = (), command: str = "", at: float = 0.0) -> str:
     """Return the page on ``runs``, of which there is at least one of each policy; the same for the same input.
 
-    ``command`` is the command line that made it. Raises PlotsMissingError without matplotlib.
+    ``command`` is the command line that made it, ``at`` the time. Raises PlotsMissingError without matplotlib.
     """
     results = [result for each in runs.values() for result in each]
     traces = ", ".join(sorted({name(result.trace) for result in results}))
     policies = count(len(runs), "policy", "policies")
-    days = " to ".join(dict.fromkeys(figures.amount(of(result.days for result in results)) for of in (min, max)))
-    seeds = count(len({result.seed for result in results}), "seed")
+    spans = (duration(86400 * of(result.days for result in results)) for of in (min, max))
+    subject = [
+        f"{traces}: {' to '.join(dict.fromkeys(spans))}",
+        policies,
+        count(len({r.seed for r in results}), "seed"),
+    ]
+    subject += [f"made {iso(at)}"] if at else []
     first, *others = runs
     caption = "Figures by policy: mean ± standard deviation over the seeds"
     if others:
@@ -81,7 +88,8 @@ def html_page(runs: Runs, *, notes: Sequence[str] = (), command: str = "") -> st
     head = ["", *map(name, runs), *(f"{name(other)} less {name(first)}" for other in others)]
     return Template(files(__package__).joinpath("report.html").read_text(encoding="utf-8")).substitute(
         title=escape(f"Replay of {traces}: {' against '.join(map(name, runs)) if len(runs) < 4 else policies}"),
-        subject=escape(f"{traces}: {days} days, {policies}, {seeds}"),
+        style=files("provisioner").joinpath("web", "static", "style.css").read_text(encoding="utf-8"),
+        subject=escape(", ".join(subject)),
         command=escape(sanitize(command)),
         verdict=_verdict(runs),
         answer="".join(f"<li>{escape(_answer(policy, each))}</li>" for policy, each in runs.items()),
@@ -109,7 +117,7 @@ def _verdict(runs: Runs) -> str:
     ]
     replays = count(sum(map(len, runs.values())), "replay")
     if not lines:
-        return f'<p class="kept">No promise was broken in {replays}.</p>'
+        return f'<p class="lead kept">No promise was broken in {replays}.</p>'
     more = [f"and {len(lines) - MAX_VIOLATIONS} more"] if len(lines) > MAX_VIOLATIONS else []
     listed = "\n".join(f"<li>{escape(line)}</li>" for line in [*lines[:MAX_VIOLATIONS], *more])
     head = f"{count(len(lines), 'broken promise')} in {replays}"
@@ -122,7 +130,7 @@ def _answer(policy: str, results: Sequence[ReplayResult]) -> str:
     parts = [f"{figures.amount(done)} of {figures.amount(jobs)} jobs done"]
     if waits := [r.waits for r in results if r.waits.jobs]:
         mean_s, p95_s = fmean(each.mean_s for each in waits), fmean(each.p95_s for each in waits)
-        parts.append(f"mean wait {age(mean_s)}, 95 % of waits within {age(p95_s)}")
+        parts.append(f"mean wait {duration(mean_s)}, 95 % of waits within {duration(p95_s)}")
     if wastes := figures.spread(figures.waste(r.gpu_hours) for r in results):
         parts.append(f"waste {figures.amount(wastes.mean)} % of the good GPU-hours")
     return f"{name(policy)}: {'; '.join(parts)}"
@@ -142,24 +150,41 @@ def _row(figure: KeyFigure, runs: Runs) -> str:
     means = [figures.spread(figure.of(result) for result in results) for results in runs.values()]
     if not any(means):
         return ""
-    cells = ["-" if over is None else _cell(over, figures.amount(over.mean)) for over in means]
+    written = _durations if figure.unit == "s" else figures.amount
+    cells = ["-" if over is None else _cell(over, written) for over in means]
     for results in others:
         versus = figures.paired(figure, first, results)
         better = f", better in {versus.improved} of {versus.spread.count}" if versus and figure.better else ""
-        cells.append("-" if versus is None else _cell(versus.spread, figures.change(versus.spread.mean), better))
-    label = f"{figure.name} ({figure.unit})" if figure.unit else figure.name
+        cells.append("-" if versus is None else _cell(versus.spread, written, better, sign="+"))
+    label = f"{figure.name} ({figure.unit})" if figure.unit not in ("", "s") else figure.name
     return f'<tr><th scope="row">{escape(label)}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
 
 
-def _cell(over: SeedStatistics, text: str, more: str = "") -> str:
-    deviation = f" ± {figures.amount(over.deviation)}" if over.count > 1 else ""
+def _durations(value_s: float) -> str:
+    return duration(value_s) if 60 <= abs(value_s) < inf else f"{figures.amount(value_s)} s"
+
+
+def _cell(over: SeedStatistics, written: Callable[[float], str], more: str = "", sign: str = "") -> str:
+    text = f"{sign if over.mean > 1e-9 else ''}{written(over.mean)}"
+    deviation = f" ± {written(over.deviation)}" if over.count > 1 else ""
     return f'<data value="{over.mean!r}">{text}</data> <span class="aside">{deviation}{more}</span>'
 
 
+INK, DARK_INK = "#1a1f25", "#dde3e9"
+"""Colours of the page's text, light and dark."""
+_PLOT_STYLE = (
+    "text {font-family: system-ui, sans-serif !important}"
+    "@media (prefers-color-scheme: dark) {"
+    f'[style*="fill: {INK}"] {{fill: {DARK_INK} !important}}'
+    f'[style*="stroke: {INK}"] {{stroke: {DARK_INK} !important}}}}'
+)
 STYLE: dict[str, Any] = {
     "axes.spines.right": False,
     "axes.spines.top": False,
     "axes.titlelocation": "left",
+    **dict.fromkeys(
+        ("axes.edgecolor", "axes.labelcolor", "grid.color", "text.color", "xtick.color", "ytick.color"), INK
+    ),
     "figure.constrained_layout.use": True,
     "font.size": 9,
     "grid.alpha": 0.2,
@@ -168,8 +193,8 @@ STYLE: dict[str, Any] = {
     "svg.hashsalt": "report",
     "text.parse_math": False,  # names may have dollar signs
 }
-PARTS = {"good": "#2f9e5f", "badput": "#d1495b", "boot": "#3f7fbf", "release": "#8a63b8", "idle": "#c98a1b"}
-COLOURS = ("#3f7fbf", "#d1713a", "#2f9e5f", "#b0529f", "#8c7a2b", "#2a9d9d", "#d1495b", "#7f7f7f")
+PARTS = {"good": "#3f9c66", "badput": "#cf4b55", "boot": "#5b8fd0", "release": "#8a63b8", "idle": "#d99a2b"}
+COLOURS = ("#5b8fd0", "#d1713a", "#3f9c66", "#b0529f", "#8c7a2b", "#2a9d9d", "#d1495b", "#7f7f7f")
 MAX_SITES = 8
 MAX_POINTS = 300
 
@@ -221,8 +246,9 @@ def svg(paint: Callable[[Figure, T], None], subject: T) -> bytes:
         warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
         figure = Figure(figsize=(7.4, 5.6))
         paint(figure, subject)
-        figure.savefig(page, format="svg", metadata={"Date": None})
-    return page.getvalue()
+        figure.savefig(page, format="svg", metadata={"Date": None}, transparent=True)
+    begin = b'<style type="text/css">'
+    return page.getvalue().replace(begin, begin + _PLOT_STYLE.encode(), 1)
 
 
 def hours_by_policy(figure: Figure, runs: Runs) -> None:
@@ -239,7 +265,7 @@ def hours_by_policy(figure: Figure, runs: Runs) -> None:
     axes.bar_label(bars, ends, padding=4, fontsize=8)
     axes.margins(x=0.16)
     axes.set_xlabel("GPU-hours")
-    axes.set_yticks(range(len(runs)), [name(policy, 42) for policy in runs])
+    axes.set_yticks(range(len(runs)), [textwrap.fill(name(policy), 32) for policy in runs])
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(len(runs) - 0.4, -0.6)
     figure.legend(loc="outside upper left", ncols=len(PARTS))
@@ -253,11 +279,11 @@ def time_line(figure: Figure, result: ReplayResult) -> None:
     jobs, gpus, places = figure.subplots(3, sharex=True)
     jobs.set_title("Jobs")
     jobs.plot(times, [s.jobs_waiting for s in samples], color="#d1713a", linestyle="--", linewidth=1.2, label="waiting")
-    jobs.plot(times, [s.jobs_running for s in samples], color="#3f7fbf", linewidth=1.2, label="running")
+    jobs.plot(times, [s.jobs_running for s in samples], color="#5b8fd0", linewidth=1.2, label="running")
     gpus.set_title("GPUs")
-    gpus.fill_between(times, [s.gpus_held for s in samples], color="#c98a1b", alpha=0.6, linewidth=0, label="held")
-    gpus.fill_between(times, [s.gpus_busy for s in samples], color="#2f9e5f", linewidth=0, label="busy")
-    gpus.plot(times, [s.gpus_owner for s in samples], color="black", linestyle=":", linewidth=1.2, label="owner's")
+    gpus.fill_between(times, [s.gpus_held for s in samples], color="#d99a2b", alpha=0.6, linewidth=0, label="held")
+    gpus.fill_between(times, [s.gpus_busy for s in samples], color="#3f9c66", linewidth=0, label="busy")
+    gpus.plot(times, [s.gpus_owner for s in samples], color=INK, linestyle=":", linewidth=1.2, label="owner's")
     places.set_title("GPUs held, by site")
     held: Counter[str] = Counter()
     for sample in samples:

@@ -224,11 +224,13 @@ def amount(value: float | None) -> str:
     """Return three significant digits, from a thousand on all before the point: ``1,234``, ``12.3``, ``0.00123``."""
     if value is None or isnan(value):
         return "-"
+    if abs(value) < 1e-9:  # sums of the same parts in another order
+        return "0"
     if not isfinite(value):
         return "∞" if value > 0 else "-∞"
     if abs(value) >= 999.5:
         return f"{value:,.0f}"
-    return f"{value:.3g}" if value else "0"
+    return f"{value:.3g}"
 
 
 def change(value: float) -> str:

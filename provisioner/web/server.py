@@ -7,12 +7,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
+from importlib.resources import files
 from typing import Any
 
 import structlog
 from aiohttp import web
 
 from provisioner.cli import options as opt
+from provisioner.cli import output as out
 from provisioner.cli.options import Exit, VerbError
 from provisioner.cli.remote import API
 from provisioner.cli.schema import output_schemas
@@ -20,9 +22,9 @@ from provisioner.config.models import Role, WebSection
 from provisioner.monitoring.metrics import content_type, exposition, health
 from provisioner.store import StoreError
 from provisioner.store.reader import Reader
-from provisioner.web import api, openapi
+from provisioner.web import api, openapi, pages
 from provisioner.web.identity import Authenticator, Caller
-from provisioner.web.record import BusyError, SharedRecord
+from provisioner.web.record import Answered, BusyError, SharedRecord
 from provisioner.web.stream import EventStream
 from provisioner.web.tokens import TokenVerifier
 
@@ -39,6 +41,8 @@ HEADERS = {
 }
 STATUS_OF_EXIT = {Exit.USAGE: HTTPStatus.BAD_REQUEST, Exit.UNMET: HTTPStatus.CONFLICT}
 LARGEST_BODY = 1 << 16
+PUBLIC_PAGE = "job"
+"""Tells users why their job waits; it needs no identity."""
 
 
 class WebService:
@@ -85,6 +89,11 @@ class WebService:
         self.get(f"{API}/schemas", lambda request, caller: _given(web.json_response(list(schemas))))
         self.get(f"{API}/schemas/{{id:.+}}", schema)
         self.get(f"{API}/events/stream", self._events)
+        for name in pages.PAGES:
+            self.get(f"/{name}", self._page)
+        for name in pages.PAGES_OF_ONE:
+            self.get(f"/{name}/{{id}}", self._page, None if name == PUBLIC_PAGE else Role.READ)
+        self.app.router.add_static("/static", str(files("provisioner.web") / "static"))
         for resource in resources:
             self.get(resource.path, partial(self._resource, resource))
         for path, each in api.CHANGES.items():
@@ -132,6 +141,20 @@ class WebService:
         accept = request.headers.get("Accept", "")
         body = await self.record.run(exposition, self.record.reader, accept)
         return web.Response(body=body, headers={"Content-Type": content_type(accept)})
+
+    async def _page(self, request: web.Request, caller: Caller) -> web.Response:
+        query, reader = dict(request.query), self.record.reader
+
+        def rendered() -> Answered:
+            with out.one_moment():
+                return Answered(pages.render(request.path, reader, query).encode(), "text/html")
+
+        try:
+            found = await self.record.answer(str(request.rel_url), await self.record.version(), rendered)
+        except VerbError as error:
+            return web.Response(text="\n".join(error.lines), status=HTTPStatus.NOT_FOUND)
+        headers = {"Cache-Control": "no-cache"}
+        return api.compressed(web.Response(body=found.body, content_type=found.content_type, headers=headers))
 
     async def _events(self, request: web.Request, caller: Caller) -> web.StreamResponse:
         return await self.stream.serve(request, request.headers.get("Last-Event-ID", ""))

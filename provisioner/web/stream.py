@@ -12,6 +12,7 @@ from provisioner.cli import options as opt
 from provisioner.cli import output as out
 from provisioner.cli.status import EVENT_COLUMNS, Happening, Position, happenings
 from provisioner.store import StoreError
+from provisioner.store.reader import RecordPosition
 from provisioner.web.record import BusyError, SharedRecord
 
 log = structlog.get_logger()
@@ -27,10 +28,11 @@ MOST_CLIENTS = 2000
 PAGE_LENGTH = 500
 RETRY_MS = 2000
 
-Message = tuple[Happening, bytes]
+Message = tuple[Happening | None, bytes]
+"""Text to send, and the happening that it tells; None: a new tick, which tells nothing else."""
 
 
-def messages(record: SharedRecord, after: Position) -> list[Message]:
+def messages(record: SharedRecord, after: Position) -> list[tuple[Happening, bytes]]:
     """Return what happened after a position, at most a page of it, each with its text."""
     found = happenings(record.reader, 0.0, after, PAGE_LENGTH)
     rows = out.Listing("", EVENT_COLUMNS, found).plain()
@@ -48,6 +50,7 @@ class EventStream:
         self._record = record
         self._position: Position | None = None
         """Newest position that clients were sent; None: nobody listens."""
+        self._seen: RecordPosition | None = None
         self._clients: dict[asyncio.Queue[Message], asyncio.Task[None]] = {}
 
     async def run(self) -> None:
@@ -55,7 +58,7 @@ class EventStream:
         while True:
             await asyncio.sleep(POLL_S)
             if not self._clients:
-                self._position = None
+                self._position = self._seen = None
                 continue
             with suppress(BusyError):
                 try:
@@ -64,12 +67,17 @@ class EventStream:
                     log.warning("stream.read_failed", why=str(error))
 
     async def _poll(self) -> None:
-        position = self._position or await self._newest()
+        newest = await self._record.run(self._record.reader.position)
+        if newest == self._seen:
+            return
+        position = self._position or Position(newest.step, newest.event)
         while found := await self._record.run(messages, self._record, position):
             position = found[-1][0].position
             for message in found:
                 self._send(message)
-        self._position = position
+        if self._seen and newest.tick != self._seen.tick:  # without an id: it is not sent again
+            self._send((None, f'event: tick\ndata: {{"tick":{newest.tick}}}\n\n'.encode()))
+        self._position, self._seen = position, newest
 
     async def _newest(self) -> Position:
         newest = await self._record.run(self._record.reader.position)
@@ -107,11 +115,12 @@ class EventStream:
             while True:
                 try:
                     async with asyncio.timeout(KEEP_ALIVE_S):
-                        happening, text = await queue.get()
+                        told, text = await queue.get()
                 except TimeoutError:
                     await _write(response, b": still here\n\n")
                     continue
-                if getattr(happening.position, happening.kind) > getattr(position, happening.kind):  # else it was sent
+                sent = told is not None and getattr(told.position, told.kind) <= getattr(position, told.kind)
+                if not sent:
                     await _write(response, text)
         except (TimeoutError, ConnectionError, asyncio.CancelledError, StoreError, BusyError):
             if request.transport is not None:

@@ -53,6 +53,21 @@ def test_absurd_numbers_are_told_and_not_a_crash(reason: reasons.Reason, value: 
 
 
 @pytest.mark.parametrize(
+    ("duration_s", "told"),
+    [
+        (0.0, "0 s"),
+        (45.4, "45 s"),
+        (9600.0, "2 h 40 min"),
+        (-725.0, "-12 min 5 s"),
+        (273600.0, "3 d 4 h"),
+        (1e9, "11574 d"),
+    ],
+)
+def test_a_duration_is_written_out(duration_s: float, told: str) -> None:
+    assert formatting.duration(duration_s) == told
+
+
+@pytest.mark.parametrize(
     ("text", "told"),
     [
         ("drone=kit-1 exit=0 reason=drained seconds=9 why=the%20pool's%20wish", "drained: the pool's wish"),

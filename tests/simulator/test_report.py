@@ -116,12 +116,26 @@ def test_only_common_seeds_are_compared() -> None:
 
 def test_the_page_begins_with_its_subject_command_and_answer() -> None:
     runs = {"ours": [made(days=8.55), replace(made(), seed=2, days=8.57)], "rival": [made("rival", days=8.56)]}
-    text = Page(runs, command="provisioner simulate a.csv --what-if 'x < y'").text
+    page = Page(runs, command="provisioner simulate a.csv --what-if 'x < y'", at=1_770_000_000.0)
+    text = page.text
     assert "Replay of openb: ours against rival" in text
-    assert "8.55 to 8.57 days, 2 policies" in text
+    assert "openb: 8 d 13 h, 2 policies, 2 seeds, made 2026-02-02T02:40:00Z" in text
     assert "provisioner simulate a.csv --what-if 'x < y'" in text
-    answer = "98 of 100 jobs done; mean wait 31s, 95 % of waits within 1m30s; waste 21 % of the good GPU-hours"
+    answer = "98 of 100 jobs done; mean wait 31 s, 95 % of waits within 1 min 30 s; waste 21 % of the good GPU-hours"
     assert f"ours: {answer}" in text and text.index("ours: 98") < text.index("Figures by policy")
+    assert (
+        text.index("No promise was broken")
+        < text.index("provisioner simulate")
+        < text.index("Where the GPU-hours went")
+    )
+    assert page.source.rindex("<img") < page.source.index("<table"), "the table is the last"
+
+
+def test_times_are_durations_and_the_style_is_that_of_the_web_pages() -> None:
+    waits = WaitStatistics(98, 9600.0, 20.0, 90.0)
+    page = Page({"ours": [made(waits=waits)], "rival": [made("rival")]})
+    assert "Mean wait2 h 40 min" in page.text and "Median wait20 s" in page.text and "-2 h 39 min" in page.text
+    assert (ROOT / "provisioner/web/static/style.css").read_text() in page.source
 
 
 def test_matplotlib_is_needed_for_plots_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,10 +170,12 @@ async def test_a_client_that_is_far_behind_is_cut_off(
 async def test_a_record_that_cannot_be_read_for_a_while(serve: Serve, record: Path) -> None:
     served = await serve()
     listener = await Listener(served).begin()
+    say(record, "before")
+    await until(lambda: listener.reasons == ["before"])
     away = record.with_name("away")
     record.rename(away)  # noqa: ASYNC240
     await asyncio.sleep(0.3)
     away.rename(record)
     say(record, "back")
-    await until(lambda: listener.reasons == ["back"])
+    await until(lambda: listener.reasons == ["before", "back"])
     await listener.end()

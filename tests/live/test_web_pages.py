@@ -1,0 +1,142 @@
+"""The web pages in a real browser: every page in every size, light and dark, with and without scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page
+
+from tests.labs.chromium import running_chromium
+from tests.labs.htcondor import LabError
+from tests.web import records
+from tests.web.service import PageService, serving
+
+PATHS = (
+    "/",
+    "/why",
+    "/why?q=41",
+    "/why?q=class:47",
+    "/sites",
+    "/sites/topas",
+    "/sites/nemo",
+    "/drones?show=all",
+    "/owner",
+    "/use",
+    "/waste",
+    "/plan",
+    "/drone/41",
+    "/drone/74",
+    "/job/8812.1",
+    "/job/8790.3",
+)
+SIZES = (320, 1280, 1920)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    try:
+        with running_chromium() as found:
+            yield found
+    except LabError as error:
+        pytest.skip(f"no Chromium: {error}")
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageService]:
+    with serving(records.write(tmp_path_factory.mktemp("record") / "provisioner.db")) as found:
+        yield found
+
+
+def context(browser: Browser, width: int, **more: Any) -> BrowserContext:
+    return browser.new_context(viewport={"width": width, "height": 900}, **more)
+
+
+def complaints(page: Page) -> list[str]:
+    """Return the list to which everything is added that the page complains about."""
+    found: list[str] = []
+
+    def add(message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            found.append(f"{page.url}: {message.text}")
+
+    page.on("console", add)
+    page.on("pageerror", lambda error: found.append(f"{page.url}: {error}"))
+    return found
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", SIZES)
+def test_every_page_fits_and_axe_finds_nothing(browser: Browser, service: PageService, width: int, scheme: Any) -> None:
+    with context(browser, width, color_scheme=scheme) as opened:
+        page = opened.new_page()
+        found = complaints(page)
+        for path in PATHS:
+            page.goto(service.address + path)
+            for details in page.locator("summary").all():
+                details.click()
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+            checked = Axe().run(page)
+            assert checked.violations_count == 0, f"{path}: {checked.generate_report()}"
+        assert not found
+
+
+@pytest.mark.parametrize("width", SIZES)
+def test_every_page_is_the_same_without_scripts(browser: Browser, service: PageService, width: int) -> None:
+    with context(browser, width, java_script_enabled=False) as opened:
+        page = opened.new_page()
+        for path in PATHS:
+            page.goto(service.address + path)
+            assert page.locator("h1").is_visible() and page.locator("main").inner_text().strip()
+        page.goto(service.address)
+        page.fill("input[name=q]", "8831.2")
+        page.press("input[name=q]", "Enter")
+        assert "no drone type fits" in page.locator("main").inner_text()
+        if width > 320:  # a narrow screen has cards without a head
+            page.goto(f"{service.address}/drones")
+            page.get_by_role("columnheader", name="Age").get_by_role("link").click()
+            assert "sort=-age_s" in page.url
+
+
+def test_the_keyboard_reaches_the_content_first_and_sees_where_it_is(browser: Browser, service: PageService) -> None:
+    with context(browser, 1280) as opened:
+        page = opened.new_page()
+        page.goto(service.address)
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.textContent") == "To the content"
+        page.keyboard.press("Enter")
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.querySelector('main').contains(document.activeElement)")
+        assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+
+
+def test_a_page_prints_without_its_menu(browser: Browser, service: PageService) -> None:
+    with context(browser, 1280) as opened:
+        page = opened.new_page()
+        page.goto(service.address)
+        page.emulate_media(media="print")
+        assert not page.locator("nav").is_visible() and page.locator("#drones").is_visible()
+        assert page.pdf(format="A4").startswith(b"%PDF")
+
+
+def test_the_page_renews_itself_and_survives_a_restart_of_the_service(
+    browser: Browser, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    def reader(name: str, **more: str) -> records.SeriesReader:
+        return records.write(tmp_path_factory.mktemp(name) / "provisioner.db", **more)
+
+    with context(browser, 1280) as opened:
+        page = opened.new_page()
+        with serving(reader("first")) as service:
+            page.goto(service.address)
+            page.get_by_text("theory/kim").first.wait_for()
+            service.reader = reader("second", strange="somebody else")
+            service.tell("step")
+            page.get_by_text("somebody else").first.wait_for()
+            port = service.port
+        page.get_by_text("The service cannot be reached").wait_for()
+        with serving(reader("third"), port):
+            page.get_by_text("theory/kim").first.wait_for()
+            page.get_by_text("as of tick 3").wait_for()

@@ -1,0 +1,220 @@
+"""Each page has its main facts, needs no script, keeps foreign text as text, and says what is not there."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+from importlib.resources import files
+from pathlib import Path
+from urllib.parse import unquote
+from xml.etree import ElementTree
+
+import pytest
+
+from provisioner.cli.options import VerbError
+from provisioner.model import BreakerState, DroneState
+from provisioner.store.writer import SqlStore
+from provisioner.web.pages import PAGES, render
+from tests.web import records
+from tests.web.records import HOSTILE, SeriesReader
+
+PATHS = {
+    "/": ("1 critical trouble", "no controller runs", "token expired at 06:00:00Z", "Waiting: 147 jobs in 7 classes"),
+    "/why": ("Why does a job wait",),
+    "/why?q=class:47": ("Class 47", "no drone type fits: vram must be 160 GiB", "etp/jonas"),
+    "/sites": ("All sites", "banned", "Authentication failed: token expired at 06:00:00Z"),
+    "/sites/topas": ("Site topas", "topas-a100-04.example.org", "8 CPU, 32 GiB"),
+    "/sites/horeka": ("The newest look failed", "Authentication failed"),
+    "/drones": ("55 drones", "etp-k7f2-30", "busy"),
+    "/drones?site=nemo&state=busy,draining&sort=-age_s": ("11 drones; site: nemo; state: busy, draining",),
+    "/owner": ("physics/anna", "Drones that give way now", "nemo/l40s"),
+    "/use": ("GPU-hours of drones in the last 7 days", "theory/kim/1gpu/4cpu/16384mib", "VRAM asked", "24 GiB"),
+    "/use?by=user&since=30d": ("cms/ariane", "last 30 days"),
+    "/waste": ("GPU-hours in the last day", "good 74%", "The figures as a table"),
+    "/plan": ("Plan for tick 4", "class:58", "no slot can ever offer"),
+    "/drone/30": ("Drone etp-k7f2-30", "horeka/h100", "requested", "the site took the order as 5530.0"),
+    "/drone/74": ("failed", "no CUDA device", "nvidia-smi: No devices were found"),
+    "/job/8831.2": ("Job 8831.2 waits", "no drone type fits: vram must be 160 GiB", "1 GPU, VRAM 160 GiB"),
+    "/job/8790.3": ("Job 8790.3 runs", "runs in drone etp-k7f2-"),
+}
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> SeriesReader:
+    return records.write(tmp_path_factory.mktemp("record") / "provisioner.db")
+
+
+@pytest.fixture(scope="module")
+def strange(tmp_path_factory: pytest.TempPathFactory) -> SeriesReader:
+    """The same with a hostile name for all that users and sites name."""
+    return records.write(tmp_path_factory.mktemp("record") / "provisioner.db", strange=HOSTILE)
+
+
+class Rendered:
+    """A page taken apart: it is well-formed XML."""
+
+    def __init__(self, reader: SeriesReader, address: str) -> None:
+        path, _, query = address.partition("?")
+        pairs = (pair.partition("=")[::2] for pair in query.split("&") if pair)
+        self.source = render(path, reader, {key: unquote(value) for key, value in pairs})
+        self.root = ElementTree.fromstring(self.source)
+        (main,) = self.root.iter("main")
+        self.text = " ".join("".join(main.itertext()).split())
+
+    @property
+    def title(self) -> str:
+        return self.root.findtext("head/title", "")
+
+    def rows(self, caption: str) -> list[list[str]]:
+        """The texts of the cells of a table."""
+        (table,) = [t for t in self.root.iter("table") if t.findtext("caption", "").startswith(caption)]
+        return [[" ".join("".join(cell.itertext()).split()) for cell in row] for row in table.iter("tr")]
+
+
+@pytest.mark.parametrize("address", PATHS)
+def test_a_page_has_its_title_and_its_main_facts(reader: SeriesReader, address: str) -> None:
+    page = Rendered(reader, address)
+    assert page.title.endswith(" · GPU drones")
+    for fact in PATHS[address]:
+        assert fact in page.text, page.text
+    assert len(list(page.root.iter("h1"))) == 1
+
+
+@pytest.mark.parametrize("address", PATHS)
+def test_a_page_keeps_to_the_policy_and_is_small(reader: SeriesReader, address: str) -> None:
+    """default-src 'self': no style, script or handler within the page, nothing from elsewhere."""
+    page = Rendered(reader, address)
+    for each in page.root.iter():
+        tag = each.tag.rpartition("}")[2]
+        assert tag != "style" and not (tag == "script" and (each.text or "src" not in each.attrib))
+        assert not [key for key in each.attrib if key == "style" or key.startswith("on")]
+        assert not any("//" in each.get(key, "") for key in ("src", "href", "action"))
+    static = sum(len(each.read_bytes()) for each in (files("provisioner.web") / "static").iterdir())
+    charts = sum(len(ElementTree.tostring(each)) for each in page.root.iter("figure"))
+    rows = sum(len(ElementTree.tostring(each)) for each in page.root.iter("tbody")) if "/drones" in address else 0
+    assert len(page.source.encode()) - charts - rows + static < 60_000
+
+
+@pytest.mark.parametrize("address", [*PATHS, "/drones?show=all&columns=id,node,note,avoids"])
+def test_foreign_text_stays_text(reader: SeriesReader, strange: SeriesReader, address: str) -> None:
+    tame, told = Rendered(reader, address), Rendered(strange, address)
+    assert {each.tag for each in told.root.iter()} <= {each.tag for each in tame.root.iter()} | {"a", "svg", "rect"}
+    assert {key for each in told.root.iter() for key in each.attrib} == {k for e in tame.root.iter() for k in e.attrib}
+    assert "<script>alert" not in told.source and "\x1b" not in told.source and "\u202e" not in told.source
+    assert not [each for each in told.root.iter("a") if each.get("href", "").lower().startswith(("java", "//"))]
+
+
+def test_the_hostile_name_is_shown_as_it_is(strange: SeriesReader) -> None:
+    name = "<script>alert('x')</script>\"'&amp;"
+    for address in ("/", "/sites", "/sites/topas", "/owner", "/use?by=user", "/why?q=class:41"):
+        assert name in Rendered(strange, address).text, address
+
+
+def test_what_is_asked_for_is_text_too(reader: SeriesReader) -> None:
+    page = Rendered(reader, f"/why?q={HOSTILE.replace('&', '%26')}")
+    (asked,) = page.root.iter("input")
+    assert asked.get("value", "").startswith("<script>alert") and "<script>alert" in page.text
+    assert not any(each.text for each in page.root.iter("script"))
+
+
+def test_numbers_of_drones_are_those_of_the_record(reader: SeriesReader) -> None:
+    live = Counter((drone.type, drone.state) for drone in reader.drones())
+    rows = {row[0]: row[1:] for row in Rendered(reader, "/").rows("Drones by site and type")}
+    assert rows["l40s"][0] == "0" and rows["t4"][0] == "2"
+    for key in {kind for kind, _ in live}:
+        shown = rows[key.partition("/")[2]]
+        leaving = live[key, DroneState.DRAINING] + live[key, DroneState.STOPPING]
+        assert shown[2:5] == [str(live[key, DroneState.BUSY]), str(live[key, DroneState.IDLE]), str(leaving)], key
+    assert sum(int(row[1]) for name, row in rows.items() if len(row) > 4 and name != "Type") == sum(
+        number
+        for (_, state), number in live.items()
+        if state.value in ("requested", "submitted", "queued", "booting", "joined")
+    )
+
+
+def test_what_is_refused_has_the_reason_of_most_jobs(reader: SeriesReader) -> None:
+    rows = {row[0]: row for row in Rendered(reader, "/").rows("Drones by site and type")}
+    assert rows["cpu"][-2] == "63" and "no free place for topas/cpu" in rows["cpu"][-1]
+    assert "the view of site:horeka" in rows["h100"][-1]
+    assert reader.breakers()["horeka"].state is BreakerState.BANNED
+    (site,) = [name for name in rows if name.startswith("horeka")]
+    assert "banned" in site and "7 of 30 drones" in site
+
+
+def test_waste_adds_up_the_series(reader: SeriesReader) -> None:
+    page = Rendered(reader, "/waste?since=7d&sort=-total")
+    *_, last = page.rows("GPU-hours by site")
+    sites = [row[0] for row in page.rows("GPU-hours by site")[1:]]
+    assert sites == ["topas", "nemo", "horeka", "cloud"] and last[0] == "cloud"
+    numbers = [[float(cell.replace(",", "")) for cell in row[1:6]] for row in page.rows("GPU-hours by site")[1:]]
+    for total, *parts in numbers:
+        assert total == pytest.approx(sum(parts), abs=2.0)
+    figures = page.rows("GPU-hours in the last 7 days")[1:]
+    assert len(figures) == 56, "a row for each three hours"
+    shown = sum(float(cell.replace(",", "")) for row in figures for cell in row[1:])
+    assert shown == pytest.approx(sum(total for total, *_ in numbers), rel=0.02)
+
+
+def test_tables_sort_and_choose_columns_as_the_command_line_does(reader: SeriesReader) -> None:
+    page = Rendered(reader, "/drones?columns=id,age_s&sort=age_s&limit=3")
+    heads, *rows = page.rows("55 drones")
+    assert heads == ["Id", "Age"] and len(rows) == 3
+    (age,) = [head for head in page.root.iter("th") if head.get("aria-sort")]
+    assert age.get("aria-sort") == "ascending"
+    (link,) = age.iter("a")
+    assert "sort=-age_s" in link.get("href", "") and "limit=3" in link.get("href", "")
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("/nosuch", "no page `/nosuch`"),
+        ("/sites/tpoas", "no site `tpoas` on record; did you mean `topas`?"),
+        ("/drone/nosuch", "no drone `nosuch` on record"),
+        ("/job/99999.0", "job 99999.0 is unknown"),
+        ("/job/nosuch", "'nosuch' is not a job id"),
+        ("/use?since=1y", "no since `1y`"),
+        ("/use?by=planet", "no by `planet`"),
+        ("/drones?state=sleeping", "'sleeping' is not a valid DroneState"),
+        ("/drones?sort=nosuch", "no column `nosuch`"),
+        ("/drones?limit=many", "limit=many is not a number: write limit=20"),
+        ("/plan/nosuch", "no page `/plan/nosuch`"),
+    ],
+)
+def test_what_is_not_there_is_an_error_that_says_so(reader: SeriesReader, address: str, said: str) -> None:
+    with pytest.raises(VerbError, match=re.escape(said)):
+        Rendered(reader, address)
+
+
+def test_an_id_of_several_kinds_is_a_choice_and_an_unknown_one_says_so(reader: SeriesReader) -> None:
+    page = Rendered(reader, "/why?q=41")
+    links = {"".join(link.itertext()): link.get("href", "") for link in page.root.iter("a")}
+    assert {"Drone etp-k7f2-41", "Class 41"} <= links.keys()
+    for title in ("Drone etp-k7f2-41", "Class 41"):
+        assert Rendered(reader, unquote(links[title])).title.startswith(title)
+    unknown = Rendered(reader, "/why?q=nosuch").text
+    assert "no drone `nosuch` on record" in unknown and "no job class `nosuch`" in unknown
+
+
+def test_the_page_of_a_job_says_nothing_of_other_users(reader: SeriesReader) -> None:
+    owners = {each.owner for each in reader.views().overlay.view.classes}  # type: ignore[union-attr]
+    assert len(owners) > 4
+    for job in ("8812.1", "8831.2", "8841.0", "8790.3"):
+        page = Rendered(reader, f"/job/{job}")
+        assert not [owner for owner in (*owners, "physics/anna", "8820", "8833") if owner in page.source], page.text
+
+
+def test_a_record_without_a_tick_has_all_pages_but_the_plan(tmp_path: Path) -> None:
+    async def create() -> None:
+        async with SqlStore(tmp_path / "new.db", "kit", 1e9, 10):
+            pass
+
+    asyncio.run(create())
+    reader = SeriesReader(tmp_path / "new.db")
+    for path in PAGES:
+        if path == "plan":
+            with pytest.raises(VerbError, match="no tick is on record yet"):
+                render("/plan", reader, {})
+        else:
+            assert "no tick is on record yet" in render(f"/{path}", reader, {})
