@@ -35,14 +35,14 @@ EVENTS_SCHEMA = "provisioner.events/1"
 NO_LIMIT = 10**9
 
 
-class Position(NamedTuple):
+class StreamPosition(NamedTuple):
     """Place in the stream of steps and events: the newest number of each that was told."""
 
     step: int = 0
     event: int = 0
 
     @classmethod
-    def parsed(cls, text: str) -> Position:
+    def parsed(cls, text: str) -> StreamPosition:
         """Return the position of a text as ``12.7``. Raises ValueError."""
         found = re.fullmatch(r"([0-9]{1,18})\.([0-9]{1,18})", text)
         if found is None:
@@ -66,7 +66,7 @@ class Happening(NamedTuple):
     reason: Reason | None = None
     fields: Mapping[str, Any] | None = None
     tick: int | None = None
-    position: Position = Position()
+    position: StreamPosition = StreamPosition()
     """Place from which the stream goes on behind it."""
 
 
@@ -114,7 +114,7 @@ def events(
     from provisioner.config.units import parse_duration
 
     start = 0.0 if since == "all" else time.time() - opt.parsed(parse_duration, "--since", since)
-    begin = opt.parsed(Position.parsed, "--after", after) if after else Position()
+    begin = opt.parsed(StreamPosition.parsed, "--after", after) if after else StreamPosition()
     if follow:
         _follow(reader, query, start, begin)
     pages = query.limit is not None and after and not query.sort
@@ -131,7 +131,7 @@ def by_time(found: Sequence[Happening]) -> list[Happening]:
     return sorted(found, key=lambda happening: happening.at)
 
 
-def _follow(reader: Reader, query: opt.ListQuery, start: float, position: Position) -> NoReturn:
+def _follow(reader: Reader, query: opt.ListQuery, start: float, position: StreamPosition) -> NoReturn:
     """Print what happened, and what happens, until interrupted."""
     require_followable(query)
     while True:
@@ -160,7 +160,7 @@ def require_followable(show: opt.Show) -> None:
         raise opt.VerbError(wrong, code=opt.Exit.USAGE)
 
 
-def happenings(reader: Reader, start: float, after: Position, limit: int | None = None) -> list[Happening]:
+def happenings(reader: Reader, start: float, after: StreamPosition, limit: int | None = None) -> list[Happening]:
     """Return the steps and events since ``start`` and after a position; the first ``limit`` of them.
 
     They are by time, as far as those of each kind keep the order in which they were recorded.

@@ -343,7 +343,7 @@ class WebSection(ConfigSection):
     socket: ConfigPath | None = Field(None, examples=["/run/provisioner/web.sock"])
     """Unix socket, for the owner and the group of the service (mode 0660). Default: `web.sock` beside the store."""
     listen: Annotated[str, AfterValidator(_loopback)] = Field("127.0.0.1:8618", examples=["127.0.0.1:8618"])
-    """Loopback address and port; whoever reaches it may read. `""`: none."""
+    """Loopback address and port; all who reach it may read. `""`: none."""
     operators: WebOperatorsSection = Field(default_factory=WebOperatorsSection, examples=[{"users": ["ann"]}])
     """Accounts that may operate over the unix socket."""
     tls: WebTlsSection | None = Field(

@@ -203,7 +203,7 @@ class Change(NamedTuple):
     ask: Callable[[Reader, str, ChangeBody], RequestedChange]
 
 
-CHANGES: Mapping[str, Change] = {
+CHANGE_RESOURCES: Mapping[str, Change] = {
     "/drones/{id}/drain": Change(
         RequestKind.DRAIN, "Ask a drone to leave the pool.", DrainBody, partial(_leave, what="drain ({mode}) {id}")
     ),

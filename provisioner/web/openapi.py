@@ -13,7 +13,7 @@ from pydantic.json_schema import models_json_schema
 from provisioner import __version__
 from provisioner.cli.remote import API
 from provisioner.cli.schema import output_schemas
-from provisioner.web.api import CHANGES, CONTENT_TYPES, MAX_WIDTH, MIN_WIDTH, Change, Resource
+from provisioner.web.api import CHANGE_RESOURCES, CONTENT_TYPES, MAX_WIDTH, MIN_WIDTH, Change, Resource
 
 Json = dict[str, Any]
 
@@ -86,10 +86,12 @@ def document(resources: Sequence[Resource]) -> Json:
     """Return the OpenAPI 3.1 document."""
     schemas = {_component(name): {k: v for k, v in s.items() if k != "$schema"} for name, s in output_schemas().items()}
     schemas |= {"problem": PROBLEM, "requested": REQUESTED, "columns": CHOSEN_COLUMNS}
-    bodies: list[tuple[type[BaseModel], Literal["validation"]]] = [(c.body, "validation") for c in CHANGES.values()]
+    bodies: list[tuple[type[BaseModel], Literal["validation"]]] = [
+        (c.body, "validation") for c in CHANGE_RESOURCES.values()
+    ]
     schemas |= models_json_schema(bodies, ref_template="#/components/schemas/{model}")[1]["$defs"]
     paths: dict[str, Json] = {resource.path: {"get": _reading(resource)} for resource in resources}
-    for path, change in CHANGES.items():
+    for path, change in CHANGE_RESOURCES.items():
         paths[f"{API}{path}"] = {"post": _changing(path, change)}
     paths |= {f"{API}{path}": {"get": each} for path, each in _others().items()}
     return {

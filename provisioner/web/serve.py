@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-SHUTDOWN_WAIT_S = 5.0
+CLIENTS_WAIT_S = 5.0
 SOCKET_NAME = "web.sock"
 
 
@@ -69,7 +69,7 @@ async def _serve(service: WebService, path: Path) -> None:
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    runner = web.AppRunner(service.app, access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_WAIT_S)
+    runner = web.AppRunner(service.app, access_log=None, handler_cancellation=True, shutdown_timeout=CLIENTS_WAIT_S)
     await runner.setup()
     try:
         places = await listen(runner, service.section, path)

@@ -40,7 +40,6 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 STATUS_OF_EXIT = {Exit.USAGE: HTTPStatus.BAD_REQUEST, Exit.UNMET: HTTPStatus.CONFLICT}
-LARGEST_BODY = 1 << 16
 PUBLIC_PAGE = "job"
 """Tells users why their job waits; it needs no identity."""
 
@@ -52,7 +51,7 @@ class WebService:
         self.section, self.record = section, SharedRecord(reader)
         self.stream, self.tokens = EventStream(self.record), TokenVerifier(section.tokens)
         self.callers = Authenticator(section, self.tokens)
-        self.app = web.Application(middlewares=[self._problems], client_max_size=LARGEST_BODY)
+        self.app = web.Application(middlewares=[self._problems], client_max_size=api.LARGEST_BODY)
         self.app.on_response_prepare.append(_secure)
         self.app.cleanup_ctx.append(self._running)
         self._add_routes()
@@ -96,7 +95,7 @@ class WebService:
         self.app.router.add_static("/static", str(files("provisioner.web") / "static"))
         for resource in resources:
             self.get(resource.path, partial(self._resource, resource))
-        for path, each in api.CHANGES.items():
+        for path, each in api.CHANGE_RESOURCES.items():
             self._add("POST", f"{API}{path}", partial(change, wanted=each), Role.OPERATE)
 
     def get(self, path: str, handler: Handler, role: Role | None = Role.READ) -> None:

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from provisioner.cli import options as opt
 from provisioner.cli import output as out
-from provisioner.cli.status import EVENT_COLUMNS, Happening, Position, happenings
+from provisioner.cli.status import EVENT_COLUMNS, Happening, StreamPosition, happenings
 from provisioner.store import StoreError
 from provisioner.store.reader import RecordPosition
 from provisioner.web.record import BusyError, SharedRecord
@@ -32,7 +32,7 @@ Message = tuple[Happening | None, bytes]
 """Text to send, and the happening that it tells; None: a new tick, which tells nothing else."""
 
 
-def messages(record: SharedRecord, after: Position) -> list[tuple[Happening, bytes]]:
+def messages(record: SharedRecord, after: StreamPosition) -> list[tuple[Happening, bytes]]:
     """Return what happened after a position, at most a page of it, each with its text."""
     found = happenings(record.reader, 0.0, after, PAGE_LENGTH)
     rows = out.Listing("", EVENT_COLUMNS, found).plain()
@@ -48,7 +48,7 @@ class EventStream:
 
     def __init__(self, record: SharedRecord) -> None:
         self._record = record
-        self._position: Position | None = None
+        self._position: StreamPosition | None = None
         """Newest position that clients were sent; None: nobody listens."""
         self._seen: RecordPosition | None = None
         self._clients: dict[asyncio.Queue[Message], asyncio.Task[None]] = {}
@@ -70,7 +70,7 @@ class EventStream:
         newest = await self._record.run(self._record.reader.position)
         if newest == self._seen:
             return
-        position = self._position or Position(newest.step, newest.event)
+        position = self._position or StreamPosition(newest.step, newest.event)
         while found := await self._record.run(messages, self._record, position):
             position = found[-1][0].position
             for message in found:
@@ -79,9 +79,9 @@ class EventStream:
             self._send((None, f'event: tick\ndata: {{"tick":{newest.tick}}}\n\n'.encode()))
         self._position, self._seen = position, newest
 
-    async def _newest(self) -> Position:
+    async def _newest(self) -> StreamPosition:
         newest = await self._record.run(self._record.reader.position)
-        return Position(newest.step, newest.event)
+        return StreamPosition(newest.step, newest.event)
 
     def _send(self, message: Message) -> None:
         for queue, task in list(self._clients.items()):
@@ -96,9 +96,9 @@ class EventStream:
         """Send the stream from behind the position ``last_id``, or from now on, until the client leaves."""
         if len(self._clients) >= MOST_CLIENTS:
             raise web.HTTPServiceUnavailable(text="too many clients listen", headers={"Retry-After": "60"})
-        wanted = opt.parsed(Position.parsed, "Last-Event-ID", last_id) if last_id else None
+        wanted = opt.parsed(StreamPosition.parsed, "Last-Event-ID", last_id) if last_id else None
         newest = await self._newest()
-        position = Position(*map(min, wanted, newest)) if wanted else newest  # it may be one of another record
+        position = StreamPosition(*map(min, wanted, newest)) if wanted else newest  # it may be one of another record
         response = web.StreamResponse(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         response.content_type = "text/event-stream"
         task, queue = asyncio.current_task(), asyncio.Queue[Message](QUEUE_LENGTH)
