@@ -206,7 +206,7 @@ REASON_EXAMPLES: tuple[reasons.Reason, ...] = (
     r.Downtime("horeka", 1769860800.0, 900.0, 1800.0),
     r.OwnerWaits("topas", 3, 8),
     r.ReserveKept("topas/cpu", 4),
-    r.SiteDisabled("gridka-cloud"),
+    r.SiteDisabled("gridka-cloud", "alice", "cooling is repaired"),
     r.DemandCovered(8, 3),
     r.AwaitingIdleGpu("topas/cpu", "reserve-kept"),
     r.AwaitingNegotiation(25),

@@ -47,6 +47,7 @@ async def run(path: Path, *, once: bool = False, root: Path | None = None, shado
     try:
         async with AsyncExitStack() as stack:
             controller, adapters = await _opened(stack, settings, shadow=shadow)
+            controller.on_reload = hangup.set
             drones = controller.store.drones
             log.info("controller.started", controller=controller.name, sites=sorted(adapters.sites), drones=len(drones))
             if once:

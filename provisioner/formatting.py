@@ -421,7 +421,9 @@ _SENTENCES: Mapping[Category, Mapping[type, str | Callable[[Any], str]]] = {
         r.PlannerFailed: "the planner fails on this and leaves it out{error:tail}. Report it with "
         "`provisioner snapshot`",
         r.InvalidAction: "left out of the plan as invalid{promise:tail}. Report it with `provisioner snapshot`",
-        r.SiteDisabled: "site {site} is disabled in the configuration",
+        r.SiteDisabled: lambda x: (
+            f"site {_q(x.site)} is disabled " + (f"by {_q(x.by)}{_tail(x.text)}" if x.by else "in the configuration")
+        ),
         r.UnknownDrone: "no live drone {drone_id} is on record",
         r.NotDraining: "{drone_id} is {state}: only a draining drone can be taken back into service",
     },

@@ -7,7 +7,7 @@ Units are in the names: ``_mib`` (MiB, integer), ``_s`` (seconds; a bare ``_at``
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NewType
@@ -873,6 +873,11 @@ class RequestKind(StrEnum):
     KILL = "kill"
     RESET = "reset"
     """Lift bans: ``drone_ids`` holds breaker scopes: ``<site>`` with its types, ``<site>/<type>``, ``user:<name>``."""
+    DISABLE = "disable"
+    """Start nothing at the sites that ``drone_ids`` names. It stays open, and so in force, until they are enabled."""
+    ENABLE = "enable"
+    RELOAD = "reload"
+    """Read the configuration again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -912,6 +917,23 @@ class Snapshot:
     estimates: Estimates = NO_ESTIMATES
     drift_s: float = 0.0
     """Lead of the host's wall clock over ``now``, in seconds."""
+
+    @property
+    def disabled(self) -> Mapping[str, OperatorRequest]:
+        """The sites that operators have disabled, with the request of each."""
+        return disabled_sites(self.requests)
+
+
+def disabled_sites(requests: Iterable[OperatorRequest]) -> dict[str, OperatorRequest]:
+    """Return the requests that disable sites by site, of open requests from the oldest to the newest."""
+    found: dict[str, OperatorRequest] = {}
+    for request in requests:
+        for site in request.drone_ids:
+            if request.kind is RequestKind.DISABLE:
+                found[site] = request
+            elif request.kind is RequestKind.ENABLE:
+                found.pop(site, None)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -435,7 +435,11 @@ class ReserveKept:
 
 @dataclass(frozen=True, slots=True)
 class SiteDisabled:
+    """Disabled in the configuration, or by the operator ``by``."""
+
     site: str
+    by: str = ""
+    text: str = ""
     kind: Literal["site-disabled"] = "site-disabled"
 
 

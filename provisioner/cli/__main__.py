@@ -18,6 +18,7 @@ from provisioner.formatting import sanitize
 
 VERBS = {
     "run": "run:run",
+    "serve": "provisioner.web.serve:serve",
     "check": "check:check",
     "render": "check:render_app",
     "reload": "run:reload",
@@ -41,7 +42,9 @@ VERBS = {
     "schema": "schema:schema",
     "version": "__main__:version",
 }
-"""Verbs in the order of the help, each with module and function (or group of verbs). Start-up imports one module."""
+"""Verbs in the order of the help, each with module and function (or group of verbs). Start-up imports one module.
+
+A module without a dot is one of this package."""
 
 
 class LazyVerbs(TyperGroup):
@@ -55,7 +58,7 @@ class LazyVerbs(TyperGroup):
             self.commands = {verb: self.get_command(ctx, verb) for verb in VERBS}  # for "did you mean"
             return None
         module, _, name = VERBS[cmd_name].partition(":")
-        verb = getattr(import_module(f"provisioner.cli.{module}"), name)
+        verb = getattr(import_module(module if "." in module else f"provisioner.cli.{module}"), name)
         if not isinstance(verb, typer.Typer):
             function, verb = verb, typer.Typer(add_completion=False, rich_markup_mode=None)
             verb.command()(function)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, zip_longest
 from math import isfinite
 from typing import Annotated, NamedTuple
+from urllib.parse import quote
 
 import typer
 
@@ -20,7 +21,7 @@ from provisioner.cli import output as out
 from provisioner.cli.options import Format
 from provisioner.cli.usage import USE_COLUMN, RecordedUse, with_use
 from provisioner.model import WHOLE_GPU, DrainMode, Drone, DroneId, DroneState, RequestKind, SitePolicy
-from provisioner.store import Transition, Views
+from provisioner.store import Transition, Views, serial_of
 from provisioner.store.reader import Reader
 
 DRONES_SCHEMA = "provisioner.drones/1"
@@ -273,14 +274,16 @@ class DroneFilter(opt.OptionGroup):
 
 
 @drones_app.callback(invoke_without_command=True)
-@opt.shared
+@out.answering
 def drones(
-    ctx: typer.Context,
+    reader: Reader,
+    *,
     drone_filter: DroneFilter,
     query: opt.ListQuery,
     ended: Annotated[bool, opt.switch("Only those that have ended.", "--ended")] = False,
     all_: Annotated[bool, opt.switch("Live and ended ones.", "--all", "-a")] = False,
-) -> None:
+    after: Annotated[str | None, opt.option("ID", "Only those asked for after this drone.")] = None,
+) -> out.Listing:
     """List drones; show, drain or kill some.
 
     Without options those that live, oldest first. Any id of a drone, where a verb takes one, is its id, its last
@@ -292,14 +295,24 @@ def drones(
       provisioner drones --ended --columns id,state,note --limit 20
       provisioner drones -o json | jq '.items[] | select(.state == "idle") | .id'
     """
-    if opt.verb_follows(ctx):
-        return
-    reader = opt.open_record(query)
     kinds = {state.ended for state in drone_filter.state or ()}  # states imply what is listed
     shown = ended or kinds == {True}
     both = all_ or (ended and kinds == {False}) or kinds == {False, True}
     which, use = None if both else shown, query.output is not Format.TABLE or bool(query.columns)
-    out.present(query, lambda: out.picked(drone_listing(reader, drone_filter, which, use=use), query))
+    listing = drone_listing(reader, drone_filter, which, use=use)
+    if after is not None:
+        listing = replace(listing, rows=_asked_for_after(reader, opt.find_drone(reader, after), listing.rows))
+    return out.picked(listing, query)
+
+
+def _asked_for_after(reader: Reader, drone_id: DroneId, drones: Sequence[Drone]) -> list[Drone]:
+    """Return the drones that come after one in the order of the list."""
+
+    def place(drone: Drone) -> tuple[float, int, str]:
+        return drone.requested_at, serial_of(drone.id) or 0, drone.id
+
+    first = reader.drone(drone_id)
+    return [drone for drone in drones if first is None or place(drone) > place(first)]
 
 
 def drone_listing(reader: Reader, drone_filter: DroneFilter, ended: bool | None, *, use: bool = False) -> out.Listing:
@@ -312,7 +325,7 @@ def drone_listing(reader: Reader, drone_filter: DroneFilter, ended: bool | None,
     runs = "" if reader.holder() else "no controller runs: as last recorded"
     scope = "; ".join(filter(None, (formatting.count(len(found), kind) + of, *only, more, runs)))
     columns = with_use(DRONE_COLUMNS, RecordedUse(reader, reader.views()).by("drone"), lambda d: d.id) if use else ()
-    return out.Listing(DRONES_SCHEMA, columns or DRONE_COLUMNS, found, lambda d: d.id, scope)
+    return out.Listing(DRONES_SCHEMA, columns or DRONE_COLUMNS, found, lambda d: d.id, scope, cursor=lambda d: d.id)
 
 
 def as_of(reader: Reader, views: Views | None) -> str:
@@ -329,16 +342,15 @@ def controller_of(drone_id: str) -> str:
 
 
 @drones_app.command("show")
-@opt.shared
-def show_drone(query: opt.Query, any_id: opt.DroneArgument) -> None:
+@out.answering
+def show_drone(reader: Reader, *, query: opt.Query, any_id: opt.DroneArgument) -> out.Document:
     """Show the whole life of one drone: every step with time, duration and reason.
 
     \b
     Examples:
       provisioner drones show slot1@gpu07.example.org -o json
     """
-    reader = opt.open_record(query)
-    out.present(query, lambda: drone_document(reader, opt.find_drone(reader, any_id)))
+    return drone_document(reader, opt.find_drone(reader, any_id))
 
 
 def drone_document(reader: Reader, drone_id: DroneId) -> out.Document:
@@ -397,7 +409,7 @@ def drain(
       provisioner drones drain 17 18 19 --mode fast --reason "hung jobs" --wait --timeout 120
     """
     verb = f"drain ({mode.value}: {formatting.DRAIN_MODE_WORDS[mode]})"
-    _request_leave(opt.open_record(where), RequestKind.DRAIN, mode, verb, options)
+    _request_leave(where, RequestKind.DRAIN, mode, verb, options)
 
 
 @drones_app.command("kill")
@@ -409,13 +421,20 @@ def kill(options: LeaveOptions, where: opt.Where) -> None:
     Examples:
       provisioner drones kill kit-x7q2-17 --reason "GPU fell off the bus"
     """
-    _request_leave(opt.open_record(where), RequestKind.KILL, DrainMode.PEACEFUL, "kill", options)
+    _request_leave(where, RequestKind.KILL, DrainMode.PEACEFUL, "kill", options)
 
 
-def _request_leave(reader: Reader, kind: RequestKind, mode: DrainMode, verb: str, options: LeaveOptions) -> None:
+def _request_leave(where: opt.Where, kind: RequestKind, mode: DrainMode, verb: str, options: LeaveOptions) -> None:
     """Record the request. Raises ``typer.Exit`` with :attr:`Exit.PARTIAL` if only some ids are known."""
     if not options.reason.strip():
         raise opt.VerbError("--reason must not be empty: it is recorded with every step", code=opt.Exit.USAGE)
+    if bool(options.ids) == bool(options.given):
+        which = "which drones? Name them, or select with --site, --state, --type, --node, not both"
+        raise opt.VerbError(which, code=opt.Exit.USAGE)
+    if where.url is not None:
+        _request_leave_by_service(where, kind, mode, verb, options)
+        return
+    reader = opt.open_record(where)
     chosen, gone, complaints = _selected(reader, options)
     if gone:
         out.note(f"already ended, nothing to do: {opt.named(gone)}")
@@ -430,16 +449,50 @@ def _request_leave(reader: Reader, kind: RequestKind, mode: DrainMode, verb: str
         out.note(f"would {what}:")
         print("\n".join(chosen))
     else:
-        if not options.yes and len(chosen) >= CONFIRM_FROM:
-            question = f"{what}: {opt.named(chosen)}?"
-            if not sys.stdin.isatty():
-                raise opt.VerbError(question, "not a terminal to ask at: say --yes to do it", code=opt.Exit.USAGE)
-            typer.confirm(formatting.sanitize(question), err=True, abort=True)
+        _confirm(options, what, chosen)
         record_request(reader, kind, chosen, options.reason, what, mode)
         if options.wait:
             _wait_for_ends(reader, chosen, options.timeout)
     if complaints:
         raise typer.Exit(opt.Exit.PARTIAL)
+
+
+def _confirm(options: LeaveOptions, what: str, chosen: Sequence[str]) -> None:
+    """Ask the person whether several drones are meant. Raises ``typer.Abort`` if not."""
+    if not options.yes and len(chosen) >= CONFIRM_FROM:
+        question = f"{what}: {opt.named(chosen)}?"
+        if not sys.stdin.isatty():
+            raise opt.VerbError(question, "not a terminal to ask at: say --yes to do it", code=opt.Exit.USAGE)
+        typer.confirm(formatting.sanitize(question), err=True, abort=True)
+
+
+def _request_leave_by_service(
+    where: opt.Where, kind: RequestKind, mode: DrainMode, verb: str, options: LeaveOptions
+) -> None:
+    """Request it at the web service, one drone after the other."""
+    from provisioner.cli import remote
+
+    if options.wait:
+        raise opt.VerbError("--wait needs the record itself: leave it out, or leave out --url", code=opt.Exit.USAGE)
+    chosen = options.ids or remote.names(where, "/drones", options.given)
+    what = f"{verb} {formatting.count(len(chosen), 'drone')}"
+    if options.dry_run:
+        out.note(f"would {what}:")
+        print("\n".join(chosen))
+        return
+    _confirm(options, what, chosen)
+    body, failed = {"reason": options.reason}, 0
+    body |= {"mode": mode.value} if kind is RequestKind.DRAIN else {}
+    for each in chosen:
+        try:
+            remote.post(where, f"/drones/{quote(each, safe='')}/{kind.value}", **body)
+        except opt.VerbError as error:
+            if len(chosen) == 1:
+                raise
+            failed += 1
+            out.note(*error.lines)
+    if failed:
+        raise typer.Exit(opt.Exit.FAILED if failed == len(chosen) else opt.Exit.PARTIAL)
 
 
 def record_request(
@@ -459,9 +512,6 @@ def record_request(
 
 def _selected(reader: Reader, options: LeaveOptions) -> tuple[list[DroneId], list[DroneId], list[str]]:
     """Return the live drones that are meant, the ended ones among those named, and complaints about unknown ids."""
-    if bool(options.ids) == bool(options.given):
-        which = "which drones? Name them, or select with --site, --state, --type, --node, not both"
-        raise opt.VerbError(which, code=opt.Exit.USAGE)
     if not options.ids:
         return [d.id for d in options.find(reader, ended=False)], [], []
     live: dict[DroneId, bool] = {}

@@ -15,6 +15,7 @@ from provisioner.cli.drones import operator
 from provisioner.controller.estimation import RUNS_NEEDED, RUNS_TOLD, USE_EVERY_S, thinned
 from provisioner.estimates import HORIZONS_S, UNKNOWN, Estimates, EstimateSamples, SiteSamples, mean_run_s, owner_of
 from provisioner.store import EstimateReset
+from provisioner.store.reader import Reader
 
 ESTIMATES_SCHEMA = "provisioner.estimates/1"
 
@@ -145,12 +146,13 @@ estimates_app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @estimates_app.callback(invoke_without_command=True)
-@opt.shared
+@out.answering
 def estimates(
-    ctx: typer.Context,
+    reader: Reader,
+    *,
     query: opt.Query,
     user: Annotated[str | None, opt.option("NAME", "Of this user: run times by size, too.")] = None,
-) -> None:
+) -> out.Document:
     """Tell what was learned: run times by user, delays by drone type, and of each site its owner and its idle gaps.
 
     As the controller kept it last: it does so about every ten minutes and at its end. What the planner makes of it
@@ -160,18 +162,11 @@ def estimates(
     Examples:
       provisioner estimates -o json | jq '.sites[] | {site, rise_1h_gpu_milli, idle_s}'
     """
-    if opt.verb_follows(ctx):
-        return
-    reader = opt.open_record(query)
-
-    def document() -> out.Document:
-        samples, views = reader.estimate_samples(), reader.views()
-        if user is not None and samples is not None:
-            _require_known(samples, [user], [])
-        known = EstimatesRow(samples, views.estimates if views else None, reader.estimate_resets())
-        return estimates_document(known, user or "")
-
-    out.present(query, document)
+    samples, views = reader.estimate_samples(), reader.views()
+    if user is not None and samples is not None:
+        _require_known(samples, [user], [])
+    known = EstimatesRow(samples, views.estimates if views else None, reader.estimate_resets())
+    return estimates_document(known, user or "")
 
 
 @estimates_app.command("forget")

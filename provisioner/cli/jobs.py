@@ -144,10 +144,13 @@ CLASS_COLUMNS = (
 )
 
 
-@opt.shared
+@out.answering
 def demand(
-    query: opt.ListQuery, waiting: Annotated[bool, opt.switch("Only classes with jobs that wait.", "--waiting")] = False
-) -> None:
+    reader: Reader,
+    *,
+    query: opt.ListQuery,
+    waiting: Annotated[bool, opt.switch("Only classes with jobs that wait.", "--waiting")] = False,
+) -> out.Listing:
     """List what waits, and why.
 
     A class is all jobs with identical requirements. The reason is the weightiest that the newest plan has; -o json has
@@ -157,20 +160,15 @@ def demand(
     Examples:
       provisioner demand -o json | jq '.items[] | {id, waiting, why}'
     """
-    reader = opt.open_record(query)
-
-    def listing() -> out.Listing:
-        views = reader.views()
-        rows = class_rows(views, newest_plan(reader), reader.drones())
-        if waiting:
-            rows = [row for row in rows if row.job.waiting or row.job.fresh]
-        idle = formatting.count(sum(row.job.waiting + row.job.fresh for row in rows), "idle job")
-        classes = formatting.count(len(rows), "class", "classes") + (" with waiting jobs" if waiting else "")
-        scope = f"{classes}, {idle}, {as_of(reader, views)}"
-        columns = with_use(CLASS_COLUMNS, RecordedUse(reader, views).by("class"), lambda row: class_name(row.job))
-        return out.picked(out.Listing(DEMAND_SCHEMA, columns, rows, lambda row: row.job.id, scope), query)
-
-    out.present(query, listing)
+    views = reader.views()
+    rows = class_rows(views, newest_plan(reader), reader.drones())
+    if waiting:
+        rows = [row for row in rows if row.job.waiting or row.job.fresh]
+    idle = formatting.count(sum(row.job.waiting + row.job.fresh for row in rows), "idle job")
+    classes = formatting.count(len(rows), "class", "classes") + (" with waiting jobs" if waiting else "")
+    scope = f"{classes}, {idle}, {as_of(reader, views)}"
+    columns = with_use(CLASS_COLUMNS, RecordedUse(reader, views).by("class"), lambda row: class_name(row.job))
+    return out.picked(out.Listing(DEMAND_SCHEMA, columns, rows, lambda row: row.job.id, scope), query)
 
 
 def newest_plan(reader: Reader) -> Plan | None:
@@ -362,8 +360,10 @@ def explain() -> None:
 
 
 @explain_app.command("job")
-@opt.shared
-def explain_job(query: opt.Query, job_id: Annotated[str, opt.argument("ID", "As 204.17.")]) -> None:
+@out.answering
+def explain_job(
+    reader: Reader, *, query: opt.Query, job_id: Annotated[str, opt.argument("ID", "As 204.17.")]
+) -> out.Document:
     """Explain why a job waits, or where it is.
 
     Of one that waits its class, what the newest plan says of that, the one change of its request that would start it
@@ -374,13 +374,14 @@ def explain_job(query: opt.Query, job_id: Annotated[str, opt.argument("ID", "As 
       provisioner explain job schedd.example.org#204.17
       provisioner explain job 204.17 -o json | jq -r '.advice[].text'
     """
-    reader = opt.open_record(query)
-    out.present(query, lambda: explained_job(reader, job_id))
+    return explained_job(reader, job_id)
 
 
 @explain_app.command("class")
-@opt.shared
-def explain_class(query: opt.Query, class_id: Annotated[str, opt.argument("ID", "As in `demand`.")]) -> None:
+@out.answering
+def explain_class(
+    reader: Reader, *, query: opt.Query, class_id: Annotated[str, opt.argument("ID", "As in `demand`.")]
+) -> out.Document:
     """Explain why the jobs of a class wait.
 
     Every reason of the newest plan in words, the one change of the request that would start one of the jobs soonest,
@@ -390,13 +391,12 @@ def explain_class(query: opt.Query, class_id: Annotated[str, opt.argument("ID", 
     Examples:
       provisioner explain class 12 -o json | jq '.types[] | select(.fits)'
     """
-    reader = opt.open_record(query)
-    out.present(query, lambda: explained_class(reader, class_id))
+    return explained_class(reader, class_id)
 
 
 @explain_app.command("drone")
-@opt.shared
-def explain_drone(query: opt.Query, any_id: opt.DroneArgument) -> None:
+@out.answering
+def explain_drone(reader: Reader, *, query: opt.Query, any_id: opt.DroneArgument) -> out.Document:
     """Explain why a drone is as it is, as `drones show` does.
 
     Every step with its reason, how long its state may last, and what happens then.
@@ -405,8 +405,7 @@ def explain_drone(query: opt.Query, any_id: opt.DroneArgument) -> None:
     Examples:
       provisioner explain drone 8812.0 -o json
     """
-    reader = opt.open_record(query)
-    out.present(query, lambda: drone_document(reader, opt.find_drone(reader, any_id)))
+    return drone_document(reader, opt.find_drone(reader, any_id))
 
 
 def explained_job(reader: Reader, text: str) -> out.Document:

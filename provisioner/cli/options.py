@@ -128,6 +128,8 @@ _CONFIG_HELP = (
     "/etc/provisioner/provisioner.yaml]."
 )
 _STORE_HELP = "The record itself, without reading a configuration [env: PROVISIONER_STORE]."
+_URL_HELP = "Web service to ask instead, https://HOST:PORT or unix:PATH [env: PROVISIONER_URL]."
+_TOKEN_HELP = "With --url: bearer token to send; over https by default that of BEARER_TOKEN or BEARER_TOKEN_FILE."
 ConfigPath = Annotated[Path | None, _env_option("PATH", _CONFIG_HELP, "--config", "-c")]
 ConfigArgument = Annotated[Path | None, argument("PATH", "Configuration file; default as --config.")]
 EventReason = Annotated[str, option("TEXT", "Why; it is recorded as an event.", "--reason", "-r")]
@@ -151,6 +153,8 @@ class Where(OptionGroup):
 
     config: ConfigPath = None
     store: Annotated[Path | None, _env_option("PATH", _STORE_HELP, "--store")] = None
+    url: Annotated[str | None, _env_option("URL", _URL_HELP, "--url")] = None
+    token_file: Annotated[Path | None, option("FILE", _TOKEN_HELP, "--token-file")] = None
 
 
 @dataclass(frozen=True)
@@ -186,7 +190,7 @@ class ListQuery(Where, Show, Pick):
     """Options of verbs that list what is on record."""
 
 
-def shared(verb: Callable[..., None]) -> Callable[..., None]:
+def shared(verb: Callable[..., T]) -> Callable[..., T]:
     """Replace each parameter of ``verb`` that is an :class:`OptionGroup` by an option per field."""
     groups: dict[str, type[OptionGroup]] = {}
     own: list[inspect.Parameter] = []
@@ -201,11 +205,11 @@ def shared(verb: Callable[..., None]) -> Callable[..., None]:
     parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*own, *spread)]
 
     @wraps(verb)
-    def call(**given: Any) -> None:
+    def call(**given: Any) -> T:
         made = {name: kind(**{f: given.pop(f) for f in kind.__dataclass_fields__}) for name, kind in groups.items()}
         show = next((group for group in made.values() if isinstance(group, Show)), None)
         with local_times(show is not None and show.local and show.output.for_people):
-            verb(**given, **made)
+            return verb(**given, **made)
 
     del call.__wrapped__
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -278,6 +282,8 @@ def store_path(where: Where) -> Path:
 
 def open_record(where: Where) -> Reader:
     """Open the record for reading. Raises :class:`VerbError` if there is none, ``StoreError`` if it is unusable."""
+    if where.url is not None:
+        raise VerbError("this needs the record itself, on its host: leave out --url, and PROVISIONER_URL unset")
     path = store_path(where)
     if not path.exists():
         advice = "`provisioner run` makes it; --store PATH or PROVISIONER_STORE names another"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import os
@@ -9,17 +10,24 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, wraps
 from itertools import accumulate, zip_longest
 from math import isfinite
 from operator import attrgetter
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+import typer
 
 from provisioner import formatting
+from provisioner.cli import options as opt
 from provisioner.cli.options import Exit, Format, Pick, Show, VerbError, unknown
 from provisioner.formatting import iso, sanitize
+
+if TYPE_CHECKING:
+    from provisioner.store.reader import Reader
 
 _answered_at: ContextVar[float] = ContextVar("answered_at", default=0.0)
 
@@ -27,6 +35,16 @@ _answered_at: ContextVar[float] = ContextVar("answered_at", default=0.0)
 def now() -> float:
     """Return the time that all ages of one answer refer to."""
     return _answered_at.get() or time.time()
+
+
+@contextmanager
+def one_moment() -> Iterator[None]:
+    """Have all ages of one answer refer to the same time."""
+    began = _answered_at.set(time.time())
+    try:
+        yield
+    finally:
+        _answered_at.reset(began)
 
 
 def ago(at: float) -> str:
@@ -172,6 +190,10 @@ class Listing:
     scope: str = ""
     title: str = ""
     """Heading of a part; people are not shown a part without one."""
+    cursor: Callable[[Any], str] | None = None
+    """Returns what ``--after`` takes for the rows behind a row; None: the list does not go on."""
+    more: str = ""
+    """Cursor of the rows that a limit left out; empty: none."""
 
     def plain(self, columns: Sequence[Column] = ()) -> list[dict[str, Cell]]:
         """Return the rows as JSON values, by default of all columns."""
@@ -201,6 +223,14 @@ class Document:
         return {"schema": self.schema, **facts, **{key: part.plain() for key, part in self.parts.items()}, **self.raw}
 
 
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """Answer whose form the web service has made."""
+
+    text: str
+    scope: str
+
+
 Answer = Listing | Document
 
 
@@ -218,11 +248,12 @@ def picked(listing: Listing, pick: Pick) -> Listing:
         known = [v for v in valued if v[0] is not None]
         known.sort(key=lambda v: _sort_key(v[0]), reverse=key.startswith("-"))
         rows = [row for _, row in known] + [row for value, row in valued if value is None]
-    scope = listing.scope
+    scope, more = listing.scope, ""
     if pick.limit is not None and len(rows) > pick.limit:
         scope = f"{scope}; {pick.limit} of {len(rows)} shown" if scope else scope
         rows = rows[: pick.limit]
-    return replace(listing, rows=rows, scope=scope)
+        more = listing.cursor(rows[-1]) if listing.cursor and rows and not pick.sort else ""
+    return replace(listing, rows=rows, scope=scope, more=more)
 
 
 def _sort_key(value: Cell) -> tuple[float, str]:
@@ -262,7 +293,7 @@ def note(*lines: str) -> None:
         print(sanitize(line), file=sys.stderr)
 
 
-def present(show: Show, make: Callable[[], Answer]) -> None:
+def present(show: Show, make: Callable[[], Answer | Rendered]) -> None:
     """Show what ``make`` answers; with ``--watch`` again and again until interrupted.
 
     With ``--watch`` a record that cannot be read for a while (a full disk, a new version) is only reported.
@@ -270,25 +301,58 @@ def present(show: Show, make: Callable[[], Answer]) -> None:
     from provisioner.store import StoreError
 
     while True:
-        began = _answered_at.set(time.time())
-        try:
-            _present_once(make(), show)
-        except StoreError as error:
-            if not show.watch:
-                raise
-            note(f"{iso(now())}  {error}")
-        finally:
-            _answered_at.reset(began)
+        with one_moment():
+            try:
+                _present_once(make(), show)
+            except StoreError as error:
+                if not show.watch:
+                    raise
+                note(f"{iso(now())}  {error}")
         if not show.watch:
             return
         time.sleep(show.interval)
 
 
-def _present_once(answer: Answer, show: Show) -> None:
+def answering(build: Callable[..., Answer]) -> Callable[..., Any]:
+    """Return the verb that shows the answer of ``build(reader, *, query, ...)``."""
+    parameters = list(inspect.signature(build, eval_str=True).parameters.values())
+    context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+
+    @wraps(build)
+    def verb(ctx: typer.Context, **given: Any) -> tuple[Answer, Show] | None:
+        return None if opt.verb_follows(ctx) else answered(ctx, given["query"], partial(build, **given))
+
+    verb.__signature__ = inspect.Signature([context, *parameters[1:]])  # type: ignore[attr-defined]
+    return opt.shared(verb)
+
+
+def answered(
+    ctx: typer.Context, query: opt.Query | opt.ListQuery, build: Callable[[Reader], Answer]
+) -> tuple[Answer, Show] | None:
+    """Show the answer that ``build`` makes from the record, or that the service at ``--url`` gives.
+
+    In the web service, whose context has a reader as its ``obj``, return the answer and the options of its form.
+    """
+    if ctx.obj is not None:
+        return build(ctx.obj), query
+    if query.url is not None:
+        from provisioner.cli import remote
+
+        present(query, lambda: remote.answer(ctx, query))
+        return None
+    reader = opt.open_record(query)
+    present(query, lambda: build(reader))
+    return None
+
+
+def _present_once(answer: Answer | Rendered, show: Show) -> None:
     written, scope = io.StringIO(), answer.scope if show.output.for_people and not show.no_header else ""
     if show.watch and scope:
         scope = f"{iso(now())}  {scope}"
-    write(answer, show, Page.of(show), written)
+    if isinstance(answer, Rendered):
+        written.write(answer.text)
+    else:
+        write(answer, show, Page.of(show), written)
     text = written.getvalue()
     if show.watch and show.output.for_people and sys.stdout.isatty():
         text = f"\x1b[H\x1b[2J{_one_screen(text, scope)}"

@@ -221,8 +221,8 @@ def plan_diff_document(before: Plan, after: Plan, origin: str) -> out.Document:
     )
 
 
-@opt.shared
-def plan(query: opt.Query) -> None:
+@out.answering
+def plan(reader: Reader, *, query: opt.Query) -> out.Document:
     """Say what the next tick would do, and why.
 
     A dry run on the newest recorded views: nothing is asked or changed. The same pure function decides as in the
@@ -235,13 +235,8 @@ def plan(query: opt.Query) -> None:
     """
     from provisioner.planner.safeguards import safe_plan
 
-    reader = opt.open_record(query)
-
-    def answer() -> out.Document:
-        seen = kept_snapshot(reader, None)
-        return plan_document(safe_plan(seen).plan, f"dry run on the record at {formatting.iso(seen.now)}")
-
-    out.present(query, answer)
+    seen = kept_snapshot(reader, None)
+    return plan_document(safe_plan(seen).plan, f"dry run on the record at {formatting.iso(seen.now)}")
 
 
 SNAPSHOTS_SCHEMA = "provisioner.snapshots/1"

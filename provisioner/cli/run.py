@@ -71,12 +71,17 @@ def reload(
     """Make the controller read its configuration anew.
 
     A valid change is applied without dropping a drone; an invalid one is refused and the old stays: exit 3. Run it
-    on the host of the controller, as its user or root.
+    on the host of the controller, as its user or root. With --url it is only requested: `events` tells how it ended.
 
     \b
     Examples:
       provisioner reload --timeout 10 || echo "still the old configuration"
     """
+    if where.url is not None:
+        from provisioner.cli import remote
+
+        remote.post(where, "/reload", reason="provisioner reload")
+        return
     reader = opt.open_record(where)
     before = max((e.id for e in reader.events(limit=NO_LIMIT)), default=0)
     pid = _signal_controller(reader)

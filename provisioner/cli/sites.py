@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from typing import Annotated, NamedTuple
+from urllib.parse import quote
 
 import typer
 
@@ -46,6 +47,8 @@ class SiteRow:
     gpu_milli: int
     hazard: Hazard | None = None
     """None: no drone has run there of late."""
+    disabled: model.OperatorRequest | None = None
+    """The request of an operator that disabled it; None: none did."""
 
     @property
     def view(self) -> model.SiteView | None:
@@ -80,7 +83,7 @@ def site_rows(reader: Reader, views: Views | None, live: Sequence[model.Drone]) 
     policies = views.policy.sites if views else {}
     readings = views.sites if views else {}
     measured = {hazard.scope: hazard for hazard in reader.hazards(out.now() - WEEK_S, out.now())}
-    breakers = reader.breakers()
+    breakers, disabled = reader.breakers(), model.disabled_sites(reader.requests())
     troubled = [(scope, b) for scope, b in sorted(breakers.items()) if b.state is not BreakerState.ACTIVE]
     return [
         SiteRow(
@@ -92,6 +95,7 @@ def site_rows(reader: Reader, views: Views | None, live: Sequence[model.Drone]) 
             states.get(name, {}),
             milli[name],
             measured.get(name),
+            disabled.get(name),
         )
         for name in sorted({*policies, *states})
     ]
@@ -102,7 +106,7 @@ def _claimed(value: Callable[[model.OwnerDemand], int]) -> Callable[[SiteRow], i
 
 
 def _is_enabled(row: SiteRow) -> bool:
-    return bool(row.policy and row.policy.enabled)
+    return bool(row.policy and row.policy.enabled and not row.disabled)
 
 
 def _state_words(row: SiteRow) -> str:
@@ -156,6 +160,9 @@ def site_note(row: SiteRow) -> str:
         parts.append("not in the configuration")
     elif not row.policy.enabled:
         parts.append("disabled")
+    elif row.disabled:
+        why = formatting.excerpt(row.disabled.reason)
+        parts.append(f"disabled by {row.disabled.by} {out.ago(row.disabled.at)} ago: {why}")
     elif row.taken_at and out.now() - row.taken_at > row.policy.view_max_age_s:
         parts.append("view too old")
     troubled = [b for b in (row.breaker, *row.type_breakers) if b.state is not BreakerState.ACTIVE]
@@ -342,8 +349,8 @@ sites_app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @sites_app.callback(invoke_without_command=True)
-@opt.shared
-def sites(ctx: typer.Context, query: opt.ListQuery) -> None:
+@out.answering
+def sites(reader: Reader, *, query: opt.ListQuery) -> out.Listing:
     """List the sites, show one, or use one again that is banned.
 
     Breaker, live drones and limits, free places, the owner's jobs, how often places were taken back in the last 7 days,
@@ -353,23 +360,16 @@ def sites(ctx: typer.Context, query: opt.ListQuery) -> None:
     Examples:
       provisioner sites -o json | jq '.items[] | select(.claims > 0) | {site, claims, claims_gpu_milli}'
     """
-    if opt.verb_follows(ctx):
-        return
-    reader = opt.open_record(query)
-
-    def listing() -> out.Listing:
-        views = reader.views()
-        rows = site_rows(reader, views, reader.drones())
-        scope = f"{formatting.count(len(rows), 'site')}, {as_of(reader, views)}"
-        columns = with_use(SITE_COLUMNS, RecordedUse(reader, views).by("site"), lambda row: row.name)
-        return out.picked(out.Listing(SITES_SCHEMA, columns, rows, lambda row: row.name, scope), query)
-
-    out.present(query, listing)
+    views = reader.views()
+    rows = site_rows(reader, views, reader.drones())
+    scope = f"{formatting.count(len(rows), 'site')}, {as_of(reader, views)}"
+    columns = with_use(SITE_COLUMNS, RecordedUse(reader, views).by("site"), lambda row: row.name)
+    return out.picked(out.Listing(SITES_SCHEMA, columns, rows, lambda row: row.name, scope), query)
 
 
 @sites_app.command("show")
-@opt.shared
-def show_site(query: opt.Query, name: SiteName) -> None:
+@out.answering
+def show_site(reader: Reader, *, query: opt.Query, name: SiteName) -> out.Document:
     """Tell all of one site: its nodes, the owner's jobs that wait, and how often it takes places back.
 
     Of each node what is free, what of that is kept for its free GPUs (blocking), and how many drones of ours are there.
@@ -379,8 +379,7 @@ def show_site(query: opt.Query, name: SiteName) -> None:
       provisioner sites show topas -o csv --columns node,free_gpu_milli,free_cpus,kept_cpus
       provisioner sites show topas -o json | jq '.hazards[] | {scope, preempted, per_1000_h}'
     """
-    reader = opt.open_record(query)
-    out.present(query, lambda: shown_site(reader, name))
+    return shown_site(reader, name)
 
 
 @sites_app.command("reset")
@@ -402,7 +401,22 @@ def reset_site(
       provisioner sites reset topas && provisioner events --follow
       provisioner sites reset user:ann
     """
+    if where.url is not None:
+        from provisioner.cli import remote
+
+        return remote.post(where, f"/sites/{quote(name, safe='')}/reset", reason=reason, type=type_)
     reader = opt.open_record(where)
+    scope, troubled = troubled_scopes(reader, name, type_)
+    if not troubled:
+        out.note(f"{scope} is not banned: nothing was asked for")
+        return None
+    of_user = name.startswith(model.USER_SCOPE)
+    what = f"forget the faults of {name}" if of_user else f"use {', '.join(troubled)} again"
+    return record_request(reader, model.RequestKind.RESET, [model.DroneId(scope)], reason, what)
+
+
+def troubled_scopes(reader: Reader, name: str, type_: str | None) -> tuple[str, list[str]]:
+    """Return the scope of a site, a type of it or ``user:NAME``, and the banned scopes in it."""
     if not name.startswith(model.USER_SCOPE):
         opt.require_known_sites(reader, [name])
     scope, views = name, reader.views()
@@ -412,10 +426,54 @@ def reset_site(
         if scope not in known:  # a misspelling would reset nothing
             raise opt.unknown("drone type", scope, known)
     failing = (s for s, b in reader.breakers().items() if b.failures or b.faults)
-    troubled = [s for s in failing if model.is_within_scope(s, scope)]
-    if not troubled:
-        out.note(f"{scope} is not banned: nothing was asked for")
-        return
-    of_user = name.startswith(model.USER_SCOPE)
-    what = f"forget the faults of {name}" if of_user else f"use {', '.join(troubled)} again"
-    record_request(reader, model.RequestKind.RESET, [model.DroneId(scope)], reason, what)
+    return scope, [s for s in failing if model.is_within_scope(s, scope)]
+
+
+SITE_REQUESTS = {
+    model.RequestKind.DISABLE: "start no drone at {site}; those there stay",
+    model.RequestKind.ENABLE: "start drones at {site} again",
+}
+
+
+def site_request(reader: Reader, kind: model.RequestKind, site: str) -> str:
+    """Return the request to disable or enable a site in words. Raises :class:`VerbError` if there is nothing to ask."""
+    opt.require_known_sites(reader, [site])
+    known = model.disabled_sites(reader.requests()).get(site)
+    if kind is model.RequestKind.ENABLE and known is None:
+        raise opt.VerbError(f"site {site} is not disabled by an operator", code=opt.Exit.UNMET)
+    return SITE_REQUESTS[kind].format(site=site)
+
+
+@sites_app.command("disable")
+@opt.shared
+def disable_site(where: opt.Where, name: SiteName, reason: opt.EventReason) -> None:
+    """Start no drone at a site until `sites enable`; drones there stay. It lasts across restarts of the controller.
+
+    \b
+    Examples:
+      provisioner sites disable topas --reason "cooling is being repaired"
+    """
+    _ask_site(where, model.RequestKind.DISABLE, name, reason)
+
+
+@sites_app.command("enable")
+@opt.shared
+def enable_site(where: opt.Where, name: SiteName, reason: opt.EventReason = "") -> None:
+    """Use a site again that `sites disable` has disabled.
+
+    \b
+    Examples:
+      provisioner sites disable topas --reason "network" && provisioner sites enable topas
+    """
+    _ask_site(where, model.RequestKind.ENABLE, name, reason)
+
+
+def _ask_site(where: opt.Where, kind: model.RequestKind, name: str, reason: str) -> None:
+    if kind is model.RequestKind.DISABLE and not reason.strip():
+        raise opt.VerbError("--reason must not be empty: it is shown with the site", code=opt.Exit.USAGE)
+    if where.url is not None:
+        from provisioner.cli import remote
+
+        return remote.post(where, f"/sites/{quote(name, safe='')}/{kind.value}", reason=reason)
+    reader = opt.open_record(where)
+    return record_request(reader, kind, [model.DroneId(name)], reason, site_request(reader, kind, name))

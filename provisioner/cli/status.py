@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, NamedTuple
+from heapq import merge
+from itertools import islice
+from typing import Annotated, Any, NamedTuple, NoReturn
 
 import typer
 
@@ -24,12 +27,30 @@ from provisioner.cli.sites import SITE_COLUMNS, site_rows
 from provisioner.cli.usage import RecordedUse, underused, use_fact, with_use
 from provisioner.model import DroneState
 from provisioner.reasons import Reason
-from provisioner.store import Event
+from provisioner.store import Event, Transition
 from provisioner.store.reader import Reader
 from provisioner.usage import class_name
 
 EVENTS_SCHEMA = "provisioner.events/1"
 NO_LIMIT = 10**9
+
+
+class StreamPosition(NamedTuple):
+    """Place in the stream of steps and events: the newest number of each that was told."""
+
+    step: int = 0
+    event: int = 0
+
+    @classmethod
+    def parsed(cls, text: str) -> StreamPosition:
+        """Return the position of a text as ``12.7``. Raises ValueError."""
+        found = re.fullmatch(r"([0-9]{1,18})\.([0-9]{1,18})", text)
+        if found is None:
+            raise ValueError(f"`{formatting.sanitize(text, 40)}` is no position: write two numbers as `12.7`")
+        return cls(int(found[1]), int(found[2]))
+
+    def __str__(self) -> str:
+        return f"{self.step}.{self.event}"
 
 
 class Happening(NamedTuple):
@@ -45,6 +66,13 @@ class Happening(NamedTuple):
     reason: Reason | None = None
     fields: Mapping[str, Any] | None = None
     tick: int | None = None
+    position: StreamPosition = StreamPosition()
+    """Place from which the stream goes on behind it."""
+
+
+def _of_step(step: Transition) -> Happening:
+    why = formatting.describe(step.reason)
+    return Happening(step.at, "step", step.state.value, why, step.drone_id, step.was, step.reason, tick=step.tick)
 
 
 def _of_event(event: Event) -> Happening:
@@ -65,12 +93,15 @@ EVENT_COLUMNS = (
 )
 
 
-@opt.shared
+@out.answering
 def events(
+    reader: Reader,
+    *,
     query: opt.ListQuery,
     follow: Annotated[bool, opt.switch("Go on with what comes; jsonl for programs.", "--follow", "-f")] = False,
     since: Annotated[str, opt.option("AGE", "Go back this far: 30m, 4h, 2d; all for everything.")] = "1h",
-) -> None:
+    after: Annotated[str | None, opt.option("A.B", "Only what came after this position of the stream.")] = None,
+) -> out.Listing:
     """Tell what happened.
 
     Every step of every drone with its reason, and the events of the controller.
@@ -82,46 +113,66 @@ def events(
     """
     from provisioner.config.units import parse_duration
 
-    reader = opt.open_record(query)
     start = 0.0 if since == "all" else time.time() - opt.parsed(parse_duration, "--since", since)
+    begin = opt.parsed(StreamPosition.parsed, "--after", after) if after else StreamPosition()
+    if follow:
+        _follow(reader, query, start, begin)
+    pages = query.limit is not None and after and not query.sort
+    page = min(query.limit or 0, NO_LIMIT) + 1 if pages else None  # one more: does it go on?
+    found = happenings(reader, start, begin, page)
+    found = found if after else by_time(found)
+    back = "everything on record" if since == "all" else f"of the last {since}; --since for more"
+    scope = f"{formatting.count(len(found), 'entry', 'entries')}, {back}"
+    listing = out.Listing(EVENTS_SCHEMA, EVENT_COLUMNS, found, lambda h: h.name, scope)
+    return out.picked(replace(listing, cursor=(lambda h: str(h.position)) if after else None), query)
 
-    def listing() -> out.Listing:
-        found, _, _ = _happenings(reader, start)
-        back = "everything on record" if since == "all" else f"of the last {since}; --since for more"
-        scope = f"{formatting.count(len(found), 'entry', 'entries')}, {back}"
-        return out.picked(out.Listing(EVENTS_SCHEMA, EVENT_COLUMNS, found, lambda h: h.name, scope), query)
 
-    if not follow:
-        out.present(query, listing)
-        return
-    if not (query.output.for_people or query.output in (Format.JSONL, Format.JSON)):
-        wrong = f"--follow gives table, wide or jsonl, not {query.output.value}"
-        raise opt.VerbError(wrong, code=opt.Exit.USAGE)
-    width, step, event = out.Page.of(query).width, 0, 0
+def by_time(found: Sequence[Happening]) -> list[Happening]:
+    return sorted(found, key=lambda happening: happening.at)
+
+
+def _follow(reader: Reader, query: opt.ListQuery, start: float, position: StreamPosition) -> NoReturn:
+    """Print what happened, and what happens, until interrupted."""
+    require_followable(query)
     while True:
-        found, step, event = _happenings(reader, start, step, event)
-        for happening, row in zip(found, out.Listing("", EVENT_COLUMNS, found).plain(), strict=True):
-            line = out.dumps(row)
-            if query.output.for_people:  # a line each: a stream has no column widths
-                what = f"{happening.drone} {happening.name}: {happening.text}".lstrip()
-                line = formatting.sanitize(f"{formatting.iso(happening.at)}  {what}")
-                line = line if width is None else out.shorten(line, width)
-            print(line)
+        found = happenings(reader, start, position)
+        position, found = found[-1].position if found else position, by_time(found)
+        for row in out.Listing("", EVENT_COLUMNS, found).plain():
+            print(followed_line(row, query))
         sys.stdout.flush()
         time.sleep(query.interval)
 
 
-def _happenings(reader: Reader, start: float, step: int = 0, event: int = 0) -> tuple[list[Happening], int, int]:
-    """Return steps and events by time after those of the numbers given, and the numbers of the newest."""
-    steps = reader.transitions(since=start, after=step, limit=NO_LIMIT)
-    events = reader.events(after=event, limit=NO_LIMIT)
-    found = [
-        Happening(t.at, "step", t.state.value, formatting.describe(t.reason), t.drone_id, t.was, t.reason, tick=t.tick)
-        for _, t in steps
-    ]
-    found += [_of_event(e) for e in events if e.at >= start]
-    newest = steps[-1][0] if steps else step, events[-1].id if events else event
-    return sorted(found, key=lambda h: h.at), *newest
+def followed_line(row: Mapping[str, Any], show: opt.Show) -> str:
+    """Return the line of an event for ``--follow``: a stream has no column widths."""
+    if not show.output.for_people:
+        return out.dumps(row)
+    what = f"{row['drone']} {row['name']}: {row['text']}".lstrip()
+    line = formatting.sanitize(f"{formatting.iso(row['at'])}  {what}")
+    width = out.Page.of(show).width
+    return line if width is None else out.shorten(line, width)
+
+
+def require_followable(show: opt.Show) -> None:
+    """Raise :class:`VerbError` for a form of output that cannot go on and on."""
+    if not (show.output.for_people or show.output in (Format.JSONL, Format.JSON)):
+        wrong = f"--follow gives table, wide or jsonl, not {show.output.value}"
+        raise opt.VerbError(wrong, code=opt.Exit.USAGE)
+
+
+def happenings(reader: Reader, start: float, after: StreamPosition, limit: int | None = None) -> list[Happening]:
+    """Return the steps and events since ``start`` and after a position; the first ``limit`` of them.
+
+    They are by time, as far as those of each kind keep the order in which they were recorded.
+    """
+    most = NO_LIMIT if limit is None else limit
+    steps = [(number, _of_step(t)) for number, t in reader.transitions(since=start, after=after.step, limit=most)]
+    events = [(event.id, _of_event(event)) for event in reader.events(since=start, after=after.event, limit=most)]
+    found, position = list[Happening](), after
+    for number, happening in islice(merge(steps, events, key=lambda numbered: numbered[1].at), most):
+        position = position._replace(**{happening.kind: number})
+        found.append(happening._replace(position=position))
+    return found
 
 
 STATUS_SCHEMA = "provisioner.status/1"
@@ -135,9 +186,10 @@ _DEMAND_KEYS = ("id", "waiting", "running", "drones", "oldest_s", "why")
 
 @opt.shared
 def status(
+    ctx: typer.Context,
     query: opt.Query,
     check: Annotated[bool, opt.switch("One line and exit code of a monitoring plugin.", "--check")] = False,
-) -> None:
+) -> Any:
     """Show the whole on one screen.
 
     Who runs, every trouble in one line, how old each view is, sites with breakers and drones, what waits and why, the
@@ -150,8 +202,7 @@ def status(
     """
     if check:
         raise typer.Exit(_run_check(query))
-    reader = opt.open_record(query)
-    out.present(query, lambda: status_document(reader))
+    return out.answered(ctx, query, status_document)
 
 
 def _run_check(where: opt.Where) -> int:

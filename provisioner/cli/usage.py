@@ -129,12 +129,14 @@ def use_fact(report: UsageReport) -> out.Column:
     return _part("use", f"{_USE_OF_ALL}; {_UNKNOWN}.", lambda _: mean, head="use of gpus", show=lambda _: words)
 
 
-@opt.shared
+@out.answering
 def usage(
+    reader: Reader,
+    *,
     query: opt.ListQuery,
     since: Annotated[str, opt.option("AGE", "Go back this far: 12h, 7d, 30d.")] = "30d",
     by: Annotated[Grouping, opt.option(None, "What a row is.")] = Grouping.CLASS,
-) -> None:
+) -> out.Document:
     """Report how much of their GPUs jobs use: who wastes most, and the smallest drone type that would do.
 
     A class is all jobs of a user with one size. A type fits if 95 of 100 runs used no more than a job gets there, and
@@ -150,16 +152,12 @@ def usage(
     """
     from provisioner.config.units import parse_duration
 
-    reader, age_s = opt.open_record(query), opt.parsed(parse_duration, "--since", since)
+    age_s = opt.parsed(parse_duration, "--since", since)
     limit = query.limit if query.limit is not None else WORST if query.output.for_people else None
-
-    def document() -> out.Document:
-        report = RecordedUse(reader, reader.views(), out.now() - age_s).by(by)
-        found = formatting.count(len(report.rows), by.value, "classes" if by is Grouping.CLASS else "")
-        cut = f"; {limit} shown" if limit is not None and limit < len(report.rows) else ""
-        why = "" if report.measured_s else "; no run was measured: see docs/how-to/gpu-use.md"
-        made = usage_document(report, f"{found} with jobs that ended in the last {since}{cut}{why}")
-        listing = out.picked(made.parts["items"], replace(query, limit=limit))
-        return replace(made, parts={"items": listing})
-
-    out.present(query, document)
+    report = RecordedUse(reader, reader.views(), out.now() - age_s).by(by)
+    found = formatting.count(len(report.rows), by.value, "classes" if by is Grouping.CLASS else "")
+    cut = f"; {limit} shown" if limit is not None and limit < len(report.rows) else ""
+    why = "" if report.measured_s else "; no run was measured: see docs/how-to/gpu-use.md"
+    made = usage_document(report, f"{found} with jobs that ended in the last {since}{cut}{why}")
+    listing = out.picked(made.parts["items"], replace(query, limit=limit))
+    return replace(made, parts={"items": listing})

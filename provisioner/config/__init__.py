@@ -177,4 +177,5 @@ def _leaves_drones(
 from provisioner.config.loading import check as check  # noqa: E402
 from provisioner.config.loading import load as load  # noqa: E402
 from provisioner.config.loading import load_site as load_site  # noqa: E402
+from provisioner.config.loading import load_web as load_web  # noqa: E402
 from provisioner.config.loading import warnings as warnings  # noqa: E402

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from provisioner import mig
 from provisioner.config import ConfigError, OverlayConfig, Problem, Settings, SiteConfig
 from provisioner.config.messages import choices, missing_mapping, report_errors
-from provisioner.config.models import ControllerFile, HeadroomSection, SiteFile, placing_options
+from provisioner.config.models import ControllerFile, HeadroomSection, SiteFile, WebSection, placing_options
 from provisioner.config.strict_yaml import Steps, YamlDocument, read
 from provisioner.config.units import Secret, SecretUnreadableError, format_duration
 from provisioner.formatting import gpus
@@ -59,6 +59,19 @@ def load(path: Path, *, root: Path | None = None, connects: bool = True) -> Sett
     if settings is None:
         raise ConfigError(reader.problems())
     return settings
+
+
+def load_web(path: Path) -> tuple[Path, WebSection]:
+    """Return the path of the store and the settings of the web service. Raises :class:`ConfigError`.
+
+    Sites and adapters are not read: what is wrong there does not concern the service.
+    """
+    reader, document = _ConfigReader(None), read(path)
+    reader.documents.append(document)
+    model = reader.validated(document, ControllerFile, (), document.tree, path) if document.is_mapping else None
+    if model is None:
+        raise ConfigError(reader.problems())
+    return model.store.path, model.web
 
 
 def load_site(path: Path) -> SiteConfig:

@@ -7,7 +7,10 @@ The reference and the JSON Schemas are generated from these classes.
 from __future__ import annotations
 
 import re
+from enum import StrEnum
+from ipaddress import ip_address
 from typing import Annotated, Any, Literal, Self, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
@@ -193,6 +196,170 @@ class PolicySection(ConfigSection):
         return self
 
 
+def parse_address(text: str) -> tuple[str, int]:
+    """Return host and port of ``127.0.0.1:8618`` or ``[::1]:8618``. The ValueError names the remedy."""
+    found = re.fullmatch(r"\[([0-9A-Fa-f:.%]+)\]:(\d{1,5})|([A-Za-z0-9.-]+):(\d{1,5})", text)
+    if not found or int(found[2] or found[4]) > 65535:
+        raise ValueError("expected an address with a port: write `127.0.0.1:8618`, or `[::1]:8618`")
+    return found[1] or found[3], int(found[2] or found[4])
+
+
+def _address(text: str) -> str:
+    parse_address(text)
+    return text
+
+
+def _loopback(text: str) -> str:
+    if text and not is_loopback(parse_address(text)[0]):
+        raise ValueError(
+            "everybody who reaches it may read: write `127.0.0.1:8618`, and use `tls` or `proxy` for others"
+        )
+    return text
+
+
+def is_loopback(host: str) -> bool:
+    """Return True for the names and addresses of this host that nobody else reaches."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _issuer(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.query or parts.fragment or parts.username or not parts.hostname:
+        raise ValueError("expected the URL of an issuer: write `https://wlcg.cloud.cnaf.infn.it/`")
+    if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(parts.hostname)):
+        raise ValueError("its keys must come over TLS: write `https://...`")
+    return url
+
+
+def _origin(url: str) -> str:
+    if not re.fullmatch(r"https?://[A-Za-z0-9.\[\]:-]+", url):
+        raise ValueError("expected scheme and host without a path: write `https://drones.example.edu`")
+    return url
+
+
+_DN = re.compile(r"/([A-Za-z]+)=([^/]*(?:/(?![A-Za-z]+=)[^/]*)*)")
+
+
+def parse_dn(text: str) -> tuple[tuple[str, str], ...]:
+    """Return attributes and values of a DN in the notation of grids, ``/DC=org/CN=Ann``. The ValueError names one."""
+    parts = tuple((found[1], found[2]) for found in _DN.finditer(text))
+    if "".join(f"/{key}={value}" for key, value in parts) != text or not parts:
+        raise ValueError("expected a DN: write `/DC=org/DC=terena/O=KIT/CN=*`")
+    return parts
+
+
+def _dn(text: str) -> str:
+    parse_dn(text)
+    return text
+
+
+class Role(StrEnum):
+    """Rights of a caller of the web service. Who may operate may read."""
+
+    READ = "read"
+    OPERATE = "operate"
+
+
+class WebOperatorsSection(ConfigSection):
+    """The accounts of this host that may operate over the unix socket, beside root and the service's own.
+
+    All others who can open the socket may read.
+    """
+
+    users: tuple[str, ...] = Field((), examples=[["ann"]])
+    """Names of users."""
+    groups: tuple[str, ...] = Field((), examples=[["gpu-operators"]])
+    """Names of groups."""
+
+
+class WebSubjectSection(ConfigSection):
+    """Subjects of client certificates with one role."""
+
+    dn: Annotated[str, AfterValidator(_dn)] = Field(examples=["/DC=org/DC=terena/O=KIT/CN=Ann *"])
+    """Each part of the subject, in its order; `*`, `?` and `[...]` in a value as in file names."""
+    role: Role = Field(Role.READ, examples=["operate"])
+    """Role of these subjects."""
+
+
+class WebTlsSection(ConfigSection):
+    """A listener with TLS, for client certificates and tokens. Without either, only public pages are given."""
+
+    listen: Annotated[str, AfterValidator(_address)] = Field("0.0.0.0:8619", examples=["0.0.0.0:8619"])
+    """Address and port."""
+    certificate: ConfigPath = Field(examples=["/etc/grid-security/hostcert.pem"])
+    """Certificate of this host, with its chain."""
+    key: ConfigPath = Field(examples=["/etc/grid-security/hostkey.pem"])
+    """Its private key."""
+    client_ca: ConfigPath | None = Field(None, examples=["/etc/grid-security/certificates"])
+    """File, or directory with hashed names, of the authorities of client certificates. Default: none is asked for."""
+    subjects: tuple[WebSubjectSection, ...] = Field((), examples=[[{"dn": "/DC=org/CN=Ann", "role": "operate"}]])
+    """Roles by subject; the first that matches applies. A subject that none matches has no role."""
+
+
+class WebProxySection(ConfigSection):
+    """A unix socket for a reverse proxy that logs people in (OpenID Connect). Its headers are believed only there."""
+
+    socket: ConfigPath = Field(examples=["/run/provisioner-web/proxy.sock"])
+    """Path of the socket, in a directory that the proxy can enter."""
+    users: tuple[str, ...] = Field(("www-data",), min_length=1, examples=[["www-data"]])
+    """Accounts under which the proxy runs. The kernel tells who connects; all others are refused."""
+    origin: Annotated[str, AfterValidator(_origin)] = Field(examples=["https://drones.example.edu"])
+    """Scheme and host as browsers see them; a change from a page of any other origin is refused."""
+    user_header: str = Field("X-Remote-User", pattern=r"^[A-Za-z][A-Za-z0-9_-]*$", examples=["OIDC_CLAIM_email"])
+    """Header with the name of the user. The proxy must set or remove it in each request."""
+    groups_header: str = Field("X-Remote-Groups", pattern=r"^[A-Za-z][A-Za-z0-9_-]*$", examples=["X-Remote-Groups"])
+    """Header with their groups, separated by commas. The proxy must set or remove it in each request."""
+    groups: dict[str, Role] = Field(default_factory=dict, examples=[{"gpu-users": "read", "gpu-operators": "operate"}])
+    """Role of each group; a user has the highest of theirs. `*` stands for everybody who is logged in."""
+
+
+class WebTokenSection(ConfigSection):
+    """An issuer of bearer tokens (WLCG profile, SciTokens)."""
+
+    issuer: Annotated[str, AfterValidator(_issuer)] = Field(examples=["https://wlcg.cloud.cnaf.infn.it/"])
+    """URL of the issuer, exactly as in its tokens. Its keys are found by OpenID discovery."""
+    audience: tuple[str, ...] = Field(min_length=1, examples=[["https://drones.example.edu"]])
+    """Audiences that are ours. Tokens for any service pass if `https://wlcg.cern.ch/jwt/v1/any` or `ANY` is in here."""
+    algorithms: tuple[Literal["RS256", "RS384", "RS512", "PS256", "ES256", "ES384", "ES512", "EdDSA"], ...] = Field(
+        ("RS256", "ES256"), min_length=1, examples=[["RS256", "ES256"]]
+    )
+    """Algorithms of signatures that are accepted."""
+    read: tuple[str, ...] = Field(("compute.read",), examples=[["compute.read"]])
+    """A token with one of these scopes may read."""
+    operate: tuple[str, ...] = Field(("compute.modify", "compute.cancel"), examples=[["compute.modify"]])
+    """A token with one of these scopes may operate."""
+    max_age: PositiveDuration = Field(6 * 3600.0, examples=["6h"])
+    """A token that was issued longer ago is refused, even if it has not expired."""
+
+
+class WebSection(ConfigSection):
+    """The web service (`provisioner serve`). It reads this section when it starts."""
+
+    socket: ConfigPath | None = Field(None, examples=["/run/provisioner/web.sock"])
+    """Unix socket, for the owner and the group of the service (mode 0660). Default: `web.sock` beside the store."""
+    listen: Annotated[str, AfterValidator(_loopback)] = Field("127.0.0.1:8618", examples=["127.0.0.1:8618"])
+    """Loopback address and port; all who reach it may read. `""`: none."""
+    operators: WebOperatorsSection = Field(default_factory=WebOperatorsSection, examples=[{"users": ["ann"]}])
+    """Accounts that may operate over the unix socket."""
+    tls: WebTlsSection | None = Field(
+        None, examples=[{"certificate": "/etc/grid-security/hostcert.pem", "key": "/etc/grid-security/hostkey.pem"}]
+    )
+    """A listener with TLS. Default: none."""
+    proxy: WebProxySection | None = Field(
+        None, examples=[{"socket": "/run/provisioner-web/proxy.sock", "origin": "https://drones.example.edu"}]
+    )
+    """A socket for a reverse proxy. Default: none."""
+    tokens: tuple[WebTokenSection, ...] = Field(
+        (), examples=[[{"issuer": "https://wlcg.cloud.cnaf.infn.it/", "audience": ["https://drones.example.edu"]}]]
+    )
+    """Issuers of bearer tokens, which are accepted at all addresses and sockets."""
+
+
 def _short_name(name: str) -> str:
     if len(name) > _MAX_CONTROLLER_NAME:
         raise ValueError(f"has {len(name)} characters: at most {_MAX_CONTROLLER_NAME}, it begins each drone's id")
@@ -212,6 +379,8 @@ class ControllerFile(ConfigSection):
     """Site files: paths or patterns (`*`, `**`), from this file's directory."""
     policy: PolicySection = Field(default_factory=PolicySection, examples=[{"interval": "15s"}])
     """The policy for all sites together."""
+    web: WebSection = Field(default_factory=WebSection, examples=[{"listen": "127.0.0.1:8618"}])
+    """The web service."""
 
 
 # ----------------------------------------------------------------------------------------------------------- site file

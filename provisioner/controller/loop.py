@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Self, TypeVar
@@ -117,6 +117,8 @@ class Controller:
     judge: PlanValidator = validate_plan
     between_ticks: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held during a tick of :meth:`run`, and by each change of the configuration."""
+    on_reload: Callable[[], None] = lambda: None
+    """Called when an operator has requested to read the configuration again."""
     _group: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
     _poller: Poller = field(init=False)
     _orders: dict[asyncio.Task[actuation.BatchResults], str] = field(default_factory=dict)
@@ -135,6 +137,8 @@ class Controller:
     _prunes: bool = False
     """True while the record holds more to forget than one tick should wait for."""
     _gpu_wanted_at: float = 0.0
+    _requests: tuple[model.OperatorRequest, ...] = ()
+    """The open requests of operators as they were last read: a site that one disables stays disabled."""
     _stepped: bool = False
     _completed_jobs: frozenset[model.CompletedJob] = frozenset()
     """The jobs of the newest poll that are on record: an overlay reports each in many polls."""
@@ -184,7 +188,7 @@ class Controller:
         """Poll, plan, record, act. Return the result of the tick."""
         await self._record_results()  # of orders that took longer than the last tick
         await self._set_clock()
-        await self._reset_breakers()
+        await self._take_up_requests()
         snapshot = await self._poll()
         with self.measures.timed(DECISION_SECONDS):
             found = safe_plan(snapshot, self.planner, self.judge, self._suspects)
@@ -268,7 +272,7 @@ class Controller:
             sites=readings,
             drones=dict(self.store.drones),
             breakers=dict(self.store.breakers),
-            requests=await _read("requests.read_failed", self.store.requests(), ()),
+            requests=self._requests,
             ended=await self._ended(readings.values(), overlay.view),
             gpu_wanted_at=self._gpu_wanted(),
             patience=dict(self.store.committed.patience),
@@ -402,9 +406,12 @@ class Controller:
         if not new or await _stored("completed_jobs.write_failed", self.store.record_completed(new)):
             self._completed_jobs = frozenset(view.completions)
 
-    async def _reset_breakers(self) -> None:
-        """Lift the bans that operators asked to lift. The plan that follows marks the requests as done."""
-        for request in await _read("requests.read_failed", self.store.requests(), ()):
+    async def _take_up_requests(self) -> None:
+        """Read the requests of operators; lift bans and reload. The plan that follows marks them as done."""
+        self._requests = await _read("requests.read_failed", self.store.requests(), self._requests)
+        for request in self._requests:
+            if request.kind is model.RequestKind.RELOAD:
+                self.on_reload()
             if request.kind is not model.RequestKind.RESET:
                 continue
             known, now = self.store.breakers, self.clock.now()

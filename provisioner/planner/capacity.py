@@ -187,6 +187,8 @@ class StartLimits:
         policy, site = self.context.snapshot.policy, self.context.snapshot.policy.sites.get(kind.site)
         if site is None or not site.enabled:
             return 0, reasons.SiteDisabled(kind.site)
+        if (disabled := self.context.snapshot.disabled.get(kind.site)) is not None:
+            return 0, reasons.SiteDisabled(kind.site, disabled.by, disabled.reason)
         doubt = self.context.validity.sites.get(kind.site) or self.reservations.held.get(key)
         doubt = doubt or self.blocked.get(key) or life_too_short(self.context, kind)
         if doubt is not None:

@@ -180,7 +180,9 @@ class Retirement:
 
 def _carry_out(retirement: Retirement, request: model.OperatorRequest) -> bool:
     """Return True if the request is dealt with: a drain waits for the overlay, which alone can carry it out."""
-    if request.kind is RequestKind.RESET:  # it is in the snapshot already
+    if request.kind is RequestKind.DISABLE:
+        return request not in retirement.context.snapshot.disabled.values()
+    if request.kind not in (RequestKind.DRAIN, RequestKind.KILL):  # it is in the snapshot already
         return True
     drones, now = retirement.context.drones, retirement.context.now
     named = [drones[i] for i in request.drone_ids if i in drones]

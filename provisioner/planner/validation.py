@@ -117,7 +117,7 @@ def _caps(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
     for site in dict.fromkeys(start.drone.site for start in plan.starts):
         limits = policy.sites.get(site)
         mine = [ask for ask in every if ask[0].drone.site == site]
-        if limits is None or not limits.enabled:
+        if limits is None or not limits.enabled or site in snapshot.disabled:
             yield Breach(f"{len(mine)} starts at {site}, which is not enabled", tuple(start for start, _ in mine))
             continue
         my_gpus = [ask for ask in gpus if ask[0].drone.site == site]

@@ -19,7 +19,18 @@ from typing import NamedTuple
 
 from provisioner import store
 from provisioner.estimates import EstimateSamples
-from provisioner.model import Breaker, CompletedJob, DrainMode, Drone, DroneId, DroneState, Plan, RequestKind, Snapshot
+from provisioner.model import (
+    Breaker,
+    CompletedJob,
+    DrainMode,
+    Drone,
+    DroneId,
+    DroneState,
+    OperatorRequest,
+    Plan,
+    RequestKind,
+    Snapshot,
+)
 from provisioner.store import series, tables
 from provisioner.store.file import BUSY_TIMEOUT_S, MIGRATIONS, SHADOW, schema_version, unusable
 from provisioner.store.lock import HOLDER, holder_of, is_alive, read_claim
@@ -192,10 +203,20 @@ class Reader:
             rows = sql.execute(query, {"since": since, "limit": limit}).fetchall()
             return [replace(tables.unpack(Plan, body), tick=tick, at=at) for tick, at, body in reversed(rows)]
 
-    def events(self, *, after: int = 0, limit: int = 1000) -> list[store.Event]:
+    def events(self, *, since: float = 0.0, after: int = 0, limit: int = 1000) -> list[store.Event]:
         """Return recorded events with a number above ``after``, oldest first."""
         with self._open() as sql:
-            return [*tables.EVENTS.select(sql, "WHERE id > ? ORDER BY id LIMIT ?", (after, limit))]
+            return [*tables.EVENTS.select(sql, "WHERE id > ? AND at >= ? ORDER BY id LIMIT ?", (after, since, limit))]
+
+    def position(self) -> RecordPosition:
+        """Return how far the record has come. Nothing on record changes without it; cheap."""
+        with self._open() as sql:
+            row = sql.execute(
+                "SELECT coalesce((SELECT value FROM meta WHERE key = 'tick'), 0),"
+                " coalesce((SELECT max(seq) FROM transitions), 0), coalesce((SELECT max(id) FROM events), 0),"
+                " coalesce((SELECT max(id) FROM requests), 0), coalesce((SELECT max(id) FROM estimate_resets), 0)"
+            ).fetchone()
+        return RecordPosition(*map(int, row))
 
     def views(self, *, bulk: bool = True) -> store.Views | None:
         """Return the newest views; None in a new store. ``bulk`` as for :func:`tables.read_views`."""
@@ -267,12 +288,20 @@ class Reader:
         at: float,
         mode: DrainMode = DrainMode.PEACEFUL,
     ) -> int:
-        """Record an operator's request for the controller's next tick. Return its number."""
+        """Record a request for the next tick of the controller, and an event that tells it. Return its number."""
         ids = json.dumps(list(drone_ids))
         row = {"at": at, "kind": kind, "mode": mode, "drone_ids": ids, "reason": reason, "by": by}
         with self._open(write=True) as sql:
             tables.insert(sql, "requests", row)
-            return int(sql.execute("SELECT last_insert_rowid()").fetchone()[0])
+            number = int(sql.execute("SELECT last_insert_rowid()").fetchone()[0])
+            told = {"request": number, "kind": kind, "by": by, "reason": reason, "of": ", ".join(drone_ids)[:2000]}
+            tables.insert(sql, "events", {"at": at, "name": "request.recorded", "fields": json.dumps(told)})
+            return number
+
+    def requests(self) -> tuple[OperatorRequest, ...]:
+        """Return the requests that are not carried out yet, and those that disable sites, oldest first."""
+        with self._open() as sql:
+            return tables.waiting_requests(sql)
 
     def ask_estimate_reset(self, what: str, *, reason: str, by: str, at: float) -> None:
         """Record a request to forget estimates: carried out within a minute, or when a controller runs."""
@@ -315,6 +344,16 @@ class Reader:
             if not self.path.exists():
                 raise store.StoreError(f"there is no store {self.path}: `provisioner run` creates it") from error
             raise unusable(self.path, error) from error
+
+
+class RecordPosition(NamedTuple):
+    """Newest numbers of what is on record."""
+
+    tick: int
+    step: int
+    event: int
+    request: int
+    reset: int
 
 
 class DroneLifetime(NamedTuple):

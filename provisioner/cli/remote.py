@@ -1,0 +1,200 @@
+"""The command line as a client of the web service: ``--url`` or PROVISIONER_URL instead of a record."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import ssl
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from email.message import Message as HTTPMessage
+from pathlib import Path
+from typing import Any, NoReturn
+from urllib.parse import quote, unquote, urlencode, urlsplit
+
+import typer
+
+from provisioner.cli import options as opt
+from provisioner.cli import output as out
+from provisioner.cli.options import Exit, Format, VerbError
+
+API = "/api/v1"
+RESOURCES: Mapping[str, str] = {
+    "/status": "status",
+    "/drones": "drones",
+    "/drones/{id}": "drones show",
+    "/sites": "sites",
+    "/sites/{id}": "sites show",
+    "/demand": "demand",
+    "/jobs/{id}": "explain job",
+    "/classes/{id}": "explain class",
+    "/plan": "plan",
+    "/events": "events",
+    "/usage": "usage",
+    "/estimates": "estimates",
+}
+"""Paths below :data:`API` with the verbs that they answer as."""
+SAME_AS = {"explain drone": "drones show"}
+TIMEOUT_S = 60.0
+STREAM_TIMEOUT_S = 60.0
+"""Silence after which a stream is taken for dead: it has a comment more often."""
+RETRY_S = 2.0
+
+
+def answer(ctx: typer.Context, query: opt.Query | opt.ListQuery) -> out.Rendered:
+    """Return the answer of the service to the verb and options of ``ctx``."""
+    verb = ctx.command_path.partition(" ")[2]
+    path = next(path for path, each in RESOURCES.items() if each == SAME_AS.get(verb, verb))
+    if ctx.params.get("follow"):
+        _follow(query)
+    if query.local:
+        raise VerbError("--local is for a record on this host: the service writes times in UTC", code=Exit.USAGE)
+    asked: list[tuple[str, str]] = [("output", query.output.value)]
+    for parameter in ctx.command.params:
+        source = getattr(ctx.get_parameter_source(parameter.name or ""), "name", "")
+        value = ctx.params.get(parameter.name or "")
+        if parameter.param_type_name == "argument":
+            path = path.replace("{id}", quote(str(value), safe=""))
+        elif source == "COMMANDLINE" and parameter.name not in NOT_SENT:
+            asked += _asked(parameter.opts[0].removeprefix("--"), value)
+    page = out.Page.of(query)
+    if query.output.for_people:
+        asked += [("color", "true")] * page.color + ([("width", str(page.width))] if page.width else [])
+    return _rendered(query, f"{path}?{urlencode(asked)}")
+
+
+NOT_SENT = frozenset({*opt.Where.__dataclass_fields__, "output", "no_color", "watch", "interval", "local"})
+"""Parameters that the client itself acts on."""
+
+
+def _asked(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    for each in value if isinstance(value, list | tuple) else [value]:
+        yield name, str(each).lower() if isinstance(each, bool) else str(getattr(each, "value", each))
+
+
+def _rendered(query: opt.Query | opt.ListQuery, path: str) -> out.Rendered:
+    body, headers = _call(query, "GET", path)
+    text = body.decode()
+    if query.watch and query.output is Format.JSON:
+        text = out.dumps(json.loads(text)) + "\n"
+    return out.Rendered(text, unquote(headers.get("Provisioner-Scope", "")))
+
+
+def post(where: opt.Where, path: str, **body: str | None) -> None:
+    """Request a change, and tell the person that it is on record."""
+    given = {name: value for name, value in body.items() if value is not None}
+    answered = json.loads(_call(where, "POST", path, json.dumps(given).encode())[0])
+    out.note(f"request {answered['request']} recorded: {answered['said']}")
+    if not answered["controller_runs"]:
+        out.note("no controller runs: it will be carried out when one does")
+
+
+def names(where: opt.Where, path: str, query: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the names in a list."""
+    asked = urlencode({"output": "name", **query}, doseq=True)
+    return _call(where, "GET", f"{path}?{asked}")[0].decode().splitlines()
+
+
+def _follow(query: opt.Query | opt.ListQuery) -> NoReturn:
+    """Print what happens from now on until interrupted, across restarts of the service."""
+    from provisioner.cli.status import followed_line, require_followable
+
+    require_followable(query)
+    last = ""
+    while True:
+        try:
+            with _opened(query, "GET", "/events/stream", None, STREAM_TIMEOUT_S, last) as response:
+                for line in response:
+                    name, _, value = line.decode().strip().partition(": ")
+                    if name == "id":
+                        last = value
+                    elif name == "data":
+                        print(followed_line(json.loads(value), query), flush=True)
+        except (VerbError, OSError, http.client.HTTPException):
+            if not last:
+                raise
+        time.sleep(RETRY_S)
+
+
+def _call(where: opt.Where, method: str, path: str, body: bytes | None = None) -> tuple[bytes, HTTPMessage]:
+    with _opened(where, method, path, body, TIMEOUT_S) as response:
+        return response.read(), response.headers
+
+
+def _opened(
+    where: opt.Where, method: str, path: str, body: bytes | None, timeout_s: float, last_id: str = ""
+) -> http.client.HTTPResponse:
+    """Send a request and return the response. Raises :class:`VerbError`, for a problem with its exit code."""
+    url = where.url or ""
+    connection, prefix = _connection(url, timeout_s)
+    headers = {"Content-Type": "application/json"} if body is not None else {}
+    headers |= {"Last-Event-ID": last_id} if last_id else {}
+    if token := bearer_token(where):
+        headers["Authorization"] = f"Bearer {token}"
+    try:
+        connection.request(method, f"{prefix}{API}{path}", body, headers)
+        response = connection.getresponse()
+        if response.status < 400:
+            return response
+        told = response.read()
+    except (OSError, http.client.HTTPException) as error:
+        raise VerbError(f"no answer from {url}: {error}", "is `provisioner serve` running there?") from None
+    try:
+        problem = json.loads(told)
+        lines, code = str(problem["detail"]).splitlines(), problem.get("exit_code", Exit.FAILED)
+    except (ValueError, KeyError, TypeError):
+        raise VerbError(f"{url} answers {response.status} {response.reason}, and is no provisioner") from None
+    raise VerbError(*lines, code=Exit(code))
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """Connection to a unix socket."""
+
+    def __init__(self, path: str, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+def _connection(url: str, timeout_s: float) -> tuple[http.client.HTTPConnection, str]:
+    """Return a connection, and the path before that of the API."""
+    parts = urlsplit(url)
+    if parts.scheme == "unix" and parts.path:
+        return _UnixConnection(parts.path, timeout_s), ""
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise VerbError(f"--url {url}: write https://HOST:PORT or unix:PATH", code=Exit.USAGE)
+    if parts.scheme == "http":
+        return http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s), parts.path.rstrip("/")
+    context = ssl.create_default_context()
+    if certificate := os.environ.get("X509_USER_CERT"):
+        with opt.reported(OSError, prefix="X509_USER_CERT, X509_USER_KEY: "):
+            context.load_cert_chain(certificate, os.environ.get("X509_USER_KEY"))
+    made = http.client.HTTPSConnection(parts.hostname, parts.port, timeout=timeout_s, context=context)
+    return made, parts.path.rstrip("/")
+
+
+def bearer_token(where: opt.Where) -> str:
+    """Return the token to send; empty: none.
+
+    That of ``--token-file``; else, over https alone, the one that the WLCG Bearer Token Discovery finds.
+    """
+    if where.token_file is not None:
+        return where.token_file.read_text().strip()
+    if not (where.url or "").startswith("https:"):
+        return ""
+    if token := os.environ.get("BEARER_TOKEN", "").strip():
+        return token
+    if named := os.environ.get("BEARER_TOKEN_FILE"):
+        return Path(named).read_text().strip()
+    name = f"bt_u{os.geteuid()}"
+    for directory in filter(None, (os.environ.get("XDG_RUNTIME_DIR"), "/tmp")):
+        path = Path(directory) / name
+        if path.is_file() and path.stat().st_uid == os.geteuid():
+            return path.read_text().strip()
+    return ""

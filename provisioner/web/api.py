@@ -1,0 +1,255 @@
+"""The API below ``/api/v1``: the verbs of the command line as resources, and changes as requests on record."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Annotated, Any, NamedTuple
+from urllib.parse import quote
+
+import structlog
+import typer
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from provisioner import formatting
+from provisioner.cli import options as opt
+from provisioner.cli import output as out
+from provisioner.cli.__main__ import app as command_line
+from provisioner.cli.options import Exit, Format, VerbError
+from provisioner.cli.remote import API, RESOURCES
+from provisioner.cli.sites import site_request, troubled_scopes
+from provisioner.config.units import parse_duration
+from provisioner.model import DrainMode, DroneId, RequestKind
+from provisioner.store.reader import Reader
+from provisioner.web.identity import Caller
+from provisioner.web.record import Answered, SharedRecord
+
+log = structlog.get_logger()
+
+CONTENT_TYPES = {
+    Format.JSON: "application/json",
+    Format.JSONL: "application/jsonl",
+    Format.YAML: "application/yaml",
+    Format.CSV: "text/csv",
+    Format.TABLE: "text/plain",
+    Format.WIDE: "text/plain",
+    Format.NAME: "text/plain",
+}
+LOCAL_OPTIONS = frozenset(
+    {*opt.Where.__dataclass_fields__, "no_color", "watch", "interval", "local", "follow", "check", "help"}
+)
+"""Options that make sense on the command line alone, by parameter."""
+MIN_WIDTH, MAX_WIDTH = 20, 1000
+
+
+class Resource:
+    """Resource that answers as a verb of the command line does."""
+
+    def __init__(self, path: str, verb: str) -> None:
+        self.path, self.verb = path, verb
+        command, context = typer.main.get_command(command_line), typer.Context(typer.main.get_command(command_line))
+        for word in verb.split():
+            command = command.get_command(context, word)  # type: ignore[attr-defined]
+        self.command: Any = command
+        shown: list[Any] = [p for p in command.params if p.param_type_name == "option" and p.name not in LOCAL_OPTIONS]
+        self.options = {p.opts[0].removeprefix("--"): p for p in shown}
+
+    def arguments(self, subject: str | None, query: Mapping[str, Sequence[str]]) -> tuple[list[str], out.Page]:
+        """Return the words of the command line that a query means, and the page. Raises :class:`VerbError`."""
+        words, width, color = ["--output=json"], None, False
+        for name, values in query.items():
+            if name == "width":
+                width = opt.parsed(_width, name, values[-1])
+                continue
+            if name == "color":
+                color = opt.parsed(_flag, name, values[-1])
+                continue
+            if name not in self.options:
+                raise opt.unknown("parameter", name, [*self.options, "width", "color"], code=Exit.USAGE)
+            option = self.options[name]
+            if option.is_flag:
+                words += [f"--{name}"] * opt.parsed(_flag, name, values[-1])
+            else:
+                words += [f"--{name}={value}" for value in values]
+        return words + ([] if subject is None else ["--", subject]), out.Page(width, color)
+
+    def answer(self, reader: Reader, words: Sequence[str], page: out.Page) -> Answered:
+        """Return what the verb answers. Raises :class:`VerbError`, ``StoreError`` and usage errors."""
+        with out.one_moment(), self.command.make_context(self.verb, list(words), obj=reader) as context:
+            answer, show = self.command.invoke(context)
+            written = io.StringIO()
+            wide = show.output is Format.WIDE
+            out.write(answer, show, out.Page(None, page.color) if wide else page, written)
+        more = answer.more if isinstance(answer, out.Listing) else ""
+        return Answered(written.getvalue().encode(), CONTENT_TYPES[show.output], answer.scope, more)
+
+
+def _flag(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError("write true or false")
+    return text == "true"
+
+
+def _width(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 5 and MIN_WIDTH <= int(text) <= MAX_WIDTH):
+        raise ValueError(f"write a number from {MIN_WIDTH} to {MAX_WIDTH}")
+    return int(text)
+
+
+async def answer_resource(resource: Resource, record: SharedRecord, request: web.Request) -> web.StreamResponse:
+    """Answer a GET request of a resource."""
+    query = {name: request.query.getall(name) for name in request.query}
+    words, page = resource.arguments(request.match_info.get("id"), query)
+    version = await record.version()
+    tags = request.if_none_match or ()
+    headers = {"ETag": f'W/"{version}"', "Cache-Control": "no-cache"}
+    if any(tag.value in (version, "*") for tag in tags):
+        return web.Response(status=304, headers=headers)
+    key = f"{resource.path} {words} {page}"
+    answered = await record.answer(key, version, partial(resource.answer, record.reader, words, page))
+    if answered.scope:
+        headers["Provisioner-Scope"] = quote(answered.scope, safe=" ,;:/()")
+    if answered.more:
+        following = request.rel_url.update_query({"after": answered.more})
+        headers["Link"] = f'<{following}>; rel="next"'
+    return compressed(web.Response(body=answered.body, headers=headers, content_type=answered.content_type))
+
+
+async def answer_series(record: SharedRecord, request: web.Request) -> web.Response:
+    """Answer with the time series of a metric: ``metric``, ``since`` (an age) and ``step`` (a duration)."""
+    query = request.query
+    since_s = opt.parsed(parse_duration, "since", query.get("since", "1d"))
+    step_s = max(1.0, opt.parsed(parse_duration, "step", query.get("step", "5min")))
+    if since_s / step_s > MOST_POINTS:
+        raise VerbError(f"more than {MOST_POINTS} points: write a longer `step`", code=Exit.USAGE)
+    metric, now = query.get("metric", ""), time.time()
+    found = await record.run(record.reader.series, metric, now - since_s, now, step_s)
+    if not found:
+        raise VerbError(f"no series of metric `{formatting.sanitize(metric, 80)}` on record")
+    rows = [{"labels": dict(s.labels), "step_s": s.step_s, "points": s.points} for s in found]
+    return compressed(web.json_response({"metric": metric, "series": rows}, dumps=out.dumps))
+
+
+def compressed(response: web.Response) -> web.Response:
+    if response.content_type.startswith("text/"):
+        response.charset = "utf-8"
+    if response.body is not None and len(response.body) > 1024:  # type: ignore[arg-type]
+        response.enable_compression()
+    return response
+
+
+Reason = Annotated[str, Field(min_length=1, max_length=1000, pattern=r"\S")]
+
+
+class ChangeBody(BaseModel):
+    """Body of a request for a change."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    reason: Reason
+    """Why; it is on record with the change."""
+
+
+class DrainBody(ChangeBody):
+    """Body of a request to drain a drone."""
+
+    mode: DrainMode = DrainMode.PEACEFUL
+
+
+class ResetBody(ChangeBody):
+    """Body of a request to lift bans."""
+
+    type: Annotated[str, Field(max_length=200)] | None = None
+    """Only this drone type of the site."""
+
+
+class RequestedChange(NamedTuple):
+    """Change as it is put on record."""
+
+    ids: Sequence[str]
+    said: str
+    mode: DrainMode = DrainMode.PEACEFUL
+
+
+def _leave(reader: Reader, any_id: str, body: ChangeBody, what: str) -> RequestedChange:
+    drone_id = opt.find_drone(reader, any_id)
+    drone = reader.drone(drone_id)
+    if drone is None or drone.state.ended:
+        raise VerbError(f"drone {drone_id} has ended already", code=Exit.UNMET)
+    mode = body.mode if isinstance(body, DrainBody) else DrainMode.PEACEFUL
+    return RequestedChange([drone_id], what.format(mode=mode.value, id=drone_id), mode)
+
+
+def _reset(reader: Reader, site: str, body: ChangeBody) -> RequestedChange:
+    scope, troubled = troubled_scopes(reader, site, body.type if isinstance(body, ResetBody) else None)
+    if not troubled:
+        raise VerbError(f"{scope} is not banned", code=Exit.UNMET)
+    return RequestedChange([scope], f"use {', '.join(troubled)} again")
+
+
+def _site(kind: RequestKind, reader: Reader, site: str, body: ChangeBody) -> RequestedChange:
+    return RequestedChange([site], site_request(reader, kind, site))
+
+
+class Change(NamedTuple):
+    """Resource that takes requests for changes."""
+
+    kind: RequestKind
+    doc: str
+    body: type[ChangeBody]
+    ask: Callable[[Reader, str, ChangeBody], RequestedChange]
+
+
+CHANGE_RESOURCES: Mapping[str, Change] = {
+    "/drones/{id}/drain": Change(
+        RequestKind.DRAIN, "Ask a drone to leave the pool.", DrainBody, partial(_leave, what="drain ({mode}) {id}")
+    ),
+    "/drones/{id}/kill": Change(
+        RequestKind.KILL, "End a drone without waiting for its jobs.", ChangeBody, partial(_leave, what="kill {id}")
+    ),
+    "/sites/{id}/disable": Change(
+        RequestKind.DISABLE, "Start no drone at a site.", ChangeBody, partial(_site, RequestKind.DISABLE)
+    ),
+    "/sites/{id}/enable": Change(
+        RequestKind.ENABLE, "Start drones at a site again.", ChangeBody, partial(_site, RequestKind.ENABLE)
+    ),
+    "/sites/{id}/reset": Change(RequestKind.RESET, "Use a banned site or drone type again, now.", ResetBody, _reset),
+    "/reload": Change(
+        RequestKind.RELOAD,
+        "Have the controller read its configuration again.",
+        ChangeBody,
+        lambda reader, _, body: RequestedChange([], "read the configuration again"),
+    ),
+}
+LARGEST_BODY = 16384
+MOST_POINTS = 20_000
+"""Longest series that is given."""
+
+
+async def request_change(change: Change, record: SharedRecord, request: web.Request, caller: Caller) -> web.Response:
+    """Put a request for a change on record. The controller carries it out at its next tick."""
+    if request.content_type != "application/json":
+        raise web.HTTPUnsupportedMediaType(text="send a body of application/json")
+    try:
+        body = change.body.model_validate_json(await request.content.read(LARGEST_BODY))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"])) or "body"
+        raise web.HTTPBadRequest(text=formatting.sanitize(f"{place}: {first['msg']}", 300)) from None
+    told = await record.run(_ask, record.reader, change, request.match_info.get("id", ""), body, caller.name)
+    log.info("change.requested", kind=change.kind.value, by=caller.name, reason=body.reason, request=told["request"])
+    return web.json_response(told, status=202)
+
+
+def _ask(reader: Reader, change: Change, subject: str, body: ChangeBody, by: str) -> dict[str, Any]:
+    wanted = change.ask(reader, subject, body)
+    ids = [DroneId(each) for each in wanted.ids]
+    number = reader.ask(change.kind, ids, reason=body.reason, by=by, at=time.time(), mode=wanted.mode)
+    return {"request": number, "said": wanted.said, "controller_runs": reader.holder() is not None}
+
+
+def resources() -> list[Resource]:
+    return [Resource(f"{API}{path}", verb) for path, verb in RESOURCES.items()]

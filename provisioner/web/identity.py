@@ -1,0 +1,150 @@
+"""Identity of callers: tokens, client certificates, the header of a reverse proxy, and accounts of this host."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import socket
+import struct
+import time
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from aiohttp import web
+
+from provisioner.cli.options import VerbError
+from provisioner.config.models import Role, WebProxySection, WebSection, WebSubjectSection, is_loopback, parse_dn
+from provisioner.formatting import sanitize
+from provisioner.web.tokens import TokenVerifier
+
+NAME_LENGTH = 200
+ATTRIBUTES = {
+    "CN": "commonName",
+    "C": "countryName",
+    "DC": "domainComponent",
+    "L": "localityName",
+    "O": "organizationName",
+    "OU": "organizationalUnitName",
+    "ST": "stateOrProvinceName",
+    "UID": "userId",
+}
+"""Attributes of subjects by their short names; others have the same name in both."""
+
+
+class Caller(NamedTuple):
+    """Sender of a request."""
+
+    name: str = ""
+    """Recorded as the one who asked for a change; empty: not known."""
+    role: Role | None = None
+    """None: only public pages."""
+
+
+class Authenticator:
+    """Finder of the caller of a request, by the socket that it came through.
+
+    A token counts on every socket. One that is not valid is refused, whatever the socket would allow without it.
+    """
+
+    def __init__(self, section: WebSection, tokens: TokenVerifier) -> None:
+        self._tokens, self._proxy = tokens, section.proxy
+        self._subjects = section.tls.subjects if section.tls else ()
+        self._operators = {uid_of(name) for name in section.operators.users} | {0, os.geteuid()}
+        self._operator_groups = {gid_of(name) for name in section.operators.groups}
+        self._proxy_uids = {uid_of(name) for name in self._proxy.users} if self._proxy else set()
+
+    async def caller(self, request: web.Request) -> Caller:
+        """Return the caller. Raises :class:`aiohttp.web.HTTPException` for one who is refused."""
+        transport = request.transport
+        if transport is None:
+            raise web.HTTPBadRequest(text="the connection is closed")
+        place, tls = transport.get_extra_info("sockname"), transport.get_extra_info("ssl_object")
+        by_proxy = self.is_proxied(request)
+        if by_proxy and peer_of(transport)[0] not in self._proxy_uids:
+            raise web.HTTPForbidden(text="this socket is for the reverse proxy alone")
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() == "bearer":
+            return Caller(*await self._tokens.verify(token.strip()))
+        if by_proxy and self._proxy:
+            return proxied(self._proxy, request)
+        if isinstance(place, str | bytes):
+            return self._of_account(*peer_of(transport))
+        if tls is not None:
+            return certified(self._subjects, tls.getpeercert() or {})
+        if not is_loopback(request.url.host or ""):  # a name that some page made to mean this host (DNS rebinding)
+            raise web.HTTPMisdirectedRequest(text="address this service by `localhost` or a loopback address")
+        return Caller("", Role.READ)
+
+    def is_proxied(self, request: web.Request) -> bool:
+        """Return True if the request came through the socket of the proxy."""
+        place = request.transport.get_extra_info("sockname") if request.transport else None
+        return self._proxy is not None and place == str(self._proxy.socket)
+
+    def _of_account(self, uid: int, gid: int) -> Caller:
+        name, groups = account(uid, gid, int(time.time() // 60))
+        operates = uid in self._operators or not self._operator_groups.isdisjoint(groups)
+        return Caller(name, Role.OPERATE if operates else Role.READ)
+
+
+def peer_of(transport: Any) -> tuple[int, int]:
+    """Return user and group of the process at the other end of a unix socket (``SO_PEERCRED``, unix(7))."""
+    credentials = transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    _, uid, gid = struct.unpack("3i", credentials)
+    return uid, gid
+
+
+@lru_cache(maxsize=256)
+def account(uid: int, gid: int, minute: int) -> tuple[str, frozenset[int]]:
+    """Return name and groups of an account as they are in this minute."""
+    try:
+        name = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}", frozenset([gid])
+    return name, frozenset(os.getgrouplist(name, gid))
+
+
+def uid_of(name: str) -> int:
+    try:
+        return pwd.getpwnam(name).pw_uid
+    except KeyError:
+        raise VerbError(f"web: no user `{name}` on this host; correct `operators.users` or `proxy.users`") from None
+
+
+def gid_of(name: str) -> int:
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError:
+        raise VerbError(f"web: no group `{name}` on this host; correct `operators.groups`") from None
+
+
+def proxied(section: WebProxySection, request: web.Request) -> Caller:
+    """Return the user that the reverse proxy names, with the highest role of their groups."""
+
+    def header(name: str) -> str:
+        values = request.headers.getall(name, [])
+        if len(values) > 1:  # one of them may be the client's own
+            raise web.HTTPBadRequest(text=f"the proxy sent {len(values)} headers {name}: it must set one")
+        return "".join(values).strip()
+
+    name, listed = sanitize(header(section.user_header), NAME_LENGTH), header(section.groups_header)
+    if not name:
+        return Caller()
+    groups = {group.strip() for group in listed.split(",")} | {"*"}
+    roles = {role for group, role in section.groups.items() if group in groups}
+    return Caller(name, Role.OPERATE if Role.OPERATE in roles else Role.READ if roles else None)
+
+
+def certified(subjects: Sequence[WebSubjectSection], certificate: Mapping[str, Any]) -> Caller:
+    """Return the subject of a client certificate that TLS has verified."""
+    parts = [pair for rdn in certificate.get("subject", ()) for pair in rdn]
+    short = {long: key for key, long in ATTRIBUTES.items()}
+    name = sanitize("".join(f"/{short.get(key, key)}={value}" for key, value in parts), NAME_LENGTH)
+    for subject in subjects:
+        wanted = [(ATTRIBUTES.get(key, key), pattern) for key, pattern in parse_dn(subject.dn)]
+        same = len(wanted) == len(parts) and all(key == pair[0] for (key, _), pair in zip(wanted, parts, strict=True))
+        if same and all(fnmatchcase(pair[1], each[1]) for pair, each in zip(parts, wanted, strict=True)):
+            return Caller(name, subject.role)
+    return Caller(name)

@@ -1,0 +1,133 @@
+"""``provisioner serve``: the web service as a process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import ssl
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import structlog
+
+from provisioner.cli import options as opt
+from provisioner.cli.options import VerbError
+from provisioner.logs import LogFormat, LogLevel, log_to_stderr
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from provisioner.config.models import WebSection, WebTlsSection
+    from provisioner.web.server import WebService
+
+log = structlog.get_logger()
+
+CLIENTS_WAIT_S = 5.0
+SOCKET_NAME = "web.sock"
+
+
+def serve(
+    path: opt.ConfigArgument = None,
+    config: opt.ConfigPath = None,
+    log_format: Annotated[LogFormat | None, opt.switch("Form of the log lines.", "--log-format")] = None,
+    log_level: Annotated[LogLevel, opt.switch("Log nothing below this.", "--log-level")] = LogLevel.INFO,
+) -> None:
+    """Run the web service: API, metrics and pages.
+
+    It reads the record beside the controller, and works while the controller is down. It listens where the section
+    `web` of the configuration says: by default on a unix socket beside the record and on http://127.0.0.1:8618, where
+    everybody may look and only root, its own user and configured accounts may change something, over the socket.
+    It ends by SIGTERM or Ctrl-C.
+
+    \b
+    Examples:
+      provisioner serve /etc/provisioner/provisioner.yaml
+      provisioner serve --log-format json
+    """
+    from provisioner.config import load_web
+
+    try:
+        from provisioner.store.reader import Reader
+        from provisioner.web.server import WebService
+    except ModuleNotFoundError as error:
+        advice = "install it with: pip install 'gpu-drone-provisioner[web]'"
+        raise VerbError(f"the web service needs the package {error.name}", advice) from None
+    store, section = load_web(opt.config_path(opt.Where(config=path or config)))
+    log_to_stderr(log_level, log_format)
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # it tells of each client that speaks no HTTP
+    asyncio.run(_serve(WebService(Reader(store), section), section.socket or store.parent / SOCKET_NAME))
+
+
+async def _serve(service: WebService, path: Path) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    from aiohttp import web
+
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    runner = web.AppRunner(service.app, access_log=None, handler_cancellation=True, shutdown_timeout=CLIENTS_WAIT_S)
+    await runner.setup()
+    try:
+        places = await listen(runner, service.section, path)
+        log.info("service.started", at=places, store=str(service.record.reader.path))
+        await stop.wait()
+        log.info("service.stopping")
+    finally:
+        await runner.cleanup()
+
+
+async def listen(runner: web.AppRunner, section: WebSection, path: Path) -> list[str]:
+    """Open all listeners and return where they are. Raises :class:`VerbError` for one that cannot be opened."""
+    from aiohttp import web
+
+    from provisioner.config.models import parse_address
+
+    sites: list[tuple[web.BaseSite, str]] = [(_unix(runner, path), f"unix:{path}")]
+    if section.listen:
+        host, port = parse_address(section.listen)
+        sites.append((web.TCPSite(runner, host, port), f"http://{section.listen}"))
+    if section.tls:
+        host, port = parse_address(section.tls.listen)
+        context = tls_context(section.tls)
+        sites.append((web.TCPSite(runner, host, port, ssl_context=context), f"https://{section.tls.listen}"))
+    if section.proxy:
+        sites.append((_unix(runner, section.proxy.socket), f"unix:{section.proxy.socket}"))
+    for site, place in sites:
+        try:
+            await site.start()
+        except OSError as error:
+            raise VerbError(f"cannot listen at {place}: {error.strerror or error}") from None
+    os.chmod(path, 0o660)
+    if section.proxy:
+        os.chmod(section.proxy.socket, 0o666)  # each connection is checked: the kernel tells whose it is
+    return [place for _, place in sites]
+
+
+def _unix(runner: web.AppRunner, path: Path) -> web.UnixSite:
+    """Return a listener at ``path``. It replaces a socket there, as a process leaves one that is killed.
+
+    Raises :class:`VerbError` if somebody listens at it.
+    """
+    from aiohttp import web
+
+    with socket.socket(socket.AF_UNIX) as probe, suppress(OSError):
+        probe.connect(str(path))
+        raise VerbError(f"cannot listen at unix:{path}: another service does")
+    return web.UnixSite(runner, str(path))
+
+
+def tls_context(section: WebTlsSection) -> ssl.SSLContext:
+    """Return the context of the listener with TLS. Raises :class:`VerbError` for files that do not do."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(section.certificate, section.key)
+        if ca := section.client_ca:
+            context.load_verify_locations(**({"capath": str(ca)} if ca.is_dir() else {"cafile": str(ca)}))
+            context.verify_mode = ssl.CERT_OPTIONAL
+    except OSError as error:
+        raise VerbError(f"web.tls: certificate, key or client_ca cannot be used: {error}") from None
+    return context

@@ -1,0 +1,181 @@
+"""The event stream: one reading for all, resumption across restarts, clients that never read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from provisioner.model import RequestKind
+from provisioner.store.reader import Reader
+from provisioner.web import stream
+from tests.web.conftest import API, Serve, Served, until
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "POLL_S", 0.05)
+
+
+class Listener:
+    """A client of the stream that keeps what it is sent."""
+
+    def __init__(self, served: Served, last_id: str = "") -> None:
+        self.served, self.last_id, self.rows, self.comments = served, last_id, list[dict[str, Any]](), 0
+        self.task: asyncio.Task[None] | None = None
+        self.connected = asyncio.Event()
+
+    async def listen(self) -> None:
+        headers = {"Last-Event-ID": self.last_id} if self.last_id else {}
+        timeout = aiohttp.ClientTimeout(total=None)
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.get(f"{self.served.url}{API}/events/stream", headers=headers) as found,
+        ):
+            assert found.status == 200 and found.content_type == "text/event-stream"
+            self.connected.set()
+            async for line in found.content:
+                name, _, value = line.decode().strip().partition(": ")
+                if name == "id":
+                    self.last_id = value
+                elif name == "data":
+                    self.rows.append(json.loads(value))
+                elif line.startswith(b":"):
+                    self.comments += 1
+
+    async def begin(self) -> Listener:
+        self.task = asyncio.create_task(self.listen())
+        await asyncio.wait_for(self.connected.wait(), 20)
+        return self
+
+    async def end(self) -> None:
+        assert self.task
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+    @property
+    def reasons(self) -> list[str]:
+        return [row["fields"]["reason"] for row in self.rows if row["name"] == "request.recorded"]
+
+
+def say(record: Path, *reasons: str) -> None:
+    for reason in reasons:
+        Reader(record).ask(RequestKind.RESET, [], reason=reason, by="anna", at=time.time())
+
+
+async def test_all_clients_are_told_by_one_reading(serve: Serve, record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = await serve()
+    listeners = [await Listener(served).begin() for _ in range(20)]
+    read, calls = Reader.transitions, []
+    monkeypatch.setattr(Reader, "transitions", lambda self, **how: calls.append(1) or read(self, **how))
+    began = asyncio.get_running_loop().time()
+    say(record, "one", "two")
+    await until(lambda: all(each.reasons == ["one", "two"] for each in listeners))
+    polls = (asyncio.get_running_loop().time() - began) / stream.POLL_S
+    assert len(calls) < 2 * polls + 5, "the number of clients does not count"
+    for each in listeners:
+        await each.end()
+    await until(lambda: not served.service.stream._clients)
+
+
+async def test_a_client_goes_on_where_it_was_after_a_restart_of_the_service(serve: Serve, record: Path) -> None:
+    first = await serve()
+    listener = await Listener(first).begin()
+    say(record, "before")
+    await until(lambda: listener.reasons == ["before"])
+    await listener.end()
+    say(record, *(f"meanwhile {n}" for n in range(stream.PAGE_LENGTH + 10)))
+    second = await serve()
+    again = await Listener(second, listener.last_id).begin()
+    say(record, "after")
+    await until(lambda: "after" in again.reasons)
+    assert again.reasons == [*(f"meanwhile {n}" for n in range(stream.PAGE_LENGTH + 10)), "after"]
+    await again.end()
+
+
+async def test_the_whole_story_from_the_beginning_has_everything_once(serve: Serve, record: Path) -> None:
+    served = await serve()
+    listener = await Listener(served, "0.0").begin()
+    whole = (await served.ask(f"{API}/events?since=all")).json["items"]
+    await until(lambda: len(listener.rows) >= len(whole))
+    await asyncio.sleep(0.3)
+    assert sorted(map(json.dumps, listener.rows)) == sorted(map(json.dumps, whole))
+    await listener.end()
+
+
+async def test_a_position_of_another_record_is_not_waited_for(serve: Serve, record: Path) -> None:
+    """As after a record was restored from a backup: its numbers are smaller."""
+    served = await serve()
+    listener = await Listener(served, "999999.999999").begin()
+    say(record, "new")
+    await until(lambda: listener.reasons == ["new"])
+    await listener.end()
+
+
+async def test_a_position_that_is_none_is_a_problem(serve: Serve) -> None:
+    answer = await (await serve()).ask(f"{API}/events/stream", headers={"Last-Event-ID": "nonsense"})
+    assert answer.status == 400 and "no position" in answer.json["detail"]
+
+
+async def test_silence_is_kept_alive(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "KEEP_ALIVE_S", 0.05)
+    listener = await Listener(await serve()).begin()
+    await until(lambda: listener.comments >= 3)
+    await listener.end()
+
+
+async def test_a_client_that_never_reads_is_cut_off_and_others_are_told(
+    serve: Serve, record: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "WRITE_TIMEOUT_S", 0.5)
+    served = await serve()
+    host, port = served.section.listen.split(":")
+    deaf = socket.socket()
+    deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    deaf.connect((host, int(port)))
+    deaf.sendall(f"GET {API}/events/stream HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    reads = await Listener(served).begin()
+    await until(lambda: len(served.service.stream._clients) == 2)
+    said = 0
+    while len(served.service.stream._clients) == 2:
+        say(record, *("x" * 900 for _ in range(50)))
+        said += 50
+        assert said < 20_000, "it fills neither the socket nor the queue"
+        await asyncio.sleep(0.02)
+    await until(lambda: len(reads.reasons) == said)
+    assert len(served.service.stream._clients) == 1
+    await reads.end()
+    deaf.close()
+
+
+async def test_a_client_that_is_far_behind_is_cut_off(
+    serve: Serve, record: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = await serve()
+    slow, quick = await Listener(served).begin(), await Listener(served).begin()
+    (queue, _), *_ = served.service.stream._clients.items()
+    monkeypatch.setattr(queue, "_maxsize", 1)  # it takes one at a time
+    say(record, *(f"{n}" for n in range(5)))
+    await until(lambda: len(quick.reasons) == 5 and slow.task.done())
+    assert queue not in served.service.stream._clients
+    await quick.end()
+
+
+async def test_a_record_that_cannot_be_read_for_a_while(serve: Serve, record: Path) -> None:
+    served = await serve()
+    listener = await Listener(served).begin()
+    say(record, "before")
+    await until(lambda: listener.reasons == ["before"])
+    away = record.with_name("away")
+    record.rename(away)  # noqa: ASYNC240
+    await asyncio.sleep(0.3)
+    away.rename(record)
+    say(record, "back")
+    await until(lambda: listener.reasons == ["before", "back"])
+    await listener.end()
