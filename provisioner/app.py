@@ -93,7 +93,9 @@ def _signals() -> tuple[asyncio.Event, asyncio.Event]:
 
 async def _opened(stack: AsyncExitStack, settings: Settings, *, shadow: bool) -> tuple[Controller, Adapters]:
     limits, name = settings.store, settings.controller + SHADOW_SUFFIX * shadow
-    store = SqlStore(limits.path, name, keep_s=limits.keep, snapshots=limits.snapshots, series_s=limits.series, shadow=shadow)
+    store = SqlStore(
+        limits.path, name, keep_s=limits.keep, snapshots=limits.snapshots, series_s=limits.series, shadow=shadow
+    )
     await stack.enter_async_context(store)
     adapters = await stack.enter_async_context(Adapters(settings, shadow))
     overlay: Overlay = loader.overlay_adapter(settings.overlay.adapter)(settings.overlay.options, name)
