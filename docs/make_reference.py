@@ -439,7 +439,14 @@ def metrics_page() -> str:
         shown = [b.name for b in DASHBOARDS if any(parts.search(q) for p in b.panels for q, _ in p.queries)]
         rules = [rule.name for rule in ALERTS if parts.search(rule.expression)]
         named = [f"[{name}](../how-to/runbooks.md#{name.lower()})" for name in rules]
-        cells = (f"`{spec.name}`", spec.kind.value, ", ".join(spec.labels), spec.help, ", ".join(shown), ", ".join(named))
+        cells = (
+            f"`{spec.name}`",
+            spec.kind.value,
+            ", ".join(spec.labels),
+            spec.help,
+            ", ".join(shown),
+            ", ".join(named),
+        )
         lines.append("| " + " | ".join(cells) + " |")
     lines += ["", "## Labels", "", "| label | meaning |", "|---|---|"]
     lines += [f"| `{name}` | {words} |" for name, words in LABELS.items()]
