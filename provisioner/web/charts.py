@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,6 +14,9 @@ import pygal
 from markupsafe import Markup
 
 from provisioner.web.tables import PageCell, PageHead, PageTable
+
+# pygal registers a finder of map plugins without find_spec, at which other users of the import system fail.
+sys.meta_path[:] = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
 
 
 class CounterSeries(Protocol):
