@@ -58,8 +58,9 @@ def drone_note(drone: Drone) -> str:
 
 
 def _node_without_domain(drone: Drone) -> str:
-    first = drone.node.partition(".")[0]
-    return drone.node if first.isdecimal() else first
+    host, slash, resource = drone.node.partition("/")  # a site may list a node once for each of its GPU resources
+    first = host.partition(".")[0]
+    return drone.node if first.isdecimal() else first + slash + resource
 
 
 def _work(drone: Drone, gpu_s: float) -> str:
