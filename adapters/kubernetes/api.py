@@ -72,6 +72,12 @@ _REFUSALS = (
 )
 
 
+def _denied(reply: ApiReply) -> AuthError:
+    """Return the error for credentials that are not accepted (401), or that lack a right (403)."""
+    remedy = "renew the token of the kubeconfig" if reply.status == 401 else "apply `provisioner render kubernetes`"
+    return AuthError(f"{reply.message}: {remedy}")
+
+
 def order_error(reply: ApiReply) -> AdapterError:
     """Return the error for an order that was refused."""
     message, status = reply.message, reply.status
@@ -79,7 +85,7 @@ def order_error(reply: ApiReply) -> AdapterError:
         words = message.lower()
         kind = next((kind for pattern, kind in _REFUSALS if re.search(pattern, words)), None)
         # All else that is forbidden lacks a right: `pods is forbidden: User "x" cannot create resource ...`.
-        return RejectedError(message, kind) if kind is not None else AuthError(message)
+        return RejectedError(message, kind) if kind is not None else _denied(reply)
     if status == 500 and "failed calling webhook" in message:  # before anything was stored
         return RejectedError(message, FaultKind.DOWN)
     if status == 503 and text(reply.body, "kind") == "Status":  # else a proxy may have passed it on
@@ -95,7 +101,7 @@ def read_error(reply: ApiReply) -> AdapterError:
     if reply.status == _GONE:
         return ExpiredError(reply.message)
     if reply.status in (401, 403):
-        return AuthError(reply.message)
+        return _denied(reply)
     kind = {429: FaultKind.THROTTLED, 404: FaultKind.CONFIG}.get(reply.status)
     return BusyError(reply.message, kind, reply.retry_after_s)
 
@@ -220,7 +226,7 @@ class KubernetesApi:
         except AdapterError:
             raise
         except Exception as error:  # of HTTP, or of credentials, which may hold anything
-            why = words_of(error)
+            why = http.words_of(error)
         raise (OutcomeUnknownError if sent else UnavailableError)(why)
 
     def _drop(self, access: ServerAccess, reply: ApiReply) -> None:
@@ -259,7 +265,3 @@ def _event(event: Record) -> tuple[str, Record]:
         return kind, found
     code: Any = found.get("code")
     raise read_error(ApiReply(code if isinstance(code, int) else 500, found))
-
-
-def words_of(error: Exception) -> str:
-    return printable(str(error) or type(error).__name__)

@@ -13,8 +13,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
-from adapters.kubernetes.api import BusyError, ExpiredError, KubernetesApi, Query, words_of
+from adapters.kubernetes.api import BusyError, ExpiredError, KubernetesApi, Query
 from adapters.kubernetes.records import Record, mapping, text
+from adapters.shared import http
 from provisioner.interfaces import AdapterError, UnavailableError
 
 T = TypeVar("T")
@@ -88,7 +89,7 @@ class ResourceCache(Generic[T]):
             except Exception as error:  # whatever it is, the copy must not stay as it is for ever
                 if self.error is None:
                     pause_s = _ERROR_PAUSE_S[0]
-                self.error = error if isinstance(error, AdapterError) else UnavailableError(words_of(error))
+                self.error = error if isinstance(error, AdapterError) else UnavailableError(http.words_of(error))
                 self._tried.set()
                 wait_s = random.uniform(pause_s / 2, pause_s)
                 if isinstance(error, BusyError):

@@ -173,7 +173,7 @@ class ClusterCapacity:
         self._resources = {kind.name: config.resource(kind) for kind in types}
         self._used = set(self._resources.values()) - {""}
         uncounted = [f"`{kind.name}`" for kind in types if kind.gpu_milli and not self._resources[kind.name]]
-        known = "free capacity is not known: GPUs of {} come from a claim or an annotation"
+        known = "free capacity is not known: GPUs of {} come from a claim or an annotation. Move them to another site"
         self.unknown = known.format(", ".join(uncounted)) if uncounted else ""
         """Why free capacity is not known for any type; empty: it is. A view cannot leave out single types."""
 
@@ -202,6 +202,11 @@ class ClusterCapacity:
                 free = _rounded(left if node.open else [0.0] * len(keys), math.floor)
                 found.append(Node(name, tuple(names), *_rounded(whole, math.floor), *free))
         return tuple(found)
+
+    def unfit(self, nodes: Sequence[ClusterNode], listed: Iterable[Node]) -> Mapping[str, str]:
+        """Return the drone types that no node could run, even if it was empty, with what is missing."""
+        hosted = {name for node in listed for name in node.types}
+        return {name: _lack(shape, nodes) for name, shape in self._shapes.items() if name not in hosted}
 
     def node_name(self, node: str, kind: str) -> str:
         """Return the name under which a node is listed for drones of a type."""
@@ -273,6 +278,18 @@ class ClusterCapacity:
         """Return GPUs (milli) of the resources that drones use, CPUs, memory and disk (MiB) that a pod requests."""
         gpus = sum(amount for name, amount in shape.requests.items() if name in self._used)
         return _rounded([gpus, *(shape.requests.get(name, 0.0) for name in _MACHINE)], math.ceil)
+
+
+def _lack(shape: PodShape, nodes: Sequence[ClusterNode]) -> str:
+    """Return what no node has of the needs of a pod."""
+    for name, amount in shape.requests.items():
+        most = max((node.allocatable.get(name, 0.0) for node in nodes), default=0.0)
+        if not most:
+            offered = {each for node in nodes for each, has in node.allocatable.items() if has and "/" in each}
+            return f"no node has the resource `{name}`, only {', '.join(sorted(offered)) or 'CPUs and memory'}"
+        if most < amount:
+            return f"it requests {amount:g} of `{name}`, and no node has more than {most:g}"
+    return "no node meets its `products`, `node_selector`, affinity and tolerations"
 
 
 def _rounded(amounts: Iterable[float], how: Callable[[float], int]) -> tuple[int, int, int, int]:

@@ -170,6 +170,12 @@ class KubernetesSiteConfig(PodOptions):
             if options.claim_template and options.resource:
                 where = ("options", "types", kind.name, "claim_template")
                 yield where, "`resource` and `claim_template` exclude each other: remove one"
+            if not options.enforced and (options.resource == "none" or options.resource.endswith(".shared")):
+                message = f"GPUs of `{options.resource}` are shared: write `enforced: none`, or `mps` if it limits VRAM"
+                yield ("options", "types", kind.name, "resource"), message
+            for name in sorted({"cpu", "memory", "ephemeral-storage", self.resource(kind)} & options.resources.keys()):
+                message = f"`{name}` is set by the drone type: remove it"
+                yield ("options", "types", kind.name, "resources", name), message
             if options.products and "nodeSelectorTerms" in str(options.pod.get("affinity")):  # any one of them counts
                 where = ("options", "types", kind.name, "products")
                 yield where, "`products` and `nodeSelectorTerms` exclude each other: remove one"

@@ -102,31 +102,26 @@ class KubernetesSite:
         config = self._config
         pods = await self._pods.current(config.deadline)
         jobs = await self._jobs.current(config.deadline) if config.kind == "job" else {}
-        live = {pod.drone_id: pod for pod in (*jobs.values(), *pods.values()) if pod is not None}
+        live = {pod.drone.drone_id: pod for pod in (*jobs.values(), *pods.values()) if pod is not None}
         shown = []
-        for pod in live.values():
-            if pod.end is not None:
+        for drone_id, pod in live.items():
+            if pod.drone.end is not None:
                 self._note_end(pod)
-            if pod.drone_id not in self._ends:
-                shown.append(self._checked(pod).remote(asked=pod.drone_id in self._asked))
+            if drone_id not in self._ends:
+                shown.append(self._checked(pod.remote(asked=drone_id in self._asked)))
         shown += [pod.remote(end) for pod, end, _ in self._ends.values()]
         drones = {each.drone_id: replace(each, node=self._cluster.node_name(each.node, each.type)) for each in shown}
         self._starts.there(live)
         self._priority = max((pod.priority for pod in pods.values() if pod is not None), default=self._priority)
         notices = [self._trouble] if self._trouble else []
         quotas = await self._listed(self._quotas, "the quota is not known", notices)
-        nodes, claims, load = await self._capacity(notices)
         view = model.SiteView(
             site=self._name,
             taken_at=self._pods.heard_at,
             drones=drones,
-            free={} if nodes == () else None,
-            nodes=nodes or (),
-            claims=claims,
-            owner_runs=load,
-            notices=tuple(notices),
             quota=self._cluster.quota(quotas or ()),
         )
+        view = replace(await self._with_capacity(view, notices), notices=tuple(notices))
         now = time.monotonic()
         self._asked = {d: at for d, at in self._asked.items() if d in drones or at > now - _ASKED_KEPT_S}
         # A caller that polls but once (``provisioner check``) changes nothing.
@@ -143,38 +138,39 @@ class KubernetesSite:
             notices.append(printable(f"{unknown}: {error}", 300))
             return None
 
-    async def _capacity(
-        self, notices: list[str]
-    ) -> tuple[tuple[model.Node, ...] | None, tuple[model.OwnerDemand, ...], model.OwnerLoad | None]:
-        """Return the nodes, None if they are not known, and what the owner waits for and uses."""
+    async def _with_capacity(self, view: model.SiteView, notices: list[str]) -> model.SiteView:
+        """Return a view with nodes, if they are known, and with what the owner waits for and uses."""
         if self._cluster.unknown:
             notices.append(self._cluster.unknown)
-            return None, (), None
-        unknown, pods = "free capacity is not known: {} cannot be listed", None
+            return view
+        unknown = "free capacity is not known: {} cannot be listed"
         nodes = await self._listed(self._nodes, unknown.format("nodes"), notices)
-        if nodes is not None:
-            pods = await self._listed(self._all_pods, unknown.format("pods of all namespaces"), notices)
-        if nodes is None or pods is None:
-            return None, (), None
+        if nodes is None:
+            return view
+        pods = await self._listed(self._all_pods, unknown.format("pods of all namespaces"), notices)
+        if pods is None:
+            return view
         listed, priority = self._cluster.nodes(nodes, pods), self._priority
+        unfit = self._cluster.unfit(nodes, listed)
+        view = replace(view, nodes=listed, free=None if listed else {}, unfit=unfit)
         if priority is None:  # whose pods come first is not known
-            return listed, (), None
+            return view
         claims = self._cluster.claims(pods, nodes, listed, priority)
-        return listed, claims, self._cluster.owner_load(pods, listed, priority)
+        return replace(view, claims=claims, owner_runs=self._cluster.owner_load(pods, listed, priority))
 
-    def _checked(self, pod: DronePod) -> DronePod:
-        """Return a pod; one whose secret does not exist will never start."""
-        if self._examined.get(pod.uid, True):
-            return pod
+    def _checked(self, drone: model.RemoteDrone) -> model.RemoteDrone:
+        """Return a drone; one whose secret does not exist will never start."""
+        if self._examined.get(drone.remote_id, True):
+            return drone
         why = "its secret does not exist: the controller was interrupted while it created the drone"
-        return replace(pod, blocked=FaultKind.DRONE, final=True, reason=why)
+        return replace(drone, blocked=FaultKind.DRONE, final=True, reason=why)
 
     def _note_end(self, pod: DronePod | None) -> None:
         """Record the end of a drone that has ended, or whose pod is gone."""
-        if pod is not None and pod.drone_id not in self._ends:
-            end = end_of(pod, asked=pod.drone_id in self._asked, now=time.time())
-            self._ends[pod.drone_id] = pod, end, time.monotonic()
-            self._examined.pop(pod.uid, None)
+        if pod is not None and (drone_id := pod.drone.drone_id) not in self._ends:
+            end = end_of(pod, asked=drone_id in self._asked, now=time.time())
+            self._ends[drone_id] = pod, end, time.monotonic()
+            self._examined.pop(pod.drone.remote_id, None)
 
     # ---------------------------------------------------------------------------------------------------- housekeeping
 
@@ -184,10 +180,10 @@ class KubernetesSite:
         over = {d: pod for d, (pod, _, since) in self._ends.items() if now - since > keep_s}
         done = [pod for d, pod in over.items() if d in live]
         if self._config.kind == "job":  # API servers before 1.29 would start another pod for it
-            lost = [pod for d, (pod, _, _) in self._ends.items() if d in live and pod.end is None]
-            done += [pod for pod in lost if pod.drone_id not in over]
-        tasks: list[Awaitable[None]] = [self._delete(f"{self._kind}/{pod.drone_id}", pod.uid) for pod in done]
-        tasks += [self._examine(pod) for pod in live.values() if self._is_suspect(pod)]
+            lost = {d: pod for d, (pod, _, _) in self._ends.items() if d in live and pod.drone.end is None}
+            done += [pod for d, pod in lost.items() if d not in over]
+        tasks: list[Awaitable[None]] = [self._delete(pod.path, pod.drone.remote_id) for pod in done]
+        tasks += [self._examine(pod.drone) for pod in live.values() if self._is_suspect(pod)]
         for drone_id in over.keys() - live.keys():
             del self._ends[drone_id]
         self._trouble = await housekeeping(tasks, self._config.parallel)
@@ -206,12 +202,14 @@ class KubernetesSite:
 
     def _is_suspect(self, pod: DronePod) -> bool:
         """Return whether a pod waits on its node for so long that its secret may be missing."""
-        waits = pod.state is RemoteState.PENDING and pod.node and pod.uid not in self._examined
+        drone = pod.drone
+        waits = drone.state is RemoteState.PENDING and drone.node and drone.remote_id not in self._examined
         return bool(waits) and self._pods.heard_at - pod.created_at > _UNSTARTED_S
 
-    async def _examine(self, pod: DronePod) -> None:
-        await self._starts.settled([pod.drone_id])
-        self._examined[pod.uid] = await self._api.read(f"secrets/{pod.drone_id}", optional=True) is not None
+    async def _examine(self, drone: model.RemoteDrone) -> None:
+        await self._starts.settled([drone.drone_id])
+        secret = await self._api.read(f"secrets/{drone.drone_id}", optional=True)
+        self._examined[drone.remote_id] = secret is not None
 
     # ------------------------------------------------------------------------------------------- for the administrator
 
@@ -222,24 +220,24 @@ class KubernetesSite:
         jobs = JOB_RIGHTS if self._config.kind == "job" else {}
         wanted = ((namespace, "", NAMESPACE_RIGHTS), ("", "", CLUSTER_RIGHTS), (namespace, "batch", jobs))
         for where, group, rights in wanted:
-            for resource, verb in ((name, verb) for name, verbs in rights.items() for verb in verbs):
-                if not await self._may(where, group, resource, verb):
-                    scope = f"in namespace {where}" if where else "in all namespaces: free capacity is not known"
-                    message = f"our account may not {verb} {resource} {scope} (`provisioner render kubernetes`)"
+            scope = f"in namespace {where}" if where else "in all namespaces, so free capacity is not known"
+            remedy = "apply `provisioner render kubernetes`" + (", or change `namespace`" if where else "")
+            for resource, verbs in rights.items():
+                if lacking := [verb for verb in verbs if not await self._may(where, group, resource, verb)]:
+                    message = f"our account may not {', '.join(lacking)} {resource} {scope}: {remedy}"
                     found.append(AuditFinding("rights", resource, message))
         for kind in self._types:
-            bootstrap = model.Bootstrap(b"", {}, {})
-            order = model.StartOrder(DroneId(f"check-{kind.name}"), kind, 60.0, 30.0, bootstrap)
+            order = model.StartOrder(DroneId("check"), kind, 60.0, 30.0)
             try:
-                await self._try(pod_body(order, self._config, self._names))
+                await self._try(pod_body(order, self._config, self._names), ("fieldValidation", "Strict"))
             except AdapterError as error:
                 found.append(AuditFinding(f"type {kind.name}", "pod", printable(str(error), 400)))
         return found
 
-    async def _try(self, body: Record) -> None:
+    async def _try(self, body: Record, *query: tuple[str, str]) -> None:
         """Have the API server check a pod as if it was created. Raises UnavailableError or what refuses it."""
         try:
-            await self._api.order("POST", "pods", body, [("dryRun", "All")], accepted=("AlreadyExists",))
+            await self._api.order("POST", "pods", body, [("dryRun", "All"), *query], accepted=("AlreadyExists",))
         except OutcomeUnknownError as error:  # nothing was to be done
             raise UnavailableError(str(error)) from None
 
@@ -345,22 +343,21 @@ class KubernetesSite:
             found = await self._api.read(path, optional=True)
             if found is not None and self._names.drone_id(found) != drone_id:
                 found = None
-            # Those of a Job are deleted by name as well: with the Job alone each would have its full grace.
-            pods = [
-                pod
-                for pod in self._pods.items.values()
-                if pod is not None and pod.drone_id == drone_id and pod.name != drone_id and pod.end is None
-            ]
-            if (found or pods) and is_first:  # before the API server is called
+            # Pods of a Job are deleted by name as well: with the Job alone each would have its full grace. A drone may
+            # also be of the other kind, from before `kind` was changed.
+            pods = [pod for pod in self._pods.items.values() if pod is not None and pod.drone.drone_id == drone_id]
+            running = [(pod.path, f"pods/{pod.drone.slot}") for pod in pods if pod.drone.end is None]
+            others = dict.fromkeys(other for each in running for other in each if other != path)
+            if (found or others) and is_first:  # before the API server is called
                 self._asked[drone_id] = time.monotonic()
             if found:
                 uid = text(mapping(found.get("metadata")), "uid")
                 await self._delete(path, uid, kill=order.kill)
                 is_first = False  # a Job's pod will end by our request whatever follows
-            elif not pods and self._starts.may_come(drone_id):
+            elif not others and self._starts.may_come(drone_id):
                 return outcome_unknown(drone_id, "an earlier create of it may still get through")
-            for pod in pods:
-                await self._delete(f"pods/{pod.name}", kill=order.kill)
+            for other in others:
+                await self._delete(other, kill=order.kill)
         except OutcomeUnknownError as error:
             return outcome_unknown(drone_id, str(error))
         except AdapterError as error:

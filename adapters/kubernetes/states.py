@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 from urllib.parse import unquote
 
 from adapters.kubernetes.pods import CONTAINER, TYPE, PodNames
 from adapters.kubernetes.records import Record, mapping, mappings, moment, number, text
 from adapters.shared.printing import printable
-from provisioner.model import DroneId, EndKind, FaultKind, RemoteDrone, RemoteEnd, RemoteState
+from provisioner.model import EndKind, FaultKind, RemoteDrone, RemoteEnd, RemoteState
 
 _LONGEST = 300
 _OWN_LIMIT = re.compile("exceeds the |exceeded its ")
@@ -68,24 +68,13 @@ _POD_REASONS: Mapping[str, EndMapping] = {
 
 @dataclass(frozen=True, slots=True)
 class DronePod:
-    """The parts of a drone's pod that decide its state."""
+    """A drone's pod, or its Job as long as that has no pod."""
 
-    name: str
-    uid: str
-    """Uid of the pod, or of its Job if it has one."""
-    drone_id: DroneId
-    type: str
-    state: RemoteState
-    node: str = ""
+    drone: RemoteDrone
+    """As a site that has not stopped it reports it. Its slot is the name, its remote id the uid of ``path``."""
+    path: str
+    """Object that the others of the drone belong to: the Job if there is one, else the pod."""
     created_at: float = 0.0
-    started_at: float = 0.0
-    deleted_at: float = 0.0
-    """Time of the request to delete it; 0 if there is none."""
-    reason: str = ""
-    blocked: FaultKind | None = None
-    final: bool = False
-    end: RemoteEnd | None = None
-    """Its end, if it has ended and did so by itself or by its site."""
     disruption: EndMapping | None = None
     """Why the cluster ends it, if it says so."""
     exit_code: int | None = None
@@ -93,21 +82,9 @@ class DronePod:
 
     def remote(self, end: RemoteEnd | None = None, *, asked: bool = False) -> RemoteDrone:
         """Return its state for the controller. ``asked``: this controller has stopped it."""
-        end = end or self.end
-        return RemoteDrone(
-            self.drone_id,
-            RemoteState.ENDED if end is not None else self.state,
-            remote_id=self.uid,
-            type=self.type,
-            started_at=self.started_at,
-            reason=self.reason,
-            end=end,
-            node=self.node,
-            slot=self.name,
-            notice_at=self.deleted_at if end is None and not asked else 0.0,
-            blocked=self.blocked if end is None else None,
-            final=self.final,
-        )
+        if end := end or self.drone.end:
+            return replace(self.drone, state=RemoteState.ENDED, end=end, notice_at=0.0, blocked=None)
+        return replace(self.drone, notice_at=0.0) if asked else self.drone
 
 
 def drone_pod(found: Record, names: PodNames) -> DronePod | None:
@@ -128,20 +105,24 @@ def drone_pod(found: Record, names: PodNames) -> DronePod | None:
     if deleted_at and state is RemoteState.RUNNING:
         reason = disruption.words if disruption is not None else "it is being deleted"
     code = terminated.get("exitCode")
-    jobs = [text(each, "uid") for each in mappings(meta.get("ownerReferences")) if text(each, "kind") == "Job"]
-    return DronePod(
-        name=text(meta, "name"),
-        uid=jobs[0] if jobs else text(meta, "uid"),
-        drone_id=drone_id,
+    jobs = [each for each in mappings(meta.get("ownerReferences")) if text(each, "kind") == "Job"]
+    drone = RemoteDrone(
+        drone_id,
+        state,
+        remote_id=text(jobs[0] if jobs else meta, "uid"),
         type=text(mapping(meta.get("labels")), TYPE),
-        state=state,
-        node=text(spec, "nodeName"),
-        created_at=moment(meta, "creationTimestamp"),
         started_at=moment(running, "startedAt") or moment(terminated, "startedAt"),
-        deleted_at=deleted_at,
         reason=printable(reason, _LONGEST),
-        blocked=blocked,
         end=_end(status, disruption, terminated) if state is RemoteState.ENDED else None,
+        node=text(spec, "nodeName"),
+        slot=text(meta, "name"),
+        notice_at=deleted_at,
+        blocked=blocked,
+    )
+    return DronePod(
+        drone,
+        path=f"jobs/{drone_id}" if jobs else f"pods/{drone.slot}",
+        created_at=moment(meta, "creationTimestamp"),
         disruption=disruption,
         exit_code=code if isinstance(code, int) else None,
         priority=int(number(spec, "priority")),
@@ -150,11 +131,12 @@ def drone_pod(found: Record, names: PodNames) -> DronePod | None:
 
 def end_of(pod: DronePod, *, asked: bool, now: float) -> RemoteEnd:
     """Return the end of a drone whose pod has ended, or is gone from the API server."""
+    own = pod.drone.end
     if asked:
-        message = f"stopped on our request: {pod.end.message}" if pod.end is not None and pod.end.message else ""
+        message = f"stopped on our request: {own.message}" if own is not None and own.message else ""
         return RemoteEnd(EndKind.STOPPED, now, pod.exit_code, message or "stopped on our request")
-    if pod.end is not None:
-        return pod.end
+    if own is not None:
+        return own
     kind, fault, words = pod.disruption or EndMapping(EndKind.PREEMPTED, None, DELETED_BY_OTHERS)
     return RemoteEnd(kind, now, pod.exit_code, words, fault)
 
@@ -262,16 +244,16 @@ def waiting_job(found: Record, names: PodNames) -> DronePod | None:
     end = None
     if "Failed" in ended or "Complete" in ended:
         end = RemoteEnd(EndKind.PREEMPTED, moment(status, "completionTime"), None, DELETED_BY_OTHERS)
-    quota = spec.get("suspend") is True
-    return DronePod(
-        name=text(meta, "name"),
-        uid=text(meta, "uid"),
-        drone_id=drone_id,
+    quota, name = spec.get("suspend") is True, text(meta, "name")
+    drone = RemoteDrone(
+        drone_id,
+        RemoteState.ENDED if end else RemoteState.PENDING,
+        remote_id=text(meta, "uid"),
         type=text(mapping(meta.get("labels")), TYPE),
-        state=RemoteState.ENDED if end else RemoteState.PENDING,
-        created_at=moment(meta, "creationTimestamp"),
-        deleted_at=moment(meta, "deletionTimestamp"),
         reason="waits for quota: its Job is suspended" if quota else "its Job has no pod yet",
-        blocked=FaultKind.QUOTA if quota else None,
         end=end,
+        slot=name,
+        notice_at=moment(meta, "deletionTimestamp"),
+        blocked=FaultKind.QUOTA if quota else None,
     )
+    return DronePod(drone, f"jobs/{name}", created_at=moment(meta, "creationTimestamp"))

@@ -170,7 +170,7 @@ class OpenStackSession:
         except TimeoutError:
             raise UnavailableError(f"{service}: no answer within {self._deadline_s:g} s") from None
         except _HTTP_ERRORS as error:
-            raise UnavailableError(f"{service}: {_text_of(error)}") from None
+            raise UnavailableError(f"{service}: {http.words_of(error)}") from None
         if reply.status in lacking:
             return None
         if reply.status != 200:
@@ -226,7 +226,7 @@ class OpenStackSession:
         except TimeoutError:
             why = f"no answer within {limit_s:g} s"
         except _HTTP_ERRORS as error:
-            why = _text_of(error)
+            why = http.words_of(error)
         else:
             if 200 <= reply.status < 300 or reply.status in accepted:
                 return reply
@@ -307,7 +307,7 @@ class OpenStackSession:
             where = "compute"
             return replace(login, version=await self._microversion(login))
         except _HTTP_ERRORS as error:
-            raise UnavailableError(f"{where}: {_text_of(error)}") from None
+            raise UnavailableError(f"{where}: {http.words_of(error)}") from None
 
     async def _microversion(self, login: Login) -> Version:
         """Return the newest microversion that Nova and this adapter support."""
@@ -376,7 +376,3 @@ def _next_marker(page: Record, key: str) -> str | None:
         return parse_qs(urlsplit(str(href)).query).get("marker", [""])[0]
     except ValueError:
         return ""
-
-
-def _text_of(error: Exception) -> str:
-    return printable(str(error) or type(error).__name__)

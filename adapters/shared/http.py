@@ -10,6 +10,8 @@ from typing import Any
 
 import aiohttp
 
+from adapters.shared.printing import printable
+
 
 class ResponseTooLongError(ValueError):
     """The answer is longer than anything that was asked for."""
@@ -74,3 +76,11 @@ async def exchange(
 
 async def _note_sent(_: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
     context.trace_request_ctx.append(True)
+
+
+def words_of(error: Exception) -> str:
+    """Return what is wrong with a call, in words."""
+    if isinstance(error, aiohttp.ClientConnectorError):  # its own words hold the address of a Python object
+        cause = getattr(error, "certificate_error", None) or error.os_error
+        return printable(f"cannot connect to {error.host}:{error.port}: {cause}")
+    return printable(str(error) or type(error).__name__)

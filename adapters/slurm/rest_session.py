@@ -132,7 +132,7 @@ class RestSession:
         except http.ResponseTooLongError as error:
             raise RestResponseTooLargeError(f"{self.where}: {error} of {path}") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            why = printable(str(error) or type(error).__name__)
+            why = http.words_of(error)
         else:
             if response.status == 404 and not response.body and path.startswith("slurm/{}/"):
                 self._version = ""  # another release replaced it: negotiated again at the next call

@@ -59,8 +59,8 @@ def drone_note(drone: Drone) -> str:
 
 
 def _node_without_domain(drone: Drone) -> str:
-    first = drone.node.partition(".")[0]
-    return drone.node if first.isdecimal() else first
+    first = drone.node.partition("/")[0].partition(".")[0]
+    return drone.node if first.isdecimal() else first + "".join(drone.node.partition("/")[1:])  # `gpu1/gpu.shared`
 
 
 def _work(drone: Drone, gpu_s: float) -> str:

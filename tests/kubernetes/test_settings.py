@@ -71,6 +71,18 @@ def test_what_is_refused(options: dict[str, Any], message: str) -> None:
             ("options", "types", "a100", "products"),
             "`products` and `nodeSelectorTerms` exclude each other",
         ),
+        (
+            A100,
+            {"types": {"a100": {"resource": "nvidia.com/gpu.shared"}}},
+            ("options", "types", "a100", "resource"),
+            "GPUs of `nvidia.com/gpu.shared` are shared: write `enforced: none`",
+        ),
+        (
+            A100,
+            {"types": {"a100": {"resources": {"nvidia.com/gpu": 2}}}},
+            ("options", "types", "a100", "resources", "nvidia.com/gpu"),
+            "`nvidia.com/gpu` is set by the drone type: remove it",
+        ),
     ],
 )
 def test_what_does_not_go_together(kind: DroneType, options: dict[str, Any], at: tuple[str, ...], message: str) -> None:

@@ -35,7 +35,7 @@ def container(**state: Any) -> dict[str, Any]:
 
 def ended(phase: str = "Failed", *, pod_reason: str = "", pod_message: str = "", **terminated: Any) -> RemoteEnd:
     status = {"phase": phase, **container(terminated={"finishedAt": T0, **terminated})}
-    found = pod({**status, "reason": pod_reason, "message": pod_message}).end
+    found = pod({**status, "reason": pod_reason, "message": pod_message}).drone.end
     assert found is not None
     return found
 
@@ -105,9 +105,9 @@ def test_what_a_container_waits_for(reason: str, blocked: FaultKind | None) -> N
 
 
 def test_unknown_phases_and_lost_nodes_are_alive() -> None:
-    assert pod({"phase": "Unknown"}).state is RemoteState.UNKNOWN
-    assert pod({"phase": "Paused"}).state is RemoteState.UNKNOWN
-    assert pod({}).state is RemoteState.UNKNOWN
+    assert pod({"phase": "Unknown"}).drone.state is RemoteState.UNKNOWN
+    assert pod({"phase": "Paused"}).drone.state is RemoteState.UNKNOWN
+    assert pod({}).drone.state is RemoteState.UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_pod_on_a_lost_node_is_unknown(status: dict[str, str], spec: dict[str,
     ]
     found = pod({"phase": "Running", "conditions": conditions, "reason": status.get("reason", "")}, spec)
     assert found.remote().state is state
-    assert (found.reason == "its node does not answer") is (state is RemoteState.UNKNOWN)
+    assert (found.drone.reason == "its node does not answer") is (state is RemoteState.UNKNOWN)
 
 
 def test_a_pod_that_others_delete_has_a_notice() -> None:
@@ -203,7 +203,7 @@ def test_a_drone_that_used_too_much_memory() -> None:
 def test_the_condition_tells_why_a_drone_was_lost(reason: str, kind: EndKind, fault: FaultKind | None) -> None:
     conditions = [{"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "by x"}]
     status = {"phase": "Failed", "conditions": conditions, **container(terminated={"exitCode": 143, "finishedAt": T0})}
-    end = pod(status).end
+    end = pod(status).drone.end
     assert end is not None
     assert (end.kind, end.fault, end.at) == (kind, fault, SECONDS)
     assert "by x" in end.message
@@ -221,7 +221,7 @@ def test_the_reason_of_a_kubelet_says_more_than_its_condition(
     reason: str, kind: EndKind, fault: FaultKind | None, words: str
 ) -> None:
     target = {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet", "message": "by x"}
-    end = pod({"phase": "Failed", "reason": reason, "message": "m" if reason else "", "conditions": [target]}).end
+    end = pod({"phase": "Failed", "reason": reason, "message": "m" if reason else "", "conditions": [target]}).drone.end
     assert end is not None
     assert (end.kind, end.fault) == (kind, fault)
     assert end.message.endswith(words)
@@ -242,7 +242,7 @@ def test_a_pod_that_is_deleted_before_its_end_tells_why(
     target = {"type": "DisruptionTarget", "status": status, "reason": reason, "message": "by x"}
     meta: dict[str, Any] = {"deletionTimestamp": "2026-11-20T10:00:40Z", "deletionGracePeriodSeconds": 40}
     leaving = pod({"phase": "Running", "conditions": [target]}, **meta)
-    assert (leaving.state, leaving.end) == (RemoteState.RUNNING, None)
+    assert (leaving.drone.state, leaving.drone.end) == (RemoteState.RUNNING, None)
     assert leaving.remote().reason == (words if status == "True" else "it is being deleted")
     end = end_of(leaving, asked=False, now=5.0)
     assert (end.kind, end.fault, end.message, end.at) == (kind, fault, words, 5.0)
