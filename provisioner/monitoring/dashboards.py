@@ -97,7 +97,7 @@ OVERVIEW_PANELS = (
         (_mean("drone_start_seconds"), "drone, until it joins"),
     ),
 )
-SITES_PANELS = (
+SITE_PANELS = (
     _table("Breakers", "short", "provisioner_breaker_state == 1", "Sites and drone types, with their state."),
     _table("Bans until", "dateTimeAsIso", "provisioner_breaker_until_timestamp_seconds * 1000"),
     _plot("Drones", "short", 'sum by (site, state) (provisioner_drones{site=~"$site"}) > 0', "{{site}} {{state}}"),
@@ -150,7 +150,7 @@ CONTROLLER_PANELS = (
 )
 DASHBOARDS: Sequence[Dashboard] = (
     Dashboard("overview", "Provisioner: overview", OVERVIEW_PANELS),
-    Dashboard("sites", "Provisioner: sites", SITES_PANELS),
+    Dashboard("sites", "Provisioner: sites", SITE_PANELS),
     Dashboard("waste", "Provisioner: use and waste", WASTE_PANELS),
     Dashboard("controller", "Provisioner: controller", CONTROLLER_PANELS),
 )
