@@ -24,7 +24,7 @@ from tests.labs.htcondor import Pool, gpu_job, until
 GUIDE = Path(__file__).parents[2] / "docs" / "how-to" / "why-is-my-job-idle.md"
 POOL = """
 GROUP_NAMES = physics, guests
-GROUP_QUOTA_physics = 1
+GROUP_QUOTA_physics = 2
 GROUP_QUOTA_guests = 100
 LICENCE_LIMIT = 1
 """
@@ -96,7 +96,7 @@ CASES = {
     "limit": Case("limit-reached", ("no-requirements", ""), more=at("capped")),
     "room": Case("site-full", ("no-requirements", ""), more=at("full")),
     "user": Case("exclusive-only", ("no-requirements", ""), more=f"+GpuMilli = 250\n{at('slices')}", identity="admin"),
-    "quota": Case("group-quota", ("group", "guests"), more=OF_PHYSICS),
+    "quota": Case("group-quota", ("group", "guests"), {"cpus": 2}, more=OF_PHYSICS),
     "licence": Case("pool-limit", more=LICENCE),
 }
 IN_QUEUE = {
@@ -159,7 +159,7 @@ def test_twenty_idle_jobs_are_explained_alike_and_start_as_advised(lab: tuple[Po
     controller.start(write=False)
     end = pool.file("end")
     asked = [at("capped"), at("full"), *(f"{more}\n{at('big')}" for more in (OF_PHYSICS, OF_GUESTS, LICENCE))]
-    occupants = [pool.submit(gpu_job(more=more, until_there=end)) for more in asked]
+    occupants = [pool.submit(gpu_job(cpus=2, more=more, until_there=end)) for more in asked]
     until(lambda: all(pool.statuses(each) == [2] for each in occupants), 120, what="the occupants run")
     clusters = {name: submit(pool, case, case.more) for name, case in CASES.items()}
     assert len(clusters) == 20
