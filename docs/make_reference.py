@@ -216,6 +216,7 @@ REASON_EXAMPLES: tuple[reasons.Reason, ...] = (
     r.Probing("horeka"),
     r.UnknownDrone("kit-x7q2-999"),
     r.NotDraining("kit-x7q2-17", "stopping"),
+    r.ShadowOnly("topas/a100", 2),
 )
 
 

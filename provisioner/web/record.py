@@ -23,7 +23,7 @@ STALE_STEP_S = 30.0
 """Without anything new on record its version changes this often: what is said of old views changes with their age."""
 
 
-class BusyError(Exception):
+class TooManyReadsError(Exception):
     """Too many reads are waiting."""
 
 
@@ -56,9 +56,9 @@ class SharedRecord:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
-        """Call a function in a thread. Raises :class:`BusyError` if too many calls wait."""
+        """Call a function in a thread. Raises :class:`TooManyReadsError` if too many calls wait."""
         if self._waiting >= MOST_WAITING_READS:
-            raise BusyError
+            raise TooManyReadsError
         self._waiting += 1
         try:
             call = partial(copy_context().run, function, *args)

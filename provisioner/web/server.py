@@ -24,7 +24,7 @@ from provisioner.store import StoreError
 from provisioner.store.reader import Reader
 from provisioner.web import api, openapi, pages
 from provisioner.web.identity import Authenticator, Caller
-from provisioner.web.record import Answered, BusyError, SharedRecord
+from provisioner.web.record import Answered, SharedRecord, TooManyReadsError
 from provisioner.web.stream import EventStream
 from provisioner.web.tokens import TokenVerifier
 
@@ -168,7 +168,7 @@ class WebService:
             if refusal.status < 400:
                 raise
             return _problem(HTTPStatus(refusal.status), refusal.text or "", refusal.headers)
-        except BusyError:
+        except TooManyReadsError:
             return _problem(HTTPStatus.SERVICE_UNAVAILABLE, "too many requests at once", {"Retry-After": "5"})
         except Exception as error:
             return _problem_of(error, request)

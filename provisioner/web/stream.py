@@ -13,7 +13,7 @@ from provisioner.cli import output as out
 from provisioner.cli.status import EVENT_COLUMNS, Happening, StreamPosition, happenings
 from provisioner.store import StoreError
 from provisioner.store.reader import RecordPosition
-from provisioner.web.record import BusyError, SharedRecord
+from provisioner.web.record import SharedRecord, TooManyReadsError
 
 log = structlog.get_logger()
 
@@ -60,7 +60,7 @@ class EventStream:
             if not self._clients:
                 self._position = self._seen = None
                 continue
-            with suppress(BusyError):
+            with suppress(TooManyReadsError):
                 try:
                     await self._poll()
                 except StoreError as error:  # it may come again: a new version, a full disk
@@ -122,7 +122,7 @@ class EventStream:
                 sent = told is not None and getattr(told.position, told.kind) <= getattr(position, told.kind)
                 if not sent:
                     await _write(response, text)
-        except (TimeoutError, ConnectionError, asyncio.CancelledError, StoreError, BusyError):
+        except (TimeoutError, ConnectionError, asyncio.CancelledError, StoreError, TooManyReadsError):
             if request.transport is not None:
                 request.transport.abort()  # it may hold unsent data, which nobody takes
         finally:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from provisioner.cli.jobs import _class_document, _job_document
+from provisioner.cli.jobs import explained_class, explained_job
 from provisioner.cli.options import VerbError
 from provisioner.cli.output import Document
 from provisioner.model import Blame, Breaker, BreakerState, DroneId, Fault, FaultKind, JobFailure
@@ -188,14 +188,14 @@ def explained(controller: LabController, cluster: int, case: Case) -> dict[str, 
 
     def found() -> dict[str, Any] | None:
         try:
-            document = plain(_job_document(controller.record, f"{cluster}.0"))
+            document = plain(explained_job(controller.record, f"{cluster}.0"))
         except VerbError:  # it is too new
             return None
         if [each["reason"]["kind"] for each in document["said"]] != [case.why]:
             return None
         words = " ".join(controller.prints("explain", "job", f"{cluster}.0").split())
         agree = all(each["text"] in words for each in (*document["said"], *document["advice"]))
-        return document if agree and plain(_class_document(controller.record, document["id"])) == document else None
+        return document if agree and plain(explained_class(controller.record, document["id"])) == document else None
 
     def plain(answer: Document) -> dict[str, Any]:
         parts: dict[str, Any] = json.loads(json.dumps(answer.plain()))
