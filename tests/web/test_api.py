@@ -72,7 +72,7 @@ async def test_it_has_the_forms_of_the_command_line(on: Cli, serve: Serve, outpu
         ("/drones/kit-ab12", 404, 1, "kit-ab12 means 3 drones"),
         ("/sites/tpoas", 404, 1, "did you mean `topas`?"),
         ("/drones?site=nowhere", 404, 1, "no site `nowhere`"),
-        ("/drones?limt=3", 400, 2, "did you mean `limit`?"),
+        ("/drones?limits=3", 400, 2, "did you mean `limit`?"),
         ("/drones?limit=x", 400, 2, "--limit"),
         ("/drones?all=maybe", 400, 2, "write true or false"),
         ("/drones?columns=nosuch", 400, 2, "no column `nosuch`"),
