@@ -7,35 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import ceil, floor, log10
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 from xml.etree import ElementTree
 
 import pygal
 from markupsafe import Markup
 
+from provisioner.store.reader import Reader
 from provisioner.web.tables import PageCell, PageHead, PageTable
 
 # pygal registers a finder of map plugins without find_spec, at which other users of the import system fail.
 sys.meta_path[:] = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
-
-
-class CounterSeries(Protocol):
-    """Increases of a counter in equal intervals, each with the begin of its interval."""
-
-    @property
-    def labels(self) -> Mapping[str, str]: ...
-
-    @property
-    def points(self) -> Sequence[tuple[float, float]]: ...
-
-    @property
-    def step_s(self) -> float: ...
-
-
-class SeriesReader(Protocol):
-    """The part of the record's reader that has the time series."""
-
-    def series(self, metric: str, since: float, until: float, step_s: float) -> Sequence[CounterSeries]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +30,7 @@ class Increases:
     """Labels of a counter, and its increase in each step."""
 
     @classmethod
-    def read(cls, reader: SeriesReader, metric: str, until: float, span_s: float, step_s: float) -> Increases:
+    def read(cls, reader: Reader, metric: str, until: float, span_s: float, step_s: float) -> Increases:
         """Return the increases in the last ``span_s`` until the end of the step that holds ``until``."""
         end = (until // step_s + 1) * step_s
         found = reader.series(metric, end - span_s, end, step_s)

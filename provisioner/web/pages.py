@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import groupby
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -25,7 +25,7 @@ from provisioner.model import DroneState
 from provisioner.store import Views
 from provisioner.store.reader import Reader
 from provisioner.web import charts, tables
-from provisioner.web.charts import PageChart, SeriesReader
+from provisioner.web.charts import PageChart
 from provisioner.web.tables import PageFact, PageTable, page_table
 
 Query = Mapping[str, str]
@@ -68,19 +68,19 @@ def render(path: str, reader: Reader, query: Query) -> str:
         page = PAGES[head](reader, query)
     else:
         raise opt.unknown("page", path, [f"/{known}" for known in PAGES])
-    return (
-        _environment()
-        .get_template(page.template)
-        .render(
-            page.more,
-            page=page,
-            here=head,
-            menu=[path for path in PAGES if path != "why"],
-            asked=formatting.sanitize(query.get("q", ""), formatting.SHORT_TEXT),
-            as_of=drones.as_of(reader, reader.views()),
-            version=__version__,
-        )
-    )
+    asked = formatting.sanitize(query.get("q", ""), formatting.SHORT_TEXT)
+    return _html(page, head, asked, drones.as_of(reader, reader.views()))
+
+
+def render_error(title: str, lines: Sequence[str]) -> str:
+    """Return the HTML of a page that cannot be shown: a title, and why."""
+    return _html(WebPage(title, answer=" ".join(lines)))
+
+
+def _html(page: WebPage, here: str | None = None, asked: str = "", as_of: str = "") -> str:
+    menu = [path for path in PAGES if path != "why"]
+    template = _environment().get_template(page.template)
+    return template.render(page.more, page=page, here=here, menu=menu, asked=asked, as_of=as_of, version=__version__)
 
 
 @cache
@@ -388,7 +388,7 @@ USES: Mapping[str, str] = {
 
 def _waste(reader: Reader, query: Query) -> WebPage:
     period, periods = _choices(query, "since", _PERIOD_WORDS, "1d")
-    gpu_s = charts.Increases.read(cast(SeriesReader, reader), WASTE_METRIC, out.now(), *PERIODS[period])
+    gpu_s = charts.Increases.read(reader, WASTE_METRIC, out.now(), *PERIODS[period])
     by_use, none = gpu_s.by("use"), [0.0] * len(gpu_s.times)
     hours = {use: [each / 3600 for each in by_use.get((use,), none)] for use in USES}
     total = sum(map(sum, hours.values()))

@@ -151,7 +151,8 @@ class WebService:
         try:
             found = await self.record.answer(str(request.rel_url), await self.record.version(), rendered)
         except VerbError as error:
-            return web.Response(text="\n".join(error.lines), status=HTTPStatus.NOT_FOUND)
+            text = pages.render_error("Not found", error.lines)
+            return web.Response(text=text, content_type="text/html", status=HTTPStatus.NOT_FOUND)
         headers = {"Cache-Control": "no-cache"}
         return api.compressed(web.Response(body=found.body, content_type=found.content_type, headers=headers))
 

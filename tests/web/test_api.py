@@ -92,6 +92,12 @@ async def test_a_mistake_is_a_problem_with_the_words_of_the_command_line(
     assert (problem["status"], problem["exit_code"]) == (status, code) and said in problem["detail"]
 
 
+async def test_a_page_that_is_not_there_is_a_page_that_says_so(serve: Serve) -> None:
+    answer = await (await serve()).ask("/drone/<b>999")
+    assert (answer.status, answer.headers["Content-Type"].partition(";")[0]) == (404, "text/html")
+    assert "Not found" in answer.text and "no drone" in answer.text and "<b>999" not in answer.text
+
+
 async def test_without_a_record_it_says_so_and_goes_on_when_there_is_one(
     serve: Serve, record: Path, tmp_path: Path
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
+from html import unescape
 from importlib.resources import files
 from pathlib import Path
 from urllib.parse import unquote
@@ -12,6 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from provisioner.cli.jobs import explained_job
 from provisioner.cli.options import VerbError
 from provisioner.model import BreakerState, DroneState
 from provisioner.store.writer import SqlStore
@@ -35,7 +37,7 @@ PATHS = {
     "/plan": ("Plan for tick 4", "class:58", "no slot can ever offer"),
     "/drone/30": ("Drone etp-k7f2-30", "horeka/h100", "requested", "the site took the order as 5530.0"),
     "/drone/74": ("failed", "no CUDA device", "nvidia-smi: No devices were found"),
-    "/job/8831.2": ("Job 8831.2 waits", "no drone type fits: vram must be 160 GiB", "1 GPU, VRAM 160 GiB"),
+    "/job/8831.2": ("Job 8831.2 waits", "What would help", "ask for GPUs with 46 GiB of memory instead of 160 GiB"),
     "/job/8790.3": ("Job 8790.3 runs", "runs in drone etp-k7f2-"),
 }
 
@@ -203,6 +205,14 @@ def test_the_page_of_a_job_says_nothing_of_other_users(reader: SeriesReader) -> 
     for job in ("8812.1", "8831.2", "8841.0", "8790.3"):
         page = Rendered(reader, f"/job/{job}")
         assert not [owner for owner in (*owners, "physics/anna", "8820", "8833") if owner in page.source], page.text
+
+
+def test_page_and_json_give_the_same_reason_and_the_same_advice(reader: SeriesReader) -> None:
+    document = explained_job(reader, "8831.2").plain()
+    page = unescape(Rendered(reader, "/job/8831.2").text)
+    assert document["said"] and document["advice"]
+    for each in (*document["said"], *document["advice"]):
+        assert each["text"] in page
 
 
 def test_a_record_without_a_tick_has_all_pages_but_the_plan(tmp_path: Path) -> None:
