@@ -70,14 +70,24 @@ class EventStream:
         newest = await self._record.run(self._record.reader.position)
         if newest == self._seen:
             return
-        position = self._position or StreamPosition(newest.step, newest.event)
+        self._position = position = self._position or StreamPosition(newest.step, newest.event)
+        if newest.step < position.step or newest.event < position.event:  # another record is in its place
+            await self.cut_off()
+            return
         while found := await self._record.run(messages, self._record, position):
-            position = found[-1][0].position
             for message in found:
                 self._send(message)
+            self._position = position = found[-1][0].position
         if self._seen and newest.tick != self._seen.tick:  # without an id: it is not sent again
             self._send((None, f'event: tick\ndata: {{"tick":{newest.tick}}}\n\n'.encode()))
-        self._position, self._seen = position, newest
+        self._seen = newest
+
+    async def cut_off(self, *_: object) -> None:
+        """End the stream of all clients: those that want to go on come again with their position."""
+        for task in self._clients.values():
+            task.cancel()
+        self._clients.clear()
+        self._position = self._seen = None
 
     async def _newest(self) -> StreamPosition:
         newest = await self._record.run(self._record.reader.position)

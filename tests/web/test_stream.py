@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import socket
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ import aiohttp
 import pytest
 
 from provisioner.model import RequestKind
+from provisioner.store import StoreError
 from provisioner.store.reader import Reader
 from provisioner.web import stream
 from tests.web.conftest import API, Serve, Served, until
@@ -121,6 +123,70 @@ async def test_a_position_of_another_record_is_not_waited_for(serve: Serve, reco
 async def test_a_position_that_is_none_is_a_problem(serve: Serve) -> None:
     answer = await (await serve()).ask(f"{API}/events/stream", headers={"Last-Event-ID": "nonsense"})
     assert answer.status == 400 and "no position" in answer.json["detail"]
+
+
+async def test_a_reading_that_fails_halfway_repeats_nothing(
+    serve: Serve, record: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served, read, calls = await serve(), stream.messages, list[int]()
+
+    def failing(*args: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            raise StoreError("disk full")
+        return read(*args)
+
+    listener = await Listener(served).begin()
+    await until(lambda: served.service.stream._seen)
+    monkeypatch.setattr(stream, "PAGE_LENGTH", 1)
+    monkeypatch.setattr(stream, "messages", failing)
+    say(record, "one", "two", "three", "four")
+    await until(lambda: "four" in listener.reasons)
+    assert listener.reasons == ["one", "two", "three", "four"]
+    await listener.end()
+
+
+async def test_clients_come_again_when_another_record_takes_the_place(
+    serve: Serve, record: Path, tmp_path: Path
+) -> None:
+    """As when an older one is restored from a backup."""
+    for file in record.parent.glob(f"{record.name}*"):
+        shutil.copy(file, tmp_path / f"older-{file.name}")
+    say(record, "lost")
+    listener = await Listener(await serve()).begin()
+    await until(lambda: listener.served.service.stream._seen)
+    (tmp_path / f"older-{record.name}").rename(record)
+    task = listener.task
+    assert task
+    await asyncio.wait([task], timeout=20)
+    again = await Listener(listener.served, listener.last_id).begin()
+    say(record, "new")
+    await until(lambda: again.reasons == ["new"])
+    await again.end()
+
+
+async def test_streams_end_at_once_when_the_service_stops(serve: Serve) -> None:
+    served = await serve()
+    listener = await Listener(served).begin()
+    await served.service.app.shutdown()
+    assert listener.task and (await asyncio.wait([listener.task], timeout=5))[0]
+
+
+async def test_the_head_of_the_stream_is_no_client(serve: Serve) -> None:
+    """A body behind it would be taken for the next answer on the connection."""
+    served = await serve()
+    reader, writer = await asyncio.open_connection(*served.section.listen.split(":"))
+    for path in ("/api/v1/events/stream", "/-/healthy"):
+        writer.write(f"HEAD {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+        assert head.startswith(b"HTTP/1.1 200 OK")
+    assert not served.service.stream._clients
+    writer.close()
+
+
+def test_the_unit_has_files_for_all_clients() -> None:
+    unit = (Path(__file__).parents[2] / "packaging/systemd/provisioner-web.service").read_text()
+    assert int(unit.partition("LimitNOFILE=")[2].split()[0]) > 2 * stream.MOST_CLIENTS
 
 
 async def test_silence_is_kept_alive(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
