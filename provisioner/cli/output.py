@@ -242,7 +242,7 @@ def as_facts(columns: Sequence[Column]) -> tuple[Column, ...]:
 def picked(listing: Listing, pick: Pick) -> Listing:
     """Return ``listing`` sorted and cut as asked. Rows without a value come last in both orders."""
     rows = list(listing.rows)
-    for key in reversed([k for k in (pick.sort or "").split(",") if k]):
+    for key in reversed([k for k in (pick.sort or "").split(",") if k.strip().removeprefix("-").strip()]):
         (column,) = chosen_columns(listing.columns, key.removeprefix("-"))
         valued = list(zip(column.cells(rows), rows, strict=True))
         known = [v for v in valued if v[0] is not None]

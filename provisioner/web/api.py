@@ -234,7 +234,7 @@ async def request_change(change: Change, record: SharedRecord, request: web.Requ
     if request.content_type != "application/json":
         raise web.HTTPUnsupportedMediaType(text="send a body of application/json")
     try:
-        body = change.body.model_validate_json(await request.content.read(LARGEST_BODY))
+        body = change.body.model_validate_json(await request.read())
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"])) or "body"

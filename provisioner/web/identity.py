@@ -65,16 +65,15 @@ class Authenticator:
         by_proxy = self.is_proxied(request)
         if by_proxy and peer_of(transport)[0] not in self._proxy_uids:
             raise web.HTTPForbidden(text="this socket is for the reverse proxy alone")
-        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-        if scheme.lower() == "bearer":
-            return Caller(*await self._tokens.verify(token.strip()))
+        if (token := bearer_of(request)) is not None:
+            return Caller(*await self._tokens.verify(token))
         if by_proxy and self._proxy:
             return proxied(self._proxy, request)
         if isinstance(place, str | bytes):
             return self._of_account(*peer_of(transport))
         if tls is not None:
             return certified(self._subjects, tls.getpeercert() or {})
-        if not is_loopback(request.url.host or ""):  # a name that some page made to mean this host (DNS rebinding)
+        if not is_loopback(named_host(request)):  # a name that some page made to mean this host (DNS rebinding)
             raise web.HTTPMisdirectedRequest(text="address this service by `localhost` or a loopback address")
         return Caller("", Role.READ)
 
@@ -87,6 +86,20 @@ class Authenticator:
         name, groups = account(uid, gid, int(time.time() // 60))
         operates = uid in self._operators or not self._operator_groups.isdisjoint(groups)
         return Caller(name, Role.OPERATE if operates else Role.READ)
+
+
+def bearer_of(request: web.Request) -> str | None:
+    """Return the bearer token of a request; None: it has none."""
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else None
+
+
+def named_host(request: web.Request) -> str:
+    """Return the host that a request is addressed to; empty for a header that names none."""
+    try:
+        return request.url.host or ""
+    except ValueError:
+        return ""
 
 
 def peer_of(transport: Any) -> tuple[int, int]:

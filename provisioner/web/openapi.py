@@ -169,7 +169,7 @@ def _parameter(name: str, option: Any, annotation: Any) -> Json:
 
 def _changing(path: str, change: Change) -> Json:
     body = {"application/json": {"schema": _ref("requested")}}
-    problems = (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
+    of_body = (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
     return {
         "operationId": path.strip("/").replace("/{id}/", "-"),
         "summary": change.doc,
@@ -179,7 +179,7 @@ def _changing(path: str, change: Change) -> Json:
             "required": True,
             "content": {"application/json": {"schema": _ref(change.body.__name__)}},
         },
-        "responses": _answers(HTTPStatus.ACCEPTED, body, *problems),
+        "responses": _answers(HTTPStatus.ACCEPTED, body, HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, *of_body),
     }
 
 

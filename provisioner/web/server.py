@@ -8,6 +8,7 @@ from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -23,7 +24,7 @@ from provisioner.monitoring.metrics import content_type, exposition, health
 from provisioner.store import StoreError
 from provisioner.store.reader import Reader
 from provisioner.web import api, openapi, pages
-from provisioner.web.identity import Authenticator, Caller
+from provisioner.web.identity import Authenticator, Caller, bearer_of
 from provisioner.web.record import Answered, SharedRecord, TooManyReadsError
 from provisioner.web.stream import EventStream
 from provisioner.web.tokens import TokenVerifier
@@ -53,6 +54,7 @@ class WebService:
         self.callers = Authenticator(section, self.tokens)
         self.app = web.Application(middlewares=[self._problems], client_max_size=api.LARGEST_BODY)
         self.app.on_response_prepare.append(_secure)
+        self.app.on_shutdown.append(self.stream.cut_off)
         self.app.cleanup_ctx.append(self._running)
         self._add_routes()
 
@@ -92,7 +94,8 @@ class WebService:
             self.get(f"/{name}", self._page)
         for name in pages.PAGES_OF_ONE:
             self.get(f"/{name}/{{id}}", self._page, None if name == PUBLIC_PAGE else Role.READ)
-        self.app.router.add_static("/static", str(files("provisioner.web") / "static"))
+        for file in (Path(str(files("provisioner.web"))) / "static").iterdir():
+            self.app.router.add_get(f"/static/{file.name}", partial(_file, file))
         for resource in resources:
             self.get(resource.path, partial(self._resource, resource))
         for path, each in api.CHANGE_RESOURCES.items():
@@ -121,7 +124,7 @@ class WebService:
     def _check_origin(self, request: web.Request) -> None:
         """Refuse a change that a page of another origin sends with the log-in of the person who looks at it."""
         ours = f"{request.scheme}://{request.host}"
-        if self.callers.is_proxied(request) and self.section.proxy and "Authorization" not in request.headers:
+        if self.callers.is_proxied(request) and self.section.proxy and bearer_of(request) is None:
             ours, origin = self.section.proxy.origin, request.headers.get("Origin", "none")
         else:
             origin = request.headers.get("Origin", ours)
@@ -157,6 +160,8 @@ class WebService:
         return api.compressed(web.Response(body=found.body, content_type=found.content_type, headers=headers))
 
     async def _events(self, request: web.Request, caller: Caller) -> web.StreamResponse:
+        if request.method == "HEAD":  # it has no end, and no body
+            return web.Response(content_type="text/event-stream")
         return await self.stream.serve(request, request.headers.get("Last-Event-ID", ""))
 
     @web.middleware
@@ -201,6 +206,10 @@ def _json(text: str) -> web.Response:
 
 async def _given(response: web.Response) -> web.Response:
     return response
+
+
+async def _file(path: Path, request: web.Request) -> web.FileResponse:
+    return web.FileResponse(path)
 
 
 async def _secure(request: web.Request, response: web.StreamResponse) -> None:

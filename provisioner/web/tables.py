@@ -73,7 +73,7 @@ def page_table(
     columns = [c for c in listing.columns if c.level <= 0]
     if query is not None:
         limit = query.get("limit", "")
-        if limit and not (limit.isascii() and limit.isdecimal()):
+        if limit and not (limit.isascii() and limit.isdecimal() and len(limit) < 10):
             raise VerbError(f"limit={formatting.sanitize(limit, 20)} is not a number: write limit=20")
         listing = out.picked(listing, Pick(query.get("sort"), int(limit) if limit else None))
         columns = out.chosen_columns(listing.columns, query["columns"]) if query.get("columns") else columns

@@ -27,6 +27,8 @@ KEYS_LOST_S = 86400.0
 """Keys of an issuer that does not answer are used for this long."""
 FETCH_TIMEOUT_S = 10.0
 LARGEST_DOCUMENT = 1 << 20
+_NOT_AS_EXPECTED = (ValueError, TypeError, AttributeError)
+"""Errors in documents of another form."""
 LEEWAY_S = 30.0
 """Difference between the clocks of issuer and service that is accepted."""
 
@@ -73,7 +75,7 @@ class IssuerKeys:
             if found["issuer"] != self._issuer:
                 raise ValueError(f"its discovery document is of issuer {found['issuer']}")
             keys = jwt.PyJWKSet.from_dict(await self._document(found["jwks_uri"])).keys
-        except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError, jwt.PyJWTError) as error:
+        except (aiohttp.ClientError, TimeoutError, LookupError, *_NOT_AS_EXPECTED, jwt.PyJWTError) as error:
             why = f"{type(error).__name__}: {error}"
             log.warning("issuer.fetch_failed", issuer=self._issuer, why=sanitize(why, 300))
             return
@@ -114,7 +116,7 @@ class TokenVerifier:
         try:
             header = jwt.get_unverified_header(token)
             issuer = jwt.decode(token, options={"verify_signature": False}).get("iss")
-        except jwt.PyJWTError:
+        except (jwt.PyJWTError, ValueError):  # ValueError: bytes that are no text
             raise _refused("it is no JSON Web Token") from None
         section = self._sections.get(issuer) if isinstance(issuer, str) else None
         if section is None:
@@ -125,14 +127,14 @@ class TokenVerifier:
         try:
             claims = jwt.decode(
                 token,
-                key,
-                algorithms=list(section.algorithms),
+                key.key,  # alone it has no algorithm: issuers may leave it out
+                algorithms=[header["alg"]],
                 audience=section.audience,
                 issuer=section.issuer,
                 leeway=LEEWAY_S,
                 options={"require": ["exp", "iat", "iss", "aud", "sub"]},
             )
-        except jwt.PyJWTError as error:
+        except (jwt.PyJWTError, TypeError) as error:  # TypeError: a key of another algorithm
             raise _refused(str(error)) from None
         return f"{sanitize(str(claims['sub']), 120)} of {section.issuer}", _role(section, claims)
 

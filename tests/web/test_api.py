@@ -7,6 +7,7 @@ import gzip
 import json
 import shutil
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from urllib.parse import quote
 
@@ -75,6 +76,7 @@ async def test_it_has_the_forms_of_the_command_line(on: Cli, serve: Serve, outpu
         ("/drones?limits=3", 400, 2, "did you mean `limit`?"),
         ("/drones?limit=x", 400, 2, "--limit"),
         ("/drones?all=maybe", 400, 2, "write true or false"),
+        ("/drones?sort=nosuch,-", 400, 2, "no column `nosuch`"),
         ("/drones?columns=nosuch", 400, 2, "no column `nosuch`"),
         ("/drones?store=/etc/passwd", 400, 2, "no parameter `store`"),
         ("/status?output=csv", 400, 2, "is for lists"),
@@ -96,6 +98,13 @@ async def test_a_page_that_is_not_there_is_a_page_that_says_so(serve: Serve) -> 
     answer = await (await serve()).ask("/drone/<b>999")
     assert (answer.status, answer.headers["Content-Type"].partition(";")[0]) == (404, "text/html")
     assert "Not found" in answer.text and "no drone" in answer.text and "<b>999" not in answer.text
+
+
+async def test_a_static_file_is_there_and_no_other(serve: Serve) -> None:
+    served = await serve()
+    assert (await served.ask("/static/style.css")).headers["Content-Type"] == "text/css"
+    for name in ("nosuch", "a" * 3000, "..%2Fserver.py"):
+        assert (await served.ask(f"/static/{name}")).status == 404
 
 
 async def test_without_a_record_it_says_so_and_goes_on_when_there_is_one(
@@ -235,6 +244,20 @@ async def test_a_form_of_a_web_page_changes_nothing(serve: Serve, record: Path) 
     assert not Reader(record).requests()
 
 
+async def test_a_body_in_pieces_is_read_whole_and_one_too_large_is_refused(serve: Serve, record: Path) -> None:
+    async def pieces(text: str) -> AsyncIterator[bytes]:
+        for begin in range(0, len(text), 3000):
+            yield text[begin : begin + 3000].encode()
+            await asyncio.sleep(0.05)
+
+    served, headers = await serve(), {"Content-Type": "application/json"}
+    url = f"{API}/drones/1/kill"
+    for spaces, status in ((7000, 202), (20_000, 413)):
+        body = pieces(f'{{"reason":{" " * spaces}"x"}}')
+        assert (await served.ask(url, method="POST", unix=served.path, data=body, headers=headers)).status == status
+    assert len(Reader(record).requests()) == 1
+
+
 async def test_schemas_are_those_of_the_command_line(serve: Serve) -> None:
     served = await serve()
     assert (await served.ask(f"{API}/schemas")).json == list(SCHEMAS)
@@ -244,7 +267,7 @@ async def test_schemas_are_those_of_the_command_line(serve: Serve) -> None:
 
 async def test_every_answer_has_strict_headers(serve: Serve) -> None:
     served = await serve()
-    for path in ("/-/healthy", f"{API}/status", "/nosuch", f"{API}/drones/999"):
+    for path in ("/-/healthy", f"{API}/status", "/nosuch", f"{API}/drones/999", "/static/style.css"):
         headers = (await served.ask(path)).headers
         assert "frame-ancestors 'none'" in headers["Content-Security-Policy"], path
         assert headers["X-Content-Type-Options"] == "nosniff"

@@ -50,6 +50,8 @@ async def test_a_name_that_a_web_page_points_at_this_host_is_refused(serve: Serv
     served = await serve()
     answer = await served.ask(f"{API}/status", headers={"Host": "rebound.example:8618"})
     assert answer.status == 421
+    for host in ("a:b:c", "localhost:99999999", "["):
+        assert (await served.ask(f"{API}/status", headers={"Host": host})).status == 421
     assert (await served.ask(f"{API}/status", headers={"Host": "localhost:9000"})).status == 200  # an ssh tunnel
 
 
@@ -189,6 +191,7 @@ async def test_a_token_gives_what_its_scope_says(
 HOUR = 3600.0
 BAD: dict[str, Callable[[Issuer], str]] = {
     "no token": lambda issuer: "nonsense",
+    "a key of another algorithm": lambda issuer: issuer.token(kid="e1", key=RSA),
     "three dots": lambda issuer: "a.b.c",
     "another audience": lambda issuer: issuer.token(aud="https://other.example"),
     "for any service": lambda issuer: issuer.token(aud="https://wlcg.cern.ch/jwt/v1/any"),
@@ -223,6 +226,23 @@ def hmac_with_public_key(issuer: Issuer) -> str:
     header = base64.urlsafe_b64encode(b'{"alg":"HS256","kid":"r1","typ":"JWT"}').rstrip(b"=").decode()
     signature = hmac.new(pem, f"{header}.{claims}".encode(), hashlib.sha256).digest()
     return f"{header}.{claims}.{base64.urlsafe_b64encode(signature).rstrip(b'=').decode()}"
+
+
+async def test_bytes_that_are_no_text_are_refused(serve: Serve) -> None:
+    served = await serve()
+    for field, status in ((b"Host: \xff", b"421"), (b"Host: localhost\r\nAuthorization: Bearer \xff", b"401")):
+        reader, writer = await asyncio.open_connection(*served.section.listen.split(":"))
+        writer.write(f"GET {API}/status HTTP/1.1\r\nConnection: close\r\n".encode() + field + b"\r\n\r\n")
+        assert (await reader.read()).split()[1] == status
+        writer.close()
+
+
+async def test_every_algorithm_of_the_list_is_verified(serve: Serve, issuer: Issuer) -> None:
+    """Issuers may publish their keys without an algorithm."""
+    served = await serve(**issuer.section(algorithms=("RS512", "PS256", "ES256")))
+    for alg, kid, status in (("RS512", "r1", 200), ("PS256", "r1", 200), ("ES256", "e1", 200), ("RS256", "r1", 401)):
+        token = issuer.token(alg=alg, kid=kid)
+        assert (await served.ask(f"{API}/status", headers=bearing(token))).status == status, alg
 
 
 @pytest.mark.parametrize("kind", BAD)
@@ -261,6 +281,20 @@ async def test_an_issuer_that_does_not_answer(serve: Serve, issuer: Issuer, monk
     assert (await served.ask(f"{API}/status", headers=bearing(issuer.token()))).status == 200
     monkeypatch.setattr(tokens, "KEYS_LOST_S", 0.0)
     assert (await served.ask(f"{API}/status", headers=bearing(issuer.token()))).status == 503
+
+
+async def test_keys_of_no_known_form_are_a_failure_of_the_issuer(
+    serve: Serve, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = await serve(**issuer.section())
+    for keys in ([], "text", {"keys": [7]}):
+
+        async def document(self: tokens.IssuerKeys, url: str, keys: Any = keys) -> Any:
+            return {"issuer": issuer.url, "jwks_uri": "x"} if url.endswith("configuration") else keys
+
+        monkeypatch.setattr(tokens.IssuerKeys, "_document", document)
+        monkeypatch.setattr(tokens, "KEYS_RETRY_S", 0.0)
+        assert (await served.ask(f"{API}/status", headers=bearing(issuer.token()))).status == 503
 
 
 async def test_discovery_of_another_issuer_is_not_believed(serve: Serve, issuer: Issuer) -> None:
@@ -375,6 +409,7 @@ async def test_a_page_elsewhere_cannot_use_the_log_in(serve: Serve, record: Path
         {"Origin": "https://evil.example"},
         {"Origin": "null"},
         {"Origin": "http://drones.example.edu"},
+        {"Authorization": "Basic YTpi"},
     ):
         assert (await served.change("/drones/1/kill", unix=socket, headers=ANN | headers)).status == 403
     assert not Reader(record).requests()
