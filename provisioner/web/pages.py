@@ -22,6 +22,7 @@ from provisioner.cli import options as opt
 from provisioner.cli import output as out
 from provisioner.cli.options import VerbError
 from provisioner.model import DroneState
+from provisioner.reasons import SiteDisabled
 from provisioner.store import Views
 from provisioner.store.reader import Reader
 from provisioner.web import charts, tables
@@ -246,7 +247,11 @@ def _job(reader: Reader, job_id: str, query: Query) -> WebPage:
     if document.schema != jobs.CLASS_SCHEMA:
         title = f"{_named('Job', job_id)} {JOB_STATES[document.of.state]}"
         return WebPage(title, "job.html", document.of.said, facts=facts, more={"others": (), "advice": ()})
-    first, *others = [formatting.describe(reason) for reason in document.parts["said"].rows] or [jobs.NO_PLAN_YET]
+    said = [
+        replace(reason, by="an operator") if isinstance(reason, SiteDisabled) and reason.by else reason
+        for reason in document.parts["said"].rows
+    ]
+    first, *others = map(formatting.describe, said) if said else [jobs.NO_PLAN_YET]
     advice = document.parts.get("advice")
     more = {"others": others, "advice": [row[0].text for row in page_table(advice).rows] if advice else ()}
     types = page_table(document.parts["types"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
+from dataclasses import replace
 from html import unescape
 from importlib.resources import files
 from pathlib import Path
@@ -15,7 +16,8 @@ import pytest
 
 from provisioner.cli.jobs import explained_job
 from provisioner.cli.options import VerbError
-from provisioner.model import BreakerState, DroneState
+from provisioner.model import BreakerState, DroneState, Refusal
+from provisioner.reasons import SiteDisabled
 from provisioner.store.writer import SqlStore
 from provisioner.web.pages import PAGES, render
 from tests.web import records
@@ -181,6 +183,7 @@ def test_tables_sort_and_choose_columns_as_the_command_line_does(reader: SeriesR
         ("/drones?state=sleeping", "'sleeping' is not a valid DroneState"),
         ("/drones?sort=nosuch", "no column `nosuch`"),
         ("/drones?limit=many", "limit=many is not a number: write limit=20"),
+        (f"/drones?limit={'9' * 4400}", "is not a number"),
         ("/plan/nosuch", "no page `/plan/nosuch`"),
     ],
 )
@@ -205,6 +208,17 @@ def test_the_page_of_a_job_says_nothing_of_other_users(reader: SeriesReader) -> 
     for job in ("8812.1", "8831.2", "8841.0", "8790.3"):
         page = Rendered(reader, f"/job/{job}")
         assert not [owner for owner in (*owners, "physics/anna", "8820", "8833") if owner in page.source], page.text
+
+
+def test_the_page_of_a_job_does_not_name_the_operator_who_disabled_a_site(
+    reader: SeriesReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (plan,), (job,) = reader.plans(limit=1), [c for c in reader.views().overlay.view.classes if "8831" in c.job_ids]  # type: ignore[union-attr]
+    refusal = Refusal(f"class:{job.id}", 1, SiteDisabled("topas", "carla", "cooling"))
+    monkeypatch.setattr(reader, "plans", lambda **_: [replace(plan, starts=(), refusals=(refusal,))])
+    page = Rendered(reader, "/job/8831.2")
+    assert "site topas is disabled by an operator: cooling" in page.text and "carla" not in page.source
+    assert "carla" in Rendered(reader, f"/why?q=class:{job.id}").source
 
 
 def test_page_and_json_give_the_same_reason_and_the_same_advice(reader: SeriesReader) -> None:
