@@ -119,7 +119,8 @@ def _follow(query: opt.Query | opt.ListQuery) -> NoReturn:
 
 
 def _call(where: opt.Where, method: str, path: str, body: bytes | None = None) -> tuple[bytes, HTTPMessage]:
-    with _opened(where, method, path, body, TIMEOUT_S) as response:
+    cut_short = opt.reported(OSError, http.client.HTTPException, prefix=f"no whole answer from {where.url}: ")
+    with _opened(where, method, path, body, TIMEOUT_S) as response, cut_short:
         return response.read(), response.headers
 
 
@@ -132,21 +133,25 @@ def _opened(
     headers = {"Content-Type": "application/json"} if body is not None else {}
     headers |= {"Last-Event-ID": last_id} if last_id else {}
     if token := bearer_token(where):
+        if not (token.isascii() and token.isprintable()):
+            raise VerbError("the bearer token is not one line of ASCII: is its file the right one?")
         headers["Authorization"] = f"Bearer {token}"
     try:
         connection.request(method, f"{prefix}{API}{path}", body, headers)
         response = connection.getresponse()
-        if response.status < 400:
+        if response.status < 300 and response.headers.get_content_type() != "text/html":
             return response
         told = response.read()
     except (OSError, http.client.HTTPException) as error:
         raise VerbError(f"no answer from {url}: {error}", "is `provisioner serve` running there?") from None
     try:
         problem = json.loads(told)
-        lines, code = str(problem["detail"]).splitlines(), problem.get("exit_code", Exit.FAILED)
+        lines, code = str(problem["detail"]).splitlines(), Exit(problem.get("exit_code", Exit.FAILED))
     except (ValueError, KeyError, TypeError):
-        raise VerbError(f"{url} answers {response.status} {response.reason}, and is no provisioner") from None
-    raise VerbError(*lines, code=Exit(code))
+        wrong = f"{url} answers {response.status} {response.reason}, and is no provisioner"
+        log_in = ["a proxy that asks for a log-in is for browsers: use the address for tokens and certificates"]
+        raise VerbError(wrong, *log_in * (response.status < 400)) from None
+    raise VerbError(*lines, code=code)
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -164,18 +169,19 @@ class _UnixConnection(http.client.HTTPConnection):
 
 def _connection(url: str, timeout_s: float) -> tuple[http.client.HTTPConnection, str]:
     """Return a connection, and the path before that of the API."""
-    parts = urlsplit(url)
+    with opt.reported(ValueError, prefix=f"--url {url}: ", code=Exit.USAGE):
+        parts, port = urlsplit(url), urlsplit(url).port
     if parts.scheme == "unix" and parts.path:
         return _UnixConnection(parts.path, timeout_s), ""
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise VerbError(f"--url {url}: write https://HOST:PORT or unix:PATH", code=Exit.USAGE)
     if parts.scheme == "http":
-        return http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s), parts.path.rstrip("/")
+        return http.client.HTTPConnection(parts.hostname, port, timeout=timeout_s), parts.path.rstrip("/")
     context = ssl.create_default_context()
     if certificate := os.environ.get("X509_USER_CERT"):
         with opt.reported(OSError, prefix="X509_USER_CERT, X509_USER_KEY: "):
             context.load_cert_chain(certificate, os.environ.get("X509_USER_KEY"))
-    made = http.client.HTTPSConnection(parts.hostname, parts.port, timeout=timeout_s, context=context)
+    made = http.client.HTTPSConnection(parts.hostname, port, timeout=timeout_s, context=context)
     return made, parts.path.rstrip("/")
 
 
@@ -185,6 +191,13 @@ def bearer_token(where: opt.Where) -> str:
     That of ``--token-file``; else, over https alone, the one that the WLCG Bearer Token Discovery finds.
     """
     if where.token_file is not None:
+        from provisioner.config.models import is_loopback
+
+        parts = urlsplit(where.url or "")
+        if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
+            raise VerbError(
+                f"--token-file: it would go to {parts.hostname} in the clear; write https://", code=Exit.USAGE
+            )
         return where.token_file.read_text().strip()
     if not (where.url or "").startswith("https:"):
         return ""

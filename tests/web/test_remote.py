@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from provisioner.cli.options import Exit, Where
+from provisioner.cli.options import Exit, VerbError, Where
 from provisioner.cli.remote import bearer_token
 from provisioner.model import RequestKind
 from provisioner.store.reader import Reader
@@ -137,9 +137,35 @@ async def test_nobody_there_is_told(serve: Serve, tmp_path: Path) -> None:
         (f"unix:{tmp_path}/none", "is `provisioner serve` running there?"),
         ("http://127.0.0.1:1", "is `provisioner serve` running there?"),
         ("ftp://x", "write https://HOST:PORT or unix:PATH"),
+        ("https://x:port", "--url https://x:port: Port could not be cast"),
+        ("https://[::1", "--url https://[::1: Invalid IPv6 URL"),
     ):
         ran = await remote(served, "status", url=url)
-        assert ran.code in (Exit.FAILED, Exit.USAGE) and said in ran.err
+        assert ran.code in (Exit.FAILED, Exit.USAGE) and said in ran.err and "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (b"302 Found\r\nLocation: https://sso.example.edu/", "answers 302 Found, and is no provisioner"),
+        (b"200 OK\r\nContent-Type: text/html\r\nContent-Length: 4\r\n\r\n<p/>", "is no provisioner"),
+        (b'400 Bad\r\nContent-Length: 34\r\n\r\n{"detail": "x", "exit_code": 9999}', "is no provisioner"),
+        (b"200 OK\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{", "no whole answer"),
+    ],
+)
+async def test_an_answer_of_something_else_is_no_success(answer: bytes, said: str) -> None:
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 " + answer + (b"" if b"\r\n\r\n" in answer else b"\r\n\r\n"))
+        writer.close()
+
+    async with await asyncio.start_server(speak, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        command = [sys.executable, "-m", "provisioner.cli", "drones", "kill", "1", "--reason", "x"]
+        env = {**os.environ, "PROVISIONER_URL": f"http://127.0.0.1:{port}"}
+        process = await asyncio.create_subprocess_exec(*command, stdout=-1, stderr=-1, env=env, cwd="/")
+        told = (await process.communicate())[1].decode()
+    assert process.returncode == Exit.FAILED and said in told and "Traceback" not in told
 
 
 async def test_loopback_may_look_alone(serve: Serve, record: Path) -> None:
@@ -168,3 +194,12 @@ def test_tokens_are_found_as_the_wlcg_says(tmp_path: Path, monkeypatch: pytest.M
     assert found(token_file=file) == "runtime"
     assert found(url="http://drones.example.edu") == "", "not in the clear"
     assert found(url="unix:/run/web.sock") == ""
+    assert found(url="http://127.0.0.1:8618", token_file=file) == "runtime"
+    with pytest.raises(VerbError, match="in the clear"):
+        found(url="http://drones.example.edu", token_file=file)
+
+
+async def test_a_file_that_holds_no_token_is_not_sent(serve: Serve, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("-----BEGIN-----\nsecret\n")
+    ran = await remote(await serve(), "status", "--token-file", str(tmp_path / "key"))
+    assert ran.code == Exit.FAILED and "is not one line of ASCII" in ran.err and "secret" not in ran.err
