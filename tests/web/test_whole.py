@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import shutil
@@ -115,9 +116,9 @@ class Follower(threading.Thread):
                         name, _, value = line.decode().strip().partition(": ")
                         if name == "id":
                             self.last = value
-                        elif name == "data":
-                            self.rows.append(json.loads(value))
-            except OSError:
+                        elif name == "data" and "name" in (row := json.loads(value)):  # else it tells of a tick
+                            self.rows.append(row)
+            except (OSError, http.client.HTTPException):
                 pass
             self.ends += 1
             time.sleep(0.2)
