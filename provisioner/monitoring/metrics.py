@@ -104,11 +104,16 @@ def _gauge(
     return MetricSpec(f"provisioner_{name}", MetricKind.GAUGE, help_, tuple(labels.split()), choices, read)
 
 
-def view_ages(views: Views, now: float) -> dict[str, tuple[float | None, float]]:
-    """Return the age of each view (None if there is none) and the age up to which it is used, by scope."""
+def view_ages(views: Views, now: float, *, enabled: bool = False) -> dict[str, tuple[float | None, float]]:
+    """Return the age of each view (None if there is none) and the age up to which it is used, by scope.
+
+    ``enabled``: only of sites that are.
+    """
     polled = {OVERLAY: (views.overlay.view, views.policy.overlay_max_age_s)}
     ages = {scope: (now - view.taken_at if view else None, limit) for scope, (view, limit) in polled.items()}
     for name, policy in views.policy.sites.items():
+        if enabled and not policy.enabled:
+            continue
         site = views.sites[name].view if name in views.sites else None
         ages[name] = (now - site.taken_at if site else None, policy.view_max_age_s)
     return ages
@@ -121,7 +126,7 @@ def _view_age(facts: RecordFacts) -> LabelledValues:
 
 
 def _view_fresh(facts: RecordFacts) -> LabelledValues:
-    for scope, (age_s, limit_s) in view_ages(facts.views, facts.now).items() if facts.views else ():
+    for scope, (age_s, limit_s) in view_ages(facts.views, facts.now, enabled=True).items() if facts.views else ():
         yield (scope,), float(age_s is not None and age_s <= limit_s)
 
 
@@ -185,7 +190,7 @@ METRICS: Sequence[MetricSpec] = (
     _counter("drones_ended_total", "Drones that ended.", "site type outcome", _ENDED),
     _counter("orphan_stops_total", "Orders to stop an orphan; one may be ordered again.", "site"),
     # use of GPUs
-    _counter("gpu_seconds_total", "GPU time of drones by use.", "site type use", _USES),
+    _counter("gpu_seconds_total", "GPU time of drones by use; GPUs without a job are idle.", "site type use", _USES),
     _counter("lost_gpu_seconds_total", "Part of the busy GPU time that jobs must repeat.", "site type"),
     _counter("jobs_lost_total", "Runs of jobs that the end of their drone ended.", "site type"),
     _counter("measured_gpu_seconds_held_total", "GPU time held by runs whose use was measured.", "site type"),
@@ -198,7 +203,7 @@ METRICS: Sequence[MetricSpec] = (
     _summary("give_way_seconds", "Time from the notice to a drone to its end.", "site type"),
     # sites
     _gauge("view_age_seconds", "Age of the newest good view.", "scope", read=_view_age),
-    _gauge("view_fresh", "1 if decisions use the view, 0 if it is too old or missing.", "scope", read=_view_fresh),
+    _gauge("view_fresh", "1 if decisions use the view, 0 if too old or missing; of enabled sites.", "scope", read=_view_fresh),
     _gauge("breaker_state", "1 for the state of a breaker.", "scope state fault", read=_breaker_state),
     _gauge("breaker_until_timestamp_seconds", "End of the ban of a banned breaker.", "scope", read=_breaker_until),
     _gauge("nodes_avoided", "Nodes that are banned as black holes.", "site", read=_nodes_avoided),
@@ -321,9 +326,7 @@ def readiness(views: Views | None, holder: Holder | None, now: float) -> Health:
     if now - views.at > limit_s:
         age = formatting.age(now - views.at)
         problems.append(f"the newest tick is {age} old; it may be {formatting.age(limit_s)} old")
-    for scope, (age_s, most_s) in view_ages(views, now).items():
-        if scope != OVERLAY and not views.policy.sites[scope].enabled:
-            continue
+    for scope, (age_s, most_s) in view_ages(views, now, enabled=True).items():
         if age_s is None:
             problems.append(f"there is no view of {scope}")
         elif age_s > most_s:

@@ -147,9 +147,13 @@ def counts_of_run(run: CompletedJob, drone: GpuDrone, kind: DroneType | None) ->
 def counts_of_time(snapshot: Snapshot, elapsed_s: float) -> MetricCounts:
     """Return the GPU time of the drones of ``snapshot``, and the waits of owners, in the ``elapsed_s`` before it."""
     counts, milli, notices = MetricCounts(), Counter[tuple[TypeKey, str]](), dict[str, float]()
+    pool = snapshot.overlay.view
+    free = {slot.drone_id: slot.free_gpu_milli for slot in pool.slots if slot.free_gpu_milli} if pool else {}
     for drone in snapshot.drones.values():
         if drone.gpu_milli and (use := GPU_USES.get(drone.state)):
-            milli[drone.type, use] += drone.gpu_milli
+            idle = min(free.get(drone.id, 0), drone.gpu_milli) if drone.state is DroneState.BUSY else 0
+            milli[drone.type, use] += drone.gpu_milli - idle
+            milli[drone.type, GPU_USES[DroneState.IDLE]] += idle
         if drone.notice_at:
             notices[drone.site] = min(drone.notice_at, notices.get(drone.site, drone.notice_at))
     for (kind, use), amount in milli.items():

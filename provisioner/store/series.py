@@ -84,8 +84,8 @@ def old_samples(now: float, keep_s: float) -> Iterable[tuple[str, Sequence[float
 
 def drop_empty_series(sql: sqlite3.Connection) -> None:
     """Delete the names of series whose samples are all past their retention."""
-    longest = max(STEPS_S)
-    used = f"SELECT 1 FROM samples WHERE step_s = {longest} AND series = series.id"
+    steps = ", ".join(map(str, STEPS_S))
+    used = f"SELECT 1 FROM samples WHERE step_s IN ({steps}) AND series = series.id"
     sql.execute(f"DELETE FROM series WHERE id > 0 AND NOT EXISTS ({used})")
 
 

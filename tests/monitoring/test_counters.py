@@ -18,7 +18,7 @@ from provisioner.model import DroneState
 from provisioner.reasons import PreemptedForOwner
 from provisioner.simulator.loop import VirtualClock, run_virtual
 from provisioner.store import StoreError
-from provisioner.store.measures import MetricCounts, MetricKey
+from provisioner.store.measures import MetricCounts, MetricKey, counts_of_time
 from provisioner.store.reader import Reader
 from provisioner.store.writer import SqlStore
 from tests.store.story import DONE, TemporaryStore, drone, now_is, record, seen, starts, store_at
@@ -162,6 +162,16 @@ def test_gpu_time_is_integrated_from_tick_to_tick_by_use() -> None:
         "gpu_seconds_total topas,a100,idle": 20.0,
         "owner_wait_seconds_total topas,within": 3.0,
     }
+
+
+def test_gpus_that_no_job_has_are_idle_in_a_busy_drone() -> None:
+    store, busy = TemporaryStore(), drone(1, DroneState.BUSY, gpu_milli=4000)
+    snapshot = seen(store, m.Plan(1, 100.0), drones={busy.id: busy})
+    assert snapshot.overlay.view is not None
+    slot = replace(snapshot.overlay.view.slots[0], free_gpu_milli=3000)
+    pool = m.PolledOverlay(replace(snapshot.overlay.view, slots=(slot,)))
+    found = counts_of_time(replace(snapshot, overlay=pool), 10.0)
+    assert {dict(key.labels)["use"]: n for key, n in found.items()} == {"busy": 10.0, "idle": 30.0}
 
 
 def test_a_long_gap_between_two_ticks_is_no_gpu_time() -> None:

@@ -134,6 +134,13 @@ def test_it_is_ready_while_a_controller_decides_on_fresh_views(
     assert readiness(views, holder, now) == Health(not reasons, reasons)
 
 
+def test_a_site_that_is_switched_off_has_no_view_that_could_be_too_old() -> None:
+    """The runbook of ViewStale says to switch a site off in a long downtime: that ends the alert."""
+    facts = metrics.RecordFacts(1010.0, HOLDER, VIEWS, None, {}, {}, {})
+    (fresh,) = (family for family in metrics.families(facts) if family.name == "provisioner_view_fresh")
+    assert {sample.labels["scope"]: sample.value for sample in fresh.samples} == {"overlay": 1.0, "kit": 1.0}
+
+
 def test_an_old_tick_is_a_reason() -> None:
     assert readiness(VIEWS, HOLDER, 2000.0).reasons[0].startswith("the newest tick is 16m40s old")
 
@@ -152,6 +159,10 @@ def test_expressions_use_metrics_and_labels_of_the_table_and_each_metric_is_show
     for expression in expressions:
         for label in re.findall(r"(\w+)(?:=~|!~|!=|=)\"", expression):
             assert label in LABELS, expression
+
+
+def test_an_alert_on_one_controller_does_not_look_at_another() -> None:
+    assert not [alert.name for alert in ALERTS if re.search(r"on \(\)", alert.expression)]
 
 
 def test_dashboards_keep_their_uid_and_ask_for_their_data_source() -> None:

@@ -104,6 +104,18 @@ async def test_pruning_keeps_each_step_as_long_as_its_retention_and_forgets_empt
     assert sorted(names) == ['{"age": "1"}', '{"age": "10"}', '{"age": "100"}']
 
 
+def test_a_series_keeps_its_name_until_the_last_of_its_samples_is_pruned() -> None:
+    """A batch of a pruning may leave samples of a minute behind when the hours are gone: a new series had its number."""
+    sql = record_in_memory()
+    add_sample(sql, BEGIN, {GAUGE: 1.0})
+    sql.execute("DELETE FROM samples WHERE step_s = 3600")
+    drop_empty_series(sql)
+    assert read_series(sql, "waiting", BEGIN, BEGIN + 60.0, 60.0)
+    sql.execute("DELETE FROM samples")
+    drop_empty_series(sql)
+    assert sql.execute("SELECT count(*) FROM series").fetchone() == (1,)
+
+
 async def test_the_policy_shortens_the_retention(tmp_path: Path) -> None:
     async with SqlStore(tmp_path / "s.db", "kit", 1e9, 3, threaded=False, series_s=7200.0) as store:
         await store.record_sample(BEGIN - 3 * 3600.0, {GAUGE: 1.0})
