@@ -203,7 +203,12 @@ METRICS: Sequence[MetricSpec] = (
     _summary("give_way_seconds", "Time from the notice to a drone to its end.", "site type"),
     # sites
     _gauge("view_age_seconds", "Age of the newest good view.", "scope", read=_view_age),
-    _gauge("view_fresh", "1 if decisions use the view, 0 if too old or missing; of enabled sites.", "scope", read=_view_fresh),
+    _gauge(
+        "view_fresh",
+        "1 if decisions use the view, 0 if too old or missing; of enabled sites.",
+        "scope",
+        read=_view_fresh,
+    ),
     _gauge("breaker_state", "1 for the state of a breaker.", "scope state fault", read=_breaker_state),
     _gauge("breaker_until_timestamp_seconds", "End of the ban of a banned breaker.", "scope", read=_breaker_until),
     _gauge("nodes_avoided", "Nodes that are banned as black holes.", "site", read=_nodes_avoided),

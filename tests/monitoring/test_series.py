@@ -105,7 +105,7 @@ async def test_pruning_keeps_each_step_as_long_as_its_retention_and_forgets_empt
 
 
 def test_a_series_keeps_its_name_until_the_last_of_its_samples_is_pruned() -> None:
-    """A batch of a pruning may leave samples of a minute behind when the hours are gone: a new series had its number."""
+    """A batch of a pruning may leave samples of a minute when the hours are gone: a new series had its number."""
     sql = record_in_memory()
     add_sample(sql, BEGIN, {GAUGE: 1.0})
     sql.execute("DELETE FROM samples WHERE step_s = 3600")
