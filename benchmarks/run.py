@@ -3,7 +3,7 @@
 Nothing is judged: the figures depend on the machine. Ratios to COBalD/TARDIS are of one run on one machine.
 
     run.py [--only NAME ...]     NAME: decide, steady, victims, rival, query, listing, openstack, slurm,
-                                 kubernetes
+                                 kubernetes, web
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ MODULES = {
     "openstack": "benchmarks.openstack",
     "slurm": "benchmarks.slurm",
     "kubernetes": "benchmarks.kubernetes",
+    "web": "benchmarks.web",
 }
 LIMIT_S = 2400
 

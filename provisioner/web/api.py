@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -105,17 +106,29 @@ async def answer_resource(resource: Resource, record: SharedRecord, request: web
     words, page = resource.arguments(request.match_info.get("id"), query)
     version = await record.version()
     tags = request.if_none_match or ()
-    headers = {"ETag": f'W/"{version}"', "Cache-Control": "no-cache"}
+    headers = {"Cache-Control": "no-cache"}
     if any(tag.value in (version, "*") for tag in tags):
-        return web.Response(status=304, headers=headers)
+        return web.Response(status=304, headers={"ETag": f'W/"{version}"', **headers})
     key = f"{resource.path} {words} {page}"
     answered = await record.answer(key, version, partial(resource.answer, record.reader, words, page))
+    headers["ETag"] = f'W/"{answered.version}"'
     if answered.scope:
         headers["Provisioner-Scope"] = quote(answered.scope, safe=" ,;:/()")
     if answered.more:
         following = request.rel_url.update_query({"after": answered.more})
         headers["Link"] = f'<{following}>; rel="next"'
-    return compressed(web.Response(body=answered.body, headers=headers, content_type=answered.content_type))
+    return response_of(answered, request, headers)
+
+
+def response_of(answered: Answered, request: web.Request, headers: Mapping[str, str]) -> web.Response:
+    """Return the response with an answer, compressed if it is long and the client takes that."""
+    headers, body = {"Vary": "Accept-Encoding", **headers}, answered.body
+    if answered.zipped and "gzip" in request.headers.get("Accept-Encoding", ""):
+        headers["Content-Encoding"] = "gzip"
+    elif answered.zipped:
+        body = gzip.decompress(body)
+    charset = "utf-8" if answered.content_type.startswith("text/") else None
+    return web.Response(body=body, headers=headers, content_type=answered.content_type, charset=charset)
 
 
 async def answer_series(record: SharedRecord, request: web.Request) -> web.Response:
@@ -126,7 +139,7 @@ async def answer_series(record: SharedRecord, request: web.Request) -> web.Respo
     if since_s / step_s > MOST_POINTS:
         raise VerbError(f"more than {MOST_POINTS} points: write a longer `step`", code=Exit.USAGE)
     metric, now = query.get("metric", ""), time.time()
-    found = await record.run(record.reader.series, metric, now - since_s, now, step_s)
+    found = await record.glance(record.reader.series, metric, now - since_s, now, step_s)
     if not found:
         raise VerbError(f"no series of metric `{formatting.sanitize(metric, 80)}` on record")
     rows = [{"labels": dict(s.labels), "step_s": s.step_s, "points": s.points} for s in found]
@@ -239,7 +252,7 @@ async def request_change(change: Change, record: SharedRecord, request: web.Requ
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"])) or "body"
         raise web.HTTPBadRequest(text=formatting.sanitize(f"{place}: {first['msg']}", 300)) from None
-    told = await record.run(_ask, record.reader, change, request.match_info.get("id", ""), body, caller.name)
+    told = await record.glance(_ask, record.reader, change, request.match_info.get("id", ""), body, caller.name)
     log.info("change.requested", kind=change.kind.value, by=caller.name, reason=body.reason, request=told["request"])
     return web.json_response(told, status=202)
 

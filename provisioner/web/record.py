@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from pathlib import Path
+from threading import Lock
+from typing import Any, NamedTuple, TypeVar, cast
 
+from provisioner.model import Drone, Snapshot
+from provisioner.store import Views
 from provisioner.store.reader import Reader, RecordPosition
 
-READ_THREADS = 4
+READ_THREADS = 3
+GLANCE_THREADS = 2
 MOST_WAITING_READS = 200
-"""More reads at once are refused: each would only wait for those before it."""
+MOST_WAITING_GLANCES = 4000
+"""More reads at once are refused: each would only wait for those before it. All clients of the stream may come at once,
+as after a restart: a browser whose stream is refused does not try again."""
 ANSWER_KEPT_S = 2.0
 """An answer is given again for so long, if nothing new is on record: its ages are as much too small."""
-MOST_ANSWERS_KEPT = 32
+MOST_ANSWERS_KEPT = 64
+BUSY_KEPT_S = 15.0
+"""While all threads are busy, an answer of an older version is given again for so long: by then there is a new tick."""
+LEAST_COMPRESSED = 1024
+COMPRESSION_LEVEL = 3
 STALE_STEP_S = 30.0
 """Without anything new on record its version changes this often: what is said of old views changes with their age."""
 
@@ -36,9 +48,46 @@ class Answered(NamedTuple):
     """Line for people about what is and is not in it."""
     more: str = ""
     """Cursor of the rows that a limit left out; empty: none."""
+    version: str = ""
+    """Version of the record that it was made of."""
+    zipped: bool = False
+    """``body`` is compressed with gzip, as long ones are."""
+
+    def compressed(self) -> Answered:
+        if len(self.body) <= LEAST_COMPRESSED:
+            return self
+        return self._replace(body=gzip.compress(self.body, COMPRESSION_LEVEL), zipped=True)
 
 
 T = TypeVar("T")
+
+
+class SharedReader(Reader):
+    """A reader that decodes the bulk of the record once for all answers: nobody may change what it returns."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._kept: dict[object, tuple[RecordPosition, Any]] = {}
+        self._locks: defaultdict[object, Lock] = defaultdict(Lock)
+
+    def _once(self, key: object, read: Callable[[], T]) -> T:
+        """Return what ``read`` returned since the record changed; one thread reads, others wait for it."""
+        with self._locks[key]:
+            position = self.position()
+            known, found = self._kept.get(key, (None, None))
+            if known != position:
+                found = read()
+                self._kept[key] = position, found
+            return cast(T, found)
+
+    def views(self, *, bulk: bool = True) -> Views | None:
+        return self._once(("views", bulk), partial(super().views, bulk=bulk))
+
+    def snapshot(self, tick: int | None = None) -> Snapshot | None:
+        return self._once("snapshot", super().snapshot) if tick is None else super().snapshot(tick)
+
+    def drones(self, **chosen: Any) -> list[Drone]:
+        return super().drones(**chosen) if chosen else [*self._once("drones", super().drones)]
 
 
 class SharedRecord:
@@ -47,28 +96,41 @@ class SharedRecord:
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
         self._pool = ThreadPoolExecutor(READ_THREADS, "record")
-        self._waiting = 0
+        self._glances = ThreadPoolExecutor(GLANCE_THREADS, "glance")
+        self._waiting: Counter[ThreadPoolExecutor] = Counter()
         self._answers: OrderedDict[str, tuple[str, float, asyncio.Future[Answered]]] = OrderedDict()
         self._holder: tuple[float, int] = (0.0, 0)
         self._position: tuple[RecordPosition | None, float] = (None, 0.0)
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._glances):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def _busy(self) -> bool:
+        return self._waiting[self._pool] >= READ_THREADS
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
         """Call a function in a thread. Raises :class:`TooManyReadsError` if too many calls wait."""
-        if self._waiting >= MOST_WAITING_READS:
+        return await self._run(self._pool, MOST_WAITING_READS, function, *args)
+
+    async def glance(self, function: Callable[..., T], *args: Any) -> T:
+        """Call a function that takes milliseconds, which does not wait for longer ones; else as :meth:`run`."""
+        return await self._run(self._glances, MOST_WAITING_GLANCES, function, *args)
+
+    async def _run(self, pool: ThreadPoolExecutor, most: int, function: Callable[..., T], *args: Any) -> T:
+        if self._waiting[pool] >= most:
             raise TooManyReadsError
-        self._waiting += 1
+        self._waiting[pool] += 1
         try:
             call = partial(copy_context().run, function, *args)
-            return await asyncio.get_running_loop().run_in_executor(self._pool, call)
+            return await asyncio.get_running_loop().run_in_executor(pool, call)
         finally:
-            self._waiting -= 1
+            self._waiting[pool] -= 1
 
     async def version(self) -> str:
         """Return a text that differs when an answer may differ in more than its ages."""
-        return await self.run(self._version)
+        return await self.glance(self._version)
 
     def _version(self) -> str:
         now = time.monotonic()
@@ -81,17 +143,20 @@ class SharedRecord:
         return "-".join(map(str, (*position, self._holder[1], int(max(0.0, now - since) // STALE_STEP_S))))
 
     async def answer(self, key: str, version: str, make: Callable[[], Answered]) -> Answered:
-        """Return the answer of ``make``, or one for the same key and version that is not old."""
+        """Return the answer of ``make``, or one for the same key that is not old, of this version unless busy."""
         known_version, made_at, future = self._answers.get(key, ("", 0.0, None))
-        old = time.monotonic() - made_at > ANSWER_KEPT_S
-        if future is None or known_version != version or (future.done() and old):
-            future = asyncio.ensure_future(self.run(make))
+        age_s = time.monotonic() - made_at
+        made = future is not None and future.done()
+        as_new = known_version == version and (not made or age_s <= ANSWER_KEPT_S)
+        will_do = self._busy and (not made or age_s <= BUSY_KEPT_S)
+        if future is None or not (as_new or will_do):
+            known_version, future = version, asyncio.ensure_future(self.run(lambda: make().compressed()))
             self._answers[key] = version, time.monotonic(), future
             self._answers.move_to_end(key)
             while len(self._answers) > MOST_ANSWERS_KEPT:
                 self._answers.popitem(last=False)
         try:
-            return await asyncio.shield(future)
+            return (await asyncio.shield(future))._replace(version=known_version)
         except BaseException:
             if future.done() and self._answers.get(key, (None, None, None))[2] is future:
                 del self._answers[key]

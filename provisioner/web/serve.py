@@ -51,7 +51,7 @@ def serve(
     from provisioner.config import load_web
 
     try:
-        from provisioner.store.reader import Reader
+        from provisioner.web.record import SharedReader
         from provisioner.web.server import WebService
     except ModuleNotFoundError as error:
         advice = "install it with: pip install 'gpu-drone-provisioner[web]'"
@@ -59,7 +59,7 @@ def serve(
     store, section = load_web(opt.config_path(opt.Where(config=path or config)))
     log_to_stderr(log_level, log_format)
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # it tells of each client that speaks no HTTP
-    asyncio.run(_serve(WebService(Reader(store), section), section.socket or store.parent / SOCKET_NAME))
+    asyncio.run(_serve(WebService(SharedReader(store), section), section.socket or store.parent / SOCKET_NAME))
 
 
 async def _serve(service: WebService, path: Path) -> None:

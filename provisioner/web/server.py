@@ -135,7 +135,7 @@ class WebService:
         return await api.answer_resource(resource, self.record, request)
 
     async def _ready(self, request: web.Request, caller: Caller) -> web.Response:
-        found = await self.record.run(health, self.record.reader)
+        found = await self.record.glance(health, self.record.reader)
         text = "ready\n" if found.ready else "".join(f"{reason}\n" for reason in found.reasons)
         return web.Response(text=text, status=HTTPStatus.OK if found.ready else HTTPStatus.SERVICE_UNAVAILABLE)
 
@@ -156,8 +156,7 @@ class WebService:
         except VerbError as error:
             text = pages.render_error("Not found", error.lines)
             return web.Response(text=text, content_type="text/html", status=HTTPStatus.NOT_FOUND)
-        headers = {"Cache-Control": "no-cache"}
-        return api.compressed(web.Response(body=found.body, content_type=found.content_type, headers=headers))
+        return api.response_of(found, request, {"Cache-Control": "no-cache"})
 
     async def _events(self, request: web.Request, caller: Caller) -> web.StreamResponse:
         if request.method == "HEAD":  # it has no end, and no body

@@ -67,14 +67,14 @@ class EventStream:
                     log.warning("stream.read_failed", why=str(error))
 
     async def _poll(self) -> None:
-        newest = await self._record.run(self._record.reader.position)
+        newest = await self._record.glance(self._record.reader.position)
         if newest == self._seen:
             return
         self._position = position = self._position or StreamPosition(newest.step, newest.event)
         if newest.step < position.step or newest.event < position.event:  # another record is in its place
             await self.cut_off()
             return
-        while found := await self._record.run(messages, self._record, position):
+        while found := await self._record.glance(messages, self._record, position):
             for message in found:
                 self._send(message)
             self._position = position = found[-1][0].position
@@ -90,7 +90,7 @@ class EventStream:
         self._position = self._seen = None
 
     async def _newest(self) -> StreamPosition:
-        newest = await self._record.run(self._record.reader.position)
+        newest = await self._record.glance(self._record.reader.position)
         return StreamPosition(newest.step, newest.event)
 
     def _send(self, message: Message) -> None:
@@ -118,7 +118,7 @@ class EventStream:
         try:
             await response.prepare(request)
             await _write(response, f"retry: {RETRY_MS}\nid: {position}\n\n".encode())
-            while page := await self._record.run(messages, self._record, position):
+            while page := await self._record.glance(messages, self._record, position):
                 for happening, text in page:
                     await _write(response, text)
                     position = happening.position

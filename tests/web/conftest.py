@@ -17,7 +17,7 @@ import pytest
 from aiohttp import web
 
 from provisioner.config.models import WebSection
-from provisioner.store.reader import Reader
+from provisioner.web.record import SharedReader
 from provisioner.web.serve import listen
 from provisioner.web.server import WebService
 from tests.cli.conftest import _filled as _filled
@@ -84,7 +84,7 @@ async def serve(record: Path, tmp_path: Path) -> AsyncIterator[Serve]:
 
         async def start(store: Path = record, **section: Any) -> Served:
             made = WebSection.model_validate({"listen": f"127.0.0.1:{free_port()}", **section})
-            service = WebService(Reader(store), made)
+            service = WebService(SharedReader(store), made)
             runner = web.AppRunner(service.app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
             await runner.setup()
             stack.push_async_callback(runner.cleanup)

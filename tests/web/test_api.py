@@ -145,7 +145,7 @@ async def test_what_is_said_of_a_silent_record_has_another_tag_after_a_while(
 async def test_many_who_ask_the_same_cost_one_reading(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     served = await serve()
     read, calls = Reader.views, []
-    monkeypatch.setattr(Reader, "views", lambda self: calls.append(1) or read(self))
+    monkeypatch.setattr(Reader, "views", lambda self, **how: calls.append(1) or read(self, **how))
     answers = await asyncio.gather(*(served.ask(f"{API}/sites") for _ in range(30)))
     assert {a.status for a in answers} == {200} and len(calls) == 1
 

@@ -1,0 +1,365 @@
+"""The web service under load beside a controller with 10,000 drones: ticks with and without clients, answers, memory.
+
+Three processes: a controller in a simulated world in real time, `provisioner serve` as shipped, and the clients (this
+one). Ticks begin every two seconds, as they do while drones change their state. 200 clients listen to the events, one
+more never reads, and others send 50 requests a second, whether or not those before are answered.
+
+    web.py                      measure
+    web.py controller FILE      the controller, with the record FILE, until SIGTERM: its measures as JSON
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import os
+import random
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import structlog
+
+from benchmarks.cost import Figure, tell
+from benchmarks.query import memory_mib
+from benchmarks.steady import AT_ONCE
+from provisioner.controller.loop import Controller
+from provisioner.model import DroneState, Policy, SitePolicy
+from provisioner.simulator import loop as simulated
+from provisioner.simulator.drones import SiteBehaviour
+from provisioner.simulator.jobs import JobRequirements, SimulatedJob
+from provisioner.simulator.pool import PoolBehaviour
+from provisioner.simulator.sites import Facility, GpuPool
+from provisioner.simulator.world import Scenario, World
+from provisioner.store.reader import Reader
+from provisioner.store.writer import SqlStore
+from tests.simulator.worlds import drone_type
+from tests.web.conftest import free_port
+
+DRONES, SITES, CLASSES, WAITING = 10_000, 5, 40, 2000
+TICK_S, LAG_EVERY_S = 2.0, 0.02
+QUIET_S, LOADED_S, COLD_S = 14.0, 24.0, 8.0
+CLIENTS, RATE = 200, 50
+CUT_OFF_LIMIT_S = 45.0
+API = "/api/v1"
+
+# ------------------------------------------------------------------------------------------------------ the controller
+
+
+class RealTimeLoop(asyncio.SelectorEventLoop):
+    """A loop for simulated worlds in which time passes by itself, from 0 s."""
+
+    def __init__(self) -> None:
+        self._began, self.start_epoch = time.monotonic(), time.time()
+        super().__init__()
+
+    def time(self) -> float:
+        return time.monotonic() - self._began
+
+
+class MeasuredController(Controller):
+    ticks: list[tuple[float, float, float]]
+    """Begin of each on the monotonic clock, its seconds, and its seconds of processor time."""
+
+    async def tick(self) -> Any:
+        began, cpu = time.monotonic(), time.process_time()
+        try:
+            return await super().tick()
+        finally:
+            self.ticks.append((began, time.monotonic() - began, time.process_time() - cpu))
+
+
+def world() -> World:
+    each = DRONES // SITES
+    behaviour = SiteBehaviour(boot=AT_ONCE, check=AT_ONCE, release=AT_ONCE)
+    places = tuple(
+        Facility(
+            policy=SitePolicy(name, max_drones=each, max_pending=each, max_starts_per_tick=each),
+            types=(drone_type(name, "small"), drone_type(name, "large", cpus=16, price=1.5)),
+            pools=(GpuPool("gpus", each),),
+            behaviour=behaviour,
+            latency=AT_ONCE,
+        )
+        for name in (f"site{number}" for number in range(SITES))
+    )
+    draw = random.Random(1)
+    wants = [JobRequirements(owner=f"user{n % 9}", memory_mib=4096 + 64 * n, cpus=1 + n % 8) for n in range(CLASSES)]
+    jobs = [SimulatedJob(0.0, draw.uniform(1.0, 3600.0), wants[n % CLASSES]) for n in range(DRONES)]
+    # they need large drones, for which small ones leave when their job is done
+    jobs += [SimulatedJob(10.0, 3600.0, replace(wants[n % CLASSES], cpus=12)) for n in range(WAITING)]
+    pool = PoolBehaviour(negotiation_s=5.0, latency=AT_ONCE)
+    return World(Scenario(places, tuple(jobs), 1, Policy(max_drones=DRONES), pool=pool))
+
+
+async def control(path: Path) -> None:
+    place, stop, lags = world(), asyncio.Event(), list[tuple[float, float]]()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    place.begin()
+    async with SqlStore(path, "bench", keep_s=30 * 86400.0, snapshots=50) as store:
+        controller = MeasuredController(
+            name="bench",
+            policy=place.scenario.full_policy,
+            types=place.types,
+            overlay=place.overlay,
+            sites=dict(place.sites),
+            store=store,
+            clock=simulated.VirtualClock(),
+            interval_s=TICK_S,
+            active_interval_s=TICK_S,
+        )
+        controller.ticks = []
+        async with controller:
+            watch = asyncio.create_task(watch_lag(lags))
+            await controller.run(stop)
+            watch.cancel()
+    place.close()
+    print(json.dumps({"ticks": controller.ticks, "lags": lags}))
+
+
+async def watch_lag(lags: list[tuple[float, float]]) -> None:
+    """Note for ever how late the loop wakes a task."""
+    while True:
+        due = time.monotonic() + LAG_EVERY_S
+        await asyncio.sleep(LAG_EVERY_S)
+        lags.append((due, max(0.0, time.monotonic() - due)))
+
+
+# --------------------------------------------------------------------------------------------------------- the clients
+
+
+@dataclass
+class Load:
+    """Clients of the service, and what they got."""
+
+    url: str
+    paths: Sequence[str]
+    answers: list[tuple[float, float, str]] = field(default_factory=list)
+    """Time of each request, since the start of the load, its seconds, and its path."""
+    statuses: Counter[str] = field(default_factory=Counter)
+    events: int = 0
+    began: float = 0.0
+
+    async def listen(self, session: aiohttp.ClientSession) -> None:
+        endless = aiohttp.ClientTimeout(total=None)
+        async with session.get(f"{self.url}{API}/events/stream", timeout=endless) as found:
+            async for line in found.content:
+                self.events += line.startswith(b"data")
+
+    async def ask(self, session: aiohttp.ClientSession, path: str) -> None:
+        began = time.monotonic()
+        try:
+            async with session.get(self.url + path, headers={"Accept-Encoding": "gzip"}) as found:
+                await found.read()
+                self.statuses[str(found.status)] += 1
+        except (aiohttp.ClientError, TimeoutError) as error:
+            self.statuses[type(error).__name__] += 1
+        self.answers.append((began - self.began, time.monotonic() - began, path))
+
+    async def run(self) -> float:
+        """Send requests for a while, with the listeners connected. Return the seconds until all were answered."""
+        timeout, connector = aiohttp.ClientTimeout(total=60.0), aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False) as session:
+            listeners = [asyncio.create_task(self.listen(session)) for _ in range(CLIENTS)]
+            self.began, asked = time.monotonic(), list[asyncio.Task[None]]()
+            for number in range(int(LOADED_S * RATE)):
+                await asyncio.sleep(self.began + number / RATE - time.monotonic())
+                asked.append(asyncio.create_task(self.ask(session, self.paths[number % len(self.paths)])))
+            await asyncio.gather(*asked)
+            took_s = time.monotonic() - self.began
+            self.statuses["listeners lost"] = sum(task.done() for task in listeners)
+            for task in listeners:
+                task.cancel()
+        return took_s
+
+
+def deaf_client(port: int) -> socket.socket:
+    """Ask for all events on record, and read nothing."""
+    deaf = socket.create_connection(("127.0.0.1", port))
+    request = f"GET {API}/events/stream HTTP/1.1\r\nHost: localhost\r\nLast-Event-ID: 0.0\r\n\r\n"
+    deaf.sendall(request.encode())
+    return deaf
+
+
+def sockets_of(pid: int) -> set[str]:
+    found = set[str]()
+    for each in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):  # closed since
+            found.add(os.readlink(each))
+    return {link for link in found if link.startswith("socket:")}
+
+
+def processor_s(pid: int) -> float:
+    """Processor time of a process, seconds."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def paths_of(reader: Reader) -> list[str]:
+    """Addresses of the API and the pages: each once in a second or so."""
+    drone = [each.id for each in reader.drones(limit=8)]
+    views = reader.views()
+    assert views and views.overlay.view
+    of_class = [each.id for each in views.overlay.view.classes if each.waiting]
+    api = ["status", "drones?limit=100", f"drones/{drone[0]}", f"drones/{drone[1]}", "drones?site=site1", "drones"]
+    api += ["sites", "sites/site1", "demand", f"classes/{of_class[0]}", f"classes/{of_class[-1]}", "plan"]
+    api += [
+        "events?since=10s&limit=200",
+        "usage",
+        "estimates",
+        "openapi.json",
+        "series?metric=provisioner_jobs_running",
+    ]
+    pages = ["", "sites", "drones", "owner", "use", "waste", "plan", "why", "sites/site2"]
+    pages += [f"drone/{drone[2]}", f"drone/{drone[3]}", f"why?q={drone[4]}", "static/style.css", "metrics", "-/ready"]
+    found = [f"{API}/{path}" for path in api] + [f"/{path}" for path in pages]
+    random.Random(1).shuffle(found)
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------------- measuring
+
+
+@contextmanager
+def process(*words: str, **more: Any) -> Iterator[subprocess.Popen[str]]:
+    running = subprocess.Popen([sys.executable, "-m", *words], text=True, stdout=subprocess.PIPE, **more)
+    try:
+        yield running
+    finally:
+        running.kill()
+        running.communicate()
+
+
+async def until(what: Any, seconds: float) -> float:
+    began = time.monotonic()
+    while not what():
+        assert time.monotonic() - began < seconds, "it took too long"
+        await asyncio.sleep(0.25)
+    return time.monotonic() - began
+
+
+def settled(path: Path) -> bool:
+    if not path.exists() or not (counts := Reader(path).drone_counts()):
+        return False
+    return sum(n for (_, state), (n, _) in counts.items() if state is DroneState.BUSY) > 0.99 * DRONES
+
+
+@dataclass(frozen=True)
+class Period:
+    """Measures of the controller in a part of the time."""
+
+    tick_s: float
+    tick_cpu_s: float
+    lag_median_s: float
+    lag_p99_s: float
+
+    @classmethod
+    def of(cls, measured: dict[str, Any], *spans: tuple[float, float]) -> Period:
+        def within(at: float) -> bool:
+            return any(begin <= at < end for begin, end in spans)
+
+        ticks = [(wall, cpu) for at, wall, cpu in measured["ticks"] if within(at)]
+        lags = [lag for at, lag in measured["lags"] if within(at)]
+        walls, cpus = zip(*ticks, strict=True)
+        return cls(statistics.median(walls), statistics.median(cpus), statistics.median(lags), part(lags, 0.99))
+
+
+def part(values: Sequence[float], share: float) -> float:
+    return sorted(values)[int(share * (len(values) - 1))]
+
+
+async def measure(place: Path) -> list[Figure]:
+    record, port = place / "record.db", free_port()
+    config = place / "provisioner.yaml"
+    config.write_text(CONFIG.format(store=record, port=port))
+    with process("benchmarks.web", "controller", str(record)) as controller:
+        ramp_s = await until(lambda: settled(record), 60.0)
+        with process("provisioner.cli", "serve", str(config), stderr=subprocess.DEVNULL) as service:
+            url = f"http://127.0.0.1:{port}"
+            await until(lambda: answers(port), 30.0)
+            quiet_from, start_mib = time.monotonic(), memory_mib(service.pid, "VmRSS")
+            await asyncio.sleep(QUIET_S)
+            load = Load(url, paths_of(Reader(record)))
+            before, cpu_before_s, loaded_from = sockets_of(service.pid), processor_s(service.pid), time.monotonic()
+            with deaf_client(port):
+                await until(lambda: sockets_of(service.pid) - before, 10.0)
+                held = sockets_of(service.pid) - before
+                cut_off = asyncio.create_task(until(lambda: not sockets_of(service.pid) & held, CUT_OFF_LIMIT_S))
+                took_s = await load.run()
+                service_cpu_s = processor_s(service.pid) - cpu_before_s
+                loaded_to = time.monotonic()
+                after_mib = memory_mib(service.pid, "VmRSS")
+                cut_off_s = await cut_off
+            await asyncio.sleep(QUIET_S / 2)
+            peak_mib = memory_mib(service.pid, "VmHWM")
+        controller.send_signal(signal.SIGTERM)
+        measured = json.loads((await asyncio.to_thread(controller.communicate, timeout=30))[0])
+    loaded = Period.of(measured, (loaded_from, loaded_to))
+    quiet = Period.of(measured, (quiet_from, loaded_from), (loaded_to, math.inf))
+    first = [took for at, took, _ in load.answers if at < COLD_S]
+    seconds = [took for at, took, _ in load.answers if at >= COLD_S]
+    bad = sum(number for status, number in load.statuses.items() if status != "200")
+    return [
+        Figure(f"a tick with {DRONES:,} drones beside the web service, no clients", quiet.tick_s * 1000, "ms"),
+        Figure(
+            f"  with {CLIENTS} listeners and {RATE} requests/s, to that", loaded.tick_s / quiet.tick_s, "times", "1"
+        ),
+        Figure("  its processor time, to that", loaded.tick_cpu_s / quiet.tick_cpu_s, "times", "1"),
+        Figure("  lag of the event loop, no clients: median", quiet.lag_median_s * 1000, "ms"),
+        Figure("  with clients, to that", loaded.lag_median_s / quiet.lag_median_s, "times", "1"),
+        Figure("  lag, no clients: 99 % below", quiet.lag_p99_s * 1000, "ms"),
+        Figure("  with clients, to that", loaded.lag_p99_s / quiet.lag_p99_s, "times", "1"),
+        Figure("requests/s answered", len(load.answers) / took_s, "1/s", str(RATE)),
+        Figure("  answers: median", statistics.median(seconds) * 1000, "ms"),
+        Figure("  95 % within", part(seconds, 0.95) * 1000, "ms", "< 1000"),
+        Figure(f"  95 % within, of the first {COLD_S:.0f} s, with nothing read", part(first, 0.95) * 1000, "ms"),
+        Figure("  processor seconds of the service per second", service_cpu_s / took_s, "s/s", "< 1"),
+        Figure("  refused, failed, or listeners lost", bad, "", "0"),
+        Figure("  events that a listener was sent", load.events / CLIENTS, ""),
+        Figure("  memory of the service at its start", start_mib, "MiB"),
+        Figure("  after the load", after_mib, "MiB"),
+        Figure("  peak", peak_mib, "MiB"),
+        Figure("  a client that never reads is cut off after", cut_off_s, "s", "< 45"),
+        Figure("  until the world was settled", ramp_s, "s"),
+    ]
+
+
+CONFIG = """
+controller: bench
+store: {{path: {store}}}
+overlay: {{adapter: embedded, options: {{path: queue.db}}}}
+sites: [none.yaml]
+web: {{listen: "127.0.0.1:{port}"}}
+"""
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def main() -> None:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    if sys.argv[1:2] == ["controller"]:
+        simulated.VirtualLoop = RealTimeLoop  # type: ignore[assignment,misc]
+        with asyncio.Runner(loop_factory=RealTimeLoop) as runner:
+            runner.run(control(Path(sys.argv[2])))
+        return
+    with tempfile.TemporaryDirectory() as place:
+        tell(*asyncio.run(measure(Path(place))))
+
+
+if __name__ == "__main__":
+    main()
