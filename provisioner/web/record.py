@@ -18,7 +18,7 @@ from provisioner.model import Drone, Snapshot
 from provisioner.store import Views
 from provisioner.store.reader import Reader, RecordPosition
 
-READ_THREADS = 3
+READ_THREADS = 2
 GLANCE_THREADS = 2
 MOST_WAITING_READS = 200
 MOST_WAITING_GLANCES = 4000
@@ -27,8 +27,8 @@ as after a restart: a browser whose stream is refused does not try again."""
 ANSWER_KEPT_S = 2.0
 """An answer is given again for so long, if nothing new is on record: its ages are as much too small."""
 MOST_ANSWERS_KEPT = 64
-BUSY_KEPT_S = 15.0
-"""While all threads are busy, an answer of an older version is given again for so long: by then there is a new tick."""
+BUSY_KEPT_S = 30.0
+"""While all threads are busy, an answer of an older version is given again for so long."""
 LEAST_COMPRESSED = 1024
 COMPRESSION_LEVEL = 3
 STALE_STEP_S = 30.0
