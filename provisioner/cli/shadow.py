@@ -26,13 +26,15 @@ class SystemUse(NamedTuple):
     system: str
     use: GpuUse
     saved_s: float | None = None
-    """GPU-seconds that the other system held without a job, less ours. None for the other system."""
+    """GPU-seconds that the other system held without a job, as far as replayed, less ours. None for that system."""
     site: str = ""
     waits: WaitStatistics | None = None
 
 
 class ShadowReport(NamedTuple):
     comparison: Comparison
+    replayed: float
+    """Part of the other system's used GPU time that is of the jobs which were replayed."""
     saved_s: float
     assumptions: str
 
@@ -49,7 +51,7 @@ USE_COLUMNS = (
     _gpu_s("idle_gpu_s", "The rest; of ours, boot, release and lost work too.", "use.idle_s", head="IDLE"),
     out.whole("drones", "Drones of others that joined; of ours, that start.", "use.drones", level=0),
     _gpu_s(
-        "saved_gpu_s", "Idle GPU-seconds of others, less ours; null for others.", "saved_s", null=True, head="SAVED"
+        "saved_gpu_s", "Replayed part of others' idle, less our idle; null: others.", "saved_s", null=True, head="SAVED"
     ),
 )
 SITE_USE_COLUMNS = (out.ident("site", "Site."), SYSTEM_COLUMN, *USE_COLUMNS)
@@ -65,7 +67,8 @@ SHADOW_FACTS = (
     out.time_at("until_at", "Its end.", "comparison.until", head="until"),
     out.span_s("observed_s", "Of that, observed.", "comparison.observed_s", head="observed"),
     out.whole("jobs", "GPU jobs submitted and completed meanwhile.", "comparison.jobs", head="jobs"),
-    _gpu_s("saved_gpu_s", "Idle GPU-seconds of the other system, less ours.", "saved_s", head="GPU-h saved"),
+    out.number("replayed", "Part of others' used GPU time that is of them.", convert=out.rounded, head="replayed"),
+    _gpu_s("saved_gpu_s", "That part of the idle GPU-seconds of others, less ours.", "saved_s", head="GPU-h saved"),
     out.words("assumptions", "What the prediction takes for granted.", head="assumed"),
 )
 
@@ -82,14 +85,18 @@ def shadow_document(reader: Reader, since: float, boot_s: float, cycle_s: float)
     completed = reader.completions(observations[0].at, out.now())
     assumptions = (
         "same run times; GPUs that were free or held by the other system within a quarter of an hour; boot "
-        f"{formatting.age(boot_s)}, negotiation every {formatting.age(cycle_s)}; no site queue, no failing drones"
+        f"{formatting.age(boot_s)}, negotiation every {formatting.age(cycle_s)}; no site queue, no failing drones, no "
+        "owner who takes GPUs back; jobs fit by the numbers of their requests; time on hold is a wait of the other "
+        "system's"
     )
     return comparison_document(compare(views, observations, completed, boot_s, cycle_s), assumptions)
 
 
 def comparison_document(found: Comparison, assumptions: str) -> out.Document:
     theirs, ours = _total(found.theirs), _total(found.ours)
-    saved_s = theirs.idle_s - ours.idle_s
+    # the other system's drones also idled for jobs that are not replayed: those that were removed, or still run
+    replayed = min(1.0, ours.busy_s / theirs.busy_s) if theirs.busy_s else 1.0
+    saved_s = replayed * theirs.idle_s - ours.idle_s
     systems = [
         SystemUse("other", theirs, waits=found.their_waits),
         SystemUse("ours", ours, saved_s, waits=found.our_waits),
@@ -97,10 +104,10 @@ def comparison_document(found: Comparison, assumptions: str) -> out.Document:
     return out.Document(
         SHADOW_SCHEMA,
         SHADOW_FACTS,
-        ShadowReport(found, saved_s, assumptions),
+        ShadowReport(found, replayed, saved_s, assumptions),
         {
             "systems": out.Listing("", SYSTEM_USE_COLUMNS, systems, title="GPU-hours of both systems"),
-            "sites": out.Listing("", SITE_USE_COLUMNS, _site_rows(found), title="By site"),
+            "sites": out.Listing("", SITE_USE_COLUMNS, _site_rows(found, replayed), title="By site"),
         },
         main="sites",
     )
@@ -110,14 +117,14 @@ def _total(uses: Mapping[str, GpuUse]) -> GpuUse:
     return reduce(GpuUse.plus, uses.values(), GpuUse())
 
 
-def _site_rows(found: Comparison) -> list[SystemUse]:
+def _site_rows(found: Comparison, replayed: float) -> list[SystemUse]:
     """Return two rows for each site. The other system may write the name of a site otherwise."""
     theirs = {name.casefold(): use for name, use in found.theirs.items()}
     rows = []
     for name in sorted({*theirs, *(name.casefold() for name in found.ours)}):
         other, ours = theirs.get(name, GpuUse()), found.ours.get(name, GpuUse())
         rows.append(SystemUse("other", other, None, name))
-        rows.append(SystemUse("ours", ours, other.idle_s - ours.idle_s, name))
+        rows.append(SystemUse("ours", ours, replayed * other.idle_s - ours.idle_s, name))
     return rows
 
 
@@ -150,9 +157,7 @@ def report(
     from provisioner.config.units import parse_duration
 
     age_s = opt.parsed(parse_duration, "--since", since)
-    boot_s, cycle_s = (
-        opt.parsed(parse_duration, "--boot", boot),
-        opt.parsed(parse_duration, "--negotiation", negotiation),
-    )
+    boot_s = opt.parsed(parse_duration, "--boot", boot)
+    cycle_s = opt.parsed(parse_duration, "--negotiation", negotiation)
     reader = opt.open_record(query)
     out.present(query, lambda: shadow_document(reader, out.now() - age_s, boot_s, cycle_s))

@@ -152,7 +152,9 @@ class WebService:
                 return Answered(pages.render(request.path, reader, query).encode(), "text/html")
 
         try:
-            found = await self.record.answer(str(request.rel_url), await self.record.version(), rendered)
+            # everybody may ask for the public page: another query must not cost another reading
+            asked = request.path if request.path.startswith(f"/{PUBLIC_PAGE}/") else str(request.rel_url)
+            found = await self.record.answer(asked, await self.record.version(), rendered)
         except VerbError as error:
             text = pages.render_error("Not found", error.lines)
             return web.Response(text=text, content_type="text/html", status=HTTPStatus.NOT_FOUND)

@@ -19,6 +19,7 @@ import yaml
 from provisioner.cli.schema import output_schemas
 from provisioner.model import DrainMode, RequestKind
 from provisioner.store.reader import Reader
+from provisioner.web import pages
 from provisioner.web import record as shared_record
 from tests.cli.conftest import NOW, Cli
 from tests.web.conftest import API, Serve
@@ -147,6 +148,14 @@ async def test_many_who_ask_the_same_cost_one_reading(serve: Serve, monkeypatch:
     read, calls = Reader.views, []
     monkeypatch.setattr(Reader, "views", lambda self, **how: calls.append(1) or read(self, **how))
     answers = await asyncio.gather(*(served.ask(f"{API}/sites") for _ in range(30)))
+    assert {a.status for a in answers} == {200} and len(calls) == 1
+
+
+async def test_a_query_does_not_make_the_public_page_anew(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = await serve()
+    render, calls = pages.render, []
+    monkeypatch.setattr(pages, "render", lambda *asked: calls.append(1) or render(*asked))
+    answers = await asyncio.gather(*(served.ask(f"/job/204.2?n={n}") for n in range(10)))
     assert {a.status for a in answers} == {200} and len(calls) == 1
 
 
