@@ -175,7 +175,7 @@ class ClusterCapacity:
         uncounted = [f"`{kind.name}`" for kind in types if kind.gpu_milli and not self._resources[kind.name]]
         known = "free capacity is not known: GPUs of {} come from a claim or an annotation. Move them to another site"
         self.unknown = known.format(", ".join(uncounted)) if uncounted else ""
-        """Why free capacity is not known for any type; empty: it is. A view cannot leave out single types."""
+        """Reason that free capacity is not known for any type; empty: it is. A view cannot leave out single types."""
 
     def nodes(self, nodes: Iterable[ClusterNode], pods: Iterable[ClusterPod]) -> tuple[Node, ...]:
         """Return the nodes that can run drones.

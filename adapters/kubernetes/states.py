@@ -76,7 +76,7 @@ class DronePod:
     """Object that the others of the drone belong to: the Job if there is one, else the pod."""
     created_at: float = 0.0
     disruption: EndMapping | None = None
-    """Why the cluster ends it, if it says so."""
+    """Reason of the cluster to end it, if it gives one."""
     exit_code: int | None = None
     priority: int = 0
 

@@ -1,4 +1,4 @@
-"""``provisioner sites``: list them with breaker, drones, limits and the jobs of the owner; show one; lift bans."""
+"""``provisioner sites``: list them, show one, lift bans, disable and enable."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ NO_LIMIT = 10**9
 
 
 class StreamPosition(NamedTuple):
-    """Place in the stream of steps and events: the newest number of each that was told."""
+    """Position in the stream of steps and events: the newest number of each that was shown."""
 
     step: int = 0
     event: int = 0

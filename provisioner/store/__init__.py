@@ -1,4 +1,4 @@
-"""The record of the controller: drones and their history, plans with reasons, breakers, requests, events, newest views.
+"""The record of the controller: drones with history, plans, breakers, requests, events, views, counters, time series.
 
 :class:`Store` is the controller's side: it writes, and one controller at a time holds it. The operator's side is
 :class:`provisioner.store.reader.Reader`.

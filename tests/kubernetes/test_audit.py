@@ -1,4 +1,4 @@
-"""What `check --live` tells about a cluster, each with its remedy."""
+"""`check --live` names each fault of a cluster with its remedy."""
 
 from __future__ import annotations
 

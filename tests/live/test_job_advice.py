@@ -1,4 +1,4 @@
-"""Why twenty idle jobs of a real pool wait: table and JSON agree, and the advised change starts the job."""
+"""Explain twenty idle jobs of a real pool: table and JSON agree, and the advised change starts the job."""
 
 from __future__ import annotations
 

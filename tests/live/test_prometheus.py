@@ -52,7 +52,7 @@ BUSY = {
     'provisioner_measured_gpu_seconds_held_total{site="kit",type="a100"}': 600,
     'provisioner_measured_gpu_seconds_used_total{site="kit",type="a100"}': 300,
 }
-"""What its counters grow by in a minute."""
+"""Growth of its counters in a minute."""
 SICK: dict[str, dict[str, float | str | None]] = {
     "ControllerDown": {"provisioner_controller_up": 0},
     "TickMissing": {"provisioner_last_tick_timestamp_seconds": "0"},

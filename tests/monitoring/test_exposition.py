@@ -1,4 +1,4 @@
-"""What a scrape gets, readiness, and that dashboards, alerts, runbooks and the table speak of the same metrics."""
+"""Scrapes and readiness. Dashboards, alerts, runbooks and the table agree on the metrics."""
 
 from __future__ import annotations
 

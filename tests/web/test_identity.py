@@ -1,4 +1,4 @@
-"""Who may look and who may change something: by account, token, certificate and proxy; and what is refused."""
+"""Accounts, tokens, certificates and the proxy give a role; everything else is refused."""
 
 from __future__ import annotations
 

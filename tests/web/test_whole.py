@@ -1,4 +1,4 @@
-"""The service beside a real controller, as processes: what is asked over the API happens, and is told."""
+"""The service and a real controller as processes: requests over the API happen and are recorded."""
 
 from __future__ import annotations
 
