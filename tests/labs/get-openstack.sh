@@ -39,16 +39,7 @@ if [ ! -d "$root" ]; then
     apt install --download-only \
         base-files base-passwd bash dash debianutils coreutils sed grep gawk findutils hostname login passwd util-linux \
         libc-bin tar gzip procps iproute2 python3.13 python3-pip-whl bubblewrap
-    tree=$work/root
-    for directory in bin sbin lib lib64; do
-        mkdir -p "$tree/usr/$directory"
-        ln -s "usr/$directory" "$tree/$directory"
-    done
-    for package in "$work"/apt/cache/archives/*.deb; do
-        dpkg-deb --fsys-tarfile "$package" | tar -x -C "$tree" --keep-directory-symlink --no-same-owner \
-            --exclude='./usr/share/doc' --exclude='./usr/share/man' --exclude='./usr/share/locale' \
-            --exclude='./usr/lib/*/perl*' --exclude='./usr/share/perl*'
-    done
+    unpack_packages "$work/root" --exclude='./usr/lib/*/perl*' --exclude='./usr/share/perl*'
     (
         cd "$tree"
         mkdir -p proc sys dev run tmp mnt root home var/tmp var/cache

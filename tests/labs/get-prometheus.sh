@@ -6,13 +6,8 @@
 #
 # With --optional it says why on stderr, and exits with 0, where they cannot be had: the tests that need them are
 # skipped. Cached as debian.sh says.
-optional=
-if [ "${1:-}" = --optional ]; then optional=yes; shift; fi
-if [ -n "$optional" ]; then
-    "$0" "$@" || echo "get-prometheus: without prometheus the tests with it are skipped" >&2
-    exit 0
-fi
 . "$(dirname "$0")/debian.sh"
+optional_run Prometheus "$@"
 
 [ $# -eq 1 ] || fail "usage: get-prometheus.sh [--optional] SUITE"
 release_name "$1"

@@ -37,15 +37,7 @@ say "fetching gcc and the headers of Slurm of Debian sid (about 100 MB, once), a
 apt update
 apt install --download-only dash coreutils libc-bin gcc libc6-dev python3-dev python3-setuptools cython3 \
     libslurm-dev slurm-wlm-basic-plugins
-tree=$work/tree
-for directory in bin sbin lib lib64; do
-    mkdir -p "$tree/usr/$directory"
-    ln -s "usr/$directory" "$tree/$directory"
-done
-for package in "$work"/apt/cache/archives/*.deb; do
-    dpkg-deb --fsys-tarfile "$package" | tar -x -C "$tree" --keep-directory-symlink --no-same-owner \
-        --exclude='./usr/share/doc' --exclude='./usr/share/man' --exclude='./usr/share/locale'
-done
+unpack_packages "$work/tree"
 [ -e "$tree/usr/bin/sh" ] || ln -s dash "$tree/usr/bin/sh"
 mkdir -p "$tree/tmp" "$tree/dev/shm" "$tree/build"
 [ -e "$tree/dev/null" ] || mknod -m 666 "$tree/dev/null" c 1 3

@@ -33,16 +33,8 @@ apt install --download-only \
     libc-bin tar gzip procps iproute2 python3 openssh-server openssh-client \
     munge slurm-wlm slurmdbd slurmrestd slurm-wlm-jwt-plugin slurm-wlm-mysql-plugin mariadb-server mariadb-client
 
-tree=$work/tree
-for directory in bin sbin lib lib64; do
-    mkdir -p "$tree/usr/$directory"
-    ln -s "usr/$directory" "$tree/$directory"
-done
-for package in "$work"/apt/cache/archives/*.deb; do
-    dpkg-deb --fsys-tarfile "$package" | tar -x -C "$tree" --keep-directory-symlink --no-same-owner \
-        --exclude='./usr/share/doc' --exclude='./usr/share/man' --exclude='./usr/share/locale' \
-        --exclude='./usr/lib/*/perl*' --exclude='./usr/share/perl*' --exclude='./usr/bin/mariadb-test*'
-done
+unpack_packages "$work/tree" --exclude='./usr/lib/*/perl*' --exclude='./usr/share/perl*' \
+    --exclude='./usr/bin/mariadb-test*'
 
 # -------------------------------------------------------------------------------------------------------- set up
 cd "$tree"

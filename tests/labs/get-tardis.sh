@@ -6,13 +6,8 @@
 #
 # With --optional it says why on stderr, and exits with 0, where it cannot be had: the tests that need it are skipped.
 # Cached as debian.sh says.
-optional=
-if [ "${1:-}" = --optional ]; then optional=yes; shift; fi
-if [ -n "$optional" ]; then
-    "$0" "$@" || echo "get-tardis: without COBalD/TARDIS the tests with it are skipped" >&2
-    exit 0
-fi
 . "$(dirname "$0")/debian.sh"
+optional_run COBalD/TARDIS "$@"
 
 [ $# -eq 0 ] || fail "usage: get-tardis.sh [--optional]"
 cache=$(cache_directory)
