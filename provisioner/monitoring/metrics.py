@@ -67,6 +67,7 @@ class RecordFacts(NamedTuple):
 
 
 LabelledValues = Iterator[tuple[tuple[str, ...], float]]
+ReadMetric = Callable[[RecordFacts], LabelledValues]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +80,12 @@ class MetricSpec:
     labels: tuple[str, ...] = ()
     choices: Sequence[str] = ()
     """Values of the last label that are exposed from the start, as 0: a rate needs the 0 before the first event."""
-    read: Callable[[RecordFacts], LabelledValues] | None = None
+    read: ReadMetric | None = None
 
     @property
     def parts(self) -> tuple[str, ...]:
         """Return the names of its samples."""
         return (f"{self.name}_sum", f"{self.name}_count") if self.kind is MetricKind.SUMMARY else (self.name,)
-
-
-Read = Callable[[RecordFacts], LabelledValues]
 
 
 def _counter(name: str, help_: str, labels: str = "", choices: Sequence[str] = ()) -> MetricSpec:
@@ -99,7 +97,7 @@ def _summary(name: str, help_: str, labels: str = "") -> MetricSpec:
 
 
 def _gauge(
-    name: str, help_: str, labels: str = "", choices: Sequence[str] = (), read: Read | None = None
+    name: str, help_: str, labels: str = "", choices: Sequence[str] = (), read: ReadMetric | None = None
 ) -> MetricSpec:
     return MetricSpec(f"provisioner_{name}", MetricKind.GAUGE, help_, tuple(labels.split()), choices, read)
 
@@ -109,8 +107,8 @@ def view_ages(views: Views, now: float, *, enabled: bool = False) -> dict[str, t
 
     ``enabled``: only of sites that are.
     """
-    polled = {OVERLAY: (views.overlay.view, views.policy.overlay_max_age_s)}
-    ages = {scope: (now - view.taken_at if view else None, limit) for scope, (view, limit) in polled.items()}
+    pool = views.overlay.view
+    ages = {OVERLAY: (now - pool.taken_at if pool else None, views.policy.overlay_max_age_s)}
     for name, policy in views.policy.sites.items():
         if enabled and not policy.enabled:
             continue
@@ -158,7 +156,7 @@ def _tick_at(facts: RecordFacts) -> float | None:
     return facts.views.at if facts.views else None
 
 
-def _single(read: Callable[[RecordFacts], float | None]) -> Read:
+def _single(read: Callable[[RecordFacts], float | None]) -> ReadMetric:
     """Return the reader of a gauge without labels, which has no value where ``read`` returns None."""
     return lambda facts: (((), value) for value in [read(facts)] if value is not None)
 

@@ -139,19 +139,16 @@ async def answer_series(record: SharedRecord, request: web.Request) -> web.Respo
     if since_s / step_s > MOST_POINTS:
         raise VerbError(f"more than {MOST_POINTS} points: write a longer `step`", code=Exit.USAGE)
     metric, now = query.get("metric", ""), time.time()
-    found = await record.glance(record.reader.series, metric, now - since_s, now, step_s)
-    if not found:
-        raise VerbError(f"no series of metric `{formatting.sanitize(metric, 80)}` on record")
-    rows = [{"labels": dict(s.labels), "step_s": s.step_s, "points": s.points} for s in found]
-    return compressed(web.json_response({"metric": metric, "series": rows}, dumps=out.dumps))
 
+    def read() -> Answered:
+        found = record.reader.series(metric, now - since_s, now, step_s)
+        if not found:
+            raise VerbError(f"no series of metric `{formatting.sanitize(metric, 80)}` on record")
+        rows = [{"labels": dict(s.labels), "step_s": s.step_s, "points": s.points} for s in found]
+        tree = {"metric": metric, "series": rows}
+        return Answered(out.dumps(tree).encode(), CONTENT_TYPES[Format.JSON]).compressed()
 
-def compressed(response: web.Response) -> web.Response:
-    if response.content_type.startswith("text/"):
-        response.charset = "utf-8"
-    if response.body is not None and len(response.body) > 1024:  # type: ignore[arg-type]
-        response.enable_compression()
-    return response
+    return response_of(await record.glance(read), request, {})
 
 
 Reason = Annotated[str, Field(min_length=1, max_length=1000, pattern=r"\S")]

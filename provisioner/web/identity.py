@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import grp
 import os
 import pwd
@@ -70,7 +71,7 @@ class Authenticator:
         if by_proxy and self._proxy:
             return proxied(self._proxy, request)
         if isinstance(place, str | bytes):
-            return self._of_account(*peer_of(transport))
+            return await asyncio.to_thread(self._of_account, *peer_of(transport))  # it may ask another host
         if tls is not None:
             return certified(self._subjects, tls.getpeercert() or {})
         if not is_loopback(named_host(request)):  # a name that some page made to mean this host (DNS rebinding)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from functools import partial
@@ -69,7 +70,7 @@ class WebService:
 
     def _add_routes(self) -> None:
         resources = api.resources()
-        described = web.json_response(openapi.document(resources)).text or ""
+        described = Answered(json.dumps(openapi.document(resources)).encode(), "application/json").compressed()
         schemas = output_schemas()
 
         async def schema(request: web.Request, caller: Caller) -> web.Response:
@@ -86,7 +87,7 @@ class WebService:
         self.get("/-/ready", self._ready)
         self.get("/metrics", self._metrics)
         self.get(f"{API}/series", lambda request, caller: api.answer_series(self.record, request))
-        self.get(f"{API}/openapi.json", lambda request, caller: _given(api.compressed(_json(described))))
+        self.get(f"{API}/openapi.json", lambda request, caller: _given(api.response_of(described, request, {})))
         self.get(f"{API}/schemas", lambda request, caller: _given(web.json_response(list(schemas))))
         self.get(f"{API}/schemas/{{id:.+}}", schema)
         self.get(f"{API}/events/stream", self._events)
@@ -199,10 +200,6 @@ def _problem(status: HTTPStatus, detail: str, headers: Any = None, exit_code: Ex
     tree |= {"exit_code": exit_code.value} if exit_code is not None else {}
     kept = {name: value for name, value in (headers or {}).items() if not name.lower().startswith("content-")}
     return web.json_response(tree, status=status.value, content_type="application/problem+json", headers=kept)
-
-
-def _json(text: str) -> web.Response:
-    return web.Response(text=text, content_type="application/json")
 
 
 async def _given(response: web.Response) -> web.Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import pwd
 import socket
@@ -39,7 +40,7 @@ def free_port() -> int:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back."""
+    """Answer of the service."""
 
     status: int
     headers: Any
@@ -47,8 +48,6 @@ class Answer:
 
     @property
     def json(self) -> Any:
-        import json
-
         return json.loads(self.text)
 
 

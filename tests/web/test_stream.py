@@ -53,6 +53,9 @@ class Listener:
 
     async def begin(self) -> Listener:
         self.task = asyncio.create_task(self.listen())
+        # One that is cut off ends with an error. If nobody asked for it, its traceback would be logged whenever the
+        # garbage collector runs, and that fails within `ast.parse` (CPython 3.11) of another test.
+        self.task.add_done_callback(lambda task: task.cancelled() or task.exception())
         await asyncio.wait_for(self.connected.wait(), 20)
         return self
 
