@@ -77,10 +77,21 @@ class Resource:
                 words += [f"--{name}={value}" for value in values]
         return words + ([] if subject is None else ["--", subject]), out.Page(width, color)
 
+    def ask(self, reader: Reader, words: Sequence[str]) -> tuple[out.Answer, opt.Show]:
+        """Return what the verb answers, and the form that is asked for. Raises :class:`VerbError`, ``StoreError``."""
+        try:
+            with self.command.make_context(self.verb, list(words), obj=reader) as context:
+                answered: tuple[out.Answer, opt.Show] = self.command.invoke(context)
+                return answered
+        except Exception as error:
+            if hasattr(error, "format_message"):  # usage errors have no fixed class in Typer
+                raise VerbError(error.format_message(), code=Exit.USAGE) from None
+            raise
+
     def answer(self, reader: Reader, words: Sequence[str], page: out.Page) -> Answered:
-        """Return what the verb answers. Raises :class:`VerbError`, ``StoreError`` and usage errors."""
-        with out.one_moment(), self.command.make_context(self.verb, list(words), obj=reader) as context:
-            answer, show = self.command.invoke(context)
+        """Return what the verb answers, in the form that is asked for. Raises as :meth:`ask`."""
+        with out.one_moment():
+            answer, show = self.ask(reader, words)
             written = io.StringIO()
             wide = show.output is Format.WIDE
             out.write(answer, show, out.Page(None, page.color) if wide else page, written)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from math import ceil, floor, log10
+from math import ceil
 from typing import NamedTuple
 from xml.etree import ElementTree
 
@@ -87,24 +87,15 @@ def stacked_bars(
         truncate_label=-1,
         value_formatter="{:g}".format,
     )
-    top = max(map(sum, zip(*series.values(), strict=True)))
-    step = _round_step(top / 5)
-    chart.y_labels = [step * n for n in range(ceil(top / step) + 1)]
     chart.x_labels = ["" if at % tick_s else f"{when:{short}}" for at, when in zip(times, whens, strict=True)]
     for name, values in series.items():
         chart.add(name, [round(value, 3) for value in values])
-    heads = [PageHead("From", "Begin, UTC.", "", ""), *(PageHead(name, words[name], "amount", "") for name in series)]
+    heads = [PageHead("From", "Begin, UTC."), *(PageHead(name, words[name], "amount") for name in series)]
     rows = [
         [PageCell(f"{when:%-d %b %H:%M}"), *(PageCell(amount(value)) for value in values)]
         for when, *values in zip(whens, *series.values(), strict=True)
     ]
     return PageChart(title, _drawing(chart, title), [*words.items()], PageTable(f"{title}, in figures", heads, rows))
-
-
-def _round_step(least: float) -> float:
-    """Return 1, 2, 2.5 or 5 times a power of ten, no less than ``least``."""
-    power = 10.0 ** floor(log10(least)) if least > 0 else 1.0
-    return next(step * power for step in (1, 2, 2.5, 5, 10) if step * power >= least)
 
 
 _SVG = "http://www.w3.org/2000/svg"

@@ -7,27 +7,27 @@ To add a page, write a function that returns a :class:`WebPage` and name it in :
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import groupby
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
-from provisioner import __version__, formatting, model
-from provisioner.cli import drones, jobs, plan, sites, status, usage
+from provisioner import __version__, formatting, model, reasons
+from provisioner.cli import drones, jobs, plan, sites, usage
 from provisioner.cli import options as opt
 from provisioner.cli import output as out
-from provisioner.cli.options import VerbError
+from provisioner.cli.options import Exit, VerbError
+from provisioner.config.units import parse_duration
 from provisioner.model import DroneState
-from provisioner.reasons import SiteDisabled
-from provisioner.store import Views
+from provisioner.reasons import Reason
 from provisioner.store.reader import Reader
 from provisioner.web import charts, tables
+from provisioner.web.api import Resource
 from provisioner.web.charts import PageChart
-from provisioner.web.tables import PageFact, PageTable, page_table
+from provisioner.web.tables import PageCell, PageHead, PageTable, page_table
 
 Query = Mapping[str, str]
 """Parameters of an address."""
@@ -38,22 +38,24 @@ class Choice(NamedTuple):
 
     text: str
     href: str
-    chosen: bool
+    chosen: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class WebPage:
-    """Page of the service. What only one template shows is in ``more``."""
+    """Page of the service, in the order in which it is shown."""
 
     title: str
-    template: str = "document.html"
-    answer: str = ""
-    """The page in a sentence, for those who read no further."""
+    lines: Sequence[str] = ()
+    """The page in a sentence, for those who read no further, and what else there is to say."""
     choices: Sequence[Sequence[Choice]] = ()
-    facts: Sequence[PageFact] = ()
+    facts: Sequence[tuple[PageHead, PageCell]] = ()
     chart: PageChart | None = None
     tables: Sequence[PageTable] = ()
-    more: Mapping[str, Any] = field(default_factory=dict)
+    output: str = ""
+    """Lines of a program, as it wrote them."""
+    verdict: str = ""
+    """The worst severity of a page that renews itself; empty: it does not."""
 
 
 def render(path: str, reader: Reader, query: Query) -> str:
@@ -75,41 +77,48 @@ def render(path: str, reader: Reader, query: Query) -> str:
 
 def render_error(title: str, lines: Sequence[str]) -> str:
     """Return the HTML of a page that cannot be shown: a title, and why."""
-    return _html(WebPage(title, answer=" ".join(lines)))
+    return _html(WebPage(title, lines))
 
 
 def _html(page: WebPage, here: str | None = None, asked: str = "", as_of: str = "") -> str:
     menu = [path for path in PAGES if path != "why"]
-    template = _environment().get_template(page.template)
-    return template.render(page.more, page=page, here=here, menu=menu, asked=asked, as_of=as_of, version=__version__)
+    return _template().render(page=page, here=here, menu=menu, asked=asked, as_of=as_of, version=__version__)
 
 
 @cache
-def _environment() -> Environment:
-    made = Environment(
-        loader=PackageLoader("provisioner.web"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    made.filters |= {"duration": formatting.duration, "moment": tables.moment, "iso": formatting.iso}
-    made.globals |= {"address": tables.address, "ago": lambda at: formatting.duration(max(0.0, out.now() - at))}
-    return made
+def _template() -> Template:
+    loader = PackageLoader("provisioner.web")
+    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return made.get_template("page.html")
 
 
-def _document(title: str, document: out.Document, query: Query, answer: str, *leave_out: str) -> WebPage:
+@cache
+def _resource(verb: str) -> Resource:
+    return Resource("", verb)
+
+
+def _answer(verb: str, reader: Reader, query: Query, subject: str | None = None) -> Any:
+    """Return what a verb answers to the parameters of a page, of which commas separate several values."""
+    given = {key: value.split(",") for key, value in query.items() if key not in tables.TABLE_PARAMETERS}
+    words, _ = _resource(verb).arguments(subject, given)
+    return _resource(verb).ask(reader, words)[0]
+
+
+def _document(title: str, document: out.Document, query: Query, *lines: str) -> WebPage:
     """Return the page of a document: facts, then its parts; the parameters sort the main one."""
     parts = [
-        page_table(part, query if key == document.main else None, bars=_BARS)
-        for key, part in document.parts.items()
-        if part.title
+        page_table(part, query if key == document.main else None) for key, part in document.parts.items() if part.title
     ]
-    return WebPage(title, answer=answer, facts=tables.facts(document, *leave_out), tables=parts)
+    return WebPage(title, lines, facts=tables.facts(document), tables=parts)
 
 
-_BARS = ("held_gpu_s", "lost_gpu_s")
-"""Amounts that get a bar."""
+def _shown(columns: Iterable[out.Column], *keys: str) -> list[out.Column]:
+    """Return the columns, of which people see those with these keys."""
+    return [replace(c, level=0 if c.key in keys else 2, head=c.head or c.fact) for c in columns]
+
+
+def _named(kind: str, name: str) -> str:
+    return f"{kind} {formatting.sanitize(name, 80)}"
 
 
 # ----------------------------------------------------------------------------------------------------------------- now
@@ -125,7 +134,7 @@ STATE_GROUPS: Mapping[str, Sequence[DroneState]] = {
 class TypeNow(NamedTuple):
     """Drone type at a site: free places, drones by state, and what the newest plan does not start there."""
 
-    kind: str
+    type: str
     free: int | None
     """None: the site does not tell."""
     states: Mapping[str, int]
@@ -133,48 +142,48 @@ class TypeNow(NamedTuple):
     """Waiting jobs for which nothing of it was started."""
     why: str
 
-    @property
-    def live(self) -> int:
-        return sum(self.states.values())
+
+def _state_column(name: str) -> out.Column:
+    return out.whole(name, f"Drones that are {name}.", lambda row: row.states[name], level=0)
 
 
-def _now(reader: Reader, query: Query) -> WebPage:
-    document = status.status_document(reader)
-    parts, views = document.parts, reader.views()
-    troubles: Sequence[Any] = parts["troubles"].rows
-    worst = next((t.severity for t in troubles), "well")
-    shown = [replace(c, level=0) for c in parts["demand"].columns if c.key in _DEMAND_SHOWN]
-    demand = replace(parts["demand"], columns=shown)
-    lists = (page_table(demand, bars=("waiting",)), page_table(parts["views"]), page_table(parts["events"]))
-    more = {
-        "worst": worst,
-        "troubles": page_table(parts["troubles"]).rows,
-        "sites": list(zip(parts["sites"].rows, _types_now(reader, views, parts["sites"].rows), strict=True)),
-        "groups": STATE_GROUPS,
-        "owner_words": sites.owner_words,
-    }
-    answer = document.scope.partition(": ")[0] if troubles else "All is well"
-    return WebPage("Now", "now.html", answer, facts=tables.facts(document), tables=lists, more=more)
-
-
+TYPE_COLUMNS = (
+    out.ident("type", "Drone type, as site/name."),
+    out.text("free", "Drones that could start now.", lambda row: "?" if row.free is None else str(row.free), level=0),
+    *map(_state_column, STATE_GROUPS),
+    out.whole("refused", "Waiting jobs that the newest plan starts nothing for here.", level=0),
+    out.words("why", "Reason of most of them."),
+)
 _DEMAND_SHOWN = ("id", "owner", "waiting", "running", "drones", "oldest_s", "needs", "why")
 
 
-def _types_now(reader: Reader, views: Views | None, rows: Sequence[sites.SiteRow]) -> list[list[TypeNow]]:
-    """Return the drone types of each site, those that are configured and those that still have drones."""
+def _now(reader: Reader, query: Query) -> WebPage:
+    document = _answer("status", reader, query)
+    parts = dict(document.parts)
+    found: Sequence[Any] = parts["troubles"].rows
+    verdict = document.scope.partition(": ")[0] if found else "All is well"
+    parts["demand"] = replace(parts["demand"], columns=_shown(parts["demand"].columns, *_DEMAND_SHOWN))
+    types = out.Listing("", TYPE_COLUMNS, _types_now(reader, parts["sites"].rows), title="Drones by site and type")
+    parts = {"troubles": parts.pop("troubles"), "types": types, **parts} if found else {"types": types, **parts}
+    page = _document(verdict, replace(document, parts=parts), query)
+    return replace(page, verdict=found[0].severity if found else "well")
+
+
+def _types_now(reader: Reader, rows: Sequence[sites.SiteRow]) -> list[TypeNow]:
+    """Return the drone types of all sites, those that are configured and those that still have drones."""
     live = Counter((drone.type, drone.state) for drone in reader.drones())
-    snapshot, newest = reader.snapshot(), jobs.newest_plan(reader)
+    snapshot, views, newest = reader.snapshot(), reader.views(), jobs.newest_plan(reader)
     quiet_s = snapshot.now - snapshot.gpu_wanted_at if snapshot else 0.0
     configured = {kind.key: kind for kind in views.types} if views else {}
-    keys = sorted({*configured, *(kind for kind, _ in live)})
-    by_site = {site: list(found) for site, found in groupby(keys, lambda key: key.partition("/")[0])}
+    of_site = {row.name: row for row in rows}
 
-    def now(row: sites.SiteRow, key: model.TypeKey) -> TypeNow:
+    def now(key: model.TypeKey) -> TypeNow:
+        row = of_site[key.partition("/")[0]]
         states = {name: sum(live[key, state] for state in group) for name, group in STATE_GROUPS.items()}
         free = _free_places(row, configured[key], quiet_s) if key in configured else None
-        return TypeNow(key.partition("/")[2], free, states, *_refused(newest, row, key))
+        return TypeNow(key, free, states, *_refused(newest, row, key))
 
-    return [[now(row, key) for key in by_site.get(row.name, ())] for row in rows]
+    return [now(key) for key in sorted({*configured, *(kind for kind, _ in live)})]
 
 
 def _free_places(row: sites.SiteRow, kind: model.DroneType, quiet_s: float) -> int | None:
@@ -202,64 +211,80 @@ def _refused(newest: model.Plan | None, row: sites.SiteRow, key: model.TypeKey) 
 
 # ----------------------------------------------------------------------------------------------------------------- why
 
+WHY_HELP = (
+    "Why does a job wait, why is a drone as it is, and what comes next?",
+    "Ask in the box at the top: a job (204.17, schedd#204.17), a drone by its id, its number, its id at the site or "
+    "the name of its slot, or a job class.",
+)
+
 
 def _why(reader: Reader, query: Query) -> WebPage:
     """Return the answer for an id of any kind, or the ones to choose from."""
     asked = query.get("q", "").strip()
     if not asked:
-        return WebPage("Why", "why.html", more={"found": (), "lines": ()})
-    kind, colon, name = asked.partition(":")
-    kinds = {kind: FINDERS[kind]} if colon and kind in FINDERS else FINDERS
+        return WebPage("Why", WHY_HELP)
+    kind, _, name = asked.partition(":")
+    wanted = {kind: name} if kind in FINDERS and name else dict.fromkeys(FINDERS, asked)
     found: dict[str, WebPage] = {}
     lines: list[str] = []
-    for each, find in kinds.items():
+    for each, any_id in wanted.items():
         try:
-            found[each] = find(reader, name if len(kinds) == 1 else asked, query)
+            found[each] = FINDERS[each](reader, any_id, {})
         except VerbError as missing:
             lines += missing.lines
     if len(found) == 1:
-        (page,) = found.values()
-        return page
-    links = [Choice(page.title, tables.address("/why?q=", f"{each}:{asked}"), False) for each, page in found.items()]
-    more = {"found": links, "lines": () if found else lines}
-    return WebPage(f"Why: {formatting.sanitize(asked, 80)}", "why.html", more=more)
+        return next(iter(found.values()))
+    links = [Choice(page.title, tables.address("/why?q=", f"{each}:{asked}")) for each, page in found.items()]
+    told = ["This is the id of more than one thing."] if found else [*lines, WHY_HELP[1]]
+    return WebPage(_named("Why:", asked), told, [links])
 
 
 def _drone(reader: Reader, any_id: str, query: Query) -> WebPage:
-    document = drones.drone_document(reader, opt.find_drone(reader, any_id))
+    document = _answer("drones show", reader, {}, any_id)
     life, last_words = document.parts["history"], document.parts["last_words"].rows
-    more = {
-        "steps": list(zip(life.rows, page_table(life).rows, strict=True)),
-        "last_words": "\n".join(map(formatting.sanitize, last_words)),
-    }
-    return WebPage(f"Drone {document.name}", "drone.html", facts=tables.facts(document, "id"), more=more)
+    page = _document(f"Drone {document.name}", replace(document, parts={"history": life}), query)
+    return replace(page, output="\n".join(map(formatting.sanitize, last_words)))
 
 
 def _class(reader: Reader, class_id: str, query: Query) -> WebPage:
-    document = jobs.explained_class(reader, class_id)
-    return _document(_named("Class", class_id), document, query, document.scope.partition(": ")[2], "id")
+    document = _answer("explain class", reader, {}, class_id)
+    return _document(_named("Class", class_id), document, query, document.scope.partition(": ")[2])
 
 
 def _job(reader: Reader, job_id: str, query: Query) -> WebPage:
     """Return the page of one job for its user: it has nothing on other users."""
-    document = jobs.explained_job(reader, job_id)
-    facts = [fact for fact in tables.facts(document) if fact.key in JOB_FACTS_SHOWN]
+    document = _answer("explain job", reader, {}, job_id)
+    title = _named("Job", job_id)
+    public = replace(document, facts=[fact for fact in document.facts if fact.key in JOB_FACTS_SHOWN])
     if document.schema != jobs.CLASS_SCHEMA:
-        title = f"{_named('Job', job_id)} {JOB_STATES[document.of.state]}"
-        return WebPage(title, "job.html", document.of.said, facts=facts, more={"others": (), "advice": ()})
-    said = [
-        replace(reason, by="an operator") if isinstance(reason, SiteDisabled) and reason.by else reason
-        for reason in document.parts["said"].rows
-    ]
-    first, *others = map(formatting.describe, said) if said else [jobs.NO_PLAN_YET]
-    advice = document.parts.get("advice")
-    more = {"others": others, "advice": [row[0].text for row in page_table(advice).rows] if advice else ()}
-    types = page_table(document.parts["types"])
-    return WebPage(f"{_named('Job', job_id)} waits", "job.html", first, facts=facts, tables=[types], more=more)
+        return _document(f"{title} {JOB_STATES[document.of.state]}", public, query, document.of.said)
+    said = [_public(reason) for reason in document.parts["said"].rows]
+    advice = [replace(each, why=each.why and _public(each.why)) for each in document.parts["advice"].rows]
+    parts = {
+        "advice": replace(document.parts["advice"], rows=advice),
+        "said": replace(document.parts["said"], rows=said),
+        "types": document.parts["types"],
+    }
+    first = formatting.describe(said[0]) if said else jobs.NO_PLAN_YET
+    return _document(f"{title} waits", replace(public, parts=parts), query, first)
 
 
-def _named(kind: str, name: str) -> str:
-    return f"{kind} {formatting.sanitize(name, 80)}"
+def _public(reason: Reason) -> Reason:
+    """Return a reason without the name of an operator, the words of a site and those of an error of ours."""
+    match reason:
+        case reasons.SiteDisabled() if reason.by:
+            return replace(reason, by="an operator")
+        case reasons.PlannerFailed():
+            return replace(reason, error="")
+        case (
+            reasons.BackingOff()
+            | reasons.StartsUnmatched()
+            | reasons.ExclusiveOnly()
+            | reasons.StartBlocked()
+            | reasons.StaleView()
+        ):
+            return replace(reason, message="")
+    return reason
 
 
 JOB_FACTS_SHOWN = ("drone", "needs", "waiting", "running", "drones")
@@ -270,115 +295,67 @@ FINDERS: Mapping[str, Callable[[Reader, str, Query], WebPage]] = {"drone": _dron
 
 # ----------------------------------------------------------------------------------------------- sites and their owners
 
-
-def _sites(reader: Reader, query: Query) -> WebPage:
-    views = reader.views()
-    rows = sites.site_rows(reader, views, reader.drones())
-    columns = usage.with_use(sites.SITE_COLUMNS, usage.RecordedUse(reader, views).by("site"), lambda row: row.name)
-    return WebPage("Sites", tables=[page_table(out.Listing("", columns, rows, title="All sites"), query)])
-
-
-def _site(reader: Reader, name: str, query: Query) -> WebPage:
-    document = sites.shown_site(reader, name)
-    fault = document.of.reading.fault if document.of.reading else None
-    answer = f"The newest look failed {out.ago(fault.at)} ago: {formatting.sanitize(fault.message)}" if fault else ""
-    return _document(_named("Site", name), document, query, answer, "site")
-
-
-class OwnerRow(NamedTuple):
-    """Owner of a site: their jobs, and the drones that gave way to them."""
-
-    site: sites.SiteRow
-    giving_way: int
-    """Live drones that were asked to leave for them."""
-
-    @property
-    def claims(self) -> Sequence[model.OwnerDemand]:
-        return self.site.view.claims if self.site.view else ()
-
-    @property
-    def jobs(self) -> int:
-        return sum(claim.count for claim in self.claims)
-
-    @property
-    def gpu_milli(self) -> int:
-        return sum(claim.count * claim.gpu_milli for claim in self.claims)
-
-    @property
-    def since(self) -> float:
-        return min((claim.since for claim in self.claims), default=0.0)
-
-
-_gpu_hours = partial(out.number, unit=lambda gpu_s: charts.amount(gpu_s / 3600))
-OWNER_COLUMNS = (
-    out.ident("site", "Site.", "site.name", level=0),
-    out.whole("jobs", "Jobs of the owner that wait there.", head="waiting"),
-    out.gpus("gpu_milli", "GPUs that they want.", head="for GPUs"),
-    out.age_s("waits_s", "Since the first was submitted.", "since", head="for"),
-    out.whole("giving_way", "Drones that are leaving for them now.", head="giving way"),
-    out.whole("running", "Jobs of the owner that run.", "site.view.owner_runs.jobs", null=True, head="running"),
-    out.gpus("held", "GPUs that these hold.", "site.view.owner_runs.gpu_milli", null=True, head="on GPUs"),
-    out.whole("taken_back", "Drones that gave way in 7 days.", "site.hazard.preempted", null=True, head="taken back"),
-    out.whole("ran", "Drones that ran in 7 days.", "site.hazard.drones", null=True, head="of drones"),
-    out.span_s("grace_s", "Mean time from notice to end.", "site.hazard.grace_mean_s", head="gave way in"),
-    _gpu_hours("lost_gpu_s", "Work of jobs lost in 7 days.", "site.hazard.lost_gpu_s", null=True, head="GPU-h lost"),
-)
+OWNER_SHOWN = ("site", "claims", "claims_gpu_milli", "owner_jobs", "owner_gpu_milli")
 GIVING_WAY_SHOWN = ("id", "type", "state", "node", "notice_at", "grace_used_s", "at_risk_gpu_s")
 
 
+def _sites(reader: Reader, query: Query) -> WebPage:
+    listing = replace(_answer("sites", reader, query), title="All sites")
+    return WebPage("Sites", tables=[page_table(listing, query)])
+
+
+def _site(reader: Reader, name: str, query: Query) -> WebPage:
+    return _document(_named("Site", name), _answer("sites show", reader, query, name), query)
+
+
 def _owner(reader: Reader, query: Query) -> WebPage:
-    views, live = reader.views(), reader.drones()
-    leaving = [drone for drone in live if drone.notice_at]
-    by_site = Counter(drone.site for drone in leaving)
-    rows = [OwnerRow(row, by_site[row.name]) for row in sites.site_rows(reader, views, live)]
-    claims = [(row.site.name, claim) for row in rows for claim in row.claims]
+    listing = _answer("sites", reader, query)
+    owners = replace(listing, columns=_shown(listing.columns, *OWNER_SHOWN), title="Owners")
+    hazards = reader.hazards(out.now() - sites.WEEK_S, out.now())
+    claims = [(row.name, claim) for row in listing.rows for claim in (row.view.claims if row.view else ())]
     site_column = out.text("site", "Site.", lambda pair: pair[0], level=0)
     of_claim = [replace(c, of=lambda pair, of=c.of: of(pair[1])) for c in sites.CLAIM_COLUMNS]
-    notices = [replace(c, level=0, head=c.fact or c.title) for c in drones.DRONE_COLUMNS if c.key in GIVING_WAY_SHOWN]
+    leaving = [drone for drone in reader.drones() if drone.notice_at]
     made = (
-        page_table(out.Listing("", OWNER_COLUMNS, rows, title="Owners"), query, bars=("lost_gpu_s",)),
+        page_table(owners, query),
+        page_table(out.Listing("", sites.HAZARD_COLUMNS, hazards, title="Taken back in the last 7 days")),
         page_table(out.Listing("", [site_column, *of_claim], claims, title="Their jobs that wait")),
-        page_table(out.Listing("", notices, leaving, title="Drones that give way now")),
+        page_table(
+            out.Listing("", _shown(drones.DRONE_COLUMNS, *GIVING_WAY_SHOWN), leaving, title="Drones that give way now")
+        ),
     )
-    return WebPage("Owner", answer="The owner's jobs come first: drones leave when they wait.", tables=made)
+    return WebPage("Owner", ["The owner's jobs come first: drones leave when they wait."], tables=made)
 
 
 # ------------------------------------------------------------------------------------------------------- use and waste
 
-PERIODS: Mapping[str, tuple[float, float]] = {
-    "1d": (86400.0, 1800.0),
-    "7d": (7 * 86400.0, 3 * 3600.0),
-    "30d": (30 * 86400.0, 86400.0),
-}
-"""Periods to choose from with the length of a bar in the chart, in seconds."""
-_PERIOD_WORDS = {"1d": "last day", "7d": "last 7 days", "30d": "last 30 days"}
+PERIODS = {"1d": "last day", "7d": "last 7 days", "30d": "last 30 days"}
+BAR_S = {"1d": 1800.0, "7d": 3 * 3600.0, "30d": 86400.0}
+"""Length of a bar in the chart of a period, in seconds."""
+USE_SHOWN = (
+    *("name", "jobs", "held_gpu_s", "mean", "use_p95", "vram_p95_mib", "vram_asked_mib", "fits", "saved_gpu_s"),
+)
 
 
 def _choices(query: Query, key: str, words: Mapping[str, str], usual: str) -> tuple[str, list[Choice]]:
     """Return the value of a parameter that has few, and links to all. Raises :class:`VerbError` for another value."""
     given = query.get(key, usual)
     if given not in words:
-        raise opt.unknown(key, given, list(words))
+        raise opt.unknown(key, given, list(words), code=Exit.USAGE)
     links = [Choice(text, f"?{urlencode({**query, key: value})}", value == given) for value, text in words.items()]
     return given, links
 
 
-USE_SHOWN = (
-    *("name", "jobs", "held_gpu_s", "mean", "use_p95", "vram_p95_mib", "vram_asked_mib", "fits", "saved_gpu_s"),
-)
-
-
 def _use(reader: Reader, query: Query) -> WebPage:
-    period, periods = _choices(query, "since", _PERIOD_WORDS, "7d")
+    period, periods = _choices(query, "since", PERIODS, "7d")
     by, groupings = _choices(query, "by", {str(each): f"by {each}" for each in usage.Grouping}, "class")
-    report = usage.RecordedUse(reader, reader.views(), out.now() - PERIODS[period][0]).by(by)
-    document = usage.usage_document(report)
-    columns = [replace(c, level=0 if c.key in USE_SHOWN else 2) for c in usage.USAGE_COLUMNS]
-    document = replace(document, parts={"items": replace(document.parts["items"], columns=columns)})
-    held = f"{charts.amount(report.total_s / 3600)} GPU-hours of drones in the {_PERIOD_WORDS[period]}"
+    document = _answer("usage", reader, {**query, "since": period, "by": by})
+    items, report = document.parts["items"], document.of
+    document = replace(document, parts={"items": replace(items, columns=_shown(items.columns, *USE_SHOWN))})
+    held = f"{charts.amount(report.total_s / 3600)} GPU-hours of drones in the {PERIODS[period]}"
     used = f"jobs used {report.used_s / report.measured_s:.0%} of what they held" if report.measured_s else ""
-    answer = f"{held}; {used or 'no run was measured'}."
-    return replace(_document("Use", document, query, answer), choices=(periods, groupings))
+    page = _document("Use", document, query, f"{held}; {used or 'no run was measured'}.")
+    return replace(page, choices=(periods, groupings))
 
 
 WASTE_METRIC = "provisioner_gpu_seconds_total"
@@ -390,10 +367,13 @@ USES: Mapping[str, str] = {
 }
 """Values of the label ``use``, in the order of the chart, with their meaning."""
 
+SiteHours = tuple[str, Mapping[str, float]]
+"""Name of a site, and the GPU time of its drones by use."""
+
 
 def _waste(reader: Reader, query: Query) -> WebPage:
-    period, periods = _choices(query, "since", _PERIOD_WORDS, "1d")
-    gpu_s = charts.Increases.read(reader, WASTE_METRIC, out.now(), *PERIODS[period])
+    period, periods = _choices(query, "since", PERIODS, "1d")
+    gpu_s = charts.Increases.read(reader, WASTE_METRIC, out.now(), parse_duration(period), BAR_S[period])
     by_use, none = gpu_s.by("use"), [0.0] * len(gpu_s.times)
     hours = {use: [each / 3600 for each in by_use.get((use,), none)] for use in USES}
     total = sum(map(sum, hours.values()))
@@ -401,42 +381,28 @@ def _waste(reader: Reader, query: Query) -> WebPage:
     by_site: dict[str, dict[str, float]] = {}
     for (site, use), increases in sorted(gpu_s.by("site", "use").items()):
         by_site.setdefault(site, {})[use] = sum(increases)
-    rows = [SiteHours(site, uses) for site, uses in by_site.items()]
-    listing = out.Listing("", WASTE_COLUMNS, rows, title="GPU-hours by site")
-    words = _PERIOD_WORDS[period]
+    listing = out.Listing("", WASTE_COLUMNS, list(by_site.items()), title="GPU-hours by site")
+    words = PERIODS[period]
     return WebPage(
         "Waste",
-        answer=f"{charts.amount(total)} GPU-hours in the {words}: {parts}.",
-        choices=(periods,),
+        [f"{charts.amount(total)} GPU-hours in the {words}: {parts}."],
+        (periods,),
         chart=charts.stacked_bars(f"GPU-hours in the {words}", hours, USES, gpu_s.times) if total else None,
-        tables=(page_table(listing, query, bars=("total",)),),
+        tables=[page_table(listing, query)],
     )
 
 
-class SiteHours(NamedTuple):
-    """GPU time of the drones of a site by use."""
-
-    name: str
-    gpu_s: Mapping[str, float]
-
-    @property
-    def total(self) -> float:
-        return sum(self.gpu_s.values())
-
-    @property
-    def good_part(self) -> float | None:
-        return self.gpu_s.get("good", 0.0) / self.total if self.total else None
+_gpu_hours = partial(out.number, unit=lambda gpu_s: charts.amount(gpu_s / 3600))
 
 
 def _use_column(use: str, words: str) -> out.Column:
-    return _gpu_hours(use, f"GPU-hours: {words}.", lambda row: row.gpu_s.get(use, 0.0), head=use)
+    return _gpu_hours(use, f"GPU-hours: {words}.", lambda row: row[1].get(use, 0.0), head=use)
 
 
 WASTE_COLUMNS = (
-    out.ident("site", "Site.", "name", level=0),
-    _gpu_hours("total", "GPU-hours that drones held.", head="GPU-h"),
+    out.ident("site", "Site.", lambda row: row[0]),
+    _gpu_hours("total", "GPU-hours that drones held.", lambda row: sum(row[1].values()), head="GPU-h"),
     *(_use_column(use, words) for use, words in USES.items()),
-    out.number("good_part", "Done work, of all.", null=True, head="good part", unit="{:.0%}".format),
 )
 
 
@@ -444,28 +410,19 @@ WASTE_COLUMNS = (
 
 
 def _plan(reader: Reader, query: Query) -> WebPage:
-    from provisioner.planner.safeguards import safe_plan
-
-    seen = plan.kept_snapshot(reader, None)
-    document = plan.plan_document(safe_plan(seen).plan, "")
-    answer = f"On what was seen {out.ago(seen.now)} ago the next tick would do this: {plan.plan_summary(document.of)}."
-    return _document("Plan", document, query, answer)
+    document = _answer("plan", reader, query)
+    return _document("Plan", document, query, f"The next tick would do this: {plan.plan_summary(document.of)}.")
 
 
 def _drones(reader: Reader, query: Query) -> WebPage:
-    def given(key: str) -> list[str]:
-        return [value for value in query.get(key, "").split(",") if value]
-
-    with opt.reported(ValueError):
-        states = [DroneState(state) for state in given("state")]
-    chosen = drones.DroneFilter(given("site"), states, given("type"), given("node"))
-    which, links = _choices(query, "show", {"live": "live", "ended": "ended", "all": "all"}, "live")
-    listing = drones.drone_listing(reader, chosen, {"live": False, "ended": True, "all": None}[which], use=True)
-    columns = [replace(c, level=max(c.level, 2 * (c.key in DRONE_NOT_SHOWN))) for c in listing.columns]
-    only = [f"{key}: {', '.join(values)}" for key, values in chosen.given.items()]
-    title = "; ".join([formatting.count(len(listing.rows), "drone"), *only])
+    shown, links = _choices(query, "show", {"live": "live", "ended": "ended", "all": "all"}, "live")
+    filters = {key: value for key, value in query.items() if key not in ("show", *tables.TABLE_PARAMETERS)}
+    listing = _answer("drones", reader, filters if shown == "live" else {**filters, shown: "true"})
+    columns = [replace(c, level=2) if c.key in DRONE_NOT_SHOWN else c for c in listing.columns]
+    only = [f"{key}: {', '.join(value.split(','))}" for key, value in filters.items()]
+    title = "; ".join([formatting.count(len(listing.rows), "drone"), *map(formatting.sanitize, only)])
     table = page_table(replace(listing, title=title, columns=columns), {"limit": "500", **query})
-    return WebPage("Drones", choices=(links,), tables=(table,))
+    return WebPage("Drones", choices=[links], tables=[table])
 
 
 DRONE_NOT_SHOWN = ("remote_id", "site_slot", "slot")

@@ -146,19 +146,21 @@ class WebService:
         return web.Response(body=body, headers={"Content-Type": content_type(accept)})
 
     async def _page(self, request: web.Request, caller: Caller) -> web.Response:
-        query, reader = dict(request.query), self.record.reader
+        # everybody may ask for the public page: another query must not cost another reading
+        is_public = request.path.startswith(f"/{PUBLIC_PAGE}/")
+        query = {} if is_public else dict(request.query)
 
         def rendered() -> Answered:
             with out.one_moment():
-                return Answered(pages.render(request.path, reader, query).encode(), "text/html")
+                return Answered(pages.render(request.path, self.record.reader, query).encode(), "text/html")
 
         try:
-            # everybody may ask for the public page: another query must not cost another reading
-            asked = request.path if request.path.startswith(f"/{PUBLIC_PAGE}/") else str(request.rel_url)
-            found = await self.record.answer(asked, await self.record.version(), rendered)
+            key = request.path if is_public else str(request.rel_url)
+            found = await self.record.answer(key, await self.record.version(), rendered)
         except VerbError as error:
-            text = pages.render_error("Not found", error.lines)
-            return web.Response(text=text, content_type="text/html", status=HTTPStatus.NOT_FOUND)
+            status = _status_of(error)
+            text = pages.render_error(status.phrase.capitalize(), error.lines)
+            return web.Response(text=text, content_type="text/html", status=status)
         return api.response_of(found, request, {"Cache-Control": "no-cache"})
 
     async def _events(self, request: web.Request, caller: Caller) -> web.StreamResponse:
@@ -182,17 +184,17 @@ class WebService:
             return _problem_of(error, request)
 
 
+def _status_of(error: VerbError) -> HTTPStatus:
+    return STATUS_OF_EXIT.get(error.code, HTTPStatus.NOT_FOUND)
+
+
 def _problem_of(error: Exception, request: web.Request) -> web.Response:
     if isinstance(error, StoreError):
         return _problem(HTTPStatus.SERVICE_UNAVAILABLE, str(error), {"Retry-After": "5"}, Exit.FAILED)
-    if hasattr(error, "format_message"):  # usage errors have no fixed class in Typer
-        return _problem(HTTPStatus.BAD_REQUEST, error.format_message(), exit_code=Exit.USAGE)
-    known = opt.verb_error(error) if isinstance(error, VerbError) else None
-    if known is None:
-        log.exception("request.failed", method=request.method, path=request.path)
-        return _problem(HTTPStatus.INTERNAL_SERVER_ERROR, "a mistake in the service; its log has more")
-    status = STATUS_OF_EXIT.get(known.code, HTTPStatus.NOT_FOUND)
-    return _problem(status, "\n".join(known.lines), exit_code=known.code)
+    if isinstance(error, VerbError):
+        return _problem(_status_of(error), "\n".join(error.lines), exit_code=error.code)
+    log.exception("request.failed", method=request.method, path=request.path)
+    return _problem(HTTPStatus.INTERNAL_SERVER_ERROR, "a mistake in the service; its log has more")
 
 
 def _problem(status: HTTPStatus, detail: str, headers: Any = None, exit_code: Exit | None = None) -> web.Response:

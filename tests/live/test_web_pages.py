@@ -117,7 +117,7 @@ def test_a_page_prints_without_its_menu(browser: Browser, service: PageService) 
         page = opened.new_page()
         page.goto(service.address)
         page.emulate_media(media="print")
-        assert not page.locator("nav").is_visible() and page.locator("#drones").is_visible()
+        assert not page.locator("nav").is_visible() and page.locator("#table-1").is_visible()
         assert page.pdf(format="A4").startswith(b"%PDF")
 
 

@@ -101,6 +101,13 @@ async def test_a_page_that_is_not_there_is_a_page_that_says_so(serve: Serve) -> 
     assert "Not found" in answer.text and "no drone" in answer.text and "<b>999" not in answer.text
 
 
+@pytest.mark.parametrize("path", ["/drones?state=sleeping", "/drones?sort=nosuch", "/use?since=1y", "/sites?nosuch=1"])
+async def test_a_page_with_a_wrong_parameter_says_so(serve: Serve, path: str) -> None:
+    answer = await (await serve()).ask(path)
+    assert (answer.status, answer.headers["Content-Type"].partition(";")[0]) == (400, "text/html")
+    assert "<h1>Bad request</h1>" in answer.text
+
+
 async def test_a_static_file_is_there_and_no_other(serve: Serve) -> None:
     served = await serve()
     assert (await served.ask("/static/style.css")).headers["Content-Type"] == "text/css"

@@ -14,10 +14,21 @@ from xml.etree import ElementTree
 
 import pytest
 
+from provisioner.cli import jobs
 from provisioner.cli.jobs import explained_job
 from provisioner.cli.options import VerbError
 from provisioner.model import BreakerState, DroneState, Refusal
-from provisioner.reasons import SiteDisabled
+from provisioner.reasons import (
+    BackingOff,
+    PlannerFailed,
+    Reason,
+    RequestAdvice,
+    SiteDisabled,
+    StaleView,
+    StartBlocked,
+    StartForecast,
+    StartOutcome,
+)
 from provisioner.store.writer import SqlStore
 from provisioner.web.pages import PAGES, render
 from tests.web import records
@@ -29,7 +40,7 @@ PATHS = {
     "/why?q=class:47": ("Class 47", "no drone type fits: vram must be 160 GiB", "etp/jonas"),
     "/sites": ("All sites", "banned", "Authentication failed: token expired at 06:00:00Z"),
     "/sites/topas": ("Site topas", "topas-a100-04.example.org", "8 CPU, 32 GiB"),
-    "/sites/horeka": ("The newest look failed", "Authentication failed"),
+    "/sites/horeka": ("look failed (denied)", "Authentication failed"),
     "/drones": ("55 drones", "etp-k7f2-30", "busy"),
     "/drones?site=nemo&state=busy,draining&sort=-age_s": ("11 drones; site: nemo; state: busy, draining",),
     "/owner": ("physics/anna", "Drones that give way now", "nemo/l40s"),
@@ -39,7 +50,11 @@ PATHS = {
     "/plan": ("Plan for tick 4", "class:58", "no slot can ever offer"),
     "/drone/30": ("Drone etp-k7f2-30", "horeka/h100", "requested", "the site took the order as 5530.0"),
     "/drone/74": ("failed", "no CUDA device", "nvidia-smi: No devices were found"),
-    "/job/8831.2": ("Job 8831.2 waits", "What would help", "ask for GPUs with 46 GiB of memory instead of 160 GiB"),
+    "/job/8831.2": (
+        "Job 8831.2 waits",
+        "What would start it soonest",
+        "ask for GPUs with 46 GiB of memory instead of 160 GiB",
+    ),
     "/job/8790.3": ("Job 8790.3 runs", "runs in drone etp-k7f2-"),
 }
 
@@ -125,12 +140,12 @@ def test_what_is_asked_for_is_text_too(reader: SeriesReader) -> None:
 def test_numbers_of_drones_are_those_of_the_record(reader: SeriesReader) -> None:
     live = Counter((drone.type, drone.state) for drone in reader.drones())
     rows = {row[0]: row[1:] for row in Rendered(reader, "/").rows("Drones by site and type")}
-    assert rows["l40s"][0] == "0" and rows["t4"][0] == "2"
+    assert rows["nemo/l40s"][0] == "0" and rows["cloud/t4"][0] == "2"
     for key in {kind for kind, _ in live}:
-        shown = rows[key.partition("/")[2]]
+        shown = rows[key]
         leaving = live[key, DroneState.DRAINING] + live[key, DroneState.STOPPING]
         assert shown[2:5] == [str(live[key, DroneState.BUSY]), str(live[key, DroneState.IDLE]), str(leaving)], key
-    assert sum(int(row[1]) for name, row in rows.items() if len(row) > 4 and name != "Type") == sum(
+    assert sum(int(row[1]) for name, row in rows.items() if name != "Type") == sum(
         number
         for (_, state), number in live.items()
         if state.value in ("requested", "submitted", "queued", "booting", "joined")
@@ -139,11 +154,11 @@ def test_numbers_of_drones_are_those_of_the_record(reader: SeriesReader) -> None
 
 def test_what_is_refused_has_the_reason_of_most_jobs(reader: SeriesReader) -> None:
     rows = {row[0]: row for row in Rendered(reader, "/").rows("Drones by site and type")}
-    assert rows["cpu"][-2] == "63" and "no free place for topas/cpu" in rows["cpu"][-1]
-    assert "the view of site:horeka" in rows["h100"][-1]
+    assert rows["topas/cpu"][-2] == "63" and "no free place for topas/cpu" in rows["topas/cpu"][-1]
+    assert "the view of site:horeka" in rows["horeka/h100"][-1]
     assert reader.breakers()["horeka"].state is BreakerState.BANNED
-    (site,) = [name for name in rows if name.startswith("horeka")]
-    assert "banned" in site and "7 of 30 drones" in site
+    (site,) = [row for row in Rendered(reader, "/").rows("Sites") if row[0] == "horeka"]
+    assert site[1:4] == ["banned", "7", "30"]
 
 
 def test_waste_adds_up_the_series(reader: SeriesReader) -> None:
@@ -180,10 +195,10 @@ def test_tables_sort_and_choose_columns_as_the_command_line_does(reader: SeriesR
         ("/job/nosuch", "'nosuch' is not a job id"),
         ("/use?since=1y", "no since `1y`"),
         ("/use?by=planet", "no by `planet`"),
-        ("/drones?state=sleeping", "'sleeping' is not a valid DroneState"),
+        ("/drones?state=sleeping", "'sleeping' is not one of 'requested'"),
         ("/drones?sort=nosuch", "no column `nosuch`"),
-        ("/drones?limit=many", "limit=many is not a number: write limit=20"),
-        (f"/drones?limit={'9' * 4400}", "is not a number"),
+        ("/drones?limit=many", "limit: write a number, as in limit=20"),
+        (f"/drones?limit={'9' * 4400}", "write a number"),
         ("/plan/nosuch", "no page `/plan/nosuch`"),
     ],
 )
@@ -210,15 +225,35 @@ def test_the_page_of_a_job_says_nothing_of_other_users(reader: SeriesReader) -> 
         assert not [owner for owner in (*owners, "physics/anna", "8820", "8833") if owner in page.source], page.text
 
 
-def test_the_page_of_a_job_does_not_name_the_operator_who_disabled_a_site(
-    reader: SeriesReader, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("reason", "said", "hidden"),
+    [
+        (SiteDisabled("topas", "carla", "cooling"), "site topas is disabled by an operator: cooling", "carla"),
+        (BackingOff("topas", 2e9, "denied", "no account bob"), "(denied)", "bob"),
+        (StartBlocked("topas/a100", "denied", "quota of bob"), "lets no more of topas/a100 start (denied)", "bob"),
+        (StaleView("site:topas", 400.0, 300.0, "host bob"), "the view of site:topas", "bob"),
+        (PlannerFailed("KeyError: bob"), "the planner fails on this", "bob"),
+    ],
+)
+def test_the_page_of_a_job_has_neither_names_of_operators_nor_words_of_sites(
+    reader: SeriesReader, monkeypatch: pytest.MonkeyPatch, reason: Reason, said: str, hidden: str
 ) -> None:
     (plan,), (job,) = reader.plans(limit=1), [c for c in reader.views().overlay.view.classes if "8831" in c.job_ids]  # type: ignore[union-attr]
-    refusal = Refusal(f"class:{job.id}", 1, SiteDisabled("topas", "carla", "cooling"))
+    refusal = Refusal(f"class:{job.id}", 1, reason)
     monkeypatch.setattr(reader, "plans", lambda **_: [replace(plan, starts=(), refusals=(refusal,))])
     page = Rendered(reader, "/job/8831.2")
-    assert "site topas is disabled by an operator: cooling" in page.text and "carla" not in page.source
-    assert "carla" in Rendered(reader, f"/why?q=class:{job.id}").source
+    assert said in page.text and hidden not in page.source
+    assert hidden in Rendered(reader, f"/why?q=class:{job.id}").source
+
+
+def test_the_advice_on_the_page_of_a_job_has_no_words_of_a_site(
+    reader: SeriesReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = StartForecast(StartOutcome.NEVER)
+    advice = RequestAdvice(now=now, why=BackingOff("topas", 2e9, "denied", "no account bob"))
+    monkeypatch.setattr(jobs, "request_advice", lambda *_: [advice])
+    page = Rendered(reader, "/job/8831.2")
+    assert "no change of the request helps: topas is not used" in page.text and "bob" not in page.source
 
 
 def test_page_and_json_give_the_same_reason_and_the_same_advice(reader: SeriesReader) -> None:

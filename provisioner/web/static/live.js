@@ -19,6 +19,7 @@ async function renew() {
     if (!answer.ok) throw new Error(answer.statusText);
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
     document.getElementById("main").replaceChildren(...page.getElementById("main").childNodes);
+    document.title = page.title;
     age.textContent = page.getElementById("age").textContent;
   } catch {
     lost();
