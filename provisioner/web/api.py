@@ -35,15 +35,20 @@ CONTENT_TYPES = {
     Format.JSONL: "application/jsonl",
     Format.YAML: "application/yaml",
     Format.CSV: "text/csv",
-    Format.TABLE: "text/plain",
-    Format.WIDE: "text/plain",
-    Format.NAME: "text/plain",
 }
+TEXT_TYPE = "text/plain"
+"""Content type of all other forms."""
 LOCAL_OPTIONS = frozenset(
     {*opt.Where.__dataclass_fields__, "no_color", "watch", "interval", "local", "follow", "check", "help"}
 )
 """Options that make sense on the command line alone, by parameter."""
 MIN_WIDTH, MAX_WIDTH = 20, 1000
+
+
+class ApiModel(BaseModel):
+    """Body of a request, or of an answer that no verb gives."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
 class Resource:
@@ -96,7 +101,7 @@ class Resource:
             wide = show.output is Format.WIDE
             out.write(answer, show, out.Page(None, page.color) if wide else page, written)
         more = answer.more if isinstance(answer, out.Listing) else ""
-        return Answered(written.getvalue().encode(), CONTENT_TYPES[show.output], answer.scope, more)
+        return Answered(written.getvalue().encode(), CONTENT_TYPES.get(show.output, TEXT_TYPE), answer.scope, more)
 
 
 def _flag(text: str) -> bool:
@@ -142,35 +147,54 @@ def response_of(answered: Answered, request: web.Request, headers: Mapping[str, 
     return web.Response(body=body, headers=headers, content_type=answered.content_type, charset=charset)
 
 
+class Problem(ApiModel):
+    """Problem details (RFC 9457)."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str = ""
+    exit_code: int | None = None
+    """Of the command line for the same mistake."""
+
+
+class MetricSeries(ApiModel):
+    """Time series of a metric with the same labels."""
+
+    labels: dict[str, str]
+    step_s: float
+    """Length of the intervals."""
+    points: list[tuple[float, float]]
+    """Begin of each interval, and the value in it."""
+
+
+class SeriesAnswer(ApiModel):
+    """Time series of a metric."""
+
+    metric: str
+    series: list[MetricSeries]
+
+
 async def answer_series(record: SharedRecord, request: web.Request) -> web.Response:
     """Answer with the time series of a metric: ``metric``, ``since`` (an age) and ``step`` (a duration)."""
-    query = request.query
+    query, now = request.query, time.time()
+    metric = query.get("metric", "")
     since_s = opt.parsed(parse_duration, "since", query.get("since", "1d"))
     step_s = max(1.0, opt.parsed(parse_duration, "step", query.get("step", "5min")))
     if since_s / step_s > MOST_POINTS:
         raise VerbError(f"more than {MOST_POINTS} points: write a longer `step`", code=Exit.USAGE)
-    metric, now = query.get("metric", ""), time.time()
-
-    def read() -> Answered:
-        found = record.reader.series(metric, now - since_s, now, step_s)
-        if not found:
-            raise VerbError(f"no series of metric `{formatting.sanitize(metric, 80)}` on record")
-        rows = [{"labels": dict(s.labels), "step_s": s.step_s, "points": s.points} for s in found]
-        tree = {"metric": metric, "series": rows}
-        return Answered(out.dumps(tree).encode(), CONTENT_TYPES[Format.JSON]).compressed()
-
-    return response_of(await record.glance(read), request, {})
+    found = await record.glance(record.reader.series, metric, now - since_s, now, step_s)
+    if not found:
+        raise VerbError(f"no series of metric `{formatting.sanitize(metric, 80)}` on record")
+    series = [MetricSeries(labels=dict(s.labels), step_s=s.step_s, points=list(s.points)) for s in found]
+    body = SeriesAnswer(metric=metric, series=series).model_dump_json().encode()
+    return response_of(Answered(body, CONTENT_TYPES[Format.JSON]).compressed(), request, {})
 
 
-Reason = Annotated[str, Field(min_length=1, max_length=1000, pattern=r"\S")]
-
-
-class ChangeBody(BaseModel):
+class ChangeBody(ApiModel):
     """Body of a request for a change."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    reason: Reason
+    reason: Annotated[str, Field(min_length=1, max_length=1000, pattern=r"\S")]
     """Why; it is on record with the change."""
 
 
@@ -187,64 +211,63 @@ class ResetBody(ChangeBody):
     """Only this drone type of the site."""
 
 
-class RequestedChange(NamedTuple):
-    """Change as it is put on record."""
+class RecordedRequest(ApiModel):
+    """Answer to a request for a change."""
 
-    ids: Sequence[str]
+    request: int
+    """Its number on record."""
     said: str
-    mode: DrainMode = DrainMode.PEACEFUL
+    """The same in words."""
+    controller_runs: bool
+    """Is there a controller to carry it out?"""
 
 
-def _leave(reader: Reader, any_id: str, body: ChangeBody, what: str) -> RequestedChange:
+RequestWords = tuple[list[DroneId], str]
+"""Ids of a request as it is put on record, and the request in words."""
+
+
+def _leave(kind: RequestKind, reader: Reader, any_id: str, body: ChangeBody) -> RequestWords:
     drone_id = opt.find_drone(reader, any_id)
     drone = reader.drone(drone_id)
     if drone is None or drone.state.ended:
         raise VerbError(f"drone {drone_id} has ended already", code=Exit.UNMET)
-    mode = body.mode if isinstance(body, DrainBody) else DrainMode.PEACEFUL
-    return RequestedChange([drone_id], what.format(mode=mode.value, id=drone_id), mode)
+    mode = f" ({body.mode.value})" if isinstance(body, DrainBody) else ""
+    return [drone_id], f"{kind.value}{mode} {drone_id}"
 
 
-def _reset(reader: Reader, site: str, body: ChangeBody) -> RequestedChange:
+def _reset(kind: RequestKind, reader: Reader, site: str, body: ChangeBody) -> RequestWords:
     scope, troubled = troubled_scopes(reader, site, body.type if isinstance(body, ResetBody) else None)
     if not troubled:
         raise VerbError(f"{scope} is not banned", code=Exit.UNMET)
-    return RequestedChange([scope], f"use {', '.join(troubled)} again")
+    return [DroneId(scope)], f"use {', '.join(troubled)} again"
 
 
-def _site(kind: RequestKind, reader: Reader, site: str, body: ChangeBody) -> RequestedChange:
-    return RequestedChange([site], site_request(reader, kind, site))
+def _site(kind: RequestKind, reader: Reader, site: str, body: ChangeBody) -> RequestWords:
+    return [DroneId(site)], site_request(reader, kind, site)
+
+
+def _reload(kind: RequestKind, reader: Reader, subject: str, body: ChangeBody) -> RequestWords:
+    return [], "read the configuration again"
 
 
 class Change(NamedTuple):
     """Resource that takes requests for changes."""
 
+    path: str
     kind: RequestKind
     doc: str
-    body: type[ChangeBody]
-    ask: Callable[[Reader, str, ChangeBody], RequestedChange]
+    ask: Callable[[RequestKind, Reader, str, ChangeBody], RequestWords]
+    body: type[ChangeBody] = ChangeBody
 
 
-CHANGE_RESOURCES: Mapping[str, Change] = {
-    "/drones/{id}/drain": Change(
-        RequestKind.DRAIN, "Ask a drone to leave the pool.", DrainBody, partial(_leave, what="drain ({mode}) {id}")
-    ),
-    "/drones/{id}/kill": Change(
-        RequestKind.KILL, "End a drone without waiting for its jobs.", ChangeBody, partial(_leave, what="kill {id}")
-    ),
-    "/sites/{id}/disable": Change(
-        RequestKind.DISABLE, "Start no drone at a site.", ChangeBody, partial(_site, RequestKind.DISABLE)
-    ),
-    "/sites/{id}/enable": Change(
-        RequestKind.ENABLE, "Start drones at a site again.", ChangeBody, partial(_site, RequestKind.ENABLE)
-    ),
-    "/sites/{id}/reset": Change(RequestKind.RESET, "Use a banned site or drone type again, now.", ResetBody, _reset),
-    "/reload": Change(
-        RequestKind.RELOAD,
-        "Have the controller read its configuration again.",
-        ChangeBody,
-        lambda reader, _, body: RequestedChange([], "read the configuration again"),
-    ),
-}
+CHANGES = (
+    Change("/drones/{id}/drain", RequestKind.DRAIN, "Ask a drone to leave the pool.", _leave, DrainBody),
+    Change("/drones/{id}/kill", RequestKind.KILL, "End a drone without waiting for its jobs.", _leave),
+    Change("/sites/{id}/disable", RequestKind.DISABLE, "Start no drone at a site.", _site),
+    Change("/sites/{id}/enable", RequestKind.ENABLE, "Start drones at a site again.", _site),
+    Change("/sites/{id}/reset", RequestKind.RESET, "Use a banned site or drone type again, now.", _reset, ResetBody),
+    Change("/reload", RequestKind.RELOAD, "Have the controller read its configuration again.", _reload),
+)
 LARGEST_BODY = 16384
 MOST_POINTS = 20_000
 """Longest series that is given."""
@@ -261,15 +284,15 @@ async def request_change(change: Change, record: SharedRecord, request: web.Requ
         place = ".".join(map(str, first["loc"])) or "body"
         raise web.HTTPBadRequest(text=formatting.sanitize(f"{place}: {first['msg']}", 300)) from None
     told = await record.glance(_ask, record.reader, change, request.match_info.get("id", ""), body, caller.name)
-    log.info("change.requested", kind=change.kind.value, by=caller.name, reason=body.reason, request=told["request"])
-    return web.json_response(told, status=202)
+    log.info("change.requested", kind=change.kind.value, by=caller.name, reason=body.reason, request=told.request)
+    return web.json_response(told.model_dump(), status=202)
 
 
-def _ask(reader: Reader, change: Change, subject: str, body: ChangeBody, by: str) -> dict[str, Any]:
-    wanted = change.ask(reader, subject, body)
-    ids = [DroneId(each) for each in wanted.ids]
-    number = reader.ask(change.kind, ids, reason=body.reason, by=by, at=time.time(), mode=wanted.mode)
-    return {"request": number, "said": wanted.said, "controller_runs": reader.holder() is not None}
+def _ask(reader: Reader, change: Change, subject: str, body: ChangeBody, by: str) -> RecordedRequest:
+    ids, said = change.ask(change.kind, reader, subject, body)
+    mode = body.mode if isinstance(body, DrainBody) else DrainMode.PEACEFUL
+    number = reader.ask(change.kind, ids, reason=body.reason, by=by, at=time.time(), mode=mode)
+    return RecordedRequest(request=number, said=said, controller_runs=reader.holder() is not None)
 
 
 def resources() -> list[Resource]:

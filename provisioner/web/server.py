@@ -99,8 +99,8 @@ class WebService:
             self.app.router.add_get(f"/static/{file.name}", partial(_file, file))
         for resource in resources:
             self.get(resource.path, partial(self._resource, resource))
-        for path, each in api.CHANGE_RESOURCES.items():
-            self._add("POST", f"{API}{path}", partial(change, wanted=each), Role.OPERATE)
+        for each in api.CHANGES:
+            self._add("POST", f"{API}{each.path}", partial(change, wanted=each), Role.OPERATE)
 
     def get(self, path: str, handler: Handler, role: Role | None = Role.READ) -> None:
         """Add a page. ``role``: what its callers need; None: everybody may see it."""
@@ -198,8 +198,8 @@ def _problem_of(error: Exception, request: web.Request) -> web.Response:
 
 
 def _problem(status: HTTPStatus, detail: str, headers: Any = None, exit_code: Exit | None = None) -> web.Response:
-    tree = {"type": "about:blank", "title": status.phrase, "status": status.value, "detail": detail}
-    tree |= {"exit_code": exit_code.value} if exit_code is not None else {}
+    problem = api.Problem(title=status.phrase, status=status, detail=detail, exit_code=exit_code)
+    tree = problem.model_dump(exclude_none=True)
     kept = {name: value for name, value in (headers or {}).items() if not name.lower().startswith("content-")}
     return web.json_response(tree, status=status.value, content_type="application/problem+json", headers=kept)
 
