@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from math import inf
 from typing import Any, NamedTuple
 
 from aiohttp import web
@@ -42,6 +43,8 @@ class Caller(NamedTuple):
     """Recorded as the one who asked for a change; empty: not known."""
     role: Role | None = None
     """None: only public pages."""
+    until: float = inf
+    """Time at which the token expires."""
 
 
 class Authenticator:

@@ -166,7 +166,7 @@ class WebService:
     async def _events(self, request: web.Request, caller: Caller) -> web.StreamResponse:
         if request.method == "HEAD":  # it has no end, and no body
             return web.Response(content_type="text/event-stream")
-        return await self.stream.serve(request, request.headers.get("Last-Event-ID", ""))
+        return await self.stream.serve(request, request.headers.get("Last-Event-ID", ""), caller.until)
 
     @web.middleware
     async def _problems(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+import time
 
 import structlog
 from aiohttp import web
@@ -22,21 +22,19 @@ KEEP_ALIVE_S = 15.0
 """A comment is sent after such a silence, so that proxies keep the connection."""
 WRITE_TIMEOUT_S = 30.0
 """A client that takes nothing for this long is cut off."""
-QUEUE_LENGTH = 1000
-"""So are clients that are further behind than this."""
 MOST_CLIENTS = 2000
 PAGE_LENGTH = 500
 RETRY_MS = 2000
 
-Message = tuple[Happening | None, bytes]
-"""Text to send, and the happening that it tells; None: a new tick, which tells nothing else."""
+Message = tuple[StreamPosition, bytes]
+"""Text to send, and the position behind it."""
 
 
-def messages(record: SharedRecord, after: StreamPosition) -> list[tuple[Happening, bytes]]:
-    """Return what happened after a position, at most a page of it, each with its text."""
+def messages(record: SharedRecord, after: StreamPosition) -> list[Message]:
+    """Return what happened after a position, at most a page of it."""
     found = happenings(record.reader, 0.0, after, PAGE_LENGTH)
     rows = out.Listing("", EVENT_COLUMNS, found).plain()
-    return [(h, _text(h, row)) for h, row in zip(found, rows, strict=True)]
+    return [(happening.position, _text(happening, row)) for happening, row in zip(found, rows, strict=True)]
 
 
 def _text(happening: Happening, row: dict[str, out.Cell]) -> bytes:
@@ -44,100 +42,105 @@ def _text(happening: Happening, row: dict[str, out.Cell]) -> bytes:
 
 
 class EventStream:
-    """The stream of what happens, for any number of clients."""
+    """The stream of what happens, for any number of clients.
+
+    Each client reads the record from its own position on. Clients at the same position share one reading.
+    """
 
     def __init__(self, record: SharedRecord) -> None:
         self._record = record
-        self._position: StreamPosition | None = None
-        """Newest position that clients were sent; None: nobody listens."""
         self._seen: RecordPosition | None = None
-        self._clients: dict[asyncio.Queue[Message], asyncio.Task[None]] = {}
+        """Newest position of the record; None: nobody listens."""
+        self._changed = asyncio.Event()
+        self._failed = False
+        self._pages: dict[StreamPosition, asyncio.Future[list[Message]]] = {}
+        """Readings since the record changed, by the position after which they begin."""
+        self._clients: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Read the record for the clients until cancelled."""
+        """Wake the clients when the record has changed, until cancelled."""
         while True:
             await asyncio.sleep(POLL_S)
             if not self._clients:
-                self._position = self._seen = None
+                self._seen = None
                 continue
-            with suppress(TooManyReadsError):
-                try:
-                    await self._poll()
-                except StoreError as error:  # it may come again: a new version, a full disk
-                    log.warning("stream.read_failed", why=str(error))
-
-    async def _poll(self) -> None:
-        newest = await self._record.glance(self._record.reader.position)
-        if newest == self._seen:
-            return
-        self._position = position = self._position or StreamPosition(newest.step, newest.event)
-        if newest.step < position.step or newest.event < position.event:  # another record is in its place
-            await self.cut_off()
-            return
-        while found := await self._record.glance(messages, self._record, position):
-            for message in found:
-                self._send(message)
-            self._position = position = found[-1][0].position
-        if self._seen and newest.tick != self._seen.tick:  # without an id: it is not sent again
-            self._send((None, f'event: tick\ndata: {{"tick":{newest.tick}}}\n\n'.encode()))
-        self._seen = newest
+            try:
+                newest = await self._record.glance(self._record.reader.position)
+            except (StoreError, TooManyReadsError) as error:  # it may come again: a new version, a full disk
+                log.warning("stream.read_failed", why=str(error))
+                continue
+            seen, self._seen = self._seen, newest
+            if seen and (newest.step < seen.step or newest.event < seen.event):  # another record is in its place
+                await self.cut_off()
+            if newest != seen or self._failed:
+                self._failed = False
+                self._pages.clear()
+                self._changed.set()
+                self._changed = asyncio.Event()
 
     async def cut_off(self, *_: object) -> None:
         """End the stream of all clients: those that want to go on come again with their position."""
-        for task in self._clients.values():
+        for task in self._clients:
             task.cancel()
         self._clients.clear()
-        self._position = self._seen = None
 
-    async def _newest(self) -> StreamPosition:
-        newest = await self._record.glance(self._record.reader.position)
-        return StreamPosition(newest.step, newest.event)
+    async def _page(self, after: StreamPosition) -> list[Message]:
+        """Return the messages after a position; none if they cannot be read now."""
+        if after not in self._pages:
+            self._pages[after] = asyncio.ensure_future(self._record.glance(messages, self._record, after))
+        try:
+            return await asyncio.shield(self._pages[after])
+        except (StoreError, TooManyReadsError) as error:
+            if not self._failed:
+                log.warning("stream.read_failed", why=str(error))
+            self._failed = True
+            return []
 
-    def _send(self, message: Message) -> None:
-        for queue, task in list(self._clients.items()):
-            try:
-                queue.put_nowait(message)
-            except asyncio.QueueFull:
-                log.warning("stream.client_cut_off", behind=queue.qsize())
-                del self._clients[queue]
-                task.cancel()
+    async def serve(self, request: web.Request, last_id: str, until: float) -> web.StreamResponse:
+        """Send the stream from behind the position ``last_id``, or from now on.
 
-    async def serve(self, request: web.Request, last_id: str) -> web.StreamResponse:
-        """Send the stream from behind the position ``last_id``, or from now on, until the client leaves."""
+        It ends when the client leaves, and at the time ``until``.
+        """
         if len(self._clients) >= MOST_CLIENTS:
             raise web.HTTPServiceUnavailable(text="too many clients listen", headers={"Retry-After": "60"})
         wanted = opt.parsed(StreamPosition.parsed, "Last-Event-ID", last_id) if last_id else None
-        newest = await self._newest()
-        position = StreamPosition(*map(min, wanted, newest)) if wanted else newest  # it may be one of another record
+        newest = await self._record.glance(self._record.reader.position)
+        position = StreamPosition(newest.step, newest.event)
+        if wanted is not None:  # it may be one of another record
+            position = StreamPosition(*map(min, wanted, position))
         response = web.StreamResponse(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         response.content_type = "text/event-stream"
-        task, queue = asyncio.current_task(), asyncio.Queue[Message](QUEUE_LENGTH)
+        task = asyncio.current_task()
         assert task is not None
-        self._position = self._position or newest
-        self._clients[queue] = task
+        self._clients.add(task)
         try:
-            await response.prepare(request)
-            await _write(response, f"retry: {RETRY_MS}\nid: {position}\n\n".encode())
-            while page := await self._record.glance(messages, self._record, position):
-                for happening, text in page:
-                    await _write(response, text)
-                    position = happening.position
-            while True:
-                try:
-                    async with asyncio.timeout(KEEP_ALIVE_S):
-                        told, text = await queue.get()
-                except TimeoutError:
-                    await _write(response, b": still here\n\n")
-                    continue
-                sent = told is not None and getattr(told.position, told.kind) <= getattr(position, told.kind)
-                if not sent:
-                    await _write(response, text)
-        except (TimeoutError, ConnectionError, asyncio.CancelledError, StoreError, TooManyReadsError):
+            async with asyncio.timeout(until - time.time()):
+                await response.prepare(request)
+                await _write(response, f"retry: {RETRY_MS}\nid: {position}\n\n".encode())
+                await self._send(response, position, newest.tick)
+        except (TimeoutError, ConnectionError, asyncio.CancelledError):
             if request.transport is not None:
                 request.transport.abort()  # it may hold unsent data, which nobody takes
         finally:
-            self._clients.pop(queue, None)
+            self._clients.discard(task)
         return response
+
+    async def _send(self, response: web.StreamResponse, position: StreamPosition, tick: int) -> None:
+        """Send what happens after a position and a tick, until cancelled."""
+        while True:
+            changed = self._changed
+            while page := await self._page(position):
+                for behind, text in page:
+                    await _write(response, text)
+                    position = behind
+            if self._seen and self._seen.tick != tick:  # without an id: it is not sent again
+                tick = self._seen.tick
+                await _write(response, f'event: tick\ndata: {{"tick":{tick}}}\n\n'.encode())
+            try:
+                async with asyncio.timeout(KEEP_ALIVE_S):
+                    await changed.wait()
+            except TimeoutError:
+                await _write(response, b": still here\n\n")
 
 
 async def _write(response: web.StreamResponse, text: bytes) -> None:

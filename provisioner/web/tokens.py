@@ -111,8 +111,8 @@ class TokenVerifier:
     async def __aexit__(self, *exc: object) -> None:
         await self._session.close()
 
-    async def verify(self, token: str) -> tuple[str, Role | None]:
-        """Return subject and role of a token. Raises :class:`aiohttp.web.HTTPException` if it is refused."""
+    async def verify(self, token: str) -> tuple[str, Role | None, float]:
+        """Return subject, role and end of a token. Raises :class:`aiohttp.web.HTTPException` if it is refused."""
         try:
             header = jwt.get_unverified_header(token)
             issuer = jwt.decode(token, options={"verify_signature": False}).get("iss")
@@ -136,7 +136,8 @@ class TokenVerifier:
             )
         except (jwt.PyJWTError, TypeError) as error:  # TypeError: a key of another algorithm
             raise _refused(str(error)) from None
-        return f"{sanitize(str(claims['sub']), 120)} of {section.issuer}", _role(section, claims)
+        name = f"{sanitize(str(claims['sub']), 120)} of {section.issuer}"
+        return name, _role(section, claims), float(claims["exp"]) + LEEWAY_S
 
 
 def _role(section: WebTokenSection, claims: dict[str, Any]) -> Role | None:

@@ -16,8 +16,9 @@ import pytest
 from provisioner.model import RequestKind
 from provisioner.store import StoreError
 from provisioner.store.reader import Reader
-from provisioner.web import stream
+from provisioner.web import stream, tokens
 from tests.web.conftest import API, Serve, Served, until
+from tests.web.test_identity import Issuer, bearing
 
 
 @pytest.fixture(autouse=True)
@@ -215,25 +216,12 @@ async def test_a_client_that_never_reads_is_cut_off_and_others_are_told(
     while len(served.service.stream._clients) == 2:
         say(record, *("x" * 900 for _ in range(50)))
         said += 50
-        assert said < 20_000, "it fills neither the socket nor the queue"
+        assert said < 20_000, "it does not fill the socket"
         await asyncio.sleep(0.02)
     await until(lambda: len(reads.reasons) == said)
     assert len(served.service.stream._clients) == 1
     await reads.end()
     deaf.close()
-
-
-async def test_a_client_that_is_far_behind_is_cut_off(
-    serve: Serve, record: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    served = await serve()
-    slow, quick = await Listener(served).begin(), await Listener(served).begin()
-    (queue, _), *_ = served.service.stream._clients.items()
-    monkeypatch.setattr(queue, "_maxsize", 1)  # it takes one at a time
-    say(record, *(f"{n}" for n in range(5)))
-    await until(lambda: len(quick.reasons) == 5 and slow.task.done())
-    assert queue not in served.service.stream._clients
-    await quick.end()
 
 
 async def test_a_record_that_cannot_be_read_for_a_while(serve: Serve, record: Path) -> None:
@@ -248,3 +236,19 @@ async def test_a_record_that_cannot_be_read_for_a_while(serve: Serve, record: Pa
     say(record, "back")
     await until(lambda: listener.reasons == ["before", "back"])
     await listener.end()
+
+
+async def test_a_stream_ends_with_the_token_that_opened_it(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "LEEWAY_S", 0.0)
+    issuer = Issuer()
+    runner = await issuer.start()
+    served = await serve(**issuer.section())
+    headers = bearing(issuer.token(exp=time.time() + 1.5))
+    async with aiohttp.ClientSession() as session:
+        async with session.get(f"{served.url}{API}/events/stream", headers=headers) as found:
+            assert found.status == 200
+            with pytest.raises(aiohttp.ClientError):
+                await asyncio.wait_for(found.read(), 20)
+        async with session.get(f"{served.url}{API}/events/stream", headers=headers) as found:
+            assert found.status == 401
+    await runner.cleanup()
