@@ -25,6 +25,7 @@ from provisioner.cli.sites import site_request, troubled_scopes
 from provisioner.config.units import parse_duration
 from provisioner.model import DrainMode, DroneId, RequestKind
 from provisioner.store.reader import Reader
+from provisioner.store.series import Series
 from provisioner.web.identity import Caller
 from provisioner.web.record import Answered, SharedRecord
 
@@ -158,21 +159,11 @@ class Problem(ApiModel):
     """Of the command line for the same mistake."""
 
 
-class MetricSeries(ApiModel):
-    """Time series of a metric with the same labels."""
-
-    labels: dict[str, str]
-    step_s: float
-    """Length of the intervals."""
-    points: list[tuple[float, float]]
-    """Begin of each interval, and the value in it."""
-
-
 class SeriesAnswer(ApiModel):
     """Time series of a metric."""
 
     metric: str
-    series: list[MetricSeries]
+    series: list[Series]
 
 
 async def answer_series(record: SharedRecord, request: web.Request) -> web.Response:
@@ -186,8 +177,7 @@ async def answer_series(record: SharedRecord, request: web.Request) -> web.Respo
     found = await record.glance(record.reader.series, metric, now - since_s, now, step_s)
     if not found:
         raise VerbError(f"no series of metric `{formatting.sanitize(metric, 80)}` on record")
-    series = [MetricSeries(labels=dict(s.labels), step_s=s.step_s, points=list(s.points)) for s in found]
-    body = SeriesAnswer(metric=metric, series=series).model_dump_json().encode()
+    body = SeriesAnswer(metric=metric, series=found).model_dump_json().encode()
     return response_of(Answered(body, CONTENT_TYPES[Format.JSON]).compressed(), request, {})
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from math import ceil
 from typing import NamedTuple
 from xml.etree import ElementTree
 
@@ -20,37 +19,22 @@ from provisioner.web.tables import PageCell, PageHead, PageTable
 sys.meta_path[:] = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
 
 
-@dataclass(frozen=True, slots=True)
 class Increases:
-    """Increases of counters in the same steps of time."""
+    """Increases of the counters of a metric in equal steps of time, up to the step that holds ``until``."""
 
-    times: Sequence[float]
-    """Begin of each step."""
-    rows: Sequence[tuple[Mapping[str, str], Sequence[float]]]
-    """Labels of a counter, and its increase in each step."""
-
-    @classmethod
-    def read(cls, reader: Reader, metric: str, until: float, span_s: float, step_s: float) -> Increases:
-        """Return the increases in the last ``span_s`` until the end of the step that holds ``until``."""
-        end = (until // step_s + 1) * step_s
-        found = reader.series(metric, end - span_s, end, step_s)
-        step_s = max([step_s, *(each.step_s for each in found)])  # the far past is kept in longer steps only
-        times = [end - span_s + step_s * n for n in range(max(2, ceil(span_s / step_s)))]
-        rows = []
-        for each in found:
-            sums = [0.0] * len(times)
-            for at, increase in each.points:
-                sums[min(len(sums) - 1, max(0, int((at - times[0]) / step_s)))] += increase
-            rows.append((each.labels, sums))
-        return cls(times, rows)
+    def __init__(self, reader: Reader, metric: str, until: float, span_s: float, step_s: float) -> None:
+        begin = (until // step_s + 1) * step_s - span_s
+        self.times = [begin + step_s * n for n in range(int(span_s / step_s))]
+        self._found = reader.series(metric, begin, begin + span_s, step_s)
 
     def by(self, *names: str) -> dict[tuple[str, ...], list[float]]:
         """Return the sums in each step by the values of labels."""
-        found: dict[tuple[str, ...], list[float]] = {}
-        for labels, increases in self.rows:
-            sums = found.setdefault(tuple(labels.get(name, "") for name in names), [0.0] * len(self.times))
-            sums[:] = map(float.__add__, sums, increases)
-        return found
+        sums: defaultdict[tuple[str, ...], defaultdict[float, float]] = defaultdict(lambda: defaultdict(float))
+        for each in self._found:
+            key = tuple(each.labels.get(name, "") for name in names)
+            for at, increase in each.points:
+                sums[key][at] += increase
+        return {key: [found[at] for at in self.times] for key, found in sums.items()}
 
 
 class PageChart(NamedTuple):

@@ -373,7 +373,7 @@ SiteHours = tuple[str, Mapping[str, float]]
 
 def _waste(reader: Reader, query: Query) -> WebPage:
     period, periods = _choices(query, "since", PERIODS, "1d")
-    gpu_s = charts.Increases.read(reader, WASTE_METRIC, out.now(), parse_duration(period), BAR_S[period])
+    gpu_s = charts.Increases(reader, WASTE_METRIC, out.now(), parse_duration(period), BAR_S[period])
     by_use, none = gpu_s.by("use"), [0.0] * len(gpu_s.times)
     hours = {use: [each / 3600 for each in by_use.get((use,), none)] for use in USES}
     total = sum(map(sum, hours.values()))
