@@ -7,6 +7,7 @@ The reference and the JSON Schemas are generated from these classes.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from enum import StrEnum
 from ipaddress import ip_address
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -265,6 +266,11 @@ class Role(StrEnum):
     OPERATE = "operate"
 
 
+def highest(roles: Iterable[Role | None]) -> Role | None:
+    """Return the role with most rights; None: there is none."""
+    return max(filter(None, roles), key=list(Role).index, default=None)
+
+
 class WebOperatorsSection(ConfigSection):
     """The accounts of this host that may operate over the unix socket, beside root and the service's own.
 
@@ -302,7 +308,10 @@ class WebTlsSection(ConfigSection):
 
 
 class WebProxySection(ConfigSection):
-    """A unix socket for a reverse proxy that logs people in (OpenID Connect). Its headers are believed only there."""
+    """A unix socket for a reverse proxy that logs people in (OpenID Connect). Its headers are believed only there.
+
+    In each request the proxy must set or remove `X-Remote-User`, and `X-Remote-Groups` with commas between the groups.
+    """
 
     socket: ConfigPath = Field(examples=["/run/provisioner-web/proxy.sock"])
     """Path of the socket, in a directory that the proxy can enter."""
@@ -310,31 +319,20 @@ class WebProxySection(ConfigSection):
     """Accounts under which the proxy runs. The kernel tells who connects; all others are refused."""
     origin: Annotated[str, AfterValidator(_origin)] = Field(examples=["https://drones.example.edu"])
     """Scheme and host as browsers see them; a change from a page of any other origin is refused."""
-    user_header: str = Field("X-Remote-User", pattern=r"^[A-Za-z][A-Za-z0-9_-]*$", examples=["OIDC_CLAIM_email"])
-    """Header with the name of the user. The proxy must set or remove it in each request."""
-    groups_header: str = Field("X-Remote-Groups", pattern=r"^[A-Za-z][A-Za-z0-9_-]*$", examples=["X-Remote-Groups"])
-    """Header with their groups, separated by commas. The proxy must set or remove it in each request."""
     groups: dict[str, Role] = Field(default_factory=dict, examples=[{"gpu-users": "read", "gpu-operators": "operate"}])
     """Role of each group; a user has the highest of theirs. `*` stands for everybody who is logged in."""
 
 
 class WebTokenSection(ConfigSection):
-    """An issuer of bearer tokens (WLCG profile, SciTokens)."""
+    """An issuer of bearer tokens (WLCG profile, SciTokens).
+
+    Tokens with the scope `compute.read` may read, those with `compute.modify` or `compute.cancel` may operate.
+    """
 
     issuer: Annotated[str, AfterValidator(_issuer)] = Field(examples=["https://wlcg.cloud.cnaf.infn.it/"])
     """URL of the issuer, exactly as in its tokens. Its keys are found by OpenID discovery."""
     audience: tuple[str, ...] = Field(min_length=1, examples=[["https://drones.example.edu"]])
     """Audiences that are ours. Tokens for any service pass if `https://wlcg.cern.ch/jwt/v1/any` or `ANY` is in here."""
-    algorithms: tuple[Literal["RS256", "RS384", "RS512", "PS256", "ES256", "ES384", "ES512", "EdDSA"], ...] = Field(
-        ("RS256", "ES256"), min_length=1, examples=[["RS256", "ES256"]]
-    )
-    """Algorithms of signatures that are accepted."""
-    read: tuple[str, ...] = Field(("compute.read",), examples=[["compute.read"]])
-    """A token with one of these scopes may read."""
-    operate: tuple[str, ...] = Field(("compute.modify", "compute.cancel"), examples=[["compute.modify"]])
-    """A token with one of these scopes may operate."""
-    max_age: PositiveDuration = Field(6 * 3600.0, examples=["6h"])
-    """A token that was issued longer ago is refused, even if it has not expired."""
 
 
 class WebSection(ConfigSection):

@@ -18,7 +18,15 @@ from typing import Any, NamedTuple
 from aiohttp import web
 
 from provisioner.cli.options import VerbError
-from provisioner.config.models import Role, WebProxySection, WebSection, WebSubjectSection, is_loopback, parse_dn
+from provisioner.config.models import (
+    Role,
+    WebProxySection,
+    WebSection,
+    WebSubjectSection,
+    highest,
+    is_loopback,
+    parse_dn,
+)
 from provisioner.formatting import sanitize
 from provisioner.web.tokens import TokenVerifier
 
@@ -146,12 +154,11 @@ def proxied(section: WebProxySection, request: web.Request) -> Caller:
             raise web.HTTPBadRequest(text=f"the proxy sent {len(values)} headers {name}: it must set one")
         return "".join(values).strip()
 
-    name, listed = sanitize(header(section.user_header), NAME_LENGTH), header(section.groups_header)
+    name, listed = sanitize(header("X-Remote-User"), NAME_LENGTH), header("X-Remote-Groups")
     if not name:
         return Caller()
     groups = {group.strip() for group in listed.split(",")} | {"*"}
-    roles = {role for group, role in section.groups.items() if group in groups}
-    return Caller(name, Role.OPERATE if Role.OPERATE in roles else Role.READ if roles else None)
+    return Caller(name, highest(section.groups.get(group) for group in groups))
 
 
 def certified(subjects: Sequence[WebSubjectSection], certificate: Mapping[str, Any]) -> Caller:

@@ -123,8 +123,12 @@ def _unix(runner: web.AppRunner, path: Path) -> web.UnixSite:
 def tls_context(section: WebTlsSection) -> ssl.SSLContext:
     """Return the context of the listener with TLS. Raises :class:`VerbError` for files that do not do."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+
+    def refuse_passphrase() -> str:
+        raise VerbError(f"web.tls: the key {section.key} has a passphrase: write one without")
+
     try:
-        context.load_cert_chain(section.certificate, section.key)
+        context.load_cert_chain(section.certificate, section.key, refuse_passphrase)
         if ca := section.client_ca:
             context.load_verify_locations(**({"capath": str(ca)} if ca.is_dir() else {"cafile": str(ca)}))
             context.verify_mode = ssl.CERT_OPTIONAL

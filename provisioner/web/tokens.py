@@ -14,7 +14,7 @@ import jwt
 import structlog
 from aiohttp import web
 
-from provisioner.config.models import Role, WebTokenSection, is_loopback
+from provisioner.config.models import Role, WebTokenSection, highest, is_loopback
 from provisioner.formatting import sanitize
 
 log = structlog.get_logger()
@@ -29,6 +29,12 @@ FETCH_TIMEOUT_S = 10.0
 LARGEST_DOCUMENT = 1 << 20
 _NOT_AS_EXPECTED = (ValueError, TypeError, AttributeError)
 """Errors in documents of another form."""
+ALGORITHMS = ("RS256", "ES256")
+"""Algorithms of signatures in the WLCG profile."""
+MAX_AGE_S = 6 * 3600.0
+"""A token that was issued longer ago is refused, even if it has not expired."""
+ROLES = {"compute.read": Role.READ, "compute.modify": Role.OPERATE, "compute.cancel": Role.OPERATE}
+"""Roles by scope."""
 LEEWAY_S = 30.0
 """Difference between the clocks of issuer and service that is accepted."""
 
@@ -121,7 +127,7 @@ class TokenVerifier:
         section = self._sections.get(issuer) if isinstance(issuer, str) else None
         if section is None:
             raise _refused(f"issuer `{issuer}` is not accepted")
-        if header.get("alg") not in section.algorithms:
+        if header.get("alg") not in ALGORITHMS:
             raise _refused(f"algorithm `{header.get('alg')}` is not accepted")
         key = await self._keys[section.issuer].key(header.get("kid"))
         try:
@@ -137,16 +143,13 @@ class TokenVerifier:
         except (jwt.PyJWTError, TypeError) as error:  # TypeError: a key of another algorithm
             raise _refused(str(error)) from None
         name = f"{sanitize(str(claims['sub']), 120)} of {section.issuer}"
-        return name, _role(section, claims), float(claims["exp"]) + LEEWAY_S
+        return name, _role(claims), float(claims["exp"]) + LEEWAY_S
 
 
-def _role(section: WebTokenSection, claims: dict[str, Any]) -> Role | None:
-    if time.time() - float(claims["iat"]) > section.max_age + LEEWAY_S:
+def _role(claims: dict[str, Any]) -> Role | None:
+    if time.time() - float(claims["iat"]) > MAX_AGE_S + LEEWAY_S:
         raise _refused("it was issued too long ago")
     for claim, known in (("wlcg.ver", "1."), ("ver", "scitoken")):
         if not str(claims.get(claim, known)).lower().startswith(known):
             raise _refused(f"version `{claims[claim]}` of its profile is not known")
-    scopes = set(str(claims.get("scope", "")).split())
-    if scopes.intersection(section.operate):
-        return Role.OPERATE
-    return Role.READ if scopes.intersection(section.read) else None
+    return highest(ROLES.get(scope) for scope in str(claims.get("scope", "")).split())

@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 
+from provisioner.cli.options import VerbError
 from provisioner.config import ConfigError, load_web
 from provisioner.store.reader import Reader
 from provisioner.web import identity, tokens
@@ -239,8 +240,8 @@ async def test_bytes_that_are_no_text_are_refused(serve: Serve) -> None:
 
 async def test_every_algorithm_of_the_list_is_verified(serve: Serve, issuer: Issuer) -> None:
     """Issuers may publish their keys without an algorithm."""
-    served = await serve(**issuer.section(algorithms=("RS512", "PS256", "ES256")))
-    for alg, kid, status in (("RS512", "r1", 200), ("PS256", "r1", 200), ("ES256", "e1", 200), ("RS256", "r1", 401)):
+    served = await serve(**issuer.section())
+    for alg, kid, status in (("RS256", "r1", 200), ("ES256", "e1", 200), ("RS512", "r1", 401), ("PS256", "r1", 401)):
         token = issuer.token(alg=alg, kid=kid)
         assert (await served.ask(f"{API}/status", headers=bearing(token))).status == status, alg
 
@@ -379,6 +380,14 @@ async def test_a_certificate_gives_the_role_of_its_subject(serve: Serve, record:
         await tried(theirs.issue("forged", *ORG, (NameOID.COMMON_NAME, "Ann Example")))
 
 
+async def test_a_key_with_a_passphrase_is_refused_and_asks_nobody(serve: Serve, tmp_path: Path) -> None:
+    certificate, key = Authority(tmp_path, "ours").issue("host", (NameOID.COMMON_NAME, "localhost"))
+    form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"x"))
+    key.write_bytes(serialization.load_pem_private_key(key.read_bytes(), None).private_bytes(*form))
+    with pytest.raises(VerbError, match="has a passphrase"):
+        await serve(tls={"listen": f"127.0.0.1:{free_port()}", "certificate": certificate, "key": key})
+
+
 # --------------------------------------------------------------------------------------------------------- proxy
 
 ORIGIN = "https://drones.example.edu"
@@ -455,8 +464,6 @@ web:
         ("listen: 0.0.0.0:8618", "everybody who reaches it may read"),
         ("listen: 127.0.0.1", "expected an address with a port"),
         ("tokens: [{issuer: 'http://iam.example/', audience: [x]}]", "over TLS"),
-        ("tokens: [{issuer: 'https://iam.example/', audience: [x], algorithms: [HS256]}]", "HS256"),
-        ("tokens: [{issuer: 'https://iam.example/', audience: [x], algorithms: [none]}]", "none"),
         ("tls: {certificate: a, key: b, subjects: [{dn: 'CN=Ann,O=KIT'}]}", "expected a DN"),
         ("proxy: {socket: p.sock, origin: 'https://x.example/path'}", "without a path"),
     ],
