@@ -431,11 +431,17 @@ def _request_leave(where: opt.Where, kind: RequestKind, mode: DrainMode, verb: s
     if bool(options.ids) == bool(options.given):
         which = "which drones? Name them, or select with --site, --state, --type, --node, not both"
         raise opt.VerbError(which, code=opt.Exit.USAGE)
-    if where.url is not None:
-        _request_leave_by_service(where, kind, mode, verb, options)
-        return
-    reader = opt.open_record(where)
-    chosen, gone, complaints = _selected(reader, options)
+    reader: Reader | None = None
+    if where.url is None:
+        reader = opt.open_record(where)
+        chosen, gone, complaints = _selected(reader, options)
+    elif options.wait:
+        raise opt.VerbError("--wait needs the record itself: leave it out, or leave out --url", code=opt.Exit.USAGE)
+    else:
+        from provisioner.cli import remote
+
+        chosen = [DroneId(name) for name in options.ids or remote.names(where, "/drones", options.given)]
+        gone, complaints = [], []
     if gone:
         out.note(f"already ended, nothing to do: {opt.named(gone)}")
     out.note(*complaints)
@@ -449,50 +455,37 @@ def _request_leave(where: opt.Where, kind: RequestKind, mode: DrainMode, verb: s
         out.note(f"would {what}:")
         print("\n".join(chosen))
     else:
-        _confirm(options, what, chosen)
-        record_request(reader, kind, chosen, options.reason, what, mode)
-        if options.wait:
-            _wait_for_ends(reader, chosen, options.timeout)
+        if not options.yes and len(chosen) >= CONFIRM_FROM:
+            question = f"{what}: {opt.named(chosen)}?"
+            if not sys.stdin.isatty():
+                raise opt.VerbError(question, "not a terminal to ask at: say --yes to do it", code=opt.Exit.USAGE)
+            typer.confirm(formatting.sanitize(question), err=True, abort=True)
+        if reader is None:
+            complaints = _ask_service(where, kind, mode, chosen, options.reason)
+        else:
+            record_request(reader, kind, chosen, options.reason, what, mode)
+            if options.wait:
+                _wait_for_ends(reader, chosen, options.timeout)
     if complaints:
         raise typer.Exit(opt.Exit.PARTIAL)
 
 
-def _confirm(options: LeaveOptions, what: str, chosen: Sequence[str]) -> None:
-    """Ask the person whether several drones are meant. Raises ``typer.Abort`` if not."""
-    if not options.yes and len(chosen) >= CONFIRM_FROM:
-        question = f"{what}: {opt.named(chosen)}?"
-        if not sys.stdin.isatty():
-            raise opt.VerbError(question, "not a terminal to ask at: say --yes to do it", code=opt.Exit.USAGE)
-        typer.confirm(formatting.sanitize(question), err=True, abort=True)
-
-
-def _request_leave_by_service(
-    where: opt.Where, kind: RequestKind, mode: DrainMode, verb: str, options: LeaveOptions
-) -> None:
-    """Request it at the web service, one drone after the other."""
+def _ask_service(where: opt.Where, kind: RequestKind, mode: DrainMode, chosen: Sequence[str], reason: str) -> list[str]:
+    """Request it at the web service, one drone after the other, and return the complaints if some are refused."""
     from provisioner.cli import remote
 
-    if options.wait:
-        raise opt.VerbError("--wait needs the record itself: leave it out, or leave out --url", code=opt.Exit.USAGE)
-    chosen = options.ids or remote.names(where, "/drones", options.given)
-    what = f"{verb} {formatting.count(len(chosen), 'drone')}"
-    if options.dry_run:
-        out.note(f"would {what}:")
-        print("\n".join(chosen))
-        return
-    _confirm(options, what, chosen)
-    body, failed = {"reason": options.reason}, 0
-    body |= {"mode": mode.value} if kind is RequestKind.DRAIN else {}
+    refusals: list[opt.VerbError] = []
     for each in chosen:
+        body = {"reason": reason, "mode": mode.value if kind is RequestKind.DRAIN else None}
         try:
             remote.post(where, f"/drones/{quote(each, safe='')}/{kind.value}", **body)
-        except opt.VerbError as error:
-            if len(chosen) == 1:
-                raise
-            failed += 1
-            out.note(*error.lines)
-    if failed:
-        raise typer.Exit(opt.Exit.FAILED if failed == len(chosen) else opt.Exit.PARTIAL)
+        except opt.VerbError as refusal:
+            refusals.append(refusal)
+    complaints = [line for refusal in refusals for line in refusal.lines]
+    if len(refusals) == len(chosen):
+        raise opt.VerbError(*complaints, code=refusals[0].code)
+    out.note(*complaints)
+    return complaints
 
 
 def record_request(

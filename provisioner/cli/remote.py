@@ -38,9 +38,12 @@ RESOURCES: Mapping[str, str] = {
 """Paths below :data:`API` with the verbs that they answer as."""
 SAME_AS = {"explain drone": "drones show"}
 TIMEOUT_S = 60.0
-STREAM_TIMEOUT_S = 60.0
-"""Silence after which a stream is taken for dead: it has a comment more often."""
+"""Silence after which an answer is taken for lost: a stream has a comment more often."""
 RETRY_S = 2.0
+
+
+class ServiceUnavailableError(VerbError):
+    """Error of a service that does not answer now, but may soon."""
 
 
 def answer(ctx: typer.Context, query: opt.Query | opt.ListQuery) -> out.Rendered:
@@ -105,14 +108,14 @@ def _follow(query: opt.Query | opt.ListQuery) -> NoReturn:
     last = ""
     while True:
         try:
-            with _opened(query, "GET", "/events/stream", None, STREAM_TIMEOUT_S, last) as response:
+            with _opened(query, "GET", "/events/stream", last_id=last) as response:
                 for line in response:
                     name, _, value = line.decode().strip().partition(": ")
                     if name == "id":
                         last = value
                     elif name == "data":
                         print(followed_line(json.loads(value), query), flush=True)
-        except (VerbError, OSError, http.client.HTTPException):
+        except (ServiceUnavailableError, OSError, http.client.HTTPException):
             if not last:
                 raise
         time.sleep(RETRY_S)
@@ -120,16 +123,16 @@ def _follow(query: opt.Query | opt.ListQuery) -> NoReturn:
 
 def _call(where: opt.Where, method: str, path: str, body: bytes | None = None) -> tuple[bytes, HTTPMessage]:
     cut_short = opt.reported(OSError, http.client.HTTPException, prefix=f"no whole answer from {where.url}: ")
-    with _opened(where, method, path, body, TIMEOUT_S) as response, cut_short:
+    with _opened(where, method, path, body) as response, cut_short:
         return response.read(), response.headers
 
 
 def _opened(
-    where: opt.Where, method: str, path: str, body: bytes | None, timeout_s: float, last_id: str = ""
+    where: opt.Where, method: str, path: str, body: bytes | None = None, last_id: str = ""
 ) -> http.client.HTTPResponse:
     """Send a request and return the response. Raises :class:`VerbError`, for a problem with its exit code."""
     url = where.url or ""
-    connection, prefix = _connection(url, timeout_s)
+    connection, prefix = _connection(url)
     headers = {"Content-Type": "application/json"} if body is not None else {}
     headers |= {"Last-Event-ID": last_id} if last_id else {}
     if token := bearer_token(where):
@@ -143,22 +146,24 @@ def _opened(
             return response
         told = response.read()
     except (OSError, http.client.HTTPException) as error:
-        raise VerbError(f"no answer from {url}: {error}", "is `provisioner serve` running there?") from None
+        advice = "is `provisioner serve` running there?"
+        raise ServiceUnavailableError(f"no answer from {url}: {error}", advice) from None
+    kind = ServiceUnavailableError if response.status >= 500 else VerbError
     try:
         problem = json.loads(told)
         lines, code = str(problem["detail"]).splitlines(), Exit(problem.get("exit_code", Exit.FAILED))
     except (ValueError, KeyError, TypeError):
         wrong = f"{url} answers {response.status} {response.reason}, and is no provisioner"
         log_in = ["a proxy that asks for a log-in is for browsers: use the address for tokens and certificates"]
-        raise VerbError(wrong, *log_in * (response.status < 400)) from None
-    raise VerbError(*lines, code=code)
+        raise kind(wrong, *log_in * (response.status < 400)) from None
+    raise kind(*lines, code=code)
 
 
 class _UnixConnection(http.client.HTTPConnection):
     """Connection to a unix socket."""
 
-    def __init__(self, path: str, timeout_s: float) -> None:
-        super().__init__("localhost", timeout=timeout_s)
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=TIMEOUT_S)
         self._path = path
 
     def connect(self) -> None:
@@ -167,21 +172,21 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-def _connection(url: str, timeout_s: float) -> tuple[http.client.HTTPConnection, str]:
+def _connection(url: str) -> tuple[http.client.HTTPConnection, str]:
     """Return a connection, and the path before that of the API."""
     with opt.reported(ValueError, prefix=f"--url {url}: ", code=Exit.USAGE):
         parts, port = urlsplit(url), urlsplit(url).port
     if parts.scheme == "unix" and parts.path:
-        return _UnixConnection(parts.path, timeout_s), ""
+        return _UnixConnection(parts.path), ""
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise VerbError(f"--url {url}: write https://HOST:PORT or unix:PATH", code=Exit.USAGE)
     if parts.scheme == "http":
-        return http.client.HTTPConnection(parts.hostname, port, timeout=timeout_s), parts.path.rstrip("/")
+        return http.client.HTTPConnection(parts.hostname, port, timeout=TIMEOUT_S), parts.path.rstrip("/")
     context = ssl.create_default_context()
     if certificate := os.environ.get("X509_USER_CERT"):
         with opt.reported(OSError, prefix="X509_USER_CERT, X509_USER_KEY: "):
             context.load_cert_chain(certificate, os.environ.get("X509_USER_KEY"))
-    made = http.client.HTTPSConnection(parts.hostname, port, timeout=timeout_s, context=context)
+    made = http.client.HTTPSConnection(parts.hostname, port, timeout=TIMEOUT_S, context=context)
     return made, parts.path.rstrip("/")
 
 

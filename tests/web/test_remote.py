@@ -168,6 +168,29 @@ async def test_an_answer_of_something_else_is_no_success(answer: bytes, said: st
     assert process.returncode == Exit.FAILED and said in told and "Traceback" not in told
 
 
+async def test_following_ends_when_the_token_is_refused_and_not_when_the_service_restarts() -> None:
+    problem = b'{"detail": "token refused: Signature has expired", "exit_code": 1}'
+    answers = [
+        b"200 OK\r\nContent-Type: text/event-stream\r\n\r\nid: 3.1\n\n",
+        b"503 Service Unavailable\r\nContent-Length: 2\r\n\r\n{}",
+        b"200 OK\r\nContent-Type: text/event-stream\r\n\r\nid: 4.1\n\n",
+        b"401 Unauthorized\r\nContent-Length: %d\r\n\r\n%s" % (len(problem), problem),
+    ]
+
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 " + answers.pop(0))
+        writer.close()
+
+    async with await asyncio.start_server(speak, "127.0.0.1", 0) as server:
+        env = {**os.environ, "PROVISIONER_URL": f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"}
+        command = [sys.executable, "-m", "provisioner.cli", "events", "--follow"]
+        process = await asyncio.create_subprocess_exec(*command, stdout=-1, stderr=-1, env=env, cwd="/")
+        async with asyncio.timeout(60):
+            told = (await process.communicate())[1].decode()
+    assert process.returncode == Exit.FAILED and "token refused" in told and not answers
+
+
 async def test_loopback_may_look_alone(serve: Serve, record: Path) -> None:
     served = await serve()
     assert (await remote(served, "status", url=served.url)).code == Exit.OK
