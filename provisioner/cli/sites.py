@@ -291,20 +291,6 @@ CLAIM_COLUMNS = (
 )
 
 
-def shown_site(reader: Reader, name: str) -> out.Document:
-    """Return the document of ``sites show``. Raises :class:`VerbError` for a site that is not on record."""
-    views, live = reader.views(), reader.drones()
-    rows = site_rows(reader, views, live)
-    found = next((row for row in rows if row.name == name), None)
-    if found is None:
-        raise opt.unknown("site", name, [row.name for row in rows], " on record")
-    snapshot = reader.snapshot()
-    quiet_s = snapshot.now - snapshot.gpu_wanted_at if snapshot else 0.0
-    hazards = [h for h in reader.hazards(out.now() - WEEK_S, out.now()) if h.scope.partition("/")[0] == name]
-    ours = [drone for drone in live if drone.site == name]
-    return site_document(found, ours, hazards, quiet_s, f"{name} {as_of(reader, views)}")
-
-
 def site_document(
     row: SiteRow, live: Sequence[model.Drone], hazards: Sequence[Hazard], quiet_s: float, scope: str
 ) -> out.Document:
@@ -379,7 +365,16 @@ def show_site(reader: Reader, *, query: opt.Query, name: SiteName) -> out.Docume
       provisioner sites show topas -o csv --columns node,free_gpu_milli,free_cpus,kept_cpus
       provisioner sites show topas -o json | jq '.hazards[] | {scope, preempted, per_1000_h}'
     """
-    return shown_site(reader, name)
+    views, live = reader.views(), reader.drones()
+    rows = site_rows(reader, views, live)
+    found = next((row for row in rows if row.name == name), None)
+    if found is None:
+        raise opt.unknown("site", name, [row.name for row in rows], " on record")
+    snapshot = reader.snapshot()
+    quiet_s = snapshot.now - snapshot.gpu_wanted_at if snapshot else 0.0
+    hazards = [h for h in reader.hazards(out.now() - WEEK_S, out.now()) if h.scope.partition("/")[0] == name]
+    ours = [drone for drone in live if drone.site == name]
+    return site_document(found, ours, hazards, quiet_s, f"{name} {as_of(reader, views)}")
 
 
 @sites_app.command("reset")

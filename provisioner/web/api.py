@@ -26,7 +26,6 @@ from provisioner.config.units import parse_duration
 from provisioner.model import DrainMode, DroneId, RequestKind
 from provisioner.store.reader import Reader
 from provisioner.store.series import Series
-from provisioner.web.identity import Caller
 from provisioner.web.record import Answered, SharedRecord
 
 log = structlog.get_logger()
@@ -117,17 +116,22 @@ def _width(text: str) -> int:
     return int(text)
 
 
-async def answer_resource(resource: Resource, record: SharedRecord, request: web.Request) -> web.StreamResponse:
+async def answer_resource(resource: Resource, record: SharedRecord, request: web.Request) -> web.Response:
     """Answer a GET request of a resource."""
     query = {name: request.query.getall(name) for name in request.query}
     words, page = resource.arguments(request.match_info.get("id"), query)
-    version = await record.version()
-    tags = request.if_none_match or ()
-    headers = {"Cache-Control": "no-cache"}
-    if any(tag.value in (version, "*") for tag in tags):
-        return web.Response(status=304, headers={"ETag": f'W/"{version}"', **headers})
     key = f"{resource.path} {words} {page}"
-    answered = await record.answer(key, version, partial(resource.answer, record.reader, words, page))
+    return await answer_shared(record, request, key, partial(resource.answer, record.reader, words, page))
+
+
+async def answer_shared(
+    record: SharedRecord, request: web.Request, key: str, make: Callable[[], Answered]
+) -> web.Response:
+    """Answer with what ``make`` returns, once for all requests with the same key; 304 if the caller has it."""
+    version, headers = await record.version(), {"Cache-Control": "no-cache"}
+    if any(tag.value in (version, "*") for tag in request.if_none_match or ()):
+        return web.Response(status=304, headers={"ETag": f'W/"{version}"', **headers})
+    answered = await record.answer(key, version, make)
     headers["ETag"] = f'W/"{answered.version}"'
     if answered.scope:
         headers["Provisioner-Scope"] = quote(answered.scope, safe=" ,;:/()")
@@ -263,7 +267,7 @@ MOST_POINTS = 20_000
 """Longest series that is given."""
 
 
-async def request_change(change: Change, record: SharedRecord, request: web.Request, caller: Caller) -> web.Response:
+async def request_change(change: Change, record: SharedRecord, request: web.Request, by: str) -> web.Response:
     """Put a request for a change on record. The controller carries it out at its next tick."""
     if request.content_type != "application/json":
         raise web.HTTPUnsupportedMediaType(text="send a body of application/json")
@@ -273,8 +277,8 @@ async def request_change(change: Change, record: SharedRecord, request: web.Requ
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"])) or "body"
         raise web.HTTPBadRequest(text=formatting.sanitize(f"{place}: {first['msg']}", 300)) from None
-    told = await record.glance(_ask, record.reader, change, request.match_info.get("id", ""), body, caller.name)
-    log.info("change.requested", kind=change.kind.value, by=caller.name, reason=body.reason, request=told.request)
+    told = await record.glance(_ask, record.reader, change, request.match_info.get("id", ""), body, by)
+    log.info("change.requested", kind=change.kind.value, by=by, reason=body.reason, request=told.request)
     return web.json_response(told.model_dump(), status=202)
 
 

@@ -31,17 +31,17 @@ from provisioner.formatting import sanitize
 from provisioner.web.tokens import TokenVerifier
 
 NAME_LENGTH = 200
-ATTRIBUTES = {
-    "CN": "commonName",
-    "C": "countryName",
-    "DC": "domainComponent",
-    "L": "localityName",
-    "O": "organizationName",
-    "OU": "organizationalUnitName",
-    "ST": "stateOrProvinceName",
-    "UID": "userId",
+SHORT_NAMES = {
+    "commonName": "CN",
+    "countryName": "C",
+    "domainComponent": "DC",
+    "localityName": "L",
+    "organizationName": "O",
+    "organizationalUnitName": "OU",
+    "stateOrProvinceName": "ST",
+    "userId": "UID",
 }
-"""Attributes of subjects by their short names; others have the same name in both."""
+"""Short names of attributes of subjects; others have the same name in a DN."""
 
 
 class Caller(NamedTuple):
@@ -163,12 +163,12 @@ def proxied(section: WebProxySection, request: web.Request) -> Caller:
 
 def certified(subjects: Sequence[WebSubjectSection], certificate: Mapping[str, Any]) -> Caller:
     """Return the subject of a client certificate that TLS has verified."""
-    parts = [pair for rdn in certificate.get("subject", ()) for pair in rdn]
-    short = {long: key for key, long in ATTRIBUTES.items()}
-    name = sanitize("".join(f"/{short.get(key, key)}={value}" for key, value in parts), NAME_LENGTH)
+    parts = [(SHORT_NAMES.get(key, key), value) for rdn in certificate.get("subject", ()) for key, value in rdn]
+    name = sanitize("".join(f"/{key}={value}" for key, value in parts), NAME_LENGTH)
     for subject in subjects:
-        wanted = [(ATTRIBUTES.get(key, key), pattern) for key, pattern in parse_dn(subject.dn)]
-        same = len(wanted) == len(parts) and all(key == pair[0] for (key, _), pair in zip(wanted, parts, strict=True))
-        if same and all(fnmatchcase(pair[1], each[1]) for pair, each in zip(parts, wanted, strict=True)):
+        wanted = parse_dn(subject.dn)
+        if [key for key, _ in wanted] == [key for key, _ in parts] and all(
+            fnmatchcase(value, pattern) for (_, value), (_, pattern) in zip(parts, wanted, strict=True)
+        ):
             return Caller(name, subject.role)
     return Caller(name)

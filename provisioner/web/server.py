@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
+from contextvars import ContextVar
 from functools import partial
 from http import HTTPStatus
 from importlib.resources import files
@@ -32,7 +32,9 @@ from provisioner.web.tokens import TokenVerifier
 
 log = structlog.get_logger()
 
-Handler = Callable[[web.Request, Caller], Awaitable[web.StreamResponse]]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+CALLER: ContextVar[Caller] = ContextVar("caller")
+"""Caller of the request that is answered."""
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; object-src 'none'; base-uri 'none'; frame-ancestors 'none'; "
     "form-action 'self'",
@@ -69,58 +71,49 @@ class WebService:
             self.record.close()
 
     def _add_routes(self) -> None:
-        resources = api.resources()
-        described = Answered(json.dumps(openapi.document(resources)).encode(), "application/json").compressed()
-        schemas = output_schemas()
-
-        async def schema(request: web.Request, caller: Caller) -> web.Response:
-            name = request.match_info["id"]
-            if name not in schemas:
-                raise opt.unknown("schema", name, list(schemas))
-            return web.json_response(schemas[name], content_type="application/schema+json")
-
-        async def change(request: web.Request, caller: Caller, *, wanted: api.Change) -> web.Response:
-            self._check_origin(request)
-            return await api.request_change(wanted, self.record, request, caller)
-
-        self.get("/-/healthy", lambda request, caller: _given(web.Response(text="healthy\n")), None)
-        self.get("/-/ready", self._ready)
-        self.get("/metrics", self._metrics)
-        self.get(f"{API}/series", lambda request, caller: api.answer_series(self.record, request))
-        self.get(f"{API}/openapi.json", lambda request, caller: _given(api.response_of(described, request, {})))
-        self.get(f"{API}/schemas", lambda request, caller: _given(web.json_response(list(schemas))))
-        self.get(f"{API}/schemas/{{id:.+}}", schema)
-        self.get(f"{API}/events/stream", self._events)
+        resources, static = api.resources(), Path(str(files("provisioner.web"))) / "static"
+        self._get("/-/healthy", _healthy, None)
+        self._get("/-/ready", self._ready)
+        self._get("/metrics", self._metrics)
+        self._get(f"{API}/series", partial(api.answer_series, self.record))
+        self._get(f"{API}/openapi.json", partial(_document, openapi.document(resources)))
+        self._get(f"{API}/schemas", partial(_document, list(output_schemas())))
+        self._get(f"{API}/schemas/{{id:.+}}", partial(_schema, output_schemas()))
+        self._get(f"{API}/events/stream", self._events)
         for name in pages.PAGES:
-            self.get(f"/{name}", self._page)
+            self._get(f"/{name}", self._page)
         for name in pages.PAGES_OF_ONE:
-            self.get(f"/{name}/{{id}}", self._page, None if name == PUBLIC_PAGE else Role.READ)
-        for file in (Path(str(files("provisioner.web"))) / "static").iterdir():
-            self.app.router.add_get(f"/static/{file.name}", partial(_file, file))
+            self._get(f"/{name}/{{id}}", self._page, None if name == PUBLIC_PAGE else Role.READ)
         for resource in resources:
-            self.get(resource.path, partial(self._resource, resource))
-        for each in api.CHANGES:
-            self._add("POST", f"{API}{each.path}", partial(change, wanted=each), Role.OPERATE)
+            self._get(resource.path, partial(api.answer_resource, resource, self.record))
+        for change in api.CHANGES:
+            self.app.router.add_post(f"{API}{change.path}", self._guarded(partial(self._change, change), Role.OPERATE))
+        for file in static.iterdir():
+            self.app.router.add_get(f"/static/{file.name}", partial(_file, file))
 
-    def get(self, path: str, handler: Handler, role: Role | None = Role.READ) -> None:
-        """Add a page. ``role``: what its callers need; None: everybody may see it."""
-        self._add("GET", path, handler, role)
+    def _get(self, path: str, handler: Handler, role: Role | None = Role.READ) -> None:
+        self.app.router.add_get(path, self._guarded(handler, role))
 
-    def _add(self, method: str, path: str, handler: Handler, role: Role | None) -> None:
+    def _guarded(self, handler: Handler, role: Role | None) -> Handler:
+        """Return a handler for callers with a role; None: for everybody."""
+
         async def handle(request: web.Request) -> web.StreamResponse:
             caller = await self.callers.caller(request)
-            if role is not None and caller.role is not role and caller.role is not Role.OPERATE:
+            CALLER.set(caller)
+            if role is not None and caller.role not in (role, Role.OPERATE):
                 if caller.name:
                     raise web.HTTPForbidden(text=f"{caller.name} may not {role.value} here")
                 raise web.HTTPUnauthorized(
                     text=f"to {role.value}, use a token, a client certificate, or the unix socket",
                     headers={"WWW-Authenticate": "Bearer"},
                 )
-            return await handler(request, caller)
+            return await handler(request)
 
-        self.app.router.add_route(method, path, handle)
-        if method == "GET":
-            self.app.router.add_route("HEAD", path, handle)
+        return handle
+
+    async def _change(self, change: api.Change, request: web.Request) -> web.Response:
+        self._check_origin(request)
+        return await api.request_change(change, self.record, request, CALLER.get().name)
 
     def _check_origin(self, request: web.Request) -> None:
         """Refuse a change that a page of another origin sends with the log-in of the person who looks at it."""
@@ -132,20 +125,17 @@ class WebService:
         if origin != ours:
             raise web.HTTPForbidden(text=f"a change from a page of origin {origin} is refused")
 
-    async def _resource(self, resource: api.Resource, request: web.Request, caller: Caller) -> web.StreamResponse:
-        return await api.answer_resource(resource, self.record, request)
-
-    async def _ready(self, request: web.Request, caller: Caller) -> web.Response:
+    async def _ready(self, request: web.Request) -> web.Response:
         found = await self.record.glance(health, self.record.reader)
         text = "ready\n" if found.ready else "".join(f"{reason}\n" for reason in found.reasons)
         return web.Response(text=text, status=HTTPStatus.OK if found.ready else HTTPStatus.SERVICE_UNAVAILABLE)
 
-    async def _metrics(self, request: web.Request, caller: Caller) -> web.Response:
+    async def _metrics(self, request: web.Request) -> web.Response:
         accept = request.headers.get("Accept", "")
         body = await self.record.run(exposition, self.record.reader, accept)
         return web.Response(body=body, headers={"Content-Type": content_type(accept)})
 
-    async def _page(self, request: web.Request, caller: Caller) -> web.Response:
+    async def _page(self, request: web.Request) -> web.Response:
         # everybody may ask for the public page: another query must not cost another reading
         is_public = request.path.startswith(f"/{PUBLIC_PAGE}/")
         query = {} if is_public else dict(request.query)
@@ -156,22 +146,19 @@ class WebService:
 
         try:
             key = request.path if is_public else str(request.rel_url)
-            found = await self.record.answer(key, await self.record.version(), rendered)
+            return await api.answer_shared(self.record, request, key, rendered)
         except VerbError as error:
             status = _status_of(error)
             text = pages.render_error(status.phrase.capitalize(), error.lines)
             return web.Response(text=text, content_type="text/html", status=status)
-        return api.response_of(found, request, {"Cache-Control": "no-cache"})
 
-    async def _events(self, request: web.Request, caller: Caller) -> web.StreamResponse:
+    async def _events(self, request: web.Request) -> web.StreamResponse:
         if request.method == "HEAD":  # it has no end, and no body
             return web.Response(content_type="text/event-stream")
-        return await self.stream.serve(request, request.headers.get("Last-Event-ID", ""), caller.until)
+        return await self.stream.serve(request, request.headers.get("Last-Event-ID", ""), CALLER.get().until)
 
     @web.middleware
-    async def _problems(
-        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
+    async def _problems(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             return await handler(request)
         except web.HTTPException as refusal:
@@ -204,8 +191,19 @@ def _problem(status: HTTPStatus, detail: str, headers: Any = None, exit_code: Ex
     return web.json_response(tree, status=status.value, content_type="application/problem+json", headers=kept)
 
 
-async def _given(response: web.Response) -> web.Response:
-    return response
+async def _healthy(request: web.Request) -> web.Response:
+    return web.Response(text="healthy\n")
+
+
+async def _document(tree: object, request: web.Request) -> web.Response:
+    return web.json_response(tree)
+
+
+async def _schema(schemas: Mapping[str, object], request: web.Request) -> web.Response:
+    name = request.match_info["id"]
+    if name not in schemas:
+        raise opt.unknown("schema", name, list(schemas))
+    return web.json_response(schemas[name], content_type="application/schema+json")
 
 
 async def _file(path: Path, request: web.Request) -> web.FileResponse:

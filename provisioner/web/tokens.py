@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -26,7 +25,6 @@ KEYS_RETRY_S = 60.0
 KEYS_LOST_S = 86400.0
 """Keys of an issuer that does not answer are used for this long."""
 FETCH_TIMEOUT_S = 10.0
-LARGEST_DOCUMENT = 1 << 20
 _NOT_AS_EXPECTED = (ValueError, TypeError, AttributeError)
 """Errors in documents of another form."""
 ALGORITHMS = ("RS256", "ES256")
@@ -94,12 +92,7 @@ class IssuerKeys:
         async with self._session.get(url, allow_redirects=False) as response:
             if response.status != 200:
                 raise ValueError(f"{url} answers with status {response.status}")
-            body = await response.content.read(LARGEST_DOCUMENT + 1)
-            while len(body) <= LARGEST_DOCUMENT and (more := await response.content.read(LARGEST_DOCUMENT)):
-                body += more
-        if len(body) > LARGEST_DOCUMENT:
-            raise ValueError(f"{url} is too large")
-        return json.loads(body)
+            return await response.json(content_type=None)
 
 
 class TokenVerifier:
