@@ -265,10 +265,10 @@ class Role(StrEnum):
     READ = "read"
     OPERATE = "operate"
 
-
-def highest(roles: Iterable[Role | None]) -> Role | None:
-    """Return the role with most rights; None: there is none."""
-    return max(filter(None, roles), key=list(Role).index, default=None)
+    @classmethod
+    def highest(cls, roles: Iterable[Role | None]) -> Role | None:
+        """Return the role with most rights; None: there is none."""
+        return max(filter(None, roles), key=list(cls).index, default=None)
 
 
 class WebOperatorsSection(ConfigSection):

@@ -18,15 +18,7 @@ from typing import Any, NamedTuple
 from aiohttp import web
 
 from provisioner.cli.options import VerbError
-from provisioner.config.models import (
-    Role,
-    WebProxySection,
-    WebSection,
-    WebSubjectSection,
-    highest,
-    is_loopback,
-    parse_dn,
-)
+from provisioner.config.models import Role, WebProxySection, WebSection, WebSubjectSection, is_loopback, parse_dn
 from provisioner.formatting import sanitize
 from provisioner.web.tokens import TokenVerifier
 
@@ -158,7 +150,7 @@ def proxied(section: WebProxySection, request: web.Request) -> Caller:
     if not name:
         return Caller()
     groups = {group.strip() for group in listed.split(",")} | {"*"}
-    return Caller(name, highest(section.groups.get(group) for group in groups))
+    return Caller(name, Role.highest(section.groups.get(group) for group in groups))
 
 
 def certified(subjects: Sequence[WebSubjectSection], certificate: Mapping[str, Any]) -> Caller:

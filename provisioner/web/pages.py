@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
@@ -131,29 +131,6 @@ STATE_GROUPS: Mapping[str, Sequence[DroneState]] = {
 }
 
 
-class TypeNow(NamedTuple):
-    """Drone type at a site: free places, drones by state, and what the newest plan does not start there."""
-
-    type: str
-    free: int | None
-    """None: the site does not tell."""
-    states: Mapping[str, int]
-    refused: int
-    """Waiting jobs for which nothing of it was started."""
-    why: str
-
-
-def _state_column(name: str) -> out.Column:
-    return out.whole(name, f"Drones that are {name}.", lambda row: row.states[name], level=0)
-
-
-TYPE_COLUMNS = (
-    out.ident("type", "Drone type, as site/name."),
-    out.text("free", "Drones that could start now.", lambda row: "?" if row.free is None else str(row.free), level=0),
-    *map(_state_column, STATE_GROUPS),
-    out.whole("refused", "Waiting jobs that the newest plan starts nothing for here.", level=0),
-    out.words("why", "Reason of most of them."),
-)
 _DEMAND_SHOWN = ("id", "owner", "waiting", "running", "drones", "oldest_s", "needs", "why")
 
 
@@ -163,27 +140,41 @@ def _now(reader: Reader, query: Query) -> WebPage:
     found: Sequence[Any] = parts["troubles"].rows
     verdict = document.scope.partition(": ")[0] if found else "All is well"
     parts["demand"] = replace(parts["demand"], columns=_shown(parts["demand"].columns, *_DEMAND_SHOWN))
-    types = out.Listing("", TYPE_COLUMNS, _types_now(reader, parts["sites"].rows), title="Drones by site and type")
+    types = _types_now(reader, parts["sites"].rows)
     parts = {"troubles": parts.pop("troubles"), "types": types, **parts} if found else {"types": types, **parts}
     page = _document(verdict, replace(document, parts=parts), query)
     return replace(page, verdict=found[0].severity if found else "well")
 
 
-def _types_now(reader: Reader, rows: Sequence[sites.SiteRow]) -> list[TypeNow]:
+def _types_now(reader: Reader, rows: Sequence[sites.SiteRow]) -> out.Listing:
     """Return the drone types of all sites, those that are configured and those that still have drones."""
     live = Counter((drone.type, drone.state) for drone in reader.drones())
     snapshot, views, newest = reader.snapshot(), reader.views(), jobs.newest_plan(reader)
     quiet_s = snapshot.now - snapshot.gpu_wanted_at if snapshot else 0.0
     configured = {kind.key: kind for kind in views.types} if views else {}
-    of_site = {row.name: row for row in rows}
+    keys = sorted({*configured, *(kind for kind, _ in live)})
+    site_of = {key: row for key in keys for row in rows if row.name == key.partition("/")[0]}
+    refused = {key: _refused(newest, site_of[key], key) for key in keys}
 
-    def now(key: model.TypeKey) -> TypeNow:
-        row = of_site[key.partition("/")[0]]
-        states = {name: sum(live[key, state] for state in group) for name, group in STATE_GROUPS.items()}
-        free = _free_places(row, configured[key], quiet_s) if key in configured else None
-        return TypeNow(key, free, states, *_refused(newest, row, key))
+    def free(key: model.TypeKey) -> str:
+        places = _free_places(site_of[key], configured[key], quiet_s) if key in configured else None
+        return "?" if places is None else str(places)
 
-    return [now(key) for key in sorted({*configured, *(kind for kind, _ in live)})]
+    def in_group(group: str) -> out.Column:
+        def count(key: model.TypeKey) -> int:
+            return sum(live[key, state] for state in STATE_GROUPS[group])
+
+        return out.whole(group, f"Drones that are {group}.", count)
+
+    columns = (
+        out.ident("type", "Drone type, as site/name.", str),
+        out.text("free", "Drones that could start now.", free),
+        *map(in_group, STATE_GROUPS),
+        out.whole("refused", "Waiting jobs that the newest plan starts nothing for here.", lambda key: refused[key][0]),
+        out.words("why", "Reason of most of them.", lambda key: refused[key][1]),
+    )
+    shown = [replace(column, level=0) for column in columns]
+    return out.Listing("", shown, keys, title="Drones by site and type")
 
 
 def _free_places(row: sites.SiteRow, kind: model.DroneType, quiet_s: float) -> int | None:
@@ -271,22 +262,16 @@ def _job(reader: Reader, job_id: str, query: Query) -> WebPage:
 
 def _public(reason: Reason) -> Reason:
     """Return a reason without the name of an operator, the words of a site and those of an error of ours."""
-    match reason:
-        case reasons.SiteDisabled() if reason.by:
-            return replace(reason, by="an operator")
-        case reasons.PlannerFailed():
-            return replace(reason, error="")
-        case (
-            reasons.BackingOff()
-            | reasons.StartsUnmatched()
-            | reasons.ExclusiveOnly()
-            | reasons.StartBlocked()
-            | reasons.StaleView()
-        ):
-            return replace(reason, message="")
-    return reason
+    if isinstance(reason, reasons.SiteDisabled) and reason.by:
+        return replace(reason, by="an operator")
+    if isinstance(reason, reasons.PlannerFailed):
+        return replace(reason, error="")
+    return replace(reason, message="") if isinstance(reason, WITH_WORDS_OF_SITES) else reason
 
 
+WITH_WORDS_OF_SITES = (
+    *(reasons.BackingOff, reasons.StartsUnmatched, reasons.ExclusiveOnly, reasons.StartBlocked, reasons.StaleView),
+)
 JOB_FACTS_SHOWN = ("drone", "needs", "waiting", "running", "drones")
 JOB_STATES = {"running": "runs", "held": "is held", "done": "is done"}
 FINDERS: Mapping[str, Callable[[Reader, str, Query], WebPage]] = {"drone": _drone, "job": _job, "class": _class}
@@ -367,9 +352,6 @@ USES: Mapping[str, str] = {
 }
 """Values of the label ``use``, in the order of the chart, with their meaning."""
 
-SiteHours = tuple[str, Mapping[str, float]]
-"""Name of a site, and the GPU time of its drones by use."""
-
 
 def _waste(reader: Reader, query: Query) -> WebPage:
     period, periods = _choices(query, "since", PERIODS, "1d")
@@ -378,32 +360,31 @@ def _waste(reader: Reader, query: Query) -> WebPage:
     hours = {use: [each / 3600 for each in by_use.get((use,), none)] for use in USES}
     total = sum(map(sum, hours.values()))
     parts = ", ".join(f"{use} {sum(found) / total:.0%}" for use, found in hours.items()) if total else "none on record"
-    by_site: dict[str, dict[str, float]] = {}
-    for (site, use), increases in sorted(gpu_s.by("site", "use").items()):
-        by_site.setdefault(site, {})[use] = sum(increases)
-    listing = out.Listing("", WASTE_COLUMNS, list(by_site.items()), title="GPU-hours by site")
     words = PERIODS[period]
     return WebPage(
         "Waste",
         [f"{charts.amount(total)} GPU-hours in the {words}: {parts}."],
         (periods,),
         chart=charts.stacked_bars(f"GPU-hours in the {words}", hours, USES, gpu_s.times) if total else None,
-        tables=[page_table(listing, query)],
+        tables=[page_table(_hours_by_site(gpu_s.by("site", "use")), query)],
     )
 
 
-_gpu_hours = partial(out.number, unit=lambda gpu_s: charts.amount(gpu_s / 3600))
+def _hours_by_site(gpu_s: Mapping[tuple[str, ...], Sequence[float]]) -> out.Listing:
+    """Return a row for each site of the increases by site and use."""
 
+    def hours(key: str, doc: str, *uses: str) -> out.Column:
+        def found(site: str) -> float:
+            return sum(sum(gpu_s.get((site, use), ())) for use in uses)
 
-def _use_column(use: str, words: str) -> out.Column:
-    return _gpu_hours(use, f"GPU-hours: {words}.", lambda row: row[1].get(use, 0.0), head=use)
+        return out.number(key, doc, found, level=0, unit=lambda gpu_s: charts.amount(gpu_s / 3600))
 
-
-WASTE_COLUMNS = (
-    out.ident("site", "Site.", lambda row: row[0]),
-    _gpu_hours("total", "GPU-hours that drones held.", lambda row: sum(row[1].values()), head="GPU-h"),
-    *(_use_column(use, words) for use, words in USES.items()),
-)
+    columns = (
+        out.ident("site", "Site.", str),
+        hours("total", "GPU-hours that drones held.", *USES),
+        *(hours(use, f"GPU-hours: {words}.", use) for use, words in USES.items()),
+    )
+    return out.Listing("", columns, sorted({site for site, _ in gpu_s}), title="GPU-hours by site")
 
 
 # ---------------------------------------------------------------------------------------------------------------- lists

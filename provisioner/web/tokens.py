@@ -13,7 +13,7 @@ import jwt
 import structlog
 from aiohttp import web
 
-from provisioner.config.models import Role, WebTokenSection, highest, is_loopback
+from provisioner.config.models import Role, WebTokenSection, is_loopback
 from provisioner.formatting import sanitize
 
 log = structlog.get_logger()
@@ -145,4 +145,4 @@ def _role(claims: dict[str, Any]) -> Role | None:
     for claim, known in (("wlcg.ver", "1."), ("ver", "scitoken")):
         if not str(claims.get(claim, known)).lower().startswith(known):
             raise _refused(f"version `{claims[claim]}` of its profile is not known")
-    return highest(ROLES.get(scope) for scope in str(claims.get("scope", "")).split())
+    return Role.highest(ROLES.get(scope) for scope in str(claims.get("scope", "")).split())
