@@ -36,6 +36,10 @@ RESOURCES: Mapping[str, str] = {
     "/estimates": "estimates",
 }
 """Paths below :data:`API` with the verbs that they answer as."""
+LOCAL_OPTIONS = frozenset(
+    {*opt.Where.__dataclass_fields__, "no_color", "watch", "interval", "local", "follow", "check", "help"}
+)
+"""Options that the client itself acts on, by parameter."""
 SAME_AS = {"explain drone": "drones show"}
 TIMEOUT_S = 60.0
 """Silence after which an answer is taken for lost: a stream has a comment more often."""
@@ -60,16 +64,12 @@ def answer(ctx: typer.Context, query: opt.Query | opt.ListQuery) -> out.Rendered
         value = ctx.params.get(parameter.name or "")
         if parameter.param_type_name == "argument":
             path = path.replace("{id}", quote(str(value), safe=""))
-        elif source == "COMMANDLINE" and parameter.name not in NOT_SENT:
+        elif source == "COMMANDLINE" and parameter.name not in LOCAL_OPTIONS:
             asked += _asked(parameter.opts[0].removeprefix("--"), value)
     page = out.Page.of(query)
     if query.output.for_people:
         asked += [("color", "true")] * page.color + ([("width", str(page.width))] if page.width else [])
     return _rendered(query, f"{path}?{urlencode(asked)}")
-
-
-NOT_SENT = frozenset({*opt.Where.__dataclass_fields__, "output", "no_color", "watch", "interval", "local"})
-"""Parameters that the client itself acts on."""
 
 
 def _asked(name: str, value: Any) -> Iterator[tuple[str, str]]:

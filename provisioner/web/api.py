@@ -20,7 +20,7 @@ from provisioner.cli import options as opt
 from provisioner.cli import output as out
 from provisioner.cli.__main__ import app as command_line
 from provisioner.cli.options import Exit, Format, VerbError
-from provisioner.cli.remote import API, RESOURCES
+from provisioner.cli.remote import API, LOCAL_OPTIONS, RESOURCES
 from provisioner.cli.sites import site_request, troubled_scopes
 from provisioner.config.units import parse_duration
 from provisioner.model import DrainMode, DroneId, RequestKind
@@ -38,10 +38,6 @@ CONTENT_TYPES = {
 }
 TEXT_TYPE = "text/plain"
 """Content type of all other forms."""
-LOCAL_OPTIONS = frozenset(
-    {*opt.Where.__dataclass_fields__, "no_color", "watch", "interval", "local", "follow", "check", "help"}
-)
-"""Options that make sense on the command line alone, by parameter."""
 MIN_WIDTH, MAX_WIDTH = 20, 1000
 
 
@@ -65,22 +61,19 @@ class Resource:
 
     def arguments(self, subject: str | None, query: Mapping[str, Sequence[str]]) -> tuple[list[str], out.Page]:
         """Return the words of the command line that a query means, and the page. Raises :class:`VerbError`."""
-        words, width, color = ["--output=json"], None, False
-        for name, values in query.items():
-            if name == "width":
-                width = opt.parsed(_width, name, values[-1])
-                continue
-            if name == "color":
-                color = opt.parsed(_flag, name, values[-1])
-                continue
+        words, options = ["--output=json"], dict(query)
+        width, color = options.pop("width", None), options.pop("color", ["false"])
+        page = out.Page(
+            opt.parsed(_width, "width", width[-1]) if width else None, opt.parsed(_flag, "color", color[-1])
+        )
+        for name, values in options.items():
             if name not in self.options:
                 raise opt.unknown("parameter", name, [*self.options, "width", "color"], code=Exit.USAGE)
-            option = self.options[name]
-            if option.is_flag:
+            if self.options[name].is_flag:
                 words += [f"--{name}"] * opt.parsed(_flag, name, values[-1])
             else:
                 words += [f"--{name}={value}" for value in values]
-        return words + ([] if subject is None else ["--", subject]), out.Page(width, color)
+        return words + ([] if subject is None else ["--", subject]), page
 
     def ask(self, reader: Reader, words: Sequence[str]) -> tuple[out.Answer, opt.Show]:
         """Return what the verb answers, and the form that is asked for. Raises :class:`VerbError`, ``StoreError``."""
