@@ -145,15 +145,15 @@ def response_of(answered: Answered, request: web.Request, headers: Mapping[str, 
     return web.Response(body=body, headers=headers, content_type=answered.content_type, charset=charset)
 
 
-class Problem(ApiModel):
-    """Problem details (RFC 9457)."""
+class ProblemDetails(ApiModel):
+    """Answer to a request that fails (RFC 9457)."""
 
     type: str = "about:blank"
     title: str
     status: int
     detail: str = ""
     exit_code: int | None = None
-    """Of the command line for the same mistake."""
+    """Exit code of the command line for the same mistake."""
 
 
 class SeriesAnswer(ApiModel):
@@ -247,7 +247,7 @@ class Change(NamedTuple):
     body: type[ChangeBody] = ChangeBody
 
 
-CHANGES = (
+CHANGE_RESOURCES = (
     Change("/drones/{id}/drain", RequestKind.DRAIN, "Ask a drone to leave the pool.", _leave, DrainBody),
     Change("/drones/{id}/kill", RequestKind.KILL, "End a drone without waiting for its jobs.", _leave),
     Change("/sites/{id}/disable", RequestKind.DISABLE, "Start no drone at a site.", _site),

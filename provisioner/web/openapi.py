@@ -14,7 +14,7 @@ from provisioner import __version__
 from provisioner.cli.remote import API
 from provisioner.cli.schema import output_schemas
 from provisioner.web import api
-from provisioner.web.api import CHANGES, CONTENT_TYPES, MAX_WIDTH, MIN_WIDTH, TEXT_TYPE, Change, Resource
+from provisioner.web.api import CHANGE_RESOURCES, CONTENT_TYPES, MAX_WIDTH, MIN_WIDTH, TEXT_TYPE, Change, Resource
 
 Json = dict[str, Any]
 
@@ -38,11 +38,17 @@ SUBJECT: Json = {"name": "id", "in": "path", "required": True, "schema": {"type"
 def document(resources: Sequence[Resource]) -> Json:
     """Return the OpenAPI 3.1 document."""
     schemas = {_component(name): {k: v for k, v in s.items() if k != "$schema"} for name, s in output_schemas().items()}
-    bodies: list[tuple[type[BaseModel], Literal["validation"]]] = [(change.body, "validation") for change in CHANGES]
-    bodies += [(api.RecordedRequest, "validation"), (api.SeriesAnswer, "validation"), (api.Problem, "validation")]
+    bodies: list[tuple[type[BaseModel], Literal["validation"]]] = [
+        (change.body, "validation") for change in CHANGE_RESOURCES
+    ]
+    bodies += [
+        (api.RecordedRequest, "validation"),
+        (api.SeriesAnswer, "validation"),
+        (api.ProblemDetails, "validation"),
+    ]
     schemas |= models_json_schema(bodies, ref_template="#/components/schemas/{model}")[1]["$defs"]
     paths: dict[str, Json] = {resource.path: {"get": _reading(resource)} for resource in resources}
-    paths |= {f"{API}{change.path}": {"post": _changing(change)} for change in CHANGES}
+    paths |= {f"{API}{change.path}": {"post": _changing(change)} for change in CHANGE_RESOURCES}
     paths |= {f"{API}{path}": {"get": each} for path, each in _others().items()}
     return {
         "openapi": "3.1.0",
@@ -71,7 +77,7 @@ def _ref(name: str) -> Json:
 def _operation(summary: str, body: Json, *problems: HTTPStatus, ok: HTTPStatus = HTTPStatus.OK, **more: Any) -> Json:
     """Return an operation with its responses: success with a body by content type, and problems."""
     always = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.MISDIRECTED_REQUEST)
-    content = {"application/problem+json": {"schema": _ref("Problem")}}
+    content = {"application/problem+json": {"schema": _ref("ProblemDetails")}}
     responses: Json = {str(ok.value): {"description": ok.phrase, "content": body}}
     for status in (*always, *problems, HTTPStatus.SERVICE_UNAVAILABLE):
         responses[str(status.value)] = {"description": status.phrase, "content": content}

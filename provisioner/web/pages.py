@@ -168,7 +168,7 @@ def _types_now(reader: Reader, rows: Sequence[sites.SiteRow]) -> out.Listing:
 
     columns = (
         out.ident("type", "Drone type, as site/name.", str),
-        out.text("free", "Drones that could start now.", free),
+        out.whole("free", "Drones that could start now.", free),
         *map(in_group, STATE_GROUPS),
         out.whole("refused", "Waiting jobs that the newest plan starts nothing for here.", lambda key: refused[key][0]),
         out.words("why", "Reason of most of them.", lambda key: refused[key][1]),

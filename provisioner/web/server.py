@@ -86,7 +86,7 @@ class WebService:
             self._get(f"/{name}/{{id}}", self._page, None if name == PUBLIC_PAGE else Role.READ)
         for resource in resources:
             self._get(resource.path, partial(api.answer_resource, resource, self.record))
-        for change in api.CHANGES:
+        for change in api.CHANGE_RESOURCES:
             self.app.router.add_post(f"{API}{change.path}", self._guarded(partial(self._change, change), Role.OPERATE))
         for file in static.iterdir():
             self.app.router.add_get(f"/static/{file.name}", partial(_file, file))
@@ -185,7 +185,7 @@ def _problem_of(error: Exception, request: web.Request) -> web.Response:
 
 
 def _problem(status: HTTPStatus, detail: str, headers: Any = None, exit_code: Exit | None = None) -> web.Response:
-    problem = api.Problem(title=status.phrase, status=status, detail=detail, exit_code=exit_code)
+    problem = api.ProblemDetails(title=status.phrase, status=status, detail=detail, exit_code=exit_code)
     tree = problem.model_dump(exclude_none=True)
     kept = {name: value for name, value in (headers or {}).items() if not name.lower().startswith("content-")}
     return web.json_response(tree, status=status.value, content_type="application/problem+json", headers=kept)
