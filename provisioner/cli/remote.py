@@ -69,20 +69,16 @@ def answer(ctx: typer.Context, query: opt.Query | opt.ListQuery) -> out.Rendered
     page = out.Page.of(query)
     if query.output.for_people:
         asked += [("color", "true")] * page.color + ([("width", str(page.width))] if page.width else [])
-    return _rendered(query, f"{path}?{urlencode(asked)}")
+    body, headers = _call(query, "GET", f"{path}?{urlencode(asked)}")
+    text = body.decode()
+    if query.watch and query.output is Format.JSON:
+        text = out.dumps(json.loads(text)) + "\n"
+    return out.Rendered(text, unquote(headers.get("Provisioner-Scope", "")))
 
 
 def _asked(name: str, value: Any) -> Iterator[tuple[str, str]]:
     for each in value if isinstance(value, list | tuple) else [value]:
         yield name, str(each).lower() if isinstance(each, bool) else str(getattr(each, "value", each))
-
-
-def _rendered(query: opt.Query | opt.ListQuery, path: str) -> out.Rendered:
-    body, headers = _call(query, "GET", path)
-    text = body.decode()
-    if query.watch and query.output is Format.JSON:
-        text = out.dumps(json.loads(text)) + "\n"
-    return out.Rendered(text, unquote(headers.get("Provisioner-Scope", "")))
 
 
 def post(where: opt.Where, path: str, **body: str | None) -> None:

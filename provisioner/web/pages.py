@@ -152,9 +152,10 @@ def _types_now(reader: Reader, rows: Sequence[sites.SiteRow]) -> out.Listing:
     snapshot, views, newest = reader.snapshot(), reader.views(), jobs.newest_plan(reader)
     quiet_s = snapshot.now - snapshot.gpu_wanted_at if snapshot else 0.0
     configured = {kind.key: kind for kind in views.types} if views else {}
-    keys = sorted({*configured, *(kind for kind, _ in live)})
-    site_of = {key: row for key in keys for row in rows if row.name == key.partition("/")[0]}
-    refused = {key: _refused(newest, site_of[key], key) for key in keys}
+    by_name = {row.name: row for row in rows}
+    known = {*configured, *(kind for kind, _ in live)}
+    site_of = {key: by_name[site] for key in sorted(known) if (site := key.partition("/")[0]) in by_name}
+    refused = {key: _refused(newest, row, key) for key, row in site_of.items()}
 
     def free(key: model.TypeKey) -> str:
         places = _free_places(site_of[key], configured[key], quiet_s) if key in configured else None
@@ -174,7 +175,7 @@ def _types_now(reader: Reader, rows: Sequence[sites.SiteRow]) -> out.Listing:
         out.words("why", "Reason of most of them.", lambda key: refused[key][1]),
     )
     shown = [replace(column, level=0) for column in columns]
-    return out.Listing("", shown, keys, title="Drones by site and type")
+    return out.Listing("", shown, list(site_of), title="Drones by site and type")
 
 
 def _free_places(row: sites.SiteRow, kind: model.DroneType, quiet_s: float) -> int | None:
@@ -214,18 +215,16 @@ def _why(reader: Reader, query: Query) -> WebPage:
     asked = query.get("q", "").strip()
     if not asked:
         return WebPage("Why", WHY_HELP)
-    kind, _, name = asked.partition(":")
-    wanted = {kind: name} if kind in FINDERS and name else dict.fromkeys(FINDERS, asked)
     found: dict[str, WebPage] = {}
     lines: list[str] = []
-    for each, any_id in wanted.items():
+    for kind in FINDERS:
         try:
-            found[each] = FINDERS[each](reader, any_id, {})
+            found[kind] = PAGES_OF_ONE[kind](reader, asked, {})
         except VerbError as missing:
             lines += missing.lines
     if len(found) == 1:
         return next(iter(found.values()))
-    links = [Choice(page.title, tables.address("/why?q=", f"{each}:{asked}")) for each, page in found.items()]
+    links = [Choice(page.title, tables.address(f"/{kind}/", asked)) for kind, page in found.items()]
     told = ["This is the id of more than one thing."] if found else [*lines, WHY_HELP[1]]
     return WebPage(_named("Why:", asked), told, [links])
 
@@ -274,7 +273,7 @@ WITH_WORDS_OF_SITES = (
 )
 JOB_FACTS_SHOWN = ("drone", "needs", "waiting", "running", "drones")
 JOB_STATES = {"running": "runs", "held": "is held", "done": "is done"}
-FINDERS: Mapping[str, Callable[[Reader, str, Query], WebPage]] = {"drone": _drone, "job": _job, "class": _class}
+FINDERS = ("drone", "job", "class")
 """Kinds of ids, in the order in which they are looked for."""
 
 
@@ -419,4 +418,9 @@ PAGES: Mapping[str, Callable[[Reader, Query], WebPage]] = {
     "plan": _plan,
     "why": _why,
 }
-PAGES_OF_ONE: Mapping[str, Callable[[Reader, str, Query], WebPage]] = {"sites": _site, "drone": _drone, "job": _job}
+PAGES_OF_ONE: Mapping[str, Callable[[Reader, str, Query], WebPage]] = {
+    "sites": _site,
+    "drone": _drone,
+    "job": _job,
+    "class": _class,
+}

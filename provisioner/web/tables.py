@@ -16,7 +16,7 @@ TINTS = {"red": "bad", "yellow": "warn", "green": "good", "blue": "info", "dim":
 """Class in the style sheet by the tint of a column."""
 TABLE_PARAMETERS = ("sort", "limit", "columns")
 """Parameters of an address that sort and cut the main table of its page."""
-PAGE_OF_SUBJECT = {"site": "/sites/", "type": "/drones?type=", "drone": "/drone/", "class": "/why?q=class:"}
+PAGE_OF_SUBJECT = {"site": "/sites/", "type": "/drones?type=", "drone": "/drone/", "class": "/class/"}
 """Begin of the address of a page by the kind of what it is about."""
 
 

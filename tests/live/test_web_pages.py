@@ -18,7 +18,7 @@ PATHS = (
     "/",
     "/why",
     "/why?q=41",
-    "/why?q=class:47",
+    "/class/47",
     "/sites",
     "/sites/topas",
     "/sites/nemo",

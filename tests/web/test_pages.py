@@ -37,7 +37,7 @@ from tests.web.records import HOSTILE, SeriesReader
 PATHS = {
     "/": ("1 critical trouble", "no controller runs", "token expired at 06:00:00Z", "Waiting: 147 jobs in 7 classes"),
     "/why": ("Why does a job wait",),
-    "/why?q=class:47": ("Class 47", "no drone type fits: vram must be 160 GiB", "etp/jonas"),
+    "/class/47": ("Class 47", "no drone type fits: vram must be 160 GiB", "etp/jonas"),
     "/sites": ("All sites", "banned", "Authentication failed: token expired at 06:00:00Z"),
     "/sites/topas": ("Site topas", "topas-a100-04.example.org", "8 CPU, 32 GiB"),
     "/sites/horeka": ("look failed (denied)", "Authentication failed"),
@@ -126,7 +126,7 @@ def test_foreign_text_stays_text(reader: SeriesReader, strange: SeriesReader, ad
 
 def test_the_hostile_name_is_shown_as_it_is(strange: SeriesReader) -> None:
     name = "<script>alert('x')</script>\"'&amp;"
-    for address in ("/", "/sites", "/sites/topas", "/owner", "/use?by=user", "/why?q=class:41"):
+    for address in ("/", "/sites", "/sites/topas", "/owner", "/use?by=user", "/class/41"):
         assert name in Rendered(strange, address).text, address
 
 
@@ -243,7 +243,7 @@ def test_the_page_of_a_job_has_neither_names_of_operators_nor_words_of_sites(
     monkeypatch.setattr(reader, "plans", lambda **_: [replace(plan, starts=(), refusals=(refusal,))])
     page = Rendered(reader, "/job/8831.2")
     assert said in page.text and hidden not in page.source
-    assert hidden in Rendered(reader, f"/why?q=class:{job.id}").source
+    assert hidden in Rendered(reader, f"/class/{job.id}").source
 
 
 def test_the_advice_on_the_page_of_a_job_has_no_words_of_a_site(
