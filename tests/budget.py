@@ -26,7 +26,7 @@ BUDGETS = {
     "provisioner/planner": (19, 5102),
     "provisioner/simulator": (15, 4212),
     "provisioner/store": (9, 2208),
-    "provisioner/web": (12, 2069),
+    "provisioner/web": (12, 2068),
     "adapters/embedded": (4, 1101),
     "adapters/kubernetes": (11, 2098),
     "adapters/local": (5, 899),

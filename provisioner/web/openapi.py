@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from http import HTTPStatus
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
@@ -14,7 +14,7 @@ from provisioner import __version__
 from provisioner.cli.remote import API
 from provisioner.cli.schema import output_schemas
 from provisioner.web import api
-from provisioner.web.api import CHANGE_RESOURCES, CONTENT_TYPES, MAX_WIDTH, MIN_WIDTH, TEXT_TYPE, Change, Resource
+from provisioner.web.api import CONTENT_TYPES, TEXT_TYPE, Change, Resource
 
 Json = dict[str, Any]
 
@@ -38,17 +38,12 @@ SUBJECT: Json = {"name": "id", "in": "path", "required": True, "schema": {"type"
 def document(resources: Sequence[Resource]) -> Json:
     """Return the OpenAPI 3.1 document."""
     schemas = {_component(name): {k: v for k, v in s.items() if k != "$schema"} for name, s in output_schemas().items()}
-    bodies: list[tuple[type[BaseModel], Literal["validation"]]] = [
-        (change.body, "validation") for change in CHANGE_RESOURCES
-    ]
-    bodies += [
-        (api.RecordedRequest, "validation"),
-        (api.SeriesAnswer, "validation"),
-        (api.ProblemDetails, "validation"),
-    ]
-    schemas |= models_json_schema(bodies, ref_template="#/components/schemas/{model}")[1]["$defs"]
+    bodies: list[type[BaseModel]] = [change.body for change in api.CHANGE_RESOURCES]
+    bodies += [api.RecordedRequest, api.SeriesAnswer, api.ProblemDetails]
+    template = "#/components/schemas/{model}"
+    schemas |= models_json_schema([(body, "validation") for body in bodies], ref_template=template)[1]["$defs"]
     paths: dict[str, Json] = {resource.path: {"get": _reading(resource)} for resource in resources}
-    paths |= {f"{API}{change.path}": {"post": _changing(change)} for change in CHANGE_RESOURCES}
+    paths |= {f"{API}{change.path}": {"post": _changing(change)} for change in api.CHANGE_RESOURCES}
     paths |= {f"{API}{path}": {"get": each} for path, each in _others().items()}
     return {
         "openapi": "3.1.0",
@@ -96,7 +91,7 @@ def _reading(resource: Resource) -> Json:
     body["application/json"] = body["application/yaml"] = {"schema": {"anyOf": schemas}}
     body["application/jsonl"] = {"schema": {"type": "object"}}
     kinds = get_type_hints(resource.command.callback)
-    width = {"type": "integer", "minimum": MIN_WIDTH, "maximum": MAX_WIDTH}
+    width = {"type": "integer", "minimum": api.MIN_WIDTH, "maximum": api.MAX_WIDTH}
     parameters = [
         *([SUBJECT] if "{id}" in resource.path else []),
         *(_parameter(name, option, kinds[option.name]) for name, option in resource.options.items()),
