@@ -437,7 +437,7 @@ def metrics_page() -> str:
     lines.append("|---|---|---|---|---|---|")
     for spec in METRICS:
         parts = re.compile(rf"\b(?:{'|'.join(spec.parts)})\b")
-        shown = [b.name for b in DASHBOARDS if any(parts.search(q) for p in b.panels for q, _ in p.queries)]
+        shown = [b.name for b in DASHBOARDS if any(parts.search(panel.query) for panel in b.panels)]
         rules = [rule.name for rule in ALERTS if parts.search(rule.expression)]
         named = [f"[{name}](../how-to/runbooks.md#{name.lower()})" for name in rules]
         cells = (

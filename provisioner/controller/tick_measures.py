@@ -12,7 +12,7 @@ import structlog
 from provisioner.controller.clock import Clock
 from provisioner.model import Plan, Snapshot
 from provisioner.store import Store, StoreError
-from provisioner.store.measures import MetricCounts, MetricKey, MetricValues, counted_types, counts_of_time, gauges
+from provisioner.store.measures import MetricCounts, MetricKey, MetricValues, counts_of_time, gauges
 
 log = structlog.get_logger()
 
@@ -60,7 +60,7 @@ class TickMeasures:
         self._durations.clear()
         if self._sampled_at is None or now - self._sampled_at >= SAMPLE_EVERY_S:
             self._sampled_at = now
-            drones = counted_types(snapshot.drones.values())
+            drones = snapshot.drones.values()
             self._gauges = gauges(snapshot.overlay, snapshot.sites, drones, plan, snapshot.now)
 
     async def turn(self) -> None:

@@ -62,8 +62,6 @@ class MetricKey(NamedTuple):
 
 
 MetricValues = Mapping[MetricKey, float]
-TypeCounts = Mapping[tuple[TypeKey, DroneState], tuple[int, int]]
-"""Live drones by type and state: their number, and their GPUs in thousandths."""
 
 
 class MetricCounts(dict[MetricKey, float]):
@@ -166,23 +164,16 @@ def counts_of_time(snapshot: Snapshot, elapsed_s: float) -> MetricCounts:
     return counts
 
 
-def counted_types(drones: Iterable[Drone]) -> TypeCounts:
-    """Return the number and GPUs of live drones by type and state."""
-    found: dict[tuple[TypeKey, DroneState], tuple[int, int]] = {}
-    for drone in drones:
-        number, milli = found.get((drone.type, drone.state), (0, 0))
-        found[drone.type, drone.state] = number + 1, milli + drone.gpu_milli
-    return found
-
-
 def gauges(
-    overlay: PolledOverlay, sites: Mapping[str, PolledSite], drones: TypeCounts, plan: Plan | None, now: float
+    overlay: PolledOverlay, sites: Mapping[str, PolledSite], drones: Iterable[Drone], plan: Plan | None, now: float
 ) -> MetricValues:
     """Return the demand, the supply and the owners' claims at ``now``, as far as the views show them."""
-    values = dict[MetricKey, float]()
-    for (kind, state), (number, milli) in drones.items():
-        values[MetricKey.of_type("provisioner_drones", kind, state=state.value)] = number
-        values[MetricKey.of_type("provisioner_gpus", kind, state=state.value)] = milli / WHOLE_GPU
+    values = MetricCounts()
+    for drone in drones:
+        values.add(MetricKey.of_type("provisioner_drones", drone.type, state=drone.state.value))
+        values.add(
+            MetricKey.of_type("provisioner_gpus", drone.type, state=drone.state.value), drone.gpu_milli / WHOLE_GPU
+        )
     for name, polled in sites.items():
         if polled.view is not None:
             waiting = sum(claim.count for claim in polled.view.claims)

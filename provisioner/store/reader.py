@@ -34,7 +34,7 @@ from provisioner.model import (
 from provisioner.store import series, tables
 from provisioner.store.file import BUSY_TIMEOUT_S, MIGRATIONS, SHADOW, schema_version, unusable
 from provisioner.store.lock import HOLDER, holder_of, is_alive, read_claim
-from provisioner.store.measures import MetricKey, TypeCounts
+from provisioner.store.measures import MetricKey
 from provisioner.store.observations import Observation, read_observations
 from provisioner.usage import GpuDrone
 
@@ -222,12 +222,6 @@ class Reader:
         """Return the newest views; None in a new store. ``bulk`` as for :func:`tables.read_views`."""
         with self._open() as sql:
             return tables.read_views(sql, bulk=bulk)
-
-    def drone_counts(self) -> TypeCounts:
-        """Return the number and GPUs of live drones by type and state."""
-        with self._open() as sql:
-            query = "SELECT type, state, count(*), sum(gpu_milli) FROM drones WHERE live = 1 GROUP BY type, state"
-            return {(kind, DroneState(state)): (number, milli) for kind, state, number, milli in sql.execute(query)}
 
     def counters(self) -> Mapping[MetricKey, float]:
         """Return the counters since the store was created."""
