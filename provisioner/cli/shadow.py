@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial, reduce
+from functools import partial
 from typing import Annotated, NamedTuple
 
 import typer
@@ -13,7 +12,7 @@ from provisioner.cli import options as opt
 from provisioner.cli import output as out
 from provisioner.cli.options import VerbError
 from provisioner.simulator.results import WaitStatistics
-from provisioner.simulator.shadow import Comparison, GpuUse, compare
+from provisioner.simulator.shadow import Comparison, GpuUse, compare, total
 from provisioner.store.reader import Reader
 
 SHADOW_SCHEMA = "provisioner.shadow/1"
@@ -26,21 +25,22 @@ class SystemUse(NamedTuple):
     system: str
     use: GpuUse
     saved_s: float | None = None
-    """GPU-seconds that the other system held without a job, as far as replayed, less ours. None for that system."""
+    """None for the other system."""
     site: str = ""
     waits: WaitStatistics | None = None
 
 
-class ShadowReport(NamedTuple):
-    comparison: Comparison
-    replayed: float
-    """Part of the other system's used GPU time that is of the jobs which were replayed."""
-    saved_s: float
-    assumptions: str
-
-
 def _hours(gpu_s: float) -> str:
     return formatting.number(round(gpu_s / 3600, 2))
+
+
+def _assumptions(found: Comparison) -> str:
+    return (
+        "same run times; GPUs that were free or held by the other system within a quarter of an hour; boot "
+        f"{formatting.age(found.boot_s)}, negotiation every {formatting.age(found.cycle_s)}; no site queue, no failing "
+        "drones, no owner who takes GPUs back; jobs fit by the numbers of their requests; time on hold is a wait of "
+        "the other system's"
+    )
 
 
 _gpu_s = partial(out.number, convert=out.rounded, unit=_hours)
@@ -63,13 +63,18 @@ SYSTEM_USE_COLUMNS = (
     out.span_s("wait_p95_s", "95 of 100 waited no longer.", "waits.p95_s", head="P95 WAIT"),
 )
 SHADOW_FACTS = (
-    out.time_at("since_at", "Begin of what was observed.", "comparison.since", head="from"),
-    out.time_at("until_at", "Its end.", "comparison.until", head="until"),
-    out.span_s("observed_s", "Of that, observed.", "comparison.observed_s", head="observed"),
-    out.whole("jobs", "GPU jobs submitted and completed meanwhile.", "comparison.jobs", head="jobs"),
+    out.time_at("since_at", "Begin of what was observed.", "since", head="from"),
+    out.time_at("until_at", "Its end.", "until", head="until"),
+    out.span_s("observed_s", "Of that, observed.", head="observed"),
+    out.whole("jobs", "GPU jobs submitted and completed meanwhile.", "their_waits.jobs", head="jobs"),
     out.number("replayed", "Part of others' used GPU time that is of them.", convert=out.rounded, head="replayed"),
-    _gpu_s("saved_gpu_s", "That part of the idle GPU-seconds of others, less ours.", "saved_s", head="GPU-h saved"),
-    out.words("assumptions", "What the prediction takes for granted.", head="assumed"),
+    _gpu_s(
+        "saved_gpu_s",
+        "That part of the idle GPU-seconds of others, less ours.",
+        lambda found: found.saved_s(total(found.theirs), total(found.ours)),
+        head="GPU-h saved",
+    ),
+    out.words("assumptions", "What the prediction takes for granted.", _assumptions, head="assumed"),
 )
 
 
@@ -83,49 +88,30 @@ def shadow_document(reader: Reader, since: float, boot_s: float, cycle_s: float)
     if all(each.others is None for each in observations):
         raise VerbError("the overlay does not list drones of other systems", "there is nothing to compare with")
     completed = reader.completions(observations[0].at, out.now())
-    assumptions = (
-        "same run times; GPUs that were free or held by the other system within a quarter of an hour; boot "
-        f"{formatting.age(boot_s)}, negotiation every {formatting.age(cycle_s)}; no site queue, no failing drones, no "
-        "owner who takes GPUs back; jobs fit by the numbers of their requests; time on hold is a wait of the other "
-        "system's"
-    )
-    return comparison_document(compare(views, observations, completed, boot_s, cycle_s), assumptions)
+    return comparison_document(compare(views, observations, completed, boot_s, cycle_s))
 
 
-def comparison_document(found: Comparison, assumptions: str) -> out.Document:
-    theirs, ours = _total(found.theirs), _total(found.ours)
-    # the other system's drones also idled for jobs that are not replayed: those that were removed, or still run
-    replayed = min(1.0, ours.busy_s / theirs.busy_s) if theirs.busy_s else 1.0
-    saved_s = replayed * theirs.idle_s - ours.idle_s
+def comparison_document(found: Comparison) -> out.Document:
+    theirs, ours = total(found.theirs), total(found.ours)
     systems = [
         SystemUse("other", theirs, waits=found.their_waits),
-        SystemUse("ours", ours, saved_s, waits=found.our_waits),
+        SystemUse("ours", ours, found.saved_s(theirs, ours), waits=found.our_waits),
     ]
+    sites = list[SystemUse]()
+    for name in sorted({*found.theirs, *found.ours}):
+        theirs, ours = found.theirs.get(name, GpuUse()), found.ours.get(name, GpuUse())
+        sites.append(SystemUse("other", theirs, site=name))
+        sites.append(SystemUse("ours", ours, found.saved_s(theirs, ours), name))
     return out.Document(
         SHADOW_SCHEMA,
         SHADOW_FACTS,
-        ShadowReport(found, replayed, saved_s, assumptions),
+        found,
         {
             "systems": out.Listing("", SYSTEM_USE_COLUMNS, systems, title="GPU-hours of both systems"),
-            "sites": out.Listing("", SITE_USE_COLUMNS, _site_rows(found, replayed), title="By site"),
+            "sites": out.Listing("", SITE_USE_COLUMNS, sites, title="By site"),
         },
         main="sites",
     )
-
-
-def _total(uses: Mapping[str, GpuUse]) -> GpuUse:
-    return reduce(GpuUse.plus, uses.values(), GpuUse())
-
-
-def _site_rows(found: Comparison, replayed: float) -> list[SystemUse]:
-    """Return two rows for each site. The other system may write the name of a site otherwise."""
-    theirs = {name.casefold(): use for name, use in found.theirs.items()}
-    rows = []
-    for name in sorted({*theirs, *(name.casefold() for name in found.ours)}):
-        other, ours = theirs.get(name, GpuUse()), found.ours.get(name, GpuUse())
-        rows.append(SystemUse("other", other, None, name))
-        rows.append(SystemUse("ours", ours, replayed * other.idle_s - ours.idle_s, name))
-    return rows
 
 
 shadow_app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)

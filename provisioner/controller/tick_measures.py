@@ -19,11 +19,9 @@ log = structlog.get_logger()
 TICK_SECONDS = MetricKey("provisioner_tick_seconds")
 DECISION_SECONDS = MetricKey("provisioner_decision_seconds")
 STORE_WRITE_SECONDS = MetricKey("provisioner_store_write_seconds")
-LOOP_LAG_SECONDS = MetricKey("provisioner_loop_lag_seconds_total")
 SAMPLE_EVERY_S = 60.0
 GAP_S = 600.0
 """A longer time between two ticks counts as no GPU time: the controller was stopped, and nobody observed the drones."""
-LAG_EVERY_S = 1.0
 
 
 @dataclass(slots=True)
@@ -71,11 +69,3 @@ class TickMeasures:
                 await self.store.record_sample(self.clock.now(), values)
             except StoreError as error:
                 log.error("series.write_failed", message=str(error))
-
-    async def watch_loop(self) -> None:
-        """Measure for ever how late the event loop wakes a task."""
-        loop = asyncio.get_running_loop()
-        while True:
-            due = loop.time() + LAG_EVERY_S
-            await asyncio.sleep(LAG_EVERY_S)
-            self._durations.add(LOOP_LAG_SECONDS, max(0.0, loop.time() - due))

@@ -149,7 +149,6 @@ CONTROLLER_METRICS = (
     _summary("tick_seconds", "Time of one tick, with its waits for sites."),
     _summary("decision_seconds", "Time in which a tick made its plan."),
     _summary("store_write_seconds", "Time in which a tick recorded its plan."),
-    _counter("loop_lag_seconds_total", "Delay of a timer of one second in the controller's event loop, summed."),
     _gauge("store_bytes", "Size of the record with its log."),
     _gauge("store_free_bytes", "Free space on the disk of the record."),
     _counter("orphan_stops_total", "Orders to stop an orphan; one may be ordered again.", "site"),

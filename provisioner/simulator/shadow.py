@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil
+from typing import NamedTuple
 
 from provisioner.model import WHOLE_GPU, CompletedJob, DroneType
 from provisioner.simulator.drones import SiteBehaviour
@@ -36,8 +37,7 @@ REPLAY_TICK_S = 15.0
 NO_OTHERS: Mapping[str, int] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class GpuUse:
+class GpuUse(NamedTuple):
     """Use of GPUs by drones of one site, in GPU-seconds."""
 
     drones: int = 0
@@ -49,46 +49,52 @@ class GpuUse:
     def idle_s(self) -> float:
         return self.held_s - self.busy_s
 
-    def plus(self, other: GpuUse) -> GpuUse:
-        return GpuUse(self.drones + other.drones, self.held_s + other.held_s, self.busy_s + other.busy_s)
 
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(NamedTuple):
     """Both systems at the same jobs, by site. ``theirs`` is observed, ``ours`` predicted."""
 
-    since: float
-    until: float
-    observed_s: float
-    jobs: int
-    """Jobs that were submitted and completed meanwhile."""
-    theirs: Mapping[str, GpuUse]
-    ours: Mapping[str, GpuUse]
-    their_waits: WaitStatistics
-    our_waits: WaitStatistics
+    since: float = 0.0
+    until: float = 0.0
+    observed_s: float = 0.0
+    boot_s: float = 0.0
+    """Assumed time from a place at a site to the pool."""
+    cycle_s: float = 0.0
+    """Assumed interval of the pool's negotiation."""
+    theirs: Mapping[str, GpuUse] = {}
+    ours: Mapping[str, GpuUse] = {}
+    their_waits: WaitStatistics = WaitStatistics()
+    our_waits: WaitStatistics = WaitStatistics()
+
+    @property
+    def replayed(self) -> float:
+        """The part of the other system's used GPU time that is of replayed jobs, not of removed or running ones."""
+        theirs, ours = total(self.theirs), total(self.ours)
+        return min(1.0, ours.busy_s / theirs.busy_s) if theirs.busy_s else 1.0
+
+    def saved_s(self, theirs: GpuUse, ours: GpuUse) -> float:
+        """Return the GPU-seconds that the other system held without a job, as far as replayed, less ours."""
+        return self.replayed * theirs.idle_s - ours.idle_s
 
 
-EMPTY_COMPARISON = Comparison(0.0, 0.0, 0.0, 0, {}, {}, WaitStatistics(), WaitStatistics())
+def total(uses: Mapping[str, GpuUse]) -> GpuUse:
+    """Return the use at all sites."""
+    return GpuUse(*(sum(parts) for parts in zip(GpuUse(), *uses.values(), strict=True)))
 
 
 def compare(
     views: Views, observations: Sequence[Observation], completed: Sequence[CompletedJob], boot_s: float, cycle_s: float
 ) -> Comparison:
-    """Replay the GPU jobs that were submitted and completed while the shadow observed; there is an observation.
-
-    ``boot_s``: from a place at a site to the pool. ``cycle_s``: interval of the pool's negotiation.
-    """
+    """Replay the GPU jobs that were submitted and completed while the shadow observed; there is an observation."""
     since, until = observations[0].at, observations[-1].last_at
     spans = [*_spans(observations)]
     done = [each for each in completed if each.gpu_milli and since <= each.submitted_at and each.ended_at <= until]
     jobs = (SimulatedJob(c.submitted_at - since, max(LEAST_RUN_S, c.run_s), JobRequirements.of(c)) for c in done)
+    behaviour = replace(DEFAULT_BEHAVIOUR, boot=Fixed(boot_s))
     replay = Replay(
         policy="shadow",
         trace="observed",
         jobs=tuple(sorted(jobs, key=lambda job: job.submit_s)),
-        world=WorldPlan(
-            tuple(_facilities(views, spans, replace(DEFAULT_BEHAVIOUR, boot=Fixed(boot_s)))), PoolBehaviour(cycle_s)
-        ),
+        world=WorldPlan(tuple(_facilities(views, spans, behaviour)), PoolBehaviour(cycle_s)),
         rules=views.policy,
         interval_s=REPLAY_TICK_S,
         active_interval_s=REPLAY_TICK_S,
@@ -98,7 +104,8 @@ def compare(
         since,
         until,
         sum(end - begin for begin, end, _ in spans),
-        len(done),
+        boot_s,
+        cycle_s,
         _use(spans),
         {name: GpuUse(metrics.accepted[name], use.held, use.good) for name, use in metrics.by_site.items()},
         waits(max(0.0, each.ended_at - each.submitted_at - each.run_s) for each in done),
@@ -119,16 +126,16 @@ def _spans(observations: Sequence[Observation]) -> Iterator[_Span]:
 
 def _use(spans: Sequence[_Span]) -> dict[str, GpuUse]:
     """Return the use by the drones of the other system."""
-    found: defaultdict[str, GpuUse] = defaultdict(GpuUse)
+    drones, held_s, busy_s = Counter[str](), defaultdict[str, float](float), defaultdict[str, float](float)
     joined = {(each.site, each.gpu_model): each.joined for each in spans[0][2].others or ()}
     for begin, end, seen in spans:
         for each in seen.others or ():
-            before = joined.get((each.site, each.gpu_model), 0)
-            new = each.joined - before if each.joined >= before else each.joined
+            site, before = each.site.casefold(), joined.get((each.site, each.gpu_model), 0)
+            drones[site] += each.joined - before if each.joined >= before else each.joined
             joined[each.site, each.gpu_model] = each.joined
-            gpu_s = (end - begin) / WHOLE_GPU
-            found[each.site] = found[each.site].plus(GpuUse(new, each.gpu_milli * gpu_s, each.busy_gpu_milli * gpu_s))
-    return dict(found)
+            held_s[site] += each.gpu_milli / WHOLE_GPU * (end - begin)
+            busy_s[site] += each.busy_gpu_milli / WHOLE_GPU * (end - begin)
+    return {site: GpuUse(drones[site], held_s[site], busy_s[site]) for site in held_s}
 
 
 @dataclass(frozen=True, slots=True)
