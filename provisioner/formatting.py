@@ -495,13 +495,13 @@ def describe(reason: Reason) -> str:
 
 
 _ADVISED_CHANGES = {
-    "memory": "ask for {0} of memory instead of {1}",
-    "disk": "ask for {0} of disk instead of {1}",
-    "vram": "ask for GPUs with {0} of memory instead of {1}",
+    "memory": "ask for {0} of memory instead of {1}, if the program can do with it",
+    "disk": "ask for {0} of disk instead of {1}, if the program can do with it",
+    "vram": "ask for GPUs with {0} of memory instead of {1}, if the program can do with it",
     "cpus": "ask for {0} CPU instead of {1}",
     "gpus": "ask for {0} GPU instead of {1}",
-    "capability": "ask for GPUs of compute capability {0} instead of {1}",
-    "driver": "ask for CUDA {0} instead of {1}",
+    "capability": "ask for GPUs of compute capability {0} instead of {1}, if the program can do with it",
+    "driver": "ask for CUDA {0} instead of {1}, if the program can do with it",
     "walltime": "declare a run time of {0} instead of {1}",
     "optional": "declare the GPU as optional, if the program can do without one",
     "priority": "raise the priority of the job from {1} to {0}, above that of your other jobs",

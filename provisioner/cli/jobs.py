@@ -320,7 +320,7 @@ def request_advice(reader: Reader, plan: Plan | None, job: JobClass) -> list[Req
     if failed or not (job.waiting or job.fresh):
         return []
     snapshot = reader.snapshot()
-    return [advise(snapshot, job)] if snapshot is not None else []
+    return [advise(snapshot, job, reader.peak_vram_mib(job))] if snapshot is not None else []
 
 
 def class_document(reader: Reader, views: Views, job: JobClass, title: str) -> out.Document:

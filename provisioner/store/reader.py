@@ -26,6 +26,7 @@ from provisioner.model import (
     Drone,
     DroneId,
     DroneState,
+    JobClass,
     OperatorRequest,
     Plan,
     RequestKind,
@@ -180,6 +181,14 @@ class Reader:
         rest = "WHERE ended_at >= ? AND ended_at < ? AND NOT unfinished ORDER BY ended_at, job_id"
         with self._open() as sql:
             return [*tables.COMPLETED_JOBS.select(sql, rest, (since, until))]
+
+    def peak_vram_mib(self, job: JobClass) -> int:
+        """Return the largest use of memory per GPU that was measured in jobs of the class; 0: none was."""
+        alike = "owner = ? AND gpu_milli = ? AND cpus = ? AND memory_mib = ?"
+        values = (job.owner, job.gpu_milli, job.cpus, job.memory_mib)
+        with self._open() as sql:
+            row = sql.execute(f"SELECT max(peak_vram_mib) FROM completed_jobs WHERE {alike}", values).fetchone()
+        return row[0] or 0
 
     def runs(self, since: float) -> tuple[list[GpuDrone], list[CompletedJob]]:
         """Return the GPU drones that ran, and the runs of jobs that ended in drones, at ``since`` or later."""
