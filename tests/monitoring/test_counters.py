@@ -114,6 +114,18 @@ async def test_a_run_that_is_reported_in_many_polls_counts_once(file: Path) -> N
     }
 
 
+async def test_a_run_counts_once_though_a_restart_estimates_the_offset_of_its_queues_clock_anew(file: Path) -> None:
+    later = replace(GOOD, ended_at=GOOD.ended_at + 2.5, submitted_at=GOOD.submitted_at + 2.5)
+    again = replace(later, ended_at=later.ended_at + 30.0)
+    async with store_at(file) as store:
+        await life(store)
+        await store.record_completed([GOOD])
+    async with store_at(file) as store:
+        await store.record_completed([later, again])
+    assert counted(Reader(file))[f"jobs_ended_total {OF_TYPE},completed"] == 2
+    assert Reader(file).completions(0.0, 1e9) == [GOOD, again]
+
+
 async def test_faults_count_by_site_and_kind_when_a_breaker_notes_another_failure(file: Path) -> None:
     fault = m.Fault(m.FaultKind.DENIED, "no", 1.0)
     banned = m.Breaker("topas/a100", m.BreakerState.BANNED, failures=2, fault=fault)
