@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -19,7 +20,7 @@ from prometheus_client.metrics_core import Metric as MetricFamily
 from prometheus_client.registry import Collector
 
 from provisioner import __version__, formatting
-from provisioner.model import Breaker, BreakerState, Drone, DroneState, FaultKind, Plan
+from provisioner.model import Breaker, BreakerState, DroneState, FaultKind
 from provisioner.store import Holder, StoreError, Views
 from provisioner.store.measures import GPU_USES, WAITING_CATEGORIES, MetricKey, MetricValues, gauges
 from provisioner.store.reader import Reader
@@ -48,24 +49,6 @@ class MetricKind(StrEnum):
     GAUGE = "gauge"
     SUMMARY = "summary"
     """Sum and count of durations."""
-
-
-class RecordFacts(NamedTuple):
-    """The parts of the record that metrics are made from."""
-
-    now: float
-    holder: Holder | None
-    views: Views | None
-    plan: Plan | None
-    breakers: Mapping[str, Breaker]
-    drones: Sequence[Drone]
-    counters: MetricValues
-    store_bytes: int = 0
-    free_bytes: int = 0
-
-    @property
-    def sites(self) -> list[str]:
-        return sorted(self.views.policy.sites) if self.views else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,80 +153,68 @@ def view_ages(views: Views, now: float) -> dict[str, tuple[float | None, float]]
     return ages
 
 
-def _gauges_of_record(facts: RecordFacts) -> MetricValues:
-    """Return the gauges that no time series has: of the record itself, of views and of breakers."""
-    of = MetricKey.of
+def read_values(reader: Reader, views: Views | None, now: float) -> MetricValues:
+    """Return all values on record, of which ``views`` are the newest. Raises :class:`StoreError`."""
+    of, log = MetricKey.of, reader.path.with_name(reader.path.name + "-wal")
     values = {
+        **reader.counters(),
         of("provisioner_info", version=__version__): 1.0,
         of(RECORD_UP): 1.0,
-        of("provisioner_controller_up"): float(facts.holder is not None),
-        of("provisioner_store_bytes"): float(facts.store_bytes),
-        of("provisioner_store_free_bytes"): float(facts.free_bytes),
+        of("provisioner_controller_up"): float(reader.holder() is not None),
+        of("provisioner_store_bytes"): sum(path.stat().st_size for path in (reader.path, log) if path.exists()),
+        of("provisioner_store_free_bytes"): shutil.disk_usage(reader.path.parent).free,
     }
-    if (views := facts.views) is None:
+    if views is None:
         return values
+    plan = next(iter(reader.plans(limit=1)), None)
+    values |= gauges(views.overlay, views.sites, reader.drones(), plan, now)
     values[of("provisioner_last_tick_timestamp_seconds")] = views.at
     values[of("provisioner_tick_limit_seconds")] = views.policy.overlay_max_age_s
-    for scope, (age_s, limit_s) in view_ages(views, facts.now).items():
+    for scope, (age_s, limit_s) in view_ages(views, now).items():
         values[of("provisioner_view_fresh", scope=scope)] = float(age_s is not None and age_s <= limit_s)
         if age_s is not None:
             values[of("provisioner_view_age_seconds", scope=scope)] = max(0.0, age_s)
-    for scope in (OVERLAY, *facts.sites, *(kind.key for kind in views.types)):
-        breaker = facts.breakers.get(scope) or Breaker(scope)
+    breakers = reader.breakers()
+    bans = [each for each in breakers.values() if each.state is BreakerState.BANNED]
+    for scope in (OVERLAY, *views.policy.sites, *(kind.key for kind in views.types)):
+        breaker = breakers.get(scope) or Breaker(scope)
         fault = breaker.fault.kind.value if breaker.fault else ""
         values[of("provisioner_breaker_state", scope=scope, state=breaker.state.value, fault=fault)] = 1.0
-        if breaker.state is BreakerState.BANNED:
+        if breaker in bans:
             values[of("provisioner_breaker_until_timestamp_seconds", scope=scope)] = breaker.until
-    banned = [b.scope.partition("@")[0] for b in facts.breakers.values() if b.node and b.state is BreakerState.BANNED]
+    avoided = Counter(each.scope.partition("@")[0] for each in bans if each.node)
     for site, policy in views.policy.sites.items():
         values[of("provisioner_drones_limit", site=site)] = policy.max_drones
-        values[of("provisioner_nodes_avoided", site=site)] = banned.count(site)
+        values[of("provisioner_nodes_avoided", site=site)] = avoided[site]
     return values
 
 
-def read_facts(reader: Reader, now: float) -> RecordFacts:
-    """Return the facts on record. Raises :class:`StoreError`."""
-    plans, log = reader.plans(limit=1), reader.path.with_name(reader.path.name + "-wal")
-    return RecordFacts(
-        now,
-        reader.holder(),
-        reader.views(bulk=False),
-        plans[-1] if plans else None,
-        reader.breakers(),
-        reader.drones(),
-        reader.counters(),
-        sum(path.stat().st_size for path in (reader.path, log) if path.exists()),
-        shutil.disk_usage(reader.path.parent).free,
-    )
-
-
-def families(facts: RecordFacts) -> Iterator[MetricFamily]:
+def families(reader: Reader, now: float) -> Iterator[MetricFamily]:
     """Yield all metrics with their values. Counters with labels that the metric no longer has are left out."""
-    views, found = facts.views, dict[tuple[str, tuple[str, ...]], dict[tuple[str, ...], float]]()
-    sampled = gauges(views.overlay, views.sites, facts.drones, facts.plan, facts.now) if views else {}
-    for key, value in (*sampled.items(), *_gauges_of_record(facts).items(), *facts.counters.items()):
+    views, found = reader.views(bulk=False), dict[tuple[str, tuple[str, ...]], dict[tuple[str, ...], float]]()
+    for key, value in read_values(reader, views, now).items():
         labels = dict(key.labels)
         found.setdefault((key.metric, tuple(labels)), {})[tuple(labels.values())] = value
     for spec in METRICS:
         values = [found.get((part, spec.labels), {}) for part in spec.parts]
         family = MetricFamily(spec.name.removesuffix("_total"), spec.help, spec.kind.value)
-        for texts in sorted({*_labels_at_start(spec, facts)}.union(*values)):
+        for texts in sorted({*_labels_at_start(spec, views)}.union(*values)):
             for part, of_part in zip(spec.parts, values, strict=True):
                 family.add_sample(part, dict(zip(spec.labels, texts, strict=True)), of_part.get(texts, 0.0))
         yield family
 
 
-def _labels_at_start(spec: MetricSpec, facts: RecordFacts) -> Iterator[tuple[str, ...]]:
+def _labels_at_start(spec: MetricSpec, views: Views | None) -> Iterator[tuple[str, ...]]:
     """Yield the labels with which a metric is exposed before anything has happened."""
     if spec.kind is MetricKind.GAUGE and not spec.choices:
         return
     outer: list[tuple[str, ...]] = [()]
-    if spec.labels[:1] == ("site",):
-        outer = [(name,) for name in facts.sites]
-    if spec.labels[:1] == ("scope",):
-        outer = [(name,) for name in (OVERLAY, *facts.sites)]
     if spec.labels[:2] == ("site", "type"):
-        outer = [(kind.site, kind.name) for kind in (facts.views.types if facts.views else ())]
+        outer = [(kind.site, kind.name) for kind in (views.types if views else ())]
+    elif spec.labels[:1] in (("site",), ("scope",)):
+        outer = [(name,) for name in (views.policy.sites if views else ())]
+    if spec.labels[:1] == ("scope",):
+        outer.append((OVERLAY,))
     for labels in outer:
         yield from ((*labels, each) for each in spec.choices) if spec.choices else [labels]
 
@@ -256,11 +227,10 @@ class RecordCollector(Collector):
 
     def collect(self) -> Iterator[MetricFamily]:
         try:
-            facts = read_facts(self.reader, time.time())
+            found = [*families(self.reader, time.time())]
         except (StoreError, OSError):
-            yield GaugeMetricFamily(RECORD_UP, "1 if the record can be read.", 0.0)
-        else:
-            yield from families(facts)
+            found = [GaugeMetricFamily(RECORD_UP, "1 if the record can be read.", 0.0)]
+        yield from found
 
 
 def exposition(reader: Reader, accept: str = "") -> bytes:

@@ -185,12 +185,10 @@ def gauges(
                 values[MetricKey.of("provisioner_gpus_free", site=name)] = free / WHOLE_GPU
     if overlay.view is not None:
         classes, categories = overlay.view.classes, _waiting_categories(plan)
-        by_category = Counter(dict.fromkeys(WAITING_CATEGORIES, 0))
         for job in classes:
             otherwise = Category.CONFIGURATION.value if job.invalid else NO_REASON
-            by_category[categories.get(job.id, categories.get("", otherwise))] += job.waiting + job.fresh
-        for category, number in by_category.items():
-            values[MetricKey.of("provisioner_jobs_waiting", category=category)] = number
+            category = categories.get(job.id, categories.get("", otherwise))
+            values.add(MetricKey.of("provisioner_jobs_waiting", category=category), job.waiting + job.fresh)
         wanted = (c for c in classes if not c.gpu_optional)
         oldest_at = min((c.waits_since for c in classes if c.waiting + c.fresh and c.waits_since), default=now)
         values[MetricKey("provisioner_jobs_running")] = sum(c.running for c in classes)

@@ -16,8 +16,6 @@ from provisioner.store.measures import MetricKey, MetricValues, is_counter
 STEPS_S = {60: 2 * 86400.0, 600: 30 * 86400.0, 3600: None}
 """Lengths of the intervals in seconds, with their retention; None: as the policy says."""
 SERIES_KEEP_S = 400 * 86400.0
-MAX_SERIES = 5000
-"""Series kept at most: those that would be more are left out, so that the record has a bound."""
 _SAMPLES = MetricKey("")
 
 
@@ -63,11 +61,7 @@ def add_sample(sql: sqlite3.Connection, at: float, gauges: MetricValues) -> None
     found += sql.execute(f"SELECT metric, labels, value - sampled {grown}").fetchall()
     rows = [row for row in found if row[2]]
     sql.execute("UPDATE counters SET sampled = value WHERE value != sampled")
-    sql.executemany(
-        "INSERT INTO series (metric, labels) SELECT ?1, ?2 WHERE (SELECT count(*) FROM series) < ?3"
-        " AND NOT EXISTS (SELECT 1 FROM series WHERE metric = ?1 AND labels = ?2)",
-        [(metric, labels, MAX_SERIES) for metric, labels, _ in rows],
-    )
+    sql.executemany("INSERT OR IGNORE INTO series (metric, labels) VALUES (?, ?)", [row[:2] for row in rows])
     sql.executemany(
         "INSERT INTO samples (step_s, series, at, value) SELECT ?, id, ?, ? FROM series WHERE metric = ? AND labels = ?"
         " ON CONFLICT (step_s, series, at) DO UPDATE SET value = value + excluded.value",
@@ -80,13 +74,6 @@ def old_samples(now: float, keep_s: float) -> Iterable[tuple[str, Sequence[float
     for step_s, limit_s in STEPS_S.items():
         old = "step_s = ? AND series IN (SELECT id FROM series) AND at < ?"
         yield old, (step_s, now - min(keep_s, limit_s or keep_s) - step_s)
-
-
-def drop_empty_series(sql: sqlite3.Connection) -> None:
-    """Delete the names of series whose samples are all past their retention."""
-    steps = ", ".join(map(str, STEPS_S))
-    used = f"SELECT 1 FROM samples WHERE step_s IN ({steps}) AND series = series.id"
-    sql.execute(f"DELETE FROM series WHERE id > 0 AND NOT EXISTS ({used})")
 
 
 def read_series(sql: sqlite3.Connection, metric: str, since: float, until: float, step_s: float) -> list[Series]:
