@@ -533,7 +533,10 @@ def _when(forecast: StartForecast) -> str:
 def advise(advice: RequestAdvice) -> str:
     """Return the advice in one sentence for the job's owner, who need not know what a drone is."""
     if advice.then is None:
-        return f"no change is needed: {_when(advice.now)}" if advice.why is None else _no_change_helps(advice)
+        if advice.why is None:
+            return f"no change is needed: {_when(advice.now)}"
+        when = "" if advice.now.wait_s is None else f"; {_when(advice.now)}"
+        return f"no change of the request helps: {describe(advice.why)}{when}"
     change = _ADVISED_CHANGES.get(advice.dimension)
     if change is None:
         asked = f"drop the requirement {_q(advice.requested)}"
@@ -543,12 +546,6 @@ def advise(advice: RequestAdvice) -> str:
     if advice.now.wait_s is not None and advice.then.wait_s is not None:
         return f"{asked}: {_when(advice.then)} instead of {about(advice.now.wait_s)}"
     return f"{asked}: {_when(advice.then)}. As it is, {_when(advice.now)}"
-
-
-def _no_change_helps(advice: RequestAdvice) -> str:
-    assert advice.why is not None
-    when = "" if advice.now.wait_s is None else f"; {_when(advice.now)}"
-    return f"no change of the request helps: {describe(advice.why)}{when}"
 
 
 def _in_age(text: str) -> str:

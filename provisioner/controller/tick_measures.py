@@ -58,8 +58,7 @@ class TickMeasures:
         self._durations.clear()
         if self._sampled_at is None or now - self._sampled_at >= SAMPLE_EVERY_S:
             self._sampled_at = now
-            drones = snapshot.drones.values()
-            self._gauges = gauges(snapshot.overlay, snapshot.sites, drones, plan, snapshot.now)
+            self._gauges = gauges(snapshot, snapshot.drones.values(), plan, snapshot.now)
 
     async def turn(self) -> None:
         """Record the sample that is due. One that cannot be written is left out of the gauges."""

@@ -27,21 +27,6 @@ from provisioner.store.reader import Reader
 
 OVERLAY = "overlay"
 RECORD_UP = "provisioner_record_up"
-LABELS = {
-    "site": "name of the site",
-    "type": "name of the drone type at its site",
-    "state": "state of a drone, or of a breaker",
-    "scope": "`overlay` or a site; of a breaker also `SITE/TYPE`",
-    "category": "category of the weightiest [reason](reasons.md) of a job class, or `none`",
-    "reason": "`kind` of a [reason](reasons.md)",
-    "outcome": "final state of a drone; of a run `completed` or `unfinished`",
-    "use": "`boot`, `idle`, `busy` or `draining`",
-    "kind": "kind of a fault",
-    "fault": "kind of the fault that changed the state of a breaker; may be empty",
-    "grace": "`within` the grace period and the stop timeout of the site, or `over` both",
-    "version": "version of the program that reads the record",
-}
-"""The labels of all metrics. None has more values than the configuration has sites and types, or the code has words."""
 
 
 class MetricKind(StrEnum):
@@ -101,16 +86,12 @@ SITE_METRICS = (
     _gauge("breaker_until_timestamp_seconds", "End of the ban of a banned breaker.", "scope"),
     _gauge("view_age_seconds", "Age of the newest good view; of enabled sites.", "scope"),
     _gauge("view_fresh", "1 if decisions use the view, 0 if too old or missing; of enabled sites.", "scope"),
-    _counter(
-        "faults_total", "Failed polls, orders and drones that count for a breaker.", "scope kind", tuple(FaultKind)
-    ),
+    _counter("faults_total", "Failures that count for a breaker.", "scope kind", tuple(FaultKind)),
     _gauge("nodes_avoided", "Nodes that are banned as black holes.", "site"),
     _gauge("gpus_free", "Free GPUs of a site by its newest view, if it reports them.", "site"),
     _gauge("drones_limit", "Largest number of drones at a site (`limits.max_drones`).", "site"),
     _gauge("owner_jobs_waiting", "Waiting jobs of the owner that need resources which drones may hold.", "site"),
-    _counter(
-        "owner_wait_seconds_total", "Time in which such jobs waited for a drone with notice.", "site grace", _GRACE
-    ),
+    _counter("owner_wait_seconds_total", "Time for which such jobs waited for drones to end.", "site grace", _GRACE),
     _summary("give_way_seconds", "Time from the notice to a drone to its end.", "site type"),
 )
 WASTE_METRICS = (
@@ -167,7 +148,7 @@ def read_values(reader: Reader, views: Views | None, now: float) -> MetricValues
     if views is None:
         return values
     plan = next(iter(reader.plans(limit=1)), None)
-    values |= gauges(views.overlay, views.sites, reader.drones(), plan, now)
+    values |= gauges(views, reader.drones(), plan, now)
     values[of("provisioner_last_tick_timestamp_seconds")] = views.at
     values[of("provisioner_tick_limit_seconds")] = views.policy.overlay_max_age_s
     for scope, (age_s, limit_s) in view_ages(views, now).items():

@@ -11,23 +11,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from provisioner import formatting, reasons
+from provisioner import formatting, model, reasons
 from provisioner.formatting import Category
-from provisioner.model import (
-    WHOLE_GPU,
-    Breaker,
-    CompletedJob,
-    Drone,
-    DroneId,
-    DroneState,
-    DroneType,
-    Plan,
-    PolledOverlay,
-    PolledSite,
-    Snapshot,
-    TypeKey,
-)
-from provisioner.store import RecordChange
+from provisioner.model import WHOLE_GPU, Drone, DroneState, Plan, TypeKey
+from provisioner.store import RecordChange, Views
 from provisioner.usage import GpuDrone, held_milli
 
 LEAVING_STATES = (DroneState.DRAINING, DroneState.STOPPING)
@@ -86,7 +73,7 @@ def is_counter(metric: str) -> bool:
 
 
 def counts_of_change(
-    change: RecordChange, known: Mapping[DroneId, Drone], breakers: Mapping[str, Breaker]
+    change: RecordChange, known: Mapping[model.DroneId, Drone], breakers: Mapping[str, model.Breaker]
 ) -> MetricCounts:
     """Return the counts of a change of the record in which the live drones ``known`` and ``breakers`` were."""
     counts, of_type = MetricCounts(), MetricKey.of_type
@@ -126,7 +113,7 @@ def counts_of_plan(plan: Plan) -> MetricCounts:
     return counts
 
 
-def counts_of_run(run: CompletedJob, drone: GpuDrone, kind: DroneType | None) -> MetricCounts:
+def counts_of_run(run: model.CompletedJob, drone: GpuDrone, kind: model.DroneType | None) -> MetricCounts:
     """Return the counts of a run that ended in ``drone``. ``kind`` is the type of the drone, None if unknown."""
     counts, of_type = MetricCounts(), MetricKey.of_type
     outcome = "unfinished" if run.unfinished else "completed"
@@ -142,7 +129,7 @@ def counts_of_run(run: CompletedJob, drone: GpuDrone, kind: DroneType | None) ->
     return counts
 
 
-def counts_of_time(snapshot: Snapshot, elapsed_s: float) -> MetricCounts:
+def counts_of_time(snapshot: model.Snapshot, elapsed_s: float) -> MetricCounts:
     """Return the GPU time of the drones of ``snapshot``, and the waits of owners, in the ``elapsed_s`` before it."""
     counts, milli, notices = MetricCounts(), Counter[tuple[TypeKey, str]](), dict[str, float]()
     pool = snapshot.overlay.view
@@ -164,17 +151,14 @@ def counts_of_time(snapshot: Snapshot, elapsed_s: float) -> MetricCounts:
     return counts
 
 
-def gauges(
-    overlay: PolledOverlay, sites: Mapping[str, PolledSite], drones: Iterable[Drone], plan: Plan | None, now: float
-) -> MetricValues:
+def gauges(views: Views | model.Snapshot, drones: Iterable[Drone], plan: Plan | None, now: float) -> MetricValues:
     """Return the demand, the supply and the owners' claims at ``now``, as far as the views show them."""
     values = MetricCounts()
     for drone in drones:
-        values.add(MetricKey.of_type("provisioner_drones", drone.type, state=drone.state.value))
-        values.add(
-            MetricKey.of_type("provisioner_gpus", drone.type, state=drone.state.value), drone.gpu_milli / WHOLE_GPU
-        )
-    for name, polled in sites.items():
+        state = drone.state.value
+        values.add(MetricKey.of_type("provisioner_drones", drone.type, state=state))
+        values.add(MetricKey.of_type("provisioner_gpus", drone.type, state=state), drone.gpu_milli / WHOLE_GPU)
+    for name, polled in views.sites.items():
         if polled.view is not None:
             waiting = sum(claim.count for claim in polled.view.claims)
             values[MetricKey.of("provisioner_owner_jobs_waiting", site=name)] = waiting
@@ -183,11 +167,12 @@ def gauges(
                 free = sum(node.free_gpu_milli for node in polled.view.nodes)
             if free is not None:
                 values[MetricKey.of("provisioner_gpus_free", site=name)] = free / WHOLE_GPU
-    if overlay.view is not None:
-        classes, categories = overlay.view.classes, _waiting_categories(plan)
+    if views.overlay.view is not None:
+        classes, given = views.overlay.view.classes, reasons_by_class(plan)
         for job in classes:
-            otherwise = Category.CONFIGURATION.value if job.invalid else NO_REASON
-            category = categories.get(job.id, categories.get("", otherwise))
+            category = Category.CONFIGURATION.value if job.invalid else NO_REASON
+            if why := given.get(job.id) or given.get(""):
+                category = formatting.category(why[0]).value
             values.add(MetricKey.of("provisioner_jobs_waiting", category=category), job.waiting + job.fresh)
         wanted = (c for c in classes if not c.gpu_optional)
         oldest_at = min((c.waits_since for c in classes if c.waiting + c.fresh and c.waits_since), default=now)
@@ -197,16 +182,21 @@ def gauges(
     return values
 
 
-def _waiting_categories(plan: Plan | None) -> dict[str, str]:
-    """Return the weightiest category of the reasons of each job class; of all classes under the id ``""``."""
-    said: list[tuple[str, reasons.Reason]] = []
+def reasons_by_class(plan: Plan | None) -> dict[str, list[reasons.Reason]]:
+    """Return the reasons of a plan by class, weightiest first; of starts one per drone type. Under "": of all."""
+    found: dict[str, list[reasons.Reason]] = {}
     for refusal in plan.refusals if plan else ():
-        subject, _, class_id = refusal.subject.partition(":")
-        if subject in ("class", "all"):
-            said.append((class_id, refusal.reason))
-    said += [(start.drone.for_class, start.reason) for start in (plan.starts if plan else ())]
-    weights, found = list(Category), dict[str, int]()
-    for class_id, reason in said:
-        weight = weights.index(formatting.category(reason))
-        found[class_id] = min(weight, found.get(class_id, weight))
-    return {class_id: weights[weight].value for class_id, weight in found.items()}
+        kind, _, name = refusal.subject.partition(":")
+        if kind in ("class", "all"):
+            found.setdefault(name, []).append(refusal.reason)
+    starts: dict[tuple[str, str], reasons.Reason] = {}
+    for start in plan.starts if plan else ():
+        if isinstance(start.reason, reasons.JobsWaiting | reasons.HeadroomShort):
+            starts.setdefault((start.drone.for_class, start.drone.type), start.reason)
+    for (name, _), reason in starts.items():
+        found.setdefault(name, []).append(reason)
+    weights = list(formatting.Category)
+    return {
+        name: sorted(dict.fromkeys(given), key=lambda reason: weights.index(formatting.category(reason)))
+        for name, given in found.items()
+    }

@@ -17,21 +17,9 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import NamedTuple
 
-from provisioner import store
+from provisioner import model, store
 from provisioner.estimates import EstimateSamples
-from provisioner.model import (
-    Breaker,
-    CompletedJob,
-    DrainMode,
-    Drone,
-    DroneId,
-    DroneState,
-    JobClass,
-    OperatorRequest,
-    Plan,
-    RequestKind,
-    Snapshot,
-)
+from provisioner.model import CompletedJob, DrainMode, Drone, DroneId, DroneState, JobClass, Plan, Snapshot
 from provisioner.store import series, tables
 from provisioner.store.file import BUSY_TIMEOUT_S, MIGRATIONS, SHADOW, schema_version, unusable
 from provisioner.store.lock import HOLDER, holder_of, is_alive, read_claim
@@ -242,7 +230,7 @@ class Reader:
         with self._open() as sql:
             return series.read_series(sql, metric, since, until, step_s)
 
-    def breakers(self) -> Mapping[str, Breaker]:
+    def breakers(self) -> Mapping[str, model.Breaker]:
         """Return the circuit breakers by scope."""
         with self._open() as sql:
             return tables.read_breakers(sql)
@@ -283,7 +271,7 @@ class Reader:
 
     def ask(
         self,
-        kind: RequestKind,
+        kind: model.RequestKind,
         drone_ids: Sequence[DroneId],
         *,
         reason: str,
@@ -301,7 +289,7 @@ class Reader:
             tables.insert(sql, "events", {"at": at, "name": "request.recorded", "fields": json.dumps(told)})
             return number
 
-    def requests(self) -> tuple[OperatorRequest, ...]:
+    def requests(self) -> tuple[model.OperatorRequest, ...]:
         """Return the requests that are not carried out yet, and those that disable sites, oldest first."""
         with self._open() as sql:
             return tables.waiting_requests(sql)

@@ -84,22 +84,17 @@ def read_series(sql: sqlite3.Connection, metric: str, since: float, until: float
     """
     stored_s = _stored_step(sql, since, step_s)
     step = max(stored_s, int(step_s) // stored_s * stored_s)
-    begin = int(since) // step * step
-
-    def intervals(series: int) -> dict[int, float]:
-        query = (
-            "SELECT at / ?1 * ?1, sum(value) FROM samples WHERE step_s = ?2 AND series = ?3 AND at >= ?4 AND at < ?5"
-            " GROUP BY 1 ORDER BY 1"
-        )
-        return dict(sql.execute(query, (step, stored_s, series, begin, until)))
-
-    taken, found = intervals(0), list[Series]()
+    query = (
+        "SELECT at / ?1 * ?1, sum(value) FROM samples WHERE step_s = ?2 AND series = ?3 AND at >= ?4 AND at < ?5"
+        " GROUP BY 1 ORDER BY 1"
+    )
+    begin, found = int(since) // step * step, list[Series]()
+    taken = dict(sql.execute(query, (step, stored_s, 0, begin, until)))
+    divisors = dict.fromkeys(taken, 1.0) if is_counter(metric) else taken
     rows = sql.execute("SELECT id, labels FROM series WHERE metric = ? ORDER BY labels", (metric,)).fetchall()
     for series, labels in rows:
-        values = intervals(series)
-        if values:
-            parts = dict.fromkeys(taken, 1.0) if is_counter(metric) else taken
-            points = [(float(at), values.get(at, 0.0) / number) for at, number in parts.items()]
+        if values := dict(sql.execute(query, (step, stored_s, series, begin, until))):
+            points = [(float(at), values.get(at, 0.0) / number) for at, number in divisors.items()]
             found.append(Series(json.loads(labels), points, float(step)))
     return found
 

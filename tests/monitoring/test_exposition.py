@@ -12,12 +12,13 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families as text_families
 
+from docs.make_reference import METRIC_LABELS
 from provisioner import model as m
 from provisioner.model import DroneState
 from provisioner.monitoring import metrics
 from provisioner.monitoring.alerts import ALERTS, render_alerts
 from provisioner.monitoring.dashboards import COLUMNS, DASHBOARDS, render_dashboard
-from provisioner.monitoring.metrics import LABELS, METRICS, Health, content_type, exposition, readiness
+from provisioner.monitoring.metrics import METRICS, Health, content_type, exposition, readiness
 from provisioner.reasons import SiteFull
 from provisioner.store import Holder, Views
 from provisioner.store.reader import Reader
@@ -78,7 +79,7 @@ def test_both_formats_have_the_whole_table_and_its_labels_and_nothing_else(day: 
             assert (family.type, family.documentation) == (spec.kind.value, spec.help)
             for sample in family.samples:
                 assert sample.name in spec.parts and sample.labels.keys() == set(spec.labels)
-    assert set(LABELS) == {label for spec in METRICS for label in spec.labels}
+    assert set(METRIC_LABELS) == {label for spec in METRICS for label in spec.labels}
 
 
 def test_everything_that_is_counted_is_in_the_table(day: ScrapedStore) -> None:
@@ -166,7 +167,7 @@ def test_expressions_use_metrics_and_labels_of_the_table_and_each_metric_is_show
     assert used == PARTS
     for expression in expressions:
         for label in re.findall(r"(\w+)(?:=~|!~|!=|=)\"", expression):
-            assert label in {"job", *LABELS}, expression
+            assert label in {"job", *METRIC_LABELS}, expression
 
 
 def test_an_alert_on_one_controller_does_not_look_at_another() -> None:
