@@ -46,12 +46,10 @@ def _start_delay_s(context: PlanningContext, key: TypeKey) -> float | None:
 
 
 def _arrival_s(context: PlanningContext, compatible: CompatibleTypes) -> float | None:
-    """Return when the last compatible drone on its way takes jobs. Delayed ones count if there are no others."""
+    """Return when the last compatible drone on its way takes jobs; None if that is unknown of one."""
     coming = [d for d in context.changing.values() if d.state in ON_THE_WAY and d.type in compatible.jobs]
-    coming = [d for d in coming if d.id not in context.late] or coming
     arrivals = [_remaining_s(context, drone) for drone in coming if not drone.is_leaving]
-    known = [each for each in arrivals if each is not None]
-    return max(known) if known and len(known) == len(arrivals) else None
+    return max((each for each in arrivals if each is not None), default=None) if None not in arrivals else None
 
 
 def _remaining_s(context: PlanningContext, drone: Drone) -> float | None:

@@ -19,12 +19,12 @@ from provisioner.simulator.jobs import JobRequirements, SimulatedJob
 from provisioner.simulator.loop import Fixed
 from provisioner.simulator.owner import OwnerSeries, SimulatedOwner
 from provisioner.simulator.pool import PoolBehaviour
-from provisioner.simulator.replay import Replay, waits
+from provisioner.simulator.replay import REPLAY_LIMIT_S, REPLAY_STALL_S, waits
 from provisioner.simulator.results import WaitStatistics
 from provisioner.simulator.sites import Facility, GpuPool, SimulatedSite
 from provisioner.simulator.traces import LEAST_RUN_S
-from provisioner.simulator.world import simulate
-from provisioner.simulator.world_file import DEFAULT_BEHAVIOUR, WorldPlan
+from provisioner.simulator.world import Scenario, simulate
+from provisioner.simulator.world_file import DEFAULT_BEHAVIOUR
 from provisioner.store import Views
 from provisioner.store.observations import Observation
 
@@ -34,7 +34,6 @@ LONGEST_GAP_S = 300.0
 """Between two observations; in a longer gap nothing is known."""
 REPLAY_TICK_S = 15.0
 """Interval of the replayed controller. The real one is quicker while drones start; replayed, that takes minutes."""
-NO_OTHERS: Mapping[str, int] = {}
 
 
 class GpuUse(NamedTuple):
@@ -89,17 +88,17 @@ def compare(
     spans = [*_spans(observations)]
     done = [each for each in completed if each.gpu_milli and since <= each.submitted_at and each.ended_at <= until]
     jobs = (SimulatedJob(c.submitted_at - since, max(LEAST_RUN_S, c.run_s), JobRequirements.of(c)) for c in done)
-    behaviour = replace(DEFAULT_BEHAVIOUR, boot=Fixed(boot_s))
-    replay = Replay(
-        policy="shadow",
-        trace="observed",
+    scenario = Scenario(
+        facilities=tuple(_facilities(views, spans, replace(DEFAULT_BEHAVIOUR, boot=Fixed(boot_s)))),
         jobs=tuple(sorted(jobs, key=lambda job: job.submit_s)),
-        world=WorldPlan(tuple(_facilities(views, spans, behaviour)), PoolBehaviour(cycle_s)),
-        rules=views.policy,
+        policy=views.policy,
+        pool=PoolBehaviour(cycle_s),
         interval_s=REPLAY_TICK_S,
         active_interval_s=REPLAY_TICK_S,
+        limit_s=until - since + REPLAY_LIMIT_S,
+        stall_s=REPLAY_STALL_S,
     )
-    metrics = simulate(replace(replay.scenario(1), samples_s=None)).metrics
+    metrics = simulate(scenario).metrics
     return Comparison(
         since,
         until,
@@ -160,22 +159,20 @@ class _SeriesOwners(SimulatedOwner):
 
 def _facilities(views: Views, spans: Sequence[_Span], behaviour: SiteBehaviour) -> Iterator[Facility]:
     """Yield the sites with GPU drones: a pool for each GPU model, of which others take what was not to be had."""
-    by_site: defaultdict[str, defaultdict[str, list[DroneType]]] = defaultdict(lambda: defaultdict(list))
+    by_site: defaultdict[str, list[DroneType]] = defaultdict(list)
     for kind in views.types:
         if kind.gpu_milli:
-            by_site[kind.site][kind.gpu_model].append(kind)
-    for site, models in by_site.items():
-        most = _available(site, [*models], spans)
-        pools, owners, serves = [], [], dict[str, str]()
-        for model, kinds in models.items():
-            name, size = model or "gpu", max(ceil(kind.gpu_milli / WHOLE_GPU) for kind in kinds)
-            pool = GpuPool(name, size, ceil(max(most[model].values(), default=0) / size))
+            by_site[kind.site].append(kind)
+    for site, kinds in by_site.items():
+        pools, owners = [], []
+        for model, most in _available(site, [kind.gpu_model for kind in kinds], spans).items():
+            size = max(ceil(kind.gpu_milli / WHOLE_GPU) for kind in kinds if kind.gpu_model == model)
+            pool = GpuPool(model or "gpu", size, ceil(max(most.values(), default=0) / size))
             pools.append(pool)
-            owners.append(OwnerSeries(tuple((at_s, pool.gpus - gpus) for at_s, gpus in most[model].items()), (name,)))
-            serves |= {kind.name: name for kind in kinds}
-        types = tuple(kind for kinds in models.values() for kind in kinds)
+            owners.append(OwnerSeries(tuple((at_s, pool.gpus - gpus) for at_s, gpus in most.items()), (pool.name,)))
+        serves = {kind.name: kind.gpu_model or "gpu" for kind in kinds}
         owner = OwnersByPool(tuple(owners))
-        yield Facility(views.policy.of_site(site), types, tuple(pools), serves, behaviour, owner=owner)
+        yield Facility(views.policy.of_site(site), tuple(kinds), tuple(pools), serves, behaviour, owner=owner)
 
 
 def _available(site: str, models: Sequence[str], spans: Sequence[_Span]) -> dict[str, dict[float, int]]:
@@ -185,9 +182,9 @@ def _available(site: str, models: Sequence[str], spans: Sequence[_Span]) -> dict
     """
     most: dict[str, dict[float, int]] = {model: {} for model in models}
     for begin, end, seen in spans:
-        milli = Counter((seen.free_milli or {}).get(site, NO_OTHERS))
+        milli = Counter((seen.free_milli or {}).get(site))
         for each in seen.others or ():
-            if each.site.casefold() == site.casefold():
+            if each.site.casefold() == site:
                 milli[each.gpu_model if each.gpu_model in most else models[0]] += each.gpu_milli
         first, last = (int((at - spans[0][0]) // CAPACITY_STEP_S) for at in (begin, end))
         for step in range(first, last + 1):

@@ -24,7 +24,7 @@ from provisioner.store import series, tables
 from provisioner.store.file import BUSY_TIMEOUT_S, MIGRATIONS, SHADOW, schema_version, unusable
 from provisioner.store.lock import HOLDER, holder_of, is_alive, read_claim
 from provisioner.store.measures import MetricKey
-from provisioner.store.observations import Observation, read_observations
+from provisioner.store.observations import Observation
 from provisioner.usage import GpuDrone
 
 _DYNAMIC_SLOT = re.compile(r"^(?P<parent>slot\d+)(?:_\d+)+@(?P<host>.+)$")
@@ -58,9 +58,11 @@ class Reader:
             return SHADOW in tables.read_meta(sql)
 
     def observations(self, since: float) -> list[Observation]:
-        """Return the observations of a shadow after ``since``, oldest first."""
+        """Return the observations of a shadow after ``since``, oldest first. One that began before begins then."""
+        query = "SELECT body, at, last_at FROM observations WHERE last_at >= ? ORDER BY seq"
         with self._open() as sql:
-            return [*read_observations(sql, since)]
+            rows = sql.execute(query, (since,)).fetchall()
+        return [replace(tables.unpack(Observation, body), at=max(at, since), last_at=end) for body, at, end in rows]
 
     def drones(
         self,
@@ -223,7 +225,8 @@ class Reader:
     def counters(self) -> Mapping[MetricKey, float]:
         """Return the counters since the store was created."""
         with self._open() as sql:
-            return series.read_counters(sql)
+            rows = sql.execute("SELECT metric, labels, value FROM counters").fetchall()
+        return {MetricKey(metric, tuple(json.loads(labels).items())): value for metric, labels, value in rows}
 
     def series(self, metric: str, since: float, until: float, step_s: float) -> list[series.Series]:
         """Return the time series of a metric; see :func:`provisioner.store.series.read_series`."""

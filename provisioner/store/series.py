@@ -43,13 +43,6 @@ def add_counts(sql: sqlite3.Connection, *counts: MetricValues) -> None:
     )
 
 
-def read_counters(sql: sqlite3.Connection) -> dict[MetricKey, float]:
-    return {
-        MetricKey(metric, tuple(json.loads(labels).items())): value
-        for metric, labels, value in sql.execute("SELECT metric, labels, value FROM counters")
-    }
-
-
 def labels_text(key: MetricKey) -> str:
     return json.dumps(dict(key.labels))
 
