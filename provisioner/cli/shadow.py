@@ -12,7 +12,7 @@ from provisioner.cli import options as opt
 from provisioner.cli import output as out
 from provisioner.cli.options import VerbError
 from provisioner.simulator.results import WaitStatistics
-from provisioner.simulator.shadow import Comparison, GpuUse, compare, total
+from provisioner.simulator.shadow import Comparison, GpuUse, compare
 from provisioner.store.reader import Reader
 
 SHADOW_SCHEMA = "provisioner.shadow/1"
@@ -23,11 +23,11 @@ class SystemUse(NamedTuple):
     """Use by one of the two systems, at a site or in all."""
 
     system: str
+    site: str
     use: GpuUse
+    waits: WaitStatistics | None
     saved_s: float | None = None
     """None for the other system."""
-    site: str = ""
-    waits: WaitStatistics | None = None
 
 
 def _hours(gpu_s: float) -> str:
@@ -44,8 +44,9 @@ def _assumptions(found: Comparison) -> str:
 
 
 _gpu_s = partial(out.number, convert=out.rounded, unit=_hours)
-SYSTEM_COLUMN = out.text("system", "The other system as observed, or ours as predicted.", level=0, choices=SYSTEMS)
 USE_COLUMNS = (
+    out.ident("site", "Site; empty: all of them."),
+    out.text("system", "The other system as observed, or ours as predicted.", level=0, choices=SYSTEMS),
     _gpu_s("gpu_s", "GPU-seconds of drones: of others in the pool, of ours with boot.", "use.held_s", head="GPU-H"),
     _gpu_s("busy_gpu_s", "Of those, claimed by jobs; of ours, by runs that end well.", "use.busy_s", head="USED"),
     _gpu_s("idle_gpu_s", "The rest; of ours, boot, release and lost work too.", "use.idle_s", head="IDLE"),
@@ -53,12 +54,7 @@ USE_COLUMNS = (
     _gpu_s(
         "saved_gpu_s", "Replayed part of others' idle, less our idle; null: others.", "saved_s", null=True, head="SAVED"
     ),
-)
-SITE_USE_COLUMNS = (out.ident("site", "Site."), SYSTEM_COLUMN, *USE_COLUMNS)
-SYSTEM_USE_COLUMNS = (
-    SYSTEM_COLUMN,
-    *USE_COLUMNS,
-    out.whole("jobs", "Jobs done.", "waits.jobs", level=0),
+    out.whole("jobs", "Jobs done; null: of one site.", "waits.jobs", level=0, null=True),
     out.span_s("wait_mean_s", "Mean wait: end, less submission and run time.", "waits.mean_s", head="MEAN WAIT"),
     out.span_s("wait_p95_s", "95 of 100 waited no longer.", "waits.p95_s", head="P95 WAIT"),
 )
@@ -71,7 +67,7 @@ SHADOW_FACTS = (
     _gpu_s(
         "saved_gpu_s",
         "That part of the idle GPU-seconds of others, less ours.",
-        lambda found: found.saved_s(total(found.theirs), total(found.ours)),
+        lambda found: found.saved_s(found.theirs[""], found.ours[""]),
         head="GPU-h saved",
     ),
     out.words("assumptions", "What the prediction takes for granted.", _assumptions, head="assumed"),
@@ -92,26 +88,14 @@ def shadow_document(reader: Reader, since: float, boot_s: float, cycle_s: float)
 
 
 def comparison_document(found: Comparison) -> out.Document:
-    theirs, ours = total(found.theirs), total(found.ours)
-    systems = [
-        SystemUse("other", theirs, waits=found.their_waits),
-        SystemUse("ours", ours, found.saved_s(theirs, ours), waits=found.our_waits),
-    ]
-    sites = list[SystemUse]()
-    for name in sorted({*found.theirs, *found.ours}):
-        theirs, ours = found.theirs.get(name, GpuUse()), found.ours.get(name, GpuUse())
-        sites.append(SystemUse("other", theirs, site=name))
-        sites.append(SystemUse("ours", ours, found.saved_s(theirs, ours), name))
-    return out.Document(
-        SHADOW_SCHEMA,
-        SHADOW_FACTS,
-        found,
-        {
-            "systems": out.Listing("", SYSTEM_USE_COLUMNS, systems, title="GPU-hours of both systems"),
-            "sites": out.Listing("", SITE_USE_COLUMNS, sites, title="By site"),
-        },
-        main="sites",
-    )
+    rows = []
+    for site in sorted({*found.theirs, *found.ours}):
+        theirs, ours = found.theirs.get(site, GpuUse()), found.ours.get(site, GpuUse())
+        their_waits, our_waits = (None, None) if site else (found.their_waits, found.our_waits)
+        rows.append(SystemUse("other", site, theirs, their_waits))
+        rows.append(SystemUse("ours", site, ours, our_waits, found.saved_s(theirs, ours)))
+    uses = out.Listing("", USE_COLUMNS, rows, title="GPU-hours of both systems, in all and by site")
+    return out.Document(SHADOW_SCHEMA, SHADOW_FACTS, found, {"uses": uses}, main="uses")
 
 
 shadow_app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)

@@ -50,7 +50,7 @@ class GpuUse(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Both systems at the same jobs, by site. ``theirs`` is observed, ``ours`` predicted."""
+    """Both systems at the same jobs, by site, and without a site in all. ``theirs`` is observed, ``ours`` predicted."""
 
     since: float = 0.0
     until: float = 0.0
@@ -59,25 +59,25 @@ class Comparison(NamedTuple):
     """Assumed time from a place at a site to the pool."""
     cycle_s: float = 0.0
     """Assumed interval of the pool's negotiation."""
-    theirs: Mapping[str, GpuUse] = {}
-    ours: Mapping[str, GpuUse] = {}
+    theirs: Mapping[str, GpuUse] = {"": GpuUse()}
+    ours: Mapping[str, GpuUse] = {"": GpuUse()}
     their_waits: WaitStatistics = WaitStatistics()
     our_waits: WaitStatistics = WaitStatistics()
 
     @property
     def replayed(self) -> float:
         """The part of the other system's used GPU time that is of replayed jobs, not of removed or running ones."""
-        theirs, ours = total(self.theirs), total(self.ours)
-        return min(1.0, ours.busy_s / theirs.busy_s) if theirs.busy_s else 1.0
+        busy_s = self.theirs[""].busy_s
+        return min(1.0, self.ours[""].busy_s / busy_s) if busy_s else 1.0
 
     def saved_s(self, theirs: GpuUse, ours: GpuUse) -> float:
         """Return the GPU-seconds that the other system held without a job, as far as replayed, less ours."""
         return self.replayed * theirs.idle_s - ours.idle_s
 
 
-def total(uses: Mapping[str, GpuUse]) -> GpuUse:
-    """Return the use at all sites."""
-    return GpuUse(*(sum(parts) for parts in zip(GpuUse(), *uses.values(), strict=True)))
+def with_sum(uses: Mapping[str, GpuUse]) -> dict[str, GpuUse]:
+    """Return the use by site with the sum of all sites."""
+    return {"": GpuUse(*(sum(parts) for parts in zip(GpuUse(), *uses.values(), strict=True))), **uses}
 
 
 def compare(
@@ -105,8 +105,8 @@ def compare(
         sum(end - begin for begin, end, _ in spans),
         boot_s,
         cycle_s,
-        _use(spans),
-        {name: GpuUse(metrics.accepted[name], use.held, use.good) for name, use in metrics.by_site.items()},
+        with_sum(_use(spans)),
+        with_sum({name: GpuUse(metrics.accepted[name], use.held, use.good) for name, use in metrics.by_site.items()}),
         waits(max(0.0, each.ended_at - each.submitted_at - each.run_s) for each in done),
         waits(metrics.waits_s),
     )
