@@ -458,7 +458,7 @@ def metrics_page() -> str:
         named = [f"[{name}](../how-to/runbooks.md#{name.lower()})" for name in rules]
         cells = (
             f"`{spec.name}`",
-            spec.kind.value,
+            spec.kind,
             ", ".join(spec.labels),
             spec.help,
             ", ".join(shown),

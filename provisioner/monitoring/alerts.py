@@ -13,12 +13,12 @@ class AlertRule(NamedTuple):
     """One alert. ``summary`` and ``description`` may use the templates of Prometheus."""
 
     name: str
-    lasts: str
-    """Time for which the expression must hold."""
     expression: str
     summary: str
     description: str
     severity: str = "warning"
+    lasts: str = "5m"
+    """Time for which the expression must hold."""
 
 
 def _by_target(expression: str) -> str:
@@ -44,7 +44,6 @@ _HELD_GPU_S = _grown("measured_gpu_seconds_held_total", "6h", "site, type")
 ALERTS: Sequence[AlertRule] = (
     AlertRule(
         "ControllerDown",
-        "5m",
         f"provisioner_controller_up == 0 or provisioner_record_up == 0 or {_DOWN} or absent(provisioner_record_up)",
         "No controller runs, or its record cannot be read.",
         "Drones that run go on. Nothing is started, drained or given back to an owner meanwhile.",
@@ -52,7 +51,6 @@ ALERTS: Sequence[AlertRule] = (
     ),
     AlertRule(
         "TickMissing",
-        "1m",
         f"{_TICK_AGE} > 300 + provisioner_tick_limit_seconds and {_RUNS}",
         "A controller runs and has recorded no tick for {{ $value | humanizeDuration }}.",
         "Its disk may be full, or it hangs. It acts on nothing that it cannot record.",
@@ -60,14 +58,12 @@ ALERTS: Sequence[AlertRule] = (
     ),
     AlertRule(
         "TickSlow",
-        "15m",
         "rate(provisioner_tick_seconds_sum[15m]) / rate(provisioner_tick_seconds_count[15m]) > 30",
         "A tick takes {{ $value | humanizeDuration }} on average.",
         "Drones start and leave later than they should.",
     ),
     AlertRule(
         "StoreDiskFull",
-        "5m",
         "provisioner_store_free_bytes < 268435456",
         "{{ $value | humanize1024 }}B are left on the disk of the record.",
         "The controller acts on nothing that it cannot record.",
@@ -75,7 +71,6 @@ ALERTS: Sequence[AlertRule] = (
     ),
     AlertRule(
         "PoolViewStale",
-        "5m",
         f'provisioner_view_fresh{{scope="overlay"}} == 0 and {_RUNS}',
         "The pool cannot be seen.",
         "No drone is started or drained for jobs while the view of the pool is too old.",
@@ -83,56 +78,50 @@ ALERTS: Sequence[AlertRule] = (
     ),
     AlertRule(
         "ViewStale",
-        "10m",
         f'provisioner_view_fresh{{scope!="overlay"}} == 0 and {_RUNS}',
         "Site {{ $labels.scope }} cannot be seen.",
         "Nothing is started there, and its owner's jobs are not seen, while the view of the site is too old.",
     ),
     AlertRule(
         "BreakerOpen",
-        "15m",
         'provisioner_breaker_state{state="banned", fault!~"capacity|quota"} == 1',
         "{{ $labels.scope }} is banned ({{ $labels.fault }}).",
         "No drone is started there until the ban ends. It is banned again for longer if the next attempt fails.",
+        lasts="15m",
     ),
     AlertRule(
         "NothingStartsThoughDemand",
-        "30m",
         f"{_STARTABLE} > 0 and {_STARTED} == 0",
         "{{ $value }} jobs could have drones, and none was ordered for half an hour.",
         "Jobs that wait for negotiation, a limit, a full site, or because of their own request are not counted.",
+        lasts="30m",
     ),
     AlertRule(
         "ChurnHigh",
-        "15m",
         f"{_WASTED} / {_ENDED} > 0.5 and {_WASTED} > 5",
         "{{ $value | humanizePercentage }} of the drones at {{ $labels.site }} end without a job.",
         "They failed, never joined, or were not used.",
     ),
     AlertRule(
         "OwnerWaited",
-        "0m",
         'increase(provisioner_owner_wait_seconds_total{grace="over"}[15m]) > 0',
         "The owner of {{ $labels.site }} waited {{ $value | humanizeDuration }} for drones that had to be gone.",
         "Drones that were asked to leave outlived the grace period and the stop timeout of the site.",
     ),
     AlertRule(
         "OrphansFound",
-        "0m",
         "increase(provisioner_orphan_stops_total[30m]) > 0",
         "Drones that are not on record were stopped at {{ $labels.site }}.",
         "A restored record, two controllers with one name, or a site that lists drones late causes them.",
     ),
     AlertRule(
         "FirstJobFailing",
-        "0m",
         f"{_BLACK_HOLES} > 0",
         "Jobs fail in new drones at {{ $labels.site }}.",
         "Job after job failed within seconds in a drone there. It is drained, and its node is avoided if it persists.",
     ),
     AlertRule(
         "GpuUnused",
-        "1h",
         f"{_USED_GPU_S} / {_HELD_GPU_S} < 0.05 and {_HELD_GPU_S} > 36000",
         "Jobs on {{ $labels.site }}/{{ $labels.type }} use {{ $value | humanizePercentage }} of their GPUs.",
         "The runs that ended within 6 hours held more than 10 GPU-hours.",

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from provisioner.monitoring import metrics
-from provisioner.monitoring.metrics import MetricKind, MetricSpec
+from provisioner.monitoring.metrics import MetricSpec
 
 DASHBOARD_SCHEMA = 39
 """``schemaVersion`` of Grafana 11. Older ones read it too, and newer ones migrate it."""
@@ -48,11 +48,11 @@ def metric_panel(spec: MetricSpec) -> DashboardPanel:
     grouped = f"sum by ({', '.join(shown)})" if shown else "sum"
     rates = [f"{grouped} (rate({part}{selected}[1h]))" for part in spec.parts]
     kind, unit = "timeseries", "short"
-    if spec.kind is MetricKind.SUMMARY:
+    if spec.kind == "summary":
         title, unit, query = f"mean {title}", "s", " / ".join(rates)
-    elif spec.kind is MetricKind.COUNTER and "seconds" in spec.name:
+    elif spec.kind == "counter" and "seconds" in spec.name:
         title, query = f"{title} per second", rates[0]
-    elif spec.kind is MetricKind.COUNTER:
+    elif spec.kind == "counter":
         title, query = f"{title} per hour", f"{rates[0]} * 3600"
     else:
         unit = next((unit for end, unit in UNITS.items() if spec.name.endswith(end)), unit)

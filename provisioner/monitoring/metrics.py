@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import partial
 from typing import NamedTuple
 
@@ -29,19 +28,13 @@ OVERLAY = "overlay"
 RECORD_UP = "provisioner_record_up"
 
 
-class MetricKind(StrEnum):
-    COUNTER = "counter"
-    GAUGE = "gauge"
-    SUMMARY = "summary"
-    """Sum and count of durations."""
-
-
 @dataclass(frozen=True, slots=True)
 class MetricSpec:
     """One metric."""
 
     name: str
-    kind: MetricKind
+    kind: str
+    """``counter``, ``gauge``, or ``summary``: the sum and the number of durations."""
     help: str
     labels: tuple[str, ...] = ()
     choices: Sequence[str] = ()
@@ -50,24 +43,22 @@ class MetricSpec:
     @property
     def parts(self) -> tuple[str, ...]:
         """Return the names of its samples."""
-        return (f"{self.name}_sum", f"{self.name}_count") if self.kind is MetricKind.SUMMARY else (self.name,)
+        return (f"{self.name}_sum", f"{self.name}_count") if self.kind == "summary" else (self.name,)
 
 
-def _spec(kind: MetricKind, name: str, help_: str, labels: str = "", choices: Sequence[str] = ()) -> MetricSpec:
+def _spec(kind: str, name: str, help_: str, labels: str = "", choices: Sequence[str] = ()) -> MetricSpec:
     return MetricSpec(f"provisioner_{name}", kind, help_, tuple(labels.split()), choices)
 
 
-_counter = partial(_spec, MetricKind.COUNTER)
-_gauge = partial(_spec, MetricKind.GAUGE)
-_summary = partial(_spec, MetricKind.SUMMARY)
+_counter = partial(_spec, "counter")
+_gauge = partial(_spec, "gauge")
+_summary = partial(_spec, "summary")
 
 _LIVE = tuple(state.value for state in DroneState if not state.ended)
 _ENDED = tuple(state.value for state in DroneState if state.ended)
 _USES = tuple(dict.fromkeys(GPU_USES.values()))
-_RUNS = ("completed", "unfinished")
 _STARTS = ("jobs-waiting", "headroom-short")
 _LEAVES = ("black-hole", "black-hole-node", "idle-timeout", "preempted-for-owner", "unneeded")
-_GRACE = ("within", "over")
 
 OVERVIEW_METRICS = (
     _gauge("jobs_waiting", "Idle jobs in the pool.", "category", WAITING_CATEGORIES),
@@ -91,14 +82,21 @@ SITE_METRICS = (
     _gauge("gpus_free", "Free GPUs of a site by its newest view, if it reports them.", "site"),
     _gauge("drones_limit", "Largest number of drones at a site (`limits.max_drones`).", "site"),
     _gauge("owner_jobs_waiting", "Waiting jobs of the owner that need resources which drones may hold.", "site"),
-    _counter("owner_wait_seconds_total", "Time for which such jobs waited for drones to end.", "site grace", _GRACE),
+    _counter(
+        "owner_wait_seconds_total",
+        "Time for which such jobs waited for drones to end.",
+        "site grace",
+        ("within", "over"),
+    ),
     _summary("give_way_seconds", "Time from the notice to a drone to its end.", "site type"),
 )
 WASTE_METRICS = (
     _counter("gpu_seconds_total", "GPU time of drones by use; GPUs without a job are idle.", "site type use", _USES),
     _counter("lost_gpu_seconds_total", "Part of the busy GPU time that jobs must repeat.", "site type"),
     _counter("jobs_lost_total", "Runs of jobs that the end of their drone ended.", "site type"),
-    _counter("jobs_ended_total", "Runs of jobs that ended in drones.", "site type outcome", _RUNS),
+    _counter(
+        "jobs_ended_total", "Runs of jobs that ended in drones.", "site type outcome", ("completed", "unfinished")
+    ),
     _counter("measured_gpu_seconds_held_total", "GPU time held by runs whose use was measured.", "site type"),
     _counter("measured_gpu_seconds_used_total", "GPU time that these runs used.", "site type"),
     _counter("drones_leaving_total", "Drones asked to leave, or draining by themselves.", "site type reason", _LEAVES),
@@ -178,7 +176,7 @@ def families(reader: Reader, now: float) -> Iterator[MetricFamily]:
         found.setdefault((key.metric, tuple(labels)), {})[tuple(labels.values())] = value
     for spec in METRICS:
         values = [found.get((part, spec.labels), {}) for part in spec.parts]
-        family = MetricFamily(spec.name.removesuffix("_total"), spec.help, spec.kind.value)
+        family = MetricFamily(spec.name.removesuffix("_total"), spec.help, spec.kind)
         for texts in sorted({*_labels_at_start(spec, views)}.union(*values)):
             for part, of_part in zip(spec.parts, values, strict=True):
                 family.add_sample(part, dict(zip(spec.labels, texts, strict=True)), of_part.get(texts, 0.0))
@@ -187,7 +185,7 @@ def families(reader: Reader, now: float) -> Iterator[MetricFamily]:
 
 def _labels_at_start(spec: MetricSpec, views: Views | None) -> Iterator[tuple[str, ...]]:
     """Yield the labels with which a metric is exposed before anything has happened."""
-    if spec.kind is MetricKind.GAUGE and not spec.choices:
+    if spec.kind == "gauge" and not spec.choices:
         return
     outer: list[tuple[str, ...]] = [()]
     if spec.labels[:2] == ("site", "type"):

@@ -67,11 +67,6 @@ class MetricCounts(dict[MetricKey, float]):
             self.add(key, amount)
 
 
-def is_counter(metric: str) -> bool:
-    """Return True for a metric that only grows, by its name."""
-    return metric.endswith(("_total", "_sum", "_count"))
-
-
 def counts_of_change(
     change: RecordChange, known: Mapping[model.DroneId, Drone], breakers: Mapping[str, model.Breaker]
 ) -> MetricCounts:

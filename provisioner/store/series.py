@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from provisioner.store.measures import MetricKey, MetricValues, is_counter
+from provisioner.store.measures import MetricKey, MetricValues
 
 STEPS_S = {60: 2 * 86400.0, 600: 30 * 86400.0, 3600: None}
 """Lengths of the intervals in seconds, with their retention; None: as the policy says."""
@@ -83,7 +83,8 @@ def read_series(sql: sqlite3.Connection, metric: str, since: float, until: float
     )
     begin, found = int(since) // step * step, list[Series]()
     taken = dict(sql.execute(query, (step, stored_s, 0, begin, until)))
-    divisors = dict.fromkeys(taken, 1.0) if is_counter(metric) else taken
+    grows = metric.endswith(("_total", "_sum", "_count"))
+    divisors = dict.fromkeys(taken, 1.0) if grows else taken
     rows = sql.execute("SELECT id, labels FROM series WHERE metric = ? ORDER BY labels", (metric,)).fetchall()
     for series, labels in rows:
         if values := dict(sql.execute(query, (step, stored_s, series, begin, until))):

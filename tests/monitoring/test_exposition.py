@@ -76,7 +76,7 @@ def test_both_formats_have_the_whole_table_and_its_labels_and_nothing_else(day: 
         assert {name.removesuffix("_total") for name in families} == {s.name.removesuffix("_total") for s in METRICS}
         for spec in METRICS:
             family = families.get(spec.name) or families[spec.name.removesuffix("_total")]
-            assert (family.type, family.documentation) == (spec.kind.value, spec.help)
+            assert (family.type, family.documentation) == (spec.kind, spec.help)
             for sample in family.samples:
                 assert sample.name in spec.parts and sample.labels.keys() == set(spec.labels)
     assert set(METRIC_LABELS) == {label for spec in METRICS for label in spec.labels}
