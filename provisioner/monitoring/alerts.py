@@ -36,7 +36,7 @@ _RUNS = "on (job, instance) provisioner_controller_up == 1"
 _STARTABLE = _by_target('provisioner_jobs_waiting{category=~"start|back-off"}')
 _STARTED = _by_target("increase(provisioner_drones_requested_total[30m])")
 _WASTED = _grown("drones_ended_total", "1h", "site", 'outcome=~"unused|failed|join-timeout|lost"')
-_ENDED = _grown("drones_ended_total", "1h", "site")
+_ENDED_DRONES = _grown("drones_ended_total", "1h", "site")
 _BLACK_HOLES = _grown("drones_leaving_total", "1h", "site", 'reason=~"black-hole|black-hole-node"')
 _USED_GPU_S = _grown("measured_gpu_seconds_used_total", "6h", "site, type")
 _HELD_GPU_S = _grown("measured_gpu_seconds_held_total", "6h", "site, type")
@@ -98,7 +98,7 @@ ALERTS: Sequence[AlertRule] = (
     ),
     AlertRule(
         "ChurnHigh",
-        f"{_WASTED} / {_ENDED} > 0.5 and {_WASTED} > 5",
+        f"{_WASTED} / {_ENDED_DRONES} > 0.5 and {_WASTED} > 5",
         "{{ $value | humanizePercentage }} of the drones at {{ $labels.site }} end without a job.",
         "They failed, never joined, or were not used.",
     ),

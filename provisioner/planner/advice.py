@@ -179,12 +179,9 @@ class WhatIf:
         refusals = [why for why in one.refuses.values() if why.dimension not in _NOT_OF_THE_JOB]
         closed = [slots for slots in _places(context) if not _takes(slots, one, context.now)]
         for dimension in _AMOUNTS:
-            if dimension == "gpus":
-                amounts = _fewer_gpus(one, context)
-            else:
-                amounts = {_largest(one, dimension, slots, context.now) for slots in closed} - {0}
-            if dimension == "vram":
-                amounts = {amount for amount in amounts if amount >= peak_vram_mib}
+            least = peak_vram_mib if dimension == "vram" else 0
+            largest = (_largest(one, dimension, slots, context.now) for slots in closed)
+            amounts = _fewer_gpus(one, context) if dimension == "gpus" else {n for n in largest if n and n >= least}
             if amounts:
                 yield [_with_amount(one, dimension, amount) for amount in sorted(amounts, reverse=True)]
         for requested, dimension in sorted({w.requested: w.dimension for w in refusals if not w.is_amount}.items()):

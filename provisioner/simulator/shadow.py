@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from math import ceil
+from math import ceil, inf
 from typing import NamedTuple
 
 from provisioner.model import WHOLE_GPU, CompletedJob, DroneType
-from provisioner.simulator.drones import SiteBehaviour
 from provisioner.simulator.jobs import JobRequirements, SimulatedJob
 from provisioner.simulator.loop import Fixed
 from provisioner.simulator.owner import OwnerSeries, SimulatedOwner
@@ -34,6 +32,7 @@ LONGEST_GAP_S = 300.0
 """Between two observations; in a longer gap nothing is known."""
 REPLAY_TICK_S = 15.0
 """Interval of the replayed controller. The real one is quicker while drones start; replayed, that takes minutes."""
+_Span = tuple[float, float, Observation]
 
 
 class GpuUse(NamedTuple):
@@ -50,15 +49,16 @@ class GpuUse(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Both systems at the same jobs, by site, and without a site in all. ``theirs`` is observed, ``ours`` predicted."""
+    """Both systems at the same jobs, by site, and without a site in all. ``theirs`` is observed, ``ours`` predicted.
+
+    Assumed are ``boot_s``, from a place at a site to the pool, and ``cycle_s``, the interval of the pool's negotiation.
+    """
 
     since: float = 0.0
     until: float = 0.0
     observed_s: float = 0.0
     boot_s: float = 0.0
-    """Assumed time from a place at a site to the pool."""
     cycle_s: float = 0.0
-    """Assumed interval of the pool's negotiation."""
     theirs: Mapping[str, GpuUse] = {"": GpuUse()}
     ours: Mapping[str, GpuUse] = {"": GpuUse()}
     their_waits: WaitStatistics = WaitStatistics()
@@ -84,12 +84,11 @@ def compare(
     views: Views, observations: Sequence[Observation], completed: Sequence[CompletedJob], boot_s: float, cycle_s: float
 ) -> Comparison:
     """Replay the GPU jobs that were submitted and completed while the shadow observed; there is an observation."""
-    since, until = observations[0].at, observations[-1].last_at
-    spans = [*_spans(observations)]
+    since, until, spans = observations[0].at, observations[-1].last_at, [*_spans(observations)]
     done = [each for each in completed if each.gpu_milli and since <= each.submitted_at and each.ended_at <= until]
     jobs = (SimulatedJob(c.submitted_at - since, max(LEAST_RUN_S, c.run_s), JobRequirements.of(c)) for c in done)
     scenario = Scenario(
-        facilities=tuple(_facilities(views, spans, replace(DEFAULT_BEHAVIOUR, boot=Fixed(boot_s)))),
+        facilities=tuple(_facilities(views, spans, boot_s)),
         jobs=tuple(sorted(jobs, key=lambda job: job.submit_s)),
         policy=views.policy,
         pool=PoolBehaviour(cycle_s),
@@ -112,15 +111,11 @@ def compare(
     )
 
 
-_Span = tuple[float, float, Observation]
-
-
 def _spans(observations: Sequence[Observation]) -> Iterator[_Span]:
     """Yield begin and end of the time for which each observation counts: until the next one, unless that is late."""
-    for seen, following in pairwise((*observations, None)):
-        assert seen is not None
-        late = following is None or following.at - seen.last_at > LONGEST_GAP_S
-        yield seen.at, seen.last_at if following is None or late else following.at, seen
+    following = [*(each.at for each in observations[1:]), inf]
+    for seen, next_at in zip(observations, following, strict=True):
+        yield seen.at, next_at if next_at - seen.last_at <= LONGEST_GAP_S else seen.last_at, seen
 
 
 def _use(spans: Sequence[_Span]) -> dict[str, GpuUse]:
@@ -157,7 +152,7 @@ class _SeriesOwners(SimulatedOwner):
             owner.begin()
 
 
-def _facilities(views: Views, spans: Sequence[_Span], behaviour: SiteBehaviour) -> Iterator[Facility]:
+def _facilities(views: Views, spans: Sequence[_Span], boot_s: float) -> Iterator[Facility]:
     """Yield the sites with GPU drones: a pool for each GPU model, of which others take what was not to be had."""
     by_site: defaultdict[str, list[DroneType]] = defaultdict(list)
     for kind in views.types:
@@ -171,8 +166,9 @@ def _facilities(views: Views, spans: Sequence[_Span], behaviour: SiteBehaviour) 
             pools.append(pool)
             owners.append(OwnerSeries(tuple((at_s, pool.gpus - gpus) for at_s, gpus in most.items()), (pool.name,)))
         serves = {kind.name: kind.gpu_model or "gpu" for kind in kinds}
+        policy, behaviour = views.policy.of_site(site), replace(DEFAULT_BEHAVIOUR, boot=Fixed(boot_s))
         owner = OwnersByPool(tuple(owners))
-        yield Facility(views.policy.of_site(site), tuple(kinds), tuple(pools), serves, behaviour, owner=owner)
+        yield Facility(policy, tuple(kinds), tuple(pools), serves, behaviour, owner=owner)
 
 
 def _available(site: str, models: Sequence[str], spans: Sequence[_Span]) -> dict[str, dict[float, int]]:
