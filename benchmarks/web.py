@@ -142,9 +142,7 @@ async def until(what: Any, seconds: float) -> float:
 
 
 def settled(path: Path) -> bool:
-    if not path.exists() or not (counts := Reader(path).drone_counts()):
-        return False
-    return sum(n for (_, state), (n, _) in counts.items() if state is DroneState.BUSY) > 0.99 * DRONES
+    return path.exists() and len(Reader(path).drones(states=[DroneState.BUSY])) > 0.99 * DRONES
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from provisioner.config.schema import adapter_configs, controller_schema, schema
 from provisioner.config.units import Secret, Unit
 from provisioner.monitoring.alerts import ALERTS
 from provisioner.monitoring.dashboards import DASHBOARDS
-from provisioner.monitoring.metrics import LABELS, METRICS
+from provisioner.monitoring.metrics import METRICS
 from provisioner.simulator import report
 
 REFERENCE = Path(__file__).parent / "reference"
@@ -430,6 +430,22 @@ number (`_count`). Counters count since the record was created, over restarts of
 GPU-seconds: a drone with two GPUs adds two in each second. All durations are in seconds.
 """
 
+METRIC_LABELS = {
+    "site": "name of the site",
+    "type": "name of the drone type at its site",
+    "state": "state of a drone, or of a breaker",
+    "scope": "`overlay` or a site; of a breaker also `SITE/TYPE`",
+    "category": "category of the weightiest [reason](reasons.md) of a job class, or `none`",
+    "reason": "`kind` of a [reason](reasons.md)",
+    "outcome": "final state of a drone; of a run `completed` or `unfinished`",
+    "use": "`boot`, `idle`, `busy` or `draining`",
+    "kind": "kind of a fault",
+    "fault": "kind of the fault that changed the state of a breaker; may be empty",
+    "grace": "`within` the grace period and the stop timeout of the site, or `over` both",
+    "version": "version of the program that reads the record",
+}
+"""The labels of all metrics. None has more values than the configuration has sites and types, or the code has words."""
+
 
 def metrics_page() -> str:
     """Return ``docs/reference/metrics.md``."""
@@ -437,12 +453,12 @@ def metrics_page() -> str:
     lines.append("|---|---|---|---|---|---|")
     for spec in METRICS:
         parts = re.compile(rf"\b(?:{'|'.join(spec.parts)})\b")
-        shown = [b.name for b in DASHBOARDS if any(parts.search(q) for p in b.panels for q, _ in p.queries)]
+        shown = [b.name for b in DASHBOARDS if any(parts.search(panel.query) for panel in b.panels)]
         rules = [rule.name for rule in ALERTS if parts.search(rule.expression)]
         named = [f"[{name}](../how-to/runbooks.md#{name.lower()})" for name in rules]
         cells = (
             f"`{spec.name}`",
-            spec.kind.value,
+            spec.kind,
             ", ".join(spec.labels),
             spec.help,
             ", ".join(shown),
@@ -450,7 +466,7 @@ def metrics_page() -> str:
         )
         lines.append("| " + " | ".join(cells) + " |")
     lines += ["", "## Labels", "", "| label | meaning |", "|---|---|"]
-    lines += [f"| `{name}` | {words} |" for name, words in LABELS.items()]
+    lines += [f"| `{name}` | {words} |" for name, words in METRIC_LABELS.items()]
     return "\n".join(lines) + "\n"
 
 

@@ -18,7 +18,7 @@ from provisioner.config import ConfigChange, ConfigError, Settings, SiteConfig, 
 from provisioner.controller.clock import SteadyClock
 from provisioner.controller.loop import Controller
 from provisioner.controller.polling import LazySite, fault_of, within
-from provisioner.controller.shadow import SHADOW_SUFFIX, ObservedOverlay, ObservedSite, decide_without_orders
+from provisioner.controller.shadow import SHADOW_SUFFIX, decide_without_orders, observed_overlay, observed_site
 from provisioner.interfaces import Overlay, UnavailableError
 from provisioner.planner import decide
 from provisioner.store.writer import SqlStore
@@ -54,11 +54,9 @@ async def run(path: Path, *, once: bool = False, root: Path | None = None, shado
                 report = await controller.tick()
                 return 0 if report.recorded and not report.faults else 1
             async with asyncio.TaskGroup() as group:
-                beside = [group.create_task(_reloads(path, root, controller, adapters, hangup))]
-                beside.append(group.create_task(controller.measures.watch_loop()))
+                reloads = group.create_task(_reloads(path, root, controller, adapters, hangup))
                 await controller.run(stop)
-                for task in beside:
-                    task.cancel()
+                reloads.cancel()
             log.info("controller.stopping", drones=len(controller.store.drones))
             return 0
     except asyncio.CancelledError:
@@ -99,7 +97,7 @@ async def _opened(stack: AsyncExitStack, settings: Settings, *, shadow: bool) ->
     await stack.enter_async_context(store)
     adapters = await stack.enter_async_context(Adapters(settings, shadow))
     overlay: Overlay = loader.overlay_adapter(settings.overlay.adapter)(settings.overlay.options, name)
-    overlay = ObservedOverlay.of(overlay) if shadow else overlay
+    overlay = observed_overlay(overlay) if shadow else overlay
     try:
         await within(CONNECT_S, stack.enter_async_context(overlay))
     except TimeoutError:
@@ -228,4 +226,4 @@ class Adapters:
     def _built(self, spec: SiteConfig, settings: Settings) -> LazySite:
         name = settings.controller + SHADOW_SUFFIX * self.shadow
         site = loader.site_adapter(spec.adapter)(spec.name, spec.options, spec.types, name)
-        return LazySite(ObservedSite.of(site) if self.shadow else site)
+        return LazySite(observed_site(site) if self.shadow else site)

@@ -495,13 +495,13 @@ def describe(reason: Reason) -> str:
 
 
 _ADVISED_CHANGES = {
-    "memory": "ask for {0} of memory instead of {1}",
-    "disk": "ask for {0} of disk instead of {1}",
-    "vram": "ask for GPUs with {0} of memory instead of {1}",
+    "memory": "ask for {0} of memory instead of {1}, if the program can do with it",
+    "disk": "ask for {0} of disk instead of {1}, if the program can do with it",
+    "vram": "ask for GPUs with {0} of memory instead of {1}, if the program can do with it",
     "cpus": "ask for {0} CPU instead of {1}",
     "gpus": "ask for {0} GPU instead of {1}",
-    "capability": "ask for GPUs of compute capability {0} instead of {1}",
-    "driver": "ask for CUDA {0} instead of {1}",
+    "capability": "ask for GPUs of compute capability {0} instead of {1}, if the program can do with it",
+    "driver": "ask for CUDA {0} instead of {1}, if the program can do with it",
     "walltime": "declare a run time of {0} instead of {1}",
     "optional": "declare the GPU as optional, if the program can do without one",
     "priority": "raise the priority of the job from {1} to {0}, above that of your other jobs",
@@ -533,7 +533,10 @@ def _when(forecast: StartForecast) -> str:
 def advise(advice: RequestAdvice) -> str:
     """Return the advice in one sentence for the job's owner, who need not know what a drone is."""
     if advice.then is None:
-        return f"no change is needed: {_when(advice.now)}" if advice.why is None else _no_change_helps(advice)
+        if advice.why is None:
+            return f"no change is needed: {_when(advice.now)}"
+        when = "" if advice.now.wait_s is None else f"; {_when(advice.now)}"
+        return f"no change of the request helps: {describe(advice.why)}{when}"
     change = _ADVISED_CHANGES.get(advice.dimension)
     if change is None:
         asked = f"drop the requirement {_q(advice.requested)}"
@@ -543,12 +546,6 @@ def advise(advice: RequestAdvice) -> str:
     if advice.now.wait_s is not None and advice.then.wait_s is not None:
         return f"{asked}: {_when(advice.then)} instead of {about(advice.now.wait_s)}"
     return f"{asked}: {_when(advice.then)}. As it is, {_when(advice.now)}"
-
-
-def _no_change_helps(advice: RequestAdvice) -> str:
-    assert advice.why is not None
-    when = "" if advice.now.wait_s is None else f"; {_when(advice.now)}"
-    return f"no change of the request helps: {describe(advice.why)}{when}"
 
 
 def _in_age(text: str) -> str:

@@ -12,20 +12,20 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BUDGETS = {
-    "provisioner/*.py": (14, 3779),
+    "provisioner/*.py": (14, 3774),
     "adapters/*.py": (1, 1),
     "adapters/htcondor/*.py": (4, 617),
-    "tests": (344, 54163),
+    "tests": (344, 54168),
     "provisioner/adapter_tests": (3, 756),
-    "provisioner/cli": (19, 6081),
+    "provisioner/cli": (19, 6030),
     "provisioner/config": (7, 2394),
-    "provisioner/controller": (10, 2243),
+    "provisioner/controller": (10, 2222),
     "provisioner/drone": (4, 1211),
     "provisioner/migrate": (9, 1587),
-    "provisioner/monitoring": (4, 714),
-    "provisioner/planner": (19, 5102),
+    "provisioner/monitoring": (4, 533),
+    "provisioner/planner": (19, 5100),
     "provisioner/simulator": (15, 4212),
-    "provisioner/store": (9, 2208),
+    "provisioner/store": (9, 2151),
     "provisioner/web": (12, 2068),
     "adapters/embedded": (4, 1101),
     "adapters/kubernetes": (11, 2098),
@@ -33,7 +33,7 @@ BUDGETS = {
     "adapters/openstack": (11, 2759),
     "adapters/shared": (11, 1162),
     "adapters/slurm": (14, 3978),
-    "adapters/htcondor/overlay": (12, 3030),
+    "adapters/htcondor/overlay": (12, 3020),
     "adapters/htcondor/site": (9, 2532),
 }
 """Most Python files and most lines by package, comments and blank lines included."""

@@ -17,8 +17,6 @@ from provisioner.cli.usage import USE_COLUMN, RecordedUse, with_use
 from provisioner.model import Drone, DroneType, JobClass, Plan, UnmetRequirement
 from provisioner.reasons import (
     BadRequest,
-    HeadroomShort,
-    JobsWaiting,
     NothingFits,
     PlannerFailed,
     Reason,
@@ -26,6 +24,7 @@ from provisioner.reasons import (
     StartOutcome,
 )
 from provisioner.store import Views
+from provisioner.store.measures import reasons_by_class
 from provisioner.store.reader import Reader
 from provisioner.usage import class_name
 
@@ -55,35 +54,15 @@ def class_rows(
 
     if views is None or views.overlay.view is None:
         return []
-    of_class, of_all = reasons_by_class(plan), [r.reason for r in plan.refusals if r.subject == "all"] if plan else []
+    of_class = reasons_by_class(plan)
     started, by_price = Counter(d.for_class for d in live), sorted(views.types, key=lambda t: (t.price, t.key))
     rows = []
     for job in views.overlay.view.classes if only is None else only:
-        reasons = (*of_all, *of_class.get(job.id, ()))
+        reasons = (*of_class.get("", ()), *of_class.get(job.id, ()))
         fits = [t.key for t in by_price if not job.invalid and unmet_requirement(job, t) is None]
         nearest = next((r.nearest for r in reasons if isinstance(r, NothingFits)), "")
         rows.append(ClassRow(job, reasons, fits, fits[0] if fits else nearest, started[job.id]))
     return rows
-
-
-def reasons_by_class(plan: Plan | None) -> dict[str, list[Reason]]:
-    """Return the reasons of a plan by class, weightiest first; of starts one per drone type."""
-    found: dict[str, list[Reason]] = {}
-    for refusal in plan.refusals if plan else ():
-        kind, _, name = refusal.subject.partition(":")
-        if kind == "class":
-            found.setdefault(name, []).append(refusal.reason)
-    starts: dict[tuple[str, str], Reason] = {}
-    for start in plan.starts if plan else ():
-        if isinstance(start.reason, JobsWaiting | HeadroomShort):
-            starts.setdefault((start.drone.for_class, start.drone.type), start.reason)
-    for (name, _), reason in starts.items():
-        found.setdefault(name, []).append(reason)
-    weights = list(formatting.Category)
-    return {
-        name: sorted(dict.fromkeys(reasons), key=lambda reason: weights.index(formatting.category(reason)))
-        for name, reasons in found.items()
-    }
 
 
 NO_PLAN_YET = "no plan on record speaks of it yet"
@@ -320,7 +299,7 @@ def request_advice(reader: Reader, plan: Plan | None, job: JobClass) -> list[Req
     if failed or not (job.waiting or job.fresh):
         return []
     snapshot = reader.snapshot()
-    return [advise(snapshot, job)] if snapshot is not None else []
+    return [advise(snapshot, job, reader.peak_vram_mib(job))] if snapshot is not None else []
 
 
 def class_document(reader: Reader, views: Views, job: JobClass, title: str) -> out.Document:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from provisioner import model
 from provisioner.cli import check, drones, estimates, jobs, options, plan, shadow, simulate, sites, status, usage
 from provisioner.cli.output import Column, Document, Listing, note
-from provisioner.simulator.shadow import EMPTY_COMPARISON
+from provisioner.simulator.shadow import Comparison
 from provisioner.simulator.traces import Trace
 from provisioner.store import Views
 from provisioner.usage import UsageReport
@@ -60,7 +60,7 @@ def _sample_answers() -> list[Listing | Document]:
         estimates.estimates_document(estimates.EstimatesRow(None, None)),
         usage.usage_document(UsageReport(0.0, 0.0)),
         simulate.simulation(Trace("", ()), (), {}),
-        shadow.comparison_document(EMPTY_COMPARISON, ""),
+        shadow.comparison_document(Comparison()),
         *(Listing(schema, columns, ()) for schema, columns in LISTS.items()),
     ]
 

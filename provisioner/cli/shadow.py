@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial, reduce
+from functools import partial
 from typing import Annotated, NamedTuple
 
 import typer
@@ -24,28 +23,30 @@ class SystemUse(NamedTuple):
     """Use by one of the two systems, at a site or in all."""
 
     system: str
+    site: str
     use: GpuUse
+    waits: WaitStatistics | None
     saved_s: float | None = None
-    """GPU-seconds that the other system held without a job, as far as replayed, less ours. None for that system."""
-    site: str = ""
-    waits: WaitStatistics | None = None
-
-
-class ShadowReport(NamedTuple):
-    comparison: Comparison
-    replayed: float
-    """Part of the other system's used GPU time that is of the jobs which were replayed."""
-    saved_s: float
-    assumptions: str
+    """None for the other system."""
 
 
 def _hours(gpu_s: float) -> str:
     return formatting.number(round(gpu_s / 3600, 2))
 
 
+def _assumptions(found: Comparison) -> str:
+    return (
+        "same run times; GPUs that were free or held by the other system within a quarter of an hour; boot "
+        f"{formatting.age(found.boot_s)}, negotiation every {formatting.age(found.cycle_s)}; no site queue, no failing "
+        "drones, no owner who takes GPUs back; jobs fit by the numbers of their requests; time on hold is a wait of "
+        "the other system's"
+    )
+
+
 _gpu_s = partial(out.number, convert=out.rounded, unit=_hours)
-SYSTEM_COLUMN = out.text("system", "The other system as observed, or ours as predicted.", level=0, choices=SYSTEMS)
 USE_COLUMNS = (
+    out.ident("site", "Site; empty: all of them."),
+    out.text("system", "The other system as observed, or ours as predicted.", level=0, choices=SYSTEMS),
     _gpu_s("gpu_s", "GPU-seconds of drones: of others in the pool, of ours with boot.", "use.held_s", head="GPU-H"),
     _gpu_s("busy_gpu_s", "Of those, claimed by jobs; of ours, by runs that end well.", "use.busy_s", head="USED"),
     _gpu_s("idle_gpu_s", "The rest; of ours, boot, release and lost work too.", "use.idle_s", head="IDLE"),
@@ -53,23 +54,23 @@ USE_COLUMNS = (
     _gpu_s(
         "saved_gpu_s", "Replayed part of others' idle, less our idle; null: others.", "saved_s", null=True, head="SAVED"
     ),
-)
-SITE_USE_COLUMNS = (out.ident("site", "Site."), SYSTEM_COLUMN, *USE_COLUMNS)
-SYSTEM_USE_COLUMNS = (
-    SYSTEM_COLUMN,
-    *USE_COLUMNS,
-    out.whole("jobs", "Jobs done.", "waits.jobs", level=0),
+    out.whole("jobs", "Jobs done; null: of one site.", "waits.jobs", level=0, null=True),
     out.span_s("wait_mean_s", "Mean wait: end, less submission and run time.", "waits.mean_s", head="MEAN WAIT"),
     out.span_s("wait_p95_s", "95 of 100 waited no longer.", "waits.p95_s", head="P95 WAIT"),
 )
 SHADOW_FACTS = (
-    out.time_at("since_at", "Begin of what was observed.", "comparison.since", head="from"),
-    out.time_at("until_at", "Its end.", "comparison.until", head="until"),
-    out.span_s("observed_s", "Of that, observed.", "comparison.observed_s", head="observed"),
-    out.whole("jobs", "GPU jobs submitted and completed meanwhile.", "comparison.jobs", head="jobs"),
+    out.time_at("since_at", "Begin of what was observed.", "since", head="from"),
+    out.time_at("until_at", "Its end.", "until", head="until"),
+    out.span_s("observed_s", "Of that, observed.", head="observed"),
+    out.whole("jobs", "GPU jobs submitted and completed meanwhile.", "their_waits.jobs", head="jobs"),
     out.number("replayed", "Part of others' used GPU time that is of them.", convert=out.rounded, head="replayed"),
-    _gpu_s("saved_gpu_s", "That part of the idle GPU-seconds of others, less ours.", "saved_s", head="GPU-h saved"),
-    out.words("assumptions", "What the prediction takes for granted.", head="assumed"),
+    _gpu_s(
+        "saved_gpu_s",
+        "That part of the idle GPU-seconds of others, less ours.",
+        lambda found: found.saved_s(found.theirs[""], found.ours[""]),
+        head="GPU-h saved",
+    ),
+    out.words("assumptions", "What the prediction takes for granted.", _assumptions, head="assumed"),
 )
 
 
@@ -83,49 +84,18 @@ def shadow_document(reader: Reader, since: float, boot_s: float, cycle_s: float)
     if all(each.others is None for each in observations):
         raise VerbError("the overlay does not list drones of other systems", "there is nothing to compare with")
     completed = reader.completions(observations[0].at, out.now())
-    assumptions = (
-        "same run times; GPUs that were free or held by the other system within a quarter of an hour; boot "
-        f"{formatting.age(boot_s)}, negotiation every {formatting.age(cycle_s)}; no site queue, no failing drones, no "
-        "owner who takes GPUs back; jobs fit by the numbers of their requests; time on hold is a wait of the other "
-        "system's"
-    )
-    return comparison_document(compare(views, observations, completed, boot_s, cycle_s), assumptions)
+    return comparison_document(compare(views, observations, completed, boot_s, cycle_s))
 
 
-def comparison_document(found: Comparison, assumptions: str) -> out.Document:
-    theirs, ours = _total(found.theirs), _total(found.ours)
-    # the other system's drones also idled for jobs that are not replayed: those that were removed, or still run
-    replayed = min(1.0, ours.busy_s / theirs.busy_s) if theirs.busy_s else 1.0
-    saved_s = replayed * theirs.idle_s - ours.idle_s
-    systems = [
-        SystemUse("other", theirs, waits=found.their_waits),
-        SystemUse("ours", ours, saved_s, waits=found.our_waits),
-    ]
-    return out.Document(
-        SHADOW_SCHEMA,
-        SHADOW_FACTS,
-        ShadowReport(found, replayed, saved_s, assumptions),
-        {
-            "systems": out.Listing("", SYSTEM_USE_COLUMNS, systems, title="GPU-hours of both systems"),
-            "sites": out.Listing("", SITE_USE_COLUMNS, _site_rows(found, replayed), title="By site"),
-        },
-        main="sites",
-    )
-
-
-def _total(uses: Mapping[str, GpuUse]) -> GpuUse:
-    return reduce(GpuUse.plus, uses.values(), GpuUse())
-
-
-def _site_rows(found: Comparison, replayed: float) -> list[SystemUse]:
-    """Return two rows for each site. The other system may write the name of a site otherwise."""
-    theirs = {name.casefold(): use for name, use in found.theirs.items()}
+def comparison_document(found: Comparison) -> out.Document:
     rows = []
-    for name in sorted({*theirs, *(name.casefold() for name in found.ours)}):
-        other, ours = theirs.get(name, GpuUse()), found.ours.get(name, GpuUse())
-        rows.append(SystemUse("other", other, None, name))
-        rows.append(SystemUse("ours", ours, replayed * other.idle_s - ours.idle_s, name))
-    return rows
+    for site in sorted({*found.theirs, *found.ours}):
+        theirs, ours = found.theirs.get(site, GpuUse()), found.ours.get(site, GpuUse())
+        their_waits, our_waits = (None, None) if site else (found.their_waits, found.our_waits)
+        rows.append(SystemUse("other", site, theirs, their_waits))
+        rows.append(SystemUse("ours", site, ours, our_waits, found.saved_s(theirs, ours)))
+    uses = out.Listing("", USE_COLUMNS, rows, title="GPU-hours of both systems, in all and by site")
+    return out.Document(SHADOW_SCHEMA, SHADOW_FACTS, found, {"uses": uses}, main="uses")
 
 
 shadow_app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)

@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 from provisioner import formatting
 from provisioner.cli import output as out
-from provisioner.cli.jobs import reasons_by_class
 from provisioner.cli.options import named
 from provisioner.formatting import Category
 from provisioner.model import Breaker, BreakerState, Drone, Fault, FaultKind, JobClass, Plan, PolledOverlay, PolledSite
 from provisioner.reasons import AllVanished, Reason, TooManyUnhealthy
 from provisioner.store import Event, Holder, Views
+from provisioner.store.measures import reasons_by_class
 from provisioner.usage import MeasuredUse, describe_use
 
 NEGOTIATION_TIMEOUT_S = 300.0

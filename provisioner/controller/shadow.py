@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Self
 
 from provisioner.interfaces import Overlay, RejectedError, Site, SupportsOtherDrones
-from provisioner.model import DroneType, FaultKind, OtherDrones, OverlayView, Plan, Refusal, SiteView, Snapshot
+from provisioner.model import DroneType, FaultKind, OverlayView, Plan, Refusal, Snapshot
 from provisioner.planner import decide
 from provisioner.reasons import ShadowOnly
 
@@ -28,9 +28,11 @@ async def _refuse(*_: object) -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class ObservedAdapter:
-    """Base of both: connects the adapter."""
+    """A site or an overlay that can only be polled."""
 
     connection: AbstractAsyncContextManager[object]
+    poll: Callable[..., Coroutine[Any, Any, Any]]
+    start = stop = drain = bootstrap = staticmethod(_refuse)
 
     async def __aenter__(self) -> Self:
         await self.connection.__aenter__()
@@ -40,33 +42,21 @@ class ObservedAdapter:
         await self.connection.__aexit__(*exc)
 
 
-@dataclass(frozen=True, slots=True)
-class ObservedSite(ObservedAdapter):
-    """A site that can only be polled."""
-
-    poll: Callable[[], Coroutine[Any, Any, SiteView]]
-    start = stop = staticmethod(_refuse)
-
-    @classmethod
-    def of(cls, site: Site) -> Self:
-        return cls(site, site.poll)
+def observed_site(site: Site) -> Site:
+    """Return a site reduced to its poll."""
+    return ObservedAdapter(site, site.poll)
 
 
-@dataclass(frozen=True, slots=True)
-class ObservedOverlay(ObservedAdapter):
-    """An overlay that can only be polled; its view has the drones of other systems, too."""
+def observed_overlay(overlay: Overlay) -> Overlay:
+    """Return an overlay reduced to its poll, whose view has the drones of other systems, too."""
+    if not isinstance(overlay, SupportsOtherDrones):
+        return ObservedAdapter(overlay, overlay.poll)
+    poll_pool, poll_others = overlay.poll, overlay.other_drones
 
-    poll_pool: Callable[[Sequence[DroneType]], Coroutine[Any, Any, OverlayView]]
-    poll_others: Callable[[], Coroutine[Any, Any, Sequence[OtherDrones]]] | None
-    drain = bootstrap = staticmethod(_refuse)
+    async def poll(types: Sequence[DroneType]) -> OverlayView:
+        return replace(await poll_pool(types), others=tuple(await poll_others()))
 
-    @classmethod
-    def of(cls, overlay: Overlay) -> Self:
-        return cls(overlay, overlay.poll, overlay.other_drones if isinstance(overlay, SupportsOtherDrones) else None)
-
-    async def poll(self, types: Sequence[DroneType]) -> OverlayView:
-        view = await self.poll_pool(types)
-        return replace(view, others=tuple(await self.poll_others())) if self.poll_others else view
+    return ObservedAdapter(overlay, poll)
 
 
 def decide_without_orders(snapshot: Snapshot) -> Plan:

@@ -12,18 +12,16 @@ import structlog
 from provisioner.controller.clock import Clock
 from provisioner.model import Plan, Snapshot
 from provisioner.store import Store, StoreError
-from provisioner.store.measures import MetricCounts, MetricKey, MetricValues, counted_types, counts_of_time, gauges
+from provisioner.store.measures import MetricCounts, MetricKey, MetricValues, counts_of_time, gauges
 
 log = structlog.get_logger()
 
 TICK_SECONDS = MetricKey("provisioner_tick_seconds")
 DECISION_SECONDS = MetricKey("provisioner_decision_seconds")
 STORE_WRITE_SECONDS = MetricKey("provisioner_store_write_seconds")
-LOOP_LAG_SECONDS = MetricKey("provisioner_loop_lag_seconds_total")
 SAMPLE_EVERY_S = 60.0
 GAP_S = 600.0
 """A longer time between two ticks counts as no GPU time: the controller was stopped, and nobody observed the drones."""
-LAG_EVERY_S = 1.0
 
 
 @dataclass(slots=True)
@@ -60,8 +58,7 @@ class TickMeasures:
         self._durations.clear()
         if self._sampled_at is None or now - self._sampled_at >= SAMPLE_EVERY_S:
             self._sampled_at = now
-            drones = counted_types(snapshot.drones.values())
-            self._gauges = gauges(snapshot.overlay, snapshot.sites, drones, plan, snapshot.now)
+            self._gauges = gauges(snapshot, snapshot.drones.values(), plan, snapshot.now)
 
     async def turn(self) -> None:
         """Record the sample that is due. One that cannot be written is left out of the gauges."""
@@ -71,11 +68,3 @@ class TickMeasures:
                 await self.store.record_sample(self.clock.now(), values)
             except StoreError as error:
                 log.error("series.write_failed", message=str(error))
-
-    async def watch_loop(self) -> None:
-        """Measure for ever how late the event loop wakes a task."""
-        loop = asyncio.get_running_loop()
-        while True:
-            due = loop.time() + LAG_EVERY_S
-            await asyncio.sleep(LAG_EVERY_S)
-            self._durations.add(LOOP_LAG_SECONDS, max(0.0, loop.time() - due))

@@ -13,127 +13,115 @@ class AlertRule(NamedTuple):
     """One alert. ``summary`` and ``description`` may use the templates of Prometheus."""
 
     name: str
-    severity: str
-    lasts: str
-    """Time for which the expression must hold."""
     expression: str
     summary: str
     description: str
+    severity: str = "warning"
+    lasts: str = "5m"
+    """Time for which the expression must hold."""
+
+
+def _by_target(expression: str) -> str:
+    """Return the sum of an expression for each controller that Prometheus scrapes."""
+    return f"sum by (job, instance) ({expression})"
 
 
 def _grown(metric: str, window: str, by: str, where: str = "") -> str:
     return f"sum by ({by}) (increase(provisioner_{metric}{{{where}}}[{window}]))"
 
 
-_WITHOUT_JOB = 'outcome=~"unused|failed|join-timeout|lost"'
-_STARTABLE = 'category=~"start|back-off|none|waiting-negotiation"'
-_BLACK_HOLES = 'reason=~"black-hole|black-hole-node"'
-_WASTED = _grown("drones_ended_total", "1h", "site", _WITHOUT_JOB)
+_DOWN = 'up{job=~"provisioner.*"} == 0'
+_TICK_AGE = "time() - provisioner_last_tick_timestamp_seconds"
+_RUNS = "on (job, instance) provisioner_controller_up == 1"
+_STARTABLE = _by_target('provisioner_jobs_waiting{category=~"start|back-off"}')
+_STARTED = _by_target("increase(provisioner_drones_requested_total[30m])")
+_WASTED = _grown("drones_ended_total", "1h", "site", 'outcome=~"unused|failed|join-timeout|lost"')
+_ENDED_DRONES = _grown("drones_ended_total", "1h", "site")
+_BLACK_HOLES = _grown("drones_leaving_total", "1h", "site", 'reason=~"black-hole|black-hole-node"')
 _USED_GPU_S = _grown("measured_gpu_seconds_used_total", "6h", "site, type")
 _HELD_GPU_S = _grown("measured_gpu_seconds_held_total", "6h", "site, type")
 
 ALERTS: Sequence[AlertRule] = (
     AlertRule(
         "ControllerDown",
-        "critical",
-        "5m",
-        "provisioner_controller_up == 0 or provisioner_record_up == 0 or absent(provisioner_record_up)",
+        f"provisioner_controller_up == 0 or provisioner_record_up == 0 or {_DOWN} or absent(provisioner_record_up)",
         "No controller runs, or its record cannot be read.",
         "Drones that run go on. Nothing is started, drained or given back to an owner meanwhile.",
+        severity="critical",
     ),
     AlertRule(
         "TickMissing",
-        "critical",
-        "1m",
-        "time() - provisioner_last_tick_timestamp_seconds > 300 and on (job, instance) provisioner_controller_up == 1",
+        f"{_TICK_AGE} > 300 + provisioner_tick_limit_seconds and {_RUNS}",
         "A controller runs and has recorded no tick for {{ $value | humanizeDuration }}.",
         "Its disk may be full, or it hangs. It acts on nothing that it cannot record.",
+        severity="critical",
     ),
     AlertRule(
         "TickSlow",
-        "warning",
-        "15m",
         "rate(provisioner_tick_seconds_sum[15m]) / rate(provisioner_tick_seconds_count[15m]) > 30",
         "A tick takes {{ $value | humanizeDuration }} on average.",
         "Drones start and leave later than they should.",
     ),
     AlertRule(
         "StoreDiskFull",
-        "critical",
-        "5m",
         "provisioner_store_free_bytes < 268435456",
         "{{ $value | humanize1024 }}B are left on the disk of the record.",
         "The controller acts on nothing that it cannot record.",
+        severity="critical",
     ),
     AlertRule(
         "PoolViewStale",
-        "critical",
-        "5m",
-        'provisioner_view_fresh{scope="overlay"} == 0 and on (job, instance) provisioner_controller_up == 1',
+        f'provisioner_view_fresh{{scope="overlay"}} == 0 and {_RUNS}',
         "The pool cannot be seen.",
         "No drone is started or drained for jobs while the view of the pool is too old.",
+        severity="critical",
     ),
     AlertRule(
         "ViewStale",
-        "warning",
-        "10m",
-        'provisioner_view_fresh{scope!="overlay"} == 0 and on (job, instance) provisioner_controller_up == 1',
+        f'provisioner_view_fresh{{scope!="overlay"}} == 0 and {_RUNS}',
         "Site {{ $labels.scope }} cannot be seen.",
         "Nothing is started there, and its owner's jobs are not seen, while the view of the site is too old.",
     ),
     AlertRule(
         "BreakerOpen",
-        "warning",
-        "15m",
         'provisioner_breaker_state{state="banned", fault!~"capacity|quota"} == 1',
         "{{ $labels.scope }} is banned ({{ $labels.fault }}).",
         "No drone is started there until the ban ends. It is banned again for longer if the next attempt fails.",
+        lasts="15m",
     ),
     AlertRule(
         "NothingStartsThoughDemand",
-        "warning",
-        "30m",
-        f"sum(provisioner_jobs_waiting{{{_STARTABLE}}}) > 0"
-        " and sum(increase(provisioner_drones_requested_total[30m])) == 0",
+        f"{_STARTABLE} > 0 and {_STARTED} == 0",
         "{{ $value }} jobs could have drones, and none was ordered for half an hour.",
-        "Jobs whose reason is a limit, a full site or their own request are not counted.",
+        "Jobs that wait for negotiation, a limit, a full site, or because of their own request are not counted.",
+        lasts="30m",
     ),
     AlertRule(
         "ChurnHigh",
-        "warning",
-        "15m",
-        f"{_WASTED} / {_grown('drones_ended_total', '1h', 'site')} > 0.5 and {_WASTED} > 5",
+        f"{_WASTED} / {_ENDED_DRONES} > 0.5 and {_WASTED} > 5",
         "{{ $value | humanizePercentage }} of the drones at {{ $labels.site }} end without a job.",
         "They failed, never joined, or were not used.",
     ),
     AlertRule(
         "OwnerWaited",
-        "warning",
-        "0m",
         'increase(provisioner_owner_wait_seconds_total{grace="over"}[15m]) > 0',
         "The owner of {{ $labels.site }} waited {{ $value | humanizeDuration }} for drones that had to be gone.",
         "Drones that were asked to leave outlived the grace period and the stop timeout of the site.",
     ),
     AlertRule(
         "OrphansFound",
-        "warning",
-        "0m",
         "increase(provisioner_orphan_stops_total[30m]) > 0",
         "Drones that are not on record were stopped at {{ $labels.site }}.",
         "A restored record, two controllers with one name, or a site that lists drones late causes them.",
     ),
     AlertRule(
         "FirstJobFailing",
-        "warning",
-        "0m",
-        f"{_grown('drones_leaving_total', '1h', 'site', _BLACK_HOLES)} > 0",
+        f"{_BLACK_HOLES} > 0",
         "Jobs fail in new drones at {{ $labels.site }}.",
         "Job after job failed within seconds in a drone there. It is drained, and its node is avoided if it persists.",
     ),
     AlertRule(
         "GpuUnused",
-        "warning",
-        "1h",
         f"{_USED_GPU_S} / {_HELD_GPU_S} < 0.05 and {_HELD_GPU_S} > 36000",
         "Jobs on {{ $labels.site }}/{{ $labels.type }} use {{ $value | humanizePercentage }} of their GPUs.",
         "The runs that ended within 6 hours held more than 10 GPU-hours.",

@@ -1,25 +1,33 @@
-"""Grafana dashboards over the metrics, as the JSON that Grafana imports."""
+"""Grafana dashboards over the metrics, as the JSON that Grafana imports.
+
+Each metric has a panel, which the table of metrics determines. Only panels that combine metrics are written here.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from provisioner.monitoring import metrics
+from provisioner.monitoring.metrics import MetricSpec
+
 DASHBOARD_SCHEMA = 39
 """``schemaVersion`` of Grafana 11. Older ones read it too, and newer ones migrate it."""
 SITE = 'site=~"$site"'
 COLUMNS = 24
 """Width of a dashboard in Grafana's units."""
+UNITS = {"_timestamp_seconds": "dateTimeAsIso", "_seconds": "s", "_bytes": "bytes"}
+"""Grafana's units by the end of a gauge's name."""
 
 
 class DashboardPanel(NamedTuple):
-    """One panel; ``kind`` and ``unit`` are Grafana's names."""
+    """One panel; ``kind`` and ``unit`` are Grafana's names, and ``query`` is an expression of PromQL."""
 
     title: str
     kind: str
     unit: str
-    queries: Sequence[tuple[str, str]]
-    """Expressions of PromQL, each with its legend."""
+    query: str
+    legend: str = ""
     help: str = ""
 
 
@@ -29,36 +37,30 @@ class Dashboard(NamedTuple):
     panels: Sequence[DashboardPanel]
 
 
-def _stat(title: str, unit: str, query: str, help_: str = "") -> DashboardPanel:
-    return DashboardPanel(title, "stat", unit, [(query, "")], help_)
+def metric_panel(spec: MetricSpec) -> DashboardPanel:
+    """Return the panel of one metric: a gauge, the mean duration of the last hour, or the growth of a counter.
 
-
-def _table(title: str, unit: str, query: str, help_: str = "") -> DashboardPanel:
-    return DashboardPanel(title, "table", unit, [(query, "")], help_)
-
-
-def _plot(title: str, unit: str, query: str, legend: str, help_: str = "") -> DashboardPanel:
-    return DashboardPanel(title, "timeseries", unit, [(query, legend)], help_)
-
-
-def _plots(title: str, unit: str, *queries: tuple[str, str]) -> DashboardPanel:
-    return DashboardPanel(title, "timeseries", unit, queries)
-
-
-def _rate(metric: str, by: str = "", window: str = "$__rate_interval", where: str = SITE) -> str:
-    """Return the rate per second of a counter, summed ``by`` labels; without labels of all."""
-    grouping = f" by ({by})" if by else ""
-    return f"sum{grouping} (rate(provisioner_{metric}{{{where}}}[{window}]))"
-
-
-def _hourly(metric: str, by: str = "", where: str = SITE) -> str:
-    """Return the increase of a counter per hour."""
-    return f"{_rate(metric, by, '1h', where)} * 3600"
-
-
-def _mean(summary: str, by: str = "", window: str = "1h", where: str = SITE) -> str:
-    """Return the mean duration of a summary."""
-    return f"{_rate(f'{summary}_sum', by, window, where)} / {_rate(f'{summary}_count', by, window, where)}"
+    A counter of seconds is shown per second, others per hour. Drone types are added up where there is another label.
+    """
+    title = spec.name.removeprefix("provisioner_").removesuffix("_total").replace("_", " ").replace("gpu", "GPU")
+    selected = f"{{{SITE}}}" if "site" in spec.labels else ""
+    shown = (spec.labels[2:] or spec.labels) if "type" in spec.labels else spec.labels
+    grouped = f"sum by ({', '.join(shown)})" if shown else "sum"
+    rates = [f"{grouped} (rate({part}{selected}[1h]))" for part in spec.parts]
+    kind, unit = "timeseries", "short"
+    if spec.kind == "summary":
+        title, unit, query = f"mean {title}", "s", " / ".join(rates)
+    elif spec.kind == "counter" and "seconds" in spec.name:
+        title, query = f"{title} per second", rates[0]
+    elif spec.kind == "counter":
+        title, query = f"{title} per hour", f"{rates[0]} * 3600"
+    else:
+        unit = next((unit for end, unit in UNITS.items() if spec.name.endswith(end)), unit)
+        is_time, is_text = unit == "dateTimeAsIso", {"fault", "version"} & {*spec.labels}
+        kind = "table" if is_time or is_text else kind if spec.labels else "stat"
+        query = f"{grouped} ({spec.name}{selected}){' * 1000' if is_time else ''}"
+    legend = " ".join(f"{{{{{label}}}}}" for label in shown)
+    return DashboardPanel(title[0].upper() + title[1:], kind, unit, query, legend, spec.help)
 
 
 def _total(metric: str, where: str = SITE) -> str:
@@ -66,109 +68,33 @@ def _total(metric: str, where: str = SITE) -> str:
     return f"sum(increase(provisioner_{metric}{{{where}}}[$__range]))"
 
 
-_BUSY = _total("gpu_seconds_total", f'{SITE}, use="busy"')
-_GOOD = f"({_BUSY} - {_total('lost_gpu_seconds_total')}) / {_total('gpu_seconds_total')}"
-_USED_GPUS = _rate("measured_gpu_seconds_used_total", "site, type", "6h")
-_HELD_GPUS = _rate("measured_gpu_seconds_held_total", "site, type", "6h")
-_PREEMPTED = _hourly("drones_ended_total", "site", f'{SITE}, outcome="preempted"')
-_DURATIONS = ("tick_seconds", "decision_seconds", "store_write_seconds")
+_GPU_S, _LOST_GPU_S = _total("gpu_seconds_total"), _total("lost_gpu_seconds_total")
+_BUSY_GPU_S = _total("gpu_seconds_total", f'{SITE}, use="busy"')
+_USED = f"{_total('measured_gpu_seconds_used_total')} / {_total('measured_gpu_seconds_held_total')}"
 
-OVERVIEW_PANELS = (
-    _stat("Controller", "bool_on_off", "provisioner_controller_up"),
-    _stat("Idle jobs", "short", "sum(provisioner_jobs_waiting)"),
-    _stat("Running jobs", "short", "provisioner_jobs_running"),
-    _stat("Oldest idle job", "s", "provisioner_oldest_job_wait_seconds"),
-    _stat("GPUs in drones", "short", 'sum(provisioner_gpus{site=~"$site"})'),
-    _stat("Busy GPUs", "short", 'sum(provisioner_gpus{site=~"$site", state="busy"})'),
-    _plot("Idle jobs by reason", "short", "sum by (category) (provisioner_jobs_waiting) > 0", "{{category}}"),
-    _plot("GPUs that idle jobs request", "short", "provisioner_gpus_wanted", "requested"),
-    _plot("Drones", "short", 'sum by (state) (provisioner_drones{site=~"$site"}) > 0', "{{state}}"),
-    _plot("GPUs by use", "short", _rate("gpu_seconds_total", "use"), "{{use}}"),
-    _plots(
-        "Starts and ends per hour",
-        "short",
-        (_hourly("drones_requested_total"), "ordered"),
-        (f"{_hourly('drones_ended_total', 'outcome')} > 0", "{{outcome}}"),
-    ),
-    _plots(
-        "Mean waits",
-        "s",
-        (_mean("job_wait_seconds"), "job, until its run starts"),
-        (_mean("drone_start_seconds"), "drone, until it joins"),
-    ),
-)
-SITE_PANELS = (
-    _table("Breakers", "short", "provisioner_breaker_state == 1", "Sites and drone types, with their state."),
-    _table("Bans until", "dateTimeAsIso", "provisioner_breaker_until_timestamp_seconds * 1000"),
-    _plot("Drones", "short", 'sum by (site, state) (provisioner_drones{site=~"$site"}) > 0', "{{site}} {{state}}"),
-    _plots(
-        "Drones and their limit",
-        "short",
-        ('sum by (site) (provisioner_drones{site=~"$site"})', "{{site}}"),
-        ('provisioner_drones_limit{site=~"$site"}', "{{site}} limit"),
-    ),
-    _plot("Free GPUs of the site", "short", 'provisioner_gpus_free{site=~"$site"}', "{{site}}"),
-    _plot("Nodes avoided as black holes", "short", 'provisioner_nodes_avoided{site=~"$site"}', "{{site}}"),
-    _plot("Age of views", "s", "provisioner_view_age_seconds", "{{scope}}"),
-    _plot("Views in use", "bool", "provisioner_view_fresh", "{{scope}}"),
-    _plot("Faults per hour", "short", f"{_hourly('faults_total', 'scope, kind', '')} > 0", "{{scope}} {{kind}}"),
-    _plot("Time from order to pool", "s", _mean("drone_start_seconds", "site, type"), "{{site}}/{{type}}"),
-    _plot("Waiting jobs of the owner", "short", 'provisioner_owner_jobs_waiting{site=~"$site"}', "{{site}}"),
-    _plot(
-        "Part of the time in which the owner waits for drones",
-        "percentunit",
-        _rate("owner_wait_seconds_total", "site, grace", "1h"),
-        "{{site}}, {{grace}} grace",
-    ),
-    _plot("Time to give way", "s", _mean("give_way_seconds", "site"), "{{site}}"),
-    _plot("Preemptions per hour", "short", _PREEMPTED, "{{site}}"),
-)
-WASTE_PANELS = (
-    _stat("GPU-hours", "h", f"{_total('gpu_seconds_total')} / 3600"),
-    _stat("Good part", "percentunit", _GOOD, "Busy GPU time without the lost work, of all GPU time of drones."),
-    _stat("Lost GPU-hours", "h", f"{_total('lost_gpu_seconds_total')} / 3600"),
-    _stat("Lost runs", "short", _total("jobs_lost_total")),
-    _plot("GPUs by use", "short", _rate("gpu_seconds_total", "use", "1h"), "{{use}}"),
-    _plot("GPUs at work that is lost", "short", _rate("lost_gpu_seconds_total", "site", "1h"), "{{site}}"),
-    _plot("Measured use of held GPUs", "percentunit", f"{_USED_GPUS} / {_HELD_GPUS}", "{{site}}/{{type}}"),
-    _plot("Ends per hour", "short", f"{_hourly('drones_ended_total', 'outcome')} > 0", "{{outcome}}"),
-    _plot("Leaving drones per hour", "short", f"{_hourly('drones_leaving_total', 'reason')} > 0", "{{reason}}"),
-    _plot("Runs per hour", "short", _hourly("jobs_ended_total", "outcome"), "{{outcome}}"),
-)
-CONTROLLER_PANELS = (
-    _stat("Controller", "bool_on_off", "provisioner_controller_up"),
-    _stat("Record readable", "bool_yes_no", "provisioner_record_up"),
-    _stat("Newest tick", "s", "time() - provisioner_last_tick_timestamp_seconds"),
-    _table("Version", "short", "provisioner_info"),
-    _plot("Ticks per minute", "short", f"{_rate('ticks_total', where='')} * 60", "ticks"),
-    _plots("Mean times", "s", *((_mean(each, "", "15m", ""), each) for each in _DURATIONS)),
-    _plot("Delay of the event loop per second", "s", _rate("loop_lag_seconds_total", where=""), "delay"),
-    _plots(
-        "Disk of the record", "bytes", ("provisioner_store_bytes", "record"), ("provisioner_store_free_bytes", "free")
-    ),
-    _plot("Orders to stop orphans per hour", "short", _hourly("orphan_stops_total", "site"), "{{site}}"),
+WASTE_SUMS = (
+    DashboardPanel("GPU-hours", "stat", "h", f"{_GPU_S} / 3600"),
+    DashboardPanel("Lost GPU-hours", "stat", "h", f"{_LOST_GPU_S} / 3600"),
+    DashboardPanel("Good part of GPU time", "stat", "percentunit", f"({_BUSY_GPU_S} - {_LOST_GPU_S}) / {_GPU_S}"),
+    DashboardPanel("Measured use of held GPUs", "stat", "percentunit", _USED),
 )
 DASHBOARDS: Sequence[Dashboard] = (
-    Dashboard("overview", "Provisioner: overview", OVERVIEW_PANELS),
-    Dashboard("sites", "Provisioner: sites", SITE_PANELS),
-    Dashboard("waste", "Provisioner: use and waste", WASTE_PANELS),
-    Dashboard("controller", "Provisioner: controller", CONTROLLER_PANELS),
+    Dashboard("overview", "Provisioner: overview", [*map(metric_panel, metrics.OVERVIEW_METRICS)]),
+    Dashboard("sites", "Provisioner: sites", [*map(metric_panel, metrics.SITE_METRICS)]),
+    Dashboard("waste", "Provisioner: use and waste", [*WASTE_SUMS, *map(metric_panel, metrics.WASTE_METRICS)]),
+    Dashboard("controller", "Provisioner: controller", [*map(metric_panel, metrics.CONTROLLER_METRICS)]),
 )
-
-_SIZES = {"stat": (4, 4), "timeseries": (12, 8), "table": (12, 8)}
-"""Width and height by the kind of a panel."""
 
 
 def render_dashboard(board: Dashboard) -> dict[str, Any]:
     """Return a dashboard as Grafana imports it: it asks for its data source, and its uid stays the same."""
     source = {"type": "prometheus", "uid": "${datasource}"}
     site = {"query": "label_values(provisioner_drones_limit, site)", "refId": "site"}
+    everything = {"includeAll": True, "allValue": ".*", "multi": True, "current": {"text": "All", "value": "$__all"}}
     variables = [
         {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"},
-        {
-            **{"name": "site", "label": "Site", "type": "query", "datasource": source, "query": site, "refresh": 2},
-            **{"includeAll": True, "allValue": ".*", "multi": True, "current": {"text": "All", "value": "$__all"}},
-        },
+        {"name": "site", "label": "Site", "type": "query", "datasource": source, "query": site, "refresh": 2}
+        | everything,
     ]
     return {
         "uid": f"provisioner-{board.name}",
@@ -188,11 +114,12 @@ def _placed(panels: Sequence[DashboardPanel], source: dict[str, str]) -> Iterato
     """Yield the panels from left to right, in rows of panels of one height."""
     x, y, row_height = 0, 0, 0
     for panel in panels:
-        width, height = _SIZES[panel.kind]
+        width, height = (4, 4) if panel.kind == "stat" else (12, 8)
         if x + width > COLUMNS or (x and height != row_height):
             x, y = 0, y + row_height
         row_height = height
-        instant = panel.kind == "table"
+        instant = {"instant": True, "range": False, "format": "table"} if panel.kind == "table" else {}
+        legend = panel.legend or "__auto"
         yield {
             "type": panel.kind,
             "title": panel.title,
@@ -200,15 +127,6 @@ def _placed(panels: Sequence[DashboardPanel], source: dict[str, str]) -> Iterato
             "datasource": source,
             "gridPos": {"x": x, "y": y, "w": width, "h": height},
             "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
-            "targets": [
-                {
-                    "refId": chr(ord("A") + number),
-                    "datasource": source,
-                    "expr": expression,
-                    "legendFormat": legend or "__auto",
-                    **({"instant": True, "range": False, "format": "table"} if instant else {}),
-                }
-                for number, (expression, legend) in enumerate(panel.queries)
-            ],
+            "targets": [{"refId": "A", "datasource": source, "expr": panel.query, "legendFormat": legend, **instant}],
         }
         x += width

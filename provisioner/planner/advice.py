@@ -37,15 +37,18 @@ _ASSUMED_WAIT_S = {StartOutcome.STARTS: 600.0, StartOutcome.WAITS: 86400.0, Star
 """Place of unknown waiting times in the order of candidates."""
 
 
-def advise(snapshot: Snapshot, job: JobClass) -> RequestAdvice:
-    """Return the advice for the jobs of a class that waits in the overlay's view of the snapshot."""
+def advise(snapshot: Snapshot, job: JobClass, peak_vram_mib: int = 0) -> RequestAdvice:
+    """Return the advice for the jobs of a class that waits in the overlay's view of the snapshot.
+
+    ``peak_vram_mib`` is the largest use of memory per GPU that was measured in such jobs: less is not advised.
+    """
     what_if = WhatIf.of(snapshot, job)
     now, why = what_if.forecast(RequestChange(what_if.one))
     if job.limited:
         now, why = StartForecast(StartOutcome.WAITS), PoolLimit(job.limit)
     soon = now.outcome is StartOutcome.STARTS and (now.wait_s is None or now.wait_s <= SOON_S)
     found: dict[RequestChange, StartForecast] = {}
-    for steps in () if soon or job.limited or job.invalid else what_if.candidates():
+    for steps in () if soon or job.limited or job.invalid else what_if.candidates(peak_vram_mib):
         last_resort = steps[0].dimension == "optional"
         if not (last_resort and found):
             found |= _smallest_step(what_if, now, steps)
@@ -170,16 +173,15 @@ class WhatIf:
             overlay = replace(overlay, view=replace(overlay.view, classes=(*classes, change.job)))
         return PlanningContext.of(replace(self.snapshot, overlay=overlay), self.validity, self.observed, self.breakers)
 
-    def candidates(self) -> Iterator[Sequence[RequestChange]]:
+    def candidates(self, peak_vram_mib: int = 0) -> Iterator[Sequence[RequestChange]]:
         """Yield the changes of each dimension, the smallest first; at the end, to do without a GPU."""
         context, one = self._context(RequestChange(self.one)), self.one
         refusals = [why for why in one.refuses.values() if why.dimension not in _NOT_OF_THE_JOB]
         closed = [slots for slots in _places(context) if not _takes(slots, one, context.now)]
         for dimension in _AMOUNTS:
-            if dimension == "gpus":
-                amounts = _fewer_gpus(one, context)
-            else:
-                amounts = {_largest(one, dimension, slots, context.now) for slots in closed} - {0}
+            least = peak_vram_mib if dimension == "vram" else 0
+            largest = (_largest(one, dimension, slots, context.now) for slots in closed)
+            amounts = _fewer_gpus(one, context) if dimension == "gpus" else {n for n in largest if n and n >= least}
             if amounts:
                 yield [_with_amount(one, dimension, amount) for amount in sorted(amounts, reverse=True)]
         for requested, dimension in sorted({w.requested: w.dimension for w in refusals if not w.is_amount}.items()):

@@ -9,7 +9,7 @@ from heapq import heapify, heapreplace
 from statistics import fmean
 
 from provisioner import reasons
-from provisioner.estimates import mean_run_s, run_keys
+from provisioner.estimates import mean_run_s
 from provisioner.model import ON_THE_WAY, Drone, JobClass, Slot, TypeKey
 from provisioner.planner.context import PlanningContext
 from provisioner.planner.demand import GroupShares
@@ -46,12 +46,10 @@ def _start_delay_s(context: PlanningContext, key: TypeKey) -> float | None:
 
 
 def _arrival_s(context: PlanningContext, compatible: CompatibleTypes) -> float | None:
-    """Return when the last compatible drone on its way takes jobs. Delayed ones count if there are no others."""
+    """Return when the last compatible drone on its way takes jobs; None if that is unknown of one."""
     coming = [d for d in context.changing.values() if d.state in ON_THE_WAY and d.type in compatible.jobs]
-    coming = [d for d in coming if d.id not in context.late] or coming
     arrivals = [_remaining_s(context, drone) for drone in coming if not drone.is_leaving]
-    known = [each for each in arrivals if each is not None]
-    return max(known) if known and len(known) == len(arrivals) else None
+    return max((each for each in arrivals if each is not None), default=None) if None not in arrivals else None
 
 
 def _remaining_s(context: PlanningContext, drone: Drone) -> float | None:
@@ -87,9 +85,7 @@ def _release_s(context: PlanningContext, placed: Placement, job: JobClass, compa
 
 
 def _run_s(context: PlanningContext, job: JobClass) -> float | None:
-    keys = run_keys(job.owner, job.gpu_milli, job.cpus, job.memory_mib)
-    known = job.walltime_s or any(key in context.snapshot.estimates.runs for key in keys)
-    return mean_run_s(runs_of(context, job)) if known else None
+    return mean_run_s(runs_of(context, job)) if job.walltime_s or context.snapshot.estimates.runs else None
 
 
 def _end_s(context: PlanningContext, slot: Slot, compatible: CompatibleTypes) -> float | None:
@@ -98,7 +94,7 @@ def _end_s(context: PlanningContext, slot: Slot, compatible: CompatibleTypes) ->
     if drone is None or drone.type not in compatible.jobs or drone.is_leaving:
         return None
     request = slot.owner, slot.job_gpu_milli, slot.job_cpus, slot.job_memory_mib
-    if slot.jobs != 1 or not slot.begun_at or not any(key in estimates.runs for key in run_keys(*request)):
+    if slot.jobs != 1 or not slot.begun_at or not estimates.runs:
         return None
     ran_s = max(0.0, context.now - slot.begun_at)
     longer = [run_s - ran_s for run_s in estimates.runs_of(*request, walltime_s=0.0) if run_s > ran_s]

@@ -9,21 +9,20 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from math import ceil
+from math import ceil, inf
+from typing import NamedTuple
 
 from provisioner.model import WHOLE_GPU, CompletedJob, DroneType
-from provisioner.simulator.drones import SiteBehaviour
 from provisioner.simulator.jobs import JobRequirements, SimulatedJob
 from provisioner.simulator.loop import Fixed
 from provisioner.simulator.owner import OwnerSeries, SimulatedOwner
 from provisioner.simulator.pool import PoolBehaviour
-from provisioner.simulator.replay import Replay, waits
+from provisioner.simulator.replay import REPLAY_LIMIT_S, REPLAY_STALL_S, waits
 from provisioner.simulator.results import WaitStatistics
 from provisioner.simulator.sites import Facility, GpuPool, SimulatedSite
 from provisioner.simulator.traces import LEAST_RUN_S
-from provisioner.simulator.world import simulate
-from provisioner.simulator.world_file import DEFAULT_BEHAVIOUR, WorldPlan
+from provisioner.simulator.world import Scenario, simulate
+from provisioner.simulator.world_file import DEFAULT_BEHAVIOUR
 from provisioner.store import Views
 from provisioner.store.observations import Observation
 
@@ -33,11 +32,10 @@ LONGEST_GAP_S = 300.0
 """Between two observations; in a longer gap nothing is known."""
 REPLAY_TICK_S = 15.0
 """Interval of the replayed controller. The real one is quicker while drones start; replayed, that takes minutes."""
-NO_OTHERS: Mapping[str, int] = {}
+_Span = tuple[float, float, Observation]
 
 
-@dataclass(frozen=True, slots=True)
-class GpuUse:
+class GpuUse(NamedTuple):
     """Use of GPUs by drones of one site, in GPU-seconds."""
 
     drones: int = 0
@@ -49,86 +47,89 @@ class GpuUse:
     def idle_s(self) -> float:
         return self.held_s - self.busy_s
 
-    def plus(self, other: GpuUse) -> GpuUse:
-        return GpuUse(self.drones + other.drones, self.held_s + other.held_s, self.busy_s + other.busy_s)
+
+class Comparison(NamedTuple):
+    """Both systems at the same jobs, by site, and without a site in all. ``theirs`` is observed, ``ours`` predicted.
+
+    Assumed are ``boot_s``, from a place at a site to the pool, and ``cycle_s``, the interval of the pool's negotiation.
+    """
+
+    since: float = 0.0
+    until: float = 0.0
+    observed_s: float = 0.0
+    boot_s: float = 0.0
+    cycle_s: float = 0.0
+    theirs: Mapping[str, GpuUse] = {"": GpuUse()}
+    ours: Mapping[str, GpuUse] = {"": GpuUse()}
+    their_waits: WaitStatistics = WaitStatistics()
+    our_waits: WaitStatistics = WaitStatistics()
+
+    @property
+    def replayed(self) -> float:
+        """The part of the other system's used GPU time that is of replayed jobs, not of removed or running ones."""
+        busy_s = self.theirs[""].busy_s
+        return min(1.0, self.ours[""].busy_s / busy_s) if busy_s else 1.0
+
+    def saved_s(self, theirs: GpuUse, ours: GpuUse) -> float:
+        """Return the GPU-seconds that the other system held without a job, as far as replayed, less ours."""
+        return self.replayed * theirs.idle_s - ours.idle_s
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Both systems at the same jobs, by site. ``theirs`` is observed, ``ours`` predicted."""
-
-    since: float
-    until: float
-    observed_s: float
-    jobs: int
-    """Jobs that were submitted and completed meanwhile."""
-    theirs: Mapping[str, GpuUse]
-    ours: Mapping[str, GpuUse]
-    their_waits: WaitStatistics
-    our_waits: WaitStatistics
-
-
-EMPTY_COMPARISON = Comparison(0.0, 0.0, 0.0, 0, {}, {}, WaitStatistics(), WaitStatistics())
+def with_sum(uses: Mapping[str, GpuUse]) -> dict[str, GpuUse]:
+    """Return the use by site with the sum of all sites."""
+    return {"": GpuUse(*(sum(parts) for parts in zip(GpuUse(), *uses.values(), strict=True))), **uses}
 
 
 def compare(
     views: Views, observations: Sequence[Observation], completed: Sequence[CompletedJob], boot_s: float, cycle_s: float
 ) -> Comparison:
-    """Replay the GPU jobs that were submitted and completed while the shadow observed; there is an observation.
-
-    ``boot_s``: from a place at a site to the pool. ``cycle_s``: interval of the pool's negotiation.
-    """
-    since, until = observations[0].at, observations[-1].last_at
-    spans = [*_spans(observations)]
+    """Replay the GPU jobs that were submitted and completed while the shadow observed; there is an observation."""
+    since, until, spans = observations[0].at, observations[-1].last_at, [*_spans(observations)]
     done = [each for each in completed if each.gpu_milli and since <= each.submitted_at and each.ended_at <= until]
     jobs = (SimulatedJob(c.submitted_at - since, max(LEAST_RUN_S, c.run_s), JobRequirements.of(c)) for c in done)
-    replay = Replay(
-        policy="shadow",
-        trace="observed",
+    scenario = Scenario(
+        facilities=tuple(_facilities(views, spans, boot_s)),
         jobs=tuple(sorted(jobs, key=lambda job: job.submit_s)),
-        world=WorldPlan(
-            tuple(_facilities(views, spans, replace(DEFAULT_BEHAVIOUR, boot=Fixed(boot_s)))), PoolBehaviour(cycle_s)
-        ),
-        rules=views.policy,
+        policy=views.policy,
+        pool=PoolBehaviour(cycle_s),
         interval_s=REPLAY_TICK_S,
         active_interval_s=REPLAY_TICK_S,
+        limit_s=until - since + REPLAY_LIMIT_S,
+        stall_s=REPLAY_STALL_S,
     )
-    metrics = simulate(replace(replay.scenario(1), samples_s=None)).metrics
+    metrics = simulate(scenario).metrics
     return Comparison(
         since,
         until,
         sum(end - begin for begin, end, _ in spans),
-        len(done),
-        _use(spans),
-        {name: GpuUse(metrics.accepted[name], use.held, use.good) for name, use in metrics.by_site.items()},
+        boot_s,
+        cycle_s,
+        with_sum(_use(spans)),
+        with_sum({name: GpuUse(metrics.accepted[name], use.held, use.good) for name, use in metrics.by_site.items()}),
         waits(max(0.0, each.ended_at - each.submitted_at - each.run_s) for each in done),
         waits(metrics.waits_s),
     )
 
 
-_Span = tuple[float, float, Observation]
-
-
 def _spans(observations: Sequence[Observation]) -> Iterator[_Span]:
     """Yield begin and end of the time for which each observation counts: until the next one, unless that is late."""
-    for seen, following in pairwise((*observations, None)):
-        assert seen is not None
-        late = following is None or following.at - seen.last_at > LONGEST_GAP_S
-        yield seen.at, seen.last_at if following is None or late else following.at, seen
+    following = [*(each.at for each in observations[1:]), inf]
+    for seen, next_at in zip(observations, following, strict=True):
+        yield seen.at, next_at if next_at - seen.last_at <= LONGEST_GAP_S else seen.last_at, seen
 
 
 def _use(spans: Sequence[_Span]) -> dict[str, GpuUse]:
     """Return the use by the drones of the other system."""
-    found: defaultdict[str, GpuUse] = defaultdict(GpuUse)
+    drones, held_s, busy_s = Counter[str](), defaultdict[str, float](float), defaultdict[str, float](float)
     joined = {(each.site, each.gpu_model): each.joined for each in spans[0][2].others or ()}
     for begin, end, seen in spans:
         for each in seen.others or ():
-            before = joined.get((each.site, each.gpu_model), 0)
-            new = each.joined - before if each.joined >= before else each.joined
+            site, before = each.site.casefold(), joined.get((each.site, each.gpu_model), 0)
+            drones[site] += each.joined - before if each.joined >= before else each.joined
             joined[each.site, each.gpu_model] = each.joined
-            gpu_s = (end - begin) / WHOLE_GPU
-            found[each.site] = found[each.site].plus(GpuUse(new, each.gpu_milli * gpu_s, each.busy_gpu_milli * gpu_s))
-    return dict(found)
+            held_s[site] += each.gpu_milli / WHOLE_GPU * (end - begin)
+            busy_s[site] += each.busy_gpu_milli / WHOLE_GPU * (end - begin)
+    return {site: GpuUse(drones[site], held_s[site], busy_s[site]) for site in held_s}
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,24 +152,23 @@ class _SeriesOwners(SimulatedOwner):
             owner.begin()
 
 
-def _facilities(views: Views, spans: Sequence[_Span], behaviour: SiteBehaviour) -> Iterator[Facility]:
+def _facilities(views: Views, spans: Sequence[_Span], boot_s: float) -> Iterator[Facility]:
     """Yield the sites with GPU drones: a pool for each GPU model, of which others take what was not to be had."""
-    by_site: defaultdict[str, defaultdict[str, list[DroneType]]] = defaultdict(lambda: defaultdict(list))
+    by_site: defaultdict[str, list[DroneType]] = defaultdict(list)
     for kind in views.types:
         if kind.gpu_milli:
-            by_site[kind.site][kind.gpu_model].append(kind)
-    for site, models in by_site.items():
-        most = _available(site, [*models], spans)
-        pools, owners, serves = [], [], dict[str, str]()
-        for model, kinds in models.items():
-            name, size = model or "gpu", max(ceil(kind.gpu_milli / WHOLE_GPU) for kind in kinds)
-            pool = GpuPool(name, size, ceil(max(most[model].values(), default=0) / size))
+            by_site[kind.site].append(kind)
+    for site, kinds in by_site.items():
+        pools, owners = [], []
+        for model, most in _available(site, [kind.gpu_model for kind in kinds], spans).items():
+            size = max(ceil(kind.gpu_milli / WHOLE_GPU) for kind in kinds if kind.gpu_model == model)
+            pool = GpuPool(model or "gpu", size, ceil(max(most.values(), default=0) / size))
             pools.append(pool)
-            owners.append(OwnerSeries(tuple((at_s, pool.gpus - gpus) for at_s, gpus in most[model].items()), (name,)))
-            serves |= {kind.name: name for kind in kinds}
-        types = tuple(kind for kinds in models.values() for kind in kinds)
+            owners.append(OwnerSeries(tuple((at_s, pool.gpus - gpus) for at_s, gpus in most.items()), (pool.name,)))
+        serves = {kind.name: kind.gpu_model or "gpu" for kind in kinds}
+        policy, behaviour = views.policy.of_site(site), replace(DEFAULT_BEHAVIOUR, boot=Fixed(boot_s))
         owner = OwnersByPool(tuple(owners))
-        yield Facility(views.policy.of_site(site), types, tuple(pools), serves, behaviour, owner=owner)
+        yield Facility(policy, tuple(kinds), tuple(pools), serves, behaviour, owner=owner)
 
 
 def _available(site: str, models: Sequence[str], spans: Sequence[_Span]) -> dict[str, dict[float, int]]:
@@ -178,9 +178,9 @@ def _available(site: str, models: Sequence[str], spans: Sequence[_Span]) -> dict
     """
     most: dict[str, dict[float, int]] = {model: {} for model in models}
     for begin, end, seen in spans:
-        milli = Counter((seen.free_milli or {}).get(site, NO_OTHERS))
+        milli = Counter((seen.free_milli or {}).get(site))
         for each in seen.others or ():
-            if each.site.casefold() == site.casefold():
+            if each.site.casefold() == site:
                 milli[each.gpu_model if each.gpu_model in most else models[0]] += each.gpu_milli
         first, last = (int((at - spans[0][0]) // CAPACITY_STEP_S) for at in (begin, end))
         for step in range(first, last + 1):

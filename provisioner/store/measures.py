@@ -11,23 +11,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from provisioner import formatting, reasons
+from provisioner import formatting, model, reasons
 from provisioner.formatting import Category
-from provisioner.model import (
-    WHOLE_GPU,
-    Breaker,
-    CompletedJob,
-    Drone,
-    DroneId,
-    DroneState,
-    DroneType,
-    Plan,
-    PolledOverlay,
-    PolledSite,
-    Snapshot,
-    TypeKey,
-)
-from provisioner.store import RecordChange
+from provisioner.model import WHOLE_GPU, Drone, DroneState, Plan, TypeKey
+from provisioner.store import RecordChange, Views
 from provisioner.usage import GpuDrone, held_milli
 
 LEAVING_STATES = (DroneState.DRAINING, DroneState.STOPPING)
@@ -62,8 +49,6 @@ class MetricKey(NamedTuple):
 
 
 MetricValues = Mapping[MetricKey, float]
-TypeCounts = Mapping[tuple[TypeKey, DroneState], tuple[int, int]]
-"""Live drones by type and state: their number, and their GPUs in thousandths."""
 
 
 class MetricCounts(dict[MetricKey, float]):
@@ -82,13 +67,8 @@ class MetricCounts(dict[MetricKey, float]):
             self.add(key, amount)
 
 
-def is_counter(metric: str) -> bool:
-    """Return True for a metric that only grows, by its name."""
-    return metric.endswith(("_total", "_sum", "_count"))
-
-
 def counts_of_change(
-    change: RecordChange, known: Mapping[DroneId, Drone], breakers: Mapping[str, Breaker]
+    change: RecordChange, known: Mapping[model.DroneId, Drone], breakers: Mapping[str, model.Breaker]
 ) -> MetricCounts:
     """Return the counts of a change of the record in which the live drones ``known`` and ``breakers`` were."""
     counts, of_type = MetricCounts(), MetricKey.of_type
@@ -128,7 +108,7 @@ def counts_of_plan(plan: Plan) -> MetricCounts:
     return counts
 
 
-def counts_of_run(run: CompletedJob, drone: GpuDrone, kind: DroneType | None) -> MetricCounts:
+def counts_of_run(run: model.CompletedJob, drone: GpuDrone, kind: model.DroneType | None) -> MetricCounts:
     """Return the counts of a run that ended in ``drone``. ``kind`` is the type of the drone, None if unknown."""
     counts, of_type = MetricCounts(), MetricKey.of_type
     outcome = "unfinished" if run.unfinished else "completed"
@@ -144,7 +124,7 @@ def counts_of_run(run: CompletedJob, drone: GpuDrone, kind: DroneType | None) ->
     return counts
 
 
-def counts_of_time(snapshot: Snapshot, elapsed_s: float) -> MetricCounts:
+def counts_of_time(snapshot: model.Snapshot, elapsed_s: float) -> MetricCounts:
     """Return the GPU time of the drones of ``snapshot``, and the waits of owners, in the ``elapsed_s`` before it."""
     counts, milli, notices = MetricCounts(), Counter[tuple[TypeKey, str]](), dict[str, float]()
     pool = snapshot.overlay.view
@@ -166,24 +146,14 @@ def counts_of_time(snapshot: Snapshot, elapsed_s: float) -> MetricCounts:
     return counts
 
 
-def counted_types(drones: Iterable[Drone]) -> TypeCounts:
-    """Return the number and GPUs of live drones by type and state."""
-    found: dict[tuple[TypeKey, DroneState], tuple[int, int]] = {}
-    for drone in drones:
-        number, milli = found.get((drone.type, drone.state), (0, 0))
-        found[drone.type, drone.state] = number + 1, milli + drone.gpu_milli
-    return found
-
-
-def gauges(
-    overlay: PolledOverlay, sites: Mapping[str, PolledSite], drones: TypeCounts, plan: Plan | None, now: float
-) -> MetricValues:
+def gauges(views: Views | model.Snapshot, drones: Iterable[Drone], plan: Plan | None, now: float) -> MetricValues:
     """Return the demand, the supply and the owners' claims at ``now``, as far as the views show them."""
-    values = dict[MetricKey, float]()
-    for (kind, state), (number, milli) in drones.items():
-        values[MetricKey.of_type("provisioner_drones", kind, state=state.value)] = number
-        values[MetricKey.of_type("provisioner_gpus", kind, state=state.value)] = milli / WHOLE_GPU
-    for name, polled in sites.items():
+    values = MetricCounts()
+    for drone in drones:
+        state = drone.state.value
+        values.add(MetricKey.of_type("provisioner_drones", drone.type, state=state))
+        values.add(MetricKey.of_type("provisioner_gpus", drone.type, state=state), drone.gpu_milli / WHOLE_GPU)
+    for name, polled in views.sites.items():
         if polled.view is not None:
             waiting = sum(claim.count for claim in polled.view.claims)
             values[MetricKey.of("provisioner_owner_jobs_waiting", site=name)] = waiting
@@ -192,14 +162,13 @@ def gauges(
                 free = sum(node.free_gpu_milli for node in polled.view.nodes)
             if free is not None:
                 values[MetricKey.of("provisioner_gpus_free", site=name)] = free / WHOLE_GPU
-    if overlay.view is not None:
-        classes, categories = overlay.view.classes, _waiting_categories(plan)
-        by_category = Counter(dict.fromkeys(WAITING_CATEGORIES, 0))
+    if views.overlay.view is not None:
+        classes, given = views.overlay.view.classes, reasons_by_class(plan)
         for job in classes:
-            otherwise = Category.CONFIGURATION.value if job.invalid else NO_REASON
-            by_category[categories.get(job.id, categories.get("", otherwise))] += job.waiting + job.fresh
-        for category, number in by_category.items():
-            values[MetricKey.of("provisioner_jobs_waiting", category=category)] = number
+            category = Category.CONFIGURATION.value if job.invalid else NO_REASON
+            if why := given.get(job.id) or given.get(""):
+                category = formatting.category(why[0]).value
+            values.add(MetricKey.of("provisioner_jobs_waiting", category=category), job.waiting + job.fresh)
         wanted = (c for c in classes if not c.gpu_optional)
         oldest_at = min((c.waits_since for c in classes if c.waiting + c.fresh and c.waits_since), default=now)
         values[MetricKey("provisioner_jobs_running")] = sum(c.running for c in classes)
@@ -208,16 +177,21 @@ def gauges(
     return values
 
 
-def _waiting_categories(plan: Plan | None) -> dict[str, str]:
-    """Return the weightiest category of the reasons of each job class; of all classes under the id ``""``."""
-    said: list[tuple[str, reasons.Reason]] = []
+def reasons_by_class(plan: Plan | None) -> dict[str, list[reasons.Reason]]:
+    """Return the reasons of a plan by class, weightiest first; of starts one per drone type. Under "": of all."""
+    found: dict[str, list[reasons.Reason]] = {}
     for refusal in plan.refusals if plan else ():
-        subject, _, class_id = refusal.subject.partition(":")
-        if subject in ("class", "all"):
-            said.append((class_id, refusal.reason))
-    said += [(start.drone.for_class, start.reason) for start in (plan.starts if plan else ())]
-    weights, found = list(Category), dict[str, int]()
-    for class_id, reason in said:
-        weight = weights.index(formatting.category(reason))
-        found[class_id] = min(weight, found.get(class_id, weight))
-    return {class_id: weights[weight].value for class_id, weight in found.items()}
+        kind, _, name = refusal.subject.partition(":")
+        if kind in ("class", "all"):
+            found.setdefault(name, []).append(refusal.reason)
+    starts: dict[tuple[str, str], reasons.Reason] = {}
+    for start in plan.starts if plan else ():
+        if isinstance(start.reason, reasons.JobsWaiting | reasons.HeadroomShort):
+            starts.setdefault((start.drone.for_class, start.drone.type), start.reason)
+    for (name, _), reason in starts.items():
+        found.setdefault(name, []).append(reason)
+    weights = list(formatting.Category)
+    return {
+        name: sorted(dict.fromkeys(given), key=lambda reason: weights.index(formatting.category(reason)))
+        for name, given in found.items()
+    }

@@ -7,11 +7,11 @@ They are in a table that only the record of a shadow has. An observation that eq
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from provisioner.model import DroneType, OtherDrones, SiteView, Snapshot
-from provisioner.store.tables import insert, pack, unpack
+from provisioner.store.tables import insert, pack
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS observations (
@@ -68,10 +68,3 @@ def write_observation(sql: sqlite3.Connection, new: Observation) -> None:
         sql.execute("UPDATE observations SET last_at = ? WHERE seq = ?", (new.last_at, row[0]))
     else:
         insert(sql, "observations", {"at": new.at, "last_at": new.last_at, "body": body})
-
-
-def read_observations(sql: sqlite3.Connection, since: float) -> Iterator[Observation]:
-    """Yield the observations after ``since``, oldest first. One that began before begins then."""
-    rows = sql.execute("SELECT at, last_at, body FROM observations WHERE last_at >= ? ORDER BY seq", (since,))
-    for at, last_at, body in rows:
-        yield replace(unpack(Observation, body), at=max(at, since), last_at=last_at)

@@ -17,25 +17,14 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import NamedTuple
 
-from provisioner import store
+from provisioner import model, store
 from provisioner.estimates import EstimateSamples
-from provisioner.model import (
-    Breaker,
-    CompletedJob,
-    DrainMode,
-    Drone,
-    DroneId,
-    DroneState,
-    OperatorRequest,
-    Plan,
-    RequestKind,
-    Snapshot,
-)
+from provisioner.model import CompletedJob, DrainMode, Drone, DroneId, DroneState, JobClass, Plan, Snapshot
 from provisioner.store import series, tables
 from provisioner.store.file import BUSY_TIMEOUT_S, MIGRATIONS, SHADOW, schema_version, unusable
 from provisioner.store.lock import HOLDER, holder_of, is_alive, read_claim
-from provisioner.store.measures import MetricKey, TypeCounts
-from provisioner.store.observations import Observation, read_observations
+from provisioner.store.measures import MetricKey
+from provisioner.store.observations import Observation
 from provisioner.usage import GpuDrone
 
 _DYNAMIC_SLOT = re.compile(r"^(?P<parent>slot\d+)(?:_\d+)+@(?P<host>.+)$")
@@ -69,9 +58,11 @@ class Reader:
             return SHADOW in tables.read_meta(sql)
 
     def observations(self, since: float) -> list[Observation]:
-        """Return the observations of a shadow after ``since``, oldest first."""
+        """Return the observations of a shadow after ``since``, oldest first. One that began before begins then."""
+        query = "SELECT body, at, last_at FROM observations WHERE last_at >= ? ORDER BY seq"
         with self._open() as sql:
-            return [*read_observations(sql, since)]
+            rows = sql.execute(query, (since,)).fetchall()
+        return [replace(tables.unpack(Observation, body), at=max(at, since), last_at=end) for body, at, end in rows]
 
     def drones(
         self,
@@ -181,6 +172,14 @@ class Reader:
         with self._open() as sql:
             return [*tables.COMPLETED_JOBS.select(sql, rest, (since, until))]
 
+    def peak_vram_mib(self, job: JobClass) -> int:
+        """Return the largest use of memory per GPU that was measured in jobs of the class; 0: none was."""
+        alike = "owner = ? AND gpu_milli = ? AND cpus = ? AND memory_mib = ?"
+        values = (job.owner, job.gpu_milli, job.cpus, job.memory_mib)
+        with self._open() as sql:
+            row = sql.execute(f"SELECT max(peak_vram_mib) FROM completed_jobs WHERE {alike}", values).fetchone()
+        return row[0] or 0
+
     def runs(self, since: float) -> tuple[list[GpuDrone], list[CompletedJob]]:
         """Return the GPU drones that ran, and the runs of jobs that ended in drones, at ``since`` or later."""
         with self._open() as sql:
@@ -223,23 +222,18 @@ class Reader:
         with self._open() as sql:
             return tables.read_views(sql, bulk=bulk)
 
-    def drone_counts(self) -> TypeCounts:
-        """Return the number and GPUs of live drones by type and state."""
-        with self._open() as sql:
-            query = "SELECT type, state, count(*), sum(gpu_milli) FROM drones WHERE live = 1 GROUP BY type, state"
-            return {(kind, DroneState(state)): (number, milli) for kind, state, number, milli in sql.execute(query)}
-
     def counters(self) -> Mapping[MetricKey, float]:
         """Return the counters since the store was created."""
         with self._open() as sql:
-            return series.read_counters(sql)
+            rows = sql.execute("SELECT metric, labels, value FROM counters").fetchall()
+        return {MetricKey(metric, tuple(json.loads(labels).items())): value for metric, labels, value in rows}
 
     def series(self, metric: str, since: float, until: float, step_s: float) -> list[series.Series]:
         """Return the time series of a metric; see :func:`provisioner.store.series.read_series`."""
         with self._open() as sql:
             return series.read_series(sql, metric, since, until, step_s)
 
-    def breakers(self) -> Mapping[str, Breaker]:
+    def breakers(self) -> Mapping[str, model.Breaker]:
         """Return the circuit breakers by scope."""
         with self._open() as sql:
             return tables.read_breakers(sql)
@@ -280,7 +274,7 @@ class Reader:
 
     def ask(
         self,
-        kind: RequestKind,
+        kind: model.RequestKind,
         drone_ids: Sequence[DroneId],
         *,
         reason: str,
@@ -298,7 +292,7 @@ class Reader:
             tables.insert(sql, "events", {"at": at, "name": "request.recorded", "fields": json.dumps(told)})
             return number
 
-    def requests(self) -> tuple[OperatorRequest, ...]:
+    def requests(self) -> tuple[model.OperatorRequest, ...]:
         """Return the requests that are not carried out yet, and those that disable sites, oldest first."""
         with self._open() as sql:
             return tables.waiting_requests(sql)

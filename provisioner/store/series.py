@@ -11,13 +11,11 @@ import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from provisioner.store.measures import MetricKey, MetricValues, is_counter
+from provisioner.store.measures import MetricKey, MetricValues
 
 STEPS_S = {60: 2 * 86400.0, 600: 30 * 86400.0, 3600: None}
 """Lengths of the intervals in seconds, with their retention; None: as the policy says."""
 SERIES_KEEP_S = 400 * 86400.0
-MAX_SERIES = 5000
-"""Series kept at most: those that would be more are left out, so that the record has a bound."""
 _SAMPLES = MetricKey("")
 
 
@@ -45,13 +43,6 @@ def add_counts(sql: sqlite3.Connection, *counts: MetricValues) -> None:
     )
 
 
-def read_counters(sql: sqlite3.Connection) -> dict[MetricKey, float]:
-    return {
-        MetricKey(metric, tuple(json.loads(labels).items())): value
-        for metric, labels, value in sql.execute("SELECT metric, labels, value FROM counters")
-    }
-
-
 def labels_text(key: MetricKey) -> str:
     return json.dumps(dict(key.labels))
 
@@ -63,11 +54,7 @@ def add_sample(sql: sqlite3.Connection, at: float, gauges: MetricValues) -> None
     found += sql.execute(f"SELECT metric, labels, value - sampled {grown}").fetchall()
     rows = [row for row in found if row[2]]
     sql.execute("UPDATE counters SET sampled = value WHERE value != sampled")
-    sql.executemany(
-        "INSERT INTO series (metric, labels) SELECT ?1, ?2 WHERE (SELECT count(*) FROM series) < ?3"
-        " AND NOT EXISTS (SELECT 1 FROM series WHERE metric = ?1 AND labels = ?2)",
-        [(metric, labels, MAX_SERIES) for metric, labels, _ in rows],
-    )
+    sql.executemany("INSERT OR IGNORE INTO series (metric, labels) VALUES (?, ?)", [row[:2] for row in rows])
     sql.executemany(
         "INSERT INTO samples (step_s, series, at, value) SELECT ?, id, ?, ? FROM series WHERE metric = ? AND labels = ?"
         " ON CONFLICT (step_s, series, at) DO UPDATE SET value = value + excluded.value",
@@ -82,13 +69,6 @@ def old_samples(now: float, keep_s: float) -> Iterable[tuple[str, Sequence[float
         yield old, (step_s, now - min(keep_s, limit_s or keep_s) - step_s)
 
 
-def drop_empty_series(sql: sqlite3.Connection) -> None:
-    """Delete the names of series whose samples are all past their retention."""
-    steps = ", ".join(map(str, STEPS_S))
-    used = f"SELECT 1 FROM samples WHERE step_s IN ({steps}) AND series = series.id"
-    sql.execute(f"DELETE FROM series WHERE id > 0 AND NOT EXISTS ({used})")
-
-
 def read_series(sql: sqlite3.Connection, metric: str, since: float, until: float, step_s: float) -> list[Series]:
     """Return the series of a metric from ``since`` on and before ``until``, by labels.
 
@@ -97,22 +77,18 @@ def read_series(sql: sqlite3.Connection, metric: str, since: float, until: float
     """
     stored_s = _stored_step(sql, since, step_s)
     step = max(stored_s, int(step_s) // stored_s * stored_s)
-    begin = int(since) // step * step
-
-    def intervals(series: int) -> dict[int, float]:
-        query = (
-            "SELECT at / ?1 * ?1, sum(value) FROM samples WHERE step_s = ?2 AND series = ?3 AND at >= ?4 AND at < ?5"
-            " GROUP BY 1 ORDER BY 1"
-        )
-        return dict(sql.execute(query, (step, stored_s, series, begin, until)))
-
-    taken, found = intervals(0), list[Series]()
+    query = (
+        "SELECT at / ?1 * ?1, sum(value) FROM samples WHERE step_s = ?2 AND series = ?3 AND at >= ?4 AND at < ?5"
+        " GROUP BY 1 ORDER BY 1"
+    )
+    begin, found = int(since) // step * step, list[Series]()
+    taken = dict(sql.execute(query, (step, stored_s, 0, begin, until)))
+    grows = metric.endswith(("_total", "_sum", "_count"))
+    divisors = dict.fromkeys(taken, 1.0) if grows else taken
     rows = sql.execute("SELECT id, labels FROM series WHERE metric = ? ORDER BY labels", (metric,)).fetchall()
     for series, labels in rows:
-        values = intervals(series)
-        if values:
-            parts = dict.fromkeys(taken, 1.0) if is_counter(metric) else taken
-            points = [(float(at), values.get(at, 0.0) / number) for at, number in parts.items()]
+        if values := dict(sql.execute(query, (step, stored_s, series, begin, until))):
+            points = [(float(at), values.get(at, 0.0) / number) for at, number in divisors.items()]
             found.append(Series(json.loads(labels), points, float(step)))
     return found
 

@@ -123,6 +123,18 @@ def drones_of_runs(sql: sqlite3.Connection, runs: Iterable[model.CompletedJob]) 
     return {row[0]: GpuDrone._make(row) for row in rows if row}
 
 
+def add_run(sql: sqlite3.Connection, run: model.CompletedJob) -> bool:
+    """Insert an ended run. Return False if it is on record, though perhaps by another offset of its queue's clock.
+
+    A controller estimates the offset anew when it starts. It moves the submission and the end of a run together.
+    """
+    near = "job_id = ? AND ended_at BETWEEN ? AND ? AND abs(ended_at - submitted_at - ?) < 1"
+    values = (run.job_id, run.ended_at - 300.0, run.ended_at + 300.0, run.ended_at - run.submitted_at)
+    if sql.execute(f"SELECT 1 FROM completed_jobs WHERE {near}", values).fetchone():
+        return False
+    return insert(sql, "completed_jobs", COMPLETED_JOBS.row(run), keep=True) > 0
+
+
 def read_runs(sql: sqlite3.Connection, since: float) -> tuple[list[GpuDrone], list[model.CompletedJob]]:
     """Return the GPU drones that ran, and the runs of jobs that ended in drones, at ``since`` or later."""
     drones = f"{_GPU_DRONES} WHERE gpu_milli > 0 AND {_BEGAN} > 0"

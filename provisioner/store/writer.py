@@ -213,11 +213,7 @@ class SqlStore(store.Store):
     def record_completed(self, completions: Sequence[CompletedJob]) -> None:
         kinds = {kind.key: kind for kind in (self._view_parts or {}).get("types", ())}
         with self._transaction() as sql:
-            new = [
-                each
-                for each in completions
-                if insert(sql, "completed_jobs", tables.COMPLETED_JOBS.row(each), keep=True)
-            ]
+            new = [run for run in completions if tables.add_run(sql, run)]
             drones = tables.drones_of_runs(sql, new)
             known = [(run, drones[run.drone_id]) for run in new if run.drone_id in drones]
             series.add_counts(sql, *(measures.counts_of_run(run, of, kinds.get(of.type)) for run, of in known))
@@ -277,8 +273,6 @@ class SqlStore(store.Store):
             *([("observations", "seq", "last_at < ?", (before,))] if self._shadow else ()),
         ]
         more = [all(self._prune_batch(*kind) for _ in range(BATCHES_PER_PRUNING)) for kind in kinds]
-        with self._transaction() as sql:
-            series.drop_empty_series(sql)
         return any(more)
 
     def _prune_batch(self, table: str, key: str, old: str, values: Sequence[float]) -> bool:

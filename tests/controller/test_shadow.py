@@ -11,7 +11,7 @@ import pytest
 
 from provisioner import interfaces, model
 from provisioner.controller.loop import Controller
-from provisioner.controller.shadow import ObservedOverlay, ObservedSite, decide_without_orders
+from provisioner.controller.shadow import decide_without_orders, observed_overlay, observed_site
 from provisioner.interfaces import RejectedError
 from provisioner.model import DrainMode, DroneId, DroneState, Plan, RequestKind, Snapshot
 from provisioner.planner import decide
@@ -79,8 +79,8 @@ def a_shadow(
     from provisioner.simulator.loop import VirtualClock
 
     policy = model.Policy(sites={"here": model.SitePolicy("here", grace_s=1.0)})
-    sites = {"here": ObservedSite.of(site)}
-    return Controller("kit", policy, [GPU], ObservedOverlay.of(overlay), sites, store, VirtualClock(), planner=planner)
+    sites = {"here": observed_site(site)}
+    return Controller("kit", policy, [GPU], observed_overlay(overlay), sites, store, VirtualClock(), planner=planner)
 
 
 @in_virtual_time
@@ -128,7 +128,7 @@ async def test_no_order_gets_out_even_if_the_planner_gives_every_kind() -> None:
 @pytest.mark.parametrize("name", ORDERS)
 async def test_each_method_but_the_polls_is_out_of_reach(name: str) -> None:
     site, overlay = RecordingSite(), RecordingOverlay()
-    for observed in (ObservedSite.of(site), ObservedOverlay.of(overlay)):  # type: ignore[arg-type]
+    for observed in (observed_site(site), observed_overlay(overlay)):  # type: ignore[arg-type]
         if hasattr(observed, name):
             with pytest.raises(RejectedError, match="this controller is a shadow"):
                 await getattr(observed, name)([])

@@ -30,6 +30,8 @@ QUIET = {
     "provisioner_controller_up": 1,
     "provisioner_record_up": 1,
     "provisioner_store_free_bytes": 1e12,
+    "provisioner_tick_limit_seconds": 90,
+    'up{job="provisioner",instance="kit:8618"}': 1,
     'provisioner_view_fresh{scope="overlay"}': 1,
     'provisioner_view_fresh{scope="kit"}': 1,
     'provisioner_breaker_state{scope="kit",state="active",fault=""}': 1,
@@ -138,6 +140,22 @@ def test_an_unreadable_record_and_a_missing_scrape_are_a_controller_that_is_down
     fired(programs, tmp_path, {"provisioner_record_up": "_"}, ["ControllerDown"])
 
 
+def test_one_of_two_controllers_that_cannot_be_scraped_is_down(programs: PrometheusPrograms, tmp_path: Path) -> None:
+    fired(programs, tmp_path, {'up{job="provisioner",instance="kit:8618"}': 0}, ["ControllerDown"])
+    fired(programs, tmp_path, {'up{job="node"}': 0}, [])
+
+
+def test_a_long_interval_between_ticks_is_no_missing_tick(programs: PrometheusPrograms, tmp_path: Path) -> None:
+    late = {"provisioner_last_tick_timestamp_seconds": "0", "provisioner_tick_limit_seconds": 86400}
+    fired(programs, tmp_path, late, [])
+
+
+def test_a_steady_busy_pool_raises_no_alert(programs: PrometheusPrograms, tmp_path: Path) -> None:
+    waiting = dict.fromkeys((f'provisioner_jobs_waiting{{category="{c}"}}' for c in ("none", "waiting-negotiation")), 9)
+    no_start = {'provisioner_drones_requested_total{site="kit",type="a100",reason="jobs-waiting"}': 0}
+    fired(programs, tmp_path, {'provisioner_jobs_waiting{category="start"}': 0, **no_start, **waiting}, [])
+
+
 # ---------------------------------------------------------------------------------------------------------- the server
 
 
@@ -164,10 +182,8 @@ async def served(reader: Reader) -> AsyncIterator[int]:
 def expressions() -> Iterator[tuple[str, str]]:
     for board in DASHBOARDS:
         for panel in board.panels:
-            for query, _ in panel.queries:
-                for name, value in (("$__rate_interval", "5m"), ("$__range", f"{6}h"), ("$site", ".*")):
-                    query = query.replace(name, value)
-                yield f"{board.name}: {panel.title}", query
+            query = panel.query.replace("$__range", "6h").replace("$site", ".*")
+            yield f"{board.name}: {panel.title}", query
 
 
 def without_data(server: PrometheusServer) -> list[str]:

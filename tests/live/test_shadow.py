@@ -117,11 +117,11 @@ def untouched(lab: TopasLab, tardis: Tardis, number: int) -> None:
 
 def theirs_follow(told: dict, lab: TopasLab, clusters: list[int], seen: list[tuple[float, list[Ad]]]) -> None:
     """Check the other system's figures: against the record, and against what the pools and our own looks tell."""
-    other = next(row for row in told["systems"] if row["system"] == "other")
+    other = next(row for row in told["uses"][:2] if row["system"] == "other")
     held, busy, joined = recorded_use(lab.controller.record.path)
     drones = {ad["TardisDroneUuid"] for _, ads in seen for ad in ads}
     assert other["drones"] == joined == len(drones) >= 4
-    jobs, until_at = sum(row["jobs"] for row in told["systems"]) // 2, told["until_at"]
+    jobs, until_at = sum(row["jobs"] for row in told["uses"][:2]) // 2, told["until_at"]
     by_events = [(e.at, e.what, e.job) for e in events(lab.overlay, *clusters)]
     assert other["busy_gpu_s"] == pytest.approx(sum(spans_s(by_events).values()), abs=LAG_S * jobs)
     looked = sum((b - a) * len(ads) for (a, ads), (b, _) in pairwise(seen) if a <= until_at)
@@ -141,15 +141,15 @@ def wall_s(ad: Ad) -> float:
 
 def ours_follow(told: dict, lab: TopasLab, clusters: list[int]) -> None:
     """Check our figures: the same jobs with the same run times, and sums that add up."""
-    other, ours = told["systems"]
+    other, ours = told["uses"][:2]
     history = [ad for cluster in clusters for ad in lab.overlay.history(cluster)]
     assert ours["jobs"] == len(history)
     assert ours["busy_gpu_s"] == pytest.approx(sum(map(wall_s, history)), abs=len(history))
     assert 1 <= ours["drones"] <= len(history)
     saved = told["replayed"] * other["idle_gpu_s"] - ours["idle_gpu_s"]
     assert told["saved_gpu_s"] == pytest.approx(saved, rel=0.01) and told["replayed"] > 0.9
-    for row in told["systems"]:
+    for row in told["uses"][:2]:
         assert row["idle_gpu_s"] == pytest.approx(row["gpu_s"] - row["busy_gpu_s"], abs=0.01)
-        at_sites = [each for each in told["sites"] if each["system"] == row["system"]]
+        at_sites = [each for each in told["uses"][2:] if each["system"] == row["system"]]
         assert {each["site"] for each in at_sites} == {"topas"}
         assert sum(each["gpu_s"] for each in at_sites) == pytest.approx(row["gpu_s"], abs=0.01)

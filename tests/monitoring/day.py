@@ -12,7 +12,7 @@ from typing import Any
 from prometheus_client.metrics_core import Metric
 
 from provisioner.model import Policy
-from provisioner.monitoring.metrics import families, read_facts
+from provisioner.monitoring.metrics import families
 from provisioner.simulator.drones import SiteBehaviour
 from provisioner.simulator.jobs import JobRequirements
 from provisioner.simulator.loop import Fixed, Uniform
@@ -38,7 +38,7 @@ class ScrapedStore(TemporaryStore):
 
     async def record_sample(self, at: float, gauges: Any) -> None:
         await super().record_sample(at, gauges)
-        self.scrapes.append((at, [*families(read_facts(self.reader(), at))]))
+        self.scrapes.append((at, [*families(self.reader(), at)]))
 
 
 def scripted_day(hours: int = HOURS) -> ScrapedStore:

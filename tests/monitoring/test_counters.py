@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from structlog.testing import capture_logs
 
 from provisioner import model as m
 from provisioner.controller.clock import SteadyClock
-from provisioner.controller.tick_measures import GAP_S, LOOP_LAG_SECONDS, TICK_SECONDS, TickMeasures
+from provisioner.controller.tick_measures import GAP_S, TICK_SECONDS, TickMeasures
 from provisioner.model import DroneState
 from provisioner.reasons import PreemptedForOwner
 from provisioner.simulator.loop import VirtualClock, run_virtual
@@ -115,6 +114,18 @@ async def test_a_run_that_is_reported_in_many_polls_counts_once(file: Path) -> N
     }
 
 
+async def test_a_run_counts_once_though_a_restart_estimates_the_offset_of_its_queues_clock_anew(file: Path) -> None:
+    later = replace(GOOD, ended_at=GOOD.ended_at + 2.5, submitted_at=GOOD.submitted_at + 2.5)
+    again = replace(later, ended_at=later.ended_at + 30.0)
+    async with store_at(file) as store:
+        await life(store)
+        await store.record_completed([GOOD])
+    async with store_at(file) as store:
+        await store.record_completed([later, again])
+    assert counted(Reader(file))[f"jobs_ended_total {OF_TYPE},completed"] == 2
+    assert Reader(file).completions(0.0, 1e9) == [GOOD, again]
+
+
 async def test_faults_count_by_site_and_kind_when_a_breaker_notes_another_failure(file: Path) -> None:
     fault = m.Fault(m.FaultKind.DENIED, "no", 1.0)
     banned = m.Breaker("topas/a100", m.BreakerState.BANNED, failures=2, fault=fault)
@@ -193,20 +204,6 @@ def test_a_clock_that_is_set_is_no_gpu_time() -> None:
         return counted(store.reader())
 
     assert run_virtual(play(), start_epoch=1000.0) == {"gpu_seconds_total topas,a100,busy": 8.0}
-
-
-async def test_the_loop_measures_how_late_it_is() -> None:
-    store = TemporaryStore()
-    measures = TickMeasures(store, VirtualClock())
-    watch = asyncio.create_task(measures.watch_loop())
-    await asyncio.sleep(0.0)
-    time.sleep(1.6)  # noqa: ASYNC251 - blocks the loop
-    await asyncio.sleep(0.05)
-    watch.cancel()
-    plan = m.Plan(1, 100.0)
-    measures.note(seen(store, plan), plan)
-    await store.record(plan, seen(store, plan))
-    assert 0.5 < store.reader().counters()[LOOP_LAG_SECONDS] < 60.0
 
 
 async def test_a_sample_that_cannot_be_written_ends_nothing(file: Path) -> None:

@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 from provisioner.store.file import migrate
 from provisioner.store.measures import MetricKey
 from provisioner.store.series import (
-    MAX_SERIES,
     SERIES_KEEP_S,
     STEPS_S,
     add_counts,
     add_sample,
-    drop_empty_series,
     old_samples,
     read_series,
 )
@@ -89,7 +87,7 @@ def test_where_only_longer_intervals_go_so_far_back_they_are_used() -> None:
     assert all_.step_s == 600.0 and len(all_.points) == 72 and {value for _, value in all_.points} == {2.0}
 
 
-async def test_pruning_keeps_each_step_as_long_as_its_retention_and_forgets_empty_series(tmp_path: Path) -> None:
+async def test_pruning_keeps_each_step_as_long_as_its_retention(tmp_path: Path) -> None:
     file, day = tmp_path / "record.db", 86400.0
     async with store_at(file, threaded=False) as store:
         await record(store, starts(1))
@@ -99,21 +97,7 @@ async def test_pruning_keeps_each_step_as_long_as_its_retention_and_forgets_empt
             pass
     with sqlite3.connect(file) as sql:
         kept = sql.execute("SELECT step_s, count(*) FROM samples WHERE series = 0 GROUP BY 1").fetchall()
-        names = [name for (name,) in sql.execute("SELECT labels FROM series WHERE id > 0 AND metric = 'waiting'")]
     assert kept == [(60, 1), (600, 2), (3600, 3)]
-    assert sorted(names) == ['{"age": "1"}', '{"age": "10"}', '{"age": "100"}']
-
-
-def test_a_series_keeps_its_name_until_the_last_of_its_samples_is_pruned() -> None:
-    """A batch of a pruning may leave samples of a minute when the hours are gone: a new series had its number."""
-    sql = record_in_memory()
-    add_sample(sql, BEGIN, {GAUGE: 1.0})
-    sql.execute("DELETE FROM samples WHERE step_s = 3600")
-    drop_empty_series(sql)
-    assert read_series(sql, "waiting", BEGIN, BEGIN + 60.0, 60.0)
-    sql.execute("DELETE FROM samples")
-    drop_empty_series(sql)
-    assert sql.execute("SELECT count(*) FROM series").fetchone() == (1,)
 
 
 async def test_the_policy_shortens_the_retention(tmp_path: Path) -> None:
@@ -123,13 +107,3 @@ async def test_the_policy_shortens_the_retention(tmp_path: Path) -> None:
         await store.prune(BEGIN)
     with sqlite3.connect(tmp_path / "s.db") as sql:
         assert sql.execute("SELECT count(*) FROM samples").fetchone()[0] == 2 * len(STEPS_S)
-
-
-def test_more_series_than_the_limit_are_left_out() -> None:
-    sql = record_in_memory()
-    for _ in range(2):
-        add_sample(sql, BEGIN, {MetricKey.of("waiting", site=str(n)): 1.0 for n in range(MAX_SERIES + 50)})
-    assert len(read_series(sql, "waiting", BEGIN, BEGIN + 60.0, 60.0)) == MAX_SERIES - 1
-    sql.execute("DELETE FROM samples WHERE series > 5")
-    drop_empty_series(sql)
-    assert sql.execute("SELECT count(*) FROM series").fetchone() == (6,)

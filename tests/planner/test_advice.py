@@ -87,6 +87,13 @@ def test_a_type_that_is_refused_for_two_reasons_is_not_promised() -> None:
     assert advice_for(refuses={A100.key: software, V100.key: replace(software, others=0)}, types=[A100, V100]).then
 
 
+def test_less_vram_than_such_jobs_have_used_is_not_advised() -> None:
+    job = jobs(vram_mib=50000)
+    snap = snapshot(classes=[job], types=[V100, A100])
+    assert advise(snap, job, peak_vram_mib=40960).advised == "40960 MiB"
+    assert advise(snap, job, peak_vram_mib=40961).dimension != "vram"
+
+
 def test_cuda_jobs_are_not_advised_to_use_gpus_without_cuda() -> None:
     assert advice_for(capability=80, types=[replace(A100, vendor="amd", capability=0)]).then is None
 
@@ -109,7 +116,8 @@ def test_seventeen_minutes_instead_of_nine_hours() -> None:
     assert found.now == StartForecast(StartOutcome.WAITS, 9 * 3600.0)
     assert found.then == StartForecast(StartOutcome.STARTS, 1020.0)
     assert formatting.advise(found) == (
-        "ask for 20 GiB of memory instead of 41 GiB: it starts in about 17 minutes instead of 9 hours"
+        "ask for 20 GiB of memory instead of 41 GiB, if the program can do with it: it starts in about 17 minutes "
+        "instead of 9 hours"
     )
 
 
@@ -133,8 +141,8 @@ def test_a_free_slot_with_less_memory_is_a_place() -> None:
     found = advise(snap, job)
     assert (found.advised, found.then) == ("31744 MiB", StartForecast(StartOutcome.STARTS, 0.0))
     assert formatting.advise(found) == (
-        "ask for 31 GiB of memory instead of 41 GiB: it starts at once. As it is, it waits for a free place, how long "
-        "is unknown"
+        "ask for 31 GiB of memory instead of 41 GiB, if the program can do with it: it starts at once. As it is, it "
+        "waits for a free place, how long is unknown"
     )
 
 

@@ -11,13 +11,13 @@ import pytest
 
 from provisioner.cli.shadow import comparison_document, shadow_document
 from provisioner.controller.loop import Controller
-from provisioner.controller.shadow import ObservedOverlay, ObservedSite, decide_without_orders
+from provisioner.controller.shadow import decide_without_orders, observed_overlay, observed_site
 from provisioner.model import DroneId, DroneType, OtherDrones, OverlayView, Policy, SiteView
 from provisioner.simulator.drones import SiteBehaviour
 from provisioner.simulator.jobs import JobRequirements, SimulatedJob
 from provisioner.simulator.loop import Fixed, VirtualClock, run_virtual
 from provisioner.simulator.pool import PoolBehaviour
-from provisioner.simulator.shadow import EMPTY_COMPARISON, GpuUse, compare
+from provisioner.simulator.shadow import Comparison, GpuUse, compare, with_sum
 from provisioner.simulator.world import START_EPOCH, Scenario, Simulation, SimulationOutcome, World, quiet, simulate
 from provisioner.store import Store
 from provisioner.store.observations import Observation
@@ -90,8 +90,8 @@ async def side_by_side(path: Path, scenario: Scenario) -> tuple[World, Simulatio
                 "sim-shadow",
                 replace(THRIFTY, sites=scenario.full_policy.sites),
                 world.types,
-                ObservedOverlay.of(PoolSeenFromOutside(world)),  # type: ignore[arg-type]
-                {"kit": ObservedSite.of(SiteSeenFromOutside(world))},  # type: ignore[arg-type]
+                observed_overlay(PoolSeenFromOutside(world)),  # type: ignore[arg-type]
+                {"kit": observed_site(SiteSeenFromOutside(world))},  # type: ignore[arg-type]
                 store,
                 VirtualClock(),
                 interval_s=TICK_S,
@@ -130,8 +130,8 @@ def test_the_figures_are_those_of_the_world(played: tuple[Reader, SimulationOutc
     views, seen = reader.views(), reader.observations(0.0)
     assert views is not None and not outcome.violations
     found = compare(views, seen, reader.completions(0.0, 1e12), BOOT_S, CYCLE_S)
-    assert found.jobs == found.our_waits.jobs == outcome.jobs == 24
-    theirs = found.theirs["KIT"]
+    assert found.their_waits.jobs == found.our_waits.jobs == outcome.jobs == 24
+    theirs = found.theirs["kit"]
     in_pool_s = used.held - used.boot - used.release
     assert theirs.drones == outcome.metrics.started
     within = 2 * TICK_S * outcome.metrics.started  # the begin and the end of each drone are known to a tick
@@ -146,7 +146,7 @@ def test_the_prediction_is_what_our_policy_does_in_that_world(played: tuple[Read
     views, real = reader.views(), simulate(a_scenario(THRIFTY)).metrics
     assert views is not None
     found = compare(views, reader.observations(0.0), reader.completions(0.0, 1e12), BOOT_S, CYCLE_S)
-    ours, theirs = found.ours["kit"], found.theirs["KIT"]
+    ours, theirs = found.ours["kit"], found.theirs["kit"]
     assert ours.busy_s == pytest.approx(real.by_site["kit"].good) and ours.drones == pytest.approx(real.started, abs=4)
     assert ours.held_s == pytest.approx(real.by_site["kit"].held, rel=0.05)
     assert found.our_waits.mean_s == pytest.approx(sum(real.waits_s) / len(real.waits_s), abs=2 * CYCLE_S)
@@ -157,11 +157,12 @@ def test_the_report_tells_it(played: tuple[Reader, SimulationOutcome], monkeypat
     reader, outcome = played
     monkeypatch.setattr("time.time", lambda: START_EPOCH + outcome.ended_s)
     told = shadow_document(reader, 0.0, BOOT_S, CYCLE_S).plain()
-    other, ours = told["systems"]
+    other, ours = told["uses"][:2]
     assert told["replayed"] == pytest.approx(1.0, abs=0.05)
     saved = told["replayed"] * other["idle_gpu_s"] - ours["idle_gpu_s"]
     assert told["saved_gpu_s"] == pytest.approx(saved, rel=0.01) and saved > 0
-    assert [row["site"] for row in told["sites"]] == ["kit", "kit"] and told["sites"][1]["saved_gpu_s"] > 0
+    assert [row["site"] for row in told["uses"]] == ["", "", "kit", "kit"] and told["uses"][3]["saved_gpu_s"] > 0
+    assert other["jobs"] == 24 and told["uses"][2]["jobs"] is None
     assert "boot 1m, negotiation every 20s" in told["assumptions"]
     half = shadow_document(reader, START_EPOCH + 3 * 3600.0, BOOT_S, CYCLE_S).plain()
     assert half["jobs"] == 6 and half["since_at"] == START_EPOCH + 3 * 3600.0
@@ -170,11 +171,11 @@ def test_the_report_tells_it(played: tuple[Reader, SimulationOutcome], monkeypat
 def test_idle_time_of_the_other_system_counts_as_far_as_its_jobs_are_replayed() -> None:
     """Its drones idled between ten hours of jobs, of which five ran on at the end: we cannot save what we do not do."""
     theirs, ours = {"kit": GpuUse(9, 54_000.0, 36_000.0)}, {"kit": GpuUse(5, 20_000.0, 18_000.0)}
-    found = replace(EMPTY_COMPARISON, theirs=theirs, ours=ours)
-    told = comparison_document(found, "").plain()
+    found = Comparison(theirs=with_sum(theirs), ours=with_sum(ours))
+    told = comparison_document(found).plain()
     assert told["replayed"] == 0.5 and told["saved_gpu_s"] == 18_000.0 / 2 - 2_000.0
-    assert told["sites"][1]["saved_gpu_s"] == told["saved_gpu_s"]
-    assert comparison_document(replace(found, theirs={}), "").plain()["saved_gpu_s"] == -2_000.0
+    assert told["uses"][3]["saved_gpu_s"] == told["saved_gpu_s"]
+    assert comparison_document(found._replace(theirs=with_sum({}))).plain()["saved_gpu_s"] == -2_000.0
 
 
 def test_what_was_not_observed_does_not_count() -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 
 from adapters.htcondor import classads, htcondor2
 from adapters.htcondor.classads import Ad, moment, text, value, whole
@@ -40,35 +39,26 @@ class OtherDroneReader:
         self._joined = Counter[_Group]()
 
     def drones(self) -> Sequence[OtherDrones]:
-        """Return the drones of others by site and GPU model."""
-        ads = self._collector.query(htcondor2.AdType.Startd, constraint(self._controller), PROJECTION)
-        found, now = by_site(ads), time.monotonic()
-        for group, (_, names) in found.items():
-            self._joined[group] += 0 if self._known is None else len(names - self._known.keys())
+        """Return the drones of others by site and GPU model. Each start of a startd is a drone."""
+        gpus, busy, names = Counter[_Group](), Counter[_Group](), defaultdict[_Group, set[str]](set)
+        for ad in self._collector.query(htcondor2.AdType.Startd, constraint(self._controller), PROJECTION):
+            group = site_of(ad), text(ad, "GPUs_DeviceName", 80)
+            there = min(whole(ad, "TotalSlotGPUs"), MAX_DEVICES_PER_JOB)
+            free = min(whole(ad, "GPUs"), there)
+            if value(ad, "SlotType") != "Partitionable":
+                free = 0 if is_claimed(ad) else there
+            gpus[group] += there
+            busy[group] += there - free
+            names[group].add(f"{text(ad, 'Name', 600).partition('@')[2]} {moment(ad, 'DaemonStartTime'):.0f}")
+        now = time.monotonic()
+        for group, those in names.items():
+            self._joined[group] += 0 if self._known is None else len(those - self._known.keys())
         kept = {name: at for name, at in (self._known or {}).items() if now - at <= _REMEMBERED_S}
-        self._known = kept | dict.fromkeys((name for _, names in found.values() for name in names), now)
-        none = OtherDrones("", "", 0, 0, 0), set[str]()
+        self._known = kept | dict.fromkeys(set().union(*names.values()), now)
         return [
-            replace(found.get(group, none)[0], site=group[0], gpu_model=group[1], joined=joined)
+            OtherDrones(*group, len(names[group]), gpus[group] * WHOLE_GPU, busy[group] * WHOLE_GPU, joined)
             for group, joined in sorted(self._joined.items())
         ]
-
-
-def by_site(ads: Iterable[Ad]) -> dict[_Group, tuple[OtherDrones, set[str]]]:
-    """Return drones by site and GPU model, and their names: each start of a startd is a drone."""
-    found: dict[_Group, tuple[OtherDrones, set[str]]] = {}
-    for ad in ads:
-        group = site_of(ad), text(ad, "GPUs_DeviceName", 80)
-        there = min(whole(ad, "TotalSlotGPUs"), MAX_DEVICES_PER_JOB)
-        free = min(whole(ad, "GPUs"), there)
-        if value(ad, "SlotType") != "Partitionable":
-            free = 0 if is_claimed(ad) else there
-        sums, names = found.get(group, (OtherDrones(*group, 0, 0, 0), set()))
-        names.add(f"{text(ad, 'Name', 600).partition('@')[2]} {moment(ad, 'DaemonStartTime'):.0f}")
-        busy = sums.busy_gpu_milli + (there - free) * WHOLE_GPU
-        sums = replace(sums, drones=len(names), gpu_milli=sums.gpu_milli + there * WHOLE_GPU, busy_gpu_milli=busy)
-        found[group] = sums, names
-    return found
 
 
 def site_of(ad: Ad) -> str:
