@@ -95,6 +95,7 @@ class WebService:
             self.get(f"/{name}", self._page)
         for name in pages.PAGES_OF_ONE:
             self.get(f"/{name}/{{id}}", self._page, None if name == PUBLIC_PAGE else Role.READ)
+        self.get("/{unknown}", self._page)
         for file in (Path(str(files("provisioner.web"))) / "static").iterdir():
             self.app.router.add_get(f"/static/{file.name}", partial(_file, file))
         for resource in resources:
