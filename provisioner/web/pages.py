@@ -75,7 +75,7 @@ def render(path: str, reader: Reader, query: Query) -> str:
 
 def render_error(title: str, lines: Sequence[str]) -> str:
     """Return the HTML of a page that cannot be shown: a title, and why."""
-    return _html(WebPage(title, answer=" ".join(lines)))
+    return _html(WebPage(title, answer=". ".join(lines)))
 
 
 def _html(page: WebPage, here: str | None = None, asked: str = "", as_of: str = "") -> str:
@@ -381,27 +381,32 @@ def _use(reader: Reader, query: Query) -> WebPage:
     return replace(_document("Use", document, query, answer), choices=(periods, groupings))
 
 
-WASTE_METRIC = "provisioner_gpu_seconds_total"
+WASTE_METRIC, LOST_METRIC = "provisioner_gpu_seconds_total", "provisioner_lost_gpu_seconds_total"
 USES: Mapping[str, str] = {
     "good": "done work",
     "idle": "no job",
     "boot": "starting",
     "lost": "work cut short",
+    "draining": "leaving",
 }
-"""Values of the label ``use``, in the order of the chart, with their meaning."""
+"""Uses of GPU time, in the order of the chart, with their meaning."""
 
 
 def _waste(reader: Reader, query: Query) -> WebPage:
     period, periods = _choices(query, "since", _PERIOD_WORDS, "1d")
-    gpu_s = charts.Increases.read(reader, WASTE_METRIC, out.now(), *PERIODS[period])
-    by_use, none = gpu_s.by("use"), [0.0] * len(gpu_s.times)
-    hours = {use: [each / 3600 for each in by_use.get((use,), none)] for use in USES}
+    now = out.now()
+    gpu_s, lost_s = (charts.Increases.read(reader, each, now, *PERIODS[period]) for each in (WASTE_METRIC, LOST_METRIC))
+    lost, none = lost_s.by("site"), [0.0] * len(gpu_s.times)
+    by_site: dict[str, dict[str, Sequence[float]]] = {}
+    for (site, use), increases in sorted(gpu_s.by("site", "use").items()):
+        by_site.setdefault(site, {})[use] = increases
+    for site, uses in by_site.items():
+        uses["good"], uses["lost"] = _good_and_lost(uses.pop("busy", none), lost.get((site,), none))
+    used = {use: zip(none, *(uses.get(use, none) for uses in by_site.values()), strict=True) for use in USES}
+    hours = {use: [sum(each) / 3600 for each in steps] for use, steps in used.items()}
     total = sum(map(sum, hours.values()))
     parts = ", ".join(f"{use} {sum(found) / total:.0%}" for use, found in hours.items()) if total else "none on record"
-    by_site: dict[str, dict[str, float]] = {}
-    for (site, use), increases in sorted(gpu_s.by("site", "use").items()):
-        by_site.setdefault(site, {})[use] = sum(increases)
-    rows = [SiteHours(site, uses) for site, uses in by_site.items()]
+    rows = [SiteHours(site, {use: sum(steps) for use, steps in uses.items()}) for site, uses in by_site.items()]
     listing = out.Listing("", WASTE_COLUMNS, rows, title="GPU-hours by site")
     words = _PERIOD_WORDS[period]
     return WebPage(
@@ -411,6 +416,17 @@ def _waste(reader: Reader, query: Query) -> WebPage:
         chart=charts.stacked_bars(f"GPU-hours in the {words}", hours, USES, gpu_s.times) if total else None,
         tables=(page_table(listing, query, bars=("total",)),),
     )
+
+
+def _good_and_lost(busy: Sequence[float], lost: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Return the parts of the busy time, each by step. A loss counts at the end of its drone, after the busy time."""
+    good, cut, due = [*busy], [0.0] * len(busy), 0.0
+    for n in reversed(range(len(busy))):
+        due += lost[n]
+        cut[n] = min(due, busy[n])
+        good[n] -= cut[n]
+        due -= cut[n]
+    return good, cut
 
 
 class SiteHours(NamedTuple):
