@@ -48,8 +48,8 @@ class PageChart(NamedTuple):
 
 
 def amount(value: float) -> str:
-    """Return an amount with as many digits as people read: ``1,234``, ``12``, ``1.2``."""
-    return f"{value:,.0f}" if value >= 10 or not value else f"{value:.1f}"
+    """Return an amount with as many digits as people read: ``1,234``, ``12``, ``1.2``, ``0.03``."""
+    return f"{value:,.0f}" if value >= 10 or not value else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
 
 
 def stacked_bars(

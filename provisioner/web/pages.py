@@ -342,31 +342,51 @@ def _use(reader: Reader, query: Query) -> WebPage:
     return replace(page, choices=(periods, groupings))
 
 
-WASTE_METRIC = "provisioner_gpu_seconds_total"
+WASTE_METRIC, LOST_METRIC = "provisioner_gpu_seconds_total", "provisioner_lost_gpu_seconds_total"
 USES: Mapping[str, str] = {
     "good": "done work",
     "idle": "no job",
     "boot": "starting",
     "lost": "work cut short",
+    "draining": "leaving",
 }
-"""Values of the label ``use``, in the order of the chart, with their meaning."""
+"""Uses of GPU time, in the order of the chart, with their meaning."""
 
 
 def _waste(reader: Reader, query: Query) -> WebPage:
     period, periods = _choices(query, "since", PERIODS, "1d")
-    gpu_s = charts.Increases(reader, WASTE_METRIC, out.now(), parse_duration(period), BAR_S[period])
-    by_use, none = gpu_s.by("use"), [0.0] * len(gpu_s.times)
-    hours = {use: [each / 3600 for each in by_use.get((use,), none)] for use in USES}
+    now = out.now()
+    gpu_s, lost_s = (
+        charts.Increases(reader, metric, now, parse_duration(period), BAR_S[period])
+        for metric in (WASTE_METRIC, LOST_METRIC)
+    )
+    found, lost, none = gpu_s.by("site", "use"), lost_s.by("site"), [0.0] * len(gpu_s.times)
+    for site in {site for site, _ in found}:
+        good_and_lost = _good_and_lost(found.pop((site, "busy"), none), lost.get((site,), none))
+        found[site, "good"], found[site, "lost"] = good_and_lost
+    steps = {use: zip(none, *(each for key, each in found.items() if key[1] == use), strict=True) for use in USES}
+    hours = {use: [sum(each) / 3600 for each in of_use] for use, of_use in steps.items()}
     total = sum(map(sum, hours.values()))
-    parts = ", ".join(f"{use} {sum(found) / total:.0%}" for use, found in hours.items()) if total else "none on record"
+    parts = ", ".join(f"{use} {sum(each) / total:.0%}" for use, each in hours.items()) if total else "none on record"
     words = PERIODS[period]
     return WebPage(
         "Waste",
         [f"{charts.amount(total)} GPU-hours in the {words}: {parts}."],
         (periods,),
         chart=charts.stacked_bars(f"GPU-hours in the {words}", hours, USES, gpu_s.times) if total else None,
-        tables=[page_table(_hours_by_site(gpu_s.by("site", "use")), query)],
+        tables=[page_table(_hours_by_site(found), query)],
     )
+
+
+def _good_and_lost(busy: Sequence[float], lost: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Return the parts of the busy time, each by step. A loss counts at the end of its drone, after the busy time."""
+    good, cut, due = [*busy], [0.0] * len(busy), 0.0
+    for n in reversed(range(len(busy))):
+        due += lost[n]
+        cut[n] = min(due, busy[n])
+        good[n] -= cut[n]
+        due -= cut[n]
+    return good, cut
 
 
 def _hours_by_site(gpu_s: Mapping[tuple[str, ...], Sequence[float]]) -> out.Listing:

@@ -84,6 +84,7 @@ class WebService:
             self._get(f"/{name}", self._page)
         for name in pages.PAGES_OF_ONE:
             self._get(f"/{name}/{{id}}", self._page, None if name == PUBLIC_PAGE else Role.READ)
+        self._get("/{unknown}", self._page)
         for resource in resources:
             self._get(resource.path, partial(api.answer_resource, resource, self.record))
         for change in api.CHANGE_RESOURCES:

@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from playwright.sync_api import Browser
 
 from tests.labs import htcondor
+from tests.labs.chromium import running_chromium
 from tests.labs.controller import LabController
 from tests.labs.htcondor import Condor, DroneProcess, Pool, StartDrone
 from tests.labs.kubernetes import Kubernetes, KubernetesLab, running_kubernetes
@@ -212,3 +214,12 @@ def openstack(openstack_cloud: OpenStackLab) -> Iterator[OpenStackLab]:
     """The cloud, which is empty again afterwards."""
     yield openstack_cloud
     openstack_cloud.reset()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    try:
+        with running_chromium() as found:
+            yield found
+    except htcondor.LabError as error:
+        pytest.skip(f"no Chromium: {error}")

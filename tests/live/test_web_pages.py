@@ -6,11 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page
+from playwright.sync_api import Browser
 
-from tests.labs.chromium import running_chromium
-from tests.labs.htcondor import LabError
+from tests.labs.chromium import WIDTHS, assert_fits_and_is_accessible, complaints, context
 from tests.web import records
 from tests.web.service import PageService, serving
 
@@ -32,16 +30,6 @@ PATHS = (
     "/job/8812.1",
     "/job/8790.3",
 )
-SIZES = (320, 1280, 1920)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    try:
-        with running_chromium() as found:
-            yield found
-    except LabError as error:
-        pytest.skip(f"no Chromium: {error}")
 
 
 @pytest.fixture(scope="module")
@@ -50,40 +38,19 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageService]:
         yield found
 
 
-def context(browser: Browser, width: int, **more: Any) -> BrowserContext:
-    return browser.new_context(viewport={"width": width, "height": 900}, **more)
-
-
-def complaints(page: Page) -> list[str]:
-    """Return the list to which everything is added that the page complains about."""
-    found: list[str] = []
-
-    def add(message: ConsoleMessage) -> None:
-        if message.type in ("error", "warning"):
-            found.append(f"{page.url}: {message.text}")
-
-    page.on("console", add)
-    page.on("pageerror", lambda error: found.append(f"{page.url}: {error}"))
-    return found
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", SIZES)
+@pytest.mark.parametrize("width", WIDTHS)
 def test_every_page_fits_and_axe_finds_nothing(browser: Browser, service: PageService, width: int, scheme: Any) -> None:
     with context(browser, width, color_scheme=scheme) as opened:
         page = opened.new_page()
         found = complaints(page)
         for path in PATHS:
             page.goto(service.address + path)
-            for details in page.locator("summary").all():
-                details.click()
-            assert page.evaluate("document.documentElement.scrollWidth") <= width, path
-            checked = Axe().run(page)
-            assert checked.violations_count == 0, f"{path}: {checked.generate_report()}"
+            assert_fits_and_is_accessible(page, width)
         assert not found
 
 
-@pytest.mark.parametrize("width", SIZES)
+@pytest.mark.parametrize("width", WIDTHS)
 def test_every_page_is_the_same_without_scripts(browser: Browser, service: PageService, width: int) -> None:
     with context(browser, width, java_script_enabled=False) as opened:
         page = opened.new_page()
@@ -93,7 +60,7 @@ def test_every_page_is_the_same_without_scripts(browser: Browser, service: PageS
         page.goto(service.address)
         page.fill("input[name=q]", "8831.2")
         page.press("input[name=q]", "Enter")
-        assert "no drone type fits" in page.locator("main").inner_text()
+        assert "no drone type fits" in (page.locator("main").text_content() or "")
         if width > 320:  # a narrow screen has cards without a head
             page.goto(f"{service.address}/drones")
             page.get_by_role("columnheader", name="Age").get_by_role("link").click()

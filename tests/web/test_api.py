@@ -95,10 +95,11 @@ async def test_a_mistake_is_a_problem_with_the_words_of_the_command_line(
     assert (problem["status"], problem["exit_code"]) == (status, code) and said in problem["detail"]
 
 
-async def test_a_page_that_is_not_there_is_a_page_that_says_so(serve: Serve) -> None:
-    answer = await (await serve()).ask("/drone/<b>999")
+@pytest.mark.parametrize(("path", "said"), [("/drone/<b>999", "no drone"), ("/<b>999", "/owner")])
+async def test_a_page_that_is_not_there_is_a_page_that_says_so(serve: Serve, path: str, said: str) -> None:
+    answer = await (await serve()).ask(path)
     assert (answer.status, answer.headers["Content-Type"].partition(";")[0]) == (404, "text/html")
-    assert "Not found" in answer.text and "no drone" in answer.text and "<b>999" not in answer.text
+    assert "Not found" in answer.text and said in answer.text and "<b>999" not in answer.text
 
 
 @pytest.mark.parametrize("path", ["/drones?state=sleeping", "/drones?sort=nosuch", "/use?since=1y", "/sites?nosuch=1"])

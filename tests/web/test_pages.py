@@ -30,7 +30,7 @@ from provisioner.reasons import (
     StartOutcome,
 )
 from provisioner.store.writer import SqlStore
-from provisioner.web.pages import PAGES, render
+from provisioner.web.pages import PAGES, _good_and_lost, render
 from tests.web import records
 from tests.web.records import HOSTILE, SeriesReader
 
@@ -166,13 +166,17 @@ def test_waste_adds_up_the_series(reader: SeriesReader) -> None:
     *_, last = page.rows("GPU-hours by site")
     sites = [row[0] for row in page.rows("GPU-hours by site")[1:]]
     assert sites == ["topas", "nemo", "horeka", "cloud"] and last[0] == "cloud"
-    numbers = [[float(cell.replace(",", "")) for cell in row[1:6]] for row in page.rows("GPU-hours by site")[1:]]
+    numbers = [[float(cell.replace(",", "")) for cell in row[1:7]] for row in page.rows("GPU-hours by site")[1:]]
     for total, *parts in numbers:
         assert total == pytest.approx(sum(parts), abs=2.0)
     figures = page.rows("GPU-hours in the last 7 days")[1:]
     assert len(figures) == 56, "a row for each three hours"
     shown = sum(float(cell.replace(",", "")) for row in figures for cell in row[1:])
     assert shown == pytest.approx(sum(total for total, *_ in numbers), rel=0.02)
+
+
+def test_lost_work_is_taken_from_the_busy_time_before_its_drone_ended() -> None:
+    assert _good_and_lost([4.0, 0.0, 3.0, 2.0], [0.0, 0.0, 5.0, 0.0]) == ([2.0, 0.0, 0.0, 2.0], [2.0, 0.0, 3.0, 0.0])
 
 
 def test_tables_sort_and_choose_columns_as_the_command_line_does(reader: SeriesReader) -> None:

@@ -4,100 +4,28 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
-import shutil
-import signal
 import subprocess
 import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from adapters.embedded import queue
 from provisioner.model import DroneState
-from provisioner.store.reader import Reader
-from tests.web.conftest import ME, free_port
+from tests.labs.demo import DemoHost, running_demo
+from tests.web.conftest import ME
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("demo")]
-ROOT = Path(__file__).parents[2]
-
-
-class Host:
-    """A directory with the configuration of the demo, a controller and a service in it."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.running = path, dict[str, subprocess.Popen[bytes]]()
-        for file in (ROOT / "site_configs" / "demo").glob("*.yaml"):
-            shutil.copy(file, path)
-        self.file, self.url = path / "provisioner.yaml", f"http://127.0.0.1:{free_port()}"
-        web = f"\nweb:\n  listen: {self.url.removeprefix('http://')}\n"
-        self.file.write_text(self.file.read_text() + web)
-        self.env = {name: value for name, value in os.environ.items() if not name.startswith("PROVISIONER_")}
-        self.env["PYTHONPATH"] = str(ROOT)
-
-    @property
-    def reader(self) -> Reader:
-        return Reader(next(self.path.glob("*.db")))
-
-    def start(self, verb: str) -> None:
-        with (self.path / f"{verb}.log").open("ab") as log:
-            command = [sys.executable, "-m", "provisioner.cli", verb, "-c", str(self.file)]
-            self.running[verb] = subprocess.Popen(command, cwd=self.path, env=self.env, stderr=log, stdout=log)
-
-    def stop(self, verb: str) -> int:
-        process = self.running.pop(verb)
-        process.send_signal(signal.SIGTERM)
-        return process.wait(60)
-
-    def cli(self, *words: str, code: int = 0) -> str:
-        """A verb over the unix socket of the service."""
-        env = {**self.env, "PROVISIONER_URL": f"unix:{self.path}/web.sock", "COLUMNS": "200"}
-        command = [sys.executable, "-m", "provisioner.cli", *words]
-        ran = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=60)
-        assert ran.returncode == code, ran.stderr
-        return ran.stdout
-
-    def get(self, path: str) -> Any:
-        with urllib.request.urlopen(f"{self.url}{path}", timeout=30) as found:
-            return json.loads(found.read())
-
-    def submit(self, jobs: int) -> None:
-        for _ in range(jobs):
-            queue.submit(next(self.path.glob("**/queue.db")), ["sleep", "600"], gpus=1, memory_mib=16)
-
-    def until(self, what: Callable[[], object], seconds: float = 60.0) -> None:
-        deadline = time.monotonic() + seconds
-        while True:
-            try:
-                if what():
-                    return
-            except OSError:  # the service is about to come
-                pass
-            logs = "".join(log.read_text()[-1500:] for log in self.path.glob("*.log"))
-            assert time.monotonic() < deadline, logs
-            time.sleep(0.1)
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Iterator[Host]:
-    made = Host(tmp_path)
-    made.start("run")
-    made.until(lambda: list(tmp_path.glob("*.db")) and made.reader.views())
-    made.start("serve")
-    made.until(lambda: made.get("/api/v1/status")["running"])
-    yield made
-    if "run" not in made.running:
-        made.start("run")
-    made.cli("sites", "disable", "local", "--reason", "the test ends")
-    made.cli("drones", "kill", "--site", "local", "--reason", "the test ends", "--yes")
-    made.until(lambda: not made.reader.drones())
-    for verb in list(made.running):
-        assert made.stop(verb) == 0
+def host(tmp_path: Path) -> Iterator[DemoHost]:
+    with running_demo(tmp_path) as made:
+        yield made
 
 
 class Follower(threading.Thread):
@@ -124,7 +52,7 @@ class Follower(threading.Thread):
             time.sleep(0.2)
 
 
-def test_a_disabled_site_gets_no_drones_across_a_restart_and_says_why(host: Host) -> None:
+def test_a_disabled_site_gets_no_drones_across_a_restart_and_says_why(host: DemoHost) -> None:
     host.cli("sites", "disable", "local", "--reason", "cooling is repaired")
     host.submit(2)
     host.until(lambda: "cooling is repaired" in host.cli("demand"))
@@ -142,7 +70,7 @@ def test_a_disabled_site_gets_no_drones_across_a_restart_and_says_why(host: Host
     assert not host.reader.requests(), "both are carried out"
 
 
-def test_drones_are_drained_and_killed_and_the_stream_tells_it_across_restarts(host: Host) -> None:
+def test_drones_are_drained_and_killed_and_the_stream_tells_it_across_restarts(host: DemoHost) -> None:
     follower = Follower(host.url)
     follower.start()
     host.submit(2)
@@ -169,7 +97,7 @@ def test_drones_are_drained_and_killed_and_the_stream_tells_it_across_restarts(h
     assert "new fan" in host.cli("explain", "drone", first)
 
 
-def test_a_changed_configuration_is_taken_over_and_one_service_has_the_place(host: Host) -> None:
+def test_a_changed_configuration_is_taken_over_and_one_service_has_the_place(host: DemoHost) -> None:
     site = host.path / "local.yaml"
     site.write_text(site.read_text().replace("max_drones: 6", "max_drones: 5"))
     host.cli("reload")

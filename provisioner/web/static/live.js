@@ -3,6 +3,7 @@
 
 const LEAST_PAUSE_MS = 2000;
 const RETRY_MS = 5000;
+const MOST_PAUSE_MS = 30000; // a controller that has stopped sends no event
 const age = document.getElementById("age");
 let due = 0;
 
@@ -46,3 +47,4 @@ function connect() {
 }
 
 connect();
+setInterval(later, MOST_PAUSE_MS);
