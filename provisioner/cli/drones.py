@@ -165,7 +165,7 @@ class StateLimit(NamedTuple):
     def words(self) -> str:
         if not self.limit_s:
             return f"no limit known ({self.setting})" if self.setting else "-"
-        return f"{formatting.seconds(self.limit_s)} ({self.by or self.setting})"
+        return f"{formatting.age(self.limit_s)} ({self.by or self.setting})"
 
 
 _ACTION_WORDS = {

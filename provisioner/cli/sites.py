@@ -209,7 +209,7 @@ SITE_COLUMNS = (
     out.time_at("until_at", "While banned: when it may be tried again.", "breaker.until"),
     out.whole("failures", "Failures in a row.", "breaker.failures", level=1),
     out.whole("drones", "Live drones: asked for and not confirmed gone.", "live", level=0, fact="drones"),
-    out.whole("max_drones", "Limit on drones.", "policy.max_drones", null=True, head="MAX", fact="of at most"),
+    out.whole("max_drones", "Limit on drones.", "policy.max_drones", null=True, head="MAX", fact="limit of drones"),
     out.gpus("gpu_milli", f"{_MILLI} in live drones.", head="GPUS", fact="gpus"),
     out.whole("max_gpu_milli", f"Limit on {_MILLI.lower()}; null: none.", "policy.max_gpu_milli", null=True),
     USE_COLUMN,

@@ -315,7 +315,9 @@ STATUS_FACTS = (
     out.whole("tick", "The newest; null: none yet.", "views.tick", null=True, head="newest tick", show=_tick_words),
     out.time_at("tick_at", "When it was.", "views.at"),
     out.whole("live_drones", "Drones not confirmed gone.", lambda facts: len(facts.live), head="drones"),
-    out.whole("max_drones", "Limit on them; null: unknown.", "views.policy.max_drones", null=True, head="of at most"),
+    out.whole(
+        "max_drones", "Limit on them; null: unknown.", "views.policy.max_drones", null=True, head="limit of drones"
+    ),
     out.gpus(
         "gpu_milli", "Thousandths of GPUs in them.", lambda facts: sum(d.gpu_milli for d in facts.live), head="gpus"
     ),

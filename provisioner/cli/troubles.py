@@ -180,7 +180,7 @@ VIEW_TINTS = {"failed": "red", "never": "red", "old": "yellow", "fresh": ""}
 _VERDICT = "fresh; old: past its limit; failed: the newest look failed; never: none succeeded."
 VIEW_COLUMNS = (
     out.ident("view", "overlay, or site:<name>.", least=12),
-    out.text("verdict", _VERDICT, head="IS", choices=tuple(VIEW_TINTS), tint=VIEW_TINTS),
+    out.text("verdict", _VERDICT, head="STATE", choices=tuple(VIEW_TINTS), tint=VIEW_TINTS),
     out.span_s("age_s", "Age of the newest good view, seconds; null: there is none.", head="AGE"),
     out.span_s("limit_s", "Older than this it is not acted on, seconds.", head="LIMIT"),
     out.text("fault", "Kind of fault of the newest look; null: it succeeded.", "fault.kind", null=True),

@@ -49,9 +49,12 @@ class WebPage:
     lines: Sequence[str] = ()
     """The page in a sentence, for those who read no further, and what else there is to say."""
     choices: Sequence[Sequence[Choice]] = ()
+    troubles: PageTable | None = None
     facts: Sequence[tuple[PageHead, PageCell]] = ()
     chart: PageChart | None = None
     tables: Sequence[PageTable] = ()
+    life: PageTable | None = None
+    """The states of a drone in their order."""
     output: str = ""
     """Lines of a program, as it wrote them."""
     verdict: str = ""
@@ -109,7 +112,8 @@ def _document(title: str, document: out.Document, query: Query, *lines: str) -> 
     parts = [
         page_table(part, query if key == document.main else None) for key, part in document.parts.items() if part.title
     ]
-    return WebPage(title, lines, facts=tables.facts(document), tables=parts)
+    others = [fact for fact in document.facts if fact.key not in ("id", "site")]  # the title has them
+    return WebPage(title, lines, facts=tables.facts(replace(document, facts=others)), tables=parts)
 
 
 def _shown(columns: Iterable[out.Column], *keys: str) -> list[out.Column]:
@@ -136,23 +140,29 @@ _DEMAND_SHOWN = ("id", "owner", "waiting", "running", "drones", "oldest_s", "nee
 
 def _now(reader: Reader, query: Query) -> WebPage:
     document = _answer("status", reader, query)
-    parts = dict(document.parts)
-    found: Sequence[Any] = parts["troubles"].rows
-    verdict = document.scope.partition(": ")[0] if found else "All is well"
-    parts["demand"] = replace(parts["demand"], columns=_shown(parts["demand"].columns, *_DEMAND_SHOWN))
-    types = _types_now(reader, parts["sites"].rows)
-    parts = {"troubles": parts.pop("troubles"), "types": types, **parts} if found else {"types": types, **parts}
+    troubles, demand = document.parts["troubles"], document.parts["demand"]
+    verdict = document.scope.partition(": ")[0] if troubles.rows else "All is well"
+    parts = {"demand": replace(demand, columns=_shown(demand.columns, *_DEMAND_SHOWN))}
+    parts |= {key: document.parts[key] for key in ("views", "events")}
     page = _document(verdict, replace(document, parts=parts), query)
-    return replace(page, verdict=found[0].severity if found else "well")
+    return replace(
+        page,
+        troubles=page_table(troubles) if troubles.rows else None,
+        tables=[_types_now(reader, document.parts["sites"]), *page.tables],
+        verdict=troubles.rows[0].severity if troubles.rows else "well",
+    )
 
 
-def _types_now(reader: Reader, rows: Sequence[sites.SiteRow]) -> out.Listing:
-    """Return the drone types of all sites, those that are configured and those that still have drones."""
+SITE_SHOWN = ("site", "enabled", "breaker", "drones", "max_drones", "owner", "view_age_s")
+
+
+def _types_now(reader: Reader, of_sites: out.Listing) -> PageTable:
+    """Return the drone types under their sites, those that are configured and those that still have drones."""
     live = Counter((drone.type, drone.state) for drone in reader.drones())
     snapshot, views, newest = reader.snapshot(), reader.views(), jobs.newest_plan(reader)
     quiet_s = snapshot.now - snapshot.gpu_wanted_at if snapshot else 0.0
     configured = {kind.key: kind for kind in views.types} if views else {}
-    by_name = {row.name: row for row in rows}
+    by_name: dict[str, sites.SiteRow] = {row.name: row for row in of_sites.rows}
     known = {*configured, *(kind for kind, _ in live)}
     site_of = {key: by_name[site] for key in sorted(known) if (site := key.partition("/")[0]) in by_name}
     refused = {key: _refused(newest, row, key) for key, row in site_of.items()}
@@ -161,21 +171,29 @@ def _types_now(reader: Reader, rows: Sequence[sites.SiteRow]) -> out.Listing:
         places = _free_places(site_of[key], configured[key], quiet_s) if key in configured else None
         return "?" if places is None else str(places)
 
-    def in_group(group: str) -> out.Column:
-        def count(key: model.TypeKey) -> int:
-            return sum(live[key, state] for state in STATE_GROUPS[group])
+    def counts(key: model.TypeKey) -> dict[str, int]:
+        return {group: sum(live[key, state] for state in states) for group, states in STATE_GROUPS.items()}
 
-        return out.whole(group, f"Drones that are {group}.", count)
+    def in_group(group: str) -> out.Column:
+        return out.whole(group, f"Drones that are {group}.", lambda key: counts(key)[group])
 
     columns = (
-        out.ident("type", "Drone type, as site/name.", str),
+        out.ident("type", "Drone type.", str, show=lambda key: key.partition("/")[2]),
         out.whole("free", "Drones that could start now.", free),
         *map(in_group, STATE_GROUPS),
+        out.data("share", "Part of the drones in each state.", counts),
         out.whole("refused", "Waiting jobs that the newest plan starts nothing for here.", lambda key: refused[key][0]),
         out.words("why", "Reason of most of them.", lambda key: refused[key][1]),
     )
     shown = [replace(column, level=0) for column in columns]
-    return out.Listing("", shown, list(site_of), title="Drones by site and type")
+    made = page_table(out.Listing("", shown, list(site_of), title="Drones by site and type"))
+    keyed = [
+        h._replace(kind=f"amount key {h.text.lower()}") if h.text.lower() in STATE_GROUPS else h for h in made.heads
+    ]
+    of_site = [replace(column, spare=0) for column in _shown(of_sites.columns, *SITE_SHOWN)]
+    about = dict(zip(by_name, page_table(replace(of_sites, columns=of_site)).rows, strict=True))
+    first = {row.name: n for n, row in reversed([*enumerate(site_of.values())])}
+    return made._replace(heads=keyed, groups={n: about[site] for site, n in first.items()})
 
 
 def _free_places(row: sites.SiteRow, kind: model.DroneType, quiet_s: float) -> int | None:
@@ -232,8 +250,8 @@ def _why(reader: Reader, query: Query) -> WebPage:
 def _drone(reader: Reader, any_id: str, query: Query) -> WebPage:
     document = _answer("drones show", reader, {}, any_id)
     life, last_words = document.parts["history"], document.parts["last_words"].rows
-    page = _document(f"Drone {document.name}", replace(document, parts={"history": life}), query)
-    return replace(page, output="\n".join(map(formatting.sanitize, last_words)))
+    page = _document(f"Drone {document.name}", replace(document, parts={}), query)
+    return replace(page, life=page_table(life), output="\n".join(map(formatting.sanitize, last_words)))
 
 
 def _class(reader: Reader, class_id: str, query: Query) -> WebPage:

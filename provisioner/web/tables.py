@@ -26,6 +26,8 @@ class PageCell(NamedTuple):
     text: str
     tint: str = ""
     href: str = ""
+    parts: Mapping[str, int] | None = None
+    """Amounts that a bar shows in place of the text, by their class in the style sheet."""
 
 
 class PageHead(NamedTuple):
@@ -34,7 +36,7 @@ class PageHead(NamedTuple):
     text: str
     doc: str
     kind: str = ""
-    """Class in the style sheet: ``amount``, ``name``, or empty."""
+    """Class in the style sheet: ``amount``, ``name``, ``text``, or empty."""
     href: str = ""
     """Address of the page sorted by this column; empty: it cannot be sorted."""
     order: str = ""
@@ -47,6 +49,8 @@ class PageTable(NamedTuple):
     title: str
     heads: Sequence[PageHead]
     rows: Sequence[Sequence[PageCell]]
+    groups: Mapping[int, Sequence[PageCell]] = {}
+    """Cells of the heading above a row, by the number of the row."""
 
 
 def page_table(listing: out.Listing, query: Mapping[str, str] | None = None) -> PageTable:
@@ -81,7 +85,7 @@ def facts(document: out.Document) -> list[tuple[PageHead, PageCell]]:
 
 def _head(column: out.Column, query: Mapping[str, str] | None) -> PageHead:
     is_amount = column.kind in ("integer", "number") and not column.key.endswith("at")  # a time
-    kind = "amount" if is_amount else "name" if column.tail else ""
+    kind = "amount" if is_amount else "name" if column.tail else "text" if column.wrap else ""
     if query is None or column.kind in ("array", "object"):
         return PageHead(spelled(column.title), column.doc, kind)
     now = query.get("sort", "")
@@ -100,7 +104,8 @@ def _cells(column: out.Column, rows: Sequence[Any]) -> list[PageCell]:
     for text, row in zip(column.texts(rows), rows, strict=True):
         value = column.of(row)
         named = value if isinstance(value, str) else ""
-        cells.append(PageCell(text, TINTS.get(tints.get(named, ""), ""), _link_of(column.key, row, named)))
+        parts = value if column.key == "share" else None
+        cells.append(PageCell(text, TINTS.get(tints.get(named, ""), ""), _link_of(column.key, row, named), parts))
     return cells
 
 

@@ -140,25 +140,33 @@ def test_what_is_asked_for_is_text_too(reader: SeriesReader) -> None:
 def test_numbers_of_drones_are_those_of_the_record(reader: SeriesReader) -> None:
     live = Counter((drone.type, drone.state) for drone in reader.drones())
     rows = {row[0]: row[1:] for row in Rendered(reader, "/").rows("Drones by site and type")}
-    assert rows["nemo/l40s"][0] == "0" and rows["cloud/t4"][0] == "2"
+    assert rows["l40s"][0] == "0" and rows["t4"][0] == "2"
     for key in {kind for kind, _ in live}:
-        shown = rows[key]
+        shown = rows[key.partition("/")[2]]
         leaving = live[key, DroneState.DRAINING] + live[key, DroneState.STOPPING]
         assert shown[2:5] == [str(live[key, DroneState.BUSY]), str(live[key, DroneState.IDLE]), str(leaving)], key
-    assert sum(int(row[1]) for name, row in rows.items() if name != "Type") == sum(
+    assert sum(int(row[1]) for name, row in rows.items() if len(row) > 4 and name != "Type") == sum(
         number
         for (_, state), number in live.items()
         if state.value in ("requested", "submitted", "queued", "booting", "joined")
     )
 
 
+def test_a_bar_has_the_states_of_a_type_one_after_the_other(reader: SeriesReader) -> None:
+    bars = [each for each in Rendered(reader, "/").root.iter("svg") if each.get("class") == "bar"]
+    parts = [[(part.get("class"), part.get("x"), part.get("width")) for part in bar] for bar in bars]
+    assert parts[0] == [("starting", "0", "1"), ("running", "1", "4"), ("idle", "5", "0"), ("draining", "5", "1")]
+    assert bars[0].get("viewBox") == "0 0 6 1" and len(bars) == 6
+
+
 def test_what_is_refused_has_the_reason_of_most_jobs(reader: SeriesReader) -> None:
     rows = {row[0]: row for row in Rendered(reader, "/").rows("Drones by site and type")}
-    assert rows["topas/cpu"][-2] == "63" and "no free place for topas/cpu" in rows["topas/cpu"][-1]
-    assert "the view of site:horeka" in rows["horeka/h100"][-1]
+    assert rows["cpu"][-2] == "63" and "no free place for topas/cpu" in rows["cpu"][-1]
+    assert "the view of site:horeka" in rows["h100"][-1]
     assert reader.breakers()["horeka"].state is BreakerState.BANNED
-    (site,) = [row for row in Rendered(reader, "/").rows("Sites") if row[0] == "horeka"]
-    assert site[1:4] == ["banned", "7", "30"]
+    sites = [name for name, *cells in rows.items() if len(cells[0]) == 1]
+    assert [site.split()[0] for site in sites] == ["cloud", "horeka", "nemo", "topas"]
+    assert "banned" in sites[1] and "7 of at most 30 drones" in sites[1] and "owner: 4 jobs wait" in sites[2]
 
 
 def test_waste_adds_up_the_series(reader: SeriesReader) -> None:
