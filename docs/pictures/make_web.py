@@ -15,8 +15,8 @@ HERE = Path(__file__).parent
 PICTURES = {
     "web-now": ("/", "light", 1120, 1060),
     "web-waste": ("/waste", "dark", 1120, 760),
-    "web-job": ("/job/8831.2", "light", 1000, 480),
-    "web-drone": ("/drone/74", "light", 390, 780),
+    "web-job": ("/job/8831.2", "light", 1000, 810),
+    "web-drone": ("/drone/74", "light", 390, 1230),
 }
 """Path, colour scheme, width and height by the name of the picture."""
 
