@@ -2,8 +2,9 @@
 
 A job counts at a moment if it has waited for longer than a site takes to start a drone, and if a GPU of that site was
 free for all of that time: a drone that had been ordered in time would run it now. As many jobs count as there were such
-GPUs, less those whose drone is starting there, since sites differ from start to start. Sites behind a queue of their own do not count, since a quota that is left is no free GPU. Waits are those until
-the first start: a job that an owner has preempted waits for another reason.
+GPUs, less those whose drone is starting there, since a start may take longer than the mean. Sites behind a queue of
+their own do not count, since a quota that is left is no free GPU. Waits are those until the first start: a job that an
+owner has preempted waits for another reason.
 """
 
 from __future__ import annotations

@@ -133,7 +133,10 @@ def play(run: Run) -> Played:
     release_s = Rule.release_s if ours else _class_of(run.rule).release_s
     planner = _Kept(scenario.planner)
     scenario = replace(
-        scenario, facilities=facilities(owner, release_s=release_s, ours=ours), seed=run.seed, planner=planner,
+        scenario,
+        facilities=facilities(owner, release_s=release_s, ours=ours),
+        seed=run.seed,
+        planner=planner,
         samples_s=SAMPLE_S,
     )
     outcome = simulate(scenario)
