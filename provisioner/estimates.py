@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 HORIZONS_S = (900.0, 1800.0, 3600.0, 7200.0, 14400.0, 28800.0, 57600.0)
 """Horizons over which the growth of an owner is estimated."""
+RELEASE_S = 20.0
+"""Time that a drone holds its GPUs after its last job."""
 USUAL_RUN_S = 1800.0
 """Run time of a job about which nothing is known."""
 TAIL_FACTOR = 4.0

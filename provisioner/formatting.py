@@ -452,8 +452,8 @@ _SENTENCES: Mapping[Category, Mapping[type, str | Callable[[Any], str]]] = {
         "{waited_s:seconds}",
         r.AwaitingCheaperType: "a drone of {type} holds its GPUs for long before its first job: one is started if "
         "nothing cheaper comes before the jobs have waited for {more_s:seconds} together ({waited_s:seconds} so far)",
-        r.ExistingDronesSuffice: "such jobs run for {mean_s:seconds}: drones that are there take them soon "
-        "({running} run now)",
+        r.ExistingDronesSuffice: "such jobs run for {mean_s:seconds}: to wait for drones that are there costs less "
+        "than to start more ({running} run now)",
         r.HeadroomYields: "headroom {name} (room for {wanted:job}) waits: real jobs or the owner come first",
         r.SiteFull: "the site shows no free place for {type} or any other type that fits{lack:tail}",
         r.GpusStranded: _stranded,

@@ -849,8 +849,10 @@ class Policy:
     min_unhealthy: int = 5
     sites: Mapping[str, SitePolicy] = field(default_factory=dict)
     headroom: tuple[Headroom, ...] = ()
-    waiting_cost: float = 0.3
-    """GPU-seconds that one second of a job's waiting is worth: decides how soon a dearer start is made."""
+    waiting_cost: float = 1.0
+    """GPU-seconds that one second of a job's waiting is worth (:mod:`provisioner.planner.costs`)."""
+    waiting_cost_by_group: Mapping[str, float] = field(default_factory=dict)
+    """The same for the jobs of accounting groups, by name; it holds for the groups within as well."""
     idle_fixed: bool = False
     fault_limit: int = 2
     fault_window_s: float = 7 * 86400.0

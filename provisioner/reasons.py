@@ -320,6 +320,8 @@ class OwnerRisk:
 
 @dataclass(frozen=True, slots=True)
 class AwaitingCheaperType:
+    """Read from older records: it is not given any more."""
+
     type: str
     waited_s: float
     more_s: float

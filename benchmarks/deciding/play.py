@@ -15,6 +15,7 @@ from benchmarks.deciding.always_on import AlwaysOn
 from benchmarks.deciding.clairvoyant import schedule
 from benchmarks.deciding.cobald import Cobald
 from benchmarks.deciding.glidein import Glidein
+from benchmarks.deciding.idle_waits import SAMPLE_S, share_while_idle
 from benchmarks.deciding.karpenter import Karpenter
 from benchmarks.deciding.rule import Rule
 from benchmarks.deciding.worlds import PLACES, POOL, QUOTAS, RETIRE_S, UNLIMITED, facilities, jobs_of, owner_of
@@ -117,6 +118,8 @@ class Played:
     """Median over bursts (at least 20 jobs in 120 s after 600 s with fewer than 5) until the first has started."""
     burst_most_s: float | None = None
     """The same until 80 % have started."""
+    idle_waits: float = 0.0
+    """Waiting while a GPU that fits was free, per waiting (:mod:`benchmarks.deciding.idle_waits`)."""
 
 
 def play(run: Run) -> Played:
@@ -130,7 +133,11 @@ def play(run: Run) -> Played:
     release_s = Rule.release_s if ours else _class_of(run.rule).release_s
     planner = _Kept(scenario.planner)
     scenario = replace(
-        scenario, facilities=facilities(owner, release_s=release_s, ours=ours), seed=run.seed, planner=planner
+        scenario,
+        facilities=facilities(owner, release_s=release_s, ours=ours),
+        seed=run.seed,
+        planner=planner,
+        samples_s=SAMPLE_S,
     )
     outcome = simulate(scenario)
     result = summarize(outcome, policy=run.rule, trace=run.trace)
@@ -144,6 +151,7 @@ def play(run: Run) -> Played:
         timed.worst_s,
         statistics.median(first for first, _ in bursts) if bursts else None,
         statistics.median(most for _, most in bursts) if bursts else None,
+        share_while_idle(outcome.metrics.first_starts, outcome.samples),
     )
 
 

@@ -41,6 +41,7 @@ class Row:
     burst_most_s: float | None
     requests: int
     preempted: int
+    idle_waits: float
     decision_mean_s: float
     decision_worst_s: float
     violations: tuple[str, ...]
@@ -70,6 +71,7 @@ class Row:
             burst_most_s=played.burst_most_s,
             requests=result.requests,
             preempted=result.preempted,
+            idle_waits=played.idle_waits,
             decision_mean_s=played.decision_mean_s,
             decision_worst_s=played.decision_worst_s,
             violations=result.violations,

@@ -60,6 +60,11 @@ class Place:
         return self.boot.median_s * math.exp(self.boot.sigma**2 / 2)
 
     @property
+    def queue_mean_s(self) -> float:
+        """Mean."""
+        return self.queue.median_s * math.exp(self.queue.sigma**2 / 2)
+
+    @property
     def kind(self) -> DroneType:
         return DroneType(
             self.site,

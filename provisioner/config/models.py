@@ -166,8 +166,10 @@ class PolicySection(ConfigSection):
     min_unhealthy: int = Field(_POLICY_DEFAULTS.min_unhealthy, ge=1, examples=[5])
     """Fewer unhealthy drones than this never pause the controller."""
     waiting_cost: float = Field(_POLICY_DEFAULTS.waiting_cost, ge=0, le=1e6, examples=[0.3])
-    """GPU-seconds that one second of one job's waiting is worth. The larger, the sooner a drone is started that holds
-    its GPUs for long before its first job (a cloud that boots for minutes); 0: at once."""
+    """GPU-seconds that one second of one job's waiting is worth. The larger, the more drones are started for short jobs
+    and beside drones that wait in a queue, and the longer idle drones are kept; 0: a drone for each job that waits."""
+    waiting_cost_by_group: dict[str, Annotated[float, Field(ge=0, le=1e6)]] = Field({}, examples=[{"cms.urgent": 5}])
+    """The same for the jobs of accounting groups, and of the groups within these."""
     carbon: float | None = Field(None, ge=0, le=10_000, examples=[380])
     """Grams of CO2 per kWh of electricity, for the CO2 of jobs on types with `power`."""
     fault_limit: int = Field(_POLICY_DEFAULTS.fault_limit, ge=1, le=20, examples=[2])

@@ -42,8 +42,6 @@ RISE_QUANTILES = 500
 GAPS_KEPT = 200
 DEPARTED_KEPT_S = 3600.0
 """A drone that left, and that no other drone replaced within this time, would have waited in vain."""
-RELEASE_S = 20.0
-"""Typical time that a drone still holds its GPUs after it was asked to leave."""
 IDLE_CHOICES_S = (15.0, 30.0, 60.0, 120.0, 240.0, 480.0, 900.0, 1800.0, 3600.0)
 """Candidates for an idle timeout, none shorter than a tick."""
 MEAN_WEIGHT = 0.1
@@ -385,7 +383,7 @@ def best_timeout_s(gaps_s: Iterable[float], boot_s: float, waiting_cost: float) 
     (rent or buy; see ``idle_limit`` in ``planner/states.py``).
     """
     gaps = list(gaps_s)
-    start_s = boot_s + RELEASE_S + waiting_cost * boot_s
+    start_s = boot_s + est.RELEASE_S + waiting_cost * boot_s
     if len(gaps) < MIN_IDLE_GAPS:
         return start_s
 

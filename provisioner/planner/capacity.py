@@ -10,6 +10,7 @@ from typing import NamedTuple
 from provisioner import model, reasons
 from provisioner.model import ON_THE_WAY, WHOLE_GPU, BreakerState, Drone, DroneState, DroneType, JobClass, Node, TypeKey
 from provisioner.planner.context import DOWNTIME_MARGIN_S, NO_END, PlanningContext, downtime_at, life_too_short
+from provisioner.planner.costs import JobCost, StartCosts
 from provisioner.planner.matching import (
     CompatibleTypes,
     Resources,
@@ -260,7 +261,7 @@ _FULL_SITE_H = 1_000_000
 
 @dataclass(slots=True)
 class TypeRanking:
-    """Order of drone types: by expected start, then by price per job, then by unused VRAM and capability.
+    """Order of drone types: by expected start, then by cost, then by unused VRAM and capability.
 
     Sites with free GPUs, or without a report, come before those where a drone would queue.
     """
@@ -270,7 +271,8 @@ class TypeRanking:
     sure: frozenset[TypeKey]
     """Types of which a drone would start now, by what their site reports."""
     any_late: bool
-    known: dict[CompatibleTypes, Sequence[TypeKey]] = field(default_factory=dict)
+    costs: StartCosts
+    known: dict[tuple[CompatibleTypes, JobCost], Sequence[TypeKey]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, context: PlanningContext, limits: StartLimits) -> TypeRanking:
@@ -285,18 +287,27 @@ class TypeRanking:
         # Where a drone waits all the same, the free capacity is reserved for another drone.
         sure = frozenset(key for key, count in free.items() if count and count > 0 and key not in waits)
         full = {key for key, count in free.items() if count is not None and count <= 0}
-        return cls({key: (_FULL_SITE_H if key in full else 0) + waits.get(key, 0) for key in free}, sure, bool(waits))
+        return cls(
+            {key: (_FULL_SITE_H if key in full else 0) + waits.get(key, 0) for key in free},
+            sure,
+            bool(waits),
+            context.costs,
+        )
 
-    def for_jobs(self, compatible: CompatibleTypes) -> Sequence[TypeKey]:
-        """Return the compatible types of one shape in the order in which they are tried."""
-        if compatible not in self.known:
-            self.known[compatible] = sorted(compatible.cheapest, key=self.wait_h.__getitem__)
-        return self.known[compatible]
+    def for_jobs(self, compatible: CompatibleTypes, cost: JobCost) -> Sequence[TypeKey]:
+        """Return the compatible types for jobs of one cost in the order in which they are tried."""
+        found = self.known.get((compatible, cost))
+        if found is None:
+            types, jobs = self.costs.types, compatible.jobs
+            total = {key: self.costs.start(types[key], jobs[key], cost) for key in compatible.cheapest}
+            found = sorted(compatible.cheapest, key=lambda key: (self.wait_h[key], total[key]))
+            self.known[compatible, cost] = found
+        return found
 
-    def candidates(self, compatible: CompatibleTypes, still_open: Set[TypeKey]) -> Sequence[TypeKey]:
+    def candidates(self, compatible: CompatibleTypes, cost: JobCost, still_open: Set[TypeKey]) -> Sequence[TypeKey]:
         """Return the types that are still open, in order, and those at which delayed drones are counted as supply."""
         # The latter are the first type of which another drone might wait as well, and the last one before it.
-        keys = self.for_jobs(compatible)
+        keys = self.for_jobs(compatible, cost)
         unsure = next((n for n, key in enumerate(keys) if key not in self.sure), len(keys)) if self.any_late else 0
         turn = keys[max(0, unsure - 1) : unsure + 1] if self.any_late else ()
         if compatible.jobs.keys().isdisjoint(still_open):  # as for most classes once all is full

@@ -11,10 +11,12 @@ from provisioner import model, reasons
 from provisioner.model import Breaker, Drone, DroneId, DroneState, DroneType, Policy, SiteView, Slot, Snapshot, TypeKey
 from provisioner.planner.blame import ExclusiveUsers
 from provisioner.planner.breakers import ClassBackoffs
+from provisioner.planner.costs import JobCost, StartCosts
 from provisioner.planner.demand import headroom_classes
 from provisioner.planner.matching import CompatibleTypes, compatibility_cache
 from provisioner.reasons import Reason
 
+NO_END = float("inf")
 VANISHED_MIN_DRONES = 3
 VANISHED_FRACTION = 0.5
 VANISHED_WAIT_FACTOR = 10
@@ -165,45 +167,58 @@ def split_steady(
     return changing, steady
 
 
-DELAYED_AFTER_S = 600.0
-"""A drone is delayed if its site expects to start it later than this: the usual time from an order to the first job."""
-NO_ROOM_DELAY_S = 180.0
-"""It is also delayed after this time, and twice the usual one, while the free capacity goes to drones ahead of it."""
-
-
 def delayed_drones(
-    snapshot: Snapshot, validity: ViewValidity, types: Mapping[TypeKey, DroneType], drones: Iterable[Drone]
+    snapshot: Snapshot, validity: ViewValidity, costs: StartCosts, drones: Iterable[Drone]
 ) -> frozenset[DroneId]:
     """Return the drones that wait at their site and will not start soon: no reason to wait where there is room now.
 
-    The site's expected start or limit decides, else the usual waiting time of the type and the site's free capacity.
+    A drone is delayed if its further wait is expected to cost more than a second start where the site shows room. The
+    expected start that the site tells decides, else its limit, else the usual delay of the type. Where the free
+    capacity of the site goes to drones ahead of it, its wait is unknown: it is delayed once its wait beyond the usual
+    one has cost as much as a second start (rent or buy).
     """
     found: set[DroneId] = set()
     unreported: dict[TypeKey, list[Drone]] = {}
-    for drone in drones:
-        view = validity.site_view(snapshot, drone.site) if drone.waits_at_site else None
-        remote = view.drones.get(drone.id) if view is not None else None
+    waiting = [
+        (drone, view) for drone in drones if drone.waits_at_site and (view := validity.site_view(snapshot, drone.site))
+    ]
+    if not waiting:
+        return frozenset()
+    quickest_s = _second_start_s(snapshot, validity, costs)
+    for drone, view in waiting:
+        remote = view.drones.get(drone.id)
         if remote is None:
             continue
-        usual = snapshot.estimates.delays.get(drone.type)
         if remote.blocked is None and remote.expected_start_at:
-            delayed = remote.expected_start_at > snapshot.now + DELAYED_AFTER_S
+            delayed = remote.expected_start_at > snapshot.now + quickest_s
         else:
-            delayed = remote.blocked is not None or (usual is not None and usual.queue_s > DELAYED_AFTER_S)
+            kind = costs.types.get(drone.type)
+            delayed = remote.blocked is not None or (kind is not None and costs.of_types[kind.key].queue_s > quickest_s)
             if not delayed and drone.awaits_room:
                 unreported.setdefault(drone.type, []).append(drone)
         if delayed:
             found.add(drone.id)
-    for key, waiting in unreported.items():
-        kind = types.get(key)
+    for key, unplaced in unreported.items():
+        kind = costs.types.get(key)
         view = validity.site_view(snapshot, kind.site) if kind is not None else None
         free = _free_places(view, kind) if kind is not None and view is not None else None
-        if free is not None:
-            usual = snapshot.estimates.delays.get(key)
-            too_long_s = max(NO_ROOM_DELAY_S, 2.0 * usual.queue_s if usual is not None else 0.0)
-            behind = sorted(waiting, key=lambda d: (d.requested_at, d.id))[free:]
+        if kind is not None and free is not None:
+            too_long_s = costs.of_types[kind.key].queue_s + quickest_s
+            behind = sorted(unplaced, key=lambda d: (d.requested_at, d.id))[free:]
             found |= {drone.id for drone in behind if snapshot.now - drone.requested_at > too_long_s}
     return frozenset(found)
+
+
+def _second_start_s(snapshot: Snapshot, validity: ViewValidity, costs: StartCosts) -> float:
+    """Return the wait of one job that costs as much as the cheapest start at a site that may have room."""
+    cost = snapshot.policy.waiting_cost
+    found = NO_END
+    for kind in costs.types.values() if cost else ():
+        view = validity.site_view(snapshot, kind.site)
+        queues = snapshot.policy.of_site(kind.site).queue_when_full
+        if view is not None and (queues or _free_places(view, kind) != 0):
+            found = min(found, costs.start(kind, 1, JobCost(0.0, cost)) / cost)
+    return found
 
 
 def _free_places(view: SiteView, kind: DroneType) -> int | None:
@@ -212,7 +227,6 @@ def _free_places(view: SiteView, kind: DroneType) -> int | None:
     return view.free.get(kind.name, 0) if view.free is not None and not view.nodes else None
 
 
-NO_END = float("inf")
 DOWNTIME_MARGIN_S = 300.0
 """A drone ends this long before a downtime, since it may wait a little before it starts."""
 MIN_LIFE_S = 1800.0
@@ -272,6 +286,7 @@ class PlanningContext:
     too_unhealthy: Reason | None
     idle_gpus: Mapping[str, CompatibleTypes]
     """For classes with an optional GPU: all types that can run their jobs. ``compatible`` has those without a GPU."""
+    costs: StartCosts
     late: frozenset[DroneId]
     """Drones that are delayed at their site (:func:`delayed_drones`)."""
 
@@ -306,6 +321,7 @@ class PlanningContext:
         for class_id, banned in class_backoffs.banned.items():
             if fits := compatible.get(class_id):
                 compatible[class_id] = fits.only(kind for kind in fits.kinds if kind.key not in banned)
+        costs = StartCosts(snapshot.policy, snapshot.estimates, known.by_key)
         exclusive = ExclusiveUsers.of(snapshot.policy, breakers, classes, compatible)
         compatible |= exclusive.compatible
         return cls(
@@ -323,7 +339,8 @@ class PlanningContext:
             orphan_counts=_orphan_counts(snapshot, live),
             idle_gpus=idle_gpus,
             too_unhealthy=_too_many_unhealthy(snapshot.policy, changing.values(), len(live)),
-            late=delayed_drones(snapshot, validity, known.by_key, changing.values()),
+            costs=costs,
+            late=delayed_drones(snapshot, validity, costs, changing.values()),
         )
 
     @property

@@ -5,28 +5,26 @@ within every limit. Undraining is cheaper than a start for as long as the drone 
 optional GPU come after all others that are real: idle GPUs cover them, and only drones without a GPU are started or
 undrained for them.
 
-A start must be worth its cost. *Enough work*: jobs of seconds are served by few drones, one after the other; a new
-drone should have :data:`MIN_WORK_S` to do. *Start cost*: a drone holds its GPUs from its grant to its first job, which
-is minutes on a cloud and seconds in a batch system. Whether a cheaper start comes in time is unknown, so this is a
-rent-or-buy problem (Karlin, Manasse, Rudolph, Sleator, "Competitive snoopy caching", Algorithmica 3, 1988): the dearer
-start is made once the jobs together have waited as long as it costs more.
+A start must be worth its cost (:mod:`provisioner.planner.costs`): jobs that drones which are there take soon wait for
+these, and many short jobs share a drone.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
+from bisect import bisect_left
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
 from provisioner import model, reasons
-from provisioner.estimates import mean_run_s
 from provisioner.model import Drain, DrainMode, Drone, DroneId, DroneState, DroneType, JobClass, Refusal, Start, TypeKey
 from provisioner.planner.breakers import OVERLAY_SCOPE
 from provisioner.planner.capacity import NO_COVERAGE, Coverage, DroneSlots, SlotShape, StartLimits, Supply, TypeRanking
 from provisioner.planner.context import PlanningContext, drone_end_at, life_too_short, shortened_life_s
+from provisioner.planner.costs import JobCost, RunTimeSums
 from provisioner.planner.demand import HEADROOM_PREFIX, GroupShares, is_headroom, sites_without_headroom
 from provisioner.planner.lifecycle import undrained_record
 from provisioner.planner.matching import CompatibleTypes, count_jobs, nearest, resources_for_needy, resources_of_type
@@ -34,9 +32,8 @@ from provisioner.planner.owner import OwnerReservations
 from provisioner.planner.risk import PreemptionRisk, is_excluded, runs_of
 from provisioner.reasons import Reason
 
-MIN_WORK_S = 300.0
-MAX_WORK_WAIT_S = 900.0
-"""A job that has waited this long gets a drone, however little work there is."""
+AGES_S = tuple(1.2**n for n in range(90))
+"""Steps in which run times so far are counted: a large pool has no more of them than a small one."""
 _NO_ROOM_AT_SITE = (reasons.SiteFull, reasons.GpusStranded)
 
 
@@ -104,16 +101,6 @@ class Allocation:
     @cached_property
     def ranking(self) -> TypeRanking:
         return TypeRanking.of(self.context, self.limits)
-
-    @cached_property
-    def start_cost_gpu_s(self) -> Mapping[TypeKey, float]:
-        """GPU-seconds, at the type's price, that a drone of a type holds before its first job."""
-        types, sites = self.context.types, self.context.snapshot.policy.sites
-        return {
-            kind.key: delays.boot_s * kind.gpu_milli / model.WHOLE_GPU * kind.price * sites[kind.site].price
-            for key, delays in self.context.snapshot.estimates.delays.items()
-            if (kind := types.get(TypeKey(key))) is not None and kind.site in sites
-        }
 
     @cached_property
     def risk(self) -> PreemptionRisk:
@@ -189,26 +176,13 @@ def one_probe(allocation: Allocation, start: StartCandidate, count: int) -> tupl
     return min(count, 1 - tried), reasons.Probing(model.class_scope(start.kind.key, start.job.id))
 
 
-def cheaper_start(allocation: Allocation, start: StartCandidate, count: int) -> tuple[int, Reason | None]:
-    """Wait for a cheaper start until the jobs have waited as long as the dearer one costs."""
-    costs, policy = allocation.start_cost_gpu_s, allocation.context.snapshot.policy
-    mine = costs.get(start.kind.key)
-    if mine is None or not policy.waiting_cost:
-        return count, None
-    cheapest = min(costs[key] for key in start.compatible.jobs if key in costs)
-    # Jobs of a class come one after the other: on average half as old as the oldest.
-    waited_s = max(0.0, allocation.context.now - start.job.oldest_at) * (start.lack + 1) / 2
-    more_s = (mine - cheapest) / policy.waiting_cost
-    return (0, reasons.AwaitingCheaperType(start.kind.key, waited_s, more_s)) if waited_s < more_s else (count, None)
-
-
 def owner_risk(allocation: Allocation, start: StartCandidate, count: int) -> tuple[int, Reason | None]:
     """Start no more drones than can expect to keep their place."""
     return allocation.risk.allowed(start.job, start.compatible, start.kind, count)
 
 
 StartRule = Callable[[Allocation, StartCandidate, int], tuple[int, Reason | None]]
-START_RULES: tuple[StartRule, ...] = (long_enough_life, within_limits, one_probe, cheaper_start, owner_risk)
+START_RULES: tuple[StartRule, ...] = (long_enough_life, within_limits, one_probe, owner_risk)
 """Rules that reduce the number of starts, in order. The last rule with a reason gives the reason."""
 
 
@@ -225,6 +199,8 @@ class Placement:
     """By drone type: number of drones that are lacking only because the site has no room."""
     without_headroom: frozenset[str] = frozenset()
     """Sites that keep no headroom now: real jobs lack room there, or the owner waits."""
+    _served: dict[tuple[object, ...], tuple[int, float]] = field(default_factory=dict)
+    """Results of :meth:`_running`: many classes are alike."""
     at_risk: Mapping[DroneId, reasons.DrainAtRisk] = field(default_factory=dict)
     """Drones that should take no more jobs because the owner is likely to take their place."""
 
@@ -294,41 +270,67 @@ class Placement:
                 covered += room
         return covered
 
-    def _worthwhile(self, job: JobClass, lacking: int) -> tuple[int, reasons.ExistingDronesSuffice | None]:
-        """Return for how many of the ``lacking`` jobs a start is worthwhile, and the reason for the others."""
-        mean_s = mean_run_s(runs_of(self.context, job))
-        if mean_s >= MIN_WORK_S:
-            return lacking, None
-        # Drones that run such jobs end them soon and take these; so do those for other jobs of the class.
-        running, covered = self._running(job), job.waiting - lacking
-        enough = math.ceil(job.waiting * mean_s / MIN_WORK_S) - running - covered
-        late = self.context.now - job.oldest_at > MAX_WORK_WAIT_S
-        found = max(1 if late else 0, min(lacking, enough))
-        return found, reasons.ExistingDronesSuffice(mean_s, running) if found < lacking else None
+    def _worthwhile(
+        self, job: JobClass, compatible: CompatibleTypes, runs: RunTimeSums, cost: JobCost, lacking: int
+    ) -> tuple[int, reasons.ExistingDronesSuffice | None]:
+        """Return for how many of the ``lacking`` jobs a start is worthwhile, and the reason for the others.
 
-    def _running(self, job: JobClass) -> int:
-        """Count running jobs of a class, or that may be of it, on drones that take another job afterwards."""
-        amounts = ((job.gpu_milli, job.cpus, job.memory_mib), (0, 0, 0))
-        shapes = {(owner, *each) for owner in (job.owner, "") for each in amounts} if job.running else ()
-        return min(job.running, sum(self._running_by_shape[each] for each in shapes))
+        A job that waits for another one to end, and not for a new drone, saves the cost of its start. The waiting must
+        not cost more than that. Of many short jobs, several share a drone: with one drone for n jobs of m seconds each,
+        the jobs wait n * m / 2 on average. Starting and waiting together cost least with the square root of
+        waiting_cost * m / (2 * start cost) drones for each job, as in the economic order quantity.
+        """
+        if not cost.per_s or not compatible.jobs:
+            return lacking, None
+        kind = self.context.types[self.allocation.ranking.for_jobs(compatible, cost)[0]]
+        start = self.context.costs.of_types[kind.key]
+        overhead = start.overhead / compatible.jobs[kind.key]
+        if not overhead:
+            return lacking, None
+        within_s = overhead / cost.per_s + start.boot_s
+        running, each = self._running(job, runs, within_s)
+        served = running * each + (job.waiting - lacking) * overhead / cost.per_s / runs.mean_s
+        # Jobs that have waited for longer than that leads to: others have taken what they waited for.
+        late = self.context.now - job.oldest_at > start.queue_s + start.boot_s + 2 * overhead / cost.per_s
+        rest = max(lacking - int(served), late)
+        found = min(lacking, math.ceil(rest * min(1.0, math.sqrt(cost.per_s * runs.mean_s / (2 * overhead)))))
+        return found, reasons.ExistingDronesSuffice(runs.mean_s, running) if found < lacking else None
+
+    def _running(self, job: JobClass, runs: RunTimeSums, within_s: float) -> tuple[int, float]:
+        """Return how many jobs run that are or may be of a class, and how many jobs the drone of each takes next.
+
+        Only drones that take another job afterwards count.
+        """
+        key = job.owner if job.running else None, job.gpu_milli, job.cpus, job.memory_mib, runs.mean_s, within_s
+        if key not in self._served:
+            amounts = ((job.gpu_milli, job.cpus, job.memory_mib), (0, 0, 0))
+            shapes = {(owner, *each) for owner in (job.owner, "") for each in amounts} if job.running else ()
+            ages = [age for each in shapes for age in self._running_by_shape.get(each, {}).items()]
+            number = sum(count for _, count in ages)
+            served = math.fsum(count * runs.served(ran_s, within_s) for ran_s, count in ages)
+            self._served[key] = number, served / max(1, number)
+        count, each = self._served[key]
+        return min(job.running, count), each
 
     @cached_property
-    def _running_by_shape(self) -> Counter[tuple[str, int, int, int]]:
-        """Running jobs by user and request (empty and 0 if unknown), as far as slots report it.
+    def _running_by_shape(self) -> Mapping[tuple[str, int, int, int], Counter[float]]:
+        """Running jobs by user and request (empty and 0 if unknown) and by how long they run, as far as slots tell it.
 
         The queue also counts jobs on dead drones until the lease ends, and jobs on drones that take no more.
         """
-        view = self.context.snapshot.overlay.view
+        view, now = self.context.snapshot.overlay.view, self.context.now
         # An overlay may name classes by accounting group and slots by user: then the name tells nothing.
         owners = {job.owner for job in view.classes} if view is not None else frozenset()
-        found: Counter[tuple[str, int, int, int]] = Counter()
+        found: defaultdict[tuple[str, int, int, int], Counter[float]] = defaultdict(Counter)
         for slot in self.context.slots.values():
             drone = self.context.drones.get(slot.drone_id)
             if drone is None or drone.is_leaving or drone.notice_at or drone.state is DroneState.DRAINING:
                 continue
             if slot.jobs and slot.state is not model.SlotState.DRAINING:
                 owner = slot.owner if slot.owner in owners else ""
-                found[owner, slot.job_gpu_milli, slot.job_cpus, slot.job_memory_mib] += slot.jobs
+                shape = (owner, slot.job_gpu_milli, slot.job_cpus, slot.job_memory_mib)
+                ran_s = now - slot.begun_at if slot.begun_at else 0.0
+                found[shape][AGES_S[bisect_left(AGES_S, ran_s, 0, len(AGES_S) - 1)]] += slot.jobs
         return found
 
     def _start(self, job: JobClass, compatible: CompatibleTypes, covered: int) -> tuple[int, Coverage]:
@@ -337,12 +339,16 @@ class Placement:
         Return how many jobs are then covered, and the coverage by delayed drones.
         """
         allocation = self.allocation
-        held_back: Reason | None
-        enough, held_back = self._worthwhile(job, job.waiting - covered)
-        wanted, any_late, late = covered + enough, bool(allocation.supply.late), NO_COVERAGE
-        startable = allocation.limits.startable
+        runs = RunTimeSums.of(runs_of(self.context, job))
+        cost = self.context.costs.of_job(job, runs.mean_s)
+        any_late, late, startable = bool(allocation.supply.late), NO_COVERAGE, allocation.limits.startable
         none_open = not any_late and compatible.jobs.keys().isdisjoint(startable)
-        for key in () if none_open else allocation.ranking.candidates(compatible, startable):
+        wanted: int = covered
+        held_back: Reason | None = None
+        if not none_open:
+            enough, held_back = self._worthwhile(job, compatible, runs, cost, job.waiting - covered)
+            wanted += enough
+        for key in () if none_open else allocation.ranking.candidates(compatible, cost, startable):
             if any_late and key not in allocation.ranking.sure:
                 # From here on a drone might wait as well: those that wait already will do.
                 late = allocation.supply.take(job, compatible, job.waiting - covered, late=True)
@@ -358,7 +364,7 @@ class Placement:
                 covered += allocation.supply.take(job, compatible, lack, key).jobs
         lack = job.waiting - covered
         if lack > 0:
-            key, limit = self._best_type(job, compatible)
+            key, limit = self._best_type(job, compatible, cost)
             why = held_back or limit
             if job.gpu_optional:
                 why = reasons.AwaitingIdleGpu(key, why.kind if key and why is not None else "")
@@ -368,11 +374,11 @@ class Placement:
                 self.lacking_room[key] = self.lacking_room.get(key, 0) - (-lack // compatible.jobs[key])
         return covered, late
 
-    def _best_type(self, job: JobClass, compatible: CompatibleTypes) -> tuple[TypeKey, Reason | None]:
+    def _best_type(self, job: JobClass, compatible: CompatibleTypes, cost: JobCost) -> tuple[TypeKey, Reason | None]:
         """Return the best type whose drones live long enough, and its limit; else the best of all and the downtime."""
-        keys = self.allocation.ranking.for_jobs(compatible)
-        if not keys:
+        if not compatible.jobs:
             return TypeKey(""), None
+        keys = self.allocation.ranking.for_jobs(compatible, cost)
         brief: list[Reason] = []
         for key in keys:
             soon = life_too_short(self.context, self.context.types[key], job.walltime_s) if job.walltime_s else None

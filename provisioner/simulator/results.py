@@ -63,6 +63,10 @@ class Sample:
     gpus_busy: float
     gpus_owner: float
     by_site: Mapping[str, float] = field(default_factory=dict)
+    queued: Mapping[str, int] = field(default_factory=dict)
+    """Drones by site that wait for a place there."""
+    booting: Mapping[str, int] = field(default_factory=dict)
+    """Drones by site that have a place and take no job yet."""
 
 
 @dataclass(frozen=True, slots=True)

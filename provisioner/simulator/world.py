@@ -19,7 +19,7 @@ from provisioner.model import WHOLE_GPU, Breaker, Drone, DroneId, DroneState, Pl
 from provisioner.planner import decide
 from provisioner.planner.safeguards import PlanFunction, PlanValidator
 from provisioner.planner.validation import validate_plan
-from provisioner.simulator.drones import HardwareFault, SimulatedDrone
+from provisioner.simulator.drones import DroneStage, HardwareFault, SimulatedDrone
 from provisioner.simulator.jobs import SimulatedJob
 from provisioner.simulator.loop import Draw, Network, VirtualClock, now_s, run_virtual
 from provisioner.simulator.pool import PoolBehaviour, SimulatedOverlay
@@ -109,7 +109,12 @@ class World:
             gpus_busy=self.overlay.busy_milli / WHOLE_GPU,
             gpus_owner=sum(site.owner.held_milli for site in self.sites.values()) / WHOLE_GPU,
             by_site=by_site,
+            queued=self._count(lambda drone: drone.stage is DroneStage.QUEUED),
+            booting=self._count(lambda drone: drone.stage in (DroneStage.BOOTING, DroneStage.CHECKING)),
         )
+
+    def _count(self, wanted: Callable[[SimulatedDrone], bool]) -> Mapping[str, int]:
+        return {name: sum(map(wanted, site.alive)) for name, site in self.sites.items()}
 
     def close(self) -> None:
         for site in self.sites.values():

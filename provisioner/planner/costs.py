@@ -1,0 +1,116 @@
+"""Costs of a decision in GPU-seconds: waiting has a price, as have starting, running and giving back.
+
+``policy.waiting_cost`` is the price of one second of one job's waiting. From it follow the order in which drone types
+are tried, the number of drones for short jobs, and the drones that are ordered beside one that waits in a queue.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from itertools import accumulate
+from typing import NamedTuple
+
+from provisioner.estimates import RELEASE_S, Estimates, StartDelays
+from provisioner.model import WHOLE_GPU, DroneType, JobClass, Policy, TypeKey
+
+PRIOR_DELAYS = StartDelays(queue_s=45.0, boot_s=90.0)
+"""Start delays of a drone type of which no drone has started yet."""
+PRIOR_QUEUE_S = 1800.0
+"""The same for the queue of a site that takes orders when it is full: a batch system's."""
+
+
+class JobCost(NamedTuple):
+    """Cost factors of a job of a class."""
+
+    run_s: float
+    """Mean run time, to a power of two."""
+    per_s: float
+    """Cost of a second of its waiting."""
+
+
+class StartCost(NamedTuple):
+    """Delays of a drone of one type, and its cost in GPU-seconds; a drone without GPU costs as one with one."""
+
+    queue_s: float
+    boot_s: float
+    per_s: float
+    """Cost of a second of the drone."""
+    overhead: float
+    """Cost of the time before its first job and after its last one, while it holds its place."""
+
+
+@dataclass(frozen=True)
+class StartCosts:
+    """Costs of starting one drone of each type."""
+
+    policy: Policy
+    estimates: Estimates
+    types: Mapping[TypeKey, DroneType]
+
+    @cached_property
+    def of_types(self) -> Mapping[TypeKey, StartCost]:
+        return {key: self._of_type(kind) for key, kind in self.types.items()}
+
+    def _of_type(self, kind: DroneType) -> StartCost:
+        delays, site = self.estimates.delays.get(kind.key), self.policy.of_site(kind.site)
+        if delays is None:
+            delays = replace(PRIOR_DELAYS, queue_s=PRIOR_QUEUE_S) if site.queue_when_full else PRIOR_DELAYS
+        per_s = (kind.gpu_milli or WHOLE_GPU) / WHOLE_GPU * kind.price * site.price
+        return StartCost(delays.queue_s, delays.boot_s, per_s, per_s * (delays.boot_s + RELEASE_S))
+
+    def of_job(self, job: JobClass, run_s: float) -> JobCost:
+        """Return the cost of a job of a class; of several GPUs, each counts."""
+        cost, name = self.policy.waiting_cost, job.group.casefold()
+        while name and self._by_group:
+            if name in self._by_group:
+                cost = self._by_group[name]
+                break
+            name = name.rpartition(".")[0]
+        # Many classes shall share one order of types, which depends little on the run time.
+        rounded_s = 2.0 ** round(math.log2(max(1.0, run_s)))
+        return JobCost(rounded_s, cost * max(1.0, job.gpu_milli / WHOLE_GPU))
+
+    @cached_property
+    def _by_group(self) -> Mapping[str, float]:
+        return {name.casefold(): cost for name, cost in self.policy.waiting_cost_by_group.items()}
+
+    def start(self, kind: DroneType, jobs: int, cost: JobCost) -> float:
+        """Return the cost of one job in a new drone that takes ``jobs`` such jobs at once."""
+        mine = self.of_types[kind.key]
+        return (mine.overhead + mine.per_s * cost.run_s) / jobs + cost.per_s * (mine.queue_s + mine.boot_s)
+
+
+@dataclass(frozen=True)
+class RunTimeSums:
+    """Equally likely run times of the jobs of a class, ascending, with their sums."""
+
+    runs: tuple[float, ...]
+    sums: tuple[float, ...]
+
+    @classmethod
+    def of(cls, runs: tuple[float, ...]) -> RunTimeSums:
+        return _run_times(runs)
+
+    @property
+    def mean_s(self) -> float:
+        return self.sums[-1] / len(self.runs)
+
+    def served(self, ran_s: float, within_s: float) -> float:
+        """Return how many further jobs a drone is expected to take within a time, whose job has run for ``ran_s``."""
+        first, last = bisect_right(self.runs, ran_s), bisect_right(self.runs, ran_s + within_s)
+        if first == len(self.runs):  # longer than any that is known: it may be half done
+            return 1.0 if ran_s <= within_s else 0.0
+        if first == last:
+            return 0.0
+        left_s = (self.sums[last] - self.sums[first]) / (last - first) - ran_s
+        return (last - first) / (len(self.runs) - first) * (1.0 + (within_s - left_s) / self.mean_s)
+
+
+@lru_cache(maxsize=10_000)
+def _run_times(runs: tuple[float, ...]) -> RunTimeSums:
+    """Add up run times once for all plans: estimates stay the same from tick to tick."""
+    return RunTimeSums(runs, tuple(accumulate(runs, initial=0.0)))
