@@ -23,7 +23,7 @@ BUDGETS = {
     "provisioner/drone": (4, 1211),
     "provisioner/migrate": (9, 1587),
     "provisioner/monitoring": (4, 533),
-    "provisioner/planner": (20, 5250),
+    "provisioner/planner": (20, 5254),
     "provisioner/simulator": (15, 4221),
     "provisioner/store": (9, 2151),
     "provisioner/web": (12, 2112),

@@ -343,11 +343,11 @@ class Placement:
         cost = self.context.costs.of_job(job, runs.mean_s)
         any_late, late, startable = bool(allocation.supply.late), NO_COVERAGE, allocation.limits.startable
         none_open = not any_late and compatible.jobs.keys().isdisjoint(startable)
-        wanted: int = covered
-        held_back: Reason | None = None
+        wanted, served = job.waiting, None
         if not none_open:
-            enough, held_back = self._worthwhile(job, compatible, runs, cost, job.waiting - covered)
-            wanted += enough
+            enough, served = self._worthwhile(job, compatible, runs, cost, job.waiting - covered)
+            wanted = covered + enough
+        held_back: Reason | None = None
         for key in () if none_open else allocation.ranking.candidates(compatible, cost, startable):
             if any_late and key not in allocation.ranking.sure:
                 # From here on a drone might wait as well: those that wait already will do.
@@ -362,7 +362,11 @@ class Placement:
             if count > 0:
                 allocation.allocate(candidate.kind, count, job, covered)
                 covered += allocation.supply.take(job, compatible, lack, key).jobs
-        lack = job.waiting - covered
+        if job.gpu_optional:
+            wanted, held_back = job.waiting, held_back or served
+        elif served is not None and job.waiting > max(covered, wanted):
+            self.refuse(job, job.waiting - max(covered, wanted), served)
+        lack = wanted - covered
         if lack > 0:
             key, limit = self._best_type(job, compatible, cost)
             why = held_back or limit
