@@ -118,8 +118,8 @@ class Played:
     """Median over bursts (at least 20 jobs in 120 s after 600 s with fewer than 5) until the first has started."""
     burst_most_s: float | None = None
     """The same until 80 % have started."""
-    idle_waits: float = 0.0
-    """Waiting while a GPU that fits was free, per waiting (:mod:`benchmarks.deciding.idle_waits`)."""
+    idle_waits: float | None = None
+    """Waiting while a GPU that fits was free, per waiting (:mod:`benchmarks.deciding.idle_waits`), of a replay."""
 
 
 def play(run: Run) -> Played:

@@ -41,7 +41,8 @@ class Row:
     burst_most_s: float | None
     requests: int
     preempted: int
-    idle_waits: float
+    idle_waits: float | None
+    """None of the clairvoyant schedule, and of runs from before it was measured."""
     decision_mean_s: float
     decision_worst_s: float
     violations: tuple[str, ...]
@@ -99,7 +100,7 @@ def write(place: Path, run: Run, played: Played) -> None:
 def _named(place: Path) -> Iterator[tuple[str, Row]]:
     for path in sorted(place.glob("*.json")):
         fields = json.loads(path.read_text())
-        yield path.name, Row(**(fields | {"violations": tuple(fields["violations"])}))
+        yield path.name, Row(**({"idle_waits": None} | fields | {"violations": tuple(fields["violations"])}))
 
 
 def merged(places: Sequence[Path]) -> list[Row]:

@@ -38,7 +38,7 @@ COLUMNS = (
     Column("wait mean s", lambda r: r.wait_mean_s),
     Column("p50", lambda r: r.wait_p50_s),
     Column("p95", lambda r: r.wait_p95_s),
-    Column("waiting while idle %", lambda r: 100 * r.idle_waits, 1),
+    Column("waiting while idle %", lambda r: None if r.idle_waits is None else 100 * r.idle_waits, 1),
     Column("burst: first start s", lambda r: r.burst_first_s),
     Column("80 %", lambda r: r.burst_most_s),
     Column("requests", lambda r: r.requests),

@@ -108,6 +108,14 @@ def steps(page: Page, drone: DroneId) -> list[str]:
     return [row["name"] for _, row in page.evaluate("heard") if row["drone"] == drone]
 
 
+def visited(page: Page, pool: LivePool) -> Iterator[str]:
+    """Open one page after the other, check its text, and yield its path."""
+    for path, text in pool.pages.items():
+        page.goto(pool.host.url + path)
+        assert text in (page.locator("main").text_content() or ""), path
+        yield path
+
+
 def test_the_page_renews_itself_across_restarts_without_being_loaded_again(browser: Browser, pool: LivePool) -> None:
     host, jobs = pool.host, list[int]()
 
@@ -144,7 +152,7 @@ def test_the_page_renews_itself_across_restarts_without_being_loaded_again(brows
                 page.clock.fast_forward(30_000)
                 return age != page.locator("#age").inner_text()
 
-            host.until(has_aged)  # nothing is told of it
+            host.until(has_aged)  # no event comes
             submit()
             host.start("run")
             new_drone(known)
@@ -186,9 +194,7 @@ def test_every_page_fits_and_axe_finds_nothing(browser: Browser, pool: LivePool,
     with context(browser, width, color_scheme=scheme) as opened:
         page = opened.new_page()
         found = complaints(page)
-        for path, text in pool.pages.items():
-            page.goto(pool.host.url + path)
-            assert text in (page.locator("main").text_content() or ""), path
+        for _ in visited(page, pool):
             assert_fits_and_is_accessible(page, width)
         assert not found
 
@@ -199,9 +205,7 @@ def test_every_page_says_the_same_without_scripts(browser: Browser, pool: LivePo
     with context(browser, width, color_scheme=scheme, java_script_enabled=False) as opened:
         page = opened.new_page()
         found = complaints(page)
-        for path, text in pool.pages.items():
-            page.goto(pool.host.url + path)
-            assert text in (page.locator("main").text_content() or ""), path
+        for _ in visited(page, pool):
             assert_fits(page, width)
         page.fill("input[name=q]", str(pool.impossible))
         page.press("input[name=q]", "Enter")
